@@ -1,0 +1,447 @@
+//! A model as a sequence of layers, ended by a loss, and the images its parameters live in.
+
+use crate::{CoreError, Forward, HostTensor, Init, Layer, SeededInit, WeightSource};
+use burn::module::ParamId;
+use burn::tensor::DType;
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Parameters start at multiples of so many bytes in an image: what the widest vector loads and the
+/// sub-buffers of a GPU need.
+pub const IMAGE_ALIGN: usize = 512;
+
+const ALIGN_ELEMENTS: usize = IMAGE_ALIGN / size_of::<f32>();
+
+/// Where a layer finds one of its parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ParamRef {
+    /// The image.
+    pub image: usize,
+    /// The parameter's place in [`ImageLayout::params`].
+    pub slot: usize,
+}
+
+/// A parameter within an image.
+#[derive(Clone, Debug)]
+pub struct ImageParam {
+    /// The full name: the layer's name and the path of fields.
+    pub name: String,
+    /// The sizes of the dimensions.
+    pub shape: Vec<usize>,
+    /// The first element within the image.
+    pub offset: usize,
+    /// The number of elements.
+    pub len: usize,
+    /// How it gets its first values when nobody gives any.
+    pub init: Init,
+    /// The values that the module held when it was given to the chain.
+    pub given: Option<HostTensor>,
+}
+
+impl ImageParam {
+    /// The elements of the image that are this parameter's.
+    pub fn range(&self) -> Range<usize> {
+        self.offset..self.offset + self.len
+    }
+
+    /// Whether the parameter is a vector, as norms and biases are.
+    pub fn is_vector(&self) -> bool {
+        self.shape.len() <= 1
+    }
+}
+
+/// One contiguous `f32` buffer of masters that moves as one: all parameters of a layer that no other layer
+/// names, or one parameter that several layers name (tied).
+#[derive(Clone, Debug)]
+pub struct ImageLayout {
+    /// The layer's name, or the tied parameter's.
+    pub name: String,
+    /// The parameters, by offset.
+    pub params: Vec<ImageParam>,
+    /// The length in elements, with the gaps that alignment leaves.
+    pub elements: usize,
+    /// The layers that name it, in chain order.
+    pub layers: Vec<usize>,
+    /// Whether it is trained; frozen images have neither gradient nor optimizer state.
+    pub trained: bool,
+}
+
+impl ImageLayout {
+    fn new(name: String, layer: usize, trained: bool) -> Self {
+        Self { name, params: Vec::new(), elements: 0, layers: vec![layer], trained }
+    }
+
+    fn push(&mut self, name: String, shape: Vec<usize>, init: Init, given: Option<HostTensor>) -> usize {
+        let len = shape.iter().product();
+        self.params.push(ImageParam { name, shape, offset: self.elements, len, init, given });
+        self.elements += usize::next_multiple_of(len, ALIGN_ELEMENTS);
+        self.params.len() - 1
+    }
+
+    /// The length in bytes.
+    pub fn bytes(&self) -> u64 {
+        (self.elements * size_of::<f32>()) as u64
+    }
+
+    /// Parameters in the image, without gaps.
+    pub fn parameters(&self) -> u64 {
+        self.params.iter().map(|p| p.len as u64).sum()
+    }
+}
+
+/// A layer of a chain.
+pub struct ChainLayer {
+    /// The layer's name, unique within the chain.
+    pub name: String,
+    /// Its parameters, in the order of [`Layer::params`].
+    pub params: Vec<ParamRef>,
+    /// Whether its parameters keep their first values.
+    pub frozen: bool,
+    layer: Box<dyn Layer>,
+}
+
+impl ChainLayer {
+    /// The hollow layer.
+    pub fn layer(&self) -> &dyn Layer {
+        self.layer.as_ref()
+    }
+}
+
+/// A model as a sequence of layers; the last one returns the loss.
+///
+/// A chain is hollow: layers have names, shapes and code, and the values of their parameters come from the
+/// [`WeightSource`] image by image. It is shared between threads and tasks and never written.
+pub struct Chain {
+    name: String,
+    layers: Vec<ChainLayer>,
+    images: Vec<ImageLayout>,
+    source: Arc<dyn WeightSource>,
+}
+
+impl std::fmt::Debug for Chain {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let names: Vec<&str> = self.layers.iter().map(|l| l.name.as_str()).collect();
+        f.debug_struct("Chain").field("name", &self.name).field("layers", &names).finish()
+    }
+}
+
+/// Builds a [`Chain`] layer by layer.
+pub struct ChainBuilder {
+    name: String,
+    layers: Vec<(String, Box<dyn Layer>, bool)>,
+    source: Arc<dyn WeightSource>,
+}
+
+impl ChainBuilder {
+    /// Appends a layer. Layers that hold parameters of the same `ParamId` share them.
+    pub fn layer(self, name: impl Into<String>, module: impl Forward + Sync + 'static) -> Self {
+        self.push(name, module, false)
+    }
+
+    /// Appends a layer whose parameters keep their first values.
+    pub fn frozen(self, name: impl Into<String>, module: impl Forward + Sync + 'static) -> Self {
+        self.push(name, module, true)
+    }
+
+    fn push(mut self, name: impl Into<String>, module: impl Forward + Sync + 'static, frozen: bool) -> Self {
+        self.layers.push((name.into(), Box::new(module), frozen));
+        self
+    }
+
+    /// Where the first values come from; [`SeededInit`] if this is not called.
+    pub fn weights(mut self, source: impl WeightSource + 'static) -> Self {
+        self.source = Arc::new(source);
+        self
+    }
+
+    /// The chain, or what is wrong with it.
+    pub fn build(self) -> Result<Chain, CoreError> {
+        if self.layers.is_empty() {
+            return Err(CoreError::EmptyChain { chain: self.name });
+        }
+        let mut uses: HashMap<ParamId, usize> = HashMap::new();
+        for (_, layer, _) in &self.layers {
+            let mut ids: Vec<ParamId> = layer.params().into_iter().map(|p| p.id).collect();
+            ids.sort_by_key(|id| id.val());
+            ids.dedup();
+            ids.into_iter().for_each(|id| *uses.entry(id).or_default() += 1);
+        }
+        let mut layout = Layout { chain: &self.name, uses, images: Vec::new(), tied: HashMap::new() };
+        let mut params = Vec::new();
+        for (index, (name, layer, frozen)) in self.layers.iter().enumerate() {
+            params.push(layout.place(index, name, layer.as_ref(), *frozen)?);
+        }
+        let images = layout.images;
+        let trained = images.iter().any(|image| image.trained);
+        if !trained && !images.is_empty() {
+            return Err(CoreError::NothingToTrain { chain: self.name });
+        }
+        let layers = self.layers.into_iter().zip(params);
+        let layers = layers
+            .map(|((name, layer, frozen), params)| ChainLayer { name, params, frozen, layer: layer.hollow() })
+            .collect();
+        Ok(Chain { name: self.name, layers, images, source: self.source })
+    }
+}
+
+struct Layout<'a> {
+    chain: &'a str,
+    uses: HashMap<ParamId, usize>,
+    images: Vec<ImageLayout>,
+    tied: HashMap<ParamId, usize>,
+}
+
+impl Layout<'_> {
+    fn place(
+        &mut self,
+        index: usize,
+        name: &str,
+        layer: &dyn Layer,
+        frozen: bool,
+    ) -> Result<Vec<ParamRef>, CoreError> {
+        let mut own: Option<usize> = None;
+        let mut refs = Vec::new();
+        for (info, given) in layer.params().into_iter().zip(layer.given()) {
+            let full = format!("{name}.{}", info.name);
+            let init = layer.init(&info.name, &info.shape);
+            if self.uses[&info.id] > 1 {
+                refs.push(self.place_tied(index, full, info.id, info.shape, init, given, frozen)?);
+                continue;
+            }
+            let image = *own.get_or_insert_with(|| {
+                self.images.push(ImageLayout::new(name.to_owned(), index, !frozen));
+                self.images.len() - 1
+            });
+            refs.push(ParamRef { image, slot: self.images[image].push(full, info.shape, init, given) });
+        }
+        Ok(refs)
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn place_tied(
+        &mut self,
+        index: usize,
+        full: String,
+        id: ParamId,
+        shape: Vec<usize>,
+        init: Init,
+        given: Option<HostTensor>,
+        frozen: bool,
+    ) -> Result<ParamRef, CoreError> {
+        let Some(&image) = self.tied.get(&id) else {
+            let mut layout = ImageLayout::new(full.clone(), index, !frozen);
+            layout.push(full, shape, init, given);
+            self.images.push(layout);
+            self.tied.insert(id, self.images.len() - 1);
+            return Ok(ParamRef { image: self.images.len() - 1, slot: 0 });
+        };
+        let layout = &mut self.images[image];
+        if layout.params[0].shape != shape {
+            return Err(CoreError::TiedShapes {
+                chain: self.chain.to_owned(),
+                first: layout.name.clone(),
+                second: full,
+                first_shape: layout.params[0].shape.clone(),
+                second_shape: shape,
+            });
+        }
+        if layout.trained == frozen {
+            return Err(CoreError::TiedFrozen { chain: self.chain.to_owned(), param: layout.name.clone() });
+        }
+        if layout.layers.last() != Some(&index) {
+            layout.layers.push(index);
+        }
+        Ok(ParamRef { image, slot: 0 })
+    }
+}
+
+impl Chain {
+    /// Starts a chain.
+    pub fn builder(name: impl Into<String>) -> ChainBuilder {
+        ChainBuilder { name: name.into(), layers: Vec::new(), source: Arc::new(SeededInit) }
+    }
+
+    /// The chain's name, for messages and fingerprints.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The number of layers.
+    pub fn len(&self) -> usize {
+        self.layers.len()
+    }
+
+    /// Never: a chain has at least the layer that returns the loss.
+    pub fn is_empty(&self) -> bool {
+        self.layers.is_empty()
+    }
+
+    /// The layers.
+    pub fn layers(&self) -> &[ChainLayer] {
+        &self.layers
+    }
+
+    /// The images, in the order in which the chain first names them.
+    pub fn images(&self) -> &[ImageLayout] {
+        &self.images
+    }
+
+    /// Where first values come from.
+    pub fn source(&self) -> &dyn WeightSource {
+        self.source.as_ref()
+    }
+
+    /// The images that these layers name, ascending, each once.
+    pub fn images_of(&self, layers: Range<usize>) -> Vec<usize> {
+        let mut images: Vec<usize> =
+            self.layers[layers].iter().flat_map(|l| l.params.iter().map(|p| p.image)).collect();
+        images.sort_unstable();
+        images.dedup();
+        images
+    }
+
+    /// Bytes of the images that these layers name: what their promotion moves.
+    pub fn param_bytes(&self, layers: Range<usize>) -> u64 {
+        self.images_of(layers).into_iter().map(|i| self.images[i].bytes()).sum()
+    }
+
+    /// Bytes of the trained ones among the images that these layers name: what their gradients take. A tied
+    /// parameter counts once for every layer that names it, because each makes a gradient of its own.
+    pub fn gradient_bytes(&self, layers: Range<usize>) -> u64 {
+        let trained = |p: &&ParamRef| self.images[p.image].trained;
+        let bytes = |p: &ParamRef| (self.images[p.image].params[p.slot].len * size_of::<f32>()) as u64;
+        self.layers[layers].iter().flat_map(|l| l.params.iter().filter(trained).map(bytes)).sum()
+    }
+
+    /// Parameters of the whole model; a tied one counts once.
+    pub fn parameters(&self) -> u64 {
+        self.images.iter().map(ImageLayout::parameters).sum()
+    }
+
+    /// The first layer that is trained. Backward passes end there.
+    pub fn first_trained(&self) -> usize {
+        let trained = |l: &ChainLayer| l.params.iter().any(|p| self.images[p.image].trained);
+        self.layers.iter().position(trained).unwrap_or(0)
+    }
+
+    /// The parameters of the layer at `layer`, as views of images that `image` gives.
+    pub fn layer_params(&self, layer: usize, image: &dyn Fn(usize) -> bytes::Bytes) -> Vec<HostTensor> {
+        let view = |p: &ParamRef| {
+            let param = &self.images[p.image].params[p.slot];
+            let bytes = param.offset * size_of::<f32>()..(param.offset + param.len) * size_of::<f32>();
+            HostTensor::view(image(p.image).slice(bytes), param.shape.clone(), DType::F32)
+        };
+        self.layers[layer].params.iter().map(view).collect()
+    }
+
+    /// A text that is the same for chains of the same architecture: names and shapes of all layers, what is
+    /// tied and what is frozen.
+    pub fn architecture(&self) -> String {
+        let layer = |l: &ChainLayer| {
+            let params: Vec<String> = l.params.iter().map(|p| self.describe(p)).collect();
+            format!("{}{}({})", l.name, if l.frozen { "!" } else { "" }, params.join(","))
+        };
+        let layers: Vec<String> = self.layers.iter().map(layer).collect();
+        format!("{}:{}", self.name, layers.join(";"))
+    }
+
+    fn describe(&self, p: &ParamRef) -> String {
+        let param = &self.images[p.image].params[p.slot];
+        format!("{}@{}{:?}", param.name, p.image, param.shape)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Activation, Pass};
+    use burn::module::{Module, Param};
+    use burn::nn::{Linear, LinearConfig};
+    use burn::tensor::{Device, Tensor};
+
+    #[derive(Module, Debug)]
+    struct Dense {
+        linear: Linear,
+    }
+
+    impl Forward for Dense {
+        fn forward(&self, x: Activation, _: &Pass) -> Activation {
+            Activation::of(self.linear.forward(x.into_float::<2>()))
+        }
+    }
+
+    #[derive(Module, Debug)]
+    struct Tied {
+        table: Param<Tensor<2>>,
+        bias: Param<Tensor<1>>,
+    }
+
+    impl Forward for Tied {
+        fn forward(&self, x: Activation, _: &Pass) -> Activation {
+            x
+        }
+    }
+
+    fn dense(inputs: usize, outputs: usize) -> Dense {
+        Dense { linear: LinearConfig::new(inputs, outputs).init(&Device::flex()) }
+    }
+
+    fn tied(table: &Param<Tensor<2>>) -> Tied {
+        Tied { table: table.clone(), bias: Param::from_tensor(Tensor::ones([3], &Device::flex())) }
+    }
+
+    fn table(rows: usize) -> Param<Tensor<2>> {
+        Param::from_tensor(Tensor::ones([rows, 3], &Device::flex()))
+    }
+
+    #[test]
+    fn a_layer_is_one_image_with_aligned_parameters() {
+        let chain = Chain::builder("mlp").layer("a", dense(3, 5)).layer("b", dense(5, 2)).build().unwrap();
+        assert_eq!(chain.images().len(), 2);
+        let image = &chain.images()[0];
+        assert_eq!(image.params[0].name, "a.linear.weight");
+        assert_eq!((image.params[0].offset, image.params[1].offset), (0, 128));
+        assert_eq!(image.bytes(), 1024);
+        assert_eq!(chain.parameters(), (3 * 5 + 5 + 5 * 2 + 2) as u64);
+        assert_eq!(chain.param_bytes(0..2), 2048);
+    }
+
+    #[test]
+    fn a_tied_parameter_is_an_image_that_both_layers_name() {
+        let shared = table(4);
+        let chain =
+            Chain::builder("tied").layer("in", tied(&shared)).layer("out", tied(&shared)).build().unwrap();
+        assert_eq!(chain.images().len(), 3);
+        assert_eq!(chain.images()[0].layers, [0, 1]);
+        assert_eq!(chain.images_of(1..2), [0, 2]);
+        assert_eq!(chain.param_bytes(0..2), 3 * 512);
+        assert_eq!(chain.gradient_bytes(0..2), (2 * 12 + 2 * 3) * 4);
+    }
+
+    #[test]
+    fn values_that_modules_hold_are_taken_and_lazy_ones_follow_the_seed() {
+        let shared = table(4);
+        let chain = Chain::builder("c").layer("a", tied(&shared)).layer("b", dense(3, 3)).build().unwrap();
+        let fill = |image: usize, seed| {
+            let mut out = vec![0.0; chain.images()[image].elements];
+            chain.source().fill(&chain, image, seed, &mut out).unwrap();
+            out
+        };
+        assert_eq!(fill(0, 1)[..12], [1.0; 12]);
+        let weights = fill(1, 1);
+        assert!(weights[..9].iter().all(|w| w.abs() <= 1.0 / 3f32.sqrt() && *w != 0.0));
+        assert_eq!(weights, fill(1, 1));
+        assert_ne!(weights, fill(1, 2));
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_chain_is_named() {
+        assert!(matches!(Chain::builder("none").build(), Err(CoreError::EmptyChain { .. })));
+        let shared = table(4);
+        let half_frozen = Chain::builder("c").frozen("a", tied(&shared)).layer("b", tied(&shared)).build();
+        assert!(matches!(half_frozen, Err(CoreError::TiedFrozen { .. })));
+        let all_frozen = Chain::builder("c").frozen("a", dense(2, 2)).build();
+        assert!(matches!(all_frozen, Err(CoreError::NothingToTrain { .. })));
+    }
+}

@@ -1,0 +1,108 @@
+//! Running a contiguous range of layers: forward without a graph, or recomputed forward and backward.
+//!
+//! The pilot pass and the executor both run shards through these functions, so what is measured is what is
+//! run. Everything runs on the *autodiff* device, tracked or not: Burn's plain device fuses some ops that
+//! its autodiff device decomposes, and the two differ in the last bits.
+
+use crate::layer::scale;
+use crate::{Activation, AnyTensor, Chain, Layer, Pass, vector_jacobian};
+use burn::tensor::{Device, Gradients};
+use std::ops::Range;
+
+/// What a backward pass starts from.
+#[derive(Clone, Debug)]
+pub enum BackwardFrom {
+    /// The range ends in the loss: start from this share of it (one for a whole minibatch, a microbatch's
+    /// part of the minibatch's terms otherwise).
+    Loss {
+        /// The factor on the loss before its gradient is taken.
+        weight: f64,
+    },
+    /// The gradient of each tensor of the range's output, from downstream.
+    Gradient(Vec<Option<AnyTensor>>),
+}
+
+/// The gradients of one layer's parameters, in the layer's order.
+pub type LayerGradients = Vec<Option<AnyTensor>>;
+
+/// What the backward pass of a shard gives.
+#[derive(Debug)]
+pub struct ShardBackward {
+    /// The mean loss of the microbatch, before any weight, where the range ends in the loss.
+    pub loss: Option<f32>,
+    /// The gradient of each tensor of the input; empty if none was asked for.
+    pub inputs: Vec<Option<AnyTensor>>,
+    /// The gradients of each layer's parameters.
+    pub layers: Vec<LayerGradients>,
+}
+
+/// Resident copies of the layers in `range`, their parameters views of what `image` gives. With `track`,
+/// trained layers gather gradients. `device` is the plain device; the copies are on its autodiff device.
+pub fn promote_layers(
+    chain: &Chain,
+    range: Range<usize>,
+    image: &dyn Fn(usize) -> bytes::Bytes,
+    device: &Device,
+    track: bool,
+) -> Vec<Box<dyn Layer>> {
+    let device = device.clone().autodiff();
+    range
+        .map(|index| {
+            let layer = &chain.layers()[index];
+            layer.layer().promote(&chain.layer_params(index, image), &device, track && !layer.frozen)
+        })
+        .collect()
+}
+
+/// The output of `layers`, of which the first has index `first` in the chain. `x` is on the autodiff
+/// device. Nothing is tracked unless the layers or `x` are.
+pub fn forward_range(layers: &[Box<dyn Layer>], first: usize, x: Activation, pass: &Pass) -> Activation {
+    layers.iter().enumerate().fold(x, |x, (i, layer)| layer.forward(x, &pass.for_layer(first + i)))
+}
+
+/// Recomputes the forward of tracked `layers` and runs their backward.
+///
+/// With `input_gradients`, the float tensors of `x` become leaves and their gradients are returned; the
+/// first trained shard needs none.
+///
+/// # Panics
+/// If a layer does, or if the last layer does not return a loss of one element where one is needed.
+pub fn backward_range(
+    layers: Vec<Box<dyn Layer>>,
+    first: usize,
+    x: Activation,
+    from: BackwardFrom,
+    pass: &Pass,
+    input_gradients: bool,
+) -> ShardBackward {
+    let x = if input_gradients { x.into_leaves() } else { x };
+    let y = forward_range(&layers, first, x.clone(), pass);
+    let (loss, gradients) = match from {
+        BackwardFrom::Loss { weight } => from_loss(y, weight),
+        BackwardFrom::Gradient(upstream) => {
+            (None, vector_jacobian(y.into_parts().into_iter().zip(upstream).collect()))
+        }
+    };
+    let Some(mut gradients) = gradients else {
+        let none = |layer: &Box<dyn Layer>| layer.params().iter().map(|_| None).collect();
+        return ShardBackward { loss, inputs: Vec::new(), layers: layers.iter().map(none).collect() };
+    };
+    let take = |part: &AnyTensor, gradients: &mut Gradients| part.take_gradient(gradients);
+    let inputs = match input_gradients {
+        true => x.parts().iter().map(|part| take(part, &mut gradients)).collect(),
+        false => Vec::new(),
+    };
+    drop(x);
+    let layers = layers.into_iter().map(|layer| layer.take_gradients(&mut gradients)).collect();
+    ShardBackward { loss, inputs, layers }
+}
+
+fn from_loss(y: Activation, weight: f64) -> (Option<f32>, Option<Gradients>) {
+    let loss = y.into_float::<1>();
+    let value = AnyTensor::from(loss.clone()).into_host();
+    let elements = value.as_f32();
+    assert!(elements.len() == 1, "expected a loss of shape [1] from the last layer, found {:?}", value.shape);
+    let weighted = scale(loss.into(), weight).into_float::<1>();
+    let gradients = weighted.is_tracked().then(|| weighted.backward());
+    (Some(elements[0]), gradients)
+}

@@ -1,0 +1,129 @@
+//! What a chain learns from: a dataset is a function of (seed, step).
+
+use crate::{HostActivation, Key};
+
+/// One batch on the host.
+#[derive(Clone, Debug)]
+pub struct Batch {
+    /// What the first layer receives; the first dimension of every tensor counts items.
+    pub inputs: HostActivation,
+    /// What the loss compares with; given to layers through [`Pass::targets`](crate::Pass::targets).
+    pub targets: HostActivation,
+    /// Items (sequences, images) in the batch.
+    pub items: usize,
+    /// Terms the loss averages over: predicted tokens, images. Batches are weighted by it.
+    pub terms: usize,
+    /// What throughput counts: tokens, images.
+    pub units: usize,
+}
+
+/// A fixed collection of items that can be gathered into batches, the same for the same indices.
+pub trait Dataset: Send + Sync {
+    /// A name for messages.
+    fn name(&self) -> &str;
+
+    /// The number of items.
+    fn len(&self) -> usize;
+
+    /// Whether there is no item.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Gathers these items, in this order, into a batch.
+    fn batch(&self, items: &[usize]) -> Result<Batch, DatasetError>;
+
+    /// What [`Batch::units`] counts, in the plural.
+    fn unit(&self) -> &'static str {
+        "items"
+    }
+}
+
+/// Why a batch could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum DatasetError {
+    /// An index beyond the dataset.
+    #[error("dataset `{dataset}` has {len} items; item {index} was asked for")]
+    OutOfRange {
+        /// The dataset's name.
+        dataset: String,
+        /// The index asked for.
+        index: usize,
+        /// The number of items.
+        len: usize,
+    },
+    /// Reading the items failed.
+    #[error("dataset `{dataset}` could not be read")]
+    Read {
+        /// The dataset's name.
+        dataset: String,
+        /// Why.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+}
+
+/// Which items a step trains on: a pure function of (seed, step).
+///
+/// Every epoch visits every item once, in an order of its own when shuffling; the last batch of an epoch
+/// is smaller when the batch size does not divide the number of items.
+#[derive(Clone, Debug)]
+pub struct Sampler {
+    items: usize,
+    batch: usize,
+    order: Option<Key>,
+    cached: Option<(usize, Vec<usize>)>,
+}
+
+impl Sampler {
+    /// A sampler over `items` items in batches of `batch`, shuffled by `seed` if `shuffle`.
+    /// A zero count is taken as one, so that a sampler never divides by zero; specs are validated before.
+    pub fn new(items: usize, batch: usize, seed: u64, shuffle: bool) -> Self {
+        let order = shuffle.then(|| Key::new(seed).fold(0x6F72_6465_72));
+        Self { items: items.max(1), batch: batch.max(1), order, cached: None }
+    }
+
+    /// Steps of one epoch.
+    pub fn steps_per_epoch(&self) -> usize {
+        self.items.div_ceil(self.batch)
+    }
+
+    /// The items of `step`, counted from zero over all epochs.
+    pub fn items(&mut self, step: usize) -> Vec<usize> {
+        let (epoch, step) = (step / self.steps_per_epoch(), step % self.steps_per_epoch());
+        let range = step * self.batch..((step + 1) * self.batch).min(self.items);
+        let Some(key) = self.order else { return range.collect() };
+        if self.cached.as_ref().is_none_or(|(cached, _)| *cached != epoch) {
+            self.cached = Some((epoch, key.fold(epoch as u64).permutation(self.items)));
+        }
+        self.cached.as_ref().map(|(_, order)| order[range].to_vec()).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_epoch_visits_every_item_once_and_ends_in_a_smaller_batch() {
+        let mut sampler = Sampler::new(10, 4, 1, true);
+        assert_eq!(sampler.steps_per_epoch(), 3);
+        let mut seen: Vec<usize> = (0..3).flat_map(|s| sampler.items(s)).collect();
+        assert_eq!(sampler.items(2).len(), 2);
+        seen.sort_unstable();
+        assert_eq!(seen, (0..10).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn the_order_is_a_function_of_seed_and_step() {
+        let mut one = Sampler::new(50, 8, 9, true);
+        let mut two = Sampler::new(50, 8, 9, true);
+        let late = two.items(20);
+        let _ = two.items(3);
+        assert_eq!(one.items(20), late);
+        assert_eq!(one.items(3), two.items(3));
+        assert_ne!(one.items(0), one.items(7), "epochs have orders of their own");
+        assert_ne!(one.items(0), Sampler::new(50, 8, 10, true).items(0));
+        assert_eq!(Sampler::new(50, 8, 9, false).items(1), (8..16).collect::<Vec<_>>());
+    }
+}

@@ -1,0 +1,56 @@
+//! What a model is, for every other crate of Hydra.
+//!
+//! A model is a [`Chain`]: a sequence of [`Layer`]s that ends in a loss. Users write Burn modules and
+//! implement [`Forward`] for them; the blanket implementation makes them object-safe layers, so that
+//! partitioner, scheduler and engine see no generics. What flows between layers is an [`Activation`],
+//! what a layer is told beside it is a [`Pass`], what a chain learns from is a [`Dataset`], and how it
+//! learns is a [`TrainSpec`].
+//!
+//! Parameters live in *images*: contiguous `f32` buffers, one for each layer and one for each parameter
+//! that several layers share ([`ImageLayout`]). A chain is hollow: it holds shapes and names, never
+//! parameter values; those come from its [`WeightSource`], image by image.
+//!
+//! ```
+//! use hydra_core::{ByteSize, Key};
+//!
+//! let budget: ByteSize = "64MiB".parse().unwrap();
+//! assert_eq!(budget.bytes(), 64 << 20);
+//! // Random numbers are a function of a key and an index, never of a global generator.
+//! assert_eq!(Key::new(7).fold(1).bits(42), Key::new(7).fold(1).bits(42));
+//! ```
+//!
+//! Invariant: this crate never spawns a thread, never reads a clock, never opens a file and never draws
+//! from a global random generator.
+#![forbid(unsafe_code)]
+
+mod activation;
+mod chain;
+mod compute;
+mod dataset;
+mod error;
+mod ids;
+mod key;
+mod layer;
+mod pass;
+mod probe;
+mod spec;
+mod units;
+mod vjp;
+mod weights;
+
+pub use activation::{Activation, AnyTensor, HostActivation, HostTensor};
+pub use chain::{Chain, ChainBuilder, ChainLayer, IMAGE_ALIGN, ImageLayout, ImageParam, ParamRef};
+pub use compute::{
+    BackwardFrom, LayerGradients, ShardBackward, backward_range, forward_range, promote_layers,
+};
+pub use dataset::{Batch, Dataset, DatasetError, Sampler};
+pub use error::CoreError;
+pub use ids::{DeviceId, TaskId};
+pub use key::Key;
+pub use layer::{Forward, Init, Layer, ParamInfo};
+pub use pass::{Mode, Pass};
+pub use probe::{MemoryProbe, NoProbe};
+pub use spec::{Decay, Length, OptimizerSpec, Schedule, ScheduleKind, TrainSpec};
+pub use units::{Bandwidth, ByteSize, UnitError};
+pub use vjp::vector_jacobian;
+pub use weights::{ImageReader, ModelWriter, SeededInit, WeightError, WeightSource};

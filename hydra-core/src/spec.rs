@@ -1,0 +1,293 @@
+//! How a chain learns: optimizer, schedule, clipping, accumulation, length.
+
+use crate::CoreError;
+use serde::{Deserialize, Serialize};
+
+/// The optimizer and its constants. The learning rate is the base rate; the schedule scales it.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "name", rename_all = "lowercase")]
+pub enum OptimizerSpec {
+    /// AdamW (Loshchilov and Hutter, "Decoupled weight decay regularization", ICLR 2019).
+    AdamW {
+        /// Base learning rate.
+        lr: f64,
+        /// Decay of the first moment.
+        beta1: f64,
+        /// Decay of the second moment.
+        beta2: f64,
+        /// Added to the root of the second moment.
+        eps: f64,
+        /// Decoupled weight decay, scaled by the learning rate.
+        weight_decay: f64,
+    },
+    /// Stochastic gradient descent with (heavy-ball) momentum and coupled (L2) decay, as PyTorch defines it.
+    Sgd {
+        /// Base learning rate.
+        lr: f64,
+        /// Momentum; zero keeps no state.
+        momentum: f64,
+        /// Added to the gradient, times the parameter.
+        weight_decay: f64,
+    },
+}
+
+impl OptimizerSpec {
+    /// AdamW with betas 0.9 and 0.999, epsilon 1e-8 and decay 0.01.
+    pub fn adamw(lr: f64) -> Self {
+        Self::AdamW { lr, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.01 }
+    }
+
+    /// SGD with momentum 0.9 and no decay.
+    pub fn sgd(lr: f64) -> Self {
+        Self::Sgd { lr, momentum: 0.9, weight_decay: 0.0 }
+    }
+
+    /// The base learning rate.
+    pub fn lr(&self) -> f64 {
+        match *self {
+            Self::AdamW { lr, .. } | Self::Sgd { lr, .. } => lr,
+        }
+    }
+
+    /// How many moments the optimizer keeps for each parameter.
+    pub fn moments(&self) -> usize {
+        match *self {
+            Self::AdamW { .. } => 2,
+            Self::Sgd { momentum, .. } => usize::from(momentum != 0.0),
+        }
+    }
+}
+
+/// The shape of the learning rate over the steps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ScheduleKind {
+    /// The base rate after the warmup.
+    #[default]
+    Constant,
+    /// Linear to zero at the last step.
+    Linear,
+    /// Half a cosine to zero at the last step.
+    Cosine,
+}
+
+/// A learning-rate schedule with warmup, as Hugging Face Transformers defines them
+/// (`get_constant_schedule_with_warmup`, `get_linear_..`, `get_cosine_schedule_with_warmup`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Schedule {
+    /// The shape after the warmup.
+    pub kind: ScheduleKind,
+    /// Steps over which the rate rises linearly from zero; the first of them has rate zero.
+    pub warmup: usize,
+}
+
+impl Schedule {
+    /// The factor on the base rate at `step` (from zero) of `total` steps.
+    pub fn factor(&self, step: usize, total: usize) -> f64 {
+        if step < self.warmup {
+            return step as f64 / self.warmup.max(1) as f64;
+        }
+        let rest = total.saturating_sub(self.warmup).max(1) as f64;
+        match self.kind {
+            ScheduleKind::Constant => 1.0,
+            ScheduleKind::Linear => (total as f64 - step as f64).max(0.0) / rest,
+            ScheduleKind::Cosine => {
+                let progress = (step - self.warmup) as f64 / rest;
+                (0.5 * (1.0 + (std::f64::consts::PI * progress).cos())).max(0.0)
+            }
+        }
+    }
+}
+
+/// Which parameters decay.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Decay {
+    /// All of them.
+    #[default]
+    All,
+    /// Only matrices and kernels: norms and biases (vectors) are spared.
+    Matrices,
+}
+
+/// How long to train.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Length {
+    /// So many passes over the dataset.
+    Epochs(usize),
+    /// Exactly so many minibatches, wrapping into further epochs.
+    Steps(usize),
+}
+
+/// How a task trains its chain.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TrainSpec {
+    /// The optimizer.
+    pub optimizer: OptimizerSpec,
+    /// The learning-rate schedule.
+    pub schedule: Schedule,
+    /// Which parameters decay.
+    pub decay: Decay,
+    /// The largest global norm of the gradient; a larger one is scaled down to it.
+    pub clip: Option<f64>,
+    /// Items in a minibatch, the unit of an optimizer step.
+    pub batch: usize,
+    /// Microbatches that a minibatch is cut into; their gradients add up, weighted by their loss terms.
+    pub accumulate: usize,
+    /// How long to train.
+    pub length: Length,
+    /// The seed of initial weights, data order and dropout.
+    pub seed: u64,
+    /// Whether every epoch has an order of its own.
+    pub shuffle: bool,
+    /// Evaluate on the validation data after every so many minibatches and keep the best weights.
+    pub eval_every: Option<usize>,
+}
+
+impl TrainSpec {
+    /// One epoch of AdamW in batches of `batch`, shuffled by seed 0, everything else off.
+    pub fn new(optimizer: OptimizerSpec, batch: usize) -> Self {
+        Self {
+            optimizer,
+            schedule: Schedule::default(),
+            decay: Decay::All,
+            clip: None,
+            batch,
+            accumulate: 1,
+            length: Length::Epochs(1),
+            seed: 0,
+            shuffle: true,
+            eval_every: None,
+        }
+    }
+
+    /// Minibatches that are trained on a dataset of `items` items.
+    pub fn steps(&self, items: usize) -> usize {
+        match self.length {
+            Length::Steps(steps) => steps,
+            Length::Epochs(epochs) => epochs * items.div_ceil(self.batch.max(1)),
+        }
+    }
+
+    /// The learning rate of `step` of `total`.
+    pub fn rate(&self, step: usize, total: usize) -> f64 {
+        self.optimizer.lr() * self.schedule.factor(step, total)
+    }
+
+    /// Whether gradients of a whole minibatch must be kept until it ends.
+    pub fn keeps_gradients(&self) -> bool {
+        self.clip.is_some() || self.accumulate > 1
+    }
+
+    /// Checks every value against its range.
+    pub fn validate(&self) -> Result<(), CoreError> {
+        let at_least_zero = "a finite number, zero or above";
+        let below_one = "a number in [0, 1)";
+        match self.optimizer {
+            OptimizerSpec::AdamW { lr, beta1, beta2, eps, weight_decay } => {
+                check("learning rate", lr, lr >= 0.0, at_least_zero)?;
+                check("beta1", beta1, (0.0..1.0).contains(&beta1), below_one)?;
+                check("beta2", beta2, (0.0..1.0).contains(&beta2), below_one)?;
+                check("epsilon", eps, eps >= 0.0, at_least_zero)?;
+                check("weight decay", weight_decay, weight_decay >= 0.0, at_least_zero)?;
+            }
+            OptimizerSpec::Sgd { lr, momentum, weight_decay } => {
+                check("learning rate", lr, lr >= 0.0, at_least_zero)?;
+                check("momentum", momentum, (0.0..1.0).contains(&momentum), below_one)?;
+                check("weight decay", weight_decay, weight_decay >= 0.0, at_least_zero)?;
+            }
+        }
+        if let Some(clip) = self.clip {
+            check("clip", clip, clip > 0.0, "a finite number above zero")?;
+        }
+        positive("batch", self.batch)?;
+        positive("accumulate", self.accumulate)?;
+        if self.accumulate > self.batch {
+            let found = self.accumulate.to_string();
+            return Err(CoreError::Spec { name: "accumulate", found, expected: "at most the batch" });
+        }
+        match self.length {
+            Length::Epochs(n) => positive("epochs", n)?,
+            Length::Steps(n) => positive("steps", n)?,
+        }
+        self.eval_every.map_or(Ok(()), |n| positive("eval-every", n))
+    }
+
+    /// Cuts a minibatch of these items into microbatches of nearly equal size, in order.
+    pub fn microbatches<'a>(&self, items: &'a [usize]) -> Vec<&'a [usize]> {
+        let parts = self.accumulate.clamp(1, items.len().max(1));
+        let at = |i: usize| i * items.len() / parts;
+        (0..parts).map(|i| &items[at(i)..at(i + 1)]).collect()
+    }
+
+    /// Items of the largest microbatch: what a pilot pass measures.
+    pub fn microbatch(&self) -> usize {
+        self.batch.div_ceil(self.accumulate.max(1))
+    }
+}
+
+fn check(name: &'static str, value: f64, in_range: bool, expected: &'static str) -> Result<(), CoreError> {
+    match value.is_finite() && in_range {
+        true => Ok(()),
+        false => Err(CoreError::Spec { name, found: value.to_string(), expected }),
+    }
+}
+
+fn positive(name: &'static str, value: usize) -> Result<(), CoreError> {
+    match value {
+        0 => Err(CoreError::Spec { name, found: "0".to_owned(), expected: "at least 1" }),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn schedules_follow_hugging_face() {
+        let at = |kind, step| Schedule { kind, warmup: 3 }.factor(step, 10);
+        let close = |a: f64, b: f64| assert!((a - b).abs() < 1e-12, "{a} against {b}");
+        for kind in [ScheduleKind::Constant, ScheduleKind::Linear, ScheduleKind::Cosine] {
+            close(at(kind, 0), 0.0);
+            close(at(kind, 1), 1.0 / 3.0);
+            close(at(kind, 3), 1.0);
+        }
+        close(at(ScheduleKind::Constant, 9), 1.0);
+        close(at(ScheduleKind::Linear, 9), 1.0 / 7.0);
+        close(at(ScheduleKind::Cosine, 4), 0.950_484_433_951_209_5);
+        close(at(ScheduleKind::Cosine, 9), 0.049_515_566_048_790_48);
+    }
+
+    #[test]
+    fn microbatches_hold_every_item_in_order() {
+        let spec = TrainSpec { accumulate: 3, ..TrainSpec::new(OptimizerSpec::adamw(1e-3), 8) };
+        let items: Vec<usize> = (0..8).collect();
+        let parts = spec.microbatches(&items);
+        assert_eq!(parts.iter().map(|p| p.len()).collect::<Vec<_>>(), [2, 3, 3]);
+        assert_eq!(parts.concat(), items);
+        assert!(parts.iter().all(|p| p.len() <= spec.microbatch()));
+        assert_eq!(spec.microbatches(&items[..2]).len(), 2, "a last, smaller batch has fewer parts");
+    }
+
+    #[test]
+    fn values_out_of_range_are_named() {
+        let base = TrainSpec::new(OptimizerSpec::adamw(1e-3), 8);
+        assert!(base.validate().is_ok());
+        let bad = [
+            TrainSpec { optimizer: OptimizerSpec::adamw(f64::NAN), ..base.clone() },
+            TrainSpec { optimizer: OptimizerSpec::adamw(-1.0), ..base.clone() },
+            TrainSpec { batch: 0, ..base.clone() },
+            TrainSpec { accumulate: 9, ..base.clone() },
+            TrainSpec { clip: Some(0.0), ..base.clone() },
+            TrainSpec { length: Length::Steps(0), ..base.clone() },
+            TrainSpec { eval_every: Some(0), ..base.clone() },
+        ];
+        let names = ["learning rate", "learning rate", "batch", "accumulate", "clip", "steps", "eval-every"];
+        for (spec, name) in bad.iter().zip(names) {
+            let message = spec.validate().unwrap_err().to_string();
+            assert!(message.starts_with(&format!("`{name}`")), "{message}");
+        }
+    }
+}

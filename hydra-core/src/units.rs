@@ -1,0 +1,134 @@
+//! Bytes and bandwidths as people write them.
+
+use serde::{Deserialize, Serialize};
+use std::{fmt, str::FromStr};
+
+/// A number of bytes that reads and prints with binary units (`64MiB`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct ByteSize(pub u64);
+
+/// Bytes per second of a link (`8GiB/s`).
+#[derive(Clone, Copy, Debug, PartialEq, PartialOrd, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Bandwidth(pub f64);
+
+/// Why a size or a bandwidth was not understood.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum UnitError {
+    /// The text is not a number followed by a unit.
+    #[error(
+        "`{found}` is not a size: expected a positive number with an optional unit B, KB, MB, GB, TB, KiB, MiB, GiB or TiB, such as 64MiB"
+    )]
+    Size {
+        /// What was given.
+        found: String,
+    },
+    /// The text is not a size followed by `/s`.
+    #[error("`{found}` is not a bandwidth: expected a size per second, such as 8GiB/s")]
+    Bandwidth {
+        /// What was given.
+        found: String,
+    },
+}
+
+const UNITS: [(&str, f64); 10] = [
+    ("KiB", 1024.0),
+    ("MiB", 1_048_576.0),
+    ("GiB", 1_073_741_824.0),
+    ("TiB", 1_099_511_627_776.0),
+    ("KB", 1e3),
+    ("MB", 1e6),
+    ("GB", 1e9),
+    ("TB", 1e12),
+    ("B", 1.0),
+    ("", 1.0),
+];
+
+fn parse_bytes(text: &str) -> Option<f64> {
+    let text = text.trim();
+    let (number, scale) = UNITS.iter().find_map(|(unit, scale)| {
+        let head = text.strip_suffix(unit)?;
+        head.trim().parse::<f64>().ok().map(|n| (n, *scale))
+    })?;
+    let bytes = number * scale;
+    (bytes.is_finite() && bytes > 0.0 && bytes < u64::MAX as f64).then_some(bytes)
+}
+
+impl ByteSize {
+    /// The number of bytes.
+    pub fn bytes(self) -> u64 {
+        self.0
+    }
+
+    /// So many mebibytes.
+    pub const fn mib(n: u64) -> Self {
+        Self(n << 20)
+    }
+}
+
+impl FromStr for ByteSize {
+    type Err = UnitError;
+
+    fn from_str(text: &str) -> Result<Self, UnitError> {
+        match parse_bytes(text) {
+            Some(bytes) if bytes >= 1.0 => Ok(Self(bytes as u64)),
+            _ => Err(UnitError::Size { found: text.to_owned() }),
+        }
+    }
+}
+
+impl fmt::Display for ByteSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let bytes = self.0 as f64;
+        let (unit, scale) = match self.0 {
+            0..1024 => return write!(f, "{} B", self.0),
+            1024..1_048_576 => ("KiB", 1024.0),
+            1_048_576..1_073_741_824 => ("MiB", 1_048_576.0),
+            _ => ("GiB", 1_073_741_824.0),
+        };
+        write!(f, "{:.2} {unit}", bytes / scale)
+    }
+}
+
+impl FromStr for Bandwidth {
+    type Err = UnitError;
+
+    fn from_str(text: &str) -> Result<Self, UnitError> {
+        text.trim()
+            .strip_suffix("/s")
+            .and_then(parse_bytes)
+            .map(Self)
+            .ok_or_else(|| UnitError::Bandwidth { found: text.to_owned() })
+    }
+}
+
+impl fmt::Display for Bandwidth {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/s", ByteSize(self.0 as u64))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_read_and_print() {
+        assert_eq!("64MiB".parse(), Ok(ByteSize(64 << 20)));
+        assert_eq!("1.5 GiB".parse(), Ok(ByteSize(3 << 29)));
+        assert_eq!("2MB".parse(), Ok(ByteSize(2_000_000)));
+        assert_eq!("123".parse(), Ok(ByteSize(123)));
+        assert_eq!(ByteSize(3 << 29).to_string(), "1.50 GiB");
+        assert_eq!("8GiB/s".parse(), Ok(Bandwidth(8.0 * 1_073_741_824.0)));
+    }
+
+    #[test]
+    fn what_is_no_size_is_named() {
+        for bad in ["", "MiB", "-1MiB", "0", "nanMiB", "12 parsecs", "infGiB", "0.2B"] {
+            let error = bad.parse::<ByteSize>().unwrap_err();
+            assert!(error.to_string().contains(&format!("`{bad}`")), "{error}");
+        }
+        assert!("8GiB".parse::<Bandwidth>().is_err());
+    }
+}

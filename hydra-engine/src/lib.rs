@@ -1,0 +1,1 @@
+//! Running it: the orchestrator, the shard executor, the host optimizer, the run log.

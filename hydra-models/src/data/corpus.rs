@@ -1,0 +1,323 @@
+//! A text in up to three splits.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::path::Path;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use super::{DataError, TokenBlocks, builtin, text, wikitext};
+use crate::tokenizer::Tokenizer;
+
+/// A part of a corpus.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Split {
+    /// What is trained on.
+    Train,
+    /// What configurations are compared on.
+    Validation,
+    /// What the chosen one is measured on.
+    Test,
+}
+
+impl Split {
+    /// All splits, in this order.
+    pub const ALL: [Self; 3] = [Self::Train, Self::Validation, Self::Test];
+
+    /// `train`, `validation` or `test`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Train => "train",
+            Self::Validation => "validation",
+            Self::Test => "test",
+        }
+    }
+}
+
+impl fmt::Display for Split {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Split {
+    type Err = DataError;
+
+    /// Reads a split's name; `valid` is `validation` too.
+    fn from_str(text: &str) -> Result<Self, DataError> {
+        match text {
+            "train" => Ok(Self::Train),
+            "validation" | "valid" => Ok(Self::Validation),
+            "test" => Ok(Self::Test),
+            _ => Err(DataError::UnknownSplit { found: text.to_owned() }),
+        }
+    }
+}
+
+/// Where a corpus comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CorpusKind {
+    /// The corpus inside the program.
+    Builtin,
+    /// A directory with a file for each split.
+    WikiText,
+    /// One file, the last tenth of it held out.
+    PlainText,
+}
+
+/// A text in up to three splits, read whole.
+#[derive(Clone)]
+pub struct Corpus {
+    name: String,
+    kind: CorpusKind,
+    splits: [Option<Cow<'static, str>>; 3],
+}
+
+impl Corpus {
+    /// The corpus inside the program: 180 KB of simple English for training, 12 KB each for validation and test.
+    pub fn builtin() -> Self {
+        let splits = builtin::TEXTS.map(|text| Some(Cow::Borrowed(text)));
+        Self { name: "builtin".to_owned(), kind: CorpusKind::Builtin, splits }
+    }
+
+    /// The corpus of a `--data` value: `builtin`, or a path.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn load(data: &str) -> Result<Self, DataError> {
+        if data == "builtin" { Ok(Self::builtin()) } else { Self::open(Path::new(data)) }
+    }
+
+    /// Opens a WikiText directory or a plain-text file.
+    ///
+    /// A directory has `wiki.{train,valid,test}.tokens`, `wiki.{train,valid,test}.raw` or `{train,valid,test}.txt`
+    /// (`validation.txt` too), read in this order of preference; splits may be missing until they are asked for.
+    /// Of a file the last tenth of the bytes, from the next line on, is held out from training. It serves as
+    /// validation and as test: halves of it would often be too short for one block.
+    ///
+    /// # Errors
+    /// Nothing at the path, a directory without any split, and a file that is unreadable, blank or not UTF-8.
+    pub fn open(path: &Path) -> Result<Self, DataError> {
+        if !path.exists() {
+            return Err(DataError::Missing { path: path.to_owned() });
+        }
+        let (kind, splits) = if path.is_dir() {
+            (CorpusKind::WikiText, wikitext::read(path)?)
+        } else {
+            (CorpusKind::PlainText, split_file(text::read(path)?))
+        };
+        Ok(Self { name: path.display().to_string(), kind, splits: splits.map(|text| text.map(Cow::Owned)) })
+    }
+
+    /// `builtin`, or the path as it was given.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Where the corpus comes from.
+    pub fn kind(&self) -> CorpusKind {
+        self.kind
+    }
+
+    /// Whether the corpus has this split.
+    pub fn has(&self, split: Split) -> bool {
+        self.splits[split as usize].is_some()
+    }
+
+    /// The text of a split.
+    ///
+    /// # Errors
+    /// A split that the corpus does not have.
+    pub fn text(&self, split: Split) -> Result<&str, DataError> {
+        self.splits[split as usize].as_deref().ok_or_else(|| DataError::SplitMissing {
+            corpus: self.name.clone(),
+            split,
+            looked_for: wikitext::file_names(split).to_vec(),
+        })
+    }
+
+    /// The token ids of a split: every line that is not blank, encoded by itself with its newline.
+    ///
+    /// # Errors
+    /// A split that the corpus does not have, or a text that cannot be tokenized.
+    pub fn tokens(&self, split: Split, tokenizer: &Tokenizer) -> Result<Arc<[u32]>, DataError> {
+        let tokens = tokenizer.encode_lines(self.text(split)?);
+        let tokens = tokens.map_err(|source| DataError::Tokenize { corpus: self.name.clone(), split, source })?;
+        Ok(tokens.into())
+    }
+
+    /// The blocks of `context` tokens of a split, for a model with `vocab_size` ids.
+    ///
+    /// # Errors
+    /// As [`tokens`](Self::tokens) and [`TokenBlocks::new`].
+    pub fn blocks(
+        &self,
+        split: Split,
+        tokenizer: &Tokenizer,
+        context: usize,
+        vocab_size: usize,
+    ) -> Result<TokenBlocks, DataError> {
+        let name = format!("the {split} split of `{}`", self.name);
+        TokenBlocks::named(name, self.tokens(split, tokenizer)?, context, vocab_size)
+    }
+}
+
+impl fmt::Debug for Corpus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let bytes = self.splits.each_ref().map(|text| text.as_ref().map(|text| text.len()));
+        f.debug_struct("Corpus").field("name", &self.name).field("kind", &self.kind).field("bytes", &bytes).finish()
+    }
+}
+
+fn split_file(mut text: String) -> [Option<String>; 3] {
+    let held_out = text.split_off(text::held_out(&text));
+    [Some(text), Some(held_out.clone()), Some(held_out)]
+}
+
+#[cfg(test)]
+mod tests {
+    use std::error::Error;
+    use std::fs;
+    use std::path::PathBuf;
+
+    use super::*;
+
+    fn dir(files: &[(&str, &[u8])]) -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        for (name, bytes) in files {
+            fs::write(dir.path().join(name), bytes).unwrap();
+        }
+        dir
+    }
+
+    #[test]
+    fn the_forms_of_a_directory() {
+        for names in [
+            ["wiki.train.tokens", "wiki.valid.tokens", "wiki.test.tokens"],
+            ["wiki.train.raw", "wiki.valid.raw", "wiki.test.raw"],
+            ["train.txt", "valid.txt", "test.txt"],
+            ["train.txt", "validation.txt", "test.txt"],
+        ] {
+            let dir = dir(&[(names[0], b"one\n"), (names[1], b"two\n"), (names[2], b"three\n")]);
+            let corpus = Corpus::open(dir.path()).unwrap();
+            assert_eq!(corpus.kind(), CorpusKind::WikiText);
+            assert_eq!(Split::ALL.map(|split| corpus.text(split).unwrap()), ["one\n", "two\n", "three\n"]);
+        }
+    }
+
+    #[test]
+    fn an_absent_split_is_an_error_when_it_is_asked_for() {
+        let dir = dir(&[("wiki.test.raw", b"only a test\n")]);
+        let corpus = Corpus::open(dir.path()).unwrap();
+        assert_eq!(Split::ALL.map(|split| corpus.has(split)), [false, false, true]);
+        assert_eq!(corpus.blocks(Split::Test, &Tokenizer::Bytes, 4, 256).unwrap().len(), 3);
+        let error = corpus.text(Split::Train).unwrap_err();
+        assert!(matches!(error, DataError::SplitMissing { split: Split::Train, .. }));
+        assert!(error.to_string().contains("no train split") && error.to_string().contains("wiki.train.tokens"), "{error}");
+    }
+
+    #[test]
+    fn missing_and_empty_places_are_named() {
+        let dir = dir(&[("notes.md", b"no data")]);
+        let missing = dir.path().join("missing");
+        let error = Corpus::open(&missing).unwrap_err();
+        assert!(matches!(&error, DataError::Missing { path } if *path == missing), "{error}");
+        let error = Corpus::load(missing.to_str().unwrap()).unwrap_err();
+        assert!(error.to_string().contains("missing") && error.to_string().contains("builtin"), "{error}");
+        let error = Corpus::open(dir.path()).unwrap_err();
+        assert!(matches!(error, DataError::NoSplits { .. }));
+        for split in Split::ALL {
+            for name in wikitext::file_names(split) {
+                assert!(error.to_string().contains(name), "{error}");
+            }
+        }
+    }
+
+    #[test]
+    fn files_without_text_are_named() {
+        for blank in [&b""[..], b"\n \n\t\n"] {
+            let dir = dir(&[("train.txt", b"text\n"), ("test.txt", blank)]);
+            let error = Corpus::open(dir.path()).unwrap_err();
+            assert!(matches!(&error, DataError::Empty { path } if path.ends_with("test.txt")), "{error}");
+            let error = Corpus::open(&dir.path().join("test.txt")).unwrap_err();
+            assert!(matches!(error, DataError::Empty { .. }), "{error}");
+        }
+    }
+
+    #[test]
+    fn files_that_are_no_text_are_named_with_the_offset() {
+        let dir = dir(&[("train.txt", b"ab\xC3\xA9\xFFcd")]);
+        let error = Corpus::open(dir.path()).unwrap_err();
+        assert!(matches!(&error, DataError::NotUtf8 { path, offset: 4 } if path.ends_with("train.txt")), "{error}");
+        assert!(error.to_string().contains("offset 4"), "{error}");
+    }
+
+    #[test]
+    fn an_unreadable_file_is_an_error_with_its_cause() {
+        let dir = dir(&[]);
+        fs::create_dir(dir.path().join("train.txt")).unwrap();
+        let error = Corpus::open(dir.path()).unwrap_err();
+        assert!(matches!(&error, DataError::Read { path, .. } if path.ends_with("train.txt")), "{error}");
+        assert!(error.source().is_some());
+    }
+
+    #[test]
+    fn a_plain_file_holds_its_last_tenth_out() {
+        let text: String = (0..200).map(|i| format!("line {i:03}\n")).collect();
+        let dir = dir(&[("novel", text.as_bytes())]);
+        let corpus = Corpus::open(&dir.path().join("novel")).unwrap();
+        assert_eq!(corpus.kind(), CorpusKind::PlainText);
+        let [train, validation, test] = Split::ALL.map(|split| corpus.text(split).unwrap());
+        assert_eq!(format!("{train}{validation}"), text);
+        assert_eq!(validation.lines().count(), 20);
+        assert_eq!(validation, test);
+    }
+
+    #[test]
+    fn a_text_that_cannot_be_tokenized_names_its_split() {
+        let blanks = format!("a{}b\n", " ".repeat(600_000));
+        let dir = dir(&[("valid.txt", blanks.as_bytes())]);
+        let corpus = Corpus::open(dir.path()).unwrap();
+        let error = corpus.tokens(Split::Validation, &Tokenizer::Gpt2).unwrap_err();
+        assert!(matches!(error, DataError::Tokenize { split: Split::Validation, .. }), "{error}");
+    }
+
+    #[test]
+    fn the_builtin_corpus_gives_blocks_in_every_split() {
+        let corpus = Corpus::load("builtin").unwrap();
+        for split in Split::ALL {
+            let blocks = corpus.blocks(split, &Tokenizer::Bytes, 64, 256).unwrap();
+            let lines = corpus.text(split).unwrap().lines().filter(|line| !line.is_empty());
+            let bytes: usize = lines.map(|line| line.len() + 1).sum();
+            assert_eq!((blocks.tokens().len(), blocks.len()), (bytes, bytes / 64));
+        }
+    }
+
+    #[test]
+    fn splits_have_names() {
+        for split in Split::ALL {
+            assert_eq!(split.to_string().parse::<Split>().unwrap(), split);
+        }
+        assert_eq!("valid".parse::<Split>().unwrap(), Split::Validation);
+        assert!("dev".parse::<Split>().unwrap_err().to_string().contains("dev"));
+    }
+
+    /// Counts words in the real text's own way: the lines joined must decode to the file without its blank lines.
+    #[test]
+    fn real_wikitext_opens_and_comes_back() {
+        let path: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/wikitext-2");
+        if !path.is_dir() {
+            println!("skipped: {} is missing", path.display());
+            return;
+        }
+        let corpus = Corpus::open(&path).unwrap();
+        for split in Split::ALL {
+            let tokens = corpus.tokens(split, &Tokenizer::Gpt2).unwrap();
+            let text: String =
+                corpus.text(split).unwrap().split_inclusive('\n').filter(|line| !line.trim().is_empty()).collect();
+            assert_eq!(Tokenizer::Gpt2.decode(&tokens).unwrap(), text);
+            let blocks = corpus.blocks(split, &Tokenizer::Gpt2, 512, 50257).unwrap();
+            assert_eq!(blocks.len(), tokens.len() / 512);
+        }
+    }
+}

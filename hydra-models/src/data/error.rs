@@ -1,0 +1,113 @@
+//! What can be wrong with a corpus or the blocks cut from it.
+
+use std::path::PathBuf;
+
+use super::Split;
+use crate::tokenizer::TokenizerError;
+
+/// A corpus that cannot be read, or a text that gives no blocks.
+#[derive(Debug, thiserror::Error)]
+pub enum DataError {
+    /// Nothing is at the path.
+    #[error("no data at `{path}`: give a WikiText directory, a plain-text file or `builtin`", path = path.display())]
+    Missing {
+        /// The path given.
+        path: PathBuf,
+    },
+    /// A directory without a split.
+    #[error("`{path}` holds none of the files looked for: {names}", path = directory.display(), names = looked_for.join(", "))]
+    NoSplits {
+        /// The directory.
+        directory: PathBuf,
+        /// The file names looked for.
+        looked_for: Vec<&'static str>,
+    },
+    /// A split that the corpus does not have.
+    #[error("`{corpus}` has no {split} split: add one of {names}", names = looked_for.join(", "))]
+    SplitMissing {
+        /// The corpus's name.
+        corpus: String,
+        /// The split asked for.
+        split: Split,
+        /// The file names it could have.
+        looked_for: Vec<&'static str>,
+    },
+    /// A word that names no split.
+    #[error("`{found}` is not a split: expected train, validation or test")]
+    UnknownSplit {
+        /// What was given.
+        found: String,
+    },
+    /// A file without text.
+    #[error("`{path}` has no text: every line of it is blank", path = path.display())]
+    Empty {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A file that is not UTF-8.
+    #[error("`{path}` is not UTF-8: the byte at offset {offset} cannot stand there; convert the file", path = path.display())]
+    NotUtf8 {
+        /// The file.
+        path: PathBuf,
+        /// The first wrong byte, counted from zero.
+        offset: usize,
+    },
+    /// A file that could not be read.
+    #[error("`{path}` could not be read", path = path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The text could not be tokenized.
+    #[error("the {split} split of `{corpus}` could not be tokenized")]
+    Tokenize {
+        /// The corpus's name.
+        corpus: String,
+        /// The split.
+        split: Split,
+        /// Why.
+        #[source]
+        source: TokenizerError,
+    },
+    /// A context too short for a prediction.
+    #[error("a context of {context} has nothing to predict: the smallest is 2")]
+    ContextTooShort {
+        /// The context asked for.
+        context: usize,
+    },
+    /// A text shorter than one block.
+    #[error("{name} has {tokens} tokens, fewer than one block of context {context}: {}", advice(*tokens))]
+    TooFewTokens {
+        /// What the tokens are.
+        name: String,
+        /// How many there are; also the largest usable context, if it is 2 or more.
+        tokens: usize,
+        /// The context asked for.
+        context: usize,
+    },
+    /// A token id that the model has no embedding for.
+    #[error(
+        "{name}: the token at position {position} has id {id}, and the model's vocabulary has {vocab_size} ids: \
+         use the model's own tokenizer"
+    )]
+    TokenOutOfRange {
+        /// What the tokens are.
+        name: String,
+        /// The token's position, counted from zero.
+        position: usize,
+        /// Its id.
+        id: u32,
+        /// The number of ids of the model.
+        vocab_size: usize,
+    },
+}
+
+fn advice(tokens: usize) -> String {
+    match tokens {
+        0 | 1 => "no context is short enough, give more text".to_owned(),
+        usable => format!("the largest usable context is {usable}"),
+    }
+}

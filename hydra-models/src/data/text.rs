@@ -1,0 +1,91 @@
+//! Plain-text files.
+
+use std::fs;
+use std::path::Path;
+
+use super::DataError;
+
+/// Reads a UTF-8 file with at least one line that is not blank.
+pub(super) fn read(path: &Path) -> Result<String, DataError> {
+    let bytes = fs::read(path).map_err(|source| DataError::Read { path: path.to_owned(), source })?;
+    let text = String::from_utf8(bytes).map_err(|error| DataError::NotUtf8 {
+        path: path.to_owned(),
+        offset: error.utf8_error().valid_up_to(),
+    })?;
+    if text.trim().is_empty() {
+        return Err(DataError::Empty { path: path.to_owned() });
+    }
+    Ok(text)
+}
+
+/// Where the last tenth of `text`, which is held out, begins.
+///
+/// That is the first line that begins in the last tenth of the bytes. If none with text does, it is the last
+/// line of the text, and in a text of one line the first character of the last tenth.
+pub(super) fn held_out(text: &str) -> usize {
+    let mark = ceil_char(text, text.len() - text.len() / 10);
+    let next = text[..mark].ends_with('\n').then_some(mark).or_else(|| text[mark..].find('\n').map(|at| mark + at + 1));
+    let last = text.trim_end().rfind('\n').map(|at| at + 1);
+    let has_text = |&at: &usize| !text[at..].trim().is_empty();
+    let is_cut = |&at: &usize| !text[..at].trim().is_empty();
+    next.filter(has_text).or(last.filter(is_cut)).unwrap_or(mark)
+}
+
+fn ceil_char(text: &str, mut at: usize) -> usize {
+    while !text.is_char_boundary(at) {
+        at += 1;
+    }
+    at
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn cut(text: &str) -> (&str, &str) {
+        text.split_at(held_out(text))
+    }
+
+    #[test]
+    fn the_last_tenth_begins_with_a_line() {
+        let text: String = (0..100).map(|i| format!("line {i:03}\n")).collect();
+        let (train, held) = cut(&text);
+        assert_eq!(train.lines().count(), 90);
+        assert!(held.starts_with("line 090\n"));
+        let text: String = (0..95).map(|i| format!("line {i:03}\n")).collect();
+        let (train, held) = cut(&text);
+        assert!(train.ends_with("line 085\n") && held.starts_with("line 086\n"), "{held}");
+    }
+
+    #[test]
+    fn a_long_last_line_is_held_out_whole() {
+        let text = format!("first\nsecond\n{}\n", "x".repeat(100));
+        assert_eq!(cut(&text).0, "first\nsecond\n");
+        let text = format!("first\n{}\n\n \n", "x".repeat(100));
+        assert_eq!(cut(&text).0, "first\n");
+    }
+
+    #[test]
+    fn one_line_is_cut_at_a_character() {
+        let text = "é".repeat(101);
+        let (train, held) = cut(&text);
+        assert_eq!(train.chars().count(), 91);
+        assert_eq!(held.chars().count(), 10);
+        assert_eq!(cut("short").1, "");
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_can_be_cut(text in "[a-cé\u{1F600} \n]{0,60}") {
+            let (train, held) = cut(&text);
+            prop_assert_eq!(format!("{train}{held}"), text.clone());
+            let lines = text.lines().filter(|line| !line.trim().is_empty()).count();
+            if lines > 1 {
+                prop_assert!(!train.trim().is_empty() && !held.trim().is_empty());
+                prop_assert!(train.ends_with('\n'));
+            }
+        }
+    }
+}

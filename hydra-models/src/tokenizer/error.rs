@@ -1,0 +1,93 @@
+//! What can be wrong with a tokenizer or with the text it is given.
+
+use std::path::PathBuf;
+
+/// A tokenizer that cannot be had, or a text it cannot encode.
+#[derive(Debug, thiserror::Error)]
+pub enum TokenizerError {
+    /// The directory that should hold the tokenizer is missing.
+    #[error("`{path}` is not a directory: give the directory that holds the model's files", path = directory.display())]
+    NotADirectory {
+        /// The path given.
+        directory: PathBuf,
+    },
+    /// A tokenizer file could not be read.
+    #[error("the tokenizer file `{path}` could not be read", path = path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// A tokenizer file is not what its name says.
+    #[error("the tokenizer file `{path}` is broken: replace it by the model's original one", path = path.display())]
+    Parse {
+        /// The file.
+        path: PathBuf,
+        /// What the library found.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// One of `vocab.json` and `merges.txt` stands alone.
+    #[error("`{directory}` has `{found}` but no `{missing}`; a byte-pair tokenizer needs both", directory = directory.display())]
+    Incomplete {
+        /// The directory.
+        directory: PathBuf,
+        /// The file that is there.
+        found: &'static str,
+        /// The file that is not.
+        missing: &'static str,
+    },
+    /// A line of `merges.txt` is not two tokens.
+    #[error("line {line} of `{path}` is `{found}`, expected two tokens with a space between them", path = path.display())]
+    Merge {
+        /// The file.
+        path: PathBuf,
+        /// The line, counted from one.
+        line: usize,
+        /// What stands there.
+        found: String,
+    },
+    /// A model without a tokenizer of its own has fewer ids than bytes.
+    #[error(
+        "the model has a vocabulary of {vocab_size} and no tokenizer files, and a byte-level tokenizer needs {smallest} ids: \
+         add `tokenizer.json` (or `vocab.json` and `merges.txt`) to the model's directory"
+    )]
+    VocabularyTooSmall {
+        /// The model's vocabulary.
+        vocab_size: usize,
+        /// The smallest one that bytes fit.
+        smallest: usize,
+    },
+    /// A run of white space that the byte-pair splitter cannot take.
+    #[error("the text has {found} bytes of white space in a row, at most {limit} are taken: is it a text?")]
+    WhitespaceRun {
+        /// The longest run, in bytes.
+        found: usize,
+        /// The longest that is taken, in bytes.
+        limit: usize,
+    },
+    /// A directory's tokenizer refused a text.
+    #[error("the tokenizer `{tokenizer}` could not encode the text that begins with {start:?}")]
+    Encode {
+        /// The tokenizer's name.
+        tokenizer: String,
+        /// The first characters of the text.
+        start: String,
+        /// What the library says.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// A directory's tokenizer could not turn ids into text.
+    #[error("the tokenizer `{tokenizer}` could not decode {ids} ids")]
+    Decode {
+        /// The tokenizer's name.
+        tokenizer: String,
+        /// The number of ids.
+        ids: usize,
+        /// What the library says.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+}

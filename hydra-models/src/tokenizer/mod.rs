@@ -1,0 +1,274 @@
+//! From text to token ids and back: the GPT-2 byte-pair vocabulary, bytes, or a Hugging Face directory's own.
+
+mod error;
+mod huggingface;
+
+use std::path::Path;
+
+use rayon::prelude::*;
+use tiktoken_rs::{CoreBPE, r50k_base_singleton};
+
+pub use error::TokenizerError;
+pub use huggingface::HuggingFaceTokenizer;
+
+/// The number of ids of the GPT-2 byte-pair vocabulary, its `<|endoftext|>` included.
+pub const GPT2_VOCAB: usize = 50_257;
+
+/// The number of ids of the byte-level tokenizer.
+pub const BYTE_VOCAB: usize = 256;
+
+/// The files that make up a directory's tokenizer: what is there of them travels with a written model.
+pub const TOKENIZER_FILES: [&str; 6] = [
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "vocab.json",
+    "merges.txt",
+    "added_tokens.json",
+];
+
+/// The longest run of white space in one text, in bytes. The libraries' regular expressions hold a state for
+/// each of its characters and give up, by a panic or with other tokens, at a million.
+const MAX_WHITESPACE_RUN: usize = 500_000;
+
+/// Lines that one thread encodes at a time.
+const LINES_PER_CHUNK: usize = 64;
+
+/// A tokenizer; cloning it is cheap.
+#[derive(Clone, Debug)]
+pub enum Tokenizer {
+    /// GPT-2's byte-pair encoding, its vocabulary embedded. Special strings in a text are plain text.
+    Gpt2,
+    /// A token for each byte: the id is the byte's value.
+    Bytes,
+    /// The tokenizer of a Hugging Face directory. Special strings in a text are the ids it gives them.
+    HuggingFace(HuggingFaceTokenizer),
+}
+
+impl Tokenizer {
+    /// The tokenizer of a model with `vocab_size` ids, read from `dir` where there is one: the directory's own;
+    /// without one GPT-2's for its 50257 ids, and bytes for any other vocabulary of at least 256.
+    ///
+    /// # Errors
+    /// A tokenizer in `dir` that cannot be read, or a vocabulary too small for bytes.
+    pub fn for_model(dir: Option<&Path>, vocab_size: usize) -> Result<Self, TokenizerError> {
+        if let Some(tokenizer) = dir.map(Self::from_dir).transpose()?.flatten() {
+            return Ok(tokenizer);
+        }
+        match vocab_size {
+            GPT2_VOCAB => Ok(Self::Gpt2),
+            BYTE_VOCAB.. => Ok(Self::Bytes),
+            _ => Err(TokenizerError::VocabularyTooSmall { vocab_size, smallest: BYTE_VOCAB }),
+        }
+    }
+
+    /// The tokenizer of a Hugging Face directory: `tokenizer.json`, else `vocab.json` with `merges.txt`, else `None`.
+    ///
+    /// # Errors
+    /// `dir` is no directory, or its tokenizer files are unreadable, broken or incomplete.
+    pub fn from_dir(dir: &Path) -> Result<Option<Self>, TokenizerError> {
+        Ok(HuggingFaceTokenizer::open(dir)?.map(Self::HuggingFace))
+    }
+
+    /// The ids of `text`, encoded as one piece; nothing is added before or after.
+    ///
+    /// # Errors
+    /// Half a million bytes of white space in a row, or a text that a directory's tokenizer has no id for.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
+        if let Self::Bytes = self {
+            return Ok(text.bytes().map(u32::from).collect());
+        }
+        check_whitespace(text)?;
+        match self {
+            Self::HuggingFace(tokenizer) => tokenizer.encode(text),
+            _ => Ok(gpt2().encode_ordinary(text)),
+        }
+    }
+
+    /// The ids of every non-blank line of `text`, each line encoded by itself with its newline, one after the
+    /// other. Lines are encoded in parallel; the result does not depend on the number of threads.
+    ///
+    /// # Errors
+    /// As [`encode`](Self::encode).
+    pub fn encode_lines(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
+        let lines: Vec<&str> = text.split_inclusive('\n').filter(|line| !line.trim().is_empty()).collect();
+        let chunks = lines.par_chunks(LINES_PER_CHUNK).map(|lines| self.encode_each(lines));
+        Ok(chunks.collect::<Result<Vec<_>, _>>()?.concat())
+    }
+
+    fn encode_each(&self, lines: &[&str]) -> Result<Vec<u32>, TokenizerError> {
+        let mut ids = Vec::new();
+        for line in lines {
+            ids.extend(self.encode(line)?);
+        }
+        Ok(ids)
+    }
+
+    /// The text of `ids`. An id without a token, and bytes that are no UTF-8 together, become U+FFFD; a
+    /// directory's tokenizer leaves out ids it does not know.
+    ///
+    /// # Errors
+    /// A directory's tokenizer that cannot decode.
+    pub fn decode(&self, ids: &[u32]) -> Result<String, TokenizerError> {
+        match self {
+            Self::Gpt2 => Ok(decode_gpt2(ids)),
+            Self::Bytes => Ok(decode_bytes(ids)),
+            Self::HuggingFace(tokenizer) => tokenizer.decode(ids),
+        }
+    }
+
+    /// The number of ids a model needs for this tokenizer: its largest id plus one.
+    pub fn vocab_size(&self) -> usize {
+        match self {
+            Self::Gpt2 => GPT2_VOCAB,
+            Self::Bytes => BYTE_VOCAB,
+            Self::HuggingFace(tokenizer) => tokenizer.vocab_size(),
+        }
+    }
+
+    /// A name for logs: `gpt2`, `bytes`, or the file the tokenizer was read from.
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Gpt2 => "gpt2",
+            Self::Bytes => "bytes",
+            Self::HuggingFace(tokenizer) => tokenizer.name(),
+        }
+    }
+}
+
+fn gpt2() -> &'static CoreBPE {
+    r50k_base_singleton()
+}
+
+fn decode_gpt2(ids: &[u32]) -> String {
+    let mut bytes = Vec::new();
+    for &id in ids {
+        match usize::try_from(id) {
+            Ok(known) if known < GPT2_VOCAB => bytes.extend(gpt2()._decode_native_and_split(vec![id]).flatten()),
+            _ => bytes.extend("\u{FFFD}".bytes()),
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+fn decode_bytes(ids: &[u32]) -> String {
+    let mut bytes = Vec::with_capacity(ids.len());
+    for &id in ids {
+        match u8::try_from(id) {
+            Ok(byte) => bytes.push(byte),
+            Err(_) => bytes.extend("\u{FFFD}".bytes()),
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+fn check_whitespace(text: &str) -> Result<(), TokenizerError> {
+    if text.len() <= MAX_WHITESPACE_RUN {
+        return Ok(());
+    }
+    let longest = text.split(|c: char| !c.is_whitespace()).map(str::len).max().unwrap_or(0);
+    if longest <= MAX_WHITESPACE_RUN {
+        return Ok(());
+    }
+    Err(TokenizerError::WhitespaceRun { found: longest, limit: MAX_WHITESPACE_RUN })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn round_trip(tokenizer: &Tokenizer, text: &str) -> String {
+        tokenizer.decode(&tokenizer.encode(text).unwrap()).unwrap()
+    }
+
+    /// The ids that the published GPT-2 encoder gives.
+    #[test]
+    fn gpt2_gives_the_published_ids() {
+        let ids = |text| Tokenizer::Gpt2.encode(text).unwrap();
+        assert_eq!(ids("Hello world"), [15496, 995]);
+        assert_eq!(ids("Hello, world!"), [15496, 11, 995, 0]);
+        assert_eq!(ids("\n"), [198]);
+        assert_eq!(ids(" <unk> \n"), [1279, 2954, 29, 220, 198]);
+        assert_eq!(ids(""), [0_u32; 0]);
+        assert_eq!(Tokenizer::Gpt2.vocab_size(), 50257);
+    }
+
+    #[test]
+    fn gpt2_takes_special_strings_as_text() {
+        let ids = Tokenizer::Gpt2.encode("a<|endoftext|>b").unwrap();
+        assert!(!ids.contains(&50256) && ids.len() > 3);
+        assert_eq!(Tokenizer::Gpt2.decode(&[50256]).unwrap(), "<|endoftext|>");
+    }
+
+    #[test]
+    fn bytes_are_their_own_ids() {
+        assert_eq!(Tokenizer::Bytes.encode("A\né").unwrap(), [65, 10, 0xC3, 0xA9]);
+        assert_eq!(Tokenizer::Bytes.vocab_size(), 256);
+        assert_eq!(Tokenizer::Bytes.name(), "bytes");
+    }
+
+    #[test]
+    fn ids_without_text_decode_to_the_replacement_character() {
+        assert_eq!(Tokenizer::Bytes.decode(&[65, 256, 66, 0xC3]).unwrap(), "A\u{FFFD}B\u{FFFD}");
+        assert_eq!(Tokenizer::Gpt2.decode(&[15496, 50257, u32::MAX]).unwrap(), "Hello\u{FFFD}\u{FFFD}");
+    }
+
+    #[test]
+    fn lines_are_encoded_one_by_one_and_blank_ones_give_nothing() {
+        let text = " \n = Title = \n \t\nHello world\r\n\n\nlast line";
+        for tokenizer in [Tokenizer::Gpt2, Tokenizer::Bytes] {
+            let expected = [" = Title = \n", "Hello world\r\n", "last line"].map(|line| tokenizer.encode(line).unwrap());
+            assert_eq!(tokenizer.encode_lines(text).unwrap(), expected.concat());
+        }
+        assert!(Tokenizer::Gpt2.encode_lines("\n \n\t").unwrap().is_empty());
+    }
+
+    /// A newline before a word-final space would merge with the next line's white space if they met.
+    #[test]
+    fn a_line_does_not_see_the_next() {
+        let apart = Tokenizer::Gpt2.encode_lines("a \n b\n").unwrap();
+        assert_eq!(apart, [64, 220, 198, 275, 198]);
+    }
+
+    #[test]
+    fn many_lines_keep_their_order() {
+        let text: String = (0..1000).map(|i| format!("line {i} of many\n")).collect();
+        let ids = Tokenizer::Gpt2.encode_lines(&text).unwrap();
+        assert_eq!(Tokenizer::Gpt2.decode(&ids).unwrap(), text);
+        let one = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
+        assert_eq!(one.install(|| Tokenizer::Gpt2.encode_lines(&text).unwrap()), ids);
+    }
+
+    #[test]
+    fn a_huge_run_of_white_space_is_an_error_and_no_panic() {
+        let text = format!("a{}b", " ".repeat(1_200_000));
+        let error = Tokenizer::Gpt2.encode(&text).unwrap_err();
+        assert!(matches!(error, TokenizerError::WhitespaceRun { found: 1_200_000, .. }), "{error}");
+        assert_eq!(Tokenizer::Bytes.encode(&text).unwrap().len(), text.len());
+        assert!(check_whitespace(&"word ".repeat(200_000)).is_ok());
+    }
+
+    #[test]
+    fn the_vocabulary_decides_where_no_directory_does() {
+        let name = |size| Tokenizer::for_model(None, size).map(|t| t.name().to_owned());
+        assert_eq!(name(50257).unwrap(), "gpt2");
+        assert_eq!(name(256).unwrap(), "bytes");
+        assert_eq!(name(257).unwrap(), "bytes");
+        let error = name(255).unwrap_err();
+        assert!(error.to_string().contains("255") && error.to_string().contains("256"), "{error}");
+        let empty = tempfile::tempdir().unwrap();
+        assert_eq!(Tokenizer::for_model(Some(empty.path()), 50257).unwrap().name(), "gpt2");
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_comes_back(text in "\\PC{0,40}[ \\n\\t]{0,5}\\PC{0,20}") {
+            prop_assert_eq!(round_trip(&Tokenizer::Gpt2, &text), text.clone());
+            prop_assert_eq!(round_trip(&Tokenizer::Bytes, &text), text.clone());
+            let ids = Tokenizer::Gpt2.encode(&text).unwrap();
+            prop_assert!(ids.iter().all(|&id| (id as usize) < GPT2_VOCAB));
+        }
+    }
+}

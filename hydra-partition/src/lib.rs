@@ -1,0 +1,1 @@
+//! Where a model is cut: the pilot pass and the partition plan.

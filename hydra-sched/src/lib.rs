@@ -1,0 +1,82 @@
+//! Who runs next: scheduling policies as pure functions of a view.
+//!
+//! Hydra interleaves the shard tasks of many models on few devices. Whenever a device needs its
+//! next shard task, the models that may be claimed are put into a [`View`], and a [`Policy`]
+//! answers with one of them. Nothing else is asked of a policy, so the real run, a simulation and
+//! a test use the same code.
+//!
+//! | file | what it holds |
+//! | --- | --- |
+//! | `view` | [`View`], [`ModelView`], [`ModelIndex`]: what a policy sees |
+//! | `policy` | the [`Policy`] trait and [`PolicyKind`], the policies by name |
+//! | `lrtf` | [`ShardedLrtf`], the paper's policy and the default |
+//! | `baseline` | [`Fifo`], [`Srtf`], [`Random`], which it is compared with |
+//! | `sweep` | [`ShardTaskKind`] and the order of the shard tasks in one sweep |
+//! | `remaining` | [`CostModel`] and [`WorkLeft`]: the one formula for remaining time |
+//! | `error` | [`PolicyError`], [`CostError`] |
+//!
+//! # Example
+//!
+//! Two models wait for one device. The second has less work in each minibatch and more
+//! minibatches to go, so its remaining time is longer and Sharded-LRTF takes it.
+//!
+//! ```
+//! use hydra_sched::{CostModel, ModelIndex, ModelView, PolicyKind, ShardTaskKind, View, WorkLeft};
+//!
+//! // Seconds of each shard's forward, backward and evaluation, as a partition plan gives them.
+//! let two_shards = CostModel::new(vec![1.0, 1.0], vec![2.0, 3.0], vec![1.0, 1.0])?;
+//! let mut one_shard = CostModel::new(vec![0.5], vec![2.0], vec![0.5])?;
+//!
+//! // The first stands before the backward of shard 0; the second is between two minibatches.
+//! let position = Some((ShardTaskKind::Backward, 0));
+//! let first = WorkLeft { sweeps: 1, evaluations: 0, position };
+//! let second = WorkLeft { sweeps: 5, evaluations: 2, position: None };
+//! assert_eq!(two_shards.remaining_s(&first), 2.0 + (1.0 + 3.0 + 2.0));
+//! assert_eq!(one_shard.remaining_s(&second), 5.0 * 2.0 + 2.0 * 0.5);
+//!
+//! // A finished shard task corrects the estimate: the backward took 3 seconds, not 2.
+//! one_shard.observe(ShardTaskKind::Backward, 0, 3.0);
+//! assert_eq!(one_shard.remaining_s(&second), 5.0 * 3.0 + 2.0 * 0.5);
+//!
+//! let claimable: Vec<ModelView> = [two_shards.remaining_s(&first), one_shard.remaining_s(&second)]
+//!     .into_iter()
+//!     .enumerate()
+//!     .map(|(index, remaining_s)| ModelView {
+//!         model: ModelIndex(index),
+//!         remaining_s,
+//!         submitted: index as u64,
+//!         next_shard: 0,
+//!         resident: false,
+//!         continues: false,
+//!     })
+//!     .collect();
+//! let view = View { device: 0, devices: 1, decision: 0, claimable: &claimable };
+//!
+//! let mut policy = "sharded-lrtf".parse::<PolicyKind>()?.build(0);
+//! assert_eq!(policy.choose(&view), Some(ModelIndex(1)));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! Invariant: this crate never spawns a thread, never reads a clock, never does I/O, never draws
+//! from a global random generator and knows nothing of tensors; the same views in the same order
+//! give the same choices, and the order of the models within a view never matters.
+
+#![forbid(unsafe_code)]
+
+mod baseline;
+#[cfg(test)]
+mod conformance;
+mod error;
+mod lrtf;
+mod policy;
+mod remaining;
+mod sweep;
+mod view;
+
+pub use baseline::{Fifo, Random, Srtf};
+pub use error::{CostError, PolicyError};
+pub use lrtf::ShardedLrtf;
+pub use policy::{Policy, PolicyKind};
+pub use remaining::{CostModel, WorkLeft};
+pub use sweep::ShardTaskKind;
+pub use view::{ModelIndex, ModelView, View};

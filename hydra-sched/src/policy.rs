@@ -1,0 +1,148 @@
+//! The policy port, and the policies by name.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Fifo, ModelIndex, PolicyError, Random, ShardedLrtf, Srtf, View};
+
+/// Decides which model's next shard task a device takes.
+///
+/// The decision is about one device and one shard task, taken when the device needs it, and not
+/// about a whole schedule: measured times differ from estimates, models fail, and a plan made
+/// beforehand would have to be repaired. What has to hold in every schedule (a model is claimed at
+/// most once, its shard tasks run in order, its masters are final) is not left to the policy; it
+/// is in the choice of the models that the [`View`] shows.
+///
+/// An implementation is a function of the view and of its own seed. It reads no clock and no
+/// global generator, so that a recorded run can be replayed. The results of training never depend
+/// on it, only their order in time.
+pub trait Policy: Send {
+    /// The name the policy is chosen by and reported under.
+    fn name(&self) -> &'static str;
+
+    /// The model whose next shard task the device takes; `None` only when nothing is claimable.
+    ///
+    /// The answer is always one of `view.claimable`. A policy never holds a device back: whatever
+    /// it answers, the schedule is work-conserving.
+    fn choose(&mut self, view: &View<'_>) -> Option<ModelIndex>;
+}
+
+/// The policies that can be asked for by name, in specs and on the command line.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PolicyKind {
+    /// Longest remaining time first: [`ShardedLrtf`].
+    #[default]
+    ShardedLrtf,
+    /// First submitted first: [`Fifo`].
+    Fifo,
+    /// Shortest remaining time first: [`Srtf`].
+    Srtf,
+    /// Uniformly at random, from a seed: [`Random`].
+    Random,
+}
+
+impl PolicyKind {
+    /// Every policy, the default first.
+    pub const ALL: [Self; 4] = [Self::ShardedLrtf, Self::Fifo, Self::Srtf, Self::Random];
+
+    /// The name in specs, flags and reports: `sharded-lrtf`, `fifo`, `srtf` or `random`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::ShardedLrtf => "sharded-lrtf",
+            Self::Fifo => "fifo",
+            Self::Srtf => "srtf",
+            Self::Random => "random",
+        }
+    }
+
+    /// A policy of this kind. Only [`PolicyKind::Random`] uses the seed.
+    pub fn build(self, seed: u64) -> Box<dyn Policy> {
+        match self {
+            Self::ShardedLrtf => Box::new(ShardedLrtf),
+            Self::Fifo => Box::new(Fifo),
+            Self::Srtf => Box::new(Srtf),
+            Self::Random => Box::new(Random::new(seed)),
+        }
+    }
+}
+
+impl fmt::Display for PolicyKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for PolicyKind {
+    type Err = PolicyError;
+
+    fn from_str(text: &str) -> Result<Self, PolicyError> {
+        Self::ALL
+            .into_iter()
+            .find(|kind| kind.name() == text)
+            .ok_or_else(|| PolicyError::Unknown {
+                found: text.to_owned(),
+                expected: Self::ALL.map(Self::name).join(", "),
+            })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde::de::IntoDeserializer;
+    use serde::de::value::{Error, StrDeserializer};
+
+    use super::*;
+
+    /// serde writes a unit variant into a formatter as its bare name.
+    struct SerdeName(PolicyKind);
+
+    impl fmt::Display for SerdeName {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            self.0.serialize(f)
+        }
+    }
+
+    #[test]
+    fn every_way_to_name_a_policy_agrees() {
+        for kind in PolicyKind::ALL {
+            let name = kind.name();
+            assert_eq!(kind.to_string(), name);
+            assert_eq!(name.parse(), Ok(kind));
+            assert_eq!(kind.build(0).name(), name);
+            assert_eq!(SerdeName(kind).to_string(), name);
+            let read: StrDeserializer<'_, Error> = name.into_deserializer();
+            assert_eq!(PolicyKind::deserialize(read), Ok(kind));
+        }
+    }
+
+    #[test]
+    fn the_names_are_the_documented_ones() {
+        let names = PolicyKind::ALL.map(PolicyKind::name);
+        assert_eq!(names, ["sharded-lrtf", "fifo", "srtf", "random"]);
+        assert_eq!(PolicyKind::default(), PolicyKind::ShardedLrtf);
+        assert_eq!(format!("[{:>6}]", PolicyKind::Fifo), "[  fifo]");
+    }
+
+    #[test]
+    fn an_unknown_name_is_told_what_there_is() {
+        for found in ["lrtf", "", "FIFO", " srtf"] {
+            let error = found.parse::<PolicyKind>().unwrap_err();
+            assert_eq!(
+                error,
+                PolicyError::Unknown {
+                    found: found.to_owned(),
+                    expected: "sharded-lrtf, fifo, srtf, random".to_owned(),
+                }
+            );
+            assert!(error.to_string().contains(&format!("`{found}`")));
+            assert!(
+                error
+                    .to_string()
+                    .contains("sharded-lrtf, fifo, srtf, random")
+            );
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! What a policy sees: a device that asks, and the models it could take.
+
+use std::cmp::Ordering;
+
+use serde::{Deserialize, Serialize};
+
+/// Index of a model (task) in submission order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct ModelIndex(pub usize);
+
+/// One model as a policy sees it, from the side of the device that asks.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ModelView {
+    /// The model.
+    pub model: ModelIndex,
+    /// Estimated seconds of compute left, over all shard tasks from the next one on; see
+    /// [`CostModel::remaining_s`](crate::CostModel::remaining_s).
+    pub remaining_s: f64,
+    /// When the model was submitted, as a count; breaks ties.
+    pub submitted: u64,
+    /// The shard whose parameters the model's next shard task reads.
+    pub next_shard: usize,
+    /// The shard it needs next is already on the asking device, so that nothing has to be moved.
+    pub resident: bool,
+    /// It is computing on the asking device right now, so that its next shard task can follow
+    /// there.
+    pub continues: bool,
+}
+
+impl ModelView {
+    /// Earlier submission first. The index decides between equal counts, so that the order is
+    /// total and no choice depends on where a model stands in the view.
+    pub(crate) fn by_submission(&self, other: &Self) -> Ordering {
+        (self.submitted, self.model).cmp(&(other.submitted, other.model))
+    }
+}
+
+/// What a policy decides from: the device that asks and the models that can be claimed now.
+///
+/// A model that is claimed already, or whose masters are not final for the shard task it needs
+/// next, is never in it: the policy cannot break that rule because it cannot see such a model.
+#[derive(Clone, Copy, Debug)]
+pub struct View<'a> {
+    /// The device that asks, below `devices`.
+    pub device: usize,
+    /// How many devices the run has.
+    pub devices: usize,
+    /// How many decisions this run has taken before this one.
+    pub decision: u64,
+    /// The models of which the device may take the next shard task, each once, in any order.
+    pub claimable: &'a [ModelView],
+}
