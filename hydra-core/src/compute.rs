@@ -84,8 +84,9 @@ pub fn backward_range(
         }
     };
     let Some(mut gradients) = gradients else {
-        let none = |layer: &Box<dyn Layer>| layer.params().iter().map(|_| None).collect();
-        return ShardBackward { loss, inputs: Vec::new(), layers: layers.iter().map(none).collect() };
+        let none = |layer: &dyn Layer| layer.params().iter().map(|_| None).collect();
+        let layers = layers.iter().map(|layer| none(layer.as_ref())).collect();
+        return ShardBackward { loss, inputs: Vec::new(), layers };
     };
     let take = |part: &AnyTensor, gradients: &mut Gradients| part.take_gradient(gradients);
     let inputs = match input_gradients {

@@ -79,7 +79,7 @@ impl Sampler {
     /// A sampler over `items` items in batches of `batch`, shuffled by `seed` if `shuffle`.
     /// A zero count is taken as one, so that a sampler never divides by zero; specs are validated before.
     pub fn new(items: usize, batch: usize, seed: u64, shuffle: bool) -> Self {
-        let order = shuffle.then(|| Key::new(seed).fold(0x6F72_6465_72));
+        let order = shuffle.then(|| Key::new(seed).fold(0x6F_7264_6572));
         Self { items: items.max(1), batch: batch.max(1), order, cached: None }
     }
 

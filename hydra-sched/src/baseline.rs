@@ -12,10 +12,7 @@ impl Policy for Fifo {
     }
 
     fn choose(&mut self, view: &View<'_>) -> Option<ModelIndex> {
-        view.claimable
-            .iter()
-            .min_by(|a, b| a.by_submission(b))
-            .map(|first| first.model)
+        view.claimable.iter().min_by(|a, b| a.by_submission(b)).map(|first| first.model)
     }
 }
 
@@ -34,11 +31,7 @@ impl Policy for Srtf {
     fn choose(&mut self, view: &View<'_>) -> Option<ModelIndex> {
         view.claimable
             .iter()
-            .min_by(|a, b| {
-                a.remaining_s
-                    .total_cmp(&b.remaining_s)
-                    .then_with(|| a.by_submission(b))
-            })
+            .min_by(|a, b| a.remaining_s.total_cmp(&b.remaining_s).then_with(|| a.by_submission(b)))
             .map(|shortest| shortest.model)
     }
 }
@@ -116,10 +109,7 @@ mod tests {
         const STEP: u64 = 0x9E37_79B9_7F4A_7C15;
         assert_eq!(splitmix64(0), 0xE220_A839_7B1D_CDAF);
         assert_eq!(splitmix64(1_234_567), 6_457_827_717_110_365_317);
-        assert_eq!(
-            splitmix64(STEP.wrapping_add(1_234_567)),
-            3_203_168_211_198_807_973
-        );
+        assert_eq!(splitmix64(STEP.wrapping_add(1_234_567)), 3_203_168_211_198_807_973);
     }
 
     #[test]
@@ -137,12 +127,7 @@ mod tests {
         let mut counts = [0; 4];
         for decision in 0..4000 {
             for device in 0..2 {
-                let view = View {
-                    device,
-                    devices: 2,
-                    decision,
-                    claimable: &claimable,
-                };
+                let view = View { device, devices: 2, decision, claimable: &claimable };
                 counts[Random::new(seed).choose(&view).unwrap().0] += 1;
             }
         }
@@ -154,10 +139,7 @@ mod tests {
         // The standard deviation of a count is 39; the draws are fixed by the seeds.
         for seed in 0..4 {
             for count in choices(seed) {
-                assert!(
-                    count.abs_diff(2000) < 200,
-                    "seed {seed}: a model has {count} of 8000"
-                );
+                assert!(count.abs_diff(2000) < 200, "seed {seed}: a model has {count} of 8000");
             }
         }
     }
@@ -165,26 +147,11 @@ mod tests {
     #[test]
     fn seed_decision_and_device_each_change_the_draw() {
         let at = |seed, decision, device| {
-            Random::new(seed).draw(&View {
-                device,
-                devices: 9,
-                decision,
-                claimable: &[],
-            })
+            Random::new(seed).draw(&View { device, devices: 9, decision, claimable: &[] })
         };
-        let draws = [
-            at(7, 3, 1),
-            at(8, 3, 1),
-            at(7, 4, 1),
-            at(7, 3, 2),
-            at(7, 1, 3),
-            at(3, 7, 1),
-        ];
+        let draws = [at(7, 3, 1), at(8, 3, 1), at(7, 4, 1), at(7, 3, 2), at(7, 1, 3), at(3, 7, 1)];
         for (i, a) in draws.iter().enumerate() {
-            assert!(
-                draws[i + 1..].iter().all(|b| a != b),
-                "draw {i} is repeated"
-            );
+            assert!(draws[i + 1..].iter().all(|b| a != b), "draw {i} is repeated");
         }
     }
 

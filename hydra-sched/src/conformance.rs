@@ -27,22 +27,14 @@ pub(crate) fn models(of: &[(f64, u64)]) -> Vec<ModelView> {
 
 /// The view of the only device at its first decision.
 pub(crate) fn view_of(claimable: &[ModelView]) -> View<'_> {
-    View {
-        device: 0,
-        devices: 1,
-        decision: 0,
-        claimable,
-    }
+    View { device: 0, devices: 1, decision: 0, claimable }
 }
 
 /// Models with any remaining times, not-a-number and many equal ones among them.
 pub(crate) fn any_models(count: Range<usize>) -> impl Strategy<Value = Vec<ModelView>> {
     let seconds = prop_oneof![4 => (0..5u8).prop_map(f64::from), 1 => any::<f64>()];
     prop::collection::vec((seconds, 0..6u64, any::<bool>(), any::<bool>()), count).prop_map(|of| {
-        let times: Vec<_> = of
-            .iter()
-            .map(|&(seconds, submitted, ..)| (seconds, submitted))
-            .collect();
+        let times: Vec<_> = of.iter().map(|&(seconds, submitted, ..)| (seconds, submitted)).collect();
         let mut models = models(&times);
         for (model, (.., resident, continues)) in models.iter_mut().zip(of) {
             (model.resident, model.continues) = (resident, continues);
@@ -66,27 +58,17 @@ impl Workload {
         let cost = CostModel::new(forward_s.to_vec(), backward_s.to_vec(), forward_s.to_vec());
         let cost = cost.unwrap();
         let start = ShardTaskKind::training_start(cost.shards());
-        Self {
-            estimate: cost.clone(),
-            truth: cost,
-            sweeps: vec![start; sweeps].into(),
-        }
+        Self { estimate: cost.clone(), truth: cost, sweeps: vec![start; sweeps].into() }
     }
 
     /// All shard tasks, in the order in which they have to run.
     fn tasks(&self) -> Vec<(ShardTaskKind, usize)> {
-        self.sweeps
-            .iter()
-            .flat_map(|&start| tasks_from(start, self.truth.shards()))
-            .collect()
+        self.sweeps.iter().flat_map(|&start| tasks_from(start, self.truth.shards())).collect()
     }
 
     /// True seconds of all shard tasks.
     fn total_s(&self) -> f64 {
-        self.tasks()
-            .iter()
-            .map(|&(kind, shard)| self.truth.of(kind, shard))
-            .sum()
+        self.tasks().iter().map(|&(kind, shard)| self.truth.of(kind, shard)).sum()
     }
 }
 
@@ -114,12 +96,7 @@ impl Progress {
     }
 
     fn remaining_s(&self) -> f64 {
-        let evaluations = self
-            .work
-            .sweeps
-            .iter()
-            .filter(|s| s.0 == ShardTaskKind::Evaluate)
-            .count();
+        let evaluations = self.work.sweeps.iter().filter(|s| s.0 == ShardTaskKind::Evaluate).count();
         let left = WorkLeft {
             sweeps: (self.work.sweeps.len() - evaluations) as u64,
             evaluations: evaluations as u64,
@@ -130,9 +107,7 @@ impl Progress {
 
     /// Takes the next shard task and gives it with its true seconds.
     fn begin(&mut self) -> ((ShardTaskKind, usize), f64) {
-        let (kind, shard) = self
-            .next_task()
-            .expect("only models with work are claimable");
+        let (kind, shard) = self.next_task().expect("only models with work are claimable");
         if self.position.is_none() {
             self.work.sweeps.pop_front();
         }
@@ -157,11 +132,7 @@ struct Simulation<'a> {
 
 /// The schedule that `policy` makes of `workloads` on `devices` devices, in order of starts.
 fn schedule(policy: &mut dyn Policy, workloads: &[Workload], devices: usize) -> Vec<Slot> {
-    let model = |work: &Workload| Progress {
-        work: work.clone(),
-        position: None,
-        running: false,
-    };
+    let model = |work: &Workload| Progress { work: work.clone(), position: None, running: false };
     let mut simulation = Simulation {
         policy,
         models: workloads.iter().map(model).collect(),
@@ -193,24 +164,13 @@ impl Simulation<'_> {
 
     fn ask(&mut self, device: usize) {
         let claimable = self.claimable(device);
-        let view = View {
-            device,
-            devices: self.devices.len(),
-            decision: self.decision,
-            claimable: &claimable,
-        };
+        let view =
+            View { device, devices: self.devices.len(), decision: self.decision, claimable: &claimable };
         let chosen = self.policy.choose(&view);
         self.decision += 1;
-        assert_eq!(
-            chosen.is_some(),
-            !claimable.is_empty(),
-            "a device was held back"
-        );
+        assert_eq!(chosen.is_some(), !claimable.is_empty(), "a device was held back");
         if let Some(ModelIndex(model)) = chosen {
-            assert!(
-                claimable.iter().any(|m| m.model.0 == model),
-                "model {model} is not claimable"
-            );
+            assert!(claimable.iter().any(|m| m.model.0 == model), "model {model} is not claimable");
             self.start(device, model);
         }
     }
@@ -233,13 +193,7 @@ impl Simulation<'_> {
     fn start(&mut self, device: usize, model: usize) {
         let (task, seconds) = self.models[model].begin();
         let end_s = self.now_s + seconds;
-        let slot = Slot {
-            device,
-            model,
-            task,
-            start_s: self.now_s,
-            end_s,
-        };
+        let slot = Slot { device, model, task, start_s: self.now_s, end_s };
         self.devices[device] = Some(slot);
         self.resident[device] = Some((model, task.1));
         self.slots.push(slot);
@@ -252,10 +206,7 @@ impl Simulation<'_> {
             if let Some(slot) = device.take_if(|slot| slot.end_s <= now_s) {
                 let model = &mut self.models[slot.model];
                 model.running = false;
-                model
-                    .work
-                    .estimate
-                    .observe(slot.task.0, slot.task.1, slot.end_s - slot.start_s);
+                model.work.estimate.observe(slot.task.0, slot.task.1, slot.end_s - slot.start_s);
             }
         }
     }
@@ -267,12 +218,7 @@ fn makespan_s(slots: &[Slot]) -> f64 {
 
 /// Eighths of seconds, so that the sums in these tests are exact.
 fn any_cost(shards: usize) -> impl Strategy<Value = CostModel> {
-    let times = || {
-        prop::collection::vec(
-            (0..40u8).prop_map(|eighths| f64::from(eighths) / 8.0),
-            shards,
-        )
-    };
+    let times = || prop::collection::vec((0..40u8).prop_map(|eighths| f64::from(eighths) / 8.0), shards);
     (times(), times(), times()).prop_map(|(f, b, e)| CostModel::new(f, b, e).unwrap())
 }
 
@@ -283,12 +229,10 @@ fn any_workload() -> impl Strategy<Value = Workload> {
             1 => Just(ShardTaskKind::evaluation_start()),
         ];
         let sweeps = prop::collection::vec(start, 0..6).prop_map(VecDeque::from);
-        (any_cost(shards), any_cost(shards), sweeps).prop_map(|(estimate, truth, sweeps)| {
-            Workload {
-                estimate,
-                truth,
-                sweeps,
-            }
+        (any_cost(shards), any_cost(shards), sweeps).prop_map(|(estimate, truth, sweeps)| Workload {
+            estimate,
+            truth,
+            sweeps,
         })
     })
 }

@@ -24,11 +24,7 @@ impl Policy for ShardedLrtf {
     fn choose(&mut self, view: &View<'_>) -> Option<ModelIndex> {
         view.claimable
             .iter()
-            .min_by(|a, b| {
-                b.remaining_s
-                    .total_cmp(&a.remaining_s)
-                    .then_with(|| a.by_submission(b))
-            })
+            .min_by(|a, b| b.remaining_s.total_cmp(&a.remaining_s).then_with(|| a.by_submission(b)))
             .map(|longest| longest.model)
     }
 }
@@ -43,20 +39,14 @@ mod tests {
     #[test]
     fn takes_the_longest_and_breaks_ties_by_submission() {
         let claimable = models(&[(3.0, 0), (7.0, 5), (7.0, 4), (6.9, 1)]);
-        assert_eq!(
-            ShardedLrtf.choose(&view_of(&claimable)),
-            Some(ModelIndex(2))
-        );
+        assert_eq!(ShardedLrtf.choose(&view_of(&claimable)), Some(ModelIndex(2)));
     }
 
     #[test]
     fn a_time_that_is_not_a_number_is_ordered_too() {
         for others in [[0.0, 1.0], [f64::INFINITY, 2.0], [f64::NAN, 3.0]] {
             let claimable = models(&[(others[0], 1), (f64::NAN, 0), (others[1], 2)]);
-            assert_eq!(
-                ShardedLrtf.choose(&view_of(&claimable)),
-                Some(ModelIndex(1))
-            );
+            assert_eq!(ShardedLrtf.choose(&view_of(&claimable)), Some(ModelIndex(1)));
         }
     }
 

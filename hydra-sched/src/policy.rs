@@ -79,13 +79,10 @@ impl FromStr for PolicyKind {
     type Err = PolicyError;
 
     fn from_str(text: &str) -> Result<Self, PolicyError> {
-        Self::ALL
-            .into_iter()
-            .find(|kind| kind.name() == text)
-            .ok_or_else(|| PolicyError::Unknown {
-                found: text.to_owned(),
-                expected: Self::ALL.map(Self::name).join(", "),
-            })
+        Self::ALL.into_iter().find(|kind| kind.name() == text).ok_or_else(|| PolicyError::Unknown {
+            found: text.to_owned(),
+            expected: Self::ALL.map(Self::name).join(", "),
+        })
     }
 }
 
@@ -138,11 +135,7 @@ mod tests {
                 }
             );
             assert!(error.to_string().contains(&format!("`{found}`")));
-            assert!(
-                error
-                    .to_string()
-                    .contains("sharded-lrtf, fifo, srtf, random")
-            );
+            assert!(error.to_string().contains("sharded-lrtf, fifo, srtf, random"));
         }
     }
 }

@@ -36,18 +36,10 @@ impl CostModel {
     ///
     /// [`CostError`] when there is no shard, the lists differ in length, or a time is negative,
     /// infinite or not a number.
-    pub fn new(
-        forward_s: Vec<f64>,
-        backward_s: Vec<f64>,
-        evaluate_s: Vec<f64>,
-    ) -> Result<Self, CostError> {
+    pub fn new(forward_s: Vec<f64>, backward_s: Vec<f64>, evaluate_s: Vec<f64>) -> Result<Self, CostError> {
         let (forward, backward, evaluate) = (forward_s.len(), backward_s.len(), evaluate_s.len());
         if forward != backward || backward != evaluate {
-            return Err(CostError::Lengths {
-                forward,
-                backward,
-                evaluate,
-            });
+            return Err(CostError::Lengths { forward, backward, evaluate });
         }
         if backward == 0 {
             return Err(CostError::NoShards);
@@ -116,9 +108,7 @@ impl CostModel {
     fn rest_of_sweep_s(&self, position: Option<(ShardTaskKind, usize)>) -> f64 {
         match position {
             None => 0.0,
-            Some((ShardTaskKind::Forward, shard)) => {
-                self.forward.rest[shard] + self.backward.total()
-            }
+            Some((ShardTaskKind::Forward, shard)) => self.forward.rest[shard] + self.backward.total(),
             Some((ShardTaskKind::Backward, shard)) => self.backward.rest[shard],
             Some((ShardTaskKind::Evaluate, shard)) => self.evaluate.rest[shard],
         }
@@ -166,13 +156,8 @@ struct Track {
 impl Track {
     fn new(seconds: Vec<f64>, counted: usize, direction: Direction) -> Self {
         let shards = seconds.len();
-        let mut track = Self {
-            seconds,
-            measured: vec![false; shards],
-            rest: vec![0.0; shards],
-            counted,
-            direction,
-        };
+        let mut track =
+            Self { seconds, measured: vec![false; shards], rest: vec![0.0; shards], counted, direction };
         track.sum();
         track
     }
@@ -212,11 +197,7 @@ impl Track {
 fn check_seconds(kind: ShardTaskKind, seconds: &[f64]) -> Result<(), CostError> {
     match seconds.iter().position(|&s| !is_time(s)) {
         None => Ok(()),
-        Some(shard) => Err(CostError::Seconds {
-            kind,
-            shard,
-            found: seconds[shard],
-        }),
+        Some(shard) => Err(CostError::Seconds { kind, shard, found: seconds[shard] }),
     }
 }
 
@@ -226,11 +207,7 @@ fn is_time(seconds: f64) -> bool {
 
 /// Nothing of something that overflowed to infinity is nothing, where the product is not a number.
 fn times(count: u64, seconds: f64) -> f64 {
-    if count == 0 {
-        0.0
-    } else {
-        count as f64 * seconds
-    }
+    if count == 0 { 0.0 } else { count as f64 * seconds }
 }
 
 #[cfg(test)]
@@ -244,19 +221,11 @@ mod tests {
     const KINDS: [ShardTaskKind; 3] = [Forward, Backward, Evaluate];
 
     fn three_shards() -> CostModel {
-        CostModel::new(
-            vec![1.0, 2.0, 64.0],
-            vec![4.0, 8.0, 16.0],
-            vec![0.25, 0.5, 0.125],
-        )
-        .unwrap()
+        CostModel::new(vec![1.0, 2.0, 64.0], vec![4.0, 8.0, 16.0], vec![0.25, 0.5, 0.125]).unwrap()
     }
 
     fn at(kind: ShardTaskKind, shard: usize) -> WorkLeft {
-        WorkLeft {
-            position: Some((kind, shard)),
-            ..WorkLeft::default()
-        }
+        WorkLeft { position: Some((kind, shard)), ..WorkLeft::default() }
     }
 
     #[test]
@@ -274,24 +243,14 @@ mod tests {
 
     #[test]
     fn counts_whole_sweeps() {
-        let left = WorkLeft {
-            sweeps: 3,
-            evaluations: 2,
-            position: Some((Backward, 1)),
-        };
-        assert_eq!(
-            three_shards().remaining_s(&left),
-            12.0 + 3.0 * 31.0 + 2.0 * 0.875
-        );
+        let left = WorkLeft { sweeps: 3, evaluations: 2, position: Some((Backward, 1)) };
+        assert_eq!(three_shards().remaining_s(&left), 12.0 + 3.0 * 31.0 + 2.0 * 0.875);
     }
 
     #[test]
     fn one_shard_has_only_its_fused_task() {
         let cost = CostModel::new(vec![8.0], vec![2.0], vec![0.5]).unwrap();
-        assert_eq!(
-            (cost.shards(), cost.sweep_s(), cost.evaluation_s()),
-            (1, 2.0, 0.5)
-        );
+        assert_eq!((cost.shards(), cost.sweep_s(), cost.evaluation_s()), (1, 2.0, 0.5));
         assert_eq!(cost.remaining_s(&at(Backward, 0)), 2.0);
     }
 
@@ -324,44 +283,18 @@ mod tests {
         let max = vec![f64::MAX; 2];
         let cost = CostModel::new(max.clone(), max.clone(), max).unwrap();
         assert_eq!(cost.remaining_s(&WorkLeft::default()), 0.0);
-        let left = WorkLeft {
-            sweeps: u64::MAX,
-            evaluations: 0,
-            position: None,
-        };
+        let left = WorkLeft { sweeps: u64::MAX, evaluations: 0, position: None };
         assert_eq!(cost.remaining_s(&left), f64::INFINITY);
     }
 
     #[test]
     fn refuses_estimates_that_make_no_sense() {
-        assert_eq!(
-            CostModel::new(vec![], vec![], vec![]),
-            Err(CostError::NoShards)
-        );
+        assert_eq!(CostModel::new(vec![], vec![], vec![]), Err(CostError::NoShards));
         let lengths = CostModel::new(vec![1.0], vec![1.0, 1.0], vec![1.0, 1.0]).unwrap_err();
-        assert_eq!(
-            lengths,
-            CostError::Lengths {
-                forward: 1,
-                backward: 2,
-                evaluate: 2
-            }
-        );
+        assert_eq!(lengths, CostError::Lengths { forward: 1, backward: 2, evaluate: 2 });
         let negative = CostModel::new(vec![1.0, 1.0], vec![1.0, -2.0], vec![1.0, 1.0]).unwrap_err();
-        assert_eq!(
-            negative,
-            CostError::Seconds {
-                kind: Backward,
-                shard: 1,
-                found: -2.0
-            }
-        );
-        assert!(
-            negative
-                .to_string()
-                .contains("backward of shard 1 takes -2 s"),
-            "{negative}"
-        );
+        assert_eq!(negative, CostError::Seconds { kind: Backward, shard: 1, found: -2.0 });
+        assert!(negative.to_string().contains("backward of shard 1 takes -2 s"), "{negative}");
         assert!(CostModel::new(vec![1.0], vec![1.0], vec![f64::NAN]).is_err());
     }
 

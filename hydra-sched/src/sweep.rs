@@ -24,11 +24,7 @@ pub enum ShardTaskKind {
 impl ShardTaskKind {
     /// The first shard task of a training sweep over `shards` shards.
     pub const fn training_start(shards: usize) -> (Self, usize) {
-        if shards <= 1 {
-            (Self::Backward, 0)
-        } else {
-            (Self::Forward, 0)
-        }
+        if shards <= 1 { (Self::Backward, 0) } else { (Self::Forward, 0) }
     }
 
     /// The first shard task of an evaluation sweep.
@@ -65,10 +61,7 @@ pub(crate) mod tests {
     use super::*;
 
     /// The shard tasks of a sweep from `start` to its end.
-    pub(crate) fn tasks_from(
-        start: (ShardTaskKind, usize),
-        shards: usize,
-    ) -> Vec<(ShardTaskKind, usize)> {
+    pub(crate) fn tasks_from(start: (ShardTaskKind, usize), shards: usize) -> Vec<(ShardTaskKind, usize)> {
         let next = |&(kind, shard): &(ShardTaskKind, usize)| kind.following(shard, shards);
         std::iter::successors(Some(start), next).collect()
     }
@@ -78,13 +71,7 @@ pub(crate) mod tests {
         let sweep = |shards| tasks_from(ShardTaskKind::training_start(shards), shards);
         assert_eq!(sweep(1), [(Backward, 0)]);
         assert_eq!(sweep(2), [(Forward, 0), (Backward, 1), (Backward, 0)]);
-        let three = [
-            (Forward, 0),
-            (Forward, 1),
-            (Backward, 2),
-            (Backward, 1),
-            (Backward, 0),
-        ];
+        let three = [(Forward, 0), (Forward, 1), (Backward, 2), (Backward, 1), (Backward, 0)];
         assert_eq!(sweep(3), three);
         for shards in 1..20 {
             assert_eq!(sweep(shards).len(), 2 * shards - 1);

@@ -94,7 +94,11 @@ impl TokenBlocks {
         let mut ids = Vec::with_capacity(items.len() * self.context);
         for &index in items {
             if index >= self.len() {
-                return Err(DatasetError::OutOfRange { dataset: self.name.to_string(), index, len: self.len() });
+                return Err(DatasetError::OutOfRange {
+                    dataset: self.name.to_string(),
+                    index,
+                    len: self.len(),
+                });
             }
             // Ids fit: they were checked when the blocks were made.
             ids.extend(self.block(index).iter().map(|&id| id as i32));
@@ -131,7 +135,11 @@ impl Dataset for TokenBlocks {
 impl fmt::Debug for TokenBlocks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (tokens, context) = (self.tokens.len(), self.context);
-        f.debug_struct("TokenBlocks").field("name", &self.name).field("tokens", &tokens).field("context", &context).finish()
+        f.debug_struct("TokenBlocks")
+            .field("name", &self.name)
+            .field("tokens", &tokens)
+            .field("context", &context)
+            .finish()
     }
 }
 

@@ -147,7 +147,8 @@ fn polish(line: &str) -> String {
     let words: Vec<&str> = line.split(' ').collect();
     let mut text = String::new();
     for (i, word) in words.iter().enumerate() {
-        let vowel = words.get(i + 1).is_some_and(|next| next.starts_with(['a', 'e', 'i', 'o', 'A', 'E', 'I', 'O']));
+        let vowel =
+            words.get(i + 1).is_some_and(|next| next.starts_with(['a', 'e', 'i', 'o', 'A', 'E', 'I', 'O']));
         let begins = i == 0 || words[i - 1].ends_with(['.', '?', '!']) || words[i - 1] == "=";
         let word = if *word == "a" && vowel { "an" } else { word };
         text += &if begins { capital(word) } else { word.to_owned() };

@@ -142,7 +142,8 @@ impl Corpus {
     /// A split that the corpus does not have, or a text that cannot be tokenized.
     pub fn tokens(&self, split: Split, tokenizer: &Tokenizer) -> Result<Arc<[u32]>, DataError> {
         let tokens = tokenizer.encode_lines(self.text(split)?);
-        let tokens = tokens.map_err(|source| DataError::Tokenize { corpus: self.name.clone(), split, source })?;
+        let tokens =
+            tokens.map_err(|source| DataError::Tokenize { corpus: self.name.clone(), split, source })?;
         Ok(tokens.into())
     }
 
@@ -165,7 +166,11 @@ impl Corpus {
 impl fmt::Debug for Corpus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let bytes = self.splits.each_ref().map(|text| text.as_ref().map(|text| text.len()));
-        f.debug_struct("Corpus").field("name", &self.name).field("kind", &self.kind).field("bytes", &bytes).finish()
+        f.debug_struct("Corpus")
+            .field("name", &self.name)
+            .field("kind", &self.kind)
+            .field("bytes", &bytes)
+            .finish()
     }
 }
 
@@ -213,7 +218,10 @@ mod tests {
         assert_eq!(corpus.blocks(Split::Test, &Tokenizer::Bytes, 4, 256).unwrap().len(), 3);
         let error = corpus.text(Split::Train).unwrap_err();
         assert!(matches!(error, DataError::SplitMissing { split: Split::Train, .. }));
-        assert!(error.to_string().contains("no train split") && error.to_string().contains("wiki.train.tokens"), "{error}");
+        assert!(
+            error.to_string().contains("no train split") && error.to_string().contains("wiki.train.tokens"),
+            "{error}"
+        );
     }
 
     #[test]
@@ -248,7 +256,10 @@ mod tests {
     fn files_that_are_no_text_are_named_with_the_offset() {
         let dir = dir(&[("train.txt", b"ab\xC3\xA9\xFFcd")]);
         let error = Corpus::open(dir.path()).unwrap_err();
-        assert!(matches!(&error, DataError::NotUtf8 { path, offset: 4 } if path.ends_with("train.txt")), "{error}");
+        assert!(
+            matches!(&error, DataError::NotUtf8 { path, offset: 4 } if path.ends_with("train.txt")),
+            "{error}"
+        );
         assert!(error.to_string().contains("offset 4"), "{error}");
     }
 
@@ -302,7 +313,7 @@ mod tests {
         assert!("dev".parse::<Split>().unwrap_err().to_string().contains("dev"));
     }
 
-    /// Counts words in the real text's own way: the lines joined must decode to the file without its blank lines.
+    /// The ids must decode to the file without its blank lines.
     #[test]
     fn real_wikitext_opens_and_comes_back() {
         let path: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/wikitext-2");
@@ -313,8 +324,12 @@ mod tests {
         let corpus = Corpus::open(&path).unwrap();
         for split in Split::ALL {
             let tokens = corpus.tokens(split, &Tokenizer::Gpt2).unwrap();
-            let text: String =
-                corpus.text(split).unwrap().split_inclusive('\n').filter(|line| !line.trim().is_empty()).collect();
+            let text: String = corpus
+                .text(split)
+                .unwrap()
+                .split_inclusive('\n')
+                .filter(|line| !line.trim().is_empty())
+                .collect();
             assert_eq!(Tokenizer::Gpt2.decode(&tokens).unwrap(), text);
             let blocks = corpus.blocks(split, &Tokenizer::Gpt2, 512, 50257).unwrap();
             assert_eq!(blocks.len(), tokens.len() / 512);

@@ -24,7 +24,10 @@ pub(super) fn read(path: &Path) -> Result<String, DataError> {
 /// line of the text, and in a text of one line the first character of the last tenth.
 pub(super) fn held_out(text: &str) -> usize {
     let mark = ceil_char(text, text.len() - text.len() / 10);
-    let next = text[..mark].ends_with('\n').then_some(mark).or_else(|| text[mark..].find('\n').map(|at| mark + at + 1));
+    let next = text[..mark]
+        .ends_with('\n')
+        .then_some(mark)
+        .or_else(|| text[mark..].find('\n').map(|at| mark + at + 1));
     let last = text.trim_end().rfind('\n').map(|at| at + 1);
     let has_text = |&at: &usize| !text[at..].trim().is_empty();
     let is_cut = |&at: &usize| !text[..at].trim().is_empty();

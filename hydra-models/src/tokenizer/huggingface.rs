@@ -33,7 +33,8 @@ impl HuggingFaceTokenizer {
             return Err(TokenizerError::NotADirectory { directory: dir.to_owned() });
         }
         let [json, vocab, merges] = ["tokenizer.json", "vocab.json", "merges.txt"].map(|name| dir.join(name));
-        let incomplete = |found, missing| TokenizerError::Incomplete { directory: dir.to_owned(), found, missing };
+        let incomplete =
+            |found, missing| TokenizerError::Incomplete { directory: dir.to_owned(), found, missing };
         match (json.exists(), vocab.exists(), merges.exists()) {
             (true, _, _) => Self::new(read_json(&json)?, &json).map(Some),
             (_, true, true) => Self::new(read_pair(&vocab, &merges)?, &vocab).map(Some),
@@ -103,7 +104,10 @@ fn read_pair(vocab_path: &Path, merges_path: &Path) -> Result<Tokenizer, Tokeniz
     let special = vocab.contains_key(END_OF_TEXT);
     let vocab: Vocab = vocab.into_iter().collect();
     let merges = parse_merges(&read(merges_path)?, merges_path)?;
-    let model = BPE::builder().vocab_and_merges(vocab, merges).build().map_err(|source| broken(merges_path, source))?;
+    let model = BPE::builder()
+        .vocab_and_merges(vocab, merges)
+        .build()
+        .map_err(|source| broken(merges_path, source))?;
     let mut tokenizer = Tokenizer::new(model);
     let bytes = ByteLevel::default().add_prefix_space(false);
     tokenizer.with_pre_tokenizer(Some(bytes)).with_decoder(Some(bytes));
@@ -119,7 +123,8 @@ fn parse_merges(text: &str, path: &Path) -> Result<Merges, TokenizerError> {
         if line.is_empty() || line.starts_with("#version") {
             continue;
         }
-        let wrong = || TokenizerError::Merge { path: path.to_owned(), line: index + 1, found: line.to_owned() };
+        let wrong =
+            || TokenizerError::Merge { path: path.to_owned(), line: index + 1, found: line.to_owned() };
         let (left, right) = line.split_once(' ').ok_or_else(wrong)?;
         if left.is_empty() || right.is_empty() || right.contains(' ') {
             return Err(wrong());
@@ -174,7 +179,11 @@ mod tests {
         assert_eq!(tokenizer.decode(&[4, 5, 3]).unwrap(), "ab ab\n");
         assert_eq!(tokenizer.vocab_size(), 7);
         assert!(tokenizer.name().ends_with("vocab.json"));
-        assert_eq!(Any::for_model(Some(dir.path()), 50257).unwrap().vocab_size(), 7, "the directory's own comes first");
+        assert_eq!(
+            Any::for_model(Some(dir.path()), 50257).unwrap().vocab_size(),
+            7,
+            "the directory's own comes first"
+        );
     }
 
     #[test]
@@ -215,7 +224,8 @@ mod tests {
     #[test]
     fn the_embedded_vocabulary_and_the_files_of_it_agree() {
         // A vocabulary of GPT-2's own single-byte tokens and a few merges, with GPT-2's ids.
-        let vocab = json!({"H": 39, "e": 68, "l": 75, "o": 78, "He": 1544, "ll": 297, "llo": 18798, "Hello": 15496});
+        let vocab =
+            json!({"H": 39, "e": 68, "l": 75, "o": 78, "He": 1544, "ll": 297, "llo": 18798, "Hello": 15496});
         let dir = dir(&[("vocab.json", &vocab.to_string()), ("merges.txt", "H e\nl l\nll o\nHe llo\n")]);
         assert_eq!(open(&dir).encode("Hello").unwrap(), Any::Gpt2.encode("Hello").unwrap());
     }
@@ -231,14 +241,23 @@ mod tests {
     #[test]
     fn broken_files_are_named() {
         let error = failure(&[("tokenizer.json", "{\"model\": 3}")]);
-        assert!(matches!(&error, TokenizerError::Parse { path, .. } if path.ends_with("tokenizer.json")), "{error}");
+        assert!(
+            matches!(&error, TokenizerError::Parse { path, .. } if path.ends_with("tokenizer.json")),
+            "{error}"
+        );
         let error = failure(&[("vocab.json", "[1]"), ("merges.txt", "")]);
-        assert!(matches!(&error, TokenizerError::Parse { path, .. } if path.ends_with("vocab.json")), "{error}");
+        assert!(
+            matches!(&error, TokenizerError::Parse { path, .. } if path.ends_with("vocab.json")),
+            "{error}"
+        );
         let vocab = small_vocab().to_string();
         let error = failure(&[("vocab.json", &vocab), ("merges.txt", "#version: 0.2\na b\nab\n")]);
         assert!(matches!(error, TokenizerError::Merge { line: 3, .. }), "{error}");
         let error = failure(&[("vocab.json", &vocab), ("merges.txt", "a unknown\n")]);
-        assert!(matches!(&error, TokenizerError::Parse { path, .. } if path.ends_with("merges.txt")), "{error}");
+        assert!(
+            matches!(&error, TokenizerError::Parse { path, .. } if path.ends_with("merges.txt")),
+            "{error}"
+        );
     }
 
     #[test]

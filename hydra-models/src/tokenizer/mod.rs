@@ -144,7 +144,9 @@ fn decode_gpt2(ids: &[u32]) -> String {
     let mut bytes = Vec::new();
     for &id in ids {
         match usize::try_from(id) {
-            Ok(known) if known < GPT2_VOCAB => bytes.extend(gpt2()._decode_native_and_split(vec![id]).flatten()),
+            Ok(known) if known < GPT2_VOCAB => {
+                bytes.extend(gpt2()._decode_native_and_split(vec![id]).flatten())
+            }
             _ => bytes.extend("\u{FFFD}".bytes()),
         }
     }
@@ -219,13 +221,14 @@ mod tests {
     fn lines_are_encoded_one_by_one_and_blank_ones_give_nothing() {
         let text = " \n = Title = \n \t\nHello world\r\n\n\nlast line";
         for tokenizer in [Tokenizer::Gpt2, Tokenizer::Bytes] {
-            let expected = [" = Title = \n", "Hello world\r\n", "last line"].map(|line| tokenizer.encode(line).unwrap());
+            let expected =
+                [" = Title = \n", "Hello world\r\n", "last line"].map(|line| tokenizer.encode(line).unwrap());
             assert_eq!(tokenizer.encode_lines(text).unwrap(), expected.concat());
         }
         assert!(Tokenizer::Gpt2.encode_lines("\n \n\t").unwrap().is_empty());
     }
 
-    /// A newline before a word-final space would merge with the next line's white space if they met.
+    /// Encoded as one text, the newline and the space after it would be split in another way.
     #[test]
     fn a_line_does_not_see_the_next() {
         let apart = Tokenizer::Gpt2.encode_lines("a \n b\n").unwrap();

@@ -1,0 +1,374 @@
+//! The command line: subcommands, flags, and what their help says.
+
+use crate::parse::{self, DevicesArg};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use hydra_core::{Bandwidth, ByteSize};
+use hydra_models::data::Split;
+use hydra_sched::PolicyKind;
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+const AFTER_HELP: &str = "\
+Without a subcommand, `hydra` is `hydra select`. Without --model, --data, --devices, --device-memory and \
+--spec, that is the demo: twelve small byte-level GPT-2 models, trained from scratch on the built-in corpus \
+by two logical CPU devices of one thread each, whose memory is so small that every model is cut into three \
+shards or more.
+
+The exit status is 0 when every task was trained, 1 when something failed, 2 when the command line is \
+wrong, and 130 when the run was interrupted. HYDRA_LOG=info shows the run's log on standard error.";
+
+/// Train many models, each larger than a device's memory, on few devices, exactly.
+#[derive(Debug, Parser)]
+#[command(name = "hydra", version, args_conflicts_with_subcommands = true, after_help = AFTER_HELP)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Option<Command>,
+    #[command(flatten)]
+    pub(crate) select: SelectArgs,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Train a grid of batch sizes and learning rates and rank it by validation perplexity (the default)
+    #[command(after_help = AFTER_HELP)]
+    Select(Box<SelectArgs>),
+    /// Train one configuration
+    Train(Box<TrainArgs>),
+    /// Evaluate a model on a text
+    Eval(Box<EvalArgs>),
+    /// Measure a model and show where it is cut for a device's memory
+    Partition(Box<PartitionArgs>),
+    /// Print the leaderboard of a run directory again
+    Report(ReportArgs),
+}
+
+/// `hydra select`.
+#[derive(Debug, Args)]
+pub(crate) struct SelectArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    /// Minibatch sizes, separated by commas [default: 16,8]
+    #[arg(long, value_name = "N,..", value_delimiter = ',', value_parser = parse::batch, allow_hyphen_values = true)]
+    pub(crate) batch: Vec<usize>,
+    /// Learning rates, separated by commas [default: 3e-3,1e-3,6e-4,3e-4,1e-4,3e-5]
+    #[arg(long, value_name = "RATE,..", value_delimiter = ',', value_parser = parse::rate, allow_hyphen_values = true)]
+    pub(crate) lr: Vec<f64>,
+    #[command(flatten)]
+    pub(crate) learn: LearnArgs,
+    #[command(flatten)]
+    pub(crate) devices: DeviceArgs,
+    #[command(flatten)]
+    pub(crate) out: OutArgs,
+    /// Run what a run directory's spec.toml says; only --out, --force, --dry-run and --json may stand beside it
+    #[arg(long, value_name = "FILE", conflicts_with_all = BESIDE_NO_SPEC)]
+    pub(crate) spec: Option<PathBuf>,
+}
+
+/// The flags that a spec holds, and that may therefore not be given beside it.
+const BESIDE_NO_SPEC: [&str; 26] = [
+    "model",
+    "data",
+    "context",
+    "dropout",
+    "seed",
+    "batch",
+    "lr",
+    "accumulate",
+    "epochs",
+    "steps",
+    "optimizer",
+    "weight_decay",
+    "no_decay_norms",
+    "clip",
+    "schedule",
+    "warmup",
+    "no_shuffle",
+    "eval_every",
+    "devices",
+    "device_memory",
+    "link",
+    "no_prefetch",
+    "policy",
+    "cuts",
+    "plan",
+    "host_memory",
+];
+
+/// `hydra train`.
+#[derive(Debug, Args)]
+pub(crate) struct TrainArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    /// The minibatch size
+    #[arg(long, value_name = "N", default_value = "8", value_parser = parse::batch, allow_hyphen_values = true)]
+    pub(crate) batch: usize,
+    /// The learning rate
+    #[arg(long, value_name = "RATE", default_value = "3e-4", value_parser = parse::rate, allow_hyphen_values = true)]
+    pub(crate) lr: f64,
+    #[command(flatten)]
+    pub(crate) learn: LearnArgs,
+    #[command(flatten)]
+    pub(crate) devices: DeviceArgs,
+    #[command(flatten)]
+    pub(crate) out: OutArgs,
+}
+
+/// `hydra eval`.
+#[derive(Debug, Args)]
+pub(crate) struct EvalArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    /// The part of the text: train, validation or test
+    #[arg(long, default_value = "test")]
+    pub(crate) split: Split,
+    /// Blocks that are evaluated at once; the result does not depend on it
+    #[arg(long, value_name = "N", default_value = "8", value_parser = parse::batch, allow_hyphen_values = true)]
+    pub(crate) batch: usize,
+    #[command(flatten)]
+    pub(crate) devices: DeviceArgs,
+    /// Print the result as JSON, alone on standard output
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `hydra partition`.
+#[derive(Debug, Args)]
+pub(crate) struct PartitionArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    /// The minibatch size
+    #[arg(long, value_name = "N", default_value = "8", value_parser = parse::batch, allow_hyphen_values = true)]
+    pub(crate) batch: usize,
+    /// Microbatches that a minibatch is cut into
+    #[arg(long, value_name = "N", default_value = "1", value_parser = parse::count)]
+    pub(crate) accumulate: usize,
+    #[command(flatten)]
+    pub(crate) devices: DeviceArgs,
+    /// Save the plan as JSON, to be used by --plan
+    #[arg(long, value_name = "FILE")]
+    pub(crate) out: Option<PathBuf>,
+    /// Print the plan and the budgets as JSON, alone on standard output
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `hydra report`.
+#[derive(Debug, Args)]
+pub(crate) struct ReportArgs {
+    /// A run directory
+    #[arg(value_name = "DIR")]
+    pub(crate) dir: PathBuf,
+    /// Print the report as JSON, alone on standard output
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// The model and its text.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Model and data")]
+pub(crate) struct ModelArgs {
+    /// A preset (trained from scratch) or a Hugging Face directory [default: bytes-tiny]
+    #[arg(long, value_name = "PRESET|DIR")]
+    pub(crate) model: Option<String>,
+    /// `builtin`, a WikiText directory or a plain-text file (its last tenth is held out) [default: builtin]
+    #[arg(long, value_name = "builtin|DIR|FILE")]
+    pub(crate) data: Option<String>,
+    /// Tokens in a block [default: the model's positions, at most 512]
+    #[arg(long, value_name = "N", value_parser = parse::context, allow_hyphen_values = true)]
+    pub(crate) context: Option<usize>,
+    /// The probability of every dropout in the model [default: as its configuration says]
+    #[arg(long, value_name = "P", value_parser = parse::dropout, allow_hyphen_values = true)]
+    pub(crate) dropout: Option<f64>,
+    /// The seed of initial weights, data order and dropout [default: 0]
+    #[arg(long, value_name = "N", value_parser = parse::seed, allow_hyphen_values = true)]
+    pub(crate) seed: Option<u64>,
+}
+
+/// How it learns.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Training")]
+pub(crate) struct LearnArgs {
+    /// Microbatches that a minibatch is cut into, whose gradients add up [default: 1]
+    #[arg(long, value_name = "N", value_parser = parse::count, allow_hyphen_values = true)]
+    pub(crate) accumulate: Option<usize>,
+    /// Passes over the training data [default: 1]
+    #[arg(long, value_name = "N", value_parser = parse::count, allow_hyphen_values = true)]
+    pub(crate) epochs: Option<usize>,
+    /// Exactly so many minibatches, wrapping into further epochs; with --epochs, at most so many
+    #[arg(long, value_name = "N", value_parser = parse::count, allow_hyphen_values = true)]
+    pub(crate) steps: Option<usize>,
+    /// AdamW (betas 0.9 and 0.999, epsilon 1e-8) or SGD (momentum 0.9) [default: adamw]
+    #[arg(long, value_enum)]
+    pub(crate) optimizer: Option<OptimizerName>,
+    /// Weight decay: decoupled for AdamW, coupled for SGD [default: 0.01]
+    #[arg(long, value_name = "X", value_parser = parse::decay, allow_hyphen_values = true)]
+    pub(crate) weight_decay: Option<f64>,
+    /// Spare norms and biases from weight decay
+    #[arg(long)]
+    pub(crate) no_decay_norms: bool,
+    /// Scale gradients down to this global norm [default: off]
+    #[arg(long, value_name = "X", value_parser = parse::clip, allow_hyphen_values = true)]
+    pub(crate) clip: Option<f64>,
+    /// The learning rate's shape after the warmup [default: constant]
+    #[arg(long, value_enum)]
+    pub(crate) schedule: Option<ScheduleName>,
+    /// Minibatches over which the learning rate rises from zero [default: 0]
+    #[arg(long, value_name = "N", value_parser = parse::warmup, allow_hyphen_values = true)]
+    pub(crate) warmup: Option<usize>,
+    /// Take the training data in its own order in every epoch
+    #[arg(long)]
+    pub(crate) no_shuffle: bool,
+    /// Evaluate on the validation data after every N minibatches and keep the best weights [default: off]
+    #[arg(long, value_name = "N", value_parser = parse::count, allow_hyphen_values = true)]
+    pub(crate) eval_every: Option<usize>,
+}
+
+/// What it runs on.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Devices")]
+pub(crate) struct DeviceArgs {
+    /// cpu:N (N logical devices that share the cores evenly) or cpu:NxT (T threads each) [default: cpu:1]
+    #[arg(long, value_name = "SPEC")]
+    pub(crate) devices: Option<DevicesArg>,
+    /// The memory of each device, such as 64MiB [default: two fifths of the machine's free memory, shared]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
+    pub(crate) device_memory: Option<ByteSize>,
+    /// The host memory for masters, gradients and activations [default: nine tenths of what is free,
+    /// without the devices' part of it]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
+    pub(crate) host_memory: Option<ByteSize>,
+    /// Simulate a link of this bandwidth between host and devices, such as 8GiB/s [default: none]
+    #[arg(long, value_name = "SIZE/s", allow_hyphen_values = true)]
+    pub(crate) link: Option<Bandwidth>,
+    /// Promote a shard only when its device is free
+    #[arg(long)]
+    pub(crate) no_prefetch: bool,
+    /// Who runs next: sharded-lrtf, fifo, srtf or random [default: sharded-lrtf]
+    #[arg(long, value_name = "POLICY")]
+    pub(crate) policy: Option<PolicyKind>,
+    /// Cut-points by hand, separated by commas: the layers at which a new shard begins
+    #[arg(long, value_name = "N,..", value_delimiter = ',', value_parser = parse::cut, allow_hyphen_values = true)]
+    pub(crate) cuts: Vec<usize>,
+    /// A plan, or a directory of plans, to use where the fingerprint matches
+    #[arg(long, value_name = "FILE|DIR")]
+    pub(crate) plan: Option<PathBuf>,
+}
+
+/// Where the results go.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Output")]
+pub(crate) struct OutArgs {
+    /// The run directory [default: runs/<command>-<the next free number>]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: Option<PathBuf>,
+    /// Replace the run in the run directory
+    #[arg(long)]
+    pub(crate) force: bool,
+    /// Print what would run and what it needs, and stop; nothing is written
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    /// Print the final report as JSON, alone on standard output
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `--optimizer`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum OptimizerName {
+    #[default]
+    #[value(name = "adamw")]
+    AdamW,
+    Sgd,
+}
+
+/// `--schedule`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum ScheduleName {
+    #[default]
+    Constant,
+    Linear,
+    Cosine,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+    use clap::error::ErrorKind;
+
+    fn fails(arguments: &[&str]) -> clap::Error {
+        Cli::try_parse_from([&["hydra"], arguments].concat()).unwrap_err()
+    }
+
+    #[test]
+    fn the_definition_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn without_a_subcommand_it_selects() {
+        let bare = Cli::try_parse_from(["hydra", "--steps", "3", "--batch", "4,2"]).unwrap();
+        assert!(bare.command.is_none());
+        assert_eq!(bare.select.learn.steps, Some(3));
+        assert_eq!(bare.select.batch, [4, 2]);
+        let named = Cli::try_parse_from(["hydra", "select", "--steps", "3"]).unwrap();
+        assert!(matches!(named.command, Some(Command::Select(args)) if args.learn.steps == Some(3)));
+    }
+
+    #[test]
+    fn beside_a_spec_stand_only_output_flags() {
+        let allowed = ["spec", "out", "force", "dry_run", "json", "help", "version"];
+        for flag in Cli::command().get_arguments() {
+            let id = flag.get_id().as_str();
+            assert_ne!(BESIDE_NO_SPEC.contains(&id), allowed.contains(&id), "--{id} is in neither or both");
+        }
+        assert_eq!(fails(&["--spec", "s.toml", "--lr", "1"]).kind(), ErrorKind::ArgumentConflict);
+        assert!(Cli::try_parse_from(["hydra", "--spec", "s.toml", "--out", "d", "--force"]).is_ok());
+    }
+
+    #[test]
+    fn wrong_values_name_the_flag_and_what_was_given() {
+        let cases: [(&[&str], &str, &str); 16] = [
+            (&["--lr", "fast"], "--lr", "`fast` is not a number"),
+            (&["--lr", "1e-3,nan"], "--lr", "`nan`"),
+            (&["--lr", "-1"], "--lr", "`-1`"),
+            (&["--lr", "1e-3,"], "--lr", "is empty"),
+            (&["--batch", "0"], "--batch", "`0`"),
+            (&["--batch", "8,1000000"], "--batch", "`1000000`"),
+            (&["--context", "1"], "--context", "`1`"),
+            (&["--context", "99999999"], "--context", "`99999999`"),
+            (&["--devices", "cuda:1"], "--devices", "CUDA is not in this build"),
+            (&["--devices", "cpu:0"], "--devices", "`cpu:0`"),
+            (&["--device-memory", "much"], "--device-memory", "`much` is not a size"),
+            (&["--link", "8GiB"], "--link", "`8GiB` is not a bandwidth"),
+            (&["--policy", "lifo"], "--policy", "sharded-lrtf, fifo, srtf, random"),
+            (&["--dropout", "1"], "--dropout", "`1`"),
+            (&["--steps", "0"], "--steps", "`0`"),
+            (&["--clip", "0"], "--clip", "`0`"),
+        ];
+        for (arguments, flag, says) in cases {
+            let error = fails(arguments);
+            let message = error.to_string();
+            assert_eq!(error.exit_code(), 2, "{message}");
+            assert!(message.contains(flag) && message.contains(says), "{arguments:?}: {message}");
+        }
+        assert_eq!(fails(&["train", "--lr", "1e-3,1e-4"]).exit_code(), 2);
+        assert_eq!(fails(&["report"]).exit_code(), 2);
+        assert!(fails(&["eval", "--split", "dev"]).to_string().contains("expected train, validation or test"));
+    }
+
+    #[test]
+    fn values_as_the_manual_writes_them() {
+        let line = "hydra train --devices cpu:2x1 --device-memory 64MiB --link 8GiB/s --cuts 1,3,5 --policy srtf \
+                    --optimizer sgd --schedule cosine --warmup 3 --dropout 0 --seed 7 --lr 3e-4 --batch 8";
+        let cli = Cli::try_parse_from(line.split_whitespace()).unwrap();
+        let Some(Command::Train(train)) = cli.command else { panic!("not train") };
+        assert_eq!(train.devices.cuts, [1, 3, 5]);
+        assert_eq!(train.devices.device_memory, Some(ByteSize::mib(64)));
+        assert_eq!(train.devices.policy, Some(PolicyKind::Srtf));
+        assert_eq!((train.lr, train.batch), (3e-4, 8));
+        assert_eq!(train.learn.optimizer, Some(OptimizerName::Sgd));
+    }
+}

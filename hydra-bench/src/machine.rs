@@ -1,0 +1,81 @@
+//! What the machine has: cores and free memory.
+
+use anyhow::{Context, Result};
+use hydra_core::ByteSize;
+
+/// The share of free memory that the devices get together when nobody says how much, as a fraction.
+/// On a CPU they share the DRAM with the masters, so neither may take it all.
+const DEVICE_SHARE: (u64, u64) = (2, 5);
+/// The share of free memory that a run may use in all.
+const RUN_SHARE: (u64, u64) = (9, 10);
+/// What the host gets at least, as a share of free memory, however large the devices' budgets are.
+const HOST_SHARE: (u64, u64) = (1, 2);
+
+/// The machine as it was found.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Machine {
+    /// Cores that this process may use.
+    pub(crate) cores: usize,
+    /// Memory that can be had without swapping; `None` where the system does not tell.
+    pub(crate) available: Option<ByteSize>,
+}
+
+impl Machine {
+    /// Looks at the machine.
+    pub(crate) fn look() -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+        Self { cores, available: available(&meminfo) }
+    }
+
+    /// The memory of each of `count` devices when nobody says how much.
+    pub(crate) fn device_share(&self, count: usize) -> Result<ByteSize> {
+        let available = self.available.context(
+            "the system does not tell how much memory is free: give --device-memory, such as --device-memory 1GiB",
+        )?;
+        Ok(ByteSize(share(available, DEVICE_SHARE) / count.max(1) as u64))
+    }
+
+    /// The host's part when nobody says how much: what a run may use without the devices' budgets, but not
+    /// less than half of what is free, because a budget that is larger than the machine will not be used up.
+    pub(crate) fn host_share(&self, devices: ByteSize) -> Option<ByteSize> {
+        let available = self.available?;
+        let rest = share(available, RUN_SHARE).saturating_sub(devices.bytes());
+        Some(ByteSize(rest.max(share(available, HOST_SHARE))))
+    }
+}
+
+fn share(of: ByteSize, (part, whole): (u64, u64)) -> u64 {
+    of.bytes() / whole * part
+}
+
+/// `MemAvailable` of `/proc/meminfo`, which is in units of 1024 bytes.
+fn available(meminfo: &str) -> Option<ByteSize> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(ByteSize(kib * 1024))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn meminfo_is_read() {
+        let text = "MemTotal:       16000 kB\nMemFree:  1 kB\nMemAvailable:    8000 kB\n";
+        assert_eq!(available(text), Some(ByteSize(8_192_000)));
+        assert_eq!(available("MemTotal: 16000 kB\n"), None);
+    }
+
+    #[test]
+    fn devices_and_host_share_what_is_free() {
+        let machine = Machine { cores: 2, available: Some(ByteSize(1000)) };
+        assert_eq!(machine.device_share(2).unwrap(), ByteSize(200));
+        assert_eq!(machine.host_share(ByteSize(400)), Some(ByteSize(500)));
+        assert_eq!(machine.host_share(ByteSize(100)), Some(ByteSize(800)));
+        assert_eq!(machine.host_share(ByteSize(5000)), Some(ByteSize(500)));
+        let blind = Machine { cores: 2, available: None };
+        assert!(blind.device_share(1).unwrap_err().to_string().contains("--device-memory"));
+        assert_eq!(blind.host_share(ByteSize(1)), None);
+    }
+}

@@ -1,0 +1,452 @@
+//! The spec of a run: every flag resolved, saved in the run directory, re-runnable.
+
+use crate::args::{DeviceArgs, LearnArgs, ModelArgs, OptimizerName, ScheduleName, SelectArgs, TrainArgs};
+use crate::error::Usage;
+use crate::machine::Machine;
+use crate::parse::DevicesArg;
+use anyhow::{Context, Result, bail};
+use hydra_core::{
+    Bandwidth, ByteSize, Decay, Length, OptimizerSpec, Schedule, ScheduleKind, TrainSpec,
+};
+use hydra_sched::PolicyKind;
+use serde::{Deserialize, Serialize};
+use std::path::{Path, PathBuf};
+
+/// The version of the format of `spec.toml`.
+const SPEC_FORMAT: u32 = 1;
+const DEFAULT_BATCHES: [usize; 2] = [16, 8];
+/// Suited to training from scratch, which presets do.
+const DEFAULT_RATES: [f64; 6] = [3e-3, 1e-3, 6e-4, 3e-4, 1e-4, 3e-5];
+const DEFAULT_MODEL: &str = "bytes-tiny";
+const BUILTIN: &str = "builtin";
+
+/// What a command without a model, data or devices runs on: each of its models needs three shards or more.
+pub(crate) struct Demo;
+
+impl Demo {
+    /// The devices of the demo: two logical ones of one thread.
+    pub(crate) const DEVICES: DevicesArg = DevicesArg { count: 2, threads: Some(1) };
+    /// The memory of each.
+    pub(crate) const MEMORY: ByteSize = ByteSize::mib(24);
+
+    /// Whether these flags ask for the demo.
+    pub(crate) fn applies(model: &ModelArgs, devices: &DeviceArgs) -> bool {
+        model.model.is_none()
+            && model.data.is_none()
+            && devices.devices.is_none()
+            && devices.device_memory.is_none()
+    }
+}
+
+/// Which command made a spec.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum CommandName {
+    Select,
+    Train,
+}
+
+impl CommandName {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Select => "select",
+            Self::Train => "train",
+        }
+    }
+}
+
+/// A run, with every flag resolved.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct RunSpec {
+    /// [`SPEC_FORMAT`].
+    pub(crate) format: u32,
+    pub(crate) command: CommandName,
+    pub(crate) model: ModelSpec,
+    pub(crate) training: TrainingSpec,
+    pub(crate) devices: DevicesSpec,
+}
+
+/// The model and its text.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ModelSpec {
+    /// A preset or the absolute path of a directory.
+    pub(crate) model: String,
+    /// `builtin` or an absolute path.
+    pub(crate) data: String,
+    /// Set when the model has been read.
+    pub(crate) context: Option<usize>,
+    /// `None` leaves the configuration's.
+    pub(crate) dropout: Option<f64>,
+    pub(crate) seed: u64,
+}
+
+/// The grid and what its configurations have in common.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct TrainingSpec {
+    pub(crate) batch: Vec<usize>,
+    pub(crate) lr: Vec<f64>,
+    pub(crate) accumulate: usize,
+    pub(crate) epochs: Option<usize>,
+    pub(crate) steps: Option<usize>,
+    pub(crate) optimizer: OptimizerName,
+    pub(crate) weight_decay: f64,
+    pub(crate) no_decay_norms: bool,
+    pub(crate) clip: Option<f64>,
+    pub(crate) schedule: ScheduleName,
+    pub(crate) warmup: usize,
+    pub(crate) shuffle: bool,
+    pub(crate) eval_every: Option<usize>,
+}
+
+/// What it runs on.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct DevicesSpec {
+    /// As `--devices` reads it.
+    pub(crate) devices: String,
+    /// Of each device.
+    pub(crate) device_memory_bytes: ByteSize,
+    /// `None` takes what the machine has free.
+    pub(crate) host_memory_bytes: Option<ByteSize>,
+    pub(crate) link_bytes_per_s: Option<Bandwidth>,
+    pub(crate) prefetch: bool,
+    pub(crate) policy: PolicyKind,
+    pub(crate) cuts: Option<Vec<usize>>,
+    pub(crate) plan: Option<PathBuf>,
+}
+
+/// One configuration of the grid.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Configuration {
+    /// A name that is unique within the grid and safe as a directory's.
+    pub(crate) name: String,
+    pub(crate) batch: usize,
+    pub(crate) lr: f64,
+}
+
+impl RunSpec {
+    /// The spec that the flags of `hydra select` ask for.
+    pub(crate) fn select(args: &SelectArgs, machine: &Machine) -> Result<Self> {
+        if let Some(file) = &args.spec {
+            return Self::load(file);
+        }
+        let or = |given: &[f64], default: &[f64]| if given.is_empty() { default } else { given }.to_vec();
+        let batch = if args.batch.is_empty() { DEFAULT_BATCHES.to_vec() } else { args.batch.clone() };
+        let training = TrainingSpec::new(&args.learn, batch, or(&args.lr, &DEFAULT_RATES));
+        let demo = Demo::applies(&args.model, &args.devices);
+        Self::new(CommandName::Select, &args.model, training, &args.devices, demo, machine)
+    }
+
+    /// The spec that the flags of `hydra train` ask for.
+    pub(crate) fn train(args: &TrainArgs, machine: &Machine) -> Result<Self> {
+        let training = TrainingSpec::new(&args.learn, vec![args.batch], vec![args.lr]);
+        Self::new(CommandName::Train, &args.model, training, &args.devices, false, machine)
+    }
+
+    fn new(
+        command: CommandName,
+        model: &ModelArgs,
+        training: TrainingSpec,
+        devices: &DeviceArgs,
+        demo: bool,
+        machine: &Machine,
+    ) -> Result<Self> {
+        let model = ModelSpec::new(model)?;
+        let devices = DevicesSpec::new(devices, demo, machine)?;
+        let spec = Self { format: SPEC_FORMAT, command, model, training, devices };
+        spec.check()?;
+        Ok(spec)
+    }
+
+    /// Reads a spec that [`to_toml`](Self::to_toml) wrote and perhaps a person changed.
+    fn load(file: &Path) -> Result<Self> {
+        let shown = file.display();
+        let text = std::fs::read_to_string(file).with_context(|| format!("the spec `{shown}` could not be read"))?;
+        let spec: Self = toml::from_str(&text)
+            .with_context(|| format!("`{shown}` is not a spec: give the spec.toml of a run directory"))?;
+        spec.check().with_context(|| format!("the spec `{shown}` cannot be run"))?;
+        Ok(spec)
+    }
+
+    /// The text of `spec.toml`.
+    pub(crate) fn to_toml(&self) -> Result<String> {
+        let body = toml::to_string(self).context("the spec could not be written as TOML")?;
+        Ok(format!("# Run it again with: hydra select --spec spec.toml --out DIR\n\n{body}"))
+    }
+
+    fn check(&self) -> Result<()> {
+        if self.format != SPEC_FORMAT {
+            bail!("it has format {}, and this program reads format {SPEC_FORMAT}", self.format);
+        }
+        self.devices.parsed()?;
+        if self.training.batch.is_empty() || self.training.lr.is_empty() {
+            bail!(Usage::new("there is nothing to train: give at least one batch size and one learning rate"));
+        }
+        for configuration in self.grid()? {
+            let spec = self.training.of(&configuration, self.model.seed, usize::MAX);
+            spec.validate().map_err(Usage::from_error)?;
+        }
+        Ok(())
+    }
+
+    /// The configurations: for each batch size in its order, each learning rate in its order.
+    pub(crate) fn grid(&self) -> Result<Vec<Configuration>> {
+        let mut grid: Vec<Configuration> = Vec::new();
+        for &batch in &self.training.batch {
+            for &lr in &self.training.lr {
+                let name = configuration_name(batch, lr);
+                if grid.iter().any(|other| other.name == name) {
+                    let text = format!("batch {batch} with learning rate {lr:e} is given twice: give each once");
+                    bail!(Usage::new(text));
+                }
+                grid.push(Configuration { name, batch, lr });
+            }
+        }
+        Ok(grid)
+    }
+
+    /// What the report says of a configuration.
+    pub(crate) fn describe(&self, spec: &TrainSpec) -> serde_json::Value {
+        serde_json::json!({
+            "model": self.model.model,
+            "data": self.model.data,
+            "context": self.model.context,
+            "dropout": self.model.dropout,
+            "batch": spec.batch,
+            "lr": spec.optimizer.lr(),
+            "training": spec,
+        })
+    }
+}
+
+/// The name of a configuration, such as `b16-lr3e-4`.
+fn configuration_name(batch: usize, lr: f64) -> String {
+    format!("b{batch}-lr{lr:e}")
+}
+
+impl ModelSpec {
+    /// The model and the text that these flags name; paths become absolute.
+    pub(crate) fn new(args: &ModelArgs) -> Result<Self> {
+        let model = args.model.as_deref().unwrap_or(DEFAULT_MODEL);
+        let data = args.data.as_deref().unwrap_or(BUILTIN);
+        Ok(Self {
+            model: if Path::new(model).exists() { absolute(model)? } else { model.to_owned() },
+            data: if data == BUILTIN { data.to_owned() } else { absolute(data)? },
+            context: args.context,
+            dropout: args.dropout,
+            seed: args.seed.unwrap_or(0),
+        })
+    }
+}
+
+fn absolute(path: &str) -> Result<String> {
+    let path = std::path::absolute(path).with_context(|| format!("`{path}` is not a usable path"))?;
+    let text = path.to_str().with_context(|| format!("the path `{}` is not UTF-8", path.display()))?;
+    Ok(text.to_owned())
+}
+
+impl TrainingSpec {
+    fn new(args: &LearnArgs, batch: Vec<usize>, lr: Vec<f64>) -> Self {
+        Self {
+            batch,
+            lr,
+            accumulate: args.accumulate.unwrap_or(1),
+            epochs: args.epochs.or(args.steps.is_none().then_some(1)),
+            steps: args.steps,
+            optimizer: args.optimizer.unwrap_or_default(),
+            weight_decay: args.weight_decay.unwrap_or(0.01),
+            no_decay_norms: args.no_decay_norms,
+            clip: args.clip,
+            schedule: args.schedule.unwrap_or_default(),
+            warmup: args.warmup.unwrap_or(0),
+            shuffle: !args.no_shuffle,
+            eval_every: args.eval_every,
+        }
+    }
+
+    /// How a configuration trains on a dataset of `items` items.
+    pub(crate) fn of(&self, configuration: &Configuration, seed: u64, items: usize) -> TrainSpec {
+        TrainSpec {
+            optimizer: self.optimizer(configuration.lr),
+            schedule: Schedule { kind: self.schedule.into(), warmup: self.warmup },
+            decay: if self.no_decay_norms { Decay::Matrices } else { Decay::All },
+            clip: self.clip,
+            batch: configuration.batch,
+            accumulate: self.accumulate,
+            length: self.length(items.div_ceil(configuration.batch)),
+            seed,
+            shuffle: self.shuffle,
+            eval_every: self.eval_every,
+        }
+    }
+
+    fn optimizer(&self, rate: f64) -> OptimizerSpec {
+        let mut optimizer = match self.optimizer {
+            OptimizerName::AdamW => OptimizerSpec::adamw(rate),
+            OptimizerName::Sgd => OptimizerSpec::sgd(rate),
+        };
+        let (OptimizerSpec::AdamW { weight_decay, .. } | OptimizerSpec::Sgd { weight_decay, .. }) = &mut optimizer;
+        *weight_decay = self.weight_decay;
+        optimizer
+    }
+
+    fn length(&self, steps_per_epoch: usize) -> Length {
+        match (self.epochs, self.steps) {
+            (Some(epochs), Some(steps)) => Length::Steps(steps.min(epochs.saturating_mul(steps_per_epoch))),
+            (None, Some(steps)) => Length::Steps(steps),
+            (epochs, None) => Length::Epochs(epochs.unwrap_or(1)),
+        }
+    }
+}
+
+impl From<ScheduleName> for ScheduleKind {
+    fn from(name: ScheduleName) -> Self {
+        match name {
+            ScheduleName::Constant => Self::Constant,
+            ScheduleName::Linear => Self::Linear,
+            ScheduleName::Cosine => Self::Cosine,
+        }
+    }
+}
+
+impl DevicesSpec {
+    /// The devices that these flags ask for; what is not given is the demo's, or follows from the machine.
+    pub(crate) fn new(args: &DeviceArgs, demo: bool, machine: &Machine) -> Result<Self> {
+        let default = if demo { Demo::DEVICES } else { DevicesArg { count: 1, threads: None } };
+        let devices = args.devices.unwrap_or(default);
+        let memory = match args.device_memory {
+            Some(memory) => memory,
+            None if demo => Demo::MEMORY,
+            None => machine.device_share(devices.count)?,
+        };
+        Ok(Self {
+            devices: devices.to_string(),
+            device_memory_bytes: memory,
+            host_memory_bytes: args.host_memory,
+            link_bytes_per_s: args.link,
+            prefetch: !args.no_prefetch,
+            policy: args.policy.unwrap_or_default(),
+            cuts: (!args.cuts.is_empty()).then(|| args.cuts.clone()),
+            plan: args.plan.as_deref().map(std::path::absolute).transpose()?,
+        })
+    }
+
+    /// The devices, understood.
+    pub(crate) fn parsed(&self) -> Result<DevicesArg, Usage> {
+        self.devices.parse().map_err(Usage::new)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::{Cli, Command};
+    use clap::Parser;
+
+    const MACHINE: Machine = Machine { cores: 4, available: Some(ByteSize(10_000_000_000)) };
+
+    fn spec(line: &str) -> Result<RunSpec> {
+        let cli = Cli::try_parse_from(["hydra"].into_iter().chain(line.split_whitespace())).unwrap();
+        match cli.command {
+            None => RunSpec::select(&cli.select, &MACHINE),
+            Some(Command::Select(args)) => RunSpec::select(&args, &MACHINE),
+            Some(Command::Train(args)) => RunSpec::train(&args, &MACHINE),
+            _ => panic!("no spec"),
+        }
+    }
+
+    #[test]
+    fn the_default_is_twelve_configurations_on_two_small_devices() {
+        let spec = spec("--steps 3").unwrap();
+        let grid = spec.grid().unwrap();
+        assert_eq!(grid.len(), 12);
+        assert_eq!(grid[0], Configuration { name: "b16-lr3e-3".into(), batch: 16, lr: 3e-3 });
+        assert_eq!(grid[11].name, "b8-lr3e-5");
+        assert_eq!(spec.devices.devices, "cpu:2x1");
+        assert_eq!(spec.devices.device_memory_bytes, Demo::MEMORY);
+    }
+
+    #[test]
+    fn a_flag_for_model_data_or_devices_ends_the_demo() {
+        for line in ["--model gpt2-mini", "--data builtin", "--devices cpu:1", "train"] {
+            let devices = spec(line).unwrap().devices;
+            assert_eq!(devices.devices, "cpu:1");
+            assert_eq!(devices.device_memory_bytes, ByteSize(4_000_000_000));
+        }
+        let devices = spec("--device-memory 64MiB").unwrap().devices;
+        assert_eq!((devices.devices.as_str(), devices.device_memory_bytes), ("cpu:1", ByteSize::mib(64)));
+    }
+
+    #[test]
+    fn a_spec_comes_back_from_its_file() {
+        let line = "select --model gpt2-mini --batch 4 --lr 1e-3,3e-4 --cuts 1,3 --link 8GiB/s --clip 1.5 \
+                    --steps 9 --epochs 2 --optimizer sgd --schedule cosine --policy srtf --no-shuffle --seed 12 \
+                    --dropout 0.1 --plan plans --no-decay-norms --eval-every 4 --host-memory 1GiB";
+        for line in [line, "", "train"] {
+            let spec = spec(line).unwrap();
+            let dir = tempfile::tempdir().unwrap();
+            let file = dir.path().join("spec.toml");
+            std::fs::write(&file, spec.to_toml().unwrap()).unwrap();
+            assert_eq!(RunSpec::load(&file).unwrap(), spec);
+        }
+    }
+
+    #[test]
+    fn a_broken_spec_is_told_from_a_missing_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("spec.toml");
+        let says = |error: anyhow::Error| format!("{error:#}");
+        assert!(says(RunSpec::load(&file).unwrap_err()).contains("could not be read"));
+        std::fs::write(&file, "model = 3").unwrap();
+        assert!(says(RunSpec::load(&file).unwrap_err()).contains("is not a spec"));
+        let good = spec("").unwrap().to_toml().unwrap();
+        std::fs::write(&file, good.replace("cpu:2x1", "tpu:2")).unwrap();
+        assert!(says(RunSpec::load(&file).unwrap_err()).contains("`tpu:2`"));
+        std::fs::write(&file, good.replace("lr = [0.003", "lr = [-0.003")).unwrap();
+        assert!(says(RunSpec::load(&file).unwrap_err()).contains("learning rate"));
+        std::fs::write(&file, good.replace("format = 1", "format = 9")).unwrap();
+        assert!(says(RunSpec::load(&file).unwrap_err()).contains("format 9"));
+    }
+
+    #[test]
+    fn combinations_that_make_no_sense_are_usage_errors() {
+        for (line, says) in [
+            ("--lr 1e-3,0.001", "given twice"),
+            ("--batch 4 --accumulate 5", "accumulate"),
+        ] {
+            let error = spec(line).unwrap_err();
+            assert!(error.downcast_ref::<Usage>().is_some(), "{error:#}");
+            assert!(format!("{error:#}").contains(says), "{error:#}");
+        }
+    }
+
+    #[test]
+    fn steps_and_epochs_make_the_length() {
+        let length = |line: &str| {
+            let spec = spec(line).unwrap();
+            let configuration = Configuration { name: "x".into(), batch: 4, lr: 1e-3 };
+            spec.training.of(&configuration, 0, 10).length
+        };
+        assert_eq!(length(""), Length::Epochs(1));
+        assert_eq!(length("--epochs 3"), Length::Epochs(3));
+        assert_eq!(length("--steps 7"), Length::Steps(7));
+        assert_eq!(length("--steps 7 --epochs 2"), Length::Steps(6));
+        assert_eq!(length("--steps 5 --epochs 2"), Length::Steps(5));
+    }
+
+    #[test]
+    fn flags_reach_the_training_spec() {
+        let spec = spec("train --lr 0.5 --batch 6 --accumulate 2 --weight-decay 0.2 --no-decay-norms --warmup 4 --schedule linear --seed 3 --no-shuffle").unwrap();
+        let configuration = &spec.grid().unwrap()[0];
+        let train = spec.training.of(configuration, spec.model.seed, 60);
+        let OptimizerSpec::AdamW { lr, weight_decay, .. } = train.optimizer else { panic!("not AdamW") };
+        assert_eq!((lr, weight_decay), (0.5, 0.2));
+        assert_eq!((train.batch, train.accumulate, train.seed, train.shuffle), (6, 2, 3, false));
+        assert_eq!(train.decay, Decay::Matrices);
+        assert_eq!(train.schedule, Schedule { kind: ScheduleKind::Linear, warmup: 4 });
+        assert_eq!(train.steps(60), 10);
+    }
+}

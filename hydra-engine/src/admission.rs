@@ -1,0 +1,49 @@
+//! What a run needs, known before it starts.
+
+use hydra_partition::PartitionPlan;
+use serde::Serialize;
+use std::sync::Arc;
+
+/// One admitted task.
+#[derive(Clone, Debug, Serialize)]
+pub struct AdmittedTask {
+    /// The task's name.
+    pub name: String,
+    /// Parameters of the model.
+    pub parameters: u64,
+    /// Minibatches it will train.
+    pub steps: usize,
+    /// Items of its training data.
+    pub items: usize,
+    /// Tokens (or items) it will train on.
+    pub units: u64,
+    /// What `units` counts.
+    pub unit: String,
+    /// How it is cut.
+    pub plan: Arc<PartitionPlan>,
+    /// Host bytes of masters and optimizer state, for the whole run.
+    pub master_bytes: u64,
+    /// Host bytes of gradients and boundary activations while it is within a minibatch.
+    pub active_bytes: u64,
+    /// Estimated seconds of compute.
+    pub estimated_s: f64,
+}
+
+/// What a run needs: it either fits, or is refused before anything trains.
+#[derive(Clone, Debug, Serialize)]
+pub struct Admission {
+    /// The tasks.
+    pub tasks: Vec<AdmittedTask>,
+    /// The devices' names and budgets.
+    pub devices: Vec<(String, u64)>,
+    /// The double-buffer reserve of each device.
+    pub reserve_bytes: u64,
+    /// The host budget.
+    pub host_budget_bytes: u64,
+    /// Host bytes that the run may use at most.
+    pub host_admitted_bytes: u64,
+    /// How many models may be within a minibatch at once.
+    pub active_models: usize,
+    /// Estimated seconds of the run: all compute over the devices, or the longest task.
+    pub estimated_s: f64,
+}

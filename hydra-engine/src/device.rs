@@ -1,0 +1,111 @@
+//! A logical device: some CPU threads with a memory budget of their own.
+
+use crate::error::EngineError;
+use hydra_core::{Bandwidth, ByteSize, DeviceId, HostActivation, HostTensor, MemoryProbe};
+use hydra_partition::{PartitionError, PilotDevice};
+use hydra_spill::{Budget, DeviceLink, HostCopyLink, SimulatedLink, SpillManager, TierStore, alloc};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What a logical device is made of.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DeviceSpec {
+    /// A name for reports, such as `cpu:0`.
+    pub name: String,
+    /// Compute threads.
+    pub threads: usize,
+    /// The memory budget: resident parameters, activations, gradients and workspace.
+    pub memory: ByteSize,
+    /// A simulated link's bandwidth in each direction; `None` copies as fast as memory allows.
+    pub link: Option<Bandwidth>,
+    /// A simulated link's latency per transfer.
+    pub latency: Duration,
+}
+
+impl DeviceSpec {
+    /// `count` devices called `cpu:0`, `cpu:1`, .. with so many threads and so much memory each.
+    pub fn cpus(count: usize, threads: usize, memory: ByteSize) -> Vec<Self> {
+        let device = |i| Self {
+            name: format!("cpu:{i}"),
+            threads: threads.max(1),
+            memory,
+            link: None,
+            latency: Duration::ZERO,
+        };
+        (0..count).map(device).collect()
+    }
+
+    /// This device behind a simulated link.
+    pub fn with_link(self, bandwidth: Bandwidth, latency: Duration) -> Self {
+        Self { link: Some(bandwidth), latency, ..self }
+    }
+}
+
+/// A device that is set up: its threads, its budget, its link.
+pub(crate) struct LogicalDevice {
+    pub id: DeviceId,
+    pub spec: DeviceSpec,
+    pub burn: burn::tensor::Device,
+    pub pool: Arc<rayon::ThreadPool>,
+    pub manager: Arc<SpillManager>,
+    pub probe: Arc<dyn MemoryProbe>,
+}
+
+impl LogicalDevice {
+    pub(crate) fn new(
+        id: DeviceId,
+        spec: DeviceSpec,
+        store: Arc<dyn TierStore>,
+        probe: Arc<dyn MemoryProbe>,
+    ) -> Result<Self, EngineError> {
+        // Pool threads carry the device's tag, so that the counting allocator charges what they allocate.
+        let pool = rayon::ThreadPoolBuilder::new()
+            .num_threads(spec.threads)
+            .thread_name(move |i| format!("hydra-compute-{}-{i}", id.0))
+            .start_handler(move |_| alloc::tag_thread(Some(id)))
+            .build()
+            .map_err(|error| EngineError::Worker { worker: spec.name.clone(), problem: error.to_string() })?;
+        let copies = HostCopyLink::new(id);
+        let link: Arc<dyn DeviceLink> = match spec.link {
+            Some(bandwidth) => Arc::new(SimulatedLink::new(copies, bandwidth, spec.latency)),
+            None => Arc::new(copies),
+        };
+        let budget = Budget::new(spec.name.clone(), spec.memory);
+        let manager = Arc::new(SpillManager::new(id, budget, store, link));
+        Ok(Self { id, spec, burn: burn::tensor::Device::flex(), pool: Arc::new(pool), manager, probe })
+    }
+}
+
+impl PilotDevice for LogicalDevice {
+    fn id(&self) -> DeviceId {
+        self.id
+    }
+
+    fn burn(&self) -> burn::tensor::Device {
+        self.burn.clone()
+    }
+
+    fn probe(&self) -> &dyn MemoryProbe {
+        self.probe.as_ref()
+    }
+
+    fn run(&self, job: &mut (dyn FnMut() + Send)) -> Result<(), PartitionError> {
+        self.pool
+            .install(|| catch_unwind(AssertUnwindSafe(job)))
+            .map_err(|panic| PartitionError::Panicked { message: panic_message(panic.as_ref()) })
+    }
+
+    fn bring_in(&self, bytes: &bytes::Bytes) -> Result<bytes::Bytes, PartitionError> {
+        let tensor = HostTensor::view(bytes.clone(), [bytes.len() / 4], burn::tensor::DType::F32);
+        let there = self.manager.bring_in(&HostActivation::of(tensor));
+        there.map(|a| a.parts[0].bytes.clone()).map_err(|e| PartitionError::Panicked { message: e.to_string() })
+    }
+}
+
+/// The message of a caught panic.
+pub(crate) fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|s| (*s).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "a panic without a message".to_owned())
+}

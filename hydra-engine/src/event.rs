@@ -1,0 +1,64 @@
+//! What the orchestrator hears. The enum is closed: its loop matches every case.
+
+use crate::clock::Time;
+use crate::error::EngineError;
+use hydra_core::{DeviceId, HostActivation, HostTensor, TaskId};
+use hydra_spill::Reservation;
+
+/// Numbers the shard tasks of a run in the order in which they were claimed.
+pub(crate) type Ticket = u64;
+
+/// The gradient of each tensor of an activation.
+pub(crate) type HostGradient = Vec<Option<HostTensor>>;
+
+/// What a shard task hands to the next one of its sweep.
+#[derive(Clone, Debug)]
+pub(crate) enum Output {
+    /// Nothing: the sweep ends here.
+    None,
+    /// The boundary activation.
+    Activation(HostActivation),
+    /// The gradient of the shard's input.
+    Gradient(HostGradient),
+}
+
+/// What a compute worker made; all bytes are still device memory.
+pub(crate) struct Computed {
+    pub output: Output,
+    /// For each layer with trained parameters: its index in the chain and its gradients.
+    pub gradients: Vec<(usize, HostGradient)>,
+    /// The mean loss of the microbatch, at the last shard.
+    pub loss: Option<f32>,
+}
+
+pub(crate) enum Event {
+    /// A promotion ended; the payload is in the device's double buffer.
+    Promoted { device: DeviceId, ticket: Ticket, time: Time, failure: Option<EngineError> },
+    /// A shard task ended. `reservation` covers what it made and still holds.
+    ShardDone {
+        device: DeviceId,
+        ticket: Ticket,
+        time: Time,
+        stalled_s: f64,
+        result: Result<Computed, EngineError>,
+        reservation: Reservation,
+    },
+    /// The output of a shard task is on the host.
+    OutputDown { device: DeviceId, task: TaskId, ticket: Ticket, time: Time, result: Result<Output, EngineError> },
+    /// The gradients of a shard task are on the host (with the optimizer); device memory was released.
+    GradientsDown { device: DeviceId, task: TaskId, ticket: Ticket, time: Time, failure: Option<EngineError> },
+    /// An image has its masters of minibatch `step` + 1.
+    Stepped { task: TaskId, image: usize, step: usize, time: Time },
+    /// The host could not do what it was asked for a task.
+    HostFailed { task: TaskId, error: EngineError },
+    /// The best weights are in place again.
+    Restored { task: TaskId },
+    /// A task's weights were hashed and written.
+    Written { task: TaskId, result: Result<Written, EngineError> },
+}
+
+/// What the writer gives.
+pub(crate) struct Written {
+    pub sha256: String,
+    pub dir: Option<std::path::PathBuf>,
+}

@@ -1,0 +1,131 @@
+//! What a run tells while it goes on: the run log, progress bars and traces listen here.
+
+use crate::admission::Admission;
+use crate::report::{Evaluation, TaskState};
+use hydra_core::{DeviceId, TaskId};
+
+/// Where something happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Track {
+    /// The compute worker of a device.
+    Compute(DeviceId),
+    /// The copies of a device, up and down.
+    Copy(DeviceId),
+    /// The host optimizer.
+    Optimizer,
+}
+
+/// What a span of time was spent on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Work {
+    /// A forward shard task.
+    Forward,
+    /// A backward shard task (the last shard's forward is fused with it).
+    Backward,
+    /// An evaluation shard task.
+    Evaluate,
+    /// Bringing a shard's parameters and inputs up.
+    Promote,
+    /// Taking boundary activations or gradients down.
+    TakeDown,
+    /// An optimizer step.
+    Step,
+}
+
+/// A span of time on a track. Times are seconds since the run began.
+#[derive(Clone, Copy, Debug)]
+pub struct Span {
+    /// Where.
+    pub track: Track,
+    /// For which task.
+    pub task: TaskId,
+    /// On what.
+    pub work: Work,
+    /// Of which shard (the image for [`Work::Step`]).
+    pub shard: usize,
+    /// In which minibatch.
+    pub step: usize,
+    /// From.
+    pub start_s: f64,
+    /// To.
+    pub end_s: f64,
+}
+
+/// Which data an evaluation used, and when.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EvaluationKind {
+    /// Validation data before training.
+    Initial,
+    /// Validation data during training.
+    Periodic,
+    /// Validation data after training.
+    Validation,
+    /// Test data after training.
+    Test,
+}
+
+/// Something that happened. Names and steps are those of the task.
+#[derive(Debug)]
+pub enum RunEvent<'a> {
+    /// Every task was admitted; nothing has run yet.
+    Admitted(&'a Admission),
+    /// A span ended.
+    Span(Span),
+    /// A task finished a minibatch.
+    Minibatch {
+        /// The task.
+        task: TaskId,
+        /// The minibatch, from zero.
+        step: usize,
+        /// Minibatches in all.
+        steps: usize,
+        /// The mean loss before the update.
+        loss: f64,
+        /// The learning rate of the update.
+        rate: f64,
+        /// Tokens (or items) in it.
+        units: usize,
+        /// Seconds since the run began.
+        at_s: f64,
+    },
+    /// A task finished an evaluation.
+    Evaluated {
+        /// The task.
+        task: TaskId,
+        /// Which.
+        kind: EvaluationKind,
+        /// Minibatches trained before it.
+        step: usize,
+        /// The result.
+        result: Evaluation,
+        /// Seconds since the run began.
+        at_s: f64,
+    },
+    /// A task ended.
+    Ended {
+        /// The task.
+        task: TaskId,
+        /// How.
+        state: TaskState,
+        /// Why, if it failed.
+        error: Option<&'a str>,
+        /// Seconds since the run began.
+        at_s: f64,
+    },
+    /// The run was asked to stop; minibatches that have begun are finished.
+    Stopping,
+}
+
+/// Listens to a run. Called on the orchestrator's thread: be quick.
+pub trait Observer: Send {
+    /// Something happened.
+    fn observe(&mut self, event: &RunEvent<'_>);
+}
+
+/// Listens to nothing.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Silent;
+
+impl Observer for Silent {
+    fn observe(&mut self, _: &RunEvent<'_>) {}
+}

@@ -1,0 +1,167 @@
+//! The plain training loop: one resident, unsharded model, one step after another.
+//!
+//! This is the reference that spilled training is compared with, bit for bit, and it stays as plain as it
+//! can be: the whole chain is one graph, the optimizer is a scalar loop, nothing overlaps. It shares with
+//! the engine only what defines a task: the data order, the schedule, and the formulas of one element.
+
+use crate::error::EngineError;
+use crate::optimizer::{Update, clip_factor, global_norm};
+use crate::weights::{WeightHash, initial_image};
+use burn::tensor::Device;
+use hydra_core::{Activation, AnyTensor, Chain, Dataset, Decay, Layer, Pass, Sampler, TrainSpec};
+
+/// What the plain loop gives.
+#[derive(Clone, Debug)]
+pub struct PlainRun {
+    /// The mean loss of each minibatch, before its update.
+    pub losses: Vec<f64>,
+    /// The global norm of each minibatch's gradient, before clipping.
+    pub gradient_norms: Vec<f64>,
+    /// The final masters, image by image.
+    pub images: Vec<Vec<f32>>,
+    /// SHA-256 over the final masters, as in a report.
+    pub weights_sha256: String,
+}
+
+/// Trains `chain` on `data` as `spec` says.
+pub fn train(chain: &Chain, data: &dyn Dataset, spec: &TrainSpec) -> Result<PlainRun, EngineError> {
+    spec.validate()?;
+    let mut model = Model::new(chain, spec)?;
+    let mut sampler = Sampler::new(data.len(), spec.batch, spec.seed, spec.shuffle);
+    let steps = spec.steps(data.len());
+    let mut run = PlainRun { losses: vec![], gradient_norms: vec![], images: vec![], weights_sha256: String::new() };
+    for step in 0..steps {
+        let items = sampler.items(step);
+        let (loss, grads) = model.gradients(data, &items, step)?;
+        run.losses.push(loss);
+        run.gradient_norms.push(model.update(grads, step, steps));
+    }
+    let mut hash = WeightHash::default();
+    model.images.iter().enumerate().for_each(|(i, image)| hash.add(chain, i, image));
+    Ok(PlainRun { images: model.images, weights_sha256: hash.finish(), ..run })
+}
+
+struct Model<'a> {
+    chain: &'a Chain,
+    spec: &'a TrainSpec,
+    images: Vec<Vec<f32>>,
+    moments: Vec<Vec<Vec<f32>>>,
+}
+
+impl<'a> Model<'a> {
+    fn new(chain: &'a Chain, spec: &'a TrainSpec) -> Result<Self, EngineError> {
+        let images: Result<Vec<_>, _> =
+            (0..chain.images().len()).map(|i| initial_image(chain, i, spec.seed)).collect();
+        let images = images?;
+        let moments = images.iter().map(|i| vec![vec![0.0; i.len()]; spec.optimizer.moments()]).collect();
+        Ok(Self { chain, spec, images, moments })
+    }
+
+    /// The loss and the gradients, image by image, of one minibatch.
+    fn gradients(
+        &self,
+        data: &dyn Dataset,
+        items: &[usize],
+        step: usize,
+    ) -> Result<(f64, Vec<Vec<f32>>), EngineError> {
+        let batches: Result<Vec<_>, _> =
+            self.spec.microbatches(items).into_iter().map(|part| data.batch(part)).collect();
+        let batches = batches?;
+        let terms: usize = batches.iter().map(|b| b.terms).sum();
+        let mut total: Vec<Vec<f32>> = self.images.iter().map(|i| vec![0.0; i.len()]).collect();
+        let mut loss = 0.0;
+        for (index, batch) in batches.iter().enumerate() {
+            let weight = batch.terms as f64 / terms as f64;
+            let device = Device::flex().autodiff();
+            let key = Pass::key_of(self.spec.seed, step, index);
+            let pass = Pass::train(key, batch.targets.to_device(&device));
+            let layers = self.layers(&device);
+            let (value, uses) = backward(&layers, batch.inputs.to_device(&device), &pass, weight);
+            loss += weight * f64::from(value);
+            self.add(&mut total, uses, index == 0);
+        }
+        Ok((loss, total))
+    }
+
+    fn layers(&self, device: &Device) -> Vec<Box<dyn Layer>> {
+        let image = |i: usize| bytes::Bytes::copy_from_slice(bytemuck::cast_slice(&self.images[i]));
+        let layer = |(index, layer): (usize, &hydra_core::ChainLayer)| {
+            layer.layer().promote(&self.chain.layer_params(index, &image), device, !layer.frozen)
+        };
+        self.chain.layers().iter().enumerate().map(layer).collect()
+    }
+
+    /// Adds one microbatch's gradients to the total: first those of a tied parameter in chain order.
+    fn add(&self, total: &mut [Vec<f32>], uses: Vec<Vec<Option<AnyTensor>>>, first: bool) {
+        let mut sum: Vec<Vec<f32>> = self.images.iter().map(|i| vec![0.0; i.len()]).collect();
+        let mut seen = vec![vec![]; sum.len()];
+        for (layer, grads) in self.chain.layers().iter().zip(uses) {
+            for (at, grad) in layer.params.iter().zip(grads) {
+                let range = self.chain.images()[at.image].params[at.slot].range();
+                let grad = grad.map(AnyTensor::into_host);
+                let again = seen[at.image].contains(&at.slot);
+                seen[at.image].push(at.slot);
+                let Some(grad) = grad else { continue };
+                add_into(&mut sum[at.image][range], grad.as_f32(), !again);
+            }
+        }
+        total.iter_mut().zip(&sum).for_each(|(total, sum)| add_into(total, sum, first));
+    }
+
+    fn update(&mut self, grads: Vec<Vec<f32>>, step: usize, steps: usize) -> f64 {
+        let norm = global_norm(self.chain, |i| &grads[i]);
+        let factor = self.spec.clip.map(|clip| clip_factor(clip, norm));
+        let rate = self.spec.rate(step, steps);
+        for (i, layout) in self.chain.images().iter().enumerate().filter(|(_, l)| l.trained) {
+            for param in &layout.params {
+                let decays = self.spec.decay == Decay::All || !param.is_vector();
+                let update = Update::new(&self.spec.optimizer, rate, step, decays);
+                for at in param.range() {
+                    let grad = factor.map_or(grads[i][at], |f| grads[i][at] * f);
+                    let mut moments: Vec<&mut f32> = self.moments[i].iter_mut().map(|m| &mut m[at]).collect();
+                    self.images[i][at] = step_element(update, self.images[i][at], grad, &mut moments);
+                }
+            }
+        }
+        norm
+    }
+}
+
+/// One step of one element: its new value.
+fn step_element(update: Update, p: f32, grad: f32, moments: &mut [&mut f32]) -> f32 {
+    match (update, moments) {
+        (Update::AdamW { shrink, beta1, beta2, rest1, rest2, step_size, root2, eps }, [m, v]) => {
+            **m = beta1 * **m + rest1 * grad;
+            **v = beta2 * **v + rest2 * (grad * grad);
+            p * shrink - step_size * (**m / (v.sqrt() / root2 + eps))
+        }
+        (Update::Sgd { rate, decay, momentum, first }, [buffer]) => {
+            let grad = grad + decay * p;
+            **buffer = if first { grad } else { momentum * **buffer + grad };
+            p - rate * **buffer
+        }
+        (Update::Sgd { rate, decay, .. }, _) => p - rate * (grad + decay * p),
+        (Update::AdamW { .. }, _) => unreachable!("AdamW keeps two moments"),
+    }
+}
+
+/// Sets (`replace`) or adds element by element.
+fn add_into(total: &mut [f32], part: &[f32], replace: bool) {
+    for (total, part) in total.iter_mut().zip(part) {
+        *total = if replace { *part } else { *total + *part };
+    }
+}
+
+fn backward(
+    layers: &[Box<dyn Layer>],
+    x: Activation,
+    pass: &Pass,
+    weight: f64,
+) -> (f32, Vec<Vec<Option<AnyTensor>>>) {
+    let run = |x, (i, layer): (usize, &Box<dyn Layer>)| layer.forward(x, &pass.for_layer(i));
+    let loss = layers.iter().enumerate().fold(x, run).into_float::<1>();
+    let value = AnyTensor::from(loss.clone()).into_host().as_f32()[0];
+    let loss = if weight == 1.0 { loss } else { loss.mul_scalar(weight as f32) };
+    let mut gradients = loss.backward();
+    (value, layers.iter().map(|layer| layer.take_gradients(&mut gradients)).collect())
+}

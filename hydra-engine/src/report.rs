@@ -1,0 +1,148 @@
+//! What a run reports; `docs/report.md` documents the JSON.
+
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+/// The version of the report's format.
+pub const REPORT_SCHEMA: u32 = 1;
+
+/// How a task ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TaskState {
+    /// Trained to the end.
+    Done,
+    /// Set aside because of an error.
+    Failed,
+    /// Stopped at the end of a minibatch because the run was interrupted.
+    Stopped,
+}
+
+/// The loss of a chain over a dataset.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Evaluation {
+    /// The mean loss over all terms (natural logarithm).
+    pub loss: f64,
+    /// `exp(loss)`.
+    pub perplexity: f64,
+    /// The terms: predicted tokens of a language model.
+    pub predicted_tokens: u64,
+}
+
+impl Evaluation {
+    /// The evaluation of a sum of losses over so many terms.
+    pub fn of(loss_sum: f64, terms: u64) -> Self {
+        let loss = loss_sum / terms.max(1) as f64;
+        Self { loss, perplexity: loss.exp(), predicted_tokens: terms }
+    }
+}
+
+/// What became of one task.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct TaskReport {
+    /// The task's name.
+    pub name: String,
+    /// The configuration that the submitter described it with.
+    pub config: serde_json::Value,
+    /// How it ended.
+    pub state: TaskState,
+    /// Why it failed.
+    pub error: Option<String>,
+    /// The number of shards.
+    pub shards: usize,
+    /// The layers at which shards end and the next begin.
+    pub cut_points: Vec<usize>,
+    /// Minibatches trained.
+    pub steps: usize,
+    /// The mean loss of each minibatch, before its update.
+    pub losses: Vec<f64>,
+    /// Validation before training.
+    pub initial_validation: Option<Evaluation>,
+    /// Validation of the weights that were kept.
+    pub validation: Option<Evaluation>,
+    /// Test of the weights that were kept.
+    pub test: Option<Evaluation>,
+    /// Validations during training: minibatches done and the result.
+    pub evaluations: Vec<(usize, Evaluation)>,
+    /// Minibatches after which the weights that were kept were reached, where the best ones are kept.
+    pub best_step: Option<usize>,
+    /// SHA-256 over the parameters' bytes in chain order, a tied one once, without alignment gaps.
+    pub weights_sha256: Option<String>,
+    /// Where the model was written.
+    pub model_dir: Option<PathBuf>,
+    /// Seconds of compute of its shard tasks.
+    pub compute_s: f64,
+    /// Seconds in which nothing of the task ran but its optimizer.
+    pub optimizer_stall_s: f64,
+    /// Parameters of the model.
+    pub parameters: u64,
+}
+
+/// What a device did.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct DeviceReport {
+    /// The device's name, such as `cpu:0`.
+    pub name: String,
+    /// Its compute threads.
+    pub threads: usize,
+    /// Its memory budget.
+    pub budget_bytes: u64,
+    /// The most that was in use at once: measured where the allocator counts, reserved otherwise.
+    pub peak_bytes: u64,
+    /// Whether `peak_bytes` was measured.
+    pub peak_measured: bool,
+    /// Seconds of compute.
+    pub compute_s: f64,
+    /// Seconds of copies, both directions.
+    pub copy_s: f64,
+    /// Seconds in which it waited for a promotion of a shard task it had claimed.
+    pub stall_s: f64,
+    /// `compute_s` over the makespan.
+    pub utilization: f64,
+    /// Shard tasks run.
+    pub shard_tasks: u64,
+}
+
+/// Bytes that moved between the host and all devices.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub struct Transfers {
+    /// Up: parameters, boundary activations and gradients.
+    pub promoted_bytes: u64,
+    /// Down: boundary activations and gradients. Demoting parameters moves none.
+    pub demoted_bytes: u64,
+}
+
+/// What a run did.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct RunReport {
+    /// [`REPORT_SCHEMA`].
+    pub schema: u32,
+    /// Seconds from the first shard task's start to the last one's end.
+    pub makespan_s: f64,
+    /// No schedule of the same shard tasks could be shorter: the larger of all compute over the number of
+    /// devices and the longest task with the optimizer time it could not hide.
+    pub lower_bound_s: f64,
+    /// Trained tokens (or items) a second over the makespan.
+    pub tokens_per_s: f64,
+    /// The policy's name.
+    pub policy: String,
+    /// Whether shard tasks were prefetched.
+    pub prefetch: bool,
+    /// The tasks, in the order of submission.
+    pub tasks: Vec<TaskReport>,
+    /// The devices.
+    pub devices: Vec<DeviceReport>,
+    /// What moved.
+    pub transfers: Transfers,
+    /// The host memory that masters, gradients and boundary activations were admitted for, and its budget.
+    pub host_admitted_bytes: u64,
+    /// The host budget.
+    pub host_budget_bytes: u64,
+}
+
+impl RunReport {
+    /// Whether every task ended as [`TaskState::Done`].
+    pub fn all_done(&self) -> bool {
+        self.tasks.iter().all(|task| task.state == TaskState::Done)
+    }
+}

@@ -1,0 +1,77 @@
+//! What is submitted to a run.
+
+use hydra_core::{Chain, Dataset, ModelWriter, TrainSpec};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// One model to train: a chain, its data, how it learns, and where the result goes.
+#[derive(Clone)]
+pub struct TrainTask {
+    pub(crate) name: String,
+    pub(crate) chain: Arc<Chain>,
+    pub(crate) spec: TrainSpec,
+    pub(crate) train: Arc<dyn Dataset>,
+    pub(crate) validation: Option<Arc<dyn Dataset>>,
+    pub(crate) test: Option<Arc<dyn Dataset>>,
+    pub(crate) config: serde_json::Value,
+    pub(crate) cuts: Option<Vec<usize>>,
+    pub(crate) output: Option<(Arc<dyn ModelWriter>, PathBuf)>,
+    pub(crate) initial_validation: bool,
+    /// Zero training steps: only the test data is evaluated.
+    pub(crate) evaluate_only: bool,
+}
+
+impl TrainTask {
+    /// A task that trains `chain` on `train`. Names must differ within a run.
+    pub fn new(name: impl Into<String>, chain: Arc<Chain>, train: Arc<dyn Dataset>, spec: TrainSpec) -> Self {
+        Self {
+            name: name.into(),
+            chain,
+            spec,
+            train,
+            validation: None,
+            test: None,
+            config: serde_json::Value::Null,
+            cuts: None,
+            output: None,
+            initial_validation: true,
+            evaluate_only: false,
+        }
+    }
+
+    /// Evaluates on this data before and after training, and during it if the spec says so.
+    pub fn validation(mut self, data: Arc<dyn Dataset>) -> Self {
+        self.validation = Some(data);
+        self
+    }
+
+    /// Evaluates on this data after training.
+    pub fn test(mut self, data: Arc<dyn Dataset>) -> Self {
+        self.test = Some(data);
+        self
+    }
+
+    /// A description for the report.
+    pub fn config(mut self, config: serde_json::Value) -> Self {
+        self.config = config;
+        self
+    }
+
+    /// Cut-points given by hand; the run is refused where they do not fit.
+    pub fn cuts(mut self, cuts: Vec<usize>) -> Self {
+        self.cuts = Some(cuts);
+        self
+    }
+
+    /// Writes the trained model into `dir`.
+    pub fn write_to(mut self, writer: Arc<dyn ModelWriter>, dir: PathBuf) -> Self {
+        self.output = Some((writer, dir));
+        self
+    }
+
+    /// Whether to evaluate on the validation data before training; on by default.
+    pub fn initial_validation(mut self, on: bool) -> Self {
+        self.initial_validation = on;
+        self
+    }
+}

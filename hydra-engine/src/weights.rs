@@ -1,0 +1,29 @@
+//! Making first masters, and hashing masters.
+
+use hydra_core::{Chain, WeightError};
+use sha2::{Digest, Sha256};
+
+/// The first masters of an image.
+pub(crate) fn initial_image(chain: &Chain, image: usize, seed: u64) -> Result<Vec<f32>, WeightError> {
+    let mut out = vec![0.0; chain.images()[image].elements];
+    chain.source().fill(chain, image, seed, &mut out)?;
+    Ok(out)
+}
+
+/// Hashes masters image by image, in chain order, without alignment gaps.
+#[derive(Default)]
+pub(crate) struct WeightHash(Sha256);
+
+impl WeightHash {
+    /// Adds the next image of the chain.
+    pub(crate) fn add(&mut self, chain: &Chain, image: usize, values: &[f32]) {
+        for param in &chain.images()[image].params {
+            self.0.update(bytemuck::cast_slice::<f32, u8>(&values[param.range()]));
+        }
+    }
+
+    /// The hash in hexadecimal.
+    pub(crate) fn finish(self) -> String {
+        self.0.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+}

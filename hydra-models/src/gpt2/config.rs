@@ -1,0 +1,298 @@
+//! The shape of a GPT-2, as Hugging Face's `config.json` describes it.
+
+use crate::ModelError;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+/// A GPT-2's configuration, with the names and defaults of Hugging Face transformers. Keys that are not
+/// known here are kept and written back.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Gpt2Config {
+    /// The family of models; `gpt2`.
+    pub model_type: String,
+    /// The classes that the weights were made for; any of the language models when empty.
+    pub architectures: Option<Vec<String>>,
+    /// The number of token ids.
+    pub vocab_size: usize,
+    /// The longest sequence in tokens.
+    pub n_positions: usize,
+    /// The width of the residual.
+    pub n_embd: usize,
+    /// The number of blocks.
+    pub n_layer: usize,
+    /// The number of attention heads; it divides `n_embd`.
+    pub n_head: usize,
+    /// The width of the blocks' networks; four times `n_embd` if absent.
+    pub n_inner: Option<usize>,
+    /// What stands between the networks' maps.
+    pub activation_function: String,
+    /// The probability of dropout before a residual is added.
+    pub resid_pdrop: f64,
+    /// The probability of dropout after the embedding.
+    pub embd_pdrop: f64,
+    /// The probability of dropout of attention weights.
+    pub attn_pdrop: f64,
+    /// What is added to the variance in layer normalizations.
+    pub layer_norm_epsilon: f64,
+    /// The standard deviation of first values.
+    pub initializer_range: f64,
+    /// Whether attention scores are divided by the root of a head's width.
+    pub scale_attn_weights: bool,
+    /// Whether attention scores are also divided by the number of the layer, counted from one.
+    pub scale_attn_by_inverse_layer_idx: bool,
+    /// Whether attention is reordered for half precision; refused.
+    pub reorder_and_upcast_attn: bool,
+    /// Whether blocks attend to an encoder; refused.
+    pub add_cross_attention: bool,
+    /// Whether the head's table is the embedding's; anything else is refused.
+    pub tie_word_embeddings: bool,
+    /// What else the file says.
+    #[serde(flatten)]
+    pub other: Map<String, Value>,
+}
+
+impl Default for Gpt2Config {
+    fn default() -> Self {
+        Self {
+            model_type: String::new(),
+            architectures: None,
+            vocab_size: 50_257,
+            n_positions: 1024,
+            n_embd: 768,
+            n_layer: 12,
+            n_head: 12,
+            n_inner: None,
+            activation_function: "gelu_new".to_owned(),
+            resid_pdrop: 0.1,
+            embd_pdrop: 0.1,
+            attn_pdrop: 0.1,
+            layer_norm_epsilon: 1e-5,
+            initializer_range: 0.02,
+            scale_attn_weights: true,
+            scale_attn_by_inverse_layer_idx: false,
+            reorder_and_upcast_attn: false,
+            add_cross_attention: false,
+            tie_word_embeddings: true,
+            other: Map::new(),
+        }
+    }
+}
+
+/// A model that has a name.
+#[derive(Clone, Copy, Debug)]
+pub struct Preset {
+    /// The name.
+    pub name: &'static str,
+    /// What it is.
+    pub description: &'static str,
+    /// `vocab_size`, `n_positions`, `n_embd`, `n_layer` and `n_head`.
+    shape: [usize; 5],
+}
+
+const fn preset(name: &'static str, description: &'static str, shape: [usize; 5]) -> Preset {
+    Preset { name, description, shape }
+}
+
+/// The models that have names.
+pub const PRESETS: [Preset; 7] = [
+    preset("gpt2", "GPT-2 small, 124 million parameters", [50_257, 1024, 768, 12, 12]),
+    preset("gpt2-medium", "GPT-2 medium, 355 million parameters", [50_257, 1024, 1024, 24, 16]),
+    preset("gpt2-large", "GPT-2 large, 774 million parameters", [50_257, 1024, 1280, 36, 20]),
+    preset("gpt2-xl", "GPT-2 XL, 1.5 billion parameters", [50_257, 1024, 1600, 48, 25]),
+    preset("gpt2-mini", "4 blocks of width 128, GPT-2's vocabulary", [50_257, 256, 128, 4, 4]),
+    preset("bytes-tiny", "4 blocks of width 64 over bytes", [256, 128, 64, 4, 4]),
+    preset("bytes-small", "6 blocks of width 192 over bytes", [256, 256, 192, 6, 6]),
+];
+
+/// Logits of a chunk take at most so many bytes.
+const CHUNK_BYTES: usize = 64 << 20;
+
+const ACTIVATIONS: [&str; 4] = ["gelu_new", "gelu_pytorch_tanh", "gelu", "relu"];
+const ARCHITECTURES: [&str; 2] = ["GPT2LMHeadModel", "GPT2Model"];
+
+impl Gpt2Config {
+    /// The model called `name`, one of [`PRESETS`].
+    ///
+    /// # Errors
+    /// A name that no preset has.
+    pub fn preset(name: &str) -> Result<Self, ModelError> {
+        let Some(preset) = PRESETS.iter().find(|preset| preset.name == name) else {
+            let known = PRESETS.iter().map(|preset| preset.name).collect();
+            return Err(ModelError::UnknownPreset { found: name.to_owned(), known });
+        };
+        let [vocab_size, n_positions, n_embd, n_layer, n_head] = preset.shape;
+        let model_type = "gpt2".to_owned();
+        Ok(Self { model_type, vocab_size, n_positions, n_embd, n_layer, n_head, ..Self::default() })
+    }
+
+    /// The width of the blocks' networks.
+    pub fn inner(&self) -> usize {
+        self.n_inner.unwrap_or(4 * self.n_embd)
+    }
+
+    /// Tokens whose logits the head holds at once: 256, fewer for large vocabularies, so that a chunk of
+    /// logits takes at most 64 MiB. A constant of the model, because it decides in which order gradients
+    /// are added.
+    pub fn chunk_rows(&self) -> usize {
+        (CHUNK_BYTES / (size_of::<f32>() * self.vocab_size.max(1))).clamp(16, 256)
+    }
+
+    /// The factor on the attention scores of the block at `index`.
+    pub fn attention_scale(&self, index: usize) -> f64 {
+        let width = (self.n_embd / self.n_head) as f64;
+        let scale = if self.scale_attn_weights { 1.0 / width.sqrt() } else { 1.0 };
+        if self.scale_attn_by_inverse_layer_idx { scale / (index + 1) as f64 } else { scale }
+    }
+
+    /// Whether a model of this configuration can be built and means what transformers means by it.
+    ///
+    /// # Errors
+    /// The first value that cannot.
+    pub fn validate(&self) -> Result<(), ModelError> {
+        self.validate_family()?;
+        self.validate_sizes()?;
+        self.validate_numbers()?;
+        self.validate_options()
+    }
+
+    fn validate_family(&self) -> Result<(), ModelError> {
+        if self.model_type != "gpt2" {
+            let found = if self.model_type.is_empty() { "missing" } else { &self.model_type };
+            return Err(refuse("model_type", found, "gpt2"));
+        }
+        match &self.architectures {
+            Some(found) if !found.is_empty() && !found.iter().any(|a| ARCHITECTURES.contains(&a.as_str())) => {
+                Err(refuse("architectures", found.join(", "), ARCHITECTURES.join(" or ")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn validate_sizes(&self) -> Result<(), ModelError> {
+        let sizes = [
+            ("vocab_size", self.vocab_size),
+            ("n_positions", self.n_positions),
+            ("n_embd", self.n_embd),
+            ("n_layer", self.n_layer),
+            ("n_head", self.n_head),
+            ("n_inner", self.inner()),
+        ];
+        if let Some((name, _)) = sizes.iter().find(|(_, size)| *size == 0) {
+            return Err(refuse(name, 0, "at least 1"));
+        }
+        if self.n_positions < 2 {
+            return Err(refuse("n_positions", self.n_positions, "at least 2, so that a token can be predicted"));
+        }
+        if !self.n_embd.is_multiple_of(self.n_head) {
+            let expected = format!("a divisor of n_embd, which is {}", self.n_embd);
+            return Err(refuse("n_head", self.n_head, expected));
+        }
+        Ok(())
+    }
+
+    fn validate_numbers(&self) -> Result<(), ModelError> {
+        let dropouts =
+            [("resid_pdrop", self.resid_pdrop), ("embd_pdrop", self.embd_pdrop), ("attn_pdrop", self.attn_pdrop)];
+        if let Some((name, found)) = dropouts.into_iter().find(|(_, p)| !(0.0..1.0).contains(p)) {
+            return Err(refuse(name, found, "at least 0 and below 1"));
+        }
+        let deviations =
+            [("layer_norm_epsilon", self.layer_norm_epsilon), ("initializer_range", self.initializer_range)];
+        match deviations.into_iter().find(|(_, x)| !(x.is_finite() && *x > 0.0)) {
+            Some((name, found)) => Err(refuse(name, found, "a number above 0")),
+            None => Ok(()),
+        }
+    }
+
+    fn validate_options(&self) -> Result<(), ModelError> {
+        if !ACTIVATIONS.contains(&self.activation_function.as_str()) {
+            return Err(refuse("activation_function", &self.activation_function, ACTIVATIONS.join(", ")));
+        }
+        let options = [
+            ("reorder_and_upcast_attn", self.reorder_and_upcast_attn, false),
+            ("add_cross_attention", self.add_cross_attention, false),
+            ("tie_word_embeddings", self.tie_word_embeddings, true),
+        ];
+        match options.into_iter().find(|(_, found, supported)| found != supported) {
+            Some((name, found, supported)) => {
+                Err(refuse(name, found, format!("{supported}: the other is not supported")))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+fn refuse(name: &'static str, found: impl ToString, expected: impl Into<String>) -> ModelError {
+    ModelError::Config { name, found: found.to_string(), expected: expected.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn presets_are_valid_and_have_names_of_their_own() {
+        for preset in PRESETS {
+            Gpt2Config::preset(preset.name).unwrap().validate().unwrap();
+            assert_eq!(PRESETS.iter().filter(|p| p.name == preset.name).count(), 1);
+        }
+        let error = Gpt2Config::preset("gpt3").unwrap_err().to_string();
+        assert!(error.starts_with("`gpt3` is not a model: expected gpt2, gpt2-medium,"), "{error}");
+    }
+
+    #[test]
+    fn unknown_keys_are_kept_and_absent_ones_have_defaults() {
+        let text = r#"{"model_type": "gpt2", "n_layer": 2, "n_inner": null, "resid_pdrop": 0, "summary_type": "cls_index", "task_specific_params": {"a": [1, 2.5]}}"#;
+        let config: Gpt2Config = serde_json::from_str(text).unwrap();
+        config.validate().unwrap();
+        assert_eq!((config.n_layer, config.n_head, config.inner(), config.resid_pdrop), (2, 12, 3072, 0.0));
+        let back: Value = serde_json::to_value(&config).unwrap();
+        assert_eq!(back["summary_type"], "cls_index");
+        assert_eq!(back["task_specific_params"], serde_json::json!({"a": [1, 2.5]}));
+        assert_eq!(serde_json::from_value::<Gpt2Config>(back).unwrap(), config);
+    }
+
+    #[test]
+    fn what_cannot_be_built_is_named() {
+        let base = || Gpt2Config::preset("bytes-tiny").unwrap();
+        let bad = [
+            (Gpt2Config { model_type: "llama".into(), ..base() }, "`model_type` is llama, expected gpt2"),
+            (Gpt2Config { model_type: String::new(), ..base() }, "`model_type` is missing"),
+            (
+                Gpt2Config { architectures: Some(vec!["GPT2ForSequenceClassification".into()]), ..base() },
+                "`architectures` is GPT2ForSequenceClassification",
+            ),
+            (Gpt2Config { vocab_size: 0, ..base() }, "`vocab_size` is 0"),
+            (Gpt2Config { n_inner: Some(0), ..base() }, "`n_inner` is 0"),
+            (Gpt2Config { n_positions: 1, ..base() }, "`n_positions` is 1"),
+            (Gpt2Config { n_head: 7, ..base() }, "`n_head` is 7, expected a divisor of n_embd, which is 64"),
+            (Gpt2Config { attn_pdrop: 1.0, ..base() }, "`attn_pdrop` is 1"),
+            (Gpt2Config { embd_pdrop: f64::NAN, ..base() }, "`embd_pdrop` is NaN"),
+            (Gpt2Config { layer_norm_epsilon: 0.0, ..base() }, "`layer_norm_epsilon` is 0"),
+            (Gpt2Config { activation_function: "silu".into(), ..base() }, "`activation_function` is silu"),
+            (Gpt2Config { reorder_and_upcast_attn: true, ..base() }, "`reorder_and_upcast_attn` is true"),
+            (Gpt2Config { add_cross_attention: true, ..base() }, "`add_cross_attention` is true"),
+            (Gpt2Config { tie_word_embeddings: false, ..base() }, "`tie_word_embeddings` is false"),
+        ];
+        for (config, message) in bad {
+            let error = config.validate().unwrap_err().to_string();
+            assert!(error.starts_with(message), "{error}");
+        }
+    }
+
+    #[test]
+    fn chunks_of_logits_stay_small() {
+        let rows = |vocab_size| Gpt2Config { vocab_size, ..Gpt2Config::default() }.chunk_rows();
+        assert_eq!((rows(256), rows(50_257), rows(250_000)), (256, 256, 67));
+    }
+
+    #[test]
+    fn attention_scales_follow_the_configuration() {
+        let config = Gpt2Config { n_embd: 64, n_head: 4, ..Gpt2Config::default() };
+        assert_eq!(config.attention_scale(1), 0.25);
+        let config = Gpt2Config { scale_attn_by_inverse_layer_idx: true, ..config };
+        assert_eq!(config.attention_scale(1), 0.125);
+        assert_eq!(Gpt2Config { scale_attn_weights: false, ..config }.attention_scale(1), 0.5);
+    }
+}

@@ -1,0 +1,77 @@
+//! The first layer: ids become vectors.
+
+use super::{Gpt2Config, Table};
+use burn::module::Module;
+use burn::tensor::module::embedding;
+use hydra_core::{Activation, Forward, Init, Pass};
+
+/// The embedding of tokens and positions: ids `[batch, tokens]` become `[batch, tokens, width]`.
+#[derive(Module, Debug)]
+pub struct Embed {
+    /// The tokens' table, `[vocabulary, width]`; the head names it too.
+    pub wte: Table,
+    /// The positions' table, `[positions, width]`.
+    pub wpe: Table,
+    /// The probability of dropout.
+    pub dropout: f64,
+    /// The standard deviation of first values.
+    pub deviation: f64,
+}
+
+impl Embed {
+    /// The layer without values.
+    pub fn new(config: &Gpt2Config) -> Self {
+        Self {
+            wte: Table::new(config.vocab_size, config.n_embd),
+            wpe: Table::new(config.n_positions, config.n_embd),
+            dropout: config.embd_pdrop,
+            deviation: config.initializer_range,
+        }
+    }
+}
+
+impl Forward for Embed {
+    /// # Panics
+    /// If there are more tokens than positions, or an id is not below the vocabulary.
+    fn forward(&self, x: Activation, pass: &Pass) -> Activation {
+        let ids = x.into_int::<2>();
+        let ([_, tokens], [positions, width]) = (ids.dims(), self.wpe.weight.val().dims());
+        assert!(
+            tokens <= positions,
+            "a sequence of {tokens} tokens is longer than the model's {positions} positions: \
+             use a shorter context"
+        );
+        let places = self.wpe.weight.val().narrow(0, 0, tokens).reshape([1, tokens, width]);
+        let x = embedding(self.wte.weight.val(), ids) + places;
+        Activation::of(pass.dropout(x, self.dropout, 0))
+    }
+
+    fn init(&self, _: &str, _: &[usize]) -> Init {
+        Init::Normal(self.deviation)
+    }
+
+    fn working_bytes(&self, inputs: &[Vec<usize>]) -> Option<u64> {
+        let [batch, tokens] = *inputs.first()?.as_slice() else { return None };
+        let ([vocabulary, width], [positions, _]) = (self.wte.weight.dims(), self.wpe.weight.dims());
+        // Vectors, dropout's mask and product, and what scatters the gradients into the tables.
+        let elements = 8 * batch * tokens * width + (vocabulary + positions) * width;
+        Some((elements * size_of::<f32>()) as u64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hydra_core::{HostTensor, Layer};
+
+    #[test]
+    #[should_panic(expected = "a sequence of 129 tokens is longer than the model's 128 positions")]
+    fn a_context_that_is_too_long_is_refused() {
+        let embed = Embed::new(&Gpt2Config::preset("bytes-tiny").unwrap());
+        let device = burn::tensor::Device::flex().autodiff();
+        let values = |rows: usize| HostTensor::float(vec![0.0; rows * 64], [rows, 64]);
+        let layer = embed.promote(&[values(256), values(128)], &device, false);
+        let ids = HostTensor::int(vec![1; 129], [1, 129]).to_device(&device).into_int::<2>();
+        layer.forward(Activation::of(ids), &Pass::evaluate(Activation::default()));
+    }
+}

@@ -1,0 +1,109 @@
+//! The last layer: from vectors to the loss.
+
+use super::{Gpt2Config, Norm, Table};
+use crate::ops;
+use burn::module::Module;
+use burn::tensor::{Device, Int, Tensor};
+use hydra_core::{Activation, AnyTensor, Chain, Forward, Init, Pass, forward_range, promote_layers};
+
+/// The final normalization and the head, whose table is that of the token embedding. From
+/// `[batch, tokens, width]` it computes the mean loss over `batch * (tokens - 1)` predicted tokens, of shape
+/// `[1]`; the pass's targets are the ids `[batch, tokens]` that went into the model.
+#[derive(Module, Debug)]
+pub struct Head {
+    /// The final normalization.
+    pub ln_f: Norm,
+    /// The tokens' table, `[vocabulary, width]`.
+    pub wte: Table,
+    /// Tokens whose logits are in memory at once.
+    pub chunk_rows: usize,
+}
+
+impl Head {
+    /// The layer without values; its table is the parameter of `wte`.
+    pub fn new(config: &Gpt2Config, wte: &Table) -> Self {
+        Self {
+            ln_f: Norm::new(config.n_embd, config.layer_norm_epsilon),
+            wte: Table { weight: wte.weight.clone() },
+            chunk_rows: config.chunk_rows(),
+        }
+    }
+}
+
+/// What each token should predict: the next one, and nothing at the end of a sequence.
+fn shifted(ids: Tensor<2, Int>) -> Tensor<1, Int> {
+    let [batch, tokens] = ids.dims();
+    let next = ids.clone().narrow(1, 1, tokens - 1);
+    let none = ids.narrow(1, 0, 1).full_like(ops::IGNORED);
+    Tensor::cat(vec![next, none], 1).reshape([batch * tokens])
+}
+
+impl Forward for Head {
+    /// # Panics
+    /// If the targets have another shape than the tokens, or sequences have fewer than two tokens.
+    fn forward(&self, x: Activation, pass: &Pass) -> Activation {
+        let (x, targets) = (x.into_float::<3>(), pass.targets().part(0).into_int::<2>());
+        let [batch, tokens, width] = x.dims();
+        assert!(
+            targets.dims() == [batch, tokens] && tokens > 1,
+            "expected targets of shape {:?} with at least two tokens, found {:?}",
+            [batch, tokens],
+            targets.dims()
+        );
+        let hidden = self.ln_f.forward(x).reshape([batch * tokens, width]);
+        let loss = ops::head_loss(hidden, self.wte.weight.val(), shifted(targets), self.chunk_rows);
+        Activation::of(loss)
+    }
+
+    fn init(&self, name: &str, _: &[usize]) -> Init {
+        if name.ends_with("bias") { Init::Zeros } else { Init::Ones }
+    }
+
+    fn working_bytes(&self, inputs: &[Vec<usize>]) -> Option<u64> {
+        let [batch, tokens, width] = *inputs.first()?.as_slice() else { return None };
+        let [vocabulary, _] = self.wte.weight.dims();
+        let elements = 2 * self.chunk_rows * vocabulary + 8 * batch * tokens * width + 8192 * width;
+        Some((elements * size_of::<f32>()) as u64)
+    }
+}
+
+/// The logits `[batch, tokens, vocabulary]` of a GPT-2 for ids `[batch, tokens]`, without dropout, on the
+/// plain `device`. Layers are promoted one after the other from what `image` gives; the logits are whole.
+///
+/// # Panics
+/// If `chain` is not the chain of `config`, or the ids do not fit it.
+pub fn logits(
+    config: &Gpt2Config,
+    chain: &Chain,
+    image: &dyn Fn(usize) -> bytes::Bytes,
+    ids: AnyTensor,
+    device: &Device,
+) -> Tensor<3> {
+    let pass = Pass::evaluate(Activation::default());
+    let last = chain.len() - 1;
+    let x = (0..last).fold([ids].into_iter().collect(), |x: Activation, index| {
+        forward_range(&promote_layers(chain, index..index + 1, image, device, false), index, x, &pass)
+    });
+    let device = device.clone().autodiff();
+    let params: Vec<AnyTensor> = chain.layer_params(last, image).iter().map(|p| p.to_device(&device)).collect();
+    let [weight, bias, table] = params.try_into().expect("the head has a norm and a table");
+    let x = x.into_float::<3>();
+    let [batch, tokens, width] = x.dims();
+    let x = ops::layer_norm(x, weight.into_float(), bias.into_float(), config.layer_norm_epsilon);
+    let table: Tensor<2> = table.into_float();
+    let logits = x.reshape([batch * tokens, width]).matmul(table.transpose());
+    logits.reshape([batch, tokens, config.vocab_size])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hydra_core::HostTensor;
+
+    #[test]
+    fn a_token_predicts_the_next_and_the_last_nothing() {
+        let ids = HostTensor::int(vec![1, 2, 3, 4, 5, 6], [2, 3]).to_device(&Device::flex().autodiff());
+        let targets = AnyTensor::from(shifted(ids.into_int())).into_host();
+        assert_eq!(targets.as_i32(), [2, 3, -1, 5, 6, -1]);
+    }
+}

@@ -1,0 +1,114 @@
+//! GPT-2 as a chain: the embedding, one layer for each block, and the head with its loss.
+//!
+//! Modules and parameters are called as in Hugging Face transformers, so that [`hf_name`] only has to
+//! exchange a prefix. The head's table is the token embedding's: one parameter that both layers name.
+
+mod block;
+mod config;
+mod embed;
+mod head;
+mod parts;
+mod weights;
+mod writer;
+
+pub use block::Block;
+pub use config::{Gpt2Config, PRESETS, Preset};
+pub use embed::Embed;
+pub use head::{Head, logits};
+pub use parts::{Affine, Norm, Table};
+pub use weights::Gpt2Dir;
+pub use writer::Gpt2Writer;
+
+use crate::ModelError;
+use hydra_core::{Chain, WeightSource};
+
+/// The chain of a GPT-2: layers `embed`, `h.0` to `h.{n_layer - 1}` and `head`. First values come from
+/// `source`, or from the task's seed as Hugging Face draws them (other numbers, the same distributions).
+///
+/// Inputs are ids `[batch, tokens]`, and the targets are the same ids: the head shifts them, so that the
+/// loss is a mean over `batch * (tokens - 1)` terms.
+///
+/// # Errors
+/// A value of `config` that [`Gpt2Config::validate`] refuses.
+pub fn chain(
+    config: &Gpt2Config,
+    source: Option<impl WeightSource + 'static>,
+) -> Result<Chain, ModelError> {
+    config.validate()?;
+    let embed = Embed::new(config);
+    let head = Head::new(config, &embed.wte);
+    let mut chain = Chain::builder(name(config)).layer("embed", embed);
+    for index in 0..config.n_layer {
+        chain = chain.layer(format!("h.{index}"), Block::new(config, index));
+    }
+    let chain = chain.layer("head", head);
+    let chain = match source {
+        Some(source) => chain.weights(source),
+        None => chain,
+    };
+    Ok(chain.build()?)
+}
+
+/// A name that tells apart chains whose parameters have the same shapes but compute something else.
+fn name(config: &Gpt2Config) -> String {
+    let Gpt2Config { n_layer, n_embd, n_head, activation_function, .. } = config;
+    format!("gpt2-{n_layer}x{n_embd}-{n_head}-heads-{activation_function}")
+}
+
+/// The name that Hugging Face gives a parameter of a [`chain`]: `embed.wte.weight` is
+/// `transformer.wte.weight`, and `h.0.ln_1.bias` is `transformer.h.0.ln_1.bias`.
+pub fn hf_name(param: &str) -> String {
+    let own = param.strip_prefix("embed.").or_else(|| param.strip_prefix("head.")).unwrap_or(param);
+    format!("transformer.{own}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    fn tiny() -> Gpt2Config {
+        Gpt2Config::preset("bytes-tiny").unwrap()
+    }
+
+    #[test]
+    fn parameters_are_named_and_counted_as_in_transformers() {
+        let chain = chain(&tiny(), None::<Gpt2Dir>).unwrap();
+        let names: BTreeSet<String> =
+            chain.images().iter().flat_map(|i| i.params.iter().map(|p| hf_name(&p.name))).collect();
+        assert_eq!(names.len(), 2 + 12 * 4 + 2);
+        for name in ["wte.weight", "wpe.weight", "h.3.attn.c_attn.weight", "h.0.mlp.c_proj.bias", "ln_f.bias"] {
+            assert!(names.contains(&format!("transformer.{name}")), "{name}");
+        }
+        assert_eq!(chain.len(), 6);
+        assert_eq!(chain.images()[0].layers, [0, 5], "the table is tied");
+    }
+
+    #[test]
+    fn the_smallest_gpt2_has_as_many_parameters_as_published() {
+        let chain = chain(&Gpt2Config::preset("gpt2").unwrap(), None::<Gpt2Dir>).unwrap();
+        assert_eq!(chain.parameters(), 124_439_808);
+    }
+
+    #[test]
+    fn first_values_are_distributed_as_in_transformers() {
+        let config = tiny();
+        let chain = chain(&config, None::<Gpt2Dir>).unwrap();
+        for (index, image) in chain.images().iter().enumerate() {
+            let mut out = vec![0.0; image.elements];
+            chain.source().fill(&chain, index, 1, &mut out).unwrap();
+            for param in &image.params {
+                let values = &out[param.range()];
+                let n = values.len() as f64;
+                let std = (values.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>() / n).sqrt();
+                let expected = match param.name.as_str() {
+                    name if name.ends_with("bias") => 0.0,
+                    name if name.contains("ln_") => 1.0,
+                    name if name.ends_with("c_proj.weight") => 0.02 / (2.0 * config.n_layer as f64).sqrt(),
+                    _ => 0.02,
+                };
+                assert!((std - expected).abs() <= 0.1 * expected, "{}: {std} for {expected}", param.name);
+            }
+        }
+    }
+}

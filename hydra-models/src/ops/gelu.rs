@@ -1,0 +1,120 @@
+//! The activation of GPT-2.
+
+use super::math::{ELEMENTS, exp, floats, owned};
+use burn::backend::autodiff::{
+    Autodiff,
+    checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
+    grads::Gradients,
+    ops::{Backward, Ops, OpsKind},
+};
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, Dispatch, Flex, backend_extension};
+use burn::tensor::Tensor;
+use rayon::prelude::*;
+
+/// The Gaussian error linear unit in its tanh approximation (Hendrycks and Gimpel, 2016), which GPT-2 calls
+/// `gelu_new`, elementwise: [`reference::gelu_tanh`](super::reference::gelu_tanh).
+pub fn gelu_tanh<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+    Tensor::from_dispatch(<Dispatch as GeluOps>::gelu_tanh(x.into_dispatch()))
+}
+
+/// The activation as an op of the backends.
+#[backend_extension(Autodiff, Flex)]
+pub(crate) trait GeluOps: Backend {
+    /// The activation of each element.
+    fn gelu_tanh(x: FloatTensor<Self>) -> FloatTensor<Self>;
+}
+
+/// What a backend must compute for it to be differentiable.
+pub(crate) trait GeluKernels: GeluOps {
+    /// The gradient with respect to `x` for that of the output.
+    fn gelu_tanh_backward(x: FloatTensor<Self>, gradient: FloatTensor<Self>) -> FloatTensor<Self>;
+}
+
+const CUBIC: f32 = 0.044_715;
+// 2 * sqrt(2 / pi): 1 + tanh(u) is 2 * sigmoid(2u).
+const TWICE_ROOT: f32 = 1.595_769_1;
+
+#[inline(always)]
+fn sigmoid_of_twice(x: f32) -> f32 {
+    1.0 / (1.0 + exp(-TWICE_ROOT * (x + CUBIC * x * x * x)))
+}
+
+#[inline(always)]
+fn derivative(x: f32) -> f32 {
+    let s = sigmoid_of_twice(x);
+    s + x * s * (1.0 - s) * TWICE_ROOT * (1.0 + 3.0 * CUBIC * x * x)
+}
+
+impl GeluOps for Flex {
+    fn gelu_tanh(x: FloatTensor<Self>) -> FloatTensor<Self> {
+        let mut y = owned(x);
+        y.storage_mut::<f32>()
+            .par_chunks_mut(ELEMENTS)
+            .for_each(|part| part.iter_mut().for_each(|x| *x *= sigmoid_of_twice(*x)));
+        y
+    }
+}
+
+impl GeluKernels for Flex {
+    fn gelu_tanh_backward(x: FloatTensor<Self>, gradient: FloatTensor<Self>) -> FloatTensor<Self> {
+        let (x, mut gradient) = (owned(x), owned(gradient));
+        gradient.storage_mut::<f32>().par_chunks_mut(ELEMENTS).zip(floats(&x).par_chunks(ELEMENTS)).for_each(
+            |(gradient, x)| gradient.iter_mut().zip(x).for_each(|(g, &x)| *g *= derivative(x)),
+        );
+        gradient
+    }
+}
+
+#[derive(Debug)]
+struct GeluBackward;
+
+impl<B: GeluKernels> Backward<B, 1> for GeluBackward {
+    type State = FloatTensor<B>;
+
+    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let gradient = grads.consume::<B>(&ops.node);
+        if let [Some(node)] = ops.parents {
+            grads.register::<B>(node.id, B::gelu_tanh_backward(ops.state, gradient));
+        }
+    }
+}
+
+impl<B: GeluKernels, C: CheckpointStrategy> GeluOps for Autodiff<B, C> {
+    fn gelu_tanh(x: FloatTensor<Self>) -> FloatTensor<Self> {
+        match GeluBackward.prepare::<C>([x.node()]).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => {
+                let x = x.into_primitive();
+                prep.finish(x.clone(), B::gelu_tanh(x))
+            }
+            OpsKind::UnTracked(prep) => prep.finish(B::gelu_tanh(x.into_primitive())),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{reference, testing::*};
+    use super::*;
+
+    #[test]
+    fn values_and_gradients_equal_the_reference() {
+        let x = || normal(1, [3, 7, 5]).mul_scalar(3.0).detach().require_grad();
+        let (a, b, weights) = (x(), x(), normal(2, [3, 7, 5]));
+        let (fast, slow) = (gelu_tanh(a.clone()), reference::gelu_tanh(b.clone()));
+        assert!(distance(&values(&fast), &values(&slow)) < 1e-6);
+        let untracked = gelu_tanh(untracked(a.clone()));
+        assert_eq!(values(&untracked), values(&fast), "a forward without a graph has the same bits");
+        let (fast, slow) = ((fast * weights.clone()).sum().backward(), (slow * weights).sum().backward());
+        assert!(distance(&values(&a.grad(&fast).unwrap()), &values(&b.grad(&slow).unwrap())) < 1e-6);
+    }
+
+    #[test]
+    fn far_ends_are_zero_and_the_identity() {
+        let x = Tensor::<1>::from_floats([-40.0, -1e6, 0.0, 40.0, 1e6], &burn::tensor::Device::flex());
+        let y = values(&gelu_tanh(x));
+        assert!(y[0].abs() < 1e-20 && y[1].abs() < 1e-20, "{y:?}");
+        assert_eq!(y[2..], [0.0, 40.0, 1e6]);
+        assert!(derivative(-1e6).abs() < 1e-20 && derivative(1e6) == 1.0);
+    }
+}

@@ -1,0 +1,409 @@
+//! The output head and its loss as one operation, so that logits are never whole in memory.
+
+use super::math::{ELEMENTS, exp_in_place, flex, floats, max, owned};
+use burn::backend::autodiff::{
+    Autodiff,
+    checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
+    grads::Gradients,
+    ops::{Backward, Ops, OpsKind},
+};
+use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::{Backend, Dispatch, Flex, TensorMetadata, backend_extension};
+use burn::tensor::{DType, Int, Tensor};
+use burn_flex::FlexTensor;
+use rayon::prelude::*;
+
+/// The target of a position that predicts nothing; any negative number says the same.
+pub const IGNORED: i32 = -1;
+
+/// The mean cross-entropy, of shape `[1]`, of logits `hidden @ table^T` against `targets`.
+///
+/// `hidden` is `[positions, width]`, `table` `[vocabulary, width]`, and `targets` holds an id for each
+/// position or a negative number ([`IGNORED`]) where there is nothing to predict. Logits are computed for
+/// `chunk_rows` positions at a time; when anything is tracked, the gradients are computed in the same go and
+/// kept until the backward.
+///
+/// # Panics
+/// If shapes do not fit, an id is not below the vocabulary, no position has a target, or `chunk_rows` is zero.
+pub fn head_loss(hidden: Tensor<2>, table: Tensor<2>, targets: Tensor<1, Int>, chunk_rows: usize) -> Tensor<1> {
+    let ([positions, width], [_, table_width], [count]) = (hidden.dims(), table.dims(), targets.dims());
+    assert!(
+        width == table_width && positions == count && chunk_rows > 0,
+        "the head expects a table {width} wide, {positions} targets and chunks of at least one row; \
+         found {table_width}, {count} and {chunk_rows}"
+    );
+    let (hidden, table, targets) = (hidden.into_dispatch(), table.into_dispatch(), targets.into_dispatch());
+    Tensor::from_dispatch(<Dispatch as HeadOps>::head_loss(hidden, table, targets, chunk_rows))
+}
+
+/// The head as an op of the backends.
+#[backend_extension(Autodiff, Flex)]
+pub(crate) trait HeadOps: Backend {
+    /// The mean loss, of shape `[1]`.
+    fn head_loss(
+        hidden: FloatTensor<Self>,
+        table: FloatTensor<Self>,
+        targets: IntTensor<Self>,
+        chunk_rows: usize,
+    ) -> FloatTensor<Self>;
+}
+
+/// What a backend must compute for it to be differentiable.
+pub(crate) trait HeadKernels: HeadOps {
+    /// The loss, and the gradients of what is `wanted`: hidden and table.
+    fn head_loss_and_gradients(
+        hidden: FloatTensor<Self>,
+        table: FloatTensor<Self>,
+        targets: IntTensor<Self>,
+        chunk_rows: usize,
+        wanted: [bool; 2],
+    ) -> (FloatTensor<Self>, [Option<FloatTensor<Self>>; 2]);
+
+    /// `x` times a factor of shape `[1]`.
+    fn scaled(x: FloatTensor<Self>, factor: &FloatTensor<Self>) -> FloatTensor<Self>;
+}
+
+/// Rows of the table whose gradient is computed at a time.
+const TABLE_ROWS: usize = 4096;
+
+fn matmul<B: Backend>(a: FloatTensor<B>, b: FloatTensor<B>) -> FloatTensor<B> {
+    B::float_matmul(a, b)
+}
+
+fn ids(targets: FlexTensor, vocabulary: usize) -> Vec<Option<usize>> {
+    let targets = targets.to_contiguous();
+    let ids: Vec<i64> = match targets.dtype() {
+        DType::I32 => targets.storage::<i32>().iter().map(|&id| i64::from(id)).collect(),
+        DType::I64 => targets.storage::<i64>().to_vec(),
+        found => panic!("expected targets of type I32 or I64, found {found:?}"),
+    };
+    let id = |id: i64| {
+        let id = usize::try_from(id).ok()?;
+        assert!(id < vocabulary, "target {id} is not below the vocabulary's {vocabulary}");
+        Some(id)
+    };
+    ids.into_iter().map(id).collect()
+}
+
+/// One pass over the positions, in chunks.
+struct HeadPass {
+    hidden: FlexTensor,
+    table: FlexTensor,
+    targets: Vec<Option<usize>>,
+    chunk_rows: usize,
+    /// The gradient of the loss with respect to one term.
+    share: f32,
+    for_hidden: Option<Vec<f32>>,
+    for_table: Option<Vec<f32>>,
+}
+
+impl HeadPass {
+    fn new(
+        hidden: FlexTensor,
+        table: FlexTensor,
+        targets: FlexTensor,
+        chunk_rows: usize,
+        wanted: [bool; 2],
+    ) -> Self {
+        let (hidden, table) = (owned(hidden), owned(table));
+        let targets = ids(targets, table.shape()[0]);
+        let terms = targets.iter().flatten().count();
+        assert!(terms > 0, "no position has a target: a loss needs sequences of at least two tokens");
+        let zeros = |tensor: &FlexTensor| vec![0f32; tensor.shape().num_elements()];
+        let for_hidden = wanted[0].then(|| zeros(&hidden));
+        let for_table = wanted[1].then(|| zeros(&table));
+        let share = (1.0 / terms as f64) as f32;
+        Self { hidden, table, targets, chunk_rows, share, for_hidden, for_table }
+    }
+
+    /// Computes the loss, and the gradients that are wanted.
+    fn run(&mut self) -> f32 {
+        let (mut total, mut terms) = (0.0, 0usize);
+        for start in (0..self.targets.len()).step_by(self.chunk_rows) {
+            let rows = self.chunk_rows.min(self.targets.len() - start);
+            let hidden = self.hidden.narrow(0, start, rows);
+            let mut logits = matmul::<Flex>(hidden.clone(), self.table.transpose(0, 1));
+            let losses = self.rows(&mut logits, start);
+            // Positions are added in their order, whatever thread computed them.
+            losses.into_iter().flatten().for_each(|loss| {
+                total += loss;
+                terms += 1;
+            });
+            self.hidden_gradient(&logits, start);
+            self.table_gradient(&logits, &hidden);
+        }
+        (total / terms as f64) as f32
+    }
+
+    /// The losses of a chunk's positions; its logits become their gradients where any are wanted.
+    fn rows(&self, logits: &mut FlexTensor, start: usize) -> Vec<Option<f64>> {
+        let gradients = self.for_hidden.is_some() || self.for_table.is_some();
+        let vocabulary = self.table.shape()[0];
+        let row = |(row, target): (&mut [f32], &Option<usize>)| match *target {
+            Some(target) => {
+                let (loss, sum) = row_loss(row, target);
+                if gradients {
+                    row_gradient(row, target, sum, self.share);
+                }
+                Some(loss)
+            }
+            None => {
+                row.fill(0.0);
+                None
+            }
+        };
+        let rows = logits.storage_mut::<f32>().par_chunks_mut(vocabulary);
+        rows.zip(&self.targets[start..]).map(row).collect()
+    }
+
+    fn hidden_gradient(&mut self, logits: &FlexTensor, start: usize) {
+        let Some(out) = &mut self.for_hidden else { return };
+        let chunk = matmul::<Flex>(logits.clone(), self.table.clone());
+        let (chunk, width) = (floats(&chunk), self.table.shape()[1]);
+        out[start * width..][..chunk.len()].copy_from_slice(chunk);
+    }
+
+    fn table_gradient(&mut self, logits: &FlexTensor, hidden: &FlexTensor) {
+        let Some(out) = &mut self.for_table else { return };
+        let [vocabulary, width] = self.table.shape().dims();
+        for start in (0..vocabulary).step_by(TABLE_ROWS) {
+            let rows = TABLE_ROWS.min(vocabulary - start);
+            let part = matmul::<Flex>(logits.narrow(1, start, rows).transpose(0, 1), hidden.clone());
+            let out = out[start * width..(start + rows) * width].par_chunks_mut(ELEMENTS);
+            out.zip(floats(&part).par_chunks(ELEMENTS))
+                .for_each(|(out, part)| out.iter_mut().zip(part).for_each(|(sum, g)| *sum += g));
+        }
+    }
+}
+
+/// The loss of one position; its logits become `e^(logit - largest)`, whose sum is returned too.
+fn row_loss(row: &mut [f32], target: usize) -> (f64, f64) {
+    let (largest, logit) = (max(row), row[target]);
+    let sum = exp_in_place(row, 1.0, largest);
+    (f64::from(largest) + sum.ln() - f64::from(logit), sum)
+}
+
+fn row_gradient(row: &mut [f32], target: usize, sum: f64, share: f32) {
+    let factor = (f64::from(share) / sum) as f32;
+    row.iter_mut().for_each(|x| *x *= factor);
+    row[target] -= share;
+}
+
+impl HeadOps for Flex {
+    fn head_loss(
+        hidden: FloatTensor<Self>,
+        table: FloatTensor<Self>,
+        targets: IntTensor<Self>,
+        chunk_rows: usize,
+    ) -> FloatTensor<Self> {
+        flex(vec![HeadPass::new(hidden, table, targets, chunk_rows, [false; 2]).run()], [1])
+    }
+}
+
+impl HeadKernels for Flex {
+    fn head_loss_and_gradients(
+        hidden: FloatTensor<Self>,
+        table: FloatTensor<Self>,
+        targets: IntTensor<Self>,
+        chunk_rows: usize,
+        wanted: [bool; 2],
+    ) -> (FloatTensor<Self>, [Option<FloatTensor<Self>>; 2]) {
+        let mut pass = HeadPass::new(hidden, table, targets, chunk_rows, wanted);
+        let loss = flex(vec![pass.run()], [1]);
+        let for_hidden = pass.for_hidden.map(|values| flex(values, pass.hidden.shape()));
+        let for_table = pass.for_table.map(|values| flex(values, pass.table.shape()));
+        (loss, [for_hidden, for_table])
+    }
+
+    fn scaled(x: FloatTensor<Self>, factor: &FloatTensor<Self>) -> FloatTensor<Self> {
+        let factor = floats(factor)[0];
+        if factor == 1.0 {
+            return x;
+        }
+        let mut x = owned(x);
+        let parts = x.storage_mut::<f32>().par_chunks_mut(ELEMENTS);
+        parts.for_each(|part| part.iter_mut().for_each(|x| *x *= factor));
+        x
+    }
+}
+
+#[derive(Debug)]
+struct HeadBackward;
+
+impl<B: HeadKernels> Backward<B, 2> for HeadBackward {
+    type State = [Option<FloatTensor<B>>; 2];
+
+    fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let factor = grads.consume::<B>(&ops.node);
+        for (node, gradient) in ops.parents.into_iter().zip(ops.state) {
+            if let (Some(node), Some(gradient)) = (node, gradient) {
+                grads.register::<B>(node.id, B::scaled(gradient, &factor));
+            }
+        }
+    }
+}
+
+impl<B: HeadKernels, C: CheckpointStrategy> HeadOps for Autodiff<B, C> {
+    fn head_loss(
+        hidden: FloatTensor<Self>,
+        table: FloatTensor<Self>,
+        targets: IntTensor<Self>,
+        chunk_rows: usize,
+    ) -> FloatTensor<Self> {
+        let wanted = [hidden.is_tracked(), table.is_tracked()];
+        let nodes = [hidden.node(), table.node()];
+        let (hidden, table) = (hidden.into_primitive(), table.into_primitive());
+        match HeadBackward.prepare::<C>(nodes).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => {
+                let (loss, gradients) =
+                    B::head_loss_and_gradients(hidden, table, targets, chunk_rows, wanted);
+                prep.finish(gradients, loss)
+            }
+            OpsKind::UnTracked(prep) => prep.finish(B::head_loss(hidden, table, targets, chunk_rows)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{reference, testing::*};
+    use super::*;
+    use burn::tensor::TensorData;
+    use hydra_core::Key;
+
+    #[derive(Clone, Copy)]
+    struct Case {
+        positions: usize,
+        width: usize,
+        vocabulary: usize,
+    }
+
+    const CASES: [Case; 4] = [
+        Case { positions: 7, width: 5, vocabulary: 11 },
+        Case { positions: 1, width: 1, vocabulary: 2 },
+        Case { positions: 13, width: 16, vocabulary: 4099 },
+        Case { positions: 30, width: 33, vocabulary: 257 },
+    ];
+
+    impl Case {
+        fn hidden(self) -> Tensor<2> {
+            (normal(1, [self.positions, self.width]) * 2.0).detach().require_grad()
+        }
+
+        fn table(self) -> Tensor<2> {
+            normal(2, [self.vocabulary, self.width]).detach().require_grad()
+        }
+
+        /// Every fourth position but the first predicts nothing.
+        fn ids(self) -> Vec<i32> {
+            let id = |i: usize| (Key::new(3).bits(i as u64) % self.vocabulary as u64) as i32;
+            (0..self.positions).map(|i| if i % 4 == 3 { IGNORED } else { id(i) }).collect()
+        }
+
+        fn targets(self) -> Tensor<1, Int> {
+            let device = burn::tensor::Device::flex().autodiff();
+            Tensor::from_data(TensorData::new(self.ids(), [self.positions]), (&device, DType::I32))
+        }
+
+        /// Loss, and the gradients of hidden and table of `factor` times it.
+        fn run(
+            self,
+            loss: impl Fn(Tensor<2>, Tensor<2>, Tensor<1, Int>) -> Tensor<1>,
+            factor: f32,
+        ) -> [Vec<f32>; 3] {
+            let (hidden, table) = (self.hidden(), self.table());
+            let loss = loss(hidden.clone(), table.clone(), self.targets());
+            let value = values(&loss);
+            let loss = if factor == 1.0 { loss } else { loss * factor };
+            let grads = loss.backward();
+            [value, values(&hidden.grad(&grads).unwrap()), values(&table.grad(&grads).unwrap())]
+        }
+
+        /// The same in `f64`, with loops.
+        fn exact(self) -> [Vec<f32>; 3] {
+            let wide = |t: Tensor<2>| values(&t).into_iter().map(f64::from).collect::<Vec<_>>();
+            let (h, w, ids, d) = (wide(self.hidden()), wide(self.table()), self.ids(), self.width);
+            let (mut dh, mut dw, mut loss) = (vec![0.0; h.len()], vec![0.0; w.len()], 0.0);
+            let terms = ids.iter().filter(|&&id| id >= 0).count() as f64;
+            for (i, &id) in ids.iter().enumerate().filter(|(_, id)| **id >= 0) {
+                let logit = |v: usize| (0..d).map(|k| h[i * d + k] * w[v * d + k]).sum::<f64>();
+                let logits: Vec<f64> = (0..self.vocabulary).map(logit).collect();
+                let sum: f64 = logits.iter().map(|x| x.exp()).sum();
+                loss += (sum.ln() - logits[id as usize]) / terms;
+                for (v, x) in logits.iter().enumerate() {
+                    let g = (x.exp() / sum - f64::from(v == id as usize)) / terms;
+                    for k in 0..d {
+                        dh[i * d + k] += g * w[v * d + k];
+                        dw[v * d + k] += g * h[i * d + k];
+                    }
+                }
+            }
+            let narrow = |v: Vec<f64>| v.into_iter().map(|x| x as f32).collect();
+            [vec![loss as f32], narrow(dh), narrow(dw)]
+        }
+    }
+
+    fn chunked(chunk_rows: usize) -> impl Fn(Tensor<2>, Tensor<2>, Tensor<1, Int>) -> Tensor<1> {
+        move |hidden, table, targets| head_loss(hidden, table, targets, chunk_rows)
+    }
+
+    #[test]
+    fn loss_and_gradients_equal_the_reference_and_the_exact_ones() {
+        for case in CASES {
+            let (exact, slow) = (case.exact(), case.run(reference::head_loss, 1.0));
+            for chunk_rows in [1, 3, 1000] {
+                for (i, found) in case.run(chunked(chunk_rows), 1.0).iter().enumerate() {
+                    let (to_exact, to_slow) = (distance(found, &exact[i]), distance(found, &slow[i]));
+                    assert!(to_exact < 2e-6 && to_slow < 2e-6, "{i}: {to_exact} and {to_slow}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_incoming_gradient_scales_the_gradients() {
+        let case = CASES[0];
+        let (one, half) = (case.run(chunked(3), 1.0), case.run(chunked(3), 0.5));
+        assert_eq!(one[0], half[0]);
+        for i in 1..3 {
+            let halved: Vec<f32> = one[i].iter().map(|x| x * 0.5).collect();
+            assert_eq!(half[i], halved);
+        }
+    }
+
+    #[test]
+    fn bits_do_not_depend_on_threads_or_tracking() {
+        let case = CASES[2];
+        let one = with_threads(1, || case.run(chunked(5), 1.0));
+        assert_eq!(one, with_threads(3, || case.run(chunked(5), 1.0)));
+        let loss = head_loss(untracked(case.hidden()), untracked(case.table()), case.targets(), 5);
+        assert_eq!(values(&loss), one[0]);
+    }
+
+    #[test]
+    fn only_what_is_tracked_gets_a_gradient() {
+        let case = CASES[0];
+        let both = case.run(chunked(3), 1.0);
+        let (hidden, table) = (case.hidden(), untracked(case.table()));
+        let grads = head_loss(hidden.clone(), table.clone(), case.targets(), 3).backward();
+        assert_eq!(values(&hidden.grad(&grads).unwrap()), both[1]);
+        assert!(table.grad(&grads).is_none());
+        let (hidden, table) = (untracked(case.hidden()), case.table());
+        let grads = head_loss(hidden, table.clone(), case.targets(), 3).backward();
+        assert_eq!(values(&table.grad(&grads).unwrap()), both[2]);
+    }
+
+    #[test]
+    #[should_panic(expected = "target 11 is not below the vocabulary's 11")]
+    fn an_id_beyond_the_vocabulary_is_named() {
+        let case = CASES[0];
+        head_loss(case.hidden(), case.table(), case.targets().mul_scalar(0).add_scalar(11), 3);
+    }
+
+    #[test]
+    #[should_panic(expected = "no position has a target")]
+    fn positions_without_targets_are_refused() {
+        let case = CASES[0];
+        head_loss(case.hidden(), case.table(), case.targets().mul_scalar(0).sub_scalar(1), 3);
+    }
+}

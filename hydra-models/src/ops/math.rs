@@ -1,0 +1,132 @@
+//! Row arithmetic that compilers turn into vectors, in an order that no thread count changes.
+
+use burn::tensor::{Bytes, DType, Shape};
+use burn_flex::{FlexTensor, Layout};
+
+/// Sums keep so many partial sums, element `i` of a block going to sum `i % LANES`.
+const LANES: usize = 16;
+
+/// Partial sums are in `f32` within a block and go to `f64` after it.
+const BLOCK: usize = 1024;
+
+/// Elements that one thread handles at a time in elementwise kernels.
+pub(super) const ELEMENTS: usize = 1 << 14;
+
+/// `e^x` within two units in the last place for `x` in -87..=88, the nearer end beyond; NaN stays NaN.
+///
+/// Range reduction and polynomial of Cephes' `expf` (Moshier, 1992), without a branch or a call, so that
+/// loops over it become vectors.
+#[inline(always)]
+pub(super) fn exp(x: f32) -> f32 {
+    // Adding this leaves the nearest integer in the low bits of the mantissa.
+    const ROUND: f32 = 12_582_912.0;
+    let x = if x < -87.0 { -87.0 } else { x };
+    let x = if x > 88.0 { 88.0 } else { x };
+    let shifted = x * std::f32::consts::LOG2_E + ROUND;
+    let exponent = (shifted.to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32);
+    let n = shifted - ROUND;
+    let r = x - n * 0.693_359_4 + n * 2.121_944_4e-4;
+    let mut y = 1.987_569_1e-4;
+    for c in [1.398_2e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5] {
+        y = y * r + c;
+    }
+    let y = y * r * r + r + 1.0;
+    y * f32::from_bits((exponent.wrapping_add(127) as u32) << 23)
+}
+
+/// The largest element that is a number; minus infinity if there is none.
+pub(super) fn max(row: &[f32]) -> f32 {
+    let larger = |a: f32, b: f32| if b > a { b } else { a };
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    let chunks = row.chunks_exact(LANES);
+    let rest = chunks.remainder();
+    for chunk in chunks {
+        for (lane, &x) in lanes.iter_mut().zip(chunk) {
+            *lane = larger(*lane, x);
+        }
+    }
+    rest.iter().chain(&lanes).copied().fold(f32::NEG_INFINITY, larger)
+}
+
+/// The sum of `f(a, b)` over two rows of one length.
+#[inline(always)]
+pub(super) fn sum2(a: &[f32], b: &[f32], f: impl Fn(f32, f32) -> f32) -> f64 {
+    let mut total = 0.0;
+    for (a, b) in a.chunks(BLOCK).zip(b.chunks(BLOCK)) {
+        let mut lanes = [0f32; LANES];
+        let (a, b) = (a.chunks_exact(LANES), b.chunks_exact(LANES));
+        let (rest_a, rest_b) = (a.remainder(), b.remainder());
+        for (a, b) in a.zip(b) {
+            for l in 0..LANES {
+                lanes[l] += f(a[l], b[l]);
+            }
+        }
+        for (lane, (&a, &b)) in lanes.iter_mut().zip(rest_a.iter().zip(rest_b)) {
+            *lane += f(a, b);
+        }
+        total += lanes.iter().map(|&x| f64::from(x)).sum::<f64>();
+    }
+    total
+}
+
+/// The sum of `f(x)` over a row.
+#[inline(always)]
+pub(super) fn sum(row: &[f32], f: impl Fn(f32) -> f32) -> f64 {
+    sum2(row, row, |x, _| f(x))
+}
+
+/// Replaces each element `x` by `e^(x * scale - shift)` and returns the sum.
+pub(super) fn exp_in_place(row: &mut [f32], scale: f32, shift: f32) -> f64 {
+    for x in row.iter_mut() {
+        *x = exp(*x * scale - shift);
+    }
+    sum(row, |x| x)
+}
+
+/// The elements of a contiguous `f32` tensor.
+#[track_caller]
+pub(super) fn floats(tensor: &FlexTensor) -> &[f32] {
+    tensor.as_slice::<f32>().expect("the tensor was made contiguous f32 before")
+}
+
+/// The tensor with its elements contiguous and its own to write, copied only where someone else reads them.
+#[track_caller]
+pub(super) fn owned(tensor: FlexTensor) -> FlexTensor {
+    assert_eq!(tensor.dtype(), DType::F32, "this op computes in f32");
+    let contiguous = tensor.to_contiguous();
+    drop(tensor);
+    contiguous
+}
+
+/// A tensor of `shape` that owns `values`.
+pub(super) fn flex(values: Vec<f32>, shape: impl Into<Shape>) -> FlexTensor {
+    FlexTensor::new(Bytes::from_elems(values), Layout::contiguous(shape.into()), DType::F32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exp_is_within_two_units_in_the_last_place() {
+        let mut x = -86.9f32;
+        while x < 87.9 {
+            let exact = f64::from(x).exp();
+            let error = (f64::from(exp(x)) - exact).abs() / exact;
+            assert!(error < 2.0 * f64::from(f32::EPSILON), "e^{x}: {error}");
+            x += 0.001_7;
+        }
+        assert_eq!(exp(0.0), 1.0);
+        assert!(exp(-1e30) < 1e-37 && exp(1e30).is_finite() && exp(f32::NAN).is_nan());
+    }
+
+    #[test]
+    fn sums_and_maxima_take_every_element() {
+        for n in [1, 15, 16, 17, 1023, 1025, 5000] {
+            let row: Vec<f32> = (0..n).map(|i| ((i * 37) % 101) as f32 - 50.0).collect();
+            let exact: f64 = row.iter().map(|&x| f64::from(x)).sum();
+            assert_eq!(sum(&row, |x| x), exact);
+            assert_eq!(max(&row), row.iter().copied().fold(f32::MIN, f32::max));
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! Layer normalization.
+
+use super::math::{flex, floats, owned, sum, sum2};
+use burn::backend::autodiff::{
+    Autodiff,
+    checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
+    grads::Gradients,
+    ops::{Backward, Ops, OpsKind},
+};
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, Dispatch, Flex, backend_extension};
+use burn::tensor::Tensor;
+use rayon::prelude::*;
+
+/// Layer normalization (Ba, Kiros and Hinton, 2016) of the last dimension of `x`, `[batch, tokens, width]`,
+/// by a weight and a bias of shape `[width]`.
+pub fn layer_norm(x: Tensor<3>, weight: Tensor<1>, bias: Tensor<1>, epsilon: f64) -> Tensor<3> {
+    let (x, weight, bias) = (x.into_dispatch(), weight.into_dispatch(), bias.into_dispatch());
+    Tensor::from_dispatch(<Dispatch as NormOps>::norm_rows(x, weight, bias, epsilon))
+}
+
+/// The normalization as an op of the backends.
+#[backend_extension(Autodiff, Flex)]
+pub(crate) trait NormOps: Backend {
+    /// The normalized rows of `x`, times `weight`, plus `bias`.
+    fn norm_rows(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        epsilon: f64,
+    ) -> FloatTensor<Self>;
+}
+
+/// What a backend must compute for it to be differentiable.
+pub(crate) trait NormKernels: NormOps {
+    /// The gradients with respect to `x`, weight and bias for that of the output.
+    fn norm_rows_backward(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        gradient: FloatTensor<Self>,
+        epsilon: f64,
+    ) -> [FloatTensor<Self>; 3];
+}
+
+/// Rows whose share of the weight's and the bias's gradient is summed by one thread.
+const ROWS: usize = 64;
+
+/// The mean of a row and the inverse of its standard deviation.
+fn moments(row: &[f32], epsilon: f64) -> (f32, f32) {
+    let n = row.len() as f64;
+    let mean = (sum(row, |x| x) / n) as f32;
+    let variance = sum(row, |x| (x - mean) * (x - mean)) / n;
+    (mean, (1.0 / (variance + epsilon).sqrt()) as f32)
+}
+
+fn norm_row(row: &mut [f32], weight: &[f32], bias: &[f32], epsilon: f64) {
+    let (mean, inverse) = moments(row, epsilon);
+    for ((x, w), b) in row.iter_mut().zip(weight).zip(bias) {
+        *x = (*x - mean) * inverse * w + b;
+    }
+}
+
+/// Replaces the output's gradient of a row by the input's, and adds the row's share to `sums`: the weight's
+/// gradient and the bias's.
+fn backward_row(gradient: &mut [f32], x: &[f32], weight: &[f32], epsilon: f64, sums: (&mut [f32], &mut [f32])) {
+    let n = x.len() as f64;
+    let (mean, inverse) = moments(x, epsilon);
+    for ((sum, &g), &x) in sums.0.iter_mut().zip(&*gradient).zip(x) {
+        *sum += g * (x - mean) * inverse;
+    }
+    sums.1.iter_mut().zip(&*gradient).for_each(|(sum, g)| *sum += g);
+    gradient.iter_mut().zip(weight).for_each(|(g, w)| *g *= w);
+    let along_one = (sum(gradient, |g| g) / n) as f32;
+    let along_x = (sum2(gradient, x, |g, x| g * (x - mean) * inverse) / n) as f32;
+    for (g, &x) in gradient.iter_mut().zip(x) {
+        *g = inverse * (*g - along_one - (x - mean) * inverse * along_x);
+    }
+}
+
+impl NormOps for Flex {
+    fn norm_rows(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        epsilon: f64,
+    ) -> FloatTensor<Self> {
+        let (mut y, weight, bias) = (owned(x), owned(weight), owned(bias));
+        let (weight, bias) = (floats(&weight), floats(&bias));
+        let width = weight.len();
+        y.storage_mut::<f32>()
+            .par_chunks_mut(ROWS * width)
+            .for_each(|rows| rows.chunks_mut(width).for_each(|row| norm_row(row, weight, bias, epsilon)));
+        y
+    }
+}
+
+impl NormKernels for Flex {
+    fn norm_rows_backward(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        gradient: FloatTensor<Self>,
+        epsilon: f64,
+    ) -> [FloatTensor<Self>; 3] {
+        let (x, weight, mut gradient) = (owned(x), owned(weight), owned(gradient));
+        let weight = floats(&weight);
+        let width = weight.len();
+        let parts = gradient.storage_mut::<f32>().par_chunks_mut(ROWS * width);
+        let parts = parts.zip(floats(&x).par_chunks(ROWS * width)).map(|(gradient, x)| {
+            let (mut for_weight, mut for_bias) = (vec![0.0; width], vec![0.0; width]);
+            for (gradient, x) in gradient.chunks_mut(width).zip(x.chunks(width)) {
+                backward_row(gradient, x, weight, epsilon, (&mut for_weight, &mut for_bias));
+            }
+            (for_weight, for_bias)
+        });
+        let parts: Vec<(Vec<f32>, Vec<f32>)> = parts.collect();
+        // Parts have a fixed number of rows and are added in their order.
+        let (mut for_weight, mut for_bias) = (vec![0.0; width], vec![0.0; width]);
+        for (part_weight, part_bias) in &parts {
+            for_weight.iter_mut().zip(part_weight).for_each(|(sum, g)| *sum += g);
+            for_bias.iter_mut().zip(part_bias).for_each(|(sum, g)| *sum += g);
+        }
+        [gradient, flex(for_weight, [width]), flex(for_bias, [width])]
+    }
+}
+
+#[derive(Debug)]
+struct NormBackward;
+
+impl<B: NormKernels> Backward<B, 3> for NormBackward {
+    type State = (FloatTensor<B>, FloatTensor<B>, f64);
+
+    fn backward(self, ops: Ops<Self::State, 3>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let gradient = grads.consume::<B>(&ops.node);
+        let (x, weight, epsilon) = ops.state;
+        let gradients = B::norm_rows_backward(x, weight, gradient, epsilon);
+        for (node, gradient) in ops.parents.into_iter().zip(gradients) {
+            if let Some(node) = node {
+                grads.register::<B>(node.id, gradient);
+            }
+        }
+    }
+}
+
+impl<B: NormKernels, C: CheckpointStrategy> NormOps for Autodiff<B, C> {
+    fn norm_rows(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        epsilon: f64,
+    ) -> FloatTensor<Self> {
+        let nodes = [x.node(), weight.node(), bias.node()];
+        let (x, weight, bias) = (x.into_primitive(), weight.into_primitive(), bias.into_primitive());
+        match NormBackward.prepare::<C>(nodes).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => {
+                let y = B::norm_rows(x.clone(), weight.clone(), bias, epsilon);
+                prep.finish((x, weight, epsilon), y)
+            }
+            OpsKind::UnTracked(prep) => prep.finish(B::norm_rows(x, weight, bias, epsilon)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{reference, testing::*};
+    use super::*;
+
+    type Inputs = (Tensor<3>, Tensor<1>, Tensor<1>);
+
+    fn inputs(shape: [usize; 3]) -> Inputs {
+        let leaf = |t: Tensor<1>| t.detach().require_grad();
+        let x = (normal(1, shape) * 3.0 + 2.0).detach().require_grad();
+        (x, leaf(normal(2, [shape[2]]) + 1.0), leaf(normal(3, [shape[2]])))
+    }
+
+    fn run(norm: impl Fn(Tensor<3>, Tensor<1>, Tensor<1>, f64) -> Tensor<3>, shape: [usize; 3]) -> [Vec<f32>; 4] {
+        let (x, weight, bias) = inputs(shape);
+        let y = norm(x.clone(), weight.clone(), bias.clone(), 1e-5);
+        let out = values(&y);
+        let grads = (y * normal(4, shape)).sum().backward();
+        let (dx, dw, db) = (x.grad(&grads), weight.grad(&grads), bias.grad(&grads));
+        [out, values(&dx.unwrap()), values(&dw.unwrap()), values(&db.unwrap())]
+    }
+
+    #[test]
+    fn values_and_gradients_equal_the_reference() {
+        for shape in [[1, 1, 2], [2, 3, 5], [3, 50, 48], [1, 7, 1100]] {
+            let (fast, slow) = (run(layer_norm, shape), run(reference::layer_norm, shape));
+            for (fast, slow) in fast.iter().zip(&slow) {
+                // A row of two is plus or minus one, and its gradient nearly nothing.
+                assert!(distance(fast, slow) < 2e-6 || shape[2] == 2, "{shape:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn bits_do_not_depend_on_threads_or_tracking() {
+        let one = with_threads(1, || run(layer_norm, [5, 40, 33]));
+        assert_eq!(one, with_threads(3, || run(layer_norm, [5, 40, 33])));
+        let (x, weight, bias) = inputs([5, 40, 33]);
+        assert_eq!(values(&layer_norm(untracked(x), untracked(weight), untracked(bias), 1e-5)), one[0]);
+    }
+}

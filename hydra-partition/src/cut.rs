@@ -1,0 +1,446 @@
+//! Where a chain is cut: pure functions of costs and rules.
+
+use crate::{PartitionError, Profile, ShardNeeds};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+/// The least margin in bytes.
+const MIN_MARGIN: u64 = 64 << 10;
+
+/// How many sizes of the double buffer are tried at most.
+const MAX_CANDIDATES: usize = 2000;
+
+/// The part of a budget of `budget` bytes that is left free against what a pilot pass cannot see: 3% of it
+/// where memory was measured and 25% where it is estimated from shapes, and never less than 64 KiB.
+pub fn margin(budget: u64, measured: bool) -> u64 {
+    let percent = if measured { 3 } else { 25 };
+    let share = u128::from(budget) * percent / 100;
+    MIN_MARGIN.max(u64::try_from(share).unwrap_or(u64::MAX))
+}
+
+/// The rules every shard obeys: its parameters fit the double buffer, so that they can be promoted while
+/// another shard computes, and all it needs fits what buffer and margin leave of the budget. In bytes.
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rules {
+    /// The device's memory.
+    pub budget: u64,
+    /// The double buffer (R), one for the device and the whole run.
+    pub reserve: u64,
+    /// What is left free.
+    pub margin: u64,
+}
+
+impl Rules {
+    /// The rules for a budget and a double buffer, with the [`margin`] for costs that were `measured` or not.
+    pub fn new(budget: u64, reserve: u64, measured: bool) -> Self {
+        Self { budget, reserve, margin: margin(budget, measured) }
+    }
+
+    /// Bytes in which a shard computes.
+    pub fn room(&self) -> u64 {
+        self.budget.saturating_sub(self.reserve).saturating_sub(self.margin)
+    }
+
+    /// Whether `need` bytes fit beside buffer and margin.
+    pub fn holds(&self, need: u64) -> bool {
+        need.saturating_add(self.reserve).saturating_add(self.margin) <= self.budget
+    }
+
+    /// Whether a shard with these needs obeys the rules.
+    pub fn fits(&self, needs: &ShardNeeds) -> bool {
+        needs.param_bytes <= self.reserve && self.holds(needs.need_bytes())
+    }
+}
+
+/// Cuts all layers greedily: every shard is as long as the rules let it be, which gives the fewest shards.
+///
+/// # Errors
+/// [`PartitionError::LayerTooLarge`] for the first layer that does not fit alone.
+pub fn cut(profile: &Profile, rules: &Rules) -> Result<Vec<Range<usize>>, PartitionError> {
+    cut_from(profile, rules, 0)
+}
+
+/// Like [`cut`], for the layers from `first` on.
+pub(crate) fn cut_from(
+    profile: &Profile,
+    rules: &Rules,
+    mut first: usize,
+) -> Result<Vec<Range<usize>>, PartitionError> {
+    let mut shards = Vec::new();
+    while first < profile.len() {
+        let end = extend(profile, rules, first);
+        if end == first {
+            return Err(too_large(profile, rules, first, profile.needs(first..first + 1).need_bytes()));
+        }
+        shards.push(first..end);
+        first = end;
+    }
+    Ok(shards)
+}
+
+/// The end of the longest shard that starts at `first`; `first` itself if there is none.
+fn extend(profile: &Profile, rules: &Rules, first: usize) -> usize {
+    let mut needs = ShardNeeds::default();
+    for layer in first..profile.len() {
+        needs = needs.with(profile, first, layer);
+        if !rules.fits(&needs) {
+            return layer;
+        }
+    }
+    profile.len()
+}
+
+/// The error for a layer that does not fit alone, needing so many bytes.
+pub(crate) fn too_large(profile: &Profile, rules: &Rules, layer: usize, need: u64) -> PartitionError {
+    let cost = &profile.layers[layer];
+    let reserve = rules.reserve.max(cost.param_bytes);
+    PartitionError::LayerTooLarge {
+        layer: cost.name.clone(),
+        needed: smallest_budget(reserve.saturating_add(need), profile.measured),
+        budget: rules.budget,
+        param_bytes: cost.param_bytes,
+        need_bytes: need,
+        reserve,
+        margin: rules.margin,
+    }
+}
+
+/// The shards that cut-points given by hand make.
+///
+/// # Errors
+/// [`PartitionError::CutPoints`] if they are not ascending or not within `1..layers`, and
+/// [`PartitionError::ShardTooLarge`] for the first shard that does not obey the rules.
+pub fn check_cuts(
+    profile: &Profile,
+    cuts: &[usize],
+    rules: &Rules,
+) -> Result<Vec<Range<usize>>, PartitionError> {
+    let shards = shards_between(cuts, profile.len())?;
+    for (shard, range) in shards.iter().enumerate() {
+        let needs = profile.needs(range.clone());
+        if !rules.fits(&needs) {
+            return Err(shard_too_large(rules, shard, range, &needs, needs.need_bytes()));
+        }
+    }
+    Ok(shards)
+}
+
+/// The error for a shard cut by hand that needs so many bytes.
+pub(crate) fn shard_too_large(
+    rules: &Rules,
+    shard: usize,
+    range: &Range<usize>,
+    needs: &ShardNeeds,
+    need: u64,
+) -> PartitionError {
+    PartitionError::ShardTooLarge {
+        shard,
+        first: range.start,
+        end: range.end,
+        need,
+        room: rules.room(),
+        param_bytes: needs.param_bytes,
+        reserve: rules.reserve,
+    }
+}
+
+fn shards_between(cuts: &[usize], layers: usize) -> Result<Vec<Range<usize>>, PartitionError> {
+    let inside = cuts.iter().all(|cut| (1..layers).contains(cut));
+    if layers == 0 || !inside || !cuts.is_sorted_by(|a, b| a < b) {
+        return Err(PartitionError::CutPoints { cuts: cuts.to_vec(), layers });
+    }
+    let starts = std::iter::once(0).chain(cuts.iter().copied());
+    let ends = cuts.iter().copied().chain(std::iter::once(layers));
+    Ok(starts.zip(ends).map(|(first, end)| first..end).collect())
+}
+
+/// A task that shares a device: its costs, and its cut-points where they were given by hand.
+#[derive(Clone, Copy, Debug)]
+pub struct Demand<'a> {
+    /// The costs of its layers.
+    pub profile: &'a Profile,
+    /// Its cut-points, if they are not the partitioner's to choose.
+    pub cuts: Option<&'a [usize]>,
+}
+
+impl<'a> From<&'a Profile> for Demand<'a> {
+    fn from(profile: &'a Profile) -> Self {
+        Self { profile, cuts: None }
+    }
+}
+
+impl Demand<'_> {
+    fn shards(&self, budget: u64, reserve: u64) -> Result<usize, PartitionError> {
+        let rules = Rules::new(budget, reserve, self.profile.measured);
+        let shards = match self.cuts {
+            None => cut(self.profile, &rules)?,
+            Some(cuts) => check_cuts(self.profile, cuts, &rules)?,
+        };
+        Ok(shards.len())
+    }
+
+    /// Bytes that a double buffer must hold at least.
+    fn least_reserve(&self) -> Result<u64, PartitionError> {
+        let largest = self.profile.largest_layer();
+        let Some(cuts) = self.cuts else { return Ok(largest) };
+        let shards = shards_between(cuts, self.profile.len())?;
+        Ok(shards.into_iter().map(|range| self.profile.needs(range).param_bytes).fold(largest, u64::max))
+    }
+
+    /// The parameter bytes of every contiguous range of layers.
+    fn range_params(&self) -> impl Iterator<Item = u64> + '_ {
+        let layers = self.profile.len();
+        (0..layers).flat_map(move |first| {
+            (first..layers).scan(ShardNeeds::default(), move |needs, layer| {
+                *needs = needs.with(self.profile, first, layer);
+                Some(needs.param_bytes)
+            })
+        })
+    }
+}
+
+/// The size in bytes of the double buffer (R) of a device that runs these tasks: the one that gives the
+/// fewest shards in total, and of those the smallest.
+///
+/// A larger buffer lets shards have more parameters and leaves them less room. The best one is always the
+/// parameter bytes of some range of some task's layers, at least those of the largest layer of any task,
+/// because what is promoted may be any task's. All are tried, or 2000 of them evenly spaced by rank where
+/// there are more; the choice of candidates does not depend on the budget, so a larger budget never gives
+/// more shards.
+///
+/// # Errors
+/// What is wrong with the first task that does not fit with the smallest possible buffer, under which every
+/// task has the most room.
+pub fn choose_reserve(tasks: &[Demand<'_>], budget: u64) -> Result<u64, PartitionError> {
+    let mut least = 0;
+    for task in tasks {
+        least = least.max(task.least_reserve()?);
+    }
+    let mut best = (total(tasks, budget, least)?, least);
+    let ranges: BTreeSet<u64> = tasks.iter().flat_map(Demand::range_params).filter(|r| *r > least).collect();
+    for reserve in thin_out(ranges.into_iter().collect()) {
+        if let Ok(shards) = total(tasks, budget, reserve) {
+            best = best.min((shards, reserve));
+        }
+    }
+    Ok(best.1)
+}
+
+fn total(tasks: &[Demand<'_>], budget: u64, reserve: u64) -> Result<usize, PartitionError> {
+    tasks.iter().map(|task| task.shards(budget, reserve)).sum()
+}
+
+/// At most [`MAX_CANDIDATES`] of the candidates, the last among them.
+fn thin_out(candidates: Vec<u64>) -> Vec<u64> {
+    let n = candidates.len();
+    if n <= MAX_CANDIDATES {
+        return candidates;
+    }
+    (1..=MAX_CANDIDATES).map(|i| candidates[i * n / MAX_CANDIDATES - 1]).collect()
+}
+
+/// The smallest budget in bytes under which this model, alone on a device, can be trained: every layer fits
+/// as a shard of its own, with a double buffer for the largest.
+pub fn min_device_memory_bytes(profile: &Profile) -> u64 {
+    let need = (0..profile.len()).map(|k| profile.needs(k..k + 1).need_bytes()).max().unwrap_or(0);
+    smallest_budget(profile.largest_layer().saturating_add(need), profile.measured)
+}
+
+/// The smallest budget in bytes under which this model, alone on a device, is one shard. The double buffer
+/// holds the whole model too, since the rules hold for every shard.
+pub fn single_shard_bytes(profile: &Profile) -> u64 {
+    let needs = profile.needs(0..profile.len());
+    smallest_budget(needs.param_bytes.saturating_add(needs.need_bytes()), profile.measured)
+}
+
+/// The smallest budget that holds `bytes` beside its own margin. A budget less its margin never shrinks when
+/// the budget grows, so this is a binary search.
+fn smallest_budget(bytes: u64, measured: bool) -> u64 {
+    let holds = |budget: u64| bytes.saturating_add(margin(budget, measured)) <= budget;
+    let (mut low, mut high) = (bytes, bytes.saturating_add(MIN_MARGIN).saturating_mul(2));
+    while low < high {
+        let middle = low + (high - low) / 2;
+        if holds(middle) {
+            high = middle;
+        } else {
+            low = middle + 1;
+        }
+    }
+    low
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{LayerCost, TiedImage};
+    use proptest::prelude::*;
+
+    fn profile_of(sizes: &[[u64; 5]], tie: Option<(usize, usize, u64)>, measured: bool) -> Profile {
+        let last = sizes.len() - 1;
+        let layer = |(k, [params, boundary, saved, workspace, gradients]): (usize, &[u64; 5])| LayerCost {
+            name: format!("layer{k}"),
+            param_bytes: *params,
+            gradient_bytes: *gradients,
+            input_bytes: *boundary,
+            output_bytes: if k == last { 4 } else { sizes[k + 1][1] },
+            input_gradient_bytes: if k == 0 { 0 } else { *boundary },
+            output_gradient_bytes: if k == last { 0 } else { sizes[k + 1][1] },
+            saved_bytes: *saved,
+            workspace_bytes: *workspace,
+            ..LayerCost::default()
+        };
+        let mut layers: Vec<LayerCost> = sizes.iter().enumerate().map(layer).collect();
+        let tied = tie.map(|(a, b, bytes)| (a % sizes.len(), b % sizes.len(), bytes)).filter(|t| t.0 < t.1);
+        if let Some((a, b, bytes)) = tied {
+            layers[a].param_bytes += bytes;
+            layers[b].param_bytes += bytes;
+        }
+        let tied = tied.map(|(a, b, bytes)| TiedImage { bytes, layers: vec![a, b] }).into_iter().collect();
+        Profile { layers, tied, measured }
+    }
+
+    prop_compose! {
+        fn profiles(most: usize)(
+            sizes in prop::collection::vec(prop::array::uniform5(1u64..1 << 20), 1..=most),
+            tie in prop::option::of((0..most, 0..most, 1u64..1 << 20)),
+            measured: bool,
+        ) -> Profile {
+            profile_of(&sizes, tie, measured)
+        }
+    }
+
+    fn shards(profile: &Profile, budget: u64) -> Result<usize, PartitionError> {
+        let reserve = choose_reserve(&[profile.into()], budget)?;
+        Ok(cut(profile, &Rules::new(budget, reserve, profile.measured))?.len())
+    }
+
+    proptest! {
+        #[test]
+        fn shards_cover_the_layers_and_obey_the_rules(profile in profiles(12), share in 0.0f64..1.5) {
+            let (min, single) = (min_device_memory_bytes(&profile), single_shard_bytes(&profile));
+            let budget = min + ((single - min) as f64 * share) as u64;
+            let reserve = choose_reserve(&[(&profile).into()], budget).unwrap();
+            prop_assert!(reserve >= profile.largest_layer());
+            let rules = Rules::new(budget, reserve, profile.measured);
+            let shards = cut(&profile, &rules).unwrap();
+            prop_assert_eq!(shards[0].start, 0);
+            prop_assert_eq!(shards[shards.len() - 1].end, profile.len());
+            prop_assert!(shards.windows(2).all(|w| w[0].end == w[1].start));
+            for range in &shards {
+                let needs = profile.needs(range.clone());
+                prop_assert!(needs.param_bytes <= reserve);
+                prop_assert!(needs.need_bytes() + reserve + rules.margin <= budget);
+            }
+            let cuts: Vec<usize> = shards[1..].iter().map(|s| s.start).collect();
+            prop_assert_eq!(check_cuts(&profile, &cuts, &rules).unwrap(), shards);
+        }
+
+        #[test]
+        fn the_smallest_budget_works_and_one_byte_less_does_not(profile in profiles(12)) {
+            let min = min_device_memory_bytes(&profile);
+            prop_assert!(shards(&profile, min).is_ok());
+            let refused = matches!(shards(&profile, min - 1), Err(PartitionError::LayerTooLarge { .. }));
+            prop_assert!(refused);
+        }
+
+        #[test]
+        fn the_budget_of_one_shard_is_exact(profile in profiles(12)) {
+            let single = single_shard_bytes(&profile);
+            prop_assert_eq!(shards(&profile, single).unwrap(), 1);
+            match shards(&profile, single - 1) {
+                Ok(n) => prop_assert!(n > 1),
+                Err(_) => prop_assert_eq!(single, min_device_memory_bytes(&profile)),
+            }
+        }
+
+        #[test]
+        fn more_memory_never_gives_more_shards(profile in profiles(12), a in 0.0f64..1.0, b in 0.0f64..1.0) {
+            let (min, single) = (min_device_memory_bytes(&profile), single_shard_bytes(&profile));
+            let at = |share: f64| min + ((single - min) as f64 * share) as u64;
+            let (small, large) = (at(a.min(b)), at(a.max(b)));
+            prop_assert!(shards(&profile, small).unwrap() >= shards(&profile, large).unwrap());
+        }
+
+        #[test]
+        fn no_other_cuts_and_no_other_buffer_give_fewer_shards(profile in profiles(6), share in 0.0f64..1.0) {
+            let (min, single) = (min_device_memory_bytes(&profile), single_shard_bytes(&profile));
+            let budget = min + ((single - min) as f64 * share) as u64;
+            let n = profile.len();
+            let best = (0u32..1 << (n - 1)).filter_map(|mask| {
+                let cuts: Vec<usize> = (1..n).filter(|k| mask >> (k - 1) & 1 == 1).collect();
+                let demand = Demand { profile: &profile, cuts: Some(&cuts) };
+                // The smallest buffer that holds the shards leaves them the most room.
+                demand.shards(budget, demand.least_reserve().unwrap()).ok()
+            });
+            prop_assert_eq!(shards(&profile, budget).unwrap(), best.min().unwrap());
+        }
+
+        #[test]
+        fn what_a_refusal_asks_for_is_exactly_enough(
+            profile in profiles(8), budget in 1u64..1 << 23, reserve in 0u64..1 << 20,
+        ) {
+            let rules = Rules::new(budget, reserve, profile.measured);
+            if let Err(error) = cut(&profile, &rules) {
+                let PartitionError::LayerTooLarge { layer, needed, param_bytes, .. } = error else {
+                    panic!("{error}");
+                };
+                let k = profile.layers.iter().position(|l| l.name == layer).unwrap();
+                let needs = profile.needs(k..k + 1);
+                let holds = |b: u64| Rules::new(b, reserve.max(param_bytes), profile.measured).fits(&needs);
+                prop_assert!(holds(needed) && !holds(needed - 1));
+            }
+        }
+    }
+
+    #[test]
+    fn the_buffer_is_the_devices_and_holds_the_largest_layer_of_any_task() {
+        let small = profile_of(&[[100, 10, 10, 10, 10]; 4], None, true);
+        let large = profile_of(&[[5000, 10, 10, 10, 10]; 2], None, true);
+        let reserve = choose_reserve(&[(&small).into(), (&large).into()], 1 << 20).unwrap();
+        // Both are whole with a buffer for the larger model, and no smaller buffer does that.
+        assert_eq!(reserve, 10_000);
+        let tight = min_device_memory_bytes(&large);
+        assert_eq!(choose_reserve(&[(&small).into(), (&large).into()], tight).unwrap(), 5000);
+        assert_eq!(choose_reserve(&[], 1).unwrap(), 0);
+    }
+
+    #[test]
+    fn cuts_by_hand_are_refused_with_the_shard_and_the_numbers() {
+        let profile = profile_of(&[[1000, 8, 8, 8, 8]; 4], None, true);
+        let rules = Rules { budget: 4000, reserve: 1500, margin: 100 };
+        assert_eq!(check_cuts(&profile, &[1, 2, 3], &rules).unwrap().len(), 4);
+        let error = check_cuts(&profile, &[1, 3], &rules).unwrap_err();
+        let message = error.to_string();
+        assert!(message.contains("shard 1 (layers 1 to 2)"), "{message}");
+        assert!(matches!(error, PartitionError::ShardTooLarge { shard: 1, room: 2400, reserve: 1500, .. }));
+        for bad in [&[0, 1][..], &[4], &[2, 1], &[1, 1]] {
+            let error = check_cuts(&profile, bad, &rules).unwrap_err();
+            assert!(error.to_string().contains("expected ascending numbers from 1 to 3"), "{error}");
+        }
+    }
+
+    #[test]
+    fn cuts_by_hand_raise_the_buffer() {
+        let profile = profile_of(&[[1000, 8, 8, 8, 8]; 4], None, true);
+        let demand = Demand { profile: &profile, cuts: Some(&[3]) };
+        assert_eq!(choose_reserve(&[demand], 1 << 20).unwrap(), 3000);
+        let wide = Demand { profile: &profile, cuts: Some(&[]) };
+        let min = min_device_memory_bytes(&profile);
+        assert!(matches!(choose_reserve(&[wide], min), Err(PartitionError::ShardTooLarge { .. })));
+    }
+
+    #[test]
+    fn many_candidates_are_thinned_out_and_keep_the_largest() {
+        let thin = thin_out((0..100_000).collect());
+        assert_eq!((thin.len(), thin[MAX_CANDIDATES - 1]), (MAX_CANDIDATES, 99_999));
+        assert_eq!(thin_out(vec![1, 2]), [1, 2]);
+    }
+
+    #[test]
+    fn the_margin_is_a_share_with_a_floor() {
+        assert_eq!(margin(1 << 20, true), 64 << 10);
+        assert_eq!(margin(100 << 20, true), 3 << 20);
+        assert_eq!(margin(100 << 20, false), 25 << 20);
+    }
+}

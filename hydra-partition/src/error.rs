@@ -1,0 +1,148 @@
+//! What can go wrong when a model is measured, cut, or its plan is read.
+
+use hydra_core::{ByteSize, DeviceId, WeightError};
+use std::ops::Range;
+use std::path::PathBuf;
+
+/// Why a model could not be partitioned, or a plan not be used.
+#[derive(Debug, thiserror::Error)]
+pub enum PartitionError {
+    /// A layer does not fit the device even as a shard of its own.
+    #[error(
+        "layer `{layer}` needs a device memory of {} bytes ({}) by itself and {} bytes ({}) are given: its \
+         parameters take {}, all that computing with it takes is {}, the double buffer is {} and the margin \
+         {}; give more memory, a smaller batch or a shorter context",
+        .needed, ByteSize(*.needed), .budget, ByteSize(*.budget), ByteSize(*.param_bytes),
+        ByteSize(*.need_bytes), ByteSize(*.reserve), ByteSize(*.margin)
+    )]
+    LayerTooLarge {
+        /// The layer's name.
+        layer: String,
+        /// The smallest budget in bytes under which this layer fits, with a double buffer that holds it.
+        needed: u64,
+        /// The budget there is, in bytes.
+        budget: u64,
+        /// Bytes of the layer's parameters.
+        param_bytes: u64,
+        /// Bytes of everything that the layer's backward pass needs at once, parameters included.
+        need_bytes: u64,
+        /// The double buffer under which it was tried, in bytes.
+        reserve: u64,
+        /// The safety margin, in bytes.
+        margin: u64,
+    },
+    /// A shard that was cut by hand does not fit.
+    #[error(
+        "shard {shard} (layers {first} to {}) does not fit: it needs {need} bytes ({}) and there is room for \
+         {room} ({}), its parameters take {param_bytes} and the double buffer holds {reserve}; cut it again \
+         between {first} and {end}, or leave the cuts to the partitioner",
+        .end.saturating_sub(1), ByteSize(*.need), ByteSize(*.room)
+    )]
+    ShardTooLarge {
+        /// The shard, from zero.
+        shard: usize,
+        /// Its first layer.
+        first: usize,
+        /// The layer after its last.
+        end: usize,
+        /// Bytes it needs.
+        need: u64,
+        /// Bytes of the budget that the double buffer and the margin leave.
+        room: u64,
+        /// Bytes of its parameters.
+        param_bytes: u64,
+        /// The double buffer in bytes.
+        reserve: u64,
+    },
+    /// Cut-points that were given by hand are not ascending, or not inside the chain.
+    #[error("the cut-points {cuts:?} do not cut {layers} layers: expected ascending numbers from 1 to {}", .layers.saturating_sub(1))]
+    CutPoints {
+        /// What was given.
+        cuts: Vec<usize>,
+        /// The number of layers.
+        layers: usize,
+    },
+    /// A layer panicked during the pilot pass.
+    #[error("layer `{layer}` of chain `{chain}` failed in the pilot pass: {message}")]
+    Layer {
+        /// The chain's name.
+        chain: String,
+        /// The layer's name, or the first and the last one's where a whole shard ran.
+        layer: String,
+        /// What it said.
+        message: String,
+    },
+    /// The masters of an image could not be had.
+    #[error("the pilot pass could not read the parameters of layers {} to {}", .layers.start, .layers.end.saturating_sub(1))]
+    Weights {
+        /// The layers whose parameters were being read.
+        layers: Range<usize>,
+        /// Why.
+        #[source]
+        source: WeightError,
+    },
+    /// The device did not run what the pilot pass asked of it.
+    #[error("{device} did not run the pilot pass")]
+    Device {
+        /// The device.
+        device: DeviceId,
+        /// Why, where it is known.
+        #[source]
+        source: Option<Box<dyn std::error::Error + Send + Sync>>,
+    },
+    /// A plan is verified against a chain of other layers.
+    #[error("the plan describes the layers {expected:?} and chain `{chain}` has {found:?}: make a new plan")]
+    OtherChain {
+        /// The chain's name.
+        chain: String,
+        /// The layers of the plan.
+        expected: Vec<String>,
+        /// The layers of the chain.
+        found: Vec<String>,
+    },
+    /// A plan's file, or a directory of plans, could not be read.
+    #[error("the partition plan {} could not be read", path.display())]
+    Read {
+        /// The file or directory.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// A file holds no partition plan.
+    #[error("{} is not a partition plan: delete it, or name another file", path.display())]
+    NotAPlan {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: serde_json::Error,
+    },
+    /// A plan of another version of the format.
+    #[error("the partition plan {} has schema {found}, expected {expected}: make it again", path.display())]
+    Schema {
+        /// The file.
+        path: PathBuf,
+        /// The file's schema.
+        found: u64,
+        /// The schema that this version reads.
+        expected: u32,
+    },
+    /// A plan whose shards are not its layers, each once and in order.
+    #[error("the shards of the partition plan {} do not cover its {layers} layers in order: make it again", path.display())]
+    Uncovered {
+        /// The file.
+        path: PathBuf,
+        /// The number of layers.
+        layers: usize,
+    },
+    /// A plan could not be written.
+    #[error("the partition plan could not be written to {}", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+}

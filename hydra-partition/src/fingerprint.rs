@@ -1,0 +1,136 @@
+//! What a plan depends on.
+
+use hydra_core::{Batch, Chain, HostActivation};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use std::fmt::Write;
+
+/// Everything that a plan depends on. Two runs with the same fingerprint may use the same plan, and two
+/// fingerprints with the [`same costs`](Self::same_costs) the same pilot pass.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct Fingerprint {
+    /// The SHA-256 of the chain's architecture and of `config`, in hexadecimal digits.
+    pub architecture: String,
+    /// What decides costs and does not show in names and shapes, such as dropout; for readers.
+    pub config: String,
+    /// Items of a microbatch.
+    pub items: usize,
+    /// The shapes of the first layer's input, the context among them.
+    pub inputs: Vec<Vec<usize>>,
+    /// The shapes of the targets.
+    pub targets: Vec<Vec<usize>>,
+    /// The type of parameters and activations.
+    pub dtype: String,
+    /// The device's compute threads.
+    pub threads: usize,
+    /// What measured memory.
+    pub probe: String,
+    /// The device's memory in bytes.
+    pub budget: u64,
+    /// The double buffer in bytes.
+    pub reserve: u64,
+    /// Cut-points given by hand.
+    pub cuts: Option<Vec<usize>>,
+}
+
+impl Fingerprint {
+    /// The fingerprint of a chain with a microbatch. `config` is any text for what decides costs and does
+    /// not show in the names and shapes of parameters, such as dropout or a number of heads.
+    pub fn new(chain: &Chain, batch: &Batch, config: &str) -> Self {
+        let shapes = |x: &HostActivation| x.parts.iter().map(|part| part.shape.clone()).collect();
+        Self {
+            architecture: sha256(&[&chain.architecture(), config]),
+            config: config.to_owned(),
+            items: batch.items,
+            inputs: shapes(&batch.inputs),
+            targets: shapes(&batch.targets),
+            dtype: "f32".to_owned(),
+            threads: 1,
+            probe: String::new(),
+            budget: 0,
+            reserve: 0,
+            cuts: None,
+        }
+    }
+
+    /// This fingerprint on a device with so many threads whose memory is measured by `probe` (a name).
+    pub fn on(self, threads: usize, probe: &str) -> Self {
+        Self { threads, probe: probe.to_owned(), ..self }
+    }
+
+    /// This fingerprint under a budget and a double buffer, in bytes.
+    pub fn under(self, budget: u64, reserve: u64) -> Self {
+        Self { budget, reserve, ..self }
+    }
+
+    /// This fingerprint with cut-points given by hand, or none.
+    pub fn cut_at(self, cuts: Option<&[usize]>) -> Self {
+        Self { cuts: cuts.map(<[usize]>::to_vec), ..self }
+    }
+
+    /// Whether layers cost the same under both: all but budget, double buffer and cuts is equal.
+    pub fn same_costs(&self, other: &Self) -> bool {
+        *self == other.clone().under(self.budget, self.reserve).cut_at(self.cuts.as_deref())
+    }
+
+    /// The fields in which `other` differs, by name, with both values.
+    pub fn differences(&self, other: &Self) -> Vec<String> {
+        let fields: [(&str, String, String); 11] = [
+            ("architecture", self.architecture.clone(), other.architecture.clone()),
+            ("config", self.config.clone(), other.config.clone()),
+            ("items", self.items.to_string(), other.items.to_string()),
+            ("inputs", format!("{:?}", self.inputs), format!("{:?}", other.inputs)),
+            ("targets", format!("{:?}", self.targets), format!("{:?}", other.targets)),
+            ("dtype", self.dtype.clone(), other.dtype.clone()),
+            ("threads", self.threads.to_string(), other.threads.to_string()),
+            ("probe", self.probe.clone(), other.probe.clone()),
+            ("budget", self.budget.to_string(), other.budget.to_string()),
+            ("reserve", self.reserve.to_string(), other.reserve.to_string()),
+            ("cuts", format!("{:?}", self.cuts), format!("{:?}", other.cuts)),
+        ];
+        let differ = fields.into_iter().filter(|(_, mine, theirs)| mine != theirs);
+        differ.map(|(name, mine, theirs)| format!("{name}: {mine} here, {theirs} there")).collect()
+    }
+}
+
+/// The digest of the parts, each ended by a byte that no text holds.
+fn sha256(parts: &[&str]) -> String {
+    let mut hash = Sha256::new();
+    for part in parts {
+        hash.update(part.as_bytes());
+        hash.update([0xFF]);
+    }
+    hash.finalize().iter().fold(String::new(), |mut hex, byte| {
+        // Writing to a string does not fail.
+        let _ = write!(hex, "{byte:02x}");
+        hex
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::toy;
+
+    #[test]
+    fn what_decides_costs_is_told_from_what_decides_cuts() {
+        let chain = toy::chain(3);
+        let batch = toy::batch(2);
+        let base = Fingerprint::new(&chain, &batch, "dropout 0").on(2, "counting").under(100, 10);
+        assert_eq!(base.architecture.len(), 64);
+        assert!(base.same_costs(&base.clone().under(200, 20).cut_at(Some(&[1]))));
+        let others = [
+            Fingerprint::new(&toy::chain(4), &batch, "dropout 0").on(2, "counting").under(100, 10),
+            Fingerprint::new(&chain, &toy::batch(3), "dropout 0").on(2, "counting").under(100, 10),
+            Fingerprint::new(&chain, &batch, "dropout 0.1").on(2, "counting").under(100, 10),
+            base.clone().on(1, "counting"),
+            base.clone().on(2, "none"),
+        ];
+        for other in others {
+            assert!(!base.same_costs(&other), "{other:?}");
+            assert!(!base.differences(&other).is_empty());
+        }
+        let differences = base.differences(&base.clone().under(100, 11));
+        assert_eq!(differences, ["reserve: 10 here, 11 there"]);
+    }
+}

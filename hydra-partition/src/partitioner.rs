@@ -1,0 +1,395 @@
+//! The partitioner: measures, cuts, verifies.
+
+use crate::cut::{cut_from, shard_too_large, too_large};
+use crate::pilot::{Care, Pilot, Ran};
+use crate::{
+    Fingerprint, LayerCost, PartitionError, PartitionPlan, PilotDevice, Profile, Rules, ShardPlan,
+    check_cuts, cut,
+};
+use hydra_core::{Batch, Chain, HostActivation, ImageReader};
+use std::ops::Range;
+
+/// Where memory cannot be measured and a layer does not say what it needs, its saved state is taken to be so
+/// many times its input and output, and its parameters once more. (A GPT-2 block that saves every
+/// intermediate holds about 34 times its input, at half precision, and its attention scores: Korthikanti
+/// et al., "Reducing activation recomputation in large transformer models", 2022.)
+const GENEROUS: u64 = 24;
+
+/// Cuts chains by what their layers are measured to need: Algorithm 1 of the paper, with a check at the end.
+///
+/// [`measure`](Self::measure) runs a microbatch layer by layer; [`choose_reserve`](crate::choose_reserve)
+/// then sizes the double buffer for all tasks of a device; [`plan`](Self::plan) cuts under the rules that
+/// this makes; and [`verify`](Self::verify) runs the shards as they are cut.
+#[derive(Clone, Copy)]
+pub struct PilotPartitioner<'a> {
+    images: &'a dyn ImageReader,
+}
+
+impl std::fmt::Debug for PilotPartitioner<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PilotPartitioner").finish_non_exhaustive()
+    }
+}
+
+impl<'a> PilotPartitioner<'a> {
+    /// A partitioner that takes the masters from `images`, such as
+    /// [`FirstValues`](crate::FirstValues) or a store.
+    pub fn new(images: &'a dyn ImageReader) -> Self {
+        Self { images }
+    }
+
+    /// The pilot pass: runs `batch`, one microbatch, through the layers one by one on `device`, forward and
+    /// backward, and measures each. The boundary between two layers waits on the host, so that never more
+    /// than one layer is on the device.
+    ///
+    /// Where the device's probe does not measure, bytes follow from shapes, and a warning says so.
+    ///
+    /// # Errors
+    /// [`PartitionError::Layer`] if a layer panics, [`PartitionError::Weights`] if an image cannot be read,
+    /// [`PartitionError::Device`] if the device does not run the pass.
+    pub fn measure(
+        &self,
+        chain: &Chain,
+        batch: &Batch,
+        device: &dyn PilotDevice,
+    ) -> Result<Profile, PartitionError> {
+        let measured = device.probe().measures();
+        if !measured {
+            tracing::warn!(
+                chain = chain.name(),
+                "memory on {} is not measured: the chain is cut by estimates from shapes, with a larger margin",
+                device.id()
+            );
+        }
+        let pilot = self.pilot(chain, batch, device);
+        let mut x = batch.inputs.clone();
+        let mut layers = Vec::with_capacity(chain.len());
+        for layer in 0..chain.len() {
+            let care = if measured { Care::Rehearsed } else { Care::Plain };
+            let ran = pilot.run(layer..layer + 1, &x, care)?;
+            let cost = pilot.boundary_cost(layer, &x, &ran);
+            let cost =
+                if measured { measured_cost(cost, &ran) } else { pilot.estimate(layer, cost, &x, &ran) };
+            tracing::debug!(layer = cost.name, ?cost, "measured a layer");
+            layers.push(cost);
+            x = ran.output;
+        }
+        Ok(Profile { layers, tied: Profile::tied_images(chain), measured })
+    }
+
+    /// The plan for these costs under these rules: cut greedily, or at `cuts`. The fingerprint is completed
+    /// with budget, reserve and cuts.
+    ///
+    /// # Errors
+    /// [`PartitionError::LayerTooLarge`] if a layer does not fit alone; for cuts by hand those of
+    /// [`check_cuts`](crate::check_cuts).
+    pub fn plan(
+        &self,
+        profile: &Profile,
+        fingerprint: Fingerprint,
+        rules: Rules,
+        cuts: Option<&[usize]>,
+    ) -> Result<PartitionPlan, PartitionError> {
+        let shards = match cuts {
+            None => cut(profile, &rules)?,
+            Some(cuts) => check_cuts(profile, cuts, &rules)?,
+        };
+        let fingerprint = fingerprint.under(rules.budget, rules.reserve).cut_at(cuts);
+        Ok(PartitionPlan::new(profile, fingerprint, rules, &shards))
+    }
+
+    /// Runs every shard of the plan, forward and backward, with real data, and records the measured peak and
+    /// times. Where a shard needs more than buffer and margin leave, the plan gives its last layer to the
+    /// next shard, cuts all that follows anew, and tries again. Does nothing where the probe does not
+    /// measure.
+    ///
+    /// # Errors
+    /// [`PartitionError::LayerTooLarge`] if a single layer does not fit, [`PartitionError::ShardTooLarge`]
+    /// if a shard that was cut by hand does not, [`PartitionError::OtherChain`] if the plan is not one of
+    /// this chain, and those of [`measure`](Self::measure).
+    pub fn verify(
+        &self,
+        plan: &mut PartitionPlan,
+        chain: &Chain,
+        batch: &Batch,
+        device: &dyn PilotDevice,
+    ) -> Result<(), PartitionError> {
+        same_layers(plan, chain)?;
+        if !device.probe().measures() {
+            tracing::debug!(chain = chain.name(), "memory is not measured: shards are not verified");
+            return Ok(());
+        }
+        let pilot = self.pilot(chain, batch, device);
+        let mut x = batch.inputs.clone();
+        let mut shard = 0;
+        while let Some(range) = plan.shards.get(shard).map(ShardPlan::range) {
+            let ran = pilot.run(range, &x, Care::Plain)?;
+            if !plan.rules.holds(ran.peak()) {
+                roll_back(plan, shard, ran.peak())?;
+                continue;
+            }
+            let verified = &mut plan.shards[shard];
+            verified.verified_bytes = Some(ran.peak());
+            (verified.forward_s, verified.backward_s) = (ran.forward_s, ran.backward_s);
+            x = ran.output;
+            shard += 1;
+        }
+        Ok(())
+    }
+
+    fn pilot<'b>(&self, chain: &'b Chain, batch: &'b Batch, device: &'b dyn PilotDevice) -> Pilot<'b>
+    where
+        'a: 'b,
+    {
+        Pilot { chain, batch, images: self.images, device }
+    }
+}
+
+impl Pilot<'_> {
+    /// What names, shapes and times say of a layer that ran.
+    fn boundary_cost(&self, layer: usize, x: &HostActivation, ran: &Ran) -> LayerCost {
+        let range = layer..layer + 1;
+        let has_input_gradient = self.has_input_gradient(layer);
+        LayerCost {
+            name: self.chain.layers()[layer].name.clone(),
+            param_bytes: self.chain.param_bytes(range.clone()),
+            gradient_bytes: self.chain.gradient_bytes(range),
+            input_bytes: x.len_bytes(),
+            output_bytes: ran.output.len_bytes(),
+            input_gradient_bytes: if has_input_gradient { float_bytes(x) } else { 0 },
+            output_gradient_bytes: ran.upstream_bytes,
+            saved_bytes: ran.target_bytes,
+            forward_s: ran.forward_s,
+            backward_s: ran.backward_s,
+            ..LayerCost::default()
+        }
+    }
+
+    /// The cost of a layer whose memory was not measured.
+    fn estimate(&self, layer: usize, cost: LayerCost, x: &HostActivation, ran: &Ran) -> LayerCost {
+        let shapes: Vec<Vec<usize>> = x.parts.iter().map(|part| part.shape.clone()).collect();
+        let told = self.chain.layers()[layer].layer().working_bytes(&shapes);
+        let boundary = cost.input_bytes + ran.output.len_bytes();
+        let working = told.unwrap_or(GENEROUS.saturating_mul(boundary).saturating_add(cost.param_bytes));
+        if self.has_backward(layer + 1) {
+            LayerCost { saved_bytes: cost.saved_bytes.saturating_add(working), ..cost }
+        } else {
+            LayerCost { workspace_bytes: working, ..cost }
+        }
+    }
+}
+
+/// The cost of a layer whose memory was measured: what the tracked forward left beyond its output is saved,
+/// and what a peak shows beyond all that is named is workspace.
+fn measured_cost(cost: LayerCost, ran: &Ran) -> LayerCost {
+    let saved = ran.held_bytes.saturating_sub(cost.output_bytes);
+    let known = cost.gradient_bytes + cost.output_bytes + cost.input_gradient_bytes + saved;
+    let backward = ran.backward_peak.saturating_sub(known);
+    let forward = ran.forward_peak.saturating_sub(known + cost.output_gradient_bytes);
+    LayerCost { saved_bytes: cost.saved_bytes + saved, workspace_bytes: backward.max(forward), ..cost }
+}
+
+fn float_bytes(x: &HostActivation) -> u64 {
+    x.parts.iter().filter(|part| part.is_float()).map(|part| part.len_bytes()).sum()
+}
+
+fn same_layers(plan: &PartitionPlan, chain: &Chain) -> Result<(), PartitionError> {
+    let expected: Vec<String> = plan.layers.iter().map(|layer| layer.name.clone()).collect();
+    let found: Vec<String> = chain.layers().iter().map(|layer| layer.name.clone()).collect();
+    if expected == found {
+        return Ok(());
+    }
+    Err(PartitionError::OtherChain { chain: chain.name().to_owned(), expected, found })
+}
+
+/// Takes the last layer from a shard that was measured to need `peak` bytes, and cuts what follows anew.
+fn roll_back(plan: &mut PartitionPlan, shard: usize, peak: u64) -> Result<(), PartitionError> {
+    let (profile, rules) = (plan.profile(), plan.rules);
+    let range = plan.shards[shard].range();
+    if plan.fingerprint.cuts.is_some() {
+        return Err(shard_too_large(&rules, shard, &range, &profile.needs(range.clone()), peak));
+    }
+    if range.len() == 1 {
+        return Err(too_large(&profile, &rules, range.start, peak));
+    }
+    let end = range.end - 1;
+    tracing::info!(
+        shard,
+        first = range.start,
+        end = range.end,
+        peak,
+        room = rules.room(),
+        "a shard needs more than was predicted: its last layer goes to the next one"
+    );
+    let mut shards: Vec<Range<usize>> = plan.shards().into_iter().take(shard).collect();
+    shards.push(range.start..end);
+    shards.extend(cut_from(&profile, &rules, end)?);
+    plan.cut_again(&profile, shard, &shards);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::toy::{self, BLIND, Inline, LedgerProbe, WIDTH};
+    use crate::{FirstValues, choose_reserve, min_device_memory_bytes, single_shard_bytes};
+
+    const SCRIPTED: Inline<LedgerProbe> = Inline(LedgerProbe);
+    /// Bytes of a boundary of two items.
+    const BOUNDARY: u64 = 2 * WIDTH as u64 * 4;
+    /// Bytes of a layer's gradients: a matrix and a bias.
+    const GRADIENT: u64 = (WIDTH as u64 + 1) * WIDTH as u64 * 4;
+
+    fn measure(chain: &Chain, device: &dyn PilotDevice) -> Profile {
+        PilotPartitioner::new(&FirstValues::new(chain, 0)).measure(chain, &toy::batch(2), device).unwrap()
+    }
+
+    /// A plan for the smallest budget that gives at most so many shards.
+    fn plan(chain: &Chain, profile: &Profile, most: usize, cuts: Option<&[usize]>) -> PartitionPlan {
+        let images = FirstValues::new(chain, 0);
+        let fingerprint = Fingerprint::new(chain, &toy::batch(2), "");
+        (min_device_memory_bytes(profile)..=single_shard_bytes(profile))
+            .map(|budget| {
+                let reserve = choose_reserve(&[profile.into()], budget).unwrap();
+                let rules = Rules::new(budget, reserve, profile.measured);
+                PilotPartitioner::new(&images).plan(profile, fingerprint.clone(), rules, cuts)
+            })
+            .find_map(|plan| plan.ok().filter(|plan| plan.shards.len() <= most))
+            .unwrap()
+    }
+
+    fn verify(plan: &mut PartitionPlan, chain: &Chain) -> Result<(), PartitionError> {
+        let images = FirstValues::new(chain, 0);
+        PilotPartitioner::new(&images).verify(plan, chain, &toy::batch(2), &SCRIPTED)
+    }
+
+    #[test]
+    fn what_the_probe_shows_becomes_saved_state_and_workspace() {
+        let chain = toy::chain(2);
+        let profile = measure(&chain, &SCRIPTED);
+        assert!(profile.measured);
+        let [first, second, loss] = profile.layers.as_slice() else { panic!("{profile:?}") };
+        assert_eq!((first.name.as_str(), first.param_bytes, first.gradient_bytes), ("l0", 1024, GRADIENT));
+        assert_eq!((first.input_bytes, first.output_bytes), (BOUNDARY, BOUNDARY));
+        assert_eq!((first.input_gradient_bytes, first.output_gradient_bytes), (0, BOUNDARY));
+        assert_eq!(first.saved_bytes, 1000 - BOUNDARY);
+        assert_eq!(first.workspace_bytes, 6000 - GRADIENT - 1000);
+        assert_eq!(second.input_gradient_bytes, BOUNDARY);
+        assert_eq!(second.workspace_bytes, 6000 - GRADIENT - 1000 - BOUNDARY);
+        assert_eq!((loss.output_bytes, loss.output_gradient_bytes, loss.param_bytes), (4, 0, 0));
+        assert_eq!(loss.saved_bytes, 500 - 4 + BOUNDARY, "the targets count");
+        assert_eq!(loss.workspace_bytes, 0);
+        // A layer's needs are its parameters, its boundaries with the gradient from downstream, and its peak.
+        assert_eq!(profile.needs(1..2).need_bytes(), 1024 + 2 * BOUNDARY + 6000);
+        assert!(profile.layers.iter().all(|layer| layer.forward_s > 0.0 && layer.backward_s > 0.0));
+    }
+
+    #[test]
+    fn frozen_layers_before_the_first_trained_one_have_no_backward() {
+        let chain = toy::frozen_chain();
+        let profile = measure(&chain, &SCRIPTED);
+        let [frozen, trained, _] = profile.layers.as_slice() else { panic!("{profile:?}") };
+        assert_eq!((frozen.gradient_bytes, frozen.saved_bytes, frozen.backward_s), (0, 0, 0.0));
+        assert_eq!((frozen.output_gradient_bytes, trained.input_gradient_bytes), (0, 0));
+        assert_eq!(frozen.workspace_bytes, 1000 - BOUNDARY);
+        assert_eq!(trained.saved_bytes, 1000 - BOUNDARY);
+    }
+
+    #[test]
+    fn without_a_probe_costs_follow_from_shapes() {
+        let chain = toy::telling_chain();
+        let profile = measure(&chain, &BLIND);
+        assert!(!profile.measured);
+        let [telling, mute, loss] = profile.layers.as_slice() else { panic!("{profile:?}") };
+        assert_eq!((telling.saved_bytes, telling.workspace_bytes), (12_345, 0));
+        assert_eq!(mute.saved_bytes, GENEROUS * 2 * BOUNDARY + 1024);
+        assert_eq!(mute.param_bytes, chain.param_bytes(1..2));
+        assert_eq!(loss.saved_bytes, BOUNDARY + GENEROUS * (BOUNDARY + 4));
+        let mut plan = plan(&chain, &profile, 2, None);
+        let before = plan.clone();
+        PilotPartitioner::new(&FirstValues::new(&chain, 0))
+            .verify(&mut plan, &chain, &toy::batch(2), &BLIND)
+            .unwrap();
+        assert_eq!(plan, before);
+    }
+
+    #[test]
+    fn a_layer_that_panics_is_named_with_its_message() {
+        let chain = toy::broken_chain();
+        let images = FirstValues::new(&chain, 0);
+        let error = PilotPartitioner::new(&images).measure(&chain, &toy::batch(2), &BLIND).unwrap_err();
+        let message = error.to_string();
+        assert!(message.contains("layer `bad` of chain `broken`"), "{message}");
+        assert!(message.contains("this layer is broken"), "{message}");
+    }
+
+    #[test]
+    fn shards_that_fit_are_verified_and_stay() {
+        toy::crowd(0);
+        let chain = toy::chain(4);
+        let profile = measure(&chain, &SCRIPTED);
+        let mut plan = plan(&chain, &profile, 2, None);
+        let shards = plan.shards();
+        verify(&mut plan, &chain).unwrap();
+        assert_eq!(plan.shards(), shards);
+        for shard in &plan.shards {
+            let verified = shard.verified_bytes.unwrap();
+            assert!(verified <= shard.need_bytes && verified > shard.param_bytes, "{shard:?}");
+        }
+        // Two parameters, the input, the gradient from downstream, what both layers hold, the last bump.
+        let two = Pilot {
+            chain: &chain,
+            batch: &toy::batch(2),
+            images: &FirstValues::new(&chain, 0),
+            device: &SCRIPTED,
+        };
+        let ran = two.run(1..3, &toy::batch(2).inputs, Care::Plain).unwrap();
+        assert_eq!(ran.peak(), 2 * 1024 + 2 * BOUNDARY + 2000 + 5000);
+    }
+
+    #[test]
+    fn a_shard_that_needs_more_than_predicted_gives_its_last_layer_away() {
+        toy::crowd(0);
+        let chain = toy::chain(4);
+        let profile = measure(&chain, &SCRIPTED);
+        let mut plan = plan(&chain, &profile, 2, None);
+        let before = plan.shards();
+        assert!(before[0].len() > 1, "{before:?}");
+        toy::crowd(1 << 20);
+        verify(&mut plan, &chain).unwrap();
+        assert_eq!(plan.shards(), [0..1, 1..2, 2..3, 3..4, 4..5]);
+        assert_eq!(plan.cut_points, [1, 2, 3, 4]);
+        assert!(plan.shards.iter().all(|shard| shard.verified_bytes.is_some()));
+    }
+
+    #[test]
+    fn cuts_by_hand_that_fail_the_check_are_an_error() {
+        toy::crowd(0);
+        let chain = toy::chain(4);
+        let profile = measure(&chain, &SCRIPTED);
+        let mut plan = plan(&chain, &profile, 2, Some(&[2]));
+        assert_eq!(plan.fingerprint.cuts, Some(vec![2]));
+        verify(&mut plan, &chain).unwrap();
+        toy::crowd(1 << 20);
+        let error = verify(&mut plan, &chain).unwrap_err();
+        assert!(matches!(error, PartitionError::ShardTooLarge { shard: 0, first: 0, end: 2, .. }), "{error}");
+    }
+
+    #[test]
+    fn a_layer_that_needs_more_than_predicted_is_an_error() {
+        toy::crowd(0);
+        let chain = toy::chain(2);
+        let mut plan = plan(&chain, &measure(&chain, &SCRIPTED), 3, None);
+        plan.rules.margin = plan.rules.budget - plan.rules.reserve - 4000;
+        let error = verify(&mut plan, &chain).unwrap_err();
+        assert!(matches!(error, PartitionError::LayerTooLarge { ref layer, .. } if layer == "l0"), "{error}");
+    }
+
+    #[test]
+    fn a_plan_of_another_chain_is_refused() {
+        let chain = toy::chain(2);
+        let mut plan = plan(&chain, &measure(&chain, &SCRIPTED), 1, None);
+        let error = verify(&mut plan, &toy::chain(3)).unwrap_err();
+        assert!(matches!(error, PartitionError::OtherChain { .. }), "{error}");
+    }
+}

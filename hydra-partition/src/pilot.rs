@@ -1,0 +1,337 @@
+//! The pilot pass: running layers on a device with real data, forward and backward, and measuring them.
+
+use crate::PartitionError;
+use burn::tensor::Device;
+use bytes::Bytes;
+use hydra_core::{
+    Activation, BackwardFrom, Batch, Chain, DeviceId, HostActivation, HostTensor, ImageReader, Layer,
+    MemoryProbe, Pass, WeightError, backward_range, forward_range, promote_layers, vector_jacobian,
+};
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Instant;
+
+/// The value of every element of the gradient that a pilot pass sends upstream: small, and no denormal.
+const UPSTREAM: f32 = 1e-3;
+
+/// A logical device as the pilot pass sees it; whoever owns the workers implements it.
+///
+/// While a pilot pass runs, nothing else may allocate on the device.
+pub trait PilotDevice {
+    /// Which device it is, for the probe.
+    fn id(&self) -> DeviceId;
+
+    /// The plain (not the autodiff) device that tensors are put on.
+    fn burn(&self) -> Device;
+
+    /// Measures the device's memory.
+    fn probe(&self) -> &dyn MemoryProbe;
+
+    /// Runs `job` where the device computes, with its threads and its allocations, and returns when it has
+    /// run. The job catches the panics of layers itself.
+    ///
+    /// # Errors
+    /// [`PartitionError::Device`] if the job could not be run.
+    fn run(&self, job: &mut (dyn FnMut() + Send)) -> Result<(), PartitionError>;
+
+    /// Copies bytes from the host into the device's memory, or returns them as they are where putting them
+    /// on the [`burn`](Self::burn) device does that. The result starts at a multiple of four bytes. Called
+    /// from the thread that measures, never within [`run`](Self::run).
+    fn bring_in(&self, bytes: &Bytes) -> Bytes;
+}
+
+/// The first values of a chain as the masters of a pilot pass, for which it matters little what they are.
+#[derive(Clone, Copy, Debug)]
+pub struct FirstValues<'a> {
+    chain: &'a Chain,
+    seed: u64,
+}
+
+impl<'a> FirstValues<'a> {
+    /// The first values of `chain` for a task's seed.
+    pub fn new(chain: &'a Chain, seed: u64) -> Self {
+        Self { chain, seed }
+    }
+}
+
+impl ImageReader for FirstValues<'_> {
+    fn image(&self, image: usize) -> Result<Bytes, WeightError> {
+        let mut values = vec![0.0; self.chain.images()[image].elements];
+        self.chain.source().fill(self.chain, image, self.seed, &mut values)?;
+        let elements = values.len();
+        Ok(HostTensor::float(values, [elements]).bytes)
+    }
+}
+
+/// How a range of layers is run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Care {
+    /// Once to warm up, once to see what the graph holds, once to measure.
+    Rehearsed,
+    /// Once.
+    Plain,
+}
+
+/// A chain with a microbatch on a device.
+pub(crate) struct Pilot<'a> {
+    pub chain: &'a Chain,
+    pub batch: &'a Batch,
+    pub images: &'a dyn ImageReader,
+    pub device: &'a dyn PilotDevice,
+}
+
+/// What running a range of layers showed. Bytes are zero where the probe does not measure.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Ran {
+    /// The output, on the host.
+    pub output: HostActivation,
+    /// Bytes of parameters and input, and of the targets where the range ends in the loss.
+    pub resident_bytes: u64,
+    /// Bytes of the gradient that came from downstream.
+    pub upstream_bytes: u64,
+    /// Bytes of the targets, where the range ends in the loss.
+    pub target_bytes: u64,
+    /// The forward's peak over what is resident.
+    pub forward_peak: u64,
+    /// The peak of forward and backward over what is resident and the gradient from downstream.
+    pub backward_peak: u64,
+    /// What the tracked forward left in use, its output included. Seen only when rehearsed.
+    pub held_bytes: u64,
+    /// Seconds of the forward.
+    pub forward_s: f64,
+    /// Seconds of the recomputed forward with the backward.
+    pub backward_s: f64,
+}
+
+impl Ran {
+    /// The most bytes in use at once, parameters charged in full.
+    pub fn peak(&self) -> u64 {
+        self.resident_bytes + self.forward_peak.max(self.upstream_bytes + self.backward_peak)
+    }
+}
+
+impl Pilot<'_> {
+    /// Whether a backward of layers that start at `first` gives the gradient of its input.
+    pub fn has_input_gradient(&self, first: usize) -> bool {
+        first > self.chain.first_trained()
+    }
+
+    /// Whether layers that end before `end` have a backward at all.
+    pub fn has_backward(&self, end: usize) -> bool {
+        end > self.chain.first_trained()
+    }
+
+    /// Runs these layers, forward and backward, on the input `x`.
+    pub fn run(&self, range: Range<usize>, x: &HostActivation, care: Care) -> Result<Ran, PartitionError> {
+        let staged = self.stage(range.clone(), x)?;
+        let mut ran = self.on_device(&range, || staged.forward(care))?;
+        ran.resident_bytes = staged.resident_bytes();
+        ran.target_bytes = staged.targets.len_bytes();
+        if self.has_backward(range.end) {
+            let upstream = (range.end < self.chain.len()).then(|| self.upstream(&ran.output));
+            ran.upstream_bytes = upstream.iter().flatten().flatten().map(HostTensor::len_bytes).sum();
+            let back = self.on_device(&range, || staged.backward(upstream.as_deref(), care))?;
+            (ran.backward_peak, ran.held_bytes, ran.backward_s) = back;
+        }
+        Ok(ran)
+    }
+
+    fn stage(&self, range: Range<usize>, x: &HostActivation) -> Result<Staged<'_>, PartitionError> {
+        let mut images = BTreeMap::new();
+        for image in self.chain.images_of(range.clone()) {
+            let read = self.images.image(image);
+            let master = read.map_err(|source| PartitionError::Weights { layers: range.clone(), source })?;
+            images.insert(image, self.device.bring_in(&master));
+        }
+        let is_last = range.end == self.chain.len();
+        let targets = if is_last { self.bring_in(&self.batch.targets) } else { HostActivation::default() };
+        Ok(Staged {
+            chain: self.chain,
+            images,
+            x: self.bring_in(x),
+            targets,
+            device: self.device.burn(),
+            meter: Meter { probe: self.device.probe(), id: self.device.id(), device: self.device.burn() },
+            input_gradients: self.has_input_gradient(range.start),
+            range,
+        })
+    }
+
+    /// A gradient for every float tensor of `y`, in the device's memory.
+    fn upstream(&self, y: &HostActivation) -> Vec<Option<HostTensor>> {
+        let gradient = |part: &HostTensor| {
+            let n = part.shape.iter().product();
+            let host = HostTensor::float(vec![UPSTREAM; n], part.shape.clone());
+            part.is_float().then(|| self.bring_in_tensor(&host))
+        };
+        y.parts.iter().map(gradient).collect()
+    }
+
+    fn bring_in(&self, x: &HostActivation) -> HostActivation {
+        HostActivation { parts: x.parts.iter().map(|part| self.bring_in_tensor(part)).collect() }
+    }
+
+    fn bring_in_tensor(&self, x: &HostTensor) -> HostTensor {
+        HostTensor::view(self.device.bring_in(&x.bytes), x.shape.clone(), x.dtype)
+    }
+
+    /// Runs `work` where the device computes. A panic in it is the layers' failure.
+    fn on_device<T: Send>(
+        &self,
+        range: &Range<usize>,
+        work: impl FnOnce() -> T + Send,
+    ) -> Result<T, PartitionError> {
+        let mut work = Some(work);
+        let mut done = None;
+        self.device.run(&mut || {
+            if let Some(work) = work.take() {
+                done = Some(catch_unwind(AssertUnwindSafe(work)));
+            }
+        })?;
+        match done {
+            Some(Ok(result)) => Ok(result),
+            Some(Err(panic)) => Err(self.failed(range, panic.as_ref())),
+            None => Err(PartitionError::Device { device: self.device.id(), source: None }),
+        }
+    }
+
+    fn failed(&self, range: &Range<usize>, panic: &(dyn std::any::Any + Send)) -> PartitionError {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+        let names: Vec<&str> =
+            [range.start, range.end - 1].map(|k| self.chain.layers()[k].name.as_str()).into();
+        PartitionError::Layer {
+            chain: self.chain.name().to_owned(),
+            layer: if range.len() == 1 { names[0].to_owned() } else { names.join("..") },
+            message: text.unwrap_or("a panic without a message").to_owned(),
+        }
+    }
+}
+
+/// Layers with all they read, in the device's memory.
+struct Staged<'a> {
+    chain: &'a Chain,
+    range: Range<usize>,
+    images: BTreeMap<usize, Bytes>,
+    x: HostActivation,
+    targets: HostActivation,
+    device: Device,
+    meter: Meter<'a>,
+    input_gradients: bool,
+}
+
+impl Staged<'_> {
+    /// Bytes of parameters, input and targets; those of the parameters in full, also where a promotion
+    /// shares them with the host.
+    fn resident_bytes(&self) -> u64 {
+        let params: u64 = self.images.values().map(|image| image.len() as u64).sum();
+        params + self.x.len_bytes() + self.targets.len_bytes()
+    }
+
+    fn layers(&self, track: bool) -> Vec<Box<dyn Layer>> {
+        let image = |image: usize| self.images[&image].clone();
+        promote_layers(self.chain, self.range.clone(), &image, &self.device, track)
+    }
+
+    fn input(&self) -> Activation {
+        self.x.to_device(&self.device.clone().autodiff())
+    }
+
+    fn pass(&self) -> Pass {
+        Pass::train(Pass::key_of(0, 0, 0), self.targets.to_device(&self.device.clone().autodiff()))
+    }
+
+    /// The forward without a graph.
+    fn forward(&self, care: Care) -> Ran {
+        let (layers, x, pass) = (self.layers(false), self.input(), self.pass());
+        let first = self.range.start;
+        if care == Care::Rehearsed {
+            drop(forward_range(&layers, first, x.clone(), &pass));
+        }
+        let (y, forward_peak, forward_s) =
+            self.meter.watch(|| forward_range(&layers, first, x.clone(), &pass));
+        Ran { output: y.into_host(), forward_peak, forward_s, ..Ran::default() }
+    }
+
+    /// The recomputed forward and the backward: their peak, what the forward held, and seconds.
+    fn backward(&self, upstream: Option<&[Option<HostTensor>]>, care: Care) -> (u64, u64, f64) {
+        let mut held = 0;
+        if care == Care::Rehearsed {
+            self.watch_backward(upstream);
+            held = self.held(upstream);
+        }
+        let (peak, seconds) = self.watch_backward(upstream);
+        (peak, held, seconds)
+    }
+
+    fn watch_backward(&self, upstream: Option<&[Option<HostTensor>]>) -> (u64, f64) {
+        let (layers, x, pass, from) = (self.layers(true), self.input(), self.pass(), self.from(upstream));
+        let first = self.range.start;
+        let run = || backward_range(layers, first, x, from, &pass, self.input_gradients);
+        let (_, peak, seconds) = self.meter.watch(run);
+        (peak, seconds)
+    }
+
+    /// Bytes that come into use with the tracked forward and are still there after it. Runs the backward
+    /// too, because Burn keeps a graph that is dropped without one for ever.
+    fn held(&self, upstream: Option<&[Option<HostTensor>]>) -> u64 {
+        let (layers, x, pass, from) = (self.layers(true), self.input(), self.pass(), self.from(upstream));
+        let x = if self.input_gradients { x.into_leaves() } else { x };
+        let (y, held) = self.meter.left_by(|| forward_range(&layers, self.range.start, x.clone(), &pass));
+        let gradients = match from {
+            BackwardFrom::Loss { .. } => {
+                let loss = y.into_float::<1>();
+                loss.is_tracked().then(|| loss.backward())
+            }
+            BackwardFrom::Gradient(upstream) => {
+                vector_jacobian(y.into_parts().into_iter().zip(upstream).collect())
+            }
+        };
+        drop(gradients);
+        held
+    }
+
+    fn from(&self, upstream: Option<&[Option<HostTensor>]>) -> BackwardFrom {
+        let Some(upstream) = upstream else { return BackwardFrom::Loss { weight: 1.0 } };
+        let to_device = |part: &Option<HostTensor>| part.as_ref().map(|part| part.to_device(&self.device));
+        BackwardFrom::Gradient(upstream.iter().map(to_device).collect())
+    }
+}
+
+/// Watches a device's memory and the clock.
+struct Meter<'a> {
+    probe: &'a dyn MemoryProbe,
+    id: DeviceId,
+    device: Device,
+}
+
+impl Meter<'_> {
+    /// The result, the peak over what was in use before, and seconds.
+    fn watch<T>(&self, work: impl FnOnce() -> T) -> (T, u64, f64) {
+        self.finish();
+        self.probe.reset_peak(self.id);
+        let before = self.probe.in_use(self.id);
+        let start = Instant::now();
+        let result = work();
+        self.finish();
+        let seconds = start.elapsed().as_secs_f64();
+        (result, self.probe.peak(self.id).saturating_sub(before), seconds)
+    }
+
+    /// The result, and how much more is in use after it than before.
+    fn left_by<T>(&self, work: impl FnOnce() -> T) -> (T, u64) {
+        self.finish();
+        let before = self.probe.in_use(self.id);
+        let result = work();
+        self.finish();
+        (result, self.probe.in_use(self.id).saturating_sub(before))
+    }
+
+    /// Waits for what the device still has to do.
+    fn finish(&self) {
+        if let Err(error) = self.device.sync() {
+            panic!("the device failed: {error:?}");
+        }
+    }
+}

@@ -1,0 +1,393 @@
+//! The partition plan: where a chain is cut and why, as a file and as a table.
+
+use crate::cut::{min_device_memory_bytes, single_shard_bytes};
+use crate::{Fingerprint, LayerCost, PartitionError, Profile, Rules, ShardNeeds, TiedImage};
+use hydra_core::ByteSize;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::io::Write;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+/// The version of the plan's format.
+pub const PLAN_SCHEMA: u32 = 1;
+
+/// A shard of a plan.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
+pub struct ShardPlan {
+    /// The first layer.
+    pub first: usize,
+    /// The layer after the last one.
+    pub end: usize,
+    /// Bytes of its images, each once.
+    pub param_bytes: u64,
+    /// Bytes of its parameters' gradients.
+    pub gradient_bytes: u64,
+    /// The predicted peak in bytes, parameters included.
+    pub need_bytes: u64,
+    /// The peak in bytes that was measured when the shard ran end to end.
+    pub verified_bytes: Option<u64>,
+    /// Seconds of its forward: the sum of the layers', or measured when it was verified.
+    pub forward_s: f64,
+    /// Seconds of its recomputed forward with its backward, likewise.
+    pub backward_s: f64,
+}
+
+impl ShardPlan {
+    fn new(range: &Range<usize>, needs: &ShardNeeds) -> Self {
+        Self {
+            first: range.start,
+            end: range.end,
+            param_bytes: needs.param_bytes,
+            gradient_bytes: needs.gradient_bytes,
+            need_bytes: needs.need_bytes(),
+            verified_bytes: None,
+            forward_s: needs.forward_s,
+            backward_s: needs.backward_s,
+        }
+    }
+
+    /// Its layers.
+    pub fn range(&self) -> Range<usize> {
+        self.first..self.end
+    }
+}
+
+/// Where a chain is cut, for one microbatch on one kind of device, and all that this was decided by.
+///
+/// Its [`Display`](fmt::Display) is a table of the shards.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
+pub struct PartitionPlan {
+    /// The version of the format, [`PLAN_SCHEMA`].
+    pub schema: u32,
+    /// What the plan depends on.
+    pub fingerprint: Fingerprint,
+    /// Whether memory was measured; otherwise it is estimated from shapes.
+    pub measured: bool,
+    /// The costs of the layers.
+    pub layers: Vec<LayerCost>,
+    /// The images that several layers name.
+    pub tied: Vec<TiedImage>,
+    /// The first layer of every shard but the first.
+    pub cut_points: Vec<usize>,
+    /// The shards, in chain order.
+    pub shards: Vec<ShardPlan>,
+    /// The smallest budget in bytes under which the model trains, alone on a device.
+    pub min_device_memory_bytes: u64,
+    /// The smallest budget in bytes under which the model is not cut, alone on a device.
+    pub single_shard_bytes: u64,
+    /// The rules that the shards obey.
+    pub rules: Rules,
+}
+
+impl PartitionPlan {
+    pub(crate) fn new(
+        profile: &Profile,
+        fingerprint: Fingerprint,
+        rules: Rules,
+        shards: &[Range<usize>],
+    ) -> Self {
+        let mut plan = Self {
+            schema: PLAN_SCHEMA,
+            fingerprint,
+            measured: profile.measured,
+            layers: profile.layers.clone(),
+            tied: profile.tied.clone(),
+            cut_points: Vec::new(),
+            shards: Vec::new(),
+            min_device_memory_bytes: min_device_memory_bytes(profile),
+            single_shard_bytes: single_shard_bytes(profile),
+            rules,
+        };
+        plan.cut_again(profile, 0, shards);
+        plan
+    }
+
+    /// Puts `shards` in place of its own; the first `kept` are the same and keep what was measured.
+    pub(crate) fn cut_again(&mut self, profile: &Profile, kept: usize, shards: &[Range<usize>]) {
+        let new = |range: &Range<usize>| ShardPlan::new(range, &profile.needs(range.clone()));
+        self.shards.truncate(kept);
+        self.shards.extend(shards.iter().skip(kept).map(new));
+        self.cut_points = shards.iter().skip(1).map(|range| range.start).collect();
+    }
+
+    /// The layers of each shard.
+    pub fn shards(&self) -> Vec<Range<usize>> {
+        self.shards.iter().map(ShardPlan::range).collect()
+    }
+
+    /// The costs that the plan was made from, to cut again under other rules without a pilot pass.
+    pub fn profile(&self) -> Profile {
+        Profile { layers: self.layers.clone(), tied: self.tied.clone(), measured: self.measured }
+    }
+
+    /// Writes the plan as JSON. The file is whole or not there: the bytes go to a temporary name beside it,
+    /// which is synced and renamed.
+    ///
+    /// # Errors
+    /// [`PartitionError::Write`], naming the file.
+    pub fn save(&self, path: &Path) -> Result<(), PartitionError> {
+        self.write(path).map_err(|source| PartitionError::Write { path: path.to_owned(), source })
+    }
+
+    fn write(&self, path: &Path) -> std::io::Result<()> {
+        let json = serde_json::to_vec_pretty(self)?;
+        let mut name = std::ffi::OsString::from(".");
+        name.push(path.file_name().ok_or(std::io::ErrorKind::InvalidFilename)?);
+        name.push(format!(".{}.tmp", std::process::id()));
+        let temporary = path.with_file_name(name);
+        let written = std::fs::File::create(&temporary)
+            .and_then(|mut file| {
+                file.write_all(&json)?;
+                file.write_all(b"\n")?;
+                file.sync_all()
+            })
+            .and_then(|()| std::fs::rename(&temporary, path));
+        if written.is_err() {
+            // What is left of a failed write is of no use; that it could not be removed changes nothing.
+            let _ = std::fs::remove_file(&temporary);
+        }
+        written
+    }
+
+    /// Reads a plan.
+    ///
+    /// # Errors
+    /// [`PartitionError::Read`] if the file is missing or unreadable, [`PartitionError::NotAPlan`] if it is
+    /// no plan, [`PartitionError::Schema`] if it is one of another version and
+    /// [`PartitionError::Uncovered`] if its shards are not its layers; all name the file.
+    pub fn load(path: &Path) -> Result<Self, PartitionError> {
+        #[derive(Deserialize)]
+        struct Version {
+            schema: u64,
+        }
+        let read = std::fs::read(path);
+        let json = read.map_err(|source| PartitionError::Read { path: path.to_owned(), source })?;
+        let not_a_plan = |source| PartitionError::NotAPlan { path: path.to_owned(), source };
+        let version: Version = serde_json::from_slice(&json).map_err(not_a_plan)?;
+        if version.schema != u64::from(PLAN_SCHEMA) {
+            let found = version.schema;
+            return Err(PartitionError::Schema { path: path.to_owned(), found, expected: PLAN_SCHEMA });
+        }
+        let plan: Self = serde_json::from_slice(&json).map_err(not_a_plan)?;
+        if plan.covers_layers() {
+            return Ok(plan);
+        }
+        Err(PartitionError::Uncovered { path: path.to_owned(), layers: plan.layers.len() })
+    }
+
+    fn covers_layers(&self) -> bool {
+        let starts = self.shards.iter().map(|shard| shard.first);
+        let ends = || self.shards.iter().map(|shard| shard.end);
+        starts.clone().eq(std::iter::once(0).chain(ends()).take(self.shards.len()))
+            && starts.skip(1).eq(self.cut_points.iter().copied())
+            && self.shards.iter().all(|shard| shard.first < shard.end)
+            && ends().last().unwrap_or(0) == self.layers.len()
+    }
+
+    /// The plan with this fingerprint in `path`: a plan's file, or a directory whose `*.json` files are
+    /// looked through by name. `None` if there is none; for a file a warning says what differs.
+    ///
+    /// # Errors
+    /// Those of [`load`](Self::load) for a file. In a directory, files that are no plans are passed over
+    /// with a warning, and a directory that cannot be listed is a [`PartitionError::Read`].
+    pub fn find(path: &Path, fingerprint: &Fingerprint) -> Result<Option<Self>, PartitionError> {
+        let plans = plans_in(path)?;
+        if let [plan] = plans.as_slice()
+            && plan.fingerprint != *fingerprint
+        {
+            let differences = fingerprint.differences(&plan.fingerprint);
+            tracing::warn!(
+                "the plan in {} does not fit this run: {}",
+                path.display(),
+                differences.join("; ")
+            );
+        }
+        Ok(plans.into_iter().find(|plan| plan.fingerprint == *fingerprint))
+    }
+
+    /// The costs of a plan in `path` whose fingerprint has the [`same costs`](Fingerprint::same_costs):
+    /// enough to cut under another budget or double buffer without a pilot pass.
+    ///
+    /// # Errors
+    /// Those of [`find`](Self::find).
+    pub fn find_profile(path: &Path, fingerprint: &Fingerprint) -> Result<Option<Profile>, PartitionError> {
+        let same = |plan: &Self| fingerprint.same_costs(&plan.fingerprint);
+        Ok(plans_in(path)?.into_iter().find(same).map(|plan| plan.profile()))
+    }
+
+    fn row(&self, index: usize, shard: &ShardPlan) -> [String; COLUMNS] {
+        let size = |bytes: u64| ByteSize(bytes).to_string();
+        let saved = self.layers[shard.range()].iter().map(|layer| layer.saved_bytes).sum();
+        let name = |layer: usize| self.layers[layer].name.as_str();
+        let layers = match shard.end - shard.first {
+            1 => name(shard.first).to_owned(),
+            n => format!("{}..{} ({n})", name(shard.first), name(shard.end - 1)),
+        };
+        [
+            index.to_string(),
+            layers,
+            size(shard.param_bytes),
+            size(shard.gradient_bytes),
+            size(saved),
+            size(shard.need_bytes),
+            shard.verified_bytes.map_or_else(|| "-".to_owned(), size),
+            format!("{:.2} ms", shard.forward_s * 1e3),
+            format!("{:.2} ms", shard.backward_s * 1e3),
+        ]
+    }
+}
+
+/// The plans in a file, or by name in a directory.
+fn plans_in(path: &Path) -> Result<Vec<PartitionPlan>, PartitionError> {
+    if !path.is_dir() {
+        return Ok(vec![PartitionPlan::load(path)?]);
+    }
+    let files = json_files(path).map_err(|source| PartitionError::Read { path: path.to_owned(), source })?;
+    let load = |file: PathBuf| {
+        PartitionPlan::load(&file)
+            .inspect_err(|error| tracing::warn!("{} is passed over: {error}", file.display()))
+            .ok()
+    };
+    Ok(files.into_iter().filter_map(load).collect())
+}
+
+fn json_files(directory: &Path) -> std::io::Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(directory)? {
+        let file = entry?.path();
+        if file.extension().is_some_and(|extension| extension == "json") {
+            files.push(file);
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+const COLUMNS: usize = 9;
+const HEADINGS: [&str; COLUMNS] =
+    ["shard", "layers", "params", "gradients", "saved", "need", "verified", "forward", "backward"];
+
+impl fmt::Display for PartitionPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (budget, reserve) = (ByteSize(self.rules.budget), ByteSize(self.rules.reserve));
+        writeln!(
+            f,
+            "{} shard(s) of {} layers, {}: {budget} of device memory, {reserve} of it for the double buffer \
+             and {} of margin; trains from {}, uncut from {}",
+            self.shards.len(),
+            self.layers.len(),
+            if self.measured { "measured" } else { "estimated from shapes" },
+            ByteSize(self.rules.margin),
+            ByteSize(self.min_device_memory_bytes),
+            ByteSize(self.single_shard_bytes),
+        )?;
+        let mut rows = vec![HEADINGS.map(str::to_owned)];
+        rows.extend(self.shards.iter().enumerate().map(|(index, shard)| self.row(index, shard)));
+        let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+        for row in &rows {
+            let cells = row.iter().enumerate().map(|(column, cell)| match column {
+                1 => format!("{cell:<w$}", w = width(column)),
+                _ => format!("{cell:>w$}", w = width(column)),
+            });
+            writeln!(f, "{}", cells.collect::<Vec<_>>().join("  "))?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{FirstValues, PilotPartitioner, toy};
+
+    /// Three layers and a loss, two of the layers in a shard.
+    fn plan(budget: u64) -> PartitionPlan {
+        let (chain, batch) = (toy::chain(3), toy::batch(2));
+        let images = FirstValues::new(&chain, 0);
+        let partitioner = PilotPartitioner::new(&images);
+        let mut profile = partitioner.measure(&chain, &batch, &toy::BLIND).unwrap();
+        profile.layers.iter_mut().for_each(|layer| (layer.forward_s, layer.backward_s) = (0.25, 1.5));
+        let fingerprint = Fingerprint::new(&chain, &batch, "").on(2, "none");
+        partitioner.plan(&profile, fingerprint, Rules::new(budget, 2048, false), None).unwrap()
+    }
+
+    #[test]
+    fn a_plan_survives_its_file() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("toy.json");
+        let plan = plan(1 << 20);
+        plan.save(&path).unwrap();
+        plan.save(&path).unwrap();
+        assert_eq!(PartitionPlan::load(&path).unwrap(), plan);
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1);
+        assert_eq!(plan.shards(), [0..2, 2..4]);
+        assert_eq!(plan.cut_points, [2]);
+        assert_eq!(plan.fingerprint.reserve, 2048);
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_file_is_named() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("p.json");
+        let fails = |expected: &str| {
+            let error = PartitionPlan::load(&path).unwrap_err();
+            let message = error.to_string();
+            assert!(message.contains("p.json") && message.contains(expected), "{message}");
+            assert!(PartitionPlan::find(&path, &plan(1 << 20).fingerprint).is_err());
+        };
+        fails("could not be read");
+        std::fs::write(&path, "[1, 2").unwrap();
+        fails("is not a partition plan");
+        std::fs::write(&path, r#"{"schema": 1, "shards": []}"#).unwrap();
+        fails("is not a partition plan");
+        std::fs::write(&path, r#"{"schema": 99}"#).unwrap();
+        fails("has schema 99, expected 1");
+        let good = plan(1 << 20);
+        for break_it in [
+            |p: &mut PartitionPlan| p.shards[1].first = 1,
+            |p: &mut PartitionPlan| p.shards[1].end = 3,
+            |p: &mut PartitionPlan| p.cut_points.clear(),
+            |p: &mut PartitionPlan| p.shards.clear(),
+        ] {
+            let mut bad = good.clone();
+            break_it(&mut bad);
+            bad.save(&path).unwrap();
+            fails("do not cover its 4 layers");
+        }
+        let nowhere = directory.path().join("none/p.json");
+        assert!(good.save(&nowhere).unwrap_err().to_string().contains("none"));
+    }
+
+    #[test]
+    fn a_plan_is_found_by_its_fingerprint() {
+        let directory = tempfile::tempdir().unwrap();
+        let (small, large) = (plan(1 << 20), plan(2 << 20));
+        small.save(&directory.path().join("a.json")).unwrap();
+        large.save(&directory.path().join("b.json")).unwrap();
+        std::fs::write(directory.path().join("aa.json"), "no plan").unwrap();
+        std::fs::write(directory.path().join("notes.txt"), "no plan").unwrap();
+        let find = |fingerprint| PartitionPlan::find(directory.path(), fingerprint).unwrap();
+        assert_eq!(find(&large.fingerprint), Some(large.clone()));
+        let other = large.fingerprint.clone().under(3 << 20, 2048);
+        assert_eq!(find(&other), None);
+        assert_eq!(PartitionPlan::find(&directory.path().join("a.json"), &other).unwrap(), None);
+        let costs = |fingerprint| PartitionPlan::find_profile(directory.path(), fingerprint).unwrap();
+        assert_eq!(costs(&other), Some(small.profile()));
+        assert_eq!(costs(&other.on(7, "none")), None);
+    }
+
+    #[test]
+    fn the_table_has_a_row_for_each_shard() {
+        let mut plan = plan(1 << 20);
+        plan.shards[1].verified_bytes = Some(3 << 20);
+        let table = plan.to_string();
+        let lines: Vec<&str> = table.lines().collect();
+        assert_eq!(lines.len(), 4);
+        assert!(lines[0].starts_with("2 shard(s) of 4 layers, estimated from shapes: 1.00 MiB"), "{table}");
+        assert!(lines[1].split_whitespace().eq(HEADINGS), "{table}");
+        assert!(lines[2].contains("l0..l1 (2)") && lines[2].contains("500.00 ms"), "{table}");
+        assert!(lines[3].contains("l2..loss (2)") && lines[3].contains("3.00 MiB"), "{table}");
+        assert_eq!(lines[1].len(), lines[2].len());
+    }
+}

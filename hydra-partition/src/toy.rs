@@ -1,0 +1,195 @@
+//! What tests share: small chains, a device that runs inline, and a probe that layers script.
+
+use crate::{PartitionError, PilotDevice};
+use burn::module::{Module, Param};
+use burn::nn::{Linear, LinearConfig};
+use burn::tensor::{Device, Tensor};
+use bytes::Bytes;
+use hydra_core::{
+    Activation, Batch, Chain, DeviceId, Forward, HostActivation, HostTensor, MemoryProbe, NoProbe, Pass,
+};
+use std::cell::Cell;
+
+/// Features in and out of a layer.
+pub const WIDTH: usize = 4;
+
+/// Memory in use as the layers below pretend it to be.
+#[derive(Clone, Copy, Default)]
+struct Ledger {
+    live: u64,
+    peak: u64,
+    forwards: usize,
+    /// Every layer after the first since the last reset takes so many bytes more.
+    crowd: u64,
+}
+
+thread_local! {
+    static LEDGER: Cell<Ledger> = Cell::default();
+}
+
+/// Makes layers that run together take so many bytes more each than they do alone.
+pub fn crowd(bytes: u64) {
+    LEDGER.set(Ledger { crowd: bytes, ..Ledger::default() });
+}
+
+fn run_layer(hold: u64, bump: u64) {
+    let mut ledger = LEDGER.get();
+    ledger.forwards += 1;
+    ledger.live += hold + if ledger.forwards > 1 { ledger.crowd } else { 0 };
+    ledger.peak = ledger.peak.max(ledger.live + bump);
+    LEDGER.set(ledger);
+}
+
+/// Reads the ledger of the thread, which starts anew at every reset.
+#[derive(Clone, Copy)]
+pub struct LedgerProbe;
+
+impl MemoryProbe for LedgerProbe {
+    fn measures(&self) -> bool {
+        true
+    }
+
+    fn in_use(&self, _: DeviceId) -> u64 {
+        LEDGER.get().live
+    }
+
+    fn peak(&self, _: DeviceId) -> u64 {
+        LEDGER.get().peak
+    }
+
+    fn reset_peak(&self, _: DeviceId) {
+        crowd(LEDGER.get().crowd);
+    }
+}
+
+/// A device that runs jobs where it is called.
+pub struct Inline<P>(pub P);
+
+/// A device without a probe.
+pub const BLIND: Inline<NoProbe> = Inline(NoProbe);
+
+impl<P: MemoryProbe> PilotDevice for Inline<P> {
+    fn id(&self) -> DeviceId {
+        DeviceId(0)
+    }
+
+    fn burn(&self) -> Device {
+        Device::flex()
+    }
+
+    fn probe(&self) -> &dyn MemoryProbe {
+        &self.0
+    }
+
+    fn run(&self, job: &mut (dyn FnMut() + Send)) -> Result<(), PartitionError> {
+        job();
+        Ok(())
+    }
+
+    fn bring_in(&self, bytes: &Bytes) -> Bytes {
+        bytes.clone()
+    }
+}
+
+/// A linear layer that pretends to hold `hold` bytes after its forward and `bump` more within it.
+#[derive(Module, Debug)]
+pub struct Dense {
+    linear: Linear,
+    hold: usize,
+    bump: usize,
+    working: usize,
+    breaks: bool,
+}
+
+impl Forward for Dense {
+    fn forward(&self, x: Activation, _: &Pass) -> Activation {
+        assert!(!self.breaks, "this layer is broken");
+        run_layer(self.hold as u64, self.bump as u64);
+        Activation::of(self.linear.forward(x.into_float::<2>()))
+    }
+
+    fn working_bytes(&self, inputs: &[Vec<usize>]) -> Option<u64> {
+        assert_eq!(inputs[0][1], WIDTH);
+        (self.working > 0).then_some(self.working as u64)
+    }
+}
+
+/// A linear layer that holds and bumps so much.
+pub fn dense(hold: usize, bump: usize) -> Dense {
+    let linear = LinearConfig::new(WIDTH, WIDTH).init(&Device::flex());
+    Dense { linear, hold, bump, working: 0, breaks: false }
+}
+
+/// The mean squared distance to the targets.
+#[derive(Module, Debug)]
+pub struct Distance {
+    hold: usize,
+}
+
+impl Forward for Distance {
+    fn forward(&self, x: Activation, pass: &Pass) -> Activation {
+        run_layer(self.hold as u64, 0);
+        let away = x.into_float::<2>() - pass.targets().part(0).into_float::<2>();
+        Activation::of((away.clone() * away).mean())
+    }
+}
+
+/// `layers` linear layers that hold 1000 bytes and bump 5000, and a loss.
+pub fn chain(layers: usize) -> Chain {
+    let builder = (0..layers).fold(Chain::builder("toy"), |b, k| b.layer(format!("l{k}"), dense(1000, 5000)));
+    builder.layer("loss", Distance { hold: 500 }).build().unwrap()
+}
+
+/// A frozen layer, a trained one, and a loss.
+pub fn frozen_chain() -> Chain {
+    let builder = Chain::builder("frozen").frozen("f", dense(1000, 0)).layer("l", dense(1000, 0));
+    builder.layer("loss", Distance { hold: 500 }).build().unwrap()
+}
+
+/// A layer that says how many bytes it works in, one that does not, and a loss.
+pub fn telling_chain() -> Chain {
+    let telling = Dense { working: 12_345, ..dense(0, 0) };
+    let builder = Chain::builder("telling").layer("telling", telling).layer("mute", dense(0, 0));
+    builder.layer("loss", Distance { hold: 0 }).build().unwrap()
+}
+
+/// A good layer, one that panics, and a loss.
+pub fn broken_chain() -> Chain {
+    let broken = Dense { breaks: true, ..dense(0, 0) };
+    let builder = Chain::builder("broken").layer("good", dense(0, 0)).layer("bad", broken);
+    builder.layer("loss", Distance { hold: 0 }).build().unwrap()
+}
+
+/// A matrix that is applied from the left or, transposed, from the right.
+#[derive(Module, Debug)]
+struct Table {
+    table: Param<Tensor<2>>,
+    bias: Param<Tensor<1>>,
+}
+
+impl Forward for Table {
+    fn forward(&self, x: Activation, _: &Pass) -> Activation {
+        Activation::of(x.into_float::<2>().matmul(self.table.val()) + self.bias.val().unsqueeze())
+    }
+}
+
+/// The same matrix in the first and in the third layer, and a loss.
+pub fn tied_chain() -> Chain {
+    let device = Device::flex();
+    let table = Param::from_tensor(Tensor::ones([WIDTH, WIDTH], &device));
+    let use_of = || Table { table: table.clone(), bias: Param::from_tensor(Tensor::ones([WIDTH], &device)) };
+    let builder = Chain::builder("tied").layer("in", use_of()).layer("between", dense(0, 0));
+    builder.layer("out", use_of()).layer("loss", Distance { hold: 0 }).build().unwrap()
+}
+
+/// A batch of so many items.
+pub fn batch(items: usize) -> Batch {
+    let x = HostTensor::float((0..items * WIDTH).map(|i| i as f32 * 0.1).collect(), [items, WIDTH]);
+    Batch {
+        inputs: HostActivation::of(x.clone()),
+        targets: HostActivation::of(x),
+        items,
+        terms: items,
+        units: items,
+    }
+}
