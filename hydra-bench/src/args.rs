@@ -356,7 +356,9 @@ mod tests {
         }
         assert_eq!(fails(&["train", "--lr", "1e-3,1e-4"]).exit_code(), 2);
         assert_eq!(fails(&["report"]).exit_code(), 2);
-        assert!(fails(&["eval", "--split", "dev"]).to_string().contains("expected train, validation or test"));
+        assert!(
+            fails(&["eval", "--split", "dev"]).to_string().contains("expected train, validation or test")
+        );
     }
 
     #[test]

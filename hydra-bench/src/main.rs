@@ -1,1 +1,14 @@
-fn main(){}
+//! The program `hydra`.
+#![forbid(unsafe_code)]
+
+use hydra_spill::alloc::CountingAllocator;
+use mimalloc::MiMalloc;
+use std::process::ExitCode;
+
+/// Charges every block to the logical device whose thread allocated it.
+#[global_allocator]
+static ALLOCATOR: CountingAllocator<MiMalloc> = CountingAllocator::new(MiMalloc);
+
+fn main() -> ExitCode {
+    hydra_bench::run(std::env::args_os())
+}

@@ -1,5 +1,6 @@
 //! Readers of flag values: each says what was found and what was expected.
 
+use hydra_spill::alloc::MAX_DEVICES;
 use std::fmt;
 use std::str::FromStr;
 
@@ -7,7 +8,6 @@ use std::str::FromStr;
 const MAX_BATCH: usize = 65_536;
 /// The longest context that is not taken for a slip of the hand.
 const MAX_CONTEXT: usize = 1 << 20;
-const MAX_DEVICES: usize = 64;
 const MAX_THREADS: usize = 1024;
 
 /// Logical devices as `--devices` names them.
@@ -47,7 +47,8 @@ impl FromStr for DevicesArg {
         };
         let Some(rest) = text.strip_prefix("cpu:").or((text == "cpu").then_some("1")) else {
             let cuda = ["cuda", "gpu"].iter().any(|name| text.starts_with(name));
-            let why = if cuda { "cannot be had, because CUDA is not in this build" } else { "is not a device" };
+            let why =
+                if cuda { "cannot be had, because CUDA is not in this build" } else { "is not a device" };
             return Err(wrong(why));
         };
         let (count, threads) = match rest.split_once('x') {
@@ -109,8 +110,7 @@ pub(crate) fn batch(text: &str) -> Result<usize, String> {
 
 /// A context length.
 pub(crate) fn context(text: &str) -> Result<usize, String> {
-    let what =
-        format!("a context length, a whole number from 2 (one token and its target) to {MAX_CONTEXT}");
+    let what = format!("a context length, a whole number from 2 (one token and its target) to {MAX_CONTEXT}");
     integer(text, &what, 2, MAX_CONTEXT)
 }
 
@@ -126,7 +126,12 @@ pub(crate) fn warmup(text: &str) -> Result<usize, String> {
 
 /// A cut-point.
 pub(crate) fn cut(text: &str) -> Result<usize, String> {
-    integer(text, "a cut-point, the number (from 1) of the layer at which a shard begins", 1, u32::MAX as usize)
+    integer(
+        text,
+        "a cut-point, the number (from 1) of the layer at which a shard begins",
+        1,
+        u32::MAX as usize,
+    )
 }
 
 /// A seed; at most what a TOML file can hold.
@@ -160,7 +165,9 @@ mod tests {
 
     #[test]
     fn what_is_no_device_is_told_what_there_is() {
-        for text in ["", "cpu:", "cpu:0", "cpu:x1", "cpu:2x", "cpu:2x0", "cpu:-1", "cpu:999", "tpu:1", "CPU:1"] {
+        for text in
+            ["", "cpu:", "cpu:0", "cpu:x1", "cpu:2x", "cpu:2x0", "cpu:-1", "cpu:999", "tpu:1", "CPU:1"]
+        {
             let error = text.parse::<DevicesArg>().unwrap_err();
             assert!(error.contains(&format!("`{text}`")) && error.contains("cpu:NxT"), "{error}");
         }

@@ -8,9 +8,8 @@ use std::path::{Path, PathBuf};
 /// Where run directories are made when nobody says where.
 const DEFAULT_PARENT: &str = "runs";
 /// Everything a run puts into its directory, and so what `--force` removes.
-const CONTENTS: [&str; 9] = [
-    SPEC, REPORT, METRICS, TRACE, SCHEDULE, LOSSES, PLANS, MODELS, "report.json.tmp",
-];
+const CONTENTS: [&str; 9] =
+    [SPEC, REPORT, METRICS, TRACE, SCHEDULE, LOSSES, PLANS, MODELS, "report.json.tmp"];
 const SPEC: &str = "spec.toml";
 const REPORT: &str = "report.json";
 const METRICS: &str = "metrics.jsonl";
@@ -37,9 +36,12 @@ impl RunDir {
             bail!("the run directory `{shown}` is a file: give another --out");
         }
         fs::create_dir_all(out).with_context(|| format!("the run directory `{shown}` could not be made"))?;
-        let entries = fs::read_dir(out).with_context(|| format!("the run directory `{shown}` could not be read"))?;
+        let entries =
+            fs::read_dir(out).with_context(|| format!("the run directory `{shown}` could not be read"))?;
         if entries.count() > 0 && !force {
-            bail!("the run directory `{shown}` is not empty: give another --out, or --force to replace the run in it");
+            bail!(
+                "the run directory `{shown}` is not empty: give another --out, or --force to replace the run in it"
+            );
         }
         let dir = Self { path: out.to_owned(), created };
         dir.clear()?;
@@ -53,7 +55,8 @@ impl RunDir {
     }
 
     fn next_in(parent: &Path, command: &str) -> Result<Self> {
-        let make = |path: &Path| format!("the run directory `{}` could not be made; give --out", path.display());
+        let make =
+            |path: &Path| format!("the run directory `{}` could not be made; give --out", path.display());
         fs::create_dir_all(parent).with_context(|| make(parent))?;
         for number in 1_u32.. {
             let path = parent.join(format!("{command}-{number}"));
@@ -123,11 +126,11 @@ impl RunDir {
         self.write(LOSSES, svg.as_bytes())
     }
 
-    /// Writes `plans/<task>.json`.
-    pub(crate) fn write_plan(&self, task: &str, json: &str) -> Result<()> {
+    /// Where the plan of a task is saved: `plans/<task>.json`.
+    pub(crate) fn plan_file(&self, task: &str) -> Result<PathBuf> {
         let dir = self.path.join(PLANS);
         fs::create_dir_all(&dir).with_context(|| format!("`{}` could not be made", dir.display()))?;
-        write_atomic(&dir.join(format!("{}.json", safe_name(task))), json.as_bytes())
+        Ok(dir.join(format!("{}.json", safe_name(task))))
     }
 
     /// Where the model of a task is written.
@@ -173,7 +176,7 @@ pub(crate) fn read_report(dir: &Path) -> Result<String> {
 }
 
 /// Writes a file under a temporary name, syncs it and renames it, so that nobody reads half of it.
-pub(crate) fn write_atomic(path: &Path, bytes: &[u8]) -> Result<()> {
+fn write_atomic(path: &Path, bytes: &[u8]) -> Result<()> {
     let mut name = path.as_os_str().to_owned();
     name.push(".tmp");
     let temporary = PathBuf::from(name);
@@ -187,7 +190,7 @@ pub(crate) fn write_atomic(path: &Path, bytes: &[u8]) -> Result<()> {
 }
 
 /// A task's name as the name of a file or directory on any system.
-pub(crate) fn safe_name(task: &str) -> String {
+fn safe_name(task: &str) -> String {
     let safe = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' };
     let name: String = task.chars().take(100).map(safe).collect();
     match name.trim_start_matches('.') {
@@ -221,7 +224,9 @@ mod tests {
         let path = root.path().join("file");
         fs::write(&path, "").unwrap();
         assert!(RunDir::take(&path, true).unwrap_err().to_string().contains("is a file"));
-        assert!(RunDir::take(&path.join("below"), false).unwrap_err().to_string().contains("could not be made"));
+        assert!(
+            RunDir::take(&path.join("below"), false).unwrap_err().to_string().contains("could not be made")
+        );
     }
 
     #[test]

@@ -17,19 +17,18 @@ pub(crate) struct RunLog {
     failed: Option<io::Error>,
 }
 
-/// What a run log has gathered at the end.
-pub(crate) struct Gathered {
-    /// The compute spans, for the picture of the schedule.
-    pub(crate) timeline: Timeline,
-}
-
 /// The observer's end of a run log that the command keeps.
 #[derive(Clone)]
 pub(crate) struct SharedRunLog(Arc<Mutex<Option<RunLog>>>);
 
 impl SharedRunLog {
     /// A log of these tasks on these devices.
-    pub(crate) fn new(metrics: File, trace: File, tasks: Vec<String>, devices: &[String]) -> io::Result<Self> {
+    pub(crate) fn new(
+        metrics: File,
+        trace: File,
+        tasks: Vec<String>,
+        devices: &[String],
+    ) -> io::Result<Self> {
         let log = RunLog {
             timeline: Timeline::new(devices.len()),
             tasks,
@@ -40,8 +39,11 @@ impl SharedRunLog {
         Ok(Self(Arc::new(Mutex::new(Some(log)))))
     }
 
-    /// Ends the log; the first error of writing it, if there was one.
-    pub(crate) fn finish(&self) -> io::Result<Gathered> {
+    /// Ends the log and gives the compute spans, for the picture of the schedule.
+    ///
+    /// # Errors
+    /// The first error of writing the log during the run.
+    pub(crate) fn finish(&self) -> io::Result<Timeline> {
         let log = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
         let mut log = log.ok_or_else(|| io::Error::other("the run log has ended before"))?;
         if let Some(error) = log.failed.take() {
@@ -49,7 +51,7 @@ impl SharedRunLog {
         }
         log.metrics.flush()?;
         log.trace.finish()?;
-        Ok(Gathered { timeline: log.timeline })
+        Ok(log.timeline)
     }
 }
 
@@ -150,7 +152,7 @@ mod tests {
             end_s: 1.0,
         };
         log.observe(&RunEvent::Span(span));
-        assert_eq!(log.finish().unwrap().timeline.end_s(), 1.0);
+        assert_eq!(log.finish().unwrap().end_s(), 1.0);
         assert!(log.finish().is_err(), "a log ends once");
         let text = std::fs::read_to_string(dir.path().join("m")).unwrap();
         let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();

@@ -5,9 +5,7 @@ use crate::error::Usage;
 use crate::machine::Machine;
 use crate::parse::DevicesArg;
 use anyhow::{Context, Result, bail};
-use hydra_core::{
-    Bandwidth, ByteSize, Decay, Length, OptimizerSpec, Schedule, ScheduleKind, TrainSpec,
-};
+use hydra_core::{Bandwidth, ByteSize, Decay, Length, OptimizerSpec, Schedule, ScheduleKind, TrainSpec};
 use hydra_sched::PolicyKind;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -164,7 +162,8 @@ impl RunSpec {
     /// Reads a spec that [`to_toml`](Self::to_toml) wrote and perhaps a person changed.
     fn load(file: &Path) -> Result<Self> {
         let shown = file.display();
-        let text = std::fs::read_to_string(file).with_context(|| format!("the spec `{shown}` could not be read"))?;
+        let text =
+            std::fs::read_to_string(file).with_context(|| format!("the spec `{shown}` could not be read"))?;
         let spec: Self = toml::from_str(&text)
             .with_context(|| format!("`{shown}` is not a spec: give the spec.toml of a run directory"))?;
         spec.check().with_context(|| format!("the spec `{shown}` cannot be run"))?;
@@ -183,7 +182,9 @@ impl RunSpec {
         }
         self.devices.parsed()?;
         if self.training.batch.is_empty() || self.training.lr.is_empty() {
-            bail!(Usage::new("there is nothing to train: give at least one batch size and one learning rate"));
+            bail!(Usage::new(
+                "there is nothing to train: give at least one batch size and one learning rate"
+            ));
         }
         for configuration in self.grid()? {
             let spec = self.training.of(&configuration, self.model.seed, usize::MAX);
@@ -199,7 +200,8 @@ impl RunSpec {
             for &lr in &self.training.lr {
                 let name = configuration_name(batch, lr);
                 if grid.iter().any(|other| other.name == name) {
-                    let text = format!("batch {batch} with learning rate {lr:e} is given twice: give each once");
+                    let text =
+                        format!("batch {batch} with learning rate {lr:e} is given twice: give each once");
                     bail!(Usage::new(text));
                 }
                 grid.push(Configuration { name, batch, lr });
@@ -288,7 +290,8 @@ impl TrainingSpec {
             OptimizerName::AdamW => OptimizerSpec::adamw(rate),
             OptimizerName::Sgd => OptimizerSpec::sgd(rate),
         };
-        let (OptimizerSpec::AdamW { weight_decay, .. } | OptimizerSpec::Sgd { weight_decay, .. }) = &mut optimizer;
+        let (OptimizerSpec::AdamW { weight_decay, .. } | OptimizerSpec::Sgd { weight_decay, .. }) =
+            &mut optimizer;
         *weight_decay = self.weight_decay;
         optimizer
     }
@@ -413,10 +416,7 @@ mod tests {
 
     #[test]
     fn combinations_that_make_no_sense_are_usage_errors() {
-        for (line, says) in [
-            ("--lr 1e-3,0.001", "given twice"),
-            ("--batch 4 --accumulate 5", "accumulate"),
-        ] {
+        for (line, says) in [("--lr 1e-3,0.001", "given twice"), ("--batch 4 --accumulate 5", "accumulate")] {
             let error = spec(line).unwrap_err();
             assert!(error.downcast_ref::<Usage>().is_some(), "{error:#}");
             assert!(format!("{error:#}").contains(says), "{error:#}");

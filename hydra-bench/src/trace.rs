@@ -32,9 +32,13 @@ impl<W: Write> TraceWriter<W> {
 
     fn name_track(&mut self, thread: usize, name: &str) -> io::Result<()> {
         let args = json!({ "name": name });
-        self.event(&json!({ "ph": "M", "pid": PROCESS, "tid": thread, "name": "thread_name", "args": args }))?;
+        self.event(
+            &json!({ "ph": "M", "pid": PROCESS, "tid": thread, "name": "thread_name", "args": args }),
+        )?;
         let args = json!({ "sort_index": thread });
-        self.event(&json!({ "ph": "M", "pid": PROCESS, "tid": thread, "name": "thread_sort_index", "args": args }))
+        self.event(
+            &json!({ "ph": "M", "pid": PROCESS, "tid": thread, "name": "thread_sort_index", "args": args }),
+        )
     }
 
     /// Writes a span of the task called `task`.
@@ -101,15 +105,8 @@ mod tests {
     fn a_trace_is_json_with_named_tracks_and_microseconds() {
         let devices = ["cpu:0".to_owned(), "cpu:1".to_owned()];
         let mut trace = TraceWriter::new(Vec::new(), &devices).unwrap();
-        let span = |track, work| Span {
-            track,
-            task: TaskId(0),
-            work,
-            shard: 2,
-            step: 5,
-            start_s: 0.5,
-            end_s: 0.75,
-        };
+        let span =
+            |track, work| Span { track, task: TaskId(0), work, shard: 2, step: 5, start_s: 0.5, end_s: 0.75 };
         trace.span(&span(Track::Compute(DeviceId(1)), Work::Backward), "a \"b\"").unwrap();
         trace.span(&span(Track::Copy(DeviceId(1)), Work::Promote), "a").unwrap();
         trace.span(&span(Track::Optimizer, Work::Step), "a").unwrap();

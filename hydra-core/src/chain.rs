@@ -114,6 +114,7 @@ impl ChainLayer {
 /// [`WeightSource`] image by image. It is shared between threads and tasks and never written.
 pub struct Chain {
     name: String,
+    note: String,
     layers: Vec<ChainLayer>,
     images: Vec<ImageLayout>,
     source: Arc<dyn WeightSource>,
@@ -129,6 +130,7 @@ impl std::fmt::Debug for Chain {
 /// Builds a [`Chain`] layer by layer.
 pub struct ChainBuilder {
     name: String,
+    note: String,
     layers: Vec<(String, Box<dyn Layer>, bool)>,
     source: Arc<dyn WeightSource>,
 }
@@ -146,6 +148,13 @@ impl ChainBuilder {
 
     fn push(mut self, name: impl Into<String>, module: impl Forward + Sync + 'static, frozen: bool) -> Self {
         self.layers.push((name.into(), Box::new(module), frozen));
+        self
+    }
+
+    /// What makes this chain differ from others of the same names and shapes, such as dropout or the number
+    /// of attention heads. It is part of [`Chain::architecture`].
+    pub fn note(mut self, note: impl Into<String>) -> Self {
+        self.note = note.into();
         self
     }
 
@@ -181,7 +190,7 @@ impl ChainBuilder {
         let layers = layers
             .map(|((name, layer, frozen), params)| ChainLayer { name, params, frozen, layer: layer.hollow() })
             .collect();
-        Ok(Chain { name: self.name, layers, images, source: self.source })
+        Ok(Chain { name: self.name, note: self.note, layers, images, source: self.source })
     }
 }
 
@@ -259,7 +268,7 @@ impl Layout<'_> {
 impl Chain {
     /// Starts a chain.
     pub fn builder(name: impl Into<String>) -> ChainBuilder {
-        ChainBuilder { name: name.into(), layers: Vec::new(), source: Arc::new(SeededInit) }
+        ChainBuilder { name: name.into(), note: String::new(), layers: Vec::new(), source: Arc::new(SeededInit) }
     }
 
     /// The chain's name, for messages and fingerprints.
@@ -336,14 +345,14 @@ impl Chain {
     }
 
     /// A text that is the same for chains of the same architecture: names and shapes of all layers, what is
-    /// tied and what is frozen.
+    /// tied and what is frozen, and the builder's note.
     pub fn architecture(&self) -> String {
         let layer = |l: &ChainLayer| {
             let params: Vec<String> = l.params.iter().map(|p| self.describe(p)).collect();
             format!("{}{}({})", l.name, if l.frozen { "!" } else { "" }, params.join(","))
         };
         let layers: Vec<String> = self.layers.iter().map(layer).collect();
-        format!("{}:{}", self.name, layers.join(";"))
+        format!("{}[{}]:{}", self.name, self.note, layers.join(";"))
     }
 
     fn describe(&self, p: &ParamRef) -> String {

@@ -4,7 +4,7 @@ use hydra_partition::PartitionPlan;
 use serde::Serialize;
 use std::sync::Arc;
 
-/// One admitted task.
+/// One admitted task. Its plan is not serialized with it; plans are saved in files of their own.
 #[derive(Clone, Debug, Serialize)]
 pub struct AdmittedTask {
     /// The task's name.
@@ -20,6 +20,7 @@ pub struct AdmittedTask {
     /// What `units` counts.
     pub unit: String,
     /// How it is cut.
+    #[serde(skip)]
     pub plan: Arc<PartitionPlan>,
     /// Host bytes of masters and optimizer state, for the whole run.
     pub master_bytes: u64,

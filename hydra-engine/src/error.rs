@@ -22,6 +22,9 @@ pub enum EngineError {
     /// Memory was refused or bytes could not be moved.
     #[error(transparent)]
     Spill(#[from] SpillError),
+    /// A plan's times are not usable as estimates.
+    #[error(transparent)]
+    Costs(#[from] hydra_sched::CostError),
     /// No device was given.
     #[error("no device: a run needs at least one")]
     NoDevice,
@@ -90,6 +93,17 @@ pub enum EngineError {
         /// The minibatch, from zero.
         step: usize,
         /// The panic's message.
+        message: String,
+    },
+    /// The run was asked to stop before there was a result.
+    #[error("stopped before there was a result")]
+    Stopped,
+    /// A task that had to succeed failed.
+    #[error("task `{task}` failed: {message}")]
+    Failed {
+        /// The task.
+        task: String,
+        /// Why, with its causes.
         message: String,
     },
     /// A worker thread could not be started or ended early.

@@ -34,13 +34,16 @@ pub(crate) struct Computed {
 pub(crate) enum Event {
     /// A promotion ended; the payload is in the device's double buffer.
     Promoted { device: DeviceId, ticket: Ticket, time: Time, failure: Option<EngineError> },
+    /// A shard task has left the double buffer and computes: the next one may be promoted.
+    Started { device: DeviceId, ticket: Ticket },
     /// A shard task ended. `reservation` covers what it made and still holds.
     ShardDone {
         device: DeviceId,
         ticket: Ticket,
         time: Time,
         stalled_s: f64,
-        result: Result<Computed, EngineError>,
+        /// `None` if there was nothing to compute, because the task had failed.
+        result: Result<Option<Computed>, EngineError>,
         reservation: Reservation,
     },
     /// The output of a shard task is on the host.

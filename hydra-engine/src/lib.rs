@@ -1,1 +1,46 @@
-//! Running it: the orchestrator, the shard executor, the host optimizer, the run log.
+//! Running it: many chains, each larger than a device, trained exactly on few devices.
+//!
+//! An [`Orchestrator`] takes devices and [`TrainTask`]s. It measures and cuts every model, adds up the memory,
+//! and trains: shard tasks of all models are interleaved by a policy, a shard's parameters are promoted while
+//! another computes, gradients go down to the host, and the host optimizer steps the masters meanwhile. A
+//! task's losses and final weights do not depend on any of this: they equal those of [`plain`], the unsharded
+//! training loop, bit for bit.
+//!
+//! Start reading at `orchestrator.rs` (the face) and `run.rs` (the event loop); `model.rs` and `cursor.rs` say
+//! where a task stands, `worker.rs` and `host.rs` are the threads, `executor.rs` is one shard task.
+//!
+//! Invariant: this crate never decides by a clock, a thread count or a hash's order; it never allocates on a
+//! device without a reservation, and never lets a failing task reach another.
+#![forbid(unsafe_code)]
+
+mod admission;
+mod admit;
+mod clock;
+mod cursor;
+mod device;
+mod error;
+mod event;
+mod executor;
+mod host;
+mod model;
+mod observer;
+mod optimizer;
+mod orchestrator;
+pub mod plain;
+mod report;
+mod run;
+mod stop;
+mod task;
+mod threads;
+mod weights;
+mod worker;
+mod writer;
+
+pub use admission::{Admission, AdmittedTask};
+pub use device::DeviceSpec;
+pub use error::EngineError;
+pub use observer::{EvaluationKind, Observer, RunEvent, Silent, Span, Track, Work};
+pub use orchestrator::Orchestrator;
+pub use report::{DeviceReport, Evaluation, REPORT_SCHEMA, RunReport, TaskReport, TaskState, Transfers};
+pub use stop::StopFlag;
+pub use task::TrainTask;

@@ -9,6 +9,7 @@ use crate::error::EngineError;
 use crate::event::{Computed, Event, HostGradient, Output, Ticket};
 use crate::executor::{self, ShardInputs, ShardWork};
 use crate::host::{Contribution, HostJob, MicroStep};
+use crate::model::HostInputs;
 use crossbeam_channel::{Receiver, Sender};
 use hydra_core::{Chain, HostActivation, HostTensor, TaskId};
 use hydra_spill::{DoubleBuffer, FillGuard, Reservation, Resident, SpillError, alloc};
@@ -17,9 +18,8 @@ use std::sync::Arc;
 /// What waits in the double buffer for its shard task.
 pub(crate) struct Promoted {
     pub resident: Resident,
-    pub activation: Option<HostActivation>,
-    pub targets: HostActivation,
-    pub upstream: Option<HostGradient>,
+    /// In device memory.
+    pub inputs: HostInputs,
 }
 
 pub(crate) type Buffer = DoubleBuffer<Promoted>;
@@ -30,9 +30,7 @@ pub(crate) struct PromoteJob {
     pub task: TaskId,
     pub fill: FillGuard,
     pub images: Vec<usize>,
-    pub activation: Option<HostActivation>,
-    pub targets: HostActivation,
-    pub upstream: Option<HostGradient>,
+    pub inputs: HostInputs,
     pub reservation: Reservation,
 }
 
@@ -40,9 +38,12 @@ pub(crate) struct PromoteJob {
 pub(crate) struct ComputeJob {
     pub ticket: Ticket,
     pub chain: Arc<Chain>,
-    pub work: ShardWork,
+    /// `None` if the task failed meanwhile: the promotion only leaves the double buffer.
+    pub work: Option<ShardWork>,
     /// What the shard task before it on this device left for it.
     pub handoff: Output,
+    /// Host inputs for which the device had no room during the promotion.
+    pub late: HostInputs,
     pub reservation: Reservation,
 }
 
@@ -87,14 +88,9 @@ impl Worker {
     }
 
     fn promote_one(&self, job: PromoteJob) -> Result<(), SpillError> {
-        let manager = &self.device.manager;
         let fill = || -> Result<Promoted, SpillError> {
-            Ok(Promoted {
-                activation: job.activation.as_ref().map(|a| manager.bring_in(a)).transpose()?,
-                targets: manager.bring_in(&job.targets)?,
-                upstream: job.upstream.map(|g| move_gradient(g, |a| manager.bring_in(a))).transpose()?,
-                resident: manager.promote(job.task, &job.images, job.reservation)?,
-            })
+            let inputs = self.bring_in(job.inputs)?;
+            Ok(Promoted { inputs, resident: self.device.manager.promote(job.task, &job.images, job.reservation)? })
         };
         match fill() {
             Ok(promoted) => {
@@ -108,40 +104,63 @@ impl Worker {
         }
     }
 
+    fn bring_in(&self, inputs: HostInputs) -> Result<HostInputs, SpillError> {
+        let manager = &self.device.manager;
+        Ok(HostInputs {
+            activation: inputs.activation.map(|a| manager.bring_in(&a)).transpose()?,
+            targets: manager.bring_in(&inputs.targets)?,
+            upstream: inputs.upstream.map(|g| move_gradient(g, |a| manager.bring_in(a))).transpose()?,
+        })
+    }
+
     /// The compute worker.
     pub(crate) fn compute(&self, jobs: &Receiver<ComputeJob>) {
         // Glue around the pool is host memory; what the pool's threads allocate is the device's.
         alloc::tag_thread(None);
         for job in jobs {
             let waited_s = self.clock.now();
-            let promoted = self.buffer.activate(job.ticket);
+            let ready = self.ready(&job);
+            self.send(Event::Started { device: self.device.id, ticket: job.ticket });
             let start_s = self.clock.now();
-            let result = match promoted {
-                Ok(promoted) => self.compute_one(&job, promoted),
-                Err(error) => Err(SpillError::from(error).into()),
-            };
-            self.buffer.retire(job.ticket);
+            let result = ready.and_then(|(resident, inputs)| self.compute_one(&job, resident, inputs));
+            let time = self.time(start_s);
+            let retired = self.buffer.retire(job.ticket);
+            debug_assert!(retired.is_ok() || result.is_err());
             let (ticket, device, reservation) = (job.ticket, self.device.id, job.reservation);
-            let (time, stalled_s) = (self.time(start_s), start_s - waited_s);
+            let stalled_s = start_s - waited_s;
             self.send(Event::ShardDone { device, ticket, time, stalled_s, result, reservation });
         }
     }
 
-    fn compute_one(&self, job: &ComputeJob, promoted: Promoted) -> Result<Computed, EngineError> {
-        let Promoted { resident, activation, targets, upstream } = promoted;
-        let (mut activation, mut upstream) = (activation, upstream);
+    /// Waits for the promotion, and brings in what it could not.
+    fn ready(&self, job: &ComputeJob) -> Result<(Resident, HostInputs), EngineError> {
+        let Promoted { resident, inputs } = self.buffer.activate(job.ticket).map_err(SpillError::from)?;
+        let mut inputs = inputs;
+        if job.late.bytes() > 0 {
+            inputs = self.bring_in(job.late.clone())?;
+        }
         match &job.handoff {
             Output::None => {}
-            Output::Activation(boundary) => activation = Some(boundary.clone()),
-            Output::Gradient(gradient) => upstream = Some(gradient.clone()),
+            Output::Activation(boundary) => inputs.activation = Some(boundary.clone()),
+            Output::Gradient(gradient) => inputs.upstream = Some(gradient.clone()),
         }
+        Ok((resident, inputs))
+    }
+
+    fn compute_one(
+        &self,
+        job: &ComputeJob,
+        resident: Resident,
+        inputs: HostInputs,
+    ) -> Result<Option<Computed>, EngineError> {
+        let Some(work) = &job.work else { return Ok(None) };
         let inputs = ShardInputs {
             resident,
-            activation: activation.unwrap_or_default(),
-            targets,
-            upstream: upstream.unwrap_or_default(),
+            activation: inputs.activation.unwrap_or_default(),
+            targets: inputs.targets,
+            upstream: inputs.upstream.unwrap_or_default(),
         };
-        executor::run(&self.device, &job.chain, &job.work, inputs)
+        executor::run(&self.device, &job.chain, work, inputs).map(Some)
     }
 
     /// The worker that takes outputs and gradients down.

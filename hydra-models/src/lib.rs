@@ -1,6 +1,31 @@
 //! The workload: GPT-2, an MLP and a CNN chain, tokenizers, datasets, Hugging Face weights.
+//!
+//! A model here is a function from a description to a [`Chain`](hydra_core::Chain): [`gpt2::chain`] for a
+//! [`gpt2::Gpt2Config`] (a preset, or the one of a Hugging Face directory), [`mlp::chain`] and
+//! [`cnn::chain`] for tests and first steps. [`data`] and [`tokenizer`] make token blocks of texts, and
+//! [`ops`] holds the operations whose backward is written by hand.
+//!
+//! ```
+//! use hydra_models::gpt2::{self, Gpt2Config};
+//!
+//! let config = Gpt2Config::preset("bytes-tiny")?;
+//! let chain = gpt2::chain(&config, None)?;
+//! // The embedding, one layer for each block, and the head with its loss.
+//! assert_eq!(chain.len(), config.n_layer + 2);
+//! # Ok::<(), hydra_models::ModelError>(())
+//! ```
+//!
+//! Invariant: this crate never opens a connection, never draws from a global random generator, never holds
+//! a model's weights whole, and never computes a result that depends on the number of threads.
 #![forbid(unsafe_code)]
 
+pub mod cnn;
 pub mod data;
+mod error;
+pub mod gpt2;
+pub mod mlp;
 pub mod ops;
+mod synthetic;
 pub mod tokenizer;
+
+pub use error::ModelError;

@@ -50,6 +50,9 @@ pub struct Profile {
     pub layers: Vec<LayerCost>,
     /// The images that count once for all layers of a shard.
     pub tied: Vec<TiedImage>,
+    /// Bytes that stay in use on the device while nothing of a model is there, such as the buffers that
+    /// its threads keep for matrix products. Every shard needs them.
+    pub standing_bytes: u64,
     /// Whether memory was measured; otherwise it is estimated from shapes.
     pub measured: bool,
 }
@@ -57,6 +60,8 @@ pub struct Profile {
 /// What a range of layers needs on a device when it is one shard.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ShardNeeds {
+    /// Bytes that are in use whatever is on the device.
+    pub standing_bytes: u64,
     /// Bytes of the images that the layers name, a shared one once.
     pub param_bytes: u64,
     /// Bytes of all parameters' gradients.
@@ -79,9 +84,16 @@ impl ShardNeeds {
     /// The predicted peak in bytes while the shard computes: the sum of all the parts. It counts gradients
     /// and saved state as if both were whole at once, which is a bound on what a backward pass holds.
     pub fn need_bytes(&self) -> u64 {
-        [self.gradient_bytes, self.input_bytes, self.output_bytes, self.saved_bytes, self.workspace_bytes]
-            .into_iter()
-            .fold(self.param_bytes, u64::saturating_add)
+        let parts = [
+            self.standing_bytes,
+            self.param_bytes,
+            self.gradient_bytes,
+            self.input_bytes,
+            self.output_bytes,
+            self.saved_bytes,
+            self.workspace_bytes,
+        ];
+        parts.into_iter().fold(0, u64::saturating_add)
     }
 
     /// The needs of the range that starts at `first` and ends with `layer`, from those (`self`) of the
@@ -91,6 +103,7 @@ impl ShardNeeds {
         let gradients = cost.input_gradient_bytes.saturating_add(cost.output_gradient_bytes);
         let params = cost.param_bytes.saturating_sub(profile.resident_already(first, layer));
         Self {
+            standing_bytes: profile.standing_bytes,
             param_bytes: self.param_bytes.saturating_add(params),
             gradient_bytes: self.gradient_bytes.saturating_add(cost.gradient_bytes),
             input_bytes: if layer == first { cost.input_bytes } else { self.input_bytes },
@@ -163,11 +176,12 @@ mod tests {
             backward_s: 2.0,
             ..LayerCost::default()
         };
-        let profile = Profile { layers: vec![cost(5), cost(30), cost(1)], ..Profile::default() };
+        let layers = vec![cost(5), cost(30), cost(1)];
+        let profile = Profile { layers, standing_bytes: 1000, ..Profile::default() };
         let needs = profile.needs(0..3);
         assert_eq!((needs.param_bytes, needs.gradient_bytes, needs.saved_bytes), (300, 270, 150));
         assert_eq!((needs.input_bytes, needs.output_bytes, needs.workspace_bytes), (8, 24, 30 + 7 + 6));
-        assert_eq!(needs.need_bytes(), 300 + 270 + 150 + 8 + 24 + 43);
+        assert_eq!(needs.need_bytes(), 1000 + 300 + 270 + 150 + 8 + 24 + 43);
         assert_eq!((needs.forward_s, needs.backward_s), (3.0, 6.0));
     }
 
@@ -181,7 +195,7 @@ mod tests {
             ..LayerCost::default()
         };
         let layers = (0..n).map(cost).collect();
-        let profile = Profile { layers, tied: Profile::tied_images(&chain), measured: false };
+        let profile = Profile { layers, tied: Profile::tied_images(&chain), ..Profile::default() };
         assert_eq!(profile.tied.len(), 1);
         for first in 0..n {
             for end in first + 1..=n {

@@ -297,16 +297,17 @@ mod tests {
             layers[b].param_bytes += bytes;
         }
         let tied = tied.map(|(a, b, bytes)| TiedImage { bytes, layers: vec![a, b] }).into_iter().collect();
-        Profile { layers, tied, measured }
+        Profile { layers, tied, standing_bytes: 0, measured }
     }
 
     prop_compose! {
         fn profiles(most: usize)(
             sizes in prop::collection::vec(prop::array::uniform5(1u64..1 << 20), 1..=most),
             tie in prop::option::of((0..most, 0..most, 1u64..1 << 20)),
+            standing_bytes in 0u64..1 << 20,
             measured: bool,
         ) -> Profile {
-            profile_of(&sizes, tie, measured)
+            Profile { standing_bytes, ..profile_of(&sizes, tie, measured) }
         }
     }
 

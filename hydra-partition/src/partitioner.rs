@@ -74,7 +74,8 @@ impl<'a> PilotPartitioner<'a> {
             layers.push(cost);
             x = ran.output;
         }
-        Ok(Profile { layers, tied: Profile::tied_images(chain), measured })
+        let standing_bytes = pilot.standing_bytes();
+        Ok(Profile { layers, tied: Profile::tied_images(chain), standing_bytes, measured })
     }
 
     /// The plan for these costs under these rules: cut greedily, or at `cuts`. The fingerprint is completed
@@ -265,9 +266,11 @@ mod tests {
 
     #[test]
     fn what_the_probe_shows_becomes_saved_state_and_workspace() {
+        toy::stand(300);
         let chain = toy::chain(2);
         let profile = measure(&chain, &SCRIPTED);
         assert!(profile.measured);
+        assert_eq!(profile.standing_bytes, 300);
         let [first, second, loss] = profile.layers.as_slice() else { panic!("{profile:?}") };
         assert_eq!((first.name.as_str(), first.param_bytes, first.gradient_bytes), ("l0", 1024, GRADIENT));
         assert_eq!((first.input_bytes, first.output_bytes), (BOUNDARY, BOUNDARY));
@@ -279,8 +282,8 @@ mod tests {
         assert_eq!((loss.output_bytes, loss.output_gradient_bytes, loss.param_bytes), (4, 0, 0));
         assert_eq!(loss.saved_bytes, 500 - 4 + BOUNDARY, "the targets count");
         assert_eq!(loss.workspace_bytes, 0);
-        // A layer's needs are its parameters, its boundaries with the gradient from downstream, and its peak.
-        assert_eq!(profile.needs(1..2).need_bytes(), 1024 + 2 * BOUNDARY + 6000);
+        // A layer's needs are what stands, its parameters, its boundaries with the gradient from downstream, and its peak.
+        assert_eq!(profile.needs(1..2).need_bytes(), 300 + 1024 + 2 * BOUNDARY + 6000);
         assert!(profile.layers.iter().all(|layer| layer.forward_s > 0.0 && layer.backward_s > 0.0));
     }
 
@@ -293,6 +296,22 @@ mod tests {
         assert_eq!((frozen.output_gradient_bytes, trained.input_gradient_bytes), (0, 0));
         assert_eq!(frozen.workspace_bytes, 1000 - BOUNDARY);
         assert_eq!(trained.saved_bytes, 1000 - BOUNDARY);
+    }
+
+    #[test]
+    fn integers_that_ride_along_have_bytes_and_no_gradient() {
+        let chain = toy::carrying_chain();
+        let images = FirstValues::new(&chain, 0);
+        let profile =
+            PilotPartitioner::new(&images).measure(&chain, &toy::carrying_batch(2), &BLIND).unwrap();
+        let bytes: Vec<[u64; 4]> = profile
+            .layers
+            .iter()
+            .map(|l| [l.input_bytes, l.output_bytes, l.input_gradient_bytes, l.output_gradient_bytes])
+            .collect();
+        let (floats, both) = (BOUNDARY, BOUNDARY + 2 * 4);
+        assert_eq!(bytes[..2], [[both, both, 0, floats], [both, both, floats, floats]]);
+        assert_eq!(bytes[2..], [[both, floats, floats, floats], [floats, 4, floats, 0]]);
     }
 
     #[test]
@@ -325,7 +344,7 @@ mod tests {
 
     #[test]
     fn shards_that_fit_are_verified_and_stay() {
-        toy::crowd(0);
+        toy::stand(300);
         let chain = toy::chain(4);
         let profile = measure(&chain, &SCRIPTED);
         let mut plan = plan(&chain, &profile, 2, None);
@@ -336,7 +355,7 @@ mod tests {
             let verified = shard.verified_bytes.unwrap();
             assert!(verified <= shard.need_bytes && verified > shard.param_bytes, "{shard:?}");
         }
-        // Two parameters, the input, the gradient from downstream, what both layers hold, the last bump.
+        // What stands, two parameters, the input, the gradient from downstream, what both layers hold, the last bump.
         let two = Pilot {
             chain: &chain,
             batch: &toy::batch(2),
@@ -344,12 +363,12 @@ mod tests {
             device: &SCRIPTED,
         };
         let ran = two.run(1..3, &toy::batch(2).inputs, Care::Plain).unwrap();
-        assert_eq!(ran.peak(), 2 * 1024 + 2 * BOUNDARY + 2000 + 5000);
+        assert_eq!(ran.peak(), 300 + 2 * 1024 + 2 * BOUNDARY + 2000 + 5000);
     }
 
     #[test]
     fn a_shard_that_needs_more_than_predicted_gives_its_last_layer_away() {
-        toy::crowd(0);
+        toy::stand(0);
         let chain = toy::chain(4);
         let profile = measure(&chain, &SCRIPTED);
         let mut plan = plan(&chain, &profile, 2, None);
@@ -363,8 +382,29 @@ mod tests {
     }
 
     #[test]
+    fn one_layer_at_a_time_is_rolled_back() {
+        toy::stand(0);
+        let chain = toy::chain(6);
+        let profile = measure(&chain, &SCRIPTED);
+        let mut plan = plan(&chain, &profile, 2, None);
+        let before = plan.shards();
+        assert!(before[0].len() >= 3, "{before:?}");
+        // So much more for every further layer that the first shard is just too large, and one layer less
+        // is not.
+        let mut alone = plan.clone();
+        verify(&mut alone, &chain).unwrap();
+        let slack = plan.rules.room() - alone.shards[0].verified_bytes.unwrap();
+        let further = before[0].len() as u64 - 1;
+        toy::crowd(slack / further + 1);
+        verify(&mut plan, &chain).unwrap();
+        assert_eq!(plan.shards()[0], 0..before[0].end - 1);
+        assert!(plan.shards.iter().all(|shard| plan.rules.holds(shard.verified_bytes.unwrap())));
+        assert!(plan.shards.windows(2).all(|pair| pair[0].end == pair[1].first));
+    }
+
+    #[test]
     fn cuts_by_hand_that_fail_the_check_are_an_error() {
-        toy::crowd(0);
+        toy::stand(0);
         let chain = toy::chain(4);
         let profile = measure(&chain, &SCRIPTED);
         let mut plan = plan(&chain, &profile, 2, Some(&[2]));
@@ -377,7 +417,7 @@ mod tests {
 
     #[test]
     fn a_layer_that_needs_more_than_predicted_is_an_error() {
-        toy::crowd(0);
+        toy::stand(0);
         let chain = toy::chain(2);
         let mut plan = plan(&chain, &measure(&chain, &SCRIPTED), 3, None);
         plan.rules.margin = plan.rules.budget - plan.rules.reserve - 4000;

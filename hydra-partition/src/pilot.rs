@@ -1,7 +1,7 @@
 //! The pilot pass: running layers on a device with real data, forward and backward, and measuring them.
 
 use crate::PartitionError;
-use burn::tensor::Device;
+use burn::tensor::{DType, Device};
 use bytes::Bytes;
 use hydra_core::{
     Activation, BackwardFrom, Batch, Chain, DeviceId, HostActivation, HostTensor, ImageReader, Layer,
@@ -17,7 +17,8 @@ const UPSTREAM: f32 = 1e-3;
 
 /// A logical device as the pilot pass sees it; whoever owns the workers implements it.
 ///
-/// While a pilot pass runs, nothing else may allocate on the device.
+/// While a pilot pass runs, nothing else may allocate on the device, and what is in use there when it starts
+/// is taken to stay in use.
 pub trait PilotDevice {
     /// Which device it is, for the probe.
     fn id(&self) -> DeviceId;
@@ -86,6 +87,8 @@ pub(crate) struct Pilot<'a> {
 pub(crate) struct Ran {
     /// The output, on the host.
     pub output: HostActivation,
+    /// What was in use before anything was brought in.
+    pub standing_bytes: u64,
     /// Bytes of parameters and input, and of the targets where the range ends in the loss.
     pub resident_bytes: u64,
     /// Bytes of the gradient that came from downstream.
@@ -107,7 +110,9 @@ pub(crate) struct Ran {
 impl Ran {
     /// The most bytes in use at once, parameters charged in full.
     pub fn peak(&self) -> u64 {
-        self.resident_bytes + self.forward_peak.max(self.upstream_bytes + self.backward_peak)
+        self.standing_bytes
+            + self.resident_bytes
+            + self.forward_peak.max(self.upstream_bytes + self.backward_peak)
     }
 }
 
@@ -124,8 +129,11 @@ impl Pilot<'_> {
 
     /// Runs these layers, forward and backward, on the input `x`.
     pub fn run(&self, range: Range<usize>, x: &HostActivation, care: Care) -> Result<Ran, PartitionError> {
+        let standing_bytes = self.standing_bytes();
         let staged = self.stage(range.clone(), x)?;
         let mut ran = self.on_device(&range, || staged.forward(care))?;
+        ran.output = own(&ran.output);
+        ran.standing_bytes = standing_bytes;
         ran.resident_bytes = staged.resident_bytes();
         ran.target_bytes = staged.targets.len_bytes();
         if self.has_backward(range.end) {
@@ -135,6 +143,11 @@ impl Pilot<'_> {
             (ran.backward_peak, ran.held_bytes, ran.backward_s) = back;
         }
         Ok(ran)
+    }
+
+    /// What is in use on the device while nothing of the chain is there.
+    pub fn standing_bytes(&self) -> u64 {
+        self.device.probe().in_use(self.device.id())
     }
 
     fn stage(&self, range: Range<usize>, x: &HostActivation) -> Result<Staged<'_>, PartitionError> {
@@ -207,6 +220,16 @@ impl Pilot<'_> {
             message: text.unwrap_or("a panic without a message").to_owned(),
         }
     }
+}
+
+/// A copy in memory of the thread that asks, so that nothing of the device's stays in use.
+fn own(x: &HostActivation) -> HostActivation {
+    let own = |part: &HostTensor| match part.dtype {
+        DType::F32 => HostTensor::float(part.as_f32().to_vec(), part.shape.clone()),
+        DType::I32 => HostTensor::int(part.as_i32().to_vec(), part.shape.clone()),
+        other => HostTensor::view(Bytes::copy_from_slice(&part.bytes), part.shape.clone(), other),
+    };
+    HostActivation { parts: x.parts.iter().map(own).collect() }
 }
 
 /// Layers with all they read, in the device's memory.

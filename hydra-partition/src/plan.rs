@@ -68,6 +68,8 @@ pub struct PartitionPlan {
     pub layers: Vec<LayerCost>,
     /// The images that several layers name.
     pub tied: Vec<TiedImage>,
+    /// Bytes that are in use on the device whatever is there.
+    pub standing_bytes: u64,
     /// The first layer of every shard but the first.
     pub cut_points: Vec<usize>,
     /// The shards, in chain order.
@@ -93,6 +95,7 @@ impl PartitionPlan {
             measured: profile.measured,
             layers: profile.layers.clone(),
             tied: profile.tied.clone(),
+            standing_bytes: profile.standing_bytes,
             cut_points: Vec::new(),
             shards: Vec::new(),
             min_device_memory_bytes: min_device_memory_bytes(profile),
@@ -118,7 +121,12 @@ impl PartitionPlan {
 
     /// The costs that the plan was made from, to cut again under other rules without a pilot pass.
     pub fn profile(&self) -> Profile {
-        Profile { layers: self.layers.clone(), tied: self.tied.clone(), measured: self.measured }
+        Profile {
+            layers: self.layers.clone(),
+            tied: self.tied.clone(),
+            standing_bytes: self.standing_bytes,
+            measured: self.measured,
+        }
     }
 
     /// Writes the plan as JSON. The file is whole or not there: the bytes go to a temporary name beside it,
@@ -182,7 +190,7 @@ impl PartitionPlan {
         starts.clone().eq(std::iter::once(0).chain(ends()).take(self.shards.len()))
             && starts.skip(1).eq(self.cut_points.iter().copied())
             && self.shards.iter().all(|shard| shard.first < shard.end)
-            && ends().last().unwrap_or(0) == self.layers.len()
+            && ends().next_back().unwrap_or(0) == self.layers.len()
     }
 
     /// The plan with this fingerprint in `path`: a plan's file, or a directory whose `*.json` files are
@@ -374,7 +382,7 @@ mod tests {
         assert_eq!(PartitionPlan::find(&directory.path().join("a.json"), &other).unwrap(), None);
         let costs = |fingerprint| PartitionPlan::find_profile(directory.path(), fingerprint).unwrap();
         assert_eq!(costs(&other), Some(small.profile()));
-        assert_eq!(costs(&other.on(7, "none")), None);
+        assert_eq!(costs(&large.fingerprint.clone().on(7, "none")), None);
     }
 
     #[test]

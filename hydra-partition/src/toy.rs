@@ -21,15 +21,28 @@ struct Ledger {
     forwards: usize,
     /// Every layer after the first since the last reset takes so many bytes more.
     crowd: u64,
+    /// So many bytes are always in use.
+    standing: u64,
 }
 
 thread_local! {
     static LEDGER: Cell<Ledger> = Cell::default();
 }
 
+impl Ledger {
+    fn start(crowd: u64, standing: u64) {
+        LEDGER.set(Self { live: standing, peak: standing, forwards: 0, crowd, standing });
+    }
+}
+
 /// Makes layers that run together take so many bytes more each than they do alone.
 pub fn crowd(bytes: u64) {
-    LEDGER.set(Ledger { crowd: bytes, ..Ledger::default() });
+    Ledger::start(bytes, LEDGER.get().standing);
+}
+
+/// Makes so many bytes be always in use, and layers take together what they take alone.
+pub fn stand(bytes: u64) {
+    Ledger::start(0, bytes);
 }
 
 fn run_layer(hold: u64, bump: u64) {
@@ -83,6 +96,8 @@ impl<P: MemoryProbe> PilotDevice for Inline<P> {
 
     fn run(&self, job: &mut (dyn FnMut() + Send)) -> Result<(), PartitionError> {
         job();
+        // A job leaves nothing behind.
+        crowd(LEDGER.get().crowd);
         Ok(())
     }
 
@@ -160,7 +175,43 @@ pub fn broken_chain() -> Chain {
     builder.layer("loss", Distance { hold: 0 }).build().unwrap()
 }
 
-/// A matrix that is applied from the left or, transposed, from the right.
+/// A linear layer that hands integers on beside its floats.
+#[derive(Module, Debug)]
+struct Carry {
+    linear: Linear,
+}
+
+impl Forward for Carry {
+    fn forward(&self, x: Activation, _: &Pass) -> Activation {
+        Activation::of(self.linear.forward(x.part(0).into_float::<2>())).and(x.part(1))
+    }
+}
+
+/// Two layers that hand integers on, a layer that drops them, and a loss.
+pub fn carrying_chain() -> Chain {
+    #[derive(Module, Debug)]
+    struct Drop {
+        linear: Linear,
+    }
+    impl Forward for Drop {
+        fn forward(&self, x: Activation, _: &Pass) -> Activation {
+            Activation::of(self.linear.forward(x.part(0).into_float::<2>()))
+        }
+    }
+    let linear = || LinearConfig::new(WIDTH, WIDTH).init(&Device::flex());
+    let builder = Chain::builder("carrying").layer("a", Carry { linear: linear() });
+    let builder = builder.layer("b", Carry { linear: linear() }).layer("c", Drop { linear: linear() });
+    builder.layer("loss", Distance { hold: 0 }).build().unwrap()
+}
+
+/// A batch of floats with an integer for each item.
+pub fn carrying_batch(items: usize) -> Batch {
+    let mut batch = batch(items);
+    batch.inputs.parts.push(HostTensor::int((0..items as i32).collect(), [items]));
+    batch
+}
+
+/// A layer of a matrix and a bias, of which the matrix can be another layer's too.
 #[derive(Module, Debug)]
 struct Table {
     table: Param<Tensor<2>>,

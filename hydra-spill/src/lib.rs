@@ -1,1 +1,61 @@
-//! Where bytes are and how they move: budgets, stores, links, double buffering.
+//! Where bytes are, and how they move between the tiers.
+//!
+//! A [`Budget`] counts the bytes of one memory; a [`Reservation`] is a share of it, released when dropped.
+//! A [`TierStore`] keeps *masters*: the parameters and optimizer moments of each image. A [`DeviceLink`]
+//! copies bytes to a device and back. The [`SpillManager`] of a device promotes images from the store into
+//! [`Resident`] copies, and the [`DoubleBuffer`] lets one shard's copy be filled while another's is computed
+//! on. A resident copy is never changed, so dropping it is all that eviction takes.
+//!
+//! ```
+//! use hydra_core::{ByteSize, DeviceId, TaskId};
+//! use hydra_spill::{Budget, DramStore, HostCopyLink, ImageId, Masters, SpillManager, TierStore};
+//! use std::sync::Arc;
+//!
+//! # fn main() -> Result<(), hydra_spill::SpillError> {
+//! // Masters live on the host: 256 parameters and one moment.
+//! let host = Budget::new("host memory", ByteSize::mib(1));
+//! let store = Arc::new(DramStore::new());
+//! let id = ImageId { task: TaskId(0), image: 0 };
+//! let masters = Masters { params: vec![1.0; 256], moments: vec![vec![0.0; 256]] };
+//! let room = host.reserve(masters.len_bytes(), "task 0")?;
+//! store.insert(id, masters, room)?;
+//!
+//! // The device has room for the parameters and not a byte more.
+//! let (device, budget) = (DeviceId(0), Budget::new("cpu:0", ByteSize(1024)));
+//! let link = Arc::new(HostCopyLink::new(device));
+//! let manager = SpillManager::new(device, budget.clone(), store.clone(), link);
+//! let resident = manager.promote(id.task, &[id.image], budget.reserve(1024, "task 0")?)?;
+//! assert_eq!(resident.bytes(), 1024);
+//! assert!(budget.reserve(1, "task 1").is_err());
+//!
+//! // The optimizer steps the masters; the copy on the device stays the version that it is.
+//! let mut writer = store.write(id)?;
+//! writer.params.fill(2.0);
+//! writer.commit();
+//! assert_eq!((store.version(id)?, resident.version(0)), (1, Some(0)));
+//!
+//! manager.demote(resident);
+//! assert_eq!(budget.used(), 0);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Invariant: this crate never decides what runs or moves next, never spawns a thread, never opens a file,
+//! never lets an image be written while anyone reads it, and never writes a device's copy back to a master.
+#![deny(unsafe_code)]
+
+#[allow(unsafe_code, reason = "a global allocator is an unsafe trait")]
+pub mod alloc;
+mod budget;
+mod double_buffer;
+mod error;
+mod link;
+mod manager;
+mod store;
+
+pub use budget::{Budget, Reservation};
+pub use double_buffer::{BufferError, DoubleBuffer, FillGuard, Monitor, SlotState, StdMonitor, Ticket};
+pub use error::{BudgetError, SpillError};
+pub use link::{ALIGN as LINK_ALIGN, DeviceLink, Direction, HostCopyLink, LinkError, SimulatedLink};
+pub use manager::{Resident, SpillManager};
+pub use store::{DramStore, ImageId, ImageView, ImageWriter, Masters, TierStore};

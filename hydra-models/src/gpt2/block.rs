@@ -129,7 +129,7 @@ impl Forward for Block {
 
     fn working_bytes(&self, inputs: &[Vec<usize>]) -> Option<u64> {
         let [batch, tokens, width] = *inputs.first()?.as_slice() else { return None };
-        let inner = self.mlp.c_fc.bias.dims()[0];
+        let inner = self.mlp.c_fc.bias.lazy_shape()[0];
         let vectors = batch * tokens * (32 * width + 8 * inner);
         let scores = 8 * batch * self.options.heads * tokens * tokens;
         Some(((vectors + scores) * size_of::<f32>()) as u64)

@@ -162,7 +162,9 @@ impl Gpt2Config {
             return Err(refuse("model_type", found, "gpt2"));
         }
         match &self.architectures {
-            Some(found) if !found.is_empty() && !found.iter().any(|a| ARCHITECTURES.contains(&a.as_str())) => {
+            Some(found)
+                if !found.is_empty() && !found.iter().any(|a| ARCHITECTURES.contains(&a.as_str())) =>
+            {
                 Err(refuse("architectures", found.join(", "), ARCHITECTURES.join(" or ")))
             }
             _ => Ok(()),
@@ -182,7 +184,11 @@ impl Gpt2Config {
             return Err(refuse(name, 0, "at least 1"));
         }
         if self.n_positions < 2 {
-            return Err(refuse("n_positions", self.n_positions, "at least 2, so that a token can be predicted"));
+            return Err(refuse(
+                "n_positions",
+                self.n_positions,
+                "at least 2, so that a token can be predicted",
+            ));
         }
         if !self.n_embd.is_multiple_of(self.n_head) {
             let expected = format!("a divisor of n_embd, which is {}", self.n_embd);
@@ -192,8 +198,11 @@ impl Gpt2Config {
     }
 
     fn validate_numbers(&self) -> Result<(), ModelError> {
-        let dropouts =
-            [("resid_pdrop", self.resid_pdrop), ("embd_pdrop", self.embd_pdrop), ("attn_pdrop", self.attn_pdrop)];
+        let dropouts = [
+            ("resid_pdrop", self.resid_pdrop),
+            ("embd_pdrop", self.embd_pdrop),
+            ("attn_pdrop", self.attn_pdrop),
+        ];
         if let Some((name, found)) = dropouts.into_iter().find(|(_, p)| !(0.0..1.0).contains(p)) {
             return Err(refuse(name, found, "at least 0 and below 1"));
         }

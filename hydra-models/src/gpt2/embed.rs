@@ -1,8 +1,8 @@
 //! The first layer: ids become vectors.
 
 use super::{Gpt2Config, Table};
+use crate::ops;
 use burn::module::Module;
-use burn::tensor::module::embedding;
 use hydra_core::{Activation, Forward, Init, Pass};
 
 /// The embedding of tokens and positions: ids `[batch, tokens]` become `[batch, tokens, width]`.
@@ -42,7 +42,7 @@ impl Forward for Embed {
              use a shorter context"
         );
         let places = self.wpe.weight.val().narrow(0, 0, tokens).reshape([1, tokens, width]);
-        let x = embedding(self.wte.weight.val(), ids) + places;
+        let x = ops::embedding(self.wte.weight.val(), ids) + places;
         Activation::of(pass.dropout(x, self.dropout, 0))
     }
 
@@ -52,9 +52,10 @@ impl Forward for Embed {
 
     fn working_bytes(&self, inputs: &[Vec<usize>]) -> Option<u64> {
         let [batch, tokens] = *inputs.first()?.as_slice() else { return None };
-        let ([vocabulary, width], [positions, _]) = (self.wte.weight.dims(), self.wpe.weight.dims());
-        // Vectors, dropout's mask and product, and what scatters the gradients into the tables.
-        let elements = 8 * batch * tokens * width + (vocabulary + positions) * width;
+        let shape = self.wpe.weight.lazy_shape();
+        let [positions, width] = shape.dims();
+        // Vectors, dropout's mask and product, and a copy of the positions' gradient.
+        let elements = 8 * batch * tokens * width + 2 * positions * width;
         Some((elements * size_of::<f32>()) as u64)
     }
 }

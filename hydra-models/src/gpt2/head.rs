@@ -61,7 +61,7 @@ impl Forward for Head {
 
     fn working_bytes(&self, inputs: &[Vec<usize>]) -> Option<u64> {
         let [batch, tokens, width] = *inputs.first()?.as_slice() else { return None };
-        let [vocabulary, _] = self.wte.weight.dims();
+        let [vocabulary, _] = self.wte.weight.lazy_shape().dims();
         let elements = 2 * self.chunk_rows * vocabulary + 8 * batch * tokens * width + 8192 * width;
         Some((elements * size_of::<f32>()) as u64)
     }
@@ -85,7 +85,8 @@ pub fn logits(
         forward_range(&promote_layers(chain, index..index + 1, image, device, false), index, x, &pass)
     });
     let device = device.clone().autodiff();
-    let params: Vec<AnyTensor> = chain.layer_params(last, image).iter().map(|p| p.to_device(&device)).collect();
+    let params: Vec<AnyTensor> =
+        chain.layer_params(last, image).iter().map(|p| p.to_device(&device)).collect();
     let [weight, bias, table] = params.try_into().expect("the head has a norm and a table");
     let x = x.into_float::<3>();
     let [batch, tokens, width] = x.dims();

@@ -8,6 +8,7 @@ mod config;
 mod embed;
 mod head;
 mod parts;
+mod tensor_file;
 mod weights;
 mod writer;
 
@@ -20,7 +21,7 @@ pub use weights::Gpt2Dir;
 pub use writer::Gpt2Writer;
 
 use crate::ModelError;
-use hydra_core::{Chain, WeightSource};
+use hydra_core::Chain;
 
 /// The chain of a GPT-2: layers `embed`, `h.0` to `h.{n_layer - 1}` and `head`. First values come from
 /// `source`, or from the task's seed as Hugging Face draws them (other numbers, the same distributions).
@@ -30,10 +31,7 @@ use hydra_core::{Chain, WeightSource};
 ///
 /// # Errors
 /// A value of `config` that [`Gpt2Config::validate`] refuses.
-pub fn chain(
-    config: &Gpt2Config,
-    source: Option<impl WeightSource + 'static>,
-) -> Result<Chain, ModelError> {
+pub fn chain(config: &Gpt2Config, source: Option<Gpt2Dir>) -> Result<Chain, ModelError> {
     config.validate()?;
     let embed = Embed::new(config);
     let head = Head::new(config, &embed.wte);
@@ -63,8 +61,45 @@ pub fn hf_name(param: &str) -> String {
 }
 
 #[cfg(test)]
+mod testing {
+    use super::Gpt2Config;
+    use hydra_core::{Chain, ImageReader, WeightError};
+
+    /// The masters of a chain in memory.
+    #[derive(PartialEq, Debug)]
+    pub struct Images(pub Vec<bytes::Bytes>);
+
+    impl Images {
+        /// What the chain's source gives for `seed`.
+        pub fn of(chain: &Chain, seed: u64) -> Self {
+            let fill = |index: usize| {
+                let mut out = vec![0.0; chain.images()[index].elements];
+                chain.source().fill(chain, index, seed, &mut out).unwrap();
+                bytes::Bytes::copy_from_slice(bytemuck::cast_slice(&out))
+            };
+            Self((0..chain.images().len()).map(fill).collect())
+        }
+    }
+
+    impl ImageReader for Images {
+        fn image(&self, image: usize) -> Result<bytes::Bytes, WeightError> {
+            Ok(self.0[image].clone())
+        }
+    }
+
+    /// A model of a few hundred parameters.
+    pub fn config() -> Gpt2Config {
+        let (vocab_size, n_positions, n_embd, n_layer, n_head) = (11, 6, 4, 2, 2);
+        let base = Gpt2Config::preset("bytes-tiny").unwrap();
+        Gpt2Config { vocab_size, n_positions, n_embd, n_layer, n_head, ..base }
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
+    use crate::synthetic::testing::{backward, shards_agree, with_threads};
+    use hydra_core::{Batch, HostActivation, HostTensor};
     use std::collections::BTreeSet;
 
     fn tiny() -> Gpt2Config {
@@ -73,11 +108,12 @@ mod tests {
 
     #[test]
     fn parameters_are_named_and_counted_as_in_transformers() {
-        let chain = chain(&tiny(), None::<Gpt2Dir>).unwrap();
+        let chain = chain(&tiny(), None).unwrap();
         let names: BTreeSet<String> =
             chain.images().iter().flat_map(|i| i.params.iter().map(|p| hf_name(&p.name))).collect();
         assert_eq!(names.len(), 2 + 12 * 4 + 2);
-        for name in ["wte.weight", "wpe.weight", "h.3.attn.c_attn.weight", "h.0.mlp.c_proj.bias", "ln_f.bias"] {
+        for name in ["wte.weight", "wpe.weight", "h.3.attn.c_attn.weight", "h.0.mlp.c_proj.bias", "ln_f.bias"]
+        {
             assert!(names.contains(&format!("transformer.{name}")), "{name}");
         }
         assert_eq!(chain.len(), 6);
@@ -86,14 +122,37 @@ mod tests {
 
     #[test]
     fn the_smallest_gpt2_has_as_many_parameters_as_published() {
-        let chain = chain(&Gpt2Config::preset("gpt2").unwrap(), None::<Gpt2Dir>).unwrap();
+        let chain = chain(&Gpt2Config::preset("gpt2").unwrap(), None).unwrap();
         assert_eq!(chain.parameters(), 124_439_808);
+    }
+
+    #[test]
+    fn bits_depend_neither_on_cuts_nor_on_threads_with_dropout() {
+        let chain = chain(&tiny(), None).unwrap();
+        let ids: Vec<i32> = (0..3 * 40).map(|i| (i * 31) % 256).collect();
+        let ids = HostActivation::of(HostTensor::int(ids, [3, 40]));
+        let batch = Batch { inputs: ids.clone(), targets: ids, items: 3, terms: 3 * 39, units: 3 * 40 };
+        shards_agree(&chain, &batch, &[0, 1, 2, 3, 4, 5, 6]);
+        shards_agree(&chain, &batch, &[0, 3, 6]);
+        let one = with_threads(1, || backward(&chain, &batch));
+        assert_eq!(one, with_threads(3, || backward(&chain, &batch)));
+    }
+
+    #[test]
+    fn hollow_layers_know_what_they_need() {
+        let chain = chain(&tiny(), None).unwrap();
+        let bytes =
+            |layer: usize, shape: &[usize]| chain.layers()[layer].layer().working_bytes(&[shape.to_vec()]);
+        assert!(bytes(0, &[2, 128]).unwrap() > bytes(0, &[1, 128]).unwrap());
+        assert!(bytes(1, &[2, 128, 64]).unwrap() > 16 * 2 * 128 * 64 * 4);
+        assert!(bytes(5, &[2, 128, 64]).unwrap() >= 256 * 256 * 4, "a chunk of logits");
+        assert_eq!(bytes(1, &[2, 128]), None);
     }
 
     #[test]
     fn first_values_are_distributed_as_in_transformers() {
         let config = tiny();
-        let chain = chain(&config, None::<Gpt2Dir>).unwrap();
+        let chain = chain(&config, None).unwrap();
         for (index, image) in chain.images().iter().enumerate() {
             let mut out = vec![0.0; image.elements];
             chain.source().fill(&chain, index, 1, &mut out).unwrap();

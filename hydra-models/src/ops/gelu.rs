@@ -33,7 +33,7 @@ pub(crate) trait GeluKernels: GeluOps {
 
 const CUBIC: f32 = 0.044_715;
 // 2 * sqrt(2 / pi): 1 + tanh(u) is 2 * sigmoid(2u).
-const TWICE_ROOT: f32 = 1.595_769_1;
+const TWICE_ROOT: f32 = 1.595_769;
 
 #[inline(always)]
 fn sigmoid_of_twice(x: f32) -> f32 {
@@ -59,9 +59,11 @@ impl GeluOps for Flex {
 impl GeluKernels for Flex {
     fn gelu_tanh_backward(x: FloatTensor<Self>, gradient: FloatTensor<Self>) -> FloatTensor<Self> {
         let (x, mut gradient) = (owned(x), owned(gradient));
-        gradient.storage_mut::<f32>().par_chunks_mut(ELEMENTS).zip(floats(&x).par_chunks(ELEMENTS)).for_each(
-            |(gradient, x)| gradient.iter_mut().zip(x).for_each(|(g, &x)| *g *= derivative(x)),
-        );
+        gradient
+            .storage_mut::<f32>()
+            .par_chunks_mut(ELEMENTS)
+            .zip(floats(&x).par_chunks(ELEMENTS))
+            .for_each(|(gradient, x)| gradient.iter_mut().zip(x).for_each(|(g, &x)| *g *= derivative(x)));
         gradient
     }
 }

@@ -5,8 +5,11 @@
 //! is summed in a fixed order: no result depends on the number of threads. All of them compute in `f32`.
 
 mod attention;
+mod classify;
+mod embedding;
 mod gelu;
 mod head;
+mod level;
 mod linear;
 mod math;
 mod norm;
@@ -15,8 +18,11 @@ mod softmax;
 pub mod reference;
 
 pub use attention::{Attention, causal_attention};
+pub use classify::classification_loss;
+pub use embedding::embedding;
 pub use gelu::gelu_tanh;
 pub use head::{IGNORED, head_loss};
+pub use level::level;
 pub use linear::linear;
 pub use norm::layer_norm;
 pub use softmax::causal_softmax;
@@ -29,7 +35,8 @@ mod testing {
     /// A tensor of normal numbers on the autodiff device.
     pub fn normal<const D: usize>(seed: u64, shape: [usize; D]) -> Tensor<D> {
         let key = Key::new(seed);
-        let values: Vec<f32> = (0..shape.iter().product()).map(|i: usize| key.normal(i as u64) as f32).collect();
+        let values: Vec<f32> =
+            (0..shape.iter().product()).map(|i: usize| key.normal(i as u64) as f32).collect();
         Tensor::from_data(TensorData::new(values, shape), &Device::flex().autodiff())
     }
 

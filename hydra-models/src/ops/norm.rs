@@ -62,7 +62,13 @@ fn norm_row(row: &mut [f32], weight: &[f32], bias: &[f32], epsilon: f64) {
 
 /// Replaces the output's gradient of a row by the input's, and adds the row's share to `sums`: the weight's
 /// gradient and the bias's.
-fn backward_row(gradient: &mut [f32], x: &[f32], weight: &[f32], epsilon: f64, sums: (&mut [f32], &mut [f32])) {
+fn backward_row(
+    gradient: &mut [f32],
+    x: &[f32],
+    weight: &[f32],
+    epsilon: f64,
+    sums: (&mut [f32], &mut [f32]),
+) {
     let n = x.len() as f64;
     let (mean, inverse) = moments(x, epsilon);
     for ((sum, &g), &x) in sums.0.iter_mut().zip(&*gradient).zip(x) {
@@ -173,7 +179,10 @@ mod tests {
         (x, leaf(normal(2, [shape[2]]) + 1.0), leaf(normal(3, [shape[2]])))
     }
 
-    fn run(norm: impl Fn(Tensor<3>, Tensor<1>, Tensor<1>, f64) -> Tensor<3>, shape: [usize; 3]) -> [Vec<f32>; 4] {
+    fn run(
+        norm: impl Fn(Tensor<3>, Tensor<1>, Tensor<1>, f64) -> Tensor<3>,
+        shape: [usize; 3],
+    ) -> [Vec<f32>; 4] {
         let (x, weight, bias) = inputs(shape);
         let y = norm(x.clone(), weight.clone(), bias.clone(), 1e-5);
         let out = values(&y);

@@ -123,7 +123,8 @@ mod tests {
         for (tokens, scale) in [(1, 1.0), (5, 0.25), (33, -0.7)] {
             let x = || normal(3, [2, 3, tokens, tokens]).mul_scalar(4.0).detach().require_grad();
             let (a, b, weights) = (x(), x(), normal(4, [2, 3, tokens, tokens]));
-            let (fast, slow) = (causal_softmax(a.clone(), scale), reference::causal_softmax(b.clone(), scale));
+            let (fast, slow) =
+                (causal_softmax(a.clone(), scale), reference::causal_softmax(b.clone(), scale));
             assert!(distance(&values(&fast), &values(&slow)) < 1e-6);
             assert_eq!(values(&causal_softmax(untracked(a.clone()), scale)), values(&fast));
             let (fast, slow) = ((fast * weights.clone()).sum().backward(), (slow * weights).sum().backward());

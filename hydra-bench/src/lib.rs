@@ -1,0 +1,115 @@
+//! The command line `hydra`: what a user types, sees and finds in a run directory.
+//!
+//! [`run`] reads the arguments and does what they say. Everything that touches the other crates stands in
+//! few places: `workload` (models and texts), `session` (devices and orchestrator) and the commands.
+//!
+//! | file | what it holds |
+//! | --- | --- |
+//! | `args`, `parse` | the flags, their help and the readers of their values |
+//! | `spec`, `machine` | the spec of a run, every flag resolved; what the machine has |
+//! | `workload`, `session` | the model and the texts; the devices and the orchestrator |
+//! | `train`, `eval`, `partition`, `show` | the commands |
+//! | `rundir`, `runlog`, `trace` | the run directory, `metrics.jsonl` and the Chrome trace |
+//! | `schedule`, `losses`, `colour` | the pictures |
+//! | `progress`, `leaderboard`, `needs`, `table` | what is printed |
+//! | `error`, `stop` | exit statuses, Ctrl-C |
+//!
+//! Invariant: this crate never computes anything that a result depends on; it reads flags, hands them to
+//! the engine, and shows what came back.
+#![forbid(unsafe_code)]
+
+mod args;
+mod colour;
+mod error;
+mod eval;
+mod leaderboard;
+mod losses;
+mod machine;
+mod needs;
+mod parse;
+mod partition;
+mod progress;
+mod rundir;
+mod runlog;
+mod schedule;
+mod session;
+mod show;
+mod spec;
+mod stop;
+mod table;
+mod trace;
+mod train;
+mod workload;
+
+use args::{Cli, Command};
+use clap::Parser;
+use error::Outcome;
+use machine::Machine;
+use session::Surroundings;
+use spec::RunSpec;
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+/// Does what the arguments say (the first is the program's name) and gives the exit status: 0 when all was
+/// done, 1 when something failed, 2 when the command line is wrong, 130 when the run was interrupted.
+///
+/// Device memory is measured in a program that installs the counting allocator of `hydra-spill`.
+pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let cli = match Cli::try_parse_from(arguments) {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help and versions come here too. Where they cannot be printed, nobody is listening.
+            let _ = error.print();
+            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
+        }
+    };
+    let around = Surroundings { machine: Machine::look(), terminal: indicatif::MultiProgress::new() };
+    log_to(&around.terminal);
+    keep_worker_panics_quiet();
+    match dispatch(cli, &around) {
+        Ok(outcome) => outcome.into(),
+        Err(error) => {
+            eprint!("{}", error::render(&error));
+            error::status(&error)
+        }
+    }
+}
+
+fn dispatch(cli: Cli, around: &Surroundings) -> anyhow::Result<Outcome> {
+    let machine = &around.machine;
+    match cli.command {
+        None => train::run(RunSpec::select(&cli.select, machine)?, &cli.select.out, around),
+        Some(Command::Select(args)) => train::run(RunSpec::select(&args, machine)?, &args.out, around),
+        Some(Command::Train(args)) => train::run(RunSpec::train(&args, machine)?, &args.out, around),
+        Some(Command::Eval(args)) => eval::run(&args, around),
+        Some(Command::Partition(args)) => partition::run(&args, around),
+        Some(Command::Report(args)) => show::run(&args),
+    }
+}
+
+/// Logs to standard error what `HYDRA_LOG` asks for; by default warnings on a terminal and errors in a pipe.
+fn log_to(terminal: &indicatif::MultiProgress) {
+    use tracing_subscriber::EnvFilter;
+    let default = if progress::interactive() { "warn" } else { "error" };
+    let filter = EnvFilter::try_from_env("HYDRA_LOG").unwrap_or_else(|_| EnvFilter::new(default));
+    let writer = progress::LogWriter(terminal.clone());
+    let subscriber = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .without_time()
+        .with_target(false)
+        .with_ansi(progress::interactive())
+        .with_writer(move || writer.clone());
+    // Fails where a program that calls `run` logs already.
+    let _ = subscriber.try_init();
+}
+
+/// The engine reports what a layer's panic says; the default hook would print it among the bars.
+fn keep_worker_panics_quiet() {
+    let default = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        let thread = std::thread::current();
+        if !thread.name().is_some_and(|name| name.starts_with("hydra-")) {
+            default(info);
+        }
+    }));
+}

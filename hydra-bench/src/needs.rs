@@ -1,0 +1,92 @@
+//! What a run needs, as `--dry-run` prints it.
+
+use crate::table::{Align, Table};
+use anyhow::{Context, Result};
+use hydra_core::ByteSize;
+use hydra_engine::{Admission, AdmittedTask};
+
+/// The admission as JSON.
+pub(crate) fn json(admission: &Admission) -> Result<String> {
+    let text =
+        serde_json::to_string_pretty(admission).context("the admission could not be written as JSON")?;
+    Ok(format!("{text}\n"))
+}
+
+/// The admission as text.
+pub(crate) fn render(admission: &Admission) -> String {
+    let mut text = format!("{}\n", tasks(&admission.tasks));
+    for (name, budget) in &admission.devices {
+        let (budget, reserve) = (ByteSize(*budget), ByteSize(admission.reserve_bytes));
+        text.push_str(&format!("{name}: {budget}, {reserve} of it for the double buffer\n"));
+    }
+    text.push_str(&format!(
+        "host memory: {} of {}, up to {} models within a minibatch\nestimated time: {}\n\
+         nothing was trained (--dry-run)\n",
+        ByteSize(admission.host_admitted_bytes),
+        ByteSize(admission.host_budget_bytes),
+        admission.active_models,
+        duration(admission.estimated_s),
+    ));
+    text
+}
+
+fn tasks(tasks: &[AdmittedTask]) -> String {
+    let names =
+        ["parameters", "minibatches", "trained on", "shards", "masters", "in a minibatch", "estimated"];
+    let right = names.iter().map(|name| (*name, Align::Right));
+    let mut columns: Vec<(&str, Align)> = std::iter::once(("task", Align::Left)).chain(right).collect();
+    columns.push(("cut-points", Align::Left));
+    let mut table = Table::new(&columns);
+    for task in tasks {
+        let cuts: Vec<String> = task.plan.cut_points.iter().map(ToString::to_string).collect();
+        table.row(vec![
+            task.name.clone(),
+            task.parameters.to_string(),
+            task.steps.to_string(),
+            format!("{} {}", task.units, task.unit),
+            task.plan.shards.len().to_string(),
+            ByteSize(task.master_bytes).to_string(),
+            ByteSize(task.active_bytes).to_string(),
+            duration(task.estimated_s),
+            cuts.join(","),
+        ]);
+    }
+    table.render()
+}
+
+/// Seconds as people say them.
+fn duration(seconds: f64) -> String {
+    match seconds {
+        s if s < 120.0 => format!("{s:.1} s"),
+        s if s < 7200.0 => format!("{:.0} min", s / 60.0),
+        s => format!("{:.1} h", s / 3600.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_are_short() {
+        assert_eq!([3.25, 600.0, 36_000.0].map(duration), ["3.2 s", "10 min", "10.0 h"]);
+    }
+
+    #[test]
+    fn an_admission_says_devices_and_host() {
+        let admission = Admission {
+            tasks: Vec::new(),
+            devices: vec![("cpu:0".to_owned(), 64 << 20)],
+            reserve_bytes: 8 << 20,
+            host_budget_bytes: 2 << 30,
+            host_admitted_bytes: 1 << 30,
+            active_models: 3,
+            estimated_s: 90.0,
+        };
+        let text = render(&admission);
+        for part in ["cpu:0: 64.00 MiB, 8.00 MiB", "1.00 GiB of 2.00 GiB", "up to 3 models", "90.0 s"] {
+            assert!(text.contains(part), "{part} in\n{text}");
+        }
+        assert!(json(&admission).unwrap().contains("\"active_models\": 3"));
+    }
+}

@@ -1,0 +1,193 @@
+//! Progress bars on a terminal: one for each task, one for the whole with the devices' utilization. In a
+//! pipe nothing is drawn.
+
+use crate::runlog::state_name;
+use hydra_core::TaskId;
+use hydra_engine::{Observer, RunEvent, Span, Track};
+use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::io::{self, IsTerminal, Write};
+
+/// Of more tasks than this, only those that have begun and not ended have a bar.
+const MAX_IDLE_BARS: usize = 16;
+const TASK_STYLE: &str = "{prefix:>16} {bar:24} {pos:>6}/{len:<6} {msg}  {eta} left";
+const WHOLE_STYLE: &str = "       the whole {bar:24} {pos:>6}/{len:<6} {msg}  {elapsed} gone, {eta} left";
+
+/// Draws the bars.
+pub(crate) struct Progress {
+    multi: MultiProgress,
+    whole: ProgressBar,
+    tasks: Vec<TaskBar>,
+    devices: Vec<Device>,
+    crowded: bool,
+}
+
+struct TaskBar {
+    name: String,
+    bar: Option<ProgressBar>,
+    started_s: Option<f64>,
+    units: usize,
+    unit: String,
+}
+
+struct Device {
+    name: String,
+    busy_s: f64,
+}
+
+/// Whether standard error is a terminal: only then bars and warnings are shown.
+pub(crate) fn interactive() -> bool {
+    io::stderr().is_terminal()
+}
+
+impl Progress {
+    /// Bars on standard error, hidden where that is no terminal.
+    pub(crate) fn new(multi: MultiProgress) -> Self {
+        if !interactive() {
+            multi.set_draw_target(ProgressDrawTarget::hidden());
+        }
+        Self { multi, whole: ProgressBar::hidden(), tasks: Vec::new(), devices: Vec::new(), crowded: false }
+    }
+
+    fn begin(&mut self, admission: &hydra_engine::Admission) {
+        self.crowded = admission.tasks.len() > MAX_IDLE_BARS;
+        let total: usize = admission.tasks.iter().map(|task| task.steps).sum();
+        self.whole = self.multi.add(ProgressBar::new(total as u64).with_style(style(WHOLE_STYLE)));
+        let idle = |name: &str| Device { name: name.to_owned(), busy_s: 0.0 };
+        self.devices = admission.devices.iter().map(|(name, _)| idle(name)).collect();
+        for task in &admission.tasks {
+            let bar = (!self.crowded).then(|| self.add_bar(&task.name, task.steps));
+            let (name, unit) = (task.name.clone(), task.unit.clone());
+            self.tasks.push(TaskBar { name, bar, started_s: None, units: 0, unit });
+        }
+    }
+
+    fn add_bar(&self, name: &str, steps: usize) -> ProgressBar {
+        let bar = ProgressBar::new(steps as u64).with_style(style(TASK_STYLE)).with_prefix(name.to_owned());
+        self.multi.insert_before(&self.whole, bar)
+    }
+
+    fn minibatch(&mut self, task: TaskId, steps: usize, loss: f64, units: usize, at_s: f64) {
+        if self.tasks.get(task.0).is_some_and(|task| task.bar.is_none()) {
+            let bar = self.add_bar(&self.tasks[task.0].name, steps);
+            self.tasks[task.0].bar = Some(bar);
+        }
+        let Some(task) = self.tasks.get_mut(task.0) else { return };
+        let Some(bar) = &task.bar else { return };
+        let started_s = *task.started_s.get_or_insert(at_s);
+        bar.inc(1);
+        self.whole.inc(1);
+        bar.set_message(match at_s > started_s {
+            // The first minibatch began before the clock of the task, so it is not counted.
+            true => {
+                task.units += units;
+                let rate = thousands(task.units as f64 / (at_s - started_s));
+                format!("loss {loss:.4}  {rate} {}/s", task.unit)
+            }
+            false => format!("loss {loss:.4}"),
+        });
+    }
+
+    fn span(&mut self, span: &Span) {
+        let Track::Compute(device) = span.track else { return };
+        let Some(device) = self.devices.get_mut(device.0) else { return };
+        device.busy_s += span.end_s - span.start_s;
+        self.whole.set_message(utilizations(&self.devices, span.end_s));
+    }
+
+    fn end(&mut self, task: TaskId, state: hydra_engine::TaskState) {
+        let Some(task) = self.tasks.get_mut(task.0) else { return };
+        let Some(bar) = &task.bar else { return };
+        match self.crowded {
+            true => {
+                bar.finish_and_clear();
+                self.multi.remove(bar);
+            }
+            false => bar.abandon_with_message(format!("{}  {}", bar.message(), state_name(state))),
+        }
+    }
+}
+
+impl Observer for Progress {
+    fn observe(&mut self, event: &RunEvent<'_>) {
+        match *event {
+            RunEvent::Admitted(admission) => self.begin(admission),
+            RunEvent::Span(ref span) => self.span(span),
+            RunEvent::Minibatch { task, steps, loss, units, at_s, .. } => {
+                self.minibatch(task, steps, loss, units, at_s);
+            }
+            RunEvent::Evaluated { .. } => {}
+            RunEvent::Ended { task, state, .. } => self.end(task, state),
+            RunEvent::Stopping => self.whole.set_message("stopping at the minibatches' ends"),
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.whole.abandon();
+    }
+}
+
+fn style(template: &str) -> ProgressStyle {
+    // The templates are constants that a test reads; a wrong one would only look plainer.
+    ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
+}
+
+fn utilizations(devices: &[Device], now_s: f64) -> String {
+    let share = |device: &Device| {
+        let busy = 100.0 * device.busy_s / now_s.max(1e-9);
+        format!("{} {busy:.0}%", device.name)
+    };
+    devices.iter().map(share).collect::<Vec<_>>().join("  ")
+}
+
+/// A rate with at most four digits: `950`, `12.3k`, `4.56M`.
+pub(crate) fn thousands(value: f64) -> String {
+    match value {
+        v if !v.is_finite() => "-".to_owned(),
+        v if v < 1e3 => format!("{v:.0}"),
+        v if v < 1e6 => format!("{:.1}k", v / 1e3),
+        v => format!("{:.2}M", v / 1e6),
+    }
+}
+
+/// Writes log lines above the bars.
+#[derive(Clone)]
+pub(crate) struct LogWriter(pub(crate) MultiProgress);
+
+impl Write for LogWriter {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.suspend(|| io::stderr().write(bytes))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        io::stderr().flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn templates_are_understood() {
+        for template in [TASK_STYLE, WHOLE_STYLE] {
+            assert!(ProgressStyle::with_template(template).is_ok());
+        }
+    }
+
+    #[test]
+    fn rates_are_short() {
+        assert_eq!(thousands(950.2), "950");
+        assert_eq!(thousands(12_345.0), "12.3k");
+        assert_eq!(thousands(4_560_000.0), "4.56M");
+        assert_eq!(thousands(f64::NAN), "-");
+    }
+
+    #[test]
+    fn utilization_is_busy_time_over_all_time() {
+        let device = |name: &str, busy_s| Device { name: name.to_owned(), busy_s };
+        let devices = [device("cpu:0", 9.0), device("cpu:1", 5.0)];
+        assert_eq!(utilizations(&devices, 10.0), "cpu:0 90%  cpu:1 50%");
+    }
+}

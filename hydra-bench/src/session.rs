@@ -1,0 +1,71 @@
+//! An orchestrator with the devices that a spec names.
+
+use crate::machine::Machine;
+use crate::spec::DevicesSpec;
+use anyhow::Result;
+use hydra_core::ByteSize;
+use hydra_engine::{DeviceSpec, Orchestrator};
+use std::time::Duration;
+
+/// What every command runs in.
+#[derive(Clone)]
+pub(crate) struct Surroundings {
+    /// The machine.
+    pub(crate) machine: Machine,
+    /// The terminal that bars and log lines share.
+    pub(crate) terminal: indicatif::MultiProgress,
+}
+
+/// The logical devices of a spec, named `cpu:0`, `cpu:1` and so on.
+pub(crate) fn devices(spec: &DevicesSpec, machine: &Machine) -> Result<Vec<DeviceSpec>> {
+    let devices = spec.parsed()?;
+    let device = |index: usize| DeviceSpec {
+        name: format!("cpu:{index}"),
+        threads: devices.threads_on(machine.cores),
+        memory: spec.device_memory_bytes,
+        link: spec.link_bytes_per_s,
+        latency: Duration::ZERO,
+    };
+    Ok((0..devices.count).map(device).collect())
+}
+
+/// An orchestrator on the devices of a spec, with nothing submitted.
+pub(crate) fn orchestrator(spec: &DevicesSpec, seed: u64, around: &Surroundings) -> Result<Orchestrator> {
+    let devices = devices(spec, &around.machine)?;
+    let budgets = ByteSize(devices.iter().map(|device| device.memory.bytes()).sum());
+    let mut orchestrator = Orchestrator::new(devices)?.policy(spec.policy).prefetch(spec.prefetch).seed(seed);
+    if let Some(memory) = spec.host_memory_bytes.or_else(|| around.machine.host_share(budgets)) {
+        orchestrator = orchestrator.host_memory(memory);
+    }
+    if let Some(plan) = &spec.plan {
+        orchestrator = orchestrator.plans(plan.clone());
+    }
+    Ok(orchestrator)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hydra_core::Bandwidth;
+    use hydra_sched::PolicyKind;
+
+    #[test]
+    fn devices_have_names_threads_and_budgets() {
+        let spec = DevicesSpec {
+            devices: "cpu:2".to_owned(),
+            device_memory_bytes: ByteSize::mib(3),
+            host_memory_bytes: None,
+            link_bytes_per_s: Some(Bandwidth(1e9)),
+            prefetch: true,
+            policy: PolicyKind::Fifo,
+            cuts: None,
+            plan: None,
+        };
+        let machine = Machine { cores: 6, available: None };
+        let devices = devices(&spec, &machine).unwrap();
+        let names: Vec<&str> = devices.iter().map(|device| device.name.as_str()).collect();
+        assert_eq!(names, ["cpu:0", "cpu:1"]);
+        assert!(devices.iter().all(|d| d.threads == 3 && d.memory == ByteSize::mib(3)));
+        assert_eq!(devices[0].link, Some(Bandwidth(1e9)));
+    }
+}

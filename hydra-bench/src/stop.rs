@@ -1,0 +1,19 @@
+//! Ctrl-C: the first ends the run at the minibatches' ends, the second at once.
+
+use crate::error::INTERRUPTED;
+use anyhow::{Context, Result};
+use hydra_engine::StopFlag;
+
+/// Sets `flag` on the first interrupt (or request to terminate) and leaves the process on the second.
+pub(crate) fn on_interrupt(flag: StopFlag) -> Result<()> {
+    let handler = move || {
+        if flag.is_stopped() {
+            std::process::exit(i32::from(INTERRUPTED));
+        }
+        flag.stop();
+        if crate::progress::interactive() {
+            eprintln!("stopping at the minibatches' ends; interrupt again to leave at once");
+        }
+    };
+    ctrlc::set_handler(handler).context("the handler of interrupts could not be installed")
+}

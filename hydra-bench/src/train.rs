@@ -1,0 +1,165 @@
+//! `hydra select` and `hydra train`: a grid of configurations, of many or of one.
+
+use crate::args::OutArgs;
+use crate::error::{Outcome, Usage, print};
+use crate::leaderboard::Report;
+use crate::needs;
+use crate::progress::Progress;
+use crate::rundir::RunDir;
+use crate::runlog::SharedRunLog;
+use crate::schedule::Timeline;
+use crate::session::{Surroundings, devices, orchestrator};
+use crate::spec::RunSpec;
+use crate::workload::Model;
+use crate::{losses, schedule, stop};
+use anyhow::{Context, Result};
+use hydra_engine::{Admission, Observer, Orchestrator, RunEvent, RunReport, StopFlag, TrainTask};
+
+/// Runs a spec, or says what it would need.
+pub(crate) fn run(mut spec: RunSpec, out: &OutArgs, around: &Surroundings) -> Result<Outcome> {
+    if out.dry_run {
+        return dry_run(&mut spec, out.json, around);
+    }
+    let dir = match &out.out {
+        Some(path) => RunDir::take(path, out.force)?,
+        None => RunDir::next(spec.command.name())?,
+    };
+    match Prepared::new(&mut spec, &dir, around) {
+        Ok(prepared) => prepared.run(&dir, out.json),
+        Err(error) => {
+            dir.discard();
+            Err(error)
+        }
+    }
+}
+
+fn dry_run(spec: &mut RunSpec, json: bool, around: &Surroundings) -> Result<Outcome> {
+    let mut orchestrator = orchestrator(&spec.devices, spec.model.seed, around)?;
+    submit(&mut orchestrator, spec, None)?;
+    let admission = orchestrator.admit().context("the run was refused")?;
+    let text = if json { needs::json(&admission)? } else { needs::render(&admission) };
+    print(&text)?;
+    Ok(Outcome::Done)
+}
+
+/// Loads model and texts and submits every configuration; sets the context of the spec.
+fn submit(orchestrator: &mut Orchestrator, spec: &mut RunSpec, dir: Option<&RunDir>) -> Result<()> {
+    let model = Model::load(&spec.model)?;
+    let context = model.context(spec.model.context)?;
+    spec.model.context = Some(context);
+    let texts = model.texts(&spec.model.data, context)?;
+    if spec.training.eval_every.is_some() && texts.validation.is_none() {
+        let text = format!("--eval-every needs validation data, and `{}` has none", spec.model.data);
+        return Err(Usage::new(text).into());
+    }
+    for configuration in spec.grid()? {
+        let train = spec.training.of(&configuration, spec.model.seed, texts.train.len());
+        let config = spec.describe(&train);
+        let name = configuration.name;
+        let mut task = TrainTask::new(&name, model.chain.clone(), texts.train.clone(), train).config(config);
+        if let Some(validation) = &texts.validation {
+            task = task.validation(validation.clone());
+        }
+        if let Some(test) = &texts.test {
+            task = task.test(test.clone());
+        }
+        if let Some(cuts) = &spec.devices.cuts {
+            task = task.cuts(cuts.clone());
+        }
+        if let Some(dir) = dir {
+            task = task.write_to(model.writer.clone(), dir.model_dir(&name));
+        }
+        orchestrator.submit(task)?;
+    }
+    Ok(())
+}
+
+/// A run that has been admitted and whose files are open.
+struct Prepared {
+    orchestrator: Orchestrator,
+    log: SharedRunLog,
+    tasks: Vec<String>,
+    devices: Vec<String>,
+    stop: StopFlag,
+}
+
+impl Prepared {
+    fn new(spec: &mut RunSpec, dir: &RunDir, around: &Surroundings) -> Result<Self> {
+        let stop = StopFlag::new();
+        stop::on_interrupt(stop.clone())?;
+        let tasks: Vec<String> = spec.grid()?.into_iter().map(|configuration| configuration.name).collect();
+        let devices: Vec<String> =
+            devices(&spec.devices, &around.machine)?.into_iter().map(|device| device.name).collect();
+        let log = SharedRunLog::new(dir.metrics()?, dir.trace()?, tasks.clone(), &devices)
+            .context("the run log could not be begun")?;
+        let observer = Both(log.clone(), Progress::new(around.terminal.clone()));
+        let mut orchestrator = orchestrator(&spec.devices, spec.model.seed, around)?
+            .stop_flag(stop.clone())
+            .observer(Box::new(observer));
+        submit(&mut orchestrator, spec, Some(dir))?;
+        let admission = orchestrator.admit().context("the run was refused")?;
+        dir.write_spec(&spec.to_toml()?)?;
+        write_plans(dir, &admission)?;
+        Ok(Self { orchestrator, log, tasks, devices, stop })
+    }
+
+    fn run(self, dir: &RunDir, json: bool) -> Result<Outcome> {
+        let report = self.orchestrator.run().context("the run ended early")?;
+        let text =
+            serde_json::to_string_pretty(&report).context("the report could not be written as JSON")?;
+        // Whatever cannot be written, what was trained is reported first.
+        let written = dir.write_report(&format!("{text}\n"));
+        let readable = Report::parse(&text)?;
+        match json {
+            true => print(&format!("{text}\n"))?,
+            false => print(&format!("{}\nresults in {}\n", readable.render(), dir.path().display()))?,
+        }
+        written?;
+        let timeline = self.log.finish().context("the run log could not be written")?;
+        draw(dir, &timeline, &report, &self.devices, &self.tasks)?;
+        Ok(outcome(&readable, self.stop.is_stopped()))
+    }
+}
+
+fn write_plans(dir: &RunDir, admission: &Admission) -> Result<()> {
+    for task in &admission.tasks {
+        task.plan.save(&dir.plan_file(&task.name)?)?;
+        tracing::info!("{}: {}", task.name, task.plan);
+    }
+    Ok(())
+}
+
+fn draw(
+    dir: &RunDir,
+    timeline: &Timeline,
+    report: &RunReport,
+    devices: &[String],
+    tasks: &[String],
+) -> Result<()> {
+    let utilizations: Vec<f64> = report.devices.iter().map(|device| device.utilization).collect();
+    let picture = schedule::draw(timeline, devices, &utilizations, tasks);
+    dir.write_schedule(&picture.context("the schedule could not be drawn")?)?;
+    let picture = losses::draw(&report.tasks).context("the loss curves could not be drawn")?;
+    dir.write_losses(&picture)
+}
+
+/// How the run ended; what failed is said on standard error.
+fn outcome(report: &Report, interrupted: bool) -> Outcome {
+    let failures = report.failures();
+    if !failures.is_empty() {
+        eprintln!("error: {} of {} tasks failed", failures.len(), report.len());
+        failures.iter().for_each(|failure| eprintln!("  {failure}"));
+        return Outcome::Failed;
+    }
+    if interrupted || report.stopped() { Outcome::Interrupted } else { Outcome::Done }
+}
+
+/// Two observers of one run.
+struct Both<A, B>(A, B);
+
+impl<A: Observer, B: Observer> Observer for Both<A, B> {
+    fn observe(&mut self, event: &RunEvent<'_>) {
+        self.0.observe(event);
+        self.1.observe(event);
+    }
+}

@@ -1,0 +1,116 @@
+//! The model and the texts that a spec names.
+
+use crate::error::Usage;
+use crate::spec::ModelSpec;
+use anyhow::{Context, Result};
+use hydra_core::{Chain, Dataset, ModelWriter};
+use hydra_models::data::{Corpus, Split, TokenBlocks};
+use hydra_models::gpt2::{Gpt2Config, Gpt2Dir, Gpt2Writer, chain};
+use hydra_models::tokenizer::Tokenizer;
+use std::path::Path;
+use std::sync::Arc;
+
+/// The context when nobody says which, if the model has so many positions.
+const DEFAULT_CONTEXT: usize = 512;
+
+/// A GPT-2 with its tokenizer, as a preset or a directory describes it.
+pub(crate) struct Model {
+    /// The hollow chain; its tasks share it.
+    pub(crate) chain: Arc<Chain>,
+    /// Writes it as a Hugging Face directory.
+    pub(crate) writer: Arc<dyn ModelWriter>,
+    config: Gpt2Config,
+    tokenizer: Tokenizer,
+}
+
+impl Model {
+    /// Reads the model of a spec. Weights are checked now and read when a task begins.
+    pub(crate) fn load(spec: &ModelSpec) -> Result<Self> {
+        let failed = || format!("the model `{}` could not be loaded", spec.model);
+        let path = Path::new(&spec.model);
+        let directory = path.is_dir().then_some(path);
+        let weights = directory.map(Gpt2Dir::open).transpose().with_context(failed)?;
+        let config = match &weights {
+            Some(weights) => weights.config().clone(),
+            None => Gpt2Config::preset(&spec.model).with_context(failed)?,
+        };
+        let tokenizer = Tokenizer::for_model(directory, config.vocab_size).with_context(failed)?;
+        let config = with_dropout(config, spec.dropout);
+        let writer = weights.as_ref().map_or_else(|| Gpt2Writer::new(config.clone()), Gpt2Writer::from);
+        let chain = chain(&config, weights).with_context(failed)?;
+        Ok(Self { chain: Arc::new(chain), writer: Arc::new(writer), config, tokenizer })
+    }
+
+    /// The context that was asked for, if the model has the positions, or the default.
+    pub(crate) fn context(&self, asked: Option<usize>) -> Result<usize, Usage> {
+        context(asked, self.config.n_positions)
+    }
+
+    /// The blocks of a split for this model.
+    pub(crate) fn blocks(&self, corpus: &Corpus, split: Split, context: usize) -> Result<TokenBlocks> {
+        Ok(corpus.blocks(split, &self.tokenizer, context, self.config.vocab_size)?)
+    }
+
+    /// The texts of a corpus; validation and test may be missing.
+    pub(crate) fn texts(&self, data: &str, context: usize) -> Result<Texts> {
+        let corpus = Corpus::load(data)?;
+        let optional = |split| match corpus.has(split) {
+            true => {
+                self.blocks(&corpus, split, context).map(|blocks| Some(Arc::new(blocks) as Arc<dyn Dataset>))
+            }
+            false => Ok(None),
+        };
+        Ok(Texts {
+            train: Arc::new(self.blocks(&corpus, Split::Train, context)?),
+            validation: optional(Split::Validation)?,
+            test: optional(Split::Test)?,
+        })
+    }
+}
+
+/// What a run trains and is measured on.
+pub(crate) struct Texts {
+    pub(crate) train: Arc<TokenBlocks>,
+    pub(crate) validation: Option<Arc<dyn Dataset>>,
+    pub(crate) test: Option<Arc<dyn Dataset>>,
+}
+
+fn with_dropout(mut config: Gpt2Config, dropout: Option<f64>) -> Gpt2Config {
+    if let Some(dropout) = dropout {
+        (config.resid_pdrop, config.embd_pdrop, config.attn_pdrop) = (dropout, dropout, dropout);
+    }
+    config
+}
+
+fn context(asked: Option<usize>, positions: usize) -> Result<usize, Usage> {
+    match asked {
+        Some(context) if context > positions => Err(Usage::new(format!(
+            "--context {context} is longer than the model, which has {positions} positions: \
+             give --context {positions} or less"
+        ))),
+        Some(context) => Ok(context),
+        None => Ok(positions.min(DEFAULT_CONTEXT)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_context_fits_the_positions() {
+        assert_eq!(context(None, 128).unwrap(), 128);
+        assert_eq!(context(None, 1024).unwrap(), 512);
+        assert_eq!(context(Some(1024), 1024).unwrap(), 1024);
+        let error = context(Some(129), 128).unwrap_err().to_string();
+        assert!(error.contains("129") && error.contains("128 positions"), "{error}");
+    }
+
+    #[test]
+    fn dropout_is_all_three() {
+        let config = Gpt2Config::preset("bytes-tiny").unwrap();
+        let changed = with_dropout(config.clone(), Some(0.25));
+        assert_eq!([changed.resid_pdrop, changed.embd_pdrop, changed.attn_pdrop], [0.25; 3]);
+        assert_eq!(with_dropout(config.clone(), None), config);
+    }
+}

@@ -1,0 +1,39 @@
+//! Running the program as a user does.
+
+use assert_cmd::Command;
+
+/// The program with these arguments, in a folder of its own so that default run directories are no trouble.
+pub fn hydra(arguments: &[&str]) -> Command {
+    let mut command = Command::cargo_bin("hydra").unwrap();
+    command.args(arguments).env_remove("HYDRA_LOG").env("RUST_BACKTRACE", "1");
+    command.current_dir(env!("CARGO_TARGET_TMPDIR"));
+    command
+}
+
+/// Standard output of a run that succeeds and is quiet on standard error.
+pub fn says(arguments: &[&str]) -> String {
+    let output = hydra(arguments).output().unwrap();
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{arguments:?}: {err}{out}");
+    assert_eq!(err, "", "{arguments:?} is not quiet in a pipe");
+    out
+}
+
+/// Asserts that a run fails with this status and says all of `parts` on standard error, without a backtrace
+/// and with nothing on standard output.
+pub fn fails(arguments: &[&str], status: i32, parts: &[&str]) {
+    let output = hydra(arguments).output().unwrap();
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    assert_eq!(output.status.code(), Some(status), "{arguments:?}: {err}{out}");
+    assert_eq!(out, "", "{arguments:?}");
+    assert!(err.starts_with("error: "), "{arguments:?}: {err}");
+    assert!(!err.contains("backtrace") && !err.contains("panicked"), "{arguments:?}: {err}");
+    for part in parts {
+        assert!(err.contains(part), "{arguments:?}: {part:?} in {err}");
+    }
+}
+
+/// Bytes that must be text.
+pub fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}

@@ -1,0 +1,250 @@
+//! Whole runs, small ones: what they print and what they leave in their directory.
+
+mod common;
+
+use common::{fails, hydra, says, text};
+use serde_json::Value;
+use std::fs;
+use std::path::Path;
+
+/// Two configurations of two steps on two devices, cut into three shards.
+const RUN: [&str; 17] = [
+    "select",
+    "--steps",
+    "2",
+    "--batch",
+    "4",
+    "--lr",
+    "1e-3,3e-4",
+    "--context",
+    "32",
+    "--devices",
+    "cpu:2x1",
+    "--device-memory",
+    "64MiB",
+    "--cuts",
+    "2,4",
+    "--eval-every",
+    "1",
+];
+
+fn run(out: &Path, more: &[&str]) -> String {
+    says(&[&RUN[..], &["--out", out.to_str().unwrap()], more].concat())
+}
+
+fn json(path: &Path) -> Value {
+    serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
+}
+
+fn hashes(report: &Value) -> Vec<String> {
+    let tasks = report["tasks"].as_array().unwrap();
+    tasks.iter().map(|task| task["weights_sha256"].as_str().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn a_run_directory_holds_everything() {
+    let root = tempfile::tempdir().unwrap();
+    let dir = root.path().join("run");
+    let printed = run(&dir, &[]);
+    for part in ["rank", "b4-lr1e-3", "b4-lr3e-4", "done", "cpu:0", "cpu:1", "makespan", "results in"] {
+        assert!(printed.contains(part), "{part} in\n{printed}");
+    }
+    check_report(&json(&dir.join("report.json")));
+    check_metrics(&fs::read_to_string(dir.join("metrics.jsonl")).unwrap());
+    check_trace(&json(&dir.join("trace.json")));
+    for (name, part) in [("schedule.svg", "cpu:1"), ("losses.svg", "b4-lr3e-4")] {
+        let svg = fs::read_to_string(dir.join(name)).unwrap();
+        assert!(svg.starts_with("<svg") && svg.contains(part), "{name}");
+    }
+    for task in ["b4-lr1e-3", "b4-lr3e-4"] {
+        assert_eq!(json(&dir.join(format!("plans/{task}.json")))["cut_points"], serde_json::json!([2, 4]));
+        let model = dir.join("models").join(task);
+        assert_eq!(json(&model.join("config.json"))["model_type"], "gpt2");
+        assert!(model.join("model.safetensors").is_file());
+    }
+    let left: Vec<_> = fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(left.len(), 8, "{left:?}");
+    shown_again_and_refused(&dir, &printed);
+}
+
+fn check_report(report: &Value) {
+    assert_eq!(report["schema"], 1);
+    for key in ["makespan_s", "lower_bound_s", "tokens_per_s"] {
+        assert!(report[key].as_f64().unwrap() > 0.0, "{key}");
+    }
+    for task in report["tasks"].as_array().unwrap() {
+        assert_eq!(
+            (&task["state"], &task["error"], &task["shards"]),
+            (&"done".into(), &Value::Null, &3.into())
+        );
+        assert_eq!((task["steps"].as_u64(), task["losses"].as_array().unwrap().len()), (Some(2), 2));
+        assert_eq!(task["config"]["batch"], 4);
+        for key in ["initial_validation", "validation", "test"] {
+            let (loss, perplexity) =
+                (task[key]["loss"].as_f64().unwrap(), task[key]["perplexity"].as_f64().unwrap());
+            assert!((loss.exp() - perplexity).abs() < 1e-6 * perplexity, "{key}");
+            assert_eq!(task[key]["predicted_tokens"].as_u64().unwrap() % 31, 0, "{key}");
+        }
+        assert_eq!(task["weights_sha256"].as_str().unwrap().len(), 64);
+        assert!(Path::new(task["model_dir"].as_str().unwrap()).is_dir());
+    }
+    for device in report["devices"].as_array().unwrap() {
+        assert_eq!(device["budget_bytes"], 64 << 20);
+        assert!(device["peak_bytes"].as_u64().unwrap() <= 64 << 20);
+        assert!(["compute_s", "copy_s", "stall_s", "utilization"].iter().all(|key| device[key].is_f64()));
+    }
+    assert!(report["transfers"]["promoted_bytes"].as_u64().unwrap() > 0);
+}
+
+fn check_metrics(lines: &str) {
+    let lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let count = |event: &str| lines.iter().filter(|line| line["event"] == event).count();
+    assert_eq!((count("minibatch"), count("end")), (4, 2));
+    let kinds = |kind: &str| lines.iter().filter(|line| line["kind"] == kind).count();
+    assert_eq!((kinds("initial"), kinds("test")), (2, 2));
+    assert!(kinds("periodic") >= 2);
+}
+
+fn check_trace(trace: &Value) {
+    let events = trace["traceEvents"].as_array().unwrap();
+    let names: Vec<&str> = events
+        .iter()
+        .filter(|event| event["name"] == "thread_name")
+        .filter_map(|event| event["args"]["name"].as_str())
+        .collect();
+    assert_eq!(names, ["cpu:0 compute", "cpu:0 copy", "cpu:1 compute", "cpu:1 copy", "host optimizer"]);
+    let spans = |work: &str| events.iter().filter(|event| event["cat"] == work).count();
+    // Two tasks of two minibatches: two forwards, then backwards of three shards, the last one fused.
+    assert_eq!((spans("forward"), spans("backward")), (2 * 2 * 2, 2 * 2 * 3));
+    assert!(spans("evaluate") > 0 && spans("promote") > 0 && spans("step") > 0);
+}
+
+fn shown_again_and_refused(dir: &Path, printed: &str) {
+    let path = dir.to_str().unwrap();
+    let again = says(&["report", path]);
+    assert!(printed.starts_with(&again), "{again}\nagainst\n{printed}");
+    let report = fs::read_to_string(dir.join("report.json")).unwrap();
+    assert_eq!(says(&["report", path, "--json"]), report);
+    fails(&[&RUN[..], &["--out", path]].concat(), 1, &["is not empty", "--force"]);
+    assert_eq!(fs::read_to_string(dir.join("report.json")).unwrap(), report, "a refused run changes nothing");
+}
+
+#[test]
+fn a_spec_runs_again_to_the_same_bits_and_json_is_alone() {
+    let root = tempfile::tempdir().unwrap();
+    let (one, two) = (root.path().join("one"), root.path().join("two"));
+    let first: Value = serde_json::from_str(&run(&one, &["--json"])).unwrap();
+    assert_eq!(json(&one.join("report.json")), first);
+    let spec = one.join("spec.toml");
+    let arguments = ["--spec", spec.to_str().unwrap(), "--out", two.to_str().unwrap(), "--json"];
+    let second: Value = serde_json::from_str(&says(&arguments)).unwrap();
+    assert_eq!(hashes(&first), hashes(&second));
+    assert_ne!(hashes(&first)[0], hashes(&first)[1]);
+    assert_eq!(fs::read(&spec).unwrap(), fs::read(two.join("spec.toml")).unwrap());
+    let forced: Value = serde_json::from_str(&says(&[&arguments[..], &["--force"]].concat())).unwrap();
+    assert_eq!(hashes(&first), hashes(&forced));
+}
+
+#[test]
+fn plans_are_used_again() {
+    let root = tempfile::tempdir().unwrap();
+    let (one, two) = (root.path().join("one"), root.path().join("two"));
+    let first: Value = serde_json::from_str(&run(&one, &["--json"])).unwrap();
+    let plans = one.join("plans");
+    let second = run(&two, &["--json", "--plan", plans.to_str().unwrap()]);
+    let second: Value = serde_json::from_str(&second).unwrap();
+    assert_eq!(hashes(&first), hashes(&second));
+    let plan = |dir: &Path| json(&dir.join("plans/b4-lr1e-3.json"));
+    assert_eq!(plan(&one), plan(&two), "measured times and all: no pilot pass was run");
+}
+
+#[test]
+fn a_dry_run_says_what_it_needs_and_trains_nothing() {
+    let root = tempfile::tempdir().unwrap();
+    let dir = root.path().join("run");
+    let printed = run(&dir, &["--dry-run"]);
+    for part in ["b4-lr1e-3", "2,4", "cpu:1", "double buffer", "host memory", "nothing was trained"] {
+        assert!(printed.contains(part), "{part} in\n{printed}");
+    }
+    assert!(!dir.exists());
+    let admission: Value = serde_json::from_str(&run(&dir, &["--dry-run", "--json"])).unwrap();
+    assert_eq!(admission["tasks"].as_array().unwrap().len(), 2);
+}
+
+#[test]
+fn a_model_is_trained_written_evaluated_and_trained_on() {
+    let root = tempfile::tempdir().unwrap();
+    let (one, two) = (root.path().join("one"), root.path().join("two"));
+    let (one_path, two_path) = (one.to_str().unwrap(), two.to_str().unwrap());
+    let small = ["--batch", "4", "--context", "32", "--device-memory", "64MiB", "--json"];
+    let train = |more: &[&str]| -> Value {
+        serde_json::from_str(&says(&[&["train", "--steps", "2"], &small[..], more].concat())).unwrap()
+    };
+    let trained = train(&["--out", one_path]);
+    let model = trained["tasks"][0]["model_dir"].as_str().unwrap();
+    let eval = says(&[&["eval", "--model", model, "--split", "validation"], &small[..]].concat());
+    let eval: Value = serde_json::from_str(&eval).unwrap();
+    assert_eq!(
+        eval["loss"], trained["tasks"][0]["validation"]["loss"],
+        "the written model is the trained one"
+    );
+    assert_eq!(eval["predicted_tokens"], trained["tasks"][0]["validation"]["predicted_tokens"]);
+    assert!(eval["tokens"].as_u64() > eval["predicted_tokens"].as_u64());
+    let further = train(&["--out", two_path, "--model", model]);
+    assert_eq!(further["tasks"][0]["initial_validation"]["loss"], eval["loss"]);
+}
+
+#[test]
+fn a_partition_gives_cut_points_and_budgets() {
+    let small = ["--batch", "4", "--context", "64"];
+    let partition = |memory: &str, more: &[&str]| {
+        says(&[&["partition", "--device-memory", memory], &small[..], more].concat())
+    };
+    let wide: Value = serde_json::from_str(&partition("1GiB", &["--json"])).unwrap();
+    assert_eq!(wide["cut_points"], serde_json::json!([]));
+    assert_eq!(wide["layers"], serde_json::json!(["embed", "h.0", "h.1", "h.2", "h.3", "head"]));
+    let single = wide["single_shard_bytes"].as_u64().unwrap();
+    let least = wide["min_device_memory_bytes"].as_u64().unwrap();
+    assert!(least < single, "{least} {single}");
+    let narrow: Value = serde_json::from_str(&partition(&(single * 2 / 3).to_string(), &["--json"])).unwrap();
+    assert!(!narrow["cut_points"].as_array().unwrap().is_empty());
+    let root = tempfile::tempdir().unwrap();
+    let file = root.path().join("plan.json");
+    let table = partition("1GiB", &["--out", file.to_str().unwrap()]);
+    assert!(table.contains("shard") && table.contains("1.00 GiB"), "{table}");
+    assert_eq!(json(&file)["cut_points"], serde_json::json!([]));
+}
+
+#[test]
+fn a_diverging_task_fails_with_its_step_and_the_others_go_on() {
+    let root = tempfile::tempdir().unwrap();
+    let dir = root.path().join("run");
+    let arguments = [
+        "select",
+        "--steps",
+        "8",
+        "--batch",
+        "2",
+        "--lr",
+        "1e30,1e-3",
+        "--context",
+        "16",
+        "--device-memory",
+        "64MiB",
+        "--devices",
+        "cpu:1",
+        "--out",
+        dir.to_str().unwrap(),
+    ];
+    let output = hydra(&arguments).output().unwrap();
+    let err = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{err}");
+    assert!(err.starts_with("error: 1 of 2 tasks failed") && err.contains("step"), "{err}");
+    let report = json(&dir.join("report.json"));
+    assert_eq!(
+        (&report["tasks"][0]["state"], &report["tasks"][1]["state"]),
+        (&"failed".into(), &"done".into())
+    );
+    assert!(report["tasks"][0]["error"].as_str().unwrap().contains("step"));
+    assert!(says(&["report", dir.to_str().unwrap()]).contains("failed"));
+}

@@ -1,0 +1,249 @@
+//! Deciding whether a run fits, before anything trains: pilot passes, cuts, memory.
+
+use crate::admission::{AdmittedTask, Admission};
+use crate::device::LogicalDevice;
+use crate::error::EngineError;
+use crate::task::TrainTask;
+use hydra_core::{Batch, ByteSize};
+use hydra_partition::{
+    Demand, Fingerprint, FirstValues, PartitionError, PartitionPlan, PilotPartitioner, Profile, Rules,
+    choose_reserve,
+};
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::Arc;
+
+/// The costs that tasks of one architecture and batch share.
+struct Measured {
+    fingerprint: Fingerprint,
+    profile: Profile,
+}
+
+/// A task with the microbatch that stands for all of its own.
+struct Candidate<'a> {
+    task: &'a TrainTask,
+    batch: Batch,
+    measured: usize,
+}
+
+/// Checks the tasks, measures what has not been measured, cuts every model and adds up the memory.
+pub(crate) fn admit(
+    tasks: &[TrainTask],
+    devices: &[LogicalDevice],
+    host_memory: ByteSize,
+    plans: Option<&Path>,
+) -> Result<Admission, EngineError> {
+    let device = devices.first().ok_or(EngineError::NoDevice)?;
+    check_tasks(tasks)?;
+    let mut all_measured: Vec<Measured> = Vec::new();
+    let mut candidates = Vec::new();
+    for task in tasks {
+        let named = |source| EngineError::Task { task: task.name.clone(), source: Box::new(source) };
+        candidates.push(candidate(task, device, plans, &mut all_measured).map_err(named)?);
+    }
+    let budget = devices.iter().map(|d| d.spec.memory.bytes()).min().unwrap_or(0);
+    let reserve = reserve(&candidates, &all_measured, budget)?;
+    let mut cut: Vec<Arc<PartitionPlan>> = Vec::new();
+    let mut admitted = Vec::new();
+    for candidate in &candidates {
+        let task = candidate.task;
+        let named = |source: EngineError| EngineError::Task { task: task.name.clone(), source: Box::new(source) };
+        let plan = plan(candidate, &all_measured, device, (budget, reserve), plans, &mut cut).map_err(named)?;
+        admitted.push(admitted_task(task, &candidate.batch, plan));
+    }
+    let needs = HostNeeds::of(&admitted, host_memory)?;
+    let compute: f64 = admitted.iter().map(|t| t.estimated_s).sum();
+    let longest = admitted.iter().map(|t| t.estimated_s).fold(0.0, f64::max);
+    Ok(Admission {
+        devices: devices.iter().map(|d| (d.spec.name.clone(), d.spec.memory.bytes())).collect(),
+        reserve_bytes: reserve,
+        host_budget_bytes: host_memory.bytes(),
+        host_admitted_bytes: needs.admitted,
+        active_models: needs.active_models,
+        estimated_s: longest.max(compute / devices.len() as f64),
+        tasks: admitted,
+    })
+}
+
+fn check_tasks(tasks: &[TrainTask]) -> Result<(), EngineError> {
+    if tasks.is_empty() {
+        return Err(EngineError::NoTask);
+    }
+    let mut names = BTreeSet::new();
+    for task in tasks {
+        if !names.insert(&task.name) {
+            return Err(EngineError::DuplicateTask { name: task.name.clone() });
+        }
+        let check = || -> Result<(), EngineError> {
+            task.spec.validate()?;
+            let data = [Some(&task.train), task.validation.as_ref(), task.test.as_ref()];
+            match data.into_iter().flatten().find(|data| data.is_empty()) {
+                None => Ok(()),
+                Some(data) => {
+                    let dataset = data.name().to_owned();
+                    Err(EngineError::EmptyDataset { task: task.name.clone(), dataset })
+                }
+            }
+        };
+        check().map_err(|source| EngineError::Task { task: task.name.clone(), source: Box::new(source) })?;
+    }
+    Ok(())
+}
+
+fn candidate<'a>(
+    task: &'a TrainTask,
+    device: &LogicalDevice,
+    plans: Option<&Path>,
+    measured: &mut Vec<Measured>,
+) -> Result<Candidate<'a>, EngineError> {
+    let items: Vec<usize> = (0..task.spec.microbatch().min(task.train.len())).collect();
+    let batch = task.train.batch(&items)?;
+    let probe = if device.probe.measures() { "allocator" } else { "shapes" };
+    let fingerprint = Fingerprint::new(&task.chain, &batch, "").on(device.spec.threads, probe);
+    if let Some(index) = measured.iter().position(|m| m.fingerprint.same_costs(&fingerprint)) {
+        return Ok(Candidate { task, batch, measured: index });
+    }
+    let known = plans.map(|path| PartitionPlan::find_profile(path, &fingerprint)).transpose()?.flatten();
+    let profile = match known {
+        Some(profile) => profile,
+        None => {
+            let values = FirstValues::new(&task.chain, task.spec.seed);
+            PilotPartitioner::new(&values).measure(&task.chain, &batch, device)?
+        }
+    };
+    measured.push(Measured { fingerprint, profile });
+    Ok(Candidate { task, batch, measured: measured.len() - 1 })
+}
+
+/// The double-buffer reserve of the run. A task that does not fit is named.
+fn reserve(candidates: &[Candidate<'_>], measured: &[Measured], budget: u64) -> Result<u64, EngineError> {
+    let demand = |c: &Candidate<'_>| Demand { profile: &measured[c.measured].profile, cuts: None };
+    let with_cuts: Vec<(Demand<'_>, Option<&[usize]>)> =
+        candidates.iter().map(|c| (demand(c), c.task.cuts.as_deref())).collect();
+    let demands: Vec<Demand<'_>> = with_cuts.iter().map(|(d, cuts)| Demand { cuts: *cuts, ..*d }).collect();
+    choose_reserve(&demands, budget).map_err(|error| {
+        let alone = candidates.iter().zip(&demands).find(|(_, d)| choose_reserve(&[**d], budget).is_err());
+        let task = alone.or(candidates.iter().zip(&demands).next()).map(|(c, _)| c.task.name.clone());
+        EngineError::Task { task: task.unwrap_or_default(), source: Box::new(error.into()) }
+    })
+}
+
+fn plan(
+    candidate: &Candidate<'_>,
+    measured: &[Measured],
+    device: &LogicalDevice,
+    (budget, reserve): (u64, u64),
+    plans: Option<&Path>,
+    cut: &mut Vec<Arc<PartitionPlan>>,
+) -> Result<Arc<PartitionPlan>, EngineError> {
+    let task = candidate.task;
+    let Measured { fingerprint, profile } = &measured[candidate.measured];
+    let complete = fingerprint.clone().under(budget, reserve).cut_at(task.cuts.as_deref());
+    if let Some(known) = cut.iter().find(|plan| plan.fingerprint == complete) {
+        return Ok(known.clone());
+    }
+    let known = plans.map(|path| PartitionPlan::find(path, &complete)).transpose()?.flatten();
+    let plan = match known {
+        Some(plan) => plan,
+        None => new_plan(candidate, profile, complete, device, Rules::new(budget, reserve, profile.measured))?,
+    };
+    tracing::info!(task = task.name, "partition plan\n{plan}");
+    cut.push(Arc::new(plan));
+    Ok(cut[cut.len() - 1].clone())
+}
+
+fn new_plan(
+    candidate: &Candidate<'_>,
+    profile: &Profile,
+    fingerprint: Fingerprint,
+    device: &LogicalDevice,
+    rules: Rules,
+) -> Result<PartitionPlan, PartitionError> {
+    let task = candidate.task;
+    let values = FirstValues::new(&task.chain, task.spec.seed);
+    let partitioner = PilotPartitioner::new(&values);
+    let mut plan = partitioner.plan(profile, fingerprint, rules, task.cuts.as_deref())?;
+    partitioner.verify(&mut plan, &task.chain, &candidate.batch, device)?;
+    Ok(plan)
+}
+
+fn admitted_task(task: &TrainTask, batch: &Batch, plan: Arc<PartitionPlan>) -> AdmittedTask {
+    let items = task.train.len();
+    let steps = if task.evaluate_only { 0 } else { task.spec.steps(items) };
+    let per_item = (batch.units / batch.items.max(1)) as u64;
+    let trained_items = match task.spec.length {
+        _ if task.evaluate_only => 0,
+        hydra_core::Length::Epochs(epochs) => (epochs * items) as u64,
+        hydra_core::Length::Steps(steps) => {
+            let per_epoch = items.div_ceil(task.spec.batch).max(1);
+            let rest = (steps % per_epoch * task.spec.batch).min(items);
+            (steps / per_epoch * items + rest) as u64
+        }
+    };
+    let sweep: f64 = plan.shards.iter().map(|s| s.forward_s + s.backward_s).sum();
+    let forward: f64 = plan.shards.iter().map(|s| s.forward_s).sum();
+    let last = plan.shards.last().map_or(0.0, |s| s.forward_s);
+    let batches = |data: &Option<Arc<dyn hydra_core::Dataset>>| {
+        data.as_ref().map_or(0, |d| d.len().div_ceil(task.spec.microbatch()))
+    };
+    let evaluations = (2 * batches(&task.validation) + batches(&task.test)) as f64;
+    let sweeps = trained_items as f64 / batch.items.max(1) as f64;
+    AdmittedTask {
+        name: task.name.clone(),
+        parameters: task.chain.parameters(),
+        steps,
+        items,
+        units: trained_items * per_item,
+        unit: task.train.unit().to_owned(),
+        master_bytes: master_bytes(task),
+        active_bytes: active_bytes(task, batch, &plan),
+        estimated_s: sweeps * (sweep - last) + evaluations * forward,
+        plan,
+    }
+}
+
+/// Masters, moments, and the copy of the best masters where one is kept.
+fn master_bytes(task: &TrainTask) -> u64 {
+    let copies = 1 + task.spec.optimizer.moments() as u64 + u64::from(task.spec.eval_every.is_some());
+    task.chain.images().iter().map(|image| image.bytes() * if image.trained { copies } else { 1 }).sum()
+}
+
+/// One set of gradients, the boundary activations at the cut-points with one gradient of them in each
+/// direction, and the batch.
+fn active_bytes(task: &TrainTask, batch: &Batch, plan: &PartitionPlan) -> u64 {
+    let trained = task.chain.images().iter().filter(|image| image.trained);
+    let gradients: u64 = trained.map(|image| image.bytes() * image.layers.len() as u64).sum();
+    let inputs = plan.shards.iter().skip(1).map(|s| plan.layers[s.first].input_bytes);
+    let boundaries: u64 = inputs.clone().sum::<u64>() + 2 * inputs.max().unwrap_or(0);
+    let data = (batch.inputs.len_bytes() + batch.targets.len_bytes()) * task.spec.accumulate as u64;
+    gradients + boundaries + data
+}
+
+struct HostNeeds {
+    admitted: u64,
+    active_models: usize,
+}
+
+impl HostNeeds {
+    /// Masters of all tasks are there for the whole run; as many models as fit beside them may be within a
+    /// minibatch at once, and at least the largest one must.
+    fn of(tasks: &[AdmittedTask], budget: ByteSize) -> Result<Self, EngineError> {
+        let masters: u64 = tasks.iter().map(|t| t.master_bytes).sum();
+        let mut active: Vec<u64> = tasks.iter().map(|t| t.active_bytes).collect();
+        active.sort_unstable_by(|a, b| b.cmp(a));
+        let largest = active.first().copied().unwrap_or(0);
+        let needed = masters.saturating_add(largest);
+        if needed > budget.bytes() {
+            let (tasks, budget) = (tasks.len(), budget.bytes());
+            return Err(EngineError::HostMemory { needed, masters, active: largest, tasks, budget });
+        }
+        let mut admitted = masters;
+        let fits = |bytes: &&u64| {
+            admitted = admitted.saturating_add(**bytes);
+            admitted <= budget.bytes()
+        };
+        let active_models = active.iter().take_while(fits).count();
+        let admitted = masters + active.iter().take(active_models).sum::<u64>();
+        Ok(Self { admitted, active_models })
+    }
+}

@@ -1,0 +1,487 @@
+//! One task while it runs: where it stands, what it waits for, and what it has to show.
+
+use crate::clock::Time;
+use crate::cursor::{Cursor, Program, ShardTask, Stage};
+use crate::error::EngineError;
+use crate::event::{HostGradient, Output, Ticket};
+use crate::executor::ShardWork;
+use crate::host::MicroStep;
+use crate::observer::EvaluationKind;
+use crate::report::{Evaluation, TaskState};
+use crate::task::TrainTask;
+use hydra_core::{Batch, Chain, Dataset, DeviceId, HostActivation, Pass, Sampler, TaskId};
+use hydra_partition::PartitionPlan;
+use hydra_sched::{CostModel, ShardTaskKind};
+use hydra_spill::Reservation;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// A shard task that a device has claimed.
+#[derive(Clone, Debug)]
+pub(crate) struct Claim {
+    pub ticket: Ticket,
+    pub task: TaskId,
+    pub what: ShardTask,
+    pub work: ShardWork,
+    pub at: MicroStep,
+    /// Loss terms of the microbatch or evaluation batch.
+    pub terms: usize,
+    /// Whether its primary input is what the shard task before it on the device leaves.
+    pub from_handoff: bool,
+}
+
+/// A slot for an input that a shard task of the sweep makes.
+#[derive(Debug)]
+struct Slot<T> {
+    maker: Ticket,
+    value: Option<T>,
+}
+
+/// The inputs of a shard task that are on the host already.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct HostInputs {
+    pub activation: Option<HostActivation>,
+    pub targets: HostActivation,
+    pub upstream: Option<HostGradient>,
+}
+
+impl HostInputs {
+    pub(crate) fn bytes(&self) -> u64 {
+        let upstream = self.upstream.iter().flatten().flatten().map(|t| t.len_bytes()).sum::<u64>();
+        self.activation.as_ref().map_or(0, HostActivation::len_bytes) + self.targets.len_bytes() + upstream
+    }
+}
+
+/// What a task has to show so far.
+#[derive(Debug, Default)]
+pub(crate) struct Results {
+    pub losses: Vec<f64>,
+    pub units: u64,
+    pub initial: Option<Evaluation>,
+    pub validation: Option<Evaluation>,
+    pub test: Option<Evaluation>,
+    pub periodic: Vec<(usize, Evaluation)>,
+    pub best: Option<(usize, Evaluation)>,
+    pub sha256: Option<String>,
+    pub dir: Option<std::path::PathBuf>,
+    pub compute_s: f64,
+    pub optimizer_stall_s: f64,
+    pub error: Option<String>,
+}
+
+/// What finishing a shard task brought about.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Progress {
+    Nothing,
+    Minibatch { step: usize, loss: f64, units: usize },
+    Evaluated { kind: EvaluationKind, step: usize, result: Evaluation, best: bool },
+}
+
+pub(crate) struct Model {
+    pub id: TaskId,
+    pub task: TrainTask,
+    pub plan: Arc<PartitionPlan>,
+    pub shards: Vec<Range<usize>>,
+    pub costs: CostModel,
+    pub cursor: Cursor,
+    pub running: Option<(DeviceId, Ticket)>,
+    pub claimed: Option<DeviceId>,
+    /// Host memory of a model within a sweep: gradients and boundary activations.
+    pub active: Option<Reservation>,
+    pub ended: Option<TaskState>,
+    /// Whether the host was asked to restore or to write.
+    pub asked: bool,
+    pub stopping: bool,
+    pub results: Results,
+    running_task: Option<ShardTask>,
+    images: Vec<Vec<usize>>,
+    /// Minibatches that each image has been stepped for; frozen ones are always up to date.
+    versions: Vec<usize>,
+    sampler: Sampler,
+    batches: Vec<Batch>,
+    boundaries: Vec<Option<Slot<HostActivation>>>,
+    gradient: Option<(usize, Slot<HostGradient>)>,
+    loss: f64,
+    evaluation: (f64, u64),
+    minibatch_done_s: Option<f64>,
+}
+
+impl Model {
+    pub(crate) fn new(id: TaskId, task: TrainTask, plan: Arc<PartitionPlan>, costs: CostModel) -> Self {
+        let shards = plan.shards();
+        let chain = &task.chain;
+        let first = chain.first_trained();
+        let program = program(&task, &shards, first);
+        let images = shards.iter().map(|range| chain.images_of(range.clone())).collect();
+        let frozen = |trained: bool| if trained { 0 } else { usize::MAX };
+        Self {
+            id,
+            costs,
+            cursor: Cursor::new(program),
+            running: None,
+            claimed: None,
+            active: None,
+            ended: None,
+            asked: false,
+            stopping: false,
+            results: Results::default(),
+            running_task: None,
+            images,
+            versions: chain.images().iter().map(|image| frozen(image.trained)).collect(),
+            sampler: Sampler::new(task.train.len(), task.spec.batch, task.spec.seed, task.spec.shuffle),
+            batches: Vec::new(),
+            boundaries: (0..shards.len()).map(|_| None).collect(),
+            gradient: None,
+            loss: 0.0,
+            evaluation: (0.0, 0),
+            minibatch_done_s: None,
+            shards,
+            plan,
+            task,
+        }
+    }
+
+    pub(crate) fn chain(&self) -> &Arc<Chain> {
+        &self.task.chain
+    }
+
+    pub(crate) fn images_of_shard(&self, shard: usize) -> &[usize] {
+        &self.images[shard]
+    }
+
+    /// Estimated seconds of compute that no one has claimed yet.
+    pub(crate) fn remaining_s(&self) -> f64 {
+        self.costs.remaining_s(&self.cursor.left())
+    }
+
+    /// The next shard task, if `device` can claim it now.
+    pub(crate) fn claimable(&self, device: DeviceId, prefetch: bool) -> Option<ShardTask> {
+        if self.ended.is_some() || self.claimed.is_some() {
+            return None;
+        }
+        let follows = match self.running {
+            None => None,
+            Some((on, _)) if prefetch && on == device => self.running_task,
+            Some(_) => return None,
+        };
+        let next = self.cursor.peek()?;
+        if self.stopping && self.between_sweeps() {
+            return None;
+        }
+        (self.masters_final(&next) && self.inputs_there(&next, follows.as_ref())).then_some(next)
+    }
+
+    /// Whether what is next begins a minibatch or an evaluation batch, so that the task may end here.
+    fn between_sweeps(&self) -> bool {
+        let evaluation_start = self.cursor.peek().is_some_and(|next| {
+            matches!(next.stage, Stage::Evaluate { .. }) && next.shard == 0
+        });
+        self.cursor.at_minibatch_start() || evaluation_start
+    }
+
+    fn masters_final(&self, next: &ShardTask) -> bool {
+        self.images[next.shard].iter().all(|image| self.versions[*image] >= next.step)
+    }
+
+    /// Whether every trained image has been stepped for every minibatch that was trained.
+    pub(crate) fn settled(&self) -> bool {
+        self.versions.iter().all(|version| *version >= self.cursor.step())
+    }
+
+    fn inputs_there(&self, next: &ShardTask, follows: Option<&ShardTask>) -> bool {
+        let activation = next.shard == 0
+            || self.boundary(next.shard).is_some()
+            || follows.is_some_and(|running| hands_activation(running, next));
+        let upstream = !self.needs_upstream(next)
+            || self.upstream(next.shard).is_some()
+            || follows.is_some_and(|running| hands_gradient(running, next));
+        activation && upstream
+    }
+
+    fn needs_upstream(&self, next: &ShardTask) -> bool {
+        next.kind == ShardTaskKind::Backward && next.shard + 1 < self.shards.len()
+    }
+
+    fn boundary(&self, shard: usize) -> Option<&HostActivation> {
+        self.boundaries[shard].as_ref().and_then(|slot| slot.value.as_ref())
+    }
+
+    fn upstream(&self, shard: usize) -> Option<&HostGradient> {
+        let (of, slot) = self.gradient.as_ref()?;
+        (*of == shard).then_some(())?;
+        slot.value.as_ref()
+    }
+
+    fn starts_sweep(&self, next: &ShardTask) -> bool {
+        next.shard == 0 && next.kind != ShardTaskKind::Backward
+            || self.shards.len() == 1 && next.kind == ShardTaskKind::Backward
+    }
+
+    /// Claims `next` for `device`: moves the cursor and gives the claim with the inputs that are there.
+    pub(crate) fn claim(
+        &mut self,
+        ticket: Ticket,
+        device: DeviceId,
+        next: ShardTask,
+    ) -> Result<(Claim, HostInputs), EngineError> {
+        if self.starts_sweep(&next) {
+            self.start_sweep(&next)?;
+        }
+        let follows = self.running_task.filter(|_| self.running.is_some());
+        let last = next.shard + 1 == self.shards.len();
+        let (batch, total) = self.batch(&next);
+        let mut inputs = HostInputs {
+            activation: if next.shard == 0 { Some(batch.inputs.clone()) } else { self.boundary(next.shard).cloned() },
+            targets: if last { batch.targets.clone() } else { HostActivation::default() },
+            upstream: None,
+        };
+        let terms = batch.terms;
+        let weight = terms as f64 / total.max(1) as f64;
+        if self.needs_upstream(&next) {
+            inputs.upstream = self.upstream(next.shard).cloned();
+        }
+        let from_handoff = inputs.activation.is_none() || self.needs_upstream(&next) && inputs.upstream.is_none();
+        debug_assert!(!from_handoff || follows.is_some());
+        let microbatch = match next.stage {
+            Stage::Train { microbatch } => microbatch,
+            _ => 0,
+        };
+        let program = self.cursor.program();
+        let at = MicroStep { step: next.step, microbatch, of: program.microbatches_of(next.step) };
+        let work = ShardWork {
+            layers: self.shards[next.shard].clone(),
+            kind: next.kind,
+            last,
+            input_gradients: next.kind == ShardTaskKind::Backward && next.shard > program.first_trained,
+            weight,
+            key: Pass::key_of(self.task.spec.seed, next.step, microbatch),
+            step: next.step,
+        };
+        self.cursor.advance();
+        self.claimed = Some(device);
+        Ok((Claim { ticket, task: self.id, what: next, work, at, terms, from_handoff }, inputs))
+    }
+
+    fn start_sweep(&mut self, next: &ShardTask) -> Result<(), EngineError> {
+        self.boundaries.iter_mut().for_each(|slot| *slot = None);
+        self.gradient = None;
+        match next.stage {
+            Stage::Train { microbatch: 0 } => {
+                let items = self.sampler.items(next.step);
+                let parts = self.task.spec.microbatches(&items);
+                let batches: Result<Vec<Batch>, _> =
+                    parts.into_iter().map(|part| self.task.train.batch(part)).collect();
+                self.batches = batches?;
+            }
+            Stage::Evaluate { kind, batch } => {
+                let data = evaluation_data(&self.task, kind);
+                let size = self.task.spec.microbatch();
+                let items: Vec<usize> = (batch * size..((batch + 1) * size).min(data.len())).collect();
+                self.batches = vec![data.batch(&items)?];
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// The batch of a shard task, and the loss terms of its whole minibatch.
+    fn batch(&self, next: &ShardTask) -> (&Batch, usize) {
+        let index = match next.stage {
+            Stage::Train { microbatch } => microbatch,
+            _ => 0,
+        };
+        (&self.batches[index], self.batches.iter().map(|b| b.terms).sum())
+    }
+
+    /// A claim has started to compute.
+    pub(crate) fn started(&mut self, claim: &Claim, device: DeviceId) {
+        self.claimed = None;
+        self.running = Some((device, claim.ticket));
+        self.running_task = Some(claim.what);
+    }
+
+    /// Whether the output of `claim` is needed on the host, if `handed` tells that the next shard task of
+    /// the sweep takes it on the device.
+    pub(crate) fn needs_output(&self, claim: &Claim, handed: bool) -> bool {
+        let checkpoint = claim.what.kind == ShardTaskKind::Forward && claim.what.shard + 2 < self.shards.len();
+        !handed || checkpoint
+    }
+
+    /// Announces that the output of `claim` will arrive on the host.
+    pub(crate) fn expect_output(&mut self, claim: &Claim) {
+        match claim.what.kind {
+            ShardTaskKind::Backward => {
+                if let Some(shard) = claim.what.shard.checked_sub(1) {
+                    self.gradient = Some((shard, Slot { maker: claim.ticket, value: None }));
+                }
+            }
+            ShardTaskKind::Forward | ShardTaskKind::Evaluate => {
+                if let Some(slot) = self.boundaries.get_mut(claim.what.shard + 1) {
+                    *slot = Some(Slot { maker: claim.ticket, value: None });
+                }
+            }
+        }
+    }
+
+    /// The output of the shard task `maker` is on the host. One of an earlier sweep is dropped.
+    pub(crate) fn output_arrived(&mut self, maker: Ticket, output: Output) {
+        match output {
+            Output::None => {}
+            Output::Activation(value) => {
+                let slot = self.boundaries.iter_mut().flatten().find(|slot| slot.maker == maker);
+                slot.into_iter().for_each(|slot| slot.value = Some(value.clone()));
+            }
+            Output::Gradient(value) => {
+                let slot = self.gradient.as_mut().filter(|(_, slot)| slot.maker == maker);
+                slot.into_iter().for_each(|(_, slot)| slot.value = Some(value.clone()));
+            }
+        }
+    }
+
+    /// A shard task ended well: accounts for its loss and tells what it completed.
+    pub(crate) fn finished(&mut self, claim: &Claim, loss: Option<f32>, time: Time) -> Result<Progress, EngineError> {
+        self.running = None;
+        self.running_task = None;
+        self.results.compute_s += time.seconds();
+        self.costs.observe(claim.what.kind, claim.what.shard, time.seconds());
+        if let Some(loss) = loss {
+            if !loss.is_finite() {
+                return Err(EngineError::BadLoss { loss, step: claim.what.step });
+            }
+            match claim.what.stage {
+                Stage::Evaluate { .. } => {
+                    self.evaluation.0 += f64::from(loss) * claim.terms as f64;
+                    self.evaluation.1 += claim.terms as u64;
+                }
+                _ => self.loss += claim.work.weight * f64::from(loss),
+            }
+        }
+        Ok(match claim.what.stage {
+            Stage::Train { microbatch } if self.ends_minibatch(claim, microbatch) => self.end_minibatch(claim, time),
+            Stage::Evaluate { kind, batch } if self.ends_evaluation(claim, kind, batch) => {
+                self.end_evaluation(kind, claim.what.step)
+            }
+            _ => Progress::Nothing,
+        })
+    }
+
+    fn ends_minibatch(&self, claim: &Claim, microbatch: usize) -> bool {
+        let program = self.cursor.program();
+        claim.what.kind == ShardTaskKind::Backward
+            && claim.what.shard == program.first_trained
+            && microbatch + 1 == program.microbatches_of(claim.what.step)
+    }
+
+    fn end_minibatch(&mut self, claim: &Claim, time: Time) -> Progress {
+        let loss = std::mem::take(&mut self.loss);
+        let items = self.sampler.items(claim.what.step).len();
+        let per_item = self.units_per_item();
+        let units = items * per_item;
+        self.results.losses.push(loss);
+        self.results.units += units as u64;
+        self.minibatch_done_s = Some(time.end_s);
+        Progress::Minibatch { step: claim.what.step, loss, units }
+    }
+
+    fn units_per_item(&self) -> usize {
+        self.batches.first().map_or(1, |batch| batch.units / batch.items.max(1))
+    }
+
+    fn ends_evaluation(&self, claim: &Claim, kind: EvaluationKind, batch: usize) -> bool {
+        let program = self.cursor.program();
+        let batches = if kind == EvaluationKind::Test { program.test } else { program.validation };
+        claim.work.last && batch + 1 == batches
+    }
+
+    fn end_evaluation(&mut self, kind: EvaluationKind, step: usize) -> Progress {
+        let (sum, terms) = std::mem::take(&mut self.evaluation);
+        let result = Evaluation::of(sum, terms);
+        let mut best = false;
+        match kind {
+            EvaluationKind::Initial => self.results.initial = Some(result),
+            EvaluationKind::Validation => self.results.validation = Some(result),
+            EvaluationKind::Test => self.results.test = Some(result),
+            EvaluationKind::Periodic => {
+                self.results.periodic.push((step, result));
+                best = self.results.best.is_none_or(|(_, best)| result.loss < best.loss);
+                if best {
+                    self.results.best = Some((step, result));
+                    self.results.validation = Some(result);
+                }
+            }
+        }
+        Progress::Evaluated { kind, step, result, best }
+    }
+
+    /// The optimizer has stepped an image.
+    pub(crate) fn stepped(&mut self, image: usize, step: usize, time: Time) {
+        self.versions[image] = step + 1;
+        let ready = self.cursor.peek().map_or_else(|| self.settled(), |next| self.masters_final(&next));
+        if !ready {
+            return;
+        }
+        if let Some(done_s) = self.minibatch_done_s.take() {
+            self.results.optimizer_stall_s += (time.end_s - done_s).max(0.0);
+        }
+    }
+
+    /// Whether an evaluation at the end has not been made.
+    pub(crate) fn missing_evaluation(&self) -> bool {
+        let program = self.cursor.program();
+        program.validation > 0 && self.results.validation.is_none() && !self.task.evaluate_only
+            || program.test > 0 && self.results.test.is_none()
+    }
+
+    /// Nothing of the task runs or is claimed.
+    pub(crate) fn idle(&self) -> bool {
+        self.running.is_none() && self.claimed.is_none()
+    }
+
+    /// Between two minibatches or evaluation batches, with nothing outstanding: holds no sweep's memory.
+    pub(crate) fn at_rest(&self) -> bool {
+        self.idle() && self.settled() && (self.cursor.peek().is_none() || self.between_sweeps())
+    }
+
+    /// Gives up what a sweep holds.
+    pub(crate) fn release(&mut self) {
+        self.boundaries.iter_mut().for_each(|slot| *slot = None);
+        self.gradient = None;
+        self.batches.clear();
+        self.active = None;
+    }
+}
+
+fn evaluation_data(task: &TrainTask, kind: EvaluationKind) -> &dyn Dataset {
+    let data = if kind == EvaluationKind::Test { &task.test } else { &task.validation };
+    data.as_deref().unwrap_or(task.train.as_ref())
+}
+
+fn hands_activation(running: &ShardTask, next: &ShardTask) -> bool {
+    running.kind != ShardTaskKind::Backward && running.stage == next.stage && running.shard + 1 == next.shard
+}
+
+fn hands_gradient(running: &ShardTask, next: &ShardTask) -> bool {
+    running.kind == ShardTaskKind::Backward && running.stage == next.stage && running.shard == next.shard + 1
+}
+
+fn program(task: &TrainTask, shards: &[Range<usize>], first_trained: usize) -> Program {
+    let spec = &task.spec;
+    let items = task.train.len();
+    let batches = |data: &Option<Arc<dyn Dataset>>| data.as_ref().map_or(0, |d| d.len().div_ceil(spec.microbatch()));
+    let last = match items % spec.batch {
+        0 => spec.batch.min(items),
+        rest => rest,
+    };
+    Program {
+        shards: shards.len(),
+        first_trained: shards.iter().position(|range| range.contains(&first_trained)).unwrap_or(0),
+        steps: if task.evaluate_only { 0 } else { spec.steps(items) },
+        epoch: items.div_ceil(spec.batch).max(1),
+        microbatches: spec.accumulate.clamp(1, spec.batch.min(items).max(1)),
+        last_microbatches: spec.accumulate.clamp(1, last.max(1)),
+        validation: batches(&task.validation),
+        test: batches(&task.test),
+        initial_validation: task.initial_validation,
+        eval_every: spec.eval_every,
+    }
+}

@@ -1,0 +1,201 @@
+//! The face of the engine: submit tasks, admit them, run them.
+//!
+//! [`Orchestrator`] collects devices, tasks and options. `admit` measures and cuts every model and adds up
+//! the memory, so that a run that cannot fit is refused before it starts. `run` then hands over to the event
+//! loop (`run.rs`): one thread that alone decides, over one closed enum of events.
+
+use crate::admission::Admission;
+use crate::admit::admit;
+use crate::device::{DeviceSpec, LogicalDevice};
+use crate::error::EngineError;
+use crate::observer::{Observer, Silent};
+use crate::report::{Evaluation, RunReport, TaskState};
+use crate::run;
+use crate::stop::StopFlag;
+use crate::task::TrainTask;
+use hydra_core::{ByteSize, Chain, Dataset, DeviceId, MemoryProbe, OptimizerSpec, TaskId, TrainSpec};
+use hydra_sched::PolicyKind;
+use hydra_spill::{DramStore, TierStore, alloc::AllocatorProbe};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// The host memory that a run may use when it is not told: effectively no limit.
+const UNLIMITED: ByteSize = ByteSize(u64::MAX / 4);
+
+/// Trains many models on few devices.
+pub struct Orchestrator {
+    devices: Vec<DeviceSpec>,
+    host_memory: ByteSize,
+    policy: PolicyKind,
+    prefetch: bool,
+    seed: u64,
+    plans: Option<PathBuf>,
+    probe: Arc<dyn MemoryProbe>,
+    stop: StopFlag,
+    observer: Box<dyn Observer>,
+    tasks: Vec<TrainTask>,
+    admitted: Option<Admitted>,
+}
+
+/// A run that fits: set up, not started.
+pub(crate) struct Admitted {
+    pub admission: Admission,
+    pub devices: Vec<LogicalDevice>,
+    pub store: Arc<dyn TierStore>,
+}
+
+/// What the event loop starts from.
+pub(crate) struct Setup {
+    pub admitted: Admitted,
+    pub tasks: Vec<TrainTask>,
+    pub host_memory: ByteSize,
+    pub policy: PolicyKind,
+    pub prefetch: bool,
+    pub seed: u64,
+    pub stop: StopFlag,
+    pub observer: Box<dyn Observer>,
+}
+
+impl std::fmt::Debug for Orchestrator {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let tasks: Vec<&str> = self.tasks.iter().map(|t| t.name.as_str()).collect();
+        f.debug_struct("Orchestrator").field("devices", &self.devices).field("tasks", &tasks).finish()
+    }
+}
+
+impl Orchestrator {
+    /// A run on these devices, of which there must be at least one.
+    pub fn new(devices: Vec<DeviceSpec>) -> Result<Self, EngineError> {
+        if devices.is_empty() {
+            return Err(EngineError::NoDevice);
+        }
+        Ok(Self {
+            devices,
+            host_memory: UNLIMITED,
+            policy: PolicyKind::default(),
+            prefetch: true,
+            seed: 0,
+            plans: None,
+            probe: Arc::new(AllocatorProbe),
+            stop: StopFlag::new(),
+            observer: Box::new(Silent),
+            tasks: Vec::new(),
+            admitted: None,
+        })
+    }
+
+    /// The host memory that masters, optimizer state, gradients and boundary activations may use.
+    pub fn host_memory(mut self, bytes: ByteSize) -> Self {
+        self.host_memory = bytes;
+        self
+    }
+
+    /// The scheduling policy; Sharded-LRTF by default.
+    pub fn policy(mut self, policy: PolicyKind) -> Self {
+        self.policy = policy;
+        self
+    }
+
+    /// Whether the next shard task is promoted while one computes (double buffering); on by default.
+    pub fn prefetch(mut self, on: bool) -> Self {
+        self.prefetch = on;
+        self
+    }
+
+    /// The seed of the random policy. Tasks have seeds of their own.
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.seed = seed;
+        self
+    }
+
+    /// A plan file, or a directory of them, to look into before a pilot pass is run.
+    pub fn plans(mut self, path: PathBuf) -> Self {
+        self.plans = Some(path);
+        self
+    }
+
+    /// What measures device memory; the counting allocator, where the program installed it, by default.
+    pub fn probe(mut self, probe: Arc<dyn MemoryProbe>) -> Self {
+        self.probe = probe;
+        self
+    }
+
+    /// A flag that stops the run at the end of the minibatches that have begun.
+    pub fn stop_flag(mut self, stop: StopFlag) -> Self {
+        self.stop = stop;
+        self
+    }
+
+    /// Who hears what happens.
+    pub fn observer(mut self, observer: Box<dyn Observer>) -> Self {
+        self.observer = observer;
+        self
+    }
+
+    /// Adds a task.
+    pub fn submit(&mut self, task: TrainTask) -> Result<TaskId, EngineError> {
+        if self.tasks.iter().any(|other| other.name == task.name) {
+            return Err(EngineError::DuplicateTask { name: task.name });
+        }
+        task.spec.validate()?;
+        self.admitted = None;
+        self.tasks.push(task);
+        Ok(TaskId(self.tasks.len() - 1))
+    }
+
+    /// Measures, cuts and adds up; trains nothing.
+    pub fn admit(&mut self) -> Result<Admission, EngineError> {
+        if let Some(admitted) = &self.admitted {
+            return Ok(admitted.admission.clone());
+        }
+        let store: Arc<dyn TierStore> = Arc::new(DramStore::new());
+        let device = |(i, spec): (usize, &DeviceSpec)| {
+            LogicalDevice::new(DeviceId(i), spec.clone(), store.clone(), self.probe.clone())
+        };
+        let devices: Vec<LogicalDevice> = self.devices.iter().enumerate().map(device).collect::<Result<_, _>>()?;
+        let admission = admit(&self.tasks, &devices, self.host_memory, self.plans.as_deref())?;
+        self.admitted = Some(Admitted { admission: admission.clone(), devices, store });
+        Ok(admission)
+    }
+
+    /// Trains every task and reports. A task that fails is set aside and reported; an error is returned only
+    /// if the run could not start.
+    pub fn run(mut self) -> Result<RunReport, EngineError> {
+        self.admit()?;
+        let Some(admitted) = self.admitted.take() else { return Err(EngineError::NoTask) };
+        run::run(Setup {
+            admitted,
+            tasks: self.tasks,
+            host_memory: self.host_memory,
+            policy: self.policy,
+            prefetch: self.prefetch,
+            seed: self.seed,
+            stop: self.stop,
+            observer: self.observer,
+        })
+    }
+
+    /// Evaluates a chain on a dataset in batches of `batch`, with the devices and options of this run.
+    /// Tasks that were submitted are not run.
+    pub fn evaluate(
+        mut self,
+        chain: Arc<Chain>,
+        data: Arc<dyn Dataset>,
+        batch: usize,
+        seed: u64,
+    ) -> Result<Evaluation, EngineError> {
+        let optimizer = OptimizerSpec::Sgd { lr: 0.0, momentum: 0.0, weight_decay: 0.0 };
+        let spec = TrainSpec { seed, ..TrainSpec::new(optimizer, batch) };
+        let mut task = TrainTask::new("evaluate", chain, data.clone(), spec).test(data);
+        task.evaluate_only = true;
+        self.tasks = vec![task];
+        self.admitted = None;
+        let report = self.run()?;
+        let Some(task) = report.tasks.into_iter().next() else { return Err(EngineError::NoTask) };
+        match (task.test, task.state) {
+            (Some(result), _) => Ok(result),
+            (None, TaskState::Stopped) => Err(EngineError::Stopped),
+            (None, _) => Err(EngineError::Failed { task: task.name, message: task.error.unwrap_or_default() }),
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! The threads of a run and the channels to them.
+
+use crate::clock::Clock;
+use crate::device::LogicalDevice;
+use crate::error::EngineError;
+use crate::event::Event;
+use crate::host::{HostJob, HostOptimizer};
+use crate::worker::{Buffer, ComputeJob, PromoteJob, TakeDownJob, Worker};
+use crate::writer::{self, WriteJob};
+use crossbeam_channel::{Sender, unbounded};
+use hydra_spill::TierStore;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+/// The channels to one device's threads.
+pub(crate) struct DeviceThreads {
+    pub device: Arc<LogicalDevice>,
+    pub buffer: Arc<Buffer>,
+    pub promote: Sender<PromoteJob>,
+    pub compute: Sender<ComputeJob>,
+    pub take_down: Sender<TakeDownJob>,
+}
+
+/// All threads of a run. Dropping the senders ends them; `join` waits for that.
+pub(crate) struct Threads {
+    pub devices: Vec<DeviceThreads>,
+    pub host: Sender<HostJob>,
+    pub writer: Sender<WriteJob>,
+    handles: Vec<JoinHandle<()>>,
+}
+
+impl Threads {
+    pub(crate) fn start(
+        devices: Vec<LogicalDevice>,
+        store: &Arc<dyn TierStore>,
+        events: &Sender<Event>,
+        clock: Clock,
+    ) -> Result<Self, EngineError> {
+        let mut handles = Vec::new();
+        let (host, host_jobs) = unbounded();
+        let (writer, write_jobs) = unbounded();
+        let threads = devices.iter().map(|d| d.spec.threads).sum::<usize>().max(1);
+        let optimizer = HostOptimizer::new(store.clone(), host_pool(threads)?, events.clone(), clock);
+        handles.push(spawn("hydra-optimizer".to_owned(), move || optimizer.run(&host_jobs))?);
+        let (write_store, write_events) = (store.clone(), events.clone());
+        let write = move || writer::run(write_store.as_ref(), &write_jobs, &write_events);
+        handles.push(spawn("hydra-writer".to_owned(), write)?);
+        let mut started = Vec::new();
+        for device in devices {
+            started.push(start_device(device, events, clock, &host, &mut handles)?);
+        }
+        Ok(Self { devices: started, host, writer, handles })
+    }
+
+    /// Ends the threads and waits for them.
+    pub(crate) fn join(self) {
+        let Self { devices, host, writer, handles } = self;
+        drop((devices, host, writer));
+        // A worker that panicked has been reported through its events, or its channel has closed.
+        handles.into_iter().for_each(|handle| drop(handle.join()));
+    }
+}
+
+fn host_pool(threads: usize) -> Result<Arc<rayon::ThreadPool>, EngineError> {
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).thread_name(|i| format!("hydra-host-{i}"));
+    let pool = pool.build().map_err(|error| EngineError::Worker {
+        worker: "host optimizer".to_owned(),
+        problem: format!("could not start its threads: {error}"),
+    })?;
+    Ok(Arc::new(pool))
+}
+
+fn start_device(
+    device: LogicalDevice,
+    events: &Sender<Event>,
+    clock: Clock,
+    host: &Sender<HostJob>,
+    handles: &mut Vec<JoinHandle<()>>,
+) -> Result<DeviceThreads, EngineError> {
+    let device = Arc::new(device);
+    let buffer = Arc::new(Buffer::new());
+    let worker = Worker { device: device.clone(), buffer: buffer.clone(), events: events.clone(), clock };
+    let (promote, promote_jobs) = unbounded();
+    let (compute, compute_jobs) = unbounded();
+    let (take_down, take_down_jobs) = unbounded();
+    let name = |what: &str| format!("hydra-{what}-{}", device.id.0);
+    let (copier, computer, taker, host) = (worker.clone(), worker.clone(), worker, host.clone());
+    handles.push(spawn(name("copy-up"), move || copier.promote(&promote_jobs))?);
+    handles.push(spawn(name("compute"), move || computer.compute(&compute_jobs))?);
+    handles.push(spawn(name("copy-down"), move || taker.take_down(&take_down_jobs, &host))?);
+    Ok(DeviceThreads { device, buffer, promote, compute, take_down })
+}
+
+fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, EngineError> {
+    std::thread::Builder::new().name(name.clone()).spawn(body).map_err(|error| EngineError::Worker {
+        worker: name,
+        problem: format!("could not be started: {error}"),
+    })
+}

@@ -1,0 +1,104 @@
+//! What the integration tests share: small chains, data, and runs under drawn settings.
+#![allow(dead_code, reason = "each test binary uses a part of it")]
+
+use hydra_core::{ByteSize, Chain, Dataset, OptimizerSpec, TrainSpec};
+use hydra_engine::{DeviceSpec, Orchestrator, RunReport, TaskReport, TrainTask};
+use hydra_models::data::TokenBlocks;
+use hydra_models::gpt2::{self, Gpt2Config};
+use hydra_models::{cnn, mlp};
+use hydra_sched::PolicyKind;
+use std::sync::Arc;
+
+/// Plenty for every model of the tests.
+pub const PLENTY: ByteSize = ByteSize::mib(256);
+
+/// A GPT-2 of four layers with dropout everywhere.
+pub fn config() -> Gpt2Config {
+    let mut config = Gpt2Config::preset("bytes-tiny").expect("a preset");
+    (config.n_embd, config.n_layer, config.n_head, config.n_positions) = (16, 3, 2, 12);
+    config.vocab_size = 40;
+    (config.embd_pdrop, config.resid_pdrop, config.attn_pdrop) = (0.1, 0.1, 0.1);
+    config
+}
+
+pub fn gpt2_chain() -> Arc<Chain> {
+    Arc::new(gpt2::chain(&config(), None).expect("a chain"))
+}
+
+/// Tokens that follow a rule, so that there is something to learn.
+pub fn tokens(blocks: usize, seed: u32) -> Arc<dyn Dataset> {
+    let context = 12;
+    let rule = |i: usize| ((i as u32).wrapping_mul(7).wrapping_add(seed) ^ (i as u32 / 5)) % 40;
+    let tokens: Vec<u32> = (0..blocks * context).map(rule).collect();
+    Arc::new(TokenBlocks::new(tokens, context, 40).expect("blocks"))
+}
+
+pub fn adamw(batch: usize) -> TrainSpec {
+    TrainSpec { clip: Some(0.7), ..TrainSpec::new(OptimizerSpec::adamw(3e-3), batch) }
+}
+
+/// Everything about a run that must not change a task's bits.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    pub devices: usize,
+    pub threads: usize,
+    pub memory: ByteSize,
+    pub cuts: Option<Vec<usize>>,
+    pub policy: PolicyKind,
+    pub prefetch: bool,
+    pub others: usize,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            devices: 1,
+            threads: 1,
+            memory: PLENTY,
+            cuts: None,
+            policy: PolicyKind::ShardedLrtf,
+            prefetch: true,
+            others: 0,
+        }
+    }
+}
+
+impl Settings {
+    pub fn orchestrator(&self) -> Orchestrator {
+        let devices = DeviceSpec::cpus(self.devices, self.threads, self.memory);
+        let orchestrator = Orchestrator::new(devices).expect("devices");
+        orchestrator.policy(self.policy).prefetch(self.prefetch).seed(5)
+    }
+
+    /// Runs the task, among others, and reports the run; the task comes first.
+    pub fn run(&self, task: TrainTask) -> RunReport {
+        let mut run = self.orchestrator();
+        let task = match &self.cuts {
+            Some(cuts) => task.cuts(cuts.clone()),
+            None => task,
+        };
+        run.submit(task).expect("a task");
+        for other in 0..self.others {
+            let spec = TrainSpec { seed: 99 + other as u64, ..adamw(3) };
+            let data = tokens(7, other as u32);
+            run.submit(TrainTask::new(format!("other-{other}"), gpt2_chain(), data, spec)).expect("a task");
+        }
+        run.run().expect("a run")
+    }
+
+    pub fn task(&self, task: TrainTask) -> TaskReport {
+        self.run(task).tasks.into_iter().next().expect("the task")
+    }
+}
+
+pub fn mlp_chain() -> Arc<Chain> {
+    Arc::new(mlp::chain(&[2, 16, 16, 16], 3).expect("a chain"))
+}
+
+pub fn spirals() -> Arc<dyn Dataset> {
+    Arc::new(mlp::Spirals::new(1, 60, 3))
+}
+
+pub fn cnn_chain() -> Arc<Chain> {
+    Arc::new(cnn::chain(cnn::CnnConfig::default()).expect("a chain"))
+}

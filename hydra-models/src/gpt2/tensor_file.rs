@@ -1,0 +1,122 @@
+//! A safetensors file that is read tensor by tensor, never whole.
+
+use crate::ModelError;
+use half::{bf16, f16};
+use safetensors::SafeTensorError;
+use safetensors::tensor::{Dtype, Metadata, TensorInfo};
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+
+/// The length of the header's length.
+const PREFIX: u64 = 8;
+
+/// The format allows no longer header.
+const LONGEST_HEADER: u64 = 100_000_000;
+
+/// Elements that are read and converted at a time.
+const PIECE: usize = 1 << 16;
+
+/// A file whose header was read and checked.
+#[derive(Clone, Debug)]
+pub(super) struct TensorFile {
+    /// The file.
+    pub path: PathBuf,
+    data: u64,
+    metadata: Metadata,
+}
+
+impl TensorFile {
+    /// Reads the header and checks it against the file's length.
+    pub fn open(path: &Path) -> Result<Self, ModelError> {
+        let read = |source| ModelError::Read { path: path.to_owned(), source };
+        let header = |source| ModelError::Header { path: path.to_owned(), source };
+        let mut file = File::open(path).map_err(read)?;
+        let found = file.metadata().map_err(read)?.len();
+        let length = |expected| ModelError::Length { path: path.to_owned(), expected, found };
+        if found < PREFIX {
+            return Err(length(PREFIX));
+        }
+        let mut prefix = [0; PREFIX as usize];
+        file.read_exact(&mut prefix).map_err(read)?;
+        let size = u64::from_le_bytes(prefix);
+        if size > LONGEST_HEADER {
+            return Err(header(SafeTensorError::HeaderTooLarge));
+        }
+        let data = PREFIX + size;
+        if found < data {
+            return Err(length(data));
+        }
+        let mut text = vec![0; size as usize];
+        file.read_exact(&mut text).map_err(read)?;
+        let metadata: Metadata = serde_json::from_slice(&text)
+            .map_err(|source| header(SafeTensorError::InvalidHeaderDeserialization(source)))?;
+        let expected = data + metadata.data_len() as u64;
+        if found != expected {
+            return Err(length(expected));
+        }
+        Ok(Self { path: path.to_owned(), data, metadata })
+    }
+
+    /// What the header says about a tensor.
+    pub fn info(&self, tensor: &str) -> Option<&TensorInfo> {
+        self.metadata.info(tensor)
+    }
+
+    /// Whether a tensor has this shape and a type that can be read.
+    pub fn check(&self, tensor: &str, expected: &[usize]) -> Result<(), ModelError> {
+        let (path, name) = (self.path.clone(), tensor.to_owned());
+        let Some(info) = self.info(tensor) else {
+            return Err(ModelError::TensorMissing { place: path, tensor: name });
+        };
+        if info.shape != expected {
+            let (expected, found) = (expected.to_vec(), info.shape.clone());
+            return Err(ModelError::Shape { path, tensor: name, expected, found });
+        }
+        match info.dtype {
+            Dtype::F32 | Dtype::F16 | Dtype::BF16 => Ok(()),
+            found => Err(ModelError::Type { path, tensor: name, found: found.to_string() }),
+        }
+    }
+
+    /// Reads a tensor of as many elements as `out` has, converting them to `f32`.
+    pub fn read(&self, tensor: &str, out: &mut [f32]) -> Result<(), ModelError> {
+        self.check_length(tensor, out.len())?;
+        self.read_checked(tensor, out).map_err(|source| ModelError::Read { path: self.path.clone(), source })
+    }
+
+    fn check_length(&self, tensor: &str, elements: usize) -> Result<(), ModelError> {
+        match self.info(tensor) {
+            Some(info) if info.shape.iter().product::<usize>() == elements => self.check(tensor, &info.shape),
+            _ => self.check(tensor, &[elements]),
+        }
+    }
+
+    fn read_checked(&self, tensor: &str, out: &mut [f32]) -> io::Result<()> {
+        let Some(info) = self.info(tensor) else { return Err(io::ErrorKind::NotFound.into()) };
+        let mut file = File::open(&self.path)?;
+        file.seek(SeekFrom::Start(self.data + info.data_offsets.0 as u64))?;
+        let size = info.dtype.bitsize() / 8;
+        let mut buffer = vec![0; PIECE.min(out.len()) * size];
+        for piece in out.chunks_mut(PIECE) {
+            let bytes = &mut buffer[..piece.len() * size];
+            file.read_exact(bytes)?;
+            convert(info.dtype, bytes, piece);
+        }
+        Ok(())
+    }
+}
+
+fn convert(dtype: Dtype, bytes: &[u8], out: &mut [f32]) {
+    match dtype {
+        Dtype::F16 => each(bytes, out, |b| f16::from_le_bytes(b).to_f32()),
+        Dtype::BF16 => each(bytes, out, |b| bf16::from_le_bytes(b).to_f32()),
+        _ => each(bytes, out, f32::from_le_bytes),
+    }
+}
+
+fn each<const N: usize>(bytes: &[u8], out: &mut [f32], value: impl Fn([u8; N]) -> f32) {
+    for (x, bytes) in out.iter_mut().zip(bytes.as_chunks::<N>().0) {
+        *x = value(*bytes);
+    }
+}

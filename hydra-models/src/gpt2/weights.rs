@@ -1,0 +1,353 @@
+//! A GPT-2 in a Hugging Face directory: what it is and where its tensors lie.
+
+use super::tensor_file::TensorFile;
+use super::{Gpt2Config, chain, hf_name};
+use crate::ModelError;
+use hydra_core::{Chain, WeightError, WeightSource};
+use serde::Deserialize;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
+
+pub(super) const CONFIG: &str = "config.json";
+pub(super) const WEIGHTS: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+
+/// A directory with a GPT-2's `config.json` and its weights, in `model.safetensors` or in the files that
+/// `model.safetensors.index.json` names. Everything but the weights' values is read and checked when it is
+/// opened; the values are read image by image. Cloning it is cheap.
+#[derive(Clone, Debug)]
+pub struct Gpt2Dir {
+    directory: PathBuf,
+    config: Gpt2Config,
+    tensors: Arc<BTreeMap<String, Place>>,
+}
+
+/// Where a parameter's values are.
+#[derive(Clone, Debug)]
+struct Place {
+    file: Arc<TensorFile>,
+    /// The tensor's name in the file.
+    tensor: String,
+}
+
+#[derive(Deserialize)]
+struct Index {
+    weight_map: BTreeMap<String, String>,
+}
+
+impl Gpt2Dir {
+    /// Reads the configuration and the headers of all weight files.
+    ///
+    /// # Errors
+    /// A file that is missing or damaged, a configuration that [`Gpt2Config::validate`] refuses, and a
+    /// tensor that is missing or has another shape or type than expected.
+    pub fn open(directory: impl Into<PathBuf>) -> Result<Self, ModelError> {
+        let directory = directory.into();
+        let config = read_config(&directory.join(CONFIG))?;
+        let files = open_files(&directory)?;
+        let mut tensors = BTreeMap::new();
+        for image in chain(&config, None)?.images() {
+            for param in &image.params {
+                let name = hf_name(&param.name);
+                let place = find(&directory, &files, &name)?;
+                place.file.check(&place.tensor, &param.shape)?;
+                tensors.insert(name, place);
+            }
+        }
+        Ok(Self { directory, config, tensors: Arc::new(tensors) })
+    }
+
+    /// The model's configuration.
+    pub fn config(&self) -> &Gpt2Config {
+        &self.config
+    }
+
+    /// The directory.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    fn read(&self, name: &str, out: &mut [f32]) -> Result<(), ModelError> {
+        match self.tensors.get(name) {
+            Some(place) => place.file.read(&place.tensor, out),
+            None => Err(ModelError::TensorMissing { place: self.directory.clone(), tensor: name.to_owned() }),
+        }
+    }
+}
+
+impl WeightSource for Gpt2Dir {
+    fn fill(&self, chain: &Chain, image: usize, _: u64, out: &mut [f32]) -> Result<(), WeightError> {
+        for param in &chain.images()[image].params {
+            self.read(&hf_name(&param.name), &mut out[param.range()])
+                .map_err(|source| WeightError::Read { param: param.name.clone(), source: source.into() })?;
+        }
+        Ok(())
+    }
+}
+
+fn read_json<T: for<'a> Deserialize<'a>>(path: &Path) -> Result<T, ModelError> {
+    let text = fs::read(path).map_err(|source| ModelError::Read { path: path.to_owned(), source })?;
+    serde_json::from_slice(&text).map_err(|source| ModelError::Json { path: path.to_owned(), source })
+}
+
+fn read_config(path: &Path) -> Result<Gpt2Config, ModelError> {
+    let config: Gpt2Config = read_json(path)?;
+    let refused = |source| ModelError::ConfigFile { path: path.to_owned(), source: Box::new(source) };
+    config.validate().map_err(refused)?;
+    Ok(config)
+}
+
+/// One file, or those of the index in the order of their names.
+fn open_files(directory: &Path) -> Result<Vec<Arc<TensorFile>>, ModelError> {
+    let (single, index) = (directory.join(WEIGHTS), directory.join(INDEX));
+    if single.is_file() {
+        return Ok(vec![Arc::new(TensorFile::open(&single)?)]);
+    }
+    if !index.is_file() {
+        let looked_for = vec![WEIGHTS, INDEX];
+        return Err(ModelError::NoWeights { directory: directory.to_owned(), looked_for });
+    }
+    let names: BTreeSet<String> = read_json::<Index>(&index)?.weight_map.into_values().collect();
+    let open = |file: String| {
+        let path = directory.join(&file);
+        // A name that leads out of the directory is as good as none.
+        let inside = Path::new(&file).components().all(|c| matches!(c, Component::Normal(_)));
+        match inside && path.is_file() {
+            true => TensorFile::open(&path).map(Arc::new),
+            false => Err(ModelError::ShardMissing { index: index.clone(), file }),
+        }
+    };
+    names.into_iter().map(open).collect()
+}
+
+/// The tensor of this name, with or without the prefix that models without a head are saved without.
+fn find(directory: &Path, files: &[Arc<TensorFile>], name: &str) -> Result<Place, ModelError> {
+    let bare = name.strip_prefix("transformer.").unwrap_or(name);
+    for tensor in [name, bare] {
+        if let Some(file) = files.iter().find(|file| file.info(tensor).is_some()) {
+            return Ok(Place { file: file.clone(), tensor: tensor.to_owned() });
+        }
+    }
+    let place = match files {
+        [file] => file.path.clone(),
+        _ => directory.to_owned(),
+    };
+    Err(ModelError::TensorMissing { place, tensor: name.to_owned() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{Images, config};
+    use super::super::{Gpt2Writer, logits};
+    use super::*;
+    use half::{bf16, f16};
+    use hydra_core::{AnyTensor, HostTensor, ModelWriter};
+    use safetensors::tensor::{Dtype, SafeTensors, TensorView, serialize};
+    use tempfile::TempDir;
+
+    /// A directory with a model of seed 7, as the writer writes it.
+    fn written() -> (TempDir, Images) {
+        let dir = TempDir::new().unwrap();
+        let chain = chain(&config(), None).unwrap();
+        let images = Images::of(&chain, 7);
+        Gpt2Writer::new(config()).write(&chain, &images, dir.path()).unwrap();
+        (dir, images)
+    }
+
+    fn load(dir: &Path) -> Images {
+        let source = Gpt2Dir::open(dir).unwrap();
+        let chain = chain(&source.config().clone(), Some(source)).unwrap();
+        Images::of(&chain, 0)
+    }
+
+    /// The values of every tensor of a written model, by name.
+    fn tensors(dir: &Path) -> BTreeMap<String, (Vec<usize>, Vec<f32>)> {
+        let bytes = fs::read(dir.join(WEIGHTS)).unwrap();
+        let file = SafeTensors::deserialize(&bytes).unwrap();
+        let tensor = |(name, view): (String, TensorView)| {
+            (name, (view.shape().to_vec(), bytemuck::pod_collect_to_vec(view.data())))
+        };
+        file.tensors().into_iter().map(tensor).collect()
+    }
+
+    type Converted = BTreeMap<String, (Vec<usize>, Vec<u8>)>;
+
+    fn save(path: &Path, dtype: Dtype, tensors: &Converted) {
+        let views = tensors.iter().map(|(name, (shape, bytes))| {
+            (name.clone(), TensorView::new(dtype, shape.clone(), bytes).unwrap())
+        });
+        fs::write(path, serialize(views, None).unwrap()).unwrap();
+    }
+
+    fn converted(dir: &Path, convert: impl Fn(f32) -> Vec<u8>) -> Converted {
+        let bytes = |values: Vec<f32>| values.into_iter().flat_map(&convert).collect();
+        tensors(dir).into_iter().map(|(name, (shape, values))| (name, (shape, bytes(values)))).collect()
+    }
+
+    fn f32_bytes(dir: &Path) -> Converted {
+        converted(dir, |x| x.to_le_bytes().to_vec())
+    }
+
+    fn refusal(dir: &Path) -> String {
+        Gpt2Dir::open(dir).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn what_was_written_loads_to_the_same_bits() {
+        let (dir, images) = written();
+        assert_eq!(load(dir.path()), images);
+    }
+
+    #[test]
+    fn half_precision_files_are_read() {
+        let (dir, images) = written();
+        let round = |images: &Images, round: fn(f32) -> f32| -> Vec<Vec<f32>> {
+            let image =
+                |bytes: &bytes::Bytes| bytemuck::pod_collect_to_vec(bytes).into_iter().map(round).collect();
+            images.0.iter().map(image).collect()
+        };
+        type Half = (Dtype, fn(f32) -> Vec<u8>, fn(f32) -> f32);
+        let halves: [Half; 2] = [
+            (Dtype::F16, |x| f16::from_f32(x).to_le_bytes().to_vec(), |x| f16::from_f32(x).to_f32()),
+            (Dtype::BF16, |x| bf16::from_f32(x).to_le_bytes().to_vec(), |x| bf16::from_f32(x).to_f32()),
+        ];
+        let file = dir.path().join(WEIGHTS);
+        let original = fs::read(&file).unwrap();
+        for (dtype, convert, rounded) in halves {
+            fs::write(&file, &original).unwrap();
+            save(&file, dtype, &converted(dir.path(), convert));
+            assert_eq!(round(&load(dir.path()), |x| x), round(&images, rounded));
+        }
+    }
+
+    #[test]
+    fn several_files_and_names_without_the_prefix_are_read() {
+        let (dir, images) = written();
+        let mut halves = [BTreeMap::new(), BTreeMap::new()];
+        let mut weight_map = BTreeMap::new();
+        for (i, (name, tensor)) in f32_bytes(dir.path()).into_iter().enumerate() {
+            let name = name.strip_prefix("transformer.").unwrap().to_owned();
+            weight_map.insert(name.clone(), format!("part-{}.safetensors", i % 2));
+            halves[i % 2].insert(name, tensor);
+        }
+        // What a checkpoint may hold besides.
+        let bytes = vec![0; 16];
+        halves[0].insert("h.0.attn.bias".to_owned(), (vec![1, 1, 2, 2], bytes.clone()));
+        halves[1].insert("lm_head.weight".to_owned(), (vec![4], bytes));
+        for (i, half) in halves.iter().enumerate() {
+            save(&dir.path().join(format!("part-{i}.safetensors")), Dtype::F32, half);
+        }
+        fs::remove_file(dir.path().join(WEIGHTS)).unwrap();
+        let index = serde_json::json!({"metadata": {"total_size": 1}, "weight_map": weight_map});
+        fs::write(dir.path().join(INDEX), index.to_string()).unwrap();
+        assert_eq!(load(dir.path()), images);
+
+        fs::remove_file(dir.path().join("part-1.safetensors")).unwrap();
+        let error = refusal(dir.path());
+        assert!(error.contains("names the file `part-1.safetensors`"), "{error}");
+        let index = serde_json::json!({"weight_map": {"wte.weight": "../part-0.safetensors"}});
+        fs::write(dir.path().join(INDEX), index.to_string()).unwrap();
+        assert!(refusal(dir.path()).contains("names the file `../part-0.safetensors`"));
+    }
+
+    #[test]
+    fn damaged_files_are_named() {
+        let (dir, _) = written();
+        let file = dir.path().join(WEIGHTS);
+        let whole = fs::read(&file).unwrap();
+        let huge = [&u64::MAX.to_le_bytes(), &whole[8..]].concat();
+        let broken = [&whole[..8], b"[", &whole[9..]].concat();
+        let longer = [&whole[..], &[0]].concat();
+        let cases = [
+            (whole[..whole.len() - 1].to_vec(), "is damaged: it has"),
+            (longer, "is damaged: it has"),
+            (whole[..100].to_vec(), "is damaged: it has 100 bytes"),
+            (whole[..3].to_vec(), "is damaged: it has 3 bytes"),
+            (Vec::new(), "is damaged: it has 0 bytes"),
+            (huge, "is not a safetensors file"),
+            (broken, "is not a safetensors file"),
+        ];
+        for (bytes, message) in cases {
+            fs::write(&file, bytes).unwrap();
+            let error = refusal(dir.path());
+            assert!(error.contains("model.safetensors`") && error.contains(message), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_cut_after_it_was_opened_is_an_error() {
+        let (dir, _) = written();
+        let source = Gpt2Dir::open(dir.path()).unwrap();
+        let chain = chain(&config(), Some(source)).unwrap();
+        fs::File::options().write(true).open(dir.path().join(WEIGHTS)).unwrap().set_len(4000).unwrap();
+        let last = chain.images().len() - 1;
+        let mut out = vec![0.0; chain.images()[last].elements];
+        let error = chain.source().fill(&chain, last, 0, &mut out).unwrap_err();
+        assert!(matches!(error, WeightError::Read { .. }), "{error}");
+    }
+
+    #[test]
+    fn tensors_that_do_not_fit_are_named() {
+        let (dir, _) = written();
+        let file = dir.path().join(WEIGHTS);
+        let name = "transformer.h.1.mlp.c_fc.bias";
+        let good = f32_bytes(dir.path());
+
+        let mut missing = good.clone();
+        missing.remove(name);
+        save(&file, Dtype::F32, &missing);
+        assert!(refusal(dir.path()).contains(&format!("has no tensor `{name}`")));
+
+        let mut reshaped = good.clone();
+        reshaped.get_mut(name).unwrap().0 = vec![4, 4];
+        save(&file, Dtype::F32, &reshaped);
+        let expected = format!("tensor `{name}` has shape [4, 4], expected [16] by the configuration");
+        assert!(refusal(dir.path()).contains(&expected));
+
+        save(&file, Dtype::I32, &good);
+        assert!(refusal(dir.path()).contains("has type I32, expected F32, F16 or BF16"));
+    }
+
+    #[test]
+    fn directories_that_hold_no_such_model_are_refused() {
+        let (dir, _) = written();
+        fs::remove_file(dir.path().join(WEIGHTS)).unwrap();
+        assert!(refusal(dir.path()).contains("has no weights: expected model.safetensors or"));
+        let config = dir.path().join(CONFIG);
+        fs::write(&config, r#"{"model_type": "llama"}"#).unwrap();
+        let error = Gpt2Dir::open(dir.path()).unwrap_err();
+        let source = std::error::Error::source(&error).unwrap().to_string();
+        assert_eq!(source, "`model_type` is llama, expected gpt2");
+        fs::write(&config, "{").unwrap();
+        assert!(matches!(Gpt2Dir::open(dir.path()), Err(ModelError::Json { .. })));
+        fs::remove_file(&config).unwrap();
+        assert!(matches!(Gpt2Dir::open(dir.path()), Err(ModelError::Read { .. })));
+    }
+
+    #[test]
+    fn a_chain_of_another_shape_is_refused() {
+        let (dir, _) = written();
+        let source = Gpt2Dir::open(dir.path()).unwrap();
+        let wider = chain(&Gpt2Config { n_embd: 8, ..config() }, Some(source)).unwrap();
+        let mut out = vec![0.0; wider.images()[0].elements];
+        assert!(matches!(wider.source().fill(&wider, 0, 0, &mut out), Err(WeightError::Read { .. })));
+    }
+
+    #[test]
+    fn logits_are_those_of_every_position() {
+        let (_, images) = written();
+        let chain = chain(&config(), None).unwrap();
+        let ids = |last| HostTensor::int(vec![1, 2, last], [1, 3]).to_device(&burn::tensor::Device::flex());
+        let run = |last| {
+            let device = burn::tensor::Device::flex();
+            let logits = logits(&config(), &chain, &|image| images.0[image].clone(), ids(last), &device);
+            assert_eq!(logits.dims(), [1, 3, 11]);
+            AnyTensor::from(logits).into_host().as_f32().to_vec()
+        };
+        let (a, b) = (run(3), run(4));
+        assert_eq!(a[..22], b[..22]);
+        assert_ne!(a[22..], b[22..]);
+    }
+}

@@ -1,0 +1,230 @@
+//! Writing a GPT-2 as Hugging Face transformers does.
+
+use super::weights::{CONFIG, WEIGHTS};
+use super::{Gpt2Config, Gpt2Dir, hf_name};
+use crate::tokenizer::TOKENIZER_FILES;
+use hydra_core::{Chain, ImageParam, ImageReader, ModelWriter, WeightError};
+use safetensors::tensor::{Dtype, Metadata, TensorInfo};
+use serde_json::{Value, json};
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+/// Writes a trained GPT-2 into a directory that transformers' `from_pretrained` and [`Gpt2Dir`] read:
+/// `config.json`, `model.safetensors` in `F32`, and the tokenizer's files where the model came from a
+/// directory. Each file gets its name only when it is complete.
+#[derive(Clone, Debug)]
+pub struct Gpt2Writer {
+    config: Gpt2Config,
+    source: Option<PathBuf>,
+}
+
+const GENERATION: &str = "generation_config.json";
+
+/// The id of GPT-2's `<|endoftext|>`.
+const GPT2_END: usize = 50_256;
+
+impl Gpt2Writer {
+    /// A writer of a model that came from nowhere.
+    pub fn new(config: Gpt2Config) -> Self {
+        Self { config, source: None }
+    }
+
+    fn config_text(&self) -> serde_json::Result<Vec<u8>> {
+        let mut config = serde_json::to_value(&self.config)?;
+        if let Value::Object(config) = &mut config {
+            config.insert("architectures".to_owned(), json!(["GPT2LMHeadModel"]));
+            config.insert("dtype".to_owned(), json!("float32"));
+            config.remove("torch_dtype");
+            // Absent, transformers takes GPT-2's, which smaller vocabularies do not have.
+            let end = (GPT2_END < self.config.vocab_size).then_some(GPT2_END);
+            for key in ["bos_token_id", "eos_token_id"] {
+                config.entry(key).or_insert(json!(end));
+            }
+        }
+        let mut text = serde_json::to_vec_pretty(&config)?;
+        text.push(b'\n');
+        Ok(text)
+    }
+
+    fn copy_from_source(&self, dir: &Path) -> Result<(), WeightError> {
+        let Some(source) = &self.source else { return Ok(()) };
+        for name in TOKENIZER_FILES.into_iter().chain([GENERATION]) {
+            let (from, to) = (source.join(name), dir.join(name));
+            if from.is_file() && !same_file(&from, &to) {
+                let copy = |out: &mut File| io::copy(&mut File::open(&from)?, out).map(drop);
+                replace(&to, copy).map_err(|e| failed(&to, e))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl From<&Gpt2Dir> for Gpt2Writer {
+    /// A writer that also copies the tokenizer's files from the model's directory.
+    fn from(source: &Gpt2Dir) -> Self {
+        Self { config: source.config().clone(), source: Some(source.directory().to_owned()) }
+    }
+}
+
+impl ModelWriter for Gpt2Writer {
+    fn write(&self, chain: &Chain, images: &dyn ImageReader, dir: &Path) -> Result<(), WeightError> {
+        fs::create_dir_all(dir).map_err(|e| failed(dir, e))?;
+        let (weights, config) = (dir.join(WEIGHTS), dir.join(CONFIG));
+        write_weights(chain, images, &weights)?;
+        let text = self.config_text().map_err(|e| failed(&config, e.into()))?;
+        replace(&config, |out| out.write_all(&text)).map_err(|e| failed(&config, e))?;
+        self.copy_from_source(dir)
+    }
+}
+
+fn failed(path: &Path, source: io::Error) -> WeightError {
+    WeightError::Write { path: path.to_owned(), source: source.into() }
+}
+
+fn same_file(a: &Path, b: &Path) -> bool {
+    matches!((a.canonicalize(), b.canonicalize()), (Ok(a), Ok(b)) if a == b)
+}
+
+/// Writes a file under another name and gives it its own when it is complete and on the disk.
+fn replace<E: From<io::Error>>(path: &Path, write: impl FnOnce(&mut File) -> Result<(), E>) -> Result<(), E> {
+    let mut part = path.as_os_str().to_owned();
+    part.push(".part");
+    let part = PathBuf::from(part);
+    let complete = File::create(&part).map_err(E::from).and_then(|mut file| {
+        write(&mut file)?;
+        Ok(file.sync_all()?)
+    });
+    let named = complete.and_then(|()| Ok(fs::rename(&part, path)?));
+    if named.is_err() {
+        // The error that is returned says more than one of this would.
+        let _ = fs::remove_file(&part);
+    }
+    named
+}
+
+/// An error of either side, told apart again when the file has been dealt with.
+enum Failure {
+    Io(io::Error),
+    Weights(WeightError),
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
+}
+
+fn write_weights(chain: &Chain, images: &dyn ImageReader, path: &Path) -> Result<(), WeightError> {
+    let write = |file: &mut File| {
+        let mut out = BufWriter::with_capacity(1 << 20, file);
+        let header = header(chain)?;
+        out.write_all(&(header.len() as u64).to_le_bytes())?;
+        out.write_all(&header)?;
+        for (index, image) in chain.images().iter().enumerate() {
+            let bytes = images.image(index).map_err(Failure::Weights)?;
+            for param in &image.params {
+                let range = param.range();
+                out.write_all(&bytes[range.start * size_of::<f32>()..range.end * size_of::<f32>()])?;
+            }
+        }
+        Ok(out.flush()?)
+    };
+    replace(path, write).map_err(|failure| match failure {
+        Failure::Io(error) => failed(path, error),
+        Failure::Weights(error) => error,
+    })
+}
+
+/// The header: all parameters, image by image, without gaps.
+fn header(chain: &Chain) -> io::Result<Vec<u8>> {
+    let mut end = 0;
+    let info = |param: &ImageParam| {
+        let start = end;
+        end += param.len * size_of::<f32>();
+        let info = TensorInfo { dtype: Dtype::F32, shape: param.shape.clone(), data_offsets: (start, end) };
+        (hf_name(&param.name), info)
+    };
+    let tensors = chain.images().iter().flat_map(|image| &image.params).map(info).collect();
+    // transformers refuses files that do not name the framework.
+    let format = HashMap::from([("format".to_owned(), "pt".to_owned())]);
+    let metadata = Metadata::new(Some(format), tensors).map_err(io::Error::other)?;
+    let mut header = serde_json::to_vec(&metadata)?;
+    header.resize(header.len().next_multiple_of(8), b' ');
+    Ok(header)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{Images, config};
+    use super::*;
+    use crate::gpt2::chain;
+    use tempfile::TempDir;
+
+    fn write(writer: &Gpt2Writer, dir: &Path) -> Result<(), WeightError> {
+        let chain = chain(&config(), None).unwrap();
+        writer.write(&chain, &Images::of(&chain, 1), dir)
+    }
+
+    #[test]
+    fn the_configuration_is_one_that_transformers_reads() {
+        let dir = TempDir::new().unwrap();
+        let mut config = config();
+        config.architectures = Some(vec!["GPT2Model".to_owned()]);
+        config.other.insert("torch_dtype".to_owned(), json!("float16"));
+        config.other.insert("summary_type".to_owned(), json!("cls_index"));
+        write(&Gpt2Writer::new(config), dir.path()).unwrap();
+        let written: Value = serde_json::from_slice(&fs::read(dir.path().join(CONFIG)).unwrap()).unwrap();
+        assert_eq!(written["architectures"], json!(["GPT2LMHeadModel"]));
+        assert_eq!((&written["model_type"], &written["dtype"]), (&json!("gpt2"), &json!("float32")));
+        assert_eq!((&written["summary_type"], &written["eos_token_id"]), (&json!("cls_index"), &Value::Null));
+        assert!(written.get("torch_dtype").is_none());
+        let bytes = fs::read(dir.path().join(WEIGHTS)).unwrap();
+        let (_, metadata) = safetensors::SafeTensors::read_metadata(&bytes).unwrap();
+        assert_eq!(metadata.metadata().as_ref().unwrap()["format"], "pt");
+        assert_eq!(metadata.info("transformer.wte.weight").unwrap().shape, [11, 4]);
+    }
+
+    #[test]
+    fn tokenizer_files_travel_and_a_directory_can_be_written_over_itself() {
+        let (from, to) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+        write(&Gpt2Writer::new(config()), from.path()).unwrap();
+        fs::write(from.path().join("vocab.json"), "{}").unwrap();
+        fs::write(from.path().join(GENERATION), "{\"x\": 1}").unwrap();
+        let writer = Gpt2Writer::from(&Gpt2Dir::open(from.path()).unwrap());
+        for dir in [to.path(), from.path()] {
+            write(&writer, dir).unwrap();
+            assert_eq!(fs::read_to_string(dir.join("vocab.json")).unwrap(), "{}");
+            assert_eq!(fs::read_to_string(dir.join(GENERATION)).unwrap(), "{\"x\": 1}");
+            let mut names: Vec<_> = fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name()).collect();
+            names.sort();
+            assert_eq!(names, [CONFIG, GENERATION, WEIGHTS, "vocab.json"]);
+        }
+    }
+
+    #[test]
+    fn a_directory_that_cannot_be_made_is_named() {
+        let dir = TempDir::new().unwrap();
+        let file = dir.path().join("file");
+        fs::write(&file, "").unwrap();
+        let error = write(&Gpt2Writer::new(config()), &file.join("model")).unwrap_err();
+        assert!(matches!(&error, WeightError::Write { path, .. } if path.ends_with("file/model")), "{error}");
+    }
+
+    #[test]
+    fn an_image_that_cannot_be_read_leaves_no_file() {
+        struct Broken;
+        impl ImageReader for Broken {
+            fn image(&self, image: usize) -> Result<bytes::Bytes, WeightError> {
+                let source = io::Error::other("gone").into();
+                Err(WeightError::Image { chain: "c".to_owned(), image, source })
+            }
+        }
+        let dir = TempDir::new().unwrap();
+        let chain = chain(&config(), None).unwrap();
+        let error = Gpt2Writer::new(config()).write(&chain, &Broken, dir.path()).unwrap_err();
+        assert!(matches!(error, WeightError::Image { .. }), "{error}");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+}

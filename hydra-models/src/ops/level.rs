@@ -1,0 +1,117 @@
+//! Bringing the tensors of a boundary to one depth of the graph.
+
+use burn::backend::autodiff::{
+    Autodiff,
+    checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
+    grads::Gradients,
+    ops::{Backward, Ops},
+};
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, Dispatch, Flex, TensorMetadata, backend_extension};
+use burn::tensor::{DType, DispatchTensor, FloatDType, Shape};
+use hydra_core::{Activation, AnyTensor};
+
+/// The same values; every float tensor gets a node of its own, and all of them the same depth.
+///
+/// A backward adds the gradients of a tensor in the order of its consumers' depth, deepest first. A tensor
+/// that rides along unchanged past several layers would have consumers in all of them, and those in one
+/// order where the chain is whole, in another where it is cut. A layer that returns several float tensors
+/// ends with this, so that each boundary has its gradients complete before the layer before it sees them:
+/// bits then do not depend on cuts.
+pub fn level(x: Activation) -> Activation {
+    let floats = x.parts().iter().filter_map(|part| match part {
+        AnyTensor::Float(tensor) => Some(tensor.clone()),
+        AnyTensor::Int(_) => None,
+    });
+    let Some(deepest) = floats.reduce(<Dispatch as LevelOps>::meet) else { return x };
+    let lift = |tensor: DispatchTensor| <Dispatch as LevelOps>::lift(tensor, deepest.clone());
+    let parts = x.into_parts().into_iter().map(|part| match part {
+        AnyTensor::Float(tensor) => AnyTensor::Float(lift(tensor)),
+        int => int,
+    });
+    parts.collect()
+}
+
+/// The two steps as ops of the backends.
+#[backend_extension(Autodiff, Flex)]
+pub(crate) trait LevelOps: Backend {
+    /// A scalar that is deeper than both and has no gradient.
+    fn meet(a: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self>;
+
+    /// `x`, deeper than it and than `other`.
+    fn lift(x: FloatTensor<Self>, other: FloatTensor<Self>) -> FloatTensor<Self>;
+}
+
+impl LevelOps for Flex {
+    fn meet(a: FloatTensor<Self>, _: FloatTensor<Self>) -> FloatTensor<Self> {
+        fn zero<B: Backend>(like: &FloatTensor<B>) -> FloatTensor<B> {
+            B::float_zeros(Shape::new([1]), &like.device(), FloatDType::from(DType::F32))
+        }
+        zero::<Self>(&a)
+    }
+
+    fn lift(x: FloatTensor<Self>, _: FloatTensor<Self>) -> FloatTensor<Self> {
+        x
+    }
+}
+
+#[derive(Debug)]
+struct MeetBackward;
+
+impl<B: Backend> Backward<B, 2> for MeetBackward {
+    type State = ();
+
+    fn backward(self, _: Ops<(), 2>, _: &mut Gradients, _: &mut Checkpointer) {}
+}
+
+#[derive(Debug)]
+struct LiftBackward;
+
+impl<B: Backend> Backward<B, 2> for LiftBackward {
+    type State = ();
+
+    fn backward(self, ops: Ops<(), 2>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let gradient = grads.consume::<B>(&ops.node);
+        if let [Some(node), _] = ops.parents {
+            grads.register::<B>(node.id, gradient);
+        }
+    }
+}
+
+impl<B: LevelOps, C: CheckpointStrategy> LevelOps for Autodiff<B, C> {
+    fn meet(a: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self> {
+        let prep = MeetBackward.prepare::<C>([a.node(), b.node()]).compute_bound();
+        prep.stateless(B::meet(a.into_primitive(), b.into_primitive()))
+    }
+
+    fn lift(x: FloatTensor<Self>, other: FloatTensor<Self>) -> FloatTensor<Self> {
+        let prep = LiftBackward.prepare::<C>([x.node(), other.node()]).compute_bound();
+        prep.stateless(B::lift(x.into_primitive(), other.into_primitive()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::*;
+    use super::*;
+
+    #[test]
+    fn values_and_gradients_pass_through() {
+        let (a, b) = (normal(1, [2, 3]).require_grad(), normal(2, [4]).require_grad());
+        let y = level(Activation::of(a.clone().tanh()).and(b.clone() * 2.0));
+        let (x, y) = (y.part(0).into_float::<2>(), y.part(1).into_float::<1>());
+        assert_eq!(values(&x), values(&a.clone().tanh()));
+        let grads = (x.sum() + y.sum()).backward();
+        assert_eq!(values(&b.grad(&grads).unwrap()), [2.0; 4]);
+        let slope: Vec<f32> = values(&a).iter().map(|x| 1.0 - x.tanh().powi(2)).collect();
+        assert!(distance(&values(&a.grad(&grads).unwrap()), &slope) < 1e-6);
+    }
+
+    #[test]
+    fn a_tensor_that_nothing_uses_gets_no_gradient() {
+        let (a, b) = (normal(1, [2]).require_grad(), normal(2, [2]).require_grad());
+        let y = level(Activation::of(a.clone()).and(b.clone()));
+        let grads = y.part(0).into_float::<1>().sum().backward();
+        assert!(a.grad(&grads).is_some() && b.grad(&grads).is_none());
+    }
+}

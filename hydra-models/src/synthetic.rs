@@ -1,0 +1,130 @@
+//! What the synthetic datasets share.
+
+use hydra_core::{Batch, DatasetError, HostActivation, HostTensor};
+
+/// A batch of `items`, each an array of `shape` with a class, both made by `item`.
+pub(crate) fn batch(
+    dataset: &str,
+    len: usize,
+    shape: &[usize],
+    items: &[usize],
+    mut item: impl FnMut(usize, &mut Vec<f32>) -> i32,
+) -> Result<Batch, DatasetError> {
+    let mut values = Vec::with_capacity(items.len() * shape.iter().product::<usize>());
+    let mut classes = Vec::with_capacity(items.len());
+    for &index in items {
+        if index >= len {
+            return Err(DatasetError::OutOfRange { dataset: dataset.to_owned(), index, len });
+        }
+        classes.push(item(index, &mut values));
+    }
+    let n = items.len();
+    let shape: Vec<usize> = [&[n], shape].concat();
+    Ok(Batch {
+        inputs: HostActivation::of(HostTensor::float(values, shape)),
+        targets: HostActivation::of(HostTensor::int(classes, [n])),
+        items: n,
+        terms: n,
+        units: n,
+    })
+}
+
+/// A loop that runs a chain whole or cut, for the tests of small chains.
+#[cfg(test)]
+pub(crate) mod testing {
+    use hydra_core::{
+        BackwardFrom, Batch, Chain, Dataset, LayerGradients, Pass, backward_range, forward_range,
+        promote_layers,
+    };
+    use std::ops::Range;
+
+    type Bytes = Vec<bytes::Bytes>;
+
+    /// Runs `f` in a pool of so many threads.
+    pub fn with_threads<T: Send>(threads: usize, f: impl FnOnce() -> T + Send) -> T {
+        rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap().install(f)
+    }
+
+    fn masters(chain: &Chain) -> Vec<Vec<f32>> {
+        let fill = |index: usize| {
+            let mut out = vec![0.0; chain.images()[index].elements];
+            chain.source().fill(chain, index, 3, &mut out).unwrap();
+            out
+        };
+        (0..chain.images().len()).map(fill).collect()
+    }
+
+    fn frozen(masters: &[Vec<f32>]) -> Bytes {
+        masters.iter().map(|m| bytes::Bytes::copy_from_slice(bytemuck::cast_slice(m))).collect()
+    }
+
+    fn values(gradients: Vec<LayerGradients>) -> Vec<Vec<f32>> {
+        let gradients = gradients.into_iter().flatten();
+        gradients.map(|g| g.expect("a gradient").into_host().as_f32().to_vec()).collect()
+    }
+
+    /// Loss and gradients with the chain cut before the layers `cuts`; the ends of the chain are cuts too.
+    /// Boundaries go through the host.
+    fn cut(chain: &Chain, images: &Bytes, batch: &Batch, cuts: &[usize]) -> (f32, Vec<Vec<f32>>) {
+        let (plain, image) = (burn::tensor::Device::flex(), |i: usize| images[i].clone());
+        let device = plain.clone().autodiff();
+        let pass = Pass::train(Pass::key_of(1, 0, 0), batch.targets.to_device(&device));
+        let shards: Vec<Range<usize>> = cuts.windows(2).map(|w| w[0]..w[1]).collect();
+        let mut boundaries = vec![batch.inputs.clone()];
+        for shard in &shards[..shards.len() - 1] {
+            let layers = promote_layers(chain, shard.clone(), &image, &plain, false);
+            let x = boundaries.last().unwrap().to_device(&device);
+            boundaries.push(forward_range(&layers, shard.start, x, &pass).into_host());
+        }
+        let (mut from, mut loss, mut gradients) = (BackwardFrom::Loss { weight: 1.0 }, None, Vec::new());
+        for (shard, x) in shards.iter().zip(&boundaries).rev() {
+            let layers = promote_layers(chain, shard.clone(), &image, &plain, true);
+            let x = x.to_device(&device);
+            let done = backward_range(layers, shard.start, x, from, &pass, shard.start > 0);
+            loss = loss.or(done.loss);
+            gradients.splice(0..0, values(done.layers));
+            let inputs = done.inputs.into_iter();
+            from =
+                BackwardFrom::Gradient(inputs.map(|g| g.map(|g| g.into_host().to_device(&plain))).collect());
+        }
+        (loss.expect("a loss"), gradients)
+    }
+
+    /// Loss and gradients of the whole chain.
+    pub fn backward(chain: &Chain, batch: &Batch) -> (f32, Vec<Vec<f32>>) {
+        cut(chain, &frozen(&masters(chain)), batch, &[0, chain.len()])
+    }
+
+    /// Asserts that the chain gives the same bits whole and cut.
+    pub fn shards_agree(chain: &Chain, batch: &Batch, cuts: &[usize]) {
+        let (cut, whole) = (cut(chain, &frozen(&masters(chain)), batch, cuts), backward(chain, batch));
+        assert_eq!(cut.0, whole.0);
+        let differs = |(a, b): (&Vec<f32>, &Vec<f32>)| a != b;
+        let different: Vec<usize> = cut
+            .1
+            .iter()
+            .zip(&whole.1)
+            .enumerate()
+            .filter(|(_, pair)| differs(*pair))
+            .map(|(i, _)| i)
+            .collect();
+        assert!(different.is_empty(), "the gradients of parameters {different:?} differ");
+    }
+
+    /// The losses before and after `steps` of gradient descent over the whole dataset.
+    pub fn descend(chain: &Chain, data: &dyn Dataset, steps: usize, rate: f32) -> (f32, f32) {
+        let batch = data.batch(&(0..data.len()).collect::<Vec<_>>()).unwrap();
+        let mut masters = masters(chain);
+        let mut losses = Vec::new();
+        for _ in 0..steps {
+            let (loss, gradients) = cut(chain, &frozen(&masters), &batch, &[0, chain.len()]);
+            losses.push(loss);
+            let refs = chain.layers().iter().flat_map(|l| &l.params);
+            for (place, gradient) in refs.zip(&gradients) {
+                let range = chain.images()[place.image].params[place.slot].range();
+                masters[place.image][range].iter_mut().zip(gradient).for_each(|(w, g)| *w -= rate * g);
+            }
+        }
+        (losses[0], *losses.last().unwrap())
+    }
+}

@@ -1,0 +1,181 @@
+//! The pilot pass with real memory: a counting allocator, real layers, shards that fit as predicted.
+
+use burn::module::Module;
+use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig};
+use burn::tensor::Device;
+use bytes::Bytes;
+use hydra_core::{
+    Activation, Batch, Chain, DeviceId, Forward, HostActivation, HostTensor, MemoryProbe, Pass,
+};
+use hydra_partition::{
+    Fingerprint, FirstValues, PartitionError, PilotDevice, PilotPartitioner, Rules, choose_reserve,
+};
+use std::sync::atomic::Ordering::Relaxed;
+
+mod alloc {
+    //! An allocator that counts the bytes of the whole process.
+
+    use std::alloc::{GlobalAlloc, Layout, System};
+    use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+    pub static LIVE: AtomicU64 = AtomicU64::new(0);
+    pub static PEAK: AtomicU64 = AtomicU64::new(0);
+
+    struct Counting;
+
+    #[global_allocator]
+    static ALLOCATOR: Counting = Counting;
+
+    // SAFETY: every method hands its arguments to the system's allocator and only counts beside it; the
+    // other methods are the trait's own, which call these two.
+    unsafe impl GlobalAlloc for Counting {
+        unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+            let now = LIVE.fetch_add(layout.size() as u64, Relaxed) + layout.size() as u64;
+            PEAK.fetch_max(now, Relaxed);
+            // SAFETY: the caller's promise about `layout` is passed on.
+            unsafe { System.alloc(layout) }
+        }
+
+        unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+            LIVE.fetch_sub(layout.size() as u64, Relaxed);
+            // SAFETY: `block` came from `alloc` above with this layout, that is, from the system.
+            unsafe { System.dealloc(block, layout) }
+        }
+    }
+}
+
+/// Counts the process, less what it held before the device was used.
+struct ProcessProbe(u64);
+
+impl MemoryProbe for ProcessProbe {
+    fn measures(&self) -> bool {
+        true
+    }
+
+    fn in_use(&self, _: DeviceId) -> u64 {
+        alloc::LIVE.load(Relaxed).saturating_sub(self.0)
+    }
+
+    fn peak(&self, _: DeviceId) -> u64 {
+        alloc::PEAK.load(Relaxed).saturating_sub(self.0)
+    }
+
+    fn reset_peak(&self, _: DeviceId) {
+        alloc::PEAK.store(alloc::LIVE.load(Relaxed), Relaxed);
+    }
+}
+
+struct Cpu(ProcessProbe);
+
+impl PilotDevice for Cpu {
+    fn id(&self) -> DeviceId {
+        DeviceId(0)
+    }
+
+    fn burn(&self) -> Device {
+        Device::flex()
+    }
+
+    fn probe(&self) -> &dyn MemoryProbe {
+        &self.0
+    }
+
+    fn run(&self, job: &mut (dyn FnMut() + Send)) -> Result<(), PartitionError> {
+        job();
+        Ok(())
+    }
+
+    fn bring_in(&self, bytes: &Bytes) -> Bytes {
+        let words: Vec<f32> = bytes
+            .chunks_exact(4)
+            .map(|word| f32::from_ne_bytes([word[0], word[1], word[2], word[3]]))
+            .collect();
+        let len = words.len();
+        HostTensor::float(words, [len]).bytes
+    }
+}
+
+/// A residual block, as the workload's are: norm, up, nonlinearity, down.
+#[derive(Module, Debug)]
+struct Block {
+    norm: LayerNorm,
+    up: Linear,
+    down: Linear,
+}
+
+impl Forward for Block {
+    fn forward(&self, x: Activation, pass: &Pass) -> Activation {
+        let x = x.into_float::<2>();
+        let y = self.down.forward(self.up.forward(self.norm.forward(x.clone())).tanh());
+        Activation::of(x + pass.dropout(y, 0.1, 0))
+    }
+}
+
+#[derive(Module, Debug)]
+struct Distance {
+    project: Linear,
+}
+
+impl Forward for Distance {
+    fn forward(&self, x: Activation, pass: &Pass) -> Activation {
+        let away = self.project.forward(x.into_float::<2>()) - pass.targets().part(0).into_float::<2>();
+        Activation::of((away.clone() * away).mean())
+    }
+}
+
+const WIDTH: usize = 192;
+const ITEMS: usize = 160;
+
+fn chain() -> Chain {
+    let device = Device::flex();
+    let linear = |from, to| LinearConfig::new(from, to).init(&device);
+    let block = || Block {
+        norm: LayerNormConfig::new(WIDTH).init(&device),
+        up: linear(WIDTH, 3 * WIDTH),
+        down: linear(3 * WIDTH, WIDTH),
+    };
+    let builder = (0..6).fold(Chain::builder("blocks"), |b, k| b.layer(format!("block{k}"), block()));
+    builder.layer("loss", Distance { project: linear(WIDTH, WIDTH) }).build().unwrap()
+}
+
+fn batch() -> Batch {
+    let values = (0..ITEMS * WIDTH).map(|i| (i % 17) as f32 * 0.1 - 0.8).collect();
+    let x = HostActivation::of(HostTensor::float(values, [ITEMS, WIDTH]));
+    Batch { inputs: x.clone(), targets: x, items: ITEMS, terms: ITEMS, units: ITEMS }
+}
+
+#[test]
+fn what_is_predicted_for_a_shard_is_what_it_takes() {
+    let (chain, batch) = (chain(), batch());
+    let cpu = Cpu(ProcessProbe(alloc::LIVE.load(Relaxed)));
+    let images = FirstValues::new(&chain, 0);
+    let partitioner = PilotPartitioner::new(&images);
+    let profile = partitioner.measure(&chain, &batch, &cpu).unwrap();
+    let boundary = (ITEMS * WIDTH * 4) as u64;
+    // The tanh alone saves its output, three times as wide as the boundary.
+    assert!(profile.layers[0].saved_bytes >= 3 * boundary, "{:?}", profile.layers[0]);
+    assert!(profile.layers[0].saved_bytes <= 40 * boundary, "{:?}", profile.layers[0]);
+
+    let fingerprint = Fingerprint::new(&chain, &batch, "");
+    let least = hydra_partition::min_device_memory_bytes(&profile);
+    let whole = hydra_partition::single_shard_bytes(&profile);
+    let mut counts = Vec::new();
+    // The probe counts the host's copy of the boundary as well, which a device's own would not.
+    for budget in [least, (least + whole) / 2, whole].map(|budget| budget + 2 * boundary) {
+        let reserve = choose_reserve(&[(&profile).into()], budget).unwrap();
+        let rules = Rules::new(budget, reserve, profile.measured);
+        let mut plan = partitioner.plan(&profile, fingerprint.clone(), rules, None).unwrap();
+        let cuts = plan.cut_points.clone();
+        partitioner.verify(&mut plan, &chain, &batch, &cpu).unwrap();
+        println!("{plan}standing {}", profile.standing_bytes);
+        assert_eq!(plan.cut_points, cuts, "no shard needed to be rolled back");
+        for shard in &plan.shards {
+            let verified = shard.verified_bytes.unwrap();
+            assert!(verified <= shard.need_bytes + rules.margin, "{shard:?}");
+            assert!(2 * verified > shard.need_bytes, "{shard:?}");
+        }
+        counts.push(plan.shards.len());
+    }
+    assert_eq!(counts[2], 1);
+    assert!(counts[0] > counts[1] && counts[1] > 1, "{counts:?}");
+}

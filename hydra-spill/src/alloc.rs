@@ -1,0 +1,468 @@
+//! The counting allocator: which logical device a block of host memory belongs to.
+//!
+//! On a CPU every logical device allocates from the same heap. To measure one of them, each thread carries
+//! a tag, the device it works for or none, and the allocator notes the tag of the thread in a header in
+//! front of each block. A block is charged to the device in its header and credited to the same device when
+//! it is freed, on whatever thread that happens. A program installs the allocator with one line:
+//!
+//! ```
+//! use hydra_spill::alloc::CountingAllocator;
+//!
+//! #[global_allocator]
+//! static ALLOCATOR: CountingAllocator = CountingAllocator::new(std::alloc::System);
+//! ```
+//!
+//! What is charged is the size that was asked for: headers and the inner allocator's rounding are costs of
+//! measuring and of the heap, and a device would not have them.
+
+use hydra_core::{DeviceId, MemoryProbe};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+
+/// The number of devices with figures of their own. Devices beyond share the figures of the last one, which
+/// are then too high for each of them and never too low.
+pub const MAX_DEVICES: usize = 63;
+
+/// A global allocator that counts, for each logical device, the bytes it passes on to `A`.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CountingAllocator<A = System> {
+    inner: A,
+}
+
+impl<A> CountingAllocator<A> {
+    /// Counts what `inner` allocates.
+    pub const fn new(inner: A) -> Self {
+        Self { inner }
+    }
+}
+
+/// Runs `f` while what this thread allocates is charged to `device`, or to the host if there is none.
+/// The thread's former tag comes back afterwards, also when `f` panics.
+pub fn with_tag<R>(device: Option<DeviceId>, f: impl FnOnce() -> R) -> R {
+    struct Restore(u8);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            set_tag(self.0);
+        }
+    }
+    let _restore = Restore(tag());
+    tag_thread(device);
+    f()
+}
+
+/// From now on, what this thread allocates is charged to `device`, or to the host if there is none.
+pub fn tag_thread(device: Option<DeviceId>) {
+    set_tag(device.map_or(HOST, tag_of));
+}
+
+/// The device that this thread's allocations are charged to; `None` for the host.
+pub fn current_tag() -> Option<DeviceId> {
+    match tag() {
+        HOST => None,
+        tag => Some(DeviceId(usize::from(tag) - 1)),
+    }
+}
+
+/// The number of blocks that were ever allocated for `device`. A reallocated block counts once.
+pub fn allocations(device: DeviceId) -> u64 {
+    counters(tag_of(device)).count.load(Relaxed)
+}
+
+/// Whether a [`CountingAllocator`] serves this program, that is, whether it has served an allocation.
+pub fn installed() -> bool {
+    INSTALLED.load(Relaxed)
+}
+
+/// Reads the figures of the counting allocator. It measures only if the program installed one.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct AllocatorProbe;
+
+impl MemoryProbe for AllocatorProbe {
+    fn measures(&self) -> bool {
+        installed()
+    }
+
+    fn in_use(&self, device: DeviceId) -> u64 {
+        counters(tag_of(device)).live.load(Relaxed)
+    }
+
+    fn peak(&self, device: DeviceId) -> u64 {
+        let counters = counters(tag_of(device));
+        // A reset passes through zero.
+        counters.peak.load(Relaxed).max(counters.live.load(Relaxed))
+    }
+
+    fn reset_peak(&self, device: DeviceId) {
+        let counters = counters(tag_of(device));
+        // Not a plain store of `live`: that could overwrite a higher peak of a concurrent allocation.
+        counters.peak.store(0, Relaxed);
+        counters.peak.fetch_max(counters.live.load(Relaxed), Relaxed);
+    }
+}
+
+/// The tag of memory that belongs to no device. It is not counted.
+const HOST: u8 = 0;
+
+static INSTALLED: AtomicBool = AtomicBool::new(false);
+
+/// The figures of one tag, alone on its cache lines so that devices do not slow one another down.
+///
+/// Relaxed ordering suffices: each figure is one atomic, whose modifications have one order, and the charge
+/// of a block happens before its release because the block itself was handed over.
+#[repr(align(128))]
+struct Counters {
+    live: AtomicU64,
+    peak: AtomicU64,
+    count: AtomicU64,
+}
+
+static COUNTERS: [Counters; MAX_DEVICES + 1] =
+    [const { Counters { live: AtomicU64::new(0), peak: AtomicU64::new(0), count: AtomicU64::new(0) } };
+        MAX_DEVICES + 1];
+
+thread_local! {
+    static TAG: Cell<u8> = const { Cell::new(HOST) };
+}
+
+fn tag_of(device: DeviceId) -> u8 {
+    // At most 63, so the cast loses nothing.
+    (device.0.min(MAX_DEVICES - 1) + 1) as u8
+}
+
+/// The thread's tag; the host's while the thread ends and its locals are gone.
+fn tag() -> u8 {
+    TAG.try_with(Cell::get).unwrap_or(HOST)
+}
+
+fn set_tag(tag: u8) {
+    // A thread that ends has no tag any more, and needs none.
+    let _ = TAG.try_with(|cell| cell.set(tag));
+}
+
+fn counters(tag: u8) -> &'static Counters {
+    // Tags are at most `MAX_DEVICES`; the mask tells the compiler.
+    &COUNTERS[usize::from(tag) & MAX_DEVICES]
+}
+
+fn charge(tag: u8, bytes: usize) {
+    if tag == HOST {
+        return;
+    }
+    let counters = counters(tag);
+    let live = counters.live.fetch_add(bytes as u64, Relaxed) + bytes as u64;
+    if live > counters.peak.load(Relaxed) {
+        counters.peak.fetch_max(live, Relaxed);
+    }
+}
+
+fn credit(tag: u8, bytes: usize) {
+    if tag != HOST {
+        counters(tag).live.fetch_sub(bytes as u64, Relaxed);
+    }
+}
+
+/// The header's size: it keeps the block behind it aligned.
+fn header(layout: Layout) -> usize {
+    layout.align().max(16)
+}
+
+/// The layout of a header with a block of `size` bytes behind it, aligned as `layout`.
+fn whole(layout: Layout, size: usize) -> Option<Layout> {
+    Layout::from_size_align(size.checked_add(header(layout))?, layout.align()).ok()
+}
+
+/// Writes the header of a new block, charges the block and returns where it begins.
+///
+/// # Safety
+/// `base` is null or begins an allocation of `whole(layout, layout.size())` that nobody else has.
+unsafe fn open(base: *mut u8, layout: Layout) -> *mut u8 {
+    if base.is_null() {
+        return base;
+    }
+    if !INSTALLED.load(Relaxed) {
+        INSTALLED.store(true, Relaxed);
+    }
+    let tag = tag();
+    if tag != HOST {
+        charge(tag, layout.size());
+        counters(tag).count.fetch_add(1, Relaxed);
+    }
+    // SAFETY: the allocation begins with a header of at least 16 bytes, and any address suits a byte.
+    unsafe { base.write(tag) };
+    // SAFETY: the allocation is longer than its header by the block's size.
+    unsafe { base.add(header(layout)) }
+}
+
+// SAFETY: each block lies behind a header within an allocation of the inner allocator that is larger by the
+// header. The header's size is a multiple of the alignment, so the block is aligned, and it depends on the
+// alignment alone, which a reallocation keeps, so it is found again from the block's layout.
+unsafe impl<A: GlobalAlloc> GlobalAlloc for CountingAllocator<A> {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let Some(whole) = whole(layout, layout.size()) else { return ptr::null_mut() };
+        // SAFETY: `whole` includes the header, so its size is not zero.
+        let base = unsafe { self.inner.alloc(whole) };
+        // SAFETY: the allocation of `whole` is new.
+        unsafe { open(base, layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        let Some(whole) = whole(layout, layout.size()) else { return ptr::null_mut() };
+        // SAFETY: `whole` includes the header, so its size is not zero.
+        let base = unsafe { self.inner.alloc_zeroed(whole) };
+        // SAFETY: the allocation of `whole` is new; the tag is written into the header, not the block.
+        unsafe { open(base, layout) }
+    }
+
+    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        // There was such a layout when the block was allocated.
+        let Some(whole) = whole(layout, layout.size()) else { return };
+        // SAFETY: the caller's block lies behind its header in one allocation.
+        let base = unsafe { block.sub(header(layout)) };
+        // SAFETY: `open` wrote the tag there.
+        credit(unsafe { base.read() }, layout.size());
+        // SAFETY: `base` was allocated by the inner allocator with this layout and is freed once.
+        unsafe { self.inner.dealloc(base, whole) };
+    }
+
+    unsafe fn realloc(&self, block: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
+        let (Some(old), Some(new)) = (whole(layout, layout.size()), whole(layout, new_size)) else {
+            return ptr::null_mut();
+        };
+        // SAFETY: the caller's block lies behind its header in one allocation.
+        let base = unsafe { block.sub(header(layout)) };
+        // SAFETY: `open` wrote the tag there.
+        let tag = unsafe { base.read() };
+        // SAFETY: `base` was allocated with `old`; the size of `new` is valid for the alignment and not zero.
+        let base = unsafe { self.inner.realloc(base, old, new.size()) };
+        if base.is_null() {
+            return base;
+        }
+        if new_size >= layout.size() {
+            charge(tag, new_size - layout.size());
+        } else {
+            credit(tag, layout.size() - new_size);
+        }
+        // SAFETY: the header, tag included, moved with the allocation, and the block follows it.
+        unsafe { base.add(header(layout)) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::hint::black_box;
+    use std::sync::mpsc;
+    use std::thread;
+
+    #[global_allocator]
+    static ALLOCATOR: CountingAllocator = CountingAllocator::new(System);
+
+    const PROBE: AllocatorProbe = AllocatorProbe;
+
+    // Each test has devices of its own, as tests run at the same time.
+    fn bytes_on(device: DeviceId, n: usize) -> Vec<u8> {
+        with_tag(Some(device), || black_box(vec![7; n]))
+    }
+
+    #[test]
+    fn a_block_freed_on_another_thread_credits_the_device_that_allocated_it() {
+        let (owner, other) = (DeviceId(50), DeviceId(51));
+        let block = bytes_on(owner, 1000);
+        assert!(PROBE.measures());
+        assert_eq!((PROBE.in_use(owner), PROBE.in_use(other)), (1000, 0));
+        let freed = move || with_tag(Some(other), || drop(block));
+        thread::spawn(freed).join().unwrap();
+        assert_eq!((PROBE.in_use(owner), PROBE.in_use(other)), (0, 0));
+        assert_eq!((PROBE.peak(owner), PROBE.peak(other)), (1000, 0));
+        assert_eq!((allocations(owner), allocations(other)), (1, 0));
+    }
+
+    #[test]
+    fn a_peak_starts_again_at_what_is_in_use() {
+        let device = DeviceId(52);
+        let kept = bytes_on(device, 100);
+        drop(bytes_on(device, 900));
+        assert_eq!(PROBE.peak(device), 1000);
+        PROBE.reset_peak(device);
+        assert_eq!(PROBE.peak(device), 100);
+        drop(bytes_on(device, 50));
+        assert_eq!(PROBE.peak(device), 150);
+        drop(kept);
+        assert_eq!((PROBE.in_use(device), PROBE.peak(device)), (0, 150));
+    }
+
+    #[test]
+    fn a_block_keeps_its_device_when_it_grows_and_shrinks_elsewhere() {
+        let (owner, other) = (DeviceId(53), DeviceId(54));
+        let mut block = bytes_on(owner, 64);
+        with_tag(Some(other), || {
+            block.reserve_exact(1 << 20);
+            assert_eq!(PROBE.in_use(owner), 64 + (1 << 20));
+            block.shrink_to_fit();
+        });
+        assert_eq!((PROBE.in_use(owner), allocations(owner)), (64, 1));
+        assert_eq!((PROBE.in_use(other), allocations(other)), (0, 0));
+        assert_eq!(block, [7; 64]);
+    }
+
+    #[test]
+    fn zeroed_blocks_are_zero_and_charged() {
+        let device = DeviceId(55);
+        for n in [1, 15, 4096, 3 << 20] {
+            let block = with_tag(Some(device), || black_box(vec![0u64; n]));
+            assert!(block.iter().all(|&word| word == 0));
+            assert_eq!(PROBE.in_use(device), 8 * n as u64);
+        }
+        assert_eq!(PROBE.in_use(device), 0);
+    }
+
+    #[test]
+    fn blocks_have_the_alignment_that_was_asked_for() {
+        let device = DeviceId(56);
+        for shift in 0..=16 {
+            let layout = Layout::from_size_align(100, 1 << shift).unwrap();
+            with_tag(Some(device), || {
+                // SAFETY: the layout's size is not zero.
+                let block = unsafe { std::alloc::alloc(layout) };
+                assert!(!block.is_null());
+                assert_eq!(block.addr() % layout.align(), 0);
+                // SAFETY: the block has 100 bytes.
+                unsafe { block.write_bytes(0xAB, 100) };
+                // SAFETY: the block was allocated with this layout.
+                let block = unsafe { std::alloc::realloc(block, layout, 5000) };
+                assert_eq!(block.addr() % layout.align(), 0);
+                // SAFETY: the first 100 bytes were written and moved along.
+                let kept = unsafe { std::slice::from_raw_parts(block, 100) };
+                assert_eq!(kept, [0xAB; 100]);
+                assert_eq!(PROBE.in_use(device), 5000);
+                let layout = Layout::from_size_align(5000, layout.align()).unwrap();
+                // SAFETY: the block was reallocated to this layout.
+                unsafe { std::alloc::dealloc(block, layout) };
+            });
+        }
+        assert_eq!(PROBE.in_use(device), 0);
+    }
+
+    #[test]
+    fn a_size_that_leaves_no_room_for_the_header_is_refused() {
+        let layout = Layout::from_size_align(isize::MAX as usize, 1).unwrap();
+        // SAFETY: the layout's size is not zero.
+        assert!(unsafe { ALLOCATOR.alloc(layout) }.is_null());
+        // SAFETY: the layout's size is not zero.
+        assert!(unsafe { ALLOCATOR.alloc_zeroed(layout) }.is_null());
+        let device = DeviceId(57);
+        let block = bytes_on(device, 10);
+        let small = Layout::from_size_align(10, 1).unwrap();
+        // SAFETY: the block has this layout, and stays as it is when the reallocation is refused.
+        let refused = unsafe { ALLOCATOR.realloc(block.as_ptr().cast_mut(), small, isize::MAX as usize) };
+        assert!(refused.is_null());
+        assert_eq!((PROBE.in_use(device), block), (10, vec![7; 10]));
+    }
+
+    #[test]
+    fn devices_that_allocate_at_the_same_time_are_told_apart() {
+        let first = 30;
+        let (send, receive) = mpsc::channel();
+        thread::scope(|scope| {
+            for i in 0..8 {
+                let send = send.clone();
+                scope.spawn(move || {
+                    let blocks = (0..200).map(|n| bytes_on(DeviceId(first + i), 1 + n * (i + 1)));
+                    blocks.for_each(|block| send.send(block).unwrap());
+                });
+            }
+        });
+        let held = |i: usize| (0..200).map(|n| 1 + n * (i as u64 + 1)).sum::<u64>();
+        for i in 0..8 {
+            let device = DeviceId(first + i);
+            assert_eq!((PROBE.in_use(device), PROBE.peak(device)), (held(i), held(i)));
+            assert_eq!(allocations(device), 200);
+        }
+        drop(send);
+        receive.into_iter().for_each(drop);
+        assert!((0..8).all(|i| PROBE.in_use(DeviceId(first + i)) == 0));
+    }
+
+    #[test]
+    fn devices_beyond_the_last_share_its_figures() {
+        let last = DeviceId(MAX_DEVICES - 1);
+        let block = bytes_on(DeviceId(1000), 77);
+        assert_eq!((PROBE.in_use(last), PROBE.in_use(DeviceId(MAX_DEVICES))), (77, 77));
+        drop(block);
+        assert_eq!(PROBE.in_use(last), 0);
+    }
+
+    #[test]
+    fn tags_nest_and_come_back_after_a_panic() {
+        assert_eq!(current_tag(), None);
+        with_tag(Some(DeviceId(3)), || {
+            let panics = || with_tag(Some(DeviceId(4)), || std::panic::resume_unwind(Box::new("expected")));
+            assert!(std::panic::catch_unwind(panics).is_err());
+            assert_eq!(current_tag(), Some(DeviceId(3)));
+            with_tag(None, || assert_eq!(current_tag(), None));
+            assert_eq!(current_tag(), Some(DeviceId(3)));
+        });
+        assert_eq!(current_tag(), None);
+        let tagged = thread::spawn(|| {
+            tag_thread(Some(DeviceId(5)));
+            current_tag()
+        });
+        assert_eq!(tagged.join().unwrap(), Some(DeviceId(5)));
+    }
+
+    #[test]
+    fn a_thread_that_ends_may_still_allocate() {
+        struct AllocatesAtTheEnd(mpsc::Sender<Vec<u8>>);
+        impl Drop for AllocatesAtTheEnd {
+            fn drop(&mut self) {
+                self.0.send(black_box(vec![1; 4096])).unwrap();
+            }
+        }
+        thread_local! {
+            static LAST: Cell<Option<AllocatesAtTheEnd>> = const { Cell::new(None) };
+        }
+        let (send, receive) = mpsc::channel();
+        thread::spawn(|| LAST.set(Some(AllocatesAtTheEnd(send)))).join().unwrap();
+        assert_eq!(receive.recv().unwrap(), [1; 4096]);
+    }
+
+    proptest! {
+        #[test]
+        fn figures_follow_every_sequence(steps in prop::collection::vec((0u8..4, 1usize..5000, 0u32..10), 1..60)) {
+            let device = DeviceId(58);
+            PROBE.reset_peak(device);
+            let (mut blocks, mut live, mut peak) = (Vec::<(*mut u8, Layout)>::new(), 0, 0);
+            for (step, size, shift) in steps {
+                match step {
+                    0 | 1 => {
+                        let layout = Layout::from_size_align(size, 1 << shift).unwrap();
+                        // SAFETY: the layout's size is not zero.
+                        blocks.push((with_tag(Some(device), || unsafe { ALLOCATOR.alloc(layout) }), layout));
+                        live += size as u64;
+                    }
+                    2 => if let Some((block, layout)) = blocks.pop() {
+                        // SAFETY: the block has this layout, and the new size is not zero.
+                        let moved = unsafe { ALLOCATOR.realloc(block, layout, size) };
+                        blocks.push((moved, Layout::from_size_align(size, layout.align()).unwrap()));
+                        live = live + size as u64 - layout.size() as u64;
+                    },
+                    _ => if let Some((block, layout)) = blocks.pop() {
+                        // SAFETY: the block has this layout and is gone from the list.
+                        unsafe { ALLOCATOR.dealloc(block, layout) };
+                        live -= layout.size() as u64;
+                    },
+                }
+                peak = peak.max(live);
+                prop_assert_eq!((PROBE.in_use(device), PROBE.peak(device)), (live, peak));
+            }
+            for (block, layout) in blocks {
+                // SAFETY: the block has this layout and is freed once.
+                unsafe { ALLOCATOR.dealloc(block, layout) };
+            }
+            prop_assert_eq!(PROBE.in_use(device), 0);
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! What can be wrong with budgets, images and transfers.
+
+use crate::{BufferError, ImageId, LinkError};
+use hydra_core::ByteSize;
+
+/// A budget did not give what was asked of it.
+#[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
+pub enum BudgetError {
+    /// Fewer bytes are free than were asked for.
+    #[error(
+        "`{owner}` needs {} of `{budget}`, of which {} of {} are free; the rest is held by {holders}: {}",
+        ByteSize(*requested), ByteSize(*available), ByteSize(*capacity), advice(*requested, *capacity)
+    )]
+    Refused {
+        /// The bytes that were asked for.
+        requested: u64,
+        /// The bytes that were free.
+        available: u64,
+        /// The bytes of the whole budget.
+        capacity: u64,
+        /// The budget's name.
+        budget: String,
+        /// Who asked.
+        owner: String,
+        /// Who holds the most of the rest, and how much each.
+        holders: String,
+    },
+}
+
+fn advice(requested: u64, capacity: u64) -> &'static str {
+    match requested > capacity {
+        true => "it can never fit; raise the budget, or ask for less with smaller shards or a smaller batch",
+        false => "wait until some of it is released, raise the budget, or train fewer tasks at once",
+    }
+}
+
+/// Bytes could not be kept or moved.
+#[derive(Debug, thiserror::Error)]
+pub enum SpillError {
+    /// A budget refused a reservation.
+    #[error(transparent)]
+    Budget(#[from] BudgetError),
+    /// A link failed to copy.
+    #[error(transparent)]
+    Link(#[from] LinkError),
+    /// The double buffer was used out of turn.
+    #[error(transparent)]
+    Buffer(#[from] BufferError),
+    /// An image is in use by someone whom the caller excludes.
+    #[error("{image} is busy: {}", busy(*readers))]
+    ImageBusy {
+        /// The image.
+        image: ImageId,
+        /// How many views of it are alive; zero if it is being written.
+        readers: usize,
+    },
+    /// The store does not hold an image.
+    #[error("{image} is not in the store: insert it before use and remove it only after its task has ended")]
+    ImageMissing {
+        /// The image.
+        image: ImageId,
+    },
+    /// The store holds an image of that name already.
+    #[error("{image} is in the store already: remove it before another is inserted in its place")]
+    ImageExists {
+        /// The image.
+        image: ImageId,
+    },
+    /// An optimizer moment has another length than the parameters.
+    #[error(
+        "{image} has {params} parameters, but its moment {moment} has {found} elements: give it {params}"
+    )]
+    MomentLength {
+        /// The image.
+        image: ImageId,
+        /// The elements of the parameters.
+        params: usize,
+        /// The moment's index.
+        moment: usize,
+        /// The elements of the moment.
+        found: usize,
+    },
+    /// A reservation does not cover the bytes that it was given for.
+    #[error(
+        "the reservation of `{owner}` is {}, at least {} are needed: reserve what the images take",
+        ByteSize(*reserved), ByteSize(*needed)
+    )]
+    ReservationTooSmall {
+        /// The bytes that are needed: all of those counted until it no longer sufficed.
+        needed: u64,
+        /// The bytes of the reservation.
+        reserved: u64,
+        /// Whose reservation it is.
+        owner: String,
+    },
+    /// A reservation was made against another budget than the one whose bytes it was given for.
+    #[error("the reservation of `{owner}` is of `{found}`, expected one of `{expected}`: reserve it there")]
+    ReservationElsewhere {
+        /// The budget that the bytes belong to.
+        expected: String,
+        /// The budget of the reservation.
+        found: String,
+        /// Whose reservation it is.
+        owner: String,
+    },
+}
+
+fn busy(readers: usize) -> String {
+    match readers {
+        0 => "it is being written; commit or drop its writer first".to_owned(),
+        1 => "1 reader holds it; drop its view first".to_owned(),
+        n => format!("{n} readers hold it; drop their views first"),
+    }
+}

@@ -1,0 +1,628 @@
+//! The port through which bytes move between the host and one device.
+//!
+//! A link copies whole buffers up to a device or down to the host and blocks until a copy is done; who
+//! calls it from which thread decides what overlaps. [`HostCopyLink`] serves a logical device that is a
+//! part of this machine's CPU, and [`SimulatedLink`] slows another link down to a given bandwidth, so that
+//! what a GPU's transfers cost shows in tests on a machine without one. A CUDA link has its place beside
+//! them, in a module `cuda`: buffers from the driver's pool, pinned staging and one stream per direction
+//! behind the same three copies. The conformance suite in this file's tests runs on every link.
+
+use crate::alloc;
+use bytes::Bytes;
+use hydra_core::{Bandwidth, DeviceId};
+use std::collections::{TryReserveError, VecDeque};
+use std::fmt;
+use std::mem::size_of_val;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// The direction of a copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// From the host to the device.
+    Up,
+    /// From the device to the host.
+    Down,
+}
+
+impl fmt::Display for Direction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Up => "up to the device",
+            Self::Down => "down to the host",
+        })
+    }
+}
+
+/// Why a copy was not made.
+#[derive(Debug, thiserror::Error)]
+pub enum LinkError {
+    /// The caller's buffer does not have the size of what is copied into it.
+    #[error(
+        "link `{link}`: the buffer on the device has {found} bytes, the caller's {expected}; give buffers of the same shape"
+    )]
+    Length {
+        /// The link's name.
+        link: String,
+        /// Bytes of the caller's buffer.
+        expected: u64,
+        /// Bytes of the buffer on the device.
+        found: u64,
+    },
+    /// The heap has no room for the copy, although a budget had.
+    #[error(
+        "link `{link}`: no memory for {bytes} bytes {direction}; set budgets below what the machine has free"
+    )]
+    Memory {
+        /// The link's name.
+        link: String,
+        /// Where the copy was to go.
+        direction: Direction,
+        /// The size of the copy.
+        bytes: u64,
+        /// The heap's answer.
+        #[source]
+        source: TryReserveError,
+    },
+    /// The device or its driver failed during a copy.
+    #[error("link `{link}`: a copy of {bytes} bytes {direction} failed; see the cause")]
+    Transfer {
+        /// The link's name.
+        link: String,
+        /// Where the copy was to go.
+        direction: Direction,
+        /// The size of the copy.
+        bytes: u64,
+        /// What the driver said.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+}
+
+/// Moves bytes between the host and one device.
+///
+/// Buffers on the device are [`Bytes`] like those on the host: on a CPU because they are host memory, on a
+/// GPU because a managed or mapped range is. They are never written after the copy, and they are aligned
+/// for every element type ([`ALIGN`]), as tensors are read from them in place.
+pub trait DeviceLink: Send + Sync {
+    /// A name for messages and reports.
+    fn name(&self) -> &str;
+
+    /// Copies host bytes into memory of the device. Dropping the last clone of the result frees that
+    /// memory, or returns it to the link's free list.
+    ///
+    /// # Errors
+    /// [`LinkError::Memory`] if the device has no room, [`LinkError::Transfer`] if the device fails.
+    fn copy_in(&self, host: &Bytes) -> Result<Bytes, LinkError>;
+
+    /// Copies bytes of the device into new host memory.
+    ///
+    /// # Errors
+    /// [`LinkError::Memory`] if the host has no room, [`LinkError::Transfer`] if the device fails.
+    fn copy_out(&self, device: &Bytes) -> Result<Bytes, LinkError>;
+
+    /// Copies floats of the device into the caller's buffer or, with `accumulate`, adds them to it element
+    /// by element.
+    ///
+    /// # Errors
+    /// [`LinkError::Length`] if `device` does not have four bytes for each element of `out`, which then
+    /// stays as it is; [`LinkError::Transfer`] if the device fails.
+    fn copy_out_into(&self, device: &Bytes, out: &mut [f32], accumulate: bool) -> Result<(), LinkError>;
+
+    /// Bytes moved in this direction so far.
+    fn moved(&self, direction: Direction) -> u64;
+}
+
+/// The alignment, in bytes, of what [`DeviceLink::copy_in`] and [`DeviceLink::copy_out`] return.
+pub const ALIGN: usize = 64;
+
+/// The link of a logical device that is a part of this machine's CPU: real copies within host memory.
+///
+/// What it copies in is charged to the device by the counting allocator, what it copies out to the host.
+#[derive(Debug)]
+pub struct HostCopyLink {
+    name: String,
+    device: DeviceId,
+    idle: Arc<IdleBuffers>,
+    up: AtomicU64,
+    down: AtomicU64,
+}
+
+impl HostCopyLink {
+    /// The link of `device`. It keeps no freed buffers.
+    pub fn new(device: DeviceId) -> Self {
+        let (up, down) = (AtomicU64::new(0), AtomicU64::new(0));
+        Self { name: format!("host copy, {device}"), device, idle: Arc::default(), up, down }
+    }
+
+    /// This link with a free list: up to `bytes` of freed device buffers are kept for copies of exactly
+    /// their size, the oldest going first. Idle buffers are memory of the device, so a reservation has to
+    /// stand for them.
+    pub fn with_idle_limit(self, bytes: u64) -> Self {
+        Self { idle: Arc::new(IdleBuffers { limit: bytes, kept: Mutex::default() }), ..self }
+    }
+
+    fn memory_error(&self, direction: Direction, bytes: usize, source: TryReserveError) -> LinkError {
+        LinkError::Memory { link: self.name.clone(), direction, bytes: bytes as u64, source }
+    }
+}
+
+impl DeviceLink for HostCopyLink {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn copy_in(&self, host: &Bytes) -> Result<Bytes, LinkError> {
+        let reused = self.idle.take(host.len());
+        let storage = reused.map_or_else(|| alloc::with_tag(Some(self.device), || room(host.len())), Ok);
+        let storage = storage.map_err(|e| self.memory_error(Direction::Up, host.len(), e))?;
+        let bytes = Some(AlignedBytes::fill(storage, host));
+        self.up.fetch_add(host.len() as u64, Relaxed);
+        Ok(Bytes::from_owner(DeviceBuffer { bytes, home: self.idle.clone() }))
+    }
+
+    fn copy_out(&self, device: &Bytes) -> Result<Bytes, LinkError> {
+        alloc::with_tag(None, || {
+            let storage = room(device.len());
+            let storage = storage.map_err(|e| self.memory_error(Direction::Down, device.len(), e))?;
+            let bytes = AlignedBytes::fill(storage, device);
+            self.down.fetch_add(device.len() as u64, Relaxed);
+            Ok(Bytes::from_owner(bytes))
+        })
+    }
+
+    fn copy_out_into(&self, device: &Bytes, out: &mut [f32], accumulate: bool) -> Result<(), LinkError> {
+        let (expected, found) = (size_of_val(out) as u64, device.len() as u64);
+        if expected != found {
+            return Err(LinkError::Length { link: self.name.clone(), expected, found });
+        }
+        if accumulate {
+            add(device, out);
+        } else {
+            bytemuck::cast_slice_mut(out).copy_from_slice(device);
+        }
+        self.down.fetch_add(found, Relaxed);
+        Ok(())
+    }
+
+    fn moved(&self, direction: Direction) -> u64 {
+        match direction {
+            Direction::Up => self.up.load(Relaxed),
+            Direction::Down => self.down.load(Relaxed),
+        }
+    }
+}
+
+/// Adds floats element by element; the bytes may have any alignment.
+fn add(floats: &[u8], out: &mut [f32]) {
+    let (floats, _) = floats.as_chunks();
+    for (sum, float) in out.iter_mut().zip(floats) {
+        *sum += f32::from_ne_bytes(*float);
+    }
+}
+
+/// Room for `len` bytes and for the shift that aligns them.
+fn room(len: usize) -> Result<Vec<u8>, TryReserveError> {
+    let mut storage = Vec::new();
+    storage.try_reserve_exact(len.saturating_add(ALIGN - 1))?;
+    Ok(storage)
+}
+
+/// Bytes that begin at a multiple of [`ALIGN`], which a `Vec<u8>` alone does not promise.
+#[derive(Debug)]
+struct AlignedBytes {
+    storage: Vec<u8>,
+    start: usize,
+}
+
+impl AlignedBytes {
+    /// Copies `bytes` into storage that has [`room`] for them, so that it does not move. Only the shift
+    /// is filled with zeros, the rest is written once.
+    fn fill(mut storage: Vec<u8>, bytes: &[u8]) -> Self {
+        let start = storage.as_ptr().addr().wrapping_neg() % ALIGN;
+        storage.clear();
+        storage.resize(start, 0);
+        storage.extend_from_slice(bytes);
+        Self { storage, start }
+    }
+}
+
+impl AsRef<[u8]> for AlignedBytes {
+    fn as_ref(&self) -> &[u8] {
+        &self.storage[self.start..]
+    }
+}
+
+/// A device buffer that goes to its link's free list when the last reader drops it.
+struct DeviceBuffer {
+    /// `None` only while it is dropped.
+    bytes: Option<AlignedBytes>,
+    home: Arc<IdleBuffers>,
+}
+
+impl AsRef<[u8]> for DeviceBuffer {
+    fn as_ref(&self) -> &[u8] {
+        self.bytes.as_ref().map_or(&[], AlignedBytes::as_ref)
+    }
+}
+
+impl Drop for DeviceBuffer {
+    fn drop(&mut self) {
+        if let Some(bytes) = self.bytes.take() {
+            self.home.give(bytes);
+        }
+    }
+}
+
+/// Freed device buffers that wait for a copy of their size.
+#[derive(Debug, Default)]
+struct IdleBuffers {
+    /// The most bytes that are kept; with zero nothing ever is.
+    limit: u64,
+    kept: Mutex<Kept>,
+}
+
+#[derive(Debug, Default)]
+struct Kept {
+    /// The size of the contents and the storage, the oldest first.
+    buffers: VecDeque<(usize, Vec<u8>)>,
+    /// Bytes of all storage.
+    bytes: u64,
+}
+
+impl IdleBuffers {
+    fn kept(&self) -> MutexGuard<'_, Kept> {
+        // Nothing panics between two changes that belong together.
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take(&self, len: usize) -> Option<Vec<u8>> {
+        if self.limit == 0 {
+            return None;
+        }
+        let mut kept = self.kept();
+        let index = kept.buffers.iter().position(|(size, _)| *size == len)?;
+        let (_, storage) = kept.buffers.remove(index)?;
+        kept.bytes -= storage.capacity() as u64;
+        Some(storage)
+    }
+
+    fn give(&self, freed: AlignedBytes) {
+        let size = freed.storage.capacity() as u64;
+        if size > self.limit {
+            return;
+        }
+        let mut evicted = Vec::new();
+        let mut kept = self.kept();
+        while kept.bytes + size > self.limit
+            && let Some((_, oldest)) = kept.buffers.pop_front()
+        {
+            kept.bytes -= oldest.capacity() as u64;
+            evicted.push(oldest);
+        }
+        kept.bytes += size;
+        let len = freed.storage.len() - freed.start;
+        // The list's own memory is the host's, whoever drops the buffer.
+        alloc::with_tag(None, || kept.buffers.push_back((len, freed.storage)));
+        // Freeing may take long, and nobody has to wait for it.
+        drop(kept);
+        drop(evicted);
+    }
+}
+
+/// A link that is as slow as a given bandwidth and latency make it: a copy of `n` bytes takes at least
+/// `latency + n / bandwidth` (on average, see below), or as long as the inner link takes. One copy at a
+/// time runs in each direction, and the directions are independent, as those of a PCIe bus are.
+///
+/// The thread sleeps for what is left after the real copy. Sleeping takes longer than asked, so what a sleep
+/// took too long comes off the following ones in its direction, and the average over many copies is right.
+#[derive(Debug)]
+pub struct SimulatedLink<L> {
+    name: String,
+    inner: L,
+    bandwidth: Bandwidth,
+    latency: Duration,
+    up: Mutex<Lane>,
+    down: Mutex<Lane>,
+}
+
+impl<L: DeviceLink> SimulatedLink<L> {
+    /// Slows `inner` down to `bandwidth` in each direction, with `latency` before each copy. A bandwidth
+    /// that is not a positive number leaves the latency alone.
+    pub fn new(inner: L, bandwidth: Bandwidth, latency: Duration) -> Self {
+        let name = format!("{}, simulated at {bandwidth}", inner.name());
+        Self { name, inner, bandwidth, latency, up: Mutex::default(), down: Mutex::default() }
+    }
+
+    /// The time that a copy of so many bytes is to take.
+    fn due(&self, bytes: usize) -> Duration {
+        let transfer = Duration::try_from_secs_f64(bytes as f64 / self.bandwidth.0);
+        self.latency.saturating_add(transfer.unwrap_or_default())
+    }
+
+    fn timed<R>(
+        &self,
+        lane: &Mutex<Lane>,
+        bytes: usize,
+        copy: impl FnOnce() -> Result<R, LinkError>,
+    ) -> Result<R, LinkError> {
+        // Held until the copy's time is over, so that the next one in this direction waits.
+        let mut lane = lane.lock().unwrap_or_else(PoisonError::into_inner);
+        let start = Instant::now();
+        let copied = copy()?;
+        let rest = lane.rest(self.due(bytes), start.elapsed());
+        if !rest.is_zero() {
+            lane.slept(rest, sleep(rest));
+        }
+        Ok(copied)
+    }
+}
+
+impl<L: DeviceLink> DeviceLink for SimulatedLink<L> {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn copy_in(&self, host: &Bytes) -> Result<Bytes, LinkError> {
+        self.timed(&self.up, host.len(), || self.inner.copy_in(host))
+    }
+
+    fn copy_out(&self, device: &Bytes) -> Result<Bytes, LinkError> {
+        self.timed(&self.down, device.len(), || self.inner.copy_out(device))
+    }
+
+    fn copy_out_into(&self, device: &Bytes, out: &mut [f32], accumulate: bool) -> Result<(), LinkError> {
+        self.timed(&self.down, device.len(), || self.inner.copy_out_into(device, out, accumulate))
+    }
+
+    fn moved(&self, direction: Direction) -> u64 {
+        self.inner.moved(direction)
+    }
+}
+
+/// One direction of a simulated link.
+#[derive(Debug, Default)]
+struct Lane {
+    /// What earlier sleeps took too long, less what later ones were shortened by.
+    overslept: Duration,
+}
+
+impl Lane {
+    /// What is left to sleep of the `due` time when the copy itself has `taken` some of it.
+    fn rest(&mut self, due: Duration, taken: Duration) -> Duration {
+        let rest = due.saturating_sub(taken);
+        let shortened = self.overslept.min(rest);
+        self.overslept -= shortened;
+        rest - shortened
+    }
+
+    fn slept(&mut self, asked: Duration, took: Duration) {
+        self.overslept += took.saturating_sub(asked);
+    }
+}
+
+/// Sleeps at least that long and returns how long it was.
+#[expect(clippy::disallowed_methods, reason = "a simulated link stands for the passing of time")]
+fn sleep(time: Duration) -> Duration {
+    let start = Instant::now();
+    std::thread::sleep(time);
+    start.elapsed()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::alloc::{AllocatorProbe, allocations};
+    use hydra_core::MemoryProbe;
+    use proptest::prelude::*;
+
+    const FAST: Bandwidth = Bandwidth(64e9);
+    const PROBE: AllocatorProbe = AllocatorProbe;
+
+    // Devices of the tests of this file: 20 to 29.
+    fn links(first: usize) -> [Box<dyn DeviceLink>; 3] {
+        let pooled = || HostCopyLink::new(DeviceId(first + 1)).with_idle_limit(1 << 20);
+        [
+            Box::new(HostCopyLink::new(DeviceId(first))),
+            Box::new(pooled()),
+            Box::new(SimulatedLink::new(pooled(), FAST, Duration::from_micros(1))),
+        ]
+    }
+
+    fn pattern(seed: usize, len: usize) -> Vec<u8> {
+        (0..len).map(|i| (i * 31 + seed * 17 + (i >> 8)) as u8).collect()
+    }
+
+    fn floats(values: &[f32]) -> Bytes {
+        Bytes::copy_from_slice(bytemuck::cast_slice(values))
+    }
+
+    /// What every link promises.
+    fn conforms(link: &dyn DeviceLink) {
+        assert!(!link.name().is_empty());
+        contents_arrive_aligned_and_counted(link);
+        copies_are_independent_of_the_host(link);
+        floats_are_copied_and_added(link);
+        wrong_lengths_are_refused(link);
+        copies_may_be_made_at_the_same_time(link);
+    }
+
+    fn contents_arrive_aligned_and_counted(link: &dyn DeviceLink) {
+        for len in [0, 1, 63, 64, 65, 4096, 100_003] {
+            let (up, down) = (link.moved(Direction::Up), link.moved(Direction::Down));
+            // A slice of a larger buffer, off its alignment.
+            let host = Bytes::from(pattern(len, len + 3)).slice(3..);
+            let device = link.copy_in(&host).unwrap();
+            let back = link.copy_out(&device).unwrap();
+            assert_eq!((&device, &back), (&host, &host));
+            assert!([&device, &back].iter().all(|b| b.as_ptr().addr() % ALIGN == 0));
+            assert_eq!(link.moved(Direction::Up) - up, len as u64);
+            assert_eq!(link.moved(Direction::Down) - down, len as u64);
+        }
+    }
+
+    fn copies_are_independent_of_the_host(link: &dyn DeviceLink) {
+        let mut values = pattern(1, 1000);
+        let host = Bytes::copy_from_slice(&values);
+        let device = link.copy_in(&host).unwrap();
+        let mut host = host.try_into_mut().expect("the link kept nothing of the host's buffer");
+        host.fill(0);
+        assert_eq!(device, values);
+        let back = link.copy_out(&device).unwrap();
+        drop(device);
+        // A buffer of the same size may take the freed one's place.
+        let next = link.copy_in(&Bytes::from(pattern(2, 1000))).unwrap();
+        assert_eq!((back, next), (Bytes::from(std::mem::take(&mut values)), pattern(2, 1000).into()));
+    }
+
+    fn floats_are_copied_and_added(link: &dyn DeviceLink) {
+        let down = link.moved(Direction::Down);
+        let mut out = [f32::NAN; 5];
+        let first = link.copy_in(&floats(&[1.0, -2.5, 0.0, 3e30, 7.0])).unwrap();
+        link.copy_out_into(&first, &mut out, false).unwrap();
+        assert_eq!(out, [1.0, -2.5, 0.0, 3e30, 7.0]);
+        let second = link.copy_in(&floats(&[0.1, 2.5, -1.0, 1.0, 0.5])).unwrap();
+        link.copy_out_into(&second, &mut out, true).unwrap();
+        assert_eq!(out, [1.0 + 0.1, 0.0, -1.0, 3e30, 7.5]);
+        // A view in the middle of a buffer, at an odd address.
+        let mut shifted = vec![0];
+        shifted.extend_from_slice(bytemuck::cast_slice(&[4.0_f32, 5.0]));
+        let third = link.copy_in(&Bytes::from(shifted)).unwrap().slice(1..);
+        link.copy_out_into(&third, &mut out[..2], true).unwrap();
+        link.copy_out_into(&third, &mut out[3..], false).unwrap();
+        assert_eq!(out, [1.0 + 0.1 + 4.0, 5.0, -1.0, 4.0, 5.0]);
+        assert_eq!(link.moved(Direction::Down) - down, 20 + 20 + 8 + 8);
+    }
+
+    fn wrong_lengths_are_refused(link: &dyn DeviceLink) {
+        let down = link.moved(Direction::Down);
+        let device = link.copy_in(&floats(&[1.0, 2.0, 3.0])).unwrap();
+        for accumulate in [false, true] {
+            for (len, cut) in [(2, 0), (4, 0), (0, 0), (3, 1)] {
+                let mut out = vec![9.0; len];
+                let error = link.copy_out_into(&device.slice(cut..), &mut out, accumulate).unwrap_err();
+                let LinkError::Length { expected, found, .. } = error else { panic!("{error}") };
+                assert_eq!((expected, found), (4 * len as u64, 12 - cut as u64));
+                assert_eq!(out, vec![9.0; len]);
+            }
+        }
+        assert_eq!(link.moved(Direction::Down), down);
+    }
+
+    fn copies_may_be_made_at_the_same_time(link: &dyn DeviceLink) {
+        let (up, down) = (link.moved(Direction::Up), link.moved(Direction::Down));
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                scope.spawn(move || {
+                    for round in 0..50 {
+                        let host = Bytes::from(pattern(thread * 100 + round, 5000));
+                        let device = link.copy_in(&host).unwrap();
+                        assert_eq!(link.copy_out(&device).unwrap(), host);
+                    }
+                });
+            }
+        });
+        assert_eq!(link.moved(Direction::Up) - up, 4 * 50 * 5000);
+        assert_eq!(link.moved(Direction::Down) - down, 4 * 50 * 5000);
+    }
+
+    #[test]
+    fn every_link_conforms() {
+        links(20).iter().for_each(|link| conforms(link.as_ref()));
+    }
+
+    #[test]
+    fn what_is_copied_in_is_charged_to_the_device_and_what_comes_out_is_not() {
+        let device = DeviceId(24);
+        let link = HostCopyLink::new(device);
+        let len = 1 << 20;
+        let there = link.copy_in(&Bytes::from(pattern(0, len))).unwrap();
+        let charged = (len + ALIGN - 1) as u64;
+        assert_eq!(PROBE.in_use(device), charged);
+        let back = alloc::with_tag(Some(device), || link.copy_out(&there)).unwrap();
+        let clone = there.clone();
+        drop(there);
+        assert_eq!((PROBE.in_use(device), back.len()), (charged, len));
+        std::thread::spawn(|| drop(clone)).join().unwrap();
+        assert_eq!((PROBE.in_use(device), PROBE.peak(device)), (0, charged));
+    }
+
+    #[test]
+    fn freed_buffers_are_used_again_within_the_limit() {
+        let device = DeviceId(25);
+        let room = |len: usize| (len + ALIGN - 1) as u64;
+        let link = HostCopyLink::new(device).with_idle_limit(room(1000) + room(2000));
+        let copy = |len: usize| link.copy_in(&Bytes::from(pattern(len, len))).unwrap();
+        drop((copy(1000), copy(2000)));
+        assert_eq!((PROBE.in_use(device), allocations(device)), (room(1000) + room(2000), 2));
+        let (again, other) = (copy(1000), copy(1001));
+        assert_eq!((allocations(device), &again[..]), (3, &pattern(1000, 1000)[..]));
+        drop(other);
+        assert_eq!(PROBE.in_use(device), room(1000) + room(1001), "the oldest, of 2000, made room");
+        drop(again);
+        assert_eq!(PROBE.in_use(device), room(1000) + room(1001));
+        drop(copy(1 << 20));
+        assert_eq!(PROBE.in_use(device), room(1000) + room(1001), "what exceeds the limit is freed");
+        let outlives = copy(1001);
+        drop(link);
+        assert_eq!(PROBE.in_use(device), room(1001) + room(1000));
+        drop(outlives);
+        assert_eq!(PROBE.in_use(device), 0);
+    }
+
+    #[test]
+    fn a_link_without_an_idle_limit_keeps_nothing() {
+        let device = DeviceId(26);
+        let link = HostCopyLink::new(device);
+        (0..3).for_each(|_| drop(link.copy_in(&Bytes::from(pattern(0, 500))).unwrap()));
+        assert_eq!((PROBE.in_use(device), allocations(device)), (0, 3));
+    }
+
+    #[test]
+    fn a_copy_is_due_after_latency_and_transfer() {
+        let due = |bandwidth, bytes| {
+            let latency = Duration::from_micros(20);
+            SimulatedLink::new(HostCopyLink::new(DeviceId(27)), Bandwidth(bandwidth), latency).due(bytes)
+        };
+        assert_eq!(due(1e9, 1_000_000), Duration::from_micros(1020));
+        assert_eq!(due(1e9, 0), Duration::from_micros(20));
+        for odd in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+            assert_eq!(due(odd, 1000), Duration::from_micros(20), "{odd}");
+        }
+    }
+
+    #[test]
+    fn a_simulated_link_passes_errors_on_and_names_itself() {
+        let link = SimulatedLink::new(HostCopyLink::new(DeviceId(28)), Bandwidth(1e9), Duration::ZERO);
+        assert_eq!(link.name(), "host copy, device 28, simulated at 953.67 MiB/s");
+        let error = link.copy_out_into(&floats(&[1.0]), &mut [0.0; 2], false).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "link `host copy, device 28`: the buffer on the device has 4 bytes, the caller's 8; give buffers of the same shape"
+        );
+    }
+
+    proptest! {
+        // Copies and sleeps of made-up lengths: the times add up, whatever the clock does.
+        #[test]
+        fn oversleeping_is_made_up_for(copies in prop::collection::vec((0u64..5000, 0u64..3000, 0u64..2000), 1..50)) {
+            let time = Duration::from_micros;
+            let (mut lane, mut wanted, mut spent) = (Lane::default(), Duration::ZERO, Duration::ZERO);
+            for (due, taken, oversleeps) in copies {
+                let (due, taken) = (time(due), time(taken));
+                let rest = lane.rest(due, taken);
+                prop_assert!(taken + rest <= due.max(taken));
+                let mut slept = Duration::ZERO;
+                if !rest.is_zero() {
+                    slept = rest + time(oversleeps);
+                    lane.slept(rest, slept);
+                }
+                wanted += due.max(taken);
+                spent += taken + slept;
+                // Never faster than the bandwidth in sum, and never slower by more than what is owed.
+                prop_assert_eq!(spent, wanted + lane.overslept);
+            }
+        }
+    }
+}

@@ -1,0 +1,326 @@
+//! Moving images and activations between a store and the memory of one device.
+
+use crate::store::covers;
+use crate::{Budget, DeviceLink, Direction, ImageId, Reservation, SpillError, TierStore};
+use bytes::Bytes;
+use hydra_core::{DeviceId, HostActivation, HostTensor, TaskId};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Images of one task in a device's memory: copies that are read and dropped, never written back.
+#[derive(Debug)]
+#[must_use = "a resident copy is dropped with this"]
+pub struct Resident {
+    /// Each image's bytes in device memory and the version that they are a copy of.
+    images: BTreeMap<usize, (Bytes, u64)>,
+    /// Released after the bytes are freed, for fields are dropped in this order.
+    reservation: Reservation,
+}
+
+impl Resident {
+    /// The bytes of an image. They are shared: a clone that outlives the resident copy keeps memory that is
+    /// no longer reserved.
+    ///
+    /// # Panics
+    /// If the image is not among [`images`](Self::images): a shard read what was not promoted for it.
+    #[track_caller]
+    pub fn image(&self, image: usize) -> Bytes {
+        match self.images.get(&image) {
+            Some((bytes, _)) => bytes.clone(),
+            None => panic!(
+                "image {image} was read, but `{}` promoted only {:?}",
+                self.reservation.owner(),
+                self.images().collect::<Vec<_>>()
+            ),
+        }
+    }
+
+    /// The bytes of all images.
+    pub fn bytes(&self) -> u64 {
+        self.images.values().map(|(bytes, _)| bytes.len() as u64).sum()
+    }
+
+    /// The version that an image is a copy of, if it is here.
+    pub fn version(&self, image: usize) -> Option<u64> {
+        self.images.get(&image).map(|(_, version)| *version)
+    }
+
+    /// The indices of the images, ascending.
+    pub fn images(&self) -> impl Iterator<Item = usize> + '_ {
+        self.images.keys().copied()
+    }
+}
+
+/// Brings what shard tasks read into the memory of one device, and takes what they make out of it.
+///
+/// It decides nothing: who is promoted when, and against which reservation, is the orchestrator's to say.
+pub struct SpillManager {
+    device: DeviceId,
+    budget: Budget,
+    store: Arc<dyn TierStore>,
+    link: Arc<dyn DeviceLink>,
+}
+
+impl SpillManager {
+    /// A manager of `device`, whose memory `budget` counts and `link` reaches.
+    pub fn new(
+        device: DeviceId,
+        budget: Budget,
+        store: Arc<dyn TierStore>,
+        link: Arc<dyn DeviceLink>,
+    ) -> Self {
+        Self { device, budget, store, link }
+    }
+
+    /// Copies images of a task from the store to the device. Each image's view is dropped right after its
+    /// copy, so that the optimizer can write the masters while the device computes on the copy.
+    ///
+    /// # Errors
+    /// [`SpillError::ReservationElsewhere`] and [`SpillError::ReservationTooSmall`] if the reservation is not
+    /// of this device's budget or does not cover the images, and what the store's read and the link return.
+    /// The reservation is released then.
+    pub fn promote(
+        &self,
+        task: TaskId,
+        images: &[usize],
+        reservation: Reservation,
+    ) -> Result<Resident, SpillError> {
+        self.owns(&reservation)?;
+        let mut resident = Resident { images: BTreeMap::new(), reservation };
+        let mut needed = 0;
+        for &image in images {
+            if resident.images.contains_key(&image) {
+                continue;
+            }
+            let view = self.store.read(ImageId { task, image })?;
+            needed += view.bytes.len() as u64;
+            covers(&resident.reservation, needed)?;
+            let copy = self.link.copy_in(&view.bytes)?;
+            resident.images.insert(image, (copy, view.version));
+        }
+        Ok(resident)
+    }
+
+    fn owns(&self, reservation: &Reservation) -> Result<(), SpillError> {
+        match reservation.budget().is(&self.budget) {
+            true => Ok(()),
+            false => Err(SpillError::ReservationElsewhere {
+                expected: self.budget.name().to_owned(),
+                found: reservation.budget().name().to_owned(),
+                owner: reservation.owner().to_owned(),
+            }),
+        }
+    }
+
+    /// Copies an activation from the host to the device. The bytes are the caller's to reserve.
+    ///
+    /// # Errors
+    /// What the link returns.
+    pub fn bring_in(&self, activation: &HostActivation) -> Result<HostActivation, SpillError> {
+        let copy = |part: &HostTensor| Ok(part_of(part, self.link.copy_in(&part.bytes)?));
+        let parts = activation.parts.iter().map(copy).collect::<Result<_, SpillError>>()?;
+        Ok(HostActivation { parts })
+    }
+
+    /// Copies an activation from the device to the host, and drops each part on the device as soon as it is
+    /// copied.
+    ///
+    /// # Errors
+    /// What the link returns.
+    pub fn take_out(&self, activation: HostActivation) -> Result<HostActivation, SpillError> {
+        let copy = |part: HostTensor| Ok(part_of(&part, self.link.copy_out(&part.bytes)?));
+        let parts = activation.parts.into_iter().map(copy).collect::<Result<_, SpillError>>()?;
+        Ok(HostActivation { parts })
+    }
+
+    /// Drops a resident copy. It is clean, for masters are written on the host alone, so no byte moves.
+    pub fn demote(&self, resident: Resident) {
+        drop(resident);
+    }
+
+    /// All bytes that were copied to the device, images and activations.
+    pub fn promoted_bytes(&self) -> u64 {
+        self.link.moved(Direction::Up)
+    }
+
+    /// All bytes that were copied from the device, activations and gradients.
+    pub fn demoted_bytes(&self) -> u64 {
+        self.link.moved(Direction::Down)
+    }
+
+    /// The budget of the device's memory.
+    pub fn budget(&self) -> &Budget {
+        &self.budget
+    }
+
+    /// The link to the device.
+    pub fn link(&self) -> &dyn DeviceLink {
+        self.link.as_ref()
+    }
+
+    /// The device.
+    pub fn device(&self) -> DeviceId {
+        self.device
+    }
+
+    /// The store that images are promoted from.
+    pub fn store(&self) -> &Arc<dyn TierStore> {
+        &self.store
+    }
+}
+
+/// `part` with its bytes elsewhere.
+fn part_of(part: &HostTensor, bytes: Bytes) -> HostTensor {
+    HostTensor::view(bytes, part.shape.clone(), part.dtype)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{DramStore, HostCopyLink, LinkError, Masters};
+    use hydra_core::ByteSize;
+
+    const TASK: TaskId = TaskId(1);
+    const DEVICE: DeviceId = DeviceId(2);
+
+    /// A store with images 0..3 of 100, 200 and 300 parameters with the values 0, 1 and 2, and a device of
+    /// 2000 bytes.
+    fn manager(link: impl DeviceLink + 'static) -> SpillManager {
+        let host = Budget::new("host memory", ByteSize::mib(1));
+        let store = DramStore::new();
+        for image in 0..3 {
+            let masters = Masters { params: vec![image as f32; 100 * (image + 1)], moments: Vec::new() };
+            let reservation = host.reserve(masters.len_bytes(), "masters").unwrap();
+            store.insert(ImageId { task: TASK, image }, masters, reservation).unwrap();
+        }
+        SpillManager::new(DEVICE, Budget::new("cpu:2", ByteSize(2000)), Arc::new(store), Arc::new(link))
+    }
+
+    fn promote(
+        manager: &SpillManager,
+        images: &[usize],
+        bytes: u64,
+        task: TaskId,
+    ) -> Result<Resident, SpillError> {
+        manager.promote(task, images, manager.budget().reserve(bytes, "shard 4")?)
+    }
+
+    #[test]
+    fn promoted_images_are_copies_that_leave_the_masters_free() {
+        let manager = manager(HostCopyLink::new(DEVICE));
+        let resident = promote(&manager, &[2, 0, 2], 1600, TASK).unwrap();
+        assert_eq!(resident.images().collect::<Vec<_>>(), [0, 2]);
+        assert_eq!((resident.bytes(), manager.promoted_bytes()), (1600, 1600));
+        assert_eq!((resident.version(2), resident.version(1)), (Some(0), None));
+
+        let mut writer = manager.store().write(ImageId { task: TASK, image: 2 }).unwrap();
+        writer.params.fill(-1.0);
+        writer.commit();
+        assert_eq!(bytemuck::cast_slice::<u8, f32>(&resident.image(2)), [2.0; 300]);
+        let again = promote(&manager, &[2], 400, TASK);
+        assert!(matches!(again, Err(SpillError::ReservationTooSmall { needed: 1200, reserved: 400, .. })));
+
+        manager.demote(resident);
+        assert_eq!((manager.budget().used(), manager.demoted_bytes()), (0, 0));
+        let again = promote(&manager, &[2], 1200, TASK).unwrap();
+        assert_eq!(again.version(2), Some(1));
+        assert_eq!(bytemuck::cast_slice::<u8, f32>(&again.image(2)), [-1.0; 300]);
+    }
+
+    #[test]
+    fn a_refused_promotion_holds_nothing() {
+        let manager = manager(HostCopyLink::new(DEVICE));
+        let small = promote(&manager, &[0, 1, 2], 1599, TASK).unwrap_err();
+        assert_eq!(
+            small.to_string(),
+            "the reservation of `shard 4` is 1.56 KiB, at least 2.34 KiB are needed: reserve what the images take"
+        );
+        assert_eq!(manager.promoted_bytes(), 1200, "the image that does not fit is not copied");
+        let missing = promote(&manager, &[0], 400, TaskId(0)).unwrap_err();
+        assert!(matches!(missing, SpillError::ImageMissing { image: ImageId { task: TaskId(0), image: 0 } }));
+        let elsewhere = Budget::new("cpu:2", ByteSize(2000)).reserve(400, "shard 4").unwrap();
+        let elsewhere = manager.promote(TASK, &[0], elsewhere);
+        assert!(matches!(elsewhere, Err(SpillError::ReservationElsewhere { .. })));
+        let writer = manager.store().write(ImageId { task: TASK, image: 0 }).unwrap();
+        let busy = promote(&manager, &[0], 400, TASK).unwrap_err();
+        assert!(matches!(busy, SpillError::ImageBusy { readers: 0, .. }));
+        drop(writer);
+        assert_eq!(manager.budget().used(), 0);
+        for image in 0..3 {
+            assert!(
+                manager.store().write(ImageId { task: TASK, image }).is_ok(),
+                "no view is left of {image}"
+            );
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "image 1 was read, but `shard 4` promoted only [0, 2]")]
+    fn an_image_that_was_not_promoted_is_named() {
+        let manager = manager(HostCopyLink::new(DEVICE));
+        let _ = promote(&manager, &[0, 2], 1600, TASK).unwrap().image(1);
+    }
+
+    #[test]
+    fn activations_travel_in_and_out_unchanged() {
+        let manager = manager(HostCopyLink::new(DEVICE));
+        let activation = HostActivation {
+            parts: vec![
+                HostTensor::float(vec![1.0, -0.0, f32::MAX, 4.0], [2, 2]),
+                HostTensor::int(vec![1, 2, 3], [3]),
+            ],
+        };
+        let there = manager.bring_in(&activation).unwrap();
+        assert_eq!(there, activation);
+        for (here, there) in activation.parts.iter().zip(&there.parts) {
+            assert_ne!(here.bytes.as_ptr(), there.bytes.as_ptr(), "device memory is not the host's");
+        }
+        assert_eq!(manager.take_out(there).unwrap(), activation);
+        assert_eq!((manager.promoted_bytes(), manager.demoted_bytes()), (28, 28));
+    }
+
+    /// A link that is dead once it has moved 1200 bytes to the device.
+    struct Dying(HostCopyLink);
+
+    impl DeviceLink for Dying {
+        fn name(&self) -> &str {
+            "dying"
+        }
+
+        fn copy_in(&self, host: &Bytes) -> Result<Bytes, LinkError> {
+            match self.moved(Direction::Up) < 1200 {
+                true => self.0.copy_in(host),
+                false => Err(LinkError::Transfer {
+                    link: self.name().to_owned(),
+                    direction: Direction::Up,
+                    bytes: host.len() as u64,
+                    source: "the device fell off the bus".into(),
+                }),
+            }
+        }
+
+        fn copy_out(&self, device: &Bytes) -> Result<Bytes, LinkError> {
+            self.0.copy_out(device)
+        }
+
+        fn copy_out_into(&self, device: &Bytes, out: &mut [f32], accumulate: bool) -> Result<(), LinkError> {
+            self.0.copy_out_into(device, out, accumulate)
+        }
+
+        fn moved(&self, direction: Direction) -> u64 {
+            self.0.moved(direction)
+        }
+    }
+
+    #[test]
+    fn a_link_that_fails_leaves_nothing_reserved() {
+        let manager = manager(Dying(HostCopyLink::new(DEVICE)));
+        let failed = promote(&manager, &[1, 0, 2], 2000, TASK);
+        let failed = failed.map(drop).unwrap_err();
+        assert!(matches!(failed, SpillError::ReservationTooSmall { needed: 2400, .. }), "{failed}");
+        let failed = promote(&manager, &[0], 400, TASK).map(drop).unwrap_err();
+        assert!(matches!(failed, SpillError::Link(LinkError::Transfer { bytes: 400, .. })), "{failed}");
+        assert_eq!(manager.budget().used(), 0);
+        assert!(manager.store().write(ImageId { task: TASK, image: 2 }).is_ok());
+    }
+}

@@ -1,0 +1,501 @@
+//! The tiers that masters live in.
+//!
+//! A store keeps each image of parameters with its optimizer moments, and holds one rule above all: nobody
+//! reads an image while it is written. Readers get shared bytes without a copy and count for as long as any
+//! clone or slice of them lives; a writer gets the masters themselves, once the count is zero.
+
+use crate::{Reservation, SpillError};
+use hydra_core::TaskId;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// The name of an image in a store: images of the same index belong to different tasks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ImageId {
+    /// The task.
+    pub task: TaskId,
+    /// The image's index in the task's chain.
+    pub image: usize,
+}
+
+impl fmt::Display for ImageId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "image {} of {}", self.image, self.task)
+    }
+}
+
+/// The truth about an image: its parameters and what the optimizer remembers of them.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Masters {
+    /// The parameters, laid out as the image.
+    pub params: Vec<f32>,
+    /// The optimizer's moments, each laid out as the parameters: none for a frozen image or plain SGD, one
+    /// for momentum, two for Adam.
+    pub moments: Vec<Vec<f32>>,
+}
+
+impl Masters {
+    /// The bytes of parameters and moments.
+    pub fn len_bytes(&self) -> u64 {
+        let elements = self.params.len() + self.moments.iter().map(Vec::len).sum::<usize>();
+        (elements * size_of::<f32>()) as u64
+    }
+}
+
+/// The parameters of an image as they were at one version. It counts as a reader until `bytes` and all
+/// clones and slices of them are dropped.
+#[derive(Clone, Debug)]
+pub struct ImageView {
+    /// The parameters, `f32` in the machine's order.
+    pub bytes: bytes::Bytes,
+    /// How many writes were committed before.
+    pub version: u64,
+}
+
+/// A place that keeps images.
+///
+/// It is a port: the DRAM store stands behind it now, and slower tiers can. Whatever the tier, a read never
+/// sees half of a write, a version names one content, and an image that is in use is refused with
+/// [`SpillError::ImageBusy`] instead of waited for, because who waits is the scheduler's to decide.
+pub trait TierStore: Send + Sync {
+    /// Takes an image in, at version 0. The reservation is the store's until the image is removed.
+    ///
+    /// # Errors
+    /// [`SpillError::ImageExists`], [`SpillError::MomentLength`], or [`SpillError::ReservationTooSmall`] if
+    /// the reservation does not cover parameters and moments.
+    fn insert(&self, id: ImageId, masters: Masters, reservation: Reservation) -> Result<(), SpillError>;
+
+    /// The parameters, to be read. Several readers at once are welcome.
+    ///
+    /// # Errors
+    /// [`SpillError::ImageMissing`], or [`SpillError::ImageBusy`] while a writer is out.
+    fn read(&self, id: ImageId) -> Result<ImageView, SpillError>;
+
+    /// The masters, to be written in place.
+    ///
+    /// # Errors
+    /// [`SpillError::ImageMissing`], or [`SpillError::ImageBusy`] while anyone reads or writes the image.
+    fn write(&self, id: ImageId) -> Result<ImageWriter, SpillError>;
+
+    /// How many writes were committed; while a writer is out, without that one.
+    ///
+    /// # Errors
+    /// [`SpillError::ImageMissing`].
+    fn version(&self, id: ImageId) -> Result<u64, SpillError>;
+
+    /// Gives an image up and releases its reservation.
+    ///
+    /// # Errors
+    /// [`SpillError::ImageMissing`], or [`SpillError::ImageBusy`] while anyone reads or writes the image.
+    fn remove(&self, id: ImageId) -> Result<Masters, SpillError>;
+}
+
+type PutBack = Box<dyn FnOnce(Masters, bool) + Send>;
+
+/// The masters of an image, out of their store to be written.
+///
+/// Dropped without [`commit`](Self::commit), as when a step panics, they go back as they are under the old
+/// version: what was written is not undone. The lengths are the image's and must stay what they are.
+#[must_use = "dropping a writer puts the masters back under the old version"]
+pub struct ImageWriter {
+    masters: Masters,
+    put_back: Option<PutBack>,
+}
+
+impl ImageWriter {
+    /// For implementors of a store: `put_back` is called once, with the masters and whether they were
+    /// committed.
+    pub fn new(masters: Masters, put_back: impl FnOnce(Masters, bool) + Send + 'static) -> Self {
+        Self { masters, put_back: Some(Box::new(put_back)) }
+    }
+
+    /// Puts the masters back as the next version.
+    pub fn commit(mut self) {
+        self.finish(true);
+    }
+
+    fn finish(&mut self, committed: bool) {
+        if let Some(put_back) = self.put_back.take() {
+            put_back(std::mem::take(&mut self.masters), committed);
+        }
+    }
+}
+
+impl Drop for ImageWriter {
+    fn drop(&mut self) {
+        self.finish(false);
+    }
+}
+
+impl Deref for ImageWriter {
+    type Target = Masters;
+
+    fn deref(&self) -> &Masters {
+        &self.masters
+    }
+}
+
+impl DerefMut for ImageWriter {
+    fn deref_mut(&mut self) -> &mut Masters {
+        &mut self.masters
+    }
+}
+
+impl fmt::Debug for ImageWriter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (params, moments) = (self.masters.params.len(), self.masters.moments.len());
+        f.debug_struct("ImageWriter").field("params", &params).field("moments", &moments).finish()
+    }
+}
+
+/// Images in ordinary host memory.
+#[derive(Debug, Default)]
+pub struct DramStore {
+    slots: Arc<Mutex<BTreeMap<ImageId, Slot>>>,
+}
+
+#[derive(Debug)]
+struct Slot {
+    content: Content,
+    version: u64,
+    /// Released after the content is freed, for fields are dropped in this order.
+    _reservation: Reservation,
+}
+
+#[derive(Debug)]
+enum Content {
+    /// Every view that is out shares `params`.
+    AtRest { params: Arc<Vec<f32>>, moments: Vec<Vec<f32>> },
+    /// A writer has the masters.
+    Out,
+}
+
+struct Shared(Arc<Vec<f32>>);
+
+impl AsRef<[u8]> for Shared {
+    fn as_ref(&self) -> &[u8] {
+        bytemuck::cast_slice(&self.0)
+    }
+}
+
+impl Content {
+    fn new(masters: Masters) -> Self {
+        Self::AtRest { params: Arc::new(masters.params), moments: masters.moments }
+    }
+
+    /// The masters, if nobody reads them; otherwise the number of readers.
+    fn take(&mut self) -> Result<Masters, usize> {
+        match std::mem::replace(self, Self::Out) {
+            Self::Out => Err(0),
+            Self::AtRest { params, moments } => match Arc::try_unwrap(params) {
+                Ok(params) => Ok(Masters { params, moments }),
+                Err(params) => {
+                    // The last reader may have left since, but it was there when it mattered.
+                    let readers = (Arc::strong_count(&params) - 1).max(1);
+                    *self = Self::AtRest { params, moments };
+                    Err(readers)
+                }
+            },
+        }
+    }
+}
+
+impl DramStore {
+    /// An empty store.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    fn slots(&self) -> MutexGuard<'_, BTreeMap<ImageId, Slot>> {
+        lock(&self.slots)
+    }
+}
+
+fn lock(slots: &Mutex<BTreeMap<ImageId, Slot>>) -> MutexGuard<'_, BTreeMap<ImageId, Slot>> {
+    // Nothing panics halfway through a change of a slot, so a poisoned map is as good as any.
+    slots.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn check(id: ImageId, masters: &Masters, reservation: &Reservation) -> Result<(), SpillError> {
+    let params = masters.params.len();
+    if let Some(moment) = masters.moments.iter().position(|m| m.len() != params) {
+        let found = masters.moments[moment].len();
+        return Err(SpillError::MomentLength { image: id, params, moment, found });
+    }
+    covers(reservation, masters.len_bytes())
+}
+
+/// Whether `reservation` is enough for `needed` bytes.
+pub(crate) fn covers(reservation: &Reservation, needed: u64) -> Result<(), SpillError> {
+    let reserved = reservation.bytes();
+    match needed <= reserved {
+        true => Ok(()),
+        false => {
+            Err(SpillError::ReservationTooSmall { needed, reserved, owner: reservation.owner().to_owned() })
+        }
+    }
+}
+
+impl TierStore for DramStore {
+    fn insert(&self, id: ImageId, masters: Masters, reservation: Reservation) -> Result<(), SpillError> {
+        check(id, &masters, &reservation)?;
+        let mut slots = self.slots();
+        if slots.contains_key(&id) {
+            return Err(SpillError::ImageExists { image: id });
+        }
+        slots.insert(id, Slot { content: Content::new(masters), version: 0, _reservation: reservation });
+        Ok(())
+    }
+
+    fn read(&self, id: ImageId) -> Result<ImageView, SpillError> {
+        let slots = self.slots();
+        let slot = slots.get(&id).ok_or(SpillError::ImageMissing { image: id })?;
+        match &slot.content {
+            Content::AtRest { params, .. } => {
+                let bytes = bytes::Bytes::from_owner(Shared(params.clone()));
+                Ok(ImageView { bytes, version: slot.version })
+            }
+            Content::Out => Err(SpillError::ImageBusy { image: id, readers: 0 }),
+        }
+    }
+
+    fn write(&self, id: ImageId) -> Result<ImageWriter, SpillError> {
+        let mut slots = self.slots();
+        let slot = slots.get_mut(&id).ok_or(SpillError::ImageMissing { image: id })?;
+        let masters = slot.content.take().map_err(|readers| SpillError::ImageBusy { image: id, readers })?;
+        let home = self.slots.clone();
+        Ok(ImageWriter::new(masters, move |masters, committed| {
+            // The slot is still there: an image that is being written cannot be removed.
+            if let Some(slot) = lock(&home).get_mut(&id) {
+                slot.content = Content::new(masters);
+                slot.version += u64::from(committed);
+            }
+        }))
+    }
+
+    fn version(&self, id: ImageId) -> Result<u64, SpillError> {
+        self.slots().get(&id).map(|slot| slot.version).ok_or(SpillError::ImageMissing { image: id })
+    }
+
+    fn remove(&self, id: ImageId) -> Result<Masters, SpillError> {
+        let mut slots = self.slots();
+        let slot = slots.get_mut(&id).ok_or(SpillError::ImageMissing { image: id })?;
+        let masters = slot.content.take().map_err(|readers| SpillError::ImageBusy { image: id, readers })?;
+        slots.remove(&id);
+        Ok(masters)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_dram_store_conforms() {
+        conformance::run(&|| Box::new(DramStore::new()));
+    }
+
+    #[test]
+    fn reading_and_writing_move_no_parameters() {
+        let store = DramStore::new();
+        let (id, budget) = (conformance::ID, conformance::budget());
+        conformance::insert(&store, id, &budget);
+        let address = store.read(id).unwrap().bytes.as_ptr() as usize;
+        let writer = store.write(id).unwrap();
+        assert_eq!(writer.params.as_ptr() as usize, address);
+        writer.commit();
+        assert_eq!(store.read(id).unwrap().bytes.as_ptr() as usize, address);
+        assert_eq!(store.remove(id).unwrap().params.as_ptr() as usize, address);
+    }
+
+    #[test]
+    fn a_busy_image_says_who_holds_it() {
+        let store = DramStore::new();
+        let (id, budget) = (conformance::ID, conformance::budget());
+        conformance::insert(&store, id, &budget);
+        let view = (store.read(id).unwrap(), store.read(id).unwrap());
+        assert_eq!(
+            store.write(id).unwrap_err().to_string(),
+            "image 5 of task 3 is busy: 2 readers hold it; drop their views first"
+        );
+        drop(view);
+        let _writer = store.write(id).unwrap();
+        assert_eq!(
+            store.read(id).unwrap_err().to_string(),
+            "image 5 of task 3 is busy: it is being written; commit or drop its writer first"
+        );
+    }
+}
+
+/// What every store must do, whatever its tier.
+#[cfg(test)]
+pub(crate) mod conformance {
+    use super::*;
+    use crate::Budget;
+    use hydra_core::ByteSize;
+
+    pub(crate) const ID: ImageId = ImageId { task: TaskId(3), image: 5 };
+
+    pub(crate) fn budget() -> Budget {
+        Budget::new("host memory", ByteSize::mib(1))
+    }
+
+    pub(crate) fn masters() -> Masters {
+        let ramp = |scale: f32| (0..300).map(|i| i as f32 * scale).collect::<Vec<_>>();
+        Masters { params: ramp(1.0), moments: vec![ramp(0.5), ramp(-0.25)] }
+    }
+
+    pub(crate) fn insert(store: &dyn TierStore, id: ImageId, budget: &Budget) {
+        let masters = masters();
+        let reservation = budget.reserve(masters.len_bytes(), id.to_string()).unwrap();
+        store.insert(id, masters, reservation).unwrap();
+    }
+
+    /// Runs the suite; `make` gives an empty store.
+    pub(crate) fn run(make: &dyn Fn() -> Box<dyn TierStore>) {
+        what_goes_in_comes_out(make().as_ref());
+        what_does_not_belong_is_refused(make().as_ref());
+        views_hold_off_writers(make().as_ref());
+        a_writer_holds_off_everyone(make().as_ref());
+        writers_put_back_what_they_wrote(make().as_ref());
+        nobody_sees_half_of_a_write(make().as_ref());
+    }
+
+    fn floats(view: &ImageView) -> &[f32] {
+        bytemuck::cast_slice(&view.bytes)
+    }
+
+    fn busy_with(result: Result<(), SpillError>) -> Option<usize> {
+        match result {
+            Err(SpillError::ImageBusy { image, readers }) => {
+                assert_eq!(image, ID);
+                Some(readers)
+            }
+            _ => None,
+        }
+    }
+
+    fn what_goes_in_comes_out(store: &dyn TierStore) {
+        let budget = budget();
+        let other = ImageId { task: TaskId(2), ..ID };
+        insert(store, ID, &budget);
+        insert(store, other, &budget);
+        assert_eq!(budget.used(), 2 * masters().len_bytes());
+        let view = store.read(ID).unwrap();
+        assert_eq!((floats(&view), view.version), (&masters().params[..], 0));
+        drop(view);
+        assert_eq!(store.remove(ID).unwrap(), masters());
+        assert_eq!(budget.used(), masters().len_bytes());
+        let missing = |result| matches!(result, Err(SpillError::ImageMissing { image: ID }));
+        assert!(missing(store.read(ID).map(drop)));
+        assert!(missing(store.write(ID).map(drop)));
+        assert!(missing(store.version(ID).map(drop)));
+        assert!(missing(store.remove(ID).map(drop)));
+        assert_eq!(store.remove(other).unwrap(), masters());
+        assert_eq!(budget.used(), 0);
+    }
+
+    fn what_does_not_belong_is_refused(store: &dyn TierStore) {
+        let budget = budget();
+        let reserve = |bytes| budget.reserve(bytes, "someone").unwrap();
+        let needed = masters().len_bytes();
+        let small = store.insert(ID, masters(), reserve(needed - 1));
+        let Err(SpillError::ReservationTooSmall { needed: n, reserved, owner }) = small else {
+            panic!("expected a reservation that is too small, found {small:?}")
+        };
+        assert_eq!((n, reserved, owner.as_str()), (needed, needed - 1, "someone"));
+        let uneven = Masters { moments: vec![vec![0.0; 300], vec![0.0; 299]], ..masters() };
+        let uneven = store.insert(ID, uneven, reserve(needed));
+        assert!(matches!(uneven, Err(SpillError::MomentLength { params: 300, moment: 1, found: 299, .. })));
+        assert_eq!(budget.used(), 0, "a refused insertion releases its reservation");
+
+        insert(store, ID, &budget);
+        let again = store.insert(ID, Masters::default(), reserve(0));
+        assert!(matches!(again, Err(SpillError::ImageExists { image: ID })));
+        assert_eq!(store.remove(ID).unwrap(), masters());
+    }
+
+    fn views_hold_off_writers(store: &dyn TierStore) {
+        let budget = budget();
+        insert(store, ID, &budget);
+        let (one, two) = (store.read(ID).unwrap(), store.read(ID).unwrap());
+        assert_eq!(busy_with(store.write(ID).map(drop)), Some(2));
+        drop(two);
+        let slice = one.bytes.slice(8..16);
+        drop(one);
+        assert_eq!(busy_with(store.write(ID).map(drop)), Some(1));
+        assert_eq!(busy_with(store.remove(ID).map(drop)), Some(1));
+        assert_eq!(bytemuck::cast_slice::<u8, f32>(&slice), [2.0, 3.0]);
+        assert_eq!(floats(&store.read(ID).unwrap()), masters().params);
+        drop(slice);
+        drop(store.write(ID).unwrap());
+        assert_eq!(store.remove(ID).unwrap(), masters());
+    }
+
+    fn a_writer_holds_off_everyone(store: &dyn TierStore) {
+        let budget = budget();
+        insert(store, ID, &budget);
+        let writer = store.write(ID).unwrap();
+        assert_eq!(busy_with(store.read(ID).map(drop)), Some(0));
+        assert_eq!(busy_with(store.write(ID).map(drop)), Some(0));
+        assert_eq!(busy_with(store.remove(ID).map(drop)), Some(0));
+        assert_eq!(store.version(ID).unwrap(), 0);
+        assert_eq!(budget.used(), masters().len_bytes(), "a writer's masters stay charged");
+        drop(writer);
+        assert!(store.read(ID).is_ok());
+    }
+
+    fn writers_put_back_what_they_wrote(store: &dyn TierStore) {
+        let budget = budget();
+        insert(store, ID, &budget);
+        let mut expected = masters();
+        for version in 1..4 {
+            let mut writer = store.write(ID).unwrap();
+            assert_eq!(*writer, expected);
+            writer.params[version] = -1.0;
+            writer.moments[1][version] = 7.0;
+            writer.commit();
+            expected.params[version] = -1.0;
+            expected.moments[1][version] = 7.0;
+            assert_eq!(store.version(ID).unwrap(), version as u64);
+            let view = store.read(ID).unwrap();
+            assert_eq!((floats(&view), view.version), (&expected.params[..], version as u64));
+        }
+        drop(store.write(ID).unwrap());
+        assert_eq!(store.version(ID).unwrap(), 3);
+        assert_eq!(store.remove(ID).unwrap(), expected);
+    }
+
+    fn nobody_sees_half_of_a_write(store: &dyn TierStore) {
+        let budget = budget();
+        let zeros = Masters { params: vec![0.0; 4096], moments: Vec::new() };
+        let reservation = budget.reserve(zeros.len_bytes(), "zeros").unwrap();
+        store.insert(ID, zeros, reservation).unwrap();
+        let read = || {
+            for _ in 0..500 {
+                match store.read(ID) {
+                    Ok(view) => assert!(floats(&view).iter().all(|x| *x == view.version as f32)),
+                    Err(error) => assert_eq!(busy_with(Err(error)), Some(0)),
+                }
+            }
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(read);
+            scope.spawn(read);
+            // Readers end after a while, so the writer gets its turns at last.
+            while store.version(ID).unwrap() < 100 {
+                let next = store.version(ID).unwrap() + 1;
+                match store.write(ID) {
+                    Ok(mut writer) => {
+                        writer.params.fill(next as f32);
+                        writer.commit();
+                    }
+                    Err(_) => std::thread::yield_now(),
+                }
+            }
+        });
+        assert!(floats(&store.read(ID).unwrap()).iter().all(|x| *x == 100.0));
+    }
+}
