@@ -49,6 +49,7 @@ pub(crate) struct LogicalDevice {
     pub pool: Arc<rayon::ThreadPool>,
     pub manager: Arc<SpillManager>,
     pub probe: Arc<dyn MemoryProbe>,
+    tag: alloc::TagLease,
 }
 
 impl LogicalDevice {
@@ -58,27 +59,34 @@ impl LogicalDevice {
         store: Arc<dyn TierStore>,
         probe: Arc<dyn MemoryProbe>,
     ) -> Result<Self, EngineError> {
+        let tag = alloc::TagLease::take();
+        let measured_as = tag.device();
         // Pool threads carry the device's tag, so that the counting allocator charges what they allocate.
         let pool = rayon::ThreadPoolBuilder::new()
             .num_threads(spec.threads)
             .thread_name(move |i| format!("hydra-compute-{}-{i}", id.0))
-            .start_handler(move |_| alloc::tag_thread(Some(id)))
+            .start_handler(move |_| alloc::tag_thread(Some(measured_as)))
             .build()
             .map_err(|error| EngineError::Worker { worker: spec.name.clone(), problem: error.to_string() })?;
-        let copies = HostCopyLink::new(id);
+        let copies = HostCopyLink::new(measured_as);
         let link: Arc<dyn DeviceLink> = match spec.link {
             Some(bandwidth) => Arc::new(SimulatedLink::new(copies, bandwidth, spec.latency)),
             None => Arc::new(copies),
         };
         let budget = Budget::new(spec.name.clone(), spec.memory);
         let manager = Arc::new(SpillManager::new(id, budget, store, link));
-        Ok(Self { id, spec, burn: burn::tensor::Device::flex(), pool: Arc::new(pool), manager, probe })
+        Ok(Self { id, spec, burn: burn::tensor::Device::flex(), pool: Arc::new(pool), manager, probe, tag })
+    }
+
+    /// The device as the memory probe knows it: devices of other runs in this process have other figures.
+    pub(crate) fn measured_as(&self) -> DeviceId {
+        self.tag.device()
     }
 }
 
 impl PilotDevice for LogicalDevice {
     fn id(&self) -> DeviceId {
-        self.id
+        self.measured_as()
     }
 
     fn burn(&self) -> burn::tensor::Device {
@@ -96,7 +104,7 @@ impl PilotDevice for LogicalDevice {
 
     fn bring_in(&self, bytes: &bytes::Bytes) -> bytes::Bytes {
         // Not through the device's link: a simulated one would make the pilot pass wait for nothing.
-        HostCopyLink::new(self.id).copy_in(bytes).unwrap_or_else(|_| bytes.clone())
+        HostCopyLink::new(self.measured_as()).copy_in(bytes).unwrap_or_else(|_| bytes.clone())
     }
 }
 

@@ -94,7 +94,7 @@ impl Run {
             models.push(Model::new(TaskId(i), task, plan, costs));
         }
         for device in &admitted.devices {
-            device.probe.reset_peak(device.id);
+            device.probe.reset_peak(device.measured_as());
         }
         let threads = Threads::start(admitted.devices, &admitted.store, &events, clock)?;
         let mut run = Self {
@@ -589,7 +589,7 @@ impl Run {
             name: device.spec.name.clone(),
             threads: device.spec.threads,
             budget_bytes: budget.capacity(),
-            peak_bytes: if measured { device.probe.peak(device.id) } else { budget.peak() },
+            peak_bytes: if measured { device.probe.peak(device.measured_as()) } else { budget.peak() },
             peak_measured: measured,
             compute_s: state.compute_s,
             copy_s: state.copy_s,

@@ -65,6 +65,45 @@ pub fn current_tag() -> Option<DeviceId> {
     }
 }
 
+/// The figures of one device, for as long as this is held.
+///
+/// Several runs may live in one process, each with a device 0 of its own; leasing gives each device figures
+/// that no other uses. When all are taken, the last one is shared.
+#[derive(Debug)]
+pub struct TagLease(DeviceId);
+
+static LEASED: AtomicU64 = AtomicU64::new(0);
+
+impl TagLease {
+    /// Takes the lowest free figures.
+    pub fn take() -> Self {
+        let mut leased = LEASED.load(Relaxed);
+        loop {
+            let free = (!leased).trailing_zeros() as usize;
+            if free >= MAX_DEVICES - 1 {
+                return Self(DeviceId(MAX_DEVICES - 1));
+            }
+            match LEASED.compare_exchange_weak(leased, leased | 1 << free, Relaxed, Relaxed) {
+                Ok(_) => return Self(DeviceId(free)),
+                Err(now) => leased = now,
+            }
+        }
+    }
+
+    /// The device as the allocator and its probe know it.
+    pub fn device(&self) -> DeviceId {
+        self.0
+    }
+}
+
+impl Drop for TagLease {
+    fn drop(&mut self) {
+        if self.0.0 < MAX_DEVICES - 1 {
+            LEASED.fetch_and(!(1 << self.0.0), Relaxed);
+        }
+    }
+}
+
 /// The number of blocks that were ever allocated for `device`. A reallocated block counts once.
 pub fn allocations(device: DeviceId) -> u64 {
     counters(tag_of(device)).count.load(Relaxed)
@@ -265,6 +304,18 @@ mod tests {
     // Each test has devices of its own, as tests run at the same time.
     fn bytes_on(device: DeviceId, n: usize) -> Vec<u8> {
         with_tag(Some(device), || black_box(vec![7; n]))
+    }
+
+    #[test]
+    fn leases_are_apart_and_come_back() {
+        let (one, two) = (TagLease::take(), TagLease::take());
+        assert_ne!(one.device(), two.device());
+        let freed = one.device();
+        drop(one);
+        let again: Vec<TagLease> = (0..MAX_DEVICES + 3).map(|_| TagLease::take()).collect();
+        assert!(again.iter().any(|lease| lease.device() == freed));
+        assert!(again.iter().all(|lease| lease.device() != two.device()));
+        assert_eq!(again[again.len() - 1].device(), DeviceId(MAX_DEVICES - 1));
     }
 
     #[test]
