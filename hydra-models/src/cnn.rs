@@ -202,7 +202,9 @@ mod tests {
 
     #[test]
     fn bits_depend_neither_on_cuts_nor_on_threads() {
-        let (chain, batch) = (small(), Waves::new(1, 12, 2, 8, 3).batch(&[0, 1, 2, 3, 4, 7, 11]).unwrap());
+        let config = CnnConfig { inputs: 2, channels: 16, stages: 2, blocks: 1, classes: 3 };
+        let (chain, data) = (chain(config).unwrap(), Waves::new(1, 12, 2, 16, 3));
+        let batch = data.batch(&[0, 1, 2, 3, 4, 7, 11]).unwrap();
         shards_agree(&chain, &batch, &[0, 1, 2, 4, 5]);
         let one = with_threads(1, || backward(&chain, &batch));
         assert_eq!(one, with_threads(3, || backward(&chain, &batch)));

@@ -12,7 +12,7 @@ mod tensor_file;
 mod weights;
 mod writer;
 
-pub use block::Block;
+pub use block::{Block, Mlp, SelfAttention};
 pub use config::{Gpt2Config, PRESETS, Preset};
 pub use embed::Embed;
 pub use head::{Head, logits};
@@ -129,11 +129,12 @@ mod tests {
     #[test]
     fn bits_depend_neither_on_cuts_nor_on_threads_with_dropout() {
         let chain = chain(&tiny(), None).unwrap();
-        let ids: Vec<i32> = (0..3 * 40).map(|i| (i * 31) % 256).collect();
-        let ids = HostActivation::of(HostTensor::int(ids, [3, 40]));
-        let batch = Batch { inputs: ids.clone(), targets: ids, items: 3, terms: 3 * 39, units: 3 * 40 };
+        let ids: Vec<i32> = (0..4 * 128).map(|i| (i * 31) % 256).collect();
+        let ids = HostActivation::of(HostTensor::int(ids, [4, 128]));
+        let batch = Batch { inputs: ids.clone(), targets: ids, items: 4, terms: 4 * 127, units: 4 * 128 };
         shards_agree(&chain, &batch, &[0, 1, 2, 3, 4, 5, 6]);
         shards_agree(&chain, &batch, &[0, 3, 6]);
+        // Large enough for Burn's matrix products to use several threads.
         let one = with_threads(1, || backward(&chain, &batch));
         assert_eq!(one, with_threads(3, || backward(&chain, &batch)));
     }

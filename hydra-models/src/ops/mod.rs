@@ -32,6 +32,8 @@ mod testing {
     use burn::tensor::{Device, Tensor, TensorData};
     use hydra_core::{AnyTensor, Key};
 
+    pub use crate::synthetic::testing::with_threads;
+
     /// A tensor of normal numbers on the autodiff device.
     pub fn normal<const D: usize>(seed: u64, shape: [usize; D]) -> Tensor<D> {
         let key = Key::new(seed);
@@ -60,10 +62,5 @@ mod testing {
         let error: f64 = found.iter().zip(expected).map(|(&a, &b)| square(f64::from(a) - f64::from(b))).sum();
         let norm: f64 = expected.iter().map(|&b| square(f64::from(b))).sum();
         (error / norm.max(1e-30)).sqrt()
-    }
-
-    /// Runs `f` in a pool of so many threads.
-    pub fn with_threads<T: Send>(threads: usize, f: impl FnOnce() -> T + Send) -> T {
-        rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap().install(f)
     }
 }
