@@ -5,7 +5,7 @@
 //! a [`Layer`] by the blanket implementation, object-safe and without type parameters: chains are
 //! `Box<dyn Layer>` and neither the partitioner nor the scheduler knows a model's type.
 
-use crate::{Activation, AnyTensor, HostTensor, Key, Pass, activation::by_rank};
+use crate::{Activation, AnyTensor, HostTensor, Key, Pass, activation::by_rank, level::level};
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Device, DispatchTensor, Gradients, Shape, Tensor};
 
@@ -147,7 +147,7 @@ impl<M: Forward + Sync + 'static> Layer for M {
     }
 
     fn forward(&self, x: Activation, pass: &Pass) -> Activation {
-        Forward::forward(self, x, pass)
+        level(Forward::forward(self, x, pass))
     }
 
     fn take_gradients(&self, gradients: &mut Gradients) -> Vec<Option<AnyTensor>> {

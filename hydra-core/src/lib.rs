@@ -31,6 +31,7 @@ mod error;
 mod ids;
 mod key;
 mod layer;
+mod level;
 mod pass;
 mod probe;
 mod spec;

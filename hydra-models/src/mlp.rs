@@ -1,6 +1,6 @@
 //! Multilayer perceptrons over points in the plane: small chains for tests and first steps.
 
-use crate::ops::{classification_loss, level};
+use crate::ops::classification_loss;
 use crate::{ModelError, synthetic};
 use burn::module::Module;
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
@@ -100,7 +100,7 @@ impl Forward for Open {
             |column: usize| x.clone().narrow(1, column, 1).squeeze_dim::<1>(1).greater_elem(0.0).int();
         let quadrant = positive(0) + positive(1).mul_scalar(2);
         let hidden = activation::tanh(self.linear.forward(x.clone()));
-        level(Activation::of(hidden).and(self.residual.forward(x)).and(quadrant))
+        Activation::of(hidden).and(self.residual.forward(x)).and(quadrant)
     }
 }
 
@@ -109,7 +109,7 @@ impl Forward for Mix {
         let (hidden, residual) = (x.part(0).into_float::<2>(), x.part(1).into_float::<2>());
         let hidden = activation::relu(self.linear.forward(hidden)) + residual.clone();
         let hidden = pass.dropout(hidden, 0.1, 0);
-        level(Activation::of(hidden).and(residual).and(x.part(2).into_int::<1>()))
+        Activation::of(hidden).and(residual).and(x.part(2).into_int::<1>())
     }
 }
 

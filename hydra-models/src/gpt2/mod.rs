@@ -35,7 +35,7 @@ pub fn chain(config: &Gpt2Config, source: Option<Gpt2Dir>) -> Result<Chain, Mode
     config.validate()?;
     let embed = Embed::new(config);
     let head = Head::new(config, &embed.wte);
-    let mut chain = Chain::builder(name(config)).layer("embed", embed);
+    let mut chain = Chain::builder(name(config)).note(note(config)).layer("embed", embed);
     for index in 0..config.n_layer {
         chain = chain.layer(format!("h.{index}"), Block::new(config, index));
     }
@@ -45,6 +45,20 @@ pub fn chain(config: &Gpt2Config, source: Option<Gpt2Dir>) -> Result<Chain, Mode
         None => chain,
     };
     Ok(chain.build()?)
+}
+
+/// What costs and results depend on beside names and shapes.
+fn note(config: &Gpt2Config) -> String {
+    format!(
+        "dropout {} {} {}, epsilon {}, chunk {}, attention scale {} {}",
+        config.embd_pdrop,
+        config.resid_pdrop,
+        config.attn_pdrop,
+        config.layer_norm_epsilon,
+        config.chunk_rows(),
+        config.scale_attn_weights,
+        config.scale_attn_by_inverse_layer_idx,
+    )
 }
 
 /// A name that tells apart chains whose parameters have the same shapes but compute something else.

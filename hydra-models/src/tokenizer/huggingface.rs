@@ -54,7 +54,7 @@ impl HuggingFaceTokenizer {
             bpe.dropout = None;
             inner.with_model(bpe);
         }
-        let vocab_size = inner.get_vocab(true).values().max().map_or(0, |&id| id as usize + 1);
+        let vocab_size = inner.get_vocab(true).into_values().max().map_or(0, |id| id as usize + 1);
         Ok(Self { inner: Arc::new(inner), name: path.display().to_string().into(), vocab_size })
     }
 
