@@ -47,7 +47,7 @@ pub(crate) enum Command {
 pub(crate) struct SelectArgs {
     #[command(flatten)]
     pub(crate) model: ModelArgs,
-    /// Minibatch sizes, separated by commas [default: 16,8]
+    /// Minibatch sizes, separated by commas [default: 16,8; of the demo 12,8]
     #[arg(long, value_name = "N,..", value_delimiter = ',', value_parser = parse::batch, allow_hyphen_values = true)]
     pub(crate) batch: Vec<usize>,
     /// Learning rates, separated by commas [default: 3e-3,1e-3,6e-4,3e-4,1e-4,3e-5]

@@ -2,12 +2,15 @@
 //!
 //! A run has far more shard tasks than a picture has pixels. So each row is a line of pixel columns, each
 //! column shows what filled most of it, and equal neighbours are one rectangle: the number of elements is
-//! bounded by the width, however long the run.
+//! bounded by the width, however long the run. Of a run that is too long to see its shard tasks, a second
+//! panel shows a stretch from the middle.
 
 use crate::colour::{Shade, task_colour};
 use anyhow::{Result, anyhow};
 use hydra_engine::{Span, Track, Work};
 use plotters::prelude::*;
+use std::iter;
+use std::ops::Range;
 
 const WIDTH: u32 = 1400;
 const LEFT: i32 = 130;
@@ -15,10 +18,13 @@ const RIGHT: i32 = 20;
 const TOP: i32 = 56;
 const ROW: i32 = 44;
 const GAP: i32 = 14;
+const AXIS: i32 = 36;
 const LEGEND_COLUMNS: usize = 5;
 const LEGEND_LINE: i32 = 20;
 /// Tasks that the legend names; of more, the rest is counted.
 const LEGEND_TASKS: usize = 30;
+/// Shard tasks of a device that can be told apart side by side.
+const DETAIL_TASKS: f64 = 60.0;
 /// Spans that are kept for the picture; a longer run is shown up to there.
 const MAX_SPANS: usize = 1 << 21;
 
@@ -80,12 +86,22 @@ impl Timeline {
         self.end_s
     }
 
-    /// The rectangles of a device's row, `columns` wide.
-    fn row(&self, device: usize, columns: usize) -> Vec<Block> {
-        let per_column = self.end_s.max(1e-9) / columns as f64;
+    /// A stretch from the middle in which shard tasks can be told apart; `None` if the whole run is short
+    /// enough.
+    fn detail(&self) -> Option<Range<f64>> {
+        let busy: f64 = self.spans.iter().map(|bar| f64::from(bar.end_s - bar.start_s)).sum();
+        let length = DETAIL_TASKS * busy / self.spans.len().max(1) as f64;
+        let middle = self.end_s / 2.0;
+        (length > 0.0 && 2.0 * length < self.end_s).then(|| middle - length / 2.0..middle + length / 2.0)
+    }
+
+    /// The rectangles of a device's row over a stretch of time, `columns` wide.
+    fn row(&self, device: usize, stretch: &Range<f64>, columns: usize) -> Vec<Block> {
+        let per_column = (stretch.end - stretch.start).max(1e-9) / columns as f64;
+        let place = |at_s: f32| (f64::from(at_s) - stretch.start).max(0.0) / per_column;
         let mut cells: Vec<Vec<(Label, f64)>> = vec![Vec::new(); columns];
         for bar in self.spans.iter().filter(|bar| bar.device as usize == device) {
-            let (start, end) = (f64::from(bar.start_s) / per_column, f64::from(bar.end_s) / per_column);
+            let (start, end) = (place(bar.start_s), place(bar.end_s));
             let last = (end.ceil() as usize).min(columns);
             for (column, cell) in cells.iter_mut().enumerate().take(last).skip(start as usize) {
                 let covered = end.min(column as f64 + 1.0) - start.max(column as f64);
@@ -131,27 +147,23 @@ pub(crate) fn draw(
 ) -> Result<String> {
     let shown = tasks.len().min(LEGEND_TASKS);
     let legend_lines = shown.div_ceil(LEGEND_COLUMNS) as i32 + 2;
-    let axis = TOP + devices.len() as i32 * (ROW + GAP);
-    let height = axis + 50 + legend_lines * LEGEND_LINE;
+    let stretches: Vec<Range<f64>> = iter::once(0.0..timeline.end_s()).chain(timeline.detail()).collect();
+    let panel = TOP + devices.len() as i32 * (ROW + GAP) + AXIS;
+    let legend = stretches.len() as i32 * panel;
     let mut svg = String::new();
     {
+        let height = legend + (legend_lines + 1) * LEGEND_LINE;
         let root = SVGBackend::with_string(&mut svg, (WIDTH, height as u32)).into_drawing_area();
         let sheet = Sheet { root: &root };
         root.fill(&WHITE).map_err(|e| anyhow!("{e}"))?;
-        sheet.text(
-            (LEFT, 16),
-            20,
-            &format!("Schedule: {:.2} s on {} devices", timeline.end_s(), devices.len()),
-        )?;
-        for (index, device) in devices.iter().enumerate() {
-            let top = TOP + index as i32 * (ROW + GAP);
-            let utilization = utilizations.get(index).copied().unwrap_or(0.0);
-            sheet.row(timeline, index, top)?;
-            sheet.text((10, top + 8), 15, device)?;
-            sheet.text((10, top + 26), 12, &format!("{:.1}% busy", 100.0 * utilization))?;
+        for (index, stretch) in stretches.iter().enumerate() {
+            let title = match index {
+                0 => format!("Schedule: {:.2} s on {} devices", timeline.end_s(), devices.len()),
+                _ => format!("A stretch from the middle, {:.2} s long", stretch.end - stretch.start),
+            };
+            sheet.panel(timeline, stretch, devices, utilizations, &title, index as i32 * panel)?;
         }
-        sheet.axis(timeline.end_s(), axis)?;
-        sheet.legend(&tasks[..shown], tasks.len() - shown, axis + 44)?;
+        sheet.legend(&tasks[..shown], tasks.len() - shown, legend)?;
         root.present().map_err(|e| anyhow!("{e}"))?;
     }
     Ok(svg)
@@ -173,10 +185,30 @@ impl Sheet<'_, '_> {
         self.root.draw(&Rectangle::new(corners, style)).map_err(|e| anyhow!("{e}"))
     }
 
-    fn row(&self, timeline: &Timeline, device: usize, top: i32) -> Result<()> {
+    fn panel(
+        &self,
+        timeline: &Timeline,
+        stretch: &Range<f64>,
+        devices: &[String],
+        utilizations: &[f64],
+        title: &str,
+        y: i32,
+    ) -> Result<()> {
+        self.text((LEFT, y + 16), 20, title)?;
+        for (index, device) in devices.iter().enumerate() {
+            let top = y + TOP + index as i32 * (ROW + GAP);
+            let utilization = utilizations.get(index).copied().unwrap_or(0.0);
+            self.row(timeline, index, stretch, top)?;
+            self.text((10, top + 8), 15, device)?;
+            self.text((10, top + 26), 12, &format!("{:.1}% busy in all", 100.0 * utilization))?;
+        }
+        self.axis(stretch, y + TOP + devices.len() as i32 * (ROW + GAP))
+    }
+
+    fn row(&self, timeline: &Timeline, device: usize, stretch: &Range<f64>, top: i32) -> Result<()> {
         let right = WIDTH as i32 - RIGHT;
         self.rectangle([(LEFT, top), (right, top + ROW)], RGBColor(240, 240, 240).filled())?;
-        for block in timeline.row(device, (right - LEFT) as usize) {
+        for block in timeline.row(device, stretch, (right - LEFT) as usize) {
             let corners = [(LEFT + block.from as i32, top), (LEFT + block.to as i32, top + ROW)];
             let colour = task_colour(block.label.task as usize, block.label.shade);
             self.rectangle(corners, colour.filled())?;
@@ -184,11 +216,12 @@ impl Sheet<'_, '_> {
         Ok(())
     }
 
-    fn axis(&self, end_s: f64, y: i32) -> Result<()> {
+    fn axis(&self, stretch: &Range<f64>, y: i32) -> Result<()> {
         let width = f64::from(WIDTH as i32 - RIGHT - LEFT);
+        let length = (stretch.end - stretch.start).max(1e-9);
         self.rectangle([(LEFT, y), (WIDTH as i32 - RIGHT, y + 1)], BLACK.filled())?;
-        for tick in ticks(end_s) {
-            let x = LEFT + (tick / end_s.max(1e-9) * width).round() as i32;
+        for tick in ticks(stretch) {
+            let x = LEFT + ((tick - stretch.start) / length * width).round() as i32;
             self.rectangle([(x, y), (x + 1, y + 6)], BLACK.filled())?;
             self.text((x - 8, y + 10), 12, &format!("{} s", short(tick)))?;
         }
@@ -221,16 +254,18 @@ impl Sheet<'_, '_> {
     }
 }
 
-/// Round times from zero to `end`, about ten of them.
-fn ticks(end: f64) -> Vec<f64> {
-    if !(end.is_finite() && end > 0.0) {
-        return vec![0.0];
+/// Round times within a stretch, about ten of them.
+fn ticks(stretch: &Range<f64>) -> Vec<f64> {
+    let raw = (stretch.end - stretch.start) / 10.0;
+    if !(raw.is_finite() && raw > 0.0) {
+        return vec![stretch.start];
     }
-    let raw = end / 10.0;
     let magnitude = 10_f64.powf(raw.log10().floor());
     let step = [1.0, 2.0, 5.0, 10.0].map(|m| m * magnitude).into_iter().find(|s| *s >= raw * 0.999);
     let step = step.unwrap_or(10.0 * magnitude);
-    (0..).map(|i| f64::from(i) * step).take_while(|t| *t <= end * 1.0001).take(100).collect()
+    let first = (stretch.start / step).ceil();
+    let last = stretch.end + 1e-4 * step;
+    (0..100).map(|i| (first + f64::from(i)) * step).take_while(|tick| *tick <= last).collect()
 }
 
 fn short(seconds: f64) -> String {
@@ -265,10 +300,16 @@ mod tests {
         ]);
         let light = |task| Label { task, shade: Shade::Light };
         assert_eq!(
-            timeline.row(0, 10),
+            timeline.row(0, &(0.0..10.0), 10),
             [Block { from: 0, to: 2, label: light(7) }, Block { from: 2, to: 3, label: light(8) }]
         );
-        assert_eq!(timeline.row(1, 10), [Block { from: 9, to: 10, label: light(1) }]);
+        assert_eq!(timeline.row(1, &(0.0..10.0), 10), [Block { from: 9, to: 10, label: light(1) }]);
+        assert_eq!(
+            timeline.row(0, &(1.5..2.5), 2),
+            [Block { from: 0, to: 1, label: light(7) }, Block { from: 1, to: 2, label: light(8) },]
+        );
+        assert!(timeline.row(0, &(4.0..9.0), 5).is_empty());
+        assert!(timeline.detail().is_none());
     }
 
     #[test]
@@ -279,8 +320,8 @@ mod tests {
         let tasks: Vec<String> = (0..12).map(|i| format!("task {i}")).collect();
         let svg = draw(&timeline(&many), &devices, &[0.5, 0.5], &tasks).unwrap();
         assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
-        assert!(svg.matches("<rect").count() < 2 * WIDTH as usize + 100);
-        for text in ["cpu:1", "50.0% busy", "task 11", "backward"] {
+        assert!(svg.matches("<rect").count() < 4 * WIDTH as usize + 100);
+        for text in ["cpu:1", "50.0% busy", "task 11", "backward", "500.00 s on 2", "middle, 0.60 s long"] {
             assert!(svg.contains(text), "{text}");
         }
     }
@@ -293,9 +334,9 @@ mod tests {
 
     #[test]
     fn ticks_are_round() {
-        assert_eq!(ticks(10.0), (0..=10).map(f64::from).collect::<Vec<_>>());
-        assert_eq!(ticks(35.0), [0.0, 5.0, 10.0, 15.0, 20.0, 25.0, 30.0, 35.0]);
-        assert_eq!(ticks(0.0), [0.0]);
+        assert_eq!(ticks(&(0.0..10.0)), (0..=10).map(f64::from).collect::<Vec<_>>());
+        assert_eq!(ticks(&(12.0..35.0)), [15.0, 20.0, 25.0, 30.0, 35.0]);
+        assert_eq!(ticks(&(0.0..0.0)), [0.0]);
         assert_eq!(short(0.25), "0.25");
         assert_eq!(short(20.0), "20");
     }

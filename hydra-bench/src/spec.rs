@@ -24,8 +24,12 @@ pub(crate) struct Demo;
 impl Demo {
     /// The devices of the demo: two logical ones of one thread.
     pub(crate) const DEVICES: DevicesArg = DevicesArg { count: 2, threads: Some(1) };
-    /// The memory of each.
+    /// The memory of each: a block of the model fits alone at both batch sizes, and two fit at neither, so
+    /// that each of its four blocks is a shard.
     pub(crate) const MEMORY: ByteSize = ByteSize::mib(24);
+    /// The minibatch sizes. They are not 16 and 8, because a block takes as much at 16 as two do at 8: no one
+    /// budget would cut both models that often.
+    const BATCHES: [usize; 2] = [12, 8];
 
     /// Whether these flags ask for the demo.
     pub(crate) fn applies(model: &ModelArgs, devices: &DeviceArgs) -> bool {
@@ -131,10 +135,11 @@ impl RunSpec {
         if let Some(file) = &args.spec {
             return Self::load(file);
         }
-        let or = |given: &[f64], default: &[f64]| if given.is_empty() { default } else { given }.to_vec();
-        let batch = if args.batch.is_empty() { DEFAULT_BATCHES.to_vec() } else { args.batch.clone() };
-        let training = TrainingSpec::new(&args.learn, batch, or(&args.lr, &DEFAULT_RATES));
         let demo = Demo::applies(&args.model, &args.devices);
+        let batches = if demo { Demo::BATCHES } else { DEFAULT_BATCHES };
+        let batch = if args.batch.is_empty() { batches.to_vec() } else { args.batch.clone() };
+        let lr = if args.lr.is_empty() { DEFAULT_RATES.to_vec() } else { args.lr.clone() };
+        let training = TrainingSpec::new(&args.learn, batch, lr);
         Self::new(CommandName::Select, &args.model, training, &args.devices, demo, machine)
     }
 
@@ -366,7 +371,7 @@ mod tests {
         let spec = spec("--steps 3").unwrap();
         let grid = spec.grid().unwrap();
         assert_eq!(grid.len(), 12);
-        assert_eq!(grid[0], Configuration { name: "b16-lr3e-3".into(), batch: 16, lr: 3e-3 });
+        assert_eq!(grid[0], Configuration { name: "b12-lr3e-3".into(), batch: 12, lr: 3e-3 });
         assert_eq!(grid[11].name, "b8-lr3e-5");
         assert_eq!(spec.devices.devices, "cpu:2x1");
         assert_eq!(spec.devices.device_memory_bytes, Demo::MEMORY);
@@ -379,6 +384,7 @@ mod tests {
             assert_eq!(devices.devices, "cpu:1");
             assert_eq!(devices.device_memory_bytes, ByteSize(4_000_000_000));
         }
+        assert_eq!(spec("--model gpt2-mini").unwrap().training.batch, DEFAULT_BATCHES);
         let devices = spec("--device-memory 64MiB").unwrap().devices;
         assert_eq!((devices.devices.as_str(), devices.device_memory_bytes), ("cpu:1", ByteSize::mib(64)));
     }

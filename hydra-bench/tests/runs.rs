@@ -215,6 +215,62 @@ fn a_partition_gives_cut_points_and_budgets() {
     assert_eq!(json(&file)["cut_points"], serde_json::json!([]));
 }
 
+#[cfg(unix)]
+#[test]
+fn an_interrupted_run_writes_what_it_has() {
+    let root = tempfile::tempdir().unwrap();
+    let dir = root.path().join("run");
+    let arguments = [
+        "train",
+        "--steps",
+        "1000000",
+        "--batch",
+        "2",
+        "--context",
+        "16",
+        "--device-memory",
+        "64MiB",
+        "--json",
+        "--out",
+        dir.to_str().unwrap(),
+    ];
+    let child = spawn(&arguments);
+    wait_for(|| fs::read_to_string(dir.join("metrics.jsonl")).is_ok_and(|lines| lines.contains("minibatch")));
+    let sent = std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    assert!(sent.success());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!((output.status.code(), text(&output.stderr).as_str()), (Some(130), ""));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(json(&dir.join("report.json")), report);
+    let task = &report["tasks"][0];
+    assert_eq!(task["state"], "stopped");
+    let steps = task["steps"].as_u64().unwrap();
+    assert!((1..1_000_000).contains(&steps) && steps == task["losses"].as_array().unwrap().len() as u64);
+    let model = task["model_dir"].as_str().unwrap();
+    says(&["eval", "--model", model, "--context", "16", "--device-memory", "64MiB"]);
+}
+
+#[cfg(unix)]
+fn spawn(arguments: &[&str]) -> std::process::Child {
+    use std::process::Stdio;
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_hydra"));
+    command.args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.spawn().unwrap()
+}
+
+/// Waits until a child has done something, and gives up after two minutes.
+#[cfg(unix)]
+#[expect(clippy::disallowed_methods, reason = "another process tells of its doings only by its files")]
+fn wait_for(done: impl Fn() -> bool) {
+    for _ in 0..2400 {
+        if done() {
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    panic!("the run did not begin within two minutes");
+}
+
 #[test]
 fn a_diverging_task_fails_with_its_step_and_the_others_go_on() {
     let root = tempfile::tempdir().unwrap();

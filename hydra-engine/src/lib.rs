@@ -44,3 +44,8 @@ pub use orchestrator::Orchestrator;
 pub use report::{DeviceReport, Evaluation, REPORT_SCHEMA, RunReport, TaskReport, TaskState, Transfers};
 pub use stop::StopFlag;
 pub use task::TrainTask;
+
+/// The README's examples, compiled and run as tests of this crate's documentation.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;
