@@ -28,6 +28,11 @@ impl Usage {
     }
 }
 
+/// The run was interrupted before it began.
+#[derive(Debug, thiserror::Error)]
+#[error("interrupted before anything was trained")]
+pub(crate) struct Interrupted;
+
 /// How a command ended that had no error of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
@@ -49,12 +54,12 @@ impl From<Outcome> for ExitCode {
     }
 }
 
-/// The exit status of an error: 2 when the command line is wrong, 1 otherwise.
+/// The exit status of an error: 2 when the command line is wrong, 130 after an interrupt, 1 otherwise.
 pub(crate) fn status(error: &anyhow::Error) -> ExitCode {
-    match error.chain().any(|cause| cause.is::<Usage>()) {
-        true => ExitCode::from(2),
-        false => ExitCode::FAILURE,
+    if error.chain().any(|cause| cause.is::<Usage>()) {
+        return ExitCode::from(2);
     }
+    if error.is::<Interrupted>() { ExitCode::from(INTERRUPTED) } else { ExitCode::FAILURE }
 }
 
 /// The error and its causes, a line each.
@@ -85,6 +90,7 @@ mod tests {
         let usage = anyhow::Error::new(Usage::new("no such thing")).context("the spec cannot be run");
         assert_eq!(render(&usage), "error: the spec cannot be run\n  caused by: no such thing\n");
         assert_eq!(status(&usage), ExitCode::from(2));
+        assert_eq!(status(&Interrupted.into()), ExitCode::from(130));
         let file = std::fs::read("/nonexistent").context("no file").unwrap_err();
         assert_eq!(status(&file), ExitCode::FAILURE);
         assert!(render(&file).starts_with("error: no file\n  caused by: "));

@@ -12,6 +12,8 @@ const MAX_IDLE_BARS: usize = 16;
 const TASK_STYLE: &str = "{prefix:>16} {bar:24} {pos:>6}/{len:<6} {msg}  {eta} left";
 const WHOLE_STYLE: &str = "       the whole {bar:24} {pos:>6}/{len:<6} {msg}  {elapsed} gone, {eta} left";
 
+const ENDED_STYLE: &str = "{prefix:>16} {bar:24} {pos:>6}/{len:<6} {msg}";
+
 /// Draws the bars.
 pub(crate) struct Progress {
     multi: MultiProgress,
@@ -87,6 +89,12 @@ impl Progress {
         });
     }
 
+    fn evaluated(&self, task: TaskId, perplexity: f64) {
+        if let Some(bar) = self.tasks.get(task.0).and_then(|task| task.bar.as_ref()) {
+            bar.set_message(format!("perplexity {perplexity:.2}"));
+        }
+    }
+
     fn span(&mut self, span: &Span) {
         let Track::Compute(device) = span.track else { return };
         let Some(device) = self.devices.get_mut(device.0) else { return };
@@ -102,7 +110,10 @@ impl Progress {
                 bar.finish_and_clear();
                 self.multi.remove(bar);
             }
-            false => bar.abandon_with_message(format!("{}  {}", bar.message(), state_name(state))),
+            false => {
+                bar.set_style(style(ENDED_STYLE));
+                bar.abandon_with_message(format!("{}  {}", bar.message(), state_name(state)));
+            }
         }
     }
 }
@@ -115,7 +126,7 @@ impl Observer for Progress {
             RunEvent::Minibatch { task, steps, loss, units, at_s, .. } => {
                 self.minibatch(task, steps, loss, units, at_s);
             }
-            RunEvent::Evaluated { .. } => {}
+            RunEvent::Evaluated { task, result, .. } => self.evaluated(task, result.perplexity),
             RunEvent::Ended { task, state, .. } => self.end(task, state),
             RunEvent::Stopping => self.whole.set_message("stopping at the minibatches' ends"),
         }
@@ -125,6 +136,10 @@ impl Observer for Progress {
 impl Drop for Progress {
     fn drop(&mut self) {
         self.whole.abandon();
+        if interactive() {
+            // The bars leave the cursor at the end of their last line.
+            eprintln!();
+        }
     }
 }
 
@@ -171,7 +186,7 @@ mod tests {
 
     #[test]
     fn templates_are_understood() {
-        for template in [TASK_STYLE, WHOLE_STYLE] {
+        for template in [TASK_STYLE, WHOLE_STYLE, ENDED_STYLE] {
             assert!(ProgressStyle::with_template(template).is_ok());
         }
     }

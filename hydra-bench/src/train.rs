@@ -1,7 +1,7 @@
 //! `hydra select` and `hydra train`: a grid of configurations, of many or of one.
 
 use crate::args::OutArgs;
-use crate::error::{Outcome, Usage, print};
+use crate::error::{Interrupted, Outcome, Usage, print};
 use crate::leaderboard::Report;
 use crate::needs;
 use crate::progress::Progress;
@@ -98,6 +98,9 @@ impl Prepared {
             .observer(Box::new(observer));
         submit(&mut orchestrator, spec, Some(dir))?;
         let admission = orchestrator.admit().context("the run was refused")?;
+        if stop.is_stopped() {
+            return Err(Interrupted.into());
+        }
         dir.write_spec(&spec.to_toml()?)?;
         write_plans(dir, &admission)?;
         Ok(Self { orchestrator, log, tasks, devices, stop })

@@ -172,6 +172,17 @@ fn a_dry_run_says_what_it_needs_and_trains_nothing() {
 }
 
 #[test]
+fn the_log_shows_the_plans_when_it_is_asked_for() {
+    let root = tempfile::tempdir().unwrap();
+    let dir = root.path().join("run");
+    let arguments = [&RUN[..], &["--out", dir.to_str().unwrap()]].concat();
+    let output = hydra(&arguments).env("HYDRA_LOG", "info").output().unwrap();
+    let log = text(&output.stderr);
+    assert!(output.status.success(), "{log}");
+    assert!(log.contains("b4-lr3e-4: 3 shard(s) of 6 layers"), "{log}");
+}
+
+#[test]
 fn a_model_is_trained_written_evaluated_and_trained_on() {
     let root = tempfile::tempdir().unwrap();
     let (one, two) = (root.path().join("one"), root.path().join("two"));
@@ -196,7 +207,7 @@ fn a_model_is_trained_written_evaluated_and_trained_on() {
 
 #[test]
 fn a_partition_gives_cut_points_and_budgets() {
-    let small = ["--batch", "4", "--context", "64"];
+    let small = ["--batch", "4", "--context", "64", "--devices", "cpu:1x1"];
     let partition = |memory: &str, more: &[&str]| {
         says(&[&["partition", "--device-memory", memory], &small[..], more].concat())
     };
@@ -208,6 +219,13 @@ fn a_partition_gives_cut_points_and_budgets() {
     assert!(least < single, "{least} {single}");
     let narrow: Value = serde_json::from_str(&partition(&(single * 2 / 3).to_string(), &["--json"])).unwrap();
     assert!(!narrow["cut_points"].as_array().unwrap().is_empty());
+    // The budgets that it gives are budgets that work.
+    let cuts = |memory: u64| {
+        let plan: Value = serde_json::from_str(&partition(&memory.to_string(), &["--json"])).unwrap();
+        plan["cut_points"].as_array().unwrap().len()
+    };
+    assert!(cuts(least) > 0);
+    assert_eq!(cuts(single), 0);
     let root = tempfile::tempdir().unwrap();
     let file = root.path().join("plan.json");
     let table = partition("1GiB", &["--out", file.to_str().unwrap()]);

@@ -85,6 +85,14 @@ impl AnyTensor {
         Tensor::from_dispatch(t)
     }
 
+    /// The device of a float tensor.
+    pub(crate) fn float_device(&self) -> Option<Device> {
+        match self {
+            Self::Float(t) => Some(Tensor::<1>::from_dispatch(t.clone()).device()),
+            Self::Int(_) => None,
+        }
+    }
+
     fn kind(&self) -> &'static str {
         if self.is_float() { "floats" } else { "integers" }
     }

@@ -6,7 +6,7 @@
 
 use crate::layer::scale;
 use crate::{Activation, AnyTensor, Chain, Layer, Pass, vector_jacobian};
-use burn::tensor::{Device, Gradients};
+use burn::tensor::{Device, Gradients, Tensor};
 use std::ops::Range;
 
 /// What a backward pass starts from.
@@ -54,9 +54,26 @@ pub fn promote_layers(
         .collect()
 }
 
-/// The output of `layers`, of which the first has index `first` in the chain. `x` is on the autodiff
-/// device. Nothing is tracked unless the layers or `x` are.
+/// The output of `layers`, of which the first has index `first` in the chain, without a graph: neither the
+/// layers nor `x`, which is on the autodiff device, may be tracked.
 pub fn forward_range(layers: &[Box<dyn Layer>], first: usize, x: Activation, pass: &Pass) -> Activation {
+    let y = run(layers, first, x, pass);
+    forget_untracked(&y);
+    y
+}
+
+/// Burn notes every tensor of the autodiff device, tracked or not, in a table of graphs, and clears what is
+/// gone from it in a backward pass only: half a kilobyte an op would stay behind in a long evaluation. So a
+/// backward pass of nothing follows a forward without a graph.
+fn forget_untracked(y: &Activation) {
+    let device = y.parts().iter().find_map(AnyTensor::float_device);
+    if let Some(device) = device.filter(Device::is_autodiff) {
+        let one = Tensor::<1>::ones([1], &device).require_grad();
+        drop(one.mul_scalar(1.0).backward());
+    }
+}
+
+fn run(layers: &[Box<dyn Layer>], first: usize, x: Activation, pass: &Pass) -> Activation {
     layers.iter().enumerate().fold(x, |x, (i, layer)| layer.forward(x, &pass.for_layer(first + i)))
 }
 
@@ -76,7 +93,7 @@ pub fn backward_range(
     input_gradients: bool,
 ) -> ShardBackward {
     let x = if input_gradients { x.into_leaves() } else { x };
-    let y = forward_range(&layers, first, x.clone(), pass);
+    let y = run(&layers, first, x.clone(), pass);
     let (loss, gradients) = match from {
         BackwardFrom::Loss { weight } => from_loss(y, weight),
         BackwardFrom::Gradient(upstream) => {

@@ -68,6 +68,7 @@ impl LogicalDevice {
             .start_handler(move |_| alloc::tag_thread(Some(measured_as)))
             .build()
             .map_err(|error| EngineError::Worker { worker: spec.name.clone(), problem: error.to_string() })?;
+        warm_up(&pool);
         let copies = HostCopyLink::new(measured_as);
         let link: Arc<dyn DeviceLink> = match spec.link {
             Some(bandwidth) => Arc::new(SimulatedLink::new(copies, bandwidth, spec.latency)),
@@ -82,6 +83,16 @@ impl LogicalDevice {
     pub(crate) fn measured_as(&self) -> DeviceId {
         self.tag.device()
     }
+}
+
+/// Makes every thread of the pool allocate the buffers that matrix products keep for each thread, so that a
+/// pilot pass finds them there and they do not appear in the middle of a run.
+fn warm_up(pool: &rayon::ThreadPool) {
+    const SIDE: usize = 256;
+    pool.broadcast(|_| {
+        let x = burn::tensor::Tensor::<2>::ones([SIDE, SIDE], &burn::tensor::Device::flex());
+        drop(x.clone().matmul(x));
+    });
 }
 
 impl PilotDevice for LogicalDevice {

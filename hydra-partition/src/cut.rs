@@ -47,6 +47,12 @@ impl Rules {
         need.saturating_add(self.reserve).saturating_add(self.margin) <= self.budget
     }
 
+    /// Whether a measured peak of `peak` bytes fits beside the buffer and half the margin. A pilot pass and a
+    /// verification never differ by nothing; the margin is there for that, and half of it is left.
+    pub fn tolerates(&self, peak: u64) -> bool {
+        peak.saturating_add(self.reserve).saturating_add(self.margin / 2) <= self.budget
+    }
+
     /// Whether a shard with these needs obeys the rules.
     pub fn fits(&self, needs: &ShardNeeds) -> bool {
         needs.param_bytes <= self.reserve && self.holds(needs.need_bytes())
