@@ -268,7 +268,12 @@ impl Layout<'_> {
 impl Chain {
     /// Starts a chain.
     pub fn builder(name: impl Into<String>) -> ChainBuilder {
-        ChainBuilder { name: name.into(), note: String::new(), layers: Vec::new(), source: Arc::new(SeededInit) }
+        ChainBuilder {
+            name: name.into(),
+            note: String::new(),
+            layers: Vec::new(),
+            source: Arc::new(SeededInit),
+        }
     }
 
     /// The chain's name, for messages and fingerprints.

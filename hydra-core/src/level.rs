@@ -1,5 +1,6 @@
 //! Bringing the tensors of a boundary to one depth of the graph.
 
+use crate::{Activation, AnyTensor};
 use burn::backend::autodiff::{
     Autodiff,
     checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
@@ -9,7 +10,6 @@ use burn::backend::autodiff::{
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, Flex, TensorMetadata, backend_extension};
 use burn::tensor::{DType, DispatchTensor, FloatDType, Shape};
-use crate::{Activation, AnyTensor};
 
 /// The same values; every float tensor gets a node of its own, and all of them the same depth.
 ///

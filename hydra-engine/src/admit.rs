@@ -1,6 +1,6 @@
 //! Deciding whether a run fits, before anything trains: pilot passes, cuts, memory.
 
-use crate::admission::{AdmittedTask, Admission};
+use crate::admission::{Admission, AdmittedTask};
 use crate::device::LogicalDevice;
 use crate::error::EngineError;
 use crate::task::TrainTask;
@@ -47,8 +47,10 @@ pub(crate) fn admit(
     let mut admitted = Vec::new();
     for candidate in &candidates {
         let task = candidate.task;
-        let named = |source: EngineError| EngineError::Task { task: task.name.clone(), source: Box::new(source) };
-        let plan = plan(candidate, &all_measured, device, (budget, reserve), plans, &mut cut).map_err(named)?;
+        let named =
+            |source: EngineError| EngineError::Task { task: task.name.clone(), source: Box::new(source) };
+        let plan =
+            plan(candidate, &all_measured, device, (budget, reserve), plans, &mut cut).map_err(named)?;
         admitted.push(admitted_task(task, &candidate.batch, plan));
     }
     let needs = HostNeeds::of(&admitted, host_memory)?;
@@ -145,7 +147,9 @@ fn plan(
     let known = plans.map(|path| PartitionPlan::find(path, &complete)).transpose()?.flatten();
     let plan = match known {
         Some(plan) => plan,
-        None => new_plan(candidate, profile, complete, device, Rules::new(budget, reserve, profile.measured))?,
+        None => {
+            new_plan(candidate, profile, complete, device, Rules::new(budget, reserve, profile.measured))?
+        }
     };
     tracing::info!(task = task.name, "partition plan\n{plan}");
     cut.push(Arc::new(plan));

@@ -79,7 +79,8 @@ pub(crate) struct Cursor {
 
 impl Cursor {
     pub(crate) fn new(program: Program) -> Self {
-        let mut cursor = Self { stage: Stage::Finished, step: 0, position: (ShardTaskKind::Evaluate, 0), program };
+        let mut cursor =
+            Self { stage: Stage::Finished, step: 0, position: (ShardTaskKind::Evaluate, 0), program };
         let validates = cursor.program.initial_validation && cursor.program.validation > 0;
         if validates && cursor.program.steps > 0 {
             cursor.enter(Stage::Evaluate { kind: EvaluationKind::Initial, batch: 0 });
@@ -163,7 +164,9 @@ impl Cursor {
                 let position = begun(ShardTaskKind::evaluation_start());
                 let here = (p.batches(kind) - batch) as u64 - u64::from(position.is_some());
                 let after = match kind {
-                    EvaluationKind::Initial | EvaluationKind::Periodic => final_evaluations + periodic(self.step),
+                    EvaluationKind::Initial | EvaluationKind::Periodic => {
+                        final_evaluations + periodic(self.step)
+                    }
                     EvaluationKind::Validation => p.test as u64,
                     EvaluationKind::Test => 0,
                 };
@@ -285,11 +288,16 @@ mod tests {
         let evaluate = |step| format!("e0@{step} e1@{step} e2@{step}");
         let sweep = |step| format!("f0@{step} f1@{step} b2@{step} b1@{step} b0@{step}");
         let expected = [
-            evaluate(0), evaluate(0),
-            sweep(0), sweep(0), // two microbatches
+            evaluate(0),
+            evaluate(0),
+            sweep(0),
+            sweep(0), // two microbatches
             sweep(1), // the last, smaller minibatch of the epoch has one
-            sweep(2), sweep(2),
-            evaluate(3), evaluate(3), evaluate(3),
+            sweep(2),
+            sweep(2),
+            evaluate(3),
+            evaluate(3),
+            evaluate(3),
             "Write".to_owned(),
         ];
         assert_eq!(log, expected.join(" "));
@@ -304,9 +312,11 @@ mod tests {
 
     #[test]
     fn a_frozen_prefix_ends_the_backward_early_and_one_shard_is_one_task() {
-        let frozen = run(Cursor::new(Program { first_trained: 1, steps: 1, validation: 0, test: 0, ..program() }));
+        let frozen =
+            run(Cursor::new(Program { first_trained: 1, steps: 1, validation: 0, test: 0, ..program() }));
         assert_eq!(frozen[..4], ["f0@0", "f1@0", "b2@0", "b1@0"]);
-        let one = Program { shards: 1, steps: 2, epoch: 5, microbatches: 1, validation: 0, test: 0, ..program() };
+        let one =
+            Program { shards: 1, steps: 2, epoch: 5, microbatches: 1, validation: 0, test: 0, ..program() };
         assert_eq!(run(Cursor::new(one)), ["b0@0", "b0@1", "Write"]);
     }
 

@@ -47,7 +47,13 @@ pub(crate) enum Event {
         reservation: Reservation,
     },
     /// The output of a shard task is on the host.
-    OutputDown { device: DeviceId, task: TaskId, ticket: Ticket, time: Time, result: Result<Output, EngineError> },
+    OutputDown {
+        device: DeviceId,
+        task: TaskId,
+        ticket: Ticket,
+        time: Time,
+        result: Result<Output, EngineError>,
+    },
     /// The gradients of a shard task are on the host (with the optimizer); device memory was released.
     GradientsDown { device: DeviceId, task: TaskId, ticket: Ticket, time: Time, failure: Option<EngineError> },
     /// An image has its masters of minibatch `step` + 1.

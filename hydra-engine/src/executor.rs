@@ -63,7 +63,12 @@ pub(crate) fn run(
     })
 }
 
-fn layers(device: &LogicalDevice, chain: &Chain, work: &ShardWork, resident: &Resident) -> Vec<Box<dyn Layer>> {
+fn layers(
+    device: &LogicalDevice,
+    chain: &Chain,
+    work: &ShardWork,
+    resident: &Resident,
+) -> Vec<Box<dyn Layer>> {
     let track = work.kind == ShardTaskKind::Backward;
     promote_layers(chain, work.layers.clone(), &|image| resident.image(image), &device.burn, track)
 }

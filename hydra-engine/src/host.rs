@@ -7,7 +7,7 @@
 use crate::clock::{Clock, Time};
 use crate::error::EngineError;
 use crate::event::Event;
-use crate::optimizer::{clip_factor, global_norm, step_image};
+use crate::optimizer::{Step, clip_factor, global_norm};
 use crossbeam_channel::{Receiver, Sender};
 use hydra_core::{Chain, TaskId, TrainSpec};
 use hydra_spill::{ImageId, TierStore};
@@ -120,7 +120,12 @@ impl HostOptimizer {
         let _ = self.events.send(event);
     }
 
-    fn gather(&mut self, task: TaskId, at: MicroStep, contributions: Vec<Contribution>) -> Result<(), EngineError> {
+    fn gather(
+        &mut self,
+        task: TaskId,
+        at: MicroStep,
+        contributions: Vec<Contribution>,
+    ) -> Result<(), EngineError> {
         // A task that failed meanwhile has been forgotten; its late gradients go with it.
         let Some(state) = self.tasks.get_mut(&task) else { return Ok(()) };
         let mut complete = Vec::new();
@@ -137,23 +142,31 @@ impl HostOptimizer {
             return Ok(());
         }
         let state = &self.tasks[&task];
-        let norm = self.pool.install(|| global_norm(&state.chain, |i| state.images[i].sum.as_deref().unwrap_or(&[])));
+        let norm = self
+            .pool
+            .install(|| global_norm(&state.chain, |i| state.images[i].sum.as_deref().unwrap_or(&[])));
         let factor = state.spec.clip.map(|clip| clip_factor(clip, norm));
         let trained: Vec<usize> =
             (0..state.images.len()).filter(|i| state.chain.images()[*i].trained).collect();
         trained.into_iter().try_for_each(|image| self.step(task, at.step, image, factor))
     }
 
-    fn step(&mut self, task: TaskId, step: usize, image: usize, factor: Option<f32>) -> Result<(), EngineError> {
+    fn step(
+        &mut self,
+        task: TaskId,
+        step: usize,
+        image: usize,
+        factor: Option<f32>,
+    ) -> Result<(), EngineError> {
         let start_s = self.clock.now();
         let Some(state) = self.tasks.get_mut(&task) else { return Ok(()) };
         let Some(gradient) = std::mem::take(&mut state.images[image]).sum else { return Ok(()) };
         let mut writer = self.store.write(ImageId { task, image })?;
         let masters = &mut *writer;
         let rate = state.spec.rate(step, state.steps);
-        let (layout, spec) = (&state.chain.images()[image], &state.spec);
-        let (params, moments) = (&mut masters.params, &mut masters.moments);
-        self.pool.install(|| step_image(layout, spec, rate, step, factor, params, &gradient, moments));
+        let layout = &state.chain.images()[image];
+        let update = Step { spec: &state.spec, rate, step, factor };
+        self.pool.install(|| update.image(layout, masters, &gradient));
         writer.commit();
         let time = Time { start_s, end_s: self.clock.now() };
         self.send(Event::Stepped { task, image, step, time });
@@ -189,7 +202,8 @@ impl TaskState {
         let layers = &self.chain.images()[contribution.image].layers;
         let Some(position) = layers.iter().position(|l| *l == contribution.layer) else { return false };
         let gathered = &mut self.images[contribution.image];
-        let uses = gathered.waiting.entry(at.microbatch).or_insert_with(|| layers.iter().map(|_| None).collect());
+        let uses =
+            gathered.waiting.entry(at.microbatch).or_insert_with(|| layers.iter().map(|_| None).collect());
         uses[position] = Some(contribution.values);
         gathered.sum_up();
         gathered.added == at.of

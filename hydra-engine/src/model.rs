@@ -173,9 +173,10 @@ impl Model {
 
     /// Whether what is next begins a minibatch or an evaluation batch, so that the task may end here.
     fn between_sweeps(&self) -> bool {
-        let evaluation_start = self.cursor.peek().is_some_and(|next| {
-            matches!(next.stage, Stage::Evaluate { .. }) && next.shard == 0
-        });
+        let evaluation_start = self
+            .cursor
+            .peek()
+            .is_some_and(|next| matches!(next.stage, Stage::Evaluate { .. }) && next.shard == 0);
         self.cursor.at_minibatch_start() || evaluation_start
     }
 
@@ -231,7 +232,11 @@ impl Model {
         let last = next.shard + 1 == self.shards.len();
         let (batch, total) = self.batch(&next);
         let mut inputs = HostInputs {
-            activation: if next.shard == 0 { Some(batch.inputs.clone()) } else { self.boundary(next.shard).cloned() },
+            activation: if next.shard == 0 {
+                Some(batch.inputs.clone())
+            } else {
+                self.boundary(next.shard).cloned()
+            },
             targets: if last { batch.targets.clone() } else { HostActivation::default() },
             upstream: None,
         };
@@ -240,7 +245,8 @@ impl Model {
         if self.needs_upstream(&next) {
             inputs.upstream = self.upstream(next.shard).cloned();
         }
-        let from_handoff = inputs.activation.is_none() || self.needs_upstream(&next) && inputs.upstream.is_none();
+        let from_handoff =
+            inputs.activation.is_none() || self.needs_upstream(&next) && inputs.upstream.is_none();
         debug_assert!(!from_handoff || follows.is_some());
         let microbatch = match next.stage {
             Stage::Train { microbatch } => microbatch,
@@ -303,7 +309,8 @@ impl Model {
     /// Whether the output of `claim` is needed on the host, if `handed` tells that the next shard task of
     /// the sweep takes it on the device.
     pub(crate) fn needs_output(&self, claim: &Claim, handed: bool) -> bool {
-        let checkpoint = claim.what.kind == ShardTaskKind::Forward && claim.what.shard + 2 < self.shards.len();
+        let checkpoint =
+            claim.what.kind == ShardTaskKind::Forward && claim.what.shard + 2 < self.shards.len();
         !handed || checkpoint
     }
 
@@ -339,7 +346,12 @@ impl Model {
     }
 
     /// A shard task ended well: accounts for its loss and tells what it completed.
-    pub(crate) fn finished(&mut self, claim: &Claim, loss: Option<f32>, time: Time) -> Result<Progress, EngineError> {
+    pub(crate) fn finished(
+        &mut self,
+        claim: &Claim,
+        loss: Option<f32>,
+        time: Time,
+    ) -> Result<Progress, EngineError> {
         self.running = None;
         self.running_task = None;
         self.results.compute_s += time.seconds();
@@ -357,7 +369,9 @@ impl Model {
             }
         }
         Ok(match claim.what.stage {
-            Stage::Train { microbatch } if self.ends_minibatch(claim, microbatch) => self.end_minibatch(claim, time),
+            Stage::Train { microbatch } if self.ends_minibatch(claim, microbatch) => {
+                self.end_minibatch(claim, time)
+            }
             Stage::Evaluate { kind, batch } if self.ends_evaluation(claim, kind, batch) => {
                 self.end_evaluation(kind, claim.what.step)
             }
@@ -467,7 +481,8 @@ fn hands_gradient(running: &ShardTask, next: &ShardTask) -> bool {
 fn program(task: &TrainTask, shards: &[Range<usize>], first_trained: usize) -> Program {
     let spec = &task.spec;
     let items = task.train.len();
-    let batches = |data: &Option<Arc<dyn Dataset>>| data.as_ref().map_or(0, |d| d.len().div_ceil(spec.microbatch()));
+    let batches =
+        |data: &Option<Arc<dyn Dataset>>| data.as_ref().map_or(0, |d| d.len().div_ceil(spec.microbatch()));
     let last = match items % spec.batch {
         0 => spec.batch.min(items),
         rest => rest,

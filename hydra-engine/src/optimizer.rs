@@ -5,6 +5,7 @@
 //! chain order. AdamW follows PyTorch's `torch.optim.AdamW`, SGD its `torch.optim.SGD`, in `f32`.
 
 use hydra_core::{Chain, Decay, ImageLayout, OptimizerSpec, TrainSpec};
+use hydra_spill::Masters;
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -14,8 +15,22 @@ const CHUNK: usize = 1 << 14;
 /// The constants of one optimizer step of one parameter.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Update {
-    AdamW { shrink: f32, beta1: f32, beta2: f32, rest1: f32, rest2: f32, step_size: f32, root2: f32, eps: f32 },
-    Sgd { rate: f32, decay: f32, momentum: f32, first: bool },
+    AdamW {
+        shrink: f32,
+        beta1: f32,
+        beta2: f32,
+        rest1: f32,
+        rest2: f32,
+        step_size: f32,
+        root2: f32,
+        eps: f32,
+    },
+    Sgd {
+        rate: f32,
+        decay: f32,
+        momentum: f32,
+        first: bool,
+    },
 }
 
 impl Update {
@@ -49,7 +64,13 @@ impl Update {
 
 /// Steps one run of elements of a parameter; `factor` scales the gradient first (clipping).
 /// `moments` are AdamW's two, SGD's momentum, or none.
-fn step_slice(update: Update, params: &mut [f32], grads: &[f32], factor: Option<f32>, moments: &mut [&mut [f32]]) {
+fn step_slice(
+    update: Update,
+    params: &mut [f32],
+    grads: &[f32],
+    factor: Option<f32>,
+    moments: &mut [&mut [f32]],
+) {
     let scaled = |g: f32| factor.map_or(g, |f| g * f);
     match (update, moments) {
         (Update::AdamW { shrink, beta1, beta2, rest1, rest2, step_size, root2, eps }, [m, v]) => {
@@ -72,31 +93,44 @@ fn step_slice(update: Update, params: &mut [f32], grads: &[f32], factor: Option<
                 *p -= rate * (scaled(*g) + decay * *p);
             }
         }
-        (Update::AdamW { .. }, _) => unreachable!("AdamW keeps two moments; the store makes as many as the spec says"),
+        (Update::AdamW { .. }, _) => {
+            unreachable!("AdamW keeps two moments; the store makes as many as the spec says")
+        }
     }
 }
 
-/// One optimizer step of a whole image, in parallel over the current thread pool.
-pub(crate) fn step_image(
-    layout: &ImageLayout,
-    spec: &TrainSpec,
-    rate: f64,
-    step: usize,
-    factor: Option<f32>,
+/// One step of a task, the same for all its images.
+pub(crate) struct Step<'a> {
+    pub spec: &'a TrainSpec,
+    /// The learning rate.
+    pub rate: f64,
+    /// The minibatch, from zero.
+    pub step: usize,
+    /// The factor that clips the gradient.
+    pub factor: Option<f32>,
+}
+
+impl Step<'_> {
+    /// Steps a whole image, in parallel over the current thread pool.
+    pub(crate) fn image(&self, layout: &ImageLayout, masters: &mut Masters, grads: &[f32]) {
+        let Masters { params, moments } = masters;
+        for param in &layout.params {
+            let decays = self.spec.decay == Decay::All || !param.is_vector();
+            let update = Update::new(&self.spec.optimizer, self.rate, self.step, decays);
+            let range = param.range();
+            let moments: Vec<&mut [f32]> = moments.iter_mut().map(|m| &mut m[range.clone()]).collect();
+            step_param(update, &mut params[range.clone()], &grads[range], self.factor, moments);
+        }
+    }
+}
+
+fn step_param(
+    update: Update,
     params: &mut [f32],
     grads: &[f32],
-    moments: &mut [Vec<f32>],
+    factor: Option<f32>,
+    moments: Vec<&mut [f32]>,
 ) {
-    for param in &layout.params {
-        let decays = spec.decay == Decay::All || !param.is_vector();
-        let update = Update::new(&spec.optimizer, rate, step, decays);
-        let range = param.range();
-        let moments: Vec<&mut [f32]> = moments.iter_mut().map(|m| &mut m[range.clone()]).collect();
-        step_param(update, &mut params[range.clone()], &grads[range], factor, moments);
-    }
-}
-
-fn step_param(update: Update, params: &mut [f32], grads: &[f32], factor: Option<f32>, moments: Vec<&mut [f32]>) {
     if params.len() <= CHUNK {
         let mut moments = moments;
         return step_slice(update, params, grads, factor, &mut moments);

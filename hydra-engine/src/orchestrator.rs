@@ -152,7 +152,8 @@ impl Orchestrator {
         let device = |(i, spec): (usize, &DeviceSpec)| {
             LogicalDevice::new(DeviceId(i), spec.clone(), store.clone(), self.probe.clone())
         };
-        let devices: Vec<LogicalDevice> = self.devices.iter().enumerate().map(device).collect::<Result<_, _>>()?;
+        let devices: Vec<LogicalDevice> =
+            self.devices.iter().enumerate().map(device).collect::<Result<_, _>>()?;
         let admission = admit(&self.tasks, &devices, self.host_memory, self.plans.as_deref())?;
         self.admitted = Some(Admitted { admission: admission.clone(), devices, store });
         Ok(admission)
@@ -195,7 +196,9 @@ impl Orchestrator {
         match (task.test, task.state) {
             (Some(result), _) => Ok(result),
             (None, TaskState::Stopped) => Err(EngineError::Stopped),
-            (None, _) => Err(EngineError::Failed { task: task.name, message: task.error.unwrap_or_default() }),
+            (None, _) => {
+                Err(EngineError::Failed { task: task.name, message: task.error.unwrap_or_default() })
+            }
         }
     }
 }

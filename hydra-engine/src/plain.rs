@@ -29,7 +29,8 @@ pub fn train(chain: &Chain, data: &dyn Dataset, spec: &TrainSpec) -> Result<Plai
     let mut model = Model::new(chain, spec)?;
     let mut sampler = Sampler::new(data.len(), spec.batch, spec.seed, spec.shuffle);
     let steps = spec.steps(data.len());
-    let mut run = PlainRun { losses: vec![], gradient_norms: vec![], images: vec![], weights_sha256: String::new() };
+    let mut run =
+        PlainRun { losses: vec![], gradient_norms: vec![], images: vec![], weights_sha256: String::new() };
     for step in 0..steps {
         let items = sampler.items(step);
         let (loss, grads) = model.gradients(data, &items, step)?;
@@ -158,8 +159,8 @@ fn backward(
     pass: &Pass,
     weight: f64,
 ) -> (f32, Vec<Vec<Option<AnyTensor>>>) {
-    let run = |x, (i, layer): (usize, &Box<dyn Layer>)| layer.forward(x, &pass.for_layer(i));
-    let loss = layers.iter().enumerate().fold(x, run).into_float::<1>();
+    let forward = |x, (i, layer): (usize, &dyn Layer)| layer.forward(x, &pass.for_layer(i));
+    let loss = layers.iter().map(Box::as_ref).enumerate().fold(x, forward).into_float::<1>();
     let value = AnyTensor::from(loss.clone()).into_host().as_f32()[0];
     let loss = if weight == 1.0 { loss } else { loss.mul_scalar(weight as f32) };
     let mut gradients = loss.backward();

@@ -81,7 +81,11 @@ pub(crate) fn run(setup: Setup) -> Result<RunReport, EngineError> {
 }
 
 impl Run {
-    fn start(setup: Setup, events: crossbeam_channel::Sender<Event>, clock: Clock) -> Result<Self, EngineError> {
+    fn start(
+        setup: Setup,
+        events: crossbeam_channel::Sender<Event>,
+        clock: Clock,
+    ) -> Result<Self, EngineError> {
         let Setup { admitted, tasks, host_memory, policy, prefetch, seed, stop, mut observer } = setup;
         observer.observe(&RunEvent::Admitted(&admitted.admission));
         let host_budget = Budget::new("host memory", host_memory);
@@ -129,7 +133,10 @@ impl Run {
                 .map(|image| initial_image(model.chain(), image, model.task.spec.seed))
                 .collect();
             let inserted = images.map_err(EngineError::from).and_then(|images| {
-                images.into_iter().enumerate().try_for_each(|(image, params)| self.insert(index, image, params))
+                images
+                    .into_iter()
+                    .enumerate()
+                    .try_for_each(|(image, params)| self.insert(index, image, params))
             });
             let model = &self.models[index];
             let job = HostJob::Register {
@@ -150,7 +157,8 @@ impl Run {
         let layout = &model.chain().images()[image];
         let moments = if layout.trained { model.task.spec.optimizer.moments() } else { 0 };
         let bytes = layout.bytes() * (1 + moments as u64);
-        let reservation = self.host_budget.reserve(bytes, &model.task.name).map_err(hydra_spill::SpillError::from)?;
+        let reservation =
+            self.host_budget.reserve(bytes, &model.task.name).map_err(hydra_spill::SpillError::from)?;
         let moments = vec![vec![0.0; params.len()]; moments];
         self.store.insert(ImageId { task: model.id, image }, Masters { params, moments }, reservation)?;
         Ok(())

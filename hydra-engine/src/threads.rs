@@ -62,7 +62,8 @@ impl Threads {
 }
 
 fn host_pool(threads: usize) -> Result<Arc<rayon::ThreadPool>, EngineError> {
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).thread_name(|i| format!("hydra-host-{i}"));
+    let pool =
+        rayon::ThreadPoolBuilder::new().num_threads(threads).thread_name(|i| format!("hydra-host-{i}"));
     let pool = pool.build().map_err(|error| EngineError::Worker {
         worker: "host optimizer".to_owned(),
         problem: format!("could not start its threads: {error}"),

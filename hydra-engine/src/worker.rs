@@ -90,7 +90,10 @@ impl Worker {
     fn promote_one(&self, job: PromoteJob) -> Result<(), SpillError> {
         let fill = || -> Result<Promoted, SpillError> {
             let inputs = self.bring_in(job.inputs)?;
-            Ok(Promoted { inputs, resident: self.device.manager.promote(job.task, &job.images, job.reservation)? })
+            Ok(Promoted {
+                inputs,
+                resident: self.device.manager.promote(job.task, &job.images, job.reservation)?,
+            })
         };
         match fill() {
             Ok(promoted) => {
@@ -195,7 +198,9 @@ impl Worker {
         Ok(match output {
             Output::None => Output::None,
             Output::Activation(boundary) => Output::Activation(manager.take_out(boundary)?),
-            Output::Gradient(gradient) => Output::Gradient(move_gradient(gradient, |a| manager.take_out(a.clone()))?),
+            Output::Gradient(gradient) => {
+                Output::Gradient(move_gradient(gradient, |a| manager.take_out(a.clone()))?)
+            }
         })
     }
 
@@ -216,7 +221,11 @@ impl Worker {
                 let index = of_image.map_or(contributions.len(), |i| first + i);
                 let again = of_image.is_some() && layout.layers.len() > 1;
                 if of_image.is_none() {
-                    contributions.push(Contribution { layer, image: at.image, values: vec![0.0; layout.elements] });
+                    contributions.push(Contribution {
+                        layer,
+                        image: at.image,
+                        values: vec![0.0; layout.elements],
+                    });
                 }
                 let Some(gradient) = gradient else { continue };
                 let out = &mut contributions[index].values[layout.params[at.slot].range()];

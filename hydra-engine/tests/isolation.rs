@@ -80,7 +80,10 @@ fn a_panic_and_a_bad_loss_harm_no_other_task() {
     let explosive = OptimizerSpec::Sgd { lr: 1e30, momentum: 0.0, weight_decay: 0.0 };
     let spec = TrainSpec { optimizer: explosive, ..steps(6) };
     let mut run = Settings { devices: 2, ..Settings::default() }.orchestrator();
-    run.submit(TrainTask::new("panics", fragile_chain(), Arc::new(Points { bad: 12 }), steps(6)).cuts(vec![1])).unwrap();
+    run.submit(
+        TrainTask::new("panics", fragile_chain(), Arc::new(Points { bad: 12 }), steps(6)).cuts(vec![1]),
+    )
+    .unwrap();
     run.submit(TrainTask::new("explodes", gpt2_chain(), tokens(11, 1), spec).cuts(vec![2, 4])).unwrap();
     run.submit(good().cuts(vec![1, 2])).unwrap();
     let report = run.run().expect("the run goes on");
@@ -213,7 +216,9 @@ fn frozen_layers_keep_their_weights() {
     let chain = Arc::new(chain.build().unwrap());
     let spec = steps(5);
     let plain = plain::train(&chain, spirals().as_ref(), &spec).unwrap();
-    let start = plain::train(&chain, spirals().as_ref(), &TrainSpec { length: Length::Steps(1), ..spec.clone() }).unwrap();
+    let start =
+        plain::train(&chain, spirals().as_ref(), &TrainSpec { length: Length::Steps(1), ..spec.clone() })
+            .unwrap();
     assert_eq!(plain.images[0], start.images[0]);
     assert_ne!(plain.images[2], start.images[2]);
     for cuts in [vec![1, 2, 3], vec![3], vec![2]] {

@@ -34,7 +34,9 @@ fn agrees(settings: &Settings, spec: &TrainSpec) {
 
 fn plain_hash() -> &'static str {
     static HASH: OnceLock<String> = OnceLock::new();
-    HASH.get_or_init(|| plain::train(&gpt2_chain(), tokens(11, 1).as_ref(), &spec()).expect("plain").weights_sha256)
+    HASH.get_or_init(|| {
+        plain::train(&gpt2_chain(), tokens(11, 1).as_ref(), &spec()).expect("plain").weights_sha256
+    })
 }
 
 #[test]
@@ -57,7 +59,10 @@ fn every_option_of_a_spec_equals_the_plain_loop() {
         TrainSpec { accumulate: 3, ..base.clone() },
         TrainSpec { accumulate: 2, clip: Some(0.5), ..base.clone() },
         TrainSpec { optimizer: sgd, ..base.clone() },
-        TrainSpec { optimizer: OptimizerSpec::Sgd { lr: 0.1, momentum: 0.0, weight_decay: 0.0 }, ..base.clone() },
+        TrainSpec {
+            optimizer: OptimizerSpec::Sgd { lr: 0.1, momentum: 0.0, weight_decay: 0.0 },
+            ..base.clone()
+        },
         TrainSpec { schedule: Schedule { kind: ScheduleKind::Cosine, warmup: 2 }, ..base.clone() },
         TrainSpec { decay: Decay::Matrices, shuffle: false, seed: 9, ..base.clone() },
         TrainSpec { length: Length::Epochs(2), ..base },
@@ -89,10 +94,8 @@ fn the_budget_cuts_the_model_and_changes_no_bit() {
 #[test]
 fn chains_that_are_no_language_models_train_spilled() {
     let spec = TrainSpec { length: Length::Steps(6), ..adamw(8) };
-    let chains = [
-        (mlp_chain(), spirals()),
-        (Arc::new(mlp::two_stream_chain(8, 3, 3).expect("a chain")), spirals()),
-    ];
+    let chains =
+        [(mlp_chain(), spirals()), (Arc::new(mlp::two_stream_chain(8, 3, 3).expect("a chain")), spirals())];
     for (chain, data) in chains {
         let plain = plain::train(&chain, data.as_ref(), &spec).expect("the plain loop");
         let settings = Settings { cuts: Some(vec![1, 2]), ..Settings::default() };
