@@ -22,6 +22,22 @@ pub(crate) enum Output {
     Gradient(HostGradient),
 }
 
+impl Output {
+    /// The number of bytes.
+    pub(crate) fn bytes(&self) -> u64 {
+        match self {
+            Self::None => 0,
+            Self::Activation(boundary) => boundary.len_bytes(),
+            Self::Gradient(gradient) => gradient_bytes(gradient),
+        }
+    }
+}
+
+/// The bytes of those tensors of a gradient that are there.
+pub(crate) fn gradient_bytes(gradient: &[Option<HostTensor>]) -> u64 {
+    gradient.iter().flatten().map(HostTensor::len_bytes).sum()
+}
+
 /// What a compute worker made; all bytes are still device memory.
 pub(crate) struct Computed {
     pub output: Output,
@@ -31,20 +47,26 @@ pub(crate) struct Computed {
     pub loss: Option<f32>,
 }
 
+impl Computed {
+    /// Bytes of outputs and gradients.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.output.bytes() + self.gradients.iter().map(|(_, of)| gradient_bytes(of)).sum::<u64>()
+    }
+}
+
 pub(crate) enum Event {
     /// A promotion ended; the payload is in the device's double buffer.
     Promoted { device: DeviceId, ticket: Ticket, time: Time, failure: Option<EngineError> },
-    /// A shard task has left the double buffer and computes: the next one may be promoted.
+    /// A shard task has left the double buffer and has its memory: the next one may be promoted.
     Started { device: DeviceId, ticket: Ticket },
-    /// A shard task ended. `reservation` covers what it made and still holds.
+    /// A shard task ended. The reservation covers what it made.
     ShardDone {
         device: DeviceId,
         ticket: Ticket,
         time: Time,
         stalled_s: f64,
         /// `None` if there was nothing to compute, because the task had failed.
-        result: Result<Option<Computed>, EngineError>,
-        reservation: Reservation,
+        result: Result<Option<(Computed, Reservation)>, EngineError>,
     },
     /// The output of a shard task is on the host.
     OutputDown {

@@ -8,7 +8,7 @@ use hydra_core::{
     backward_range, forward_range, promote_layers,
 };
 use hydra_sched::ShardTaskKind;
-use hydra_spill::Resident;
+use hydra_spill::{Resident, alloc};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -38,7 +38,7 @@ pub(crate) struct ShardInputs {
     pub upstream: HostGradient,
 }
 
-/// Runs a shard task; a panic in a layer becomes an error.
+/// Runs a shard task, on a thread of the device's pool; a panic in a layer becomes an error.
 pub(crate) fn run(
     device: &LogicalDevice,
     chain: &Chain,
@@ -49,7 +49,8 @@ pub(crate) fn run(
         ShardTaskKind::Forward | ShardTaskKind::Evaluate => forward(device, chain, work, inputs),
         ShardTaskKind::Backward => backward(device, chain, work, inputs),
     };
-    let result = device.pool.install(|| catch_unwind(AssertUnwindSafe(run)));
+    let tag = Some(device.measured_as());
+    let result = catch_unwind(AssertUnwindSafe(|| alloc::with_tag(tag, run)));
     result.map_err(|panic| EngineError::Layer {
         first: work.layers.start,
         end: work.layers.end,

@@ -1,7 +1,7 @@
 //! The event loop: one thread that hears what happened and decides what happens next.
 
 use crate::clock::{Clock, Time};
-use crate::cursor::Stage;
+use crate::cursor::{ShardTask, Stage};
 use crate::error::EngineError;
 use crate::event::{Computed, Event, Output, Ticket, Written};
 use crate::host::HostJob;
@@ -15,33 +15,27 @@ use crate::weights::initial_image;
 use crate::worker::{ComputeJob, PromoteJob, TakeDownJob};
 use crate::writer::WriteJob;
 use crossbeam_channel::{Receiver, RecvTimeoutError, unbounded};
-use hydra_core::{DeviceId, HostActivation, HostTensor, TaskId};
+use hydra_core::{DeviceId, TaskId};
 use hydra_sched::{CostModel, ModelIndex, ModelView, Policy, ShardTaskKind, View};
 use hydra_spill::{Budget, ImageId, Masters, Reservation, TierStore};
 use rayon::prelude::*;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// How often the loop looks at the stop flag while nothing happens.
 const TICK: Duration = Duration::from_millis(50);
 
-/// A claim that waits for its device, with what it will reserve when it computes.
+/// A claim that is being promoted, or waits in the double buffer for the one before it.
 struct Next {
     claim: Claim,
-    /// Bytes beyond those that its promotion reserved.
-    rest: u64,
-    handoff: Option<Output>,
-    /// Its task failed: it only has to leave the double buffer.
-    abandoned: bool,
-    /// Inputs for which the device had no room while another shard task computed.
-    late: HostInputs,
+    /// Tells the compute worker that the task has failed.
+    abandoned: Arc<AtomicBool>,
 }
 
 #[derive(Default)]
 struct DeviceState {
     active: Option<Claim>,
-    /// Whether the active shard task has left the double buffer.
-    started: bool,
     next: Option<Next>,
     compute_s: f64,
     copy_s: f64,
@@ -180,7 +174,6 @@ impl Run {
         }
         // Claims of failed tasks may still be under way; their events must not outlive the loop's bookkeeping.
         while self.devices.iter().any(|d| d.active.is_some() || d.next.is_some()) {
-            (0..self.devices.len()).for_each(|device| self.fill(device));
             match inbox.recv_timeout(TICK) {
                 Ok(event) => self.handle(event),
                 Err(RecvTimeoutError::Timeout) => {}
@@ -230,36 +223,25 @@ impl Run {
         }
     }
 
-    /// Starts what is claimed on a device, and claims what comes after it.
+    /// Claims what a device runs next, as soon as there is room for it in the double buffer.
     fn fill(&mut self, device: usize) {
-        loop {
-            self.dispatch(device);
-            let state = &self.devices[device];
-            let computes = state.active.is_some();
-            let room = state.next.is_none() && (!computes || self.prefetch && state.started);
-            if !room || !self.claim(device) {
-                return;
-            }
+        let state = &self.devices[device];
+        if state.next.is_none() && (self.prefetch || state.active.is_none()) {
+            self.claim(device);
         }
     }
 
-    /// Claims a shard task for the device and starts its promotion; whether there was one.
-    fn claim(&mut self, device: usize) -> bool {
+    /// Claims a shard task for the device, if one can be, and sends it to the workers.
+    fn claim(&mut self, device: usize) {
         let views: Vec<ModelView> = self.models.iter().filter_map(|m| self.view(m, device)).collect();
         let view = View { device, devices: self.devices.len(), decision: self.decisions, claimable: &views };
-        let Some(ModelIndex(index)) = self.policy.choose(&view) else { return false };
-        let id = DeviceId(device);
-        let Some(next) = self.models[index].claimable(id, self.prefetch) else { return false };
+        let Some(ModelIndex(index)) = self.policy.choose(&view) else { return };
+        let Some(next) = self.models[index].claimable(DeviceId(device), self.prefetch) else { return };
         if !self.activate(index) {
-            return false;
+            return;
         }
-        self.decisions += 1;
-        match self.begin_claim(index, device, next) {
-            Ok(claimed) => claimed,
-            Err(error) => {
-                self.fail(index, &error);
-                true
-            }
+        if let Err(error) = self.begin_claim(index, device, next) {
+            self.fail(index, &error);
         }
     }
 
@@ -287,24 +269,20 @@ impl Run {
         model.active.is_some()
     }
 
-    /// `Ok(false)` if device memory for the promotion is not there yet.
-    fn begin_claim(
-        &mut self,
-        index: usize,
-        device: usize,
-        next: crate::cursor::ShardTask,
-    ) -> Result<bool, EngineError> {
+    /// Does nothing if device memory for the promotion is not there yet.
+    fn begin_claim(&mut self, index: usize, device: usize, next: ShardTask) -> Result<(), EngineError> {
         let threads = &self.threads.devices[device];
         let model = &mut self.models[index];
         let shard = &model.plan.shards[next.shard];
         let budget = threads.device.manager.budget();
         // The parameters first: the rules leave room for them beside any shard that computes.
         let Some(mut reservation) = budget.try_reserve(shard.param_bytes, &model.task.name) else {
-            return Ok(false);
+            return Ok(());
         };
         let ticket = self.tickets;
         let (claim, inputs) = model.claim(ticket, DeviceId(device), next)?;
         self.tickets += 1;
+        self.decisions += 1;
         let (inputs, late) = match budget.try_reserve(inputs.bytes(), &model.task.name) {
             Some(more) => {
                 reservation.merge(more);
@@ -312,64 +290,32 @@ impl Run {
             }
             None => (HostInputs::default(), inputs),
         };
-        let need = need_bytes(&model.plan, next.shard, next.kind);
-        let rest = need.saturating_sub(reservation.bytes());
-        let handoff = (!claim.from_handoff).then_some(Output::None);
         let fill = threads.buffer.begin_fill(ticket).map_err(hydra_spill::SpillError::from)?;
-        let job = PromoteJob {
+        let abandoned = Arc::new(AtomicBool::new(false));
+        let compute = ComputeJob {
             ticket,
-            task: model.id,
-            fill,
-            images: model.images_of_shard(next.shard).to_vec(),
-            inputs,
-            reservation,
-        };
-        let _ = threads.promote.send(job);
-        self.devices[device].next = Some(Next { claim, rest, handoff, abandoned: false, late });
-        Ok(true)
-    }
-
-    /// Starts the claimed shard task if the device is free, its input is there and its memory is.
-    fn dispatch(&mut self, device: usize) {
-        let state = &mut self.devices[device];
-        if state.active.is_some() {
-            return;
-        }
-        let Some(next) = state.next.take() else { return };
-        let threads = &self.threads.devices[device];
-        let rest = if next.abandoned { 0 } else { next.rest };
-        let reservation = threads.device.manager.budget().try_reserve(rest, "shard task");
-        let (Some(reservation), true) = (reservation, next.handoff.is_some() || next.abandoned) else {
-            state.next = Some(next);
-            return;
-        };
-        let Next { claim, handoff, abandoned, late, .. } = next;
-        let model = &mut self.models[claim.task.0];
-        if !abandoned {
-            model.started(&claim, DeviceId(device));
-        }
-        let job = ComputeJob {
-            ticket: claim.ticket,
             chain: model.chain().clone(),
-            work: (!abandoned).then(|| claim.work.clone()),
-            handoff: handoff.unwrap_or(Output::None),
+            work: claim.work.clone(),
+            follows: claim.from_handoff,
             late,
-            reservation,
+            rest: need_bytes(&model.plan, next.shard, next.kind).saturating_sub(reservation.bytes()),
+            abandoned: abandoned.clone(),
         };
-        state.active = Some(claim);
-        state.started = false;
-        let _ = threads.compute.send(job);
+        let images = model.images_of_shard(next.shard).to_vec();
+        let promote = PromoteJob { ticket, task: model.id, fill, images, inputs, reservation };
+        // A worker's channel closes only with the run.
+        let _ = threads.promote.send(promote);
+        let _ = threads.compute.send(compute);
+        self.devices[device].next = Some(Next { claim, abandoned });
+        Ok(())
     }
 
     fn handle(&mut self, event: Event) {
         match event {
             Event::Promoted { device, ticket, time, failure } => self.promoted(device, ticket, time, failure),
-            Event::Started { device, ticket } => {
-                let state = &mut self.devices[device.0];
-                state.started |= state.active.as_ref().is_some_and(|claim| claim.ticket == ticket);
-            }
-            Event::ShardDone { device, ticket, time, stalled_s, result, reservation } => {
-                self.shard_done(device, ticket, (time, stalled_s), result, reservation);
+            Event::Started { device, ticket } => self.started(device, ticket),
+            Event::ShardDone { device, ticket, time, stalled_s, result } => {
+                self.shard_done(device, ticket, (time, stalled_s), result);
             }
             Event::OutputDown { device, task, ticket, time, result } => {
                 self.copied(device, task, Work::TakeDown, ticket, time);
@@ -398,18 +344,22 @@ impl Run {
         }
     }
 
+    /// The compute worker, which waits for the promotion, hears of a failure too and ends the claim.
     fn promoted(&mut self, device: DeviceId, ticket: Ticket, time: Time, failure: Option<EngineError>) {
-        let state = &mut self.devices[device.0];
-        let claims = state.next.as_ref().map(|n| &n.claim).into_iter().chain(&state.active);
-        let Some(claim) = claims.into_iter().find(|claim| claim.ticket == ticket).cloned() else { return };
-        self.copied(device, claim.task, Work::Promote, ticket, time);
-        let Some(error) = failure else { return };
-        // The copy worker has emptied the slot; a claim that has not started is simply gone.
-        let state = &mut self.devices[device.0];
-        if state.next.as_ref().is_some_and(|next| next.claim.ticket == ticket) {
-            state.next = None;
+        let state = &self.devices[device.0];
+        let mut claims = state.next.iter().map(|next| &next.claim).chain(&state.active);
+        let Some(task) = claims.find(|claim| claim.ticket == ticket).map(|claim| claim.task) else { return };
+        self.copied(device, task, Work::Promote, ticket, time);
+        if let Some(error) = failure {
+            self.fail(task.0, &error);
         }
-        self.fail(claim.task.0, &error);
+    }
+
+    fn started(&mut self, device: DeviceId, ticket: Ticket) {
+        let state = &mut self.devices[device.0];
+        let Some(next) = state.next.take_if(|next| next.claim.ticket == ticket) else { return };
+        self.models[next.claim.task.0].started(&next.claim, device);
+        state.active = Some(next.claim);
     }
 
     fn copied(&mut self, device: DeviceId, task: TaskId, work: Work, _ticket: Ticket, time: Time) {
@@ -428,13 +378,14 @@ impl Run {
         device: DeviceId,
         ticket: Ticket,
         (time, stalled_s): (Time, f64),
-        result: Result<Option<Computed>, EngineError>,
-        mut reservation: Reservation,
+        result: Result<Option<(Computed, Reservation)>, EngineError>,
     ) {
         let state = &mut self.devices[device.0];
-        let Some(claim) = state.active.take() else { return };
-        debug_assert_eq!(claim.ticket, ticket);
-        let made = match result {
+        // A claim that could not start has ended in the double buffer.
+        let ended = state.active.take_if(|claim| claim.ticket == ticket);
+        let ended = ended.or_else(|| state.next.take_if(|n| n.claim.ticket == ticket).map(|n| n.claim));
+        let Some(claim) = ended else { return };
+        let (made, mut reservation) = match result {
             Ok(Some(made)) => made,
             Ok(None) => return,
             Err(error) => return self.fail(claim.task.0, &error),
@@ -454,7 +405,7 @@ impl Run {
             return;
         }
         let made = self.hand_over(device, &claim, made);
-        reservation.shrink_to(made_bytes(&made));
+        reservation.shrink_to(made.bytes());
         let model = &mut self.models[claim.task.0];
         let progress = model.finished(&claim, made.loss, time);
         let job = TakeDownJob {
@@ -474,15 +425,11 @@ impl Run {
         }
     }
 
-    /// Gives the output to the shard task that follows on the same device, if one was claimed, and keeps
-    /// for the host what is needed there.
+    /// Keeps of the output what is needed on the host: nothing if the shard task that follows on the same
+    /// device takes it there and no other will.
     fn hand_over(&mut self, device: DeviceId, claim: &Claim, mut made: Computed) -> Computed {
-        let waits = |next: &&mut Next| next.claim.task == claim.task && next.claim.from_handoff;
-        let follower = self.devices[device.0].next.as_mut().filter(waits);
-        let handed = follower.is_some() && !matches!(made.output, Output::None);
-        if let Some(next) = follower {
-            next.handoff = Some(made.output.clone());
-        }
+        let next = self.devices[device.0].next.as_ref().map(|next| &next.claim);
+        let handed = next.is_some_and(|next| next.task == claim.task && next.from_handoff);
         let model = &mut self.models[claim.task.0];
         if !model.needs_output(claim, handed) {
             made.output = Output::None;
@@ -538,10 +485,8 @@ impl Run {
         }
         let model = &mut self.models[index];
         model.results.error = Some(with_causes(error));
-        for state in &mut self.devices {
-            if let Some(next) = state.next.as_mut().filter(|next| next.claim.task == model.id) {
-                next.abandoned = true;
-            }
+        for next in self.devices.iter().flat_map(|state| &state.next).filter(|n| n.claim.task == model.id) {
+            next.abandoned.store(true, Ordering::Relaxed);
         }
         self.end(index, TaskState::Failed);
     }
@@ -640,17 +585,6 @@ fn need_bytes(plan: &hydra_partition::PartitionPlan, shard: usize, kind: ShardTa
         ShardTaskKind::Backward => need,
         ShardTaskKind::Forward | ShardTaskKind::Evaluate => need.saturating_sub(shard.gradient_bytes),
     }
-}
-
-/// Device bytes that a shard task has left behind until they are taken down.
-fn made_bytes(made: &Computed) -> u64 {
-    let gradient = |g: &[Option<HostTensor>]| g.iter().flatten().map(HostTensor::len_bytes).sum::<u64>();
-    let output = match &made.output {
-        Output::None => 0,
-        Output::Activation(boundary) => HostActivation::len_bytes(boundary),
-        Output::Gradient(of) => gradient(of),
-    };
-    output + made.gradients.iter().map(|(_, of)| gradient(of)).sum::<u64>()
 }
 
 /// An error and its causes in one line.

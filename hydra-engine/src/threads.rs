@@ -87,7 +87,8 @@ fn start_device(
     let name = |what: &str| format!("hydra-{what}-{}", device.id.0);
     let (copier, computer, taker, host) = (worker.clone(), worker.clone(), worker, host.clone());
     handles.push(spawn(name("copy-up"), move || copier.promote(&promote_jobs))?);
-    handles.push(spawn(name("compute"), move || computer.compute(&compute_jobs))?);
+    let pool = device.pool.clone();
+    handles.push(spawn(name("compute"), move || pool.install(|| computer.compute(&compute_jobs)))?);
     handles.push(spawn(name("copy-down"), move || taker.take_down(&take_down_jobs, &host))?);
     Ok(DeviceThreads { device, buffer, promote, compute, take_down })
 }

@@ -14,6 +14,8 @@ use crossbeam_channel::{Receiver, Sender};
 use hydra_core::{Chain, HostActivation, HostTensor, TaskId};
 use hydra_spill::{DoubleBuffer, FillGuard, Reservation, Resident, SpillError, alloc};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 /// What waits in the double buffer for its shard task.
 pub(crate) struct Promoted {
@@ -21,6 +23,23 @@ pub(crate) struct Promoted {
     /// In device memory.
     pub inputs: HostInputs,
 }
+
+/// The output of the last shard task, still on the device.
+struct HandedOn {
+    output: Output,
+    _reservation: Reservation,
+}
+
+/// A shard task that can start.
+struct Ready {
+    resident: Resident,
+    inputs: HostInputs,
+    reservation: Reservation,
+}
+
+/// How long a claimed shard task waits for memory that others are about to release. Nothing waits so long
+/// unless a release was lost; the task then fails and says who holds the memory.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 pub(crate) type Buffer = DoubleBuffer<Promoted>;
 
@@ -34,17 +53,19 @@ pub(crate) struct PromoteJob {
     pub reservation: Reservation,
 }
 
-/// Runs a shard task whose ticket is, or is about to be, in the double buffer.
+/// Runs a shard task when it is in the double buffer and what it needs beyond is free.
 pub(crate) struct ComputeJob {
     pub ticket: Ticket,
     pub chain: Arc<Chain>,
-    /// `None` if the task failed meanwhile: the promotion only leaves the double buffer.
-    pub work: Option<ShardWork>,
-    /// What the shard task before it on this device left for it.
-    pub handoff: Output,
+    pub work: ShardWork,
+    /// Whether it takes the output of the shard task before it on this device.
+    pub follows: bool,
     /// Host inputs for which the device had no room during the promotion.
     pub late: HostInputs,
-    pub reservation: Reservation,
+    /// Device bytes beyond those that the promotion reserved.
+    pub rest: u64,
+    /// Set when the task fails: the promotion then only leaves the double buffer.
+    pub abandoned: Arc<AtomicBool>,
 }
 
 /// Takes what a shard task made down to the host.
@@ -116,54 +137,90 @@ impl Worker {
         })
     }
 
-    /// The compute worker.
+    /// The compute worker. It runs on a thread of the device's pool, so that a shard task starts without a
+    /// change of threads, and takes the next one without asking: it was claimed while this one computed.
     pub(crate) fn compute(&self, jobs: &Receiver<ComputeJob>) {
-        // Glue around the pool is host memory; what the pool's threads allocate is the device's.
-        alloc::tag_thread(None);
-        for job in jobs {
-            let waited_s = self.clock.now();
-            let ready = self.ready(&job);
-            self.send(Event::Started { device: self.device.id, ticket: job.ticket });
-            let start_s = self.clock.now();
-            let result = ready.and_then(|(resident, inputs)| self.compute_one(&job, resident, inputs));
-            let time = self.time(start_s);
-            let retired = self.buffer.retire(job.ticket);
-            debug_assert!(retired.is_ok() || result.is_err());
-            let (ticket, device, reservation) = (job.ticket, self.device.id, job.reservation);
-            let stalled_s = start_s - waited_s;
-            self.send(Event::ShardDone { device, ticket, time, stalled_s, result, reservation });
-        }
+        // Glue is host memory; what shard tasks allocate is the device's.
+        alloc::with_tag(None, || {
+            let mut last = None;
+            for job in jobs {
+                last = self.compute_next(job, last);
+            }
+        });
     }
 
-    /// Waits for the promotion, and brings in what it could not.
-    fn ready(&self, job: &ComputeJob) -> Result<(Resident, HostInputs), EngineError> {
-        let Promoted { resident, inputs } = self.buffer.activate(job.ticket).map_err(SpillError::from)?;
-        let mut inputs = inputs;
+    /// Runs a job; gives what the next one may take over from it, with a reservation of its own.
+    fn compute_next(&self, job: ComputeJob, last: Option<HandedOn>) -> Option<HandedOn> {
+        let (ticket, device) = (job.ticket, self.device.id);
+        let waited_s = self.clock.now();
+        let ready = self.ready(&job, last);
+        let start_s = self.clock.now();
+        let result = ready.and_then(|ready| match ready {
+            Some(ready) => {
+                self.send(Event::Started { device, ticket });
+                self.compute_one(&job, ready).map(Some)
+            }
+            None => Ok(None),
+        });
+        let time = self.time(start_s);
+        let retired = self.buffer.retire(ticket);
+        debug_assert!(retired.is_ok() || result.is_err());
+        let handed_on = result.as_ref().ok().and_then(Option::as_ref).and_then(|(made, _)| self.keep(made));
+        self.send(Event::ShardDone { device, ticket, time, stalled_s: start_s - waited_s, result });
+        handed_on
+    }
+
+    /// Waits for the promotion and for memory, and brings in what the promotion could not. `None` if the
+    /// task has failed meanwhile.
+    fn ready(&self, job: &ComputeJob, last: Option<HandedOn>) -> Result<Option<Ready>, EngineError> {
+        let promoted = self.buffer.activate(job.ticket).map_err(SpillError::from)?;
+        if job.abandoned.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
+        let budget = self.device.manager.budget();
+        let reservation =
+            budget.reserve_when_free(job.rest, "shard task", PATIENCE).map_err(SpillError::from)?;
+        let Promoted { resident, mut inputs } = promoted;
         if job.late.bytes() > 0 {
             inputs = self.bring_in(job.late.clone())?;
         }
-        match &job.handoff {
-            Output::None => {}
-            Output::Activation(boundary) => inputs.activation = Some(boundary.clone()),
-            Output::Gradient(gradient) => inputs.upstream = Some(gradient.clone()),
+        if job.follows {
+            // If there is nothing, the shard task before it has failed, and its error was heard first.
+            let Some(HandedOn { output, .. }) = last else {
+                let problem = "lost the output of the shard task before".to_owned();
+                return Err(EngineError::Worker { worker: self.device.spec.name.clone(), problem });
+            };
+            match output {
+                Output::None => {}
+                Output::Activation(boundary) => inputs.activation = Some(boundary),
+                Output::Gradient(gradient) => inputs.upstream = Some(gradient),
+            }
         }
-        Ok((resident, inputs))
+        Ok(Some(Ready { resident, inputs, reservation }))
     }
 
-    fn compute_one(
-        &self,
-        job: &ComputeJob,
-        resident: Resident,
-        inputs: HostInputs,
-    ) -> Result<Option<Computed>, EngineError> {
-        let Some(work) = &job.work else { return Ok(None) };
+    fn compute_one(&self, job: &ComputeJob, ready: Ready) -> Result<(Computed, Reservation), EngineError> {
+        let Ready { resident, inputs, mut reservation } = ready;
         let inputs = ShardInputs {
             resident,
             activation: inputs.activation.unwrap_or_default(),
             targets: inputs.targets,
             upstream: inputs.upstream.unwrap_or_default(),
         };
-        executor::run(&self.device, &job.chain, work, inputs).map(Some)
+        let made = executor::run(&self.device, &job.chain, &job.work, inputs)?;
+        reservation.shrink_to(made.bytes());
+        Ok((made, reservation))
+    }
+
+    fn keep(&self, made: &Computed) -> Option<HandedOn> {
+        let bytes = made.output.bytes();
+        if bytes == 0 {
+            return None;
+        }
+        // What the shard task has just released leaves room; without it, the copy on the host serves.
+        let reservation =
+            self.device.manager.budget().reserve_when_free(bytes, "handed on", PATIENCE).ok()?;
+        Some(HandedOn { output: made.output.clone(), _reservation: reservation })
     }
 
     /// The worker that takes outputs and gradients down.

@@ -1,6 +1,7 @@
 //! The policies that Sharded-LRTF is compared with.
 
-use crate::{ModelIndex, ModelView, Policy, PolicyKind, View};
+use crate::random::{below, splitmix64};
+use crate::{Asking, Claimable, ModelIndex, ModelView, Policy, PolicyKind, Priority};
 
 /// First in, first out: the claimable model that was submitted first.
 #[derive(Clone, Copy, Debug, Default)]
@@ -11,8 +12,8 @@ impl Policy for Fifo {
         PolicyKind::Fifo.name()
     }
 
-    fn choose(&mut self, view: &View<'_>) -> Option<ModelIndex> {
-        view.claimable.iter().min_by(|a, b| a.by_submission(b)).map(|first| first.model)
+    fn priority(&self, model: &ModelView) -> Priority {
+        Priority::first_submitted(model)
     }
 }
 
@@ -28,11 +29,8 @@ impl Policy for Srtf {
         PolicyKind::Srtf.name()
     }
 
-    fn choose(&mut self, view: &View<'_>) -> Option<ModelIndex> {
-        view.claimable
-            .iter()
-            .min_by(|a, b| a.remaining_s.total_cmp(&b.remaining_s).then_with(|| a.by_submission(b)))
-            .map(|shortest| shortest.model)
+    fn priority(&self, model: &ModelView) -> Priority {
+        Priority::shortest(model)
     }
 }
 
@@ -52,9 +50,9 @@ impl Random {
     }
 
     /// Sixty-four random bits for one decision of one device.
-    fn draw(&self, view: &View<'_>) -> u64 {
-        let decision = splitmix64(splitmix64(self.seed) ^ view.decision);
-        splitmix64(decision ^ view.device as u64)
+    fn draw(&self, asking: &Asking) -> u64 {
+        let decision = splitmix64(splitmix64(self.seed) ^ asking.decision);
+        splitmix64(decision ^ asking.device as u64)
     }
 }
 
@@ -63,26 +61,41 @@ impl Policy for Random {
         PolicyKind::Random.name()
     }
 
-    fn choose(&mut self, view: &View<'_>) -> Option<ModelIndex> {
+    fn priority(&self, model: &ModelView) -> Priority {
+        Priority::first_submitted(model)
+    }
+
+    fn pick(&mut self, asking: &Asking, from: &dyn Claimable) -> Option<ModelIndex> {
         // The draw is a rank in submission order, not a place in the view.
-        let mut models: Vec<&ModelView> = view.claimable.iter().collect();
-        models.sort_unstable_by(|a, b| a.by_submission(b));
-        let rank = below(self.draw(view), models.len());
-        models.get(rank).map(|model| model.model)
+        let rank = below(self.draw(asking), from.count());
+        from.nth_submitted(rank).map(|model| model.model)
     }
 }
 
-/// Scales sixty-four random bits to `0..bound`, by the high half of the product; 0 for no bound.
-fn below(bits: u64, bound: usize) -> usize {
-    ((u128::from(bits) * bound as u128) >> 64) as usize
+/// Round robin: the claimable models take turns in submission order.
+///
+/// It remembers whom it chose last, on any device, and takes the next one after it that can be
+/// claimed. It evens out how many shard tasks the models have had, not how much they have left.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RoundRobin {
+    last: Option<(u64, ModelIndex)>,
 }
 
-/// The output of Sebastiano Vigna's splitmix64 generator (public domain) in state `x`.
-fn splitmix64(x: u64) -> u64 {
-    let mut z = x.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
+impl Policy for RoundRobin {
+    fn name(&self) -> &'static str {
+        PolicyKind::RoundRobin.name()
+    }
+
+    fn priority(&self, model: &ModelView) -> Priority {
+        Priority::first_submitted(model)
+    }
+
+    fn pick(&mut self, _: &Asking, from: &dyn Claimable) -> Option<ModelIndex> {
+        let later = self.last.and_then(|last| from.submitted_after(last));
+        let next = later.or_else(|| from.nth_submitted(0))?;
+        self.last = Some((next.submitted, next.model));
+        Some(next.model)
+    }
 }
 
 #[cfg(test)]
@@ -90,6 +103,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::View;
     use crate::conformance::{any_models, models, view_of};
 
     #[test]
@@ -102,23 +116,6 @@ mod tests {
     fn srtf_takes_the_shortest_and_breaks_ties_by_submission() {
         let claimable = models(&[(3.0, 0), (f64::NAN, 1), (2.0, 5), (2.0, 4)]);
         assert_eq!(Srtf.choose(&view_of(&claimable)), Some(ModelIndex(3)));
-    }
-
-    #[test]
-    fn splitmix64_gives_the_reference_sequence() {
-        const STEP: u64 = 0x9E37_79B9_7F4A_7C15;
-        assert_eq!(splitmix64(0), 0xE220_A839_7B1D_CDAF);
-        assert_eq!(splitmix64(1_234_567), 6_457_827_717_110_365_317);
-        assert_eq!(splitmix64(STEP.wrapping_add(1_234_567)), 3_203_168_211_198_807_973);
-    }
-
-    #[test]
-    fn the_draw_is_scaled_to_the_whole_range() {
-        assert_eq!(below(0, 5), 0);
-        assert_eq!(below(u64::MAX, 5), 4);
-        assert_eq!(below(u64::MAX / 2, 2), 0);
-        assert_eq!(below(u64::MAX / 2 + 1, 2), 1);
-        assert_eq!(below(u64::MAX, 0), 0);
     }
 
     /// How often each of four models is chosen over 4000 decisions of each of two devices.
@@ -145,9 +142,20 @@ mod tests {
     }
 
     #[test]
+    fn round_robin_gives_everyone_a_turn_before_anyone_a_second() {
+        let all = models(&[(9.0, 0), (1.0, 1), (1.0, 2)]);
+        let mut policy = RoundRobin::default();
+        let mut turn = |claimable: &[ModelView]| policy.choose(&view_of(claimable)).unwrap().0;
+        assert_eq!([turn(&all), turn(&all), turn(&all), turn(&all)], [0, 1, 2, 0]);
+        // Model 1 cannot be claimed just now, and comes after the one that took its turn.
+        assert_eq!([turn(&all[2..]), turn(&all), turn(&all[1..])], [2, 0, 1]);
+        assert_eq!(policy.choose(&view_of(&[])), None);
+    }
+
+    #[test]
     fn seed_decision_and_device_each_change_the_draw() {
         let at = |seed, decision, device| {
-            Random::new(seed).draw(&View { device, devices: 9, decision, claimable: &[] })
+            Random::new(seed).draw(&Asking { device, devices: 9, decision })
         };
         let draws = [at(7, 3, 1), at(8, 3, 1), at(7, 4, 1), at(7, 3, 2), at(7, 1, 3), at(3, 7, 1)];
         for (i, a) in draws.iter().enumerate() {

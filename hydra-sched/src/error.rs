@@ -50,3 +50,90 @@ pub enum CostError {
         found: f64,
     },
 }
+
+/// A workload that cannot be simulated.
+#[derive(Debug, Error)]
+pub enum WorkloadError {
+    /// The text is not JSON, or not of the format.
+    #[error("this is not a workload: expected JSON as docs/scheduling.md describes it")]
+    Json(#[from] serde_json::Error),
+    /// There is nothing to schedule.
+    #[error("the workload has no task; `tasks` needs at least one")]
+    NoTasks,
+    /// There is nowhere to run it.
+    #[error("the workload has no device; `devices` needs at least one")]
+    NoDevices,
+    /// Two tasks have one name.
+    #[error("two tasks are called `{name}`; give each its own name")]
+    DuplicateName {
+        /// The name.
+        name: String,
+    },
+    /// A task trains nothing.
+    #[error("task `{task}` has no minibatch; `minibatches` must be at least 1")]
+    NoMinibatches {
+        /// The task.
+        task: String,
+    },
+    /// A number is out of its range.
+    #[error("{field} of {of} is {found}; it must be {expected}")]
+    Value {
+        /// What the number belongs to.
+        of: String,
+        /// The field.
+        field: &'static str,
+        /// What was given.
+        found: f64,
+        /// What is allowed.
+        expected: &'static str,
+    },
+    /// The policy's estimates cannot be made of the costs.
+    #[error("task `{task}`: {source}")]
+    Costs {
+        /// The task.
+        task: String,
+        /// What is wrong.
+        #[source]
+        source: CostError,
+    },
+    /// A shard's size is given without the bandwidth that makes a time of it.
+    #[error(
+        "shard {shard} of task `{task}` has `bytes` and no `promote_s`, and device {device} has no \
+         `link_bytes_per_s`: give one of the two"
+    )]
+    NoLink {
+        /// The task.
+        task: String,
+        /// The shard.
+        shard: usize,
+        /// The device.
+        device: usize,
+    },
+    /// A device's memory is given, and a shard's size is not.
+    #[error("device {device} has `memory_bytes`, and shard {shard} of task `{task}` has no `bytes`: give them")]
+    NoBytes {
+        /// The task.
+        task: String,
+        /// The shard.
+        shard: usize,
+        /// The device.
+        device: usize,
+    },
+    /// A device cannot hold two of a shard.
+    #[error(
+        "device {device} has {memory} bytes, and shard {shard} of task `{task}` needs {needed}: room for itself and \
+         for one as large that is prefetched. Cut smaller shards, or give more `memory_bytes`"
+    )]
+    Memory {
+        /// The task.
+        task: String,
+        /// The shard.
+        shard: usize,
+        /// The device.
+        device: usize,
+        /// Bytes it needs.
+        needed: u64,
+        /// Bytes there are.
+        memory: u64,
+    },
+}

@@ -64,19 +64,29 @@
 #![forbid(unsafe_code)]
 
 mod baseline;
+mod bound;
+mod claimable;
 #[cfg(test)]
 mod conformance;
 mod error;
 mod lrtf;
 mod policy;
+mod random;
 mod remaining;
+mod resident;
+mod simulate;
 mod sweep;
 mod view;
+mod workload;
 
-pub use baseline::{Fifo, Random, Srtf};
-pub use error::{CostError, PolicyError};
-pub use lrtf::ShardedLrtf;
+pub use baseline::{Fifo, Random, RoundRobin, Srtf};
+pub use bound::LowerBounds;
+pub use claimable::{Claimable, Priority, Queue};
+pub use error::{CostError, PolicyError, WorkloadError};
+pub use lrtf::{ShardedLrtf, ShardedLrtfLocal};
 pub use policy::{Policy, PolicyKind};
 pub use remaining::{CostModel, WorkLeft};
+pub use simulate::{Occupation, Simulation, SimulationOptions, Span, simulate};
 pub use sweep::ShardTaskKind;
-pub use view::{ModelIndex, ModelView, View};
+pub use workload::{DeviceCost, ShardCost, TaskCost, Variation, Workload};
+pub use view::{Asking, ModelIndex, ModelView, View};

@@ -1,6 +1,6 @@
 //! Sharded-LRTF, the policy of the paper and the default.
 
-use crate::{ModelIndex, Policy, PolicyKind, View};
+use crate::{Asking, Claimable, ModelIndex, ModelView, Policy, PolicyKind, Priority};
 
 /// Sharded longest-remaining-time-first: the next shard task of the model with the longest
 /// remaining time.
@@ -21,11 +21,55 @@ impl Policy for ShardedLrtf {
         PolicyKind::ShardedLrtf.name()
     }
 
-    fn choose(&mut self, view: &View<'_>) -> Option<ModelIndex> {
-        view.claimable
-            .iter()
-            .min_by(|a, b| b.remaining_s.total_cmp(&a.remaining_s).then_with(|| a.by_submission(b)))
-            .map(|longest| longest.model)
+    fn priority(&self, model: &ModelView) -> Priority {
+        Priority::longest(model)
+    }
+}
+
+/// Sharded-LRTF that prefers a model whose next shard is already on the device, where that costs
+/// little.
+///
+/// Among the claimable models whose next shard is resident it takes the one with the longest
+/// remaining time, if that is at least `1 - tolerance` times the longest of all; otherwise it does
+/// what [`ShardedLrtf`] does. The level of the remaining times, which is what Sharded-LRTF keeps,
+/// is thus off by at most the tolerance at every decision, and it shrinks with the work left.
+#[derive(Clone, Copy, Debug)]
+pub struct ShardedLrtfLocal {
+    tolerance: f64,
+}
+
+impl ShardedLrtfLocal {
+    /// The tolerance that [`PolicyKind::ShardedLrtfLocal`] is built with.
+    pub const TOLERANCE: f64 = 0.02;
+
+    /// The policy with this tolerance, a share of the longest remaining time. It is brought into
+    /// `0 ..= 1`; what is not a number counts as 0.
+    pub const fn new(tolerance: f64) -> Self {
+        // `f64::max` gives the number when the other is none.
+        Self { tolerance: tolerance.max(0.0).min(1.0) }
+    }
+}
+
+impl Default for ShardedLrtfLocal {
+    fn default() -> Self {
+        Self::new(Self::TOLERANCE)
+    }
+}
+
+impl Policy for ShardedLrtfLocal {
+    fn name(&self) -> &'static str {
+        PolicyKind::ShardedLrtfLocal.name()
+    }
+
+    fn priority(&self, model: &ModelView) -> Priority {
+        Priority::longest(model)
+    }
+
+    fn pick(&mut self, _: &Asking, from: &dyn Claimable) -> Option<ModelIndex> {
+        let longest = from.first()?;
+        let least = longest.remaining_s * (1.0 - self.tolerance);
+        let near = from.first_resident().filter(|model| model.remaining_s >= least);
+        Some(near.unwrap_or(longest).model)
     }
 }
 
@@ -50,7 +94,40 @@ mod tests {
         }
     }
 
+    #[test]
+    fn the_local_one_prefers_what_is_resident_within_the_tolerance() {
+        let mut claimable = models(&[(10.0, 0), (9.5, 1), (9.8, 2), (8.0, 3)]);
+        let choose = |claimable: &[ModelView], tolerance| {
+            ShardedLrtfLocal::new(tolerance).choose(&view_of(claimable)).unwrap().0
+        };
+        assert_eq!(choose(&claimable, 0.5), 0, "nothing is resident");
+        claimable[1].resident = true;
+        claimable[3].resident = true;
+        assert_eq!(choose(&claimable, 0.5), 1, "the longest of the resident ones");
+        assert_eq!(choose(&claimable, 0.05), 1);
+        assert_eq!(choose(&claimable, 0.04), 0, "too far from the longest");
+        assert_eq!(choose(&claimable, f64::NAN), 0);
+        claimable[0].resident = true;
+        assert_eq!(choose(&claimable, 0.5), 0);
+    }
+
     proptest! {
+        /// Without tolerance only an equal one may be preferred; with any, no more is given up.
+        #[test]
+        fn the_local_one_gives_up_no_more_than_its_tolerance(
+            mut claimable in any_models(1..20),
+            tolerance in 0.0..1.0f64,
+        ) {
+            for model in &mut claimable {
+                model.remaining_s = if model.remaining_s.is_finite() { model.remaining_s.abs() } else { 1.0 };
+            }
+            let of = |chosen: ModelIndex| claimable.iter().find(|m| m.model == chosen).unwrap();
+            let longest = of(ShardedLrtf.choose(&view_of(&claimable)).unwrap());
+            let chosen = of(ShardedLrtfLocal::new(tolerance).choose(&view_of(&claimable)).unwrap());
+            prop_assert!(chosen.remaining_s >= longest.remaining_s * (1.0 - tolerance));
+            prop_assert!(chosen == longest || chosen.resident);
+        }
+
         #[test]
         fn picks_the_maximum(claimable in any_models(1..20)) {
             let chosen = ShardedLrtf.choose(&view_of(&claimable)).unwrap();

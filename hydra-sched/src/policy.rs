@@ -5,7 +5,11 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Fifo, ModelIndex, PolicyError, Random, ShardedLrtf, Srtf, View};
+use crate::claimable::Listed;
+use crate::{
+    Asking, Claimable, Fifo, ModelIndex, ModelView, PolicyError, Priority, Random, RoundRobin, ShardedLrtf,
+    ShardedLrtfLocal, Srtf, View,
+};
 
 /// Decides which model's next shard task a device takes.
 ///
@@ -15,18 +19,40 @@ use crate::{Fifo, ModelIndex, PolicyError, Random, ShardedLrtf, Srtf, View};
 /// most once, its shard tasks run in order, its masters are final) is not left to the policy; it
 /// is in the choice of the models that the [`View`] shows.
 ///
-/// An implementation is a function of the view and of its own seed. It reads no clock and no
-/// global generator, so that a recorded run can be replayed. The results of training never depend
-/// on it, only their order in time.
+/// An implementation is a function of what it is shown, of its own seed and, for
+/// [`RoundRobin`], of its earlier answers. It reads no clock and no global generator, so that a
+/// recorded run can be replayed. The results of training never depend on it, only their order in
+/// time.
+///
+/// A policy is written once and asked in two ways. It says in which order it would take the models
+/// ([`Policy::priority`]) and, where that is not all, how it picks from what is ordered
+/// ([`Policy::pick`]). [`Policy::choose`] does that with a list, in one pass, as a run with a few
+/// models needs it; a [`Queue`](crate::Queue) keeps thousands of models in order between
+/// decisions, so that a decision costs a logarithm.
 pub trait Policy: Send {
     /// The name the policy is chosen by and reported under.
     fn name(&self) -> &'static str;
+
+    /// The model's place in the policy's order: the least comes first. It depends on the model
+    /// alone and neither on where it is resident nor on earlier answers.
+    fn priority(&self, model: &ModelView) -> Priority;
+
+    /// The model that the device takes; `None` only when nothing is claimable. Unless a policy
+    /// says otherwise, it is the first in its order.
+    fn pick(&mut self, asking: &Asking, from: &dyn Claimable) -> Option<ModelIndex> {
+        let _ = asking;
+        from.first().map(|model| model.model)
+    }
 
     /// The model whose next shard task the device takes; `None` only when nothing is claimable.
     ///
     /// The answer is always one of `view.claimable`. A policy never holds a device back: whatever
     /// it answers, the schedule is work-conserving.
-    fn choose(&mut self, view: &View<'_>) -> Option<ModelIndex>;
+    fn choose(&mut self, view: &View<'_>) -> Option<ModelIndex> {
+        let asking = Asking { device: view.device, devices: view.devices, decision: view.decision };
+        let listed = Listed::new(view.claimable, |model| self.priority(model));
+        self.pick(&asking, &listed)
+    }
 }
 
 /// The policies that can be asked for by name, in specs and on the command line.
@@ -42,19 +68,27 @@ pub enum PolicyKind {
     Srtf,
     /// Uniformly at random, from a seed: [`Random`].
     Random,
+    /// In turns: [`RoundRobin`].
+    RoundRobin,
+    /// Longest remaining time first, but what is resident where that costs little:
+    /// [`ShardedLrtfLocal`].
+    ShardedLrtfLocal,
 }
 
 impl PolicyKind {
     /// Every policy, the default first.
-    pub const ALL: [Self; 4] = [Self::ShardedLrtf, Self::Fifo, Self::Srtf, Self::Random];
+    pub const ALL: [Self; 6] =
+        [Self::ShardedLrtf, Self::Fifo, Self::Srtf, Self::Random, Self::RoundRobin, Self::ShardedLrtfLocal];
 
-    /// The name in specs, flags and reports: `sharded-lrtf`, `fifo`, `srtf` or `random`.
+    /// The name in specs, flags and reports, such as `sharded-lrtf`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::ShardedLrtf => "sharded-lrtf",
             Self::Fifo => "fifo",
             Self::Srtf => "srtf",
             Self::Random => "random",
+            Self::RoundRobin => "round-robin",
+            Self::ShardedLrtfLocal => "sharded-lrtf-local",
         }
     }
 
@@ -65,6 +99,8 @@ impl PolicyKind {
             Self::Fifo => Box::new(Fifo),
             Self::Srtf => Box::new(Srtf),
             Self::Random => Box::new(Random::new(seed)),
+            Self::RoundRobin => Box::new(RoundRobin::default()),
+            Self::ShardedLrtfLocal => Box::new(ShardedLrtfLocal::default()),
         }
     }
 }
@@ -118,7 +154,7 @@ mod tests {
     #[test]
     fn the_names_are_the_documented_ones() {
         let names = PolicyKind::ALL.map(PolicyKind::name);
-        assert_eq!(names, ["sharded-lrtf", "fifo", "srtf", "random"]);
+        assert_eq!(names, ["sharded-lrtf", "fifo", "srtf", "random", "round-robin", "sharded-lrtf-local"]);
         assert_eq!(PolicyKind::default(), PolicyKind::ShardedLrtf);
         assert_eq!(format!("[{:>6}]", PolicyKind::Fifo), "[  fifo]");
     }
@@ -131,7 +167,7 @@ mod tests {
                 error,
                 PolicyError::Unknown {
                     found: found.to_owned(),
-                    expected: "sharded-lrtf, fifo, srtf, random".to_owned(),
+                    expected: "sharded-lrtf, fifo, srtf, random, round-robin, sharded-lrtf-local".to_owned(),
                 }
             );
             assert!(error.to_string().contains(&format!("`{found}`")));

@@ -1,7 +1,5 @@
 //! What a policy sees: a device that asks, and the models it could take.
 
-use std::cmp::Ordering;
-
 use serde::{Deserialize, Serialize};
 
 /// Index of a model (task) in submission order.
@@ -27,14 +25,6 @@ pub struct ModelView {
     pub continues: bool,
 }
 
-impl ModelView {
-    /// Earlier submission first. The index decides between equal counts, so that the order is
-    /// total and no choice depends on where a model stands in the view.
-    pub(crate) fn by_submission(&self, other: &Self) -> Ordering {
-        (self.submitted, self.model).cmp(&(other.submitted, other.model))
-    }
-}
-
 /// What a policy decides from: the device that asks and the models that can be claimed now.
 ///
 /// A model that is claimed already, or whose masters are not final for the shard task it needs
@@ -49,4 +39,15 @@ pub struct View<'a> {
     pub decision: u64,
     /// The models of which the device may take the next shard task, each once, in any order.
     pub claimable: &'a [ModelView],
+}
+
+/// The device that asks, without the models: what a [`View`] says beside them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Asking {
+    /// The device that asks, below `devices`.
+    pub device: usize,
+    /// How many devices the run has.
+    pub devices: usize,
+    /// How many decisions this run has taken before this one.
+    pub decision: u64,
 }

@@ -3,7 +3,8 @@
 use crate::BudgetError;
 use hydra_core::ByteSize;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// How many holders a refusal names.
 const NAMED_HOLDERS: usize = 3;
@@ -19,6 +20,7 @@ struct Inner {
     name: String,
     capacity: u64,
     state: Mutex<State>,
+    released: Condvar,
 }
 
 #[derive(Debug, Default)]
@@ -42,7 +44,7 @@ impl Budget {
     /// A budget of `capacity`, all of it free.
     pub fn new(name: impl Into<String>, capacity: ByteSize) -> Self {
         let (name, capacity) = (name.into(), capacity.bytes());
-        Self { inner: Arc::new(Inner { name, capacity, state: Mutex::default() }) }
+        Self { inner: Arc::new(Inner { name, capacity, state: Mutex::default(), released: Condvar::new() }) }
     }
 
     /// The name, for messages.
@@ -81,8 +83,31 @@ impl Budget {
     /// # Errors
     /// [`BudgetError::Refused`] if fewer are free; it names who holds the most.
     pub fn reserve(&self, bytes: u64, owner: impl Into<String>) -> Result<Reservation, BudgetError> {
-        let owner: Arc<str> = owner.into().into();
-        let mut state = self.state();
+        self.take(self.state(), bytes, owner.into().into())
+    }
+
+    /// Like [`reserve`](Self::reserve), but waits until enough bytes are free, for `patience` at most.
+    ///
+    /// # Errors
+    /// [`BudgetError::Refused`], at once if `bytes` are more than the capacity.
+    pub fn reserve_when_free(
+        &self,
+        bytes: u64,
+        owner: impl Into<String>,
+        patience: Duration,
+    ) -> Result<Reservation, BudgetError> {
+        let short = |state: &mut State| bytes <= self.capacity() && bytes > self.capacity() - state.used;
+        let waited = self.inner.released.wait_timeout_while(self.state(), patience, short);
+        let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        self.take(state, bytes, owner.into().into())
+    }
+
+    fn take(
+        &self,
+        mut state: MutexGuard<'_, State>,
+        bytes: u64,
+        owner: Arc<str>,
+    ) -> Result<Reservation, BudgetError> {
         let available = self.capacity() - state.used;
         if bytes > available {
             return Err(BudgetError::Refused {
@@ -214,6 +239,8 @@ impl Drop for Reservation {
         let mut state = self.budget.state();
         state.used -= self.bytes;
         state.let_go(&self.owner, self.bytes);
+        drop(state);
+        self.budget.inner.released.notify_all();
     }
 }
 
@@ -224,6 +251,23 @@ mod tests {
 
     fn budget(bytes: u64) -> Budget {
         Budget::new("cpu:0", ByteSize(bytes))
+    }
+
+    #[test]
+    fn a_patient_owner_gets_what_others_release() {
+        let budget = budget(100);
+        let held = budget.reserve(80, "a").unwrap();
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| budget.reserve_when_free(50, "b", Duration::from_secs(60)));
+            drop(held);
+            assert_eq!(waiter.join().unwrap().unwrap().bytes(), 50);
+        });
+        assert!(
+            budget.reserve_when_free(101, "c", Duration::from_secs(60)).is_err(),
+            "never free: refused at once"
+        );
+        let _held = budget.reserve(100, "a").unwrap();
+        assert!(budget.reserve_when_free(1, "d", Duration::from_millis(1)).is_err());
     }
 
     #[test]

@@ -1,0 +1,222 @@
+//! Lower bounds: what no schedule can be shorter than.
+
+use crate::{ShardTaskKind, Workload};
+
+/// Shard tasks up to which the packing bound is computed; it sorts them all.
+const PACKED: u64 = 4096;
+
+/// Lower bounds of a workload's makespan, in seconds. Each holds for every schedule that keeps the
+/// rules of the [simulator](crate::simulate), whatever the policy.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct LowerBounds {
+    /// The longest model by itself on the fastest device: its shard tasks run one after the other,
+    /// with the promotions that nothing can hide, because the optimizer has just changed the
+    /// masters or nothing ran before.
+    pub chain_s: f64,
+    /// All compute, spread evenly over the devices' speeds, from the arrival of the first model
+    /// and its first promotion on.
+    pub work_s: f64,
+    /// The longest `k` models on the fastest `k` devices, for every `k`, and with the models that
+    /// arrive late, for every arrival. It says what there is to gain where there are fewer models
+    /// than devices, or a few that are much longer than the others. Source for the first part:
+    /// Horvath, Lam and Sethi, "A Level Algorithm for Preemptive Scheduling", 1977.
+    pub level_s: f64,
+    /// The promotions that cannot be saved, one after the other on the links.
+    pub link_s: f64,
+    /// Of the `k m + 1` longest shard tasks on `m` equal devices, `k + 1` meet on one; 0 for unequal
+    /// devices and for workloads of more than a few thousand shard tasks, where it says little.
+    pub packing_s: f64,
+}
+
+impl LowerBounds {
+    /// The bounds of a valid workload; `prefetch` as in
+    /// [`SimulationOptions`](crate::SimulationOptions).
+    pub fn of(workload: &Workload, prefetch: bool) -> Self {
+        let speeds = fast_first(workload.devices.iter().map(|device| device.speed).collect());
+        let jobs: Vec<Job> = (0..workload.tasks.len()).map(|task| Job::of(workload, task)).collect();
+        let fastest = speeds.first().copied().unwrap_or(1.0);
+        let chain = |task| chain_s(workload, task, fastest, prefetch);
+        Self {
+            chain_s: (0..jobs.len()).map(chain).fold(0.0, f64::max),
+            work_s: first_s(&jobs) + jobs.iter().map(|job| job.work_s).sum::<f64>() / speeds.iter().sum::<f64>(),
+            level_s: levels_s(&jobs, &speeds).max(arrivals_s(&jobs, &speeds)),
+            link_s: link_s(workload),
+            packing_s: packing_s(workload),
+        }
+    }
+
+    /// The largest of them.
+    pub fn best_s(&self) -> f64 {
+        [self.work_s, self.level_s, self.link_s, self.packing_s].into_iter().fold(self.chain_s, f64::max)
+    }
+}
+
+/// A model as one number.
+struct Job {
+    /// When its first shard task can start at the earliest.
+    first_s: f64,
+    /// Compute on a device of speed 1.
+    work_s: f64,
+}
+
+impl Job {
+    fn of(workload: &Workload, task: usize) -> Self {
+        let first_s = workload.tasks[task].arrival_s + shortest_promote_s(workload, task, 0);
+        Self { first_s, work_s: workload.task_s(task) }
+    }
+}
+
+fn first_s<'a>(jobs: impl IntoIterator<Item = &'a Job>) -> f64 {
+    jobs.into_iter().map(|job| job.first_s).fold(f64::INFINITY, f64::min)
+}
+
+fn fast_first(mut speeds: Vec<f64>) -> Vec<f64> {
+    speeds.sort_by(|a, b| b.total_cmp(a));
+    speeds
+}
+
+fn levels_s(jobs: &[Job], speeds: &[f64]) -> f64 {
+    let mut longest: Vec<&Job> = jobs.iter().collect();
+    longest.sort_by(|a, b| b.work_s.total_cmp(&a.work_s));
+    let (mut work, mut speed, mut first, mut best) = (0.0, 0.0, f64::INFINITY, 0.0f64);
+    for (index, job) in longest.iter().enumerate() {
+        work += job.work_s;
+        speed += speeds.get(index).copied().unwrap_or(0.0);
+        first = first.min(job.first_s);
+        best = best.max(first + work / speed);
+    }
+    best
+}
+
+fn arrivals_s(jobs: &[Job], speeds: &[f64]) -> f64 {
+    let mut latest: Vec<&Job> = jobs.iter().collect();
+    latest.sort_by(|a, b| b.first_s.total_cmp(&a.first_s));
+    let (mut work, mut speed, mut best) = (0.0, 0.0, 0.0f64);
+    for (index, job) in latest.iter().enumerate() {
+        work += job.work_s;
+        speed += speeds.get(index).copied().unwrap_or(0.0);
+        best = best.max(job.first_s + work / speed);
+    }
+    best
+}
+
+/// The shortest promotion of a shard over all devices.
+fn shortest_promote_s(workload: &Workload, task: usize, shard: usize) -> f64 {
+    (0..workload.devices.len()).map(|device| workload.promote_s(device, task, shard)).fold(f64::INFINITY, f64::min)
+}
+
+/// The earliest end of a model that has all devices for itself.
+///
+/// A shard task is committed to when the one before it starts, at the earliest, and when its
+/// masters are final; then come its promotion and its compute. A shard that was on a device in this
+/// minibatch may still be there.
+fn chain_s(workload: &Workload, task: usize, speed: f64, prefetch: bool) -> f64 {
+    let cost = &workload.tasks[task];
+    let shards = cost.shards.len();
+    let promote: Vec<f64> = (0..shards).map(|shard| shortest_promote_s(workload, task, shard)).collect();
+    let step_s = cost.optimizer_s / shards as f64;
+    let mut final_s = vec![cost.arrival_s; shards];
+    let (mut start_s, mut end_s) = (cost.arrival_s, cost.arrival_s);
+    for minibatch in 0..cost.minibatches {
+        for (kind, shard) in cost.sweep() {
+            let commit_s = final_s[shard].max(if prefetch { start_s } else { end_s });
+            let stays = kind == ShardTaskKind::Backward && shard + 1 < shards;
+            start_s = end_s.max(commit_s + if stays { 0.0 } else { promote[shard] });
+            end_s = start_s + workload.seconds(task, minibatch, kind, shard) / speed;
+            if kind == ShardTaskKind::Backward {
+                final_s[shard] = end_s + step_s;
+            }
+        }
+    }
+    end_s
+}
+
+/// Every shard is promoted at least once a minibatch, because the step before it made the copies
+/// stale.
+fn link_s(workload: &Workload) -> f64 {
+    let links = if workload.shared_link { 1 } else { workload.devices.len() };
+    let minibatch = |task: usize| -> f64 {
+        (0..workload.tasks[task].shards.len()).map(|shard| shortest_promote_s(workload, task, shard)).sum()
+    };
+    let all = |task: usize| workload.tasks[task].minibatches as f64 * minibatch(task);
+    (0..workload.tasks.len()).map(all).sum::<f64>() / links as f64
+}
+
+fn packing_s(workload: &Workload) -> f64 {
+    let devices = workload.devices.len();
+    let speed = workload.devices.first().map_or(1.0, |device| device.speed);
+    let equal = workload.devices.iter().all(|device| device.speed == speed);
+    if !equal || workload.shard_tasks() > PACKED {
+        return 0.0;
+    }
+    let mut longest = Vec::new();
+    for (task, cost) in workload.tasks.iter().enumerate() {
+        for minibatch in 0..cost.minibatches {
+            longest.extend(cost.sweep().map(|(kind, shard)| workload.seconds(task, minibatch, kind, shard)));
+        }
+    }
+    longest.sort_by(|a, b| b.total_cmp(a));
+    let mut best = 0.0f64;
+    for last in (0..longest.len()).step_by(devices) {
+        let meet = last / devices + 1;
+        best = best.max(longest[last + 1 - meet..=last].iter().sum::<f64>() / speed);
+    }
+    best
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{DeviceCost, ShardCost, TaskCost};
+
+    fn workload(tasks: Vec<TaskCost>, devices: usize) -> Workload {
+        let devices = vec![DeviceCost::default(); devices];
+        Workload { tasks, devices, shared_link: false, variation: None }
+    }
+
+    fn plain(name: &str, minibatches: u64, shards: &[(f64, f64)]) -> TaskCost {
+        let shards = shards.iter().map(|&(forward, backward)| ShardCost::new(forward, backward, 0.0)).collect();
+        TaskCost::new(name, minibatches, shards)
+    }
+
+    #[test]
+    fn each_bound_has_a_case_of_its_own() {
+        let long = plain("long", 10, &[(0.0, 3.0)]);
+        let short = plain("short", 1, &[(0.0, 3.0)]);
+        let bounds = LowerBounds::of(&workload(vec![long, short.clone()], 2), true);
+        assert_eq!((bounds.chain_s, bounds.work_s, bounds.level_s), (30.0, 16.5, 30.0));
+        // Two models keep only two of three devices busy.
+        let two = vec![plain("a", 4, &[(1.0, 2.0), (0.0, 3.0)]), plain("b", 4, &[(1.0, 2.0), (0.0, 3.0)])];
+        let mut unequal = workload(two, 3);
+        unequal.devices[0].speed = 2.0;
+        let bounds = LowerBounds::of(&unequal, true);
+        assert_eq!((bounds.chain_s, bounds.work_s, bounds.level_s), (12.0, 12.0, 16.0));
+        // Three shard tasks of 3 seconds on two devices: two meet.
+        let three: Vec<TaskCost> = ["x", "y", "z"].map(|name| TaskCost { name: name.into(), ..short.clone() }).into();
+        let bounds = LowerBounds::of(&workload(three, 2), true);
+        assert_eq!((bounds.work_s, bounds.packing_s, bounds.best_s()), (4.5, 6.0, 6.0));
+    }
+
+    #[test]
+    fn arrivals_and_links_count() {
+        let mut late = plain("late", 2, &[(0.0, 3.0)]);
+        late.arrival_s = 10.0;
+        let mut both = workload(vec![plain("early", 1, &[(0.0, 1.0)]), late.clone(), TaskCost { name: "too".into(), ..late }], 1);
+        assert_eq!(LowerBounds::of(&both, true).level_s, 10.0 + 12.0);
+        both.tasks[0].shards[0].promote_s = Some(50.0);
+        assert_eq!(LowerBounds::of(&both, true).link_s, 50.0);
+    }
+
+    /// The copy of a one-shard model is stale after every minibatch, and nothing hides its
+    /// promotion; of two shards, the second one's is hidden behind the first one's shard tasks.
+    #[test]
+    fn promotions_that_cannot_be_hidden_count_in_the_chain() {
+        let one = TaskCost::new("one", 3, vec![ShardCost::new(0.0, 4.0, 0.5)]);
+        assert_eq!(LowerBounds::of(&workload(vec![one.clone()], 1), true).chain_s, 3.0 * 4.5);
+        let stepped = TaskCost { optimizer_s: 0.25, ..one };
+        assert_eq!(LowerBounds::of(&workload(vec![stepped], 1), true).chain_s, 3.0 * 4.5 + 2.0 * 0.25);
+        let two = TaskCost::new("two", 2, vec![ShardCost::new(1.0, 2.0, 0.5), ShardCost::new(0.0, 3.0, 0.5)]);
+        assert_eq!(LowerBounds::of(&workload(vec![two.clone()], 1), true).chain_s, 2.0 * 6.5);
+        assert_eq!(LowerBounds::of(&workload(vec![two], 1), false).chain_s, 2.0 * 7.0);
+    }
+}

@@ -1,0 +1,325 @@
+//! The models that can be claimed, in a policy's order: as a list of one decision, or kept in
+//! order from decision to decision.
+
+use crate::{Asking, ModelIndex, ModelView, Policy};
+
+/// A model's place in a policy's order; the least comes first.
+///
+/// Equal times go to the model submitted first, and the index decides between equal counts, so
+/// that the order is total and no choice depends on where a model stands in a view. Times are
+/// ordered as by [`f64::total_cmp`], so that a time that is not a number has its place too (a
+/// positive one after every number).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Priority {
+    key: u64,
+    submitted: u64,
+    model: ModelIndex,
+}
+
+impl Priority {
+    /// Longer remaining time first.
+    pub fn longest(model: &ModelView) -> Self {
+        Self::of(!ordered(model.remaining_s), model)
+    }
+
+    /// Shorter remaining time first.
+    pub fn shortest(model: &ModelView) -> Self {
+        Self::of(ordered(model.remaining_s), model)
+    }
+
+    /// Earlier submission first.
+    pub fn first_submitted(model: &ModelView) -> Self {
+        Self::of(0, model)
+    }
+
+    fn of(key: u64, model: &ModelView) -> Self {
+        Self { key, submitted: model.submitted, model: model.model }
+    }
+}
+
+/// Bits that are ordered as [`f64::total_cmp`] orders the numbers.
+pub(crate) fn ordered(x: f64) -> u64 {
+    let bits = x.to_bits();
+    if bits >> 63 == 1 { !bits } else { bits | 1 << 63 }
+}
+
+/// The models that a device can claim, in a policy's order.
+pub trait Claimable {
+    /// How many there are.
+    fn count(&self) -> usize;
+
+    /// The first in the policy's order.
+    fn first(&self) -> Option<ModelView>;
+
+    /// The first in the policy's order among those whose next shard is on the asking device.
+    fn first_resident(&self) -> Option<ModelView>;
+
+    /// The model with `rank` others submitted before it.
+    fn nth_submitted(&self, rank: usize) -> Option<ModelView>;
+
+    /// The first model after this one in submission order.
+    fn submitted_after(&self, after: (u64, ModelIndex)) -> Option<ModelView>;
+}
+
+/// The models of one view: each question is one pass over them.
+pub(crate) struct Listed<'a> {
+    models: &'a [ModelView],
+    first: Option<ModelView>,
+    first_resident: Option<ModelView>,
+}
+
+impl<'a> Listed<'a> {
+    pub(crate) fn new(models: &'a [ModelView], priority: impl Fn(&ModelView) -> Priority) -> Self {
+        let first = models.iter().min_by_key(|model| priority(model)).copied();
+        let resident = models.iter().filter(|model| model.resident);
+        let first_resident = resident.min_by_key(|model| priority(model)).copied();
+        Self { models, first, first_resident }
+    }
+}
+
+impl Claimable for Listed<'_> {
+    fn count(&self) -> usize {
+        self.models.len()
+    }
+
+    fn first(&self) -> Option<ModelView> {
+        self.first
+    }
+
+    fn first_resident(&self) -> Option<ModelView> {
+        self.first_resident
+    }
+
+    fn nth_submitted(&self, rank: usize) -> Option<ModelView> {
+        let mut models: Vec<&ModelView> = self.models.iter().collect();
+        models.sort_unstable_by_key(|model| (model.submitted, model.model));
+        models.get(rank).map(|model| **model)
+    }
+
+    fn submitted_after(&self, after: (u64, ModelIndex)) -> Option<ModelView> {
+        let later = self.models.iter().filter(|model| (model.submitted, model.model) > after);
+        later.min_by_key(|model| (model.submitted, model.model)).copied()
+    }
+}
+
+/// No model at a node of the tree.
+const NONE: u32 = u32::MAX;
+
+/// Claimable models kept in a policy's order, for up to millions of models.
+///
+/// A tournament: the models are the leaves of a binary tree in submission order, and every node
+/// knows the first in the policy's order among the leaves below it, and how many there are. A
+/// model that comes or goes replays the games on its way to the root, so each change and each
+/// question takes a time logarithmic in the number of models.
+#[derive(Clone, Debug)]
+pub struct Queue {
+    /// Leaves; a power of two.
+    leaves: usize,
+    /// Per node, the root at 1: the winner's index.
+    winner: Vec<u32>,
+    /// Per node: the models below it.
+    count: Vec<u32>,
+    models: Vec<Option<(Priority, ModelView)>>,
+}
+
+impl Queue {
+    /// An empty queue for models of the indices `0..models`, numbered in submission order.
+    pub fn new(models: usize) -> Self {
+        let leaves = models.next_power_of_two().max(1);
+        Self { leaves, winner: vec![NONE; 2 * leaves], count: vec![0; 2 * leaves], models: vec![None; models] }
+    }
+
+    /// How many models can be claimed.
+    pub fn len(&self) -> usize {
+        self.count[1] as usize
+    }
+
+    /// Whether none can.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Puts a model in, or in its new place.
+    ///
+    /// # Panics
+    ///
+    /// When the queue was made for fewer models, as indexing does.
+    pub fn insert(&mut self, policy: &dyn Policy, view: ModelView) {
+        let model = view.model.0;
+        self.models[model] = Some((policy.priority(&view), view));
+        self.replay(model);
+    }
+
+    /// Takes a model out, if it is there.
+    pub fn remove(&mut self, model: ModelIndex) -> Option<ModelView> {
+        let (_, view) = self.models.get_mut(model.0)?.take()?;
+        self.replay(model.0);
+        Some(view)
+    }
+
+    /// The model as it was put in, if it is there.
+    pub fn get(&self, model: ModelIndex) -> Option<&ModelView> {
+        self.models.get(model.0)?.as_ref().map(|(_, view)| view)
+    }
+
+    /// Asks the policy for one of the models; `resident` are those, if they are in the queue, whose
+    /// next shard is on the asking device.
+    pub fn choose(
+        &self,
+        policy: &mut dyn Policy,
+        asking: &Asking,
+        resident: &[ModelIndex],
+    ) -> Option<ModelIndex> {
+        policy.pick(asking, &Queued { queue: self, resident })
+    }
+
+    fn replay(&mut self, model: usize) {
+        let mut node = self.leaves + model;
+        let there = self.models[model].is_some();
+        self.winner[node] = if there { model as u32 } else { NONE };
+        self.count[node] = u32::from(there);
+        while node > 1 {
+            node /= 2;
+            self.winner[node] = self.game(self.winner[2 * node], self.winner[2 * node + 1]);
+            self.count[node] = self.count[2 * node] + self.count[2 * node + 1];
+        }
+    }
+
+    fn game(&self, a: u32, b: u32) -> u32 {
+        match (self.priority(a), self.priority(b)) {
+            (Some(first), Some(second)) => {
+                if second < first {
+                    b
+                } else {
+                    a
+                }
+            }
+            (Some(_), None) => a,
+            (None, _) => b,
+        }
+    }
+
+    fn priority(&self, model: u32) -> Option<&Priority> {
+        if model == NONE { None } else { self.models[model as usize].as_ref().map(|(priority, _)| priority) }
+    }
+
+    fn view(&self, model: u32) -> Option<ModelView> {
+        if model == NONE { None } else { self.models[model as usize].as_ref().map(|(_, view)| *view) }
+    }
+
+    /// How many models there are below this index.
+    fn rank(&self, model: usize) -> usize {
+        let mut node = self.leaves + model.min(self.leaves - 1);
+        let mut below = if model >= self.leaves { self.count[node] as usize } else { 0 };
+        while node > 1 {
+            if node % 2 == 1 {
+                below += self.count[node - 1] as usize;
+            }
+            node /= 2;
+        }
+        below
+    }
+}
+
+/// The queue as one device sees it.
+struct Queued<'a> {
+    queue: &'a Queue,
+    resident: &'a [ModelIndex],
+}
+
+impl Claimable for Queued<'_> {
+    fn count(&self) -> usize {
+        self.queue.len()
+    }
+
+    fn first(&self) -> Option<ModelView> {
+        self.queue.view(self.queue.winner[1])
+    }
+
+    fn first_resident(&self) -> Option<ModelView> {
+        let there = self.resident.iter().filter_map(|model| self.queue.models.get(model.0)?.as_ref());
+        let first = there.min_by_key(|(priority, _)| *priority)?;
+        Some(ModelView { resident: true, ..first.1 })
+    }
+
+    fn nth_submitted(&self, rank: usize) -> Option<ModelView> {
+        let queue = self.queue;
+        if rank >= queue.len() {
+            return None;
+        }
+        let (mut node, mut rank) = (1, rank as u32);
+        while node < queue.leaves {
+            node *= 2;
+            if rank >= queue.count[node] {
+                rank -= queue.count[node];
+                node += 1;
+            }
+        }
+        queue.view(queue.winner[node])
+    }
+
+    fn submitted_after(&self, (_, model): (u64, ModelIndex)) -> Option<ModelView> {
+        self.nth_submitted(self.queue.rank(model.0 + 1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::conformance::any_models;
+    use crate::{PolicyKind, View};
+
+    #[test]
+    fn bits_are_ordered_as_the_numbers_are() {
+        let numbers = [-f64::NAN, f64::NEG_INFINITY, -2.0, -0.0, 0.0, 1e-300, 1.0, f64::INFINITY, f64::NAN];
+        assert!(numbers.windows(2).all(|pair| ordered(pair[0]) < ordered(pair[1])));
+    }
+
+    #[test]
+    fn an_empty_queue_gives_no_model() {
+        for models in [0, 1, 5] {
+            let queue = Queue::new(models);
+            let asking = Asking { device: 0, devices: 1, decision: 0 };
+            for kind in PolicyKind::ALL {
+                assert_eq!(queue.choose(&mut *kind.build(0), &asking, &[]), None);
+            }
+        }
+    }
+
+    proptest! {
+        /// Whatever came and went, the queue and the list give the same choice, for every policy:
+        /// the simulator and the real run share the policies' code.
+        #[test]
+        fn a_queue_and_a_list_choose_alike(
+            changes in prop::collection::vec((any_models(1..20), prop::collection::vec(any::<bool>(), 20)), 1..6),
+            seed: u64,
+        ) {
+            for kind in PolicyKind::ALL {
+                let (mut listed, mut queued) = (kind.build(seed), kind.build(seed));
+                let mut queue = Queue::new(20);
+                for (decision, (models, there)) in changes.iter().enumerate() {
+                    for (model, there) in models.iter().zip(there) {
+                        // Queues number their models in submission order.
+                        let view = ModelView { submitted: model.model.0 as u64, ..*model };
+                        if *there {
+                            queue.insert(&*queued, view);
+                        } else {
+                            queue.remove(model.model);
+                        }
+                    }
+                    let claimable: Vec<ModelView> =
+                        (0..20).filter_map(|model| queue.get(ModelIndex(model)).copied()).collect();
+                    let near = claimable.iter().filter(|m| m.resident).map(|m| m.model);
+                    let near: Vec<ModelIndex> = near.collect();
+                    let decision = decision as u64;
+                    let asking = Asking { device: 1, devices: 2, decision };
+                    let view = View { device: 1, devices: 2, decision, claimable: &claimable };
+                    prop_assert_eq!(queue.len(), claimable.len());
+                    prop_assert_eq!(queue.choose(&mut *queued, &asking, &near), listed.choose(&view));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,468 @@
+//! What is scheduled, as stated costs: the JSON format and its rules.
+
+use std::collections::BTreeSet;
+
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize};
+
+use crate::random::{keyed, unit};
+use crate::{CostModel, ShardTaskKind, WorkloadError};
+
+/// Tasks and devices, as stated or measured costs. `docs/scheduling.md` describes the format.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Workload {
+    /// The models to train, in submission order.
+    pub tasks: Vec<TaskCost>,
+    /// The devices. In JSON a number stands for that many equal ones.
+    #[serde(deserialize_with = "devices")]
+    pub devices: Vec<DeviceCost>,
+    /// All devices are fed over one link, and not each over its own.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub shared_link: bool,
+    /// Random variation of the times of shard tasks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub variation: Option<Variation>,
+}
+
+/// One model and its training.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TaskCost {
+    /// Its name, unlike that of every other task.
+    pub name: String,
+    /// How many minibatches it trains: training sweeps over its shards. At least one.
+    pub minibatches: u64,
+    /// Its shards, in the order of the forward pass.
+    pub shards: Vec<ShardCost>,
+    /// When it is submitted, in seconds from the start of the run.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub arrival_s: f64,
+    /// Host seconds of the optimizer for one minibatch, spread evenly over the shards: the masters
+    /// of a shard are final `optimizer_s / shards` after its backward.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub optimizer_s: f64,
+    /// What the policy is told at first, as a multiple of the stated costs; 1 where nothing is said.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub estimate_factor: f64,
+    /// How much longer the last minibatch takes than the first, as a share of it; the costs grow
+    /// (or shrink, down to -1) evenly in between.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub drift: f64,
+}
+
+/// The costs of one shard on a device of speed 1.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ShardCost {
+    /// Seconds of its forward. That of a model's last shard counts nowhere in training, because
+    /// its `backward_s` is that of the fused forward and backward.
+    pub forward_s: f64,
+    /// Seconds of its backward, the recomputed forward included.
+    pub backward_s: f64,
+    /// Seconds of bringing its parameters to a device, whichever the link.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub promote_s: Option<f64>,
+    /// Bytes of its parameters: what `memory_bytes` is compared with, and instead of `promote_s`
+    /// divided by `link_bytes_per_s`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<u64>,
+}
+
+/// One logical device.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DeviceCost {
+    /// How many seconds of the stated compute it does in a second; 1 where nothing is said.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub speed: f64,
+    /// Bytes for copies of parameters. Without it a device has room for two shards of any size:
+    /// the one that computes and the one that is prefetched.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
+    /// Bandwidth from the host to the device.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub link_bytes_per_s: Option<f64>,
+}
+
+impl Default for DeviceCost {
+    fn default() -> Self {
+        Self { speed: 1.0, memory_bytes: None, link_bytes_per_s: None }
+    }
+}
+
+/// Random variation of the time of each shard task.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Variation {
+    /// Seed of the draws. A draw is a function of the seed, the task's index, the minibatch, the
+    /// shard and the kind of shard task, and of nothing that a policy decides.
+    pub seed: u64,
+    /// A time is multiplied by a number drawn evenly from `1 - relative .. 1 + relative`.
+    pub relative: f64,
+}
+
+impl Workload {
+    /// Reads a workload and checks it.
+    ///
+    /// # Errors
+    ///
+    /// [`WorkloadError`] when the text is not JSON of this format, or says what cannot be.
+    pub fn from_json(text: &str) -> Result<Self, WorkloadError> {
+        let workload: Self = serde_json::from_str(text)?;
+        workload.check()?;
+        Ok(workload)
+    }
+
+    /// The workload as JSON, on several lines. Times that are no numbers become `null`.
+    pub fn to_json(&self) -> String {
+        // Writing into a string fails only for keys that are no strings, and there are none.
+        serde_json::to_string_pretty(self).unwrap_or_default()
+    }
+
+    /// The same tasks on `count` equal devices: each like the first one, if there is one.
+    pub fn on_devices(&self, count: usize) -> Self {
+        let device = self.devices.first().cloned().unwrap_or_default();
+        Self { devices: vec![device; count], ..self.clone() }
+    }
+
+    /// Checks everything that the functions of this crate rely on.
+    ///
+    /// # Errors
+    ///
+    /// [`WorkloadError`] with what is wrong first.
+    pub fn check(&self) -> Result<(), WorkloadError> {
+        if self.tasks.is_empty() {
+            return Err(WorkloadError::NoTasks);
+        }
+        if self.devices.is_empty() {
+            return Err(WorkloadError::NoDevices);
+        }
+        let mut names = BTreeSet::new();
+        for task in &self.tasks {
+            if !names.insert(task.name.as_str()) {
+                return Err(WorkloadError::DuplicateName { name: task.name.clone() });
+            }
+            check_task(task)?;
+        }
+        if let Some(variation) = self.variation {
+            let allowed = (0.0..1.0).contains(&variation.relative);
+            allowed.or_refuse("variation", "relative", variation.relative, "at least 0 and less than 1")?;
+        }
+        self.devices.iter().enumerate().try_for_each(|(index, device)| self.check_device(index, device))
+    }
+
+    fn check_device(&self, index: usize, device: &DeviceCost) -> Result<(), WorkloadError> {
+        let of = format!("device {index}");
+        let positive = |x: f64| x.is_finite() && x > 0.0;
+        positive(device.speed).or_refuse(&of, "speed", device.speed, "finite and more than 0")?;
+        if let Some(link) = device.link_bytes_per_s {
+            positive(link).or_refuse(&of, "link_bytes_per_s", link, "finite and more than 0")?;
+        }
+        for (task, shard, cost) in self.all_shards() {
+            if cost.promote_s.is_none() && cost.bytes.is_some() && device.link_bytes_per_s.is_none() {
+                return Err(WorkloadError::NoLink { task: task.name.clone(), shard, device: index });
+            }
+        }
+        self.check_memory(index, device)
+    }
+
+    /// Two shards must fit beside each other: what is prefetched may be any model's largest.
+    fn check_memory(&self, index: usize, device: &DeviceCost) -> Result<(), WorkloadError> {
+        let Some(memory) = device.memory_bytes else { return Ok(()) };
+        for (task, shard, cost) in self.all_shards() {
+            let Some(bytes) = cost.bytes else {
+                return Err(WorkloadError::NoBytes { task: task.name.clone(), shard, device: index });
+            };
+            let needed = bytes.saturating_mul(2);
+            if needed > memory {
+                return Err(WorkloadError::Memory {
+                    task: task.name.clone(),
+                    shard,
+                    device: index,
+                    needed,
+                    memory,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn all_shards(&self) -> impl Iterator<Item = (&TaskCost, usize, &ShardCost)> {
+        let of = |task| move |(index, shard)| (task, index, shard);
+        self.tasks.iter().flat_map(move |task| task.shards.iter().enumerate().map(of(task)))
+    }
+
+    /// How many shard tasks the workload has.
+    pub fn shard_tasks(&self) -> u64 {
+        self.tasks.iter().map(TaskCost::shard_tasks).fold(0, u64::saturating_add)
+    }
+
+    /// Seconds of compute of all shard tasks on a device of speed 1, as they turn out.
+    pub fn total_s(&self) -> f64 {
+        (0..self.tasks.len()).map(|task| self.task_s(task)).sum()
+    }
+
+    /// Seconds of compute of one task on a device of speed 1, as they turn out.
+    pub fn task_s(&self, task: usize) -> f64 {
+        let cost = &self.tasks[task];
+        if self.variation.is_none() && cost.drift == 0.0 {
+            return cost.sweep_s() * cost.minibatches as f64;
+        }
+        let minibatch = |m| cost.sweep().map(|(kind, shard)| self.seconds(task, m, kind, shard)).sum::<f64>();
+        (0..cost.minibatches).map(minibatch).sum()
+    }
+
+    /// Seconds that a shard task turns out to take on a device of speed 1: its stated cost with
+    /// drift and variation.
+    pub fn seconds(&self, task: usize, minibatch: u64, kind: ShardTaskKind, shard: usize) -> f64 {
+        let cost = &self.tasks[task];
+        let stated = cost.shards[shard].seconds(kind);
+        let drifted = if cost.drift == 0.0 { stated } else { stated * cost.drift_at(minibatch) };
+        let Some(Variation { seed, relative }) = self.variation else { return drifted };
+        let draw = keyed(seed, &[task as u64, minibatch, shard as u64, kind as u64]);
+        drifted * (1.0 + relative * (2.0 * unit(draw) - 1.0))
+    }
+
+    /// Seconds of bringing a shard's parameters to a device.
+    pub fn promote_s(&self, device: usize, task: usize, shard: usize) -> f64 {
+        let cost = &self.tasks[task].shards[shard];
+        match (cost.promote_s, cost.bytes, self.devices[device].link_bytes_per_s) {
+            (Some(seconds), ..) => seconds,
+            (None, Some(bytes), Some(link)) => bytes as f64 / link,
+            _ => 0.0,
+        }
+    }
+}
+
+impl TaskCost {
+    /// A task of this name, with nothing said but its shards.
+    pub fn new(name: impl Into<String>, minibatches: u64, shards: Vec<ShardCost>) -> Self {
+        let name = name.into();
+        Self { name, minibatches, shards, arrival_s: 0.0, optimizer_s: 0.0, estimate_factor: 1.0, drift: 0.0 }
+    }
+
+    /// How many shard tasks it has.
+    pub fn shard_tasks(&self) -> u64 {
+        self.minibatches.saturating_mul((2 * self.shards.len() as u64).saturating_sub(1))
+    }
+
+    /// The shard tasks of a minibatch, in their order.
+    pub fn sweep(&self) -> impl Iterator<Item = (ShardTaskKind, usize)> + use<> {
+        let shards = self.shards.len();
+        let start = ShardTaskKind::training_start(shards);
+        std::iter::successors(Some(start), move |&(kind, shard)| kind.following(shard, shards))
+    }
+
+    /// Stated seconds of compute of a minibatch.
+    pub fn sweep_s(&self) -> f64 {
+        self.sweep().map(|(kind, shard)| self.shards[shard].seconds(kind)).sum()
+    }
+
+    /// The policy's first estimates.
+    pub(crate) fn estimates(&self) -> Result<CostModel, WorkloadError> {
+        let of = |kind| self.shards.iter().map(|s| s.seconds(kind) * self.estimate_factor).collect();
+        let (forward, backward) = (of(ShardTaskKind::Forward), of(ShardTaskKind::Backward));
+        CostModel::new(forward, backward, of(ShardTaskKind::Evaluate))
+            .map_err(|source| WorkloadError::Costs { task: self.name.clone(), source })
+    }
+
+    fn drift_at(&self, minibatch: u64) -> f64 {
+        let last = self.minibatches.saturating_sub(1).max(1);
+        1.0 + self.drift * minibatch as f64 / last as f64
+    }
+}
+
+impl ShardCost {
+    /// A shard of these seconds, the parameters of which take `promote_s` to a device.
+    pub fn new(forward_s: f64, backward_s: f64, promote_s: f64) -> Self {
+        Self { forward_s, backward_s, promote_s: Some(promote_s), bytes: None }
+    }
+
+    /// Stated seconds of a shard task; an evaluation is as long as a forward.
+    pub fn seconds(&self, kind: ShardTaskKind) -> f64 {
+        match kind {
+            ShardTaskKind::Forward | ShardTaskKind::Evaluate => self.forward_s,
+            ShardTaskKind::Backward => self.backward_s,
+        }
+    }
+}
+
+fn check_task(task: &TaskCost) -> Result<(), WorkloadError> {
+    let of = format!("task `{}`", task.name);
+    let time = |x: f64| x.is_finite() && x >= 0.0;
+    const TIME: &str = "finite and not negative";
+    if task.minibatches == 0 {
+        return Err(WorkloadError::NoMinibatches { task: task.name.clone() });
+    }
+    time(task.arrival_s).or_refuse(&of, "arrival_s", task.arrival_s, TIME)?;
+    time(task.optimizer_s).or_refuse(&of, "optimizer_s", task.optimizer_s, TIME)?;
+    time(task.estimate_factor).or_refuse(&of, "estimate_factor", task.estimate_factor, TIME)?;
+    let drift = task.drift.is_finite() && task.drift >= -1.0;
+    drift.or_refuse(&of, "drift", task.drift, "finite and at least -1")?;
+    for (index, shard) in task.shards.iter().enumerate() {
+        let of = format!("shard {index} of task `{}`", task.name);
+        time(shard.forward_s).or_refuse(&of, "forward_s", shard.forward_s, TIME)?;
+        time(shard.backward_s).or_refuse(&of, "backward_s", shard.backward_s, TIME)?;
+        let promote_s = shard.promote_s.unwrap_or(0.0);
+        time(promote_s).or_refuse(&of, "promote_s", promote_s, TIME)?;
+    }
+    task.estimates().map(drop)
+}
+
+/// Turns a rule that does not hold into the error that says so.
+trait Rule {
+    fn or_refuse(self, of: &str, field: &'static str, found: f64, expected: &'static str)
+    -> Result<(), WorkloadError>;
+}
+
+impl Rule for bool {
+    fn or_refuse(
+        self,
+        of: &str,
+        field: &'static str,
+        found: f64,
+        expected: &'static str,
+    ) -> Result<(), WorkloadError> {
+        if self { Ok(()) } else { Err(WorkloadError::Value { of: of.to_owned(), field, found, expected }) }
+    }
+}
+
+/// More devices than this are taken for a slip of the keyboard.
+const MOST_DEVICES: u64 = 1_000_000;
+
+fn devices<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<DeviceCost>, D::Error> {
+    let value = serde_json::Value::deserialize(deserializer)?;
+    if value.is_array() {
+        return serde_json::from_value(value).map_err(|error| D::Error::custom(format!("`devices`: {error}")));
+    }
+    match value.as_u64().filter(|count| *count <= MOST_DEVICES) {
+        Some(count) => Ok(vec![DeviceCost::default(); count as usize]),
+        None => Err(D::Error::custom(format!(
+            "`devices` must be a list of devices or how many there are, up to {MOST_DEVICES}; found {value}"
+        ))),
+    }
+}
+
+const fn one() -> f64 {
+    1.0
+}
+
+fn is_one(x: &f64) -> bool {
+    *x == 1.0
+}
+
+fn is_zero(x: &f64) -> bool {
+    *x == 0.0
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_false(x: &bool) -> bool {
+    !x
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FULL: &str = r#"{
+        "tasks": [
+            {"name": "a", "minibatches": 3, "arrival_s": 2.5, "optimizer_s": 0.5, "estimate_factor": 2.0, "drift": 1.0,
+             "shards": [{"forward_s": 1.0, "backward_s": 2.0, "bytes": 100},
+                        {"forward_s": 1.5, "backward_s": 4.0, "bytes": 50, "promote_s": 0.25}]},
+            {"name": "b", "minibatches": 1, "shards": [{"forward_s": 0, "backward_s": 8, "bytes": 10}]}
+        ],
+        "devices": [{"speed": 2.0, "memory_bytes": 200, "link_bytes_per_s": 50.0}, {"link_bytes_per_s": 100}],
+        "shared_link": true,
+        "variation": {"seed": 7, "relative": 0.1}
+    }"#;
+
+    fn with(change: impl FnOnce(&mut Workload)) -> WorkloadError {
+        let mut workload = Workload::from_json(FULL).unwrap();
+        change(&mut workload);
+        workload.check().unwrap_err()
+    }
+
+    #[test]
+    fn reads_everything_and_writes_it_again() {
+        let workload = Workload::from_json(FULL).unwrap();
+        assert_eq!(Workload::from_json(&workload.to_json()).unwrap(), workload);
+        assert_eq!(workload.shard_tasks(), 3 * 3 + 1);
+        assert_eq!(workload.promote_s(0, 0, 0), 2.0);
+        assert_eq!(workload.promote_s(1, 0, 0), 1.0);
+        assert_eq!(workload.promote_s(1, 0, 1), 0.25, "stated seconds come before bytes");
+        assert_eq!(workload.tasks[0].sweep_s(), 1.0 + 4.0 + 2.0);
+        assert_eq!(workload.tasks[1].sweep_s(), 8.0);
+    }
+
+    #[test]
+    fn a_number_of_devices_is_that_many_equal_ones() {
+        let text = r#"{"tasks": [{"name": "a", "minibatches": 1, "shards": [{"forward_s": 1, "backward_s": 1}]}], "devices": 3}"#;
+        assert_eq!(Workload::from_json(text).unwrap().devices, vec![DeviceCost::default(); 3]);
+    }
+
+    #[test]
+    fn drift_and_variation_change_the_times_within_their_limits() {
+        let workload = Workload::from_json(FULL).unwrap();
+        let steady = Workload { variation: None, ..workload.clone() };
+        let last = |workload: &Workload, minibatch| workload.seconds(0, minibatch, ShardTaskKind::Backward, 1);
+        assert_eq!([last(&steady, 0), last(&steady, 1), last(&steady, 2)], [4.0, 6.0, 8.0]);
+        let ratios: Vec<f64> = (0..3).map(|m| last(&workload, m) / last(&steady, m)).collect();
+        assert!(ratios.iter().all(|ratio| (0.9..1.1).contains(ratio)), "{ratios:?}");
+        assert!(ratios[0] != ratios[1] && ratios[1] != ratios[2]);
+        assert_eq!(last(&workload, 1), last(&workload, 1));
+        let walked: f64 = (0..3).map(|m| {
+            steady.tasks[0].sweep().map(|(kind, shard)| steady.seconds(0, m, kind, shard)).sum::<f64>()
+        }).sum();
+        assert_eq!(steady.task_s(0), walked);
+    }
+
+    #[test]
+    fn what_is_no_such_json_is_told_where() {
+        for (text, says) in [
+            ("", "not a workload"),
+            ("tasks: []", "line 1"),
+            (r#"{"tasks": [], "device": 1}"#, "device"),
+            (r#"{"tasks": []}"#, "devices"),
+            (r#"{"tasks": [], "devices": -1}"#, "found -1"),
+            (r#"{"tasks": [], "devices": 1.5}"#, "found 1.5"),
+            (r#"{"tasks": [], "devices": 99999999999}"#, "found 99999999999"),
+            (r#"{"tasks": [], "devices": "two"}"#, "found \"two\""),
+            (r#"{"tasks": [], "devices": [{"sped": 1}]}"#, "sped"),
+            (r#"{"tasks": [{"name": "a", "minibatches": -1, "shards": []}], "devices": 1}"#, "-1"),
+            (r#"{"tasks": [{"name": "a", "minibatches": 1, "shards": [{"forward_s": 1e999}]}], "devices": 1}"#, "range"),
+        ] {
+            let error = Workload::from_json(text).unwrap_err();
+            assert!(matches!(error, WorkloadError::Json(_)), "{text}: {error:?}");
+            let message = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
+            assert!(format!("{error}: {message}").contains(says), "{text}: {error}: {message}");
+        }
+    }
+
+    #[test]
+    fn every_rule_names_what_breaks_it() {
+        let cases = [
+            (with(|w| w.tasks.clear()), "no task"),
+            (with(|w| w.devices.clear()), "no device"),
+            (with(|w| w.tasks[1].name = "a".into()), "`a`"),
+            (with(|w| w.tasks[1].minibatches = 0), "`b`"),
+            (with(|w| w.tasks[1].shards.clear()), "`b`"),
+            (with(|w| w.tasks[0].shards[1].backward_s = -2.0), "backward_s of shard 1 of task `a` is -2"),
+            (with(|w| w.tasks[0].shards[1].forward_s = f64::NAN), "forward_s of shard 1 of task `a` is NaN"),
+            (with(|w| w.tasks[0].shards[0].promote_s = Some(f64::INFINITY)), "promote_s of shard 0"),
+            (with(|w| w.tasks[0].arrival_s = -1.0), "arrival_s of task `a` is -1"),
+            (with(|w| w.tasks[0].optimizer_s = f64::NAN), "optimizer_s of task `a`"),
+            (with(|w| w.tasks[0].estimate_factor = -0.5), "estimate_factor of task `a` is -0.5"),
+            (with(|w| w.tasks[0].drift = -1.5), "drift of task `a` is -1.5"),
+            (with(|w| w.devices[1].speed = 0.0), "speed of device 1 is 0"),
+            (with(|w| w.devices[0].link_bytes_per_s = Some(f64::NAN)), "link_bytes_per_s of device 0"),
+            (with(|w| w.devices[1].link_bytes_per_s = None), "device 1 has no `link_bytes_per_s`"),
+            (with(|w| w.devices[0].memory_bytes = Some(199)), "200"),
+            (with(|w| w.tasks[0].shards[1].bytes = None), "`bytes`"),
+            (with(|w| w.variation = Some(Variation { seed: 0, relative: 1.0 })), "relative of variation is 1"),
+        ];
+        for (error, says) in cases {
+            assert!(error.to_string().contains(says), "{error} does not say {says}");
+        }
+    }
+}
