@@ -68,6 +68,7 @@ mod bound;
 mod claimable;
 #[cfg(test)]
 mod conformance;
+mod draw;
 mod error;
 mod lrtf;
 mod policy;
@@ -82,6 +83,7 @@ mod workload;
 pub use baseline::{Fifo, Random, RoundRobin, Srtf};
 pub use bound::LowerBounds;
 pub use claimable::{Claimable, Priority, Queue};
+pub use draw::Draw;
 pub use error::{CostError, PolicyError, WorkloadError};
 pub use lrtf::{ShardedLrtf, ShardedLrtfLocal};
 pub use policy::{Policy, PolicyKind};

@@ -199,6 +199,7 @@ impl Model {
 struct Claim {
     model: usize,
     task: ShardTask,
+    committed_s: f64,
     /// When its parameters are on the device.
     ready_s: f64,
 }
@@ -438,7 +439,7 @@ impl<'a> Run<'a> {
             self.result.promotions += 1;
             self.record(device, model, &task, Occupation::Promote, (start_s, ready_s));
         }
-        self.devices[device].next = Some(Claim { model, task, ready_s });
+        self.devices[device].next = Some(Claim { model, task, committed_s: self.now_s, ready_s });
         self.start(device);
     }
 
@@ -453,12 +454,14 @@ impl<'a> Run<'a> {
         let Claim { model, task, .. } = claim;
         let speed = self.workload.devices[device].speed;
         let end_s = self.now_s + self.workload.seconds(model, task.minibatch, task.kind, task.shard) / speed;
+        let waited_s = self.now_s - state.free_since_s.max(claim.committed_s);
         state.next = None;
         state.active = Some((claim, self.now_s));
         let rank = state.rank;
         self.models[model].claimed = false;
         self.models[model].runs_on = Some(device);
         self.result.shard_tasks += 1;
+        self.result.promotion_wait_s += waited_s;
         self.record(device, model, &task, Occupation::Compute(task.kind), (self.now_s, end_s));
         self.at(end_s, Event::End { device });
         if self.options.prefetch {
@@ -521,4 +524,212 @@ fn devices(workload: &Workload, ranked: &[usize]) -> Vec<Device> {
 /// The number whose [`ordered`] bits these are.
 fn unordered(key: u64) -> f64 {
     f64::from_bits(if key >> 63 == 1 { key & !(1 << 63) } else { !key })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::{DeviceCost, Draw, PolicyKind, ShardCost, TaskCost, Variation};
+
+    fn on(tasks: Vec<TaskCost>, devices: usize) -> Workload {
+        let devices = vec![DeviceCost::default(); devices];
+        Workload { tasks, devices, shared_link: false, variation: None }
+    }
+
+    fn one_shard(name: &str, minibatches: u64, backward_s: f64, promote_s: f64) -> TaskCost {
+        TaskCost::new(name, minibatches, vec![ShardCost::new(0.0, backward_s, promote_s)])
+    }
+
+    fn run(workload: &Workload, kind: PolicyKind) -> Simulation {
+        let options = SimulationOptions { prefetch: true, record: true };
+        simulate(workload, &mut *kind.build(3), options).unwrap()
+    }
+
+    fn lrtf(workload: &Workload) -> Simulation {
+        run(workload, PolicyKind::ShardedLrtf)
+    }
+
+    /// The whole schedule of a lone model of two shards, by hand: the second shard's promotion
+    /// hides behind the first one's forward, that of the first after a step behind nothing.
+    #[test]
+    fn a_lone_model_waits_for_stale_copies_only() {
+        let shards = vec![ShardCost::new(1.0, 2.0, 0.5), ShardCost::new(0.0, 3.0, 0.5)];
+        let result = lrtf(&on(vec![TaskCost::new("a", 2, shards)], 1));
+        let compute: Vec<_> = result.spans.iter().filter(|s| s.what != Occupation::Promote).collect();
+        let times: Vec<_> = compute.iter().map(|s| (s.shard, s.start_s, s.end_s)).collect();
+        let expected = [(0, 0.5, 1.5), (1, 1.5, 4.5), (0, 4.5, 6.5), (0, 7.0, 8.0), (1, 8.0, 11.0), (0, 11.0, 13.0)];
+        assert_eq!(times, expected);
+        assert_eq!((result.promotions, result.promotions_saved, result.shard_tasks), (4, 2, 6));
+        assert_eq!((result.makespan_s, result.bounds.chain_s, result.gap()), (13.0, 13.0, 1.0));
+        assert_eq!(result.promotion_wait_s, 1.0);
+        assert_eq!(result.utilization(), [12.0 / 13.0]);
+    }
+
+    #[test]
+    fn a_lone_model_of_one_shard_promotes_after_every_step_and_ends() {
+        let mut workload = on(vec![one_shard("a", 5, 2.0, 0.5)], 3);
+        workload.tasks[0].optimizer_s = 0.25;
+        for kind in PolicyKind::ALL {
+            let result = run(&workload, kind);
+            assert_eq!((result.makespan_s, result.promotions), (5.0 * 2.5 + 4.0 * 0.25, 5), "{kind}");
+            assert_eq!(result.gap(), 1.0);
+        }
+    }
+
+    #[test]
+    fn another_model_hides_promotions() {
+        let workload = on(vec![one_shard("a", 5, 2.0, 0.5), one_shard("b", 5, 2.0, 0.5)], 1);
+        let result = lrtf(&workload);
+        assert_eq!((result.makespan_s, result.promotion_wait_s), (20.5, 0.5));
+        let without = SimulationOptions { prefetch: false, record: false };
+        let without = simulate(&workload, &mut crate::ShardedLrtf, without).unwrap();
+        assert_eq!((without.makespan_s, without.promotion_wait_s), (25.0, 5.0));
+        assert!(without.spans.is_empty());
+    }
+
+    #[test]
+    fn a_shared_link_is_taken_in_turns() {
+        let mut workload = on(vec![one_shard("a", 1, 1.0, 2.0), one_shard("b", 1, 1.0, 2.0)], 2);
+        assert_eq!(lrtf(&workload).makespan_s, 3.0);
+        workload.shared_link = true;
+        assert_eq!(lrtf(&workload).makespan_s, 5.0);
+    }
+
+    #[test]
+    fn the_fast_device_is_served_first() {
+        let mut workload = on(vec![one_shard("a", 1, 4.0, 0.0)], 3);
+        workload.devices[2].speed = 4.0;
+        let result = lrtf(&workload);
+        assert_eq!((result.makespan_s, result.busy_s), (1.0, vec![0.0, 0.0, 1.0]));
+    }
+
+    #[test]
+    fn a_model_is_not_there_before_it_arrives() {
+        let mut workload = on(vec![one_shard("a", 1, 4.0, 0.0), one_shard("b", 1, 1.0, 0.0)], 2);
+        workload.tasks[1].arrival_s = 10.0;
+        let result = lrtf(&workload);
+        assert_eq!((result.makespan_s, result.finished_s), (11.0, vec![4.0, 11.0]));
+    }
+
+    #[test]
+    fn memory_keeps_copies_between_forward_and_backward() {
+        let shard = |_| ShardCost { bytes: Some(10), ..ShardCost::new(1.0, 2.0, 0.1) };
+        let mut workload = on(vec![TaskCost::new("a", 3, (0..8).map(shard).collect())], 1);
+        let scarce = lrtf(&workload);
+        // Only the last shard but one is still in the buffer on the way back.
+        assert_eq!((scarce.promotions, scarce.promotions_saved), (3 * 14, 3));
+        workload.devices[0].memory_bytes = Some(1_000);
+        let plenty = lrtf(&workload);
+        assert_eq!((plenty.promotions, plenty.promotions_saved), (3 * 8, 3 * 7));
+        assert_eq!(plenty.bounds, scarce.bounds);
+    }
+
+    /// Estimates that are wrong by a factor, for half of the models each way, are put right by the
+    /// first measurements.
+    #[test]
+    fn wrong_estimates_are_corrected() {
+        let draw = Draw { models: (8, 24), devices: (2, 6), ..Draw::default() };
+        for seed in 0..40 {
+            let right = draw.workload(seed);
+            let mut wrong = right.clone();
+            for (index, task) in wrong.tasks.iter_mut().enumerate() {
+                task.estimate_factor = if index % 2 == 0 { 2.0 } else { 0.5 };
+            }
+            let (right, wrong) = (lrtf(&right), lrtf(&wrong));
+            assert_eq!(right.bounds, wrong.bounds);
+            assert!(wrong.makespan_s <= 1.03 * right.makespan_s, "seed {seed}: {} {}", wrong.gap(), right.gap());
+        }
+    }
+
+    fn any_workload() -> impl Strategy<Value = Workload> {
+        let shard = (0..9u8, 0..9u8, 0..5u8, 1..30u64).prop_map(|(forward, backward, promote, bytes)| {
+            let eighths = |x: u8| f64::from(x) / 8.0;
+            ShardCost {
+                bytes: Some(bytes),
+                ..ShardCost::new(eighths(forward), eighths(backward), eighths(promote))
+            }
+        });
+        let shards = prop::collection::vec(shard, 1..5);
+        let task = (1..6u64, shards, 0..4u8, 0..4u8, 0..3u8).prop_map(|(minibatches, shards, arrival, step, drift)| {
+            let mut task = TaskCost::new("", minibatches, shards);
+            (task.arrival_s, task.optimizer_s, task.drift) = (arrival.into(), f64::from(step) / 4.0, drift.into());
+            task
+        });
+        let device = (1..4u8, prop::option::of(60..200u64)).prop_map(|(speed, memory_bytes)| DeviceCost {
+            speed: speed.into(),
+            memory_bytes,
+            link_bytes_per_s: None,
+        });
+        let variation = prop::option::of((any::<u64>(), 0.0..0.9f64));
+        (prop::collection::vec(task, 1..7), prop::collection::vec(device, 1..5), any::<bool>(), variation).prop_map(
+            |(mut tasks, devices, shared_link, variation)| {
+                tasks.iter_mut().enumerate().for_each(|(index, task)| task.name = index.to_string());
+                let variation = variation.map(|(seed, relative)| Variation { seed, relative });
+                Workload { tasks, devices, shared_link, variation }
+            },
+        )
+    }
+
+    /// Whether these spans follow one another.
+    fn in_turn<'a>(spans: impl Iterator<Item = &'a Span>) -> bool {
+        let spans: Vec<&Span> = spans.collect();
+        spans.windows(2).all(|pair| pair[0].end_s <= pair[1].start_s)
+    }
+
+    proptest! {
+        /// Everything runs, in order, one shard task of a model and of a device at a time, with
+        /// the parameters there and final, and never faster than the bounds.
+        #[test]
+        fn every_schedule_keeps_the_rules(workload in any_workload(), prefetch: bool, seed: u64) {
+            for kind in PolicyKind::ALL {
+                let options = SimulationOptions { prefetch, record: true };
+                let result = simulate(&workload, &mut *kind.build(seed), options).unwrap();
+                prop_assert_eq!(result.shard_tasks, workload.shard_tasks());
+                prop_assert_eq!(result.promotions + result.promotions_saved, result.shard_tasks);
+                prop_assert!(result.makespan_s >= result.bounds.best_s() * (1.0 - 1e-12));
+                let compute: Vec<&Span> = result.spans.iter().filter(|s| s.what != Occupation::Promote).collect();
+                for (index, task) in workload.tasks.iter().enumerate() {
+                    let own: Vec<&Span> = compute.iter().copied().filter(|s| s.task == index).collect();
+                    let order: Vec<_> = own.iter().map(|s| (s.minibatch, s.what, s.shard)).collect();
+                    let expected: Vec<_> = (0..task.minibatches)
+                        .flat_map(|m| task.sweep().map(move |(k, s)| (m, Occupation::Compute(k), s)))
+                        .collect();
+                    prop_assert_eq!(order, expected);
+                    prop_assert!(in_turn(own.iter().copied()));
+                    prop_assert!(own[0].start_s >= task.arrival_s);
+                    for span in &own {
+                        // The masters were final: their backward of the minibatch before, and its step.
+                        let before = own.iter().find(|b| {
+                            b.what == Occupation::Compute(ShardTaskKind::Backward)
+                                && (b.shard, b.minibatch + 1) == (span.shard, span.minibatch)
+                        });
+                        let step_s = task.optimizer_s / task.shards.len() as f64;
+                        prop_assert!(before.is_none_or(|b| span.start_s >= b.end_s + step_s));
+                    }
+                }
+                for device in 0..workload.devices.len() {
+                    prop_assert!(in_turn(compute.iter().copied().filter(|s| s.device == device)));
+                }
+                let promotes = || result.spans.iter().filter(|s| s.what == Occupation::Promote);
+                let links = if workload.shared_link { 1 } else { workload.devices.len() };
+                for link in 0..links {
+                    prop_assert!(in_turn(promotes().filter(|s| links == 1 || s.device == link)));
+                }
+            }
+        }
+
+        #[test]
+        fn the_same_seed_gives_the_same_schedule(workload in any_workload(), seed: u64) {
+            for kind in PolicyKind::ALL {
+                let options = SimulationOptions { prefetch: true, record: true };
+                let once = simulate(&workload, &mut *kind.build(seed), options).unwrap();
+                prop_assert_eq!(&once, &simulate(&workload, &mut *kind.build(seed), options).unwrap());
+                let silent = SimulationOptions { record: false, ..options };
+                let silent = simulate(&workload, &mut *kind.build(seed), silent).unwrap();
+                prop_assert_eq!(Simulation { spans: Vec::new(), ..once }, silent);
+            }
+        }
+    }
 }
