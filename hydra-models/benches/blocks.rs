@@ -1,0 +1,50 @@
+//! One layer of GPT-2 (124M): forward without a graph, and recomputed forward with backward.
+
+use burn::tensor::Device;
+use criterion::Criterion;
+use hydra_core::{
+    BackwardFrom, HostActivation, HostTensor, Pass, backward_range, forward_range, promote_layers,
+};
+use hydra_models::gpt2::{self, Gpt2Config};
+
+fn layers(c: &mut Criterion) {
+    let mut config = Gpt2Config::preset("gpt2").expect("a preset");
+    (config.embd_pdrop, config.resid_pdrop, config.attn_pdrop) = (0.0, 0.0, 0.0);
+    let (context, width) = (512, config.n_embd);
+    let chain = gpt2::chain(&config, None).expect("a chain");
+    let (device, autodiff) = (Device::flex(), Device::flex().autodiff());
+    let ids = HostActivation::of(HostTensor::int((0..context as i32).collect(), [1, context]));
+    let x = HostActivation::of(HostTensor::float(vec![0.1; context * width], [1, context, width]));
+    let image = |i: usize| {
+        let mut values = vec![0.0f32; chain.images()[i].elements];
+        chain.source().fill(&chain, i, 0, &mut values).expect("values");
+        bytes::Bytes::copy_from_slice(bytemuck::cast_slice(&values))
+    };
+    let mut group = c.benchmark_group("gpt2, 512 tokens");
+    group.sample_size(10);
+    for (name, layer) in [("block", 1), ("head with its loss", chain.len() - 1)] {
+        let images: Vec<bytes::Bytes> = (0..chain.images().len()).map(image).collect();
+        let promote =
+            |track| promote_layers(&chain, layer..layer + 1, &|i| images[i].clone(), &device, track);
+        let pass = || Pass::train(Pass::key_of(0, 0, 0), ids.to_device(&autodiff));
+        group.bench_function(format!("{name}, forward"), |b| {
+            b.iter(|| forward_range(&promote(false), layer, x.to_device(&autodiff), &pass()));
+        });
+        group.bench_function(format!("{name}, recomputed forward and backward"), |b| {
+            b.iter(|| {
+                let from = match layer + 1 == chain.len() {
+                    true => BackwardFrom::Loss { weight: 1.0 },
+                    false => BackwardFrom::Gradient(vec![Some(x.parts[0].to_device(&device))]),
+                };
+                backward_range(promote(true), layer, x.to_device(&autodiff), from, &pass(), true)
+            });
+        });
+    }
+    group.finish();
+}
+
+fn main() {
+    let mut criterion = Criterion::default().configure_from_args();
+    layers(&mut criterion);
+    criterion.final_summary();
+}
