@@ -169,12 +169,10 @@ impl ChainBuilder {
         if self.layers.is_empty() {
             return Err(CoreError::EmptyChain { chain: self.name });
         }
+        self.check_layers()?;
         let mut uses: HashMap<ParamId, usize> = HashMap::new();
         for (_, layer, _) in &self.layers {
-            let mut ids: Vec<ParamId> = layer.params().into_iter().map(|p| p.id).collect();
-            ids.sort_by_key(|id| id.val());
-            ids.dedup();
-            ids.into_iter().for_each(|id| *uses.entry(id).or_default() += 1);
+            layer.params().into_iter().for_each(|p| *uses.entry(p.id).or_default() += 1);
         }
         let mut layout = Layout { chain: &self.name, uses, images: Vec::new(), tied: HashMap::new() };
         let mut params = Vec::new();
@@ -191,6 +189,29 @@ impl ChainBuilder {
             .map(|((name, layer, frozen), params)| ChainLayer { name, params, frozen, layer: layer.hollow() })
             .collect();
         Ok(Chain { name: self.name, note: self.note, layers, images, source: self.source })
+    }
+}
+
+impl ChainBuilder {
+    /// Names differ, no layer has a parameter twice, and values that modules hold are `f32`.
+    fn check_layers(&self) -> Result<(), CoreError> {
+        for (index, (name, layer, _)) in self.layers.iter().enumerate() {
+            if self.layers[..index].iter().any(|(other, ..)| other == name) {
+                return Err(CoreError::DuplicateLayer { chain: self.name.clone(), layer: name.clone() });
+            }
+            let params = layer.params();
+            for (at, (info, given)) in params.iter().zip(layer.given()).enumerate() {
+                if params[..at].iter().any(|other| other.id == info.id) {
+                    let (chain, layer, param) = (self.name.clone(), name.clone(), info.name.clone());
+                    return Err(CoreError::SharedWithinLayer { chain, layer, param });
+                }
+                if let Some(given) = given.filter(|given| given.dtype != DType::F32) {
+                    let (layer, param) = (name.clone(), info.name.clone());
+                    return Err(CoreError::GivenDtype { layer, param, found: format!("{:?}", given.dtype) });
+                }
+            }
+        }
+        Ok(())
     }
 }
 
@@ -397,6 +418,18 @@ mod tests {
         }
     }
 
+    #[derive(Module, Debug)]
+    struct Twin {
+        one: Param<Tensor<1>>,
+        two: Param<Tensor<1>>,
+    }
+
+    impl Forward for Twin {
+        fn forward(&self, x: Activation, _: &Pass) -> Activation {
+            x
+        }
+    }
+
     fn dense(inputs: usize, outputs: usize) -> Dense {
         Dense { linear: LinearConfig::new(inputs, outputs).init(&Device::flex()) }
     }
@@ -453,6 +486,11 @@ mod tests {
     fn what_is_wrong_with_a_chain_is_named() {
         assert!(matches!(Chain::builder("none").build(), Err(CoreError::EmptyChain { .. })));
         let shared = table(4);
+        let twice = Chain::builder("c").layer("a", dense(2, 2)).layer("a", dense(2, 2)).build();
+        assert!(matches!(twice, Err(CoreError::DuplicateLayer { layer, .. }) if layer == "a"));
+        let bias = Param::from_tensor(Tensor::ones([3], &Device::flex()));
+        let within = Chain::builder("c").layer("a", Twin { one: bias.clone(), two: bias }).build();
+        assert!(matches!(within, Err(CoreError::SharedWithinLayer { param, .. }) if param == "two"));
         let half_frozen = Chain::builder("c").frozen("a", tied(&shared)).layer("b", tied(&shared)).build();
         assert!(matches!(half_frozen, Err(CoreError::TiedFrozen { .. })));
         let all_frozen = Chain::builder("c").frozen("a", dense(2, 2)).build();

@@ -62,15 +62,21 @@ pub fn forward_range(layers: &[Box<dyn Layer>], first: usize, x: Activation, pas
     y
 }
 
-/// Burn notes every tensor of the autodiff device, tracked or not, in a table of graphs, and clears what is
-/// gone from it in a backward pass only: half a kilobyte an op would stay behind in a long evaluation. So a
-/// backward pass of nothing follows a forward without a graph.
 fn forget_untracked(y: &Activation) {
     let device = y.parts().iter().find_map(AnyTensor::float_device);
     if let Some(device) = device.filter(Device::is_autodiff) {
-        let one = Tensor::<1>::ones([1], &device).require_grad();
-        drop(one.mul_scalar(1.0).backward());
+        forget_graphs(&device);
     }
+}
+
+/// Clears graphs that no tensor belongs to any more, on any device.
+///
+/// Burn notes every tensor of the autodiff device, tracked or not, in a table of graphs, and clears what is
+/// gone from it in a backward pass only: half a kilobyte an op would stay behind in a long evaluation, and
+/// all that a forward saved where a layer panicked. So a backward pass of nothing follows what has none.
+pub fn forget_graphs(device: &Device) {
+    let one = Tensor::<1>::ones([1], &device.clone().autodiff()).require_grad();
+    drop(one.mul_scalar(1.0).backward());
 }
 
 fn run(layers: &[Box<dyn Layer>], first: usize, x: Activation, pass: &Pass) -> Activation {
@@ -102,8 +108,12 @@ pub fn backward_range(
     };
     let Some(mut gradients) = gradients else {
         let none = |layer: &dyn Layer| layer.params().iter().map(|_| None).collect();
-        let layers = layers.iter().map(|layer| none(layer.as_ref())).collect();
-        return ShardBackward { loss, inputs: Vec::new(), layers };
+        let inputs = if input_gradients { x.parts().iter().map(|_| None).collect() } else { Vec::new() };
+        let gradients = layers.iter().map(|layer| none(layer.as_ref())).collect();
+        let device = x.parts().iter().find_map(AnyTensor::float_device);
+        drop((x, layers));
+        device.filter(Device::is_autodiff).iter().for_each(forget_graphs);
+        return ShardBackward { loss, inputs, layers: gradients };
     };
     let take = |part: &AnyTensor, gradients: &mut Gradients| part.take_gradient(gradients);
     let inputs = match input_gradients {

@@ -9,6 +9,40 @@ pub enum CoreError {
         /// The chain's name.
         chain: String,
     },
+    /// Two layers of one name.
+    #[error(
+        "chain `{chain}` has two layers called `{layer}`; names must differ, because weights are stored under them"
+    )]
+    DuplicateLayer {
+        /// The chain's name.
+        chain: String,
+        /// The layer's name.
+        layer: String,
+    },
+    /// A layer names one parameter twice.
+    #[error(
+        "layer `{layer}` of chain `{chain}` has the parameter `{param}` twice; parameters can be shared between layers, not within one"
+    )]
+    SharedWithinLayer {
+        /// The chain's name.
+        chain: String,
+        /// The layer's name.
+        layer: String,
+        /// The second of the two places.
+        param: String,
+    },
+    /// A module holds values of another type than `f32`.
+    #[error(
+        "parameter `{param}` of layer `{layer}` holds values of type {found}, expected F32: masters are kept in f32"
+    )]
+    GivenDtype {
+        /// The layer's name.
+        layer: String,
+        /// The parameter's path.
+        param: String,
+        /// The type found.
+        found: String,
+    },
     /// A parameter that is tied between layers has different shapes.
     #[error(
         "chain `{chain}`: `{first}` and `{second}` share a parameter but have shapes {first_shape:?} and {second_shape:?}"

@@ -175,11 +175,6 @@ impl TrainSpec {
         self.optimizer.lr() * self.schedule.factor(step, total)
     }
 
-    /// Whether gradients of a whole minibatch must be kept until it ends.
-    pub fn keeps_gradients(&self) -> bool {
-        self.clip.is_some() || self.accumulate > 1
-    }
-
     /// Checks every value against its range.
     pub fn validate(&self) -> Result<(), CoreError> {
         let at_least_zero = "a finite number, zero or above";

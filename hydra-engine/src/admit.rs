@@ -2,9 +2,9 @@
 
 use crate::admission::{Admission, AdmittedTask};
 use crate::device::LogicalDevice;
-use crate::error::EngineError;
+use crate::error::{EngineError, guarded};
 use crate::task::TrainTask;
-use hydra_core::{Batch, ByteSize};
+use hydra_core::{Batch, ByteSize, Dataset};
 use hydra_partition::{
     Demand, Fingerprint, FirstValues, PartitionError, PartitionPlan, PilotPartitioner, Profile, Rules,
     choose_reserve,
@@ -33,7 +33,8 @@ pub(crate) fn admit(
     host_memory: ByteSize,
     plans: Option<&Path>,
 ) -> Result<Admission, EngineError> {
-    let device = devices.first().ok_or(EngineError::NoDevice)?;
+    // More threads keep more memory for themselves: the device with the most stands for all.
+    let device = devices.iter().max_by_key(|device| device.spec.threads).ok_or(EngineError::NoDevice)?;
     check_tasks(tasks)?;
     let mut all_measured: Vec<Measured> = Vec::new();
     let mut candidates = Vec::new();
@@ -79,17 +80,28 @@ fn check_tasks(tasks: &[TrainTask]) -> Result<(), EngineError> {
         let check = || -> Result<(), EngineError> {
             task.spec.validate()?;
             let data = [Some(&task.train), task.validation.as_ref(), task.test.as_ref()];
-            match data.into_iter().flatten().find(|data| data.is_empty()) {
-                None => Ok(()),
-                Some(data) => {
-                    let dataset = data.name().to_owned();
-                    Err(EngineError::EmptyDataset { task: task.name.clone(), dataset })
-                }
+            if let Some(data) = data.iter().flatten().find(|data| data.is_empty()) {
+                let dataset = data.name().to_owned();
+                return Err(EngineError::EmptyDataset { task: task.name.clone(), dataset });
             }
+            let expected = item_shapes(task.train.as_ref())?;
+            data.into_iter().flatten().try_for_each(|data| match item_shapes(data.as_ref())? {
+                found if found == expected => Ok(()),
+                found => {
+                    let (dataset, expected) = (data.name().to_owned(), expected.clone());
+                    Err(EngineError::ItemShapes { dataset, expected, found })
+                }
+            })
         };
         check().map_err(|source| EngineError::Task { task: task.name.clone(), source: Box::new(source) })?;
     }
     Ok(())
+}
+
+/// The shapes of the tensors of a batch of one item.
+fn item_shapes(data: &dyn Dataset) -> Result<Vec<Vec<usize>>, EngineError> {
+    let batch = guarded("reading a batch", || Ok(data.batch(&[0])?))?;
+    Ok(batch.inputs.parts.into_iter().chain(batch.targets.parts).map(|part| part.shape).collect())
 }
 
 fn candidate<'a>(
@@ -99,7 +111,7 @@ fn candidate<'a>(
     measured: &mut Vec<Measured>,
 ) -> Result<Candidate<'a>, EngineError> {
     let items: Vec<usize> = (0..task.spec.microbatch().min(task.train.len())).collect();
-    let batch = task.train.batch(&items)?;
+    let batch = guarded("reading a batch", || Ok(task.train.batch(&items)?))?;
     let probe = if device.probe.measures() { "allocator" } else { "shapes" };
     let fingerprint = Fingerprint::new(&task.chain, &batch, "").on(device.spec.threads, probe);
     if let Some(index) = measured.iter().position(|m| m.fingerprint.same_costs(&fingerprint)) {
@@ -187,9 +199,7 @@ fn admitted_task(task: &TrainTask, batch: &Batch, plan: Arc<PartitionPlan>) -> A
     let sweep: f64 = plan.shards.iter().map(|s| s.forward_s + s.backward_s).sum();
     let forward: f64 = plan.shards.iter().map(|s| s.forward_s).sum();
     let last = plan.shards.last().map_or(0.0, |s| s.forward_s);
-    let batches = |data: &Option<Arc<dyn hydra_core::Dataset>>| {
-        data.as_ref().map_or(0, |d| d.len().div_ceil(task.spec.microbatch()))
-    };
+    let batches = |data: &Option<Arc<dyn Dataset>>| task.evaluation_batches(data.as_ref());
     let evaluations = (2 * batches(&task.validation) + batches(&task.test)) as f64;
     let sweeps = trained_items as f64 / batch.items.max(1) as f64;
     AdmittedTask {
@@ -220,7 +230,10 @@ fn active_bytes(task: &TrainTask, batch: &Batch, plan: &PartitionPlan) -> u64 {
     let inputs = plan.shards.iter().skip(1).map(|s| plan.layers[s.first].input_bytes);
     let boundaries: u64 = inputs.clone().sum::<u64>() + 2 * inputs.max().unwrap_or(0);
     let data = (batch.inputs.len_bytes() + batch.targets.len_bytes()) * task.spec.accumulate as u64;
-    gradients + boundaries + data
+    // Microbatches add up: while the sum is kept, the gradients of one more shard arrive.
+    let arriving =
+        if task.spec.accumulate > 1 { plan.shards.iter().map(|s| s.gradient_bytes).max() } else { None };
+    gradients + arriving.unwrap_or(0) + boundaries + data
 }
 
 struct HostNeeds {

@@ -148,9 +148,13 @@ impl Cursor {
         let p = &self.program;
         let begun = |start| (self.position != start).then_some(self.position);
         let later = |step: usize| (p.steps - step.min(p.steps)) as u64 * p.microbatches as u64;
-        let final_evaluations = (p.validation + p.test) as u64;
+        let at_the_end = if p.eval_every.is_some() { 0 } else { p.validation };
+        let final_evaluations = (at_the_end + p.test) as u64;
+        // After every so many minibatches, and after the last.
         let periodic = |step: usize| match p.eval_every {
-            Some(every) => (p.steps.saturating_sub(step) / every) as u64 * p.validation as u64,
+            Some(every) => {
+                (p.steps.div_ceil(every) - step.min(p.steps).div_ceil(every)) as u64 * p.validation as u64
+            }
             None => 0,
         };
         match self.stage {

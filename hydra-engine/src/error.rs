@@ -106,6 +106,45 @@ pub enum EngineError {
         /// Why, with its causes.
         message: String,
     },
+    /// Code that the task brought along panicked outside of its layers.
+    #[error("{what} failed: {message}")]
+    Panicked {
+        /// What was being done.
+        what: &'static str,
+        /// The panic's message.
+        message: String,
+    },
+    /// The run cannot go on: nothing runs, nothing is awaited and nothing can be claimed.
+    #[error(
+        "nothing can go on: {} of host memory are free and the task needs {} to enter a minibatch",
+        ByteSize(*available), ByteSize(*needed)
+    )]
+    NoProgress {
+        /// Host bytes that are free.
+        available: u64,
+        /// Host bytes that the task needs within a minibatch.
+        needed: u64,
+    },
+    /// Items of a dataset differ in shape from those of the training data.
+    #[error(
+        "dataset `{dataset}` has items of shapes {found:?}, the training data of shapes {expected:?}; they must agree"
+    )]
+    ItemShapes {
+        /// The dataset.
+        dataset: String,
+        /// The shapes of a training item's tensors.
+        expected: Vec<Vec<usize>>,
+        /// The shapes of an item of the dataset.
+        found: Vec<Vec<usize>>,
+    },
+    /// A gradient arrived for a layer that does not have the parameter.
+    #[error("layer {layer} gave a gradient for image {image}, which it does not name")]
+    StrayGradient {
+        /// The layer's index.
+        layer: usize,
+        /// The image's index.
+        image: usize,
+    },
     /// A worker thread could not be started or ended early.
     #[error("worker `{worker}` {problem}")]
     Worker {
@@ -114,4 +153,26 @@ pub enum EngineError {
         /// What happened.
         problem: String,
     },
+}
+
+/// Runs code that a task brought along; a panic in it becomes an error of the task.
+pub(crate) fn guarded<T>(
+    what: &'static str,
+    run: impl FnOnce() -> Result<T, EngineError>,
+) -> Result<T, EngineError> {
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).unwrap_or_else(|panic| {
+        Err(EngineError::Panicked { what, message: crate::device::panic_message(panic.as_ref()) })
+    })
+}
+
+/// An error and its causes in one line.
+pub(crate) fn with_causes(error: &EngineError) -> String {
+    let mut text = error.to_string();
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    text
 }

@@ -4,6 +4,7 @@ use crate::clock::Time;
 use crate::error::EngineError;
 use hydra_core::{DeviceId, HostActivation, HostTensor, TaskId};
 use hydra_spill::Reservation;
+use std::sync::Arc;
 
 /// Numbers the shard tasks of a run in the order in which they were claimed.
 pub(crate) type Ticket = u64;
@@ -54,30 +55,45 @@ impl Computed {
     }
 }
 
+/// What a shard task made, with the device memory that it takes until it is down.
+pub(crate) struct Made {
+    pub computed: Computed,
+    /// Shared with whoever takes the output over on the device.
+    pub output: Arc<Reservation>,
+    pub gradients: Reservation,
+}
+
 pub(crate) enum Event {
-    /// A promotion ended; the payload is in the device's double buffer.
-    Promoted { device: DeviceId, ticket: Ticket, time: Time, failure: Option<EngineError> },
+    /// A promotion ended; the payload is about to be in the device's double buffer.
+    Promoted { device: DeviceId, task: TaskId, ticket: Ticket, time: Time, failure: Option<EngineError> },
     /// A shard task has left the double buffer and has its memory: the next one may be promoted.
     Started { device: DeviceId, ticket: Ticket },
-    /// A shard task ended. The reservation covers what it made.
+    /// A shard task ended.
     ShardDone {
         device: DeviceId,
         ticket: Ticket,
         time: Time,
         stalled_s: f64,
         /// `None` if there was nothing to compute, because the task had failed.
-        result: Result<Option<(Computed, Reservation)>, EngineError>,
+        result: Result<Option<Made>, EngineError>,
     },
-    /// The output of a shard task is on the host.
+    /// The output of a shard task (`of`: shard and minibatch) is on the host.
     OutputDown {
         device: DeviceId,
         task: TaskId,
         ticket: Ticket,
+        of: (usize, usize),
         time: Time,
         result: Result<Output, EngineError>,
     },
     /// The gradients of a shard task are on the host (with the optimizer); device memory was released.
-    GradientsDown { device: DeviceId, task: TaskId, ticket: Ticket, time: Time, failure: Option<EngineError> },
+    GradientsDown {
+        device: DeviceId,
+        task: TaskId,
+        of: (usize, usize),
+        time: Time,
+        failure: Option<EngineError>,
+    },
     /// An image has its masters of minibatch `step` + 1.
     Stepped { task: TaskId, image: usize, step: usize, time: Time },
     /// The host could not do what it was asked for a task.

@@ -5,7 +5,7 @@ use crate::error::EngineError;
 use crate::event::{Computed, HostGradient, Output};
 use hydra_core::{
     Activation, AnyTensor, BackwardFrom, Chain, HostActivation, HostTensor, Key, Layer, Pass, ShardBackward,
-    backward_range, forward_range, promote_layers,
+    backward_range, forget_graphs, forward_range, promote_layers,
 };
 use hydra_sched::ShardTaskKind;
 use hydra_spill::{Resident, alloc};
@@ -51,6 +51,10 @@ pub(crate) fn run(
     };
     let tag = Some(device.measured_as());
     let result = catch_unwind(AssertUnwindSafe(|| alloc::with_tag(tag, run)));
+    if result.is_err() {
+        // What the forward saved has no backward to free it.
+        alloc::with_tag(tag, || forget_graphs(&device.burn));
+    }
     result.map_err(|panic| EngineError::Layer {
         first: work.layers.start,
         end: work.layers.end,

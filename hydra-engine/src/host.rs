@@ -5,7 +5,7 @@
 //! stepped as soon as its last contribution is there, or, with clipping, when the whole gradient is.
 
 use crate::clock::{Clock, Time};
-use crate::error::EngineError;
+use crate::error::{EngineError, guarded};
 use crate::event::Event;
 use crate::optimizer::{Step, clip_factor, global_norm};
 use crossbeam_channel::{Receiver, Sender};
@@ -89,7 +89,7 @@ impl HostOptimizer {
                 | HostJob::Restore { task }
                 | HostJob::Forget { task } => task,
             };
-            if let Err(error) = self.handle(job) {
+            if let Err(error) = guarded("the host optimizer", || self.handle(job)) {
                 self.tasks.remove(&task);
                 self.send(Event::HostFailed { task, error });
             }
@@ -131,7 +131,7 @@ impl HostOptimizer {
         let mut complete = Vec::new();
         for contribution in contributions {
             let image = contribution.image;
-            if state.add(at, contribution) {
+            if state.add(at, contribution)? {
                 complete.push(image);
             }
         }
@@ -198,15 +198,17 @@ impl HostOptimizer {
 
 impl TaskState {
     /// Adds a contribution; whether the image's gradient of the minibatch is complete now.
-    fn add(&mut self, at: MicroStep, contribution: Contribution) -> bool {
-        let layers = &self.chain.images()[contribution.image].layers;
-        let Some(position) = layers.iter().position(|l| *l == contribution.layer) else { return false };
-        let gathered = &mut self.images[contribution.image];
+    fn add(&mut self, at: MicroStep, contribution: Contribution) -> Result<bool, EngineError> {
+        let Contribution { layer, image, .. } = contribution;
+        let layers = &self.chain.images()[image].layers;
+        let position = layers.iter().position(|l| *l == layer);
+        let position = position.ok_or(EngineError::StrayGradient { layer, image })?;
+        let gathered = &mut self.images[image];
         let uses =
             gathered.waiting.entry(at.microbatch).or_insert_with(|| layers.iter().map(|_| None).collect());
         uses[position] = Some(contribution.values);
         gathered.sum_up();
-        gathered.added == at.of
+        Ok(gathered.added == at.of)
     }
 
     fn all_complete(&self, microbatches: usize) -> bool {

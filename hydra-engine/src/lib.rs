@@ -30,6 +30,7 @@ pub mod plain;
 mod report;
 mod run;
 mod stop;
+mod summary;
 mod task;
 mod threads;
 mod weights;

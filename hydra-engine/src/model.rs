@@ -2,7 +2,7 @@
 
 use crate::clock::Time;
 use crate::cursor::{Cursor, Program, ShardTask, Stage};
-use crate::error::EngineError;
+use crate::error::{EngineError, guarded};
 use crate::event::{HostGradient, Output, Ticket};
 use crate::executor::ShardWork;
 use crate::host::MicroStep;
@@ -226,7 +226,7 @@ impl Model {
         next: ShardTask,
     ) -> Result<(Claim, HostInputs), EngineError> {
         if self.starts_sweep(&next) {
-            self.start_sweep(&next)?;
+            guarded("reading a batch", || self.start_sweep(&next))?;
         }
         let follows = self.running_task.filter(|_| self.running.is_some());
         let last = next.shard + 1 == self.shards.len();
@@ -281,7 +281,7 @@ impl Model {
             }
             Stage::Evaluate { kind, batch } => {
                 let data = evaluation_data(&self.task, kind);
-                let size = self.task.spec.microbatch();
+                let size = self.task.evaluation_batch();
                 let items: Vec<usize> = (batch * size..((batch + 1) * size).min(data.len())).collect();
                 self.batches = vec![data.batch(&items)?];
             }
@@ -393,7 +393,10 @@ impl Model {
         let units = items * per_item;
         self.results.losses.push(loss);
         self.results.units += units as u64;
-        self.minibatch_done_s = Some(time.end_s);
+        // What the next shard task waits for is the optimizer's; after the last one nothing waits.
+        let next = self.cursor.peek().filter(|_| self.claimed.is_none());
+        let waits = next.is_some_and(|next| !self.masters_final(&next));
+        self.minibatch_done_s = waits.then_some(time.end_s);
         Progress::Minibatch { step: claim.what.step, loss, units }
     }
 
@@ -430,12 +433,10 @@ impl Model {
     /// The optimizer has stepped an image.
     pub(crate) fn stepped(&mut self, image: usize, step: usize, time: Time) {
         self.versions[image] = step + 1;
-        let ready = self.cursor.peek().map_or_else(|| self.settled(), |next| self.masters_final(&next));
-        if !ready {
-            return;
-        }
-        if let Some(done_s) = self.minibatch_done_s.take() {
-            self.results.optimizer_stall_s += (time.end_s - done_s).max(0.0);
+        let Some(done_s) = self.minibatch_done_s else { return };
+        self.results.optimizer_stall_s += (time.end_s - time.start_s.max(done_s)).max(0.0);
+        if self.cursor.peek().is_none_or(|next| self.masters_final(&next)) {
+            self.minibatch_done_s = None;
         }
     }
 
@@ -481,8 +482,6 @@ fn hands_gradient(running: &ShardTask, next: &ShardTask) -> bool {
 fn program(task: &TrainTask, shards: &[Range<usize>], first_trained: usize) -> Program {
     let spec = &task.spec;
     let items = task.train.len();
-    let batches =
-        |data: &Option<Arc<dyn Dataset>>| data.as_ref().map_or(0, |d| d.len().div_ceil(spec.microbatch()));
     let last = match items % spec.batch {
         0 => spec.batch.min(items),
         rest => rest,
@@ -494,8 +493,8 @@ fn program(task: &TrainTask, shards: &[Range<usize>], first_trained: usize) -> P
         epoch: items.div_ceil(spec.batch).max(1),
         microbatches: spec.accumulate.clamp(1, spec.batch.min(items).max(1)),
         last_microbatches: spec.accumulate.clamp(1, last.max(1)),
-        validation: batches(&task.validation),
-        test: batches(&task.test),
+        validation: task.evaluation_batches(task.validation.as_ref()),
+        test: task.evaluation_batches(task.test.as_ref()),
         initial_validation: task.initial_validation,
         eval_every: spec.eval_every,
     }

@@ -87,6 +87,7 @@ impl Orchestrator {
     /// The host memory that masters, optimizer state, gradients and boundary activations may use.
     pub fn host_memory(mut self, bytes: ByteSize) -> Self {
         self.host_memory = bytes;
+        self.admitted = None;
         self
     }
 
@@ -111,12 +112,14 @@ impl Orchestrator {
     /// A plan file, or a directory of them, to look into before a pilot pass is run.
     pub fn plans(mut self, path: PathBuf) -> Self {
         self.plans = Some(path);
+        self.admitted = None;
         self
     }
 
     /// What measures device memory; the counting allocator, where the program installed it, by default.
     pub fn probe(mut self, probe: Arc<dyn MemoryProbe>) -> Self {
         self.probe = probe;
+        self.admitted = None;
         self
     }
 

@@ -2,13 +2,13 @@
 
 use crate::clock::{Clock, Time};
 use crate::cursor::{ShardTask, Stage};
-use crate::error::EngineError;
-use crate::event::{Computed, Event, Output, Ticket, Written};
+use crate::error::{EngineError, guarded, with_causes};
+use crate::event::{Event, Made, Output, Ticket, Written};
 use crate::host::HostJob;
 use crate::model::{Claim, HostInputs, Model, Progress};
 use crate::observer::{Observer, RunEvent, Span, Track, Work};
 use crate::orchestrator::Setup;
-use crate::report::{DeviceReport, REPORT_SCHEMA, RunReport, TaskReport, TaskState, Transfers};
+use crate::report::{RunReport, TaskState};
 use crate::stop::StopFlag;
 use crate::threads::Threads;
 use crate::weights::initial_image;
@@ -17,7 +17,7 @@ use crate::writer::WriteJob;
 use crossbeam_channel::{Receiver, RecvTimeoutError, unbounded};
 use hydra_core::{DeviceId, TaskId};
 use hydra_sched::{CostModel, ModelIndex, ModelView, Policy, ShardTaskKind, View};
-use hydra_spill::{Budget, ImageId, Masters, Reservation, TierStore};
+use hydra_spill::{Budget, ImageId, Masters, TierStore};
 use rayon::prelude::*;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -34,33 +34,35 @@ struct Next {
 }
 
 #[derive(Default)]
-struct DeviceState {
+pub(crate) struct DeviceState {
     active: Option<Claim>,
     next: Option<Next>,
-    compute_s: f64,
-    copy_s: f64,
-    stall_s: f64,
-    shard_tasks: u64,
+    pub(crate) compute_s: f64,
+    pub(crate) copy_s: f64,
+    pub(crate) stall_s: f64,
+    pub(crate) shard_tasks: u64,
 }
 
-struct Run {
-    models: Vec<Model>,
-    devices: Vec<DeviceState>,
-    threads: Threads,
+pub(crate) struct Run {
+    pub(crate) models: Vec<Model>,
+    pub(crate) devices: Vec<DeviceState>,
+    pub(crate) threads: Threads,
     store: Arc<dyn TierStore>,
-    host_budget: Budget,
-    host_admitted: u64,
+    pub(crate) host_budget: Budget,
+    pub(crate) host_admitted: u64,
     active_bytes: Vec<u64>,
-    policy: Box<dyn Policy>,
-    prefetch: bool,
+    pub(crate) policy: Box<dyn Policy>,
+    pub(crate) prefetch: bool,
     stop: StopFlag,
     stopping: bool,
     observer: Box<dyn Observer>,
     clock: Clock,
     tickets: Ticket,
     decisions: u64,
-    first_start_s: Option<f64>,
-    last_end_s: f64,
+    /// What shard tasks made and is on its way down.
+    taking_down: usize,
+    pub(crate) first_start_s: Option<f64>,
+    pub(crate) last_end_s: f64,
 }
 
 /// Trains the admitted tasks.
@@ -111,6 +113,7 @@ impl Run {
             clock,
             tickets: 0,
             decisions: 0,
+            taking_down: 0,
             first_start_s: None,
             last_end_s: 0.0,
         };
@@ -122,11 +125,11 @@ impl Run {
     fn fill_store(&mut self) {
         for index in 0..self.models.len() {
             let model = &self.models[index];
-            let images: Result<Vec<Vec<f32>>, _> = (0..model.chain().images().len())
-                .into_par_iter()
-                .map(|image| initial_image(model.chain(), image, model.task.spec.seed))
-                .collect();
-            let inserted = images.map_err(EngineError::from).and_then(|images| {
+            let initial = |image| Ok(initial_image(model.chain(), image, model.task.spec.seed)?);
+            let images = guarded("reading the first weights", || {
+                (0..model.chain().images().len()).into_par_iter().map(initial).collect::<Result<Vec<_>, _>>()
+            });
+            let inserted = images.and_then(|images| {
                 images
                     .into_iter()
                     .enumerate()
@@ -150,7 +153,9 @@ impl Run {
         let model = &self.models[index];
         let layout = &model.chain().images()[image];
         let moments = if layout.trained { model.task.spec.optimizer.moments() } else { 0 };
-        let bytes = layout.bytes() * (1 + moments as u64);
+        // The copy of the best masters, where one is kept, is paid for with the masters.
+        let best = layout.trained && model.task.spec.eval_every.is_some();
+        let bytes = layout.bytes() * (1 + moments as u64 + u64::from(best));
         let reservation =
             self.host_budget.reserve(bytes, &model.task.name).map_err(hydra_spill::SpillError::from)?;
         let moments = vec![vec![0.0; params.len()]; moments];
@@ -162,10 +167,10 @@ impl Run {
         while self.models.iter().any(|model| model.ended.is_none()) {
             self.check_stop();
             (0..self.models.len()).for_each(|index| self.settle(index));
-            (0..self.devices.len()).for_each(|device| self.fill(device));
+            self.fill();
             match inbox.recv_timeout(TICK) {
                 Ok(event) => self.handle(event),
-                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Timeout) => self.check_progress(),
                 Err(RecvTimeoutError::Disconnected) => return,
             }
             while let Ok(event) = inbox.try_recv() {
@@ -223,11 +228,37 @@ impl Run {
         }
     }
 
-    /// Claims what a device runs next, as soon as there is room for it in the double buffer.
-    fn fill(&mut self, device: usize) {
-        let state = &self.devices[device];
-        if state.next.is_none() && (self.prefetch || state.active.is_none()) {
-            self.claim(device);
+    /// Claims what devices run next: first for those that have nothing, then, as far as there is room in the
+    /// double buffers, for those that compute.
+    fn fill(&mut self) {
+        for busy in [false, true] {
+            for device in 0..self.devices.len() {
+                let state = &self.devices[device];
+                if state.next.is_none() && state.active.is_some() == busy && (self.prefetch || !busy) {
+                    self.claim(device);
+                }
+            }
+        }
+    }
+
+    /// A run in which nothing happens, nothing is awaited and nothing can be claimed would wait for ever: its
+    /// tasks fail with what they lack.
+    fn check_progress(&mut self) {
+        let devices_idle = self.devices.iter().all(|d| d.active.is_none() && d.next.is_none());
+        let open = || self.models.iter().filter(|model| model.ended.is_none());
+        let awaits_nothing = |model: &Model| model.idle() && model.settled() && !model.asked;
+        if !devices_idle || self.taking_down > 0 || !open().all(awaits_nothing) {
+            return;
+        }
+        let claimable = |model: &Model| {
+            (0..self.devices.len()).any(|device| self.view(model, device).is_some()) || model.stopping
+        };
+        if open().any(claimable) {
+            return;
+        }
+        for index in open().map(|model| model.id.0).collect::<Vec<_>>() {
+            let (available, needed) = (self.host_budget.available(), self.active_bytes[index]);
+            self.fail(index, &EngineError::NoProgress { available, needed });
         }
     }
 
@@ -312,20 +343,26 @@ impl Run {
 
     fn handle(&mut self, event: Event) {
         match event {
-            Event::Promoted { device, ticket, time, failure } => self.promoted(device, ticket, time, failure),
+            Event::Promoted { device, task, ticket, time, failure } => {
+                self.promoted(device, task, ticket, time);
+                if let Some(error) = failure {
+                    self.fail(task.0, &error);
+                }
+            }
             Event::Started { device, ticket } => self.started(device, ticket),
             Event::ShardDone { device, ticket, time, stalled_s, result } => {
                 self.shard_done(device, ticket, (time, stalled_s), result);
             }
-            Event::OutputDown { device, task, ticket, time, result } => {
-                self.copied(device, task, Work::TakeDown, ticket, time);
+            Event::OutputDown { device, task, ticket, of, time, result } => {
+                self.copied(device, task, Work::TakeDown, of, time);
                 match result {
                     Ok(output) => self.models[task.0].output_arrived(ticket, output),
                     Err(error) => self.fail(task.0, &error),
                 }
             }
-            Event::GradientsDown { device, task, ticket, time, failure } => {
-                self.copied(device, task, Work::TakeDown, ticket, time);
+            Event::GradientsDown { device, task, of, time, failure } => {
+                self.taking_down -= 1;
+                self.copied(device, task, Work::TakeDown, of, time);
                 if let Some(error) = failure {
                     self.fail(task.0, &error);
                 }
@@ -344,15 +381,11 @@ impl Run {
         }
     }
 
-    /// The compute worker, which waits for the promotion, hears of a failure too and ends the claim.
-    fn promoted(&mut self, device: DeviceId, ticket: Ticket, time: Time, failure: Option<EngineError>) {
+    fn promoted(&mut self, device: DeviceId, task: TaskId, ticket: Ticket, time: Time) {
         let state = &self.devices[device.0];
         let mut claims = state.next.iter().map(|next| &next.claim).chain(&state.active);
-        let Some(task) = claims.find(|claim| claim.ticket == ticket).map(|claim| claim.task) else { return };
-        self.copied(device, task, Work::Promote, ticket, time);
-        if let Some(error) = failure {
-            self.fail(task.0, &error);
-        }
+        let of = claims.find(|claim| claim.ticket == ticket).map(|claim| (claim.what.shard, claim.what.step));
+        self.copied(device, task, Work::Promote, of.unwrap_or_default(), time);
     }
 
     fn started(&mut self, device: DeviceId, ticket: Ticket) {
@@ -362,10 +395,9 @@ impl Run {
         state.active = Some(next.claim);
     }
 
-    fn copied(&mut self, device: DeviceId, task: TaskId, work: Work, _ticket: Ticket, time: Time) {
+    fn copied(&mut self, device: DeviceId, task: TaskId, work: Work, of: (usize, usize), time: Time) {
         self.devices[device.0].copy_s += time.seconds();
-        let model = &self.models[task.0];
-        self.span(Track::Copy(device), task, work, 0, model.cursor.step(), time);
+        self.span(Track::Copy(device), task, work, of.0, of.1, time);
     }
 
     fn span(&mut self, track: Track, task: TaskId, work: Work, shard: usize, step: usize, time: Time) {
@@ -378,14 +410,14 @@ impl Run {
         device: DeviceId,
         ticket: Ticket,
         (time, stalled_s): (Time, f64),
-        result: Result<Option<(Computed, Reservation)>, EngineError>,
+        result: Result<Option<Made>, EngineError>,
     ) {
         let state = &mut self.devices[device.0];
         // A claim that could not start has ended in the double buffer.
         let ended = state.active.take_if(|claim| claim.ticket == ticket);
         let ended = ended.or_else(|| state.next.take_if(|n| n.claim.ticket == ticket).map(|n| n.claim));
         let Some(claim) = ended else { return };
-        let (made, mut reservation) = match result {
+        let made = match result {
             Ok(Some(made)) => made,
             Ok(None) => return,
             Err(error) => return self.fail(claim.task.0, &error),
@@ -405,19 +437,13 @@ impl Run {
             return;
         }
         let made = self.hand_over(device, &claim, made);
-        reservation.shrink_to(made.bytes());
         let model = &mut self.models[claim.task.0];
-        let progress = model.finished(&claim, made.loss, time);
-        let job = TakeDownJob {
-            ticket,
-            task: claim.task,
-            chain: model.chain().clone(),
-            at: claim.at,
-            made,
-            reservation,
-        };
+        let progress = model.finished(&claim, made.computed.loss, time);
+        let (ticket, task, shard) = (claim.ticket, claim.task, claim.what.shard);
+        let job = TakeDownJob { ticket, task, chain: model.chain().clone(), at: claim.at, made, shard };
         match progress {
             Ok(progress) => {
+                self.taking_down += 1;
                 let _ = self.threads.devices[device.0].take_down.send(job);
                 self.tell(claim.task, progress, time);
             }
@@ -427,14 +453,14 @@ impl Run {
 
     /// Keeps of the output what is needed on the host: nothing if the shard task that follows on the same
     /// device takes it there and no other will.
-    fn hand_over(&mut self, device: DeviceId, claim: &Claim, mut made: Computed) -> Computed {
+    fn hand_over(&mut self, device: DeviceId, claim: &Claim, mut made: Made) -> Made {
         let next = self.devices[device.0].next.as_ref().map(|next| &next.claim);
         let handed = next.is_some_and(|next| next.task == claim.task && next.from_handoff);
         let model = &mut self.models[claim.task.0];
         if !model.needs_output(claim, handed) {
-            made.output = Output::None;
+            made.computed.output = Output::None;
         }
-        if !matches!(made.output, Output::None) {
+        if !matches!(made.computed.output, Output::None) {
             model.expect_output(claim);
         }
         made
@@ -505,76 +531,6 @@ impl Run {
         let at_s = self.clock.now();
         self.observer.observe(&RunEvent::Ended { task, state, error: error.as_deref(), at_s });
     }
-
-    fn report(&self) -> RunReport {
-        let makespan_s = (self.last_end_s - self.first_start_s.unwrap_or(self.last_end_s)).max(0.0);
-        let devices: Vec<DeviceReport> =
-            (0..self.devices.len()).map(|device| self.device_report(device, makespan_s)).collect();
-        let compute: f64 = devices.iter().map(|d| d.compute_s).sum();
-        let chain_s = |m: &Model| m.results.compute_s + m.results.optimizer_stall_s;
-        let longest = self.models.iter().map(chain_s).fold(0.0, f64::max);
-        let units: u64 = self.models.iter().map(|m| m.results.units).sum();
-        let managers = || self.threads.devices.iter().map(|d| &d.device.manager);
-        RunReport {
-            schema: REPORT_SCHEMA,
-            makespan_s,
-            lower_bound_s: longest.max(compute / devices.len().max(1) as f64),
-            tokens_per_s: if makespan_s > 0.0 { units as f64 / makespan_s } else { 0.0 },
-            policy: self.policy.name().to_owned(),
-            prefetch: self.prefetch,
-            tasks: self.models.iter().map(task_report).collect(),
-            devices,
-            transfers: Transfers {
-                promoted_bytes: managers().map(|m| m.promoted_bytes()).sum(),
-                demoted_bytes: managers().map(|m| m.demoted_bytes()).sum(),
-            },
-            host_admitted_bytes: self.host_admitted,
-            host_budget_bytes: self.host_budget.capacity(),
-        }
-    }
-
-    fn device_report(&self, index: usize, makespan_s: f64) -> DeviceReport {
-        let state = &self.devices[index];
-        let device = &self.threads.devices[index].device;
-        let measured = device.probe.measures();
-        let budget = device.manager.budget();
-        DeviceReport {
-            name: device.spec.name.clone(),
-            threads: device.spec.threads,
-            budget_bytes: budget.capacity(),
-            peak_bytes: if measured { device.probe.peak(device.measured_as()) } else { budget.peak() },
-            peak_measured: measured,
-            compute_s: state.compute_s,
-            copy_s: state.copy_s,
-            stall_s: state.stall_s,
-            utilization: if makespan_s > 0.0 { state.compute_s / makespan_s } else { 0.0 },
-            shard_tasks: state.shard_tasks,
-        }
-    }
-}
-
-fn task_report(model: &Model) -> TaskReport {
-    let results = &model.results;
-    TaskReport {
-        name: model.task.name.clone(),
-        config: model.task.config.clone(),
-        state: model.ended.unwrap_or(TaskState::Failed),
-        error: results.error.clone(),
-        shards: model.shards.len(),
-        cut_points: model.plan.cut_points.clone(),
-        steps: results.losses.len(),
-        losses: results.losses.clone(),
-        initial_validation: results.initial,
-        validation: results.validation,
-        test: results.test,
-        evaluations: results.periodic.clone(),
-        best_step: results.best.map(|(step, _)| step),
-        weights_sha256: results.sha256.clone(),
-        model_dir: results.dir.clone(),
-        compute_s: results.compute_s,
-        optimizer_stall_s: results.optimizer_stall_s,
-        parameters: model.chain().parameters(),
-    }
 }
 
 /// Device bytes of a shard task. A forward makes no gradients.
@@ -585,16 +541,4 @@ fn need_bytes(plan: &hydra_partition::PartitionPlan, shard: usize, kind: ShardTa
         ShardTaskKind::Backward => need,
         ShardTaskKind::Forward | ShardTaskKind::Evaluate => need.saturating_sub(shard.gradient_bytes),
     }
-}
-
-/// An error and its causes in one line.
-fn with_causes(error: &EngineError) -> String {
-    let mut text = error.to_string();
-    let mut source = std::error::Error::source(error);
-    while let Some(cause) = source {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
-        source = cause.source();
-    }
-    text
 }

@@ -39,6 +39,16 @@ impl TrainTask {
         }
     }
 
+    /// Items of an evaluation batch: as many as the microbatch that was measured.
+    pub(crate) fn evaluation_batch(&self) -> usize {
+        self.spec.microbatch().min(self.train.len()).max(1)
+    }
+
+    /// Batches of an evaluation on `data`.
+    pub(crate) fn evaluation_batches(&self, data: Option<&Arc<dyn Dataset>>) -> usize {
+        data.map_or(0, |data| data.len().div_ceil(self.evaluation_batch()))
+    }
+
     /// Evaluates on this data before and after training, and during it if the spec says so.
     pub fn validation(mut self, data: Arc<dyn Dataset>) -> Self {
         self.validation = Some(data);

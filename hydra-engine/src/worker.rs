@@ -6,7 +6,7 @@
 use crate::clock::{Clock, Time};
 use crate::device::LogicalDevice;
 use crate::error::EngineError;
-use crate::event::{Computed, Event, HostGradient, Output, Ticket};
+use crate::event::{Event, HostGradient, Made, Output, Ticket};
 use crate::executor::{self, ShardInputs, ShardWork};
 use crate::host::{Contribution, HostJob, MicroStep};
 use crate::model::HostInputs;
@@ -24,10 +24,11 @@ pub(crate) struct Promoted {
     pub inputs: HostInputs,
 }
 
-/// The output of the last shard task, still on the device.
+/// The output of the last shard task, still on the device, with the reservation that it shares with the
+/// copy on its way down.
 struct HandedOn {
     output: Output,
-    _reservation: Reservation,
+    charge: Arc<Reservation>,
 }
 
 /// A shard task that can start.
@@ -35,11 +36,12 @@ struct Ready {
     resident: Resident,
     inputs: HostInputs,
     reservation: Reservation,
+    /// Covers the input that was handed on.
+    _handed: Option<Arc<Reservation>>,
 }
 
-/// How long a claimed shard task waits for memory that others are about to release. Nothing waits so long
-/// unless a release was lost; the task then fails and says who holds the memory.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// How often a shard task that waits for memory looks whether its task has failed meanwhile.
+const LOOK_UP: Duration = Duration::from_millis(100);
 
 pub(crate) type Buffer = DoubleBuffer<Promoted>;
 
@@ -74,8 +76,9 @@ pub(crate) struct TakeDownJob {
     pub task: TaskId,
     pub chain: Arc<Chain>,
     pub at: MicroStep,
-    pub made: Computed,
-    pub reservation: Reservation,
+    pub made: Made,
+    /// The shard, for the trace.
+    pub shard: usize,
 }
 
 /// What the threads of a device share.
@@ -85,6 +88,14 @@ pub(crate) struct Worker {
     pub buffer: Arc<Buffer>,
     pub events: Sender<Event>,
     pub clock: Clock,
+}
+
+impl Made {
+    /// What the next shard task on the device may take over.
+    fn hand_on(&self) -> Option<HandedOn> {
+        let output = self.computed.output.clone();
+        (!matches!(output, Output::None)).then(|| HandedOn { output, charge: self.output.clone() })
+    }
 }
 
 impl Worker {
@@ -102,30 +113,31 @@ impl Worker {
         alloc::tag_thread(None);
         for job in jobs {
             let start_s = self.clock.now();
-            let (ticket, device) = (job.ticket, self.device.id);
-            let failure = self.promote_one(job).err().map(EngineError::from);
-            self.send(Event::Promoted { device, ticket, time: self.time(start_s), failure });
+            let (ticket, task, device) = (job.ticket, job.task, self.device.id);
+            let (fill, promoted) = self.promote_one(job);
+            let time = self.time(start_s);
+            // The reason is sent before the compute worker, which waits for this, can report that it came
+            // to nothing.
+            let (promoted, failure) = match promoted {
+                Ok(promoted) => (Some(promoted), None),
+                Err(error) => (None, Some(error.into())),
+            };
+            self.send(Event::Promoted { device, task, ticket, time, failure });
+            match promoted {
+                // It is refused only after a cancel from outside, and then nobody waits for it.
+                Some(promoted) => drop(self.buffer.complete(fill, promoted)),
+                None => self.buffer.cancel(fill),
+            }
         }
     }
 
-    fn promote_one(&self, job: PromoteJob) -> Result<(), SpillError> {
-        let fill = || -> Result<Promoted, SpillError> {
-            let inputs = self.bring_in(job.inputs)?;
-            Ok(Promoted {
-                inputs,
-                resident: self.device.manager.promote(job.task, &job.images, job.reservation)?,
-            })
-        };
-        match fill() {
-            Ok(promoted) => {
-                self.buffer.complete(job.fill, promoted)?;
-                Ok(())
-            }
-            Err(error) => {
-                self.buffer.cancel(job.fill);
-                Err(error)
-            }
-        }
+    fn promote_one(&self, job: PromoteJob) -> (FillGuard, Result<Promoted, SpillError>) {
+        let PromoteJob { task, fill, images, inputs, reservation, .. } = job;
+        let promoted = self.bring_in(inputs).and_then(|inputs| {
+            let resident = self.device.manager.promote(task, &images, reservation)?;
+            Ok(Promoted { resident, inputs })
+        });
+        (fill, promoted)
     }
 
     fn bring_in(&self, inputs: HostInputs) -> Result<HostInputs, SpillError> {
@@ -165,7 +177,7 @@ impl Worker {
         let time = self.time(start_s);
         let retired = self.buffer.retire(ticket);
         debug_assert!(retired.is_ok() || result.is_err());
-        let handed_on = result.as_ref().ok().and_then(Option::as_ref).and_then(|(made, _)| self.keep(made));
+        let handed_on = result.as_ref().ok().and_then(Option::as_ref).and_then(Made::hand_on);
         self.send(Event::ShardDone { device, ticket, time, stalled_s: start_s - waited_s, result });
         handed_on
     }
@@ -174,53 +186,59 @@ impl Worker {
     /// task has failed meanwhile.
     fn ready(&self, job: &ComputeJob, last: Option<HandedOn>) -> Result<Option<Ready>, EngineError> {
         let promoted = self.buffer.activate(job.ticket).map_err(SpillError::from)?;
-        if job.abandoned.load(Ordering::Relaxed) {
+        // What the shard task before it left is let go of before memory is waited for, unless this one
+        // takes it; it is then paid for already.
+        let last = last.filter(|_| job.follows);
+        let paid = last.as_ref().map_or(0, |handed| handed.output.bytes());
+        let Some(reservation) = self.wait_for_memory(job, job.rest.saturating_sub(paid))? else {
             return Ok(None);
-        }
-        let budget = self.device.manager.budget();
-        let reservation =
-            budget.reserve_when_free(job.rest, "shard task", PATIENCE).map_err(SpillError::from)?;
+        };
         let Promoted { resident, mut inputs } = promoted;
         if job.late.bytes() > 0 {
             inputs = self.bring_in(job.late.clone())?;
         }
-        if job.follows {
-            // If there is nothing, the shard task before it has failed, and its error was heard first.
-            let Some(HandedOn { output, .. }) = last else {
-                let problem = "lost the output of the shard task before".to_owned();
+        let Some(HandedOn { output, charge }) = last else {
+            if job.follows {
+                // The shard task before it has failed, and its error was heard first.
+                let problem = "has no output of the shard task before".to_owned();
                 return Err(EngineError::Worker { worker: self.device.spec.name.clone(), problem });
-            };
-            match output {
-                Output::None => {}
-                Output::Activation(boundary) => inputs.activation = Some(boundary),
-                Output::Gradient(gradient) => inputs.upstream = Some(gradient),
             }
+            return Ok(Some(Ready { resident, inputs, reservation, _handed: None }));
+        };
+        match output {
+            Output::None => {}
+            Output::Activation(boundary) => inputs.activation = Some(boundary),
+            Output::Gradient(gradient) => inputs.upstream = Some(gradient),
         }
-        Ok(Some(Ready { resident, inputs, reservation }))
+        Ok(Some(Ready { resident, inputs, reservation, _handed: Some(charge) }))
     }
 
-    fn compute_one(&self, job: &ComputeJob, ready: Ready) -> Result<(Computed, Reservation), EngineError> {
-        let Ready { resident, inputs, mut reservation } = ready;
+    /// Waits until others have released what is missing; `None` if the task fails meanwhile. The rules of
+    /// partitioning leave room for every shard beside what is on its way down, so the wait ends.
+    fn wait_for_memory(&self, job: &ComputeJob, bytes: u64) -> Result<Option<Reservation>, EngineError> {
+        let budget = self.device.manager.budget();
+        while !job.abandoned.load(Ordering::Relaxed) {
+            match budget.reserve_when_free(bytes, "shard task", LOOK_UP) {
+                Ok(reservation) => return Ok(Some(reservation)),
+                Err(error) if bytes > budget.capacity() => return Err(SpillError::from(error).into()),
+                Err(_) => {}
+            }
+        }
+        Ok(None)
+    }
+
+    fn compute_one(&self, job: &ComputeJob, ready: Ready) -> Result<Made, EngineError> {
+        let Ready { resident, inputs, mut reservation, _handed } = ready;
         let inputs = ShardInputs {
             resident,
             activation: inputs.activation.unwrap_or_default(),
             targets: inputs.targets,
             upstream: inputs.upstream.unwrap_or_default(),
         };
-        let made = executor::run(&self.device, &job.chain, &job.work, inputs)?;
-        reservation.shrink_to(made.bytes());
-        Ok((made, reservation))
-    }
-
-    fn keep(&self, made: &Computed) -> Option<HandedOn> {
-        let bytes = made.output.bytes();
-        if bytes == 0 {
-            return None;
-        }
-        // What the shard task has just released leaves room; without it, the copy on the host serves.
-        let reservation =
-            self.device.manager.budget().reserve_when_free(bytes, "handed on", PATIENCE).ok()?;
-        Some(HandedOn { output: made.output.clone(), _reservation: reservation })
+        let computed = executor::run(&self.device, &job.chain, &job.work, inputs)?;
+        reservation.shrink_to(computed.bytes());
+        let output = reservation.split(computed.output.bytes().min(reservation.bytes()));
+        Ok(Made { computed, output: Arc::new(output), gradients: reservation })
     }
 
     /// The worker that takes outputs and gradients down.
@@ -228,14 +246,17 @@ impl Worker {
         alloc::tag_thread(None);
         for job in jobs {
             let (device, task, ticket) = (self.device.id, job.task, job.ticket);
-            let TakeDownJob { chain, at, made, reservation, .. } = job;
+            let TakeDownJob { chain, at, made, shard, .. } = job;
+            let of = (shard, at.step);
+            let Made { computed, output: output_charge, gradients: reservation } = made;
             let start_s = self.clock.now();
-            if !matches!(made.output, Output::None) {
-                let result = self.output_down(made.output).map_err(EngineError::from);
-                self.send(Event::OutputDown { device, task, ticket, time: self.time(start_s), result });
+            if !matches!(computed.output, Output::None) {
+                let result = self.output_down(computed.output).map_err(EngineError::from);
+                self.send(Event::OutputDown { device, task, ticket, of, time: self.time(start_s), result });
             }
+            drop(output_charge);
             let start_s = self.clock.now();
-            let contributions = self.gradients_down(&chain, made.gradients);
+            let contributions = self.gradients_down(&chain, computed.gradients);
             drop(reservation);
             let failure = match contributions {
                 Ok(contributions) => {
@@ -246,7 +267,7 @@ impl Worker {
                 }
                 Err(error) => Some(error.into()),
             };
-            self.send(Event::GradientsDown { device, task, ticket, time: self.time(start_s), failure });
+            self.send(Event::GradientsDown { device, task, of, time: self.time(start_s), failure });
         }
     }
 

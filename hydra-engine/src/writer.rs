@@ -1,6 +1,6 @@
 //! Hashing and writing trained models, on a thread of its own.
 
-use crate::error::EngineError;
+use crate::error::{EngineError, guarded};
 use crate::event::{Event, Written};
 use crate::weights::WeightHash;
 use crossbeam_channel::{Receiver, Sender};
@@ -36,7 +36,7 @@ impl ImageReader for StoreReader<'_> {
 pub(crate) fn run(store: &dyn TierStore, jobs: &Receiver<WriteJob>, events: &Sender<Event>) {
     for job in jobs {
         let task = job.task;
-        let result = write(store, job);
+        let result = guarded("writing the model", || write(store, job));
         // The orchestrator outlives its workers; if it is gone, the run was given up.
         let _ = events.send(Event::Written { task, result });
     }

@@ -41,11 +41,11 @@ fn forwards_without_a_graph_leave_nothing_behind() {
         for training in [true, false] {
             let before = in_use(20, training, layer, &x);
             let after = in_use(100, training, layer, &x);
-            leaks.push((chain.layers()[layer].name.clone(), training, (after - before) / 100));
+            leaks.push((chain.layers()[layer].name.clone(), training, after as i64 - before as i64));
         }
         let layers = promote_layers(&chain, layer..layer + 1, &image, &device, false);
         let pass = Pass::evaluate(ids.to_device(&autodiff));
         x = forward_range(&layers, layer, x.to_device(&autodiff), &pass).into_host();
     }
-    assert!(leaks.iter().all(|(_, _, bytes)| *bytes == 0), "bytes a forward: {leaks:?}");
+    assert!(leaks.iter().all(|(_, _, bytes)| *bytes <= 0), "bytes of a hundred forwards: {leaks:?}");
 }

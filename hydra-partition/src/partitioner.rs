@@ -15,6 +15,10 @@ use std::ops::Range;
 /// et al., "Reducing activation recomputation in large transformer models", 2022.)
 const GENEROUS: u64 = 24;
 
+/// Measured bytes are rounded up to a multiple of this: threads share their work differently from run to run,
+/// and a few dozen bytes of bookkeeping must not make another plan.
+const GRAIN: u64 = 4096;
+
 /// Cuts chains by what their layers are measured to need: Algorithm 1 of the paper, with a check at the end.
 ///
 /// [`measure`](Self::measure) runs a microbatch layer by layer; [`choose_reserve`](crate::choose_reserve)
@@ -74,7 +78,7 @@ impl<'a> PilotPartitioner<'a> {
             layers.push(cost);
             x = ran.output;
         }
-        let standing_bytes = pilot.standing_bytes();
+        let standing_bytes = pilot.standing_bytes().next_multiple_of(GRAIN);
         Ok(Profile { layers, tied: Profile::tied_images(chain), standing_bytes, measured })
     }
 
@@ -270,7 +274,7 @@ mod tests {
         let chain = toy::chain(2);
         let profile = measure(&chain, &SCRIPTED);
         assert!(profile.measured);
-        assert_eq!(profile.standing_bytes, 300);
+        assert_eq!(profile.standing_bytes, GRAIN);
         let [first, second, loss] = profile.layers.as_slice() else { panic!("{profile:?}") };
         assert_eq!((first.name.as_str(), first.param_bytes, first.gradient_bytes), ("l0", 1024, GRADIENT));
         assert_eq!((first.input_bytes, first.output_bytes), (BOUNDARY, BOUNDARY));

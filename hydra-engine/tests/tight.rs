@@ -1,0 +1,297 @@
+//! Settings at the edge: budgets with no room to spare, odd chains, and code of the task that fails.
+
+mod common;
+
+use burn::module::Module;
+use burn::nn::LinearConfig;
+use burn::tensor::Device;
+use common::{Settings, cnn_chain, gpt2_chain, mlp_chain, spirals, tokens};
+use hydra_core::{
+    Activation, Batch, ByteSize, Chain, Dataset, DatasetError, DeviceId, Forward, HostActivation, HostTensor,
+    ImageReader, Length, MemoryProbe, ModelWriter, OptimizerSpec, Pass, TrainSpec, WeightError,
+};
+use hydra_engine::{EngineError, RunReport, TaskState, TrainTask, plain};
+use hydra_models::{cnn, mlp};
+use hydra_spill::alloc::{AllocatorProbe, CountingAllocator, MAX_DEVICES};
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::time::Duration;
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator::new(std::alloc::System);
+
+/// The tests of this file read memory of the whole process, so one runs at a time.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What `f` gives; a run that hangs is a failed test, not a test that hangs.
+fn within_a_minute<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -> T {
+    let (sender, receiver) = mpsc::channel();
+    std::thread::spawn(move || sender.send(f()));
+    receiver.recv_timeout(Duration::from_secs(60)).expect("the run hangs")
+}
+
+fn linear(inputs: usize, outputs: usize) -> burn::nn::Linear {
+    LinearConfig::new(inputs, outputs).init(&Device::flex())
+}
+
+fn dense(inputs: usize, outputs: usize) -> mlp::Dense {
+    mlp::Dense { linear: linear(inputs, outputs) }
+}
+
+fn head(inputs: usize) -> mlp::Classifier {
+    mlp::Classifier { linear: linear(inputs, 3) }
+}
+
+fn spec(batch: usize, steps: usize) -> TrainSpec {
+    TrainSpec { length: Length::Steps(steps), ..TrainSpec::new(OptimizerSpec::adamw(1e-3), batch) }
+}
+
+/// A layer without parameters that panics when it meets a value above 400.
+#[derive(Module, Debug)]
+struct Fragile {
+    #[module(skip)]
+    limit: f64,
+}
+
+impl Forward for Fragile {
+    fn forward(&self, x: Activation, _: &Pass) -> Activation {
+        let tensor = x.into_float::<2>();
+        let largest = tensor.clone().inner().max().into_data().try_to_vec::<f32>().expect("a number")[0];
+        assert!(f64::from(largest) <= self.limit, "met {largest}");
+        Activation::of(tensor)
+    }
+}
+
+/// A layer that no gradient passes.
+#[derive(Module, Debug)]
+struct Wall {
+    #[module(skip)]
+    unused: usize,
+}
+
+impl Forward for Wall {
+    fn forward(&self, x: Activation, _: &Pass) -> Activation {
+        Activation::of(x.into_float::<2>().detach())
+    }
+}
+
+/// Points of two coordinates; from item `bad` on they are out of range, or reading them panics.
+struct Points {
+    len: usize,
+    bad: usize,
+    panics: bool,
+}
+
+impl Dataset for Points {
+    fn name(&self) -> &str {
+        "points"
+    }
+
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn batch(&self, items: &[usize]) -> Result<Batch, DatasetError> {
+        assert!(!self.panics || items.iter().all(|i| *i < self.bad), "unreadable items");
+        let x = |i: &usize| [if *i >= self.bad { 1000.0 } else { *i as f32 / self.len as f32 }, 1.0];
+        let inputs = HostTensor::float(items.iter().flat_map(x).collect(), [items.len(), 2]);
+        let targets = HostTensor::int(items.iter().map(|i| (i % 3) as i32).collect(), [items.len()]);
+        let (inputs, targets) = (HostActivation::of(inputs), HostActivation::of(targets));
+        Ok(Batch { inputs, targets, items: items.len(), terms: items.len(), units: items.len() })
+    }
+}
+
+fn points(len: usize) -> Arc<dyn Dataset> {
+    Arc::new(Points { len, bad: usize::MAX, panics: false })
+}
+
+fn least(chain: &Arc<Chain>, data: &Arc<dyn Dataset>, spec: &TrainSpec) -> u64 {
+    let mut run = Settings::default().orchestrator();
+    run.submit(TrainTask::new("task", chain.clone(), data.clone(), spec.clone())).unwrap();
+    run.admit().unwrap().tasks[0].plan.min_device_memory_bytes
+}
+
+fn all_done(report: &RunReport) {
+    for task in &report.tasks {
+        assert_eq!((task.state, task.error.as_deref()), (TaskState::Done, None), "{}", task.name);
+    }
+    for device in &report.devices {
+        assert!(device.peak_measured && device.peak_bytes <= device.budget_bytes, "{device:?}");
+    }
+}
+
+#[test]
+fn models_with_large_activations_train_in_the_least_memory() {
+    let _alone = alone();
+    let wide = Arc::new(mlp::chain(&[2, 8, 8, 8, 8, 8], 3).unwrap());
+    let images: Arc<dyn Dataset> = Arc::new(cnn::Waves::new(1, 256, 3, 16, 10));
+    let cases = [(wide, points(16_384), spec(8192, 4)), (cnn_chain(), images, spec(128, 3))];
+    for (chain, data, spec) in cases {
+        let least = least(&chain, &data, &spec);
+        let plain = plain::train(&chain, data.as_ref(), &spec).unwrap();
+        for (tasks, prefetch, memory) in
+            [(1, true, least + least / 50), (2, true, least + least / 6), (1, false, least + least / 50)]
+        {
+            let settings = Settings { memory: ByteSize(memory), prefetch, ..Settings::default() };
+            let mut run = settings.orchestrator();
+            for index in 0..tasks {
+                let name = format!("task {index}");
+                run.submit(TrainTask::new(name, chain.clone(), data.clone(), spec.clone())).unwrap();
+            }
+            let report = within_a_minute(move || run.run().unwrap());
+            all_done(&report);
+            assert!(report.tasks.iter().all(|t| t.weights_sha256.as_ref() == Some(&plain.weights_sha256)));
+        }
+    }
+}
+
+#[test]
+fn a_gradient_that_stops_midway_stops_in_every_cut() {
+    let _alone = alone();
+    let chain =
+        Chain::builder("wall").layer("a", dense(2, 8)).layer("wall", Wall { unused: 0 }).layer("c", head(8));
+    let chain = Arc::new(chain.build().unwrap());
+    let spec = spec(4, 6);
+    let plain = plain::train(&chain, points(24).as_ref(), &spec).unwrap();
+    for cuts in [vec![], vec![1], vec![2], vec![1, 2]] {
+        for prefetch in [true, false] {
+            let settings = Settings { cuts: Some(cuts.clone()), prefetch, ..Settings::default() };
+            let report = settings.task(TrainTask::new("task", chain.clone(), points(24), spec.clone()));
+            assert_eq!((report.error, report.weights_sha256), (None, Some(plain.weights_sha256.clone())));
+        }
+    }
+}
+
+#[test]
+fn shards_without_parameters_and_small_datasets_train() {
+    let _alone = alone();
+    let pass_on = || Fragile { limit: 1e9 };
+    let chain = Chain::builder("gaps").layer("p0", pass_on()).layer("a", dense(2, 8)).layer("p1", pass_on());
+    let chain =
+        Arc::new(chain.layer("b", dense(8, 8)).layer("p2", pass_on()).layer("c", head(8)).build().unwrap());
+    for (items, batch, accumulate, clip) in [(24, 4, 1, None), (3, 8, 4, Some(0.1)), (10, 4, 3, None)] {
+        let spec = TrainSpec { accumulate, clip, ..spec(batch, 7) };
+        let plain = plain::train(&chain, points(items).as_ref(), &spec).unwrap();
+        for cuts in [vec![1], vec![1, 2, 3, 4, 5], vec![2, 3]] {
+            let settings = Settings { cuts: Some(cuts), devices: 2, ..Settings::default() };
+            let task = TrainTask::new("task", chain.clone(), points(items), spec.clone()).test(points(5));
+            let report = within_a_minute(move || settings.task(task));
+            assert_eq!((report.error, report.losses), (None, plain.losses.clone()));
+            assert_eq!(report.weights_sha256.as_ref(), Some(&plain.weights_sha256));
+        }
+    }
+}
+
+#[test]
+fn evaluation_batches_are_no_larger_than_what_was_measured() {
+    let _alone = alone();
+    let chain = Arc::new(mlp::chain(&[2, 64, 64], 3).unwrap());
+    let (train, spec) = (points(4), spec(8192, 2));
+    let memory = ByteSize(least(&chain, &train, &spec) * 9 / 8);
+    let mut run = Settings { memory, ..Settings::default() }.orchestrator();
+    run.submit(TrainTask::new("task", chain, train, spec).validation(points(2000))).unwrap();
+    all_done(&within_a_minute(move || run.run().unwrap()));
+}
+
+#[test]
+fn items_of_other_shapes_are_refused() {
+    let mut run = Settings::default().orchestrator();
+    let other: Arc<dyn Dataset> = Arc::new(cnn::Waves::new(1, 8, 3, 16, 3));
+    run.submit(TrainTask::new("task", mlp_chain(), spirals(), spec(4, 1)).validation(other)).unwrap();
+    let error = run.admit().unwrap_err();
+    assert!(
+        matches!(&error, EngineError::Task { source, .. } if matches!(**source, EngineError::ItemShapes { .. }))
+    );
+}
+
+#[test]
+fn a_panic_leaves_nothing_on_the_device() {
+    let _alone = alone();
+    // The default hook may print a backtrace, for which it keeps 30 MB of symbols on the panicking thread.
+    std::panic::set_hook(Box::new(|_| {}));
+    let in_use = || (0..MAX_DEVICES).map(|i| AllocatorProbe.in_use(DeviceId(i))).sum::<u64>();
+    let chain = Chain::builder("fragile").layer("a", dense(2, 256)).layer("a2", dense(256, 256));
+    let chain = Arc::new(chain.layer("f", Fragile { limit: 400.0 }).layer("c", head(256)).build().unwrap());
+    let spec = TrainSpec { shuffle: false, ..spec(512, 6) };
+    let fails = |name: &str| {
+        let data = Arc::new(Points { len: 4096, bad: 1024, panics: false });
+        TrainTask::new(name, chain.clone(), data, spec.clone())
+    };
+    let before = in_use();
+    let mut run = Settings::default().orchestrator();
+    for name in ["one", "two", "three"] {
+        run.submit(fails(name)).unwrap();
+    }
+    let report = run.run().unwrap();
+    assert!(report.tasks.iter().all(|t| t.state == TaskState::Failed && t.losses.len() == 2));
+    drop(std::panic::take_hook());
+    // The threads of the pool end by themselves, and with them what they keep for matrix products.
+    let gone = || in_use() < before + 200_000;
+    (0..500).take_while(|_| !gone()).for_each(|_| std::thread::park_timeout(Duration::from_millis(10)));
+    // A graph of one microbatch saves more than half a mebibyte.
+    assert!(gone(), "{before} bytes in use before, {} after", in_use());
+}
+
+struct Broken;
+
+impl ModelWriter for Broken {
+    fn write(&self, _: &Chain, _: &dyn ImageReader, _: &Path) -> Result<(), WeightError> {
+        panic!("the writer gave up")
+    }
+}
+
+#[test]
+fn a_writer_and_a_dataset_that_panic_fail_their_task_only() {
+    let _alone = alone();
+    let report = within_a_minute(|| {
+        let mut run = Settings::default().orchestrator();
+        let task = |name: &str| TrainTask::new(name, mlp_chain(), spirals(), spec(8, 3));
+        run.submit(task("writes").write_to(Arc::new(Broken), "nowhere".into())).unwrap();
+        let unreadable = Arc::new(Points { len: 24, bad: 12, panics: true });
+        let in_order = TrainSpec { shuffle: false, ..spec(4, 6) };
+        run.submit(TrainTask::new("reads", mlp_chain(), unreadable, in_order)).unwrap();
+        run.submit(task("good")).unwrap();
+        run.run().unwrap()
+    });
+    let [writes, reads, good] = &report.tasks[..] else { panic!("three tasks") };
+    assert_eq!(
+        (writes.state, reads.state, good.state),
+        (TaskState::Failed, TaskState::Failed, TaskState::Done)
+    );
+    assert!(writes.error.as_deref().unwrap().contains("the writer gave up"));
+    assert!(reads.error.as_deref().unwrap().contains("unreadable items"));
+}
+
+#[test]
+fn options_set_after_admission_are_heeded() {
+    let _alone = alone();
+    let mut run = Settings::default().orchestrator();
+    run.submit(TrainTask::new("task", mlp_chain(), spirals(), spec(8, 3))).unwrap();
+    let masters = run.admit().unwrap().tasks[0].master_bytes;
+    let result = within_a_minute(move || run.host_memory(ByteSize(masters + 10)).run());
+    assert!(matches!(result, Err(EngineError::HostMemory { .. })));
+}
+
+#[test]
+fn a_host_with_room_for_one_model_at_a_time_trains_all() {
+    let _alone = alone();
+    let sgd = OptimizerSpec::Sgd { lr: 0.01, momentum: 0.0, weight_decay: 0.0 };
+    let spec = TrainSpec { optimizer: sgd, eval_every: Some(2), ..spec(4, 4) };
+    let settings = Settings { devices: 2, ..Settings::default() };
+    let run = || {
+        let mut run = settings.orchestrator();
+        for index in 0..3 {
+            let task = TrainTask::new(format!("task {index}"), gpt2_chain(), tokens(11, 1), spec.clone());
+            run.submit(task.validation(tokens(3, 1)).cuts(vec![1, 2, 3])).unwrap();
+        }
+        run
+    };
+    let admission = run().admit().unwrap();
+    let masters: u64 = admission.tasks.iter().map(|t| t.master_bytes).sum();
+    let mut tight = run().host_memory(ByteSize(masters + admission.tasks[0].active_bytes));
+    assert_eq!(tight.admit().unwrap().active_models, 1);
+    all_done(&within_a_minute(move || tight.run().unwrap()));
+}
