@@ -287,7 +287,7 @@ mod tests {
         assert_eq!(loss.saved_bytes, 500 - 4 + BOUNDARY, "the targets count");
         assert_eq!(loss.workspace_bytes, 0);
         // A layer's needs are what stands, its parameters, its boundaries with the gradient from downstream, and its peak.
-        assert_eq!(profile.needs(1..2).need_bytes(), 300 + 1024 + 2 * BOUNDARY + 6000);
+        assert_eq!(profile.needs(1..2).need_bytes(), GRAIN + 1024 + 2 * BOUNDARY + 6000);
         assert!(profile.layers.iter().all(|layer| layer.forward_s > 0.0 && layer.backward_s > 0.0));
     }
 
