@@ -154,9 +154,7 @@ mod tests {
 
     #[test]
     fn seed_decision_and_device_each_change_the_draw() {
-        let at = |seed, decision, device| {
-            Random::new(seed).draw(&Asking { device, devices: 9, decision })
-        };
+        let at = |seed, decision, device| Random::new(seed).draw(&Asking::new(device, 9, decision));
         let draws = [at(7, 3, 1), at(8, 3, 1), at(7, 4, 1), at(7, 3, 2), at(7, 1, 3), at(3, 7, 1)];
         for (i, a) in draws.iter().enumerate() {
             assert!(draws[i + 1..].iter().all(|b| a != b), "draw {i} is repeated");

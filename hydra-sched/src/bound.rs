@@ -38,7 +38,8 @@ impl LowerBounds {
         let chain = |task| chain_s(workload, task, fastest, prefetch);
         Self {
             chain_s: (0..jobs.len()).map(chain).fold(0.0, f64::max),
-            work_s: first_s(&jobs) + jobs.iter().map(|job| job.work_s).sum::<f64>() / speeds.iter().sum::<f64>(),
+            work_s: first_s(&jobs)
+                + jobs.iter().map(|job| job.work_s).sum::<f64>() / speeds.iter().sum::<f64>(),
             level_s: levels_s(&jobs, &speeds).max(arrivals_s(&jobs, &speeds)),
             link_s: link_s(workload),
             packing_s: packing_s(workload),
@@ -102,7 +103,9 @@ fn arrivals_s(jobs: &[Job], speeds: &[f64]) -> f64 {
 
 /// The shortest promotion of a shard over all devices.
 fn shortest_promote_s(workload: &Workload, task: usize, shard: usize) -> f64 {
-    (0..workload.devices.len()).map(|device| workload.promote_s(device, task, shard)).fold(f64::INFINITY, f64::min)
+    (0..workload.devices.len())
+        .map(|device| workload.promote_s(device, task, shard))
+        .fold(f64::INFINITY, f64::min)
 }
 
 /// The earliest end of a model that has all devices for itself.
@@ -175,7 +178,8 @@ mod tests {
     }
 
     fn plain(name: &str, minibatches: u64, shards: &[(f64, f64)]) -> TaskCost {
-        let shards = shards.iter().map(|&(forward, backward)| ShardCost::new(forward, backward, 0.0)).collect();
+        let shards =
+            shards.iter().map(|&(forward, backward)| ShardCost::new(forward, backward, 0.0)).collect();
         TaskCost::new(name, minibatches, shards)
     }
 
@@ -192,7 +196,8 @@ mod tests {
         let bounds = LowerBounds::of(&unequal, true);
         assert_eq!((bounds.chain_s, bounds.work_s, bounds.level_s), (12.0, 12.0, 16.0));
         // Three shard tasks of 3 seconds on two devices: two meet.
-        let three: Vec<TaskCost> = ["x", "y", "z"].map(|name| TaskCost { name: name.into(), ..short.clone() }).into();
+        let three: Vec<TaskCost> =
+            ["x", "y", "z"].map(|name| TaskCost { name: name.into(), ..short.clone() }).into();
         let bounds = LowerBounds::of(&workload(three, 2), true);
         assert_eq!((bounds.work_s, bounds.packing_s, bounds.best_s()), (4.5, 6.0, 6.0));
     }
@@ -201,7 +206,10 @@ mod tests {
     fn arrivals_and_links_count() {
         let mut late = plain("late", 2, &[(0.0, 3.0)]);
         late.arrival_s = 10.0;
-        let mut both = workload(vec![plain("early", 1, &[(0.0, 1.0)]), late.clone(), TaskCost { name: "too".into(), ..late }], 1);
+        let mut both = workload(
+            vec![plain("early", 1, &[(0.0, 1.0)]), late.clone(), TaskCost { name: "too".into(), ..late }],
+            1,
+        );
         assert_eq!(LowerBounds::of(&both, true).level_s, 10.0 + 12.0);
         both.tasks[0].shards[0].promote_s = Some(50.0);
         assert_eq!(LowerBounds::of(&both, true).link_s, 50.0);

@@ -126,7 +126,12 @@ impl Queue {
     /// An empty queue for models of the indices `0..models`, numbered in submission order.
     pub fn new(models: usize) -> Self {
         let leaves = models.next_power_of_two().max(1);
-        Self { leaves, winner: vec![NONE; 2 * leaves], count: vec![0; 2 * leaves], models: vec![None; models] }
+        Self {
+            leaves,
+            winner: vec![NONE; 2 * leaves],
+            count: vec![0; 2 * leaves],
+            models: vec![None; models],
+        }
     }
 
     /// How many models can be claimed.
@@ -281,7 +286,7 @@ mod tests {
     fn an_empty_queue_gives_no_model() {
         for models in [0, 1, 5] {
             let queue = Queue::new(models);
-            let asking = Asking { device: 0, devices: 1, decision: 0 };
+            let asking = Asking::new(0, 1, 0);
             for kind in PolicyKind::ALL {
                 assert_eq!(queue.choose(&mut *kind.build(0), &asking, &[]), None);
             }
@@ -314,7 +319,7 @@ mod tests {
                     let near = claimable.iter().filter(|m| m.resident).map(|m| m.model);
                     let near: Vec<ModelIndex> = near.collect();
                     let decision = decision as u64;
-                    let asking = Asking { device: 1, devices: 2, decision };
+                    let asking = Asking::new(1, 2, decision);
                     let view = View { device: 1, devices: 2, decision, claimable: &claimable };
                     prop_assert_eq!(queue.len(), claimable.len());
                     prop_assert_eq!(queue.choose(&mut *queued, &asking, &near), listed.choose(&view));

@@ -75,6 +75,14 @@ pub enum WorkloadError {
         /// The task.
         task: String,
     },
+    /// The workload is longer than anyone would wait for.
+    #[error("the workload has {found} shard tasks, more than {most}: look for a slip in `minibatches`")]
+    TooManyShardTasks {
+        /// Shard tasks of all tasks.
+        found: u64,
+        /// How many are simulated at most.
+        most: u64,
+    },
     /// A number is out of its range.
     #[error("{field} of {of} is {found}; it must be {expected}")]
     Value {
@@ -110,7 +118,9 @@ pub enum WorkloadError {
         device: usize,
     },
     /// A device's memory is given, and a shard's size is not.
-    #[error("device {device} has `memory_bytes`, and shard {shard} of task `{task}` has no `bytes`: give them")]
+    #[error(
+        "device {device} has `memory_bytes`, and shard {shard} of task `{task}` has no `bytes`: give them"
+    )]
     NoBytes {
         /// The task.
         task: String,

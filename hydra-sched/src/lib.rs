@@ -1,19 +1,31 @@
-//! Who runs next: scheduling policies as pure functions of a view.
+//! Who runs next: scheduling policies as pure functions of a view, and a laboratory for them.
 //!
 //! Hydra interleaves the shard tasks of many models on few devices. Whenever a device needs its
 //! next shard task, the models that may be claimed are put into a [`View`], and a [`Policy`]
 //! answers with one of them. Nothing else is asked of a policy, so the real run, a simulation and
 //! a test use the same code.
 //!
+//! The laboratory takes a [`Workload`] of stated or measured costs and says how long a policy takes
+//! for it ([`simulate()`]), what no schedule can beat ([`LowerBounds`]), what the best one is for a
+//! small case ([`exact()`]), and what other ways to train the same models would cost
+//! ([`compare()`]).
+//!
 //! | file | what it holds |
 //! | --- | --- |
-//! | `view` | [`View`], [`ModelView`], [`ModelIndex`]: what a policy sees |
+//! | `view` | [`View`], [`Asking`], [`ModelView`], [`ModelIndex`]: what a policy sees |
 //! | `policy` | the [`Policy`] trait and [`PolicyKind`], the policies by name |
-//! | `lrtf` | [`ShardedLrtf`], the paper's policy and the default |
-//! | `baseline` | [`Fifo`], [`Srtf`], [`Random`], which it is compared with |
+//! | `claimable` | [`Claimable`], [`Priority`], and [`Queue`], which keeps thousands of models in a policy's order |
+//! | `lrtf` | [`ShardedLrtf`], the paper's policy and the default; its local and its patient variant |
+//! | `baseline` | [`Fifo`], [`Srtf`], [`Random`], [`RoundRobin`], which it is compared with |
 //! | `sweep` | [`ShardTaskKind`] and the order of the shard tasks in one sweep |
 //! | `remaining` | [`CostModel`] and [`WorkLeft`]: the one formula for remaining time |
-//! | `error` | [`PolicyError`], [`CostError`] |
+//! | `workload` | [`Workload`]: tasks and devices as costs, from and to JSON |
+//! | `simulate` | [`simulate()`]: the discrete-event simulator; `resident` holds what its devices keep |
+//! | `bound` | [`LowerBounds`] |
+//! | `exact` | [`exact()`]: the shortest makespan of small cases; `milp` (a feature) the same by a general solver |
+//! | `strategy` | [`Strategy`] and [`compare()`]: model, pipeline, data and task parallelism beside SHARP |
+//! | `draw` | [`Draw`]: workloads at random; `random` the numbers they are made of |
+//! | `error` | [`PolicyError`], [`CostError`], [`WorkloadError`] |
 //!
 //! # Example
 //!
@@ -57,9 +69,30 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! A workload in JSON, simulated:
+//!
+//! ```
+//! use hydra_sched::{PolicyKind, SimulationOptions, Workload, simulate};
+//!
+//! let workload = Workload::from_json(r#"{
+//!     "tasks": [
+//!         {"name": "a", "minibatches": 3, "shards": [{"forward_s": 1, "backward_s": 2, "promote_s": 0.5},
+//!                                                    {"forward_s": 1, "backward_s": 3, "promote_s": 0.5}]},
+//!         {"name": "b", "minibatches": 4, "shards": [{"forward_s": 1, "backward_s": 3, "promote_s": 0.5}]}
+//!     ],
+//!     "devices": 1
+//! }"#)?;
+//! let mut policy = PolicyKind::ShardedLrtf.build(0);
+//! let result = simulate(&workload, &mut *policy, SimulationOptions::default())?;
+//! assert_eq!(result.shard_tasks, 3 * 3 + 4);
+//! assert!(result.makespan_s >= result.bounds.best_s());
+//! # Ok::<(), hydra_sched::WorkloadError>(())
+//! ```
+//!
 //! Invariant: this crate never spawns a thread, never reads a clock, never does I/O, never draws
 //! from a global random generator and knows nothing of tensors; the same views in the same order
-//! give the same choices, and the order of the models within a view never matters.
+//! give the same choices, and the order of the models within a view never matters. Files and clocks
+//! are the caller's: workloads come and go as text, and results are tables and lists of spans.
 
 #![forbid(unsafe_code)]
 
@@ -70,12 +103,16 @@ mod claimable;
 mod conformance;
 mod draw;
 mod error;
+mod exact;
 mod lrtf;
+#[cfg(feature = "milp")]
+mod milp;
 mod policy;
 mod random;
 mod remaining;
 mod resident;
 mod simulate;
+mod strategy;
 mod sweep;
 mod view;
 mod workload;
@@ -85,10 +122,14 @@ pub use bound::LowerBounds;
 pub use claimable::{Claimable, Priority, Queue};
 pub use draw::Draw;
 pub use error::{CostError, PolicyError, WorkloadError};
-pub use lrtf::{ShardedLrtf, ShardedLrtfLocal};
+pub use exact::{Exact, exact, without_transfers};
+pub use lrtf::{ShardedLrtf, ShardedLrtfLocal, ShardedLrtfPatient};
+#[cfg(feature = "milp")]
+pub use milp::milp_makespan_s;
 pub use policy::{Policy, PolicyKind};
 pub use remaining::{CostModel, WorkLeft};
 pub use simulate::{Occupation, Simulation, SimulationOptions, Span, simulate};
+pub use strategy::{CompareOptions, DoesNotFit, Outcome, PowerModel, Row, Strategy, compare};
 pub use sweep::ShardTaskKind;
-pub use workload::{DeviceCost, ShardCost, TaskCost, Variation, Workload};
 pub use view::{Asking, ModelIndex, ModelView, View};
+pub use workload::{DeviceCost, ShardCost, TaskCost, Variation, Workload};

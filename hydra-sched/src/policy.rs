@@ -37,8 +37,10 @@ pub trait Policy: Send {
     /// alone and neither on where it is resident nor on earlier answers.
     fn priority(&self, model: &ModelView) -> Priority;
 
-    /// The model that the device takes; `None` only when nothing is claimable. Unless a policy
-    /// says otherwise, it is the first in its order.
+    /// The model that the device takes, or `None` to leave it with what it computes until
+    /// something happens. Unless a policy says otherwise, it is the first in its order, and `None`
+    /// only when nothing is claimable; a policy may hold a device back only for
+    /// [`Asking::awaited`], which is sure to become claimable.
     fn pick(&mut self, asking: &Asking, from: &dyn Claimable) -> Option<ModelIndex> {
         let _ = asking;
         from.first().map(|model| model.model)
@@ -46,10 +48,10 @@ pub trait Policy: Send {
 
     /// The model whose next shard task the device takes; `None` only when nothing is claimable.
     ///
-    /// The answer is always one of `view.claimable`. A policy never holds a device back: whatever
-    /// it answers, the schedule is work-conserving.
+    /// The answer is always one of `view.claimable`. A view says nothing of a model to wait for, so
+    /// a device is never held back: whatever a policy answers, the schedule is work-conserving.
     fn choose(&mut self, view: &View<'_>) -> Option<ModelIndex> {
-        let asking = Asking { device: view.device, devices: view.devices, decision: view.decision };
+        let asking = Asking::new(view.device, view.devices, view.decision);
         let listed = Listed::new(view.claimable, |model| self.priority(model));
         self.pick(&asking, &listed)
     }

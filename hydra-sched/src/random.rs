@@ -48,7 +48,8 @@ mod tests {
 
     #[test]
     fn every_word_of_a_key_matters() {
-        let draws = [keyed(1, &[2, 3]), keyed(1, &[3, 2]), keyed(2, &[2, 3]), keyed(1, &[2]), keyed(1, &[2, 4])];
+        let draws =
+            [keyed(1, &[2, 3]), keyed(1, &[3, 2]), keyed(2, &[2, 3]), keyed(1, &[2]), keyed(1, &[2, 4])];
         for (i, a) in draws.iter().enumerate() {
             assert!(draws[i + 1..].iter().all(|b| a != b), "draw {i} is repeated");
         }

@@ -45,7 +45,13 @@ impl Copies {
 
     /// Puts a copy in the place of those that were used longest ago, but never of the one that
     /// computes.
-    pub(crate) fn insert(&mut self, (model, shard): (u32, u32), version: u64, bytes: u64, computes: Option<(u32, u32)>) {
+    pub(crate) fn insert(
+        &mut self,
+        (model, shard): (u32, u32),
+        version: u64,
+        bytes: u64,
+        computes: Option<(u32, u32)>,
+    ) {
         self.forget(model, shard);
         while !self.fits(bytes) && self.evict(computes) {}
         self.held += bytes;

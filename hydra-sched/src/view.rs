@@ -41,8 +41,9 @@ pub struct View<'a> {
     pub claimable: &'a [ModelView],
 }
 
-/// The device that asks, without the models: what a [`View`] says beside them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The device that asks, and what it may wait for: what a decision rests on beside the claimable
+/// models.
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Asking {
     /// The device that asks, below `devices`.
     pub device: usize,
@@ -50,4 +51,21 @@ pub struct Asking {
     pub devices: usize,
     /// How many decisions this run has taken before this one.
     pub decision: u64,
+    /// The model that the device computes or has just computed, if no device can claim it yet
+    /// because its masters are not final; `None` where that is not known.
+    pub awaited: Option<ModelView>,
+    /// Estimated seconds until the awaited model could be over if it never waited for a device: its
+    /// compute, and in each minibatch its waits for the optimizer and for the first promotion
+    /// after it, which nothing hides. 0 where that is not known.
+    pub awaited_s: f64,
+    /// Estimated seconds until all devices together could have done all work that is left, that of
+    /// running models included; infinite where that is not known.
+    pub even_s: f64,
+}
+
+impl Asking {
+    /// A device about which no more is known.
+    pub const fn new(device: usize, devices: usize, decision: u64) -> Self {
+        Self { device, devices, decision, awaited: None, awaited_s: 0.0, even_s: f64::INFINITY }
+    }
 }

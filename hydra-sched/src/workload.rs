@@ -145,6 +145,10 @@ impl Workload {
             }
             check_task(task)?;
         }
+        let found = self.shard_tasks();
+        if found > MOST_SHARD_TASKS {
+            return Err(WorkloadError::TooManyShardTasks { found, most: MOST_SHARD_TASKS });
+        }
         if let Some(variation) = self.variation {
             let allowed = (0.0..1.0).contains(&variation.relative);
             allowed.or_refuse("variation", "relative", variation.relative, "at least 0 and less than 1")?;
@@ -312,8 +316,13 @@ fn check_task(task: &TaskCost) -> Result<(), WorkloadError> {
 
 /// Turns a rule that does not hold into the error that says so.
 trait Rule {
-    fn or_refuse(self, of: &str, field: &'static str, found: f64, expected: &'static str)
-    -> Result<(), WorkloadError>;
+    fn or_refuse(
+        self,
+        of: &str,
+        field: &'static str,
+        found: f64,
+        expected: &'static str,
+    ) -> Result<(), WorkloadError>;
 }
 
 impl Rule for bool {
@@ -328,13 +337,17 @@ impl Rule for bool {
     }
 }
 
+/// More shard tasks than this, which take hours to simulate, are taken for a slip of the keyboard.
+const MOST_SHARD_TASKS: u64 = 10_000_000_000;
+
 /// More devices than this are taken for a slip of the keyboard.
 const MOST_DEVICES: u64 = 1_000_000;
 
 fn devices<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<DeviceCost>, D::Error> {
     let value = serde_json::Value::deserialize(deserializer)?;
     if value.is_array() {
-        return serde_json::from_value(value).map_err(|error| D::Error::custom(format!("`devices`: {error}")));
+        return serde_json::from_value(value)
+            .map_err(|error| D::Error::custom(format!("`devices`: {error}")));
     }
     match value.as_u64().filter(|count| *count <= MOST_DEVICES) {
         Some(count) => Ok(vec![DeviceCost::default(); count as usize]),
@@ -405,15 +418,18 @@ mod tests {
     fn drift_and_variation_change_the_times_within_their_limits() {
         let workload = Workload::from_json(FULL).unwrap();
         let steady = Workload { variation: None, ..workload.clone() };
-        let last = |workload: &Workload, minibatch| workload.seconds(0, minibatch, ShardTaskKind::Backward, 1);
+        let last =
+            |workload: &Workload, minibatch| workload.seconds(0, minibatch, ShardTaskKind::Backward, 1);
         assert_eq!([last(&steady, 0), last(&steady, 1), last(&steady, 2)], [4.0, 6.0, 8.0]);
         let ratios: Vec<f64> = (0..3).map(|m| last(&workload, m) / last(&steady, m)).collect();
         assert!(ratios.iter().all(|ratio| (0.9..1.1).contains(ratio)), "{ratios:?}");
         assert!(ratios[0] != ratios[1] && ratios[1] != ratios[2]);
         assert_eq!(last(&workload, 1), last(&workload, 1));
-        let walked: f64 = (0..3).map(|m| {
-            steady.tasks[0].sweep().map(|(kind, shard)| steady.seconds(0, m, kind, shard)).sum::<f64>()
-        }).sum();
+        let walked: f64 = (0..3)
+            .map(|m| {
+                steady.tasks[0].sweep().map(|(kind, shard)| steady.seconds(0, m, kind, shard)).sum::<f64>()
+            })
+            .sum();
         assert_eq!(steady.task_s(0), walked);
     }
 
@@ -430,7 +446,10 @@ mod tests {
             (r#"{"tasks": [], "devices": "two"}"#, "found \"two\""),
             (r#"{"tasks": [], "devices": [{"sped": 1}]}"#, "sped"),
             (r#"{"tasks": [{"name": "a", "minibatches": -1, "shards": []}], "devices": 1}"#, "-1"),
-            (r#"{"tasks": [{"name": "a", "minibatches": 1, "shards": [{"forward_s": 1e999}]}], "devices": 1}"#, "range"),
+            (
+                r#"{"tasks": [{"name": "a", "minibatches": 1, "shards": [{"forward_s": 1e999}]}], "devices": 1}"#,
+                "range",
+            ),
         ] {
             let error = Workload::from_json(text).unwrap_err();
             assert!(matches!(error, WorkloadError::Json(_)), "{text}: {error:?}");
@@ -447,6 +466,7 @@ mod tests {
             (with(|w| w.tasks[1].name = "a".into()), "`a`"),
             (with(|w| w.tasks[1].minibatches = 0), "`b`"),
             (with(|w| w.tasks[1].shards.clear()), "`b`"),
+            (with(|w| w.tasks[1].minibatches = u64::MAX), "shard tasks"),
             (with(|w| w.tasks[0].shards[1].backward_s = -2.0), "backward_s of shard 1 of task `a` is -2"),
             (with(|w| w.tasks[0].shards[1].forward_s = f64::NAN), "forward_s of shard 1 of task `a` is NaN"),
             (with(|w| w.tasks[0].shards[0].promote_s = Some(f64::INFINITY)), "promote_s of shard 0"),
@@ -459,7 +479,10 @@ mod tests {
             (with(|w| w.devices[1].link_bytes_per_s = None), "device 1 has no `link_bytes_per_s`"),
             (with(|w| w.devices[0].memory_bytes = Some(199)), "200"),
             (with(|w| w.tasks[0].shards[1].bytes = None), "`bytes`"),
-            (with(|w| w.variation = Some(Variation { seed: 0, relative: 1.0 })), "relative of variation is 1"),
+            (
+                with(|w| w.variation = Some(Variation { seed: 0, relative: 1.0 })),
+                "relative of variation is 1",
+            ),
         ];
         for (error, says) in cases {
             assert!(error.to_string().contains(says), "{error} does not say {says}");
