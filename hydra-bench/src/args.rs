@@ -121,7 +121,7 @@ pub(crate) struct EvalArgs {
     /// The part of the text: train, validation or test
     #[arg(long, default_value = "test")]
     pub(crate) split: Split,
-    /// Blocks that are evaluated at once; the result does not depend on it
+    /// Blocks that are evaluated at once; the loss depends on it by rounding alone, about 1e-7 of it
     #[arg(long, value_name = "N", default_value = "8", value_parser = parse::batch, allow_hyphen_values = true)]
     pub(crate) batch: usize,
     #[command(flatten)]
@@ -243,15 +243,24 @@ pub(crate) struct DeviceArgs {
     /// Promote a shard only when its device is free
     #[arg(long)]
     pub(crate) no_prefetch: bool,
-    /// Who runs next: sharded-lrtf, fifo, srtf or random [default: sharded-lrtf]
-    #[arg(long, value_name = "POLICY")]
+    #[arg(long, value_name = "POLICY", help = policy_help())]
     pub(crate) policy: Option<PolicyKind>,
-    /// Cut-points by hand, separated by commas: the layers at which a new shard begins
+    /// Cut-points by hand, separated by commas: the layers at which a new shard begins; they win over --plan
     #[arg(long, value_name = "N,..", value_delimiter = ',', value_parser = parse::cut, allow_hyphen_values = true)]
     pub(crate) cuts: Vec<usize>,
     /// A plan, or a directory of plans, to use where the fingerprint matches
     #[arg(long, value_name = "FILE|DIR")]
     pub(crate) plan: Option<PathBuf>,
+}
+
+fn policy_help() -> String {
+    format!("Who runs next: {} [default: {}]", policies(PolicyKind::name), PolicyKind::default())
+}
+
+/// The policies by name, each as `name` gives it.
+fn policies<T: std::fmt::Display>(name: impl Fn(PolicyKind) -> T) -> String {
+    let [first @ .., last] = &PolicyKind::ALL.map(|kind| name(kind).to_string());
+    format!("{} or {last}", first.join(", "))
 }
 
 /// Where the results go.
@@ -264,7 +273,7 @@ pub(crate) struct OutArgs {
     /// Replace the run in the run directory
     #[arg(long)]
     pub(crate) force: bool,
-    /// Print what would run and what it needs, and stop; nothing is written
+    /// Print what would run and what it needs, and stop, leaving no file behind
     #[arg(long)]
     pub(crate) dry_run: bool,
     /// Print the final report as JSON, alone on standard output
@@ -359,6 +368,17 @@ mod tests {
         assert!(
             fails(&["eval", "--split", "dev"]).to_string().contains("expected train, validation or test")
         );
+    }
+
+    #[test]
+    fn every_policy_is_in_the_help_and_in_the_manual() {
+        let help = Cli::command().render_long_help().to_string();
+        let list = policies(PolicyKind::name);
+        assert!(help.split_whitespace().collect::<Vec<_>>().join(" ").contains(&list), "{list} in\n{help}");
+        let list = policies(|kind| format!("`{kind}`"));
+        for page in [include_str!("../../docs/cli.md"), include_str!("../../docs/report.md")] {
+            assert!(page.contains(&list), "{list} in\n{page}");
+        }
     }
 
     #[test]

@@ -5,7 +5,8 @@ use crate::error::{Outcome, print};
 use crate::session::{Surroundings, orchestrator};
 use crate::spec::{DevicesSpec, ModelSpec};
 use crate::workload::Model;
-use anyhow::{Context, Result};
+use anyhow::{Result, anyhow};
+use hydra_engine::EngineError;
 use hydra_models::data::Corpus;
 use serde_json::json;
 use std::sync::Arc;
@@ -22,7 +23,7 @@ pub(crate) fn run(args: &EvalArgs, around: &Surroundings) -> Result<Outcome> {
     let orchestrator = orchestrator(&devices, spec.seed, around)?;
     let result = orchestrator
         .evaluate(model.chain.clone(), blocks, args.batch, spec.seed)
-        .context("the model could not be evaluated")?;
+        .map_err(|error| explain(error, &spec))?;
     print(&match args.json {
         true => {
             let result = json!({
@@ -39,4 +40,45 @@ pub(crate) fn run(args: &EvalArgs, around: &Surroundings) -> Result<Outcome> {
         ),
     })?;
     Ok(Outcome::Done)
+}
+
+/// A loss that is no number is told in words that are not about training.
+fn explain(error: EngineError, spec: &ModelSpec) -> anyhow::Error {
+    let bad = match &error {
+        EngineError::BadLoss { loss, .. } => Some(*loss),
+        EngineError::Failed { message, .. } => bad_loss(message),
+        _ => None,
+    };
+    match bad {
+        Some(loss) => anyhow!(
+            "the loss of `{}` over `{}` is {loss}: weights that are not finite or too large give no loss; \
+             check the model, or evaluate it on another text",
+            spec.model,
+            spec.data
+        ),
+        None => anyhow::Error::new(error).context("the model could not be evaluated"),
+    }
+}
+
+/// The loss of a failure whose text begins as that of [`EngineError::BadLoss`] does.
+fn bad_loss(message: &str) -> Option<f32> {
+    [f32::NAN, f32::INFINITY, f32::NEG_INFINITY].into_iter().find(|&loss| {
+        let text = EngineError::BadLoss { loss, step: 0 }.to_string();
+        let (begin, _) = text.split_once(" at step").unwrap_or((&text, ""));
+        message.starts_with(begin)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bad_loss_is_told_from_other_failures() {
+        for loss in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let said = EngineError::BadLoss { loss, step: 3 }.to_string();
+            assert_eq!(bad_loss(&said).map(f32::to_bits), Some(loss.to_bits()));
+        }
+        assert_eq!(bad_loss(&EngineError::NoTask.to_string()), None);
+    }
 }

@@ -4,12 +4,28 @@ use crate::table::{Align, Table};
 use anyhow::{Context, Result};
 use hydra_core::ByteSize;
 use hydra_engine::{Admission, AdmittedTask};
+use hydra_partition::ShardPlan;
+use serde_json::{Value, json};
 
-/// The admission as JSON.
+/// The admission as JSON, in which each task says how it is cut.
 pub(crate) fn json(admission: &Admission) -> Result<String> {
-    let text =
-        serde_json::to_string_pretty(admission).context("the admission could not be written as JSON")?;
-    Ok(format!("{text}\n"))
+    let mut value = serde_json::to_value(admission).context("the admission could not be written as JSON")?;
+    for (index, task) in admission.tasks.iter().enumerate() {
+        let cut = &mut value["tasks"][index];
+        cut["cut_points"] = json!(task.plan.cut_points);
+        cut["shards"] = json!(task.plan.shards.len());
+        cut["shard_needs"] = task.plan.shards.iter().map(shard).collect();
+    }
+    Ok(format!("{value:#}\n"))
+}
+
+fn shard(shard: &ShardPlan) -> Value {
+    json!({
+        "first": shard.first,
+        "end": shard.end,
+        "need_bytes": shard.need_bytes,
+        "verified_bytes": shard.verified_bytes,
+    })
 }
 
 /// The admission as text.
@@ -20,7 +36,8 @@ pub(crate) fn render(admission: &Admission) -> String {
         text.push_str(&format!("{name}: {budget}, {reserve} of it for the double buffer\n"));
     }
     text.push_str(&format!(
-        "host memory: {} of {}, up to {} models within a minibatch\nestimated time: {}\n\
+        "host memory: {} of {}, up to {} models within a minibatch\nestimated time: {} of compute; transfers between \
+         host and devices are left out\n\
          nothing was trained (--dry-run)\n",
         ByteSize(admission.host_admitted_bytes),
         ByteSize(admission.host_budget_bytes),
@@ -84,7 +101,12 @@ mod tests {
             estimated_s: 90.0,
         };
         let text = render(&admission);
-        for part in ["cpu:0: 64.00 MiB, 8.00 MiB", "1.00 GiB of 2.00 GiB", "up to 3 models", "90.0 s"] {
+        for part in [
+            "cpu:0: 64.00 MiB, 8.00 MiB",
+            "1.00 GiB of 2.00 GiB",
+            "up to 3 models",
+            "90.0 s of compute; transfers",
+        ] {
             assert!(text.contains(part), "{part} in\n{text}");
         }
         assert!(json(&admission).unwrap().contains("\"active_models\": 3"));

@@ -8,7 +8,9 @@ use std::str::FromStr;
 const MAX_BATCH: usize = 65_536;
 /// The longest context that is not taken for a slip of the hand.
 const MAX_CONTEXT: usize = 1 << 20;
-const MAX_THREADS: usize = 1024;
+const MAX_THREADS: usize = 256;
+/// The most minibatches, epochs or layers that are not taken for a slip of the hand.
+const MAX_COUNT: usize = u32::MAX as usize;
 
 /// Logical devices as `--devices` names them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,22 +118,19 @@ pub(crate) fn context(text: &str) -> Result<usize, String> {
 
 /// A count that cannot be zero.
 pub(crate) fn count(text: &str) -> Result<usize, String> {
-    integer(text, "a whole number of 1 or more", 1, u32::MAX as usize)
+    integer(text, &format!("a whole number from 1 to {MAX_COUNT}"), 1, MAX_COUNT)
 }
 
 /// A number of warmup steps.
 pub(crate) fn warmup(text: &str) -> Result<usize, String> {
-    integer(text, "a whole number of 0 or more", 0, u32::MAX as usize)
+    integer(text, &format!("a whole number from 0 to {MAX_COUNT}"), 0, MAX_COUNT)
 }
 
 /// A cut-point.
 pub(crate) fn cut(text: &str) -> Result<usize, String> {
-    integer(
-        text,
-        "a cut-point, the number (from 1) of the layer at which a shard begins",
-        1,
-        u32::MAX as usize,
-    )
+    let what =
+        format!("a cut-point, the number (from 1 to {MAX_COUNT}) of the layer at which a shard begins");
+    integer(text, &what, 1, MAX_COUNT)
 }
 
 /// A seed; at most what a TOML file can hold.
@@ -184,6 +183,13 @@ mod tests {
         assert!(["0", "1", "1048577"].iter().all(|text| context(text).is_err()));
         assert_eq!(context("2"), Ok(2));
         assert_eq!(dropout("0"), Ok(0.0));
+        for read in [count, warmup, cut] {
+            assert_eq!(read("4294967295"), Ok(MAX_COUNT));
+            for text in ["4294967296", "18446744073709551615", "99999999999999999999"] {
+                let error = read(text).unwrap_err();
+                assert!(error.contains(text) && error.contains("to 4294967295"), "{error}");
+            }
+        }
         assert!(["1", "-0.1", "nan"].iter().all(|text| dropout(text).is_err()));
         assert_eq!(seed("9223372036854775807"), Ok(i64::MAX as u64));
         assert!(seed("9223372036854775808").is_err());

@@ -2,8 +2,8 @@
 
 use crate::args::PartitionArgs;
 use crate::error::{Outcome, Usage, print};
-use crate::session::{Surroundings, orchestrator};
-use crate::spec::{DevicesSpec, ModelSpec};
+use crate::session::{Surroundings, note_of_cuts, orchestrator};
+use crate::spec::{DevicesSpec, ModelSpec, check_accumulate};
 use crate::workload::Model;
 use anyhow::{Context, Result};
 use hydra_core::{ByteSize, OptimizerSpec, TrainSpec};
@@ -27,8 +27,10 @@ pub(crate) fn run(args: &PartitionArgs, around: &Surroundings) -> Result<Outcome
 }
 
 fn plan(args: &PartitionArgs, around: &Surroundings) -> Result<Arc<PartitionPlan>> {
+    check_accumulate(args.accumulate, args.batch)?;
     let spec = ModelSpec::new(&args.model)?;
     let devices = DevicesSpec::new(&args.devices, false, &around.machine)?;
+    note_of_cuts(&devices).iter().for_each(|note| eprintln!("{note}"));
     let model = Model::load(&spec)?;
     let context = model.context(spec.context)?;
     let corpus = Corpus::load(&spec.data)?;

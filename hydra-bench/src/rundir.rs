@@ -19,34 +19,76 @@ const LOSSES: &str = "losses.svg";
 const PLANS: &str = "plans";
 const MODELS: &str = "models";
 
-/// The directory of one run.
+/// The directory of one run. It is taken in two steps: what could be wrong with it is said at once, and what
+/// is in it goes only when the run [begins](RunDir::begin).
 #[derive(Debug)]
 pub(crate) struct RunDir {
     path: PathBuf,
+    force: bool,
+    /// Whether this run made the directory.
     created: bool,
+    /// Whether the files of a run that are in it are this run's.
+    begun: bool,
 }
 
 impl RunDir {
-    /// Takes the directory `out`, which must be empty or missing unless `force`; then the run that is in it
-    /// is removed, and nothing else that may be there.
-    pub(crate) fn take(out: &Path, force: bool) -> Result<Self> {
-        let shown = out.display();
-        let created = !out.exists();
-        if !created && !out.is_dir() {
+    /// The directory `out`, which must be empty or missing unless `force`, and must be one that can be made
+    /// and written to. Nothing in it changes, and it is not made yet.
+    pub(crate) fn at(out: &Path, force: bool) -> Result<Self> {
+        let dir = Self { path: out.to_owned(), force, created: false, begun: false };
+        let existing = dir.check_vacant()?;
+        check_writable(&existing).with_context(|| dir.cannot_be_written())?;
+        Ok(dir)
+    }
+
+    /// Whether a default run directory could be made; nothing is.
+    pub(crate) fn check_next() -> Result<()> {
+        Self::at(Path::new(DEFAULT_PARENT), true).map(|_| ())
+    }
+
+    /// Makes the directory, or removes the run that is in it, and nothing else that may be there.
+    pub(crate) fn begin(&mut self) -> Result<()> {
+        // Measuring took its time, in which another run may have begun here.
+        self.check_vacant()?;
+        self.created |= !self.path.exists();
+        fs::create_dir_all(&self.path)
+            .with_context(|| format!("the run directory `{}` could not be made", self.path.display()))?;
+        check_writable(&self.path).with_context(|| self.cannot_be_written())?;
+        self.clear()?;
+        self.begun = true;
+        Ok(())
+    }
+
+    /// Refuses a directory that holds something, unless it is to be replaced, and a path that no directory
+    /// can have; gives the directory, or the nearest one above it that exists.
+    fn check_vacant(&self) -> Result<PathBuf> {
+        let shown = self.path.display();
+        let path = std::path::absolute(&self.path)
+            .with_context(|| format!("the run directory `{shown}` could not be made"))?;
+        // A link that leads nowhere is there and is no directory.
+        let there = |path: &&Path| fs::symlink_metadata(path).is_ok();
+        let existing = path.ancestors().find(there).unwrap_or(&path);
+        if existing != path && !existing.is_dir() {
+            bail!("the run directory `{shown}` could not be made: `{}` is a file", existing.display());
+        }
+        if !existing.is_dir() {
             bail!("the run directory `{shown}` is a file: give another --out");
         }
-        fs::create_dir_all(out).with_context(|| format!("the run directory `{shown}` could not be made"))?;
-        let entries =
-            fs::read_dir(out).with_context(|| format!("the run directory `{shown}` could not be read"))?;
-        if entries.count() > 0 && !force {
-            bail!(
-                "the run directory `{shown}` is not empty: give another --out, or --force to replace the run in it"
-            );
+        if existing == path && !self.force {
+            let mut entries = fs::read_dir(&path)
+                .with_context(|| format!("the run directory `{shown}` could not be read"))?;
+            if entries.next().is_some() {
+                bail!(
+                    "the run directory `{shown}` is not empty: give another --out, or --force to replace the \
+                     run in it"
+                );
+            }
         }
-        let dir = Self { path: out.to_owned(), created };
-        dir.clear()?;
-        dir.check_writable()?;
-        Ok(dir)
+        Ok(existing.to_owned())
+    }
+
+    fn cannot_be_written(&self) -> String {
+        format!("the run directory `{}` cannot be written to: give another --out", self.path.display())
     }
 
     /// Makes `runs/<command>-<n>` with the first free number.
@@ -62,7 +104,7 @@ impl RunDir {
             let path = parent.join(format!("{command}-{number}"));
             // `create_dir` decides between two programs that take the same number at the same time.
             match fs::create_dir(&path) {
-                Ok(()) => return Ok(Self { path, created: true }),
+                Ok(()) => return Ok(Self { path, force: false, created: true, begun: false }),
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
                 Err(error) => return Err(error).with_context(|| make(&path)),
             }
@@ -84,18 +126,14 @@ impl RunDir {
         Ok(())
     }
 
-    fn check_writable(&self) -> Result<()> {
-        let probe = self.path.join(".hydra-probe");
-        let written = File::create(&probe).and_then(|_| fs::remove_file(&probe));
-        written.with_context(|| {
-            format!("the run directory `{}` cannot be written to: give another --out", self.path.display())
-        })
-    }
-
-    /// Gives the directory back after a run that did not begin: removes it, if this run made it.
+    /// Gives the directory back after a run that came to nothing: removes its files, if it had begun, and the
+    /// directory, if this run made it.
     pub(crate) fn discard(self) {
-        let cleared = self.clear();
-        if self.created && cleared.is_ok() {
+        if self.begun {
+            // What cannot be removed stays, and the error that ended the run is the one to tell.
+            let _ = self.clear();
+        }
+        if self.created {
             // Fails when something else was put there meanwhile, which then stays.
             let _ = fs::remove_dir(&self.path);
         }
@@ -133,9 +171,10 @@ impl RunDir {
         Ok(dir.join(format!("{}.json", safe_name(task))))
     }
 
-    /// Where the model of a task is written.
-    pub(crate) fn model_dir(&self, task: &str) -> PathBuf {
-        self.path.join(MODELS).join(safe_name(task))
+    /// Where the model of a task is written, as an absolute path.
+    pub(crate) fn model_dir(&self, task: &str) -> Result<PathBuf> {
+        let path = self.path.join(MODELS).join(safe_name(task));
+        std::path::absolute(&path).with_context(|| format!("`{}` is not a usable path", path.display()))
     }
 
     /// Opens `metrics.jsonl`.
@@ -156,6 +195,21 @@ impl RunDir {
     fn write(&self, name: &str, bytes: &[u8]) -> Result<()> {
         write_atomic(&self.path.join(name), bytes)
     }
+}
+
+/// Whether `path` is `dir` or lies in it, by its name or by what its links lead to.
+pub(crate) fn lies_in(path: &Path, dir: &Path) -> bool {
+    let by = |place: fn(&Path) -> std::io::Result<PathBuf>| match (place(path), place(dir)) {
+        (Ok(path), Ok(dir)) => path.starts_with(dir),
+        _ => false,
+    };
+    by(|path| std::path::absolute(path)) || by(|path| fs::canonicalize(path))
+}
+
+/// Tries a directory with a file of an unused name, which is removed again.
+fn check_writable(dir: &Path) -> std::io::Result<()> {
+    let probe = dir.join(format!(".hydra-probe-{}", std::process::id()));
+    File::create_new(&probe).and_then(|_| fs::remove_file(&probe))
 }
 
 /// Reads `report.json` of a run directory.
@@ -207,13 +261,22 @@ mod tests {
     fn a_run_directory_is_taken_once() {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join("deep/run");
-        let dir = RunDir::take(&path, false).unwrap();
+        let mut dir = RunDir::at(&path, false).unwrap();
+        let mut late = RunDir::at(&path, false).unwrap();
+        assert!(!root.path().join("deep").exists(), "it is made when the run begins");
+        dir.begin().unwrap();
         dir.write_spec("x = 1").unwrap();
-        let error = RunDir::take(&path, false).unwrap_err();
-        assert!(error.to_string().contains("--force"), "{error}");
+        for error in [RunDir::at(&path, false).unwrap_err(), late.begin().unwrap_err()] {
+            assert!(error.to_string().contains("--force"), "{error}");
+        }
         fs::write(path.join("notes.txt"), "mine").unwrap();
         fs::create_dir_all(path.join("models/old")).unwrap();
-        RunDir::take(&path, true).unwrap();
+        RunDir::at(&path, true).unwrap().discard();
+        assert!(
+            path.join(SPEC).exists() && path.join("models/old").exists(),
+            "nothing goes before it begins"
+        );
+        RunDir::at(&path, true).unwrap().begin().unwrap();
         assert!(!path.join(SPEC).exists() && !path.join(MODELS).exists());
         assert!(path.join("notes.txt").exists(), "only the run is removed");
     }
@@ -223,20 +286,20 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join("file");
         fs::write(&path, "").unwrap();
-        assert!(RunDir::take(&path, true).unwrap_err().to_string().contains("is a file"));
-        assert!(
-            RunDir::take(&path.join("below"), false).unwrap_err().to_string().contains("could not be made")
-        );
+        assert!(RunDir::at(&path, true).unwrap_err().to_string().contains("is a file"));
+        let error = RunDir::at(&path.join("below/it"), false).unwrap_err().to_string();
+        assert!(error.contains("could not be made") && error.contains("is a file"), "{error}");
     }
 
     #[test]
     fn numbers_are_given_one_after_the_other_and_given_back() {
         let root = tempfile::tempdir().unwrap();
         let parent = root.path().join("runs");
-        let one = RunDir::next_in(&parent, "select").unwrap();
+        let mut one = RunDir::next_in(&parent, "select").unwrap();
         assert!(one.path().ends_with("runs/select-1"));
         let two = RunDir::next_in(&parent, "select").unwrap();
         assert!(two.path().ends_with("runs/select-2"));
+        one.begin().unwrap();
         one.write_spec("x = 1").unwrap();
         one.discard();
         assert!(RunDir::next_in(&parent, "select").unwrap().path().ends_with("runs/select-1"));
@@ -245,8 +308,27 @@ mod tests {
     #[test]
     fn a_directory_that_was_there_is_not_discarded() {
         let root = tempfile::tempdir().unwrap();
-        RunDir::take(root.path(), false).unwrap().discard();
+        let mut dir = RunDir::at(root.path(), false).unwrap();
+        dir.begin().unwrap();
+        dir.discard();
         assert!(root.path().is_dir());
+    }
+
+    #[test]
+    fn what_lies_in_a_directory() {
+        let root = tempfile::tempdir().unwrap();
+        let (dir, beside) = (root.path().join("run"), root.path().join("run-2"));
+        fs::create_dir_all(dir.join("models/a")).unwrap();
+        fs::create_dir(&beside).unwrap();
+        assert!(lies_in(&dir.join("models/a"), &dir) && lies_in(&dir, &dir));
+        assert!(lies_in(&beside.join("../run/models"), &dir));
+        assert!(!lies_in(&beside, &dir) && !lies_in(root.path(), &dir));
+        #[cfg(unix)]
+        {
+            std::os::unix::fs::symlink(&dir, root.path().join("link")).unwrap();
+            assert!(lies_in(&root.path().join("link/models"), &dir));
+            assert!(lies_in(&dir.join("models"), &root.path().join("link")));
+        }
     }
 
     #[test]

@@ -5,6 +5,8 @@ use crate::spec::DevicesSpec;
 use anyhow::Result;
 use hydra_core::ByteSize;
 use hydra_engine::{DeviceSpec, Orchestrator};
+use hydra_partition::PartitionPlan;
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// What every command runs in.
@@ -41,6 +43,27 @@ pub(crate) fn orchestrator(spec: &DevicesSpec, seed: u64, around: &Surroundings)
         orchestrator = orchestrator.plans(plan.clone());
     }
     Ok(orchestrator)
+}
+
+/// What to say of cuts by hand when there is also a plan, and none that has these cuts.
+pub(crate) fn note_of_cuts(spec: &DevicesSpec) -> Option<String> {
+    let (cuts, path) = (spec.cuts.as_ref()?, spec.plan.as_ref()?);
+    // What cannot be read is an error when the plans are used.
+    let files: Vec<PathBuf> = match std::fs::read_dir(path) {
+        Ok(entries) => entries.flatten().map(|entry| entry.path()).collect(),
+        Err(_) => vec![path.clone()],
+    };
+    let has_them = |file: &PathBuf| PartitionPlan::load(file).is_ok_and(|plan| plan.cut_points == *cuts);
+    if files.iter().any(has_them) {
+        return None;
+    }
+    let cuts: Vec<String> = cuts.iter().map(ToString::to_string).collect();
+    Some(format!(
+        "note: --cuts {} decide where the model is cut; no plan at `{}` has these cut-points, and at most its \
+         measurements are used",
+        cuts.join(","),
+        path.display()
+    ))
 }
 
 #[cfg(test)]

@@ -192,6 +192,7 @@ impl RunSpec {
             ));
         }
         for configuration in self.grid()? {
+            check_accumulate(self.training.accumulate, configuration.batch)?;
             let spec = self.training.of(&configuration, self.model.seed, usize::MAX);
             spec.validate().map_err(Usage::from_error)?;
         }
@@ -226,6 +227,17 @@ impl RunSpec {
             "lr": spec.optimizer.lr(),
             "training": spec,
         })
+    }
+}
+
+/// Refuses more microbatches than a minibatch has items.
+pub(crate) fn check_accumulate(accumulate: usize, batch: usize) -> Result<(), Usage> {
+    match accumulate > batch {
+        true => Err(Usage::new(format!(
+            "--accumulate {accumulate} cuts --batch {batch} into more microbatches than it has items: give \
+             --accumulate {batch} or less, or a larger --batch"
+        ))),
+        false => Ok(()),
     }
 }
 
@@ -422,7 +434,10 @@ mod tests {
 
     #[test]
     fn combinations_that_make_no_sense_are_usage_errors() {
-        for (line, says) in [("--lr 1e-3,0.001", "given twice"), ("--batch 4 --accumulate 5", "accumulate")] {
+        for (line, says) in [
+            ("--lr 1e-3,0.001", "given twice"),
+            ("--batch 8,4 --accumulate 5", "--accumulate 5 cuts --batch 4"),
+        ] {
             let error = spec(line).unwrap_err();
             assert!(error.downcast_ref::<Usage>().is_some(), "{error:#}");
             assert!(format!("{error:#}").contains(says), "{error:#}");

@@ -5,32 +5,56 @@ use crate::error::{Interrupted, Outcome, Usage, print};
 use crate::leaderboard::Report;
 use crate::needs;
 use crate::progress::Progress;
-use crate::rundir::RunDir;
+use crate::rundir::{RunDir, lies_in};
 use crate::runlog::SharedRunLog;
 use crate::schedule::Timeline;
-use crate::session::{Surroundings, devices, orchestrator};
+use crate::session::{Surroundings, devices, note_of_cuts, orchestrator};
 use crate::spec::RunSpec;
-use crate::workload::Model;
+use crate::workload::{Model, note_of_batch};
 use crate::{losses, schedule, stop};
 use anyhow::{Context, Result};
 use hydra_engine::{Admission, Observer, Orchestrator, RunEvent, RunReport, StopFlag, TrainTask};
+use std::path::Path;
 
 /// Runs a spec, or says what it would need.
 pub(crate) fn run(mut spec: RunSpec, out: &OutArgs, around: &Surroundings) -> Result<Outcome> {
+    if let Some(path) = &out.out {
+        check_inputs(&spec, path)?;
+    }
     if out.dry_run {
+        match &out.out {
+            Some(path) => RunDir::at(path, out.force).map(|_| ())?,
+            None => RunDir::check_next()?,
+        }
         return dry_run(&mut spec, out.json, around);
     }
-    let dir = match &out.out {
-        Some(path) => RunDir::take(path, out.force)?,
+    let mut dir = match &out.out {
+        Some(path) => RunDir::at(path, out.force)?,
         None => RunDir::next(spec.command.name())?,
     };
-    match Prepared::new(&mut spec, &dir, around) {
+    match Prepared::new(&mut spec, &mut dir, around) {
         Ok(prepared) => prepared.run(&dir, out.json),
         Err(error) => {
             dir.discard();
             Err(error)
         }
     }
+}
+
+/// Refuses a run that would read what lies in its own run directory, and so might remove it first.
+fn check_inputs(spec: &RunSpec, out: &Path) -> Result<(), Usage> {
+    let (model, data) = (Path::new(&spec.model.model), Path::new(&spec.model.data));
+    let inputs = [("--model", Some(model)), ("--data", Some(data)), ("--plan", spec.devices.plan.as_deref())];
+    for (flag, path) in inputs {
+        if let Some(path) = path.filter(|path| path.exists() && lies_in(path, out)) {
+            return Err(Usage::new(format!(
+                "{flag} `{}` lies in the run directory `{}`, which the run replaces: give another --out",
+                path.display(),
+                out.display()
+            )));
+        }
+    }
+    Ok(())
 }
 
 fn dry_run(spec: &mut RunSpec, json: bool, around: &Surroundings) -> Result<Outcome> {
@@ -52,6 +76,8 @@ fn submit(orchestrator: &mut Orchestrator, spec: &mut RunSpec, dir: Option<&RunD
         let text = format!("--eval-every needs validation data, and `{}` has none", spec.model.data);
         return Err(Usage::new(text).into());
     }
+    let batches = spec.training.batch.iter().filter_map(|&batch| note_of_batch(batch, &texts.train));
+    batches.chain(note_of_cuts(&spec.devices)).for_each(|note| eprintln!("{note}"));
     for configuration in spec.grid()? {
         let train = spec.training.of(&configuration, spec.model.seed, texts.train.len());
         let config = spec.describe(&train);
@@ -67,7 +93,7 @@ fn submit(orchestrator: &mut Orchestrator, spec: &mut RunSpec, dir: Option<&RunD
             task = task.cuts(cuts.clone());
         }
         if let Some(dir) = dir {
-            task = task.write_to(model.writer.clone(), dir.model_dir(&name));
+            task = task.write_to(model.writer.clone(), dir.model_dir(&name)?);
         }
         orchestrator.submit(task)?;
     }
@@ -84,25 +110,27 @@ struct Prepared {
 }
 
 impl Prepared {
-    fn new(spec: &mut RunSpec, dir: &RunDir, around: &Surroundings) -> Result<Self> {
+    fn new(spec: &mut RunSpec, dir: &mut RunDir, around: &Surroundings) -> Result<Self> {
         let stop = StopFlag::new();
         stop::on_interrupt(stop.clone())?;
         let tasks: Vec<String> = spec.grid()?.into_iter().map(|configuration| configuration.name).collect();
         let devices: Vec<String> =
             devices(&spec.devices, &around.machine)?.into_iter().map(|device| device.name).collect();
-        let log = SharedRunLog::new(dir.metrics()?, dir.trace()?, tasks.clone(), &devices)
-            .context("the run log could not be begun")?;
-        let observer = Both(log.clone(), Progress::new(around.terminal.clone()));
-        let mut orchestrator = orchestrator(&spec.devices, spec.model.seed, around)?
-            .stop_flag(stop.clone())
-            .observer(Box::new(observer));
+        let mut orchestrator = orchestrator(&spec.devices, spec.model.seed, around)?.stop_flag(stop.clone());
         submit(&mut orchestrator, spec, Some(dir))?;
         let admission = orchestrator.admit().context("the run was refused")?;
         if stop.is_stopped() {
             return Err(Interrupted.into());
         }
-        dir.write_spec(&spec.to_toml()?)?;
+        let text = spec.to_toml()?;
+        // Nothing but the file system can refuse the run any more: what was in the directory goes only now.
+        dir.begin()?;
+        dir.write_spec(&text)?;
         write_plans(dir, &admission)?;
+        let log = SharedRunLog::new(dir.metrics()?, dir.trace()?, tasks.clone(), &devices)
+            .context("the run log could not be begun")?;
+        let observer = Both(log.clone(), Progress::new(around.terminal.clone()));
+        let orchestrator = orchestrator.observer(Box::new(observer));
         Ok(Self { orchestrator, log, tasks, devices, stop })
     }
 

@@ -75,6 +75,20 @@ pub(crate) struct Texts {
     pub(crate) test: Option<Arc<dyn Dataset>>,
 }
 
+/// What to say of a minibatch that is larger than the training text.
+pub(crate) fn note_of_batch(batch: usize, train: &TokenBlocks) -> Option<String> {
+    note(batch, train.len(), train.context())
+}
+
+fn note(batch: usize, blocks: usize, context: usize) -> Option<String> {
+    (batch > blocks).then(|| {
+        format!(
+            "note: batch {batch} is more than the training text has, {blocks} blocks of {context} tokens: every \
+             minibatch is the whole text; give a smaller --batch, a shorter --context or more --data"
+        )
+    })
+}
+
 fn with_dropout(mut config: Gpt2Config, dropout: Option<f64>) -> Gpt2Config {
     if let Some(dropout) = dropout {
         (config.resid_pdrop, config.embd_pdrop, config.attn_pdrop) = (dropout, dropout, dropout);
@@ -104,6 +118,14 @@ mod tests {
         assert_eq!(context(Some(1024), 1024).unwrap(), 1024);
         let error = context(Some(129), 128).unwrap_err().to_string();
         assert!(error.contains("129") && error.contains("128 positions"), "{error}");
+    }
+
+    #[test]
+    fn a_batch_beyond_the_text_is_said() {
+        assert_eq!(note(8, 8, 32), None);
+        let note = note(9, 8, 32).unwrap();
+        assert!(note.contains("batch 9") && note.contains("8 blocks of 32 tokens"), "{note}");
+        assert!(!note.contains('\n'), "one line");
     }
 
     #[test]

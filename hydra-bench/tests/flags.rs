@@ -80,6 +80,8 @@ fn flags_that_do_not_go_together_are_usage_errors() {
     fails(&["--context", "129"], 2, &["129", "128 positions"]);
     fails(&["--lr", "1e-3,0.001"], 2, &["given twice"]);
     fails(&["--batch", "4", "--accumulate", "5"], 2, &["accumulate"]);
+    fails(&["--steps", "18446744073709551615"], 2, &["--steps", "to 4294967295"]);
+    fails(&["partition", "--batch", "2", "--accumulate", "3"], 2, &["--accumulate 3", "--batch 2"]);
     fails(&["--spec", "spec.toml", "--lr", "1e-3"], 2, &["--spec", "--lr"]);
     fails(&["train", "--lr", "1e-3,1e-4"], 2, &["`1e-3,1e-4` is not a number"]);
 }
@@ -138,6 +140,19 @@ fn models_that_are_damaged_or_others() {
     fs::write(&config, &good_config).unwrap();
     says(&eval);
 
+    let fewer = good_config.replace("\"n_layer\": 4", "\"n_layer\": 3");
+    assert_ne!(fewer, good_config);
+    fs::write(&config, fewer).unwrap();
+    fails(&eval, 1, &["`n_layer` is 3, expected 4", "`transformer.h.3."]);
+    fs::write(&config, &good_config).unwrap();
+
+    let mut broken = good_weights.clone();
+    let end = broken.len();
+    broken[end - 4..].copy_from_slice(&f32::NAN.to_le_bytes());
+    fs::write(&weights, broken).unwrap();
+    let output = hydra(&eval).output().unwrap();
+    let err = text(&output.stderr);
+    assert!(err.contains("is NaN: weights that are not finite") && !err.contains("learning rate"), "{err}");
     fails(&["eval", "--model", "gpt5"], 1, &["`gpt5` is not a model", "bytes-tiny"]);
 }
 
@@ -190,6 +205,74 @@ fn run_directories_that_cannot_be_used() {
     fails(&["--out", &at("file")], 1, &["is a file"]);
     fails(&["--out", &(at("file") + "/below")], 1, &["could not be made"]);
     fails(&["--out", "/proc/hydra-run"], 1, &["/proc/hydra-run"]);
+    for (name, part) in [("full", "is not empty"), ("file", "is a file"), ("file/below", "could not be made")]
+    {
+        fails(&[&["--dry-run", "--out", &at(name)][..], &SMALL[..]].concat(), 1, &[part]);
+    }
+    fails(&["--dry-run", "--out", "/proc/hydra-run"], 1, &["cannot be written to"]);
+    assert_eq!(fs::read_dir(at("full")).unwrap().count(), 1);
+}
+
+/// Every file below a directory, with its bytes.
+fn files(dir: &Path) -> std::collections::BTreeMap<std::path::PathBuf, Vec<u8>> {
+    let entries = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+    let below = |path: std::path::PathBuf| match path.is_dir() {
+        true => files(&path),
+        false => [(path.clone(), fs::read(&path).unwrap())].into(),
+    };
+    entries.flat_map(below).collect()
+}
+
+#[test]
+fn a_forced_run_that_fails_leaves_the_old_one() {
+    let root = tempfile::tempdir().unwrap();
+    let model = model_dir(root.path());
+    let (out, model) = (root.path().join("made"), model.to_str().unwrap());
+    let before = files(&out);
+    let forced = |more: &[&str], status, parts: &[&str]| {
+        fails(&[&["train", "--force", "--out", out.to_str().unwrap()][..], more].concat(), status, parts);
+        assert!(files(&out) == before, "{more:?} changed the directory");
+    };
+    let plans = out.join("plans");
+    forced(&["--model", model], 2, &["--model", "lies in the run directory"]);
+    forced(&["--plan", plans.to_str().unwrap()], 2, &["--plan", "lies in the run directory"]);
+    forced(&["--data", out.join("spec.toml").to_str().unwrap()], 2, &["--data", "lies in"]);
+    forced(&["--model", "gpt5"], 1, &["`gpt5` is not a model"]);
+    forced(&["--data", "no-such-text"], 1, &["no data at"]);
+    forced(&["--plan", "no-such-plan"], 1, &["no-such-plan"]);
+    forced(&["--context", "129"], 2, &["128 positions"]);
+    forced(&["--device-memory", "64KiB"], 1, &["64.00 KiB"]);
+    says(&[&["train", "--force", "--dry-run", "--out", out.to_str().unwrap()][..], &SMALL[..]].concat());
+    assert!(files(&out) == before, "a dry run changed the directory");
+}
+
+#[test]
+fn cuts_that_contradict_a_plan_win_and_it_is_noted() {
+    let root = tempfile::tempdir().unwrap();
+    let plan = root.path().join("plan.json");
+    let small = ["--batch", "2", "--context", "16", "--device-memory", "64MiB", "--cuts"];
+    let partition = |more: &[&str]| hydra(&[&["partition"], &small[..], more].concat()).output().unwrap();
+    assert!(partition(&["2", "--out", plan.to_str().unwrap()]).status.success());
+    let err = text(&partition(&["2", "--plan", plan.to_str().unwrap()]).stderr);
+    assert_eq!(err, "", "the plan has these cuts");
+    let output = partition(&["3", "--json", "--plan", plan.to_str().unwrap()]);
+    let err = text(&output.stderr);
+    assert!(err.starts_with("note: --cuts 3 decide") && err.contains("plan.json"), "{err}");
+    assert!(text(&output.stdout).contains("\"cut_points\": [\n    3\n  ]"));
+}
+
+#[test]
+fn a_batch_beyond_the_text_is_noted() {
+    let root = tempfile::tempdir().unwrap();
+    let data = root.path().join("text.txt");
+    fs::write(&data, "some words on a line\n".repeat(10)).unwrap();
+    let out = root.path().join("run");
+    let arguments = ["train", "--dry-run", "--data", data.to_str().unwrap(), "--out", out.to_str().unwrap()];
+    let more = ["--batch", "64", "--steps", "1", "--context", "16", "--device-memory", "64MiB"];
+    let output = hydra(&[&arguments[..], &more[..]].concat()).output().unwrap();
+    let err = text(&output.stderr);
+    assert!(output.status.success(), "{err}");
+    assert!(err.starts_with("note: batch 64 is more than") && err.lines().count() == 1, "{err}");
 }
 
 #[test]

@@ -86,7 +86,8 @@ fn check_report(report: &Value) {
             assert_eq!(task[key]["predicted_tokens"].as_u64().unwrap() % 31, 0, "{key}");
         }
         assert_eq!(task["weights_sha256"].as_str().unwrap().len(), 64);
-        assert!(Path::new(task["model_dir"].as_str().unwrap()).is_dir());
+        let model = Path::new(task["model_dir"].as_str().unwrap());
+        assert!(model.is_absolute() && model.is_dir());
     }
     for device in report["devices"].as_array().unwrap() {
         assert_eq!(device["budget_bytes"], 64 << 20);
@@ -169,6 +170,14 @@ fn a_dry_run_says_what_it_needs_and_trains_nothing() {
     assert!(!dir.exists());
     let admission: Value = serde_json::from_str(&run(&dir, &["--dry-run", "--json"])).unwrap();
     assert_eq!(admission["tasks"].as_array().unwrap().len(), 2);
+    for task in admission["tasks"].as_array().unwrap() {
+        assert_eq!((&task["shards"], &task["cut_points"]), (&3.into(), &serde_json::json!([2, 4])));
+        let shards = task["shard_needs"].as_array().unwrap();
+        let ends: Vec<_> =
+            shards.iter().map(|shard| (shard["first"].as_u64(), shard["end"].as_u64())).collect();
+        assert_eq!(ends, [(Some(0), Some(2)), (Some(2), Some(4)), (Some(4), Some(6))]);
+        assert!(shards.iter().all(|shard| shard["need_bytes"].as_u64().unwrap() > 0));
+    }
 }
 
 #[test]

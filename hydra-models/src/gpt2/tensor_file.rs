@@ -63,6 +63,45 @@ impl TensorFile {
         self.metadata.info(tensor)
     }
 
+    /// The names of all tensors, in no order that means anything.
+    pub fn names(&self) -> Vec<String> {
+        self.metadata.offset_keys()
+    }
+
+    /// Whether a tensor has the bytes of a tensor of `other`; `None` if one of them is missing, or if they
+    /// differ in shape or type. They are read piece by piece.
+    pub fn same(&self, tensor: &str, other: &Self, theirs: &str) -> Result<Option<bool>, ModelError> {
+        let (Some(a), Some(b)) = (self.info(tensor), other.info(theirs)) else { return Ok(None) };
+        if a.shape != b.shape || a.dtype != b.dtype {
+            return Ok(None);
+        }
+        let (mut ours, mut theirs) = (self.bytes(a)?, other.bytes(b)?);
+        let (mut left, mut right) = (vec![0; PIECE], vec![0; PIECE]);
+        let mut rest = a.data_offsets.1 - a.data_offsets.0;
+        while rest > 0 {
+            let piece = rest.min(PIECE);
+            let read = |file: &Self, source| ModelError::Read { path: file.path.clone(), source };
+            ours.read_exact(&mut left[..piece]).map_err(|source| read(self, source))?;
+            theirs.read_exact(&mut right[..piece]).map_err(|source| read(other, source))?;
+            if left[..piece] != right[..piece] {
+                return Ok(Some(false));
+            }
+            rest -= piece;
+        }
+        Ok(Some(true))
+    }
+
+    /// The file, open where a tensor's bytes begin.
+    fn bytes(&self, info: &TensorInfo) -> Result<File, ModelError> {
+        self.open_at(info).map_err(|source| ModelError::Read { path: self.path.clone(), source })
+    }
+
+    fn open_at(&self, info: &TensorInfo) -> io::Result<File> {
+        let mut file = File::open(&self.path)?;
+        file.seek(SeekFrom::Start(self.data + info.data_offsets.0 as u64))?;
+        Ok(file)
+    }
+
     /// Whether a tensor has this shape and a type that can be read.
     pub fn check(&self, tensor: &str, expected: &[usize]) -> Result<(), ModelError> {
         let (path, name) = (self.path.clone(), tensor.to_owned());
@@ -94,8 +133,7 @@ impl TensorFile {
 
     fn read_checked(&self, tensor: &str, out: &mut [f32]) -> io::Result<()> {
         let Some(info) = self.info(tensor) else { return Err(io::ErrorKind::NotFound.into()) };
-        let mut file = File::open(&self.path)?;
-        file.seek(SeekFrom::Start(self.data + info.data_offsets.0 as u64))?;
+        let mut file = self.open_at(info)?;
         let size = info.dtype.bitsize() / 8;
         let mut buffer = vec![0; PIECE.min(out.len()) * size];
         for piece in out.chunks_mut(PIECE) {

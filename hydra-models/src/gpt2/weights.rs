@@ -13,6 +13,9 @@ use std::sync::Arc;
 pub(super) const CONFIG: &str = "config.json";
 pub(super) const WEIGHTS: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
+/// The embedding, with which the head is tied, and the head where it is stored all the same.
+const EMBEDDING: &str = "transformer.wte.weight";
+const HEAD: &str = "lm_head.weight";
 
 /// A directory with a GPT-2's `config.json` and its weights, in `model.safetensors` or in the files that
 /// `model.safetensors.index.json` names. Everything but the weights' values is read and checked when it is
@@ -41,12 +44,14 @@ impl Gpt2Dir {
     /// Reads the configuration and the headers of all weight files.
     ///
     /// # Errors
-    /// A file that is missing or damaged, a configuration that [`Gpt2Config::validate`] refuses, and a
-    /// tensor that is missing or has another shape or type than expected.
+    /// A file that is missing or damaged, a configuration that [`Gpt2Config::validate`] refuses or that has
+    /// fewer blocks than the weights, a tensor that is missing or has another shape or type than expected,
+    /// and a head that is not the embedding.
     pub fn open(directory: impl Into<PathBuf>) -> Result<Self, ModelError> {
         let directory = directory.into();
         let config = read_config(&directory.join(CONFIG))?;
         let files = open_files(&directory)?;
+        check_layers(&directory, &config, &files)?;
         let mut tensors = BTreeMap::new();
         for image in chain(&config, None)?.images() {
             for param in &image.params {
@@ -56,6 +61,7 @@ impl Gpt2Dir {
                 tensors.insert(name, place);
             }
         }
+        check_head(&directory, &files, tensors.get(EMBEDDING))?;
         Ok(Self { directory, config, tensors: Arc::new(tensors) })
     }
 
@@ -135,6 +141,51 @@ fn find(directory: &Path, files: &[Arc<TensorFile>], name: &str) -> Result<Place
         _ => directory.to_owned(),
     };
     Err(ModelError::TensorMissing { place, tensor: name.to_owned() })
+}
+
+/// The block that a tensor belongs to, such as 3 for `transformer.h.3.ln_1.bias`.
+fn block_of(tensor: &str) -> Option<usize> {
+    let bare = tensor.strip_prefix("transformer.").unwrap_or(tensor);
+    bare.strip_prefix("h.")?.split_once('.')?.0.parse().ok()
+}
+
+/// Refuses weights of more blocks than the configuration has: the model would be another one, cut short.
+fn check_layers(directory: &Path, config: &Gpt2Config, files: &[Arc<TensorFile>]) -> Result<(), ModelError> {
+    let names = files.iter().flat_map(|file| file.names());
+    let beyond = names.filter_map(|name| block_of(&name).map(|block| (block, name)));
+    let beyond: BTreeSet<(usize, String)> = beyond.filter(|(block, _)| *block >= config.n_layer).collect();
+    let (Some((_, tensor)), Some((last, _))) = (beyond.first(), beyond.last()) else { return Ok(()) };
+    let needed = last.saturating_add(1);
+    let source = ModelError::Config {
+        name: "n_layer",
+        found: config.n_layer.to_string(),
+        expected: format!(
+            "{needed}, because the weights have the tensor `{tensor}`: take the config.json that belongs to \
+             the weights, or remove the further blocks from them"
+        ),
+    };
+    Err(ModelError::ConfigFile { path: directory.join(CONFIG), source: Box::new(source) })
+}
+
+/// Refuses a stored head of the embedding's shape and type that is not the embedding.
+fn check_head(
+    directory: &Path,
+    files: &[Arc<TensorFile>],
+    embedding: Option<&Place>,
+) -> Result<(), ModelError> {
+    let Some(head) = files.iter().find(|file| file.info(HEAD).is_some()) else { return Ok(()) };
+    let Some(embedding) = embedding else { return Ok(()) };
+    if head.same(HEAD, &embedding.file, &embedding.tensor)? != Some(false) {
+        return Ok(());
+    }
+    let source = ModelError::Config {
+        name: HEAD,
+        found: format!("different from `{}`", embedding.tensor),
+        expected: "the same values, because the head is tied to the embedding: tie them and save the model \
+                   again"
+            .to_owned(),
+    };
+    Err(ModelError::ConfigFile { path: directory.to_owned(), source: Box::new(source) })
 }
 
 #[cfg(test)]
@@ -250,6 +301,42 @@ mod tests {
         let index = serde_json::json!({"weight_map": {"wte.weight": "../part-0.safetensors"}});
         fs::write(dir.path().join(INDEX), index.to_string()).unwrap();
         assert!(refusal(dir.path()).contains("names the file `../part-0.safetensors`"));
+    }
+
+    fn reason(dir: &Path) -> String {
+        std::error::Error::source(&Gpt2Dir::open(dir).unwrap_err()).unwrap().to_string()
+    }
+
+    #[test]
+    fn weights_of_more_blocks_than_the_configuration_are_refused() {
+        let (dir, _) = written();
+        let (file, good) = (dir.path().join(WEIGHTS), f32_bytes(dir.path()));
+        let layers = config().n_layer;
+        for prefix in ["transformer.", ""] {
+            let mut more = good.clone();
+            for block in [layers + 1, layers] {
+                more.insert(format!("{prefix}h.{block}.ln_1.bias"), (vec![1], vec![0; 4]));
+            }
+            save(&file, Dtype::F32, &more);
+            assert!(refusal(dir.path()).contains("config.json"));
+            let (reason, tensor) = (reason(dir.path()), format!("`{prefix}h.{layers}.ln_1.bias`"));
+            let expected = format!("`n_layer` is {layers}, expected {}", layers + 2);
+            assert!(reason.contains(&expected) && reason.contains(&tensor), "{reason}");
+        }
+        save(&file, Dtype::F32, &good);
+        Gpt2Dir::open(dir.path()).unwrap();
+    }
+
+    #[test]
+    fn a_stored_head_must_be_the_embedding() {
+        let (dir, images) = written();
+        let (file, mut tensors) = (dir.path().join(WEIGHTS), f32_bytes(dir.path()));
+        tensors.insert(HEAD.to_owned(), tensors[EMBEDDING].clone());
+        save(&file, Dtype::F32, &tensors);
+        assert_eq!(load(dir.path()), images);
+        *tensors.get_mut(HEAD).unwrap().1.last_mut().unwrap() ^= 1;
+        save(&file, Dtype::F32, &tensors);
+        assert!(reason(dir.path()).contains("`lm_head.weight` is different from `transformer.wte.weight`"));
     }
 
     #[test]
