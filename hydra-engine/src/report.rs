@@ -95,7 +95,7 @@ pub struct DeviceReport {
     pub compute_s: f64,
     /// Seconds of copies, both directions.
     pub copy_s: f64,
-    /// Seconds in which it waited for a promotion of a shard task it had claimed.
+    /// Seconds in which it waited for the promotion, or for memory, of a shard task it had claimed.
     pub stall_s: f64,
     /// `compute_s` over the makespan.
     pub utilization: f64,
