@@ -1,47 +1,25 @@
 //! The head's logits are never whole in memory: measured by an allocator that counts.
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
+use hydra_core::{DeviceId, MemoryProbe};
 use hydra_models::ops::head_loss;
-
-mod alloc {
-    use std::alloc::{GlobalAlloc, Layout, System};
-    use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-
-    /// The system's allocator, with counters.
-    pub struct Counting;
-
-    static IN_USE: AtomicUsize = AtomicUsize::new(0);
-    static PEAK: AtomicUsize = AtomicUsize::new(0);
-
-    // SAFETY: every call goes to the system's allocator with the same arguments.
-    unsafe impl GlobalAlloc for Counting {
-        unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-            let now = IN_USE.fetch_add(layout.size(), Relaxed) + layout.size();
-            PEAK.fetch_max(now, Relaxed);
-            // SAFETY: the caller keeps `alloc`'s contract.
-            unsafe { System.alloc(layout) }
-        }
-
-        unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-            IN_USE.fetch_sub(layout.size(), Relaxed);
-            // SAFETY: the caller keeps `dealloc`'s contract.
-            unsafe { System.dealloc(ptr, layout) }
-        }
-    }
-
-    /// The most bytes in use at once while `f` ran, beside those in use before.
-    pub fn peak_of<T>(f: impl FnOnce() -> T) -> (T, usize) {
-        let before = IN_USE.load(Relaxed);
-        PEAK.store(before, Relaxed);
-        let out = f();
-        (out, PEAK.load(Relaxed) - before)
-    }
-}
+use hydra_spill::alloc::{AllocatorProbe, CountingAllocator, tag_thread};
 
 #[global_allocator]
-static ALLOCATOR: alloc::Counting = alloc::Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator::new(std::alloc::System);
 
-// The only test of this program: another one's memory would be counted too.
+const DEVICE: DeviceId = DeviceId(0);
+
+/// The most bytes in use at once while `f` ran on threads of its own, beside those in use before.
+fn peak_of<T: Send>(f: impl FnOnce() -> T + Send) -> (T, u64) {
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(2).start_handler(|_| tag_thread(Some(DEVICE)));
+    let pool = pool.build().expect("threads");
+    AllocatorProbe.reset_peak(DEVICE);
+    let before = AllocatorProbe.in_use(DEVICE);
+    let out = pool.install(f);
+    (out, AllocatorProbe.peak(DEVICE) - before)
+}
+
 #[test]
 fn logits_are_never_whole() {
     let (positions, width, vocabulary, chunk_rows) = (512, 8, 10_000, 16);
@@ -55,8 +33,8 @@ fn logits_are_never_whole() {
     let targets = Tensor::from_data(TensorData::new(ids, [positions]), (&device, DType::I32));
     let run = || head_loss(hidden.clone(), table.clone(), targets.clone(), chunk_rows).backward();
     drop(run());
-    let (gradients, peak) = alloc::peak_of(run);
+    let (gradients, peak) = peak_of(run);
     assert!(hidden.grad(&gradients).is_some());
-    let whole = positions * vocabulary * size_of::<f32>();
+    let whole = (positions * vocabulary * size_of::<f32>()) as u64;
     assert!(peak < whole / 4, "{peak} bytes; all logits would take {whole}");
 }

@@ -10,66 +10,30 @@ use hydra_core::{
 use hydra_partition::{
     Fingerprint, FirstValues, PartitionError, PilotDevice, PilotPartitioner, Rules, choose_reserve,
 };
-use std::sync::atomic::Ordering::Relaxed;
+use hydra_spill::alloc::{AllocatorProbe, CountingAllocator, TagLease, tag_thread, with_tag};
 
-mod alloc {
-    //! An allocator that counts the bytes of the whole process.
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator::new(std::alloc::System);
 
-    use std::alloc::{GlobalAlloc, Layout, System};
-    use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-
-    pub static LIVE: AtomicU64 = AtomicU64::new(0);
-    pub static PEAK: AtomicU64 = AtomicU64::new(0);
-
-    struct Counting;
-
-    #[global_allocator]
-    static ALLOCATOR: Counting = Counting;
-
-    // SAFETY: every method hands its arguments to the system's allocator and only counts beside it; the
-    // other methods are the trait's own, which call these two.
-    unsafe impl GlobalAlloc for Counting {
-        unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-            let now = LIVE.fetch_add(layout.size() as u64, Relaxed) + layout.size() as u64;
-            PEAK.fetch_max(now, Relaxed);
-            // SAFETY: the caller's promise about `layout` is passed on.
-            unsafe { System.alloc(layout) }
-        }
-
-        unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
-            LIVE.fetch_sub(layout.size() as u64, Relaxed);
-            // SAFETY: `block` came from `alloc` above with this layout, that is, from the system.
-            unsafe { System.dealloc(block, layout) }
-        }
-    }
+/// One thread whose memory is counted.
+struct Cpu {
+    tag: TagLease,
+    pool: rayon::ThreadPool,
 }
 
-/// Counts the process, less what it held before the device was used.
-struct ProcessProbe(u64);
-
-impl MemoryProbe for ProcessProbe {
-    fn measures(&self) -> bool {
-        true
-    }
-
-    fn in_use(&self, _: DeviceId) -> u64 {
-        alloc::LIVE.load(Relaxed).saturating_sub(self.0)
-    }
-
-    fn peak(&self, _: DeviceId) -> u64 {
-        alloc::PEAK.load(Relaxed).saturating_sub(self.0)
-    }
-
-    fn reset_peak(&self, _: DeviceId) {
-        alloc::PEAK.store(alloc::LIVE.load(Relaxed), Relaxed);
+impl Cpu {
+    fn new() -> Self {
+        let tag = TagLease::take();
+        let id = tag.device();
+        let pool =
+            rayon::ThreadPoolBuilder::new().num_threads(1).start_handler(move |_| tag_thread(Some(id)));
+        Self { tag, pool: pool.build().expect("a thread") }
     }
 }
-
-struct Cpu(ProcessProbe);
 
 impl PilotDevice for Cpu {
     fn id(&self) -> DeviceId {
-        DeviceId(0)
+        self.tag.device()
     }
 
     fn burn(&self) -> Device {
@@ -77,21 +41,17 @@ impl PilotDevice for Cpu {
     }
 
     fn probe(&self) -> &dyn MemoryProbe {
-        &self.0
+        &AllocatorProbe
     }
 
     fn run(&self, job: &mut (dyn FnMut() + Send)) -> Result<(), PartitionError> {
-        job();
+        self.pool.install(job);
         Ok(())
     }
 
     fn bring_in(&self, bytes: &Bytes) -> Bytes {
-        let words: Vec<f32> = bytes
-            .chunks_exact(4)
-            .map(|word| f32::from_ne_bytes([word[0], word[1], word[2], word[3]]))
-            .collect();
-        let len = words.len();
-        HostTensor::float(words, [len]).bytes
+        let words: &[f32] = bytemuck::cast_slice(bytes);
+        with_tag(Some(self.id()), || HostTensor::float(words.to_vec(), [words.len()]).bytes)
     }
 }
 
@@ -147,7 +107,7 @@ fn batch() -> Batch {
 #[test]
 fn what_is_predicted_for_a_shard_is_what_it_takes() {
     let (chain, batch) = (chain(), batch());
-    let cpu = Cpu(ProcessProbe(alloc::LIVE.load(Relaxed)));
+    let cpu = Cpu::new();
     let images = FirstValues::new(&chain, 0);
     let partitioner = PilotPartitioner::new(&images);
     let profile = partitioner.measure(&chain, &batch, &cpu).unwrap();
@@ -160,8 +120,7 @@ fn what_is_predicted_for_a_shard_is_what_it_takes() {
     let least = hydra_partition::min_device_memory_bytes(&profile);
     let whole = hydra_partition::single_shard_bytes(&profile);
     let mut counts = Vec::new();
-    // The probe counts the host's copy of the boundary as well, which a device's own would not.
-    for budget in [least, (least + whole) / 2, whole].map(|budget| budget + 2 * boundary) {
+    for budget in [least, (least + whole) / 2, whole] {
         let reserve = choose_reserve(&[(&profile).into()], budget).unwrap();
         let rules = Rules::new(budget, reserve, profile.measured);
         let mut plan = partitioner.plan(&profile, fingerprint.clone(), rules, None).unwrap();
