@@ -2,59 +2,11 @@
 
 mod common;
 
-use burn::module::Module;
-use common::{PLENTY, Settings, adamw, gpt2_chain, mlp_chain, spirals, tokens};
-use hydra_core::{
-    Activation, Batch, ByteSize, Chain, Dataset, DatasetError, Forward, HostActivation, HostTensor, Length,
-    OptimizerSpec, Pass, TrainSpec,
-};
+use common::{Fragile, PLENTY, Points, Settings, adamw, gpt2_chain, mlp_chain, spirals, tokens};
+use hydra_core::{ByteSize, Chain, Length, OptimizerSpec, TrainSpec};
 use hydra_engine::{EngineError, Observer, RunEvent, StopFlag, TaskState, TrainTask, plain};
 use hydra_models::mlp;
 use std::sync::{Arc, Mutex};
-
-/// Passes its input on, and panics when it meets a value above 100.
-#[derive(Module, Debug)]
-struct Fragile {
-    #[module(skip)]
-    limit: f64,
-}
-
-impl Forward for Fragile {
-    fn forward(&self, x: Activation, _: &Pass) -> Activation {
-        let tensor = x.into_float::<2>();
-        let largest = tensor.clone().inner().max().into_data().try_to_vec::<f32>().expect("a number")[0];
-        assert!(f64::from(largest) <= self.limit, "met {largest}, which is above {}", self.limit);
-        Activation::of(tensor)
-    }
-}
-
-/// Points of two coordinates; every item from `bad` on has a coordinate of 1000.
-struct Points {
-    bad: usize,
-}
-
-impl Dataset for Points {
-    fn name(&self) -> &str {
-        "points"
-    }
-
-    fn len(&self) -> usize {
-        24
-    }
-
-    fn batch(&self, items: &[usize]) -> Result<Batch, DatasetError> {
-        let x = |i: &usize| [if *i >= self.bad { 1000.0 } else { *i as f32 / 24.0 }, 1.0];
-        let inputs = HostTensor::float(items.iter().flat_map(x).collect(), [items.len(), 2]);
-        let targets = HostTensor::int(items.iter().map(|i| (i % 3) as i32).collect(), [items.len()]);
-        Ok(Batch {
-            inputs: HostActivation::of(inputs),
-            targets: HostActivation::of(targets),
-            items: items.len(),
-            terms: items.len(),
-            units: items.len(),
-        })
-    }
-}
 
 fn linear(inputs: usize, outputs: usize, device: &burn::tensor::Device) -> burn::nn::Linear {
     burn::nn::LinearConfig::new(inputs, outputs).init(device)
@@ -81,7 +33,13 @@ fn a_panic_and_a_bad_loss_harm_no_other_task() {
     let spec = TrainSpec { optimizer: explosive, ..steps(6) };
     let mut run = Settings { devices: 2, ..Settings::default() }.orchestrator();
     run.submit(
-        TrainTask::new("panics", fragile_chain(), Arc::new(Points { bad: 12 }), steps(6)).cuts(vec![1]),
+        TrainTask::new(
+            "panics",
+            fragile_chain(),
+            Arc::new(Points { len: 24, bad: 12, panics: false }),
+            steps(6),
+        )
+        .cuts(vec![1]),
     )
     .unwrap();
     run.submit(TrainTask::new("explodes", gpt2_chain(), tokens(11, 1), spec).cuts(vec![2, 4])).unwrap();
@@ -104,7 +62,13 @@ fn a_panic_and_a_bad_loss_harm_no_other_task() {
 #[test]
 fn a_layer_that_fails_on_the_first_batch_is_refused_before_anything_trains() {
     let mut run = Settings::default().orchestrator();
-    run.submit(TrainTask::new("panics", fragile_chain(), Arc::new(Points { bad: 0 }), steps(6))).unwrap();
+    run.submit(TrainTask::new(
+        "panics",
+        fragile_chain(),
+        Arc::new(Points { len: 24, bad: 0, panics: false }),
+        steps(6),
+    ))
+    .unwrap();
     let message = chain_of(&run.admit().unwrap_err());
     assert!(message.contains("task `panics`") && message.contains("fragile"), "{message}");
 }

@@ -5,10 +5,10 @@ mod common;
 use burn::module::Module;
 use burn::nn::LinearConfig;
 use burn::tensor::Device;
-use common::{Settings, cnn_chain, gpt2_chain, mlp_chain, spirals, tokens};
+use common::{Fragile, Points, Settings, cnn_chain, gpt2_chain, mlp_chain, spirals, tokens};
 use hydra_core::{
-    Activation, Batch, ByteSize, Chain, Dataset, DatasetError, DeviceId, Forward, HostActivation, HostTensor,
-    ImageReader, Length, MemoryProbe, ModelWriter, OptimizerSpec, Pass, TrainSpec, WeightError,
+    Activation, ByteSize, Chain, Dataset, DeviceId, Forward, ImageReader, Length, MemoryProbe, ModelWriter,
+    OptimizerSpec, Pass, TrainSpec, WeightError,
 };
 use hydra_engine::{EngineError, RunReport, TaskState, TrainTask, plain};
 use hydra_models::{cnn, mlp};
@@ -49,22 +49,6 @@ fn spec(batch: usize, steps: usize) -> TrainSpec {
     TrainSpec { length: Length::Steps(steps), ..TrainSpec::new(OptimizerSpec::adamw(1e-3), batch) }
 }
 
-/// A layer without parameters that panics when it meets a value above 400.
-#[derive(Module, Debug)]
-struct Fragile {
-    #[module(skip)]
-    limit: f64,
-}
-
-impl Forward for Fragile {
-    fn forward(&self, x: Activation, _: &Pass) -> Activation {
-        let tensor = x.into_float::<2>();
-        let largest = tensor.clone().inner().max().into_data().try_to_vec::<f32>().expect("a number")[0];
-        assert!(f64::from(largest) <= self.limit, "met {largest}");
-        Activation::of(tensor)
-    }
-}
-
 /// A layer that no gradient passes.
 #[derive(Module, Debug)]
 struct Wall {
@@ -75,32 +59,6 @@ struct Wall {
 impl Forward for Wall {
     fn forward(&self, x: Activation, _: &Pass) -> Activation {
         Activation::of(x.into_float::<2>().detach())
-    }
-}
-
-/// Points of two coordinates; from item `bad` on they are out of range, or reading them panics.
-struct Points {
-    len: usize,
-    bad: usize,
-    panics: bool,
-}
-
-impl Dataset for Points {
-    fn name(&self) -> &str {
-        "points"
-    }
-
-    fn len(&self) -> usize {
-        self.len
-    }
-
-    fn batch(&self, items: &[usize]) -> Result<Batch, DatasetError> {
-        assert!(!self.panics || items.iter().all(|i| *i < self.bad), "unreadable items");
-        let x = |i: &usize| [if *i >= self.bad { 1000.0 } else { *i as f32 / self.len as f32 }, 1.0];
-        let inputs = HostTensor::float(items.iter().flat_map(x).collect(), [items.len(), 2]);
-        let targets = HostTensor::int(items.iter().map(|i| (i % 3) as i32).collect(), [items.len()]);
-        let (inputs, targets) = (HostActivation::of(inputs), HostActivation::of(targets));
-        Ok(Batch { inputs, targets, items: items.len(), terms: items.len(), units: items.len() })
     }
 }
 

@@ -1,7 +1,11 @@
 //! What the integration tests share: small chains, data, and runs under drawn settings.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
-use hydra_core::{ByteSize, Chain, Dataset, OptimizerSpec, TrainSpec};
+use burn::module::Module;
+use hydra_core::{
+    Activation, Batch, ByteSize, Chain, Dataset, DatasetError, Forward, HostActivation, HostTensor,
+    OptimizerSpec, Pass, TrainSpec,
+};
 use hydra_engine::{DeviceSpec, Orchestrator, RunReport, TaskReport, TrainTask};
 use hydra_models::data::TokenBlocks;
 use hydra_models::gpt2::{self, Gpt2Config};
@@ -101,4 +105,46 @@ pub fn spirals() -> Arc<dyn Dataset> {
 
 pub fn cnn_chain() -> Arc<Chain> {
     Arc::new(cnn::chain(cnn::CnnConfig::default()).expect("a chain"))
+}
+
+/// A layer without parameters that panics when it meets a value above its limit.
+#[derive(Module, Debug)]
+pub struct Fragile {
+    #[module(skip)]
+    pub limit: f64,
+}
+
+impl Forward for Fragile {
+    fn forward(&self, x: Activation, _: &Pass) -> Activation {
+        let tensor = x.into_float::<2>();
+        let largest = tensor.clone().inner().max().into_data().try_to_vec::<f32>().expect("a number")[0];
+        assert!(f64::from(largest) <= self.limit, "met {largest}, which is above {}", self.limit);
+        Activation::of(tensor)
+    }
+}
+
+/// Points of two coordinates; from item `bad` on they are out of range, or reading them panics.
+pub struct Points {
+    pub len: usize,
+    pub bad: usize,
+    pub panics: bool,
+}
+
+impl Dataset for Points {
+    fn name(&self) -> &str {
+        "points"
+    }
+
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn batch(&self, items: &[usize]) -> Result<Batch, DatasetError> {
+        assert!(!self.panics || items.iter().all(|i| *i < self.bad), "unreadable items");
+        let x = |i: &usize| [if *i >= self.bad { 1000.0 } else { *i as f32 / self.len as f32 }, 1.0];
+        let inputs = HostTensor::float(items.iter().flat_map(x).collect(), [items.len(), 2]);
+        let targets = HostTensor::int(items.iter().map(|i| (i % 3) as i32).collect(), [items.len()]);
+        let (inputs, targets) = (HostActivation::of(inputs), HostActivation::of(targets));
+        Ok(Batch { inputs, targets, items: items.len(), terms: items.len(), units: items.len() })
+    }
 }
