@@ -40,6 +40,10 @@ pub(crate) enum Command {
     Partition(Box<PartitionArgs>),
     /// Print the leaderboard of a run directory again
     Report(ReportArgs),
+    /// Simulate a scheduling policy on a workload of stated costs, in virtual time
+    Simulate(SimulateArgs),
+    /// Compare ways to train a workload of stated costs, and scheduling policies
+    Compare(CompareArgs),
 }
 
 /// `hydra select`.
@@ -59,7 +63,7 @@ pub(crate) struct SelectArgs {
     pub(crate) devices: DeviceArgs,
     #[command(flatten)]
     pub(crate) out: OutArgs,
-    /// Run what a run directory's spec.toml says; only --out, --force, --dry-run and --json may stand beside it
+    /// Run what a run directory's spec.toml says; only --out, --force, --dry-run, --record and --json may stand beside it
     #[arg(long, value_name = "FILE", conflicts_with_all = BESIDE_NO_SPEC)]
     pub(crate) spec: Option<PathBuf>,
 }
@@ -161,6 +165,58 @@ pub(crate) struct ReportArgs {
     /// Print the report as JSON, alone on standard output
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// `hydra simulate`.
+#[derive(Debug, Args)]
+pub(crate) struct SimulateArgs {
+    #[command(flatten)]
+    pub(crate) lab: LabArgs,
+    #[arg(long, value_name = "POLICY", default_value_t, hide_default_value = true, help = policy_help())]
+    pub(crate) policy: PolicyKind,
+    /// Promote a shard only when its device is free
+    #[arg(long)]
+    pub(crate) no_prefetch: bool,
+    /// Draw the schedule as a Gantt chart
+    #[arg(long, value_name = "FILE.svg")]
+    pub(crate) gantt: Option<PathBuf>,
+    /// Print the result as JSON, alone on standard output
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `hydra compare`.
+#[derive(Debug, Args)]
+pub(crate) struct CompareArgs {
+    #[command(flatten)]
+    pub(crate) lab: LabArgs,
+    /// What a device draws while it computes
+    #[arg(long, value_name = "W", default_value = "300", value_parser = parse::watts, allow_hyphen_values = true)]
+    pub(crate) busy_watts: f64,
+    /// What a device draws while it does not compute
+    #[arg(long, value_name = "W", default_value = "60", value_parser = parse::watts, allow_hyphen_values = true)]
+    pub(crate) idle_watts: f64,
+    /// Write the result as JSON and pictures of it into this directory
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: Option<PathBuf>,
+    /// Print the result as JSON, alone on standard output
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// What is simulated.
+#[derive(Debug, Args)]
+pub(crate) struct LabArgs {
+    /// Tasks and devices as costs, in JSON as docs/scheduling.md describes it; - is standard input
+    #[arg(long, value_name = "FILE")]
+    pub(crate) workload: PathBuf,
+    /// So many devices, each like the workload's first one [default: the workload's own]
+    #[arg(long, value_name = "N", value_parser = parse::simulated_devices, allow_hyphen_values = true)]
+    pub(crate) devices: Option<usize>,
+    /// The seed of the policy `random`, and of the variation of a workload that has one [default: 0, and the
+    /// workload's own]
+    #[arg(long, value_name = "N", value_parser = parse::seed, allow_hyphen_values = true)]
+    pub(crate) seed: Option<u64>,
 }
 
 /// The model and its text.
@@ -276,6 +332,9 @@ pub(crate) struct OutArgs {
     /// Print what would run and what it needs, and stop, leaving no file behind
     #[arg(long)]
     pub(crate) dry_run: bool,
+    /// Write the run's measured costs as a workload that `hydra simulate` replays; the run directory has it too
+    #[arg(long, value_name = "FILE", conflicts_with = "dry_run")]
+    pub(crate) record: Option<PathBuf>,
     /// Print the final report as JSON, alone on standard output
     #[arg(long)]
     pub(crate) json: bool,
@@ -328,7 +387,7 @@ mod tests {
 
     #[test]
     fn beside_a_spec_stand_only_output_flags() {
-        let allowed = ["spec", "out", "force", "dry_run", "json", "help", "version"];
+        let allowed = ["spec", "out", "force", "dry_run", "record", "json", "help", "version"];
         for flag in Cli::command().get_arguments() {
             let id = flag.get_id().as_str();
             assert_ne!(BESIDE_NO_SPEC.contains(&id), allowed.contains(&id), "--{id} is in neither or both");

@@ -12,6 +12,8 @@ use serde::Deserialize;
 pub(crate) struct Report {
     makespan_s: Option<f64>,
     lower_bound_s: Option<f64>,
+    /// Reports of the time before replays do not have it.
+    replay_s: Option<f64>,
     tokens_per_s: Option<f64>,
     policy: String,
     prefetch: bool,
@@ -171,8 +173,14 @@ impl Report {
         let seconds = |s: Option<f64>| s.map_or("-".to_owned(), |s| format!("{s:.2} s"));
         let prefetch = if self.prefetch { "prefetch" } else { "no prefetch" };
         let rate = crate::progress::thousands(self.tokens_per_s.unwrap_or(f64::NAN));
+        let replay = match (self.replay_s, self.makespan_s) {
+            (Some(replay), Some(makespan)) if makespan > 0.0 => {
+                format!(", replay {replay:.2} s: {:.3} of it", replay / makespan)
+            }
+            _ => String::new(),
+        };
         format!(
-            "makespan {} (lower bound {}), {rate} tokens/s, {}, {prefetch}\n\
+            "makespan {} (lower bound {}{replay}), {rate} tokens/s, {}, {prefetch}\n\
              moved {} up and {} down; host memory {} of {}\n",
             seconds(self.makespan_s),
             seconds(self.lower_bound_s),
@@ -217,7 +225,7 @@ mod tests {
             })
         };
         json!({
-            "schema": REPORT_SCHEMA, "makespan_s": 12.0, "lower_bound_s": 11.5, "tokens_per_s": 12345.6,
+            "schema": REPORT_SCHEMA, "makespan_s": 12.0, "lower_bound_s": 11.5, "replay_s": 11.8, "tokens_per_s": 12345.6,
             "policy": "sharded-lrtf", "prefetch": true,
             "tasks": [
                 task("worse", "done", json!(9.5)), task("broken", "failed", json!(1.0)),
@@ -248,9 +256,17 @@ mod tests {
         for part in ["1  best", "3e-4", "250.0", "4.250", "done"] {
             assert!(best.contains(part), "{part} in {best}");
         }
-        for part in
-            ["91.7%", "8.00 MiB", "16.00 MiB", "12.00 s", "11.50 s", "12.3k tokens/s", "1.00 GiB", "inf"]
-        {
+        for part in [
+            "91.7%",
+            "8.00 MiB",
+            "16.00 MiB",
+            "12.00 s",
+            "11.50 s",
+            "11.80 s: 0.983 of it",
+            "12.3k tokens/s",
+            "1.00 GiB",
+            "inf",
+        ] {
             assert!(text.contains(part), "{part} in\n{text}");
         }
     }

@@ -9,8 +9,9 @@
 //! | `spec`, `machine` | the spec of a run, every flag resolved; what the machine has |
 //! | `workload`, `session` | the model and the texts; the devices and the orchestrator |
 //! | `train`, `eval`, `partition`, `show` | the commands |
+//! | `simulate`, `compare`, `lab` | the commands of the scheduler's laboratory, and what they share |
 //! | `rundir`, `runlog`, `trace` | the run directory, `metrics.jsonl` and the Chrome trace |
-//! | `schedule`, `losses`, `colour` | the pictures |
+//! | `schedule`, `losses`, `bars`, `canvas`, `colour` | the pictures |
 //! | `progress`, `leaderboard`, `needs`, `table` | what is printed |
 //! | `error`, `stop` | exit statuses, Ctrl-C |
 //!
@@ -19,9 +20,13 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod bars;
+mod canvas;
 mod colour;
+mod compare;
 mod error;
 mod eval;
+mod lab;
 mod leaderboard;
 mod losses;
 mod machine;
@@ -34,6 +39,7 @@ mod runlog;
 mod schedule;
 mod session;
 mod show;
+mod simulate;
 mod spec;
 mod stop;
 mod table;
@@ -84,6 +90,8 @@ fn dispatch(cli: Cli, around: &Surroundings) -> anyhow::Result<Outcome> {
         Some(Command::Eval(args)) => eval::run(&args, around),
         Some(Command::Partition(args)) => partition::run(&args, around),
         Some(Command::Report(args)) => show::run(&args),
+        Some(Command::Simulate(args)) => simulate::run(&args),
+        Some(Command::Compare(args)) => compare::run(&args),
     }
 }
 

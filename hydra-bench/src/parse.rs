@@ -12,6 +12,9 @@ const MAX_THREADS: usize = 256;
 /// The most minibatches, epochs or layers that are not taken for a slip of the hand.
 const MAX_COUNT: usize = u32::MAX as usize;
 
+/// As many as a workload's file may ask for.
+const MAX_SIMULATED_DEVICES: usize = 1_000_000;
+
 /// Logical devices as `--devices` names them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DevicesArg {
@@ -119,6 +122,17 @@ pub(crate) fn context(text: &str) -> Result<usize, String> {
 /// A count that cannot be zero.
 pub(crate) fn count(text: &str) -> Result<usize, String> {
     integer(text, &format!("a whole number from 1 to {MAX_COUNT}"), 1, MAX_COUNT)
+}
+
+/// A number of simulated devices.
+pub(crate) fn simulated_devices(text: &str) -> Result<usize, String> {
+    let most = MAX_SIMULATED_DEVICES;
+    integer(text, &format!("a number of devices, a whole number from 1 to {most}"), 1, most)
+}
+
+/// Electric power.
+pub(crate) fn watts(text: &str) -> Result<f64, String> {
+    float(text, "watts, a finite number of zero or above such as 300", |x| x >= 0.0)
 }
 
 /// A number of warmup steps.

@@ -8,14 +8,15 @@ use std::path::{Path, PathBuf};
 /// Where run directories are made when nobody says where.
 const DEFAULT_PARENT: &str = "runs";
 /// Everything a run puts into its directory, and so what `--force` removes.
-const CONTENTS: [&str; 9] =
-    [SPEC, REPORT, METRICS, TRACE, SCHEDULE, LOSSES, PLANS, MODELS, "report.json.tmp"];
+const CONTENTS: [&str; 10] =
+    [SPEC, REPORT, METRICS, TRACE, SCHEDULE, LOSSES, WORKLOAD, PLANS, MODELS, "report.json.tmp"];
 const SPEC: &str = "spec.toml";
 const REPORT: &str = "report.json";
 const METRICS: &str = "metrics.jsonl";
 const TRACE: &str = "trace.json";
 const SCHEDULE: &str = "schedule.svg";
 const LOSSES: &str = "losses.svg";
+const WORKLOAD: &str = "workload.json";
 const PLANS: &str = "plans";
 const MODELS: &str = "models";
 
@@ -162,6 +163,11 @@ impl RunDir {
     /// Writes `losses.svg`.
     pub(crate) fn write_losses(&self, svg: &str) -> Result<()> {
         self.write(LOSSES, svg.as_bytes())
+    }
+
+    /// Writes `workload.json`.
+    pub(crate) fn write_workload(&self, json: &str) -> Result<()> {
+        self.write(WORKLOAD, json.as_bytes())
     }
 
     /// Where the plan of a task is saved: `plans/<task>.json`.

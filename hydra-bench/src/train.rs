@@ -21,6 +21,7 @@ pub(crate) fn run(mut spec: RunSpec, out: &OutArgs, around: &Surroundings) -> Re
     if let Some(path) = &out.out {
         check_inputs(&spec, path)?;
     }
+    out.record.as_deref().map_or(Ok(()), check_record)?;
     if out.dry_run {
         match &out.out {
             Some(path) => RunDir::at(path, out.force).map(|_| ())?,
@@ -33,7 +34,7 @@ pub(crate) fn run(mut spec: RunSpec, out: &OutArgs, around: &Surroundings) -> Re
         None => RunDir::next(spec.command.name())?,
     };
     match Prepared::new(&mut spec, &mut dir, around) {
-        Ok(prepared) => prepared.run(&dir, out.json),
+        Ok(prepared) => prepared.run(&dir, out),
         Err(error) => {
             dir.discard();
             Err(error)
@@ -55,6 +56,34 @@ fn check_inputs(spec: &RunSpec, out: &Path) -> Result<(), Usage> {
         }
     }
     Ok(())
+}
+
+/// Refuses a file that could not be written when the run is over.
+fn check_record(file: &Path) -> Result<(), Usage> {
+    let shown = file.display();
+    let parent = file.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    if file.is_dir() || !parent.is_dir() {
+        return Err(Usage::new(format!("--record `{shown}` names no file in a directory that exists")));
+    }
+    Ok(())
+}
+
+/// Writes the run as its measured costs into the run directory, and where it was asked for.
+fn record(dir: &RunDir, report: &RunReport, file: Option<&Path>) -> Result<()> {
+    let Some(workload) = &report.workload else {
+        if let Some(file) = file {
+            eprintln!("note: nothing was trained, and nothing recorded into `{}`", file.display());
+        }
+        return Ok(());
+    };
+    let json = format!("{}\n", workload.to_json());
+    dir.write_workload(&json)?;
+    match file {
+        Some(file) => {
+            std::fs::write(file, json).with_context(|| format!("`{}` could not be written", file.display()))
+        }
+        None => Ok(()),
+    }
 }
 
 fn dry_run(spec: &mut RunSpec, json: bool, around: &Surroundings) -> Result<Outcome> {
@@ -134,18 +163,19 @@ impl Prepared {
         Ok(Self { orchestrator, log, tasks, devices, stop })
     }
 
-    fn run(self, dir: &RunDir, json: bool) -> Result<Outcome> {
+    fn run(self, dir: &RunDir, out: &OutArgs) -> Result<Outcome> {
         let report = self.orchestrator.run().context("the run ended early")?;
         let text =
             serde_json::to_string_pretty(&report).context("the report could not be written as JSON")?;
         // Whatever cannot be written, what was trained is reported first.
         let written = dir.write_report(&format!("{text}\n"));
         let readable = Report::parse(&text)?;
-        match json {
+        match out.json {
             true => print(&format!("{text}\n"))?,
             false => print(&format!("{}\nresults in {}\n", readable.render(), dir.path().display()))?,
         }
         written?;
+        record(dir, &report, out.record.as_deref())?;
         let timeline = self.log.finish().context("the run log could not be written")?;
         draw(dir, &timeline, &report, &self.devices, &self.tasks)?;
         Ok(outcome(&readable, self.stop.is_stopped()))

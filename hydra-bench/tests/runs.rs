@@ -63,7 +63,7 @@ fn a_run_directory_holds_everything() {
         assert!(model.join("model.safetensors").is_file());
     }
     let left: Vec<_> = fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-    assert_eq!(left.len(), 8, "{left:?}");
+    assert_eq!(left.len(), 9, "{left:?}");
     shown_again_and_refused(&dir, &printed);
 }
 
@@ -144,6 +144,30 @@ fn a_spec_runs_again_to_the_same_bits_and_json_is_alone() {
     assert_eq!(fs::read(&spec).unwrap(), fs::read(two.join("spec.toml")).unwrap());
     let forced: Value = serde_json::from_str(&says(&[&arguments[..], &["--force"]].concat())).unwrap();
     assert_eq!(hashes(&first), hashes(&forced));
+}
+
+#[test]
+fn a_run_is_recorded_as_a_workload_that_can_be_simulated() {
+    let root = tempfile::tempdir().unwrap();
+    let (dir, file) = (root.path().join("run"), root.path().join("w.json"));
+    let printed = run(&dir, &["--record", file.to_str().unwrap()]);
+    assert!(printed.contains("replay"), "{printed}");
+    assert_eq!(fs::read(dir.join("workload.json")).unwrap(), fs::read(&file).unwrap());
+    let (workload, report) = (json(&file), json(&dir.join("report.json")));
+    assert!(report["replay_s"].as_f64().unwrap() > 0.0);
+    for (task, trained) in
+        workload["tasks"].as_array().unwrap().iter().zip(report["tasks"].as_array().unwrap())
+    {
+        assert_eq!((&task["name"], &task["minibatches"]), (&trained["name"], &trained["steps"]));
+        assert_eq!(task["shards"].as_array().unwrap().len() as u64, trained["shards"].as_u64().unwrap());
+    }
+    let simulated = says(&["simulate", "--workload", file.to_str().unwrap(), "--policy", "fifo", "--json"]);
+    let simulated: Value = serde_json::from_str(&simulated).unwrap();
+    let ran: u64 =
+        report["devices"].as_array().unwrap().iter().map(|d| d["shard_tasks"].as_u64().unwrap()).sum();
+    assert_eq!(simulated["shard_tasks"].as_u64(), Some(ran));
+    let nowhere = root.path().join("missing").join("w.json");
+    fails(&[&RUN[..], &["--record", nowhere.to_str().unwrap()]].concat(), 2, &["--record", "missing"]);
 }
 
 #[test]

@@ -15,6 +15,7 @@
 
 mod admission;
 mod admit;
+mod asking;
 mod clock;
 mod cursor;
 mod device;
@@ -27,6 +28,7 @@ mod observer;
 mod optimizer;
 mod orchestrator;
 pub mod plain;
+mod record;
 mod report;
 mod run;
 mod stop;

@@ -1,5 +1,6 @@
 //! One task while it runs: where it stands, what it waits for, and what it has to show.
 
+use crate::asking::Waits;
 use crate::clock::Time;
 use crate::cursor::{Cursor, Program, ShardTask, Stage};
 use crate::error::{EngineError, guarded};
@@ -93,6 +94,7 @@ pub(crate) struct Model {
     pub asked: bool,
     pub stopping: bool,
     pub results: Results,
+    pub waits: Waits,
     running_task: Option<ShardTask>,
     images: Vec<Vec<usize>>,
     /// Minibatches that each image has been stepped for; frozen ones are always up to date.
@@ -103,7 +105,8 @@ pub(crate) struct Model {
     gradient: Option<(usize, Slot<HostGradient>)>,
     loss: f64,
     evaluation: (f64, u64),
-    minibatch_done_s: Option<f64>,
+    /// When the last minibatch ended, while the next shard task waits for its optimizer.
+    pub minibatch_done_s: Option<f64>,
 }
 
 impl Model {
@@ -125,6 +128,7 @@ impl Model {
             asked: false,
             stopping: false,
             results: Results::default(),
+            waits: Waits::default(),
             running_task: None,
             images,
             versions: chain.images().iter().map(|image| frozen(image.trained)).collect(),
@@ -172,7 +176,7 @@ impl Model {
     }
 
     /// Whether what is next begins a minibatch or an evaluation batch, so that the task may end here.
-    fn between_sweeps(&self) -> bool {
+    pub(crate) fn between_sweeps(&self) -> bool {
         let evaluation_start = self
             .cursor
             .peek()
@@ -180,7 +184,7 @@ impl Model {
         self.cursor.at_minibatch_start() || evaluation_start
     }
 
-    fn masters_final(&self, next: &ShardTask) -> bool {
+    pub(crate) fn masters_final(&self, next: &ShardTask) -> bool {
         self.images[next.shard].iter().all(|image| self.versions[*image] >= next.step)
     }
 
@@ -437,6 +441,7 @@ impl Model {
         self.results.optimizer_stall_s += (time.end_s - time.start_s.max(done_s)).max(0.0);
         if self.cursor.peek().is_none_or(|next| self.masters_final(&next)) {
             self.minibatch_done_s = None;
+            self.waits.step_s = (time.end_s - done_s).max(0.0);
         }
     }
 

@@ -1,5 +1,6 @@
 //! What a run reports; `docs/report.md` documents the JSON.
 
+use hydra_sched::Workload;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -122,6 +123,10 @@ pub struct RunReport {
     /// No schedule of the same shard tasks could be shorter: the larger of all compute over the number of
     /// devices and the longest task with the optimizer time it could not hide.
     pub lower_bound_s: f64,
+    /// What the simulator predicts for the makespan from [`RunReport::workload`], under the same policy. `None`
+    /// where not every task was trained to its end.
+    #[serde(default)]
+    pub replay_s: Option<f64>,
     /// Trained tokens (or items) a second over the makespan.
     pub tokens_per_s: f64,
     /// The policy's name.
@@ -138,6 +143,11 @@ pub struct RunReport {
     pub host_admitted_bytes: u64,
     /// The host budget.
     pub host_budget_bytes: u64,
+    /// The run as its mean measured costs, for [`hydra_sched::simulate`]: what was trained and evaluated of each
+    /// task that trained at all. A microbatch stands as a minibatch of its own, and layers without
+    /// gradients as backwards of no time. It is not serialized with the report.
+    #[serde(skip)]
+    pub workload: Option<Workload>,
 }
 
 impl RunReport {

@@ -8,6 +8,7 @@ use crate::host::HostJob;
 use crate::model::{Claim, HostInputs, Model, Progress};
 use crate::observer::{Observer, RunEvent, Span, Track, Work};
 use crate::orchestrator::Setup;
+use crate::record::{Recorder, replay_s};
 use crate::report::{RunReport, TaskState};
 use crate::stop::StopFlag;
 use crate::threads::Threads;
@@ -35,8 +36,12 @@ struct Next {
 
 #[derive(Default)]
 pub(crate) struct DeviceState {
-    active: Option<Claim>,
+    pub(crate) active: Option<Claim>,
     next: Option<Next>,
+    /// When its last shard task ended.
+    pub(crate) ended_s: Option<f64>,
+    /// The task that it computes or computed last, if no other device did since.
+    pub(crate) last: Option<TaskId>,
     pub(crate) compute_s: f64,
     pub(crate) copy_s: f64,
     pub(crate) stall_s: f64,
@@ -55,10 +60,10 @@ pub(crate) struct Run {
     pub(crate) prefetch: bool,
     stop: StopFlag,
     stopping: bool,
-    observer: Box<dyn Observer>,
+    observer: Recorder,
     clock: Clock,
     tickets: Ticket,
-    decisions: u64,
+    pub(crate) decisions: u64,
     /// What shard tasks made and is on its way down.
     taking_down: usize,
     pub(crate) first_start_s: Option<f64>,
@@ -69,9 +74,13 @@ pub(crate) struct Run {
 pub(crate) fn run(setup: Setup) -> Result<RunReport, EngineError> {
     let (events, inbox) = unbounded();
     let clock = Clock::start();
+    let (policy, seed, prefetch) = (setup.policy, setup.seed, setup.prefetch);
     let mut run = Run::start(setup, events, clock)?;
     run.work(&inbox);
-    let report = run.report();
+    let mut report = run.report();
+    report.workload = run.observer.workload();
+    let whole = report.workload.as_ref().filter(|_| report.all_done());
+    report.replay_s = whole.and_then(|workload| replay_s(workload, policy, seed, prefetch));
     run.threads.join();
     Ok(report)
 }
@@ -82,7 +91,9 @@ impl Run {
         events: crossbeam_channel::Sender<Event>,
         clock: Clock,
     ) -> Result<Self, EngineError> {
-        let Setup { admitted, tasks, host_memory, policy, prefetch, seed, stop, mut observer } = setup;
+        let Setup { admitted, tasks, host_memory, policy, prefetch, seed, stop, observer } = setup;
+        let mut observer =
+            Recorder::new(observer, prefetch, admitted.devices.iter().map(|device| &device.spec));
         observer.observe(&RunEvent::Admitted(&admitted.admission));
         let host_budget = Budget::new("host memory", host_memory);
         let mut models = Vec::new();
@@ -265,7 +276,7 @@ impl Run {
     /// Claims a shard task for the device, if one can be, and sends it to the workers.
     fn claim(&mut self, device: usize) {
         let views: Vec<ModelView> = self.models.iter().filter_map(|m| self.view(m, device)).collect();
-        let view = View { device, devices: self.devices.len(), decision: self.decisions, claimable: &views };
+        let view = View { asking: self.asking(device), claimable: &views };
         let Some(ModelIndex(index)) = self.policy.choose(&view) else { return };
         let Some(next) = self.models[index].claimable(DeviceId(device), self.prefetch) else { return };
         if !self.activate(index) {
@@ -355,6 +366,7 @@ impl Run {
             }
             Event::OutputDown { device, task, ticket, of, time, result } => {
                 self.copied(device, task, Work::TakeDown, of, time);
+                self.observer.output_down(task, of.0, time.end_s);
                 match result {
                     Ok(output) => self.models[task.0].output_arrived(ticket, output),
                     Err(error) => self.fail(task.0, &error),
@@ -385,14 +397,20 @@ impl Run {
         let state = &self.devices[device.0];
         let mut claims = state.next.iter().map(|next| &next.claim).chain(&state.active);
         let of = claims.find(|claim| claim.ticket == ticket).map(|claim| (claim.what.shard, claim.what.step));
+        if of.is_some_and(|(shard, _)| shard == 0) {
+            self.models[task.0].waits.promote_s = time.seconds();
+        }
         self.copied(device, task, Work::Promote, of.unwrap_or_default(), time);
     }
 
     fn started(&mut self, device: DeviceId, ticket: Ticket) {
         let state = &mut self.devices[device.0];
         let Some(next) = state.next.take_if(|next| next.claim.ticket == ticket) else { return };
-        self.models[next.claim.task.0].started(&next.claim, device);
+        let task = next.claim.task;
+        self.models[task.0].started(&next.claim, device);
         state.active = Some(next.claim);
+        self.devices.iter_mut().filter(|other| other.last == Some(task)).for_each(|other| other.last = None);
+        self.devices[device.0].last = Some(task);
     }
 
     fn copied(&mut self, device: DeviceId, task: TaskId, work: Work, of: (usize, usize), time: Time) {
@@ -422,6 +440,7 @@ impl Run {
             Ok(None) => return,
             Err(error) => return self.fail(claim.task.0, &error),
         };
+        state.ended_s = Some(time.end_s);
         state.compute_s += time.seconds();
         state.stall_s += stalled_s;
         state.shard_tasks += 1;

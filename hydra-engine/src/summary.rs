@@ -29,6 +29,8 @@ impl Run {
             },
             host_admitted_bytes: self.host_admitted,
             host_budget_bytes: self.host_budget.capacity(),
+            replay_s: None,
+            workload: None,
         }
     }
 

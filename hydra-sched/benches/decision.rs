@@ -55,7 +55,7 @@ fn list(c: &mut Criterion) {
         let claimable = models(count);
         let mut policy = PolicyKind::ShardedLrtf.build(0);
         group.bench_function(BenchmarkId::new("sharded-lrtf", count), |b| {
-            let view = View { device: 0, devices: 4, decision: 0, claimable: &claimable };
+            let view = View { asking: Asking::new(0, 4, 0), claimable: &claimable };
             b.iter(|| policy.choose(black_box(&view)));
         });
     }

@@ -6,7 +6,7 @@ mod common;
 use std::fmt::Write as _;
 use std::io;
 
-use common::{Run, Series, picture, quantile};
+use common::{Run, distribution, picture, quantile};
 use hydra_sched::{
     Draw, LowerBounds, Policy, PolicyKind, ShardedLrtf, ShardedLrtfPatient, SimulationOptions, Variation,
     Workload, exact, simulate,
@@ -166,10 +166,4 @@ fn optimum(run: &Run) -> io::Result<String> {
         line("Sharded-LRTF over the optimum", &lrtf),
         line("the optimum over the lower bound", &bound)
     ))
-}
-
-/// The share of the cases up to each ratio, at two hundred places.
-fn distribution(name: String, sorted: &[f64]) -> Series {
-    let place = |percent| (quantile(sorted, f64::from(percent) / 200.0), f64::from(percent) / 200.0);
-    Series { name, points: (1..=200).map(place).collect() }
 }

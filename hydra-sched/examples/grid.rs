@@ -52,8 +52,12 @@ const MACHINES: [Machine; 2] = [
 ];
 
 fn workload(machine: &Machine) -> Workload {
-    let device =
-        DeviceCost { speed: 1.0, memory_bytes: Some(machine.memory), link_bytes_per_s: Some(machine.link) };
+    let device = DeviceCost {
+        speed: 1.0,
+        memory_bytes: Some(machine.memory),
+        link_bytes_per_s: Some(machine.link),
+        ..DeviceCost::default()
+    };
     let mut tasks = Vec::new();
     for batch in [16.0, 8.0] {
         for rate in ["3e-4", "1e-4", "5e-5", "6e-5", "1e-5", "2e-5"] {
@@ -62,8 +66,8 @@ fn workload(machine: &Machine) -> Workload {
             let shard = ShardCost {
                 forward_s,
                 backward_s: 3.0 * forward_s,
-                promote_s: None,
                 bytes: Some((4.0 * PARAMETERS / machine.shards as f64) as u64),
+                ..ShardCost::default()
             };
             let minibatches = (TOKENS / CONTEXT / batch) as u64;
             let mut task =

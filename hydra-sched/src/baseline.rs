@@ -124,7 +124,7 @@ mod tests {
         let mut counts = [0; 4];
         for decision in 0..4000 {
             for device in 0..2 {
-                let view = View { device, devices: 2, decision, claimable: &claimable };
+                let view = View { asking: Asking::new(device, 2, decision), claimable: &claimable };
                 counts[Random::new(seed).choose(&view).unwrap().0] += 1;
             }
         }

@@ -1,5 +1,6 @@
 //! Lower bounds: what no schedule can be shorter than.
 
+use crate::program::{Program, ShardTask};
 use crate::{ShardTaskKind, Workload};
 
 /// Shard tasks up to which the packing bound is computed; it sorts them all.
@@ -26,6 +27,11 @@ pub struct LowerBounds {
     /// Of the `k m + 1` longest shard tasks on `m` equal devices, `k + 1` meet on one; 0 for unequal
     /// devices and for workloads of more than a few thousand shard tasks, where it says little.
     pub packing_s: f64,
+    /// All compute and the idleness that one model of many short minibatches forces. After each of its
+    /// minibatches its next shard task has to wait for its masters and their promotion. Its device is
+    /// idle for that long, or starts a shard task of another model; each of those can stand in only one such
+    /// gap. With more gaps than shard tasks of other models, the difference stays idle.
+    pub turns_s: f64,
 }
 
 impl LowerBounds {
@@ -43,12 +49,14 @@ impl LowerBounds {
             level_s: levels_s(&jobs, &speeds).max(arrivals_s(&jobs, &speeds)),
             link_s: link_s(workload),
             packing_s: packing_s(workload),
+            turns_s: turns_s(workload, &jobs, &speeds),
         }
     }
 
     /// The largest of them.
     pub fn best_s(&self) -> f64 {
-        [self.work_s, self.level_s, self.link_s, self.packing_s].into_iter().fold(self.chain_s, f64::max)
+        let others = [self.work_s, self.level_s, self.link_s, self.packing_s, self.turns_s];
+        others.into_iter().fold(self.chain_s, f64::max)
     }
 }
 
@@ -103,32 +111,32 @@ fn arrivals_s(jobs: &[Job], speeds: &[f64]) -> f64 {
 
 /// The shortest promotion of a shard over all devices.
 fn shortest_promote_s(workload: &Workload, task: usize, shard: usize) -> f64 {
-    (0..workload.devices.len())
-        .map(|device| workload.promote_s(device, task, shard))
-        .fold(f64::INFINITY, f64::min)
+    // Stated seconds are the same everywhere, and many devices need not be asked.
+    let stated = workload.tasks[task].shards[shard].promote_s.is_some();
+    let devices = if stated { 1 } else { workload.devices.len() };
+    (0..devices).map(|device| workload.promote_s(device, task, shard)).fold(f64::INFINITY, f64::min)
 }
 
 /// The earliest end of a model that has all devices for itself.
 ///
 /// A shard task is committed to when the one before it starts, at the earliest, and when its
-/// masters are final; then come its promotion and its compute. A shard that was on a device in this
-/// minibatch may still be there.
+/// masters are final; then come its promotion and its compute. A shard that was on a device since its
+/// last step may still be there.
 fn chain_s(workload: &Workload, task: usize, speed: f64, prefetch: bool) -> f64 {
     let cost = &workload.tasks[task];
     let shards = cost.shards.len();
     let promote: Vec<f64> = (0..shards).map(|shard| shortest_promote_s(workload, task, shard)).collect();
     let step_s = cost.optimizer_s / shards as f64;
     let mut final_s = vec![cost.arrival_s; shards];
+    let mut promoted: Vec<Option<u64>> = vec![None; shards];
     let (mut start_s, mut end_s) = (cost.arrival_s, cost.arrival_s);
-    for minibatch in 0..cost.minibatches {
-        for (kind, shard) in cost.sweep() {
-            let commit_s = final_s[shard].max(if prefetch { start_s } else { end_s });
-            let stays = kind == ShardTaskKind::Backward && shard + 1 < shards;
-            start_s = end_s.max(commit_s + if stays { 0.0 } else { promote[shard] });
-            end_s = start_s + workload.seconds(task, minibatch, kind, shard) / speed;
-            if kind == ShardTaskKind::Backward {
-                final_s[shard] = end_s + step_s;
-            }
+    for ShardTask { minibatch, kind, shard, .. } in Program::of(cost).tasks() {
+        let commit_s = final_s[shard].max(if prefetch { start_s } else { end_s });
+        let stays = promoted[shard].replace(minibatch) == Some(minibatch);
+        start_s = end_s.max(commit_s + if stays { 0.0 } else { promote[shard] });
+        end_s = start_s + workload.seconds(task, minibatch, kind, shard) / speed;
+        if kind == ShardTaskKind::Backward {
+            final_s[shard] = end_s + step_s;
         }
     }
     end_s
@@ -145,6 +153,20 @@ fn link_s(workload: &Workload) -> f64 {
     (0..workload.tasks.len()).map(all).sum::<f64>() / links as f64
 }
 
+fn turns_s(workload: &Workload, jobs: &[Job], speeds: &[f64]) -> f64 {
+    let all = workload.shard_tasks();
+    let idle_s = |task: usize| {
+        let cost = &workload.tasks[task];
+        let gap_s = cost.optimizer_s / cost.shards.len() as f64 + shortest_promote_s(workload, task, 0);
+        let filled = all - cost.shard_tasks();
+        (cost.minibatches - 1).saturating_sub(filled) as f64 * gap_s
+    };
+    let most_idle_s = (0..jobs.len()).map(idle_s).fold(0.0, f64::max);
+    let work: f64 = jobs.iter().map(|job| job.work_s).sum();
+    let slowest = speeds.last().copied().unwrap_or(1.0);
+    first_s(jobs) + (work + most_idle_s * slowest) / speeds.iter().sum::<f64>()
+}
+
 fn packing_s(workload: &Workload) -> f64 {
     let devices = workload.devices.len();
     let speed = workload.devices.first().map_or(1.0, |device| device.speed);
@@ -154,9 +176,8 @@ fn packing_s(workload: &Workload) -> f64 {
     }
     let mut longest = Vec::new();
     for (task, cost) in workload.tasks.iter().enumerate() {
-        for minibatch in 0..cost.minibatches {
-            longest.extend(cost.sweep().map(|(kind, shard)| workload.seconds(task, minibatch, kind, shard)));
-        }
+        let of = |of: ShardTask| workload.seconds(task, of.minibatch, of.kind, of.shard);
+        longest.extend(Program::of(cost).tasks().map(of));
     }
     longest.sort_by(|a, b| b.total_cmp(a));
     let mut best = 0.0f64;
@@ -200,6 +221,22 @@ mod tests {
             ["x", "y", "z"].map(|name| TaskCost { name: name.into(), ..short.clone() }).into();
         let bounds = LowerBounds::of(&workload(three, 2), true);
         assert_eq!((bounds.work_s, bounds.packing_s, bounds.best_s()), (4.5, 6.0, 6.0));
+    }
+
+    /// Ten gaps of a second and a half, and three shard tasks to fill them, on one device and on two.
+    #[test]
+    fn gaps_that_nothing_fills_count() {
+        let shard = ShardCost::new(0.0, 2.0, 1.0);
+        let mut long = TaskCost::new("long", 11, vec![shard]);
+        long.optimizer_s = 0.5;
+        let short = plain("short", 1, &[(5.0, 5.0), (0.0, 5.0)]);
+        let mut both = workload(vec![long, short], 1);
+        let bounds = LowerBounds::of(&both, true);
+        assert_eq!((bounds.work_s, bounds.turns_s), (37.0, 37.0 + 7.0 * 1.5));
+        let result = crate::simulate(&both, &mut crate::ShardedLrtf, crate::SimulationOptions::default());
+        assert!(result.unwrap().makespan_s >= bounds.turns_s);
+        both.devices = vec![DeviceCost::default(); 2];
+        assert_eq!(LowerBounds::of(&both, true).turns_s, (37.0 + 7.0 * 1.5) / 2.0);
     }
 
     #[test]

@@ -167,6 +167,11 @@ impl Queue {
         self.models.get(model.0)?.as_ref().map(|(_, view)| view)
     }
 
+    /// The first in the policy's order.
+    pub fn first(&self) -> Option<ModelView> {
+        self.view(self.winner[1])
+    }
+
     /// Asks the policy for one of the models; `resident` are those, if they are in the queue, whose
     /// next shard is on the asking device.
     pub fn choose(
@@ -238,7 +243,7 @@ impl Claimable for Queued<'_> {
     }
 
     fn first(&self) -> Option<ModelView> {
-        self.queue.view(self.queue.winner[1])
+        self.queue.first()
     }
 
     fn first_resident(&self) -> Option<ModelView> {
@@ -299,6 +304,8 @@ mod tests {
         #[test]
         fn a_queue_and_a_list_choose_alike(
             changes in prop::collection::vec((any_models(1..20), prop::collection::vec(any::<bool>(), 20)), 1..6),
+            awaited in prop::option::of(any_models(1..2)),
+            even_s in 0.0..6.0f64,
             seed: u64,
         ) {
             for kind in PolicyKind::ALL {
@@ -319,8 +326,10 @@ mod tests {
                     let near = claimable.iter().filter(|m| m.resident).map(|m| m.model);
                     let near: Vec<ModelIndex> = near.collect();
                     let decision = decision as u64;
-                    let asking = Asking::new(1, 2, decision);
-                    let view = View { device: 1, devices: 2, decision, claimable: &claimable };
+                    let awaited = awaited.as_ref().map(|models| models[0]);
+                    let awaited_s = awaited.map_or(0.0, |model| model.remaining_s);
+                    let asking = Asking { awaited, awaited_s, even_s, ..Asking::new(1, 2, decision) };
+                    let view = View { asking, claimable: &claimable };
                     prop_assert_eq!(queue.len(), claimable.len());
                     prop_assert_eq!(queue.choose(&mut *queued, &asking, &near), listed.choose(&view));
                 }

@@ -96,7 +96,7 @@ pub enum WorkloadError {
         expected: &'static str,
     },
     /// The policy's estimates cannot be made of the costs.
-    #[error("task `{task}`: {source}")]
+    #[error("the costs of task `{task}` cannot be used")]
     Costs {
         /// The task.
         task: String,

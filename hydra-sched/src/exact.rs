@@ -3,7 +3,7 @@
 //! The problem is the one of the paper's MILP: chains of shard tasks, one of a model and one of a
 //! device at a time, none interrupted; promotions and optimizers take no time. A depth-first
 //! branch and bound solves it. The MILP itself is written out in docs/scheduling.md, and the
-//! feature `milp` solves it with a general solver to compare.
+//! features `milp` and `highs` solve it with general solvers to compare.
 //!
 //! Shard tasks are placed in the order of their starts. Some shortest schedule is found that way:
 //! take one, list its shard tasks by start, and place each as early as what was placed allows; no
@@ -13,6 +13,7 @@
 use std::collections::BTreeSet;
 
 use crate::claimable::ordered;
+use crate::program::{Program, ShardTask};
 use crate::{LowerBounds, PolicyKind, SimulationOptions, Workload, WorkloadError, simulate};
 
 /// The result of a search for the shortest makespan.
@@ -201,8 +202,8 @@ impl Search {
 
 fn chain(workload: &Workload, task: usize) -> Chain {
     let cost = &workload.tasks[task];
-    let minibatch = |m| cost.sweep().map(move |(kind, shard)| workload.seconds(task, m, kind, shard));
-    let seconds: Vec<f64> = (0..cost.minibatches).flat_map(minibatch).collect();
+    let of = |of: ShardTask| workload.seconds(task, of.minibatch, of.kind, of.shard);
+    let seconds: Vec<f64> = Program::of(cost).tasks().map(of).collect();
     let mut rest: Vec<f64> = seconds
         .iter()
         .rev()

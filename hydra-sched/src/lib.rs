@@ -20,9 +20,10 @@
 //! | `sweep` | [`ShardTaskKind`] and the order of the shard tasks in one sweep |
 //! | `remaining` | [`CostModel`] and [`WorkLeft`]: the one formula for remaining time |
 //! | `workload` | [`Workload`]: tasks and devices as costs, from and to JSON |
-//! | `simulate` | [`simulate()`]: the discrete-event simulator; `resident` holds what its devices keep |
+//! | `program` | the shard tasks of a whole task in their order, evaluations included |
+//! | `simulate` | [`simulate()`]: the discrete-event simulator; `progress` holds where its models stand, `resident` what its devices keep |
 //! | `bound` | [`LowerBounds`] |
-//! | `exact` | [`exact()`]: the shortest makespan of small cases; `milp` (a feature) the same by a general solver |
+//! | `exact` | [`exact()`]: the shortest makespan of small cases; `milp` the same by general solvers (features `milp` and `highs`) |
 //! | `strategy` | [`Strategy`] and [`compare()`]: model, pipeline, data and task parallelism beside SHARP |
 //! | `draw` | [`Draw`]: workloads at random; `random` the numbers they are made of |
 //! | `error` | [`PolicyError`], [`CostError`], [`WorkloadError`] |
@@ -33,7 +34,7 @@
 //! minibatches to go, so its remaining time is longer and Sharded-LRTF takes it.
 //!
 //! ```
-//! use hydra_sched::{CostModel, ModelIndex, ModelView, PolicyKind, ShardTaskKind, View, WorkLeft};
+//! use hydra_sched::{Asking, CostModel, ModelIndex, ModelView, PolicyKind, ShardTaskKind, View, WorkLeft};
 //!
 //! // Seconds of each shard's forward, backward and evaluation, as a partition plan gives them.
 //! let two_shards = CostModel::new(vec![1.0, 1.0], vec![2.0, 3.0], vec![1.0, 1.0])?;
@@ -62,7 +63,7 @@
 //!         continues: false,
 //!     })
 //!     .collect();
-//! let view = View { device: 0, devices: 1, decision: 0, claimable: &claimable };
+//! let view = View { asking: Asking::new(0, 1, 0), claimable: &claimable };
 //!
 //! let mut policy = "sharded-lrtf".parse::<PolicyKind>()?.build(0);
 //! assert_eq!(policy.choose(&view), Some(ModelIndex(1)));
@@ -105,9 +106,11 @@ mod draw;
 mod error;
 mod exact;
 mod lrtf;
-#[cfg(feature = "milp")]
+#[cfg(any(feature = "milp", feature = "highs"))]
 mod milp;
 mod policy;
+mod program;
+mod progress;
 mod random;
 mod remaining;
 mod resident;
@@ -124,6 +127,8 @@ pub use draw::Draw;
 pub use error::{CostError, PolicyError, WorkloadError};
 pub use exact::{Exact, exact, without_transfers};
 pub use lrtf::{ShardedLrtf, ShardedLrtfLocal, ShardedLrtfPatient};
+#[cfg(feature = "highs")]
+pub use milp::highs_makespan_s;
 #[cfg(feature = "milp")]
 pub use milp::milp_makespan_s;
 pub use policy::{Policy, PolicyKind};
@@ -132,4 +137,4 @@ pub use simulate::{Occupation, Simulation, SimulationOptions, Span, simulate};
 pub use strategy::{CompareOptions, DoesNotFit, Outcome, PowerModel, Row, Strategy, compare};
 pub use sweep::ShardTaskKind;
 pub use view::{Asking, ModelIndex, ModelView, View};
-pub use workload::{DeviceCost, ShardCost, TaskCost, Variation, Workload};
+pub use workload::{DeviceCost, EvaluationCost, ShardCost, TaskCost, Variation, Workload};

@@ -79,13 +79,14 @@ impl Policy for ShardedLrtfLocal {
 /// has committed to another model meanwhile makes it wait for a whole shard task, in every
 /// minibatch. That is right while other models fill the time, and wrong for a model that has more
 /// work left than an even share of all work: the run cannot end before it. For such a model the
-/// device waits, if it is also longer than everything that can be claimed; otherwise this policy
-/// does what [`ShardedLrtf`] does. The length of the model counts its own waits for its optimizer
-/// and for promotions, which nothing shortens.
+/// device waits, if it is also longer than everything that can be claimed. The length of the model
+/// counts its own waits for its optimizer and for promotions, which nothing shortens.
 ///
-/// It needs what [`Asking`] says of the awaited model, which the simulator gives. Asked with a
-/// view, which does not have them, it is [`ShardedLrtf`]; hence it is no
-/// [`PolicyKind`](crate::PolicyKind).
+/// Nor does a device commit to a model where a longer one can be claimed soon enough to be promoted
+/// while the device computes ([`Asking::soon`]); waiting for that costs nothing. Otherwise this policy
+/// does what [`ShardedLrtf`] does.
+///
+/// Where [`Asking`] says nothing of a model to wait for, it is [`ShardedLrtf`].
 #[derive(Clone, Copy, Debug)]
 pub struct ShardedLrtfPatient {
     share: f64,
@@ -111,7 +112,7 @@ impl Default for ShardedLrtfPatient {
 
 impl Policy for ShardedLrtfPatient {
     fn name(&self) -> &'static str {
-        "sharded-lrtf-patient"
+        PolicyKind::ShardedLrtfPatient.name()
     }
 
     fn priority(&self, model: &ModelView) -> Priority {
@@ -120,6 +121,9 @@ impl Policy for ShardedLrtfPatient {
 
     fn pick(&mut self, asking: &Asking, from: &dyn Claimable) -> Option<ModelIndex> {
         let longest = from.first()?;
+        if asking.soon.is_some_and(|soon| soon.remaining_s > longest.remaining_s) {
+            return None;
+        }
         let awaited = asking.awaited.map_or(0.0, |model| model.remaining_s);
         if awaited > longest.remaining_s && asking.awaited_s >= self.share * asking.even_s {
             None
@@ -183,6 +187,12 @@ mod tests {
         assert_eq!(ask(7.7, 8.0), None, "nearly the longest");
         assert_eq!(ask(4.5, 3.0), Some(ModelIndex(0)), "another one is longer");
         assert_eq!(ShardedLrtfPatient::default().choose(&view_of(&claimable)), Some(ModelIndex(0)));
+        let mut ask_soon = |soon_s: f64| {
+            let asking = Asking { soon: Some(models(&[(soon_s, 2)])[0]), ..Asking::new(0, 2, 0) };
+            queue.choose(&mut patient, &asking, &[])
+        };
+        assert_eq!(ask_soon(5.5), None, "a longer one comes in time");
+        assert_eq!(ask_soon(5.0), Some(ModelIndex(0)));
     }
 
     proptest! {

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::claimable::Listed;
 use crate::{
     Asking, Claimable, Fifo, ModelIndex, ModelView, PolicyError, Priority, Random, RoundRobin, ShardedLrtf,
-    ShardedLrtfLocal, Srtf, View,
+    ShardedLrtfLocal, ShardedLrtfPatient, Srtf, View,
 };
 
 /// Decides which model's next shard task a device takes.
@@ -40,20 +40,18 @@ pub trait Policy: Send {
     /// The model that the device takes, or `None` to leave it with what it computes until
     /// something happens. Unless a policy says otherwise, it is the first in its order, and `None`
     /// only when nothing is claimable; a policy may hold a device back only for
-    /// [`Asking::awaited`], which is sure to become claimable.
+    /// [`Asking::awaited`] or [`Asking::soon`], which are sure to become claimable or to end. Whoever
+    /// asks does so again when that happens, so that a device that is held back never stays so.
     fn pick(&mut self, asking: &Asking, from: &dyn Claimable) -> Option<ModelIndex> {
         let _ = asking;
         from.first().map(|model| model.model)
     }
 
-    /// The model whose next shard task the device takes; `None` only when nothing is claimable.
-    ///
-    /// The answer is always one of `view.claimable`. A view says nothing of a model to wait for, so
-    /// a device is never held back: whatever a policy answers, the schedule is work-conserving.
+    /// The model whose next shard task the device takes, one of `view.claimable`; `None` as
+    /// [`Policy::pick`] says.
     fn choose(&mut self, view: &View<'_>) -> Option<ModelIndex> {
-        let asking = Asking::new(view.device, view.devices, view.decision);
         let listed = Listed::new(view.claimable, |model| self.priority(model));
-        self.pick(&asking, &listed)
+        self.pick(&view.asking, &listed)
     }
 }
 
@@ -75,12 +73,22 @@ pub enum PolicyKind {
     /// Longest remaining time first, but what is resident where that costs little:
     /// [`ShardedLrtfLocal`].
     ShardedLrtfLocal,
+    /// Longest remaining time first, but waiting for the model that decides when the run ends:
+    /// [`ShardedLrtfPatient`].
+    ShardedLrtfPatient,
 }
 
 impl PolicyKind {
     /// Every policy, the default first.
-    pub const ALL: [Self; 6] =
-        [Self::ShardedLrtf, Self::Fifo, Self::Srtf, Self::Random, Self::RoundRobin, Self::ShardedLrtfLocal];
+    pub const ALL: [Self; 7] = [
+        Self::ShardedLrtf,
+        Self::Fifo,
+        Self::Srtf,
+        Self::Random,
+        Self::RoundRobin,
+        Self::ShardedLrtfLocal,
+        Self::ShardedLrtfPatient,
+    ];
 
     /// The name in specs, flags and reports, such as `sharded-lrtf`.
     pub const fn name(self) -> &'static str {
@@ -91,6 +99,7 @@ impl PolicyKind {
             Self::Random => "random",
             Self::RoundRobin => "round-robin",
             Self::ShardedLrtfLocal => "sharded-lrtf-local",
+            Self::ShardedLrtfPatient => "sharded-lrtf-patient",
         }
     }
 
@@ -103,6 +112,7 @@ impl PolicyKind {
             Self::Random => Box::new(Random::new(seed)),
             Self::RoundRobin => Box::new(RoundRobin::default()),
             Self::ShardedLrtfLocal => Box::new(ShardedLrtfLocal::default()),
+            Self::ShardedLrtfPatient => Box::new(ShardedLrtfPatient::default()),
         }
     }
 }
@@ -156,7 +166,9 @@ mod tests {
     #[test]
     fn the_names_are_the_documented_ones() {
         let names = PolicyKind::ALL.map(PolicyKind::name);
-        assert_eq!(names, ["sharded-lrtf", "fifo", "srtf", "random", "round-robin", "sharded-lrtf-local"]);
+        let expected =
+            "sharded-lrtf, fifo, srtf, random, round-robin, sharded-lrtf-local, sharded-lrtf-patient";
+        assert_eq!(names.join(", "), expected);
         assert_eq!(PolicyKind::default(), PolicyKind::ShardedLrtf);
         assert_eq!(format!("[{:>6}]", PolicyKind::Fifo), "[  fifo]");
     }
@@ -169,7 +181,7 @@ mod tests {
                 error,
                 PolicyError::Unknown {
                     found: found.to_owned(),
-                    expected: "sharded-lrtf, fifo, srtf, random, round-robin, sharded-lrtf-local".to_owned(),
+                    expected: PolicyKind::ALL.map(PolicyKind::name).join(", "),
                 }
             );
             assert!(error.to_string().contains(&format!("`{found}`")));

@@ -11,16 +11,19 @@
 //!   committed to while that computes, on the same device.
 //! - A promotion takes the link for its time, in the order of commitments. A copy that is still on
 //!   the device in the right version is not promoted again.
-//! - Nothing else takes time: not decisions, not activations or gradients going down to the host.
+//! - What a shard task made goes down to the host, in the time that the workload says; until then only
+//!   the device that made it can go on with the model.
+//! - Between commitment and promotion lies the device's latency. Nothing else takes time.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
 
 use crate::claimable::ordered;
+use crate::program::ShardTask;
+use crate::progress::Model;
 use crate::resident::Copies;
 use crate::{
-    Asking, CostModel, LowerBounds, ModelIndex, ModelView, Policy, Queue, ShardTaskKind, WorkLeft, Workload,
-    WorkloadError,
+    Asking, LowerBounds, ModelIndex, ModelView, Policy, Queue, ShardTaskKind, Workload, WorkloadError,
 };
 
 /// How a simulation runs, beside what the workload says.
@@ -75,6 +78,8 @@ pub struct Simulation {
     pub policy: &'static str,
     /// From the start of the run to the end of the last shard task, in seconds.
     pub makespan_s: f64,
+    /// When the first shard task started, in seconds from the start of the run.
+    pub first_start_s: f64,
     /// No schedule is shorter; see [`LowerBounds`].
     pub bounds: LowerBounds,
     /// Seconds of compute, per device.
@@ -127,81 +132,6 @@ pub fn simulate(
     Ok(run.result(bounds))
 }
 
-/// A shard task of one model.
-#[derive(Clone, Copy, Debug)]
-struct ShardTask {
-    minibatch: u64,
-    kind: ShardTaskKind,
-    shard: usize,
-}
-
-/// A model in the middle of the run.
-struct Model {
-    cost: CostModel,
-    minibatches: u64,
-    /// The first shard task that no device has committed to.
-    next: Option<ShardTask>,
-    /// A device has committed to a shard task that has not started.
-    claimed: bool,
-    /// The device that computes it.
-    runs_on: Option<usize>,
-    /// The device that computed it last.
-    ran_on: Option<usize>,
-    /// Per shard: when its masters are final; infinite until that is known.
-    final_s: Vec<f64>,
-}
-
-impl Model {
-    fn new(cost: CostModel, minibatches: u64, arrival_s: f64) -> Self {
-        let shards = cost.shards();
-        let (kind, shard) = ShardTaskKind::training_start(shards);
-        Self {
-            cost,
-            minibatches,
-            next: Some(ShardTask { minibatch: 0, kind, shard }),
-            claimed: false,
-            runs_on: None,
-            ran_on: None,
-            final_s: vec![arrival_s; shards],
-        }
-    }
-
-    /// The next shard task, if a device may commit to it at this time.
-    fn claimable(&self, now_s: f64) -> Option<ShardTask> {
-        self.next.filter(|next| !self.claimed && self.final_s[next.shard] <= now_s)
-    }
-
-    /// Estimated seconds from `next` on.
-    fn remaining_s(&self, next: &ShardTask) -> f64 {
-        let sweeps = self.minibatches - next.minibatch - 1;
-        let position = Some((next.kind, next.shard));
-        self.cost.remaining_s(&WorkLeft { sweeps, evaluations: 0, position })
-    }
-
-    /// Estimated seconds of what no device has committed to.
-    fn left_s(&self) -> f64 {
-        self.next.map_or(0.0, |next| self.remaining_s(&next))
-    }
-
-    fn claim(&mut self) -> Option<ShardTask> {
-        let task = self.next?;
-        self.claimed = true;
-        let shards = self.cost.shards();
-        self.next = match task.kind.following(task.shard, shards) {
-            Some((kind, shard)) => Some(ShardTask { kind, shard, ..task }),
-            None if task.minibatch + 1 == self.minibatches => None,
-            None => {
-                let (kind, shard) = ShardTaskKind::training_start(shards);
-                Some(ShardTask { minibatch: task.minibatch + 1, kind, shard })
-            }
-        };
-        if task.kind == ShardTaskKind::Backward {
-            self.final_s[task.shard] = f64::INFINITY;
-        }
-        Some(task)
-    }
-}
-
 /// A shard task that a device has committed to or computes.
 #[derive(Clone, Copy)]
 struct Claim {
@@ -231,7 +161,7 @@ enum Event {
     End {
         device: usize,
     },
-    /// The masters that a model waited for are final, or it arrives.
+    /// The masters that a model waited for are final, or its inputs are there, or it arrives.
     Final {
         model: usize,
     },
@@ -254,6 +184,8 @@ struct Run<'a> {
     links_s: Vec<f64>,
     /// Models that no device computes or has committed to.
     queue: Queue,
+    /// Models that are sure to become claimable at a time that is known.
+    waiting: Queue,
     /// Devices that could commit, as (computes, rank): the idle ones are served first.
     hungry: BTreeSet<(bool, usize)>,
     /// Devices by rank whose own model may have become claimable.
@@ -275,7 +207,7 @@ impl<'a> Run<'a> {
         options: SimulationOptions,
     ) -> Result<Self, WorkloadError> {
         let model = |task: &crate::TaskCost| -> Result<Model, WorkloadError> {
-            Ok(Model::new(task.estimates()?, task.minibatches, task.arrival_s))
+            Ok(Model::new(task, task.estimates()?))
         };
         let models: Vec<Model> = workload.tasks.iter().map(model).collect::<Result<_, _>>()?;
         let left_s: Vec<f64> = models.iter().map(Model::left_s).collect();
@@ -284,6 +216,7 @@ impl<'a> Run<'a> {
         let result = Simulation {
             policy: policy.name(),
             makespan_s: 0.0,
+            first_start_s: f64::INFINITY,
             bounds: LowerBounds::default(),
             busy_s: Vec::new(),
             shard_tasks: 0,
@@ -301,6 +234,7 @@ impl<'a> Run<'a> {
             now_s: 0.0,
             events: BinaryHeap::new(),
             queue: Queue::new(models.len()),
+            waiting: Queue::new(models.len()),
             hungry: (0..devices.len()).map(|rank| (false, rank)).collect(),
             touched: BTreeSet::new(),
             links_s: vec![0.0; if workload.shared_link { 1 } else { devices.len() }],
@@ -365,7 +299,10 @@ impl<'a> Run<'a> {
         self.result.finished_s[model] = self.now_s;
         if task.kind == ShardTaskKind::Backward {
             self.step(device, model, task.shard);
+        } else if !self.workload.devices[device].keeps_copies {
+            self.devices[device].copies.forget(model as u32, task.shard as u32);
         }
+        self.take_down(model, &task);
         self.count_left(model);
         self.release(model);
         self.start(device);
@@ -382,16 +319,48 @@ impl<'a> Run<'a> {
         }
     }
 
+    /// What a shard task made for the next one of its sweep goes to the host.
+    fn take_down(&mut self, model: usize, task: &ShardTask) {
+        let shards = &self.workload.tasks[model].shards;
+        let made = task.kind.following(task.shard, shards.len()).is_some();
+        let down_s = self.now_s + if made { shards[task.shard].take_down_s } else { 0.0 };
+        self.models[model].down_s = down_s;
+        // Nothing waits where the device has gone on with the model.
+        if down_s > self.now_s && !self.models[model].claimed {
+            self.at(down_s, Event::Final { model });
+        }
+    }
+
     /// Lets devices commit to a model's next shard task, if its masters are final.
     fn release(&mut self, model: usize) {
         let state = &self.models[model];
-        let Some(next) = state.claimable(self.now_s) else { return };
+        let Some(next) = state.claimable(self.now_s) else { return self.wait(model) };
+        self.waiting.remove(ModelIndex(model));
         match state.runs_on {
             Some(device) => {
                 self.touched.insert(self.devices[device].rank);
             }
             None => self.queue.insert(&*self.policy, view(model, state, &next, false)),
         }
+    }
+
+    /// Notes a model that becomes claimable at a time that is known.
+    fn wait(&mut self, model: usize) {
+        let state = &self.models[model];
+        if let (Some(next), Some(_)) = (state.next, state.ready_s()) {
+            self.waiting.insert(&*self.policy, view(model, state, &next, false));
+        }
+    }
+
+    /// The first of the models that wait, if it can be promoted before the device's shard task ends.
+    fn soon(&self, device: usize) -> Option<ModelView> {
+        let (claim, start_s) = self.devices[device].active?;
+        let first = self.waiting.first()?;
+        let of = &self.workload.devices[device];
+        let took_s = self.models[claim.model].cost.of(claim.task.kind, claim.task.shard) / of.speed;
+        let promote_s = self.workload.promote_s(device, first.model.0, first.next_shard) + of.latency_s;
+        let ready_s = self.models[first.model.0].ready_s()?;
+        (ready_s + promote_s <= start_s + took_s).then_some(first)
     }
 
     /// Lets every device commit that can: idle ones first, fast ones first among them.
@@ -460,7 +429,7 @@ impl<'a> Run<'a> {
     fn alone_s(&self, device: usize, model: &ModelView) -> f64 {
         let index = model.model.0;
         let (state, cost) = (&self.models[index], &self.workload.tasks[index]);
-        let minibatches = state.next.map_or(0, |next| state.minibatches - next.minibatch);
+        let minibatches = state.next.map_or(0, |next| cost.minibatches - next.minibatch);
         let wait_s = cost.optimizer_s / cost.shards.len() as f64 + self.workload.promote_s(device, index, 0);
         model.remaining_s / self.workload.devices[device].speed + minibatches as f64 * wait_s
     }
@@ -489,6 +458,7 @@ impl<'a> Run<'a> {
         let asking = Asking {
             awaited,
             awaited_s: awaited.map_or(0.0, |model| self.alone_s(device, &model)),
+            soon: self.soon(device),
             even_s: self.all_left_s / self.speeds,
             ..Asking::new(device, self.devices.len(), self.result.decisions)
         };
@@ -510,7 +480,7 @@ impl<'a> Run<'a> {
             let computes = state.active.map(|(claim, _)| (claim.model as u32, claim.task.shard as u32));
             let bytes = self.workload.tasks[model].shards[task.shard].bytes.unwrap_or(0);
             state.copies.insert((index, shard), task.minibatch, bytes, computes);
-            let start_s = self.links_s[state.link].max(self.now_s);
+            let start_s = self.links_s[state.link].max(self.now_s + self.workload.devices[device].latency_s);
             ready_s = start_s + self.workload.promote_s(device, model, task.shard);
             self.links_s[state.link] = ready_s;
             self.result.promotions += 1;
@@ -540,6 +510,7 @@ impl<'a> Run<'a> {
         self.models[model].runs_on = Some(device);
         self.models[model].ran_on = Some(device);
         self.result.shard_tasks += 1;
+        self.result.first_start_s = self.result.first_start_s.min(self.now_s);
         self.result.promotion_wait_s += waited_s;
         self.record(device, model, &task, Occupation::Compute(task.kind), (self.now_s, end_s));
         self.at(end_s, Event::End { device });
@@ -611,7 +582,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{DeviceCost, Draw, PolicyKind, ShardCost, TaskCost, Variation};
+    use crate::program::Program;
+    use crate::{DeviceCost, Draw, EvaluationCost, PolicyKind, ShardCost, TaskCost, Variation};
 
     fn on(tasks: Vec<TaskCost>, devices: usize) -> Workload {
         let devices = vec![DeviceCost::default(); devices];
@@ -692,6 +664,59 @@ mod tests {
         workload.tasks[1].arrival_s = 10.0;
         let result = lrtf(&workload);
         assert_eq!((result.makespan_s, result.finished_s), (11.0, vec![4.0, 11.0]));
+    }
+
+    #[test]
+    fn evaluations_come_before_and_after_training() {
+        let shards = vec![ShardCost { evaluate_s: Some(0.25), ..ShardCost::new(1.0, 2.0, 0.5) }; 2];
+        let mut workload = on(vec![TaskCost::new("a", 1, shards)], 1);
+        workload.tasks[0].evaluations =
+            vec![EvaluationCost { after: 0, sweeps: 1 }, EvaluationCost { after: 1, sweeps: 2 }];
+        workload.tasks[0].optimizer_s = 0.5;
+        let result = lrtf(&workload);
+        // The stale copies come anew after the step of shard 0, and its evaluation waits for that.
+        let before_s = 0.5 + 0.25 + 0.25 + 0.25;
+        assert_eq!(result.makespan_s, before_s + 5.0 + 0.25 + 0.5 + 0.25 + 0.25 + 0.25 + 0.25 + 0.25);
+        assert_eq!((result.shard_tasks, result.first_start_s), (9, 0.5));
+        assert_eq!((result.promotions, result.bounds.chain_s), (4, result.makespan_s));
+        workload.devices[0].keeps_copies = false;
+        assert_eq!(lrtf(&workload).promotions, 9);
+    }
+
+    /// A model of one shard takes turns with another's shard tasks: its masters are final soon after these
+    /// begin, and the patient policy does not commit to the next of them before that.
+    #[test]
+    fn the_patient_policy_commits_late_where_that_costs_nothing() {
+        let mut long = one_shard("a", 20, 1.0, 0.25);
+        long.optimizer_s = 0.25;
+        let other = TaskCost::new("b", 1, vec![ShardCost::new(1.0, 1.0, 0.25); 5]);
+        let workload = on(vec![long, other], 1);
+        let gaps = |result: &Simulation| result.makespan_s - 0.25 - result.busy_s[0];
+        // Nine of the nineteen gaps of half a second can be filled.
+        assert_eq!(gaps(&run(&workload, PolicyKind::ShardedLrtfPatient)), 10.0 * 0.5);
+        assert!(gaps(&lrtf(&workload)) > 10.0 * 0.5);
+    }
+
+    #[test]
+    fn latency_comes_before_a_promotion_and_is_hidden_with_it() {
+        let mut workload = on(vec![one_shard("a", 5, 2.0, 0.5), one_shard("b", 5, 2.0, 0.5)], 1);
+        workload.devices[0].latency_s = 1.0;
+        assert_eq!(lrtf(&workload).makespan_s, 1.5 + 20.0);
+        workload.tasks.truncate(1);
+        assert_eq!(lrtf(&workload).makespan_s, 5.0 * (1.5 + 2.0));
+    }
+
+    /// A model goes on where it is without waiting for what it made, if it is claimed there before.
+    #[test]
+    fn what_goes_down_is_waited_for_by_other_devices_only() {
+        let shard = ShardCost { take_down_s: 0.5, ..ShardCost::new(1.0, 1.0, 0.0) };
+        let mut workload = on(vec![TaskCost::new("a", 2, vec![shard; 2])], 1);
+        assert_eq!(lrtf(&workload).makespan_s, 2.0 * 3.0);
+        let without = SimulationOptions { prefetch: false, record: false };
+        let result = simulate(&workload, &mut crate::ShardedLrtf, without).unwrap();
+        assert_eq!(result.makespan_s, 2.0 * 3.0 + 4.0 * 0.5, "it is not claimed before it ends");
+        workload.tasks[0].optimizer_s = 2.0;
+        assert_eq!(lrtf(&workload).makespan_s, 2.0 * 3.0 + 1.0, "the optimizer takes longer");
     }
 
     #[test]
@@ -793,23 +818,30 @@ mod tests {
             let eighths = |x: u8| f64::from(x) / 8.0;
             ShardCost {
                 bytes: Some(bytes),
+                take_down_s: f64::from(promote) / 4.0,
                 ..ShardCost::new(eighths(forward), eighths(backward), eighths(promote))
             }
         });
         let shards = prop::collection::vec(shard, 1..5);
-        let task = (1..6u64, shards, 0..4u8, 0..4u8, 0..3u8).prop_map(
-            |(minibatches, shards, arrival, step, drift)| {
+        let evaluations = prop::collection::btree_map(0..6u64, 0..3u64, 0..3);
+        let task = (1..6u64, shards, 0..4u8, 0..4u8, 0..3u8, evaluations).prop_map(
+            |(minibatches, shards, arrival, step, drift, evaluations)| {
                 let mut task = TaskCost::new("", minibatches, shards);
                 (task.arrival_s, task.optimizer_s, task.drift) =
                     (arrival.into(), f64::from(step) / 4.0, drift.into());
+                let there = evaluations.into_iter().filter(|(after, _)| *after <= minibatches);
+                task.evaluations = there.map(|(after, sweeps)| EvaluationCost { after, sweeps }).collect();
                 task
             },
         );
-        let device = (1..4u8, prop::option::of(60..200u64)).prop_map(|(speed, memory_bytes)| DeviceCost {
-            speed: speed.into(),
-            memory_bytes,
-            link_bytes_per_s: None,
-        });
+        let device = (1..4u8, prop::option::of(60..200u64), any::<bool>()).prop_map(
+            |(speed, memory_bytes, keeps_copies)| DeviceCost {
+                speed: speed.into(),
+                memory_bytes,
+                keeps_copies,
+                ..DeviceCost::default()
+            },
+        );
         let variation = prop::option::of((any::<u64>(), 0.0..0.9f64));
         (prop::collection::vec(task, 1..7), prop::collection::vec(device, 1..5), any::<bool>(), variation)
             .prop_map(|(mut tasks, devices, shared_link, variation)| {
@@ -830,9 +862,8 @@ mod tests {
         /// the parameters there and final, and never faster than the bounds.
         #[test]
         fn every_schedule_keeps_the_rules(workload in any_workload(), prefetch: bool, seed: u64) {
-            let patient: Box<dyn Policy> = Box::new(crate::ShardedLrtfPatient::default());
-            let policies = PolicyKind::ALL.map(|kind| kind.build(seed)).into_iter().chain([patient]);
-            for mut policy in policies {
+            for kind in PolicyKind::ALL {
+                let mut policy = kind.build(seed);
                 let options = SimulationOptions { prefetch, record: true };
                 let result = simulate(&workload, &mut *policy, options).unwrap();
                 prop_assert_eq!(result.shard_tasks, workload.shard_tasks());
@@ -842,8 +873,9 @@ mod tests {
                 for (index, task) in workload.tasks.iter().enumerate() {
                     let own: Vec<&Span> = compute.iter().copied().filter(|s| s.task == index).collect();
                     let order: Vec<_> = own.iter().map(|s| (s.minibatch, s.what, s.shard)).collect();
-                    let expected: Vec<_> = (0..task.minibatches)
-                        .flat_map(|m| task.sweep().map(move |(k, s)| (m, Occupation::Compute(k), s)))
+                    let expected: Vec<_> = Program::of(task)
+                        .tasks()
+                        .map(|of| (of.minibatch, Occupation::Compute(of.kind), of.shard))
                         .collect();
                     prop_assert_eq!(order, expected);
                     prop_assert!(in_turn(own.iter().copied()));

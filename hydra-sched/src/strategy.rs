@@ -1,9 +1,10 @@
 //! Ways to train many models on few devices, from the same stated costs.
 //!
 //! Each strategy has its assumptions in [`Strategy::assumptions`]; where a cost is not known they
-//! favour the strategies that SHARP is compared with. All leave out variation and drift and know the
-//! costs; all but SHARP and spilled task parallelism keep parameters, gradients and optimizer state
-//! on the devices, so that they have nothing to promote and step their optimizers in no time.
+//! favour the strategies that SHARP is compared with. All leave out variation, drift and
+//! evaluations and know the costs; all but SHARP and spilled task parallelism keep parameters,
+//! gradients and optimizer state on the devices, so that they have nothing to promote and step their
+//! optimizers in no time.
 
 use std::fmt;
 
@@ -198,7 +199,10 @@ pub fn compare(workload: &Workload, options: CompareOptions) -> Result<Vec<Row>,
     workload.check()?;
     let mut stated = workload.clone();
     stated.variation = None;
-    stated.tasks.iter_mut().for_each(|task| (task.drift, task.estimate_factor) = (0.0, 1.0));
+    for task in &mut stated.tasks {
+        (task.drift, task.estimate_factor) = (0.0, 1.0);
+        task.evaluations.clear();
+    }
     let row = |strategy| Ok(Row { strategy, outcome: outcome(&stated, strategy, options)? });
     Strategy::ALL.into_iter().map(row).collect()
 }
@@ -245,7 +249,8 @@ fn sharp(
 fn spilled(workload: &Workload, options: CompareOptions) -> Result<Outcome, WorkloadError> {
     let mut order = Vec::new();
     for (task, cost) in workload.tasks.iter().enumerate() {
-        let mut alone = Workload { tasks: vec![cost.clone()], ..workload.clone() };
+        let Workload { shared_link, variation, .. } = *workload;
+        let mut alone = Workload { tasks: vec![cost.clone()], devices: Vec::new(), shared_link, variation };
         alone.tasks[0].arrival_s = 0.0;
         let mut runs = Vec::new();
         for device in &workload.devices {

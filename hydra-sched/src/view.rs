@@ -25,18 +25,15 @@ pub struct ModelView {
     pub continues: bool,
 }
 
-/// What a policy decides from: the device that asks and the models that can be claimed now.
+/// What a policy decides from: a device that asks, and the models that it can claim now.
 ///
 /// A model that is claimed already, or whose masters are not final for the shard task it needs
-/// next, is never in it: the policy cannot break that rule because it cannot see such a model.
+/// next, is never in `claimable`: the policy cannot break that rule because it cannot take such a
+/// model.
 #[derive(Clone, Copy, Debug)]
 pub struct View<'a> {
-    /// The device that asks, below `devices`.
-    pub device: usize,
-    /// How many devices the run has.
-    pub devices: usize,
-    /// How many decisions this run has taken before this one.
-    pub decision: u64,
+    /// The device, and what it may wait for.
+    pub asking: Asking,
     /// The models of which the device may take the next shard task, each once, in any order.
     pub claimable: &'a [ModelView],
 }
@@ -52,12 +49,17 @@ pub struct Asking {
     /// How many decisions this run has taken before this one.
     pub decision: u64,
     /// The model that the device computes or has just computed, if no device can claim it yet
-    /// because its masters are not final; `None` where that is not known.
+    /// because its masters are not final. It is sure to become claimable, or to end.
     pub awaited: Option<ModelView>,
     /// Estimated seconds until the awaited model could be over if it never waited for a device: its
     /// compute, and in each minibatch its waits for the optimizer and for the first promotion
-    /// after it, which nothing hides. 0 where that is not known.
+    /// after it, which nothing hides. 0 where nothing is awaited.
     pub awaited_s: f64,
+    /// The longest of the models that wait for their masters or inputs, if it can be claimed soon enough
+    /// that the device does not have to wait: its parameters can still be promoted before the shard
+    /// task that the device computes has ended. `None` where the device computes nothing. It is
+    /// sure to become claimable, or to end.
+    pub soon: Option<ModelView>,
     /// Estimated seconds until all devices together could have done all work that is left, that of
     /// running models included; infinite where that is not known.
     pub even_s: f64,
@@ -66,6 +68,6 @@ pub struct Asking {
 impl Asking {
     /// A device about which no more is known.
     pub const fn new(device: usize, devices: usize, decision: u64) -> Self {
-        Self { device, devices, decision, awaited: None, awaited_s: 0.0, even_s: f64::INFINITY }
+        Self { device, devices, decision, awaited: None, awaited_s: 0.0, soon: None, even_s: f64::INFINITY }
     }
 }

@@ -49,6 +49,19 @@ pub struct TaskCost {
     /// (or shrink, down to -1) evenly in between.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub drift: f64,
+    /// Evaluation sweeps between the minibatches, in the order of `after`, each place once.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub evaluations: Vec<EvaluationCost>,
+}
+
+/// Evaluation sweeps of a task: the forward of every shard, as often as there are batches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EvaluationCost {
+    /// Minibatches trained before them; 0 is before training.
+    pub after: u64,
+    /// How many.
+    pub sweeps: u64,
 }
 
 /// The costs of one shard on a device of speed 1.
@@ -60,6 +73,9 @@ pub struct ShardCost {
     pub forward_s: f64,
     /// Seconds of its backward, the recomputed forward included.
     pub backward_s: f64,
+    /// Seconds of its forward in an evaluation; `forward_s` where nothing is said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub evaluate_s: Option<f64>,
     /// Seconds of bringing its parameters to a device, whichever the link.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub promote_s: Option<f64>,
@@ -67,6 +83,10 @@ pub struct ShardCost {
     /// divided by `link_bytes_per_s`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes: Option<u64>,
+    /// Seconds from the end of a shard task until what it made for the next one of its sweep is on the
+    /// host. Before that, only the device that made it can go on with the model. 0 where nothing is said.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub take_down_s: f64,
 }
 
 /// One logical device.
@@ -83,11 +103,19 @@ pub struct DeviceCost {
     /// Bandwidth from the host to the device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link_bytes_per_s: Option<f64>,
+    /// Copies of parameters stay until their place is needed. Where it is false, as in the engine, one goes
+    /// when its shard task ends, and every shard task is promoted anew. True where nothing is said.
+    #[serde(default = "yes", skip_serializing_if = "Clone::clone")]
+    pub keeps_copies: bool,
+    /// Seconds from the moment at which it can commit to a shard task until that one's promotion begins:
+    /// the time of decisions, and of threads that have to wake up. 0 where nothing is said.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub latency_s: f64,
 }
 
 impl Default for DeviceCost {
     fn default() -> Self {
-        Self { speed: 1.0, memory_bytes: None, link_bytes_per_s: None }
+        Self { speed: 1.0, memory_bytes: None, link_bytes_per_s: None, keeps_copies: true, latency_s: 0.0 }
     }
 }
 
@@ -153,13 +181,39 @@ impl Workload {
             let allowed = (0.0..1.0).contains(&variation.relative);
             allowed.or_refuse("variation", "relative", variation.relative, "at least 0 and less than 1")?;
         }
-        self.devices.iter().enumerate().try_for_each(|(index, device)| self.check_device(index, device))
+        // Of equal devices in a row, the first speaks for all.
+        let differs =
+            |(index, device): &(usize, &DeviceCost)| *index == 0 || self.devices[*index - 1] != **device;
+        let mut devices = self.devices.iter().enumerate().filter(differs);
+        devices.try_for_each(|(index, device)| self.check_device(index, device))?;
+        let total_s = self.at_most_s();
+        total_s.is_finite().or_refuse("all shard tasks", "the time", total_s, "a finite number of seconds")
+    }
+
+    /// More seconds than any schedule can take, infinite where they exceed what a number can hold.
+    fn at_most_s(&self) -> f64 {
+        let slowest = self.devices.iter().map(|device| device.speed).fold(f64::INFINITY, f64::min);
+        let links = self.devices.iter().filter_map(|device| device.link_bytes_per_s);
+        let link = links.fold(f64::INFINITY, f64::min);
+        let promote_s =
+            |s: &ShardCost| s.promote_s.unwrap_or(s.bytes.map_or(0.0, |bytes| bytes as f64 / link));
+        let latency_s = self.devices.iter().map(|device| device.latency_s).fold(0.0, f64::max);
+        let of = |task: &TaskCost| {
+            let sweeps = 2.0 * (task.minibatches as f64 + task.evaluation_sweeps() as f64);
+            let compute_s = (task.sweep_s() + task.evaluation_s()) * (1.0 + task.drift.max(0.0)) / slowest;
+            let moved_s = |s: &ShardCost| latency_s + promote_s(s) + s.take_down_s;
+            let promotions_s: f64 = task.shards.iter().map(moved_s).sum();
+            task.arrival_s + sweeps * (compute_s + promotions_s + task.optimizer_s)
+        };
+        self.tasks.iter().map(of).sum()
     }
 
     fn check_device(&self, index: usize, device: &DeviceCost) -> Result<(), WorkloadError> {
         let of = format!("device {index}");
         let positive = |x: f64| x.is_finite() && x > 0.0;
         positive(device.speed).or_refuse(&of, "speed", device.speed, "finite and more than 0")?;
+        let latency = device.latency_s.is_finite() && device.latency_s >= 0.0;
+        latency.or_refuse(&of, "latency_s", device.latency_s, "finite and not negative")?;
         if let Some(link) = device.link_bytes_per_s {
             positive(link).or_refuse(&of, "link_bytes_per_s", link, "finite and more than 0")?;
         }
@@ -211,10 +265,17 @@ impl Workload {
     pub fn task_s(&self, task: usize) -> f64 {
         let cost = &self.tasks[task];
         if self.variation.is_none() && cost.drift == 0.0 {
-            return cost.sweep_s() * cost.minibatches as f64;
+            return cost.sweep_s() * cost.minibatches as f64
+                + cost.evaluation_s() * cost.evaluation_sweeps() as f64;
         }
+        let evaluation = |after| {
+            let shards = 0..cost.shards.len();
+            shards.map(|shard| self.seconds(task, after, ShardTaskKind::Evaluate, shard)).sum::<f64>()
+        };
+        let evaluations: f64 =
+            cost.evaluations.iter().map(|of| of.sweeps as f64 * evaluation(of.after)).sum();
         let minibatch = |m| cost.sweep().map(|(kind, shard)| self.seconds(task, m, kind, shard)).sum::<f64>();
-        (0..cost.minibatches).map(minibatch).sum()
+        evaluations + (0..cost.minibatches).map(minibatch).sum::<f64>()
     }
 
     /// Seconds that a shard task turns out to take on a device of speed 1: its stated cost with
@@ -243,12 +304,33 @@ impl TaskCost {
     /// A task of this name, with nothing said but its shards.
     pub fn new(name: impl Into<String>, minibatches: u64, shards: Vec<ShardCost>) -> Self {
         let name = name.into();
-        Self { name, minibatches, shards, arrival_s: 0.0, optimizer_s: 0.0, estimate_factor: 1.0, drift: 0.0 }
+        Self {
+            name,
+            minibatches,
+            shards,
+            arrival_s: 0.0,
+            optimizer_s: 0.0,
+            estimate_factor: 1.0,
+            drift: 0.0,
+            evaluations: Vec::new(),
+        }
     }
 
     /// How many shard tasks it has.
     pub fn shard_tasks(&self) -> u64 {
-        self.minibatches.saturating_mul((2 * self.shards.len() as u64).saturating_sub(1))
+        let shards = self.shards.len() as u64;
+        let training = self.minibatches.saturating_mul((2 * shards).saturating_sub(1));
+        training.saturating_add(self.evaluation_sweeps().saturating_mul(shards))
+    }
+
+    /// How many evaluation sweeps it has.
+    pub fn evaluation_sweeps(&self) -> u64 {
+        self.evaluations.iter().map(|of| of.sweeps).fold(0, u64::saturating_add)
+    }
+
+    /// Stated seconds of compute of an evaluation sweep.
+    pub fn evaluation_s(&self) -> f64 {
+        self.shards.iter().map(|shard| shard.seconds(ShardTaskKind::Evaluate)).sum()
     }
 
     /// The shard tasks of a minibatch, in their order.
@@ -280,13 +362,14 @@ impl TaskCost {
 impl ShardCost {
     /// A shard of these seconds, the parameters of which take `promote_s` to a device.
     pub fn new(forward_s: f64, backward_s: f64, promote_s: f64) -> Self {
-        Self { forward_s, backward_s, promote_s: Some(promote_s), bytes: None }
+        Self { forward_s, backward_s, promote_s: Some(promote_s), ..Self::default() }
     }
 
-    /// Stated seconds of a shard task; an evaluation is as long as a forward.
+    /// Stated seconds of a shard task.
     pub fn seconds(&self, kind: ShardTaskKind) -> f64 {
         match kind {
-            ShardTaskKind::Forward | ShardTaskKind::Evaluate => self.forward_s,
+            ShardTaskKind::Forward => self.forward_s,
+            ShardTaskKind::Evaluate => self.evaluate_s.unwrap_or(self.forward_s),
             ShardTaskKind::Backward => self.backward_s,
         }
     }
@@ -304,10 +387,20 @@ fn check_task(task: &TaskCost) -> Result<(), WorkloadError> {
     time(task.estimate_factor).or_refuse(&of, "estimate_factor", task.estimate_factor, TIME)?;
     let drift = task.drift.is_finite() && task.drift >= -1.0;
     drift.or_refuse(&of, "drift", task.drift, "finite and at least -1")?;
+    let mut before = None;
+    for &EvaluationCost { after, .. } in &task.evaluations {
+        let rising = before.is_none_or(|before| before < after) && after <= task.minibatches;
+        const EXPECTED: &str = "more than in the entry before and at most `minibatches`";
+        rising.or_refuse(&of, "evaluations.after", after as f64, EXPECTED)?;
+        before = Some(after);
+    }
     for (index, shard) in task.shards.iter().enumerate() {
         let of = format!("shard {index} of task `{}`", task.name);
         time(shard.forward_s).or_refuse(&of, "forward_s", shard.forward_s, TIME)?;
         time(shard.backward_s).or_refuse(&of, "backward_s", shard.backward_s, TIME)?;
+        let evaluate_s = shard.evaluate_s.unwrap_or(0.0);
+        time(evaluate_s).or_refuse(&of, "evaluate_s", evaluate_s, TIME)?;
+        time(shard.take_down_s).or_refuse(&of, "take_down_s", shard.take_down_s, TIME)?;
         let promote_s = shard.promote_s.unwrap_or(0.0);
         time(promote_s).or_refuse(&of, "promote_s", promote_s, TIME)?;
     }
@@ -359,6 +452,10 @@ fn devices<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<DeviceCost>
 
 const fn one() -> f64 {
     1.0
+}
+
+const fn yes() -> bool {
+    true
 }
 
 fn is_one(x: &f64) -> bool {
@@ -475,6 +572,8 @@ mod tests {
             (with(|w| w.tasks[0].estimate_factor = -0.5), "estimate_factor of task `a` is -0.5"),
             (with(|w| w.tasks[0].drift = -1.5), "drift of task `a` is -1.5"),
             (with(|w| w.devices[1].speed = 0.0), "speed of device 1 is 0"),
+            (with(|w| w.devices[1].speed = 1e-308), "the time of all shard tasks is inf"),
+            (with(|w| w.tasks[0].shards[0].backward_s = 8e307), "the time of all shard tasks is inf"),
             (with(|w| w.devices[0].link_bytes_per_s = Some(f64::NAN)), "link_bytes_per_s of device 0"),
             (with(|w| w.devices[1].link_bytes_per_s = None), "device 1 has no `link_bytes_per_s`"),
             (with(|w| w.devices[0].memory_bytes = Some(199)), "200"),

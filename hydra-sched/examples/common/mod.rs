@@ -16,8 +16,14 @@ pub struct Run {
 impl Run {
     /// The folder in the first argument; made if it is not there.
     pub fn new(example: &str) -> io::Result<Self> {
+        Self::with_features(example, "")
+    }
+
+    /// The same for an example that needs these features of the crate.
+    pub fn with_features(example: &str, features: &str) -> io::Result<Self> {
         let folder = env::args().nth(1).unwrap_or_else(|| format!("hydra-bench/runs/sched-{example}"));
-        let command = format!("cargo run -p hydra-sched --example {example} -- {folder}");
+        let flag = if features.is_empty() { String::new() } else { format!("--features {features} ") };
+        let command = format!("cargo run -p hydra-sched {flag}--example {example} -- {folder}");
         let folder = PathBuf::from(folder);
         fs::create_dir_all(&folder)?;
         Ok(Self { folder, command })
@@ -49,6 +55,12 @@ impl Run {
 pub fn quantile(sorted: &[f64], share: f64) -> f64 {
     let rank = (share * sorted.len() as f64).ceil() as usize;
     sorted[rank.clamp(1, sorted.len()) - 1]
+}
+
+/// The share of the cases up to each of the sorted ratios, at two hundred places.
+pub fn distribution(name: String, sorted: &[f64]) -> Series {
+    let place = |percent| (quantile(sorted, f64::from(percent) / 200.0), f64::from(percent) / 200.0);
+    Series { name, points: (1..=200).map(place).collect() }
 }
 
 /// A line of a picture.

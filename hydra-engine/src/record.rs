@@ -1,0 +1,254 @@
+//! What a run's shard tasks took, as a workload: the simulator can replay it, under other policies too.
+
+use crate::device::DeviceSpec;
+use crate::observer::{Observer, RunEvent, Span, Track, Work};
+use hydra_core::TaskId;
+use hydra_sched::{
+    DeviceCost, EvaluationCost, PolicyKind, ShardCost, SimulationOptions, TaskCost, Workload, simulate,
+};
+
+/// Listens to a run in front of another observer, and adds up what it hears.
+pub(crate) struct Recorder {
+    observer: Box<dyn Observer>,
+    prefetch: bool,
+    devices: Vec<Device>,
+    tasks: Vec<Task>,
+}
+
+struct Device {
+    cost: DeviceCost,
+    /// Promotions for shard tasks that have not ended: task, shard and when it began.
+    promoted: Vec<(TaskId, usize, f64)>,
+    /// The last shard task: its task, start and end.
+    last: Option<(TaskId, f64, f64)>,
+    latency: Mean,
+}
+
+#[derive(Default)]
+struct Task {
+    name: String,
+    shards: Vec<Shard>,
+    /// Training sweeps, and evaluation sweeps by the training sweeps before them.
+    trained: u64,
+    evaluations: Vec<EvaluationCost>,
+    minibatches: u64,
+    /// Training sweeps of the minibatch that has begun.
+    begun: u64,
+    /// The last minibatch, when it ended, and when its last step did.
+    last: Option<(usize, f64)>,
+    stepped_s: f64,
+    /// When what its last shard task made was on the host.
+    down_s: f64,
+    /// Seconds from the ends of minibatches to those of their last steps.
+    steps_s: f64,
+}
+
+#[derive(Default)]
+struct Shard {
+    bytes: u64,
+    forward: Mean,
+    backward: Mean,
+    evaluate: Mean,
+    promote: Mean,
+    take_down: Mean,
+    /// When its last shard task ended.
+    ended_s: f64,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Mean {
+    sum: f64,
+    count: u64,
+}
+
+impl Mean {
+    fn add(&mut self, seconds: f64) {
+        self.sum += seconds.max(0.0);
+        self.count += 1;
+    }
+
+    fn get(self) -> Option<f64> {
+        (self.count > 0).then(|| nanos(self.sum / self.count as f64))
+    }
+}
+
+/// Whole nanoseconds, so that the workload as text is short and reads back to the same numbers.
+fn nanos(seconds: f64) -> f64 {
+    (seconds * 1e9).round() / 1e9
+}
+
+impl Recorder {
+    pub(crate) fn new<'a>(
+        observer: Box<dyn Observer>,
+        prefetch: bool,
+        devices: impl IntoIterator<Item = &'a DeviceSpec>,
+    ) -> Self {
+        let cost = |spec: &DeviceSpec| DeviceCost {
+            link_bytes_per_s: spec.link.map(|link| link.0),
+            keeps_copies: false,
+            ..DeviceCost::default()
+        };
+        let device =
+            |spec| Device { cost: cost(spec), promoted: Vec::new(), last: None, latency: Mean::default() };
+        Self { observer, prefetch, devices: devices.into_iter().map(device).collect(), tasks: Vec::new() }
+    }
+
+    /// The run so far; `None` if nothing has been trained.
+    pub(crate) fn workload(&self) -> Option<Workload> {
+        let tasks: Vec<TaskCost> =
+            self.tasks.iter().filter(|task| task.trained > 0).map(Task::cost).collect();
+        let device =
+            |of: &Device| DeviceCost { latency_s: of.latency.get().unwrap_or(0.0), ..of.cost.clone() };
+        let devices = self.devices.iter().map(device).collect();
+        let workload = Workload { tasks, devices, shared_link: false, variation: None };
+        workload.check().ok().map(|()| workload)
+    }
+
+    fn span(&mut self, span: &Span) {
+        self.device_span(span);
+        let Some(task) = self.tasks.get_mut(span.task.0) else { return };
+        if span.work == Work::Step {
+            return task.step(span);
+        }
+        let last = span.shard + 1 == task.shards.len();
+        let Some(shard) = task.shards.get_mut(span.shard) else { return };
+        let seconds = span.end_s - span.start_s;
+        if matches!(span.work, Work::Forward | Work::Backward | Work::Evaluate) {
+            shard.ended_s = span.end_s;
+            task.down_s = span.end_s;
+        }
+        match span.work {
+            Work::Forward => shard.forward.add(seconds),
+            Work::Backward => shard.backward.add(seconds),
+            Work::Evaluate => shard.evaluate.add(seconds),
+            Work::Promote => shard.promote.add(seconds),
+            Work::TakeDown | Work::Step => {}
+        }
+        match span.work {
+            Work::Backward if last => task.begun += 1,
+            Work::Evaluate if last => task.evaluated(),
+            _ => {}
+        }
+    }
+
+    /// What the last shard task of a shard made is on the host.
+    pub(crate) fn output_down(&mut self, task: TaskId, shard: usize, at_s: f64) {
+        let Some(task) = self.tasks.get_mut(task.0) else { return };
+        task.down_s = task.down_s.max(at_s);
+        let shard = task.shards.get_mut(shard);
+        shard.into_iter().for_each(|shard| shard.take_down.add(at_s - shard.ended_s));
+    }
+
+    /// When a shard task has ended: how long after its device could commit to it did its promotion begin?
+    fn device_span(&mut self, span: &Span) {
+        let (Track::Compute(device) | Track::Copy(device)) = span.track else { return };
+        let Some(device) = self.devices.get_mut(device.0) else { return };
+        match span.work {
+            Work::Promote => device.promoted.push((span.task, span.shard, span.start_s)),
+            Work::Forward | Work::Backward | Work::Evaluate => {
+                let of = |(task, shard, _): &(TaskId, usize, f64)| (*task, *shard) == (span.task, span.shard);
+                let promoted = device.promoted.iter().position(of).map(|place| device.promoted.remove(place));
+                let last = device.last.replace((span.task, span.start_s, span.end_s));
+                let (Some((.., begun_s)), Some(last), Some(task)) =
+                    (promoted, last, self.tasks.get(span.task.0))
+                else {
+                    return;
+                };
+                let occasion_s = task.occasion_s(span.task, last, self.prefetch, begun_s);
+                device.latency.add(begun_s - occasion_s);
+            }
+            Work::TakeDown | Work::Step => {}
+        }
+    }
+
+    fn minibatch(&mut self, task: TaskId, step: usize, at_s: f64) {
+        let Some(task) = self.tasks.get_mut(task.0) else { return };
+        task.steps_s += task.waited_s();
+        task.trained += std::mem::take(&mut task.begun);
+        task.minibatches += 1;
+        task.last = Some((step, at_s));
+        task.stepped_s = at_s;
+    }
+}
+
+impl Observer for Recorder {
+    fn observe(&mut self, event: &RunEvent<'_>) {
+        match event {
+            RunEvent::Admitted(admission) => {
+                let shard = |bytes| Shard { bytes, ..Shard::default() };
+                let task = |task: &crate::AdmittedTask| Task {
+                    name: task.name.clone(),
+                    shards: task.plan.shards.iter().map(|of| shard(of.param_bytes)).collect(),
+                    ..Task::default()
+                };
+                self.tasks = admission.tasks.iter().map(task).collect();
+            }
+            RunEvent::Span(span) => self.span(span),
+            RunEvent::Minibatch { task, step, at_s, .. } => self.minibatch(*task, *step, *at_s),
+            RunEvent::Evaluated { .. } | RunEvent::Ended { .. } | RunEvent::Stopping => {}
+        }
+        self.observer.observe(event);
+    }
+}
+
+impl Task {
+    fn evaluated(&mut self) {
+        match self.evaluations.last_mut().filter(|of| of.after == self.trained) {
+            Some(of) => of.sweeps += 1,
+            None => self.evaluations.push(EvaluationCost { after: self.trained, sweeps: 1 }),
+        }
+    }
+
+    /// When a device, after its shard task `last`, could commit to this task's next one, the promotion of which
+    /// began at `begun_s`.
+    fn occasion_s(&self, task: TaskId, last: (TaskId, f64, f64), prefetch: bool, begun_s: f64) -> f64 {
+        let (last_task, start_s, end_s) = last;
+        let device_s = if prefetch { start_s } else { end_s };
+        // What follows on a shard task is committed to while that computes, unless it waits for a step.
+        let inputs_s = if prefetch && last_task == task { start_s } else { self.down_s };
+        let before = |s: f64| if s <= begun_s { s } else { 0.0 };
+        device_s.max(before(inputs_s)).max(before(self.stepped_s))
+    }
+
+    fn step(&mut self, span: &Span) {
+        if self.last.is_some_and(|(step, _)| step == span.step) {
+            self.stepped_s = self.stepped_s.max(span.end_s);
+        }
+    }
+
+    /// Seconds from the end of the last minibatch to that of its last step.
+    fn waited_s(&self) -> f64 {
+        self.last.map_or(0.0, |(_, done_s)| self.stepped_s - done_s)
+    }
+
+    /// The simulator spreads a minibatch's optimizer evenly over the shards, and the next minibatch waits for
+    /// that of the first shard, whose backward is the last. So what it waited in the run stands for each.
+    fn cost(&self) -> TaskCost {
+        let shards = self.shards.iter().map(Shard::cost).collect();
+        let waits_s = self.steps_s + self.waited_s();
+        let mut cost = TaskCost::new(&self.name, self.trained, shards);
+        cost.optimizer_s = nanos(self.shards.len() as f64 * waits_s / self.trained as f64);
+        cost.evaluations.clone_from(&self.evaluations);
+        cost
+    }
+}
+
+impl Shard {
+    fn cost(&self) -> ShardCost {
+        ShardCost {
+            forward_s: self.forward.get().unwrap_or(0.0),
+            backward_s: self.backward.get().unwrap_or(0.0),
+            evaluate_s: self.evaluate.get(),
+            promote_s: self.promote.get(),
+            bytes: Some(self.bytes),
+            take_down_s: self.take_down.get().unwrap_or(0.0),
+        }
+    }
+}
+
+/// Seconds from the first shard task's start to the last one's end, as the simulator predicts them.
+pub(crate) fn replay_s(workload: &Workload, policy: PolicyKind, seed: u64, prefetch: bool) -> Option<f64> {
+    let options = SimulationOptions { prefetch, record: false };
+    let run = simulate(workload, &mut *policy.build(seed), options).ok()?;
+    Some(run.makespan_s - run.first_start_s)
+}

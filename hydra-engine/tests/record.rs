@@ -1,0 +1,82 @@
+//! A run that has ended tells what its shard tasks took, as a workload that the simulator replays.
+
+mod common;
+
+use common::{Settings, adamw, gpt2_chain, tokens};
+use hydra_core::{Length, TrainSpec};
+use hydra_engine::{RunReport, TaskState, TrainTask};
+use hydra_sched::{EvaluationCost, PolicyKind, SimulationOptions, Workload, simulate};
+
+/// Five minibatches of at most four blocks; evaluations in batches of four.
+fn task(spec: TrainSpec) -> TrainTask {
+    let spec = TrainSpec { length: Length::Steps(5), ..spec };
+    TrainTask::new("task", gpt2_chain(), tokens(11, 1), spec).validation(tokens(5, 3)).test(tokens(4, 2))
+}
+
+fn evaluations(of: &[(u64, u64)]) -> Vec<EvaluationCost> {
+    of.iter().map(|&(after, sweeps)| EvaluationCost { after, sweeps }).collect()
+}
+
+/// The workload of a report, after what holds for every one.
+fn replayed(report: &RunReport) -> &Workload {
+    let workload = report.workload.as_ref().expect("something was trained");
+    assert_eq!(&Workload::from_json(&workload.to_json()).expect("a workload"), workload);
+    let ran: u64 = report.devices.iter().map(|device| device.shard_tasks).sum();
+    assert_eq!(workload.shard_tasks(), ran);
+    for kind in PolicyKind::ALL {
+        let replay = simulate(workload, &mut *kind.build(0), SimulationOptions::default()).expect("a replay");
+        assert_eq!((replay.shard_tasks, replay.promotions), (ran, ran), "{kind}");
+    }
+    let compute_s: f64 = report.devices.iter().map(|device| device.compute_s).sum();
+    assert!((workload.total_s() - compute_s).abs() <= 1e-3 * compute_s, "means times counts are sums");
+    workload
+}
+
+#[test]
+fn the_workload_has_the_shard_tasks_of_the_run() {
+    for policy in [PolicyKind::ShardedLrtf, PolicyKind::ShardedLrtfPatient] {
+        let settings =
+            Settings { cuts: Some(vec![2, 4]), devices: 2, others: 2, policy, ..Settings::default() };
+        let report = settings.run(task(adamw(4)));
+        assert!(report.replay_s.is_some_and(|s| s > 0.0));
+        let workload = replayed(&report);
+        assert_eq!(workload.devices.len(), 2);
+        let names: Vec<&str> = workload.tasks.iter().map(|task| task.name.as_str()).collect();
+        assert_eq!(names, ["task", "other-0", "other-1"]);
+        let first = &workload.tasks[0];
+        assert_eq!((first.minibatches, first.shards.len()), (5, 3));
+        assert_eq!(first.evaluations, evaluations(&[(0, 2), (5, 2 + 1)]));
+        let last = &first.shards[2];
+        assert_eq!(last.forward_s, 0.0, "the last forward is part of the backward");
+        assert!(first.optimizer_s > 0.0 && last.backward_s > 0.0 && last.evaluate_s.is_some());
+        assert!(first.shards.iter().all(|shard| shard.promote_s.is_some() && shard.bytes > Some(0)));
+    }
+}
+
+#[test]
+fn evaluations_during_training_and_microbatches_are_there() {
+    let spec = TrainSpec { accumulate: 2, eval_every: Some(2), ..adamw(4) };
+    let report = Settings { cuts: Some(vec![3]), ..Settings::default() }.run(task(spec));
+    let first = &replayed(&report).tasks[0];
+    // Two microbatches in each minibatch; evaluations are in batches of a microbatch's size.
+    assert_eq!(first.minibatches, 5 * 2);
+    let every = [(0, 3), (4, 3), (8, 3), (10, 3 + 2)];
+    assert_eq!(first.evaluations, evaluations(&every));
+}
+
+#[test]
+fn what_was_not_trained_is_left_out() {
+    let mut run = Settings::default().orchestrator();
+    let broken = TrainSpec { length: Length::Steps(3), ..adamw(4) };
+    let far = hydra_core::OptimizerSpec::Sgd { lr: 1e30, momentum: 0.0, weight_decay: 0.0 };
+    let broken = TrainSpec { optimizer: far, clip: None, ..broken };
+    run.submit(TrainTask::new("diverges", gpt2_chain(), tokens(11, 1), broken)).expect("a task");
+    run.submit(task(adamw(4))).expect("a task");
+    let report = run.run().expect("a run");
+    assert_eq!(report.tasks[0].state, TaskState::Failed);
+    assert_eq!(report.replay_s, None, "the run did more than the workload says");
+    let workload = report.workload.expect("one was trained");
+    let diverged = workload.tasks.iter().find(|task| task.name == "diverges");
+    assert!(diverged.is_none_or(|task| task.minibatches == report.tasks[0].steps as u64));
+    assert_eq!(workload.tasks.last().expect("the other").minibatches, 5);
+}
