@@ -1,6 +1,7 @@
 //! The command line: subcommands, flags, and what their help says.
 
 use crate::parse::{self, DevicesArg};
+use crate::step::StepArgs;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use hydra_core::{Bandwidth, ByteSize};
 use hydra_models::data::Split;
@@ -38,6 +39,8 @@ pub(crate) enum Command {
     Eval(Box<EvalArgs>),
     /// Measure a model and show where it is cut for a device's memory
     Partition(Box<PartitionArgs>),
+    /// Measure how fast a training step is and where its time goes
+    Step(Box<StepArgs>),
     /// Print the leaderboard of a run directory again
     Report(ReportArgs),
     /// Simulate a scheduling policy on a workload of stated costs, in virtual time
@@ -223,8 +226,8 @@ pub(crate) struct LabArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Model and data")]
 pub(crate) struct ModelArgs {
-    /// A preset (trained from scratch) or a Hugging Face directory [default: bytes-tiny]
-    #[arg(long, value_name = "PRESET|DIR")]
+    /// A preset or a configuration (trained from scratch), or a Hugging Face directory [default: bytes-tiny]
+    #[arg(long, value_name = "PRESET|FILE.json|DIR")]
     pub(crate) model: Option<String>,
     /// `builtin`, a WikiText directory or a plain-text file (its last tenth is held out) [default: builtin]
     #[arg(long, value_name = "builtin|DIR|FILE")]

@@ -8,7 +8,7 @@
 //! | `args`, `parse` | the flags, their help and the readers of their values |
 //! | `spec`, `machine` | the spec of a run, every flag resolved; what the machine has |
 //! | `workload`, `session` | the model and the texts; the devices and the orchestrator |
-//! | `train`, `eval`, `partition`, `show` | the commands |
+//! | `train`, `eval`, `partition`, `step`, `show` | the commands |
 //! | `simulate`, `compare`, `lab` | the commands of the scheduler's laboratory, and what they share |
 //! | `rundir`, `runlog`, `trace` | the run directory, `metrics.jsonl` and the Chrome trace |
 //! | `schedule`, `losses`, `bars`, `canvas`, `colour` | the pictures |
@@ -41,6 +41,7 @@ mod session;
 mod show;
 mod simulate;
 mod spec;
+mod step;
 mod stop;
 mod table;
 mod trace;
@@ -89,6 +90,7 @@ fn dispatch(cli: Cli, around: &Surroundings) -> anyhow::Result<Outcome> {
         Some(Command::Train(args)) => train::run(RunSpec::train(&args, machine)?, &args.out, around),
         Some(Command::Eval(args)) => eval::run(&args, around),
         Some(Command::Partition(args)) => partition::run(&args, around),
+        Some(Command::Step(args)) => step::run(&args, around),
         Some(Command::Report(args)) => show::run(&args),
         Some(Command::Simulate(args)) => simulate::run(&args),
         Some(Command::Compare(args)) => compare::run(&args),

@@ -1,7 +1,7 @@
 //! The program `hydra`.
 #![forbid(unsafe_code)]
 
-use hydra_spill::alloc::CountingAllocator;
+use hydra_spill::alloc::{self, CountingAllocator};
 use mimalloc::MiMalloc;
 use std::process::ExitCode;
 
@@ -10,5 +10,6 @@ use std::process::ExitCode;
 static ALLOCATOR: CountingAllocator<MiMalloc> = CountingAllocator::new(MiMalloc);
 
 fn main() -> ExitCode {
+    alloc::keep_freed_memory();
     hydra_bench::run(std::env::args_os())
 }

@@ -27,6 +27,7 @@ pub(crate) fn devices(spec: &DevicesSpec, machine: &Machine) -> Result<Vec<Devic
         memory: spec.device_memory_bytes,
         link: spec.link_bytes_per_s,
         latency: Duration::ZERO,
+        resident: spec.resident,
     };
     Ok((0..devices.count).map(device).collect())
 }
@@ -77,6 +78,7 @@ mod tests {
         let spec = DevicesSpec {
             devices: "cpu:2".to_owned(),
             device_memory_bytes: ByteSize::mib(3),
+            resident: false,
             host_memory_bytes: None,
             link_bytes_per_s: Some(Bandwidth(1e9)),
             prefetch: true,

@@ -111,6 +111,9 @@ pub(crate) struct DevicesSpec {
     pub(crate) devices: String,
     /// Of each device.
     pub(crate) device_memory_bytes: ByteSize,
+    /// Whether the devices read the host's memory in place, as they do when nobody gives them one of theirs.
+    #[serde(default)]
+    pub(crate) resident: bool,
     /// `None` takes what the machine has free.
     pub(crate) host_memory_bytes: Option<ByteSize>,
     pub(crate) link_bytes_per_s: Option<Bandwidth>,
@@ -345,6 +348,7 @@ impl DevicesSpec {
         Ok(Self {
             devices: devices.to_string(),
             device_memory_bytes: memory,
+            resident: args.device_memory.is_none() && args.link.is_none() && !demo,
             host_memory_bytes: args.host_memory,
             link_bytes_per_s: args.link,
             prefetch: !args.no_prefetch,

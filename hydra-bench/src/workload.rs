@@ -5,7 +5,7 @@ use crate::spec::ModelSpec;
 use anyhow::{Context, Result};
 use hydra_core::{Chain, Dataset, ModelWriter};
 use hydra_models::data::{Corpus, Split, TokenBlocks};
-use hydra_models::gpt2::{Gpt2Config, Gpt2Dir, Gpt2Writer, chain};
+use hydra_models::gpt2::{self, Gpt2Config, Gpt2Writer, chain};
 use hydra_models::tokenizer::Tokenizer;
 use std::path::Path;
 use std::sync::Arc;
@@ -27,13 +27,8 @@ impl Model {
     /// Reads the model of a spec. Weights are checked now and read when a task begins.
     pub(crate) fn load(spec: &ModelSpec) -> Result<Self> {
         let failed = || format!("the model `{}` could not be loaded", spec.model);
-        let path = Path::new(&spec.model);
-        let directory = path.is_dir().then_some(path);
-        let weights = directory.map(Gpt2Dir::open).transpose().with_context(failed)?;
-        let config = match &weights {
-            Some(weights) => weights.config().clone(),
-            None => Gpt2Config::preset(&spec.model).with_context(failed)?,
-        };
+        let (config, weights) = gpt2::named(&spec.model).with_context(failed)?;
+        let directory = weights.is_some().then(|| Path::new(&spec.model));
         let tokenizer = Tokenizer::for_model(directory, config.vocab_size).with_context(failed)?;
         let config = with_dropout(config, spec.dropout);
         let writer = weights.as_ref().map_or_else(|| Gpt2Writer::new(config.clone()), Gpt2Writer::from);

@@ -15,7 +15,9 @@ fn help_names_every_command_and_flag() {
     let output = hydra(&["--help"]).output().unwrap();
     assert!(output.status.success());
     let help = text(&output.stdout);
-    for part in ["select", "train", "eval", "partition", "report", "three shards or more", "exit status"] {
+    for part in
+        ["select", "train", "eval", "partition", "step", "report", "three shards or more", "exit status"]
+    {
         assert!(help.contains(part), "{part} in {help}");
     }
     let help = text(&hydra(&["select", "--help"]).output().unwrap().stdout);

@@ -19,7 +19,8 @@
 //! assert_eq!(Key::new(7).fold(1).bits(42), Key::new(7).fold(1).bits(42));
 //! ```
 //!
-//! Invariant: this crate never spawns a thread, never reads a clock, never opens a file and never draws
+//! Invariant: this crate never spawns a thread, never reads a clock but
+//! for [`profile`] when it is asked to, never opens a file and never draws
 //! from a global random generator.
 #![forbid(unsafe_code)]
 
@@ -34,6 +35,7 @@ mod layer;
 mod level;
 mod pass;
 mod probe;
+pub mod profile;
 mod spec;
 mod units;
 mod vjp;
@@ -49,7 +51,7 @@ pub use error::CoreError;
 pub use ids::{DeviceId, TaskId};
 pub use key::Key;
 pub use layer::{Forward, Init, Layer, ParamInfo};
-pub use pass::{Mode, Pass};
+pub use pass::{DropoutMask, Mode, Pass};
 pub use probe::{MemoryProbe, NoProbe};
 pub use spec::{Decay, Length, OptimizerSpec, Schedule, ScheduleKind, TrainSpec};
 pub use units::{Bandwidth, ByteSize, UnitError};

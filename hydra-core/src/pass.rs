@@ -63,24 +63,86 @@ impl Pass {
     /// `probability` and scales the rest by `1 / (1 - probability)`. The mask is a function of the pass,
     /// the layer, the `site` and the element's index in row-major order.
     pub fn dropout<const D: usize>(&self, x: Tensor<D>, probability: f64, site: u64) -> Tensor<D> {
-        if !self.is_training() || probability <= 0.0 {
-            return x;
-        }
-        let mask = dropout_mask(self.key(site), x.dims().iter().product(), probability);
-        let mask = Tensor::<D>::from_data(TensorData::new(mask, x.dims()), &x.device());
-        x * mask
+        let Some(mask) = self.dropout_mask(probability, site) else { return x };
+        let mut factors = vec![0.0; x.dims().iter().product()];
+        mask.fill(0, &mut factors);
+        let factors = Tensor::<D>::from_data(TensorData::new(factors, x.dims()), &x.device());
+        x * factors
+    }
+
+    /// What [`dropout`](Self::dropout) multiplies with; `None` where it leaves everything as it is.
+    pub fn dropout_mask(&self, probability: f64, site: u64) -> Option<DropoutMask> {
+        let drops = self.is_training() && probability > 0.0;
+        drops.then(|| DropoutMask::new(self.key(site), probability))
     }
 }
 
-/// The factors of inverted dropout for `len` elements: zero or `1 / (1 - probability)`.
-fn dropout_mask(key: Key, len: usize, probability: f64) -> Vec<f32> {
-    let dropped = (probability * (1u64 << 32) as f64) as u64;
-    let keep = (1.0 / (1.0 - probability)) as f32;
-    // Each draw of 64 bits serves two neighbours.
-    (0..len as u64)
-        .map(|i| (key.bits(i >> 1) >> (32 * (i & 1))) & 0xFFFF_FFFF)
-        .map(|draw| if draw < dropped { 0.0 } else { keep })
-        .collect()
+/// The factors of inverted dropout at one site of one pass, each a function of its element's index: zero, or
+/// `1 / (1 - probability)`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DropoutMask {
+    key: Key,
+    /// Draws of 32 bits below this are dropped.
+    dropped: u64,
+    keep: f32,
+}
+
+/// Draws of 64 bits that are made at a time; each serves two neighbours, its lower half the even one.
+const DRAWS: usize = 8;
+
+impl DropoutMask {
+    fn new(key: Key, probability: f64) -> Self {
+        let dropped = (probability * (1u64 << 32) as f64) as u64;
+        Self { key, dropped, keep: (1.0 / (1.0 - probability)) as f32 }
+    }
+
+    /// The factor of the element at `index` in row-major order.
+    #[inline]
+    pub fn factor(self, index: u64) -> f32 {
+        let draw = (self.key.bits(index >> 1) >> (32 * (index & 1))) & 0xFFFF_FFFF;
+        if draw < self.dropped { 0.0 } else { self.keep }
+    }
+
+    /// The factors of the elements from `start` on.
+    pub fn fill(self, start: u64, out: &mut [f32]) {
+        // Every draw is below a bound that 32 bits do not hold.
+        let Ok(dropped) = u32::try_from(self.dropped) else { return out.fill(0.0) };
+        let (before, out) = out.split_at_mut(out.len().min((start % 2) as usize));
+        let (blocks, after) = out.split_at_mut(out.len() - out.len() % (2 * DRAWS));
+        let (first, last) = (start + before.len() as u64, start + (before.len() + blocks.len()) as u64);
+        before.iter_mut().for_each(|out| *out = self.factor(start));
+        pulp::Arch::new().dispatch(Blocks { mask: self, first: first / 2, dropped, out: blocks });
+        after.iter_mut().zip(last..).for_each(|(out, index)| *out = self.factor(index));
+    }
+}
+
+/// The factors of whole blocks to write, from the draw `first` on. A type, and no closure, because only what is
+/// certainly inlined is compiled for the processor's vectors.
+struct Blocks<'a> {
+    mask: DropoutMask,
+    first: u64,
+    dropped: u32,
+    out: &'a mut [f32],
+}
+
+impl pulp::NullaryFnOnce for Blocks<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        let DropoutMask { key, keep, .. } = self.mask;
+        for (block, out) in self.out.chunks_exact_mut(2 * DRAWS).enumerate() {
+            let first = self.first + (block * DRAWS) as u64;
+            let mut draws = [0; DRAWS];
+            for (draw, index) in draws.iter_mut().zip(first..) {
+                *draw = key.bits(index).to_le();
+            }
+            let draws: [u32; 2 * DRAWS] = bytemuck::cast(draws);
+            for (out, draw) in out.iter_mut().zip(draws) {
+                *out = if u32::from_le(draw) < self.dropped { 0.0 } else { keep };
+            }
+        }
+    }
 }
 
 #[cfg(test)]
@@ -89,13 +151,43 @@ mod tests {
 
     #[test]
     fn the_mask_is_a_function_of_its_key_and_keeps_the_mean() {
+        let mask = |key, len| {
+            let mut factors = vec![f32::NAN; len];
+            DropoutMask::new(key, 0.1).fill(0, &mut factors);
+            factors
+        };
         let key = Pass::key_of(1, 2, 3);
-        let mask = dropout_mask(key, 10_000, 0.1);
-        assert_eq!(mask, dropout_mask(key, 10_000, 0.1));
-        assert_eq!(mask[..5000], dropout_mask(key, 5000, 0.1)[..]);
-        assert_ne!(mask, dropout_mask(Pass::key_of(1, 2, 4), 10_000, 0.1));
-        let mean = mask.iter().sum::<f32>() / 10_000.0;
+        let factors = mask(key, 10_000);
+        assert_eq!(factors, mask(key, 10_000));
+        assert_eq!(factors[..5000], mask(key, 5000)[..]);
+        assert_ne!(factors, mask(Pass::key_of(1, 2, 4), 10_000));
+        let mean = factors.iter().sum::<f32>() / 10_000.0;
         assert!((mean - 1.0).abs() < 0.02, "{mean}");
+    }
+
+    #[test]
+    fn any_stretch_of_the_mask_holds_the_factors_of_its_indices() {
+        for probability in [0.1, 0.5, 0.999, 1.0] {
+            let mask = DropoutMask::new(Key::new(4), probability);
+            for (start, len) in [(0, 0), (1, 0), (1, 1), (0, 16), (7, 40), (8, 41), ((1 << 40) + 1, 100)] {
+                let mut factors = vec![f32::NAN; len];
+                mask.fill(start, &mut factors);
+                let expected: Vec<f32> = (start..).take(len).map(|index| mask.factor(index)).collect();
+                assert_eq!(factors, expected, "{probability}, {start}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_mask_stays_what_it_was() {
+        // Runs that were interrupted go on with the same masks.
+        let mask =
+            Pass::train(Pass::key_of(1, 2, 3), Activation::default()).for_layer(4).dropout_mask(0.5, 5);
+        let mut factors = [f32::NAN; 40];
+        mask.expect("a training pass drops").fill(3, &mut factors);
+        let kept = (0..40).filter(|&i| factors[i] == 2.0).fold(0u64, |bits, i| bits | 1 << i);
+        assert!(factors.iter().all(|&x| x == 0.0 || x == 2.0));
+        assert_eq!(kept, 0x1E_8AAD_9E89);
     }
 
     #[test]

@@ -3,7 +3,9 @@
 use crate::error::EngineError;
 use hydra_core::{Bandwidth, ByteSize, DeviceId, MemoryProbe};
 use hydra_partition::{PartitionError, PilotDevice};
-use hydra_spill::{Budget, DeviceLink, HostCopyLink, SimulatedLink, SpillManager, TierStore, alloc};
+use hydra_spill::{
+    Budget, DeviceLink, HostCopyLink, SharedLink, SimulatedLink, SpillManager, TierStore, alloc,
+};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,6 +22,9 @@ pub struct DeviceSpec {
     pub link: Option<Bandwidth>,
     /// A simulated link's latency per transfer.
     pub latency: Duration,
+    /// Whether it reads masters and batches where they are on the host, and leaves there what it makes:
+    /// nothing is copied. A device behind a simulated link copies all the same.
+    pub resident: bool,
 }
 
 impl DeviceSpec {
@@ -31,8 +36,14 @@ impl DeviceSpec {
             memory,
             link: None,
             latency: Duration::ZERO,
+            resident: false,
         };
         (0..count).map(device).collect()
+    }
+
+    /// This device with the host's memory as its own.
+    pub fn resident(self) -> Self {
+        Self { resident: true, ..self }
     }
 
     /// This device behind a simulated link.
@@ -72,6 +83,7 @@ impl LogicalDevice {
         let copies = HostCopyLink::new(measured_as);
         let link: Arc<dyn DeviceLink> = match spec.link {
             Some(bandwidth) => Arc::new(SimulatedLink::new(copies, bandwidth, spec.latency)),
+            None if spec.resident => Arc::new(SharedLink::new(measured_as)),
             None => Arc::new(copies),
         };
         let budget = Budget::new(spec.name.clone(), spec.memory);

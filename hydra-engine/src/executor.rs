@@ -91,9 +91,18 @@ fn forward(device: &LogicalDevice, chain: &Chain, work: &ShardWork, inputs: Shar
     let pass = pass(device, work, &inputs.targets);
     let x = inputs.activation.to_device(&device.burn.clone().autodiff());
     let y = forward_range(&layers, work.layers.start, x, &pass);
-    match work.last {
-        true => Computed { output: Output::None, gradients: Vec::new(), loss: Some(loss(y)) },
-        false => Computed { output: Output::Activation(y.into_host()), gradients: Vec::new(), loss: None },
+    if work.last {
+        return Computed { output: Output::None, gradients: Vec::new(), loss: Some(loss(y)) };
+    }
+    let parts = y.into_host().parts.into_iter().map(|part| apart(part, &inputs.resident)).collect();
+    Computed { output: Output::Activation(HostActivation { parts }), gradients: Vec::new(), loss: None }
+}
+
+/// What outlives a shard task is no view of its parameters: one that a layer passed on is copied.
+fn apart(tensor: HostTensor, resident: &Resident) -> HostTensor {
+    match tensor.is_float() && resident.holds(&tensor.bytes) {
+        true => HostTensor::float(tensor.as_f32().to_vec(), tensor.shape),
+        false => tensor,
     }
 }
 
@@ -118,9 +127,8 @@ fn backward(device: &LogicalDevice, chain: &Chain, work: &ShardWork, inputs: Sha
     // The resident copy stays until the end: its reservation covers the parameters that the layers view.
     let ShardInputs { resident, .. } = inputs;
     let done = backward_range(layers, work.layers.start, x, from, &pass, work.input_gradients);
-    drop(resident);
     let ShardBackward { loss, inputs, layers } = done;
-    let host = |g: Option<AnyTensor>| g.map(AnyTensor::into_host);
+    let host = |g: Option<AnyTensor>| g.map(|g| apart(g.into_host(), &resident));
     let output = match work.input_gradients {
         true => Output::Gradient(inputs.into_iter().map(host).collect()),
         false => Output::None,
@@ -129,5 +137,7 @@ fn backward(device: &LogicalDevice, chain: &Chain, work: &ShardWork, inputs: Sha
     let gradients = work.layers.clone().zip(layers).filter(|(index, _)| trained(index));
     let gradients =
         gradients.map(|(i, grads)| (i, grads.into_iter().map(host).collect::<Vec<Option<HostTensor>>>()));
-    Computed { output, gradients: gradients.collect(), loss }
+    let gradients = gradients.collect();
+    drop(resident);
+    Computed { output, gradients, loss }
 }

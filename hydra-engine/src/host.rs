@@ -7,18 +7,20 @@
 use crate::clock::{Clock, Time};
 use crate::error::{EngineError, guarded};
 use crate::event::Event;
+use crate::gradient::{ImageGradient, Uses};
 use crate::optimizer::{Step, clip_factor, global_norm};
 use crossbeam_channel::{Receiver, Sender};
-use hydra_core::{Chain, TaskId, TrainSpec};
+use hydra_core::profile::{self, Part};
+use hydra_core::{Chain, ImageLayout, TaskId, TrainSpec};
 use hydra_spill::{ImageId, TierStore};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-/// One layer's gradient of one image, laid out as the image.
+/// One layer's gradient of one image.
 pub(crate) struct Contribution {
     pub layer: usize,
     pub image: usize,
-    pub values: Vec<f32>,
+    pub gradients: Uses,
 }
 
 pub(crate) enum HostJob {
@@ -47,10 +49,10 @@ pub(crate) struct MicroStep {
 #[derive(Default)]
 struct Gathered {
     /// Per microbatch: the contributions by the position of their layer among the image's.
-    waiting: BTreeMap<usize, Vec<Option<Vec<f32>>>>,
+    waiting: BTreeMap<usize, Vec<Option<Uses>>>,
     /// Microbatches in the sum.
     added: usize,
-    sum: Option<Vec<f32>>,
+    sum: Option<ImageGradient>,
 }
 
 struct TaskState {
@@ -129,12 +131,16 @@ impl HostOptimizer {
         // A task that failed meanwhile has been forgotten; its late gradients go with it.
         let Some(state) = self.tasks.get_mut(&task) else { return Ok(()) };
         let mut complete = Vec::new();
-        for contribution in contributions {
-            let image = contribution.image;
-            if state.add(at, contribution)? {
-                complete.push(image);
-            }
-        }
+        let (pool, added) = (&self.pool, &mut complete);
+        profile::time(Part::Optimizer, || {
+            contributions.into_iter().try_for_each(|contribution| {
+                let image = contribution.image;
+                if state.add(at, contribution, pool)? {
+                    added.push(image);
+                }
+                Ok::<_, EngineError>(())
+            })
+        })?;
         if state.spec.clip.is_none() {
             return complete.into_iter().try_for_each(|image| self.step(task, at.step, image, None));
         }
@@ -142,9 +148,11 @@ impl HostOptimizer {
             return Ok(());
         }
         let state = &self.tasks[&task];
-        let norm = self
-            .pool
-            .install(|| global_norm(&state.chain, |i| state.images[i].sum.as_deref().unwrap_or(&[])));
+        let squares = |image: usize, slot: usize| {
+            state.images[image].sum.as_ref().map_or(0.0, |sum| sum.params[slot].sum_of_squares())
+        };
+        let norm = || self.pool.install(|| global_norm(&state.chain, squares));
+        let norm = profile::time(Part::Optimizer, norm);
         let factor = state.spec.clip.map(|clip| clip_factor(clip, norm));
         let trained: Vec<usize> =
             (0..state.images.len()).filter(|i| state.chain.images()[*i].trained).collect();
@@ -166,7 +174,8 @@ impl HostOptimizer {
         let rate = state.spec.rate(step, state.steps);
         let layout = &state.chain.images()[image];
         let update = Step { spec: &state.spec, rate, step, factor };
-        self.pool.install(|| update.image(layout, masters, &gradient));
+        let step_image = || self.pool.install(|| update.image(layout, masters, &gradient));
+        profile::time(Part::Optimizer, step_image);
         writer.commit();
         let time = Time { start_s, end_s: self.clock.now() };
         self.send(Event::Stepped { task, image, step, time });
@@ -198,16 +207,22 @@ impl HostOptimizer {
 
 impl TaskState {
     /// Adds a contribution; whether the image's gradient of the minibatch is complete now.
-    fn add(&mut self, at: MicroStep, contribution: Contribution) -> Result<bool, EngineError> {
-        let Contribution { layer, image, .. } = contribution;
-        let layers = &self.chain.images()[image].layers;
+    fn add(
+        &mut self,
+        at: MicroStep,
+        contribution: Contribution,
+        pool: &rayon::ThreadPool,
+    ) -> Result<bool, EngineError> {
+        let Contribution { layer, image, gradients } = contribution;
+        let layout = &self.chain.images()[image];
+        let layers = &layout.layers;
         let position = layers.iter().position(|l| *l == layer);
         let position = position.ok_or(EngineError::StrayGradient { layer, image })?;
         let gathered = &mut self.images[image];
         let uses =
             gathered.waiting.entry(at.microbatch).or_insert_with(|| layers.iter().map(|_| None).collect());
-        uses[position] = Some(contribution.values);
-        gathered.sum_up();
+        uses[position] = Some(gradients);
+        gathered.sum_up(layout, pool);
         Ok(gathered.added == at.of)
     }
 
@@ -219,47 +234,54 @@ impl TaskState {
 
 impl Gathered {
     /// Adds every microbatch whose turn it is and whose contributions are all there.
-    fn sum_up(&mut self) {
+    fn sum_up(&mut self, layout: &ImageLayout, pool: &rayon::ThreadPool) {
         while self.waiting.get(&self.added).is_some_and(|uses| uses.iter().all(Option::is_some)) {
             let uses = self.waiting.remove(&self.added).unwrap_or_default();
-            let micro = uses.into_iter().flatten().reduce(|mut total, part| {
-                add(&mut total, &part);
-                total
+            let micro = ImageGradient::of_microbatch(layout, uses.into_iter().flatten().collect());
+            self.sum = Some(match self.sum.take() {
+                Some(sum) => pool.install(|| sum.add(&micro)),
+                None => micro,
             });
-            self.sum = match (self.sum.take(), micro) {
-                (Some(mut sum), Some(micro)) => {
-                    add(&mut sum, &micro);
-                    Some(sum)
-                }
-                (sum, micro) => sum.or(micro),
-            };
             self.added += 1;
         }
     }
 }
 
-fn add(total: &mut [f32], part: &[f32]) {
-    total.iter_mut().zip(part).for_each(|(total, part)| *total += *part);
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use hydra_core::{HostTensor, ImageParam, Init};
 
-    fn gather(order: &[(usize, usize)]) -> (Option<Vec<f32>>, usize) {
+    /// A parameter of one element that two layers name.
+    fn layout() -> ImageLayout {
+        let param = ImageParam {
+            name: "tied".to_owned(),
+            shape: vec![1],
+            offset: 0,
+            len: 1,
+            init: Init::Zeros,
+            given: None,
+        };
+        let (name, params) = ("tied".to_owned(), vec![param]);
+        ImageLayout { name, params, elements: 128, layers: vec![0, 3], trained: true }
+    }
+
+    fn gather(order: &[(usize, usize)]) -> (Option<f32>, usize) {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
         let mut gathered = Gathered::default();
         for &(microbatch, use_) in order {
             let uses = gathered.waiting.entry(microbatch).or_insert_with(|| vec![None, None]);
-            uses[use_] = Some(vec![[1e8, 1.0], [-1e8, 3.0]][microbatch][use_..=use_].to_vec());
-            gathered.sum_up();
+            let value = [[1e8, 1.0], [-1e8, 3.0]][microbatch][use_];
+            uses[use_] = Some(vec![Some(HostTensor::float(vec![value], [1]))]);
+            gathered.sum_up(&layout(), &pool);
         }
-        (gathered.sum, gathered.added)
+        (gathered.sum.map(|sum| sum.params[0].chunk(0..1, |c| c[0])), gathered.added)
     }
 
     #[test]
     fn the_sum_does_not_depend_on_the_order_of_arrival() {
         let in_order = gather(&[(0, 0), (0, 1), (1, 0), (1, 1)]);
-        assert_eq!(in_order.1, 2);
+        assert_eq!(in_order, (Some((1e8 + 1.0) + (-1e8 + 3.0)), 2));
         assert_eq!(gather(&[(1, 1), (0, 1), (1, 0), (0, 0)]), in_order);
         assert_eq!(gather(&[(0, 1), (1, 0), (1, 1), (0, 0)]), in_order);
     }

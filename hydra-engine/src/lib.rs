@@ -22,6 +22,7 @@ mod device;
 mod error;
 mod event;
 mod executor;
+mod gradient;
 mod host;
 mod model;
 mod observer;

@@ -4,13 +4,10 @@
 //! whatever the chunks and threads. The only reduction is the global norm, in `f64`, over fixed blocks in
 //! chain order. AdamW follows PyTorch's `torch.optim.AdamW`, SGD its `torch.optim.SGD`, in `f32`.
 
+use crate::gradient::{CHUNK, ImageGradient, ParamGradient, vectorized};
 use hydra_core::{Chain, Decay, ImageLayout, OptimizerSpec, TrainSpec};
 use hydra_spill::Masters;
 use rayon::prelude::*;
-use std::ops::Range;
-
-/// Elements that one parallel piece of work covers.
-const CHUNK: usize = 1 << 14;
 
 /// The constants of one optimizer step of one parameter.
 #[derive(Clone, Copy, Debug)]
@@ -62,8 +59,30 @@ impl Update {
     }
 }
 
-/// Steps one run of elements of a parameter; `factor` scales the gradient first (clipping).
+/// One run of elements of a parameter with its gradient, which `factor` scales first (clipping).
 /// `moments` are AdamW's two, SGD's momentum, or none.
+struct StepSlice<'a, 'b> {
+    update: Update,
+    params: &'a mut [f32],
+    grads: &'a [f32],
+    factor: Option<f32>,
+    moments: &'a mut [&'b mut [f32]],
+}
+
+impl pulp::NullaryFnOnce for StepSlice<'_, '_> {
+    type Output = ();
+
+    // A closure would be too long to be inlined by itself, and only what is inlined gets vectors.
+    #[inline(always)]
+    fn call(self) {
+        let Self { update, params, grads, factor, moments } = self;
+        match factor {
+            None => step_elements(update, params, grads, |g| g, moments),
+            Some(factor) => step_elements(update, params, grads, |g| g * factor, moments),
+        }
+    }
+}
+
 fn step_slice(
     update: Update,
     params: &mut [f32],
@@ -71,7 +90,17 @@ fn step_slice(
     factor: Option<f32>,
     moments: &mut [&mut [f32]],
 ) {
-    let scaled = |g: f32| factor.map_or(g, |f| g * f);
+    vectorized(StepSlice { update, params, grads, factor, moments });
+}
+
+#[inline(always)]
+fn step_elements(
+    update: Update,
+    params: &mut [f32],
+    grads: &[f32],
+    scaled: impl Fn(f32) -> f32,
+    moments: &mut [&mut [f32]],
+) {
     match (update, moments) {
         (Update::AdamW { shrink, beta1, beta2, rest1, rest2, step_size, root2, eps }, [m, v]) => {
             for (((p, g), m), v) in params.iter_mut().zip(grads).zip(m.iter_mut()).zip(v.iter_mut()) {
@@ -112,14 +141,14 @@ pub(crate) struct Step<'a> {
 
 impl Step<'_> {
     /// Steps a whole image, in parallel over the current thread pool.
-    pub(crate) fn image(&self, layout: &ImageLayout, masters: &mut Masters, grads: &[f32]) {
+    pub(crate) fn image(&self, layout: &ImageLayout, masters: &mut Masters, gradient: &ImageGradient) {
         let Masters { params, moments } = masters;
-        for param in &layout.params {
+        for (param, gradient) in layout.params.iter().zip(&gradient.params) {
             let decays = self.spec.decay == Decay::All || !param.is_vector();
             let update = Update::new(&self.spec.optimizer, self.rate, self.step, decays);
             let range = param.range();
             let moments: Vec<&mut [f32]> = moments.iter_mut().map(|m| &mut m[range.clone()]).collect();
-            step_param(update, &mut params[range.clone()], &grads[range], self.factor, moments);
+            step_param(update, &mut params[range], gradient, self.factor, moments);
         }
     }
 }
@@ -127,42 +156,35 @@ impl Step<'_> {
 fn step_param(
     update: Update,
     params: &mut [f32],
-    grads: &[f32],
+    gradient: &ParamGradient,
     factor: Option<f32>,
-    moments: Vec<&mut [f32]>,
+    mut moments: Vec<&mut [f32]>,
 ) {
-    if params.len() <= CHUNK {
-        let mut moments = moments;
-        return step_slice(update, params, grads, factor, &mut moments);
+    let step = |index: usize, params: &mut [f32], moments: &mut [&mut [f32]]| {
+        let start = index * CHUNK;
+        let range = start..start + params.len();
+        gradient.chunk(range, |grads| step_slice(update, params, grads, factor, moments));
+    };
+    let chunks = params.par_chunks_mut(CHUNK);
+    match &mut moments[..] {
+        [] => chunks.enumerate().for_each(|(i, p)| step(i, p, &mut [])),
+        [m] => {
+            let work = chunks.zip(m.par_chunks_mut(CHUNK)).enumerate();
+            work.for_each(|(i, (p, m))| step(i, p, &mut [m]));
+        }
+        [m, v, ..] => {
+            let work = chunks.zip(m.par_chunks_mut(CHUNK)).zip(v.par_chunks_mut(CHUNK)).enumerate();
+            work.for_each(|(i, ((p, m), v))| step(i, p, &mut [m, v]));
+        }
     }
-    let chunks = params.len().div_ceil(CHUNK);
-    let mut split: Vec<Vec<&mut [f32]>> = (0..chunks).map(|_| Vec::with_capacity(moments.len())).collect();
-    for moment in moments {
-        moment.chunks_mut(CHUNK).zip(&mut split).for_each(|(chunk, of)| of.push(chunk));
-    }
-    let work = params.par_chunks_mut(CHUNK).zip(grads.par_chunks(CHUNK)).zip(split);
-    work.for_each(|((params, grads), mut moments)| step_slice(update, params, grads, factor, &mut moments));
 }
 
-/// The sum of the squares of a gradient: `f64` sums of fixed blocks, added in order.
-fn sum_of_squares(grads: &[f32]) -> f64 {
-    let blocks: Vec<f64> = grads.par_chunks(CHUNK).map(block_of_squares).collect();
-    blocks.iter().sum()
-}
-
-fn block_of_squares(block: &[f32]) -> f64 {
-    let mut lanes = [0.0f64; 8];
-    for eight in block.chunks(8) {
-        eight.iter().zip(&mut lanes).for_each(|(g, lane)| *lane += f64::from(*g) * f64::from(*g));
-    }
-    lanes.iter().sum()
-}
-
-/// The global norm of all gradients of a chain, in chain order; `gradient` gives those of an image.
-pub(crate) fn global_norm<'a>(chain: &Chain, gradient: impl Fn(usize) -> &'a [f32]) -> f64 {
+/// The global norm of all gradients of a chain, in chain order; `squares` gives the sum of squares of the
+/// gradient of a parameter, by image and slot.
+pub(crate) fn global_norm(chain: &Chain, squares: impl Fn(usize, usize) -> f64) -> f64 {
     let images = chain.images().iter().enumerate().filter(|(_, image)| image.trained);
-    let ranges = images.flat_map(|(i, image)| image.params.iter().map(move |p| (i, p.range())));
-    ranges.map(|(i, range): (usize, Range<usize>)| sum_of_squares(&gradient(i)[range])).sum::<f64>().sqrt()
+    let slots = images.flat_map(|(i, image)| (0..image.params.len()).map(move |slot| (i, slot)));
+    slots.map(|(image, slot)| squares(image, slot)).sum::<f64>().sqrt()
 }
 
 /// The factor that scales a gradient of this norm down to `clip`, as `torch.nn.utils.clip_grad_norm_`.
@@ -175,7 +197,12 @@ mod tests {
     use super::*;
     use burn::optim::{AdamWConfig, Optimizer};
     use burn::tensor::{Device, Tensor, TensorData};
-    use hydra_core::Key;
+    use hydra_core::{HostTensor, Key};
+
+    fn gradient(values: &[f32]) -> ParamGradient {
+        let tensor = HostTensor::float(values.to_vec(), [values.len()]);
+        ParamGradient::Uses { len: values.len(), tensors: vec![Some(tensor)] }
+    }
 
     fn numbers(key: u64, n: usize) -> Vec<f32> {
         (0..n as u64).map(|i| Key::new(key).normal(i) as f32).collect()
@@ -193,7 +220,7 @@ mod tests {
         for step in 0..5 {
             let grads = numbers(10 + step as u64, n);
             let update = Update::new(&spec, 1e-2, step, true);
-            step_param(update, &mut params, &grads, None, vec![&mut m, &mut v]);
+            step_param(update, &mut params, &gradient(&grads), None, vec![&mut m, &mut v]);
             let grads = Tensor::from_data(TensorData::new(grads, [n]), &device);
             (theirs, state) = Optimizer::step(&burn, 1e-2, theirs, grads, state);
         }
@@ -212,12 +239,41 @@ mod tests {
                 let mut moments = vec![vec![0.0f32; n]; spec.moments()];
                 for step in 0..3 {
                     let update = Update::new(&spec, spec.lr(), step, true);
-                    let moments = moments.iter_mut().map(Vec::as_mut_slice).collect();
-                    pool.install(|| step_param(update, &mut params, &numbers(2, n), Some(0.5), moments));
+                    let moments = moments.iter_mut().map(|m| &mut m[..]).collect();
+                    let gradient = gradient(&numbers(2, n));
+                    pool.install(|| step_param(update, &mut params, &gradient, Some(0.5), moments));
                 }
-                (params, pool.install(|| sum_of_squares(&numbers(3, n))))
+                (params, moments)
             };
             assert_eq!(run(1), run(3));
+        }
+    }
+
+    #[test]
+    fn vectors_give_the_bits_of_one_element_at_a_time() {
+        let n = 1003;
+        for (spec, factor) in [
+            (OptimizerSpec::adamw(1e-3), None),
+            (OptimizerSpec::adamw(1e-3), Some(0.3)),
+            (OptimizerSpec::sgd(1e-2), Some(0.3)),
+            (OptimizerSpec::Sgd { lr: 0.1, momentum: 0.0, weight_decay: 0.01 }, None),
+        ] {
+            let (grads, update) = (numbers(2, n), Update::new(&spec, spec.lr(), 4, true));
+            let run = |width: usize| {
+                let mut params = numbers(1, n);
+                let mut moments: Vec<Vec<f32>> = (0..spec.moments() as u64)
+                    .map(|i| numbers(5 + i, n).iter().map(|x| x.abs()).collect())
+                    .collect();
+                for start in (0..n).step_by(width) {
+                    let range = start..(start + width).min(n);
+                    let mut moments: Vec<&mut [f32]> =
+                        moments.iter_mut().map(|m| &mut m[range.clone()]).collect();
+                    step_slice(update, &mut params[range.clone()], &grads[range], factor, &mut moments);
+                }
+                let bits = |values: &Vec<f32>| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+                (bits(&params), moments.iter().map(bits).collect::<Vec<_>>())
+            };
+            assert_eq!(run(1), run(n));
         }
     }
 
@@ -226,7 +282,7 @@ mod tests {
         let (mut params, mut m, mut v) = (numbers(1, 10), vec![0.0; 10], vec![0.0; 10]);
         let before = params.clone();
         let update = Update::new(&OptimizerSpec::adamw(1e-3), 0.0, 0, true);
-        step_param(update, &mut params, &numbers(2, 10), None, vec![&mut m, &mut v]);
+        step_param(update, &mut params, &gradient(&numbers(2, 10)), None, vec![&mut m, &mut v]);
         assert_eq!(params, before);
         assert!(m.iter().all(|m| *m != 0.0));
     }
@@ -236,7 +292,13 @@ mod tests {
         let spec = OptimizerSpec::Sgd { lr: 0.1, momentum: 0.5, weight_decay: 0.0 };
         let (mut p, mut buffer) = (vec![1.0f32], vec![0.0f32]);
         for step in 0..2 {
-            step_param(Update::new(&spec, 0.1, step, true), &mut p, &[2.0], None, vec![&mut buffer]);
+            step_param(
+                Update::new(&spec, 0.1, step, true),
+                &mut p,
+                &gradient(&[2.0]),
+                None,
+                vec![&mut buffer],
+            );
         }
         assert_eq!(buffer, [3.0]);
         assert!((p[0] - (1.0 - 0.2 - 0.3)).abs() < 1e-6);

@@ -5,6 +5,7 @@
 //! the engine only what defines a task: the data order, the schedule, and the formulas of one element.
 
 use crate::error::EngineError;
+use crate::gradient::sum_of_squares;
 use crate::optimizer::{Update, clip_factor, global_norm};
 use crate::weights::{WeightHash, initial_image};
 use burn::tensor::Device;
@@ -110,7 +111,10 @@ impl<'a> Model<'a> {
     }
 
     fn update(&mut self, grads: Vec<Vec<f32>>, step: usize, steps: usize) -> f64 {
-        let norm = global_norm(self.chain, |i| &grads[i]);
+        let squares = |image: usize, slot: usize| {
+            sum_of_squares(&grads[image][self.chain.images()[image].params[slot].range()])
+        };
+        let norm = global_norm(self.chain, squares);
         let factor = self.spec.clip.map(|clip| clip_factor(clip, norm));
         let rate = self.spec.rate(step, steps);
         for (i, layout) in self.chain.images().iter().enumerate().filter(|(_, l)| l.trained) {

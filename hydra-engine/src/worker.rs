@@ -11,8 +11,9 @@ use crate::executor::{self, ShardInputs, ShardWork};
 use crate::host::{Contribution, HostJob, MicroStep};
 use crate::model::HostInputs;
 use crossbeam_channel::{Receiver, Sender};
+use hydra_core::profile::{self, Part};
 use hydra_core::{Chain, HostActivation, HostTensor, TaskId};
-use hydra_spill::{DoubleBuffer, FillGuard, Reservation, Resident, SpillError, alloc};
+use hydra_spill::{DoubleBuffer, FillGuard, LinkError, Reservation, Resident, SpillError, alloc};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -114,7 +115,7 @@ impl Worker {
         for job in jobs {
             let start_s = self.clock.now();
             let (ticket, task, device) = (job.ticket, job.task, self.device.id);
-            let (fill, promoted) = self.promote_one(job);
+            let (fill, promoted) = profile::time(Part::Transfer, || self.promote_one(job));
             let time = self.time(start_s);
             // The reason is sent before the compute worker, which waits for this, can report that it came
             // to nothing.
@@ -195,7 +196,7 @@ impl Worker {
         };
         let Promoted { resident, mut inputs } = promoted;
         if job.late.bytes() > 0 {
-            inputs = self.bring_in(job.late.clone())?;
+            inputs = profile::time(Part::Transfer, || self.bring_in(job.late.clone()))?;
         }
         let Some(HandedOn { output, charge }) = last else {
             if job.follows {
@@ -251,12 +252,14 @@ impl Worker {
             let Made { computed, output: output_charge, gradients: reservation } = made;
             let start_s = self.clock.now();
             if !matches!(computed.output, Output::None) {
-                let result = self.output_down(computed.output).map_err(EngineError::from);
+                let down = profile::time(Part::Transfer, || self.output_down(computed.output));
+                let result = down.map_err(EngineError::from);
                 self.send(Event::OutputDown { device, task, ticket, of, time: self.time(start_s), result });
             }
             drop(output_charge);
             let start_s = self.clock.now();
-            let contributions = self.gradients_down(&chain, computed.gradients);
+            let down = || self.gradients_down(&chain, computed.gradients);
+            let contributions = profile::time(Part::Transfer, down);
             drop(reservation);
             let failure = match contributions {
                 Ok(contributions) => {
@@ -282,35 +285,39 @@ impl Worker {
         })
     }
 
-    /// One buffer for each layer and image, laid out as the image; a parameter that the loss does not
-    /// reach has gradient zero.
+    /// What each layer gives each image, by slot of the image.
     fn gradients_down(
         &self,
         chain: &Chain,
         layers: Vec<(usize, HostGradient)>,
     ) -> Result<Vec<Contribution>, SpillError> {
-        let link = self.device.manager.link();
         let mut contributions: Vec<Contribution> = Vec::new();
         for (layer, gradients) in layers {
             let first = contributions.len();
             for (at, gradient) in chain.layers()[layer].params.iter().zip(gradients) {
-                let layout = &chain.images()[at.image];
+                let params = &chain.images()[at.image].params;
                 let of_image = contributions[first..].iter().position(|c| c.image == at.image);
                 let index = of_image.map_or(contributions.len(), |i| first + i);
-                let again = of_image.is_some() && layout.layers.len() > 1;
                 if of_image.is_none() {
-                    contributions.push(Contribution {
-                        layer,
-                        image: at.image,
-                        values: vec![0.0; layout.elements],
-                    });
+                    let gradients = params.iter().map(|_| None).collect();
+                    contributions.push(Contribution { layer, image: at.image, gradients });
                 }
                 let Some(gradient) = gradient else { continue };
-                let out = &mut contributions[index].values[layout.params[at.slot].range()];
-                link.copy_out_into(&gradient.bytes, out, again)?;
+                self.check_length(params[at.slot].len, &gradient)?;
+                contributions[index].gradients[at.slot] = Some(self.device.manager.take_out_part(gradient)?);
             }
         }
         Ok(contributions)
+    }
+
+    /// A gradient has as many elements as its parameter.
+    fn check_length(&self, elements: usize, gradient: &HostTensor) -> Result<(), SpillError> {
+        let (expected, found) = ((elements * size_of::<f32>()) as u64, gradient.len_bytes());
+        if expected == found {
+            return Ok(());
+        }
+        let link = self.device.manager.link().name().to_owned();
+        Err(LinkError::Length { link, expected, found }.into())
     }
 }
 

@@ -62,6 +62,18 @@ impl Forward for Wall {
     }
 }
 
+/// A layer that gives its matrix, whatever it is given.
+#[derive(Module, Debug)]
+struct Prompt {
+    linear: burn::nn::Linear,
+}
+
+impl Forward for Prompt {
+    fn forward(&self, _: Activation, _: &Pass) -> Activation {
+        Activation::of(self.linear.weight.val())
+    }
+}
+
 fn points(len: usize) -> Arc<dyn Dataset> {
     Arc::new(Points { len, bad: usize::MAX, panics: false })
 }
@@ -120,6 +132,22 @@ fn a_gradient_that_stops_midway_stops_in_every_cut() {
             let report = settings.task(TrainTask::new("task", chain.clone(), points(24), spec.clone()));
             assert_eq!((report.error, report.weights_sha256), (None, Some(plain.weights_sha256.clone())));
         }
+    }
+}
+
+#[test]
+fn a_layer_may_give_its_parameters_away() {
+    let _alone = alone();
+    let chain =
+        Chain::builder("prompt").layer("a", dense(2, 4)).layer("prompt", Prompt { linear: linear(4, 8) });
+    let chain = Arc::new(chain.layer("b", dense(8, 8)).layer("c", head(8)).build().unwrap());
+    let spec = spec(4, 6);
+    let plain = plain::train(&chain, points(24).as_ref(), &spec).unwrap();
+    for (cuts, resident) in [(vec![], true), (vec![1, 2], true), (vec![2, 3], true), (vec![2], false)] {
+        let settings = Settings { cuts: Some(cuts), resident, ..Settings::default() };
+        let task = TrainTask::new("task", chain.clone(), points(24), spec.clone()).validation(points(8));
+        let report = settings.task(task);
+        assert_eq!((report.error, report.weights_sha256), (None, Some(plain.weights_sha256.clone())));
     }
 }
 

@@ -10,7 +10,7 @@ pub enum ModelError {
     #[error("the chain could not be built")]
     Chain(#[from] CoreError),
     /// A word that names no preset.
-    #[error("`{found}` is not a model: expected {names} or a Hugging Face directory", names = known.join(", "))]
+    #[error("`{found}` is not a model: expected {names}, a configuration `FILE.json` or a Hugging Face directory", names = known.join(", "))]
     UnknownPreset {
         /// What was given.
         found: String,

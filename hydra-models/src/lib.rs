@@ -17,7 +17,7 @@
 //!
 //! Invariant: this crate never opens a connection, never draws from a global random generator, never holds
 //! a model's weights whole, and never computes a result that depends on the number of threads.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 pub mod cnn;
 pub mod data;

@@ -12,6 +12,9 @@
 //! static ALLOCATOR: CountingAllocator = CountingAllocator::new(std::alloc::System);
 //! ```
 //!
+//! Blocks of 64 KiB and more begin at cache lines that differ from block to block, so that loops over several
+//! of them run at the speed of memory.
+//!
 //! What is charged is the size that was asked for: headers and the inner allocator's rounding are costs of
 //! measuring and of the heap, and a device would not have them.
 
@@ -202,77 +205,179 @@ fn credit(tag: u8, bytes: usize) {
     }
 }
 
-/// The header's size: it keeps the block behind it aligned.
-fn header(layout: Layout) -> usize {
-    layout.align().max(16)
+/// Blocks of so many bytes and more begin at a cache line of their own choice.
+const LARGE: usize = 64 << 10;
+/// A cache line: what the widest vectors load at once.
+const LINE: usize = 64;
+/// The distance at which addresses are taken for one another by a core's first-level cache.
+const PAGE: usize = 4096;
+
+/// The end of what lies in front of each block.
+#[repr(C)]
+struct Header {
+    /// From the beginning of the allocation to the block.
+    offset: usize,
+    tag: u8,
 }
 
-/// The layout of a header with a block of `size` bytes behind it, aligned as `layout`.
+/// What lies in front of a block at least, for its header and its alignment.
+fn least_offset(layout: Layout) -> usize {
+    layout.align().max(size_of::<Header>().next_multiple_of(16))
+}
+
+/// Whether a block of `size` bytes with the alignment of `layout` chooses its cache line.
+fn is_coloured(layout: Layout, size: usize) -> bool {
+    size >= LARGE && layout.align() <= LINE
+}
+
+/// The layout of a block of `size` bytes, aligned as `layout`, with what lies in front of it.
 fn whole(layout: Layout, size: usize) -> Option<Layout> {
-    Layout::from_size_align(size.checked_add(header(layout))?, layout.align()).ok()
+    let (front, align) = match is_coloured(layout, size) {
+        true => (PAGE, LINE),
+        false => (least_offset(layout), layout.align().max(align_of::<Header>())),
+    };
+    Layout::from_size_align(size.checked_add(front)?, align).ok()
 }
 
-/// Writes the header of a new block, charges the block and returns where it begins.
+/// Where the next block of this layout begins in its allocation.
+///
+/// An allocator places all large blocks alike, at the beginning of a page. A loop over several of them then
+/// reads and writes addresses that differ in nothing that the first-level cache looks at, and is two to
+/// three times as slow as memory. So large blocks begin at one line of a page after another, in steps that
+/// keep neighbours far apart.
+fn next_offset(layout: Layout) -> usize {
+    static COLOUR: AtomicU64 = AtomicU64::new(0);
+    const STEP: u64 = 25;
+    if !is_coloured(layout, layout.size()) {
+        return least_offset(layout);
+    }
+    let colour = COLOUR.fetch_add(STEP, Relaxed) as usize % (PAGE / LINE);
+    LINE * (colour + 1)
+}
+
+/// The header of a block.
+///
+/// # Safety
+/// `block` was returned by [`open`] and not freed since.
+unsafe fn header_of(block: *mut u8) -> Header {
+    // SAFETY: an allocation begins 16 bytes in front of its block at the latest.
+    let header = unsafe { block.sub(16) }.cast::<Header>();
+    // SAFETY: `open` wrote it there, at an address that suits it.
+    unsafe { header.read() }
+}
+
+/// Writes the header of a new block, charges the block to `tag` and returns where it begins.
 ///
 /// # Safety
 /// `base` is null or begins an allocation of `whole(layout, layout.size())` that nobody else has.
-unsafe fn open(base: *mut u8, layout: Layout) -> *mut u8 {
+unsafe fn open(base: *mut u8, layout: Layout, tag: u8) -> *mut u8 {
     if base.is_null() {
         return base;
     }
     if !INSTALLED.load(Relaxed) {
         INSTALLED.store(true, Relaxed);
     }
-    let tag = tag();
-    if tag != HOST {
-        charge(tag, layout.size());
-        counters(tag).count.fetch_add(1, Relaxed);
-    }
-    // SAFETY: the allocation begins with a header of at least 16 bytes, and any address suits a byte.
-    unsafe { base.write(tag) };
-    // SAFETY: the allocation is longer than its header by the block's size.
-    unsafe { base.add(header(layout)) }
+    charge(tag, layout.size());
+    let offset = next_offset(layout);
+    // SAFETY: the allocation is longer than the offset by the block's size.
+    let block = unsafe { base.add(offset) };
+    // SAFETY: the offset is 16 at least, so the header lies within the allocation.
+    let header = unsafe { block.sub(16) }.cast::<Header>();
+    // SAFETY: the allocation is aligned for a header, and the offset is a multiple of 16.
+    unsafe { header.write(Header { offset, tag }) };
+    block
 }
 
-// SAFETY: each block lies behind a header within an allocation of the inner allocator that is larger by the
-// header. The header's size is a multiple of the alignment, so the block is aligned, and it depends on the
-// alignment alone, which a reallocation keeps, so it is found again from the block's layout.
+/// Counts a new block, unless there was no memory for it.
+fn count(base: *mut u8, tag: u8) {
+    if tag != HOST && !base.is_null() {
+        counters(tag).count.fetch_add(1, Relaxed);
+    }
+}
+
+impl<A: GlobalAlloc> CountingAllocator<A> {
+    /// Gives a block's allocation back and credits nobody.
+    ///
+    /// # Safety
+    /// As [`GlobalAlloc::dealloc`] of this allocator.
+    unsafe fn free(&self, block: *mut u8, layout: Layout) {
+        // There was such a layout when the block was allocated.
+        let Some(whole) = whole(layout, layout.size()) else { return };
+        // SAFETY: the caller's block was allocated here.
+        let offset = unsafe { header_of(block) }.offset;
+        // SAFETY: the block lies so far from the beginning of its allocation.
+        let base = unsafe { block.sub(offset) };
+        // SAFETY: `base` was allocated by the inner allocator with this layout and is freed once.
+        unsafe { self.inner.dealloc(base, whole) };
+    }
+
+    /// A block of `new` in place of one of `old`, for the same device, by allocating and copying.
+    ///
+    /// # Safety
+    /// As [`GlobalAlloc::realloc`] of this allocator, with a block of device `tag`.
+    unsafe fn move_block(&self, block: *mut u8, old: Layout, new: Layout, tag: u8) -> *mut u8 {
+        let Some(whole) = whole(new, new.size()) else { return ptr::null_mut() };
+        // SAFETY: `whole` includes the header, so its size is not zero.
+        let base = unsafe { self.inner.alloc(whole) };
+        if base.is_null() {
+            return base;
+        }
+        // What is copied from is freed: only the difference is charged.
+        credit(tag, old.size());
+        // SAFETY: the allocation of `whole` is new.
+        let moved = unsafe { open(base, new, tag) };
+        // SAFETY: both blocks have as many bytes, and the new one is apart from the old one.
+        unsafe { ptr::copy_nonoverlapping(block, moved, old.size().min(new.size())) };
+        // SAFETY: the caller gives the old block up.
+        unsafe { self.free(block, old) };
+        moved
+    }
+}
+
+// SAFETY: each block lies in an allocation of the inner allocator, behind a header that says how far. The offset
+// is a multiple of the block's alignment, and so is the allocation's address, so the block is aligned. The
+// layout of the whole follows from the block's layout, so that it is freed with the layout it was made with.
 unsafe impl<A: GlobalAlloc> GlobalAlloc for CountingAllocator<A> {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let Some(whole) = whole(layout, layout.size()) else { return ptr::null_mut() };
         // SAFETY: `whole` includes the header, so its size is not zero.
         let base = unsafe { self.inner.alloc(whole) };
+        let tag = tag();
+        count(base, tag);
         // SAFETY: the allocation of `whole` is new.
-        unsafe { open(base, layout) }
+        unsafe { open(base, layout, tag) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         let Some(whole) = whole(layout, layout.size()) else { return ptr::null_mut() };
         // SAFETY: `whole` includes the header, so its size is not zero.
         let base = unsafe { self.inner.alloc_zeroed(whole) };
-        // SAFETY: the allocation of `whole` is new; the tag is written into the header, not the block.
-        unsafe { open(base, layout) }
+        let tag = tag();
+        count(base, tag);
+        // SAFETY: the allocation of `whole` is new; the header lies in front of the block.
+        unsafe { open(base, layout, tag) }
     }
 
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
-        // There was such a layout when the block was allocated.
-        let Some(whole) = whole(layout, layout.size()) else { return };
-        // SAFETY: the caller's block lies behind its header in one allocation.
-        let base = unsafe { block.sub(header(layout)) };
-        // SAFETY: `open` wrote the tag there.
-        credit(unsafe { base.read() }, layout.size());
-        // SAFETY: `base` was allocated by the inner allocator with this layout and is freed once.
-        unsafe { self.inner.dealloc(base, whole) };
+        // SAFETY: the caller's block was allocated here.
+        credit(unsafe { header_of(block) }.tag, layout.size());
+        // SAFETY: the caller gives the block up.
+        unsafe { self.free(block, layout) };
     }
 
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
         let (Some(old), Some(new)) = (whole(layout, layout.size()), whole(layout, new_size)) else {
             return ptr::null_mut();
         };
-        // SAFETY: the caller's block lies behind its header in one allocation.
-        let base = unsafe { block.sub(header(layout)) };
-        // SAFETY: `open` wrote the tag there.
-        let tag = unsafe { base.read() };
+        // SAFETY: the caller's block was allocated here.
+        let Header { offset, tag } = unsafe { header_of(block) };
+        if is_coloured(layout, layout.size()) != is_coloured(layout, new_size) {
+            let Ok(new) = Layout::from_size_align(new_size, layout.align()) else { return ptr::null_mut() };
+            // SAFETY: the caller's block has this layout and this tag.
+            return unsafe { self.move_block(block, layout, new, tag) };
+        }
+        // SAFETY: the block lies so far from the beginning of its allocation.
+        let base = unsafe { block.sub(offset) };
         // SAFETY: `base` was allocated with `old`; the size of `new` is valid for the alignment and not zero.
         let base = unsafe { self.inner.realloc(base, old, new.size()) };
         if base.is_null() {
@@ -283,10 +388,24 @@ unsafe impl<A: GlobalAlloc> GlobalAlloc for CountingAllocator<A> {
         } else {
             credit(tag, layout.size() - new_size);
         }
-        // SAFETY: the header, tag included, moved with the allocation, and the block follows it.
-        unsafe { base.add(header(layout)) }
+        // SAFETY: what lies in front of the block, the header included, moved with the allocation.
+        unsafe { base.add(offset) }
     }
 }
+
+/// Makes mimalloc keep memory that was freed, instead of giving it back to the system after a second: the
+/// buffers of one training step are those of the next, and giving them back costs a page fault for each page
+/// of them. To be called once, before other threads start; `MIMALLOC_PURGE_DELAY` in the environment wins.
+///
+/// What a process holds is then the most that it ever had in use, as it is for its devices' budgets.
+pub fn keep_freed_memory() {
+    // SAFETY: the option exists in this version (a test asks for its default). Setting it is a plain write of
+    // one word, which no other thread reads yet.
+    unsafe { libmimalloc_sys::mi_option_set_default(PURGE_DELAY, -1) };
+}
+
+/// mimalloc's `purge_delay`, in milliseconds, which the crate has no name for.
+const PURGE_DELAY: libmimalloc_sys::mi_option_t = 15;
 
 #[cfg(test)]
 mod tests {
@@ -398,6 +517,58 @@ mod tests {
     }
 
     #[test]
+    fn large_blocks_begin_at_lines_of_their_own() {
+        let device = DeviceId(59);
+        let layout = Layout::from_size_align(LARGE, 4).unwrap();
+        // SAFETY: the layout's size is not zero.
+        let blocks = [(); 8].map(|()| with_tag(Some(device), || unsafe { ALLOCATOR.alloc(layout) }));
+        assert!(blocks.iter().all(|block| block.addr() % LINE == 0));
+        let lines: std::collections::BTreeSet<usize> =
+            blocks.iter().map(|block| (block.addr() % PAGE) / LINE).collect();
+        // Other tests allocate at the same time, and pages may begin anywhere.
+        assert!(lines.len() > 2, "{lines:?}");
+        assert_eq!(PROBE.in_use(device), 8 * LARGE as u64);
+        // SAFETY: the blocks have this layout and are freed once.
+        blocks.iter().for_each(|block| unsafe { ALLOCATOR.dealloc(*block, layout) });
+        assert_eq!((PROBE.in_use(device), PROBE.peak(device)), (0, 8 * LARGE as u64));
+    }
+
+    #[test]
+    fn blocks_that_become_large_and_small_again_keep_contents_and_charge() {
+        let device = DeviceId(60);
+        for align in [1, 16, 64, 128, 8192] {
+            let mut layout = Layout::from_size_align(1000, align).unwrap();
+            // SAFETY: the layout's size is not zero.
+            let mut block = with_tag(Some(device), || unsafe { ALLOCATOR.alloc(layout) });
+            // SAFETY: the block has 1000 bytes.
+            unsafe { block.write_bytes(0x5A, 1000) };
+            for size in [LARGE - 1, LARGE, 3 * LARGE, LARGE + 1, 5000, 2 * LARGE, 1000] {
+                // SAFETY: the block has this layout, and the new size is not zero.
+                block = unsafe { ALLOCATOR.realloc(block, layout, size) };
+                layout = Layout::from_size_align(size, align).unwrap();
+                // SAFETY: the first 1000 bytes were written and moved along.
+                assert_eq!(unsafe { std::slice::from_raw_parts(block, 1000) }, [0x5A; 1000]);
+                assert_eq!((block.addr() % align, PROBE.in_use(device)), (0, size as u64));
+            }
+            // SAFETY: the block has this layout and is freed once.
+            unsafe { ALLOCATOR.dealloc(block, layout) };
+        }
+        assert_eq!((PROBE.in_use(device), PROBE.peak(device)), (0, 3 * LARGE as u64));
+        assert_eq!(allocations(device), 5, "a reallocated block counts once");
+    }
+
+    #[test]
+    fn freed_memory_is_kept() {
+        // SAFETY: asking for an option changes nothing.
+        let delay = || unsafe { libmimalloc_sys::mi_option_get(PURGE_DELAY) };
+        if std::env::var_os("MIMALLOC_PURGE_DELAY").is_none() {
+            assert_eq!(delay(), 1000, "the default of `purge_delay`: another option has its number now");
+            keep_freed_memory();
+            assert_eq!(delay(), -1);
+        }
+    }
+
+    #[test]
     fn a_size_that_leaves_no_room_for_the_header_is_refused() {
         let layout = Layout::from_size_align(isize::MAX as usize, 1).unwrap();
         // SAFETY: the layout's size is not zero.
@@ -482,7 +653,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn figures_follow_every_sequence(steps in prop::collection::vec((0u8..4, 1usize..5000, 0u32..10), 1..60)) {
+        fn figures_follow_every_sequence(steps in prop::collection::vec((0u8..4, prop_oneof![1usize..5000, LARGE - 50..LARGE + 50], 0u32..10), 1..60)) {
             let device = DeviceId(58);
             PROBE.reset_peak(device);
             let (mut blocks, mut live, mut peak) = (Vec::<(*mut u8, Layout)>::new(), 0, 0);

@@ -2,7 +2,7 @@
 //!
 //! A [`Budget`] counts the bytes of one memory; a [`Reservation`] is a share of it, released when dropped.
 //! A [`TierStore`] keeps *masters*: the parameters and optimizer moments of each image. A [`DeviceLink`]
-//! copies bytes to a device and back. The [`SpillManager`] of a device promotes images from the store into
+//! copies bytes to a device and back, or shares them with a device that has no memory of its own. The [`SpillManager`] of a device promotes images from the store into
 //! [`Resident`] copies, and the [`DoubleBuffer`] lets one shard's copy be filled while another's is computed
 //! on. A resident copy is never changed, so dropping it is all that eviction takes.
 //!
@@ -56,6 +56,7 @@ mod store;
 pub use budget::{Budget, Reservation};
 pub use double_buffer::{BufferError, DoubleBuffer, FillGuard, Monitor, SlotState, StdMonitor, Ticket};
 pub use error::{BudgetError, SpillError};
-pub use link::{ALIGN as LINK_ALIGN, DeviceLink, Direction, HostCopyLink, LinkError, SimulatedLink};
+pub use link::{ALIGN as LINK_ALIGN, DeviceLink, Direction, ELEMENT_ALIGN, HostCopyLink, LinkError};
+pub use link::{SharedLink, SimulatedLink};
 pub use manager::{Resident, SpillManager};
 pub use store::{DramStore, ImageId, ImageView, ImageWriter, Masters, TierStore};

@@ -2,8 +2,9 @@
 //!
 //! A link copies whole buffers up to a device or down to the host and blocks until a copy is done; who
 //! calls it from which thread decides what overlaps. [`HostCopyLink`] serves a logical device that is a
-//! part of this machine's CPU, and [`SimulatedLink`] slows another link down to a given bandwidth, so that
-//! what a GPU's transfers cost shows in tests on a machine without one. A CUDA link has its place beside
+//! part of this machine's CPU and has memory of its own, [`SharedLink`] one that reads the host's memory in
+//! place, and [`SimulatedLink`] slows another link down to a given bandwidth, so that what a GPU's transfers
+//! cost shows in tests on a machine without one. A CUDA link has its place beside
 //! them, in a module `cuda`: buffers from the driver's pool, pinned staging and one stream per direction
 //! behind the same three copies. The conformance suite in this file's tests runs on every link.
 
@@ -84,10 +85,16 @@ pub enum LinkError {
 ///
 /// Buffers on the device are [`Bytes`] like those on the host: on a CPU because they are host memory, on a
 /// GPU because a managed or mapped range is. They are never written after the copy, and they are aligned
-/// for every element type ([`ALIGN`]), as tensors are read from them in place.
+/// for every element type ([`ELEMENT_ALIGN`] at least), as tensors are read from them in place.
 pub trait DeviceLink: Send + Sync {
     /// A name for messages and reports.
     fn name(&self) -> &str;
+
+    /// Whether what it gives may be a view of what it was given, which nobody can write then for as long as
+    /// the view lives. Otherwise it is a copy that is independent of it.
+    fn shares(&self) -> bool {
+        false
+    }
 
     /// Copies host bytes into memory of the device. Dropping the last clone of the result frees that
     /// memory, or returns it to the link's free list.
@@ -110,12 +117,15 @@ pub trait DeviceLink: Send + Sync {
     /// stays as it is; [`LinkError::Transfer`] if the device fails.
     fn copy_out_into(&self, device: &Bytes, out: &mut [f32], accumulate: bool) -> Result<(), LinkError>;
 
-    /// Bytes moved in this direction so far.
+    /// Bytes moved in this direction so far; a view moves none.
     fn moved(&self, direction: Direction) -> u64;
 }
 
-/// The alignment, in bytes, of what [`DeviceLink::copy_in`] and [`DeviceLink::copy_out`] return.
+/// The alignment, in bytes, of the copies that [`DeviceLink::copy_in`] and [`DeviceLink::copy_out`] return.
 pub const ALIGN: usize = 64;
+
+/// The alignment, in bytes, of whatever they return: enough for every element type.
+pub const ELEMENT_ALIGN: usize = 16;
 
 /// The link of a logical device that is a part of this machine's CPU: real copies within host memory.
 ///
@@ -191,6 +201,54 @@ impl DeviceLink for HostCopyLink {
             Direction::Up => self.up.load(Relaxed),
             Direction::Down => self.down.load(Relaxed),
         }
+    }
+}
+
+/// The link of a logical device that reads the host's memory in place: what it gives is a view of what it was
+/// given. Only bytes whose alignment suits no tensor are copied.
+///
+/// Memory stays charged to whoever allocated it: images and batches to the host, what shard tasks made to the
+/// device, also while the host reads it.
+#[derive(Debug)]
+pub struct SharedLink {
+    name: String,
+    copies: HostCopyLink,
+}
+
+impl SharedLink {
+    /// The link of `device`.
+    pub fn new(device: DeviceId) -> Self {
+        Self { name: format!("shared memory, {device}"), copies: HostCopyLink::new(device) }
+    }
+}
+
+fn readable_in_place(bytes: &Bytes) -> bool {
+    bytes.as_ptr().addr().is_multiple_of(ELEMENT_ALIGN)
+}
+
+impl DeviceLink for SharedLink {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn shares(&self) -> bool {
+        true
+    }
+
+    fn copy_in(&self, host: &Bytes) -> Result<Bytes, LinkError> {
+        if readable_in_place(host) { Ok(host.clone()) } else { self.copies.copy_in(host) }
+    }
+
+    fn copy_out(&self, device: &Bytes) -> Result<Bytes, LinkError> {
+        if readable_in_place(device) { Ok(device.clone()) } else { self.copies.copy_out(device) }
+    }
+
+    fn copy_out_into(&self, device: &Bytes, out: &mut [f32], accumulate: bool) -> Result<(), LinkError> {
+        self.copies.copy_out_into(device, out, accumulate)
+    }
+
+    fn moved(&self, direction: Direction) -> u64 {
+        self.copies.moved(direction)
     }
 }
 
@@ -364,6 +422,10 @@ impl<L: DeviceLink> DeviceLink for SimulatedLink<L> {
         &self.name
     }
 
+    fn shares(&self) -> bool {
+        self.inner.shares()
+    }
+
     fn copy_in(&self, host: &Bytes) -> Result<Bytes, LinkError> {
         self.timed(&self.up, host.len(), || self.inner.copy_in(host))
     }
@@ -421,12 +483,13 @@ mod tests {
     const PROBE: AllocatorProbe = AllocatorProbe;
 
     // Devices of the tests of this file: 20 to 29.
-    fn links(first: usize) -> [Box<dyn DeviceLink>; 3] {
+    fn links(first: usize) -> [Box<dyn DeviceLink>; 4] {
         let pooled = || HostCopyLink::new(DeviceId(first + 1)).with_idle_limit(1 << 20);
         [
             Box::new(HostCopyLink::new(DeviceId(first))),
             Box::new(pooled()),
             Box::new(SimulatedLink::new(pooled(), FAST, Duration::from_micros(1))),
+            Box::new(SharedLink::new(DeviceId(first + 2))),
         ]
     }
 
@@ -442,7 +505,10 @@ mod tests {
     fn conforms(link: &dyn DeviceLink) {
         assert!(!link.name().is_empty());
         contents_arrive_aligned_and_counted(link);
-        copies_are_independent_of_the_host(link);
+        match link.shares() {
+            false => copies_are_independent_of_the_host(link),
+            true => views_keep_the_host_from_writing(link),
+        }
         floats_are_copied_and_added(link);
         wrong_lengths_are_refused(link);
         copies_may_be_made_at_the_same_time(link);
@@ -456,7 +522,16 @@ mod tests {
             let device = link.copy_in(&host).unwrap();
             let back = link.copy_out(&device).unwrap();
             assert_eq!((&device, &back), (&host, &host));
-            assert!([&device, &back].iter().all(|b| b.as_ptr().addr() % ALIGN == 0));
+            let align = if link.shares() { ELEMENT_ALIGN } else { ALIGN };
+            assert!([&device, &back].iter().all(|b| b.as_ptr().addr() % align == 0));
+            if link.shares() {
+                // It was copied in, off its alignment, and then shared.
+                assert_eq!(
+                    (link.moved(Direction::Up) - up, link.moved(Direction::Down) - down),
+                    (len as u64, 0)
+                );
+                continue;
+            }
             assert_eq!(link.moved(Direction::Up) - up, len as u64);
             assert_eq!(link.moved(Direction::Down) - down, len as u64);
         }
@@ -474,6 +549,22 @@ mod tests {
         // A buffer of the same size may take the freed one's place.
         let next = link.copy_in(&Bytes::from(pattern(2, 1000))).unwrap();
         assert_eq!((back, next), (Bytes::from(std::mem::take(&mut values)), pattern(2, 1000).into()));
+    }
+
+    fn views_keep_the_host_from_writing(link: &dyn DeviceLink) {
+        let (up, down) = (link.moved(Direction::Up), link.moved(Direction::Down));
+        let host = aligned(&pattern(1, 1000));
+        let device = link.copy_in(&host).unwrap();
+        let back = link.copy_out(&device).unwrap();
+        assert!([&device, &back].iter().all(|view| view.as_ptr() == host.as_ptr()), "the same memory");
+        assert_eq!((link.moved(Direction::Up), link.moved(Direction::Down)), (up, down));
+        drop((host, device));
+        assert_eq!(back, pattern(1, 1000), "the last view keeps the memory");
+    }
+
+    /// A buffer as programs make them for tensors.
+    fn aligned(bytes: &[u8]) -> Bytes {
+        Bytes::from_owner(AlignedBytes::fill(room(bytes.len()).unwrap(), bytes))
     }
 
     fn floats_are_copied_and_added(link: &dyn DeviceLink) {
@@ -516,15 +607,16 @@ mod tests {
             for thread in 0..4 {
                 scope.spawn(move || {
                     for round in 0..50 {
-                        let host = Bytes::from(pattern(thread * 100 + round, 5000));
+                        let host = aligned(&pattern(thread * 100 + round, 5000));
                         let device = link.copy_in(&host).unwrap();
                         assert_eq!(link.copy_out(&device).unwrap(), host);
                     }
                 });
             }
         });
-        assert_eq!(link.moved(Direction::Up) - up, 4 * 50 * 5000);
-        assert_eq!(link.moved(Direction::Down) - down, 4 * 50 * 5000);
+        let moved = if link.shares() { 0 } else { 4 * 50 * 5000 };
+        assert_eq!(link.moved(Direction::Up) - up, moved);
+        assert_eq!(link.moved(Direction::Down) - down, moved);
     }
 
     #[test]
@@ -546,6 +638,22 @@ mod tests {
         assert_eq!((PROBE.in_use(device), back.len()), (charged, len));
         std::thread::spawn(|| drop(clone)).join().unwrap();
         assert_eq!((PROBE.in_use(device), PROBE.peak(device)), (0, charged));
+    }
+
+    #[test]
+    fn what_is_shared_stays_charged_to_who_made_it() {
+        let (device, len) = (DeviceId(29), 1 << 20);
+        let link = SharedLink::new(device);
+        let host = aligned(&pattern(0, len));
+        let there = link.copy_in(&host).unwrap();
+        assert_eq!((PROBE.in_use(device), there.len()), (0, len));
+        let made = alloc::with_tag(Some(device), || aligned(&pattern(1, len)));
+        let charged = PROBE.in_use(device);
+        let taken = link.copy_out(&made).unwrap();
+        drop(made);
+        assert!(charged >= len as u64 && PROBE.in_use(device) == charged);
+        drop(taken);
+        assert_eq!(PROBE.in_use(device), 0);
     }
 
     #[test]

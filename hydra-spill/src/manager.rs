@@ -35,6 +35,18 @@ impl Resident {
         }
     }
 
+    /// Whether these bytes are a view of an image. What outlives the resident copy must not be: where the link
+    /// shares, nobody could write the masters meanwhile.
+    pub fn holds(&self, bytes: &Bytes) -> bool {
+        let range = |bytes: &Bytes| {
+            let start = bytes.as_ptr().addr();
+            start..start + bytes.len()
+        };
+        let found = range(bytes);
+        let within = |image: &Bytes| found.start < range(image).end && range(image).start < found.end;
+        self.images.values().any(|(image, _)| within(image))
+    }
+
     /// The bytes of all images.
     pub fn bytes(&self) -> u64 {
         self.images.values().map(|(bytes, _)| bytes.len() as u64).sum()
@@ -73,7 +85,8 @@ impl SpillManager {
     }
 
     /// Copies images of a task from the store to the device. Each image's view is dropped right after its
-    /// copy, so that the optimizer can write the masters while the device computes on the copy.
+    /// copy, so that the optimizer can write the masters while the device computes on the copy; where the link
+    /// shares, the view is the resident copy, and the masters are busy until it is dropped.
     ///
     /// # Errors
     /// [`SpillError::ReservationElsewhere`] and [`SpillError::ReservationTooSmall`] if the reservation is not
@@ -128,9 +141,16 @@ impl SpillManager {
     /// # Errors
     /// What the link returns.
     pub fn take_out(&self, activation: HostActivation) -> Result<HostActivation, SpillError> {
-        let copy = |part: HostTensor| Ok(part_of(&part, self.link.copy_out(&part.bytes)?));
-        let parts = activation.parts.into_iter().map(copy).collect::<Result<_, SpillError>>()?;
-        Ok(HostActivation { parts })
+        let parts = activation.parts.into_iter().map(|part| self.take_out_part(part));
+        Ok(HostActivation { parts: parts.collect::<Result<_, SpillError>>()? })
+    }
+
+    /// Copies a tensor from the device to the host, and drops it there.
+    ///
+    /// # Errors
+    /// What the link returns.
+    pub fn take_out_part(&self, part: HostTensor) -> Result<HostTensor, SpillError> {
+        Ok(part_of(&part, self.link.copy_out(&part.bytes)?))
     }
 
     /// Drops a resident copy. It is clean, for masters are written on the host alone, so no byte moves.
@@ -225,6 +245,22 @@ mod tests {
         let again = promote(&manager, &[2], 1200, TASK).unwrap();
         assert_eq!(again.version(2), Some(1));
         assert_eq!(bytemuck::cast_slice::<u8, f32>(&again.image(2)), [-1.0; 300]);
+    }
+
+    #[test]
+    fn a_shared_image_is_busy_until_it_is_demoted() {
+        let manager = manager(crate::SharedLink::new(DEVICE));
+        let id = ImageId { task: TASK, image: 1 };
+        let master = manager.store().read(id).unwrap().bytes;
+        let resident = promote(&manager, &[0, 1], 1200, TASK).unwrap();
+        assert_eq!((resident.image(1).as_ptr(), manager.promoted_bytes()), (master.as_ptr(), 0));
+        assert!(resident.holds(&master.slice(4..8)) && !resident.holds(&Bytes::from(vec![0; 8])));
+        assert_eq!(manager.budget().used(), 1200, "what is read is reserved, shared or not");
+        drop(master);
+        let busy = manager.store().write(id).map(drop).unwrap_err();
+        assert!(matches!(busy, SpillError::ImageBusy { readers: 1, .. }), "{busy}");
+        manager.demote(resident);
+        assert!(manager.store().write(id).is_ok());
     }
 
     #[test]

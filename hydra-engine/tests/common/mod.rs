@@ -47,6 +47,7 @@ pub struct Settings {
     pub devices: usize,
     pub threads: usize,
     pub memory: ByteSize,
+    pub resident: bool,
     pub cuts: Option<Vec<usize>>,
     pub policy: PolicyKind,
     pub prefetch: bool,
@@ -59,6 +60,7 @@ impl Default for Settings {
             devices: 1,
             threads: 1,
             memory: PLENTY,
+            resident: false,
             cuts: None,
             policy: PolicyKind::ShardedLrtf,
             prefetch: true,
@@ -70,6 +72,7 @@ impl Default for Settings {
 impl Settings {
     pub fn orchestrator(&self) -> Orchestrator {
         let devices = DeviceSpec::cpus(self.devices, self.threads, self.memory);
+        let devices = devices.into_iter().map(|d| if self.resident { d.resident() } else { d }).collect();
         let orchestrator = Orchestrator::new(devices).expect("devices");
         orchestrator.policy(self.policy).prefetch(self.prefetch).seed(5)
     }

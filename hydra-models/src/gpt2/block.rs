@@ -92,30 +92,40 @@ impl Block {
         }
     }
 
-    fn attention(&self, x: Tensor<3>, pass: &Pass) -> Tensor<3> {
-        let Options { heads, scale, attention_dropout, residual_dropout, .. } = self.options;
+    /// Attention's result, before it is mapped back.
+    fn attend(&self, x: Tensor<3>, pass: &Pass) -> Tensor<3> {
+        let Options { heads, scale, attention_dropout, .. } = self.options;
         let attention = ops::Attention { heads, scale, dropout: attention_dropout, site: 0 };
-        let x = ops::causal_attention(self.attn.c_attn.forward(x), attention, pass);
-        pass.dropout(self.attn.c_proj.forward(x), residual_dropout, 1)
+        ops::causal_attention(self.attn.c_attn.forward(x), attention, pass)
     }
 
-    fn network(&self, x: Tensor<3>, pass: &Pass) -> Tensor<3> {
+    /// The network's inner vectors.
+    fn inner(&self, x: Tensor<3>) -> Tensor<3> {
         let x = self.mlp.c_fc.forward(x);
-        let x = match self.options.activate {
+        match self.options.activate {
             Activate::GeluTanh => ops::gelu_tanh(x),
             Activate::Gelu => activation::gelu(x),
             Activate::Relu => activation::relu(x),
-        };
-        pass.dropout(self.mlp.c_proj.forward(x), self.options.residual_dropout, 2)
+        }
+    }
+
+    /// Adds the map of `x` to the residual, after dropout at `site`.
+    fn add(&self, residual: Tensor<3>, map: &Affine, x: Tensor<3>, pass: &Pass, site: u64) -> Tensor<3> {
+        let dropout = self.options.residual_dropout;
+        match pass.is_training() && dropout > 0.0 {
+            true => residual + pass.dropout(map.forward(x), dropout, site),
+            false => map.forward_onto(residual, x),
+        }
     }
 }
 
 impl Forward for Block {
     fn forward(&self, x: Activation, pass: &Pass) -> Activation {
         let x = x.into_float::<3>();
-        let x = x.clone() + self.attention(self.ln_1.forward(x), pass);
-        let x = x.clone() + self.network(self.ln_2.forward(x), pass);
-        Activation::of(x)
+        let inner = self.attend(self.ln_1.forward(x.clone()), pass);
+        let x = self.add(x, &self.attn.c_proj, inner, pass, 1);
+        let inner = self.inner(self.ln_2.forward(x.clone()));
+        Activation::of(self.add(x, &self.mlp.c_proj, inner, pass, 2))
     }
 
     fn init(&self, name: &str, _: &[usize]) -> Init {
@@ -131,7 +141,7 @@ impl Forward for Block {
         let [batch, tokens, width] = *inputs.first()?.as_slice() else { return None };
         let inner = self.mlp.c_fc.bias.lazy_shape()[0];
         let vectors = batch * tokens * (32 * width + 8 * inner);
-        let scores = 8 * batch * self.options.heads * tokens * tokens;
-        Some(((vectors + scores) * size_of::<f32>()) as u64)
+        let attention = ops::attention_working_elements([batch, tokens, width], self.options.heads);
+        Some(((vectors + attention) * size_of::<f32>()) as u64)
     }
 }

@@ -35,14 +35,13 @@ impl Forward for Embed {
     /// If there are more tokens than positions, or an id is not below the vocabulary.
     fn forward(&self, x: Activation, pass: &Pass) -> Activation {
         let ids = x.into_int::<2>();
-        let ([_, tokens], [positions, width]) = (ids.dims(), self.wpe.weight.val().dims());
+        let ([_, tokens], [positions, _]) = (ids.dims(), self.wpe.weight.val().dims());
         assert!(
             tokens <= positions,
             "a sequence of {tokens} tokens is longer than the model's {positions} positions: \
              use a shorter context"
         );
-        let places = self.wpe.weight.val().narrow(0, 0, tokens).reshape([1, tokens, width]);
-        let x = ops::embedding(self.wte.weight.val(), ids) + places;
+        let x = ops::embedding(self.wte.weight.val(), self.wpe.weight.val(), ids);
         Activation::of(pass.dropout(x, self.dropout, 0))
     }
 

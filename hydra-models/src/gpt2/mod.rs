@@ -17,7 +17,7 @@ pub use config::{Gpt2Config, PRESETS, Preset};
 pub use embed::Embed;
 pub use head::{Head, logits};
 pub use parts::{Affine, Norm, Table};
-pub use weights::Gpt2Dir;
+pub use weights::{Gpt2Dir, named};
 pub use writer::Gpt2Writer;
 
 use crate::ModelError;

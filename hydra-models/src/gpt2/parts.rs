@@ -43,6 +43,11 @@ impl Affine {
     pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
         ops::linear(x, self.weight.val(), self.bias.val())
     }
+
+    /// Adds the map of `[batch, tokens, in]` to a residual `[batch, tokens, out]`.
+    pub fn forward_onto(&self, residual: Tensor<3>, x: Tensor<3>) -> Tensor<3> {
+        ops::linear_onto(residual, x, self.weight.val(), self.bias.val())
+    }
 }
 
 /// A layer normalization.

@@ -1,6 +1,7 @@
 //! The activation of GPT-2.
 
-use super::math::{ELEMENTS, exp, floats, owned};
+use super::kernels::{map, map2};
+use super::math::{exp, flex, floats, owned};
 use burn::backend::autodiff::{
     Autodiff,
     checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
@@ -8,9 +9,9 @@ use burn::backend::autodiff::{
     ops::{Backward, Ops, OpsKind},
 };
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{Backend, Dispatch, Flex, backend_extension};
+use burn::backend::{Backend, Dispatch, Flex, TensorMetadata, backend_extension};
 use burn::tensor::Tensor;
-use rayon::prelude::*;
+use hydra_core::profile::{self, Part};
 
 /// The Gaussian error linear unit in its tanh approximation (Hendrycks and Gimpel, 2016), which GPT-2 calls
 /// `gelu_new`, elementwise: [`reference::gelu_tanh`](super::reference::gelu_tanh).
@@ -48,23 +49,34 @@ fn derivative(x: f32) -> f32 {
 
 impl GeluOps for Flex {
     fn gelu_tanh(x: FloatTensor<Self>) -> FloatTensor<Self> {
-        let mut y = owned(x);
-        y.storage_mut::<f32>()
-            .par_chunks_mut(ELEMENTS)
-            .for_each(|part| part.iter_mut().for_each(|x| *x *= sigmoid_of_twice(*x)));
-        y
+        profile::time(Part::Activation, || {
+            let x = owned(x);
+            flex(
+                map(
+                    floats(&x),
+                    #[inline(always)]
+                    |x| x * sigmoid_of_twice(x),
+                ),
+                x.shape(),
+            )
+        })
     }
 }
 
 impl GeluKernels for Flex {
     fn gelu_tanh_backward(x: FloatTensor<Self>, gradient: FloatTensor<Self>) -> FloatTensor<Self> {
-        let (x, mut gradient) = (owned(x), owned(gradient));
-        gradient
-            .storage_mut::<f32>()
-            .par_chunks_mut(ELEMENTS)
-            .zip(floats(&x).par_chunks(ELEMENTS))
-            .for_each(|(gradient, x)| gradient.iter_mut().zip(x).for_each(|(g, &x)| *g *= derivative(x)));
-        gradient
+        profile::time(Part::Activation, || {
+            let (x, gradient) = (owned(x), owned(gradient));
+            flex(
+                map2(
+                    floats(&gradient),
+                    floats(&x),
+                    #[inline(always)]
+                    |g, x| g * derivative(x),
+                ),
+                x.shape(),
+            )
+        })
     }
 }
 
@@ -109,6 +121,20 @@ mod tests {
         assert_eq!(values(&untracked), values(&fast), "a forward without a graph has the same bits");
         let (fast, slow) = ((fast * weights.clone()).sum().backward(), (slow * weights).sum().backward());
         assert!(distance(&values(&a.grad(&fast).unwrap()), &values(&b.grad(&slow).unwrap())) < 1e-6);
+    }
+
+    #[test]
+    fn values_and_gradients_equal_the_exact_ones() {
+        let x = (normal(1, [1037]) * 3.0).detach().require_grad();
+        let y = gelu_tanh(x.clone());
+        let (found, gradient) = (values(&y), values(&x.grad(&y.sum().backward()).unwrap()));
+        let root = (2.0 / std::f64::consts::PI).sqrt();
+        for (x, (y, g)) in values(&x).into_iter().map(f64::from).zip(found.into_iter().zip(gradient)) {
+            let t = (root * (x + 0.044715 * x.powi(3))).tanh();
+            let slope = 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * root * (1.0 + 3.0 * 0.044715 * x * x);
+            assert!((f64::from(y) - 0.5 * x * (1.0 + t)).abs() < 1e-6 * x.abs().max(1.0), "at {x}: {y}");
+            assert!((f64::from(g) - slope).abs() < 2e-6, "gradient at {x}: {g}");
+        }
     }
 
     #[test]

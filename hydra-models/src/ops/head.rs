@@ -1,6 +1,7 @@
 //! The output head and its loss as one operation, so that logits are never whole in memory.
 
 use super::embedding::integers;
+use super::kernels::{Keep, Mat, product_into, vectorized};
 use super::math::{ELEMENTS, exp_in_place, flex, floats, max, owned};
 use burn::backend::autodiff::{
     Autodiff,
@@ -12,6 +13,7 @@ use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, Dispatch, Flex, TensorMetadata, backend_extension};
 use burn::tensor::{Int, Tensor};
 use burn_flex::FlexTensor;
+use hydra_core::profile::{self, Part};
 use rayon::prelude::*;
 
 /// The target of a position that predicts nothing; any negative number says the same.
@@ -69,13 +71,6 @@ pub(crate) trait HeadKernels: HeadOps {
     fn scaled(x: FloatTensor<Self>, factor: &FloatTensor<Self>) -> FloatTensor<Self>;
 }
 
-/// Rows of the table whose gradient is computed at a time.
-const TABLE_ROWS: usize = 4096;
-
-fn matmul<B: Backend>(a: FloatTensor<B>, b: FloatTensor<B>) -> FloatTensor<B> {
-    B::float_matmul(a, b)
-}
-
 /// The target of each position; a negative number is none.
 fn ids(targets: FlexTensor, vocabulary: usize) -> Vec<Option<usize>> {
     let id = |id: i64| {
@@ -94,6 +89,7 @@ struct HeadPass {
     chunk_rows: usize,
     /// The gradient of the loss with respect to one term.
     share: f32,
+    /// The gradients that are wanted, as far as they are computed.
     for_hidden: Option<Vec<f32>>,
     for_table: Option<Vec<f32>>,
 }
@@ -110,80 +106,74 @@ impl HeadPass {
         let targets = ids(targets, table.shape()[0]);
         let terms = targets.iter().flatten().count();
         assert!(terms > 0, "no position has a target: a loss needs sequences of at least two tokens");
-        let zeros = |tensor: &FlexTensor| vec![0f32; tensor.shape().num_elements()];
-        let for_hidden = wanted[0].then(|| zeros(&hidden));
-        let for_table = wanted[1].then(|| zeros(&table));
+        let room = |tensor: &FlexTensor| Vec::with_capacity(tensor.shape().num_elements());
+        let for_hidden = wanted[0].then(|| room(&hidden));
+        let for_table = wanted[1].then(|| room(&table));
         let share = (1.0 / terms as f64) as f32;
         Self { hidden, table, targets, chunk_rows, share, for_hidden, for_table }
     }
 
     /// Computes the loss, and the gradients that are wanted.
     fn run(&mut self) -> f32 {
-        let (mut total, mut terms) = (0.0, 0usize);
-        for start in (0..self.targets.len()).step_by(self.chunk_rows) {
-            let rows = self.chunk_rows.min(self.targets.len() - start);
-            let hidden = self.hidden.narrow(0, start, rows);
-            let mut logits = matmul::<Flex>(hidden.clone(), self.table.transpose(0, 1));
+        let ([positions, width], [vocabulary, _]) = (self.hidden.shape().dims(), self.table.shape().dims());
+        let (hidden, table) = (self.hidden.clone(), self.table.clone());
+        let hidden = Mat::new(floats(&hidden), positions, width);
+        let table = Mat::new(floats(&table), vocabulary, width);
+        let (mut total, mut terms, mut logits) = (0.0, 0usize, Vec::new());
+        for start in (0..positions).step_by(self.chunk_rows) {
+            let rows = start..positions.min(start + self.chunk_rows);
+            let hidden = hidden.rows(rows.clone());
+            product_into(&mut logits, Keep::Nothing, hidden, table.t());
             let losses = self.rows(&mut logits, start);
             // Positions are added in their order, whatever thread computed them.
             losses.into_iter().flatten().for_each(|loss| {
                 total += loss;
                 terms += 1;
             });
-            self.hidden_gradient(&logits, start);
-            self.table_gradient(&logits, &hidden);
+            let logits = Mat::new(&logits, rows.len(), vocabulary);
+            if let Some(out) = &mut self.for_hidden {
+                product_into(out, Keep::Before, logits, table);
+            }
+            if let Some(out) = &mut self.for_table {
+                product_into(out, if start == 0 { Keep::Nothing } else { Keep::Sum }, logits.t(), hidden);
+            }
         }
         (total / terms as f64) as f32
     }
 
     /// The losses of a chunk's positions; its logits become their gradients where any are wanted.
-    fn rows(&self, logits: &mut FlexTensor, start: usize) -> Vec<Option<f64>> {
+    fn rows(&self, logits: &mut [f32], start: usize) -> Vec<Option<f64>> {
         let gradients = self.for_hidden.is_some() || self.for_table.is_some();
         let vocabulary = self.table.shape()[0];
         let row = |(row, target): (&mut [f32], &Option<usize>)| match *target {
-            Some(target) => {
-                let (loss, sum) = row_loss(row, target);
-                if gradients {
-                    row_gradient(row, target, sum, self.share);
-                }
-                Some(loss)
-            }
+            Some(target) => Some(vectorized(
+                #[inline(always)]
+                || {
+                    let (loss, sum) = row_loss(row, target);
+                    if gradients {
+                        row_gradient(row, target, sum, self.share);
+                    }
+                    loss
+                },
+            )),
             None => {
                 row.fill(0.0);
                 None
             }
         };
-        let rows = logits.storage_mut::<f32>().par_chunks_mut(vocabulary);
-        rows.zip(&self.targets[start..]).map(row).collect()
-    }
-
-    fn hidden_gradient(&mut self, logits: &FlexTensor, start: usize) {
-        let Some(out) = &mut self.for_hidden else { return };
-        let chunk = matmul::<Flex>(logits.clone(), self.table.clone());
-        let (chunk, width) = (floats(&chunk), self.table.shape()[1]);
-        out[start * width..][..chunk.len()].copy_from_slice(chunk);
-    }
-
-    fn table_gradient(&mut self, logits: &FlexTensor, hidden: &FlexTensor) {
-        let Some(out) = &mut self.for_table else { return };
-        let [vocabulary, width] = self.table.shape().dims();
-        for start in (0..vocabulary).step_by(TABLE_ROWS) {
-            let rows = TABLE_ROWS.min(vocabulary - start);
-            let part = matmul::<Flex>(logits.narrow(1, start, rows).transpose(0, 1), hidden.clone());
-            let out = out[start * width..(start + rows) * width].par_chunks_mut(ELEMENTS);
-            out.zip(floats(&part).par_chunks(ELEMENTS))
-                .for_each(|(out, part)| out.iter_mut().zip(part).for_each(|(sum, g)| *sum += g));
-        }
+        logits.par_chunks_mut(vocabulary).zip(&self.targets[start..]).map(row).collect()
     }
 }
 
 /// The loss of one position; its logits become `e^(logit - largest)`, whose sum is returned too.
+#[inline(always)]
 fn row_loss(row: &mut [f32], target: usize) -> (f64, f64) {
     let (largest, logit) = (max(row), row[target]);
     let sum = exp_in_place(row, 1.0, largest);
     (f64::from(largest) + sum.ln() - f64::from(logit), sum)
 }
 
+#[inline(always)]
 fn row_gradient(row: &mut [f32], target: usize, sum: f64, share: f32) {
     let factor = (f64::from(share) / sum) as f32;
     row.iter_mut().for_each(|x| *x *= factor);
@@ -197,7 +187,9 @@ impl HeadOps for Flex {
         targets: IntTensor<Self>,
         chunk_rows: usize,
     ) -> FloatTensor<Self> {
-        flex(vec![HeadPass::new(hidden, table, targets, chunk_rows, [false; 2]).run()], [1])
+        profile::time(Part::Head, || {
+            flex(vec![HeadPass::new(hidden, table, targets, chunk_rows, [false; 2]).run()], [1])
+        })
     }
 }
 
@@ -210,7 +202,7 @@ impl HeadKernels for Flex {
         wanted: [bool; 2],
     ) -> (FloatTensor<Self>, [Option<FloatTensor<Self>>; 2]) {
         let mut pass = HeadPass::new(hidden, table, targets, chunk_rows, wanted);
-        let loss = flex(vec![pass.run()], [1]);
+        let loss = flex(vec![profile::time(Part::Head, || pass.run())], [1]);
         let for_hidden = pass.for_hidden.map(|values| flex(values, pass.hidden.shape()));
         let for_table = pass.for_table.map(|values| flex(values, pass.table.shape()));
         (loss, [for_hidden, for_table])

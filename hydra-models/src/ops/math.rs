@@ -35,6 +35,7 @@ pub(super) fn exp(x: f32) -> f32 {
 }
 
 /// The largest element that is a number; minus infinity if there is none.
+#[inline(always)]
 pub(super) fn max(row: &[f32]) -> f32 {
     let larger = |a: f32, b: f32| if b > a { b } else { a };
     let mut lanes = [f32::NEG_INFINITY; LANES];
@@ -76,6 +77,7 @@ pub(super) fn sum(row: &[f32], f: impl Fn(f32) -> f32) -> f64 {
 }
 
 /// Replaces each element `x` by `e^(x * scale - shift)` and returns the sum.
+#[inline(always)]
 pub(super) fn exp_in_place(row: &mut [f32], scale: f32, shift: f32) -> f64 {
     for x in row.iter_mut() {
         *x = exp(*x * scale - shift);

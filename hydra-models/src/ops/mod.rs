@@ -9,21 +9,22 @@ mod classify;
 mod embedding;
 mod gelu;
 mod head;
+#[allow(unsafe_code)]
+mod kernels;
 mod linear;
 mod math;
 mod norm;
-mod softmax;
 
 pub mod reference;
 
+pub(crate) use attention::working_elements as attention_working_elements;
 pub use attention::{Attention, causal_attention};
 pub use classify::classification_loss;
 pub use embedding::embedding;
 pub use gelu::gelu_tanh;
 pub use head::{IGNORED, head_loss};
-pub use linear::linear;
+pub use linear::{linear, linear_onto};
 pub use norm::layer_norm;
-pub use softmax::causal_softmax;
 
 #[cfg(test)]
 mod testing {

@@ -1,5 +1,6 @@
 //! Layer normalization.
 
+use super::kernels::vectorized;
 use super::math::{flex, floats, owned, sum, sum2};
 use burn::backend::autodiff::{
     Autodiff,
@@ -8,8 +9,10 @@ use burn::backend::autodiff::{
     ops::{Backward, Ops, OpsKind},
 };
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{Backend, Dispatch, Flex, backend_extension};
+use burn::backend::{Backend, Dispatch, Flex, TensorMetadata, backend_extension};
 use burn::tensor::Tensor;
+use burn_flex::FlexTensor;
+use hydra_core::profile::{self, Part};
 use rayon::prelude::*;
 
 /// Layer normalization (Ba, Kiros and Hinton, 2016) of the last dimension of `x`, `[batch, tokens, width]`,
@@ -46,6 +49,7 @@ pub(crate) trait NormKernels: NormOps {
 const ROWS: usize = 64;
 
 /// The mean of a row and the inverse of its standard deviation.
+#[inline(always)]
 fn moments(row: &[f32], epsilon: f64) -> (f32, f32) {
     let n = row.len() as f64;
     let mean = (sum(row, |x| x) / n) as f32;
@@ -53,15 +57,17 @@ fn moments(row: &[f32], epsilon: f64) -> (f32, f32) {
     (mean, (1.0 / (variance + epsilon).sqrt()) as f32)
 }
 
-fn norm_row(row: &mut [f32], weight: &[f32], bias: &[f32], epsilon: f64) {
-    let (mean, inverse) = moments(row, epsilon);
-    for ((x, w), b) in row.iter_mut().zip(weight).zip(bias) {
-        *x = (*x - mean) * inverse * w + b;
+#[inline(always)]
+fn norm_row(y: &mut [f32], x: &[f32], weight: &[f32], bias: &[f32], epsilon: f64) {
+    let (mean, inverse) = moments(x, epsilon);
+    for (((y, x), w), b) in y.iter_mut().zip(x).zip(weight).zip(bias) {
+        *y = (x - mean) * inverse * w + b;
     }
 }
 
 /// Replaces the output's gradient of a row by the input's, and adds the row's share to `sums`: the weight's
 /// gradient and the bias's.
+#[inline(always)]
 fn backward_row(
     gradient: &mut [f32],
     x: &[f32],
@@ -90,13 +96,23 @@ impl NormOps for Flex {
         bias: FloatTensor<Self>,
         epsilon: f64,
     ) -> FloatTensor<Self> {
-        let (mut y, weight, bias) = (owned(x), owned(weight), owned(bias));
-        let (weight, bias) = (floats(&weight), floats(&bias));
-        let width = weight.len();
-        y.storage_mut::<f32>()
-            .par_chunks_mut(ROWS * width)
-            .for_each(|rows| rows.chunks_mut(width).for_each(|row| norm_row(row, weight, bias, epsilon)));
-        y
+        profile::time(Part::Norm, || {
+            let (x, weight, bias) = (owned(x), owned(weight), owned(bias));
+            let (weight, bias) = (floats(&weight), floats(&bias));
+            let width = weight.len();
+            let mut y = vec![0.0; floats(&x).len()];
+            let parts = y.par_chunks_mut(ROWS * width).zip(floats(&x).par_chunks(ROWS * width));
+            parts.for_each(|(y, x)| {
+                vectorized(
+                    #[inline(always)]
+                    || {
+                        let rows = y.chunks_mut(width).zip(x.chunks(width));
+                        rows.for_each(|(y, x)| norm_row(y, x, weight, bias, epsilon));
+                    },
+                );
+            });
+            flex(y, x.shape())
+        })
     }
 }
 
@@ -107,26 +123,35 @@ impl NormKernels for Flex {
         gradient: FloatTensor<Self>,
         epsilon: f64,
     ) -> [FloatTensor<Self>; 3] {
-        let (x, weight, mut gradient) = (owned(x), owned(weight), owned(gradient));
-        let weight = floats(&weight);
-        let width = weight.len();
-        let parts = gradient.storage_mut::<f32>().par_chunks_mut(ROWS * width);
-        let parts = parts.zip(floats(&x).par_chunks(ROWS * width)).map(|(gradient, x)| {
-            let (mut for_weight, mut for_bias) = (vec![0.0; width], vec![0.0; width]);
-            for (gradient, x) in gradient.chunks_mut(width).zip(x.chunks(width)) {
-                backward_row(gradient, x, weight, epsilon, (&mut for_weight, &mut for_bias));
-            }
-            (for_weight, for_bias)
-        });
-        let parts: Vec<(Vec<f32>, Vec<f32>)> = parts.collect();
-        // Parts have a fixed number of rows and are added in their order.
-        let (mut for_weight, mut for_bias) = (vec![0.0; width], vec![0.0; width]);
-        for (part_weight, part_bias) in &parts {
-            for_weight.iter_mut().zip(part_weight).for_each(|(sum, g)| *sum += g);
-            for_bias.iter_mut().zip(part_bias).for_each(|(sum, g)| *sum += g);
-        }
-        [gradient, flex(for_weight, [width]), flex(for_bias, [width])]
+        profile::time(Part::Norm, || backward(x, weight, gradient, epsilon))
     }
+}
+
+fn backward(x: FlexTensor, weight: FlexTensor, gradient: FlexTensor, epsilon: f64) -> [FlexTensor; 3] {
+    let (x, weight, mut gradient) = (owned(x), owned(weight), owned(gradient));
+    let weight = floats(&weight);
+    let width = weight.len();
+    let parts = gradient.storage_mut::<f32>().par_chunks_mut(ROWS * width);
+    let parts = parts.zip(floats(&x).par_chunks(ROWS * width)).map(|(gradient, x)| {
+        let (mut for_weight, mut for_bias) = (vec![0.0; width], vec![0.0; width]);
+        vectorized(
+            #[inline(always)]
+            || {
+                for (gradient, x) in gradient.chunks_mut(width).zip(x.chunks(width)) {
+                    backward_row(gradient, x, weight, epsilon, (&mut for_weight, &mut for_bias));
+                }
+            },
+        );
+        (for_weight, for_bias)
+    });
+    let parts: Vec<(Vec<f32>, Vec<f32>)> = parts.collect();
+    // Parts have a fixed number of rows and are added in their order.
+    let (mut for_weight, mut for_bias) = (vec![0.0; width], vec![0.0; width]);
+    for (part_weight, part_bias) in &parts {
+        for_weight.iter_mut().zip(part_weight).for_each(|(sum, g)| *sum += g);
+        for_bias.iter_mut().zip(part_bias).for_each(|(sum, g)| *sum += g);
+    }
+    [gradient, flex(for_weight, [width]), flex(for_bias, [width])]
 }
 
 #[derive(Debug)]
@@ -198,6 +223,41 @@ mod tests {
             for (fast, slow) in fast.iter().zip(&slow) {
                 // A row of two is plus or minus one, and its gradient nearly nothing.
                 assert!(distance(fast, slow) < 2e-6 || shape[2] == 2, "{shape:?}");
+            }
+        }
+    }
+
+    /// The output and the gradients in `f64`, with loops.
+    fn exact(shape: [usize; 3]) -> [Vec<f32>; 4] {
+        let wide = |v: Vec<f32>| v.into_iter().map(f64::from).collect::<Vec<_>>();
+        let (x, weight, bias) = inputs(shape);
+        let g = wide(values(&normal::<3>(4, shape)));
+        let (x, weight, bias, n) = (wide(values(&x)), wide(values(&weight)), wide(values(&bias)), shape[2]);
+        let (mut y, mut dx) = (vec![0.0; x.len()], vec![0.0; x.len()]);
+        let (mut dw, mut db) = (vec![0.0; n], vec![0.0; n]);
+        for start in (0..x.len()).step_by(n) {
+            let row = &x[start..start + n];
+            let mean = row.iter().sum::<f64>() / n as f64;
+            let variance = row.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / n as f64;
+            let unit: Vec<f64> = row.iter().map(|x| (x - mean) / (variance + 1e-5).sqrt()).collect();
+            let inner: Vec<f64> = (0..n).map(|i| g[start + i] * weight[i]).collect();
+            let along_one = inner.iter().sum::<f64>() / n as f64;
+            let along_x = inner.iter().zip(&unit).map(|(a, b)| a * b).sum::<f64>() / n as f64;
+            for i in 0..n {
+                y[start + i] = unit[i] * weight[i] + bias[i];
+                dw[i] += g[start + i] * unit[i];
+                db[i] += g[start + i];
+                dx[start + i] = (inner[i] - along_one - unit[i] * along_x) / (variance + 1e-5).sqrt();
+            }
+        }
+        [y, dx, dw, db].map(|v| v.into_iter().map(|x| x as f32).collect())
+    }
+
+    #[test]
+    fn values_and_gradients_equal_the_exact_ones() {
+        for shape in [[1, 1, 3], [2, 3, 5], [3, 50, 48], [1, 7, 1100]] {
+            for (i, (found, exact)) in run(layer_norm, shape).iter().zip(&exact(shape)).enumerate() {
+                assert!(distance(found, exact) < 2e-6, "{shape:?}, {i}: {}", distance(found, exact));
             }
         }
     }

@@ -1,7 +1,9 @@
 //! The same functions as compositions of Burn's own operations: slow, whole, and what the kernels are tested
 //! against.
 
-use burn::tensor::{Int, Tensor, activation};
+use super::Attention;
+use burn::tensor::{Int, Tensor, activation, module};
+use hydra_core::Pass;
 
 /// The mean loss of [`head_loss`](super::head_loss), with all logits in memory at once.
 pub fn head_loss(hidden: Tensor<2>, table: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1> {
@@ -26,10 +28,29 @@ pub fn gelu_tanh<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     x * (inner.tanh() + 1.0) * 0.5
 }
 
-/// [`causal_softmax`](super::causal_softmax): the softmax of scaled scores whose upper triangle is minus
-/// infinity.
-pub fn causal_softmax(scores: Tensor<4>, scale: f64) -> Tensor<4> {
+/// [`causal_attention`](super::causal_attention), with all scores and weights in memory.
+pub fn causal_attention(qkv: Tensor<3>, options: Attention, pass: &Pass) -> Tensor<3> {
+    let [batch, tokens, triple] = qkv.dims();
+    let (width, heads) = (triple / 3, options.heads);
+    let part = |i: usize| {
+        let part = qkv.clone().narrow(2, i * width, width);
+        part.reshape([batch, tokens, heads, width / heads]).swap_dims(1, 2)
+    };
+    // [batch, heads, query, key]
+    let scores = part(0).matmul(part(1).swap_dims(2, 3));
+    let weights = pass.dropout(causal_softmax(scores, options.scale), options.dropout, options.site);
+    weights.matmul(part(2)).swap_dims(1, 2).reshape([batch, tokens, width])
+}
+
+/// The softmax of scaled scores whose upper triangle is minus infinity.
+fn causal_softmax(scores: Tensor<4>, scale: f64) -> Tensor<4> {
     let [_, _, tokens, _] = scores.dims();
     let mask = Tensor::<2>::ones([tokens, tokens], &scores.device()).tril(0).equal_elem(0.0);
     activation::softmax((scores * scale).mask_fill(mask.unsqueeze(), f32::NEG_INFINITY), 3)
+}
+
+/// [`embedding`](super::embedding()): Burn's lookup, plus the first rows of the positions.
+pub fn embedding(tokens: Tensor<2>, positions: Tensor<2>, ids: Tensor<2, Int>) -> Tensor<3> {
+    let [_, length] = ids.dims();
+    module::embedding(tokens, ids) + positions.narrow(0, 0, length).unsqueeze()
 }

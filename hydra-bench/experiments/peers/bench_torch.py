@@ -1,0 +1,131 @@
+#!/usr/bin/env python3
+"""HF GPT-2 full train-step benchmark (fwd + loss + bwd + AdamW), CPU. Prints one JSON line.
+
+tokens/s = batch*ctx / step time.  Dropout 0, random init, labels = inputs shifted by HF.
+"""
+import argparse, json, os, sys, time, statistics, resource
+
+p = argparse.ArgumentParser()
+p.add_argument("--layers", type=int, default=4)
+p.add_argument("--embd", type=int, default=256)
+p.add_argument("--heads", type=int, default=4)
+p.add_argument("--ctx", type=int, default=128)
+p.add_argument("--batch", type=int, default=8)
+p.add_argument("--vocab", type=int, default=50257)
+p.add_argument("--threads", type=int, default=2)
+p.add_argument("--attn", choices=["eager", "sdpa"], default="sdpa")
+p.add_argument("--steps", type=int, default=10)
+p.add_argument("--warmup", type=int, default=2)
+p.add_argument("--dtype", choices=["fp32", "bf16", "bf16pure"], default="fp32",
+               help="bf16 = autocast with fp32 weights; bf16pure = weights/grads/opt in bf16")
+p.add_argument("--compile", action="store_true")
+p.add_argument("--checkpointing", action="store_true", help="recompute activations of each block")
+p.add_argument("--opt", choices=["fused", "foreach", "forloop", "none"], default="fused")
+p.add_argument("--set-to-none", type=int, default=1)
+p.add_argument("--tag", default="")
+a = p.parse_args()
+for v in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ[v] = str(a.threads)
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+if a.threads == 1 and hasattr(os, "sched_setaffinity"):
+    pass  # not pinned
+
+import torch
+torch.set_num_threads(a.threads)
+import transformers
+from transformers import GPT2Config, GPT2LMHeadModel
+transformers.logging.set_verbosity_error()
+
+def rss_now():
+    for l in open("/proc/self/status"):
+        if l.startswith("VmRSS"):
+            return int(l.split()[1]) / 1024
+def busy():
+    """(own cpu s, whole-box busy cpu s)"""
+    f = open("/proc/stat").readline().split()[1:]
+    b = sum(int(f[i]) for i in (0, 1, 2, 5, 6, 7)) / os.sysconf("SC_CLK_TCK")
+    t = os.times()
+    return t.user + t.system + t.children_user + t.children_system, b
+def rss_peak():
+    for l in open("/proc/self/status"):
+        if l.startswith("VmHWM"):
+            return int(l.split()[1]) / 1024
+
+base_rss = rss_now()
+torch.manual_seed(0)
+cfg = GPT2Config(vocab_size=a.vocab, n_positions=a.ctx, n_embd=a.embd, n_layer=a.layers, n_head=a.heads,
+                 resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False,
+                 bos_token_id=0, eos_token_id=0)
+cfg._attn_implementation = a.attn
+model = GPT2LMHeadModel(cfg)
+impl = model.config._attn_implementation
+assert impl == a.attn, impl
+model.train()
+if a.checkpointing:
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+if a.dtype == "bf16pure":
+    model.to(torch.bfloat16)
+nparams = sum(q.numel() for q in model.parameters())
+opt = None
+if a.opt != "none":
+    opt = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01,
+                            fused=(a.opt == "fused") or None, foreach=(a.opt == "foreach") or (False if a.opt == "forloop" else None))
+fwd = torch.compile(model) if a.compile else model
+g = torch.Generator().manual_seed(1)
+data = torch.randint(0, a.vocab, (64, a.batch, a.ctx), generator=g)
+
+def step(i, timing=None):
+    x = data[i % 64]
+    t0 = time.perf_counter()
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=(a.dtype == "bf16")):
+        loss = fwd(input_ids=x, labels=x).loss
+    t1 = time.perf_counter()
+    loss.backward()
+    t2 = time.perf_counter()
+    if opt is not None:
+        opt.step()
+        opt.zero_grad(set_to_none=bool(a.set_to_none))
+    else:
+        model.zero_grad(set_to_none=bool(a.set_to_none))
+    t3 = time.perf_counter()
+    return float(loss.detach()), (t3 - t0, t1 - t0, t2 - t1, t3 - t2)
+
+tc0 = time.perf_counter()
+first = None
+for i in range(a.warmup):
+    first_l, _ = step(i)
+    first = first if first is not None else first_l
+warm_s = time.perf_counter() - tc0
+rs, last, oth, cpu = [], None, [], []
+c0 = busy(); w0 = time.perf_counter()
+for i in range(a.steps):
+    cb = busy()
+    pc = time.process_time()
+    last, t = step(a.warmup + i)
+    cpu.append(time.process_time() - pc)
+    ce = busy()
+    rs.append(t)
+    oth.append(max(0.0, (ce[1] - cb[1]) - (ce[0] - cb[0])) / t[0])
+c1 = busy(); wall = time.perf_counter() - w0
+tot = [r[0] for r in rs]
+tok = a.batch * a.ctx
+med = lambda k: statistics.median(r[k] for r in rs)
+best = min(rs, key=lambda r: r[0])
+# matmul FLOPs: 6*(12*L*d^2 + V*d)*tok + 12*L*d*T*tok (full, non-causal attention), fwd+bwd
+d, L, T, V = a.embd, a.layers, a.ctx, a.vocab
+flops = 6 * (12 * L * d * d + V * d) * tok + 12 * L * d * T * tok
+out = dict(tag=a.tag, layers=L, embd=d, heads=a.heads, ctx=T, batch=a.batch, vocab=V, threads=a.threads,
+           attn=impl, checkpointing=a.checkpointing, dtype=a.dtype, compile=a.compile, opt=a.opt, steps=a.steps, params=nparams,
+           min_s=round(min(tot), 5), med_s=round(statistics.median(tot), 5), max_s=round(max(tot), 5),
+           tok_s_best=round(tok / min(tot), 1), tok_s_med=round(tok / statistics.median(tot), 1),
+           fwd_med_s=round(med(1), 5), bwd_med_s=round(med(2), 5), opt_med_s=round(med(3), 5),
+           best_fwd_bwd_opt=[round(best[1], 5), round(best[2], 5), round(best[3], 5)],
+           gflops_best=round(flops / min(tot) / 1e9, 1),
+           cpu_s_min=round(min(cpu), 5), cpu_s_med=round(statistics.median(cpu), 5),
+           tok_per_cpu_s_best=round(tok / min(cpu), 1), tok_per_cpu_s_med=round(tok / statistics.median(cpu), 1),
+           own_cores=round((c1[0] - c0[0]) / wall, 2), others_cores=round(max(0.0, (c1[1] - c0[1]) - (c1[0] - c0[0])) / wall, 2),
+           others_at_best=round(oth[tot.index(min(tot))], 2),
+           peak_rss_mb=round(rss_peak(), 1), base_rss_mb=round(base_rss, 1), warm_s=round(warm_s, 2),
+           loss_first=first, loss_last=last, torch=torch.__version__, transformers=transformers.__version__)
+print(json.dumps(out), flush=True)

@@ -1,0 +1,116 @@
+//! The fused operations on one thread, each beside its reference made of Burn's own operations.
+
+use burn::tensor::{DType, Device, Int, Tensor, TensorData, module};
+use criterion::Criterion;
+use hydra_core::{Activation, Key, Pass};
+use hydra_models::ops::{self, Attention, causal_attention, reference};
+
+/// Normal numbers, to be tracked.
+fn normal<const D: usize>(seed: u64, shape: [usize; D]) -> Tensor<D> {
+    let key = Key::new(seed);
+    let values: Vec<f32> = (0..shape.iter().product()).map(|i: usize| key.normal(i as u64) as f32).collect();
+    Tensor::from_data(TensorData::new(values, shape), &Device::flex().autodiff()).require_grad()
+}
+
+fn attention(c: &mut Criterion) {
+    type Attend = fn(Tensor<3>, Attention, &Pass) -> Tensor<3>;
+    let pass = Pass::train(Pass::key_of(0, 0, 0), Activation::default());
+    for [batch, tokens, heads, head_width] in [[1, 512, 12, 64], [8, 128, 4, 64]] {
+        let mut group = c.benchmark_group(format!("attention, [{batch}, {tokens}, {heads} * {head_width}]"));
+        group.sample_size(10);
+        let width = heads * head_width;
+        let qkv = normal(1, [batch, tokens, 3 * width]);
+        let untracked = qkv.clone().inner().autodiff();
+        let upstream = normal(2, [batch, tokens, width]).inner().autodiff();
+        let kinds: [(&str, Attend); 2] =
+            [("fused", causal_attention), ("reference", reference::causal_attention)];
+        for ((name, attend), dropout) in kinds.into_iter().flat_map(|kind| [(kind, 0.0), (kind, 0.1)]) {
+            let options = Attention { heads, scale: 0.125, dropout, site: 0 };
+            group.bench_function(format!("{name}, dropout {dropout}, forward"), |b| {
+                b.iter(|| attend(untracked.clone(), options, &pass));
+            });
+            group.bench_function(format!("{name}, dropout {dropout}, forward and backward"), |b| {
+                b.iter(|| (attend(qkv.clone(), options, &pass) * upstream.clone()).sum().backward());
+            });
+        }
+        group.finish();
+    }
+}
+
+/// An input: a leaf of the graph, or outside of any.
+fn input<const D: usize>(leaf: &Tensor<D>, tracked: bool) -> Tensor<D> {
+    if tracked { leaf.clone() } else { leaf.clone().inner().autodiff() }
+}
+
+/// An operation, with its inputs tracked or not.
+type Side<'a> = (&'a str, &'a dyn Fn(bool) -> Tensor<3>);
+
+/// Times both sides, forward and with the backward of the same upstream gradient.
+fn compare(c: &mut Criterion, name: &str, sides: [Side<'_>; 2]) {
+    let mut group = c.benchmark_group(name);
+    group.sample_size(10);
+    for (side, run) in sides {
+        let upstream = normal(9, run(false).dims()).inner().autodiff();
+        group.bench_function(format!("{side}, forward"), |b| b.iter(|| run(false)));
+        group.bench_function(format!("{side}, forward and backward"), |b| {
+            b.iter(|| (run(true) * upstream.clone()).sum().backward());
+        });
+    }
+    group.finish();
+}
+
+fn linear(c: &mut Criterion) {
+    for [tokens, inputs, outputs] in [[512, 768, 3072], [512, 3072, 768], [1024, 256, 1024]] {
+        let (x, residual) = (normal(1, [1, tokens, inputs]), normal(2, [1, tokens, outputs]));
+        let (weight, bias) = (normal(3, [inputs, outputs]), normal(4, [outputs]));
+        let fused =
+            |t| ops::linear_onto(input(&residual, t), input(&x, t), input(&weight, t), input(&bias, t));
+        let composed =
+            |t| input(&residual, t) + module::linear(input(&x, t), input(&weight, t), Some(input(&bias, t)));
+        let name = format!("linear onto a residual, [{tokens}, {inputs}] to {outputs}");
+        compare(c, &name, [("fused", &fused), ("reference", &composed)]);
+    }
+}
+
+fn rows(c: &mut Criterion) {
+    let (x, weight, bias) = (normal(1, [1, 512, 768]), normal(2, [768]), normal(3, [768]));
+    let fused = |t| ops::layer_norm(input(&x, t), input(&weight, t), input(&bias, t), 1e-5);
+    let composed = |t| reference::layer_norm(input(&x, t), input(&weight, t), input(&bias, t), 1e-5);
+    compare(c, "layer norm, [512, 768]", [("fused", &fused), ("reference", &composed)]);
+    let x = normal(1, [1, 512, 3072]);
+    let (fused, composed) = (|t| ops::gelu_tanh(input(&x, t)), |t| reference::gelu_tanh(input(&x, t)));
+    compare(c, "gelu_new, [512, 3072]", [("fused", &fused), ("reference", &composed)]);
+}
+
+/// Ids below the vocabulary.
+fn ids<const D: usize>(shape: [usize; D], vocabulary: u64) -> Tensor<D, Int> {
+    let key = Key::new(7);
+    let draw = |i: usize| (key.bits(i as u64) % vocabulary) as i32;
+    let values: Vec<i32> = (0..shape.iter().product()).map(draw).collect();
+    Tensor::from_data(TensorData::new(values, shape), (&Device::flex().autodiff(), DType::I32))
+}
+
+fn tables(c: &mut Criterion) {
+    let (vocabulary, width) = (50_257, 256);
+    let (table, places) = (normal(1, [vocabulary, width]), normal(2, [128, width]));
+    let tokens = ids([8, 128], vocabulary as u64);
+    let fused = |t| ops::embedding(input(&table, t), input(&places, t), tokens.clone());
+    let composed = |t| reference::embedding(input(&table, t), input(&places, t), tokens.clone());
+    compare(c, "embedding, 1024 of [50257, 256]", [("fused", &fused), ("reference", &composed)]);
+    let (hidden, targets) = (normal(3, [512, width]), ids([512], vocabulary as u64));
+    let fused =
+        |t| ops::head_loss(input(&hidden, t), input(&table, t), targets.clone(), 256).reshape([1, 1, 1]);
+    let composed =
+        |t| reference::head_loss(input(&hidden, t), input(&table, t), targets.clone()).reshape([1, 1, 1]);
+    compare(c, "head with its loss, [512, 256] to 50257", [("fused", &fused), ("reference", &composed)]);
+}
+
+fn main() {
+    let mut criterion = Criterion::default().configure_from_args();
+    rayon::ThreadPoolBuilder::new().num_threads(1).build_global().expect("the pool of one thread");
+    attention(&mut criterion);
+    linear(&mut criterion);
+    rows(&mut criterion);
+    tables(&mut criterion);
+    criterion.final_summary();
+}

@@ -1,0 +1,599 @@
+//! Matrix products on slices, and loops compiled for the vectors that the processor has.
+//!
+//! The only place of this crate with `unsafe` code: matrices are pointers with strides, whose bounds are
+//! checked when they are made, so that columns of one buffer can be written by several threads.
+
+use super::math::ELEMENTS;
+use gemm::Parallelism;
+use rayon::prelude::*;
+use std::marker::PhantomData;
+use std::mem::MaybeUninit;
+use std::ops::Range;
+
+/// Products of fewer multiplications run on the calling thread.
+const SPREAD_FROM: usize = 1 << 18;
+
+/// Runs `f` compiled for the widest vectors of the processor it runs on.
+///
+/// Only what is inlined into `f` is. No operation is contracted or reordered by it, so the bits are those of
+/// `f` itself.
+#[inline]
+pub(super) fn vectorized<R>(f: impl FnOnce() -> R) -> R {
+    pulp::Arch::new().dispatch(f)
+}
+
+/// A matrix to read: rows and columns lie any number of elements apart.
+#[derive(Clone, Copy)]
+pub(super) struct Mat<'a> {
+    first: *const f32,
+    rows: usize,
+    cols: usize,
+    /// Elements from one row to the next.
+    row_stride: usize,
+    /// Elements from one column to the next.
+    col_stride: usize,
+    data: PhantomData<&'a [f32]>,
+}
+
+// SAFETY: a `Mat` stands for a shared borrow of floats, which threads may share and send.
+unsafe impl Send for Mat<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for Mat<'_> {}
+
+impl<'a> Mat<'a> {
+    /// The `[rows, cols]` in row-major `data`.
+    #[track_caller]
+    pub(super) fn new(data: &'a [f32], rows: usize, cols: usize) -> Self {
+        assert_eq!(data.len(), rows * cols, "a matrix [{rows}, {cols}] has as many elements");
+        Self { first: data.as_ptr(), rows, cols, row_stride: cols, col_stride: 1, data: PhantomData }
+    }
+
+    /// Columns of it.
+    #[track_caller]
+    pub(super) fn cols(self, cols: Range<usize>) -> Self {
+        assert!(cols.start <= cols.end && cols.end <= self.cols, "columns {cols:?} of {}", self.cols);
+        // SAFETY: the first element of the block, or one past the last of the data, for an empty block.
+        let first = unsafe { self.first.add(if cols.is_empty() { 0 } else { cols.start * self.col_stride }) };
+        Self { first, cols: cols.len(), ..self }
+    }
+
+    /// Rows of it.
+    #[track_caller]
+    pub(super) fn rows(self, rows: Range<usize>) -> Self {
+        self.t().cols(rows).t()
+    }
+
+    /// Its transpose.
+    pub(super) fn t(self) -> Self {
+        let Self { rows, cols, row_stride, col_stride, .. } = self;
+        Self { rows: cols, cols: rows, row_stride: col_stride, col_stride: row_stride, ..self }
+    }
+
+    /// Whether columns, not rows, have their elements side by side.
+    fn is_turned(&self) -> bool {
+        self.row_stride == 1 && self.col_stride > 1
+    }
+
+    /// A row, whose elements must lie side by side.
+    #[track_caller]
+    pub(super) fn row(&self, row: usize) -> &'a [f32] {
+        assert!(row < self.rows && self.col_stride == 1);
+        // SAFETY: the row is within the data, which is borrowed for 'a.
+        unsafe { std::slice::from_raw_parts(self.first.add(row * self.row_stride), self.cols) }
+    }
+}
+
+/// A matrix to write, whose rows have their elements side by side and do not overlap.
+pub(super) struct MatMut<'a> {
+    first: *mut f32,
+    rows: usize,
+    cols: usize,
+    row_stride: usize,
+    data: PhantomData<&'a mut [f32]>,
+}
+
+// SAFETY: a `MatMut` stands for an exclusive borrow of its own elements.
+unsafe impl Send for MatMut<'_> {}
+
+impl<'a> MatMut<'a> {
+    /// The `[rows, cols]` in row-major `data`.
+    #[track_caller]
+    pub(super) fn new(data: &'a mut [f32], rows: usize, cols: usize) -> Self {
+        assert_eq!(data.len(), rows * cols, "a matrix [{rows}, {cols}] has as many elements");
+        Self { first: data.as_mut_ptr(), rows, cols, row_stride: cols, data: PhantomData }
+    }
+
+    /// Splits it into blocks of `width` columns, from the left.
+    #[track_caller]
+    pub(super) fn split_cols(self, width: usize) -> Vec<MatMut<'a>> {
+        assert!(width > 0 && self.cols.is_multiple_of(width), "{} columns in blocks of {width}", self.cols);
+        let block = |start| {
+            // SAFETY: the block starts within the first row (the matrix has rows, or nothing is read).
+            let first = if self.rows == 0 { self.first } else { unsafe { self.first.add(start) } };
+            MatMut { first, cols: width, data: PhantomData, ..self }
+        };
+        (0..self.cols).step_by(width).map(block).collect()
+    }
+
+    /// Columns of it, to write for a while.
+    #[track_caller]
+    fn cols(&mut self, cols: Range<usize>) -> MatMut<'_> {
+        assert!(cols.start <= cols.end && cols.end <= self.cols, "columns {cols:?} of {}", self.cols);
+        let skipped = if self.rows == 0 || cols.is_empty() { 0 } else { cols.start };
+        // SAFETY: an element of the first row, or the first of all.
+        let first = unsafe { self.first.add(skipped) };
+        MatMut { first, cols: cols.len(), data: PhantomData, ..*self }
+    }
+
+    /// Rows of it, to write for a while.
+    #[track_caller]
+    pub(super) fn rows(&mut self, rows: Range<usize>) -> MatMut<'_> {
+        assert!(rows.start <= rows.end && rows.end <= self.rows, "rows {rows:?} of {}", self.rows);
+        let skipped = if rows.is_empty() { 0 } else { rows.start * self.row_stride };
+        // SAFETY: the first element of a row that exists, or the first of all.
+        let first = unsafe { self.first.add(skipped) };
+        MatMut { first, rows: rows.len(), data: PhantomData, ..*self }
+    }
+
+    /// A row.
+    #[track_caller]
+    pub(super) fn row(&mut self, row: usize) -> &mut [f32] {
+        assert!(row < self.rows);
+        // SAFETY: the row is within the data, which is borrowed exclusively; rows do not overlap.
+        unsafe { std::slice::from_raw_parts_mut(self.first.add(row * self.row_stride), self.cols) }
+    }
+}
+
+/// What a product does with what the output holds.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Write {
+    /// The product replaces it; it may hold anything.
+    Set,
+    /// The product is added to it.
+    Add,
+}
+
+/// `out = factor * a @ b`, or adds that to `out`, on the threads of the current pool.
+///
+/// The order of every sum is a function of the shapes alone.
+///
+/// # Panics
+/// If shapes do not fit.
+#[track_caller]
+pub(super) fn matmul(out: &mut MatMut<'_>, write: Write, factor: f32, a: Mat<'_>, b: Mat<'_>) {
+    let work = out.rows * out.cols * a.cols;
+    let threads = if work < SPREAD_FROM { Parallelism::None } else { Parallelism::Rayon(0) };
+    if out.rows < TURN_FROM || b.rows == 0 || !b.is_turned() {
+        return matmul_on(out, write, factor, a, b, threads);
+    }
+    assert_eq!(out.cols, b.cols, "a product has as many columns as its right side");
+    let whole = b.rows * b.cols <= TURNED_WHOLE;
+    let width = if whole { b.cols } else { (TURNED / b.rows).next_multiple_of(TILE) };
+    let mut turned = Vec::new();
+    for start in (0..b.cols).step_by(width) {
+        let cols = start..b.cols.min(start + width);
+        transpose_into(&mut turned, b.cols(cols.clone()).t());
+        let right = Mat::new(&turned, b.rows, cols.len());
+        matmul_on(&mut out.cols(cols), write, factor, a, right, threads);
+    }
+}
+
+/// Rows of a product from which on a transposed right side is transposed in memory first: packing it takes
+/// longer then than that.
+const TURN_FROM: usize = 128;
+
+/// A right side of so many elements is transposed at once, a larger one so many elements at a time: those
+/// stay in a cache until the product has read them.
+const TURNED_WHOLE: usize = 1 << 22;
+const TURNED: usize = 1 << 20;
+
+/// [`matmul`] on the calling thread.
+#[track_caller]
+pub(super) fn matmul_here(out: &mut MatMut<'_>, write: Write, factor: f32, a: Mat<'_>, b: Mat<'_>) {
+    matmul_on(out, write, factor, a, b, Parallelism::None);
+}
+
+#[track_caller]
+fn matmul_on(out: &mut MatMut<'_>, write: Write, factor: f32, a: Mat<'_>, b: Mat<'_>, threads: Parallelism) {
+    let (m, n, k) = (out.rows, out.cols, a.cols);
+    assert!(
+        a.rows == m && b.cols == n && b.rows == k,
+        "[{}, {k}] @ [{}, {}] is no [{m}, {n}]",
+        a.rows,
+        b.rows,
+        b.cols
+    );
+    if m == 0 || n == 0 {
+        return;
+    }
+    let stride = |s: usize| s as isize;
+    // SAFETY: the three matrices were made from slices that hold all their elements; the output is borrowed
+    // exclusively, so it overlaps neither of the others.
+    unsafe {
+        gemm::gemm(
+            m,
+            n,
+            k,
+            out.first,
+            1,
+            stride(out.row_stride),
+            write == Write::Add,
+            a.first,
+            stride(a.col_stride),
+            stride(a.row_stride),
+            b.first,
+            stride(b.col_stride),
+            stride(b.row_stride),
+            1.0,
+            factor,
+            false,
+            false,
+            false,
+            threads,
+        );
+    }
+}
+
+/// The side of the tiles that are transposed in registers.
+const TILE: usize = 16;
+
+/// The transpose of a row-major matrix, row-major, into a vector whose memory is used again.
+fn transpose_into(out: &mut Vec<f32>, x: Mat<'_>) {
+    assert_eq!(x.col_stride, 1, "rows have their elements side by side");
+    let (rows, cols) = (x.rows, x.cols);
+    out.clear();
+    out.reserve(rows * cols);
+    let room = &mut out.spare_capacity_mut()[..rows * cols];
+    // Several tiles at a time, so that threads have something to do; every element is written once.
+    room.par_chunks_mut((4 * TILE * rows).max(1)).enumerate().for_each(|(i, out)| {
+        transpose_panel(out, x.cols(i * 4 * TILE..cols.min((i + 1) * 4 * TILE)));
+    });
+    // SAFETY: each panel has written all its elements.
+    unsafe { out.set_len(rows * cols) };
+}
+
+/// Writes every element of `out`, the transpose of `x`.
+fn transpose_panel(out: &mut [MaybeUninit<f32>], x: Mat<'_>) {
+    assert_eq!(out.len(), x.rows * x.cols, "a transpose has as many elements");
+    let whole = |n: usize| n / TILE * TILE;
+    let (mut rows, mut cols) = (whole(x.rows), whole(x.cols));
+    if !transpose_tiles(out, x, rows, cols) {
+        (rows, cols) = (0, 0);
+    }
+    for (i, j) in (0..x.rows).flat_map(|i| (if i < rows { cols } else { 0 }..x.cols).map(move |j| (i, j))) {
+        out[j * x.rows + i].write(x.row(i)[j]);
+    }
+}
+
+/// Transposes the first `rows` and `cols`, multiples of [`TILE`]; false, and nothing done, where the processor
+/// lacks the vectors for it.
+#[cfg(target_arch = "x86_64")]
+fn transpose_tiles(out: &mut [MaybeUninit<f32>], x: Mat<'_>, rows: usize, cols: usize) -> bool {
+    if !std::arch::is_x86_feature_detected!("avx512f") {
+        return false;
+    }
+    assert!(rows <= x.rows && cols <= x.cols && out.len() == x.rows * x.cols && x.col_stride == 1);
+    for (j, i) in (0..cols).step_by(TILE).flat_map(|j| (0..rows).step_by(TILE).map(move |i| (j, i))) {
+        // SAFETY: the processor has the instructions; the tile lies within the matrix and its transpose.
+        unsafe {
+            let from = x.first.add(i * x.row_stride + j);
+            let to = out.as_mut_ptr().cast::<f32>().add(j * x.rows + i);
+            transpose_tile(from, x.row_stride, to, x.rows);
+        }
+    }
+    true
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn transpose_tiles(_: &mut [MaybeUninit<f32>], _: Mat<'_>, _: usize, _: usize) -> bool {
+    false
+}
+
+/// Transposes one tile in registers: pairs of rows are interleaved, then pairs of pairs, then quarters.
+///
+/// # Safety
+/// `from` must be good for reading [`TILE`] rows of as many floats, `from_stride` apart, and `to` for writing
+/// them, `to_stride` apart.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+unsafe fn transpose_tile(from: *const f32, from_stride: usize, to: *mut f32, to_stride: usize) {
+    use std::arch::x86_64::*;
+    // SAFETY: the caller's promise.
+    let r: [__m512; TILE] = std::array::from_fn(|i| unsafe { _mm512_loadu_ps(from.add(i * from_stride)) });
+    let mut u = r;
+    for g in (0..TILE).step_by(4) {
+        let pair = |lo: __m512, hi: __m512| (_mm512_castps_pd(lo), _mm512_castps_pd(hi));
+        let (a, b) = pair(_mm512_unpacklo_ps(r[g], r[g + 1]), _mm512_unpacklo_ps(r[g + 2], r[g + 3]));
+        let (c, d) = pair(_mm512_unpackhi_ps(r[g], r[g + 1]), _mm512_unpackhi_ps(r[g + 2], r[g + 3]));
+        u[g] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b));
+        u[g + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, b));
+        u[g + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(c, d));
+        u[g + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(c, d));
+    }
+    for c in 0..4 {
+        let even = |a, b| _mm512_shuffle_f32x4::<0x88>(a, b);
+        let odd = |a, b| _mm512_shuffle_f32x4::<0xdd>(a, b);
+        let (x0, x1) = (even(u[c], u[4 + c]), even(u[8 + c], u[12 + c]));
+        let (x2, x3) = (odd(u[c], u[4 + c]), odd(u[8 + c], u[12 + c]));
+        for (lane, column) in [even(x0, x1), even(x2, x3), odd(x0, x1), odd(x2, x3)].into_iter().enumerate() {
+            // SAFETY: the caller's promise.
+            unsafe { _mm512_storeu_ps(to.add((4 * lane + c) * to_stride), column) };
+        }
+    }
+}
+
+/// What a product is added to.
+#[derive(Clone, Copy)]
+pub(super) enum Start<'a> {
+    /// Nothing.
+    Nothing,
+    /// The same row, to every row.
+    Rows(&'a [f32]),
+    /// A matrix of the product's shape, and the same row to every row.
+    Sum(&'a [f32], &'a [f32]),
+}
+
+/// `start + a @ b`, row-major, on the threads of the current pool.
+///
+/// # Panics
+/// If shapes do not fit.
+#[track_caller]
+pub(super) fn product(start: Start<'_>, a: Mat<'_>, b: Mat<'_>) -> Vec<f32> {
+    let (rows, cols) = (a.rows, b.cols);
+    let (mut out, keep) = match start {
+        Start::Nothing => (Vec::new(), Keep::Nothing),
+        Start::Rows(row) => (filled_rows(rows, cols, |_, out| _ = out.write_copy_of_slice(row)), Keep::Sum),
+        Start::Sum(sum, row) => {
+            assert!(sum.len() == rows * cols && row.len() == cols, "a product [{rows}, {cols}] is added to");
+            let add = |i: usize, out: &mut [MaybeUninit<f32>]| {
+                let sums = sum[i * cols..(i + 1) * cols].iter().zip(row);
+                out.iter_mut().zip(sums).for_each(|(out, (a, b))| _ = out.write(a + b));
+            };
+            (filled_rows(rows, cols, add), Keep::Sum)
+        }
+    };
+    product_into(&mut out, keep, a, b);
+    out
+}
+
+/// What [`product_into`] keeps of what the vector holds.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Keep {
+    /// Nothing: the vector becomes the product.
+    Nothing,
+    /// Everything: the product's rows come after it.
+    Before,
+    /// The product is added to it, element by element.
+    Sum,
+}
+
+/// `a @ b`, row-major, into a vector whose memory is used again, on the threads of the current pool.
+///
+/// # Panics
+/// If shapes do not fit.
+#[track_caller]
+pub(super) fn product_into(out: &mut Vec<f32>, keep: Keep, a: Mat<'_>, b: Mat<'_>) {
+    let (rows, cols) = (a.rows, b.cols);
+    assert!(a.cols > 0, "a product sums over at least one element");
+    if keep == Keep::Sum {
+        return matmul(&mut MatMut::new(out, rows, cols), Write::Add, 1.0, a, b);
+    }
+    if keep == Keep::Nothing {
+        out.clear();
+    }
+    out.reserve(rows * cols);
+    let first = out.spare_capacity_mut().as_mut_ptr().cast();
+    let mut new = MatMut { first, rows, cols, row_stride: cols, data: PhantomData };
+    matmul(&mut new, Write::Set, 1.0, a, b);
+    // SAFETY: there is room for the product, of which every element was written and none was read.
+    unsafe { out.set_len(out.len() + rows * cols) };
+}
+
+/// `[rows, cols]` elements, each row written by `write`, which must leave none of its row out.
+fn filled_rows(rows: usize, cols: usize, write: impl Fn(usize, &mut [MaybeUninit<f32>]) + Sync) -> Vec<f32> {
+    let mut out = Vec::with_capacity(rows * cols);
+    let several = (ELEMENTS / cols.max(1)).max(1);
+    out.spare_capacity_mut()[..rows * cols].par_chunks_mut(several * cols.max(1)).enumerate().for_each(
+        |(i, part)| {
+            let rows = part.chunks_mut(cols.max(1)).enumerate();
+            vectorized(
+                #[inline(always)]
+                || rows.for_each(|(j, row)| write(i * several + j, row)),
+            );
+        },
+    );
+    // SAFETY: every row was written whole, as the callers above do: by a copy that checks its length, or
+    // element by element over rows of a checked length.
+    unsafe { out.set_len(rows * cols) };
+    out
+}
+
+/// `f` of each element, on the threads of the current pool.
+pub(super) fn map(x: &[f32], f: impl Fn(f32) -> f32 + Sync) -> Vec<f32> {
+    let mut out = Vec::with_capacity(x.len());
+    let parts = out.spare_capacity_mut()[..x.len()].par_chunks_mut(ELEMENTS);
+    parts.zip(x.par_chunks(ELEMENTS)).for_each(|(out, x)| {
+        vectorized(
+            #[inline(always)]
+            || out.iter_mut().zip(x).for_each(|(out, &x)| _ = out.write(f(x))),
+        );
+    });
+    // SAFETY: the chunks cover all elements, and each was written.
+    unsafe { out.set_len(x.len()) };
+    out
+}
+
+/// `f` of the elements of two slices of one length, on the threads of the current pool.
+#[track_caller]
+pub(super) fn map2(x: &[f32], y: &[f32], f: impl Fn(f32, f32) -> f32 + Sync) -> Vec<f32> {
+    assert_eq!(x.len(), y.len(), "elements of two slices of one length");
+    let mut out = Vec::with_capacity(x.len());
+    let parts = out.spare_capacity_mut()[..x.len()].par_chunks_mut(ELEMENTS);
+    parts.zip(x.par_chunks(ELEMENTS).zip(y.par_chunks(ELEMENTS))).for_each(|(out, (x, y))| {
+        vectorized(
+            #[inline(always)]
+            || out.iter_mut().zip(x.iter().zip(y)).for_each(|(out, (&x, &y))| _ = out.write(f(x, y))),
+        );
+    });
+    // SAFETY: the chunks cover all elements, and each was written.
+    unsafe { out.set_len(x.len()) };
+    out
+}
+
+/// Rows whose sum one thread makes.
+const ROWS: usize = 64;
+
+/// The sum of the rows, in blocks of a fixed number of rows that are then added in their order.
+pub(super) fn sum_rows(x: Mat<'_>) -> Vec<f32> {
+    let starts: Vec<usize> = (0..x.rows).step_by(ROWS).collect();
+    let part = |&start: &usize| {
+        let mut sum = vec![0f32; x.cols];
+        vectorized(
+            #[inline(always)]
+            || {
+                for i in start..(start + ROWS).min(x.rows) {
+                    sum.iter_mut().zip(x.row(i)).for_each(|(sum, x)| *sum += x);
+                }
+            },
+        );
+        sum
+    };
+    let parts: Vec<Vec<f32>> = starts.par_iter().map(part).collect();
+    let mut total = vec![0f32; x.cols];
+    for part in &parts {
+        total.iter_mut().zip(part).for_each(|(sum, x)| *sum += x);
+    }
+    total
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::with_threads;
+    use super::*;
+    use proptest::prelude::*;
+
+    fn numbers(seed: u64, len: usize) -> Vec<f32> {
+        let key = hydra_core::Key::new(seed);
+        (0..len).map(|i| key.normal(i as u64) as f32).collect()
+    }
+
+    fn exact(a: &[f32], b: &[f32], [m, k, n]: [usize; 3]) -> Vec<f64> {
+        let at = |i: usize, j: usize| {
+            (0..k).map(|l| f64::from(a[i * k + l]) * f64::from(b[l * n + j])).sum::<f64>()
+        };
+        (0..m * n).map(|x| at(x / n, x % n)).collect()
+    }
+
+    fn transposed(a: &[f32], rows: usize, cols: usize) -> Vec<f32> {
+        (0..rows * cols).map(|i| a[(i % rows) * cols + i / rows]).collect()
+    }
+
+    fn assert_near(found: &[f32], expected: &[f64], terms: usize) {
+        for (found, expected) in found.iter().zip(expected) {
+            let error = (f64::from(*found) - expected).abs();
+            assert!(error <= 1e-5 * (terms as f64).sqrt().max(1.0), "{found} is not {expected}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn products_are_exact_for_any_shape_and_order(
+            m in 1usize..40, k in 1usize..40, n in 1usize..40, a_t: bool, b_t: bool,
+        ) {
+            let (a, b) = (numbers(1, m * k), numbers(2, k * n));
+            let expected = exact(&a, &b, [m, k, n]);
+            let (turned_a, turned_b) = (transposed(&a, m, k), transposed(&b, k, n));
+            let left = if a_t { Mat::new(&turned_a, k, m).t() } else { Mat::new(&a, m, k) };
+            let right = if b_t { Mat::new(&turned_b, n, k).t() } else { Mat::new(&b, k, n) };
+            let mut out = vec![f32::NAN; m * n];
+            matmul(&mut MatMut::new(&mut out, m, n), Write::Set, 1.0, left, right);
+            assert_near(&out, &expected, k);
+            matmul(&mut MatMut::new(&mut out, m, n), Write::Add, -2.0, left, right);
+            let negative: Vec<f64> = expected.iter().map(|x| -x).collect();
+            assert_near(&out, &negative, 4 * k);
+        }
+    }
+
+    #[test]
+    fn a_transpose_has_every_element_in_its_place() {
+        for (rows, cols) in [(1, 1), (16, 16), (15, 17), (48, 200), (33, 31), (130, 64)] {
+            let data = numbers(1, rows * cols);
+            let mut out = vec![f32::NAN; 3];
+            transpose_into(&mut out, Mat::new(&data, rows, cols));
+            assert_eq!(out, transposed(&data, rows, cols), "{rows}, {cols}");
+        }
+    }
+
+    #[test]
+    fn large_products_with_a_transposed_right_side_are_exact() {
+        // More columns than are transposed at a time.
+        let (m, k, n) = (TURN_FROM + 3, 2100, TURNED_WHOLE / 2100 + 5);
+        let (a, b) = (numbers(1, m * k), numbers(2, k * n));
+        let turned = transposed(&b, k, n);
+        let right = Mat::new(&turned, n, k).t();
+        let product = || {
+            let mut out = vec![1.0; m * n];
+            matmul(&mut MatMut::new(&mut out, m, n), Write::Add, 1.0, Mat::new(&a, m, k), right);
+            out
+        };
+        let out = with_threads(1, product);
+        for i in (0..m * n).step_by(997) {
+            let (row, col) = (i / n, i % n);
+            let terms = (0..k).map(|l| f64::from(a[row * k + l]) * f64::from(b[l * n + col]));
+            let expected = 1.0 + terms.sum::<f64>();
+            assert!(
+                (f64::from(out[i]) - expected).abs() < 1e-3,
+                "{row}, {col}: {} is not {expected}",
+                out[i]
+            );
+        }
+        assert_eq!(out, with_threads(3, product));
+    }
+
+    #[test]
+    fn blocks_of_columns_and_rows_are_their_own() {
+        let data = numbers(1, 6 * 10);
+        let whole = Mat::new(&data, 6, 10);
+        let block = whole.cols(4..7).rows(1..6);
+        assert_eq!(block.row(2), &data[3 * 10 + 4..3 * 10 + 7]);
+        assert_eq!(whole.t().rows(4..5).t().rows, 6);
+        let mut out = vec![0.0; 6 * 10];
+        for (i, mut block) in MatMut::new(&mut out, 6, 10).split_cols(5).into_iter().enumerate() {
+            block.rows(2..4).row(1).fill(i as f32 + 1.0);
+            assert_eq!(block.row(3), [i as f32 + 1.0; 5]);
+        }
+        let expected: Vec<f32> =
+            (0..60).map(|i| if i / 10 == 3 { (i % 10 / 5 + 1) as f32 } else { 0.0 }).collect();
+        assert_eq!(out, expected);
+    }
+
+    #[test]
+    fn bits_do_not_depend_on_threads() {
+        let (m, k, n) = (301, 257, 193);
+        let (a, b) = (numbers(1, m * k), numbers(2, k * n));
+        let product = || {
+            let mut out = vec![0.0; m * n];
+            let (a, b) = (Mat::new(&a, m, k), Mat::new(&b, k, n));
+            matmul(&mut MatMut::new(&mut out, m, n), Write::Set, 1.0, a, b);
+            out
+        };
+        let one = with_threads(1, product);
+        assert_eq!(one, with_threads(3, product));
+        assert_eq!(one, with_threads(2, product));
+    }
+
+    #[test]
+    #[should_panic(expected = "[2, 3] @ [2, 2] is no [2, 2]")]
+    fn shapes_that_do_not_fit_are_named() {
+        let data = [0.0; 6];
+        let mut out = [0.0; 4];
+        let (a, b) = (Mat::new(&data, 2, 3), Mat::new(&data[..4], 2, 2));
+        matmul(&mut MatMut::new(&mut out, 2, 2), Write::Set, 1.0, a, b);
+    }
+
+    #[test]
+    #[should_panic(expected = "columns 2..5 of 3")]
+    fn columns_beyond_the_matrix_are_named() {
+        let _ = Mat::new(&[0.0; 6], 2, 3).cols(2..5);
+    }
+}

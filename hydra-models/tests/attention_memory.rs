@@ -1,0 +1,48 @@
+//! Attention's weights are never whole in memory and nothing of them is kept: measured by an allocator that
+//! counts.
+
+use burn::tensor::{Device, Tensor, TensorData};
+use hydra_core::{Activation, DeviceId, MemoryProbe, Pass};
+use hydra_models::ops::{Attention, causal_attention};
+use hydra_spill::alloc::{AllocatorProbe, CountingAllocator, tag_thread};
+use rayon::{ThreadPool, ThreadPoolBuilder};
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator::new(std::alloc::System);
+
+const DEVICE: DeviceId = DeviceId(0);
+
+/// The most bytes in use at once while `f` ran on a thread of `pool` and those in use after it, beside those
+/// in use before.
+fn bytes_of<T: Send>(pool: &ThreadPool, f: impl FnOnce() -> T + Send) -> (T, u64, u64) {
+    AllocatorProbe.reset_peak(DEVICE);
+    let before = AllocatorProbe.in_use(DEVICE);
+    let out = pool.install(f);
+    (out, AllocatorProbe.peak(DEVICE) - before, AllocatorProbe.in_use(DEVICE).saturating_sub(before))
+}
+
+#[test]
+fn weights_are_never_whole() {
+    let (tokens, heads, head_width) = (512, 16, 4);
+    let square = (tokens * tokens * size_of::<f32>()) as u64;
+    // One thread, so that what matrix products keep for each thread is there before anything is measured.
+    let pool = ThreadPoolBuilder::new().num_threads(1).start_handler(|_| tag_thread(Some(DEVICE)));
+    let pool = pool.build().expect("a thread");
+    let pass = Pass::train(Pass::key_of(0, 0, 0), Activation::default());
+    for dropout in [0.0, 0.1] {
+        let shape = [1, tokens, 3 * heads * head_width];
+        let values: Vec<f32> = (0..shape.iter().product()).map(|i: usize| (i % 17) as f32 * 0.01).collect();
+        let qkv = Tensor::<3>::from_data(TensorData::new(values, shape), &Device::flex().autodiff());
+        let qkv = qkv.require_grad();
+        let options = Attention { heads, scale: 0.5, dropout, site: 0 };
+        let forward = || causal_attention(qkv.clone(), options, &pass).sum();
+        pool.install(|| drop(forward().backward()));
+        let (out, forward_peak, kept) = bytes_of(&pool, forward);
+        let (gradients, backward_peak, _) = bytes_of(&pool, || out.backward());
+        assert!(qkv.grad(&gradients).is_some());
+        // The output and two numbers of each head's row stay; one head's weights alone would be more.
+        assert!((1..square / 4).contains(&kept), "{kept} bytes are kept");
+        let peak = forward_peak.max(backward_peak);
+        assert!(peak < square, "{peak} bytes; the weights of one of {heads} heads would take {square}");
+    }
+}
