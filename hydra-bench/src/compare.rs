@@ -3,7 +3,7 @@
 use crate::args::CompareArgs;
 use crate::bars::{self, Bar};
 use crate::error::{Outcome, print};
-use crate::lab::{Bounds, Measured, Unit, load, mean, measure};
+use crate::lab::{Bounds, Measured, Unit, fixed, load, mean, measure};
 use crate::schedule;
 use crate::simulate::gantt;
 use crate::table::{Align, Table};
@@ -13,8 +13,8 @@ use hydra_sched::{
     Workload, compare,
 };
 use serde::Serialize;
-use std::fs;
 use std::path::Path;
+use std::{fs, io};
 
 /// Compares, draws and prints.
 pub(crate) fn run(args: &CompareArgs) -> Result<Outcome> {
@@ -36,10 +36,10 @@ pub(crate) fn run(args: &CompareArgs) -> Result<Outcome> {
     }
     let report = Report::new(&workload, power, &rows, policies);
     let json = serde_json::to_string_pretty(&report).context("the result could not be written as JSON")?;
+    print(&if args.json { format!("{json}\n") } else { report.render() })?;
     if let Some(dir) = &args.out {
         report.write(dir, &json, picture.as_deref())?;
     }
-    print(&if args.json { json + "\n" } else { report.render() })?;
     Ok(Outcome::Done)
 }
 
@@ -190,7 +190,7 @@ impl Report {
                     percent(figures.utilization),
                     significant(figures.device_hours),
                     significant(figures.energy_kwh),
-                    format!("{:.2}", figures.sharp_is_faster_by),
+                    fixed(figures.sharp_is_faster_by, 2),
                 ]),
                 None => cells.extend(["-"; 5].map(str::to_owned)),
             }
@@ -209,7 +209,7 @@ impl Report {
             table.row(vec![
                 row.policy.to_owned(),
                 unit.show(row.makespan_s),
-                format!("{:.4}", row.over_bound),
+                fixed(row.over_bound, 4),
                 percent(row.utilization),
                 row.promotions.to_string(),
                 row.promotions_saved.to_string(),
@@ -240,7 +240,11 @@ impl Report {
             "policies.svg",
             &bars::draw("What the makespan of each policy has above the lower bound", &bound, None, &gaps)?,
         )?;
-        schedule.map_or(Ok(()), |svg| write("schedule.svg", svg))
+        match schedule {
+            Some(svg) => write("schedule.svg", svg),
+            // That of another comparison must not stand beside these results.
+            None => remove(&dir.join("schedule.svg")),
+        }
     }
 
     fn bars(&self, of: impl Fn(&Figures) -> (f64, String)) -> Vec<Bar> {
@@ -250,6 +254,14 @@ impl Report {
             Bar { name: row.strategy.to_owned(), value, label }
         };
         self.strategies.iter().map(bar).collect()
+    }
+}
+
+/// Removes a file, if it is there.
+fn remove(file: &Path) -> Result<()> {
+    match fs::remove_file(file) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        removed => removed.with_context(|| format!("the old `{}` could not be removed", file.display())),
     }
 }
 
@@ -267,7 +279,7 @@ fn left_out(workload: &Workload) -> Vec<&'static str> {
 
 /// What is above the bound is drawn, and the whole ratio said.
 fn gap_bar(row: &PolicyRow) -> Bar {
-    let label = format!("{:.4} times the bound", row.over_bound);
+    let label = format!("{} times the bound", fixed(row.over_bound, 4));
     Bar { name: row.policy.to_owned(), value: Some((row.over_bound - 1.0).max(0.0)), label }
 }
 
@@ -278,7 +290,7 @@ fn percent(share: f64) -> String {
 /// A number with three digits or more that say something.
 fn significant(number: f64) -> String {
     let digits = if number > 0.0 { 2.0 - number.log10().floor() } else { 0.0 };
-    format!("{number:.*}", digits.clamp(0.0, 9.0) as usize)
+    fixed(number, digits.clamp(0.0, 9.0) as usize)
 }
 
 #[cfg(test)]
@@ -294,5 +306,6 @@ mod tests {
     #[test]
     fn small_numbers_keep_their_digits() {
         assert_eq!([0.0, 1234.5, 12.345, 0.012_345].map(significant), ["0", "1234", "12.3", "0.0123"]);
+        assert_eq!([1e9, 1e300].map(significant), ["1.000e9", "1.000e300"]);
     }
 }

@@ -11,6 +11,11 @@ use std::io::{self, Read};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+/// More shard tasks than this take the better part of a minute, each policy.
+const LONG: u64 = 100_000_000;
+/// Numbers from here on are shown with a power of ten, and not with all their digits.
+const LARGE: f64 = 1e9;
+
 /// Reads the workload and changes it as the flags say.
 pub(crate) fn load(args: &LabArgs) -> Result<Workload> {
     let standard_input = args.workload.as_os_str() == "-";
@@ -21,7 +26,17 @@ pub(crate) fn load(args: &LabArgs) -> Result<Workload> {
     let text = if standard_input { io::read_to_string(io::stdin()) } else { read(&args.workload) };
     let text = text.with_context(|| format!("{name} could not be read"))?;
     let workload = parse(&text, args).with_context(|| format!("{name} cannot be used"))?;
+    note_of_size(workload.shard_tasks()).into_iter().for_each(|note| eprintln!("{note}"));
     Ok(workload)
+}
+
+/// What to say of a workload that keeps its user waiting.
+fn note_of_size(shard_tasks: u64) -> Option<String> {
+    (shard_tasks > LONG).then(|| {
+        format!(
+            "note: {shard_tasks} shard tasks take minutes or hours to simulate; with fewer minibatches it is sooner"
+        )
+    })
 }
 
 fn read(path: &Path) -> io::Result<String> {
@@ -157,11 +172,16 @@ impl Unit {
     /// A time in this unit.
     pub(crate) fn show(self, seconds: f64) -> String {
         match self {
-            Self::Milliseconds => format!("{:.3} ms", 1e3 * seconds),
-            Self::Seconds => format!("{seconds:.2} s"),
-            Self::Hours => format!("{:.3} h", seconds / 3600.0),
+            Self::Milliseconds => format!("{} ms", fixed(1e3 * seconds, 3)),
+            Self::Seconds => format!("{} s", fixed(seconds, 2)),
+            Self::Hours => format!("{} h", fixed(seconds / 3600.0, 3)),
         }
     }
+}
+
+/// A number with so many decimals, or with four significant digits where it is large.
+pub(crate) fn fixed(number: f64, decimals: usize) -> String {
+    if number.abs() < LARGE { format!("{number:.decimals$}") } else { format!("{number:.3e}") }
 }
 
 #[cfg(test)]
@@ -206,6 +226,18 @@ mod tests {
         assert_eq!(Unit::of(0.25).show(0.25), "250.000 ms");
         assert_eq!(Unit::of(100.0).show(0.25), "0.25 s");
         assert_eq!(Unit::of(7200.0).show(1800.0), "0.500 h");
+        assert_eq!(Unit::of(1e300).show(3.6e303), "1.000e300 h");
+        assert_eq!(
+            [0.5, 999_999_999.0, 1e9, -1e9].map(|x| fixed(x, 1)),
+            ["0.5", "999999999.0", "1.000e9", "-1.000e9"]
+        );
+    }
+
+    #[test]
+    fn a_workload_that_takes_long_is_said() {
+        assert_eq!(note_of_size(LONG), None);
+        let note = note_of_size(9_000_000_000).unwrap();
+        assert!(note.starts_with("note: 9000000000 shard tasks") && !note.contains('\n'), "{note}");
     }
 
     #[test]

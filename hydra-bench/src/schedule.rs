@@ -10,6 +10,7 @@
 
 use crate::canvas::{Canvas, svg};
 use crate::colour::{Shade, task_colour};
+use crate::lab::fixed;
 use anyhow::{Result, ensure};
 use hydra_engine::{Span, Track, Work};
 use hydra_sched::{Occupation, ShardTaskKind};
@@ -236,8 +237,15 @@ pub(crate) fn draw(
         let sheet = Sheet { canvas, timeline, devices, utilizations };
         for (index, stretch) in stretches.iter().enumerate() {
             let title = match index {
-                0 => format!("{}: {:.2} s on {} devices", timeline.title, timeline.end_s(), devices.len()),
-                _ => format!("A stretch from the middle, {:.2} s long", stretch.end - stretch.start),
+                0 => {
+                    format!(
+                        "{}: {} s on {} devices",
+                        timeline.title,
+                        fixed(timeline.end_s(), 2),
+                        devices.len()
+                    )
+                }
+                _ => format!("A stretch from the middle, {} s long", fixed(stretch.end - stretch.start, 2)),
             };
             sheet.panel(stretch, index + 1 == stretches.len(), &title, index as i32 * panel)?;
         }
@@ -341,7 +349,10 @@ fn ticks(stretch: &Range<f64>) -> Vec<f64> {
 }
 
 fn short(seconds: f64) -> String {
-    let text = format!("{seconds:.6}");
+    let text = fixed(seconds, 6);
+    if text.contains('e') {
+        return text;
+    }
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
@@ -452,5 +463,6 @@ mod tests {
         assert_eq!(ticks(&(0.0..0.0)), [0.0]);
         assert_eq!(short(0.25), "0.25");
         assert_eq!(short(20.0), "20");
+        assert_eq!(short(2e299), "2.000e299");
     }
 }

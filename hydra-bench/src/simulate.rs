@@ -3,7 +3,7 @@
 use crate::args::SimulateArgs;
 use crate::canvas::one_line;
 use crate::error::{Outcome, print};
-use crate::lab::{Bounds, Measured, Unit, device_names, load, mean, measure, task_names};
+use crate::lab::{Bounds, Measured, Unit, device_names, fixed, load, mean, measure, task_names};
 use crate::schedule::{self, Timeline};
 use crate::table::{Align, Table};
 use anyhow::{Context, Result};
@@ -26,13 +26,14 @@ pub(crate) fn run(args: &SimulateArgs) -> Result<Outcome> {
     let options = SimulationOptions { prefetch: !args.no_prefetch, record: args.gantt.is_some() };
     let seed = args.lab.seed.unwrap_or(0);
     let measured = measure(&workload, args.policy, seed, options)?;
+    let report = Report::new(&workload, args.policy, seed, !args.no_prefetch, &measured);
+    // The result comes first: it is there even if the picture cannot be written.
+    print(&if args.json { report.json()? } else { report.render() })?;
     if let Some(file) = &args.gantt {
         let svg = gantt(&workload, &measured.run)?;
         fs::write(file, svg)
             .with_context(|| format!("the picture `{}` could not be written", file.display()))?;
     }
-    let report = Report::new(&workload, args.policy, seed, !args.no_prefetch, &measured);
-    print(&if args.json { report.json()? } else { report.render() })?;
     Ok(Outcome::Done)
 }
 
@@ -117,7 +118,10 @@ impl<'a> Report<'a> {
         let mut row = |name: &str, text: String| table.row(vec![name.to_owned(), text]);
         row("makespan", unit.show(self.makespan_s));
         let (bound, name) = (unit.show(self.lower_bound_s), self.bounds.best());
-        row("lower bound", format!("{bound} ({name}); the makespan is {:.4} times that", self.over_bound));
+        row(
+            "lower bound",
+            format!("{bound} ({name}); the makespan is {} times that", fixed(self.over_bound, 4)),
+        );
         row("utilization", self.utilization_text());
         let (taken, saved) = (self.promotions, self.promotions_saved);
         let wait = Unit::of(self.promotion_wait_s).show(self.promotion_wait_s);

@@ -26,7 +26,7 @@ impl Demo {
     pub(crate) const DEVICES: DevicesArg = DevicesArg { count: 2, threads: Some(1) };
     /// The memory of each: a block of the model fits alone at both batch sizes, and two fit at neither, so
     /// that each of its four blocks is a shard.
-    pub(crate) const MEMORY: ByteSize = ByteSize::mib(24);
+    pub(crate) const MEMORY: ByteSize = ByteSize::mib(12);
     /// The minibatch sizes. They are not 16 and 8, because a block takes as much at 16 as two do at 8: no one
     /// budget would cut both models that often.
     const BATCHES: [usize; 2] = [12, 8];

@@ -7,13 +7,13 @@ use crate::needs;
 use crate::progress::Progress;
 use crate::rundir::{RunDir, lies_in};
 use crate::runlog::SharedRunLog;
-use crate::schedule::Timeline;
 use crate::session::{Surroundings, devices, note_of_cuts, orchestrator};
 use crate::spec::RunSpec;
 use crate::workload::{Model, note_of_batch};
 use crate::{losses, schedule, stop};
 use anyhow::{Context, Result};
 use hydra_engine::{Admission, Observer, Orchestrator, RunEvent, RunReport, StopFlag, TrainTask};
+use std::fs::{self, File, OpenOptions};
 use std::path::Path;
 
 /// Runs a spec, or says what it would need.
@@ -58,14 +58,21 @@ fn check_inputs(spec: &RunSpec, out: &Path) -> Result<(), Usage> {
     Ok(())
 }
 
-/// Refuses a file that could not be written when the run is over.
+/// Refuses a file that could not be written when the run is over. What is in it stays, and where there is none,
+/// none is left.
 fn check_record(file: &Path) -> Result<(), Usage> {
     let shown = file.display();
     let parent = file.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     if file.is_dir() || !parent.is_dir() {
         return Err(Usage::new(format!("--record `{shown}` names no file in a directory that exists")));
     }
-    Ok(())
+    let opened = match file.metadata() {
+        Ok(found) if found.is_file() => OpenOptions::new().append(true).open(file).map(drop),
+        // Opening a pipe or a device can be noticed at its other end.
+        Ok(_) => Ok(()),
+        Err(_) => File::create_new(file).and_then(|_| fs::remove_file(file)),
+    };
+    opened.map_err(|error| Usage::new(format!("--record `{shown}` could not be written: {error}")))
 }
 
 /// Writes the run as its measured costs into the run directory, and where it was asked for.
@@ -77,13 +84,12 @@ fn record(dir: &RunDir, report: &RunReport, file: Option<&Path>) -> Result<()> {
         return Ok(());
     };
     let json = format!("{}\n", workload.to_json());
-    dir.write_workload(&json)?;
-    match file {
-        Some(file) => {
-            std::fs::write(file, json).with_context(|| format!("`{}` could not be written", file.display()))
-        }
-        None => Ok(()),
-    }
+    let kept = dir.write_workload(&json);
+    let write = |file: &Path| {
+        fs::write(file, &json).with_context(|| format!("`{}` could not be written", file.display()))
+    };
+    let recorded = file.map_or(Ok(()), write);
+    kept.and(recorded)
 }
 
 fn dry_run(spec: &mut RunSpec, json: bool, around: &Surroundings) -> Result<Outcome> {
@@ -132,10 +138,15 @@ fn submit(orchestrator: &mut Orchestrator, spec: &mut RunSpec, dir: Option<&RunD
 /// A run that has been admitted and whose files are open.
 struct Prepared {
     orchestrator: Orchestrator,
+    logged: Logged,
+    stop: StopFlag,
+}
+
+/// What is left to draw when the run is over.
+struct Logged {
     log: SharedRunLog,
     tasks: Vec<String>,
     devices: Vec<String>,
-    stop: StopFlag,
 }
 
 impl Prepared {
@@ -160,25 +171,38 @@ impl Prepared {
             .context("the run log could not be begun")?;
         let observer = Both(log.clone(), Progress::new(around.terminal.clone()));
         let orchestrator = orchestrator.observer(Box::new(observer));
-        Ok(Self { orchestrator, log, tasks, devices, stop })
+        Ok(Self { orchestrator, logged: Logged { log, tasks, devices }, stop })
     }
 
     fn run(self, dir: &RunDir, out: &OutArgs) -> Result<Outcome> {
-        let report = self.orchestrator.run().context("the run ended early")?;
+        let Self { orchestrator, logged, stop } = self;
+        let report = orchestrator.run().context("the run ended early")?;
         let text =
             serde_json::to_string_pretty(&report).context("the report could not be written as JSON")?;
-        // Whatever cannot be written, what was trained is reported first.
         let written = dir.write_report(&format!("{text}\n"));
         let readable = Report::parse(&text)?;
-        match out.json {
-            true => print(&format!("{text}\n"))?,
-            false => print(&format!("{}\nresults in {}\n", readable.render(), dir.path().display()))?,
-        }
-        written?;
-        record(dir, &report, out.record.as_deref())?;
+        let shown = match out.json {
+            true => format!("{text}\n"),
+            false => format!("{}\nresults in {}\n", readable.render(), dir.path().display()),
+        };
+        // Whatever cannot be written, what was trained is reported, and everything else is written. The first
+        // error is told at the end.
+        let printed = print(&shown).context("the report could not be printed");
+        let drawn = logged.draw(dir, &report);
+        let plotted = draw_losses(dir, &report);
+        let recorded = record(dir, &report, out.record.as_deref());
+        printed.and(written).and(drawn).and(plotted).and(recorded)?;
+        Ok(outcome(&readable, stop.is_stopped()))
+    }
+}
+
+impl Logged {
+    /// Ends the log and draws the schedule from it.
+    fn draw(&self, dir: &RunDir, report: &RunReport) -> Result<()> {
         let timeline = self.log.finish().context("the run log could not be written")?;
-        draw(dir, &timeline, &report, &self.devices, &self.tasks)?;
-        Ok(outcome(&readable, self.stop.is_stopped()))
+        let utilizations: Vec<f64> = report.devices.iter().map(|device| device.utilization).collect();
+        let picture = schedule::draw(&timeline, &self.devices, &utilizations, &self.tasks);
+        dir.write_schedule(&picture.context("the schedule could not be drawn")?)
     }
 }
 
@@ -190,16 +214,7 @@ fn write_plans(dir: &RunDir, admission: &Admission) -> Result<()> {
     Ok(())
 }
 
-fn draw(
-    dir: &RunDir,
-    timeline: &Timeline,
-    report: &RunReport,
-    devices: &[String],
-    tasks: &[String],
-) -> Result<()> {
-    let utilizations: Vec<f64> = report.devices.iter().map(|device| device.utilization).collect();
-    let picture = schedule::draw(timeline, devices, &utilizations, tasks);
-    dir.write_schedule(&picture.context("the schedule could not be drawn")?)?;
+fn draw_losses(dir: &RunDir, report: &RunReport) -> Result<()> {
     let picture = losses::draw(&report.tasks).context("the loss curves could not be drawn")?;
     dir.write_losses(&picture)
 }

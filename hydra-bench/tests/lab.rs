@@ -249,14 +249,22 @@ fn pictures_that_cannot_be_written() {
     let root = tempfile::tempdir().unwrap();
     let at = |name: &str| root.path().join(name).to_str().unwrap().to_owned();
     let small = kept("small");
-    let gantt =
-        |path: &str, parts: &[&str]| fails(&["simulate", "--workload", &small, "--gantt", path], 1, parts);
+    // What was simulated is told all the same.
+    let unwritten = |arguments: &[&str], told: &str, parts: &[&str]| {
+        let output = hydra(&[arguments, &["--workload", &small]].concat()).output().unwrap();
+        let (out, err) = (text(&output.stdout), text(&output.stderr));
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}: {err}");
+        assert!(out.contains(told) && err.starts_with("error: "), "{arguments:?}: {out}{err}");
+        assert!(parts.iter().all(|part| err.contains(part)), "{arguments:?}: {parts:?} in {err}");
+    };
+    let gantt = |path: &str, parts: &[&str]| unwritten(&["simulate", "--gantt", path], "lower bound", parts);
     gantt(&at("no/such/dir.svg"), &["dir.svg` could not be written", "No such file"]);
     gantt(&at(""), &["could not be written", "directory"]);
+    let compare = |path: &str, part: &str| unwritten(&["compare", "--out", path], "over the bound", &[part]);
     fs::write(at("file"), "").unwrap();
-    fails(&["compare", "--workload", &small, "--out", &at("file")], 1, &["file` could not be made"]);
+    compare(&at("file"), "file` could not be made");
     fs::create_dir_all(at("dir/runtime.svg")).unwrap();
-    fails(&["compare", "--workload", &small, "--out", &at("dir")], 1, &["runtime.svg` could not be written"]);
+    compare(&at("dir"), "runtime.svg` could not be written");
 }
 
 #[test]
@@ -271,10 +279,62 @@ fn what_is_too_large_for_a_picture_is_simulated_without() {
         &["--gantt cannot draw", "300 devices are too many"],
     );
     assert!(!gantt.exists());
-    let output = hydra(&[&["compare", "--out", out.to_str().unwrap()], &many[..]].concat()).output().unwrap();
+    let compare = ["compare", "--out", out.to_str().unwrap()];
+    // A picture of two devices must not stay beside the results of 300.
+    says(&[&compare[..], &many[..2]].concat());
+    assert!(out.join("schedule.svg").is_file());
+    let output = hydra(&[&compare[..], &many[..]].concat()).output().unwrap();
     assert!(output.status.success());
     assert!(text(&output.stderr).starts_with("note: there is no schedule.svg: 300 devices"));
     assert!(out.join("runtime.svg").is_file() && !out.join("schedule.svg").exists());
+    assert!(read(&out.join("compare.json")).contains("\"devices\": 300"));
+}
+
+/// Nothing is simulated here: the picture is refused first.
+#[test]
+fn a_workload_that_takes_long_is_announced() {
+    let root = tempfile::tempdir().unwrap();
+    let gantt = root.path().join("gantt.svg");
+    let arguments = ["simulate", "--workload", "-", "--gantt", gantt.to_str().unwrap()];
+    let told = |minibatches: u64| {
+        let workload = one_task(&format!(r#""minibatches": {minibatches}, {SHARD}"#));
+        let output = hydra(&arguments).write_stdin(workload).output().unwrap();
+        assert_eq!(output.status.code(), Some(1));
+        text(&output.stderr)
+    };
+    let (long, short) = (told(9_000_000_000), told(100_000_000));
+    assert!(long.starts_with("note: 9000000000 shard tasks take"), "{long}");
+    assert!(short.starts_with("error: --gantt cannot draw"), "{short}");
+}
+
+#[test]
+fn drift_goes_down_to_nothing_and_not_below() {
+    let shard = r#""shards": [{"forward_s": 1, "backward_s": 1, "promote_s": 0}]"#;
+    let makespan = |drift: f64| {
+        let rest = format!(
+            r#""minibatches": 2, "drift": {drift}, "evaluations": [{{"after": 2, "sweeps": 1}}], {shard}"#
+        );
+        let arguments = ["simulate", "--json", "--workload", "-"];
+        let output = hydra(&arguments).write_stdin(one_task(&rest)).output().unwrap();
+        serde_json::from_slice::<Value>(&output.stdout).unwrap()["makespan_s"].as_f64().unwrap()
+    };
+    assert_eq!([-1.0, 0.0, 1.0].map(makespan), [1.0, 3.0, 1.0 + 2.0 + 2.0]);
+}
+
+#[test]
+fn times_beyond_all_measure_are_short() {
+    let root = tempfile::tempdir().unwrap();
+    let (gantt, out) = (root.path().join("gantt.svg"), root.path().join("out"));
+    let workload = one_task(r#""minibatches": 3, "shards": [{"forward_s": 1, "backward_s": 1e300}]"#);
+    for (command, flag, path) in [("simulate", "--gantt", &gantt), ("compare", "--out", &out)] {
+        let arguments = [command, "--workload", "-", flag, path.to_str().unwrap()];
+        let output = hydra(&arguments).write_stdin(workload.clone()).output().unwrap();
+        let told = text(&output.stdout);
+        assert!(output.status.success() && told.contains("8.333e296 h"), "{told}");
+        assert!(told.lines().all(|line| line.len() < 200), "{told}");
+    }
+    let drawn = read(&gantt) + &read(&out.join("runtime.svg"));
+    assert!(drawn.contains("3.000e300 s") && drawn.lines().all(|line| line.len() < 300), "{drawn}");
 }
 
 /// `hydra simulate ... | head -0`: standard output is closed before anything is written, because the workload comes

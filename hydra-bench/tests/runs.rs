@@ -168,6 +168,33 @@ fn a_run_is_recorded_as_a_workload_that_can_be_simulated() {
     assert_eq!(simulated["shard_tasks"].as_u64(), Some(ran));
     let nowhere = root.path().join("missing").join("w.json");
     fails(&[&RUN[..], &["--record", nowhere.to_str().unwrap()]].concat(), 2, &["--record", "missing"]);
+    let before = fs::read(&file).unwrap();
+    let new = root.path().join("new.json");
+    for path in [&file, &new] {
+        let refused = ["--out", dir.to_str().unwrap(), "--record", path.to_str().unwrap()];
+        fails(&[&RUN[..], &refused].concat(), 1, &["is not empty"]);
+    }
+    assert_eq!(fs::read(&file).unwrap(), before, "a refused run changes nothing");
+    assert!(!new.exists(), "and leaves nothing");
+}
+
+/// A file that cannot be opened is refused before training; one that fails later harms no other file.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_record_that_cannot_be_written() {
+    let root = tempfile::tempdir().unwrap();
+    let dir = root.path().join("run");
+    let out = dir.to_str().unwrap();
+    let with = |record: &'static str| [&RUN[..], &["--out", out, "--record", record]].concat();
+    fails(&with("/proc/no-such-file"), 2, &["--record `/proc/no-such-file` could not be written"]);
+    assert!(!dir.exists(), "nothing was begun");
+    let output = hydra(&with("/dev/full")).output().unwrap();
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    assert_eq!(output.status.code(), Some(1), "{err}");
+    assert!(out.contains("b4-lr1e-3") && err.contains("`/dev/full` could not be written"), "{out}{err}");
+    check_report(&json(&dir.join("report.json")));
+    check_trace(&json(&dir.join("trace.json")));
+    assert!(["workload.json", "schedule.svg", "losses.svg"].iter().all(|name| dir.join(name).is_file()));
 }
 
 #[test]

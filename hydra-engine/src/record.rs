@@ -104,6 +104,13 @@ impl Recorder {
         workload.check().ok().map(|()| workload)
     }
 
+    /// Whether the simulator's rules are those of this run: every task was trained, its minibatches had one
+    /// microbatch each, and their backward passes went down to the first shard. Where they end before frozen
+    /// shards, or several make a minibatch, the simulator would promote and step what the run did not.
+    pub(crate) fn is_as_simulated(&self) -> bool {
+        self.tasks.iter().all(Task::is_as_simulated)
+    }
+
     fn span(&mut self, span: &Span) {
         self.device_span(span);
         let Some(task) = self.tasks.get_mut(span.task.0) else { return };
@@ -192,6 +199,11 @@ impl Observer for Recorder {
 }
 
 impl Task {
+    fn is_as_simulated(&self) -> bool {
+        let whole = |shard: &Shard| shard.backward.count == self.trained;
+        self.trained > 0 && self.trained == self.minibatches && self.shards.iter().all(whole)
+    }
+
     fn evaluated(&mut self) {
         match self.evaluations.last_mut().filter(|of| of.after == self.trained) {
             Some(of) => of.sweeps += 1,

@@ -124,7 +124,8 @@ pub struct RunReport {
     /// devices and the longest task with the optimizer time it could not hide.
     pub lower_bound_s: f64,
     /// What the simulator predicts for the makespan from [`RunReport::workload`], under the same policy. `None`
-    /// where not every task was trained to its end.
+    /// where not every task was trained to its end, and where one accumulates gradients over microbatches
+    /// or has frozen shards before its first trained layer: the simulator knows neither.
     #[serde(default)]
     pub replay_s: Option<f64>,
     /// Trained tokens (or items) a second over the makespan.

@@ -79,7 +79,7 @@ pub(crate) fn run(setup: Setup) -> Result<RunReport, EngineError> {
     run.work(&inbox);
     let mut report = run.report();
     report.workload = run.observer.workload();
-    let whole = report.workload.as_ref().filter(|_| report.all_done());
+    let whole = report.workload.as_ref().filter(|_| report.all_done() && run.observer.is_as_simulated());
     report.replay_s = whole.and_then(|workload| replay_s(workload, policy, seed, prefetch));
     run.threads.join();
     Ok(report)
@@ -552,12 +552,11 @@ impl Run {
     }
 }
 
-/// Device bytes of a shard task. A forward makes no gradients.
+/// Device bytes of a shard task. A forward without a graph keeps and makes less than a backward.
 fn need_bytes(plan: &hydra_partition::PartitionPlan, shard: usize, kind: ShardTaskKind) -> u64 {
     let shard = &plan.shards[shard];
-    let need = shard.need_bytes.max(shard.verified_bytes.unwrap_or(0));
     match kind {
-        ShardTaskKind::Backward => need,
-        ShardTaskKind::Forward | ShardTaskKind::Evaluate => need.saturating_sub(shard.gradient_bytes),
+        ShardTaskKind::Backward => shard.need_bytes.max(shard.verified_bytes.unwrap_or(0)),
+        ShardTaskKind::Forward | ShardTaskKind::Evaluate => shard.forward_need_bytes,
     }
 }

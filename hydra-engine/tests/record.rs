@@ -2,10 +2,12 @@
 
 mod common;
 
-use common::{Settings, adamw, gpt2_chain, tokens};
-use hydra_core::{Length, TrainSpec};
+use common::{Settings, adamw, gpt2_chain, spirals, tokens};
+use hydra_core::{Chain, Length, TrainSpec};
 use hydra_engine::{RunReport, TaskState, TrainTask};
+use hydra_models::mlp;
 use hydra_sched::{EvaluationCost, PolicyKind, SimulationOptions, Workload, simulate};
+use std::sync::Arc;
 
 /// Five minibatches of at most four blocks; evaluations in batches of four.
 fn task(spec: TrainSpec) -> TrainTask {
@@ -58,10 +60,51 @@ fn evaluations_during_training_and_microbatches_are_there() {
     let spec = TrainSpec { accumulate: 2, eval_every: Some(2), ..adamw(4) };
     let report = Settings { cuts: Some(vec![3]), ..Settings::default() }.run(task(spec));
     let first = &replayed(&report).tasks[0];
+    assert_eq!(report.replay_s, None, "the simulator would step after every microbatch");
     // Two microbatches in each minibatch; evaluations are in batches of a microbatch's size.
     assert_eq!(first.minibatches, 5 * 2);
     let every = [(0, 3), (4, 3), (8, 3), (10, 3 + 2)];
     assert_eq!(first.evaluations, evaluations(&every));
+}
+
+#[test]
+fn minibatches_of_one_microbatch_are_replayed() {
+    let report = |blocks, minibatches| {
+        let spec = TrainSpec { accumulate: 2, length: Length::Steps(minibatches), ..adamw(2) };
+        Settings::default().run(TrainTask::new("task", gpt2_chain(), tokens(blocks, 1), spec))
+    };
+    // One block cannot be split; of five, the last one is alone.
+    let (whole, split) = (report(1, 2), report(5, 3));
+    assert_eq!(replayed(&whole).tasks[0].minibatches, 2);
+    assert!(whole.replay_s.is_some_and(|s| s > 0.0));
+    assert_eq!(replayed(&split).tasks[0].minibatches, 2 + 2 + 1);
+    assert_eq!(split.replay_s, None);
+}
+
+/// The backward of the engine ends at the first trained layer, that of the simulator at the first shard.
+#[test]
+fn frozen_shards_are_recorded_and_not_replayed() {
+    let device = burn::tensor::Device::flex();
+    let linear = |inputs, outputs| burn::nn::LinearConfig::new(inputs, outputs).init(&device);
+    let chain = Chain::builder("frozen")
+        .frozen("a", mlp::Dense { linear: linear(2, 8) })
+        .layer("b", mlp::Dense { linear: linear(8, 8) })
+        .layer("c", mlp::Classifier { linear: linear(8, 3) })
+        .build()
+        .expect("a chain");
+    let chain = Arc::new(chain);
+    let report = |cuts: Vec<usize>| {
+        let spec = TrainSpec { length: Length::Steps(3), ..adamw(4) };
+        let task = TrainTask::new("task", chain.clone(), spirals(), spec);
+        Settings { cuts: Some(cuts), ..Settings::default() }.run(task)
+    };
+    let frozen = report(vec![1, 2]);
+    assert_eq!((frozen.all_done(), frozen.replay_s), (true, None));
+    let workload = frozen.workload.expect("something was trained");
+    assert_eq!((workload.tasks[0].minibatches, workload.tasks[0].shards[0].backward_s), (3, 0.0));
+    assert!(workload.tasks[0].shards[1].backward_s > 0.0);
+    // With a trained layer in the first shard the backward goes all the way.
+    assert!(report(vec![2]).replay_s.is_some());
 }
 
 #[test]

@@ -26,8 +26,12 @@ pub struct LayerCost {
     /// Bytes of state that the graph holds after the layer's tracked forward, beyond input, output and
     /// parameters; for the last layer also the targets.
     pub saved_bytes: u64,
-    /// The peak of forward and backward beyond parameters, gradients, boundaries and saved state.
-    pub workspace_bytes: u64,
+    /// The most that the layer alone holds at once in its recomputed forward and its backward: its output,
+    /// saved state, workspace and gradients as far as they are alive together, and the targets; without its
+    /// parameters, its input and the gradient from downstream.
+    pub peak_bytes: u64,
+    /// The most that its forward without a graph holds at once, output and targets included; likewise.
+    pub forward_peak_bytes: u64,
     /// Seconds of the forward without a graph.
     pub forward_s: f64,
     /// Seconds of the recomputed forward with the backward; zero for layers that have none.
@@ -58,6 +62,10 @@ pub struct Profile {
 }
 
 /// What a range of layers needs on a device when it is one shard.
+///
+/// Saved state of early layers is alive while late ones run backward, and gradients of late layers while
+/// early ones do, so the peak is the largest, over the layers, of what the layer holds itself, what the
+/// layers before it have saved, and the gradients of those after it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ShardNeeds {
     /// Bytes that are in use whatever is on the device.
@@ -68,31 +76,43 @@ pub struct ShardNeeds {
     pub gradient_bytes: u64,
     /// Bytes of the shard's input.
     pub input_bytes: u64,
-    /// Bytes of all layers' outputs: those inside the shard are alive until its backward.
-    pub output_bytes: u64,
-    /// Bytes of all layers' saved state.
-    pub saved_bytes: u64,
-    /// The largest sum, over the layers, of workspace and of the gradients of input and output.
-    pub workspace_bytes: u64,
+    /// Bytes of all layers' outputs and saved state.
+    pub held_bytes: u64,
+    /// The largest gradient of an output.
+    pub upstream_bytes: u64,
+    /// The largest input of a layer and the largest output: one boundary of each may be on its way between
+    /// host and device while the shard computes.
+    pub transit_bytes: [u64; 2],
+    /// The peak of the backward pass beyond parameters, input and upstream gradient.
+    pub backward_bytes: u64,
+    /// The peak of the forward without a graph beyond parameters and input.
+    pub forward_bytes: u64,
     /// Seconds of the forward.
     pub forward_s: f64,
     /// Seconds of the backward.
     pub backward_s: f64,
+    /// What the last layer holds at its peak, with what was saved before it. Its part of the peak grows by the
+    /// gradient of its output once it is no longer the last.
+    last_bytes: u64,
+    last_upstream_bytes: u64,
 }
 
 impl ShardNeeds {
-    /// The predicted peak in bytes while the shard computes: the sum of all the parts. It counts gradients
-    /// and saved state as if both were whole at once, which is a bound on what a backward pass holds.
+    /// The predicted peak in bytes while the shard runs backward, or forward and backward.
     pub fn need_bytes(&self) -> u64 {
-        let parts = [
-            self.standing_bytes,
-            self.param_bytes,
-            self.gradient_bytes,
-            self.input_bytes,
-            self.output_bytes,
-            self.saved_bytes,
-            self.workspace_bytes,
-        ];
+        let beyond = self.upstream_bytes.saturating_add(self.backward_bytes);
+        self.resident_bytes().saturating_add(beyond).max(self.forward_need_bytes())
+    }
+
+    /// The predicted peak in bytes of the shard's forward without a graph.
+    pub fn forward_need_bytes(&self) -> u64 {
+        self.resident_bytes().saturating_add(self.forward_bytes)
+    }
+
+    /// What is there the whole time, or may be.
+    fn resident_bytes(&self) -> u64 {
+        let [up, down] = self.transit_bytes;
+        let parts = [self.standing_bytes, self.param_bytes, self.input_bytes, up, down];
         parts.into_iter().fold(0, u64::saturating_add)
     }
 
@@ -100,18 +120,27 @@ impl ShardNeeds {
     /// range that ends before it. What a longer range needs is never less.
     pub(crate) fn with(self, profile: &Profile, first: usize, layer: usize) -> Self {
         let cost = &profile.layers[layer];
-        let gradients = cost.input_gradient_bytes.saturating_add(cost.output_gradient_bytes);
         let params = cost.param_bytes.saturating_sub(profile.resident_already(first, layer));
+        let before = self.backward_bytes.max(self.last_bytes.saturating_add(self.last_upstream_bytes));
+        let last_bytes = self.held_bytes.saturating_add(cost.peak_bytes);
+        let carried = if layer == first { 0 } else { cost.input_bytes };
         Self {
             standing_bytes: profile.standing_bytes,
             param_bytes: self.param_bytes.saturating_add(params),
             gradient_bytes: self.gradient_bytes.saturating_add(cost.gradient_bytes),
             input_bytes: if layer == first { cost.input_bytes } else { self.input_bytes },
-            output_bytes: self.output_bytes.saturating_add(cost.output_bytes),
-            saved_bytes: self.saved_bytes.saturating_add(cost.saved_bytes),
-            workspace_bytes: self.workspace_bytes.max(cost.workspace_bytes.saturating_add(gradients)),
+            held_bytes: self.held_bytes.saturating_add(cost.output_bytes).saturating_add(cost.saved_bytes),
+            upstream_bytes: self.upstream_bytes.max(cost.output_gradient_bytes),
+            transit_bytes: [
+                self.transit_bytes[0].max(cost.input_bytes),
+                self.transit_bytes[1].max(cost.output_bytes),
+            ],
+            backward_bytes: before.saturating_add(cost.gradient_bytes).max(last_bytes),
+            forward_bytes: self.forward_bytes.max(cost.forward_peak_bytes.saturating_add(carried)),
             forward_s: self.forward_s + cost.forward_s,
             backward_s: self.backward_s + cost.backward_s,
+            last_bytes,
+            last_upstream_bytes: cost.output_gradient_bytes,
         }
     }
 }
@@ -161,28 +190,58 @@ mod tests {
     use super::*;
     use crate::toy;
 
-    #[test]
-    fn a_range_adds_up_and_takes_the_largest_workspace() {
-        let cost = |workspace| LayerCost {
+    fn cost(peak: u64) -> LayerCost {
+        LayerCost {
             param_bytes: 100,
             gradient_bytes: 90,
             input_bytes: 8,
-            output_bytes: 8,
+            output_bytes: 9,
             input_gradient_bytes: 7,
             output_gradient_bytes: 6,
             saved_bytes: 50,
-            workspace_bytes: workspace,
+            peak_bytes: peak,
+            forward_peak_bytes: 30,
             forward_s: 1.0,
             backward_s: 2.0,
             ..LayerCost::default()
-        };
-        let layers = vec![cost(5), cost(30), cost(1)];
-        let profile = Profile { layers, standing_bytes: 1000, ..Profile::default() };
-        let needs = profile.needs(0..3);
-        assert_eq!((needs.param_bytes, needs.gradient_bytes, needs.saved_bytes), (300, 270, 150));
-        assert_eq!((needs.input_bytes, needs.output_bytes, needs.workspace_bytes), (8, 24, 30 + 7 + 6));
-        assert_eq!(needs.need_bytes(), 1000 + 300 + 270 + 150 + 8 + 24 + 43);
+        }
+    }
+
+    fn profile(peaks: &[u64]) -> Profile {
+        let layers = peaks.iter().map(|peak| cost(*peak)).collect();
+        Profile { layers, standing_bytes: 1000, ..Profile::default() }
+    }
+
+    #[test]
+    fn the_peak_is_where_saved_state_and_gradients_meet() {
+        let needs = profile(&[170, 160, 200]).needs(0..3);
+        assert_eq!((needs.param_bytes, needs.gradient_bytes, needs.held_bytes), (300, 270, 3 * 59));
         assert_eq!((needs.forward_s, needs.backward_s), (3.0, 6.0));
+        // Backward through the last layer, the one before it, and the first.
+        let through = [2 * 59 + 200, 59 + 160 + 6 + 90, 170 + 6 + 2 * 90];
+        assert_eq!(needs.backward_bytes, *through.iter().max().unwrap());
+        assert_eq!(needs.need_bytes(), 1000 + 300 + 2 * 8 + 9 + 6 + 356);
+        assert_eq!(needs.forward_need_bytes(), 1000 + 300 + 2 * 8 + 9 + 8 + 30);
+        let needs = profile(&[170, 160, 500]).needs(0..3);
+        assert_eq!(needs.need_bytes(), 1000 + 300 + 2 * 8 + 9 + 6 + 2 * 59 + 500);
+        let alone = profile(&[170]).needs(0..1);
+        assert_eq!(alone.need_bytes(), 1000 + 100 + 2 * 8 + 9 + 6 + 170);
+        assert_eq!(alone.forward_need_bytes(), 1000 + 100 + 2 * 8 + 9 + 30);
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn a_longer_range_never_needs_less(peaks in proptest::collection::vec(0u64..400, 2..9)) {
+            let mut profile = profile(&peaks);
+            profile.layers.last_mut().unwrap().output_gradient_bytes = 0;
+            for end in 2..=peaks.len() {
+                let (short, long) = (profile.needs(0..end - 1), profile.needs(0..end));
+                proptest::prop_assert!(short.need_bytes() <= long.need_bytes());
+                proptest::prop_assert!(short.forward_need_bytes() <= long.forward_need_bytes());
+                let tail = profile.needs(1..end);
+                proptest::prop_assert!(tail.need_bytes() <= long.need_bytes());
+            }
+        }
     }
 
     #[test]

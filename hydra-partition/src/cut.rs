@@ -293,7 +293,8 @@ mod tests {
             input_gradient_bytes: if k == 0 { 0 } else { *boundary },
             output_gradient_bytes: if k == last { 0 } else { sizes[k + 1][1] },
             saved_bytes: *saved,
-            workspace_bytes: *workspace,
+            peak_bytes: saved + workspace + gradients + boundary,
+            forward_peak_bytes: workspace + boundary,
             ..LayerCost::default()
         };
         let mut layers: Vec<LayerCost> = sizes.iter().enumerate().map(layer).collect();

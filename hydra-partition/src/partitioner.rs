@@ -176,22 +176,30 @@ impl Pilot<'_> {
         let told = self.chain.layers()[layer].layer().working_bytes(&shapes);
         let boundary = cost.input_bytes + ran.output.len_bytes();
         let working = told.unwrap_or(GENEROUS.saturating_mul(boundary).saturating_add(cost.param_bytes));
-        if self.has_backward(layer + 1) {
-            LayerCost { saved_bytes: cost.saved_bytes.saturating_add(working), ..cost }
-        } else {
-            LayerCost { workspace_bytes: working, ..cost }
+        let output = ran.output.len_bytes() + ran.target_bytes;
+        let forward_peak_bytes = output.saturating_add(working);
+        if !self.has_backward(layer + 1) {
+            return LayerCost { peak_bytes: forward_peak_bytes, forward_peak_bytes, ..cost };
+        }
+        let gradients = cost.gradient_bytes.saturating_add(cost.input_gradient_bytes);
+        LayerCost {
+            saved_bytes: cost.saved_bytes.saturating_add(working),
+            peak_bytes: forward_peak_bytes.saturating_add(gradients),
+            forward_peak_bytes,
+            ..cost
         }
     }
 }
 
-/// The cost of a layer whose memory was measured: what the tracked forward left beyond its output is saved,
-/// and what a peak shows beyond all that is named is workspace.
+/// The cost of a layer whose memory was measured: what the tracked forward left beyond its output is saved.
 fn measured_cost(cost: LayerCost, ran: &Ran) -> LayerCost {
-    let saved = ran.held_bytes.saturating_sub(cost.output_bytes);
-    let known = cost.gradient_bytes + cost.output_bytes + cost.input_gradient_bytes + saved;
-    let backward = ran.backward_peak.saturating_sub(known);
-    let forward = ran.forward_peak.saturating_sub(known + cost.output_gradient_bytes);
-    LayerCost { saved_bytes: cost.saved_bytes + saved, workspace_bytes: backward.max(forward), ..cost }
+    let forward = ran.forward_peak.saturating_sub(ran.upstream_bytes);
+    LayerCost {
+        saved_bytes: cost.saved_bytes + ran.held_bytes.saturating_sub(cost.output_bytes),
+        peak_bytes: ran.target_bytes + ran.backward_peak.max(forward),
+        forward_peak_bytes: ran.target_bytes + ran.forward_peak,
+        ..cost
+    }
 }
 
 fn float_bytes(x: &HostActivation) -> u64 {
@@ -280,14 +288,15 @@ mod tests {
         assert_eq!((first.input_bytes, first.output_bytes), (BOUNDARY, BOUNDARY));
         assert_eq!((first.input_gradient_bytes, first.output_gradient_bytes), (0, BOUNDARY));
         assert_eq!(first.saved_bytes, 1000 - BOUNDARY);
-        assert_eq!(first.workspace_bytes, 6000 - GRADIENT - 1000);
+        assert_eq!((first.peak_bytes, first.forward_peak_bytes), (6000, 6000));
         assert_eq!(second.input_gradient_bytes, BOUNDARY);
-        assert_eq!(second.workspace_bytes, 6000 - GRADIENT - 1000 - BOUNDARY);
+        assert_eq!(second.peak_bytes, 6000);
         assert_eq!((loss.output_bytes, loss.output_gradient_bytes, loss.param_bytes), (4, 0, 0));
         assert_eq!(loss.saved_bytes, 500 - 4 + BOUNDARY, "the targets count");
-        assert_eq!(loss.workspace_bytes, 0);
-        // A layer's needs are what stands, its parameters, its boundaries with the gradient from downstream, and its peak.
-        assert_eq!(profile.needs(1..2).need_bytes(), GRAIN + 1024 + 2 * BOUNDARY + 6000);
+        assert_eq!(loss.peak_bytes, 500 + BOUNDARY);
+        // A layer's needs are what stands, its parameters, its boundaries with the gradient from downstream and
+        // one more of each on the way, and its peak.
+        assert_eq!(profile.needs(1..2).need_bytes(), GRAIN + 1024 + 4 * BOUNDARY + 6000);
         assert!(profile.layers.iter().all(|layer| layer.forward_s > 0.0 && layer.backward_s > 0.0));
     }
 
@@ -298,7 +307,7 @@ mod tests {
         let [frozen, trained, _] = profile.layers.as_slice() else { panic!("{profile:?}") };
         assert_eq!((frozen.gradient_bytes, frozen.saved_bytes, frozen.backward_s), (0, 0, 0.0));
         assert_eq!((frozen.output_gradient_bytes, trained.input_gradient_bytes), (0, 0));
-        assert_eq!(frozen.workspace_bytes, 1000 - BOUNDARY);
+        assert_eq!((frozen.peak_bytes, frozen.forward_peak_bytes), (1000, 1000));
         assert_eq!(trained.saved_bytes, 1000 - BOUNDARY);
     }
 
@@ -324,7 +333,8 @@ mod tests {
         let profile = measure(&chain, &BLIND);
         assert!(!profile.measured);
         let [telling, mute, loss] = profile.layers.as_slice() else { panic!("{profile:?}") };
-        assert_eq!((telling.saved_bytes, telling.workspace_bytes), (12_345, 0));
+        assert_eq!((telling.saved_bytes, telling.forward_peak_bytes), (12_345, BOUNDARY + 12_345));
+        assert_eq!(telling.peak_bytes, BOUNDARY + 12_345 + telling.gradient_bytes);
         assert_eq!(mute.saved_bytes, GENEROUS * 2 * BOUNDARY + 1024);
         assert_eq!(mute.param_bytes, chain.param_bytes(1..2));
         assert_eq!(loss.saved_bytes, BOUNDARY + GENEROUS * (BOUNDARY + 4));

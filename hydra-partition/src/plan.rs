@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 /// The version of the plan's format.
-pub const PLAN_SCHEMA: u32 = 1;
+pub const PLAN_SCHEMA: u32 = 2;
 
 /// A shard of a plan.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
@@ -25,6 +25,8 @@ pub struct ShardPlan {
     pub gradient_bytes: u64,
     /// The predicted peak in bytes, parameters included.
     pub need_bytes: u64,
+    /// The predicted peak in bytes of its forward without a graph, likewise.
+    pub forward_need_bytes: u64,
     /// The peak in bytes that was measured when the shard ran end to end.
     pub verified_bytes: Option<u64>,
     /// Seconds of its forward: the sum of the layers', or measured when it was verified.
@@ -41,6 +43,7 @@ impl ShardPlan {
             param_bytes: needs.param_bytes,
             gradient_bytes: needs.gradient_bytes,
             need_bytes: needs.need_bytes(),
+            forward_need_bytes: needs.forward_need_bytes(),
             verified_bytes: None,
             forward_s: needs.forward_s,
             backward_s: needs.backward_s,
@@ -347,10 +350,10 @@ mod tests {
         fails("could not be read");
         std::fs::write(&path, "[1, 2").unwrap();
         fails("is not a partition plan");
-        std::fs::write(&path, r#"{"schema": 1, "shards": []}"#).unwrap();
+        std::fs::write(&path, r#"{"schema": 2, "shards": []}"#).unwrap();
         fails("is not a partition plan");
         std::fs::write(&path, r#"{"schema": 99}"#).unwrap();
-        fails("has schema 99, expected 1");
+        fails("has schema 99, expected 2");
         let good = plan(1 << 20);
         for break_it in [
             |p: &mut PartitionPlan| p.shards[1].first = 1,

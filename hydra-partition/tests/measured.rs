@@ -131,7 +131,7 @@ fn what_is_predicted_for_a_shard_is_what_it_takes() {
         for shard in &plan.shards {
             let verified = shard.verified_bytes.unwrap();
             assert!(verified <= shard.need_bytes + rules.margin, "{shard:?}");
-            assert!(2 * verified > shard.need_bytes, "{shard:?}");
+            assert!(verified as f64 > 0.9 * shard.need_bytes as f64, "{shard:?}");
         }
         counts.push(plan.shards.len());
     }

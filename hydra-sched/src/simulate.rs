@@ -824,11 +824,15 @@ mod tests {
         });
         let shards = prop::collection::vec(shard, 1..5);
         let evaluations = prop::collection::btree_map(0..6u64, 0..3u64, 0..3);
-        let task = (1..6u64, shards, 0..4u8, 0..4u8, 0..3u8, evaluations).prop_map(
-            |(minibatches, shards, arrival, step, drift, evaluations)| {
+        // At the end too, where drift has a last minibatch to go by.
+        let evaluations = (evaluations, 0..3u64);
+        let drift = prop::sample::select(vec![-1.0, -0.5, 0.0, 1.0, 2.0]);
+        let task = (1..6u64, shards, 0..4u8, 0..4u8, drift, evaluations).prop_map(
+            |(minibatches, shards, arrival, step, drift, (mut evaluations, at_the_end))| {
                 let mut task = TaskCost::new("", minibatches, shards);
                 (task.arrival_s, task.optimizer_s, task.drift) =
-                    (arrival.into(), f64::from(step) / 4.0, drift.into());
+                    (arrival.into(), f64::from(step) / 4.0, drift);
+                evaluations.insert(minibatches, at_the_end);
                 let there = evaluations.into_iter().filter(|(after, _)| *after <= minibatches);
                 task.evaluations = there.map(|(after, sweeps)| EvaluationCost { after, sweeps }).collect();
                 task
@@ -869,6 +873,8 @@ mod tests {
                 prop_assert_eq!(result.shard_tasks, workload.shard_tasks());
                 prop_assert_eq!(result.promotions + result.promotions_saved, result.shard_tasks);
                 prop_assert!(result.makespan_s >= result.bounds.best_s() * (1.0 - 1e-12));
+                prop_assert!(result.makespan_s <= workload.at_most_s() * (1.0 + 1e-12));
+                prop_assert!(result.spans.iter().all(|span| span.start_s <= span.end_s));
                 let compute: Vec<&Span> = result.spans.iter().filter(|s| s.what != Occupation::Promote).collect();
                 for (index, task) in workload.tasks.iter().enumerate() {
                     let own: Vec<&Span> = compute.iter().copied().filter(|s| s.task == index).collect();

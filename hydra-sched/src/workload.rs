@@ -46,7 +46,8 @@ pub struct TaskCost {
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub estimate_factor: f64,
     /// How much longer the last minibatch takes than the first, as a share of it; the costs grow
-    /// (or shrink, down to -1) evenly in between.
+    /// (or shrink, down to -1) evenly in between. Evaluations cost what the minibatch after them does, and
+    /// those at the end what the last one did.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub drift: f64,
     /// Evaluation sweeps between the minibatches, in the order of `after`, each place once.
@@ -191,7 +192,7 @@ impl Workload {
     }
 
     /// More seconds than any schedule can take, infinite where they exceed what a number can hold.
-    fn at_most_s(&self) -> f64 {
+    pub(crate) fn at_most_s(&self) -> f64 {
         let slowest = self.devices.iter().map(|device| device.speed).fold(f64::INFINITY, f64::min);
         let links = self.devices.iter().filter_map(|device| device.link_bytes_per_s);
         let link = links.fold(f64::INFINITY, f64::min);
@@ -353,9 +354,12 @@ impl TaskCost {
             .map_err(|source| WorkloadError::Costs { task: self.name.clone(), source })
     }
 
+    /// The factor of drift after so many minibatches. Evaluations after the last one cost what it did, and
+    /// the only minibatch of a task is its first.
     fn drift_at(&self, minibatch: u64) -> f64 {
-        let last = self.minibatches.saturating_sub(1).max(1);
-        1.0 + self.drift * minibatch as f64 / last as f64
+        let last = self.minibatches.saturating_sub(1);
+        let share = if last == 0 { 0.0 } else { minibatch.min(last) as f64 / last as f64 };
+        1.0 + self.drift * share
     }
 }
 
@@ -528,6 +532,38 @@ mod tests {
             })
             .sum();
         assert_eq!(steady.task_s(0), walked);
+    }
+
+    /// Evaluations at the end stand at a place that no minibatch has.
+    #[test]
+    fn drift_ends_with_the_last_minibatch() {
+        let task = |minibatches, drift| {
+            let text = format!(
+                r#"{{"tasks": [{{"name": "a", "minibatches": {minibatches}, "drift": {drift},
+                    "evaluations": [{{"after": {minibatches}, "sweeps": 1}}],
+                    "shards": [{{"forward_s": 1, "backward_s": 1, "promote_s": 0}}]}}], "devices": 1}}"#
+            );
+            Workload::from_json(&text).unwrap()
+        };
+        let times = |workload: &Workload| {
+            let minibatches = workload.tasks[0].minibatches;
+            let training = (0..minibatches).map(|m| workload.seconds(0, m, ShardTaskKind::Backward, 0));
+            let evaluation = workload.seconds(0, minibatches, ShardTaskKind::Evaluate, 0);
+            training.chain([evaluation]).collect::<Vec<f64>>()
+        };
+        for (minibatches, drift, expected) in [
+            (2, -1.0, vec![1.0, 0.0, 0.0]),
+            (2, 1.0, vec![1.0, 2.0, 2.0]),
+            (3, 1.0, vec![1.0, 1.5, 2.0, 2.0]),
+            (1, 1.0, vec![1.0, 1.0]),
+        ] {
+            let workload = task(minibatches, drift);
+            assert_eq!(times(&workload), expected, "{minibatches} minibatches, drift {drift}");
+            assert_eq!(workload.task_s(0), expected.iter().sum::<f64>());
+            let run =
+                crate::simulate(&workload, &mut crate::ShardedLrtf, crate::SimulationOptions::default());
+            assert_eq!(run.unwrap().makespan_s, workload.task_s(0));
+        }
     }
 
     #[test]
