@@ -395,13 +395,18 @@ unsafe impl<A: GlobalAlloc> GlobalAlloc for CountingAllocator<A> {
 
 /// Makes mimalloc keep memory that was freed, instead of giving it back to the system after a second: the
 /// buffers of one training step are those of the next, and giving them back costs a page fault for each page
-/// of them. To be called once, before other threads start; `MIMALLOC_PURGE_DELAY` in the environment wins.
+/// of them. Large pages are asked for where the system has them, because an optimizer's step walks through more
+/// memory than small ones can be looked up for. To be called once, before other threads start;
+/// `MIMALLOC_PURGE_DELAY` and `MIMALLOC_ALLOW_LARGE_OS_PAGES` in the environment win.
 ///
 /// What a process holds is then the most that it ever had in use, as it is for its devices' budgets.
 pub fn keep_freed_memory() {
-    // SAFETY: the option exists in this version (a test asks for its default). Setting it is a plain write of
-    // one word, which no other thread reads yet.
-    unsafe { libmimalloc_sys::mi_option_set_default(PURGE_DELAY, -1) };
+    // SAFETY: the options exist in this version (a test asks for their defaults). Setting one is a plain write
+    // of one word, which no other thread reads yet.
+    unsafe {
+        libmimalloc_sys::mi_option_set_default(PURGE_DELAY, -1);
+        libmimalloc_sys::mi_option_set_default(libmimalloc_sys::mi_option_large_os_pages, 1);
+    }
 }
 
 /// mimalloc's `purge_delay`, in milliseconds, which the crate has no name for.
