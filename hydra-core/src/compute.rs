@@ -74,9 +74,13 @@ fn forget_untracked(y: &Activation) {
 /// Burn notes every tensor of the autodiff device, tracked or not, in a table of graphs, and clears what is
 /// gone from it in a backward pass only: half a kilobyte an op would stay behind in a long evaluation, and
 /// all that a forward saved where a layer panicked. So a backward pass of nothing follows what has none.
+/// Two do, because Burn passes over a graph that another thread looks at in the same moment, and the input of
+/// a forward would then stay in memory until somebody's next pass.
 pub fn forget_graphs(device: &Device) {
-    let one = Tensor::<1>::ones([1], &device.clone().autodiff()).require_grad();
-    drop(one.mul_scalar(1.0).backward());
+    for _ in 0..2 {
+        let one = Tensor::<1>::ones([1], &device.clone().autodiff()).require_grad();
+        drop(one.mul_scalar(1.0).backward());
+    }
 }
 
 fn run(layers: &[Box<dyn Layer>], first: usize, x: Activation, pass: &Pass) -> Activation {

@@ -111,10 +111,9 @@ impl Block {
 
     /// Adds the map of `x` to the residual, after dropout at `site`.
     fn add(&self, residual: Tensor<3>, map: &Affine, x: Tensor<3>, pass: &Pass, site: u64) -> Tensor<3> {
-        let dropout = self.options.residual_dropout;
-        match pass.is_training() && dropout > 0.0 {
-            true => residual + pass.dropout(map.forward(x), dropout, site),
-            false => map.forward_onto(residual, x),
+        match pass.dropout_mask(self.options.residual_dropout, site) {
+            Some(mask) => ops::dropout_onto(residual, map.forward(x), mask),
+            None => map.forward_onto(residual, x),
         }
     }
 }

@@ -6,6 +6,7 @@
 
 mod attention;
 mod classify;
+mod dropout;
 mod embedding;
 mod gelu;
 mod head;
@@ -20,6 +21,7 @@ pub mod reference;
 pub(crate) use attention::working_elements as attention_working_elements;
 pub use attention::{Attention, causal_attention};
 pub use classify::classification_loss;
+pub use dropout::{dropout, dropout_onto};
 pub use embedding::embedding;
 pub use gelu::gelu_tanh;
 pub use head::{IGNORED, head_loss};

@@ -1,0 +1,196 @@
+//! Dropout whose mask is made where it is used, alone or onto a residual.
+//!
+//! Burn's own product would keep its factors, and its table of graphs the inputs of an untracked forward until
+//! somebody's next backward; nothing is kept here but the mask's key.
+
+use super::kernels::vectorized;
+use super::math::{ELEMENTS, flex, floats, owned};
+use burn::backend::autodiff::{
+    Autodiff,
+    checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
+    grads::Gradients,
+    ops::{Backward, Ops, OpsKind},
+};
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, Dispatch, Flex, TensorMetadata, backend_extension};
+use burn::tensor::Tensor;
+use burn_flex::FlexTensor;
+use hydra_core::profile::{self, Part};
+use hydra_core::{DropoutMask, Pass};
+use rayon::prelude::*;
+
+/// [`Pass::dropout`] of `x`, to the same bits.
+pub fn dropout<const D: usize>(x: Tensor<D>, probability: f64, site: u64, pass: &Pass) -> Tensor<D> {
+    match pass.dropout_mask(probability, site) {
+        Some(mask) => Tensor::from_dispatch(<Dispatch as DropoutOps>::drop_out(x.into_dispatch(), mask)),
+        None => x,
+    }
+}
+
+/// `residual` plus the dropout of `x`, of one shape.
+///
+/// # Panics
+/// If the shapes differ.
+pub fn dropout_onto<const D: usize>(residual: Tensor<D>, x: Tensor<D>, mask: DropoutMask) -> Tensor<D> {
+    assert_eq!(residual.dims(), x.dims(), "a residual has the shape of what is added");
+    let (residual, x) = (residual.into_dispatch(), x.into_dispatch());
+    Tensor::from_dispatch(<Dispatch as DropoutOps>::drop_out_onto(residual, x, mask))
+}
+
+/// Dropout as ops of the backends.
+#[backend_extension(Autodiff, Flex)]
+pub(crate) trait DropoutOps: Backend {
+    /// `x` times its factors.
+    fn drop_out(x: FloatTensor<Self>, mask: DropoutMask) -> FloatTensor<Self>;
+
+    /// `residual` plus `x` times its factors.
+    fn drop_out_onto(
+        residual: FloatTensor<Self>,
+        x: FloatTensor<Self>,
+        mask: DropoutMask,
+    ) -> FloatTensor<Self>;
+}
+
+/// The factors times `x`, plus the residual.
+fn dropped(residual: Option<FlexTensor>, x: FlexTensor, mask: DropoutMask) -> FlexTensor {
+    profile::time(Part::Activation, || {
+        let (x, residual) = (owned(x), residual.map(owned));
+        let values = floats(&x);
+        let residual = residual.as_ref().map(floats);
+        let mut out = vec![0.0; values.len()];
+        out.par_chunks_mut(ELEMENTS).enumerate().for_each(|(i, out)| {
+            let range = i * ELEMENTS..i * ELEMENTS + out.len();
+            mask.fill(range.start as u64, out);
+            let values = &values[range.clone()];
+            vectorized(
+                #[inline(always)]
+                || match residual.map(|residual| &residual[range]) {
+                    Some(residual) => {
+                        let terms = values.iter().zip(residual);
+                        out.iter_mut().zip(terms).for_each(|(out, (x, r))| *out = r + x * *out);
+                    }
+                    None => out.iter_mut().zip(values).for_each(|(out, x)| *out *= x),
+                },
+            );
+        });
+        flex(out, x.shape())
+    })
+}
+
+impl DropoutOps for Flex {
+    fn drop_out(x: FloatTensor<Self>, mask: DropoutMask) -> FloatTensor<Self> {
+        dropped(None, x, mask)
+    }
+
+    fn drop_out_onto(
+        residual: FloatTensor<Self>,
+        x: FloatTensor<Self>,
+        mask: DropoutMask,
+    ) -> FloatTensor<Self> {
+        dropped(Some(residual), x, mask)
+    }
+}
+
+#[derive(Debug)]
+struct DropoutBackward;
+
+impl<B: DropoutOps> Backward<B, 1> for DropoutBackward {
+    type State = DropoutMask;
+
+    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let gradient = grads.consume::<B>(&ops.node);
+        if let [Some(node)] = ops.parents {
+            grads.register::<B>(node.id, B::drop_out(gradient, ops.state));
+        }
+    }
+}
+
+/// The same with the residual as the first parent, whose gradient is the output's.
+#[derive(Debug)]
+struct DropoutOntoBackward;
+
+impl<B: DropoutOps> Backward<B, 2> for DropoutOntoBackward {
+    type State = DropoutMask;
+
+    fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let gradient = grads.consume::<B>(&ops.node);
+        let [residual, x] = ops.parents;
+        if let Some(node) = x {
+            grads.register::<B>(node.id, B::drop_out(gradient.clone(), ops.state));
+        }
+        if let Some(node) = residual {
+            grads.register::<B>(node.id, gradient);
+        }
+    }
+}
+
+impl<B: DropoutOps, C: CheckpointStrategy> DropoutOps for Autodiff<B, C> {
+    fn drop_out(x: FloatTensor<Self>, mask: DropoutMask) -> FloatTensor<Self> {
+        match DropoutBackward.prepare::<C>([x.node()]).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => prep.finish(mask, B::drop_out(x.into_primitive(), mask)),
+            OpsKind::UnTracked(prep) => prep.finish(B::drop_out(x.into_primitive(), mask)),
+        }
+    }
+
+    fn drop_out_onto(
+        residual: FloatTensor<Self>,
+        x: FloatTensor<Self>,
+        mask: DropoutMask,
+    ) -> FloatTensor<Self> {
+        let nodes = [residual.node(), x.node()];
+        let (residual, x) = (residual.into_primitive(), x.into_primitive());
+        match DropoutOntoBackward.prepare::<C>(nodes).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => prep.finish(mask, B::drop_out_onto(residual, x, mask)),
+            OpsKind::UnTracked(prep) => prep.finish(B::drop_out_onto(residual, x, mask)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::*;
+    use super::*;
+    use hydra_core::Activation;
+
+    fn pass() -> Pass {
+        Pass::train(Pass::key_of(1, 2, 3), Activation::default())
+    }
+
+    /// More elements than one thread handles at a time, and an odd number.
+    const SHAPE: [usize; 3] = [3, 101, 67];
+
+    /// The output, and the gradients of residual and x.
+    fn run(onto: impl Fn(Tensor<3>, Tensor<3>) -> Tensor<3>) -> [Vec<f32>; 3] {
+        let leaf = |seed| normal(seed, SHAPE).detach().require_grad();
+        let (residual, x) = (leaf(1), leaf(2));
+        let y = onto(residual.clone(), x.clone());
+        let out = values(&y);
+        let grads = (y * normal(3, SHAPE)).sum().backward();
+        [out, values(&residual.grad(&grads).unwrap()), values(&x.grad(&grads).unwrap())]
+    }
+
+    #[test]
+    fn values_and_gradients_have_the_bits_of_burns() {
+        let mask = pass().dropout_mask(0.3, 7).unwrap();
+        let fused = run(|residual, x| dropout_onto(residual, x, mask));
+        assert_eq!(fused, run(|residual, x| residual + pass().dropout(x, 0.3, 7)));
+        assert_eq!(fused, run(|residual, x| residual + dropout(x, 0.3, 7, &pass())));
+        assert!(fused[2].iter().filter(|g| **g == 0.0).count() > SHAPE.iter().product::<usize>() / 4);
+    }
+
+    #[test]
+    fn bits_do_not_depend_on_threads_or_tracking() {
+        let mask = pass().dropout_mask(0.3, 7).unwrap();
+        let one = with_threads(1, || run(|residual, x| dropout_onto(residual, x, mask)));
+        assert_eq!(one, with_threads(3, || run(|residual, x| dropout_onto(residual, x, mask))));
+        let (residual, x) = (untracked(normal(1, SHAPE)), untracked(normal(2, SHAPE)));
+        assert_eq!(values(&dropout_onto(residual, x, mask)), one[0]);
+    }
+
+    #[test]
+    fn an_evaluation_drops_nothing() {
+        let x = normal(1, [2, 3, 4]);
+        let evaluate = Pass::evaluate(Activation::default());
+        assert_eq!(values(&dropout(x.clone(), 0.9, 0, &evaluate)), values(&x));
+    }
+}
