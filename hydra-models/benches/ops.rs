@@ -82,6 +82,15 @@ fn rows(c: &mut Criterion) {
     compare(c, "gelu_new, [512, 3072]", [("fused", &fused), ("reference", &composed)]);
 }
 
+fn dropout(c: &mut Criterion) {
+    let pass = Pass::train(Pass::key_of(0, 0, 0), Activation::default());
+    let mask = pass.dropout_mask(0.1, 0).expect("a training pass drops");
+    let (residual, x) = (normal(1, [1, 512, 768]), normal(2, [1, 512, 768]));
+    let fused = |t| ops::dropout_onto(input(&residual, t), input(&x, t), mask);
+    let composed = |t| input(&residual, t) + pass.dropout(input(&x, t), 0.1, 0);
+    compare(c, "dropout onto a residual, [512, 768]", [("fused", &fused), ("reference", &composed)]);
+}
+
 /// Ids below the vocabulary.
 fn ids<const D: usize>(shape: [usize; D], vocabulary: u64) -> Tensor<D, Int> {
     let key = Key::new(7);
@@ -111,6 +120,7 @@ fn main() {
     attention(&mut criterion);
     linear(&mut criterion);
     rows(&mut criterion);
+    dropout(&mut criterion);
     tables(&mut criterion);
     criterion.final_summary();
 }

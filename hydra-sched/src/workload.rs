@@ -180,7 +180,7 @@ impl Workload {
         }
         if let Some(variation) = self.variation {
             let allowed = (0.0..1.0).contains(&variation.relative);
-            allowed.or_refuse("variation", "relative", variation.relative, "at least 0 and less than 1")?;
+            require(allowed, "variation", "relative", variation.relative, "at least 0 and less than 1")?;
         }
         // Of equal devices in a row, the first speaks for all.
         let differs =
@@ -188,7 +188,7 @@ impl Workload {
         let mut devices = self.devices.iter().enumerate().filter(differs);
         devices.try_for_each(|(index, device)| self.check_device(index, device))?;
         let total_s = self.at_most_s();
-        total_s.is_finite().or_refuse("all shard tasks", "the time", total_s, "a finite number of seconds")
+        require(total_s.is_finite(), "all shard tasks", "the time", total_s, "a finite number of seconds")
     }
 
     /// More seconds than any schedule can take, infinite where they exceed what a number can hold.
@@ -212,11 +212,11 @@ impl Workload {
     fn check_device(&self, index: usize, device: &DeviceCost) -> Result<(), WorkloadError> {
         let of = format!("device {index}");
         let positive = |x: f64| x.is_finite() && x > 0.0;
-        positive(device.speed).or_refuse(&of, "speed", device.speed, "finite and more than 0")?;
+        require(positive(device.speed), &of, "speed", device.speed, "finite and more than 0")?;
         let latency = device.latency_s.is_finite() && device.latency_s >= 0.0;
-        latency.or_refuse(&of, "latency_s", device.latency_s, "finite and not negative")?;
+        require(latency, &of, "latency_s", device.latency_s, "finite and not negative")?;
         if let Some(link) = device.link_bytes_per_s {
-            positive(link).or_refuse(&of, "link_bytes_per_s", link, "finite and more than 0")?;
+            require(positive(link), &of, "link_bytes_per_s", link, "finite and more than 0")?;
         }
         for (task, shard, cost) in self.all_shards() {
             if cost.promote_s.is_none() && cost.bytes.is_some() && device.link_bytes_per_s.is_none() {
@@ -386,52 +386,40 @@ fn check_task(task: &TaskCost) -> Result<(), WorkloadError> {
     if task.minibatches == 0 {
         return Err(WorkloadError::NoMinibatches { task: task.name.clone() });
     }
-    time(task.arrival_s).or_refuse(&of, "arrival_s", task.arrival_s, TIME)?;
-    time(task.optimizer_s).or_refuse(&of, "optimizer_s", task.optimizer_s, TIME)?;
-    time(task.estimate_factor).or_refuse(&of, "estimate_factor", task.estimate_factor, TIME)?;
+    require(time(task.arrival_s), &of, "arrival_s", task.arrival_s, TIME)?;
+    require(time(task.optimizer_s), &of, "optimizer_s", task.optimizer_s, TIME)?;
+    require(time(task.estimate_factor), &of, "estimate_factor", task.estimate_factor, TIME)?;
     let drift = task.drift.is_finite() && task.drift >= -1.0;
-    drift.or_refuse(&of, "drift", task.drift, "finite and at least -1")?;
+    require(drift, &of, "drift", task.drift, "finite and at least -1")?;
     let mut before = None;
     for &EvaluationCost { after, .. } in &task.evaluations {
         let rising = before.is_none_or(|before| before < after) && after <= task.minibatches;
         const EXPECTED: &str = "more than in the entry before and at most `minibatches`";
-        rising.or_refuse(&of, "evaluations.after", after as f64, EXPECTED)?;
+        require(rising, &of, "evaluations.after", after as f64, EXPECTED)?;
         before = Some(after);
     }
     for (index, shard) in task.shards.iter().enumerate() {
         let of = format!("shard {index} of task `{}`", task.name);
-        time(shard.forward_s).or_refuse(&of, "forward_s", shard.forward_s, TIME)?;
-        time(shard.backward_s).or_refuse(&of, "backward_s", shard.backward_s, TIME)?;
+        require(time(shard.forward_s), &of, "forward_s", shard.forward_s, TIME)?;
+        require(time(shard.backward_s), &of, "backward_s", shard.backward_s, TIME)?;
         let evaluate_s = shard.evaluate_s.unwrap_or(0.0);
-        time(evaluate_s).or_refuse(&of, "evaluate_s", evaluate_s, TIME)?;
-        time(shard.take_down_s).or_refuse(&of, "take_down_s", shard.take_down_s, TIME)?;
+        require(time(evaluate_s), &of, "evaluate_s", evaluate_s, TIME)?;
+        require(time(shard.take_down_s), &of, "take_down_s", shard.take_down_s, TIME)?;
         let promote_s = shard.promote_s.unwrap_or(0.0);
-        time(promote_s).or_refuse(&of, "promote_s", promote_s, TIME)?;
+        require(time(promote_s), &of, "promote_s", promote_s, TIME)?;
     }
     task.estimates().map(drop)
 }
 
-/// Turns a rule that does not hold into the error that says so.
-trait Rule {
-    fn or_refuse(
-        self,
-        of: &str,
-        field: &'static str,
-        found: f64,
-        expected: &'static str,
-    ) -> Result<(), WorkloadError>;
-}
-
-impl Rule for bool {
-    fn or_refuse(
-        self,
-        of: &str,
-        field: &'static str,
-        found: f64,
-        expected: &'static str,
-    ) -> Result<(), WorkloadError> {
-        if self { Ok(()) } else { Err(WorkloadError::Value { of: of.to_owned(), field, found, expected }) }
-    }
+/// The error that says which rule does not hold.
+fn require(
+    holds: bool,
+    of: &str,
+    field: &'static str,
+    found: f64,
+    expected: &'static str,
+) -> Result<(), WorkloadError> {
+    if holds { Ok(()) } else { Err(WorkloadError::Value { of: of.to_owned(), field, found, expected }) }
 }
 
 /// More shard tasks than this, which take hours to simulate, are taken for a slip of the keyboard.

@@ -155,7 +155,7 @@ pub(super) enum Write {
 
 /// `out = factor * a @ b`, or adds that to `out`, on the threads of the current pool.
 ///
-/// The order of every sum is a function of the shapes alone.
+/// The order of every sum is a function of the shapes and the processor alone.
 ///
 /// # Panics
 /// If shapes do not fit.
@@ -163,7 +163,7 @@ pub(super) enum Write {
 pub(super) fn matmul(out: &mut MatMut<'_>, write: Write, factor: f32, a: Mat<'_>, b: Mat<'_>) {
     let work = out.rows * out.cols * a.cols;
     let threads = if work < SPREAD_FROM { Parallelism::None } else { Parallelism::Rayon(0) };
-    if out.rows < TURN_FROM || b.rows == 0 || !b.is_turned() {
+    if out.rows < TURN_FROM || b.rows == 0 || !b.is_turned() || !transposes_in_registers() {
         return matmul_on(out, write, factor, a, b, threads);
     }
     assert_eq!(out.cols, b.cols, "a product has as many columns as its right side");
@@ -255,24 +255,28 @@ fn transpose_into(out: &mut Vec<f32>, x: Mat<'_>) {
 /// Writes every element of `out`, the transpose of `x`.
 fn transpose_panel(out: &mut [MaybeUninit<f32>], x: Mat<'_>) {
     assert_eq!(out.len(), x.rows * x.cols, "a transpose has as many elements");
-    let whole = |n: usize| n / TILE * TILE;
-    let (mut rows, mut cols) = (whole(x.rows), whole(x.cols));
-    if !transpose_tiles(out, x, rows, cols) {
-        (rows, cols) = (0, 0);
-    }
+    let whole = |n: usize| if transposes_in_registers() { n / TILE * TILE } else { 0 };
+    let (rows, cols) = (whole(x.rows), whole(x.cols));
+    transpose_tiles(out, x, rows, cols);
     for (i, j) in (0..x.rows).flat_map(|i| (if i < rows { cols } else { 0 }..x.cols).map(move |j| (i, j))) {
         out[j * x.rows + i].write(x.row(i)[j]);
     }
 }
 
-/// Transposes the first `rows` and `cols`, multiples of [`TILE`]; false, and nothing done, where the processor
-/// lacks the vectors for it.
+/// Whether the processor has the vectors for it. Without them, `gemm` packs faster than loops transpose.
+fn transposes_in_registers() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return std::arch::is_x86_feature_detected!("avx512f");
+    #[cfg(not(target_arch = "x86_64"))]
+    false
+}
+
+/// Transposes the first `rows` and `cols`, multiples of [`TILE`]; none where the processor lacks the vectors.
 #[cfg(target_arch = "x86_64")]
-fn transpose_tiles(out: &mut [MaybeUninit<f32>], x: Mat<'_>, rows: usize, cols: usize) -> bool {
-    if !std::arch::is_x86_feature_detected!("avx512f") {
-        return false;
-    }
+fn transpose_tiles(out: &mut [MaybeUninit<f32>], x: Mat<'_>, rows: usize, cols: usize) {
+    assert!(rows == 0 || transposes_in_registers());
     assert!(rows <= x.rows && cols <= x.cols && out.len() == x.rows * x.cols && x.col_stride == 1);
+    assert!(rows.is_multiple_of(TILE) && cols.is_multiple_of(TILE));
     for (j, i) in (0..cols).step_by(TILE).flat_map(|j| (0..rows).step_by(TILE).map(move |i| (j, i))) {
         // SAFETY: the processor has the instructions; the tile lies within the matrix and its transpose.
         unsafe {
@@ -281,13 +285,10 @@ fn transpose_tiles(out: &mut [MaybeUninit<f32>], x: Mat<'_>, rows: usize, cols: 
             transpose_tile(from, x.row_stride, to, x.rows);
         }
     }
-    true
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-fn transpose_tiles(_: &mut [MaybeUninit<f32>], _: Mat<'_>, _: usize, _: usize) -> bool {
-    false
-}
+fn transpose_tiles(_: &mut [MaybeUninit<f32>], _: Mat<'_>, _: usize, _: usize) {}
 
 /// Transposes one tile in registers: pairs of rows are interleaved, then pairs of pairs, then quarters.
 ///

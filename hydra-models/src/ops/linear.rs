@@ -3,7 +3,7 @@
 use super::kernels::{Mat, Start, product, sum_rows};
 use super::math::{flex, floats, owned};
 use burn::backend::autodiff::{
-    Autodiff,
+    Autodiff, NodeId,
     checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
     grads::Gradients,
     ops::{Backward, Ops, OpsKind},
@@ -116,22 +116,33 @@ impl AffineKernels for Flex {
     }
 }
 
+/// What the backward keeps: `x` and the weight.
+type Saved<B> = (FloatTensor<B>, FloatTensor<B>);
+
+/// Registers the gradients of `x`, weight and bias, as far as they are tracked.
+fn pull_back<B: AffineKernels>(
+    (x, weight): Saved<B>,
+    gradient: FloatTensor<B>,
+    nodes: [Option<NodeId>; 3],
+    grads: &mut Gradients,
+) {
+    let gradients = B::affine_backward(x, weight, gradient, nodes.map(|node| node.is_some()));
+    for (node, gradient) in nodes.into_iter().zip(gradients) {
+        if let (Some(node), Some(gradient)) = (node, gradient) {
+            grads.register::<B>(node, gradient);
+        }
+    }
+}
+
 #[derive(Debug)]
 struct AffineBackward;
 
 impl<B: AffineKernels> Backward<B, 3> for AffineBackward {
-    type State = (FloatTensor<B>, FloatTensor<B>);
+    type State = Saved<B>;
 
     fn backward(self, ops: Ops<Self::State, 3>, grads: &mut Gradients, _: &mut Checkpointer) {
         let gradient = grads.consume::<B>(&ops.node);
-        let (x, weight) = ops.state;
-        let wanted = [0, 1, 2].map(|i| ops.parents[i].is_some());
-        let gradients = B::affine_backward(x, weight, gradient, wanted);
-        for (node, gradient) in ops.parents.into_iter().zip(gradients) {
-            if let (Some(node), Some(gradient)) = (node, gradient) {
-                grads.register::<B>(node.id, gradient);
-            }
-        }
+        pull_back::<B>(ops.state, gradient, ops.parents.map(|parent| parent.map(|node| node.id)), grads);
     }
 }
 
@@ -140,21 +151,14 @@ impl<B: AffineKernels> Backward<B, 3> for AffineBackward {
 struct AffineOntoBackward;
 
 impl<B: AffineKernels> Backward<B, 4> for AffineOntoBackward {
-    type State = (FloatTensor<B>, FloatTensor<B>);
+    type State = Saved<B>;
 
     fn backward(self, ops: Ops<Self::State, 4>, grads: &mut Gradients, _: &mut Checkpointer) {
         let gradient = grads.consume::<B>(&ops.node);
-        let (x, weight) = ops.state;
-        let [residual, parents @ ..] = ops.parents;
-        let wanted = [0, 1, 2].map(|i| parents[i].is_some());
-        let gradients = B::affine_backward(x, weight, gradient.clone(), wanted);
+        let [residual, nodes @ ..] = ops.parents.map(|parent| parent.map(|node| node.id));
+        pull_back::<B>(ops.state, gradient.clone(), nodes, grads);
         if let Some(node) = residual {
-            grads.register::<B>(node.id, gradient);
-        }
-        for (node, gradient) in parents.into_iter().zip(gradients) {
-            if let (Some(node), Some(gradient)) = (node, gradient) {
-                grads.register::<B>(node.id, gradient);
-            }
+            grads.register::<B>(node, gradient);
         }
     }
 }
