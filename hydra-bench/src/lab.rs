@@ -75,6 +75,10 @@ impl Policy for Timed {
         self.policy.priority(model)
     }
 
+    fn waits(&self) -> bool {
+        self.policy.waits()
+    }
+
     fn pick(&mut self, asking: &Asking, from: &dyn Claimable) -> Option<ModelIndex> {
         let asked = Instant::now();
         let picked = self.policy.pick(asking, from);
@@ -193,6 +197,20 @@ mod tests {
         "devices": [{"speed": 2}, {"speed": 1}],
         "variation": {"seed": 3, "relative": 0.1}
     }"#;
+
+    #[test]
+    fn a_watch_changes_no_decision() {
+        // A drawn workload on which waiting pays.
+        let workload = hydra_sched::Draw::default().workload(3);
+        for policy in PolicyKind::ALL {
+            let watched = measure(&workload, policy, 7, SimulationOptions::default()).unwrap().run;
+            let alone = simulate(&workload, &mut *policy.build(7), SimulationOptions::default()).unwrap();
+            assert_eq!((watched.makespan_s, watched.promotions), (alone.makespan_s, alone.promotions));
+        }
+        let makespan_s =
+            |kind| measure(&workload, kind, 7, SimulationOptions::default()).unwrap().run.makespan_s;
+        assert!(makespan_s(PolicyKind::ShardedLrtfPatient) != makespan_s(PolicyKind::ShardedLrtf));
+    }
 
     fn args(devices: Option<usize>, seed: Option<u64>) -> LabArgs {
         LabArgs { workload: "-".into(), devices, seed }

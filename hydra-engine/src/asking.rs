@@ -18,6 +18,9 @@ impl Run {
     /// stops; each of these is an event, after which every device without a next shard task asks again.
     pub(crate) fn asking(&self, device: usize) -> Asking {
         let asking = Asking::new(device, self.devices.len(), self.decisions);
+        if !self.policy.waits() {
+            return asking;
+        }
         let asking = Asking { soon: self.soon(device), ..asking };
         let last = self.devices[device].last.map(|task| &self.models[task.0]);
         let Some(model) = last.filter(|model| model.awaits_masters()) else { return asking };

@@ -119,6 +119,10 @@ impl Policy for ShardedLrtfPatient {
         Priority::longest(model)
     }
 
+    fn waits(&self) -> bool {
+        true
+    }
+
     fn pick(&mut self, asking: &Asking, from: &dyn Claimable) -> Option<ModelIndex> {
         let longest = from.first()?;
         if asking.soon.is_some_and(|soon| soon.remaining_s > longest.remaining_s) {

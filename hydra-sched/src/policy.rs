@@ -47,6 +47,12 @@ pub trait Policy: Send {
         from.first().map(|model| model.model)
     }
 
+    /// Whether [`Policy::pick`] looks at what [`Asking`] says of models to wait for. Unless a policy says
+    /// so, whoever asks it need not work that out; a policy around another one passes the other's answer on.
+    fn waits(&self) -> bool {
+        false
+    }
+
     /// The model whose next shard task the device takes, one of `view.claimable`; `None` as
     /// [`Policy::pick`] says.
     fn choose(&mut self, view: &View<'_>) -> Option<ModelIndex> {

@@ -335,7 +335,9 @@ impl<'a> Run<'a> {
     fn release(&mut self, model: usize) {
         let state = &self.models[model];
         let Some(next) = state.claimable(self.now_s) else { return self.wait(model) };
-        self.waiting.remove(ModelIndex(model));
+        if self.policy.waits() {
+            self.waiting.remove(ModelIndex(model));
+        }
         match state.runs_on {
             Some(device) => {
                 self.touched.insert(self.devices[device].rank);
@@ -346,6 +348,9 @@ impl<'a> Run<'a> {
 
     /// Notes a model that becomes claimable at a time that is known.
     fn wait(&mut self, model: usize) {
+        if !self.policy.waits() {
+            return;
+        }
         let state = &self.models[model];
         if let (Some(next), Some(_)) = (state.next, state.ready_s()) {
             self.waiting.insert(&*self.policy, view(model, state, &next, false));
@@ -436,6 +441,9 @@ impl<'a> Run<'a> {
 
     /// Brings the sum of what is left up to date with one model.
     fn count_left(&mut self, model: usize) {
+        if !self.policy.waits() {
+            return;
+        }
         let left_s = self.models[model].left_s();
         self.all_left_s += left_s - self.left_s[model];
         self.left_s[model] = left_s;
@@ -454,16 +462,24 @@ impl<'a> Run<'a> {
                 self.resident.push(ModelIndex(model));
             }
         }
+        let asking = self.asking(device);
+        self.result.decisions += 1;
+        self.queue.choose(&mut *self.policy, &asking, &self.resident)
+    }
+
+    fn asking(&self, device: usize) -> Asking {
+        let asking = Asking::new(device, self.devices.len(), self.result.decisions);
+        if !self.policy.waits() {
+            return asking;
+        }
         let awaited = self.awaited(device);
-        let asking = Asking {
+        Asking {
             awaited,
             awaited_s: awaited.map_or(0.0, |model| self.alone_s(device, &model)),
             soon: self.soon(device),
             even_s: self.all_left_s / self.speeds,
-            ..Asking::new(device, self.devices.len(), self.result.decisions)
-        };
-        self.result.decisions += 1;
-        self.queue.choose(&mut *self.policy, &asking, &self.resident)
+            ..asking
+        }
     }
 
     /// Commits the device to the model's next shard task and brings its parameters there.
