@@ -1,6 +1,8 @@
 //! A model as a sequence of layers, ended by a loss, and the images its parameters live in.
 
-use crate::{CoreError, Forward, HostTensor, Init, Layer, SeededInit, WeightSource};
+use crate::{
+    CoreError, DeviceBytes, DeviceTensor, Forward, HostTensor, Init, Layer, SeededInit, WeightSource,
+};
 use burn::module::ParamId;
 use burn::tensor::DType;
 use std::collections::HashMap;
@@ -361,11 +363,11 @@ impl Chain {
     }
 
     /// The parameters of the layer at `layer`, as views of images that `image` gives.
-    pub fn layer_params(&self, layer: usize, image: &dyn Fn(usize) -> bytes::Bytes) -> Vec<HostTensor> {
+    pub fn layer_params(&self, layer: usize, image: &dyn Fn(usize) -> DeviceBytes) -> Vec<DeviceTensor> {
         let view = |p: &ParamRef| {
             let param = &self.images[p.image].params[p.slot];
             let bytes = param.offset * size_of::<f32>()..(param.offset + param.len) * size_of::<f32>();
-            HostTensor::view(image(p.image).slice(bytes), param.shape.clone(), DType::F32)
+            DeviceTensor::view(image(p.image).slice(bytes), param.shape.clone(), DType::F32)
         };
         self.layers[layer].params.iter().map(view).collect()
     }

@@ -5,7 +5,7 @@
 //! its autodiff device decomposes, and the two differ in the last bits.
 
 use crate::layer::scale;
-use crate::{Activation, AnyTensor, Chain, Layer, Pass, vector_jacobian};
+use crate::{Activation, AnyTensor, Chain, DeviceBytes, Layer, Pass, vector_jacobian};
 use burn::tensor::{Device, Gradients, Tensor};
 use std::ops::Range;
 
@@ -41,7 +41,7 @@ pub struct ShardBackward {
 pub fn promote_layers(
     chain: &Chain,
     range: Range<usize>,
-    image: &dyn Fn(usize) -> bytes::Bytes,
+    image: &dyn Fn(usize) -> DeviceBytes,
     device: &Device,
     track: bool,
 ) -> Vec<Box<dyn Layer>> {

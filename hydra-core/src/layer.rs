@@ -5,7 +5,7 @@
 //! a [`Layer`] by the blanket implementation, object-safe and without type parameters: chains are
 //! `Box<dyn Layer>` and neither the partitioner nor the scheduler knows a model's type.
 
-use crate::{Activation, AnyTensor, HostTensor, Key, Pass, activation::by_rank, level::level};
+use crate::{Activation, AnyTensor, DeviceTensor, HostTensor, Key, Pass, activation::by_rank, level::level};
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Device, DispatchTensor, Gradients, Shape, Tensor};
 
@@ -106,7 +106,7 @@ pub trait Layer: Send + Sync {
 
     /// A resident copy on `device` with these parameters, in the order of [`params`](Self::params).
     /// With `track`, the parameters gather gradients; `device` must then be an autodiff device.
-    fn promote(&self, params: &[HostTensor], device: &Device, track: bool) -> Box<dyn Layer>;
+    fn promote(&self, params: &[DeviceTensor], device: &Device, track: bool) -> Box<dyn Layer>;
 
     /// The output for `x`.
     fn forward(&self, x: Activation, pass: &Pass) -> Activation;
@@ -141,7 +141,7 @@ impl<M: Forward + Sync + 'static> Layer for M {
         Box::new(self.clone().map(&mut Hollow))
     }
 
-    fn promote(&self, params: &[HostTensor], device: &Device, track: bool) -> Box<dyn Layer> {
+    fn promote(&self, params: &[DeviceTensor], device: &Device, track: bool) -> Box<dyn Layer> {
         let mut promote = Promote { params: params.iter(), device, track };
         Box::new(self.clone().map(&mut promote))
     }
@@ -200,17 +200,17 @@ impl ModuleMapper for Hollow {
 }
 
 struct Promote<'a> {
-    params: std::slice::Iter<'a, HostTensor>,
+    params: std::slice::Iter<'a, DeviceTensor>,
     device: &'a Device,
     track: bool,
 }
 
 impl ModuleMapper for Promote<'_> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let Some(host) = self.params.next() else {
+        let Some(resident) = self.params.next() else {
             panic!("fewer parameters were given than the layer has");
         };
-        let tensor: Tensor<D> = host.to_device(self.device).into_float();
+        let tensor: Tensor<D> = resident.to_device(self.device).into_float();
         let tensor = if self.track { tensor.require_grad() } else { tensor };
         Param::initialized(param.id, tensor)
     }

@@ -27,12 +27,15 @@
 mod activation;
 mod chain;
 mod compute;
+#[cfg(feature = "cube")]
+pub mod cube;
 mod dataset;
 mod error;
 mod ids;
 mod key;
 mod layer;
 mod level;
+mod memory;
 mod pass;
 mod probe;
 pub mod profile;
@@ -51,6 +54,7 @@ pub use error::CoreError;
 pub use ids::{DeviceId, TaskId};
 pub use key::Key;
 pub use layer::{Forward, Init, Layer, ParamInfo};
+pub use memory::{DeviceBytes, DeviceError, DeviceTensor, finish};
 pub use pass::{DropoutMask, Mode, Pass};
 pub use probe::{MemoryProbe, NoProbe};
 pub use spec::{Decay, Length, OptimizerSpec, Schedule, ScheduleKind, TrainSpec};

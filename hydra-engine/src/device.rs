@@ -1,7 +1,7 @@
 //! A logical device: some CPU threads with a memory budget of their own.
 
 use crate::error::EngineError;
-use hydra_core::{Bandwidth, ByteSize, DeviceId, MemoryProbe};
+use hydra_core::{Bandwidth, ByteSize, DeviceBytes, DeviceId, MemoryProbe};
 use hydra_partition::{PartitionError, PilotDevice};
 use hydra_spill::{
     Budget, DeviceLink, HostCopyLink, SharedLink, SimulatedLink, SpillManager, TierStore, alloc,
@@ -125,9 +125,9 @@ impl PilotDevice for LogicalDevice {
         Ok(())
     }
 
-    fn bring_in(&self, bytes: &bytes::Bytes) -> bytes::Bytes {
+    fn bring_in(&self, bytes: &bytes::Bytes) -> DeviceBytes {
         // Not through the device's link: a simulated one would make the pilot pass wait for nothing.
-        HostCopyLink::new(self.measured_as()).copy_in(bytes).unwrap_or_else(|_| bytes.clone())
+        HostCopyLink::new(self.measured_as()).copy_in(bytes).unwrap_or_else(|_| bytes.clone().into())
     }
 }
 

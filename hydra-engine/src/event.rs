@@ -2,7 +2,7 @@
 
 use crate::clock::Time;
 use crate::error::EngineError;
-use hydra_core::{DeviceId, HostActivation, HostTensor, TaskId};
+use hydra_core::{DeviceId, DeviceTensor, HostTensor, TaskId};
 use hydra_spill::Reservation;
 use std::sync::Arc;
 
@@ -10,48 +10,77 @@ use std::sync::Arc;
 pub(crate) type Ticket = u64;
 
 /// The gradient of each tensor of an activation.
-pub(crate) type HostGradient = Vec<Option<HostTensor>>;
+pub(crate) type Gradient<T> = Vec<Option<T>>;
 
-/// What a shard task hands to the next one of its sweep.
+/// A tensor on one side of a link.
+pub(crate) trait LenBytes {
+    /// The number of bytes.
+    fn len_bytes(&self) -> u64;
+}
+
+impl LenBytes for HostTensor {
+    fn len_bytes(&self) -> u64 {
+        Self::len_bytes(self)
+    }
+}
+
+impl LenBytes for DeviceTensor {
+    fn len_bytes(&self) -> u64 {
+        Self::len_bytes(self)
+    }
+}
+
+/// The bytes of these tensors.
+pub(crate) fn len_bytes<'a, T: LenBytes + 'a>(tensors: impl IntoIterator<Item = &'a T>) -> u64 {
+    tensors.into_iter().map(LenBytes::len_bytes).sum()
+}
+
+/// What a shard task hands to the next one of its sweep, on the device or on the host.
 #[derive(Clone, Debug)]
-pub(crate) enum Output {
+pub(crate) enum Output<T> {
     /// Nothing: the sweep ends here.
     None,
     /// The boundary activation.
-    Activation(HostActivation),
+    Activation(Vec<T>),
     /// The gradient of the shard's input.
-    Gradient(HostGradient),
+    Gradient(Gradient<T>),
 }
 
-impl Output {
+impl<T: LenBytes> Output<T> {
     /// The number of bytes.
     pub(crate) fn bytes(&self) -> u64 {
         match self {
             Self::None => 0,
-            Self::Activation(boundary) => boundary.len_bytes(),
-            Self::Gradient(gradient) => gradient_bytes(gradient),
+            Self::Activation(boundary) => len_bytes(boundary),
+            Self::Gradient(gradient) => len_bytes(gradient.iter().flatten()),
         }
     }
 }
 
-/// The bytes of those tensors of a gradient that are there.
-pub(crate) fn gradient_bytes(gradient: &[Option<HostTensor>]) -> u64 {
-    gradient.iter().flatten().map(HostTensor::len_bytes).sum()
-}
-
 /// What a compute worker made; all bytes are still device memory.
 pub(crate) struct Computed {
-    pub output: Output,
+    pub output: Output<DeviceTensor>,
     /// For each layer with trained parameters: its index in the chain and its gradients.
-    pub gradients: Vec<(usize, HostGradient)>,
+    pub gradients: Vec<(usize, Gradient<DeviceTensor>)>,
     /// The mean loss of the microbatch, at the last shard.
     pub loss: Option<f32>,
 }
 
 impl Computed {
+    /// All tensors.
+    pub(crate) fn made(&self) -> Vec<&DeviceTensor> {
+        let output: Vec<&DeviceTensor> = match &self.output {
+            Output::None => Vec::new(),
+            Output::Activation(parts) => parts.iter().collect(),
+            Output::Gradient(parts) => parts.iter().flatten().collect(),
+        };
+        let gradients = self.gradients.iter().flat_map(|(_, of)| of.iter().flatten());
+        output.into_iter().chain(gradients).collect()
+    }
+
     /// Bytes of outputs and gradients.
     pub(crate) fn bytes(&self) -> u64 {
-        self.output.bytes() + self.gradients.iter().map(|(_, of)| gradient_bytes(of)).sum::<u64>()
+        len_bytes(self.made())
     }
 }
 
@@ -84,7 +113,7 @@ pub(crate) enum Event {
         ticket: Ticket,
         of: (usize, usize),
         time: Time,
-        result: Result<Output, EngineError>,
+        result: Result<Output<HostTensor>, EngineError>,
     },
     /// The gradients of a shard task are on the host (with the optimizer); device memory was released.
     GradientsDown {

@@ -2,10 +2,10 @@
 
 use crate::device::{LogicalDevice, panic_message};
 use crate::error::EngineError;
-use crate::event::{Computed, HostGradient, Output};
+use crate::event::{Computed, Gradient, Output};
 use hydra_core::{
-    Activation, AnyTensor, BackwardFrom, Chain, HostActivation, HostTensor, Key, Layer, Pass, ShardBackward,
-    backward_range, forget_graphs, forward_range, promote_layers,
+    Activation, AnyTensor, BackwardFrom, Chain, DeviceTensor, Key, Layer, Pass, ShardBackward,
+    backward_range, finish, forget_graphs, forward_range, promote_layers,
 };
 use hydra_sched::ShardTaskKind;
 use hydra_spill::{Resident, alloc};
@@ -29,33 +29,44 @@ pub(crate) struct ShardWork {
     pub step: usize,
 }
 
-/// The bytes of a shard task, all in device memory.
+/// What a shard task reads, all in device memory. It is kept until the device has finished the shard task.
 pub(crate) struct ShardInputs {
     pub resident: Resident,
-    pub activation: HostActivation,
-    pub targets: HostActivation,
+    pub activation: Vec<DeviceTensor>,
+    pub targets: Vec<DeviceTensor>,
     /// The gradient of the output, for a backward that does not start at the loss.
-    pub upstream: HostGradient,
+    pub upstream: Gradient<DeviceTensor>,
 }
 
-/// Runs a shard task, on a thread of the device's pool; a panic in a layer becomes an error.
+/// Runs a shard task, on a thread of the device's pool, until the device has finished it; a panic in a layer
+/// becomes an error.
 pub(crate) fn run(
     device: &LogicalDevice,
     chain: &Chain,
     work: &ShardWork,
     inputs: ShardInputs,
 ) -> Result<Computed, EngineError> {
-    let run = || match work.kind {
-        ShardTaskKind::Forward | ShardTaskKind::Evaluate => forward(device, chain, work, inputs),
-        ShardTaskKind::Backward => backward(device, chain, work, inputs),
+    let run = || {
+        let computed = match work.kind {
+            ShardTaskKind::Forward | ShardTaskKind::Evaluate => forward(device, chain, work, &inputs),
+            ShardTaskKind::Backward => backward(device, chain, work, &inputs),
+        };
+        finish(&device.burn, &computed.made()).map(|()| computed)
     };
     let tag = Some(device.measured_as());
     let result = catch_unwind(AssertUnwindSafe(|| alloc::with_tag(tag, run)));
     if result.is_err() {
-        // What the forward saved has no backward to free it.
-        alloc::with_tag(tag, || forget_graphs(&device.burn));
+        alloc::with_tag(tag, || {
+            // What the forward saved has no backward to free it.
+            forget_graphs(&device.burn);
+            // What was promoted is let go of below; nothing of the device may read it any more. If the device
+            // cannot even wait, the panic's message says more.
+            let _ = finish(&device.burn, &[]);
+        });
     }
-    result.map_err(|panic| EngineError::Layer {
+    let result = result.map_err(|panic| panic_message(panic.as_ref()));
+    let done = result.and_then(|done| done.map_err(|error| error.to_string()));
+    done.map_err(|message| EngineError::Layer {
         first: work.layers.start,
         end: work.layers.end,
         work: match work.kind {
@@ -64,7 +75,7 @@ pub(crate) fn run(
             ShardTaskKind::Evaluate => "the evaluation",
         },
         step: work.step,
-        message: panic_message(panic.as_ref()),
+        message,
     })
 }
 
@@ -78,31 +89,36 @@ fn layers(
     promote_layers(chain, work.layers.clone(), &|image| resident.image(image), &device.burn, track)
 }
 
-fn pass(device: &LogicalDevice, work: &ShardWork, targets: &HostActivation) -> Pass {
-    let targets = targets.to_device(&device.burn.clone().autodiff());
+fn pass(device: &LogicalDevice, work: &ShardWork, targets: &[DeviceTensor]) -> Pass {
+    let targets = Activation::from_resident(targets, &device.burn.clone().autodiff());
     match work.kind {
         ShardTaskKind::Evaluate => Pass::evaluate(targets),
         ShardTaskKind::Forward | ShardTaskKind::Backward => Pass::train(work.key, targets),
     }
 }
 
-fn forward(device: &LogicalDevice, chain: &Chain, work: &ShardWork, inputs: ShardInputs) -> Computed {
+fn forward(device: &LogicalDevice, chain: &Chain, work: &ShardWork, inputs: &ShardInputs) -> Computed {
     let layers = layers(device, chain, work, &inputs.resident);
     let pass = pass(device, work, &inputs.targets);
-    let x = inputs.activation.to_device(&device.burn.clone().autodiff());
+    let x = Activation::from_resident(&inputs.activation, &device.burn.clone().autodiff());
     let y = forward_range(&layers, work.layers.start, x, &pass);
     if work.last {
         return Computed { output: Output::None, gradients: Vec::new(), loss: Some(loss(y)) };
     }
-    let parts = y.into_host().parts.into_iter().map(|part| apart(part, &inputs.resident)).collect();
-    Computed { output: Output::Activation(HostActivation { parts }), gradients: Vec::new(), loss: None }
+    let parts = y.into_parts().into_iter().map(|part| inputs.apart(part)).collect();
+    Computed { output: Output::Activation(parts), gradients: Vec::new(), loss: None }
 }
 
-/// What outlives a shard task is no view of its parameters: one that a layer passed on is copied.
-fn apart(tensor: HostTensor, resident: &Resident) -> HostTensor {
-    match tensor.is_float() && resident.holds(&tensor.bytes) {
-        true => HostTensor::float(tensor.as_f32().to_vec(), tensor.shape),
-        false => tensor,
+impl ShardInputs {
+    /// What outlives a shard task is no view of what was promoted for it: a tensor that a layer passed on is
+    /// copied, but for inputs on the host, which stay for whoever views them.
+    fn apart(&self, tensor: AnyTensor) -> DeviceTensor {
+        let tensor = tensor.into_resident();
+        let inputs = self.activation.iter().chain(&self.targets).chain(self.upstream.iter().flatten());
+        let mut inputs = inputs.filter(|input| input.bytes.as_host().is_none());
+        let promoted =
+            self.resident.holds(&tensor.bytes) || inputs.any(|input| input.bytes.overlaps(&tensor.bytes));
+        if promoted { tensor.apart() } else { tensor }
     }
 }
 
@@ -113,31 +129,26 @@ fn loss(y: Activation) -> f32 {
     elements[0]
 }
 
-fn backward(device: &LogicalDevice, chain: &Chain, work: &ShardWork, inputs: ShardInputs) -> Computed {
+fn backward(device: &LogicalDevice, chain: &Chain, work: &ShardWork, inputs: &ShardInputs) -> Computed {
     let layers = layers(device, chain, work, &inputs.resident);
     let pass = pass(device, work, &inputs.targets);
-    let autodiff = device.burn.clone().autodiff();
-    let x = inputs.activation.to_device(&autodiff);
+    let x = Activation::from_resident(&inputs.activation, &device.burn.clone().autodiff());
     let from = match work.last {
         true => BackwardFrom::Loss { weight: work.weight },
         false => BackwardFrom::Gradient(
             inputs.upstream.iter().map(|g| g.as_ref().map(|g| g.to_device(&device.burn))).collect(),
         ),
     };
-    // The resident copy stays until the end: its reservation covers the parameters that the layers view.
-    let ShardInputs { resident, .. } = inputs;
     let done = backward_range(layers, work.layers.start, x, from, &pass, work.input_gradients);
+    let apart = |gradients: Vec<Option<AnyTensor>>| -> Gradient<DeviceTensor> {
+        gradients.into_iter().map(|g| g.map(|g| inputs.apart(g))).collect()
+    };
     let ShardBackward { loss, inputs, layers } = done;
-    let host = |g: Option<AnyTensor>| g.map(|g| apart(g.into_host(), &resident));
     let output = match work.input_gradients {
-        true => Output::Gradient(inputs.into_iter().map(host).collect()),
+        true => Output::Gradient(apart(inputs)),
         false => Output::None,
     };
     let trained = |index: &usize| !chain.layers()[*index].frozen && !chain.layers()[*index].params.is_empty();
     let gradients = work.layers.clone().zip(layers).filter(|(index, _)| trained(index));
-    let gradients =
-        gradients.map(|(i, grads)| (i, grads.into_iter().map(host).collect::<Vec<Option<HostTensor>>>()));
-    let gradients = gradients.collect();
-    drop(resident);
-    Computed { output, gradients, loss }
+    Computed { output, gradients: gradients.map(|(i, of)| (i, apart(of))).collect(), loss }
 }

@@ -4,13 +4,13 @@ use crate::asking::Waits;
 use crate::clock::Time;
 use crate::cursor::{Cursor, Program, ShardTask, Stage};
 use crate::error::{EngineError, guarded};
-use crate::event::{HostGradient, Output, Ticket};
+use crate::event::{Gradient, LenBytes, Output, Ticket, len_bytes};
 use crate::executor::ShardWork;
 use crate::host::MicroStep;
 use crate::observer::EvaluationKind;
 use crate::report::{Evaluation, TaskState};
 use crate::task::TrainTask;
-use hydra_core::{Batch, Chain, Dataset, DeviceId, HostActivation, Pass, Sampler, TaskId};
+use hydra_core::{Batch, Chain, Dataset, DeviceId, HostTensor, Pass, Sampler, TaskId};
 use hydra_partition::PartitionPlan;
 use hydra_sched::{CostModel, ShardTaskKind};
 use hydra_spill::Reservation;
@@ -39,17 +39,40 @@ struct Slot<T> {
 }
 
 /// The inputs of a shard task that are on the host already.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct HostInputs {
-    pub activation: Option<HostActivation>,
-    pub targets: HostActivation,
-    pub upstream: Option<HostGradient>,
+#[derive(Clone, Debug)]
+pub(crate) struct Inputs<T> {
+    pub activation: Option<Vec<T>>,
+    pub targets: Vec<T>,
+    pub upstream: Option<Gradient<T>>,
 }
 
-impl HostInputs {
+impl<T> Default for Inputs<T> {
+    fn default() -> Self {
+        Self { activation: None, targets: Vec::new(), upstream: None }
+    }
+}
+
+impl<T: LenBytes> Inputs<T> {
     pub(crate) fn bytes(&self) -> u64 {
-        let upstream = self.upstream.iter().flatten().flatten().map(|t| t.len_bytes()).sum::<u64>();
-        self.activation.as_ref().map_or(0, HostActivation::len_bytes) + self.targets.len_bytes() + upstream
+        len_bytes(self.tensors())
+    }
+}
+
+impl<T> Inputs<T> {
+    /// All tensors, in the order of the fields.
+    pub(crate) fn tensors(&self) -> impl Iterator<Item = &T> {
+        let upstream = self.upstream.iter().flatten().flatten();
+        self.activation.iter().flatten().chain(&self.targets).chain(upstream)
+    }
+
+    /// These inputs with each tensor replaced by the next of `others`.
+    pub(crate) fn replaced<U>(&self, others: impl IntoIterator<Item = U>) -> Inputs<U> {
+        let mut others = others.into_iter();
+        let activation = self.activation.as_ref().map(|a| others.by_ref().take(a.len()).collect());
+        let targets = others.by_ref().take(self.targets.len()).collect();
+        let one = |t: &Option<T>| t.as_ref().and_then(|_| others.next());
+        let upstream = self.upstream.as_ref().map(|of| of.iter().map(one).collect());
+        Inputs { activation, targets, upstream }
     }
 }
 
@@ -101,8 +124,8 @@ pub(crate) struct Model {
     versions: Vec<usize>,
     sampler: Sampler,
     batches: Vec<Batch>,
-    boundaries: Vec<Option<Slot<HostActivation>>>,
-    gradient: Option<(usize, Slot<HostGradient>)>,
+    boundaries: Vec<Option<Slot<Vec<HostTensor>>>>,
+    gradient: Option<(usize, Slot<Gradient<HostTensor>>)>,
     loss: f64,
     evaluation: (f64, u64),
     /// When the last minibatch ended, while the next shard task waits for its optimizer.
@@ -207,11 +230,11 @@ impl Model {
         next.kind == ShardTaskKind::Backward && next.shard + 1 < self.shards.len()
     }
 
-    fn boundary(&self, shard: usize) -> Option<&HostActivation> {
+    fn boundary(&self, shard: usize) -> Option<&Vec<HostTensor>> {
         self.boundaries[shard].as_ref().and_then(|slot| slot.value.as_ref())
     }
 
-    fn upstream(&self, shard: usize) -> Option<&HostGradient> {
+    fn upstream(&self, shard: usize) -> Option<&Gradient<HostTensor>> {
         let (of, slot) = self.gradient.as_ref()?;
         (*of == shard).then_some(())?;
         slot.value.as_ref()
@@ -228,20 +251,20 @@ impl Model {
         ticket: Ticket,
         device: DeviceId,
         next: ShardTask,
-    ) -> Result<(Claim, HostInputs), EngineError> {
+    ) -> Result<(Claim, Inputs<HostTensor>), EngineError> {
         if self.starts_sweep(&next) {
             guarded("reading a batch", || self.start_sweep(&next))?;
         }
         let follows = self.running_task.filter(|_| self.running.is_some());
         let last = next.shard + 1 == self.shards.len();
         let (batch, total) = self.batch(&next);
-        let mut inputs = HostInputs {
+        let mut inputs = Inputs {
             activation: if next.shard == 0 {
-                Some(batch.inputs.clone())
+                Some(batch.inputs.parts.clone())
             } else {
                 self.boundary(next.shard).cloned()
             },
-            targets: if last { batch.targets.clone() } else { HostActivation::default() },
+            targets: if last { batch.targets.parts.clone() } else { Vec::new() },
             upstream: None,
         };
         let terms = batch.terms;
@@ -335,7 +358,7 @@ impl Model {
     }
 
     /// The output of the shard task `maker` is on the host. One of an earlier sweep is dropped.
-    pub(crate) fn output_arrived(&mut self, maker: Ticket, output: Output) {
+    pub(crate) fn output_arrived(&mut self, maker: Ticket, output: Output<HostTensor>) {
         match output {
             Output::None => {}
             Output::Activation(value) => {

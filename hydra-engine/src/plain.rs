@@ -9,7 +9,9 @@ use crate::gradient::sum_of_squares;
 use crate::optimizer::{Update, clip_factor, global_norm};
 use crate::weights::{WeightHash, initial_image};
 use burn::tensor::Device;
-use hydra_core::{Activation, AnyTensor, Chain, Dataset, Decay, Layer, Pass, Sampler, TrainSpec};
+use hydra_core::{
+    Activation, AnyTensor, Chain, Dataset, Decay, DeviceBytes, Layer, Pass, Sampler, TrainSpec,
+};
 
 /// What the plain loop gives.
 #[derive(Clone, Debug)]
@@ -86,7 +88,9 @@ impl<'a> Model<'a> {
     }
 
     fn layers(&self, device: &Device) -> Vec<Box<dyn Layer>> {
-        let image = |i: usize| bytes::Bytes::copy_from_slice(bytemuck::cast_slice(&self.images[i]));
+        let image = |i: usize| {
+            DeviceBytes::from(bytes::Bytes::copy_from_slice(bytemuck::cast_slice(&self.images[i])))
+        };
         let layer = |(index, layer): (usize, &hydra_core::ChainLayer)| {
             layer.layer().promote(&self.chain.layer_params(index, &image), device, !layer.frozen)
         };

@@ -5,7 +5,7 @@ use crate::cursor::{ShardTask, Stage};
 use crate::error::{EngineError, guarded, with_causes};
 use crate::event::{Event, Made, Output, Ticket, Written};
 use crate::host::HostJob;
-use crate::model::{Claim, HostInputs, Model, Progress};
+use crate::model::{Claim, Inputs, Model, Progress};
 use crate::observer::{Observer, RunEvent, Span, Track, Work};
 use crate::orchestrator::Setup;
 use crate::record::{Recorder, replay_s};
@@ -328,9 +328,9 @@ impl Run {
         let (inputs, late) = match budget.try_reserve(inputs.bytes(), &model.task.name) {
             Some(more) => {
                 reservation.merge(more);
-                (inputs, HostInputs::default())
+                (inputs, Inputs::default())
             }
-            None => (HostInputs::default(), inputs),
+            None => (Inputs::default(), inputs),
         };
         let fill = threads.buffer.begin_fill(ticket).map_err(hydra_spill::SpillError::from)?;
         let abandoned = Arc::new(AtomicBool::new(false));

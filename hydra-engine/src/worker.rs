@@ -6,13 +6,13 @@
 use crate::clock::{Clock, Time};
 use crate::device::LogicalDevice;
 use crate::error::EngineError;
-use crate::event::{Event, HostGradient, Made, Output, Ticket};
+use crate::event::{Event, Gradient, Made, Output, Ticket};
 use crate::executor::{self, ShardInputs, ShardWork};
 use crate::host::{Contribution, HostJob, MicroStep};
-use crate::model::HostInputs;
+use crate::model::Inputs;
 use crossbeam_channel::{Receiver, Sender};
 use hydra_core::profile::{self, Part};
-use hydra_core::{Chain, HostActivation, HostTensor, TaskId};
+use hydra_core::{Chain, DeviceTensor, HostTensor, TaskId};
 use hydra_spill::{DoubleBuffer, FillGuard, LinkError, Reservation, Resident, SpillError, alloc};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,21 +21,20 @@ use std::time::Duration;
 /// What waits in the double buffer for its shard task.
 pub(crate) struct Promoted {
     pub resident: Resident,
-    /// In device memory.
-    pub inputs: HostInputs,
+    pub inputs: Inputs<DeviceTensor>,
 }
 
 /// The output of the last shard task, still on the device, with the reservation that it shares with the
 /// copy on its way down.
 struct HandedOn {
-    output: Output,
+    output: Output<DeviceTensor>,
     charge: Arc<Reservation>,
 }
 
 /// A shard task that can start.
 struct Ready {
     resident: Resident,
-    inputs: HostInputs,
+    inputs: Inputs<DeviceTensor>,
     reservation: Reservation,
     /// Covers the input that was handed on.
     _handed: Option<Arc<Reservation>>,
@@ -52,7 +51,7 @@ pub(crate) struct PromoteJob {
     pub task: TaskId,
     pub fill: FillGuard,
     pub images: Vec<usize>,
-    pub inputs: HostInputs,
+    pub inputs: Inputs<HostTensor>,
     pub reservation: Reservation,
 }
 
@@ -64,7 +63,7 @@ pub(crate) struct ComputeJob {
     /// Whether it takes the output of the shard task before it on this device.
     pub follows: bool,
     /// Host inputs for which the device had no room during the promotion.
-    pub late: HostInputs,
+    pub late: Inputs<HostTensor>,
     /// Device bytes beyond those that the promotion reserved.
     pub rest: u64,
     /// Set when the task fails: the promotion then only leaves the double buffer.
@@ -134,20 +133,16 @@ impl Worker {
 
     fn promote_one(&self, job: PromoteJob) -> (FillGuard, Result<Promoted, SpillError>) {
         let PromoteJob { task, fill, images, inputs, reservation, .. } = job;
-        let promoted = self.bring_in(inputs).and_then(|inputs| {
-            let resident = self.device.manager.promote(task, &images, reservation)?;
-            Ok(Promoted { resident, inputs })
-        });
+        let tensors: Vec<HostTensor> = inputs.tensors().cloned().collect();
+        let promoted = self.device.manager.promote_with(task, &images, &tensors, reservation);
+        let promoted =
+            promoted.map(|(resident, there)| Promoted { resident, inputs: inputs.replaced(there) });
         (fill, promoted)
     }
 
-    fn bring_in(&self, inputs: HostInputs) -> Result<HostInputs, SpillError> {
-        let manager = &self.device.manager;
-        Ok(HostInputs {
-            activation: inputs.activation.map(|a| manager.bring_in(&a)).transpose()?,
-            targets: manager.bring_in(&inputs.targets)?,
-            upstream: inputs.upstream.map(|g| move_gradient(g, |a| manager.bring_in(a))).transpose()?,
-        })
+    fn bring_in(&self, inputs: &Inputs<HostTensor>) -> Result<Inputs<DeviceTensor>, SpillError> {
+        let tensors: Vec<HostTensor> = inputs.tensors().cloned().collect();
+        Ok(inputs.replaced(self.device.manager.bring_in(&tensors)?))
     }
 
     /// The compute worker. It runs on a thread of the device's pool, so that a shard task starts without a
@@ -196,7 +191,7 @@ impl Worker {
         };
         let Promoted { resident, mut inputs } = promoted;
         if job.late.bytes() > 0 {
-            inputs = profile::time(Part::Transfer, || self.bring_in(job.late.clone()))?;
+            inputs = profile::time(Part::Transfer, || self.bring_in(&job.late))?;
         }
         let Some(HandedOn { output, charge }) = last else {
             if job.follows {
@@ -274,13 +269,16 @@ impl Worker {
         }
     }
 
-    fn output_down(&self, output: Output) -> Result<Output, SpillError> {
-        let manager = &self.device.manager;
+    fn output_down(&self, output: Output<DeviceTensor>) -> Result<Output<HostTensor>, SpillError> {
+        let down = |tensor| self.device.manager.take_out(tensor);
         Ok(match output {
             Output::None => Output::None,
-            Output::Activation(boundary) => Output::Activation(manager.take_out(boundary)?),
+            Output::Activation(boundary) => {
+                Output::Activation(boundary.into_iter().map(down).collect::<Result<_, _>>()?)
+            }
             Output::Gradient(gradient) => {
-                Output::Gradient(move_gradient(gradient, |a| manager.take_out(a.clone()))?)
+                let one = |tensor: Option<DeviceTensor>| tensor.map(down).transpose();
+                Output::Gradient(gradient.into_iter().map(one).collect::<Result<_, _>>()?)
             }
         })
     }
@@ -289,7 +287,7 @@ impl Worker {
     fn gradients_down(
         &self,
         chain: &Chain,
-        layers: Vec<(usize, HostGradient)>,
+        layers: Vec<(usize, Gradient<DeviceTensor>)>,
     ) -> Result<Vec<Contribution>, SpillError> {
         let mut contributions: Vec<Contribution> = Vec::new();
         for (layer, gradients) in layers {
@@ -304,14 +302,14 @@ impl Worker {
                 }
                 let Some(gradient) = gradient else { continue };
                 self.check_length(params[at.slot].len, &gradient)?;
-                contributions[index].gradients[at.slot] = Some(self.device.manager.take_out_part(gradient)?);
+                contributions[index].gradients[at.slot] = Some(self.device.manager.take_out(gradient)?);
             }
         }
         Ok(contributions)
     }
 
     /// A gradient has as many elements as its parameter.
-    fn check_length(&self, elements: usize, gradient: &HostTensor) -> Result<(), SpillError> {
+    fn check_length(&self, elements: usize, gradient: &DeviceTensor) -> Result<(), SpillError> {
         let (expected, found) = ((elements * size_of::<f32>()) as u64, gradient.len_bytes());
         if expected == found {
             return Ok(());
@@ -319,16 +317,4 @@ impl Worker {
         let link = self.device.manager.link().name().to_owned();
         Err(LinkError::Length { link, expected, found }.into())
     }
-}
-
-/// Moves those tensors of a gradient that are there.
-fn move_gradient(
-    gradient: HostGradient,
-    mut moved: impl FnMut(&HostActivation) -> Result<HostActivation, SpillError>,
-) -> Result<HostGradient, SpillError> {
-    let one = |tensor: Option<HostTensor>| match tensor {
-        None => Ok(None),
-        Some(tensor) => Ok(moved(&HostActivation::of(tensor))?.parts.pop()),
-    };
-    gradient.into_iter().map(one).collect()
 }

@@ -16,7 +16,7 @@ fn forwards_without_a_graph_leave_nothing_behind() {
     let image = |i: usize| {
         let mut values = vec![0.0f32; chain.images()[i].elements];
         chain.source().fill(&chain, i, 0, &mut values).unwrap();
-        bytes::Bytes::copy_from_slice(bytemuck::cast_slice(&values))
+        bytes::Bytes::copy_from_slice(bytemuck::cast_slice(&values)).into()
     };
     let ids = HostActivation::of(HostTensor::int((0..24).map(|i| i % 40).collect(), [2, 12]));
     let autodiff = device.clone().autodiff();

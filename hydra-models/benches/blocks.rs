@@ -25,7 +25,7 @@ fn layers(c: &mut Criterion) {
     for (name, layer) in [("block", 1), ("head with its loss", chain.len() - 1)] {
         let images: Vec<bytes::Bytes> = (0..chain.images().len()).map(image).collect();
         let promote =
-            |track| promote_layers(&chain, layer..layer + 1, &|i| images[i].clone(), &device, track);
+            |track| promote_layers(&chain, layer..layer + 1, &|i| images[i].clone().into(), &device, track);
         let pass = || Pass::train(Pass::key_of(0, 0, 0), ids.to_device(&autodiff));
         group.bench_function(format!("{name}, forward"), |b| {
             b.iter(|| forward_range(&promote(false), layer, x.to_device(&autodiff), &pass()));

@@ -66,7 +66,7 @@ pub(crate) mod testing {
     /// Loss and gradients with the chain cut before the layers `cuts`; the ends of the chain are cuts too.
     /// Boundaries go through the host.
     fn cut(chain: &Chain, images: &Bytes, batch: &Batch, cuts: &[usize]) -> (f32, Vec<Vec<f32>>) {
-        let (plain, image) = (burn::tensor::Device::flex(), |i: usize| images[i].clone());
+        let (plain, image) = (burn::tensor::Device::flex(), |i: usize| images[i].clone().into());
         let device = plain.clone().autodiff();
         let pass = Pass::train(Pass::key_of(1, 0, 0), batch.targets.to_device(&device));
         let shards: Vec<Range<usize>> = cuts.windows(2).map(|w| w[0]..w[1]).collect();

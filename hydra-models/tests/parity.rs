@@ -74,7 +74,7 @@ impl Model {
 
     /// Loss and gradients by transformers' names, tied ones added.
     fn backward(&self) -> (f32, BTreeMap<String, Vec<f64>>) {
-        let (plain, image) = (Device::flex(), |i: usize| self.images[i].clone());
+        let (plain, image) = (Device::flex(), |i: usize| self.images[i].clone().into());
         let device = plain.clone().autodiff();
         let layers = promote_layers(&self.chain, 0..self.chain.len(), &image, &plain, true);
         let x = Activation::of(ids(&self.path).to_device(&device).into_int::<2>());
@@ -110,7 +110,7 @@ fn distance(found: &[f64], expected: &[f64]) -> f64 {
 #[test]
 fn logits_equal_those_of_transformers() {
     for model in MODELS.into_iter().filter_map(open) {
-        let image = |i: usize| model.images[i].clone();
+        let image = |i: usize| model.images[i].clone().into();
         let ids = ids(&model.path).to_device(&Device::flex().autodiff());
         let found = logits(&model.config, &model.chain, &image, ids, &Device::flex());
         let found = hydra_core::AnyTensor::from(found).into_host();
@@ -171,7 +171,7 @@ fn a_checkpoint_of_transformers_is_written_back_as_it_was() {
 fn cut_chains_and_untracked_forwards_give_the_same_bits() {
     for model in MODELS.into_iter().filter_map(open) {
         let (whole, _) = model.backward();
-        let (plain, image) = (Device::flex(), |i: usize| model.images[i].clone());
+        let (plain, image) = (Device::flex(), |i: usize| model.images[i].clone().into());
         let device = plain.clone().autodiff();
         let pass = model.pass(&device);
         let mut x = Activation::of(ids(&model.path).to_device(&device).into_int::<2>());

@@ -4,8 +4,9 @@ use crate::PartitionError;
 use burn::tensor::{DType, Device};
 use bytes::Bytes;
 use hydra_core::{
-    Activation, BackwardFrom, Batch, Chain, DeviceId, HostActivation, HostTensor, ImageReader, Layer,
-    MemoryProbe, Pass, WeightError, backward_range, forward_range, promote_layers, vector_jacobian,
+    Activation, BackwardFrom, Batch, Chain, DeviceBytes, DeviceId, DeviceTensor, HostActivation, HostTensor,
+    ImageReader, Layer, MemoryProbe, Pass, WeightError, backward_range, forward_range, promote_layers,
+    vector_jacobian,
 };
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -37,9 +38,9 @@ pub trait PilotDevice {
     fn run(&self, job: &mut (dyn FnMut() + Send)) -> Result<(), PartitionError>;
 
     /// Copies bytes from the host into the device's memory, or returns them as they are where putting them
-    /// on the [`burn`](Self::burn) device does that. The result starts at a multiple of four bytes. Called
-    /// from the thread that measures, never within [`run`](Self::run).
-    fn bring_in(&self, bytes: &Bytes) -> Bytes;
+    /// on the [`burn`](Self::burn) device does that. Host memory starts at a multiple of four bytes then.
+    /// Called from the thread that measures, never within [`run`](Self::run).
+    fn bring_in(&self, bytes: &Bytes) -> DeviceBytes;
 }
 
 /// The first values of a chain as the masters of a pilot pass, for which it matters little what they are.
@@ -135,10 +136,10 @@ impl Pilot<'_> {
         ran.output = own(&ran.output);
         ran.standing_bytes = standing_bytes;
         ran.resident_bytes = staged.resident_bytes();
-        ran.target_bytes = staged.targets.len_bytes();
+        ran.target_bytes = len_bytes(&staged.targets);
         if self.has_backward(range.end) {
             let upstream = (range.end < self.chain.len()).then(|| self.upstream(&ran.output));
-            ran.upstream_bytes = upstream.iter().flatten().flatten().map(HostTensor::len_bytes).sum();
+            ran.upstream_bytes = upstream.iter().flatten().flatten().map(DeviceTensor::len_bytes).sum();
             let back = self.on_device(&range, || staged.backward(upstream.as_deref(), care))?;
             (ran.backward_peak, ran.held_bytes, ran.backward_s) = back;
         }
@@ -158,7 +159,7 @@ impl Pilot<'_> {
             images.insert(image, self.device.bring_in(&master));
         }
         let is_last = range.end == self.chain.len();
-        let targets = if is_last { self.bring_in(&self.batch.targets) } else { HostActivation::default() };
+        let targets = if is_last { self.bring_in(&self.batch.targets) } else { Vec::new() };
         Ok(Staged {
             chain: self.chain,
             images,
@@ -172,7 +173,7 @@ impl Pilot<'_> {
     }
 
     /// A gradient for every float tensor of `y`, in the device's memory.
-    fn upstream(&self, y: &HostActivation) -> Vec<Option<HostTensor>> {
+    fn upstream(&self, y: &HostActivation) -> Vec<Option<DeviceTensor>> {
         let gradient = |part: &HostTensor| {
             let n = part.shape.iter().product();
             let host = HostTensor::float(vec![UPSTREAM; n], part.shape.clone());
@@ -181,12 +182,12 @@ impl Pilot<'_> {
         y.parts.iter().map(gradient).collect()
     }
 
-    fn bring_in(&self, x: &HostActivation) -> HostActivation {
-        HostActivation { parts: x.parts.iter().map(|part| self.bring_in_tensor(part)).collect() }
+    fn bring_in(&self, x: &HostActivation) -> Vec<DeviceTensor> {
+        x.parts.iter().map(|part| self.bring_in_tensor(part)).collect()
     }
 
-    fn bring_in_tensor(&self, x: &HostTensor) -> HostTensor {
-        HostTensor::view(self.device.bring_in(&x.bytes), x.shape.clone(), x.dtype)
+    fn bring_in_tensor(&self, x: &HostTensor) -> DeviceTensor {
+        DeviceTensor::view(self.device.bring_in(&x.bytes), x.shape.clone(), x.dtype)
     }
 
     /// Runs `work` where the device computes. A panic in it is the layers' failure.
@@ -222,6 +223,10 @@ impl Pilot<'_> {
     }
 }
 
+fn len_bytes(tensors: &[DeviceTensor]) -> u64 {
+    tensors.iter().map(DeviceTensor::len_bytes).sum()
+}
+
 /// A copy in memory of the thread that asks, so that nothing of the device's stays in use.
 fn own(x: &HostActivation) -> HostActivation {
     let own = |part: &HostTensor| match part.dtype {
@@ -236,9 +241,9 @@ fn own(x: &HostActivation) -> HostActivation {
 struct Staged<'a> {
     chain: &'a Chain,
     range: Range<usize>,
-    images: BTreeMap<usize, Bytes>,
-    x: HostActivation,
-    targets: HostActivation,
+    images: BTreeMap<usize, DeviceBytes>,
+    x: Vec<DeviceTensor>,
+    targets: Vec<DeviceTensor>,
     device: Device,
     meter: Meter<'a>,
     input_gradients: bool,
@@ -249,7 +254,7 @@ impl Staged<'_> {
     /// shares them with the host.
     fn resident_bytes(&self) -> u64 {
         let params: u64 = self.images.values().map(|image| image.len() as u64).sum();
-        params + self.x.len_bytes() + self.targets.len_bytes()
+        params + len_bytes(&self.x) + len_bytes(&self.targets)
     }
 
     fn layers(&self, track: bool) -> Vec<Box<dyn Layer>> {
@@ -258,11 +263,12 @@ impl Staged<'_> {
     }
 
     fn input(&self) -> Activation {
-        self.x.to_device(&self.device.clone().autodiff())
+        Activation::from_resident(&self.x, &self.device.clone().autodiff())
     }
 
     fn pass(&self) -> Pass {
-        Pass::train(Pass::key_of(0, 0, 0), self.targets.to_device(&self.device.clone().autodiff()))
+        let targets = Activation::from_resident(&self.targets, &self.device.clone().autodiff());
+        Pass::train(Pass::key_of(0, 0, 0), targets)
     }
 
     /// The forward without a graph.
@@ -278,7 +284,7 @@ impl Staged<'_> {
     }
 
     /// The recomputed forward and the backward: their peak, what the forward held, and seconds.
-    fn backward(&self, upstream: Option<&[Option<HostTensor>]>, care: Care) -> (u64, u64, f64) {
+    fn backward(&self, upstream: Option<&[Option<DeviceTensor>]>, care: Care) -> (u64, u64, f64) {
         let mut held = 0;
         if care == Care::Rehearsed {
             self.watch_backward(upstream);
@@ -288,7 +294,7 @@ impl Staged<'_> {
         (peak, held, seconds)
     }
 
-    fn watch_backward(&self, upstream: Option<&[Option<HostTensor>]>) -> (u64, f64) {
+    fn watch_backward(&self, upstream: Option<&[Option<DeviceTensor>]>) -> (u64, f64) {
         let (layers, x, pass, from) = (self.layers(true), self.input(), self.pass(), self.from(upstream));
         let first = self.range.start;
         let run = || backward_range(layers, first, x, from, &pass, self.input_gradients);
@@ -298,7 +304,7 @@ impl Staged<'_> {
 
     /// Bytes that come into use with the tracked forward and are still there after it. Runs the backward
     /// too, because Burn keeps a graph that is dropped without one for ever.
-    fn held(&self, upstream: Option<&[Option<HostTensor>]>) -> u64 {
+    fn held(&self, upstream: Option<&[Option<DeviceTensor>]>) -> u64 {
         let (layers, x, pass, from) = (self.layers(true), self.input(), self.pass(), self.from(upstream));
         let x = if self.input_gradients { x.into_leaves() } else { x };
         let (y, held) = self.meter.left_by(|| forward_range(&layers, self.range.start, x.clone(), &pass));
@@ -315,9 +321,9 @@ impl Staged<'_> {
         held
     }
 
-    fn from(&self, upstream: Option<&[Option<HostTensor>]>) -> BackwardFrom {
+    fn from(&self, upstream: Option<&[Option<DeviceTensor>]>) -> BackwardFrom {
         let Some(upstream) = upstream else { return BackwardFrom::Loss { weight: 1.0 } };
-        let to_device = |part: &Option<HostTensor>| part.as_ref().map(|part| part.to_device(&self.device));
+        let to_device = |part: &Option<DeviceTensor>| part.as_ref().map(|part| part.to_device(&self.device));
         BackwardFrom::Gradient(upstream.iter().map(to_device).collect())
     }
 }

@@ -101,8 +101,8 @@ impl<P: MemoryProbe> PilotDevice for Inline<P> {
         Ok(())
     }
 
-    fn bring_in(&self, bytes: &Bytes) -> Bytes {
-        bytes.clone()
+    fn bring_in(&self, bytes: &Bytes) -> hydra_core::DeviceBytes {
+        bytes.clone().into()
     }
 }
 

@@ -49,9 +49,9 @@ impl PilotDevice for Cpu {
         Ok(())
     }
 
-    fn bring_in(&self, bytes: &Bytes) -> Bytes {
+    fn bring_in(&self, bytes: &Bytes) -> hydra_core::DeviceBytes {
         let words: &[f32] = bytemuck::cast_slice(bytes);
-        with_tag(Some(self.id()), || HostTensor::float(words.to_vec(), [words.len()]).bytes)
+        with_tag(Some(self.id()), || HostTensor::float(words.to_vec(), [words.len()]).bytes).into()
     }
 }
 

@@ -4,13 +4,12 @@
 //! calls it from which thread decides what overlaps. [`HostCopyLink`] serves a logical device that is a
 //! part of this machine's CPU and has memory of its own, [`SharedLink`] one that reads the host's memory in
 //! place, and [`SimulatedLink`] slows another link down to a given bandwidth, so that what a GPU's transfers
-//! cost shows in tests on a machine without one. A CUDA link has its place beside
-//! them, in a module `cuda`: buffers from the driver's pool, pinned staging and one stream per direction
-//! behind the same three copies. The conformance suite in this file's tests runs on every link.
+//! cost shows in tests on a machine without one. The links of GPUs stand beside this file. The conformance
+//! suite runs on every link.
 
 use crate::alloc;
 use bytes::Bytes;
-use hydra_core::{Bandwidth, DeviceId};
+use hydra_core::{Bandwidth, DeviceBytes, DeviceId};
 use std::collections::{TryReserveError, VecDeque};
 use std::fmt;
 use std::mem::size_of_val;
@@ -66,6 +65,14 @@ pub enum LinkError {
         #[source]
         source: TryReserveError,
     },
+    /// The bytes are in the memory of a device that this link does not reach.
+    #[error(
+        "link `{link}`: the bytes are in another device's memory; copy them with the link that brought them"
+    )]
+    Elsewhere {
+        /// The link's name.
+        link: String,
+    },
     /// The device or its driver failed during a copy.
     #[error("link `{link}`: a copy of {bytes} bytes {direction} failed; see the cause")]
     Transfer {
@@ -83,9 +90,8 @@ pub enum LinkError {
 
 /// Moves bytes between the host and one device.
 ///
-/// Buffers on the device are [`Bytes`] like those on the host: on a CPU because they are host memory, on a
-/// GPU because a managed or mapped range is. They are never written after the copy, and they are aligned
-/// for every element type ([`ELEMENT_ALIGN`] at least), as tensors are read from them in place.
+/// What it brings to the device is never written after the copy, and it is aligned for every element type
+/// ([`ELEMENT_ALIGN`] at least), as tensors are read from it in place.
 pub trait DeviceLink: Send + Sync {
     /// A name for messages and reports.
     fn name(&self) -> &str;
@@ -101,21 +107,31 @@ pub trait DeviceLink: Send + Sync {
     ///
     /// # Errors
     /// [`LinkError::Memory`] if the device has no room, [`LinkError::Transfer`] if the device fails.
-    fn copy_in(&self, host: &Bytes) -> Result<Bytes, LinkError>;
+    fn copy_in(&self, host: &Bytes) -> Result<DeviceBytes, LinkError>;
+
+    /// Copies several buffers in, which are let go of together as a rule: what a shard task is promoted with.
+    ///
+    /// # Errors
+    /// As [`copy_in`](Self::copy_in).
+    fn copy_in_all(&self, host: &[Bytes]) -> Result<Vec<DeviceBytes>, LinkError> {
+        host.iter().map(|bytes| self.copy_in(bytes)).collect()
+    }
 
     /// Copies bytes of the device into new host memory.
     ///
     /// # Errors
-    /// [`LinkError::Memory`] if the host has no room, [`LinkError::Transfer`] if the device fails.
-    fn copy_out(&self, device: &Bytes) -> Result<Bytes, LinkError>;
+    /// [`LinkError::Memory`] if the host has no room, [`LinkError::Transfer`] if the device fails,
+    /// [`LinkError::Elsewhere`].
+    fn copy_out(&self, device: &DeviceBytes) -> Result<Bytes, LinkError>;
 
     /// Copies floats of the device into the caller's buffer or, with `accumulate`, adds them to it element
     /// by element.
     ///
     /// # Errors
     /// [`LinkError::Length`] if `device` does not have four bytes for each element of `out`, which then
-    /// stays as it is; [`LinkError::Transfer`] if the device fails.
-    fn copy_out_into(&self, device: &Bytes, out: &mut [f32], accumulate: bool) -> Result<(), LinkError>;
+    /// stays as it is; [`LinkError::Transfer`] if the device fails, [`LinkError::Elsewhere`].
+    fn copy_out_into(&self, device: &DeviceBytes, out: &mut [f32], accumulate: bool)
+    -> Result<(), LinkError>;
 
     /// Bytes moved in this direction so far; a view moves none.
     fn moved(&self, direction: Direction) -> u64;
@@ -153,6 +169,10 @@ impl HostCopyLink {
         Self { idle: Arc::new(IdleBuffers { limit: bytes, kept: Mutex::default() }), ..self }
     }
 
+    fn reachable<'a>(&self, device: &'a DeviceBytes) -> Result<&'a Bytes, LinkError> {
+        device.as_host().ok_or_else(|| LinkError::Elsewhere { link: self.name.clone() })
+    }
+
     fn memory_error(&self, direction: Direction, bytes: usize, source: TryReserveError) -> LinkError {
         LinkError::Memory { link: self.name.clone(), direction, bytes: bytes as u64, source }
     }
@@ -163,16 +183,17 @@ impl DeviceLink for HostCopyLink {
         &self.name
     }
 
-    fn copy_in(&self, host: &Bytes) -> Result<Bytes, LinkError> {
+    fn copy_in(&self, host: &Bytes) -> Result<DeviceBytes, LinkError> {
         let reused = self.idle.take(host.len());
         let storage = reused.map_or_else(|| alloc::with_tag(Some(self.device), || room(host.len())), Ok);
         let storage = storage.map_err(|e| self.memory_error(Direction::Up, host.len(), e))?;
         let bytes = Some(AlignedBytes::fill(storage, host));
         self.up.fetch_add(host.len() as u64, Relaxed);
-        Ok(Bytes::from_owner(DeviceBuffer { bytes, home: self.idle.clone() }))
+        Ok(Bytes::from_owner(DeviceBuffer { bytes, home: self.idle.clone() }).into())
     }
 
-    fn copy_out(&self, device: &Bytes) -> Result<Bytes, LinkError> {
+    fn copy_out(&self, device: &DeviceBytes) -> Result<Bytes, LinkError> {
+        let device = self.reachable(device)?;
         alloc::with_tag(None, || {
             let storage = room(device.len());
             let storage = storage.map_err(|e| self.memory_error(Direction::Down, device.len(), e))?;
@@ -182,7 +203,13 @@ impl DeviceLink for HostCopyLink {
         })
     }
 
-    fn copy_out_into(&self, device: &Bytes, out: &mut [f32], accumulate: bool) -> Result<(), LinkError> {
+    fn copy_out_into(
+        &self,
+        device: &DeviceBytes,
+        out: &mut [f32],
+        accumulate: bool,
+    ) -> Result<(), LinkError> {
+        let device = self.reachable(device)?;
         let (expected, found) = (size_of_val(out) as u64, device.len() as u64);
         if expected != found {
             return Err(LinkError::Length { link: self.name.clone(), expected, found });
@@ -235,15 +262,23 @@ impl DeviceLink for SharedLink {
         true
     }
 
-    fn copy_in(&self, host: &Bytes) -> Result<Bytes, LinkError> {
-        if readable_in_place(host) { Ok(host.clone()) } else { self.copies.copy_in(host) }
+    fn copy_in(&self, host: &Bytes) -> Result<DeviceBytes, LinkError> {
+        if readable_in_place(host) { Ok(host.clone().into()) } else { self.copies.copy_in(host) }
     }
 
-    fn copy_out(&self, device: &Bytes) -> Result<Bytes, LinkError> {
-        if readable_in_place(device) { Ok(device.clone()) } else { self.copies.copy_out(device) }
+    fn copy_out(&self, device: &DeviceBytes) -> Result<Bytes, LinkError> {
+        match device.as_host().filter(|bytes| readable_in_place(bytes)) {
+            Some(bytes) => Ok(bytes.clone()),
+            None => self.copies.copy_out(device),
+        }
     }
 
-    fn copy_out_into(&self, device: &Bytes, out: &mut [f32], accumulate: bool) -> Result<(), LinkError> {
+    fn copy_out_into(
+        &self,
+        device: &DeviceBytes,
+        out: &mut [f32],
+        accumulate: bool,
+    ) -> Result<(), LinkError> {
         self.copies.copy_out_into(device, out, accumulate)
     }
 
@@ -426,15 +461,20 @@ impl<L: DeviceLink> DeviceLink for SimulatedLink<L> {
         self.inner.shares()
     }
 
-    fn copy_in(&self, host: &Bytes) -> Result<Bytes, LinkError> {
+    fn copy_in(&self, host: &Bytes) -> Result<DeviceBytes, LinkError> {
         self.timed(&self.up, host.len(), || self.inner.copy_in(host))
     }
 
-    fn copy_out(&self, device: &Bytes) -> Result<Bytes, LinkError> {
+    fn copy_out(&self, device: &DeviceBytes) -> Result<Bytes, LinkError> {
         self.timed(&self.down, device.len(), || self.inner.copy_out(device))
     }
 
-    fn copy_out_into(&self, device: &Bytes, out: &mut [f32], accumulate: bool) -> Result<(), LinkError> {
+    fn copy_out_into(
+        &self,
+        device: &DeviceBytes,
+        out: &mut [f32],
+        accumulate: bool,
+    ) -> Result<(), LinkError> {
         self.timed(&self.down, device.len(), || self.inner.copy_out_into(device, out, accumulate))
     }
 
@@ -473,7 +513,11 @@ fn sleep(time: Duration) -> Duration {
 }
 
 #[cfg(test)]
+pub(crate) mod conformance;
+
+#[cfg(test)]
 mod tests {
+    use super::conformance::{aligned, conforms, floats, pattern};
     use super::*;
     use crate::alloc::{AllocatorProbe, allocations};
     use hydra_core::MemoryProbe;
@@ -491,132 +535,6 @@ mod tests {
             Box::new(SimulatedLink::new(pooled(), FAST, Duration::from_micros(1))),
             Box::new(SharedLink::new(DeviceId(first + 2))),
         ]
-    }
-
-    fn pattern(seed: usize, len: usize) -> Vec<u8> {
-        (0..len).map(|i| (i * 31 + seed * 17 + (i >> 8)) as u8).collect()
-    }
-
-    fn floats(values: &[f32]) -> Bytes {
-        Bytes::copy_from_slice(bytemuck::cast_slice(values))
-    }
-
-    /// What every link promises.
-    fn conforms(link: &dyn DeviceLink) {
-        assert!(!link.name().is_empty());
-        contents_arrive_aligned_and_counted(link);
-        match link.shares() {
-            false => copies_are_independent_of_the_host(link),
-            true => views_keep_the_host_from_writing(link),
-        }
-        floats_are_copied_and_added(link);
-        wrong_lengths_are_refused(link);
-        copies_may_be_made_at_the_same_time(link);
-    }
-
-    fn contents_arrive_aligned_and_counted(link: &dyn DeviceLink) {
-        for len in [0, 1, 63, 64, 65, 4096, 100_003] {
-            let (up, down) = (link.moved(Direction::Up), link.moved(Direction::Down));
-            // A slice of a larger buffer, off its alignment.
-            let host = Bytes::from(pattern(len, len + 3)).slice(3..);
-            let device = link.copy_in(&host).unwrap();
-            let back = link.copy_out(&device).unwrap();
-            assert_eq!((&device, &back), (&host, &host));
-            let align = if link.shares() { ELEMENT_ALIGN } else { ALIGN };
-            assert!([&device, &back].iter().all(|b| b.as_ptr().addr() % align == 0));
-            if link.shares() {
-                // It was copied in, off its alignment, and then shared.
-                assert_eq!(
-                    (link.moved(Direction::Up) - up, link.moved(Direction::Down) - down),
-                    (len as u64, 0)
-                );
-                continue;
-            }
-            assert_eq!(link.moved(Direction::Up) - up, len as u64);
-            assert_eq!(link.moved(Direction::Down) - down, len as u64);
-        }
-    }
-
-    fn copies_are_independent_of_the_host(link: &dyn DeviceLink) {
-        let mut values = pattern(1, 1000);
-        let host = Bytes::copy_from_slice(&values);
-        let device = link.copy_in(&host).unwrap();
-        let mut host = host.try_into_mut().expect("the link kept nothing of the host's buffer");
-        host.fill(0);
-        assert_eq!(device, values);
-        let back = link.copy_out(&device).unwrap();
-        drop(device);
-        // A buffer of the same size may take the freed one's place.
-        let next = link.copy_in(&Bytes::from(pattern(2, 1000))).unwrap();
-        assert_eq!((back, next), (Bytes::from(std::mem::take(&mut values)), pattern(2, 1000).into()));
-    }
-
-    fn views_keep_the_host_from_writing(link: &dyn DeviceLink) {
-        let (up, down) = (link.moved(Direction::Up), link.moved(Direction::Down));
-        let host = aligned(&pattern(1, 1000));
-        let device = link.copy_in(&host).unwrap();
-        let back = link.copy_out(&device).unwrap();
-        assert!([&device, &back].iter().all(|view| view.as_ptr() == host.as_ptr()), "the same memory");
-        assert_eq!((link.moved(Direction::Up), link.moved(Direction::Down)), (up, down));
-        drop((host, device));
-        assert_eq!(back, pattern(1, 1000), "the last view keeps the memory");
-    }
-
-    /// A buffer as programs make them for tensors.
-    fn aligned(bytes: &[u8]) -> Bytes {
-        Bytes::from_owner(AlignedBytes::fill(room(bytes.len()).unwrap(), bytes))
-    }
-
-    fn floats_are_copied_and_added(link: &dyn DeviceLink) {
-        let down = link.moved(Direction::Down);
-        let mut out = [f32::NAN; 5];
-        let first = link.copy_in(&floats(&[1.0, -2.5, 0.0, 3e30, 7.0])).unwrap();
-        link.copy_out_into(&first, &mut out, false).unwrap();
-        assert_eq!(out, [1.0, -2.5, 0.0, 3e30, 7.0]);
-        let second = link.copy_in(&floats(&[0.1, 2.5, -1.0, 1.0, 0.5])).unwrap();
-        link.copy_out_into(&second, &mut out, true).unwrap();
-        assert_eq!(out, [1.0 + 0.1, 0.0, -1.0, 3e30, 7.5]);
-        // A view in the middle of a buffer, at an odd address.
-        let mut shifted = vec![0];
-        shifted.extend_from_slice(bytemuck::cast_slice(&[4.0_f32, 5.0]));
-        let third = link.copy_in(&Bytes::from(shifted)).unwrap().slice(1..);
-        link.copy_out_into(&third, &mut out[..2], true).unwrap();
-        link.copy_out_into(&third, &mut out[3..], false).unwrap();
-        assert_eq!(out, [1.0 + 0.1 + 4.0, 5.0, -1.0, 4.0, 5.0]);
-        assert_eq!(link.moved(Direction::Down) - down, 20 + 20 + 8 + 8);
-    }
-
-    fn wrong_lengths_are_refused(link: &dyn DeviceLink) {
-        let down = link.moved(Direction::Down);
-        let device = link.copy_in(&floats(&[1.0, 2.0, 3.0])).unwrap();
-        for accumulate in [false, true] {
-            for (len, cut) in [(2, 0), (4, 0), (0, 0), (3, 1)] {
-                let mut out = vec![9.0; len];
-                let error = link.copy_out_into(&device.slice(cut..), &mut out, accumulate).unwrap_err();
-                let LinkError::Length { expected, found, .. } = error else { panic!("{error}") };
-                assert_eq!((expected, found), (4 * len as u64, 12 - cut as u64));
-                assert_eq!(out, vec![9.0; len]);
-            }
-        }
-        assert_eq!(link.moved(Direction::Down), down);
-    }
-
-    fn copies_may_be_made_at_the_same_time(link: &dyn DeviceLink) {
-        let (up, down) = (link.moved(Direction::Up), link.moved(Direction::Down));
-        std::thread::scope(|scope| {
-            for thread in 0..4 {
-                scope.spawn(move || {
-                    for round in 0..50 {
-                        let host = aligned(&pattern(thread * 100 + round, 5000));
-                        let device = link.copy_in(&host).unwrap();
-                        assert_eq!(link.copy_out(&device).unwrap(), host);
-                    }
-                });
-            }
-        });
-        let moved = if link.shares() { 0 } else { 4 * 50 * 5000 };
-        assert_eq!(link.moved(Direction::Up) - up, moved);
-        assert_eq!(link.moved(Direction::Down) - down, moved);
     }
 
     #[test]
@@ -647,7 +565,7 @@ mod tests {
         let host = aligned(&pattern(0, len));
         let there = link.copy_in(&host).unwrap();
         assert_eq!((PROBE.in_use(device), there.len()), (0, len));
-        let made = alloc::with_tag(Some(device), || aligned(&pattern(1, len)));
+        let made = DeviceBytes::from(alloc::with_tag(Some(device), || aligned(&pattern(1, len))));
         let charged = PROBE.in_use(device);
         let taken = link.copy_out(&made).unwrap();
         drop(made);
@@ -665,7 +583,7 @@ mod tests {
         drop((copy(1000), copy(2000)));
         assert_eq!((PROBE.in_use(device), allocations(device)), (room(1000) + room(2000), 2));
         let (again, other) = (copy(1000), copy(1001));
-        assert_eq!((allocations(device), &again[..]), (3, &pattern(1000, 1000)[..]));
+        assert_eq!((allocations(device), &again.as_host().unwrap()[..]), (3, &pattern(1000, 1000)[..]));
         drop(other);
         assert_eq!(PROBE.in_use(device), room(1000) + room(1001), "the oldest, of 2000, made room");
         drop(again);
@@ -704,7 +622,7 @@ mod tests {
     fn a_simulated_link_passes_errors_on_and_names_itself() {
         let link = SimulatedLink::new(HostCopyLink::new(DeviceId(28)), Bandwidth(1e9), Duration::ZERO);
         assert_eq!(link.name(), "host copy, device 28, simulated at 953.67 MiB/s");
-        let error = link.copy_out_into(&floats(&[1.0]), &mut [0.0; 2], false).unwrap_err();
+        let error = link.copy_out_into(&floats(&[1.0]).into(), &mut [0.0; 2], false).unwrap_err();
         assert_eq!(
             error.to_string(),
             "link `host copy, device 28`: the buffer on the device has 4 bytes, the caller's 8; give buffers of the same shape"

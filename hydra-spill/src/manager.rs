@@ -2,9 +2,8 @@
 
 use crate::store::covers;
 use crate::{Budget, DeviceLink, Direction, ImageId, Reservation, SpillError, TierStore};
-use bytes::Bytes;
-use hydra_core::{DeviceId, HostActivation, HostTensor, TaskId};
-use std::collections::BTreeMap;
+use hydra_core::{DeviceBytes, DeviceId, DeviceTensor, HostTensor, TaskId};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// Images of one task in a device's memory: copies that are read and dropped, never written back.
@@ -12,19 +11,19 @@ use std::sync::Arc;
 #[must_use = "a resident copy is dropped with this"]
 pub struct Resident {
     /// Each image's bytes in device memory and the version that they are a copy of.
-    images: BTreeMap<usize, (Bytes, u64)>,
+    images: BTreeMap<usize, (DeviceBytes, u64)>,
     /// Released after the bytes are freed, for fields are dropped in this order.
     reservation: Reservation,
 }
 
 impl Resident {
     /// The bytes of an image. They are shared: a clone that outlives the resident copy keeps memory that is
-    /// no longer reserved.
+    /// no longer reserved, and a tensor of them may see others there.
     ///
     /// # Panics
     /// If the image is not among [`images`](Self::images): a shard read what was not promoted for it.
     #[track_caller]
-    pub fn image(&self, image: usize) -> Bytes {
+    pub fn image(&self, image: usize) -> DeviceBytes {
         match self.images.get(&image) {
             Some((bytes, _)) => bytes.clone(),
             None => panic!(
@@ -36,15 +35,9 @@ impl Resident {
     }
 
     /// Whether these bytes are a view of an image. What outlives the resident copy must not be: where the link
-    /// shares, nobody could write the masters meanwhile.
-    pub fn holds(&self, bytes: &Bytes) -> bool {
-        let range = |bytes: &Bytes| {
-            let start = bytes.as_ptr().addr();
-            start..start + bytes.len()
-        };
-        let found = range(bytes);
-        let within = |image: &Bytes| found.start < range(image).end && range(image).start < found.end;
-        self.images.values().any(|(image, _)| within(image))
+    /// shares, nobody could write the masters meanwhile, and where it copies, the memory is used again.
+    pub fn holds(&self, bytes: &DeviceBytes) -> bool {
+        self.images.values().any(|(image, _)| image.overlaps(bytes))
     }
 
     /// The bytes of all images.
@@ -84,34 +77,50 @@ impl SpillManager {
         Self { device, budget, store, link }
     }
 
-    /// Copies images of a task from the store to the device. Each image's view is dropped right after its
-    /// copy, so that the optimizer can write the masters while the device computes on the copy; where the link
-    /// shares, the view is the resident copy, and the masters are busy until it is dropped.
+    /// Copies images of a task from the store to the device. The images' views are dropped when they are
+    /// copied, so that the optimizer can write the masters while the device computes on the copy; where the
+    /// link shares, the view is the resident copy, and the masters are busy until it is dropped.
     ///
     /// # Errors
     /// [`SpillError::ReservationElsewhere`] and [`SpillError::ReservationTooSmall`] if the reservation is not
     /// of this device's budget or does not cover the images, and what the store's read and the link return.
-    /// The reservation is released then.
+    /// The reservation is released then, and nothing is copied.
     pub fn promote(
         &self,
         task: TaskId,
         images: &[usize],
         reservation: Reservation,
     ) -> Result<Resident, SpillError> {
+        self.promote_with(task, images, &[], reservation).map(|(resident, _)| resident)
+    }
+
+    /// Promotes images together with tensors of the host, which a shard task reads beside them. The tensors'
+    /// bytes are the caller's to reserve, or part of the reservation.
+    ///
+    /// # Errors
+    /// As [`promote`](Self::promote).
+    pub fn promote_with(
+        &self,
+        task: TaskId,
+        images: &[usize],
+        inputs: &[HostTensor],
+        reservation: Reservation,
+    ) -> Result<(Resident, Vec<DeviceTensor>), SpillError> {
         self.owns(&reservation)?;
-        let mut resident = Resident { images: BTreeMap::new(), reservation };
-        let mut needed = 0;
-        for &image in images {
-            if resident.images.contains_key(&image) {
-                continue;
-            }
+        let images: BTreeSet<usize> = images.iter().copied().collect();
+        let (mut bytes, mut versions, mut needed) = (Vec::new(), Vec::new(), 0);
+        for &image in &images {
             let view = self.store.read(ImageId { task, image })?;
             needed += view.bytes.len() as u64;
-            covers(&resident.reservation, needed)?;
-            let copy = self.link.copy_in(&view.bytes)?;
-            resident.images.insert(image, (copy, view.version));
+            covers(&reservation, needed)?;
+            bytes.push(view.bytes);
+            versions.push(view.version);
         }
-        Ok(resident)
+        bytes.extend(inputs.iter().map(|input| input.bytes.clone()));
+        let mut copies = self.link.copy_in_all(&bytes)?.into_iter();
+        let images = images.into_iter().zip(copies.by_ref().zip(versions)).collect();
+        let inputs = inputs.iter().zip(copies).map(|(input, copy)| there(input, copy)).collect();
+        Ok((Resident { images, reservation }, inputs))
     }
 
     fn owns(&self, reservation: &Reservation) -> Result<(), SpillError> {
@@ -125,32 +134,22 @@ impl SpillManager {
         }
     }
 
-    /// Copies an activation from the host to the device. The bytes are the caller's to reserve.
+    /// Copies tensors from the host to the device. The bytes are the caller's to reserve.
     ///
     /// # Errors
     /// What the link returns.
-    pub fn bring_in(&self, activation: &HostActivation) -> Result<HostActivation, SpillError> {
-        let copy = |part: &HostTensor| Ok(part_of(part, self.link.copy_in(&part.bytes)?));
-        let parts = activation.parts.iter().map(copy).collect::<Result<_, SpillError>>()?;
-        Ok(HostActivation { parts })
-    }
-
-    /// Copies an activation from the device to the host, and drops each part on the device as soon as it is
-    /// copied.
-    ///
-    /// # Errors
-    /// What the link returns.
-    pub fn take_out(&self, activation: HostActivation) -> Result<HostActivation, SpillError> {
-        let parts = activation.parts.into_iter().map(|part| self.take_out_part(part));
-        Ok(HostActivation { parts: parts.collect::<Result<_, SpillError>>()? })
+    pub fn bring_in(&self, tensors: &[HostTensor]) -> Result<Vec<DeviceTensor>, SpillError> {
+        let bytes: Vec<_> = tensors.iter().map(|tensor| tensor.bytes.clone()).collect();
+        let copies = self.link.copy_in_all(&bytes)?;
+        Ok(tensors.iter().zip(copies).map(|(tensor, copy)| there(tensor, copy)).collect())
     }
 
     /// Copies a tensor from the device to the host, and drops it there.
     ///
     /// # Errors
     /// What the link returns.
-    pub fn take_out_part(&self, part: HostTensor) -> Result<HostTensor, SpillError> {
-        Ok(part_of(&part, self.link.copy_out(&part.bytes)?))
+    pub fn take_out(&self, tensor: DeviceTensor) -> Result<HostTensor, SpillError> {
+        Ok(HostTensor::view(self.link.copy_out(&tensor.bytes)?, tensor.shape, tensor.dtype))
     }
 
     /// Drops a resident copy. It is clean, for masters are written on the host alone, so no byte moves.
@@ -189,15 +188,16 @@ impl SpillManager {
     }
 }
 
-/// `part` with its bytes elsewhere.
-fn part_of(part: &HostTensor, bytes: Bytes) -> HostTensor {
-    HostTensor::view(bytes, part.shape.clone(), part.dtype)
+/// `tensor` with its bytes on the device.
+fn there(tensor: &HostTensor, bytes: DeviceBytes) -> DeviceTensor {
+    DeviceTensor::view(bytes, tensor.shape.clone(), tensor.dtype)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::{DramStore, HostCopyLink, LinkError, Masters};
+    use bytes::Bytes;
     use hydra_core::ByteSize;
 
     const TASK: TaskId = TaskId(1);
@@ -214,6 +214,10 @@ mod tests {
             store.insert(ImageId { task: TASK, image }, masters, reservation).unwrap();
         }
         SpillManager::new(DEVICE, Budget::new("cpu:2", ByteSize(2000)), Arc::new(store), Arc::new(link))
+    }
+
+    fn floats(bytes: &DeviceBytes) -> &[f32] {
+        bytemuck::cast_slice(bytes.as_host().unwrap())
     }
 
     fn promote(
@@ -236,7 +240,7 @@ mod tests {
         let mut writer = manager.store().write(ImageId { task: TASK, image: 2 }).unwrap();
         writer.params.fill(-1.0);
         writer.commit();
-        assert_eq!(bytemuck::cast_slice::<u8, f32>(&resident.image(2)), [2.0; 300]);
+        assert_eq!(floats(&resident.image(2)), [2.0; 300]);
         let again = promote(&manager, &[2], 400, TASK);
         assert!(matches!(again, Err(SpillError::ReservationTooSmall { needed: 1200, reserved: 400, .. })));
 
@@ -244,7 +248,7 @@ mod tests {
         assert_eq!((manager.budget().used(), manager.demoted_bytes()), (0, 0));
         let again = promote(&manager, &[2], 1200, TASK).unwrap();
         assert_eq!(again.version(2), Some(1));
-        assert_eq!(bytemuck::cast_slice::<u8, f32>(&again.image(2)), [-1.0; 300]);
+        assert_eq!(floats(&again.image(2)), [-1.0; 300]);
     }
 
     #[test]
@@ -253,8 +257,12 @@ mod tests {
         let id = ImageId { task: TASK, image: 1 };
         let master = manager.store().read(id).unwrap().bytes;
         let resident = promote(&manager, &[0, 1], 1200, TASK).unwrap();
-        assert_eq!((resident.image(1).as_ptr(), manager.promoted_bytes()), (master.as_ptr(), 0));
-        assert!(resident.holds(&master.slice(4..8)) && !resident.holds(&Bytes::from(vec![0; 8])));
+        let image = resident.image(1);
+        assert_eq!((image.as_host().unwrap().as_ptr(), manager.promoted_bytes()), (master.as_ptr(), 0));
+        drop(image);
+        let part = DeviceBytes::from(master.slice(4..8));
+        assert!(resident.holds(&part) && !resident.holds(&Bytes::from(vec![0; 8]).into()));
+        drop(part);
         assert_eq!(manager.budget().used(), 1200, "what is read is reserved, shared or not");
         drop(master);
         let busy = manager.store().write(id).map(drop).unwrap_err();
@@ -271,7 +279,7 @@ mod tests {
             small.to_string(),
             "the reservation of `shard 4` is 1.56 KiB, at least 2.34 KiB are needed: reserve what the images take"
         );
-        assert_eq!(manager.promoted_bytes(), 1200, "the image that does not fit is not copied");
+        assert_eq!(manager.promoted_bytes(), 0, "what does not fit is not begun");
         let missing = promote(&manager, &[0], 400, TaskId(0)).unwrap_err();
         assert!(matches!(missing, SpillError::ImageMissing { image: ImageId { task: TaskId(0), image: 0 } }));
         let elsewhere = Budget::new("cpu:2", ByteSize(2000)).reserve(400, "shard 4").unwrap();
@@ -298,21 +306,22 @@ mod tests {
     }
 
     #[test]
-    fn activations_travel_in_and_out_unchanged() {
+    fn tensors_travel_in_and_out_unchanged() {
         let manager = manager(HostCopyLink::new(DEVICE));
-        let activation = HostActivation {
-            parts: vec![
-                HostTensor::float(vec![1.0, -0.0, f32::MAX, 4.0], [2, 2]),
-                HostTensor::int(vec![1, 2, 3], [3]),
-            ],
-        };
-        let there = manager.bring_in(&activation).unwrap();
-        assert_eq!(there, activation);
-        for (here, there) in activation.parts.iter().zip(&there.parts) {
-            assert_ne!(here.bytes.as_ptr(), there.bytes.as_ptr(), "device memory is not the host's");
+        let tensors =
+            [HostTensor::float(vec![1.0, -0.0, f32::MAX, 4.0], [2, 2]), HostTensor::int(vec![1, 2, 3], [3])];
+        let there = manager.bring_in(&tensors).unwrap();
+        let reservation = manager.budget().reserve(428, "shard 4").unwrap();
+        let (resident, with) = manager.promote_with(TASK, &[0], &tensors, reservation).unwrap();
+        assert_eq!((resident.bytes(), manager.promoted_bytes()), (400, 2 * 28 + 400));
+        for (i, here) in tensors.iter().enumerate() {
+            for there in [&there[i], &with[i]] {
+                let bytes = there.bytes.as_host().unwrap();
+                assert_ne!(here.bytes.as_ptr(), bytes.as_ptr(), "device memory is not the host's");
+                assert_eq!(manager.take_out(there.clone()).unwrap(), *here);
+            }
         }
-        assert_eq!(manager.take_out(there).unwrap(), activation);
-        assert_eq!((manager.promoted_bytes(), manager.demoted_bytes()), (28, 28));
+        assert_eq!(manager.demoted_bytes(), 56);
     }
 
     /// A link that is dead once it has moved 1200 bytes to the device.
@@ -323,7 +332,7 @@ mod tests {
             "dying"
         }
 
-        fn copy_in(&self, host: &Bytes) -> Result<Bytes, LinkError> {
+        fn copy_in(&self, host: &Bytes) -> Result<DeviceBytes, LinkError> {
             match self.moved(Direction::Up) < 1200 {
                 true => self.0.copy_in(host),
                 false => Err(LinkError::Transfer {
@@ -335,11 +344,16 @@ mod tests {
             }
         }
 
-        fn copy_out(&self, device: &Bytes) -> Result<Bytes, LinkError> {
+        fn copy_out(&self, device: &DeviceBytes) -> Result<Bytes, LinkError> {
             self.0.copy_out(device)
         }
 
-        fn copy_out_into(&self, device: &Bytes, out: &mut [f32], accumulate: bool) -> Result<(), LinkError> {
+        fn copy_out_into(
+            &self,
+            device: &DeviceBytes,
+            out: &mut [f32],
+            accumulate: bool,
+        ) -> Result<(), LinkError> {
             self.0.copy_out_into(device, out, accumulate)
         }
 
@@ -351,9 +365,7 @@ mod tests {
     #[test]
     fn a_link_that_fails_leaves_nothing_reserved() {
         let manager = manager(Dying(HostCopyLink::new(DEVICE)));
-        let failed = promote(&manager, &[1, 0, 2], 2000, TASK);
-        let failed = failed.map(drop).unwrap_err();
-        assert!(matches!(failed, SpillError::ReservationTooSmall { needed: 2400, .. }), "{failed}");
+        drop(promote(&manager, &[1, 0], 1200, TASK).unwrap());
         let failed = promote(&manager, &[0], 400, TASK).map(drop).unwrap_err();
         assert!(matches!(failed, SpillError::Link(LinkError::Transfer { bytes: 400, .. })), "{failed}");
         assert_eq!(manager.budget().used(), 0);

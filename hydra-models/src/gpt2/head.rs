@@ -4,7 +4,9 @@ use super::{Gpt2Config, Norm, Table};
 use crate::ops;
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
-use hydra_core::{Activation, AnyTensor, Chain, Forward, Init, Pass, forward_range, promote_layers};
+use hydra_core::{
+    Activation, AnyTensor, Chain, DeviceBytes, Forward, Init, Pass, forward_range, promote_layers,
+};
 
 /// The final normalization and the head, whose table is that of the token embedding. From
 /// `[batch, tokens, width]` it computes the mean loss over `batch * (tokens - 1)` predicted tokens, of shape
@@ -75,7 +77,7 @@ impl Forward for Head {
 pub fn logits(
     config: &Gpt2Config,
     chain: &Chain,
-    image: &dyn Fn(usize) -> bytes::Bytes,
+    image: &dyn Fn(usize) -> DeviceBytes,
     ids: AnyTensor,
     device: &Device,
 ) -> Tensor<3> {

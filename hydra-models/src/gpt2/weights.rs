@@ -462,7 +462,8 @@ mod tests {
         let ids = |last| HostTensor::int(vec![1, 2, last], [1, 3]).to_device(&burn::tensor::Device::flex());
         let run = |last| {
             let device = burn::tensor::Device::flex();
-            let logits = logits(&config(), &chain, &|image| images.0[image].clone(), ids(last), &device);
+            let logits =
+                logits(&config(), &chain, &|image| images.0[image].clone().into(), ids(last), &device);
             assert_eq!(logits.dims(), [1, 3, 11]);
             AnyTensor::from(logits).into_host().as_f32().to_vec()
         };

@@ -1,0 +1,226 @@
+//! Bytes and tensors in the memory of a device.
+//!
+//! A CPU device computes on host memory in place, so there both are [`bytes::Bytes`]. A GPU has memory that
+//! only its kernels and its copies reach: a buffer of CubeCL (feature `cube`).
+
+#[cfg(feature = "cube")]
+use crate::cube::CubeBytes;
+use crate::{Activation, AnyTensor, HostTensor};
+use burn::tensor::{DType, Device};
+use bytes::Bytes;
+use std::fmt;
+use std::ops::Range;
+
+/// Bytes in the memory of a device: shared when cloned or sliced, and never written again.
+#[derive(Clone, Debug)]
+pub enum DeviceBytes {
+    /// Host memory, on which a CPU device computes in place.
+    Host(Bytes),
+    /// A range of a buffer of CubeCL.
+    #[cfg(feature = "cube")]
+    Cube(CubeBytes),
+}
+
+impl DeviceBytes {
+    /// The number of bytes.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Host(bytes) => bytes.len(),
+            #[cfg(feature = "cube")]
+            Self::Cube(bytes) => bytes.len(),
+        }
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The bytes in `range`; they keep all of them in memory.
+    ///
+    /// # Panics
+    /// If the range ends beyond the bytes.
+    #[track_caller]
+    pub fn slice(&self, range: Range<usize>) -> Self {
+        match self {
+            Self::Host(bytes) => Self::Host(bytes.slice(range)),
+            #[cfg(feature = "cube")]
+            Self::Cube(bytes) => Self::Cube(bytes.slice(range)),
+        }
+    }
+
+    /// The bytes as host memory, where they are.
+    pub fn as_host(&self) -> Option<&Bytes> {
+        match self {
+            Self::Host(bytes) => Some(bytes),
+            #[cfg(feature = "cube")]
+            Self::Cube(_) => None,
+        }
+    }
+
+    /// Whether some of these bytes are some of the others, in memory that does not stay for whoever views it.
+    pub fn overlaps(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Host(a), Self::Host(b)) => {
+                let range = |bytes: &Bytes| bytes.as_ptr().addr()..bytes.as_ptr().addr() + bytes.len();
+                range(a).start < range(b).end && range(b).start < range(a).end
+            }
+            #[cfg(feature = "cube")]
+            (Self::Cube(a), Self::Cube(b)) => a.overlaps(b),
+            #[cfg(feature = "cube")]
+            _ => false,
+        }
+    }
+}
+
+impl From<Bytes> for DeviceBytes {
+    fn from(bytes: Bytes) -> Self {
+        Self::Host(bytes)
+    }
+}
+
+/// A tensor in the memory of a device, as shard tasks take and leave it: bytes that are shared when cloned
+/// and never written.
+#[derive(Clone, Debug)]
+pub struct DeviceTensor {
+    /// The elements in row-major order.
+    pub bytes: DeviceBytes,
+    /// The sizes of the dimensions.
+    pub shape: Vec<usize>,
+    /// The type of an element: `F32` or an integer type.
+    pub dtype: DType,
+}
+
+impl DeviceTensor {
+    /// A view of bytes, such as a slice of an image.
+    pub fn view(bytes: DeviceBytes, shape: impl Into<Vec<usize>>, dtype: DType) -> Self {
+        Self { bytes, shape: shape.into(), dtype }
+    }
+
+    /// The number of bytes.
+    pub fn len_bytes(&self) -> u64 {
+        self.bytes.len() as u64
+    }
+
+    /// Whether the elements are floats.
+    pub fn is_float(&self) -> bool {
+        self.dtype.is_float()
+    }
+
+    /// The tensor for Burn, without a copy; a write to it copies. `device` is the plain or the autodiff
+    /// device that the bytes are on.
+    ///
+    /// # Panics
+    /// If the bytes are in a buffer of CubeCL and `device` is a CPU.
+    pub fn to_device(&self, device: &Device) -> AnyTensor {
+        match &self.bytes {
+            DeviceBytes::Host(bytes) => {
+                HostTensor::view(bytes.clone(), self.shape.clone(), self.dtype).to_device(device)
+            }
+            #[cfg(feature = "cube")]
+            DeviceBytes::Cube(bytes) => bytes.tensor(&self.shape, self.dtype, device),
+        }
+    }
+
+    /// A copy of memory that is its own, on the same device.
+    pub fn apart(self) -> Self {
+        let bytes = match self.bytes {
+            DeviceBytes::Host(bytes) => {
+                let aligned = match self.dtype {
+                    DType::F32 => {
+                        HostTensor::float(bytemuck::cast_slice(&bytes).to_vec(), [bytes.len() / 4]).bytes
+                    }
+                    _ => Bytes::copy_from_slice(&bytes),
+                };
+                DeviceBytes::Host(aligned)
+            }
+            #[cfg(feature = "cube")]
+            DeviceBytes::Cube(bytes) => DeviceBytes::Cube(bytes.apart()),
+        };
+        Self { bytes, ..self }
+    }
+}
+
+impl From<HostTensor> for DeviceTensor {
+    fn from(tensor: HostTensor) -> Self {
+        Self { bytes: tensor.bytes.into(), shape: tensor.shape, dtype: tensor.dtype }
+    }
+}
+
+impl AnyTensor {
+    /// The tensor's bytes where they are: on a CPU those of the host, elsewhere the device's.
+    pub fn into_resident(self) -> DeviceTensor {
+        #[cfg(feature = "cube")]
+        if let Some(tensor) = crate::cube::resident(&self) {
+            return tensor;
+        }
+        self.into_host().into()
+    }
+}
+
+impl Activation {
+    /// The activation of tensors that are in the memory of `device`; see [`DeviceTensor::to_device`].
+    pub fn from_resident(parts: &[DeviceTensor], device: &Device) -> Self {
+        parts.iter().map(|part| part.to_device(device)).collect()
+    }
+
+    /// The bytes of all tensors where they are.
+    pub fn into_resident(self) -> Vec<DeviceTensor> {
+        self.into_parts().into_iter().map(AnyTensor::into_resident).collect()
+    }
+}
+
+/// Why a device could not finish what it was given.
+#[derive(Debug, thiserror::Error)]
+#[error("the device could not finish its work: {message}")]
+pub struct DeviceError {
+    /// What its runtime says.
+    pub message: String,
+}
+
+impl DeviceError {
+    /// The error with what a runtime says.
+    pub fn new(message: impl fmt::Display) -> Self {
+        Self { message: message.to_string() }
+    }
+}
+
+/// Waits until `device` has finished all that the calling thread gave it, and checks that `made` was made.
+/// A CPU device has finished whatever returned.
+///
+/// # Errors
+/// What the device's runtime says of a failure, such as that there was no memory for one of `made`.
+pub fn finish(device: &Device, made: &[&DeviceTensor]) -> Result<(), DeviceError> {
+    device.sync().map_err(|error| DeviceError::new(format!("{error:?}")))?;
+    #[cfg(feature = "cube")]
+    crate::cube::check(made)?;
+    let _ = made;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_of_a_cpu_device_are_the_hosts() {
+        let host = HostTensor::float(vec![1.0, 2.0, 3.0, 4.0], [2, 2]);
+        let there = DeviceTensor::from(host.clone());
+        let tensor = there.to_device(&Device::flex());
+        let back = tensor.into_resident();
+        assert_eq!(back.bytes.as_host().unwrap().as_ptr(), host.bytes.as_ptr());
+        assert!(back.bytes.overlaps(&there.bytes));
+        let apart = back.apart();
+        assert!(!apart.bytes.overlaps(&there.bytes));
+        assert_eq!(apart.bytes.as_host(), Some(&host.bytes));
+        finish(&Device::flex(), &[&apart]).unwrap();
+    }
+
+    #[test]
+    fn slices_overlap_only_where_they_do() {
+        let bytes = DeviceBytes::from(Bytes::from(vec![0_u8; 16]));
+        let (a, b, c) = (bytes.slice(0..8), bytes.slice(8..16), bytes.slice(4..12));
+        assert!(!a.overlaps(&b) && a.overlaps(&c) && c.overlaps(&b) && bytes.overlaps(&a));
+        assert_eq!((a.len(), bytes.slice(3..3).is_empty()), (8, true));
+    }
+}
