@@ -15,7 +15,7 @@ use burn::backend::{Backend, Dispatch, Flex, TensorMetadata, backend_extension};
 use burn::tensor::{DType, FloatDType, Gradients, Shape, Tensor};
 
 /// The seed as an op of the backends.
-#[backend_extension(Autodiff, Flex)]
+#[backend_extension(Autodiff, Flex, Cube: cfg(feature = "cube"))]
 pub trait SeedOps: Backend {
     /// A scalar of shape `[1]` whose gradient with respect to `y` is `gradient`, of the shape of `y`.
     fn vjp_seed(y: FloatTensor<Self>, gradient: FloatTensor<Self>) -> FloatTensor<Self>;
@@ -26,6 +26,13 @@ fn zero<B: Backend>(device: &Device<B>) -> FloatTensor<B> {
 }
 
 impl SeedOps for Flex {
+    fn vjp_seed(y: FloatTensor<Self>, _: FloatTensor<Self>) -> FloatTensor<Self> {
+        zero::<Self>(&y.device())
+    }
+}
+
+#[cfg(feature = "cube")]
+impl SeedOps for burn::backend::Cube {
     fn vjp_seed(y: FloatTensor<Self>, _: FloatTensor<Self>) -> FloatTensor<Self> {
         zero::<Self>(&y.device())
     }
