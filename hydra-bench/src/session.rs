@@ -4,7 +4,7 @@ use crate::machine::Machine;
 use crate::spec::DevicesSpec;
 use anyhow::Result;
 use hydra_core::ByteSize;
-use hydra_engine::{DeviceSpec, Orchestrator};
+use hydra_engine::{DeviceKind, DeviceSpec, Orchestrator};
 use hydra_partition::PartitionPlan;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -22,6 +22,7 @@ pub(crate) struct Surroundings {
 pub(crate) fn devices(spec: &DevicesSpec, machine: &Machine) -> Result<Vec<DeviceSpec>> {
     let devices = spec.parsed()?;
     let device = |index: usize| DeviceSpec {
+        kind: DeviceKind::Cpu,
         name: format!("cpu:{index}"),
         threads: devices.threads_on(machine.cores),
         memory: spec.device_memory_bytes,

@@ -249,7 +249,7 @@ impl<T: bytemuck::NoUninit> AsRef<[u8]> for Owner<T> {
     }
 }
 
-struct BurnBytes(Bytes);
+pub(crate) struct BurnBytes(pub Bytes);
 
 impl AsRef<[u8]> for BurnBytes {
     fn as_ref(&self) -> &[u8] {

@@ -1,7 +1,7 @@
 //! Buffers of CubeCL, the runtime of all GPUs, as the memory of devices.
 
-use crate::activation::by_rank;
-use crate::{AnyTensor, DeviceBytes, DeviceError, DeviceId, DeviceTensor, MemoryProbe};
+use crate::activation::{BurnBytes, by_rank};
+use crate::{AnyTensor, DeviceBuffer, DeviceBytes, DeviceError, DeviceId, DeviceTensor, MemoryProbe};
 use burn::backend::Cube;
 use burn::tensor::{DType, Device, Int, Shape, Tensor};
 use burn_cubecl::kernel::into_contiguous;
@@ -16,6 +16,76 @@ use std::sync::Arc;
 
 /// A device of CubeCL.
 pub type CubeDevice = cubecl::Device;
+
+/// A device of CubeCL, with what it takes to compute on it and to reach its memory.
+#[derive(Clone)]
+pub struct CubeAdapter {
+    /// The device for Burn.
+    pub burn: Device,
+    /// The device for CubeCL.
+    pub device: CubeDevice,
+    /// Its client.
+    pub client: Client,
+}
+
+impl fmt::Debug for CubeAdapter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("CubeAdapter").field(&self.device).finish()
+    }
+}
+
+impl CubeAdapter {
+    /// The NVIDIA card of this number, in the driver's order.
+    ///
+    /// Without a driver, the compiler of kernels or its headers CubeCL panics: look first, as `hydra doctor`
+    /// does.
+    ///
+    /// # Errors
+    /// If the machine has no such card.
+    #[cfg(feature = "cuda")]
+    pub fn cuda(card: usize) -> Result<Self, DeviceError> {
+        Self::of(CubeDevice::cuda(card).map_err(DeviceError::new)?)
+    }
+
+    /// The adapter of this number of those that have a driver for Vulkan: first the discrete GPUs, then the
+    /// integrated ones, then virtual ones, and last the CPU.
+    ///
+    /// # Errors
+    /// If the machine has no such adapter.
+    #[cfg(feature = "wgpu")]
+    pub fn wgpu(index: usize) -> Result<Self, DeviceError> {
+        use cubecl::device::WgpuDeviceKind::{Cpu, DiscreteGpu, IntegratedGpu, VirtualGpu};
+        let all = |kind: fn(usize) -> cubecl::device::WgpuDeviceKind| {
+            (0..).map_while(move |i| CubeDevice::wgpu(kind(i)).ok())
+        };
+        let gpus = all(DiscreteGpu).chain(all(IntegratedGpu)).chain(all(VirtualGpu));
+        let mut adapters = gpus.chain(CubeDevice::wgpu(Cpu));
+        let missing = || DeviceError::new(format!("no adapter {index} with a driver for Vulkan was found"));
+        Self::of(adapters.nth(index).ok_or_else(missing)?)
+    }
+
+    fn of(device: CubeDevice) -> Result<Self, DeviceError> {
+        let client = device.client();
+        Ok(Self { burn: Device::new(device.clone()), device, client })
+    }
+
+    /// The bytes of a buffer of this device.
+    pub fn bytes(&self, handle: Handle) -> CubeBytes {
+        CubeBytes { client: self.client.clone(), device: self.device.clone(), handle, lease: None }
+    }
+
+    /// Copies of bytes of the host, each in a buffer of its own, when they are there.
+    ///
+    /// # Errors
+    /// What the device's runtime says, such as that there was no memory.
+    pub fn write(&self, host: &[bytes::Bytes]) -> Result<Vec<CubeBytes>, DeviceError> {
+        let buffer = |bytes: &bytes::Bytes| self.bytes(self.client.create_from_slice(bytes));
+        let buffers: Vec<CubeBytes> = host.iter().map(buffer).collect();
+        self.burn.sync().map_err(|error| DeviceError::new(format!("{error:?}")))?;
+        self.client.check(buffers.iter().map(|bytes| &bytes.handle)).map_err(DeviceError::new)?;
+        Ok(buffers)
+    }
+}
 
 /// A range of a buffer of CubeCL.
 #[derive(Clone)]
@@ -34,25 +104,10 @@ impl fmt::Debug for CubeBytes {
 }
 
 impl CubeBytes {
-    /// All bytes of a buffer, which stay for as long as anybody views them.
-    pub fn new(client: Client, device: CubeDevice, handle: Handle) -> Self {
-        Self { client, device, handle, lease: None }
-    }
-
     /// These bytes on a lease: `lease` is dropped with the last clone and slice, also while tensors view the
     /// bytes, and whoever gave it may then write others there.
     pub fn on_lease(self, lease: Arc<dyn Any + Send + Sync>) -> Self {
         Self { lease: Some(lease), ..self }
-    }
-
-    /// The number of bytes.
-    pub fn len(&self) -> usize {
-        self.handle.size_in_used() as usize
-    }
-
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
     }
 
     /// The buffer with the range's offsets.
@@ -60,25 +115,29 @@ impl CubeBytes {
         &self.handle
     }
 
-    /// The client of the device.
-    pub fn client(&self) -> &Client {
-        &self.client
-    }
-
-    /// The bytes in `range`.
+    /// A copy on the host.
     ///
-    /// # Panics
-    /// If the range ends beyond the bytes.
-    #[track_caller]
-    pub fn slice(&self, range: Range<usize>) -> Self {
-        let len = self.len();
-        assert!(range.start <= range.end && range.end <= len, "bytes {range:?} of {len}");
-        let handle = self.handle.clone().offset_start(range.start as u64);
-        Self { handle: handle.offset_end((len - range.end) as u64), ..self.clone() }
+    /// # Errors
+    /// What the device's runtime says, also of why these bytes were never computed.
+    pub fn read(&self) -> Result<bytes::Bytes, DeviceError> {
+        let read = self.client.read_one(self.handle.clone()).map_err(DeviceError::new)?;
+        Ok(bytes::Bytes::from_owner(BurnBytes(read)))
+    }
+}
+
+impl DeviceBuffer for CubeBytes {
+    fn len(&self) -> usize {
+        self.handle.size_in_used() as usize
     }
 
-    /// Whether some of these bytes are some of the others, of which one is on a lease.
-    pub fn overlaps(&self, other: &Self) -> bool {
+    fn slice(&self, range: Range<usize>) -> Arc<dyn DeviceBuffer> {
+        let behind = self.len() - range.end;
+        let handle = self.handle.clone().offset_start(range.start as u64).offset_end(behind as u64);
+        Arc::new(Self { handle, ..self.clone() })
+    }
+
+    fn overlaps(&self, other: &dyn DeviceBuffer) -> bool {
+        let Some(other) = other.as_any().downcast_ref::<Self>() else { return false };
         let range = |of: &Self| {
             let start = of.handle.offset_start.unwrap_or(0);
             start..start + of.handle.size_in_used()
@@ -89,15 +148,17 @@ impl CubeBytes {
             && range(other).start < range(self).end
     }
 
-    /// A copy of these bytes in a buffer of its own. They travel through the host: layers seldom pass on what
-    /// was promoted.
-    pub(crate) fn apart(&self) -> Self {
+    fn apart(&self) -> Arc<dyn DeviceBuffer> {
+        // Through the host: layers seldom pass on what was promoted.
         let bytes = self.client.read_one_unchecked(self.handle.clone());
-        Self { handle: self.client.create(bytes), lease: None, ..self.clone() }
+        Arc::new(Self { handle: self.client.create(bytes), lease: None, ..self.clone() })
     }
 
-    /// The tensor of these bytes on the plain or the autodiff device.
-    pub(crate) fn tensor(&self, shape: &[usize], dtype: DType, device: &Device) -> AnyTensor {
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+
+    fn tensor(&self, shape: &[usize], dtype: DType, device: &Device) -> AnyTensor {
         let (client, place) = (self.client.clone(), self.device.clone());
         let shape = Shape::from(shape.to_vec());
         let primitive = CubeTensor::new_contiguous(client, place, shape, self.handle.clone(), dtype);
@@ -127,17 +188,14 @@ pub(crate) fn resident(tensor: &AnyTensor) -> Option<DeviceTensor> {
     })?;
     let CubeTensor { client, handle, meta, device, dtype, .. } = into_contiguous(primitive);
     let shape = meta.shape().to_vec();
-    Some(DeviceTensor::view(DeviceBytes::Cube(CubeBytes::new(client, device, handle)), shape, dtype))
+    let bytes = CubeBytes { client, device, handle, lease: None };
+    Some(DeviceTensor::view(DeviceBytes::Buffer(Arc::new(bytes)), shape, dtype))
 }
 
 /// Asks for what could not be computed: a failed allocation or launch is known to the buffers that lack its
 /// result, and to nothing else.
 pub(crate) fn check(made: &[&DeviceTensor]) -> Result<(), DeviceError> {
-    let cubes = made.iter().filter_map(|tensor| match &tensor.bytes {
-        DeviceBytes::Cube(bytes) => Some(bytes),
-        DeviceBytes::Host(_) => None,
-    });
-    let cubes: Vec<&CubeBytes> = cubes.collect();
+    let cubes: Vec<&CubeBytes> = made.iter().filter_map(|tensor| tensor.bytes.as_buffer()).collect();
     let Some(first) = cubes.first() else { return Ok(()) };
     first.client.check(cubes.iter().map(|bytes| &bytes.handle)).map_err(DeviceError::new)
 }
@@ -174,5 +232,79 @@ impl MemoryProbe for CubeProbe {
     fn reset_peak(&self, _: DeviceId) {
         // Refused only while a graph is recorded, which nobody does.
         let _ = self.client.memory_cleanup();
+    }
+}
+
+#[cfg(all(test, feature = "wgpu"))]
+mod tests {
+    use super::*;
+    use crate::{HostTensor, finish};
+    use bytes::Bytes;
+
+    /// A device to test on; says why there is none.
+    fn adapter() -> Option<CubeAdapter> {
+        let adapter = CubeAdapter::wgpu(0);
+        adapter.inspect_err(|error| eprintln!("skipped: {error}")).ok()
+    }
+
+    fn there(adapter: &CubeAdapter, tensor: &HostTensor) -> DeviceTensor {
+        let bytes = adapter.bytes(adapter.client.create_from_slice(&tensor.bytes));
+        DeviceTensor::view(DeviceBytes::Buffer(Arc::new(bytes)), tensor.shape.clone(), tensor.dtype)
+    }
+
+    #[test]
+    fn tensors_are_views_of_device_memory() {
+        let Some(adapter) = adapter() else { return };
+        let values: Vec<f32> = (0..512).map(|i| i as f32).collect();
+        let host = HostTensor::float(values.clone(), [512]);
+        let image = there(&adapter, &host);
+        let part = DeviceTensor::view(image.bytes.slice(1024..1536), [8, 16], DType::F32);
+        assert_eq!((image.len_bytes(), part.len_bytes()), (2048, 512));
+        for device in [adapter.burn.clone(), adapter.burn.clone().autodiff()] {
+            let tensor: Tensor<2> = part.to_device(&device).into_float();
+            assert_eq!(tensor.device().is_autodiff(), device.is_autodiff());
+            let doubled = AnyTensor::from(tensor.clone() * 2.0).into_host();
+            assert!(doubled.as_f32().iter().zip(&values[256..]).all(|(d, v)| *d == v * 2.0));
+            // Transposed, the elements have to be put in row-major order.
+            let turned = AnyTensor::from(tensor.transpose()).into_resident();
+            finish(&device, &[&turned]).unwrap();
+            assert_eq!((turned.shape.as_slice(), turned.bytes.as_host()), (&[16, 8][..], None));
+            assert_eq!(turned.to_device(&device).into_host().as_f32()[1], 272.0);
+        }
+        let ints = HostTensor::int(vec![3, 4, 5], [3]);
+        assert_eq!(there(&adapter, &ints).to_device(&adapter.burn).into_host(), ints);
+        assert_eq!(image.to_device(&adapter.burn).into_host(), host, "what was promoted stays what it is");
+    }
+
+    #[test]
+    fn only_what_is_on_a_lease_has_to_be_taken_apart() {
+        let Some(adapter) = adapter() else { return };
+        let host = HostTensor::float((0..512).map(|i| i as f32).collect(), [512]);
+        let bytes = there(&adapter, &host).bytes;
+        let lease = Arc::new(());
+        let leased = bytes.as_buffer::<CubeBytes>().unwrap().clone().on_lease(lease.clone());
+        let leased = DeviceBytes::Buffer(Arc::new(leased));
+        let view = |bytes: &DeviceBytes, range| DeviceTensor::view(bytes.slice(range), [128], DType::F32);
+        let passed_on = view(&leased, 0..512).to_device(&adapter.burn).into_resident();
+        assert!(leased.overlaps(&passed_on.bytes) && !bytes.overlaps(&passed_on.bytes));
+        assert!(!leased.slice(512..1024).overlaps(&passed_on.bytes));
+        let apart = passed_on.apart();
+        assert!(!leased.overlaps(&apart.bytes));
+        assert_eq!(apart.to_device(&adapter.burn).into_host().as_f32(), &host.as_f32()[..128]);
+        drop(leased);
+        assert_eq!(Arc::strong_count(&lease), 1);
+    }
+
+    #[test]
+    fn the_probe_sees_what_is_allocated() {
+        let Some(adapter) = adapter() else { return };
+        let (probe, id) = (CubeProbe::new(adapter.client.clone()), DeviceId(0));
+        probe.reset_peak(id);
+        let before = probe.in_use(id);
+        let bytes = Bytes::from(vec![1; 32 << 20]);
+        let held = adapter.client.create_from_slice(&bytes);
+        assert!(probe.in_use(id) >= before + (32 << 20) && probe.peak(id) >= probe.in_use(id));
+        drop(held);
+        assert!(probe.measures() && probe.peak(id) >= before + (32 << 20));
     }
 }

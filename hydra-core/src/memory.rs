@@ -1,24 +1,49 @@
 //! Bytes and tensors in the memory of a device.
 //!
 //! A CPU device computes on host memory in place, so there both are [`bytes::Bytes`]. A GPU has memory that
-//! only its kernels and its copies reach: a buffer of CubeCL (feature `cube`).
+//! only its kernels and its copies reach: behind the port [`DeviceBuffer`].
 
-#[cfg(feature = "cube")]
-use crate::cube::CubeBytes;
 use crate::{Activation, AnyTensor, HostTensor};
 use burn::tensor::{DType, Device};
 use bytes::Bytes;
+use std::any::Any;
 use std::fmt;
 use std::ops::Range;
+use std::sync::Arc;
+
+/// A range of memory that only its device can read.
+pub trait DeviceBuffer: fmt::Debug + Send + Sync {
+    /// The number of bytes.
+    fn len(&self) -> usize;
+
+    /// Whether there are none.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The bytes in `range`, which is within these.
+    fn slice(&self, range: Range<usize>) -> Arc<dyn DeviceBuffer>;
+
+    /// Whether some of these bytes are some of the others, in memory that does not stay for whoever views it.
+    fn overlaps(&self, other: &dyn DeviceBuffer) -> bool;
+
+    /// The bytes as a tensor for Burn, without a copy.
+    fn tensor(&self, shape: &[usize], dtype: DType, device: &Device) -> AnyTensor;
+
+    /// A copy of these bytes on the same device, in memory that stays for whoever views it.
+    fn apart(&self) -> Arc<dyn DeviceBuffer>;
+
+    /// The buffer, for those who know its type.
+    fn as_any(&self) -> &dyn Any;
+}
 
 /// Bytes in the memory of a device: shared when cloned or sliced, and never written again.
 #[derive(Clone, Debug)]
 pub enum DeviceBytes {
     /// Host memory, on which a CPU device computes in place.
     Host(Bytes),
-    /// A range of a buffer of CubeCL.
-    #[cfg(feature = "cube")]
-    Cube(CubeBytes),
+    /// Memory that the host cannot read.
+    Buffer(Arc<dyn DeviceBuffer>),
 }
 
 impl DeviceBytes {
@@ -26,8 +51,7 @@ impl DeviceBytes {
     pub fn len(&self) -> usize {
         match self {
             Self::Host(bytes) => bytes.len(),
-            #[cfg(feature = "cube")]
-            Self::Cube(bytes) => bytes.len(),
+            Self::Buffer(buffer) => buffer.len(),
         }
     }
 
@@ -42,10 +66,11 @@ impl DeviceBytes {
     /// If the range ends beyond the bytes.
     #[track_caller]
     pub fn slice(&self, range: Range<usize>) -> Self {
+        let len = self.len();
+        assert!(range.start <= range.end && range.end <= len, "bytes {range:?} of {len}");
         match self {
             Self::Host(bytes) => Self::Host(bytes.slice(range)),
-            #[cfg(feature = "cube")]
-            Self::Cube(bytes) => Self::Cube(bytes.slice(range)),
+            Self::Buffer(buffer) => Self::Buffer(buffer.slice(range)),
         }
     }
 
@@ -53,8 +78,15 @@ impl DeviceBytes {
     pub fn as_host(&self) -> Option<&Bytes> {
         match self {
             Self::Host(bytes) => Some(bytes),
-            #[cfg(feature = "cube")]
-            Self::Cube(_) => None,
+            Self::Buffer(_) => None,
+        }
+    }
+
+    /// The bytes as a buffer of this type, where they are.
+    pub fn as_buffer<B: DeviceBuffer + 'static>(&self) -> Option<&B> {
+        match self {
+            Self::Host(_) => None,
+            Self::Buffer(buffer) => buffer.as_any().downcast_ref(),
         }
     }
 
@@ -65,9 +97,7 @@ impl DeviceBytes {
                 let range = |bytes: &Bytes| bytes.as_ptr().addr()..bytes.as_ptr().addr() + bytes.len();
                 range(a).start < range(b).end && range(b).start < range(a).end
             }
-            #[cfg(feature = "cube")]
-            (Self::Cube(a), Self::Cube(b)) => a.overlaps(b),
-            #[cfg(feature = "cube")]
+            (Self::Buffer(a), Self::Buffer(b)) => a.overlaps(b.as_ref()),
             _ => false,
         }
     }
@@ -111,14 +141,13 @@ impl DeviceTensor {
     /// device that the bytes are on.
     ///
     /// # Panics
-    /// If the bytes are in a buffer of CubeCL and `device` is a CPU.
+    /// If the bytes are in memory that `device` cannot read.
     pub fn to_device(&self, device: &Device) -> AnyTensor {
         match &self.bytes {
             DeviceBytes::Host(bytes) => {
                 HostTensor::view(bytes.clone(), self.shape.clone(), self.dtype).to_device(device)
             }
-            #[cfg(feature = "cube")]
-            DeviceBytes::Cube(bytes) => bytes.tensor(&self.shape, self.dtype, device),
+            DeviceBytes::Buffer(buffer) => buffer.tensor(&self.shape, self.dtype, device),
         }
     }
 
@@ -134,8 +163,7 @@ impl DeviceTensor {
                 };
                 DeviceBytes::Host(aligned)
             }
-            #[cfg(feature = "cube")]
-            DeviceBytes::Cube(bytes) => DeviceBytes::Cube(bytes.apart()),
+            DeviceBytes::Buffer(buffer) => DeviceBytes::Buffer(buffer.apart()),
         };
         Self { bytes, ..self }
     }

@@ -112,7 +112,7 @@ fn candidate<'a>(
 ) -> Result<Candidate<'a>, EngineError> {
     let items: Vec<usize> = (0..task.spec.microbatch().min(task.train.len())).collect();
     let batch = guarded("reading a batch", || Ok(task.train.batch(&items)?))?;
-    let probe = if device.probe.measures() { "allocator" } else { "shapes" };
+    let probe = device.measured_by();
     let fingerprint = Fingerprint::new(&task.chain, &batch, "").on(device.spec.threads, probe);
     if let Some(index) = measured.iter().position(|m| m.fingerprint.same_costs(&fingerprint)) {
         return Ok(Candidate { task, batch, measured: index });

@@ -1,6 +1,7 @@
-//! A logical device: some CPU threads with a memory budget of their own.
+//! A logical device: some CPU threads or a GPU, or a part of one, with a memory budget of its own.
 
 use crate::error::EngineError;
+use crate::gpu;
 use hydra_core::{Bandwidth, ByteSize, DeviceBytes, DeviceId, MemoryProbe};
 use hydra_partition::{PartitionError, PilotDevice};
 use hydra_spill::{
@@ -9,12 +10,32 @@ use hydra_spill::{
 use std::sync::Arc;
 use std::time::Duration;
 
+/// What computes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DeviceKind {
+    /// Threads of this machine's CPU.
+    #[default]
+    Cpu,
+    /// An NVIDIA card; needs the feature `cuda`.
+    Cuda {
+        /// Its number, in the driver's order.
+        card: usize,
+    },
+    /// An adapter with a driver for Vulkan; needs the feature `wgpu`.
+    Wgpu {
+        /// Its number: discrete GPUs come first, the CPU last.
+        adapter: usize,
+    },
+}
+
 /// What a logical device is made of.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeviceSpec {
     /// A name for reports, such as `cpu:0`.
     pub name: String,
-    /// Compute threads.
+    /// What computes.
+    pub kind: DeviceKind,
+    /// Compute threads of a CPU; one feeds a GPU.
     pub threads: usize,
     /// The memory budget: resident parameters, activations, gradients and workspace.
     pub memory: ByteSize,
@@ -32,6 +53,7 @@ impl DeviceSpec {
     pub fn cpus(count: usize, threads: usize, memory: ByteSize) -> Vec<Self> {
         let device = |i| Self {
             name: format!("cpu:{i}"),
+            kind: DeviceKind::Cpu,
             threads: threads.max(1),
             memory,
             link: None,
@@ -41,7 +63,25 @@ impl DeviceSpec {
         (0..count).map(device).collect()
     }
 
-    /// This device with the host's memory as its own.
+    /// The `index`-th logical device on an NVIDIA card, called `cuda:card`, or `cuda:card/index` if the card has
+    /// `of` more than one, with so much memory of the card's.
+    pub fn cuda(card: usize, index: usize, of: usize, memory: ByteSize) -> Self {
+        Self::gpu("cuda", DeviceKind::Cuda { card }, (card, index, of), memory)
+    }
+
+    /// As [`cuda`](Self::cuda), on an adapter with a driver for Vulkan.
+    pub fn wgpu(adapter: usize, index: usize, of: usize, memory: ByteSize) -> Self {
+        Self::gpu("wgpu", DeviceKind::Wgpu { adapter }, (adapter, index, of), memory)
+    }
+
+    fn gpu(kind_name: &str, kind: DeviceKind, place: (usize, usize, usize), memory: ByteSize) -> Self {
+        let (number, index, of) = place;
+        let part = if of > 1 { format!("/{index}") } else { String::new() };
+        let name = format!("{kind_name}:{number}{part}");
+        Self { name, kind, threads: 1, memory, link: None, latency: Duration::ZERO, resident: false }
+    }
+
+    /// This device with the host's memory as its own; a GPU has none of the host's and stays as it is.
     pub fn resident(self) -> Self {
         Self { resident: true, ..self }
     }
@@ -60,7 +100,28 @@ pub(crate) struct LogicalDevice {
     pub pool: Arc<rayon::ThreadPool>,
     pub manager: Arc<SpillManager>,
     pub probe: Arc<dyn MemoryProbe>,
+    /// The link of the pilot pass, which waits for nothing that is simulated.
+    pilot: Arc<dyn DeviceLink>,
     tag: alloc::TagLease,
+}
+
+/// What a kind of device brings.
+pub(crate) struct Hardware {
+    pub burn: burn::tensor::Device,
+    pub link: Arc<dyn DeviceLink>,
+    pub probe: Arc<dyn MemoryProbe>,
+    pub pilot: Arc<dyn DeviceLink>,
+}
+
+impl Hardware {
+    fn cpu(spec: &DeviceSpec, measured_as: DeviceId, probe: Arc<dyn MemoryProbe>) -> Self {
+        let copies: Arc<dyn DeviceLink> = Arc::new(HostCopyLink::new(measured_as));
+        let link: Arc<dyn DeviceLink> = match spec.resident && spec.link.is_none() {
+            true => Arc::new(SharedLink::new(measured_as)),
+            false => copies.clone(),
+        };
+        Self { burn: burn::tensor::Device::flex(), link, probe, pilot: copies }
+    }
 }
 
 impl LogicalDevice {
@@ -79,16 +140,30 @@ impl LogicalDevice {
             .start_handler(move |_| alloc::tag_thread(Some(measured_as)))
             .build()
             .map_err(|error| EngineError::Worker { worker: spec.name.clone(), problem: error.to_string() })?;
-        warm_up(&pool);
-        let copies = HostCopyLink::new(measured_as);
+        let hardware = match spec.kind {
+            DeviceKind::Cpu => Hardware::cpu(&spec, measured_as, probe),
+            DeviceKind::Cuda { .. } | DeviceKind::Wgpu { .. } => gpu::hardware(&spec)?,
+        };
+        let Hardware { burn, link, probe, pilot } = hardware;
+        warm_up(&pool, &burn);
         let link: Arc<dyn DeviceLink> = match spec.link {
-            Some(bandwidth) => Arc::new(SimulatedLink::new(copies, bandwidth, spec.latency)),
-            None if spec.resident => Arc::new(SharedLink::new(measured_as)),
-            None => Arc::new(copies),
+            Some(bandwidth) => Arc::new(SimulatedLink::new(link, bandwidth, spec.latency)),
+            None => link,
         };
         let budget = Budget::new(spec.name.clone(), spec.memory);
         let manager = Arc::new(SpillManager::new(id, budget, store, link));
-        Ok(Self { id, spec, burn: burn::tensor::Device::flex(), pool: Arc::new(pool), manager, probe, tag })
+        Ok(Self { id, spec, burn, pool: Arc::new(pool), manager, probe, pilot, tag })
+    }
+
+    /// What its memory is measured by, for the fingerprint of a plan: costs of one kind of device are not those
+    /// of another.
+    pub(crate) fn measured_by(&self) -> &'static str {
+        match self.spec.kind {
+            _ if !self.probe.measures() => "shapes",
+            DeviceKind::Cpu => "allocator",
+            DeviceKind::Cuda { .. } => "cuda",
+            DeviceKind::Wgpu { .. } => "wgpu",
+        }
     }
 
     /// The device as the memory probe knows it: devices of other runs in this process have other figures.
@@ -99,10 +174,10 @@ impl LogicalDevice {
 
 /// Makes every thread of the pool allocate the buffers that matrix products keep for each thread, so that a
 /// pilot pass finds them there and they do not appear in the middle of a run.
-fn warm_up(pool: &rayon::ThreadPool) {
+fn warm_up(pool: &rayon::ThreadPool, device: &burn::tensor::Device) {
     const SIDE: usize = 256;
     pool.broadcast(|_| {
-        let x = burn::tensor::Tensor::<2>::ones([SIDE, SIDE], &burn::tensor::Device::flex());
+        let x = burn::tensor::Tensor::<2>::ones([SIDE, SIDE], device);
         drop(x.clone().matmul(x));
     });
 }
@@ -126,8 +201,7 @@ impl PilotDevice for LogicalDevice {
     }
 
     fn bring_in(&self, bytes: &bytes::Bytes) -> DeviceBytes {
-        // Not through the device's link: a simulated one would make the pilot pass wait for nothing.
-        HostCopyLink::new(self.measured_as()).copy_in(bytes).unwrap_or_else(|_| bytes.clone().into())
+        self.pilot.copy_in(bytes).unwrap_or_else(|_| bytes.clone().into())
     }
 }
 

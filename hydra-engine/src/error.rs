@@ -28,6 +28,24 @@ pub enum EngineError {
     /// No device was given.
     #[error("no device: a run needs at least one")]
     NoDevice,
+    /// A device cannot be had.
+    #[error("device `{device}`: {problem}")]
+    Device {
+        /// The device.
+        device: String,
+        /// What is missing, and what to do.
+        problem: String,
+    },
+    /// Devices on which one task would not have the same bits.
+    #[error(
+        "devices of one run are of one kind, for a task's results depend on it: `{first}` and `{other}` are not"
+    )]
+    MixedDevices {
+        /// The first device.
+        first: String,
+        /// One of another kind.
+        other: String,
+    },
     /// Nothing was submitted.
     #[error("no task was submitted")]
     NoTask,

@@ -22,6 +22,7 @@ mod device;
 mod error;
 mod event;
 mod executor;
+mod gpu;
 mod gradient;
 mod host;
 mod model;
@@ -41,7 +42,7 @@ mod worker;
 mod writer;
 
 pub use admission::{Admission, AdmittedTask};
-pub use device::DeviceSpec;
+pub use device::{DeviceKind, DeviceSpec};
 pub use error::EngineError;
 pub use observer::{EvaluationKind, Observer, RunEvent, Silent, Span, Track, Work};
 pub use orchestrator::Orchestrator;

@@ -66,8 +66,11 @@ impl std::fmt::Debug for Orchestrator {
 impl Orchestrator {
     /// A run on these devices, of which there must be at least one.
     pub fn new(devices: Vec<DeviceSpec>) -> Result<Self, EngineError> {
-        if devices.is_empty() {
-            return Err(EngineError::NoDevice);
+        let Some(first) = devices.first() else { return Err(EngineError::NoDevice) };
+        let kind = |spec: &DeviceSpec| std::mem::discriminant(&spec.kind);
+        if let Some(other) = devices.iter().find(|other| kind(other) != kind(first)) {
+            let (first, other) = (first.name.clone(), other.name.clone());
+            return Err(EngineError::MixedDevices { first, other });
         }
         Ok(Self {
             devices,

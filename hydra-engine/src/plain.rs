@@ -26,10 +26,20 @@ pub struct PlainRun {
     pub weights_sha256: String,
 }
 
-/// Trains `chain` on `data` as `spec` says.
+/// Trains `chain` on `data` as `spec` says, on the CPU.
 pub fn train(chain: &Chain, data: &dyn Dataset, spec: &TrainSpec) -> Result<PlainRun, EngineError> {
+    train_on(chain, data, spec, &Device::flex())
+}
+
+/// Trains `chain` on `data` as `spec` says, on a plain (not autodiff) device.
+pub fn train_on(
+    chain: &Chain,
+    data: &dyn Dataset,
+    spec: &TrainSpec,
+    device: &Device,
+) -> Result<PlainRun, EngineError> {
     spec.validate()?;
-    let mut model = Model::new(chain, spec)?;
+    let mut model = Model::new(chain, spec, device.clone().autodiff())?;
     let mut sampler = Sampler::new(data.len(), spec.batch, spec.seed, spec.shuffle);
     let steps = spec.steps(data.len());
     let mut run =
@@ -48,17 +58,19 @@ pub fn train(chain: &Chain, data: &dyn Dataset, spec: &TrainSpec) -> Result<Plai
 struct Model<'a> {
     chain: &'a Chain,
     spec: &'a TrainSpec,
+    /// The autodiff device.
+    device: Device,
     images: Vec<Vec<f32>>,
     moments: Vec<Vec<Vec<f32>>>,
 }
 
 impl<'a> Model<'a> {
-    fn new(chain: &'a Chain, spec: &'a TrainSpec) -> Result<Self, EngineError> {
+    fn new(chain: &'a Chain, spec: &'a TrainSpec, device: Device) -> Result<Self, EngineError> {
         let images: Result<Vec<_>, _> =
             (0..chain.images().len()).map(|i| initial_image(chain, i, spec.seed)).collect();
         let images = images?;
         let moments = images.iter().map(|i| vec![vec![0.0; i.len()]; spec.optimizer.moments()]).collect();
-        Ok(Self { chain, spec, images, moments })
+        Ok(Self { chain, spec, device, images, moments })
     }
 
     /// The loss and the gradients, image by image, of one minibatch.
@@ -76,23 +88,21 @@ impl<'a> Model<'a> {
         let mut loss = 0.0;
         for (index, batch) in batches.iter().enumerate() {
             let weight = batch.terms as f64 / terms as f64;
-            let device = Device::flex().autodiff();
             let key = Pass::key_of(self.spec.seed, step, index);
-            let pass = Pass::train(key, batch.targets.to_device(&device));
-            let layers = self.layers(&device);
-            let (value, uses) = backward(&layers, batch.inputs.to_device(&device), &pass, weight);
+            let pass = Pass::train(key, batch.targets.to_device(&self.device));
+            let (value, uses) = backward(&self.layers(), batch.inputs.to_device(&self.device), &pass, weight);
             loss += weight * f64::from(value);
             self.add(&mut total, uses, index == 0);
         }
         Ok((loss, total))
     }
 
-    fn layers(&self, device: &Device) -> Vec<Box<dyn Layer>> {
+    fn layers(&self) -> Vec<Box<dyn Layer>> {
         let image = |i: usize| {
             DeviceBytes::from(bytes::Bytes::copy_from_slice(bytemuck::cast_slice(&self.images[i])))
         };
         let layer = |(index, layer): (usize, &hydra_core::ChainLayer)| {
-            layer.layer().promote(&self.chain.layer_params(index, &image), device, !layer.frozen)
+            layer.layer().promote(&self.chain.layer_params(index, &image), &self.device, !layer.frozen)
         };
         self.chain.layers().iter().enumerate().map(layer).collect()
     }

@@ -170,6 +170,7 @@ impl Run {
         let reservation =
             self.host_budget.reserve(bytes, &model.task.name).map_err(hydra_spill::SpillError::from)?;
         let moments = vec![vec![0.0; params.len()]; moments];
+        let params = self.threads.devices[0].device.manager.link().home(params);
         self.store.insert(ImageId { task: model.id, image }, Masters { params, moments }, reservation)?;
         Ok(())
     }

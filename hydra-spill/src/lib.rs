@@ -16,7 +16,7 @@
 //! let host = Budget::new("host memory", ByteSize::mib(1));
 //! let store = Arc::new(DramStore::new());
 //! let id = ImageId { task: TaskId(0), image: 0 };
-//! let masters = Masters { params: vec![1.0; 256], moments: vec![vec![0.0; 256]] };
+//! let masters = Masters { params: vec![1.0; 256].into(), moments: vec![vec![0.0; 256]] };
 //! let room = host.reserve(masters.len_bytes(), "task 0")?;
 //! store.insert(id, masters, room)?;
 //!
@@ -47,6 +47,10 @@
 #[allow(unsafe_code, reason = "a global allocator is an unsafe trait")]
 pub mod alloc;
 mod budget;
+#[cfg(feature = "cube")]
+mod cube;
+#[allow(unsafe_code, reason = "the driver is C")]
+pub mod cuda;
 mod double_buffer;
 mod error;
 mod link;
@@ -54,9 +58,11 @@ mod manager;
 mod store;
 
 pub use budget::{Budget, Reservation};
+#[cfg(feature = "cube")]
+pub use cube::CubeLink;
 pub use double_buffer::{BufferError, DoubleBuffer, FillGuard, Monitor, SlotState, StdMonitor, Ticket};
 pub use error::{BudgetError, SpillError};
 pub use link::{ALIGN as LINK_ALIGN, DeviceLink, Direction, ELEMENT_ALIGN, HostCopyLink, LinkError};
 pub use link::{SharedLink, SimulatedLink};
 pub use manager::{Resident, SpillManager};
-pub use store::{DramStore, ImageId, ImageView, ImageWriter, Masters, TierStore};
+pub use store::{DramStore, Floats, ImageId, ImageView, ImageWriter, Masters, TierStore};

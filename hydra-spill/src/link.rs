@@ -7,7 +7,7 @@
 //! cost shows in tests on a machine without one. The links of GPUs stand beside this file. The conformance
 //! suite runs on every link.
 
-use crate::alloc;
+use crate::{Floats, alloc};
 use bytes::Bytes;
 use hydra_core::{Bandwidth, DeviceBytes, DeviceId};
 use std::collections::{TryReserveError, VecDeque};
@@ -133,8 +133,65 @@ pub trait DeviceLink: Send + Sync {
     fn copy_out_into(&self, device: &DeviceBytes, out: &mut [f32], accumulate: bool)
     -> Result<(), LinkError>;
 
+    /// These floats where this link copies them from best, as far as there is room: masters live there.
+    fn home(&self, floats: Vec<f32>) -> Floats {
+        floats.into()
+    }
+
+    /// Gets ready for promotions of up to so many bytes, two of them at a time. What is more or larger takes
+    /// another way, which may be slower.
+    ///
+    /// # Errors
+    /// [`LinkError::Transfer`] if the device has no room for them.
+    fn prepare(&self, _promotion: u64) -> Result<(), LinkError> {
+        Ok(())
+    }
+
     /// Bytes moved in this direction so far; a view moves none.
     fn moved(&self, direction: Direction) -> u64;
+}
+
+impl<L: DeviceLink + ?Sized> DeviceLink for Arc<L> {
+    fn name(&self) -> &str {
+        (**self).name()
+    }
+
+    fn shares(&self) -> bool {
+        (**self).shares()
+    }
+
+    fn copy_in(&self, host: &Bytes) -> Result<DeviceBytes, LinkError> {
+        (**self).copy_in(host)
+    }
+
+    fn copy_in_all(&self, host: &[Bytes]) -> Result<Vec<DeviceBytes>, LinkError> {
+        (**self).copy_in_all(host)
+    }
+
+    fn copy_out(&self, device: &DeviceBytes) -> Result<Bytes, LinkError> {
+        (**self).copy_out(device)
+    }
+
+    fn copy_out_into(
+        &self,
+        device: &DeviceBytes,
+        out: &mut [f32],
+        accumulate: bool,
+    ) -> Result<(), LinkError> {
+        (**self).copy_out_into(device, out, accumulate)
+    }
+
+    fn home(&self, floats: Vec<f32>) -> Floats {
+        (**self).home(floats)
+    }
+
+    fn prepare(&self, promotion: u64) -> Result<(), LinkError> {
+        (**self).prepare(promotion)
+    }
+
+    fn moved(&self, direction: Direction) -> u64 {
+        (**self).moved(direction)
+    }
 }
 
 /// The alignment, in bytes, of the copies that [`DeviceLink::copy_in`] and [`DeviceLink::copy_out`] return.
@@ -288,7 +345,7 @@ impl DeviceLink for SharedLink {
 }
 
 /// Adds floats element by element; the bytes may have any alignment.
-fn add(floats: &[u8], out: &mut [f32]) {
+pub(crate) fn add(floats: &[u8], out: &mut [f32]) {
     let (floats, _) = floats.as_chunks();
     for (sum, float) in out.iter_mut().zip(floats) {
         *sum += f32::from_ne_bytes(*float);
@@ -476,6 +533,14 @@ impl<L: DeviceLink> DeviceLink for SimulatedLink<L> {
         accumulate: bool,
     ) -> Result<(), LinkError> {
         self.timed(&self.down, device.len(), || self.inner.copy_out_into(device, out, accumulate))
+    }
+
+    fn home(&self, floats: Vec<f32>) -> Floats {
+        self.inner.home(floats)
+    }
+
+    fn prepare(&self, promotion: u64) -> Result<(), LinkError> {
+        self.inner.prepare(promotion)
     }
 
     fn moved(&self, direction: Direction) -> u64 {

@@ -4,6 +4,7 @@
 //! reads an image while it is written. Readers get shared bytes without a copy and count for as long as any
 //! clone or slice of them lives; a writer gets the masters themselves, once the count is zero.
 
+use crate::cuda::PinnedFloats;
 use crate::{Reservation, SpillError};
 use hydra_core::TaskId;
 use std::collections::BTreeMap;
@@ -26,11 +27,65 @@ impl fmt::Display for ImageId {
     }
 }
 
+/// Floats of the host, in ordinary memory or in memory that a card copies from by itself.
+#[derive(Debug)]
+pub enum Floats {
+    /// Ordinary memory.
+    Heap(Vec<f32>),
+    /// Page-locked memory.
+    Pinned(PinnedFloats),
+}
+
+impl Default for Floats {
+    fn default() -> Self {
+        Self::Heap(Vec::new())
+    }
+}
+
+impl From<Vec<f32>> for Floats {
+    fn from(values: Vec<f32>) -> Self {
+        Self::Heap(values)
+    }
+}
+
+impl Deref for Floats {
+    type Target = [f32];
+
+    fn deref(&self) -> &[f32] {
+        match self {
+            Self::Heap(values) => values,
+            Self::Pinned(values) => values,
+        }
+    }
+}
+
+impl DerefMut for Floats {
+    fn deref_mut(&mut self) -> &mut [f32] {
+        match self {
+            Self::Heap(values) => values,
+            Self::Pinned(values) => values,
+        }
+    }
+}
+
+/// A clone is in ordinary memory.
+impl Clone for Floats {
+    fn clone(&self) -> Self {
+        Self::Heap(self.to_vec())
+    }
+}
+
+impl PartialEq for Floats {
+    fn eq(&self, other: &Self) -> bool {
+        **self == **other
+    }
+}
+
 /// The truth about an image: its parameters and what the optimizer remembers of them.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Masters {
     /// The parameters, laid out as the image.
-    pub params: Vec<f32>,
+    pub params: Floats,
     /// The optimizer's moments, each laid out as the parameters: none for a frozen image or plain SGD, one
     /// for momentum, two for Adam.
     pub moments: Vec<Vec<f32>>,
@@ -167,16 +222,16 @@ struct Slot {
 #[derive(Debug)]
 enum Content {
     /// Every view that is out shares `params`.
-    AtRest { params: Arc<Vec<f32>>, moments: Vec<Vec<f32>> },
+    AtRest { params: Arc<Floats>, moments: Vec<Vec<f32>> },
     /// A writer has the masters.
     Out,
 }
 
-struct Shared(Arc<Vec<f32>>);
+struct Shared(Arc<Floats>);
 
 impl AsRef<[u8]> for Shared {
     fn as_ref(&self) -> &[u8] {
-        bytemuck::cast_slice(&self.0)
+        bytemuck::cast_slice(&**self.0)
     }
 }
 
@@ -344,7 +399,7 @@ pub(crate) mod conformance {
 
     pub(crate) fn masters() -> Masters {
         let ramp = |scale: f32| (0..300).map(|i| i as f32 * scale).collect::<Vec<_>>();
-        Masters { params: ramp(1.0), moments: vec![ramp(0.5), ramp(-0.25)] }
+        Masters { params: ramp(1.0).into(), moments: vec![ramp(0.5), ramp(-0.25)] }
     }
 
     pub(crate) fn insert(store: &dyn TierStore, id: ImageId, budget: &Budget) {
@@ -428,7 +483,7 @@ pub(crate) mod conformance {
         assert_eq!(busy_with(store.write(ID).map(drop)), Some(1));
         assert_eq!(busy_with(store.remove(ID).map(drop)), Some(1));
         assert_eq!(bytemuck::cast_slice::<u8, f32>(&slice), [2.0, 3.0]);
-        assert_eq!(floats(&store.read(ID).unwrap()), masters().params);
+        assert_eq!(floats(&store.read(ID).unwrap()), &masters().params[..]);
         drop(slice);
         drop(store.write(ID).unwrap());
         assert_eq!(store.remove(ID).unwrap(), masters());
@@ -470,7 +525,7 @@ pub(crate) mod conformance {
 
     fn nobody_sees_half_of_a_write(store: &dyn TierStore) {
         let budget = budget();
-        let zeros = Masters { params: vec![0.0; 4096], moments: Vec::new() };
+        let zeros = Masters { params: vec![0.0; 4096].into(), moments: Vec::new() };
         let reservation = budget.reserve(zeros.len_bytes(), "zeros").unwrap();
         store.insert(ID, zeros, reservation).unwrap();
         let read = || {

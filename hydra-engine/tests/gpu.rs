@@ -1,0 +1,129 @@
+//! The promise of the same bits on a device with memory of its own: the spilled run equals the plain loop on
+//! that device. With the feature `wgpu` the device is any that has a driver for Vulkan, also one in software.
+#![cfg_attr(not(feature = "wgpu"), allow(dead_code, unused_imports))]
+
+mod common;
+
+use common::{Fragile, PLENTY, Points, mlp_chain, spirals};
+use hydra_core::{ByteSize, Chain, Dataset, Length, OptimizerSpec, TrainSpec};
+use hydra_engine::{DeviceSpec, EngineError, Orchestrator, RunReport, TaskState, TrainTask, plain};
+use hydra_models::{cnn, mlp};
+use std::sync::Arc;
+
+#[cfg(not(feature = "wgpu"))]
+#[test]
+fn runs_on_a_gpu_equal_the_plain_loop() {
+    eprintln!("skipped: built without the feature `wgpu`");
+}
+
+#[cfg(not(feature = "wgpu"))]
+#[test]
+fn a_build_without_the_feature_says_so() {
+    for device in [DeviceSpec::cuda(0, 0, 1, PLENTY), DeviceSpec::wgpu(0, 1, 2, PLENTY)] {
+        let name = device.name.clone();
+        let mut run = Orchestrator::new(vec![device]).unwrap();
+        run.submit(TrainTask::new("task", mlp_chain(), spirals(), spec())).unwrap();
+        let error = run.run().unwrap_err().to_string();
+        assert!(error.starts_with(&format!("device `{name}`: this build has no ")), "{error}");
+    }
+}
+
+#[test]
+fn devices_of_two_kinds_are_refused() {
+    let mut devices = DeviceSpec::cpus(1, 1, PLENTY);
+    devices.push(DeviceSpec::wgpu(0, 0, 1, PLENTY));
+    let error = Orchestrator::new(devices).unwrap_err();
+    assert!(matches!(&error, EngineError::MixedDevices { first, other } if first == "cpu:0" && other == "wgpu:0"));
+}
+
+fn spec() -> TrainSpec {
+    TrainSpec { length: Length::Steps(4), clip: Some(0.7), ..TrainSpec::new(OptimizerSpec::adamw(3e-3), 8) }
+}
+
+#[cfg(feature = "wgpu")]
+mod on_a_device {
+    use super::*;
+    use hydra_core::cube::CubeAdapter;
+
+    /// The device; says why there is none.
+    fn adapter() -> Option<CubeAdapter> {
+        CubeAdapter::wgpu(0).inspect_err(|error| eprintln!("skipped: {error}")).ok()
+    }
+
+    fn orchestrator(devices: usize, memory: ByteSize, prefetch: bool) -> Orchestrator {
+        let devices = (0..devices).map(|i| DeviceSpec::wgpu(0, i, devices, memory)).collect();
+        Orchestrator::new(devices).unwrap().prefetch(prefetch)
+    }
+
+    fn chains() -> [(&'static str, Arc<Chain>, Arc<dyn Dataset>, Vec<usize>); 3] {
+        let cnn = cnn::CnnConfig { inputs: 2, channels: 4, stages: 2, blocks: 1, classes: 3 };
+        let cnn = cnn::chain(cnn).unwrap();
+        [
+            ("mlp", mlp_chain(), spirals(), vec![1, 2, 3]),
+            ("two streams", Arc::new(mlp::two_stream_chain(8, 2, 3).unwrap()), spirals(), vec![1, 2]),
+            ("cnn", Arc::new(cnn), Arc::new(cnn::Waves::new(3, 24, 2, 8, 3)), vec![1, 2]),
+        ]
+    }
+
+    fn agrees(report: &RunReport, plain: &plain::PlainRun, what: &str) {
+        let task = &report.tasks[0];
+        assert_eq!((task.error.as_deref(), task.state), (None, TaskState::Done), "{what}");
+        assert_eq!(task.losses, plain.losses, "{what}");
+        assert_eq!(task.weights_sha256.as_deref(), Some(plain.weights_sha256.as_str()), "{what}");
+    }
+
+    #[test]
+    fn runs_on_a_gpu_equal_the_plain_loop() {
+        let Some(adapter) = adapter() else { return };
+        for (name, chain, data, cuts) in chains() {
+            let plain = plain::train_on(&chain, data.as_ref(), &spec(), &adapter.burn).unwrap();
+            let again = plain::train_on(&chain, data.as_ref(), &spec(), &adapter.burn).unwrap();
+            assert_eq!(plain.weights_sha256, again.weights_sha256, "{name}: the device is deterministic");
+            for (devices, cuts, prefetch) in
+                [(1, vec![], true), (1, cuts.clone(), true), (1, cuts.clone(), false), (2, cuts, true)]
+            {
+                let mut run = orchestrator(devices, PLENTY, prefetch);
+                let task = TrainTask::new("task", chain.clone(), data.clone(), spec());
+                run.submit(task.cuts(cuts.clone())).unwrap();
+                for other in 1..=devices as u64 {
+                    let spec = TrainSpec { seed: other, ..spec() };
+                    run.submit(TrainTask::new(format!("other-{other}"), mlp_chain(), spirals(), spec)).unwrap();
+                }
+                agrees(&run.run().unwrap(), &plain, &format!("{name}, {devices} devices, cuts {cuts:?}"));
+            }
+        }
+    }
+
+    #[test]
+    fn the_cpu_learns_about_the_same() {
+        let Some(adapter) = adapter() else { return };
+        let (chain, data) = (mlp_chain(), spirals());
+        let there = plain::train_on(&chain, data.as_ref(), &spec(), &adapter.burn).unwrap();
+        let here = plain::train(&chain, data.as_ref(), &spec()).unwrap();
+        for (there, here) in there.losses.iter().zip(&here.losses) {
+            assert!((there - here).abs() < 1e-5 * here.abs(), "{there} against {here}");
+        }
+    }
+
+    #[test]
+    fn a_layer_that_fails_harms_no_other_task() {
+        let Some(adapter) = adapter() else { return };
+        let layer = |limit| Fragile { limit };
+        let linear = burn::nn::LinearConfig::new(2, 3).init(&burn::tensor::Device::flex());
+        let chain = Chain::builder("fragile")
+            .layer("fragile", layer(10.0))
+            .layer("head", mlp::Classifier { linear })
+            .build()
+            .unwrap();
+        let bad = Arc::new(Points { len: 24, bad: 12, panics: false });
+        let plain = plain::train_on(&mlp_chain(), spirals().as_ref(), &spec(), &adapter.burn).unwrap();
+        let mut run = orchestrator(1, PLENTY, true);
+        run.submit(TrainTask::new("task", mlp_chain(), spirals(), spec()).cuts(vec![2])).unwrap();
+        let spec = TrainSpec { shuffle: false, ..spec() };
+        run.submit(TrainTask::new("bad", Arc::new(chain), bad, spec)).unwrap();
+        let report = run.run().unwrap();
+        agrees(&report, &plain, "beside a task that fails");
+        let error = report.tasks[1].error.as_deref().unwrap();
+        assert!(report.tasks[1].state == TaskState::Failed && error.contains("which is above 10"), "{error}");
+    }
+}

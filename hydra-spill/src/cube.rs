@@ -1,0 +1,102 @@
+//! The link of a device that CubeCL reaches, by CubeCL's own copies.
+
+use crate::link::add;
+use crate::{DeviceLink, Direction, LinkError};
+use bytes::Bytes;
+use hydra_core::cube::{CubeAdapter, CubeBytes};
+use hydra_core::{DeviceBytes, DeviceError};
+use std::mem::size_of_val;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// The link of a device behind CubeCL: each buffer is one of CubeCL's pools, and CubeCL copies it.
+///
+/// It serves every runtime of CubeCL, and NVIDIA's cards where memory cannot be page-locked. CubeCL copies on
+/// the stream of the calling thread and orders it with those of others.
+#[derive(Debug)]
+pub struct CubeLink {
+    name: String,
+    adapter: CubeAdapter,
+    up: AtomicU64,
+    down: AtomicU64,
+}
+
+impl CubeLink {
+    /// The link of the device of `adapter`, which messages call `device`.
+    pub fn new(device: &str, adapter: CubeAdapter) -> Self {
+        Self {
+            name: format!("CubeCL's copies, {device}"),
+            adapter,
+            up: AtomicU64::new(0),
+            down: AtomicU64::new(0),
+        }
+    }
+
+    fn failed(&self, direction: Direction, bytes: usize, error: DeviceError) -> LinkError {
+        LinkError::Transfer { link: self.name.clone(), direction, bytes: bytes as u64, source: error.into() }
+    }
+}
+
+impl DeviceLink for CubeLink {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn copy_in(&self, host: &Bytes) -> Result<DeviceBytes, LinkError> {
+        self.copy_in_all(std::slice::from_ref(host)).map(|mut all| all.remove(0))
+    }
+
+    fn copy_in_all(&self, host: &[Bytes]) -> Result<Vec<DeviceBytes>, LinkError> {
+        let total = host.iter().map(Bytes::len).sum();
+        let copies = self.adapter.write(host).map_err(|error| self.failed(Direction::Up, total, error))?;
+        self.up.fetch_add(total as u64, Relaxed);
+        Ok(copies.into_iter().map(|copy| DeviceBytes::Buffer(Arc::new(copy))).collect())
+    }
+
+    fn copy_out(&self, device: &DeviceBytes) -> Result<Bytes, LinkError> {
+        let elsewhere = || LinkError::Elsewhere { link: self.name.clone() };
+        let bytes: &CubeBytes = device.as_buffer().ok_or_else(elsewhere)?;
+        let read = bytes.read().map_err(|error| self.failed(Direction::Down, device.len(), error))?;
+        self.down.fetch_add(read.len() as u64, Relaxed);
+        Ok(read)
+    }
+
+    fn copy_out_into(
+        &self,
+        device: &DeviceBytes,
+        out: &mut [f32],
+        accumulate: bool,
+    ) -> Result<(), LinkError> {
+        let (expected, found) = (size_of_val(out) as u64, device.len() as u64);
+        if expected != found {
+            return Err(LinkError::Length { link: self.name.clone(), expected, found });
+        }
+        let read = self.copy_out(device)?;
+        match accumulate {
+            true => add(&read, out),
+            false => bytemuck::cast_slice_mut(out).copy_from_slice(&read),
+        }
+        Ok(())
+    }
+
+    fn moved(&self, direction: Direction) -> u64 {
+        match direction {
+            Direction::Up => self.up.load(Relaxed),
+            Direction::Down => self.down.load(Relaxed),
+        }
+    }
+}
+
+#[cfg(all(test, feature = "wgpu"))]
+mod tests {
+    use super::*;
+    use crate::link::conformance::conforms;
+
+    #[test]
+    fn the_link_of_a_device_behind_cubecl_conforms() {
+        match CubeAdapter::wgpu(0) {
+            Ok(adapter) => conforms(&CubeLink::new("wgpu:0", adapter)),
+            Err(error) => eprintln!("skipped: {error}"),
+        }
+    }
+}

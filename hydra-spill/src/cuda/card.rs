@@ -1,0 +1,369 @@
+//! The link to a card: promotions into an arena, by copies that run beside the card's computations.
+
+use super::arena::{ARENA_ALIGN, Arena, offsets};
+use super::dma::Dma;
+use crate::{DeviceLink, Direction, Floats, LinkError};
+use bytes::Bytes;
+use hydra_core::{DeviceBytes, DeviceError};
+use std::any::Any;
+use std::mem::size_of_val;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Where bytes are in the memory of a card.
+pub struct Place {
+    /// The address of the first one.
+    pub address: u64,
+    /// Keeps them there.
+    pub held: Box<dyn Any + Send + Sync>,
+}
+
+/// Memory of a card, as bytes that kernels read and as addresses that copies use.
+///
+/// # Safety
+/// An address is that of the bytes for as long as the bytes and the [`Place`] live. Nobody else uses memory
+/// that was allocated, and what is lent of it, until the bytes are given to a kernel.
+pub unsafe trait CardMemory: Send + Sync + 'static {
+    /// Allocates so many bytes: for good, in an allocation of their own, or for as long as someone has them.
+    ///
+    /// # Errors
+    /// If the card has no room.
+    fn allocate(&self, len: u64, for_good: bool) -> Result<DeviceBytes, DeviceError>;
+
+    /// A range of allocated bytes. The lease is dropped with the last clone and slice of it.
+    fn lend(&self, bytes: &DeviceBytes, range: Range<usize>, lease: Arc<dyn Any + Send + Sync>) -> DeviceBytes;
+
+    /// Where bytes are; `None` if not on this card.
+    ///
+    /// # Errors
+    /// If there are no such bytes after all, because the card had no room to compute them.
+    fn locate(&self, bytes: &DeviceBytes) -> Result<Option<Place>, DeviceError>;
+}
+
+/// The link of a card whose memory is `M`.
+///
+/// What it is given together arrives in one range of an arena, by one run of copies and one wait; the range is
+/// free again when the last of it is dropped. Where the arena has no room, or before there is one, memory of
+/// the card's pools serves. It may be dropped only when the card has finished whatever reads it.
+pub struct CardLink<M> {
+    dma: Dma,
+    memory: M,
+    arena: Mutex<Option<Lent>>,
+}
+
+/// An arena and the memory that it parts.
+#[derive(Clone)]
+struct Lent {
+    arena: Arena,
+    bytes: DeviceBytes,
+    address: u64,
+    _held: Arc<dyn Any + Send + Sync>,
+}
+
+impl<M: CardMemory> CardLink<M> {
+    /// The link that copies with `dma`, by whose name it goes.
+    pub fn new(dma: Dma, memory: M) -> Self {
+        Self { dma, memory, arena: Mutex::default() }
+    }
+
+    fn arena(&self) -> MutexGuard<'_, Option<Lent>> {
+        self.arena.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn failed(&self, direction: Direction, bytes: u64, error: DeviceError) -> LinkError {
+        LinkError::Transfer { link: self.dma.name().to_owned(), direction, bytes, source: error.into() }
+    }
+
+    fn locate(&self, direction: Direction, bytes: &DeviceBytes) -> Result<Place, LinkError> {
+        let place = self.memory.locate(bytes);
+        let place = place.map_err(|error| self.failed(direction, bytes.len() as u64, error))?;
+        place.ok_or_else(|| LinkError::Elsewhere { link: self.dma.name().to_owned() })
+    }
+
+    /// Ranges of these sizes, side by side, and their addresses.
+    fn ranges(&self, sizes: &[u64]) -> Result<Ranges, LinkError> {
+        let (starts, total) = offsets(sizes.iter().copied());
+        let total = total.max(ARENA_ALIGN);
+        let slots = || starts.iter().zip(sizes).map(|(start, len)| *start as usize..(start + len) as usize);
+        let lent = self.arena().clone();
+        if let Some((lent, lease)) = lent.and_then(|lent| lent.arena.place(total).ok().map(|l| (lent, l))) {
+            let (first, lease) = (lease.start(), Arc::new(lease));
+            let part = |slot: Range<usize>| {
+                let range = slot.start + first as usize..slot.end + first as usize;
+                self.memory.lend(&lent.bytes, range, lease.clone())
+            };
+            let bytes = slots().map(part).collect();
+            return Ok(Ranges { bytes, addresses: addresses(lent.address + first, &starts), _place: None });
+        }
+        let allocated = self.memory.allocate(total, false);
+        let all = allocated.map_err(|error| self.failed(Direction::Up, total, error))?;
+        let place = self.locate(Direction::Up, &all)?;
+        let bytes = slots().map(|slot| all.slice(slot)).collect();
+        Ok(Ranges { bytes, addresses: addresses(place.address, &starts), _place: Some(place) })
+    }
+}
+
+/// Memory that is about to be filled.
+struct Ranges {
+    bytes: Vec<DeviceBytes>,
+    addresses: Vec<u64>,
+    /// Outside of the arena.
+    _place: Option<Place>,
+}
+
+fn addresses(first: u64, starts: &[u64]) -> Vec<u64> {
+    starts.iter().map(|start| first + start).collect()
+}
+
+impl<M: CardMemory> DeviceLink for CardLink<M> {
+    fn name(&self) -> &str {
+        self.dma.name()
+    }
+
+    fn copy_in(&self, host: &Bytes) -> Result<DeviceBytes, LinkError> {
+        self.copy_in_all(std::slice::from_ref(host)).map(|mut all| all.remove(0))
+    }
+
+    fn copy_in_all(&self, host: &[Bytes]) -> Result<Vec<DeviceBytes>, LinkError> {
+        let sizes: Vec<u64> = host.iter().map(|bytes| bytes.len() as u64).collect();
+        let Ranges { bytes, addresses, _place } = self.ranges(&sizes)?;
+        let parts: Vec<(&[u8], u64)> = host.iter().map(|bytes| &bytes[..]).zip(addresses).collect();
+        // SAFETY: the ranges were allocated, or lent by the arena to nobody else, are as long as the parts,
+        // and are given to a kernel only afterwards. Whoever had them before let go of them when the card
+        // had finished with them.
+        unsafe { self.dma.up(&parts) }?;
+        Ok(bytes)
+    }
+
+    fn copy_out(&self, device: &DeviceBytes) -> Result<Bytes, LinkError> {
+        let place = self.locate(Direction::Down, device)?;
+        // SAFETY: the bytes are at this address for as long as the place lives, and are never written.
+        unsafe { self.dma.fetch(place.address, device.len()) }
+    }
+
+    fn copy_out_into(&self, device: &DeviceBytes, out: &mut [f32], accumulate: bool) -> Result<(), LinkError> {
+        let (expected, found) = (size_of_val(out) as u64, device.len() as u64);
+        let place = self.locate(Direction::Down, device)?;
+        if expected != found {
+            return Err(LinkError::Length { link: self.name().to_owned(), expected, found });
+        }
+        // SAFETY: as above, and there are as many bytes as `out` has.
+        unsafe {
+            match accumulate {
+                true => self.dma.add_down(place.address, out),
+                false => self.dma.down(&mut [(place.address, bytemuck::cast_slice_mut(out))]),
+            }
+        }
+    }
+
+    fn home(&self, floats: Vec<f32>) -> Floats {
+        // What finds no room there is staged with every copy.
+        match self.dma.pool().floats(floats.len(), "masters") {
+            Ok(mut pinned) => {
+                pinned.copy_from_slice(&floats);
+                Floats::Pinned(pinned)
+            }
+            Err(_) => floats.into(),
+        }
+    }
+
+    fn prepare(&self, promotion: u64) -> Result<(), LinkError> {
+        let len = promotion.next_multiple_of(ARENA_ALIGN).saturating_mul(2);
+        let mut arena = self.arena();
+        if len == 0 || arena.as_ref().is_some_and(|lent| lent.arena.capacity() >= len) {
+            return Ok(());
+        }
+        // What was there goes first: both may not fit. Whoever still has ranges of it keeps them.
+        *arena = None;
+        let bytes = self.memory.allocate(len, true);
+        let bytes = bytes.map_err(|error| self.failed(Direction::Up, len, error))?;
+        let place = self.locate(Direction::Up, &bytes)?;
+        let Place { address, held } = place;
+        *arena = Some(Lent { arena: Arena::new(len), bytes, address, _held: Arc::from(held) });
+        Ok(())
+    }
+
+    fn moved(&self, direction: Direction) -> u64 {
+        self.dma.moved(direction)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::driver::Driver;
+    use super::super::fake::{FakeDriver, Failure, Pace};
+    use super::super::pinned::PinnedPool;
+    use super::*;
+    use crate::Budget;
+    use crate::link::conformance::{conforms, pattern};
+    use burn::tensor::{DType, Device};
+    use hydra_core::{AnyTensor, ByteSize, DeviceBuffer};
+    use std::time::Duration;
+
+    const MIB: u64 = 1 << 20;
+
+    /// Memory of the tests' card.
+    struct Heap(FakeDriver);
+
+    #[derive(Debug)]
+    struct Allocation {
+        driver: FakeDriver,
+        address: u64,
+    }
+
+    impl Drop for Allocation {
+        fn drop(&mut self) {
+            self.driver.free(self.address);
+        }
+    }
+
+    #[derive(Clone)]
+    struct HeapBytes {
+        of: Arc<Allocation>,
+        range: Range<usize>,
+        _lease: Option<Arc<dyn Any + Send + Sync>>,
+    }
+
+    impl std::fmt::Debug for HeapBytes {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.debug_tuple("HeapBytes").field(&self.range).finish()
+        }
+    }
+
+    impl DeviceBuffer for HeapBytes {
+        fn len(&self) -> usize {
+            self.range.len()
+        }
+
+        fn slice(&self, range: Range<usize>) -> Arc<dyn DeviceBuffer> {
+            let range = self.range.start + range.start..self.range.start + range.end;
+            Arc::new(Self { range, ..self.clone() })
+        }
+
+        fn overlaps(&self, _: &dyn DeviceBuffer) -> bool {
+            unreachable!("links do not ask")
+        }
+
+        fn tensor(&self, _: &[usize], _: DType, _: &Device) -> AnyTensor {
+            unreachable!("links do not compute")
+        }
+
+        fn apart(&self) -> Arc<dyn DeviceBuffer> {
+            unreachable!("links do not compute")
+        }
+
+        fn as_any(&self) -> &dyn Any {
+            self
+        }
+    }
+
+    // SAFETY: the driver's heap gives each allocation addresses of its own, until it is freed.
+    unsafe impl CardMemory for Heap {
+        fn allocate(&self, len: u64, _: bool) -> Result<DeviceBytes, DeviceError> {
+            let free = self.0.memory().unwrap().free;
+            if len > free {
+                return Err(DeviceError::new(format!("no room for {len} bytes")));
+            }
+            let of = Allocation { driver: self.0.clone(), address: self.0.allocate(len as usize) };
+            let bytes = HeapBytes { of: Arc::new(of), range: 0..len as usize, _lease: None };
+            Ok(DeviceBytes::Buffer(Arc::new(bytes)))
+        }
+
+        fn lend(
+            &self,
+            bytes: &DeviceBytes,
+            range: Range<usize>,
+            lease: Arc<dyn Any + Send + Sync>,
+        ) -> DeviceBytes {
+            let bytes = bytes.as_buffer::<HeapBytes>().unwrap().clone();
+            DeviceBytes::Buffer(HeapBytes { _lease: Some(lease), ..bytes }.slice(range))
+        }
+
+        fn locate(&self, bytes: &DeviceBytes) -> Result<Option<Place>, DeviceError> {
+            let bytes = bytes.as_buffer::<HeapBytes>();
+            Ok(bytes.map(|bytes| Place {
+                address: bytes.of.address + bytes.range.start as u64,
+                held: Box::new(bytes.of.clone()),
+            }))
+        }
+    }
+
+    fn link(driver: &FakeDriver, pinned: u64) -> CardLink<Heap> {
+        let budget = Budget::new("page-locked memory", ByteSize(pinned));
+        let pool = PinnedPool::new(Arc::new(driver.clone()), budget);
+        let dma = Dma::new("a card", driver, pool, 1 << 16).unwrap();
+        CardLink::new(dma, Heap(driver.clone()))
+    }
+
+    #[test]
+    fn the_link_of_a_card_conforms() {
+        for pace in [Pace::AtOnce, Pace::WhenAwaited, Pace::After(Duration::from_micros(50))] {
+            // With an arena and without, with room for page-locked results and without.
+            for (promotion, pinned) in [(0, 4 * MIB), (MIB, 4 * MIB), (4096, 4 << 16)] {
+                let driver = FakeDriver::new(pace);
+                let link = link(&driver, pinned);
+                link.prepare(promotion).unwrap();
+                conforms(&link);
+                drop(link);
+                assert_eq!(driver.violations(), [""; 0]);
+            }
+        }
+    }
+
+    #[test]
+    fn a_promotion_is_one_range_and_uses_it_again() {
+        let driver = FakeDriver::new(Pace::WhenAwaited);
+        let link = link(&driver, 4 * MIB);
+        link.prepare(480_000).unwrap();
+        let parts = |seed| [70_000, 3, 400_000].map(|len| Bytes::from(pattern(seed, len)));
+        let arena = || link.arena().clone().unwrap().arena;
+        let first = link.copy_in_all(&parts(0)).unwrap();
+        let second = link.copy_in_all(&parts(1)).unwrap();
+        let used = arena().used();
+        assert!(used >= 2 * 470_003 && used < 2 * 470_003 + 6 * 512);
+        // A third promotion goes outside, and one that is over makes room.
+        let third = link.copy_in_all(&parts(2)).unwrap();
+        let fourth = link.copy_in_all(&parts(3)).unwrap();
+        let (outside, tail) = (driver.memory().unwrap().free, first[2].slice(5..10));
+        drop((third, fourth, first));
+        assert!(driver.memory().unwrap().free > outside);
+        assert_eq!(arena().used(), used, "a slice of it holds the range");
+        assert_eq!(link.copy_out(&tail).unwrap(), &parts(0)[2][5..10]);
+        drop(tail);
+        assert!(arena().used() < used);
+        let free = driver.memory().unwrap().free;
+        for round in 0..1000 {
+            let promoted = link.copy_in_all(&parts(round)).unwrap();
+            assert_eq!(link.copy_out(&promoted[2]).unwrap(), parts(round)[2], "round {round}");
+        }
+        assert_eq!(driver.memory().unwrap().free, free, "a thousand swaps take no more memory");
+        for (there, here) in second.iter().zip(parts(1)) {
+            assert_eq!(link.copy_out(there).unwrap(), here, "swaps beside it leave a range alone");
+        }
+    }
+
+    #[test]
+    fn masters_live_in_page_locked_memory_as_far_as_there_is_room() {
+        let driver = FakeDriver::new(Pace::AtOnce);
+        let link = link(&driver, MIB);
+        let homes: Vec<Floats> = (0..3).map(|i| link.home(vec![i as f32; 100_000])).collect();
+        assert!(matches!(homes[..], [Floats::Pinned(_), Floats::Heap(_), Floats::Heap(_)]));
+        assert!(homes.iter().enumerate().all(|(i, home)| home.iter().all(|x| *x == i as f32)));
+    }
+
+    #[test]
+    fn a_full_card_is_an_error_and_nothing_else() {
+        let driver = FakeDriver::new(Pace::AtOnce);
+        let link = link(&driver, MIB);
+        let error = link.prepare(1 << 40).unwrap_err().to_string();
+        assert!(error.starts_with("link `a card`: a copy of "), "{error}");
+        link.prepare(4096).unwrap();
+        driver.fail_copy(0, Failure::WhenMade);
+        assert!(link.copy_in(&Bytes::from(pattern(0, 1000))).is_err());
+        assert_eq!(link.arena().clone().unwrap().arena.used(), 0);
+        let there = link.copy_in(&Bytes::from(pattern(1, 1000))).unwrap();
+        assert_eq!(link.copy_out(&there).unwrap(), pattern(1, 1000));
+        let elsewhere = DeviceBytes::from(Bytes::from_static(b"here"));
+        assert!(matches!(link.copy_out(&elsewhere), Err(LinkError::Elsewhere { .. })));
+    }
+}
