@@ -296,7 +296,7 @@ fn rows(found: &Findings) -> Vec<Row> {
             rows.extend(cards.iter().enumerate().map(|(i, card)| row(&format!("card {i}"), words(card))))
         }
     }
-    if found.cards.len() > 1 && found.cuda_in_build {
+    if found.cards.len() > 1 && found.asked {
         rows.push(row("peer access", peers(found)));
     }
     rows.push(row("Vulkan drivers", vulkan(found)));
@@ -327,7 +327,7 @@ fn library(found: &Findings, library: &Library, name: &str, version_is: &str) ->
     let place = library.path.as_ref().map(|path| format!(" at {}", path.display())).unwrap_or_default();
     let version = library.version.map(|version| format!(", {version_is} {version}")).unwrap_or_default();
     match (library.found, &library.path) {
-        (true, _) if found.cuda_in_build => format!("{name} loads{version}"),
+        (true, _) if found.asked => format!("{name} loads{version}"),
         (true, _) => format!("{name} found{place}"),
         (false, Some(_)) => format!("{name} found{place}, and could not be loaded"),
         (false, None) => format!("{name} not found"),
@@ -338,7 +338,7 @@ fn headers(found: &Findings) -> String {
     let headers = &found.headers;
     let Some(root) = &headers.root else { return "not found".to_owned() };
     let version = headers.version.map(|version| format!(" of CUDA {version}")).unwrap_or_default();
-    let tried = match (&found.compiler_problem, found.cuda_in_build && found.compiler.found) {
+    let tried = match (&found.compiler_problem, found.asked && found.compiler.found) {
         (None, true) => ", and NVRTC compiles a kernel with them",
         _ => "",
     };
@@ -416,6 +416,7 @@ mod tests {
         };
         Findings {
             cuda_in_build: true,
+            asked: true,
             kernel_module: Some("580.65.06".to_owned()),
             driver: library(Version(13, 2)),
             compiler: library(Version(13, 0)),
@@ -499,12 +500,18 @@ mod tests {
 
     #[test]
     fn a_build_without_cuda_says_so_first_and_knows_what_files_tell() {
-        let found = Findings { cuda_in_build: false, ..bare() };
+        let found = Findings { cuda_in_build: false, asked: false, ..bare() };
         let whats = whats(&found, &[0]);
         assert!(whats[0].starts_with("this build has no CUDA") && whats.len() == 4, "{whats:?}");
         let library = Library { found: true, path: Some("/usr/lib64/libcuda.so.1".into()), version: None };
         let named = Card { name: "Made-up".to_owned(), ..Card::default() };
-        let found = Findings { cuda_in_build: false, driver: library, cards: vec![named], ..complete(0) };
+        let found = Findings {
+            cuda_in_build: false,
+            asked: false,
+            driver: library,
+            cards: vec![named],
+            ..complete(0)
+        };
         one(&found, &[0], "this build has no CUDA");
         let text = Report::of(found).to_string();
         for part in [
@@ -569,6 +576,18 @@ mod tests {
     fn a_kernel_module_without_a_library_is_told_from_no_driver() {
         let found = Findings { driver: Library::default(), ..complete(0) };
         one(&found, &[0], "the kernel module is loaded, but libcuda.so.1 was not found");
+    }
+
+    #[test]
+    fn libraries_that_could_not_be_asked_are_known_by_their_files() {
+        let problem = Some("Missing symbol cuDriverGetVersion".to_owned());
+        let path = Some(PathBuf::from("/x/libnvrtc.so.13"));
+        let compiler = Library { found: true, path, version: None };
+        let found = Findings { asked: false, driver_problem: problem, compiler, ..complete(0) };
+        one(&found, &[0], "could not be started: Missing symbol");
+        let text = Report::of(found).to_string();
+        assert!(text.contains("NVRTC found at /x/libnvrtc.so.13\n"), "{text}");
+        assert!(!text.contains("compiles a kernel with them"), "{text}");
     }
 
     #[test]

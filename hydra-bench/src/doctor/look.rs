@@ -38,6 +38,8 @@ const VULKAN_FOLDERS: [&str; 2] = ["/usr/share/vulkan/icd.d", "/etc/vulkan/icd.d
 pub(crate) struct Findings {
     /// Whether this build has the feature `cuda`.
     pub(crate) cuda_in_build: bool,
+    /// Whether the libraries were loaded and asked; else their files alone were looked for.
+    pub(crate) asked: bool,
     /// Whether this build has the feature `wgpu`.
     pub(crate) wgpu_in_build: bool,
     /// The version of NVIDIA's kernel module, while it is loaded.
@@ -164,6 +166,7 @@ impl Findings {
             }
         };
         let version = |(major, minor)| Version(major, minor);
+        self.asked = true;
         self.driver.found = asked.driver;
         self.driver.version = asked.driver_version.map(version);
         self.driver_problem = asked.driver_problem;
@@ -252,7 +255,7 @@ fn library_folders() -> Vec<PathBuf> {
 }
 
 fn named_folders(list: &OsString) -> Vec<PathBuf> {
-    std::env::split_paths(list).filter(|path| path.is_absolute()).collect()
+    std::env::split_paths(list).filter(|path| !path.as_os_str().is_empty()).collect()
 }
 
 /// The folders of a list of the loader's.
@@ -368,7 +371,7 @@ mod tests {
         assert_eq!(locked_memory(limits), Some(Limit::Unlimited));
         assert_eq!(locked_memory("Max open files  20000"), None);
         assert_eq!(folders_in("# a comment\n /usr/lib/x \ninclude y\n"), [PathBuf::from("/usr/lib/x")]);
-        assert_eq!(named_folders(&"/a::relative:/b".into()), ["/a", "/b"].map(PathBuf::from));
+        assert_eq!(named_folders(&"/a::b/c:/d".into()), ["/a", "b/c", "/d"].map(PathBuf::from));
     }
 
     #[cfg(feature = "cuda")]
