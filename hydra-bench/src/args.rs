@@ -1,5 +1,6 @@
 //! The command line: subcommands, flags, and what their help says.
 
+use crate::doctor::DoctorArgs;
 use crate::parse::{self, DevicesArg};
 use crate::step::StepArgs;
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -41,6 +42,8 @@ pub(crate) enum Command {
     Partition(Box<PartitionArgs>),
     /// Measure how fast a training step is and where its time goes
     Step(Box<StepArgs>),
+    /// Say what a GPU needs and what of it is here; the exit status is 0 if `--devices cuda:0` can be used, 1 if not
+    Doctor(DoctorArgs),
     /// Print the leaderboard of a run directory again
     Report(ReportArgs),
     /// Simulate a scheduling policy on a workload of stated costs, in virtual time
@@ -286,10 +289,12 @@ pub(crate) struct LearnArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Devices")]
 pub(crate) struct DeviceArgs {
-    /// cpu:N (N logical devices that share the cores evenly) or cpu:NxT (T threads each) [default: cpu:1]
+    /// cpu:N (N logical devices that share the cores evenly), cpu:NxT (T threads each), cuda:0 or cuda:0,1
+    /// (NVIDIA's GPUs), cuda:0/2 (two logical devices on one), or wgpu: likewise [default: cpu:1]
     #[arg(long, value_name = "SPEC")]
     pub(crate) devices: Option<DevicesArg>,
-    /// The memory of each device, such as 64MiB [default: two fifths of the machine's free memory, shared]
+    /// The memory of each device, such as 64MiB [default: two fifths of the machine's free memory, shared; on a
+    /// GPU nine tenths of its own]
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub(crate) device_memory: Option<ByteSize>,
     /// The host memory for masters, gradients and activations [default: nine tenths of what is free,
@@ -410,7 +415,7 @@ mod tests {
             (&["--batch", "8,1000000"], "--batch", "`1000000`"),
             (&["--context", "1"], "--context", "`1`"),
             (&["--context", "99999999"], "--context", "`99999999`"),
-            (&["--devices", "cuda:1"], "--devices", "CUDA is not in this build"),
+            (&["--devices", "cuda:0x2"], "--devices", "`cuda:0x2` has no usable number of a card"),
             (&["--devices", "cpu:0"], "--devices", "`cpu:0`"),
             (&["--device-memory", "much"], "--device-memory", "`much` is not a size"),
             (&["--link", "8GiB"], "--link", "`8GiB` is not a bandwidth"),

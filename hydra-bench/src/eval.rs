@@ -13,8 +13,8 @@ use std::sync::Arc;
 
 /// Evaluates and prints the result.
 pub(crate) fn run(args: &EvalArgs, around: &Surroundings) -> Result<Outcome> {
-    let spec = ModelSpec::new(&args.model)?;
     let devices = DevicesSpec::new(&args.devices, false, &around.machine)?;
+    let spec = ModelSpec::new(&args.model)?;
     let model = Model::load(&spec)?;
     let context = model.context(spec.context)?;
     let corpus = Corpus::load(&spec.data)?;

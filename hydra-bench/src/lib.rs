@@ -9,6 +9,7 @@
 //! | `spec`, `machine` | the spec of a run, every flag resolved; what the machine has |
 //! | `workload`, `session` | the model and the texts; the devices and the orchestrator |
 //! | `train`, `eval`, `partition`, `step`, `show` | the commands |
+//! | `doctor` | what a GPU needs and what of it is here, for the command and for `--devices` |
 //! | `simulate`, `compare`, `lab` | the commands of the scheduler's laboratory, and what they share |
 //! | `rundir`, `runlog`, `trace` | the run directory, `metrics.jsonl` and the Chrome trace |
 //! | `schedule`, `losses`, `bars`, `canvas`, `colour` | the pictures |
@@ -24,6 +25,7 @@ mod bars;
 mod canvas;
 mod colour;
 mod compare;
+mod doctor;
 mod error;
 mod eval;
 mod lab;
@@ -91,6 +93,7 @@ fn dispatch(cli: Cli, around: &Surroundings) -> anyhow::Result<Outcome> {
         Some(Command::Eval(args)) => eval::run(&args, around),
         Some(Command::Partition(args)) => partition::run(&args, around),
         Some(Command::Step(args)) => step::run(&args, around),
+        Some(Command::Doctor(args)) => doctor::run(&args, machine),
         Some(Command::Report(args)) => show::run(&args),
         Some(Command::Simulate(args)) => simulate::run(&args),
         Some(Command::Compare(args)) => compare::run(&args),

@@ -28,8 +28,8 @@ pub(crate) fn run(args: &PartitionArgs, around: &Surroundings) -> Result<Outcome
 
 fn plan(args: &PartitionArgs, around: &Surroundings) -> Result<Arc<PartitionPlan>> {
     check_accumulate(args.accumulate, args.batch)?;
-    let spec = ModelSpec::new(&args.model)?;
     let devices = DevicesSpec::new(&args.devices, false, &around.machine)?;
+    let spec = ModelSpec::new(&args.model)?;
     note_of_cuts(&devices).iter().for_each(|note| eprintln!("{note}"));
     let model = Model::load(&spec)?;
     let context = model.context(spec.context)?;

@@ -1,8 +1,9 @@
 //! An orchestrator with the devices that a spec names.
 
 use crate::machine::Machine;
+use crate::parse::{DevicesArg, Gpus, threads_of_each};
 use crate::spec::DevicesSpec;
-use anyhow::Result;
+use anyhow::{Result, bail};
 use hydra_core::ByteSize;
 use hydra_engine::{DeviceKind, DeviceSpec, Orchestrator};
 use hydra_partition::PartitionPlan;
@@ -20,25 +21,54 @@ pub(crate) struct Surroundings {
 
 /// The logical devices of a spec, named `cpu:0`, `cpu:1` and so on.
 pub(crate) fn devices(spec: &DevicesSpec, machine: &Machine) -> Result<Vec<DeviceSpec>> {
-    let devices = spec.parsed()?;
+    let (count, threads) = match spec.parsed()? {
+        DevicesArg::Cpu { count, threads } => (count, threads_of_each(count, threads, machine.cores)),
+        DevicesArg::Cuda(gpus) => return on_cuda(&gpus, spec.device_memory_bytes),
+        DevicesArg::Wgpu(gpus) => return on_wgpu(&gpus, spec.device_memory_bytes),
+    };
     let device = |index: usize| DeviceSpec {
         kind: DeviceKind::Cpu,
         name: format!("cpu:{index}"),
-        threads: devices.threads_on(machine.cores),
+        threads,
         memory: spec.device_memory_bytes,
         link: spec.link_bytes_per_s,
         latency: Duration::ZERO,
         resident: spec.resident,
     };
-    Ok((0..devices.count).map(device).collect())
+    Ok((0..count).map(device).collect())
+}
+
+/// The logical devices on NVIDIA's GPUs. A build without them has refused before it came here.
+fn on_cuda(gpus: &Gpus, memory: ByteSize) -> Result<Vec<DeviceSpec>> {
+    // MERGE: `#[cfg(feature = "cuda")] DeviceSpec::cuda(card, on_card, memory)` for each of `gpus.places()`.
+    not_there_yet("cuda", gpus, memory)
+}
+
+/// The logical devices on whatever has a Vulkan driver. A build without them has refused before it came here.
+fn on_wgpu(gpus: &Gpus, memory: ByteSize) -> Result<Vec<DeviceSpec>> {
+    // MERGE: `#[cfg(feature = "wgpu")] DeviceSpec::wgpu(card, on_card, memory)` for each of `gpus.places()`.
+    not_there_yet("wgpu", gpus, memory)
+}
+
+// MERGE: goes with the two above.
+fn not_there_yet(kind: &str, gpus: &Gpus, memory: ByteSize) -> Result<Vec<DeviceSpec>> {
+    let names: Vec<String> =
+        gpus.places().map(|(card, on_card)| format!("{kind}:{card}.{on_card}")).collect();
+    bail!("the engine cannot make these devices yet: {}, with {memory} each", names.join(", "))
 }
 
 /// An orchestrator on the devices of a spec, with nothing submitted.
 pub(crate) fn orchestrator(spec: &DevicesSpec, seed: u64, around: &Surroundings) -> Result<Orchestrator> {
     let devices = devices(spec, &around.machine)?;
-    let budgets = ByteSize(devices.iter().map(|device| device.memory.bytes()).sum());
+    let budgets = match spec.parsed()? {
+        // Such a card has memory of its own, so its devices take none of the host's.
+        DevicesArg::Cuda(_) => 0,
+        DevicesArg::Cpu { .. } | DevicesArg::Wgpu(_) => {
+            devices.iter().map(|device| device.memory.bytes()).sum()
+        }
+    };
     let mut orchestrator = Orchestrator::new(devices)?.policy(spec.policy).prefetch(spec.prefetch).seed(seed);
-    if let Some(memory) = spec.host_memory_bytes.or_else(|| around.machine.host_share(budgets)) {
+    if let Some(memory) = spec.host_memory_bytes.or_else(|| around.machine.host_share(ByteSize(budgets))) {
         orchestrator = orchestrator.host_memory(memory);
     }
     if let Some(plan) = &spec.plan {

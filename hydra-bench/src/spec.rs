@@ -1,6 +1,7 @@
 //! The spec of a run: every flag resolved, saved in the run directory, re-runnable.
 
 use crate::args::{DeviceArgs, LearnArgs, ModelArgs, OptimizerName, ScheduleName, SelectArgs, TrainArgs};
+use crate::doctor;
 use crate::error::Usage;
 use crate::machine::Machine;
 use crate::parse::DevicesArg;
@@ -23,7 +24,7 @@ pub(crate) struct Demo;
 
 impl Demo {
     /// The devices of the demo: two logical ones of one thread.
-    pub(crate) const DEVICES: DevicesArg = DevicesArg { count: 2, threads: Some(1) };
+    pub(crate) const DEVICES: DevicesArg = DevicesArg::Cpu { count: 2, threads: Some(1) };
     /// The memory of each: a block of the model fits alone at both batch sizes, and two fit at neither, so
     /// that each of its four blocks is a shard.
     pub(crate) const MEMORY: ByteSize = ByteSize::mib(12);
@@ -136,7 +137,7 @@ impl RunSpec {
     /// The spec that the flags of `hydra select` ask for.
     pub(crate) fn select(args: &SelectArgs, machine: &Machine) -> Result<Self> {
         if let Some(file) = &args.spec {
-            return Self::load(file);
+            return Self::load(file, machine);
         }
         let demo = Demo::applies(&args.model, &args.devices);
         let batches = if demo { Demo::BATCHES } else { DEFAULT_BATCHES };
@@ -160,21 +161,22 @@ impl RunSpec {
         demo: bool,
         machine: &Machine,
     ) -> Result<Self> {
-        let model = ModelSpec::new(model)?;
         let devices = DevicesSpec::new(devices, demo, machine)?;
+        let model = ModelSpec::new(model)?;
         let spec = Self { format: SPEC_FORMAT, command, model, training, devices };
         spec.check()?;
         Ok(spec)
     }
 
     /// Reads a spec that [`to_toml`](Self::to_toml) wrote and perhaps a person changed.
-    fn load(file: &Path) -> Result<Self> {
+    fn load(file: &Path, machine: &Machine) -> Result<Self> {
         let shown = file.display();
         let text =
             std::fs::read_to_string(file).with_context(|| format!("the spec `{shown}` could not be read"))?;
         let spec: Self = toml::from_str(&text)
             .with_context(|| format!("`{shown}` is not a spec: give the spec.toml of a run directory"))?;
-        spec.check().with_context(|| format!("the spec `{shown}` cannot be run"))?;
+        let usable = spec.check().and_then(|()| spec.devices.check_machine(machine));
+        usable.with_context(|| format!("the spec `{shown}` cannot be run"))?;
         Ok(spec)
     }
 
@@ -338,17 +340,15 @@ impl From<ScheduleName> for ScheduleKind {
 impl DevicesSpec {
     /// The devices that these flags ask for; what is not given is the demo's, or follows from the machine.
     pub(crate) fn new(args: &DeviceArgs, demo: bool, machine: &Machine) -> Result<Self> {
-        let default = if demo { Demo::DEVICES } else { DevicesArg { count: 1, threads: None } };
-        let devices = args.devices.unwrap_or(default);
-        let memory = match args.device_memory {
-            Some(memory) => memory,
-            None if demo => Demo::MEMORY,
-            None => machine.device_share(devices.count)?,
-        };
+        let default = if demo { Demo::DEVICES } else { DevicesArg::ONE_CPU };
+        let devices = args.devices.clone().unwrap_or(default);
+        check_link(&devices, args.link)?;
+        let asked = args.device_memory.or(demo.then_some(Demo::MEMORY));
+        let shares_memory = matches!(devices, DevicesArg::Cpu { .. }) && asked.is_none();
         Ok(Self {
             devices: devices.to_string(),
-            device_memory_bytes: memory,
-            resident: args.device_memory.is_none() && args.link.is_none() && !demo,
+            device_memory_bytes: doctor::memory(&devices, asked, machine)?,
+            resident: shares_memory && args.link.is_none(),
             host_memory_bytes: args.host_memory,
             link_bytes_per_s: args.link,
             prefetch: !args.no_prefetch,
@@ -358,9 +358,26 @@ impl DevicesSpec {
         })
     }
 
+    /// Refuses devices that this machine does not have.
+    fn check_machine(&self, machine: &Machine) -> Result<()> {
+        let devices = self.parsed()?;
+        check_link(&devices, self.link_bytes_per_s)?;
+        doctor::memory(&devices, Some(self.device_memory_bytes), machine).map(|_| ())
+    }
+
     /// The devices, understood.
     pub(crate) fn parsed(&self) -> Result<DevicesArg, Usage> {
         self.devices.parse().map_err(Usage::new)
+    }
+}
+
+/// Refuses a simulated link in front of devices that have a real one.
+fn check_link(devices: &DevicesArg, link: Option<Bandwidth>) -> Result<(), Usage> {
+    match (devices, link) {
+        (DevicesArg::Cuda(_) | DevicesArg::Wgpu(_), Some(_)) => Err(Usage::new(format!(
+            "--link simulates a link in front of CPU devices, and those of --devices {devices} have one of their own"
+        ))),
+        _ => Ok(()),
     }
 }
 
@@ -415,7 +432,7 @@ mod tests {
             let dir = tempfile::tempdir().unwrap();
             let file = dir.path().join("spec.toml");
             std::fs::write(&file, spec.to_toml().unwrap()).unwrap();
-            assert_eq!(RunSpec::load(&file).unwrap(), spec);
+            assert_eq!(RunSpec::load(&file, &MACHINE).unwrap(), spec);
         }
     }
 
@@ -424,16 +441,16 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("spec.toml");
         let says = |error: anyhow::Error| format!("{error:#}");
-        assert!(says(RunSpec::load(&file).unwrap_err()).contains("could not be read"));
+        assert!(says(RunSpec::load(&file, &MACHINE).unwrap_err()).contains("could not be read"));
         std::fs::write(&file, "model = 3").unwrap();
-        assert!(says(RunSpec::load(&file).unwrap_err()).contains("is not a spec"));
+        assert!(says(RunSpec::load(&file, &MACHINE).unwrap_err()).contains("is not a spec"));
         let good = spec("").unwrap().to_toml().unwrap();
         std::fs::write(&file, good.replace("cpu:2x1", "tpu:2")).unwrap();
-        assert!(says(RunSpec::load(&file).unwrap_err()).contains("`tpu:2`"));
+        assert!(says(RunSpec::load(&file, &MACHINE).unwrap_err()).contains("`tpu:2`"));
         std::fs::write(&file, good.replace("lr = [0.003", "lr = [-0.003")).unwrap();
-        assert!(says(RunSpec::load(&file).unwrap_err()).contains("learning rate"));
+        assert!(says(RunSpec::load(&file, &MACHINE).unwrap_err()).contains("learning rate"));
         std::fs::write(&file, good.replace("format = 1", "format = 9")).unwrap();
-        assert!(says(RunSpec::load(&file).unwrap_err()).contains("format 9"));
+        assert!(says(RunSpec::load(&file, &MACHINE).unwrap_err()).contains("format 9"));
     }
 
     #[test]
@@ -441,11 +458,29 @@ mod tests {
         for (line, says) in [
             ("--lr 1e-3,0.001", "given twice"),
             ("--batch 8,4 --accumulate 5", "--accumulate 5 cuts --batch 4"),
+            ("--devices cuda:0 --link 8GiB/s", "--devices cuda:0 have one of their own"),
         ] {
             let error = spec(line).unwrap_err();
             assert!(error.downcast_ref::<Usage>().is_some(), "{error:#}");
             assert!(format!("{error:#}").contains(says), "{error:#}");
         }
+    }
+
+    #[cfg(not(feature = "cuda"))]
+    #[test]
+    fn devices_that_are_not_in_the_build_are_refused_in_flags_and_in_files() {
+        let says = |error: anyhow::Error| {
+            assert!(error.downcast_ref::<Usage>().is_none(), "{error:#}");
+            format!("{error:#}")
+        };
+        let refused = says(spec("--devices cuda:0/2 --device-memory 1GiB").unwrap_err());
+        assert!(refused.contains("`--devices cuda:0/2` cannot be used here"), "{refused}");
+        assert!(refused.contains("this build has no CUDA"), "{refused}");
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("spec.toml");
+        let good = spec("").unwrap().to_toml().unwrap();
+        std::fs::write(&file, good.replace("cpu:2x1", "cuda:0/2")).unwrap();
+        assert!(says(RunSpec::load(&file, &MACHINE).unwrap_err()).ends_with(&refused));
     }
 
     #[test]

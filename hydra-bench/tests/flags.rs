@@ -15,9 +15,17 @@ fn help_names_every_command_and_flag() {
     let output = hydra(&["--help"]).output().unwrap();
     assert!(output.status.success());
     let help = text(&output.stdout);
-    for part in
-        ["select", "train", "eval", "partition", "step", "report", "three shards or more", "exit status"]
-    {
+    for part in [
+        "select",
+        "train",
+        "eval",
+        "partition",
+        "step",
+        "doctor",
+        "report",
+        "three shards or more",
+        "exit status",
+    ] {
         assert!(help.contains(part), "{part} in {help}");
     }
     let help = text(&hydra(&["select", "--help"]).output().unwrap().stdout);
@@ -66,7 +74,7 @@ fn values_that_cannot_be_read_are_usage_errors() {
         (["--batch", "100000000"], ["--batch", "`100000000`"]),
         (["--context", "0"], ["--context", "`0`"]),
         (["--context", "100000000"], ["--context", "`100000000`"]),
-        (["--devices", "cuda:0"], ["cpu:NxT", "CUDA is not in this build"]),
+        (["--devices", "cuda:0,0"], ["`cuda:0,0` names card 0 twice", "cuda:CARD,../L"]),
         (["--devices", "abacus"], ["`abacus` is not a device", "cpu:N"]),
         (["--device-memory", "lots"], ["`lots` is not a size", "64MiB"]),
         (["--policy", "lifo"], ["`lifo`", "srtf"]),

@@ -1,0 +1,262 @@
+//! What of CUDA there is on this machine, asked through `cudarc` before anything else is.
+//!
+//! CubeCL panics where the driver or the headers are missing, and cudarc panics where a library lacks a
+//! function. So whether the libraries can be loaded is asked first, and nothing of Burn or CubeCL runs here but
+//! CubeCL's own search for the headers, which only looks at paths.
+
+use cudarc::driver::result::{self as driver, DriverError};
+use cudarc::driver::sys::{self, CUdevice_attribute_enum as Attribute, CUresult};
+use cudarc::driver::{CudaContext, sys::CUdevice};
+use cudarc::nvrtc::{result as nvrtc, sys as nvrtc_sys};
+use hydra_core::ByteSize;
+use std::collections::BTreeMap;
+use std::ffi::{CStr, c_char};
+use std::path::{Path, PathBuf};
+
+/// What the trial kernel is compiled for where there is no card: CUDA 11, 12 and 13 know it, and the compiler's own
+/// default differs between them.
+const ANY_CAPABILITY: (u32, u32) = (8, 0);
+
+/// A version of CUDA, as (major, minor).
+pub type CudaVersion = (u32, u32);
+
+/// What was found; what is missing is said and never an error.
+#[derive(Clone, Debug, Default)]
+pub struct CudaFindings {
+    /// Whether the driver's library (`libcuda.so.1`) can be loaded.
+    pub driver: bool,
+    /// The newest CUDA that the driver supports.
+    pub driver_version: Option<CudaVersion>,
+    /// Why the driver could not be started; `None` also where there is none.
+    pub driver_problem: Option<String>,
+    /// Whether the compiler's library (`libnvrtc.so`, under any of its names) can be loaded.
+    pub compiler: bool,
+    /// The compiler's version.
+    pub compiler_version: Option<CudaVersion>,
+    /// Why a small kernel could not be compiled with the headers; `None` also where that was not tried.
+    pub compiler_problem: Option<String>,
+    /// Where CubeCL takes the headers from (their folder is `include` in it).
+    pub headers: Option<PathBuf>,
+    /// The cards, in the driver's order.
+    pub cards: Vec<CudaCard>,
+    /// Which card could read the memory of which other: (reader, owner).
+    pub peers: Vec<(usize, usize)>,
+}
+
+/// One card.
+#[derive(Clone, Debug, Default)]
+pub struct CudaCard {
+    /// The name that the driver gives it.
+    pub name: String,
+    /// Its compute capability, as (major, minor).
+    pub capability: Option<(u32, u32)>,
+    /// Its memory.
+    pub total: Option<ByteSize>,
+    /// What of it is free.
+    pub free: Option<ByteSize>,
+    /// Why it cannot be used.
+    pub problem: Option<String>,
+}
+
+/// Looks for the driver, the compiler, the headers and the cards. Takes the primary context of each card for a
+/// moment, to ask how much of its memory is free.
+///
+/// # Panics
+/// Where a library lacks a function that cudarc asks for, which no driver of the last ten years does.
+pub fn detect() -> CudaFindings {
+    let mut found = CudaFindings { headers: headers_root(), ..CudaFindings::default() };
+    find_compiler(&mut found);
+    find_driver(&mut found);
+    found
+}
+
+/// Where CubeCL takes the headers from: `CUDA_PATH`, else where distributions put CUDA.
+pub fn headers_root() -> Option<PathBuf> {
+    cubecl_cuda::install::cuda_path()
+}
+
+fn find_compiler(found: &mut CudaFindings) {
+    // SAFETY: loads NVRTC, which is NVIDIA's own and starts nothing, and lets it go again.
+    found.compiler = unsafe { nvrtc_sys::is_culib_present() };
+    if !found.compiler {
+        return;
+    }
+    let (mut major, mut minor) = (0, 0);
+    // SAFETY: writes two numbers to where two numbers are.
+    let status = unsafe { nvrtc_sys::nvrtcVersion(&mut major, &mut minor) };
+    found.compiler_version = status.result().is_ok().then(|| version(major, minor)).flatten();
+    if let Some(root) = &found.headers {
+        found.compiler_problem = compile_trial(root, ANY_CAPABILITY).err();
+    }
+}
+
+fn find_driver(found: &mut CudaFindings) {
+    // SAFETY: loads the driver's library, which is NVIDIA's own and starts nothing, and lets it go again.
+    found.driver = unsafe { sys::is_culib_present() };
+    if !found.driver {
+        return;
+    }
+    let mut number = 0;
+    // SAFETY: writes a number to where a number is; may be called before `cuInit`.
+    let status = unsafe { sys::cuDriverGetVersion(&mut number) };
+    if status.result().is_ok() {
+        // 13020 is CUDA 13.2.
+        found.driver_version = version(number / 1000, number % 1000 / 10);
+    }
+    match devices() {
+        Ok(devices) => look_at(&devices, found),
+        Err(error) => found.driver_problem = Some(words(error)),
+    }
+}
+
+/// The cards of a driver; none is no error.
+fn devices() -> Result<Vec<CUdevice>, DriverError> {
+    let count = driver::init().and_then(|()| driver::device::get_count());
+    match count {
+        Err(DriverError(CUresult::CUDA_ERROR_NO_DEVICE)) => Ok(Vec::new()),
+        count => (0..count?).map(driver::device::get).collect(),
+    }
+}
+
+fn look_at(devices: &[CUdevice], found: &mut CudaFindings) {
+    // What compiles for one card compiles for every one of its kind.
+    let mut tried = BTreeMap::new();
+    for (ordinal, &device) in devices.iter().enumerate() {
+        let mut card = card(ordinal, device);
+        let compiles = found.compiler && found.compiler_problem.is_none();
+        if let (true, Some(root), Some(capability)) = (compiles, &found.headers, card.capability) {
+            let compiled = tried.entry(capability).or_insert_with(|| compile_trial(root, capability));
+            let why = |log: &String| format!("no kernel could be compiled for it: {log}");
+            card.problem = card.problem.or_else(|| compiled.as_ref().err().map(why));
+        }
+        found.cards.push(card);
+    }
+    for (reader, &from) in devices.iter().enumerate() {
+        let owners = devices.iter().enumerate().filter(|(owner, _)| *owner != reader);
+        found.peers.extend(owners.filter(|(_, to)| reads(from, **to)).map(|(owner, _)| (reader, owner)));
+    }
+}
+
+fn card(ordinal: usize, device: CUdevice) -> CudaCard {
+    let name = driver::device::get_name(device).unwrap_or_else(words);
+    let part = |attribute| attribute_of(device, attribute);
+    let capability = part(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)
+        .zip(part(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR));
+    // SAFETY: the device is one that the driver gave.
+    let total = unsafe { driver::device::total_mem(device) }.ok().map(|bytes| ByteSize(bytes as u64));
+    // Only a context knows what is free; it goes again here, with what it takes of the card.
+    match CudaContext::new(ordinal).and_then(|context| context.mem_get_info()) {
+        Ok((free, _)) => {
+            CudaCard { name, capability, total, free: Some(ByteSize(free as u64)), problem: None }
+        }
+        Err(error) => {
+            let problem = Some(format!("it gives no context: {}", words(error)));
+            CudaCard { name, capability, total, free: None, problem }
+        }
+    }
+}
+
+fn attribute_of(device: CUdevice, attribute: Attribute) -> Option<u32> {
+    // SAFETY: the device is one that the driver gave.
+    let value = unsafe { driver::device::get_attribute(device, attribute) };
+    value.ok().and_then(|value| u32::try_from(value).ok())
+}
+
+/// Whether a card could read another one's memory.
+fn reads(from: CUdevice, to: CUdevice) -> bool {
+    let mut access = 0;
+    // SAFETY: writes a number to where a number is; both devices are ones that the driver gave.
+    let status = unsafe { sys::cuDeviceCanAccessPeer(&mut access, from, to) };
+    status.result().is_ok() && access != 0
+}
+
+/// Compiles a kernel that does nothing, with the headers that CubeCL's kernels include, as CubeCL does.
+/// `cooperative_groups.h` is not among them, because it takes more than a second.
+///
+/// # Errors
+/// What the compiler says, in one line.
+fn compile_trial(root: &Path, capability: (u32, u32)) -> Result<(), String> {
+    const SOURCE: &CStr =
+        c"#include <cuda_fp16.h>\n#include <cuda_bf16.h>\n#include <mma.h>\nextern \"C\" __global__ void trial() {}\n";
+    let include = root.join("include");
+    let mut options =
+        vec![include_option(&include).ok_or_else(|| format!("`{}` is not UTF-8", root.display()))?];
+    options
+        .extend(Some(include.join("cccl")).filter(|path| path.exists()).as_deref().and_then(include_option));
+    options.push(architecture(capability));
+    let program = nvrtc::create_program(SOURCE, None).map_err(|error| error.to_string())?;
+    // SAFETY: the program was made above and lives until it is destroyed below.
+    let compiled = unsafe { nvrtc::compile_program(program, &options) };
+    let result = compiled.map_err(|error| {
+        // SAFETY: as above.
+        let log = unsafe { nvrtc::get_program_log(program) };
+        log.ok().and_then(|log| first_line(&log)).unwrap_or_else(|| error.to_string())
+    });
+    // SAFETY: as above; nothing uses it afterwards.
+    let _ = unsafe { nvrtc::destroy_program(program) };
+    result
+}
+
+/// The option that CubeCL gives for a folder of headers.
+fn include_option(folder: &Path) -> Option<String> {
+    folder.to_str().filter(|text| !text.contains('\0')).map(|text| format!("--include-path={text}"))
+}
+
+/// The option that CubeCL gives for a card.
+fn architecture((major, minor): (u32, u32)) -> String {
+    let own = if major >= 9 { "a" } else { "" };
+    format!("--gpu-architecture=sm_{major}{minor}{own}")
+}
+
+/// The first line of a compiler's log that says something.
+fn first_line(log: &[c_char]) -> Option<String> {
+    let bytes: Vec<u8> = log.iter().map(|&c| c as u8).take_while(|&byte| byte != 0).collect();
+    let text = String::from_utf8_lossy(&bytes).into_owned();
+    let mut lines = text.lines().map(|line| line.trim().trim_end_matches('.'));
+    lines.find(|line| !line.is_empty()).map(str::to_owned)
+}
+
+fn version(major: i32, minor: i32) -> Option<CudaVersion> {
+    Some((u32::try_from(major).ok()?, u32::try_from(minor).ok()?))
+}
+
+/// A driver's error by its name, and what the driver says of it.
+fn words(error: DriverError) -> String {
+    let text = |said: Result<&CStr, DriverError>| said.ok().map(|text| text.to_string_lossy().into_owned());
+    match (text(error.error_name()), text(error.error_string())) {
+        (Some(name), Some(said)) => format!("{said} ({name})"),
+        _ => format!("{:?}", error.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_there_is_found_missing_without_a_panic() {
+        let found = detect();
+        assert!(found.driver || (found.cards.is_empty() && found.driver_version.is_none()));
+        assert!(found.compiler || (found.compiler_version.is_none() && found.compiler_problem.is_none()));
+        assert!(found.peers.is_empty() || found.cards.len() > 1);
+        if !found.driver || !found.compiler {
+            println!("skipped: a machine with a driver and NVRTC, of which there is: {found:?}");
+        }
+    }
+
+    #[test]
+    fn options_are_those_of_cubecl() {
+        assert_eq!(architecture((8, 0)), "--gpu-architecture=sm_80");
+        assert_eq!(architecture((9, 0)), "--gpu-architecture=sm_90a");
+        assert_eq!(architecture((12, 0)), "--gpu-architecture=sm_120a");
+        assert_eq!(include_option(Path::new("/x/include")).unwrap(), "--include-path=/x/include");
+        assert_eq!(include_option(Path::new("a\0b")), None);
+    }
+
+    #[test]
+    fn a_log_is_told_by_its_first_line() {
+        let log: Vec<c_char> = b"\n  error: no such file.\nmore\0rest".iter().map(|&b| b as c_char).collect();
+        assert_eq!(first_line(&log).unwrap(), "error: no such file");
+        assert_eq!(first_line(&[0]), None);
+    }
+}
