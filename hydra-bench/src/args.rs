@@ -75,7 +75,7 @@ pub(crate) struct SelectArgs {
 }
 
 /// The flags that a spec holds, and that may therefore not be given beside it.
-const BESIDE_NO_SPEC: [&str; 26] = [
+const BESIDE_NO_SPEC: [&str; 27] = [
     "model",
     "data",
     "context",
@@ -102,6 +102,7 @@ const BESIDE_NO_SPEC: [&str; 26] = [
     "cuts",
     "plan",
     "host_memory",
+    "pinned_memory",
 ];
 
 /// `hydra train`.
@@ -301,6 +302,9 @@ pub(crate) struct DeviceArgs {
     /// without the devices' part of it]
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub(crate) host_memory: Option<ByteSize>,
+    /// The part of the host memory that may be page-locked for NVIDIA's GPUs [default: 1GiB]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
+    pub(crate) pinned_memory: Option<ByteSize>,
     /// Simulate a link of this bandwidth between host and devices, such as 8GiB/s [default: none]
     #[arg(long, value_name = "SIZE/s", allow_hyphen_values = true)]
     pub(crate) link: Option<Bandwidth>,

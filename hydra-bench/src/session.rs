@@ -3,7 +3,7 @@
 use crate::machine::Machine;
 use crate::parse::{DevicesArg, Gpus, threads_of_each};
 use crate::spec::DevicesSpec;
-use anyhow::{Result, bail};
+use anyhow::Result;
 use hydra_core::ByteSize;
 use hydra_engine::{DeviceKind, DeviceSpec, Orchestrator};
 use hydra_partition::PartitionPlan;
@@ -23,8 +23,8 @@ pub(crate) struct Surroundings {
 pub(crate) fn devices(spec: &DevicesSpec, machine: &Machine) -> Result<Vec<DeviceSpec>> {
     let (count, threads) = match spec.parsed()? {
         DevicesArg::Cpu { count, threads } => (count, threads_of_each(count, threads, machine.cores)),
-        DevicesArg::Cuda(gpus) => return on_cuda(&gpus, spec.device_memory_bytes),
-        DevicesArg::Wgpu(gpus) => return on_wgpu(&gpus, spec.device_memory_bytes),
+        DevicesArg::Cuda(gpus) => return Ok(on_gpus(&gpus, DeviceSpec::cuda, spec)),
+        DevicesArg::Wgpu(gpus) => return Ok(on_gpus(&gpus, DeviceSpec::wgpu, spec)),
     };
     let device = |index: usize| DeviceSpec {
         kind: DeviceKind::Cpu,
@@ -38,23 +38,14 @@ pub(crate) fn devices(spec: &DevicesSpec, machine: &Machine) -> Result<Vec<Devic
     Ok((0..count).map(device).collect())
 }
 
-/// The logical devices on NVIDIA's GPUs. A build without them has refused before it came here.
-fn on_cuda(gpus: &Gpus, memory: ByteSize) -> Result<Vec<DeviceSpec>> {
-    // MERGE: `#[cfg(feature = "cuda")] DeviceSpec::cuda(card, on_card, memory)` for each of `gpus.places()`.
-    not_there_yet("cuda", gpus, memory)
-}
-
-/// The logical devices on whatever has a Vulkan driver. A build without them has refused before it came here.
-fn on_wgpu(gpus: &Gpus, memory: ByteSize) -> Result<Vec<DeviceSpec>> {
-    // MERGE: `#[cfg(feature = "wgpu")] DeviceSpec::wgpu(card, on_card, memory)` for each of `gpus.places()`.
-    not_there_yet("wgpu", gpus, memory)
-}
-
-// MERGE: goes with the two above.
-fn not_there_yet(kind: &str, gpus: &Gpus, memory: ByteSize) -> Result<Vec<DeviceSpec>> {
-    let names: Vec<String> =
-        gpus.places().map(|(card, on_card)| format!("{kind}:{card}.{on_card}")).collect();
-    bail!("the engine cannot make these devices yet: {}, with {memory} each", names.join(", "))
+/// The logical devices on GPUs. A build without them, or a machine, has refused before it came here.
+fn on_gpus(
+    gpus: &Gpus,
+    device: fn(usize, usize, usize, ByteSize) -> DeviceSpec,
+    spec: &DevicesSpec,
+) -> Vec<DeviceSpec> {
+    let device = |(card, on_card)| device(card, on_card, gpus.logical, spec.device_memory_bytes);
+    gpus.places().map(device).collect()
 }
 
 /// An orchestrator on the devices of a spec, with nothing submitted.
@@ -70,6 +61,9 @@ pub(crate) fn orchestrator(spec: &DevicesSpec, seed: u64, around: &Surroundings)
     let mut orchestrator = Orchestrator::new(devices)?.policy(spec.policy).prefetch(spec.prefetch).seed(seed);
     if let Some(memory) = spec.host_memory_bytes.or_else(|| around.machine.host_share(ByteSize(budgets))) {
         orchestrator = orchestrator.host_memory(memory);
+    }
+    if let Some(memory) = spec.pinned_memory_bytes {
+        orchestrator = orchestrator.page_locked_memory(memory);
     }
     if let Some(plan) = &spec.plan {
         orchestrator = orchestrator.plans(plan.clone());
@@ -111,6 +105,7 @@ mod tests {
             device_memory_bytes: ByteSize::mib(3),
             resident: false,
             host_memory_bytes: None,
+            pinned_memory_bytes: None,
             link_bytes_per_s: Some(Bandwidth(1e9)),
             prefetch: true,
             policy: PolicyKind::Fifo,

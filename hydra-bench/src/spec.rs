@@ -117,6 +117,9 @@ pub(crate) struct DevicesSpec {
     pub(crate) resident: bool,
     /// `None` takes what the machine has free.
     pub(crate) host_memory_bytes: Option<ByteSize>,
+    /// `None` takes the engine's default; NVIDIA's cards only.
+    #[serde(default)]
+    pub(crate) pinned_memory_bytes: Option<ByteSize>,
     pub(crate) link_bytes_per_s: Option<Bandwidth>,
     pub(crate) prefetch: bool,
     pub(crate) policy: PolicyKind,
@@ -350,6 +353,7 @@ impl DevicesSpec {
             device_memory_bytes: doctor::memory(&devices, asked, machine)?,
             resident: shares_memory && args.link.is_none(),
             host_memory_bytes: args.host_memory,
+            pinned_memory_bytes: args.pinned_memory,
             link_bytes_per_s: args.link,
             prefetch: !args.no_prefetch,
             policy: args.policy.unwrap_or_default(),

@@ -1,7 +1,7 @@
 //! A logical device: some CPU threads or a GPU, or a part of one, with a memory budget of its own.
 
 use crate::error::EngineError;
-use crate::gpu;
+use crate::gpu::{self, PageLocked};
 use hydra_core::{Bandwidth, ByteSize, DeviceBytes, DeviceId, MemoryProbe};
 use hydra_partition::{PartitionError, PilotDevice};
 use hydra_spill::{
@@ -130,6 +130,7 @@ impl LogicalDevice {
         spec: DeviceSpec,
         store: Arc<dyn TierStore>,
         probe: Arc<dyn MemoryProbe>,
+        locked: &PageLocked,
     ) -> Result<Self, EngineError> {
         let tag = alloc::TagLease::take();
         let measured_as = tag.device();
@@ -142,7 +143,7 @@ impl LogicalDevice {
             .map_err(|error| EngineError::Worker { worker: spec.name.clone(), problem: error.to_string() })?;
         let hardware = match spec.kind {
             DeviceKind::Cpu => Hardware::cpu(&spec, measured_as, probe),
-            DeviceKind::Cuda { .. } | DeviceKind::Wgpu { .. } => gpu::hardware(&spec)?,
+            DeviceKind::Cuda { .. } | DeviceKind::Wgpu { .. } => gpu::hardware(&spec, locked)?,
         };
         let Hardware { burn, link, probe, pilot } = hardware;
         warm_up(&pool, &burn);

@@ -3,46 +3,86 @@
 use crate::device::{DeviceKind, DeviceSpec, Hardware};
 use crate::error::EngineError;
 #[cfg(feature = "cube")]
-use hydra_core::{
-    DeviceError,
-    cube::{CubeAdapter, CubeProbe},
-};
+use hydra_core::cube::{CubeAdapter, CubeProbe};
+use hydra_spill::Budget;
+#[cfg(feature = "cube")]
+use hydra_spill::DeviceLink;
 #[cfg(feature = "cube")]
 use std::sync::Arc;
+
+/// Page-locked host memory, which the cards of a run share.
+pub(crate) struct PageLocked {
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only NVIDIA's cards take some"))]
+    budget: Budget,
+    #[cfg(feature = "cuda")]
+    pool: std::cell::OnceCell<hydra_spill::cuda::PinnedPool>,
+}
+
+impl PageLocked {
+    /// So much that `budget` has; nothing is locked yet.
+    pub(crate) fn new(budget: Budget) -> Self {
+        Self {
+            budget,
+            #[cfg(feature = "cuda")]
+            pool: std::cell::OnceCell::new(),
+        }
+    }
+}
 
 /// Opens the GPU of `spec`.
 ///
 /// # Errors
 /// [`EngineError::Device`] if the machine or this build lacks it.
-pub(crate) fn hardware(spec: &DeviceSpec) -> Result<Hardware, EngineError> {
+pub(crate) fn hardware(spec: &DeviceSpec, locked: &PageLocked) -> Result<Hardware, EngineError> {
+    let _ = locked;
     match spec.kind {
         #[cfg(feature = "cuda")]
-        DeviceKind::Cuda { card } => opened(spec, CubeAdapter::cuda(card)),
+        DeviceKind::Cuda { card } => cuda(spec, card, locked),
         #[cfg(feature = "wgpu")]
-        DeviceKind::Wgpu { adapter } => opened(spec, CubeAdapter::wgpu(adapter)),
-        _ => Err(EngineError::Device {
-            device: spec.name.clone(),
-            problem: format!(
-                "this build has no {} devices: build it with their feature",
-                kind_name(spec.kind)
-            ),
-        }),
+        DeviceKind::Wgpu { adapter } => wgpu(spec, adapter),
+        _ => {
+            let kind = match spec.kind {
+                DeviceKind::Cpu => "CPU",
+                DeviceKind::Cuda { .. } => "CUDA",
+                DeviceKind::Wgpu { .. } => "Vulkan",
+            };
+            Err(refused(spec, format!("this build has no {kind} devices: build it with their feature")))
+        }
     }
 }
 
-fn kind_name(kind: DeviceKind) -> &'static str {
-    match kind {
-        DeviceKind::Cpu => "CPU",
-        DeviceKind::Cuda { .. } => "CUDA",
-        DeviceKind::Wgpu { .. } => "Vulkan",
+fn refused(spec: &DeviceSpec, problem: impl std::fmt::Display) -> EngineError {
+    EngineError::Device { device: spec.name.clone(), problem: problem.to_string() }
+}
+
+#[cfg(feature = "wgpu")]
+fn wgpu(spec: &DeviceSpec, adapter: usize) -> Result<Hardware, EngineError> {
+    let adapter = CubeAdapter::wgpu(adapter).map_err(|error| refused(spec, error))?;
+    let link = Arc::new(hydra_spill::CubeLink::new(&spec.name, adapter.clone()));
+    Ok(opened(adapter, link))
+}
+
+#[cfg(feature = "cuda")]
+fn cuda(spec: &DeviceSpec, card: usize, locked: &PageLocked) -> Result<Hardware, EngineError> {
+    use hydra_spill::cuda::{CardLink, CudaDriver, CudaMemory, Dma, PinnedPool, STAGING_CHUNK, detect};
+    // CubeCL panics where it misses something.
+    let found = detect();
+    if !found.compiler || found.headers.is_none() || card >= found.cards.len() {
+        return Err(refused(
+            spec,
+            "the driver, NVRTC, CUDA's headers or the card is missing: see `hydra doctor`",
+        ));
     }
+    let driver = Arc::new(CudaDriver::new(card).map_err(|error| refused(spec, error))?);
+    let adapter = CubeAdapter::cuda(card).map_err(|error| refused(spec, error))?;
+    let pool = locked.pool.get_or_init(|| PinnedPool::new(driver.clone(), locked.budget.clone()));
+    let dma = Dma::new(&spec.name, driver.as_ref(), pool.clone(), STAGING_CHUNK)?;
+    let link = Arc::new(CardLink::new(dma, CudaMemory::new(adapter.clone())));
+    Ok(opened(adapter, link))
 }
 
 #[cfg(feature = "cube")]
-fn opened(spec: &DeviceSpec, adapter: Result<CubeAdapter, DeviceError>) -> Result<Hardware, EngineError> {
-    let adapter = adapter
-        .map_err(|error| EngineError::Device { device: spec.name.clone(), problem: error.to_string() })?;
-    let link = Arc::new(hydra_spill::CubeLink::new(&spec.name, adapter.clone()));
+fn opened(adapter: CubeAdapter, link: Arc<dyn DeviceLink>) -> Hardware {
     let probe = Arc::new(CubeProbe::new(adapter.client));
-    Ok(Hardware { burn: adapter.burn, link: link.clone(), probe, pilot: link })
+    Hardware { burn: adapter.burn, link: link.clone(), probe, pilot: link }
 }

@@ -8,6 +8,7 @@ use crate::admission::Admission;
 use crate::admit::admit;
 use crate::device::{DeviceSpec, LogicalDevice};
 use crate::error::EngineError;
+use crate::gpu::PageLocked;
 use crate::observer::{Observer, Silent};
 use crate::report::{Evaluation, RunReport, TaskState};
 use crate::run;
@@ -15,17 +16,21 @@ use crate::stop::StopFlag;
 use crate::task::TrainTask;
 use hydra_core::{ByteSize, Chain, Dataset, DeviceId, MemoryProbe, OptimizerSpec, TaskId, TrainSpec};
 use hydra_sched::PolicyKind;
-use hydra_spill::{DramStore, TierStore, alloc::AllocatorProbe};
+use hydra_spill::{Budget, DramStore, TierStore, alloc::AllocatorProbe};
 use std::path::PathBuf;
 use std::sync::Arc;
 
 /// The host memory that a run may use when it is not told: effectively no limit.
 const UNLIMITED: ByteSize = ByteSize(u64::MAX / 4);
 
+/// The page-locked memory that a run may have when it is not told.
+const PAGE_LOCKED: ByteSize = ByteSize::mib(1024);
+
 /// Trains many models on few devices.
 pub struct Orchestrator {
     devices: Vec<DeviceSpec>,
     host_memory: ByteSize,
+    page_locked: ByteSize,
     policy: PolicyKind,
     prefetch: bool,
     seed: u64,
@@ -75,6 +80,7 @@ impl Orchestrator {
         Ok(Self {
             devices,
             host_memory: UNLIMITED,
+            page_locked: PAGE_LOCKED,
             policy: PolicyKind::default(),
             prefetch: true,
             seed: 0,
@@ -90,6 +96,14 @@ impl Orchestrator {
     /// The host memory that masters, optimizer state, gradients and boundary activations may use.
     pub fn host_memory(mut self, bytes: ByteSize) -> Self {
         self.host_memory = bytes;
+        self.admitted = None;
+        self
+    }
+
+    /// The part of the host's memory that may be page-locked for NVIDIA's cards, 1 GiB by default: masters live
+    /// there as far as it goes, and gradients come down there. The rest is copied once more.
+    pub fn page_locked_memory(mut self, bytes: ByteSize) -> Self {
+        self.page_locked = bytes;
         self.admitted = None;
         self
     }
@@ -155,8 +169,9 @@ impl Orchestrator {
             return Ok(admitted.admission.clone());
         }
         let store: Arc<dyn TierStore> = Arc::new(DramStore::new());
+        let locked = PageLocked::new(Budget::new("page-locked memory", self.page_locked));
         let device = |(i, spec): (usize, &DeviceSpec)| {
-            LogicalDevice::new(DeviceId(i), spec.clone(), store.clone(), self.probe.clone())
+            LogicalDevice::new(DeviceId(i), spec.clone(), store.clone(), self.probe.clone(), &locked)
         };
         let devices: Vec<LogicalDevice> =
             self.devices.iter().enumerate().map(device).collect::<Result<_, _>>()?;

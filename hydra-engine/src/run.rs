@@ -104,7 +104,10 @@ impl Run {
             let costs = CostModel::new(forward.clone(), backward, forward)?;
             models.push(Model::new(TaskId(i), task, plan, costs));
         }
+        let promotion = admitted.admission.tasks.iter().map(|task| task.plan.promotion_bytes()).max();
         for device in &admitted.devices {
+            let link = device.manager.link();
+            link.prepare(promotion.unwrap_or(0)).map_err(hydra_spill::SpillError::from)?;
             device.probe.reset_peak(device.measured_as());
         }
         let threads = Threads::start(admitted.devices, &admitted.store, &events, clock)?;

@@ -33,7 +33,9 @@ fn devices_of_two_kinds_are_refused() {
     let mut devices = DeviceSpec::cpus(1, 1, PLENTY);
     devices.push(DeviceSpec::wgpu(0, 0, 1, PLENTY));
     let error = Orchestrator::new(devices).unwrap_err();
-    assert!(matches!(&error, EngineError::MixedDevices { first, other } if first == "cpu:0" && other == "wgpu:0"));
+    assert!(
+        matches!(&error, EngineError::MixedDevices { first, other } if first == "cpu:0" && other == "wgpu:0")
+    );
 }
 
 fn spec() -> TrainSpec {
@@ -87,7 +89,8 @@ mod on_a_device {
                 run.submit(task.cuts(cuts.clone())).unwrap();
                 for other in 1..=devices as u64 {
                     let spec = TrainSpec { seed: other, ..spec() };
-                    run.submit(TrainTask::new(format!("other-{other}"), mlp_chain(), spirals(), spec)).unwrap();
+                    run.submit(TrainTask::new(format!("other-{other}"), mlp_chain(), spirals(), spec))
+                        .unwrap();
                 }
                 agrees(&run.run().unwrap(), &plain, &format!("{name}, {devices} devices, cuts {cuts:?}"));
             }

@@ -86,6 +86,17 @@ pub struct PartitionPlan {
 }
 
 impl PartitionPlan {
+    /// About the most bytes that are promoted at once: a shard's parameters, its input and the gradient of its
+    /// output. Targets count like the chain's inputs.
+    pub fn promotion_bytes(&self) -> u64 {
+        let bytes = |shard: &ShardPlan| {
+            let (first, last) = (&self.layers[shard.first], &self.layers[shard.end - 1]);
+            shard.param_bytes + first.input_bytes + last.output_gradient_bytes
+        };
+        let inputs = self.layers.first().map_or(0, |layer| layer.input_bytes);
+        self.shards.iter().map(bytes).max().unwrap_or(0) + inputs
+    }
+
     pub(crate) fn new(
         profile: &Profile,
         fingerprint: Fingerprint,

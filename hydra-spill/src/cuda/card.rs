@@ -31,7 +31,12 @@ pub unsafe trait CardMemory: Send + Sync + 'static {
     fn allocate(&self, len: u64, for_good: bool) -> Result<DeviceBytes, DeviceError>;
 
     /// A range of allocated bytes. The lease is dropped with the last clone and slice of it.
-    fn lend(&self, bytes: &DeviceBytes, range: Range<usize>, lease: Arc<dyn Any + Send + Sync>) -> DeviceBytes;
+    fn lend(
+        &self,
+        bytes: &DeviceBytes,
+        range: Range<usize>,
+        lease: Arc<dyn Any + Send + Sync>,
+    ) -> DeviceBytes;
 
     /// Where bytes are; `None` if not on this card.
     ///
@@ -141,7 +146,12 @@ impl<M: CardMemory> DeviceLink for CardLink<M> {
         unsafe { self.dma.fetch(place.address, device.len()) }
     }
 
-    fn copy_out_into(&self, device: &DeviceBytes, out: &mut [f32], accumulate: bool) -> Result<(), LinkError> {
+    fn copy_out_into(
+        &self,
+        device: &DeviceBytes,
+        out: &mut [f32],
+        accumulate: bool,
+    ) -> Result<(), LinkError> {
         let (expected, found) = (size_of_val(out) as u64, device.len() as u64);
         let place = self.locate(Direction::Down, device)?;
         if expected != found {
@@ -191,7 +201,7 @@ impl<M: CardMemory> DeviceLink for CardLink<M> {
 #[cfg(test)]
 mod tests {
     use super::super::driver::Driver;
-    use super::super::fake::{FakeDriver, Failure, Pace};
+    use super::super::fake::{Failure, FakeDriver, Pace};
     use super::super::pinned::PinnedPool;
     use super::*;
     use crate::Budget;

@@ -211,12 +211,7 @@ struct Lane {
 }
 
 impl Lane {
-    fn new(
-        driver: &dyn Driver,
-        pool: &PinnedPool,
-        chunk: usize,
-        owner: &str,
-    ) -> Result<Self, SpillError> {
+    fn new(driver: &dyn Driver, pool: &PinnedPool, chunk: usize, owner: &str) -> Result<Self, SpillError> {
         let chunk = chunk.max(PIECE_ALIGN).next_multiple_of(PIECE_ALIGN);
         let chunks = [pool.take(chunk, owner)?, pool.take(chunk, owner)?];
         Ok(Self { stream: driver.open_stream(END + 1)?, chunks })
@@ -534,7 +529,8 @@ mod tests {
         let bench = Bench::new(Pace::WhenAwaited, 64);
         let parts: Vec<Bytes> = (0..5).map(|i| bench.pinned(&pattern(i, 10_000))).collect();
         let base = bench.driver.allocate(50_000);
-        let sources: Vec<_> = parts.iter().map(|part| &part[..]).zip((0..5).map(|i| base + i * 10_000)).collect();
+        let sources: Vec<_> =
+            parts.iter().map(|part| &part[..]).zip((0..5).map(|i| base + i * 10_000)).collect();
         bench.up(&sources).unwrap();
         assert_eq!(bench.driver.copies(), 5, "one copy for each part");
         let fetched = bench.fetch(base, 50_000).unwrap();
@@ -614,9 +610,15 @@ mod tests {
                     let before = bench.moved();
                     bench.driver.fail_copy(copy, failure);
                     let error = bench.up(&sources).unwrap_err();
-                    assert_eq!(error.to_string(), "link `fake`: a copy of 2000 bytes up to the device failed; see the cause");
+                    assert_eq!(
+                        error.to_string(),
+                        "link `fake`: a copy of 2000 bytes up to the device failed; see the cause"
+                    );
                     let cause = std::error::Error::source(&error).unwrap().to_string();
-                    assert!(cause.contains("CUDA_ERROR_") && cause.ends_with("as the test wants it"), "{cause}");
+                    assert!(
+                        cause.contains("CUDA_ERROR_") && cause.ends_with("as the test wants it"),
+                        "{cause}"
+                    );
                     bench.up(&sources).unwrap();
                     assert_eq!(bench.driver.read(base, 2000), parts.concat());
 
@@ -629,7 +631,11 @@ mod tests {
                     assert!(matches!(down(&mut out), Err(LinkError::Transfer { bytes: 2000, .. })));
                     down(&mut out).unwrap();
                     assert_eq!(out, parts.concat());
-                    assert_eq!(bench.moved(), (before.0 + 2000, before.1 + 2000), "what failed is not counted");
+                    assert_eq!(
+                        bench.moved(),
+                        (before.0 + 2000, before.1 + 2000),
+                        "what failed is not counted"
+                    );
                 }
             }
         }
@@ -655,7 +661,9 @@ mod tests {
         let budget = Budget::new("page-locked memory", ByteSize(3 * 4096));
         let pool = PinnedPool::new(Arc::new(driver.clone()), budget.clone());
         let error = Dma::new("fake", &driver, pool, 4096).unwrap_err();
-        let SpillError::Pinned(super::super::PinnedError::Budget { source }) = error else { panic!("{error}") };
+        let SpillError::Pinned(super::super::PinnedError::Budget { source }) = error else {
+            panic!("{error}")
+        };
         let BudgetError::Refused { owner, requested, .. } = source;
         assert_eq!((owner.as_str(), requested), ("staging of link `fake`", 4096));
         assert_eq!((budget.used(), driver.locked()), (0, 0));

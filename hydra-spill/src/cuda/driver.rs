@@ -20,7 +20,9 @@ pub enum DriverError {
         meaning: String,
     },
     /// There is no driver to call.
-    #[error("the driver's library {library} was not found; install the driver of the card, or use CPU devices")]
+    #[error(
+        "the driver's library {library} was not found; install the driver of the card, or use CPU devices"
+    )]
     Missing {
         /// The library's file name.
         library: &'static str,

@@ -427,8 +427,7 @@ impl Drop for Stream {
 }
 
 /// Every pace.
-pub(crate) const PACES: [Pace; 3] =
-    [Pace::AtOnce, Pace::WhenAwaited, Pace::After(Duration::from_micros(50))];
+pub(crate) const PACES: [Pace; 3] = [Pace::AtOnce, Pace::WhenAwaited, Pace::After(Duration::from_micros(50))];
 
 mod tests {
     use super::*;

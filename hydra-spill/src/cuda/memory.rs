@@ -39,7 +39,12 @@ unsafe impl CardMemory for CudaMemory {
         Ok(DeviceBytes::Buffer(Arc::new(self.adapter.bytes(handle))))
     }
 
-    fn lend(&self, bytes: &DeviceBytes, range: Range<usize>, lease: Arc<dyn Any + Send + Sync>) -> DeviceBytes {
+    fn lend(
+        &self,
+        bytes: &DeviceBytes,
+        range: Range<usize>,
+        lease: Arc<dyn Any + Send + Sync>,
+    ) -> DeviceBytes {
         match bytes.as_buffer::<CubeBytes>() {
             Some(all) => DeviceBytes::Buffer(all.clone().on_lease(lease).slice(range)),
             None => bytes.slice(range),

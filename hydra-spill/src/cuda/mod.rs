@@ -23,8 +23,8 @@ mod memory;
 mod nvidia;
 mod pinned;
 
-pub use card::{CardLink, CardMemory, Place};
 pub use arena::{ARENA_ALIGN, Arena, ArenaFull, Lease, Reading, offsets};
+pub use card::{CardLink, CardMemory, Place};
 #[cfg(feature = "cuda")]
 pub use detect::{CudaCard, CudaFindings, CudaVersion, detect, headers_root};
 pub use dma::{Dma, STAGING_CHUNK};

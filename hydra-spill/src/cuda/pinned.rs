@@ -484,7 +484,9 @@ mod tests {
                 let pool = &pool;
                 scope.spawn(move || {
                     for round in 0..500_usize {
-                        let Ok(mut buffer) = pool.take(1 + round * 37 % (9 * PAGE), "thread") else { continue };
+                        let Ok(mut buffer) = pool.take(1 + round * 37 % (9 * PAGE), "thread") else {
+                            continue;
+                        };
                         buffer.fill(thread);
                         assert!(pool.contains(&buffer));
                         assert!(buffer.iter().all(|byte| *byte == thread));
