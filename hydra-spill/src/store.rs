@@ -231,7 +231,7 @@ struct Shared(Arc<Floats>);
 
 impl AsRef<[u8]> for Shared {
     fn as_ref(&self) -> &[u8] {
-        bytemuck::cast_slice(&**self.0)
+        bytemuck::cast_slice(&self.0)
     }
 }
 
