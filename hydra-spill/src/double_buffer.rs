@@ -351,7 +351,7 @@ impl<T> State<T> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
@@ -537,7 +537,7 @@ mod tests {
     }
 
     /// The same code under the model checker, which runs every interleaving of the threads.
-    enum LoomMonitor {}
+    pub(crate) enum LoomMonitor {}
 
     impl Monitor for LoomMonitor {
         type Cell<S> = (loom::sync::Mutex<S>, loom::sync::Condvar);

@@ -1,5 +1,6 @@
 //! What can be wrong with budgets, images and transfers.
 
+use crate::cuda::{DriverError, PinnedError};
 use crate::{BufferError, ImageId, LinkError};
 use hydra_core::ByteSize;
 
@@ -43,6 +44,12 @@ pub enum SpillError {
     /// A link failed to copy.
     #[error(transparent)]
     Link(#[from] LinkError),
+    /// There is no page-locked memory left.
+    #[error(transparent)]
+    Pinned(#[from] PinnedError),
+    /// A card's driver has failed.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
     /// The double buffer was used out of turn.
     #[error(transparent)]
     Buffer(#[from] BufferError),

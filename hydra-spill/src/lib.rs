@@ -47,6 +47,8 @@
 #[allow(unsafe_code, reason = "a global allocator is an unsafe trait")]
 pub mod alloc;
 mod budget;
+#[allow(unsafe_code, reason = "the driver is C")]
+pub mod cuda;
 mod double_buffer;
 mod error;
 mod link;

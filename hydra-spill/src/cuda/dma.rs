@@ -1,0 +1,755 @@
+//! Copies between host memory and a card, in both directions at once.
+//!
+//! Each direction is a lane: a stream of the driver, and two chunks of page-locked memory. What is page-locked
+//! is copied from where it is, and to where it is to be. Everything else goes through the chunks: the host
+//! fills or empties one of them while the card copies the other, and small buffers share a chunk. A call
+//! enqueues all its copies, waits once, asleep, and returns when no copy touches its caller's memory any more,
+//! also with an error, also by a panic.
+
+use super::driver::{CopyStream, Driver, DriverError};
+use super::pinned::{PinnedBuffer, PinnedPool};
+use crate::{Direction, LINK_ALIGN, LinkError, SpillError, alloc};
+use bytes::Bytes;
+use std::collections::TryReserveError;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// The bytes of a staging chunk, of which each direction has two.
+pub const STAGING_CHUNK: usize = 4 << 20;
+
+/// Where the next buffer begins in a chunk: no float is cut in two.
+const PIECE_ALIGN: usize = 64;
+
+/// The mark behind everything; those of the chunks are 0 and 1.
+const END: usize = 2;
+
+/// Copies between the host and one card. Each direction has one copy at a time, beside the other direction's.
+pub struct Dma {
+    name: String,
+    pool: PinnedPool,
+    up: Mutex<Lane>,
+    down: Mutex<Lane>,
+    moved_up: AtomicU64,
+    moved_down: AtomicU64,
+}
+
+impl Dma {
+    /// The copies of the link `name`, staged in chunks of `chunk` bytes (of [`STAGING_CHUNK`] as a rule),
+    /// four of which are taken from the pool for as long as this lives.
+    ///
+    /// # Errors
+    /// [`SpillError::Pinned`] if the pool has no room for the chunks, [`SpillError::Driver`] if the driver
+    /// has failed.
+    pub fn new(
+        name: impl Into<String>,
+        driver: &dyn Driver,
+        pool: PinnedPool,
+        chunk: usize,
+    ) -> Result<Self, SpillError> {
+        let name = name.into();
+        let owner = format!("staging of link `{name}`");
+        let lane = || Lane::new(driver, &pool, chunk, &owner).map(Mutex::new);
+        let (up, down) = (lane()?, lane()?);
+        Ok(Self { name, pool, up, down, moved_up: AtomicU64::new(0), moved_down: AtomicU64::new(0) })
+    }
+
+    /// Copies each part's bytes to its address on the card.
+    ///
+    /// # Errors
+    /// [`LinkError::Transfer`] if the driver fails; the card's memory then holds anything.
+    ///
+    /// # Safety
+    /// At each address the card of this driver has as much memory as the part has bytes, and nobody uses it
+    /// until this returns. No two parts overlap.
+    pub unsafe fn up(&self, parts: &[(&[u8], u64)]) -> Result<(), LinkError> {
+        let mut lane = lock(&self.up);
+        // SAFETY: the caller's promise.
+        let copied = unsafe { lane.up(parts, &self.pool) };
+        self.count(Direction::Up, parts.iter().map(|(bytes, _)| bytes.len()).sum(), copied)
+    }
+
+    /// Copies from each part's address on the card into its bytes.
+    ///
+    /// # Errors
+    /// [`LinkError::Transfer`] if the driver fails; the parts then hold anything.
+    ///
+    /// # Safety
+    /// At each address the card of this driver has as much memory as the part has bytes, and nobody writes it
+    /// until this returns.
+    pub unsafe fn down(&self, parts: &mut [(u64, &mut [u8])]) -> Result<(), LinkError> {
+        let bytes = parts.iter().map(|(_, out)| out.len()).sum();
+        let mut lane = lock(&self.down);
+        let parts = parts.iter_mut().map(|(from, out)| (*from, &mut **out, Landing::Replace));
+        // SAFETY: the caller's promise.
+        let copied = unsafe { lane.down(parts, &self.pool) };
+        self.count(Direction::Down, bytes, copied)
+    }
+
+    /// Adds the floats at an address on the card to the caller's, element by element.
+    ///
+    /// # Errors
+    /// [`LinkError::Transfer`] if the driver fails; some of the floats may then be sums already.
+    ///
+    /// # Safety
+    /// As [`down`](Self::down).
+    pub unsafe fn add_down(&self, from: u64, out: &mut [f32]) -> Result<(), LinkError> {
+        let out: &mut [u8] = bytemuck::cast_slice_mut(out);
+        let bytes = out.len();
+        let mut lane = lock(&self.down);
+        // SAFETY: the caller's promise.
+        let copied = unsafe { lane.down([(from, out, Landing::Add)].into_iter(), &self.pool) };
+        self.count(Direction::Down, bytes, copied)
+    }
+
+    /// Copies bytes of the card into new host memory: page-locked if the pool has room for it, else the
+    /// heap's. It is aligned to [`LINK_ALIGN`].
+    ///
+    /// # Errors
+    /// [`LinkError::Memory`] if the heap has no room either, [`LinkError::Transfer`] if the driver fails.
+    ///
+    /// # Safety
+    /// As [`down`](Self::down).
+    pub unsafe fn fetch(&self, from: u64, len: usize) -> Result<Bytes, LinkError> {
+        let pinned = self.pool.take(len, &self.name);
+        if let Ok(mut buffer) = pinned {
+            // SAFETY: the caller's promise.
+            unsafe { self.down(&mut [(from, &mut buffer)]) }?;
+            return Ok(buffer.into_bytes());
+        }
+        let heap = alloc::with_tag(None, || HeapBuffer::new(len));
+        let mut buffer = heap.map_err(|source| LinkError::Memory {
+            link: self.name.clone(),
+            direction: Direction::Down,
+            bytes: len as u64,
+            source,
+        })?;
+        // SAFETY: the caller's promise.
+        unsafe { self.down(&mut [(from, &mut buffer.storage[buffer.start..])]) }?;
+        Ok(Bytes::from_owner(buffer))
+    }
+
+    /// Bytes copied in this direction so far.
+    pub fn moved(&self, direction: Direction) -> u64 {
+        self.counter(direction).load(Relaxed)
+    }
+
+    /// The link's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The pool of the chunks, and of what [`fetch`](Self::fetch) gives.
+    pub fn pool(&self) -> &PinnedPool {
+        &self.pool
+    }
+
+    fn counter(&self, direction: Direction) -> &AtomicU64 {
+        match direction {
+            Direction::Up => &self.moved_up,
+            Direction::Down => &self.moved_down,
+        }
+    }
+
+    fn count(
+        &self,
+        direction: Direction,
+        bytes: usize,
+        copied: Result<(), DriverError>,
+    ) -> Result<(), LinkError> {
+        let bytes = bytes as u64;
+        match copied {
+            Ok(()) => {
+                self.counter(direction).fetch_add(bytes, Relaxed);
+                Ok(())
+            }
+            Err(error) => {
+                let source = Box::new(error);
+                Err(LinkError::Transfer { link: self.name.clone(), direction, bytes, source })
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Dma {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Dma").field("name", &self.name).field("pool", &self.pool).finish_non_exhaustive()
+    }
+}
+
+fn lock(lane: &Mutex<Lane>) -> MutexGuard<'_, Lane> {
+    // A panic leaves a lane that is drained, and every call begins with empty chunks.
+    lane.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Heap memory that begins at a multiple of [`LINK_ALIGN`].
+struct HeapBuffer {
+    storage: Vec<u8>,
+    start: usize,
+}
+
+impl HeapBuffer {
+    fn new(len: usize) -> Result<Self, TryReserveError> {
+        let mut storage: Vec<u8> = Vec::new();
+        storage.try_reserve_exact(len.saturating_add(LINK_ALIGN - 1))?;
+        let start = storage.as_ptr().addr().wrapping_neg() % LINK_ALIGN;
+        storage.resize(start + len, 0);
+        Ok(Self { storage, start })
+    }
+}
+
+impl AsRef<[u8]> for HeapBuffer {
+    fn as_ref(&self) -> &[u8] {
+        &self.storage[self.start..]
+    }
+}
+
+/// One direction.
+struct Lane {
+    stream: Box<dyn CopyStream>,
+    chunks: [PinnedBuffer; 2],
+}
+
+impl Lane {
+    fn new(driver: &dyn Driver, pool: &PinnedPool, chunk: usize, owner: &str) -> Result<Self, SpillError> {
+        let chunk = chunk.max(PIECE_ALIGN).next_multiple_of(PIECE_ALIGN);
+        let chunks = [pool.take(chunk, owner)?, pool.take(chunk, owner)?];
+        Ok(Self { stream: driver.open_stream(END + 1)?, chunks })
+    }
+
+    /// # Safety
+    /// As [`Dma::up`].
+    unsafe fn up(&mut self, parts: &[(&[u8], u64)], pool: &PinnedPool) -> Result<(), DriverError> {
+        let mut flight = Flight::new(self);
+        for (bytes, to) in parts.iter().filter(|(bytes, _)| !bytes.is_empty()) {
+            // SAFETY: the caller's promise; the bytes are borrowed until the flight has landed.
+            unsafe {
+                match pool.contains(bytes) {
+                    true => flight.lane.stream.copy_up(bytes.as_ptr(), *to, bytes.len())?,
+                    false => flight.stage_up(bytes, *to)?,
+                }
+            }
+        }
+        flight.land()
+    }
+
+    /// # Safety
+    /// As [`Dma::down`].
+    unsafe fn down<'a>(
+        &mut self,
+        parts: impl Iterator<Item = (u64, &'a mut [u8], Landing)>,
+        pool: &PinnedPool,
+    ) -> Result<(), DriverError> {
+        let mut flight = Flight::new(self);
+        for (from, out, landing) in parts.filter(|(_, out, _)| !out.is_empty()) {
+            // SAFETY: the caller's promise; the bytes are borrowed until the flight has landed, and nothing
+            // here uses them before.
+            unsafe {
+                match landing == Landing::Replace && pool.contains(out) {
+                    true => flight.lane.stream.copy_down(from, out.as_mut_ptr(), out.len())?,
+                    false => flight.stage_down(from, out, landing)?,
+                }
+            }
+        }
+        flight.land()
+    }
+}
+
+/// What becomes of bytes that have come down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Landing {
+    /// They take the place of what was there.
+    Replace,
+    /// They are floats, and are added to those that are there.
+    Add,
+}
+
+/// A piece of a chunk that comes down.
+struct Piece<'a> {
+    at: usize,
+    out: &'a mut [u8],
+    landing: Landing,
+}
+
+impl Piece<'_> {
+    /// # Safety
+    /// The chunk at `base` has the piece's bytes, and no copy writes them.
+    unsafe fn land(self, base: *const u8) {
+        // SAFETY: the caller's promise.
+        let bytes = unsafe { std::slice::from_raw_parts(base.add(self.at), self.out.len()) };
+        match self.landing {
+            Landing::Replace => self.out.copy_from_slice(bytes),
+            Landing::Add => {
+                let sums: &mut [f32] = bytemuck::cast_slice_mut(self.out);
+                let floats: &[f32] = bytemuck::cast_slice(bytes);
+                sums.iter_mut().zip(floats).for_each(|(sum, float)| *sum += float);
+            }
+        }
+    }
+}
+
+/// The copies of one call. Whatever happens, they are over when this is dropped.
+struct Flight<'lane, 'out> {
+    lane: &'lane mut Lane,
+    /// The chunk that is being filled.
+    now: usize,
+    /// How much of it is used.
+    used: usize,
+    /// What comes down in each chunk.
+    pieces: [Vec<Piece<'out>>; 2],
+    landed: bool,
+}
+
+impl<'lane, 'out> Flight<'lane, 'out> {
+    fn new(lane: &'lane mut Lane) -> Self {
+        Self { lane, now: 0, used: 0, pieces: Default::default(), landed: false }
+    }
+
+    /// Copies through the chunks.
+    ///
+    /// # Safety
+    /// As [`Dma::up`].
+    unsafe fn stage_up(&mut self, mut bytes: &[u8], mut to: u64) -> Result<(), DriverError> {
+        while !bytes.is_empty() {
+            let (place, len) = self.place(bytes.len())?;
+            let (piece, rest) = bytes.split_at(len);
+            // SAFETY: so much of the chunk is free, no copy is under way there, and the caller promises the
+            // card's memory.
+            unsafe {
+                place.copy_from_nonoverlapping(piece.as_ptr(), len);
+                self.lane.stream.copy_up(place, to, len)?;
+            }
+            (bytes, to) = (rest, to + len as u64);
+        }
+        Ok(())
+    }
+
+    /// Copies into the chunks; what becomes of it is decided when it has come.
+    ///
+    /// # Safety
+    /// As [`Dma::down`].
+    unsafe fn stage_down(
+        &mut self,
+        mut from: u64,
+        mut out: &'out mut [u8],
+        landing: Landing,
+    ) -> Result<(), DriverError> {
+        while !out.is_empty() {
+            let (place, len) = self.place(out.len())?;
+            let (piece, rest) = out.split_at_mut(len);
+            // SAFETY: so much of the chunk is free, and the caller promises the card's memory.
+            unsafe { self.lane.stream.copy_down(from, place, len)? };
+            let at = place.addr() - self.lane.chunks[self.now].base().addr();
+            self.pieces[self.now].push(Piece { at, out: piece, landing });
+            (out, from) = (rest, from + len as u64);
+        }
+        Ok(())
+    }
+
+    /// The next free place in a chunk, and how many of so many bytes go there.
+    fn place(&mut self, bytes: usize) -> Result<(*mut u8, usize), DriverError> {
+        if self.used == self.lane.chunks[self.now].len() {
+            self.turn()?;
+        }
+        let chunk = &self.lane.chunks[self.now];
+        let len = bytes.min(chunk.len() - self.used);
+        // SAFETY: within the chunk.
+        let place = unsafe { chunk.base().add(self.used) };
+        // The chunk's length is a multiple too, so that this never passes its end.
+        self.used += len.next_multiple_of(PIECE_ALIGN);
+        Ok((place, len))
+    }
+
+    /// Goes on with the other chunk, as soon as its copies are over.
+    fn turn(&mut self) -> Result<(), DriverError> {
+        self.lane.stream.mark(self.now)?;
+        (self.now, self.used) = (1 - self.now, 0);
+        // Where its mark stands from an earlier call, everything before it is long over.
+        self.lane.stream.wait(self.now)?;
+        self.land_chunk(self.now);
+        Ok(())
+    }
+
+    /// Empties a chunk whose copies are over.
+    fn land_chunk(&mut self, chunk: usize) {
+        let base = self.lane.chunks[chunk].base();
+        for piece in self.pieces[chunk].drain(..) {
+            // SAFETY: the piece was placed in this chunk, and the copies into it were waited for.
+            unsafe { piece.land(base) };
+        }
+    }
+
+    /// Waits until everything is over, and empties the chunks.
+    fn land(mut self) -> Result<(), DriverError> {
+        self.lane.stream.mark(END)?;
+        self.lane.stream.wait(END)?;
+        self.landed = true;
+        self.land_chunk(1 - self.now);
+        self.land_chunk(self.now);
+        Ok(())
+    }
+}
+
+impl Drop for Flight<'_, '_> {
+    fn drop(&mut self) {
+        if !self.landed {
+            // The error that led here is told already; what follows from it is not worth more.
+            let _ = self.lane.stream.drain();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::arena::{Arena, Lease, offsets};
+    use super::super::fake::{Failure, FakeDriver, PACES, Pace};
+    use super::*;
+    use crate::{Budget, BudgetError};
+    use hydra_core::ByteSize;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::sync::Arc;
+
+    /// What a link is made of, over a card that is none.
+    struct Bench {
+        driver: FakeDriver,
+        dma: Dma,
+    }
+
+    impl Bench {
+        fn new(pace: Pace, chunk: usize) -> Self {
+            let driver = FakeDriver::new(pace);
+            let budget = Budget::new("page-locked memory", ByteSize::mib(8));
+            let pool = PinnedPool::new(Arc::new(driver.clone()), budget);
+            let dma = Dma::new("fake", &driver, pool, chunk).unwrap();
+            Self { driver, dma }
+        }
+
+        fn up(&self, parts: &[(&[u8], u64)]) -> Result<(), LinkError> {
+            // SAFETY: the fake looks whether there is memory before it copies, and the tests use it in turn.
+            let result = unsafe { self.dma.up(parts) };
+            let targets = parts.iter().map(|(bytes, to)| (*to, bytes.len()));
+            assert!(targets.into_iter().all(|(to, len)| self.driver.is_quiet(to, len)));
+            result
+        }
+
+        fn down(&self, parts: &mut [(u64, &mut [u8])]) -> Result<(), LinkError> {
+            // SAFETY: as above.
+            let result = unsafe { self.dma.down(parts) };
+            assert!(parts.iter().all(|(from, out)| self.driver.is_quiet(*from, out.len())));
+            result
+        }
+
+        fn add_down(&self, from: u64, out: &mut [f32]) -> Result<(), LinkError> {
+            // SAFETY: as above.
+            unsafe { self.dma.add_down(from, out) }
+        }
+
+        fn fetch(&self, from: u64, len: usize) -> Result<Bytes, LinkError> {
+            // SAFETY: as above.
+            unsafe { self.dma.fetch(from, len) }
+        }
+
+        /// Bytes brought to memory of their own on the card.
+        fn brought(&self, bytes: &[u8]) -> u64 {
+            let at = self.driver.allocate(bytes.len());
+            self.up(&[(bytes, at)]).unwrap();
+            at
+        }
+
+        fn pinned(&self, bytes: &[u8]) -> Bytes {
+            let mut buffer = self.dma.pool.take(bytes.len(), "test").unwrap();
+            buffer.copy_from_slice(bytes);
+            buffer.into_bytes()
+        }
+
+        fn moved(&self) -> (u64, u64) {
+            (self.dma.moved(Direction::Up), self.dma.moved(Direction::Down))
+        }
+    }
+
+    fn pattern(seed: usize, len: usize) -> Vec<u8> {
+        (0..len).map(|i| (i * 31 + seed * 17 + (i >> 8)) as u8).collect()
+    }
+
+    const CHUNKS: [usize; 3] = [1, 4096, 1 << 16];
+    const SIZES: [usize; 8] = [0, 1, 63, 64, 65, 4096, 8192, 100_003];
+
+    fn benches() -> impl Iterator<Item = Bench> {
+        PACES.into_iter().flat_map(|pace| CHUNKS.map(|chunk| Bench::new(pace, chunk)))
+    }
+
+    #[test]
+    fn contents_arrive_from_anywhere_and_come_back_anywhere() {
+        for bench in benches() {
+            for len in SIZES {
+                // Off their alignment, on the heap and in page-locked memory.
+                let bytes = pattern(len, len + 3);
+                let pinned = bench.pinned(&bytes);
+                for host in [&bytes[3..], &pinned[3..]] {
+                    let before = bench.moved();
+                    let at = bench.brought(host);
+                    assert_eq!(bench.driver.read(at, len), host);
+                    let mut heap = vec![0; len + 1];
+                    let mut locked = bench.dma.pool.take(len + 1, "test").unwrap();
+                    bench.down(&mut [(at, &mut heap[1..])]).unwrap();
+                    bench.down(&mut [(at, &mut locked[1..])]).unwrap();
+                    assert_eq!((&heap[1..], &locked[1..]), (host, host));
+                    let len = len as u64;
+                    assert_eq!(bench.moved(), (before.0 + len, before.1 + 2 * len));
+                    bench.driver.free(at);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn parts_of_all_kinds_go_in_one_call() {
+        for bench in benches() {
+            let parts: Vec<Vec<u8>> = (0..40).map(|i| pattern(i, [5, 700, 0, 9000][i % 4])).collect();
+            let hosts: Vec<Bytes> = parts
+                .iter()
+                .enumerate()
+                .map(|(i, part)| if i % 3 == 0 { bench.pinned(part) } else { part.clone().into() })
+                .collect();
+            let (starts, len) = offsets(hosts.iter().map(|host| host.len() as u64));
+            let base = bench.driver.allocate(len as usize);
+            let addresses: Vec<u64> = starts.iter().map(|start| base + start).collect();
+            let sources: Vec<_> = hosts.iter().map(|host| &host[..]).zip(addresses.clone()).collect();
+            bench.up(&sources).unwrap();
+            let mut outs: Vec<Vec<u8>> = hosts.iter().map(|host| vec![0; host.len()]).collect();
+            let mut targets: Vec<_> =
+                addresses.iter().copied().zip(outs.iter_mut().map(|out| &mut out[..])).collect();
+            bench.down(&mut targets).unwrap();
+            assert_eq!(outs, parts);
+        }
+    }
+
+    #[test]
+    fn page_locked_memory_is_copied_from_where_it_is() {
+        let bench = Bench::new(Pace::WhenAwaited, 64);
+        let parts: Vec<Bytes> = (0..5).map(|i| bench.pinned(&pattern(i, 10_000))).collect();
+        let base = bench.driver.allocate(50_000);
+        let sources: Vec<_> =
+            parts.iter().map(|part| &part[..]).zip((0..5).map(|i| base + i * 10_000)).collect();
+        bench.up(&sources).unwrap();
+        assert_eq!(bench.driver.copies(), 5, "one copy for each part");
+        let fetched = bench.fetch(base, 50_000).unwrap();
+        assert_eq!((bench.driver.copies(), fetched.len()), (6, 50_000));
+        assert_eq!(fetched, parts.concat());
+    }
+
+    #[test]
+    fn the_host_may_write_its_buffers_when_a_call_returns() {
+        for bench in benches() {
+            let mut locked = bench.dma.pool.take(5000, "test").unwrap();
+            let mut heap = pattern(1, 5000);
+            locked.copy_from_slice(&heap);
+            let (first, second) = (bench.driver.allocate(5000), bench.driver.allocate(5000));
+            bench.up(&[(&locked, first), (&heap, second)]).unwrap();
+            locked.fill(0);
+            heap.fill(0);
+            assert_eq!(bench.driver.read(first, 5000), pattern(1, 5000));
+            assert_eq!(bench.driver.read(second, 5000), pattern(1, 5000));
+        }
+    }
+
+    #[test]
+    fn floats_are_added_where_they_come_down() {
+        for bench in benches() {
+            let floats: Vec<f32> = (0..3001).map(|i| i as f32 * 0.1).collect();
+            let at = bench.brought(bytemuck::cast_slice(&floats));
+            let mut sums: Vec<f32> = (0..3001).map(|i| -(i as f32)).collect();
+            let expected: Vec<f32> = sums.iter().zip(&floats).map(|(sum, float)| sum + float).collect();
+            bench.add_down(at, &mut sums).unwrap();
+            assert_eq!(sums, expected);
+            let mut locked = bench.dma.pool.floats(3001, "test").unwrap();
+            bench.add_down(at, &mut locked).unwrap();
+            assert_eq!(*locked, floats[..]);
+            bench.add_down(at + 4, &mut locked[..1]).unwrap();
+            bench.add_down(at, &mut []).unwrap();
+            assert_eq!(locked[0], floats[0] + floats[1]);
+            assert_eq!(bench.moved().1, 2 * 4 * 3001 + 4);
+        }
+    }
+
+    #[test]
+    fn what_is_fetched_is_aligned_and_on_the_heap_if_need_be() {
+        let bench = Bench::new(Pace::WhenAwaited, 4096);
+        let at = bench.brought(&pattern(1, 1000));
+        let fetched = bench.fetch(at, 1000).unwrap();
+        assert!(bench.dma.pool.contains(&fetched));
+        drop(fetched.clone());
+        let budget = bench.dma.pool.budget();
+        let rest = budget.reserve(budget.available(), "another").unwrap();
+        let heap = bench.fetch(at, 1000).unwrap();
+        assert!(!bench.dma.pool.contains(&heap) && heap.as_ptr().addr() % LINK_ALIGN == 0);
+        assert_eq!((&fetched, &heap), (&pattern(1, 1000).into(), &pattern(1, 1000).into()));
+        assert_eq!(bench.fetch(at, 0).unwrap().len(), 0);
+        let endless = bench.fetch(at, usize::MAX / 2).unwrap_err();
+        assert!(matches!(endless, LinkError::Memory { direction: Direction::Down, .. }), "{endless}");
+        drop(rest);
+    }
+
+    /// Two parts that are staged, through both chunks several times, and two that are not.
+    fn mixed(bench: &Bench, seed: usize) -> [Bytes; 4] {
+        let part = |i| pattern(seed + i, 500);
+        [part(0).into(), bench.pinned(&part(1)), part(2).into(), bench.pinned(&part(3))]
+    }
+
+    #[test]
+    fn a_failed_copy_is_told_and_leaves_the_lane_as_it_was() {
+        for pace in PACES {
+            for failure in [Failure::WhenAsked, Failure::WhenMade] {
+                let bench = Bench::new(pace, 128);
+                let base = bench.driver.allocate(2000);
+                let addresses = [0, 500, 1000, 1500].map(|at| base + at);
+                let parts = mixed(&bench, 1);
+                let sources: Vec<_> = parts.iter().map(|part| &part[..]).zip(addresses).collect();
+                // Four copies for each staged part and one for each other.
+                for copy in 0..10 {
+                    let before = bench.moved();
+                    bench.driver.fail_copy(copy, failure);
+                    let error = bench.up(&sources).unwrap_err();
+                    assert_eq!(
+                        error.to_string(),
+                        "link `fake`: a copy of 2000 bytes up to the device failed; see the cause"
+                    );
+                    let cause = std::error::Error::source(&error).unwrap().to_string();
+                    assert!(
+                        cause.contains("CUDA_ERROR_") && cause.ends_with("as the test wants it"),
+                        "{cause}"
+                    );
+                    bench.up(&sources).unwrap();
+                    assert_eq!(bench.driver.read(base, 2000), parts.concat());
+
+                    let mut out = vec![0; 2000];
+                    bench.driver.fail_copy(copy % 8, failure);
+                    let down = |out: &mut [u8]| {
+                        let (one, two) = out.split_at_mut(500);
+                        bench.down(&mut [(base, one), (base + 500, two)])
+                    };
+                    assert!(matches!(down(&mut out), Err(LinkError::Transfer { bytes: 2000, .. })));
+                    down(&mut out).unwrap();
+                    assert_eq!(out, parts.concat());
+                    assert_eq!(
+                        bench.moved(),
+                        (before.0 + 2000, before.1 + 2000),
+                        "what failed is not counted"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_panic_leaves_no_copy_under_way() {
+        for pace in PACES {
+            let bench = Bench::new(pace, 128);
+            let at = bench.driver.allocate(500);
+            let heap = pattern(7, 500);
+            bench.driver.fail_copy(3, Failure::Panics);
+            let panicked = catch_unwind(AssertUnwindSafe(|| bench.up(&[(&heap, at)])));
+            assert!(panicked.is_err() && bench.driver.is_quiet(at, 500));
+            bench.up(&[(&heap, at)]).unwrap();
+            assert_eq!(bench.driver.read(at, 500), heap);
+        }
+    }
+
+    #[test]
+    fn chunks_that_the_pool_cannot_give_are_refused_in_words() {
+        let driver = FakeDriver::new(Pace::AtOnce);
+        let budget = Budget::new("page-locked memory", ByteSize(3 * 4096));
+        let pool = PinnedPool::new(Arc::new(driver.clone()), budget.clone());
+        let error = Dma::new("fake", &driver, pool, 4096).unwrap_err();
+        let SpillError::Pinned(super::super::PinnedError::Budget { source }) = error else {
+            panic!("{error}")
+        };
+        let BudgetError::Refused { owner, requested, .. } = source;
+        assert_eq!((owner.as_str(), requested), ("staging of link `fake`", 4096));
+        assert_eq!((budget.used(), driver.locked()), (0, 0));
+    }
+
+    #[test]
+    fn both_directions_copy_at_the_same_time() {
+        for pace in PACES {
+            let bench = Bench::new(pace, 4096);
+            let (there, here) = (bench.brought(&pattern(1, 100)), bench.driver.allocate(100));
+            let mut out = vec![0; 100];
+            bench.driver.meet();
+            std::thread::scope(|scope| {
+                scope.spawn(|| bench.up(&[(&pattern(2, 100), here)]).unwrap());
+                scope.spawn(|| bench.down(&mut [(there, &mut out)]).unwrap());
+            });
+            assert_eq!((out, bench.driver.read(here, 100)), (pattern(1, 100), pattern(2, 100)));
+            assert_eq!(bench.driver.violations(), [""; 0]);
+        }
+    }
+
+    #[test]
+    fn threads_copy_in_both_directions_without_mixing_anything_up() {
+        for pace in PACES {
+            let bench = Bench::new(pace, 1024);
+            std::thread::scope(|scope| {
+                for thread in 0..4 {
+                    let bench = &bench;
+                    scope.spawn(move || {
+                        for round in 0..25 {
+                            let host = pattern(thread * 100 + round, 5000);
+                            let host = if round % 2 == 0 { host.into() } else { bench.pinned(&host) };
+                            let at = bench.brought(&host);
+                            assert_eq!(bench.fetch(at, 5000).unwrap(), host);
+                            bench.driver.free(at);
+                        }
+                    });
+                }
+            });
+            assert_eq!(bench.moved(), (4 * 25 * 5000, 4 * 25 * 5000));
+        }
+    }
+
+    /// A promotion as a link makes it: one range of the arena, one call, one wait.
+    fn promote(bench: &Bench, arena: &Arena, base: u64, images: &[Vec<u8>]) -> (Lease, Vec<u64>) {
+        let (starts, len) = offsets(images.iter().map(|image| image.len() as u64));
+        let lease = arena.place_when_free(len).unwrap();
+        let addresses: Vec<u64> = starts.iter().map(|start| base + lease.start() + start).collect();
+        let parts: Vec<_> = images.iter().map(|image| &image[..]).zip(addresses.clone()).collect();
+        bench.up(&parts).unwrap();
+        (lease, addresses)
+    }
+
+    #[test]
+    fn promotions_follow_each_other_through_an_arena_and_none_is_overwritten_while_it_is_read() {
+        for pace in PACES {
+            let bench = Bench::new(pace, 1024);
+            let arena = Arena::new(2 * 4096);
+            let base = bench.driver.allocate(arena.capacity() as usize);
+            let images = |round: usize| {
+                [100 + 37 * round % 900, 2000, 1 + round % 7].map(|len| pattern(round, len)).to_vec()
+            };
+            // As many as a double buffer has: one that computes, one that waits.
+            let (send, promoted) = std::sync::mpsc::sync_channel(0);
+            // Told at the end, for the copier would wait for ever for what a panic here held.
+            let mut wrong = Vec::new();
+            std::thread::scope(|scope| {
+                let (bench, arena) = (&bench, &arena);
+                scope.spawn(move || {
+                    for round in 0..200 {
+                        send.send(promote(bench, arena, base, &images(round))).unwrap();
+                    }
+                });
+                for (round, (lease, addresses)) in promoted.iter().enumerate() {
+                    let reading = lease.read();
+                    drop(lease);
+                    for (image, at) in images(round).iter().zip(addresses) {
+                        let right = bench.driver.read(at, image.len()) == *image;
+                        if !right || bench.fetch(at, image.len()).unwrap() != *image {
+                            wrong.push(round);
+                        }
+                    }
+                    reading.fenced();
+                }
+            });
+            assert_eq!((arena.used(), wrong), (0, vec![]), "{pace:?}");
+        }
+    }
+}

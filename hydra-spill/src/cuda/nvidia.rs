@@ -1,0 +1,176 @@
+//! The driver of NVIDIA cards, called through cudarc.
+//!
+//! It uses the card's primary context, as CubeCL does: both see the same memory, and an address that CubeCL
+//! allocated can be copied to.
+
+use super::driver::{CopyStream, DeviceMemory, Driver, DriverError};
+use cudarc::driver::{CudaContext, result, sys};
+use std::fmt;
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+
+/// The driver of one NVIDIA card.
+pub struct CudaDriver {
+    context: Arc<CudaContext>,
+}
+
+impl CudaDriver {
+    /// The driver of the card with this number.
+    ///
+    /// # Errors
+    /// [`DriverError::Missing`] if no driver is installed, [`DriverError::Call`] if it has no such card or
+    /// the card cannot be used.
+    pub fn new(ordinal: usize) -> Result<Self, DriverError> {
+        // Without the library, every call below would panic.
+        // SAFETY: loading the driver's library only runs the initializers that the driver brings.
+        if !unsafe { sys::is_culib_present() } {
+            return Err(DriverError::Missing { library: "libcuda.so" });
+        }
+        let context = CudaContext::new(ordinal).map_err(failed("cuDevicePrimaryCtxRetain"))?;
+        Ok(Self { context })
+    }
+
+    /// The card's number.
+    pub fn ordinal(&self) -> usize {
+        self.context.ordinal()
+    }
+}
+
+impl fmt::Debug for CudaDriver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CudaDriver").field("ordinal", &self.ordinal()).finish()
+    }
+}
+
+/// What the driver said of a failed call.
+fn failed(call: &'static str) -> impl Fn(result::DriverError) -> DriverError {
+    move |error| {
+        let name = error.error_name().map(|name| name.to_string_lossy().into_owned());
+        let meaning = error.error_string().map(|meaning| meaning.to_string_lossy().into_owned());
+        DriverError::Call {
+            call,
+            code: name.unwrap_or_else(|_| format!("{:?}", error.0)),
+            meaning: meaning.unwrap_or_else(|_| "an error that this driver does not know".to_owned()),
+        }
+    }
+}
+
+/// Makes the card's context that of the calling thread. `CudaContext::bind_to_thread` would also report, as
+/// ours, what failed earlier in another object's drop.
+fn bind(context: &CudaContext) -> Result<(), DriverError> {
+    // SAFETY: the context lives as long as the reference to its owner.
+    unsafe { result::ctx::set_current(context.cu_ctx()) }.map_err(failed("cuCtxSetCurrent"))
+}
+
+// SAFETY: `cuMemHostAlloc` gives memory of its own until `cuMemFreeHost`.
+unsafe impl Driver for CudaDriver {
+    fn lock_pages(&self, bytes: usize) -> Result<NonNull<u8>, DriverError> {
+        bind(&self.context)?;
+        // SAFETY: the contents are promised to nobody; the flag makes it page-locked for every context.
+        let memory = unsafe { result::malloc_host(bytes, sys::CU_MEMHOSTALLOC_PORTABLE) };
+        let memory = memory.map_err(failed("cuMemHostAlloc"))?;
+        NonNull::new(memory.cast()).ok_or_else(|| DriverError::Call {
+            call: "cuMemHostAlloc",
+            code: "CUDA_SUCCESS".to_owned(),
+            meaning: format!("it gave no address for {bytes} bytes"),
+        })
+    }
+
+    unsafe fn unlock_pages(&self, memory: NonNull<u8>) -> Result<(), DriverError> {
+        bind(&self.context)?;
+        // SAFETY: the caller promises that the memory came from `lock_pages` and is no longer used.
+        unsafe { result::free_host(memory.as_ptr().cast()) }.map_err(failed("cuMemFreeHost"))
+    }
+
+    fn open_stream(&self, marks: usize) -> Result<Box<dyn CopyStream>, DriverError> {
+        bind(&self.context)?;
+        let stream = result::stream::create(result::stream::StreamKind::NonBlocking);
+        let stream = stream.map_err(failed("cuStreamCreate"))?;
+        // Its drop destroys the events that there are, should one more not be created.
+        let mut opened = Box::new(Stream { context: self.context.clone(), stream, events: Vec::new() });
+        for _ in 0..marks {
+            opened.events.push(sleeping_event()?);
+        }
+        Ok(opened)
+    }
+
+    fn memory(&self) -> Result<DeviceMemory, DriverError> {
+        bind(&self.context)?;
+        let (free, total) = result::mem_get_info().map_err(failed("cuMemGetInfo"))?;
+        Ok(DeviceMemory { free: free as u64, total: total as u64 })
+    }
+}
+
+/// An event whose waiters sleep instead of spinning.
+fn sleeping_event() -> Result<sys::CUevent, DriverError> {
+    let flags = sys::CUevent_flags::CU_EVENT_BLOCKING_SYNC as u32
+        | sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
+    let mut event = ptr::null_mut();
+    // SAFETY: the driver writes one event there if it succeeds. cudarc's own function takes one flag only.
+    unsafe { sys::cuEventCreate(&raw mut event, flags) }.result().map_err(failed("cuEventCreate"))?;
+    Ok(event)
+}
+
+struct Stream {
+    context: Arc<CudaContext>,
+    stream: sys::CUstream,
+    events: Vec<sys::CUevent>,
+}
+
+// SAFETY: the driver's handles may be used from any thread that has the context bound, as every call here
+// has; one thread at a time uses them, for every call takes the stream exclusively.
+unsafe impl Send for Stream {}
+
+// SAFETY: the driver runs the copies of a stream in order. An event is over after what was enqueued before
+// it, and `cuStreamSynchronize` returns when the stream is idle, or when the context is lost and nothing
+// runs in it any more.
+unsafe impl CopyStream for Stream {
+    unsafe fn copy_up(&mut self, from: *const u8, to: u64, bytes: usize) -> Result<(), DriverError> {
+        bind(&self.context)?;
+        // SAFETY: the caller promises both ranges until the copy is over.
+        unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.cast(), bytes, self.stream) }
+            .result()
+            .map_err(failed("cuMemcpyHtoDAsync"))
+    }
+
+    unsafe fn copy_down(&mut self, from: u64, to: *mut u8, bytes: usize) -> Result<(), DriverError> {
+        bind(&self.context)?;
+        // SAFETY: the caller promises both ranges until the copy is over.
+        unsafe { sys::cuMemcpyDtoHAsync_v2(to.cast(), from, bytes, self.stream) }
+            .result()
+            .map_err(failed("cuMemcpyDtoHAsync"))
+    }
+
+    fn mark(&mut self, mark: usize) -> Result<(), DriverError> {
+        bind(&self.context)?;
+        // SAFETY: event and stream live until this is dropped.
+        unsafe { result::event::record(self.events[mark], self.stream) }.map_err(failed("cuEventRecord"))
+    }
+
+    fn wait(&mut self, mark: usize) -> Result<(), DriverError> {
+        bind(&self.context)?;
+        // SAFETY: the event lives until this is dropped.
+        unsafe { result::event::synchronize(self.events[mark]) }.map_err(failed("cuEventSynchronize"))
+    }
+
+    fn drain(&mut self) -> Result<(), DriverError> {
+        // Not skipped if binding fails: the stream knows its context.
+        let bound = bind(&self.context);
+        // SAFETY: the stream lives until this is dropped.
+        let drained = unsafe { result::stream::synchronize(self.stream) };
+        drained.map_err(failed("cuStreamSynchronize")).and(bound)
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        // A driver that has failed cannot take anything back, and there is nobody to tell.
+        let _ = self.drain();
+        for event in self.events.drain(..) {
+            // SAFETY: created in `open_stream`, destroyed once, and nothing waits for it.
+            let _ = unsafe { result::event::destroy(event) };
+        }
+        // SAFETY: likewise.
+        let _ = unsafe { result::stream::destroy(self.stream) };
+    }
+}

@@ -1,0 +1,523 @@
+//! Page-locked host memory, within a budget of its own.
+//!
+//! Only from such memory, and into it, a card copies at the full speed of its bus and beside its
+//! computations. The system cannot page it out, so there should be less of it than of other memory, and
+//! locking it takes long: a freed buffer stays locked and waits for one of nearly its size.
+
+use super::driver::{Driver, DriverError};
+use crate::{Budget, BudgetError, Reservation, alloc};
+use bytes::Bytes;
+use hydra_core::ByteSize;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::mem::size_of;
+use std::ops::{Deref, DerefMut};
+use std::ptr::{self, NonNull};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Blocks are whole pages.
+const PAGE: usize = 4096;
+
+/// An idle block serves what takes at least this part of it, less one: seven eighths.
+const SPARE_PART: usize = 8;
+
+/// Who holds what is locked and not in use.
+const IDLE: &str = "idle page-locked buffers";
+
+/// Why there is no page-locked memory to be had.
+#[derive(Debug, thiserror::Error)]
+pub enum PinnedError {
+    /// The budget of page-locked memory is used up.
+    #[error("no page-locked memory is left; `--pinned-memory` sets how much there may be")]
+    Budget {
+        /// What was asked for, what there is, and who has it.
+        #[from]
+        source: BudgetError,
+    },
+    /// The system did not lock the pages, although the budget had room for them.
+    #[error(
+        "the system did not page-lock {} for `{owner}`, beside {} that are locked: raise its limit of locked \
+         memory (`ulimit -l`, or the memlock and memory limits of the container), free memory of the machine, \
+         or give a `--pinned-memory` below {}",
+        ByteSize(*requested), ByteSize(*locked), ByteSize(*requested + *locked)
+    )]
+    System {
+        /// The bytes that were to be locked.
+        requested: u64,
+        /// The bytes that are locked already.
+        locked: u64,
+        /// Who asked.
+        owner: String,
+        /// What the driver said.
+        source: DriverError,
+    },
+}
+
+/// Page-locked memory of this machine, for all its cards. Clones share the same memory.
+#[derive(Clone, Debug)]
+pub struct PinnedPool {
+    shelf: Arc<Shelf>,
+}
+
+impl PinnedPool {
+    /// A pool that locks no more than `budget` has; nothing is locked yet.
+    pub fn new(driver: Arc<dyn Driver>, budget: Budget) -> Self {
+        Self { shelf: Arc::new(Shelf { driver, budget, state: Mutex::default() }) }
+    }
+
+    /// A buffer of `len` bytes for `owner`, at a multiple of the page size. What it holds is what was last
+    /// in that memory.
+    ///
+    /// # Errors
+    /// [`PinnedError::Budget`] if others use too much of the budget, [`PinnedError::System`] if the system
+    /// locks no more.
+    pub fn take(&self, len: usize, owner: &str) -> Result<PinnedBuffer, PinnedError> {
+        let block = match len {
+            0 => None,
+            _ => Some(self.shelf.block(whole_pages(len), owner)?),
+        };
+        Ok(PinnedBuffer { block, len, home: self.shelf.clone() })
+    }
+
+    /// So many zeros for `owner`.
+    ///
+    /// # Errors
+    /// As [`take`](Self::take).
+    pub fn floats(&self, len: usize, owner: &str) -> Result<PinnedFloats, PinnedError> {
+        let mut buffer = self.take(len.saturating_mul(size_of::<f32>()), owner)?;
+        buffer.fill(0);
+        Ok(PinnedFloats { buffer })
+    }
+
+    /// Whether all of these bytes are in memory that this pool locked.
+    pub fn contains(&self, bytes: &[u8]) -> bool {
+        bytes.is_empty() || self.shelf.state().contains(bytes.as_ptr().addr(), bytes.len())
+    }
+
+    /// The budget.
+    pub fn budget(&self) -> &Budget {
+        &self.shelf.budget
+    }
+
+    /// Unlocks what is not in use.
+    pub fn trim(&self) {
+        while self.shelf.free_one() {}
+    }
+}
+
+fn whole_pages(len: usize) -> usize {
+    // What is larger than any memory is refused by every budget.
+    len.checked_next_multiple_of(PAGE).unwrap_or(usize::MAX)
+}
+
+/// The state of a pool, which every buffer goes back to.
+#[derive(Debug)]
+struct Shelf {
+    driver: Arc<dyn Driver>,
+    budget: Budget,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// All locked memory: address and size.
+    ranges: BTreeMap<usize, usize>,
+    /// What waits to be used again, the oldest first.
+    idle: Vec<Block>,
+    /// The room in the budget of everything that is idle; `None` before anything ever was.
+    room: Option<Reservation>,
+}
+
+/// Locked memory, while it is on the shelf or in a buffer.
+#[derive(Debug)]
+struct Block {
+    memory: NonNull<u8>,
+    size: usize,
+    /// The bytes of the budget; of an idle block they are in the room of all idle ones.
+    room: Option<Reservation>,
+}
+
+// SAFETY: a block is the only owner of its memory, which is ordinary memory to the processor; a shared block
+// is only read.
+unsafe impl Send for Block {}
+// SAFETY: as above.
+unsafe impl Sync for Block {}
+
+impl Shelf {
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Nothing panics between two changes that belong together.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn block(&self, size: usize, owner: &str) -> Result<Block, PinnedError> {
+        if let Some(block) = self.reuse(size, owner) {
+            return Ok(block);
+        }
+        let room = self.reserve(size, owner)?;
+        // Locking takes long, and the lanes ask meanwhile what is locked.
+        let memory = self.lock_pages(size, owner)?;
+        // SAFETY: so many bytes, which nobody else knows of. They are written once, so that the buffer can be
+        // read as bytes.
+        unsafe { memory.write_bytes(0, size) };
+        alloc::with_tag(None, || self.state().ranges.insert(memory.as_ptr().addr(), size));
+        Ok(Block { memory, size, room: Some(room) })
+    }
+
+    /// The smallest idle block that is large enough and not much larger.
+    fn reuse(&self, size: usize, owner: &str) -> Option<Block> {
+        let mut state = self.state();
+        let fits = |block: &Block| size <= block.size && block.size - size <= block.size / SPARE_PART;
+        let candidates = state.idle.iter().enumerate().filter(|(_, block)| fits(block));
+        let (index, _) = candidates.min_by_key(|(_, block)| block.size)?;
+        let mut block = state.unshelve(index);
+        drop(state);
+        // The bytes stay reserved, and become the new owner's. Whoever asks for nothing is not refused.
+        block.room = merged(self.budget.try_reserve(0, owner), block.room.take());
+        Some(block)
+    }
+
+    /// Reserves room in the budget, for which idle blocks go.
+    fn reserve(&self, size: usize, owner: &str) -> Result<Reservation, BudgetError> {
+        loop {
+            match self.budget.reserve(size as u64, owner) {
+                Ok(room) => return Ok(room),
+                Err(refused) if size as u64 > self.budget.capacity() => return Err(refused),
+                Err(refused) => {
+                    if !self.free_one() {
+                        return Err(refused);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Locks pages, for which idle blocks go if the system has too few.
+    fn lock_pages(&self, size: usize, owner: &str) -> Result<NonNull<u8>, PinnedError> {
+        loop {
+            match self.driver.lock_pages(size) {
+                Ok(memory) => return Ok(memory),
+                Err(source) => {
+                    if !self.free_one() {
+                        let locked = self.state().ranges.values().sum::<usize>() as u64;
+                        let owner = owner.to_owned();
+                        return Err(PinnedError::System { requested: size as u64, locked, owner, source });
+                    }
+                }
+            }
+        }
+    }
+
+    /// Frees the oldest idle block, if there is one.
+    fn free_one(&self) -> bool {
+        let mut state = self.state();
+        if state.idle.is_empty() {
+            return false;
+        }
+        let block = state.unshelve(0);
+        state.ranges.remove(&block.memory.as_ptr().addr());
+        // Freeing may wait for the card, and nobody has to wait for it.
+        drop(state);
+        self.free(block);
+        true
+    }
+
+    fn free(&self, block: Block) {
+        // SAFETY: the block came from this driver, and its last user has dropped it: copies hold their
+        // buffers until they are over.
+        let freed = unsafe { self.driver.unlock_pages(block.memory) };
+        // A driver that frees nothing has failed as a whole, and every copy says so. What it does not free
+        // ends with the process.
+        drop(freed);
+    }
+
+    fn shelve(&self, mut block: Block) {
+        let mut state = self.state();
+        let all = state.room.take().or_else(|| self.budget.try_reserve(0, IDLE));
+        state.room = merged(all, block.room.take());
+        // The list's own memory is the host's, whoever drops the buffer.
+        alloc::with_tag(None, || state.idle.push(block));
+    }
+}
+
+/// Both, as the first one's owner's.
+fn merged(into: Option<Reservation>, other: Option<Reservation>) -> Option<Reservation> {
+    match (into, other) {
+        (Some(mut all), Some(other)) => {
+            all.merge(other);
+            Some(all)
+        }
+        (one, other) => one.or(other),
+    }
+}
+
+impl State {
+    fn contains(&self, start: usize, len: usize) -> bool {
+        let before = self.ranges.range(..=start).next_back();
+        before.is_some_and(|(at, size)| (start - at).checked_add(len).is_some_and(|end| end <= *size))
+    }
+
+    /// Takes an idle block off the shelf, with its room.
+    fn unshelve(&mut self, index: usize) -> Block {
+        let mut block = self.idle.remove(index);
+        block.room = self.room.as_mut().map(|room| room.split(block.size as u64));
+        block
+    }
+}
+
+impl Drop for Shelf {
+    fn drop(&mut self) {
+        // Every buffer holds the shelf, so that all blocks are on it.
+        while self.free_one() {}
+    }
+}
+
+/// Page-locked bytes, aligned to a page. Dropped, they wait in their pool to be used again.
+#[must_use = "dropping it gives the memory back"]
+pub struct PinnedBuffer {
+    /// `None` if there are no bytes, and while it is dropped.
+    block: Option<Block>,
+    len: usize,
+    home: Arc<Shelf>,
+}
+
+impl PinnedBuffer {
+    /// These bytes, to be shared: they go back to the pool when the last clone or slice is dropped.
+    pub fn into_bytes(self) -> Bytes {
+        Bytes::from_owner(self)
+    }
+
+    /// The address of the first byte, for writers that take turns with a card and so cannot borrow the
+    /// whole buffer.
+    pub(super) fn base(&self) -> *mut u8 {
+        // No bytes are aligned too.
+        self.block.as_ref().map_or(ptr::without_provenance_mut(PAGE), |block| block.memory.as_ptr())
+    }
+}
+
+impl Deref for PinnedBuffer {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the block has at least so many bytes, all of them initialized, and this owns it.
+        unsafe { std::slice::from_raw_parts(self.base(), self.len) }
+    }
+}
+
+impl DerefMut for PinnedBuffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and this is borrowed exclusively.
+        unsafe { std::slice::from_raw_parts_mut(self.base(), self.len) }
+    }
+}
+
+impl AsRef<[u8]> for PinnedBuffer {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl Drop for PinnedBuffer {
+    fn drop(&mut self) {
+        if let Some(block) = self.block.take() {
+            self.home.shelve(block);
+        }
+    }
+}
+
+impl fmt::Debug for PinnedBuffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PinnedBuffer").field("len", &self.len).finish_non_exhaustive()
+    }
+}
+
+/// Page-locked floats: masters that a card reads where they are.
+#[must_use = "dropping it gives the memory back"]
+pub struct PinnedFloats {
+    buffer: PinnedBuffer,
+}
+
+impl Deref for PinnedFloats {
+    type Target = [f32];
+
+    fn deref(&self) -> &[f32] {
+        bytemuck::cast_slice(&self.buffer)
+    }
+}
+
+impl DerefMut for PinnedFloats {
+    fn deref_mut(&mut self) -> &mut [f32] {
+        bytemuck::cast_slice_mut(&mut self.buffer)
+    }
+}
+
+impl AsRef<[u8]> for PinnedFloats {
+    fn as_ref(&self) -> &[u8] {
+        &self.buffer
+    }
+}
+
+impl PartialEq for PinnedFloats {
+    fn eq(&self, other: &Self) -> bool {
+        **self == **other
+    }
+}
+
+impl fmt::Debug for PinnedFloats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.iter()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fake::{FakeDriver, Pace};
+    use super::*;
+    use proptest::prelude::*;
+
+    fn pool(pages: u64) -> (FakeDriver, PinnedPool) {
+        let driver = FakeDriver::new(Pace::AtOnce);
+        let budget = Budget::new("page-locked memory", ByteSize(pages * PAGE as u64));
+        (driver.clone(), PinnedPool::new(Arc::new(driver), budget))
+    }
+
+    #[test]
+    fn buffers_are_aligned_hold_what_is_written_and_are_known() {
+        let (_driver, pool) = pool(64);
+        for len in [0, 1, 4095, 4096, 4097, 100_003] {
+            let mut buffer = pool.take(len, "task 1").unwrap();
+            assert_eq!((buffer.len(), buffer.as_ptr().addr() % PAGE), (len, 0));
+            buffer.iter_mut().enumerate().for_each(|(i, byte)| *byte = i as u8);
+            assert!(pool.contains(&buffer) && (len == 0 || pool.contains(&buffer[len - 1..])));
+            let bytes = buffer.into_bytes();
+            let slice = bytes.slice(len / 2..);
+            drop(bytes);
+            assert!(pool.contains(&slice));
+            assert!(slice.iter().enumerate().all(|(i, byte)| *byte == (i + len / 2) as u8));
+        }
+        let elsewhere = vec![0_u8; 10];
+        assert!(!pool.contains(&elsewhere) && pool.contains(&elsewhere[..0]));
+    }
+
+    #[test]
+    fn a_range_that_leaves_its_block_is_not_contained() {
+        let (_driver, pool) = pool(8);
+        let one = pool.take(2 * PAGE, "task 1").unwrap();
+        let start = one.as_ptr().addr();
+        let contains = |at, len| pool.shelf.state().contains(at, len);
+        assert!(contains(start, 2 * PAGE) && contains(start + 5, 2 * PAGE - 5));
+        assert!(!contains(start, 2 * PAGE + 1) && !contains(start + 2 * PAGE, 1) && !contains(start - 1, 2));
+        assert!(!contains(start + 1, usize::MAX));
+    }
+
+    #[test]
+    fn freed_memory_is_locked_once_and_charged_to_who_uses_it() {
+        let (driver, pool) = pool(4);
+        let first = pool.take(3 * PAGE - 5, "a").unwrap().into_bytes();
+        let address = first.as_ptr();
+        let clone = first.clone();
+        drop(first);
+        assert_eq!((driver.locked(), pool.budget().used()), (3 * PAGE, 3 * PAGE as u64));
+        drop(clone);
+        assert_eq!((driver.locked(), driver.lockings()), (3 * PAGE, 1), "it waits to be used again");
+        let refused = pool.take(5 * PAGE, "b").unwrap_err();
+        assert!(matches!(refused, PinnedError::Budget { source: BudgetError::Refused { .. } }));
+        let again = pool.take(3 * PAGE, "b").unwrap();
+        assert_eq!((again.as_ptr(), driver.lockings()), (address, 1));
+        let PinnedError::Budget { source } = pool.take(2 * PAGE, "c").unwrap_err() else { panic!() };
+        let text = source.to_string();
+        assert!(text.contains("`c` needs 8.00 KiB of `page-locked memory`"), "{text}");
+        assert!(text.contains("held by `b` (12.00 KiB):"), "{text}");
+        drop(again);
+        // No block of this size is idle, and the budget has no room for it beside the idle one.
+        let other = pool.take(2 * PAGE, "c").unwrap();
+        assert_eq!((driver.locked(), driver.lockings(), pool.budget().used()), (2 * PAGE, 2, 8192));
+        drop(pool);
+        assert_eq!(driver.locked(), 2 * PAGE, "a buffer outlives its pool");
+        drop(other);
+        assert_eq!(driver.locked(), 0);
+    }
+
+    #[test]
+    fn the_systems_limit_is_put_into_words() {
+        let (driver, pool) = pool(100);
+        driver.limit_pages(8 * PAGE);
+        let held = pool.take(5 * PAGE, "a").unwrap();
+        drop(pool.take(2 * PAGE, "b").unwrap());
+        let error = pool.take(4 * PAGE, "masters of task 3").unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "the system did not page-lock 16.00 KiB for `masters of task 3`, beside 20.00 KiB that are locked: \
+             raise its limit of locked memory (`ulimit -l`, or the memlock and memory limits of the container), \
+             free memory of the machine, or give a `--pinned-memory` below 36.00 KiB"
+        );
+        let cause = std::error::Error::source(&error).unwrap().to_string();
+        assert!(cause.starts_with("cuMemHostAlloc failed with CUDA_ERROR_OUT_OF_MEMORY:"), "{cause}");
+        assert_eq!(pool.budget().used(), 5 * PAGE as u64, "what was refused is not charged");
+        let rest = pool.take(3 * PAGE, "c").unwrap();
+        drop((held, rest));
+        pool.trim();
+        assert_eq!((driver.locked(), pool.budget().used()), (0, 0));
+    }
+
+    #[test]
+    fn floats_begin_as_zeros_also_where_others_wrote() {
+        let (_driver, pool) = pool(4);
+        pool.take(100, "a").unwrap().fill(7);
+        let mut floats = pool.floats(25, "b").unwrap();
+        assert_eq!(*floats, [0.0; 25]);
+        floats[3] = -1.5;
+        let bytes: &[u8] = floats.as_ref();
+        assert_eq!((bytes.len(), bytemuck::cast_slice::<u8, f32>(bytes)[3]), (100, -1.5));
+        let mut same = pool.floats(25, "c").unwrap();
+        assert_ne!(floats, same);
+        same[3] = -1.5;
+        assert_eq!(floats, same);
+        assert_eq!(pool.floats(0, "d").unwrap().len(), 0);
+        assert!(pool.floats(usize::MAX, "e").is_err());
+    }
+
+    #[test]
+    fn threads_never_get_the_same_memory() {
+        let (_driver, pool) = pool(24);
+        std::thread::scope(|scope| {
+            for thread in 0..4_u8 {
+                let pool = &pool;
+                scope.spawn(move || {
+                    for round in 0..500_usize {
+                        let Ok(mut buffer) = pool.take(1 + round * 37 % (9 * PAGE), "thread") else {
+                            continue;
+                        };
+                        buffer.fill(thread);
+                        assert!(pool.contains(&buffer));
+                        assert!(buffer.iter().all(|byte| *byte == thread));
+                    }
+                });
+            }
+        });
+        pool.trim();
+        assert_eq!(pool.budget().used(), 0);
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_locked_is_what_is_charged_and_stays_within_the_budget(
+            sizes in prop::collection::vec((1..7 * PAGE, any::<prop::sample::Index>(), any::<bool>()), 1..60)
+        ) {
+            let (driver, pool) = pool(16);
+            let mut held: Vec<PinnedBuffer> = Vec::new();
+            for (len, index, release) in sizes {
+                if release && !held.is_empty() {
+                    drop(held.swap_remove(index.index(held.len())));
+                } else if let Ok(buffer) = pool.take(len, "someone") {
+                    held.push(buffer);
+                }
+                let in_use: usize = held.iter().map(|buffer| buffer.len()).sum();
+                prop_assert_eq!(driver.locked() as u64, pool.budget().used());
+                prop_assert!(pool.budget().used() <= pool.budget().capacity() && driver.locked() >= in_use);
+            }
+            held.clear();
+            pool.trim();
+            prop_assert_eq!((driver.locked(), pool.budget().used()), (0, 0));
+        }
+    }
+}
