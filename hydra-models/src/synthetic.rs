@@ -32,6 +32,7 @@ pub(crate) fn batch(
 /// A loop that runs a chain whole or cut, for the tests of small chains.
 #[cfg(test)]
 pub(crate) mod testing {
+    use burn::tensor::Device;
     use hydra_core::{
         BackwardFrom, Batch, Chain, Dataset, LayerGradients, Pass, backward_range, forward_range,
         promote_layers,
@@ -65,39 +66,56 @@ pub(crate) mod testing {
 
     /// Loss and gradients with the chain cut before the layers `cuts`; the ends of the chain are cuts too.
     /// Boundaries go through the host.
-    fn cut(chain: &Chain, images: &Bytes, batch: &Batch, cuts: &[usize]) -> (f32, Vec<Vec<f32>>) {
-        let (plain, image) = (burn::tensor::Device::flex(), |i: usize| images[i].clone().into());
+    fn cut(
+        plain: &Device,
+        chain: &Chain,
+        images: &Bytes,
+        batch: &Batch,
+        cuts: &[usize],
+    ) -> (f32, Vec<Vec<f32>>) {
+        let image = |i: usize| images[i].clone().into();
         let device = plain.clone().autodiff();
         let pass = Pass::train(Pass::key_of(1, 0, 0), batch.targets.to_device(&device));
         let shards: Vec<Range<usize>> = cuts.windows(2).map(|w| w[0]..w[1]).collect();
         let mut boundaries = vec![batch.inputs.clone()];
         for shard in &shards[..shards.len() - 1] {
-            let layers = promote_layers(chain, shard.clone(), &image, &plain, false);
+            let layers = promote_layers(chain, shard.clone(), &image, plain, false);
             let x = boundaries.last().unwrap().to_device(&device);
             boundaries.push(forward_range(&layers, shard.start, x, &pass).into_host());
         }
         let (mut from, mut loss, mut gradients) = (BackwardFrom::Loss { weight: 1.0 }, None, Vec::new());
         for (shard, x) in shards.iter().zip(&boundaries).rev() {
-            let layers = promote_layers(chain, shard.clone(), &image, &plain, true);
+            let layers = promote_layers(chain, shard.clone(), &image, plain, true);
             let x = x.to_device(&device);
             let done = backward_range(layers, shard.start, x, from, &pass, shard.start > 0);
             loss = loss.or(done.loss);
             gradients.splice(0..0, values(done.layers));
             let inputs = done.inputs.into_iter();
             from =
-                BackwardFrom::Gradient(inputs.map(|g| g.map(|g| g.into_host().to_device(&plain))).collect());
+                BackwardFrom::Gradient(inputs.map(|g| g.map(|g| g.into_host().to_device(plain))).collect());
         }
         (loss.expect("a loss"), gradients)
     }
 
-    /// Loss and gradients of the whole chain.
-    pub fn backward(chain: &Chain, batch: &Batch) -> (f32, Vec<Vec<f32>>) {
-        cut(chain, &frozen(&masters(chain)), batch, &[0, chain.len()])
+    /// Loss and gradients of the whole chain on a plain device.
+    pub fn backward_on(plain: &Device, chain: &Chain, batch: &Batch) -> (f32, Vec<Vec<f32>>) {
+        cut(plain, chain, &frozen(&masters(chain)), batch, &[0, chain.len()])
     }
 
-    /// Asserts that the chain gives the same bits whole and cut.
+    /// The same on the CPU.
+    pub fn backward(chain: &Chain, batch: &Batch) -> (f32, Vec<Vec<f32>>) {
+        backward_on(&Device::flex(), chain, batch)
+    }
+
+    /// Asserts that the chain gives the same bits whole and cut on the CPU.
     pub fn shards_agree(chain: &Chain, batch: &Batch, cuts: &[usize]) {
-        let (cut, whole) = (cut(chain, &frozen(&masters(chain)), batch, cuts), backward(chain, batch));
+        shards_agree_on(&Device::flex(), chain, batch, cuts);
+    }
+
+    /// The same on a plain device.
+    pub fn shards_agree_on(plain: &Device, chain: &Chain, batch: &Batch, cuts: &[usize]) {
+        let cut = cut(plain, chain, &frozen(&masters(chain)), batch, cuts);
+        let whole = backward_on(plain, chain, batch);
         assert_eq!(cut.0, whole.0);
         let differs = |(a, b): (&Vec<f32>, &Vec<f32>)| a != b;
         let different: Vec<usize> = cut
@@ -117,7 +135,7 @@ pub(crate) mod testing {
         let mut masters = masters(chain);
         let mut losses = Vec::new();
         for _ in 0..steps {
-            let (loss, gradients) = cut(chain, &frozen(&masters), &batch, &[0, chain.len()]);
+            let (loss, gradients) = cut(&Device::flex(), chain, &frozen(&masters), &batch, &[0, chain.len()]);
             losses.push(loss);
             let refs = chain.layers().iter().flat_map(|l| &l.params);
             for (place, gradient) in refs.zip(&gradients) {

@@ -6,6 +6,7 @@
 //! that it rounds the sum away.
 
 use super::kernels::{Mat, MatMut, Write, matmul_here, vectorized};
+use super::mask::Mask;
 use super::math::{exp, flex, floats, max, owned, sum, sum2};
 use burn::backend::autodiff::{
     Autodiff,
@@ -47,7 +48,7 @@ pub fn causal_attention(qkv: Tensor<3>, options: Attention, pass: &Pass) -> Tens
         heads > 0 && triple > 0 && triple.is_multiple_of(3 * heads),
         "attention of {heads} heads expects three times a multiple of them as last dimension, found {triple}"
     );
-    let mask = pass.dropout_mask(options.dropout, options.site);
+    let mask = Mask::of(pass, options.dropout, options.site);
     let options = Options { heads, scale: options.scale as f32, mask };
     Tensor::from_dispatch(<Dispatch as AttentionOps>::causal_attention(qkv.into_dispatch(), options))
 }
@@ -61,13 +62,13 @@ pub(crate) fn working_elements([batch, tokens, width]: [usize; 3], heads: usize)
 /// What the kernels are told.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Options {
-    heads: usize,
-    scale: f32,
-    mask: Option<DropoutMask>,
+    pub(super) heads: usize,
+    pub(super) scale: f32,
+    pub(super) mask: Option<Mask>,
 }
 
 /// Attention as an op of the backends.
-#[backend_extension(Autodiff, Flex)]
+#[backend_extension(Autodiff, Flex, Cube: cfg(feature = "cube"))]
 pub(crate) trait AttentionOps: Backend {
     /// The output for queries, keys and values side by side.
     fn causal_attention(qkv: FloatTensor<Self>, options: Options) -> FloatTensor<Self>;
@@ -93,13 +94,13 @@ pub(crate) trait AttentionKernels: AttentionOps {
 /// What the backward needs of the forward.
 #[derive(Clone, Debug)]
 pub(crate) struct Saved<T> {
-    qkv: T,
-    output: T,
-    statistics: T,
+    pub(super) qkv: T,
+    pub(super) output: T,
+    pub(super) statistics: T,
 }
 
 /// Numbers that are saved for each row of scores.
-const STATISTICS: usize = 2;
+pub(super) const STATISTICS: usize = 2;
 
 /// Queries whose weights are in memory at a time, for each head that is being computed.
 const BLOCK: usize = 32;
@@ -200,6 +201,7 @@ fn up_to(end: usize, transposed: &[f32], tokens: usize) -> Mat<'_> {
 /// The heads of a batch in the order `[batch, heads]`.
 fn heads<'a>(qkv: &'a [f32], [_, tokens, triple]: [usize; 3], options: Options) -> Vec<Head<'a>> {
     let Options { heads, scale, mask } = options;
+    let mask = mask.map(Mask::on_host);
     let head_width = triple / 3 / heads;
     let sequences = qkv.chunks(tokens * triple).map(|data| Mat::new(data, tokens, triple)).enumerate();
     let head = |sequence: usize, data: Mat<'a>, head: usize| {

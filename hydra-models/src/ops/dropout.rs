@@ -4,6 +4,7 @@
 //! somebody's next backward; nothing is kept here but the mask's key.
 
 use super::kernels::vectorized;
+use super::mask::Mask;
 use super::math::{ELEMENTS, flex, floats, owned};
 use burn::backend::autodiff::{
     Autodiff,
@@ -15,13 +16,13 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, Flex, TensorMetadata, backend_extension};
 use burn::tensor::Tensor;
 use burn_flex::FlexTensor;
+use hydra_core::Pass;
 use hydra_core::profile::{self, Part};
-use hydra_core::{DropoutMask, Pass};
 use rayon::prelude::*;
 
 /// [`Pass::dropout`] of `x`, to the same bits.
 pub fn dropout<const D: usize>(x: Tensor<D>, probability: f64, site: u64, pass: &Pass) -> Tensor<D> {
-    match pass.dropout_mask(probability, site) {
+    match Mask::of(pass, probability, site) {
         Some(mask) => Tensor::from_dispatch(<Dispatch as DropoutOps>::drop_out(x.into_dispatch(), mask)),
         None => x,
     }
@@ -31,31 +32,27 @@ pub fn dropout<const D: usize>(x: Tensor<D>, probability: f64, site: u64, pass: 
 ///
 /// # Panics
 /// If the shapes differ.
-pub fn dropout_onto<const D: usize>(residual: Tensor<D>, x: Tensor<D>, mask: DropoutMask) -> Tensor<D> {
+pub fn dropout_onto<const D: usize>(residual: Tensor<D>, x: Tensor<D>, mask: Mask) -> Tensor<D> {
     assert_eq!(residual.dims(), x.dims(), "a residual has the shape of what is added");
     let (residual, x) = (residual.into_dispatch(), x.into_dispatch());
     Tensor::from_dispatch(<Dispatch as DropoutOps>::drop_out_onto(residual, x, mask))
 }
 
 /// Dropout as ops of the backends.
-#[backend_extension(Autodiff, Flex)]
+#[backend_extension(Autodiff, Flex, Cube: cfg(feature = "cube"))]
 pub(crate) trait DropoutOps: Backend {
     /// `x` times its factors.
-    fn drop_out(x: FloatTensor<Self>, mask: DropoutMask) -> FloatTensor<Self>;
+    fn drop_out(x: FloatTensor<Self>, mask: Mask) -> FloatTensor<Self>;
 
     /// `residual` plus `x` times its factors.
-    fn drop_out_onto(
-        residual: FloatTensor<Self>,
-        x: FloatTensor<Self>,
-        mask: DropoutMask,
-    ) -> FloatTensor<Self>;
+    fn drop_out_onto(residual: FloatTensor<Self>, x: FloatTensor<Self>, mask: Mask) -> FloatTensor<Self>;
 }
 
 /// The factors times `x`, plus the residual.
-fn dropped(residual: Option<FlexTensor>, x: FlexTensor, mask: DropoutMask) -> FlexTensor {
+fn dropped(residual: Option<FlexTensor>, x: FlexTensor, mask: Mask) -> FlexTensor {
     profile::time(Part::Activation, || {
         let (x, residual) = (owned(x), residual.map(owned));
-        let values = floats(&x);
+        let (values, mask) = (floats(&x), mask.on_host());
         let residual = residual.as_ref().map(floats);
         let mut out = vec![0.0; values.len()];
         out.par_chunks_mut(ELEMENTS).enumerate().for_each(|(i, out)| {
@@ -78,15 +75,11 @@ fn dropped(residual: Option<FlexTensor>, x: FlexTensor, mask: DropoutMask) -> Fl
 }
 
 impl DropoutOps for Flex {
-    fn drop_out(x: FloatTensor<Self>, mask: DropoutMask) -> FloatTensor<Self> {
+    fn drop_out(x: FloatTensor<Self>, mask: Mask) -> FloatTensor<Self> {
         dropped(None, x, mask)
     }
 
-    fn drop_out_onto(
-        residual: FloatTensor<Self>,
-        x: FloatTensor<Self>,
-        mask: DropoutMask,
-    ) -> FloatTensor<Self> {
+    fn drop_out_onto(residual: FloatTensor<Self>, x: FloatTensor<Self>, mask: Mask) -> FloatTensor<Self> {
         dropped(Some(residual), x, mask)
     }
 }
@@ -95,7 +88,7 @@ impl DropoutOps for Flex {
 struct DropoutBackward;
 
 impl<B: DropoutOps> Backward<B, 1> for DropoutBackward {
-    type State = DropoutMask;
+    type State = Mask;
 
     fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
         let gradient = grads.consume::<B>(&ops.node);
@@ -110,7 +103,7 @@ impl<B: DropoutOps> Backward<B, 1> for DropoutBackward {
 struct DropoutOntoBackward;
 
 impl<B: DropoutOps> Backward<B, 2> for DropoutOntoBackward {
-    type State = DropoutMask;
+    type State = Mask;
 
     fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
         let gradient = grads.consume::<B>(&ops.node);
@@ -125,18 +118,14 @@ impl<B: DropoutOps> Backward<B, 2> for DropoutOntoBackward {
 }
 
 impl<B: DropoutOps, C: CheckpointStrategy> DropoutOps for Autodiff<B, C> {
-    fn drop_out(x: FloatTensor<Self>, mask: DropoutMask) -> FloatTensor<Self> {
+    fn drop_out(x: FloatTensor<Self>, mask: Mask) -> FloatTensor<Self> {
         match DropoutBackward.prepare::<C>([x.node()]).compute_bound().stateful() {
             OpsKind::Tracked(prep) => prep.finish(mask, B::drop_out(x.into_primitive(), mask)),
             OpsKind::UnTracked(prep) => prep.finish(B::drop_out(x.into_primitive(), mask)),
         }
     }
 
-    fn drop_out_onto(
-        residual: FloatTensor<Self>,
-        x: FloatTensor<Self>,
-        mask: DropoutMask,
-    ) -> FloatTensor<Self> {
+    fn drop_out_onto(residual: FloatTensor<Self>, x: FloatTensor<Self>, mask: Mask) -> FloatTensor<Self> {
         let nodes = [residual.node(), x.node()];
         let (residual, x) = (residual.into_primitive(), x.into_primitive());
         match DropoutOntoBackward.prepare::<C>(nodes).compute_bound().stateful() {
@@ -171,7 +160,7 @@ mod tests {
 
     #[test]
     fn values_and_gradients_have_the_bits_of_burns() {
-        let mask = pass().dropout_mask(0.3, 7).unwrap();
+        let mask = Mask::of(&pass(), 0.3, 7).unwrap();
         let fused = run(|residual, x| dropout_onto(residual, x, mask));
         assert_eq!(fused, run(|residual, x| residual + pass().dropout(x, 0.3, 7)));
         assert_eq!(fused, run(|residual, x| residual + dropout(x, 0.3, 7, &pass())));
@@ -180,7 +169,7 @@ mod tests {
 
     #[test]
     fn bits_do_not_depend_on_threads_or_tracking() {
-        let mask = pass().dropout_mask(0.3, 7).unwrap();
+        let mask = Mask::of(&pass(), 0.3, 7).unwrap();
         let one = with_threads(1, || run(|residual, x| dropout_onto(residual, x, mask)));
         assert_eq!(one, with_threads(3, || run(|residual, x| dropout_onto(residual, x, mask))));
         let (residual, x) = (untracked(normal(1, SHAPE)), untracked(normal(2, SHAPE)));

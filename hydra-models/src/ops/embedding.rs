@@ -31,7 +31,7 @@ pub fn embedding(tokens: Tensor<2>, positions: Tensor<2>, ids: Tensor<2, Int>) -
 }
 
 /// The lookup as an op of the backends.
-#[backend_extension(Autodiff, Flex)]
+#[backend_extension(Autodiff, Flex, Cube: cfg(feature = "cube"))]
 pub(crate) trait EmbeddingOps: Backend {
     /// The rows of `tokens` that `ids` name, plus those of `positions`.
     fn embed(

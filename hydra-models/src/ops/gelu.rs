@@ -20,7 +20,7 @@ pub fn gelu_tanh<const D: usize>(x: Tensor<D>) -> Tensor<D> {
 }
 
 /// The activation as an op of the backends.
-#[backend_extension(Autodiff, Flex)]
+#[backend_extension(Autodiff, Flex, Cube: cfg(feature = "cube"))]
 pub(crate) trait GeluOps: Backend {
     /// The activation of each element.
     fn gelu_tanh(x: FloatTensor<Self>) -> FloatTensor<Self>;
@@ -32,9 +32,9 @@ pub(crate) trait GeluKernels: GeluOps {
     fn gelu_tanh_backward(x: FloatTensor<Self>, gradient: FloatTensor<Self>) -> FloatTensor<Self>;
 }
 
-const CUBIC: f32 = 0.044_715;
+pub(super) const CUBIC: f32 = 0.044_715;
 // 2 * sqrt(2 / pi): 1 + tanh(u) is 2 * sigmoid(2u).
-const TWICE_ROOT: f32 = 1.595_769;
+pub(super) const TWICE_ROOT: f32 = 1.595_769;
 
 #[inline(always)]
 fn sigmoid_of_twice(x: f32) -> f32 {

@@ -45,7 +45,7 @@ pub fn head_loss(
 }
 
 /// The head as an op of the backends.
-#[backend_extension(Autodiff, Flex)]
+#[backend_extension(Autodiff, Flex, Cube: cfg(feature = "cube"))]
 pub(crate) trait HeadOps: Backend {
     /// The mean loss, of shape `[1]`.
     fn head_loss(

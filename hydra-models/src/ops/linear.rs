@@ -34,7 +34,7 @@ pub fn linear_onto(residual: Tensor<3>, x: Tensor<3>, weight: Tensor<2>, bias: T
 }
 
 /// The map as ops of the backends.
-#[backend_extension(Autodiff, Flex)]
+#[backend_extension(Autodiff, Flex, Cube: cfg(feature = "cube"))]
 pub(crate) trait AffineOps: Backend {
     /// `x @ weight + bias`.
     fn affine(x: FloatTensor<Self>, weight: FloatTensor<Self>, bias: FloatTensor<Self>) -> FloatTensor<Self>;

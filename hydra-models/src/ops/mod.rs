@@ -6,6 +6,8 @@
 
 mod attention;
 mod classify;
+#[cfg(feature = "cube")]
+mod cube;
 mod dropout;
 mod embedding;
 mod gelu;
@@ -13,6 +15,7 @@ mod head;
 #[allow(unsafe_code)]
 mod kernels;
 mod linear;
+mod mask;
 mod math;
 mod norm;
 
@@ -21,11 +24,14 @@ pub mod reference;
 pub(crate) use attention::working_elements as attention_working_elements;
 pub use attention::{Attention, causal_attention};
 pub use classify::classification_loss;
+#[cfg(feature = "cube")]
+pub use cube::{Precision, set_precision};
 pub use dropout::{dropout, dropout_onto};
 pub use embedding::embedding;
 pub use gelu::gelu_tanh;
 pub use head::{IGNORED, head_loss};
 pub use linear::{linear, linear_onto};
+pub use mask::Mask;
 pub use norm::layer_norm;
 
 #[cfg(test)]

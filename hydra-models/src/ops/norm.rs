@@ -23,7 +23,7 @@ pub fn layer_norm(x: Tensor<3>, weight: Tensor<1>, bias: Tensor<1>, epsilon: f64
 }
 
 /// The normalization as an op of the backends.
-#[backend_extension(Autodiff, Flex)]
+#[backend_extension(Autodiff, Flex, Cube: cfg(feature = "cube"))]
 pub(crate) trait NormOps: Backend {
     /// The normalized rows of `x`, times `weight`, plus `bias`.
     fn norm_rows(

@@ -1,0 +1,145 @@
+//! Causal attention: the scores of a group of heads at a time, between matrix products.
+
+use super::dropout::draws;
+use super::kernels::attention as kernels;
+use super::matmul::{product, transposed};
+use super::tensors::{arg, dims, elements, floats, rows, units, whole};
+use crate::ops::attention::{AttentionKernels, AttentionOps, Options, STATISTICS, Saved};
+use burn::backend::Cube;
+use burn::backend::tensor::FloatTensor;
+use burn_cubecl::tensor::CubeTensor;
+use std::ops::Range;
+
+/// Scores that are in memory at a time, unless a single head has more.
+const SCORES: usize = 1 << 24;
+
+/// What is known of all heads.
+#[derive(Clone, Copy)]
+struct Shape {
+    batch: usize,
+    tokens: usize,
+    head_width: usize,
+    options: Options,
+}
+
+impl Shape {
+    fn new(qkv: &CubeTensor, options: Options) -> Self {
+        let [batch, tokens, triple] = dims(qkv);
+        Self { batch, tokens, head_width: triple / 3 / options.heads, options }
+    }
+
+    fn width(self) -> usize {
+        self.options.heads * self.head_width
+    }
+
+    /// The groups of heads, as ranges of `batch * heads`.
+    fn groups(self) -> impl Iterator<Item = Range<usize>> {
+        let (all, size) = (self.batch * self.options.heads, (SCORES / self.tokens.pow(2)).max(1));
+        (0..all).step_by(size).map(move |first| first..all.min(first + size))
+    }
+
+    /// How the matrix of `parts` times all heads is laid out.
+    fn layout(self, group: &Range<usize>, parts: usize) -> kernels::LayoutLaunch {
+        let Self { tokens, head_width, options, .. } = self;
+        kernels::LayoutLaunch::new(group.start, options.heads, tokens, head_width, parts)
+    }
+
+    /// A part of a group's heads out of the matrix of all, `[heads, tokens, head width]`.
+    fn split(self, all: &CubeTensor, parts: usize, part: usize, group: &Range<usize>) -> CubeTensor {
+        let out = floats(all, [group.len(), self.tokens, self.head_width]);
+        let (cubes, layout) = (elements(&out, out.meta.num_elements()), self.layout(group, parts));
+        kernels::split_heads::launch(&out.client, cubes, units(), arg(all), arg(&out), layout, part);
+        out
+    }
+
+    /// Writes a group's heads to a part of the matrix of all.
+    fn merge(self, heads: CubeTensor, all: &CubeTensor, parts: usize, part: usize, group: &Range<usize>) {
+        let (cubes, layout) = (elements(&heads, heads.meta.num_elements()), self.layout(group, parts));
+        kernels::merge_heads::launch(&all.client, cubes, units(), arg(&heads), arg(all), layout, part);
+    }
+
+    /// Computes the output of a group.
+    fn forward(self, qkv: &CubeTensor, output: &CubeTensor, statistics: &CubeTensor, group: Range<usize>) {
+        let [queries, keys, values] = [0, 1, 2].map(|part| self.split(qkv, 3, part, &group));
+        let scores = product(queries, transposed(keys));
+        kernels::attention_weights::launch(
+            &scores.client,
+            rows(&scores, group.len() * self.tokens),
+            units(),
+            arg(&scores),
+            arg(statistics),
+            self.tokens,
+            group.start,
+            self.options.scale,
+            draws(self.options.mask),
+            self.options.mask.is_some(),
+        );
+        self.merge(product(scores, values), output, 1, 0, &group);
+    }
+
+    /// Computes the gradients of a group's queries, keys and values.
+    fn backward(
+        self,
+        qkv: &CubeTensor,
+        statistics: &CubeTensor,
+        d_output: &CubeTensor,
+        d_qkv: &CubeTensor,
+        group: Range<usize>,
+    ) {
+        let [queries, keys, values] = [0, 1, 2].map(|part| self.split(qkv, 3, part, &group));
+        let d_output = self.split(d_output, 1, 0, &group);
+        let scores = product(queries.clone(), transposed(keys.clone()));
+        let gradients = product(d_output.clone(), transposed(values));
+        kernels::attention_weights_backward::launch(
+            &scores.client,
+            rows(&scores, group.len() * self.tokens),
+            units(),
+            arg(&scores),
+            arg(&gradients),
+            arg(statistics),
+            self.tokens,
+            group.start,
+            self.options.scale,
+            draws(self.options.mask),
+            self.options.mask.is_some(),
+        );
+        self.merge(product(gradients.clone(), keys), d_qkv, 3, 0, &group);
+        self.merge(product(transposed(gradients), queries), d_qkv, 3, 1, &group);
+        self.merge(product(transposed(scores), d_output), d_qkv, 3, 2, &group);
+    }
+}
+
+impl AttentionOps for Cube {
+    fn causal_attention(qkv: FloatTensor<Self>, options: Options) -> FloatTensor<Self> {
+        Self::attention_and_statistics(qkv, options).0
+    }
+}
+
+impl AttentionKernels for Cube {
+    fn attention_and_statistics(
+        qkv: FloatTensor<Self>,
+        options: Options,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let (qkv, shape) = (whole(qkv.clone()), Shape::new(&qkv, options));
+        let output = floats(&qkv, [shape.batch, shape.tokens, shape.width()]);
+        let statistics = floats(&qkv, [shape.batch, options.heads, shape.tokens, STATISTICS]);
+        for group in shape.groups() {
+            shape.forward(&qkv, &output, &statistics, group);
+        }
+        (output, statistics)
+    }
+
+    fn attention_backward(
+        saved: Saved<FloatTensor<Self>>,
+        gradient: FloatTensor<Self>,
+        options: Options,
+    ) -> FloatTensor<Self> {
+        let (qkv, gradient) = (whole(saved.qkv), whole(gradient));
+        let shape = Shape::new(&qkv, options);
+        let d_qkv = floats(&qkv, [shape.batch, shape.tokens, 3 * shape.width()]);
+        for group in shape.groups() {
+            shape.backward(&qkv, &saved.statistics, &gradient, &d_qkv, group);
+        }
+        d_qkv
+    }
+}

@@ -1,0 +1,36 @@
+//! Dropout.
+
+use super::kernels::dropout::{DrawsLaunch, drop_out, drop_out_onto};
+use super::tensors::{arg, elements, floats, units, whole};
+use crate::ops::dropout::DropoutOps;
+use crate::ops::mask::Mask;
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Cube, TensorMetadata};
+
+/// A mask as a kernel's argument; without one, an argument that is never read.
+pub(super) fn draws(mask: Option<Mask>) -> DrawsLaunch {
+    let Some(mask) = mask else { return DrawsLaunch::new(0, 0, 0, 1.0) };
+    let (key, dropped, keep) = mask.numbers();
+    // Where every draw is below the bound, nothing is kept.
+    let (dropped, keep) = u32::try_from(dropped).map_or((0, 0.0), |dropped| (dropped, keep));
+    DrawsLaunch::new(key as u32, (key >> 32) as u32, dropped, keep)
+}
+
+impl DropoutOps for Cube {
+    fn drop_out(x: FloatTensor<Self>, mask: Mask) -> FloatTensor<Self> {
+        let x = whole(x);
+        let y = floats(&x, x.shape());
+        let cubes = elements(&y, y.meta.num_elements());
+        drop_out::launch(&y.client, cubes, units(), arg(&x), arg(&y), draws(Some(mask)));
+        y
+    }
+
+    fn drop_out_onto(residual: FloatTensor<Self>, x: FloatTensor<Self>, mask: Mask) -> FloatTensor<Self> {
+        let (residual, x) = (whole(residual), whole(x));
+        let y = floats(&x, x.shape());
+        let cubes = elements(&y, y.meta.num_elements());
+        let (residual, x) = (arg(&residual), arg(&x));
+        drop_out_onto::launch(&y.client, cubes, units(), residual, x, arg(&y), draws(Some(mask)));
+        y
+    }
+}

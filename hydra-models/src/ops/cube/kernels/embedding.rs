@@ -1,0 +1,98 @@
+//! Rows of tables by their numbers, and the gradients of those tables.
+
+use cubecl::prelude::*;
+
+/// The rows of `tokens` that `ids` name plus those of `positions`, one unit for each element. The row of an id
+/// that names no row is `absent`.
+#[cube(launch)]
+pub(crate) fn embed(
+    tokens: &[f32],
+    positions: &[f32],
+    ids: &[i32],
+    out: &mut [f32],
+    length: usize,
+    width: usize,
+    absent: f32,
+) {
+    if ABSOLUTE_POS < out.len() {
+        let (place, column) = (ABSOLUTE_POS / width, ABSOLUTE_POS % width);
+        let id = ids[place];
+        let rows = tokens.len() / width;
+        let mut token = absent;
+        if id >= 0i32 && (id as usize) < rows {
+            token = tokens[id as usize * width + column];
+        }
+        out[ABSOLUTE_POS] = token + positions[(place % length) * width + column];
+    }
+}
+
+/// For each place the next one with the same id, and the number of places where there is none; in `first`,
+/// whether no place before it has the id. One unit for each place.
+#[cube(launch)]
+pub(crate) fn link_places(ids: &[i32], next: &mut [u32], first: &mut [u32]) {
+    let places = ids.len();
+    if ABSOLUTE_POS < places {
+        let id = ids[ABSOLUTE_POS];
+        let mut after = ABSOLUTE_POS + 1;
+        while after < places && ids[after] != id {
+            after += 1;
+        }
+        next[ABSOLUTE_POS] = after as u32;
+        let mut before = 0usize;
+        while before < ABSOLUTE_POS && ids[before] != id {
+            before += 1;
+        }
+        let mut is_first = 0u32;
+        if before == ABSOLUTE_POS {
+            is_first = 1u32;
+        }
+        first[ABSOLUTE_POS] = is_first;
+    }
+}
+
+/// Writes the gradient's rows of the ids that occur into the table's, which holds zeros: one unit for each
+/// place and column, which adds all places of an id in their order where the place is its first.
+#[cube(launch)]
+pub(crate) fn token_gradient(
+    ids: &[i32],
+    next: &[u32],
+    first: &[u32],
+    gradient: &[f32],
+    out: &mut [f32],
+    width: usize,
+) {
+    if ABSOLUTE_POS < gradient.len() {
+        let (place, column) = (ABSOLUTE_POS / width, ABSOLUTE_POS % width);
+        let id = ids[place];
+        let rows = out.len() / width;
+        if first[place] == 1u32 && id >= 0i32 && (id as usize) < rows {
+            let mut sum = 0.0f32;
+            let mut at = place;
+            while at < ids.len() {
+                sum += gradient[at * width + column];
+                at = next[at] as usize;
+            }
+            out[id as usize * width + column] = sum;
+        }
+    }
+}
+
+/// The gradient of the positions' table: the sum over the batch for the first `length` rows, zero below.
+#[cube(launch)]
+pub(crate) fn position_gradient(
+    gradient: &[f32],
+    out: &mut [f32],
+    batch: usize,
+    length: usize,
+    width: usize,
+) {
+    if ABSOLUTE_POS < out.len() {
+        let mut sum = 0.0f32;
+        if ABSOLUTE_POS / width < length {
+            for sequence in 0..batch {
+                sum += gradient[sequence * length * width + ABSOLUTE_POS];
+            }
+        }
+        out[ABSOLUTE_POS] = sum;
+    }
+}

@@ -1,0 +1,106 @@
+//! The loss of rows of logits, one row for each cube.
+
+use super::UNITS;
+use super::sums::{max_units, sum_units};
+use cubecl::prelude::*;
+
+/// One over the number of positions with a target: one cube.
+#[cube(launch)]
+pub(crate) fn share(targets: &[i32], out: &mut [f32]) {
+    let mut count = 0.0f32;
+    let mut i = UNIT_POS as usize;
+    while i < targets.len() {
+        if targets[i] >= 0i32 {
+            count += 1.0f32;
+        }
+        i += UNITS;
+    }
+    // Whole numbers below 2^24 are exact.
+    let count = sum_units(count);
+    if UNIT_POS == 0 {
+        out[0] = 1.0f32 / count;
+    }
+}
+
+/// The losses of a chunk's positions, the first of which is `start`, zero where there is no target and
+/// `absent` where it is beyond the vocabulary. Logits become their gradients if `gradients`.
+#[cube(launch)]
+pub(crate) fn row_losses(
+    logits: &mut [f32],
+    targets: &[i32],
+    share: &[f32],
+    losses: &mut [f32],
+    start: usize,
+    vocabulary: usize,
+    absent: f32,
+    #[comptime] gradients: bool,
+) {
+    let first = CUBE_POS * vocabulary;
+    if first >= logits.len() {
+        terminate!();
+    }
+    let target = targets[start + CUBE_POS];
+    let mut largest = logits[first];
+    let mut i = UNIT_POS as usize;
+    while i < vocabulary {
+        let logit = logits[first + i];
+        if logit > largest {
+            largest = logit;
+        }
+        i += UNITS;
+    }
+    let largest = max_units(largest);
+    let mut sum = 0.0f32;
+    let mut i = UNIT_POS as usize;
+    while i < vocabulary {
+        sum += f32::exp(logits[first + i] - largest);
+        i += UNITS;
+    }
+    // Nobody changes a logit before everybody has read it: the sum waits for all units.
+    let mut logit = absent;
+    if target >= 0i32 && (target as usize) < vocabulary {
+        logit = logits[first + target as usize];
+    }
+    let sum = sum_units(sum);
+    if UNIT_POS == 0 {
+        let mut loss = 0.0f32;
+        if target >= 0i32 {
+            loss = largest - logit + f32::ln(sum);
+        }
+        losses[start + CUBE_POS] = loss;
+    }
+    if gradients {
+        let mut share = share[0];
+        if target < 0i32 {
+            share = 0.0f32;
+        }
+        let factor = share / sum;
+        let mut i = UNIT_POS as usize;
+        while i < vocabulary {
+            let mut gradient = 0.0f32;
+            if target >= 0i32 {
+                gradient = f32::exp(logits[first + i] - largest) * factor;
+                if i == target as usize {
+                    gradient -= share;
+                }
+            }
+            logits[first + i] = gradient;
+            i += UNITS;
+        }
+    }
+}
+
+/// The sum of the losses times `share`: one cube.
+#[cube(launch)]
+pub(crate) fn mean_loss(losses: &[f32], share: &[f32], out: &mut [f32]) {
+    let mut sum = 0.0f32;
+    let mut i = UNIT_POS as usize;
+    while i < losses.len() {
+        sum += losses[i];
+        i += UNITS;
+    }
+    let sum = sum_units(sum);
+    if UNIT_POS == 0 {
+        out[0] = sum * share[0];
+    }
+}

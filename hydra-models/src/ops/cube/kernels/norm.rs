@@ -1,0 +1,108 @@
+//! Layer normalization, one row for each cube.
+
+use super::UNITS;
+use super::sums::sum_units;
+use cubecl::prelude::*;
+
+/// The mean of a row that starts at `first`, and the inverse of its standard deviation.
+#[cube]
+fn moments(x: &[f32], first: usize, width: usize, epsilon: f32) -> (f32, f32) {
+    let mut sum = 0.0f32;
+    let mut i = UNIT_POS as usize;
+    while i < width {
+        sum += x[first + i];
+        i += UNITS;
+    }
+    let mean = sum_units(sum) / width as f32;
+    let mut squares = 0.0f32;
+    let mut i = UNIT_POS as usize;
+    while i < width {
+        let centered = x[first + i] - mean;
+        squares += centered * centered;
+        i += UNITS;
+    }
+    let variance = sum_units(squares) / width as f32;
+    (mean, 1.0f32 / f32::sqrt(variance + epsilon))
+}
+
+/// The normalized rows of `x`, `[rows, width]`, times `weight`, plus `bias`.
+#[cube(launch)]
+pub(crate) fn norm_rows(x: &[f32], weight: &[f32], bias: &[f32], y: &mut [f32], width: usize, epsilon: f32) {
+    let first = CUBE_POS * width;
+    if first >= y.len() {
+        terminate!();
+    }
+    let (mean, inverse) = moments(x, first, width, epsilon);
+    let mut i = UNIT_POS as usize;
+    while i < width {
+        y[first + i] = (x[first + i] - mean) * inverse * weight[i] + bias[i];
+        i += UNITS;
+    }
+}
+
+/// The gradient of `x` for that of the output, and the mean and the inverse deviation of each row, `[rows, 2]`.
+#[cube(launch)]
+pub(crate) fn norm_rows_backward(
+    x: &[f32],
+    weight: &[f32],
+    gradient: &[f32],
+    out: &mut [f32],
+    statistics: &mut [f32],
+    width: usize,
+    epsilon: f32,
+) {
+    let first = CUBE_POS * width;
+    if first >= out.len() {
+        terminate!();
+    }
+    let (mean, inverse) = moments(x, first, width, epsilon);
+    let mut along_one = 0.0f32;
+    let mut along_x = 0.0f32;
+    let mut i = UNIT_POS as usize;
+    while i < width {
+        let inner = gradient[first + i] * weight[i];
+        along_one += inner;
+        along_x += inner * (x[first + i] - mean) * inverse;
+        i += UNITS;
+    }
+    let along_one = sum_units(along_one) / width as f32;
+    let along_x = sum_units(along_x) / width as f32;
+    let mut i = UNIT_POS as usize;
+    while i < width {
+        let unit = (x[first + i] - mean) * inverse;
+        out[first + i] = inverse * (gradient[first + i] * weight[i] - along_one - unit * along_x);
+        i += UNITS;
+    }
+    if UNIT_POS == 0 {
+        statistics[CUBE_POS * 2] = mean;
+        statistics[CUBE_POS * 2 + 1] = inverse;
+    }
+}
+
+/// The weight's gradient of every `part_rows` rows, `[parts, width]`, of what the backward left of each row:
+/// one unit for each number.
+#[cube(launch)]
+pub(crate) fn norm_weight_parts(
+    x: &[f32],
+    gradient: &[f32],
+    statistics: &[f32],
+    parts: &mut [f32],
+    rows: usize,
+    width: usize,
+    part_rows: usize,
+) {
+    if ABSOLUTE_POS < parts.len() {
+        let (part, column) = (ABSOLUTE_POS / width, ABSOLUTE_POS % width);
+        let first = part * part_rows;
+        let mut end = first + part_rows;
+        if end > rows {
+            end = rows;
+        }
+        let mut sum = 0.0f32;
+        for row in first..end {
+            let at = row * width + column;
+            sum += gradient[at] * (x[at] - statistics[row * 2]) * statistics[row * 2 + 1];
+        }
+        parts[ABSOLUTE_POS] = sum;
+    }
+}

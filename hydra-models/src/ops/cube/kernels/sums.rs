@@ -1,0 +1,111 @@
+//! Sums within a cube, sums over rows, and rows added to rows.
+
+use super::{HALVINGS, UNITS};
+use cubecl::prelude::*;
+
+/// The sum of one number of each unit of the cube, the same in all of them.
+#[cube]
+pub(super) fn sum_units(x: f32) -> f32 {
+    let mut parts = Shared::<[f32]>::new_slice(UNITS);
+    let unit = UNIT_POS as usize;
+    parts[unit] = x;
+    sync_cube();
+    #[unroll]
+    for i in 0..HALVINGS {
+        let half = comptime!(UNITS >> (i + 1));
+        if unit < half {
+            let other = parts[unit + half];
+            parts[unit] += other;
+        }
+        sync_cube();
+    }
+    parts[0]
+}
+
+/// The largest of one number of each unit of the cube, the same in all of them.
+#[cube]
+pub(super) fn max_units(x: f32) -> f32 {
+    let mut parts = Shared::<[f32]>::new_slice(UNITS);
+    let unit = UNIT_POS as usize;
+    parts[unit] = x;
+    sync_cube();
+    #[unroll]
+    for i in 0..HALVINGS {
+        let half = comptime!(UNITS >> (i + 1));
+        if unit < half {
+            let other = parts[unit + half];
+            if other > parts[unit] {
+                parts[unit] = other;
+            }
+        }
+        sync_cube();
+    }
+    parts[0]
+}
+
+/// The sums of every `part_rows` rows of `x`, `[rows, width]`, into `parts`, `[parts, width]`: one unit for
+/// each number.
+#[cube(launch)]
+pub(crate) fn sum_parts(x: &[f32], parts: &mut [f32], rows: usize, width: usize, part_rows: usize) {
+    if ABSOLUTE_POS < parts.len() {
+        let (part, column) = (ABSOLUTE_POS / width, ABSOLUTE_POS % width);
+        let first = part * part_rows;
+        let mut end = first + part_rows;
+        if end > rows {
+            end = rows;
+        }
+        let mut sum = 0.0f32;
+        for row in first..end {
+            sum += x[row * width + column];
+        }
+        parts[ABSOLUTE_POS] = sum;
+    }
+}
+
+/// Adds to each row of `y`, `[rows, width]`, the row `bias`.
+#[cube(launch)]
+pub(crate) fn add_row(y: &mut [f32], bias: &[f32], width: usize) {
+    if ABSOLUTE_POS < y.len() {
+        y[ABSOLUTE_POS] += bias[ABSOLUTE_POS % width];
+    }
+}
+
+/// Adds to each row of `y`, `[rows, width]`, the row `bias` and the same row of `residual`.
+#[cube(launch)]
+pub(crate) fn add_row_and_residual(y: &mut [f32], bias: &[f32], residual: &[f32], width: usize) {
+    if ABSOLUTE_POS < y.len() {
+        y[ABSOLUTE_POS] += residual[ABSOLUTE_POS] + bias[ABSOLUTE_POS % width];
+    }
+}
+
+/// Adds `x` to `y`.
+#[cube(launch)]
+pub(crate) fn add_to(y: &mut [f32], x: &[f32]) {
+    if ABSOLUTE_POS < y.len() {
+        y[ABSOLUTE_POS] += x[ABSOLUTE_POS];
+    }
+}
+
+/// Copies all of `x` into `y`, from the element `start` of it on.
+#[cube(launch)]
+pub(crate) fn copy_to(x: &[f32], y: &mut [f32], start: usize) {
+    if ABSOLUTE_POS < x.len() {
+        y[start + ABSOLUTE_POS] = x[ABSOLUTE_POS];
+    }
+}
+
+/// Copies `y.len()` elements of `x` from the element `start` of it on.
+#[cube(launch)]
+pub(crate) fn copy_from(x: &[f32], y: &mut [f32], start: usize) {
+    if ABSOLUTE_POS < y.len() {
+        y[ABSOLUTE_POS] = x[start + ABSOLUTE_POS];
+    }
+}
+
+/// `x` times the only element of `factor`.
+#[cube(launch)]
+pub(crate) fn scale(x: &[f32], factor: &[f32], y: &mut [f32]) {
+    if ABSOLUTE_POS < y.len() {
+        y[ABSOLUTE_POS] = x[ABSOLUTE_POS] * factor[0];
+    }
+}

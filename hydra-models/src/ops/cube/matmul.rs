@@ -1,0 +1,71 @@
+//! Matrix products, in the precision that was asked for.
+
+use super::tensors::floats;
+use burn::backend::TensorMetadata;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::Scalar;
+use cubek::matmul::definition::{MatmulElems, MatmulGlobalElems, MatmulSetupError};
+use cubek::matmul::launch::launch_ref;
+use cubek::matmul::multi_level;
+use cubek::matmul::strategy::Strategy;
+use cubek::std::InputBinding;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+/// With which numbers the matrix products of CubeCL's devices multiply; they add in `f32`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Precision {
+    /// `f32`, as on the CPU.
+    #[default]
+    F32,
+    /// TF32 with 10 bits of mantissa, where the device has units for it; `f32` elsewhere.
+    Tf32,
+}
+
+static TF32: AtomicBool = AtomicBool::new(false);
+
+/// Chooses the precision of all matrix products of this process from now on. To be called before anything is
+/// trained: a recomputed forward has the bits of the first one only if nobody changed the precision in between.
+pub fn set_precision(precision: Precision) {
+    TF32.store(precision == Precision::Tf32, Relaxed);
+}
+
+/// The precision of matrix products.
+fn precision() -> Precision {
+    if TF32.load(Relaxed) { Precision::Tf32 } else { Precision::F32 }
+}
+
+/// `lhs @ rhs` for `[.., rows, inner]` and `[.., inner, columns]` of the same leading dimensions, which may lie
+/// in any order in memory.
+pub(super) fn product(lhs: CubeTensor, rhs: CubeTensor) -> CubeTensor {
+    let mut shape = lhs.shape();
+    let last = shape.num_dims() - 1;
+    shape[last] = rhs.shape()[last];
+    let out = floats(&lhs, shape);
+    let launched = launch(precision(), lhs, rhs, &out);
+    launched.unwrap_or_else(|error| panic!("a matrix product could not be launched: {error:?}"));
+    out
+}
+
+fn launch(
+    precision: Precision,
+    lhs: CubeTensor,
+    rhs: CubeTensor,
+    out: &CubeTensor,
+) -> Result<(), MatmulSetupError> {
+    let strategy = match precision {
+        // Not CubeCL's choice, which is TF32 wherever the device has it.
+        Precision::F32 => Strategy::from(multi_level::Strategy::SimpleUnit(Default::default())),
+        Precision::Tf32 => Strategy::Auto,
+    };
+    let float = f32::elem_type_native();
+    let mut types = MatmulElems::from_globals(&MatmulGlobalElems { lhs: float, rhs: float, out: float });
+    let (lhs, rhs) = (InputBinding::new(lhs.binding(), float), InputBinding::new(rhs.binding(), float));
+    launch_ref(&strategy, &out.client, lhs, rhs, out.clone().binding(), &mut types)
+}
+
+/// The matrices of a tensor, transposed where they lie.
+pub(super) fn transposed(mut tensor: CubeTensor) -> CubeTensor {
+    let last = tensor.meta.num_dims() - 1;
+    tensor.meta.swap(last - 1, last);
+    tensor
+}

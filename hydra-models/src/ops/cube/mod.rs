@@ -1,0 +1,20 @@
+//! The ops on CubeCL's devices: kernels of ours between Burn's matrix products.
+//!
+//! All of them compute in `f32`. Nothing is read back: what would stop a pass on the CPU, an id beyond its table
+//! or a loss without a target, makes the result no number here.
+
+mod attention;
+mod dropout;
+mod embedding;
+mod gelu;
+mod head;
+mod kernels;
+mod linear;
+mod matmul;
+mod norm;
+mod tensors;
+
+#[cfg(all(test, feature = "wgpu"))]
+mod tests;
+
+pub use matmul::{Precision, set_precision};
