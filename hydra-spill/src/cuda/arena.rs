@@ -490,15 +490,14 @@ mod tests {
 
     /// The card's memory: one range. The model checker reports whoever touches it while another writes it, or
     /// without an order between the two.
-    #[derive(Clone)]
-    struct Card(Arc<UnsafeCell<u64>>);
+    struct Card(UnsafeCell<u64>);
 
     // SAFETY: the model checker watches that the cell is shared without a race; that is what is tested.
-    unsafe impl Send for Card {}
+    unsafe impl Sync for Card {}
 
     impl Card {
-        fn new() -> Self {
-            Self(Arc::new(UnsafeCell::new(0)))
+        fn new() -> Arc<Self> {
+            Arc::new(Self(UnsafeCell::new(0)))
         }
 
         fn fill(&self, value: u64) {
@@ -516,7 +515,10 @@ mod tests {
     const ROUNDS: u64 = 2;
 
     /// Brings in the payloads, one after another, as soon as there is a place for each.
-    fn copier(arena: &Model, card: &Card) -> (Receiver<Lease<LoomMonitor>>, loom::thread::JoinHandle<()>) {
+    fn copier(
+        arena: &Model,
+        card: &Arc<Card>,
+    ) -> (Receiver<Lease<LoomMonitor>>, loom::thread::JoinHandle<()>) {
         let (send, receive) = channel();
         let (arena, card) = (arena.clone(), card.clone());
         let copier = loom::thread::spawn(move || {

@@ -539,6 +539,29 @@ mod tests {
     }
 
     #[test]
+    fn a_chunk_is_filled_or_emptied_while_the_other_one_is_copied() {
+        // Whoever waits for more than it must has fewer copies under way, for none is made unawaited.
+        let bench = Bench::new(Pace::WhenAwaited, 64);
+        let host = pattern(3, 64 * 10);
+        bench.brought(&host);
+        assert_eq!((bench.driver.copies(), bench.driver.most_under_way()), (10, 2));
+        let bench = Bench::new(Pace::WhenAwaited, 64);
+        let from = bench.driver.allocate(host.len());
+        bench.down(&mut [(from, &mut vec![0; host.len()])]).unwrap();
+        assert_eq!((bench.driver.copies(), bench.driver.most_under_way()), (10, 2));
+    }
+
+    #[test]
+    fn small_buffers_share_a_chunk() {
+        let bench = Bench::new(Pace::WhenAwaited, 4096);
+        let base = bench.driver.allocate(64 * 100);
+        let parts: Vec<_> = (0..64).map(|i| pattern(i, 60)).collect();
+        let sources: Vec<_> = (0..64).map(|i| (&parts[i][..], base + 100 * i as u64)).collect();
+        bench.up(&sources).unwrap();
+        assert_eq!(bench.driver.most_under_way(), 64, "none is waited for before the end");
+    }
+
+    #[test]
     fn the_host_may_write_its_buffers_when_a_call_returns() {
         for bench in benches() {
             let mut locked = bench.dma.pool.take(5000, "test").unwrap();
@@ -582,7 +605,7 @@ mod tests {
         let budget = bench.dma.pool.budget();
         let rest = budget.reserve(budget.available(), "another").unwrap();
         let heap = bench.fetch(at, 1000).unwrap();
-        assert!(!bench.dma.pool.contains(&heap) && heap.as_ptr().addr() % LINK_ALIGN == 0);
+        assert!(!bench.dma.pool.contains(&heap) && heap.as_ptr().addr().is_multiple_of(LINK_ALIGN));
         assert_eq!((&fetched, &heap), (&pattern(1, 1000).into(), &pattern(1, 1000).into()));
         assert_eq!(bench.fetch(at, 0).unwrap().len(), 0);
         let endless = bench.fetch(at, usize::MAX / 2).unwrap_err();

@@ -69,6 +69,8 @@ struct State {
     failure: Option<(u64, Failure)>,
     /// Copies that were asked for and are not over.
     under_way: Vec<Copy>,
+    /// The most that there were at once.
+    most_under_way: usize,
     /// Which directions have come to the meeting, if there is one.
     meeting: Option<[bool; 2]>,
     violations: Vec<String>,
@@ -148,6 +150,11 @@ impl FakeDriver {
     /// Copies that were asked for so far.
     pub(crate) fn copies(&self) -> u64 {
         self.shared.state().copies
+    }
+
+    /// The most copies that were under way at once.
+    pub(crate) fn most_under_way(&self) -> usize {
+        self.shared.state().most_under_way
     }
 
     /// Bytes that are page-locked.
@@ -238,6 +245,7 @@ impl Shared {
         }
         let copy = Copy { number, up, host, card, fails: failure == Some(Failure::WhenMade) };
         state.under_way.push(copy.clone());
+        state.most_under_way = state.most_under_way.max(state.under_way.len());
         Ok(copy)
     }
 

@@ -174,3 +174,111 @@ impl Drop for Stream {
         let _ = unsafe { result::stream::destroy(self.stream) };
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Dma, PinnedPool};
+    use super::*;
+    use crate::{Budget, Direction};
+    use hydra_core::ByteSize;
+
+    /// The driver of the first card, or `None` with the reason printed.
+    fn driver() -> Option<CudaDriver> {
+        match CudaDriver::new(0) {
+            Ok(driver) => Some(driver),
+            Err(error) => {
+                let said = error.to_string();
+                assert!(
+                    said.contains("libcuda.so was not found; install") || said.contains("CUDA_ERROR_"),
+                    "{said}"
+                );
+                eprintln!("skipped: {said}");
+                None
+            }
+        }
+    }
+
+    /// Memory of the card that is freed when this is dropped.
+    struct Allocation(sys::CUdeviceptr);
+
+    impl Allocation {
+        fn new(driver: &CudaDriver, bytes: usize) -> Self {
+            bind(&driver.context).unwrap();
+            // SAFETY: nothing is read before it was written.
+            Self(unsafe { result::malloc_sync(bytes) }.unwrap())
+        }
+    }
+
+    impl Drop for Allocation {
+        fn drop(&mut self) {
+            // SAFETY: allocated above, and every copy is over when its call returns.
+            unsafe { result::free_sync(self.0) }.unwrap();
+        }
+    }
+
+    #[test]
+    fn a_card_copies_from_anywhere_to_anywhere_and_back() {
+        let Some(driver) = driver().map(Arc::new) else { return };
+        let memory = driver.memory().unwrap();
+        assert!(0 < memory.free && memory.free <= memory.total);
+        let pool = PinnedPool::new(driver.clone(), Budget::new("page-locked memory", ByteSize::mib(16)));
+        let dma = Dma::new("card 0", driver.as_ref(), pool.clone(), 64 << 10).unwrap();
+        let floats: Vec<f32> = (0..700_001).map(|i| i as f32).collect();
+        let heap: &[u8] = bytemuck::cast_slice(&floats);
+        let mut locked = pool.take(heap.len(), "test").unwrap();
+        locked.copy_from_slice(heap);
+        for host in [heap, &locked[..], &heap[3..], &locked[3..]] {
+            let card = Allocation::new(&driver, heap.len());
+            let mut out = vec![0; host.len()];
+            // SAFETY: the allocation is as large, and nobody else knows of it.
+            let fetched = unsafe {
+                dma.up(&[(host, card.0)]).unwrap();
+                dma.down(&mut [(card.0, &mut out)]).unwrap();
+                dma.fetch(card.0, host.len()).unwrap()
+            };
+            assert!(out == host && fetched == host);
+        }
+        let card = Allocation::new(&driver, heap.len());
+        let mut sums = floats.clone();
+        // SAFETY: as above.
+        unsafe {
+            dma.up(&[(heap, card.0)]).unwrap();
+            dma.add_down(card.0, &mut sums).unwrap();
+        }
+        assert!(sums.iter().zip(&floats).all(|(sum, float)| *sum == 2.0 * float));
+        assert!(dma.moved(Direction::Up) > 0 && dma.moved(Direction::Down) > dma.moved(Direction::Up));
+    }
+
+    #[test]
+    fn threads_copy_in_both_directions_and_each_gets_its_own() {
+        let Some(driver) = driver().map(Arc::new) else { return };
+        let pool = PinnedPool::new(driver.clone(), Budget::new("page-locked memory", ByteSize::mib(16)));
+        let dma = Dma::new("card 0", driver.as_ref(), pool, 64 << 10).unwrap();
+        std::thread::scope(|scope| {
+            for thread in 0..4_u8 {
+                let (driver, dma) = (&driver, &dma);
+                scope.spawn(move || {
+                    let card = Allocation::new(driver, 1 << 20);
+                    for round in 0..50 {
+                        let host = vec![thread * 50 + round; 1 << 20];
+                        // SAFETY: the allocation is as large, and is this thread's.
+                        let fetched = unsafe {
+                            dma.up(&[(&host, card.0)]).unwrap();
+                            dma.fetch(card.0, host.len()).unwrap()
+                        };
+                        assert!(fetched == host);
+                    }
+                });
+            }
+        });
+    }
+
+    #[test]
+    fn what_the_driver_refuses_is_named() {
+        let Some(driver) = driver() else { return };
+        let error = driver.lock_pages(1 << 60).unwrap_err().to_string();
+        assert!(error.starts_with("cuMemHostAlloc failed with CUDA_ERROR_"), "{error}");
+        let missing = CudaDriver::new(4096).unwrap_err().to_string();
+        assert!(missing.contains("CUDA_ERROR_INVALID_DEVICE"), "{missing}");
+    }
+}
