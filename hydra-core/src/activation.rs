@@ -119,7 +119,14 @@ impl AnyTensor {
     }
 
     /// Copies the tensor to the host (without a copy where the device is the host and the buffer its own).
+    ///
+    /// # Panics
+    /// With a [`DeviceError`] if the device could not compute the tensor.
     pub fn into_host(self) -> HostTensor {
+        #[cfg(feature = "cube")]
+        if let Some(host) = crate::cube::read(&self) {
+            return host.unwrap_or_else(|error| std::panic::panic_any(error));
+        }
         let data = match self {
             Self::Float(t) => by_rank!(t.shape().num_dims(), D => {
                 let t = Tensor::<D>::from_dispatch(t);

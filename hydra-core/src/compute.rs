@@ -36,6 +36,17 @@ pub struct ShardBackward {
     pub layers: Vec<LayerGradients>,
 }
 
+impl ShardBackward {
+    /// Checks that the device computed all of it, which a CPU that returned did.
+    ///
+    /// # Panics
+    /// With a [`DeviceError`](crate::DeviceError) if it did not.
+    pub fn assert_computed(&self) {
+        #[cfg(feature = "cube")]
+        crate::cube::assert_computed(self.inputs.iter().chain(self.layers.iter().flatten()).flatten());
+    }
+}
+
 /// Resident copies of the layers in `range`, their parameters views of what `image` gives. With `track`,
 /// trained layers gather gradients. `device` is the plain device; the copies are on its autodiff device.
 pub fn promote_layers(

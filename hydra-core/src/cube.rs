@@ -1,14 +1,16 @@
 //! Buffers of CubeCL, the runtime of all GPUs, as the memory of devices.
 
 use crate::activation::{BurnBytes, by_rank};
-use crate::{AnyTensor, DeviceBuffer, DeviceBytes, DeviceError, DeviceId, DeviceTensor, MemoryProbe};
+use crate::{
+    AnyTensor, DeviceBuffer, DeviceBytes, DeviceError, DeviceId, DeviceTensor, HostTensor, MemoryProbe,
+};
 use burn::backend::Cube;
 use burn::tensor::{DType, Device, Int, Shape, Tensor};
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::MemoryScope;
 use cubecl::client::Client;
-use cubecl::server::Handle;
+use cubecl::server::{Handle, IoError, LaunchError, ServerError};
 use std::any::Any;
 use std::fmt;
 use std::ops::Range;
@@ -82,7 +84,7 @@ impl CubeAdapter {
         let buffer = |bytes: &bytes::Bytes| self.bytes(self.client.create_from_slice(bytes));
         let buffers: Vec<CubeBytes> = host.iter().map(buffer).collect();
         self.burn.sync().map_err(|error| DeviceError::new(format!("{error:?}")))?;
-        self.client.check(buffers.iter().map(|bytes| &bytes.handle)).map_err(DeviceError::new)?;
+        self.client.check(buffers.iter().map(|bytes| &bytes.handle)).map_err(of_runtime)?;
         Ok(buffers)
     }
 }
@@ -120,7 +122,7 @@ impl CubeBytes {
     /// # Errors
     /// What the device's runtime says, also of why these bytes were never computed.
     pub fn read(&self) -> Result<bytes::Bytes, DeviceError> {
-        let read = self.client.read_one(self.handle.clone()).map_err(DeviceError::new)?;
+        let read = self.client.read_one(self.handle.clone()).map_err(of_runtime)?;
         Ok(bytes::Bytes::from_owner(BurnBytes(read)))
     }
 }
@@ -192,12 +194,46 @@ pub(crate) fn resident(tensor: &AnyTensor) -> Option<DeviceTensor> {
     Some(DeviceTensor::view(DeviceBytes::Buffer(Arc::new(bytes)), shape, dtype))
 }
 
+/// The tensor on the host, if CubeCL has it.
+pub(crate) fn read(tensor: &AnyTensor) -> Option<Result<HostTensor, DeviceError>> {
+    let resident = resident(tensor)?;
+    let bytes = resident.bytes.as_buffer::<CubeBytes>()?.read();
+    Some(bytes.map(|bytes| HostTensor::view(bytes, resident.shape, resident.dtype)))
+}
+
+/// Panics with the device's error if one of these tensors could not be computed.
+pub(crate) fn assert_computed<'a>(tensors: impl Iterator<Item = &'a AnyTensor>) {
+    let made: Vec<DeviceTensor> = tensors.filter_map(resident).collect();
+    check(&made.iter().collect::<Vec<_>>()).unwrap_or_else(|error| std::panic::panic_any(error));
+}
+
+/// What CubeCL says of a failure.
+pub fn of_runtime(error: ServerError) -> DeviceError {
+    match out_of_memory(&error) {
+        Some(bytes) => DeviceError::OutOfMemory { bytes },
+        None => DeviceError::new(error),
+    }
+}
+
+/// The bytes for which there was no memory, if that is the failure or one of them.
+fn out_of_memory(error: &ServerError) -> Option<u64> {
+    match error {
+        ServerError::Io(IoError::OutOfMemory { size, .. } | IoError::BufferTooBig { size, .. }) => {
+            Some(*size)
+        }
+        ServerError::Launch(LaunchError::OutOfMemory { .. }) => Some(0),
+        ServerError::Unwritten { root, .. } => out_of_memory(root),
+        ServerError::Several { errors, .. } => errors.iter().find_map(out_of_memory),
+        _ => None,
+    }
+}
+
 /// Asks for what could not be computed: a failed allocation or launch is known to the buffers that lack its
 /// result, and to nothing else.
 pub(crate) fn check(made: &[&DeviceTensor]) -> Result<(), DeviceError> {
     let cubes: Vec<&CubeBytes> = made.iter().filter_map(|tensor| tensor.bytes.as_buffer()).collect();
     let Some(first) = cubes.first() else { return Ok(()) };
-    first.client.check(cubes.iter().map(|bytes| &bytes.handle)).map_err(DeviceError::new)
+    first.client.check(cubes.iter().map(|bytes| &bytes.handle)).map_err(of_runtime)
 }
 
 /// Measures a device by CubeCL's own report of its pools.
@@ -238,7 +274,7 @@ impl MemoryProbe for CubeProbe {
 #[cfg(all(test, feature = "wgpu"))]
 mod tests {
     use super::*;
-    use crate::{HostTensor, finish};
+    use crate::finish;
     use bytes::Bytes;
 
     /// A device to test on; says why there is none.
@@ -293,6 +329,19 @@ mod tests {
         assert_eq!(apart.to_device(&adapter.burn).into_host().as_f32(), &host.as_f32()[..128]);
         drop(leased);
         assert_eq!(Arc::strong_count(&lease), 1);
+    }
+
+    #[test]
+    fn what_no_device_has_memory_for_is_an_error_and_the_device_goes_on() {
+        let Some(adapter) = adapter() else { return };
+        let huge = Tensor::<1>::ones([1 << 45], &adapter.burn);
+        let made = AnyTensor::from(huge + 1.0).into_resident();
+        let error = finish(&adapter.burn, &[&made]).unwrap_err();
+        assert!(matches!(error, DeviceError::OutOfMemory { .. }), "{error}");
+        let read = std::panic::catch_unwind(|| made.to_device(&adapter.burn).into_host()).unwrap_err();
+        assert_eq!(DeviceError::of_panic(read.as_ref()), Some(&error));
+        let small = AnyTensor::from(Tensor::<1>::ones([3], &adapter.burn) + 1.0).into_host();
+        assert_eq!(small.as_f32(), [2.0; 3]);
     }
 
     #[test]

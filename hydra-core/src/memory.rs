@@ -3,7 +3,7 @@
 //! A CPU device computes on host memory in place, so there both are [`bytes::Bytes`]. A GPU has memory that
 //! only its kernels and its copies reach: behind the port [`DeviceBuffer`].
 
-use crate::{Activation, AnyTensor, HostTensor};
+use crate::{Activation, AnyTensor, ByteSize, HostTensor};
 use burn::tensor::{DType, Device};
 use bytes::Bytes;
 use std::any::Any;
@@ -199,17 +199,36 @@ impl Activation {
 }
 
 /// Why a device could not finish what it was given.
-#[derive(Debug, thiserror::Error)]
-#[error("the device could not finish its work: {message}")]
-pub struct DeviceError {
-    /// What its runtime says.
-    pub message: String,
+///
+/// A tensor that could not be computed panics when it is read, with this as the panic's payload.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DeviceError {
+    /// There was no memory for what had to be computed.
+    #[error("the device had no memory left for {}", ByteSize(*bytes))]
+    OutOfMemory {
+        /// The bytes of the allocation that failed; zero if the runtime does not tell.
+        bytes: u64,
+    },
+    /// Something else went wrong.
+    #[error("the device could not finish its work: {message}")]
+    Failed {
+        /// What its runtime says.
+        message: String,
+    },
 }
 
 impl DeviceError {
-    /// The error with what a runtime says.
+    /// The error with what a runtime says, as far as that is for people: traces of its stack are left out.
     pub fn new(message: impl fmt::Display) -> Self {
-        Self { message: message.to_string() }
+        let message = message.to_string();
+        let trace = |line: &&str| line.starts_with("Backtrace") || line.starts_with("No backtrace");
+        let lines: Vec<&str> = message.lines().take_while(|line| !trace(line)).map(str::trim).collect();
+        Self::Failed { message: lines.join(" ") }
+    }
+
+    /// What a panic was about, if it was about a device.
+    pub fn of_panic(panic: &(dyn Any + Send)) -> Option<&Self> {
+        panic.downcast_ref()
     }
 }
 
@@ -242,6 +261,15 @@ mod tests {
         assert!(!apart.bytes.overlaps(&there.bytes));
         assert_eq!(apart.bytes.as_host(), Some(&host.bytes));
         finish(&Device::flex(), &[&apart]).unwrap();
+    }
+
+    #[test]
+    fn what_a_runtime_says_loses_its_traces() {
+        let error = DeviceError::new("it failed\n  badly\nBacktrace:\n  0: main");
+        assert_eq!(error.to_string(), "the device could not finish its work: it failed badly");
+        let panic: Box<dyn Any + Send> = Box::new(DeviceError::OutOfMemory { bytes: 3 << 30 });
+        let error = DeviceError::of_panic(panic.as_ref()).unwrap();
+        assert_eq!(error.to_string(), "the device had no memory left for 3.00 GiB");
     }
 
     #[test]

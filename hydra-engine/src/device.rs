@@ -208,7 +208,8 @@ impl PilotDevice for LogicalDevice {
 
 /// The message of a caught panic.
 pub(crate) fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().map(|s| (*s).to_owned());
+    let device = hydra_core::DeviceError::of_panic(panic).map(ToString::to_string);
+    let text = device.or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_owned()));
     text.or_else(|| panic.downcast_ref::<String>().cloned())
         .unwrap_or_else(|| "a panic without a message".to_owned())
 }

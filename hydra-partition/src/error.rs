@@ -1,6 +1,6 @@
 //! What can go wrong when a model is measured, cut, or its plan is read.
 
-use hydra_core::{ByteSize, DeviceId, WeightError};
+use hydra_core::{ByteSize, DeviceError, DeviceId, WeightError};
 use std::ops::Range;
 use std::path::PathBuf;
 
@@ -53,6 +53,18 @@ pub enum PartitionError {
         param_bytes: u64,
         /// The double buffer in bytes.
         reserve: u64,
+    },
+    /// The device could not finish a layer's or a shard's work.
+    #[error(
+        "layer `{layer}` of `{chain}` was not finished; give a smaller budget, a smaller batch or a shorter context"
+    )]
+    Unfinished {
+        /// The chain's name.
+        chain: String,
+        /// The layer's name, or the first and the last of a shard's.
+        layer: String,
+        /// What the device says.
+        source: DeviceError,
     },
     /// Cut-points that were given by hand are not ascending, or not inside the chain.
     #[error("the cut-points {cuts:?} do not cut {layers} layers: expected ascending numbers from 1 to {}", .layers.saturating_sub(1))]

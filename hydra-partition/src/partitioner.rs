@@ -6,7 +6,7 @@ use crate::{
     Fingerprint, LayerCost, PartitionError, PartitionPlan, PilotDevice, Profile, Rules, ShardPlan,
     check_cuts, cut,
 };
-use hydra_core::{Batch, Chain, HostActivation, ImageReader};
+use hydra_core::{Batch, Chain, DeviceError, HostActivation, ImageReader};
 use std::ops::Range;
 
 /// Where memory cannot be measured and a layer does not say what it needs, its saved state is taken to be so
@@ -128,7 +128,17 @@ impl<'a> PilotPartitioner<'a> {
         let mut x = batch.inputs.clone();
         let mut shard = 0;
         while let Some(range) = plan.shards.get(shard).map(ShardPlan::range) {
-            let ran = pilot.run(range, &x, Care::Plain)?;
+            let cuttable = range.len() > 1 && plan.fingerprint.cuts.is_none();
+            let ran = match pilot.run(range, &x, Care::Plain) {
+                // A budget may promise more than the device has.
+                Err(PartitionError::Unfinished { source: DeviceError::OutOfMemory { .. }, .. })
+                    if cuttable =>
+                {
+                    roll_back(plan, shard, plan.rules.room() + 1)?;
+                    continue;
+                }
+                ran => ran?,
+            };
             if !plan.rules.tolerates(ran.peak()) {
                 roll_back(plan, shard, ran.peak())?;
                 continue;
@@ -427,6 +437,24 @@ mod tests {
         toy::crowd(1 << 20);
         let error = verify(&mut plan, &chain).unwrap_err();
         assert!(matches!(error, PartitionError::ShardTooLarge { shard: 0, first: 0, end: 2, .. }), "{error}");
+    }
+
+    #[test]
+    fn a_device_that_runs_out_of_memory_gets_smaller_shards() {
+        toy::stand(0);
+        let chain = toy::chain(4);
+        let profile = measure(&chain, &SCRIPTED);
+        let mut large = plan(&chain, &profile, 1, None);
+        assert_eq!(large.shards().len(), 1);
+        toy::room_for(2);
+        verify(&mut large, &chain).unwrap();
+        assert!(large.shards().iter().all(|shard| shard.len() <= 2), "{:?}", large.shards());
+        let by_hand = verify(&mut plan(&chain, &profile, 2, Some(&[4])), &chain).unwrap_err();
+        let PartitionError::Unfinished { layer, source: DeviceError::OutOfMemory { .. }, .. } = &by_hand
+        else {
+            panic!("{by_hand}")
+        };
+        assert_eq!(layer, "l0..l3");
     }
 
     #[test]

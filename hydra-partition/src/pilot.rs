@@ -4,9 +4,9 @@ use crate::PartitionError;
 use burn::tensor::{DType, Device};
 use bytes::Bytes;
 use hydra_core::{
-    Activation, BackwardFrom, Batch, Chain, DeviceBytes, DeviceId, DeviceTensor, HostActivation, HostTensor,
-    ImageReader, Layer, MemoryProbe, Pass, WeightError, backward_range, forward_range, promote_layers,
-    vector_jacobian,
+    Activation, BackwardFrom, Batch, Chain, DeviceBytes, DeviceError, DeviceId, DeviceTensor, HostActivation,
+    HostTensor, ImageReader, Layer, MemoryProbe, Pass, WeightError, backward_range, forward_range,
+    promote_layers, vector_jacobian,
 };
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -211,14 +211,24 @@ impl Pilot<'_> {
     }
 
     fn failed(&self, range: &Range<usize>, panic: &(dyn std::any::Any + Send)) -> PartitionError {
+        if let Some(error) = DeviceError::of_panic(panic) {
+            return self.unfinished(range, error.clone());
+        }
         let text = panic.downcast_ref::<String>().map(String::as_str);
         let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
-        let names: Vec<&str> =
-            [range.start, range.end - 1].map(|k| self.chain.layers()[k].name.as_str()).into();
-        PartitionError::Layer {
-            chain: self.chain.name().to_owned(),
-            layer: if range.len() == 1 { names[0].to_owned() } else { names.join("..") },
-            message: text.unwrap_or("a panic without a message").to_owned(),
+        let message = text.unwrap_or("a panic without a message").to_owned();
+        PartitionError::Layer { chain: self.chain.name().to_owned(), layer: self.names(range), message }
+    }
+
+    fn unfinished(&self, range: &Range<usize>, source: DeviceError) -> PartitionError {
+        PartitionError::Unfinished { chain: self.chain.name().to_owned(), layer: self.names(range), source }
+    }
+
+    fn names(&self, range: &Range<usize>) -> String {
+        let name = |layer: usize| self.chain.layers()[layer].name.as_str();
+        match range.len() {
+            1 => name(range.start).to_owned(),
+            _ => format!("{}..{}", name(range.start), name(range.end - 1)),
         }
     }
 }
@@ -298,7 +308,8 @@ impl Staged<'_> {
         let (layers, x, pass, from) = (self.layers(true), self.input(), self.pass(), self.from(upstream));
         let first = self.range.start;
         let run = || backward_range(layers, first, x, from, &pass, self.input_gradients);
-        let (_, peak, seconds) = self.meter.watch(run);
+        let (done, peak, seconds) = self.meter.watch(run);
+        done.assert_computed();
         (peak, seconds)
     }
 

@@ -6,7 +6,8 @@ use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, Tensor};
 use bytes::Bytes;
 use hydra_core::{
-    Activation, Batch, Chain, DeviceId, Forward, HostActivation, HostTensor, MemoryProbe, NoProbe, Pass,
+    Activation, Batch, Chain, DeviceError, DeviceId, Forward, HostActivation, HostTensor, MemoryProbe,
+    NoProbe, Pass,
 };
 use std::cell::Cell;
 
@@ -23,6 +24,8 @@ struct Ledger {
     crowd: u64,
     /// So many bytes are always in use.
     standing: u64,
+    /// The device has memory for so many layers to run together; zero for any number.
+    room: usize,
 }
 
 thread_local! {
@@ -31,7 +34,8 @@ thread_local! {
 
 impl Ledger {
     fn start(crowd: u64, standing: u64) {
-        LEDGER.set(Self { live: standing, peak: standing, forwards: 0, crowd, standing });
+        let room = LEDGER.get().room;
+        LEDGER.set(Self { live: standing, peak: standing, forwards: 0, crowd, standing, room });
     }
 }
 
@@ -45,9 +49,17 @@ pub fn stand(bytes: u64) {
     Ledger::start(0, bytes);
 }
 
+/// Gives the device memory for so many layers to run together, whatever budgets say.
+pub fn room_for(layers: usize) {
+    LEDGER.set(Ledger { room: layers, ..LEDGER.get() });
+}
+
 fn run_layer(hold: u64, bump: u64) {
     let mut ledger = LEDGER.get();
     ledger.forwards += 1;
+    if ledger.room > 0 && ledger.forwards > ledger.room {
+        std::panic::panic_any(DeviceError::OutOfMemory { bytes: hold });
+    }
     ledger.live += hold + if ledger.forwards > 1 { ledger.crowd } else { 0 };
     ledger.peak = ledger.peak.max(ledger.live + bump);
     LEDGER.set(ledger);

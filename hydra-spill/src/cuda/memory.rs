@@ -3,7 +3,7 @@
 use super::card::{CardMemory, Place};
 use cubecl_cuda::CudaRuntime;
 use cubecl_runtime::runtime::Runtime;
-use hydra_core::cube::{CubeAdapter, CubeBytes};
+use hydra_core::cube::{CubeAdapter, CubeBytes, of_runtime};
 use hydra_core::{DeviceBuffer, DeviceBytes, DeviceError};
 use std::any::Any;
 use std::ops::Range;
@@ -35,7 +35,7 @@ unsafe impl CardMemory for CudaMemory {
         };
         // The driver allocates in the order of CubeCL's stream, on which our copies do not wait.
         self.adapter.burn.sync().map_err(|error| DeviceError::new(format!("{error:?}")))?;
-        client.check([&handle]).map_err(DeviceError::new)?;
+        client.check([&handle]).map_err(of_runtime)?;
         Ok(DeviceBytes::Buffer(Arc::new(self.adapter.bytes(handle))))
     }
 
@@ -55,7 +55,7 @@ unsafe impl CardMemory for CudaMemory {
         let Some(bytes) = bytes.as_buffer::<CubeBytes>() else { return Ok(None) };
         let resource =
             self.adapter.client.get_resource::<<CudaRuntime as Runtime>::Server>(bytes.handle().clone());
-        let resource = resource.map_err(DeviceError::new)?;
+        let resource = resource.map_err(of_runtime)?;
         let address = resource.resource().ptr;
         // A resource may be sent to another thread, and a lock lets it be shared.
         Ok(Some(Place { address, held: Box::new(Mutex::new(resource)) }))
