@@ -20,12 +20,16 @@ struct Shape {
     tokens: usize,
     head_width: usize,
     options: Options,
+    /// Heads of a group.
+    size: usize,
 }
 
 impl Shape {
-    fn new(qkv: &CubeTensor, options: Options) -> Self {
+    /// With groups of at most so many scores, if not of a single head.
+    fn new(qkv: &CubeTensor, options: Options, scores: usize) -> Self {
         let [batch, tokens, triple] = dims(qkv);
-        Self { batch, tokens, head_width: triple / 3 / options.heads, options }
+        let size = (scores / tokens.pow(2)).max(1);
+        Self { batch, tokens, head_width: triple / 3 / options.heads, options, size }
     }
 
     fn width(self) -> usize {
@@ -34,8 +38,8 @@ impl Shape {
 
     /// The groups of heads, as ranges of `batch * heads`.
     fn groups(self) -> impl Iterator<Item = Range<usize>> {
-        let (all, size) = (self.batch * self.options.heads, (SCORES / self.tokens.pow(2)).max(1));
-        (0..all).step_by(size).map(move |first| first..all.min(first + size))
+        let all = self.batch * self.options.heads;
+        (0..all).step_by(self.size).map(move |first| first..all.min(first + self.size))
     }
 
     /// How the matrix of `parts` times all heads is laid out.
@@ -109,9 +113,32 @@ impl Shape {
     }
 }
 
+/// The output and the statistics, with groups of at most so many scores.
+fn forward(qkv: CubeTensor, options: Options, scores: usize) -> (CubeTensor, CubeTensor) {
+    let qkv = whole(qkv);
+    let shape = Shape::new(&qkv, options, scores);
+    let output = floats(&qkv, [shape.batch, shape.tokens, shape.width()]);
+    let statistics = floats(&qkv, [shape.batch, options.heads, shape.tokens, STATISTICS]);
+    for group in shape.groups() {
+        shape.forward(&qkv, &output, &statistics, group);
+    }
+    (output, statistics)
+}
+
+/// The gradient of queries, keys and values, with groups of at most so many scores.
+fn backward(saved: Saved<CubeTensor>, gradient: CubeTensor, options: Options, scores: usize) -> CubeTensor {
+    let (qkv, gradient) = (whole(saved.qkv), whole(gradient));
+    let shape = Shape::new(&qkv, options, scores);
+    let d_qkv = floats(&qkv, [shape.batch, shape.tokens, 3 * shape.width()]);
+    for group in shape.groups() {
+        shape.backward(&qkv, &saved.statistics, &gradient, &d_qkv, group);
+    }
+    d_qkv
+}
+
 impl AttentionOps for Cube {
     fn causal_attention(qkv: FloatTensor<Self>, options: Options) -> FloatTensor<Self> {
-        Self::attention_and_statistics(qkv, options).0
+        forward(qkv, options, SCORES).0
     }
 }
 
@@ -120,13 +147,7 @@ impl AttentionKernels for Cube {
         qkv: FloatTensor<Self>,
         options: Options,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        let (qkv, shape) = (whole(qkv.clone()), Shape::new(&qkv, options));
-        let output = floats(&qkv, [shape.batch, shape.tokens, shape.width()]);
-        let statistics = floats(&qkv, [shape.batch, options.heads, shape.tokens, STATISTICS]);
-        for group in shape.groups() {
-            shape.forward(&qkv, &output, &statistics, group);
-        }
-        (output, statistics)
+        forward(qkv, options, SCORES)
     }
 
     fn attention_backward(
@@ -134,12 +155,46 @@ impl AttentionKernels for Cube {
         gradient: FloatTensor<Self>,
         options: Options,
     ) -> FloatTensor<Self> {
-        let (qkv, gradient) = (whole(saved.qkv), whole(gradient));
-        let shape = Shape::new(&qkv, options);
-        let d_qkv = floats(&qkv, [shape.batch, shape.tokens, 3 * shape.width()]);
-        for group in shape.groups() {
-            shape.backward(&qkv, &saved.statistics, &gradient, &d_qkv, group);
+        backward(saved, gradient, options, SCORES)
+    }
+}
+
+#[cfg(all(test, feature = "wgpu"))]
+mod tests {
+    use super::super::tests::{device, normal};
+    use super::*;
+    use crate::ops::mask::Mask;
+    use crate::ops::testing::distance;
+    use burn::tensor::Tensor;
+    use hydra_core::{Activation, AnyTensor, Pass};
+
+    fn numbers(tensor: CubeTensor) -> Vec<f32> {
+        let shape = [tensor.meta.num_elements()];
+        let tensor = Tensor::<1>::from_primitive::<Cube>(super::super::tensors::reshaped(tensor, shape));
+        AnyTensor::from(tensor).into_host().as_f32().to_vec()
+    }
+
+    /// The output and the gradient with groups of so many scores.
+    fn run(qkv: CubeTensor, gradient: CubeTensor, scores: usize) -> [Vec<f32>; 2] {
+        let pass = Pass::train(Pass::key_of(1, 2, 3), Activation::default());
+        let options = Options { heads: 3, scale: 0.5, mask: Mask::of(&pass, 0.2, 7) };
+        let (output, statistics) = forward(qkv.clone(), options, scores);
+        let saved = Saved { qkv, output: output.clone(), statistics };
+        [numbers(output), numbers(backward(saved, gradient, options, scores))]
+    }
+
+    #[test]
+    fn groups_of_heads_are_put_together() {
+        let Some(device) = device() else { return };
+        let primitive = |t: Tensor<3>| t.try_into_primitive::<Cube>().expect("a tensor of CubeCL");
+        let qkv = primitive(normal(&device, 1, [2, 21, 3 * 3 * 8], 1.0));
+        let gradient = primitive(normal(&device, 2, [2, 21, 3 * 8], 1.0));
+        let whole = run(qkv.clone(), gradient.clone(), SCORES);
+        for heads in [1, 2, 4, 5] {
+            let found = run(qkv.clone(), gradient.clone(), heads * 21 * 21);
+            for (found, whole) in found.iter().zip(&whole) {
+                assert!(distance(found, whole) < 1e-6, "groups of {heads}");
+            }
         }
-        d_qkv
     }
 }

@@ -69,3 +69,45 @@ pub(super) fn transposed(mut tensor: CubeTensor) -> CubeTensor {
     tensor.meta.swap(last - 1, last);
     tensor
 }
+
+#[cfg(all(test, feature = "wgpu"))]
+mod tests {
+    use super::super::tests::{device, normal};
+    use super::*;
+    use crate::ops::testing::{distance, values};
+    use burn::backend::Cube;
+    use burn::tensor::{Device, Tensor};
+
+    fn factors(device: &Device) -> [Tensor<2>; 2] {
+        [normal(device, 1, [70, 129], 1.0), normal(device, 2, [129, 33], 1.0)]
+    }
+
+    #[test]
+    fn products_of_either_precision_and_order_are_those_of_the_cpu() {
+        let Some(device) = device() else { return };
+        let [a, b] = factors(&Device::flex());
+        let expected = values(&a.matmul(b));
+        // The software driver has no TF32: what allows it computes in `f32` too.
+        let both = |precision| [false, true].map(|turn| (precision, turn));
+        for (precision, turn) in [Precision::F32, Precision::Tf32].into_iter().flat_map(both) {
+            let [a, b] = factors(&device).map(|t| {
+                let primitive = |t: Tensor<2>| t.try_into_primitive::<Cube>().expect("a tensor of CubeCL");
+                // A transpose that is written in its own order.
+                if turn {
+                    transposed(super::super::tensors::whole(primitive(t.transpose())))
+                } else {
+                    primitive(t)
+                }
+            });
+            let out = floats(&a, [70, 33]);
+            launch(precision, a, b, &out).unwrap();
+            assert!(distance(&values(&Tensor::<2>::from_primitive::<Cube>(out)), &expected) < 1e-6);
+        }
+    }
+
+    #[test]
+    fn products_are_in_full_precision_unless_someone_asks() {
+        assert_eq!(precision(), Precision::F32);
+        assert_eq!(Precision::default(), Precision::F32);
+    }
+}

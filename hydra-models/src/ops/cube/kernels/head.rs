@@ -51,17 +51,20 @@ pub(crate) fn row_losses(
     }
     let largest = max_units(largest);
     let mut sum = 0.0f32;
+    // The target's logit in the unit that reads it, zero in the others: a unit reads what it will change.
+    let mut logit = 0.0f32;
+    if UNIT_POS == 0 && target >= 0i32 && (target as usize) >= vocabulary {
+        logit = absent;
+    }
     let mut i = UNIT_POS as usize;
     while i < vocabulary {
         sum += f32::exp(logits[first + i] - largest);
+        if target >= 0i32 && i == target as usize {
+            logit = logits[first + i];
+        }
         i += UNITS;
     }
-    // Nobody changes a logit before everybody has read it: the sum waits for all units.
-    let mut logit = absent;
-    if target >= 0i32 && (target as usize) < vocabulary {
-        logit = logits[first + target as usize];
-    }
-    let sum = sum_units(sum);
+    let (sum, logit) = (sum_units(sum), sum_units(logit));
     if UNIT_POS == 0 {
         let mut loss = 0.0f32;
         if target >= 0i32 {
