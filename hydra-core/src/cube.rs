@@ -4,7 +4,7 @@ use crate::activation::{BurnBytes, by_rank};
 use crate::{
     AnyTensor, DeviceBuffer, DeviceBytes, DeviceError, DeviceId, DeviceTensor, HostTensor, MemoryProbe,
 };
-use burn::backend::Cube;
+use burn::backend::{Cube, DispatchDevice};
 use burn::tensor::{DType, Device, Int, Shape, Tensor};
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
@@ -86,6 +86,15 @@ impl CubeAdapter {
         self.burn.sync().map_err(|error| DeviceError::new(format!("{error:?}")))?;
         self.client.check(buffers.iter().map(|bytes| &bytes.handle)).map_err(of_runtime)?;
         Ok(buffers)
+    }
+}
+
+/// Whether CubeCL computes on `device`.
+pub(crate) fn is_cube(device: &Device) -> bool {
+    match device.as_dispatch() {
+        DispatchDevice::Cube(_) => true,
+        DispatchDevice::Autodiff(device) => matches!(**device, DispatchDevice::Cube(_)),
+        _ => false,
     }
 }
 

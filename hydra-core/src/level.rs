@@ -1,4 +1,5 @@
-//! Bringing the tensors of a boundary to one depth of the graph.
+//! What every layer's output goes through, so that bits do not depend on cuts: one depth of the graph for all
+//! its tensors, and on GPUs the order in memory in which tensors travel.
 
 use crate::{Activation, AnyTensor};
 use burn::backend::autodiff::{
@@ -19,6 +20,7 @@ use burn::tensor::{DType, DispatchTensor, FloatDType, Shape};
 /// each boundary has its gradients complete before the layer before it sees them: bits then do not depend
 /// on cuts. An output of one float tensor needs nothing and is returned as it is.
 pub(crate) fn level(x: Activation) -> Activation {
+    let x = row_major(x);
     if x.parts().iter().filter(|part| part.is_float()).count() < 2 {
         return x;
     }
@@ -35,26 +37,78 @@ pub(crate) fn level(x: Activation) -> Activation {
     parts.collect()
 }
 
-/// The two steps as ops of the backends.
-#[backend_extension(Autodiff, Flex)]
+/// The same values; tensors of GPUs, and their gradients, are in row-major order.
+///
+/// Kernels of CubeCL leave tensors in other orders (a convolution puts the channels last), and sums over them
+/// take an order that depends on it. Where a chain is cut, tensors travel in row-major order, so they have it
+/// where it is whole. The CPU's sums do not depend on it.
+fn row_major(x: Activation) -> Activation {
+    if cfg!(not(feature = "cube")) {
+        return x;
+    }
+    let ordered = |part: AnyTensor| match part {
+        AnyTensor::Float(tensor) if is_on_gpu(&tensor) => {
+            AnyTensor::Float(<Dispatch as LevelOps>::row_major(tensor))
+        }
+        part => part,
+    };
+    x.into_parts().into_iter().map(ordered).collect()
+}
+
+#[cfg(feature = "cube")]
+fn is_on_gpu(tensor: &DispatchTensor) -> bool {
+    let device = burn::tensor::Tensor::<1>::from_dispatch(tensor.clone()).device();
+    crate::cube::is_cube(&device)
+}
+
+#[cfg(not(feature = "cube"))]
+fn is_on_gpu(_: &DispatchTensor) -> bool {
+    false
+}
+
+/// The steps as ops of the backends.
+#[backend_extension(Autodiff, Flex, Cube: cfg(feature = "cube"))]
 pub(crate) trait LevelOps: Backend {
     /// A scalar that is deeper than both and has no gradient.
     fn meet(a: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self>;
 
     /// `x`, deeper than it and than `other`.
     fn lift(x: FloatTensor<Self>, other: FloatTensor<Self>) -> FloatTensor<Self>;
+
+    /// `x` in row-major order, and its gradient likewise.
+    fn row_major(x: FloatTensor<Self>) -> FloatTensor<Self>;
+}
+
+fn zero<B: Backend>(like: &FloatTensor<B>) -> FloatTensor<B> {
+    B::float_zeros(Shape::new([1]), &like.device(), FloatDType::from(DType::F32))
 }
 
 impl LevelOps for Flex {
     fn meet(a: FloatTensor<Self>, _: FloatTensor<Self>) -> FloatTensor<Self> {
-        fn zero<B: Backend>(like: &FloatTensor<B>) -> FloatTensor<B> {
-            B::float_zeros(Shape::new([1]), &like.device(), FloatDType::from(DType::F32))
-        }
         zero::<Self>(&a)
     }
 
     fn lift(x: FloatTensor<Self>, _: FloatTensor<Self>) -> FloatTensor<Self> {
         x
+    }
+
+    fn row_major(x: FloatTensor<Self>) -> FloatTensor<Self> {
+        x
+    }
+}
+
+#[cfg(feature = "cube")]
+impl LevelOps for burn::backend::Cube {
+    fn meet(a: FloatTensor<Self>, _: FloatTensor<Self>) -> FloatTensor<Self> {
+        zero::<Self>(&a)
+    }
+
+    fn lift(x: FloatTensor<Self>, _: FloatTensor<Self>) -> FloatTensor<Self> {
+        x
+    }
+
+    fn row_major(x: FloatTensor<Self>) -> FloatTensor<Self> {
+        burn_cubecl::kernel::into_contiguous(x)
     }
 }
 
@@ -81,7 +135,26 @@ impl<B: Backend> Backward<B, 2> for LiftBackward {
     }
 }
 
+#[derive(Debug)]
+struct RowMajorBackward;
+
+impl<B: LevelOps> Backward<B, 1> for RowMajorBackward {
+    type State = ();
+
+    fn backward(self, ops: Ops<(), 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let gradient = grads.consume::<B>(&ops.node);
+        if let [Some(node)] = ops.parents {
+            grads.register::<B>(node.id, B::row_major(gradient));
+        }
+    }
+}
+
 impl<B: LevelOps, C: CheckpointStrategy> LevelOps for Autodiff<B, C> {
+    fn row_major(x: FloatTensor<Self>) -> FloatTensor<Self> {
+        let prep = RowMajorBackward.prepare::<C>([x.node()]).compute_bound();
+        prep.stateless(B::row_major(x.into_primitive()))
+    }
+
     fn meet(a: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self> {
         let prep = MeetBackward.prepare::<C>([a.node(), b.node()]).compute_bound();
         prep.stateless(B::meet(a.into_primitive(), b.into_primitive()))

@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{Fragile, PLENTY, Points, mlp_chain, spirals};
+use common::{Fragile, PLENTY, Points, gpt2_chain, mlp_chain, spirals, tokens};
 use hydra_core::{ByteSize, Chain, Dataset, Length, OptimizerSpec, TrainSpec};
 use hydra_engine::{DeviceSpec, EngineError, Orchestrator, RunReport, TaskState, TrainTask, plain};
 use hydra_models::{cnn, mlp};
@@ -57,10 +57,11 @@ mod on_a_device {
         Orchestrator::new(devices).unwrap().prefetch(prefetch)
     }
 
-    fn chains() -> [(&'static str, Arc<Chain>, Arc<dyn Dataset>, Vec<usize>); 3] {
+    fn chains() -> [(&'static str, Arc<Chain>, Arc<dyn Dataset>, Vec<usize>); 4] {
         let cnn = cnn::CnnConfig { inputs: 2, channels: 4, stages: 2, blocks: 1, classes: 3 };
         let cnn = cnn::chain(cnn).unwrap();
         [
+            ("gpt2", gpt2_chain(), tokens(24, 1), vec![1, 2, 3, 4]),
             ("mlp", mlp_chain(), spirals(), vec![1, 2, 3]),
             ("two streams", Arc::new(mlp::two_stream_chain(8, 2, 3).unwrap()), spirals(), vec![1, 2]),
             ("cnn", Arc::new(cnn), Arc::new(cnn::Waves::new(3, 24, 2, 8, 3)), vec![1, 2]),

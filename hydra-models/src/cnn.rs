@@ -1,6 +1,6 @@
 //! A small residual network over images, without running statistics.
 
-use crate::ops::{classification_loss, row_major};
+use crate::ops::classification_loss;
 use crate::{ModelError, synthetic};
 use burn::module::Module;
 use burn::nn::conv::{Conv2d, Conv2dConfig};
@@ -47,7 +47,7 @@ pub struct Stem {
 
 impl Forward for Stem {
     fn forward(&self, x: Activation, _: &Pass) -> Activation {
-        Activation::of(row_major(activation::relu(self.body.forward(x.into_float::<4>()))))
+        Activation::of(activation::relu(self.body.forward(x.into_float::<4>())))
     }
 }
 
@@ -64,7 +64,7 @@ impl Forward for Residual {
     fn forward(&self, x: Activation, _: &Pass) -> Activation {
         let x = x.into_float::<4>();
         let y = activation::relu(self.first.forward(x.clone()));
-        Activation::of(row_major(activation::relu(x + self.second.forward(y))))
+        Activation::of(activation::relu(x + self.second.forward(y)))
     }
 }
 

@@ -14,8 +14,6 @@ mod gelu;
 mod head;
 #[allow(unsafe_code)]
 mod kernels;
-#[cfg(feature = "cube")]
-mod layout;
 mod linear;
 mod mask;
 mod math;
@@ -32,17 +30,9 @@ pub use dropout::{dropout, dropout_onto};
 pub use embedding::embedding;
 pub use gelu::gelu_tanh;
 pub use head::{IGNORED, head_loss};
-#[cfg(feature = "cube")]
-pub(crate) use layout::row_major;
 pub use linear::{linear, linear_onto};
 pub use mask::Mask;
 pub use norm::layer_norm;
-
-/// On the CPU alone, tensors at the boundaries of layers need no order of their own.
-#[cfg(not(feature = "cube"))]
-pub(crate) fn row_major<const D: usize>(x: burn::tensor::Tensor<D>) -> burn::tensor::Tensor<D> {
-    x
-}
 
 #[cfg(test)]
 mod testing {
