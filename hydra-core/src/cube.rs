@@ -15,6 +15,7 @@ use std::any::Any;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// A device of CubeCL.
 pub type CubeDevice = cubecl::Device;
@@ -248,15 +249,24 @@ pub(crate) fn check(made: &[&DeviceTensor]) -> Result<(), DeviceError> {
 /// Measures a device by CubeCL's own report of its pools.
 ///
 /// A report has no peak in bytes. What the pools have reserved since they were last cleaned up stands for it:
-/// it is what the device really gave, padding and fragments included.
+/// it is what the device really gave, padding, fragments and pages for later included. It is that of the whole
+/// device, whoever has it.
 pub struct CubeProbe {
     client: Client,
+    /// The most that was seen since the last reset.
+    peak: AtomicU64,
 }
 
 impl CubeProbe {
     /// The probe of the device of this client, whatever identity it is asked for.
     pub fn new(client: Client) -> Self {
-        Self { client }
+        Self { client, peak: AtomicU64::new(0) }
+    }
+
+    fn reserved(&self) -> u64 {
+        let reserved = self.client.memory_report(MemoryScope::Device).usage().bytes_reserved;
+        self.peak.fetch_max(reserved, Relaxed);
+        reserved
     }
 }
 
@@ -271,12 +281,20 @@ impl MemoryProbe for CubeProbe {
     }
 
     fn peak(&self, _: DeviceId) -> u64 {
-        self.client.memory_report(MemoryScope::Device).usage().bytes_reserved
+        self.reserved();
+        self.peak.load(Relaxed)
     }
 
     fn reset_peak(&self, _: DeviceId) {
         // Refused only while a graph is recorded, which nobody does.
         let _ = self.client.memory_cleanup();
+        self.peak.store(0, Relaxed);
+    }
+
+    fn trim(&self, _: DeviceId, most: u64) {
+        if self.reserved() > most {
+            let _ = self.client.memory_cleanup();
+        }
     }
 }
 

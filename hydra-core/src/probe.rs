@@ -20,6 +20,10 @@ pub trait MemoryProbe: Send + Sync {
 
     /// Starts a new peak at what is in use now.
     fn reset_peak(&self, device: DeviceId);
+
+    /// Gives memory back that is kept for later, if more than `most` bytes are in use or kept. Called between
+    /// shard tasks. Where nothing is kept there is nothing to do.
+    fn trim(&self, _device: DeviceId, _most: u64) {}
 }
 
 /// The probe of a program that installed none.
