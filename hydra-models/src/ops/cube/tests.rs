@@ -11,7 +11,7 @@ use hydra_core::{Activation, Batch, Chain, Dataset, HostActivation, HostTensor, 
 
 /// The software Vulkan driver, where there is one.
 pub(super) fn device() -> Option<Device> {
-    match cubecl::Device::wgpu(WgpuDeviceKind::Cpu) {
+    match cubecl::Device::vulkan(WgpuDeviceKind::Cpu) {
         Ok(_) => Some(Device::wgpu(DeviceKind::Cpu)),
         Err(error) => {
             println!("skipped: no software Vulkan driver: {error}");
