@@ -59,10 +59,10 @@ impl CubeAdapter {
     pub fn wgpu(index: usize) -> Result<Self, DeviceError> {
         use cubecl::device::WgpuDeviceKind::{Cpu, DiscreteGpu, IntegratedGpu, VirtualGpu};
         let all = |kind: fn(usize) -> cubecl::device::WgpuDeviceKind| {
-            (0..).map_while(move |i| CubeDevice::wgpu(kind(i)).ok())
+            (0..).map_while(move |i| CubeDevice::vulkan(kind(i)).ok())
         };
         let gpus = all(DiscreteGpu).chain(all(IntegratedGpu)).chain(all(VirtualGpu));
-        let mut adapters = gpus.chain(CubeDevice::wgpu(Cpu));
+        let mut adapters = gpus.chain(CubeDevice::vulkan(Cpu));
         let missing = || DeviceError::new(format!("no adapter {index} with a driver for Vulkan was found"));
         Self::of(adapters.nth(index).ok_or_else(missing)?)
     }

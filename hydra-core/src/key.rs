@@ -29,6 +29,11 @@ impl Key {
         Self(mix(self.0 ^ mix(word.wrapping_mul(GOLDEN).wrapping_add(0xD1B5_4A32_D192_ED03))))
     }
 
+    /// The key as a number, for generators elsewhere that are to draw the same.
+    pub(crate) const fn number(self) -> u64 {
+        self.0
+    }
+
     /// 64 random bits for the element at `index`.
     #[inline]
     pub const fn bits(self, index: u64) -> u64 {

@@ -96,6 +96,13 @@ impl DropoutMask {
         Self { key, dropped, keep: (1.0 / (1.0 - probability)) as f32 }
     }
 
+    /// The numbers from which a device draws the same factors: the key's, such that the draw of two neighbours
+    /// `2i` and `2i + 1` is SplitMix64's finalizer of it plus `i` times `0x9E3779B97F4A7C15`, the number below
+    /// which a draw of 32 bits is dropped, and the factor of the others.
+    pub fn numbers(self) -> (u64, u64, f32) {
+        (self.key.number(), self.dropped, self.keep)
+    }
+
     /// The factor of the element at `index` in row-major order.
     #[inline]
     pub fn factor(self, index: u64) -> f32 {
@@ -188,6 +195,24 @@ mod tests {
         let kept = (0..40).filter(|&i| factors[i] == 2.0).fold(0u64, |bits, i| bits | 1 << i);
         assert!(factors.iter().all(|&x| x == 0.0 || x == 2.0));
         assert_eq!(kept, 0x1E_8AAD_9E89);
+    }
+
+    #[test]
+    fn the_numbers_give_the_factors() {
+        // As a device computes them.
+        let factor = |(key, dropped, keep): (u64, u64, f32), index: u64| {
+            let mut z = key.wrapping_add((index >> 1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
+            z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+            z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+            let draw = ((z ^ (z >> 31)) >> (32 * (index & 1))) & 0xFFFF_FFFF;
+            if draw < dropped { 0.0 } else { keep }
+        };
+        for (seed, probability) in [(0, 1e-9), (1, 0.1), (2, 0.5), (3, 0.999), (4, 1.0)] {
+            let mask = DropoutMask::new(Key::new(seed), probability);
+            for index in (0..200).chain((1 << 40)..(1 << 40) + 200) {
+                assert_eq!(factor(mask.numbers(), index), mask.factor(index));
+            }
+        }
     }
 
     #[test]

@@ -6,7 +6,6 @@
 //! that it rounds the sum away.
 
 use super::kernels::{Mat, MatMut, Write, matmul_here, vectorized};
-use super::mask::Mask;
 use super::math::{exp, flex, floats, max, owned, sum, sum2};
 use burn::backend::autodiff::{
     Autodiff,
@@ -48,7 +47,7 @@ pub fn causal_attention(qkv: Tensor<3>, options: Attention, pass: &Pass) -> Tens
         heads > 0 && triple > 0 && triple.is_multiple_of(3 * heads),
         "attention of {heads} heads expects three times a multiple of them as last dimension, found {triple}"
     );
-    let mask = Mask::of(pass, options.dropout, options.site);
+    let mask = pass.dropout_mask(options.dropout, options.site);
     let options = Options { heads, scale: options.scale as f32, mask };
     Tensor::from_dispatch(<Dispatch as AttentionOps>::causal_attention(qkv.into_dispatch(), options))
 }
@@ -64,7 +63,7 @@ pub(crate) fn working_elements([batch, tokens, width]: [usize; 3], heads: usize)
 pub(crate) struct Options {
     pub(super) heads: usize,
     pub(super) scale: f32,
-    pub(super) mask: Option<Mask>,
+    pub(super) mask: Option<DropoutMask>,
 }
 
 /// Attention as an op of the backends.
@@ -201,7 +200,6 @@ fn up_to(end: usize, transposed: &[f32], tokens: usize) -> Mat<'_> {
 /// The heads of a batch in the order `[batch, heads]`.
 fn heads<'a>(qkv: &'a [f32], [_, tokens, triple]: [usize; 3], options: Options) -> Vec<Head<'a>> {
     let Options { heads, scale, mask } = options;
-    let mask = mask.map(Mask::on_host);
     let head_width = triple / 3 / heads;
     let sequences = qkv.chunks(tokens * triple).map(|data| Mat::new(data, tokens, triple)).enumerate();
     let head = |sequence: usize, data: Mat<'a>, head: usize| {

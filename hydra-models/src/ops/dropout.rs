@@ -4,7 +4,6 @@
 //! somebody's next backward; nothing is kept here but the mask's key.
 
 use super::kernels::vectorized;
-use super::mask::Mask;
 use super::math::{ELEMENTS, flex, floats, owned};
 use burn::backend::autodiff::{
     Autodiff,
@@ -16,13 +15,13 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, Flex, TensorMetadata, backend_extension};
 use burn::tensor::Tensor;
 use burn_flex::FlexTensor;
-use hydra_core::Pass;
 use hydra_core::profile::{self, Part};
+use hydra_core::{DropoutMask, Pass};
 use rayon::prelude::*;
 
 /// [`Pass::dropout`] of `x`, to the same bits.
 pub fn dropout<const D: usize>(x: Tensor<D>, probability: f64, site: u64, pass: &Pass) -> Tensor<D> {
-    match Mask::of(pass, probability, site) {
+    match pass.dropout_mask(probability, site) {
         Some(mask) => Tensor::from_dispatch(<Dispatch as DropoutOps>::drop_out(x.into_dispatch(), mask)),
         None => x,
     }
@@ -32,7 +31,7 @@ pub fn dropout<const D: usize>(x: Tensor<D>, probability: f64, site: u64, pass: 
 ///
 /// # Panics
 /// If the shapes differ.
-pub fn dropout_onto<const D: usize>(residual: Tensor<D>, x: Tensor<D>, mask: Mask) -> Tensor<D> {
+pub fn dropout_onto<const D: usize>(residual: Tensor<D>, x: Tensor<D>, mask: DropoutMask) -> Tensor<D> {
     assert_eq!(residual.dims(), x.dims(), "a residual has the shape of what is added");
     let (residual, x) = (residual.into_dispatch(), x.into_dispatch());
     Tensor::from_dispatch(<Dispatch as DropoutOps>::drop_out_onto(residual, x, mask))
@@ -42,17 +41,21 @@ pub fn dropout_onto<const D: usize>(residual: Tensor<D>, x: Tensor<D>, mask: Mas
 #[backend_extension(Autodiff, Flex, Cube: cfg(feature = "cube"))]
 pub(crate) trait DropoutOps: Backend {
     /// `x` times its factors.
-    fn drop_out(x: FloatTensor<Self>, mask: Mask) -> FloatTensor<Self>;
+    fn drop_out(x: FloatTensor<Self>, mask: DropoutMask) -> FloatTensor<Self>;
 
     /// `residual` plus `x` times its factors.
-    fn drop_out_onto(residual: FloatTensor<Self>, x: FloatTensor<Self>, mask: Mask) -> FloatTensor<Self>;
+    fn drop_out_onto(
+        residual: FloatTensor<Self>,
+        x: FloatTensor<Self>,
+        mask: DropoutMask,
+    ) -> FloatTensor<Self>;
 }
 
 /// The factors times `x`, plus the residual.
-fn dropped(residual: Option<FlexTensor>, x: FlexTensor, mask: Mask) -> FlexTensor {
+fn dropped(residual: Option<FlexTensor>, x: FlexTensor, mask: DropoutMask) -> FlexTensor {
     profile::time(Part::Activation, || {
         let (x, residual) = (owned(x), residual.map(owned));
-        let (values, mask) = (floats(&x), mask.on_host());
+        let values = floats(&x);
         let residual = residual.as_ref().map(floats);
         let mut out = vec![0.0; values.len()];
         out.par_chunks_mut(ELEMENTS).enumerate().for_each(|(i, out)| {
@@ -75,11 +78,15 @@ fn dropped(residual: Option<FlexTensor>, x: FlexTensor, mask: Mask) -> FlexTenso
 }
 
 impl DropoutOps for Flex {
-    fn drop_out(x: FloatTensor<Self>, mask: Mask) -> FloatTensor<Self> {
+    fn drop_out(x: FloatTensor<Self>, mask: DropoutMask) -> FloatTensor<Self> {
         dropped(None, x, mask)
     }
 
-    fn drop_out_onto(residual: FloatTensor<Self>, x: FloatTensor<Self>, mask: Mask) -> FloatTensor<Self> {
+    fn drop_out_onto(
+        residual: FloatTensor<Self>,
+        x: FloatTensor<Self>,
+        mask: DropoutMask,
+    ) -> FloatTensor<Self> {
         dropped(Some(residual), x, mask)
     }
 }
@@ -88,7 +95,7 @@ impl DropoutOps for Flex {
 struct DropoutBackward;
 
 impl<B: DropoutOps> Backward<B, 1> for DropoutBackward {
-    type State = Mask;
+    type State = DropoutMask;
 
     fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
         let gradient = grads.consume::<B>(&ops.node);
@@ -103,7 +110,7 @@ impl<B: DropoutOps> Backward<B, 1> for DropoutBackward {
 struct DropoutOntoBackward;
 
 impl<B: DropoutOps> Backward<B, 2> for DropoutOntoBackward {
-    type State = Mask;
+    type State = DropoutMask;
 
     fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
         let gradient = grads.consume::<B>(&ops.node);
@@ -118,14 +125,18 @@ impl<B: DropoutOps> Backward<B, 2> for DropoutOntoBackward {
 }
 
 impl<B: DropoutOps, C: CheckpointStrategy> DropoutOps for Autodiff<B, C> {
-    fn drop_out(x: FloatTensor<Self>, mask: Mask) -> FloatTensor<Self> {
+    fn drop_out(x: FloatTensor<Self>, mask: DropoutMask) -> FloatTensor<Self> {
         match DropoutBackward.prepare::<C>([x.node()]).compute_bound().stateful() {
             OpsKind::Tracked(prep) => prep.finish(mask, B::drop_out(x.into_primitive(), mask)),
             OpsKind::UnTracked(prep) => prep.finish(B::drop_out(x.into_primitive(), mask)),
         }
     }
 
-    fn drop_out_onto(residual: FloatTensor<Self>, x: FloatTensor<Self>, mask: Mask) -> FloatTensor<Self> {
+    fn drop_out_onto(
+        residual: FloatTensor<Self>,
+        x: FloatTensor<Self>,
+        mask: DropoutMask,
+    ) -> FloatTensor<Self> {
         let nodes = [residual.node(), x.node()];
         let (residual, x) = (residual.into_primitive(), x.into_primitive());
         match DropoutOntoBackward.prepare::<C>(nodes).compute_bound().stateful() {
@@ -160,7 +171,7 @@ mod tests {
 
     #[test]
     fn values_and_gradients_have_the_bits_of_burns() {
-        let mask = Mask::of(&pass(), 0.3, 7).unwrap();
+        let mask = pass().dropout_mask(0.3, 7).unwrap();
         let fused = run(|residual, x| dropout_onto(residual, x, mask));
         assert_eq!(fused, run(|residual, x| residual + pass().dropout(x, 0.3, 7)));
         assert_eq!(fused, run(|residual, x| residual + dropout(x, 0.3, 7, &pass())));
@@ -169,7 +180,7 @@ mod tests {
 
     #[test]
     fn bits_do_not_depend_on_threads_or_tracking() {
-        let mask = Mask::of(&pass(), 0.3, 7).unwrap();
+        let mask = pass().dropout_mask(0.3, 7).unwrap();
         let one = with_threads(1, || run(|residual, x| dropout_onto(residual, x, mask)));
         assert_eq!(one, with_threads(3, || run(|residual, x| dropout_onto(residual, x, mask))));
         let (residual, x) = (untracked(normal(1, SHAPE)), untracked(normal(2, SHAPE)));

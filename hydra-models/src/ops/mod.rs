@@ -15,7 +15,6 @@ mod head;
 #[allow(unsafe_code)]
 mod kernels;
 mod linear;
-mod mask;
 mod math;
 mod norm;
 
@@ -31,7 +30,6 @@ pub use embedding::embedding;
 pub use gelu::gelu_tanh;
 pub use head::{IGNORED, head_loss};
 pub use linear::{linear, linear_onto};
-pub use mask::Mask;
 pub use norm::layer_norm;
 
 #[cfg(test)]

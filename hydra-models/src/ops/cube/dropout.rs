@@ -3,12 +3,12 @@
 use super::kernels::dropout::{DrawsLaunch, drop_out, drop_out_onto};
 use super::tensors::{arg, elements, floats, units, whole};
 use crate::ops::dropout::DropoutOps;
-use crate::ops::mask::Mask;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Cube, TensorMetadata};
+use hydra_core::DropoutMask;
 
 /// A mask as a kernel's argument; without one, an argument that is never read.
-pub(super) fn draws(mask: Option<Mask>) -> DrawsLaunch {
+pub(super) fn draws(mask: Option<DropoutMask>) -> DrawsLaunch {
     let Some(mask) = mask else { return DrawsLaunch::new(0, 0, 0, 1.0) };
     let (key, dropped, keep) = mask.numbers();
     // Where every draw is below the bound, nothing is kept.
@@ -17,7 +17,7 @@ pub(super) fn draws(mask: Option<Mask>) -> DrawsLaunch {
 }
 
 impl DropoutOps for Cube {
-    fn drop_out(x: FloatTensor<Self>, mask: Mask) -> FloatTensor<Self> {
+    fn drop_out(x: FloatTensor<Self>, mask: DropoutMask) -> FloatTensor<Self> {
         let x = whole(x);
         let y = floats(&x, x.shape());
         let cubes = elements(&y, y.meta.num_elements());
@@ -25,7 +25,11 @@ impl DropoutOps for Cube {
         y
     }
 
-    fn drop_out_onto(residual: FloatTensor<Self>, x: FloatTensor<Self>, mask: Mask) -> FloatTensor<Self> {
+    fn drop_out_onto(
+        residual: FloatTensor<Self>,
+        x: FloatTensor<Self>,
+        mask: DropoutMask,
+    ) -> FloatTensor<Self> {
         let (residual, x) = (whole(residual), whole(x));
         let y = floats(&x, x.shape());
         let cubes = elements(&y, y.meta.num_elements());

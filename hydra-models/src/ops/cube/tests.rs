@@ -2,7 +2,7 @@
 
 use crate::gpt2::{self, Gpt2Config};
 use crate::ops::testing::{distance, values};
-use crate::ops::{self, Attention, IGNORED, Mask};
+use crate::ops::{self, Attention, IGNORED};
 use crate::synthetic::testing::{backward_on, shards_agree_on};
 use crate::{cnn, mlp};
 use burn::tensor::{DType, Device, DeviceKind, Int, Tensor, TensorData};
@@ -132,9 +132,9 @@ fn layer_norm_equals_that_of_the_cpu() {
 fn masks_are_those_of_the_cpu() {
     let Some(device) = device() else { return };
     for probability in [1e-9, 0.1, 0.5, 0.999, 1.0] {
-        let mask = Mask::of(&pass(), probability, 7).unwrap();
+        let mask = pass().dropout_mask(probability, 7).unwrap();
         let mut expected = vec![0.0; 3 * 101 * 67];
-        mask.on_host().fill(0, &mut expected);
+        mask.fill(0, &mut expected);
         let on = On { device: &device, tracked: false };
         let ones = on.normal(1, [3, 101, 67], 1.0).ones_like();
         assert_eq!(values(&ops::dropout(ones.clone(), probability, 7, &pass())), expected);
@@ -144,7 +144,7 @@ fn masks_are_those_of_the_cpu() {
 
 #[test]
 fn dropout_equals_that_of_the_cpu() {
-    let mask = Mask::of(&pass(), 0.3, 7).unwrap();
+    let mask = pass().dropout_mask(0.3, 7).unwrap();
     assert_equal("dropout", 1e-7, |on| {
         let x = on.leaf(1, [3, 101, 67], 1.0);
         pulled(on, ops::dropout(x.clone(), 0.3, 7, &pass()), vec![Leaf::Three(x)])
@@ -284,7 +284,6 @@ fn convolutions_train_as_on_the_cpu() {
 }
 
 #[test]
-#[ignore = "the op that levels several streams in hydra-core is for CPUs only"]
 fn two_streams_train_as_on_the_cpu() {
     assert_chain(&mlp::two_stream_chain(16, 3, 3).unwrap(), &spirals(), &[0, 2, 5], 1e-5);
 }
