@@ -361,11 +361,12 @@ mod tests {
     #[test]
     fn what_no_device_has_memory_for_is_an_error_and_the_device_goes_on() {
         let Some(adapter) = adapter() else { return };
-        let huge = Tensor::<1>::ones([1 << 45], &adapter.burn);
+        let huge = Tensor::<1>::ones([1_usize << 45], &adapter.burn);
         let made = AnyTensor::from(huge + 1.0).into_resident();
         let error = finish(&adapter.burn, &[&made]).unwrap_err();
         assert!(matches!(error, DeviceError::OutOfMemory { .. }), "{error}");
-        let read = std::panic::catch_unwind(|| made.to_device(&adapter.burn).into_host()).unwrap_err();
+        let read = || made.to_device(&adapter.burn).into_host();
+        let read = std::panic::catch_unwind(std::panic::AssertUnwindSafe(read)).unwrap_err();
         assert_eq!(DeviceError::of_panic(read.as_ref()), Some(&error));
         let small = AnyTensor::from(Tensor::<1>::ones([3], &adapter.burn) + 1.0).into_host();
         assert_eq!(small.as_f32(), [2.0; 3]);
