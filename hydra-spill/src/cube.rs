@@ -1,6 +1,6 @@
 //! The link of a device that CubeCL reaches, by CubeCL's own copies.
 
-use crate::link::add;
+use crate::link::{add, at_alignment};
 use crate::{DeviceLink, Direction, LinkError};
 use bytes::Bytes;
 use hydra_core::cube::{CubeAdapter, CubeBytes};
@@ -58,7 +58,13 @@ impl DeviceLink for CubeLink {
         let bytes: &CubeBytes = device.as_buffer().ok_or_else(elsewhere)?;
         let read = bytes.read().map_err(|error| self.failed(Direction::Down, device.len(), error))?;
         self.down.fetch_add(read.len() as u64, Relaxed);
-        Ok(read)
+        // CubeCL reads to where its pools have room.
+        at_alignment(read).map_err(|source| LinkError::Memory {
+            link: self.name.clone(),
+            direction: Direction::Down,
+            bytes: device.len() as u64,
+            source,
+        })
     }
 
     fn copy_out_into(

@@ -359,6 +359,15 @@ fn room(len: usize) -> Result<Vec<u8>, TryReserveError> {
     Ok(storage)
 }
 
+/// These bytes, at a multiple of [`ALIGN`].
+#[cfg(feature = "cube")]
+pub(crate) fn at_alignment(bytes: Bytes) -> Result<Bytes, TryReserveError> {
+    match bytes.as_ptr().addr().is_multiple_of(ALIGN) {
+        true => Ok(bytes),
+        false => Ok(Bytes::from_owner(AlignedBytes::fill(room(bytes.len())?, &bytes))),
+    }
+}
+
 /// Bytes that begin at a multiple of [`ALIGN`], which a `Vec<u8>` alone does not promise.
 #[derive(Debug)]
 struct AlignedBytes {
