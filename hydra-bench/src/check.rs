@@ -21,6 +21,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use subject::Subject;
 
@@ -128,6 +129,8 @@ struct Done {
     name: &'static str,
     #[serde(flatten)]
     found: Found,
+    /// What panicked meanwhile, also on threads of the device's runtime.
+    panics: Vec<String>,
     seconds: f64,
 }
 
@@ -137,11 +140,12 @@ pub(crate) fn run(args: &CheckArgs, around: &Surroundings) -> Result<Outcome> {
         bail!(Usage::new(format!("--only {wrong}: the items are 1 to {}", ITEMS.len())));
     }
     let subject = subject(args, around)?;
-    // Among the engine's threads: what panics there is reported and not printed.
+    let panics = Panics::collect();
+    // Named as the engine's threads are.
     let thread = std::thread::Builder::new().name("hydra-check".to_owned());
     let done = std::thread::scope(|scope| {
-        let items = thread.spawn_scoped(scope, || run_items(args, &subject))?;
-        items.join().unwrap_or_else(|panic| bail!("the check ended early: {}", message(panic.as_ref())))
+        let items = thread.spawn_scoped(scope, || run_items(args, &subject, &panics))?;
+        items.join().unwrap_or_else(|panic| bail!("the check ended early: {}", message(&*panic)))
     })?;
     let failed = done.iter().filter(|done| done.found.verdict == Verdict::Fails).count();
     print(&if args.json {
@@ -181,7 +185,29 @@ fn subject(args: &CheckArgs, around: &Surroundings) -> Result<Subject> {
     })
 }
 
-fn run_items(args: &CheckArgs, subject: &Subject) -> Result<Vec<Done>> {
+/// What panics, in place of what is printed of it: an item reports it.
+struct Panics(Arc<Mutex<Vec<String>>>);
+
+impl Panics {
+    fn collect() -> Self {
+        let said = Arc::new(Mutex::new(Vec::new()));
+        let to = said.clone();
+        std::panic::set_hook(Box::new(move |info| {
+            let mut said = to.lock().unwrap_or_else(PoisonError::into_inner);
+            let text = message(info.payload());
+            if !said.contains(&text) {
+                said.push(text);
+            }
+        }));
+        Self(said)
+    }
+
+    fn take(&self) -> Vec<String> {
+        std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+fn run_items(args: &CheckArgs, subject: &Subject, panics: &Panics) -> Result<Vec<Done>> {
     let items = ITEMS.iter().filter(|item| args.only.is_empty() || args.only.contains(&item.number));
     let bar = if interactive() { ProgressBar::new_spinner() } else { ProgressBar::hidden() };
     bar.enable_steady_tick(Duration::from_millis(200));
@@ -192,7 +218,8 @@ fn run_items(args: &CheckArgs, subject: &Subject) -> Result<Vec<Done>> {
         let found = guarded(|| (item.run)(subject))
             .unwrap_or_else(|error| Found::new(Verdict::Fails, "-", format!("{error:#}"), Vec::new()));
         let seconds = since.elapsed().as_secs_f64();
-        let result = Done { item: item.number, name: item.name, found, seconds };
+        let panics = panics.take();
+        let result = Done { item: item.number, name: item.name, found, panics, seconds };
         if args.json {
             print(&format!("{}\n", serde_json::to_string(&result)?))?;
         }
@@ -205,11 +232,10 @@ fn run_items(args: &CheckArgs, subject: &Subject) -> Result<Vec<Done>> {
 
 /// Runs `f`; a panic of it, such as that of a layer that has no kernels for the device, is an error.
 fn guarded<T>(f: impl FnOnce() -> Result<T>) -> Result<T> {
-    catch_unwind(AssertUnwindSafe(f))
-        .unwrap_or_else(|panic| bail!("it panicked: {}", message(panic.as_ref())))
+    catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|panic| bail!("it panicked: {}", message(&*panic)))
 }
 
-fn message(panic: &(dyn Any + Send)) -> String {
+fn message(panic: &dyn Any) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "without a message".to_owned())
 }
@@ -285,7 +311,7 @@ mod tests {
     #[test]
     fn the_table_is_short_and_the_reasons_follow() {
         let found = Found::new(Verdict::Fails, "2.0 GB/s", "too slow, by much", vec![json!({"a": 1})]);
-        let done = [Done { item: 2, name: "bandwidth", found, seconds: 1.0 }];
+        let done = [Done { item: 2, name: "bandwidth", found, panics: Vec::new(), seconds: 1.0 }];
         let subject = Subject {
             device: hydra_engine::DeviceSpec::cpus(1, 1, ByteSize::mib(1)).remove(0),
             page_locked: PAGE_LOCKED,

@@ -143,8 +143,7 @@ fn beside<A: Send, B>(
     std::thread::scope(|scope| {
         let first = thread.spawn_scoped(scope, first)?;
         let second = second()?;
-        let first =
-            first.join().unwrap_or_else(|panic| bail!("it panicked: {}", super::message(panic.as_ref())));
+        let first = first.join().unwrap_or_else(|panic| bail!("it panicked: {}", super::message(&*panic)));
         Ok((first?, second))
     })
 }
