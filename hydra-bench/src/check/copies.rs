@@ -42,7 +42,9 @@ pub(super) fn bandwidth(subject: &Subject) -> Result<Found> {
     let (mut rows, mut largest) = (Vec::new(), None);
     for &mib in sizes {
         for locked in [true, false] {
-            if locked && !locks {
+            // Both ends and one copy on its way are page-locked at once.
+            let room = subject.page_locked.bytes() >= (3 * mib * MIB) as u64;
+            if locked && !(locks && room) {
                 continue;
             }
             let rates = rates(subject, device.link.as_ref(), mib * MIB, locked)?;
@@ -98,7 +100,7 @@ fn rates(subject: &Subject, link: &dyn DeviceLink, bytes: usize, locked: bool) -
     let repetitions = subject.pick(8, 2);
     let there = link.copy_in(&bytes_of(pattern(0, bytes / 4)))?;
     let mut ends = ends(link, &there, locked)?;
-    let up = best_of(repetitions, || Ok(drop(link.copy_in(&ends.from)?)))?;
+    let up = best_of(repetitions, || bring(link, &ends.from))?;
     let down = best_of(repetitions, || read(link, &there, &mut ends))?;
     let (up_beside, down_beside) = both(link, &there, &mut ends, repetitions.max(4))?;
     let rate = |seconds: f64| bytes as f64 / seconds;
@@ -110,6 +112,11 @@ fn rates(subject: &Subject, link: &dyn DeviceLink, bytes: usize, locked: bool) -
 fn ends(link: &dyn DeviceLink, there: &DeviceBytes, locked: bool) -> Result<Ends> {
     let from = if locked { link.copy_out(there)? } else { bytes_of(pattern(0, there.len() / 4)) };
     Ok(Ends { locked, from, into: if locked { Vec::new() } else { vec![0.0; there.len() / 4] } })
+}
+
+fn bring(link: &dyn DeviceLink, from: &Bytes) -> Result<()> {
+    link.copy_in(from)?;
+    Ok(())
 }
 
 fn read(link: &dyn DeviceLink, there: &DeviceBytes, ends: &mut Ends) -> Result<()> {
@@ -128,7 +135,7 @@ fn both(
     repetitions: usize,
 ) -> Result<(f64, f64)> {
     let from = ends.from.clone();
-    let up = || timed(|| (0..repetitions).try_for_each(|_| Ok(drop(link.copy_in(&from)?))));
+    let up = || timed(|| (0..repetitions).try_for_each(|_| bring(link, &from)));
     let down = || timed(|| (0..repetitions).try_for_each(|_| read(link, there, ends)));
     let (((), up), ((), down)) = beside(up, down)?;
     Ok((up / repetitions as f64, down / repetitions as f64))
@@ -157,7 +164,7 @@ pub(super) fn overlap(subject: &Subject) -> Result<Found> {
     let from = device.link.copy_out(&there)?;
     drop(there);
     let copies = subject.pick(8, 2);
-    let copy = || (0..copies).try_for_each(|_| Ok(drop(device.link.copy_in(&from)?)));
+    let copy = || (0..copies).try_for_each(|_| bring(device.link.as_ref(), &from));
     let ones = Tensor::<2>::ones([side, side], &device.burn);
     let one = best_of(3, || multiply(&device.burn, &ones, 1))?;
     let copy_alone = best_of(3, copy)?;
@@ -208,8 +215,8 @@ pub(super) fn swaps(subject: &Subject) -> Result<Found> {
     let count = subject.pick(1000, 100);
     device.link.prepare(PARTS.iter().map(|elements| (elements * 4).next_multiple_of(512) as u64).sum())?;
     let (sender, receiver) = sync_channel(0);
-    let bring = || promote(device.link.as_ref(), count, sender);
-    let ((sent, wrong), seconds) = timed(|| beside(bring, || inspect(&device, &receiver)))?;
+    let send = || promote(device.link.as_ref(), count, sender);
+    let ((sent, wrong), seconds) = timed(|| beside(send, || inspect(&device, &receiver)))?;
     let bytes = (count * PARTS.iter().sum::<usize>() * 4) as u64;
     let rows = vec![json!({
         "swaps": sent,

@@ -185,7 +185,7 @@ fn first_gradient<const D: usize>(of: &Tensor<D>, loss: Tensor<1>) -> Result<f32
     let gradients = loss.backward();
     let gradient = of.grad(&gradients).ok_or_else(|| anyhow::anyhow!("there is no gradient"))?;
     let elements = gradient.shape().num_elements();
-    Ok(values(gradient.reshape([elements]).slice([0..1]))[0])
+    Ok(values(gradient.reshape([elements]).narrow(0, 0, 1))[0])
 }
 
 #[cfg(test)]
