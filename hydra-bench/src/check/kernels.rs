@@ -1,6 +1,6 @@
 //! How fast the device computes: matrix products, and what grows with the context.
 
-use super::subject::{Subject, compute, pattern, sync, tensor, values};
+use super::subject::{Subject, Workers, pattern, sync, tensor, values};
 use super::{Found, Verdict, best_of, guarded};
 use anyhow::{Result, ensure};
 use burn::tensor::{DType, Device, Int, Tensor};
@@ -15,12 +15,12 @@ const FINE: f32 = 1.0 + 1.0 / 4096.0;
 /// The rate of products of square matrices.
 pub(super) fn products(subject: &Subject) -> Result<Found> {
     let device = subject.open()?;
+    let workers = Workers::of(subject, &device)?;
     let sides = subject.pick(&[1024, 2048, 4096][..], &[128, 256]);
     let (mut rows, mut wrong, mut best) = (Vec::new(), Vec::new(), [0.0; 2]);
     for (kind, dtype) in [DType::F32, DType::BF16].into_iter().enumerate() {
         for &side in sides {
-            let measured =
-                guarded(|| compute(subject, &device, || product(subject, &device.burn, side, dtype))?);
+            let measured = guarded(|| workers.run(|| product(subject, &device.burn, side, dtype)));
             match measured {
                 Ok(rate) => {
                     best[kind] = rate.max(best[kind]);
@@ -34,7 +34,7 @@ pub(super) fn products(subject: &Subject) -> Result<Found> {
             }
         }
     }
-    let keeps = guarded(|| compute(subject, &device, || keeps_f32(&device.burn))?)?;
+    let keeps = guarded(|| workers.run(|| keeps_f32(&device.burn)))?;
     rows.push(json!({"keeps_f32": keeps}));
     Ok(judge_products(best, keeps, &wrong, rows))
 }
@@ -99,6 +99,7 @@ struct Shape {
 /// Time and memory of attention and of the head, forward and backward, at several contexts.
 pub(super) fn contexts(subject: &Subject) -> Result<Found> {
     let device = subject.open()?;
+    let workers = Workers::of(subject, &device)?;
     let contexts = subject.pick(&[512, 1024, 2048][..], &[64, 128]);
     let shape = match subject.quick {
         false => Shape { width: 768, heads: 12, vocabulary: 50_257, chunk_rows: 256 },
@@ -107,8 +108,7 @@ pub(super) fn contexts(subject: &Subject) -> Result<Found> {
     let (mut rows, mut problems, mut figures) = (Vec::new(), Vec::new(), Vec::new());
     for (op, run) in [("attention", attention as Op), ("head", head as Op)] {
         for &context in contexts {
-            match guarded(|| compute(subject, &device, || measured(subject, &device, run, context, &shape))?)
-            {
+            match guarded(|| workers.run(|| measured(subject, &device, run, context, &shape))) {
                 Ok((seconds, peak)) => {
                     rows.push(json!({"op": op, "context": context, "seconds": seconds, "peak_bytes": peak}));
                     let last = context == contexts[contexts.len() - 1];
@@ -133,10 +133,13 @@ pub(super) fn contexts(subject: &Subject) -> Result<Found> {
     Ok(Found::new(Verdict::of(problems.is_empty()), figure, says, rows))
 }
 
-/// A forward and a backward at a context, of which the gradient's first value is read.
-type Op = fn(&Device, usize, &Shape) -> Result<f32>;
+/// A forward and a backward, of which the gradient's first value is read.
+type Run = Box<dyn Fn() -> Result<f32>>;
 
-/// Seconds and the bytes beyond what was in use before.
+/// Brings the inputs for a context to the device.
+type Op = fn(&Device, usize, &Shape) -> Run;
+
+/// Seconds and the bytes beyond the inputs.
 fn measured(
     subject: &Subject,
     device: &OpenDevice,
@@ -145,12 +148,15 @@ fn measured(
     shape: &Shape,
 ) -> Result<(f64, u64)> {
     let (probe, id) = (device.probe.as_ref(), device.measured_as());
+    let run = op(&device.burn, context, shape);
+    // What is made once, such as kernels and threads' buffers, is made now.
+    let value = run()?;
+    ensure!(value.is_finite(), "the gradient is {value}");
     probe.reset_peak(id);
     let before = probe.in_use(id);
-    let value = op(&device.burn, context, shape)?;
-    ensure!(value.is_finite(), "the gradient is {value}");
+    run()?;
     let peak = probe.peak(id).saturating_sub(before);
-    let seconds = best_of(subject.pick(5, 2), || op(&device.burn, context, shape).map(drop))?;
+    let seconds = best_of(subject.pick(5, 2), || run().map(drop))?;
     Ok((seconds, peak))
 }
 
@@ -158,26 +164,27 @@ fn small(salt: usize, elements: usize) -> Vec<f32> {
     pattern(salt, elements).into_iter().map(|value| (value - 3.5) * 0.1).collect()
 }
 
-fn attention(device: &Device, context: usize, shape: &Shape) -> Result<f32> {
+fn attention(device: &Device, context: usize, shape: &Shape) -> Run {
     let device = device.clone().autodiff();
     let qkv = small(1, context * 3 * shape.width);
     let qkv = tensor(&device, qkv, [1, context, 3 * shape.width]).require_grad();
     let scale = 1.0 / ((shape.width / shape.heads) as f64).sqrt();
     let options = Attention { heads: shape.heads, scale, dropout: 0.0, site: 0 };
     let pass = Pass::train(Key::new(0), std::iter::empty().collect::<Activation>());
-    let loss = causal_attention(qkv.clone(), options, &pass).sum();
-    first_gradient(&qkv, loss)
+    Box::new(move || first_gradient(&qkv, causal_attention(qkv.clone(), options, &pass).sum()))
 }
 
-fn head(device: &Device, context: usize, shape: &Shape) -> Result<f32> {
+fn head(device: &Device, context: usize, shape: &Shape) -> Run {
     let device = device.clone().autodiff();
     let hidden = tensor(&device, small(1, context * shape.width), [context, shape.width]).require_grad();
     let table = small(2, shape.vocabulary * shape.width);
     let table = tensor(&device, table, [shape.vocabulary, shape.width]).require_grad();
     let targets = (0..context).map(|i| (i * 7 % shape.vocabulary) as i32).collect();
     let targets: Tensor<1, Int> = HostTensor::int(targets, [context]).to_device(&device).into_int();
-    let loss = head_loss(hidden.clone(), table, targets, shape.chunk_rows);
-    first_gradient(&hidden, loss)
+    let chunk = shape.chunk_rows;
+    Box::new(move || {
+        first_gradient(&hidden, head_loss(hidden.clone(), table.clone(), targets.clone(), chunk))
+    })
 }
 
 /// The first value of the gradient; reading it waits for the device.

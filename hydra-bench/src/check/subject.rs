@@ -80,20 +80,26 @@ pub(super) fn locks_pages(device: &OpenDevice, elements: usize) -> bool {
     matches!(device.link.home(vec![0.0; elements]), Floats::Pinned(_))
 }
 
-/// Runs `f` as the device's compute worker would: on a CPU with the device's threads, whose memory is charged
-/// to it.
-pub(super) fn compute<T: Send>(
-    subject: &Subject,
-    device: &OpenDevice,
-    f: impl FnOnce() -> T + Send,
-) -> Result<T> {
-    if !subject.is_cpu() {
-        return Ok(f());
+/// What computes for the device, as in a run: on a CPU so many threads, whose memory is charged to it.
+pub(super) struct Workers(Option<rayon::ThreadPool>);
+
+impl Workers {
+    pub(super) fn of(subject: &Subject, device: &OpenDevice) -> Result<Self> {
+        if !subject.is_cpu() {
+            return Ok(Self(None));
+        }
+        let tag = Some(device.measured_as());
+        let pool = rayon::ThreadPoolBuilder::new()
+            .num_threads(subject.device.threads)
+            .thread_name(|i| format!("hydra-check-{i}"))
+            .start_handler(move |_| alloc::tag_thread(tag));
+        Ok(Self(Some(pool.build().context("the threads could not be started")?)))
     }
-    let tag = Some(device.measured_as());
-    let pool = rayon::ThreadPoolBuilder::new()
-        .num_threads(subject.device.threads)
-        .thread_name(|i| format!("hydra-check-{i}"))
-        .start_handler(move |_| alloc::tag_thread(tag));
-    Ok(pool.build().context("the threads could not be started")?.install(f))
+
+    pub(super) fn run<T: Send>(&self, f: impl FnOnce() -> T + Send) -> T {
+        match &self.0 {
+            Some(pool) => pool.install(f),
+            None => f(),
+        }
+    }
 }
