@@ -1,5 +1,6 @@
 //! The command line: subcommands, flags, and what their help says.
 
+use crate::check::CheckArgs;
 use crate::doctor::DoctorArgs;
 use crate::parse::{self, DevicesArg};
 use crate::step::StepArgs;
@@ -44,6 +45,8 @@ pub(crate) enum Command {
     Step(Box<StepArgs>),
     /// Say what a GPU needs and what of it is here; the exit status is 0 if `--devices cuda:0` can be used, 1 if not
     Doctor(DoctorArgs),
+    /// Try a device and measure it: do its kernels, copies and memory do what training needs?
+    Check(Box<CheckArgs>),
     /// Print the leaderboard of a run directory again
     Report(ReportArgs),
     /// Simulate a scheduling policy on a workload of stated costs, in virtual time

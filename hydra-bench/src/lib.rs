@@ -10,6 +10,7 @@
 //! | `workload`, `session` | the model and the texts; the devices and the orchestrator |
 //! | `train`, `eval`, `partition`, `step`, `show` | the commands |
 //! | `doctor` | what a GPU needs and what of it is here, for the command and for `--devices` |
+//! | `check` | the checklist of a device, with figures |
 //! | `simulate`, `compare`, `lab` | the commands of the scheduler's laboratory, and what they share |
 //! | `rundir`, `runlog`, `trace` | the run directory, `metrics.jsonl` and the Chrome trace |
 //! | `schedule`, `losses`, `bars`, `canvas`, `colour` | the pictures |
@@ -23,6 +24,7 @@
 mod args;
 mod bars;
 mod canvas;
+mod check;
 mod colour;
 mod compare;
 mod doctor;
@@ -94,6 +96,7 @@ fn dispatch(cli: Cli, around: &Surroundings) -> anyhow::Result<Outcome> {
         Some(Command::Partition(args)) => partition::run(&args, around),
         Some(Command::Step(args)) => step::run(&args, around),
         Some(Command::Doctor(args)) => doctor::run(&args, machine),
+        Some(Command::Check(args)) => check::run(&args, around),
         Some(Command::Report(args)) => show::run(&args),
         Some(Command::Simulate(args)) => simulate::run(&args),
         Some(Command::Compare(args)) => compare::run(&args),

@@ -14,10 +14,9 @@ use hydra_core::{
     Batch, ByteSize, Dataset, DatasetError, HostActivation, HostTensor, Key, Length, OptimizerSpec, TrainSpec,
 };
 use hydra_engine::{RunReport, TrainTask};
-use hydra_models::gpt2::{Gpt2Config, Gpt2Dir, chain};
+use hydra_models::gpt2::{Gpt2Config, Gpt2Dir, chain, named};
 use measure::{Measured, Meter};
 use serde_json::{Value, json};
-use std::path::Path;
 use std::sync::Arc;
 
 /// The context when nobody says which, if the model has so many positions.
@@ -27,8 +26,8 @@ const DEFAULT_MODEL: &str = "bytes-tiny";
 /// `hydra step`.
 #[derive(Debug, Args)]
 pub(crate) struct StepArgs {
-    /// A preset or a Hugging Face directory [default: bytes-tiny]
-    #[arg(long, value_name = "PRESET|DIR")]
+    /// A preset, a configuration or a Hugging Face directory [default: bytes-tiny]
+    #[arg(long, value_name = "PRESET|FILE.json|DIR")]
     model: Option<String>,
     /// Tokens in a block [default: the model's positions, at most 512]
     #[arg(long, value_name = "N", value_parser = parse::context, allow_hyphen_values = true)]
@@ -116,14 +115,8 @@ impl Subject {
             return Self::reference(reference);
         }
         let name = args.model.clone().unwrap_or_else(|| DEFAULT_MODEL.to_owned());
-        let failed = || format!("the model `{name}` could not be loaded");
-        let path = Path::new(&name);
-        let directory = path.is_dir().then_some(path);
-        let weights = directory.map(Gpt2Dir::open).transpose().with_context(failed)?;
-        let config = match &weights {
-            Some(weights) => weights.config().clone(),
-            None => Gpt2Config::preset(&name).with_context(failed)?,
-        };
+        let (config, weights) =
+            named(&name).with_context(|| format!("the model `{name}` could not be loaded"))?;
         let positions = config.n_positions;
         let context = match args.context {
             Some(context) if context > positions => bail!(Usage::new(format!(
@@ -194,11 +187,11 @@ impl Subject {
 }
 
 /// Tokens drawn by a key: every block differs, and none is kept.
-struct Synthetic {
-    key: Key,
-    context: usize,
-    vocabulary: u64,
-    len: usize,
+pub(crate) struct Synthetic {
+    pub(crate) key: Key,
+    pub(crate) context: usize,
+    pub(crate) vocabulary: u64,
+    pub(crate) len: usize,
 }
 
 impl Dataset for Synthetic {

@@ -114,7 +114,7 @@ pub(crate) struct Hardware {
 }
 
 impl Hardware {
-    fn cpu(spec: &DeviceSpec, measured_as: DeviceId, probe: Arc<dyn MemoryProbe>) -> Self {
+    pub(crate) fn cpu(spec: &DeviceSpec, measured_as: DeviceId, probe: Arc<dyn MemoryProbe>) -> Self {
         let copies: Arc<dyn DeviceLink> = Arc::new(HostCopyLink::new(measured_as));
         let link: Arc<dyn DeviceLink> = match spec.resident && spec.link.is_none() {
             true => Arc::new(SharedLink::new(measured_as)),

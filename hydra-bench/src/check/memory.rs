@@ -1,0 +1,235 @@
+//! The memory of the device: whether a refusal is survived, and whether what is reserved stays what it is.
+
+use super::subject::{Subject, sync, values};
+use super::training::{Model, small_models};
+use super::{Found, Verdict, guarded};
+use anyhow::{Context, Result, bail};
+use burn::tensor::{Device, Tensor};
+use hydra_core::{AnyTensor, ByteSize, DeviceTensor, finish};
+use hydra_engine::{Observer, OpenDevice, RunEvent, Track, TrainTask, Work};
+use serde_json::{Value, json};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// What no card has: the end of a search for its memory.
+const BEYOND_ALL_CARDS: u64 = 4 << 40;
+
+/// Allocates until the device refuses, and computes afterwards.
+pub(super) fn out_of_memory(subject: &Subject) -> Result<Found> {
+    if subject.is_cpu() {
+        let why = "a CPU device's memory is the host's, which nobody takes whole";
+        return Ok(Found::not_applicable(why));
+    }
+    if !subject.oom {
+        return Ok(Found::not_applicable("only with --oom, because it takes all memory that the device has"));
+    }
+    let device = subject.open()?;
+    let (chunk, bound) = match subject.is_cuda() {
+        true => (1 << 30, BEYOND_ALL_CARDS),
+        // A device in software would take the host's memory and be ended by the system.
+        false => (64 << 20, subject.device.memory.bytes()),
+    };
+    let (held, refused) = allocate_until_refused(&device.burn, chunk, bound);
+    device.probe.reset_peak(device.measured_as());
+    let reserved = device.probe.peak(device.measured_as());
+    let after = guarded(|| computes(&device.burn));
+    let rows = vec![json!({
+        "allocated_bytes": held,
+        "bound_bytes": bound,
+        "refusal": refused,
+        "reserved_after_bytes": reserved,
+        "computes_after": after.as_ref().err().map_or("yes".to_owned(), |error| format!("{error:#}")),
+    })];
+    Ok(judge_refusal(ByteSize(held), refused, after, rows))
+}
+
+fn judge_refusal(held: ByteSize, refused: Option<String>, after: Result<()>, rows: Vec<Value>) -> Found {
+    let figure = format!("{held} allocated");
+    let (verdict, says) = match (refused, after) {
+        (_, Err(error)) => (Verdict::Fails, format!("the device does not compute afterwards: {error:#}")),
+        (None, Ok(())) => {
+            (Verdict::NotApplicable, format!("the device gave {held}, which is all that was asked of it"))
+        }
+        (Some(words), Ok(())) if words.contains("panicked") => {
+            (Verdict::Fails, format!("the refusal is no error: {words}"))
+        }
+        (Some(words), Ok(())) => {
+            (Verdict::Pass, format!("refused with an error, and the device computes on: {words}"))
+        }
+    };
+    Found::new(verdict, figure, says, rows)
+}
+
+/// How many bytes were had, and what the device said when there were no more.
+fn allocate_until_refused(device: &Device, chunk: u64, bound: u64) -> (u64, Option<String>) {
+    let mut held: Vec<DeviceTensor> = Vec::new();
+    loop {
+        let bytes = held.iter().map(DeviceTensor::len_bytes).sum::<u64>();
+        if bytes + chunk > bound {
+            return (bytes, None);
+        }
+        match guarded(|| allocate(device, chunk)) {
+            Ok(tensor) => held.push(tensor),
+            Err(error) => return (bytes, Some(format!("{error:#}"))),
+        }
+    }
+}
+
+fn allocate(device: &Device, bytes: u64) -> Result<DeviceTensor> {
+    let zeros = Tensor::<1>::zeros([bytes as usize / size_of::<f32>()], device);
+    let tensor = AnyTensor::from(zeros).into_resident();
+    finish(device, &[&tensor])?;
+    Ok(tensor)
+}
+
+fn computes(device: &Device) -> Result<()> {
+    let found =
+        values(Tensor::<2>::ones([256, 256], device).matmul(Tensor::ones([256, 256], device)).sum())[0];
+    sync(device)?;
+    let expected = 256.0 * 256.0 * 256.0;
+    if found == expected { Ok(()) } else { bail!("a sum is {found}, not {expected}") }
+}
+
+/// Spilled training, with a look at what the device has reserved after every minibatch.
+pub(super) fn plateau(subject: &Subject) -> Result<Found> {
+    let mut rows = Vec::new();
+    let (mut grown, mut problems, mut most) = (Vec::new(), Vec::new(), 0);
+    for model in small_models(subject)? {
+        match guarded(|| watched(subject, &model)) {
+            Ok(watched) => {
+                most = most.max(watched.second_half());
+                grown.extend(watched.grown().then_some(model.name));
+                rows.push(watched.row(model.name));
+            }
+            Err(error) => {
+                rows.push(json!({"model": model.name, "problem": format!("{error:#}")}));
+                problems.push(format!("{}: {error:#}", model.name));
+            }
+        }
+    }
+    let swaps: u64 = rows.iter().filter_map(|row| row["swaps"].as_u64()).sum();
+    let figure = format!("{} after {swaps} swaps", ByteSize(most));
+    let (verdict, says) = match (problems.as_slice(), grown.as_slice()) {
+        ([_, ..], _) => (Verdict::Fails, format!("not every model trained: {}", problems.join("; "))),
+        _ if subject.is_cpu() => {
+            let why = "a CPU device has no pools; the figure is the memory of the whole process";
+            (Verdict::NotApplicable, why.to_owned())
+        }
+        (_, []) => {
+            let says = "in the second half of each run the device reserved no more than in the first";
+            (Verdict::Pass, says.to_owned())
+        }
+        _ => (
+            Verdict::Fails,
+            format!("what the device reserves still grows in the second half: {}", grown.join(", ")),
+        ),
+    };
+    Ok(Found::new(verdict, figure, says, rows))
+}
+
+/// What was reserved after each minibatch, and how many promotions there were.
+#[derive(Clone, Debug, Default)]
+struct Watched {
+    reserved: Vec<u64>,
+    swaps: u64,
+}
+
+impl Watched {
+    fn halves(&self) -> (&[u64], &[u64]) {
+        self.reserved.split_at(self.reserved.len() / 2)
+    }
+
+    fn second_half(&self) -> u64 {
+        self.halves().1.iter().copied().max().unwrap_or(0)
+    }
+
+    fn grown(&self) -> bool {
+        self.second_half() > self.halves().0.iter().copied().max().unwrap_or(0)
+    }
+
+    fn row(&self, model: &str) -> Value {
+        json!({
+            "model": model,
+            "swaps": self.swaps,
+            "minibatches": self.reserved.len(),
+            "reserved_bytes": self.reserved,
+        })
+    }
+}
+
+struct Watch {
+    device: OpenDevice,
+    cpu: bool,
+    seen: Arc<Mutex<Watched>>,
+}
+
+impl Observer for Watch {
+    fn observe(&mut self, event: &RunEvent<'_>) {
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        match event {
+            RunEvent::Span(span) if matches!(span.track, Track::Copy(_)) && span.work == Work::Promote => {
+                seen.swaps += 1;
+            }
+            RunEvent::Minibatch { .. } => seen.reserved.push(match self.cpu {
+                true => resident_set(),
+                false => self.device.probe.peak(self.device.measured_as()),
+            }),
+            _ => {}
+        }
+    }
+}
+
+/// The memory of the process, in bytes; zero where the system does not tell.
+fn resident_set() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).map(str::trim);
+    let kib = line.and_then(|line| line.strip_suffix("kB")).and_then(|kib| kib.trim().parse::<u64>().ok());
+    kib.unwrap_or(0) * 1024
+}
+
+fn watched(subject: &Subject, model: &Model) -> Result<Watched> {
+    // A shard is promoted for its forward and for its backward, the last one for both at once.
+    let swaps = 2 * model.cuts.len() + 1;
+    let steps = subject.pick(500usize, 40).div_ceil(swaps).max(4);
+    let seen = Arc::new(Mutex::new(Watched::default()));
+    let watch = Watch { device: subject.open()?, cpu: subject.is_cpu(), seen: seen.clone() };
+    let mut run = subject.orchestrator(subject.device.memory)?.observer(Box::new(watch));
+    let task = TrainTask::new(model.name, model.chain.clone(), model.data.clone(), model.spec(steps));
+    run.submit(task.cuts(model.cuts.clone()))?;
+    let report = run.run()?;
+    if let Some(error) = &report.tasks[0].error {
+        bail!("{error}");
+    }
+    let watched = seen.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    (watched.reserved.len() == steps).then_some(watched).context("a minibatch was not seen")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn growth_is_what_the_second_half_has_more() {
+        let of = |reserved: &[u64]| Watched { reserved: reserved.to_vec(), swaps: 1 };
+        assert!(!of(&[1, 5, 5, 4]).grown());
+        assert!(of(&[1, 5, 5, 6]).grown());
+        assert!(resident_set() > 1 << 20);
+    }
+
+    #[test]
+    fn a_refusal_passes_only_as_an_error_that_the_device_survives() {
+        let verdict = |refused: Option<&str>, after: Result<()>| {
+            judge_refusal(ByteSize(1), refused.map(str::to_owned), after, Vec::new()).verdict
+        };
+        assert_eq!(verdict(Some("no room"), Ok(())), Verdict::Pass);
+        assert_eq!(verdict(Some("it panicked: no room"), Ok(())), Verdict::Fails);
+        assert_eq!(verdict(None, Ok(())), Verdict::NotApplicable);
+        assert_eq!(verdict(Some("no room"), Err(anyhow::anyhow!("dead"))), Verdict::Fails);
+    }
+
+    #[test]
+    fn allocation_ends_at_the_bound() {
+        let device = Device::flex();
+        assert_eq!(allocate_until_refused(&device, 1 << 20, 5 << 19), (2 << 20, None));
+        computes(&device).unwrap();
+    }
+}

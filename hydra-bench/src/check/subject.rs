@@ -1,0 +1,105 @@
+//! What is checked: one device, opened as a run would open it.
+
+use anyhow::{Context, Result, anyhow};
+use burn::tensor::{DType, Device, Tensor};
+use bytes::Bytes;
+use hydra_core::{AnyTensor, ByteSize, DeviceBytes, DeviceTensor, HostTensor};
+use hydra_engine::{DeviceKind, DeviceSpec, OpenDevice, Orchestrator};
+use hydra_spill::{Floats, alloc};
+
+/// The device and how thoroughly it is checked.
+pub(super) struct Subject {
+    pub(super) device: DeviceSpec,
+    pub(super) page_locked: ByteSize,
+    pub(super) quick: bool,
+    pub(super) oom: bool,
+}
+
+impl Subject {
+    /// What `full` is, or what it is in a quick check.
+    pub(super) fn pick<T>(&self, full: T, quick: T) -> T {
+        if self.quick { quick } else { full }
+    }
+
+    pub(super) fn is_cuda(&self) -> bool {
+        matches!(self.device.kind, DeviceKind::Cuda { .. })
+    }
+
+    pub(super) fn is_cpu(&self) -> bool {
+        self.device.kind == DeviceKind::Cpu
+    }
+
+    /// Opens the device. Each item does so for itself, so that none holds memory while another measures it.
+    pub(super) fn open(&self) -> Result<OpenDevice> {
+        OpenDevice::new(&self.device, self.page_locked).context("the device could not be opened")
+    }
+
+    /// A run on the device with so much of its memory.
+    pub(super) fn orchestrator(&self, memory: ByteSize) -> Result<Orchestrator> {
+        let device = DeviceSpec { memory, ..self.device.clone() };
+        Ok(Orchestrator::new(vec![device])?.page_locked_memory(self.page_locked))
+    }
+}
+
+/// Waits for everything that this thread gave the device.
+pub(super) fn sync(device: &Device) -> Result<()> {
+    device.sync().map_err(|error| anyhow!("the device could not finish its work: {error:?}"))
+}
+
+/// A tensor of these values on the device.
+pub(super) fn tensor<const D: usize>(device: &Device, values: Vec<f32>, shape: [usize; D]) -> Tensor<D> {
+    HostTensor::float(values, shape).to_device(device).into_float()
+}
+
+/// Floats on the device as a tensor, without a copy.
+pub(super) fn floats_of(device: &Device, bytes: DeviceBytes) -> Tensor<1> {
+    let elements = bytes.len() / size_of::<f32>();
+    DeviceTensor::view(bytes, [elements], DType::F32).to_device(device).into_float()
+}
+
+/// A tensor's values on the host.
+pub(super) fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
+    AnyTensor::from(tensor.cast(DType::F32)).into_host().as_f32().to_vec()
+}
+
+/// Whole numbers from 0 to 7, others in each swap: sums of up to two million of them are exact in any order.
+pub(super) fn pattern(swap: usize, elements: usize) -> Vec<f32> {
+    let salt = (swap as u32).wrapping_mul(0x9e37_79b9);
+    let value = |i: u32| ((i ^ salt).wrapping_mul(0x85eb_ca6b) >> 29) as f32;
+    (0..elements as u32).map(value).collect()
+}
+
+/// Floats as bytes, without a copy.
+pub(super) fn bytes_of(floats: Vec<f32>) -> Bytes {
+    let elements = floats.len();
+    HostTensor::float(floats, [elements]).bytes
+}
+
+/// Whether the link keeps masters in page-locked memory.
+pub(super) fn locks_pages(device: &OpenDevice, elements: usize) -> bool {
+    matches!(device.link.home(vec![0.0; elements]), Floats::Pinned(_))
+}
+
+/// What computes for the device, as in a run: on a CPU so many threads, whose memory is charged to it.
+pub(super) struct Workers(Option<rayon::ThreadPool>);
+
+impl Workers {
+    pub(super) fn of(subject: &Subject, device: &OpenDevice) -> Result<Self> {
+        if !subject.is_cpu() {
+            return Ok(Self(None));
+        }
+        let tag = Some(device.measured_as());
+        let pool = rayon::ThreadPoolBuilder::new()
+            .num_threads(subject.device.threads)
+            .thread_name(|i| format!("hydra-check-{i}"))
+            .start_handler(move |_| alloc::tag_thread(tag));
+        Ok(Self(Some(pool.build().context("the threads could not be started")?)))
+    }
+
+    pub(super) fn run<T: Send>(&self, f: impl FnOnce() -> T + Send) -> T {
+        match &self.0 {
+            Some(pool) => pool.install(f),
+            None => f(),
+        }
+    }
+}
