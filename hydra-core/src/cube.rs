@@ -8,7 +8,7 @@ use burn::backend::{Cube, DispatchDevice};
 use burn::tensor::{DType, Device, Int, Shape, Tensor};
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
-use cubecl::MemoryScope;
+use cubecl::{MemoryScope, MemoryUsage};
 use cubecl::client::Client;
 use cubecl::server::{Handle, IoError, LaunchError, ServerError};
 use std::any::Any;
@@ -263,8 +263,16 @@ impl CubeProbe {
         Self { client, peak: AtomicU64::new(0) }
     }
 
+    /// What is in the pools that allocations come from. Those that CubeCL keeps for itself beside them, such as
+    /// the staging of what is read, are the host's as a rule.
+    fn usage(&self) -> MemoryUsage {
+        let report = self.client.memory_report(MemoryScope::Device);
+        let pools = report.streams.iter().map(|stream| stream.pools.usage());
+        pools.fold(MemoryUsage::default(), |sum, usage| sum.combine(usage))
+    }
+
     fn reserved(&self) -> u64 {
-        let reserved = self.client.memory_report(MemoryScope::Device).usage().bytes_reserved;
+        let reserved = self.usage().bytes_reserved;
         self.peak.fetch_max(reserved, Relaxed);
         reserved
     }
@@ -276,7 +284,7 @@ impl MemoryProbe for CubeProbe {
     }
 
     fn in_use(&self, _: DeviceId) -> u64 {
-        let usage = self.client.memory_report(MemoryScope::Device).usage();
+        let usage = self.usage();
         usage.bytes_in_use + usage.bytes_padding
     }
 
