@@ -78,7 +78,7 @@ pub(crate) struct SelectArgs {
 }
 
 /// The flags that a spec holds, and that may therefore not be given beside it.
-const BESIDE_NO_SPEC: [&str; 27] = [
+const BESIDE_NO_SPEC: [&str; 28] = [
     "model",
     "data",
     "context",
@@ -106,6 +106,7 @@ const BESIDE_NO_SPEC: [&str; 27] = [
     "plan",
     "host_memory",
     "pinned_memory",
+    "precision",
 ];
 
 /// `hydra train`.
@@ -308,6 +309,10 @@ pub(crate) struct DeviceArgs {
     /// The part of the host memory that may be page-locked for NVIDIA's GPUs [default: 1GiB]
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub(crate) pinned_memory: Option<ByteSize>,
+    /// What matrix products multiply on NVIDIA's GPUs: f32 as everywhere, or tf32 with 10 bits of mantissa, for
+    /// which they have faster units [default: f32]
+    #[arg(long, value_enum)]
+    pub(crate) precision: Option<PrecisionName>,
     /// Simulate a link of this bandwidth between host and devices, such as 8GiB/s [default: none]
     #[arg(long, value_name = "SIZE/s", allow_hyphen_values = true)]
     pub(crate) link: Option<Bandwidth>,
@@ -363,6 +368,15 @@ pub(crate) enum OptimizerName {
     #[value(name = "adamw")]
     AdamW,
     Sgd,
+}
+
+/// The precision of matrix products.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum PrecisionName {
+    #[default]
+    F32,
+    Tf32,
 }
 
 /// `--schedule`.

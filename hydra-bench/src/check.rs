@@ -162,6 +162,7 @@ fn subject(args: &CheckArgs, around: &Surroundings) -> Result<Subject> {
         device_memory: args.device_memory,
         host_memory: None,
         pinned_memory: args.pinned_memory,
+        precision: None,
         link: None,
         no_prefetch: false,
         policy: None,

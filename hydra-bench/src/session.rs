@@ -1,5 +1,6 @@
 //! An orchestrator with the devices that a spec names.
 
+use crate::args::PrecisionName;
 use crate::machine::Machine;
 use crate::parse::{DevicesArg, Gpus, threads_of_each};
 use crate::spec::DevicesSpec;
@@ -48,9 +49,20 @@ fn on_gpus(
     gpus.places().map(device).collect()
 }
 
+/// Chooses the precision of matrix products on GPUs; the CPU has one.
+fn set_precision(precision: PrecisionName) {
+    #[cfg(any(feature = "cuda", feature = "wgpu"))]
+    hydra_models::ops::set_precision(match precision {
+        PrecisionName::F32 => hydra_models::ops::Precision::F32,
+        PrecisionName::Tf32 => hydra_models::ops::Precision::Tf32,
+    });
+    let _ = precision;
+}
+
 /// An orchestrator on the devices of a spec, with nothing submitted.
 pub(crate) fn orchestrator(spec: &DevicesSpec, seed: u64, around: &Surroundings) -> Result<Orchestrator> {
     let devices = devices(spec, &around.machine)?;
+    set_precision(spec.precision);
     let budgets = match spec.parsed()? {
         // Such a card has memory of its own, so its devices take none of the host's.
         DevicesArg::Cuda(_) => 0,
@@ -106,6 +118,7 @@ mod tests {
             resident: false,
             host_memory_bytes: None,
             pinned_memory_bytes: None,
+            precision: Default::default(),
             link_bytes_per_s: Some(Bandwidth(1e9)),
             prefetch: true,
             policy: PolicyKind::Fifo,

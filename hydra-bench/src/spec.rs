@@ -1,6 +1,8 @@
 //! The spec of a run: every flag resolved, saved in the run directory, re-runnable.
 
-use crate::args::{DeviceArgs, LearnArgs, ModelArgs, OptimizerName, ScheduleName, SelectArgs, TrainArgs};
+use crate::args::{
+    DeviceArgs, LearnArgs, ModelArgs, OptimizerName, PrecisionName, ScheduleName, SelectArgs, TrainArgs,
+};
 use crate::doctor;
 use crate::error::Usage;
 use crate::machine::Machine;
@@ -120,6 +122,9 @@ pub(crate) struct DevicesSpec {
     /// `None` takes the engine's default; NVIDIA's cards only.
     #[serde(default)]
     pub(crate) pinned_memory_bytes: Option<ByteSize>,
+    /// Of matrix products.
+    #[serde(default)]
+    pub(crate) precision: PrecisionName,
     pub(crate) link_bytes_per_s: Option<Bandwidth>,
     pub(crate) prefetch: bool,
     pub(crate) policy: PolicyKind,
@@ -346,6 +351,7 @@ impl DevicesSpec {
         let default = if demo { Demo::DEVICES } else { DevicesArg::ONE_CPU };
         let devices = args.devices.clone().unwrap_or(default);
         check_link(&devices, args.link)?;
+        check_precision(&devices, args.precision.unwrap_or_default())?;
         let asked = args.device_memory.or(demo.then_some(Demo::MEMORY));
         let shares_memory = matches!(devices, DevicesArg::Cpu { .. }) && asked.is_none();
         Ok(Self {
@@ -354,6 +360,7 @@ impl DevicesSpec {
             resident: shares_memory && args.link.is_none(),
             host_memory_bytes: args.host_memory,
             pinned_memory_bytes: args.pinned_memory,
+            precision: args.precision.unwrap_or_default(),
             link_bytes_per_s: args.link,
             prefetch: !args.no_prefetch,
             policy: args.policy.unwrap_or_default(),
@@ -366,6 +373,7 @@ impl DevicesSpec {
     fn check_machine(&self, machine: &Machine) -> Result<()> {
         let devices = self.parsed()?;
         check_link(&devices, self.link_bytes_per_s)?;
+        check_precision(&devices, self.precision)?;
         doctor::memory(&devices, Some(self.device_memory_bytes), machine).map(|_| ())
     }
 
@@ -380,6 +388,16 @@ fn check_link(devices: &DevicesArg, link: Option<Bandwidth>) -> Result<(), Usage
     match (devices, link) {
         (DevicesArg::Cuda(_) | DevicesArg::Wgpu(_), Some(_)) => Err(Usage::new(format!(
             "--link simulates a link in front of CPU devices, and those of --devices {devices} have one of their own"
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Refuses a precision that only NVIDIA's GPUs have.
+fn check_precision(devices: &DevicesArg, precision: PrecisionName) -> Result<(), Usage> {
+    match (precision, devices) {
+        (PrecisionName::Tf32, DevicesArg::Cpu { .. } | DevicesArg::Wgpu(_)) => Err(Usage::new(format!(
+            "--precision tf32 is for NVIDIA's GPUs, and --devices {devices} names none: leave it out, or give --devices cuda:0"
         ))),
         _ => Ok(()),
     }
