@@ -34,6 +34,7 @@ pub(crate) fn devices(spec: &DevicesSpec, machine: &Machine) -> Result<Vec<Devic
         memory: spec.device_memory_bytes,
         link: spec.link_bytes_per_s,
         latency: Duration::ZERO,
+        sharing: 1,
         resident: spec.resident,
     };
     Ok((0..count).map(device).collect())

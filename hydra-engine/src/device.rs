@@ -43,6 +43,8 @@ pub struct DeviceSpec {
     pub link: Option<Bandwidth>,
     /// A simulated link's latency per transfer.
     pub latency: Duration,
+    /// How many logical devices the GPU has, this one included.
+    pub sharing: usize,
     /// Whether it reads masters and batches where they are on the host, and leaves there what it makes:
     /// nothing is copied. A device behind a simulated link copies all the same.
     pub resident: bool,
@@ -58,6 +60,7 @@ impl DeviceSpec {
             memory,
             link: None,
             latency: Duration::ZERO,
+            sharing: 1,
             resident: false,
         };
         (0..count).map(device).collect()
@@ -78,7 +81,8 @@ impl DeviceSpec {
         let (number, index, of) = place;
         let part = if of > 1 { format!("/{index}") } else { String::new() };
         let name = format!("{kind_name}:{number}{part}");
-        Self { name, kind, threads: 1, memory, link: None, latency: Duration::ZERO, resident: false }
+        let latency = Duration::ZERO;
+        Self { name, kind, threads: 1, memory, link: None, latency, sharing: of, resident: false }
     }
 
     /// This device with the host's memory as its own; a GPU has none of the host's and stays as it is.
@@ -154,6 +158,12 @@ impl LogicalDevice {
         let budget = Budget::new(spec.name.clone(), spec.memory);
         let manager = Arc::new(SpillManager::new(id, budget, store, link));
         Ok(Self { id, spec, burn, pool: Arc::new(pool), manager, probe, pilot, tag })
+    }
+
+    /// Gives back what the device keeps for later beyond the budgets of all logical devices that it has.
+    pub(crate) fn trim(&self) {
+        let budgets = self.manager.budget().capacity().saturating_mul(self.spec.sharing as u64);
+        self.probe.trim(self.measured_as(), budgets);
     }
 
     /// What its memory is measured by, for the fingerprint of a plan: costs of one kind of device are not those

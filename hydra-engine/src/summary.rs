@@ -37,7 +37,8 @@ impl Run {
     fn device_report(&self, index: usize, makespan_s: f64) -> DeviceReport {
         let state = &self.devices[index];
         let device = &self.threads.devices[index].device;
-        let measured = device.probe.measures();
+        // What is measured of a GPU is that of all who share it.
+        let measured = device.probe.measures() && device.spec.sharing == 1;
         let budget = device.manager.budget();
         DeviceReport {
             name: device.spec.name.clone(),

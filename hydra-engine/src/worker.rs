@@ -232,8 +232,7 @@ impl Worker {
             upstream: inputs.upstream.unwrap_or_default(),
         };
         let computed = executor::run(&self.device, &job.chain, &job.work, inputs)?;
-        let budget = self.device.manager.budget().capacity();
-        self.device.probe.trim(self.device.measured_as(), budget);
+        self.device.trim();
         reservation.shrink_to(computed.bytes());
         let output = reservation.split(computed.output.bytes().min(reservation.bytes()));
         Ok(Made { computed, output: Arc::new(output), gradients: reservation })

@@ -4,17 +4,8 @@
 //! hole that takes it. With two ranges alive at a time, one computed on and one brought in, each is at an end
 //! of its own, and so two always fit that fit together, whatever came before them.
 //!
-//! A range may be written anew when its [`Lease`] is dropped and every [`Reading`] of it is fenced:
-//!
-//! ```text
-//! free --place--> leased --read--> leased, n readings --fenced--> leased
-//!   ^                |                     | drop of the lease       |
-//!   |                v                     v                         |
-//!   +---------- drop of the lease     n readings --fenced----------->+
-//! ```
-//!
-//! A reading that is dropped without its fence, as by a panic half way through a shard, keeps the range until
-//! the arena is told of a later fence, for the card may read it until then.
+//! A range may be written anew when its [`Lease`] is dropped. Whoever lets the card read a range keeps the lease until the
+//! card has finished: the arena knows nothing of the card.
 
 use crate::{Monitor, StdMonitor};
 use hydra_core::ByteSize;
@@ -70,15 +61,6 @@ pub struct Lease<M: Monitor = StdMonitor> {
     len: u64,
 }
 
-/// Work of the card that reads a range and may not be over. It keeps the range, also from its own lease's
-/// successors, until it is [`fenced`](Self::fenced).
-#[must_use = "a reading that is dropped without its fence keeps the range until the arena's next fence"]
-pub struct Reading<M: Monitor = StdMonitor> {
-    cell: Arc<M::Cell<Ranges>>,
-    start: u64,
-    fenced: bool,
-}
-
 impl Arena {
     /// An arena over so many bytes, all free; what is over a multiple of [`ARENA_ALIGN`] is not used.
     pub fn new(capacity: u64) -> Self {
@@ -125,12 +107,6 @@ impl<M: Monitor> Arena<M> {
         Lease { cell: self.cell.clone(), start, len }
     }
 
-    /// Says that everything that the card was given before is over: ranges of dropped leases whose readings
-    /// were dropped without a fence are free again. Readings that are still held keep theirs.
-    pub fn fenced(&self) {
-        M::enter(&self.cell, |ranges| ranges.held.retain(|_, held| held.after_fence()));
-    }
-
     /// The bytes of the arena.
     pub fn capacity(&self) -> u64 {
         self.capacity
@@ -138,7 +114,7 @@ impl<M: Monitor> Arena<M> {
 
     /// The bytes that are not free.
     pub fn used(&self) -> u64 {
-        M::enter(&self.cell, |ranges| ranges.held.values().map(|held| held.size).sum())
+        M::enter(&self.cell, |ranges| ranges.held.values().sum())
     }
 }
 
@@ -157,40 +133,11 @@ impl<M: Monitor> Lease<M> {
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
-
-    /// Notes work of the card that reads the range: from before it is enqueued until it is over.
-    pub fn read(&self) -> Reading<M> {
-        M::enter(&self.cell, |ranges| {
-            if let Some(held) = ranges.held.get_mut(&self.start) {
-                held.readings += 1;
-            }
-        });
-        Reading { cell: self.cell.clone(), start: self.start, fenced: false }
-    }
 }
 
 impl<M: Monitor> Drop for Lease<M> {
     fn drop(&mut self) {
-        M::enter(&self.cell, |ranges| ranges.change(self.start, |held| held.leased = false));
-    }
-}
-
-impl<M: Monitor> Reading<M> {
-    /// Says that the card is done with it.
-    pub fn fenced(mut self) {
-        self.fenced = true;
-    }
-}
-
-impl<M: Monitor> Drop for Reading<M> {
-    fn drop(&mut self) {
-        let fenced = self.fenced;
-        M::enter(&self.cell, |ranges| {
-            ranges.change(self.start, |held| {
-                held.readings -= 1;
-                held.unfenced |= !fenced;
-            });
-        });
+        M::enter(&self.cell, |ranges| ranges.held.remove(&self.start));
     }
 }
 
@@ -206,41 +153,12 @@ impl<M: Monitor> fmt::Debug for Lease<M> {
     }
 }
 
-impl<M: Monitor> fmt::Debug for Reading<M> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Reading").field("start", &self.start).finish()
-    }
-}
-
 /// What the monitor guards: the ranges that are not free.
 #[derive(Debug)]
 struct Ranges {
     capacity: u64,
-    /// By their first byte.
-    held: BTreeMap<u64, Held>,
-}
-
-/// A range that is not free.
-#[derive(Debug)]
-struct Held {
-    size: u64,
-    leased: bool,
-    /// Readings that are alive.
-    readings: usize,
-    /// Whether a reading ended without a fence, and no fence of the arena has come since.
-    unfenced: bool,
-}
-
-impl Held {
-    fn is_free(&self) -> bool {
-        !self.leased && self.readings == 0 && !self.unfenced
-    }
-
-    /// Whether it is still held after a fence of the whole card.
-    fn after_fence(&mut self) -> bool {
-        self.unfenced = false;
-        !self.is_free()
-    }
+    /// The size of each, by its first byte.
+    held: BTreeMap<u64, u64>,
 }
 
 impl Ranges {
@@ -248,7 +166,7 @@ impl Ranges {
         // Nothing at all has a place of its own too, so that ranges can be told apart by where they begin.
         let size = rounded(len.max(1));
         let start = self.bottom(size).or_else(|| self.top(size)).or_else(|| self.hole(size))?;
-        self.held.insert(start, Held { size, leased: true, readings: 0, unfenced: false });
+        self.held.insert(start, size);
         Some(start)
     }
 
@@ -258,7 +176,7 @@ impl Ranges {
     }
 
     fn top(&self, size: u64) -> Option<u64> {
-        let last = self.held.last_key_value().map_or(0, |(start, held)| start + held.size);
+        let last = self.held.last_key_value().map_or(0, |(start, size)| start + size);
         (size <= self.capacity - last).then(|| self.capacity - size)
     }
 
@@ -270,7 +188,7 @@ impl Ranges {
 
     /// Start and size of each hole, some of them of no size.
     fn holes(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
-        let starts = std::iter::once(0).chain(self.held.iter().map(|(start, held)| start + held.size));
+        let starts = std::iter::once(0).chain(self.held.iter().map(|(start, size)| start + size));
         let ends = self.held.keys().copied().chain([self.capacity]);
         starts.zip(ends).map(|(start, end)| (start, end - start))
     }
@@ -278,16 +196,6 @@ impl Ranges {
     fn full(&self, requested: u64) -> ArenaFull {
         let largest = self.holes().map(|(_, size)| size).max().unwrap_or(0);
         ArenaFull { requested, largest, capacity: self.capacity }
-    }
-
-    /// Changes a range, and frees it if nothing keeps it any more.
-    fn change(&mut self, start: u64, change: impl FnOnce(&mut Held)) {
-        if let Some(held) = self.held.get_mut(&start) {
-            change(held);
-            if held.is_free() {
-                self.held.remove(&start);
-            }
-        }
     }
 }
 
@@ -336,119 +244,35 @@ mod tests {
         assert_eq!(offsets([u64::MAX, 1]).1, u64::MAX, "refused by every arena");
     }
 
-    #[test]
-    fn a_range_is_kept_until_its_readings_are_fenced() {
-        let arena = Arena::new(UNIT);
-        let lease = arena.place(UNIT).unwrap();
-        let (one, two) = (lease.read(), lease.read());
-        drop(lease);
-        one.fenced();
-        assert!(arena.place(UNIT).is_err(), "the second reading is not over");
-        two.fenced();
-        let lease = arena.place(UNIT).unwrap();
-        lease.read().fenced();
-        assert_eq!(arena.used(), UNIT, "the lease keeps it");
-    }
-
-    #[test]
-    fn a_lost_reading_keeps_the_range_until_the_next_fence() {
-        let arena = Arena::new(UNIT);
-        let lease = arena.place(UNIT).unwrap();
-        drop(lease.read());
-        let held = lease.read();
-        drop(lease);
-        arena.fenced();
-        assert!(arena.place(UNIT).is_err(), "a reading that began before the fence may go on");
-        drop(held);
-        assert!(arena.place(UNIT).is_err());
-        arena.fenced();
-        assert_eq!(arena.place(UNIT).unwrap().start(), 0);
-        arena.fenced();
-        let lease = arena.place(UNIT).unwrap();
-        drop(lease.read());
-        arena.fenced();
-        assert_eq!(arena.used(), UNIT, "a fence takes no lease away");
-        drop(lease);
-        assert_eq!(arena.used(), 0);
-    }
-
     #[derive(Clone, Debug)]
     enum Op {
         Place(u64),
         Release(prop::sample::Index),
-        Read(prop::sample::Index),
-        EndReading(prop::sample::Index, bool),
-        Fence,
     }
 
     fn op() -> impl Strategy<Value = Op> {
-        let at = any::<prop::sample::Index>;
         prop_oneof![
             5 => (0..9 * UNIT).prop_map(Op::Place),
-            3 => at().prop_map(Op::Release),
-            2 => at().prop_map(Op::Read),
-            2 => (at(), any::<bool>()).prop_map(|(i, fenced)| Op::EndReading(i, fenced)),
-            1 => Just(Op::Fence),
+            3 => any::<prop::sample::Index>().prop_map(Op::Release),
         ]
     }
 
-    /// What keeps a range, as the tests remember it.
-    #[derive(Default)]
-    struct Keeping {
-        leases: Vec<Lease>,
-        readings: Vec<(Reading, u64)>,
-        lost: Vec<(u64, u64)>,
-    }
-
-    impl Keeping {
-        fn apply(&mut self, op: Op, arena: &Arena) {
-            match op {
-                Op::Place(len) => match arena.place(len) {
-                    Ok(lease) => self.check_new(lease, arena.capacity()),
-                    Err(full) => assert!(full.largest < rounded(len.max(1))),
-                },
-                Op::Release(i) if !self.leases.is_empty() => {
-                    drop(self.leases.swap_remove(i.index(self.leases.len())));
-                }
-                Op::Read(i) if !self.leases.is_empty() => {
-                    let lease = i.get(&self.leases);
-                    self.readings.push((lease.read(), lease.len()));
-                }
-                Op::EndReading(i, fenced) if !self.readings.is_empty() => {
-                    let (reading, len) = self.readings.swap_remove(i.index(self.readings.len()));
-                    match fenced {
-                        true => reading.fenced(),
-                        false => self.lost.push((reading.start, len)),
+    fn apply(op: Op, arena: &Arena, leases: &mut Vec<Lease>) {
+        match op {
+            Op::Place(len) => match arena.place(len) {
+                Ok(lease) => {
+                    let (start, size) = (lease.start(), rounded(len.max(1)));
+                    assert!(start.is_multiple_of(ARENA_ALIGN) && start + size <= arena.capacity());
+                    for other in leases.iter() {
+                        let end = other.start() + rounded(other.len().max(1));
+                        assert!(start + size <= other.start() || end <= start);
                     }
+                    leases.push(lease);
                 }
-                Op::Fence => {
-                    arena.fenced();
-                    self.lost.clear();
-                }
-                _ => {}
-            }
-        }
-
-        fn ranges(&self) -> Vec<(u64, u64)> {
-            let leases = self.leases.iter().map(|lease| (lease.start(), lease.len()));
-            let readings = self.readings.iter().map(|(reading, len)| (reading.start, *len));
-            let mut ranges: Vec<_> = leases.chain(readings).chain(self.lost.iter().copied()).collect();
-            ranges.sort();
-            ranges.dedup();
-            ranges
-        }
-
-        fn check_new(&mut self, lease: Lease, capacity: u64) {
-            let (start, size) = (lease.start(), rounded(lease.len().max(1)));
-            assert!(start.is_multiple_of(ARENA_ALIGN) && start + size <= capacity);
-            for (other, len) in self.ranges() {
-                assert!(start + size <= other || other + len.max(1) <= start, "{start} and {other}");
-            }
-            self.leases.push(lease);
-        }
-
-        fn used(&self) -> u64 {
-            self.ranges().iter().map(|(_, len)| rounded((*len).max(1))).sum()
+                Err(full) => assert!(full.largest < rounded(len.max(1))),
+            },
+            Op::Release(i) if !leases.is_empty() => drop(leases.swap_remove(i.index(leases.len()))),
+            Op::Release(_) => {}
         }
     }
 
@@ -456,13 +280,13 @@ mod tests {
         #[test]
         fn ranges_lie_inside_apart_and_are_all_freed(ops in prop::collection::vec(op(), 0..120)) {
             let arena = Arena::new(20 * UNIT + 17);
-            let mut keeping = Keeping::default();
+            let mut leases = Vec::new();
             for op in ops {
-                keeping.apply(op, &arena);
-                prop_assert_eq!(arena.used(), keeping.used());
+                apply(op, &arena, &mut leases);
+                let used: u64 = leases.iter().map(|lease| rounded(lease.len().max(1))).sum();
+                prop_assert_eq!(arena.used(), used);
             }
-            drop(keeping);
-            arena.fenced();
+            leases.clear();
             prop_assert_eq!(arena.used(), 0);
             prop_assert!(arena.place(20 * UNIT).is_ok());
         }
@@ -543,9 +367,7 @@ mod tests {
                 taken.check(1);
                 drop(held);
             });
-            let reading = lease.read();
             card.check(1);
-            reading.fenced();
             drop(lease);
             drop(promoted.recv().unwrap());
             card.check(2);
@@ -556,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn model_a_range_is_not_refilled_before_the_fence_of_what_reads_it() {
+    fn model_a_range_is_not_refilled_before_the_card_has_read_it() {
         let mut model = loom::model::Builder::new();
         // All interleavings of three threads and a card take too long; races show with few preemptions.
         model.preemption_bound = Some(4);
@@ -565,33 +387,16 @@ mod tests {
             let (promoted, copier) = copier(&arena, &card);
             for round in 1..=ROUNDS {
                 let lease = promoted.recv().unwrap();
-                let (reading, device) = (lease.read(), card.clone());
-                // The card: it computes later than it is asked to, when the lease may be long gone.
+                let device = card.clone();
+                // The card: it computes later than it is asked to, and the lease stays until it has.
                 let device = loom::thread::spawn(move || {
                     device.check(round);
-                    reading.fenced();
+                    drop(lease);
                 });
-                drop(lease);
                 if round == ROUNDS {
                     device.join().unwrap();
                 }
             }
-            copier.join().unwrap();
-            assert_eq!(arena.used(), 0);
-        });
-    }
-
-    #[test]
-    fn model_a_lost_reading_frees_its_range_at_the_next_fence_and_wakes_the_copier() {
-        loom::model(|| {
-            let (arena, card) = (Model::with_monitor(UNIT), Card::new());
-            let (promoted, copier) = copier(&arena, &card);
-            let lease = promoted.recv().unwrap();
-            drop(lease.read());
-            drop(lease);
-            card.check(1);
-            arena.fenced();
-            drop(promoted.recv().unwrap());
             copier.join().unwrap();
             assert_eq!(arena.used(), 0);
         });

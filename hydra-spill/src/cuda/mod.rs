@@ -23,7 +23,7 @@ mod memory;
 mod nvidia;
 mod pinned;
 
-pub use arena::{ARENA_ALIGN, Arena, ArenaFull, Lease, Reading, offsets};
+pub use arena::{ARENA_ALIGN, Arena, ArenaFull, Lease, offsets};
 pub use card::{CardLink, CardMemory, Place};
 #[cfg(feature = "cuda")]
 pub use detect::{CudaCard, CudaFindings, CudaVersion, detect, headers_root};
