@@ -99,7 +99,9 @@ fn the_budget_cuts_the_model_and_changes_no_bit() {
         assert_eq!(report.tasks[0].weights_sha256.as_deref(), Some(plain_hash()));
         shards.push(report.tasks[0].shards);
     }
-    assert!(shards[0] >= 2 && shards.is_sorted_by(|a, b| a >= b) && shards[2] == 1, "{shards:?}");
+    // Each run measures for itself, and a shard that then needs more than was predicted gives a layer away: in
+    // the middle there may be one shard more than more memory suggests.
+    assert!(shards[0] >= 2 && shards[1] <= shards[0] + 1 && shards[2] == 1, "{shards:?}");
 }
 
 #[test]
