@@ -321,6 +321,10 @@ impl HostTensor {
 
     /// The tensor on `device`. On a CPU the bytes are shared, not copied, and a write to the tensor copies.
     pub fn to_device(&self, device: &Device) -> AnyTensor {
+        #[cfg(feature = "cube")]
+        if let Some(tensor) = crate::cube::upload(self, device) {
+            return tensor;
+        }
         let bytes = Bytes::from_shared(self.bytes.clone(), AllocationProperty::Native);
         let data = TensorData::from_bytes(bytes, self.shape.clone(), self.dtype);
         by_rank!(self.shape.len(), D => if self.is_float() {

@@ -184,6 +184,20 @@ impl DeviceBuffer for CubeBytes {
     }
 }
 
+/// The tensor in row-major order, with a buffer that ends where its elements do.
+///
+/// On NVIDIA's cards CubeCL allocates rows, also the only one, at a multiple of bytes, and says that the buffer is
+/// as long. Kernels take the length of a buffer for the number of elements, and links copy all of it.
+pub fn exact(tensor: CubeTensor) -> CubeTensor {
+    let mut tensor = into_contiguous(tensor);
+    let bytes = (tensor.meta.num_elements() * tensor.dtype.size()) as u64;
+    let behind = tensor.handle.size_in_used().saturating_sub(bytes);
+    if behind > 0 {
+        tensor.handle = tensor.handle.offset_end(behind);
+    }
+    tensor
+}
+
 /// The tensor's bytes, in row-major order, if CubeCL has them.
 pub(crate) fn resident(tensor: &AnyTensor) -> Option<DeviceTensor> {
     let primitive = by_rank!(tensor.rank(), D => match tensor.clone() {
@@ -198,10 +212,26 @@ pub(crate) fn resident(tensor: &AnyTensor) -> Option<DeviceTensor> {
             t.try_into_primitive::<Cube>().ok()
         }
     })?;
-    let CubeTensor { client, handle, meta, device, dtype, .. } = into_contiguous(primitive);
+    let CubeTensor { client, handle, meta, device, dtype, .. } = exact(primitive);
     let shape = meta.shape().to_vec();
     let bytes = CubeBytes { client, device, handle, lease: None };
     Some(DeviceTensor::view(DeviceBytes::Buffer(Arc::new(bytes)), shape, dtype))
+}
+
+/// A tensor of the host on a device of CubeCL, as dense as a promoted one; `None` for other devices.
+pub(crate) fn upload(tensor: &HostTensor, device: &Device) -> Option<AnyTensor> {
+    let place = match device.as_dispatch() {
+        DispatchDevice::Cube(place) => place.clone(),
+        DispatchDevice::Autodiff(inner) => match &**inner {
+            DispatchDevice::Cube(place) => place.clone(),
+            _ => return None,
+        },
+        _ => return None,
+    };
+    let client = place.client();
+    let handle = client.create_from_slice(&tensor.bytes);
+    let bytes = CubeBytes { client, device: place, handle, lease: None };
+    Some(bytes.tensor(&tensor.shape, tensor.dtype, device))
 }
 
 /// The tensor on the host, if CubeCL has it.
@@ -300,7 +330,10 @@ impl MemoryProbe for CubeProbe {
     }
 
     fn trim(&self, _: DeviceId, most: u64) {
-        if self.reserved() > most {
+        let (reserved, usage) = (self.reserved(), self.usage());
+        let idle = usage.bytes_reserved.saturating_sub(usage.bytes_in_use + usage.bytes_padding);
+        // Cleaning up waits for the device and makes the next shard task allocate anew.
+        if reserved > most && idle > most / 16 {
             let _ = self.client.memory_cleanup();
         }
     }
@@ -345,6 +378,34 @@ mod tests {
         let ints = HostTensor::int(vec![3, 4, 5], [3]);
         assert_eq!(there(&adapter, &ints).to_device(&adapter.burn).into_host(), ints);
         assert_eq!(image.to_device(&adapter.burn).into_host(), host, "what was promoted stays what it is");
+    }
+
+    #[test]
+    fn a_buffer_that_is_longer_than_its_tensor_is_cut() {
+        let Some(adapter) = adapter() else { return };
+        // As CubeCL pads the only row of a tensor on NVIDIA's cards.
+        let padded = HostTensor::float((0..128).map(|i| i as f32).collect(), [128]);
+        let handle = adapter.client.create_from_slice(&padded.bytes);
+        let (client, place) = (adapter.client.clone(), adapter.device.clone());
+        let row = CubeTensor::new_contiguous(client, place, Shape::new([1, 100]), handle, DType::F32);
+        let resident = AnyTensor::from(Tensor::<2>::from_primitive::<Cube>(row)).into_resident();
+        assert_eq!((resident.len_bytes(), resident.shape.as_slice()), (400, &[1, 100][..]));
+        let host = resident.to_device(&adapter.burn).into_host();
+        assert_eq!((host.len_bytes(), host.as_f32()), (400, &padded.as_f32()[..100]));
+    }
+
+    #[test]
+    fn what_is_uploaded_is_as_dense_as_what_is_promoted() {
+        let Some(adapter) = adapter() else { return };
+        let host = HostTensor::float((0..300).map(|i| i as f32).collect(), [3, 100]);
+        for device in [adapter.burn.clone(), adapter.burn.clone().autodiff()] {
+            let tensor: Tensor<2> = host.to_device(&device).into_float();
+            assert_eq!(tensor.device().is_autodiff(), device.is_autodiff());
+            let tensor = if device.is_autodiff() { tensor.inner() } else { tensor };
+            let primitive = tensor.try_into_primitive::<Cube>().unwrap();
+            assert_eq!(primitive.meta.strides().to_vec(), [100, 1]);
+            assert_eq!(primitive.handle.size_in_used(), 1200);
+        }
     }
 
     #[test]

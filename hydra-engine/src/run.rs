@@ -106,8 +106,9 @@ impl Run {
         }
         let promotion = admitted.admission.tasks.iter().map(|task| task.plan.promotion_bytes()).max();
         for device in &admitted.devices {
-            let link = device.manager.link();
-            link.prepare(promotion.unwrap_or(0)).map_err(hydra_spill::SpillError::from)?;
+            // What the pilot passes left in a device's pools makes room for what promotions need.
+            device.probe.reset_peak(device.measured_as());
+            device.manager.link().prepare(promotion.unwrap_or(0)).map_err(hydra_spill::SpillError::from)?;
             device.probe.reset_peak(device.measured_as());
         }
         let threads = Threads::start(admitted.devices, &admitted.store, &events, clock)?;

@@ -371,7 +371,7 @@ impl Meter<'_> {
     /// Waits for what the device still has to do.
     fn finish(&self) {
         if let Err(error) = self.device.sync() {
-            panic!("the device failed: {error:?}");
+            std::panic::panic_any(DeviceError::new(format!("{error:?}")));
         }
     }
 }

@@ -19,7 +19,7 @@ pub const ARENA_ALIGN: u64 = 512;
 /// There is no hole of a size in an arena.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the arena has no hole of {}: the largest has {} of {}; use memory outside of it, or wait for a range",
+    "the arena has no hole of {}: the largest has {} of {}; use memory outside of it",
     ByteSize(*requested), ByteSize(*largest), ByteSize(*capacity)
 )]
 pub struct ArenaFull {
@@ -90,12 +90,13 @@ impl<M: Monitor> Arena<M> {
         placed.map(|start| self.lease(start, len))
     }
 
-    /// Like [`place`](Self::place), but waits until there is a hole. Whoever holds all ranges of an arena
+    /// Like [`place`](Self::place), but waits until there is a hole, as the models of the tests do. Whoever holds all ranges of an arena
     /// waits for ever.
     ///
     /// # Errors
     /// [`ArenaFull`], at once, if the whole arena is too small.
-    pub fn place_when_free(&self, len: u64) -> Result<Lease<M>, ArenaFull> {
+    #[cfg(test)]
+    pub(super) fn place_when_free(&self, len: u64) -> Result<Lease<M>, ArenaFull> {
         let placed = M::wait_for(&self.cell, |ranges| match rounded(len) > ranges.capacity {
             true => Some(Err(ranges.full(len))),
             false => ranges.place(len).map(Ok),
@@ -227,8 +228,7 @@ mod tests {
         let full = arena.place(3 * UNIT + 1).unwrap_err();
         assert_eq!(
             full.to_string(),
-            "the arena has no hole of 1.50 KiB: the largest has 1.50 KiB of 5.00 KiB; use memory outside of it, \
-             or wait for a range"
+            "the arena has no hole of 1.50 KiB: the largest has 1.50 KiB of 5.00 KiB; use memory outside of it"
         );
         assert_eq!((full.requested, full.largest, arena.used()), (3 * UNIT + 1, 3 * UNIT, 6 * UNIT));
         held.clear();

@@ -167,7 +167,11 @@ impl<M: CardMemory> DeviceLink for CardLink<M> {
     }
 
     fn home(&self, floats: Vec<f32>) -> Floats {
-        // What finds no room there is staged with every copy.
+        // What finds no room there is staged with every copy. A quarter is left to what comes down.
+        let (budget, bytes) = (self.dma.pool().budget(), size_of_val(&floats[..]) as u64);
+        if budget.used() + bytes > budget.capacity() - budget.capacity() / 4 {
+            return floats.into();
+        }
         match self.dma.pool().floats(floats.len(), "masters") {
             Ok(mut pinned) => {
                 pinned.copy_from_slice(&floats);
@@ -185,8 +189,11 @@ impl<M: CardMemory> DeviceLink for CardLink<M> {
         }
         // What was there goes first: both may not fit. Whoever still has ranges of it keeps them.
         *arena = None;
-        let bytes = self.memory.allocate(len, true);
-        let bytes = bytes.map_err(|error| self.failed(Direction::Up, len, error))?;
+        let bytes = match self.memory.allocate(len, true) {
+            // Promotions then go into memory of the pools, one by one.
+            Err(DeviceError::OutOfMemory { .. }) => return Ok(()),
+            bytes => bytes.map_err(|error| self.failed(Direction::Up, len, error))?,
+        };
         let place = self.locate(Direction::Up, &bytes)?;
         let Place { address, held } = place;
         *arena = Some(Lent { arena: Arena::new(len), bytes, address, _held: Arc::from(held) });
@@ -272,7 +279,7 @@ mod tests {
         fn allocate(&self, len: u64, _: bool) -> Result<DeviceBytes, DeviceError> {
             let free = self.0.memory().unwrap().free;
             if len > free {
-                return Err(DeviceError::new(format!("no room for {len} bytes")));
+                return Err(DeviceError::OutOfMemory { bytes: len });
             }
             let of = Allocation { driver: self.0.clone(), address: self.0.allocate(len as usize) };
             let bytes = HeapBytes { of: Arc::new(of), range: 0..len as usize, _lease: None };
@@ -358,6 +365,7 @@ mod tests {
         let link = link(&driver, MIB);
         let homes: Vec<Floats> = (0..3).map(|i| link.home(vec![i as f32; 100_000])).collect();
         assert!(matches!(homes[..], [Floats::Pinned(_), Floats::Heap(_), Floats::Heap(_)]));
+        assert!(link.dma.pool().budget().available() >= MIB / 4, "a quarter is left");
         assert!(homes.iter().enumerate().all(|(i, home)| home.iter().all(|x| *x == i as f32)));
     }
 
@@ -365,8 +373,11 @@ mod tests {
     fn a_full_card_is_an_error_and_nothing_else() {
         let driver = FakeDriver::new(Pace::AtOnce);
         let link = link(&driver, MIB);
-        let error = link.prepare(1 << 40).unwrap_err().to_string();
-        assert!(error.starts_with("link `a card`: a copy of "), "{error}");
+        link.prepare(1 << 40).unwrap();
+        let there = link.copy_in(&Bytes::from(pattern(1, 1000))).unwrap();
+        assert_eq!(link.copy_out(&there).unwrap(), pattern(1, 1000), "without an arena");
+        let error = link.memory.allocate(1 << 40, false).map(drop).unwrap_err();
+        assert_eq!(error, DeviceError::OutOfMemory { bytes: 1 << 40 });
         link.prepare(4096).unwrap();
         driver.fail_copy(0, Failure::WhenMade);
         assert!(link.copy_in(&Bytes::from(pattern(0, 1000))).is_err());

@@ -9,6 +9,9 @@ use std::any::Any;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
+/// What is allocated by itself also if it is soon freed again.
+const LARGE: usize = 1 << 30;
+
 /// Memory of an NVIDIA card, from the pools that its kernels use.
 #[derive(Debug)]
 pub struct CudaMemory {
@@ -29,7 +32,8 @@ unsafe impl CardMemory for CudaMemory {
     fn allocate(&self, len: u64, for_good: bool) -> Result<DeviceBytes, DeviceError> {
         let client = &self.adapter.client;
         let len = usize::try_from(len).map_err(DeviceError::new)?;
-        let handle = match for_good {
+        // CubeCL's pools have no page of a quarter of the card or more.
+        let handle = match for_good || len >= LARGE {
             true => client.memory_dedicated_allocation((), |()| client.empty(len)),
             false => client.empty(len),
         };

@@ -183,7 +183,9 @@ impl Shelf {
                 Ok(room) => return Ok(room),
                 Err(refused) if size as u64 > self.budget.capacity() => return Err(refused),
                 Err(refused) => {
-                    if !self.free_one() {
+                    // What does not fit even then is refused before anything is unlocked for it.
+                    let idle = self.state().room.as_ref().map_or(0, Reservation::bytes);
+                    if self.budget.available() + idle < size as u64 || !self.free_one() {
                         return Err(refused);
                     }
                 }

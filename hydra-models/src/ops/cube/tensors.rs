@@ -3,23 +3,23 @@
 use super::kernels::UNITS;
 use burn::backend::TensorMetadata;
 use burn::tensor::{DType, Shape};
-use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::ops::numeric::{empty_device_contiguous_dtype, zeros};
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::{BufferArg, CubeCount, CubeDim};
+use hydra_core::cube::exact;
 
 /// The tensor with its elements in row-major order.
 #[track_caller]
 pub(super) fn whole(tensor: CubeTensor) -> CubeTensor {
     assert_eq!(tensor.dtype, DType::F32, "this op computes in f32");
-    into_contiguous(tensor)
+    exact(tensor)
 }
 
 /// Ids of 32 bits in row-major order.
 #[track_caller]
 pub(super) fn whole_ids(ids: CubeTensor) -> CubeTensor {
     let ids = if ids.dtype == DType::I32 { ids } else { burn_cubecl::kernel::cast(ids, DType::I32) };
-    into_contiguous(ids)
+    exact(ids)
 }
 
 /// A tensor of numbers that are still to be written, on the device of another.
@@ -34,7 +34,6 @@ pub(super) fn floats(like: &CubeTensor, shape: impl Into<Shape>) -> CubeTensor {
 
 /// Zeros on the device of another tensor.
 pub(super) fn zero_floats(like: &CubeTensor, shape: impl Into<Shape>) -> CubeTensor {
-    // A matrix of one row is never padded.
     let shape = shape.into();
     let row = zeros(like.device.clone(), Shape::new([shape.num_elements()]), DType::F32);
     reshaped(row, shape)
@@ -45,7 +44,7 @@ pub(super) fn zero_floats(like: &CubeTensor, shape: impl Into<Shape>) -> CubeTen
 pub(super) fn reshaped(tensor: CubeTensor, shape: impl Into<Shape>) -> CubeTensor {
     let shape = shape.into();
     assert_eq!(tensor.meta.num_elements(), shape.num_elements(), "a shape of as many elements");
-    let CubeTensor { client, device, handle, dtype, .. } = into_contiguous(tensor);
+    let CubeTensor { client, device, handle, dtype, .. } = exact(tensor);
     CubeTensor::new_contiguous(client, device, shape, handle, dtype)
 }
 
