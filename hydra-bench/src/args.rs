@@ -309,8 +309,8 @@ pub(crate) struct DeviceArgs {
     /// The part of the host memory that may be page-locked for NVIDIA's GPUs [default: 1GiB]
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub(crate) pinned_memory: Option<ByteSize>,
-    /// What matrix products multiply on NVIDIA's GPUs: f32 as everywhere, or tf32 with 10 bits of mantissa, for
-    /// which they have faster units [default: f32]
+    /// What GPT-2's matrix products multiply on NVIDIA's GPUs: f32, or tf32 with 10 bits of mantissa, for which
+    /// they have faster units [default: f32]
     #[arg(long, value_enum)]
     pub(crate) precision: Option<PrecisionName>,
     /// Simulate a link of this bandwidth between host and devices, such as 8GiB/s [default: none]

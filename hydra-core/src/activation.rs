@@ -121,7 +121,7 @@ impl AnyTensor {
     /// Copies the tensor to the host (without a copy where the device is the host and the buffer its own).
     ///
     /// # Panics
-    /// With a [`DeviceError`] if the device could not compute the tensor.
+    /// With a [`DeviceError`](crate::DeviceError) if the device could not compute the tensor.
     pub fn into_host(self) -> HostTensor {
         #[cfg(feature = "cube")]
         if let Some(host) = crate::cube::read(&self) {

@@ -112,8 +112,7 @@ fn candidate<'a>(
 ) -> Result<Candidate<'a>, EngineError> {
     let items: Vec<usize> = (0..task.spec.microbatch().min(task.train.len())).collect();
     let batch = guarded("reading a batch", || Ok(task.train.batch(&items)?))?;
-    let probe = device.measured_by();
-    let fingerprint = Fingerprint::new(&task.chain, &batch, "").on(device.spec.threads, probe);
+    let fingerprint = Fingerprint::new(&task.chain, &batch, "").on(device.spec.threads, &device.model);
     if let Some(index) = measured.iter().position(|m| m.fingerprint.same_costs(&fingerprint)) {
         return Ok(Candidate { task, batch, measured: index });
     }

@@ -1,11 +1,12 @@
 //! A logical device: some CPU threads or a GPU, or a part of one, with a memory budget of its own.
 
-use crate::error::EngineError;
+use crate::error::{EngineError, with_causes};
 use crate::gpu::{self, PageLocked};
-use hydra_core::{Bandwidth, ByteSize, DeviceBytes, DeviceId, MemoryProbe};
+use hydra_core::{Bandwidth, ByteSize, DeviceBytes, DeviceError, DeviceId, MemoryProbe};
 use hydra_partition::{PartitionError, PilotDevice};
 use hydra_spill::{
-    Budget, DeviceLink, HostCopyLink, SharedLink, SimulatedLink, SpillManager, TierStore, alloc,
+    Budget, DeviceLink, HostCopyLink, LinkError, SharedLink, SimulatedLink, SpillError, SpillManager,
+    TierStore, alloc,
 };
 use std::sync::Arc;
 use std::time::Duration;
@@ -100,6 +101,8 @@ impl DeviceSpec {
 pub(crate) struct LogicalDevice {
     pub id: DeviceId,
     pub spec: DeviceSpec,
+    /// What it is and what its memory is measured by: the costs of one kind of device are not those of another.
+    pub model: String,
     pub burn: burn::tensor::Device,
     pub pool: Arc<rayon::ThreadPool>,
     pub manager: Arc<SpillManager>,
@@ -111,6 +114,8 @@ pub(crate) struct LogicalDevice {
 
 /// What a kind of device brings.
 pub(crate) struct Hardware {
+    /// What it is, as far as results and costs depend on it.
+    pub model: String,
     pub burn: burn::tensor::Device,
     pub link: Arc<dyn DeviceLink>,
     pub probe: Arc<dyn MemoryProbe>,
@@ -124,7 +129,8 @@ impl Hardware {
             true => Arc::new(SharedLink::new(measured_as)),
             false => copies.clone(),
         };
-        Self { burn: burn::tensor::Device::flex(), link, probe, pilot: copies }
+        let model = if probe.measures() { "allocator" } else { "shapes" };
+        Self { model: model.to_owned(), burn: burn::tensor::Device::flex(), link, probe, pilot: copies }
     }
 }
 
@@ -149,7 +155,7 @@ impl LogicalDevice {
             DeviceKind::Cpu => Hardware::cpu(&spec, measured_as, probe),
             DeviceKind::Cuda { .. } | DeviceKind::Wgpu { .. } => gpu::hardware(&spec, locked)?,
         };
-        let Hardware { burn, link, probe, pilot } = hardware;
+        let Hardware { model, burn, link, probe, pilot } = hardware;
         warm_up(&pool, &burn);
         let link: Arc<dyn DeviceLink> = match spec.link {
             Some(bandwidth) => Arc::new(SimulatedLink::new(link, bandwidth, spec.latency)),
@@ -157,24 +163,13 @@ impl LogicalDevice {
         };
         let budget = Budget::new(spec.name.clone(), spec.memory);
         let manager = Arc::new(SpillManager::new(id, budget, store, link));
-        Ok(Self { id, spec, burn, pool: Arc::new(pool), manager, probe, pilot, tag })
+        Ok(Self { id, spec, model, burn, pool: Arc::new(pool), manager, probe, pilot, tag })
     }
 
     /// Gives back what the device keeps for later beyond the budgets of all logical devices that it has.
     pub(crate) fn trim(&self) {
         let budgets = self.manager.budget().capacity().saturating_mul(self.spec.sharing as u64);
         self.probe.trim(self.measured_as(), budgets);
-    }
-
-    /// What its memory is measured by, for the fingerprint of a plan: costs of one kind of device are not those
-    /// of another.
-    pub(crate) fn measured_by(&self) -> &'static str {
-        match self.spec.kind {
-            _ if !self.probe.measures() => "shapes",
-            DeviceKind::Cpu => "allocator",
-            DeviceKind::Cuda { .. } => "cuda",
-            DeviceKind::Wgpu { .. } => "wgpu",
-        }
     }
 
     /// The device as the memory probe knows it: devices of other runs in this process have other figures.
@@ -211,8 +206,19 @@ impl PilotDevice for LogicalDevice {
         Ok(())
     }
 
-    fn bring_in(&self, bytes: &bytes::Bytes) -> DeviceBytes {
-        self.pilot.copy_in(bytes).unwrap_or_else(|_| bytes.clone().into())
+    fn bring_in(&self, bytes: &bytes::Bytes) -> Result<DeviceBytes, DeviceError> {
+        self.pilot.copy_in(bytes).map_err(of_link)
+    }
+}
+
+/// What a link says, with what the device said of it if that is known.
+fn of_link(error: LinkError) -> DeviceError {
+    match error {
+        LinkError::Transfer { source, .. } if source.is::<DeviceError>() => {
+            source.downcast().map_or_else(DeviceError::new, |error| *error)
+        }
+        LinkError::Memory { bytes, .. } => DeviceError::OutOfMemory { bytes },
+        other => DeviceError::new(with_causes(&SpillError::from(other).into())),
     }
 }
 

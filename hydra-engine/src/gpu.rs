@@ -59,30 +59,40 @@ fn refused(spec: &DeviceSpec, problem: impl std::fmt::Display) -> EngineError {
 fn wgpu(spec: &DeviceSpec, adapter: usize) -> Result<Hardware, EngineError> {
     let adapter = CubeAdapter::wgpu(adapter).map_err(|error| refused(spec, error))?;
     let link = Arc::new(hydra_spill::CubeLink::new(&spec.name, adapter.clone()));
-    Ok(opened(adapter, link))
+    Ok(opened("wgpu".to_owned(), adapter, link))
 }
 
 #[cfg(feature = "cuda")]
 fn cuda(spec: &DeviceSpec, card: usize, locked: &PageLocked) -> Result<Hardware, EngineError> {
-    use hydra_spill::cuda::{CardLink, CudaDriver, CudaMemory, Dma, PinnedPool, STAGING_CHUNK, detect};
+    use hydra_spill::cuda::{CardLink, CudaDriver, CudaMemory, Dma, PinnedPool, STAGING_CHUNK};
+    let found = found();
+    let missing = "the driver, NVRTC, CUDA's headers or the card is missing or unusable: see `hydra doctor`";
+    let problem = [&found.driver_problem, &found.compiler_problem].into_iter().any(Option::is_some);
     // CubeCL panics where it misses something.
-    let found = detect();
-    if !found.compiler || found.headers.is_none() || card >= found.cards.len() {
-        return Err(refused(
-            spec,
-            "the driver, NVRTC, CUDA's headers or the card is missing: see `hydra doctor`",
-        ));
+    let Some(there) = found.cards.get(card).filter(|_| found.compiler && found.headers.is_some() && !problem)
+    else {
+        return Err(refused(spec, missing));
+    };
+    if let Some(problem) = &there.problem {
+        return Err(refused(spec, problem));
     }
     let driver = Arc::new(CudaDriver::new(card).map_err(|error| refused(spec, error))?);
     let adapter = CubeAdapter::cuda(card).map_err(|error| refused(spec, error))?;
     let pool = locked.pool.get_or_init(|| PinnedPool::new(driver.clone(), locked.budget.clone()));
     let dma = Dma::new(&spec.name, driver.as_ref(), pool.clone(), STAGING_CHUNK)?;
     let link = Arc::new(CardLink::new(dma, CudaMemory::new(adapter.clone())));
-    Ok(opened(adapter, link))
+    Ok(opened(there.name.clone(), adapter, link))
+}
+
+/// What there is of CUDA, looked for once: that takes each card's context for a moment.
+#[cfg(feature = "cuda")]
+fn found() -> &'static hydra_spill::cuda::CudaFindings {
+    static FOUND: std::sync::OnceLock<hydra_spill::cuda::CudaFindings> = std::sync::OnceLock::new();
+    FOUND.get_or_init(hydra_spill::cuda::detect)
 }
 
 #[cfg(feature = "cube")]
-fn opened(adapter: CubeAdapter, link: Arc<dyn DeviceLink>) -> Hardware {
+fn opened(model: String, adapter: CubeAdapter, link: Arc<dyn DeviceLink>) -> Hardware {
     let probe = Arc::new(CubeProbe::new(adapter.client));
-    Hardware { burn: adapter.burn, link: link.clone(), probe, pilot: link }
+    Hardware { model, burn: adapter.burn, link: link.clone(), probe, pilot: link }
 }

@@ -175,6 +175,10 @@ impl Orchestrator {
         };
         let devices: Vec<LogicalDevice> =
             self.devices.iter().enumerate().map(device).collect::<Result<_, _>>()?;
+        if let Some(other) = devices.iter().find(|other| other.model != devices[0].model) {
+            let named = |device: &LogicalDevice| format!("{} ({})", device.spec.name, device.model);
+            return Err(EngineError::MixedDevices { first: named(&devices[0]), other: named(other) });
+        }
         let admission = admit(&self.tasks, &devices, self.host_memory, self.plans.as_deref())?;
         self.admitted = Some(Admitted { admission: admission.clone(), devices, store });
         Ok(admission)

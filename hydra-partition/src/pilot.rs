@@ -40,7 +40,10 @@ pub trait PilotDevice {
     /// Copies bytes from the host into the device's memory, or returns them as they are where putting them
     /// on the [`burn`](Self::burn) device does that. Host memory starts at a multiple of four bytes then.
     /// Called from the thread that measures, never within [`run`](Self::run).
-    fn bring_in(&self, bytes: &Bytes) -> DeviceBytes;
+    ///
+    /// # Errors
+    /// Why the device could not take them, such as that it has no memory left.
+    fn bring_in(&self, bytes: &Bytes) -> Result<DeviceBytes, DeviceError>;
 }
 
 /// The first values of a chain as the masters of a pilot pass, for which it matters little what they are.
@@ -138,7 +141,8 @@ impl Pilot<'_> {
         ran.resident_bytes = staged.resident_bytes();
         ran.target_bytes = len_bytes(&staged.targets);
         if self.has_backward(range.end) {
-            let upstream = (range.end < self.chain.len()).then(|| self.upstream(&ran.output));
+            let upstream = (range.end < self.chain.len()).then(|| self.upstream(&ran.output)).transpose();
+            let upstream = upstream.map_err(|error| self.unfinished(&range, error))?;
             ran.upstream_bytes = upstream.iter().flatten().flatten().map(DeviceTensor::len_bytes).sum();
             let back = self.on_device(&range, || staged.backward(upstream.as_deref(), care))?;
             (ran.backward_peak, ran.held_bytes, ran.backward_s) = back;
@@ -156,14 +160,19 @@ impl Pilot<'_> {
         for image in self.chain.images_of(range.clone()) {
             let read = self.images.image(image);
             let master = read.map_err(|source| PartitionError::Weights { layers: range.clone(), source })?;
-            images.insert(image, self.device.bring_in(&master));
+            let there = self.device.bring_in(&master);
+            images.insert(image, there.map_err(|error| self.unfinished(&range, error))?);
         }
         let is_last = range.end == self.chain.len();
-        let targets = if is_last { self.bring_in(&self.batch.targets) } else { Vec::new() };
+        let unfinished = |error| self.unfinished(&range, error);
+        let targets = match is_last {
+            true => self.bring_in(&self.batch.targets).map_err(unfinished)?,
+            false => Vec::new(),
+        };
         Ok(Staged {
             chain: self.chain,
             images,
-            x: self.bring_in(x),
+            x: self.bring_in(x).map_err(unfinished)?,
             targets,
             device: self.device.burn(),
             meter: Meter { probe: self.device.probe(), id: self.device.id(), device: self.device.burn() },
@@ -173,21 +182,21 @@ impl Pilot<'_> {
     }
 
     /// A gradient for every float tensor of `y`, in the device's memory.
-    fn upstream(&self, y: &HostActivation) -> Vec<Option<DeviceTensor>> {
+    fn upstream(&self, y: &HostActivation) -> Result<Vec<Option<DeviceTensor>>, DeviceError> {
         let gradient = |part: &HostTensor| {
             let n = part.shape.iter().product();
             let host = HostTensor::float(vec![UPSTREAM; n], part.shape.clone());
-            part.is_float().then(|| self.bring_in_tensor(&host))
+            part.is_float().then(|| self.bring_in_tensor(&host)).transpose()
         };
         y.parts.iter().map(gradient).collect()
     }
 
-    fn bring_in(&self, x: &HostActivation) -> Vec<DeviceTensor> {
+    fn bring_in(&self, x: &HostActivation) -> Result<Vec<DeviceTensor>, DeviceError> {
         x.parts.iter().map(|part| self.bring_in_tensor(part)).collect()
     }
 
-    fn bring_in_tensor(&self, x: &HostTensor) -> DeviceTensor {
-        DeviceTensor::view(self.device.bring_in(&x.bytes), x.shape.clone(), x.dtype)
+    fn bring_in_tensor(&self, x: &HostTensor) -> Result<DeviceTensor, DeviceError> {
+        Ok(DeviceTensor::view(self.device.bring_in(&x.bytes)?, x.shape.clone(), x.dtype))
     }
 
     /// Runs `work` where the device computes. A panic in it is the layers' failure.

@@ -113,8 +113,8 @@ impl<P: MemoryProbe> PilotDevice for Inline<P> {
         Ok(())
     }
 
-    fn bring_in(&self, bytes: &Bytes) -> hydra_core::DeviceBytes {
-        bytes.clone().into()
+    fn bring_in(&self, bytes: &Bytes) -> Result<hydra_core::DeviceBytes, DeviceError> {
+        Ok(bytes.clone().into())
     }
 }
 
