@@ -306,7 +306,7 @@ pub(crate) struct DeviceArgs {
     /// without the devices' part of it]
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub(crate) host_memory: Option<ByteSize>,
-    /// The part of the host memory that may be page-locked for NVIDIA's GPUs [default: 1GiB]
+    /// The part of the host memory that may be page-locked for NVIDIA's GPUs [default: half of what is free]
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub(crate) pinned_memory: Option<ByteSize>,
     /// What GPT-2's matrix products multiply on NVIDIA's GPUs: f32, or tf32 with 10 bits of mantissa, for which

@@ -50,6 +50,12 @@ fn on_gpus(
     gpus.places().map(device).collect()
 }
 
+/// The memory that may be page-locked when nobody says how much: half of what is free, for the system needs the
+/// rest to be its own.
+fn pinned_share(machine: &Machine) -> Option<ByteSize> {
+    machine.available.map(|free| ByteSize(free.bytes() / 2))
+}
+
 /// Chooses the precision of matrix products on GPUs; the CPU has one.
 fn set_precision(precision: PrecisionName) {
     #[cfg(any(feature = "cuda", feature = "wgpu"))]
@@ -75,7 +81,7 @@ pub(crate) fn orchestrator(spec: &DevicesSpec, seed: u64, around: &Surroundings)
     if let Some(memory) = spec.host_memory_bytes.or_else(|| around.machine.host_share(ByteSize(budgets))) {
         orchestrator = orchestrator.host_memory(memory);
     }
-    if let Some(memory) = spec.pinned_memory_bytes {
+    if let Some(memory) = spec.pinned_memory_bytes.or_else(|| pinned_share(&around.machine)) {
         orchestrator = orchestrator.page_locked_memory(memory);
     }
     if let Some(plan) = &spec.plan {
