@@ -15,11 +15,10 @@ use crate::spec::DevicesSpec;
 use crate::table::{Align, Table};
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use hydra_core::ByteSize;
+use hydra_core::{ByteSize, panic_message};
 use indicatif::ProgressBar;
 use serde::Serialize;
 use serde_json::{Value, json};
-use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -145,7 +144,7 @@ pub(crate) fn run(args: &CheckArgs, around: &Surroundings) -> Result<Outcome> {
     let thread = std::thread::Builder::new().name("hydra-check".to_owned());
     let done = std::thread::scope(|scope| {
         let items = thread.spawn_scoped(scope, || run_items(args, &subject, &panics))?;
-        items.join().unwrap_or_else(|panic| bail!("the check ended early: {}", message(&*panic)))
+        items.join().unwrap_or_else(|panic| bail!("the check ended early: {}", panic_message(&*panic)))
     })?;
     let failed = done.iter().filter(|done| done.found.verdict == Verdict::Fails).count();
     print(&if args.json {
@@ -195,7 +194,7 @@ impl Panics {
         let to = said.clone();
         std::panic::set_hook(Box::new(move |info| {
             let mut said = to.lock().unwrap_or_else(PoisonError::into_inner);
-            let text = message(info.payload());
+            let text = panic_message(info.payload());
             if !said.contains(&text) {
                 said.push(text);
             }
@@ -233,12 +232,7 @@ fn run_items(args: &CheckArgs, subject: &Subject, panics: &Panics) -> Result<Vec
 
 /// Runs `f`; a panic of it, such as that of a layer that has no kernels for the device, is an error.
 fn guarded<T>(f: impl FnOnce() -> Result<T>) -> Result<T> {
-    catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|panic| bail!("it panicked: {}", message(&*panic)))
-}
-
-fn message(panic: &dyn Any) -> String {
-    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "without a message".to_owned())
+    catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|panic| bail!("it panicked: {}", panic_message(&*panic)))
 }
 
 /// Runs `f` and gives its result and its seconds. Whoever computes in it waits for the device.

@@ -54,7 +54,7 @@ pub use error::CoreError;
 pub use ids::{DeviceId, TaskId};
 pub use key::Key;
 pub use layer::{Forward, Init, Layer, ParamInfo};
-pub use memory::{DeviceBuffer, DeviceBytes, DeviceError, DeviceTensor, finish};
+pub use memory::{DeviceBuffer, DeviceBytes, DeviceError, DeviceTensor, finish, panic_message};
 pub use pass::{DropoutMask, Mode, Pass};
 pub use probe::{MemoryProbe, NoProbe};
 pub use spec::{Decay, Length, OptimizerSpec, Schedule, ScheduleKind, TrainSpec};

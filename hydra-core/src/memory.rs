@@ -227,9 +227,17 @@ impl DeviceError {
     }
 
     /// What a panic was about, if it was about a device.
-    pub fn of_panic(panic: &(dyn Any + Send)) -> Option<&Self> {
+    pub fn of_panic(panic: &dyn Any) -> Option<&Self> {
         panic.downcast_ref()
     }
+}
+
+/// What a caught panic says: its text, or what the device said, if it was about one.
+pub fn panic_message(panic: &dyn Any) -> String {
+    let device = DeviceError::of_panic(panic).map(ToString::to_string);
+    let text = device.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+    text.or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "a panic without a message".to_owned())
 }
 
 /// Waits until `device` has finished all that the calling thread gave it, and checks that `made` was made.
@@ -270,6 +278,10 @@ mod tests {
         let panic: Box<dyn Any + Send> = Box::new(DeviceError::OutOfMemory { bytes: 3 << 30 });
         let error = DeviceError::of_panic(panic.as_ref()).unwrap();
         assert_eq!(error.to_string(), "the device had no memory left for 3.00 GiB");
+        assert_eq!(panic_message(panic.as_ref()), error.to_string());
+        let says = |panic: Box<dyn Any + Send>| panic_message(panic.as_ref());
+        assert_eq!((says(Box::new("so")), says(Box::new("so".to_owned()))), ("so".into(), "so".into()));
+        assert_eq!(says(Box::new(5)), "a panic without a message");
     }
 
     #[test]

@@ -221,11 +221,3 @@ fn of_link(error: LinkError) -> DeviceError {
         other => DeviceError::new(with_causes(&SpillError::from(other).into())),
     }
 }
-
-/// The message of a caught panic.
-pub(crate) fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
-    let device = hydra_core::DeviceError::of_panic(panic).map(ToString::to_string);
-    let text = device.or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_owned()));
-    text.or_else(|| panic.downcast_ref::<String>().cloned())
-        .unwrap_or_else(|| "a panic without a message".to_owned())
-}

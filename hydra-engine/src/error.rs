@@ -179,7 +179,7 @@ pub(crate) fn guarded<T>(
     run: impl FnOnce() -> Result<T, EngineError>,
 ) -> Result<T, EngineError> {
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).unwrap_or_else(|panic| {
-        Err(EngineError::Panicked { what, message: crate::device::panic_message(panic.as_ref()) })
+        Err(EngineError::Panicked { what, message: hydra_core::panic_message(panic.as_ref()) })
     })
 }
 

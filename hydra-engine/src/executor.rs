@@ -1,11 +1,11 @@
 //! Running one shard task on a device's threads.
 
-use crate::device::{LogicalDevice, panic_message};
+use crate::device::LogicalDevice;
 use crate::error::EngineError;
 use crate::event::{Computed, Gradient, Output};
 use hydra_core::{
     Activation, AnyTensor, BackwardFrom, Chain, DeviceTensor, Key, Layer, Pass, ShardBackward,
-    backward_range, finish, forget_graphs, forward_range, promote_layers,
+    backward_range, finish, forget_graphs, forward_range, panic_message, promote_layers,
 };
 use hydra_sched::ShardTaskKind;
 use hydra_spill::{Resident, alloc};

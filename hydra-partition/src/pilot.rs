@@ -6,7 +6,7 @@ use bytes::Bytes;
 use hydra_core::{
     Activation, BackwardFrom, Batch, Chain, DeviceBytes, DeviceError, DeviceId, DeviceTensor, HostActivation,
     HostTensor, ImageReader, Layer, MemoryProbe, Pass, WeightError, backward_range, forward_range,
-    promote_layers, vector_jacobian,
+    panic_message, promote_layers, vector_jacobian,
 };
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -223,9 +223,7 @@ impl Pilot<'_> {
         if let Some(error) = DeviceError::of_panic(panic) {
             return self.unfinished(range, error.clone());
         }
-        let text = panic.downcast_ref::<String>().map(String::as_str);
-        let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
-        let message = text.unwrap_or("a panic without a message").to_owned();
+        let message = panic_message(panic);
         PartitionError::Layer { chain: self.chain.name().to_owned(), layer: self.names(range), message }
     }
 

@@ -6,7 +6,7 @@ use super::{Found, Verdict, best_of, timed};
 use anyhow::{Context, Result, bail};
 use burn::tensor::{Device, Tensor};
 use bytes::Bytes;
-use hydra_core::{ByteSize, DeviceBytes};
+use hydra_core::{ByteSize, DeviceBytes, panic_message};
 use hydra_engine::OpenDevice;
 use hydra_spill::DeviceLink;
 use serde_json::{Value, json};
@@ -150,7 +150,7 @@ fn beside<A: Send, B>(
     std::thread::scope(|scope| {
         let first = thread.spawn_scoped(scope, first)?;
         let second = second()?;
-        let first = first.join().unwrap_or_else(|panic| bail!("it panicked: {}", super::message(&*panic)));
+        let first = first.join().unwrap_or_else(|panic| bail!("it panicked: {}", panic_message(&*panic)));
         Ok((first?, second))
     })
 }

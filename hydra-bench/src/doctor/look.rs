@@ -158,13 +158,12 @@ impl Findings {
     /// Puts what the libraries say in the place of what the files said.
     #[cfg(feature = "cuda")]
     fn ask_the_driver(&mut self) {
-        let asked = match ask() {
-            Ok(asked) => asked,
-            Err(problem) => {
-                self.driver_problem = Some(problem);
-                return;
-            }
-        };
+        let asked = hydra_spill::cuda::detect();
+        if !asked.driver && asked.driver_problem.is_some() {
+            // Asking itself failed: what the files say is all that is known.
+            self.driver_problem = asked.driver_problem;
+            return;
+        }
         let version = |(major, minor)| Version(major, minor);
         self.asked = true;
         self.driver.found = asked.driver;
@@ -183,17 +182,6 @@ impl Findings {
         };
         self.cards = asked.cards.into_iter().map(card).collect();
     }
-}
-
-/// Asks the driver in a thread of its own, which catches cudarc's panic about a library that lacks a function.
-#[cfg(feature = "cuda")]
-fn ask() -> Result<hydra_spill::cuda::CudaFindings, String> {
-    let thread = std::thread::Builder::new().name("hydra-doctor".to_owned());
-    let asked = thread.spawn(hydra_spill::cuda::detect).map_err(|error| error.to_string())?.join();
-    asked.map_err(|panic| {
-        let text = panic.downcast_ref::<String>().cloned();
-        text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_default()
-    })
 }
 
 /// Where CubeCL takes the headers from.

@@ -8,7 +8,7 @@ use cudarc::driver::result::{self as driver, DriverError};
 use cudarc::driver::sys::{self, CUdevice_attribute_enum as Attribute, CUresult};
 use cudarc::driver::{CudaContext, sys::CUdevice};
 use cudarc::nvrtc::{result as nvrtc, sys as nvrtc_sys};
-use hydra_core::ByteSize;
+use hydra_core::{ByteSize, panic_message};
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char};
 use std::path::{Path, PathBuf};
@@ -60,10 +60,19 @@ pub struct CudaCard {
 
 /// Looks for the driver, the compiler, the headers and the cards. Takes the primary context of each card for a
 /// moment, to ask how much of its memory is free.
-///
-/// # Panics
-/// Where a library lacks a function that cudarc asks for, which no driver of the last ten years does.
 pub fn detect() -> CudaFindings {
+    // On a thread of its own, which catches cudarc's panic about a library that lacks a function, and whose
+    // name keeps that panic from being printed.
+    let looked = std::thread::Builder::new().name("hydra-doctor".to_owned()).spawn(look);
+    let problem = match looked.map(std::thread::JoinHandle::join) {
+        Ok(Ok(found)) => return found,
+        Ok(Err(panic)) => panic_message(panic.as_ref()),
+        Err(error) => error.to_string(),
+    };
+    CudaFindings { headers: headers_root(), driver_problem: Some(problem), ..CudaFindings::default() }
+}
+
+fn look() -> CudaFindings {
     let mut found = CudaFindings { headers: headers_root(), ..CudaFindings::default() };
     find_compiler(&mut found);
     find_driver(&mut found);
