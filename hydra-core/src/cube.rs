@@ -3,6 +3,7 @@
 use crate::activation::{BurnBytes, by_rank};
 use crate::{
     AnyTensor, DeviceBuffer, DeviceBytes, DeviceError, DeviceId, DeviceTensor, HostTensor, MemoryProbe,
+    finish,
 };
 use burn::backend::{Cube, DispatchDevice};
 use burn::tensor::{DType, Device, Int, Shape, Tensor};
@@ -84,18 +85,21 @@ impl CubeAdapter {
     pub fn write(&self, host: &[bytes::Bytes]) -> Result<Vec<CubeBytes>, DeviceError> {
         let buffer = |bytes: &bytes::Bytes| self.bytes(self.client.create_from_slice(bytes));
         let buffers: Vec<CubeBytes> = host.iter().map(buffer).collect();
-        self.burn.sync().map_err(|error| DeviceError::new(format!("{error:?}")))?;
+        finish(&self.burn, &[])?;
         self.client.check(buffers.iter().map(|bytes| &bytes.handle)).map_err(of_runtime)?;
         Ok(buffers)
     }
 }
 
-/// Whether CubeCL computes on `device`.
-pub(crate) fn is_cube(device: &Device) -> bool {
-    match device.as_dispatch() {
-        DispatchDevice::Cube(_) => true,
-        DispatchDevice::Autodiff(device) => matches!(**device, DispatchDevice::Cube(_)),
-        _ => false,
+/// The device for CubeCL, if CubeCL computes on `device`.
+pub(crate) fn place(device: &Device) -> Option<&CubeDevice> {
+    let dispatch = match device.as_dispatch() {
+        DispatchDevice::Autodiff(inner) => inner,
+        dispatch => dispatch,
+    };
+    match dispatch {
+        DispatchDevice::Cube(place) => Some(place),
+        _ => None,
     }
 }
 
@@ -220,14 +224,7 @@ pub(crate) fn resident(tensor: &AnyTensor) -> Option<DeviceTensor> {
 
 /// A tensor of the host on a device of CubeCL, as dense as a promoted one; `None` for other devices.
 pub(crate) fn upload(tensor: &HostTensor, device: &Device) -> Option<AnyTensor> {
-    let place = match device.as_dispatch() {
-        DispatchDevice::Cube(place) => place.clone(),
-        DispatchDevice::Autodiff(inner) => match &**inner {
-            DispatchDevice::Cube(place) => place.clone(),
-            _ => return None,
-        },
-        _ => return None,
-    };
+    let place = place(device)?.clone();
     let client = place.client();
     let handle = client.create_from_slice(&tensor.bytes);
     let bytes = CubeBytes { client, device: place, handle, lease: None };
@@ -298,13 +295,9 @@ impl CubeProbe {
     fn usage(&self) -> MemoryUsage {
         let report = self.client.memory_report(MemoryScope::Device);
         let pools = report.streams.iter().map(|stream| stream.pools.usage());
-        pools.fold(MemoryUsage::default(), |sum, usage| sum.combine(usage))
-    }
-
-    fn reserved(&self) -> u64 {
-        let reserved = self.usage().bytes_reserved;
-        self.peak.fetch_max(reserved, Relaxed);
-        reserved
+        let usage = pools.fold(MemoryUsage::default(), |sum, usage| sum.combine(usage));
+        self.peak.fetch_max(usage.bytes_reserved, Relaxed);
+        usage
     }
 }
 
@@ -319,7 +312,7 @@ impl MemoryProbe for CubeProbe {
     }
 
     fn peak(&self, _: DeviceId) -> u64 {
-        self.reserved();
+        self.usage();
         self.peak.load(Relaxed)
     }
 
@@ -330,10 +323,10 @@ impl MemoryProbe for CubeProbe {
     }
 
     fn trim(&self, _: DeviceId, most: u64) {
-        let (reserved, usage) = (self.reserved(), self.usage());
+        let usage = self.usage();
         let idle = usage.bytes_reserved.saturating_sub(usage.bytes_in_use + usage.bytes_padding);
         // Cleaning up waits for the device and makes the next shard task allocate anew.
-        if reserved > most && idle > most / 16 {
+        if usage.bytes_reserved > most && idle > most / 16 {
             let _ = self.client.memory_cleanup();
         }
     }
@@ -342,7 +335,6 @@ impl MemoryProbe for CubeProbe {
 #[cfg(all(test, feature = "wgpu"))]
 mod tests {
     use super::*;
-    use crate::finish;
     use bytes::Bytes;
 
     /// A device to test on; says why there is none.

@@ -46,23 +46,20 @@ fn row_major(x: Activation) -> Activation {
     if cfg!(not(feature = "cube")) {
         return x;
     }
-    let ordered = |part: AnyTensor| match part {
-        AnyTensor::Float(tensor) if is_on_gpu(&tensor) => {
-            AnyTensor::Float(<Dispatch as LevelOps>::row_major(tensor))
-        }
-        part => part,
+    let ordered = |part: AnyTensor| match (is_on_gpu(&part), part) {
+        (true, AnyTensor::Float(tensor)) => AnyTensor::Float(<Dispatch as LevelOps>::row_major(tensor)),
+        (_, part) => part,
     };
     x.into_parts().into_iter().map(ordered).collect()
 }
 
 #[cfg(feature = "cube")]
-fn is_on_gpu(tensor: &DispatchTensor) -> bool {
-    let device = burn::tensor::Tensor::<1>::from_dispatch(tensor.clone()).device();
-    crate::cube::is_cube(&device)
+fn is_on_gpu(part: &AnyTensor) -> bool {
+    part.float_device().is_some_and(|device| crate::cube::place(&device).is_some())
 }
 
 #[cfg(not(feature = "cube"))]
-fn is_on_gpu(_: &DispatchTensor) -> bool {
+fn is_on_gpu(_: &AnyTensor) -> bool {
     false
 }
 

@@ -123,7 +123,20 @@ pub(crate) struct Hardware {
 }
 
 impl Hardware {
-    pub(crate) fn cpu(spec: &DeviceSpec, measured_as: DeviceId, probe: Arc<dyn MemoryProbe>) -> Self {
+    /// What `spec` asks for; `probe` measures a CPU.
+    pub(crate) fn open(
+        spec: &DeviceSpec,
+        measured_as: DeviceId,
+        probe: Arc<dyn MemoryProbe>,
+        locked: &PageLocked,
+    ) -> Result<Self, EngineError> {
+        match spec.kind {
+            DeviceKind::Cpu => Ok(Self::cpu(spec, measured_as, probe)),
+            DeviceKind::Cuda { .. } | DeviceKind::Wgpu { .. } => gpu::hardware(spec, locked),
+        }
+    }
+
+    fn cpu(spec: &DeviceSpec, measured_as: DeviceId, probe: Arc<dyn MemoryProbe>) -> Self {
         let copies: Arc<dyn DeviceLink> = Arc::new(HostCopyLink::new(measured_as));
         let link: Arc<dyn DeviceLink> = match spec.resident && spec.link.is_none() {
             true => Arc::new(SharedLink::new(measured_as)),
@@ -151,10 +164,7 @@ impl LogicalDevice {
             .start_handler(move |_| alloc::tag_thread(Some(measured_as)))
             .build()
             .map_err(|error| EngineError::Worker { worker: spec.name.clone(), problem: error.to_string() })?;
-        let hardware = match spec.kind {
-            DeviceKind::Cpu => Hardware::cpu(&spec, measured_as, probe),
-            DeviceKind::Cuda { .. } | DeviceKind::Wgpu { .. } => gpu::hardware(&spec, locked)?,
-        };
+        let hardware = Hardware::open(&spec, measured_as, probe, locked)?;
         let Hardware { model, burn, link, probe, pilot } = hardware;
         warm_up(&pool, &burn);
         let link: Arc<dyn DeviceLink> = match spec.link {

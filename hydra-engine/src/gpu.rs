@@ -2,6 +2,7 @@
 
 use crate::device::{DeviceKind, DeviceSpec, Hardware};
 use crate::error::EngineError;
+use hydra_core::ByteSize;
 #[cfg(feature = "cube")]
 use hydra_core::cube::{CubeAdapter, CubeProbe};
 use hydra_spill::Budget;
@@ -19,10 +20,10 @@ pub(crate) struct PageLocked {
 }
 
 impl PageLocked {
-    /// So much that `budget` has; nothing is locked yet.
-    pub(crate) fn new(budget: Budget) -> Self {
+    /// So much at most; nothing is locked yet.
+    pub(crate) fn new(bytes: ByteSize) -> Self {
         Self {
-            budget,
+            budget: Budget::new("page-locked memory", bytes),
             #[cfg(feature = "cuda")]
             pool: std::cell::OnceCell::new(),
         }

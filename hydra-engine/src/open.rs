@@ -1,10 +1,10 @@
 //! A device by itself, outside of any run: what measures the machine asks for one.
 
-use crate::device::{DeviceKind, DeviceSpec, Hardware};
+use crate::device::{DeviceSpec, Hardware};
 use crate::error::EngineError;
-use crate::gpu::{self, PageLocked};
+use crate::gpu::PageLocked;
 use hydra_core::{ByteSize, DeviceId, MemoryProbe};
-use hydra_spill::{Budget, DeviceLink, alloc, alloc::AllocatorProbe};
+use hydra_spill::{DeviceLink, alloc, alloc::AllocatorProbe};
 use std::fmt;
 use std::sync::Arc;
 
@@ -32,12 +32,8 @@ impl OpenDevice {
     /// [`EngineError::Device`] if the machine or this build lacks it.
     pub fn new(spec: &DeviceSpec, page_locked: ByteSize) -> Result<Self, EngineError> {
         let tag = alloc::TagLease::take();
-        let hardware = match spec.kind {
-            DeviceKind::Cpu => Hardware::cpu(spec, tag.device(), Arc::new(AllocatorProbe)),
-            DeviceKind::Cuda { .. } | DeviceKind::Wgpu { .. } => {
-                gpu::hardware(spec, &PageLocked::new(Budget::new("page-locked memory", page_locked)))?
-            }
-        };
+        let locked = PageLocked::new(page_locked);
+        let hardware = Hardware::open(spec, tag.device(), Arc::new(AllocatorProbe), &locked)?;
         let Hardware { burn, link, probe, .. } = hardware;
         Ok(Self { burn, link, probe, tag })
     }

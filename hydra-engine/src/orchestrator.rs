@@ -16,7 +16,7 @@ use crate::stop::StopFlag;
 use crate::task::TrainTask;
 use hydra_core::{ByteSize, Chain, Dataset, DeviceId, MemoryProbe, OptimizerSpec, TaskId, TrainSpec};
 use hydra_sched::PolicyKind;
-use hydra_spill::{Budget, DramStore, TierStore, alloc::AllocatorProbe};
+use hydra_spill::{DramStore, TierStore, alloc::AllocatorProbe};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -169,7 +169,7 @@ impl Orchestrator {
             return Ok(admitted.admission.clone());
         }
         let store: Arc<dyn TierStore> = Arc::new(DramStore::new());
-        let locked = PageLocked::new(Budget::new("page-locked memory", self.page_locked));
+        let locked = PageLocked::new(self.page_locked);
         let device = |(i, spec): (usize, &DeviceSpec)| {
             LogicalDevice::new(DeviceId(i), spec.clone(), store.clone(), self.probe.clone(), &locked)
         };

@@ -5,12 +5,12 @@ use burn::tensor::{DType, Device};
 use bytes::Bytes;
 use hydra_core::{
     Activation, BackwardFrom, Batch, Chain, DeviceBytes, DeviceError, DeviceId, DeviceTensor, HostActivation,
-    HostTensor, ImageReader, Layer, MemoryProbe, Pass, WeightError, backward_range, forward_range,
+    HostTensor, ImageReader, Layer, MemoryProbe, Pass, WeightError, backward_range, finish, forward_range,
     panic_message, promote_layers, vector_jacobian,
 };
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, panic_any};
 use std::time::Instant;
 
 /// The value of every element of the gradient that a pilot pass sends upstream: small, and no denormal.
@@ -377,8 +377,6 @@ impl Meter<'_> {
 
     /// Waits for what the device still has to do.
     fn finish(&self) {
-        if let Err(error) = self.device.sync() {
-            std::panic::panic_any(DeviceError::new(format!("{error:?}")));
-        }
+        finish(&self.device, &[]).unwrap_or_else(|error| panic_any(error));
     }
 }

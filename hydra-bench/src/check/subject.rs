@@ -1,9 +1,9 @@
 //! What is checked: one device, opened as a run would open it.
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result};
 use burn::tensor::{DType, Device, Tensor};
 use bytes::Bytes;
-use hydra_core::{AnyTensor, ByteSize, DeviceBytes, DeviceTensor, HostTensor};
+use hydra_core::{AnyTensor, ByteSize, DeviceBytes, DeviceTensor, HostTensor, finish};
 use hydra_engine::{DeviceKind, DeviceSpec, OpenDevice, Orchestrator};
 use hydra_spill::{Floats, alloc};
 
@@ -43,7 +43,7 @@ impl Subject {
 
 /// Waits for everything that this thread gave the device.
 pub(super) fn sync(device: &Device) -> Result<()> {
-    device.sync().map_err(|error| anyhow!("the device could not finish its work: {error:?}"))
+    Ok(finish(device, &[])?)
 }
 
 /// A tensor of these values on the device.

@@ -4,7 +4,7 @@ use super::card::{CardMemory, Place};
 use cubecl_cuda::CudaRuntime;
 use cubecl_runtime::runtime::Runtime;
 use hydra_core::cube::{CubeAdapter, CubeBytes, of_runtime};
-use hydra_core::{DeviceBuffer, DeviceBytes, DeviceError};
+use hydra_core::{DeviceBuffer, DeviceBytes, DeviceError, finish};
 use std::any::Any;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
@@ -38,7 +38,7 @@ unsafe impl CardMemory for CudaMemory {
             false => client.empty(len),
         };
         // The driver allocates in the order of CubeCL's stream, on which our copies do not wait.
-        self.adapter.burn.sync().map_err(|error| DeviceError::new(format!("{error:?}")))?;
+        finish(&self.adapter.burn, &[])?;
         client.check([&handle]).map_err(of_runtime)?;
         Ok(DeviceBytes::Buffer(Arc::new(self.adapter.bytes(handle))))
     }
