@@ -13,7 +13,7 @@ use clap::{Args, ValueEnum};
 use hydra_core::{
     Batch, ByteSize, Dataset, DatasetError, HostActivation, HostTensor, Key, Length, OptimizerSpec, TrainSpec,
 };
-use hydra_engine::{RunReport, TrainTask};
+use hydra_engine::{DeviceKind, RunReport, TrainTask};
 use hydra_models::gpt2::{Gpt2Config, Gpt2Dir, chain, named};
 use measure::{Measured, Meter};
 use serde_json::{Value, json};
@@ -102,7 +102,8 @@ pub(crate) fn run(args: &StepArgs, around: &Surroundings) -> Result<Outcome> {
     if let Some(error) = &report.tasks[0].error {
         bail!("the steps could not be made: {error}");
     }
-    let threads = devices(&spec, &around.machine)?[0].threads;
+    let device = &devices(&spec, &around.machine)?[0];
+    let threads = (device.kind == DeviceKind::Cpu).then_some(device.threads);
     let measured = meter.measured(args.warmup, threads)?;
     let result = json(args, &spec, &subject, &report, &measured);
     print(&if args.json { format!("{result}\n") } else { render(&result) })?;
@@ -245,6 +246,7 @@ fn json(
         "batch": subject.batch,
         "dropout": args.dropout,
         "dtype": "f32",
+        "precision": devices.precision,
         "seed": args.seed,
         "devices": devices.devices,
         "threads": report.devices[0].threads,
@@ -290,13 +292,14 @@ fn render(result: &Value) -> String {
         table.row(vec![name.clone(), format!("{:.4}", seconds.as_f64().unwrap_or(0.0))]);
     }
     out.push_str(&table.render());
+    let peak = result["matmul_peak_gflops"].as_f64();
+    let peak = peak.map(|peak| format!(" of {peak:.1} in a product of large matrices")).unwrap_or_default();
     out.push_str(&format!(
-        "\n{:.1} tokens/s at best, {:.1} in the median\n{:.1} GFLOP/s of {:.1} in a product of large matrices\n\
+        "\n{:.1} tokens/s at best, {:.1} in the median\n{:.1} GFLOP/s{peak}\n\
          peak RSS {}, {:.0} page faults and {:.0} allocations of the device a step\n",
         number("tokens_per_s_best"),
         number("tokens_per_s_median"),
         number("gflops"),
-        number("matmul_peak_gflops"),
         ByteSize(number("peak_rss_bytes") as u64),
         number("page_faults_per_step"),
         number("allocations_per_step"),

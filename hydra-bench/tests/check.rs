@@ -64,9 +64,11 @@ fn figures<'a>(item: &impl Fn(u64) -> &'a Value) {
     above_zero(row(item(3), &[]), &["compute_alone_s", "copy_alone_s", "together_s"]);
     row(item(4), &[("swaps", 100.into()), ("wrong", 0.into())]);
     for side in [128, 256] {
-        above_zero(row(item(7), &[("side", side.into()), ("dtype", "f32".into())]), &["tflops"]);
+        for product in ["GPT-2's f32", "Burn's f32"] {
+            above_zero(row(item(7), &[("side", side.into()), ("product", product.into())]), &["tflops"]);
+        }
     }
-    row(item(7), &[("keeps_f32", true.into())]);
+    row(item(7), &[("gpt2_keeps_f32", true.into()), ("burn_keeps_f32", true.into())]);
     for (op, context) in [("attention", 64), ("attention", 128), ("head", 64), ("head", 128)] {
         let row = row(item(8), &[("op", op.into()), ("context", context.into())]);
         above_zero(row, &["seconds", "peak_bytes"]);
@@ -86,7 +88,7 @@ fn the_table_has_the_items_that_were_asked_for() {
     let lines: Vec<&str> = out.lines().collect();
     assert!(lines[0].contains("cpu:0") && lines[0].contains("verdict"), "{out}");
     assert!(lines[1].contains("out of memory") && lines[1].contains("not applicable"), "{out}");
-    assert!(lines[2].contains("matrix products") && lines[2].contains("TFLOP/s in f32"), "{out}");
+    assert!(lines[2].contains("matrix products") && lines[2].contains("GPT-2's f32 "), "{out}");
     assert!(out.contains("\n 5: a CPU device's memory is the host's"), "{out}");
     assert!(!out.contains("checksums"), "{out}");
 }

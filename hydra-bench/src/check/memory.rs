@@ -1,11 +1,11 @@
 //! The memory of the device: whether a refusal is survived, and whether what is reserved stays what it is.
 
 use super::subject::{Subject, sync, values};
-use super::training::{Model, small_models};
+use super::training::{Model, each_model};
 use super::{Found, Verdict, guarded};
 use anyhow::{Context, Result, bail};
 use burn::tensor::{Device, Tensor};
-use hydra_core::{AnyTensor, ByteSize, DeviceTensor, finish};
+use hydra_core::{AnyTensor, ByteSize, DeviceError, DeviceTensor, finish};
 use hydra_engine::{Observer, OpenDevice, RunEvent, Track, TrainTask, Work};
 use serde_json::{Value, json};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -28,53 +28,72 @@ pub(super) fn out_of_memory(subject: &Subject) -> Result<Found> {
         // A device in software would take the host's memory and be ended by the system.
         false => (64 << 20, subject.device.memory.bytes()),
     };
-    let (held, refused) = allocate_until_refused(&device.burn, chunk, bound);
+    let (held, end) = allocate_until_refused(&device.burn, chunk, bound);
     device.probe.reset_peak(device.measured_as());
     let reserved = device.probe.peak(device.measured_as());
     let after = guarded(|| computes(&device.burn));
     let rows = vec![json!({
         "allocated_bytes": held,
         "bound_bytes": bound,
-        "refusal": refused,
+        "refusal": end.words(),
         "reserved_after_bytes": reserved,
         "computes_after": after.as_ref().err().map_or("yes".to_owned(), |error| format!("{error:#}")),
     })];
-    Ok(judge_refusal(ByteSize(held), refused, after, rows))
+    Ok(judge_refusal(ByteSize(held), end, after, rows))
 }
 
-fn judge_refusal(held: ByteSize, refused: Option<String>, after: Result<()>, rows: Vec<Value>) -> Found {
-    let figure = format!("{held} allocated");
-    let (verdict, says) = match (refused, after) {
-        (_, Err(error)) => (Verdict::Fails, format!("the device does not compute afterwards: {error:#}")),
-        (None, Ok(())) => {
-            (Verdict::NotApplicable, format!("the device gave {held}, which is all that was asked of it"))
-        }
-        (Some(words), Ok(())) if words.contains("panicked") => {
-            (Verdict::Fails, format!("the refusal is no error: {words}"))
-        }
-        (Some(words), Ok(())) => {
-            (Verdict::Pass, format!("refused with an error, and the device computes on: {words}"))
-        }
-    };
-    Found::new(verdict, figure, says, rows)
+/// How allocating ended.
+enum End {
+    /// All that was asked for was there.
+    Bound,
+    /// The device said why not.
+    Refused(DeviceError),
+    Panicked(anyhow::Error),
 }
 
-/// How many bytes were had, and what the device said when there were no more.
-fn allocate_until_refused(device: &Device, chunk: u64, bound: u64) -> (u64, Option<String>) {
-    let mut held: Vec<DeviceTensor> = Vec::new();
-    loop {
-        let bytes = held.iter().map(DeviceTensor::len_bytes).sum::<u64>();
-        if bytes + chunk > bound {
-            return (bytes, None);
-        }
-        match guarded(|| allocate(device, chunk)) {
-            Ok(tensor) => held.push(tensor),
-            Err(error) => return (bytes, Some(format!("{error:#}"))),
+impl End {
+    fn words(&self) -> Option<String> {
+        match self {
+            Self::Bound => None,
+            Self::Refused(error) => Some(error.to_string()),
+            Self::Panicked(error) => Some(format!("{error:#}")),
         }
     }
 }
 
-fn allocate(device: &Device, bytes: u64) -> Result<DeviceTensor> {
+fn judge_refusal(held: ByteSize, end: End, after: Result<()>, rows: Vec<Value>) -> Found {
+    let figure = format!("{held} allocated");
+    let (verdict, says) = match (end, after) {
+        (_, Err(error)) => (Verdict::Fails, format!("the device does not compute afterwards: {error:#}")),
+        (End::Bound, Ok(())) => {
+            (Verdict::NotApplicable, format!("the device gave {held}, which is all that was asked of it"))
+        }
+        (End::Panicked(error), Ok(())) => (Verdict::Fails, format!("the refusal is no error: {error:#}")),
+        (End::Refused(error @ DeviceError::OutOfMemory { .. }), Ok(())) => {
+            (Verdict::Pass, format!("refused with an error, and the device computes on: {error}"))
+        }
+        (End::Refused(error), Ok(())) => (Verdict::Fails, format!("not told as out of memory: {error}")),
+    };
+    Found::new(verdict, figure, says, rows)
+}
+
+/// How many bytes were had, and why no more.
+fn allocate_until_refused(device: &Device, chunk: u64, bound: u64) -> (u64, End) {
+    let mut held: Vec<DeviceTensor> = Vec::new();
+    loop {
+        let bytes = held.iter().map(DeviceTensor::len_bytes).sum::<u64>();
+        if bytes + chunk > bound {
+            return (bytes, End::Bound);
+        }
+        match guarded(|| Ok(allocate(device, chunk))) {
+            Ok(Ok(tensor)) => held.push(tensor),
+            Ok(Err(error)) => return (bytes, End::Refused(error)),
+            Err(error) => return (bytes, End::Panicked(error)),
+        }
+    }
+}
+
+fn allocate(device: &Device, bytes: u64) -> Result<DeviceTensor, DeviceError> {
     let zeros = Tensor::<1>::zeros([bytes as usize / size_of::<f32>()], device);
     let tensor = AnyTensor::from(zeros).into_resident();
     finish(device, &[&tensor])?;
@@ -92,20 +111,13 @@ fn computes(device: &Device) -> Result<()> {
 /// Spilled training, with a look at what the device has reserved after every minibatch.
 pub(super) fn plateau(subject: &Subject) -> Result<Found> {
     let mut rows = Vec::new();
-    let (mut grown, mut problems, mut most) = (Vec::new(), Vec::new(), 0);
-    for model in small_models(subject)? {
-        match guarded(|| watched(subject, &model)) {
-            Ok(watched) => {
-                most = most.max(watched.second_half());
-                grown.extend(watched.grown().then_some(model.name));
-                rows.push(watched.row(model.name));
-            }
-            Err(error) => {
-                rows.push(json!({"model": model.name, "problem": format!("{error:#}")}));
-                problems.push(format!("{}: {error:#}", model.name));
-            }
-        }
-    }
+    let (mut grown, mut most) = (Vec::new(), 0);
+    let problems = each_model(subject, &mut rows, |model| {
+        let watched = watched(subject, model)?;
+        most = most.max(watched.second_half());
+        grown.extend(watched.grown().then_some(model.name));
+        Ok(watched.row(model.name))
+    })?;
     let swaps: u64 = rows.iter().filter_map(|row| row["swaps"].as_u64()).sum();
     let figure = format!("{} after {swaps} swaps", ByteSize(most));
     let (verdict, says) = match (problems.as_slice(), grown.as_slice()) {
@@ -217,19 +229,20 @@ mod tests {
 
     #[test]
     fn a_refusal_passes_only_as_an_error_that_the_device_survives() {
-        let verdict = |refused: Option<&str>, after: Result<()>| {
-            judge_refusal(ByteSize(1), refused.map(str::to_owned), after, Vec::new()).verdict
-        };
-        assert_eq!(verdict(Some("no room"), Ok(())), Verdict::Pass);
-        assert_eq!(verdict(Some("it panicked: no room"), Ok(())), Verdict::Fails);
-        assert_eq!(verdict(None, Ok(())), Verdict::NotApplicable);
-        assert_eq!(verdict(Some("no room"), Err(anyhow::anyhow!("dead"))), Verdict::Fails);
+        let verdict = |end, after: Result<()>| judge_refusal(ByteSize(1), end, after, Vec::new()).verdict;
+        let refused = || End::Refused(DeviceError::OutOfMemory { bytes: 1 });
+        assert_eq!(verdict(refused(), Ok(())), Verdict::Pass);
+        assert_eq!(verdict(End::Refused(DeviceError::new("no room")), Ok(())), Verdict::Fails);
+        assert_eq!(verdict(End::Panicked(anyhow::anyhow!("no room")), Ok(())), Verdict::Fails);
+        assert_eq!(verdict(End::Bound, Ok(())), Verdict::NotApplicable);
+        assert_eq!(verdict(refused(), Err(anyhow::anyhow!("dead"))), Verdict::Fails);
     }
 
     #[test]
     fn allocation_ends_at_the_bound() {
         let device = Device::flex();
-        assert_eq!(allocate_until_refused(&device, 1 << 20, 5 << 19), (2 << 20, None));
+        let (held, end) = allocate_until_refused(&device, 1 << 20, 5 << 19);
+        assert_eq!((held, end.words()), (2 << 20, None));
         computes(&device).unwrap();
     }
 }

@@ -36,7 +36,7 @@ impl Model {
 }
 
 /// One of dense layers, which needs only what Burn has, and two of GPT-2 with the layers of this project.
-pub(super) fn small_models(subject: &Subject) -> Result<Vec<Model>> {
+fn small_models(subject: &Subject) -> Result<Vec<Model>> {
     let dense = Model {
         name: "mlp",
         chain: Arc::new(mlp::chain(&[2, 64, 64, 64], 3)?),
@@ -69,10 +69,10 @@ pub(super) fn small_models(subject: &Subject) -> Result<Vec<Model>> {
 }
 
 /// Adds what `measure` finds of each small model; gives what failed.
-fn each_model(
+pub(super) fn each_model(
     subject: &Subject,
     rows: &mut Vec<Value>,
-    measure: impl Fn(&Model) -> Result<Value>,
+    mut measure: impl FnMut(&Model) -> Result<Value>,
 ) -> Result<Vec<String>> {
     let mut problems = Vec::new();
     for model in small_models(subject)? {

@@ -58,9 +58,9 @@ impl Meter {
         (Self(samples.clone()), Sampling(samples))
     }
 
-    /// What the minibatches after the first `warmup` took, on a device of so many threads. Also times
-    /// products of large matrices on as many.
-    pub(super) fn measured(&self, warmup: usize, threads: usize) -> Result<Measured> {
+    /// What the minibatches after the first `warmup` took. Also times products of large matrices on so many
+    /// threads, if the device is a CPU's.
+    pub(super) fn measured(&self, warmup: usize, threads: Option<usize>) -> Result<Measured> {
         let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
         let peak_rss_bytes = peak_rss(&status).unwrap_or(0);
         let samples = lock(&self.0);
@@ -68,7 +68,8 @@ impl Meter {
         let measured = all.get(warmup..).filter(|samples| samples.len() > 1);
         let measured = measured.context("the run ended before a minibatch was measured")?;
         let measured = Measured::of(measured);
-        Ok(Measured { peak_rss_bytes, matmul_peak_gflops: matmul_peak(threads)?, ..measured })
+        let matmul_peak_gflops = threads.map(matmul_peak).transpose()?;
+        Ok(Measured { peak_rss_bytes, matmul_peak_gflops, ..measured })
     }
 }
 
@@ -113,7 +114,8 @@ pub(super) struct Measured {
     pub(super) allocations: f64,
     /// Of the process, products of large matrices excepted.
     pub(super) peak_rss_bytes: u64,
-    pub(super) matmul_peak_gflops: f64,
+    /// Of a CPU device.
+    pub(super) matmul_peak_gflops: Option<f64>,
 }
 
 impl Measured {
