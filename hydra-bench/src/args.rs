@@ -5,7 +5,7 @@ use crate::doctor::DoctorArgs;
 use crate::parse::{self, DevicesArg};
 use crate::step::StepArgs;
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use hydra_core::{Bandwidth, ByteSize};
+use hydra_core::{Bandwidth, ByteSize, FloatType};
 use hydra_models::data::Split;
 use hydra_sched::PolicyKind;
 use serde::{Deserialize, Serialize};
@@ -78,11 +78,12 @@ pub(crate) struct SelectArgs {
 }
 
 /// The flags that a spec holds, and that may therefore not be given beside it.
-const BESIDE_NO_SPEC: [&str; 28] = [
+const BESIDE_NO_SPEC: [&str; 29] = [
     "model",
     "data",
     "context",
     "dropout",
+    "dtype",
     "seed",
     "batch",
     "lr",
@@ -246,6 +247,10 @@ pub(crate) struct ModelArgs {
     /// The probability of every dropout in the model [default: as its configuration says]
     #[arg(long, value_name = "P", value_parser = parse::dropout, allow_hyphen_values = true)]
     pub(crate) dropout: Option<f64>,
+    /// The type of parameters, activations and gradients on devices, and of what moves between them and the host,
+    /// where masters are f32 [default: f32]
+    #[arg(long, value_enum)]
+    pub(crate) dtype: Option<DtypeName>,
     /// The seed of initial weights, data order and dropout [default: 0]
     #[arg(long, value_name = "N", value_parser = parse::seed, allow_hyphen_values = true)]
     pub(crate) seed: Option<u64>,
@@ -368,6 +373,24 @@ pub(crate) enum OptimizerName {
     #[value(name = "adamw")]
     AdamW,
     Sgd,
+}
+
+/// `--dtype`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum DtypeName {
+    #[default]
+    F32,
+    Bf16,
+}
+
+impl From<DtypeName> for FloatType {
+    fn from(name: DtypeName) -> Self {
+        match name {
+            DtypeName::F32 => Self::F32,
+            DtypeName::Bf16 => Self::Bf16,
+        }
+    }
 }
 
 /// The precision of matrix products.

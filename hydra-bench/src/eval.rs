@@ -3,7 +3,7 @@
 use crate::args::EvalArgs;
 use crate::error::{Outcome, print};
 use crate::session::{Surroundings, orchestrator};
-use crate::spec::{DevicesSpec, ModelSpec};
+use crate::spec::{DevicesSpec, ModelSpec, check_dtype};
 use crate::workload::Model;
 use anyhow::{Result, anyhow};
 use hydra_engine::EngineError;
@@ -15,6 +15,7 @@ use std::sync::Arc;
 pub(crate) fn run(args: &EvalArgs, around: &Surroundings) -> Result<Outcome> {
     let devices = DevicesSpec::new(&args.devices, false, &around.machine)?;
     let spec = ModelSpec::new(&args.model)?;
+    check_dtype(spec.dtype, devices.precision)?;
     let model = Model::load(&spec)?;
     let context = model.context(spec.context)?;
     let corpus = Corpus::load(&spec.data)?;

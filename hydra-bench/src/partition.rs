@@ -3,7 +3,7 @@
 use crate::args::PartitionArgs;
 use crate::error::{Outcome, Usage, print};
 use crate::session::{Surroundings, note_of_cuts, orchestrator};
-use crate::spec::{DevicesSpec, ModelSpec, check_accumulate};
+use crate::spec::{DevicesSpec, ModelSpec, check_accumulate, check_dtype};
 use crate::workload::Model;
 use anyhow::{Context, Result};
 use hydra_core::{ByteSize, OptimizerSpec, TrainSpec};
@@ -30,6 +30,7 @@ fn plan(args: &PartitionArgs, around: &Surroundings) -> Result<Arc<PartitionPlan
     check_accumulate(args.accumulate, args.batch)?;
     let devices = DevicesSpec::new(&args.devices, false, &around.machine)?;
     let spec = ModelSpec::new(&args.model)?;
+    check_dtype(spec.dtype, devices.precision)?;
     note_of_cuts(&devices).iter().for_each(|note| eprintln!("{note}"));
     let model = Model::load(&spec)?;
     let context = model.context(spec.context)?;

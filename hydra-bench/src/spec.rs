@@ -1,7 +1,8 @@
 //! The spec of a run: every flag resolved, saved in the run directory, re-runnable.
 
 use crate::args::{
-    DeviceArgs, LearnArgs, ModelArgs, OptimizerName, PrecisionName, ScheduleName, SelectArgs, TrainArgs,
+    DeviceArgs, DtypeName, LearnArgs, ModelArgs, OptimizerName, PrecisionName, ScheduleName, SelectArgs,
+    TrainArgs,
 };
 use crate::doctor;
 use crate::error::Usage;
@@ -84,6 +85,9 @@ pub(crate) struct ModelSpec {
     pub(crate) context: Option<usize>,
     /// `None` leaves the configuration's.
     pub(crate) dropout: Option<f64>,
+    /// Of parameters, activations and gradients on devices.
+    #[serde(default)]
+    pub(crate) dtype: DtypeName,
     pub(crate) seed: u64,
 }
 
@@ -199,6 +203,7 @@ impl RunSpec {
             bail!("it has format {}, and this program reads format {SPEC_FORMAT}", self.format);
         }
         self.devices.parsed()?;
+        check_dtype(self.model.dtype, self.devices.precision)?;
         if self.training.batch.is_empty() || self.training.lr.is_empty() {
             bail!(Usage::new(
                 "there is nothing to train: give at least one batch size and one learning rate"
@@ -236,6 +241,7 @@ impl RunSpec {
             "data": self.model.data,
             "context": self.model.context,
             "dropout": self.model.dropout,
+            "dtype": self.model.dtype,
             "batch": spec.batch,
             "lr": spec.optimizer.lr(),
             "training": spec,
@@ -269,6 +275,7 @@ impl ModelSpec {
             data: if data == BUILTIN { data.to_owned() } else { absolute(data)? },
             context: args.context,
             dropout: args.dropout,
+            dtype: args.dtype.unwrap_or_default(),
             seed: args.seed.unwrap_or(0),
         })
     }
@@ -403,6 +410,16 @@ fn check_precision(devices: &DevicesArg, precision: PrecisionName) -> Result<(),
     }
 }
 
+/// Refuses a precision of products where the type of their factors leaves no choice.
+pub(crate) fn check_dtype(dtype: DtypeName, precision: PrecisionName) -> Result<(), Usage> {
+    match (dtype, precision) {
+        (DtypeName::Bf16, PrecisionName::Tf32) => Err(Usage::new(
+            "--precision tf32 is about products of f32, and --dtype bf16 leaves none: leave one of the two out",
+        )),
+        _ => Ok(()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -448,7 +465,7 @@ mod tests {
     fn a_spec_comes_back_from_its_file() {
         let line = "select --model gpt2-mini --batch 4 --lr 1e-3,3e-4 --cuts 1,3 --link 8GiB/s --clip 1.5 \
                     --steps 9 --epochs 2 --optimizer sgd --schedule cosine --policy srtf --no-shuffle --seed 12 \
-                    --dropout 0.1 --plan plans --no-decay-norms --eval-every 4 --host-memory 1GiB";
+                    --dropout 0.1 --plan plans --no-decay-norms --eval-every 4 --host-memory 1GiB --dtype bf16";
         for line in [line, "", "train"] {
             let spec = spec(line).unwrap();
             let dir = tempfile::tempdir().unwrap();
@@ -486,6 +503,14 @@ mod tests {
             assert!(error.downcast_ref::<Usage>().is_some(), "{error:#}");
             assert!(format!("{error:#}").contains(says), "{error:#}");
         }
+    }
+
+    #[test]
+    fn products_of_16_bits_have_one_precision() {
+        let said = check_dtype(DtypeName::Bf16, PrecisionName::Tf32).unwrap_err().to_string();
+        assert!(said.ends_with("leave one of the two out"), "{said}");
+        assert!(check_dtype(DtypeName::Bf16, PrecisionName::F32).is_ok());
+        assert!(check_dtype(DtypeName::F32, PrecisionName::Tf32).is_ok());
     }
 
     #[cfg(not(feature = "cuda"))]

@@ -2,11 +2,11 @@
 
 mod measure;
 
-use crate::args::DeviceArgs;
+use crate::args::{DeviceArgs, DtypeName};
 use crate::error::{Outcome, Usage, print};
 use crate::parse;
 use crate::session::{Surroundings, devices, orchestrator};
-use crate::spec::DevicesSpec;
+use crate::spec::{DevicesSpec, check_dtype};
 use crate::table::{Align, Table};
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
@@ -50,9 +50,9 @@ pub(crate) struct StepArgs {
     /// The seed of weights, tokens and dropout
     #[arg(long, value_name = "N", default_value = "0", value_parser = parse::seed, allow_hyphen_values = true)]
     seed: u64,
-    /// The type of parameters and activations
+    /// The type of parameters, activations and gradients on devices
     #[arg(long, value_enum, default_value = "f32")]
-    dtype: Dtype,
+    dtype: DtypeName,
     #[command(flatten)]
     devices: DeviceArgs,
     /// Print the result as one line of JSON, alone on standard output
@@ -71,13 +71,6 @@ enum Reference {
     C,
 }
 
-/// `--dtype`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Dtype {
-    /// IEEE single precision
-    F32,
-}
-
 /// What is stepped.
 struct Subject {
     name: String,
@@ -89,8 +82,8 @@ struct Subject {
 
 /// Runs the steps and prints what they took.
 pub(crate) fn run(args: &StepArgs, around: &Surroundings) -> Result<Outcome> {
-    let Dtype::F32 = args.dtype;
     let spec = DevicesSpec::new(&args.devices, false, &around.machine)?;
+    check_dtype(args.dtype, spec.precision)?;
     let mut subject = Subject::new(args)?;
     let config = &mut subject.config;
     (config.resid_pdrop, config.embd_pdrop, config.attn_pdrop) = (args.dropout, args.dropout, args.dropout);
@@ -149,7 +142,7 @@ impl Subject {
     }
 
     fn task(&self, args: &StepArgs, cuts: Option<Vec<usize>>) -> Result<TrainTask> {
-        let chain = Arc::new(chain(&self.config, self.weights.clone())?);
+        let chain = chain(&self.config, self.weights.clone())?.with_float_type(args.dtype.into());
         let steps = args.warmup.saturating_add(args.steps);
         let data = Synthetic {
             key: Key::new(args.seed).fold(0x7374_6570),
@@ -163,7 +156,7 @@ impl Subject {
             shuffle: false,
             ..TrainSpec::new(OptimizerSpec::adamw(1e-4), self.batch)
         };
-        let task = TrainTask::new("step", chain, Arc::new(data), spec);
+        let task = TrainTask::new("step", Arc::new(chain), Arc::new(data), spec);
         Ok(match cuts {
             Some(cuts) => task.cuts(cuts),
             None => task,
@@ -245,7 +238,7 @@ fn json(
         "context": subject.context,
         "batch": subject.batch,
         "dropout": args.dropout,
-        "dtype": "f32",
+        "dtype": args.dtype,
         "precision": devices.precision,
         "seed": args.seed,
         "devices": devices.devices,

@@ -32,7 +32,7 @@ impl Model {
         let tokenizer = Tokenizer::for_model(directory, config.vocab_size).with_context(failed)?;
         let config = with_dropout(config, spec.dropout);
         let writer = weights.as_ref().map_or_else(|| Gpt2Writer::new(config.clone()), Gpt2Writer::from);
-        let chain = chain(&config, weights).with_context(failed)?;
+        let chain = chain(&config, weights).with_context(failed)?.with_float_type(spec.dtype.into());
         Ok(Self { chain: Arc::new(chain), writer: Arc::new(writer), config, tokenizer })
     }
 

@@ -244,7 +244,7 @@ pub struct HostTensor {
     pub bytes: bytes::Bytes,
     /// The sizes of the dimensions.
     pub shape: Vec<usize>,
-    /// The type of an element: `F32` or an integer type.
+    /// The type of an element: that of a [`FloatType`](crate::FloatType), or an integer type.
     pub dtype: DType,
 }
 
@@ -281,7 +281,7 @@ impl HostTensor {
         Self::own(values, shape.into(), DType::I32)
     }
 
-    fn own<T: bytemuck::NoUninit + Send>(values: Vec<T>, shape: Vec<usize>, dtype: DType) -> Self {
+    pub(crate) fn own<T: bytemuck::NoUninit + Send>(values: Vec<T>, shape: Vec<usize>, dtype: DType) -> Self {
         assert_eq!(values.len(), shape.iter().product::<usize>(), "values for shape {shape:?}");
         Self { bytes: bytes::Bytes::from_owner(Owner(values)), shape, dtype }
     }
@@ -294,6 +294,20 @@ impl HostTensor {
     /// The number of bytes.
     pub fn len_bytes(&self) -> u64 {
         self.bytes.len() as u64
+    }
+
+    /// A copy in memory that the calling thread asks for, aligned for the elements.
+    pub fn copied(&self) -> Self {
+        fn owned<T: bytemuck::NoUninit + bytemuck::AnyBitPattern + Send>(bytes: &[u8]) -> bytes::Bytes {
+            bytes::Bytes::from_owner(Owner(bytemuck::pod_collect_to_vec::<u8, T>(bytes)))
+        }
+        let bytes = match self.dtype.size() {
+            8 => owned::<u64>(&self.bytes),
+            4 => owned::<u32>(&self.bytes),
+            2 => owned::<u16>(&self.bytes),
+            _ => owned::<u8>(&self.bytes),
+        };
+        Self::view(bytes, self.shape.clone(), self.dtype)
     }
 
     /// Whether the elements are floats.

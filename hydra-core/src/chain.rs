@@ -1,7 +1,8 @@
 //! A model as a sequence of layers, ended by a loss, and the images its parameters live in.
 
 use crate::{
-    CoreError, DeviceBytes, DeviceTensor, Forward, HostTensor, Init, Layer, SeededInit, WeightSource,
+    CoreError, DeviceBytes, DeviceTensor, FloatType, Forward, HostTensor, Init, Layer, SeededInit,
+    WeightSource,
 };
 use burn::module::ParamId;
 use burn::tensor::DType;
@@ -9,8 +10,8 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Parameters start at multiples of so many bytes in an image: what the widest vector loads and the
-/// sub-buffers of a GPU need.
+/// Parameters start at multiples of so many bytes in an image of `f32`, and of half as many in one of 16 bits:
+/// what the widest vector loads and the sub-buffers of a GPU need.
 pub const IMAGE_ALIGN: usize = 512;
 
 const ALIGN_ELEMENTS: usize = IMAGE_ALIGN / size_of::<f32>();
@@ -53,7 +54,7 @@ impl ImageParam {
     }
 }
 
-/// One contiguous `f32` buffer of masters that moves as one: all parameters of a layer that no other layer
+/// One contiguous buffer of parameters that moves as one: all parameters of a layer that no other layer
 /// names, or one parameter that several layers name (tied).
 #[derive(Clone, Debug)]
 pub struct ImageLayout {
@@ -67,11 +68,13 @@ pub struct ImageLayout {
     pub layers: Vec<usize>,
     /// Whether it is trained; frozen images have neither gradient nor optimizer state.
     pub trained: bool,
+    /// The type in which it moves and is on devices, and that of its gradients.
+    pub float: FloatType,
 }
 
 impl ImageLayout {
     fn new(name: String, layer: usize, trained: bool) -> Self {
-        Self { name, params: Vec::new(), elements: 0, layers: vec![layer], trained }
+        Self { name, params: Vec::new(), elements: 0, layers: vec![layer], trained, float: FloatType::F32 }
     }
 
     fn push(&mut self, name: String, shape: Vec<usize>, init: Init, given: Option<HostTensor>) -> usize {
@@ -81,8 +84,19 @@ impl ImageLayout {
         self.params.len() - 1
     }
 
-    /// The length in bytes.
+    /// The length in bytes of what moves.
     pub fn bytes(&self) -> u64 {
+        (self.elements * self.float.bytes()) as u64
+    }
+
+    /// The length in bytes of the masters' parameters, which are `f32`, with what moves in their place if that
+    /// is narrower. Each of the optimizer's moments has [`moment_bytes`](Self::moment_bytes).
+    pub fn master_bytes(&self) -> u64 {
+        self.moment_bytes() + if self.float == FloatType::F32 { 0 } else { self.bytes() }
+    }
+
+    /// The length in bytes of one of the optimizer's moments.
+    pub fn moment_bytes(&self) -> u64 {
         (self.elements * size_of::<f32>()) as u64
     }
 
@@ -119,6 +133,7 @@ pub struct Chain {
     note: String,
     layers: Vec<ChainLayer>,
     images: Vec<ImageLayout>,
+    float: FloatType,
     source: Arc<dyn WeightSource>,
 }
 
@@ -190,7 +205,8 @@ impl ChainBuilder {
         let layers = layers
             .map(|((name, layer, frozen), params)| ChainLayer { name, params, frozen, layer: layer.hollow() })
             .collect();
-        Ok(Chain { name: self.name, note: self.note, layers, images, source: self.source })
+        let float = FloatType::F32;
+        Ok(Chain { name: self.name, note: self.note, layers, images, float, source: self.source })
     }
 }
 
@@ -299,6 +315,19 @@ impl Chain {
         }
     }
 
+    /// The chain with floats of another type on devices; `f32` if this is not called. Values stay what they are,
+    /// for masters are `f32` always.
+    pub fn with_float_type(mut self, float: FloatType) -> Self {
+        self.float = float;
+        self.images.iter_mut().for_each(|image| image.float = float);
+        self
+    }
+
+    /// The type of the floats that the layers see.
+    pub fn float_type(&self) -> FloatType {
+        self.float
+    }
+
     /// The chain's name, for messages and fingerprints.
     pub fn name(&self) -> &str {
         &self.name
@@ -347,7 +376,7 @@ impl Chain {
     /// parameter counts once for every layer that names it, because each makes a gradient of its own.
     pub fn gradient_bytes(&self, layers: Range<usize>) -> u64 {
         let trained = |p: &&ParamRef| self.images[p.image].trained;
-        let bytes = |p: &ParamRef| (self.images[p.image].params[p.slot].len * size_of::<f32>()) as u64;
+        let bytes = |p: &ParamRef| (self.images[p.image].params[p.slot].len * self.float.bytes()) as u64;
         self.layers[layers].iter().flat_map(|l| l.params.iter().filter(trained).map(bytes)).sum()
     }
 
@@ -366,8 +395,8 @@ impl Chain {
     pub fn layer_params(&self, layer: usize, image: &dyn Fn(usize) -> DeviceBytes) -> Vec<DeviceTensor> {
         let view = |p: &ParamRef| {
             let param = &self.images[p.image].params[p.slot];
-            let bytes = param.offset * size_of::<f32>()..(param.offset + param.len) * size_of::<f32>();
-            DeviceTensor::view(image(p.image).slice(bytes), param.shape.clone(), DType::F32)
+            let bytes = param.offset * self.float.bytes()..(param.offset + param.len) * self.float.bytes();
+            DeviceTensor::view(image(p.image).slice(bytes), param.shape.clone(), self.float.dtype())
         };
         self.layers[layer].params.iter().map(view).collect()
     }

@@ -1,6 +1,6 @@
 //! What a chain learns from: a dataset is a function of (seed, step).
 
-use crate::{HostActivation, Key};
+use crate::{FloatType, HostActivation, Key};
 
 /// One batch on the host.
 #[derive(Clone, Debug)]
@@ -15,6 +15,13 @@ pub struct Batch {
     pub terms: usize,
     /// What throughput counts: tokens, images.
     pub units: usize,
+}
+
+impl Batch {
+    /// The batch for a chain with floats of this type. The targets stay as they are, because losses are `f32`.
+    pub fn in_type(self, float: FloatType) -> Self {
+        Self { inputs: self.inputs.in_type(float), ..self }
+    }
 }
 
 /// A fixed collection of items that can be gathered into batches, the same for the same indices.

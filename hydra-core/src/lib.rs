@@ -31,6 +31,7 @@ mod compute;
 pub mod cube;
 mod dataset;
 mod error;
+mod float;
 mod ids;
 mod key;
 mod layer;
@@ -51,6 +52,7 @@ pub use compute::{
 };
 pub use dataset::{Batch, Dataset, DatasetError, Sampler};
 pub use error::CoreError;
+pub use float::FloatType;
 pub use ids::{DeviceId, TaskId};
 pub use key::Key;
 pub use layer::{Forward, Init, Layer, ParamInfo};

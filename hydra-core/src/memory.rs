@@ -117,7 +117,7 @@ pub struct DeviceTensor {
     pub bytes: DeviceBytes,
     /// The sizes of the dimensions.
     pub shape: Vec<usize>,
-    /// The type of an element: `F32` or an integer type.
+    /// The type of an element: that of a [`FloatType`](crate::FloatType), or an integer type.
     pub dtype: DType,
 }
 
@@ -155,13 +155,7 @@ impl DeviceTensor {
     pub fn apart(self) -> Self {
         let bytes = match self.bytes {
             DeviceBytes::Host(bytes) => {
-                let aligned = match self.dtype {
-                    DType::F32 => {
-                        HostTensor::float(bytemuck::cast_slice(&bytes).to_vec(), [bytes.len() / 4]).bytes
-                    }
-                    _ => Bytes::copy_from_slice(&bytes),
-                };
-                DeviceBytes::Host(aligned)
+                DeviceBytes::Host(HostTensor::view(bytes, self.shape.clone(), self.dtype).copied().bytes)
             }
             DeviceBytes::Buffer(buffer) => DeviceBytes::Buffer(buffer.apart()),
         };

@@ -1,7 +1,7 @@
 //! What a layer is told beside its input.
 
 use crate::{Activation, Key};
-use burn::tensor::{Tensor, TensorData};
+use burn::tensor::{DType, Tensor, TensorData};
 
 /// Whether a pass trains or evaluates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,8 +66,13 @@ impl Pass {
         let Some(mask) = self.dropout_mask(probability, site) else { return x };
         let mut factors = vec![0.0; x.dims().iter().product()];
         mask.fill(0, &mut factors);
-        let factors = Tensor::<D>::from_data(TensorData::new(factors, x.dims()), &x.device());
-        x * factors
+        let factors = TensorData::new(factors, x.dims());
+        let factors = Tensor::<D>::from_data(factors, (&x.device(), DType::F32));
+        match x.dtype() {
+            DType::F32 => x * factors,
+            // Rounded once: the factors themselves are no numbers of 16 bits.
+            narrow => (x.cast(DType::F32) * factors).cast(narrow),
+        }
     }
 
     /// What [`dropout`](Self::dropout) multiplies with; `None` where it leaves everything as it is.

@@ -4,7 +4,7 @@ use crate::admission::{Admission, AdmittedTask};
 use crate::device::LogicalDevice;
 use crate::error::{EngineError, guarded};
 use crate::task::TrainTask;
-use hydra_core::{Batch, ByteSize, Dataset};
+use hydra_core::{Batch, ByteSize, Dataset, ImageLayout};
 use hydra_partition::{
     Demand, Fingerprint, FirstValues, PartitionError, PartitionPlan, PilotPartitioner, Profile, Rules,
     choose_reserve,
@@ -112,6 +112,7 @@ fn candidate<'a>(
 ) -> Result<Candidate<'a>, EngineError> {
     let items: Vec<usize> = (0..task.spec.microbatch().min(task.train.len())).collect();
     let batch = guarded("reading a batch", || Ok(task.train.batch(&items)?))?;
+    let batch = batch.in_type(task.chain.float_type());
     let fingerprint = Fingerprint::new(&task.chain, &batch, "").on(device.spec.threads, &device.model);
     if let Some(index) = measured.iter().position(|m| m.fingerprint.same_costs(&fingerprint)) {
         return Ok(Candidate { task, batch, measured: index });
@@ -217,21 +218,30 @@ fn admitted_task(task: &TrainTask, batch: &Batch, plan: Arc<PartitionPlan>) -> A
 
 /// Masters, moments, and the copy of the best masters where one is kept.
 fn master_bytes(task: &TrainTask) -> u64 {
-    let copies = 1 + task.spec.optimizer.moments() as u64 + u64::from(task.spec.eval_every.is_some());
-    task.chain.images().iter().map(|image| image.bytes() * if image.trained { copies } else { 1 }).sum()
+    let copies = task.spec.optimizer.moments() as u64 + u64::from(task.spec.eval_every.is_some());
+    let bytes = |image: &ImageLayout| {
+        image.master_bytes() + if image.trained { copies * image.moment_bytes() } else { 0 }
+    };
+    task.chain.images().iter().map(bytes).sum()
 }
 
 /// One set of gradients, the boundary activations at the cut-points with one gradient of them in each
 /// direction, and the batch.
 fn active_bytes(task: &TrainTask, batch: &Batch, plan: &PartitionPlan) -> u64 {
     let trained = task.chain.images().iter().filter(|image| image.trained);
-    let gradients: u64 = trained.map(|image| image.bytes() * image.layers.len() as u64).sum();
+    let microbatches = task.spec.accumulate > 1;
+    let gradients: u64 = trained
+        .map(|image| {
+            let uses = image.bytes() * image.layers.len() as u64;
+            // Microbatches are added up in `f32`.
+            if microbatches { uses.max(image.moment_bytes()) } else { uses }
+        })
+        .sum();
     let inputs = plan.shards.iter().skip(1).map(|s| plan.layers[s.first].input_bytes);
     let boundaries: u64 = inputs.clone().sum::<u64>() + 2 * inputs.max().unwrap_or(0);
     let data = (batch.inputs.len_bytes() + batch.targets.len_bytes()) * task.spec.accumulate as u64;
     // Microbatches add up: while the sum is kept, the gradients of one more shard arrive.
-    let arriving =
-        if task.spec.accumulate > 1 { plan.shards.iter().map(|s| s.gradient_bytes).max() } else { None };
+    let arriving = if microbatches { plan.shards.iter().map(|s| s.gradient_bytes).max() } else { None };
     gradients + arriving.unwrap_or(0) + boundaries + data
 }
 

@@ -3,6 +3,7 @@
 use crate::device::LogicalDevice;
 use crate::error::EngineError;
 use crate::event::{Computed, Gradient, Output};
+use burn::tensor::DType;
 use hydra_core::{
     Activation, AnyTensor, BackwardFrom, Chain, DeviceTensor, Key, Layer, Pass, ShardBackward,
     backward_range, finish, forget_graphs, forward_range, panic_message, promote_layers,
@@ -124,6 +125,11 @@ impl ShardInputs {
 
 fn loss(y: Activation) -> f32 {
     let value = AnyTensor::from(y.into_float::<1>()).into_host();
+    assert!(
+        value.dtype == DType::F32,
+        "expected a loss of f32 from the last layer, found {:?}: compute it from outputs that are cast to f32",
+        value.dtype
+    );
     let elements = value.as_f32();
     assert!(elements.len() == 1, "expected a loss of shape [1] from the last layer, found {:?}", value.shape);
     elements[0]

@@ -5,6 +5,7 @@
 //! only microbatches are added into a buffer. The sum is the same to the bit however it is read: the uses in
 //! chain order, then the microbatches in theirs.
 
+use burn::tensor::DType;
 use hydra_core::{HostTensor, ImageLayout};
 use rayon::prelude::*;
 use std::ops::Range;
@@ -66,25 +67,32 @@ impl ParamGradient {
         let (first, others) = match self {
             Self::Sum(sum) => return read(&sum[range]),
             Self::Uses { tensors, .. } => match &tensors[..] {
-                [Some(only)] => return read(&only.as_f32()[range]),
+                [Some(only)] if only.dtype == DType::F32 => return read(&only.as_f32()[range]),
                 [first, others @ ..] => (first, others),
                 [] => (&None, &[][..]),
             },
         };
         let part = |tensor: &'a HostTensor| &tensor.as_f32()[range.clone()];
+        let is_wide = |tensor: &HostTensor| tensor.dtype == DType::F32;
         let mut scratch = [0.0; CHUNK];
         let sum = &mut scratch[..range.len()];
         let others = match (first, others) {
-            (Some(first), [Some(second), others @ ..]) => {
+            (Some(first), [Some(second), others @ ..]) if is_wide(first) && is_wide(second) => {
                 add_into(sum, part(first), part(second));
                 others
             }
             (first, others) => {
-                first.iter().for_each(|first| sum.copy_from_slice(part(first)));
+                first.iter().for_each(|first| first.read_floats(range.clone(), sum));
                 others
             }
         };
-        others.iter().flatten().for_each(|other| add(sum, part(other)));
+        for other in others.iter().flatten() {
+            if is_wide(other) {
+                add(sum, part(other));
+            } else {
+                add_widened(sum, other, range.clone());
+            }
+        }
         read(sum)
     }
 
@@ -120,6 +128,13 @@ fn add_into(sum: &mut [f32], a: &[f32], b: &[f32]) {
 
 fn add(total: &mut [f32], part: &[f32]) {
     vectorized(|| total.iter_mut().zip(part).for_each(|(total, part)| *total += *part));
+}
+
+fn add_widened(total: &mut [f32], part: &HostTensor, range: Range<usize>) {
+    let mut scratch = [0.0; CHUNK];
+    let wide = &mut scratch[..range.len()];
+    part.read_floats(range, wide);
+    add(total, wide);
 }
 
 /// The sum of the squares of a slice, in the order of [`ParamGradient::sum_of_squares`].

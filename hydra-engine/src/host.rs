@@ -188,7 +188,7 @@ impl HostOptimizer {
             state.chain.images().iter().map(|i| vec![0.0; if i.trained { i.elements } else { 0 }]).collect()
         });
         for (image, copy) in best.iter_mut().enumerate().filter(|(_, copy)| !copy.is_empty()) {
-            let view = self.store.read(ImageId { task, image })?;
+            let view = self.store.read_masters(ImageId { task, image })?;
             copy.copy_from_slice(bytemuck::cast_slice(&view.bytes));
         }
         Ok(())
@@ -199,6 +199,7 @@ impl HostOptimizer {
         for (image, copy) in best.into_iter().enumerate().filter(|(_, copy)| !copy.is_empty()) {
             let mut writer = self.store.write(ImageId { task, image })?;
             writer.params.copy_from_slice(&copy);
+            writer.round();
             writer.commit();
         }
         Ok(())
@@ -250,7 +251,7 @@ impl Gathered {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hydra_core::{HostTensor, ImageParam, Init};
+    use hydra_core::{FloatType, HostTensor, ImageParam, Init};
 
     /// A parameter of one element that two layers name.
     fn layout() -> ImageLayout {
@@ -263,7 +264,7 @@ mod tests {
             given: None,
         };
         let (name, params) = ("tied".to_owned(), vec![param]);
-        ImageLayout { name, params, elements: 128, layers: vec![0, 3], trained: true }
+        ImageLayout { name, params, elements: 128, layers: vec![0, 3], trained: true, float: FloatType::F32 }
     }
 
     fn gather(order: &[(usize, usize)]) -> (Option<f32>, usize) {

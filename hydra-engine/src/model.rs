@@ -10,7 +10,7 @@ use crate::host::MicroStep;
 use crate::observer::EvaluationKind;
 use crate::report::{Evaluation, TaskState};
 use crate::task::TrainTask;
-use hydra_core::{Batch, Chain, Dataset, DeviceId, HostTensor, Pass, Sampler, TaskId};
+use hydra_core::{Batch, Chain, Dataset, DatasetError, DeviceId, HostTensor, Pass, Sampler, TaskId};
 use hydra_partition::PartitionPlan;
 use hydra_sched::{CostModel, ShardTaskKind};
 use hydra_spill::Reservation;
@@ -298,19 +298,19 @@ impl Model {
     fn start_sweep(&mut self, next: &ShardTask) -> Result<(), EngineError> {
         self.boundaries.iter_mut().for_each(|slot| *slot = None);
         self.gradient = None;
+        let float = self.task.chain.float_type();
         match next.stage {
             Stage::Train { microbatch: 0 } => {
                 let items = self.sampler.items(next.step);
                 let parts = self.task.spec.microbatches(&items);
-                let batches: Result<Vec<Batch>, _> =
-                    parts.into_iter().map(|part| self.task.train.batch(part)).collect();
-                self.batches = batches?;
+                let batch = |part| Ok::<_, DatasetError>(self.task.train.batch(part)?.in_type(float));
+                self.batches = parts.into_iter().map(batch).collect::<Result<_, _>>()?;
             }
             Stage::Evaluate { kind, batch } => {
                 let data = evaluation_data(&self.task, kind);
                 let size = self.task.evaluation_batch();
                 let items: Vec<usize> = (batch * size..((batch + 1) * size).min(data.len())).collect();
-                self.batches = vec![data.batch(&items)?];
+                self.batches = vec![data.batch(&items)?.in_type(float)];
             }
             _ => {}
         }

@@ -5,8 +5,8 @@
 //! chain order. AdamW follows PyTorch's `torch.optim.AdamW`, SGD its `torch.optim.SGD`, in `f32`.
 
 use crate::gradient::{CHUNK, ImageGradient, ParamGradient, vectorized};
-use hydra_core::{Chain, Decay, ImageLayout, OptimizerSpec, TrainSpec};
-use hydra_spill::Masters;
+use hydra_core::{Chain, Decay, FloatType, ImageLayout, OptimizerSpec, TrainSpec};
+use hydra_spill::{Masters, NarrowFloats};
 use rayon::prelude::*;
 
 /// The constants of one optimizer step of one parameter.
@@ -142,41 +142,55 @@ pub(crate) struct Step<'a> {
 impl Step<'_> {
     /// Steps a whole image, in parallel over the current thread pool.
     pub(crate) fn image(&self, layout: &ImageLayout, masters: &mut Masters, gradient: &ImageGradient) {
-        let Masters { params, moments } = masters;
+        let Masters { params, narrow, moments } = masters;
+        let float = narrow.as_ref().map(NarrowFloats::float_type);
         for (param, gradient) in layout.params.iter().zip(&gradient.params) {
             let decays = self.spec.decay == Decay::All || !param.is_vector();
             let update = Update::new(&self.spec.optimizer, self.rate, self.step, decays);
             let range = param.range();
             let moments: Vec<&mut [f32]> = moments.iter_mut().map(|m| &mut m[range.clone()]).collect();
-            step_param(update, &mut params[range], gradient, self.factor, moments);
+            let narrow = narrow.as_mut().map(|narrow| &mut narrow[range.clone()]);
+            let stepped = Stepped { params: &mut params[range], narrow: float.zip(narrow), moments };
+            step_param(update, stepped, gradient, self.factor);
         }
     }
 }
 
-fn step_param(
-    update: Update,
-    params: &mut [f32],
-    gradient: &ParamGradient,
-    factor: Option<f32>,
-    mut moments: Vec<&mut [f32]>,
-) {
-    let step = |index: usize, params: &mut [f32], moments: &mut [&mut [f32]]| {
+/// A parameter with what a step of it writes beside it: what it is rounded to, and moments.
+struct Stepped<'a> {
+    params: &'a mut [f32],
+    narrow: Option<(FloatType, &'a mut [u16])>,
+    moments: Vec<&'a mut [f32]>,
+}
+
+impl<'a> Stepped<'a> {
+    /// Pieces of [`CHUNK`] elements, in order.
+    fn chunks(self) -> Vec<Stepped<'a>> {
+        let chunks = self.params.chunks_mut(CHUNK);
+        let mut chunks: Vec<Stepped<'a>> =
+            chunks.map(|params| Stepped { params, narrow: None, moments: Vec::new() }).collect();
+        if let Some((float, narrow)) = self.narrow {
+            let pieces = chunks.iter_mut().zip(narrow.chunks_mut(CHUNK));
+            pieces.for_each(|(chunk, narrow)| chunk.narrow = Some((float, narrow)));
+        }
+        for moments in self.moments {
+            let pieces = chunks.iter_mut().zip(moments.chunks_mut(CHUNK));
+            pieces.for_each(|(chunk, moments)| chunk.moments.push(moments));
+        }
+        chunks
+    }
+}
+
+fn step_param(update: Update, stepped: Stepped<'_>, gradient: &ParamGradient, factor: Option<f32>) {
+    stepped.chunks().into_par_iter().enumerate().for_each(|(index, chunk)| {
+        let Stepped { params, narrow, mut moments } = chunk;
         let start = index * CHUNK;
         let range = start..start + params.len();
-        gradient.chunk(range, |grads| step_slice(update, params, grads, factor, moments));
-    };
-    let chunks = params.par_chunks_mut(CHUNK);
-    match &mut moments[..] {
-        [] => chunks.enumerate().for_each(|(i, p)| step(i, p, &mut [])),
-        [m] => {
-            let work = chunks.zip(m.par_chunks_mut(CHUNK)).enumerate();
-            work.for_each(|(i, (p, m))| step(i, p, &mut [m]));
+        gradient.chunk(range, |grads| step_slice(update, params, grads, factor, &mut moments));
+        if let Some((float, narrow)) = narrow {
+            float.narrow(params, narrow);
         }
-        [m, v, ..] => {
-            let work = chunks.zip(m.par_chunks_mut(CHUNK)).zip(v.par_chunks_mut(CHUNK)).enumerate();
-            work.for_each(|(i, ((p, m), v))| step(i, p, &mut [m, v]));
-        }
-    }
+    });
 }
 
 /// The global norm of all gradients of a chain, in chain order; `squares` gives the sum of squares of the
@@ -204,6 +218,10 @@ mod tests {
         ParamGradient::Uses { len: values.len(), tensors: vec![Some(tensor)] }
     }
 
+    fn stepped<'a>(params: &'a mut [f32], moments: Vec<&'a mut [f32]>) -> Stepped<'a> {
+        Stepped { params, narrow: None, moments }
+    }
+
     fn numbers(key: u64, n: usize) -> Vec<f32> {
         (0..n as u64).map(|i| Key::new(key).normal(i) as f32).collect()
     }
@@ -220,7 +238,7 @@ mod tests {
         for step in 0..5 {
             let grads = numbers(10 + step as u64, n);
             let update = Update::new(&spec, 1e-2, step, true);
-            step_param(update, &mut params, &gradient(&grads), None, vec![&mut m, &mut v]);
+            step_param(update, stepped(&mut params, vec![&mut m, &mut v]), &gradient(&grads), None);
             let grads = Tensor::from_data(TensorData::new(grads, [n]), &device);
             (theirs, state) = Optimizer::step(&burn, 1e-2, theirs, grads, state);
         }
@@ -241,12 +259,28 @@ mod tests {
                     let update = Update::new(&spec, spec.lr(), step, true);
                     let moments = moments.iter_mut().map(|m| &mut m[..]).collect();
                     let gradient = gradient(&numbers(2, n));
-                    pool.install(|| step_param(update, &mut params, &gradient, Some(0.5), moments));
+                    pool.install(|| step_param(update, stepped(&mut params, moments), &gradient, Some(0.5)));
                 }
                 (params, moments)
             };
             assert_eq!(run(1), run(3));
         }
+    }
+
+    #[test]
+    fn what_moves_is_rounded_after_the_step() {
+        let n = 2 * CHUNK + 77;
+        let spec = OptimizerSpec::adamw(1e-2);
+        let (mut params, mut m, mut v) = (numbers(1, n), vec![0.0; n], vec![0.0; n]);
+        let mut narrow = vec![0; n];
+        let stepped = Stepped {
+            narrow: Some((FloatType::Bf16, &mut narrow)),
+            ..stepped(&mut params, vec![&mut m, &mut v])
+        };
+        step_param(Update::new(&spec, 1e-2, 0, true), stepped, &gradient(&numbers(2, n)), None);
+        let mut expected = vec![1; n];
+        FloatType::Bf16.narrow(&params, &mut expected);
+        assert!(params != numbers(1, n) && narrow == expected);
     }
 
     #[test]
@@ -282,7 +316,7 @@ mod tests {
         let (mut params, mut m, mut v) = (numbers(1, 10), vec![0.0; 10], vec![0.0; 10]);
         let before = params.clone();
         let update = Update::new(&OptimizerSpec::adamw(1e-3), 0.0, 0, true);
-        step_param(update, &mut params, &gradient(&numbers(2, 10)), None, vec![&mut m, &mut v]);
+        step_param(update, stepped(&mut params, vec![&mut m, &mut v]), &gradient(&numbers(2, 10)), None);
         assert_eq!(params, before);
         assert!(m.iter().all(|m| *m != 0.0));
     }
@@ -292,13 +326,8 @@ mod tests {
         let spec = OptimizerSpec::Sgd { lr: 0.1, momentum: 0.5, weight_decay: 0.0 };
         let (mut p, mut buffer) = (vec![1.0f32], vec![0.0f32]);
         for step in 0..2 {
-            step_param(
-                Update::new(&spec, 0.1, step, true),
-                &mut p,
-                &gradient(&[2.0]),
-                None,
-                vec![&mut buffer],
-            );
+            let update = Update::new(&spec, 0.1, step, true);
+            step_param(update, stepped(&mut p, vec![&mut buffer]), &gradient(&[2.0]), None);
         }
         assert_eq!(buffer, [3.0]);
         assert!((p[0] - (1.0 - 0.2 - 0.3)).abs() < 1e-6);

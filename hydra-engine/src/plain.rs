@@ -10,7 +10,8 @@ use crate::optimizer::{Update, clip_factor, global_norm};
 use crate::weights::{WeightHash, initial_image};
 use burn::tensor::Device;
 use hydra_core::{
-    Activation, AnyTensor, Chain, Dataset, Decay, DeviceBytes, Layer, Pass, Sampler, TrainSpec,
+    Activation, AnyTensor, Batch, Chain, Dataset, Decay, DeviceBytes, FloatType, HostTensor, Layer, Pass,
+    Sampler, TrainSpec,
 };
 
 /// What the plain loop gives.
@@ -80,9 +81,10 @@ impl<'a> Model<'a> {
         items: &[usize],
         step: usize,
     ) -> Result<(f64, Vec<Vec<f32>>), EngineError> {
-        let batches: Result<Vec<_>, _> =
+        let batches: Result<Vec<Batch>, _> =
             self.spec.microbatches(items).into_iter().map(|part| data.batch(part)).collect();
-        let batches = batches?;
+        let batches: Vec<Batch> =
+            batches?.into_iter().map(|batch| batch.in_type(self.chain.float_type())).collect();
         let terms: usize = batches.iter().map(|b| b.terms).sum();
         let mut total: Vec<Vec<f32>> = self.images.iter().map(|i| vec![0.0; i.len()]).collect();
         let mut loss = 0.0;
@@ -99,7 +101,8 @@ impl<'a> Model<'a> {
 
     fn layers(&self) -> Vec<Box<dyn Layer>> {
         let image = |i: usize| {
-            DeviceBytes::from(bytes::Bytes::copy_from_slice(bytemuck::cast_slice(&self.images[i])))
+            let masters = HostTensor::float(self.images[i].clone(), [self.images[i].len()]);
+            DeviceBytes::from(masters.in_type(self.chain.float_type()).bytes)
         };
         let layer = |(index, layer): (usize, &hydra_core::ChainLayer)| {
             layer.layer().promote(&self.chain.layer_params(index, &image), &self.device, !layer.frozen)
@@ -114,7 +117,7 @@ impl<'a> Model<'a> {
         for (layer, grads) in self.chain.layers().iter().zip(uses) {
             for (at, grad) in layer.params.iter().zip(grads) {
                 let range = self.chain.images()[at.image].params[at.slot].range();
-                let grad = grad.map(AnyTensor::into_host);
+                let grad = grad.map(|grad| grad.into_host().in_type(FloatType::F32));
                 let again = seen[at.image].contains(&at.slot);
                 seen[at.image].push(at.slot);
                 let Some(grad) = grad else { continue };

@@ -16,9 +16,9 @@ use crate::weights::initial_image;
 use crate::worker::{ComputeJob, PromoteJob, TakeDownJob};
 use crate::writer::WriteJob;
 use crossbeam_channel::{Receiver, RecvTimeoutError, unbounded};
-use hydra_core::{DeviceId, TaskId};
+use hydra_core::{DeviceId, FloatType, TaskId};
 use hydra_sched::{CostModel, ModelIndex, ModelView, Policy, ShardTaskKind, View};
-use hydra_spill::{Budget, ImageId, Masters, TierStore};
+use hydra_spill::{Budget, ImageId, Masters, NarrowFloats, TierStore};
 use rayon::prelude::*;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -170,12 +170,21 @@ impl Run {
         let moments = if layout.trained { model.task.spec.optimizer.moments() } else { 0 };
         // The copy of the best masters, where one is kept, is paid for with the masters.
         let best = layout.trained && model.task.spec.eval_every.is_some();
-        let bytes = layout.bytes() * (1 + moments as u64 + u64::from(best));
+        let copies = moments as u64 + u64::from(best);
+        let bytes = layout.master_bytes() + copies * layout.moment_bytes();
         let reservation =
             self.host_budget.reserve(bytes, &model.task.name).map_err(hydra_spill::SpillError::from)?;
         let moments = vec![vec![0.0; params.len()]; moments];
-        let params = self.threads.devices[0].device.manager.link().home(params);
-        self.store.insert(ImageId { task: model.id, image }, Masters { params, moments }, reservation)?;
+        let home = |values| self.threads.devices[0].device.manager.link().home(values);
+        let masters = match layout.float {
+            FloatType::F32 => Masters::new(home(params), moments),
+            // The masters themselves do not move.
+            float => {
+                let narrow = Some(NarrowFloats::of(&params, float, home));
+                Masters { narrow, ..Masters::new(params, moments) }
+            }
+        };
+        self.store.insert(ImageId { task: model.id, image }, masters, reservation)?;
         Ok(())
     }
 

@@ -302,16 +302,17 @@ impl Worker {
                     contributions.push(Contribution { layer, image: at.image, gradients });
                 }
                 let Some(gradient) = gradient else { continue };
-                self.check_length(params[at.slot].len, &gradient)?;
+                let expected = params[at.slot].len * chain.images()[at.image].float.bytes();
+                self.check_length(expected as u64, &gradient)?;
                 contributions[index].gradients[at.slot] = Some(self.device.manager.take_out(gradient)?);
             }
         }
         Ok(contributions)
     }
 
-    /// A gradient has as many elements as its parameter.
-    fn check_length(&self, elements: usize, gradient: &DeviceTensor) -> Result<(), SpillError> {
-        let (expected, found) = ((elements * size_of::<f32>()) as u64, gradient.len_bytes());
+    /// A gradient has the type of its parameter and as many elements.
+    fn check_length(&self, expected: u64, gradient: &DeviceTensor) -> Result<(), SpillError> {
+        let found = gradient.len_bytes();
         if expected == found {
             return Ok(());
         }

@@ -23,7 +23,7 @@ struct StoreReader<'a> {
 
 impl ImageReader for StoreReader<'_> {
     fn image(&self, image: usize) -> Result<bytes::Bytes, WeightError> {
-        let view = self.store.read(ImageId { task: self.task, image });
+        let view = self.store.read_masters(ImageId { task: self.task, image });
         view.map(|view| view.bytes).map_err(|error| WeightError::Image {
             chain: self.chain.name().to_owned(),
             image,

@@ -44,7 +44,7 @@ impl Fingerprint {
             items: batch.items,
             inputs: shapes(&batch.inputs),
             targets: shapes(&batch.targets),
-            dtype: "f32".to_owned(),
+            dtype: chain.float_type().to_string(),
             threads: 1,
             probe: String::new(),
             budget: 0,
@@ -111,6 +111,7 @@ fn sha256(parts: &[&str]) -> String {
 mod tests {
     use super::*;
     use crate::toy;
+    use hydra_core::FloatType;
 
     #[test]
     fn what_decides_costs_is_told_from_what_decides_cuts() {
@@ -123,6 +124,9 @@ mod tests {
             Fingerprint::new(&toy::chain(4), &batch, "dropout 0").on(2, "counting").under(100, 10),
             Fingerprint::new(&chain, &toy::batch(3), "dropout 0").on(2, "counting").under(100, 10),
             Fingerprint::new(&chain, &batch, "dropout 0.1").on(2, "counting").under(100, 10),
+            Fingerprint::new(&toy::chain(3).with_float_type(FloatType::Bf16), &batch, "dropout 0")
+                .on(2, "counting")
+                .under(100, 10),
             base.clone().on(1, "counting"),
             base.clone().on(2, "none"),
         ];

@@ -4,9 +4,9 @@ use crate::PartitionError;
 use burn::tensor::{DType, Device};
 use bytes::Bytes;
 use hydra_core::{
-    Activation, BackwardFrom, Batch, Chain, DeviceBytes, DeviceError, DeviceId, DeviceTensor, HostActivation,
-    HostTensor, ImageReader, Layer, MemoryProbe, Pass, WeightError, backward_range, finish, forward_range,
-    panic_message, promote_layers, vector_jacobian,
+    Activation, BackwardFrom, Batch, Chain, DeviceBytes, DeviceError, DeviceId, DeviceTensor, FloatType,
+    HostActivation, HostTensor, ImageReader, Layer, MemoryProbe, Pass, WeightError, backward_range, finish,
+    forward_range, panic_message, promote_layers, vector_jacobian,
 };
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -160,7 +160,9 @@ impl Pilot<'_> {
         for image in self.chain.images_of(range.clone()) {
             let read = self.images.image(image);
             let master = read.map_err(|source| PartitionError::Weights { layers: range.clone(), source })?;
-            let there = self.device.bring_in(&master);
+            let layout = &self.chain.images()[image];
+            let moving = HostTensor::view(master, [layout.elements], DType::F32).in_type(layout.float);
+            let there = self.device.bring_in(&moving.bytes);
             images.insert(image, there.map_err(|error| self.unfinished(&range, error))?);
         }
         let is_last = range.end == self.chain.len();
@@ -185,8 +187,9 @@ impl Pilot<'_> {
     fn upstream(&self, y: &HostActivation) -> Result<Vec<Option<DeviceTensor>>, DeviceError> {
         let gradient = |part: &HostTensor| {
             let n = part.shape.iter().product();
-            let host = HostTensor::float(vec![UPSTREAM; n], part.shape.clone());
-            part.is_float().then(|| self.bring_in_tensor(&host)).transpose()
+            let Some(float) = FloatType::of(part.dtype) else { return Ok(None) };
+            let host = HostTensor::float(vec![UPSTREAM; n], part.shape.clone()).in_type(float);
+            self.bring_in_tensor(&host).map(Some)
         };
         y.parts.iter().map(gradient).collect()
     }
@@ -246,12 +249,7 @@ fn len_bytes(tensors: &[DeviceTensor]) -> u64 {
 
 /// A copy in memory of the thread that asks, so that nothing of the device's stays in use.
 fn own(x: &HostActivation) -> HostActivation {
-    let own = |part: &HostTensor| match part.dtype {
-        DType::F32 => HostTensor::float(part.as_f32().to_vec(), part.shape.clone()),
-        DType::I32 => HostTensor::int(part.as_i32().to_vec(), part.shape.clone()),
-        other => HostTensor::view(Bytes::copy_from_slice(&part.bytes), part.shape.clone(), other),
-    };
-    HostActivation { parts: x.parts.iter().map(own).collect() }
+    HostActivation { parts: x.parts.iter().map(HostTensor::copied).collect() }
 }
 
 /// Layers with all they read, in the device's memory.

@@ -87,6 +87,18 @@ pub enum SpillError {
         /// The elements of the moment.
         found: usize,
     },
+    /// The parameters that move are not as many as those that they were rounded from.
+    #[error(
+        "{image} has {params} parameters, but {found} of 16 bits to move in their place: give it {params}"
+    )]
+    NarrowLength {
+        /// The image.
+        image: ImageId,
+        /// The elements of the parameters.
+        params: usize,
+        /// The elements of those of 16 bits.
+        found: usize,
+    },
     /// A reservation does not cover the bytes that it was given for.
     #[error(
         "the reservation of `{owner}` is {}, at least {} are needed: reserve what the images take",

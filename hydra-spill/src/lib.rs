@@ -16,7 +16,7 @@
 //! let host = Budget::new("host memory", ByteSize::mib(1));
 //! let store = Arc::new(DramStore::new());
 //! let id = ImageId { task: TaskId(0), image: 0 };
-//! let masters = Masters { params: vec![1.0; 256].into(), moments: vec![vec![0.0; 256]] };
+//! let masters = Masters::new(vec![1.0; 256], vec![vec![0.0; 256]]);
 //! let room = host.reserve(masters.len_bytes(), "task 0")?;
 //! store.insert(id, masters, room)?;
 //!
@@ -65,4 +65,4 @@ pub use error::{BudgetError, SpillError};
 pub use link::{ALIGN as LINK_ALIGN, DeviceLink, Direction, ELEMENT_ALIGN, HostCopyLink, LinkError};
 pub use link::{SharedLink, SimulatedLink};
 pub use manager::{Resident, SpillManager};
-pub use store::{DramStore, Floats, ImageId, ImageView, ImageWriter, Masters, TierStore};
+pub use store::{DramStore, Floats, ImageId, ImageView, ImageWriter, Masters, NarrowFloats, TierStore};

@@ -209,8 +209,7 @@ mod tests {
         let host = Budget::new("host memory", ByteSize::mib(1));
         let store = DramStore::new();
         for image in 0..3 {
-            let masters =
-                Masters { params: vec![image as f32; 100 * (image + 1)].into(), moments: Vec::new() };
+            let masters = Masters::new(vec![image as f32; 100 * (image + 1)], Vec::new());
             let reservation = host.reserve(masters.len_bytes(), "masters").unwrap();
             store.insert(ImageId { task: TASK, image }, masters, reservation).unwrap();
         }

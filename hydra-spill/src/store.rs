@@ -6,7 +6,7 @@
 
 use crate::cuda::PinnedFloats;
 use crate::{Reservation, SpillError};
-use hydra_core::TaskId;
+use hydra_core::{FloatType, TaskId};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -86,16 +86,71 @@ impl PartialEq for Floats {
 pub struct Masters {
     /// The parameters, laid out as the image.
     pub params: Floats,
+    /// The parameters rounded to 16 bits, where that is what moves.
+    pub narrow: Option<NarrowFloats>,
     /// The optimizer's moments, each laid out as the parameters: none for a frozen image or plain SGD, one
     /// for momentum, two for Adam.
     pub moments: Vec<Vec<f32>>,
 }
 
 impl Masters {
-    /// The bytes of parameters and moments.
+    /// Masters that move as they are.
+    pub fn new(params: impl Into<Floats>, moments: Vec<Vec<f32>>) -> Self {
+        Self { params: params.into(), narrow: None, moments }
+    }
+
+    /// The bytes of parameters, in both types, and moments.
     pub fn len_bytes(&self) -> u64 {
         let elements = self.params.len() + self.moments.iter().map(Vec::len).sum::<usize>();
-        (elements * size_of::<f32>()) as u64
+        let narrow = self.narrow.as_ref().map_or(0, |narrow| size_of_val(&**narrow));
+        (elements * size_of::<f32>() + narrow) as u64
+    }
+
+    /// Rounds all parameters anew, as after a write to them that was no step of the optimizer.
+    pub fn round(&mut self) {
+        if let Some(narrow) = &mut self.narrow {
+            narrow.float.narrow(&self.params, narrow);
+        }
+    }
+}
+
+/// Floats of 16 bits, two to each of the [`Floats`] that they lie in.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NarrowFloats {
+    float: FloatType,
+    len: usize,
+    packed: Floats,
+}
+
+impl NarrowFloats {
+    /// `values` rounded to `float`; `home` gives the floats that they are packed in a place.
+    ///
+    /// # Panics
+    /// If `float` is `f32`.
+    pub fn of(values: &[f32], float: FloatType, home: impl FnOnce(Vec<f32>) -> Floats) -> Self {
+        let packed = home(vec![0.0; values.len().div_ceil(2)]);
+        let mut narrow = Self { float, len: values.len(), packed };
+        float.narrow(values, &mut narrow);
+        narrow
+    }
+
+    /// Their type.
+    pub fn float_type(&self) -> FloatType {
+        self.float
+    }
+}
+
+impl Deref for NarrowFloats {
+    type Target = [u16];
+
+    fn deref(&self) -> &[u16] {
+        &bytemuck::cast_slice(&self.packed)[..self.len]
+    }
+}
+
+impl DerefMut for NarrowFloats {
+    fn deref_mut(&mut self) -> &mut [u16] {
+        &mut bytemuck::cast_slice_mut(&mut self.packed)[..self.len]
     }
 }
 
@@ -103,7 +158,7 @@ impl Masters {
 /// clones and slices of them are dropped.
 #[derive(Clone, Debug)]
 pub struct ImageView {
-    /// The parameters, `f32` in the machine's order.
+    /// The parameters, in the machine's order.
     pub bytes: bytes::Bytes,
     /// How many writes were committed before.
     pub version: u64,
@@ -118,15 +173,22 @@ pub trait TierStore: Send + Sync {
     /// Takes an image in, at version 0. The reservation is the store's until the image is removed.
     ///
     /// # Errors
-    /// [`SpillError::ImageExists`], [`SpillError::MomentLength`], or [`SpillError::ReservationTooSmall`] if
-    /// the reservation does not cover parameters and moments.
+    /// [`SpillError::ImageExists`], [`SpillError::MomentLength`], [`SpillError::NarrowLength`], or
+    /// [`SpillError::ReservationTooSmall`] if the reservation does not cover parameters and moments.
     fn insert(&self, id: ImageId, masters: Masters, reservation: Reservation) -> Result<(), SpillError>;
 
-    /// The parameters, to be read. Several readers at once are welcome.
+    /// The parameters as they move, to be read: rounded where the masters have them so. Several readers at once
+    /// are welcome.
     ///
     /// # Errors
     /// [`SpillError::ImageMissing`], or [`SpillError::ImageBusy`] while a writer is out.
     fn read(&self, id: ImageId) -> Result<ImageView, SpillError>;
+
+    /// The masters' parameters, `f32`, to be read; else as [`read`](Self::read).
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    fn read_masters(&self, id: ImageId) -> Result<ImageView, SpillError>;
 
     /// The masters, to be written in place.
     ///
@@ -222,22 +284,41 @@ struct Slot {
 #[derive(Debug)]
 enum Content {
     /// Every view that is out shares `params`.
-    AtRest { params: Arc<Floats>, moments: Vec<Vec<f32>> },
+    AtRest { params: Arc<Params>, moments: Vec<Vec<f32>> },
     /// A writer has the masters.
     Out,
 }
 
-struct Shared(Arc<Floats>);
+#[derive(Debug)]
+struct Params {
+    wide: Floats,
+    narrow: Option<NarrowFloats>,
+}
 
-impl AsRef<[u8]> for Shared {
+struct Wide(Arc<Params>);
+
+impl AsRef<[u8]> for Wide {
     fn as_ref(&self) -> &[u8] {
-        bytemuck::cast_slice(&self.0)
+        bytemuck::cast_slice(&self.0.wide)
+    }
+}
+
+/// What moves.
+struct Moving(Arc<Params>);
+
+impl AsRef<[u8]> for Moving {
+    fn as_ref(&self) -> &[u8] {
+        match &self.0.narrow {
+            Some(narrow) => bytemuck::cast_slice(narrow),
+            None => bytemuck::cast_slice(&self.0.wide),
+        }
     }
 }
 
 impl Content {
     fn new(masters: Masters) -> Self {
-        Self::AtRest { params: Arc::new(masters.params), moments: masters.moments }
+        let Masters { params: wide, narrow, moments } = masters;
+        Self::AtRest { params: Arc::new(Params { wide, narrow }), moments }
     }
 
     /// The masters, if nobody reads them; otherwise the number of readers.
@@ -245,7 +326,7 @@ impl Content {
         match std::mem::replace(self, Self::Out) {
             Self::Out => Err(0),
             Self::AtRest { params, moments } => match Arc::try_unwrap(params) {
-                Ok(params) => Ok(Masters { params, moments }),
+                Ok(Params { wide, narrow }) => Ok(Masters { params: wide, narrow, moments }),
                 Err(params) => {
                     // The last reader may have left since, but it was there when it mattered.
                     let readers = (Arc::strong_count(&params) - 1).max(1);
@@ -266,6 +347,17 @@ impl DramStore {
     fn slots(&self) -> MutexGuard<'_, BTreeMap<ImageId, Slot>> {
         lock(&self.slots)
     }
+
+    fn view(&self, id: ImageId, of: fn(Arc<Params>) -> bytes::Bytes) -> Result<ImageView, SpillError> {
+        let slots = self.slots();
+        let slot = slots.get(&id).ok_or(SpillError::ImageMissing { image: id })?;
+        match &slot.content {
+            Content::AtRest { params, .. } => {
+                Ok(ImageView { bytes: of(params.clone()), version: slot.version })
+            }
+            Content::Out => Err(SpillError::ImageBusy { image: id, readers: 0 }),
+        }
+    }
 }
 
 fn lock(slots: &Mutex<BTreeMap<ImageId, Slot>>) -> MutexGuard<'_, BTreeMap<ImageId, Slot>> {
@@ -275,6 +367,9 @@ fn lock(slots: &Mutex<BTreeMap<ImageId, Slot>>) -> MutexGuard<'_, BTreeMap<Image
 
 fn check(id: ImageId, masters: &Masters, reservation: &Reservation) -> Result<(), SpillError> {
     let params = masters.params.len();
+    if let Some(narrow) = masters.narrow.as_ref().filter(|narrow| narrow.len() != params) {
+        return Err(SpillError::NarrowLength { image: id, params, found: narrow.len() });
+    }
     if let Some(moment) = masters.moments.iter().position(|m| m.len() != params) {
         let found = masters.moments[moment].len();
         return Err(SpillError::MomentLength { image: id, params, moment, found });
@@ -305,15 +400,11 @@ impl TierStore for DramStore {
     }
 
     fn read(&self, id: ImageId) -> Result<ImageView, SpillError> {
-        let slots = self.slots();
-        let slot = slots.get(&id).ok_or(SpillError::ImageMissing { image: id })?;
-        match &slot.content {
-            Content::AtRest { params, .. } => {
-                let bytes = bytes::Bytes::from_owner(Shared(params.clone()));
-                Ok(ImageView { bytes, version: slot.version })
-            }
-            Content::Out => Err(SpillError::ImageBusy { image: id, readers: 0 }),
-        }
+        self.view(id, |params| bytes::Bytes::from_owner(Moving(params)))
+    }
+
+    fn read_masters(&self, id: ImageId) -> Result<ImageView, SpillError> {
+        self.view(id, |params| bytes::Bytes::from_owner(Wide(params)))
     }
 
     fn write(&self, id: ImageId) -> Result<ImageWriter, SpillError> {
@@ -399,7 +490,7 @@ pub(crate) mod conformance {
 
     pub(crate) fn masters() -> Masters {
         let ramp = |scale: f32| (0..300).map(|i| i as f32 * scale).collect::<Vec<_>>();
-        Masters { params: ramp(1.0).into(), moments: vec![ramp(0.5), ramp(-0.25)] }
+        Masters::new(ramp(1.0), vec![ramp(0.5), ramp(-0.25)])
     }
 
     pub(crate) fn insert(store: &dyn TierStore, id: ImageId, budget: &Budget) {
@@ -416,6 +507,7 @@ pub(crate) mod conformance {
         a_writer_holds_off_everyone(make().as_ref());
         writers_put_back_what_they_wrote(make().as_ref());
         nobody_sees_half_of_a_write(make().as_ref());
+        what_moves_is_what_the_masters_were_rounded_to(make().as_ref());
     }
 
     fn floats(view: &ImageView) -> &[f32] {
@@ -525,7 +617,7 @@ pub(crate) mod conformance {
 
     fn nobody_sees_half_of_a_write(store: &dyn TierStore) {
         let budget = budget();
-        let zeros = Masters { params: vec![0.0; 4096].into(), moments: Vec::new() };
+        let zeros = Masters::new(vec![0.0; 4096], Vec::new());
         let reservation = budget.reserve(zeros.len_bytes(), "zeros").unwrap();
         store.insert(ID, zeros, reservation).unwrap();
         let read = || {
@@ -552,5 +644,36 @@ pub(crate) mod conformance {
             }
         });
         assert!(floats(&store.read(ID).unwrap()).iter().all(|x| *x == 100.0));
+    }
+
+    fn what_moves_is_what_the_masters_were_rounded_to(store: &dyn TierStore) {
+        let budget = budget();
+        let values: Vec<f32> = (0..301).map(|i| i as f32 * 0.1 - 7.0).collect();
+        let narrow = |values: &[f32]| NarrowFloats::of(values, FloatType::Bf16, Floats::from);
+        let with = |narrow| Masters { narrow: Some(narrow), ..Masters::new(values.clone(), Vec::new()) };
+        let reserve = |bytes| budget.reserve(bytes, "someone").unwrap();
+        let short = store.insert(ID, with(narrow(&values[1..])), reserve(2000));
+        assert!(matches!(short, Err(SpillError::NarrowLength { params: 301, found: 300, .. })));
+        let small = store.insert(ID, with(narrow(&values)), reserve(301 * 6 - 1));
+        assert!(matches!(small, Err(SpillError::ReservationTooSmall { needed: 1806, .. })));
+        store.insert(ID, with(narrow(&values)), reserve(301 * 6)).unwrap();
+
+        let (moving, masters) = (store.read(ID).unwrap(), store.read_masters(ID).unwrap());
+        assert_eq!(
+            (bytemuck::cast_slice::<u8, u16>(&moving.bytes), floats(&masters)),
+            (&*narrow(&values), &values[..])
+        );
+        drop(moving);
+        assert_eq!(busy_with(store.write(ID).map(drop)), Some(1));
+        drop(masters);
+        let moving = store.read(ID).unwrap();
+        assert_eq!(busy_with(store.write(ID).map(drop)), Some(1));
+        drop(moving);
+        let mut writer = store.write(ID).unwrap();
+        writer.params.fill(1.25);
+        writer.round();
+        writer.commit();
+        let moving = store.read(ID).unwrap().bytes;
+        assert_eq!(bytemuck::cast_slice::<u8, u16>(&moving), [0x3FA0; 301]);
     }
 }
