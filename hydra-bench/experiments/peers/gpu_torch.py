@@ -26,7 +26,7 @@ def arguments():
     parser.add_argument("--device", default="cuda", help="cpu tries the script without a GPU")
     parser.add_argument("--mode", choices=["plain", "checkpointing", "offload"], default="plain")
     parser.add_argument("--precision", choices=["f32", "tf32", "bf16"], default="f32",
-                        help="bf16 is autocast with f32 masters")
+                        help="bf16 is autocast with f32 masters; with offload, parameters and gradients on the GPU")
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--width", type=int, default=768)
     parser.add_argument("--heads", type=int, default=12)
@@ -150,7 +150,7 @@ class Gpt2(nn.Module):
 def offloaded(model):
     """The model with its blocks brought to the GPU one by one."""
     import torch.distributed as dist
-    from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     os.environ.setdefault("MASTER_PORT", "29511")
@@ -160,9 +160,15 @@ def offloaded(model):
     # Without a GPU there is nothing to offload to.
     policy = CPUOffloadPolicy() if ON_GPU else OffloadPolicy()
     mesh = torch.distributed.init_device_mesh(args.device, (1,))
+    narrow = torch.bfloat16 if args.precision == "bf16" else None
+    options = {
+        "mesh": mesh,
+        "offload_policy": policy,
+        "mp_policy": MixedPrecisionPolicy(param_dtype=narrow, reduce_dtype=narrow),
+    }
     for block in model.blocks:
-        fully_shard(block, mesh=mesh, offload_policy=policy)
-    return fully_shard(model, mesh=mesh, offload_policy=policy)
+        fully_shard(block, **options)
+    return fully_shard(model, **options)
 
 
 def filled(model):
