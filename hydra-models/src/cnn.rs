@@ -188,7 +188,8 @@ impl Dataset for Waves {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::synthetic::testing::{backward, descend, shards_agree, with_threads};
+    use crate::synthetic::testing::{backward, bf16_agrees, descend, shards_agree, with_threads};
+    use hydra_core::FloatType;
 
     fn small() -> Chain {
         chain(CnnConfig { inputs: 2, channels: 4, stages: 2, blocks: 1, classes: 3 }).unwrap()
@@ -209,6 +210,16 @@ mod tests {
         let one = with_threads(1, || backward(&chain, &batch));
         assert_eq!(one, with_threads(3, || backward(&chain, &batch)));
         assert!(one.1.iter().all(|g| g.iter().any(|x| *x != 0.0)), "the loss reaches every parameter");
+    }
+
+    #[test]
+    fn the_network_computes_in_bf16() {
+        let config = CnnConfig { inputs: 2, channels: 16, stages: 2, blocks: 1, classes: 3 };
+        let (chain, data) = (|| chain(config).unwrap(), Waves::new(1, 12, 2, 16, 3));
+        bf16_agrees(chain, &data.batch(&[0, 1, 2, 3, 4, 7, 11]).unwrap(), &[0, 1, 2, 4, 5]);
+        let small = small().with_float_type(FloatType::Bf16);
+        let (first, last) = descend(&small, &Waves::new(1, 24, 2, 8, 3), 150, 0.3);
+        assert!(last < 0.5 * first, "{first} to {last}");
     }
 
     #[test]

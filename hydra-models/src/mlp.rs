@@ -1,6 +1,6 @@
 //! Multilayer perceptrons over points in the plane: small chains for tests and first steps.
 
-use crate::ops::classification_loss;
+use crate::ops::{classification_loss, dropout};
 use crate::{ModelError, synthetic};
 use burn::module::Module;
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
@@ -108,7 +108,7 @@ impl Forward for Mix {
     fn forward(&self, x: Activation, pass: &Pass) -> Activation {
         let (hidden, residual) = (x.part(0).into_float::<2>(), x.part(1).into_float::<2>());
         let hidden = activation::relu(self.linear.forward(hidden)) + residual.clone();
-        let hidden = pass.dropout(hidden, 0.1, 0);
+        let hidden = dropout(hidden, 0.1, 0, pass);
         Activation::of(hidden).and(residual).and(x.part(2).into_int::<1>())
     }
 }
@@ -194,7 +194,8 @@ impl Dataset for Spirals {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::synthetic::testing::{backward, descend, shards_agree};
+    use crate::synthetic::testing::{backward, bf16_agrees, descend, shards_agree};
+    use hydra_core::FloatType;
 
     #[test]
     fn a_perceptron_learns_the_spirals() {
@@ -202,6 +203,18 @@ mod tests {
         let (first, last) = descend(&chain, &data, 200, 0.3);
         assert!((first - std::f32::consts::LN_2).abs() < 0.2, "{first}");
         assert!(last < 0.5 * first, "{first} to {last}");
+    }
+
+    #[test]
+    fn perceptrons_compute_in_bf16() {
+        let (chain, data) = (|| chain(&[2, 32, 32], 2).unwrap(), Spirals::new(1, 256, 2));
+        bf16_agrees(chain, &data.batch(&(0..256).collect::<Vec<_>>()).unwrap(), &[0, 1, 2, 3]);
+        let (first, last) = descend(&chain().with_float_type(FloatType::Bf16), &data, 200, 0.3);
+        assert!(last < 0.5 * first, "{first} to {last}");
+        let (chain, data) = (|| two_stream_chain(16, 3, 3).unwrap(), Spirals::new(2, 40, 3));
+        let batch = data.batch(&(0..40).collect::<Vec<_>>()).unwrap();
+        bf16_agrees(chain, &batch, &[0, 1, 3, 5]);
+        bf16_agrees(chain, &batch, &[0, 2, 5]);
     }
 
     #[test]

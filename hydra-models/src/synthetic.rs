@@ -34,8 +34,8 @@ pub(crate) fn batch(
 pub(crate) mod testing {
     use burn::tensor::Device;
     use hydra_core::{
-        BackwardFrom, Batch, Chain, Dataset, LayerGradients, Pass, backward_range, forward_range,
-        promote_layers,
+        BackwardFrom, Batch, Chain, Dataset, FloatType, HostTensor, LayerGradients, Pass, backward_range,
+        forward_range, promote_layers,
     };
     use std::ops::Range;
 
@@ -55,13 +55,16 @@ pub(crate) mod testing {
         (0..chain.images().len()).map(fill).collect()
     }
 
-    fn frozen(masters: &[Vec<f32>]) -> Bytes {
-        masters.iter().map(|m| bytes::Bytes::copy_from_slice(bytemuck::cast_slice(m))).collect()
+    fn frozen(chain: &Chain, masters: &[Vec<f32>]) -> Bytes {
+        let image = |m: &Vec<f32>| HostTensor::float(m.clone(), [m.len()]).in_type(chain.float_type()).bytes;
+        masters.iter().map(image).collect()
     }
 
-    fn values(gradients: Vec<LayerGradients>) -> Vec<Vec<f32>> {
-        let gradients = gradients.into_iter().flatten();
-        gradients.map(|g| g.expect("a gradient").into_host().as_f32().to_vec()).collect()
+    /// The gradients, which have the chain's type.
+    fn values(chain: &Chain, gradients: Vec<LayerGradients>) -> Vec<Vec<f32>> {
+        let gradients = gradients.into_iter().flatten().map(|g| g.expect("a gradient").into_host());
+        let gradients = gradients.inspect(|g| assert_eq!(g.dtype, chain.float_type().dtype()));
+        gradients.map(|g| g.in_type(FloatType::F32).as_f32().to_vec()).collect()
     }
 
     /// Loss and gradients with the chain cut before the layers `cuts`; the ends of the chain are cuts too.
@@ -77,7 +80,7 @@ pub(crate) mod testing {
         let device = plain.clone().autodiff();
         let pass = Pass::train(Pass::key_of(1, 0, 0), batch.targets.to_device(&device));
         let shards: Vec<Range<usize>> = cuts.windows(2).map(|w| w[0]..w[1]).collect();
-        let mut boundaries = vec![batch.inputs.clone()];
+        let mut boundaries = vec![batch.inputs.clone().in_type(chain.float_type())];
         for shard in &shards[..shards.len() - 1] {
             let layers = promote_layers(chain, shard.clone(), &image, plain, false);
             let x = boundaries.last().unwrap().to_device(&device);
@@ -89,7 +92,7 @@ pub(crate) mod testing {
             let x = x.to_device(&device);
             let done = backward_range(layers, shard.start, x, from, &pass, shard.start > 0);
             loss = loss.or(done.loss);
-            gradients.splice(0..0, values(done.layers));
+            gradients.splice(0..0, values(chain, done.layers));
             let inputs = done.inputs.into_iter();
             from =
                 BackwardFrom::Gradient(inputs.map(|g| g.map(|g| g.into_host().to_device(plain))).collect());
@@ -99,7 +102,7 @@ pub(crate) mod testing {
 
     /// Loss and gradients of the whole chain on a plain device.
     pub fn backward_on(plain: &Device, chain: &Chain, batch: &Batch) -> (f32, Vec<Vec<f32>>) {
-        cut(plain, chain, &frozen(&masters(chain)), batch, &[0, chain.len()])
+        cut(plain, chain, &frozen(chain, &masters(chain)), batch, &[0, chain.len()])
     }
 
     /// The same on the CPU.
@@ -114,7 +117,7 @@ pub(crate) mod testing {
 
     /// The same on a plain device.
     pub fn shards_agree_on(plain: &Device, chain: &Chain, batch: &Batch, cuts: &[usize]) {
-        let cut = cut(plain, chain, &frozen(&masters(chain)), batch, cuts);
+        let cut = cut(plain, chain, &frozen(chain, &masters(chain)), batch, cuts);
         let whole = backward_on(plain, chain, batch);
         assert_eq!(cut.0, whole.0);
         let differs = |(a, b): (&Vec<f32>, &Vec<f32>)| a != b;
@@ -129,13 +132,37 @@ pub(crate) mod testing {
         assert!(different.is_empty(), "the gradients of parameters {different:?} differ");
     }
 
+    /// Asserts that a chain in `bf16` has nearly the loss and the gradients of the same in `f32`, and the same bits
+    /// however it is cut and on any number of threads.
+    pub fn bf16_agrees(chain: impl Fn() -> Chain, batch: &Batch, cuts: &[usize]) {
+        let (wide, chain) = (backward(&chain(), batch), chain().with_float_type(FloatType::Bf16));
+        let narrow = with_threads(1, || backward(&chain, batch));
+        assert_eq!(narrow, with_threads(3, || backward(&chain, batch)));
+        shards_agree(&chain, batch, cuts);
+        let params = chain.layers().iter().flat_map(|l| &l.params);
+        let names = params.map(|p| &chain.images()[p.image].params[p.slot].name);
+        let cosines = wide.1.iter().zip(&narrow.1).map(|(a, b)| cosine(a, b));
+        let (name, worst) = names.zip(cosines).min_by(|a, b| a.1.total_cmp(&b.1)).expect("a parameter");
+        println!("{}: loss {} for {}, worst cosine {worst} of {name}", chain.name(), narrow.0, wide.0);
+        assert!((narrow.0 - wide.0).abs() < 0.01 * wide.0, "a loss of {} for {}", narrow.0, wide.0);
+        assert!(worst > 0.99, "the gradients of {name} have a cosine of {worst}");
+    }
+
+    fn cosine(a: &[f32], b: &[f32]) -> f64 {
+        let dot = |a: &[f32], b: &[f32]| -> f64 {
+            a.iter().zip(b).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum()
+        };
+        dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()
+    }
+
     /// The losses before and after `steps` of gradient descent over the whole dataset.
     pub fn descend(chain: &Chain, data: &dyn Dataset, steps: usize, rate: f32) -> (f32, f32) {
         let batch = data.batch(&(0..data.len()).collect::<Vec<_>>()).unwrap();
         let mut masters = masters(chain);
         let mut losses = Vec::new();
         for _ in 0..steps {
-            let (loss, gradients) = cut(&Device::flex(), chain, &frozen(&masters), &batch, &[0, chain.len()]);
+            let (loss, gradients) =
+                cut(&Device::flex(), chain, &frozen(chain, &masters), &batch, &[0, chain.len()]);
             losses.push(loss);
             let refs = chain.layers().iter().flat_map(|l| &l.params);
             for (place, gradient) in refs.zip(&gradients) {

@@ -1,6 +1,6 @@
 //! The head's logits are never whole in memory: measured by an allocator that counts.
 
-use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 use hydra_core::{DeviceId, MemoryProbe};
 use hydra_models::ops::head_loss;
 use hydra_spill::alloc::{AllocatorProbe, CountingAllocator, tag_thread};
@@ -22,11 +22,17 @@ fn peak_of<T: Send>(f: impl FnOnce() -> T + Send) -> (T, u64) {
 
 #[test]
 fn logits_are_never_whole() {
+    assert_logits_are_never_whole(FloatDType::F32);
+    assert_logits_are_never_whole(FloatDType::BF16);
+}
+
+fn assert_logits_are_never_whole(dtype: FloatDType) {
     let (positions, width, vocabulary, chunk_rows) = (512, 8, 10_000, 16);
     let device = Device::flex().autodiff();
     let floats = |rows: usize| -> Tensor<2> {
         let values: Vec<f32> = (0..rows * width).map(|i| (i % 17) as f32 * 0.01).collect();
-        Tensor::from_data(TensorData::new(values, [rows, width]), &device).require_grad()
+        let floats = Tensor::<2>::from_data(TensorData::new(values, [rows, width]), &device);
+        floats.cast(dtype).detach().require_grad()
     };
     let (hidden, table) = (floats(positions), floats(vocabulary));
     let ids: Vec<i32> = (0..positions as i32).collect();

@@ -3,7 +3,7 @@
 use super::{Gpt2Config, Norm, Table};
 use crate::ops;
 use burn::module::Module;
-use burn::tensor::{Device, Int, Tensor};
+use burn::tensor::{Device, FloatDType, Int, Tensor};
 use hydra_core::{
     Activation, AnyTensor, Chain, DeviceBytes, Forward, Init, Pass, forward_range, promote_layers,
 };
@@ -69,7 +69,7 @@ impl Forward for Head {
     }
 }
 
-/// The logits `[batch, tokens, vocabulary]` of a GPT-2 for ids `[batch, tokens]`, without dropout, on the
+/// The `F32` logits `[batch, tokens, vocabulary]` of a GPT-2 for ids `[batch, tokens]`, without dropout, on the
 /// plain `device`. Layers are promoted one after the other from what `image` gives; the logits are whole.
 ///
 /// # Panics
@@ -94,6 +94,7 @@ pub fn logits(
     let [batch, tokens, width] = x.dims();
     let x = ops::layer_norm(x, weight.into_float(), bias.into_float(), config.layer_norm_epsilon);
     let table: Tensor<2> = table.into_float();
+    let (x, table) = (x.cast(FloatDType::F32), table.cast(FloatDType::F32));
     let logits = x.reshape([batch * tokens, width]).matmul(table.transpose());
     logits.reshape([batch, tokens, config.vocab_size])
 }

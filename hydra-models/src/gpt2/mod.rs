@@ -112,7 +112,7 @@ mod testing {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::synthetic::testing::{backward, shards_agree, with_threads};
+    use crate::synthetic::testing::{backward, bf16_agrees, shards_agree, with_threads};
     use hydra_core::{Batch, HostActivation, HostTensor};
     use std::collections::BTreeSet;
 
@@ -140,12 +140,25 @@ mod tests {
         assert_eq!(chain.parameters(), 124_439_808);
     }
 
-    #[test]
-    fn bits_depend_neither_on_cuts_nor_on_threads_with_dropout() {
-        let chain = chain(&tiny(), None).unwrap();
+    fn batch() -> Batch {
         let ids: Vec<i32> = (0..4 * 128).map(|i| (i * 31) % 256).collect();
         let ids = HostActivation::of(HostTensor::int(ids, [4, 128]));
-        let batch = Batch { inputs: ids.clone(), targets: ids, items: 4, terms: 4 * 127, units: 4 * 128 };
+        Batch { inputs: ids.clone(), targets: ids, items: 4, terms: 4 * 127, units: 4 * 128 }
+    }
+
+    #[test]
+    fn every_activation_computes_in_bf16_with_dropout() {
+        for activation in ["gelu_new", "gelu", "relu"] {
+            let config = Gpt2Config { activation_function: activation.to_owned(), ..tiny() };
+            bf16_agrees(|| chain(&config, None).unwrap(), &batch(), &[0, 1, 3, 5, 6]);
+        }
+        let config = Gpt2Config { embd_pdrop: 0.0, attn_pdrop: 0.0, resid_pdrop: 0.0, ..tiny() };
+        bf16_agrees(|| chain(&config, None).unwrap(), &batch(), &[0, 2, 6]);
+    }
+
+    #[test]
+    fn bits_depend_neither_on_cuts_nor_on_threads_with_dropout() {
+        let (chain, batch) = (chain(&tiny(), None).unwrap(), batch());
         shards_agree(&chain, &batch, &[0, 1, 2, 3, 4, 5, 6]);
         shards_agree(&chain, &batch, &[0, 3, 6]);
         // Large enough for Burn's matrix products to use several threads.

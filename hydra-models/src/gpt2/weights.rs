@@ -210,8 +210,9 @@ mod tests {
     use super::super::testing::{Images, config};
     use super::super::{Gpt2Writer, logits};
     use super::*;
+    use burn::tensor::DType;
     use half::{bf16, f16};
-    use hydra_core::{AnyTensor, HostTensor, ModelWriter};
+    use hydra_core::{AnyTensor, FloatType, HostTensor, ModelWriter};
     use safetensors::tensor::{Dtype, SafeTensors, TensorView, serialize};
     use tempfile::TempDir;
 
@@ -458,17 +459,21 @@ mod tests {
     #[test]
     fn logits_are_those_of_every_position() {
         let (_, images) = written();
-        let chain = chain(&config(), None).unwrap();
         let ids = |last| HostTensor::int(vec![1, 2, last], [1, 3]).to_device(&burn::tensor::Device::flex());
-        let run = |last| {
-            let device = burn::tensor::Device::flex();
-            let logits =
-                logits(&config(), &chain, &|image| images.0[image].clone().into(), ids(last), &device);
+        let run = |float, last| {
+            let chain = chain(&config(), None).unwrap().with_float_type(float);
+            let master =
+                |i: usize| HostTensor::view(images.0[i].clone(), [chain.images()[i].elements], DType::F32);
+            let image = |i: usize| master(i).in_type(float).bytes.into();
+            let logits = logits(&config(), &chain, &image, ids(last), &burn::tensor::Device::flex());
             assert_eq!(logits.dims(), [1, 3, 11]);
             AnyTensor::from(logits).into_host().as_f32().to_vec()
         };
-        let (a, b) = (run(3), run(4));
+        let (a, b) = (run(FloatType::F32, 3), run(FloatType::F32, 4));
         assert_eq!(a[..22], b[..22]);
         assert_ne!(a[22..], b[22..]);
+        let largest = a.iter().fold(0f32, |largest, x| largest.max(x.abs()));
+        let narrow = run(FloatType::Bf16, 3);
+        assert!(narrow != a && narrow.iter().zip(&a).all(|(x, y)| (x - y).abs() < 0.03 * largest));
     }
 }

@@ -6,7 +6,8 @@
 //! that it rounds the sum away.
 
 use super::kernels::{Mat, MatMut, Write, matmul_here, vectorized};
-use super::math::{exp, flex, floats, max, owned, sum, sum2};
+use super::math::{exp, max, sum, sum2};
+use super::tensors::{flex, float_type, floats, one_type, owned};
 use burn::backend::autodiff::{
     Autodiff,
     checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
@@ -18,7 +19,7 @@ use burn::backend::{Backend, Dispatch, Flex, TensorMetadata, backend_extension};
 use burn::tensor::Tensor;
 use burn_flex::FlexTensor;
 use hydra_core::profile::{self, Part};
-use hydra_core::{DropoutMask, Pass};
+use hydra_core::{DropoutMask, FloatType, Pass};
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -40,13 +41,15 @@ pub struct Attention {
 /// shape `[batch, tokens, width]`.
 ///
 /// # Panics
-/// If the last dimension is not three times a multiple of the heads.
+/// If the last dimension is not three times a multiple of the heads, or the elements are neither `F32` nor
+/// `BF16`.
 pub fn causal_attention(qkv: Tensor<3>, options: Attention, pass: &Pass) -> Tensor<3> {
     let (heads, triple) = (options.heads, qkv.dims()[2]);
     assert!(
         heads > 0 && triple > 0 && triple.is_multiple_of(3 * heads),
         "attention of {heads} heads expects three times a multiple of them as last dimension, found {triple}"
     );
+    one_type("causal_attention", [qkv.dtype()]);
     let mask = pass.dropout_mask(options.dropout, options.site);
     let options = Options { heads, scale: options.scale as f32, mask };
     Tensor::from_dispatch(<Dispatch as AttentionOps>::causal_attention(qkv.into_dispatch(), options))
@@ -76,7 +79,7 @@ pub(crate) trait AttentionOps: Backend {
 /// What a backend must compute for it to be differentiable.
 pub(crate) trait AttentionKernels: AttentionOps {
     /// The output, and the statistics of each row of scores, `[batch, heads, tokens, 2]`: the largest, and
-    /// one over the sum of `e^(score - largest)`.
+    /// one over the sum of `e^(score - largest)`; those are `F32`.
     fn attention_and_statistics(
         qkv: FloatTensor<Self>,
         options: Options,
@@ -363,6 +366,7 @@ fn weights_and_gradients(
 }
 
 fn forward(qkv: FlexTensor, options: Options) -> (FlexTensor, FlexTensor) {
+    let float = float_type(&qkv);
     let qkv = owned(qkv);
     let shape: [usize; 3] = qkv.shape().dims();
     let ([batch, tokens, triple], count) = (shape, options.heads);
@@ -380,10 +384,12 @@ fn forward(qkv: FlexTensor, options: Options) -> (FlexTensor, FlexTensor) {
             |scratch, ((head, mut output), statistics)| head.forward(&mut output, statistics, scratch),
         );
     }
-    (flex(output, [batch, tokens, width]), flex(statistics, [batch, count, tokens, STATISTICS]))
+    let statistics = flex(statistics, [batch, count, tokens, STATISTICS], FloatType::F32);
+    (flex(output, [batch, tokens, width], float), statistics)
 }
 
 fn backward(saved: Saved<FlexTensor>, gradient: FlexTensor, options: Options) -> FlexTensor {
+    let float = float_type(&saved.qkv);
     let (qkv, output, gradient) = (owned(saved.qkv), owned(saved.output), owned(gradient));
     let shape: [usize; 3] = qkv.shape().dims();
     let ([_, tokens, triple], count) = (shape, options.heads);
@@ -403,7 +409,7 @@ fn backward(saved: Saved<FlexTensor>, gradient: FlexTensor, options: Options) ->
             },
         );
     }
-    flex(d_qkv, shape)
+    flex(d_qkv, shape, float)
 }
 
 impl AttentionOps for Flex {
@@ -477,6 +483,7 @@ mod tests {
         size: f32,
         /// Whether all queries and keys are equal, of elements that are `size`.
         alike: bool,
+        floats: Floats,
     }
 
     const CASE: Case = Case {
@@ -488,6 +495,7 @@ mod tests {
         dropout: 0.0,
         size: 1.0,
         alike: false,
+        floats: Floats::F32,
     };
 
     fn pass() -> Pass {
@@ -513,11 +521,11 @@ mod tests {
             } else {
                 normal.mul_scalar(self.size)
             };
-            qkv.detach().require_grad()
+            self.floats.leaf(qkv)
         }
 
         fn upstream(self) -> Tensor<3> {
-            normal(2, [self.batch, self.tokens, self.width()])
+            self.floats.of(normal(2, [self.batch, self.tokens, self.width()]))
         }
 
         /// The output, and the gradient for a gradient of normal numbers.
@@ -526,7 +534,7 @@ mod tests {
             let out = attention(qkv.clone(), self.options(), &pass());
             let found = values(&out);
             let grads = (out * self.upstream()).sum().backward();
-            [found, values(&qkv.grad(&grads).unwrap())]
+            [found, gradient(&qkv, &grads)]
         }
 
         /// The same in `f64`, with loops.
@@ -612,6 +620,19 @@ mod tests {
     }
 
     #[test]
+    fn bf16_is_rounded_once_forward_and_once_back() {
+        for (tokens, dropout) in [(1, 0.0), (BLOCK - 1, 0.1), (3 * BLOCK + 5, 0.25), (3 * BLOCK, 0.0)] {
+            let case = |floats| Case { tokens, dropout, floats, head_width: 16, ..CASE };
+            let (found, exact) = (case(Floats::Bf16).run(causal_attention), case(Floats::Bf16).exact());
+            assert_rounded(&found[0], &case(Floats::Widened).run(causal_attention)[0]);
+            assert_within(ROUNDING, &format!("attention of {tokens}"), &found[0], &exact[0]);
+            // The backward reads the output after it was rounded.
+            let what = format!("gradient of attention of {tokens}");
+            assert_within(2.0 * ROUNDING, &what, &found[1], &exact[1]);
+        }
+    }
+
+    #[test]
     fn scores_may_be_as_far_apart_as_numbers_are() {
         for (size, scale) in [(100.0, 1.0), (100.0, -1.0), (1e15, 1.0), (1e-20, 1e-3)] {
             let case = Case { tokens: BLOCK + 9, size, scale, ..CASE };
@@ -633,8 +654,8 @@ mod tests {
 
     #[test]
     fn bits_do_not_depend_on_threads_or_tracking() {
-        for dropout in [0.0, 0.1] {
-            let case = Case { tokens: 2 * BLOCK + 7, dropout, ..CASE };
+        for (dropout, floats) in [(0.0, Floats::F32), (0.1, Floats::F32), (0.1, Floats::Bf16)] {
+            let case = Case { tokens: 2 * BLOCK + 7, dropout, floats, ..CASE };
             let one = with_threads(1, || case.run(causal_attention));
             assert_eq!(one, with_threads(2, || case.run(causal_attention)));
             assert_eq!(one, with_threads(3, || case.run(causal_attention)));

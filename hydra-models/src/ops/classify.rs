@@ -1,14 +1,15 @@
 //! The loss of a classifier with few classes.
 
-use burn::tensor::{Int, Tensor, activation};
+use burn::tensor::{FloatDType, Int, Tensor, activation};
 
-/// The mean cross-entropy, of shape `[1]`, of logits `[items, classes]` against classes `[items]`.
+/// The mean cross-entropy, `F32` of shape `[1]`, of logits `[items, classes]` against classes `[items]`.
 ///
 /// # Panics
 /// If there is not one class for each item.
 pub fn classification_loss(logits: Tensor<2>, classes: Tensor<1, Int>) -> Tensor<1> {
     let ([items, _], [count]) = (logits.dims(), classes.dims());
     assert!(items == count && items > 0, "expected a class for each of {items} items, found {count}");
+    let logits = logits.cast(FloatDType::F32);
     let chosen = activation::log_softmax(logits, 1).gather(1, classes.unsqueeze_dim(1));
     // Along a dimension, Burn adds in one order; over a whole tensor it may not.
     chosen.mean_dim(0).reshape([1]).neg()
@@ -20,13 +21,13 @@ mod tests {
     use super::*;
     use burn::tensor::{DType, TensorData};
 
-    #[test]
-    fn the_loss_is_the_mean_surprise() {
-        let logits = normal(1, [5, 3]).detach().require_grad();
+    fn assert_mean_surprise(floats: Floats, bound: f64) {
+        let logits = floats.leaf(normal(1, [5, 3]));
         let classes = [0, 2, 1, 1, 0];
         let device = burn::tensor::Device::flex().autodiff();
         let targets = Tensor::from_data(TensorData::new(classes.to_vec(), [5]), (&device, DType::I32));
         let loss = classification_loss(logits.clone(), targets);
+        assert_eq!(loss.dtype(), DType::F32);
         let rows = values(&logits);
         let row = |(row, class): (&[f32], usize)| {
             let sum: f64 = row.iter().map(|&x| f64::from(x).exp()).sum();
@@ -34,9 +35,20 @@ mod tests {
         };
         let expected = rows.chunks(3).zip(classes.map(|c| c as usize)).map(row).sum::<f64>() / 5.0;
         assert!((f64::from(values(&loss)[0]) - expected).abs() < 1e-6);
-        let gradient = values(&logits.grad(&loss.backward()).unwrap());
+        let gradient = gradient(&logits, &loss.backward());
         let sum: f64 = rows[..3].iter().map(|&x| f64::from(x).exp()).sum();
         let first = (f64::from(rows[0]).exp() / sum - 1.0) / 5.0;
-        assert!((f64::from(gradient[0]) - first).abs() < 1e-6);
+        assert!((f64::from(gradient[0]) - first).abs() < bound, "{} for {first}", gradient[0]);
+    }
+
+    #[test]
+    fn the_loss_is_the_mean_surprise() {
+        assert_mean_surprise(Floats::F32, 1e-6);
+    }
+
+    #[test]
+    fn the_loss_of_bf16_is_that_of_the_same_logits_in_f32() {
+        // An element of the gradient is at most a fifth, and rounded once.
+        assert_mean_surprise(Floats::Bf16, 0.2 * ROUNDING);
     }
 }

@@ -4,7 +4,8 @@
 //! somebody's next backward; nothing is kept here but the mask's key.
 
 use super::kernels::vectorized;
-use super::math::{ELEMENTS, flex, floats, owned};
+use super::math::ELEMENTS;
+use super::tensors::{flex, float_type, floats, one_type, owned};
 use burn::backend::autodiff::{
     Autodiff,
     checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
@@ -20,7 +21,11 @@ use hydra_core::{DropoutMask, Pass};
 use rayon::prelude::*;
 
 /// [`Pass::dropout`] of `x`, to the same bits.
+///
+/// # Panics
+/// If the elements are neither `F32` nor `BF16`.
 pub fn dropout<const D: usize>(x: Tensor<D>, probability: f64, site: u64, pass: &Pass) -> Tensor<D> {
+    one_type("dropout", [x.dtype()]);
     match pass.dropout_mask(probability, site) {
         Some(mask) => Tensor::from_dispatch(<Dispatch as DropoutOps>::drop_out(x.into_dispatch(), mask)),
         None => x,
@@ -30,9 +35,10 @@ pub fn dropout<const D: usize>(x: Tensor<D>, probability: f64, site: u64, pass: 
 /// `residual` plus the dropout of `x`, of one shape.
 ///
 /// # Panics
-/// If the shapes differ.
+/// If shapes or float types differ.
 pub fn dropout_onto<const D: usize>(residual: Tensor<D>, x: Tensor<D>, mask: DropoutMask) -> Tensor<D> {
     assert_eq!(residual.dims(), x.dims(), "a residual has the shape of what is added");
+    one_type("dropout_onto", [residual.dtype(), x.dtype()]);
     let (residual, x) = (residual.into_dispatch(), x.into_dispatch());
     Tensor::from_dispatch(<Dispatch as DropoutOps>::drop_out_onto(residual, x, mask))
 }
@@ -54,6 +60,7 @@ pub(crate) trait DropoutOps: Backend {
 /// The factors times `x`, plus the residual.
 fn dropped(residual: Option<FlexTensor>, x: FlexTensor, mask: DropoutMask) -> FlexTensor {
     profile::time(Part::Activation, || {
+        let float = float_type(&x);
         let (x, residual) = (owned(x), residual.map(owned));
         let values = floats(&x);
         let residual = residual.as_ref().map(floats);
@@ -73,7 +80,7 @@ fn dropped(residual: Option<FlexTensor>, x: FlexTensor, mask: DropoutMask) -> Fl
                 },
             );
         });
-        flex(out, x.shape())
+        flex(out, x.shape(), float)
     })
 }
 
@@ -160,31 +167,46 @@ mod tests {
     const SHAPE: [usize; 3] = [3, 101, 67];
 
     /// The output, and the gradients of residual and x.
-    fn run(onto: impl Fn(Tensor<3>, Tensor<3>) -> Tensor<3>) -> [Vec<f32>; 3] {
-        let leaf = |seed| normal(seed, SHAPE).detach().require_grad();
+    fn run(floats: Floats, onto: impl Fn(Tensor<3>, Tensor<3>) -> Tensor<3>) -> [Vec<f32>; 3] {
+        let leaf = |seed| floats.leaf(normal(seed, SHAPE));
         let (residual, x) = (leaf(1), leaf(2));
         let y = onto(residual.clone(), x.clone());
         let out = values(&y);
-        let grads = (y * normal(3, SHAPE)).sum().backward();
-        [out, values(&residual.grad(&grads).unwrap()), values(&x.grad(&grads).unwrap())]
+        let grads = (y * floats.of(normal(3, SHAPE))).sum().backward();
+        [out, gradient(&residual, &grads), gradient(&x, &grads)]
     }
 
     #[test]
     fn values_and_gradients_have_the_bits_of_burns() {
         let mask = pass().dropout_mask(0.3, 7).unwrap();
-        let fused = run(|residual, x| dropout_onto(residual, x, mask));
-        assert_eq!(fused, run(|residual, x| residual + pass().dropout(x, 0.3, 7)));
-        assert_eq!(fused, run(|residual, x| residual + dropout(x, 0.3, 7, &pass())));
+        let fused = run(Floats::F32, |residual, x| dropout_onto(residual, x, mask));
+        assert_eq!(fused, run(Floats::F32, |residual, x| residual + pass().dropout(x, 0.3, 7)));
+        assert_eq!(fused, run(Floats::F32, |residual, x| residual + dropout(x, 0.3, 7, &pass())));
         assert!(fused[2].iter().filter(|g| **g == 0.0).count() > SHAPE.iter().product::<usize>() / 4);
+    }
+
+    #[test]
+    fn bf16_is_rounded_once() {
+        let mask = pass().dropout_mask(0.3, 7).unwrap();
+        let onto = |floats| run(floats, |residual, x| dropout_onto(residual, x, mask));
+        for (found, widened) in onto(Floats::Bf16).iter().zip(onto(Floats::Widened)) {
+            assert_rounded(found, &widened);
+        }
+        let alone = run(Floats::Bf16, |residual, x| residual + dropout(x, 0.3, 7, &pass()));
+        assert_eq!(alone, run(Floats::Bf16, |residual, x| residual + pass().dropout(x, 0.3, 7)));
+        assert_eq!(alone[1..], onto(Floats::Bf16)[1..]);
     }
 
     #[test]
     fn bits_do_not_depend_on_threads_or_tracking() {
         let mask = pass().dropout_mask(0.3, 7).unwrap();
-        let one = with_threads(1, || run(|residual, x| dropout_onto(residual, x, mask)));
-        assert_eq!(one, with_threads(3, || run(|residual, x| dropout_onto(residual, x, mask))));
-        let (residual, x) = (untracked(normal(1, SHAPE)), untracked(normal(2, SHAPE)));
-        assert_eq!(values(&dropout_onto(residual, x, mask)), one[0]);
+        for floats in [Floats::F32, Floats::Bf16] {
+            let onto = || run(floats, |residual, x| dropout_onto(residual, x, mask));
+            let one = with_threads(1, onto);
+            assert_eq!(one, with_threads(3, onto));
+            let [residual, x] = [1, 2].map(|seed| untracked(floats.of(normal(seed, SHAPE))));
+            assert_eq!(values(&dropout_onto(residual, x, mask)), one[0]);
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Rows of the tokens' table by their numbers, plus those of the positions.
 
-use super::math::{flex, floats, owned};
+use super::tensors::{bits, flex, flex_bits, float_type, floats, one_type, owned, widened};
 use burn::backend::autodiff::{
     Autodiff,
     checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
@@ -11,6 +11,7 @@ use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, Dispatch, Flex, TensorMetadata, backend_extension};
 use burn::tensor::{DType, Int, Tensor};
 use burn_flex::FlexTensor;
+use hydra_core::FloatType;
 use hydra_core::profile::{self, Part};
 use rayon::prelude::*;
 
@@ -18,7 +19,7 @@ use rayon::prelude::*;
 /// rows of `positions`, `[positions, width]`: `[batch, length, width]`.
 ///
 /// # Panics
-/// If an id names no row, there are fewer positions than `length`, or the tables' widths differ.
+/// If an id names no row, there are fewer positions than `length`, or the tables' widths or float types differ.
 pub fn embedding(tokens: Tensor<2>, positions: Tensor<2>, ids: Tensor<2, Int>) -> Tensor<3> {
     let ([_, width], [places, found], [_, length]) = (tokens.dims(), positions.dims(), ids.dims());
     assert!(
@@ -26,6 +27,7 @@ pub fn embedding(tokens: Tensor<2>, positions: Tensor<2>, ids: Tensor<2, Int>) -
         "an embedding of {length} positions, {width} wide, expects at least as many rows of that width; \
          found {places} rows of {found}"
     );
+    one_type("embedding", [tokens.dtype(), positions.dtype()]);
     let (tokens, positions) = (tokens.into_dispatch(), positions.into_dispatch());
     Tensor::from_dispatch(<Dispatch as EmbeddingOps>::embed(tokens, positions, ids.into_dispatch()))
 }
@@ -76,30 +78,72 @@ impl EmbeddingOps for Flex {
     ) -> FloatTensor<Self> {
         profile::time(Part::Embedding, || {
             let ([rows, width], [batch, length]) = (tokens.shape().dims(), ids.shape().dims());
-            let (tokens, positions, numbers) = (owned(tokens), owned(positions), row_numbers(ids, rows));
+            let (float, numbers) = (float_type(&tokens), row_numbers(ids, rows));
+            let (tokens, positions) = (tokens.to_contiguous(), positions.to_contiguous());
             let mut out = vec![0f32; numbers.len() * width];
-            let (tokens, positions) = (floats(&tokens), floats(&positions));
-            out.par_chunks_mut(width).zip(&numbers).enumerate().for_each(|(i, (out, row))| {
-                let (token, place) = (&tokens[row * width..], &positions[(i % length) * width..]);
-                out.iter_mut().zip(token.iter().zip(place)).for_each(|(out, (a, b))| *out = a + b);
-            });
-            flex(out, [batch, length, width])
+            let parts = out.par_chunks_mut(width).zip(&numbers).enumerate();
+            if float == FloatType::F32 {
+                let (tokens, positions) = (floats(&tokens), floats(&positions));
+                parts.for_each(|(i, (out, row))| {
+                    let (token, place) = (&tokens[row * width..], &positions[(i % length) * width..]);
+                    out.iter_mut().zip(token.iter().zip(place)).for_each(|(out, (a, b))| *out = a + b);
+                });
+            } else {
+                // Of the tables, only what is read is widened.
+                let (tokens, positions) =
+                    (bits(&tokens), widened(&bits(&positions)[..length * width], float));
+                parts.for_each(|(i, (out, row))| {
+                    float.widen(&tokens[row * width..][..width], out);
+                    let place = &positions[(i % length) * width..];
+                    out.iter_mut().zip(place).for_each(|(out, b)| *out += b);
+                });
+            }
+            flex(out, [batch, length, width], float)
         })
     }
+}
+
+/// The sums of the rows of `gradient` that `number` gives the same number, for so many numbers.
+fn sums(rows: usize, gradient: &[f32], width: usize, number: impl Fn(usize) -> usize) -> Vec<f32> {
+    // Rows that nothing is added to are never touched, so that they take no memory yet.
+    let mut out = vec![0f32; rows * width];
+    for (i, gradient) in gradient.chunks(width).enumerate() {
+        let out = &mut out[number(i) * width..][..width];
+        out.iter_mut().zip(gradient).for_each(|(sum, g)| *sum += g);
+    }
+    out
+}
+
+/// [`sums`], rounded. Only rows that something is added to are ever `f32`.
+fn rounded_sums(
+    rows: usize,
+    gradient: &[f32],
+    width: usize,
+    number: impl Fn(usize) -> usize,
+    narrow: FloatType,
+) -> Vec<u16> {
+    let numbers: Vec<usize> = (0..gradient.len() / width).map(number).collect();
+    let mut named = numbers.clone();
+    named.sort_unstable();
+    named.dedup();
+    let place = |i: usize| named.partition_point(|&row| row < numbers[i]);
+    let mut out = vec![0; rows * width];
+    for (row, sum) in named.iter().zip(sums(named.len(), gradient, width, place).chunks(width)) {
+        narrow.narrow(sum, &mut out[row * width..][..width]);
+    }
+    out
 }
 
 /// Adds each row of `gradient` to the row of the sum that `number` gives for it.
 fn scatter(rows: usize, gradient: FlexTensor, number: impl Fn(usize) -> usize) -> FlexTensor {
     profile::time(Part::Embedding, || {
-        let [_, _, width] = gradient.shape().dims();
+        let (float, [_, _, width]) = (float_type(&gradient), gradient.shape().dims());
         let gradient = owned(gradient);
-        // Rows that nothing is added to are never touched, so that they take no memory yet.
-        let mut out = vec![0f32; rows * width];
-        for (i, gradient) in floats(&gradient).chunks(width).enumerate() {
-            let out = &mut out[number(i) * width..][..width];
-            out.iter_mut().zip(gradient).for_each(|(sum, g)| *sum += g);
+        let (gradient, shape) = (floats(&gradient), [rows, width]);
+        match float {
+            FloatType::F32 => flex(sums(rows, gradient, width, number), shape, float),
+            narrow => flex_bits(rounded_sums(rows, gradient, width, number, narrow), shape, narrow),
         }
-        flex(out, [rows, width])
     })
 }
 
@@ -163,23 +207,48 @@ mod tests {
         Tensor::from_data(TensorData::from(values), (&Device::flex().autodiff(), DType::I32))
     }
 
+    fn table(floats: Floats, seed: u64, rows: usize) -> Tensor<2> {
+        floats.leaf(normal(seed, [rows, 4]))
+    }
+
+    type Embed = fn(Tensor<2>, Tensor<2>, Tensor<2, Int>) -> Tensor<3>;
+
+    /// The output, and the gradients of tokens and positions.
+    fn run(embed: Embed, floats: Floats) -> [Vec<f32>; 3] {
+        let (tokens, positions) = (table(floats, 1, 5), table(floats, 3, 7));
+        let y = embed(tokens.clone(), positions.clone(), ids([[4, 0, 4], [1, 4, 2]]));
+        let out = values(&y);
+        let grads = (y * floats.of(normal(2, [2, 3, 4]))).sum().backward();
+        [out, gradient(&tokens, &grads), gradient(&positions, &grads)]
+    }
+
     #[test]
     fn values_and_gradients_equal_those_of_burn() {
-        let table = |seed, rows| normal(seed, [rows, 4]).detach().require_grad();
-        let run = |embed: fn(Tensor<2>, Tensor<2>, Tensor<2, Int>) -> Tensor<3>| {
-            let (tokens, positions) = (table(1, 5), table(3, 7));
-            let y = embed(tokens.clone(), positions.clone(), ids([[4, 0, 4], [1, 4, 2]]));
-            let out = values(&y);
-            let grads = (y * normal(2, [2, 3, 4])).sum().backward();
-            [out, values(&tokens.grad(&grads).unwrap()), values(&positions.grad(&grads).unwrap())]
-        };
-        let (fast, slow) = (run(embedding), run(reference::embedding));
+        let (fast, slow) = (run(embedding, Floats::F32), run(reference::embedding, Floats::F32));
         for (fast, slow) in fast.iter().zip(&slow) {
             assert!(distance(fast, slow) < 1e-7);
         }
         assert_eq!(fast[2][3 * 4..], [0.0; 16], "positions beyond the sequence get nothing");
-        let (tokens, positions) = (untracked(table(1, 5)), untracked(table(3, 7)));
-        assert_eq!(values(&embedding(tokens, positions, ids([[4, 0, 4], [1, 4, 2]]))), fast[0]);
+    }
+
+    #[test]
+    fn bf16_is_rounded_once() {
+        let (found, widened) = (run(embedding, Floats::Bf16), run(embedding, Floats::Widened));
+        for (found, widened) in found.iter().zip(&widened) {
+            assert_rounded(found, widened);
+        }
+        assert_eq!(found[1][3 * 4..4 * 4], [0.0; 4], "a token that is not there gets nothing");
+        assert_eq!(found[2][3 * 4..], [0.0; 16], "positions beyond the sequence get nothing");
+    }
+
+    #[test]
+    fn bits_do_not_depend_on_threads_or_tracking() {
+        for floats in [Floats::F32, Floats::Bf16] {
+            let one = with_threads(1, || run(embedding, floats));
+            assert_eq!(one, with_threads(3, || run(embedding, floats)));
+            let (tokens, positions) = (untracked(table(floats, 1, 5)), untracked(table(floats, 3, 7)));
+            assert_eq!(values(&embedding(tokens, positions, ids([[4, 0, 4], [1, 4, 2]]))), one[0]);
+        }
     }
 
     #[test]

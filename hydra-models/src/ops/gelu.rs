@@ -1,7 +1,8 @@
 //! The activation of GPT-2.
 
 use super::kernels::{map, map2};
-use super::math::{exp, flex, floats, owned};
+use super::math::exp;
+use super::tensors::{flex, float_type, floats, one_type, owned};
 use burn::backend::autodiff::{
     Autodiff,
     checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
@@ -15,7 +16,11 @@ use hydra_core::profile::{self, Part};
 
 /// The Gaussian error linear unit in its tanh approximation (Hendrycks and Gimpel, 2016), which GPT-2 calls
 /// `gelu_new`, elementwise: [`reference::gelu_tanh`](super::reference::gelu_tanh).
+///
+/// # Panics
+/// If the elements are neither `F32` nor `BF16`.
 pub fn gelu_tanh<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+    one_type("gelu_tanh", [x.dtype()]);
     Tensor::from_dispatch(<Dispatch as GeluOps>::gelu_tanh(x.into_dispatch()))
 }
 
@@ -50,6 +55,7 @@ fn derivative(x: f32) -> f32 {
 impl GeluOps for Flex {
     fn gelu_tanh(x: FloatTensor<Self>) -> FloatTensor<Self> {
         profile::time(Part::Activation, || {
+            let float = float_type(&x);
             let x = owned(x);
             flex(
                 map(
@@ -58,6 +64,7 @@ impl GeluOps for Flex {
                     |x| x * sigmoid_of_twice(x),
                 ),
                 x.shape(),
+                float,
             )
         })
     }
@@ -66,6 +73,7 @@ impl GeluOps for Flex {
 impl GeluKernels for Flex {
     fn gelu_tanh_backward(x: FloatTensor<Self>, gradient: FloatTensor<Self>) -> FloatTensor<Self> {
         profile::time(Part::Activation, || {
+            let float = float_type(&x);
             let (x, gradient) = (owned(x), owned(gradient));
             flex(
                 map2(
@@ -75,6 +83,7 @@ impl GeluKernels for Flex {
                     |g, x| g * derivative(x),
                 ),
                 x.shape(),
+                float,
             )
         })
     }
@@ -135,6 +144,23 @@ mod tests {
             assert!((f64::from(y) - 0.5 * x * (1.0 + t)).abs() < 1e-6 * x.abs().max(1.0), "at {x}: {y}");
             assert!((f64::from(g) - slope).abs() < 2e-6, "gradient at {x}: {g}");
         }
+    }
+
+    #[test]
+    fn bf16_is_rounded_once() {
+        let run = |floats: Floats| {
+            let x = floats.leaf(normal(1, [3, 7, 5]) * 3.0);
+            let y = gelu_tanh(x.clone());
+            let out = values(&y);
+            let grads = (y * floats.of(normal(2, [3, 7, 5]))).sum().backward();
+            let untracked = gelu_tanh(untracked(x.clone()));
+            assert_eq!((untracked.dtype(), values(&untracked)), (x.dtype(), out.clone()));
+            [out, gradient(&x, &grads)]
+        };
+        for (found, widened) in run(Floats::Bf16).iter().zip(run(Floats::Widened)) {
+            assert_rounded(found, &widened);
+        }
+        assert_eq!(with_threads(1, || run(Floats::Bf16)), with_threads(3, || run(Floats::Bf16)));
     }
 
     #[test]

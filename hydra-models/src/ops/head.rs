@@ -2,7 +2,8 @@
 
 use super::embedding::integers;
 use super::kernels::{Keep, Mat, product_into, vectorized};
-use super::math::{ELEMENTS, exp_in_place, flex, floats, max, owned};
+use super::math::{ELEMENTS, exp_in_place, max};
+use super::tensors::{flex, float_type, floats, one_type, owned, rounded};
 use burn::backend::autodiff::{
     Autodiff,
     checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
@@ -13,13 +14,14 @@ use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, Dispatch, Flex, TensorMetadata, backend_extension};
 use burn::tensor::{Int, Tensor};
 use burn_flex::FlexTensor;
+use hydra_core::FloatType;
 use hydra_core::profile::{self, Part};
 use rayon::prelude::*;
 
 /// The target of a position that predicts nothing; any negative number says the same.
 pub const IGNORED: i32 = -1;
 
-/// The mean cross-entropy, of shape `[1]`, of logits `hidden @ table^T` against `targets`.
+/// The mean cross-entropy, `F32` of shape `[1]`, of logits `hidden @ table^T` against `targets`.
 ///
 /// `hidden` is `[positions, width]`, `table` `[vocabulary, width]`, and `targets` holds an id for each
 /// position or a negative number ([`IGNORED`]) where there is nothing to predict. Logits are computed for
@@ -27,7 +29,8 @@ pub const IGNORED: i32 = -1;
 /// kept until the backward.
 ///
 /// # Panics
-/// If shapes do not fit, an id is not below the vocabulary, no position has a target, or `chunk_rows` is zero.
+/// If shapes do not fit, float types differ, an id is not below the vocabulary, no position has a target, or
+/// `chunk_rows` is zero.
 pub fn head_loss(
     hidden: Tensor<2>,
     table: Tensor<2>,
@@ -40,6 +43,7 @@ pub fn head_loss(
         "the head expects a table {width} wide, {positions} targets and chunks of at least one row; \
          found {table_width}, {count} and {chunk_rows}"
     );
+    one_type("head_loss", [hidden.dtype(), table.dtype()]);
     let (hidden, table, targets) = (hidden.into_dispatch(), table.into_dispatch(), targets.into_dispatch());
     Tensor::from_dispatch(<Dispatch as HeadOps>::head_loss(hidden, table, targets, chunk_rows))
 }
@@ -47,7 +51,7 @@ pub fn head_loss(
 /// The head as an op of the backends.
 #[backend_extension(Autodiff, Flex, Cube: cfg(feature = "cube"))]
 pub(crate) trait HeadOps: Backend {
-    /// The mean loss, of shape `[1]`.
+    /// The mean loss, `F32` of shape `[1]`.
     fn head_loss(
         hidden: FloatTensor<Self>,
         table: FloatTensor<Self>,
@@ -67,7 +71,7 @@ pub(crate) trait HeadKernels: HeadOps {
         wanted: [bool; 2],
     ) -> (FloatTensor<Self>, [Option<FloatTensor<Self>>; 2]);
 
-    /// `x` times a factor of shape `[1]`.
+    /// `x` times a factor, `F32` of shape `[1]`; rounded once more where `x` is rounded.
     fn scaled(x: FloatTensor<Self>, factor: &FloatTensor<Self>) -> FloatTensor<Self>;
 }
 
@@ -188,7 +192,11 @@ impl HeadOps for Flex {
         chunk_rows: usize,
     ) -> FloatTensor<Self> {
         profile::time(Part::Head, || {
-            flex(vec![HeadPass::new(hidden, table, targets, chunk_rows, [false; 2]).run()], [1])
+            flex(
+                vec![HeadPass::new(hidden, table, targets, chunk_rows, [false; 2]).run()],
+                [1],
+                FloatType::F32,
+            )
         })
     }
 }
@@ -201,11 +209,16 @@ impl HeadKernels for Flex {
         chunk_rows: usize,
         wanted: [bool; 2],
     ) -> (FloatTensor<Self>, [Option<FloatTensor<Self>>; 2]) {
-        let mut pass = HeadPass::new(hidden, table, targets, chunk_rows, wanted);
-        let loss = flex(vec![profile::time(Part::Head, || pass.run())], [1]);
-        let for_hidden = pass.for_hidden.map(|values| flex(values, pass.hidden.shape()));
-        let for_table = pass.for_table.map(|values| flex(values, pass.table.shape()));
-        (loss, [for_hidden, for_table])
+        profile::time(Part::Head, || {
+            let (float, hidden_shape, table_shape) = (float_type(&hidden), hidden.shape(), table.shape());
+            let mut pass = HeadPass::new(hidden, table, targets, chunk_rows, wanted);
+            let loss = flex(vec![pass.run()], [1], FloatType::F32);
+            let (for_hidden, for_table) = (pass.for_hidden.take(), pass.for_table.take());
+            // The table may be a widened one, and nobody needs it while its gradient is rounded.
+            drop(pass);
+            let gradient = |values: Option<Vec<f32>>, shape| Some(flex(values?, shape, float));
+            (loss, [gradient(for_hidden, hidden_shape), gradient(for_table, table_shape)])
+        })
     }
 
     fn scaled(x: FloatTensor<Self>, factor: &FloatTensor<Self>) -> FloatTensor<Self> {
@@ -213,10 +226,11 @@ impl HeadKernels for Flex {
         if factor == 1.0 {
             return x;
         }
+        let float = float_type(&x);
         let mut x = owned(x);
         let parts = x.storage_mut::<f32>().par_chunks_mut(ELEMENTS);
         parts.for_each(|part| part.iter_mut().for_each(|x| *x *= factor));
-        x
+        rounded(x, float)
     }
 }
 
@@ -269,22 +283,23 @@ mod tests {
         positions: usize,
         width: usize,
         vocabulary: usize,
+        floats: Floats,
     }
 
     const CASES: [Case; 4] = [
-        Case { positions: 7, width: 5, vocabulary: 11 },
-        Case { positions: 1, width: 1, vocabulary: 2 },
-        Case { positions: 13, width: 16, vocabulary: 4099 },
-        Case { positions: 30, width: 33, vocabulary: 257 },
+        Case { positions: 7, width: 5, vocabulary: 11, floats: Floats::F32 },
+        Case { positions: 1, width: 1, vocabulary: 2, floats: Floats::F32 },
+        Case { positions: 13, width: 16, vocabulary: 4099, floats: Floats::F32 },
+        Case { positions: 30, width: 33, vocabulary: 257, floats: Floats::F32 },
     ];
 
     impl Case {
         fn hidden(self) -> Tensor<2> {
-            (normal(1, [self.positions, self.width]) * 2.0).detach().require_grad()
+            self.floats.leaf(normal(1, [self.positions, self.width]) * 2.0)
         }
 
         fn table(self) -> Tensor<2> {
-            normal(2, [self.vocabulary, self.width]).detach().require_grad()
+            self.floats.leaf(normal(2, [self.vocabulary, self.width]))
         }
 
         /// Every fourth position but the first predicts nothing.
@@ -306,10 +321,11 @@ mod tests {
         ) -> [Vec<f32>; 3] {
             let (hidden, table) = (self.hidden(), self.table());
             let loss = loss(hidden.clone(), table.clone(), self.targets());
+            assert_eq!(loss.dtype(), DType::F32);
             let value = values(&loss);
             let loss = if factor == 1.0 { loss } else { loss * factor };
             let grads = loss.backward();
-            [value, values(&hidden.grad(&grads).unwrap()), values(&table.grad(&grads).unwrap())]
+            [value, gradient(&hidden, &grads), gradient(&table, &grads)]
         }
 
         /// The same in `f64`, with loops.
@@ -358,7 +374,7 @@ mod tests {
         fn any_sizes_equal_the_reference(
             positions in 1usize..20, width in 1usize..9, vocabulary in 2usize..40, chunk_rows in 1usize..25,
         ) {
-            let case = Case { positions, width, vocabulary };
+            let case = Case { positions, width, vocabulary, floats: Floats::F32 };
             let (found, slow) = (case.run(chunked(chunk_rows), 1.0), case.run(reference::head_loss, 1.0));
             for (found, slow) in found.iter().zip(&slow) {
                 assert!(distance(found, slow) < 1e-5);
@@ -378,12 +394,32 @@ mod tests {
     }
 
     #[test]
+    fn bf16_has_a_loss_of_f32_and_gradients_that_are_rounded_once() {
+        for (i, case) in CASES.into_iter().enumerate() {
+            let [narrow, widened] = [Floats::Bf16, Floats::Widened].map(|floats| Case { floats, ..case });
+            let (found, exact) = (narrow.run(chunked(3), 1.0), narrow.exact());
+            let widened = widened.run(chunked(3), 1.0);
+            assert_eq!(found[0], widened[0]);
+            for (part, exact) in exact.iter().enumerate().skip(1) {
+                assert_rounded(&found[part], &widened[part]);
+                assert_within(ROUNDING, &format!("head {i}, {part}"), &found[part], exact);
+                // A gradient that is scaled is rounded again.
+                let third: Vec<f32> = exact.iter().map(|x| x / 3.0).collect();
+                let found = &narrow.run(chunked(3), 1.0 / 3.0)[part];
+                assert_within(2.0 * ROUNDING, &format!("head {i}, {part}, scaled"), found, &third);
+            }
+        }
+    }
+
+    #[test]
     fn bits_do_not_depend_on_threads_or_tracking() {
-        let case = CASES[2];
-        let one = with_threads(1, || case.run(chunked(5), 1.0));
-        assert_eq!(one, with_threads(3, || case.run(chunked(5), 1.0)));
-        let loss = head_loss(untracked(case.hidden()), untracked(case.table()), case.targets(), 5);
-        assert_eq!(values(&loss), one[0]);
+        for floats in [Floats::F32, Floats::Bf16] {
+            let case = Case { floats, ..CASES[2] };
+            let one = with_threads(1, || case.run(chunked(5), 1.0));
+            assert_eq!(one, with_threads(3, || case.run(chunked(5), 1.0)));
+            let loss = head_loss(untracked(case.hidden()), untracked(case.table()), case.targets(), 5);
+            assert_eq!(values(&loss), one[0]);
+        }
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The affine map of a sequence of vectors, alone or onto a residual.
 
 use super::kernels::{Mat, Start, product, sum_rows};
-use super::math::{flex, floats, owned};
+use super::tensors::{flex, float_type, floats, one_type, owned};
 use burn::backend::autodiff::{
     Autodiff, NodeId,
     checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
@@ -17,8 +17,9 @@ use hydra_core::profile::{self, Part};
 /// `x @ weight + bias` for `x` of shape `[batch, tokens, in]`, a weight `[in, out]` and a bias `[out]`.
 ///
 /// # Panics
-/// If the shapes do not fit.
+/// If the shapes do not fit or float types differ.
 pub fn linear(x: Tensor<3>, weight: Tensor<2>, bias: Tensor<1>) -> Tensor<3> {
+    one_type("linear", [x.dtype(), weight.dtype(), bias.dtype()]);
     let (x, weight, bias) = (x.into_dispatch(), weight.into_dispatch(), bias.into_dispatch());
     Tensor::from_dispatch(<Dispatch as AffineOps>::affine(x, weight, bias))
 }
@@ -26,8 +27,9 @@ pub fn linear(x: Tensor<3>, weight: Tensor<2>, bias: Tensor<1>) -> Tensor<3> {
 /// `residual + x @ weight + bias`: [`linear`] onto a residual of shape `[batch, tokens, out]`.
 ///
 /// # Panics
-/// If the shapes do not fit.
+/// If the shapes do not fit or float types differ.
 pub fn linear_onto(residual: Tensor<3>, x: Tensor<3>, weight: Tensor<2>, bias: Tensor<1>) -> Tensor<3> {
+    one_type("linear_onto", [residual.dtype(), x.dtype(), weight.dtype(), bias.dtype()]);
     let (residual, x) = (residual.into_dispatch(), x.into_dispatch());
     let (weight, bias) = (weight.into_dispatch(), bias.into_dispatch());
     Tensor::from_dispatch(<Dispatch as AffineOps>::affine_onto(residual, x, weight, bias))
@@ -67,6 +69,7 @@ fn as_rows(x: &FlexTensor) -> Mat<'_> {
 
 fn map(residual: Option<FlexTensor>, x: FlexTensor, weight: FlexTensor, bias: FlexTensor) -> FlexTensor {
     profile::time(Part::Matmul, || {
+        let float = float_type(&x);
         let (x, weight, bias) = (owned(x), owned(weight), owned(bias));
         let ([batch, tokens, _], [inputs, outputs]) = (x.shape().dims(), weight.shape().dims());
         let residual = residual.map(owned);
@@ -75,7 +78,7 @@ fn map(residual: Option<FlexTensor>, x: FlexTensor, weight: FlexTensor, bias: Fl
             None => Start::Rows(floats(&bias)),
         };
         let y = product(start, as_rows(&x), Mat::new(floats(&weight), inputs, outputs));
-        flex(y, [batch, tokens, outputs])
+        flex(y, [batch, tokens, outputs], float)
     })
 }
 
@@ -102,15 +105,16 @@ impl AffineKernels for Flex {
         wanted: [bool; 3],
     ) -> [Option<FloatTensor<Self>>; 3] {
         profile::time(Part::Matmul, || {
+            let float = float_type(&x);
             let (x, weight, gradient) = (owned(x), owned(weight), owned(gradient));
             let [inputs, outputs] = weight.shape().dims();
             let (rows, gradients) = (as_rows(&x), as_rows(&gradient));
             let for_x = || {
                 let weight = Mat::new(floats(&weight), inputs, outputs);
-                flex(product(Start::Nothing, gradients, weight.t()), x.shape())
+                flex(product(Start::Nothing, gradients, weight.t()), x.shape(), float)
             };
-            let for_weight = || flex(product(Start::Nothing, rows.t(), gradients), weight.shape());
-            let for_bias = || flex(sum_rows(gradients), [outputs]);
+            let for_weight = || flex(product(Start::Nothing, rows.t(), gradients), weight.shape(), float);
+            let for_bias = || flex(sum_rows(gradients), [outputs], float);
             [wanted[0].then(for_x), wanted[1].then(for_weight), wanted[2].then(for_bias)]
         })
     }
@@ -204,25 +208,31 @@ mod tests {
     struct Case {
         shape: [usize; 3],
         outputs: usize,
+        floats: Floats,
     }
 
     const CASES: [Case; 4] = [
-        Case { shape: [1, 1, 1], outputs: 1 },
-        Case { shape: [2, 5, 7], outputs: 3 },
-        Case { shape: [3, 33, 48], outputs: 65 },
-        Case { shape: [1, 70, 129], outputs: 200 },
+        Case { shape: [1, 1, 1], outputs: 1, floats: Floats::F32 },
+        Case { shape: [2, 5, 7], outputs: 3, floats: Floats::F32 },
+        Case { shape: [3, 33, 48], outputs: 65, floats: Floats::F32 },
+        Case { shape: [1, 70, 129], outputs: 200, floats: Floats::F32 },
     ];
 
     impl Case {
         fn inputs(self) -> [Tensor<3>; 2] {
             let [batch, tokens, _] = self.shape;
-            let leaf = |t: Tensor<3>| t.detach().require_grad();
-            [leaf(normal(1, self.shape)), leaf(normal(2, [batch, tokens, self.outputs]))]
+            let leaf = |seed, shape| self.floats.leaf(normal(seed, shape));
+            [leaf(1, self.shape), leaf(2, [batch, tokens, self.outputs])]
         }
 
         fn params(self) -> (Tensor<2>, Tensor<1>) {
-            let leaf = normal(3, [self.shape[2], self.outputs]).detach().require_grad();
-            (leaf, normal(4, [self.outputs]).detach().require_grad())
+            let leaf = self.floats.leaf(normal(3, [self.shape[2], self.outputs]));
+            (leaf, self.floats.leaf(normal(4, [self.outputs])))
+        }
+
+        fn upstream(self) -> Tensor<3> {
+            let [batch, tokens, _] = self.shape;
+            self.floats.of(normal(5, [batch, tokens, self.outputs]))
         }
 
         /// The output and the gradients of x, residual, weight and bias.
@@ -234,10 +244,9 @@ mod tests {
                 false => linear(x.clone(), w, b),
             };
             let out = values(&y);
-            let grads = (y * normal(5, residual.dims())).sum().backward();
-            let residual = residual.grad(&grads).map_or(Vec::new(), |g| values(&g));
-            let (weight, bias) = (weight.grad(&grads).unwrap(), bias.grad(&grads).unwrap());
-            [out, values(&x.grad(&grads).unwrap()), residual, values(&weight), values(&bias)]
+            let grads = (y * self.upstream()).sum().backward();
+            let residual = if onto { gradient(&residual, &grads) } else { Vec::new() };
+            [out, gradient(&x, &grads), residual, gradient(&weight, &grads), gradient(&bias, &grads)]
         }
 
         /// The same in `f64`, with loops.
@@ -245,7 +254,7 @@ mod tests {
             let wide = |v: Vec<f32>| v.into_iter().map(f64::from).collect::<Vec<_>>();
             let ([x, residual], (w, b)) = (self.inputs(), self.params());
             let (rows, ins, outs) = (self.shape[0] * self.shape[1], self.shape[2], self.outputs);
-            let g = wide(values(&normal::<3>(5, residual.dims())));
+            let g = wide(values(&self.upstream()));
             let (x, r, w, b) =
                 (wide(values(&x)), wide(values(&residual)), wide(values(&w)), wide(values(&b)));
             let (mut y, mut dx) = (vec![0.0; rows * outs], vec![0.0; rows * ins]);
@@ -274,9 +283,22 @@ mod tests {
     }
 
     #[test]
+    fn bf16_is_rounded_once() {
+        for (case, onto) in CASES.iter().flat_map(|case| [(case, false), (case, true)]) {
+            let [narrow, widened] = [Floats::Bf16, Floats::Widened].map(|floats| Case { floats, ..*case });
+            let (found, exact) = (narrow.run(onto), narrow.exact(onto));
+            for (i, (found, widened)) in found.iter().zip(widened.run(onto)).enumerate() {
+                assert_rounded(found, &widened);
+                assert_within(ROUNDING, &format!("linear {:?}, {i}", case.shape), found, &exact[i]);
+            }
+        }
+    }
+
+    #[test]
     fn bits_do_not_depend_on_threads_or_tracking() {
-        for onto in [false, true] {
-            let case = CASES[3];
+        for (onto, floats) in [false, true].into_iter().flat_map(|on| [(on, Floats::F32), (on, Floats::Bf16)])
+        {
+            let case = Case { floats, ..CASES[3] };
             let one = with_threads(1, || case.run(onto));
             assert_eq!(one, with_threads(3, || case.run(onto)));
             let ([x, residual], (w, b)) = (case.inputs(), case.params());

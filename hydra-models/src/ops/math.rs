@@ -1,8 +1,5 @@
 //! Row arithmetic that compilers turn into vectors, in an order that no thread count changes.
 
-use burn::tensor::{Bytes, DType, Shape};
-use burn_flex::{FlexTensor, Layout};
-
 /// Sums keep so many partial sums, element `i` of a block going to sum `i % LANES`.
 const LANES: usize = 16;
 
@@ -83,26 +80,6 @@ pub(super) fn exp_in_place(row: &mut [f32], scale: f32, shift: f32) -> f64 {
         *x = exp(*x * scale - shift);
     }
     sum(row, |x| x)
-}
-
-/// The elements of a contiguous `f32` tensor.
-#[track_caller]
-pub(super) fn floats(tensor: &FlexTensor) -> &[f32] {
-    tensor.as_slice::<f32>().expect("the tensor was made contiguous f32 before")
-}
-
-/// The tensor with its elements contiguous and its own to write, copied only where someone else reads them.
-#[track_caller]
-pub(super) fn owned(tensor: FlexTensor) -> FlexTensor {
-    assert_eq!(tensor.dtype(), DType::F32, "this op computes in f32");
-    let contiguous = tensor.to_contiguous();
-    drop(tensor);
-    contiguous
-}
-
-/// A tensor of `shape` that owns `values`.
-pub(super) fn flex(values: Vec<f32>, shape: impl Into<Shape>) -> FlexTensor {
-    FlexTensor::new(Bytes::from_elems(values), Layout::contiguous(shape.into()), DType::F32)
 }
 
 #[cfg(test)]

@@ -2,7 +2,11 @@
 //!
 //! A tracked and an untracked pass run the same kernel, so that a forward without a graph has the bits of
 //! the recomputed one. Kernels work on rows that do not depend on one another, and what is summed over rows
-//! is summed in a fixed order: no result depends on the number of threads. All of them compute in `f32`.
+//! is summed in a fixed order: no result depends on the number of threads.
+//!
+//! The float operands of an op have one type, `F32` or `BF16`, and so have its results and their gradients,
+//! but for losses, which are `F32`. All of them compute in `f32`: `bf16` is widened first, and what an op
+//! made is rounded once, to the nearest.
 
 mod attention;
 mod classify;
@@ -17,6 +21,7 @@ mod kernels;
 mod linear;
 mod math;
 mod norm;
+mod tensors;
 
 pub mod reference;
 
@@ -34,7 +39,8 @@ pub use norm::layer_norm;
 
 #[cfg(test)]
 mod testing {
-    use burn::tensor::{Device, Tensor, TensorData};
+    use burn::tensor::{Device, FloatDType, Gradients, Tensor, TensorData};
+    use half::bf16;
     use hydra_core::{AnyTensor, Key};
 
     pub use crate::synthetic::testing::with_threads;
@@ -55,10 +61,60 @@ mod testing {
         tensor
     }
 
-    /// The elements on the host.
-    pub fn values<const D: usize>(tensor: &Tensor<D>) -> Vec<f32> {
-        AnyTensor::from(tensor.clone()).into_host().as_f32().to_vec()
+    /// What the float operands of a test are.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    pub enum Floats {
+        F32,
+        Bf16,
+        /// `F32`, of the values that `Bf16` has.
+        Widened,
     }
+
+    impl Floats {
+        pub fn of<const D: usize>(self, tensor: Tensor<D>) -> Tensor<D> {
+            match self {
+                Self::F32 => tensor,
+                Self::Bf16 => tensor.cast(FloatDType::BF16),
+                Self::Widened => tensor.cast(FloatDType::BF16).cast(FloatDType::F32),
+            }
+        }
+
+        pub fn leaf<const D: usize>(self, tensor: Tensor<D>) -> Tensor<D> {
+            self.of(tensor).detach().require_grad()
+        }
+    }
+
+    /// The elements on the host; `bf16` is widened.
+    pub fn values<const D: usize>(tensor: &Tensor<D>) -> Vec<f32> {
+        AnyTensor::from(tensor.clone().cast(FloatDType::F32)).into_host().as_f32().to_vec()
+    }
+
+    /// The gradient of a leaf, of whose type it is.
+    #[track_caller]
+    pub fn gradient<const D: usize>(leaf: &Tensor<D>, gradients: &Gradients) -> Vec<f32> {
+        let gradient = leaf.grad(gradients).expect("a gradient");
+        assert_eq!(gradient.dtype(), leaf.dtype(), "a gradient has the type of what it belongs to");
+        values(&gradient)
+    }
+
+    /// Asserts that what `bf16` gave is what `f32` gives for the same values, rounded once.
+    #[track_caller]
+    pub fn assert_rounded(found: &[f32], widened: &[f32]) {
+        let rounded: Vec<f32> = widened.iter().map(|&x| bf16::from_f32(x).to_f32()).collect();
+        assert_eq!(found, rounded);
+    }
+
+    /// Asserts that no element is farther from the exact one than `bound` times the largest of those.
+    #[track_caller]
+    pub fn assert_within(bound: f64, what: &str, found: &[f32], exact: &[f32]) {
+        let largest = exact.iter().fold(0f32, |largest, x| largest.max(x.abs()));
+        let error = found.iter().zip(exact).map(|(a, b)| f64::from((a - b).abs())).fold(0.0, f64::max);
+        println!("{what}: {error:.2e} where the largest is {largest:.2e}");
+        assert!(error <= bound * f64::from(largest), "{what}: {error} where the largest is {largest}");
+    }
+
+    /// Half of the distance of two neighbours in `bf16`, relative to the larger, and what `f32` adds to it.
+    pub const ROUNDING: f64 = 1.001 / 256.0;
 
     /// The distance of two tensors, relative to the norm of the second.
     pub fn distance(found: &[f32], expected: &[f32]) -> f64 {
@@ -67,5 +123,44 @@ mod testing {
         let error: f64 = found.iter().zip(expected).map(|(&a, &b)| square(f64::from(a) - f64::from(b))).sum();
         let norm: f64 = expected.iter().map(|&b| square(f64::from(b))).sum();
         (error / norm.max(1e-30)).sqrt()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::testing::*;
+    use super::*;
+    use burn::tensor::{Device, Int, Tensor};
+    use hydra_core::{Activation, Pass, panic_message};
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    fn refusal<const D: usize>(op: impl FnOnce() -> Tensor<D>) -> String {
+        let panic = catch_unwind(AssertUnwindSafe(op)).expect_err("several types in one op");
+        panic_message(&*panic)
+    }
+
+    #[test]
+    fn operands_of_several_types_are_refused_by_name() {
+        let wide = || normal::<3>(1, [1, 2, 4]);
+        let narrow = || Floats::Bf16.of(wide());
+        let (square, row) = (|| Floats::Bf16.of(normal::<2>(2, [4, 4])), || normal::<1>(3, [4]));
+        let ids = Tensor::<2, Int>::zeros([1, 2], &Device::flex().autodiff());
+        let pass = Pass::train(Pass::key_of(1, 2, 3), Activation::default());
+        let mask = pass.dropout_mask(0.5, 0).unwrap();
+        let targets = ids.clone().reshape([2]);
+        let hidden = || wide().reshape([2, 4]);
+        for (op, refusal) in [
+            ("linear", refusal(|| linear(narrow(), square(), row()))),
+            ("linear_onto", refusal(|| linear_onto(wide(), narrow(), square(), Floats::Bf16.of(row())))),
+            ("layer_norm", refusal(|| layer_norm(narrow(), row(), row(), 1e-5))),
+            ("dropout_onto", refusal(|| dropout_onto(wide(), narrow(), mask))),
+            ("embedding", refusal(|| embedding(square(), normal(4, [2, 4]), ids))),
+            ("head_loss", refusal(|| head_loss(hidden(), square(), targets, 1))),
+        ] {
+            let expected = format!("{op} expects floats of one type, F32 or BF16; found [");
+            assert!(refusal.starts_with(&expected), "{refusal}");
+            assert!(refusal[expected.len()..].contains("F32"), "{refusal}");
+            assert!(refusal[expected.len()..].contains("BF16"), "{refusal}");
+        }
     }
 }

@@ -1,7 +1,8 @@
 //! Layer normalization.
 
 use super::kernels::vectorized;
-use super::math::{flex, floats, owned, sum, sum2};
+use super::math::{sum, sum2};
+use super::tensors::{flex, float_type, floats, one_type, owned, rounded};
 use burn::backend::autodiff::{
     Autodiff,
     checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
@@ -17,7 +18,11 @@ use rayon::prelude::*;
 
 /// Layer normalization (Ba, Kiros and Hinton, 2016) of the last dimension of `x`, `[batch, tokens, width]`,
 /// by a weight and a bias of shape `[width]`.
+///
+/// # Panics
+/// If float types differ.
 pub fn layer_norm(x: Tensor<3>, weight: Tensor<1>, bias: Tensor<1>, epsilon: f64) -> Tensor<3> {
+    one_type("layer_norm", [x.dtype(), weight.dtype(), bias.dtype()]);
     let (x, weight, bias) = (x.into_dispatch(), weight.into_dispatch(), bias.into_dispatch());
     Tensor::from_dispatch(<Dispatch as NormOps>::norm_rows(x, weight, bias, epsilon))
 }
@@ -97,6 +102,7 @@ impl NormOps for Flex {
         epsilon: f64,
     ) -> FloatTensor<Self> {
         profile::time(Part::Norm, || {
+            let float = float_type(&x);
             let (x, weight, bias) = (owned(x), owned(weight), owned(bias));
             let (weight, bias) = (floats(&weight), floats(&bias));
             let width = weight.len();
@@ -111,7 +117,7 @@ impl NormOps for Flex {
                     },
                 );
             });
-            flex(y, x.shape())
+            flex(y, x.shape(), float)
         })
     }
 }
@@ -128,6 +134,7 @@ impl NormKernels for Flex {
 }
 
 fn backward(x: FlexTensor, weight: FlexTensor, gradient: FlexTensor, epsilon: f64) -> [FlexTensor; 3] {
+    let float = float_type(&x);
     let (x, weight, mut gradient) = (owned(x), owned(weight), owned(gradient));
     let weight = floats(&weight);
     let width = weight.len();
@@ -151,7 +158,7 @@ fn backward(x: FlexTensor, weight: FlexTensor, gradient: FlexTensor, epsilon: f6
         for_weight.iter_mut().zip(part_weight).for_each(|(sum, g)| *sum += g);
         for_bias.iter_mut().zip(part_bias).for_each(|(sum, g)| *sum += g);
     }
-    [gradient, flex(for_weight, [width]), flex(for_bias, [width])]
+    [rounded(gradient, float), flex(for_weight, [width], float), flex(for_bias, [width], float)]
 }
 
 #[derive(Debug)]
@@ -198,28 +205,32 @@ mod tests {
 
     type Inputs = (Tensor<3>, Tensor<1>, Tensor<1>);
 
-    fn inputs(shape: [usize; 3]) -> Inputs {
-        let leaf = |t: Tensor<1>| t.detach().require_grad();
-        let x = (normal(1, shape) * 3.0 + 2.0).detach().require_grad();
-        (x, leaf(normal(2, [shape[2]]) + 1.0), leaf(normal(3, [shape[2]])))
+    fn inputs(floats: Floats, shape: [usize; 3]) -> Inputs {
+        let x = floats.leaf(normal(1, shape) * 3.0 + 2.0);
+        (x, floats.leaf(normal(2, [shape[2]]) + 1.0), floats.leaf(normal(3, [shape[2]])))
+    }
+
+    fn upstream(floats: Floats, shape: [usize; 3]) -> Tensor<3> {
+        floats.of(normal(4, shape))
     }
 
     fn run(
         norm: impl Fn(Tensor<3>, Tensor<1>, Tensor<1>, f64) -> Tensor<3>,
+        floats: Floats,
         shape: [usize; 3],
     ) -> [Vec<f32>; 4] {
-        let (x, weight, bias) = inputs(shape);
+        let (x, weight, bias) = inputs(floats, shape);
         let y = norm(x.clone(), weight.clone(), bias.clone(), 1e-5);
         let out = values(&y);
-        let grads = (y * normal(4, shape)).sum().backward();
-        let (dx, dw, db) = (x.grad(&grads), weight.grad(&grads), bias.grad(&grads));
-        [out, values(&dx.unwrap()), values(&dw.unwrap()), values(&db.unwrap())]
+        let grads = (y * upstream(floats, shape)).sum().backward();
+        [out, gradient(&x, &grads), gradient(&weight, &grads), gradient(&bias, &grads)]
     }
 
     #[test]
     fn values_and_gradients_equal_the_reference() {
         for shape in [[1, 1, 2], [2, 3, 5], [3, 50, 48], [1, 7, 1100]] {
-            let (fast, slow) = (run(layer_norm, shape), run(reference::layer_norm, shape));
+            let [fast, slow] =
+                [run(layer_norm, Floats::F32, shape), run(reference::layer_norm, Floats::F32, shape)];
             for (fast, slow) in fast.iter().zip(&slow) {
                 // A row of two is plus or minus one, and its gradient nearly nothing.
                 assert!(distance(fast, slow) < 2e-6 || shape[2] == 2, "{shape:?}");
@@ -228,10 +239,10 @@ mod tests {
     }
 
     /// The output and the gradients in `f64`, with loops.
-    fn exact(shape: [usize; 3]) -> [Vec<f32>; 4] {
+    fn exact(floats: Floats, shape: [usize; 3]) -> [Vec<f32>; 4] {
         let wide = |v: Vec<f32>| v.into_iter().map(f64::from).collect::<Vec<_>>();
-        let (x, weight, bias) = inputs(shape);
-        let g = wide(values(&normal::<3>(4, shape)));
+        let (x, weight, bias) = inputs(floats, shape);
+        let g = wide(values(&upstream(floats, shape)));
         let (x, weight, bias, n) = (wide(values(&x)), wide(values(&weight)), wide(values(&bias)), shape[2]);
         let (mut y, mut dx) = (vec![0.0; x.len()], vec![0.0; x.len()]);
         let (mut dw, mut db) = (vec![0.0; n], vec![0.0; n]);
@@ -256,17 +267,32 @@ mod tests {
     #[test]
     fn values_and_gradients_equal_the_exact_ones() {
         for shape in [[1, 1, 3], [2, 3, 5], [3, 50, 48], [1, 7, 1100]] {
-            for (i, (found, exact)) in run(layer_norm, shape).iter().zip(&exact(shape)).enumerate() {
+            let (found, exact) = (run(layer_norm, Floats::F32, shape), exact(Floats::F32, shape));
+            for (i, (found, exact)) in found.iter().zip(&exact).enumerate() {
                 assert!(distance(found, exact) < 2e-6, "{shape:?}, {i}: {}", distance(found, exact));
             }
         }
     }
 
     #[test]
+    fn bf16_is_rounded_once() {
+        for shape in [[1, 1, 3], [2, 3, 5], [3, 50, 48], [1, 7, 1100]] {
+            let (found, exact) = (run(layer_norm, Floats::Bf16, shape), exact(Floats::Bf16, shape));
+            let widened = run(layer_norm, Floats::Widened, shape);
+            for (i, found) in found.iter().enumerate() {
+                assert_rounded(found, &widened[i]);
+                assert_within(ROUNDING, &format!("layer_norm {shape:?}, {i}"), found, &exact[i]);
+            }
+        }
+    }
+
+    #[test]
     fn bits_do_not_depend_on_threads_or_tracking() {
-        let one = with_threads(1, || run(layer_norm, [5, 40, 33]));
-        assert_eq!(one, with_threads(3, || run(layer_norm, [5, 40, 33])));
-        let (x, weight, bias) = inputs([5, 40, 33]);
-        assert_eq!(values(&layer_norm(untracked(x), untracked(weight), untracked(bias), 1e-5)), one[0]);
+        for floats in [Floats::F32, Floats::Bf16] {
+            let one = with_threads(1, || run(layer_norm, floats, [5, 40, 33]));
+            assert_eq!(one, with_threads(3, || run(layer_norm, floats, [5, 40, 33])));
+            let (x, weight, bias) = inputs(floats, [5, 40, 33]);
+            assert_eq!(values(&layer_norm(untracked(x), untracked(weight), untracked(bias), 1e-5)), one[0]);
+        }
     }
 }

@@ -1,0 +1,162 @@
+//! Tensors of the CPU as the kernels want them, `f32` in row-major order, and back.
+//!
+//! The only place of the operations where 16 bits are widened and rounded: kernels compute in `f32` whatever an
+//! op is given, and what they made is rounded once.
+
+use super::math::ELEMENTS;
+use burn::tensor::{Bytes, DType, Shape};
+use burn_flex::{FlexTensor, Layout};
+use half::{bf16, f16};
+use hydra_core::FloatType;
+use rayon::prelude::*;
+
+/// Checks that an op's float operands have one type, whatever device they are on.
+///
+/// # Panics
+/// If they have several, or one that is no [`FloatType`].
+#[track_caller]
+pub(super) fn one_type<const N: usize>(op: &str, operands: [DType; N]) {
+    let first = operands[0];
+    assert!(
+        FloatType::of(first).is_some() && operands.iter().all(|dtype| *dtype == first),
+        "{op} expects floats of one type, F32 or BF16; found {operands:?}: cast what differs"
+    );
+}
+
+/// The type of a tensor of floats.
+#[track_caller]
+pub(super) fn float_type(tensor: &FlexTensor) -> FloatType {
+    let found = tensor.dtype();
+    FloatType::of(found).unwrap_or_else(|| panic!("this op computes on F32 or BF16, found {found:?}"))
+}
+
+/// The elements of a contiguous `f32` tensor.
+#[track_caller]
+pub(super) fn floats(tensor: &FlexTensor) -> &[f32] {
+    tensor.as_slice::<f32>().expect("the tensor was made contiguous f32 before")
+}
+
+/// The elements of a contiguous tensor of a type of 16 bits.
+#[track_caller]
+pub(super) fn bits(tensor: &FlexTensor) -> &[u16] {
+    let bits = match tensor.dtype() {
+        DType::BF16 => tensor.as_slice::<bf16>().map(bytemuck::cast_slice),
+        _ => tensor.as_slice::<f16>().map(bytemuck::cast_slice),
+    };
+    bits.expect("the tensor was made contiguous, of 16 bits")
+}
+
+/// The values of `bits`, on the threads of the current pool.
+pub(super) fn widened(bits: &[u16], narrow: FloatType) -> Vec<f32> {
+    let mut out = vec![0.0; bits.len()];
+    let parts = out.par_chunks_mut(ELEMENTS).zip(bits.par_chunks(ELEMENTS));
+    parts.for_each(|(out, bits)| narrow.widen(bits, out));
+    out
+}
+
+/// The bits of `values`, rounded to a type of 16 bits, on the threads of the current pool.
+fn narrowed(values: &[f32], narrow: FloatType) -> Vec<u16> {
+    let mut out = vec![0; values.len()];
+    let parts = out.par_chunks_mut(ELEMENTS).zip(values.par_chunks(ELEMENTS));
+    parts.for_each(|(out, values)| narrow.narrow(values, out));
+    out
+}
+
+/// The tensor as `f32` with its elements contiguous and its own to write, copied only where someone else reads
+/// them or they have 16 bits.
+#[track_caller]
+pub(super) fn owned(tensor: FlexTensor) -> FlexTensor {
+    let float = float_type(&tensor);
+    let contiguous = tensor.to_contiguous();
+    drop(tensor);
+    match float {
+        FloatType::F32 => contiguous,
+        narrow => {
+            let shape = contiguous.layout().shape().clone();
+            flex(widened(bits(&contiguous), narrow), shape, FloatType::F32)
+        }
+    }
+}
+
+/// A tensor of `shape` and of this type that owns `values`, rounded if it has 16 bits.
+pub(super) fn flex(values: Vec<f32>, shape: impl Into<Shape>, float: FloatType) -> FlexTensor {
+    match float {
+        FloatType::F32 => {
+            FlexTensor::new(Bytes::from_elems(values), Layout::contiguous(shape.into()), DType::F32)
+        }
+        narrow => flex_bits(narrowed(&values, narrow), shape, narrow),
+    }
+}
+
+/// A tensor of `shape` and of this type of 16 bits that owns the bits.
+pub(super) fn flex_bits(bits: Vec<u16>, shape: impl Into<Shape>, narrow: FloatType) -> FlexTensor {
+    FlexTensor::new(Bytes::from_elems(bits), Layout::contiguous(shape.into()), narrow.dtype())
+}
+
+/// A contiguous `f32` tensor in this type: itself, or rounded.
+#[track_caller]
+pub(super) fn rounded(tensor: FlexTensor, float: FloatType) -> FlexTensor {
+    match float {
+        FloatType::F32 => tensor,
+        narrow => flex_bits(narrowed(floats(&tensor), narrow), tensor.layout().shape().clone(), narrow),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::with_threads;
+    use super::*;
+
+    #[test]
+    fn f32_is_neither_copied_nor_changed() {
+        let values = vec![1.0, f32::from_bits(0x3F80_0001), f32::NAN, -0.0];
+        let place = values.as_ptr();
+        let tensor = rounded(owned(flex(values, [2, 2], FloatType::F32)), FloatType::F32);
+        assert_eq!(floats(&tensor).as_ptr(), place);
+        assert_eq!(floats(&tensor)[1].to_bits(), 0x3F80_0001);
+        assert!(tensor.is_unique());
+    }
+
+    #[test]
+    fn narrow_tensors_are_widened_in_row_major_order_and_rounded_back() {
+        let values: Vec<f32> = (0..6).map(|i| i as f32 * 0.1).collect();
+        for float in [FloatType::Bf16, FloatType::F16] {
+            let narrow = flex(values.clone(), [2, 3], float);
+            assert_eq!((narrow.bytes().len(), float_type(&narrow)), (12, float));
+            let held = widened(bits(&narrow), float);
+            assert!(values.iter().zip(&held).all(|(a, b)| (a - b).abs() < 0.002) && held != values);
+            let wide = owned(narrow.transpose(0, 1));
+            assert_eq!((float_type(&wide), wide.layout().shape().to_vec()), (FloatType::F32, vec![3, 2]));
+            let turned = [0, 3, 1, 4, 2, 5].map(|i| held[i]);
+            assert_eq!(floats(&wide), turned);
+            assert_eq!(widened(bits(&rounded(wide, float)), float), turned);
+        }
+    }
+
+    #[test]
+    fn every_element_is_rounded_however_many_threads_there_are() {
+        let values: Vec<f32> = (0..3 * ELEMENTS + 7).map(|i| (i as f32).sqrt()).collect();
+        let expected: Vec<u16> = values.iter().map(|&x| bf16::from_f32(x).to_bits()).collect();
+        for threads in [1, 3] {
+            assert_eq!(with_threads(threads, || narrowed(&values, FloatType::Bf16)), expected);
+        }
+    }
+
+    #[test]
+    fn types_that_fit_are_accepted() {
+        one_type("an op", [DType::F32; 3]);
+        one_type("an op", [DType::BF16; 2]);
+    }
+
+    #[test]
+    #[should_panic(expected = "linear expects floats of one type, F32 or BF16; found [BF16, F32]")]
+    fn types_that_differ_are_named() {
+        one_type("linear", [DType::BF16, DType::F32]);
+    }
+
+    #[test]
+    #[should_panic(expected = "found [F64]")]
+    fn types_that_no_kernel_has_are_named() {
+        one_type("gelu_tanh", [DType::F64]);
+    }
+}
