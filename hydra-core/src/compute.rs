@@ -6,7 +6,7 @@
 
 use crate::layer::scale;
 use crate::{Activation, AnyTensor, Chain, DeviceBytes, Layer, Pass, vector_jacobian};
-use burn::tensor::{Device, Gradients, Tensor};
+use burn::tensor::{DType, Device, Gradients, Tensor};
 use std::ops::Range;
 
 /// What a backward pass starts from.
@@ -142,10 +142,22 @@ pub fn backward_range(
 
 fn from_loss(y: Activation, weight: f64) -> (Option<f32>, Option<Gradients>) {
     let loss = y.into_float::<1>();
-    let value = AnyTensor::from(loss.clone()).into_host();
-    let elements = value.as_f32();
-    assert!(elements.len() == 1, "expected a loss of shape [1] from the last layer, found {:?}", value.shape);
+    let value = loss_value(&loss);
     let weighted = scale(loss.into(), weight).into_float::<1>();
     let gradients = weighted.is_tracked().then(|| weighted.backward());
-    (Some(elements[0]), gradients)
+    (Some(value), gradients)
+}
+
+/// The number in what the last layer returned.
+///
+/// # Panics
+/// If that is not one `f32` of shape `[1]`.
+pub fn loss_value(loss: &Tensor<1>) -> f32 {
+    let value = AnyTensor::from(loss.clone()).into_host();
+    let (dtype, shape) = (value.dtype, &value.shape);
+    assert!(
+        dtype == DType::F32 && shape[..] == [1],
+        "expected a loss of F32 and of shape [1] from the last layer, found {dtype:?} and {shape:?}"
+    );
+    value.as_f32()[0]
 }

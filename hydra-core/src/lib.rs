@@ -48,7 +48,8 @@ mod weights;
 pub use activation::{Activation, AnyTensor, HostActivation, HostTensor};
 pub use chain::{Chain, ChainBuilder, ChainLayer, IMAGE_ALIGN, ImageLayout, ImageParam, ParamRef};
 pub use compute::{
-    BackwardFrom, LayerGradients, ShardBackward, backward_range, forget_graphs, forward_range, promote_layers,
+    BackwardFrom, LayerGradients, ShardBackward, backward_range, forget_graphs, forward_range, loss_value,
+    promote_layers,
 };
 pub use dataset::{Batch, Dataset, DatasetError, Sampler};
 pub use error::CoreError;

@@ -82,6 +82,8 @@ fn seed(y: AnyTensor, gradient: AnyTensor) -> Option<Tensor<1>> {
             return None;
         }
         let gradient = Tensor::<D>::from_dispatch(gradient);
+        let (expected, found) = (y.dtype(), gradient.dtype());
+        assert!(expected == found, "expected a gradient of {expected:?}, as the output is, found one of {found:?}");
         let gradient = if gradient.device().is_autodiff() { gradient } else { gradient.autodiff() };
         Some(Tensor::from_dispatch(<Dispatch as SeedOps>::vjp_seed(y.into_dispatch(), gradient.into_dispatch())))
     })
@@ -114,6 +116,14 @@ mod tests {
             vector_jacobian(vec![(y.into(), Some(one.into())), (z.into(), Some(two.into()))]).unwrap();
         let grad = x.grad_remove(&mut grads).unwrap().into_data().try_to_vec::<f32>().unwrap();
         assert_eq!(grad, [302.0, 3020.0]);
+    }
+
+    #[test]
+    #[should_panic(expected = "expected a gradient of BF16, as the output is, found one of F32")]
+    fn a_gradient_of_another_type_is_named() {
+        let x = Tensor::<1>::from_floats([1.0], &Device::flex().autodiff()).require_grad();
+        let y = x.clone().cast(DType::BF16);
+        vector_jacobian(vec![(y.into(), Some(x.into()))]);
     }
 
     #[test]

@@ -3,10 +3,9 @@
 use crate::device::LogicalDevice;
 use crate::error::EngineError;
 use crate::event::{Computed, Gradient, Output};
-use burn::tensor::DType;
 use hydra_core::{
     Activation, AnyTensor, BackwardFrom, Chain, DeviceTensor, Key, Layer, Pass, ShardBackward,
-    backward_range, finish, forget_graphs, forward_range, panic_message, promote_layers,
+    backward_range, finish, forget_graphs, forward_range, loss_value, panic_message, promote_layers,
 };
 use hydra_sched::ShardTaskKind;
 use hydra_spill::{Resident, alloc};
@@ -104,7 +103,11 @@ fn forward(device: &LogicalDevice, chain: &Chain, work: &ShardWork, inputs: &Sha
     let x = Activation::from_resident(&inputs.activation, &device.burn.clone().autodiff());
     let y = forward_range(&layers, work.layers.start, x, &pass);
     if work.last {
-        return Computed { output: Output::None, gradients: Vec::new(), loss: Some(loss(y)) };
+        return Computed {
+            output: Output::None,
+            gradients: Vec::new(),
+            loss: Some(loss_value(&y.into_float())),
+        };
     }
     let parts = y.into_parts().into_iter().map(|part| inputs.apart(part)).collect();
     Computed { output: Output::Activation(parts), gradients: Vec::new(), loss: None }
@@ -121,18 +124,6 @@ impl ShardInputs {
             self.resident.holds(&tensor.bytes) || inputs.any(|input| input.bytes.overlaps(&tensor.bytes));
         if promoted { tensor.apart() } else { tensor }
     }
-}
-
-fn loss(y: Activation) -> f32 {
-    let value = AnyTensor::from(y.into_float::<1>()).into_host();
-    assert!(
-        value.dtype == DType::F32,
-        "expected a loss of f32 from the last layer, found {:?}: compute it from outputs that are cast to f32",
-        value.dtype
-    );
-    let elements = value.as_f32();
-    assert!(elements.len() == 1, "expected a loss of shape [1] from the last layer, found {:?}", value.shape);
-    elements[0]
 }
 
 fn backward(device: &LogicalDevice, chain: &Chain, work: &ShardWork, inputs: &ShardInputs) -> Computed {

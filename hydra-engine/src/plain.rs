@@ -11,7 +11,7 @@ use crate::weights::{WeightHash, initial_image};
 use burn::tensor::Device;
 use hydra_core::{
     Activation, AnyTensor, Batch, Chain, Dataset, Decay, DeviceBytes, FloatType, HostTensor, Layer, Pass,
-    Sampler, TrainSpec,
+    Sampler, TrainSpec, loss_value,
 };
 
 /// What the plain loop gives.
@@ -182,7 +182,7 @@ fn backward(
 ) -> (f32, Vec<Vec<Option<AnyTensor>>>) {
     let forward = |x, (i, layer): (usize, &dyn Layer)| layer.forward(x, &pass.for_layer(i));
     let loss = layers.iter().map(Box::as_ref).enumerate().fold(x, forward).into_float::<1>();
-    let value = AnyTensor::from(loss.clone()).into_host().as_f32()[0];
+    let value = loss_value(&loss);
     let loss = if weight == 1.0 { loss } else { loss.mul_scalar(weight as f32) };
     let mut gradients = loss.backward();
     (value, layers.iter().map(|layer| layer.take_gradients(&mut gradients)).collect())

@@ -6,7 +6,7 @@ use crate::{
     Fingerprint, LayerCost, PartitionError, PartitionPlan, PilotDevice, Profile, Rules, ShardPlan,
     check_cuts, cut,
 };
-use hydra_core::{Batch, Chain, DeviceError, HostActivation, ImageReader};
+use hydra_core::{Batch, Chain, DeviceError, FloatType, HostActivation, ImageReader};
 use std::ops::Range;
 
 /// Where memory cannot be measured and a layer does not say what it needs, its saved state is taken to be so
@@ -186,6 +186,9 @@ impl Pilot<'_> {
         let told = self.chain.layers()[layer].layer().working_bytes(&shapes);
         let boundary = cost.input_bytes + ran.output.len_bytes();
         let working = told.unwrap_or(GENEROUS.saturating_mul(boundary).saturating_add(cost.param_bytes));
+        // Where there are no units for 16 bits, parameters and their gradients are `f32` while they are computed on.
+        let widened = if self.chain.float_type() == FloatType::F32 { 0 } else { 4 * cost.param_bytes };
+        let working = working.saturating_add(widened);
         let output = ran.output.len_bytes() + ran.target_bytes;
         let forward_peak_bytes = output.saturating_add(working);
         if !self.has_backward(layer + 1) {
