@@ -4,12 +4,13 @@
 
 use super::kernels::{head as kernels, sums};
 use super::matmul::{product, transposed};
-use super::tensors::{arg, dims, elements, float, floats, made_of, rows, units, whole, whole_ids, wide};
+use super::tensors::{
+    arg, dims, elements, float, floats, made_of, rounded, rows, units, whole, whole_ids, wide,
+};
 use crate::ops::head::{HeadKernels, HeadOps};
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Cube, TensorMetadata};
 use burn::tensor::DType;
-use burn_cubecl::kernel::cast;
 use burn_cubecl::tensor::CubeTensor;
 use std::ops::Range;
 
@@ -43,7 +44,7 @@ impl HeadPass {
         for start in (0..positions).step_by(chunk_rows) {
             self.chunk(start..positions.min(start + chunk_rows), wanted);
         }
-        self.for_table = self.for_table.take().map(|sum| cast(sum, self.table.dtype));
+        self.for_table = self.for_table.take().map(|sum| rounded(sum, self.table.dtype));
         let loss = wide(&self.hidden, [1]);
         let (client, cubes) = (&loss.client, rows(&loss, 1));
         kernels::mean_loss::launch(client, cubes, units(), arg(&self.losses), arg(&self.share), arg(&loss));

@@ -80,9 +80,10 @@ pub(super) fn transposed(mut tensor: CubeTensor) -> CubeTensor {
 mod tests {
     use super::super::tests::{device, normal};
     use super::*;
+    use crate::ops::cube::tensors::floats;
     use crate::ops::testing::{distance, values};
     use burn::backend::Cube;
-    use burn::tensor::{Device, Tensor};
+    use burn::tensor::{Device, FloatDType, Tensor};
 
     fn factors(device: &Device) -> [Tensor<2>; 2] {
         [normal(device, 1, [70, 129], 1.0), normal(device, 2, [129, 33], 1.0)]
@@ -100,7 +101,8 @@ mod tests {
                 let primitive = |t: Tensor<2>| t.try_into_primitive::<Cube>().expect("a tensor of CubeCL");
                 // A transpose that is written in its own order.
                 if turn {
-                    transposed(super::super::tensors::whole(primitive(t.transpose())))
+                    let [t] = super::super::tensors::whole([primitive(t.transpose())]);
+                    transposed(t)
                 } else {
                     primitive(t)
                 }
@@ -108,6 +110,21 @@ mod tests {
             let out = floats(&a, [70, 33]);
             launch(precision, a, b, &out).unwrap();
             assert!(distance(&values(&Tensor::<2>::from_primitive::<Cube>(out)), &expected) < 1e-6);
+        }
+    }
+
+    #[test]
+    fn products_of_halves_are_added_in_full_precision() {
+        let Some(device) = device() else { return };
+        let halves = factors(&device).map(|t| t.cast(FloatDType::F16));
+        let [a, b] = halves.clone().map(|t| t.cast(FloatDType::F32).into_data());
+        let [a, b] = [a, b].map(|data| Tensor::<2>::from_data(data, &Device::flex()));
+        let expected = values(&a.matmul(b));
+        for (dtype, bound) in [(DType::F32, 1e-6), (DType::F16, 1.0 / 2048.0)] {
+            let [a, b] = halves.clone().map(|t| t.try_into_primitive::<Cube>().expect("a tensor of CubeCL"));
+            let out = Tensor::<2>::from_primitive::<Cube>(product(a, b, dtype));
+            assert_eq!(out.dtype(), dtype);
+            assert!(distance(&values(&out.cast(FloatDType::F32)), &expected) < bound, "{dtype:?}");
         }
     }
 

@@ -105,6 +105,14 @@ pub(super) fn reshaped(tensor: CubeTensor, shape: impl Into<Shape>) -> CubeTenso
     CubeTensor::new_contiguous(client, device, shape, handle, dtype)
 }
 
+/// The tensor in another type of float: itself if it has that.
+pub(super) fn rounded(tensor: CubeTensor, dtype: DType) -> CubeTensor {
+    let shape = tensor.shape();
+    // A row: of what has several, Burn may put the rows apart.
+    let row = reshaped(tensor, [shape.num_elements()]);
+    reshaped(burn_cubecl::kernel::cast(row, dtype), shape)
+}
+
 /// The sizes of the dimensions.
 pub(super) fn dims<const D: usize>(tensor: &CubeTensor) -> [usize; D] {
     tensor.shape().dims()
