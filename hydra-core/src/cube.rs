@@ -92,7 +92,7 @@ impl CubeAdapter {
 }
 
 /// The device for CubeCL, if CubeCL computes on `device`.
-pub(crate) fn place(device: &Device) -> Option<&CubeDevice> {
+pub fn place(device: &Device) -> Option<&CubeDevice> {
     let dispatch = match device.as_dispatch() {
         DispatchDevice::Autodiff(inner) => inner,
         dispatch => dispatch,

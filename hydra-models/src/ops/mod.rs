@@ -29,7 +29,7 @@ pub(crate) use attention::working_elements as attention_working_elements;
 pub use attention::{Attention, causal_attention};
 pub use classify::classification_loss;
 #[cfg(feature = "cube")]
-pub use cube::{Precision, set_precision};
+pub use cube::{Precision, set_precision, supports};
 pub use dropout::{dropout, dropout_onto};
 pub use embedding::embedding;
 pub use gelu::gelu_tanh;

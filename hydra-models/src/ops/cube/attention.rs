@@ -1,12 +1,17 @@
 //! Causal attention: the scores of a group of heads at a time, between matrix products.
+//!
+//! Scores and what is saved of them are `f32`. The weights and the gradients of scores are factors of matrix
+//! products, and so have the type of the other factor: device units that multiply floats of 16 bits take no
+//! others.
 
 use super::dropout::draws;
 use super::kernels::attention as kernels;
 use super::matmul::{product, transposed};
-use super::tensors::{arg, dims, elements, floats, rows, units, whole};
+use super::tensors::{arg, dims, elements, float, floats, made_of, rows, units, whole, wide};
 use crate::ops::attention::{AttentionKernels, AttentionOps, Options, STATISTICS, Saved};
 use burn::backend::Cube;
 use burn::backend::tensor::FloatTensor;
+use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 use std::ops::Range;
 
@@ -52,33 +57,39 @@ impl Shape {
     fn split(self, all: &CubeTensor, parts: usize, part: usize, group: &Range<usize>) -> CubeTensor {
         let out = floats(all, [group.len(), self.tokens, self.head_width]);
         let (cubes, layout) = (elements(&out, out.meta.num_elements()), self.layout(group, parts));
-        kernels::split_heads::launch(&out.client, cubes, units(), arg(all), arg(&out), layout, part);
+        let (client, all, float) = (&out.client, arg(all), float(all));
+        kernels::split_heads::launch(client, cubes, units(), all, arg(&out), layout, part, float);
         out
     }
 
     /// Writes a group's heads to a part of the matrix of all.
     fn merge(self, heads: CubeTensor, all: &CubeTensor, parts: usize, part: usize, group: &Range<usize>) {
         let (cubes, layout) = (elements(&heads, heads.meta.num_elements()), self.layout(group, parts));
-        kernels::merge_heads::launch(&all.client, cubes, units(), arg(&heads), arg(all), layout, part);
+        let (client, heads, float) = (&all.client, arg(&heads), float(all));
+        kernels::merge_heads::launch(client, cubes, units(), heads, arg(all), layout, part, float);
     }
 
     /// Computes the output of a group.
     fn forward(self, qkv: &CubeTensor, output: &CubeTensor, statistics: &CubeTensor, group: Range<usize>) {
         let [queries, keys, values] = [0, 1, 2].map(|part| self.split(qkv, 3, part, &group));
-        let scores = product(queries, transposed(keys));
+        let scores = product(queries, transposed(keys), DType::F32);
+        let (weights, room) = made_of(&scores, 0, output.dtype);
         kernels::attention_weights::launch(
             &scores.client,
             rows(&scores, group.len() * self.tokens),
             units(),
             arg(&scores),
+            room,
             arg(statistics),
             self.tokens,
             group.start,
             self.options.scale,
             draws(self.options.mask),
             self.options.mask.is_some(),
+            float(output),
         );
-        self.merge(product(scores, values), output, 1, 0, &group);
+        drop(scores);
+        self.merge(product(weights, values, output.dtype), output, 1, 0, &group);
     }
 
     /// Computes the gradients of a group's queries, keys and values.
@@ -92,33 +103,39 @@ impl Shape {
     ) {
         let [queries, keys, values] = [0, 1, 2].map(|part| self.split(qkv, 3, part, &group));
         let d_output = self.split(d_output, 1, 0, &group);
-        let scores = product(queries.clone(), transposed(keys.clone()));
-        let gradients = product(d_output.clone(), transposed(values));
+        let scores = product(queries.clone(), transposed(keys.clone()), DType::F32);
+        let gradients = product(d_output.clone(), transposed(values), DType::F32);
+        let (weights, weights_room) = made_of(&scores, 0, qkv.dtype);
+        let (d_scores, d_scores_room) = made_of(&gradients, 1, qkv.dtype);
         kernels::attention_weights_backward::launch(
             &scores.client,
             rows(&scores, group.len() * self.tokens),
             units(),
             arg(&scores),
             arg(&gradients),
+            weights_room,
+            d_scores_room,
             arg(statistics),
             self.tokens,
             group.start,
             self.options.scale,
             draws(self.options.mask),
             self.options.mask.is_some(),
+            float(qkv),
         );
-        self.merge(product(gradients.clone(), keys), d_qkv, 3, 0, &group);
-        self.merge(product(transposed(gradients), queries), d_qkv, 3, 1, &group);
-        self.merge(product(transposed(scores), d_output), d_qkv, 3, 2, &group);
+        drop((scores, gradients));
+        self.merge(product(d_scores.clone(), keys, qkv.dtype), d_qkv, 3, 0, &group);
+        self.merge(product(transposed(d_scores), queries, qkv.dtype), d_qkv, 3, 1, &group);
+        self.merge(product(transposed(weights), d_output, qkv.dtype), d_qkv, 3, 2, &group);
     }
 }
 
 /// The output and the statistics, with groups of at most so many scores.
 fn forward(qkv: CubeTensor, options: Options, scores: usize) -> (CubeTensor, CubeTensor) {
-    let qkv = whole(qkv);
+    let [qkv] = whole([qkv]);
     let shape = Shape::new(&qkv, options, scores);
     let output = floats(&qkv, [shape.batch, shape.tokens, shape.width()]);
-    let statistics = floats(&qkv, [shape.batch, options.heads, shape.tokens, STATISTICS]);
+    let statistics = wide(&qkv, [shape.batch, options.heads, shape.tokens, STATISTICS]);
     for group in shape.groups() {
         shape.forward(&qkv, &output, &statistics, group);
     }
@@ -127,7 +144,7 @@ fn forward(qkv: CubeTensor, options: Options, scores: usize) -> (CubeTensor, Cub
 
 /// The gradient of queries, keys and values, with groups of at most so many scores.
 fn backward(saved: Saved<CubeTensor>, gradient: CubeTensor, options: Options, scores: usize) -> CubeTensor {
-    let (qkv, gradient) = (whole(saved.qkv), whole(gradient));
+    let [qkv, gradient] = whole([saved.qkv, gradient]);
     let shape = Shape::new(&qkv, options, scores);
     let d_qkv = floats(&qkv, [shape.batch, shape.tokens, 3 * shape.width()]);
     for group in shape.groups() {

@@ -1,7 +1,7 @@
 //! Dropout.
 
 use super::kernels::dropout::{DrawsLaunch, drop_out, drop_out_onto};
-use super::tensors::{arg, elements, floats, units, whole};
+use super::tensors::{arg, elements, float, floats, units, whole};
 use crate::ops::dropout::DropoutOps;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Cube, TensorMetadata};
@@ -18,10 +18,10 @@ pub(super) fn draws(mask: Option<DropoutMask>) -> DrawsLaunch {
 
 impl DropoutOps for Cube {
     fn drop_out(x: FloatTensor<Self>, mask: DropoutMask) -> FloatTensor<Self> {
-        let x = whole(x);
+        let [x] = whole([x]);
         let y = floats(&x, x.shape());
         let cubes = elements(&y, y.meta.num_elements());
-        drop_out::launch(&y.client, cubes, units(), arg(&x), arg(&y), draws(Some(mask)));
+        drop_out::launch(&y.client, cubes, units(), arg(&x), arg(&y), draws(Some(mask)), float(&y));
         y
     }
 
@@ -30,11 +30,11 @@ impl DropoutOps for Cube {
         x: FloatTensor<Self>,
         mask: DropoutMask,
     ) -> FloatTensor<Self> {
-        let (residual, x) = (whole(residual), whole(x));
+        let [residual, x] = whole([residual, x]);
         let y = floats(&x, x.shape());
         let cubes = elements(&y, y.meta.num_elements());
-        let (residual, x) = (arg(&residual), arg(&x));
-        drop_out_onto::launch(&y.client, cubes, units(), residual, x, arg(&y), draws(Some(mask)));
+        let (residual, x, draws) = (arg(&residual), arg(&x), draws(Some(mask)));
+        drop_out_onto::launch(&y.client, cubes, units(), residual, x, arg(&y), draws, float(&y));
         y
     }
 }

@@ -1,7 +1,7 @@
 //! The tables' rows, and the tables' gradients.
 
 use super::kernels::embedding as kernels;
-use super::tensors::{arg, dims, elements, empty, floats, units, whole, whole_ids, zero_floats};
+use super::tensors::{arg, dims, elements, empty, float, floats, units, whole, whole_ids, zero_floats};
 use crate::ops::embedding::{EmbeddingKernels, EmbeddingOps};
 use burn::backend::Cube;
 use burn::backend::tensor::{FloatTensor, IntTensor};
@@ -14,7 +14,7 @@ impl EmbeddingOps for Cube {
         positions: FloatTensor<Self>,
         ids: IntTensor<Self>,
     ) -> FloatTensor<Self> {
-        let (tokens, positions, ids) = (whole(tokens), whole(positions), whole_ids(ids));
+        let ([tokens, positions], ids) = (whole([tokens, positions]), whole_ids(ids));
         let ([_, width], [batch, length]) = (dims(&tokens), dims(&ids));
         let out = floats(&tokens, [batch, length, width]);
         kernels::embed::launch(
@@ -28,6 +28,7 @@ impl EmbeddingOps for Cube {
             length,
             width,
             f32::NAN,
+            float(&out),
         );
         out
     }
@@ -44,7 +45,7 @@ fn links(ids: &CubeTensor) -> [CubeTensor; 2] {
 
 impl EmbeddingKernels for Cube {
     fn token_gradient(rows: usize, ids: IntTensor<Self>, gradient: FloatTensor<Self>) -> FloatTensor<Self> {
-        let (ids, gradient) = (whole_ids(ids), whole(gradient));
+        let (ids, [gradient]) = (whole_ids(ids), whole([gradient]));
         let [_, _, width] = dims(&gradient);
         let (out, [next, first]) = (zero_floats(&gradient, [rows, width]), links(&ids));
         kernels::token_gradient::launch(
@@ -57,12 +58,13 @@ impl EmbeddingKernels for Cube {
             arg(&gradient),
             arg(&out),
             width,
+            float(&out),
         );
         out
     }
 
     fn position_gradient(rows: usize, gradient: FloatTensor<Self>) -> FloatTensor<Self> {
-        let gradient = whole(gradient);
+        let [gradient] = whole([gradient]);
         let [batch, length, width] = dims(&gradient);
         let out = floats(&gradient, [rows, width]);
         kernels::position_gradient::launch(
@@ -74,6 +76,7 @@ impl EmbeddingKernels for Cube {
             batch,
             length,
             width,
+            float(&out),
         );
         out
     }

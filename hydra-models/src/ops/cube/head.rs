@@ -1,11 +1,16 @@
 //! The head and its loss, a chunk of positions at a time.
+//!
+//! Logits are `f32`. Their gradients are factors of matrix products, and so have the type of the other factor.
 
 use super::kernels::{head as kernels, sums};
 use super::matmul::{product, transposed};
-use super::tensors::{arg, dims, elements, floats, rows, units, whole, whole_ids};
+use super::tensors::{
+    arg, dims, elements, float, floats, made_of, rounded, rows, units, whole, whole_ids, wide,
+};
 use crate::ops::head::{HeadKernels, HeadOps};
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Cube, TensorMetadata};
+use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 use std::ops::Range;
 
@@ -24,8 +29,8 @@ struct HeadPass {
 
 impl HeadPass {
     fn new(hidden: CubeTensor, table: CubeTensor, targets: CubeTensor) -> Self {
-        let (hidden, table, targets) = (whole(hidden), whole(table), whole_ids(targets));
-        let (share, losses) = (floats(&hidden, [1]), floats(&hidden, targets.shape()));
+        let ([hidden, table], targets) = (whole([hidden, table]), whole_ids(targets));
+        let (share, losses) = (wide(&hidden, [1]), wide(&hidden, targets.shape()));
         kernels::share::launch(&hidden.client, rows(&hidden, 1), units(), arg(&targets), arg(&share));
         Self { hidden, table, targets, share, losses, for_hidden: None, for_table: None }
     }
@@ -39,31 +44,28 @@ impl HeadPass {
         for start in (0..positions).step_by(chunk_rows) {
             self.chunk(start..positions.min(start + chunk_rows), wanted);
         }
-        let loss = floats(&self.hidden, [1]);
+        self.for_table = self.for_table.take().map(|sum| rounded(sum, self.table.dtype));
+        let loss = wide(&self.hidden, [1]);
         let (client, cubes) = (&loss.client, rows(&loss, 1));
         kernels::mean_loss::launch(client, cubes, units(), arg(&self.losses), arg(&self.share), arg(&loss));
         loss
     }
 
     fn chunk(&mut self, positions: Range<usize>, wanted: [bool; 2]) {
-        let [_, width] = dims(&self.hidden);
+        let ([all, width], dtype) = (dims(&self.hidden), self.hidden.dtype);
         let hidden = self.hidden_rows(&positions);
-        let logits = product(hidden.clone(), transposed(self.table.clone()));
-        self.losses(&logits, &positions, wanted != [false; 2]);
+        let logits = product(hidden.clone(), transposed(self.table.clone()), DType::F32);
+        let gradients = self.losses(logits, &positions, wanted != [false; 2]);
         if let Some(out) = &self.for_hidden {
-            let part = product(logits.clone(), self.table.clone());
-            let cubes = elements(&part, part.meta.num_elements());
-            sums::copy_to::launch(
-                &part.client,
-                cubes,
-                units(),
-                arg(&part),
-                arg(out),
-                positions.start * width,
-            );
+            let part = product(gradients.clone(), self.table.clone(), dtype);
+            let (client, cubes) = (&part.client, elements(&part, part.meta.num_elements()));
+            let start = positions.start * width;
+            sums::copy_to::launch(client, cubes, units(), arg(&part), arg(out), start, float(out));
         }
         if wanted[1] {
-            let part = product(transposed(logits), hidden);
+            // What others are added to is not rounded yet.
+            let dtype = if positions.len() == all { dtype } else { DType::F32 };
+            let part = product(transposed(gradients), hidden, dtype);
             match &self.for_table {
                 Some(sum) => {
                     let cubes = elements(sum, sum.meta.num_elements());
@@ -82,18 +84,22 @@ impl HeadPass {
         }
         let part = floats(&self.hidden, [positions.len(), width]);
         let cubes = elements(&part, part.meta.num_elements());
-        let start = positions.start * width;
-        sums::copy_from::launch(&part.client, cubes, units(), arg(&self.hidden), arg(&part), start);
+        let (hidden, start) = (arg(&self.hidden), positions.start * width);
+        sums::copy_from::launch(&part.client, cubes, units(), hidden, arg(&part), start, float(&part));
         part
     }
 
-    /// Writes the losses of a chunk's positions; its logits become their gradients if `gradients`.
-    fn losses(&self, logits: &CubeTensor, positions: &Range<usize>, gradients: bool) {
+    /// Writes the losses of a chunk's positions, and returns the gradients of its logits if `gradients`.
+    fn losses(&self, logits: CubeTensor, positions: &Range<usize>, gradients: bool) -> CubeTensor {
+        // Where there are no gradients, they take no memory.
+        let dtype = if gradients { self.table.dtype } else { logits.dtype };
+        let (out, room) = made_of(&logits, 0, dtype);
         kernels::row_losses::launch(
             &logits.client,
-            rows(logits, positions.len()),
+            rows(&logits, positions.len()),
             units(),
-            arg(logits),
+            arg(&logits),
+            room,
             arg(&self.targets),
             arg(&self.share),
             arg(&self.losses),
@@ -101,7 +107,9 @@ impl HeadPass {
             self.table.shape()[0],
             f32::NAN,
             gradients,
+            float(&out),
         );
+        out
     }
 }
 
@@ -130,10 +138,10 @@ impl HeadKernels for Cube {
     }
 
     fn scaled(x: FloatTensor<Self>, factor: &FloatTensor<Self>) -> FloatTensor<Self> {
-        let (x, factor) = (whole(x), whole(factor.clone()));
+        let ([x], [factor]) = (whole([x]), whole([factor.clone()]));
         let y = floats(&x, x.shape());
         let cubes = elements(&y, y.meta.num_elements());
-        sums::scale::launch(&y.client, cubes, units(), arg(&x), arg(&factor), arg(&y));
+        sums::scale::launch(&y.client, cubes, units(), arg(&x), arg(&factor), arg(&y), float(&y));
         y
     }
 }

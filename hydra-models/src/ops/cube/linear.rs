@@ -2,10 +2,11 @@
 
 use super::kernels::sums;
 use super::matmul::{product, transposed};
-use super::tensors::{arg, dims, elements, floats, reshaped, units, whole};
+use super::tensors::{arg, dims, elements, empty, float, made_of, reshaped, units, whole};
 use crate::ops::linear::{AffineKernels, AffineOps};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Cube, TensorMetadata};
+use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 
 /// Rows that one unit adds.
@@ -13,35 +14,40 @@ pub(super) const PART_ROWS: usize = 64;
 
 /// The sum of all rows of `x`, which are `width` wide: of every [`PART_ROWS`] rows first, then of those sums.
 pub(super) fn sum_rows(x: CubeTensor, width: usize) -> CubeTensor {
-    let rows = x.meta.num_elements() / width;
-    add_parts(part_sums(x, rows, width, PART_ROWS))
+    let (rows, dtype) = (x.meta.num_elements() / width, x.dtype);
+    add_parts(part_sums(x, [rows, width], PART_ROWS, DType::F32), dtype)
 }
 
 /// The sum of the rows of `[parts, width]`, in their order.
-pub(super) fn add_parts(parts: CubeTensor) -> CubeTensor {
+pub(super) fn add_parts(parts: CubeTensor, dtype: DType) -> CubeTensor {
     let [rows, width] = dims(&parts);
-    reshaped(part_sums(parts, rows, width, rows), [width])
+    reshaped(part_sums(parts, [rows, width], rows, dtype), [width])
 }
 
-fn part_sums(x: CubeTensor, rows: usize, width: usize, part_rows: usize) -> CubeTensor {
-    let parts = floats(&x, [rows.div_ceil(part_rows), width]);
-    let cubes = elements(&parts, parts.meta.num_elements());
-    sums::sum_parts::launch(&x.client, cubes, units(), arg(&x), arg(&parts), rows, width, part_rows);
+fn part_sums(x: CubeTensor, [rows, width]: [usize; 2], part_rows: usize, dtype: DType) -> CubeTensor {
+    let parts = empty(&x, [rows.div_ceil(part_rows), width], dtype);
+    let (cubes, floats) = (elements(&parts, parts.meta.num_elements()), [float(&x), float(&parts)]);
+    sums::sum_parts::launch(&x.client, cubes, units(), arg(&x), arg(&parts), rows, width, part_rows, floats);
     parts
 }
 
 /// The rows of a `[batch, tokens, width]`, as a matrix.
 fn as_rows(x: CubeTensor) -> CubeTensor {
     let [batch, tokens, width] = dims(&x);
-    reshaped(whole(x), [batch * tokens, width])
+    reshaped(x, [batch * tokens, width])
 }
+
+// The product stays in `f32` until the bias is added, so that the output is rounded once: where tensors are
+// stored in 16 bits, as much memory as two more outputs, for as long as the op runs.
 
 impl AffineOps for Cube {
     fn affine(x: FloatTensor<Self>, weight: FloatTensor<Self>, bias: FloatTensor<Self>) -> FloatTensor<Self> {
-        let ([batch, tokens, _], [_, outputs], bias) = (dims(&x), dims(&weight), whole(bias));
-        let y = product(as_rows(x), whole(weight));
-        let cubes = elements(&y, y.meta.num_elements());
-        sums::add_row::launch(&y.client, cubes, units(), arg(&y), arg(&bias), outputs);
+        let ([batch, tokens, _], [_, outputs]) = (dims(&x), dims(&weight));
+        let [x, weight, bias] = whole([x, weight, bias]);
+        let xw = product(as_rows(x), weight, DType::F32);
+        let (y, room) = made_of(&xw, 0, bias.dtype);
+        let (client, cubes) = (&y.client, elements(&y, y.meta.num_elements()));
+        sums::add_row::launch(client, cubes, units(), arg(&xw), arg(&bias), room, outputs, float(&y));
         reshaped(y, [batch, tokens, outputs])
     }
 
@@ -51,18 +57,20 @@ impl AffineOps for Cube {
         weight: FloatTensor<Self>,
         bias: FloatTensor<Self>,
     ) -> FloatTensor<Self> {
-        let (residual, bias, [_, outputs]) = (whole(residual), whole(bias), dims(&weight));
-        let y = product(as_rows(x), whole(weight));
-        let cubes = elements(&y, y.meta.num_elements());
-        let (client, residual, shape) = (&y.client, &residual, residual.shape());
+        let ([_, outputs], shape) = (dims(&weight), residual.shape());
+        let [residual, x, weight, bias] = whole([residual, x, weight, bias]);
+        let xw = product(as_rows(x), weight, DType::F32);
+        let (y, room) = made_of(&xw, 0, bias.dtype);
         sums::add_row_and_residual::launch(
-            client,
-            cubes,
+            &y.client,
+            elements(&y, y.meta.num_elements()),
             units(),
-            arg(&y),
+            arg(&xw),
             arg(&bias),
-            arg(residual),
+            arg(&residual),
+            room,
             outputs,
+            float(&y),
         );
         reshaped(y, shape)
     }
@@ -75,10 +83,11 @@ impl AffineKernels for Cube {
         gradient: FloatTensor<Self>,
         wanted: [bool; 3],
     ) -> [Option<FloatTensor<Self>>; 3] {
-        let ([_, outputs], shape) = (dims(&weight), x.shape());
-        let (gradient, weight) = (as_rows(gradient), whole(weight));
-        let for_x = || reshaped(product(gradient.clone(), transposed(weight)), shape);
-        let for_weight = || product(transposed(as_rows(x)), gradient.clone());
+        let ([_, outputs], shape, dtype) = (dims(&weight), x.shape(), x.dtype);
+        let [x, weight, gradient] = whole([x, weight, gradient]);
+        let gradient = as_rows(gradient);
+        let for_x = || reshaped(product(gradient.clone(), transposed(weight), dtype), shape);
+        let for_weight = || product(transposed(as_rows(x)), gradient.clone(), dtype);
         let for_bias = || sum_rows(gradient.clone(), outputs);
         [wanted[0].then(for_x), wanted[1].then(for_weight), wanted[2].then(for_bias)]
     }

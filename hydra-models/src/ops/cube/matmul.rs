@@ -1,9 +1,9 @@
 //! Matrix products, in the precision that was asked for.
 
-use super::tensors::floats;
+use super::tensors::{empty, float};
 use burn::backend::TensorMetadata;
+use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
-use cubecl::prelude::Scalar;
 use cubek::matmul::definition::{MatmulElems, MatmulGlobalElems, MatmulSetupError};
 use cubek::matmul::launch::launch_ref;
 use cubek::matmul::multi_level;
@@ -11,7 +11,8 @@ use cubek::matmul::strategy::Strategy;
 use cubek::std::InputBinding;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-/// With which numbers the matrix products of this crate's ops multiply on CubeCL's devices; they add in `f32`.
+/// With which numbers the matrix products of `f32` of this crate's ops multiply on CubeCL's devices; they add in
+/// `f32`. Products of floats of 16 bits multiply those, which is exact, and add in `f32`, whatever is chosen.
 /// Burn's own (those of the perceptron and the CNN) are not asked: on NVIDIA's cards they take TF32.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Precision {
@@ -36,12 +37,14 @@ fn precision() -> Precision {
 }
 
 /// `lhs @ rhs` for `[.., rows, inner]` and `[.., inner, columns]` of the same leading dimensions, which may lie
-/// in any order in memory.
-pub(super) fn product(lhs: CubeTensor, rhs: CubeTensor) -> CubeTensor {
+/// in any order in memory; added in `f32`, and stored in `dtype`.
+#[track_caller]
+pub(super) fn product(lhs: CubeTensor, rhs: CubeTensor, dtype: DType) -> CubeTensor {
+    assert_eq!(lhs.dtype, rhs.dtype, "the factors of a product have one type");
     let mut shape = lhs.shape();
     let last = shape.num_dims() - 1;
     shape[last] = rhs.shape()[last];
-    let out = floats(&lhs, shape);
+    let out = empty(&lhs, shape, dtype);
     let launched = launch(precision(), lhs, rhs, &out);
     launched.unwrap_or_else(|error| panic!("a matrix product could not be launched: {error:?}"));
     out
@@ -53,14 +56,16 @@ fn launch(
     rhs: CubeTensor,
     out: &CubeTensor,
 ) -> Result<(), MatmulSetupError> {
-    let strategy = match precision {
+    let strategy = match (lhs.dtype, precision) {
         // Not CubeCL's choice, which is TF32 wherever the device has it.
-        Precision::F32 => Strategy::from(multi_level::Strategy::SimpleUnit(Default::default())),
-        Precision::Tf32 => Strategy::Auto,
+        (DType::F32, Precision::F32) => Strategy::from(multi_level::Strategy::SimpleUnit(Default::default())),
+        // The tensor cores where the device has some for the type, and what `f32` takes elsewhere. What is asked
+        // is the device's list of them, never a clock.
+        _ => Strategy::Auto,
     };
-    let float = f32::elem_type_native();
-    let mut types = MatmulElems::from_globals(&MatmulGlobalElems { lhs: float, rhs: float, out: float });
-    let (lhs, rhs) = (InputBinding::new(lhs.binding(), float), InputBinding::new(rhs.binding(), float));
+    let (factor, sum) = (float(&lhs), float(out));
+    let mut types = MatmulElems::from_globals(&MatmulGlobalElems { lhs: factor, rhs: factor, out: sum });
+    let (lhs, rhs) = (InputBinding::new(lhs.binding(), factor), InputBinding::new(rhs.binding(), factor));
     launch_ref(&strategy, &out.client, lhs, rhs, out.clone().binding(), &mut types)
 }
 
@@ -75,9 +80,10 @@ pub(super) fn transposed(mut tensor: CubeTensor) -> CubeTensor {
 mod tests {
     use super::super::tests::{device, normal};
     use super::*;
+    use crate::ops::cube::tensors::floats;
     use crate::ops::testing::{distance, values};
     use burn::backend::Cube;
-    use burn::tensor::{Device, Tensor};
+    use burn::tensor::{Device, FloatDType, Tensor};
 
     fn factors(device: &Device) -> [Tensor<2>; 2] {
         [normal(device, 1, [70, 129], 1.0), normal(device, 2, [129, 33], 1.0)]
@@ -95,7 +101,8 @@ mod tests {
                 let primitive = |t: Tensor<2>| t.try_into_primitive::<Cube>().expect("a tensor of CubeCL");
                 // A transpose that is written in its own order.
                 if turn {
-                    transposed(super::super::tensors::whole(primitive(t.transpose())))
+                    let [t] = super::super::tensors::whole([primitive(t.transpose())]);
+                    transposed(t)
                 } else {
                     primitive(t)
                 }
@@ -103,6 +110,21 @@ mod tests {
             let out = floats(&a, [70, 33]);
             launch(precision, a, b, &out).unwrap();
             assert!(distance(&values(&Tensor::<2>::from_primitive::<Cube>(out)), &expected) < 1e-6);
+        }
+    }
+
+    #[test]
+    fn products_of_halves_are_added_in_full_precision() {
+        let Some(device) = device() else { return };
+        let halves = factors(&device).map(|t| t.cast(FloatDType::F16));
+        let [a, b] = halves.clone().map(|t| t.cast(FloatDType::F32).into_data());
+        let [a, b] = [a, b].map(|data| Tensor::<2>::from_data(data, &Device::flex()));
+        let expected = values(&a.matmul(b));
+        for (dtype, bound) in [(DType::F32, 1e-6), (DType::F16, 1.0 / 2048.0)] {
+            let [a, b] = halves.clone().map(|t| t.try_into_primitive::<Cube>().expect("a tensor of CubeCL"));
+            let out = Tensor::<2>::from_primitive::<Cube>(product(a, b, dtype));
+            assert_eq!(out.dtype(), dtype);
+            assert!(distance(&values(&out.cast(FloatDType::F32)), &expected) < bound, "{dtype:?}");
         }
     }
 

@@ -1,6 +1,6 @@
 //! The ops on CubeCL's devices: kernels of ours between Burn's matrix products.
 //!
-//! All of them compute in `f32`. Nothing is read back: what would stop a pass on the CPU, an id beyond its table
+//! All of them compute in `f32`, whatever type of float their tensors are stored in, and round once. Nothing is read back: what would stop a pass on the CPU, an id beyond its table
 //! or a loss without a target, makes the result no number here.
 
 mod attention;
@@ -18,3 +18,4 @@ mod tensors;
 mod tests;
 
 pub use matmul::{Precision, set_precision};
+pub use tensors::supports;

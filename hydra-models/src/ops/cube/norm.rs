@@ -2,7 +2,7 @@
 
 use super::kernels::norm;
 use super::linear::{PART_ROWS, add_parts, sum_rows};
-use super::tensors::{arg, dims, elements, floats, rows, units, whole};
+use super::tensors::{arg, dims, elements, float, floats, rows, units, whole, wide};
 use crate::ops::norm::{NormKernels, NormOps};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Cube, TensorMetadata};
@@ -14,7 +14,7 @@ impl NormOps for Cube {
         bias: FloatTensor<Self>,
         epsilon: f64,
     ) -> FloatTensor<Self> {
-        let (x, weight, bias) = (whole(x), whole(weight), whole(bias));
+        let [x, weight, bias] = whole([x, weight, bias]);
         let ([width], y) = (dims(&weight), floats(&x, x.shape()));
         norm::norm_rows::launch(
             &y.client,
@@ -26,6 +26,7 @@ impl NormOps for Cube {
             arg(&y),
             width,
             epsilon as f32,
+            float(&y),
         );
         y
     }
@@ -38,10 +39,10 @@ impl NormKernels for Cube {
         gradient: FloatTensor<Self>,
         epsilon: f64,
     ) -> [FloatTensor<Self>; 3] {
-        let (x, weight, gradient) = (whole(x), whole(weight), whole(gradient));
+        let [x, weight, gradient] = whole([x, weight, gradient]);
         let ([width], out) = (dims(&weight), floats(&x, x.shape()));
         let count = x.meta.num_elements() / width;
-        let statistics = floats(&x, [count, 2]);
+        let statistics = wide(&x, [count, 2]);
         norm::norm_rows_backward::launch(
             &x.client,
             rows(&x, count),
@@ -53,8 +54,9 @@ impl NormKernels for Cube {
             arg(&statistics),
             width,
             epsilon as f32,
+            float(&x),
         );
-        let parts = floats(&x, [count.div_ceil(PART_ROWS), width]);
+        let parts = wide(&x, [count.div_ceil(PART_ROWS), width]);
         norm::norm_weight_parts::launch(
             &x.client,
             elements(&x, parts.meta.num_elements()),
@@ -66,7 +68,8 @@ impl NormKernels for Cube {
             count,
             width,
             PART_ROWS,
+            float(&x),
         );
-        [out, add_parts(parts), sum_rows(gradient, width)]
+        [out, add_parts(parts, x.dtype), sum_rows(gradient, width)]
     }
 }

@@ -1,18 +1,59 @@
-//! Tensors as the kernels want them: whole, in row-major order.
+//! Tensors as the kernels want them: whole, in row-major order, of a type of float that the device has.
 
 use super::kernels::UNITS;
 use burn::backend::TensorMetadata;
-use burn::tensor::{DType, Shape};
+use burn::tensor::{DType, Device, Shape};
 use burn_cubecl::ops::numeric::{empty_device_contiguous_dtype, zeros};
 use burn_cubecl::tensor::CubeTensor;
-use cubecl::prelude::{BufferArg, CubeCount, CubeDim};
-use hydra_core::cube::exact;
+use cubecl::client::Client;
+use cubecl::features::TypeUsage;
+use cubecl::ir::ElemType;
+use cubecl::prelude::{BufferArg, CubeCount, CubeDim, Scalar};
+use hydra_core::cube::{exact, place};
 
-/// The tensor with its elements in row-major order.
+/// Whether this crate's ops take and give floats of a type on a device. On a CPU they take `f32` and `bf16`; on
+/// a device of CubeCL's they take `f16` too, and of these what the device stores and computes with.
+pub fn supports(device: &Device, dtype: DType) -> bool {
+    match place(device) {
+        Some(place) => has(&place.client(), dtype),
+        None => matches!(dtype, DType::F32 | DType::BF16),
+    }
+}
+
+/// The type of float for kernels, where they have it.
+fn float_of(dtype: DType) -> Option<ElemType> {
+    match dtype {
+        DType::F32 => Some(f32::elem_type_native()),
+        DType::F16 => Some(half::f16::elem_type_native()),
+        DType::BF16 => Some(half::bf16::elem_type_native()),
+        _ => None,
+    }
+}
+
+/// Kernels widen and round, and what stands between the ops of this crate, such as the sum of two gradients, is
+/// computed by Burn in the type itself.
+fn has(client: &Client, dtype: DType) -> bool {
+    let usage = TypeUsage::Buffer | TypeUsage::Conversion | TypeUsage::Arithmetic;
+    float_of(dtype).is_some_and(|float| client.properties().type_usage(float).is_superset(usage))
+}
+
+/// The type of float of a tensor for kernels, whose generic type it is.
 #[track_caller]
-pub(super) fn whole(tensor: CubeTensor) -> CubeTensor {
-    assert_eq!(tensor.dtype, DType::F32, "this op computes in f32");
-    exact(tensor)
+pub(super) fn float(tensor: &CubeTensor) -> ElemType {
+    float_of(tensor.dtype).expect("a tensor of floats")
+}
+
+/// The tensors with their elements in row-major order.
+///
+/// # Panics
+/// If they are not all of one type of float, or the device has none of that.
+#[track_caller]
+pub(super) fn whole<const N: usize>(tensors: [CubeTensor; N]) -> [CubeTensor; N] {
+    let CubeTensor { dtype, client, device, .. } = &tensors[0];
+    let found = tensors.each_ref().map(|tensor| tensor.dtype);
+    assert!(found.iter().all(|found| found == dtype), "an op expects floats of one type, found {found:?}");
+    assert!(has(client, *dtype), "this crate's ops do not compute with {dtype:?} on {device:?}");
+    tensors.map(exact)
 }
 
 /// Ids of 32 bits in row-major order.
@@ -27,15 +68,31 @@ pub(super) fn empty(like: &CubeTensor, shape: impl Into<Shape>, dtype: DType) ->
     empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), shape.into(), dtype)
 }
 
-/// The same for floats.
+/// The same of the other's type.
 pub(super) fn floats(like: &CubeTensor, shape: impl Into<Shape>) -> CubeTensor {
+    empty(like, shape, like.dtype)
+}
+
+/// The same for what stays in `f32` whatever tensors are stored in.
+pub(super) fn wide(like: &CubeTensor, shape: impl Into<Shape>) -> CubeTensor {
     empty(like, shape, DType::F32)
 }
 
-/// Zeros on the device of another tensor.
+/// What a kernel makes of its argument at `position`, element by element, in a type of float: a tensor and the
+/// argument for it. It is the same memory where the types are the same.
+pub(super) fn made_of(from: &CubeTensor, position: usize, dtype: DType) -> (CubeTensor, BufferArg) {
+    if from.dtype == dtype {
+        return (from.clone(), BufferArg::alias(position, from.meta.num_elements()));
+    }
+    let out = empty(from, from.shape(), dtype);
+    let room = arg(&out);
+    (out, room)
+}
+
+/// Zeros of the type and on the device of another tensor.
 pub(super) fn zero_floats(like: &CubeTensor, shape: impl Into<Shape>) -> CubeTensor {
     let shape = shape.into();
-    let row = zeros(like.device.clone(), Shape::new([shape.num_elements()]), DType::F32);
+    let row = zeros(like.device.clone(), Shape::new([shape.num_elements()]), like.dtype);
     reshaped(row, shape)
 }
 
@@ -46,6 +103,14 @@ pub(super) fn reshaped(tensor: CubeTensor, shape: impl Into<Shape>) -> CubeTenso
     assert_eq!(tensor.meta.num_elements(), shape.num_elements(), "a shape of as many elements");
     let CubeTensor { client, device, handle, dtype, .. } = exact(tensor);
     CubeTensor::new_contiguous(client, device, shape, handle, dtype)
+}
+
+/// The tensor in another type of float: itself if it has that.
+pub(super) fn rounded(tensor: CubeTensor, dtype: DType) -> CubeTensor {
+    let shape = tensor.shape();
+    // A row: of what has several, Burn may put the rows apart.
+    let row = reshaped(tensor, [shape.num_elements()]);
+    reshaped(burn_cubecl::kernel::cast(row, dtype), shape)
 }
 
 /// The sizes of the dimensions.

@@ -2,11 +2,12 @@
 
 use crate::gpt2::{self, Gpt2Config};
 use crate::ops::testing::{distance, values};
-use crate::ops::{self, Attention, IGNORED};
+use crate::ops::{self, Attention, IGNORED, supports};
 use crate::synthetic::testing::{backward_on, shards_agree_on};
 use crate::{cnn, mlp};
-use burn::tensor::{DType, Device, DeviceKind, Int, Tensor, TensorData};
+use burn::tensor::{DType, Device, DeviceKind, FloatDType, Gradients, Int, Tensor, TensorData};
 use cubecl::device::WgpuDeviceKind;
+use half::f16;
 use hydra_core::{Activation, Batch, Chain, Dataset, HostActivation, HostTensor, Key, Pass};
 
 /// The software Vulkan driver, where there is one.
@@ -22,10 +23,17 @@ pub(super) fn device() -> Option<Device> {
 
 /// Normal numbers of a deviation, on a device.
 pub(super) fn normal<const D: usize>(device: &Device, seed: u64, shape: [usize; D], size: f64) -> Tensor<D> {
+    Tensor::from_data(TensorData::new(numbers(seed, shape.iter().product(), size), shape), device)
+}
+
+fn numbers(seed: u64, count: usize, size: f64) -> Vec<f32> {
     let key = Key::new(seed);
-    let count = shape.iter().product::<usize>() as u64;
-    let numbers: Vec<f32> = (0..count).map(|i| (key.normal(i) * size) as f32).collect();
-    Tensor::from_data(TensorData::new(numbers, shape), device)
+    (0..count).map(|i| (key.normal(i as u64) * size) as f32).collect()
+}
+
+/// The elements on the host, as `f32`.
+fn widened<const D: usize>(tensor: &Tensor<D>) -> Vec<f32> {
+    values(&tensor.clone().cast(FloatDType::F32))
 }
 
 /// Where an op runs: a plain device, on whose autodiff device leaves are tracked or not.
@@ -33,11 +41,20 @@ pub(super) fn normal<const D: usize>(device: &Device, seed: u64, shape: [usize; 
 struct On<'a> {
     device: &'a Device,
     tracked: bool,
+    /// The type that floats are stored in.
+    stored: DType,
+    /// Whether their values are those of `f16`, whatever they are stored in.
+    half: bool,
 }
 
 impl On<'_> {
     fn normal<const D: usize>(self, seed: u64, shape: [usize; D], size: f64) -> Tensor<D> {
-        normal(&self.device.clone().autodiff(), seed, shape, size)
+        let mut numbers = numbers(seed, shape.iter().product(), size);
+        if self.half {
+            numbers.iter_mut().for_each(|x| *x = f16::from_f32(*x).to_f32());
+        }
+        let data = TensorData::new(numbers, shape);
+        Tensor::from_data(data, (&self.device.clone().autodiff(), self.stored))
     }
 
     fn leaf<const D: usize>(self, seed: u64, shape: [usize; D], size: f64) -> Tensor<D> {
@@ -52,17 +69,24 @@ impl On<'_> {
 
 /// The gradients of leaves of one rank for that of `y`, after its values.
 fn pulled<const D: usize>(on: On<'_>, y: Tensor<D>, leaves: Vec<Leaf>) -> Vec<Vec<f32>> {
-    let mut found = vec![values(&y)];
+    assert_eq!(y.dtype(), on.stored);
+    let mut found = vec![widened(&y)];
     if on.tracked {
         let upstream = on.normal(99, y.dims(), 1.0);
         let gradients = (y * upstream).sum().backward();
         found.extend(leaves.into_iter().map(|leaf| match leaf {
-            Leaf::One(t) => values(&t.grad(&gradients).expect("a gradient")),
-            Leaf::Two(t) => values(&t.grad(&gradients).expect("a gradient")),
-            Leaf::Three(t) => values(&t.grad(&gradients).expect("a gradient")),
+            Leaf::One(t) => gradient(t, &gradients),
+            Leaf::Two(t) => gradient(t, &gradients),
+            Leaf::Three(t) => gradient(t, &gradients),
         }));
     }
     found
+}
+
+fn gradient<const D: usize>(leaf: Tensor<D>, gradients: &Gradients) -> Vec<f32> {
+    let gradient = leaf.grad(gradients).expect("a gradient");
+    assert_eq!(gradient.dtype(), leaf.dtype());
+    widened(&gradient)
 }
 
 enum Leaf {
@@ -71,22 +95,59 @@ enum Leaf {
     Three(Tensor<3>),
 }
 
+/// How far numbers are at most from themselves where they, and before them the factors of the matrix product
+/// that made them, were rounded to `f16`, whose mantissa has 11 bits.
+const ROUNDED_TWICE: f64 = 2.0 / 2048.0;
+
 /// Asserts that `op` gives the CPU's values and gradients on the device, the same bits each time, and the
 /// values' bits also where nothing is tracked.
 fn assert_equal(name: &str, bound: f64, op: impl Fn(On<'_>) -> Vec<Vec<f32>>) {
     let Some(device) = device() else { return };
-    let (flex, tracked) = (Device::flex(), On { device: &device, tracked: true });
-    let (found, expected) = (op(tracked), op(On { device: &flex, tracked: true }));
+    let tracked = On { device: &device, tracked: true, stored: DType::F32, half: false };
+    assert_equal_on(name, bound, tracked, op);
+}
+
+/// The same for floats of 16 bits, against the CPU's `f32` from the same numbers.
+fn assert_halves(name: &str, bound: f64, op: impl Fn(On<'_>) -> Vec<Vec<f32>>) {
+    let Some(device) = device() else { return };
+    assert!(supports(&device, DType::F16), "the software driver has floats of 16 bits");
+    let tracked = On { device: &device, tracked: true, stored: DType::F16, half: true };
+    assert_equal_on(name, bound, tracked, op);
+}
+
+/// Asserts that `op` gives for floats of 16 bits what it gives for `f32` from the same numbers, rounded once.
+fn assert_rounded(name: &str, op: impl Fn(On<'_>) -> Vec<Vec<f32>>) {
+    let Some(device) = device() else { return };
+    let wide = On { device: &device, tracked: true, stored: DType::F32, half: true };
+    let mut expected = op(wide);
+    expected.iter_mut().flatten().for_each(|x| *x = f16::from_f32(*x).to_f32());
+    let halves = On { stored: DType::F16, ..wide };
+    let found = op(halves);
+    for (i, (found, expected)) in found.iter().zip(&expected).enumerate() {
+        assert_eq!(found, expected, "{name}, {i}");
+    }
+    assert_repeated(name, halves, &found, op);
+}
+
+fn assert_equal_on(name: &str, bound: f64, tracked: On<'_>, op: impl Fn(On<'_>) -> Vec<Vec<f32>>) {
+    let flex = Device::flex();
+    let (found, expected) = (op(tracked), op(On { device: &flex, stored: DType::F32, ..tracked }));
     for (i, (found, expected)) in found.iter().zip(&expected).enumerate() {
         let error = distance(found, expected);
         assert!(error < bound, "{name}, {i}: {error}");
     }
+    assert_repeated(name, tracked, &found, op);
+}
+
+/// Asserts that `op` gives the bits that were found each time, and the values' bits also where nothing is
+/// tracked.
+fn assert_repeated(name: &str, on: On<'_>, found: &Vec<Vec<f32>>, op: impl Fn(On<'_>) -> Vec<Vec<f32>>) {
     let bits = |found: &Vec<Vec<f32>>| -> Vec<Vec<u32>> {
         found.iter().map(|x| x.iter().map(|x| x.to_bits()).collect()).collect()
     };
-    assert_eq!(bits(&op(tracked)), bits(&found), "{name}: run twice");
-    let untracked = op(On { tracked: false, ..tracked });
-    assert_eq!(bits(&untracked)[..], bits(&found)[..1], "{name}: untracked");
+    assert_eq!(bits(&op(on)), bits(found), "{name}: run twice");
+    let untracked = op(On { tracked: false, ..on });
+    assert_eq!(bits(&untracked)[..], bits(found)[..1], "{name}: untracked");
 }
 
 fn pass() -> Pass {
@@ -96,10 +157,12 @@ fn pass() -> Pass {
 #[test]
 fn gelu_equals_that_of_the_cpu() {
     for shape in [[1, 1, 1], [3, 7, 5], [2, 33, 129]] {
-        assert_equal("gelu", 1e-6, |on| {
+        let op = |on: On<'_>| {
             let x = on.leaf(1, shape, 3.0);
             pulled(on, ops::gelu_tanh(x.clone()), vec![Leaf::Three(x)])
-        });
+        };
+        assert_equal("gelu", 1e-6, op);
+        assert_rounded("gelu", op);
     }
 }
 
@@ -119,12 +182,16 @@ fn gelu_at_its_far_ends_is_zero_and_the_identity() {
 #[test]
 fn layer_norm_equals_that_of_the_cpu() {
     for shape in [[1, 1, 3], [2, 3, 5], [3, 50, 48], [1, 7, 1100]] {
-        assert_equal("layer norm", 2e-6, |on| {
+        let op = |on: On<'_>| {
             let (x, weight, bias) =
                 (on.leaf(1, shape, 3.0), on.leaf(2, [shape[2]], 1.0), on.leaf(3, [shape[2]], 1.0));
-            let y = ops::layer_norm(x.clone() + 2.0, weight.clone(), bias.clone(), 1e-5);
+            // A sum of Burn's in 16 bits would be rounded.
+            let moved = if on.half { x.clone() } else { x.clone() + 2.0 };
+            let y = ops::layer_norm(moved, weight.clone(), bias.clone(), 1e-5);
             pulled(on, y, vec![Leaf::Three(x), Leaf::One(weight), Leaf::One(bias)])
-        });
+        };
+        assert_equal("layer norm", 2e-6, op);
+        assert_rounded("layer norm", op);
     }
 }
 
@@ -135,7 +202,7 @@ fn masks_are_those_of_the_cpu() {
         let mask = pass().dropout_mask(probability, 7).unwrap();
         let mut expected = vec![0.0; 3 * 101 * 67];
         mask.fill(0, &mut expected);
-        let on = On { device: &device, tracked: false };
+        let on = On { device: &device, tracked: false, stored: DType::F32, half: false };
         let ones = on.normal(1, [3, 101, 67], 1.0).ones_like();
         assert_eq!(values(&ops::dropout(ones.clone(), probability, 7, &pass())), expected);
         assert_eq!(values(&ops::dropout_onto(ones.zeros_like(), ones, mask)), expected);
@@ -145,15 +212,19 @@ fn masks_are_those_of_the_cpu() {
 #[test]
 fn dropout_equals_that_of_the_cpu() {
     let mask = pass().dropout_mask(0.3, 7).unwrap();
-    assert_equal("dropout", 1e-7, |on| {
+    let alone = |on: On<'_>| {
         let x = on.leaf(1, [3, 101, 67], 1.0);
         pulled(on, ops::dropout(x.clone(), 0.3, 7, &pass()), vec![Leaf::Three(x)])
-    });
-    assert_equal("dropout onto a residual", 1e-7, |on| {
+    };
+    let onto = |on: On<'_>| {
         let (residual, x) = (on.leaf(1, [3, 101, 67], 1.0), on.leaf(2, [3, 101, 67], 1.0));
         let y = ops::dropout_onto(residual.clone(), x.clone(), mask);
         pulled(on, y, vec![Leaf::Three(residual), Leaf::Three(x)])
-    });
+    };
+    assert_equal("dropout", 1e-7, alone);
+    assert_rounded("dropout", alone);
+    assert_equal("dropout onto a residual", 1e-7, onto);
+    assert_rounded("dropout onto a residual", onto);
 }
 
 #[test]
@@ -162,7 +233,7 @@ fn linear_equals_that_of_the_cpu() {
         [([1, 1, 1], 1), ([2, 5, 7], 3), ([3, 33, 48], 65), ([1, 70, 129], 200), ([2, 150, 300], 513)]
     {
         for onto in [false, true] {
-            assert_equal("linear", 1e-6, |on| {
+            let op = |on: On<'_>| {
                 let residual = on.leaf(1, [shape[0], shape[1], outputs], 1.0);
                 let x = on.leaf(2, shape, 1.0);
                 let (w, b) = (on.leaf(3, [shape[2], outputs], 1.0), on.leaf(4, [outputs], 1.0));
@@ -174,7 +245,10 @@ fn linear_equals_that_of_the_cpu() {
                     }
                     false => pulled(on, ops::linear(x, w, b), leaves),
                 }
-            });
+            };
+            assert_equal("linear", 1e-6, op);
+            // The software driver has no units for matrix products: halves are multiplied as `f32` is.
+            assert_rounded("linear", op);
         }
     }
 }
@@ -184,12 +258,14 @@ fn attention_equals_that_of_the_cpu() {
     for (batch, tokens) in [(1, 1), (2, 2), (1, 31), (2, 33), (1, 300)] {
         for (heads, head_width, scale, dropout) in [(1, 1, 1.0, 0.0), (3, 5, -0.75, 0.25), (2, 16, 0.25, 0.1)]
         {
-            assert_equal("attention", 5e-6, |on| {
+            let op = |on: On<'_>| {
                 let qkv = on.leaf(1, [batch, tokens, 3 * heads * head_width], 1.0);
                 let options = Attention { heads, scale, dropout, site: 7 };
                 let y = ops::causal_attention(qkv.clone(), options, &pass());
                 pulled(on, y, vec![Leaf::Three(qkv)])
-            });
+            };
+            assert_equal("attention", 5e-6, op);
+            assert_halves("attention in halves", ROUNDED_TWICE, op);
         }
     }
 }
@@ -199,11 +275,13 @@ fn embedding_equals_that_of_the_cpu() {
     for (batch, length, rows, width) in [(2, 3, 5, 4), (1, 1, 1, 1), (3, 40, 29, 33), (2, 100, 300, 65)] {
         let key = Key::new(5);
         let ids: Vec<i32> = (0..batch * length).map(|i| (key.bits(i as u64) % rows as u64) as i32).collect();
-        assert_equal("embedding", 1e-6, |on| {
+        let op = |on: On<'_>| {
             let (tokens, positions) = (on.leaf(1, [rows, width], 1.0), on.leaf(2, [length + 3, width], 1.0));
             let y = ops::embedding(tokens.clone(), positions.clone(), on.ids(ids.clone(), [batch, length]));
             pulled(on, y, vec![Leaf::Two(tokens), Leaf::Two(positions)])
-        });
+        };
+        assert_equal("embedding", 1e-6, op);
+        assert_rounded("embedding", op);
     }
 }
 
@@ -217,13 +295,16 @@ fn targets(positions: usize, vocabulary: usize) -> Vec<i32> {
 fn the_head_equals_that_of_the_cpu() {
     for (positions, width, vocabulary) in [(7, 5, 11), (1, 1, 2), (13, 16, 4099), (30, 33, 257)] {
         for chunk_rows in [1, 3, 1000] {
-            assert_equal("head", 2e-6, |on| {
+            let op = |on: On<'_>| {
                 let (hidden, table) =
                     (on.leaf(1, [positions, width], 2.0), on.leaf(2, [vocabulary, width], 1.0));
                 let targets = on.ids(targets(positions, vocabulary), [positions]);
                 let loss = ops::head_loss(hidden.clone(), table.clone(), targets, chunk_rows);
-                pulled(on, loss, vec![Leaf::Two(hidden), Leaf::Two(table)])
-            });
+                assert_eq!(loss.dtype(), DType::F32);
+                pulled(On { stored: DType::F32, ..on }, loss, vec![Leaf::Two(hidden), Leaf::Two(table)])
+            };
+            assert_equal("head", 2e-6, op);
+            assert_halves("head in halves", ROUNDED_TWICE, op);
         }
     }
 }
@@ -231,7 +312,7 @@ fn the_head_equals_that_of_the_cpu() {
 #[test]
 fn what_names_nothing_makes_no_number() {
     let Some(device) = device() else { return };
-    let on = On { device: &device, tracked: false };
+    let on = On { device: &device, tracked: false, stored: DType::F32, half: false };
     let table = || on.normal(1, [5, 4], 1.0);
     for id in [5, -1] {
         let y = values(&ops::embedding(table(), on.normal(2, [3, 4], 1.0), on.ids(vec![4, id, 2], [1, 3])));
@@ -286,4 +367,26 @@ fn convolutions_train_as_on_the_cpu() {
 #[test]
 fn two_streams_train_as_on_the_cpu() {
     assert_chain(&mlp::two_stream_chain(16, 3, 3).unwrap(), &spirals(), &[0, 2, 5], 1e-5);
+}
+
+#[test]
+fn what_a_device_does_not_compute_with_is_refused() {
+    let Some(device) = device() else { return };
+    let on = [&device, &Device::flex()].map(|device| [DType::F32, DType::BF16].map(|t| supports(device, t)));
+    // The software driver has no `bf16`.
+    assert_eq!(on, [[true, false], [true, true]]);
+    assert!(!supports(&device, DType::F64) && !supports(&device, DType::I32));
+    let refusal = |floats: [DType; 2]| {
+        let tensors = floats.map(|float| Tensor::<3>::zeros([1, 2, 3], (&device, float)));
+        let run = || {
+            let [residual, x] = tensors;
+            ops::dropout_onto(residual, x, pass().dropout_mask(0.5, 7).unwrap())
+        };
+        let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).expect_err("a refusal");
+        *panic.downcast::<String>().expect("a message")
+    };
+    let said = refusal([DType::F64; 2]);
+    assert!(said.contains("F64") && said.contains("do not compute"), "{said}");
+    let said = refusal([DType::F32, DType::F16]);
+    assert!(said.contains("one type") && said.contains("F16"), "{said}");
 }

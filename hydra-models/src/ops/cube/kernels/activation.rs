@@ -1,6 +1,7 @@
 //! The activation of GPT-2, elementwise.
 
 use crate::ops::gelu::{CUBIC, TWICE_ROOT};
+use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
 /// The sigmoid of twice the tanh approximation's argument.
@@ -11,18 +12,18 @@ fn sigmoid_of_twice(x: f32) -> f32 {
 
 /// The activation of each element.
 #[cube(launch)]
-pub(crate) fn gelu(x: &[f32], y: &mut [f32]) {
+pub(crate) fn gelu<E: Float>(x: &[E], y: &mut [E], #[define(E)] _float: ElemType) {
     if ABSOLUTE_POS < y.len() {
-        let value = x[ABSOLUTE_POS];
-        y[ABSOLUTE_POS] = value * sigmoid_of_twice(value);
+        let value = f32::cast_from(x[ABSOLUTE_POS]);
+        y[ABSOLUTE_POS] = E::cast_from(value * sigmoid_of_twice(value));
     }
 }
 
 /// The gradient of `x` for that of the output.
 #[cube(launch)]
-pub(crate) fn gelu_backward(x: &[f32], gradient: &[f32], out: &mut [f32]) {
+pub(crate) fn gelu_backward<E: Float>(x: &[E], gradient: &[E], out: &mut [E], #[define(E)] _float: ElemType) {
     if ABSOLUTE_POS < out.len() {
-        let value = x[ABSOLUTE_POS];
+        let value = f32::cast_from(x[ABSOLUTE_POS]);
         let s = sigmoid_of_twice(value);
         let inner = TWICE_ROOT * (1.0f32 + 3.0f32 * CUBIC * value * value);
         // At the far ends the product of nothing and infinity is nothing.
@@ -31,6 +32,6 @@ pub(crate) fn gelu_backward(x: &[f32], gradient: &[f32], out: &mut [f32]) {
         if rest > 0.0f32 {
             slope += value * rest * inner;
         }
-        out[ABSOLUTE_POS] = gradient[ABSOLUTE_POS] * slope;
+        out[ABSOLUTE_POS] = E::cast_from(f32::cast_from(gradient[ABSOLUTE_POS]) * slope);
     }
 }

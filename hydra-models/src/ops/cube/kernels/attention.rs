@@ -5,6 +5,7 @@
 use super::UNITS;
 use super::dropout::{Draws, factor_at, widened};
 use super::sums::{max_units, sum_units};
+use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
 /// How a matrix of `parts` times all heads, `[batch, tokens, parts, heads, head width]`, is laid out.
@@ -31,7 +32,13 @@ fn whole(layout: &Layout, part: usize, at: usize) -> usize {
 
 /// Copies a part of a group's heads out of the matrix of all.
 #[cube(launch)]
-pub(crate) fn split_heads(all: &[f32], out: &mut [f32], layout: Layout, part: usize) {
+pub(crate) fn split_heads<E: Float>(
+    all: &[E],
+    out: &mut [E],
+    layout: Layout,
+    part: usize,
+    #[define(E)] _float: ElemType,
+) {
     if ABSOLUTE_POS < out.len() {
         out[ABSOLUTE_POS] = all[whole(&layout, part, ABSOLUTE_POS)];
     }
@@ -39,23 +46,32 @@ pub(crate) fn split_heads(all: &[f32], out: &mut [f32], layout: Layout, part: us
 
 /// Copies a group's heads to a part of the matrix of all.
 #[cube(launch)]
-pub(crate) fn merge_heads(group: &[f32], all: &mut [f32], layout: Layout, part: usize) {
+pub(crate) fn merge_heads<E: Float>(
+    group: &[E],
+    all: &mut [E],
+    layout: Layout,
+    part: usize,
+    #[define(E)] _float: ElemType,
+) {
     if ABSOLUTE_POS < group.len() {
         all[whole(&layout, part, ABSOLUTE_POS)] = group[ABSOLUTE_POS];
     }
 }
 
-/// Turns a group's scores, `[heads, query, key]`, into weights after dropout, zero for later keys, and writes
-/// the statistics of each row: the largest scaled score and one over the sum of `e^(score - largest)`.
+/// Of a group's scores, `[heads, query, key]`, the weights after dropout, zero for later keys, which may be
+/// written over the scores, and the statistics of each row: the largest scaled score and one over the sum of
+/// `e^(score - largest)`.
 #[cube(launch)]
-pub(crate) fn attention_weights(
-    scores: &mut [f32],
+pub(crate) fn attention_weights<E: Float>(
+    scores: &[f32],
+    weights: &mut [E],
     statistics: &mut [f32],
     tokens: usize,
     first_head: usize,
     scale: f32,
     draws: Draws,
     #[comptime] drops: bool,
+    #[define(E)] _float: ElemType,
 ) {
     let start = CUBE_POS * tokens;
     if start >= scores.len() {
@@ -90,7 +106,7 @@ pub(crate) fn attention_weights(
                 weight *= factor_at(&draws, &first, key as u32);
             }
         }
-        scores[start + key] = weight;
+        weights[start + key] = E::cast_from(weight);
         key += UNITS;
     }
     if UNIT_POS == 0 {
@@ -99,18 +115,21 @@ pub(crate) fn attention_weights(
     }
 }
 
-/// Turns a group's scores into weights after dropout, as [`attention_weights`] does, and the gradients of those
-/// into the gradients of the scores before they were scaled.
+/// Of a group's scores the weights after dropout, as [`attention_weights`] has them, and of the gradients of
+/// those the gradients of the scores before they were scaled; each may be written over what it is made of.
 #[cube(launch)]
-pub(crate) fn attention_weights_backward(
-    scores: &mut [f32],
-    gradients: &mut [f32],
+pub(crate) fn attention_weights_backward<E: Float>(
+    scores: &[f32],
+    gradients: &[f32],
+    weights: &mut [E],
+    d_scores: &mut [E],
     statistics: &[f32],
     tokens: usize,
     first_head: usize,
     scale: f32,
     draws: Draws,
     #[comptime] drops: bool,
+    #[define(E)] _float: ElemType,
 ) {
     let start = CUBE_POS * tokens;
     if start >= scores.len() {
@@ -145,8 +164,8 @@ pub(crate) fn attention_weights_backward(
             gradient = weight * (gradients[start + key] * factor - mean) * scale;
             weight *= factor;
         }
-        scores[start + key] = weight;
-        gradients[start + key] = gradient;
+        weights[start + key] = E::cast_from(weight);
+        d_scores[start + key] = E::cast_from(gradient);
         key += UNITS;
     }
 }

@@ -3,6 +3,7 @@
 //! The generator's words have 64 bits, which not every device computes with: they are pairs of 32 bits here,
 //! the lower first.
 
+use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
 const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
@@ -86,16 +87,23 @@ fn factor(draws: &Draws, index: usize) -> f32 {
 
 /// `x` times its factors.
 #[cube(launch)]
-pub(crate) fn drop_out(x: &[f32], y: &mut [f32], draws: Draws) {
+pub(crate) fn drop_out<E: Float>(x: &[E], y: &mut [E], draws: Draws, #[define(E)] _float: ElemType) {
     if ABSOLUTE_POS < y.len() {
-        y[ABSOLUTE_POS] = x[ABSOLUTE_POS] * factor(&draws, ABSOLUTE_POS);
+        y[ABSOLUTE_POS] = E::cast_from(f32::cast_from(x[ABSOLUTE_POS]) * factor(&draws, ABSOLUTE_POS));
     }
 }
 
 /// `residual` plus `x` times its factors.
 #[cube(launch)]
-pub(crate) fn drop_out_onto(residual: &[f32], x: &[f32], y: &mut [f32], draws: Draws) {
+pub(crate) fn drop_out_onto<E: Float>(
+    residual: &[E],
+    x: &[E],
+    y: &mut [E],
+    draws: Draws,
+    #[define(E)] _float: ElemType,
+) {
     if ABSOLUTE_POS < y.len() {
-        y[ABSOLUTE_POS] = residual[ABSOLUTE_POS] + x[ABSOLUTE_POS] * factor(&draws, ABSOLUTE_POS);
+        let term = f32::cast_from(x[ABSOLUTE_POS]) * factor(&draws, ABSOLUTE_POS);
+        y[ABSOLUTE_POS] = E::cast_from(f32::cast_from(residual[ABSOLUTE_POS]) + term);
     }
 }

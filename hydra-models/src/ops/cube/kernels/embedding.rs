@@ -1,18 +1,20 @@
 //! Rows of tables by their numbers, and the gradients of those tables.
 
+use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
 /// The rows of `tokens` that `ids` name plus those of `positions`, one unit for each element. The row of an id
 /// that names no row is `absent`.
 #[cube(launch)]
-pub(crate) fn embed(
-    tokens: &[f32],
-    positions: &[f32],
+pub(crate) fn embed<E: Float>(
+    tokens: &[E],
+    positions: &[E],
     ids: &[i32],
-    out: &mut [f32],
+    out: &mut [E],
     length: usize,
     width: usize,
     absent: f32,
+    #[define(E)] _float: ElemType,
 ) {
     if ABSOLUTE_POS < out.len() {
         let (place, column) = (ABSOLUTE_POS / width, ABSOLUTE_POS % width);
@@ -20,9 +22,10 @@ pub(crate) fn embed(
         let rows = tokens.len() / width;
         let mut token = absent;
         if id >= 0i32 && (id as usize) < rows {
-            token = tokens[id as usize * width + column];
+            token = f32::cast_from(tokens[id as usize * width + column]);
         }
-        out[ABSOLUTE_POS] = token + positions[(place % length) * width + column];
+        let position = f32::cast_from(positions[(place % length) * width + column]);
+        out[ABSOLUTE_POS] = E::cast_from(token + position);
     }
 }
 
@@ -53,13 +56,14 @@ pub(crate) fn link_places(ids: &[i32], next: &mut [u32], first: &mut [u32]) {
 /// Writes the gradient's rows of the ids that occur into the table's, which holds zeros: one unit for each
 /// place and column, which adds all places of an id in their order where the place is its first.
 #[cube(launch)]
-pub(crate) fn token_gradient(
+pub(crate) fn token_gradient<E: Float>(
     ids: &[i32],
     next: &[u32],
     first: &[u32],
-    gradient: &[f32],
-    out: &mut [f32],
+    gradient: &[E],
+    out: &mut [E],
     width: usize,
+    #[define(E)] _float: ElemType,
 ) {
     if ABSOLUTE_POS < gradient.len() {
         let (place, column) = (ABSOLUTE_POS / width, ABSOLUTE_POS % width);
@@ -69,30 +73,31 @@ pub(crate) fn token_gradient(
             let mut sum = 0.0f32;
             let mut at = place;
             while at < ids.len() {
-                sum += gradient[at * width + column];
+                sum += f32::cast_from(gradient[at * width + column]);
                 at = next[at] as usize;
             }
-            out[id as usize * width + column] = sum;
+            out[id as usize * width + column] = E::cast_from(sum);
         }
     }
 }
 
 /// The gradient of the positions' table: the sum over the batch for the first `length` rows, zero below.
 #[cube(launch)]
-pub(crate) fn position_gradient(
-    gradient: &[f32],
-    out: &mut [f32],
+pub(crate) fn position_gradient<E: Float>(
+    gradient: &[E],
+    out: &mut [E],
     batch: usize,
     length: usize,
     width: usize,
+    #[define(E)] _float: ElemType,
 ) {
     if ABSOLUTE_POS < out.len() {
         let mut sum = 0.0f32;
         if ABSOLUTE_POS / width < length {
             for sequence in 0..batch {
-                sum += gradient[sequence * length * width + ABSOLUTE_POS];
+                sum += f32::cast_from(gradient[sequence * length * width + ABSOLUTE_POS]);
             }
         }
-        out[ABSOLUTE_POS] = sum;
+        out[ABSOLUTE_POS] = E::cast_from(sum);
     }
 }

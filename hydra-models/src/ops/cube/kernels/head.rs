@@ -2,6 +2,7 @@
 
 use super::UNITS;
 use super::sums::{max_units, sum_units};
+use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
 /// One over the number of positions with a target: one cube.
@@ -23,10 +24,12 @@ pub(crate) fn share(targets: &[i32], out: &mut [f32]) {
 }
 
 /// The losses of a chunk's positions, the first of which is `start`, zero where there is no target and
-/// `absent` where it is beyond the vocabulary. Logits become their gradients if `gradients`.
+/// `absent` where it is beyond the vocabulary. What `out` gets, which may be the logits' own memory, are the
+/// logits' gradients if `gradients`, and nothing otherwise.
 #[cube(launch)]
-pub(crate) fn row_losses(
-    logits: &mut [f32],
+pub(crate) fn row_losses<E: Float>(
+    logits: &[f32],
+    out: &mut [E],
     targets: &[i32],
     share: &[f32],
     losses: &mut [f32],
@@ -34,6 +37,7 @@ pub(crate) fn row_losses(
     vocabulary: usize,
     absent: f32,
     #[comptime] gradients: bool,
+    #[define(E)] _float: ElemType,
 ) {
     let first = CUBE_POS * vocabulary;
     if first >= logits.len() {
@@ -87,7 +91,7 @@ pub(crate) fn row_losses(
                     gradient -= share;
                 }
             }
-            logits[first + i] = gradient;
+            out[first + i] = E::cast_from(gradient);
             i += UNITS;
         }
     }

@@ -2,22 +2,23 @@
 
 use super::UNITS;
 use super::sums::sum_units;
+use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
 /// The mean of a row that starts at `first`, and the inverse of its standard deviation.
 #[cube]
-fn moments(x: &[f32], first: usize, width: usize, epsilon: f32) -> (f32, f32) {
+fn moments<E: Float>(x: &[E], first: usize, width: usize, epsilon: f32) -> (f32, f32) {
     let mut sum = 0.0f32;
     let mut i = UNIT_POS as usize;
     while i < width {
-        sum += x[first + i];
+        sum += f32::cast_from(x[first + i]);
         i += UNITS;
     }
     let mean = sum_units(sum) / width as f32;
     let mut squares = 0.0f32;
     let mut i = UNIT_POS as usize;
     while i < width {
-        let centered = x[first + i] - mean;
+        let centered = f32::cast_from(x[first + i]) - mean;
         squares += centered * centered;
         i += UNITS;
     }
@@ -27,7 +28,15 @@ fn moments(x: &[f32], first: usize, width: usize, epsilon: f32) -> (f32, f32) {
 
 /// The normalized rows of `x`, `[rows, width]`, times `weight`, plus `bias`.
 #[cube(launch)]
-pub(crate) fn norm_rows(x: &[f32], weight: &[f32], bias: &[f32], y: &mut [f32], width: usize, epsilon: f32) {
+pub(crate) fn norm_rows<E: Float>(
+    x: &[E],
+    weight: &[E],
+    bias: &[E],
+    y: &mut [E],
+    width: usize,
+    epsilon: f32,
+    #[define(E)] _float: ElemType,
+) {
     let first = CUBE_POS * width;
     if first >= y.len() {
         terminate!();
@@ -35,21 +44,23 @@ pub(crate) fn norm_rows(x: &[f32], weight: &[f32], bias: &[f32], y: &mut [f32], 
     let (mean, inverse) = moments(x, first, width, epsilon);
     let mut i = UNIT_POS as usize;
     while i < width {
-        y[first + i] = (x[first + i] - mean) * inverse * weight[i] + bias[i];
+        let unit = (f32::cast_from(x[first + i]) - mean) * inverse;
+        y[first + i] = E::cast_from(unit * f32::cast_from(weight[i]) + f32::cast_from(bias[i]));
         i += UNITS;
     }
 }
 
 /// The gradient of `x` for that of the output, and the mean and the inverse deviation of each row, `[rows, 2]`.
 #[cube(launch)]
-pub(crate) fn norm_rows_backward(
-    x: &[f32],
-    weight: &[f32],
-    gradient: &[f32],
-    out: &mut [f32],
+pub(crate) fn norm_rows_backward<E: Float>(
+    x: &[E],
+    weight: &[E],
+    gradient: &[E],
+    out: &mut [E],
     statistics: &mut [f32],
     width: usize,
     epsilon: f32,
+    #[define(E)] _float: ElemType,
 ) {
     let first = CUBE_POS * width;
     if first >= out.len() {
@@ -60,17 +71,18 @@ pub(crate) fn norm_rows_backward(
     let mut along_x = 0.0f32;
     let mut i = UNIT_POS as usize;
     while i < width {
-        let inner = gradient[first + i] * weight[i];
+        let inner = f32::cast_from(gradient[first + i]) * f32::cast_from(weight[i]);
         along_one += inner;
-        along_x += inner * (x[first + i] - mean) * inverse;
+        along_x += inner * (f32::cast_from(x[first + i]) - mean) * inverse;
         i += UNITS;
     }
     let along_one = sum_units(along_one) / width as f32;
     let along_x = sum_units(along_x) / width as f32;
     let mut i = UNIT_POS as usize;
     while i < width {
-        let unit = (x[first + i] - mean) * inverse;
-        out[first + i] = inverse * (gradient[first + i] * weight[i] - along_one - unit * along_x);
+        let unit = (f32::cast_from(x[first + i]) - mean) * inverse;
+        let inner = f32::cast_from(gradient[first + i]) * f32::cast_from(weight[i]);
+        out[first + i] = E::cast_from(inverse * (inner - along_one - unit * along_x));
         i += UNITS;
     }
     if UNIT_POS == 0 {
@@ -82,14 +94,15 @@ pub(crate) fn norm_rows_backward(
 /// The weight's gradient of every `part_rows` rows, `[parts, width]`, of what the backward left of each row:
 /// one unit for each number.
 #[cube(launch)]
-pub(crate) fn norm_weight_parts(
-    x: &[f32],
-    gradient: &[f32],
+pub(crate) fn norm_weight_parts<E: Float>(
+    x: &[E],
+    gradient: &[E],
     statistics: &[f32],
     parts: &mut [f32],
     rows: usize,
     width: usize,
     part_rows: usize,
+    #[define(E)] _float: ElemType,
 ) {
     if ABSOLUTE_POS < parts.len() {
         let (part, column) = (ABSOLUTE_POS / width, ABSOLUTE_POS % width);
@@ -101,7 +114,8 @@ pub(crate) fn norm_weight_parts(
         let mut sum = 0.0f32;
         for row in first..end {
             let at = row * width + column;
-            sum += gradient[at] * (x[at] - statistics[row * 2]) * statistics[row * 2 + 1];
+            let centered = f32::cast_from(x[at]) - statistics[row * 2];
+            sum += f32::cast_from(gradient[at]) * centered * statistics[row * 2 + 1];
         }
         parts[ABSOLUTE_POS] = sum;
     }

@@ -1,6 +1,7 @@
 //! Sums within a cube, sums over rows, and rows added to rows.
 
 use super::{HALVINGS, UNITS};
+use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
 /// The sum of one number of each unit of the cube, the same in all of them.
@@ -46,7 +47,14 @@ pub(super) fn max_units(x: f32) -> f32 {
 /// The sums of every `part_rows` rows of `x`, `[rows, width]`, into `parts`, `[parts, width]`: one unit for
 /// each number.
 #[cube(launch)]
-pub(crate) fn sum_parts(x: &[f32], parts: &mut [f32], rows: usize, width: usize, part_rows: usize) {
+pub(crate) fn sum_parts<X: Float, P: Float>(
+    x: &[X],
+    parts: &mut [P],
+    rows: usize,
+    width: usize,
+    part_rows: usize,
+    #[define(X, P)] _floats: [ElemType; 2],
+) {
     if ABSOLUTE_POS < parts.len() {
         let (part, column) = (ABSOLUTE_POS / width, ABSOLUTE_POS % width);
         let first = part * part_rows;
@@ -56,25 +64,40 @@ pub(crate) fn sum_parts(x: &[f32], parts: &mut [f32], rows: usize, width: usize,
         }
         let mut sum = 0.0f32;
         for row in first..end {
-            sum += x[row * width + column];
+            sum += f32::cast_from(x[row * width + column]);
         }
-        parts[ABSOLUTE_POS] = sum;
+        parts[ABSOLUTE_POS] = P::cast_from(sum);
     }
 }
 
-/// Adds to each row of `y`, `[rows, width]`, the row `bias`.
+/// Each row of `x`, `[rows, width]`, plus the row `bias`.
 #[cube(launch)]
-pub(crate) fn add_row(y: &mut [f32], bias: &[f32], width: usize) {
+pub(crate) fn add_row<E: Float>(
+    x: &[f32],
+    bias: &[E],
+    y: &mut [E],
+    width: usize,
+    #[define(E)] _float: ElemType,
+) {
     if ABSOLUTE_POS < y.len() {
-        y[ABSOLUTE_POS] += bias[ABSOLUTE_POS % width];
+        y[ABSOLUTE_POS] = E::cast_from(x[ABSOLUTE_POS] + f32::cast_from(bias[ABSOLUTE_POS % width]));
     }
 }
 
-/// Adds to each row of `y`, `[rows, width]`, the row `bias` and the same row of `residual`.
+/// Each row of `x`, `[rows, width]`, plus the row `bias` and the same row of `residual`.
 #[cube(launch)]
-pub(crate) fn add_row_and_residual(y: &mut [f32], bias: &[f32], residual: &[f32], width: usize) {
+pub(crate) fn add_row_and_residual<E: Float>(
+    x: &[f32],
+    bias: &[E],
+    residual: &[E],
+    y: &mut [E],
+    width: usize,
+    #[define(E)] _float: ElemType,
+) {
     if ABSOLUTE_POS < y.len() {
-        y[ABSOLUTE_POS] += residual[ABSOLUTE_POS] + bias[ABSOLUTE_POS % width];
+        let bias = f32::cast_from(bias[ABSOLUTE_POS % width]);
+        let terms = f32::cast_from(residual[ABSOLUTE_POS]) + bias;
+        y[ABSOLUTE_POS] = E::cast_from(x[ABSOLUTE_POS] + terms);
     }
 }
 
@@ -88,7 +111,7 @@ pub(crate) fn add_to(y: &mut [f32], x: &[f32]) {
 
 /// Copies all of `x` into `y`, from the element `start` of it on.
 #[cube(launch)]
-pub(crate) fn copy_to(x: &[f32], y: &mut [f32], start: usize) {
+pub(crate) fn copy_to<E: Float>(x: &[E], y: &mut [E], start: usize, #[define(E)] _float: ElemType) {
     if ABSOLUTE_POS < x.len() {
         y[start + ABSOLUTE_POS] = x[ABSOLUTE_POS];
     }
@@ -96,7 +119,7 @@ pub(crate) fn copy_to(x: &[f32], y: &mut [f32], start: usize) {
 
 /// Copies `y.len()` elements of `x` from the element `start` of it on.
 #[cube(launch)]
-pub(crate) fn copy_from(x: &[f32], y: &mut [f32], start: usize) {
+pub(crate) fn copy_from<E: Float>(x: &[E], y: &mut [E], start: usize, #[define(E)] _float: ElemType) {
     if ABSOLUTE_POS < y.len() {
         y[ABSOLUTE_POS] = x[start + ABSOLUTE_POS];
     }
@@ -104,8 +127,8 @@ pub(crate) fn copy_from(x: &[f32], y: &mut [f32], start: usize) {
 
 /// `x` times the only element of `factor`.
 #[cube(launch)]
-pub(crate) fn scale(x: &[f32], factor: &[f32], y: &mut [f32]) {
+pub(crate) fn scale<E: Float>(x: &[E], factor: &[f32], y: &mut [E], #[define(E)] _float: ElemType) {
     if ABSOLUTE_POS < y.len() {
-        y[ABSOLUTE_POS] = x[ABSOLUTE_POS] * factor[0];
+        y[ABSOLUTE_POS] = E::cast_from(f32::cast_from(x[ABSOLUTE_POS]) * factor[0]);
     }
 }
