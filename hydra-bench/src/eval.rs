@@ -21,7 +21,7 @@ pub(crate) fn run(args: &EvalArgs, around: &Surroundings) -> Result<Outcome> {
     let corpus = Corpus::load(&spec.data)?;
     let blocks = Arc::new(model.blocks(&corpus, args.split, context)?);
     let tokens = blocks.tokens().len();
-    let orchestrator = orchestrator(&devices, spec.seed, around)?;
+    let orchestrator = orchestrator(&devices, spec.dtype, spec.seed, around)?;
     let result = orchestrator
         .evaluate(model.chain.clone(), blocks, args.batch, spec.seed)
         .map_err(|error| explain(error, &spec))?;

@@ -47,7 +47,8 @@ fn plan(args: &PartitionArgs, around: &Surroundings) -> Result<Arc<PartitionPlan
     if let Some(cuts) = devices.cuts.clone() {
         task = task.cuts(cuts);
     }
-    let mut orchestrator = orchestrator(&devices, spec.seed, around)?.host_memory(ANY_HOST_MEMORY);
+    let mut orchestrator =
+        orchestrator(&devices, spec.dtype, spec.seed, around)?.host_memory(ANY_HOST_MEMORY);
     orchestrator.submit(task)?;
     let admission = orchestrator.admit().context("the model could not be partitioned")?;
     let task = admission.tasks.first().context("nothing was admitted")?;

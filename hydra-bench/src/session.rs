@@ -1,6 +1,6 @@
 //! An orchestrator with the devices that a spec names.
 
-use crate::args::PrecisionName;
+use crate::args::{DtypeName, PrecisionName};
 use crate::machine::Machine;
 use crate::parse::{DevicesArg, Gpus, threads_of_each};
 use crate::spec::DevicesSpec;
@@ -66,9 +66,44 @@ fn set_precision(precision: PrecisionName) {
     let _ = precision;
 }
 
-/// An orchestrator on the devices of a spec, with nothing submitted.
-pub(crate) fn orchestrator(spec: &DevicesSpec, seed: u64, around: &Surroundings) -> Result<Orchestrator> {
+/// Refuses a type of floats that a GPU has no units or no memory for; CPUs have both.
+#[cfg(any(feature = "cuda", feature = "wgpu"))]
+fn check_floats(devices: &[DeviceSpec], dtype: DtypeName) -> Result<()> {
+    use anyhow::bail;
+    use hydra_core::{FloatType, cube::CubeAdapter};
+    let float = FloatType::from(dtype);
+    for device in devices.iter().filter(|_| float != FloatType::F32) {
+        let adapter = match device.kind {
+            #[cfg(feature = "cuda")]
+            DeviceKind::Cuda { card } => CubeAdapter::cuda(card)?,
+            #[cfg(feature = "wgpu")]
+            DeviceKind::Wgpu { adapter } => CubeAdapter::wgpu(adapter)?,
+            _ => continue,
+        };
+        if !hydra_models::ops::supports(&adapter.burn, float.dtype()) {
+            bail!(
+                "`{}` does not compute with {float}: leave --dtype out, or give another device",
+                device.name
+            );
+        }
+    }
+    Ok(())
+}
+
+#[cfg(not(any(feature = "cuda", feature = "wgpu")))]
+fn check_floats(_: &[DeviceSpec], _: DtypeName) -> Result<()> {
+    Ok(())
+}
+
+/// An orchestrator on the devices of a spec, for chains of a type of floats, with nothing submitted.
+pub(crate) fn orchestrator(
+    spec: &DevicesSpec,
+    dtype: DtypeName,
+    seed: u64,
+    around: &Surroundings,
+) -> Result<Orchestrator> {
     let devices = devices(spec, &around.machine)?;
+    check_floats(&devices, dtype)?;
     set_precision(spec.precision);
     let budgets = match spec.parsed()? {
         // Such a card has memory of its own, so its devices take none of the host's.

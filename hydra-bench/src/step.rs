@@ -88,7 +88,7 @@ pub(crate) fn run(args: &StepArgs, around: &Surroundings) -> Result<Outcome> {
     let config = &mut subject.config;
     (config.resid_pdrop, config.embd_pdrop, config.attn_pdrop) = (args.dropout, args.dropout, args.dropout);
     let (meter, observer) = Meter::new();
-    let mut orchestrator = orchestrator(&spec, args.seed, around)?.observer(Box::new(observer));
+    let mut orchestrator = orchestrator(&spec, args.dtype, args.seed, around)?.observer(Box::new(observer));
     orchestrator.submit(subject.task(args, spec.cuts.clone())?)?;
     orchestrator.admit().context("the run was refused")?;
     let report = orchestrator.run().context("the run ended early")?;

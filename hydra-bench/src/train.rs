@@ -93,7 +93,7 @@ fn record(dir: &RunDir, report: &RunReport, file: Option<&Path>) -> Result<()> {
 }
 
 fn dry_run(spec: &mut RunSpec, json: bool, around: &Surroundings) -> Result<Outcome> {
-    let mut orchestrator = orchestrator(&spec.devices, spec.model.seed, around)?;
+    let mut orchestrator = orchestrator(&spec.devices, spec.model.dtype, spec.model.seed, around)?;
     submit(&mut orchestrator, spec, None)?;
     let admission = orchestrator.admit().context("the run was refused")?;
     let text = if json { needs::json(&admission)? } else { needs::render(&admission) };
@@ -156,7 +156,8 @@ impl Prepared {
         let tasks: Vec<String> = spec.grid()?.into_iter().map(|configuration| configuration.name).collect();
         let devices: Vec<String> =
             devices(&spec.devices, &around.machine)?.into_iter().map(|device| device.name).collect();
-        let mut orchestrator = orchestrator(&spec.devices, spec.model.seed, around)?.stop_flag(stop.clone());
+        let mut orchestrator =
+            orchestrator(&spec.devices, spec.model.dtype, spec.model.seed, around)?.stop_flag(stop.clone());
         submit(&mut orchestrator, spec, Some(dir))?;
         let admission = orchestrator.admit().context("the run was refused")?;
         if stop.is_stopped() {
