@@ -57,7 +57,10 @@ mod on_a_device {
         Orchestrator::new(devices).unwrap().prefetch(prefetch)
     }
 
-    fn chains() -> [(&'static str, Arc<Chain>, Arc<dyn Dataset>, Vec<usize>); 4] {
+    /// A name, a chain, its data, and cut-points.
+    type Case = (&'static str, Arc<Chain>, Arc<dyn Dataset>, Vec<usize>);
+
+    fn chains() -> [Case; 4] {
         let cnn = cnn::CnnConfig { inputs: 2, channels: 4, stages: 2, blocks: 1, classes: 3 };
         let cnn = cnn::chain(cnn).unwrap();
         [
