@@ -3,6 +3,7 @@
 mod copies;
 mod kernels;
 mod memory;
+mod optimizer;
 mod subject;
 mod training;
 
@@ -107,7 +108,7 @@ struct Item {
 }
 
 /// The items in the order in which they run: the cold start can be seen only before everything else.
-const ITEMS: [Item; 10] = [
+const ITEMS: [Item; 11] = [
     Item { number: 9, name: "first step against later steps", run: training::cold_start },
     Item { number: 1, name: "kernels compile, the loss falls, same bits", run: training::learns },
     Item { number: 2, name: "bandwidth of the link", run: copies::bandwidth },
@@ -117,6 +118,7 @@ const ITEMS: [Item; 10] = [
     Item { number: 7, name: "matrix products", run: kernels::products },
     Item { number: 8, name: "attention and head by context", run: kernels::contexts },
     Item { number: 10, name: "spilled step against resident step", run: training::spilled },
+    Item { number: 11, name: "optimizer on the device", run: optimizer::steps },
     // Last, because a device may take it badly.
     Item { number: 5, name: "out of memory", run: memory::out_of_memory },
 ];

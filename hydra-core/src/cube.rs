@@ -10,6 +10,7 @@ use burn::tensor::{DType, Device, Int, Shape, Tensor};
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::client::Client;
+use cubecl::prelude::BufferArg;
 use cubecl::server::{Handle, IoError, LaunchError, ServerError};
 use cubecl::{MemoryScope, MemoryUsage};
 use std::any::Any;
@@ -129,6 +130,24 @@ impl CubeBytes {
     /// The buffer with the range's offsets.
     pub fn handle(&self) -> &Handle {
         &self.handle
+    }
+
+    /// The client of the device.
+    pub fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// These bytes, which are floats, as a kernel's argument. What a kernel writes is seen by whoever has them.
+    pub fn floats(&self) -> BufferArg {
+        let (client, place) = (self.client.clone(), self.device.clone());
+        let shape = Shape::new([self.len() / size_of::<f32>()]);
+        CubeTensor::new_contiguous(client, place, shape, self.handle.clone(), DType::F32).into_buffer_arg()
+    }
+
+    /// Room for so many floats on the same device, with anything in it.
+    pub fn room(&self, floats: usize) -> Self {
+        let handle = self.client.empty(floats * size_of::<f32>());
+        Self { handle, lease: None, ..self.clone() }
     }
 
     /// A copy on the host.

@@ -3,6 +3,7 @@
 use crate::device::{DeviceSpec, Hardware};
 use crate::error::EngineError;
 use crate::gpu::PageLocked;
+use crate::optimizer_check::{self, OptimizerCheck};
 use hydra_core::{ByteSize, DeviceId, MemoryProbe};
 use hydra_spill::{DeviceLink, alloc, alloc::AllocatorProbe};
 use std::fmt;
@@ -38,6 +39,15 @@ impl OpenDevice {
         Ok(Self { burn, link, probe, tag })
     }
 
+    /// The optimizer's steps on the device beside those on the host, bit by bit, for drawn elements. `None` for a
+    /// device whose memory is the host's, where they are the same code.
+    ///
+    /// # Errors
+    /// What the device says.
+    pub fn compare_optimizer(&self) -> Result<Option<OptimizerCheck>, EngineError> {
+        Ok(optimizer_check::compare(self.link.as_ref(), &self.burn)?)
+    }
+
     /// The device as its probe knows it. What a thread allocates on a CPU is charged to it while the thread
     /// has this tag ([`alloc::with_tag`]).
     pub fn measured_as(&self) -> DeviceId {
@@ -55,5 +65,6 @@ mod tests {
         let device = OpenDevice::new(spec, ByteSize::mib(1)).unwrap();
         let there = device.link.copy_in(&bytes::Bytes::from_static(b"some bytes")).unwrap();
         assert_eq!(device.link.copy_out(&there).unwrap(), &b"some bytes"[..]);
+        assert_eq!(device.compare_optimizer().unwrap(), None);
     }
 }

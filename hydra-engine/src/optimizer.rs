@@ -3,6 +3,10 @@
 //! Every element is a function of its own parameter, gradient and moments, so a step gives the same bits
 //! whatever the chunks and threads. The only reduction is the global norm, in `f64`, over fixed blocks in
 //! chain order. AdamW follows PyTorch's `torch.optim.AdamW`, SGD its `torch.optim.SGD`, in `f32`.
+//!
+//! A sum with a product is a fused multiply-add, written as such; where both operands are products, the other one
+//! is rounded first. So there is nothing left that a compiler may contract, as those of GPUs do unasked, and a
+//! formula means the same on every device.
 
 use crate::gradient::{CHUNK, ImageGradient, ParamGradient, vectorized};
 use hydra_core::{Chain, Decay, FloatType, ImageLayout, OptimizerSpec, TrainSpec};
@@ -83,7 +87,8 @@ impl pulp::NullaryFnOnce for StepSlice<'_, '_> {
     }
 }
 
-fn step_slice(
+/// Steps a run of elements of a parameter on the calling thread.
+pub(crate) fn step_slice(
     update: Update,
     params: &mut [f32],
     grads: &[f32],
@@ -105,21 +110,21 @@ fn step_elements(
         (Update::AdamW { shrink, beta1, beta2, rest1, rest2, step_size, root2, eps }, [m, v]) => {
             for (((p, g), m), v) in params.iter_mut().zip(grads).zip(m.iter_mut()).zip(v.iter_mut()) {
                 let g = scaled(*g);
-                *m = beta1 * *m + rest1 * g;
-                *v = beta2 * *v + rest2 * (g * g);
-                *p = *p * shrink - step_size * (*m / (v.sqrt() / root2 + eps));
+                *m = beta1.mul_add(*m, rest1 * g);
+                *v = beta2.mul_add(*v, rest2 * (g * g));
+                *p = (-step_size).mul_add(*m / (v.sqrt() / root2 + eps), *p * shrink);
             }
         }
         (Update::Sgd { rate, decay, momentum, first }, [buffer]) => {
             for ((p, g), buffer) in params.iter_mut().zip(grads).zip(buffer.iter_mut()) {
-                let g = scaled(*g) + decay * *p;
-                *buffer = if first { g } else { momentum * *buffer + g };
-                *p -= rate * *buffer;
+                let g = decay.mul_add(*p, scaled(*g));
+                *buffer = if first { g } else { momentum.mul_add(*buffer, g) };
+                *p = (-rate).mul_add(*buffer, *p);
             }
         }
         (Update::Sgd { rate, decay, .. }, _) => {
             for (p, g) in params.iter_mut().zip(grads) {
-                *p -= rate * (scaled(*g) + decay * *p);
+                *p = (-rate).mul_add(decay.mul_add(*p, scaled(*g)), *p);
             }
         }
         (Update::AdamW { .. }, _) => {
@@ -293,7 +298,7 @@ mod tests {
             (OptimizerSpec::Sgd { lr: 0.1, momentum: 0.0, weight_decay: 0.01 }, None),
         ] {
             let (grads, update) = (numbers(2, n), Update::new(&spec, spec.lr(), 4, true));
-            let run = |width: usize| {
+            let run = |width: usize, stepper: Stepper| {
                 let mut params = numbers(1, n);
                 let mut moments: Vec<Vec<f32>> = (0..spec.moments() as u64)
                     .map(|i| numbers(5 + i, n).iter().map(|x| x.abs()).collect())
@@ -302,14 +307,21 @@ mod tests {
                     let range = start..(start + width).min(n);
                     let mut moments: Vec<&mut [f32]> =
                         moments.iter_mut().map(|m| &mut m[range.clone()]).collect();
-                    step_slice(update, &mut params[range.clone()], &grads[range], factor, &mut moments);
+                    stepper(update, &mut params[range.clone()], &grads[range], factor, &mut moments);
                 }
                 let bits = |values: &Vec<f32>| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
                 (bits(&params), moments.iter().map(bits).collect::<Vec<_>>())
             };
-            assert_eq!(run(1), run(n));
+            // As on a processor that has neither wide vectors nor a fused multiply-add.
+            let plain: Stepper = |update, params, grads, factor, moments| {
+                pulp::NullaryFnOnce::call(StepSlice { update, params, grads, factor, moments });
+            };
+            let vectors = run(n, step_slice);
+            assert_eq!((&run(1, step_slice), &run(n, plain)), (&vectors, &vectors));
         }
     }
+
+    type Stepper = fn(Update, &mut [f32], &[f32], Option<f32>, &mut [&mut [f32]]);
 
     #[test]
     fn the_first_warmup_step_moves_nothing_but_moments() {

@@ -153,16 +153,16 @@ impl<'a> Model<'a> {
 fn step_element(update: Update, p: f32, grad: f32, moments: &mut [&mut f32]) -> f32 {
     match (update, moments) {
         (Update::AdamW { shrink, beta1, beta2, rest1, rest2, step_size, root2, eps }, [m, v]) => {
-            **m = beta1 * **m + rest1 * grad;
-            **v = beta2 * **v + rest2 * (grad * grad);
-            p * shrink - step_size * (**m / (v.sqrt() / root2 + eps))
+            **m = beta1.mul_add(**m, rest1 * grad);
+            **v = beta2.mul_add(**v, rest2 * (grad * grad));
+            (-step_size).mul_add(**m / (v.sqrt() / root2 + eps), p * shrink)
         }
         (Update::Sgd { rate, decay, momentum, first }, [buffer]) => {
-            let grad = grad + decay * p;
-            **buffer = if first { grad } else { momentum * **buffer + grad };
-            p - rate * **buffer
+            let grad = decay.mul_add(p, grad);
+            **buffer = if first { grad } else { momentum.mul_add(**buffer, grad) };
+            (-rate).mul_add(**buffer, p)
         }
-        (Update::Sgd { rate, decay, .. }, _) => p - rate * (grad + decay * p),
+        (Update::Sgd { rate, decay, .. }, _) => (-rate).mul_add(decay.mul_add(p, grad), p),
         (Update::AdamW { .. }, _) => unreachable!("AdamW keeps two moments"),
     }
 }

@@ -1,0 +1,102 @@
+//! The formulas of `optimizer.rs` as kernels in CubeCL's language: one unit for each element.
+//!
+//! They are launched with their accesses checked, so none needs `unsafe`. The fused operations are those of the
+//! host's formulas, and what is left beside them no compiler can contract.
+
+use cubecl::prelude::*;
+
+/// AdamW in place. `rate` is the step size, negated. The gradient is scaled by `factor` if it is clipped.
+#[cube(launch)]
+pub(super) fn adamw(
+    params: &mut [f32],
+    grads: &[f32],
+    m: &mut [f32],
+    v: &mut [f32],
+    shrink: f32,
+    beta1: f32,
+    beta2: f32,
+    rest1: f32,
+    rest2: f32,
+    rate: f32,
+    root2: f32,
+    eps: f32,
+    factor: f32,
+    #[comptime] clipped: bool,
+) {
+    if ABSOLUTE_POS < params.len() {
+        let mut g = grads[ABSOLUTE_POS];
+        if clipped {
+            g *= factor;
+        }
+        let first = fma(beta1, m[ABSOLUTE_POS], rest1 * g);
+        let second = fma(beta2, v[ABSOLUTE_POS], rest2 * (g * g));
+        let p = params[ABSOLUTE_POS];
+        m[ABSOLUTE_POS] = first;
+        v[ABSOLUTE_POS] = second;
+        params[ABSOLUTE_POS] = fma(rate, first / (f32::sqrt(second) / root2 + eps), p * shrink);
+    }
+}
+
+/// SGD with momentum in place; the buffer of the `first` step is its gradient. `rate` is negated.
+#[cube(launch)]
+pub(super) fn sgd_with_momentum(
+    params: &mut [f32],
+    grads: &[f32],
+    buffer: &mut [f32],
+    rate: f32,
+    decay: f32,
+    momentum: f32,
+    factor: f32,
+    #[comptime] clipped: bool,
+    #[comptime] first: bool,
+) {
+    if ABSOLUTE_POS < params.len() {
+        let mut g = grads[ABSOLUTE_POS];
+        if clipped {
+            g *= factor;
+        }
+        let p = params[ABSOLUTE_POS];
+        let mut next = fma(decay, p, g);
+        if comptime!(!first) {
+            next = fma(momentum, buffer[ABSOLUTE_POS], next);
+        }
+        buffer[ABSOLUTE_POS] = next;
+        params[ABSOLUTE_POS] = fma(rate, next, p);
+    }
+}
+
+/// SGD without momentum in place. `rate` is negated.
+#[cube(launch)]
+pub(super) fn sgd(
+    params: &mut [f32],
+    grads: &[f32],
+    rate: f32,
+    decay: f32,
+    factor: f32,
+    #[comptime] clipped: bool,
+) {
+    if ABSOLUTE_POS < params.len() {
+        let mut g = grads[ABSOLUTE_POS];
+        if clipped {
+            g *= factor;
+        }
+        let p = params[ABSOLUTE_POS];
+        params[ABSOLUTE_POS] = fma(rate, fma(decay, p, g), p);
+    }
+}
+
+/// The sum of two.
+#[cube(launch)]
+pub(super) fn sum(a: &[f32], b: &[f32], out: &mut [f32]) {
+    if ABSOLUTE_POS < out.len() {
+        out[ABSOLUTE_POS] = a[ABSOLUTE_POS] + b[ABSOLUTE_POS];
+    }
+}
+
+/// Adds `part` to `total`.
+#[cube(launch)]
+pub(super) fn add(total: &mut [f32], part: &[f32]) {
+    if ABSOLUTE_POS < total.len() {
+        total[ABSOLUTE_POS] += part[ABSOLUTE_POS];
+    }
+}
