@@ -4,6 +4,7 @@ mod copies;
 mod kernels;
 mod memory;
 mod optimizer;
+mod precision;
 mod subject;
 mod training;
 
@@ -108,7 +109,7 @@ struct Item {
 }
 
 /// The items in the order in which they run: the cold start can be seen only before everything else.
-const ITEMS: [Item; 11] = [
+const ITEMS: [Item; 12] = [
     Item { number: 9, name: "first step against later steps", run: training::cold_start },
     Item { number: 1, name: "kernels compile, the loss falls, same bits", run: training::learns },
     Item { number: 2, name: "bandwidth of the link", run: copies::bandwidth },
@@ -119,6 +120,7 @@ const ITEMS: [Item; 11] = [
     Item { number: 8, name: "attention and head by context", run: kernels::contexts },
     Item { number: 10, name: "spilled step against resident step", run: training::spilled },
     Item { number: 11, name: "optimizer on the device", run: optimizer::steps },
+    Item { number: 12, name: "losses beside the CPU's", run: precision::losses },
     // Last, because a device may take it badly.
     Item { number: 5, name: "out of memory", run: memory::out_of_memory },
 ];

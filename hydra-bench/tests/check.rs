@@ -33,6 +33,7 @@ fn every_item_is_tried_on_a_cpu_device() {
         (9, "pass"),
         (10, "not applicable"),
         (11, "not applicable"),
+        (12, "pass"),
     ] {
         let item = item(number);
         assert_eq!(item["verdict"], verdict, "{item}");
@@ -40,10 +41,10 @@ fn every_item_is_tried_on_a_cpu_device() {
         assert!(filled("says") && filled("figure") && filled("name"), "{item}");
         assert_eq!(item["rows"].as_array().unwrap().is_empty(), number == 5 || number == 11, "{item}");
     }
-    assert_eq!((items.len(), &whole["items"]), (11, &11.into()));
+    assert_eq!((items.len(), &whole["items"]), (12, &12.into()));
     assert_eq!(
         (&whole["pass"], &whole["fails"], &whole["not_applicable"]),
-        (&5.into(), &0.into(), &6.into())
+        (&6.into(), &0.into(), &6.into())
     );
     figures(&item);
 }
@@ -52,7 +53,11 @@ fn figures<'a>(item: &impl Fn(u64) -> &'a Value) {
     let above_zero = |row: &Value, names: &[&str]| {
         names.iter().for_each(|name| assert!(row[*name].as_f64() > Some(0.0), "{name} in {row}"));
     };
-    for model in ["mlp", "gpt2"] {
+    for floats in ["f32", "bf16"] {
+        let beside = row(item(12), &[("floats", floats.into())]);
+        assert!(beside["worst"].as_f64() < beside["bound"].as_f64(), "{beside}");
+    }
+    for model in ["mlp", "gpt2", "gpt2 in bf16"] {
         let learned = row(item(1), &[("model", model.into()), ("shards", 4.into())]);
         assert_eq!(learned["losses"].as_array().unwrap().len(), 8);
         above_zero(row(item(6), &[("model", model.into())]), &["swaps", "minibatches"]);
@@ -105,6 +110,6 @@ fn an_item_that_fails_is_said_and_ends_with_status_1() {
 #[test]
 fn what_cannot_be_checked_is_refused() {
     fails(&["check", "--devices", "cpu:2"], 2, &["cpu:2 is 2 devices", "one at a time"]);
-    fails(&["check", "--only", "12"], 2, &["--only 12", "1 to 11"]);
+    fails(&["check", "--only", "13"], 2, &["--only 13", "1 to 12"]);
     fails(&["check", "--devices", "cuda:63"], 1, &["`--devices cuda:63` cannot be used here"]);
 }

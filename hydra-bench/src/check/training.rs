@@ -1,11 +1,12 @@
 //! Training on the device: that it learns, with the bits of the plain loop; its first step; and a model that does
 //! not fit beside one that does.
 
+use super::precision::supports;
 use super::subject::Subject;
 use super::{Found, Verdict, guarded, timed};
 use crate::step::Synthetic;
 use anyhow::{Context, Result, bail, ensure};
-use hydra_core::{ByteSize, Chain, Dataset, Key, Length, OptimizerSpec, TrainSpec};
+use hydra_core::{ByteSize, Chain, Dataset, FloatType, Key, Length, OptimizerSpec, TrainSpec};
 use hydra_engine::{Admission, Observer, Orchestrator, RunEvent, RunReport, Span, TrainTask, Work, plain};
 use hydra_models::data::{Corpus, Split};
 use hydra_models::gpt2::{Gpt2Config, chain};
@@ -35,7 +36,21 @@ impl Model {
     }
 }
 
-/// One of dense layers, which needs only what Burn has, and two of GPT-2 with the layers of this project.
+/// A small GPT-2 with floats of this type on the device.
+pub(super) fn gpt2(subject: &Subject, float: FloatType) -> Result<Model> {
+    let config = Gpt2Config::preset("bytes-tiny")?;
+    let tokenizer = Tokenizer::for_model(None, config.vocab_size)?;
+    let data = Corpus::builtin().blocks(Split::Train, &tokenizer, subject.pick(64, 16), config.vocab_size)?;
+    Ok(Model {
+        name: if float == FloatType::F32 { "gpt2" } else { "gpt2 in bf16" },
+        chain: Arc::new(chain(&config, None)?.with_float_type(float)),
+        data: Arc::new(data),
+        cuts: vec![1, 3, 5],
+        batch: 8,
+    })
+}
+
+/// One of dense layers, which needs only what Burn has, and some of GPT-2 with the layers of this project.
 fn small_models(subject: &Subject) -> Result<Vec<Model>> {
     let dense = Model {
         name: "mlp",
@@ -47,14 +62,6 @@ fn small_models(subject: &Subject) -> Result<Vec<Model>> {
     };
     let config = Gpt2Config::preset("bytes-tiny")?;
     let (corpus, tokenizer) = (Corpus::builtin(), Tokenizer::for_model(None, config.vocab_size)?);
-    let data = corpus.blocks(Split::Train, &tokenizer, subject.pick(64, 16), config.vocab_size)?;
-    let gpt2 = Model {
-        name: "gpt2",
-        chain: Arc::new(chain(&config, None)?),
-        data: Arc::new(data),
-        cuts: vec![1, 3, 5],
-        batch: 8,
-    };
     // Sizes that are no multiple of anything, and one block at a time: some devices pad rows.
     let odd = Gpt2Config { n_embd: 42, n_head: 2, n_layer: 2, n_positions: 50, ..config };
     let data = corpus.blocks(Split::Train, &tokenizer, 50, odd.vocab_size)?;
@@ -65,7 +72,11 @@ fn small_models(subject: &Subject) -> Result<Vec<Model>> {
         cuts: vec![1, 2, 3],
         batch: 1,
     };
-    Ok(vec![dense, gpt2, uneven])
+    let mut models = vec![dense, gpt2(subject, FloatType::F32)?, uneven];
+    if supports(&subject.open()?.burn, FloatType::Bf16) {
+        models.push(gpt2(subject, FloatType::Bf16)?);
+    }
+    Ok(models)
 }
 
 /// Adds what `measure` finds of each small model; gives what failed.
