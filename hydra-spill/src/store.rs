@@ -5,8 +5,8 @@
 //! clone or slice of them lives; a writer gets the masters themselves, once the count is zero.
 
 use crate::cuda::PinnedFloats;
-use crate::{Reservation, SpillError};
-use hydra_core::TaskId;
+use crate::{DeviceWriter, Reservation, SpillError};
+use hydra_core::{DeviceBytes, TaskId};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -145,6 +145,31 @@ pub trait TierStore: Send + Sync {
     /// # Errors
     /// [`SpillError::ImageMissing`], or [`SpillError::ImageBusy`] while anyone reads or writes the image.
     fn remove(&self, id: ImageId) -> Result<Masters, SpillError>;
+
+    /// Gives an image up, as [`remove`](Self::remove), when nobody wants what was in it.
+    ///
+    /// # Errors
+    /// As [`remove`](Self::remove).
+    fn discard(&self, id: ImageId) -> Result<(), SpillError> {
+        self.remove(id).map(drop)
+    }
+
+    /// The parameters of an image that lives on a device, to be read there, and how many writes were committed;
+    /// `None` if it lives on the host. Whoever has them is a reader.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    fn on_device(&self, _id: ImageId) -> Result<Option<(DeviceBytes, u64)>, SpillError> {
+        Ok(None)
+    }
+
+    /// The masters of an image that lives on a device, to be stepped there.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write), and [`SpillError::ImageMissing`] if it lives on the host.
+    fn write_on_device(&self, id: ImageId) -> Result<DeviceWriter, SpillError> {
+        Err(SpillError::ImageMissing { image: id })
+    }
 }
 
 type PutBack = Box<dyn FnOnce(Masters, bool) + Send>;
@@ -273,7 +298,8 @@ fn lock(slots: &Mutex<BTreeMap<ImageId, Slot>>) -> MutexGuard<'_, BTreeMap<Image
     slots.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn check(id: ImageId, masters: &Masters, reservation: &Reservation) -> Result<(), SpillError> {
+/// Whether the moments are as long as the parameters and `reservation` covers both.
+pub(crate) fn check(id: ImageId, masters: &Masters, reservation: &Reservation) -> Result<(), SpillError> {
     let params = masters.params.len();
     if let Some(moment) = masters.moments.iter().position(|m| m.len() != params) {
         let found = masters.moments[moment].len();
