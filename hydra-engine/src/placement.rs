@@ -5,8 +5,8 @@
 //! once and where it is the host's to the bit, and otherwise only on request.
 
 use crate::device::{DeviceKind, LogicalDevice};
-use crate::error::EngineError;
-use crate::optimizer_check;
+use crate::error::{EngineError, guarded, with_causes};
+use crate::optimizer_check::{self, OptimizerCheck};
 use crate::task::TrainTask;
 use hydra_core::{ByteSize, OptimizerSpec};
 use hydra_partition::PartitionPlan;
@@ -109,8 +109,10 @@ pub(crate) fn place<'a>(
     let lodgers: Vec<Lodger<'_>> = tasks.map(|(task, plan)| lodger(task, plan)).collect();
     let exact = || {
         let check = || optimizer_check::compare(device.manager.link(), &device.burn, Some(&optimizers));
+        let check = || Ok(device.pool.install(check)?);
         // A CPU device is stepped by the host's code.
-        Ok(device.pool.install(check)?.is_none_or(|check| check.is_exact()))
+        let exact = |check: Option<OptimizerCheck>| check.is_none_or(|check| check.is_exact());
+        guarded("the optimizer's step on the device", check).map(exact)
     };
     choose(asked, &lodgers, &house, exact)
 }
@@ -139,11 +141,27 @@ fn need_beside_params(shard: &hydra_partition::ShardPlan) -> u64 {
     shard.need_bytes.max(shard.verified_bytes.unwrap_or(0)).saturating_sub(shard.param_bytes)
 }
 
+impl Lodger<'_> {
+    fn may_stay(&self) -> bool {
+        !self.untrained && self.obstacle.is_none()
+    }
+
+    /// Where it goes if those that may stay go `there`.
+    fn placed(&self, there: &Placement) -> Placement {
+        match (self.untrained, self.obstacle) {
+            (true, _) => Placement::host("nothing is trained"),
+            (_, Some(obstacle)) => Placement::host(obstacle),
+            _ => there.clone(),
+        }
+    }
+}
+
 impl House<'_> {
-    /// The bytes with which these tasks live on the device, and the others are spilled.
-    fn needed(&self, lodgers: &[Lodger<'_>], lives: impl Fn(&Lodger<'_>) -> bool) -> u64 {
-        let standing: u64 = lodgers.iter().filter(|lodger| lives(lodger)).map(|lodger| lodger.standing).sum();
-        let compute = lodgers.iter().map(|lodger| match lives(lodger) {
+    /// The bytes with which all tasks that may stay on the device do, and the others are spilled.
+    fn needed(&self, lodgers: &[Lodger<'_>]) -> u64 {
+        let staying = lodgers.iter().filter(|lodger| lodger.may_stay());
+        let standing: u64 = staying.map(|lodger| lodger.standing).sum();
+        let compute = lodgers.iter().map(|lodger| match lodger.may_stay() {
             true => lodger.compute,
             false => lodger.compute + lodger.params + self.reserve,
         });
@@ -158,57 +176,69 @@ fn choose(
     exact: impl FnOnce() -> Result<bool, EngineError>,
 ) -> Result<Vec<Placement>, EngineError> {
     let all_on_host = |why: &str| Ok(lodgers.iter().map(|_| Placement::host(why)).collect());
+    let insists = asked == OptimizerPlacement::Device;
     if asked == OptimizerPlacement::Host {
         return all_on_host("asked for");
     }
-    if asked == OptimizerPlacement::Auto && !house.gpu {
+    if !insists && !house.gpu {
         return all_on_host("the masters are at hand for a CPU");
     }
-    let lives = |lodger: &Lodger<'_>| !lodger.untrained && lodger.obstacle.is_none();
     let Some(first) = lodgers.iter().find(|lodger| !lodger.untrained) else {
         return all_on_host("nothing is trained");
     };
     let refused =
         |task: &str, problem: String| Err(EngineError::OptimizerPlacement { task: task.to_owned(), problem });
-    if let Some(problem) = impossible(lodgers, house, lives) {
-        return match asked {
-            OptimizerPlacement::Device => refused(first.name, problem),
-            _ => all_on_host(&problem),
-        };
+    match impossible(lodgers, house) {
+        Some(problem) if insists => return refused(first.name, problem),
+        Some(problem) => return all_on_host(&problem),
+        None => {}
     }
-    if asked == OptimizerPlacement::Device
-        && let Some((lodger, obstacle)) = lodgers.iter().find_map(|l| Some((l, l.obstacle?)))
+    if let Some((lodger, obstacle)) = lodgers.iter().find_map(|l| Some((l, l.obstacle?)))
+        && insists
     {
         return refused(lodger.name, obstacle.to_owned());
     }
-    let exact = lodgers.iter().any(lives) && exact()?;
-    let why = match (asked, exact) {
-        (OptimizerPlacement::Device, true) => "asked for; a step there is the host's to the bit".to_owned(),
-        (OptimizerPlacement::Device, false) => {
-            "asked for, although a step there is not the host's to the bit".to_owned()
+    let there = match lodgers.iter().any(Lodger::may_stay) {
+        true => there(insists, house, exact())?,
+        // It is nobody's.
+        false => Placement::default(),
+    };
+    Ok(lodgers.iter().map(|lodger| lodger.placed(&there)).collect())
+}
+
+/// Where the tasks go that may stay on the device, when it is known whether its steps are `exact`.
+fn there(
+    insists: bool,
+    house: &House<'_>,
+    exact: Result<bool, EngineError>,
+) -> Result<Placement, EngineError> {
+    let stays = |exact, why: String| Ok(Placement { on: Place::Device, exact, why });
+    match (exact, insists) {
+        (Ok(true), true) => stays(true, "asked for; a step there is the host's to the bit".to_owned()),
+        (Ok(false), true) => {
+            stays(false, "asked for, although a step there is not the host's to the bit".to_owned())
         }
-        (_, true) => format!("everything fits {}, and a step there is the host's to the bit", house.name),
-        (_, false) => format!("a step on {} would not be the host's to the bit", house.name),
-    };
-    let on = if exact || asked == OptimizerPlacement::Device { Place::Device } else { Place::Host };
-    let placement = |lodger: &Lodger<'_>| match (lodger.untrained, lodger.obstacle) {
-        (true, _) => Placement::host("nothing is trained"),
-        (_, Some(obstacle)) => Placement::host(obstacle),
-        _ => Placement { on, exact: exact || on == Place::Host, why: why.clone() },
-    };
-    Ok(lodgers.iter().map(placement).collect())
+        (Err(error), true) => Err(error),
+        (Ok(true), false) => {
+            stays(true, format!("everything fits {}, and a step there is the host's to the bit", house.name))
+        }
+        (Ok(false), false) => {
+            Ok(Placement::host(format!("a step on {} would not be the host's to the bit", house.name)))
+        }
+        (Err(error), false) => Ok(Placement::host(format!(
+            "a step on {} failed when it was tried: {}",
+            house.name,
+            with_causes(&error)
+        ))),
+    }
 }
 
 /// Why no task can live on the device.
-fn impossible(
-    lodgers: &[Lodger<'_>],
-    house: &House<'_>,
-    lives: impl Fn(&Lodger<'_>) -> bool + Copy,
-) -> Option<String> {
+fn impossible(lodgers: &[Lodger<'_>], house: &House<'_>) -> Option<String> {
     if house.devices > 1 {
         return Some(format!("the run has {} devices, and what stays on one is on no other", house.devices));
     }
-    let needed = house.needed(lodgers, lives);
+    let needed = house.needed(lodgers);
     (needed > house.budget).then(|| {
         let (needed, budget) = (ByteSize(needed), ByteSize(house.budget));
         format!("to stay on {} with its moments everything would take {needed} of {budget}", house.name)
@@ -249,6 +279,11 @@ mod tests {
         assert_eq!(too_large, [says, says].join("\n"));
         let several = House { devices: 2, ..HOUSE };
         assert!(auto(&two, &several, true).starts_with("Host: the run has 2 devices"));
+        let failed = || Err(EngineError::NoDevice);
+        let tried = choose(OptimizerPlacement::Auto, &two, &HOUSE, failed).unwrap().remove(0);
+        assert_eq!((tried.on, tried.exact), (Place::Host, true));
+        assert!(tried.why.starts_with("a step on cuda:0 failed when it was tried: "), "{}", tried.why);
+        assert!(choose(OptimizerPlacement::Device, &two, &HOUSE, failed).is_err());
         let cpu = House { gpu: false, ..HOUSE };
         assert!(auto(&two, &cpu, true).starts_with("Host: the masters are at hand"));
     }
