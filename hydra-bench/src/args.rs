@@ -78,7 +78,7 @@ pub(crate) struct SelectArgs {
 }
 
 /// The flags that a spec holds, and that may therefore not be given beside it.
-const BESIDE_NO_SPEC: [&str; 29] = [
+const BESIDE_NO_SPEC: [&str; 30] = [
     "model",
     "data",
     "context",
@@ -108,6 +108,7 @@ const BESIDE_NO_SPEC: [&str; 29] = [
     "host_memory",
     "pinned_memory",
     "precision",
+    "optimizer_placement",
 ];
 
 /// `hydra train`.
@@ -318,6 +319,10 @@ pub(crate) struct DeviceArgs {
     /// they have faster units [default: f32]
     #[arg(long, value_enum)]
     pub(crate) precision: Option<PrecisionName>,
+    /// Where optimizers step: auto (on a GPU if everything stays there at once and a step has the host's bits, else
+    /// on the host), host, or device (also if its bits are others, which the report says) [default: auto]
+    #[arg(long, value_enum, value_name = "PLACE")]
+    pub(crate) optimizer_placement: Option<PlacementName>,
     /// Simulate a link of this bandwidth between host and devices, such as 8GiB/s [default: none]
     #[arg(long, value_name = "SIZE/s", allow_hyphen_values = true)]
     pub(crate) link: Option<Bandwidth>,
@@ -400,6 +405,16 @@ pub(crate) enum PrecisionName {
     #[default]
     F32,
     Tf32,
+}
+
+/// `--optimizer-placement`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum PlacementName {
+    #[default]
+    Auto,
+    Host,
+    Device,
 }
 
 /// `--schedule`.

@@ -166,6 +166,7 @@ fn subject(args: &CheckArgs, around: &Surroundings) -> Result<Subject> {
         host_memory: None,
         pinned_memory: args.pinned_memory,
         precision: None,
+        optimizer_placement: None,
         link: None,
         no_prefetch: false,
         policy: None,

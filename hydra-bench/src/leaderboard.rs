@@ -3,7 +3,7 @@
 use crate::table::{Align, Table};
 use anyhow::{Context, Result, bail};
 use hydra_core::ByteSize;
-use hydra_engine::REPORT_SCHEMA;
+use hydra_engine::{Place, Placement, REPORT_SCHEMA};
 use serde::Deserialize;
 
 /// What the leaderboard reads of a report. Numbers that JSON has not (an infinite perplexity, the loss of a
@@ -35,6 +35,9 @@ struct Task {
     initial_validation: Option<Evaluation>,
     validation: Option<Evaluation>,
     test: Option<Evaluation>,
+    /// Reports of the time before optimizers on devices do not have it.
+    #[serde(default)]
+    optimizer: Placement,
 }
 
 #[derive(Debug, Deserialize)]
@@ -98,6 +101,28 @@ impl Report {
         text.push_str(&self.device_table());
         text.push('\n');
         text.push_str(&self.summary());
+        text.push_str(&self.optimizers());
+        text
+    }
+
+    /// Which tasks were stepped on the device, if any, and why; and whose bits are not the host's.
+    fn optimizers(&self) -> String {
+        let mut text = String::new();
+        let on_device = |task: &&Task| task.optimizer.on == Place::Device;
+        let there: Vec<&Task> = self.tasks.iter().filter(on_device).collect();
+        if let Some(first) = there.first() {
+            let (there, all) = (there.len(), self.tasks.len());
+            text.push_str(&format!(
+                "optimizer on the device for {there} of {all} tasks: {}\n",
+                first.optimizer.why
+            ));
+        }
+        let inexact: Vec<&str> =
+            there.iter().filter(|task| !task.optimizer.exact).map(|task| task.name.as_str()).collect();
+        if !inexact.is_empty() {
+            let names = inexact.join(", ");
+            text.push_str(&format!("not the bits of a run whose optimizer is on the host: {names}\n"));
+        }
         text
     }
 
@@ -269,6 +294,19 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part} in\n{text}");
         }
+    }
+
+    #[test]
+    fn optimizers_on_the_device_are_said_and_marked_where_the_bits_are_not_the_hosts() {
+        let mut report = report();
+        let says = |report: &serde_json::Value| Report::parse(&report.to_string()).unwrap().render();
+        assert!(!says(&report).contains("optimizer on"));
+        report["tasks"][0]["optimizer"] = json!({ "on": "device", "exact": true, "why": "everything fits" });
+        let text = says(&report);
+        assert!(text.ends_with("\noptimizer on the device for 1 of 4 tasks: everything fits\n"), "{text}");
+        report["tasks"][2]["optimizer"] = json!({ "on": "device", "exact": false, "why": "asked for" });
+        let text = says(&report);
+        assert!(text.ends_with("\nnot the bits of a run whose optimizer is on the host: best\n"), "{text}");
     }
 
     #[test]

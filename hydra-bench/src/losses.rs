@@ -122,6 +122,7 @@ mod tests {
             compute_s: 0.0,
             optimizer_stall_s: 0.0,
             parameters: 0,
+            optimizer: Default::default(),
         }
     }
 

@@ -1,12 +1,12 @@
 //! An orchestrator with the devices that a spec names.
 
-use crate::args::{DtypeName, PrecisionName};
+use crate::args::{DtypeName, PlacementName, PrecisionName};
 use crate::machine::Machine;
 use crate::parse::{DevicesArg, Gpus, threads_of_each};
 use crate::spec::DevicesSpec;
 use anyhow::Result;
 use hydra_core::ByteSize;
-use hydra_engine::{DeviceKind, DeviceSpec, Orchestrator};
+use hydra_engine::{DeviceKind, DeviceSpec, OptimizerPlacement, Orchestrator};
 use hydra_partition::PartitionPlan;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -113,6 +113,11 @@ pub(crate) fn orchestrator(
         }
     };
     let mut orchestrator = Orchestrator::new(devices)?.policy(spec.policy).prefetch(spec.prefetch).seed(seed);
+    orchestrator = orchestrator.optimizer_placement(match spec.optimizer_placement {
+        PlacementName::Auto => OptimizerPlacement::Auto,
+        PlacementName::Host => OptimizerPlacement::Host,
+        PlacementName::Device => OptimizerPlacement::Device,
+    });
     if let Some(memory) = spec.host_memory_bytes.or_else(|| around.machine.host_share(ByteSize(budgets))) {
         orchestrator = orchestrator.host_memory(memory);
     }
@@ -161,6 +166,7 @@ mod tests {
             host_memory_bytes: None,
             pinned_memory_bytes: None,
             precision: Default::default(),
+            optimizer_placement: Default::default(),
             link_bytes_per_s: Some(Bandwidth(1e9)),
             prefetch: true,
             policy: PolicyKind::Fifo,

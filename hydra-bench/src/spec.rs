@@ -1,8 +1,8 @@
 //! The spec of a run: every flag resolved, saved in the run directory, re-runnable.
 
 use crate::args::{
-    DeviceArgs, DtypeName, LearnArgs, ModelArgs, OptimizerName, PrecisionName, ScheduleName, SelectArgs,
-    TrainArgs,
+    DeviceArgs, DtypeName, LearnArgs, ModelArgs, OptimizerName, PlacementName, PrecisionName, ScheduleName,
+    SelectArgs, TrainArgs,
 };
 use crate::doctor;
 use crate::error::Usage;
@@ -129,6 +129,9 @@ pub(crate) struct DevicesSpec {
     /// Of matrix products.
     #[serde(default)]
     pub(crate) precision: PrecisionName,
+    /// Of optimizers.
+    #[serde(default)]
+    pub(crate) optimizer_placement: PlacementName,
     pub(crate) link_bytes_per_s: Option<Bandwidth>,
     pub(crate) prefetch: bool,
     pub(crate) policy: PolicyKind,
@@ -359,6 +362,7 @@ impl DevicesSpec {
         let devices = args.devices.clone().unwrap_or(default);
         check_link(&devices, args.link)?;
         check_precision(&devices, args.precision.unwrap_or_default())?;
+        check_placement(&devices, args.optimizer_placement.unwrap_or_default())?;
         let asked = args.device_memory.or(demo.then_some(Demo::MEMORY));
         let shares_memory = matches!(devices, DevicesArg::Cpu { .. }) && asked.is_none();
         Ok(Self {
@@ -368,6 +372,7 @@ impl DevicesSpec {
             host_memory_bytes: args.host_memory,
             pinned_memory_bytes: args.pinned_memory,
             precision: args.precision.unwrap_or_default(),
+            optimizer_placement: args.optimizer_placement.unwrap_or_default(),
             link_bytes_per_s: args.link,
             prefetch: !args.no_prefetch,
             policy: args.policy.unwrap_or_default(),
@@ -381,6 +386,7 @@ impl DevicesSpec {
         let devices = self.parsed()?;
         check_link(&devices, self.link_bytes_per_s)?;
         check_precision(&devices, self.precision)?;
+        check_placement(&devices, self.optimizer_placement)?;
         doctor::memory(&devices, Some(self.device_memory_bytes), machine).map(|_| ())
     }
 
@@ -416,6 +422,16 @@ pub(crate) fn check_dtype(dtype: DtypeName, precision: PrecisionName) -> Result<
         (DtypeName::Bf16, PrecisionName::Tf32) => Err(Usage::new(
             "--precision tf32 is about products of f32, and --dtype bf16 leaves none: leave one of the two out",
         )),
+        _ => Ok(()),
+    }
+}
+
+/// Refuses optimizers on devices whose memory is the host's.
+fn check_placement(devices: &DevicesArg, placement: PlacementName) -> Result<(), Usage> {
+    match (placement, devices) {
+        (PlacementName::Device, DevicesArg::Cpu { .. }) => Err(Usage::new(format!(
+            "--optimizer-placement device is for GPUs, and --devices {devices} names none: leave it out, or give --devices cuda:0"
+        ))),
         _ => Ok(()),
     }
 }
@@ -465,7 +481,8 @@ mod tests {
     fn a_spec_comes_back_from_its_file() {
         let line = "select --model gpt2-mini --batch 4 --lr 1e-3,3e-4 --cuts 1,3 --link 8GiB/s --clip 1.5 \
                     --steps 9 --epochs 2 --optimizer sgd --schedule cosine --policy srtf --no-shuffle --seed 12 \
-                    --dropout 0.1 --plan plans --no-decay-norms --eval-every 4 --host-memory 1GiB --dtype bf16";
+                    --dropout 0.1 --plan plans --no-decay-norms --eval-every 4 --host-memory 1GiB --dtype bf16 \
+                    --optimizer-placement host";
         for line in [line, "", "train"] {
             let spec = spec(line).unwrap();
             let dir = tempfile::tempdir().unwrap();
@@ -498,6 +515,7 @@ mod tests {
             ("--lr 1e-3,0.001", "given twice"),
             ("--batch 8,4 --accumulate 5", "--accumulate 5 cuts --batch 4"),
             ("--devices cuda:0 --link 8GiB/s", "--devices cuda:0 have one of their own"),
+            ("--devices cpu:2 --optimizer-placement device", "is for GPUs, and --devices cpu:2 names none"),
         ] {
             let error = spec(line).unwrap_err();
             assert!(error.downcast_ref::<Usage>().is_some(), "{error:#}");

@@ -189,6 +189,11 @@ impl DeviceBuffer for CubeBytes {
         Arc::new(Self { handle: self.client.create(bytes), lease: None, ..self.clone() })
     }
 
+    fn leased(&self, lease: Arc<dyn Any + Send + Sync>) -> Arc<dyn DeviceBuffer> {
+        // The lease that they are on already lasts as long.
+        Arc::new(self.clone().on_lease(Arc::new((self.lease.clone(), lease))))
+    }
+
     fn as_any(&self) -> &dyn Any {
         self
     }

@@ -33,6 +33,10 @@ pub trait DeviceBuffer: fmt::Debug + Send + Sync {
     /// A copy of these bytes on the same device, in memory that stays for whoever views it.
     fn apart(&self) -> Arc<dyn DeviceBuffer>;
 
+    /// These bytes on a lease, which is dropped with the last clone and slice of what is given, also while tensors
+    /// view them. Their memory does not stay for whoever views it.
+    fn leased(&self, lease: Arc<dyn Any + Send + Sync>) -> Arc<dyn DeviceBuffer>;
+
     /// The buffer, for those who know its type.
     fn as_any(&self) -> &dyn Any;
 }
@@ -74,6 +78,16 @@ impl DeviceBytes {
         }
     }
 
+    /// These bytes on a lease; see [`DeviceBuffer::leased`].
+    pub fn leased(&self, lease: Arc<dyn Any + Send + Sync>) -> Self {
+        match self {
+            Self::Host(bytes) => {
+                Self::Host(Bytes::from_owner(Leased { bytes: bytes.clone(), _lease: lease }))
+            }
+            Self::Buffer(buffer) => Self::Buffer(buffer.leased(lease)),
+        }
+    }
+
     /// The bytes as host memory, where they are.
     pub fn as_host(&self) -> Option<&Bytes> {
         match self {
@@ -100,6 +114,17 @@ impl DeviceBytes {
             (Self::Buffer(a), Self::Buffer(b)) => a.overlaps(b.as_ref()),
             _ => false,
         }
+    }
+}
+
+struct Leased {
+    bytes: Bytes,
+    _lease: Arc<dyn Any + Send + Sync>,
+}
+
+impl AsRef<[u8]> for Leased {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
     }
 }
 
@@ -276,6 +301,17 @@ mod tests {
         let says = |panic: Box<dyn Any + Send>| panic_message(panic.as_ref());
         assert_eq!((says(Box::new("so")), says(Box::new("so".to_owned()))), ("so".into(), "so".into()));
         assert_eq!(says(Box::new(5)), "a panic without a message");
+    }
+
+    #[test]
+    fn a_lease_lasts_as_long_as_any_slice() {
+        let (bytes, lease) = (DeviceBytes::from(Bytes::from(vec![7_u8; 16])), Arc::new(()));
+        let leased = bytes.leased(lease.clone());
+        let part = leased.slice(4..8);
+        drop(leased);
+        assert!(Arc::strong_count(&lease) == 2 && part.overlaps(&bytes));
+        drop(part);
+        assert_eq!(Arc::strong_count(&lease), 1);
     }
 
     #[test]

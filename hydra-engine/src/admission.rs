@@ -1,5 +1,6 @@
 //! What a run needs, known before it starts.
 
+use crate::placement::Placement;
 use hydra_partition::PartitionPlan;
 use serde::Serialize;
 use std::sync::Arc;
@@ -28,6 +29,8 @@ pub struct AdmittedTask {
     pub active_bytes: u64,
     /// Estimated seconds of compute.
     pub estimated_s: f64,
+    /// Where its optimizer steps.
+    pub optimizer: Placement,
 }
 
 /// What a run needs: it either fits, or is refused before anything trains.

@@ -3,6 +3,7 @@
 use crate::admission::{Admission, AdmittedTask};
 use crate::device::LogicalDevice;
 use crate::error::{EngineError, guarded};
+use crate::placement::{self, OptimizerPlacement, Placement};
 use crate::task::TrainTask;
 use hydra_core::{Batch, ByteSize, Dataset, ImageLayout};
 use hydra_partition::{
@@ -32,6 +33,7 @@ pub(crate) fn admit(
     devices: &[LogicalDevice],
     host_memory: ByteSize,
     plans: Option<&Path>,
+    placement: OptimizerPlacement,
 ) -> Result<Admission, EngineError> {
     // More threads keep more memory for themselves: the device with the most stands for all.
     let device = devices.iter().max_by_key(|device| device.spec.threads).ok_or(EngineError::NoDevice)?;
@@ -54,6 +56,9 @@ pub(crate) fn admit(
             plan(candidate, &all_measured, device, (budget, reserve), plans, &mut cut).map_err(named)?;
         admitted.push(admitted_task(task, &candidate.batch, plan));
     }
+    let planned = tasks.iter().zip(&admitted).map(|(task, admitted)| (task, admitted.plan.as_ref()));
+    let placements = placement::place(placement, planned, devices)?;
+    admitted.iter_mut().zip(placements).for_each(|(task, placement)| task.optimizer = placement);
     let needs = HostNeeds::of(&admitted, host_memory)?;
     let compute: f64 = admitted.iter().map(|t| t.estimated_s).sum();
     let longest = admitted.iter().map(|t| t.estimated_s).fold(0.0, f64::max);
@@ -212,6 +217,7 @@ fn admitted_task(task: &TrainTask, batch: &Batch, plan: Arc<PartitionPlan>) -> A
         master_bytes: master_bytes(task),
         active_bytes: active_bytes(task, batch, &plan),
         estimated_s: sweeps * (sweep - last) + evaluations * forward,
+        optimizer: Placement::default(),
         plan,
     }
 }

@@ -36,6 +36,16 @@ pub enum EngineError {
         /// What is missing, and what to do.
         problem: String,
     },
+    /// An optimizer was to step on the device and cannot.
+    #[error(
+        "the optimizer of task `{task}` cannot step on the device: {problem}; let it step on the host, or leave the choice to the run"
+    )]
+    OptimizerPlacement {
+        /// The task.
+        task: String,
+        /// What is in the way.
+        problem: String,
+    },
     /// Devices on which one task would not have the same bits.
     #[error(
         "devices of one run are of one kind, for a task's results depend on it: `{first}` and `{other}` are not"

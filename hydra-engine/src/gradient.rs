@@ -5,6 +5,7 @@
 //! only microbatches are added into a buffer. The sum is the same to the bit however it is read: the uses in
 //! chain order, then the microbatches in theirs.
 
+use crate::host::ImageSum;
 use burn::tensor::DType;
 use hydra_core::{HostTensor, ImageLayout};
 use rayon::prelude::*;
@@ -36,9 +37,10 @@ pub(crate) struct ImageGradient {
     pub params: Vec<ParamGradient>,
 }
 
-impl ImageGradient {
-    /// The gradient of one microbatch: for each layer that names the image, in chain order, what it gave.
-    pub(crate) fn of_microbatch(layout: &ImageLayout, layers: Vec<Uses>) -> Self {
+impl ImageSum for ImageGradient {
+    type Use = HostTensor;
+
+    fn of_microbatch(layout: &ImageLayout, layers: Vec<Uses>) -> Self {
         let mut params: Vec<Uses> = layout.params.iter().map(|_| Vec::with_capacity(layers.len())).collect();
         for layer in layers {
             params.iter_mut().zip(layer).for_each(|(uses, gradient)| uses.push(gradient));
@@ -47,10 +49,9 @@ impl ImageGradient {
         Self { params: params.map(|(p, tensors)| ParamGradient::Uses { len: p.len, tensors }).collect() }
     }
 
-    /// Adds the gradient of the next microbatch, in parallel over the current thread pool.
-    pub(crate) fn add(self, next: &ImageGradient) -> Self {
+    fn add(self, next: &Self, pool: &rayon::ThreadPool) -> Self {
         let params = self.params.into_iter().zip(&next.params);
-        Self { params: params.map(|(sum, next)| sum.add(next)).collect() }
+        pool.install(|| Self { params: params.map(|(sum, next)| sum.add(next)).collect() })
     }
 }
 

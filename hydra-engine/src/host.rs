@@ -2,25 +2,27 @@
 //!
 //! It is one actor. Contributions of layers arrive in any order; each image adds those of one microbatch
 //! in chain order and microbatches in theirs, so the sum never depends on devices or timing. An image is
-//! stepped as soon as its last contribution is there, or, with clipping, when the whole gradient is.
+//! stepped as soon as its last contribution is there, or, with clipping, when the whole gradient is. What lives
+//! on a device is gathered and stepped there, in the same order and by the same actor.
 
 use crate::clock::{Clock, Time};
 use crate::error::{EngineError, guarded};
 use crate::event::Event;
-use crate::gradient::{ImageGradient, Uses};
+use crate::gradient::ImageGradient;
 use crate::optimizer::{Step, clip_factor, global_norm};
+use crate::resident::{DeviceStepper, ResidentGradient};
 use crossbeam_channel::{Receiver, Sender};
 use hydra_core::profile::{self, Part};
-use hydra_core::{Chain, ImageLayout, TaskId, TrainSpec};
-use hydra_spill::{ImageId, TierStore};
+use hydra_core::{Chain, DeviceTensor, HostTensor, ImageLayout, TaskId, TrainSpec};
+use hydra_spill::{ImageId, Reservation, TierStore};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-/// One layer's gradient of one image.
-pub(crate) struct Contribution {
+/// One layer's gradient of one image, by slot; none where the loss does not reach a parameter.
+pub(crate) struct Contribution<T = HostTensor> {
     pub layer: usize,
     pub image: usize,
-    pub gradients: Uses,
+    pub gradients: Vec<Option<T>>,
 }
 
 pub(crate) enum HostJob {
@@ -28,6 +30,13 @@ pub(crate) enum HostJob {
     Register { task: TaskId, chain: Arc<Chain>, spec: TrainSpec, steps: usize },
     /// Gradients of one shard of one microbatch.
     Gradients { task: TaskId, at: MicroStep, contributions: Vec<Contribution> },
+    /// The same for a task that lives on the device, where they are; the reservation is for them.
+    GradientsThere {
+        task: TaskId,
+        at: MicroStep,
+        contributions: Vec<Contribution<DeviceTensor>>,
+        reservation: Reservation,
+    },
     /// Keep a copy of the masters as the best ones.
     Snapshot { task: TaskId },
     /// Put the best masters back.
@@ -45,27 +54,51 @@ pub(crate) struct MicroStep {
     pub of: usize,
 }
 
+/// The gradient of an image: the sum of what its layers and the microbatches gave.
+pub(crate) trait ImageSum: Sized {
+    /// What a layer gives a parameter.
+    type Use;
+
+    /// The gradient of one microbatch: for each layer that names the image, in chain order, what it gave.
+    fn of_microbatch(layout: &ImageLayout, layers: Vec<Vec<Option<Self::Use>>>) -> Self;
+
+    /// Adds the gradient of the next microbatch.
+    fn add(self, next: &Self, pool: &rayon::ThreadPool) -> Self;
+}
+
+/// What one layer gives an image.
+type UsesOf<S> = Vec<Option<<S as ImageSum>::Use>>;
+
 /// The gradient of one image of one minibatch, as it arrives.
-#[derive(Default)]
-struct Gathered {
+struct Gathered<S: ImageSum> {
     /// Per microbatch: the contributions by the position of their layer among the image's.
-    waiting: BTreeMap<usize, Vec<Option<Uses>>>,
+    waiting: BTreeMap<usize, Vec<Option<UsesOf<S>>>>,
     /// Microbatches in the sum.
     added: usize,
-    sum: Option<ImageGradient>,
+    sum: Option<S>,
+}
+
+impl<S: ImageSum> Default for Gathered<S> {
+    fn default() -> Self {
+        Self { waiting: BTreeMap::new(), added: 0, sum: None }
+    }
 }
 
 struct TaskState {
     chain: Arc<Chain>,
     spec: TrainSpec,
     steps: usize,
-    images: Vec<Gathered>,
+    images: Vec<Gathered<ImageGradient>>,
+    /// The same of a task that lives on the device.
+    there: Vec<Gathered<ResidentGradient>>,
     best: Option<Vec<Vec<f32>>>,
 }
 
 pub(crate) struct HostOptimizer {
     store: Arc<dyn TierStore>,
     pool: Arc<rayon::ThreadPool>,
+    /// Of the device that tasks may live on.
+    there: DeviceStepper,
     events: Sender<Event>,
     clock: Clock,
     tasks: HashMap<TaskId, TaskState>,
@@ -75,10 +108,11 @@ impl HostOptimizer {
     pub(crate) fn new(
         store: Arc<dyn TierStore>,
         pool: Arc<rayon::ThreadPool>,
+        there: DeviceStepper,
         events: Sender<Event>,
         clock: Clock,
     ) -> Self {
-        Self { store, pool, events, clock, tasks: HashMap::new() }
+        Self { store, pool, there, events, clock, tasks: HashMap::new() }
     }
 
     /// Works until every sender of jobs is gone.
@@ -87,6 +121,7 @@ impl HostOptimizer {
             let task = match job {
                 HostJob::Register { task, .. }
                 | HostJob::Gradients { task, .. }
+                | HostJob::GradientsThere { task, .. }
                 | HostJob::Snapshot { task }
                 | HostJob::Restore { task }
                 | HostJob::Forget { task } => task,
@@ -102,9 +137,15 @@ impl HostOptimizer {
         match job {
             HostJob::Register { task, chain, spec, steps } => {
                 let images = chain.images().iter().map(|_| Gathered::default()).collect();
-                self.tasks.insert(task, TaskState { chain, spec, steps, images, best: None });
+                let there = chain.images().iter().map(|_| Gathered::default()).collect();
+                self.tasks.insert(task, TaskState { chain, spec, steps, images, there, best: None });
             }
             HostJob::Gradients { task, at, contributions } => self.gather(task, at, contributions)?,
+            HostJob::GradientsThere { task, at, contributions, reservation } => {
+                self.gather_there(task, at, contributions)?;
+                // What still waits for others has room of its own, kept since the task was admitted.
+                drop(reservation);
+            }
             HostJob::Snapshot { task } => self.snapshot(task)?,
             HostJob::Restore { task } => {
                 self.restore(task)?;
@@ -182,6 +223,35 @@ impl HostOptimizer {
         Ok(())
     }
 
+    /// Adds gradients on the device and steps what is complete. A task that lives there is not clipped, so no
+    /// image waits for another.
+    fn gather_there(
+        &mut self,
+        task: TaskId,
+        at: MicroStep,
+        contributions: Vec<Contribution<DeviceTensor>>,
+    ) -> Result<(), EngineError> {
+        let Some(state) = self.tasks.get_mut(&task) else { return Ok(()) };
+        for contribution in contributions {
+            let (image, start_s) = (contribution.image, self.clock.now());
+            let (layout, gathered) = (&state.chain.images()[image], &mut state.there[image]);
+            if self.there.charged(|| gathered.take(layout, at, contribution, &self.pool))? < at.of {
+                continue;
+            }
+            let Some(gradient) = std::mem::take(gathered).sum else { continue };
+            let mut writer = self.store.write_on_device(ImageId { task, image })?;
+            let rate = state.spec.rate(at.step, state.steps);
+            let step = Step { spec: &state.spec, rate, step: at.step, factor: None };
+            let step_image = || self.there.step(&step, layout, &mut writer, &gradient);
+            profile::time(Part::Optimizer, step_image)?;
+            writer.commit();
+            let time = Time { start_s, end_s: self.clock.now() };
+            // As in `send`.
+            let _ = self.events.send(Event::Stepped { task, image, step: at.step, time });
+        }
+        Ok(())
+    }
+
     fn snapshot(&mut self, task: TaskId) -> Result<(), EngineError> {
         let Some(state) = self.tasks.get_mut(&task) else { return Ok(()) };
         let best = state.best.get_or_insert_with(|| {
@@ -214,17 +284,9 @@ impl TaskState {
         contribution: Contribution,
         pool: &rayon::ThreadPool,
     ) -> Result<bool, EngineError> {
-        let Contribution { layer, image, gradients } = contribution;
+        let image = contribution.image;
         let layout = &self.chain.images()[image];
-        let layers = &layout.layers;
-        let position = layers.iter().position(|l| *l == layer);
-        let position = position.ok_or(EngineError::StrayGradient { layer, image })?;
-        let gathered = &mut self.images[image];
-        let uses =
-            gathered.waiting.entry(at.microbatch).or_insert_with(|| layers.iter().map(|_| None).collect());
-        uses[position] = Some(gradients);
-        gathered.sum_up(layout, pool);
-        Ok(gathered.added == at.of)
+        Ok(self.images[image].take(layout, at, contribution, pool)? == at.of)
     }
 
     fn all_complete(&self, microbatches: usize) -> bool {
@@ -233,14 +295,32 @@ impl TaskState {
     }
 }
 
-impl Gathered {
+impl<S: ImageSum> Gathered<S> {
+    /// Takes a contribution and adds what can be added; how many microbatches are in the sum now.
+    fn take(
+        &mut self,
+        layout: &ImageLayout,
+        at: MicroStep,
+        contribution: Contribution<S::Use>,
+        pool: &rayon::ThreadPool,
+    ) -> Result<usize, EngineError> {
+        let Contribution { layer, image, gradients } = contribution;
+        let position = layout.layers.iter().position(|l| *l == layer);
+        let position = position.ok_or(EngineError::StrayGradient { layer, image })?;
+        let none = || layout.layers.iter().map(|_| None).collect();
+        let uses = self.waiting.entry(at.microbatch).or_insert_with(none);
+        uses[position] = Some(gradients);
+        self.sum_up(layout, pool);
+        Ok(self.added)
+    }
+
     /// Adds every microbatch whose turn it is and whose contributions are all there.
     fn sum_up(&mut self, layout: &ImageLayout, pool: &rayon::ThreadPool) {
         while self.waiting.get(&self.added).is_some_and(|uses| uses.iter().all(Option::is_some)) {
             let uses = self.waiting.remove(&self.added).unwrap_or_default();
-            let micro = ImageGradient::of_microbatch(layout, uses.into_iter().flatten().collect());
+            let micro = S::of_microbatch(layout, uses.into_iter().flatten().collect());
             self.sum = Some(match self.sum.take() {
-                Some(sum) => pool.install(|| sum.add(&micro)),
+                Some(sum) => sum.add(&micro, pool),
                 None => micro,
             });
             self.added += 1;
@@ -251,7 +331,7 @@ impl Gathered {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hydra_core::{FloatType, HostTensor, ImageParam, Init};
+    use hydra_core::{FloatType, ImageParam, Init};
 
     /// A parameter of one element that two layers name.
     fn layout() -> ImageLayout {
@@ -269,7 +349,7 @@ mod tests {
 
     fn gather(order: &[(usize, usize)]) -> (Option<f32>, usize) {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
-        let mut gathered = Gathered::default();
+        let mut gathered = Gathered::<ImageGradient>::default();
         for &(microbatch, use_) in order {
             let uses = gathered.waiting.entry(microbatch).or_insert_with(|| vec![None, None]);
             let value = [[1e8, 1.0], [-1e8, 3.0]][microbatch][use_];

@@ -8,6 +8,7 @@ use crate::event::{Gradient, LenBytes, Output, Ticket, len_bytes};
 use crate::executor::ShardWork;
 use crate::host::MicroStep;
 use crate::observer::EvaluationKind;
+use crate::placement::Placement;
 use crate::report::{Evaluation, TaskState};
 use crate::task::TrainTask;
 use hydra_core::{Batch, Chain, Dataset, DatasetError, DeviceId, HostTensor, Pass, Sampler, TaskId};
@@ -105,6 +106,7 @@ pub(crate) struct Model {
     pub id: TaskId,
     pub task: TrainTask,
     pub plan: Arc<PartitionPlan>,
+    pub placement: Placement,
     pub shards: Vec<Range<usize>>,
     pub costs: CostModel,
     pub cursor: Cursor,
@@ -133,7 +135,12 @@ pub(crate) struct Model {
 }
 
 impl Model {
-    pub(crate) fn new(id: TaskId, task: TrainTask, plan: Arc<PartitionPlan>, costs: CostModel) -> Self {
+    pub(crate) fn new(
+        id: TaskId,
+        task: TrainTask,
+        (plan, placement): (Arc<PartitionPlan>, Placement),
+        costs: CostModel,
+    ) -> Self {
         let shards = plan.shards();
         let chain = &task.chain;
         let first = chain.first_trained();
@@ -164,6 +171,7 @@ impl Model {
             minibatch_done_s: None,
             shards,
             plan,
+            placement,
             task,
         }
     }

@@ -45,7 +45,7 @@ impl OpenDevice {
     /// # Errors
     /// What the device says.
     pub fn compare_optimizer(&self) -> Result<Option<OptimizerCheck>, EngineError> {
-        Ok(optimizer_check::compare(self.link.as_ref(), &self.burn)?)
+        Ok(optimizer_check::compare(self.link.as_ref(), &self.burn, None)?)
     }
 
     /// The device as its probe knows it. What a thread allocates on a CPU is charged to it while the thread

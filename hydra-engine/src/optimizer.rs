@@ -9,7 +9,7 @@
 //! formula means the same on every device.
 
 use crate::gradient::{CHUNK, ImageGradient, ParamGradient, vectorized};
-use hydra_core::{Chain, Decay, FloatType, ImageLayout, OptimizerSpec, TrainSpec};
+use hydra_core::{Chain, Decay, FloatType, ImageLayout, ImageParam, OptimizerSpec, TrainSpec};
 use hydra_spill::{Masters, NarrowFloats};
 use rayon::prelude::*;
 
@@ -145,18 +145,22 @@ pub(crate) struct Step<'a> {
 }
 
 impl Step<'_> {
+    /// The constants for a parameter.
+    pub(crate) fn update(&self, param: &ImageParam) -> Update {
+        let decays = self.spec.decay == Decay::All || !param.is_vector();
+        Update::new(&self.spec.optimizer, self.rate, self.step, decays)
+    }
+
     /// Steps a whole image, in parallel over the current thread pool.
     pub(crate) fn image(&self, layout: &ImageLayout, masters: &mut Masters, gradient: &ImageGradient) {
         let Masters { params, narrow, moments } = masters;
         let float = narrow.as_ref().map(NarrowFloats::float_type);
         for (param, gradient) in layout.params.iter().zip(&gradient.params) {
-            let decays = self.spec.decay == Decay::All || !param.is_vector();
-            let update = Update::new(&self.spec.optimizer, self.rate, self.step, decays);
             let range = param.range();
             let moments: Vec<&mut [f32]> = moments.iter_mut().map(|m| &mut m[range.clone()]).collect();
             let narrow = narrow.as_mut().map(|narrow| &mut narrow[range.clone()]);
             let stepped = Stepped { params: &mut params[range], narrow: float.zip(narrow), moments };
-            step_param(update, stepped, gradient, self.factor);
+            step_param(self.update(param), stepped, gradient, self.factor);
         }
     }
 }

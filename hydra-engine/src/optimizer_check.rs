@@ -1,24 +1,29 @@
 //! What a comparison of a device's optimizer with the host's found.
 
 use burn::tensor::Device;
+use hydra_core::OptimizerSpec;
 use hydra_spill::{DeviceLink, SpillError};
 use serde::Serialize;
 
-/// Compares the optimizer of the device of `link`, on which `burn` computes, with the host's; `None` if the
-/// device's memory is the host's.
+/// Compares the optimizer of the device of `link`, on which `burn` computes, with the host's, by all rules or by
+/// those that tasks with these optimizers need; `None` if the device's memory is the host's.
 ///
 /// # Errors
 /// What the device says.
-pub(crate) fn compare(link: &dyn DeviceLink, burn: &Device) -> Result<Option<OptimizerCheck>, SpillError> {
+pub(crate) fn compare(
+    link: &dyn DeviceLink,
+    burn: &Device,
+    of: Option<&[OptimizerSpec]>,
+) -> Result<Option<OptimizerCheck>, SpillError> {
     let there = link.copy_in(&bytes::Bytes::from_static(&[0; 64]))?;
     if there.as_host().is_some() {
         return Ok(None);
     }
     #[cfg(feature = "cube")]
-    return crate::device_optimizer::compare(link, burn).map(Some);
+    return crate::device_optimizer::compare(link, burn, of).map(Some);
     #[cfg(not(feature = "cube"))]
     {
-        let _ = burn;
+        let _ = (burn, of);
         Ok(None)
     }
 }

@@ -4,19 +4,20 @@
 //! the memory, so that a run that cannot fit is refused before it starts. `run` then hands over to the event
 //! loop (`run.rs`): one thread that alone decides, over one closed enum of events.
 
-use crate::admission::Admission;
+use crate::admission::{Admission, AdmittedTask};
 use crate::admit::admit;
 use crate::device::{DeviceSpec, LogicalDevice};
 use crate::error::EngineError;
 use crate::gpu::PageLocked;
 use crate::observer::{Observer, Silent};
+use crate::placement::OptimizerPlacement;
 use crate::report::{Evaluation, RunReport, TaskState};
 use crate::run;
 use crate::stop::StopFlag;
 use crate::task::TrainTask;
 use hydra_core::{ByteSize, Chain, Dataset, DeviceId, MemoryProbe, OptimizerSpec, TaskId, TrainSpec};
 use hydra_sched::PolicyKind;
-use hydra_spill::{DramStore, TierStore, alloc::AllocatorProbe};
+use hydra_spill::{DramStore, ResidentStore, TierStore, alloc::AllocatorProbe};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -33,6 +34,7 @@ pub struct Orchestrator {
     page_locked: ByteSize,
     policy: PolicyKind,
     prefetch: bool,
+    placement: OptimizerPlacement,
     seed: u64,
     plans: Option<PathBuf>,
     probe: Arc<dyn MemoryProbe>,
@@ -83,6 +85,7 @@ impl Orchestrator {
             page_locked: PAGE_LOCKED,
             policy: PolicyKind::default(),
             prefetch: true,
+            placement: OptimizerPlacement::default(),
             seed: 0,
             plans: None,
             probe: Arc::new(AllocatorProbe),
@@ -117,6 +120,13 @@ impl Orchestrator {
     /// Whether the next shard task is promoted while one computes (double buffering); on by default.
     pub fn prefetch(mut self, on: bool) -> Self {
         self.prefetch = on;
+        self
+    }
+
+    /// Where optimizers step; by default on the device where all stays there and the bits are the host's.
+    pub fn optimizer_placement(mut self, placement: OptimizerPlacement) -> Self {
+        self.placement = placement;
+        self.admitted = None;
         self
     }
 
@@ -168,7 +178,8 @@ impl Orchestrator {
         if let Some(admitted) = &self.admitted {
             return Ok(admitted.admission.clone());
         }
-        let store: Arc<dyn TierStore> = Arc::new(DramStore::new());
+        let residence = Arc::new(ResidentStore::new(Arc::new(DramStore::new())));
+        let store: Arc<dyn TierStore> = residence.clone();
         let locked = PageLocked::new(self.page_locked);
         let device = |(i, spec): (usize, &DeviceSpec)| {
             LogicalDevice::new(DeviceId(i), spec.clone(), store.clone(), self.probe.clone(), &locked)
@@ -179,7 +190,12 @@ impl Orchestrator {
             let named = |device: &LogicalDevice| format!("{} ({})", device.spec.name, device.model);
             return Err(EngineError::MixedDevices { first: named(&devices[0]), other: named(other) });
         }
-        let admission = admit(&self.tasks, &devices, self.host_memory, self.plans.as_deref())?;
+        let plans = self.plans.as_deref();
+        let admission = admit(&self.tasks, &devices, self.host_memory, plans, self.placement)?;
+        let stays = |(i, task): (usize, &AdmittedTask)| task.optimizer.on_device().then_some(TaskId(i));
+        let there = &devices[0].manager;
+        let staying = admission.tasks.iter().enumerate().filter_map(stays);
+        residence.settle(staying, there.shared_link(), there.budget().clone());
         self.admitted = Some(Admitted { admission: admission.clone(), devices, store });
         Ok(admission)
     }

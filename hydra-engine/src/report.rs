@@ -1,5 +1,6 @@
 //! What a run reports; `docs/report.md` documents the JSON.
 
+use crate::placement::Placement;
 use hydra_sched::Workload;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -77,6 +78,9 @@ pub struct TaskReport {
     pub optimizer_stall_s: f64,
     /// Parameters of the model.
     pub parameters: u64,
+    /// Where its optimizer stepped, and why.
+    #[serde(default)]
+    pub optimizer: Placement,
 }
 
 /// What a device did.

@@ -11,7 +11,7 @@ use crate::orchestrator::Setup;
 use crate::record::{Recorder, replay_s};
 use crate::report::{RunReport, TaskState};
 use crate::stop::StopFlag;
-use crate::threads::Threads;
+use crate::threads::{DeviceThreads, Threads};
 use crate::weights::initial_image;
 use crate::worker::{ComputeJob, PromoteJob, TakeDownJob};
 use crate::writer::WriteJob;
@@ -98,19 +98,14 @@ impl Run {
         let host_budget = Budget::new("host memory", host_memory);
         let mut models = Vec::new();
         for (i, (task, plan)) in tasks.into_iter().zip(&admitted.admission.tasks).enumerate() {
-            let plan = plan.plan.clone();
+            let (plan, placement) = (plan.plan.clone(), plan.optimizer.clone());
             let forward: Vec<f64> = plan.shards.iter().map(|s| s.forward_s).collect();
             let backward = plan.shards.iter().map(|s| s.backward_s).collect();
             let costs = CostModel::new(forward.clone(), backward, forward)?;
-            models.push(Model::new(TaskId(i), task, plan, costs));
+            models.push(Model::new(TaskId(i), task, (plan, placement), costs));
         }
-        let promotion = admitted.admission.tasks.iter().map(|task| task.plan.promotion_bytes()).max();
-        for device in &admitted.devices {
-            // What the pilot passes left in a device's pools makes room for what promotions need.
-            device.probe.reset_peak(device.measured_as());
-            device.manager.link().prepare(promotion.unwrap_or(0)).map_err(hydra_spill::SpillError::from)?;
-            device.probe.reset_peak(device.measured_as());
-        }
+        // What the pilot passes left in a device's pools makes room for what stays there and for promotions.
+        admitted.devices.iter().for_each(|device| device.probe.reset_peak(device.measured_as()));
         let threads = Threads::start(admitted.devices, &admitted.store, &events, clock)?;
         let mut run = Self {
             devices: threads.devices.iter().map(|_| DeviceState::default()).collect(),
@@ -133,7 +128,19 @@ impl Run {
             last_end_s: 0.0,
         };
         run.fill_store();
+        run.prepare()?;
         Ok(run)
+    }
+
+    /// Makes room for promotions of what does not stay on a device.
+    fn prepare(&self) -> Result<(), EngineError> {
+        let spilled = self.models.iter().filter(|model| !model.placement.on_device());
+        let promotion = spilled.map(|model| model.plan.promotion_bytes()).max().unwrap_or(0);
+        for DeviceThreads { device, .. } in &self.threads.devices {
+            device.manager.link().prepare(promotion).map_err(hydra_spill::SpillError::from)?;
+            device.probe.reset_peak(device.measured_as());
+        }
+        Ok(())
     }
 
     /// Puts every task's first masters into the store. A task whose weights cannot be read fails.
@@ -177,6 +184,8 @@ impl Run {
         let moments = vec![vec![0.0; params.len()]; moments];
         let home = |values| self.threads.devices[0].device.manager.link().home(values);
         let masters = match layout.float {
+            // They leave the host.
+            FloatType::F32 if model.placement.on_device() => Masters::new(params, moments),
             FloatType::F32 => Masters::new(home(params), moments),
             // The masters themselves do not move.
             float => {
@@ -332,7 +341,9 @@ impl Run {
         let shard = &model.plan.shards[next.shard];
         let budget = threads.device.manager.budget();
         // The parameters first: the rules leave room for them beside any shard that computes.
-        let Some(mut reservation) = budget.try_reserve(shard.param_bytes, &model.task.name) else {
+        // Those that stay on the device have theirs.
+        let staying = if model.placement.on_device() { shard.param_bytes } else { 0 };
+        let Some(mut reservation) = budget.try_reserve(shard.param_bytes - staying, &model.task.name) else {
             return Ok(());
         };
         let ticket = self.tickets;
@@ -354,7 +365,8 @@ impl Run {
             work: claim.work.clone(),
             follows: claim.from_handoff,
             late,
-            rest: need_bytes(&model.plan, next.shard, next.kind).saturating_sub(reservation.bytes()),
+            rest: need_bytes(&model.plan, next.shard, next.kind)
+                .saturating_sub(staying + reservation.bytes()),
             abandoned: abandoned.clone(),
         };
         let images = model.images_of_shard(next.shard).to_vec();
@@ -473,7 +485,9 @@ impl Run {
         let model = &mut self.models[claim.task.0];
         let progress = model.finished(&claim, made.computed.loss, time);
         let (ticket, task, shard) = (claim.ticket, claim.task, claim.what.shard);
-        let job = TakeDownJob { ticket, task, chain: model.chain().clone(), at: claim.at, made, shard };
+        let stays = model.placement.on_device();
+        let job =
+            TakeDownJob { ticket, task, chain: model.chain().clone(), at: claim.at, made, shard, stays };
         match progress {
             Ok(progress) => {
                 self.taking_down += 1;
@@ -558,7 +572,7 @@ impl Run {
         let _ = self.threads.host.send(HostJob::Forget { task });
         for image in 0..model.chain().images().len() {
             // A failed task's image may be out for writing; its memory is then released with the run.
-            let _ = self.store.remove(ImageId { task, image });
+            let _ = self.store.discard(ImageId { task, image });
         }
         let error = self.models[index].results.error.clone();
         let at_s = self.clock.now();

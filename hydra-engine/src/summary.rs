@@ -76,5 +76,6 @@ fn task_report(model: &Model) -> TaskReport {
         compute_s: results.compute_s,
         optimizer_stall_s: results.optimizer_stall_s,
         parameters: model.chain().parameters(),
+        optimizer: model.placement.clone(),
     }
 }

@@ -5,6 +5,7 @@ use crate::device::LogicalDevice;
 use crate::error::EngineError;
 use crate::event::Event;
 use crate::host::{HostJob, HostOptimizer};
+use crate::resident::DeviceStepper;
 use crate::worker::{Buffer, ComputeJob, PromoteJob, TakeDownJob, Worker};
 use crate::writer::{self, WriteJob};
 use crossbeam_channel::{Sender, unbounded};
@@ -40,7 +41,8 @@ impl Threads {
         let (host, host_jobs) = unbounded();
         let (writer, write_jobs) = unbounded();
         let threads = devices.iter().map(|d| d.spec.threads).sum::<usize>().max(1);
-        let optimizer = HostOptimizer::new(store.clone(), host_pool(threads)?, events.clone(), clock);
+        let there = devices.first().map(DeviceStepper::of).ok_or(EngineError::NoDevice)?;
+        let optimizer = HostOptimizer::new(store.clone(), host_pool(threads)?, there, events.clone(), clock);
         handles.push(spawn("hydra-optimizer".to_owned(), move || optimizer.run(&host_jobs))?);
         let (write_store, write_events) = (store.clone(), events.clone());
         let write = move || writer::run(write_store.as_ref(), &write_jobs, &write_events);

@@ -79,6 +79,8 @@ pub(crate) struct TakeDownJob {
     pub made: Made,
     /// The shard, for the trace.
     pub shard: usize,
+    /// Whether the task lives on the device: its gradients stay there.
+    pub stays: bool,
 }
 
 /// What the threads of a device share.
@@ -243,7 +245,7 @@ impl Worker {
         alloc::tag_thread(None);
         for job in jobs {
             let (device, task, ticket) = (self.device.id, job.task, job.ticket);
-            let TakeDownJob { chain, at, made, shard, .. } = job;
+            let TakeDownJob { chain, at, made, shard, stays, .. } = job;
             let of = (shard, at.step);
             let Made { computed, output: output_charge, gradients: reservation } = made;
             let start_s = self.clock.now();
@@ -254,14 +256,10 @@ impl Worker {
             }
             drop(output_charge);
             let start_s = self.clock.now();
-            let down = || self.gradients_down(&chain, computed.gradients);
-            let contributions = profile::time(Part::Transfer, down);
-            drop(reservation);
-            let failure = match contributions {
-                Ok(contributions) => {
-                    if !contributions.is_empty() {
-                        let _ = host.send(HostJob::Gradients { task, at, contributions });
-                    }
+            let down = || self.gradients_down((task, at), &chain, (computed.gradients, reservation), stays);
+            let failure = match profile::time(Part::Transfer, down) {
+                Ok(job) => {
+                    job.into_iter().for_each(|job| drop(host.send(job)));
                     None
                 }
                 Err(error) => Some(error.into()),
@@ -284,13 +282,35 @@ impl Worker {
         })
     }
 
-    /// What each layer gives each image, by slot of the image.
+    /// What the optimizer is to do with the gradients of a shard task, which come down for that or stay.
     fn gradients_down(
+        &self,
+        (task, at): (TaskId, MicroStep),
+        chain: &Chain,
+        (layers, reservation): (Vec<(usize, Gradient<DeviceTensor>)>, Reservation),
+        stays: bool,
+    ) -> Result<Option<HostJob>, SpillError> {
+        if layers.is_empty() {
+            return Ok(None);
+        }
+        if stays {
+            let contributions = self.contributions(chain, layers, Ok)?;
+            return Ok(Some(HostJob::GradientsThere { task, at, contributions, reservation }));
+        }
+        let down = |gradient| self.device.manager.take_out(gradient);
+        let contributions = self.contributions(chain, layers, down)?;
+        drop(reservation);
+        Ok((!contributions.is_empty()).then_some(HostJob::Gradients { task, at, contributions }))
+    }
+
+    /// What each layer gives each image, by slot of the image, as `take` makes it of a gradient.
+    fn contributions<T>(
         &self,
         chain: &Chain,
         layers: Vec<(usize, Gradient<DeviceTensor>)>,
-    ) -> Result<Vec<Contribution>, SpillError> {
-        let mut contributions: Vec<Contribution> = Vec::new();
+        take: impl Fn(DeviceTensor) -> Result<T, SpillError>,
+    ) -> Result<Vec<Contribution<T>>, SpillError> {
+        let mut contributions: Vec<Contribution<T>> = Vec::new();
         for (layer, gradients) in layers {
             let first = contributions.len();
             for (at, gradient) in chain.layers()[layer].params.iter().zip(gradients) {
@@ -304,7 +324,7 @@ impl Worker {
                 let Some(gradient) = gradient else { continue };
                 let expected = params[at.slot].len * chain.images()[at.image].float.bytes();
                 self.check_length(expected as u64, &gradient)?;
-                contributions[index].gradients[at.slot] = Some(self.device.manager.take_out(gradient)?);
+                contributions[index].gradients[at.slot] = Some(take(gradient)?);
             }
         }
         Ok(contributions)

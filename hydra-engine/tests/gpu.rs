@@ -4,9 +4,11 @@
 
 mod common;
 
-use common::{Fragile, PLENTY, Points, config, mlp_chain, spirals, tokens};
+use common::{Fragile, PLENTY, Points, config, gpt2_chain, mlp_chain, spirals, tokens};
 use hydra_core::{ByteSize, Chain, Dataset, FloatType, Length, OptimizerSpec, TrainSpec};
-use hydra_engine::{DeviceSpec, EngineError, Orchestrator, RunReport, TaskState, TrainTask, plain};
+use hydra_engine::{
+    DeviceSpec, EngineError, OptimizerPlacement, Orchestrator, Place, RunReport, TaskState, TrainTask, plain,
+};
 use hydra_models::{cnn, gpt2, mlp};
 use std::sync::Arc;
 
@@ -126,6 +128,110 @@ mod on_a_device {
                 }
             }
         }
+    }
+
+    /// With powers of two no product is rounded, so a fused operation that rounds twice, as that of Mesa's driver
+    /// for CPUs, gives the bits of one that rounds once.
+    fn powers_of_two(accumulate: usize) -> TrainSpec {
+        let optimizer = OptimizerSpec::Sgd { lr: 0.03125, momentum: 0.5, weight_decay: 0.0 };
+        TrainSpec { accumulate, clip: None, optimizer, ..spec() }
+    }
+
+    #[test]
+    fn tasks_that_live_on_a_gpu_equal_the_plain_loop() {
+        let Some(adapter) = adapter() else { return };
+        for (name, chain, data, cuts) in chains() {
+            for (accumulate, cuts) in [(1, vec![]), (3, cuts)] {
+                let spec = powers_of_two(accumulate);
+                let plain = plain::train_on(&chain, data.as_ref(), &spec, &adapter.burn).unwrap();
+                let mut run = orchestrator(1, PLENTY, true).optimizer_placement(OptimizerPlacement::Device);
+                let task = TrainTask::new("task", chain.clone(), data.clone(), spec.clone());
+                run.submit(task.cuts(cuts.clone())).unwrap();
+                let other = TrainSpec { seed: 1, ..spec };
+                run.submit(TrainTask::new("other", mlp_chain(), spirals(), other)).unwrap();
+                let report = run.run().unwrap();
+                agrees(&report, &plain, &format!("{name}, {accumulate} microbatches, cuts {cuts:?}"));
+                assert_eq!(report.tasks[0].optimizer.on, Place::Device, "{name}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_gpu_is_taken_unasked_where_its_steps_are_exact_and_marked_where_they_are_not() {
+        if adapter().is_none() {
+            return;
+        }
+        let (chain, data) = (gpt2_chain(), tokens(24, 1));
+        let task = || {
+            let spec = TrainSpec { clip: None, eval_every: Some(1), ..spec() };
+            TrainTask::new("task", chain.clone(), data.clone(), spec).validation(tokens(5, 3))
+        };
+        let placed = |placement| {
+            let mut run = orchestrator(1, PLENTY, true).optimizer_placement(placement);
+            run.submit(task()).unwrap();
+            let report = run.run().unwrap();
+            assert_eq!(report.tasks[0].error, None);
+            report.tasks.into_iter().next().unwrap()
+        };
+        let [host, auto, device] =
+            [OptimizerPlacement::Host, OptimizerPlacement::Auto, OptimizerPlacement::Device].map(placed);
+        eprintln!("auto: {:?}", auto.optimizer);
+        assert_eq!((host.optimizer.on, device.optimizer.on), (Place::Host, Place::Device));
+        // Whatever the device: unasked, the bits are the host's.
+        assert_eq!((&auto.weights_sha256, auto.optimizer.exact), (&host.weights_sha256, true));
+        assert_eq!(auto.optimizer.on == Place::Device, device.optimizer.exact);
+        assert!(!device.optimizer.exact || device.weights_sha256 == host.weights_sha256);
+        assert_eq!(device.evaluations.len(), host.evaluations.len());
+        for (there, here) in device.losses.iter().zip(&host.losses) {
+            assert!((there - here).abs() < 1e-5 * here.abs(), "{there} against {here}");
+        }
+        let (there, here) = (device.validation.unwrap().loss, host.validation.unwrap().loss);
+        assert!((there - here).abs() < 1e-5 * here.abs(), "{there} against {here}");
+    }
+
+    #[test]
+    fn what_does_not_fit_a_gpu_is_spilled() {
+        if adapter().is_none() {
+            return;
+        }
+        // Ten models with three copies of 4 MB each.
+        let chain = Arc::new(mlp::chain(&[2, 1024, 1024], 3).unwrap());
+        let with = |placement| {
+            let mut run = orchestrator(1, ByteSize::mib(96), true).optimizer_placement(placement);
+            for seed in 0..10 {
+                let spec = TrainSpec { seed, length: Length::Steps(1), ..powers_of_two(1) };
+                let spec = TrainSpec { optimizer: OptimizerSpec::adamw(1e-3), ..spec };
+                run.submit(TrainTask::new(format!("{seed}"), chain.clone(), spirals(), spec)).unwrap();
+            }
+            run
+        };
+        let refused = with(OptimizerPlacement::Device).run().unwrap_err();
+        assert!(matches!(refused, EngineError::OptimizerPlacement { .. }), "{refused}");
+        let report = with(OptimizerPlacement::Auto).run().unwrap();
+        for task in &report.tasks {
+            assert_eq!((task.error.as_deref(), task.optimizer.on), (None, Place::Host));
+            assert!(task.optimizer.why.contains("everything would take"), "{}", task.optimizer.why);
+        }
+    }
+
+    #[test]
+    fn the_best_weights_of_a_task_on_a_gpu_are_put_back() {
+        if adapter().is_none() {
+            return;
+        }
+        // So large a rate that the loss rises again.
+        let optimizer = OptimizerSpec::Sgd { lr: 8.0, momentum: 0.5, weight_decay: 0.0 };
+        let spec = TrainSpec { eval_every: Some(1), length: Length::Steps(6), optimizer, ..powers_of_two(1) };
+        let [host, device] = [OptimizerPlacement::Host, OptimizerPlacement::Device].map(|placement| {
+            let mut run = orchestrator(1, PLENTY, true).optimizer_placement(placement);
+            let task = TrainTask::new("task", gpt2_chain(), tokens(24, 1), spec.clone());
+            run.submit(task.validation(tokens(5, 3)).test(tokens(4, 2))).unwrap();
+            run.run().unwrap().tasks.remove(0)
+        });
+        assert_eq!((device.error.as_deref(), device.optimizer.on), (None, Place::Device));
+        assert!(device.best_step.is_some_and(|step| step < 6), "{:?}", device.best_step);
+        assert_eq!((device.evaluations, device.test), (host.evaluations, host.test));
+        assert_eq!(device.weights_sha256, host.weights_sha256);
     }
 
     #[test]

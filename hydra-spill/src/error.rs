@@ -61,6 +61,14 @@ pub enum SpillError {
         /// How many views of it are alive; zero if it is being written.
         readers: usize,
     },
+    /// An image that lived on a device is there no more.
+    #[error("{image} was lost on its way to the device: {problem}")]
+    ImageLost {
+        /// The image.
+        image: ImageId,
+        /// What happened.
+        problem: String,
+    },
     /// The store does not hold an image.
     #[error("{image} is not in the store: insert it before use and remove it only after its task has ended")]
     ImageMissing {
@@ -98,6 +106,12 @@ pub enum SpillError {
         params: usize,
         /// The elements of those of 16 bits.
         found: usize,
+    },
+    /// Masters that move rounded were to live on a device, where they are stepped and read as they are.
+    #[error("{image} moves in 16 bits: its masters stay on the host")]
+    NarrowOnDevice {
+        /// The image.
+        image: ImageId,
     },
     /// A reservation does not cover the bytes that it was given for.
     #[error(

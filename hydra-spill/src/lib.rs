@@ -4,7 +4,8 @@
 //! A [`TierStore`] keeps *masters*: the parameters and optimizer moments of each image. A [`DeviceLink`]
 //! copies bytes to a device and back, or shares them with a device that has no memory of its own. The [`SpillManager`] of a device promotes images from the store into
 //! [`Resident`] copies, and the [`DoubleBuffer`] lets one shard's copy be filled while another's is computed
-//! on. A resident copy is never changed, so dropping it is all that eviction takes.
+//! on. A resident copy is never changed, so dropping it is all that eviction takes. A [`ResidentStore`] keeps the
+//! masters of some tasks on a device instead, where everything fits it.
 //!
 //! ```
 //! use hydra_core::{ByteSize, DeviceId, TaskId};
@@ -41,7 +42,8 @@
 //! ```
 //!
 //! Invariant: this crate never decides what runs or moves next, never spawns a thread, never opens a file,
-//! never lets an image be written while anyone reads it, and never writes a device's copy back to a master.
+//! never lets an image be written while anyone reads it, and never writes a device's copy back to a master on
+//! the host.
 #![deny(unsafe_code)]
 
 #[allow(unsafe_code, reason = "a global allocator is an unsafe trait")]
@@ -55,6 +57,7 @@ mod double_buffer;
 mod error;
 mod link;
 mod manager;
+mod residence;
 mod store;
 
 pub use budget::{Budget, Reservation};
@@ -65,4 +68,5 @@ pub use error::{BudgetError, SpillError};
 pub use link::{ALIGN as LINK_ALIGN, DeviceLink, Direction, ELEMENT_ALIGN, HostCopyLink, LinkError};
 pub use link::{SharedLink, SimulatedLink};
 pub use manager::{Resident, SpillManager};
+pub use residence::{DeviceMasters, DeviceWriter, ResidentStore};
 pub use store::{DramStore, Floats, ImageId, ImageView, ImageWriter, Masters, NarrowFloats, TierStore};

@@ -79,7 +79,9 @@ impl SpillManager {
 
     /// Copies images of a task from the store to the device. The images' views are dropped when they are
     /// copied, so that the optimizer can write the masters while the device computes on the copy; where the
-    /// link shares, the view is the resident copy, and the masters are busy until it is dropped.
+    /// link shares, the view is the resident copy, and the masters are busy until it is dropped. So they are where
+    /// they live on the device ([`TierStore::on_device`]): then nothing is copied, and the reservation need not
+    /// cover them, for the store's does.
     ///
     /// # Errors
     /// [`SpillError::ReservationElsewhere`] and [`SpillError::ReservationTooSmall`] if the reservation is not
@@ -107,8 +109,10 @@ impl SpillManager {
         reservation: Reservation,
     ) -> Result<(Resident, Vec<DeviceTensor>), SpillError> {
         self.owns(&reservation)?;
-        let images: BTreeSet<usize> = images.iter().copied().collect();
+        let mut images: BTreeSet<usize> = images.iter().copied().collect();
         let (mut bytes, mut versions, mut needed) = (Vec::new(), Vec::new(), 0);
+        let there = self.on_device(task, &images)?;
+        images.retain(|image| !there.contains_key(image));
         for &image in &images {
             let view = self.store.read(ImageId { task, image })?;
             needed += view.bytes.len() as u64;
@@ -118,9 +122,23 @@ impl SpillManager {
         }
         bytes.extend(inputs.iter().map(|input| input.bytes.clone()));
         let mut copies = self.link.copy_in_all(&bytes)?.into_iter();
-        let images = images.into_iter().zip(copies.by_ref().zip(versions)).collect();
-        let inputs = inputs.iter().zip(copies).map(|(input, copy)| there(input, copy)).collect();
+        let copied = images.into_iter().zip(copies.by_ref().zip(versions));
+        let images = copied.chain(there).collect();
+        let inputs = inputs.iter().zip(copies).map(|(input, copy)| brought(input, copy)).collect();
         Ok((Resident { images, reservation }, inputs))
+    }
+
+    /// Those of the images that live on the device.
+    fn on_device(
+        &self,
+        task: TaskId,
+        images: &BTreeSet<usize>,
+    ) -> Result<BTreeMap<usize, (DeviceBytes, u64)>, SpillError> {
+        let there = |&image: &usize| {
+            let there = self.store.on_device(ImageId { task, image }).transpose()?;
+            Some(there.map(|there| (image, there)))
+        };
+        images.iter().filter_map(there).collect()
     }
 
     fn owns(&self, reservation: &Reservation) -> Result<(), SpillError> {
@@ -141,7 +159,7 @@ impl SpillManager {
     pub fn bring_in(&self, tensors: &[HostTensor]) -> Result<Vec<DeviceTensor>, SpillError> {
         let bytes: Vec<_> = tensors.iter().map(|tensor| tensor.bytes.clone()).collect();
         let copies = self.link.copy_in_all(&bytes)?;
-        Ok(tensors.iter().zip(copies).map(|(tensor, copy)| there(tensor, copy)).collect())
+        Ok(tensors.iter().zip(copies).map(|(tensor, copy)| brought(tensor, copy)).collect())
     }
 
     /// Copies a tensor from the device to the host, and drops it there.
@@ -177,6 +195,11 @@ impl SpillManager {
         self.link.as_ref()
     }
 
+    /// The link, for another who copies.
+    pub fn shared_link(&self) -> Arc<dyn DeviceLink> {
+        self.link.clone()
+    }
+
     /// The device.
     pub fn device(&self) -> DeviceId {
         self.device
@@ -189,7 +212,7 @@ impl SpillManager {
 }
 
 /// `tensor` with its bytes on the device.
-fn there(tensor: &HostTensor, bytes: DeviceBytes) -> DeviceTensor {
+fn brought(tensor: &HostTensor, bytes: DeviceBytes) -> DeviceTensor {
     DeviceTensor::view(bytes, tensor.shape.clone(), tensor.dtype)
 }
 

@@ -4,7 +4,7 @@ use anyhow::{Context, Result};
 use burn::tensor::{DType, Device, Tensor};
 use bytes::Bytes;
 use hydra_core::{AnyTensor, ByteSize, DeviceBytes, DeviceTensor, HostTensor, finish};
-use hydra_engine::{DeviceKind, DeviceSpec, OpenDevice, Orchestrator};
+use hydra_engine::{DeviceKind, DeviceSpec, OpenDevice, OptimizerPlacement, Orchestrator};
 use hydra_spill::{Floats, alloc};
 
 /// The device and how thoroughly it is checked.
@@ -34,10 +34,16 @@ impl Subject {
         OpenDevice::new(&self.device, self.page_locked).context("the device could not be opened")
     }
 
-    /// A run on the device with so much of its memory.
+    /// A run on the device with so much of its memory, whose optimizers step on the host: what is checked is copies.
     pub(super) fn orchestrator(&self, memory: ByteSize) -> Result<Orchestrator> {
+        self.placed(memory, OptimizerPlacement::Host)
+    }
+
+    /// The same with optimizers elsewhere.
+    pub(super) fn placed(&self, memory: ByteSize, placement: OptimizerPlacement) -> Result<Orchestrator> {
         let device = DeviceSpec { memory, ..self.device.clone() };
-        Ok(Orchestrator::new(vec![device])?.page_locked_memory(self.page_locked))
+        let run = Orchestrator::new(vec![device])?.page_locked_memory(self.page_locked);
+        Ok(run.optimizer_placement(placement))
     }
 }
 

@@ -7,7 +7,10 @@ use super::{Found, Verdict, guarded, timed};
 use crate::step::Synthetic;
 use anyhow::{Context, Result, bail, ensure};
 use hydra_core::{ByteSize, Chain, Dataset, FloatType, Key, Length, OptimizerSpec, TrainSpec};
-use hydra_engine::{Admission, Observer, Orchestrator, RunEvent, RunReport, Span, TrainTask, Work, plain};
+use hydra_engine::{
+    Admission, Observer, OptimizerPlacement, Orchestrator, Place, RunEvent, RunReport, Span, TrainTask, Work,
+    plain,
+};
 use hydra_models::data::{Corpus, Split};
 use hydra_models::gpt2::{Gpt2Config, chain};
 use hydra_models::mlp;
@@ -197,15 +200,25 @@ pub(super) fn spilled(subject: &Subject) -> Result<Found> {
         (false, true) => Stepped { preset: "gpt2", context: 512, batch: 4, warmup: 2, steps: 6 },
         (false, false) => Stepped { preset: "bytes-small", context: 128, batch: 4, warmup: 2, steps: 6 },
     };
-    let (whole, admission) = step(subject, &stepped, subject.device.memory)?;
+    let on_host = |memory| step(&stepped, subject.orchestrator(memory)?, memory);
+    let (whole, admission) = on_host(subject.device.memory)?;
     let plan = &admission.tasks[0].plan;
     let shards = plan.shards.len();
     ensure!(shards == 1, "{} is cut into {shards} shards in {}", stepped.preset, subject.device.memory);
     let (resident, least) = (plan.single_shard_bytes, plan.min_device_memory_bytes);
     // What a pilot pass measures differs a little from one to the next.
     let memory = ByteSize((resident / 4).max(least + least / 10));
-    let (cut, _) = step(subject, &stepped, memory)?;
-    let rows = vec![whole.row("resident", resident, &stepped), cut.row("spilled", memory.bytes(), &stepped)];
+    let (cut, _) = on_host(memory)?;
+    let mut rows =
+        vec![whole.row("resident", resident, &stepped), cut.row("spilled", memory.bytes(), &stepped)];
+    if let Some(stays) = stepped_there(subject, &stepped)? {
+        ensure!(
+            stays.losses == whole.losses,
+            "stepped on the device, the losses are others: {:?}",
+            stays.losses
+        );
+        rows.push(stays.row("resident, optimizer there", resident, &stepped));
+    }
     Ok(judge_spilled(subject, &whole, &cut, memory.bytes() as f64 / resident as f64, rows))
 }
 
@@ -315,10 +328,21 @@ impl Observer for Recording {
     }
 }
 
-/// Steps with so much memory.
-fn step(subject: &Subject, stepped: &Stepped, memory: ByteSize) -> Result<(Timeline, Admission)> {
+/// The same where all stays on the device and is stepped there; `None` where that is not possible to the bit.
+fn stepped_there(subject: &Subject, stepped: &Stepped) -> Result<Option<Timeline>> {
+    let run = || subject.placed(subject.device.memory, OptimizerPlacement::Auto);
+    let mut asked = run()?;
+    asked.submit(stepped.task()?)?;
+    match asked.admit()?.tasks[0].optimizer.on {
+        Place::Host => Ok(None),
+        Place::Device => Ok(Some(step(stepped, run()?, subject.device.memory)?.0)),
+    }
+}
+
+/// Steps in a run with so much memory.
+fn step(stepped: &Stepped, run: Orchestrator, memory: ByteSize) -> Result<(Timeline, Admission)> {
     let timeline = Arc::new(Mutex::new(Timeline { warmup: stepped.warmup, ..Timeline::default() }));
-    let mut run = subject.orchestrator(memory)?.observer(Box::new(Recording(timeline.clone())));
+    let mut run = run.observer(Box::new(Recording(timeline.clone())));
     run.submit(stepped.task()?)?;
     let admission = run.admit().with_context(|| format!("{} in {memory}", stepped.preset))?;
     let report = finished(run)?;
@@ -330,7 +354,7 @@ fn step(subject: &Subject, stepped: &Stepped, memory: ByteSize) -> Result<(Timel
     Ok((timeline, admission))
 }
 
-fn finished(run: Orchestrator) -> Result<RunReport> {
+pub(super) fn finished(run: Orchestrator) -> Result<RunReport> {
     let report = run.run()?;
     match &report.tasks[0].error {
         Some(error) => bail!("{error}"),

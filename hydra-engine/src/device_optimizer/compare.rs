@@ -73,20 +73,41 @@ fn extreme(bits: u64) -> f32 {
     }
 }
 
-/// Steps drawn elements by every rule on the device of `link`, on which `burn` computes, and on the host.
+impl Rule {
+    /// Whether a task with this optimizer, whose gradients are not clipped, is stepped by it.
+    fn serves(&self, spec: &OptimizerSpec) -> bool {
+        let alike = std::mem::discriminant(&self.spec) == std::mem::discriminant(spec);
+        alike && self.spec.moments() == spec.moments() && self.factor.is_none()
+    }
+}
+
+/// Steps drawn elements on the device of `link`, on which `burn` computes, and on the host: by the rules that tasks
+/// with these optimizers need, or by every rule.
 ///
 /// # Errors
 /// What the device says, and [`LinkError::Elsewhere`] if it is none of CubeCL's.
-pub(crate) fn compare(link: &dyn DeviceLink, burn: &Device) -> Result<OptimizerCheck, SpillError> {
-    compare_with(&step_slice, link, burn)
+pub(crate) fn compare(
+    link: &dyn DeviceLink,
+    burn: &Device,
+    of: Option<&[OptimizerSpec]>,
+) -> Result<OptimizerCheck, SpillError> {
+    compare_with(&step_slice, link, burn, of)
 }
 
 /// What steps a run of elements on the host.
 type Stepper = dyn Fn(Update, &mut [f32], &[f32], Option<f32>, &mut [&mut [f32]]);
 
-fn compare_with(here: &Stepper, link: &dyn DeviceLink, burn: &Device) -> Result<OptimizerCheck, SpillError> {
+fn compare_with(
+    here: &Stepper,
+    link: &dyn DeviceLink,
+    burn: &Device,
+    of: Option<&[OptimizerSpec]>,
+) -> Result<OptimizerCheck, SpillError> {
     let there = There { link, burn };
-    let mut rules = rules().iter().map(|rule| there.rule(rule, here)).collect::<Result<Vec<_>, _>>()?;
+    let wanted = |rule: &&Rule| of.is_none_or(|of| of.iter().any(|spec| rule.serves(spec)));
+    let rules = rules();
+    let rules = rules.iter().filter(wanted).map(|rule| there.rule(rule, here));
+    let mut rules = rules.collect::<Result<Vec<_>, _>>()?;
     rules.push(there.sums()?);
     Ok(OptimizerCheck { rules })
 }
@@ -262,8 +283,8 @@ mod tests {
         let Ok(adapter) = adapter.inspect_err(|error| eprintln!("skipped: {error}")) else { return };
         let burn = adapter.burn.clone();
         let link = hydra_spill::CubeLink::new("wgpu:0", adapter);
-        let fused = compare(&link, &burn).unwrap();
-        let twice = compare_with(&step_rounding_twice, &link, &burn).unwrap();
+        let fused = compare(&link, &burn, None).unwrap();
+        let twice = compare_with(&step_rounding_twice, &link, &burn, None).unwrap();
         for rule in fused.rules.iter().chain(&twice.rules) {
             eprintln!("{rule:?}");
         }
@@ -272,5 +293,11 @@ mod tests {
             |check: &OptimizerCheck| check.rules.iter().map(|rule| rule.ordinary_differing).sum::<usize>();
         assert!(ordinary(&fused) == 0 || ordinary(&twice) == 0 && !fused.is_exact());
         assert!(fused.values() > 1_000_000);
+        let of = |spec| {
+            let rules = compare(&link, &burn, Some(&[spec])).unwrap().rules;
+            rules.iter().map(|rule| rule.rule).collect::<Vec<_>>()
+        };
+        assert_eq!(of(OptimizerSpec::adamw(1.0)), ["AdamW", "AdamW, other constants", "sums of gradients"]);
+        assert_eq!(of(OptimizerSpec::sgd(1.0)), ["SGD with momentum", "sums of gradients"]);
     }
 }

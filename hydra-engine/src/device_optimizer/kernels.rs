@@ -100,3 +100,11 @@ pub(super) fn add(total: &mut [f32], part: &[f32]) {
         total[ABSOLUTE_POS] += part[ABSOLUTE_POS];
     }
 }
+
+/// Sets every element.
+#[cube(launch)]
+pub(super) fn fill(out: &mut [f32], value: f32) {
+    if ABSOLUTE_POS < out.len() {
+        out[ABSOLUTE_POS] = value;
+    }
+}

@@ -80,3 +80,10 @@ pub(crate) fn add(total: &CubeBytes, part: &CubeBytes) {
     let (count, units) = cubes(total);
     kernels::add::launch(total.client(), count, units, total.floats(), part.floats());
 }
+
+/// Zeros, as many as there are floats in `like`.
+pub(crate) fn zeros(like: &CubeBytes) -> CubeBytes {
+    let (out, (count, units)) = (like.room(elements(like)), cubes(like));
+    kernels::fill::launch(like.client(), count, units, out.floats(), 0.0);
+    out
+}

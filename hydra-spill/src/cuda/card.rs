@@ -269,6 +269,10 @@ mod tests {
             unreachable!("links do not compute")
         }
 
+        fn leased(&self, _: Arc<dyn Any + Send + Sync>) -> Arc<dyn DeviceBuffer> {
+            unreachable!("links do not lend what they were given")
+        }
+
         fn as_any(&self) -> &dyn Any {
             self
         }

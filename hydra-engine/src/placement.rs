@@ -1,0 +1,337 @@
+//! Where each task's optimizer steps: on the host, where spilled masters are, or on the device, if all stays there.
+//!
+//! What stays on a device costs no copies: neither its parameters nor its gradients travel. That pays whenever it
+//! is possible, so the choice is one of room and of bits: a step on the device is chosen where everything fits at
+//! once and where it is the host's to the bit, and otherwise only on request.
+
+use crate::device::{DeviceKind, LogicalDevice};
+use crate::error::{EngineError, guarded, with_causes};
+use crate::optimizer_check::{self, OptimizerCheck};
+use crate::task::TrainTask;
+use hydra_core::{ByteSize, FloatType, OptimizerSpec};
+use hydra_partition::PartitionPlan;
+use serde::{Deserialize, Serialize};
+
+/// Where optimizers are to step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OptimizerPlacement {
+    /// On the device where that is possible and gives the host's bits, else on the host.
+    #[default]
+    Auto,
+    /// On the host.
+    Host,
+    /// On the device, also where its bits are not the host's; a run in which that is impossible is refused.
+    Device,
+}
+
+/// Where an optimizer steps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Place {
+    /// On the host, over the masters there.
+    #[default]
+    Host,
+    /// On the device, on which the masters live for as long as the task runs.
+    Device,
+}
+
+/// Where a task's optimizer steps, and why.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Placement {
+    /// Where.
+    pub on: Place,
+    /// Whether its steps are the host's to the bit.
+    pub exact: bool,
+    /// Why there.
+    pub why: String,
+}
+
+impl Default for Placement {
+    fn default() -> Self {
+        Self::host("")
+    }
+}
+
+impl Placement {
+    fn host(why: impl Into<String>) -> Self {
+        Self { on: Place::Host, exact: true, why: why.into() }
+    }
+
+    /// Whether the task lives on the device.
+    pub(crate) fn on_device(&self) -> bool {
+        self.on == Place::Device
+    }
+}
+
+/// What a task would take of the device that it lives on.
+struct Lodger<'a> {
+    name: &'a str,
+    /// Why the host has to step it.
+    obstacle: Option<&'static str>,
+    /// Whether there is nothing to step.
+    untrained: bool,
+    /// Bytes for the whole run: masters, moments, and gradients that wait for others.
+    standing: u64,
+    /// Bytes of its largest shard task, without parameters if it lives there.
+    compute: u64,
+    params: u64,
+}
+
+/// The device, as far as the choice depends on it.
+struct House<'a> {
+    name: &'a str,
+    devices: usize,
+    gpu: bool,
+    budget: u64,
+    /// The double buffer, which promotions of spilled tasks need.
+    reserve: u64,
+    margin: u64,
+}
+
+/// Chooses for every task of a run, given with its plan.
+pub(crate) fn place<'a>(
+    asked: OptimizerPlacement,
+    tasks: impl Iterator<Item = (&'a TrainTask, &'a PartitionPlan)> + Clone,
+    devices: &[LogicalDevice],
+) -> Result<Vec<Placement>, EngineError> {
+    let device = devices.first().ok_or(EngineError::NoDevice)?;
+    let rules = tasks.clone().map(|(_, plan)| plan.rules);
+    let house = House {
+        name: &device.spec.name,
+        devices: devices.len(),
+        gpu: device.spec.kind != DeviceKind::Cpu,
+        budget: device.spec.memory.bytes(),
+        reserve: rules.clone().map(|rules| rules.reserve).max().unwrap_or(0),
+        margin: rules.map(|rules| rules.margin).max().unwrap_or(0),
+    };
+    let optimizers: Vec<OptimizerSpec> = tasks.clone().map(|(task, _)| task.spec.optimizer).collect();
+    let lodgers: Vec<Lodger<'_>> = tasks.map(|(task, plan)| lodger(task, plan)).collect();
+    let exact = || {
+        let check = || optimizer_check::compare(device.manager.link(), &device.burn, Some(&optimizers));
+        let check = || Ok(device.pool.install(check)?);
+        // A CPU device is stepped by the host's code.
+        let exact = |check: Option<OptimizerCheck>| check.is_none_or(|check| check.is_exact());
+        guarded("the optimizer's step on the device", check).map(exact)
+    };
+    choose(asked, &lodgers, &house, exact)
+}
+
+fn lodger<'a>(task: &'a TrainTask, plan: &PartitionPlan) -> Lodger<'a> {
+    let (moments, accumulates) = (task.spec.optimizer.moments() as u64, task.spec.accumulate > 1);
+    let standing = task.chain.images().iter().map(|image| {
+        let uses = image.layers.len() as u64;
+        // The uses of a tied parameter wait for each other, microbatches for their sum.
+        let waiting = if uses > 1 { uses } else { 0 } + u64::from(accumulates);
+        image.bytes() * if image.trained { 1 + moments + waiting } else { 1 }
+    });
+    let largest = plan.shards.iter().max_by_key(|shard| need_beside_params(shard));
+    Lodger {
+        name: &task.name,
+        obstacle: obstacle(task),
+        untrained: task.evaluate_only,
+        standing: standing.sum(),
+        compute: largest.map_or(0, need_beside_params),
+        params: plan.shards.iter().map(|shard| shard.param_bytes).max().unwrap_or(0),
+    }
+}
+
+/// Why the host has to step a task.
+fn obstacle(task: &TrainTask) -> Option<&'static str> {
+    if task.spec.clip.is_some() {
+        return Some("its gradients are clipped by the norm of all of them");
+    }
+    (task.chain.float_type() != FloatType::F32).then_some("its masters are not what its layers see")
+}
+
+/// The bytes of a shard's largest shard task without its parameters.
+fn need_beside_params(shard: &hydra_partition::ShardPlan) -> u64 {
+    shard.need_bytes.max(shard.verified_bytes.unwrap_or(0)).saturating_sub(shard.param_bytes)
+}
+
+impl Lodger<'_> {
+    fn may_stay(&self) -> bool {
+        !self.untrained && self.obstacle.is_none()
+    }
+
+    /// Where it goes if those that may stay go `there`.
+    fn placed(&self, there: &Placement) -> Placement {
+        match (self.untrained, self.obstacle) {
+            (true, _) => Placement::host("nothing is trained"),
+            (_, Some(obstacle)) => Placement::host(obstacle),
+            _ => there.clone(),
+        }
+    }
+}
+
+impl House<'_> {
+    /// The bytes with which all tasks that may stay on the device do, and the others are spilled.
+    fn needed(&self, lodgers: &[Lodger<'_>]) -> u64 {
+        let staying = lodgers.iter().filter(|lodger| lodger.may_stay());
+        let standing: u64 = staying.map(|lodger| lodger.standing).sum();
+        let compute = lodgers.iter().map(|lodger| match lodger.may_stay() {
+            true => lodger.compute,
+            false => lodger.compute + lodger.params + self.reserve,
+        });
+        standing.saturating_add(compute.max().unwrap_or(0)).saturating_add(self.margin)
+    }
+}
+
+fn choose(
+    asked: OptimizerPlacement,
+    lodgers: &[Lodger<'_>],
+    house: &House<'_>,
+    exact: impl FnOnce() -> Result<bool, EngineError>,
+) -> Result<Vec<Placement>, EngineError> {
+    let all_on_host = |why: &str| Ok(lodgers.iter().map(|_| Placement::host(why)).collect());
+    let insists = asked == OptimizerPlacement::Device;
+    if asked == OptimizerPlacement::Host {
+        return all_on_host("asked for");
+    }
+    if !insists && !house.gpu {
+        return all_on_host("the masters are at hand for a CPU");
+    }
+    let Some(first) = lodgers.iter().find(|lodger| !lodger.untrained) else {
+        return all_on_host("nothing is trained");
+    };
+    let refused =
+        |task: &str, problem: String| Err(EngineError::OptimizerPlacement { task: task.to_owned(), problem });
+    match impossible(lodgers, house) {
+        Some(problem) if insists => return refused(first.name, problem),
+        Some(problem) => return all_on_host(&problem),
+        None => {}
+    }
+    if let Some((lodger, obstacle)) = lodgers.iter().find_map(|l| Some((l, l.obstacle?)))
+        && insists
+    {
+        return refused(lodger.name, obstacle.to_owned());
+    }
+    let there = match lodgers.iter().any(Lodger::may_stay) {
+        true => there(insists, house, exact())?,
+        // It is nobody's.
+        false => Placement::default(),
+    };
+    Ok(lodgers.iter().map(|lodger| lodger.placed(&there)).collect())
+}
+
+/// Where the tasks go that may stay on the device, when it is known whether its steps are `exact`.
+fn there(
+    insists: bool,
+    house: &House<'_>,
+    exact: Result<bool, EngineError>,
+) -> Result<Placement, EngineError> {
+    let stays = |exact, why: String| Ok(Placement { on: Place::Device, exact, why });
+    match (exact, insists) {
+        (Ok(true), true) => stays(true, "asked for; a step there is the host's to the bit".to_owned()),
+        (Ok(false), true) => {
+            stays(false, "asked for, although a step there is not the host's to the bit".to_owned())
+        }
+        (Err(error), true) => Err(error),
+        (Ok(true), false) => {
+            stays(true, format!("everything fits {}, and a step there is the host's to the bit", house.name))
+        }
+        (Ok(false), false) => {
+            Ok(Placement::host(format!("a step on {} would not be the host's to the bit", house.name)))
+        }
+        (Err(error), false) => Ok(Placement::host(format!(
+            "a step on {} failed when it was tried: {}",
+            house.name,
+            with_causes(&error)
+        ))),
+    }
+}
+
+/// Why no task can live on the device.
+fn impossible(lodgers: &[Lodger<'_>], house: &House<'_>) -> Option<String> {
+    if house.devices > 1 {
+        return Some(format!("the run has {} devices, and what stays on one is on no other", house.devices));
+    }
+    let needed = house.needed(lodgers);
+    (needed > house.budget).then(|| {
+        let (needed, budget) = (ByteSize(needed), ByteSize(house.budget));
+        format!("to stay on {} with its moments everything would take {needed} of {budget}", house.name)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOUSE: House<'static> =
+        House { name: "cuda:0", devices: 1, gpu: true, budget: 1000, reserve: 100, margin: 50 };
+
+    fn lodger(name: &str, standing: u64) -> Lodger<'_> {
+        Lodger { name, obstacle: None, untrained: false, standing, compute: 200, params: 100 }
+    }
+
+    fn placed(asked: OptimizerPlacement, lodgers: &[Lodger<'_>], house: &House<'_>, exact: bool) -> String {
+        let placements = choose(asked, lodgers, house, || Ok(exact));
+        let shown =
+            |p: Placement| format!("{:?}{}: {}", p.on, if p.exact { "" } else { " (inexact)" }, p.why);
+        match placements {
+            Ok(placements) => placements.into_iter().map(shown).collect::<Vec<_>>().join("\n"),
+            Err(error) => error.to_string(),
+        }
+    }
+
+    #[test]
+    fn auto_takes_the_device_where_all_fits_and_the_bits_are_the_hosts() {
+        let auto =
+            |lodgers: &[Lodger<'_>], house, exact| placed(OptimizerPlacement::Auto, lodgers, house, exact);
+        let two = [lodger("a", 300), lodger("b", 450)];
+        let fits = "Device: everything fits cuda:0, and a step there is the host's to the bit";
+        assert_eq!(auto(&two, &HOUSE, true), [fits, fits].join("\n"));
+        assert!(auto(&two, &HOUSE, false).starts_with("Host: a step on cuda:0 would not be the host's"));
+        let too_large = auto(&[lodger("a", 300), lodger("b", 451)], &HOUSE, true);
+        let says = "Host: to stay on cuda:0 with its moments everything would take 1001 B of 1000 B";
+        assert_eq!(too_large, [says, says].join("\n"));
+        let several = House { devices: 2, ..HOUSE };
+        assert!(auto(&two, &several, true).starts_with("Host: the run has 2 devices"));
+        let failed = || Err(EngineError::NoDevice);
+        let tried = choose(OptimizerPlacement::Auto, &two, &HOUSE, failed).unwrap().remove(0);
+        assert_eq!((tried.on, tried.exact), (Place::Host, true));
+        assert!(tried.why.starts_with("a step on cuda:0 failed when it was tried: "), "{}", tried.why);
+        assert!(choose(OptimizerPlacement::Device, &two, &HOUSE, failed).is_err());
+        let cpu = House { gpu: false, ..HOUSE };
+        assert!(auto(&two, &cpu, true).starts_with("Host: the masters are at hand"));
+    }
+
+    #[test]
+    fn a_clipped_task_is_stepped_on_the_host_beside_others_that_are_not() {
+        let clipped = || Lodger { obstacle: Some("clipped"), ..lodger("b", 10_000) };
+        let untrained = || Lodger { untrained: true, ..lodger("c", 10_000) };
+        let says =
+            placed(OptimizerPlacement::Auto, &[lodger("a", 550), clipped(), untrained()], &HOUSE, true);
+        let lines: Vec<&str> = says.lines().collect();
+        assert!(
+            lines[0].starts_with("Device: ") && lines[1..] == ["Host: clipped", "Host: nothing is trained"]
+        );
+        let full = placed(OptimizerPlacement::Auto, &[lodger("a", 551), clipped()], &HOUSE, true);
+        assert!(full.starts_with("Host: to stay"), "a spilled task needs its double buffer: {full}");
+        let only = placed(OptimizerPlacement::Auto, &[clipped()], &HOUSE, true);
+        assert_eq!(only, "Host: clipped");
+        assert_eq!(
+            placed(OptimizerPlacement::Auto, &[untrained()], &HOUSE, true),
+            "Host: nothing is trained"
+        );
+    }
+
+    #[test]
+    fn a_request_is_kept_or_refused() {
+        let device =
+            |lodgers: &[Lodger<'_>], house, exact| placed(OptimizerPlacement::Device, lodgers, house, exact);
+        let a = || lodger("a", 300);
+        assert!(device(&[a()], &HOUSE, true).starts_with("Device: asked for; "));
+        assert!(device(&[a()], &HOUSE, false).starts_with("Device (inexact): asked for, although"));
+        let refused = "the optimizer of task `a` cannot step on the device: ";
+        let several = House { devices: 2, ..HOUSE };
+        assert!(device(&[a()], &several, true).starts_with(&format!("{refused}the run has 2 devices")));
+        assert!(
+            device(&[lodger("a", 5000)], &HOUSE, true).starts_with(&format!("{refused}to stay on cuda:0"))
+        );
+        let clipped = Lodger { obstacle: Some("clipped"), ..lodger("b", 1) };
+        let says = device(&[a(), clipped], &HOUSE, true);
+        assert!(says.starts_with("the optimizer of task `b` cannot step on the device: clipped"), "{says}");
+        assert_eq!(placed(OptimizerPlacement::Host, &[a()], &HOUSE, true), "Host: asked for");
+    }
+}

@@ -1,0 +1,537 @@
+//! The tier of tasks whose masters live on a device.
+//!
+//! Where parameters, moments, gradients and whatever computes fit a device all at once, nothing need travel: the
+//! masters stay there, shard tasks read them in place, and they are stepped there. Everyone else sees a store
+//! like any other: what is read comes down as a copy, what is written goes up again.
+
+use crate::store::check;
+use crate::{Budget, DeviceLink, Floats, ImageId, ImageView, ImageWriter, LinkError, Masters};
+use crate::{Reservation, SpillError, TierStore};
+use bytes::Bytes;
+use hydra_core::{DeviceBytes, TaskId};
+use std::any::Any;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+/// The masters of an image in the memory of a device.
+#[derive(Clone, Debug)]
+pub struct DeviceMasters {
+    /// The parameters, laid out as the image.
+    pub params: DeviceBytes,
+    /// The optimizer's moments, each laid out as the parameters.
+    pub moments: Vec<DeviceBytes>,
+}
+
+/// The masters of an image on a device, out of their store to be stepped there: nobody else has them. They are
+/// written in place, or replaced by others of the same length.
+///
+/// Dropped without [`commit`](Self::commit) they go back under the old version: what was written is not undone.
+#[must_use = "dropping a writer puts the masters back under the old version"]
+pub struct DeviceWriter {
+    masters: DeviceMasters,
+    put_back: Option<Box<dyn FnOnce(DeviceMasters, bool) + Send>>,
+}
+
+impl DeviceWriter {
+    /// Puts the masters back as the next version. The device has finished what writes them.
+    pub fn commit(mut self) {
+        self.finish(true);
+    }
+
+    fn finish(&mut self, committed: bool) {
+        if let Some(put_back) = self.put_back.take() {
+            put_back(self.masters.clone(), committed);
+        }
+    }
+}
+
+impl Drop for DeviceWriter {
+    fn drop(&mut self) {
+        self.finish(false);
+    }
+}
+
+impl Deref for DeviceWriter {
+    type Target = DeviceMasters;
+
+    fn deref(&self) -> &DeviceMasters {
+        &self.masters
+    }
+}
+
+impl DerefMut for DeviceWriter {
+    fn deref_mut(&mut self) -> &mut DeviceMasters {
+        &mut self.masters
+    }
+}
+
+impl fmt::Debug for DeviceWriter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("DeviceWriter").field(&self.masters).finish()
+    }
+}
+
+/// Which tasks live where.
+struct Residence {
+    tasks: BTreeSet<TaskId>,
+    link: Arc<dyn DeviceLink>,
+    budget: Budget,
+}
+
+/// A store that keeps the images of some tasks on a device, and all others in the store below.
+///
+/// An image there takes a reservation of the device's beside that of the host, which stays: a copy of it may come
+/// down at any time.
+pub struct ResidentStore {
+    below: Arc<dyn TierStore>,
+    residence: OnceLock<Residence>,
+    slots: Slots,
+}
+
+type Slots = Arc<Mutex<BTreeMap<ImageId, Slot>>>;
+
+struct Slot {
+    content: Content,
+    version: u64,
+    /// Released after the content is freed, for fields are dropped in this order.
+    _reservations: [Reservation; 2],
+}
+
+enum Content {
+    /// Every reader has a clone of the lease.
+    AtRest { masters: DeviceMasters, lease: Arc<()> },
+    /// A writer has the masters.
+    Out,
+    /// They could not be brought up again.
+    Lost { problem: String },
+}
+
+impl Content {
+    fn new(masters: DeviceMasters) -> Self {
+        Self::AtRest { masters, lease: Arc::new(()) }
+    }
+
+    /// The parameters, for one reader more.
+    fn read(&self, id: ImageId) -> Result<(DeviceBytes, Arc<()>), SpillError> {
+        match self {
+            Self::AtRest { masters, lease } => Ok((masters.params.clone(), lease.clone())),
+            Self::Out => Err(SpillError::ImageBusy { image: id, readers: 0 }),
+            Self::Lost { problem } => Err(SpillError::ImageLost { image: id, problem: problem.clone() }),
+        }
+    }
+
+    /// The masters, if nobody reads them.
+    fn take(&mut self, id: ImageId) -> Result<DeviceMasters, SpillError> {
+        let (_, lease) = self.read(id)?;
+        // Its own and the one that was just read are no readers.
+        let readers = Arc::strong_count(&lease) - 2;
+        match std::mem::replace(self, Self::Out) {
+            Self::AtRest { masters, .. } if readers == 0 => Ok(masters),
+            content => {
+                *self = content;
+                Err(SpillError::ImageBusy { image: id, readers })
+            }
+        }
+    }
+}
+
+impl ResidentStore {
+    /// A store in which nothing lives on a device yet.
+    pub fn new(below: Arc<dyn TierStore>) -> Self {
+        Self { below, residence: OnceLock::new(), slots: Slots::default() }
+    }
+
+    /// Makes the images of these tasks live on the device of `link`, whose memory `budget` counts, from when they
+    /// are inserted. It is said once.
+    pub fn settle(&self, tasks: impl IntoIterator<Item = TaskId>, link: Arc<dyn DeviceLink>, budget: Budget) {
+        let first = self.residence.set(Residence { tasks: tasks.into_iter().collect(), link, budget });
+        debug_assert!(first.is_ok(), "a store is told once who lives where");
+    }
+
+    /// Where the images of the task live, if not in the store below.
+    fn residence(&self, id: ImageId) -> Option<&Residence> {
+        self.residence.get().filter(|residence| residence.tasks.contains(&id.task))
+    }
+
+    fn slots(&self) -> MutexGuard<'_, BTreeMap<ImageId, Slot>> {
+        lock(&self.slots)
+    }
+
+    /// What `f` makes of the content of an image and its version.
+    fn slot<T>(
+        &self,
+        id: ImageId,
+        f: impl FnOnce(&mut Content, u64) -> Result<T, SpillError>,
+    ) -> Result<T, SpillError> {
+        let mut slots = self.slots();
+        let slot = slots.get_mut(&id).ok_or(SpillError::ImageMissing { image: id })?;
+        f(&mut slot.content, slot.version)
+    }
+
+    /// Takes the masters out; whoever has them gives them back with what this gives too.
+    fn take(&self, id: ImageId) -> Result<(DeviceMasters, impl FnOnce(Content, bool) + use<>), SpillError> {
+        let masters = self.slot(id, |content, _| content.take(id))?;
+        let home = self.slots.clone();
+        let put_back = move |content, committed| {
+            // The slot is still there: an image that is being written cannot be removed.
+            if let Some(slot) = lock(&home).get_mut(&id) {
+                slot.content = content;
+                slot.version += u64::from(committed);
+            }
+        };
+        Ok((masters, put_back))
+    }
+}
+
+fn up(link: &dyn DeviceLink, masters: Masters) -> Result<DeviceMasters, LinkError> {
+    let params = link.copy_in(&bytes_of(masters.params))?;
+    let moments = masters.moments.into_iter().map(|moment| link.copy_in(&bytes_of(moment)));
+    Ok(DeviceMasters { params, moments: moments.collect::<Result<_, _>>()? })
+}
+
+fn down(link: &dyn DeviceLink, masters: &DeviceMasters) -> Result<Masters, LinkError> {
+    let down = |bytes: &DeviceBytes| {
+        let mut floats = vec![0.0; bytes.len() / size_of::<f32>()];
+        link.copy_out_into(bytes, &mut floats, false).map(|()| floats)
+    };
+    let moments = masters.moments.iter().map(down).collect::<Result<_, _>>()?;
+    Ok(Masters::new(down(&masters.params)?, moments))
+}
+
+struct Owned(Floats);
+
+impl AsRef<[u8]> for Owned {
+    fn as_ref(&self) -> &[u8] {
+        bytemuck::cast_slice(&self.0)
+    }
+}
+
+fn bytes_of(floats: impl Into<Floats>) -> Bytes {
+    Bytes::from_owner(Owned(floats.into()))
+}
+
+fn lock(slots: &Slots) -> MutexGuard<'_, BTreeMap<ImageId, Slot>> {
+    // Nothing panics halfway through a change of a slot, so a poisoned map is as good as any.
+    slots.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What an error says, with its causes.
+fn with_causes(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |cause| cause.source());
+    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
+}
+
+impl TierStore for ResidentStore {
+    fn insert(&self, id: ImageId, masters: Masters, reservation: Reservation) -> Result<(), SpillError> {
+        let Some(residence) = self.residence(id) else {
+            return self.below.insert(id, masters, reservation);
+        };
+        check(id, &masters, &reservation)?;
+        if masters.narrow.is_some() {
+            return Err(SpillError::NarrowOnDevice { image: id });
+        }
+        if self.slots().contains_key(&id) {
+            return Err(SpillError::ImageExists { image: id });
+        }
+        let there = residence.budget.reserve(masters.len_bytes(), reservation.owner())?;
+        let content = Content::new(up(residence.link.as_ref(), masters)?);
+        self.slots().insert(id, Slot { content, version: 0, _reservations: [there, reservation] });
+        Ok(())
+    }
+
+    fn read(&self, id: ImageId) -> Result<ImageView, SpillError> {
+        let Some(residence) = self.residence(id) else { return self.below.read(id) };
+        let (params, lease, version) = self
+            .slot(id, |content, version| content.read(id).map(|(params, lease)| (params, lease, version)))?;
+        let bytes = residence.link.copy_out(&params)?;
+        Ok(ImageView { bytes: Bytes::from_owner(Leased { bytes, _lease: lease }), version })
+    }
+
+    /// Here masters are what moves.
+    fn read_masters(&self, id: ImageId) -> Result<ImageView, SpillError> {
+        match self.residence(id) {
+            Some(_) => self.read(id),
+            None => self.below.read_masters(id),
+        }
+    }
+
+    fn write(&self, id: ImageId) -> Result<ImageWriter, SpillError> {
+        let Some(residence) = self.residence(id) else { return self.below.write(id) };
+        let (there, put_back) = self.take(id)?;
+        let masters = match down(residence.link.as_ref(), &there) {
+            Ok(masters) => masters,
+            Err(error) => {
+                put_back(Content::new(there), false);
+                return Err(error.into());
+            }
+        };
+        let link = residence.link.clone();
+        Ok(ImageWriter::new(masters, move |masters, committed| {
+            if !committed {
+                return put_back(Content::new(there), false);
+            }
+            // The room that they had is what they come back to.
+            drop(there);
+            let lost = |error| Content::Lost { problem: with_causes(&error) };
+            let content = up(link.as_ref(), masters).map_or_else(lost, Content::new);
+            put_back(content, true);
+        }))
+    }
+
+    fn version(&self, id: ImageId) -> Result<u64, SpillError> {
+        match self.residence(id) {
+            Some(_) => self.slot(id, |_, version| Ok(version)),
+            None => self.below.version(id),
+        }
+    }
+
+    fn remove(&self, id: ImageId) -> Result<Masters, SpillError> {
+        let Some(residence) = self.residence(id) else { return self.below.remove(id) };
+        let (there, put_back) = self.take(id)?;
+        let masters = down(residence.link.as_ref(), &there);
+        put_back(Content::new(there), false);
+        let masters = masters?;
+        self.slots().remove(&id);
+        Ok(masters)
+    }
+
+    fn discard(&self, id: ImageId) -> Result<(), SpillError> {
+        let Some(_) = self.residence(id) else { return self.below.discard(id) };
+        let mut slots = self.slots();
+        let slot = slots.get_mut(&id).ok_or(SpillError::ImageMissing { image: id })?;
+        match slot.content.take(id) {
+            Ok(_) | Err(SpillError::ImageLost { .. }) => drop(slots.remove(&id)),
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    fn on_device(&self, id: ImageId) -> Result<Option<(DeviceBytes, u64)>, SpillError> {
+        let Some(_) = self.residence(id) else { return Ok(None) };
+        self.slot(id, |content, version| {
+            let (params, lease) = content.read(id)?;
+            Ok(Some((params.leased(lease), version)))
+        })
+    }
+
+    fn write_on_device(&self, id: ImageId) -> Result<DeviceWriter, SpillError> {
+        let Some(_) = self.residence(id) else { return self.below.write_on_device(id) };
+        let (masters, put_back) = self.take(id)?;
+        let put_back = move |masters, committed| put_back(Content::new(masters), committed);
+        Ok(DeviceWriter { masters, put_back: Some(Box::new(put_back)) })
+    }
+}
+
+/// A copy that counts as a reader of what it is a copy of.
+struct Leased {
+    bytes: Bytes,
+    _lease: Arc<dyn Any + Send + Sync>,
+}
+
+impl AsRef<[u8]> for Leased {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::conformance::{self, ID, masters};
+    use crate::{Direction, DramStore, HostCopyLink, SpillManager};
+    use hydra_core::{ByteSize, DeviceId};
+    use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+    const DEVICE: DeviceId = DeviceId(2);
+
+    /// A store in which the conformance suite's tasks live on a device, but for task 9.
+    fn store(link: Arc<dyn DeviceLink>) -> (Arc<ResidentStore>, Budget) {
+        let store = ResidentStore::new(Arc::new(DramStore::new()));
+        let budget = Budget::new("cpu:2", ByteSize::mib(1));
+        store.settle([TaskId(2), TaskId(3)], link, budget.clone());
+        (Arc::new(store), budget)
+    }
+
+    fn copies() -> Arc<dyn DeviceLink> {
+        Arc::new(HostCopyLink::new(DEVICE))
+    }
+
+    struct Shared(Arc<ResidentStore>);
+
+    impl TierStore for Shared {
+        fn insert(&self, id: ImageId, masters: Masters, room: Reservation) -> Result<(), SpillError> {
+            self.0.insert(id, masters, room)
+        }
+
+        fn read(&self, id: ImageId) -> Result<ImageView, SpillError> {
+            self.0.read(id)
+        }
+
+        fn read_masters(&self, id: ImageId) -> Result<ImageView, SpillError> {
+            self.0.read_masters(id)
+        }
+
+        fn write(&self, id: ImageId) -> Result<ImageWriter, SpillError> {
+            self.0.write(id)
+        }
+
+        fn version(&self, id: ImageId) -> Result<u64, SpillError> {
+            self.0.version(id)
+        }
+
+        fn remove(&self, id: ImageId) -> Result<Masters, SpillError> {
+            self.0.remove(id)
+        }
+    }
+
+    #[test]
+    fn the_store_of_a_device_conforms() {
+        conformance::run(&|| Box::new(Shared(store(copies()).0)));
+        let empty = || ResidentStore::new(Arc::new(DramStore::new()));
+        conformance::run(&|| Box::new(empty()));
+    }
+
+    #[test]
+    fn a_promotion_of_what_lives_there_moves_nothing() {
+        let (store, budget) = store(copies());
+        let host = conformance::budget();
+        let elsewhere = ImageId { task: TaskId(9), image: 5 };
+        conformance::insert(store.as_ref(), ID, &host);
+        conformance::insert(store.as_ref(), elsewhere, &host);
+        assert_eq!(budget.used(), masters().len_bytes(), "one of the tasks lives on the device");
+        let link = Arc::new(HostCopyLink::new(DEVICE));
+        let manager = SpillManager::new(DEVICE, budget.clone(), store.clone(), link);
+        let resident = manager.promote(ID.task, &[5], budget.reserve(0, "shard").unwrap()).unwrap();
+        assert_eq!((resident.bytes(), resident.version(5), manager.promoted_bytes()), (1200, Some(0), 0));
+        let image = resident.image(5);
+        assert!(resident.holds(&image.slice(8..16)), "what is a view of it has to be taken apart");
+        assert_eq!(bytemuck::cast_slice::<u8, f32>(image.as_host().unwrap()), &masters().params[..]);
+        drop(image);
+        let busy = store.write_on_device(ID).unwrap_err();
+        assert!(matches!(busy, SpillError::ImageBusy { readers: 1, .. }), "{busy}");
+        manager.demote(resident);
+        drop(store.write_on_device(ID).unwrap());
+        assert!(matches!(store.write_on_device(elsewhere), Err(SpillError::ImageMissing { .. })));
+        let spilled = manager.promote(TaskId(9), &[5], budget.reserve(1200, "shard").unwrap()).unwrap();
+        assert_eq!(manager.promoted_bytes(), 1200);
+        manager.demote(spilled);
+    }
+
+    #[test]
+    fn a_step_on_the_device_is_the_next_version_for_everyone() {
+        let (store, budget) = store(copies());
+        let host = conformance::budget();
+        conformance::insert(store.as_ref(), ID, &host);
+        let mut writer = store.write_on_device(ID).unwrap();
+        let busy = store.read(ID).unwrap_err();
+        assert!(matches!(busy, SpillError::ImageBusy { readers: 0, .. }), "{busy}");
+        assert!(store.on_device(ID).is_err() && store.discard(ID).is_err());
+        writer.params = Bytes::from_owner(Owned(vec![4.0; 300].into())).into();
+        writer.moments[1] = writer.params.clone();
+        writer.commit();
+        assert_eq!(store.version(ID).unwrap(), 1);
+        let (there, version) = store.on_device(ID).unwrap().unwrap();
+        assert_eq!((there.len(), version), (1200, 1));
+        drop(there);
+        let view = store.read(ID).unwrap();
+        assert_eq!(bytemuck::cast_slice::<u8, f32>(&view.bytes), [4.0; 300]);
+        drop(view);
+        let stepped = Masters::new(vec![4.0; 300], vec![masters().moments[0].clone(), vec![4.0; 300]]);
+        assert_eq!(*store.write(ID).unwrap(), stepped);
+        store.discard(ID).unwrap();
+        assert_eq!((budget.used(), host.used()), (0, 0));
+        assert!(matches!(store.discard(ID), Err(SpillError::ImageMissing { .. })));
+    }
+
+    #[test]
+    fn a_device_without_room_refuses_an_image() {
+        let store = ResidentStore::new(Arc::new(DramStore::new()));
+        store.settle([ID.task], copies(), Budget::new("cpu:2", ByteSize(3599)));
+        let host = conformance::budget();
+        let room = host.reserve(3600, "task").unwrap();
+        let refused = store.insert(ID, masters(), room).unwrap_err();
+        assert!(matches!(refused, SpillError::Budget(_)), "{refused}");
+        assert_eq!(host.used(), 0);
+        assert!(matches!(store.read(ID), Err(SpillError::ImageMissing { .. })));
+    }
+
+    /// A link that fails on demand.
+    struct Failing {
+        copies: HostCopyLink,
+        fails: AtomicBool,
+    }
+
+    impl Failing {
+        fn attempt(&self, direction: Direction, bytes: usize) -> Result<(), LinkError> {
+            match self.fails.load(Relaxed) {
+                false => Ok(()),
+                true => Err(LinkError::Transfer {
+                    link: "failing".to_owned(),
+                    direction,
+                    bytes: bytes as u64,
+                    source: "the device fell off the bus".into(),
+                }),
+            }
+        }
+    }
+
+    impl DeviceLink for Failing {
+        fn name(&self) -> &str {
+            "failing"
+        }
+
+        fn copy_in(&self, host: &Bytes) -> Result<DeviceBytes, LinkError> {
+            self.attempt(Direction::Up, host.len())?;
+            self.copies.copy_in(host)
+        }
+
+        fn copy_out(&self, device: &DeviceBytes) -> Result<Bytes, LinkError> {
+            self.attempt(Direction::Down, device.len())?;
+            self.copies.copy_out(device)
+        }
+
+        fn copy_out_into(&self, device: &DeviceBytes, out: &mut [f32], add: bool) -> Result<(), LinkError> {
+            self.attempt(Direction::Down, device.len())?;
+            self.copies.copy_out_into(device, out, add)
+        }
+
+        fn moved(&self, direction: Direction) -> u64 {
+            self.copies.moved(direction)
+        }
+    }
+
+    #[test]
+    fn what_could_not_be_brought_up_again_is_lost_and_says_so() {
+        let link = Failing { copies: HostCopyLink::new(DEVICE), fails: AtomicBool::new(true) };
+        let link = Arc::new(link);
+        let (store, budget) = store(link.clone());
+        let host = conformance::budget();
+        let room = || host.reserve(masters().len_bytes(), "task").unwrap();
+        assert!(matches!(store.insert(ID, masters(), room()), Err(SpillError::Link(_))));
+        assert_eq!((budget.used(), host.used()), (0, 0), "what was not brought up holds nothing");
+        link.fails.store(false, Relaxed);
+        store.insert(ID, masters(), room()).unwrap();
+        link.fails.store(true, Relaxed);
+        assert!(matches!(store.write(ID), Err(SpillError::Link(_))));
+        assert!(matches!(store.read(ID), Err(SpillError::Link(_))));
+        assert!(matches!(store.remove(ID), Err(SpillError::Link(_))));
+        link.fails.store(false, Relaxed);
+        let mut writer = store.write(ID).unwrap();
+        writer.params[0] = 1.0;
+        link.fails.store(true, Relaxed);
+        writer.commit();
+        link.fails.store(false, Relaxed);
+        let lost = store.read(ID).map(drop).unwrap_err().to_string();
+        assert!(
+            lost.ends_with(
+                "a copy of 1200 bytes up to the device failed; see the cause: the device fell off the bus"
+            ),
+            "{lost}"
+        );
+        assert!(matches!(store.on_device(ID), Err(SpillError::ImageLost { .. })));
+        store.discard(ID).unwrap();
+        assert_eq!((budget.used(), host.used()), (0, 0));
+    }
+}
