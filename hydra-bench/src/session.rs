@@ -66,7 +66,7 @@ fn set_precision(precision: PrecisionName) {
     let _ = precision;
 }
 
-/// Refuses a type of floats that a GPU has no units or no memory for; CPUs have both.
+/// Refuses a type of floats that a GPU neither stores nor computes with; CPUs widen it.
 #[cfg(any(feature = "cuda", feature = "wgpu"))]
 fn check_floats(devices: &[DeviceSpec], dtype: DtypeName) -> Result<()> {
     use anyhow::bail;

@@ -123,12 +123,13 @@ impl HostTensor {
         if !self.is_float() || self.dtype == float.dtype() {
             return self;
         }
-        let wide = self.floats(0..self.shape.iter().product()).into_owned();
+        let wide = self.floats(0..self.shape.iter().product());
         if float == FloatType::F32 {
-            return Self::float(wide, self.shape);
+            return Self::float(wide.into_owned(), self.shape);
         }
         let mut bits = vec![0; wide.len()];
         float.narrow(&wide, &mut bits);
+        drop(wide);
         Self::own(bits, self.shape, float.dtype())
     }
 

@@ -239,8 +239,9 @@ fn active_bytes(task: &TrainTask, batch: &Batch, plan: &PartitionPlan) -> u64 {
     let gradients: u64 = trained
         .map(|image| {
             let uses = image.bytes() * image.layers.len() as u64;
-            // Microbatches are added up in `f32`.
-            if microbatches { uses.max(image.moment_bytes()) } else { uses }
+            // Microbatches are added up in `f32`, while uses of the next one wait for the last of them.
+            let summed = uses.max(image.moment_bytes()) + (uses - image.bytes());
+            if microbatches { summed } else { uses }
         })
         .sum();
     let inputs = plan.shards.iter().skip(1).map(|s| plan.layers[s.first].input_bytes);

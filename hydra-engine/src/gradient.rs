@@ -166,7 +166,7 @@ fn block_of_squares(block: &[f32]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hydra_core::Key;
+    use hydra_core::{FloatType, Key};
 
     fn numbers(key: u64, n: usize) -> Vec<f32> {
         (0..n as u64).map(|i| Key::new(key).normal(i) as f32).collect()
@@ -175,6 +175,25 @@ mod tests {
     fn uses(len: usize, tensors: &[Option<&[f32]>]) -> ParamGradient {
         let tensors = tensors.iter().map(|t| t.map(|t| HostTensor::float(t.to_vec(), [len]))).collect();
         ParamGradient::Uses { len, tensors }
+    }
+
+    /// The same gradient in 16 bits, and those values in `f32`.
+    fn narrow(gradient: &ParamGradient) -> [ParamGradient; 2] {
+        let ParamGradient::Uses { len, tensors } = gradient else { panic!("a sum is f32") };
+        let rounded = || tensors.iter().map(|t| t.clone().map(|t| t.in_type(FloatType::Bf16)));
+        let widened = rounded().map(|t| t.map(|t| t.in_type(FloatType::F32)));
+        [rounded().collect(), widened.collect()].map(|tensors| ParamGradient::Uses { len: *len, tensors })
+    }
+
+    #[test]
+    fn gradients_of_16_bits_add_up_as_their_values_do() {
+        let n = 2 * CHUNK + 37;
+        let [a, b, c] = [1, 2, 3].map(|key| numbers(key, n));
+        for tensors in [vec![Some(&a[..])], vec![Some(&a), Some(&b), Some(&c)], vec![None, Some(&b)]] {
+            let [narrow, wide] = narrow(&uses(n, &tensors));
+            assert_eq!(bits(&narrow), bits(&wide));
+            assert_eq!(narrow.sum_of_squares(), wide.sum_of_squares());
+        }
     }
 
     fn bits(gradient: &ParamGradient) -> Vec<u32> {

@@ -330,7 +330,7 @@ impl Worker {
         Ok(contributions)
     }
 
-    /// A gradient has the type of its parameter and as many elements.
+    /// A gradient has as many bytes as its parameter, whose type is the chain's.
     fn check_length(&self, expected: u64, gradient: &DeviceTensor) -> Result<(), SpillError> {
         let found = gradient.len_bytes();
         if expected == found {

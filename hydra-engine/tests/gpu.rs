@@ -118,7 +118,9 @@ mod on_a_device {
     fn the_cpu_learns_about_the_same() {
         let Some(adapter) = adapter() else { return };
         // Of 16 bits both round, and not always alike: what they made before differs in the last bits of `f32`.
-        for (float, bound) in [(FloatType::F32, 1e-6), (FloatType::F16, 2e-3)] {
+        let types = [(FloatType::F32, 1e-6), (FloatType::F16, 2e-3)];
+        let has = |float: FloatType| hydra_models::ops::supports(&adapter.burn, float.dtype());
+        for (float, bound) in types.into_iter().filter(|(float, _)| has(*float)) {
             for (chain, data, _) in chains(float) {
                 let there = plain::train_on(&chain, data.as_ref(), &spec(), &adapter.burn).unwrap();
                 let here = plain::train(&chain, data.as_ref(), &spec()).unwrap();

@@ -2,7 +2,7 @@
 
 use crate::cut::{min_device_memory_bytes, single_shard_bytes};
 use crate::{Fingerprint, LayerCost, PartitionError, Profile, Rules, ShardNeeds, TiedImage};
-use hydra_core::ByteSize;
+use hydra_core::{ByteSize, IMAGE_ALIGN};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::io::Write;
@@ -87,11 +87,12 @@ pub struct PartitionPlan {
 
 impl PartitionPlan {
     /// About the most bytes that are promoted at once: a shard's parameters, its input and the gradient of its
-    /// output. Targets count like the chain's inputs.
+    /// output. Targets count like the chain's inputs, and each image may begin at a multiple of [`IMAGE_ALIGN`].
     pub fn promotion_bytes(&self) -> u64 {
         let bytes = |shard: &ShardPlan| {
             let (first, last) = (&self.layers[shard.first], &self.layers[shard.end - 1]);
-            shard.param_bytes + first.input_bytes + last.output_gradient_bytes
+            let images = shard.end - shard.first + self.tied.len();
+            shard.param_bytes + (images * IMAGE_ALIGN) as u64 + first.input_bytes + last.output_gradient_bytes
         };
         let inputs = self.layers.first().map_or(0, |layer| layer.input_bytes);
         self.shards.iter().map(bytes).max().unwrap_or(0) + inputs

@@ -36,13 +36,18 @@ pub(super) fn losses(subject: &Subject) -> Result<Found> {
         let found = train(subject, way.float, &device.burn);
         set_tf32(false);
         let found = found?;
-        let apart = expected.iter().zip(&found).map(|(expected, found)| (found / expected - 1.0).abs());
-        let worst = apart.fold(0.0, f64::max);
+        let worst = farthest(&expected, &found);
         rows.push(
             json!({"floats": way.name, "worst": worst, "bound": way.bound, "losses": found, "cpu": expected}),
         );
     }
     Ok(judge(rows))
+}
+
+/// The largest distance of a loss from the expected one, as a part of that; no number if one of them is none.
+fn farthest(expected: &[f64], found: &[f64]) -> f64 {
+    let apart = expected.iter().zip(found).map(|(expected, found)| (found / expected - 1.0).abs());
+    apart.fold(0.0, |worst, x| if x.is_nan() || x > worst { x } else { worst })
 }
 
 fn judge(rows: Vec<Value>) -> Found {
@@ -93,6 +98,12 @@ fn set_tf32(tf32: bool) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_loss_that_is_no_number_is_the_farthest() {
+        assert_eq!(farthest(&[2.0, 4.0], &[2.0, 3.0]), 0.25);
+        assert!(farthest(&[2.0, 4.0, 5.0], &[2.0, f64::NAN, 9.0]).is_nan());
+    }
 
     #[test]
     fn losses_beyond_their_bound_fail() {

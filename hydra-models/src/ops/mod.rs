@@ -4,9 +4,10 @@
 //! the recomputed one. Kernels work on rows that do not depend on one another, and what is summed over rows
 //! is summed in a fixed order: no result depends on the number of threads.
 //!
-//! The float operands of an op have one type, `F32` or `BF16`, and so have its results and their gradients,
+//! The float operands of an op have one type, `F32`, `BF16` or `F16`, and so have its results and their gradients,
 //! but for losses, which are `F32`. All of them compute in `f32`: `bf16` is widened first, and what an op
-//! made is rounded once, to the nearest.
+//! made is rounded once, to the nearest. (On GPUs so are the factors of products within attention and the head,
+//! which their units take in no other type; and a head's gradients that a factor scales are rounded again.)
 
 mod attention;
 mod classify;
@@ -108,6 +109,7 @@ mod testing {
     #[track_caller]
     pub fn assert_within(bound: f64, what: &str, found: &[f32], exact: &[f32]) {
         let largest = exact.iter().fold(0f32, |largest, x| largest.max(x.abs()));
+        assert!(found.len() == exact.len() && found.iter().all(|x| x.is_finite()), "{what}: {found:?}");
         let error = found.iter().zip(exact).map(|(a, b)| f64::from((a - b).abs())).fold(0.0, f64::max);
         println!("{what}: {error:.2e} where the largest is {largest:.2e}");
         assert!(error <= bound * f64::from(largest), "{what}: {error} where the largest is {largest}");
@@ -157,7 +159,7 @@ mod tests {
             ("embedding", refusal(|| embedding(square(), normal(4, [2, 4]), ids))),
             ("head_loss", refusal(|| head_loss(hidden(), square(), targets, 1))),
         ] {
-            let expected = format!("{op} expects floats of one type, F32 or BF16; found [");
+            let expected = format!("{op} expects floats of one type, F32, BF16 or F16; found [");
             assert!(refusal.starts_with(&expected), "{refusal}");
             assert!(refusal[expected.len()..].contains("F32"), "{refusal}");
             assert!(refusal[expected.len()..].contains("BF16"), "{refusal}");

@@ -19,7 +19,7 @@ pub(super) fn one_type<const N: usize>(op: &str, operands: [DType; N]) {
     let first = operands[0];
     assert!(
         FloatType::of(first).is_some() && operands.iter().all(|dtype| *dtype == first),
-        "{op} expects floats of one type, F32 or BF16; found {operands:?}: cast what differs"
+        "{op} expects floats of one type, F32, BF16 or F16; found {operands:?}: cast what differs"
     );
 }
 
@@ -27,7 +27,7 @@ pub(super) fn one_type<const N: usize>(op: &str, operands: [DType; N]) {
 #[track_caller]
 pub(super) fn float_type(tensor: &FlexTensor) -> FloatType {
     let found = tensor.dtype();
-    FloatType::of(found).unwrap_or_else(|| panic!("this op computes on F32 or BF16, found {found:?}"))
+    FloatType::of(found).unwrap_or_else(|| panic!("this op computes on F32, BF16 or F16, found {found:?}"))
 }
 
 /// The elements of a contiguous `f32` tensor.
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "linear expects floats of one type, F32 or BF16; found [BF16, F32]")]
+    #[should_panic(expected = "linear expects floats of one type, F32, BF16 or F16; found [BF16, F32]")]
     fn types_that_differ_are_named() {
         one_type("linear", [DType::BF16, DType::F32]);
     }

@@ -9,14 +9,15 @@ use cubecl::client::Client;
 use cubecl::features::TypeUsage;
 use cubecl::ir::ElemType;
 use cubecl::prelude::{BufferArg, CubeCount, CubeDim, Scalar};
+use hydra_core::FloatType;
 use hydra_core::cube::{exact, place};
 
-/// Whether this crate's ops take and give floats of a type on a device. On a CPU they take `f32` and `bf16`; on
-/// a device of CubeCL's they take `f16` too, and of these what the device stores and computes with.
+/// Whether this crate's ops take and give floats of a type on a device: of `f32`, `bf16` and `f16`, all on a CPU,
+/// and on a device of CubeCL's what it stores and computes with.
 pub fn supports(device: &Device, dtype: DType) -> bool {
     match place(device) {
         Some(place) => has(&place.client(), dtype),
-        None => matches!(dtype, DType::F32 | DType::BF16),
+        None => FloatType::of(dtype).is_some(),
     }
 }
 
