@@ -124,6 +124,10 @@ pub(crate) fn orchestrator(
     if let Some(memory) = spec.pinned_memory_bytes.or_else(|| pinned_share(&around.machine)) {
         orchestrator = orchestrator.page_locked_memory(memory);
     }
+    // A plan of the default, which is all that CPUs have, does not say so.
+    if spec.precision == PrecisionName::Tf32 {
+        orchestrator = orchestrator.config("tf32");
+    }
     if let Some(plan) = &spec.plan {
         orchestrator = orchestrator.plans(plan.clone());
     }

@@ -11,7 +11,7 @@ use hydra_partition::{
     choose_reserve,
 };
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// The costs that tasks of one architecture and batch share.
@@ -27,12 +27,21 @@ struct Candidate<'a> {
     measured: usize,
 }
 
+/// What plans are looked for, and how they are told from others.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Plans {
+    /// A file, or a directory of them, in which there may be some.
+    pub path: Option<PathBuf>,
+    /// What decides costs and shows neither in chains nor in devices.
+    pub config: String,
+}
+
 /// Checks the tasks, measures what has not been measured, cuts every model and adds up the memory.
 pub(crate) fn admit(
     tasks: &[TrainTask],
     devices: &[LogicalDevice],
     host_memory: ByteSize,
-    plans: Option<&Path>,
+    plans: &Plans,
     placement: OptimizerPlacement,
 ) -> Result<Admission, EngineError> {
     // More threads keep more memory for themselves: the device with the most stands for all.
@@ -112,17 +121,23 @@ fn item_shapes(data: &dyn Dataset) -> Result<Vec<Vec<usize>>, EngineError> {
 fn candidate<'a>(
     task: &'a TrainTask,
     device: &LogicalDevice,
-    plans: Option<&Path>,
+    plans: &Plans,
     measured: &mut Vec<Measured>,
 ) -> Result<Candidate<'a>, EngineError> {
     let items: Vec<usize> = (0..task.spec.microbatch().min(task.train.len())).collect();
     let batch = guarded("reading a batch", || Ok(task.train.batch(&items)?))?;
     let batch = batch.in_type(task.chain.float_type());
-    let fingerprint = Fingerprint::new(&task.chain, &batch, "").on(device.spec.threads, &device.model);
+    let fingerprint =
+        Fingerprint::new(&task.chain, &batch, &plans.config).on(device.spec.threads, &device.model);
     if let Some(index) = measured.iter().position(|m| m.fingerprint.same_costs(&fingerprint)) {
         return Ok(Candidate { task, batch, measured: index });
     }
-    let known = plans.map(|path| PartitionPlan::find_profile(path, &fingerprint)).transpose()?.flatten();
+    let known = plans
+        .path
+        .as_ref()
+        .map(|path| PartitionPlan::find_profile(path, &fingerprint))
+        .transpose()?
+        .flatten();
     let profile = match known {
         Some(profile) => profile,
         None => {
@@ -152,7 +167,7 @@ fn plan(
     measured: &[Measured],
     device: &LogicalDevice,
     (budget, reserve): (u64, u64),
-    plans: Option<&Path>,
+    plans: &Plans,
     cut: &mut Vec<Arc<PartitionPlan>>,
 ) -> Result<Arc<PartitionPlan>, EngineError> {
     let task = candidate.task;
@@ -161,7 +176,7 @@ fn plan(
     if let Some(known) = cut.iter().find(|plan| plan.fingerprint == complete) {
         return Ok(known.clone());
     }
-    let known = plans.map(|path| PartitionPlan::find(path, &complete)).transpose()?.flatten();
+    let known = plans.path.as_ref().map(|path| PartitionPlan::find(path, &complete)).transpose()?.flatten();
     let plan = match known {
         Some(plan) => plan,
         None => {

@@ -5,7 +5,7 @@
 //! loop (`run.rs`): one thread that alone decides, over one closed enum of events.
 
 use crate::admission::{Admission, AdmittedTask};
-use crate::admit::admit;
+use crate::admit::{Plans, admit};
 use crate::device::{DeviceSpec, LogicalDevice};
 use crate::error::EngineError;
 use crate::gpu::PageLocked;
@@ -36,7 +36,7 @@ pub struct Orchestrator {
     prefetch: bool,
     placement: OptimizerPlacement,
     seed: u64,
-    plans: Option<PathBuf>,
+    plans: Plans,
     probe: Arc<dyn MemoryProbe>,
     stop: StopFlag,
     observer: Box<dyn Observer>,
@@ -87,7 +87,7 @@ impl Orchestrator {
             prefetch: true,
             placement: OptimizerPlacement::default(),
             seed: 0,
-            plans: None,
+            plans: Plans::default(),
             probe: Arc::new(AllocatorProbe),
             stop: StopFlag::new(),
             observer: Box::new(Silent),
@@ -138,7 +138,15 @@ impl Orchestrator {
 
     /// A plan file, or a directory of them, to look into before a pilot pass is run.
     pub fn plans(mut self, path: PathBuf) -> Self {
-        self.plans = Some(path);
+        self.plans.path = Some(path);
+        self.admitted = None;
+        self
+    }
+
+    /// What decides costs and shows neither in the chains nor in the devices, such as a precision of products:
+    /// part of every plan's fingerprint.
+    pub fn config(mut self, config: impl Into<String>) -> Self {
+        self.plans.config = config.into();
         self.admitted = None;
         self
     }
@@ -190,8 +198,7 @@ impl Orchestrator {
             let named = |device: &LogicalDevice| format!("{} ({})", device.spec.name, device.model);
             return Err(EngineError::MixedDevices { first: named(&devices[0]), other: named(other) });
         }
-        let plans = self.plans.as_deref();
-        let admission = admit(&self.tasks, &devices, self.host_memory, plans, self.placement)?;
+        let admission = admit(&self.tasks, &devices, self.host_memory, &self.plans, self.placement)?;
         let stays = |(i, task): (usize, &AdmittedTask)| task.optimizer.on_device().then_some(TaskId(i));
         let there = &devices[0].manager;
         let staying = admission.tasks.iter().enumerate().filter_map(stays);

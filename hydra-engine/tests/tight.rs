@@ -5,7 +5,7 @@ mod common;
 use burn::module::Module;
 use burn::nn::LinearConfig;
 use burn::tensor::Device;
-use common::{Fragile, Points, Settings, cnn_chain, gpt2_chain, mlp_chain, spirals, tokens};
+use common::{Fragile, Points, Settings, adamw, cnn_chain, gpt2_chain, mlp_chain, spirals, tokens};
 use hydra_core::{
     Activation, ByteSize, Chain, Dataset, DeviceId, Forward, ImageReader, Length, MemoryProbe, ModelWriter,
     OptimizerSpec, Pass, TrainSpec, WeightError,
@@ -280,4 +280,21 @@ fn a_host_with_room_for_one_model_at_a_time_trains_all() {
     let mut tight = run().host_memory(ByteSize(masters + admission.tasks[0].active_bytes));
     assert_eq!(tight.admit().unwrap().active_models, 1);
     all_done(&within_a_minute(move || tight.run().unwrap()));
+}
+
+#[test]
+fn a_plan_is_used_again_where_what_it_depends_on_is_the_same() {
+    let _alone = alone();
+    let dir = tempfile::tempdir().unwrap();
+    let plan = |config: &str| {
+        let mut run = Settings::default().orchestrator().plans(dir.path().to_owned()).config(config);
+        run.submit(TrainTask::new("task", mlp_chain(), spirals(), adamw(4))).unwrap();
+        run.admit().unwrap().tasks[0].plan.clone()
+    };
+    let first = plan("");
+    first.save(&dir.path().join("plan.json")).unwrap();
+    // Measured times are never the same twice.
+    assert_eq!(plan("").layers, first.layers);
+    let other = plan("tf32");
+    assert!(other.fingerprint.config == "tf32" && other.layers != first.layers);
 }
