@@ -1,4 +1,8 @@
 //! The affine map, on matrix products.
+//!
+//! A product stays in `f32` until the bias is added, so that the output is rounded once. Where tensors are stored in
+//! 16 bits, that takes the memory of two more outputs for as long as the op runs; no kernel of CubeCL's adds a bias
+//! to the sums of a product.
 
 use super::kernels::sums;
 use super::matmul::{product, transposed};
@@ -36,9 +40,6 @@ fn as_rows(x: CubeTensor) -> CubeTensor {
     let [batch, tokens, width] = dims(&x);
     reshaped(x, [batch * tokens, width])
 }
-
-// The product stays in `f32` until the bias is added, so that the output is rounded once: where tensors are
-// stored in 16 bits, as much memory as two more outputs, for as long as the op runs.
 
 impl AffineOps for Cube {
     fn affine(x: FloatTensor<Self>, weight: FloatTensor<Self>, bias: FloatTensor<Self>) -> FloatTensor<Self> {
