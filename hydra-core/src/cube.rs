@@ -360,11 +360,41 @@ impl MemoryProbe for CubeProbe {
 mod tests {
     use super::*;
     use bytes::Bytes;
+    use std::ops::Deref;
+    use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+    /// Whoever measures the device has it alone, for its memory is everybody's: others read, who measures writes.
+    static DEVICE: RwLock<()> = RwLock::new(());
 
     /// A device to test on; says why there is none.
-    fn adapter() -> Option<CubeAdapter> {
+    fn open() -> Option<CubeAdapter> {
         let adapter = CubeAdapter::wgpu(0);
         adapter.inspect_err(|error| eprintln!("skipped: {error}")).ok()
+    }
+
+    /// The device for a test, which has it, alone or beside others, for as long as this lives.
+    struct Held<G> {
+        adapter: CubeAdapter,
+        _guard: G,
+    }
+
+    impl<G> Deref for Held<G> {
+        type Target = CubeAdapter;
+
+        fn deref(&self) -> &CubeAdapter {
+            &self.adapter
+        }
+    }
+
+    fn adapter() -> Option<Held<RwLockReadGuard<'static, ()>>> {
+        // A test that failed leaves nothing behind that others could not work with.
+        let _guard = DEVICE.read().unwrap_or_else(PoisonError::into_inner);
+        open().map(|adapter| Held { adapter, _guard })
+    }
+
+    fn adapter_alone() -> Option<Held<RwLockWriteGuard<'static, ()>>> {
+        let _guard = DEVICE.write().unwrap_or_else(PoisonError::into_inner);
+        open().map(|adapter| Held { adapter, _guard })
     }
 
     fn there(adapter: &CubeAdapter, tensor: &HostTensor) -> DeviceTensor {
@@ -459,7 +489,7 @@ mod tests {
 
     #[test]
     fn the_probe_sees_what_is_allocated() {
-        let Some(adapter) = adapter() else { return };
+        let Some(adapter) = adapter_alone() else { return };
         let (probe, id) = (CubeProbe::new(adapter.client.clone()), DeviceId(0));
         probe.reset_peak(id);
         let before = probe.in_use(id);
