@@ -2,8 +2,8 @@
 
 use crate::activation::{BurnBytes, by_rank};
 use crate::{
-    AnyTensor, DeviceBuffer, DeviceBytes, DeviceError, DeviceId, DeviceTensor, HostTensor, MemoryProbe,
-    finish,
+    AnyTensor, DeviceBuffer, DeviceBytes, DeviceError, DeviceId, DeviceTensor, FloatType, HostTensor,
+    MemoryProbe, finish,
 };
 use burn::backend::{Cube, DispatchDevice};
 use burn::tensor::{DType, Device, Int, Shape, Tensor};
@@ -137,14 +137,15 @@ impl CubeBytes {
         &self.client
     }
 
-    /// These bytes, which are floats, as a kernel's argument. What a kernel writes is seen by whoever has them.
-    pub fn floats(&self) -> BufferArg {
+    /// These bytes, which are floats of this type, as a kernel's argument. What a kernel writes is seen by whoever
+    /// has them.
+    pub fn floats(&self, float: FloatType) -> BufferArg {
         let (client, place) = (self.client.clone(), self.device.clone());
-        let shape = Shape::new([self.len() / size_of::<f32>()]);
-        CubeTensor::new_contiguous(client, place, shape, self.handle.clone(), DType::F32).into_buffer_arg()
+        let shape = Shape::new([self.len() / float.bytes()]);
+        CubeTensor::new_contiguous(client, place, shape, self.handle.clone(), float.dtype()).into_buffer_arg()
     }
 
-    /// Room for so many floats on the same device, with anything in it.
+    /// Room for so many `f32` on the same device, with anything in it.
     pub fn room(&self, floats: usize) -> Self {
         let handle = self.client.empty(floats * size_of::<f32>());
         Self { handle, lease: None, ..self.clone() }
