@@ -59,7 +59,10 @@ mod on_a_device {
         Orchestrator::new(devices).unwrap().prefetch(prefetch)
     }
 
-    fn chains(float: FloatType) -> [(Arc<Chain>, Arc<dyn Dataset>, Vec<usize>); 4] {
+    /// A chain, what it trains on, and where it is cut.
+    type Example = (Arc<Chain>, Arc<dyn Dataset>, Vec<usize>);
+
+    fn chains(float: FloatType) -> [Example; 4] {
         let cnn = cnn::CnnConfig { inputs: 2, channels: 4, stages: 2, blocks: 1, classes: 3 };
         let chains: [(Chain, Arc<dyn Dataset>, Vec<usize>); 4] = [
             (gpt2::chain(&config(), None).unwrap(), tokens(24, 1), vec![1, 2, 3, 4]),
