@@ -2,8 +2,8 @@
 
 use crate::activation::{BurnBytes, by_rank};
 use crate::{
-    AnyTensor, DeviceBuffer, DeviceBytes, DeviceError, DeviceId, DeviceTensor, HostTensor, MemoryProbe,
-    finish,
+    AnyTensor, DeviceBuffer, DeviceBytes, DeviceError, DeviceId, DeviceTensor, FloatType, HostTensor,
+    MemoryProbe, finish,
 };
 use burn::backend::{Cube, DispatchDevice};
 use burn::tensor::{DType, Device, Int, Shape, Tensor};
@@ -137,14 +137,15 @@ impl CubeBytes {
         &self.client
     }
 
-    /// These bytes, which are floats, as a kernel's argument. What a kernel writes is seen by whoever has them.
-    pub fn floats(&self) -> BufferArg {
+    /// These bytes, which are floats of this type, as a kernel's argument. What a kernel writes is seen by whoever
+    /// has them.
+    pub fn floats(&self, float: FloatType) -> BufferArg {
         let (client, place) = (self.client.clone(), self.device.clone());
-        let shape = Shape::new([self.len() / size_of::<f32>()]);
-        CubeTensor::new_contiguous(client, place, shape, self.handle.clone(), DType::F32).into_buffer_arg()
+        let shape = Shape::new([self.len() / float.bytes()]);
+        CubeTensor::new_contiguous(client, place, shape, self.handle.clone(), float.dtype()).into_buffer_arg()
     }
 
-    /// Room for so many floats on the same device, with anything in it.
+    /// Room for so many `f32` on the same device, with anything in it.
     pub fn room(&self, floats: usize) -> Self {
         let handle = self.client.empty(floats * size_of::<f32>());
         Self { handle, lease: None, ..self.clone() }
@@ -360,11 +361,41 @@ impl MemoryProbe for CubeProbe {
 mod tests {
     use super::*;
     use bytes::Bytes;
+    use std::ops::Deref;
+    use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+    /// Whoever measures the device has it alone, for its memory is everybody's: others read, who measures writes.
+    static DEVICE: RwLock<()> = RwLock::new(());
 
     /// A device to test on; says why there is none.
-    fn adapter() -> Option<CubeAdapter> {
+    fn open() -> Option<CubeAdapter> {
         let adapter = CubeAdapter::wgpu(0);
         adapter.inspect_err(|error| eprintln!("skipped: {error}")).ok()
+    }
+
+    /// The device for a test, which has it, alone or beside others, for as long as this lives.
+    struct Held<G> {
+        adapter: CubeAdapter,
+        _guard: G,
+    }
+
+    impl<G> Deref for Held<G> {
+        type Target = CubeAdapter;
+
+        fn deref(&self) -> &CubeAdapter {
+            &self.adapter
+        }
+    }
+
+    fn adapter() -> Option<Held<RwLockReadGuard<'static, ()>>> {
+        // A test that failed leaves nothing behind that others could not work with.
+        let _guard = DEVICE.read().unwrap_or_else(PoisonError::into_inner);
+        open().map(|adapter| Held { adapter, _guard })
+    }
+
+    fn adapter_alone() -> Option<Held<RwLockWriteGuard<'static, ()>>> {
+        let _guard = DEVICE.write().unwrap_or_else(PoisonError::into_inner);
+        open().map(|adapter| Held { adapter, _guard })
     }
 
     fn there(adapter: &CubeAdapter, tensor: &HostTensor) -> DeviceTensor {
@@ -459,7 +490,7 @@ mod tests {
 
     #[test]
     fn the_probe_sees_what_is_allocated() {
-        let Some(adapter) = adapter() else { return };
+        let Some(adapter) = adapter_alone() else { return };
         let (probe, id) = (CubeProbe::new(adapter.client.clone()), DeviceId(0));
         probe.reset_peak(id);
         let before = probe.in_use(id);

@@ -9,7 +9,7 @@ use std::fmt;
 /// The type of the floats that layers see on a device: parameters, activations, and the gradients of both.
 /// The loss is an `f32` whatever the type.
 ///
-/// Masters and the optimizer's moments are `f32` on the host. With a narrower type, parameters are rounded
+/// Masters and the optimizer's moments are `f32`, wherever they are. With a narrower type, parameters are rounded
 /// to it after each step (to nearest, ties to even), and gradients are widened before anything is added to them.
 /// That is mixed-precision training with `f32` masters (Micikevicius et al., 2018), without a scaled loss.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

@@ -3,8 +3,8 @@
 use crate::device::{DeviceSpec, Hardware};
 use crate::error::EngineError;
 use crate::gpu::PageLocked;
-use crate::optimizer_check::{self, OptimizerCheck};
-use hydra_core::{ByteSize, DeviceId, MemoryProbe};
+use crate::optimizer_check::{self, OptimizerCheck, Tried};
+use hydra_core::{ByteSize, DeviceId, FloatType, MemoryProbe};
 use hydra_spill::{DeviceLink, alloc, alloc::AllocatorProbe};
 use std::fmt;
 use std::sync::Arc;
@@ -39,13 +39,13 @@ impl OpenDevice {
         Ok(Self { burn, link, probe, tag })
     }
 
-    /// The optimizer's steps on the device beside those on the host, bit by bit, for drawn elements. `None` for a
-    /// device whose memory is the host's, where they are the same code.
+    /// The optimizer's steps on the device beside those on the host, bit by bit, for drawn elements, with gradients of
+    /// these types, which the device has. `None` for a device whose memory is the host's, where they are the same code.
     ///
     /// # Errors
     /// What the device says.
-    pub fn compare_optimizer(&self) -> Result<Option<OptimizerCheck>, EngineError> {
-        Ok(optimizer_check::compare(self.link.as_ref(), &self.burn, None)?)
+    pub fn compare_optimizer(&self, floats: &[FloatType]) -> Result<Option<OptimizerCheck>, EngineError> {
+        Ok(optimizer_check::compare(self.link.as_ref(), &self.burn, Tried::Every(floats))?)
     }
 
     /// The device as its probe knows it. What a thread allocates on a CPU is charged to it while the thread
@@ -65,6 +65,6 @@ mod tests {
         let device = OpenDevice::new(spec, ByteSize::mib(1)).unwrap();
         let there = device.link.copy_in(&bytes::Bytes::from_static(b"some bytes")).unwrap();
         assert_eq!(device.link.copy_out(&there).unwrap(), &b"some bytes"[..]);
-        assert_eq!(device.compare_optimizer().unwrap(), None);
+        assert_eq!(device.compare_optimizer(&[FloatType::F32]).unwrap(), None);
     }
 }

@@ -1,29 +1,39 @@
 //! What a comparison of a device's optimizer with the host's found.
 
 use burn::tensor::Device;
-use hydra_core::OptimizerSpec;
+use hydra_core::{FloatType, OptimizerSpec};
 use hydra_spill::{DeviceLink, SpillError};
 use serde::Serialize;
 
-/// Compares the optimizer of the device of `link`, on which `burn` computes, with the host's, by all rules or by
-/// those that tasks with these optimizers need; `None` if the device's memory is the host's.
+/// What is tried.
+#[derive(Clone, Copy, Debug)]
+#[cfg_attr(not(feature = "cube"), allow(dead_code, reason = "only GPUs are tried"))]
+pub(crate) enum Tried<'a> {
+    /// Every rule, in these types of floats.
+    Every(&'a [FloatType]),
+    /// The rules that unclipped tasks with these optimizers need, each in the task's type.
+    Tasks(&'a [(OptimizerSpec, FloatType)]),
+}
+
+/// Compares the optimizer of the device of `link`, on which `burn` computes, with the host's; `None` if the device's
+/// memory is the host's.
 ///
 /// # Errors
 /// What the device says.
 pub(crate) fn compare(
     link: &dyn DeviceLink,
     burn: &Device,
-    of: Option<&[OptimizerSpec]>,
+    tried: Tried<'_>,
 ) -> Result<Option<OptimizerCheck>, SpillError> {
     let there = link.copy_in(&bytes::Bytes::from_static(&[0; 64]))?;
     if there.as_host().is_some() {
         return Ok(None);
     }
     #[cfg(feature = "cube")]
-    return crate::device_optimizer::compare(link, burn, of).map(Some);
+    return crate::device_optimizer::compare(link, burn, tried).map(Some);
     #[cfg(not(feature = "cube"))]
     {
-        let _ = (burn, of);
+        let _ = (burn, tried);
         Ok(None)
     }
 }
@@ -31,9 +41,9 @@ pub(crate) fn compare(
 /// How many values of a rule of the optimizer a device computed otherwise than the host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct RuleCheck {
-    /// The rule, such as `AdamW`.
-    pub rule: &'static str,
-    /// Values of the size that training has: parameters, moments and sums after each step.
+    /// The rule, such as `AdamW`, and the type of the gradients if they are not `f32`.
+    pub rule: String,
+    /// Values of the size that training has: parameters and moments after each step, sums, and what is rounded.
     pub ordinary: usize,
     /// Those of them whose bits differ.
     pub ordinary_differing: usize,

@@ -6,9 +6,9 @@
 
 use crate::device::{DeviceKind, LogicalDevice};
 use crate::error::{EngineError, guarded, with_causes};
-use crate::optimizer_check::{self, OptimizerCheck};
+use crate::optimizer_check::{self, OptimizerCheck, Tried};
 use crate::task::TrainTask;
-use hydra_core::{ByteSize, FloatType, OptimizerSpec};
+use hydra_core::{ByteSize, Chain, FloatType, ImageLayout, OptimizerSpec, TrainSpec};
 use hydra_partition::PartitionPlan;
 use serde::{Deserialize, Serialize};
 
@@ -105,10 +105,12 @@ pub(crate) fn place<'a>(
         reserve: rules.clone().map(|rules| rules.reserve).max().unwrap_or(0),
         margin: rules.map(|rules| rules.margin).max().unwrap_or(0),
     };
-    let optimizers: Vec<OptimizerSpec> = tasks.clone().map(|(task, _)| task.spec.optimizer).collect();
+    let stepped: Vec<(OptimizerSpec, FloatType)> =
+        tasks.clone().map(|(task, _)| (task.spec.optimizer, task.chain.float_type())).collect();
     let lodgers: Vec<Lodger<'_>> = tasks.map(|(task, plan)| lodger(task, plan)).collect();
     let exact = || {
-        let check = || optimizer_check::compare(device.manager.link(), &device.burn, Some(&optimizers));
+        let tried = Tried::Tasks(&stepped);
+        let check = || optimizer_check::compare(device.manager.link(), &device.burn, tried);
         let check = || Ok(device.pool.install(check)?);
         // A CPU device is stepped by the host's code.
         let exact = |check: Option<OptimizerCheck>| check.is_none_or(|check| check.is_exact());
@@ -118,30 +120,39 @@ pub(crate) fn place<'a>(
 }
 
 fn lodger<'a>(task: &'a TrainTask, plan: &PartitionPlan) -> Lodger<'a> {
-    let (moments, accumulates) = (task.spec.optimizer.moments() as u64, task.spec.accumulate > 1);
-    let standing = task.chain.images().iter().map(|image| {
-        let uses = image.layers.len() as u64;
-        // The uses of a tied parameter wait for each other, microbatches for their sum.
-        let waiting = if uses > 1 { uses } else { 0 } + u64::from(accumulates);
-        image.bytes() * if image.trained { 1 + moments + waiting } else { 1 }
-    });
     let largest = plan.shards.iter().max_by_key(|shard| need_beside_params(shard));
     Lodger {
         name: &task.name,
         obstacle: obstacle(task),
         untrained: task.evaluate_only,
-        standing: standing.sum(),
+        standing: standing(&task.chain, &task.spec),
         compute: largest.map_or(0, need_beside_params),
         params: plan.shards.iter().map(|shard| shard.param_bytes).max().unwrap_or(0),
     }
 }
 
+/// The bytes of masters, with what they are rounded to, moments, and gradients that wait.
+fn standing(chain: &Chain, spec: &TrainSpec) -> u64 {
+    let of = |image: &ImageLayout| {
+        let moments = spec.optimizer.moments() as u64 * image.moment_bytes();
+        let trained = moments + waiting(image, spec.accumulate > 1);
+        image.master_bytes() + if image.trained { trained } else { 0 }
+    };
+    chain.images().iter().map(of).sum()
+}
+
+/// The bytes of gradients of an image that wait: the uses of a tied parameter for each other, microbatches for
+/// their sum. What is added up is `f32`, in memory of its own where the gradients are narrower.
+fn waiting(image: &ImageLayout, accumulates: bool) -> u64 {
+    let uses = image.layers.len() as u64;
+    let sum = if image.float == FloatType::F32 { 0 } else { image.moment_bytes() };
+    let tied = if uses > 1 { uses * image.bytes() + sum } else { 0 };
+    tied + if accumulates { image.moment_bytes() } else { 0 }
+}
+
 /// Why the host has to step a task.
 fn obstacle(task: &TrainTask) -> Option<&'static str> {
-    if task.spec.clip.is_some() {
-        return Some("its gradients are clipped by the norm of all of them");
-    }
-    (task.chain.float_type() != FloatType::F32).then_some("its masters are not what its layers see")
+    task.spec.clip.map(|_| "its gradients are clipped by the norm of all of them")
 }
 
 /// The bytes of a shard's largest shard task without its parameters.
@@ -314,6 +325,36 @@ mod tests {
             placed(OptimizerPlacement::Auto, &[untrained()], &HOUSE, true),
             "Host: nothing is trained"
         );
+    }
+
+    #[test]
+    fn what_waits_is_counted_with_the_sums_that_it_is_added_up_in() {
+        let image = |float, layers| ImageLayout {
+            name: "image".to_owned(),
+            params: Vec::new(),
+            elements: 100,
+            layers,
+            trained: true,
+            float,
+        };
+        let of = |float| {
+            let (one, tied) = (image(float, vec![0]), image(float, vec![0, 3]));
+            [waiting(&one, false), waiting(&one, true), waiting(&tied, false), waiting(&tied, true)]
+        };
+        assert_eq!(of(FloatType::F32), [0, 400, 800, 1200]);
+        assert_eq!(of(FloatType::Bf16), [0, 400, 800, 1200]);
+    }
+
+    #[test]
+    fn masters_moments_and_what_they_are_rounded_to_are_counted() {
+        let spec = |optimizer, accumulate| TrainSpec { accumulate, ..TrainSpec::new(optimizer, 1) };
+        let (adamw, sgd) = (OptimizerSpec::adamw(1.0), OptimizerSpec::sgd(1.0));
+        for (float, each) in [(FloatType::F32, [12, 8, 16]), (FloatType::Bf16, [14, 10, 18])] {
+            let chain = hydra_models::mlp::chain(&[2, 16, 16], 3).unwrap().with_float_type(float);
+            let elements: u64 = chain.images().iter().map(|image| image.elements as u64).sum();
+            let found = [spec(adamw, 1), spec(sgd, 1), spec(adamw, 2)].map(|spec| standing(&chain, &spec));
+            assert_eq!(found, each.map(|bytes| bytes * elements), "{float}");
+        }
     }
 
     #[test]

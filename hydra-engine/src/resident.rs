@@ -1,16 +1,20 @@
 //! Gathering gradients and stepping masters where a task lives on a device.
 //!
 //! The order of all additions is that of `gradient.rs`, the formulas are those of `optimizer.rs`; on a GPU they
-//! are kernels. A CPU device that has memory of its own is served by the host's code.
+//! are kernels. A CPU device that has memory of its own is served by the host's code. Gradients of 16 bits are widened
+//! where they are read, so every sum is `f32`, and masters are rounded where shard tasks read 16 bits.
 
 use crate::device::LogicalDevice;
+#[cfg(feature = "cube")]
+use crate::device_optimizer::CubeFloats;
 use crate::error::EngineError;
 use crate::host::ImageSum;
 use crate::optimizer::{Step, step_slice};
-use burn::tensor::{DType, Device};
+use burn::tensor::Device;
 use bytes::Bytes;
-use hydra_core::{DeviceBytes, DeviceId, DeviceTensor, HostTensor, ImageLayout, finish};
-use hydra_spill::{DeviceMasters, alloc};
+use hydra_core::{DeviceBytes, DeviceId, DeviceTensor, FloatType, HostTensor, ImageLayout, finish};
+use hydra_spill::{DeviceMasters, DeviceNarrow, alloc};
+use std::borrow::Cow;
 
 /// The gradients of an image's parameters on their device, by slot.
 pub(crate) struct ResidentGradient {
@@ -22,7 +26,8 @@ type Sum = Option<Part>;
 
 struct Part {
     bytes: DeviceBytes,
-    /// Whether it is a sum that was made here, and may be added to in place.
+    float: FloatType,
+    /// Whether it is a sum that was made here, which is `f32`, and may be added to in place.
     #[cfg_attr(not(feature = "cube"), allow(dead_code, reason = "only GPUs write in place"))]
     own: bool,
 }
@@ -32,7 +37,7 @@ impl ImageSum for ResidentGradient {
 
     fn of_microbatch(layout: &ImageLayout, layers: Vec<Vec<Option<DeviceTensor>>>) -> Self {
         let mut layers = layers.into_iter();
-        let given = |gradient: DeviceTensor| Part { bytes: gradient.bytes, own: false };
+        let given = |tensor: DeviceTensor| Part { bytes: tensor.bytes, float: layout.float, own: false };
         let first = layers.next().unwrap_or_default().into_iter().map(|gradient| gradient.map(given));
         let mut params: Vec<Sum> = first.collect();
         params.resize_with(layout.params.len(), || None);
@@ -40,7 +45,7 @@ impl ImageSum for ResidentGradient {
             for (sum, gradient) in params.iter_mut().zip(layer) {
                 // What a layer gives nothing to stays as it is.
                 if let Some(gradient) = gradient {
-                    *sum = add(sum.take(), Some(&gradient.bytes));
+                    *sum = add(sum.take(), Some(&given(gradient)));
                 }
             }
         }
@@ -49,54 +54,76 @@ impl ImageSum for ResidentGradient {
 
     fn add(self, next: &Self, _: &rayon::ThreadPool) -> Self {
         let params = self.params.into_iter().zip(&next.params);
-        Self { params: params.map(|(sum, next)| add(sum, next.as_ref().map(|part| &part.bytes))).collect() }
+        Self { params: params.map(|(sum, next)| add(sum, next.as_ref())).collect() }
     }
 }
 
 /// The sum of two gradients; a zero is added too, for the sake of the other's sign.
-fn add(sum: Sum, next: Option<&DeviceBytes>) -> Sum {
+fn add(sum: Sum, next: Option<&Part>) -> Sum {
     match (sum, next) {
         (None, None) => None,
         (Some(sum), Some(next)) => Some(plus(sum, next)),
-        (Some(Part { bytes, .. }), None) => Some(plus_zero(&bytes)),
+        (Some(sum), None) => Some(plus_zero(&sum)),
         (None, Some(next)) => Some(plus_zero(next)),
     }
 }
 
-fn plus(sum: Part, next: &DeviceBytes) -> Part {
-    match (&sum.bytes, next) {
+fn plus(sum: Part, next: &Part) -> Part {
+    match (&sum.bytes, &next.bytes) {
         (DeviceBytes::Host(a), DeviceBytes::Host(b)) => {
-            let sums = floats(a).iter().zip(floats(b)).map(|(a, b)| a + b);
-            Part { bytes: bytes_of(sums.collect()), own: true }
+            let (a, b) = (widened(a, sum.float), widened(b, next.float));
+            let sums = a.iter().zip(b.iter()).map(|(a, b)| a + b);
+            Part::sum(bytes_of(sums.collect()))
         }
         #[cfg(feature = "cube")]
-        (a, b) => match sum.own {
+        (a, _) => match sum.own {
             true => {
-                crate::device_optimizer::add(cube(a), cube(b));
+                crate::device_optimizer::add(cube(a), &next.on_cube());
                 sum
             }
-            false => Part { bytes: buffer(crate::device_optimizer::sum(cube(a), cube(b))), own: true },
+            false => Part::sum(buffer(crate::device_optimizer::sum(&sum.on_cube(), &next.on_cube()))),
         },
         #[cfg(not(feature = "cube"))]
         _ => unreachable!("this build has no other memory"),
     }
 }
 
-fn plus_zero(bytes: &DeviceBytes) -> Part {
-    let bytes = match bytes {
-        DeviceBytes::Host(bytes) => bytes_of(floats(bytes).iter().map(|x| x + 0.0).collect()),
+fn plus_zero(part: &Part) -> Part {
+    Part::sum(match &part.bytes {
+        DeviceBytes::Host(bytes) => bytes_of(widened(bytes, part.float).iter().map(|x| x + 0.0).collect()),
         #[cfg(feature = "cube")]
-        bytes => {
-            buffer(crate::device_optimizer::sum(cube(bytes), &crate::device_optimizer::zeros(cube(bytes))))
+        DeviceBytes::Buffer(_) => {
+            let part = part.on_cube();
+            buffer(crate::device_optimizer::sum(&part, &crate::device_optimizer::zeros(&part)))
         }
         #[cfg(not(feature = "cube"))]
-        _ => unreachable!("this build has no other memory"),
-    };
-    Part { bytes, own: true }
+        DeviceBytes::Buffer(_) => unreachable!("this build has no other memory"),
+    })
+}
+
+impl Part {
+    fn sum(bytes: DeviceBytes) -> Self {
+        Self { bytes, float: FloatType::F32, own: true }
+    }
+
+    #[cfg(feature = "cube")]
+    fn on_cube(&self) -> CubeFloats {
+        CubeFloats { bytes: cube(&self.bytes).clone(), float: self.float }
+    }
 }
 
 fn floats(bytes: &Bytes) -> &[f32] {
     bytemuck::cast_slice(bytes)
+}
+
+/// The values of floats of any type.
+fn widened(bytes: &Bytes, float: FloatType) -> Cow<'_, [f32]> {
+    if float == FloatType::F32 {
+        return Cow::Borrowed(floats(bytes));
+    }
+    let mut wide = vec![0.0; bytes.len() / float.bytes()];
+    float.widen(bytemuck::cast_slice(bytes), &mut wide);
+    Cow::Owned(wide)
 }
 
 fn bytes_of(floats: Vec<f32>) -> DeviceBytes {
@@ -149,10 +176,12 @@ impl DeviceStepper {
             DeviceBytes::Buffer(_) => unreachable!("this build has no other memory"),
         });
         // A sum for which there was no memory is known to what was computed with it.
-        let view = |bytes: &DeviceBytes| {
-            DeviceTensor::view(bytes.clone(), [bytes.len() / size_of::<f32>()], DType::F32)
+        let view = |bytes: &DeviceBytes, float: FloatType| {
+            DeviceTensor::view(bytes.clone(), [bytes.len() / float.bytes()], float.dtype())
         };
-        let made: Vec<DeviceTensor> = masters.moments.iter().chain([&masters.params]).map(view).collect();
+        let wide = masters.moments.iter().chain([&masters.params]).map(|bytes| view(bytes, FloatType::F32));
+        let narrow = masters.narrow.iter().map(|narrow| view(&narrow.bytes, narrow.float));
+        let made: Vec<DeviceTensor> = wide.chain(narrow).collect();
         let finished = finish(&self.burn, &made.iter().collect::<Vec<_>>());
         finished.map_err(|error| EngineError::Device {
             device: self.name.clone(),
@@ -168,20 +197,27 @@ fn step_on_host(
     masters: &mut DeviceMasters,
     gradient: &ResidentGradient,
 ) {
-    let values = |bytes: &DeviceBytes| bytes.as_host().map_or_else(Vec::new, |bytes| floats(bytes).to_vec());
-    let mut params = values(&masters.params);
-    let mut moments: Vec<Vec<f32>> = masters.moments.iter().map(values).collect();
+    let values = |bytes: &DeviceBytes, float| {
+        bytes.as_host().map_or_else(Vec::new, |bytes| widened(bytes, float).into_owned())
+    };
+    let mut params = values(&masters.params, FloatType::F32);
+    let mut moments: Vec<Vec<f32>> =
+        masters.moments.iter().map(|moment| values(moment, FloatType::F32)).collect();
     for (param, gradient) in layout.params.iter().zip(&gradient.params) {
         let zero = || vec![0.0; param.len];
-        let gradient = gradient.as_ref().map_or_else(zero, |part| values(&part.bytes));
+        let gradient = gradient.as_ref().map_or_else(zero, |part| values(&part.bytes, part.float));
         let mut moments: Vec<&mut [f32]> = moments.iter_mut().map(|m| &mut m[param.range()]).collect();
         step_slice(step.update(param), &mut params[param.range()], &gradient, step.factor, &mut moments);
+    }
+    if let Some(DeviceNarrow { float, bytes }) = &mut masters.narrow {
+        let elements = params.len();
+        *bytes = HostTensor::float(params.clone(), [elements]).in_type(*float).bytes.into();
     }
     masters.params = bytes_of(params);
     masters.moments = moments.into_iter().map(bytes_of).collect();
 }
 
-/// Steps every parameter in place.
+/// Steps every parameter in place, and rounds them all at once.
 #[cfg(feature = "cube")]
 fn step_on_cube(
     step: &Step<'_>,
@@ -196,10 +232,14 @@ fn step_on_cube(
         let moments = masters.moments.iter().map(|moment| cube(&moment.slice(bytes.clone())).clone());
         let moments: Vec<_> = moments.collect();
         let gradient = match gradient {
-            Some(part) => cube(&part.bytes).clone(),
-            None => crate::device_optimizer::zeros(cube(&params)),
+            Some(part) => part.on_cube(),
+            None => crate::device_optimizer::zeros(&CubeFloats::wide(cube(&params).clone())),
         };
         crate::device_optimizer::step(step.update(param), cube(&params), &gradient, step.factor, &moments);
+    }
+    if let Some(DeviceNarrow { float, bytes }) = &masters.narrow {
+        let out = CubeFloats { bytes: cube(bytes).clone(), float: *float };
+        crate::device_optimizer::round(cube(&masters.params), &out);
     }
 }
 
@@ -207,13 +247,13 @@ fn step_on_cube(
 mod tests {
     use super::*;
     use crate::gradient::ImageGradient;
-    use hydra_core::{FloatType, ImageParam, Init, Key, OptimizerSpec, TrainSpec};
-    use hydra_spill::Masters;
+    use hydra_core::{ImageParam, Init, Key, OptimizerSpec, TrainSpec};
+    use hydra_spill::{Floats, Masters, NarrowFloats};
 
     const LEN: usize = 300;
 
     /// Two parameters that two layers name.
-    fn layout() -> ImageLayout {
+    fn layout(float: FloatType) -> ImageLayout {
         let param = |index: usize| ImageParam {
             name: format!("p{index}"),
             shape: vec![LEN],
@@ -229,7 +269,7 @@ mod tests {
             elements: 768,
             layers: vec![0, 3],
             trained: true,
-            float: FloatType::F32,
+            float,
         }
     }
 
@@ -248,12 +288,13 @@ mod tests {
         ]
     }
 
-    fn sum<S: ImageSum>(of: impl Fn(Vec<f32>) -> S::Use + Copy) -> S {
+    fn sum<S: ImageSum>(float: FloatType, of: impl Fn(HostTensor) -> S::Use + Copy) -> S {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap();
-        let one = |slots: Vec<Option<Vec<f32>>>| slots.into_iter().map(|slot| slot.map(of)).collect();
+        let given = |values: Vec<f32>| of(HostTensor::float(values, [LEN]).in_type(float));
+        let one = |slots: Vec<Option<Vec<f32>>>| slots.into_iter().map(|slot| slot.map(given)).collect();
         let micro = uses().into_iter().map(|layers| {
             let layers = layers.into_iter().map(one).collect();
-            S::of_microbatch(&layout(), layers)
+            S::of_microbatch(&layout(float), layers)
         });
         micro.reduce(|sum, next| sum.add(&next, &pool)).unwrap()
     }
@@ -261,7 +302,8 @@ mod tests {
     /// The masters after a step on the host and one where `up` brought masters and gradients.
     fn stepped(
         spec: OptimizerSpec,
-        up: impl Fn(Vec<f32>) -> DeviceBytes + Copy,
+        float: FloatType,
+        up: impl Fn(Bytes) -> DeviceBytes + Copy,
         burn: Device,
     ) -> (Masters, DeviceMasters) {
         let spec = TrainSpec::new(spec, 1);
@@ -269,33 +311,45 @@ mod tests {
         let moment = |i: u64| numbers(20 + i, 768).into_iter().map(f32::abs).collect::<Vec<f32>>();
         let moments: Vec<Vec<f32>> = (0..spec.optimizer.moments() as u64).map(moment).collect();
         let params = numbers(9, 768);
+        let wide = |values: &[f32]| HostTensor::float(values.to_vec(), [768]);
+        let rounded = (float != FloatType::F32).then_some(float);
         let mut there = DeviceMasters {
-            params: up(params.clone()),
-            moments: moments.iter().map(|moment| up(moment.clone())).collect(),
+            params: up(wide(&params).bytes),
+            narrow: rounded
+                .map(|float| DeviceNarrow { float, bytes: up(wide(&params).in_type(float).bytes) }),
+            moments: moments.iter().map(|moment| up(wide(moment).bytes)).collect(),
         };
-        let mut here = Masters::new(params, moments);
-        let host = |values: Vec<f32>| HostTensor::float(values, [LEN]);
-        step.image(&layout(), &mut here, &sum::<ImageGradient>(host));
-        let device = |values: Vec<f32>| DeviceTensor::view(up(values), [LEN], DType::F32);
+        let narrow = rounded.map(|float| NarrowFloats::of(&params, float, Floats::from));
+        let mut here = Masters { narrow, ..Masters::new(params, moments) };
+        step.image(&layout(float), &mut here, &sum::<ImageGradient>(float, |tensor| tensor));
+        let device = |tensor: HostTensor| DeviceTensor::view(up(tensor.bytes), tensor.shape, tensor.dtype);
         let stepper = DeviceStepper { name: "device".to_owned(), burn, measured_as: DeviceId(0) };
-        stepper.step(&step, &layout(), &mut there, &sum::<ResidentGradient>(device)).unwrap();
+        stepper.step(&step, &layout(float), &mut there, &sum::<ResidentGradient>(float, device)).unwrap();
         (here, there)
     }
 
-    fn bits(values: &[f32]) -> Vec<u32> {
-        values.iter().map(|value| value.to_bits()).collect()
+    /// Bit by bit; `down` is the way back.
+    fn same(here: &Masters, there: &DeviceMasters, down: impl Fn(&DeviceBytes) -> Bytes) {
+        let wide = |values: &[f32], bytes: &DeviceBytes| {
+            assert_eq!(bytemuck::cast_slice::<f32, u8>(values), &down(bytes)[..]);
+        };
+        wide(&here.params, &there.params);
+        assert_eq!(here.moments.len(), there.moments.len());
+        here.moments.iter().zip(&there.moments).for_each(|(here, there)| wide(here, there));
+        assert_eq!(here.narrow.is_some(), there.narrow.is_some());
+        for (here, there) in here.narrow.iter().zip(&there.narrow) {
+            assert_eq!(here.float_type(), there.float);
+            assert_eq!(bytemuck::cast_slice::<u16, u8>(here), &down(&there.bytes)[..]);
+        }
     }
 
     #[test]
     fn a_step_where_a_task_lives_is_the_hosts() {
         let plain = OptimizerSpec::Sgd { lr: 0.1, momentum: 0.0, weight_decay: 0.01 };
-        for spec in [OptimizerSpec::adamw(1e-2), OptimizerSpec::sgd(1e-2), plain] {
-            let (here, there) = stepped(spec, bytes_of, Device::flex());
-            let values = |bytes: &DeviceBytes| bits(floats(bytes.as_host().unwrap()));
-            assert_eq!(bits(&here.params), values(&there.params));
-            assert_eq!(here.moments.len(), there.moments.len());
-            for (here, there) in here.moments.iter().zip(&there.moments) {
-                assert_eq!(bits(here), values(there));
+        for float in [FloatType::F32, FloatType::Bf16, FloatType::F16] {
+            for spec in [OptimizerSpec::adamw(1e-2), OptimizerSpec::sgd(1e-2), plain] {
+                let (here, there) = stepped(spec, float, DeviceBytes::from, Device::flex());
+                same(&here, &there, |bytes| bytes.as_host().unwrap().clone());
             }
         }
     }
@@ -308,14 +362,14 @@ mod tests {
         let Ok(adapter) = adapter else { return };
         // Powers of two: a fused operation that rounds twice gives the same.
         let spec = OptimizerSpec::Sgd { lr: 0.125, momentum: 0.5, weight_decay: 0.0 };
-        let up = |values: Vec<f32>| {
-            let bytes = bytes_of(values);
-            let there = adapter.write(&[bytes.as_host().unwrap().clone()]).unwrap().remove(0);
-            DeviceBytes::Buffer(std::sync::Arc::new(there))
-        };
-        let (here, there) = stepped(spec, up, adapter.burn.clone());
-        let values = |bytes: &DeviceBytes| bits(floats(&cube(bytes).read().unwrap()));
-        assert_eq!(bits(&here.params), values(&there.params));
-        assert_eq!(bits(&here.moments[0]), values(&there.moments[0]));
+        let up = |bytes: Bytes| buffer(adapter.write(&[bytes]).unwrap().remove(0));
+        for float in [FloatType::F32, FloatType::Bf16, FloatType::F16] {
+            if !hydra_models::ops::supports(&adapter.burn, float.dtype()) {
+                eprintln!("skipped: the device does not compute with {float}");
+                continue;
+            }
+            let (here, there) = stepped(spec, float, up, adapter.burn.clone());
+            same(&here, &there, |bytes| cube(bytes).read().unwrap());
+        }
     }
 }

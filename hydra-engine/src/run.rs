@@ -182,10 +182,12 @@ impl Run {
         let reservation =
             self.host_budget.reserve(bytes, &model.task.name).map_err(hydra_spill::SpillError::from)?;
         let moments = vec![vec![0.0; params.len()]; moments];
-        let home = |values| self.threads.devices[0].device.manager.link().home(values);
-        let masters = match layout.float {
+        let home = |values: Vec<f32>| match model.placement.on_device() {
             // They leave the host.
-            FloatType::F32 if model.placement.on_device() => Masters::new(params, moments),
+            true => values.into(),
+            false => self.threads.devices[0].device.manager.link().home(values),
+        };
+        let masters = match layout.float {
             FloatType::F32 => Masters::new(home(params), moments),
             // The masters themselves do not move.
             float => {

@@ -59,7 +59,10 @@ mod on_a_device {
         Orchestrator::new(devices).unwrap().prefetch(prefetch)
     }
 
-    fn chains(float: FloatType) -> [(Arc<Chain>, Arc<dyn Dataset>, Vec<usize>); 4] {
+    /// A chain, what it trains on, and where it is cut.
+    type Example = (Arc<Chain>, Arc<dyn Dataset>, Vec<usize>);
+
+    fn chains(float: FloatType) -> [Example; 4] {
         let cnn = cnn::CnnConfig { inputs: 2, channels: 4, stages: 2, blocks: 1, classes: 3 };
         let chains: [(Chain, Arc<dyn Dataset>, Vec<usize>); 4] = [
             (gpt2::chain(&config(), None).unwrap(), tokens(24, 1), vec![1, 2, 3, 4]),
@@ -141,8 +144,23 @@ mod on_a_device {
 
     #[test]
     fn tasks_that_live_on_a_gpu_equal_the_plain_loop() {
+        agree_there_in(FloatType::F32);
+    }
+
+    /// The software driver has no `bf16`.
+    #[test]
+    fn tasks_in_16_bits_that_live_on_a_gpu_equal_the_plain_loop() {
+        agree_there_in(FloatType::F16);
+        agree_there_in(FloatType::Bf16);
+    }
+
+    fn agree_there_in(float: FloatType) {
         let Some(adapter) = adapter() else { return };
-        for (name, chain, data, cuts) in chains() {
+        if !hydra_models::ops::supports(&adapter.burn, float.dtype()) {
+            return eprintln!("skipped: the device does not compute with {float}");
+        }
+        for (chain, data, cuts) in chains(float) {
+            let name = format!("{} in {float}", chain.name());
             for (accumulate, cuts) in [(1, vec![]), (3, cuts)] {
                 let spec = powers_of_two(accumulate);
                 let plain = plain::train_on(&chain, data.as_ref(), &spec, &adapter.burn).unwrap();
@@ -218,20 +236,28 @@ mod on_a_device {
 
     #[test]
     fn the_best_weights_of_a_task_on_a_gpu_are_put_back() {
-        if adapter().is_none() {
-            return;
+        // So large rates that the losses rise again, and stay numbers.
+        best_are_put_back_in(FloatType::F32, 8.0, 6);
+        best_are_put_back_in(FloatType::F16, 4.0, 5);
+    }
+
+    fn best_are_put_back_in(float: FloatType, lr: f64, steps: usize) {
+        let Some(adapter) = adapter() else { return };
+        if !hydra_models::ops::supports(&adapter.burn, float.dtype()) {
+            return eprintln!("skipped: the device does not compute with {float}");
         }
-        // So large a rate that the loss rises again.
-        let optimizer = OptimizerSpec::Sgd { lr: 8.0, momentum: 0.5, weight_decay: 0.0 };
-        let spec = TrainSpec { eval_every: Some(1), length: Length::Steps(6), optimizer, ..powers_of_two(1) };
+        let [(chain, ..), ..] = chains(float);
+        let optimizer = OptimizerSpec::Sgd { lr, momentum: 0.5, weight_decay: 0.0 };
+        let length = Length::Steps(steps);
+        let spec = TrainSpec { eval_every: Some(1), length, optimizer, ..powers_of_two(1) };
         let [host, device] = [OptimizerPlacement::Host, OptimizerPlacement::Device].map(|placement| {
             let mut run = orchestrator(1, PLENTY, true).optimizer_placement(placement);
-            let task = TrainTask::new("task", gpt2_chain(), tokens(24, 1), spec.clone());
+            let task = TrainTask::new("task", chain.clone(), tokens(24, 1), spec.clone());
             run.submit(task.validation(tokens(5, 3)).test(tokens(4, 2))).unwrap();
             run.run().unwrap().tasks.remove(0)
         });
         assert_eq!((device.error.as_deref(), device.optimizer.on), (None, Place::Device));
-        assert!(device.best_step.is_some_and(|step| step < 6), "{:?}", device.best_step);
+        assert!(device.best_step.is_some_and(|step| step < steps), "{:?}", device.evaluations);
         assert_eq!((device.evaluations, device.test), (host.evaluations, host.test));
         assert_eq!(device.weights_sha256, host.weights_sha256);
     }

@@ -4,13 +4,13 @@
 
 mod common;
 
-use common::{Fragile, Points, Settings, adamw, gpt2_chain, mlp_chain, spirals, tokens};
+use common::{Fragile, Points, Settings, adamw, config, gpt2_chain, mlp_chain, spirals, tokens};
 use hydra_core::{ByteSize, Chain, Decay, FloatType, Length, OptimizerSpec, TrainSpec};
 use hydra_engine::{
     EngineError, Observer, OptimizerPlacement, Orchestrator, Place, RunEvent, RunReport, StopFlag, TaskState,
     TrainTask, Transfers, plain,
 };
-use hydra_models::mlp;
+use hydra_models::{gpt2, mlp};
 use hydra_spill::alloc::CountingAllocator;
 use std::sync::Arc;
 
@@ -22,7 +22,15 @@ fn spec() -> TrainSpec {
 }
 
 fn task(name: &str, spec: &TrainSpec) -> TrainTask {
-    TrainTask::new(name, gpt2_chain(), tokens(11, 1), spec.clone())
+    task_in(FloatType::F32, name, spec)
+}
+
+fn task_in(float: FloatType, name: &str, spec: &TrainSpec) -> TrainTask {
+    TrainTask::new(name, gpt2_in(float), tokens(11, 1), spec.clone())
+}
+
+fn gpt2_in(float: FloatType) -> Arc<Chain> {
+    Arc::new(gpt2::chain(&config(), None).expect("a chain").with_float_type(float))
 }
 
 fn on_device(settings: &Settings) -> Orchestrator {
@@ -49,6 +57,15 @@ fn agrees(report: &RunReport, plain: &plain::PlainRun, what: &str) {
 
 #[test]
 fn a_task_that_lives_on_the_device_equals_the_plain_loop() {
+    agrees_in(FloatType::F32);
+}
+
+#[test]
+fn so_does_one_in_16_bits() {
+    [FloatType::Bf16, FloatType::F16].into_iter().for_each(agrees_in);
+}
+
+fn agrees_in(float: FloatType) {
     let sgd = |momentum| OptimizerSpec::Sgd { lr: 0.05, momentum, weight_decay: 0.01 };
     let specs = [
         spec(),
@@ -58,12 +75,13 @@ fn a_task_that_lives_on_the_device_equals_the_plain_loop() {
         TrainSpec { decay: Decay::Matrices, seed: 9, ..spec() },
     ];
     for (index, spec) in specs.iter().enumerate() {
-        let plain = plain::train(&gpt2_chain(), tokens(11, 1).as_ref(), spec).expect("the plain loop");
+        let plain = plain::train(&gpt2_in(float), tokens(11, 1).as_ref(), spec).expect("the plain loop");
         for (cuts, prefetch) in [(vec![], true), (vec![1, 3], true), (vec![2], false)] {
             let settings = Settings { prefetch, ..Settings::default() };
             let other = TrainSpec { seed: 5, ..spec.clone() };
-            let report = run(&settings, [task("task", spec).cuts(cuts.clone()), task("other", &other)]);
-            agrees(&report, &plain, &format!("spec {index}, cuts {cuts:?}, prefetch {prefetch}"));
+            let first = task_in(float, "task", spec).cuts(cuts.clone());
+            let report = run(&settings, [first, task("other", &other)]);
+            agrees(&report, &plain, &format!("{float}, spec {index}, cuts {cuts:?}, prefetch {prefetch}"));
         }
     }
 }
@@ -71,7 +89,8 @@ fn a_task_that_lives_on_the_device_equals_the_plain_loop() {
 #[test]
 fn two_streams_and_a_small_model_equal_the_plain_loop() {
     let spec = TrainSpec { accumulate: 2, ..spec() };
-    for chain in [mlp_chain(), Arc::new(mlp::two_stream_chain(8, 2, 3).unwrap())] {
+    let narrow = mlp::two_stream_chain(8, 2, 3).unwrap().with_float_type(FloatType::Bf16);
+    for chain in [mlp_chain(), Arc::new(mlp::two_stream_chain(8, 2, 3).unwrap()), Arc::new(narrow)] {
         let plain = plain::train(&chain, spirals().as_ref(), &spec).expect("the plain loop");
         let task = TrainTask::new("task", chain, spirals(), spec.clone()).cuts(vec![1]);
         agrees(&run(&Settings::default(), [task]), &plain, "a small model");
@@ -80,18 +99,25 @@ fn two_streams_and_a_small_model_equal_the_plain_loop() {
 
 #[test]
 fn parameters_go_up_once_and_gradients_never_come_down() {
-    let moved = |placement: OptimizerPlacement, steps: usize, cuts: &[usize]| {
+    let moved_in = |float: FloatType, placement: OptimizerPlacement, steps: usize, cuts: &[usize]| {
         let mut run = Settings::default().orchestrator().optimizer_placement(placement);
         let spec = TrainSpec { length: Length::Steps(steps), ..spec() };
-        run.submit(task("task", &spec).cuts(cuts.to_vec())).unwrap();
+        run.submit(task_in(float, "task", &spec).cuts(cuts.to_vec())).unwrap();
         run.run().unwrap().transfers
     };
+    let moved = |placement, steps, cuts| moved_in(FloatType::F32, placement, steps, cuts);
     let masters: u64 = gpt2_chain().images().iter().map(|image| image.bytes()).sum();
     let there = |steps, cuts| moved(OptimizerPlacement::Device, steps, cuts);
     let (few, many) = (there(2, &[]), there(12, &[]));
     assert!(few.promoted_bytes >= 3 * masters, "parameters and two moments");
     assert!(many.promoted_bytes - few.promoted_bytes < masters / 4, "only batches go up");
     assert_eq!(many.demoted_bytes, few.demoted_bytes, "nothing comes down but the trained weights");
+    let narrow = |steps| moved_in(FloatType::Bf16, OptimizerPlacement::Device, steps, &[]);
+    let (few_narrow, many_narrow) = (narrow(2), narrow(12));
+    assert!(few_narrow.promoted_bytes >= 3 * masters + masters / 2, "and what they are rounded to");
+    assert!(many_narrow.promoted_bytes - few_narrow.promoted_bytes < masters / 4, "only batches go up");
+    assert_eq!(many_narrow.demoted_bytes, few_narrow.demoted_bytes, "nothing comes down but the masters");
+    assert!(few_narrow.demoted_bytes >= masters);
     // What is at the cut travels in both, unless the next shard task takes it over on the device, which depends on
     // who is faster; it is a tenth.
     let beyond = |few: Transfers, many: Transfers| {
@@ -107,6 +133,10 @@ fn parameters_go_up_once_and_gradients_never_come_down() {
 
 #[test]
 fn the_best_weights_are_kept_and_put_back() {
+    [FloatType::F32, FloatType::Bf16].into_iter().for_each(best_are_put_back_in);
+}
+
+fn best_are_put_back_in(float: FloatType) {
     // So large a rate that the loss rises again.
     let spec = TrainSpec {
         eval_every: Some(1),
@@ -114,7 +144,7 @@ fn the_best_weights_are_kept_and_put_back() {
         length: Length::Steps(6),
         ..spec()
     };
-    let task = || task("task", &spec).validation(tokens(5, 3)).test(tokens(4, 2)).cuts(vec![2]);
+    let task = || task_in(float, "task", &spec).validation(tokens(5, 3)).test(tokens(4, 2)).cuts(vec![2]);
     let mut host = Settings::default().orchestrator();
     host.submit(task()).unwrap();
     let host = host.run().unwrap().tasks.remove(0);
@@ -176,22 +206,17 @@ fn a_task_that_fails_beside_it_harms_nothing() {
 
 #[test]
 fn what_cannot_live_on_the_device_is_refused_on_request() {
-    let refused_task = |settings: &Settings, task: TrainTask| {
+    let refused = |settings: &Settings, spec: TrainSpec| {
         let mut run = on_device(settings);
-        run.submit(task).unwrap();
+        run.submit(task("task", &spec)).unwrap();
         let error = run.admit().unwrap_err();
         assert!(matches!(&error, EngineError::OptimizerPlacement { task, .. } if task == "task"), "{error}");
         error.to_string()
     };
-    let refused = |settings: &Settings, spec: TrainSpec| refused_task(settings, task("task", &spec));
     let two = Settings { devices: 2, ..Settings::default() };
     assert!(refused(&two, spec()).contains("the run has 2 devices"));
     let clipped = refused(&Settings::default(), TrainSpec { clip: Some(1.0), ..spec() });
     assert!(clipped.contains("clipped by the norm of all"), "{clipped}");
-    let chain = mlp::chain(&[2, 16], 3).unwrap().with_float_type(FloatType::Bf16);
-    let narrow = TrainTask::new("task", Arc::new(chain), spirals(), spec());
-    let narrow = refused_task(&Settings::default(), narrow);
-    assert!(narrow.contains("its masters are not what its layers see"), "{narrow}");
 }
 
 #[test]

@@ -107,12 +107,6 @@ pub enum SpillError {
         /// The elements of those of 16 bits.
         found: usize,
     },
-    /// Masters that move rounded were to live on a device, where they are stepped and read as they are.
-    #[error("{image} moves in 16 bits: its masters stay on the host")]
-    NarrowOnDevice {
-        /// The image.
-        image: ImageId,
-    },
     /// A reservation does not cover the bytes that it was given for.
     #[error(
         "the reservation of `{owner}` is {}, at least {} are needed: reserve what the images take",

@@ -68,5 +68,5 @@ pub use error::{BudgetError, SpillError};
 pub use link::{ALIGN as LINK_ALIGN, DeviceLink, Direction, ELEMENT_ALIGN, HostCopyLink, LinkError};
 pub use link::{SharedLink, SimulatedLink};
 pub use manager::{Resident, SpillManager};
-pub use residence::{DeviceMasters, DeviceWriter, ResidentStore};
+pub use residence::{DeviceMasters, DeviceNarrow, DeviceWriter, ResidentStore};
 pub use store::{DramStore, Floats, ImageId, ImageView, ImageWriter, Masters, NarrowFloats, TierStore};

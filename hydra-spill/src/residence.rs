@@ -1,14 +1,15 @@
 //! The tier of tasks whose masters live on a device.
 //!
 //! Where parameters, moments, gradients and whatever computes fit a device all at once, nothing need travel: the
-//! masters stay there, shard tasks read them in place, and they are stepped there. Everyone else sees a store
-//! like any other: what is read comes down as a copy, what is written goes up again.
+//! masters stay there, shard tasks read them in place, or what they are rounded to beside them, and they are stepped
+//! there. Everyone else sees a store like any other: what is read comes down as a copy, what is written goes up
+//! again.
 
 use crate::store::check;
-use crate::{Budget, DeviceLink, Floats, ImageId, ImageView, ImageWriter, LinkError, Masters};
+use crate::{Budget, DeviceLink, Floats, ImageId, ImageView, ImageWriter, LinkError, Masters, NarrowFloats};
 use crate::{Reservation, SpillError, TierStore};
 use bytes::Bytes;
-use hydra_core::{DeviceBytes, TaskId};
+use hydra_core::{DeviceBytes, FloatType, TaskId};
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -20,8 +21,26 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 pub struct DeviceMasters {
     /// The parameters, laid out as the image.
     pub params: DeviceBytes,
+    /// The parameters rounded to 16 bits, where that is what shard tasks read.
+    pub narrow: Option<DeviceNarrow>,
     /// The optimizer's moments, each laid out as the parameters.
     pub moments: Vec<DeviceBytes>,
+}
+
+/// Floats of 16 bits in the memory of a device.
+#[derive(Clone, Debug)]
+pub struct DeviceNarrow {
+    /// Their type.
+    pub float: FloatType,
+    /// Two bytes for each.
+    pub bytes: DeviceBytes,
+}
+
+impl DeviceMasters {
+    /// What shard tasks read.
+    fn moving(&self) -> &DeviceBytes {
+        self.narrow.as_ref().map_or(&self.params, |narrow| &narrow.bytes)
+    }
 }
 
 /// The masters of an image on a device, out of their store to be stepped there: nobody else has them. They are
@@ -113,10 +132,10 @@ impl Content {
         Self::AtRest { masters, lease: Arc::new(()) }
     }
 
-    /// The parameters, for one reader more.
-    fn read(&self, id: ImageId) -> Result<(DeviceBytes, Arc<()>), SpillError> {
+    /// The masters, for one reader more.
+    fn read(&self, id: ImageId) -> Result<(&DeviceMasters, Arc<()>), SpillError> {
         match self {
-            Self::AtRest { masters, lease } => Ok((masters.params.clone(), lease.clone())),
+            Self::AtRest { masters, lease } => Ok((masters, lease.clone())),
             Self::Out => Err(SpillError::ImageBusy { image: id, readers: 0 }),
             Self::Lost { problem } => Err(SpillError::ImageLost { image: id, problem: problem.clone() }),
         }
@@ -170,6 +189,20 @@ impl ResidentStore {
         f(&mut slot.content, slot.version)
     }
 
+    /// A copy of a part of the masters.
+    fn view(
+        &self,
+        residence: &Residence,
+        id: ImageId,
+        of: fn(&DeviceMasters) -> &DeviceBytes,
+    ) -> Result<ImageView, SpillError> {
+        let (there, lease, version) = self.slot(id, |content, version| {
+            content.read(id).map(|(masters, lease)| (of(masters).clone(), lease, version))
+        })?;
+        let bytes = residence.link.copy_out(&there)?;
+        Ok(ImageView { bytes: Bytes::from_owner(Leased { bytes, _lease: lease }), version })
+    }
+
     /// Takes the masters out; whoever has them gives them back with what this gives too.
     fn take(&self, id: ImageId) -> Result<(DeviceMasters, impl FnOnce(Content, bool) + use<>), SpillError> {
         let masters = self.slot(id, |content, _| content.take(id))?;
@@ -187,22 +220,37 @@ impl ResidentStore {
 
 fn up(link: &dyn DeviceLink, masters: Masters) -> Result<DeviceMasters, LinkError> {
     let params = link.copy_in(&bytes_of(masters.params))?;
+    let narrow = masters.narrow.map(|narrow| {
+        let float = narrow.float_type();
+        link.copy_in(&Bytes::from_owner(OwnedNarrow(narrow))).map(|bytes| DeviceNarrow { float, bytes })
+    });
     let moments = masters.moments.into_iter().map(|moment| link.copy_in(&bytes_of(moment)));
-    Ok(DeviceMasters { params, moments: moments.collect::<Result<_, _>>()? })
+    Ok(DeviceMasters { params, narrow: narrow.transpose()?, moments: moments.collect::<Result<_, _>>()? })
 }
 
+/// Masters on the host. What moves is not copied: it is what they are rounded to.
 fn down(link: &dyn DeviceLink, masters: &DeviceMasters) -> Result<Masters, LinkError> {
     let down = |bytes: &DeviceBytes| {
         let mut floats = vec![0.0; bytes.len() / size_of::<f32>()];
         link.copy_out_into(bytes, &mut floats, false).map(|()| floats)
     };
     let moments = masters.moments.iter().map(down).collect::<Result<_, _>>()?;
-    Ok(Masters::new(down(&masters.params)?, moments))
+    let params = down(&masters.params)?;
+    let narrow = masters.narrow.as_ref().map(|narrow| NarrowFloats::of(&params, narrow.float, Floats::from));
+    Ok(Masters { narrow, ..Masters::new(params, moments) })
 }
 
 struct Owned(Floats);
 
 impl AsRef<[u8]> for Owned {
+    fn as_ref(&self) -> &[u8] {
+        bytemuck::cast_slice(&self.0)
+    }
+}
+
+struct OwnedNarrow(NarrowFloats);
+
+impl AsRef<[u8]> for OwnedNarrow {
     fn as_ref(&self) -> &[u8] {
         bytemuck::cast_slice(&self.0)
     }
@@ -229,9 +277,6 @@ impl TierStore for ResidentStore {
             return self.below.insert(id, masters, reservation);
         };
         check(id, &masters, &reservation)?;
-        if masters.narrow.is_some() {
-            return Err(SpillError::NarrowOnDevice { image: id });
-        }
         if self.slots().contains_key(&id) {
             return Err(SpillError::ImageExists { image: id });
         }
@@ -243,18 +288,12 @@ impl TierStore for ResidentStore {
 
     fn read(&self, id: ImageId) -> Result<ImageView, SpillError> {
         let Some(residence) = self.residence(id) else { return self.below.read(id) };
-        let (params, lease, version) = self
-            .slot(id, |content, version| content.read(id).map(|(params, lease)| (params, lease, version)))?;
-        let bytes = residence.link.copy_out(&params)?;
-        Ok(ImageView { bytes: Bytes::from_owner(Leased { bytes, _lease: lease }), version })
+        self.view(residence, id, DeviceMasters::moving)
     }
 
-    /// Here masters are what moves.
     fn read_masters(&self, id: ImageId) -> Result<ImageView, SpillError> {
-        match self.residence(id) {
-            Some(_) => self.read(id),
-            None => self.below.read_masters(id),
-        }
+        let Some(residence) = self.residence(id) else { return self.below.read_masters(id) };
+        self.view(residence, id, |masters| &masters.params)
     }
 
     fn write(&self, id: ImageId) -> Result<ImageWriter, SpillError> {
@@ -311,8 +350,8 @@ impl TierStore for ResidentStore {
     fn on_device(&self, id: ImageId) -> Result<Option<(DeviceBytes, u64)>, SpillError> {
         let Some(_) = self.residence(id) else { return Ok(None) };
         self.slot(id, |content, version| {
-            let (params, lease) = content.read(id)?;
-            Ok(Some((params.leased(lease), version)))
+            let (masters, lease) = content.read(id)?;
+            Ok(Some((masters.moving().leased(lease), version)))
         })
     }
 
@@ -443,6 +482,38 @@ mod tests {
         store.discard(ID).unwrap();
         assert_eq!((budget.used(), host.used()), (0, 0));
         assert!(matches!(store.discard(ID), Err(SpillError::ImageMissing { .. })));
+    }
+
+    #[test]
+    fn what_shard_tasks_read_there_is_what_the_masters_are_rounded_to() {
+        let (store, budget) = store(copies());
+        let host = conformance::budget();
+        let narrow = |masters: Masters| {
+            let narrow = NarrowFloats::of(&masters.params, FloatType::Bf16, Floats::from);
+            Masters { narrow: Some(narrow), ..masters }
+        };
+        let masters = narrow(masters());
+        let bits: Vec<u16> = masters.narrow.as_deref().unwrap().to_vec();
+        store.insert(ID, masters.clone(), host.reserve(300 * 14, "task").unwrap()).unwrap();
+        assert_eq!(budget.used(), 300 * 14, "masters, what they are rounded to, and two moments");
+        let (there, _) = store.on_device(ID).unwrap().unwrap();
+        assert_eq!(bytemuck::cast_slice::<u8, u16>(there.as_host().unwrap()), bits);
+        drop(there);
+
+        let mut writer = store.write_on_device(ID).unwrap();
+        let ones = NarrowFloats::of(&[1.0; 300], FloatType::Bf16, Floats::from);
+        writer.params = bytes_of(vec![1.0; 300]).into();
+        writer.narrow.as_mut().unwrap().bytes = Bytes::from_owner(OwnedNarrow(ones)).into();
+        writer.commit();
+        let view = store.read(ID).unwrap();
+        assert_eq!(bytemuck::cast_slice::<u8, u16>(&view.bytes), [0x3F80; 300]);
+        drop(view);
+        let view = store.read_masters(ID).unwrap();
+        assert_eq!(bytemuck::cast_slice::<u8, f32>(&view.bytes), [1.0; 300]);
+        drop(view);
+        let stepped = narrow(Masters::new(vec![1.0; 300], masters.moments));
+        assert_eq!(store.remove(ID).unwrap(), stepped);
+        assert_eq!((budget.used(), host.used()), (0, 0));
     }
 
     #[test]

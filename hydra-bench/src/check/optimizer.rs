@@ -1,18 +1,22 @@
 //! Whether the device can step what stays on it.
 
+use super::precision::supports;
 use super::subject::Subject;
 use super::training::{Model, each_model, finished};
 use super::{Found, Verdict};
 use anyhow::Result;
-use hydra_core::TrainSpec;
+use hydra_core::{FloatType, TrainSpec};
 use hydra_engine::{OptimizerCheck, OptimizerPlacement, RuleCheck, TaskReport, TrainTask};
 use serde_json::{Value, json};
 
 /// The optimizer's steps on the device beside the host's, bit by bit: of drawn elements, and in training.
 pub(super) fn steps(subject: &Subject) -> Result<Found> {
-    let Some(check) = subject.open()?.compare_optimizer()? else {
+    let device = subject.open()?;
+    let floats = [FloatType::F32, FloatType::Bf16].into_iter().filter(|float| supports(&device.burn, *float));
+    let Some(check) = device.compare_optimizer(&floats.collect::<Vec<_>>())? else {
         return Ok(Found::not_applicable("the optimizer steps a CPU device's models on the host"));
     };
+    drop(device);
     let mut rows = check.rules.iter().map(|rule| json!(rule)).collect();
     let mut problems = each_model(subject, &mut rows, |model| trained(subject, model))?;
     if check.is_exact() {
@@ -56,7 +60,7 @@ fn judge(check: &OptimizerCheck, problems: &[String], must: bool, rows: Vec<Valu
         return Found::new(Verdict::Pass, figure, says, rows);
     }
     let differs = |rule: &&RuleCheck| rule.ordinary_differing + rule.extreme_differing > 0;
-    let wrong: Vec<&str> = check.rules.iter().filter(differs).map(|rule| rule.rule).collect();
+    let wrong: Vec<&str> = check.rules.iter().filter(differs).map(|rule| rule.rule.as_str()).collect();
     let says = format!(
         "a step on the device is not the host's to the bit ({}): the host steps, unless asked otherwise",
         wrong.join("; ")
@@ -70,8 +74,8 @@ mod tests {
 
     #[test]
     fn a_device_that_must_be_exact_and_is_not_fails() {
-        let rule = |rule, extreme_differing| RuleCheck {
-            rule,
+        let rule = |rule: &str, extreme_differing| RuleCheck {
+            rule: rule.to_owned(),
             ordinary: 8,
             ordinary_differing: 0,
             extreme: 8,

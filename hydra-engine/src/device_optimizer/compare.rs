@@ -1,11 +1,12 @@
 //! Trying whether a device's optimizer has the host's bits.
 
-use super::{add, elements, step, sum};
+use super::{CubeFloats, add, round, step, sum};
 use crate::optimizer::{Update, step_slice};
-use crate::optimizer_check::{OptimizerCheck, RuleCheck};
+use crate::optimizer_check::{OptimizerCheck, RuleCheck, Tried};
 use burn::tensor::Device;
+use bytes::Bytes;
 use hydra_core::cube::CubeBytes;
-use hydra_core::{DeviceBytes, DeviceError, HostTensor, Key, OptimizerSpec, finish};
+use hydra_core::{DeviceBytes, DeviceError, FloatType, HostTensor, Key, OptimizerSpec, finish};
 use hydra_spill::{DeviceLink, Direction, LinkError, SpillError};
 use std::ops::Range;
 use std::sync::Arc;
@@ -73,6 +74,40 @@ fn extreme(bits: u64) -> f32 {
     }
 }
 
+/// Gradients of this type. Those of 16 bits are drawn from all that there are, where others are from everywhere.
+fn gradient(key: Key, float: FloatType) -> HostTensor {
+    let ordinary = HostTensor::float(drawn(key, 1e-2, What::Signed), [2 * ELEMENTS]).in_type(float);
+    if float == FloatType::F32 {
+        return ordinary;
+    }
+    let (mut bytes, bits) = (ordinary.bytes.to_vec(), key.fold(2));
+    for (i, element) in bytes.chunks_exact_mut(2).enumerate().skip(ELEMENTS) {
+        element.copy_from_slice(&(bits.bits(i as u64) as u16).to_ne_bytes());
+    }
+    HostTensor::view(Bytes::from(bytes), ordinary.shape, ordinary.dtype)
+}
+
+/// What is to be rounded to a type of 16 bits: parameters as in training, values from everywhere, and what lies
+/// in the middle between two neighbours, or next to that.
+fn unrounded(key: Key, float: FloatType) -> Vec<f32> {
+    let middle = |i: u64| {
+        let bits = (i / 3 * 7) as u16;
+        let mut neighbours = [0.0; 2];
+        float.widen(&[bits, bits.wrapping_add(1)], &mut neighbours);
+        let [a, b] = neighbours.map(f64::from);
+        // A neighbour that is no number, or infinite, has no middle.
+        let middle = ((a + b) / 2.0) as f32;
+        match i % 3 {
+            0 => middle,
+            1 => middle.next_up(),
+            _ => middle.next_down(),
+        }
+    };
+    let mut values = drawn(key, 0.1, What::Signed);
+    values.extend((0..2 * ELEMENTS as u64).map(middle));
+    values
+}
+
 impl Rule {
     /// Whether a task with this optimizer, whose gradients are not clipped, is stepped by it.
     fn serves(&self, spec: &OptimizerSpec) -> bool {
@@ -81,17 +116,16 @@ impl Rule {
     }
 }
 
-/// Steps drawn elements on the device of `link`, on which `burn` computes, and on the host: by the rules that tasks
-/// with these optimizers need, or by every rule.
+/// Steps, adds up and rounds drawn elements on the device of `link`, on which `burn` computes, and on the host.
 ///
 /// # Errors
 /// What the device says, and [`LinkError::Elsewhere`] if it is none of CubeCL's.
 pub(crate) fn compare(
     link: &dyn DeviceLink,
     burn: &Device,
-    of: Option<&[OptimizerSpec]>,
+    tried: Tried<'_>,
 ) -> Result<OptimizerCheck, SpillError> {
-    compare_with(&step_slice, link, burn, of)
+    compare_with(&step_slice, link, burn, tried)
 }
 
 /// What steps a run of elements on the host.
@@ -101,15 +135,36 @@ fn compare_with(
     here: &Stepper,
     link: &dyn DeviceLink,
     burn: &Device,
-    of: Option<&[OptimizerSpec]>,
+    tried: Tried<'_>,
 ) -> Result<OptimizerCheck, SpillError> {
     let there = There { link, burn };
-    let wanted = |rule: &&Rule| of.is_none_or(|of| of.iter().any(|spec| rule.serves(spec)));
-    let rules = rules();
-    let rules = rules.iter().filter(wanted).map(|rule| there.rule(rule, here));
-    let mut rules = rules.collect::<Result<Vec<_>, _>>()?;
-    rules.push(there.sums()?);
-    Ok(OptimizerCheck { rules })
+    let mut found = Vec::new();
+    for float in [FloatType::F32, FloatType::Bf16, FloatType::F16].into_iter().filter(|f| tried.has(*f)) {
+        for rule in rules().iter().filter(|rule| tried.wants(rule, float)) {
+            found.push(there.rule(rule, float, here)?);
+        }
+        found.push(there.sums(float)?);
+        if float != FloatType::F32 {
+            found.push(there.rounding(float)?);
+        }
+    }
+    Ok(OptimizerCheck { rules: found })
+}
+
+impl Tried<'_> {
+    fn has(self, float: FloatType) -> bool {
+        match self {
+            Self::Every(floats) => floats.contains(&float),
+            Self::Tasks(tasks) => tasks.iter().any(|(_, of)| *of == float),
+        }
+    }
+
+    fn wants(self, rule: &Rule, float: FloatType) -> bool {
+        match self {
+            Self::Every(floats) => floats.contains(&float),
+            Self::Tasks(tasks) => tasks.iter().any(|(spec, of)| *of == float && rule.serves(spec)),
+        }
+    }
 }
 
 /// The device.
@@ -119,18 +174,30 @@ struct There<'a> {
 }
 
 impl There<'_> {
-    fn up(&self, values: &[f32]) -> Result<CubeBytes, SpillError> {
-        let host = HostTensor::float(values.to_vec(), [values.len()]).bytes;
-        let there = self.link.copy_in(&host)?;
+    fn bytes_up(&self, host: &Bytes) -> Result<CubeBytes, SpillError> {
+        let there = self.link.copy_in(host)?;
         let elsewhere = || LinkError::Elsewhere { link: self.link.name().to_owned() };
         Ok(there.as_buffer::<CubeBytes>().ok_or_else(elsewhere)?.clone())
     }
 
+    fn up(&self, values: &[f32]) -> Result<CubeBytes, SpillError> {
+        self.bytes_up(&HostTensor::float(values.to_vec(), [values.len()]).bytes)
+    }
+
+    fn tensor_up(&self, tensor: &HostTensor, float: FloatType) -> Result<CubeFloats, SpillError> {
+        Ok(CubeFloats { bytes: self.bytes_up(&tensor.bytes)?, float })
+    }
+
     fn down(&self, there: &CubeBytes) -> Result<Vec<f32>, SpillError> {
-        let mut values = vec![0.0; elements(there)];
-        let there = DeviceBytes::Buffer(Arc::new(there.clone()));
-        self.link.copy_out_into(&there, &mut values, false)?;
-        Ok(values)
+        self.floats_down(&CubeFloats::wide(there.clone()))
+    }
+
+    /// The values of floats of any type.
+    fn floats_down(&self, there: &CubeFloats) -> Result<Vec<f32>, SpillError> {
+        let bytes = DeviceBytes::Buffer(Arc::new(there.bytes.clone()));
+        let elements = bytes.len() / there.float.bytes();
+        let here = HostTensor::view(self.link.copy_out(&bytes)?, [elements], there.float.dtype());
+        Ok(here.floats(0..elements).into_owned())
     }
 
     /// Waits until the device has finished.
@@ -143,7 +210,7 @@ impl There<'_> {
         LinkError::Transfer { link, direction: Direction::Up, bytes: 0, source: error.into() }.into()
     }
 
-    fn rule(&self, rule: &Rule, here: &Stepper) -> Result<RuleCheck, SpillError> {
+    fn rule(&self, rule: &Rule, float: FloatType, here: &Stepper) -> Result<RuleCheck, SpillError> {
         let key = Key::new(4);
         let mut params = drawn(key.fold(0), 0.1, What::Signed);
         let mut moments = match rule.spec {
@@ -156,15 +223,15 @@ impl There<'_> {
         };
         let params_there = self.up(&params)?;
         let moments_there = moments.iter().map(|m| self.up(m)).collect::<Result<Vec<_>, _>>()?;
-        let mut found = Found::new(rule.name);
+        let mut found = Found::new(rule.name, float);
         for index in STEPS {
-            let grads = drawn(key.fold(3 + index as u64), 1e-2, What::Signed);
+            let grads = gradient(key.fold(3 + index as u64), float);
             let update = Update::new(&rule.spec, rule.spec.lr(), index, true);
-            let grads_there = self.up(&grads)?;
+            let grads_there = self.tensor_up(&grads, float)?;
             step(update, &params_there, &grads_there, rule.factor, &moments_there);
             self.finish()?;
             let mut moments: Vec<&mut [f32]> = moments.iter_mut().map(|m| &mut m[..]).collect();
-            here(update, &mut params, &grads, rule.factor, &mut moments);
+            here(update, &mut params, &grads.floats(0..2 * ELEMENTS), rule.factor, &mut moments);
             found.compare(&params, &self.down(&params_there)?);
             for (here, there) in moments.iter().zip(&moments_there) {
                 found.compare(here, &self.down(there)?);
@@ -173,16 +240,36 @@ impl There<'_> {
         Ok(found.0)
     }
 
-    /// Sums of gradients.
-    fn sums(&self) -> Result<RuleCheck, SpillError> {
+    /// Sums of gradients; also of one that is a sum already.
+    fn sums(&self, float: FloatType) -> Result<RuleCheck, SpillError> {
         let key = Key::new(5);
-        let [a, b, c] = [0, 1, 2].map(|i| drawn(key.fold(i), 1e-2, What::Signed));
-        let sum_there = sum(&self.up(&a)?, &self.up(&b)?);
-        add(&sum_there, &self.up(&c)?);
+        let parts = [0, 1, 2].map(|i| gradient(key.fold(i), float));
+        let wide = drawn(key.fold(3), 1e-2, What::Signed);
+        let [a, b, c] = parts.each_ref().map(|part| part.floats(0..2 * ELEMENTS));
+        let [a_there, b_there, c_there] = parts.each_ref().map(|part| self.tensor_up(part, float));
+        let (a_there, b_there, c_there) = (a_there?, b_there?, c_there?);
+        let sum_there = sum(&a_there, &b_there);
+        add(&sum_there, &c_there);
+        let mixed_there = sum(&a_there, &CubeFloats::wide(self.up(&wide)?));
         self.finish()?;
-        let here: Vec<f32> = a.iter().zip(&b).zip(&c).map(|((a, b), c)| (a + b) + c).collect();
-        let mut found = Found::new("sums of gradients");
+        let here: Vec<f32> = a.iter().zip(&*b).zip(&*c).map(|((a, b), c)| (a + b) + c).collect();
+        let mixed: Vec<f32> = a.iter().zip(&wide).map(|(a, wide)| a + wide).collect();
+        let mut found = Found::new("sums of gradients", float);
         found.compare(&here, &self.down(&sum_there)?);
+        found.compare(&mixed, &self.down(&mixed_there)?);
+        Ok(found.0)
+    }
+
+    /// Masters rounded to what shard tasks read.
+    fn rounding(&self, float: FloatType) -> Result<RuleCheck, SpillError> {
+        let values = unrounded(Key::new(6), float);
+        let here = HostTensor::float(values.clone(), [values.len()]).in_type(float);
+        let zeros = HostTensor::float(vec![0.0; values.len()], [values.len()]).in_type(float);
+        let there = self.tensor_up(&zeros, float)?;
+        round(&self.up(&values)?, &there);
+        self.finish()?;
+        let mut found = Found::new("rounding", float);
+        found.compare(&here.floats(0..values.len()), &self.floats_down(&there)?);
         Ok(found.0)
     }
 }
@@ -190,7 +277,11 @@ impl There<'_> {
 struct Found(RuleCheck);
 
 impl Found {
-    fn new(rule: &'static str) -> Self {
+    fn new(rule: &str, float: FloatType) -> Self {
+        let rule = match float {
+            FloatType::F32 => rule.to_owned(),
+            narrow => format!("{rule} in {narrow}"),
+        };
         let (ordinary, ordinary_differing, extreme, extreme_differing) = (0, 0, 0, 0);
         Self(RuleCheck { rule, ordinary, ordinary_differing, extreme, extreme_differing, example: None })
     }
@@ -233,10 +324,40 @@ mod tests {
     }
 
     #[test]
+    fn what_is_rounded_lies_on_both_sides_and_in_the_middle() {
+        for float in [FloatType::Bf16, FloatType::F16] {
+            let values = unrounded(Key::new(6), float);
+            let mut bits = vec![0; values.len()];
+            float.narrow(&values, &mut bits);
+            let mut rounded = vec![0.0; values.len()];
+            float.widen(&bits, &mut rounded);
+            // What only cuts off never gives the larger of two neighbours.
+            let larger = (0..values.len()).filter(|i| rounded[*i].abs() > values[*i].abs()).count();
+            let smaller = (0..values.len()).filter(|i| rounded[*i].abs() < values[*i].abs()).count();
+            assert!(larger > ELEMENTS / 2 && smaller > ELEMENTS / 2, "{float}: {larger}, {smaller}");
+            // Ties: halfway between two neighbours, the even one is taken.
+            let mut ties = 0;
+            for i in 2 * ELEMENTS..values.len() {
+                let tie =
+                    (i - 2 * ELEMENTS).is_multiple_of(3) && values[i].is_finite() && rounded[i].is_finite();
+                assert!(!tie || bits[i].is_multiple_of(2), "{float}: {} became {:#x}", values[i], bits[i]);
+                ties += usize::from(tie);
+            }
+            assert!(ties > ELEMENTS / 3, "{float}: {ties}");
+        }
+        let gradient = gradient(Key::new(1), FloatType::F16);
+        let extreme = gradient.floats(ELEMENTS..2 * ELEMENTS);
+        let tiny = |x: &&f32| x.abs() < 6.0e-5 && **x != 0.0;
+        let huge = |x: &&f32| x.abs() > 3e4;
+        let count = |kind: &dyn Fn(&&f32) -> bool| extreme.iter().filter(kind).count();
+        assert!(count(&tiny) > ELEMENTS / 100 && count(&huge) > ELEMENTS / 100, "denormal, and the largest");
+    }
+
+    #[test]
     fn a_bit_that_differs_is_found() {
         let here = vec![1.0; ELEMENTS + 3];
         let mut there = here.clone();
-        let mut found = Found::new("rule");
+        let mut found = Found::new("rule", FloatType::F32);
         found.compare(&here, &there);
         assert!(OptimizerCheck { rules: vec![found.0.clone()] }.is_exact());
         (there[7], there[ELEMENTS]) = (1.0 + f32::EPSILON, -1.0);
@@ -283,8 +404,11 @@ mod tests {
         let Ok(adapter) = adapter.inspect_err(|error| eprintln!("skipped: {error}")) else { return };
         let burn = adapter.burn.clone();
         let link = hydra_spill::CubeLink::new("wgpu:0", adapter);
-        let fused = compare(&link, &burn, None).unwrap();
-        let twice = compare_with(&step_rounding_twice, &link, &burn, None).unwrap();
+        let floats = [FloatType::F32, FloatType::Bf16, FloatType::F16];
+        let has = |float: &FloatType| hydra_models::ops::supports(&burn, float.dtype());
+        let floats: Vec<FloatType> = floats.into_iter().filter(has).collect();
+        let fused = compare(&link, &burn, Tried::Every(&floats)).unwrap();
+        let twice = compare_with(&step_rounding_twice, &link, &burn, Tried::Every(&floats)).unwrap();
         for rule in fused.rules.iter().chain(&twice.rules) {
             eprintln!("{rule:?}");
         }
@@ -293,11 +417,19 @@ mod tests {
             |check: &OptimizerCheck| check.rules.iter().map(|rule| rule.ordinary_differing).sum::<usize>();
         assert!(ordinary(&fused) == 0 || ordinary(&twice) == 0 && !fused.is_exact());
         assert!(fused.values() > 1_000_000);
-        let of = |spec| {
-            let rules = compare(&link, &burn, Some(&[spec])).unwrap().rules;
-            rules.iter().map(|rule| rule.rule).collect::<Vec<_>>()
+        let of = |tasks: &[(OptimizerSpec, FloatType)]| {
+            let rules = compare(&link, &burn, Tried::Tasks(tasks)).unwrap().rules;
+            rules.into_iter().map(|rule| rule.rule).collect::<Vec<_>>()
         };
-        assert_eq!(of(OptimizerSpec::adamw(1.0)), ["AdamW", "AdamW, other constants", "sums of gradients"]);
-        assert_eq!(of(OptimizerSpec::sgd(1.0)), ["SGD with momentum", "sums of gradients"]);
+        let (adamw, sgd) = (OptimizerSpec::adamw(1.0), OptimizerSpec::sgd(1.0));
+        let wide = of(&[(adamw, FloatType::F32)]);
+        assert_eq!(wide, ["AdamW", "AdamW, other constants", "sums of gradients"]);
+        assert_eq!(of(&[(sgd, FloatType::F32)]), ["SGD with momentum", "sums of gradients"]);
+        if let Some(narrow) = floats.last().filter(|float| **float != FloatType::F32) {
+            let both = of(&[(adamw, FloatType::F32), (sgd, *narrow)]);
+            let [momentum, sums, rounding] = ["SGD with momentum", "sums of gradients", "rounding"]
+                .map(|rule| format!("{rule} in {narrow}"));
+            assert_eq!(both, [wide, vec![momentum, sums, rounding]].concat());
+        }
     }
 }

@@ -1,15 +1,17 @@
 //! The formulas of `optimizer.rs` as kernels in CubeCL's language: one unit for each element.
 //!
 //! They are launched with their accesses checked, so none needs `unsafe`. The fused operations are those of the
-//! host's formulas, and what is left beside them no compiler can contract.
+//! host's formulas, and what is left beside them no compiler can contract. Gradients are of the generic type, and
+//! widened before anything is done with them.
 
+use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
 /// AdamW in place. `rate` is the step size, negated. The gradient is scaled by `factor` if it is clipped.
 #[cube(launch)]
-pub(super) fn adamw(
+pub(super) fn adamw<G: Float>(
     params: &mut [f32],
-    grads: &[f32],
+    grads: &[G],
     m: &mut [f32],
     v: &mut [f32],
     shrink: f32,
@@ -22,9 +24,10 @@ pub(super) fn adamw(
     eps: f32,
     factor: f32,
     #[comptime] clipped: bool,
+    #[define(G)] _float: ElemType,
 ) {
     if ABSOLUTE_POS < params.len() {
-        let mut g = grads[ABSOLUTE_POS];
+        let mut g = f32::cast_from(grads[ABSOLUTE_POS]);
         if clipped {
             g *= factor;
         }
@@ -39,9 +42,9 @@ pub(super) fn adamw(
 
 /// SGD with momentum in place; the buffer of the `first` step is its gradient. `rate` is negated.
 #[cube(launch)]
-pub(super) fn sgd_with_momentum(
+pub(super) fn sgd_with_momentum<G: Float>(
     params: &mut [f32],
-    grads: &[f32],
+    grads: &[G],
     buffer: &mut [f32],
     rate: f32,
     decay: f32,
@@ -49,9 +52,10 @@ pub(super) fn sgd_with_momentum(
     factor: f32,
     #[comptime] clipped: bool,
     #[comptime] first: bool,
+    #[define(G)] _float: ElemType,
 ) {
     if ABSOLUTE_POS < params.len() {
-        let mut g = grads[ABSOLUTE_POS];
+        let mut g = f32::cast_from(grads[ABSOLUTE_POS]);
         if clipped {
             g *= factor;
         }
@@ -67,16 +71,17 @@ pub(super) fn sgd_with_momentum(
 
 /// SGD without momentum in place. `rate` is negated.
 #[cube(launch)]
-pub(super) fn sgd(
+pub(super) fn sgd<G: Float>(
     params: &mut [f32],
-    grads: &[f32],
+    grads: &[G],
     rate: f32,
     decay: f32,
     factor: f32,
     #[comptime] clipped: bool,
+    #[define(G)] _float: ElemType,
 ) {
     if ABSOLUTE_POS < params.len() {
-        let mut g = grads[ABSOLUTE_POS];
+        let mut g = f32::cast_from(grads[ABSOLUTE_POS]);
         if clipped {
             g *= factor;
         }
@@ -87,17 +92,31 @@ pub(super) fn sgd(
 
 /// The sum of two.
 #[cube(launch)]
-pub(super) fn sum(a: &[f32], b: &[f32], out: &mut [f32]) {
+pub(super) fn sum<A: Float, B: Float>(
+    a: &[A],
+    b: &[B],
+    out: &mut [f32],
+    #[define(A)] _of_a: ElemType,
+    #[define(B)] _of_b: ElemType,
+) {
     if ABSOLUTE_POS < out.len() {
-        out[ABSOLUTE_POS] = a[ABSOLUTE_POS] + b[ABSOLUTE_POS];
+        out[ABSOLUTE_POS] = f32::cast_from(a[ABSOLUTE_POS]) + f32::cast_from(b[ABSOLUTE_POS]);
     }
 }
 
 /// Adds `part` to `total`.
 #[cube(launch)]
-pub(super) fn add(total: &mut [f32], part: &[f32]) {
+pub(super) fn add<G: Float>(total: &mut [f32], part: &[G], #[define(G)] _float: ElemType) {
     if ABSOLUTE_POS < total.len() {
-        total[ABSOLUTE_POS] += part[ABSOLUTE_POS];
+        total[ABSOLUTE_POS] += f32::cast_from(part[ABSOLUTE_POS]);
+    }
+}
+
+/// Values rounded to a narrower type: to nearest, ties to even, on a device that rounds as the host.
+#[cube(launch)]
+pub(super) fn round<N: Float>(values: &[f32], out: &mut [N], #[define(N)] _float: ElemType) {
+    if ABSOLUTE_POS < out.len() {
+        out[ABSOLUTE_POS] = N::cast_from(values[ABSOLUTE_POS]);
     }
 }
 
