@@ -232,10 +232,12 @@ impl HostOptimizer {
         contributions: Vec<Contribution<DeviceTensor>>,
     ) -> Result<(), EngineError> {
         let Some(state) = self.tasks.get_mut(&task) else { return Ok(()) };
+        let mut added = false;
         for contribution in contributions {
             let (image, start_s) = (contribution.image, self.clock.now());
             let (layout, gathered) = (&state.chain.images()[image], &mut state.there[image]);
             if self.there.charged(|| gathered.take(layout, at, contribution, &self.pool))? < at.of {
+                added = true;
                 continue;
             }
             let Some(gradient) = std::mem::take(gathered).sum else { continue };
@@ -249,7 +251,8 @@ impl HostOptimizer {
             // As in `send`.
             let _ = self.events.send(Event::Stepped { task, image, step: at.step, time });
         }
-        Ok(())
+        // What was added may still be read by the device, and its reservation ends here.
+        if added { self.there.wait() } else { Ok(()) }
     }
 
     fn snapshot(&mut self, task: TaskId) -> Result<(), EngineError> {
@@ -267,7 +270,15 @@ impl HostOptimizer {
     fn restore(&mut self, task: TaskId) -> Result<(), EngineError> {
         let Some(best) = self.tasks.get_mut(&task).and_then(|state| state.best.take()) else { return Ok(()) };
         for (image, copy) in best.into_iter().enumerate().filter(|(_, copy)| !copy.is_empty()) {
-            let mut writer = self.store.write(ImageId { task, image })?;
+            let id = ImageId { task, image };
+            if self.store.on_device(id)?.is_some() {
+                let Some(state) = self.tasks.get(&task) else { return Ok(()) };
+                let mut writer = self.store.write_on_device(id)?;
+                self.there.put_back(&state.chain.images()[image], &mut writer, &copy)?;
+                writer.commit();
+                continue;
+            }
+            let mut writer = self.store.write(id)?;
             writer.params.copy_from_slice(&copy);
             writer.round();
             writer.commit();

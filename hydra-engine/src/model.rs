@@ -114,6 +114,8 @@ pub(crate) struct Model {
     pub claimed: Option<DeviceId>,
     /// Host memory of a model within a sweep: gradients and boundary activations.
     pub active: Option<Reservation>,
+    /// Memory of the device that the task lives on, for gradients that wait there.
+    pub waiting: Option<Reservation>,
     pub ended: Option<TaskState>,
     /// Whether the host was asked to restore or to write.
     pub asked: bool,
@@ -154,6 +156,7 @@ impl Model {
             running: None,
             claimed: None,
             active: None,
+            waiting: None,
             ended: None,
             asked: false,
             stopping: false,

@@ -105,8 +105,12 @@ pub(crate) fn place<'a>(
         reserve: rules.clone().map(|rules| rules.reserve).max().unwrap_or(0),
         margin: rules.map(|rules| rules.margin).max().unwrap_or(0),
     };
-    let stepped: Vec<(OptimizerSpec, FloatType)> =
-        tasks.clone().map(|(task, _)| (task.spec.optimizer, task.chain.float_type())).collect();
+    let may_stay = |(task, _): &(&TrainTask, &PartitionPlan)| obstacle(task).is_none() && !task.evaluate_only;
+    let stepped: Vec<(OptimizerSpec, FloatType)> = tasks
+        .clone()
+        .filter(may_stay)
+        .map(|(task, _)| (task.spec.optimizer, task.chain.float_type()))
+        .collect();
     let lodgers: Vec<Lodger<'_>> = tasks.map(|(task, plan)| lodger(task, plan)).collect();
     let exact = || {
         let tried = Tried::Tasks(&stepped);
@@ -135,15 +139,25 @@ fn lodger<'a>(task: &'a TrainTask, plan: &PartitionPlan) -> Lodger<'a> {
 fn standing(chain: &Chain, spec: &TrainSpec) -> u64 {
     let of = |image: &ImageLayout| {
         let moments = spec.optimizer.moments() as u64 * image.moment_bytes();
-        let trained = moments + waiting(image, spec.accumulate > 1);
-        image.master_bytes() + if image.trained { trained } else { 0 }
+        image.master_bytes() + if image.trained { moments } else { 0 }
     };
-    chain.images().iter().map(of).sum()
+    chain.images().iter().map(of).sum::<u64>() + waiting(chain, spec)
+}
+
+/// The bytes of gradients that wait, for which a task that lives on a device has room there as long as it runs.
+/// Beside them one parameter is there once more, while a sum is made of it or its best values are put back.
+pub(crate) fn waiting(chain: &Chain, spec: &TrainSpec) -> u64 {
+    let accumulates = spec.accumulate > 1;
+    let trained = || chain.images().iter().filter(|image| image.trained);
+    let again = |image: &&ImageLayout| accumulates || spec.eval_every.is_some() || image.layers.len() > 1;
+    let params = trained().filter(again).flat_map(|image| &image.params);
+    let largest = params.map(|param| (param.len * size_of::<f32>()) as u64).max().unwrap_or(0);
+    trained().map(|image| waiting_of(image, accumulates)).sum::<u64>() + largest
 }
 
 /// The bytes of gradients of an image that wait: the uses of a tied parameter for each other, microbatches for
 /// their sum. What is added up is `f32`, in memory of its own where the gradients are narrower.
-fn waiting(image: &ImageLayout, accumulates: bool) -> u64 {
+fn waiting_of(image: &ImageLayout, accumulates: bool) -> u64 {
     let uses = image.layers.len() as u64;
     let sum = if image.float == FloatType::F32 { 0 } else { image.moment_bytes() };
     let tied = if uses > 1 { uses * image.bytes() + sum } else { 0 };
@@ -339,7 +353,8 @@ mod tests {
         };
         let of = |float| {
             let (one, tied) = (image(float, vec![0]), image(float, vec![0, 3]));
-            [waiting(&one, false), waiting(&one, true), waiting(&tied, false), waiting(&tied, true)]
+            [(&one, false), (&one, true), (&tied, false), (&tied, true)]
+                .map(|(image, sums)| waiting_of(image, sums))
         };
         assert_eq!(of(FloatType::F32), [0, 400, 800, 1200]);
         assert_eq!(of(FloatType::Bf16), [0, 400, 800, 1200]);
@@ -353,7 +368,9 @@ mod tests {
             let chain = hydra_models::mlp::chain(&[2, 16, 16], 3).unwrap().with_float_type(float);
             let elements: u64 = chain.images().iter().map(|image| image.elements as u64).sum();
             let found = [spec(adamw, 1), spec(sgd, 1), spec(adamw, 2)].map(|spec| standing(&chain, &spec));
-            assert_eq!(found, each.map(|bytes| bytes * elements), "{float}");
+            let [adamw, sgd, accumulated] = each.map(|bytes| bytes * elements);
+            // A sum of the largest parameter is made beside what it is the sum of.
+            assert_eq!(found, [adamw, sgd, accumulated + 16 * 16 * 4], "{float}");
         }
     }
 

@@ -12,9 +12,14 @@ use crate::host::ImageSum;
 use crate::optimizer::{Step, step_slice};
 use burn::tensor::Device;
 use bytes::Bytes;
-use hydra_core::{DeviceBytes, DeviceId, DeviceTensor, FloatType, HostTensor, ImageLayout, finish};
-use hydra_spill::{DeviceMasters, DeviceNarrow, alloc};
+#[cfg(feature = "cube")]
+use hydra_core::ImageParam;
+use hydra_core::{
+    DeviceBytes, DeviceError, DeviceId, DeviceTensor, FloatType, HostTensor, ImageLayout, finish,
+};
+use hydra_spill::{DeviceLink, DeviceMasters, DeviceNarrow, alloc};
 use std::borrow::Cow;
+use std::sync::Arc;
 
 /// The gradients of an image's parameters on their device, by slot.
 pub(crate) struct ResidentGradient {
@@ -147,12 +152,14 @@ pub(crate) struct DeviceStepper {
     name: String,
     burn: Device,
     measured_as: DeviceId,
+    #[cfg_attr(not(feature = "cube"), allow(dead_code, reason = "only to GPUs values are copied"))]
+    link: Arc<dyn DeviceLink>,
 }
 
 impl DeviceStepper {
     pub(crate) fn of(device: &LogicalDevice) -> Self {
         let (name, burn) = (device.spec.name.clone(), device.burn.clone());
-        Self { name, burn, measured_as: device.measured_as() }
+        Self { name, burn, measured_as: device.measured_as(), link: device.manager.shared_link() }
     }
 
     /// Runs `f` with what it allocates charged to the device.
@@ -175,6 +182,61 @@ impl DeviceStepper {
             #[cfg(not(feature = "cube"))]
             DeviceBytes::Buffer(_) => unreachable!("this build has no other memory"),
         });
+        self.finished(masters, "the optimizer's step")
+    }
+
+    /// Puts other values in the place of an image's parameters, one after another, until the device has finished.
+    /// The moments stay.
+    pub(crate) fn put_back(
+        &self,
+        layout: &ImageLayout,
+        masters: &mut DeviceMasters,
+        values: &[f32],
+    ) -> Result<(), EngineError> {
+        self.charged(|| match &masters.params {
+            DeviceBytes::Host(_) => {
+                put_on_host(masters, values.to_vec());
+                Ok::<_, EngineError>(())
+            }
+            #[cfg(feature = "cube")]
+            DeviceBytes::Buffer(_) => self.put_on_cube(layout, masters, values),
+            #[cfg(not(feature = "cube"))]
+            DeviceBytes::Buffer(_) => unreachable!("this build has no other memory"),
+        })?;
+        let _ = layout;
+        self.finished(masters, "putting back the best weights")
+    }
+
+    #[cfg(feature = "cube")]
+    fn put_on_cube(
+        &self,
+        layout: &ImageLayout,
+        masters: &DeviceMasters,
+        values: &[f32],
+    ) -> Result<(), EngineError> {
+        for param in &layout.params {
+            let value = HostTensor::float(values[param.range()].to_vec(), param.shape.clone());
+            let value = self.link.copy_in(&value.bytes).map_err(hydra_spill::SpillError::from)?;
+            let place = CubeFloats::wide(cube(&param_of(&masters.params, param)).clone());
+            crate::device_optimizer::round(cube(&value), &place);
+            // It is let go of when the device has read it, and so is one parameter's at most.
+            finish(&self.burn, &[]).map_err(|error| self.failed("putting back the best weights", error))?;
+        }
+        round_on_cube(masters);
+        Ok(())
+    }
+
+    /// Waits for everything that was given to the device.
+    pub(crate) fn wait(&self) -> Result<(), EngineError> {
+        finish(&self.burn, &[]).map_err(|error| self.failed("adding gradients", error))
+    }
+
+    fn failed(&self, what: &str, error: DeviceError) -> EngineError {
+        EngineError::Device { device: self.name.clone(), problem: format!("{what} failed: {error}") }
+    }
+
+    /// Waits until the device has written the masters.
+    fn finished(&self, masters: &DeviceMasters, what: &str) -> Result<(), EngineError> {
         // A sum for which there was no memory is known to what was computed with it.
         let view = |bytes: &DeviceBytes, float: FloatType| {
             DeviceTensor::view(bytes.clone(), [bytes.len() / float.bytes()], float.dtype())
@@ -182,15 +244,37 @@ impl DeviceStepper {
         let wide = masters.moments.iter().chain([&masters.params]).map(|bytes| view(bytes, FloatType::F32));
         let narrow = masters.narrow.iter().map(|narrow| view(&narrow.bytes, narrow.float));
         let made: Vec<DeviceTensor> = wide.chain(narrow).collect();
-        let finished = finish(&self.burn, &made.iter().collect::<Vec<_>>());
-        finished.map_err(|error| EngineError::Device {
-            device: self.name.clone(),
-            problem: format!("the optimizer's step failed: {error}"),
-        })
+        finish(&self.burn, &made.iter().collect::<Vec<_>>()).map_err(|error| self.failed(what, error))
     }
 }
 
-/// Steps every parameter into new memory, for a device's bytes are not written on the host.
+/// The bytes of a parameter within an image of `f32`.
+#[cfg(feature = "cube")]
+fn param_of(image: &DeviceBytes, param: &ImageParam) -> DeviceBytes {
+    let range = param.range();
+    image.slice(range.start * size_of::<f32>()..range.end * size_of::<f32>())
+}
+
+/// Parameters of a CPU device, with what they are rounded to.
+fn put_on_host(masters: &mut DeviceMasters, params: Vec<f32>) {
+    if let Some(DeviceNarrow { float, bytes }) = &mut masters.narrow {
+        let elements = params.len();
+        *bytes = HostTensor::float(params.clone(), [elements]).in_type(*float).bytes.into();
+    }
+    masters.params = bytes_of(params);
+}
+
+/// Rounds what shard tasks read, if that is not the masters themselves.
+#[cfg(feature = "cube")]
+fn round_on_cube(masters: &DeviceMasters) {
+    if let Some(DeviceNarrow { float, bytes }) = &masters.narrow {
+        let out = CubeFloats { bytes: cube(bytes).clone(), float: *float };
+        crate::device_optimizer::round(cube(&masters.params), &out);
+    }
+}
+
+/// Steps every parameter into new memory, for a device's bytes are not written on the host. For as long as this
+/// runs an image's masters are there twice, which no budget counts: it stands for a GPU in tests.
 fn step_on_host(
     step: &Step<'_>,
     layout: &ImageLayout,
@@ -209,11 +293,7 @@ fn step_on_host(
         let mut moments: Vec<&mut [f32]> = moments.iter_mut().map(|m| &mut m[param.range()]).collect();
         step_slice(step.update(param), &mut params[param.range()], &gradient, step.factor, &mut moments);
     }
-    if let Some(DeviceNarrow { float, bytes }) = &mut masters.narrow {
-        let elements = params.len();
-        *bytes = HostTensor::float(params.clone(), [elements]).in_type(*float).bytes.into();
-    }
-    masters.params = bytes_of(params);
+    put_on_host(masters, params);
     masters.moments = moments.into_iter().map(bytes_of).collect();
 }
 
@@ -226,10 +306,8 @@ fn step_on_cube(
     gradient: &ResidentGradient,
 ) {
     for (param, gradient) in layout.params.iter().zip(&gradient.params) {
-        let range = param.range();
-        let bytes = range.start * size_of::<f32>()..range.end * size_of::<f32>();
-        let params = masters.params.slice(bytes.clone());
-        let moments = masters.moments.iter().map(|moment| cube(&moment.slice(bytes.clone())).clone());
+        let params = param_of(&masters.params, param);
+        let moments = masters.moments.iter().map(|moment| cube(&param_of(moment, param)).clone());
         let moments: Vec<_> = moments.collect();
         let gradient = match gradient {
             Some(part) => part.on_cube(),
@@ -237,10 +315,7 @@ fn step_on_cube(
         };
         crate::device_optimizer::step(step.update(param), cube(&params), &gradient, step.factor, &moments);
     }
-    if let Some(DeviceNarrow { float, bytes }) = &masters.narrow {
-        let out = CubeFloats { bytes: cube(bytes).clone(), float: *float };
-        crate::device_optimizer::round(cube(&masters.params), &out);
-    }
+    round_on_cube(masters);
 }
 
 #[cfg(test)]
@@ -323,7 +398,8 @@ mod tests {
         let mut here = Masters { narrow, ..Masters::new(params, moments) };
         step.image(&layout(float), &mut here, &sum::<ImageGradient>(float, |tensor| tensor));
         let device = |tensor: HostTensor| DeviceTensor::view(up(tensor.bytes), tensor.shape, tensor.dtype);
-        let stepper = DeviceStepper { name: "device".to_owned(), burn, measured_as: DeviceId(0) };
+        let link = Arc::new(hydra_spill::HostCopyLink::new(DeviceId(0)));
+        let stepper = DeviceStepper { name: "device".to_owned(), burn, measured_as: DeviceId(0), link };
         stepper.step(&step, &layout(float), &mut there, &sum::<ResidentGradient>(float, device)).unwrap();
         (here, there)
     }

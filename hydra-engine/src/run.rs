@@ -8,6 +8,7 @@ use crate::host::HostJob;
 use crate::model::{Claim, Inputs, Model, Progress};
 use crate::observer::{Observer, RunEvent, Span, Track, Work};
 use crate::orchestrator::Setup;
+use crate::placement;
 use crate::record::{Recorder, replay_s};
 use crate::report::{RunReport, TaskState};
 use crate::stop::StopFlag;
@@ -157,6 +158,7 @@ impl Run {
                     .enumerate()
                     .try_for_each(|(image, params)| self.insert(index, image, params))
             });
+            let inserted = inserted.and_then(|()| self.keep_waiting(index));
             let model = &self.models[index];
             let job = HostJob::Register {
                 task: model.id,
@@ -169,6 +171,18 @@ impl Run {
                 self.fail(index, &error);
             }
         }
+    }
+
+    /// Keeps room for the gradients of a task that lives on the device.
+    fn keep_waiting(&mut self, index: usize) -> Result<(), EngineError> {
+        let model = &mut self.models[index];
+        if model.placement.on_device() {
+            let bytes = placement::waiting(&model.task.chain, &model.task.spec);
+            let budget = self.threads.devices[0].device.manager.budget();
+            let room = budget.reserve(bytes, &model.task.name).map_err(hydra_spill::SpillError::from)?;
+            model.waiting = Some(room);
+        }
+        Ok(())
     }
 
     fn insert(&self, index: usize, image: usize, params: Vec<f32>) -> Result<(), EngineError> {
@@ -570,6 +584,7 @@ impl Run {
         let model = &mut self.models[index];
         model.ended = Some(state);
         model.release();
+        model.waiting = None;
         let task = model.id;
         let _ = self.threads.host.send(HostJob::Forget { task });
         for image in 0..model.chain().images().len() {

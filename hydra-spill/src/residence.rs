@@ -311,7 +311,7 @@ impl TierStore for ResidentStore {
             if !committed {
                 return put_back(Content::new(there), false);
             }
-            // The room that they had is what they come back to.
+            // Both may not fit.
             drop(there);
             let lost = |error| Content::Lost { problem: with_causes(&error) };
             let content = up(link.as_ref(), masters).map_or_else(lost, Content::new);
