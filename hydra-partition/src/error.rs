@@ -56,7 +56,8 @@ pub enum PartitionError {
     },
     /// The device could not finish a layer's or a shard's work.
     #[error(
-        "layer `{layer}` of `{chain}` was not finished; give a smaller budget, a smaller batch or a shorter context"
+        "layer `{layer}` of `{chain}` was not finished, for the reason below; if that is memory, give a smaller \
+         budget, a smaller batch or a shorter context"
     )]
     Unfinished {
         /// The chain's name.

@@ -24,7 +24,8 @@ pub(super) fn out_of_memory(subject: &Subject) -> Result<Found> {
     }
     let device = subject.open()?;
     let (chunk, bound) = match subject.is_cuda() {
-        true => (1 << 30, BEYOND_ALL_CARDS),
+        // CubeCL refuses what is larger than a part of a card, whatever is free; small cards count too.
+        true => (256 << 20, BEYOND_ALL_CARDS),
         // A device in software would take the host's memory and be ended by the system.
         false => (64 << 20, subject.device.memory.bytes()),
     };
@@ -69,6 +70,9 @@ fn judge_refusal(held: ByteSize, end: End, after: Result<()>, rows: Vec<Value>) 
             (Verdict::NotApplicable, format!("the device gave {held}, which is all that was asked of it"))
         }
         (End::Panicked(error), Ok(())) => (Verdict::Fails, format!("the refusal is no error: {error:#}")),
+        (End::Refused(error), Ok(())) if held.bytes() == 0 => {
+            (Verdict::Fails, format!("the device refused the first allocation: {error}"))
+        }
         (End::Refused(error @ DeviceError::OutOfMemory { .. }), Ok(())) => {
             (Verdict::Pass, format!("refused with an error, and the device computes on: {error}"))
         }
