@@ -2,10 +2,11 @@
 
 use crate::check::CheckArgs;
 use crate::doctor::DoctorArgs;
-use crate::parse::{self, DevicesArg};
+use crate::parse::{self, CheckpointArg, DevicesArg};
 use crate::step::StepArgs;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use hydra_core::{Bandwidth, ByteSize, FloatType};
+use hydra_engine::CheckpointEvery;
 use hydra_models::data::Split;
 use hydra_sched::PolicyKind;
 use serde::{Deserialize, Serialize};
@@ -47,6 +48,8 @@ pub(crate) enum Command {
     Doctor(DoctorArgs),
     /// Try a device and measure it: do its kernels, copies and memory do what training needs?
     Check(Box<CheckArgs>),
+    /// Go on with a run that was interrupted, from its last checkpoints, to the results that it would have had
+    Resume(Box<ResumeArgs>),
     /// Print the leaderboard of a run directory again
     Report(ReportArgs),
     /// Simulate a scheduling policy on a workload of stated costs, in virtual time
@@ -72,7 +75,9 @@ pub(crate) struct SelectArgs {
     pub(crate) devices: DeviceArgs,
     #[command(flatten)]
     pub(crate) out: OutArgs,
-    /// Run what a run directory's spec.toml says; only --out, --force, --dry-run, --record and --json may stand beside it
+    #[command(flatten)]
+    pub(crate) keep: KeepArgs,
+    /// Run what a run directory's spec.toml says; only --out, --force, --dry-run, --record, --json and --checkpoint-every may stand beside it
     #[arg(long, value_name = "FILE", conflicts_with_all = BESIDE_NO_SPEC)]
     pub(crate) spec: Option<PathBuf>,
 }
@@ -128,6 +133,27 @@ pub(crate) struct TrainArgs {
     pub(crate) devices: DeviceArgs,
     #[command(flatten)]
     pub(crate) out: OutArgs,
+    #[command(flatten)]
+    pub(crate) keep: KeepArgs,
+}
+
+/// `hydra resume`.
+#[derive(Debug, Args)]
+pub(crate) struct ResumeArgs {
+    /// A run directory
+    #[arg(value_name = "DIR")]
+    pub(crate) dir: PathBuf,
+    /// What is not given is as the run was begun; results do not depend on it, but for the kind of device
+    #[command(flatten)]
+    pub(crate) devices: DeviceArgs,
+    #[command(flatten)]
+    pub(crate) keep: KeepArgs,
+    /// Write the measured costs of what is left as a workload that `hydra simulate` replays
+    #[arg(long, value_name = "FILE")]
+    pub(crate) record: Option<PathBuf>,
+    /// Print the final report as JSON, alone on standard output
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// `hydra eval`.
@@ -349,6 +375,23 @@ fn policies<T: std::fmt::Display>(name: impl Fn(PolicyKind) -> T) -> String {
     format!("{} or {last}", first.join(", "))
 }
 
+/// How often a run is kept, so that it can go on.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Checkpoints")]
+pub(crate) struct KeepArgs {
+    /// Keep every model, with its optimizer's state, after so long (90s, 10m, 2h) or so many of its minibatches (500),
+    /// for `hydra resume`; or never [default: 10m]
+    #[arg(long, value_name = "TIME|N|never", allow_hyphen_values = true)]
+    pub(crate) checkpoint_every: Option<CheckpointArg>,
+}
+
+impl KeepArgs {
+    /// When tasks are kept; `None` for never.
+    pub(crate) fn every(&self) -> Option<CheckpointEvery> {
+        self.checkpoint_every.map_or_else(|| Some(CheckpointEvery::default()), |arg| arg.0)
+    }
+}
+
 /// Where the results go.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Output")]
@@ -454,7 +497,8 @@ mod tests {
 
     #[test]
     fn beside_a_spec_stand_only_output_flags() {
-        let allowed = ["spec", "out", "force", "dry_run", "record", "json", "help", "version"];
+        let allowed =
+            ["spec", "out", "force", "dry_run", "record", "json", "checkpoint_every", "help", "version"];
         for flag in Cli::command().get_arguments() {
             let id = flag.get_id().as_str();
             assert_ne!(BESIDE_NO_SPEC.contains(&id), allowed.contains(&id), "--{id} is in neither or both");
@@ -465,7 +509,7 @@ mod tests {
 
     #[test]
     fn wrong_values_name_the_flag_and_what_was_given() {
-        let cases: [(&[&str], &str, &str); 16] = [
+        let cases: [(&[&str], &str, &str); 18] = [
             (&["--lr", "fast"], "--lr", "`fast` is not a number"),
             (&["--lr", "1e-3,nan"], "--lr", "`nan`"),
             (&["--lr", "-1"], "--lr", "`-1`"),
@@ -482,6 +526,8 @@ mod tests {
             (&["--dropout", "1"], "--dropout", "`1`"),
             (&["--steps", "0"], "--steps", "`0`"),
             (&["--clip", "0"], "--clip", "`0`"),
+            (&["--checkpoint-every", "0"], "--checkpoint-every", "`0`"),
+            (&["--checkpoint-every", "5d"], "--checkpoint-every", "`5d`"),
         ];
         for (arguments, flag, says) in cases {
             let error = fails(arguments);

@@ -8,7 +8,7 @@
 //! | `args`, `parse` | the flags, their help and the readers of their values |
 //! | `spec`, `machine` | the spec of a run, every flag resolved; what the machine has |
 //! | `workload`, `session` | the model and the texts; the devices and the orchestrator |
-//! | `train`, `eval`, `partition`, `step`, `show` | the commands |
+//! | `train`, `resume`, `eval`, `partition`, `step`, `show` | the commands |
 //! | `doctor` | what a GPU needs and what of it is here, for the command and for `--devices` |
 //! | `check` | the checklist of a device, with figures |
 //! | `simulate`, `compare`, `lab` | the commands of the scheduler's laboratory, and what they share |
@@ -38,6 +38,7 @@ mod needs;
 mod parse;
 mod partition;
 mod progress;
+mod resume;
 mod rundir;
 mod runlog;
 mod schedule;
@@ -52,7 +53,7 @@ mod trace;
 mod train;
 mod workload;
 
-use args::{Cli, Command};
+use args::{Cli, Command, SelectArgs};
 use clap::Parser;
 use error::Outcome;
 use machine::Machine;
@@ -89,14 +90,22 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
 fn dispatch(cli: Cli, around: &Surroundings) -> anyhow::Result<Outcome> {
     let machine = &around.machine;
     match cli.command {
-        None => train::run(RunSpec::select(&cli.select, machine)?, &cli.select.out, around),
-        Some(Command::Select(args)) => train::run(RunSpec::select(&args, machine)?, &args.out, around),
-        Some(Command::Train(args)) => train::run(RunSpec::train(&args, machine)?, &args.out, around),
+        None => {
+            let SelectArgs { out, keep, .. } = &cli.select;
+            train::run(RunSpec::select(&cli.select, machine)?, (out, keep), around)
+        }
+        Some(Command::Select(args)) => {
+            train::run(RunSpec::select(&args, machine)?, (&args.out, &args.keep), around)
+        }
+        Some(Command::Train(args)) => {
+            train::run(RunSpec::train(&args, machine)?, (&args.out, &args.keep), around)
+        }
         Some(Command::Eval(args)) => eval::run(&args, around),
         Some(Command::Partition(args)) => partition::run(&args, around),
         Some(Command::Step(args)) => step::run(&args, around),
         Some(Command::Doctor(args)) => doctor::run(&args, machine),
         Some(Command::Check(args)) => check::run(&args, around),
+        Some(Command::Resume(args)) => resume::run(&args, around),
         Some(Command::Report(args)) => show::run(&args),
         Some(Command::Simulate(args)) => simulate::run(&args),
         Some(Command::Compare(args)) => compare::run(&args),

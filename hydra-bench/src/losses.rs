@@ -111,6 +111,7 @@ mod tests {
             shards: 1,
             cut_points: Vec::new(),
             steps: losses.len(),
+            resumed_at: None,
             losses,
             initial_validation: None,
             validation: None,

@@ -1,8 +1,10 @@
 //! Readers of flag values: each says what was found and what was expected.
 
+use hydra_engine::CheckpointEvery;
 use hydra_spill::alloc::MAX_DEVICES;
 use std::fmt;
 use std::str::FromStr;
+use std::time::Duration;
 
 /// The largest minibatch that is not taken for a slip of the hand.
 const MAX_BATCH: usize = 65_536;
@@ -17,6 +19,40 @@ const MAX_SIMULATED_DEVICES: usize = 1_000_000;
 
 /// The largest number of a card that is not taken for a slip of the hand.
 const MAX_CARD: usize = 63;
+
+/// `--checkpoint-every`: a time, so many minibatches, or never.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CheckpointArg(pub(crate) Option<CheckpointEvery>);
+
+impl FromStr for CheckpointArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let trimmed = text.trim();
+        if trimmed == "never" {
+            return Ok(Self(None));
+        }
+        let digits = trimmed.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+        let seconds = match &trimmed[digits.len()..] {
+            "" => None,
+            "s" => Some(1),
+            "m" => Some(60),
+            "h" => Some(3600),
+            _ => return Err(no_interval(text)),
+        };
+        let count = digits.parse::<u32>().ok().filter(|count| *count > 0).ok_or_else(|| no_interval(text))?;
+        Ok(Self(Some(match seconds {
+            Some(seconds) => CheckpointEvery::Time(Duration::from_secs(u64::from(count) * seconds)),
+            None => CheckpointEvery::Minibatches(count as usize),
+        })))
+    }
+}
+
+fn no_interval(text: &str) -> String {
+    format!(
+        "`{text}` is no interval; expected a time such as 90s, 10m or 2h, minibatches such as 500, or `never`"
+    )
+}
 
 /// Logical devices as `--devices` names them.
 #[derive(Clone, Debug, PartialEq, Eq)]

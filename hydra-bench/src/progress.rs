@@ -27,6 +27,8 @@ struct TaskBar {
     name: String,
     bar: Option<ProgressBar>,
     started_s: Option<f64>,
+    /// Minibatches that an earlier run trained.
+    before: usize,
     units: usize,
     unit: String,
 }
@@ -59,7 +61,7 @@ impl Progress {
         for task in &admission.tasks {
             let bar = (!self.crowded).then(|| self.add_bar(&task.name, task.steps));
             let (name, unit) = (task.name.clone(), task.unit.clone());
-            self.tasks.push(TaskBar { name, bar, started_s: None, units: 0, unit });
+            self.tasks.push(TaskBar { name, bar, started_s: None, before: 0, units: 0, unit });
         }
     }
 
@@ -71,6 +73,7 @@ impl Progress {
     fn minibatch(&mut self, task: TaskId, steps: usize, loss: f64, units: usize, at_s: f64) {
         if self.tasks.get(task.0).is_some_and(|task| task.bar.is_none()) {
             let bar = self.add_bar(&self.tasks[task.0].name, steps);
+            go_on(&bar, self.tasks[task.0].before);
             self.tasks[task.0].bar = Some(bar);
         }
         let Some(task) = self.tasks.get_mut(task.0) else { return };
@@ -87,6 +90,18 @@ impl Progress {
             }
             false => format!("loss {loss:.4}"),
         });
+    }
+
+    fn resumed(&mut self, task: TaskId, step: usize) {
+        let Some(task) = self.tasks.get_mut(task.0) else { return };
+        task.before = step;
+        task.bar.iter().for_each(|bar| go_on(bar, step));
+        go_on(&self.whole, self.whole.position() as usize + step);
+    }
+
+    fn warn(&self, task: TaskId, text: &str) {
+        let name = self.tasks.get(task.0).map_or("", |task| task.name.as_str());
+        self.multi.suspend(|| eprintln!("warning: {name}: {text}"));
     }
 
     fn evaluated(&self, task: TaskId, perplexity: f64) {
@@ -128,6 +143,9 @@ impl Observer for Progress {
             }
             RunEvent::Evaluated { task, result, .. } => self.evaluated(task, result.perplexity),
             RunEvent::Ended { task, state, .. } => self.end(task, state),
+            RunEvent::Resumed { task, step, .. } => self.resumed(task, step),
+            RunEvent::Checkpointed { .. } => {}
+            RunEvent::CheckpointFailed { task, error, .. } => self.warn(task, error),
             RunEvent::Stopping => self.whole.set_message("stopping at the minibatches' ends"),
         }
     }
@@ -141,6 +159,12 @@ impl Drop for Progress {
             eprintln!();
         }
     }
+}
+
+/// Puts a bar where an earlier run left it; what that took says nothing about the time that is left.
+fn go_on(bar: &ProgressBar, at: usize) {
+    bar.set_position(at as u64);
+    bar.reset_eta();
 }
 
 fn style(template: &str) -> ProgressStyle {

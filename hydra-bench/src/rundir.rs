@@ -1,15 +1,16 @@
 //! The run directory: what a run leaves behind, each file written so that a reader never sees half of it.
 
 use anyhow::{Context, Result, bail};
-use std::fs::{self, File};
-use std::io::{ErrorKind, Write};
+use hydra_core::ByteSize;
+use std::fs::{self, File, TryLockError};
+use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 /// Where run directories are made when nobody says where.
 const DEFAULT_PARENT: &str = "runs";
 /// Everything a run puts into its directory, and so what `--force` removes.
-const CONTENTS: [&str; 10] =
-    [SPEC, REPORT, METRICS, TRACE, SCHEDULE, LOSSES, WORKLOAD, PLANS, MODELS, "report.json.tmp"];
+const CONTENTS: [&str; 11] =
+    [SPEC, REPORT, METRICS, TRACE, SCHEDULE, LOSSES, WORKLOAD, PLANS, MODELS, CHECKPOINTS, "report.json.tmp"];
 const SPEC: &str = "spec.toml";
 const REPORT: &str = "report.json";
 const METRICS: &str = "metrics.jsonl";
@@ -19,6 +20,7 @@ const LOSSES: &str = "losses.svg";
 const WORKLOAD: &str = "workload.json";
 const PLANS: &str = "plans";
 const MODELS: &str = "models";
+const CHECKPOINTS: &str = "checkpoints";
 
 /// The directory of one run. It is taken in two steps: what could be wrong with it is said at once, and what
 /// is in it goes only when the run [begins](RunDir::begin).
@@ -30,16 +32,53 @@ pub(crate) struct RunDir {
     created: bool,
     /// Whether the files of a run that are in it are this run's.
     begun: bool,
+    /// Whether a run goes on here: what is in it stays.
+    resumed: bool,
+    /// The directory, locked until this is dropped or the process ends.
+    lock: Option<File>,
 }
 
 impl RunDir {
     /// The directory `out`, which must be empty or missing unless `force`, and must be one that can be made
     /// and written to. Nothing in it changes, and it is not made yet.
     pub(crate) fn at(out: &Path, force: bool) -> Result<Self> {
-        let dir = Self { path: out.to_owned(), force, created: false, begun: false };
+        let dir = Self::new(out, force, false);
         let existing = dir.check_vacant()?;
         check_writable(&existing).with_context(|| dir.cannot_be_written())?;
         Ok(dir)
+    }
+
+    fn new(path: &Path, force: bool, created: bool) -> Self {
+        Self { path: path.to_owned(), force, created, begun: false, resumed: false, lock: None }
+    }
+
+    /// The directory of a run that goes on. Nobody else has it from now on.
+    pub(crate) fn resume(path: &Path) -> Result<Self> {
+        if !path.is_dir() {
+            bail!("`{}` is not a run directory: there is no such directory", path.display());
+        }
+        let mut dir = Self { resumed: true, ..Self::new(path, false, false) };
+        if !dir.spec_file().is_file() {
+            bail!("`{}` is not a run directory: it has no {SPEC}", path.display());
+        }
+        check_writable(path)
+            .with_context(|| format!("the run directory `{}` cannot be written to", path.display()))?;
+        dir.take()?;
+        Ok(dir)
+    }
+
+    /// Makes sure that no other run is in the directory until this one has ended.
+    fn take(&mut self) -> Result<()> {
+        let shown = self.path.display();
+        // Not every system opens directories, and not every file system has locks.
+        let Ok(dir) = File::open(&self.path) else { return Ok(()) };
+        match dir.try_lock() {
+            Err(TryLockError::WouldBlock) => {
+                bail!("a run is in the directory `{shown}`: wait until it has ended, or stop it")
+            }
+            Ok(()) | Err(TryLockError::Error(_)) => self.lock = Some(dir),
+        }
+        Ok(())
     }
 
     /// Whether a default run directory could be made; nothing is.
@@ -49,12 +88,16 @@ impl RunDir {
 
     /// Makes the directory, or removes the run that is in it, and nothing else that may be there.
     pub(crate) fn begin(&mut self) -> Result<()> {
+        if self.resumed {
+            return Ok(());
+        }
         // Measuring took its time, in which another run may have begun here.
         self.check_vacant()?;
         self.created |= !self.path.exists();
         fs::create_dir_all(&self.path)
             .with_context(|| format!("the run directory `{}` could not be made", self.path.display()))?;
         check_writable(&self.path).with_context(|| self.cannot_be_written())?;
+        self.take()?;
         self.clear()?;
         self.begun = true;
         Ok(())
@@ -105,7 +148,7 @@ impl RunDir {
             let path = parent.join(format!("{command}-{number}"));
             // `create_dir` decides between two programs that take the same number at the same time.
             match fs::create_dir(&path) {
-                Ok(()) => return Ok(Self { path, force: false, created: true, begun: false }),
+                Ok(()) => return Ok(Self::new(&path, false, true)),
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
                 Err(error) => return Err(error).with_context(|| make(&path)),
             }
@@ -145,8 +188,63 @@ impl RunDir {
         &self.path
     }
 
-    /// Writes `spec.toml`.
+    /// Where the spec is.
+    pub(crate) fn spec_file(&self) -> PathBuf {
+        self.path.join(SPEC)
+    }
+
+    /// Whether a run goes on here.
+    pub(crate) fn is_resumed(&self) -> bool {
+        self.resumed
+    }
+
+    /// Refuses a run whose checkpoints would not find room on the disk.
+    pub(crate) fn check_room(&self, bytes: u64) -> Result<()> {
+        let existing = self.path.ancestors().find(|path| path.is_dir()).unwrap_or(Path::new("."));
+        let Some(free) = free_bytes(existing) else { return Ok(()) };
+        // What a run that goes on has kept is replaced.
+        let there = fs::read_dir(self.path.join(CHECKPOINTS)).into_iter().flatten().flatten();
+        let there: u64 = there.filter_map(|entry| entry.metadata().ok()).map(|file| file.len()).sum();
+        if bytes > free.saturating_add(there) {
+            bail!(
+                "checkpoints take up to {} in the run directory `{}`, where {} are free: give another --out, or \
+                 --checkpoint-every never",
+                ByteSize(bytes),
+                self.path.display(),
+                ByteSize(free)
+            );
+        }
+        Ok(())
+    }
+
+    /// Where plans are saved.
+    pub(crate) fn plans(&self) -> PathBuf {
+        self.path.join(PLANS)
+    }
+
+    /// Whether the run that is in it has written its report.
+    pub(crate) fn has_report(&self) -> bool {
+        self.path.join(REPORT).is_file()
+    }
+
+    /// Where the checkpoint of a task is kept: `checkpoints/<task>.safetensors`. The directory is made.
+    pub(crate) fn checkpoint_file(&self, task: &str) -> Result<PathBuf> {
+        let dir = std::path::absolute(self.path.join(CHECKPOINTS))
+            .with_context(|| format!("`{}` is not a usable path", self.path.display()))?;
+        Ok(dir.join(format!("{}.safetensors", safe_name(task))))
+    }
+
+    /// Makes the directory of checkpoints.
+    pub(crate) fn make_checkpoints(&self) -> Result<()> {
+        let dir = self.path.join(CHECKPOINTS);
+        fs::create_dir_all(&dir).with_context(|| format!("`{}` could not be made", dir.display()))
+    }
+
+    /// Writes `spec.toml`, unless a run goes on, whose spec stays as it was.
     pub(crate) fn write_spec(&self, text: &str) -> Result<()> {
+        if self.resumed {
+            return Ok(());
+        }
         self.write(SPEC, text.as_bytes())
     }
 
@@ -183,9 +281,19 @@ impl RunDir {
         std::path::absolute(&path).with_context(|| format!("`{}` is not a usable path", path.display()))
     }
 
-    /// Opens `metrics.jsonl`.
+    /// Opens `metrics.jsonl`; where a run goes on, at its end, behind the last whole line.
     pub(crate) fn metrics(&self) -> Result<File> {
-        self.open(METRICS)
+        if !self.resumed {
+            return self.open(METRICS);
+        }
+        let path = self.path.join(METRICS);
+        let open = || {
+            let mut file = File::options().create(true).read(true).append(true).open(&path)?;
+            let whole = end_of_lines(&mut file)?;
+            file.set_len(whole)?;
+            Ok::<_, std::io::Error>(file)
+        };
+        open().with_context(|| format!("`{}` could not be opened", path.display()))
     }
 
     /// Opens `trace.json`.
@@ -201,6 +309,33 @@ impl RunDir {
     fn write(&self, name: &str, bytes: &[u8]) -> Result<()> {
         write_atomic(&self.path.join(name), bytes)
     }
+}
+
+/// What is free on the disk of a directory, for programs of ordinary users.
+#[cfg(unix)]
+fn free_bytes(dir: &Path) -> Option<u64> {
+    let found = rustix::fs::statvfs(dir).ok()?;
+    Some(found.f_bavail.saturating_mul(found.f_frsize))
+}
+
+#[cfg(not(unix))]
+fn free_bytes(_: &Path) -> Option<u64> {
+    None
+}
+
+/// The length of a file up to its last end of a line.
+fn end_of_lines(file: &mut File) -> std::io::Result<u64> {
+    let mut end = file.seek(SeekFrom::End(0))?;
+    let mut byte = [0];
+    while end > 0 {
+        file.seek(SeekFrom::Start(end - 1))?;
+        file.read_exact(&mut byte)?;
+        if byte == [b'\n'] {
+            break;
+        }
+        end -= 1;
+    }
+    Ok(end)
 }
 
 /// Whether `path` is `dir` or lies in it, by its name or by what its links lead to.
@@ -226,7 +361,10 @@ pub(crate) fn read_report(dir: &Path) -> Result<String> {
     let path = dir.join(REPORT);
     match fs::read_to_string(&path) {
         Err(error) if error.kind() == ErrorKind::NotFound && dir.join(SPEC).is_file() => {
-            bail!("`{}` has no {REPORT}: the run has not ended", dir.display())
+            bail!(
+                "`{0}` has no {REPORT}: the run has not ended; if it was interrupted, go on with: hydra resume {0}",
+                dir.display()
+            )
         }
         Err(error) if error.kind() == ErrorKind::NotFound => {
             bail!("`{}` is not a run directory: it has neither {SPEC} nor {REPORT}", dir.display())

@@ -96,6 +96,16 @@ fn line(event: &RunEvent<'_>, tasks: &[String]) -> Option<Value> {
         RunEvent::Ended { task, state, error, at_s } => json!({
             "event": "end", "task": name(task), "state": state_name(*state), "error": error, "at_s": at_s,
         }),
+        RunEvent::Resumed { task, step, steps, at_s } => json!({
+            "event": "resumed", "task": name(task), "step": step, "steps": steps, "at_s": at_s,
+        }),
+        RunEvent::Checkpointed { task, step, bytes, seconds, at_s } => json!({
+            "event": "checkpoint", "task": name(task), "step": step, "bytes": bytes, "seconds": seconds,
+            "at_s": at_s,
+        }),
+        RunEvent::CheckpointFailed { task, step, error, at_s } => json!({
+            "event": "checkpoint_failed", "task": name(task), "step": step, "error": error, "at_s": at_s,
+        }),
         RunEvent::Stopping => json!({ "event": "stopping" }),
     })
 }

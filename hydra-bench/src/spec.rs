@@ -185,20 +185,35 @@ impl RunSpec {
 
     /// Reads a spec that [`to_toml`](Self::to_toml) wrote and perhaps a person changed.
     fn load(file: &Path, machine: &Machine) -> Result<Self> {
+        let spec = Self::read(file)?;
+        let usable = spec.check().and_then(|()| spec.devices.check_machine(machine));
+        usable.with_context(|| format!("the spec `{}` cannot be run", file.display()))?;
+        Ok(spec)
+    }
+
+    /// The spec of a run that goes on, on the devices that it had, but for what these flags change. Its plans are
+    /// looked for in `plans`.
+    pub(crate) fn resume(file: &Path, plans: &Path, args: &DeviceArgs, machine: &Machine) -> Result<Self> {
+        let mut spec = Self::read(file)?;
+        spec.check().with_context(|| format!("the spec `{}` cannot be run", file.display()))?;
+        spec.devices = spec.devices.changed(args, plans, machine)?;
+        Ok(spec)
+    }
+
+    fn read(file: &Path) -> Result<Self> {
         let shown = file.display();
         let text =
             std::fs::read_to_string(file).with_context(|| format!("the spec `{shown}` could not be read"))?;
-        let spec: Self = toml::from_str(&text)
-            .with_context(|| format!("`{shown}` is not a spec: give the spec.toml of a run directory"))?;
-        let usable = spec.check().and_then(|()| spec.devices.check_machine(machine));
-        usable.with_context(|| format!("the spec `{shown}` cannot be run"))?;
-        Ok(spec)
+        toml::from_str(&text)
+            .with_context(|| format!("`{shown}` is not a spec: give the spec.toml of a run directory"))
     }
 
     /// The text of `spec.toml`.
     pub(crate) fn to_toml(&self) -> Result<String> {
         let body = toml::to_string(self).context("the spec could not be written as TOML")?;
-        Ok(format!("# Run it again with: hydra select --spec spec.toml --out DIR\n\n{body}"))
+        Ok(format!(
+            "# Run it again with: hydra select --spec spec.toml --out DIR\n# Go on with it, if it was interrupted: hydra resume DIR\n\n{body}"
+        ))
     }
 
     fn check(&self) -> Result<()> {
@@ -379,6 +394,29 @@ impl DevicesSpec {
             cuts: (!args.cuts.is_empty()).then(|| args.cuts.clone()),
             plan: args.plan.as_deref().map(std::path::absolute).transpose()?,
         })
+    }
+
+    /// These devices, but for what flags change.
+    fn changed(&self, args: &DeviceArgs, plans: &Path, machine: &Machine) -> Result<Self> {
+        let memory = (!self.resident).then_some(self.device_memory_bytes);
+        let plan = args.plan.clone().or_else(|| self.plan.clone());
+        let args = DeviceArgs {
+            devices: Some(args.devices.clone().map_or_else(|| self.parsed(), Ok)?),
+            device_memory: args.device_memory.or(memory),
+            host_memory: args.host_memory.or(self.host_memory_bytes),
+            pinned_memory: args.pinned_memory.or(self.pinned_memory_bytes),
+            precision: args.precision.or(Some(self.precision)),
+            optimizer_placement: args.optimizer_placement.or(Some(self.optimizer_placement)),
+            link: args.link.or(self.link_bytes_per_s),
+            no_prefetch: args.no_prefetch || !self.prefetch,
+            policy: args.policy.or(Some(self.policy)),
+            cuts: match args.cuts.is_empty() {
+                true => self.cuts.clone().unwrap_or_default(),
+                false => args.cuts.clone(),
+            },
+            plan: plan.or_else(|| plans.is_dir().then(|| plans.to_owned())),
+        };
+        Self::new(&args, false, machine)
     }
 
     /// Refuses devices that this machine does not have.

@@ -1,6 +1,6 @@
 //! `hydra select` and `hydra train`: a grid of configurations, of many or of one.
 
-use crate::args::OutArgs;
+use crate::args::{KeepArgs, OutArgs};
 use crate::error::{Interrupted, Outcome, Usage, print};
 use crate::leaderboard::Report;
 use crate::needs;
@@ -12,12 +12,16 @@ use crate::spec::RunSpec;
 use crate::workload::{Model, note_of_batch};
 use crate::{losses, schedule, stop};
 use anyhow::{Context, Result};
-use hydra_engine::{Admission, Observer, Orchestrator, RunEvent, RunReport, StopFlag, TrainTask};
+use hydra_engine::{Admission, Checkpoint, Observer, Orchestrator, RunEvent, RunReport, StopFlag, TrainTask};
 use std::fs::{self, File, OpenOptions};
 use std::path::Path;
 
 /// Runs a spec, or says what it would need.
-pub(crate) fn run(mut spec: RunSpec, out: &OutArgs, around: &Surroundings) -> Result<Outcome> {
+pub(crate) fn run(
+    mut spec: RunSpec,
+    (out, keep): (&OutArgs, &KeepArgs),
+    around: &Surroundings,
+) -> Result<Outcome> {
     if let Some(path) = &out.out {
         check_inputs(&spec, path)?;
     }
@@ -29,12 +33,27 @@ pub(crate) fn run(mut spec: RunSpec, out: &OutArgs, around: &Surroundings) -> Re
         }
         return dry_run(&mut spec, out.json, around);
     }
-    let mut dir = match &out.out {
+    let dir = match &out.out {
         Some(path) => RunDir::at(path, out.force)?,
         None => RunDir::next(spec.command.name())?,
     };
-    match Prepared::new(&mut spec, &mut dir, around) {
-        Ok(prepared) => prepared.run(&dir, out),
+    run_in(dir, &mut spec, (out, keep), None, around)
+}
+
+/// Runs a spec in its directory: from the beginning, or from the checkpoints that are there. `note` is said when
+/// nothing can refuse the run any more.
+pub(crate) fn run_in(
+    mut dir: RunDir,
+    spec: &mut RunSpec,
+    (out, keep): (&OutArgs, &KeepArgs),
+    note: Option<&str>,
+    around: &Surroundings,
+) -> Result<Outcome> {
+    match Prepared::new(spec, &mut dir, keep, around) {
+        Ok(prepared) => {
+            note.iter().for_each(|note| eprintln!("{note}"));
+            prepared.run(&dir, out)
+        }
         Err(error) => {
             dir.discard();
             Err(error)
@@ -60,7 +79,7 @@ fn check_inputs(spec: &RunSpec, out: &Path) -> Result<(), Usage> {
 
 /// Refuses a file that could not be written when the run is over. What is in it stays, and where there is none,
 /// none is left.
-fn check_record(file: &Path) -> Result<(), Usage> {
+pub(crate) fn check_record(file: &Path) -> Result<(), Usage> {
     let shown = file.display();
     let parent = file.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     if file.is_dir() || !parent.is_dir() {
@@ -94,7 +113,7 @@ fn record(dir: &RunDir, report: &RunReport, file: Option<&Path>) -> Result<()> {
 
 fn dry_run(spec: &mut RunSpec, json: bool, around: &Surroundings) -> Result<Outcome> {
     let mut orchestrator = orchestrator(&spec.devices, spec.model.dtype, spec.model.seed, around)?;
-    submit(&mut orchestrator, spec, None)?;
+    submit(&mut orchestrator, spec, None, false)?;
     let admission = orchestrator.admit().context("the run was refused")?;
     let text = if json { needs::json(&admission)? } else { needs::render(&admission) };
     print(&text)?;
@@ -102,7 +121,12 @@ fn dry_run(spec: &mut RunSpec, json: bool, around: &Surroundings) -> Result<Outc
 }
 
 /// Loads model and texts and submits every configuration; sets the context of the spec.
-fn submit(orchestrator: &mut Orchestrator, spec: &mut RunSpec, dir: Option<&RunDir>) -> Result<()> {
+fn submit(
+    orchestrator: &mut Orchestrator,
+    spec: &mut RunSpec,
+    dir: Option<&RunDir>,
+    keeps: bool,
+) -> Result<()> {
     let model = Model::load(&spec.model)?;
     let context = model.context(spec.model.context)?;
     spec.model.context = Some(context);
@@ -129,6 +153,13 @@ fn submit(orchestrator: &mut Orchestrator, spec: &mut RunSpec, dir: Option<&RunD
         }
         if let Some(dir) = dir {
             task = task.write_to(model.writer.clone(), dir.model_dir(&name)?);
+            let checkpoint = dir.checkpoint_file(&name)?;
+            if dir.is_resumed() && checkpoint.exists() {
+                task = task.resume_from(Checkpoint::open(&checkpoint)?);
+            }
+            if keeps {
+                task = task.checkpoint_to(checkpoint);
+            }
         }
         orchestrator.submit(task)?;
     }
@@ -150,7 +181,7 @@ struct Logged {
 }
 
 impl Prepared {
-    fn new(spec: &mut RunSpec, dir: &mut RunDir, around: &Surroundings) -> Result<Self> {
+    fn new(spec: &mut RunSpec, dir: &mut RunDir, keep: &KeepArgs, around: &Surroundings) -> Result<Self> {
         let stop = StopFlag::new();
         stop::on_interrupt(stop.clone())?;
         let tasks: Vec<String> = spec.grid()?.into_iter().map(|configuration| configuration.name).collect();
@@ -158,14 +189,22 @@ impl Prepared {
             devices(&spec.devices, &around.machine)?.into_iter().map(|device| device.name).collect();
         let mut orchestrator =
             orchestrator(&spec.devices, spec.model.dtype, spec.model.seed, around)?.stop_flag(stop.clone());
-        submit(&mut orchestrator, spec, Some(dir))?;
+        let every = keep.every();
+        if let Some(every) = every {
+            orchestrator = orchestrator.checkpoint_every(every);
+        }
+        submit(&mut orchestrator, spec, Some(dir), every.is_some())?;
         let admission = orchestrator.admit().context("the run was refused")?;
+        if every.is_some() {
+            dir.check_room(checkpoint_bytes(&admission))?;
+        }
         if stop.is_stopped() {
             return Err(Interrupted.into());
         }
         let text = spec.to_toml()?;
         // Nothing but the file system can refuse the run any more: what was in the directory goes only now.
         dir.begin()?;
+        dir.make_checkpoints()?;
         dir.write_spec(&text)?;
         write_plans(dir, &admission)?;
         let log = SharedRunLog::new(dir.metrics()?, dir.trace()?, tasks.clone(), &devices)
@@ -193,7 +232,11 @@ impl Prepared {
         let plotted = draw_losses(dir, &report);
         let recorded = record(dir, &report, out.record.as_deref());
         printed.and(written).and(drawn).and(plotted).and(recorded)?;
-        Ok(outcome(&readable, stop.is_stopped()))
+        let outcome = outcome(&readable, stop.is_stopped());
+        if outcome == Outcome::Interrupted {
+            eprintln!("go on with: hydra resume {}", dir.path().display());
+        }
+        Ok(outcome)
     }
 }
 
@@ -205,6 +248,12 @@ impl Logged {
         let picture = schedule::draw(&timeline, &self.devices, &utilizations, &self.tasks);
         dir.write_schedule(&picture.context("the schedule could not be drawn")?)
     }
+}
+
+/// The most that checkpoints take on the disk: one of each task, and for one of them the next beside it.
+fn checkpoint_bytes(admission: &Admission) -> u64 {
+    let bytes = || admission.tasks.iter().map(|task| task.master_bytes);
+    bytes().sum::<u64>() + bytes().max().unwrap_or(0)
 }
 
 fn write_plans(dir: &RunDir, admission: &Admission) -> Result<()> {

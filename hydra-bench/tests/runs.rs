@@ -63,7 +63,7 @@ fn a_run_directory_holds_everything() {
         assert!(model.join("model.safetensors").is_file());
     }
     let left: Vec<_> = fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-    assert_eq!(left.len(), 9, "{left:?}");
+    assert_eq!(left.len(), 10, "{left:?}");
     shown_again_and_refused(&dir, &printed);
 }
 
@@ -317,7 +317,8 @@ fn an_interrupted_run_writes_what_it_has() {
     let sent = std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
     assert!(sent.success());
     let output = child.wait_with_output().unwrap();
-    assert_eq!((output.status.code(), text(&output.stderr).as_str()), (Some(130), ""));
+    let how = format!("go on with: hydra resume {}\n", dir.display());
+    assert_eq!((output.status.code(), text(&output.stderr)), (Some(130), how));
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(json(&dir.join("report.json")), report);
     let task = &report["tasks"][0];

@@ -1,6 +1,7 @@
 //! Deciding whether a run fits, before anything trains: pilot passes, cuts, memory.
 
 use crate::admission::{Admission, AdmittedTask};
+use crate::checkpoint::Checkpoint;
 use crate::device::LogicalDevice;
 use crate::error::{EngineError, guarded};
 use crate::placement::{self, OptimizerPlacement, Placement};
@@ -221,7 +222,9 @@ fn admitted_task(task: &TrainTask, batch: &Batch, plan: Arc<PartitionPlan>) -> A
     let last = plan.shards.last().map_or(0.0, |s| s.forward_s);
     let batches = |data: &Option<Arc<dyn Dataset>>| task.evaluation_batches(data.as_ref());
     let evaluations = (2 * batches(&task.validation) + batches(&task.test)) as f64;
-    let sweeps = trained_items as f64 / batch.items.max(1) as f64;
+    let left = 1.0 - task.resume.as_ref().map_or(0, Checkpoint::step) as f64 / steps.max(1) as f64;
+    let sweeps = left * trained_items as f64 / batch.items.max(1) as f64;
+    let needs = |bytes: u64| if task.is_finished() { 0 } else { bytes };
     AdmittedTask {
         name: task.name.clone(),
         parameters: task.chain.parameters(),
@@ -229,9 +232,9 @@ fn admitted_task(task: &TrainTask, batch: &Batch, plan: Arc<PartitionPlan>) -> A
         items,
         units: trained_items * per_item,
         unit: task.train.unit().to_owned(),
-        master_bytes: master_bytes(task),
-        active_bytes: active_bytes(task, batch, &plan),
-        estimated_s: sweeps * (sweep - last) + evaluations * forward,
+        master_bytes: needs(master_bytes(task)),
+        active_bytes: needs(active_bytes(task, batch, &plan)),
+        estimated_s: if task.is_finished() { 0.0 } else { sweeps * (sweep - last) + evaluations * forward },
         optimizer: Placement::default(),
         plan,
     }

@@ -90,6 +90,14 @@ impl Cursor {
         cursor
     }
 
+    /// A task that has trained `step` minibatches and goes on at `stage`: with the next minibatch, with a batch of an
+    /// evaluation, or not at all.
+    pub(crate) fn resumed(program: Program, step: usize, stage: Stage) -> Self {
+        let mut cursor = Self { stage, step, position: (ShardTaskKind::Evaluate, 0), program };
+        cursor.enter(stage);
+        cursor
+    }
+
     pub(crate) fn program(&self) -> &Program {
         &self.program
     }

@@ -1,5 +1,6 @@
 //! What can go wrong in a run.
 
+use crate::checkpoint::CheckpointError;
 use hydra_core::{ByteSize, CoreError, DatasetError, WeightError};
 use hydra_partition::PartitionError;
 use hydra_spill::SpillError;
@@ -25,6 +26,9 @@ pub enum EngineError {
     /// A plan's times are not usable as estimates.
     #[error(transparent)]
     Costs(#[from] hydra_sched::CostError),
+    /// A checkpoint could not be written or used.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
     /// No device was given.
     #[error("no device: a run needs at least one")]
     NoDevice,

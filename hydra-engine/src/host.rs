@@ -11,6 +11,7 @@ use crate::event::Event;
 use crate::gradient::ImageGradient;
 use crate::optimizer::{Step, clip_factor, global_norm};
 use crate::resident::{DeviceStepper, ResidentGradient};
+use crate::writer::{KeepJob, WriterJob};
 use crossbeam_channel::{Receiver, Sender};
 use hydra_core::profile::{self, Part};
 use hydra_core::{Chain, DeviceTensor, HostTensor, ImageLayout, TaskId, TrainSpec};
@@ -27,7 +28,7 @@ pub(crate) struct Contribution<T = HostTensor> {
 
 pub(crate) enum HostJob {
     /// A task begins.
-    Register { task: TaskId, chain: Arc<Chain>, spec: TrainSpec, steps: usize },
+    Register { task: TaskId, chain: Arc<Chain>, spec: TrainSpec, steps: usize, best: Option<Vec<Vec<f32>>> },
     /// Gradients of one shard of one microbatch.
     Gradients { task: TaskId, at: MicroStep, contributions: Vec<Contribution> },
     /// The same for a task that lives on the device, where they are; the reservation is for them.
@@ -39,6 +40,8 @@ pub(crate) enum HostJob {
     },
     /// Keep a copy of the masters as the best ones.
     Snapshot { task: TaskId },
+    /// Have a checkpoint written, with the best masters so far.
+    Keep(KeepJob),
     /// Put the best masters back.
     Restore { task: TaskId },
     /// A task ended: forget its gradients and copies.
@@ -91,7 +94,8 @@ struct TaskState {
     images: Vec<Gathered<ImageGradient>>,
     /// The same of a task that lives on the device.
     there: Vec<Gathered<ResidentGradient>>,
-    best: Option<Vec<Vec<f32>>>,
+    /// Shared with the writer of a checkpoint, while the task waits for it.
+    best: Option<Arc<Vec<Vec<f32>>>>,
 }
 
 pub(crate) struct HostOptimizer {
@@ -99,6 +103,7 @@ pub(crate) struct HostOptimizer {
     pool: Arc<rayon::ThreadPool>,
     /// Of the device that tasks may live on.
     there: DeviceStepper,
+    writer: Sender<WriterJob>,
     events: Sender<Event>,
     clock: Clock,
     tasks: HashMap<TaskId, TaskState>,
@@ -109,10 +114,10 @@ impl HostOptimizer {
         store: Arc<dyn TierStore>,
         pool: Arc<rayon::ThreadPool>,
         there: DeviceStepper,
-        events: Sender<Event>,
-        clock: Clock,
+        writer: Sender<WriterJob>,
+        (events, clock): (Sender<Event>, Clock),
     ) -> Self {
-        Self { store, pool, there, events, clock, tasks: HashMap::new() }
+        Self { store, pool, there, writer, events, clock, tasks: HashMap::new() }
     }
 
     /// Works until every sender of jobs is gone.
@@ -123,6 +128,7 @@ impl HostOptimizer {
                 | HostJob::Gradients { task, .. }
                 | HostJob::GradientsThere { task, .. }
                 | HostJob::Snapshot { task }
+                | HostJob::Keep(KeepJob { task, .. })
                 | HostJob::Restore { task }
                 | HostJob::Forget { task } => task,
             };
@@ -135,10 +141,11 @@ impl HostOptimizer {
 
     fn handle(&mut self, job: HostJob) -> Result<(), EngineError> {
         match job {
-            HostJob::Register { task, chain, spec, steps } => {
+            HostJob::Register { task, chain, spec, steps, best } => {
                 let images = chain.images().iter().map(|_| Gathered::default()).collect();
                 let there = chain.images().iter().map(|_| Gathered::default()).collect();
-                self.tasks.insert(task, TaskState { chain, spec, steps, images, there, best: None });
+                self.tasks
+                    .insert(task, TaskState { chain, spec, steps, images, there, best: best.map(Arc::new) });
             }
             HostJob::Gradients { task, at, contributions } => self.gather(task, at, contributions)?,
             HostJob::GradientsThere { task, at, contributions, reservation } => {
@@ -147,6 +154,11 @@ impl HostOptimizer {
                 drop(reservation);
             }
             HostJob::Snapshot { task } => self.snapshot(task)?,
+            HostJob::Keep(job) => {
+                let best = self.tasks.get(&job.task).and_then(|state| state.best.clone());
+                // As in `send`.
+                let _ = self.writer.send(WriterJob::Checkpoint { job, best });
+            }
             HostJob::Restore { task } => {
                 self.restore(task)?;
                 self.send(Event::Restored { task });
@@ -258,9 +270,10 @@ impl HostOptimizer {
     fn snapshot(&mut self, task: TaskId) -> Result<(), EngineError> {
         let Some(state) = self.tasks.get_mut(&task) else { return Ok(()) };
         let best = state.best.get_or_insert_with(|| {
-            state.chain.images().iter().map(|i| vec![0.0; if i.trained { i.elements } else { 0 }]).collect()
+            let empty = |i: &ImageLayout| vec![0.0; if i.trained { i.elements } else { 0 }];
+            Arc::new(state.chain.images().iter().map(empty).collect())
         });
-        for (image, copy) in best.iter_mut().enumerate().filter(|(_, copy)| !copy.is_empty()) {
+        for (image, copy) in Arc::make_mut(best).iter_mut().enumerate().filter(|(_, copy)| !copy.is_empty()) {
             let view = self.store.read_masters(ImageId { task, image })?;
             copy.copy_from_slice(bytemuck::cast_slice(&view.bytes));
         }
@@ -269,17 +282,17 @@ impl HostOptimizer {
 
     fn restore(&mut self, task: TaskId) -> Result<(), EngineError> {
         let Some(best) = self.tasks.get_mut(&task).and_then(|state| state.best.take()) else { return Ok(()) };
-        for (image, copy) in best.into_iter().enumerate().filter(|(_, copy)| !copy.is_empty()) {
+        for (image, copy) in best.iter().enumerate().filter(|(_, copy)| !copy.is_empty()) {
             let id = ImageId { task, image };
             if self.store.on_device(id)?.is_some() {
                 let Some(state) = self.tasks.get(&task) else { return Ok(()) };
                 let mut writer = self.store.write_on_device(id)?;
-                self.there.put_back(&state.chain.images()[image], &mut writer, &copy)?;
+                self.there.put_back(&state.chain.images()[image], &mut writer, copy)?;
                 writer.commit();
                 continue;
             }
             let mut writer = self.store.write(id)?;
-            writer.params.copy_from_slice(&copy);
+            writer.params.copy_from_slice(copy);
             writer.round();
             writer.commit();
         }

@@ -16,6 +16,7 @@
 mod admission;
 mod admit;
 mod asking;
+mod checkpoint;
 mod clock;
 mod cursor;
 mod device;
@@ -24,9 +25,11 @@ mod device_optimizer;
 mod error;
 mod event;
 mod executor;
+mod fill;
 mod gpu;
 mod gradient;
 mod host;
+mod keep;
 mod model;
 mod observer;
 mod open;
@@ -48,6 +51,7 @@ mod worker;
 mod writer;
 
 pub use admission::{Admission, AdmittedTask};
+pub use checkpoint::{Checkpoint, CheckpointError, CheckpointEvery};
 pub use device::{DeviceKind, DeviceSpec};
 pub use error::EngineError;
 pub use observer::{EvaluationKind, Observer, RunEvent, Silent, Span, Track, Work};

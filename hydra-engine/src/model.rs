@@ -7,6 +7,7 @@ use crate::error::{EngineError, guarded};
 use crate::event::{Gradient, LenBytes, Output, Ticket, len_bytes};
 use crate::executor::ShardWork;
 use crate::host::MicroStep;
+use crate::keep::Kept;
 use crate::observer::EvaluationKind;
 use crate::placement::Placement;
 use crate::report::{Evaluation, TaskState};
@@ -117,21 +118,26 @@ pub(crate) struct Model {
     /// Memory of the device that the task lives on, for gradients that wait there.
     pub waiting: Option<Reservation>,
     pub ended: Option<TaskState>,
-    /// Whether the host was asked to restore or to write.
+    /// Whether the host was asked to restore, to write or to keep.
     pub asked: bool,
     pub stopping: bool,
+    /// Whether a checkpoint is to be written before the next minibatch.
+    pub keep_due: bool,
+    /// Where the last one was written.
+    pub kept: Kept,
     pub results: Results,
     pub waits: Waits,
     running_task: Option<ShardTask>,
     images: Vec<Vec<usize>>,
     /// Minibatches that each image has been stepped for; frozen ones are always up to date.
-    versions: Vec<usize>,
+    pub versions: Vec<usize>,
     sampler: Sampler,
     batches: Vec<Batch>,
     boundaries: Vec<Option<Slot<Vec<HostTensor>>>>,
     gradient: Option<(usize, Slot<Gradient<HostTensor>>)>,
     loss: f64,
-    evaluation: (f64, u64),
+    /// The losses of the evaluation so far, and their terms.
+    pub evaluation: (f64, u64),
     /// When the last minibatch ended, while the next shard task waits for its optimizer.
     pub minibatch_done_s: Option<f64>,
 }
@@ -160,6 +166,8 @@ impl Model {
             ended: None,
             asked: false,
             stopping: false,
+            keep_due: false,
+            kept: Kept::default(),
             results: Results::default(),
             waits: Waits::default(),
             running_task: None,
@@ -194,7 +202,7 @@ impl Model {
 
     /// The next shard task, if `device` can claim it now.
     pub(crate) fn claimable(&self, device: DeviceId, prefetch: bool) -> Option<ShardTask> {
-        if self.ended.is_some() || self.claimed.is_some() {
+        if self.ended.is_some() || self.claimed.is_some() || self.asked {
             return None;
         }
         let follows = match self.running {
@@ -203,7 +211,7 @@ impl Model {
             Some(_) => return None,
         };
         let next = self.cursor.peek()?;
-        if self.stopping && self.between_sweeps() {
+        if (self.stopping || self.keep_due) && self.between_sweeps() {
             return None;
         }
         (self.masters_final(&next) && self.inputs_there(&next, follows.as_ref())).then_some(next)
@@ -480,10 +488,16 @@ impl Model {
     }
 
     /// Whether an evaluation at the end has not been made.
-    pub(crate) fn missing_evaluation(&self) -> bool {
+    fn missing_evaluation(&self) -> bool {
         let program = self.cursor.program();
         program.validation > 0 && self.results.validation.is_none() && !self.task.evaluate_only
             || program.test > 0 && self.results.test.is_none()
+    }
+
+    /// Whether the run was stopped before the task had come to its end.
+    pub(crate) fn is_unfinished(&self) -> bool {
+        let early = self.results.losses.len() < self.cursor.program().steps;
+        self.stopping && (early || self.missing_evaluation())
     }
 
     /// Nothing of the task runs or is claimed.

@@ -3,6 +3,7 @@
 use crate::admission::Admission;
 use crate::report::{Evaluation, TaskState};
 use hydra_core::{DeviceId, TaskId};
+use serde::{Deserialize, Serialize};
 
 /// Where something happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -52,7 +53,8 @@ pub struct Span {
 }
 
 /// Which data an evaluation used, and when.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum EvaluationKind {
     /// Validation data before training.
     Initial,
@@ -98,6 +100,41 @@ pub enum RunEvent<'a> {
         step: usize,
         /// The result.
         result: Evaluation,
+        /// Seconds since the run began.
+        at_s: f64,
+    },
+    /// A task begins where its checkpoint says; one that is finished ends at once.
+    Resumed {
+        /// The task.
+        task: TaskId,
+        /// Minibatches trained before.
+        step: usize,
+        /// Minibatches in all.
+        steps: usize,
+        /// Seconds since the run began.
+        at_s: f64,
+    },
+    /// A task's checkpoint is on the disk.
+    Checkpointed {
+        /// The task.
+        task: TaskId,
+        /// Minibatches trained before it.
+        step: usize,
+        /// The file's bytes.
+        bytes: u64,
+        /// Seconds that the task waited for it.
+        seconds: f64,
+        /// Seconds since the run began.
+        at_s: f64,
+    },
+    /// A task's checkpoint could not be written. The task goes on, and an earlier checkpoint is still there.
+    CheckpointFailed {
+        /// The task.
+        task: TaskId,
+        /// Minibatches trained before it.
+        step: usize,
+        /// Why.
+        error: &'a str,
         /// Seconds since the run began.
         at_s: f64,
     },

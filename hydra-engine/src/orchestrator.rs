@@ -6,6 +6,7 @@
 
 use crate::admission::{Admission, AdmittedTask};
 use crate::admit::{Plans, admit};
+use crate::checkpoint::{CheckpointEvery, Identity};
 use crate::device::{DeviceSpec, LogicalDevice};
 use crate::error::EngineError;
 use crate::gpu::PageLocked;
@@ -35,6 +36,7 @@ pub struct Orchestrator {
     policy: PolicyKind,
     prefetch: bool,
     placement: OptimizerPlacement,
+    every: CheckpointEvery,
     seed: u64,
     plans: Plans,
     probe: Arc<dyn MemoryProbe>,
@@ -49,6 +51,8 @@ pub(crate) struct Admitted {
     pub admission: Admission,
     pub devices: Vec<LogicalDevice>,
     pub store: Arc<dyn TierStore>,
+    /// Of each task that keeps checkpoints or begins from one.
+    pub identities: Vec<Option<Identity>>,
 }
 
 /// What the event loop starts from.
@@ -58,6 +62,7 @@ pub(crate) struct Setup {
     pub host_memory: ByteSize,
     pub policy: PolicyKind,
     pub prefetch: bool,
+    pub every: CheckpointEvery,
     pub seed: u64,
     pub stop: StopFlag,
     pub observer: Box<dyn Observer>,
@@ -86,6 +91,7 @@ impl Orchestrator {
             policy: PolicyKind::default(),
             prefetch: true,
             placement: OptimizerPlacement::default(),
+            every: CheckpointEvery::default(),
             seed: 0,
             plans: Plans::default(),
             probe: Arc::new(AllocatorProbe),
@@ -127,6 +133,12 @@ impl Orchestrator {
     pub fn optimizer_placement(mut self, placement: OptimizerPlacement) -> Self {
         self.placement = placement;
         self.admitted = None;
+        self
+    }
+
+    /// When tasks with a file for it ([`TrainTask::checkpoint_to`]) are kept; by default every ten minutes.
+    pub fn checkpoint_every(mut self, every: CheckpointEvery) -> Self {
+        self.every = every;
         self
     }
 
@@ -199,12 +211,38 @@ impl Orchestrator {
             return Err(EngineError::MixedDevices { first: named(&devices[0]), other: named(other) });
         }
         let admission = admit(&self.tasks, &devices, self.host_memory, &self.plans, self.placement)?;
+        let identities = self.identities(&admission, &devices[0])?;
         let stays = |(i, task): (usize, &AdmittedTask)| task.optimizer.on_device().then_some(TaskId(i));
         let there = &devices[0].manager;
         let staying = admission.tasks.iter().enumerate().filter_map(stays);
         residence.settle(staying, there.shared_link(), there.budget().clone());
-        self.admitted = Some(Admitted { admission: admission.clone(), devices, store });
+        self.admitted = Some(Admitted { admission: admission.clone(), devices, store, identities });
         Ok(admission)
+    }
+
+    /// What each task's checkpoints say of it; refuses one that does not belong to its task.
+    fn identities(
+        &self,
+        admission: &Admission,
+        device: &LogicalDevice,
+    ) -> Result<Vec<Option<Identity>>, EngineError> {
+        let identity = |(task, admitted): (&TrainTask, &AdmittedTask)| {
+            if task.checkpoint.is_none() && task.resume.is_none() {
+                return Ok(None);
+            }
+            let identity = Identity::of(task, device, &self.plans.config, &admitted.optimizer)?;
+            if let Some(checkpoint) = &task.resume {
+                checkpoint.state().identity.check(checkpoint.path(), &identity)?;
+            }
+            Ok(Some(identity))
+        };
+        let named = |(task, admitted): (&TrainTask, &AdmittedTask)| {
+            identity((task, admitted)).map_err(|source: EngineError| EngineError::Task {
+                task: task.name.clone(),
+                source: Box::new(source),
+            })
+        };
+        self.tasks.iter().zip(&admission.tasks).map(named).collect()
     }
 
     /// Trains every task and reports. A task that fails is set aside and reported; an error is returned only
@@ -218,6 +256,7 @@ impl Orchestrator {
             host_memory: self.host_memory,
             policy: self.policy,
             prefetch: self.prefetch,
+            every: self.every,
             seed: self.seed,
             stop: self.stop,
             observer: self.observer,

@@ -192,7 +192,12 @@ impl Observer for Recorder {
             }
             RunEvent::Span(span) => self.span(span),
             RunEvent::Minibatch { task, step, at_s, .. } => self.minibatch(*task, *step, *at_s),
-            RunEvent::Evaluated { .. } | RunEvent::Ended { .. } | RunEvent::Stopping => {}
+            RunEvent::Resumed { .. }
+            | RunEvent::Checkpointed { .. }
+            | RunEvent::CheckpointFailed { .. }
+            | RunEvent::Evaluated { .. }
+            | RunEvent::Ended { .. }
+            | RunEvent::Stopping => {}
         }
         self.observer.observe(event);
     }

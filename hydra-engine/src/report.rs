@@ -56,6 +56,9 @@ pub struct TaskReport {
     pub cut_points: Vec<usize>,
     /// Minibatches trained.
     pub steps: usize,
+    /// How many of them an earlier run trained, where this one went on from a checkpoint. The times are of this run.
+    #[serde(default)]
+    pub resumed_at: Option<usize>,
     /// The mean loss of each minibatch, before its update.
     pub losses: Vec<f64>,
     /// Validation before training.

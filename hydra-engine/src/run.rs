@@ -1,26 +1,24 @@
 //! The event loop: one thread that hears what happened and decides what happens next.
 
+use crate::checkpoint::{CheckpointEvery, Identity};
 use crate::clock::{Clock, Time};
 use crate::cursor::{ShardTask, Stage};
-use crate::error::{EngineError, guarded, with_causes};
+use crate::error::{EngineError, with_causes};
 use crate::event::{Event, Made, Output, Ticket, Written};
 use crate::host::HostJob;
 use crate::model::{Claim, Inputs, Model, Progress};
 use crate::observer::{Observer, RunEvent, Span, Track, Work};
 use crate::orchestrator::Setup;
-use crate::placement;
 use crate::record::{Recorder, replay_s};
 use crate::report::{RunReport, TaskState};
 use crate::stop::StopFlag;
 use crate::threads::{DeviceThreads, Threads};
-use crate::weights::initial_image;
 use crate::worker::{ComputeJob, PromoteJob, TakeDownJob};
-use crate::writer::WriteJob;
+use crate::writer::{WriteJob, WriterJob};
 use crossbeam_channel::{Receiver, RecvTimeoutError, unbounded};
-use hydra_core::{DeviceId, FloatType, TaskId};
+use hydra_core::{DeviceId, TaskId};
 use hydra_sched::{CostModel, ModelIndex, ModelView, Policy, ShardTaskKind, View};
-use hydra_spill::{Budget, ImageId, Masters, NarrowFloats, TierStore};
-use rayon::prelude::*;
+use hydra_spill::{Budget, ImageId, TierStore};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -53,16 +51,19 @@ pub(crate) struct Run {
     pub(crate) models: Vec<Model>,
     pub(crate) devices: Vec<DeviceState>,
     pub(crate) threads: Threads,
-    store: Arc<dyn TierStore>,
+    pub(crate) store: Arc<dyn TierStore>,
     pub(crate) host_budget: Budget,
     pub(crate) host_admitted: u64,
     active_bytes: Vec<u64>,
     pub(crate) policy: Box<dyn Policy>,
+    /// Of each task that keeps checkpoints.
+    pub(crate) identities: Vec<Option<Identity>>,
+    pub(crate) every: CheckpointEvery,
     pub(crate) prefetch: bool,
     stop: StopFlag,
     stopping: bool,
-    observer: Recorder,
-    clock: Clock,
+    pub(crate) observer: Recorder,
+    pub(crate) clock: Clock,
     tickets: Ticket,
     pub(crate) decisions: u64,
     /// What shard tasks made and is on its way down.
@@ -80,7 +81,9 @@ pub(crate) fn run(setup: Setup) -> Result<RunReport, EngineError> {
     run.work(&inbox);
     let mut report = run.report();
     report.workload = run.observer.workload();
-    let whole = report.workload.as_ref().filter(|_| report.all_done() && run.observer.is_as_simulated());
+    let from_the_start = report.tasks.iter().all(|task| task.resumed_at.is_none());
+    let comparable = from_the_start && report.all_done() && run.observer.is_as_simulated();
+    let whole = report.workload.as_ref().filter(|_| comparable);
     report.replay_s = whole.and_then(|workload| replay_s(workload, policy, seed, prefetch));
     run.threads.join();
     Ok(report)
@@ -92,7 +95,7 @@ impl Run {
         events: crossbeam_channel::Sender<Event>,
         clock: Clock,
     ) -> Result<Self, EngineError> {
-        let Setup { admitted, tasks, host_memory, policy, prefetch, seed, stop, observer } = setup;
+        let Setup { admitted, tasks, host_memory, policy, prefetch, every, seed, stop, observer } = setup;
         let mut observer =
             Recorder::new(observer, prefetch, admitted.devices.iter().map(|device| &device.spec));
         observer.observe(&RunEvent::Admitted(&admitted.admission));
@@ -104,6 +107,9 @@ impl Run {
             let backward = plan.shards.iter().map(|s| s.backward_s).collect();
             let costs = CostModel::new(forward.clone(), backward, forward)?;
             models.push(Model::new(TaskId(i), task, (plan, placement), costs));
+            if let Some(model) = models.last_mut().filter(|model| model.task.resume.is_some()) {
+                model.resume(&mut observer, clock.now());
+            }
         }
         // What the pilot passes left in a device's pools makes room for what stays there and for promotions.
         admitted.devices.iter().for_each(|device| device.probe.reset_peak(device.measured_as()));
@@ -116,6 +122,8 @@ impl Run {
             store: admitted.store,
             models,
             threads,
+            identities: admitted.identities,
+            every,
             host_budget,
             prefetch,
             stop,
@@ -144,78 +152,10 @@ impl Run {
         Ok(())
     }
 
-    /// Puts every task's first masters into the store. A task whose weights cannot be read fails.
-    fn fill_store(&mut self) {
-        for index in 0..self.models.len() {
-            let model = &self.models[index];
-            let initial = |image| Ok(initial_image(model.chain(), image, model.task.spec.seed)?);
-            let images = guarded("reading the first weights", || {
-                (0..model.chain().images().len()).into_par_iter().map(initial).collect::<Result<Vec<_>, _>>()
-            });
-            let inserted = images.and_then(|images| {
-                images
-                    .into_iter()
-                    .enumerate()
-                    .try_for_each(|(image, params)| self.insert(index, image, params))
-            });
-            let inserted = inserted.and_then(|()| self.keep_waiting(index));
-            let model = &self.models[index];
-            let job = HostJob::Register {
-                task: model.id,
-                chain: model.chain().clone(),
-                spec: model.task.spec.clone(),
-                steps: model.cursor.program().steps,
-            };
-            let _ = self.threads.host.send(job);
-            if let Err(error) = inserted {
-                self.fail(index, &error);
-            }
-        }
-    }
-
-    /// Keeps room for the gradients of a task that lives on the device.
-    fn keep_waiting(&mut self, index: usize) -> Result<(), EngineError> {
-        let model = &mut self.models[index];
-        if model.placement.on_device() {
-            let bytes = placement::waiting(&model.task.chain, &model.task.spec);
-            let budget = self.threads.devices[0].device.manager.budget();
-            let room = budget.reserve(bytes, &model.task.name).map_err(hydra_spill::SpillError::from)?;
-            model.waiting = Some(room);
-        }
-        Ok(())
-    }
-
-    fn insert(&self, index: usize, image: usize, params: Vec<f32>) -> Result<(), EngineError> {
-        let model = &self.models[index];
-        let layout = &model.chain().images()[image];
-        let moments = if layout.trained { model.task.spec.optimizer.moments() } else { 0 };
-        // The copy of the best masters, where one is kept, is paid for with the masters.
-        let best = layout.trained && model.task.spec.eval_every.is_some();
-        let copies = moments as u64 + u64::from(best);
-        let bytes = layout.master_bytes() + copies * layout.moment_bytes();
-        let reservation =
-            self.host_budget.reserve(bytes, &model.task.name).map_err(hydra_spill::SpillError::from)?;
-        let moments = vec![vec![0.0; params.len()]; moments];
-        let home = |values: Vec<f32>| match model.placement.on_device() {
-            // They leave the host.
-            true => values.into(),
-            false => self.threads.devices[0].device.manager.link().home(values),
-        };
-        let masters = match layout.float {
-            FloatType::F32 => Masters::new(home(params), moments),
-            // The masters themselves do not move.
-            float => {
-                let narrow = Some(NarrowFloats::of(&params, float, home));
-                Masters { narrow, ..Masters::new(params, moments) }
-            }
-        };
-        self.store.insert(ImageId { task: model.id, image }, masters, reservation)?;
-        Ok(())
-    }
-
     fn work(&mut self, inbox: &Receiver<Event>) {
         while self.models.iter().any(|model| model.ended.is_none()) {
             self.check_stop();
+            self.mark_due();
             (0..self.models.len()).for_each(|index| self.settle(index));
             self.fill();
             match inbox.recv_timeout(TICK) {
@@ -242,26 +182,29 @@ impl Run {
             return;
         }
         self.stopping = true;
-        self.models.iter_mut().for_each(|model| model.stopping = true);
+        for model in &mut self.models {
+            (model.stopping, model.keep_due) = (true, true);
+        }
         self.observer.observe(&RunEvent::Stopping);
     }
 
-    /// Moves a task on that waits for no shard task: releases what a finished sweep held, ends training
-    /// when the run is stopping, and asks the host to restore or write.
+    /// Moves a task on that waits for no shard task: releases what a finished sweep held, keeps a checkpoint that is
+    /// due, ends training when the run is stopping, and asks the host to restore or write.
     fn settle(&mut self, index: usize) {
         let model = &mut self.models[index];
-        if model.ended.is_some() || !model.at_rest() {
+        if model.ended.is_some() || model.asked || !model.at_rest() {
             return;
         }
         if model.active.is_some() {
             model.release();
         }
         let training = !matches!(model.cursor.stage(), Stage::Restore | Stage::Write | Stage::Finished);
+        if (training || model.cursor.stage() == Stage::Restore) && self.keep(index) {
+            return;
+        }
+        let model = &mut self.models[index];
         if model.stopping && training {
             model.cursor.stop(model.results.best.is_some());
-        }
-        if model.asked {
-            return;
         }
         match model.cursor.stage() {
             Stage::Restore => {
@@ -270,9 +213,11 @@ impl Run {
             }
             Stage::Write => {
                 model.asked = true;
-                let chain = model.chain().clone();
-                let job = WriteJob { task: model.id, chain, output: model.task.output.clone() };
-                let _ = self.threads.writer.send(job);
+                let finished = self.finished_state(index);
+                let model = &self.models[index];
+                let (chain, output) = (model.chain().clone(), model.task.output.clone());
+                let job = WriteJob { task: model.id, chain, output, finished };
+                let _ = self.threads.writer.send(WriterJob::Model(job));
             }
             _ => {}
         }
@@ -431,6 +376,7 @@ impl Run {
                 model.asked = false;
                 model.cursor.waited(model.stopping);
             }
+            Event::Kept { task, result, time } => self.kept(task, result, time),
             Event::Written { task, result } => self.written(task.0, result),
         }
     }
@@ -558,9 +504,10 @@ impl Run {
                 model.results.sha256 = Some(written.sha256);
                 model.results.dir = written.dir;
                 model.cursor.waited(false);
-                let early = model.stopping && model.results.losses.len() < model.cursor.program().steps;
-                let unfinished = early || model.stopping && model.missing_evaluation();
-                let state = if unfinished { TaskState::Stopped } else { TaskState::Done };
+                let state = if model.is_unfinished() { TaskState::Stopped } else { TaskState::Done };
+                if let Some(error) = written.not_kept {
+                    self.keep_failed(index, &error);
+                }
                 self.end(index, state);
             }
             Err(error) => self.fail(index, &error),
@@ -568,7 +515,7 @@ impl Run {
     }
 
     /// Sets a task aside; the run goes on.
-    fn fail(&mut self, index: usize, error: &EngineError) {
+    pub(crate) fn fail(&mut self, index: usize, error: &EngineError) {
         if self.models[index].ended.is_some() {
             return;
         }

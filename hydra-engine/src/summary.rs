@@ -1,5 +1,6 @@
 //! The report of a run that has ended.
 
+use crate::checkpoint::Checkpoint;
 use crate::model::Model;
 use crate::report::{DeviceReport, REPORT_SCHEMA, RunReport, TaskReport, TaskState, Transfers};
 use crate::run::Run;
@@ -65,6 +66,7 @@ fn task_report(model: &Model) -> TaskReport {
         shards: model.shards.len(),
         cut_points: model.plan.cut_points.clone(),
         steps: results.losses.len(),
+        resumed_at: model.task.resume.as_ref().map(Checkpoint::step),
         losses: results.losses.clone(),
         initial_validation: results.initial,
         validation: results.validation,

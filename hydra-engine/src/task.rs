@@ -1,5 +1,6 @@
 //! What is submitted to a run.
 
+use crate::checkpoint::Checkpoint;
 use hydra_core::{Chain, Dataset, ModelWriter, TrainSpec};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,6 +17,8 @@ pub struct TrainTask {
     pub(crate) config: serde_json::Value,
     pub(crate) cuts: Option<Vec<usize>>,
     pub(crate) output: Option<(Arc<dyn ModelWriter>, PathBuf)>,
+    pub(crate) checkpoint: Option<PathBuf>,
+    pub(crate) resume: Option<Checkpoint>,
     pub(crate) initial_validation: bool,
     /// Zero training steps: only the test data is evaluated.
     pub(crate) evaluate_only: bool,
@@ -34,6 +37,8 @@ impl TrainTask {
             config: serde_json::Value::Null,
             cuts: None,
             output: None,
+            checkpoint: None,
+            resume: None,
             initial_validation: true,
             evaluate_only: false,
         }
@@ -77,6 +82,27 @@ impl TrainTask {
     pub fn write_to(mut self, writer: Arc<dyn ModelWriter>, dir: PathBuf) -> Self {
         self.output = Some((writer, dir));
         self
+    }
+
+    /// Keeps a checkpoint in this file, whose directory is there: as often as the run says
+    /// ([`Orchestrator::checkpoint_every`](crate::Orchestrator::checkpoint_every)), when the run is asked to stop,
+    /// and a last one, of the results alone, when the task was trained to its end. It replaces what was in the file.
+    pub fn checkpoint_to(mut self, file: PathBuf) -> Self {
+        self.checkpoint = Some(file);
+        self
+    }
+
+    /// Begins where the checkpoint says, and comes to the bits to which the task would have come. The task must be as
+    /// it was: chain, spec, data and kind of device; budgets, cuts, the number of devices, threads and policy may
+    /// differ. One that is finished is not trained again, and reported as it was.
+    pub fn resume_from(mut self, checkpoint: Checkpoint) -> Self {
+        self.resume = Some(checkpoint);
+        self
+    }
+
+    /// Whether nothing of it is left to do.
+    pub(crate) fn is_finished(&self) -> bool {
+        self.resume.as_ref().is_some_and(Checkpoint::is_finished)
     }
 
     /// Whether to evaluate on the validation data before training; on by default.

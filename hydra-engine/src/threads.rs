@@ -7,7 +7,7 @@ use crate::event::Event;
 use crate::host::{HostJob, HostOptimizer};
 use crate::resident::DeviceStepper;
 use crate::worker::{Buffer, ComputeJob, PromoteJob, TakeDownJob, Worker};
-use crate::writer::{self, WriteJob};
+use crate::writer::{self, WriterJob};
 use crossbeam_channel::{Sender, unbounded};
 use hydra_spill::TierStore;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ pub(crate) struct DeviceThreads {
 pub(crate) struct Threads {
     pub devices: Vec<DeviceThreads>,
     pub host: Sender<HostJob>,
-    pub writer: Sender<WriteJob>,
+    pub writer: Sender<WriterJob>,
     handles: Vec<JoinHandle<()>>,
 }
 
@@ -42,10 +42,12 @@ impl Threads {
         let (writer, write_jobs) = unbounded();
         let threads = devices.iter().map(|d| d.spec.threads).sum::<usize>().max(1);
         let there = devices.first().map(DeviceStepper::of).ok_or(EngineError::NoDevice)?;
-        let optimizer = HostOptimizer::new(store.clone(), host_pool(threads)?, there, events.clone(), clock);
+        let pool = host_pool(threads)?;
+        let events_of_host = (events.clone(), clock);
+        let optimizer = HostOptimizer::new(store.clone(), pool, there, writer.clone(), events_of_host);
         handles.push(spawn("hydra-optimizer".to_owned(), move || optimizer.run(&host_jobs))?);
         let (write_store, write_events) = (store.clone(), events.clone());
-        let write = move || writer::run(write_store.as_ref(), &write_jobs, &write_events);
+        let write = move || writer::run(write_store.as_ref(), &write_jobs, &write_events, clock);
         handles.push(spawn("hydra-writer".to_owned(), write)?);
         let mut started = Vec::new();
         for device in devices {

@@ -24,6 +24,11 @@ impl WeightHash {
 
     /// The hash in hexadecimal.
     pub(crate) fn finish(self) -> String {
-        self.0.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+        hexadecimal(self.0)
     }
+}
+
+/// A hash in hexadecimal.
+pub(crate) fn hexadecimal(hash: Sha256) -> String {
+    hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }

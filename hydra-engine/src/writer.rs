@@ -1,18 +1,55 @@
-//! Hashing and writing trained models, on a thread of its own.
+//! Hashing and writing trained models, and keeping checkpoints, on a thread of its own.
 
+use crate::checkpoint::{self, Position, State, Tensors};
+use crate::clock::{Clock, Time};
 use crate::error::{EngineError, guarded};
 use crate::event::{Event, Written};
 use crate::weights::WeightHash;
 use crossbeam_channel::{Receiver, Sender};
 use hydra_core::{Chain, ImageReader, ModelWriter, TaskId, WeightError};
-use hydra_spill::{ImageId, TierStore};
+use hydra_spill::{ImageId, Masters, TierStore};
 use std::path::PathBuf;
 use std::sync::Arc;
+
+pub(crate) enum WriterJob {
+    Model(WriteJob),
+    Checkpoint { job: KeepJob, best: Option<Arc<Vec<Vec<f32>>>> },
+}
+
+/// A checkpoint of a task that waits for it.
+pub(crate) struct KeepJob {
+    pub task: TaskId,
+    pub chain: Arc<Chain>,
+    pub file: PathBuf,
+    pub state: Box<State>,
+}
 
 pub(crate) struct WriteJob {
     pub task: TaskId,
     pub chain: Arc<Chain>,
     pub output: Option<(Arc<dyn ModelWriter>, PathBuf)>,
+    /// The checkpoint that is to say that the task is finished, and what it says beside that.
+    pub finished: Option<(PathBuf, Box<State>)>,
+}
+
+/// Masters of a task of which nothing is under way.
+struct StoreTensors<'a> {
+    store: &'a dyn TierStore,
+    task: TaskId,
+    best: Option<&'a [Vec<f32>]>,
+}
+
+impl Tensors for StoreTensors<'_> {
+    fn masters(&self, image: usize, f: &mut dyn FnMut(&Masters)) -> Result<(), EngineError> {
+        // They go back as they are, under the same version.
+        let writer = self.store.write(ImageId { task: self.task, image })?;
+        f(&writer);
+        Ok(())
+    }
+
+    fn best(&self) -> Option<&[Vec<f32>]> {
+        self.best
+    }
 }
 
 struct StoreReader<'a> {
@@ -33,12 +70,23 @@ impl ImageReader for StoreReader<'_> {
 }
 
 /// Works until every sender of jobs is gone.
-pub(crate) fn run(store: &dyn TierStore, jobs: &Receiver<WriteJob>, events: &Sender<Event>) {
+pub(crate) fn run(store: &dyn TierStore, jobs: &Receiver<WriterJob>, events: &Sender<Event>, clock: Clock) {
     for job in jobs {
-        let task = job.task;
-        let result = guarded("writing the model", || write(store, job));
+        let event = match job {
+            WriterJob::Model(job) => {
+                let task = job.task;
+                Event::Written { task, result: guarded("writing the model", || write(store, job)) }
+            }
+            WriterJob::Checkpoint { job, best } => {
+                let (task, start_s) = (job.task, clock.now());
+                let result = guarded("writing a checkpoint", || keep(store, &job, best.as_deref()));
+                // Whoever hears that it is kept may change the best masters again.
+                drop(best);
+                Event::Kept { task, result, time: Time { start_s, end_s: clock.now() } }
+            }
+        };
         // The orchestrator outlives its workers; if it is gone, the run was given up.
-        let _ = events.send(Event::Written { task, result });
+        let _ = events.send(event);
     }
 }
 
@@ -55,5 +103,16 @@ fn write(store: &dyn TierStore, job: WriteJob) -> Result<Written, EngineError> {
         }
         None => None,
     };
-    Ok(Written { sha256: hash.finish(), dir })
+    let sha256 = hash.finish();
+    let finish = |(file, mut state): (PathBuf, Box<State>)| {
+        state.position = Position::Finished { sha256: sha256.clone(), dir: dir.clone() };
+        checkpoint::write(&file, &state, &job.chain, None).err()
+    };
+    let not_kept = job.finished.and_then(finish);
+    Ok(Written { sha256, dir, not_kept })
+}
+
+fn keep(store: &dyn TierStore, job: &KeepJob, best: Option<&Vec<Vec<f32>>>) -> Result<u64, EngineError> {
+    let tensors = StoreTensors { store, task: job.task, best: best.map(Vec::as_slice) };
+    checkpoint::write(&job.file, &job.state, &job.chain, Some(&tensors))
 }

@@ -1,0 +1,65 @@
+//! `hydra resume`: a run that was interrupted goes on.
+
+use crate::args::{OutArgs, ReportArgs, ResumeArgs};
+use crate::error::Outcome;
+use crate::rundir::RunDir;
+use crate::session::Surroundings;
+use crate::spec::RunSpec;
+use crate::{show, train};
+use anyhow::Result;
+use hydra_engine::Checkpoint;
+
+/// Goes on where the checkpoints in a run directory say.
+pub(crate) fn run(args: &ResumeArgs, around: &Surroundings) -> Result<Outcome> {
+    args.record.as_deref().map_or(Ok(()), train::check_record)?;
+    let dir = RunDir::resume(&args.dir)?;
+    let mut spec = RunSpec::resume(&dir.spec_file(), &dir.plans(), &args.devices, &around.machine)?;
+    let left = left(&dir, &spec)?;
+    let note = format!("note: {}", left.shown());
+    if left.is_nothing() && dir.has_report() {
+        eprintln!("{note}");
+        return show::run(&ReportArgs { dir: args.dir.clone(), json: args.json });
+    }
+    let out =
+        OutArgs { out: None, force: false, dry_run: false, record: args.record.clone(), json: args.json };
+    train::run_in(dir, &mut spec, (&out, &args.keep), Some(&note), around)
+}
+
+/// How far the tasks of a run are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Left {
+    finished: usize,
+    begun: usize,
+    new: usize,
+}
+
+fn left(dir: &RunDir, spec: &RunSpec) -> Result<Left> {
+    let mut left = Left::default();
+    for configuration in spec.grid()? {
+        let file = dir.checkpoint_file(&configuration.name)?;
+        let count = match file.exists() {
+            false => &mut left.new,
+            true if Checkpoint::open(&file)?.is_finished() => &mut left.finished,
+            true => &mut left.begun,
+        };
+        *count += 1;
+    }
+    Ok(left)
+}
+
+impl Left {
+    fn is_nothing(self) -> bool {
+        self.begun + self.new == 0
+    }
+
+    fn shown(self) -> String {
+        let Self { finished, begun, new } = self;
+        match self.is_nothing() {
+            true => "nothing is left to do: every task has been trained to its end".to_owned(),
+            false => format!(
+                "of {} tasks {finished} are finished, {begun} go on from a checkpoint, {new} begin from the start",
+                finished + begun + new
+            ),
+        }
+    }
+}

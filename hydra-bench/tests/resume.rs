@@ -1,0 +1,181 @@
+//! A run that was killed or interrupted goes on: nothing that was kept is trained again, and the results are those of
+//! a run that was left alone.
+
+mod common;
+
+use common::{fails, hydra, says, text};
+use serde_json::Value;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Two configurations on two devices, cut into three shards, for long enough to be killed.
+const RUN: [&str; 17] = [
+    "select",
+    "--steps",
+    "40",
+    "--batch",
+    "4",
+    "--lr",
+    "1e-3,3e-4",
+    "--context",
+    "32",
+    "--devices",
+    "cpu:2x1",
+    "--device-memory",
+    "64MiB",
+    "--cuts",
+    "2,4",
+    "--eval-every",
+    "15",
+];
+
+const TASKS: [&str; 2] = ["b4-lr1e-3", "b4-lr3e-4"];
+
+fn json(path: &Path) -> Value {
+    serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
+}
+
+/// What must be the same, however often a run was interrupted.
+fn results(dir: &Path) -> Vec<Value> {
+    let report = json(&dir.join("report.json"));
+    let kept =
+        ["name", "state", "losses", "initial_validation", "validation", "test", "evaluations", "best_step"];
+    let task = |task: &Value| {
+        let model = PathBuf::from(task["model_dir"].as_str().unwrap());
+        assert!(model.join("model.safetensors").is_file());
+        kept.iter().chain(&["weights_sha256"]).map(|key| task[key].clone()).collect::<Value>()
+    };
+    report["tasks"].as_array().unwrap().iter().map(task).collect()
+}
+
+fn events(dir: &Path) -> Vec<Value> {
+    let text = fs::read_to_string(dir.join("metrics.jsonl")).unwrap_or_default();
+    text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+}
+
+fn begin(dir: &Path) -> Child {
+    let program = hydra(&[]).get_program().to_owned();
+    let mut command = Command::new(program);
+    command.args(RUN).args(["--checkpoint-every", "2", "--out"]).arg(dir);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+/// Waits until a run has written so many checkpoints of each task.
+#[expect(clippy::disallowed_methods, reason = "another process tells of its doings only by its files")]
+fn wait_for_checkpoints(dir: &Path, child: &mut Child, count: usize) {
+    let begun = Instant::now();
+    loop {
+        let events = events(dir);
+        let kept = |task: &str| {
+            events.iter().filter(|event| event["event"] == "checkpoint" && event["task"] == task).count()
+        };
+        let kept = TASKS.map(kept);
+        if kept.iter().all(|kept| *kept >= count) {
+            return;
+        }
+        assert!(child.try_wait().unwrap().is_none(), "the run has ended after {kept:?} checkpoints");
+        assert!(begun.elapsed() < Duration::from_secs(120), "{kept:?} checkpoints in two minutes");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Goes on with a run, and gives what is said on standard error.
+fn resume(dir: &Path, more: &[&str]) -> String {
+    let output = hydra(&[&["resume", dir.to_str().unwrap()], more].concat()).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    text(&output.stderr)
+}
+
+#[test]
+fn a_killed_run_goes_on_to_the_results_of_one_that_was_left_alone() {
+    let root = tempfile::tempdir().unwrap();
+    let (whole, killed) = (root.path().join("whole"), root.path().join("killed"));
+    says(&[&RUN[..], &["--checkpoint-every", "never", "--out", whole.to_str().unwrap()]].concat());
+    let mut child = begin(&killed);
+    wait_for_checkpoints(&killed, &mut child, 2);
+    let taken = ["resume", killed.to_str().unwrap()];
+    fails(&taken, 1, &["a run is in the directory", "wait until it has ended"]);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let before = events(&killed);
+    fails(&["report", killed.to_str().unwrap()], 1, &["has not ended", "go on with: hydra resume"]);
+    let said = resume(&killed, &["--devices", "cpu:1x2", "--device-memory", "40MiB", "--policy", "fifo"]);
+    assert!(said.starts_with("note: of 2 tasks 0 are finished, 2 go on from a checkpoint"), "{said}");
+    assert_eq!(results(&killed), results(&whole));
+    check_what_was_trained_again(&before, &events(&killed));
+    nothing_is_left(&killed);
+}
+
+/// What happened after the last checkpoint is trained again, to the same losses, and nothing else is.
+fn check_what_was_trained_again(before: &[Value], all: &[Value]) {
+    let after = &all[before.len()..];
+    let resumed: Vec<&Value> = after.iter().filter(|event| event["event"] == "resumed").collect();
+    assert_eq!(resumed.len(), 2);
+    for task in TASKS {
+        let of = |events: &[Value], kind: &str| -> Vec<Value> {
+            events.iter().filter(|e| e["event"] == kind && e["task"] == task).cloned().collect()
+        };
+        let from = of(after, "resumed")[0]["step"].as_u64().unwrap();
+        assert!(from >= 2, "{task} begins at {from}");
+        let trained = of(after, "minibatch");
+        assert_eq!(trained[0]["step"].as_u64(), Some(from), "{task}");
+        assert_eq!(trained.len() as u64, 40 - from, "{task}");
+        for earlier in of(before, "minibatch").iter().filter(|e| e["step"].as_u64() >= Some(from)) {
+            let again = trained.iter().find(|e| e["step"] == earlier["step"]).unwrap();
+            assert_eq!(again["loss"], earlier["loss"], "{task}");
+        }
+    }
+}
+
+fn nothing_is_left(dir: &Path) {
+    let report = fs::read(dir.join("report.json")).unwrap();
+    assert_eq!(resume(dir, &[]), "note: nothing is left to do: every task has been trained to its end\n");
+    assert_eq!(fs::read(dir.join("report.json")).unwrap(), report, "the report stays as it is");
+}
+
+#[cfg(unix)]
+#[test]
+fn an_interrupted_run_says_how_to_go_on() {
+    let root = tempfile::tempdir().unwrap();
+    let (whole, stopped) = (root.path().join("whole"), root.path().join("stopped"));
+    let mut child = begin(&stopped);
+    wait_for_checkpoints(&stopped, &mut child, 1);
+    let sent = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    assert!(sent.success());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).ends_with(&format!("go on with: hydra resume {}\n", stopped.display())));
+    let trained = events(&stopped).iter().filter(|event| event["event"] == "minibatch").count();
+    resume(&stopped, &[]);
+    says(&[&RUN[..], &["--out", whole.to_str().unwrap()]].concat());
+    assert_eq!(results(&stopped), results(&whole));
+    let all = events(&stopped).iter().filter(|event| event["event"] == "minibatch").count();
+    assert_eq!((all, trained < 80), (80, true), "an interrupted run trains nothing twice");
+}
+
+#[test]
+fn what_cannot_go_on_is_refused() {
+    let root = tempfile::tempdir().unwrap();
+    let path = |name: &str| root.path().join(name).to_str().unwrap().to_owned();
+    fails(&["resume", &path("nowhere")], 1, &["nowhere` is not a run directory: there is no such directory"]);
+    fails(&["resume", &path("")], 1, &["is not a run directory: it has no spec.toml"]);
+    fails(&["resume"], 2, &["<DIR>"]);
+    let run = root.path().join("run");
+    let mut child = begin(&run);
+    wait_for_checkpoints(&run, &mut child, 1);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    fails(&["resume", &path("run"), "--devices", "cpu:2", "--link", "fast"], 2, &["--link"]);
+    let spec = fs::read_to_string(run.join("spec.toml")).unwrap();
+    fs::write(run.join("spec.toml"), spec.replace("seed = 0", "seed = 1")).unwrap();
+    fails(&["resume", &path("run")], 1, &["its seed was 0, and is 1 now", "resume it as it was begun"]);
+    fs::write(run.join("spec.toml"), &spec).unwrap();
+    let file = fs::read_dir(run.join("checkpoints")).unwrap().next().unwrap().unwrap().path();
+    fs::write(&file, "half").unwrap();
+    fails(&["resume", &path("run")], 1, &["is not a checkpoint", "it has 4 bytes"]);
+    fs::remove_file(&file).unwrap();
+    let said = resume(&run, &[]);
+    assert!(said.contains("1 begin from the start"), "what has no checkpoint begins anew: {said}");
+}

@@ -1,0 +1,60 @@
+//! Files that nobody ever reads half of.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Writes a file under another name (`NAME.part`) and gives it its own when it is complete and on the disk. What had
+/// the name before stays until then, also where the process is killed.
+///
+/// # Errors
+/// Those of `write` and of the file system; the part that was written is removed.
+pub fn replace_file<E: From<io::Error>>(
+    path: &Path,
+    write: impl FnOnce(&mut File) -> Result<(), E>,
+) -> Result<(), E> {
+    let mut part = path.as_os_str().to_owned();
+    part.push(".part");
+    let part = PathBuf::from(part);
+    let complete = File::create(&part).map_err(E::from).and_then(|mut file| {
+        write(&mut file)?;
+        Ok(file.sync_all()?)
+    });
+    let named = complete.and_then(|()| Ok(fs::rename(&part, path)?));
+    if named.is_err() {
+        // The error that is returned says more than one of this would.
+        let _ = fs::remove_file(&part);
+    }
+    named?;
+    sync_parent(path);
+    Ok(())
+}
+
+/// Puts the name itself on the disk, where the system lets a directory be synced.
+fn sync_parent(path: &Path) {
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    // The content is there under one of its names; which one survives a power failure is all that is left open.
+    let _ = File::open(parent).and_then(|dir| dir.sync_all());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    #[test]
+    fn a_write_that_fails_leaves_what_was_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        replace_file(&path, |file| file.write_all(b"one")).unwrap();
+        let fails = |file: &mut File| {
+            file.write_all(b"half")?;
+            Err(io::Error::other("no room"))
+        };
+        assert_eq!(replace_file(&path, fails).unwrap_err().to_string(), "no room");
+        assert_eq!(fs::read(&path).unwrap(), b"one");
+        replace_file(&path, |file| file.write_all(b"two")).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"two");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "no part is left");
+    }
+}

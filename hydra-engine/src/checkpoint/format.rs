@@ -1,0 +1,361 @@
+//! The file: a safetensors header with the state in its metadata, then every tensor, image by image.
+//!
+//! It is written and read from front to back, one image at a time. A checksum over all of it stands in the header:
+//! the header is written with zeros in its place, and they are replaced when the tensors are there.
+
+use super::file::replace_file;
+use super::state::SCHEMA;
+use super::{CheckpointError, State};
+use crate::error::EngineError;
+use hydra_core::{Chain, ImageLayout};
+use hydra_spill::Masters;
+use safetensors::tensor::{Dtype, Metadata, TensorInfo};
+use serde::Deserialize;
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+/// The bytes of the header's length.
+const PREFIX: usize = 8;
+/// The format allows no longer header.
+const LONGEST_HEADER: u64 = 100_000_000;
+/// The metadata that holds the [`State`].
+const STATE: &str = "hydra.checkpoint";
+/// The metadata that holds the checksum, as it stands in the header before its eight digits.
+const CHECKSUM: &[u8] = b"\"crc32\":\"";
+const NO_CHECKSUM: &[u8] = b"00000000";
+/// Bytes that are written and read at once.
+const PIECE: usize = 1 << 20;
+
+/// Where the tensors of a checkpoint come from.
+pub(crate) trait Tensors {
+    /// Calls `f` with the masters of an image, which nobody changes meanwhile.
+    fn masters(&self, image: usize, f: &mut dyn FnMut(&Masters)) -> Result<(), EngineError>;
+
+    /// The best masters so far of every image, empty for a frozen one; `None` before there are any.
+    fn best(&self) -> Option<&[Vec<f32>]>;
+}
+
+/// What a tensor is of a parameter.
+#[derive(Clone, Copy)]
+enum Part {
+    Masters,
+    Moment(usize),
+    Best,
+}
+
+impl Part {
+    fn name(self, param: &str) -> String {
+        match self {
+            Self::Masters => format!("masters/{param}"),
+            Self::Moment(moment) => format!("moment{}/{param}", moment + 1),
+            Self::Best => format!("best/{param}"),
+        }
+    }
+
+    /// The parts of an image in the order of the file.
+    fn of(image: &ImageLayout, moments: usize, best: bool) -> Vec<Self> {
+        let mut parts = vec![Self::Masters];
+        if image.trained {
+            parts.extend((0..moments).map(Self::Moment));
+            parts.extend(best.then_some(Self::Best));
+        }
+        parts
+    }
+}
+
+/// Writes a checkpoint in the place of the one that may be there; gives its bytes. Without tensors it is a
+/// state alone, as of a finished task.
+///
+/// # Errors
+/// [`CheckpointError::Write`], and what the tensors' source refuses. The earlier checkpoint is then still there.
+pub(crate) fn write(
+    path: &Path,
+    state: &State,
+    chain: &Chain,
+    tensors: Option<&dyn Tensors>,
+) -> Result<u64, EngineError> {
+    let failed = |source| CheckpointError::Write { path: path.to_owned(), source };
+    let write = |file: &mut File| write_to(file, state, chain, tensors);
+    replace_file(path, write).map_err(|failure| match failure {
+        Failure::Io(source) => failed(source).into(),
+        Failure::Source(error) => error,
+    })?;
+    Ok(path.metadata().map_err(failed)?.len())
+}
+
+/// An error of either side, told apart again when the file has been dealt with.
+enum Failure {
+    Io(io::Error),
+    Source(EngineError),
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
+}
+
+fn write_to(
+    file: &mut File,
+    state: &State,
+    chain: &Chain,
+    tensors: Option<&dyn Tensors>,
+) -> Result<(), Failure> {
+    let header = header(state, chain, tensors)?;
+    let checksum = checksum_at(&header).ok_or_else(|| io::Error::other("the header has no checksum"))?;
+    let sum = write_content(file, &header, state, chain, tensors)?;
+    file.seek(SeekFrom::Start((PREFIX + checksum) as u64))?;
+    Ok(file.write_all(digits(sum).as_bytes())?)
+}
+
+/// Writes header and tensors; gives the checksum.
+fn write_content(
+    file: &mut File,
+    header: &[u8],
+    state: &State,
+    chain: &Chain,
+    tensors: Option<&dyn Tensors>,
+) -> Result<crc32fast::Hasher, Failure> {
+    let mut out = Summed::new(BufWriter::with_capacity(PIECE, file));
+    out.write_all(&(header.len() as u64).to_le_bytes())?;
+    out.write_all(header)?;
+    if let Some(tensors) = tensors {
+        for (index, image) in chain.images().iter().enumerate() {
+            write_image(&mut out, (index, image), state, tensors)?;
+        }
+    }
+    out.flush()?;
+    Ok(out.sum)
+}
+
+fn write_image(
+    out: &mut impl Write,
+    (index, image): (usize, &ImageLayout),
+    state: &State,
+    tensors: &dyn Tensors,
+) -> Result<(), Failure> {
+    let best = tensors.best().map(|best| best[index].as_slice());
+    let mut written: io::Result<()> = Ok(());
+    let mut write = |masters: &Masters| {
+        for part in Part::of(image, state.moments(), best.is_some()) {
+            let values = match part {
+                Part::Masters => &masters.params[..],
+                Part::Moment(moment) => &masters.moments[moment],
+                Part::Best => best.unwrap_or_default(),
+            };
+            for param in &image.params {
+                out.write_all(bytemuck::cast_slice(&values[param.range()]))?;
+            }
+        }
+        Ok(())
+    };
+    tensors.masters(index, &mut |masters| written = write(masters)).map_err(Failure::Source)?;
+    Ok(written?)
+}
+
+/// The header with no checksum yet: all tensors in the order of the file, without gaps.
+fn header(state: &State, chain: &Chain, tensors: Option<&dyn Tensors>) -> io::Result<Vec<u8>> {
+    let mut end = 0;
+    let mut infos = Vec::new();
+    let best = tensors.is_some_and(|tensors| tensors.best().is_some());
+    for image in chain.images().iter().filter(|_| tensors.is_some()) {
+        for part in Part::of(image, state.moments(), best) {
+            for param in &image.params {
+                let start = end;
+                end += param.len * size_of::<f32>();
+                let shape = param.shape.clone();
+                let info = TensorInfo { dtype: Dtype::F32, shape, data_offsets: (start, end) };
+                infos.push((part.name(&param.name), info));
+            }
+        }
+    }
+    let no_checksum = String::from_utf8_lossy(NO_CHECKSUM).into_owned();
+    let metadata =
+        HashMap::from([(STATE.to_owned(), serde_json::to_string(state)?), ("crc32".to_owned(), no_checksum)]);
+    let metadata = Metadata::new(Some(metadata), infos).map_err(io::Error::other)?;
+    let mut header = serde_json::to_vec(&metadata)?;
+    header.resize(header.len().next_multiple_of(8), b' ');
+    Ok(header)
+}
+
+/// Where the checksum's digits stand in a header. A text within it cannot look like them: its quotes are escaped.
+fn checksum_at(header: &[u8]) -> Option<usize> {
+    let at = header.windows(CHECKSUM.len()).position(|window| window == CHECKSUM)? + CHECKSUM.len();
+    header.get(at..at + NO_CHECKSUM.len()).map(|_| at)
+}
+
+fn digits(sum: crc32fast::Hasher) -> String {
+    format!("{:08x}", sum.finalize())
+}
+
+/// A stream whose bytes are summed up as they pass.
+struct Summed<T> {
+    inner: T,
+    sum: crc32fast::Hasher,
+}
+
+impl<T> Summed<T> {
+    fn new(inner: T) -> Self {
+        Self { inner, sum: crc32fast::Hasher::new() }
+    }
+}
+
+impl<T: Write> Write for Summed<T> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.inner.write(bytes)?;
+        self.sum.update(&bytes[..written]);
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.inner.flush()
+    }
+}
+
+impl<T: Read> Read for Summed<T> {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        let read = self.inner.read(bytes)?;
+        self.sum.update(&bytes[..read]);
+        Ok(read)
+    }
+}
+
+/// What is read of an image.
+#[derive(Debug, PartialEq)]
+pub(crate) struct ImageValues {
+    pub params: Vec<f32>,
+    /// None for a frozen image.
+    pub moments: Vec<Vec<f32>>,
+    /// None where no best masters were kept, or for a frozen image.
+    pub best: Option<Vec<f32>>,
+}
+
+/// A checkpoint that is read image by image, in order.
+pub(crate) struct Reader {
+    path: PathBuf,
+    state: State,
+    metadata: Metadata,
+    checksum: String,
+    data: Summed<BufReader<File>>,
+}
+
+impl Reader {
+    /// Reads the header.
+    pub(crate) fn open(path: &Path) -> Result<Self, CheckpointError> {
+        let read = |source| CheckpointError::Read { path: path.to_owned(), source };
+        let not = |problem: String| CheckpointError::NotACheckpoint { path: path.to_owned(), problem };
+        let mut file = BufReader::with_capacity(PIECE, File::open(path).map_err(read)?);
+        let length = file.get_ref().metadata().map_err(read)?.len();
+        let mut prefix = [0; PREFIX];
+        if length < PREFIX as u64 {
+            return Err(not(format!("it has {length} bytes")));
+        }
+        file.read_exact(&mut prefix).map_err(read)?;
+        let size = u64::from_le_bytes(prefix);
+        if size > LONGEST_HEADER || size > length - PREFIX as u64 {
+            return Err(not(format!("its header would have {size} of its {length} bytes")));
+        }
+        let mut header = vec![0; size as usize];
+        file.read_exact(&mut header).map_err(read)?;
+        let metadata: Metadata =
+            serde_json::from_slice(&header).map_err(|error| not(format!("its header: {error}")))?;
+        let state = state(path, &metadata)?;
+        let expected = PREFIX as u64 + size + metadata.data_len() as u64;
+        if length != expected {
+            return Err(not(format!("it has {length} bytes, expected {expected}")));
+        }
+        let at = checksum_at(&header).ok_or_else(|| not("it has no checksum".to_owned()))?;
+        let digits = at..at + NO_CHECKSUM.len();
+        let checksum = String::from_utf8_lossy(&header[digits.clone()]).into_owned();
+        header[digits].copy_from_slice(NO_CHECKSUM);
+        let mut data = Summed::new(file);
+        data.sum.update(&prefix);
+        data.sum.update(&header);
+        Ok(Self { path: path.to_owned(), state, metadata, checksum, data })
+    }
+
+    pub(crate) fn into_state(self) -> State {
+        self.state
+    }
+
+    /// Reads everything of a chain's images and makes sure that it is what was written.
+    ///
+    /// # Errors
+    /// [`CheckpointError`], where the tensors are not the chain's, cannot be read or have changed.
+    pub(crate) fn images(mut self, chain: &Chain) -> Result<Vec<ImageValues>, CheckpointError> {
+        let best = self.metadata.offset_keys().iter().any(|name| name.starts_with(&Part::Best.name("")));
+        let mut at = 0;
+        let images =
+            chain.images().iter().map(|image| self.image(image, best, &mut at)).collect::<Result<_, _>>()?;
+        let rest = self.metadata.data_len() - at;
+        if rest > 0 {
+            return Err(self.other_tensors("tensors", &format!("{rest} bytes more than the model's")));
+        }
+        let found = digits(self.data.sum);
+        match found == self.checksum {
+            true => Ok(images),
+            false => Err(CheckpointError::Damaged { path: self.path, found, expected: self.checksum }),
+        }
+    }
+
+    fn image(
+        &mut self,
+        image: &ImageLayout,
+        best: bool,
+        at: &mut usize,
+    ) -> Result<ImageValues, CheckpointError> {
+        let mut values = ImageValues { params: Vec::new(), moments: Vec::new(), best: None };
+        for part in Part::of(image, self.state.moments(), best) {
+            let mut of_part = vec![0.0; image.elements];
+            for param in &image.params {
+                let name = part.name(&param.name);
+                let expected = (*at, *at + param.len * size_of::<f32>());
+                match self.metadata.info(&name) {
+                    Some(info) if info.shape == param.shape && info.data_offsets == expected => {}
+                    Some(info) => {
+                        let found = format!("{:?} at {:?}", info.shape, info.data_offsets);
+                        let expected = format!("{:?} at {expected:?}", param.shape);
+                        return Err(self.other_tensors(&format!("tensor `{name}` {expected}"), &found));
+                    }
+                    None => return Err(self.other_tensors(&format!("tensor `{name}`"), "none")),
+                }
+                *at = expected.1;
+                let out = bytemuck::cast_slice_mut(&mut of_part[param.range()]);
+                let read = |source| CheckpointError::Read { path: self.path.clone(), source };
+                self.data.read_exact(out).map_err(read)?;
+            }
+            match part {
+                Part::Masters => values.params = of_part,
+                Part::Moment(_) => values.moments.push(of_part),
+                Part::Best => values.best = Some(of_part),
+            }
+        }
+        Ok(values)
+    }
+
+    fn other_tensors(&self, expected: &str, found: &str) -> CheckpointError {
+        CheckpointError::Other {
+            path: self.path.clone(),
+            what: "model".to_owned(),
+            found: found.to_owned(),
+            expected: expected.to_owned(),
+        }
+    }
+}
+
+fn state(path: &Path, metadata: &Metadata) -> Result<State, CheckpointError> {
+    #[derive(Deserialize)]
+    struct Version {
+        schema: u64,
+    }
+    let not = |problem: String| CheckpointError::NotACheckpoint { path: path.to_owned(), problem };
+    let text = metadata.metadata().as_ref().and_then(|metadata| metadata.get(STATE));
+    let text = text.ok_or_else(|| not(format!("its header has no `{STATE}`")))?;
+    let broken = |error: serde_json::Error| not(format!("its state: {error}"));
+    match serde_json::from_str::<Version>(text).map_err(broken)?.schema {
+        found if found == u64::from(SCHEMA) => serde_json::from_str(text).map_err(broken),
+        found => Err(CheckpointError::Schema { path: path.to_owned(), found, expected: SCHEMA }),
+    }
+}

@@ -1,0 +1,154 @@
+//! Checkpoints: a task's masters, moments and results as one file, from which training goes on to the same bits.
+//!
+//! A task is kept where nothing of it is under way: between two minibatches, or two batches of an evaluation. All
+//! that a shard task depends on beside its masters is a function of the spec and the step (data order, dropout,
+//! learning rate), so the masters, the optimizer's moments, the best masters so far and the step are the whole
+//! truth.
+//!
+//! The file is a [safetensors](https://github.com/huggingface/safetensors) file, so that other programs read the
+//! tensors too: `masters/NAME`, `moment1/NAME`, `moment2/NAME` and `best/NAME`, all `F32`. It is replaced as a whole
+//! when the next one is complete and on the disk.
+
+mod file;
+mod format;
+mod state;
+
+pub(crate) use format::{ImageValues, Reader, Tensors, write};
+pub(crate) use state::{Identity, KeptResults, Position, State};
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// When a task that has a file for it is kept. Whatever is chosen, it also is when the run is asked to stop and when
+/// it has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CheckpointEvery {
+    /// After every so many minibatches (at least one).
+    Minibatches(usize),
+    /// At the first opportunity after so long.
+    Time(Duration),
+}
+
+impl Default for CheckpointEvery {
+    /// Ten minutes.
+    fn default() -> Self {
+        Self::Time(Duration::from_secs(600))
+    }
+}
+
+/// A checkpoint that was opened: its header was read and checked.
+///
+/// Give it to [`TrainTask::resume_from`](crate::TrainTask::resume_from).
+#[derive(Clone, Debug)]
+pub struct Checkpoint {
+    path: PathBuf,
+    state: State,
+}
+
+impl Checkpoint {
+    /// Opens a checkpoint that a run wrote.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Read`], [`CheckpointError::NotACheckpoint`] or [`CheckpointError::Schema`], which name the
+    /// file.
+    pub fn open(path: impl Into<PathBuf>) -> Result<Self, CheckpointError> {
+        let path = path.into();
+        let state = Reader::open(&path)?.into_state();
+        Ok(Self { path, state })
+    }
+
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Minibatches trained.
+    pub fn step(&self) -> usize {
+        self.state.step
+    }
+
+    /// Minibatches to train in all.
+    pub fn steps(&self) -> usize {
+        self.state.steps
+    }
+
+    /// Whether the task was trained to its end and its model written: nothing is left to do.
+    pub fn is_finished(&self) -> bool {
+        matches!(self.state.position, Position::Finished { .. })
+    }
+
+    pub(crate) fn state(&self) -> &State {
+        &self.state
+    }
+}
+
+/// Why a checkpoint could not be written or used.
+#[derive(Debug, thiserror::Error)]
+pub enum CheckpointError {
+    /// The file could not be read.
+    #[error("the checkpoint `{path}` could not be read")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The file could not be written.
+    #[error("the checkpoint `{path}` could not be written; an earlier one is still there")]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The file is something else, or was cut off.
+    #[error("`{path}` is not a checkpoint: {problem}")]
+    NotACheckpoint {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// The file is of another version of the format.
+    #[error(
+        "the checkpoint `{path}` has format {found}, expected {expected}: resume it with the version that wrote it"
+    )]
+    Schema {
+        /// The file.
+        path: PathBuf,
+        /// Its version.
+        found: u64,
+        /// The version that is read.
+        expected: u32,
+    },
+    /// The content has changed since it was written.
+    #[error(
+        "the checkpoint `{path}` is damaged: its checksum is {found}, expected {expected}; remove it, and the task \
+         begins anew"
+    )]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// The checksum of what is there.
+        found: String,
+        /// The checksum of what was written.
+        expected: String,
+    },
+    /// The checkpoint is of a task whose results would be others.
+    #[error(
+        "the checkpoint `{path}` is of another task: its {what} was {found}, and is {expected} now; resume it as it \
+         was begun"
+    )]
+    Other {
+        /// The file.
+        path: PathBuf,
+        /// What differs.
+        what: String,
+        /// As it was.
+        found: String,
+        /// As it is.
+        expected: String,
+    },
+}

@@ -1,0 +1,233 @@
+//! What a checkpoint says of a task beside its tensors, as JSON in the file's header.
+
+use super::CheckpointError;
+use crate::cursor::Stage;
+use crate::device::{DeviceKind, LogicalDevice};
+use crate::error::{EngineError, guarded};
+use crate::model::Model;
+use crate::observer::EvaluationKind;
+use crate::placement::Placement;
+use crate::report::Evaluation;
+use crate::task::TrainTask;
+use hydra_core::{Dataset, HostTensor, TrainSpec};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// The version of the format.
+pub(super) const SCHEMA: u32 = 1;
+
+/// Where a task stands between two minibatches or two batches of an evaluation, and what it has to show.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct State {
+    pub schema: u32,
+    pub identity: Identity,
+    /// Minibatches trained, and those to train in all.
+    pub step: usize,
+    pub steps: usize,
+    pub position: Position,
+    pub results: KeptResults,
+}
+
+impl State {
+    /// Of a task at rest.
+    pub(crate) fn of(model: &Model, identity: Identity) -> Self {
+        let position = match model.cursor.stage() {
+            Stage::Evaluate { kind, batch } => {
+                let (sum, terms) = model.evaluation;
+                Position::Evaluate { kind, batch, sum, terms }
+            }
+            Stage::Restore => Position::Restore,
+            _ => Position::Train,
+        };
+        Self {
+            schema: SCHEMA,
+            identity,
+            step: model.cursor.step(),
+            steps: model.cursor.program().steps,
+            position,
+            results: KeptResults::from(&model.results),
+        }
+    }
+
+    /// Moments that the optimizer keeps of each trained parameter.
+    pub(super) fn moments(&self) -> usize {
+        self.identity.spec.optimizer.moments()
+    }
+}
+
+/// What a task does next.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Position {
+    /// A minibatch.
+    Train,
+    /// A batch of an evaluation, whose losses so far add up to `sum` over so many terms.
+    Evaluate { kind: EvaluationKind, batch: usize, sum: f64, terms: u64 },
+    /// Nothing but having its best masters put back.
+    Restore,
+    /// Nothing: its model was hashed and written.
+    Finished { sha256: String, dir: Option<PathBuf> },
+}
+
+/// The results that a task had when it was kept. Times are of one run and not kept.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct KeptResults {
+    pub losses: Vec<f64>,
+    pub initial: Option<KeptEvaluation>,
+    pub validation: Option<KeptEvaluation>,
+    pub test: Option<KeptEvaluation>,
+    pub periodic: Vec<(usize, KeptEvaluation)>,
+    pub best: Option<(usize, KeptEvaluation)>,
+}
+
+/// An evaluation by what is finite of it: a perplexity can be infinite, which JSON has not.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct KeptEvaluation {
+    loss: f64,
+    terms: u64,
+}
+
+impl From<Evaluation> for KeptEvaluation {
+    fn from(evaluation: Evaluation) -> Self {
+        Self { loss: evaluation.loss, terms: evaluation.predicted_tokens }
+    }
+}
+
+impl From<KeptEvaluation> for Evaluation {
+    fn from(kept: KeptEvaluation) -> Self {
+        Self { loss: kept.loss, perplexity: kept.loss.exp(), predicted_tokens: kept.terms }
+    }
+}
+
+/// All that a task's bits depend on but its chain, which the tensors show.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Identity {
+    /// What computes: a task stays on one kind of device.
+    backend: String,
+    /// What else decides how devices compute, such as a precision of products.
+    config: String,
+    float: String,
+    /// Whether the optimizer's steps are the host's to the bit.
+    exact: bool,
+    spec: TrainSpec,
+    train: DataIdentity,
+    validation: Option<DataIdentity>,
+    test: Option<DataIdentity>,
+    initial_validation: bool,
+}
+
+/// A dataset by its length and some of its items.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct DataIdentity {
+    items: usize,
+    sha256: String,
+}
+
+impl DataIdentity {
+    fn of(data: &Arc<dyn Dataset>) -> Result<Self, EngineError> {
+        let items = data.len();
+        let last = items.saturating_sub(1);
+        let mut hash = Sha256::new();
+        for item in [0, last / 4, last / 2, last - last / 4, last] {
+            let batch = guarded("reading a batch", || Ok(data.batch(&[item])?))?;
+            let parts = batch.inputs.parts.iter().chain(&batch.targets.parts);
+            parts.for_each(|part: &HostTensor| hash.update(&part.bytes));
+        }
+        Ok(Self { items, sha256: crate::weights::hexadecimal(hash) })
+    }
+}
+
+impl Identity {
+    /// Of a task on such a device.
+    ///
+    /// # Errors
+    /// Data that cannot be read.
+    pub(crate) fn of(
+        task: &TrainTask,
+        device: &LogicalDevice,
+        config: &str,
+        placement: &Placement,
+    ) -> Result<Self, EngineError> {
+        let data = |data: &Option<Arc<dyn Dataset>>| data.as_ref().map(DataIdentity::of).transpose();
+        Ok(Self {
+            backend: backend(device),
+            config: config.to_owned(),
+            float: task.chain.float_type().to_string(),
+            exact: placement.exact,
+            spec: task.spec.clone(),
+            train: DataIdentity::of(&task.train)?,
+            validation: data(&task.validation)?,
+            test: data(&task.test)?,
+            initial_validation: task.initial_validation,
+        })
+    }
+
+    /// Refuses a checkpoint, whose identity this is, for a task of another identity.
+    pub(crate) fn check(&self, path: &Path, task: &Self) -> Result<(), CheckpointError> {
+        let exact = |exact: bool| if exact { "the host's" } else { "the device's" };
+        let mut pairs: Vec<(String, String, String)> = vec![
+            ("device".to_owned(), self.backend.clone(), task.backend.clone()),
+            ("precision".to_owned(), shown(&self.config), shown(&task.config)),
+            ("type of floats".to_owned(), self.float.clone(), task.float.clone()),
+            (
+                "bits of optimizer steps".to_owned(),
+                exact(self.exact).to_owned(),
+                exact(task.exact).to_owned(),
+            ),
+            ("training data".to_owned(), described(Some(&self.train)), described(Some(&task.train))),
+            (
+                "validation data".to_owned(),
+                described(self.validation.as_ref()),
+                described(task.validation.as_ref()),
+            ),
+            ("test data".to_owned(), described(self.test.as_ref()), described(task.test.as_ref())),
+            (
+                "validation before training".to_owned(),
+                self.initial_validation.to_string(),
+                task.initial_validation.to_string(),
+            ),
+        ];
+        pairs.extend(fields(&self.spec, &task.spec));
+        match pairs.into_iter().find(|(_, kept, task)| kept != task) {
+            Some((what, found, expected)) => {
+                Err(CheckpointError::Other { path: path.to_owned(), what, found, expected })
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+/// The fields of two specs, side by side.
+fn fields(kept: &TrainSpec, task: &TrainSpec) -> Vec<(String, String, String)> {
+    let values = |spec: &TrainSpec| match serde_json::to_value(spec) {
+        Ok(serde_json::Value::Object(fields)) => fields,
+        _ => serde_json::Map::new(),
+    };
+    let task = values(task);
+    let pair = |(name, kept): (String, serde_json::Value)| {
+        let now = task.get(&name).map(ToString::to_string).unwrap_or_default();
+        (name.replace('_', " "), kept.to_string(), now)
+    };
+    values(kept).into_iter().map(pair).collect()
+}
+
+fn shown(config: &str) -> String {
+    if config.is_empty() { "the default".to_owned() } else { config.to_owned() }
+}
+
+fn described(data: Option<&DataIdentity>) -> String {
+    match data {
+        Some(data) => format!("{} items ({}..)", data.items, &data.sha256[..data.sha256.len().min(8)]),
+        None => "none".to_owned(),
+    }
+}
+
+/// What computes, as far as bits depend on it.
+fn backend(device: &LogicalDevice) -> String {
+    match device.spec.kind {
+        DeviceKind::Cpu => "CPU".to_owned(),
+        DeviceKind::Cuda { .. } | DeviceKind::Wgpu { .. } => device.model.clone(),
+    }
+}

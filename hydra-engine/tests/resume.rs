@@ -1,0 +1,304 @@
+//! Nothing that was trained is lost: a run that goes on from any checkpoint, on other devices, under other budgets,
+//! comes to the bits of the run that was not interrupted.
+
+mod common;
+
+use common::{PLENTY, Settings, adamw, gpt2_chain, mlp_chain, spirals, tokens};
+use hydra_core::{ByteSize, FloatType, Length, OptimizerSpec, TrainSpec};
+use hydra_engine::{
+    Checkpoint, CheckpointEvery, Observer, RunEvent, StopFlag, TaskReport, TaskState, TrainTask, plain,
+};
+use hydra_models::gpt2::Gpt2Writer;
+use hydra_spill::alloc::CountingAllocator;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use tempfile::TempDir;
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator::new(std::alloc::System);
+
+/// Eleven blocks in batches of four with clipping, microbatches and dropout, and evaluations in between.
+fn spec() -> TrainSpec {
+    TrainSpec { length: Length::Steps(7), accumulate: 2, eval_every: Some(2), ..adamw(4) }
+}
+
+fn task(spec: &TrainSpec) -> TrainTask {
+    let task = TrainTask::new("task", gpt2_chain(), tokens(11, 1), spec.clone());
+    task.validation(tokens(6, 2)).test(tokens(5, 3))
+}
+
+/// Copies a checkpoint whenever one is written: each copy is what a run leaves that is killed there.
+struct Copies {
+    file: PathBuf,
+    copies: Arc<Mutex<Vec<PathBuf>>>,
+}
+
+impl Observer for Copies {
+    fn observe(&mut self, event: &RunEvent<'_>) {
+        if let RunEvent::Checkpointed { .. } = event {
+            let mut copies = self.copies.lock().unwrap();
+            let copy = self.file.with_extension(format!("{:02}", copies.len()));
+            fs::copy(&self.file, &copy).unwrap();
+            copies.push(copy);
+        }
+    }
+}
+
+/// Runs a task with a checkpoint after every minibatch, and gives the report and copies of all of them.
+fn kept(settings: &Settings, task: TrainTask, dir: &Path) -> (TaskReport, Vec<PathBuf>) {
+    let file = dir.join("task.safetensors");
+    let copies = Arc::new(Mutex::new(Vec::new()));
+    let observer = Copies { file: file.clone(), copies: copies.clone() };
+    let mut run = settings.orchestrator().checkpoint_every(CheckpointEvery::Minibatches(1));
+    run = run.observer(Box::new(observer));
+    run.submit(task.checkpoint_to(file)).unwrap();
+    let report = run.run().unwrap().tasks.remove(0);
+    let copies = std::mem::take(&mut *copies.lock().unwrap());
+    (report, copies)
+}
+
+/// What must not differ between a run and one that went on.
+fn outcome(report: &TaskReport) -> impl PartialEq + std::fmt::Debug + use<> {
+    let bits: Vec<u64> = report.losses.iter().map(|loss| loss.to_bits()).collect();
+    let evaluations = [report.initial_validation, report.validation, report.test];
+    let weights = report.weights_sha256.clone();
+    (
+        report.state,
+        report.error.clone(),
+        bits,
+        evaluations,
+        report.evaluations.clone(),
+        report.best_step,
+        weights,
+    )
+}
+
+fn resumed(settings: &Settings, task: TrainTask, from: &Path) -> TaskReport {
+    settings.task(task.resume_from(Checkpoint::open(from).unwrap()))
+}
+
+#[test]
+fn from_every_checkpoint_the_bits_are_those_of_the_whole_run() {
+    let dir = TempDir::new().unwrap();
+    let whole = Settings::default().task(task(&spec()));
+    let cut = Settings { cuts: Some(vec![2]), ..Settings::default() };
+    let (report, copies) = kept(&cut, task(&spec()), dir.path());
+    assert_eq!(outcome(&report), outcome(&whole), "keeping changes nothing");
+    assert_eq!(copies.len(), 7, "the last one stands before the last evaluation");
+    let elsewhere = [
+        Settings { cuts: Some(vec![1, 2, 3]), devices: 2, others: 1, ..Settings::default() },
+        Settings { threads: 2, prefetch: false, resident: true, ..Settings::default() },
+    ];
+    for (index, copy) in copies.iter().enumerate() {
+        let checkpoint = Checkpoint::open(copy).unwrap();
+        assert_eq!((checkpoint.step(), checkpoint.steps(), checkpoint.is_finished()), (index + 1, 7, false));
+        let report = resumed(&elsewhere[index % 2], task(&spec()), copy);
+        assert_eq!(outcome(&report), outcome(&whole), "from {}", copy.display());
+        assert_eq!(report.resumed_at, Some(index + 1));
+    }
+}
+
+#[test]
+fn every_optimizer_and_kind_of_chain_goes_on() {
+    let sgd = |momentum| OptimizerSpec::Sgd { lr: 0.05, momentum, weight_decay: 0.01 };
+    let base = TrainSpec { length: Length::Steps(4), clip: None, ..adamw(4) };
+    let chain = hydra_models::gpt2::chain(&common::config(), None).unwrap();
+    let narrow = Arc::new(chain.with_float_type(FloatType::Bf16));
+    let gpt2 = |spec: TrainSpec| TrainTask::new("task", gpt2_chain(), tokens(11, 1), spec);
+    let tasks = [
+        gpt2(base.clone()),
+        gpt2(TrainSpec { optimizer: sgd(0.0), ..base.clone() }),
+        gpt2(TrainSpec { optimizer: sgd(0.9), accumulate: 3, ..base.clone() }),
+        TrainTask::new("bf16", narrow, tokens(11, 1), base.clone()),
+        TrainTask::new("perceptron", mlp_chain(), spirals(), TrainSpec { batch: 16, ..base }),
+    ];
+    for (index, task) in tasks.into_iter().enumerate() {
+        let dir = TempDir::new().unwrap();
+        let settings = Settings { cuts: Some(vec![2]), ..Settings::default() };
+        let (whole, copies) = kept(&settings, task.clone(), dir.path());
+        assert_eq!((whole.error.as_deref(), copies.len()), (None, 3), "task {index}");
+        for copy in copies {
+            let report = resumed(&Settings::default(), task.clone(), &copy);
+            assert_eq!(outcome(&report), outcome(&whole), "task {index}");
+        }
+    }
+}
+
+#[test]
+fn a_run_that_goes_on_equals_the_plain_loop() {
+    let spec = TrainSpec { length: Length::Steps(5), ..adamw(4) };
+    let task = || TrainTask::new("task", gpt2_chain(), tokens(11, 1), spec.clone());
+    let plain = plain::train(&gpt2_chain(), tokens(11, 1).as_ref(), &spec).unwrap();
+    let dir = TempDir::new().unwrap();
+    let (_, copies) = kept(&Settings { cuts: Some(vec![3]), ..Settings::default() }, task(), dir.path());
+    let report = resumed(&Settings::default(), task(), &copies[2]);
+    assert_eq!((&report.losses, report.weights_sha256), (&plain.losses, Some(plain.weights_sha256)));
+}
+
+/// Stops the run when it hears of a minibatch or an evaluation of this number.
+struct StopAfter {
+    left: usize,
+    stop: StopFlag,
+}
+
+impl Observer for StopAfter {
+    fn observe(&mut self, event: &RunEvent<'_>) {
+        if matches!(event, RunEvent::Minibatch { .. } | RunEvent::Evaluated { .. }) {
+            self.left = self.left.saturating_sub(1);
+            if self.left == 0 {
+                self.stop.stop();
+            }
+        }
+    }
+}
+
+#[test]
+fn a_run_that_is_stopped_again_and_again_comes_to_the_same_end() {
+    let dir = TempDir::new().unwrap();
+    let file = dir.path().join("task.safetensors");
+    let whole = Settings::default().task(task(&spec()));
+    let settings = Settings { cuts: Some(vec![2]), devices: 2, ..Settings::default() };
+    let mut stops = 0;
+    let last = loop {
+        assert!(stops < 20, "a run that is stopped goes nowhere");
+        let stop = StopFlag::new();
+        let mut task = task(&spec()).checkpoint_to(file.clone());
+        if file.exists() {
+            task = task.resume_from(Checkpoint::open(&file).unwrap());
+        }
+        let run = settings.orchestrator().stop_flag(stop.clone());
+        let mut run = run.observer(Box::new(StopAfter { left: 2, stop }));
+        run.submit(task).unwrap();
+        let report = run.run().unwrap().tasks.remove(0);
+        match report.state {
+            TaskState::Stopped => stops += 1,
+            _ => break report,
+        }
+        assert!(!Checkpoint::open(&file).unwrap().is_finished());
+    };
+    assert!(stops >= 3, "it was stopped {stops} times");
+    assert_eq!(outcome(&last), outcome(&whole));
+}
+
+#[test]
+fn a_finished_task_is_reported_and_not_trained_again() {
+    let dir = TempDir::new().unwrap();
+    let model = dir.path().join("model");
+    let written = |task: TrainTask| task.write_to(Arc::new(Gpt2Writer::new(common::config())), model.clone());
+    let (whole, copies) = kept(&Settings::default(), written(task(&spec())), dir.path());
+    let file = dir.path().join("task.safetensors");
+    let checkpoint = Checkpoint::open(&file).unwrap();
+    assert!(checkpoint.is_finished());
+    assert!(file.metadata().unwrap().len() < copies[0].metadata().unwrap().len() / 2, "it holds no tensors");
+    let report =
+        Settings { others: 1, ..Settings::default() }.run(written(task(&spec())).resume_from(checkpoint));
+    assert_eq!(outcome(&report.tasks[0]), outcome(&whole));
+    assert_eq!(report.tasks[0].model_dir.as_deref(), Some(model.as_path()));
+    assert_eq!((report.tasks[0].compute_s, report.tasks[1].state), (0.0, TaskState::Done));
+    let alone = Settings::default().run(task(&spec()).resume_from(Checkpoint::open(&file).unwrap()));
+    assert_eq!((alone.tasks[0].state, alone.makespan_s), (TaskState::Done, 0.0));
+}
+
+fn refusal(task: TrainTask) -> String {
+    let mut run = Settings::default().orchestrator();
+    run.submit(task).unwrap();
+    let error = run.admit().unwrap_err();
+    let source = std::error::Error::source(&error).expect("a cause");
+    source.to_string()
+}
+
+#[test]
+fn a_checkpoint_of_another_task_is_refused_and_what_differs_is_named() {
+    let dir = TempDir::new().unwrap();
+    let (_, copies) = kept(&Settings::default(), task(&spec()), dir.path());
+    let from = |task: TrainTask| refusal(task.resume_from(Checkpoint::open(&copies[1]).unwrap()));
+    let cases = [
+        ("seed", task(&TrainSpec { seed: 1, ..spec() })),
+        ("training data", TrainTask::new("task", gpt2_chain(), tokens(11, 9), spec())),
+        ("validation data", task(&spec()).validation(tokens(6, 7))),
+        ("test data", task(&spec()).test(tokens(9, 3))),
+        ("validation before training", task(&spec()).initial_validation(false)),
+    ];
+    for (what, task) in cases {
+        let said = from(task);
+        assert!(said.contains(&format!("its {what} was ")) && said.contains(".01`"), "{what}: {said}");
+    }
+    let mut config = common::config();
+    config.n_layer -= 1;
+    let chain = Arc::new(hydra_models::gpt2::chain(&config, None).unwrap());
+    let other =
+        TrainTask::new("task", chain, tokens(11, 1), spec()).validation(tokens(6, 2)).test(tokens(5, 3));
+    let report = Settings::default().task(other.resume_from(Checkpoint::open(&copies[1]).unwrap()));
+    let said = report.error.unwrap();
+    assert!(said.contains("its model was ") && said.contains("tensor"), "{said}");
+}
+
+#[test]
+fn a_file_that_is_damaged_fails_its_task_and_no_other() {
+    let dir = TempDir::new().unwrap();
+    let (_, copies) = kept(&Settings::default(), task(&spec()), dir.path());
+    let checkpoint = Checkpoint::open(&copies[0]).unwrap();
+    let mut bytes = fs::read(&copies[0]).unwrap();
+    let last = bytes.len() - 3;
+    bytes[last] ^= 1;
+    fs::write(&copies[0], &bytes).unwrap();
+    let report = Settings { others: 1, ..Settings::default() }.run(task(&spec()).resume_from(checkpoint));
+    let said = report.tasks[0].error.clone().unwrap();
+    assert!(said.contains(".00` is damaged: its checksum is "), "{said}");
+    assert_eq!((report.tasks[0].state, report.tasks[1].state), (TaskState::Failed, TaskState::Done));
+    let says = |bytes: &[u8]| {
+        fs::write(&copies[0], bytes).unwrap();
+        Checkpoint::open(&copies[0]).unwrap_err().to_string()
+    };
+    assert!(says(&bytes[..last]).contains("bytes, expected"));
+    assert!(says(&bytes[..20]).contains("its header would have"));
+    assert!(says(b"").contains("it has 0 bytes"));
+    assert!(
+        says(&[&16_u64.to_le_bytes()[..], b"{}              "].concat()).contains("no `hydra.checkpoint`")
+    );
+    let text = String::from_utf8_lossy(&bytes).find("\\\"schema\\\":1").unwrap();
+    bytes[text + "\\\"schema\\\":".len()] = b'7';
+    assert!(says(&bytes).contains("has format 7, expected 1"));
+    assert!(Checkpoint::open(dir.path().join("none")).unwrap_err().to_string().contains("could not be read"));
+}
+
+#[test]
+fn a_checkpoint_that_cannot_be_written_is_told_and_training_goes_on() {
+    struct Failures(Arc<Mutex<Vec<String>>>);
+    impl Observer for Failures {
+        fn observe(&mut self, event: &RunEvent<'_>) {
+            if let RunEvent::CheckpointFailed { error, .. } = event {
+                self.0.lock().unwrap().push((*error).to_owned());
+            }
+        }
+    }
+    let heard = Arc::new(Mutex::new(Vec::new()));
+    let dir = TempDir::new().unwrap();
+    let run = Settings::default().orchestrator().checkpoint_every(CheckpointEvery::Minibatches(3));
+    let mut run = run.observer(Box::new(Failures(heard.clone())));
+    run.submit(task(&spec()).checkpoint_to(dir.path().join("missing/task.safetensors"))).unwrap();
+    let report = run.run().unwrap().tasks.remove(0);
+    assert_eq!(outcome(&report), outcome(&Settings::default().task(task(&spec()))));
+    let heard = heard.lock().unwrap();
+    assert_eq!(heard.len(), 3, "after three and six minibatches and at the end: {heard:?}");
+    assert!(
+        heard.iter().all(|said| said.contains("missing/task.safetensors` could not be written")),
+        "{heard:?}"
+    );
+}
+
+#[test]
+fn a_checkpoint_is_within_the_budgets_of_a_spilled_run() {
+    // The least memory that the chain trains in, behind which nothing is held while a checkpoint is written.
+    let dir = TempDir::new().unwrap();
+    let spec = TrainSpec { length: Length::Steps(3), ..adamw(4) };
+    let settings = Settings { memory: ByteSize::mib(2), ..Settings::default() };
+    let task = || TrainTask::new("task", gpt2_chain(), tokens(11, 1), spec.clone());
+    let (report, copies) = kept(&settings, task(), dir.path());
+    assert_eq!((report.state, copies.len()), (TaskState::Done, 2), "{:?}", report.error);
+    assert_eq!(
+        outcome(&resumed(&Settings { memory: PLENTY, ..settings }, task(), &copies[1])),
+        outcome(&report)
+    );
+}
