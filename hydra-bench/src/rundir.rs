@@ -227,17 +227,11 @@ impl RunDir {
         self.path.join(REPORT).is_file()
     }
 
-    /// Where the checkpoint of a task is kept: `checkpoints/<task>.safetensors`. The directory is made.
+    /// Where the checkpoint of a task is kept: `checkpoints/<task>.safetensors`.
     pub(crate) fn checkpoint_file(&self, task: &str) -> Result<PathBuf> {
         let dir = std::path::absolute(self.path.join(CHECKPOINTS))
             .with_context(|| format!("`{}` is not a usable path", self.path.display()))?;
         Ok(dir.join(format!("{}.safetensors", safe_name(task))))
-    }
-
-    /// Makes the directory of checkpoints.
-    pub(crate) fn make_checkpoints(&self) -> Result<()> {
-        let dir = self.path.join(CHECKPOINTS);
-        fs::create_dir_all(&dir).with_context(|| format!("`{}` could not be made", dir.display()))
     }
 
     /// Writes `spec.toml`, unless a run goes on, whose spec stays as it was.

@@ -204,7 +204,7 @@ impl Prepared {
         let text = spec.to_toml()?;
         // Nothing but the file system can refuse the run any more: what was in the directory goes only now.
         dir.begin()?;
-        dir.make_checkpoints()?;
+
         dir.write_spec(&text)?;
         write_plans(dir, &admission)?;
         let log = SharedRunLog::new(dir.metrics()?, dir.trace()?, tasks.clone(), &devices)

@@ -23,15 +23,24 @@ pub(crate) struct Kept {
 }
 
 impl Run {
-    /// Marks the tasks whose checkpoint is due.
+    /// Marks the task whose checkpoint is the longest due. One at a time: the others compute meanwhile.
     pub(crate) fn mark_due(&mut self) {
         let now = self.clock.now();
-        for model in &mut self.models {
-            let due = match self.every {
-                CheckpointEvery::Minibatches(n) => model.cursor.step() >= model.kept.step + n.max(1),
-                CheckpointEvery::Time(time) => now - model.kept.at_s >= time.as_secs_f64(),
-            };
-            model.keep_due |= due && model.task.checkpoint.is_some();
+        let mut open = self.models.iter().filter(|model| model.ended.is_none());
+        if open.any(|model| model.keep_due || model.keeping) {
+            return;
+        }
+        let intervals = |model: &Model| match self.every {
+            CheckpointEvery::Minibatches(n) => {
+                (model.cursor.step() - model.kept.step) as f64 / n.max(1) as f64
+            }
+            CheckpointEvery::Time(time) => (now - model.kept.at_s) / time.as_secs_f64().max(1e-9),
+        };
+        let keeps = |model: &&Model| model.ended.is_none() && model.task.checkpoint.is_some();
+        let due = self.models.iter().filter(keeps).map(|model| (intervals(model), model.id.0));
+        let longest = due.filter(|(due, _)| *due >= 1.0).max_by(|a, b| a.0.total_cmp(&b.0));
+        if let Some((_, index)) = longest {
+            self.models[index].keep_due = true;
         }
     }
 
@@ -47,7 +56,7 @@ impl Run {
         };
         let Some(state) = self.state(index) else { return false };
         let model = &mut self.models[index];
-        model.asked = true;
+        (model.asked, model.keeping) = (true, true);
         let job = KeepJob { task: model.id, chain: model.chain().clone(), file, state };
         let _ = self.threads.host.send(HostJob::Keep(job));
         true
@@ -59,7 +68,7 @@ impl Run {
         if model.ended.is_some() {
             return;
         }
-        model.asked = false;
+        (model.asked, model.keeping) = (false, false);
         let (step, stage) = (model.cursor.step(), model.cursor.stage());
         // One that failed is tried again when the next is due.
         model.kept = Kept { at: result.is_ok().then_some((step, stage)), step, at_s: time.end_s };

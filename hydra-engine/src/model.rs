@@ -123,6 +123,8 @@ pub(crate) struct Model {
     pub stopping: bool,
     /// Whether a checkpoint is to be written before the next minibatch.
     pub keep_due: bool,
+    /// Whether one is being written.
+    pub keeping: bool,
     /// Where the last one was written.
     pub kept: Kept,
     pub results: Results,
@@ -167,6 +169,7 @@ impl Model {
             asked: false,
             stopping: false,
             keep_due: false,
+            keeping: false,
             kept: Kept::default(),
             results: Results::default(),
             waits: Waits::default(),

@@ -84,7 +84,7 @@ impl TrainTask {
         self
     }
 
-    /// Keeps a checkpoint in this file, whose directory is there: as often as the run says
+    /// Keeps a checkpoint in this file, whose directory is made: as often as the run says
     /// ([`Orchestrator::checkpoint_every`](crate::Orchestrator::checkpoint_every)), when the run is asked to stop,
     /// and a last one, of the results alone, when the task was trained to its end. It replaces what was in the file.
     pub fn checkpoint_to(mut self, file: PathBuf) -> Self {

@@ -13,6 +13,7 @@ use hydra_spill::alloc::CountingAllocator;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 use tempfile::TempDir;
 
 #[global_allocator]
@@ -47,10 +48,19 @@ impl Observer for Copies {
 
 /// Runs a task with a checkpoint after every minibatch, and gives the report and copies of all of them.
 fn kept(settings: &Settings, task: TrainTask, dir: &Path) -> (TaskReport, Vec<PathBuf>) {
+    kept_every(CheckpointEvery::Minibatches(1), settings, task, dir)
+}
+
+fn kept_every(
+    every: CheckpointEvery,
+    settings: &Settings,
+    task: TrainTask,
+    dir: &Path,
+) -> (TaskReport, Vec<PathBuf>) {
     let file = dir.join("task.safetensors");
     let copies = Arc::new(Mutex::new(Vec::new()));
     let observer = Copies { file: file.clone(), copies: copies.clone() };
-    let mut run = settings.orchestrator().checkpoint_every(CheckpointEvery::Minibatches(1));
+    let mut run = settings.orchestrator().checkpoint_every(every);
     run = run.observer(Box::new(observer));
     run.submit(task.checkpoint_to(file)).unwrap();
     let report = run.run().unwrap().tasks.remove(0);
@@ -96,6 +106,23 @@ fn from_every_checkpoint_the_bits_are_those_of_the_whole_run() {
         let report = resumed(&elsewhere[index % 2], task(&spec()), copy);
         assert_eq!(outcome(&report), outcome(&whole), "from {}", copy.display());
         assert_eq!(report.resumed_at, Some(index + 1));
+    }
+}
+
+#[test]
+fn evaluations_go_on_too() {
+    let dir = TempDir::new().unwrap();
+    let whole = Settings::default().task(task(&spec()));
+    let cut = Settings { cuts: Some(vec![2]), ..Settings::default() };
+    let always = CheckpointEvery::Time(Duration::ZERO);
+    let (report, copies) = kept_every(always, &cut, task(&spec()), dir.path());
+    assert_eq!(outcome(&report), outcome(&whole));
+    // Before each of 7 minibatches, each of 3 batches of 5 evaluations on the validation data, each of 3 of the test,
+    // and where the best weights come back.
+    assert_eq!(copies.len(), 7 + 15 + 3 + 1);
+    for copy in &copies {
+        let report = resumed(&Settings { devices: 2, ..cut.clone() }, task(&spec()), copy);
+        assert_eq!(outcome(&report), outcome(&whole), "from {}", copy.display());
     }
 }
 
@@ -277,13 +304,14 @@ fn a_checkpoint_that_cannot_be_written_is_told_and_training_goes_on() {
     let dir = TempDir::new().unwrap();
     let run = Settings::default().orchestrator().checkpoint_every(CheckpointEvery::Minibatches(3));
     let mut run = run.observer(Box::new(Failures(heard.clone())));
-    run.submit(task(&spec()).checkpoint_to(dir.path().join("missing/task.safetensors"))).unwrap();
+    fs::write(dir.path().join("file"), "").unwrap();
+    run.submit(task(&spec()).checkpoint_to(dir.path().join("file/task.safetensors"))).unwrap();
     let report = run.run().unwrap().tasks.remove(0);
     assert_eq!(outcome(&report), outcome(&Settings::default().task(task(&spec()))));
     let heard = heard.lock().unwrap();
     assert_eq!(heard.len(), 3, "after three and six minibatches and at the end: {heard:?}");
     assert!(
-        heard.iter().all(|said| said.contains("missing/task.safetensors` could not be written")),
+        heard.iter().all(|said| said.contains("file/task.safetensors` could not be written")),
         "{heard:?}"
     );
 }

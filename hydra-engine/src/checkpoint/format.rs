@@ -77,6 +77,9 @@ pub(crate) fn write(
     tensors: Option<&dyn Tensors>,
 ) -> Result<u64, EngineError> {
     let failed = |source| CheckpointError::Write { path: path.to_owned(), source };
+    if let Some(dir) = path.parent() {
+        std::fs::create_dir_all(dir).map_err(failed)?;
+    }
     let write = |file: &mut File| write_to(file, state, chain, tensors);
     replace_file(path, write).map_err(|failure| match failure {
         Failure::Io(source) => failed(source).into(),
