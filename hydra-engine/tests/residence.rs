@@ -7,8 +7,8 @@ mod common;
 use common::{Fragile, Points, Settings, adamw, config, gpt2_chain, mlp_chain, spirals, tokens};
 use hydra_core::{ByteSize, Chain, Decay, FloatType, Length, OptimizerSpec, TrainSpec};
 use hydra_engine::{
-    EngineError, Observer, OptimizerPlacement, Orchestrator, Place, RunEvent, RunReport, StopFlag, TaskState,
-    TrainTask, Transfers, plain,
+    Checkpoint, EngineError, Observer, OptimizerPlacement, Orchestrator, Place, RunEvent, RunReport,
+    StopFlag, TaskState, TrainTask, Transfers, plain,
 };
 use hydra_models::{gpt2, mlp};
 use hydra_spill::alloc::CountingAllocator;
@@ -237,4 +237,33 @@ fn what_does_not_fit_is_refused_on_request() {
     // A CPU is never asked unless someone insists.
     let admitted = with(OptimizerPlacement::Auto).admit().unwrap();
     assert!(admitted.tasks.iter().all(|task| task.optimizer.on == Place::Host && task.optimizer.exact));
+}
+
+#[test]
+fn a_task_is_kept_from_the_device_and_goes_on_there_or_on_the_host() {
+    let spec = TrainSpec { eval_every: Some(2), ..spec() };
+    for float in [FloatType::F32, FloatType::Bf16] {
+        let task = || task_in(float, "task", &spec).validation(tokens(6, 2)).cuts(vec![2]);
+        let whole = run(&Settings::default(), [task()]);
+        let dir = tempfile::TempDir::new().unwrap();
+        let file = dir.path().join("task.safetensors");
+        let stop = StopFlag::new();
+        let kept = on_device(&Settings::default()).stop_flag(stop.clone());
+        let mut kept = kept.observer(Box::new(StopAfter(stop, 2)));
+        kept.submit(task().checkpoint_to(file.clone())).unwrap();
+        assert_eq!(kept.run().unwrap().tasks[0].state, TaskState::Stopped);
+        for placement in [OptimizerPlacement::Device, OptimizerPlacement::Host] {
+            let checkpoint = Checkpoint::open(&file).unwrap();
+            let mut on = Settings::default().orchestrator().optimizer_placement(placement);
+            on.submit(task().resume_from(checkpoint)).unwrap();
+            let (report, whole) = (&on.run().unwrap().tasks[0], &whole.tasks[0]);
+            assert!(
+                report.resumed_at.is_some_and(|step| step >= 3),
+                "{float} {placement:?}: {:?}",
+                report.error
+            );
+            assert_eq!(report.weights_sha256, whole.weights_sha256, "{float} {placement:?}");
+            assert_eq!((&report.losses, report.best_step), (&whole.losses, whole.best_step), "{float}");
+        }
+    }
 }
