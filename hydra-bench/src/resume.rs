@@ -53,13 +53,25 @@ impl Left {
     }
 
     fn shown(self) -> String {
-        let Self { finished, begun, new } = self;
-        match self.is_nothing() {
-            true => "nothing is left to do: every task has been trained to its end".to_owned(),
-            false => format!(
-                "of {} tasks {finished} are finished, {begun} go on from a checkpoint, {new} begin from the start",
-                finished + begun + new
-            ),
+        if self.is_nothing() {
+            return "nothing is left to do: every task has been trained to its end".to_owned();
         }
+        let counts =
+            [(self.begun, "from a checkpoint"), (self.new, "from the start"), (self.finished, "finished")];
+        let some = counts.into_iter().filter(|(count, _)| *count > 0);
+        let shown: Vec<String> = some.map(|(count, how)| format!("{count} {how}")).collect();
+        format!("the run goes on: {}", shown.join(", "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_left_is_counted() {
+        let left = Left { finished: 9, begun: 2, new: 0 };
+        assert_eq!(left.shown(), "the run goes on: 2 from a checkpoint, 9 finished");
+        assert!(Left { begun: 0, ..left }.shown().starts_with("nothing is left"));
     }
 }
