@@ -6,7 +6,6 @@ use crate::parse::{self, CheckpointArg, DevicesArg};
 use crate::step::StepArgs;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use hydra_core::{Bandwidth, ByteSize, FloatType};
-use hydra_engine::CheckpointEvery;
 use hydra_models::data::Split;
 use hydra_sched::PolicyKind;
 use serde::{Deserialize, Serialize};
@@ -386,9 +385,9 @@ pub(crate) struct KeepArgs {
 }
 
 impl KeepArgs {
-    /// When tasks are kept; `None` for never.
-    pub(crate) fn every(&self) -> Option<CheckpointEvery> {
-        self.checkpoint_every.map_or_else(|| Some(CheckpointEvery::default()), |arg| arg.0)
+    /// What the flag says, or else `otherwise`.
+    pub(crate) fn over(&self, otherwise: CheckpointArg) -> CheckpointArg {
+        self.checkpoint_every.unwrap_or(otherwise)
     }
 }
 

@@ -71,6 +71,11 @@ pub(crate) fn render(error: &anyhow::Error) -> String {
     text
 }
 
+/// Says a line on standard error. Where that cannot be written, as on a full disk, nobody is told, and nothing ends.
+pub(crate) fn tell(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{line}");
+}
+
 /// Writes to standard output. A reader that has gone away (`hydra report DIR | head`) is no error.
 pub(crate) fn print(text: &str) -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();

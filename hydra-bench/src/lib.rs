@@ -53,7 +53,7 @@ mod trace;
 mod train;
 mod workload;
 
-use args::{Cli, Command, SelectArgs};
+use args::{Cli, Command};
 use clap::Parser;
 use error::Outcome;
 use machine::Machine;
@@ -90,16 +90,9 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
 fn dispatch(cli: Cli, around: &Surroundings) -> anyhow::Result<Outcome> {
     let machine = &around.machine;
     match cli.command {
-        None => {
-            let SelectArgs { out, keep, .. } = &cli.select;
-            train::run(RunSpec::select(&cli.select, machine)?, (out, keep), around)
-        }
-        Some(Command::Select(args)) => {
-            train::run(RunSpec::select(&args, machine)?, (&args.out, &args.keep), around)
-        }
-        Some(Command::Train(args)) => {
-            train::run(RunSpec::train(&args, machine)?, (&args.out, &args.keep), around)
-        }
+        None => train::run(RunSpec::select(&cli.select, machine)?, &cli.select.out, around),
+        Some(Command::Select(args)) => train::run(RunSpec::select(&args, machine)?, &args.out, around),
+        Some(Command::Train(args)) => train::run(RunSpec::train(&args, machine)?, &args.out, around),
         Some(Command::Eval(args)) => eval::run(&args, around),
         Some(Command::Partition(args)) => partition::run(&args, around),
         Some(Command::Step(args)) => step::run(&args, around),

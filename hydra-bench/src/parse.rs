@@ -2,6 +2,7 @@
 
 use hydra_engine::CheckpointEvery;
 use hydra_spill::alloc::MAX_DEVICES;
+use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
@@ -21,8 +22,43 @@ const MAX_SIMULATED_DEVICES: usize = 1_000_000;
 const MAX_CARD: usize = 63;
 
 /// `--checkpoint-every`: a time, so many minibatches, or never.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub(crate) struct CheckpointArg(pub(crate) Option<CheckpointEvery>);
+
+impl Default for CheckpointArg {
+    fn default() -> Self {
+        Self(Some(CheckpointEvery::default()))
+    }
+}
+
+impl fmt::Display for CheckpointArg {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            None => write!(f, "never"),
+            Some(CheckpointEvery::Minibatches(count)) => write!(f, "{count}"),
+            Some(CheckpointEvery::Time(time)) => match time.as_secs() {
+                hours if hours.is_multiple_of(3600) => write!(f, "{}h", hours / 3600),
+                minutes if minutes.is_multiple_of(60) => write!(f, "{}m", minutes / 60),
+                seconds => write!(f, "{seconds}s"),
+            },
+        }
+    }
+}
+
+impl From<CheckpointArg> for String {
+    fn from(arg: CheckpointArg) -> Self {
+        arg.to_string()
+    }
+}
+
+impl TryFrom<String> for CheckpointArg {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
 
 impl FromStr for CheckpointArg {
     type Err = String;

@@ -1,6 +1,7 @@
 //! Progress bars on a terminal: one for each task, one for the whole with the devices' utilization. In a
 //! pipe nothing is drawn.
 
+use crate::error::tell;
 use crate::runlog::state_name;
 use hydra_core::TaskId;
 use hydra_engine::{Observer, RunEvent, Span, Track};
@@ -101,7 +102,7 @@ impl Progress {
 
     fn warn(&self, task: TaskId, text: &str) {
         let name = self.tasks.get(task.0).map_or("", |task| task.name.as_str());
-        self.multi.suspend(|| eprintln!("warning: {name}: {text}"));
+        self.multi.suspend(|| tell(&format!("warning: {name}: {text}")));
     }
 
     fn evaluated(&self, task: TaskId, perplexity: f64) {

@@ -1,7 +1,7 @@
 //! `hydra resume`: a run that was interrupted goes on.
 
 use crate::args::{OutArgs, ReportArgs, ResumeArgs};
-use crate::error::Outcome;
+use crate::error::{Outcome, tell};
 use crate::rundir::RunDir;
 use crate::session::Surroundings;
 use crate::spec::RunSpec;
@@ -13,16 +13,16 @@ use hydra_engine::Checkpoint;
 pub(crate) fn run(args: &ResumeArgs, around: &Surroundings) -> Result<Outcome> {
     args.record.as_deref().map_or(Ok(()), train::check_record)?;
     let dir = RunDir::resume(&args.dir)?;
-    let mut spec = RunSpec::resume(&dir.spec_file(), &dir.plans(), &args.devices, &around.machine)?;
+    let mut spec = RunSpec::resume(&dir.spec_file(), &dir.plans(), args, &around.machine)?;
     let left = left(&dir, &spec)?;
     let note = format!("note: {}", left.shown());
     if left.is_nothing() && dir.has_report() {
-        eprintln!("{note}");
+        tell(&note);
         return show::run(&ReportArgs { dir: args.dir.clone(), json: args.json });
     }
     let out =
         OutArgs { out: None, force: false, dry_run: false, record: args.record.clone(), json: args.json };
-    train::run_in(dir, &mut spec, (&out, &args.keep), Some(&note), around)
+    train::run_in(dir, &mut spec, &out, Some(&note), around)
 }
 
 /// How far the tasks of a run are.

@@ -9,8 +9,10 @@ use std::path::{Path, PathBuf};
 /// Where run directories are made when nobody says where.
 const DEFAULT_PARENT: &str = "runs";
 /// Everything a run puts into its directory, and so what `--force` removes.
-const CONTENTS: [&str; 11] =
-    [SPEC, REPORT, METRICS, TRACE, SCHEDULE, LOSSES, WORKLOAD, PLANS, MODELS, CHECKPOINTS, "report.json.tmp"];
+const CONTENTS: [&str; 10] =
+    [SPEC, REPORT, METRICS, TRACE, SCHEDULE, LOSSES, WORKLOAD, PLANS, MODELS, CHECKPOINTS];
+/// The end of the name of a file that is being written.
+const UNFINISHED: &str = ".tmp";
 const SPEC: &str = "spec.toml";
 const REPORT: &str = "report.json";
 const METRICS: &str = "metrics.jsonl";
@@ -89,15 +91,17 @@ impl RunDir {
     /// Makes the directory, or removes the run that is in it, and nothing else that may be there.
     pub(crate) fn begin(&mut self) -> Result<()> {
         if self.resumed {
-            return Ok(());
+            // It would be taken for that of the run that goes on.
+            return self.remove(REPORT);
         }
-        // Measuring took its time, in which another run may have begun here.
-        self.check_vacant()?;
-        self.created |= !self.path.exists();
+        let made = !self.path.exists();
         fs::create_dir_all(&self.path)
             .with_context(|| format!("the run directory `{}` could not be made", self.path.display()))?;
-        check_writable(&self.path).with_context(|| self.cannot_be_written())?;
         self.take()?;
+        self.created |= made;
+        // Measuring took its time, in which another run may have begun here.
+        self.check_vacant()?;
+        check_writable(&self.path).with_context(|| self.cannot_be_written())?;
         self.clear()?;
         self.begun = true;
         Ok(())
@@ -157,17 +161,23 @@ impl RunDir {
     }
 
     fn clear(&self) -> Result<()> {
-        for name in CONTENTS {
-            let path = self.path.join(name);
-            let removed = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
-            match removed {
-                Err(error) if error.kind() != ErrorKind::NotFound => {
-                    return Err(error).with_context(|| format!("`{}` could not be removed", path.display()));
-                }
-                _ => {}
+        CONTENTS.iter().try_for_each(|name| {
+            self.remove(name)?;
+            // What a run that was killed has left.
+            self.remove(&format!("{name}{UNFINISHED}"))
+        })
+    }
+
+    /// Removes a file or a directory in the directory, if it is there.
+    fn remove(&self, name: &str) -> Result<()> {
+        let path = self.path.join(name);
+        let removed = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+        match removed {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                Err(error).with_context(|| format!("`{}` could not be removed", path.display()))
             }
+            _ => Ok(()),
         }
-        Ok(())
     }
 
     /// Gives the directory back after a run that came to nothing: removes its files, if it had begun, and the
@@ -370,7 +380,7 @@ pub(crate) fn read_report(dir: &Path) -> Result<String> {
 /// Writes a file under a temporary name, syncs it and renames it, so that nobody reads half of it.
 fn write_atomic(path: &Path, bytes: &[u8]) -> Result<()> {
     let mut name = path.as_os_str().to_owned();
-    name.push(".tmp");
+    name.push(UNFINISHED);
     let temporary = PathBuf::from(name);
     let write = || {
         let mut file = File::create(&temporary)?;
@@ -378,7 +388,12 @@ fn write_atomic(path: &Path, bytes: &[u8]) -> Result<()> {
         file.sync_all()?;
         fs::rename(&temporary, path)
     };
-    write().with_context(|| format!("`{}` could not be written", path.display()))
+    write()
+        .inspect_err(|_| {
+            // The error that is told says more than one of this would.
+            let _ = fs::remove_file(&temporary);
+        })
+        .with_context(|| format!("`{}` could not be written", path.display()))
 }
 
 /// A task's name as the name of a file or directory on any system.

@@ -1,13 +1,13 @@
 //! The spec of a run: every flag resolved, saved in the run directory, re-runnable.
 
 use crate::args::{
-    DeviceArgs, DtypeName, LearnArgs, ModelArgs, OptimizerName, PlacementName, PrecisionName, ScheduleName,
-    SelectArgs, TrainArgs,
+    DeviceArgs, DtypeName, LearnArgs, ModelArgs, OptimizerName, PlacementName, PrecisionName, ResumeArgs,
+    ScheduleName, SelectArgs, TrainArgs,
 };
 use crate::doctor;
 use crate::error::Usage;
 use crate::machine::Machine;
-use crate::parse::DevicesArg;
+use crate::parse::{CheckpointArg, DevicesArg};
 use anyhow::{Context, Result, bail};
 use hydra_core::{Bandwidth, ByteSize, Decay, Length, OptimizerSpec, Schedule, ScheduleKind, TrainSpec};
 use hydra_sched::PolicyKind;
@@ -68,6 +68,9 @@ pub(crate) struct RunSpec {
     /// [`SPEC_FORMAT`].
     pub(crate) format: u32,
     pub(crate) command: CommandName,
+    /// How often tasks are kept.
+    #[serde(default)]
+    pub(crate) checkpoint_every: CheckpointArg,
     pub(crate) model: ModelSpec,
     pub(crate) training: TrainingSpec,
     pub(crate) devices: DevicesSpec,
@@ -152,20 +155,23 @@ impl RunSpec {
     /// The spec that the flags of `hydra select` ask for.
     pub(crate) fn select(args: &SelectArgs, machine: &Machine) -> Result<Self> {
         if let Some(file) = &args.spec {
-            return Self::load(file, machine);
+            let spec = Self::load(file, machine)?;
+            return Ok(Self { checkpoint_every: args.keep.over(spec.checkpoint_every), ..spec });
         }
         let demo = Demo::applies(&args.model, &args.devices);
         let batches = if demo { Demo::BATCHES } else { DEFAULT_BATCHES };
         let batch = if args.batch.is_empty() { batches.to_vec() } else { args.batch.clone() };
         let lr = if args.lr.is_empty() { DEFAULT_RATES.to_vec() } else { args.lr.clone() };
         let training = TrainingSpec::new(&args.learn, batch, lr);
-        Self::new(CommandName::Select, &args.model, training, &args.devices, demo, machine)
+        let spec = Self::new(CommandName::Select, &args.model, training, &args.devices, demo, machine)?;
+        Ok(Self { checkpoint_every: args.keep.over(spec.checkpoint_every), ..spec })
     }
 
     /// The spec that the flags of `hydra train` ask for.
     pub(crate) fn train(args: &TrainArgs, machine: &Machine) -> Result<Self> {
         let training = TrainingSpec::new(&args.learn, vec![args.batch], vec![args.lr]);
-        Self::new(CommandName::Train, &args.model, training, &args.devices, false, machine)
+        let spec = Self::new(CommandName::Train, &args.model, training, &args.devices, false, machine)?;
+        Ok(Self { checkpoint_every: args.keep.over(spec.checkpoint_every), ..spec })
     }
 
     fn new(
@@ -178,7 +184,8 @@ impl RunSpec {
     ) -> Result<Self> {
         let devices = DevicesSpec::new(devices, demo, machine)?;
         let model = ModelSpec::new(model)?;
-        let spec = Self { format: SPEC_FORMAT, command, model, training, devices };
+        let checkpoint_every = CheckpointArg::default();
+        let spec = Self { format: SPEC_FORMAT, command, checkpoint_every, model, training, devices };
         spec.check()?;
         Ok(spec)
     }
@@ -193,10 +200,11 @@ impl RunSpec {
 
     /// The spec of a run that goes on, on the devices that it had, but for what these flags change. Its plans are
     /// looked for in `plans`.
-    pub(crate) fn resume(file: &Path, plans: &Path, args: &DeviceArgs, machine: &Machine) -> Result<Self> {
+    pub(crate) fn resume(file: &Path, plans: &Path, args: &ResumeArgs, machine: &Machine) -> Result<Self> {
         let mut spec = Self::read(file)?;
         spec.check().with_context(|| format!("the spec `{}` cannot be run", file.display()))?;
-        spec.devices = spec.devices.changed(args, plans, machine)?;
+        spec.devices = spec.devices.changed(&args.devices, plans, machine)?;
+        spec.checkpoint_every = args.keep.over(spec.checkpoint_every);
         Ok(spec)
     }
 

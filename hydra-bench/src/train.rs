@@ -1,9 +1,10 @@
 //! `hydra select` and `hydra train`: a grid of configurations, of many or of one.
 
-use crate::args::{KeepArgs, OutArgs};
-use crate::error::{Interrupted, Outcome, Usage, print};
+use crate::args::OutArgs;
+use crate::error::{Interrupted, Outcome, Usage, print, tell};
 use crate::leaderboard::Report;
 use crate::needs;
+use crate::parse::CheckpointArg;
 use crate::progress::Progress;
 use crate::rundir::{RunDir, lies_in};
 use crate::runlog::SharedRunLog;
@@ -12,16 +13,15 @@ use crate::spec::RunSpec;
 use crate::workload::{Model, note_of_batch};
 use crate::{losses, schedule, stop};
 use anyhow::{Context, Result};
-use hydra_engine::{Admission, Checkpoint, Observer, Orchestrator, RunEvent, RunReport, StopFlag, TrainTask};
+use hydra_engine::{
+    Admission, Checkpoint, CheckpointEvery, Observer, Orchestrator, RunEvent, RunReport, StopFlag, TrainTask,
+};
 use std::fs::{self, File, OpenOptions};
 use std::path::Path;
+use std::time::Duration;
 
 /// Runs a spec, or says what it would need.
-pub(crate) fn run(
-    mut spec: RunSpec,
-    (out, keep): (&OutArgs, &KeepArgs),
-    around: &Surroundings,
-) -> Result<Outcome> {
+pub(crate) fn run(mut spec: RunSpec, out: &OutArgs, around: &Surroundings) -> Result<Outcome> {
     if let Some(path) = &out.out {
         check_inputs(&spec, path)?;
     }
@@ -37,7 +37,7 @@ pub(crate) fn run(
         Some(path) => RunDir::at(path, out.force)?,
         None => RunDir::next(spec.command.name())?,
     };
-    run_in(dir, &mut spec, (out, keep), None, around)
+    run_in(dir, &mut spec, out, None, around)
 }
 
 /// Runs a spec in its directory: from the beginning, or from the checkpoints that are there. `note` is said when
@@ -45,13 +45,13 @@ pub(crate) fn run(
 pub(crate) fn run_in(
     mut dir: RunDir,
     spec: &mut RunSpec,
-    (out, keep): (&OutArgs, &KeepArgs),
+    out: &OutArgs,
     note: Option<&str>,
     around: &Surroundings,
 ) -> Result<Outcome> {
-    match Prepared::new(spec, &mut dir, keep, around) {
+    match Prepared::new(spec, &mut dir, around) {
         Ok(prepared) => {
-            note.iter().for_each(|note| eprintln!("{note}"));
+            note.into_iter().for_each(tell);
             prepared.run(&dir, out)
         }
         Err(error) => {
@@ -98,7 +98,7 @@ pub(crate) fn check_record(file: &Path) -> Result<(), Usage> {
 fn record(dir: &RunDir, report: &RunReport, file: Option<&Path>) -> Result<()> {
     let Some(workload) = &report.workload else {
         if let Some(file) = file {
-            eprintln!("note: nothing was trained, and nothing recorded into `{}`", file.display());
+            tell(&format!("note: nothing was trained, and nothing recorded into `{}`", file.display()));
         }
         return Ok(());
     };
@@ -136,7 +136,7 @@ fn submit(
         return Err(Usage::new(text).into());
     }
     let batches = spec.training.batch.iter().filter_map(|&batch| note_of_batch(batch, &texts.train));
-    batches.chain(note_of_cuts(&spec.devices)).for_each(|note| eprintln!("{note}"));
+    batches.chain(note_of_cuts(&spec.devices)).for_each(|note| tell(&note));
     for configuration in spec.grid()? {
         let train = spec.training.of(&configuration, spec.model.seed, texts.train.len());
         let config = spec.describe(&train);
@@ -154,10 +154,12 @@ fn submit(
         if let Some(dir) = dir {
             task = task.write_to(model.writer.clone(), dir.model_dir(&name)?);
             let checkpoint = dir.checkpoint_file(&name)?;
-            if dir.is_resumed() && checkpoint.exists() {
+            let task_is_resumed = dir.is_resumed() && checkpoint.exists();
+            if task_is_resumed {
                 task = task.resume_from(Checkpoint::open(&checkpoint)?);
             }
-            if keeps {
+            // What is there is to say at last that the task is finished.
+            if keeps || task_is_resumed {
                 task = task.checkpoint_to(checkpoint);
             }
         }
@@ -171,6 +173,8 @@ struct Prepared {
     orchestrator: Orchestrator,
     logged: Logged,
     stop: StopFlag,
+    /// Whether its tasks are kept.
+    kept: bool,
 }
 
 /// What is left to draw when the run is over.
@@ -181,7 +185,7 @@ struct Logged {
 }
 
 impl Prepared {
-    fn new(spec: &mut RunSpec, dir: &mut RunDir, keep: &KeepArgs, around: &Surroundings) -> Result<Self> {
+    fn new(spec: &mut RunSpec, dir: &mut RunDir, around: &Surroundings) -> Result<Self> {
         let stop = StopFlag::new();
         stop::on_interrupt(stop.clone())?;
         let tasks: Vec<String> = spec.grid()?.into_iter().map(|configuration| configuration.name).collect();
@@ -189,13 +193,12 @@ impl Prepared {
             devices(&spec.devices, &around.machine)?.into_iter().map(|device| device.name).collect();
         let mut orchestrator =
             orchestrator(&spec.devices, spec.model.dtype, spec.model.seed, around)?.stop_flag(stop.clone());
-        let every = keep.every();
-        if let Some(every) = every {
-            orchestrator = orchestrator.checkpoint_every(every);
-        }
-        submit(&mut orchestrator, spec, Some(dir), every.is_some())?;
+        let CheckpointArg(every) = spec.checkpoint_every;
+        let kept = every.is_some();
+        orchestrator = orchestrator.checkpoint_every(every.unwrap_or(CheckpointEvery::Time(Duration::MAX)));
+        submit(&mut orchestrator, spec, Some(dir), kept)?;
         let admission = orchestrator.admit().context("the run was refused")?;
-        if every.is_some() {
+        if kept {
             dir.check_room(checkpoint_bytes(&admission))?;
         }
         if stop.is_stopped() {
@@ -204,18 +207,17 @@ impl Prepared {
         let text = spec.to_toml()?;
         // Nothing but the file system can refuse the run any more: what was in the directory goes only now.
         dir.begin()?;
-
         dir.write_spec(&text)?;
         write_plans(dir, &admission)?;
         let log = SharedRunLog::new(dir.metrics()?, dir.trace()?, tasks.clone(), &devices)
             .context("the run log could not be begun")?;
         let observer = Both(log.clone(), Progress::new(around.terminal.clone()));
         let orchestrator = orchestrator.observer(Box::new(observer));
-        Ok(Self { orchestrator, logged: Logged { log, tasks, devices }, stop })
+        Ok(Self { orchestrator, logged: Logged { log, tasks, devices }, stop, kept })
     }
 
     fn run(self, dir: &RunDir, out: &OutArgs) -> Result<Outcome> {
-        let Self { orchestrator, logged, stop } = self;
+        let Self { orchestrator, logged, stop, kept } = self;
         let report = orchestrator.run().context("the run ended early")?;
         let text =
             serde_json::to_string_pretty(&report).context("the report could not be written as JSON")?;
@@ -233,8 +235,8 @@ impl Prepared {
         let recorded = record(dir, &report, out.record.as_deref());
         printed.and(written).and(drawn).and(plotted).and(recorded)?;
         let outcome = outcome(&readable, stop.is_stopped());
-        if outcome == Outcome::Interrupted {
-            eprintln!("go on with: hydra resume {}", dir.path().display());
+        if outcome == Outcome::Interrupted && kept && !report.all_done() {
+            tell(&format!("note: go on with: hydra resume {}", dir.path().display()));
         }
         Ok(outcome)
     }
@@ -273,8 +275,8 @@ fn draw_losses(dir: &RunDir, report: &RunReport) -> Result<()> {
 fn outcome(report: &Report, interrupted: bool) -> Outcome {
     let failures = report.failures();
     if !failures.is_empty() {
-        eprintln!("error: {} of {} tasks failed", failures.len(), report.len());
-        failures.iter().for_each(|failure| eprintln!("  {failure}"));
+        tell(&format!("error: {} of {} tasks failed", failures.len(), report.len()));
+        failures.iter().for_each(|failure| tell(&format!("  {failure}")));
         return Outcome::Failed;
     }
     if interrupted || report.stopped() { Outcome::Interrupted } else { Outcome::Done }

@@ -58,7 +58,8 @@ fn events(dir: &Path) -> Vec<Value> {
 fn begin(dir: &Path) -> Child {
     let program = hydra(&[]).get_program().to_owned();
     let mut command = Command::new(program);
-    command.args(RUN).args(["--checkpoint-every", "2", "--out"]).arg(dir);
+    // The link is slow, so that there is time to do something to the run.
+    command.args(RUN).args(["--checkpoint-every", "2", "--link", "20MiB/s", "--out"]).arg(dir);
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
@@ -101,7 +102,10 @@ fn a_killed_run_goes_on_to_the_results_of_one_that_was_left_alone() {
     child.wait().unwrap();
     let before = events(&killed);
     fails(&["report", killed.to_str().unwrap()], 1, &["has not ended", "go on with: hydra resume"]);
-    let said = resume(&killed, &["--devices", "cpu:1x2", "--device-memory", "40MiB", "--policy", "fifo"]);
+    let said = resume(
+        &killed,
+        &["--devices", "cpu:1x2", "--device-memory", "40MiB", "--policy", "fifo", "--link", "8GiB/s"],
+    );
     assert_eq!(said, "note: the run goes on: 2 from a checkpoint\n");
     assert_eq!(results(&killed), results(&whole));
     check_what_was_trained_again(&before, &events(&killed));
@@ -130,6 +134,11 @@ fn check_what_was_trained_again(before: &[Value], all: &[Value]) {
 }
 
 fn nothing_is_left(dir: &Path) {
+    // Without its report, the run is put together again from what its tasks have left.
+    let before = results(dir);
+    fs::remove_file(dir.join("report.json")).unwrap();
+    assert_eq!(resume(dir, &[]), "note: nothing is left to do: every task has been trained to its end\n");
+    assert_eq!(results(dir), before);
     let report = fs::read(dir.join("report.json")).unwrap();
     assert_eq!(resume(dir, &[]), "note: nothing is left to do: every task has been trained to its end\n");
     assert_eq!(fs::read(dir.join("report.json")).unwrap(), report, "the report stays as it is");
@@ -146,13 +155,38 @@ fn an_interrupted_run_says_how_to_go_on() {
     assert!(sent.success());
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(130), "{}", text(&output.stderr));
-    assert!(text(&output.stderr).ends_with(&format!("go on with: hydra resume {}\n", stopped.display())));
+    assert!(
+        text(&output.stderr).ends_with(&format!("note: go on with: hydra resume {}\n", stopped.display()))
+    );
     let trained = events(&stopped).iter().filter(|event| event["event"] == "minibatch").count();
-    resume(&stopped, &[]);
+    resume(&stopped, &["--link", "8GiB/s"]);
     says(&[&RUN[..], &["--out", whole.to_str().unwrap()]].concat());
     assert_eq!(results(&stopped), results(&whole));
     let all = events(&stopped).iter().filter(|event| event["event"] == "minibatch").count();
     assert_eq!((all, trained < 80), (80, true), "an interrupted run trains nothing twice");
+}
+
+#[cfg(unix)]
+#[test]
+fn a_warning_that_nobody_can_read_ends_nothing() {
+    let root = tempfile::tempdir().unwrap();
+    let run = root.path().join("run");
+    let mut child = begin(&run);
+    wait_for_checkpoints(&run, &mut child, 1);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    // No checkpoint can be written any more, and no warning.
+    for task in TASKS {
+        fs::create_dir(run.join(format!("checkpoints/{task}.safetensors.part"))).unwrap();
+    }
+    let full = fs::File::options().write(true).open("/dev/full").unwrap();
+    let program = hydra(&[]).get_program().to_owned();
+    let mut command = Command::new(program);
+    command.arg("resume").arg(&run).args(["--link", "8GiB/s"]).stdout(Stdio::null()).stderr(full);
+    assert!(command.status().unwrap().success());
+    let failed = events(&run).iter().filter(|event| event["event"] == "checkpoint_failed").count();
+    assert!(failed > 2, "{failed} checkpoints failed");
+    assert!(results(&run).iter().all(|task| task[1] == "done"));
 }
 
 #[test]
@@ -162,6 +196,13 @@ fn what_cannot_go_on_is_refused() {
     fails(&["resume", &path("nowhere")], 1, &["nowhere` is not a run directory: there is no such directory"]);
     fails(&["resume", &path("")], 1, &["is not a run directory: it has no spec.toml"]);
     fails(&["resume"], 2, &["<DIR>"]);
+    let never = root.path().join("never");
+    let short = ["train", "--steps", "2", "--batch", "4", "--context", "32", "--device-memory", "64MiB"];
+    let mut command = hydra(&short);
+    let output = command.args(["--checkpoint-every", "never", "--out"]).arg(&never).output().unwrap();
+    assert!(output.status.success() && !never.join("checkpoints").exists());
+    let spec = fs::read_to_string(never.join("spec.toml")).unwrap();
+    assert!(spec.contains("checkpoint_every = \"never\""), "{spec}");
     let run = root.path().join("run");
     let mut child = begin(&run);
     wait_for_checkpoints(&run, &mut child, 1);
@@ -176,6 +217,6 @@ fn what_cannot_go_on_is_refused() {
     fs::write(&file, "half").unwrap();
     fails(&["resume", &path("run")], 1, &["is not a checkpoint", "it has 4 bytes"]);
     fs::remove_file(&file).unwrap();
-    let said = resume(&run, &[]);
+    let said = resume(&run, &["--link", "8GiB/s"]);
     assert_eq!(said, "note: the run goes on: 1 from a checkpoint, 1 from the start\n");
 }

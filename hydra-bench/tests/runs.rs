@@ -317,7 +317,7 @@ fn an_interrupted_run_writes_what_it_has() {
     let sent = std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
     assert!(sent.success());
     let output = child.wait_with_output().unwrap();
-    let how = format!("go on with: hydra resume {}\n", dir.display());
+    let how = format!("note: go on with: hydra resume {}\n", dir.display());
     assert_eq!((output.status.code(), text(&output.stderr)), (Some(130), how));
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(json(&dir.join("report.json")), report);

@@ -280,7 +280,7 @@ impl HostNeeds {
     /// minibatch at once, and at least the largest one must.
     fn of(tasks: &[AdmittedTask], budget: ByteSize) -> Result<Self, EngineError> {
         let masters: u64 = tasks.iter().map(|t| t.master_bytes).sum();
-        let mut active: Vec<u64> = tasks.iter().map(|t| t.active_bytes).collect();
+        let mut active: Vec<u64> = tasks.iter().map(|t| t.active_bytes).filter(|bytes| *bytes > 0).collect();
         active.sort_unstable_by(|a, b| b.cmp(a));
         let largest = active.first().copied().unwrap_or(0);
         let needed = masters.saturating_add(largest);

@@ -61,7 +61,7 @@ impl Model {
     /// The next shard task waits for the optimizer, and any device may claim it afterwards.
     fn awaits_masters(&self) -> bool {
         let open = self.ended.is_none() && self.claimed.is_none();
-        let stops_here = self.stopping && self.between_sweeps();
+        let stops_here = (self.stopping || self.keep_due) && self.between_sweeps();
         open && !stops_here && self.cursor.peek().is_some_and(|next| !self.masters_final(&next))
     }
 

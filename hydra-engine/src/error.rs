@@ -77,6 +77,16 @@ pub enum EngineError {
         /// The name.
         name: String,
     },
+    /// Two tasks that would be kept in one file.
+    #[error("the tasks `{first}` and `{second}` are both kept in `{path}`: give each a file of its own")]
+    SameCheckpoint {
+        /// The first task.
+        first: String,
+        /// The other.
+        second: String,
+        /// The file.
+        path: std::path::PathBuf,
+    },
     /// A task could not be admitted.
     #[error("task `{task}` was refused")]
     Task {

@@ -1,6 +1,6 @@
 //! What a run begins with: the first masters of every task, drawn or read, or those of its checkpoint.
 
-use crate::checkpoint::{ImageValues, Reader};
+use crate::checkpoint::ImageValues;
 use crate::error::{EngineError, guarded};
 use crate::host::HostJob;
 use crate::model::Model;
@@ -90,7 +90,7 @@ impl Run {
 
 fn first_values(model: &Model) -> Result<Vec<ImageValues>, EngineError> {
     if let Some(checkpoint) = &model.task.resume {
-        return Ok(Reader::open(checkpoint.path())?.images(model.chain())?);
+        return Ok(checkpoint.reader()?.images(model.chain())?);
     }
     let moments = model.task.spec.optimizer.moments();
     let initial = |image: usize| {

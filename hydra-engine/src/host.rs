@@ -155,9 +155,10 @@ impl HostOptimizer {
             }
             HostJob::Snapshot { task } => self.snapshot(task)?,
             HostJob::Keep(job) => {
-                let best = self.tasks.get(&job.task).and_then(|state| state.best.clone());
+                // A task that failed meanwhile has been forgotten, and that was said.
+                let Some(state) = self.tasks.get(&job.task) else { return Ok(()) };
                 // As in `send`.
-                let _ = self.writer.send(WriterJob::Checkpoint { job, best });
+                let _ = self.writer.send(WriterJob::Checkpoint { job, best: state.best.clone() });
             }
             HostJob::Restore { task } => {
                 self.restore(task)?;

@@ -13,45 +13,75 @@ use crate::writer::KeepJob;
 use hydra_core::TaskId;
 use std::path::PathBuf;
 
-/// Where and when a task was kept last.
-#[derive(Clone, Copy, Debug, Default)]
+/// Where and when a task was kept last, or should have been.
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Kept {
-    /// The minibatches trained and what came next; `None` before the first checkpoint of a run.
-    at: Option<(usize, Stage)>,
+    /// Minibatches trained.
     step: usize,
+    /// What came next.
+    stage: Stage,
     at_s: f64,
 }
 
-impl Run {
-    /// Marks the task whose checkpoint is the longest due. One at a time: the others compute meanwhile.
-    pub(crate) fn mark_due(&mut self) {
-        let now = self.clock.now();
-        let mut open = self.models.iter().filter(|model| model.ended.is_none());
-        if open.any(|model| model.keep_due || model.keeping) {
-            return;
+impl Kept {
+    /// At a task's first stage there is nothing to keep: it is drawn or read again.
+    pub(crate) fn before(cursor: &Cursor) -> Self {
+        Self { step: cursor.step(), stage: cursor.stage(), at_s: 0.0 }
+    }
+}
+
+/// Who may be kept, as far as the writer is concerned.
+enum Turn {
+    /// It has nothing to do.
+    Anyone,
+    /// It writes, and this task comes next.
+    Only(Option<TaskId>),
+}
+
+impl Turn {
+    fn is(&self, task: TaskId) -> bool {
+        match self {
+            Self::Anyone => true,
+            Self::Only(only) => *only == Some(task),
         }
-        let intervals = |model: &Model| match self.every {
-            CheckpointEvery::Minibatches(n) => {
-                (model.cursor.step() - model.kept.step) as f64 / n.max(1) as f64
+    }
+}
+
+impl Run {
+    /// Marks the tasks whose checkpoint is due. One is written at a time, and the others compute meanwhile, but for
+    /// the one that was kept the longest ago: it waits for its turn. In a run that stops all wait.
+    pub(crate) fn mark_due(&mut self) {
+        let (turn, now) = (self.turn(), self.clock.now());
+        for model in &mut self.models {
+            let due = match self.every {
+                CheckpointEvery::Minibatches(n) => model.cursor.step() >= model.kept.step + n.max(1),
+                CheckpointEvery::Time(time) => now - model.kept.at_s >= time.as_secs_f64(),
+            };
+            let due = model.stopping || due && turn.is(model.id);
+            model.keep_due = due && model.task.checkpoint.is_some() && model.is_news();
+        }
+    }
+
+    /// Whose turn it is to be kept.
+    fn turn(&self) -> Turn {
+        let open = || self.models.iter().filter(|model| model.ended.is_none());
+        match open().any(|model| model.keeping) {
+            false => Turn::Anyone,
+            true => {
+                let waits =
+                    |model: &&Model| model.task.checkpoint.is_some() && !model.keeping && model.is_news();
+                let longest = open().filter(waits).min_by(|a, b| a.kept.at_s.total_cmp(&b.kept.at_s));
+                Turn::Only(longest.map(|model| model.id))
             }
-            CheckpointEvery::Time(time) => (now - model.kept.at_s) / time.as_secs_f64().max(1e-9),
-        };
-        let keeps = |model: &&Model| model.ended.is_none() && model.task.checkpoint.is_some();
-        let due = self.models.iter().filter(keeps).map(|model| (intervals(model), model.id.0));
-        let longest = due.filter(|(due, _)| *due >= 1.0).max_by(|a, b| a.0.total_cmp(&b.0));
-        if let Some((_, index)) = longest {
-            self.models[index].keep_due = true;
         }
     }
 
     /// Has the checkpoint written that is due of a task at rest; whether the task has to wait for it.
     pub(crate) fn keep(&mut self, index: usize) -> bool {
+        let turn = self.turn();
         let model = &mut self.models[index];
-        if !std::mem::take(&mut model.keep_due) {
-            return false;
-        }
-        let at = (model.cursor.step(), model.cursor.stage());
-        let Some(file) = model.task.checkpoint.clone().filter(|_| model.kept.at != Some(at)) else {
+        let due = std::mem::take(&mut model.keep_due) && (model.stopping || turn.is(model.id));
+        let Some(file) = model.task.checkpoint.clone().filter(|_| due && model.is_news()) else {
             return false;
         };
         let Some(state) = self.state(index) else { return false };
@@ -70,8 +100,8 @@ impl Run {
         }
         (model.asked, model.keeping) = (false, false);
         let (step, stage) = (model.cursor.step(), model.cursor.stage());
-        // One that failed is tried again when the next is due.
-        model.kept = Kept { at: result.is_ok().then_some((step, stage)), step, at_s: time.end_s };
+        // One that failed is not tried again here, but when the next is due.
+        model.kept = Kept { step, stage, at_s: time.end_s };
         match result {
             Ok(bytes) => {
                 let (seconds, at_s) = (time.seconds(), time.end_s);
@@ -92,7 +122,7 @@ impl Run {
     /// What the last checkpoint of a task says that is about to be written for good.
     pub(crate) fn finished_state(&self, index: usize) -> Option<(PathBuf, Box<State>)> {
         let model = &self.models[index];
-        let file = model.task.checkpoint.clone().filter(|_| !model.is_unfinished())?;
+        let file = model.task.checkpoint.clone().filter(|_| !model.cut_short)?;
         Some((file, self.state(index)?))
     }
 
@@ -103,6 +133,12 @@ impl Run {
 }
 
 impl Model {
+    /// Whether there is something to keep that was not kept before.
+    fn is_news(&self) -> bool {
+        let (step, stage) = (self.cursor.step(), self.cursor.stage());
+        !matches!(stage, Stage::Write | Stage::Finished) && (step, stage) != (self.kept.step, self.kept.stage)
+    }
+
     /// Goes to where the task's checkpoint says.
     pub(crate) fn resume(&mut self, observer: &mut dyn Observer, at_s: f64) {
         let Some(state) = self.task.resume.as_ref().map(Checkpoint::state).cloned() else { return };
@@ -121,7 +157,7 @@ impl Model {
                 Stage::Finished
             }
         };
-        self.kept = Kept { at: Some((step, stage)), step, at_s };
+        self.kept = Kept { step, stage, at_s };
         self.cursor = Cursor::resumed(self.cursor.program().clone(), step, stage);
         // Frozen images are always up to date.
         self.versions.iter_mut().filter(|version| **version == 0).for_each(|version| *version = step);

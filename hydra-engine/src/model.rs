@@ -121,6 +121,8 @@ pub(crate) struct Model {
     /// Whether the host was asked to restore, to write or to keep.
     pub asked: bool,
     pub stopping: bool,
+    /// Whether the run was stopped before the task had come to its end.
+    pub cut_short: bool,
     /// Whether a checkpoint is to be written before the next minibatch.
     pub keep_due: bool,
     /// Whether one is being written.
@@ -155,12 +157,14 @@ impl Model {
         let chain = &task.chain;
         let first = chain.first_trained();
         let program = program(&task, &shards, first);
+        let cursor = Cursor::new(program);
+        let kept = Kept::before(&cursor);
         let images = shards.iter().map(|range| chain.images_of(range.clone())).collect();
         let frozen = |trained: bool| if trained { 0 } else { usize::MAX };
         Self {
             id,
             costs,
-            cursor: Cursor::new(program),
+            cursor,
             running: None,
             claimed: None,
             active: None,
@@ -170,7 +174,8 @@ impl Model {
             stopping: false,
             keep_due: false,
             keeping: false,
-            kept: Kept::default(),
+            kept,
+            cut_short: false,
             results: Results::default(),
             waits: Waits::default(),
             running_task: None,
@@ -488,19 +493,6 @@ impl Model {
             self.minibatch_done_s = None;
             self.waits.step_s = (time.end_s - done_s).max(0.0);
         }
-    }
-
-    /// Whether an evaluation at the end has not been made.
-    fn missing_evaluation(&self) -> bool {
-        let program = self.cursor.program();
-        program.validation > 0 && self.results.validation.is_none() && !self.task.evaluate_only
-            || program.test > 0 && self.results.test.is_none()
-    }
-
-    /// Whether the run was stopped before the task had come to its end.
-    pub(crate) fn is_unfinished(&self) -> bool {
-        let early = self.results.losses.len() < self.cursor.program().steps;
-        self.stopping && (early || self.missing_evaluation())
     }
 
     /// Nothing of the task runs or is claimed.

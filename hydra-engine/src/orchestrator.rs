@@ -6,7 +6,7 @@
 
 use crate::admission::{Admission, AdmittedTask};
 use crate::admit::{Plans, admit};
-use crate::checkpoint::{CheckpointEvery, Identity};
+use crate::checkpoint::{CheckpointEvery, Identities, Identity};
 use crate::device::{DeviceSpec, LogicalDevice};
 use crate::error::EngineError;
 use crate::gpu::PageLocked;
@@ -188,6 +188,15 @@ impl Orchestrator {
             return Err(EngineError::DuplicateTask { name: task.name });
         }
         task.spec.validate()?;
+        let same = |other: &&TrainTask| other.checkpoint.is_some() && other.checkpoint == task.checkpoint;
+        if let Some(other) = self.tasks.iter().find(same) {
+            let (first, second) = (other.name.clone(), task.name);
+            return Err(EngineError::SameCheckpoint {
+                first,
+                second,
+                path: task.checkpoint.unwrap_or_default(),
+            });
+        }
         self.admitted = None;
         self.tasks.push(task);
         Ok(TaskId(self.tasks.len() - 1))
@@ -226,11 +235,12 @@ impl Orchestrator {
         admission: &Admission,
         device: &LogicalDevice,
     ) -> Result<Vec<Option<Identity>>, EngineError> {
-        let identity = |(task, admitted): (&TrainTask, &AdmittedTask)| {
+        let mut identities = Identities::default();
+        let mut identity = |(task, admitted): (&TrainTask, &AdmittedTask)| {
             if task.checkpoint.is_none() && task.resume.is_none() {
                 return Ok(None);
             }
-            let identity = Identity::of(task, device, &self.plans.config, &admitted.optimizer)?;
+            let identity = identities.of(task, device, &self.plans.config, &admitted.optimizer)?;
             if let Some(checkpoint) = &task.resume {
                 checkpoint.state().identity.check(checkpoint.path(), &identity)?;
             }

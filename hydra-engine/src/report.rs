@@ -132,7 +132,8 @@ pub struct RunReport {
     pub lower_bound_s: f64,
     /// What the simulator predicts for the makespan from [`RunReport::workload`], under the same policy. `None`
     /// where not every task was trained to its end, and where one accumulates gradients over microbatches
-    /// or has frozen shards before its first trained layer: the simulator knows neither.
+    /// or has frozen shards before its first trained layer: the simulator knows neither. Nor is there one where a
+    /// task went on from a checkpoint.
     #[serde(default)]
     pub replay_s: Option<f64>,
     /// Trained tokens (or items) a second over the makespan.

@@ -182,9 +182,7 @@ impl Run {
             return;
         }
         self.stopping = true;
-        for model in &mut self.models {
-            (model.stopping, model.keep_due) = (true, true);
-        }
+        self.models.iter_mut().for_each(|model| model.stopping = true);
         self.observer.observe(&RunEvent::Stopping);
     }
 
@@ -205,6 +203,7 @@ impl Run {
         let model = &mut self.models[index];
         if model.stopping && training {
             model.cursor.stop(model.results.best.is_some());
+            model.cut_short = true;
         }
         match model.cursor.stage() {
             Stage::Restore => {
@@ -374,6 +373,7 @@ impl Run {
             Event::Restored { task } => {
                 let model = &mut self.models[task.0];
                 model.asked = false;
+                model.cut_short |= model.stopping && model.cursor.program().test > 0;
                 model.cursor.waited(model.stopping);
             }
             Event::Kept { task, result, time } => self.kept(task, result, time),
@@ -504,7 +504,7 @@ impl Run {
                 model.results.sha256 = Some(written.sha256);
                 model.results.dir = written.dir;
                 model.cursor.waited(false);
-                let state = if model.is_unfinished() { TaskState::Stopped } else { TaskState::Done };
+                let state = if model.cut_short { TaskState::Stopped } else { TaskState::Done };
                 if let Some(error) = written.not_kept {
                     self.keep_failed(index, &error);
                 }

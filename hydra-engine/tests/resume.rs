@@ -6,9 +6,11 @@ mod common;
 use common::{PLENTY, Settings, adamw, gpt2_chain, mlp_chain, spirals, tokens};
 use hydra_core::{ByteSize, FloatType, Length, OptimizerSpec, TrainSpec};
 use hydra_engine::{
-    Checkpoint, CheckpointEvery, Observer, RunEvent, StopFlag, TaskReport, TaskState, TrainTask, plain,
+    Checkpoint, CheckpointEvery, Observer, RunEvent, Silent, StopFlag, TaskReport, TaskState, TrainTask,
+    plain,
 };
-use hydra_models::gpt2::Gpt2Writer;
+use hydra_models::gpt2::{Gpt2Config, Gpt2Writer};
+use hydra_sched::PolicyKind;
 use hydra_spill::alloc::CountingAllocator;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -117,9 +119,9 @@ fn evaluations_go_on_too() {
     let always = CheckpointEvery::Time(Duration::ZERO);
     let (report, copies) = kept_every(always, &cut, task(&spec()), dir.path());
     assert_eq!(outcome(&report), outcome(&whole));
-    // Before each of 7 minibatches, each of 3 batches of 5 evaluations on the validation data, each of 3 of the test,
-    // and where the best weights come back.
-    assert_eq!(copies.len(), 7 + 15 + 3 + 1);
+    // Before each of 7 minibatches, each of 3 batches of 5 evaluations on the validation data but the very first, each
+    // of 3 of the test, and where the best weights come back.
+    assert_eq!(copies.len(), 7 + 14 + 3 + 1);
     for copy in &copies {
         let report = resumed(&Settings { devices: 2, ..cut.clone() }, task(&spec()), copy);
         assert_eq!(outcome(&report), outcome(&whole), "from {}", copy.display());
@@ -208,6 +210,64 @@ fn a_run_that_is_stopped_again_and_again_comes_to_the_same_end() {
     assert_eq!(outcome(&last), outcome(&whole));
 }
 
+/// Stops the run when it hears of the last minibatch.
+struct StopAtLast(StopFlag);
+
+impl Observer for StopAtLast {
+    fn observe(&mut self, event: &RunEvent<'_>) {
+        if matches!(event, RunEvent::Minibatch { step, steps, .. } if step + 1 == *steps) {
+            self.0.stop();
+        }
+    }
+}
+
+#[test]
+fn a_task_that_lacks_its_last_evaluation_is_not_finished() {
+    let dir = TempDir::new().unwrap();
+    let file = dir.path().join("task.safetensors");
+    let task = || TrainTask::new("task", gpt2_chain(), tokens(11, 1), spec()).validation(tokens(6, 2));
+    let whole = Settings::default().task(task());
+    let stop = StopFlag::new();
+    let run = Settings::default().orchestrator().stop_flag(stop.clone());
+    let mut run = run.observer(Box::new(StopAtLast(stop)));
+    run.submit(task().checkpoint_to(file.clone())).unwrap();
+    let stopped = run.run().unwrap().tasks.remove(0);
+    assert_eq!((stopped.state, stopped.steps), (TaskState::Stopped, 7));
+    assert!(!Checkpoint::open(&file).unwrap().is_finished());
+    assert_eq!(outcome(&resumed(&Settings::default(), task(), &file)), outcome(&whole));
+}
+
+/// Counts the checkpoints of each task, and holds minibatches up for longer than one takes.
+struct Count(Arc<Mutex<Vec<usize>>>);
+
+impl Observer for Count {
+    #[expect(clippy::disallowed_methods, reason = "a minibatch of this model is faster than any disk")]
+    fn observe(&mut self, event: &RunEvent<'_>) {
+        match event {
+            RunEvent::Checkpointed { task, .. } => self.0.lock().unwrap()[task.0] += 1,
+            RunEvent::Minibatch { .. } => std::thread::sleep(Duration::from_millis(10)),
+            _ => {}
+        }
+    }
+}
+
+#[test]
+fn a_task_that_waits_for_others_does_not_keep_them_from_being_kept() {
+    let dir = TempDir::new().unwrap();
+    let counts = Arc::new(Mutex::new(vec![0; 3]));
+    let settings = Settings { policy: PolicyKind::Fifo, ..Settings::default() };
+    let run = settings.orchestrator().checkpoint_every(CheckpointEvery::Time(Duration::ZERO));
+    let mut run = run.observer(Box::new(Count(counts.clone())));
+    for index in 0..3 {
+        let spec = TrainSpec { length: Length::Steps(20), ..adamw(4) };
+        let task = TrainTask::new(format!("task-{index}"), gpt2_chain(), tokens(11, 1), spec);
+        run.submit(task.checkpoint_to(dir.path().join(format!("{index}.safetensors")))).unwrap();
+    }
+    assert!(run.run().unwrap().all_done());
+    let counts = counts.lock().unwrap();
+    assert!(counts.iter().all(|count| *count >= 2), "{counts:?}");
+}
+
 #[test]
 fn a_finished_task_is_reported_and_not_trained_again() {
     let dir = TempDir::new().unwrap();
@@ -251,14 +311,34 @@ fn a_checkpoint_of_another_task_is_refused_and_what_differs_is_named() {
         let said = from(task);
         assert!(said.contains(&format!("its {what} was ")) && said.contains(".01`"), "{what}: {said}");
     }
-    let mut config = common::config();
-    config.n_layer -= 1;
-    let chain = Arc::new(hydra_models::gpt2::chain(&config, None).unwrap());
-    let other =
-        TrainTask::new("task", chain, tokens(11, 1), spec()).validation(tokens(6, 2)).test(tokens(5, 3));
-    let report = Settings::default().task(other.resume_from(Checkpoint::open(&copies[1]).unwrap()));
-    let said = report.error.unwrap();
-    assert!(said.contains("its model was ") && said.contains("tensor"), "{said}");
+    let gpt2 = |change: fn(&mut Gpt2Config)| {
+        let mut config = common::config();
+        change(&mut config);
+        let chain = Arc::new(hydra_models::gpt2::chain(&config, None).unwrap());
+        let task = TrainTask::new("task", chain, tokens(11, 1), spec());
+        task.validation(tokens(6, 2)).test(tokens(5, 3))
+    };
+    // What shows in no tensor.
+    let changes: [fn(&mut Gpt2Config); 3] = [|c| c.n_layer = 2, |c| c.n_head = 4, |c| c.attn_pdrop = 0.3];
+    for change in changes {
+        let said = from(gpt2(change));
+        assert!(said.contains("its architecture was "), "{said}");
+    }
+}
+
+#[test]
+fn two_tasks_are_not_kept_in_one_file() {
+    let dir = TempDir::new().unwrap();
+    let file = dir.path().join("task.safetensors");
+    let mut run = Settings::default().orchestrator();
+    run.submit(task(&spec()).checkpoint_to(file.clone())).unwrap();
+    let other = TrainTask::new("other", gpt2_chain(), tokens(11, 1), spec());
+    let said = run.submit(other.checkpoint_to(file)).unwrap_err().to_string();
+    assert!(said.contains("`task` and `other` are both kept in"), "{said}");
+}
+
+fn find(bytes: &[u8], text: &str) -> usize {
+    bytes.windows(text.len()).position(|window| window == text.as_bytes()).unwrap()
 }
 
 #[test]
@@ -274,6 +354,18 @@ fn a_file_that_is_damaged_fails_its_task_and_no_other() {
     let said = report.tasks[0].error.clone().unwrap();
     assert!(said.contains(".00` is damaged: its checksum is "), "{said}");
     assert_eq!((report.tasks[0].state, report.tasks[1].state), (TaskState::Failed, TaskState::Done));
+    fs::copy(&copies[1], &copies[0]).unwrap();
+    let other = Checkpoint::open(&copies[2]).unwrap();
+    fs::copy(&copies[1], &copies[2]).unwrap();
+    let said = Settings::default().task(task(&spec()).resume_from(other)).error.unwrap();
+    assert!(said.contains(".02` was replaced after it had been opened"), "{said}");
+    let finished = dir.path().join("task.safetensors");
+    let mut changed = fs::read(&finished).unwrap();
+    let losses = find(&changed, "losses");
+    let digit = losses + changed[losses..].iter().position(u8::is_ascii_digit).unwrap();
+    changed[digit] ^= 1;
+    fs::write(&finished, changed).unwrap();
+    assert!(Checkpoint::open(&finished).unwrap_err().to_string().contains("is damaged"));
     let says = |bytes: &[u8]| {
         fs::write(&copies[0], bytes).unwrap();
         Checkpoint::open(&copies[0]).unwrap_err().to_string()
@@ -284,8 +376,9 @@ fn a_file_that_is_damaged_fails_its_task_and_no_other() {
     assert!(
         says(&[&16_u64.to_le_bytes()[..], b"{}              "].concat()).contains("no `hydra.checkpoint`")
     );
-    let text = String::from_utf8_lossy(&bytes).find("\\\"schema\\\":1").unwrap();
-    bytes[text + "\\\"schema\\\":".len()] = b'7';
+    let text = "\\\"schema\\\":";
+    let at = find(&bytes, text);
+    bytes[at + text.len()] = b'7';
     assert!(says(&bytes).contains("has format 7, expected 1"));
     assert!(Checkpoint::open(dir.path().join("none")).unwrap_err().to_string().contains("could not be read"));
 }
@@ -300,16 +393,22 @@ fn a_checkpoint_that_cannot_be_written_is_told_and_training_goes_on() {
             }
         }
     }
-    let heard = Arc::new(Mutex::new(Vec::new()));
+    let heard_of = Arc::new(Mutex::new(Vec::new()));
     let dir = TempDir::new().unwrap();
     let run = Settings::default().orchestrator().checkpoint_every(CheckpointEvery::Minibatches(3));
-    let mut run = run.observer(Box::new(Failures(heard.clone())));
+    let mut run = run.observer(Box::new(Failures(heard_of.clone())));
     fs::write(dir.path().join("file"), "").unwrap();
     run.submit(task(&spec()).checkpoint_to(dir.path().join("file/task.safetensors"))).unwrap();
     let report = run.run().unwrap().tasks.remove(0);
     assert_eq!(outcome(&report), outcome(&Settings::default().task(task(&spec()))));
-    let heard = heard.lock().unwrap();
+    let heard = heard_of.lock().unwrap();
     assert_eq!(heard.len(), 3, "after three and six minibatches and at the end: {heard:?}");
+    drop(heard);
+    let always = Settings::default().orchestrator().checkpoint_every(CheckpointEvery::Time(Duration::ZERO));
+    let mut always = always.observer(Box::new(Silent));
+    always.submit(task(&spec()).checkpoint_to(dir.path().join("file/task.safetensors"))).unwrap();
+    assert_eq!(always.run().unwrap().tasks[0].state, TaskState::Done, "it is not tried for ever");
+    let heard = heard_of.lock().unwrap();
     assert!(
         heard.iter().all(|said| said.contains("file/task.safetensors` could not be written")),
         "{heard:?}"

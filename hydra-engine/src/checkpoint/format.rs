@@ -180,7 +180,10 @@ fn header(state: &State, chain: &Chain, tensors: Option<&dyn Tensors>) -> io::Re
     let metadata = Metadata::new(Some(metadata), infos).map_err(io::Error::other)?;
     let mut header = serde_json::to_vec(&metadata)?;
     header.resize(header.len().next_multiple_of(8), b' ');
-    Ok(header)
+    match header.len() as u64 > LONGEST_HEADER {
+        true => Err(io::Error::other(format!("its header of {} bytes is too long", header.len()))),
+        false => Ok(header),
+    }
 }
 
 /// Where the checksum's digits stand in a header. A text within it cannot look like them: its quotes are escaped.
@@ -279,8 +282,30 @@ impl Reader {
         Ok(Self { path: path.to_owned(), state, metadata, checksum, data })
     }
 
-    pub(crate) fn into_state(self) -> State {
-        self.state
+    /// The checksum that the file says it has.
+    pub(crate) fn checksum(&self) -> &str {
+        &self.checksum
+    }
+
+    /// The state. That of a file without tensors, which is all of it, is what was written.
+    pub(crate) fn into_state(self) -> Result<State, CheckpointError> {
+        if self.metadata.data_len() == 0 {
+            self.check()?;
+        }
+        Ok(self.state)
+    }
+
+    /// Compares the checksum with that of what was read.
+    fn check(&self) -> Result<(), CheckpointError> {
+        let found = digits(self.data.sum.clone());
+        match found == self.checksum {
+            true => Ok(()),
+            false => Err(CheckpointError::Damaged {
+                path: self.path.clone(),
+                found,
+                expected: self.checksum.clone(),
+            }),
+        }
     }
 
     /// Reads everything of a chain's images and makes sure that it is what was written.
@@ -296,11 +321,12 @@ impl Reader {
         if rest > 0 {
             return Err(self.other_tensors("tensors", &format!("{rest} bytes more than the model's")));
         }
-        let found = digits(self.data.sum);
-        match found == self.checksum {
-            true => Ok(images),
-            false => Err(CheckpointError::Damaged { path: self.path, found, expected: self.checksum }),
+        self.check()?;
+        if self.state.has_best() && !best {
+            let problem = "it has no best masters, which its state speaks of".to_owned();
+            return Err(CheckpointError::NotACheckpoint { path: self.path, problem });
         }
+        Ok(images)
     }
 
     fn image(

@@ -14,7 +14,7 @@ mod format;
 mod state;
 
 pub(crate) use format::{ImageValues, Reader, Tensors, write};
-pub(crate) use state::{Identity, KeptResults, Position, State};
+pub(crate) use state::{Identities, Identity, KeptResults, Position, State};
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -43,18 +43,20 @@ impl Default for CheckpointEvery {
 pub struct Checkpoint {
     path: PathBuf,
     state: State,
+    checksum: String,
 }
 
 impl Checkpoint {
     /// Opens a checkpoint that a run wrote.
     ///
     /// # Errors
-    /// [`CheckpointError::Read`], [`CheckpointError::NotACheckpoint`] or [`CheckpointError::Schema`], which name the
-    /// file.
+    /// [`CheckpointError::Read`], [`CheckpointError::NotACheckpoint`], [`CheckpointError::Schema`] or, of a finished
+    /// task, [`CheckpointError::Damaged`]; they name the file. Tensors are read when the run begins.
     pub fn open(path: impl Into<PathBuf>) -> Result<Self, CheckpointError> {
         let path = path.into();
-        let state = Reader::open(&path)?.into_state();
-        Ok(Self { path, state })
+        let reader = Reader::open(&path)?;
+        let checksum = reader.checksum().to_owned();
+        Ok(Self { path, state: reader.into_state()?, checksum })
     }
 
     /// The file.
@@ -77,6 +79,15 @@ impl Checkpoint {
         matches!(self.state.position, Position::Finished { .. })
     }
 
+    /// Opens the file again, to read the tensors.
+    pub(crate) fn reader(&self) -> Result<Reader, CheckpointError> {
+        let reader = Reader::open(&self.path)?;
+        match reader.checksum() == self.checksum {
+            true => Ok(reader),
+            false => Err(CheckpointError::Changed { path: self.path.clone() }),
+        }
+    }
+
     pub(crate) fn state(&self) -> &State {
         &self.state
     }
@@ -95,7 +106,7 @@ pub enum CheckpointError {
         source: std::io::Error,
     },
     /// The file could not be written.
-    #[error("the checkpoint `{path}` could not be written; an earlier one is still there")]
+    #[error("the checkpoint `{path}` could not be written; an earlier one stays as it is")]
     Write {
         /// The file.
         path: PathBuf,
@@ -104,7 +115,7 @@ pub enum CheckpointError {
         source: std::io::Error,
     },
     /// The file is something else, or was cut off.
-    #[error("`{path}` is not a checkpoint: {problem}")]
+    #[error("`{path}` is not a checkpoint: {problem}; remove it, and the task begins anew")]
     NotACheckpoint {
         /// The file.
         path: PathBuf,
@@ -122,6 +133,12 @@ pub enum CheckpointError {
         found: u64,
         /// The version that is read.
         expected: u32,
+    },
+    /// The file is not the one that was opened.
+    #[error("the checkpoint `{path}` was replaced after it had been opened: open it again")]
+    Changed {
+        /// The file.
+        path: PathBuf,
     },
     /// The content has changed since it was written.
     #[error(

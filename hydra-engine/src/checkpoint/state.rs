@@ -9,7 +9,8 @@ use crate::observer::EvaluationKind;
 use crate::placement::Placement;
 use crate::report::Evaluation;
 use crate::task::TrainTask;
-use hydra_core::{Dataset, HostTensor, TrainSpec};
+use crate::weights::hexadecimal;
+use hydra_core::{Dataset, TrainSpec};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::path::{Path, PathBuf};
@@ -49,6 +50,17 @@ impl State {
             position,
             results: KeptResults::from(&model.results),
         }
+    }
+
+    /// Whether the best masters so far belong to it.
+    pub(crate) fn has_best(&self) -> bool {
+        let before = |kind| matches!(kind, EvaluationKind::Initial | EvaluationKind::Periodic);
+        let there = match self.position {
+            Position::Train | Position::Restore => true,
+            Position::Evaluate { kind, .. } => before(kind),
+            Position::Finished { .. } => false,
+        };
+        there && self.results.best.is_some()
     }
 
     /// Moments that the optimizer keeps of each trained parameter.
@@ -101,7 +113,7 @@ impl From<KeptEvaluation> for Evaluation {
     }
 }
 
-/// All that a task's bits depend on but its chain, which the tensors show.
+/// All that a task's bits depend on, on one build and one processor.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Identity {
     /// What computes: a task stays on one kind of device.
@@ -109,61 +121,94 @@ pub(crate) struct Identity {
     /// What else decides how devices compute, such as a precision of products.
     config: String,
     float: String,
+    /// SHA-256 of what the chain says of its architecture.
+    architecture: String,
     /// Whether the optimizer's steps are the host's to the bit.
     exact: bool,
     spec: TrainSpec,
-    train: DataIdentity,
+    train: Option<DataIdentity>,
     validation: Option<DataIdentity>,
     test: Option<DataIdentity>,
     initial_validation: bool,
 }
 
-/// A dataset by its length and some of its items.
+/// A dataset by its length and its items: all of them up to [`HASHED_ITEMS`], and as many, evenly spread, of more.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct DataIdentity {
     items: usize,
     sha256: String,
 }
 
+const HASHED_ITEMS: usize = 1 << 18;
+/// Items that are read at once.
+const HASHED_TOGETHER: usize = 256;
+
 impl DataIdentity {
-    fn of(data: &Arc<dyn Dataset>) -> Result<Self, EngineError> {
+    fn of(data: &dyn Dataset) -> Result<Self, EngineError> {
         let items = data.len();
-        let last = items.saturating_sub(1);
+        let hashed: Vec<usize> = match items <= HASHED_ITEMS {
+            true => (0..items).collect(),
+            false => (0..HASHED_ITEMS)
+                .map(|i| (i as u128 * items as u128 / HASHED_ITEMS as u128) as usize)
+                .collect(),
+        };
         let mut hash = Sha256::new();
-        for item in [0, last / 4, last / 2, last - last / 4, last] {
-            let batch = guarded("reading a batch", || Ok(data.batch(&[item])?))?;
-            let parts = batch.inputs.parts.iter().chain(&batch.targets.parts);
-            parts.for_each(|part: &HostTensor| hash.update(&part.bytes));
+        for some in hashed.chunks(HASHED_TOGETHER) {
+            let batch = guarded("reading a batch", || Ok(data.batch(some)?))?;
+            for part in batch.inputs.parts.iter().chain(&batch.targets.parts) {
+                hash.update(format!("{:?}{:?}", part.dtype, part.shape));
+                hash.update(&part.bytes);
+            }
         }
-        Ok(Self { items, sha256: crate::weights::hexadecimal(hash) })
+        Ok(Self { items, sha256: hexadecimal(hash) })
     }
 }
 
-impl Identity {
-    /// Of a task on such a device.
+/// The identities of a run's tasks. Datasets that tasks share are read once.
+#[derive(Default)]
+pub(crate) struct Identities {
+    data: Vec<(Arc<dyn Dataset>, DataIdentity)>,
+}
+
+impl Identities {
+    fn of_data(&mut self, data: &Arc<dyn Dataset>) -> Result<DataIdentity, EngineError> {
+        let same = |known: &Arc<dyn Dataset>| std::ptr::addr_eq(Arc::as_ptr(known), Arc::as_ptr(data));
+        if let Some((_, identity)) = self.data.iter().find(|(known, _)| same(known)) {
+            return Ok(identity.clone());
+        }
+        let identity = DataIdentity::of(data.as_ref())?;
+        self.data.push((data.clone(), identity.clone()));
+        Ok(identity)
+    }
+
+    /// The identity of a task on such a device.
     ///
     /// # Errors
     /// Data that cannot be read.
     pub(crate) fn of(
+        &mut self,
         task: &TrainTask,
         device: &LogicalDevice,
         config: &str,
         placement: &Placement,
-    ) -> Result<Self, EngineError> {
-        let data = |data: &Option<Arc<dyn Dataset>>| data.as_ref().map(DataIdentity::of).transpose();
-        Ok(Self {
+    ) -> Result<Identity, EngineError> {
+        let mut data = |data: Option<&Arc<dyn Dataset>>| data.map(|data| self.of_data(data)).transpose();
+        Ok(Identity {
             backend: backend(device),
             config: config.to_owned(),
             float: task.chain.float_type().to_string(),
+            architecture: hexadecimal(Sha256::new_with_prefix(task.chain.architecture())),
             exact: placement.exact,
             spec: task.spec.clone(),
-            train: DataIdentity::of(&task.train)?,
-            validation: data(&task.validation)?,
-            test: data(&task.test)?,
+            train: data(Some(&task.train))?,
+            validation: data(task.validation.as_ref())?,
+            test: data(task.test.as_ref())?,
             initial_validation: task.initial_validation,
         })
     }
+}
 
+impl Identity {
     /// Refuses a checkpoint, whose identity this is, for a task of another identity.
     pub(crate) fn check(&self, path: &Path, task: &Self) -> Result<(), CheckpointError> {
         let exact = |exact: bool| if exact { "the host's" } else { "the device's" };
@@ -171,12 +216,13 @@ impl Identity {
             ("device".to_owned(), self.backend.clone(), task.backend.clone()),
             ("precision".to_owned(), shown(&self.config), shown(&task.config)),
             ("type of floats".to_owned(), self.float.clone(), task.float.clone()),
+            ("architecture".to_owned(), short(&self.architecture), short(&task.architecture)),
             (
                 "bits of optimizer steps".to_owned(),
                 exact(self.exact).to_owned(),
                 exact(task.exact).to_owned(),
             ),
-            ("training data".to_owned(), described(Some(&self.train)), described(Some(&task.train))),
+            ("training data".to_owned(), described(self.train.as_ref()), described(task.train.as_ref())),
             (
                 "validation data".to_owned(),
                 described(self.validation.as_ref()),
@@ -217,9 +263,14 @@ fn shown(config: &str) -> String {
     if config.is_empty() { "the default".to_owned() } else { config.to_owned() }
 }
 
+/// The beginning of a hash.
+fn short(hash: &str) -> String {
+    format!("{}..", hash.get(..8).unwrap_or(hash))
+}
+
 fn described(data: Option<&DataIdentity>) -> String {
     match data {
-        Some(data) => format!("{} items ({}..)", data.items, &data.sha256[..data.sha256.len().min(8)]),
+        Some(data) => format!("{} items ({})", data.items, short(&data.sha256)),
         None => "none".to_owned(),
     }
 }

@@ -101,7 +101,12 @@ fn replace<E: From<io::Error>>(path: &Path, write: impl FnOnce(&mut File) -> Res
         // The error that is returned says more than one of this would.
         let _ = fs::remove_file(&part);
     }
-    named
+    named?;
+    // The name itself, where the system lets a directory be synced.
+    if let Some(dir) = path.parent().and_then(|dir| File::open(dir).ok()) {
+        let _ = dir.sync_all();
+    }
+    Ok(())
 }
 
 /// An error of either side, told apart again when the file has been dealt with.
