@@ -122,7 +122,7 @@ fn bring(link: &dyn DeviceLink, from: &Bytes) -> Result<()> {
 fn read(link: &dyn DeviceLink, there: &DeviceBytes, ends: &mut Ends) -> Result<()> {
     match ends.locked {
         true => drop(link.copy_out(there)?),
-        false => link.copy_out_into(there, &mut ends.into, false)?,
+        false => link.copy_out_into(there, &mut ends.into)?,
     }
     Ok(())
 }
@@ -302,8 +302,8 @@ mod tests {
             self.0.copy_out(device)
         }
 
-        fn copy_out_into(&self, device: &DeviceBytes, out: &mut [f32], add: bool) -> Result<(), LinkError> {
-            self.0.copy_out_into(device, out, add)
+        fn copy_out_into(&self, device: &DeviceBytes, out: &mut [f32]) -> Result<(), LinkError> {
+            self.0.copy_out_into(device, out)
         }
 
         fn home(&self, floats: Vec<f32>) -> Floats {
