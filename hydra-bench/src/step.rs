@@ -269,16 +269,18 @@ fn json(
 fn render(result: &Value) -> String {
     let number = |name: &str| result[name].as_f64().unwrap_or(0.0);
     let text = |name: &str| result[name].as_str().unwrap_or_default().to_owned();
-    let shards = number("shards");
+    let many = |count: f64, one: &str| format!("{count} {one}{}", if count == 1.0 { "" } else { "s" });
+    let allocations = result["allocations_per_step"].as_f64();
+    let threads = allocations.map(|_| format!(" of {}", many(number("threads"), "thread")));
     let mut out = format!(
-        "{}: {} parameters, batch {}, context {}, {} of {} threads, {shards} {}\n\n",
+        "{}: {} parameters, batch {}, context {}, {}{}, {}\n\n",
         text("model"),
         number("parameters"),
         number("batch"),
         number("context"),
         text("devices"),
-        number("threads"),
-        if shards == 1.0 { "shard" } else { "shards" },
+        threads.unwrap_or_default(),
+        many(number("shards"), "shard"),
     );
     let mut table = Table::new(&[("part", Align::Left), ("seconds a step", Align::Right)]);
     for (name, seconds) in result["parts"].as_object().into_iter().flatten() {
@@ -289,13 +291,16 @@ fn render(result: &Value) -> String {
     let peak = peak.map(|peak| format!(" of {peak:.1} in a product of large matrices")).unwrap_or_default();
     out.push_str(&format!(
         "\n{:.1} tokens/s at best, {:.1} in the median\n{:.1} GFLOP/s{peak}\n\
-         peak RSS {}, {:.0} page faults and {:.0} allocations of the device a step\n",
+         peak RSS {}, {:.0} page faults {}\n",
         number("tokens_per_s_best"),
         number("tokens_per_s_median"),
         number("gflops"),
         ByteSize(number("peak_rss_bytes") as u64),
         number("page_faults_per_step"),
-        number("allocations_per_step"),
+        match allocations {
+            Some(allocations) => format!("and {allocations:.0} allocations of the device a step"),
+            None => format!("a step; peak of the device {}", ByteSize(number("device_peak_bytes") as u64)),
+        },
     ));
     out
 }
@@ -318,6 +323,24 @@ mod tests {
             assert!((subject.flops() / expected - 1.0).abs() < 1e-12);
             subject.config.validate().unwrap();
         }
+    }
+
+    #[test]
+    fn a_gpu_has_no_threads_and_no_allocations_of_the_host() {
+        let result = |allocations: Option<f64>| {
+            let text = render(&json!({
+                "model": "a", "parameters": 7, "batch": 2, "context": 3, "devices": "d", "threads": 1, "shards": 2,
+                "allocations_per_step": allocations, "device_peak_bytes": 1 << 20, "parts": {"compute": 0.5},
+            }));
+            let lines: Vec<&str> = text.lines().collect();
+            (lines[0].to_owned(), lines[lines.len() - 1].to_owned())
+        };
+        let (head, tail) = result(None);
+        assert_eq!(head, "a: 7 parameters, batch 2, context 3, d, 2 shards");
+        assert_eq!(tail, "peak RSS 0 B, 0 page faults a step; peak of the device 1.00 MiB");
+        let (head, tail) = result(Some(9.0));
+        assert_eq!(head, "a: 7 parameters, batch 2, context 3, d of 1 thread, 2 shards");
+        assert!(tail.ends_with("0 page faults and 9 allocations of the device a step"), "{tail}");
     }
 
     #[test]

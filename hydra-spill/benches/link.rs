@@ -14,7 +14,7 @@ fn copies(c: &mut Criterion) {
         group.throughput(Throughput::Bytes((mib as u64) << 20));
         group.bench_with_input(BenchmarkId::new("up", mib), &host, |b, host| b.iter(|| link.copy_in(host)));
         group.bench_with_input(BenchmarkId::new("down", mib), &device, |b, device| {
-            b.iter(|| link.copy_out_into(device, &mut out, false));
+            b.iter(|| link.copy_out_into(device, &mut out));
         });
     }
     group.finish();

@@ -1,6 +1,6 @@
 //! The link of a device that CubeCL reaches, by CubeCL's own copies.
 
-use crate::link::{add, at_alignment};
+use crate::link::at_alignment;
 use crate::{DeviceLink, Direction, LinkError};
 use bytes::Bytes;
 use hydra_core::cube::{CubeAdapter, CubeBytes};
@@ -67,21 +67,12 @@ impl DeviceLink for CubeLink {
         })
     }
 
-    fn copy_out_into(
-        &self,
-        device: &DeviceBytes,
-        out: &mut [f32],
-        accumulate: bool,
-    ) -> Result<(), LinkError> {
+    fn copy_out_into(&self, device: &DeviceBytes, out: &mut [f32]) -> Result<(), LinkError> {
         let (expected, found) = (size_of_val(out) as u64, device.len() as u64);
         if expected != found {
             return Err(LinkError::Length { link: self.name.clone(), expected, found });
         }
-        let read = self.copy_out(device)?;
-        match accumulate {
-            true => add(&read, out),
-            false => bytemuck::cast_slice_mut(out).copy_from_slice(&read),
-        }
+        bytemuck::cast_slice_mut(out).copy_from_slice(&self.copy_out(device)?);
         Ok(())
     }
 

@@ -124,14 +124,12 @@ pub trait DeviceLink: Send + Sync {
     /// [`LinkError::Elsewhere`].
     fn copy_out(&self, device: &DeviceBytes) -> Result<Bytes, LinkError>;
 
-    /// Copies floats of the device into the caller's buffer or, with `accumulate`, adds them to it element
-    /// by element.
+    /// Copies floats of the device into the caller's buffer.
     ///
     /// # Errors
     /// [`LinkError::Length`] if `device` does not have four bytes for each element of `out`, which then
     /// stays as it is; [`LinkError::Transfer`] if the device fails, [`LinkError::Elsewhere`].
-    fn copy_out_into(&self, device: &DeviceBytes, out: &mut [f32], accumulate: bool)
-    -> Result<(), LinkError>;
+    fn copy_out_into(&self, device: &DeviceBytes, out: &mut [f32]) -> Result<(), LinkError>;
 
     /// These floats where this link copies them from best, as far as there is room: masters live there.
     fn home(&self, floats: Vec<f32>) -> Floats {
@@ -172,13 +170,8 @@ impl<L: DeviceLink + ?Sized> DeviceLink for Arc<L> {
         (**self).copy_out(device)
     }
 
-    fn copy_out_into(
-        &self,
-        device: &DeviceBytes,
-        out: &mut [f32],
-        accumulate: bool,
-    ) -> Result<(), LinkError> {
-        (**self).copy_out_into(device, out, accumulate)
+    fn copy_out_into(&self, device: &DeviceBytes, out: &mut [f32]) -> Result<(), LinkError> {
+        (**self).copy_out_into(device, out)
     }
 
     fn home(&self, floats: Vec<f32>) -> Floats {
@@ -260,22 +253,13 @@ impl DeviceLink for HostCopyLink {
         })
     }
 
-    fn copy_out_into(
-        &self,
-        device: &DeviceBytes,
-        out: &mut [f32],
-        accumulate: bool,
-    ) -> Result<(), LinkError> {
+    fn copy_out_into(&self, device: &DeviceBytes, out: &mut [f32]) -> Result<(), LinkError> {
         let device = self.reachable(device)?;
         let (expected, found) = (size_of_val(out) as u64, device.len() as u64);
         if expected != found {
             return Err(LinkError::Length { link: self.name.clone(), expected, found });
         }
-        if accumulate {
-            add(device, out);
-        } else {
-            bytemuck::cast_slice_mut(out).copy_from_slice(device);
-        }
+        bytemuck::cast_slice_mut(out).copy_from_slice(device);
         self.down.fetch_add(found, Relaxed);
         Ok(())
     }
@@ -330,25 +314,12 @@ impl DeviceLink for SharedLink {
         }
     }
 
-    fn copy_out_into(
-        &self,
-        device: &DeviceBytes,
-        out: &mut [f32],
-        accumulate: bool,
-    ) -> Result<(), LinkError> {
-        self.copies.copy_out_into(device, out, accumulate)
+    fn copy_out_into(&self, device: &DeviceBytes, out: &mut [f32]) -> Result<(), LinkError> {
+        self.copies.copy_out_into(device, out)
     }
 
     fn moved(&self, direction: Direction) -> u64 {
         self.copies.moved(direction)
-    }
-}
-
-/// Adds floats element by element; the bytes may have any alignment.
-pub(crate) fn add(floats: &[u8], out: &mut [f32]) {
-    let (floats, _) = floats.as_chunks();
-    for (sum, float) in out.iter_mut().zip(floats) {
-        *sum += f32::from_ne_bytes(*float);
     }
 }
 
@@ -535,13 +506,8 @@ impl<L: DeviceLink> DeviceLink for SimulatedLink<L> {
         self.timed(&self.down, device.len(), || self.inner.copy_out(device))
     }
 
-    fn copy_out_into(
-        &self,
-        device: &DeviceBytes,
-        out: &mut [f32],
-        accumulate: bool,
-    ) -> Result<(), LinkError> {
-        self.timed(&self.down, device.len(), || self.inner.copy_out_into(device, out, accumulate))
+    fn copy_out_into(&self, device: &DeviceBytes, out: &mut [f32]) -> Result<(), LinkError> {
+        self.timed(&self.down, device.len(), || self.inner.copy_out_into(device, out))
     }
 
     fn home(&self, floats: Vec<f32>) -> Floats {
@@ -696,7 +662,7 @@ mod tests {
     fn a_simulated_link_passes_errors_on_and_names_itself() {
         let link = SimulatedLink::new(HostCopyLink::new(DeviceId(28)), Bandwidth(1e9), Duration::ZERO);
         assert_eq!(link.name(), "host copy, device 28, simulated at 953.67 MiB/s");
-        let error = link.copy_out_into(&floats(&[1.0]).into(), &mut [0.0; 2], false).unwrap_err();
+        let error = link.copy_out_into(&floats(&[1.0]).into(), &mut [0.0; 2]).unwrap_err();
         assert_eq!(
             error.to_string(),
             "link `host copy, device 28`: the buffer on the device has 4 bytes, the caller's 8; give buffers of the same shape"

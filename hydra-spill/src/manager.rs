@@ -371,13 +371,8 @@ mod tests {
             self.0.copy_out(device)
         }
 
-        fn copy_out_into(
-            &self,
-            device: &DeviceBytes,
-            out: &mut [f32],
-            accumulate: bool,
-        ) -> Result<(), LinkError> {
-            self.0.copy_out_into(device, out, accumulate)
+        fn copy_out_into(&self, device: &DeviceBytes, out: &mut [f32]) -> Result<(), LinkError> {
+            self.0.copy_out_into(device, out)
         }
 
         fn moved(&self, direction: Direction) -> u64 {

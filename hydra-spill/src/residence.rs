@@ -232,7 +232,7 @@ fn up(link: &dyn DeviceLink, masters: Masters) -> Result<DeviceMasters, LinkErro
 fn down(link: &dyn DeviceLink, masters: &DeviceMasters) -> Result<Masters, LinkError> {
     let down = |bytes: &DeviceBytes| {
         let mut floats = vec![0.0; bytes.len() / size_of::<f32>()];
-        link.copy_out_into(bytes, &mut floats, false).map(|()| floats)
+        link.copy_out_into(bytes, &mut floats).map(|()| floats)
     };
     let moments = masters.moments.iter().map(down).collect::<Result<_, _>>()?;
     let params = down(&masters.params)?;
@@ -563,9 +563,9 @@ mod tests {
             self.copies.copy_out(device)
         }
 
-        fn copy_out_into(&self, device: &DeviceBytes, out: &mut [f32], add: bool) -> Result<(), LinkError> {
+        fn copy_out_into(&self, device: &DeviceBytes, out: &mut [f32]) -> Result<(), LinkError> {
             self.attempt(Direction::Down, device.len())?;
-            self.copies.copy_out_into(device, out, add)
+            self.copies.copy_out_into(device, out)
         }
 
         fn moved(&self, direction: Direction) -> u64 {

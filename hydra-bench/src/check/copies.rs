@@ -10,6 +10,8 @@ use hydra_core::{ByteSize, DeviceBytes, panic_message};
 use hydra_engine::OpenDevice;
 use hydra_spill::DeviceLink;
 use serde_json::{Value, json};
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicUsize, Ordering::Acquire, Ordering::Release};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 const MIB: usize = 1 << 20;
@@ -17,6 +19,10 @@ const MIB: usize = 1 << 20;
 const BOTH: f64 = 0.8;
 /// Computation with copies beside it may take so much longer than the longer of both alone.
 const OVERLAP: f64 = 1.15;
+/// One after another they must take so much longer, or nothing is shown by how long they take at once.
+const APART: f64 = 1.5;
+/// More repetitions than any device needs.
+const MOST: usize = 100_000;
 
 /// Host memory that is copied from and to.
 struct Ends {
@@ -49,11 +55,11 @@ pub(super) fn bandwidth(subject: &Subject) -> Result<Found> {
             }
             let rates = rates(subject, device.link.as_ref(), mib * MIB, locked)?;
             rows.push(row(mib, locked, &rates));
-            largest = if locked || !locks { Some(rates) } else { largest };
+            largest = if locked || !locks { Some((mib, rates)) } else { largest };
         }
     }
-    let rates = largest.context("no size was measured")?;
-    Ok(judge(subject, locks, &rates, rows))
+    let (mib, rates) = largest.context("no size was measured")?;
+    Ok(judge(subject.is_cuda(), locks, (mib, &rates), rows))
 }
 
 fn row(mib: usize, locked: bool, rates: &Rates) -> Value {
@@ -67,7 +73,7 @@ fn row(mib: usize, locked: bool, rates: &Rates) -> Value {
     })
 }
 
-fn judge(subject: &Subject, locks: bool, rates: &Rates, rows: Vec<Value>) -> Found {
+fn judge(must: bool, locks: bool, (mib, rates): (usize, &Rates), rows: Vec<Value>) -> Found {
     let gb = |rate: f64| rate * 1e-9;
     let figure = format!(
         "{:.1} GB/s up, {:.1} down, {:.1} and {:.1} at once",
@@ -76,7 +82,7 @@ fn judge(subject: &Subject, locks: bool, rates: &Rates, rows: Vec<Value>) -> Fou
         gb(rates.up_beside),
         gb(rates.down_beside)
     );
-    if !subject.is_cuda() {
+    if !must {
         let why = "only an NVIDIA card has page-locked memory and a lane for each direction; the figures are of \
                    ordinary memory";
         return Found::new(Verdict::NotApplicable, figure, why, rows);
@@ -84,10 +90,10 @@ fn judge(subject: &Subject, locks: bool, rates: &Rates, rows: Vec<Value>) -> Fou
     let kept = (rates.up_beside / rates.up).min(rates.down_beside / rates.down);
     let passes = locks && kept >= BOTH;
     let says = match locks {
-        false => "nothing could be page-locked: see `ulimit -l` and --pinned-memory".to_owned(),
+        false => "too little could be page-locked: see `ulimit -l` and --pinned-memory".to_owned(),
         true => format!(
-            "from page-locked memory, both directions at once each keep {:.0} % or more of what they have alone; \
-             {:.0} % is asked for",
+            "with {mib} MiB of page-locked memory, both directions at once each keep {:.0} % or more of what they \
+             have alone; {:.0} % is asked for",
             100.0 * kept,
             100.0 * BOTH
         ),
@@ -122,7 +128,7 @@ fn bring(link: &dyn DeviceLink, from: &Bytes) -> Result<()> {
 fn read(link: &dyn DeviceLink, there: &DeviceBytes, ends: &mut Ends) -> Result<()> {
     match ends.locked {
         true => drop(link.copy_out(there)?),
-        false => link.copy_out_into(there, &mut ends.into, false)?,
+        false => link.copy_out_into(there, &mut ends.into)?,
     }
     Ok(())
 }
@@ -135,10 +141,46 @@ fn both(
     repetitions: usize,
 ) -> Result<(f64, f64)> {
     let from = ends.from.clone();
-    let up = || timed(|| (0..repetitions).try_for_each(|_| bring(link, &from)));
-    let down = || timed(|| (0..repetitions).try_for_each(|_| read(link, there, ends)));
-    let (((), up), ((), down)) = beside(up, down)?;
-    Ok((up / repetitions as f64, down / repetitions as f64))
+    let (both, busy) = (Barrier::new(2), AtomicUsize::new(2));
+    let (up, down) = (Repeated { both: &both, busy: &busy }, Repeated { both: &both, busy: &busy });
+    let up = || up.seconds(repetitions, || bring(link, &from));
+    let down = || down.seconds(repetitions, || read(link, there, ends));
+    beside(up, down)
+}
+
+/// One of two that begin together and repeat until each has done so often enough: the quicker one leaves the other
+/// never alone.
+struct Repeated<'a> {
+    both: &'a Barrier,
+    /// How many have not yet.
+    busy: &'a AtomicUsize,
+}
+
+impl Repeated<'_> {
+    /// The seconds of a repetition, of which there are at least so many.
+    fn seconds(self, repetitions: usize, mut f: impl FnMut() -> Result<()>) -> Result<f64> {
+        let (both, busy) = (self.both, self.busy);
+        let mut not_yet = Some(self);
+        both.wait();
+        let (made, seconds) = timed(|| {
+            for made in 1.. {
+                f()?;
+                not_yet.take_if(|_| made == repetitions);
+                if busy.load(Acquire) == 0 {
+                    return Ok(made);
+                }
+            }
+            unreachable!("there are always more numbers")
+        })?;
+        Ok(seconds / made as f64)
+    }
+}
+
+impl Drop for Repeated<'_> {
+    fn drop(&mut self) {
+        // Also by an error or a panic, which the other one need not outlast.
+        self.busy.fetch_sub(1, Release);
+    }
 }
 
 /// Runs both at once, the first on a thread of its own.
@@ -163,17 +205,17 @@ pub(super) fn overlap(subject: &Subject) -> Result<Found> {
     let there = device.link.copy_in(&bytes_of(pattern(0, bytes / 4)))?;
     let from = device.link.copy_out(&there)?;
     drop(there);
-    let copies = subject.pick(8, 2);
-    let copy = || (0..copies).try_for_each(|_| bring(device.link.as_ref(), &from));
     let ones = Tensor::<2>::ones([side, side], &device.burn);
-    let one = best_of(3, || multiply(&device.burn, &ones, 1))?;
-    let copy_alone = best_of(3, copy)?;
-    let products = ((copy_alone / one).round() as usize).clamp(1, 10_000);
-    let rounds = subject.pick(5, 2);
-    let compute_alone = best_of(rounds, || multiply(&device.burn, &ones, products))?;
-    let together = || beside(|| multiply(&device.burn, &ones, products), copy).map(drop);
-    let together = best_of(rounds, together)?;
-    let ratio = together / compute_alone.max(copy_alone);
+    let compute = |products| multiply(&device.burn, &ones, products);
+    let copy = |copies| (0..copies).try_for_each(|_| bring(device.link.as_ref(), &from));
+    // Long beside the start of a thread, and as long as each other.
+    let rounds = subject.pick(5, 3);
+    let products = times_for(subject.pick(20e-3, 5e-3), compute)?;
+    let compute_alone = best_of(rounds, || compute(products))?;
+    let copies = times_for(compute_alone, copy)?;
+    let copy_alone = best_of(rounds, || copy(copies))?;
+    // This thread computes, as before: another one would have a stream and pools of its own, still empty.
+    let together = best_of(rounds, || beside(|| copy(copies), || compute(products)).map(drop))?;
     let rows = vec![json!({
         "copies": copies,
         "mib": bytes / MIB,
@@ -182,21 +224,47 @@ pub(super) fn overlap(subject: &Subject) -> Result<Found> {
         "compute_alone_s": compute_alone,
         "copy_alone_s": copy_alone,
         "together_s": together,
-        "over_the_longer": ratio,
+        "over_the_longer": together / compute_alone.max(copy_alone),
         "over_the_sum": together / (compute_alone + copy_alone),
     })];
+    Ok(judge_overlap(subject.is_cuda(), [compute_alone, copy_alone], together, rows))
+}
+
+/// How often `f`, which is told how often, is to be made to take so many seconds or more.
+fn times_for(seconds: f64, mut f: impl FnMut(usize) -> Result<()>) -> Result<usize> {
+    let mut times = 1;
+    loop {
+        let taken = best_of(2, || f(times))?;
+        if taken >= seconds || times == MOST {
+            return Ok(times);
+        }
+        let wanted = times as f64 * seconds / taken;
+        times = (wanted.ceil() as usize).clamp(times + 1, MOST);
+    }
+}
+
+fn judge_overlap(must: bool, alone: [f64; 2], together: f64, rows: Vec<Value>) -> Found {
+    let longer = alone[0].max(alone[1]);
+    let (ratio, apart) = (together / longer, (alone[0] + alone[1]) / longer);
     let figure = format!("{ratio:.2} of the longer of both");
-    if !subject.is_cuda() {
+    if !must {
         let why = "only the link to an NVIDIA card has streams of its own; elsewhere copies share with computation \
                    the processor, or CubeCL's stream";
-        return Ok(Found::new(Verdict::NotApplicable, figure, why, rows));
+        return Found::new(Verdict::NotApplicable, figure, why, rows);
+    }
+    if apart < APART {
+        let says = format!(
+            "alone, computation took {:.4} s and copies {:.4} s: too different to tell whether one runs beside \
+             the other",
+            alone[0], alone[1]
+        );
+        return Found::new(Verdict::Fails, figure, says, rows);
     }
     let says = format!(
-        "{copies} copies and {products} products at once take {ratio:.2} of what the longer takes alone; \
-         {OVERLAP} is allowed, and one after another it would be {:.2}",
-        (compute_alone + copy_alone) / compute_alone.max(copy_alone)
+        "copies and products at once take {ratio:.2} of what the longer takes alone; {OVERLAP} is allowed, and one \
+         after another it would be {apart:.2}"
     );
-    Ok(Found::new(Verdict::of(ratio <= OVERLAP), figure, says, rows))
+    Found::new(Verdict::of(ratio <= OVERLAP), figure, says, rows)
 }
 
 fn multiply(device: &Device, ones: &Tensor<2>, times: usize) -> Result<()> {
@@ -283,7 +351,80 @@ mod tests {
         assert!(exact < 1 << 24 && a.iter().all(|value| (0.0..8.0).contains(value)));
     }
 
-    /// A link that brings the swap before the one it was given.
+    #[test]
+    fn repetitions_take_as_long_as_is_asked_for() {
+        let (_kept, never) = sync_channel::<()>(0);
+        let pause = |times: usize| -> Result<()> {
+            let ended = never.recv_timeout(std::time::Duration::from_micros(500 * times as u64));
+            assert!(ended.is_err());
+            Ok(())
+        };
+        let times = times_for(5e-3, pause).unwrap();
+        assert!((2..=10).contains(&times), "{times}");
+        assert_eq!(times_for(0.0, |_| Ok(())).unwrap(), 1);
+        assert!(times_for(1.0, |_| bail!("no")).is_err());
+    }
+
+    #[test]
+    fn each_direction_must_keep_its_part() {
+        let rates = |up_beside, down_beside| Rates { up: 5e10, down: 4e10, up_beside, down_beside };
+        let judged = |must, locks, up, down| judge(must, locks, (16, &rates(up, down)), Vec::new());
+        let good = judged(true, true, 4.5e10, 3.4e10);
+        assert_eq!(good.figure, "50.0 GB/s up, 40.0 down, 45.0 and 34.0 at once");
+        assert!(
+            good.verdict == Verdict::Pass && good.says.contains("with 16 MiB of page-locked"),
+            "{good:?}"
+        );
+        assert!(good.says.contains("85 % or more"), "the worse of both: {good:?}");
+        assert_eq!(judged(true, true, 5e10, 3e10).verdict, Verdict::Fails);
+        assert_eq!(judged(true, false, 5e10, 4e10).verdict, Verdict::Fails, "not page-locked");
+        assert_eq!(judged(false, false, 1e10, 1e10).verdict, Verdict::NotApplicable);
+    }
+
+    #[test]
+    fn overlap_is_judged_only_where_there_could_be_none() {
+        let verdict = |must, alone, together| judge_overlap(must, alone, together, Vec::new()).verdict;
+        assert_eq!(verdict(true, [1.0, 0.9], 1.1), Verdict::Pass);
+        assert_eq!(verdict(true, [1.0, 0.9], 1.9), Verdict::Fails);
+        assert_eq!(verdict(true, [1.0, 0.1], 1.1), Verdict::Fails, "one after another would be as quick");
+        assert_eq!(verdict(false, [1.0, 0.9], 1.1), Verdict::NotApplicable);
+    }
+
+    #[test]
+    fn the_quicker_of_two_goes_on_until_the_other_has_done_its_part() {
+        let (both, busy) = (Barrier::new(2), AtomicUsize::new(2));
+        let repeated = || Repeated { both: &both, busy: &busy };
+        let (sender, receiver) = sync_channel(0);
+        let (mut quick, mut slow) = (0, 0);
+        let quicker = || {
+            repeated().seconds(3, || {
+                quick += 1;
+                // Whoever has received enough has ended.
+                let _ = sender.send(());
+                Ok(())
+            })
+        };
+        let slower = || {
+            let receiver = receiver;
+            repeated().seconds(2, || {
+                slow += 1;
+                Ok((0..5).try_for_each(|_| receiver.recv())?)
+            })
+        };
+        beside(quicker, slower).unwrap();
+        assert!(quick >= 10 && slow == 2, "{quick}, {slow}");
+    }
+
+    #[test]
+    fn what_fails_beside_something_ends_it_too() {
+        let (both, busy) = (Barrier::new(2), AtomicUsize::new(2));
+        let repeated = || Repeated { both: &both, busy: &busy };
+        let fails = || repeated().seconds(100, || bail!("the card is gone"));
+        let error = beside(fails, || repeated().seconds(1, || Ok(()))).unwrap_err();
+        assert_eq!(error.to_string(), "the card is gone");
+    }
+
+    /// A link that brings something else than it was given.
     struct Stale(hydra_spill::HostCopyLink);
 
     impl DeviceLink for Stale {
@@ -302,8 +443,8 @@ mod tests {
             self.0.copy_out(device)
         }
 
-        fn copy_out_into(&self, device: &DeviceBytes, out: &mut [f32], add: bool) -> Result<(), LinkError> {
-            self.0.copy_out_into(device, out, add)
+        fn copy_out_into(&self, device: &DeviceBytes, out: &mut [f32]) -> Result<(), LinkError> {
+            self.0.copy_out_into(device, out)
         }
 
         fn home(&self, floats: Vec<f32>) -> Floats {

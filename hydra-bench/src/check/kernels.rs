@@ -63,8 +63,8 @@ pub(super) fn products(subject: &Subject) -> Result<Found> {
                 Err(error) => {
                     let problem = format!("{error:#}");
                     rows.push(json!({"side": side, "product": product.name(), "problem": problem}));
-                    // A device need not have bf16.
-                    let needed = product.dtype() == DType::F32;
+                    // A device need not have bf16, but if it has, it must multiply rightly.
+                    let needed = product.dtype() == DType::F32 || error.is::<WrongElement>();
                     wrong.extend(needed.then(|| format!("{} at {side}: {problem}", product.name())));
                 }
             }
@@ -97,6 +97,15 @@ fn judge_products(best: &[(Product, f64)], keeps: [bool; 2], wrong: &[String], r
     Found::new(verdict, figure, says, rows)
 }
 
+/// A product that is not what it must be.
+#[derive(Debug, thiserror::Error)]
+#[error("element {at:?} is {found}, not {exact}")]
+struct WrongElement {
+    at: [usize; 2],
+    found: f32,
+    exact: f32,
+}
+
 /// The rate of one product in TFLOP/s, after an element of it was compared with the exact one.
 fn rate(subject: &Subject, device: &Device, side: usize, product: Product) -> Result<f64> {
     let matrix = |salt| pattern(salt, side * side).into_iter().map(|value| value - 3.0).collect::<Vec<f32>>();
@@ -109,7 +118,7 @@ fn rate(subject: &Subject, device: &Device, side: usize, product: Product) -> Re
     let found = values(made)[0];
     // The sum is exact, and bf16 rounds it to eight bits.
     let near = if product.dtype() == DType::F32 { 0.0 } else { exact.abs() / 128.0 };
-    ensure!((found - exact).abs() <= near, "element ({row}, {column}) is {found}, not {exact}");
+    ensure!((found - exact).abs() <= near, WrongElement { at: [row, column], found, exact });
     let times = if subject.is_cuda() { 10 } else { 1 };
     let seconds = best_of(subject.pick(5, 2), || {
         (0..times).for_each(|_| drop(product.of(a.clone(), b.clone())));

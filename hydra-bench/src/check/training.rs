@@ -209,16 +209,17 @@ pub(super) fn spilled(subject: &Subject) -> Result<Found> {
     // What a pilot pass measures differs a little from one to the next.
     let memory = ByteSize((resident / 4).max(least + least / 10));
     let (cut, _) = on_host(memory)?;
-    let mut rows =
-        vec![whole.row("resident", resident, &stepped), cut.row("spilled", memory.bytes(), &stepped)];
+    let all = subject.device.memory;
+    let mut rows = vec![whole.row("resident", all, &stepped), cut.row("spilled", memory, &stepped)];
     if let Some(stays) = stepped_there(subject, &stepped)? {
         ensure!(
             stays.losses == whole.losses,
             "stepped on the device, the losses are others: {:?}",
             stays.losses
         );
-        rows.push(stays.row("resident, optimizer there", resident, &stepped));
+        rows.push(stays.row("resident, optimizer there", all, &stepped));
     }
+    rows.iter_mut().for_each(|row| row["takes_whole_bytes"] = json!(resident));
     Ok(judge_spilled(subject, &whole, &cut, memory.bytes() as f64 / resident as f64, rows))
 }
 
@@ -256,6 +257,9 @@ struct Timeline {
     warmup: usize,
     shards: usize,
     peak_bytes: u64,
+    /// Bytes of the whole run, up and down.
+    moved: [u64; 2],
+    /// Between the first minibatch and the last.
     stall_s: f64,
     losses: Vec<f64>,
     /// The ends of the minibatches.
@@ -295,21 +299,28 @@ impl Timeline {
         self.of(&[Work::Promote]).max(self.of(&[Work::TakeDown]))
     }
 
-    fn row(&self, variant: &str, memory: u64, stepped: &Stepped) -> Value {
+    /// The wait for the optimizer before a step; before the first there is none.
+    fn step_stall_s(&self) -> f64 {
+        self.stall_s / (self.ends.len() - 1) as f64
+    }
+
+    fn row(&self, variant: &str, memory: ByteSize, stepped: &Stepped) -> Value {
         json!({
             "variant": variant,
             "model": stepped.preset,
             "context": stepped.context,
             "batch": stepped.batch,
-            "budget_bytes": memory,
+            "budget_bytes": memory.bytes(),
             "peak_bytes": self.peak_bytes,
             "shards": self.shards,
             "step_s": self.step_s(),
             "compute_s": self.compute_s(),
             "up_s": self.of(&[Work::Promote]),
             "down_s": self.of(&[Work::TakeDown]),
+            "run_up_bytes": self.moved[0],
+            "run_down_bytes": self.moved[1],
             "optimizer_s": self.of(&[Work::Step]),
-            "optimizer_stall_s": self.stall_s,
+            "optimizer_stall_s": self.step_stall_s(),
             "losses": self.losses,
         })
     }
@@ -351,6 +362,7 @@ fn step(stepped: &Stepped, run: Orchestrator, memory: ByteSize) -> Result<(Timel
     ensure!(timeline.ends.len() == stepped.warmup + stepped.steps, "a minibatch was not seen");
     (timeline.shards, timeline.peak_bytes) = (task.shards, device.peak_bytes);
     (timeline.stall_s, timeline.losses) = (task.optimizer_stall_s, task.losses.clone());
+    timeline.moved = [report.transfers.promoted_bytes, report.transfers.demoted_bytes];
     Ok((timeline, admission))
 }
 
@@ -413,8 +425,14 @@ mod tests {
                 span(Work::Promote, 1.0, 2.0),
                 span(Work::TakeDown, 2.0, 5.0),
             ],
+            stall_s: 0.5,
+            moved: [30, 6],
             ..Timeline::default()
         };
         assert_eq!((timeline.step_s(), timeline.compute_s(), timeline.transfer_s()), (2.0, 1.5, 1.5));
+        let stepped = Stepped { preset: "bytes-small", context: 1, batch: 1, warmup: 1, steps: 2 };
+        let row = timeline.row("spilled", ByteSize(9), &stepped);
+        assert_eq!((&row["optimizer_stall_s"], &row["budget_bytes"]), (&json!(0.25), &json!(9)));
+        assert_eq!((&row["run_up_bytes"], &row["run_down_bytes"]), (&json!(30), &json!(6)));
     }
 }

@@ -2,7 +2,8 @@
 
 use anyhow::{Context, Result};
 use burn::tensor::{Device, Tensor};
-use hydra_core::{DeviceId, profile};
+use hydra_core::DeviceId;
+use hydra_core::profile::{self, Part};
 use hydra_engine::{Observer, RunEvent, Track};
 use hydra_spill::alloc::{self, MAX_DEVICES};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,17 +19,20 @@ struct Sample {
     at_s: f64,
     page_faults: u64,
     allocations: u64,
+    /// Seconds of shard tasks since the start.
+    compute_s: f64,
     /// Since the sample before, in the order of the parts.
     parts: [f64; profile::Part::ALL.len()],
 }
 
 impl Sample {
-    fn take(at_s: f64) -> Self {
+    fn take(at_s: f64, compute_s: f64) -> Self {
         let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
         Self {
             at_s,
             page_faults: minor_faults(&stat).unwrap_or(0),
             allocations: (0..MAX_DEVICES).map(|device| alloc::allocations(DeviceId(device))).sum(),
+            compute_s,
             parts: profile::take().map(|(_, seconds)| seconds),
         }
     }
@@ -39,6 +43,7 @@ struct Samples {
     /// Before the first minibatch.
     start: Option<Sample>,
     minibatches: Vec<Sample>,
+    compute_s: f64,
 }
 
 /// Gathers samples of a run.
@@ -67,7 +72,7 @@ impl Meter {
         let all: Vec<Sample> = samples.start.iter().chain(&samples.minibatches).copied().collect();
         let measured = all.get(warmup..).filter(|samples| samples.len() > 1);
         let measured = measured.context("the run ended before a minibatch was measured")?;
-        let measured = Measured::of(measured);
+        let measured = Measured::of(measured, threads.is_some());
         let matmul_peak_gflops = threads.map(matmul_peak).transpose()?;
         Ok(Measured { peak_rss_bytes, matmul_peak_gflops, ..measured })
     }
@@ -79,11 +84,12 @@ impl Observer for Sampling {
             RunEvent::Admitted(_) => {
                 profile::start();
                 profile::take();
-                lock(&self.0).start = Some(Sample::take(0.0));
+                lock(&self.0).start = Some(Sample::take(0.0, 0.0));
             }
             // The first shard task begins the first minibatch.
             RunEvent::Span(span) if matches!(span.track, Track::Compute(_)) => {
                 let mut samples = lock(&self.0);
+                samples.compute_s += span.end_s - span.start_s;
                 if samples.minibatches.is_empty()
                     && let Some(start) = &mut samples.start
                     && start.at_s == 0.0
@@ -92,8 +98,9 @@ impl Observer for Sampling {
                 }
             }
             RunEvent::Minibatch { at_s, .. } => {
-                let sample = Sample::take(*at_s);
-                lock(&self.0).minibatches.push(sample);
+                let mut samples = lock(&self.0);
+                let sample = Sample::take(*at_s, samples.compute_s);
+                samples.minibatches.push(sample);
             }
             _ => {}
         }
@@ -105,13 +112,13 @@ impl Observer for Sampling {
 pub(super) struct Measured {
     /// From the end of one minibatch to the end of the next: the optimizer's step of the one before is in it.
     pub(super) step_s: Vec<f64>,
-    /// Seconds by name; `other` is what is left of the step. Parts on several threads at the same time may
-    /// be more than the step together, and then nothing is left.
+    /// Seconds by name. On a CPU device `other` is what is left of the step; parts on several threads at the same
+    /// time may be more than the step together, and then nothing is left. What a GPU computes is not told apart.
     pub(super) parts: Vec<(&'static str, f64)>,
     /// Minor page faults of the process.
     pub(super) page_faults: f64,
-    /// Blocks that were allocated for devices.
-    pub(super) allocations: f64,
+    /// Blocks that were allocated for CPU devices.
+    pub(super) allocations: Option<f64>,
     /// Of the process, products of large matrices excepted.
     pub(super) peak_rss_bytes: u64,
     /// Of a CPU device.
@@ -119,22 +126,28 @@ pub(super) struct Measured {
 }
 
 impl Measured {
-    /// Of two or more samples.
-    fn of(samples: &[Sample]) -> Self {
+    /// Of two or more samples, of a CPU device or a GPU.
+    fn of(samples: &[Sample], cpu: bool) -> Self {
         let (first, last) = (&samples[0], &samples[samples.len() - 1]);
         let steps = (samples.len() - 1) as f64;
         let step_s: Vec<f64> = samples.windows(2).map(|pair| pair[1].at_s - pair[0].at_s).collect();
         let seconds = |part: usize| samples[1..].iter().map(|sample| sample.parts[part]).sum::<f64>() / steps;
-        let mut parts: Vec<(&'static str, f64)> =
-            profile::Part::ALL.iter().enumerate().map(|(i, part)| (part.name(), seconds(i))).collect();
-        let rest = (last.at_s - first.at_s) / steps - parts.iter().map(|(_, seconds)| seconds).sum::<f64>();
-        parts.push(("other", rest.max(0.0)));
+        let all = profile::Part::ALL.iter().enumerate();
+        let host = |part: &Part| matches!(part, Part::Optimizer | Part::Transfer);
+        let shown = all.filter(|(_, part)| cpu || host(part));
+        let mut parts: Vec<(&'static str, f64)> = shown.map(|(i, part)| (part.name(), seconds(i))).collect();
+        if cpu {
+            let known = parts.iter().map(|(_, seconds)| seconds).sum::<f64>();
+            parts.push(("other", ((last.at_s - first.at_s) / steps - known).max(0.0)));
+        } else {
+            parts.insert(0, ("compute", (last.compute_s - first.compute_s) / steps));
+        }
         let each = |from: u64, to: u64| to.saturating_sub(from) as f64 / steps;
         Self {
             step_s,
             parts,
             page_faults: each(first.page_faults, last.page_faults),
-            allocations: each(first.allocations, last.allocations),
+            allocations: cpu.then(|| each(first.allocations, last.allocations)),
             ..Self::default()
         }
     }
@@ -209,17 +222,22 @@ mod tests {
             at_s,
             page_faults,
             allocations: page_faults * 2,
+            compute_s: at_s * 0.75,
             parts: [seconds; profile::Part::ALL.len()],
         };
-        let measured = Measured::of(&[sample(1.0, 10, 9.0), sample(3.0, 14, 0.125), sample(4.0, 20, 0.0625)]);
+        let samples = [sample(1.0, 10, 9.0), sample(3.0, 14, 0.125), sample(4.0, 20, 0.0625)];
+        let measured = Measured::of(&samples, true);
         assert_eq!(
             (measured.step_s.as_slice(), measured.best_s(), measured.median_s()),
             (&[2.0, 1.0][..], 1.0, 1.5)
         );
-        assert_eq!((measured.page_faults, measured.allocations), (5.0, 10.0));
+        assert_eq!((measured.page_faults, measured.allocations), (5.0, Some(10.0)));
         assert_eq!(measured.parts[0], ("matmul", 0.09375));
         assert_eq!(measured.parts.last(), Some(&("other", 0.75)));
-        let busy = Measured::of(&[sample(1.0, 0, 0.0), sample(2.0, 0, 1.0)]);
+        let gpu = Measured::of(&samples, false);
+        assert_eq!(gpu.parts, [("compute", 1.125), ("optimizer", 0.09375), ("transfer", 0.09375)]);
+        assert_eq!((gpu.step_s, gpu.allocations), (measured.step_s, None));
+        let busy = Measured::of(&[sample(1.0, 0, 0.0), sample(2.0, 0, 1.0)], true);
         assert_eq!(busy.parts.last(), Some(&("other", 0.0)), "overlapped parts leave nothing");
     }
 }

@@ -146,24 +146,14 @@ impl<M: CardMemory> DeviceLink for CardLink<M> {
         unsafe { self.dma.fetch(place.address, device.len()) }
     }
 
-    fn copy_out_into(
-        &self,
-        device: &DeviceBytes,
-        out: &mut [f32],
-        accumulate: bool,
-    ) -> Result<(), LinkError> {
+    fn copy_out_into(&self, device: &DeviceBytes, out: &mut [f32]) -> Result<(), LinkError> {
         let (expected, found) = (size_of_val(out) as u64, device.len() as u64);
         let place = self.locate(Direction::Down, device)?;
         if expected != found {
             return Err(LinkError::Length { link: self.name().to_owned(), expected, found });
         }
         // SAFETY: as above, and there are as many bytes as `out` has.
-        unsafe {
-            match accumulate {
-                true => self.dma.add_down(place.address, out),
-                false => self.dma.down(&mut [(place.address, bytemuck::cast_slice_mut(out))]),
-            }
-        }
+        unsafe { self.dma.down(&mut [(place.address, bytemuck::cast_slice_mut(out))]) }
     }
 
     fn home(&self, floats: Vec<f32>) -> Floats {

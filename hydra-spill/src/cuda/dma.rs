@@ -18,7 +18,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// The bytes of a staging chunk, of which each direction has two.
 pub const STAGING_CHUNK: usize = 4 << 20;
 
-/// Where the next buffer begins in a chunk: no float is cut in two.
+/// Where the next buffer begins in a chunk: in a line of the cache that no other one is in.
 const PIECE_ALIGN: usize = 64;
 
 /// The mark behind everything; those of the chunks are 0 and 1.
@@ -80,25 +80,9 @@ impl Dma {
     pub unsafe fn down(&self, parts: &mut [(u64, &mut [u8])]) -> Result<(), LinkError> {
         let bytes = parts.iter().map(|(_, out)| out.len()).sum();
         let mut lane = lock(&self.down);
-        let parts = parts.iter_mut().map(|(from, out)| (*from, &mut **out, Landing::Replace));
+        let parts = parts.iter_mut().map(|(from, out)| (*from, &mut **out));
         // SAFETY: the caller's promise.
         let copied = unsafe { lane.down(parts, &self.pool) };
-        self.count(Direction::Down, bytes, copied)
-    }
-
-    /// Adds the floats at an address on the card to the caller's, element by element.
-    ///
-    /// # Errors
-    /// [`LinkError::Transfer`] if the driver fails; some of the floats may then be sums already.
-    ///
-    /// # Safety
-    /// As [`down`](Self::down).
-    pub unsafe fn add_down(&self, from: u64, out: &mut [f32]) -> Result<(), LinkError> {
-        let out: &mut [u8] = bytemuck::cast_slice_mut(out);
-        let bytes = out.len();
-        let mut lane = lock(&self.down);
-        // SAFETY: the caller's promise.
-        let copied = unsafe { lane.down([(from, out, Landing::Add)].into_iter(), &self.pool) };
         self.count(Direction::Down, bytes, copied)
     }
 
@@ -237,17 +221,17 @@ impl Lane {
     /// As [`Dma::down`].
     unsafe fn down<'a>(
         &mut self,
-        parts: impl Iterator<Item = (u64, &'a mut [u8], Landing)>,
+        parts: impl Iterator<Item = (u64, &'a mut [u8])>,
         pool: &PinnedPool,
     ) -> Result<(), DriverError> {
         let mut flight = Flight::new(self);
-        for (from, out, landing) in parts.filter(|(_, out, _)| !out.is_empty()) {
+        for (from, out) in parts.filter(|(_, out)| !out.is_empty()) {
             // SAFETY: the caller's promise; the bytes are borrowed until the flight has landed, and nothing
             // here uses them before.
             unsafe {
-                match landing == Landing::Replace && pool.contains(out) {
+                match pool.contains(out) {
                     true => flight.lane.stream.copy_down(from, out.as_mut_ptr(), out.len())?,
-                    false => flight.stage_down(from, out, landing)?,
+                    false => flight.stage_down(from, out)?,
                 }
             }
         }
@@ -255,20 +239,10 @@ impl Lane {
     }
 }
 
-/// What becomes of bytes that have come down.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Landing {
-    /// They take the place of what was there.
-    Replace,
-    /// They are floats, and are added to those that are there.
-    Add,
-}
-
 /// A piece of a chunk that comes down.
 struct Piece<'a> {
     at: usize,
     out: &'a mut [u8],
-    landing: Landing,
 }
 
 impl Piece<'_> {
@@ -277,14 +251,7 @@ impl Piece<'_> {
     unsafe fn land(self, base: *const u8) {
         // SAFETY: the caller's promise.
         let bytes = unsafe { std::slice::from_raw_parts(base.add(self.at), self.out.len()) };
-        match self.landing {
-            Landing::Replace => self.out.copy_from_slice(bytes),
-            Landing::Add => {
-                let sums: &mut [f32] = bytemuck::cast_slice_mut(self.out);
-                let floats: &[f32] = bytemuck::cast_slice(bytes);
-                sums.iter_mut().zip(floats).for_each(|(sum, float)| *sum += float);
-            }
-        }
+        self.out.copy_from_slice(bytes);
     }
 }
 
@@ -324,23 +291,18 @@ impl<'lane, 'out> Flight<'lane, 'out> {
         Ok(())
     }
 
-    /// Copies into the chunks; what becomes of it is decided when it has come.
+    /// Copies into the chunks; it goes on from there when it has come.
     ///
     /// # Safety
     /// As [`Dma::down`].
-    unsafe fn stage_down(
-        &mut self,
-        mut from: u64,
-        mut out: &'out mut [u8],
-        landing: Landing,
-    ) -> Result<(), DriverError> {
+    unsafe fn stage_down(&mut self, mut from: u64, mut out: &'out mut [u8]) -> Result<(), DriverError> {
         while !out.is_empty() {
             let (place, len) = self.place(out.len())?;
             let (piece, rest) = out.split_at_mut(len);
             // SAFETY: so much of the chunk is free, and the caller promises the card's memory.
             unsafe { self.lane.stream.copy_down(from, place, len)? };
             let at = place.addr() - self.lane.chunks[self.now].base().addr();
-            self.pieces[self.now].push(Piece { at, out: piece, landing });
+            self.pieces[self.now].push(Piece { at, out: piece });
             (out, from) = (rest, from + len as u64);
         }
         Ok(())
@@ -437,11 +399,6 @@ mod tests {
             let result = unsafe { self.dma.down(parts) };
             assert!(parts.iter().all(|(from, out)| self.driver.is_quiet(*from, out.len())));
             result
-        }
-
-        fn add_down(&self, from: u64, out: &mut [f32]) -> Result<(), LinkError> {
-            // SAFETY: as above.
-            unsafe { self.dma.add_down(from, out) }
         }
 
         fn fetch(&self, from: u64, len: usize) -> Result<Bytes, LinkError> {
@@ -573,25 +530,6 @@ mod tests {
             heap.fill(0);
             assert_eq!(bench.driver.read(first, 5000), pattern(1, 5000));
             assert_eq!(bench.driver.read(second, 5000), pattern(1, 5000));
-        }
-    }
-
-    #[test]
-    fn floats_are_added_where_they_come_down() {
-        for bench in benches() {
-            let floats: Vec<f32> = (0..3001).map(|i| i as f32 * 0.1).collect();
-            let at = bench.brought(bytemuck::cast_slice(&floats));
-            let mut sums: Vec<f32> = (0..3001).map(|i| -(i as f32)).collect();
-            let expected: Vec<f32> = sums.iter().zip(&floats).map(|(sum, float)| sum + float).collect();
-            bench.add_down(at, &mut sums).unwrap();
-            assert_eq!(sums, expected);
-            let mut locked = bench.dma.pool.floats(3001, "test").unwrap();
-            bench.add_down(at, &mut locked).unwrap();
-            assert_eq!(*locked, floats[..]);
-            bench.add_down(at + 4, &mut locked[..1]).unwrap();
-            bench.add_down(at, &mut []).unwrap();
-            assert_eq!(locked[0], floats[0] + floats[1]);
-            assert_eq!(bench.moved().1, 2 * 4 * 3001 + 4);
         }
     }
 

@@ -7,6 +7,9 @@ use burn_cubecl::tensor::CubeTensor;
 use cubek::matmul::definition::{MatmulElems, MatmulGlobalElems, MatmulSetupError};
 use cubek::matmul::launch::launch_ref;
 use cubek::matmul::multi_level;
+use cubek::matmul::multi_level::routines::TileSizeSelection;
+use cubek::matmul::multi_level::routines::batch::simple_unit::SimpleUnitSelectionArgs;
+use cubek::matmul::routine::BlueprintStrategy;
 use cubek::matmul::strategy::Strategy;
 use cubek::std::InputBinding;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -63,10 +66,30 @@ fn launch(
         // is the device's list of them, never a clock.
         _ => Strategy::Auto,
     };
-    let (factor, sum) = (float(&lhs), float(out));
+    match launch_as(&strategy, &lhs, &rhs, out) {
+        // Without tensor cores for the type, tiles of 16 bits take 68 KiB of shared memory, and some cards have 64.
+        Err(MatmulSetupError::Unavailable(_)) => launch_as(&small_tiles(), &lhs, &rhs, out),
+        launched => launched,
+    }
+}
+
+fn launch_as(
+    strategy: &Strategy,
+    lhs: &CubeTensor,
+    rhs: &CubeTensor,
+    out: &CubeTensor,
+) -> Result<(), MatmulSetupError> {
+    let (factor, sum) = (float(lhs), float(out));
     let mut types = MatmulElems::from_globals(&MatmulGlobalElems { lhs: factor, rhs: factor, out: sum });
-    let (lhs, rhs) = (InputBinding::new(lhs.binding(), factor), InputBinding::new(rhs.binding(), factor));
-    launch_ref(&strategy, &out.client, lhs, rhs, out.clone().binding(), &mut types)
+    let [lhs, rhs] = [lhs, rhs].map(|tensor| InputBinding::new(tensor.clone().binding(), factor));
+    launch_ref(strategy, &out.client, lhs, rhs, out.clone().binding(), &mut types)
+}
+
+/// What every device has room for.
+fn small_tiles() -> Strategy {
+    let tile_size = TileSizeSelection::MinTileSize;
+    let inferred = BlueprintStrategy::Inferred(SimpleUnitSelectionArgs { tile_size });
+    multi_level::Strategy::SimpleUnit(inferred).into()
 }
 
 /// The matrices of a tensor, transposed where they lie.
@@ -110,6 +133,27 @@ mod tests {
             let out = floats(&a, [70, 33]);
             launch(precision, a, b, &out).unwrap();
             assert!(distance(&values(&Tensor::<2>::from_primitive::<Cube>(out)), &expected) < 1e-6);
+        }
+    }
+
+    #[test]
+    fn small_tiles_make_the_same_products() {
+        let Some(device) = device() else { return };
+        let [a, b] = factors(&Device::flex());
+        let expected = values(&a.matmul(b));
+        for dtype in [DType::F32, DType::F16] {
+            let [a, b] = factors(&device).map(|t| match dtype {
+                DType::F16 => t.cast(FloatDType::F16),
+                _ => t,
+            });
+            let [a, b] = [a, b].map(|t| t.try_into_primitive::<Cube>().expect("a tensor of CubeCL"));
+            let out = floats(&a, [70, 33]);
+            launch_as(&small_tiles(), &a, &b, &out).unwrap();
+            let bound = if dtype == DType::F32 { 1e-6 } else { 1e-3 };
+            assert!(
+                distance(&values(&Tensor::<2>::from_primitive::<Cube>(out)), &expected) < bound,
+                "{dtype:?}"
+            );
         }
     }
 
