@@ -415,13 +415,22 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join("deep/run");
         let mut dir = RunDir::at(&path, false).unwrap();
-        let mut late = RunDir::at(&path, false).unwrap();
+        let [late, late_again] = [(); 2].map(|()| RunDir::at(&path, false).unwrap());
         assert!(!root.path().join("deep").exists(), "it is made when the run begins");
         dir.begin().unwrap();
         dir.write_spec("x = 1").unwrap();
+        for mut other in [late, RunDir::at(&path, true).unwrap()] {
+            assert!(other.begin().unwrap_err().to_string().contains("a run is in the directory"));
+            other.discard();
+        }
+        assert!(RunDir::resume(&path).unwrap_err().to_string().contains("a run is in the directory"));
+        assert!(path.join(SPEC).exists(), "who could not take it leaves it as it was");
+        drop(dir);
+        let mut late = late_again;
         for error in [RunDir::at(&path, false).unwrap_err(), late.begin().unwrap_err()] {
             assert!(error.to_string().contains("--force"), "{error}");
         }
+        drop(late);
         fs::write(path.join("notes.txt"), "mine").unwrap();
         fs::create_dir_all(path.join("models/old")).unwrap();
         RunDir::at(&path, true).unwrap().discard();
@@ -432,6 +441,43 @@ mod tests {
         RunDir::at(&path, true).unwrap().begin().unwrap();
         assert!(!path.join(SPEC).exists() && !path.join(MODELS).exists());
         assert!(path.join("notes.txt").exists(), "only the run is removed");
+    }
+
+    #[test]
+    fn a_run_that_goes_on_leaves_what_is_there() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("run");
+        let mut dir = RunDir::at(&path, false).unwrap();
+        dir.begin().unwrap();
+        dir.write_spec("x = 1").unwrap();
+        dir.write_report("{}").unwrap();
+        dir.metrics().unwrap().write_all(b"{\"a\": 1}\n{\"half").unwrap();
+        drop(dir);
+        let dir = RunDir::resume(&path).unwrap();
+        assert!(dir.has_report());
+        dir.discard();
+        assert!(path.join(REPORT).exists(), "one that is refused removes nothing");
+        let mut dir = RunDir::resume(&path).unwrap();
+        dir.begin().unwrap();
+        assert!(!dir.has_report(), "the report of the run before is not this one's");
+        dir.write_spec("x = 2").unwrap();
+        dir.metrics().unwrap().write_all(b"{\"b\": 2}\n").unwrap();
+        assert_eq!(fs::read_to_string(path.join(SPEC)).unwrap(), "x = 1");
+        assert_eq!(fs::read_to_string(path.join(METRICS)).unwrap(), "{\"a\": 1}\n{\"b\": 2}\n");
+    }
+
+    #[test]
+    fn a_run_whose_checkpoints_find_no_room_is_refused() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = RunDir::at(&root.path().join("deep/run"), false).unwrap();
+        dir.check_room(1).unwrap();
+        if free_bytes(root.path()).is_some() {
+            let said = dir.check_room(u64::MAX / 2).unwrap_err().to_string();
+            assert!(
+                said.contains("checkpoints take up to") && said.contains("--checkpoint-every never"),
+                "{said}"
+            );
+        }
     }
 
     #[test]
