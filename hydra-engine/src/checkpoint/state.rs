@@ -141,7 +141,7 @@ struct DataIdentity {
 
 const HASHED_ITEMS: usize = 1 << 18;
 /// Items that are read at once.
-const HASHED_TOGETHER: usize = 256;
+const HASHED_TOGETHER: usize = 8;
 
 impl DataIdentity {
     fn of(data: &dyn Dataset) -> Result<Self, EngineError> {
@@ -265,7 +265,7 @@ fn shown(config: &str) -> String {
 
 /// The beginning of a hash.
 fn short(hash: &str) -> String {
-    format!("{}..", hash.get(..8).unwrap_or(hash))
+    format!("{}..", hash.get(..16).unwrap_or(hash))
 }
 
 fn described(data: Option<&DataIdentity>) -> String {
