@@ -134,6 +134,11 @@ impl NarrowFloats {
         narrow
     }
 
+    /// So many zeros.
+    pub(crate) fn zeros(len: usize, float: FloatType) -> Self {
+        Self { float, len, packed: vec![0.0; len.div_ceil(2)].into() }
+    }
+
     /// Their type.
     pub fn float_type(&self) -> FloatType {
         self.float
@@ -166,7 +171,7 @@ pub struct ImageView {
 
 /// A place that keeps images.
 ///
-/// It is a port: the DRAM store stands behind it now, and slower tiers can. Whatever the tier, a read never
+/// It is a port: behind it stand memory of the host, files, and the memory of a device. Whatever the tier, a read never
 /// sees half of a write, a version names one content, and an image that is in use is refused with
 /// [`SpillError::ImageBusy`] instead of waited for, because who waits is the scheduler's to decide.
 pub trait TierStore: Send + Sync {
