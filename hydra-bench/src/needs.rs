@@ -97,6 +97,9 @@ mod tests {
             reserve_bytes: 8 << 20,
             host_budget_bytes: 2 << 30,
             host_admitted_bytes: 1 << 30,
+            host_working_bytes: 0,
+            disk_bytes: 0,
+            disk_budget_bytes: None,
             active_models: 3,
             estimated_s: 90.0,
         };
