@@ -212,7 +212,7 @@ fn for_disk(working: Option<u64>) -> String {
 
 fn more_memory(working: Option<u64>) -> &'static str {
     match working {
-        None => "or give more host memory, or a disk that masters may live on",
+        None => "give more host memory, or a disk that masters may live on",
         Some(_) => "or give more host memory",
     }
 }
