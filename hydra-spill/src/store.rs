@@ -244,7 +244,8 @@ type PutBack = Box<dyn FnOnce(Masters, bool) + Send>;
 /// The masters of an image, out of their store to be written.
 ///
 /// Dropped without [`commit`](Self::commit), as when a step panics, they go back as they are under the old
-/// version: what was written need not be undone, nor rounded yet where that is what moves. The lengths are the image's and must stay what they are.
+/// version: what was written need not be undone, nor rounded yet where that is what moves. The lengths are the image's and must
+/// stay what they are.
 #[must_use = "dropping a writer puts the masters back under the old version"]
 pub struct ImageWriter {
     masters: Masters,
