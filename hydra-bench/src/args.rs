@@ -82,7 +82,7 @@ pub(crate) struct SelectArgs {
 }
 
 /// The flags that a spec holds, and that may therefore not be given beside it.
-const BESIDE_NO_SPEC: [&str; 30] = [
+const BESIDE_NO_SPEC: [&str; 32] = [
     "model",
     "data",
     "context",
@@ -110,6 +110,8 @@ const BESIDE_NO_SPEC: [&str; 30] = [
     "cuts",
     "plan",
     "host_memory",
+    "disk_memory",
+    "disk",
     "pinned_memory",
     "precision",
     "optimizer_placement",
@@ -337,6 +339,12 @@ pub(crate) struct DeviceArgs {
     /// without the devices' part of it]
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub(crate) host_memory: Option<ByteSize>,
+    /// So much of a disk for masters and optimizer state that host memory has no room for [default: none]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
+    pub(crate) disk_memory: Option<ByteSize>,
+    /// The directory for them, in files that nobody sees and that end with the run [default: the run directory]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) disk: Option<PathBuf>,
     /// The part of the host memory that may be page-locked for NVIDIA's GPUs [default: half of what is free]
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub(crate) pinned_memory: Option<ByteSize>,

@@ -164,6 +164,8 @@ fn subject(args: &CheckArgs, around: &Surroundings) -> Result<Subject> {
         devices: args.devices.clone(),
         device_memory: args.device_memory,
         host_memory: None,
+        disk_memory: None,
+        disk: None,
         pinned_memory: args.pinned_memory,
         precision: None,
         optimizer_placement: None,

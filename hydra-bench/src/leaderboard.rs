@@ -62,6 +62,10 @@ struct Device {
 struct Transfers {
     promoted_bytes: u64,
     demoted_bytes: u64,
+    #[serde(default)]
+    disk_read_bytes: u64,
+    #[serde(default)]
+    disk_written_bytes: u64,
 }
 
 impl Report {
@@ -204,9 +208,14 @@ impl Report {
             }
             _ => String::new(),
         };
+        let Transfers { disk_read_bytes: read, disk_written_bytes: written, .. } = self.transfers;
+        let disk = match read + written {
+            0 => String::new(),
+            _ => format!(", {} from the disk and {} to it", ByteSize(read), ByteSize(written)),
+        };
         format!(
             "makespan {} (lower bound {}{replay}), {rate} tokens/s, {}, {prefetch}\n\
-             moved {} up and {} down; host memory {} of {}\n",
+             moved {} up and {} down{disk}; host memory {} of {}\n",
             seconds(self.makespan_s),
             seconds(self.lower_bound_s),
             self.policy,

@@ -123,6 +123,7 @@ mod tests {
             compute_s: 0.0,
             optimizer_stall_s: 0.0,
             parameters: 0,
+            disk_bytes: 0,
             optimizer: Default::default(),
         }
     }

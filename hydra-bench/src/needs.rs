@@ -30,10 +30,17 @@ fn shard(shard: &ShardPlan) -> Value {
 
 /// The admission as text.
 pub(crate) fn render(admission: &Admission) -> String {
-    let mut text = format!("{}\n", tasks(&admission.tasks));
+    let mut text = format!("{}\n", tasks(&admission.tasks, admission.disk_budget_bytes.is_some()));
     for (name, budget) in &admission.devices {
         let (budget, reserve) = (ByteSize(*budget), ByteSize(admission.reserve_bytes));
         text.push_str(&format!("{name}: {budget}, {reserve} of it for the double buffer\n"));
+    }
+    if let Some(budget) = admission.disk_budget_bytes {
+        let (disk, working) = (ByteSize(admission.disk_bytes), ByteSize(admission.host_working_bytes));
+        let budget = ByteSize(budget);
+        text.push_str(&format!(
+            "disk: {disk} of {budget} for masters, for work on which host memory has {working}\n"
+        ));
     }
     text.push_str(&format!(
         "host memory: {} of {}, up to {} models within a minibatch\nestimated time: {} of compute; transfers between \
@@ -47,26 +54,28 @@ pub(crate) fn render(admission: &Admission) -> String {
     text
 }
 
-fn tasks(tasks: &[AdmittedTask]) -> String {
-    let names =
-        ["parameters", "minibatches", "trained on", "shards", "masters", "in a minibatch", "estimated"];
-    let right = names.iter().map(|name| (*name, Align::Right));
+fn tasks(tasks: &[AdmittedTask], with_disk: bool) -> String {
+    let on_disk = with_disk.then_some("on the disk");
+    let names = ["parameters", "minibatches", "trained on", "shards", "masters"];
+    let names = names.into_iter().chain(on_disk).chain(["in a minibatch", "estimated"]);
+    let right = names.map(|name| (name, Align::Right));
     let mut columns: Vec<(&str, Align)> = std::iter::once(("task", Align::Left)).chain(right).collect();
     columns.push(("cut-points", Align::Left));
     let mut table = Table::new(&columns);
     for task in tasks {
         let cuts: Vec<String> = task.plan.cut_points.iter().map(ToString::to_string).collect();
-        table.row(vec![
+        let mut row = vec![
             task.name.clone(),
             task.parameters.to_string(),
             task.steps.to_string(),
             format!("{} {}", task.units, task.unit),
             task.plan.shards.len().to_string(),
             ByteSize(task.master_bytes).to_string(),
-            ByteSize(task.active_bytes).to_string(),
-            duration(task.estimated_s),
-            cuts.join(","),
-        ]);
+        ];
+        row.extend(with_disk.then(|| ByteSize(task.disk_bytes).to_string()));
+        row.push(ByteSize(task.active_bytes).to_string());
+        row.extend([duration(task.estimated_s), cuts.join(",")]);
+        table.row(row);
     }
     table.render()
 }
@@ -97,6 +106,9 @@ mod tests {
             reserve_bytes: 8 << 20,
             host_budget_bytes: 2 << 30,
             host_admitted_bytes: 1 << 30,
+            host_working_bytes: 64 << 20,
+            disk_bytes: 3 << 30,
+            disk_budget_bytes: Some(4 << 30),
             active_models: 3,
             estimated_s: 90.0,
         };
@@ -105,6 +117,7 @@ mod tests {
             "cpu:0: 64.00 MiB, 8.00 MiB",
             "1.00 GiB of 2.00 GiB",
             "up to 3 models",
+            "3.00 GiB of 4.00 GiB for masters, for work on which host memory has 64.00 MiB",
             "90.0 s of compute; transfers",
         ] {
             assert!(text.contains(part), "{part} in\n{text}");

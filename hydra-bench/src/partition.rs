@@ -47,6 +47,8 @@ fn plan(args: &PartitionArgs, around: &Surroundings) -> Result<Arc<PartitionPlan
     if let Some(cuts) = devices.cuts.clone() {
         task = task.cuts(cuts);
     }
+    // Nothing trains, so nothing is on a disk either.
+    let devices = DevicesSpec { disk_memory_bytes: None, ..devices };
     let mut orchestrator =
         orchestrator(&devices, spec.dtype, spec.seed, around)?.host_memory(ANY_HOST_MEMORY);
     orchestrator.submit(task)?;

@@ -352,9 +352,24 @@ pub(crate) fn lies_in(path: &Path, dir: &Path) -> bool {
 }
 
 /// Tries a directory with a file of an unused name, which is removed again.
-fn check_writable(dir: &Path) -> std::io::Result<()> {
+pub(crate) fn check_writable(dir: &Path) -> std::io::Result<()> {
     let probe = dir.join(format!(".hydra-probe-{}", std::process::id()));
     File::create_new(&probe).and_then(|_| fs::remove_file(&probe))
+}
+
+/// Refuses masters that would find no room on the disk of a directory, or of the nearest one above it that exists.
+pub(crate) fn check_disk(dir: &Path, bytes: u64) -> Result<()> {
+    let existing = dir.ancestors().find(|path| path.is_dir()).unwrap_or(Path::new("."));
+    match free_bytes(existing) {
+        Some(free) if bytes > free => bail!(
+            "masters and optimizer state take {} in `{}`, where {} are free: give another --disk, or more \
+             --host-memory",
+            ByteSize(bytes),
+            dir.display(),
+            ByteSize(free)
+        ),
+        _ => Ok(()),
+    }
 }
 
 /// Reads `report.json` of a run directory.

@@ -1,10 +1,12 @@
 //! An orchestrator with the devices that a spec names.
 
 use crate::args::{DtypeName, PlacementName, PrecisionName};
+use crate::error::Usage;
 use crate::machine::Machine;
 use crate::parse::{DevicesArg, Gpus, threads_of_each};
+use crate::rundir;
 use crate::spec::DevicesSpec;
-use anyhow::Result;
+use anyhow::{Context, Result};
 use hydra_core::ByteSize;
 use hydra_engine::{DeviceKind, DeviceSpec, OptimizerPlacement, Orchestrator};
 use hydra_partition::PartitionPlan;
@@ -121,6 +123,9 @@ pub(crate) fn orchestrator(
     if let Some(memory) = spec.host_memory_bytes.or_else(|| around.machine.host_share(ByteSize(budgets))) {
         orchestrator = orchestrator.host_memory(memory);
     }
+    if let Some((dir, memory)) = disk(spec)? {
+        orchestrator = orchestrator.disk(dir, memory);
+    }
     if let Some(memory) = spec.pinned_memory_bytes.or_else(|| pinned_share(&around.machine)) {
         orchestrator = orchestrator.page_locked_memory(memory);
     }
@@ -132,6 +137,19 @@ pub(crate) fn orchestrator(
         orchestrator = orchestrator.plans(plan.clone());
     }
     Ok(orchestrator)
+}
+
+/// The directory for masters that host memory has no room for, and how much may be there.
+fn disk(spec: &DevicesSpec) -> Result<Option<(PathBuf, ByteSize)>> {
+    let Some(memory) = spec.disk_memory_bytes else { return Ok(None) };
+    let no_dir = "--disk-memory is in the run directory, and this command has none: give --disk DIR too";
+    let dir = spec.disk.clone().ok_or_else(|| Usage::new(no_dir))?;
+    // A run directory is made, and looked at, when the run begins.
+    if dir.is_dir() {
+        rundir::check_writable(&dir)
+            .with_context(|| format!("`{}` cannot be written to: give another --disk", dir.display()))?;
+    }
+    Ok(Some((dir, memory)))
 }
 
 /// What to say of cuts by hand when there is also a plan, and none that has these cuts.
@@ -168,6 +186,8 @@ mod tests {
             device_memory_bytes: ByteSize::mib(3),
             resident: false,
             host_memory_bytes: None,
+            disk_memory_bytes: None,
+            disk: None,
             pinned_memory_bytes: None,
             precision: Default::default(),
             optimizer_placement: Default::default(),

@@ -126,6 +126,12 @@ pub(crate) struct DevicesSpec {
     pub(crate) resident: bool,
     /// `None` takes what the machine has free.
     pub(crate) host_memory_bytes: Option<ByteSize>,
+    /// Of the disk, for masters that host memory has no room for; `None` keeps all of them there.
+    #[serde(default)]
+    pub(crate) disk_memory_bytes: Option<ByteSize>,
+    /// An absolute path; `None` is the run directory.
+    #[serde(default)]
+    pub(crate) disk: Option<PathBuf>,
     /// `None` takes the engine's default; NVIDIA's cards only.
     #[serde(default)]
     pub(crate) pinned_memory_bytes: Option<ByteSize>,
@@ -386,6 +392,7 @@ impl DevicesSpec {
         check_link(&devices, args.link)?;
         check_precision(&devices, args.precision.unwrap_or_default())?;
         check_placement(&devices, args.optimizer_placement.unwrap_or_default())?;
+        check_disk(args.disk.as_deref(), args.disk_memory)?;
         let asked = args.device_memory.or(demo.then_some(Demo::MEMORY));
         let shares_memory = matches!(devices, DevicesArg::Cpu { .. }) && asked.is_none();
         Ok(Self {
@@ -393,6 +400,8 @@ impl DevicesSpec {
             device_memory_bytes: doctor::memory(&devices, asked, machine)?,
             resident: shares_memory && args.link.is_none(),
             host_memory_bytes: args.host_memory,
+            disk_memory_bytes: args.disk_memory,
+            disk: args.disk.as_deref().map(std::path::absolute).transpose()?,
             pinned_memory_bytes: args.pinned_memory,
             precision: args.precision.unwrap_or_default(),
             optimizer_placement: args.optimizer_placement.unwrap_or_default(),
@@ -412,6 +421,8 @@ impl DevicesSpec {
             devices: Some(args.devices.clone().map_or_else(|| self.parsed(), Ok)?),
             device_memory: args.device_memory.or(memory),
             host_memory: args.host_memory.or(self.host_memory_bytes),
+            disk_memory: args.disk_memory.or(self.disk_memory_bytes),
+            disk: args.disk.clone().or_else(|| self.disk.clone()),
             pinned_memory: args.pinned_memory.or(self.pinned_memory_bytes),
             precision: args.precision.or(Some(self.precision)),
             optimizer_placement: args.optimizer_placement.or(Some(self.optimizer_placement)),
@@ -433,7 +444,13 @@ impl DevicesSpec {
         check_link(&devices, self.link_bytes_per_s)?;
         check_precision(&devices, self.precision)?;
         check_placement(&devices, self.optimizer_placement)?;
+        check_disk(self.disk.as_deref(), self.disk_memory_bytes)?;
         doctor::memory(&devices, Some(self.device_memory_bytes), machine).map(|_| ())
+    }
+
+    /// These devices, with what is to be on the disk in this directory if no other was named.
+    pub(crate) fn with_disk_in(&self, dir: &Path) -> Self {
+        Self { disk: self.disk.clone().or_else(|| Some(dir.to_owned())), ..self.clone() }
     }
 
     /// The devices, understood.
@@ -469,6 +486,20 @@ pub(crate) fn check_dtype(dtype: DtypeName, precision: PrecisionName) -> Result<
             "--precision tf32 is about products of f32, and --dtype bf16 leaves none: leave one of the two out",
         )),
         _ => Ok(()),
+    }
+}
+
+/// Refuses a directory that is not there, or that nothing is to be in.
+fn check_disk(dir: Option<&Path>, memory: Option<ByteSize>) -> Result<(), Usage> {
+    let Some(dir) = dir else { return Ok(()) };
+    let shown = dir.display();
+    if memory.is_none() {
+        let text = format!("--disk `{shown}` says where, and nothing how much: give --disk-memory too");
+        return Err(Usage::new(text));
+    }
+    match dir.is_dir() {
+        true => Ok(()),
+        false => Err(Usage::new(format!("--disk `{shown}` names no directory that exists"))),
     }
 }
 
@@ -527,7 +558,7 @@ mod tests {
     fn a_spec_comes_back_from_its_file() {
         let line = "select --model gpt2-mini --batch 4 --lr 1e-3,3e-4 --cuts 1,3 --link 8GiB/s --clip 1.5 \
                     --steps 9 --epochs 2 --optimizer sgd --schedule cosine --policy srtf --no-shuffle --seed 12 \
-                    --dropout 0.1 --plan plans --no-decay-norms --eval-every 4 --host-memory 1GiB --dtype bf16 \
+                    --dropout 0.1 --plan plans --no-decay-norms --eval-every 4 --host-memory 1GiB --dtype bf16 --disk-memory 4GiB --disk . \
                     --optimizer-placement host";
         for line in [line, "", "train"] {
             let spec = spec(line).unwrap();
@@ -561,6 +592,8 @@ mod tests {
             ("--lr 1e-3,0.001", "given twice"),
             ("--batch 8,4 --accumulate 5", "--accumulate 5 cuts --batch 4"),
             ("--devices cuda:0 --link 8GiB/s", "--devices cuda:0 have one of their own"),
+            ("--disk .", "give --disk-memory too"),
+            ("--disk-memory 1GiB --disk there/is/none", "--disk `there/is/none` names no directory"),
             ("--devices cpu:2 --optimizer-placement device", "is for GPUs, and --devices cpu:2 names none"),
         ] {
             let error = spec(line).unwrap_err();

@@ -6,7 +6,7 @@ use crate::leaderboard::Report;
 use crate::needs;
 use crate::parse::CheckpointArg;
 use crate::progress::Progress;
-use crate::rundir::{RunDir, lies_in};
+use crate::rundir::{RunDir, check_disk, lies_in};
 use crate::runlog::SharedRunLog;
 use crate::session::{Surroundings, devices, note_of_cuts, orchestrator};
 use crate::spec::RunSpec;
@@ -31,7 +31,8 @@ pub(crate) fn run(mut spec: RunSpec, out: &OutArgs, around: &Surroundings) -> Re
             Some(path) => RunDir::at(path, out.force).map(|_| ())?,
             None => RunDir::check_next()?,
         }
-        return dry_run(&mut spec, out.json, around);
+        let dir = out.out.as_deref().unwrap_or(Path::new("runs"));
+        return dry_run(&mut spec, dir, out.json, around);
     }
     let dir = match &out.out {
         Some(path) => RunDir::at(path, out.force)?,
@@ -111,8 +112,9 @@ fn record(dir: &RunDir, report: &RunReport, file: Option<&Path>) -> Result<()> {
     kept.and(recorded)
 }
 
-fn dry_run(spec: &mut RunSpec, json: bool, around: &Surroundings) -> Result<Outcome> {
-    let mut orchestrator = orchestrator(&spec.devices, spec.model.dtype, spec.model.seed, around)?;
+fn dry_run(spec: &mut RunSpec, dir: &Path, json: bool, around: &Surroundings) -> Result<Outcome> {
+    let devices = spec.devices.with_disk_in(dir);
+    let mut orchestrator = orchestrator(&devices, spec.model.dtype, spec.model.seed, around)?;
     submit(&mut orchestrator, spec, None, false)?;
     let admission = orchestrator.admit().context("the run was refused")?;
     let text = if json { needs::json(&admission)? } else { needs::render(&admission) };
@@ -191,8 +193,9 @@ impl Prepared {
         let tasks: Vec<String> = spec.grid()?.into_iter().map(|configuration| configuration.name).collect();
         let devices: Vec<String> =
             devices(&spec.devices, &around.machine)?.into_iter().map(|device| device.name).collect();
+        let on = spec.devices.with_disk_in(dir.path());
         let mut orchestrator =
-            orchestrator(&spec.devices, spec.model.dtype, spec.model.seed, around)?.stop_flag(stop.clone());
+            orchestrator(&on, spec.model.dtype, spec.model.seed, around)?.stop_flag(stop.clone());
         let CheckpointArg(every) = spec.checkpoint_every;
         let kept = every.is_some();
         orchestrator = orchestrator.checkpoint_every(every.unwrap_or(CheckpointEvery::Time(Duration::MAX)));
@@ -201,12 +204,21 @@ impl Prepared {
         if kept {
             dir.check_room(checkpoint_bytes(&admission))?;
         }
+        if let Some(disk) = on.disk.as_deref().filter(|_| admission.disk_bytes > 0) {
+            // Checkpoints may come to the same disk.
+            let beside = match spec.devices.disk {
+                None if kept => checkpoint_bytes(&admission),
+                _ => 0,
+            };
+            check_disk(disk, admission.disk_bytes + beside)?;
+        }
         if stop.is_stopped() {
             return Err(Interrupted.into());
         }
         let text = spec.to_toml()?;
         // Nothing but the file system can refuse the run any more: what was in the directory goes only now.
         dir.begin()?;
+        orchestrator.make_room().context("the run was refused")?;
         dir.write_spec(&text)?;
         write_plans(dir, &admission)?;
         let log = SharedRunLog::new(dir.metrics()?, dir.trace()?, tasks.clone(), &devices)

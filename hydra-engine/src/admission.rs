@@ -23,8 +23,13 @@ pub struct AdmittedTask {
     /// How it is cut.
     #[serde(skip)]
     pub plan: Arc<PartitionPlan>,
-    /// Host bytes of masters and optimizer state, for the whole run.
+    /// Bytes of masters and optimizer state, for the whole run, wherever they live.
     pub master_bytes: u64,
+    /// How many of them live on the disk.
+    pub disk_bytes: u64,
+    /// Whether each image lives on the disk; nothing where none does.
+    #[serde(skip)]
+    pub(crate) on_disk: Vec<bool>,
     /// Host bytes of gradients and boundary activations while it is within a minibatch.
     pub active_bytes: u64,
     /// Estimated seconds of compute.
@@ -46,6 +51,12 @@ pub struct Admission {
     pub host_budget_bytes: u64,
     /// Host bytes that the run may use at most.
     pub host_admitted_bytes: u64,
+    /// Host bytes of these that are for what lives on the disk, where it is used.
+    pub host_working_bytes: u64,
+    /// Bytes of masters and optimizer state on the disk.
+    pub disk_bytes: u64,
+    /// The budget of the disk, where there is one.
+    pub disk_budget_bytes: Option<u64>,
     /// How many models may be within a minibatch at once.
     pub active_models: usize,
     /// Estimated seconds of the run: all compute over the devices, or the longest task.

@@ -3,9 +3,11 @@
 use crate::admission::{Admission, AdmittedTask};
 use crate::checkpoint::Checkpoint;
 use crate::device::LogicalDevice;
+use crate::disk::DiskSpec;
 use crate::error::{EngineError, guarded};
 use crate::placement::{self, OptimizerPlacement, Placement};
 use crate::task::TrainTask;
+use crate::tiers::{Division, Holding, divide, masters_bytes};
 use hydra_core::{Batch, ByteSize, Dataset, ImageLayout};
 use hydra_partition::{
     Demand, Fingerprint, FirstValues, PartitionError, PartitionPlan, PilotPartitioner, Profile, Rules,
@@ -41,7 +43,7 @@ pub(crate) struct Plans {
 pub(crate) fn admit(
     tasks: &[TrainTask],
     devices: &[LogicalDevice],
-    host_memory: ByteSize,
+    (host_memory, disk): (ByteSize, Option<&DiskSpec>),
     plans: &Plans,
     placement: OptimizerPlacement,
 ) -> Result<Admission, EngineError> {
@@ -69,7 +71,13 @@ pub(crate) fn admit(
     let planned = tasks.iter().zip(&admitted).map(|(task, admitted)| (task, admitted.plan.as_ref()));
     let placements = placement::place(placement, planned, devices)?;
     admitted.iter_mut().zip(placements).for_each(|(task, placement)| task.optimizer = placement);
-    let needs = HostNeeds::of(&admitted, host_memory)?;
+    let holdings: Vec<Holding> = tasks.iter().zip(&admitted).map(holding).collect();
+    let needs = HostNeeds::of(&admitted, &holdings, (host_memory, disk), devices.len())?;
+    for ((task, holding), on_disk) in admitted.iter_mut().zip(&holdings).zip(needs.division.on_disk) {
+        let there = holding.masters.iter().zip(&on_disk).filter(|(_, on_disk)| **on_disk);
+        task.disk_bytes = there.map(|(bytes, _)| bytes).sum();
+        task.on_disk = on_disk;
+    }
     let compute: f64 = admitted.iter().map(|t| t.estimated_s).sum();
     let longest = admitted.iter().map(|t| t.estimated_s).fold(0.0, f64::max);
     Ok(Admission {
@@ -77,6 +85,9 @@ pub(crate) fn admit(
         reserve_bytes: reserve,
         host_budget_bytes: host_memory.bytes(),
         host_admitted_bytes: needs.admitted,
+        host_working_bytes: needs.division.working,
+        disk_bytes: needs.division.disk,
+        disk_budget_bytes: disk.map(|disk| disk.budget.bytes()),
         active_models: needs.active_models,
         estimated_s: longest.max(compute / devices.len() as f64),
         tasks: admitted,
@@ -233,6 +244,8 @@ fn admitted_task(task: &TrainTask, batch: &Batch, plan: Arc<PartitionPlan>) -> A
         units: trained_items * per_item,
         unit: task.train.unit().to_owned(),
         master_bytes: needs(master_bytes(task)),
+        disk_bytes: 0,
+        on_disk: Vec::new(),
         active_bytes: needs(active_bytes(task, batch, &plan)),
         estimated_s: if task.is_finished() { 0.0 } else { sweeps * (sweep - last) + evaluations * forward },
         optimizer: Placement::default(),
@@ -242,11 +255,21 @@ fn admitted_task(task: &TrainTask, batch: &Batch, plan: Arc<PartitionPlan>) -> A
 
 /// Masters, moments, and the copy of the best masters where one is kept.
 fn master_bytes(task: &TrainTask) -> u64 {
-    let copies = task.spec.optimizer.moments() as u64 + u64::from(task.spec.eval_every.is_some());
-    let bytes = |image: &ImageLayout| {
-        image.master_bytes() + if image.trained { copies * image.moment_bytes() } else { 0 }
-    };
-    task.chain.images().iter().map(bytes).sum()
+    let copies = task.spec.optimizer.moments() + usize::from(task.spec.eval_every.is_some());
+    task.chain.images().iter().map(|image| masters_bytes(image, copies)).sum()
+}
+
+/// What a task has in tiers: not the copy of the best masters, which stays in host memory.
+fn holding((task, admitted): (&TrainTask, &AdmittedTask)) -> Holding {
+    let moments = task.spec.optimizer.moments();
+    let images = task.chain.images().iter();
+    let there = |bytes: u64| if task.is_finished() { 0 } else { bytes };
+    Holding {
+        masters: images.clone().map(|image| there(masters_bytes(image, moments))).collect(),
+        moving: images.map(ImageLayout::bytes).collect(),
+        shards: admitted.plan.shards().into_iter().map(|range| task.chain.images_of(range)).collect(),
+        may_leave: !admitted.optimizer.on_device() && !task.is_finished(),
+    }
 }
 
 /// One set of gradients, the boundary activations at the cut-points with one gradient of them in each
@@ -273,28 +296,84 @@ fn active_bytes(task: &TrainTask, batch: &Batch, plan: &PartitionPlan) -> u64 {
 struct HostNeeds {
     admitted: u64,
     active_models: usize,
+    division: Division,
 }
 
 impl HostNeeds {
-    /// Masters of all tasks are there for the whole run; as many models as fit beside them may be within a
-    /// minibatch at once, and at least the largest one must.
-    fn of(tasks: &[AdmittedTask], budget: ByteSize) -> Result<Self, EngineError> {
+    /// Masters are there for the whole run, in host memory or on the disk; as many models as fit beside those in host
+    /// memory may be within a minibatch at once, and at least the largest one must.
+    fn of(
+        tasks: &[AdmittedTask],
+        holdings: &[Holding],
+        (budget, disk): (ByteSize, Option<&DiskSpec>),
+        devices: usize,
+    ) -> Result<Self, EngineError> {
         let masters: u64 = tasks.iter().map(|t| t.master_bytes).sum();
         let mut active: Vec<u64> = tasks.iter().map(|t| t.active_bytes).filter(|bytes| *bytes > 0).collect();
         active.sort_unstable_by(|a, b| b.cmp(a));
         let largest = active.first().copied().unwrap_or(0);
         let needed = masters.saturating_add(largest);
-        if needed > budget.bytes() {
-            let (tasks, budget) = (tasks.len(), budget.bytes());
-            return Err(EngineError::HostMemory { needed, masters, active: largest, tasks, budget });
-        }
-        let mut admitted = masters;
+        let held: u64 = holdings.iter().flat_map(|holding| &holding.masters).sum();
+        let division = match disk {
+            _ if needed <= budget.bytes() => Division { in_memory: held, ..Division::default() },
+            Some(disk) => on_disk(holdings, (budget.bytes(), masters - held), &active, devices, disk)?,
+            None => {
+                let (tasks, budget) = (tasks.len(), budget.bytes());
+                let (working, active) = (None, largest);
+                return Err(EngineError::HostMemory { needed, masters, working, active, tasks, budget });
+            }
+        };
+        let standing = masters - division.disk + division.working;
+        let mut admitted = standing;
         let fits = |bytes: &&u64| {
             admitted = admitted.saturating_add(**bytes);
             admitted <= budget.bytes()
         };
         let active_models = active.iter().take_while(fits).count();
-        let admitted = masters + active.iter().take(active_models).sum::<u64>();
-        Ok(Self { admitted, active_models })
+        let admitted = standing + active.iter().take(active_models).sum::<u64>();
+        Ok(Self { admitted, active_models, division })
+    }
+}
+
+/// Leaves to the disk what host memory has no room for beside the copies of the best masters and, if that can be, one
+/// model within a minibatch for each device: a device without a model costs more than what the disk moves.
+fn on_disk(
+    holdings: &[Holding],
+    (budget, best): (u64, u64),
+    active: &[u64],
+    devices: usize,
+    disk: &DiskSpec,
+) -> Result<Division, EngineError> {
+    let with = |models: usize| {
+        let beside = best + active.iter().take(models).sum::<u64>();
+        divide(holdings, budget.saturating_sub(beside), devices).map_err(|least| (least, beside)).and_then(
+            |division| match beside + division.needed() <= budget {
+                true => Ok(division),
+                false => Err((division, beside)),
+            },
+        )
+    };
+    let fits = |division: &Division| division.disk <= disk.budget.bytes();
+    let several = (2..=devices.min(holdings.len())).rev().find_map(|models| with(models).ok().filter(fits));
+    if let Some(division) = several {
+        return Ok(division);
+    }
+    let refused = |(least, beside): (Division, u64)| EngineError::HostMemory {
+        needed: least.needed() + beside,
+        masters: least.in_memory + best,
+        working: Some(least.working),
+        active: beside - best,
+        tasks: holdings.len(),
+        budget,
+    };
+    let division = with(1).map_err(refused)?;
+    match fits(&division) {
+        true => Ok(division),
+        false => Err(EngineError::DiskMemory {
+            dir: disk.dir.clone(),
+            needed: division.disk,
+            budget: disk.budget.bytes(),
+            host: budget,
+        }),
     }
 }

@@ -4,6 +4,7 @@ use crate::checkpoint::CheckpointError;
 use hydra_core::{ByteSize, CoreError, DatasetError, WeightError};
 use hydra_partition::PartitionError;
 use hydra_spill::SpillError;
+use std::path::PathBuf;
 
 /// Why a run was refused or a task set aside.
 #[derive(Debug, thiserror::Error)]
@@ -98,22 +99,40 @@ pub enum EngineError {
     },
     /// The host has too little memory for the run.
     #[error(
-        "the run needs at least {} of host memory ({} for masters and optimizer state of {tasks} tasks, {} for \
-         one model within a minibatch), the budget is {}: train fewer tasks at once, a smaller model, or give \
-         more host memory",
-        ByteSize(*needed), ByteSize(*masters), ByteSize(*active), ByteSize(*budget)
+        "the run needs at least {} of host memory ({} for masters and optimizer state of {tasks} tasks, {}{} for \
+         one model within a minibatch), the budget is {}: train fewer tasks at once, a smaller model, {}",
+        ByteSize(*needed), ByteSize(*masters), for_disk(*working), ByteSize(*active), ByteSize(*budget),
+        more_memory(*working)
     )]
     HostMemory {
         /// Bytes needed at least.
         needed: u64,
-        /// Bytes of masters and optimizer state.
+        /// Bytes of masters and optimizer state that cannot live elsewhere.
         masters: u64,
+        /// Bytes for those that live on the disk, where they are used; `None` without a disk.
+        working: Option<u64>,
         /// Bytes of one model within a minibatch.
         active: u64,
         /// Tasks submitted.
         tasks: usize,
         /// The budget.
         budget: u64,
+    },
+    /// The disk is to take fewer masters than host memory leaves to it.
+    #[error(
+        "host memory of {} leaves {} of masters and optimizer state to the disk `{}`, of which the run may have \
+         {}: give it more of the disk, more host memory, or train fewer tasks at once",
+        ByteSize(*host), ByteSize(*needed), dir.display(), ByteSize(*budget)
+    )]
+    DiskMemory {
+        /// The directory.
+        dir: PathBuf,
+        /// Bytes of masters that have to live there.
+        needed: u64,
+        /// The disk's budget.
+        budget: u64,
+        /// The host's budget.
+        host: u64,
     },
     /// A loss is not a number.
     #[error("the loss is {loss} at step {step}: lower the learning rate, add warmup or clip the gradient")]
@@ -195,6 +214,17 @@ pub enum EngineError {
         /// What happened.
         problem: String,
     },
+}
+
+fn for_disk(working: Option<u64>) -> String {
+    working.map_or_else(String::new, |bytes| format!("{} for work on those on the disk, ", ByteSize(bytes)))
+}
+
+fn more_memory(working: Option<u64>) -> &'static str {
+    match working {
+        None => "give more host memory, or a disk that masters may live on",
+        Some(_) => "or give more host memory",
+    }
 }
 
 /// Runs code that a task brought along; a panic in it becomes an error of the task.

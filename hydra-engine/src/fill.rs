@@ -1,15 +1,61 @@
 //! What a run begins with: the first masters of every task, drawn or read, or those of its checkpoint.
+//!
+//! They go into the store group by group, so that a model that host memory has no room for is never whole in it.
 
-use crate::checkpoint::ImageValues;
+use crate::checkpoint::{ImageValues, Reader};
 use crate::error::{EngineError, guarded};
 use crate::host::HostJob;
 use crate::model::Model;
 use crate::placement;
 use crate::run::Run;
+use crate::tiers::{groups, masters_bytes};
 use crate::weights::initial_image;
-use hydra_core::FloatType;
-use hydra_spill::{ImageId, Masters, NarrowFloats};
+use hydra_core::{Chain, FloatType, ImageLayout, TrainSpec};
+use hydra_spill::{ImageId, Masters, NarrowFloats, Reservation, SpillError};
 use rayon::prelude::*;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Where a task's first masters come from.
+enum Source {
+    Drawn { chain: Arc<Chain>, spec: TrainSpec },
+    Kept { chain: Arc<Chain>, reader: Box<Reader> },
+}
+
+impl Source {
+    fn of(model: &Model) -> Result<Self, EngineError> {
+        let chain = model.chain().clone();
+        Ok(match &model.task.resume {
+            Some(checkpoint) => Self::Kept { chain, reader: Box::new(checkpoint.reader()?) },
+            None => Self::Drawn { chain, spec: model.task.spec.clone() },
+        })
+    }
+
+    /// The images that follow those that were given so far.
+    fn next(&mut self, group: Range<usize>) -> Result<Vec<ImageValues>, EngineError> {
+        match self {
+            Self::Drawn { chain, spec } => {
+                group.into_par_iter().map(|image| drawn(chain, spec, image)).collect()
+            }
+            Self::Kept { chain, reader } => {
+                chain.images()[group].iter().map(|image| Ok(reader.image(image)?)).collect()
+            }
+        }
+    }
+
+    fn finish(self) -> Result<(), EngineError> {
+        match self {
+            Self::Drawn { .. } => Ok(()),
+            Self::Kept { reader, .. } => Ok(reader.finish()?),
+        }
+    }
+}
+
+fn drawn(chain: &Chain, spec: &TrainSpec, image: usize) -> Result<ImageValues, EngineError> {
+    let params = initial_image(chain, image, spec.seed)?;
+    let moments = if chain.images()[image].trained { spec.optimizer.moments() } else { 0 };
+    Ok(ImageValues { moments: vec![vec![0.0; params.len()]; moments], params, best: None })
+}
 
 impl Run {
     /// Puts every task's first masters into the store. A task whose weights cannot be read fails.
@@ -24,12 +70,19 @@ impl Run {
     }
 
     fn fill_task(&mut self, index: usize) -> Result<(), EngineError> {
-        let images = guarded("reading the first weights", || first_values(&self.models[index]))?;
+        const WHAT: &str = "reading the first weights";
+        let mut source = guarded(WHAT, || Source::of(&self.models[index]))?;
         let mut best = Vec::new();
-        for (image, values) in images.into_iter().enumerate() {
-            best.push(values.best);
-            self.insert(index, image, (values.params, values.moments))?;
+        for group in self.groups(index) {
+            let (rooms, passing) = self.rooms(index, group.clone())?;
+            let images = guarded(WHAT, || source.next(group.clone()))?;
+            for ((image, values), room) in group.zip(images).zip(rooms) {
+                best.push(values.best);
+                self.insert(index, image, (values.params, values.moments), room)?;
+            }
+            drop(passing);
         }
+        source.finish()?;
         let kept = best.iter().any(Option::is_some);
         let best = kept.then(|| best.into_iter().map(Option::unwrap_or_default).collect());
         let model = &self.models[index];
@@ -44,13 +97,49 @@ impl Run {
         self.keep_waiting(index)
     }
 
+    /// The images of a task that are made together.
+    fn groups(&self, index: usize) -> Vec<Range<usize>> {
+        let model = &self.models[index];
+        let images = 0..model.chain().images().len();
+        let bytes: Vec<u64> = images.clone().map(|image| model.masters_bytes(image)).collect();
+        let on_disk: Vec<bool> = images.map(|image| model.lives_on_disk(image)).collect();
+        groups(&on_disk, &bytes, self.disk.working.capacity())
+    }
+
+    /// Room for each image of a group where it will live and, for those that leave host memory, there until they have.
+    fn rooms(
+        &mut self,
+        index: usize,
+        group: Range<usize>,
+    ) -> Result<(Vec<Reservation>, Option<Reservation>), EngineError> {
+        let mut passing = None;
+        let mut rooms = Vec::new();
+        for image in group {
+            let model = &mut self.models[index];
+            let (layout, bytes) = (&model.task.chain.images()[image], model.masters_bytes(image));
+            // The copy of the best masters, where one is kept, is paid for with the masters.
+            let best = if model.keeps_best(layout) { layout.moment_bytes() } else { 0 };
+            if !model.lives_on_disk(image) {
+                let room = self.host_budget.reserve(bytes + best, &model.task.name);
+                rooms.push(room.map_err(SpillError::from)?);
+                continue;
+            }
+            let copy = self.host_budget.reserve(best, &model.task.name).map_err(SpillError::from)?;
+            add(&mut model.best_room, copy);
+            let on_its_way = self.disk.working.reserve(bytes, &model.task.name);
+            add(&mut passing, on_its_way.map_err(SpillError::from)?);
+            rooms.push(self.disk.room(model.id, bytes)?);
+        }
+        Ok((rooms, passing))
+    }
+
     /// Keeps room for the gradients of a task that lives on the device.
     fn keep_waiting(&mut self, index: usize) -> Result<(), EngineError> {
         let model = &mut self.models[index];
         if model.placement.on_device() {
             let bytes = placement::waiting(&model.task.chain, &model.task.spec);
             let budget = self.threads.devices[0].device.manager.budget();
-            let room = budget.reserve(bytes, &model.task.name).map_err(hydra_spill::SpillError::from)?;
+            let room = budget.reserve(bytes, &model.task.name).map_err(SpillError::from)?;
             model.waiting = Some(room);
         }
         Ok(())
@@ -61,17 +150,12 @@ impl Run {
         index: usize,
         image: usize,
         (params, moments): (Vec<f32>, Vec<Vec<f32>>),
+        room: Reservation,
     ) -> Result<(), EngineError> {
         let model = &self.models[index];
         let layout = &model.chain().images()[image];
-        // The copy of the best masters, where one is kept, is paid for with the masters.
-        let best = layout.trained && model.task.spec.eval_every.is_some();
-        let copies = moments.len() as u64 + u64::from(best);
-        let bytes = layout.master_bytes() + copies * layout.moment_bytes();
-        let reservation =
-            self.host_budget.reserve(bytes, &model.task.name).map_err(hydra_spill::SpillError::from)?;
-        let home = |values: Vec<f32>| match model.placement.on_device() {
-            // They leave the host.
+        let home = |values: Vec<f32>| match model.placement.on_device() || model.lives_on_disk(image) {
+            // They leave host memory.
             true => values.into(),
             false => self.threads.devices[0].device.manager.link().home(values),
         };
@@ -83,20 +167,28 @@ impl Run {
                 Masters { narrow, ..Masters::new(params, moments) }
             }
         };
-        self.store.insert(ImageId { task: model.id, image }, masters, reservation)?;
+        self.store.insert(ImageId { task: model.id, image }, masters, room)?;
         Ok(())
     }
 }
 
-fn first_values(model: &Model) -> Result<Vec<ImageValues>, EngineError> {
-    if let Some(checkpoint) = &model.task.resume {
-        return Ok(checkpoint.reader()?.images(model.chain())?);
+fn add(sum: &mut Option<Reservation>, more: Reservation) {
+    match sum {
+        Some(sum) => sum.merge(more),
+        None => *sum = Some(more),
     }
-    let moments = model.task.spec.optimizer.moments();
-    let initial = |image: usize| {
-        let params = initial_image(model.chain(), image, model.task.spec.seed)?;
-        let moments = if model.chain().images()[image].trained { moments } else { 0 };
-        Ok(ImageValues { moments: vec![vec![0.0; params.len()]; moments], params, best: None })
-    };
-    (0..model.chain().images().len()).into_par_iter().map(initial).collect()
+}
+
+impl Model {
+    fn lives_on_disk(&self, image: usize) -> bool {
+        self.on_disk.get(image).copied().unwrap_or(false)
+    }
+
+    fn masters_bytes(&self, image: usize) -> u64 {
+        masters_bytes(&self.task.chain.images()[image], self.task.spec.optimizer.moments())
+    }
+
+    fn keeps_best(&self, image: &ImageLayout) -> bool {
+        image.trained && self.task.spec.eval_every.is_some()
+    }
 }

@@ -22,6 +22,7 @@ mod cursor;
 mod device;
 #[cfg(feature = "cube")]
 mod device_optimizer;
+mod disk;
 mod error;
 mod event;
 mod executor;
@@ -46,6 +47,7 @@ mod stop;
 mod summary;
 mod task;
 mod threads;
+mod tiers;
 mod weights;
 mod worker;
 mod writer;

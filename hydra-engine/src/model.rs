@@ -117,6 +117,12 @@ pub(crate) struct Model {
     pub active: Option<Reservation>,
     /// Memory of the device that the task lives on, for gradients that wait there.
     pub waiting: Option<Reservation>,
+    /// Host memory of the copies of the best masters of images on the disk.
+    pub best_room: Option<Reservation>,
+    /// Whether each image lives on the disk; nothing where none does.
+    pub on_disk: Vec<bool>,
+    /// Bytes of masters on the disk.
+    pub disk_bytes: u64,
     pub ended: Option<TaskState>,
     /// Whether the host was asked to restore, to write or to keep.
     pub asked: bool,
@@ -169,6 +175,9 @@ impl Model {
             claimed: None,
             active: None,
             waiting: None,
+            best_room: None,
+            on_disk: Vec::new(),
+            disk_bytes: 0,
             ended: None,
             asked: false,
             stopping: false,

@@ -8,6 +8,7 @@ use crate::admission::{Admission, AdmittedTask};
 use crate::admit::{Plans, admit};
 use crate::checkpoint::{CheckpointEvery, Identities, Identity};
 use crate::device::{DeviceSpec, LogicalDevice};
+use crate::disk::{DiskSpec, DiskTier};
 use crate::error::EngineError;
 use crate::gpu::PageLocked;
 use crate::observer::{Observer, Silent};
@@ -18,7 +19,7 @@ use crate::stop::StopFlag;
 use crate::task::TrainTask;
 use hydra_core::{ByteSize, Chain, Dataset, DeviceId, MemoryProbe, OptimizerSpec, TaskId, TrainSpec};
 use hydra_sched::PolicyKind;
-use hydra_spill::{DramStore, ResidentStore, TierStore, alloc::AllocatorProbe};
+use hydra_spill::{DiskStore, DramStore, ResidentStore, TierStore, alloc::AllocatorProbe};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -33,6 +34,7 @@ pub struct Orchestrator {
     devices: Vec<DeviceSpec>,
     host_memory: ByteSize,
     page_locked: ByteSize,
+    disk: Option<DiskSpec>,
     policy: PolicyKind,
     prefetch: bool,
     placement: OptimizerPlacement,
@@ -51,6 +53,10 @@ pub(crate) struct Admitted {
     pub admission: Admission,
     pub devices: Vec<LogicalDevice>,
     pub store: Arc<dyn TierStore>,
+    /// The part of the store for what lives on the disk.
+    on_disk: Arc<DiskStore>,
+    /// Set when its files are there.
+    pub disk: Option<DiskTier>,
     /// Of each task that keeps checkpoints or begins from one.
     pub identities: Vec<Option<Identity>>,
 }
@@ -88,6 +94,7 @@ impl Orchestrator {
             devices,
             host_memory: UNLIMITED,
             page_locked: PAGE_LOCKED,
+            disk: None,
             policy: PolicyKind::default(),
             prefetch: true,
             placement: OptimizerPlacement::default(),
@@ -113,6 +120,15 @@ impl Orchestrator {
     /// there as far as it goes, and gradients come down there. The rest is copied once more.
     pub fn page_locked_memory(mut self, bytes: ByteSize) -> Self {
         self.page_locked = bytes;
+        self.admitted = None;
+        self
+    }
+
+    /// A directory in which masters and optimizer state may live that host memory has no room for, up to `budget`. They
+    /// are in files without a name, so that nothing is left there. What lives there is read for every promotion, and
+    /// read and written for every step; it changes no bit.
+    pub fn disk(mut self, dir: PathBuf, budget: ByteSize) -> Self {
+        self.disk = Some(DiskSpec { dir, budget });
         self.admitted = None;
         self
     }
@@ -207,7 +223,8 @@ impl Orchestrator {
         if let Some(admitted) = &self.admitted {
             return Ok(admitted.admission.clone());
         }
-        let residence = Arc::new(ResidentStore::new(Arc::new(DramStore::new())));
+        let on_disk = Arc::new(DiskStore::new(Arc::new(DramStore::new())));
+        let residence = Arc::new(ResidentStore::new(on_disk.clone()));
         let store: Arc<dyn TierStore> = residence.clone();
         let locked = PageLocked::new(self.page_locked);
         let device = |(i, spec): (usize, &DeviceSpec)| {
@@ -219,14 +236,38 @@ impl Orchestrator {
             let named = |device: &LogicalDevice| format!("{} ({})", device.spec.name, device.model);
             return Err(EngineError::MixedDevices { first: named(&devices[0]), other: named(other) });
         }
-        let admission = admit(&self.tasks, &devices, self.host_memory, &self.plans, self.placement)?;
+        let admission = admit(
+            &self.tasks,
+            &devices,
+            (self.host_memory, self.disk.as_ref()),
+            &self.plans,
+            self.placement,
+        )?;
         let identities = self.identities(&admission, &devices[0])?;
         let stays = |(i, task): (usize, &AdmittedTask)| task.optimizer.on_device().then_some(TaskId(i));
         let there = &devices[0].manager;
         let staying = admission.tasks.iter().enumerate().filter_map(stays);
         residence.settle(staying, there.shared_link(), there.budget().clone());
-        self.admitted = Some(Admitted { admission: admission.clone(), devices, store, identities });
+        let admission_ = admission.clone();
+        self.admitted =
+            Some(Admitted { admission: admission_, devices, store, on_disk, disk: None, identities });
         Ok(admission)
+    }
+
+    /// Takes the space on the disk that masters are to live in, as [`run`](Self::run) does where nobody did before.
+    ///
+    /// # Errors
+    /// As [`admit`](Self::admit), and [`SpillError::DiskRoom`](hydra_spill::SpillError::DiskRoom) where the disk has no
+    /// room.
+    pub fn make_room(&mut self) -> Result<(), EngineError> {
+        self.admit()?;
+        if let Some(admitted) = self.admitted.as_mut().filter(|admitted| admitted.disk.is_none()) {
+            let Admitted { admission, on_disk, .. } = admitted;
+            let there = self.disk.as_ref().filter(|_| admission.disk_bytes > 0);
+            let of = (admission.tasks.as_slice(), admission.host_working_bytes);
+            admitted.disk = Some(DiskTier::new(on_disk.clone(), there, &self.tasks, of)?);
+        }
+        Ok(())
     }
 
     /// What each task's checkpoints say of it; refuses one that does not belong to its task.
@@ -258,7 +299,7 @@ impl Orchestrator {
     /// Trains every task and reports. A task that fails is set aside and reported; an error is returned only
     /// if the run could not start.
     pub fn run(mut self) -> Result<RunReport, EngineError> {
-        self.admit()?;
+        self.make_room()?;
         let Some(admitted) = self.admitted.take() else { return Err(EngineError::NoTask) };
         run::run(Setup {
             admitted,

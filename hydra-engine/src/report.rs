@@ -81,6 +81,9 @@ pub struct TaskReport {
     pub optimizer_stall_s: f64,
     /// Parameters of the model.
     pub parameters: u64,
+    /// Bytes of its masters and optimizer state that lived on the disk.
+    #[serde(default)]
+    pub disk_bytes: u64,
     /// Where its optimizer stepped, and why.
     #[serde(default)]
     pub optimizer: Placement,
@@ -118,6 +121,12 @@ pub struct Transfers {
     pub promoted_bytes: u64,
     /// Down: boundary activations and gradients. Demoting parameters moves none.
     pub demoted_bytes: u64,
+    /// From the disk to host memory: what was promoted or evaluated of masters there, and what was stepped or kept.
+    #[serde(default)]
+    pub disk_read_bytes: u64,
+    /// From host memory to the disk: the first masters, and what was stepped or put back.
+    #[serde(default)]
+    pub disk_written_bytes: u64,
 }
 
 /// What a run did.
@@ -152,6 +161,9 @@ pub struct RunReport {
     pub host_admitted_bytes: u64,
     /// The host budget.
     pub host_budget_bytes: u64,
+    /// The most of it that was reserved at once. It includes what was set aside for work on masters on the disk.
+    #[serde(default)]
+    pub host_peak_bytes: u64,
     /// The run as its mean measured costs, for [`hydra_sched::simulate`]: what was trained and evaluated of each
     /// task that trained at all. A microbatch stands as a minibatch of its own, and layers without
     /// gradients as backwards of no time. It is not serialized with the report.

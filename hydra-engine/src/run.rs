@@ -3,6 +3,7 @@
 use crate::checkpoint::{CheckpointEvery, Identity};
 use crate::clock::{Clock, Time};
 use crate::cursor::{ShardTask, Stage};
+use crate::disk::DiskTier;
 use crate::error::{EngineError, with_causes};
 use crate::event::{Event, Made, Output, Ticket, Written};
 use crate::host::HostJob;
@@ -18,7 +19,7 @@ use crate::writer::{WriteJob, WriterJob};
 use crossbeam_channel::{Receiver, RecvTimeoutError, unbounded};
 use hydra_core::{DeviceId, TaskId};
 use hydra_sched::{CostModel, ModelIndex, ModelView, Policy, ShardTaskKind, View};
-use hydra_spill::{Budget, ImageId, TierStore};
+use hydra_spill::{Budget, ImageId, Reservation, TierStore};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -54,6 +55,9 @@ pub(crate) struct Run {
     pub(crate) store: Arc<dyn TierStore>,
     pub(crate) host_budget: Budget,
     pub(crate) host_admitted: u64,
+    pub(crate) disk: DiskTier,
+    /// Host memory in which the disk's masters are used, whoever of its users needs how much.
+    _working: Reservation,
     active_bytes: Vec<u64>,
     pub(crate) policy: Box<dyn Policy>,
     /// Of each task that keeps checkpoints.
@@ -100,13 +104,19 @@ impl Run {
             Recorder::new(observer, prefetch, admitted.devices.iter().map(|device| &device.spec));
         observer.observe(&RunEvent::Admitted(&admitted.admission));
         let host_budget = Budget::new("host memory", host_memory);
+        let disk = admitted.disk.ok_or(EngineError::NoTask)?;
+        let working = host_budget.reserve(disk.working.capacity(), disk.working.name());
+        let working = working.map_err(hydra_spill::SpillError::from)?;
         let mut models = Vec::new();
-        for (i, (task, plan)) in tasks.into_iter().zip(&admitted.admission.tasks).enumerate() {
-            let (plan, placement) = (plan.plan.clone(), plan.optimizer.clone());
+        for (i, (task, needs)) in tasks.into_iter().zip(&admitted.admission.tasks).enumerate() {
+            let (plan, placement) = (needs.plan.clone(), needs.optimizer.clone());
             let forward: Vec<f64> = plan.shards.iter().map(|s| s.forward_s).collect();
             let backward = plan.shards.iter().map(|s| s.backward_s).collect();
             let costs = CostModel::new(forward.clone(), backward, forward)?;
             models.push(Model::new(TaskId(i), task, (plan, placement), costs));
+            if let Some(model) = models.last_mut() {
+                (model.on_disk, model.disk_bytes) = (needs.on_disk.clone(), needs.disk_bytes);
+            }
             if let Some(model) = models.last_mut().filter(|model| model.task.resume.is_some()) {
                 model.resume(&mut observer, clock.now());
             }
@@ -125,6 +135,8 @@ impl Run {
             identities: admitted.identities,
             every,
             host_budget,
+            disk,
+            _working: working,
             prefetch,
             stop,
             stopping: false,
@@ -532,12 +544,14 @@ impl Run {
         model.ended = Some(state);
         model.release();
         model.waiting = None;
+        model.best_room = None;
         let task = model.id;
         let _ = self.threads.host.send(HostJob::Forget { task });
         for image in 0..model.chain().images().len() {
             // A failed task's image may be out for writing; its memory is then released with the run.
             let _ = self.store.discard(ImageId { task, image });
         }
+        self.disk.release(task);
         let error = self.models[index].results.error.clone();
         let at_s = self.clock.now();
         self.observer.observe(&RunEvent::Ended { task, state, error: error.as_deref(), at_s });

@@ -27,9 +27,12 @@ impl Run {
             transfers: Transfers {
                 promoted_bytes: managers().map(|m| m.promoted_bytes()).sum(),
                 demoted_bytes: managers().map(|m| m.demoted_bytes()).sum(),
+                disk_read_bytes: self.disk.store.bytes_read(),
+                disk_written_bytes: self.disk.store.bytes_written(),
             },
             host_admitted_bytes: self.host_admitted,
             host_budget_bytes: self.host_budget.capacity(),
+            host_peak_bytes: self.host_budget.peak(),
             replay_s: None,
             workload: None,
         }
@@ -78,6 +81,7 @@ fn task_report(model: &Model) -> TaskReport {
         compute_s: results.compute_s,
         optimizer_stall_s: results.optimizer_stall_s,
         parameters: model.chain().parameters(),
+        disk_bytes: model.disk_bytes,
         optimizer: model.placement.clone(),
     }
 }

@@ -3,6 +3,8 @@
 use crate::cuda::{DriverError, PinnedError};
 use crate::{BufferError, ImageId, LinkError};
 use hydra_core::ByteSize;
+use std::io;
+use std::path::PathBuf;
 
 /// A budget did not give what was asked of it.
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
@@ -61,8 +63,36 @@ pub enum SpillError {
         /// How many views of it are alive; zero if it is being written.
         readers: usize,
     },
-    /// An image that lived on a device is there no more.
-    #[error("{image} was lost on its way to the device: {problem}")]
+    /// A directory has no room for masters.
+    #[error(
+        "no room could be made for {} of masters in `{}`: free some there, give another directory, or more host \
+         memory",
+        ByteSize(*bytes), dir.display()
+    )]
+    DiskRoom {
+        /// The directory.
+        dir: PathBuf,
+        /// The bytes that were asked for.
+        bytes: u64,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// Masters on the disk could not be read or written.
+    #[error("{image} could not be {done} in `{}`", dir.display())]
+    Disk {
+        /// The image.
+        image: ImageId,
+        /// What was done: read or written.
+        done: &'static str,
+        /// The directory of the file.
+        dir: PathBuf,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// The new masters of an image could not be put back, and the old ones are gone.
+    #[error("{image} was lost when it was put back: {problem}")]
     ImageLost {
         /// The image.
         image: ImageId,
@@ -130,6 +160,12 @@ pub enum SpillError {
         /// Whose reservation it is.
         owner: String,
     },
+}
+
+/// What an error says, with its causes.
+pub(crate) fn with_causes(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |cause| cause.source());
+    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
 
 fn busy(readers: usize) -> String {

@@ -5,7 +5,8 @@
 //! copies bytes to a device and back, or shares them with a device that has no memory of its own. The [`SpillManager`] of a device promotes images from the store into
 //! [`Resident`] copies, and the [`DoubleBuffer`] lets one shard's copy be filled while another's is computed
 //! on. A resident copy is never changed, so dropping it is all that eviction takes. A [`ResidentStore`] keeps the
-//! masters of some tasks on a device instead, where everything fits it.
+//! masters of some tasks on a device instead, where everything fits it, and a [`DiskStore`] keeps images in files for
+//! which the host has no memory.
 //!
 //! ```
 //! use hydra_core::{ByteSize, DeviceId, TaskId};
@@ -41,9 +42,9 @@
 //! # }
 //! ```
 //!
-//! Invariant: this crate never decides what runs or moves next, never spawns a thread, never opens a file,
-//! never lets an image be written while anyone reads it, and never writes a device's copy back to a master on
-//! the host.
+//! Invariant: this crate never decides what runs or moves next, never spawns a thread, never opens a file
+//! but those without a name that it keeps masters in, never lets an image be written while anyone reads it, and never
+//! writes a device's copy back to a master on the host.
 #![deny(unsafe_code)]
 
 #[allow(unsafe_code, reason = "a global allocator is an unsafe trait")]
@@ -53,6 +54,7 @@ mod budget;
 mod cube;
 #[allow(unsafe_code, reason = "the driver is C")]
 pub mod cuda;
+mod disk;
 mod double_buffer;
 mod error;
 mod link;
@@ -63,6 +65,7 @@ mod store;
 pub use budget::{Budget, Reservation};
 #[cfg(feature = "cube")]
 pub use cube::CubeLink;
+pub use disk::DiskStore;
 pub use double_buffer::{BufferError, DoubleBuffer, FillGuard, Monitor, SlotState, StdMonitor, Ticket};
 pub use error::{BudgetError, SpillError};
 pub use link::{ALIGN as LINK_ALIGN, DeviceLink, Direction, ELEMENT_ALIGN, HostCopyLink, LinkError};

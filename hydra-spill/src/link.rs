@@ -12,6 +12,7 @@ use bytes::Bytes;
 use hydra_core::{Bandwidth, DeviceBytes, DeviceId};
 use std::collections::{TryReserveError, VecDeque};
 use std::fmt;
+use std::io;
 use std::mem::size_of_val;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -341,7 +342,7 @@ pub(crate) fn at_alignment(bytes: Bytes) -> Result<Bytes, TryReserveError> {
 
 /// Bytes that begin at a multiple of [`ALIGN`], which a `Vec<u8>` alone does not promise.
 #[derive(Debug)]
-struct AlignedBytes {
+pub(crate) struct AlignedBytes {
     storage: Vec<u8>,
     start: usize,
 }
@@ -355,6 +356,15 @@ impl AlignedBytes {
         storage.resize(start, 0);
         storage.extend_from_slice(bytes);
         Self { storage, start }
+    }
+
+    /// So many bytes, which `fill` writes into zeros.
+    pub(crate) fn filled(len: usize, fill: impl FnOnce(&mut [u8]) -> io::Result<()>) -> io::Result<Self> {
+        let mut storage = room(len)?;
+        let start = storage.as_ptr().addr().wrapping_neg() % ALIGN;
+        storage.resize(start + len, 0);
+        fill(&mut storage[start..])?;
+        Ok(Self { storage, start })
     }
 }
 

@@ -5,6 +5,7 @@
 //! there. Everyone else sees a store like any other: what is read comes down as a copy, what is written goes up
 //! again.
 
+use crate::error::with_causes;
 use crate::store::check;
 use crate::{Budget, DeviceLink, Floats, ImageId, ImageView, ImageWriter, LinkError, Masters, NarrowFloats};
 use crate::{Reservation, SpillError, TierStore};
@@ -263,12 +264,6 @@ fn bytes_of(floats: impl Into<Floats>) -> Bytes {
 fn lock(slots: &Slots) -> MutexGuard<'_, BTreeMap<ImageId, Slot>> {
     // Nothing panics halfway through a change of a slot, so a poisoned map is as good as any.
     slots.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// What an error says, with its causes.
-fn with_causes(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(error.source(), |cause| cause.source());
-    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
 
 impl TierStore for ResidentStore {

@@ -134,6 +134,11 @@ impl NarrowFloats {
         narrow
     }
 
+    /// So many zeros.
+    pub(crate) fn zeros(len: usize, float: FloatType) -> Self {
+        Self { float, len, packed: vec![0.0; len.div_ceil(2)].into() }
+    }
+
     /// Their type.
     pub fn float_type(&self) -> FloatType {
         self.float
@@ -166,7 +171,7 @@ pub struct ImageView {
 
 /// A place that keeps images.
 ///
-/// It is a port: the DRAM store stands behind it now, and slower tiers can. Whatever the tier, a read never
+/// It is a port: behind it stand memory of the host, files, and the memory of a device. Whatever the tier, a read never
 /// sees half of a write, a version names one content, and an image that is in use is refused with
 /// [`SpillError::ImageBusy`] instead of waited for, because who waits is the scheduler's to decide.
 pub trait TierStore: Send + Sync {
@@ -239,7 +244,8 @@ type PutBack = Box<dyn FnOnce(Masters, bool) + Send>;
 /// The masters of an image, out of their store to be written.
 ///
 /// Dropped without [`commit`](Self::commit), as when a step panics, they go back as they are under the old
-/// version: what was written is not undone, and need not be rounded yet where that is what moves. The lengths are the image's and must stay what they are.
+/// version: what was written need not be undone, nor rounded yet where that is what moves. The lengths are the image's and must
+/// stay what they are.
 #[must_use = "dropping a writer puts the masters back under the old version"]
 pub struct ImageWriter {
     masters: Masters,

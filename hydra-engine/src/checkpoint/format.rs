@@ -238,13 +238,18 @@ pub(crate) struct ImageValues {
     pub best: Option<Vec<f32>>,
 }
 
-/// A checkpoint that is read image by image, in order.
+/// A checkpoint that is read image by image, in order. What was read may be used for good only when it is known,
+/// [at the end](Self::finish), that it is what was written.
 pub(crate) struct Reader {
     path: PathBuf,
     state: State,
     metadata: Metadata,
     checksum: String,
     data: Summed<BufReader<File>>,
+    /// Whether it has best masters.
+    best: bool,
+    /// Bytes of tensors that were read.
+    at: usize,
 }
 
 impl Reader {
@@ -279,7 +284,8 @@ impl Reader {
         let mut data = Summed::new(file);
         data.sum.update(&prefix);
         data.sum.update(&header);
-        Ok(Self { path: path.to_owned(), state, metadata, checksum, data })
+        let best = metadata.offset_keys().iter().any(|name| name.starts_with(&Part::Best.name("")));
+        Ok(Self { path: path.to_owned(), state, metadata, checksum, data, best, at: 0 })
     }
 
     /// The checksum that the file says it has.
@@ -308,39 +314,34 @@ impl Reader {
         }
     }
 
-    /// Reads everything of a chain's images and makes sure that it is what was written.
+    /// Makes sure that what was read, image by image, is everything and what was written.
     ///
     /// # Errors
-    /// [`CheckpointError`], where the tensors are not the chain's, cannot be read or have changed.
-    pub(crate) fn images(mut self, chain: &Chain) -> Result<Vec<ImageValues>, CheckpointError> {
-        let best = self.metadata.offset_keys().iter().any(|name| name.starts_with(&Part::Best.name("")));
-        let mut at = 0;
-        let images =
-            chain.images().iter().map(|image| self.image(image, best, &mut at)).collect::<Result<_, _>>()?;
-        let rest = self.metadata.data_len() - at;
+    /// [`CheckpointError`], where the tensors are not the chain's or have changed.
+    pub(crate) fn finish(self) -> Result<(), CheckpointError> {
+        let rest = self.metadata.data_len() - self.at;
         if rest > 0 {
             return Err(self.other_tensors("tensors", &format!("{rest} bytes more than the model's")));
         }
         self.check()?;
-        if self.state.has_best() && !best {
+        if self.state.has_best() && !self.best {
             let problem = "it has no best masters, which its state speaks of".to_owned();
             return Err(CheckpointError::NotACheckpoint { path: self.path, problem });
         }
-        Ok(images)
+        Ok(())
     }
 
-    fn image(
-        &mut self,
-        image: &ImageLayout,
-        best: bool,
-        at: &mut usize,
-    ) -> Result<ImageValues, CheckpointError> {
+    /// Reads the next image of the chain.
+    ///
+    /// # Errors
+    /// [`CheckpointError`], where the tensors are not the chain's or cannot be read.
+    pub(crate) fn image(&mut self, image: &ImageLayout) -> Result<ImageValues, CheckpointError> {
         let mut values = ImageValues { params: Vec::new(), moments: Vec::new(), best: None };
-        for part in Part::of(image, self.state.moments(), best) {
+        for part in Part::of(image, self.state.moments(), self.best) {
             let mut of_part = vec![0.0; image.elements];
             for param in &image.params {
                 let name = part.name(&param.name);
-                let expected = (*at, *at + param.len * size_of::<f32>());
+                let expected = (self.at, self.at + param.len * size_of::<f32>());
                 match self.metadata.info(&name) {
                     Some(info) if info.shape == param.shape && info.data_offsets == expected => {}
                     Some(info) => {
@@ -350,7 +351,7 @@ impl Reader {
                     }
                     None => return Err(self.other_tensors(&format!("tensor `{name}`"), "none")),
                 }
-                *at = expected.1;
+                self.at = expected.1;
                 let out = bytemuck::cast_slice_mut(&mut of_part[param.range()]);
                 let read = |source| CheckpointError::Read { path: self.path.clone(), source };
                 self.data.read_exact(out).map_err(read)?;

@@ -1,0 +1,216 @@
+//! Which masters stay in host memory and which live on the disk: a pure function of their sizes.
+//!
+//! What lives on the disk takes host memory where it is used, and all of that is set aside before the run starts, so
+//! that no reservation can be refused in the middle. At once there are at most
+//!
+//! - for each device, what two promotions read: one that computes or is copied, and one that comes up;
+//! - the masters of one image at the optimizer, which steps, keeps and puts back one after the other;
+//! - the masters of one image at the writer, which hashes, writes and keeps one after the other.
+
+use hydra_core::ImageLayout;
+use std::collections::BTreeSet;
+
+/// What a task has in tiers.
+pub(crate) struct Holding {
+    /// The bytes of each image's masters: parameters, what they are rounded to, moments.
+    pub masters: Vec<u64>,
+    /// The bytes of each image that a promotion reads.
+    pub moving: Vec<u64>,
+    /// The images that each shard reads.
+    pub shards: Vec<Vec<usize>>,
+    /// Whether its images may live on the disk.
+    pub may_leave: bool,
+}
+
+/// Who lives where.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Division {
+    /// For each task, whether each image lives on the disk.
+    pub on_disk: Vec<Vec<bool>>,
+    /// Bytes of masters in host memory.
+    pub in_memory: u64,
+    /// Bytes of masters on the disk.
+    pub disk: u64,
+    /// Bytes of host memory for what lives on the disk, where it is used.
+    pub working: u64,
+}
+
+/// The bytes of an image's masters under an optimizer of so many moments.
+pub(crate) fn masters_bytes(image: &ImageLayout, moments: usize) -> u64 {
+    image.master_bytes() + if image.trained { moments as u64 * image.moment_bytes() } else { 0 }
+}
+
+/// Keeps as much in host memory as finds `room` there: tasks in their order, images in chain order.
+///
+/// An image on the disk needs several times its size where it is used, so the largest may be better off in host
+/// memory than what comes first. Each size is tried as the largest that may leave; the one is taken with which the
+/// fewest bytes live on the disk.
+///
+/// # Errors
+/// The division that needs the least host memory, if that is more than `room`.
+pub(crate) fn divide(tasks: &[Holding], room: u64, devices: usize) -> Result<Division, Division> {
+    let may_leave = tasks.iter().filter(|task| task.may_leave);
+    let sizes: BTreeSet<u64> = may_leave.flat_map(|task| &task.masters).copied().collect();
+    let limits = sizes.into_iter().chain(std::iter::once(0)).rev();
+    let divisions: Vec<Division> = limits.map(|limit| under(tasks, limit, room, devices)).collect();
+    let fits = divisions.iter().filter(|division| division.needed() <= room);
+    match fits.min_by_key(|division| division.disk) {
+        Some(division) => Ok(division.clone()),
+        None => Err(divisions.into_iter().min_by_key(Division::needed).unwrap_or_default()),
+    }
+}
+
+/// Keeps what is larger than `limit` in host memory, and of the rest what finds room beside the most that it can need
+/// on the disk.
+fn under(tasks: &[Holding], limit: u64, room: u64, devices: usize) -> Division {
+    let leave = |task: &Holding| task.masters.iter().map(|bytes| task.may_leave && *bytes <= limit).collect();
+    let mut on_disk: Vec<Vec<bool>> = tasks.iter().map(leave).collect();
+    let most = Division::of(tasks, on_disk.clone(), devices);
+    let mut left = room.saturating_sub(most.needed());
+    for (task, on_disk) in tasks.iter().zip(&mut on_disk) {
+        for (bytes, on_disk) in task.masters.iter().zip(on_disk).filter(|(_, on_disk)| **on_disk) {
+            if *bytes <= left {
+                (left, *on_disk) = (left - bytes, false);
+            }
+        }
+    }
+    Division::of(tasks, on_disk, devices)
+}
+
+impl Division {
+    fn of(tasks: &[Holding], on_disk: Vec<Vec<bool>>, devices: usize) -> Self {
+        let all: u64 = tasks.iter().flat_map(|task| &task.masters).sum();
+        let there = || {
+            let images = |(task, there): (&Holding, &Vec<bool>)| {
+                let there = task.masters.iter().zip(there.clone()).filter(|(_, there)| *there);
+                there.map(|(bytes, _)| *bytes).collect::<Vec<u64>>()
+            };
+            tasks.iter().zip(&on_disk).flat_map(images)
+        };
+        let promotion = |(task, there): (&Holding, &Vec<bool>)| {
+            let read = |shard: &Vec<usize>| -> u64 {
+                shard.iter().filter(|image| there[**image]).map(|image| task.moving[*image]).sum()
+            };
+            task.shards.iter().map(read).max().unwrap_or(0)
+        };
+        let promotion = tasks.iter().zip(&on_disk).map(promotion).max().unwrap_or(0);
+        let working = 2 * (devices as u64 * promotion + there().max().unwrap_or(0));
+        let disk = there().sum();
+        Self { in_memory: all - disk, disk, working, on_disk }
+    }
+
+    /// Bytes of host memory.
+    pub(crate) fn needed(&self) -> u64 {
+        self.in_memory + self.working
+    }
+}
+
+/// Images that are made at once when a task begins: those that stay in host memory as many as follow each other, those
+/// that leave as many as there is room for on their way.
+pub(crate) fn groups(on_disk: &[bool], masters: &[u64], working: u64) -> Vec<std::ops::Range<usize>> {
+    let mut groups: Vec<std::ops::Range<usize>> = Vec::new();
+    let mut bytes = 0;
+    for (image, leaves) in on_disk.iter().enumerate() {
+        bytes += masters[image];
+        match groups.last_mut() {
+            Some(group) if on_disk[group.start] == *leaves && (!leaves || bytes <= working) => group.end += 1,
+            _ => {
+                bytes = masters[image];
+                groups.push(image..image + 1);
+            }
+        }
+    }
+    groups
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// A task of AdamW in `f32`, each image a shard.
+    fn task(masters: &[u64]) -> Holding {
+        Holding {
+            masters: masters.to_vec(),
+            moving: masters.iter().map(|bytes| bytes / 3).collect(),
+            shards: (0..masters.len()).map(|image| vec![image]).collect(),
+            may_leave: true,
+        }
+    }
+
+    fn shown(division: &Division) -> Vec<String> {
+        let letter = |there: &bool| if *there { 'd' } else { 'm' };
+        division.on_disk.iter().map(|task| task.iter().map(letter).collect()).collect()
+    }
+
+    #[test]
+    fn what_fits_stays_first_come_first_served() {
+        // On the disk each takes 30 at the optimizer, 30 at the writer and two promotions of 10.
+        let tasks = [task(&[30; 3]), task(&[30; 3])];
+        let at = |room| shown(&divide(&tasks, room, 1).unwrap());
+        assert_eq!(at(180), ["mmm", "mmm"]);
+        assert_eq!(at(179), ["mmm", "ddd"]);
+        assert_eq!(at(139), ["mdd", "ddd"]);
+        assert_eq!(at(80), ["ddd", "ddd"]);
+        let least = divide(&tasks, 79, 1).unwrap_err();
+        assert_eq!((least.needed(), least.working, least.disk), (80, 80, 180));
+        assert_eq!(divide(&tasks, 99, 2).unwrap_err().needed(), 100, "two promotions for each device");
+    }
+
+    #[test]
+    fn an_image_that_is_large_stays_where_it_costs_less() {
+        let tasks = [task(&[30, 300, 30])];
+        let division = divide(&tasks, 385, 1).unwrap();
+        assert_eq!((shown(&division), division.needed()), (vec!["mmm".to_owned()], 360));
+        // All on the disk would take 800, the large one alone leaves room for none of the others.
+        assert_eq!(divide(&tasks, 359, 1).unwrap_err().needed(), 360);
+        let tasks = [task(&[30, 300, 30, 30, 30, 30])];
+        let division = divide(&tasks, 380, 1).unwrap();
+        assert_eq!((shown(&division), division.needed()), (vec!["dmdddd".to_owned()], 380));
+    }
+
+    #[test]
+    fn what_lives_on_a_device_does_not_leave() {
+        let tasks = [Holding { may_leave: false, ..task(&[300]) }, task(&[30; 4])];
+        assert_eq!(shown(&divide(&tasks, 419, 1).unwrap()), ["m", "mddd"]);
+        assert_eq!(divide(&tasks[..1], 299, 1).unwrap_err().needed(), 300);
+    }
+
+    #[test]
+    fn a_promotion_reads_of_its_shard_what_is_on_the_disk() {
+        let mut one = task(&[30; 4]);
+        one.shards = vec![vec![0, 1], vec![2, 3]];
+        let division = divide(&[one], 100, 1).unwrap();
+        assert_eq!((division.working, division.disk), (100, 120));
+    }
+
+    #[test]
+    fn images_are_made_in_groups_that_find_room() {
+        let on_disk = [false, false, true, true, true, false];
+        assert_eq!(groups(&on_disk, &[1, 900, 50, 50, 50, 7], 100), [0..2, 2..4, 4..5, 5..6]);
+        assert!(groups(&[], &[], 0).is_empty());
+    }
+
+    proptest! {
+        #[test]
+        fn a_division_keeps_to_the_room_or_says_what_is_missing(
+            sizes in prop::collection::vec(prop::collection::vec(1_u64..100, 1..6), 1..4),
+            room in 0_u64..1500,
+            devices in 1_usize..3,
+        ) {
+            let tasks: Vec<Holding> = sizes.iter().map(|sizes| task(sizes)).collect();
+            let all: u64 = sizes.iter().flatten().sum();
+            match divide(&tasks, room, devices) {
+                Ok(division) => {
+                    prop_assert!(division.needed() <= room);
+                    prop_assert_eq!(division.in_memory + division.disk, all);
+                    prop_assert!(all > room || division.disk == 0, "what fits stays");
+                }
+                Err(least) => {
+                    prop_assert!(least.needed() > room);
+                    prop_assert!(divide(&tasks, least.needed(), devices).is_ok(), "what is missing suffices");
+                }
+            }
+        }
+    }
+}

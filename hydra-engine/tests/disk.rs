@@ -1,0 +1,353 @@
+//! Masters that host memory has no room for live on the disk, and change no bit there: whatever the budget leaves in
+//! host memory, a task's losses and final weights are those of the plain loop, and no reservation is refused.
+
+mod common;
+
+use common::{Settings, adamw, mlp_chain, spirals, tokens};
+use hydra_core::{ByteSize, Chain, FloatType, Length, OptimizerSpec, TrainSpec};
+use hydra_engine::{
+    Checkpoint, CheckpointEvery, EngineError, Orchestrator, RunReport, TaskReport, TaskState, TrainTask,
+    plain,
+};
+use hydra_models::gpt2::{self, Gpt2Config, Gpt2Writer};
+use hydra_sched::PolicyKind;
+use hydra_spill::SpillError;
+use hydra_spill::alloc::CountingAllocator;
+use proptest::prelude::*;
+use std::fs;
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
+use tempfile::TempDir;
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator::new(std::alloc::System);
+
+const PLENTY: ByteSize = ByteSize::mib(64);
+
+/// A GPT-2 of ten layers with dropout everywhere.
+fn config() -> Gpt2Config {
+    Gpt2Config { n_layer: 8, ..common::config() }
+}
+
+fn gpt2_chain() -> Arc<Chain> {
+    static CHAIN: OnceLock<Arc<Chain>> = OnceLock::new();
+    CHAIN.get_or_init(|| Arc::new(gpt2::chain(&config(), None).expect("a chain"))).clone()
+}
+
+/// Eleven blocks in batches of four: the last minibatch of an epoch is smaller. Clipping and dropout are on.
+fn spec() -> TrainSpec {
+    TrainSpec { length: Length::Steps(5), ..adamw(4) }
+}
+
+fn task(spec: &TrainSpec) -> TrainTask {
+    TrainTask::new("task", gpt2_chain(), tokens(11, 1), spec.clone())
+}
+
+/// The tasks of a run: this one, cut as the settings say, and others.
+fn tasks(settings: &Settings, task: &TrainTask) -> Vec<TrainTask> {
+    let first = settings.cuts.iter().fold(task.clone(), |task, cuts| task.cuts(cuts.clone()));
+    let other = |other: usize| {
+        let spec = TrainSpec { seed: 99 + other as u64, ..adamw(3) };
+        TrainTask::new(format!("other-{other}"), gpt2_chain(), tokens(7, other as u32), spec)
+    };
+    std::iter::once(first).chain((0..settings.others).map(other)).collect()
+}
+
+fn submitted(run: Orchestrator, settings: &Settings, task: &TrainTask) -> Orchestrator {
+    let mut run = run;
+    for task in tasks(settings, task) {
+        run.submit(task).expect("a task");
+    }
+    run
+}
+
+/// The least host memory of a run whose masters may live on the disk, and that in which they all stay.
+fn bounds(settings: &Settings, task: &TrainTask) -> (u64, u64) {
+    let with = |disk: bool| {
+        let run = settings.orchestrator().host_memory(ByteSize(1));
+        let run = if disk { run.disk("nowhere".into(), PLENTY) } else { run };
+        match submitted(run, settings, task).admit() {
+            Err(EngineError::HostMemory { needed, .. }) => needed,
+            other => panic!("expected too little host memory, found {other:?}"),
+        }
+    };
+    (with(true), with(false))
+}
+
+/// Runs a task, among others, in so much host memory.
+fn run(settings: &Settings, task: &TrainTask, host: u64) -> RunReport {
+    let dir = TempDir::new().expect("a directory");
+    let run = settings.orchestrator().host_memory(ByteSize(host)).disk(dir.path().to_owned(), PLENTY);
+    let mut run = submitted(run, settings, task);
+    run.make_room().expect("room");
+    assert_eq!(fs::read_dir(dir.path()).expect("a directory").count(), 0, "files have no name");
+    let report = run.run().expect("a run");
+    assert!(report.host_peak_bytes <= report.host_budget_bytes, "{report:?}");
+    assert!(report.host_admitted_bytes <= report.host_budget_bytes, "{report:?}");
+    assert!(report.tasks.iter().all(|task| task.error.is_none()), "{:?}", report.tasks);
+    report
+}
+
+fn agrees(settings: &Settings, task: &TrainTask, (chain, spec): (&Arc<Chain>, &TrainSpec), host: u64) {
+    let data = if task_is_mlp(chain) { spirals() } else { tokens(11, 1) };
+    let plain = plain::train(chain, data.as_ref(), spec).expect("the plain loop");
+    let report = run(settings, task, host).tasks.remove(0);
+    assert_eq!(report.losses, plain.losses, "{settings:?} in {host}");
+    assert_eq!(report.weights_sha256, Some(plain.weights_sha256), "{settings:?} in {host}");
+}
+
+fn task_is_mlp(chain: &Chain) -> bool {
+    chain.name().contains("mlp")
+}
+
+#[test]
+fn all_masters_on_the_disk_equal_the_plain_loop() {
+    for cuts in [vec![], vec![5], vec![1, 2, 4, 6, 7, 9]] {
+        let settings = Settings { cuts: Some(cuts), ..Settings::default() };
+        let task = task(&TrainSpec { clip: None, ..spec() });
+        let (least, all) = bounds(&settings, &task);
+        assert!(least < all, "{least} of {all}");
+        agrees(&settings, &task, (&gpt2_chain(), &TrainSpec { clip: None, ..spec() }), least);
+    }
+}
+
+#[test]
+fn every_byte_on_the_disk_is_accounted_for() {
+    let settings = Settings { cuts: Some(vec![1, 2, 4, 6, 7, 9]), others: 1, ..Settings::default() };
+    let task = task(&spec());
+    let (least, all) = bounds(&settings, &task);
+    let whole = run(&settings, &task, all);
+    let moved = |report: &RunReport| (report.transfers.disk_read_bytes, report.transfers.disk_written_bytes);
+    assert_eq!((moved(&whole), whole.tasks[0].disk_bytes), ((0, 0), 0), "what fits stays");
+    let part = run(&settings, &task, (least + all) / 2);
+    let tight = run(&settings, &task, least);
+    let on_disk = |report: &RunReport| report.tasks.iter().map(|task| task.disk_bytes).sum::<u64>();
+    assert!(0 < on_disk(&part) && on_disk(&part) < on_disk(&tight), "{part:?}\n{tight:?}");
+    for report in [&part, &tight] {
+        let (read, written) = moved(report);
+        assert!(read > written && written > on_disk(report), "{report:?}");
+    }
+    let masters = gpt2_chain().images().iter().map(|image| 3 * image.master_bytes()).sum::<u64>();
+    assert!(masters < on_disk(&tight) && on_disk(&tight) <= 2 * masters, "{} of {masters}", on_disk(&tight));
+    let hashes = |report: &RunReport| {
+        report.tasks.iter().map(|task| task.weights_sha256.clone().expect("a hash")).collect::<Vec<_>>()
+    };
+    assert_eq!((hashes(&part), hashes(&tight)), (hashes(&whole), hashes(&whole)));
+}
+
+#[test]
+fn every_option_of_a_spec_equals_the_plain_loop_from_the_disk() {
+    let base = TrainSpec { clip: None, ..spec() };
+    let sgd = |momentum| OptimizerSpec::Sgd { lr: 0.05, momentum, weight_decay: 0.01 };
+    let specs = [
+        base.clone(),
+        TrainSpec { accumulate: 3, ..base.clone() },
+        TrainSpec { accumulate: 2, clip: Some(0.5), ..base.clone() },
+        TrainSpec { optimizer: sgd(0.0), ..base.clone() },
+        TrainSpec { optimizer: sgd(0.9), length: Length::Epochs(1), ..base },
+    ];
+    let settings = Settings { cuts: Some(vec![1, 3, 6, 8]), devices: 2, others: 2, ..Settings::default() };
+    for spec in specs {
+        let task = task(&spec);
+        agrees(&settings, &task, (&gpt2_chain(), &spec), bounds(&settings, &task).0);
+    }
+}
+
+#[test]
+fn other_chains_and_types_of_floats_train_from_the_disk() {
+    let narrow = gpt2::chain(&config(), None).expect("a chain").with_float_type(FloatType::Bf16);
+    let chains = [(Arc::new(narrow), tokens(11, 1)), (mlp_chain(), spirals())];
+    for (chain, data) in chains {
+        let spec = TrainSpec { clip: None, ..spec() };
+        let task = TrainTask::new("task", chain.clone(), data, spec.clone());
+        for resident in [false, true] {
+            let cuts = if chain.layers().len() > 5 { vec![1, 3, 4, 7] } else { vec![1, 2] };
+            let settings = Settings { cuts: Some(cuts), resident, ..Settings::default() };
+            let (least, all) = bounds(&settings, &task);
+            agrees(&settings, &task, (&chain, &spec), least);
+            agrees(&settings, &task, (&chain, &spec), (least + all) / 2);
+        }
+    }
+}
+
+fn best_of(report: &TaskReport) -> impl PartialEq + std::fmt::Debug + use<> {
+    let evaluations = [report.initial_validation, report.validation, report.test];
+    let periodic = report.evaluations.clone();
+    (report.losses.clone(), evaluations, periodic, report.best_step, report.weights_sha256.clone())
+}
+
+fn evaluated() -> TrainTask {
+    let spec = TrainSpec { eval_every: Some(2), accumulate: 2, ..spec() };
+    task(&spec).validation(tokens(5, 3)).test(tokens(4, 2))
+}
+
+#[test]
+fn best_weights_are_put_back_on_the_disk() {
+    let whole = Settings::default().task(evaluated());
+    assert!(whole.best_step.is_some());
+    for resident in [false, true] {
+        let settings = Settings { cuts: Some(vec![2, 5, 7]), resident, ..Settings::default() };
+        let report = run(&settings, &evaluated(), bounds(&settings, &evaluated()).0).tasks.remove(0);
+        assert!(report.disk_bytes > 0);
+        assert_eq!(best_of(&report), best_of(&whole));
+    }
+}
+
+#[test]
+fn a_checkpoint_of_masters_on_the_disk_goes_on_anywhere() {
+    let dir = TempDir::new().expect("a directory");
+    let file = dir.path().join("task.safetensors");
+    let kept = || evaluated().checkpoint_to(file.clone());
+    let whole = Settings::default().task(evaluated());
+    let cut = Settings { cuts: Some(vec![1, 3, 6, 8]), devices: 2, others: 1, ..Settings::default() };
+    let (least, all) = bounds(&cut, &kept());
+    // Each leg is stopped after some minibatches: on the disk, in host memory, and on the disk again.
+    for (leg, host) in [least, all, (least + all) / 2].into_iter().enumerate() {
+        let stop = hydra_engine::StopFlag::new();
+        let task = match file.exists() {
+            true => kept().resume_from(Checkpoint::open(&file).expect("a checkpoint")),
+            false => kept(),
+        };
+        let scratch = TempDir::new().expect("a directory");
+        let run = cut.orchestrator().host_memory(ByteSize(host)).disk(scratch.path().to_owned(), PLENTY);
+        let run = run.checkpoint_every(CheckpointEvery::Minibatches(1)).stop_flag(stop.clone());
+        let run = run.observer(Box::new(StopAt { step: leg + 1, stop }));
+        let report = submitted(run, &cut, &task).run().expect("a run").tasks.remove(0);
+        assert_eq!((report.state, report.error), (TaskState::Stopped, None), "leg {leg}");
+    }
+    let task = evaluated().resume_from(Checkpoint::open(&file).expect("a checkpoint"));
+    let settings = Settings { cuts: Some(vec![2, 6]), ..Settings::default() };
+    let report = run(&settings, &task, bounds(&settings, &task).0).tasks.remove(0);
+    assert!(report.disk_bytes > 0 && report.resumed_at >= Some(2), "{report:?}");
+    assert_eq!(best_of(&report), best_of(&whole));
+}
+
+/// Stops the run when the first task has trained so many minibatches.
+struct StopAt {
+    step: usize,
+    stop: hydra_engine::StopFlag,
+}
+
+impl hydra_engine::Observer for StopAt {
+    fn observe(&mut self, event: &hydra_engine::RunEvent<'_>) {
+        if let hydra_engine::RunEvent::Minibatch { task, step, .. } = event
+            && task.0 == 0
+            && step + 1 >= self.step
+        {
+            self.stop.stop();
+        }
+    }
+}
+
+#[test]
+fn a_checkpoint_that_is_damaged_fails_its_task_although_it_was_on_the_disk_already() {
+    let dir = TempDir::new().expect("a directory");
+    let file = dir.path().join("task.safetensors");
+    let mut kept = Settings::default().orchestrator().checkpoint_every(CheckpointEvery::Minibatches(1));
+    kept = kept.stop_flag({
+        let stop = hydra_engine::StopFlag::new();
+        stop.stop();
+        stop
+    });
+    kept.submit(evaluated().checkpoint_to(file.clone())).expect("a task");
+    kept.run().expect("a run");
+    let checkpoint = Checkpoint::open(&file).expect("a checkpoint");
+    let mut bytes = fs::read(&file).expect("a file");
+    let last = bytes.len() - 3;
+    bytes[last] ^= 1;
+    fs::write(&file, &bytes).expect("a file");
+    let settings = Settings { cuts: Some(vec![2]), others: 1, ..Settings::default() };
+    let task = evaluated().resume_from(checkpoint);
+    let least = bounds(&settings, &task).0;
+    let run = settings.orchestrator().host_memory(ByteSize(least)).disk(dir.path().to_owned(), PLENTY);
+    let report = submitted(run, &settings, &task).run().expect("a run");
+    let said = report.tasks[0].error.clone().expect("an error");
+    assert!(said.contains("is damaged: its checksum is "), "{said}");
+    assert_eq!((report.tasks[0].state, report.tasks[1].state), (TaskState::Failed, TaskState::Done));
+}
+
+#[test]
+fn models_are_written_and_evaluated_from_the_disk() {
+    let dir = TempDir::new().expect("a directory");
+    let settings = Settings { cuts: Some(vec![1, 2, 4, 6, 7, 9]), ..Settings::default() };
+    let written = |to: &str| task(&spec()).write_to(Arc::new(Gpt2Writer::new(config())), dir.path().join(to));
+    let (least, all) = bounds(&settings, &task(&spec()));
+    run(&settings, &written("disk"), least);
+    run(&settings, &written("memory"), all);
+    let model = |of: &str| fs::read(dir.path().join(of).join("model.safetensors")).expect("a model");
+    assert!(model("disk") == model("memory"), "the files are the same");
+
+    // So little of a device's memory that the model is cut.
+    let settings = Settings { memory: ByteSize(1_250_000), ..Settings::default() };
+    let evaluate = |host: u64, disk: bool| {
+        let run = settings.orchestrator().host_memory(ByteSize(host));
+        let run = if disk { run.disk(dir.path().to_owned(), PLENTY) } else { run };
+        run.evaluate(gpt2_chain(), tokens(9, 4), 2, 7)
+    };
+    let needed = |disk: bool| match evaluate(1, disk) {
+        Err(EngineError::HostMemory { needed, .. }) => needed,
+        other => panic!("expected too little host memory, found {other:?}"),
+    };
+    let (least, all) = (needed(true), needed(false));
+    assert!(least < all, "{least} of {all}");
+    assert_eq!(evaluate(least, true).expect("a loss"), evaluate(all, false).expect("a loss"));
+}
+
+#[test]
+fn what_cannot_be_is_refused_before_anything_trains() {
+    let settings = Settings { cuts: Some(vec![1, 2, 4, 6, 7, 9]), ..Settings::default() };
+    let task = task(&spec());
+    let (least, all) = bounds(&settings, &task);
+    let dir = TempDir::new().expect("a directory");
+    let refused = |host: u64, disk: Option<(&Path, ByteSize)>| {
+        let run = settings.orchestrator().host_memory(ByteSize(host));
+        let run = match disk {
+            Some((dir, budget)) => run.disk(dir.to_owned(), budget),
+            None => run,
+        };
+        submitted(run, &settings, &task).run().expect_err("it does not fit")
+    };
+    let without = refused(all - 1, None).to_string();
+    assert!(without.ends_with("or a disk that masters may live on"), "{without}");
+    let tight = refused(least - 1, Some((dir.path(), PLENTY))).to_string();
+    assert!(tight.contains("for work on those on the disk, "), "{tight}");
+    let small = refused(least, Some((dir.path(), ByteSize(1000))));
+    assert!(matches!(small, EngineError::DiskMemory { budget: 1000, .. }), "{small}");
+    assert!(small.to_string().contains(&format!("to the disk `{}`", dir.path().display())), "{small}");
+    let missing = dir.path().join("missing");
+    let missing = refused(least, Some((&missing, PLENTY)));
+    assert!(matches!(missing, EngineError::Spill(SpillError::DiskRoom { .. })), "{missing}");
+}
+
+fn plain_hash() -> &'static str {
+    static HASH: OnceLock<String> = OnceLock::new();
+    HASH.get_or_init(|| {
+        plain::train(&gpt2_chain(), tokens(11, 1).as_ref(), &spec()).expect("plain").weights_sha256
+    })
+}
+
+prop_compose! {
+    fn settings()(
+        devices in 1usize..=2,
+        threads in 1usize..=2,
+        resident: bool,
+        cuts in prop::collection::btree_set(1usize..10, 0..=6),
+        policy in prop::sample::select(PolicyKind::ALL.to_vec()),
+        prefetch: bool,
+        others in 0usize..=2,
+    ) -> Settings {
+        let cuts = Some(cuts.into_iter().collect());
+        Settings { devices, threads, resident, cuts, policy, prefetch, others, ..Settings::default() }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 16, ..ProptestConfig::default() })]
+    #[test]
+    fn no_setting_and_no_budget_changes_a_bit(settings in settings(), share in 0_u64..=100) {
+        let task = task(&spec());
+        let (least, all) = bounds(&settings, &task);
+        let report = run(&settings, &task, least + (all - least) * share / 100);
+        prop_assert_eq!(report.tasks[0].weights_sha256.as_deref(), Some(plain_hash()));
+    }
+}

@@ -1,0 +1,695 @@
+//! The tier of images that host memory has no room for: files.
+//!
+//! All images of a task lie in one file without a name, whose space is taken before the first of them comes, so that
+//! a full disk shows before anything is trained and nothing is left behind when the process is killed. What moves at
+//! a promotion lies first in an image, so that it is one read of exactly those bytes. Nothing is synced: checkpoints
+//! are what survives a run, and this is its scratch.
+//!
+//! What is read or written passes through memory of the host, which is reserved of a budget for that alone.
+
+use crate::error::with_causes;
+use crate::link::AlignedBytes;
+use crate::store::check;
+use crate::{
+    Budget, ImageId, ImageView, ImageWriter, Masters, NarrowFloats, Reservation, SpillError, TierStore,
+};
+use bytes::Bytes;
+use hydra_core::{FloatType, TaskId};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// A store that keeps some images in files, and all others in the store below.
+///
+/// An image lives here from when it is [settled](Self::settle) until it is removed. The reservation that it is
+/// inserted with is of the disk's budget.
+pub struct DiskStore {
+    below: Arc<dyn TierStore>,
+    slots: Slots,
+    moved: Arc<Moved>,
+}
+
+type Slots = Arc<Mutex<BTreeMap<ImageId, Slot>>>;
+
+struct Slot {
+    place: Place,
+    content: Content,
+    version: u64,
+    reservation: Option<Reservation>,
+}
+
+enum Content {
+    /// There is room, and nothing was inserted.
+    Empty,
+    /// Every reader has a clone of the lease.
+    AtRest { shape: Shape, lease: Arc<()> },
+    /// A writer has the masters.
+    Out,
+    /// What a writer left could not be written.
+    Lost { problem: String },
+}
+
+/// What is laid out one after the other: what moves if it is narrower than the parameters, the parameters, the
+/// moments.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Shape {
+    elements: u64,
+    narrow: Option<FloatType>,
+    moments: usize,
+}
+
+/// Where an image lies.
+#[derive(Clone)]
+struct Place {
+    scratch: Arc<Scratch>,
+    offset: u64,
+    bytes: u64,
+}
+
+/// The file of a task. Its space is free again when the last of its images is gone.
+struct Scratch {
+    file: Box<dyn Positioned>,
+    dir: PathBuf,
+    /// Host memory for what is on its way.
+    working: Budget,
+    moved: Arc<Moved>,
+}
+
+#[derive(Default)]
+struct Moved {
+    read: AtomicU64,
+    written: AtomicU64,
+}
+
+/// A file that several threads read and write at once.
+trait Positioned: Send + Sync {
+    fn read_at(&self, at: u64, out: &mut [u8]) -> io::Result<()>;
+
+    fn write_at(&self, at: u64, bytes: &[u8]) -> io::Result<()>;
+}
+
+#[cfg(unix)]
+impl Positioned for File {
+    fn read_at(&self, at: u64, out: &mut [u8]) -> io::Result<()> {
+        std::os::unix::fs::FileExt::read_exact_at(self, out, at)
+    }
+
+    fn write_at(&self, at: u64, bytes: &[u8]) -> io::Result<()> {
+        std::os::unix::fs::FileExt::write_all_at(self, bytes, at)
+    }
+}
+
+/// Systems whose files have one position take turns.
+#[cfg(not(unix))]
+impl Positioned for Mutex<File> {
+    fn read_at(&self, at: u64, out: &mut [u8]) -> io::Result<()> {
+        use io::{Read, Seek};
+        let mut file = self.lock().unwrap_or_else(PoisonError::into_inner);
+        file.seek(io::SeekFrom::Start(at))?;
+        file.read_exact(out)
+    }
+
+    fn write_at(&self, at: u64, bytes: &[u8]) -> io::Result<()> {
+        use io::{Seek, Write};
+        let mut file = self.lock().unwrap_or_else(PoisonError::into_inner);
+        file.seek(io::SeekFrom::Start(at))?;
+        file.write_all(bytes)
+    }
+}
+
+/// A file of so many bytes in a directory, without a name there.
+fn scratch_file(dir: &Path, bytes: u64) -> io::Result<Box<dyn Positioned>> {
+    let file = tempfile::tempfile_in(dir)?;
+    allocate(&file, bytes)?;
+    #[cfg(not(unix))]
+    let file = Mutex::new(file);
+    Ok(Box::new(file))
+}
+
+/// Takes the space of a file where the file system can; elsewhere a full disk shows when it is written.
+#[cfg(target_os = "linux")]
+fn allocate(file: &File, bytes: u64) -> io::Result<()> {
+    use rustix::fs::{FallocateFlags, fallocate};
+    use rustix::io::{Errno, retry_on_intr};
+    match retry_on_intr(|| fallocate(file, FallocateFlags::empty(), 0, bytes.max(1))) {
+        Err(Errno::OPNOTSUPP | Errno::NOSYS) => file.set_len(bytes),
+        result => Ok(result?),
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn allocate(file: &File, bytes: u64) -> io::Result<()> {
+    file.set_len(bytes)
+}
+
+impl Shape {
+    fn of(masters: &Masters) -> Self {
+        let narrow = masters.narrow.as_ref().map(NarrowFloats::float_type);
+        Self { elements: masters.params.len() as u64, narrow, moments: masters.moments.len() }
+    }
+
+    fn narrow_bytes(&self) -> u64 {
+        self.narrow.map_or(0, |float| float.bytes() as u64 * self.elements)
+    }
+
+    fn param_bytes(&self) -> u64 {
+        self.elements * size_of::<f32>() as u64
+    }
+
+    fn params(&self) -> Range<u64> {
+        let start = self.narrow_bytes();
+        start..start + self.param_bytes()
+    }
+
+    /// What a promotion reads.
+    fn moving(&self) -> Range<u64> {
+        match self.narrow {
+            Some(_) => 0..self.narrow_bytes(),
+            None => self.params(),
+        }
+    }
+
+    fn bytes(&self) -> u64 {
+        self.params().end + self.moments as u64 * self.param_bytes()
+    }
+
+    /// Masters of zeros.
+    fn masters(&self) -> Masters {
+        let elements = self.elements as usize;
+        let moments = (0..self.moments).map(|_| vec![0.0; elements]).collect();
+        let narrow = self.narrow.map(|float| NarrowFloats::zeros(elements, float));
+        Masters { narrow, ..Masters::new(vec![0.0; elements], moments) }
+    }
+}
+
+impl Content {
+    fn at_rest(shape: Shape) -> Self {
+        Self::AtRest { shape, lease: Arc::new(()) }
+    }
+
+    /// The shape, for one reader more.
+    fn read(&self, id: ImageId) -> Result<(Shape, Arc<()>), SpillError> {
+        match self {
+            Self::AtRest { shape, lease } => Ok((*shape, lease.clone())),
+            Self::Empty => Err(SpillError::ImageMissing { image: id }),
+            Self::Out => Err(SpillError::ImageBusy { image: id, readers: 0 }),
+            Self::Lost { problem } => Err(SpillError::ImageLost { image: id, problem: problem.clone() }),
+        }
+    }
+
+    /// The shape for a writer, if nobody reads the image.
+    fn take(&mut self, id: ImageId) -> Result<Shape, SpillError> {
+        let (shape, lease) = self.read(id)?;
+        // Its own and the one that was just read are no readers.
+        match Arc::strong_count(&lease) - 2 {
+            0 => {
+                *self = Self::Out;
+                Ok(shape)
+            }
+            readers => Err(SpillError::ImageBusy { image: id, readers }),
+        }
+    }
+}
+
+impl Place {
+    /// Host memory for bytes that come up from here.
+    fn room(&self, id: ImageId, bytes: u64) -> Result<Reservation, SpillError> {
+        Ok(self.scratch.working.reserve(bytes, id.to_string())?)
+    }
+
+    fn failed(&self, image: ImageId, done: &'static str) -> impl FnOnce(io::Error) -> SpillError {
+        let dir = self.scratch.dir.clone();
+        move |source| SpillError::Disk { image, done, dir, source }
+    }
+
+    fn read_into(&self, at: u64, out: &mut [u8]) -> io::Result<()> {
+        self.scratch.file.read_at(self.offset + at, out)?;
+        self.scratch.moved.read.fetch_add(out.len() as u64, Relaxed);
+        Ok(())
+    }
+
+    fn view(&self, id: ImageId, range: Range<u64>) -> Result<AlignedBytes, SpillError> {
+        let len = usize::try_from(range.end - range.start).unwrap_or(usize::MAX);
+        let read = |out: &mut [u8]| self.read_into(range.start, out);
+        AlignedBytes::filled(len, read).map_err(self.failed(id, "read"))
+    }
+
+    fn load(&self, id: ImageId, shape: &Shape) -> Result<Masters, SpillError> {
+        let mut masters = shape.masters();
+        let mut at = 0;
+        let read = parts_mut(&mut masters).try_for_each(|part| {
+            self.read_into(at, part)?;
+            at += part.len() as u64;
+            Ok(())
+        });
+        read.map_err(self.failed(id, "read"))?;
+        Ok(masters)
+    }
+
+    fn save(&self, id: ImageId, masters: &Masters) -> Result<(), SpillError> {
+        let mut at = self.offset;
+        let written = parts(masters).try_for_each(|part| {
+            self.scratch.file.write_at(at, part)?;
+            at += part.len() as u64;
+            self.scratch.moved.written.fetch_add(part.len() as u64, Relaxed);
+            Ok(())
+        });
+        written.map_err(self.failed(id, "written"))
+    }
+}
+
+/// The bytes of masters in the order of the file.
+fn parts(masters: &Masters) -> impl Iterator<Item = &[u8]> {
+    let narrow = masters.narrow.iter().map(|narrow| bytemuck::cast_slice(narrow));
+    let moments = masters.moments.iter().map(|moment| bytemuck::cast_slice(moment));
+    narrow.chain(std::iter::once(bytemuck::cast_slice(&masters.params))).chain(moments)
+}
+
+fn parts_mut(masters: &mut Masters) -> impl Iterator<Item = &mut [u8]> {
+    let Masters { params, narrow, moments } = masters;
+    let narrow = narrow.iter_mut().map(|narrow| bytemuck::cast_slice_mut(narrow));
+    let moments = moments.iter_mut().map(|moment| bytemuck::cast_slice_mut(moment));
+    narrow.chain(std::iter::once(bytemuck::cast_slice_mut(params))).chain(moments)
+}
+
+/// A copy of a part of an image, which counts as its reader.
+struct View {
+    bytes: AlignedBytes,
+    /// Released after the bytes are freed, for fields are dropped in this order.
+    _room: Reservation,
+    _lease: Arc<()>,
+}
+
+impl AsRef<[u8]> for View {
+    fn as_ref(&self) -> &[u8] {
+        self.bytes.as_ref()
+    }
+}
+
+impl DiskStore {
+    /// A store in which nothing lives on the disk yet.
+    pub fn new(below: Arc<dyn TierStore>) -> Self {
+        Self { below, slots: Slots::default(), moved: Arc::default() }
+    }
+
+    /// Makes images live in files in `dir`, each of so many bytes of masters, and takes the space of all of them.
+    /// What is read of them or written is in memory that is reserved of `working` for that time.
+    ///
+    /// # Errors
+    /// [`SpillError::DiskRoom`] where the directory cannot be written to or has no room; then none of the
+    /// images lives there.
+    pub fn settle(&self, dir: &Path, working: &Budget, images: &[(ImageId, u64)]) -> Result<(), SpillError> {
+        let mut tasks: BTreeMap<TaskId, Vec<(ImageId, u64)>> = BTreeMap::new();
+        images.iter().for_each(|image| tasks.entry(image.0.task).or_default().push(*image));
+        let no_room = |source| {
+            let bytes = images.iter().map(|(_, bytes)| bytes).sum();
+            SpillError::DiskRoom { dir: dir.to_owned(), bytes, source }
+        };
+        let mut settled = BTreeMap::new();
+        for images in tasks.into_values() {
+            let file = scratch_file(dir, images.iter().map(|(_, bytes)| bytes).sum()).map_err(no_room)?;
+            settled.extend(self.slots_in(file, dir, working, &images));
+        }
+        self.slots().append(&mut settled);
+        Ok(())
+    }
+
+    /// Empty slots one after the other in a file.
+    fn slots_in(
+        &self,
+        file: Box<dyn Positioned>,
+        dir: &Path,
+        working: &Budget,
+        images: &[(ImageId, u64)],
+    ) -> BTreeMap<ImageId, Slot> {
+        let (dir, working, moved) = (dir.to_owned(), working.clone(), self.moved.clone());
+        let scratch = Arc::new(Scratch { file, dir, working, moved });
+        let mut end = 0;
+        let slot = |&(id, bytes): &(ImageId, u64)| {
+            let place = Place { scratch: scratch.clone(), offset: end, bytes };
+            end += bytes;
+            (id, Slot { place, content: Content::Empty, version: 0, reservation: None })
+        };
+        images.iter().map(slot).collect()
+    }
+
+    /// Bytes that were read from files so far.
+    pub fn bytes_read(&self) -> u64 {
+        self.moved.read.load(Relaxed)
+    }
+
+    /// Bytes that were written to files so far.
+    pub fn bytes_written(&self) -> u64 {
+        self.moved.written.load(Relaxed)
+    }
+
+    fn slots(&self) -> MutexGuard<'_, BTreeMap<ImageId, Slot>> {
+        lock(&self.slots)
+    }
+
+    fn lives_here(&self, id: ImageId) -> bool {
+        self.slots().contains_key(&id)
+    }
+
+    fn slot<T>(
+        &self,
+        id: ImageId,
+        f: impl FnOnce(&mut Slot) -> Result<T, SpillError>,
+    ) -> Result<T, SpillError> {
+        self.slots().get_mut(&id).map_or(Err(SpillError::ImageMissing { image: id }), f)
+    }
+
+    fn view(&self, id: ImageId, of: fn(&Shape) -> Range<u64>) -> Result<ImageView, SpillError> {
+        let (place, (shape, lease), version) =
+            self.slot(id, |slot| Ok((slot.place.clone(), slot.content.read(id)?, slot.version)))?;
+        let range = of(&shape);
+        let room = place.room(id, range.end - range.start)?;
+        let bytes = place.view(id, range)?;
+        Ok(ImageView { bytes: Bytes::from_owner(View { bytes, _room: room, _lease: lease }), version })
+    }
+
+    /// Takes the masters out, with the memory that they are in.
+    fn take(&self, id: ImageId) -> Result<(Place, Shape, Masters, Reservation), SpillError> {
+        let (place, shape) = self.slot(id, |slot| Ok((slot.place.clone(), slot.content.take(id)?)))?;
+        let loaded = place.room(id, shape.bytes()).and_then(|room| Ok((place.load(id, &shape)?, room)));
+        match loaded {
+            Ok((masters, room)) => Ok((place, shape, masters, room)),
+            Err(error) => {
+                put_back(&self.slots, id, Content::at_rest(shape), false);
+                Err(error)
+            }
+        }
+    }
+}
+
+fn lock(slots: &Slots) -> MutexGuard<'_, BTreeMap<ImageId, Slot>> {
+    // Nothing panics halfway through a change of a slot, so a poisoned map is as good as any.
+    slots.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn put_back(slots: &Slots, id: ImageId, content: Content, committed: bool) {
+    // The slot is still there: an image that is being written cannot be removed.
+    if let Some(slot) = lock(slots).get_mut(&id) {
+        slot.content = content;
+        slot.version += u64::from(committed);
+    }
+}
+
+/// What is in a place when `masters` were written there.
+fn written(place: &Place, id: ImageId, shape: Shape, masters: &Masters) -> Content {
+    if Shape::of(masters) != shape {
+        return Content::Lost { problem: "its lengths are others than before".to_owned() };
+    }
+    match place.save(id, masters) {
+        Ok(()) => Content::at_rest(shape),
+        Err(error) => Content::Lost { problem: with_causes(&error) },
+    }
+}
+
+impl TierStore for DiskStore {
+    fn insert(&self, id: ImageId, masters: Masters, reservation: Reservation) -> Result<(), SpillError> {
+        if !self.lives_here(id) {
+            return self.below.insert(id, masters, reservation);
+        }
+        check(id, &masters, &reservation)?;
+        let shape = Shape::of(&masters);
+        let place = self.slot(id, |slot| match slot.content {
+            Content::Empty if shape.bytes() <= slot.place.bytes => {
+                slot.content = Content::Out;
+                Ok(slot.place.clone())
+            }
+            Content::Empty => Err(SpillError::ReservationTooSmall {
+                needed: shape.bytes(),
+                reserved: slot.place.bytes,
+                owner: reservation.owner().to_owned(),
+            }),
+            _ => Err(SpillError::ImageExists { image: id }),
+        })?;
+        let saved = place.save(id, &masters);
+        self.slot(id, |slot| {
+            slot.content = Content::Empty;
+            saved?;
+            slot.content = Content::at_rest(shape);
+            slot.reservation = Some(reservation);
+            Ok(())
+        })
+    }
+
+    fn read(&self, id: ImageId) -> Result<ImageView, SpillError> {
+        if self.lives_here(id) { self.view(id, Shape::moving) } else { self.below.read(id) }
+    }
+
+    fn read_masters(&self, id: ImageId) -> Result<ImageView, SpillError> {
+        if self.lives_here(id) { self.view(id, Shape::params) } else { self.below.read_masters(id) }
+    }
+
+    fn write(&self, id: ImageId) -> Result<ImageWriter, SpillError> {
+        if !self.lives_here(id) {
+            return self.below.write(id);
+        }
+        let (place, shape, masters, room) = self.take(id)?;
+        let home = self.slots.clone();
+        Ok(ImageWriter::new(masters, move |masters, committed| {
+            let content = match committed {
+                true => written(&place, id, shape, &masters),
+                false => Content::at_rest(shape),
+            };
+            // Whoever comes next may need the room.
+            drop(masters);
+            drop(room);
+            put_back(&home, id, content, committed);
+        }))
+    }
+
+    fn version(&self, id: ImageId) -> Result<u64, SpillError> {
+        if !self.lives_here(id) {
+            return self.below.version(id);
+        }
+        self.slot(id, |slot| match slot.content {
+            Content::Empty => Err(SpillError::ImageMissing { image: id }),
+            _ => Ok(slot.version),
+        })
+    }
+
+    fn remove(&self, id: ImageId) -> Result<Masters, SpillError> {
+        if !self.lives_here(id) {
+            return self.below.remove(id);
+        }
+        let (_, _, masters, _room) = self.take(id)?;
+        self.slots().remove(&id);
+        Ok(masters)
+    }
+
+    fn discard(&self, id: ImageId) -> Result<(), SpillError> {
+        if !self.lives_here(id) {
+            return self.below.discard(id);
+        }
+        let mut slots = self.slots();
+        let slot = slots.get_mut(&id).ok_or(SpillError::ImageMissing { image: id })?;
+        match slot.content.take(id) {
+            Err(error @ SpillError::ImageBusy { .. }) => return Err(error),
+            // What was never inserted or is lost has room to give up too.
+            Ok(_) | Err(_) => drop(slots.remove(&id)),
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::conformance::{self, ID, masters};
+    use crate::{BudgetError, DramStore};
+    use hydra_core::ByteSize;
+    use std::sync::atomic::AtomicBool;
+
+    const ROOM: u64 = 1 << 15;
+    const OTHER: ImageId = ImageId { task: TaskId(2), ..ID };
+    const ELSEWHERE: ImageId = ImageId { task: TaskId(9), ..ID };
+
+    fn working() -> Budget {
+        Budget::new("host memory for masters on the disk", ByteSize::mib(1))
+    }
+
+    /// A store in which the conformance suite's images live on the disk.
+    fn store(working: &Budget) -> DiskStore {
+        let store = DiskStore::new(Arc::new(DramStore::new()));
+        store.settle(&std::env::temp_dir(), working, &[(OTHER, ROOM), (ID, ROOM)]).unwrap();
+        store
+    }
+
+    /// A file in memory that fails on demand.
+    struct Failing {
+        content: Mutex<Vec<u8>>,
+        fails: Arc<AtomicBool>,
+    }
+
+    impl Failing {
+        fn attempt(&self) -> io::Result<MutexGuard<'_, Vec<u8>>> {
+            match self.fails.load(Relaxed) {
+                true => Err(io::Error::other("the disk is gone")),
+                false => Ok(self.content.lock().unwrap()),
+            }
+        }
+    }
+
+    impl Positioned for Failing {
+        fn read_at(&self, at: u64, out: &mut [u8]) -> io::Result<()> {
+            let content = self.attempt()?;
+            out.copy_from_slice(&content[at as usize..][..out.len()]);
+            Ok(())
+        }
+
+        fn write_at(&self, at: u64, bytes: &[u8]) -> io::Result<()> {
+            self.attempt()?[at as usize..][..bytes.len()].copy_from_slice(bytes);
+            Ok(())
+        }
+    }
+
+    fn failing(working: &Budget) -> (DiskStore, Arc<AtomicBool>) {
+        let store = DiskStore::new(Arc::new(DramStore::new()));
+        let fails = Arc::new(AtomicBool::new(false));
+        let file = Failing { content: Mutex::new(vec![0; ROOM as usize]), fails: fails.clone() };
+        let mut slots = store.slots_in(Box::new(file), Path::new("/scratch"), working, &[(ID, ROOM)]);
+        store.slots().append(&mut slots);
+        (store, fails)
+    }
+
+    #[test]
+    fn the_disk_store_conforms() {
+        conformance::run(&|| Box::new(store(&working())));
+        conformance::run(&|| Box::new(DiskStore::new(Arc::new(DramStore::new()))));
+    }
+
+    #[test]
+    fn only_what_is_settled_lives_on_the_disk() {
+        let (working, host) = (working(), conformance::budget());
+        let store = store(&working);
+        conformance::insert(&store, ID, &host);
+        conformance::insert(&store, ELSEWHERE, &host);
+        assert_eq!((store.bytes_written(), store.bytes_read()), (3600, 0));
+        assert_eq!((store.lives_here(ID), store.lives_here(ELSEWHERE)), (true, false));
+        drop(store.read(ELSEWHERE).unwrap());
+        assert!(matches!(store.read(OTHER), Err(SpillError::ImageMissing { image: OTHER })));
+        assert!(matches!(store.version(OTHER), Err(SpillError::ImageMissing { image: OTHER })));
+        assert_eq!((store.bytes_read(), working.peak()), (0, 0));
+        store.discard(OTHER).unwrap();
+        store.discard(ID).unwrap();
+        assert_eq!(host.used(), masters().len_bytes(), "what is elsewhere");
+        assert!(matches!(store.discard(ID), Err(SpillError::ImageMissing { image: ID })));
+    }
+
+    #[test]
+    fn a_promotion_reads_exactly_what_moves_and_reserves_it() {
+        let (working, host) = (working(), conformance::budget());
+        let store = store(&working);
+        conformance::insert(&store, ID, &host);
+        let view = store.read(ID).unwrap();
+        assert_eq!((store.bytes_read(), working.used()), (1200, 1200));
+        assert!(view.bytes.as_ptr().addr().is_multiple_of(crate::LINK_ALIGN), "it can be read in place");
+        let slice = view.bytes.slice(0..4);
+        drop(view);
+        assert_eq!(working.used(), 1200, "a slice of a view keeps all of it");
+        drop(slice);
+
+        let narrow = NarrowFloats::of(&[1.5; 300], FloatType::Bf16, Into::into);
+        let mixed = Masters { narrow: Some(narrow), ..Masters::new(vec![1.5; 300], vec![vec![2.0; 300]]) };
+        store.insert(OTHER, mixed.clone(), host.reserve(3000, "bf16").unwrap()).unwrap();
+        let view = store.read(OTHER).unwrap();
+        assert_eq!((store.bytes_read(), working.used()), (1800, 600));
+        assert_eq!(bytemuck::cast_slice::<u8, u16>(&view.bytes), [0x3FC0; 300]);
+        drop(view);
+        assert_eq!(store.read_masters(OTHER).unwrap().bytes.len(), 1200);
+        let writer = store.write(OTHER).unwrap();
+        assert_eq!((&*writer, working.used()), (&mixed, 3000));
+        drop(writer);
+        assert_eq!((working.used(), working.peak()), (0, 3000));
+    }
+
+    #[test]
+    fn a_writer_that_is_dropped_writes_nothing() {
+        let (working, host) = (working(), conformance::budget());
+        let store = store(&working);
+        conformance::insert(&store, ID, &host);
+        let mut writer = store.write(ID).unwrap();
+        writer.params.fill(9.0);
+        drop(writer);
+        assert_eq!((store.bytes_written(), store.version(ID).unwrap()), (3600, 0));
+        assert_eq!(store.remove(ID).unwrap(), masters());
+    }
+
+    #[test]
+    fn what_could_not_be_written_back_is_lost_and_says_so() {
+        let (working, host) = (working(), conformance::budget());
+        let (store, fails) = failing(&working);
+        let room = || host.reserve(masters().len_bytes(), "task").unwrap();
+        fails.store(true, Relaxed);
+        assert!(matches!(store.insert(ID, masters(), room()), Err(SpillError::Disk { .. })));
+        assert_eq!(host.used(), 0, "what was not written holds nothing");
+        fails.store(false, Relaxed);
+        store.insert(ID, masters(), room()).unwrap();
+        fails.store(true, Relaxed);
+        let error = store.read(ID).unwrap_err();
+        assert_eq!(
+            with_causes(&error),
+            "image 5 of task 3 could not be read in `/scratch`: the disk is gone"
+        );
+        assert!(matches!(store.write(ID), Err(SpillError::Disk { .. })));
+        assert!(matches!(store.remove(ID), Err(SpillError::Disk { .. })));
+        fails.store(false, Relaxed);
+        assert_eq!(*store.write(ID).unwrap(), masters());
+        let mut writer = store.write(ID).unwrap();
+        writer.params[0] = 1.0;
+        fails.store(true, Relaxed);
+        writer.commit();
+        fails.store(false, Relaxed);
+        let lost = "image 5 of task 3 was lost when it was put back: image 5 of task 3 could not be written in \
+                    `/scratch`: the disk is gone";
+        assert_eq!(store.read(ID).unwrap_err().to_string(), lost);
+        assert_eq!(store.write(ID).unwrap_err().to_string(), lost);
+        store.discard(ID).unwrap();
+        assert_eq!((working.used(), host.used()), (0, 0));
+    }
+
+    #[test]
+    fn without_room_in_host_memory_an_image_stays_as_it_is() {
+        let (working, host) = (Budget::new("working", ByteSize(3600)), conformance::budget());
+        let store = store(&working);
+        conformance::insert(&store, ID, &host);
+        let held = working.reserve(2401, "someone").unwrap();
+        let refused = store.read(ID).unwrap_err();
+        assert!(
+            matches!(refused, SpillError::Budget(BudgetError::Refused { requested: 1200, .. })),
+            "{refused}"
+        );
+        assert!(matches!(store.write(ID), Err(SpillError::Budget(_))));
+        drop(held);
+        drop(store.write(ID).unwrap());
+        assert_eq!(store.remove(ID).unwrap(), masters());
+    }
+
+    #[test]
+    fn a_directory_without_room_is_refused_and_named() {
+        let store = DiskStore::new(Arc::new(DramStore::new()));
+        let dir = std::env::temp_dir();
+        let missing = dir.join("there is no such directory");
+        let refused = |dir: &Path, bytes| {
+            let error = store.settle(dir, &working(), &[(OTHER, 1), (ID, bytes)]).unwrap_err();
+            assert!(matches!(error, SpillError::DiskRoom { .. }) && !store.lives_here(OTHER), "{error}");
+            error.to_string()
+        };
+        assert!(refused(&missing, 1023).starts_with("no room could be made for 1.00 KiB of masters in `"));
+        let said = refused(&dir, 1 << 60);
+        assert!(said.contains("of masters in") && said.contains(&dir.display().to_string()), "{said}");
+
+        let (working, host) = (working(), conformance::budget());
+        store.settle(&dir, &working, &[(ID, 3599)]).unwrap();
+        let larger = store.insert(ID, masters(), host.reserve(3600, "task").unwrap());
+        assert!(matches!(larger, Err(SpillError::ReservationTooSmall { needed: 3600, reserved: 3599, .. })));
+        assert_eq!(host.used(), 0);
+    }
+}
