@@ -377,7 +377,9 @@ mod tests {
             let case = Case { positions, width, vocabulary, floats: Floats::F32 };
             let (found, slow) = (case.run(chunked(chunk_rows), 1.0), case.run(reference::head_loss, 1.0));
             for (found, slow) in found.iter().zip(&slow) {
-                assert!(distance(found, slow) < 1e-5);
+                // A loss close to zero is a difference of logits, and so are its gradients.
+                let close = found.iter().zip(slow).all(|(a, b)| (a - b).abs() < 1e-6);
+                assert!(close || distance(found, slow) < 1e-5, "{found:?} {slow:?}");
             }
         }
     }
