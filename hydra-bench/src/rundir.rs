@@ -208,23 +208,36 @@ impl RunDir {
         self.resumed
     }
 
-    /// Refuses a run whose checkpoints would not find room on the disk.
-    pub(crate) fn check_room(&self, bytes: u64) -> Result<()> {
-        let existing = self.path.ancestors().find(|path| path.is_dir()).unwrap_or(Path::new("."));
-        let Some(free) = free_bytes(existing) else { return Ok(()) };
+    /// Refuses a run whose checkpoints would not find room on their disk, or whose masters would not, in this
+    /// directory, on theirs, which may be the same.
+    pub(crate) fn check_room(&self, checkpoints: u64, masters: Option<(&Path, u64)>) -> Result<()> {
         // What a run that goes on has kept is replaced.
         let there = fs::read_dir(self.path.join(CHECKPOINTS)).into_iter().flatten().flatten();
         let there: u64 = there.filter_map(|entry| entry.metadata().ok()).map(|file| file.len()).sum();
-        if bytes > free.saturating_add(there) {
-            bail!(
-                "checkpoints take up to {} in the run directory `{}`, where {} are free: give another --out, or \
-                 --checkpoint-every never",
-                ByteSize(bytes),
+        let more = checkpoints.saturating_sub(there);
+        let here = existing(&self.path);
+        let beside = masters.filter(|(dir, _)| same_disk(existing(dir), here)).map_or(0, |(_, bytes)| bytes);
+        match free_bytes(here) {
+            Some(free) if more > 0 && more + beside > free => bail!(
+                "checkpoints take up to {} more in the run directory `{}`, beside {} for masters, and {} are free on its \
+                 disk: give another --out, or --checkpoint-every never",
+                ByteSize(more),
                 self.path.display(),
+                ByteSize(beside),
                 ByteSize(free)
-            );
+            ),
+            _ => {}
         }
-        Ok(())
+        match masters.and_then(|(dir, bytes)| Some((dir, bytes, free_bytes(existing(dir))?))) {
+            Some((dir, bytes, free)) if bytes > free => bail!(
+                "masters and optimizer state take {} in `{}`, where {} are free: give another --disk, or more \
+                 --host-memory",
+                ByteSize(bytes),
+                dir.display(),
+                ByteSize(free)
+            ),
+            _ => Ok(()),
+        }
     }
 
     /// Where plans are saved.
@@ -357,19 +370,22 @@ pub(crate) fn check_writable(dir: &Path) -> std::io::Result<()> {
     File::create_new(&probe).and_then(|_| fs::remove_file(&probe))
 }
 
-/// Refuses masters that would find no room on the disk of a directory, or of the nearest one above it that exists.
-pub(crate) fn check_disk(dir: &Path, bytes: u64) -> Result<()> {
-    let existing = dir.ancestors().find(|path| path.is_dir()).unwrap_or(Path::new("."));
-    match free_bytes(existing) {
-        Some(free) if bytes > free => bail!(
-            "masters and optimizer state take {} in `{}`, where {} are free: give another --disk, or more \
-             --host-memory",
-            ByteSize(bytes),
-            dir.display(),
-            ByteSize(free)
-        ),
-        _ => Ok(()),
-    }
+/// The directory, or the nearest one above it that is there.
+fn existing(path: &Path) -> &Path {
+    path.ancestors().find(|path| path.is_dir()).unwrap_or(Path::new("."))
+}
+
+/// Whether two directories are on one file system.
+#[cfg(unix)]
+fn same_disk(one: &Path, other: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    let disk = |path: &Path| path.metadata().map(|found| found.dev()).ok();
+    disk(one) == disk(other)
+}
+
+#[cfg(not(unix))]
+fn same_disk(_: &Path, _: &Path) -> bool {
+    true
 }
 
 /// Reads `report.json` of a run directory.
@@ -485,9 +501,13 @@ mod tests {
     fn a_run_whose_checkpoints_find_no_room_is_refused() {
         let root = tempfile::tempdir().unwrap();
         let dir = RunDir::at(&root.path().join("deep/run"), false).unwrap();
-        dir.check_room(1).unwrap();
+        dir.check_room(1, Some((root.path(), 1))).unwrap();
         if free_bytes(root.path()).is_some() {
-            let said = dir.check_room(u64::MAX / 2).unwrap_err().to_string();
+            let said = dir.check_room(1, Some((root.path(), u64::MAX / 2))).unwrap_err().to_string();
+            assert!(said.contains("more in the run directory") && said.contains(" for masters"), "{said}");
+            let said = dir.check_room(0, Some((root.path(), u64::MAX / 2))).unwrap_err().to_string();
+            assert!(said.contains("masters and optimizer state take"), "{said}");
+            let said = dir.check_room(u64::MAX / 2, None).unwrap_err().to_string();
             assert!(
                 said.contains("checkpoints take up to") && said.contains("--checkpoint-every never"),
                 "{said}"

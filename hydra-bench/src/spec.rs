@@ -416,6 +416,13 @@ impl DevicesSpec {
     /// These devices, but for what flags change.
     fn changed(&self, args: &DeviceArgs, plans: &Path, machine: &Machine) -> Result<Self> {
         let memory = (!self.resident).then_some(self.device_memory_bytes);
+        if let Some(gone) = self.disk.as_deref().filter(|dir| args.disk.is_none() && !dir.is_dir()) {
+            return Err(Usage::new(format!(
+                "the run was begun with --disk `{}`, which is no directory any more: give another --disk",
+                gone.display()
+            ))
+            .into());
+        }
         let plan = args.plan.clone().or_else(|| self.plan.clone());
         let args = DeviceArgs {
             devices: Some(args.devices.clone().map_or_else(|| self.parsed(), Ok)?),

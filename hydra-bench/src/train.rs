@@ -6,7 +6,7 @@ use crate::leaderboard::Report;
 use crate::needs;
 use crate::parse::CheckpointArg;
 use crate::progress::Progress;
-use crate::rundir::{RunDir, check_disk, lies_in};
+use crate::rundir::{RunDir, lies_in};
 use crate::runlog::SharedRunLog;
 use crate::session::{Surroundings, devices, note_of_cuts, orchestrator};
 use crate::spec::RunSpec;
@@ -65,7 +65,9 @@ pub(crate) fn run_in(
 /// Refuses a run that would read what lies in its own run directory, and so might remove it first.
 fn check_inputs(spec: &RunSpec, out: &Path) -> Result<(), Usage> {
     let (model, data) = (Path::new(&spec.model.model), Path::new(&spec.model.data));
-    let inputs = [("--model", Some(model)), ("--data", Some(data)), ("--plan", spec.devices.plan.as_deref())];
+    let plan = spec.devices.plan.as_deref();
+    let disk = spec.devices.disk.as_deref().filter(|disk| !lies_in(out, disk));
+    let inputs = [("--model", Some(model)), ("--data", Some(data)), ("--plan", plan), ("--disk", disk)];
     for (flag, path) in inputs {
         if let Some(path) = path.filter(|path| path.exists() && lies_in(path, out)) {
             return Err(Usage::new(format!(
@@ -201,22 +203,18 @@ impl Prepared {
         orchestrator = orchestrator.checkpoint_every(every.unwrap_or(CheckpointEvery::Time(Duration::MAX)));
         submit(&mut orchestrator, spec, Some(dir), kept)?;
         let admission = orchestrator.admit().context("the run was refused")?;
-        if kept {
-            dir.check_room(checkpoint_bytes(&admission))?;
-        }
-        if let Some(disk) = on.disk.as_deref().filter(|_| admission.disk_bytes > 0) {
-            // Checkpoints may come to the same disk.
-            let beside = match spec.devices.disk {
-                None if kept => checkpoint_bytes(&admission),
-                _ => 0,
-            };
-            check_disk(disk, admission.disk_bytes + beside)?;
-        }
+        let disk = on.disk.as_deref().filter(|_| admission.disk_bytes > 0);
+        let checkpoints = if kept { checkpoint_bytes(&admission) } else { 0 };
+        dir.check_room(checkpoints, disk.map(|disk| (disk, admission.disk_bytes)))?;
         if stop.is_stopped() {
             return Err(Interrupted.into());
         }
         let text = spec.to_toml()?;
-        // Nothing but the file system can refuse the run any more: what was in the directory goes only now.
+        if disk.is_some_and(Path::is_dir) {
+            orchestrator.make_room().context("the run was refused")?;
+        }
+        // What was in the directory goes only now, when nothing but its own files can refuse the run any more. Where it
+        // is not there yet, neither is anything that could go.
         dir.begin()?;
         orchestrator.make_room().context("the run was refused")?;
         dir.write_spec(&text)?;

@@ -65,7 +65,7 @@ fn masters_on_the_disk_give_the_results_of_host_memory() {
     let model = |of: &str| fs::read(path(of).join("models/b4-lr1e-3/model.safetensors")).unwrap();
     assert!(model("disk") == model("memory"));
 
-    // Elsewhere, from the spec, and on from checkpoints.
+    // Elsewhere, from the spec, and where there are no checkpoints to go on from.
     fs::create_dir(path("scratch")).unwrap();
     let scratch = out("scratch");
     says(&with(&[&HOST, &DISK, &["--disk", &scratch, "--out", &out("there")]]));
@@ -104,4 +104,17 @@ fn a_disk_that_cannot_be_is_refused() {
     fails(&run(&["--disk-memory", "much"]), 2, &["--disk-memory", "`much` is not a size"]);
     fails(&["eval", "--disk-memory", "1GiB"], 2, &["give --disk DIR too"]);
     assert!(!out.exists(), "nothing is left behind");
+}
+
+#[test]
+fn a_disk_in_the_run_that_is_replaced_is_refused_and_the_run_stays() {
+    let root = tempfile::tempdir().unwrap();
+    let out = root.path().join("run").to_str().unwrap().to_owned();
+    says(&with(&[&["--out", &out]]));
+    let models = root.path().join("run/models");
+    let inside = ["--disk", models.to_str().unwrap(), "--out", &out, "--force"];
+    fails(&with(&[&HOST, &DISK, &inside]), 2, &["--disk `", "lies in the run directory"]);
+    assert!(
+        models.join("b4-lr1e-3/model.safetensors").is_file() && root.path().join("run/report.json").is_file()
+    );
 }

@@ -104,10 +104,29 @@ fn a_killed_run_goes_on_to_the_results_of_one_that_was_left_alone() {
     fails(&["report", killed.to_str().unwrap()], 1, &["has not ended", "go on with: hydra resume"]);
     let said = resume(
         &killed,
-        &["--devices", "cpu:1x2", "--device-memory", "40MiB", "--policy", "fifo", "--link", "8GiB/s"],
+        &[
+            "--devices",
+            "cpu:1x2",
+            "--device-memory",
+            "40MiB",
+            "--policy",
+            "fifo",
+            "--link",
+            "8GiB/s",
+            "--host-memory",
+            "7MiB",
+            "--disk-memory",
+            "32MiB",
+        ],
     );
     assert_eq!(said, "note: the run goes on: 2 from a checkpoint\n");
     assert_eq!(results(&killed), results(&whole));
+    let report = json(&killed.join("report.json"));
+    let on_disk = |task: &Value| task["disk_bytes"].as_u64() > Some(0);
+    assert!(
+        report["tasks"].as_array().unwrap().iter().any(on_disk),
+        "masters that were in memory are on the disk"
+    );
     check_what_was_trained_again(&before, &events(&killed));
     nothing_is_left(&killed);
 }

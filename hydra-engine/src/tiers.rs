@@ -3,7 +3,8 @@
 //! What lives on the disk takes host memory where it is used, and all of that is set aside before the run starts, so
 //! that no reservation can be refused in the middle. At once there are at most
 //!
-//! - for each device, what two promotions read: one that computes or is copied, and one that comes up;
+//! - for each device, or each task if there are fewer, what two promotions read: one that computes or is copied, and one
+//!   that comes up;
 //! - the masters of one image at the optimizer, which steps, keeps and puts back one after the other;
 //! - the masters of one image at the writer, which hashes, writes and keeps one after the other.
 
@@ -94,6 +95,8 @@ impl Division {
             task.shards.iter().map(read).max().unwrap_or(0)
         };
         let promotion = tasks.iter().zip(&on_disk).map(promotion).max().unwrap_or(0);
+        // A model is on one device at a time.
+        let devices = devices.min(tasks.iter().filter(|task| task.may_leave).count());
         let working = 2 * (devices as u64 * promotion + there().max().unwrap_or(0));
         let disk = there().sum();
         Self { in_memory: all - disk, disk, working, on_disk }

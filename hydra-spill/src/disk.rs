@@ -1,9 +1,11 @@
 //! The tier of images that host memory has no room for: files.
 //!
 //! All images of a task lie in one file without a name, whose space is taken before the first of them comes, so that
-//! a full disk shows before anything is trained and nothing is left behind when the process is killed. What moves at
+//! a full disk shows before anything is trained (where the system takes space for a file) and nothing is left behind when
+//! the process is killed. What moves at
 //! a promotion lies first in an image, so that it is one read of exactly those bytes. Nothing is synced: checkpoints
-//! are what survives a run, and this is its scratch.
+//! are what survives a run, and this is its scratch. Checksums stay in memory, so that a disk that lost what was
+//! written, of which a system tells only those who sync, is told at the next read.
 //!
 //! What is read or written passes through memory of the host, which is reserved of a budget for that alone.
 
@@ -46,7 +48,7 @@ enum Content {
     /// There is room, and nothing was inserted.
     Empty,
     /// Every reader has a clone of the lease.
-    AtRest { shape: Shape, lease: Arc<()> },
+    AtRest { stored: Stored, lease: Arc<()> },
     /// A writer has the masters.
     Out,
     /// What a writer left could not be written.
@@ -61,6 +63,17 @@ struct Shape {
     narrow: Option<FloatType>,
     moments: usize,
 }
+
+/// What was written of an image.
+#[derive(Clone, Debug)]
+struct Stored {
+    shape: Shape,
+    /// The checksum of each part: of what moves if it is narrower, of the parameters, of each moment.
+    sums: Arc<[u32]>,
+}
+
+/// A part of an image: where it lies, and which of the parts it is.
+type PartOf = fn(&Shape) -> (Range<u64>, usize);
 
 /// Where an image lies.
 #[derive(Clone)]
@@ -160,21 +173,21 @@ impl Shape {
         self.elements * size_of::<f32>() as u64
     }
 
-    fn params(&self) -> Range<u64> {
+    fn params(&self) -> (Range<u64>, usize) {
         let start = self.narrow_bytes();
-        start..start + self.param_bytes()
+        (start..start + self.param_bytes(), usize::from(self.narrow.is_some()))
     }
 
     /// What a promotion reads.
-    fn moving(&self) -> Range<u64> {
+    fn moving(&self) -> (Range<u64>, usize) {
         match self.narrow {
-            Some(_) => 0..self.narrow_bytes(),
+            Some(_) => (0..self.narrow_bytes(), 0),
             None => self.params(),
         }
     }
 
     fn bytes(&self) -> u64 {
-        self.params().end + self.moments as u64 * self.param_bytes()
+        self.params().0.end + self.moments as u64 * self.param_bytes()
     }
 
     /// Masters of zeros.
@@ -187,28 +200,28 @@ impl Shape {
 }
 
 impl Content {
-    fn at_rest(shape: Shape) -> Self {
-        Self::AtRest { shape, lease: Arc::new(()) }
+    fn at_rest(stored: Stored) -> Self {
+        Self::AtRest { stored, lease: Arc::new(()) }
     }
 
-    /// The shape, for one reader more.
-    fn read(&self, id: ImageId) -> Result<(Shape, Arc<()>), SpillError> {
+    /// What is there, for one reader more.
+    fn read(&self, id: ImageId) -> Result<(Stored, Arc<()>), SpillError> {
         match self {
-            Self::AtRest { shape, lease } => Ok((*shape, lease.clone())),
+            Self::AtRest { stored, lease } => Ok((stored.clone(), lease.clone())),
             Self::Empty => Err(SpillError::ImageMissing { image: id }),
             Self::Out => Err(SpillError::ImageBusy { image: id, readers: 0 }),
             Self::Lost { problem } => Err(SpillError::ImageLost { image: id, problem: problem.clone() }),
         }
     }
 
-    /// The shape for a writer, if nobody reads the image.
-    fn take(&mut self, id: ImageId) -> Result<Shape, SpillError> {
-        let (shape, lease) = self.read(id)?;
+    /// What is there for a writer, if nobody reads the image.
+    fn take(&mut self, id: ImageId) -> Result<Stored, SpillError> {
+        let (stored, lease) = self.read(id)?;
         // Its own and the one that was just read are no readers.
         match Arc::strong_count(&lease) - 2 {
             0 => {
                 *self = Self::Out;
-                Ok(shape)
+                Ok(stored)
             }
             readers => Err(SpillError::ImageBusy { image: id, readers }),
         }
@@ -232,33 +245,42 @@ impl Place {
         Ok(())
     }
 
-    fn view(&self, id: ImageId, range: Range<u64>) -> Result<AlignedBytes, SpillError> {
+    fn view(&self, id: ImageId, range: Range<u64>, sum: u32) -> Result<AlignedBytes, SpillError> {
         let len = usize::try_from(range.end - range.start).unwrap_or(usize::MAX);
-        let read = |out: &mut [u8]| self.read_into(range.start, out);
+        let read = |out: &mut [u8]| self.read_into(range.start, out).and_then(|()| verify(out, sum));
         AlignedBytes::filled(len, read).map_err(self.failed(id, "read"))
     }
 
-    fn load(&self, id: ImageId, shape: &Shape) -> Result<Masters, SpillError> {
-        let mut masters = shape.masters();
+    fn load(&self, id: ImageId, stored: &Stored) -> Result<Masters, SpillError> {
+        let mut masters = stored.shape.masters();
         let mut at = 0;
-        let read = parts_mut(&mut masters).try_for_each(|part| {
+        let read = parts_mut(&mut masters).zip(stored.sums.iter()).try_for_each(|(part, sum)| {
             self.read_into(at, part)?;
             at += part.len() as u64;
-            Ok(())
+            verify(part, *sum)
         });
         read.map_err(self.failed(id, "read"))?;
         Ok(masters)
     }
 
-    fn save(&self, id: ImageId, masters: &Masters) -> Result<(), SpillError> {
+    fn save(&self, id: ImageId, masters: &Masters) -> Result<Stored, SpillError> {
         let mut at = self.offset;
-        let written = parts(masters).try_for_each(|part| {
+        let written = parts(masters).map(|part| {
             self.scratch.file.write_at(at, part)?;
             at += part.len() as u64;
             self.scratch.moved.written.fetch_add(part.len() as u64, Relaxed);
-            Ok(())
+            Ok(crc32fast::hash(part))
         });
-        written.map_err(self.failed(id, "written"))
+        let sums = written.collect::<io::Result<_>>().map_err(self.failed(id, "written"))?;
+        Ok(Stored { shape: Shape::of(masters), sums })
+    }
+}
+
+/// Refuses bytes that are not those that were written.
+fn verify(bytes: &[u8], sum: u32) -> io::Result<()> {
+    match crc32fast::hash(bytes) == sum {
+        true => Ok(()),
+        false => Err(io::Error::new(io::ErrorKind::InvalidData, "what is there is not what was written")),
     }
 }
 
@@ -363,23 +385,24 @@ impl DiskStore {
         self.slots().get_mut(&id).map_or(Err(SpillError::ImageMissing { image: id }), f)
     }
 
-    fn view(&self, id: ImageId, of: fn(&Shape) -> Range<u64>) -> Result<ImageView, SpillError> {
-        let (place, (shape, lease), version) =
+    fn view(&self, id: ImageId, of: PartOf) -> Result<ImageView, SpillError> {
+        let (place, (stored, lease), version) =
             self.slot(id, |slot| Ok((slot.place.clone(), slot.content.read(id)?, slot.version)))?;
-        let range = of(&shape);
+        let (range, part) = of(&stored.shape);
         let room = place.room(id, range.end - range.start)?;
-        let bytes = place.view(id, range)?;
+        let bytes = place.view(id, range, stored.sums[part])?;
         Ok(ImageView { bytes: Bytes::from_owner(View { bytes, _room: room, _lease: lease }), version })
     }
 
     /// Takes the masters out, with the memory that they are in.
-    fn take(&self, id: ImageId) -> Result<(Place, Shape, Masters, Reservation), SpillError> {
-        let (place, shape) = self.slot(id, |slot| Ok((slot.place.clone(), slot.content.take(id)?)))?;
-        let loaded = place.room(id, shape.bytes()).and_then(|room| Ok((place.load(id, &shape)?, room)));
+    fn take(&self, id: ImageId) -> Result<(Place, Stored, Masters, Reservation), SpillError> {
+        let (place, stored) = self.slot(id, |slot| Ok((slot.place.clone(), slot.content.take(id)?)))?;
+        let loaded = place.room(id, stored.shape.bytes());
+        let loaded = loaded.and_then(|room| Ok((place.load(id, &stored)?, room)));
         match loaded {
-            Ok((masters, room)) => Ok((place, shape, masters, room)),
+            Ok((masters, room)) => Ok((place, stored, masters, room)),
             Err(error) => {
-                put_back(&self.slots, id, Content::at_rest(shape), false);
+                put_back(&self.slots, id, Content::at_rest(stored), false);
                 Err(error)
             }
         }
@@ -405,7 +428,7 @@ fn written(place: &Place, id: ImageId, shape: Shape, masters: &Masters) -> Conte
         return Content::Lost { problem: "its lengths are others than before".to_owned() };
     }
     match place.save(id, masters) {
-        Ok(()) => Content::at_rest(shape),
+        Ok(stored) => Content::at_rest(stored),
         Err(error) => Content::Lost { problem: with_causes(&error) },
     }
 }
@@ -432,8 +455,7 @@ impl TierStore for DiskStore {
         let saved = place.save(id, &masters);
         self.slot(id, |slot| {
             slot.content = Content::Empty;
-            saved?;
-            slot.content = Content::at_rest(shape);
+            slot.content = Content::at_rest(saved?);
             slot.reservation = Some(reservation);
             Ok(())
         })
@@ -451,12 +473,12 @@ impl TierStore for DiskStore {
         if !self.lives_here(id) {
             return self.below.write(id);
         }
-        let (place, shape, masters, room) = self.take(id)?;
+        let (place, stored, masters, room) = self.take(id)?;
         let home = self.slots.clone();
         Ok(ImageWriter::new(masters, move |masters, committed| {
             let content = match committed {
-                true => written(&place, id, shape, &masters),
-                false => Content::at_rest(shape),
+                true => written(&place, id, stored.shape, &masters),
+                false => Content::at_rest(stored),
             };
             // Whoever comes next may need the room.
             drop(masters);
@@ -490,11 +512,14 @@ impl TierStore for DiskStore {
         }
         let mut slots = self.slots();
         let slot = slots.get_mut(&id).ok_or(SpillError::ImageMissing { image: id })?;
-        match slot.content.take(id) {
-            Err(error @ SpillError::ImageBusy { .. }) => return Err(error),
-            // What was never inserted or is lost has room to give up too.
-            Ok(_) | Err(_) => drop(slots.remove(&id)),
+        if let Err(error @ SpillError::ImageBusy { .. }) = slot.content.take(id) {
+            return Err(error);
         }
+        // What was never inserted or is lost has room to give up too. The last image's file may take long to go, for
+        // which nobody else is to wait.
+        let gone = slots.remove(&id);
+        drop(slots);
+        drop(gone);
         Ok(())
     }
 }
@@ -563,6 +588,52 @@ mod tests {
     fn the_disk_store_conforms() {
         conformance::run(&|| Box::new(store(&working())));
         conformance::run(&|| Box::new(DiskStore::new(Arc::new(DramStore::new()))));
+    }
+
+    /// A file in memory that loses what is written to it.
+    struct Forgetful(Failing);
+
+    impl Positioned for Forgetful {
+        fn read_at(&self, at: u64, out: &mut [u8]) -> io::Result<()> {
+            self.0.read_at(at, out)
+        }
+
+        fn write_at(&self, at: u64, bytes: &[u8]) -> io::Result<()> {
+            match self.0.fails.load(Relaxed) {
+                true => Ok(()),
+                false => self.0.write_at(at, bytes),
+            }
+        }
+    }
+
+    impl Forgetful {
+        fn store(working: &Budget) -> (DiskStore, Arc<AtomicBool>) {
+            let store = DiskStore::new(Arc::new(DramStore::new()));
+            let forgets = Arc::new(AtomicBool::new(false));
+            let file = Failing { content: Mutex::new(vec![0; ROOM as usize]), fails: forgets.clone() };
+            let file = Box::new(Self(file));
+            let mut slots = store.slots_in(file, Path::new("/scratch"), working, &[(ID, ROOM)]);
+            store.slots().append(&mut slots);
+            (store, forgets)
+        }
+    }
+
+    #[test]
+    fn what_a_disk_has_lost_is_not_taken_for_masters() {
+        let (working, host) = (working(), conformance::budget());
+        let (store, forgets) = Forgetful::store(&working);
+        conformance::insert(&store, ID, &host);
+        let mut writer = store.write(ID).unwrap();
+        writer.params[0] += 1.0;
+        forgets.store(true, Relaxed);
+        writer.commit();
+        forgets.store(false, Relaxed);
+        for error in [store.read(ID).unwrap_err(), store.write(ID).unwrap_err()] {
+            let cause = std::error::Error::source(&error).unwrap().to_string();
+            assert!(error.to_string().contains("could not be read in `/scratch`"), "{error}");
+            assert_eq!(cause, "what is there is not what was written");
+        }
+        assert_eq!(working.used(), 0);
     }
 
     #[test]
