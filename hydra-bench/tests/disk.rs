@@ -2,29 +2,14 @@
 
 mod common;
 
-use common::{fails, hydra, says, text};
+use common::{fails, grid, hydra, json, says, text};
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
+use std::sync::LazyLock;
 
 /// Two configurations on two devices, every layer a shard.
-const RUN: [&str; 15] = [
-    "select",
-    "--steps",
-    "4",
-    "--batch",
-    "4",
-    "--lr",
-    "1e-3,3e-4",
-    "--context",
-    "32",
-    "--devices",
-    "cpu:2x1",
-    "--device-memory",
-    "64MiB",
-    "--cuts",
-    "1,2,3,4,5",
-];
+static RUN: LazyLock<Vec<&str>> = LazyLock::new(|| grid("--steps 4 --cuts 1,2,3,4,5"));
 /// A half of what the masters alone take.
 const HOST: [&str; 2] = ["--host-memory", "4MiB"];
 const DISK: [&str; 2] = ["--disk-memory", "16MiB"];
@@ -34,7 +19,7 @@ fn with<'a>(parts: &[&[&'a str]]) -> Vec<&'a str> {
 }
 
 fn report(dir: &Path) -> Value {
-    serde_json::from_slice(&fs::read(dir.join("report.json")).unwrap()).unwrap()
+    json(&dir.join("report.json"))
 }
 
 fn results(report: &Value) -> Vec<Value> {

@@ -3,39 +3,18 @@
 
 mod common;
 
-use common::{fails, hydra, says, text};
+use common::{fails, grid, hydra, json, says, text};
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 /// Two configurations on two devices, cut into three shards, for long enough to be killed.
-const RUN: [&str; 17] = [
-    "select",
-    "--steps",
-    "40",
-    "--batch",
-    "4",
-    "--lr",
-    "1e-3,3e-4",
-    "--context",
-    "32",
-    "--devices",
-    "cpu:2x1",
-    "--device-memory",
-    "64MiB",
-    "--cuts",
-    "2,4",
-    "--eval-every",
-    "15",
-];
+static RUN: LazyLock<Vec<&str>> = LazyLock::new(|| grid("--steps 40 --cuts 2,4 --eval-every 15"));
 
 const TASKS: [&str; 2] = ["b4-lr1e-3", "b4-lr3e-4"];
-
-fn json(path: &Path) -> Value {
-    serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
-}
 
 /// What must be the same, however often a run was interrupted.
 fn results(dir: &Path) -> Vec<Value> {
@@ -59,7 +38,7 @@ fn begin(dir: &Path) -> Child {
     let program = hydra(&[]).get_program().to_owned();
     let mut command = Command::new(program);
     // The link is slow, so that there is time to do something to the run.
-    command.args(RUN).args(["--checkpoint-every", "2", "--link", "20MiB/s", "--out"]).arg(dir);
+    command.args(&RUN[..]).args(["--checkpoint-every", "2", "--link", "20MiB/s", "--out"]).arg(dir);
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 

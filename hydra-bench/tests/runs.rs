@@ -2,38 +2,17 @@
 
 mod common;
 
-use common::{fails, hydra, says, text};
+use common::{fails, grid, hydra, json, says, text};
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
+use std::sync::LazyLock;
 
 /// Two configurations of two steps on two devices, cut into three shards.
-const RUN: [&str; 17] = [
-    "select",
-    "--steps",
-    "2",
-    "--batch",
-    "4",
-    "--lr",
-    "1e-3,3e-4",
-    "--context",
-    "32",
-    "--devices",
-    "cpu:2x1",
-    "--device-memory",
-    "64MiB",
-    "--cuts",
-    "2,4",
-    "--eval-every",
-    "1",
-];
+static RUN: LazyLock<Vec<&str>> = LazyLock::new(|| grid("--steps 2 --cuts 2,4 --eval-every 1"));
 
 fn run(out: &Path, more: &[&str]) -> String {
     says(&[&RUN[..], &["--out", out.to_str().unwrap()], more].concat())
-}
-
-fn json(path: &Path) -> Value {
-    serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
 }
 
 fn hashes(report: &Value) -> Vec<String> {

@@ -1,6 +1,9 @@
 //! Running the program as a user does.
+#![allow(dead_code, reason = "each test binary uses a part of it")]
 
 use assert_cmd::Command;
+use serde_json::Value;
+use std::path::Path;
 
 /// The program with these arguments, in a folder of its own so that default run directories are no trouble.
 pub fn hydra(arguments: &[&str]) -> Command {
@@ -31,6 +34,17 @@ pub fn fails(arguments: &[&str], status: i32, parts: &[&str]) {
     for part in parts {
         assert!(err.contains(part), "{arguments:?}: {part:?} in {err}");
     }
+}
+
+/// The arguments of a small grid: two configurations on two devices, and `more`.
+pub fn grid(more: &'static str) -> Vec<&'static str> {
+    let base = "select --batch 4 --lr 1e-3,3e-4 --context 32 --devices cpu:2x1 --device-memory 64MiB";
+    base.split_whitespace().chain(more.split_whitespace()).collect()
+}
+
+/// A file of JSON.
+pub fn json(path: &Path) -> Value {
+    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
 }
 
 /// Bytes that must be text.
