@@ -1,7 +1,7 @@
 //! The run directory: what a run leaves behind, each file written so that a reader never sees half of it.
 
 use anyhow::{Context, Result, bail};
-use hydra_core::ByteSize;
+use hydra_core::{ByteSize, UNFINISHED, replace_file};
 use std::fs::{self, File, TryLockError};
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -11,8 +11,6 @@ const DEFAULT_PARENT: &str = "runs";
 /// Everything a run puts into its directory, and so what `--force` removes.
 const CONTENTS: [&str; 10] =
     [SPEC, REPORT, METRICS, TRACE, SCHEDULE, LOSSES, WORKLOAD, PLANS, MODELS, CHECKPOINTS];
-/// The end of the name of a file that is being written.
-const UNFINISHED: &str = ".tmp";
 const SPEC: &str = "spec.toml";
 const REPORT: &str = "report.json";
 const METRICS: &str = "metrics.jsonl";
@@ -324,7 +322,9 @@ impl RunDir {
     }
 
     fn write(&self, name: &str, bytes: &[u8]) -> Result<()> {
-        write_atomic(&self.path.join(name), bytes)
+        let path = self.path.join(name);
+        let written = replace_file(&path, |file| file.write_all(bytes));
+        written.with_context(|| format!("`{}` could not be written", path.display()))
     }
 }
 
@@ -406,25 +406,6 @@ pub(crate) fn read_report(dir: &Path) -> Result<String> {
         }
         result => result.with_context(|| format!("`{}` could not be read", path.display())),
     }
-}
-
-/// Writes a file under a temporary name, syncs it and renames it, so that nobody reads half of it.
-fn write_atomic(path: &Path, bytes: &[u8]) -> Result<()> {
-    let mut name = path.as_os_str().to_owned();
-    name.push(UNFINISHED);
-    let temporary = PathBuf::from(name);
-    let write = || {
-        let mut file = File::create(&temporary)?;
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        fs::rename(&temporary, path)
-    };
-    write()
-        .inspect_err(|_| {
-            // The error that is told says more than one of this would.
-            let _ = fs::remove_file(&temporary);
-        })
-        .with_context(|| format!("`{}` could not be written", path.display()))
 }
 
 /// A task's name as the name of a file or directory on any system.

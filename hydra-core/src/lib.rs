@@ -20,8 +20,9 @@
 //! ```
 //!
 //! Invariant: this crate never spawns a thread, never reads a clock but
-//! for [`profile`] when it is asked to, never opens a file and never draws
-//! from a global random generator.
+//! for [`profile`] when it is asked to, never opens a file but in
+//! [`replace_file`], with which the other crates write theirs, and never
+//! draws from a global random generator.
 #![forbid(unsafe_code)]
 
 mod activation;
@@ -31,6 +32,7 @@ mod compute;
 pub mod cube;
 mod dataset;
 mod error;
+mod files;
 mod float;
 mod ids;
 mod key;
@@ -53,6 +55,7 @@ pub use compute::{
 };
 pub use dataset::{Batch, Dataset, DatasetError, Sampler};
 pub use error::CoreError;
+pub use files::{UNFINISHED, replace_file};
 pub use float::FloatType;
 pub use ids::{DeviceId, TaskId};
 pub use key::Key;

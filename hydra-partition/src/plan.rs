@@ -155,6 +155,7 @@ impl PartitionPlan {
 
     fn write(&self, path: &Path) -> std::io::Result<()> {
         let json = serde_json::to_vec_pretty(self)?;
+        // Unlike `replace_file`, for several programs may save the same plan at the same time.
         let mut name = std::ffi::OsString::from(".");
         name.push(path.file_name().ok_or(std::io::ErrorKind::InvalidFilename)?);
         name.push(format!(".{}.tmp", std::process::id()));

@@ -3,11 +3,10 @@
 //! It is written and read from front to back, one image at a time. A checksum over all of it stands in the header:
 //! the header is written with zeros in its place, and they are replaced when the tensors are there.
 
-use super::file::replace_file;
 use super::state::SCHEMA;
 use super::{CheckpointError, State};
 use crate::error::EngineError;
-use hydra_core::{Chain, ImageLayout};
+use hydra_core::{Chain, ImageLayout, replace_file};
 use hydra_spill::Masters;
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use serde::Deserialize;

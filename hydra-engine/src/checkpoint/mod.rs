@@ -9,7 +9,6 @@
 //! tensors too: `masters/NAME`, `moment1/NAME`, `moment2/NAME` and `best/NAME`, all `F32`. It is replaced as a whole
 //! when the next one is complete and on the disk.
 
-mod file;
 mod format;
 mod state;
 

@@ -3,7 +3,7 @@
 use super::weights::{CONFIG, WEIGHTS};
 use super::{Gpt2Config, Gpt2Dir, hf_name};
 use crate::tokenizer::TOKENIZER_FILES;
-use hydra_core::{Chain, ImageParam, ImageReader, ModelWriter, WeightError};
+use hydra_core::{Chain, ImageParam, ImageReader, ModelWriter, WeightError, replace_file};
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use serde_json::{Value, json};
 use std::collections::HashMap;
@@ -54,7 +54,7 @@ impl Gpt2Writer {
             let (from, to) = (source.join(name), dir.join(name));
             if from.is_file() && !same_file(&from, &to) {
                 let copy = |out: &mut File| io::copy(&mut File::open(&from)?, out).map(drop);
-                replace(&to, copy).map_err(|e| failed(&to, e))?;
+                replace_file(&to, copy).map_err(|e| failed(&to, e))?;
             }
         }
         Ok(())
@@ -74,7 +74,7 @@ impl ModelWriter for Gpt2Writer {
         let (weights, config) = (dir.join(WEIGHTS), dir.join(CONFIG));
         write_weights(chain, images, &weights)?;
         let text = self.config_text().map_err(|e| failed(&config, e.into()))?;
-        replace(&config, |out| out.write_all(&text)).map_err(|e| failed(&config, e))?;
+        replace_file(&config, |out| out.write_all(&text)).map_err(|e| failed(&config, e))?;
         self.copy_from_source(dir)
     }
 }
@@ -85,28 +85,6 @@ fn failed(path: &Path, source: io::Error) -> WeightError {
 
 fn same_file(a: &Path, b: &Path) -> bool {
     matches!((a.canonicalize(), b.canonicalize()), (Ok(a), Ok(b)) if a == b)
-}
-
-/// Writes a file under another name and gives it its own when it is complete and on the disk.
-fn replace<E: From<io::Error>>(path: &Path, write: impl FnOnce(&mut File) -> Result<(), E>) -> Result<(), E> {
-    let mut part = path.as_os_str().to_owned();
-    part.push(".part");
-    let part = PathBuf::from(part);
-    let complete = File::create(&part).map_err(E::from).and_then(|mut file| {
-        write(&mut file)?;
-        Ok(file.sync_all()?)
-    });
-    let named = complete.and_then(|()| Ok(fs::rename(&part, path)?));
-    if named.is_err() {
-        // The error that is returned says more than one of this would.
-        let _ = fs::remove_file(&part);
-    }
-    named?;
-    // The name itself, where the system lets a directory be synced.
-    if let Some(dir) = path.parent().and_then(|dir| File::open(dir).ok()) {
-        let _ = dir.sync_all();
-    }
-    Ok(())
 }
 
 /// An error of either side, told apart again when the file has been dealt with.
@@ -136,7 +114,7 @@ fn write_weights(chain: &Chain, images: &dyn ImageReader, path: &Path) -> Result
         }
         Ok(out.flush()?)
     };
-    replace(path, write).map_err(|failure| match failure {
+    replace_file(path, write).map_err(|failure| match failure {
         Failure::Io(error) => failed(path, error),
         Failure::Weights(error) => error,
     })

@@ -4,8 +4,12 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Writes a file under another name (`NAME.part`) and gives it its own when it is complete and on the disk. What had
-/// the name before stays until then, also where the process is killed.
+/// The end of the name that a file has while it is written.
+pub const UNFINISHED: &str = ".part";
+
+/// Writes a file under another name, with [`UNFINISHED`] at its end, and gives it its own when it is complete and on the
+/// disk. What had the name before stays until then, also where the process is killed; what was written by then stays
+/// under the other name. Nobody else writes the file at the same time.
 ///
 /// # Errors
 /// Those of `write` and of the file system; the part that was written is removed.
@@ -14,7 +18,7 @@ pub fn replace_file<E: From<io::Error>>(
     write: impl FnOnce(&mut File) -> Result<(), E>,
 ) -> Result<(), E> {
     let mut part = path.as_os_str().to_owned();
-    part.push(".part");
+    part.push(UNFINISHED);
     let part = PathBuf::from(part);
     let complete = File::create(&part).map_err(E::from).and_then(|mut file| {
         write(&mut file)?;
