@@ -392,13 +392,6 @@ pub(crate) struct KeepArgs {
     pub(crate) checkpoint_every: Option<CheckpointArg>,
 }
 
-impl KeepArgs {
-    /// What the flag says, or else `otherwise`.
-    pub(crate) fn over(&self, otherwise: CheckpointArg) -> CheckpointArg {
-        self.checkpoint_every.unwrap_or(otherwise)
-    }
-}
-
 /// Where the results go.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Output")]

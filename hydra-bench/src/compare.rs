@@ -2,7 +2,7 @@
 
 use crate::args::CompareArgs;
 use crate::bars::{self, Bar};
-use crate::error::{Outcome, print};
+use crate::error::{Outcome, print, tell};
 use crate::lab::{Bounds, Measured, Unit, fixed, load, mean, measure};
 use crate::schedule;
 use crate::simulate::gantt;
@@ -47,7 +47,7 @@ pub(crate) fn run(args: &CompareArgs) -> Result<Outcome> {
 fn drawable(workload: &Workload) -> bool {
     let checked = schedule::check_size(workload.devices.len(), workload.shard_tasks());
     if let Err(error) = &checked {
-        eprintln!("note: there is no schedule.svg: {error}");
+        tell(&format!("note: there is no schedule.svg: {error}"));
     }
     checked.is_ok()
 }

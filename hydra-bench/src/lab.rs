@@ -1,6 +1,7 @@
 //! What `simulate` and `compare` share: reading a workload, and the watch that a policy is measured with.
 
 use crate::args::LabArgs;
+use crate::error::tell;
 use anyhow::{Context, Result};
 use hydra_sched::{
     Asking, Claimable, LowerBounds, ModelIndex, ModelView, Policy, PolicyKind, Priority, Simulation,
@@ -26,7 +27,7 @@ pub(crate) fn load(args: &LabArgs) -> Result<Workload> {
     let text = if standard_input { io::read_to_string(io::stdin()) } else { read(&args.workload) };
     let text = text.with_context(|| format!("{name} could not be read"))?;
     let workload = parse(&text, args).with_context(|| format!("{name} cannot be used"))?;
-    note_of_size(workload.shard_tasks()).into_iter().for_each(|note| eprintln!("{note}"));
+    note_of_size(workload.shard_tasks()).into_iter().for_each(|note| tell(&note));
     Ok(workload)
 }
 
@@ -49,7 +50,7 @@ fn parse(text: &str, args: &LabArgs) -> Result<Workload, WorkloadError> {
     let mut workload: Workload = serde_json::from_str(text)?;
     if let Some(count) = args.devices {
         if workload.devices.windows(2).any(|pair| pair[0] != pair[1]) {
-            eprintln!("note: --devices {count} makes all devices like the first one of the workload");
+            tell(&format!("note: --devices {count} makes all devices like the first one of the workload"));
         }
         workload = workload.on_devices(count);
     }

@@ -81,7 +81,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     match dispatch(cli, &around) {
         Ok(outcome) => outcome.into(),
         Err(error) => {
-            eprint!("{}", error::render(&error));
+            error::tell(error::render(&error).trim_end());
             error::status(&error)
         }
     }

@@ -296,6 +296,28 @@ pub(crate) fn seed(text: &str) -> Result<u64, String> {
 mod tests {
     use super::*;
 
+    #[test]
+    fn intervals_are_read_as_they_are_written() {
+        let seconds = |seconds| CheckpointArg(Some(CheckpointEvery::Time(Duration::from_secs(seconds))));
+        let minibatches = CheckpointArg(Some(CheckpointEvery::Minibatches(500)));
+        let cases = [
+            ("90s", seconds(90)),
+            ("10m", seconds(600)),
+            ("2h", seconds(7200)),
+            ("500", minibatches),
+            ("never", CheckpointArg(None)),
+        ];
+        for (text, arg) in cases {
+            assert_eq!((text.parse(), arg.to_string().as_str()), (Ok(arg), text));
+        }
+        assert_eq!(" 120s ".parse::<CheckpointArg>().map(String::from), Ok("2m".to_owned()));
+        for text in ["", "m", "0", "-5", "1.5h", "10 m", "5d", "5000000000"] {
+            assert!(
+                text.parse::<CheckpointArg>().unwrap_err().starts_with(&format!("`{text}` is no interval"))
+            );
+        }
+    }
+
     fn devices(text: &str) -> DevicesArg {
         text.parse().unwrap()
     }

@@ -1,7 +1,7 @@
 //! `hydra partition`: measures a model and shows where it is cut.
 
 use crate::args::PartitionArgs;
-use crate::error::{Outcome, Usage, print};
+use crate::error::{Outcome, Usage, print, tell};
 use crate::session::{Surroundings, note_of_cuts, orchestrator};
 use crate::spec::{DevicesSpec, ModelSpec, check_accumulate, check_dtype};
 use crate::workload::Model;
@@ -31,7 +31,7 @@ fn plan(args: &PartitionArgs, around: &Surroundings) -> Result<Arc<PartitionPlan
     let devices = DevicesSpec::new(&args.devices, false, &around.machine)?;
     let spec = ModelSpec::new(&args.model)?;
     check_dtype(spec.dtype, devices.precision)?;
-    note_of_cuts(&devices).iter().for_each(|note| eprintln!("{note}"));
+    note_of_cuts(&devices).iter().for_each(|note| tell(note));
     let model = Model::load(&spec)?;
     let context = model.context(spec.context)?;
     let corpus = Corpus::load(&spec.data)?;

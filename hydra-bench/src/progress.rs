@@ -157,7 +157,7 @@ impl Drop for Progress {
         self.whole.abandon();
         if interactive() {
             // The bars leave the cursor at the end of their last line.
-            eprintln!();
+            tell("");
         }
     }
 }

@@ -216,7 +216,7 @@ impl RunDir {
         let here = existing(&self.path);
         let beside = masters.filter(|(dir, _)| same_disk(existing(dir), here)).map_or(0, |(_, bytes)| bytes);
         match free_bytes(here) {
-            Some(free) if more > 0 && more + beside > free => bail!(
+            Some(free) if more > 0 && more.saturating_add(beside) > free => bail!(
                 "checkpoints take up to {} more in the run directory `{}`, beside {} for masters, and {} are free on its \
                  disk: give another --out, or --checkpoint-every never",
                 ByteSize(more),

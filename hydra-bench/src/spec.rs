@@ -1,8 +1,8 @@
 //! The spec of a run: every flag resolved, saved in the run directory, re-runnable.
 
 use crate::args::{
-    DeviceArgs, DtypeName, LearnArgs, ModelArgs, OptimizerName, PlacementName, PrecisionName, ResumeArgs,
-    ScheduleName, SelectArgs, TrainArgs,
+    DeviceArgs, DtypeName, KeepArgs, LearnArgs, ModelArgs, OptimizerName, PlacementName, PrecisionName,
+    ResumeArgs, ScheduleName, SelectArgs, TrainArgs,
 };
 use crate::doctor;
 use crate::error::Usage;
@@ -161,8 +161,7 @@ impl RunSpec {
     /// The spec that the flags of `hydra select` ask for.
     pub(crate) fn select(args: &SelectArgs, machine: &Machine) -> Result<Self> {
         if let Some(file) = &args.spec {
-            let spec = Self::load(file, machine)?;
-            return Ok(Self { checkpoint_every: args.keep.over(spec.checkpoint_every), ..spec });
+            return Ok(Self::load(file, machine)?.kept(&args.keep));
         }
         let demo = Demo::applies(&args.model, &args.devices);
         let batches = if demo { Demo::BATCHES } else { DEFAULT_BATCHES };
@@ -170,14 +169,14 @@ impl RunSpec {
         let lr = if args.lr.is_empty() { DEFAULT_RATES.to_vec() } else { args.lr.clone() };
         let training = TrainingSpec::new(&args.learn, batch, lr);
         let spec = Self::new(CommandName::Select, &args.model, training, &args.devices, demo, machine)?;
-        Ok(Self { checkpoint_every: args.keep.over(spec.checkpoint_every), ..spec })
+        Ok(spec.kept(&args.keep))
     }
 
     /// The spec that the flags of `hydra train` ask for.
     pub(crate) fn train(args: &TrainArgs, machine: &Machine) -> Result<Self> {
         let training = TrainingSpec::new(&args.learn, vec![args.batch], vec![args.lr]);
         let spec = Self::new(CommandName::Train, &args.model, training, &args.devices, false, machine)?;
-        Ok(Self { checkpoint_every: args.keep.over(spec.checkpoint_every), ..spec })
+        Ok(spec.kept(&args.keep))
     }
 
     fn new(
@@ -210,8 +209,12 @@ impl RunSpec {
         let mut spec = Self::read(file)?;
         spec.check().with_context(|| format!("the spec `{}` cannot be run", file.display()))?;
         spec.devices = spec.devices.changed(&args.devices, plans, machine)?;
-        spec.checkpoint_every = args.keep.over(spec.checkpoint_every);
-        Ok(spec)
+        Ok(spec.kept(&args.keep))
+    }
+
+    /// This spec with tasks kept as often as the flag says, if it is given.
+    fn kept(self, keep: &KeepArgs) -> Self {
+        Self { checkpoint_every: keep.checkpoint_every.unwrap_or(self.checkpoint_every), ..self }
     }
 
     fn read(file: &Path) -> Result<Self> {
@@ -226,7 +229,8 @@ impl RunSpec {
     pub(crate) fn to_toml(&self) -> Result<String> {
         let body = toml::to_string(self).context("the spec could not be written as TOML")?;
         Ok(format!(
-            "# Run it again with: hydra select --spec spec.toml --out DIR\n# Go on with it, if it was interrupted: hydra resume DIR\n\n{body}"
+            "# Run it again with: hydra select --spec spec.toml --out DIR\n\
+             # Go on with it, if it was interrupted: hydra resume DIR\n\n{body}"
         ))
     }
 
@@ -565,8 +569,8 @@ mod tests {
     fn a_spec_comes_back_from_its_file() {
         let line = "select --model gpt2-mini --batch 4 --lr 1e-3,3e-4 --cuts 1,3 --link 8GiB/s --clip 1.5 \
                     --steps 9 --epochs 2 --optimizer sgd --schedule cosine --policy srtf --no-shuffle --seed 12 \
-                    --dropout 0.1 --plan plans --no-decay-norms --eval-every 4 --host-memory 1GiB --dtype bf16 --disk-memory 4GiB --disk . \
-                    --optimizer-placement host";
+                    --dropout 0.1 --plan plans --no-decay-norms --eval-every 4 --host-memory 1GiB --dtype bf16 \
+                    --disk-memory 4GiB --disk . --optimizer-placement host --checkpoint-every 90s";
         for line in [line, "", "train"] {
             let spec = spec(line).unwrap();
             let dir = tempfile::tempdir().unwrap();

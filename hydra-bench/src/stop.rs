@@ -1,6 +1,6 @@
 //! Ctrl-C: the first ends the run at the minibatches' ends, the second at once.
 
-use crate::error::INTERRUPTED;
+use crate::error::{INTERRUPTED, tell};
 use anyhow::{Context, Result};
 use hydra_engine::StopFlag;
 
@@ -12,7 +12,7 @@ pub(crate) fn on_interrupt(flag: StopFlag) -> Result<()> {
         }
         flag.stop();
         if crate::progress::interactive() {
-            eprintln!("stopping at the minibatches' ends; interrupt again to leave at once");
+            tell("stopping at the minibatches' ends; interrupt again to leave at once");
         }
     };
     ctrlc::set_handler(handler).context("the handler of interrupts could not be installed")

@@ -86,7 +86,7 @@ pub enum EngineError {
         /// The other.
         second: String,
         /// The file.
-        path: std::path::PathBuf,
+        path: PathBuf,
     },
     /// A task could not be admitted.
     #[error("task `{task}` was refused")]
@@ -99,8 +99,8 @@ pub enum EngineError {
     },
     /// The host has too little memory for the run.
     #[error(
-        "the run needs at least {} ({needed} B) of host memory ({} for masters and optimizer state of {tasks} tasks, {}{} for \
-         one model within a minibatch), the budget is {}: train fewer tasks at once, a smaller model, {}",
+        "the run needs at least {} ({needed} B) of host memory ({} for masters and optimizer state of {tasks} tasks, \
+         {}{} for one model within a minibatch), the budget is {}: train fewer tasks at once, a smaller model, {}",
         ByteSize(*needed), ByteSize(*masters), for_disk(*working), ByteSize(*active), ByteSize(*budget),
         more_memory(*working)
     )]

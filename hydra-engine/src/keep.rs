@@ -54,7 +54,7 @@ impl Run {
         let (turn, now) = (self.turn(), self.clock.now());
         for model in &mut self.models {
             let due = match self.every {
-                CheckpointEvery::Minibatches(n) => model.cursor.step() >= model.kept.step + n.max(1),
+                CheckpointEvery::Minibatches(n) => model.cursor.step() - model.kept.step >= n.max(1),
                 CheckpointEvery::Time(time) => now - model.kept.at_s >= time.as_secs_f64(),
             };
             let due = model.stopping || due && turn.is(model.id);

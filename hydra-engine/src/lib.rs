@@ -7,7 +7,8 @@
 //! training loop, bit for bit.
 //!
 //! Start reading at `orchestrator.rs` (the face) and `run.rs` (the event loop); `model.rs` and `cursor.rs` say
-//! where a task stands, `worker.rs` and `host.rs` are the threads, `executor.rs` is one shard task.
+//! where a task stands, `worker.rs` and `host.rs` are the threads, `executor.rs` is one shard task; `fill.rs` is where
+//! masters come from, `tiers.rs` where they live, and `keep.rs` with `checkpoint` what survives a run.
 //!
 //! Invariant: this crate never decides by a clock, a thread count or a hash's order; it never allocates on a
 //! device without a reservation, and never lets a failing task reach another.

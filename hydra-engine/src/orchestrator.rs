@@ -248,10 +248,8 @@ impl Orchestrator {
         let there = &devices[0].manager;
         let staying = admission.tasks.iter().enumerate().filter_map(stays);
         residence.settle(staying, there.shared_link(), there.budget().clone());
-        let admission_ = admission.clone();
-        self.admitted =
-            Some(Admitted { admission: admission_, devices, store, on_disk, disk: None, identities });
-        Ok(admission)
+        let admitted = Admitted { admission, devices, store, on_disk, disk: None, identities };
+        Ok(self.admitted.insert(admitted).admission.clone())
     }
 
     /// Takes the space on the disk that masters are to live in, as [`run`](Self::run) does where nobody did before.

@@ -5,9 +5,8 @@
 //! learning rate), so the masters, the optimizer's moments, the best masters so far and the step are the whole
 //! truth.
 //!
-//! The file is in the safetensors format, so that other programs read the
-//! tensors too: `masters/NAME`, `moment1/NAME`, `moment2/NAME` and `best/NAME`, all `F32`. It is replaced as a whole
-//! when the next one is complete and on the disk.
+//! The file is in the safetensors format, so that other programs read the tensors too: `masters/NAME`, `moment1/NAME`,
+//! `moment2/NAME` and `best/NAME`, all `F32`. It is replaced as a whole when the next one is complete and on the disk.
 
 mod format;
 mod state;

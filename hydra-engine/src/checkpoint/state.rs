@@ -211,29 +211,21 @@ impl Identities {
 impl Identity {
     /// Refuses a checkpoint, whose identity this is, for a task of another identity.
     pub(crate) fn check(&self, path: &Path, task: &Self) -> Result<(), CheckpointError> {
-        let exact = |exact: bool| if exact { "the host's" } else { "the device's" };
-        let mut pairs: Vec<(String, String, String)> = vec![
-            ("device".to_owned(), self.backend.clone(), task.backend.clone()),
-            ("precision".to_owned(), shown(&self.config), shown(&task.config)),
-            ("type of floats".to_owned(), self.float.clone(), task.float.clone()),
-            ("architecture".to_owned(), short(&self.architecture), short(&task.architecture)),
-            (
-                "bits of optimizer steps".to_owned(),
-                exact(self.exact).to_owned(),
-                exact(task.exact).to_owned(),
-            ),
-            ("training data".to_owned(), described(self.train.as_ref()), described(task.train.as_ref())),
-            (
-                "validation data".to_owned(),
-                described(self.validation.as_ref()),
-                described(task.validation.as_ref()),
-            ),
-            ("test data".to_owned(), described(self.test.as_ref()), described(task.test.as_ref())),
-            (
-                "validation before training".to_owned(),
-                self.initial_validation.to_string(),
-                task.initial_validation.to_string(),
-            ),
+        let pair = |what: &str, of: fn(&Self) -> String| (what.to_owned(), of(self), of(task));
+        let mut pairs = vec![
+            pair("device", |of| of.backend.clone()),
+            pair("precision", |of| {
+                if of.config.is_empty() { "the default".to_owned() } else { of.config.clone() }
+            }),
+            pair("type of floats", |of| of.float.clone()),
+            pair("architecture", |of| short(&of.architecture)),
+            pair("bits of optimizer steps", |of| {
+                if of.exact { "the host's" } else { "the device's" }.to_owned()
+            }),
+            pair("training data", |of| described(of.train.as_ref())),
+            pair("validation data", |of| described(of.validation.as_ref())),
+            pair("test data", |of| described(of.test.as_ref())),
+            pair("validation before training", |of| of.initial_validation.to_string()),
         ];
         pairs.extend(fields(&self.spec, &task.spec));
         match pairs.into_iter().find(|(_, kept, task)| kept != task) {
@@ -257,10 +249,6 @@ fn fields(kept: &TrainSpec, task: &TrainSpec) -> Vec<(String, String, String)> {
         (name.replace('_', " "), kept.to_string(), now)
     };
     values(kept).into_iter().map(pair).collect()
-}
-
-fn shown(config: &str) -> String {
-    if config.is_empty() { "the default".to_owned() } else { config.to_owned() }
 }
 
 /// The beginning of a hash.
