@@ -313,11 +313,15 @@ impl HostNeeds {
         active.sort_unstable_by(|a, b| b.cmp(a));
         let largest = active.first().copied().unwrap_or(0);
         let needed = masters.saturating_add(largest);
+        let for_all_devices =
+            active.iter().take(devices).fold(masters, |sum, bytes| sum.saturating_add(*bytes));
         let held: u64 = holdings.iter().flat_map(|holding| &holding.masters).sum();
         let division = match disk {
+            Some(disk) if for_all_devices > budget.bytes() => {
+                on_disk(holdings, (budget.bytes(), masters - held), &active, devices, disk)?
+            }
             _ if needed <= budget.bytes() => Division { in_memory: held, ..Division::default() },
-            Some(disk) => on_disk(holdings, (budget.bytes(), masters - held), &active, devices, disk)?,
-            None => {
+            _ => {
                 let (tasks, budget) = (tasks.len(), budget.bytes());
                 let (working, active) = (None, largest);
                 return Err(EngineError::HostMemory { needed, masters, working, active, tasks, budget });

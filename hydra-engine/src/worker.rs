@@ -269,16 +269,13 @@ impl Worker {
     }
 
     fn output_down(&self, output: Output<DeviceTensor>) -> Result<Output<HostTensor>, SpillError> {
-        let down = |tensor| self.device.manager.take_out(tensor);
         Ok(match output {
             Output::None => Output::None,
             Output::Activation(boundary) => {
-                Output::Activation(boundary.into_iter().map(down).collect::<Result<_, _>>()?)
+                let down = self.device.manager.take_out(boundary.into_iter().map(Some).collect())?;
+                Output::Activation(down.into_iter().flatten().collect())
             }
-            Output::Gradient(gradient) => {
-                let one = |tensor: Option<DeviceTensor>| tensor.map(down).transpose();
-                Output::Gradient(gradient.into_iter().map(one).collect::<Result<_, _>>()?)
-            }
+            Output::Gradient(gradient) => Output::Gradient(self.device.manager.take_out(gradient)?),
         })
     }
 
@@ -293,24 +290,30 @@ impl Worker {
         if layers.is_empty() {
             return Ok(None);
         }
+        let contributions = self.contributions(chain, layers)?;
         if stays {
-            let contributions = self.contributions(chain, layers, Ok)?;
             return Ok(Some(HostJob::GradientsThere { task, at, contributions, reservation }));
         }
-        let down = |gradient| self.device.manager.take_out(gradient);
-        let contributions = self.contributions(chain, layers, down)?;
+        let whose: Vec<_> = contributions.iter().map(|of| (of.layer, of.image, of.gradients.len())).collect();
+        let all = contributions.into_iter().flat_map(|of| of.gradients).collect();
+        let mut down = self.device.manager.take_out(all)?.into_iter();
         drop(reservation);
+        let mut contribution = |(layer, image, slots)| Contribution {
+            layer,
+            image,
+            gradients: down.by_ref().take(slots).collect(),
+        };
+        let contributions: Vec<Contribution> = whose.into_iter().map(&mut contribution).collect();
         Ok((!contributions.is_empty()).then_some(HostJob::Gradients { task, at, contributions }))
     }
 
-    /// What each layer gives each image, by slot of the image, as `take` makes it of a gradient.
-    fn contributions<T>(
+    /// What each layer gives each image, by slot of the image.
+    fn contributions(
         &self,
         chain: &Chain,
         layers: Vec<(usize, Gradient<DeviceTensor>)>,
-        take: impl Fn(DeviceTensor) -> Result<T, SpillError>,
-    ) -> Result<Vec<Contribution<T>>, SpillError> {
-        let mut contributions: Vec<Contribution<T>> = Vec::new();
+    ) -> Result<Vec<Contribution<DeviceTensor>>, SpillError> {
+        let mut contributions: Vec<Contribution<DeviceTensor>> = Vec::new();
         for (layer, gradients) in layers {
             let first = contributions.len();
             for (at, gradient) in chain.layers()[layer].params.iter().zip(gradients) {
@@ -324,7 +327,7 @@ impl Worker {
                 let Some(gradient) = gradient else { continue };
                 let expected = params[at.slot].len * chain.images()[at.image].float.bytes();
                 self.check_length(expected as u64, &gradient)?;
-                contributions[index].gradients[at.slot] = Some(take(gradient)?);
+                contributions[index].gradients[at.slot] = Some(gradient);
             }
         }
         Ok(contributions)

@@ -136,6 +136,25 @@ fn every_byte_on_the_disk_is_accounted_for() {
 }
 
 #[test]
+fn masters_leave_before_a_device_has_nothing_to_do() {
+    let settings =
+        Settings { devices: 2, others: 1, cuts: Some(vec![1, 2, 4, 6, 7, 9]), ..Settings::default() };
+    let task = task(&spec());
+    // Room for all masters and for one model within a minibatch.
+    let (_, host) = bounds(&settings, &task);
+    let admitted = |disk: Option<ByteSize>| {
+        let run = settings.orchestrator().host_memory(ByteSize(host));
+        let run = disk.into_iter().fold(run, |run, budget| run.disk("nowhere".into(), budget));
+        let admission = submitted(run, &settings, &task).admit().expect("it fits");
+        (admission.active_models, admission.disk_bytes > 0)
+    };
+    assert_eq!(admitted(None), (1, false));
+    assert_eq!(admitted(Some(PLENTY)), (2, true));
+    assert_eq!(admitted(Some(ByteSize(1000))), (1, false), "a disk that is too small");
+    agrees(&settings, &task, (&gpt2_chain(), &spec()), host);
+}
+
+#[test]
 fn every_option_of_a_spec_equals_the_plain_loop_from_the_disk() {
     let base = TrainSpec { clip: None, ..spec() };
     let sgd = |momentum| OptimizerSpec::Sgd { lr: 0.05, momentum, weight_decay: 0.01 };

@@ -125,6 +125,14 @@ pub trait DeviceLink: Send + Sync {
     /// [`LinkError::Elsewhere`].
     fn copy_out(&self, device: &DeviceBytes) -> Result<Bytes, LinkError>;
 
+    /// Copies several buffers out, which come down together as a rule: what a shard task made.
+    ///
+    /// # Errors
+    /// As [`copy_out`](Self::copy_out).
+    fn copy_out_all(&self, device: &[DeviceBytes]) -> Result<Vec<Bytes>, LinkError> {
+        device.iter().map(|bytes| self.copy_out(bytes)).collect()
+    }
+
     /// Copies floats of the device into the caller's buffer.
     ///
     /// # Errors
@@ -169,6 +177,10 @@ impl<L: DeviceLink + ?Sized> DeviceLink for Arc<L> {
 
     fn copy_out(&self, device: &DeviceBytes) -> Result<Bytes, LinkError> {
         (**self).copy_out(device)
+    }
+
+    fn copy_out_all(&self, device: &[DeviceBytes]) -> Result<Vec<Bytes>, LinkError> {
+        (**self).copy_out_all(device)
     }
 
     fn copy_out_into(&self, device: &DeviceBytes, out: &mut [f32]) -> Result<(), LinkError> {

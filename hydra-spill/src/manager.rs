@@ -162,12 +162,20 @@ impl SpillManager {
         Ok(tensors.iter().zip(copies).map(|(tensor, copy)| brought(tensor, copy)).collect())
     }
 
-    /// Copies a tensor from the device to the host, and drops it there.
+    /// Copies tensors from the device to the host, those of them that there are, and drops them there.
     ///
     /// # Errors
     /// What the link returns.
-    pub fn take_out(&self, tensor: DeviceTensor) -> Result<HostTensor, SpillError> {
-        Ok(HostTensor::view(self.link.copy_out(&tensor.bytes)?, tensor.shape, tensor.dtype))
+    pub fn take_out(
+        &self,
+        tensors: Vec<Option<DeviceTensor>>,
+    ) -> Result<Vec<Option<HostTensor>>, SpillError> {
+        let bytes: Vec<DeviceBytes> = tensors.iter().flatten().map(|tensor| tensor.bytes.clone()).collect();
+        let mut copies = self.link.copy_out_all(&bytes)?.into_iter();
+        let mut taken = |tensor: DeviceTensor| {
+            copies.next().map(|copy| HostTensor::view(copy, tensor.shape, tensor.dtype))
+        };
+        Ok(tensors.into_iter().map(|tensor| tensor.and_then(&mut taken)).collect())
     }
 
     /// Drops a resident copy. It is clean, for masters are written on the host alone, so no byte moves.
@@ -337,12 +345,15 @@ mod tests {
         let reservation = manager.budget().reserve(428, "shard 4").unwrap();
         let (resident, with) = manager.promote_with(TASK, &[0], &tensors, reservation).unwrap();
         assert_eq!((resident.bytes(), manager.promoted_bytes()), (400, 2 * 28 + 400));
-        for (i, here) in tensors.iter().enumerate() {
-            for there in [&there[i], &with[i]] {
+        for there in [there, with] {
+            for (here, there) in tensors.iter().zip(&there) {
                 let bytes = there.bytes.as_host().unwrap();
                 assert_ne!(here.bytes.as_ptr(), bytes.as_ptr(), "device memory is not the host's");
-                assert_eq!(manager.take_out(there.clone()).unwrap(), *here);
             }
+            // One that is not there leaves its gap.
+            let there = [Some(there[0].clone()), None, Some(there[1].clone())];
+            let [first, second] = tensors.clone().map(Some);
+            assert_eq!(manager.take_out(there.into()).unwrap(), [first, None, second]);
         }
         assert_eq!(manager.demoted_bytes(), 56);
     }

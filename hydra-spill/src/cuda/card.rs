@@ -38,11 +38,12 @@ pub unsafe trait CardMemory: Send + Sync + 'static {
         lease: Arc<dyn Any + Send + Sync>,
     ) -> DeviceBytes;
 
-    /// Where bytes are; `None` if not on this card.
+    /// Where bytes are, in the order that they are given in; `None` for those that are not on this card. All are
+    /// asked for at once, because each question may wait until a queue of the card's computations has been seen to.
     ///
     /// # Errors
     /// If there are no such bytes after all, because the card had no room to compute them.
-    fn locate(&self, bytes: &DeviceBytes) -> Result<Option<Place>, DeviceError>;
+    fn locate(&self, bytes: &[DeviceBytes]) -> Result<Vec<Option<Place>>, DeviceError>;
 }
 
 /// The link of a card whose memory is `M`.
@@ -80,9 +81,16 @@ impl<M: CardMemory> CardLink<M> {
     }
 
     fn locate(&self, direction: Direction, bytes: &DeviceBytes) -> Result<Place, LinkError> {
-        let place = self.memory.locate(bytes);
-        let place = place.map_err(|error| self.failed(direction, bytes.len() as u64, error))?;
-        place.ok_or_else(|| LinkError::Elsewhere { link: self.dma.name().to_owned() })
+        Ok(self.locate_all(direction, std::slice::from_ref(bytes))?.remove(0))
+    }
+
+    fn locate_all(&self, direction: Direction, bytes: &[DeviceBytes]) -> Result<Vec<Place>, LinkError> {
+        let total = || bytes.iter().map(|bytes| bytes.len() as u64).sum();
+        let places = self.memory.locate(bytes).map_err(|error| self.failed(direction, total(), error))?;
+        let found = |place: Option<Place>| {
+            place.ok_or_else(|| LinkError::Elsewhere { link: self.dma.name().to_owned() })
+        };
+        places.into_iter().map(found).collect()
     }
 
     /// Ranges of these sizes, side by side, and their addresses.
@@ -141,9 +149,15 @@ impl<M: CardMemory> DeviceLink for CardLink<M> {
     }
 
     fn copy_out(&self, device: &DeviceBytes) -> Result<Bytes, LinkError> {
-        let place = self.locate(Direction::Down, device)?;
-        // SAFETY: the bytes are at this address for as long as the place lives, and are never written.
-        unsafe { self.dma.fetch(place.address, device.len()) }
+        self.copy_out_all(std::slice::from_ref(device)).map(|mut all| all.remove(0))
+    }
+
+    fn copy_out_all(&self, device: &[DeviceBytes]) -> Result<Vec<Bytes>, LinkError> {
+        let places = self.locate_all(Direction::Down, device)?;
+        let parts: Vec<(u64, usize)> =
+            places.iter().zip(device).map(|(place, bytes)| (place.address, bytes.len())).collect();
+        // SAFETY: the bytes are at these addresses for as long as the places live, and are never written.
+        unsafe { self.dma.fetch(&parts) }
     }
 
     fn copy_out_into(&self, device: &DeviceBytes, out: &mut [f32]) -> Result<(), LinkError> {
@@ -290,12 +304,12 @@ mod tests {
             DeviceBytes::Buffer(HeapBytes { _lease: Some(lease), ..bytes }.slice(range))
         }
 
-        fn locate(&self, bytes: &DeviceBytes) -> Result<Option<Place>, DeviceError> {
-            let bytes = bytes.as_buffer::<HeapBytes>();
-            Ok(bytes.map(|bytes| Place {
+        fn locate(&self, bytes: &[DeviceBytes]) -> Result<Vec<Option<Place>>, DeviceError> {
+            let place = |bytes: &HeapBytes| Place {
                 address: bytes.of.address + bytes.range.start as u64,
                 held: Box::new(bytes.of.clone()),
-            }))
+            };
+            Ok(bytes.iter().map(|bytes| bytes.as_buffer::<HeapBytes>().map(place)).collect())
         }
     }
 

@@ -86,31 +86,36 @@ impl Dma {
         self.count(Direction::Down, bytes, copied)
     }
 
-    /// Copies bytes of the card into new host memory: page-locked if the pool has room for it, else the
-    /// heap's. It is aligned to [`LINK_ALIGN`].
+    /// Copies from each part's address on the card as many bytes into new host memory: page-locked if the pool has
+    /// room for it, else the heap's. It is aligned to [`LINK_ALIGN`].
     ///
     /// # Errors
     /// [`LinkError::Memory`] if the heap has no room either, [`LinkError::Transfer`] if the driver fails.
     ///
     /// # Safety
     /// As [`down`](Self::down).
-    pub unsafe fn fetch(&self, from: u64, len: usize) -> Result<Bytes, LinkError> {
-        let pinned = self.pool.take(len, &self.name);
-        if let Ok(mut buffer) = pinned {
-            // SAFETY: the caller's promise.
-            unsafe { self.down(&mut [(from, &mut buffer)]) }?;
-            return Ok(buffer.into_bytes());
+    pub unsafe fn fetch(&self, parts: &[(u64, usize)]) -> Result<Vec<Bytes>, LinkError> {
+        let mut buffers = parts.iter().map(|(_, len)| self.landing(*len)).collect::<Result<Vec<_>, _>>()?;
+        let froms = parts.iter().map(|(from, _)| *from);
+        let mut into: Vec<(u64, &mut [u8])> =
+            froms.zip(buffers.iter_mut().map(|buffer| buffer.bytes())).collect();
+        // SAFETY: the caller's promise.
+        unsafe { self.down(&mut into) }?;
+        Ok(buffers.into_iter().map(Landing::into_bytes).collect())
+    }
+
+    /// Host memory for so many bytes that come down.
+    fn landing(&self, len: usize) -> Result<Landing, LinkError> {
+        if let Ok(buffer) = self.pool.take(len, &self.name) {
+            return Ok(Landing::Pinned(buffer));
         }
         let heap = alloc::with_tag(None, || HeapBuffer::new(len));
-        let mut buffer = heap.map_err(|source| LinkError::Memory {
+        heap.map(Landing::Heap).map_err(|source| LinkError::Memory {
             link: self.name.clone(),
             direction: Direction::Down,
             bytes: len as u64,
             source,
-        })?;
-        // SAFETY: the caller's promise.
-        unsafe { self.down(&mut [(from, &mut buffer.storage[buffer.start..])]) }?;
-        Ok(Bytes::from_owner(buffer))
+        })
     }
 
     /// Bytes copied in this direction so far.
@@ -164,6 +169,28 @@ impl fmt::Debug for Dma {
 fn lock(lane: &Mutex<Lane>) -> MutexGuard<'_, Lane> {
     // A panic leaves a lane that is drained, and every call begins with empty chunks.
     lane.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// New host memory.
+enum Landing {
+    Pinned(PinnedBuffer),
+    Heap(HeapBuffer),
+}
+
+impl Landing {
+    fn bytes(&mut self) -> &mut [u8] {
+        match self {
+            Self::Pinned(buffer) => buffer,
+            Self::Heap(buffer) => &mut buffer.storage[buffer.start..],
+        }
+    }
+
+    fn into_bytes(self) -> Bytes {
+        match self {
+            Self::Pinned(buffer) => buffer.into_bytes(),
+            Self::Heap(buffer) => Bytes::from_owner(buffer),
+        }
+    }
 }
 
 /// Heap memory that begins at a multiple of [`LINK_ALIGN`].
@@ -403,7 +430,7 @@ mod tests {
 
         fn fetch(&self, from: u64, len: usize) -> Result<Bytes, LinkError> {
             // SAFETY: as above.
-            unsafe { self.dma.fetch(from, len) }
+            unsafe { self.dma.fetch(&[(from, len)]) }.map(|mut all| all.remove(0))
         }
 
         /// Bytes brought to memory of their own on the card.

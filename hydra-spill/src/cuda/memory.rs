@@ -55,13 +55,17 @@ unsafe impl CardMemory for CudaMemory {
         }
     }
 
-    fn locate(&self, bytes: &DeviceBytes) -> Result<Option<Place>, DeviceError> {
-        let Some(bytes) = bytes.as_buffer::<CubeBytes>() else { return Ok(None) };
-        let resource =
-            self.adapter.client.get_resource::<<CudaRuntime as Runtime>::Server>(bytes.handle().clone());
-        let resource = resource.map_err(of_runtime)?;
-        let address = resource.resource().ptr;
-        // A resource may be sent to another thread, and a lock lets it be shared.
-        Ok(Some(Place { address, held: Box::new(Mutex::new(resource)) }))
+    fn locate(&self, bytes: &[DeviceBytes]) -> Result<Vec<Option<Place>>, DeviceError> {
+        let client = &self.adapter.client;
+        let one = |bytes: &DeviceBytes| {
+            let Some(bytes) = bytes.as_buffer::<CubeBytes>() else { return Ok(None) };
+            let resource = client.get_resource::<<CudaRuntime as Runtime>::Server>(bytes.handle().clone());
+            let resource = resource.map_err(of_runtime)?;
+            let address = resource.resource().ptr;
+            // A resource may be sent to another thread, and a lock lets it be shared.
+            Ok(Some(Place { address, held: Box::new(Mutex::new(resource)) }))
+        };
+        // On the thread of the device, which is asked behind what was launched before: once, not once for each.
+        client.exclusive(|| bytes.iter().map(one).collect()).map_err(of_runtime)?
     }
 }

@@ -234,7 +234,7 @@ mod tests {
             let fetched = unsafe {
                 dma.up(&[(host, card.0)]).unwrap();
                 dma.down(&mut [(card.0, &mut out)]).unwrap();
-                dma.fetch(card.0, host.len()).unwrap()
+                dma.fetch(&[(card.0, host.len())]).unwrap().remove(0)
             };
             assert!(out == host && fetched == host);
         }
@@ -256,7 +256,7 @@ mod tests {
                         // SAFETY: the allocation is as large, and is this thread's.
                         let fetched = unsafe {
                             dma.up(&[(&host, card.0)]).unwrap();
-                            dma.fetch(card.0, host.len()).unwrap()
+                            dma.fetch(&[(card.0, host.len())]).unwrap().remove(0)
                         };
                         assert!(fetched == host);
                     }

@@ -111,6 +111,14 @@ fn wrong_lengths_are_refused(link: &dyn DeviceLink) {
 fn several_buffers_arrive_together(link: &dyn DeviceLink) {
     let hosts: Vec<Bytes> = [5, 0, 4096, 77, 100_003].map(|len| Bytes::from(pattern(len, len))).into();
     let devices = link.copy_in_all(&hosts).unwrap();
+    let down = link.moved(Direction::Down);
+    let mut back = link.copy_out_all(&devices).unwrap();
+    let moved = if link.shares() { 0 } else { hosts.iter().map(|bytes| bytes.len() as u64).sum() };
+    assert_eq!((&back, link.moved(Direction::Down) - down), (&hosts, moved));
+    // One that is let go of leaves the others alone.
+    drop(back.remove(4));
+    assert_eq!(back, hosts[..4]);
+    assert!(link.copy_out_all(&[]).unwrap().is_empty());
     // In an order that is not theirs, with one let go of early.
     let mut devices: Vec<_> = devices.into_iter().map(Some).collect();
     devices[2] = None;
