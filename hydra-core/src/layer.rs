@@ -8,6 +8,7 @@
 use crate::{Activation, AnyTensor, DeviceTensor, HostTensor, Key, Pass, activation::by_rank, level::level};
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Device, DispatchTensor, Gradients, Shape, Tensor};
+use rayon::prelude::*;
 
 /// How a parameter gets its first values, element by element, as a function of a key.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -36,17 +37,22 @@ impl Init {
         }
     }
 
-    /// Fills `out` with the values that `key` gives.
+    /// Fills `out` with the values that `key` gives, in parallel: a value depends on its place alone.
     pub fn fill(self, key: Key, out: &mut [f32]) {
-        for (i, value) in out.iter_mut().enumerate() {
-            *value = match self {
-                Self::Zeros => 0.0,
-                Self::Ones => 1.0,
-                Self::Normal(std) => (key.normal(i as u64) * std) as f32,
-                Self::Uniform(bound) => ((key.uniform(i as u64) * 2.0 - 1.0) * bound) as f32,
-            };
+        match self {
+            Self::Zeros => out.fill(0.0),
+            Self::Ones => out.fill(1.0),
+            Self::Normal(std) => drawn(out, |i| (key.normal(i) * std) as f32),
+            Self::Uniform(bound) => drawn(out, |i| ((key.uniform(i) * 2.0 - 1.0) * bound) as f32),
         }
     }
+}
+
+fn drawn(out: &mut [f32], value: impl Fn(u64) -> f32 + Sync) {
+    const PART: usize = 1 << 14;
+    out.par_chunks_mut(PART).enumerate().for_each(|(part, values)| {
+        values.iter_mut().zip((part * PART) as u64..).for_each(|(out, i)| *out = value(i));
+    });
 }
 
 /// What users write: a Burn module with one forward.
@@ -240,4 +246,21 @@ fn scale_float(tensor: DispatchTensor, factor: f64) -> AnyTensor {
     by_rank!(tensor.shape().num_dims(), D => {
         Tensor::<D>::from_dispatch(tensor).mul_scalar(factor as f32).into()
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_depends_on_its_place_alone() {
+        let key = Key::new(5);
+        let mut values = vec![0.0; 40_001];
+        Init::Normal(0.5).fill(key, &mut values);
+        let expected = |i: usize| (key.normal(i as u64) * 0.5) as f32;
+        assert!((0..values.len()).all(|i| values[i] == expected(i)));
+        Init::Uniform(2.0).fill(key, &mut values);
+        let expected = |i: usize| ((key.uniform(i as u64) * 2.0 - 1.0) * 2.0) as f32;
+        assert!((0..values.len()).all(|i| values[i] == expected(i)));
+    }
 }

@@ -19,8 +19,9 @@
 //! assert_eq!(Key::new(7).fold(1).bits(42), Key::new(7).fold(1).bits(42));
 //! ```
 //!
-//! Invariant: this crate never spawns a thread, never reads a clock but
-//! for [`profile`] when it is asked to, never opens a file but in
+//! Invariant: this crate never spawns a thread (first values are drawn on
+//! the threads of the rayon pool that the caller is in), never reads a clock
+//! but for [`profile`] when it is asked to, never opens a file but in
 //! [`replace_file`], with which the other crates write theirs, and never
 //! draws from a global random generator.
 #![forbid(unsafe_code)]
