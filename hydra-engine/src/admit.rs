@@ -2,6 +2,7 @@
 
 use crate::admission::{Admission, AdmittedTask};
 use crate::checkpoint::Checkpoint;
+use crate::cursor::{Cursor, Program};
 use crate::device::LogicalDevice;
 use crate::disk::DiskSpec;
 use crate::error::{EngineError, guarded};
@@ -228,13 +229,6 @@ fn admitted_task(task: &TrainTask, batch: &Batch, plan: Arc<PartitionPlan>) -> A
             (steps / per_epoch * items + rest) as u64
         }
     };
-    let sweep: f64 = plan.shards.iter().map(|s| s.forward_s + s.backward_s).sum();
-    let forward: f64 = plan.shards.iter().map(|s| s.forward_s).sum();
-    let last = plan.shards.last().map_or(0.0, |s| s.forward_s);
-    let batches = |data: &Option<Arc<dyn Dataset>>| task.evaluation_batches(data.as_ref());
-    let evaluations = (2 * batches(&task.validation) + batches(&task.test)) as f64;
-    let left = 1.0 - task.resume.as_ref().map_or(0, Checkpoint::step) as f64 / steps.max(1) as f64;
-    let sweeps = left * trained_items as f64 / batch.items.max(1) as f64;
     let needs = |bytes: u64| if task.is_finished() { 0 } else { bytes };
     AdmittedTask {
         name: task.name.clone(),
@@ -247,10 +241,25 @@ fn admitted_task(task: &TrainTask, batch: &Batch, plan: Arc<PartitionPlan>) -> A
         disk_bytes: 0,
         on_disk: Vec::new(),
         active_bytes: needs(active_bytes(task, batch, &plan)),
-        estimated_s: if task.is_finished() { 0.0 } else { sweeps * (sweep - last) + evaluations * forward },
+        estimated_s: estimated_s(task, &plan),
         optimizer: Placement::default(),
         plan,
     }
+}
+
+/// Seconds of compute that a task has before it.
+fn estimated_s(task: &TrainTask, plan: &PartitionPlan) -> f64 {
+    let program = Program::of(task, &plan.shards(), 0);
+    let cursor = match task.resume.as_ref().map(Checkpoint::state) {
+        Some(state) => Cursor::resumed(program, state.step, state.position.stage()),
+        None => Cursor::new(program),
+    };
+    let forward: f64 = plan.shards.iter().map(|s| s.forward_s).sum();
+    let backward: f64 = plan.shards.iter().map(|s| s.backward_s).sum();
+    // The last shard's forward is in its backward.
+    let last = plan.shards.last().map_or(0.0, |s| s.forward_s);
+    let left = cursor.left();
+    left.sweeps as f64 * (forward - last + backward) + left.evaluations as f64 * forward
 }
 
 /// Masters, moments, and the copy of the best masters where one is kept.
@@ -275,6 +284,11 @@ fn holding((task, admitted): (&TrainTask, &AdmittedTask)) -> Holding {
 /// One set of gradients, the boundary activations at the cut-points with one gradient of them in each
 /// direction, and the batch.
 fn active_bytes(task: &TrainTask, batch: &Batch, plan: &PartitionPlan) -> u64 {
+    let inputs = plan.shards.iter().skip(1).map(|s| plan.layers[s.first].input_bytes);
+    let data = batch.inputs.len_bytes() + batch.targets.len_bytes();
+    if task.evaluate_only {
+        return inputs.clone().sum::<u64>() + inputs.max().unwrap_or(0) + data;
+    }
     let trained = task.chain.images().iter().filter(|image| image.trained);
     let microbatches = task.spec.accumulate > 1;
     let gradients: u64 = trained
@@ -285,12 +299,10 @@ fn active_bytes(task: &TrainTask, batch: &Batch, plan: &PartitionPlan) -> u64 {
             if microbatches { summed } else { uses }
         })
         .sum();
-    let inputs = plan.shards.iter().skip(1).map(|s| plan.layers[s.first].input_bytes);
     let boundaries: u64 = inputs.clone().sum::<u64>() + 2 * inputs.max().unwrap_or(0);
-    let data = (batch.inputs.len_bytes() + batch.targets.len_bytes()) * task.spec.accumulate as u64;
     // Microbatches add up: while the sum is kept, the gradients of one more shard arrive.
     let arriving = if microbatches { plan.shards.iter().map(|s| s.gradient_bytes).max() } else { None };
-    gradients + arriving.unwrap_or(0) + boundaries + data
+    gradients + arriving.unwrap_or(0) + boundaries + data * task.spec.accumulate as u64
 }
 
 struct HostNeeds {
@@ -328,14 +340,15 @@ impl HostNeeds {
             }
         };
         let standing = masters - division.disk + division.working;
-        let mut admitted = standing;
+        let mut smallest = standing;
         let fits = |bytes: &&u64| {
-            admitted = admitted.saturating_add(**bytes);
-            admitted <= budget.bytes()
+            smallest = smallest.saturating_add(**bytes);
+            smallest <= budget.bytes()
         };
-        let active_models = active.iter().take_while(fits).count();
-        let admitted = standing + active.iter().take(active_models).sum::<u64>();
-        Ok(Self { admitted, active_models, division })
+        // As many as the smallest are at most; and no more bytes than the largest of so many have.
+        let active_models = active.iter().rev().take_while(fits).count();
+        let most = active.iter().take(active_models).fold(standing, |sum, bytes| sum.saturating_add(*bytes));
+        Ok(Self { admitted: most.min(budget.bytes()), active_models, division })
     }
 }
 

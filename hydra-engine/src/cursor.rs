@@ -5,7 +5,9 @@
 //! the last shard's forward fused with its backward, and backward down to the first trained shard.
 
 use crate::observer::EvaluationKind;
+use crate::task::TrainTask;
 use hydra_sched::{ShardTaskKind, WorkLeft};
+use std::ops::Range;
 
 /// What a task is made of, in counts.
 #[derive(Clone, Debug)]
@@ -28,6 +30,28 @@ pub(crate) struct Program {
 }
 
 impl Program {
+    /// What a task is made of that is cut into these shards, and whose first trained layer is `first_trained`.
+    pub(crate) fn of(task: &TrainTask, shards: &[Range<usize>], first_trained: usize) -> Self {
+        let spec = &task.spec;
+        let items = task.train.len();
+        let last = match items % spec.batch {
+            0 => spec.batch.min(items),
+            rest => rest,
+        };
+        Self {
+            shards: shards.len(),
+            first_trained: shards.iter().position(|range| range.contains(&first_trained)).unwrap_or(0),
+            steps: if task.evaluate_only { 0 } else { spec.steps(items) },
+            epoch: items.div_ceil(spec.batch).max(1),
+            microbatches: spec.accumulate.clamp(1, spec.batch.min(items).max(1)),
+            last_microbatches: spec.accumulate.clamp(1, last.max(1)),
+            validation: task.evaluation_batches(task.validation.as_ref()),
+            test: task.evaluation_batches(task.test.as_ref()),
+            initial_validation: task.initial_validation,
+            eval_every: spec.eval_every,
+        }
+    }
+
     /// Microbatches of the minibatch `step`.
     pub(crate) fn microbatches_of(&self, step: usize) -> usize {
         if step % self.epoch == self.epoch - 1 { self.last_microbatches } else { self.microbatches }

@@ -4,7 +4,7 @@ use crate::checkpoint::CheckpointError;
 use hydra_core::{ByteSize, CoreError, DatasetError, WeightError};
 use hydra_partition::PartitionError;
 use hydra_spill::SpillError;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Why a run was refused or a task set aside.
 #[derive(Debug, thiserror::Error)]
@@ -88,6 +88,16 @@ pub enum EngineError {
         /// The file.
         path: PathBuf,
     },
+    /// Two tasks whose models would be written into one directory.
+    #[error("the tasks `{first}` and `{second}` both write into `{path}`: give each a directory of its own")]
+    SameOutput {
+        /// The first task.
+        first: String,
+        /// The other.
+        second: String,
+        /// The directory.
+        path: PathBuf,
+    },
     /// A task could not be admitted.
     #[error("task `{task}` was refused")]
     Task {
@@ -133,6 +143,23 @@ pub enum EngineError {
         budget: u64,
         /// The host's budget.
         host: u64,
+    },
+    /// A trained model could not be written.
+    #[error("the trained model could not be written{}", where_kept(kept.as_deref()))]
+    NotWritten {
+        /// The task's checkpoint, which has the trained masters.
+        kept: Option<PathBuf>,
+        /// Why.
+        #[source]
+        source: Box<EngineError>,
+    },
+    /// Trained weights are no numbers.
+    #[error(
+        "the trained weights of `{param}` are not finite: lower the learning rate, add warmup or clip the gradient"
+    )]
+    NotFinite {
+        /// The parameter.
+        param: String,
     },
     /// A loss is not a number.
     #[error("the loss is {loss} at step {step}: lower the learning rate, add warmup or clip the gradient")]
@@ -225,6 +252,13 @@ fn more_memory(working: Option<u64>) -> &'static str {
         None => "give more host memory, or a disk that masters may live on",
         Some(_) => "or give more host memory",
     }
+}
+
+fn where_kept(checkpoint: Option<&Path>) -> String {
+    let kept = |file: &Path| {
+        format!("; its weights are in `{}`: mend the cause and resume the task", file.display())
+    };
+    checkpoint.map(kept).unwrap_or_default()
 }
 
 /// Runs code that a task brought along; a panic in it becomes an error of the task.

@@ -144,19 +144,15 @@ impl Model {
         let Some(state) = self.task.resume.as_ref().map(Checkpoint::state).cloned() else { return };
         let State { step, position, results, .. } = state;
         self.results = results.into();
-        let stage = match position {
-            Position::Train => Stage::Train { microbatch: 0 },
-            Position::Restore => Stage::Restore,
-            Position::Evaluate { kind, batch, sum, terms } => {
-                self.evaluation = (sum, terms);
-                Stage::Evaluate { kind, batch }
-            }
+        let stage = position.stage();
+        match position {
+            Position::Evaluate { sum, terms, .. } => self.evaluation = (sum, terms),
             Position::Finished { sha256, dir } => {
                 (self.results.sha256, self.results.dir) = (Some(sha256), dir);
                 self.ended = Some(TaskState::Done);
-                Stage::Finished
             }
-        };
+            Position::Train | Position::Restore | Position::Write => {}
+        }
         self.kept = Kept { step, stage, at_s };
         self.cursor = Cursor::resumed(self.cursor.program().clone(), step, stage);
         // Frozen images are always up to date.

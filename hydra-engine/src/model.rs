@@ -162,7 +162,7 @@ impl Model {
         let shards = plan.shards();
         let chain = &task.chain;
         let first = chain.first_trained();
-        let program = program(&task, &shards, first);
+        let program = Program::of(&task, &shards, first);
         let cursor = Cursor::new(program);
         let kept = Kept::before(&cursor);
         let images = shards.iter().map(|range| chain.images_of(range.clone())).collect();
@@ -534,25 +534,4 @@ fn hands_activation(running: &ShardTask, next: &ShardTask) -> bool {
 
 fn hands_gradient(running: &ShardTask, next: &ShardTask) -> bool {
     running.kind == ShardTaskKind::Backward && running.stage == next.stage && running.shard == next.shard + 1
-}
-
-fn program(task: &TrainTask, shards: &[Range<usize>], first_trained: usize) -> Program {
-    let spec = &task.spec;
-    let items = task.train.len();
-    let last = match items % spec.batch {
-        0 => spec.batch.min(items),
-        rest => rest,
-    };
-    Program {
-        shards: shards.len(),
-        first_trained: shards.iter().position(|range| range.contains(&first_trained)).unwrap_or(0),
-        steps: if task.evaluate_only { 0 } else { spec.steps(items) },
-        epoch: items.div_ceil(spec.batch).max(1),
-        microbatches: spec.accumulate.clamp(1, spec.batch.min(items).max(1)),
-        last_microbatches: spec.accumulate.clamp(1, last.max(1)),
-        validation: task.evaluation_batches(task.validation.as_ref()),
-        test: task.evaluation_batches(task.test.as_ref()),
-        initial_validation: task.initial_validation,
-        eval_every: spec.eval_every,
-    }
 }

@@ -210,9 +210,11 @@ pub(crate) fn global_norm(chain: &Chain, squares: impl Fn(usize, usize) -> f64) 
     slots.map(|(image, slot)| squares(image, slot)).sum::<f64>().sqrt()
 }
 
-/// The factor that scales a gradient of this norm down to `clip`, as `torch.nn.utils.clip_grad_norm_`.
+/// The factor that scales a gradient of this norm down to `clip`, as `torch.nn.utils.clip_grad_norm_`. That of a norm
+/// that is no number is none either, so that the next loss shows it.
 pub(crate) fn clip_factor(clip: f64, norm: f64) -> f32 {
-    (clip / (norm + 1e-6)).min(1.0) as f32
+    let factor = clip / (norm + 1e-6);
+    if factor > 1.0 { 1.0 } else { factor as f32 }
 }
 
 #[cfg(test)]
@@ -353,5 +355,7 @@ mod tests {
     fn clipping_scales_down_only() {
         assert_eq!(clip_factor(1.0, 0.5), 1.0);
         assert!((clip_factor(1.0, 4.0) - 0.25).abs() < 1e-6);
+        assert_eq!(clip_factor(1.0, f64::INFINITY), 0.0);
+        assert!(clip_factor(1.0, f64::NAN).is_nan());
     }
 }

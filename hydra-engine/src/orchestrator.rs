@@ -20,7 +20,7 @@ use crate::task::TrainTask;
 use hydra_core::{ByteSize, Chain, Dataset, DeviceId, MemoryProbe, OptimizerSpec, TaskId, TrainSpec};
 use hydra_sched::PolicyKind;
 use hydra_spill::{DiskStore, DramStore, ResidentStore, TierStore, alloc::AllocatorProbe};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// The host memory that a run may use when it is not told: effectively no limit.
@@ -204,18 +204,23 @@ impl Orchestrator {
             return Err(EngineError::DuplicateTask { name: task.name });
         }
         task.spec.validate()?;
-        let same = |other: &&TrainTask| other.checkpoint.is_some() && other.checkpoint == task.checkpoint;
-        if let Some(other) = self.tasks.iter().find(same) {
-            let (first, second) = (other.name.clone(), task.name);
-            return Err(EngineError::SameCheckpoint {
-                first,
-                second,
-                path: task.checkpoint.unwrap_or_default(),
-            });
+        if let Some((first, path)) = self.other_with(&task, TrainTask::checkpoint_file) {
+            return Err(EngineError::SameCheckpoint { first, second: task.name, path });
+        }
+        if let Some((first, path)) = self.other_with(&task, TrainTask::output_dir) {
+            return Err(EngineError::SameOutput { first, second: task.name, path });
         }
         self.admitted = None;
         self.tasks.push(task);
         Ok(TaskId(self.tasks.len() - 1))
+    }
+
+    /// The task that has the same path as this one, and the path.
+    fn other_with(&self, task: &TrainTask, of: fn(&TrainTask) -> Option<&Path>) -> Option<(String, PathBuf)> {
+        let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+        let path = of(task)?;
+        let same = |other: &&TrainTask| of(other).map(absolute) == Some(absolute(path));
+        self.tasks.iter().find(same).map(|other| (other.name.clone(), path.to_owned()))
     }
 
     /// Measures, cuts and adds up; trains nothing.

@@ -19,7 +19,7 @@ use crate::writer::{WriteJob, WriterJob};
 use crossbeam_channel::{Receiver, RecvTimeoutError, unbounded};
 use hydra_core::{DeviceId, TaskId};
 use hydra_sched::{CostModel, ModelIndex, ModelView, Policy, ShardTaskKind, View};
-use hydra_spill::{Budget, ImageId, Reservation, TierStore};
+use hydra_spill::{Budget, ImageId, Reservation, SpillError, TierStore};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -72,6 +72,8 @@ pub(crate) struct Run {
     pub(crate) decisions: u64,
     /// What shard tasks made and is on its way down.
     taking_down: usize,
+    /// Images of tasks that have ended.
+    to_discard: Vec<ImageId>,
     pub(crate) first_start_s: Option<f64>,
     pub(crate) last_end_s: f64,
 }
@@ -106,7 +108,7 @@ impl Run {
         let host_budget = Budget::new("host memory", host_memory);
         let disk = admitted.disk.ok_or(EngineError::NoTask)?;
         let working = host_budget.reserve(disk.working.capacity(), disk.working.name());
-        let working = working.map_err(hydra_spill::SpillError::from)?;
+        let working = working.map_err(SpillError::from)?;
         let mut models = Vec::new();
         for (i, (task, needs)) in tasks.into_iter().zip(&admitted.admission.tasks).enumerate() {
             let (plan, placement) = (needs.plan.clone(), needs.optimizer.clone());
@@ -145,6 +147,7 @@ impl Run {
             tickets: 0,
             decisions: 0,
             taking_down: 0,
+            to_discard: Vec::new(),
             first_start_s: None,
             last_end_s: 0.0,
         };
@@ -158,7 +161,7 @@ impl Run {
         let spilled = self.models.iter().filter(|model| !model.placement.on_device());
         let promotion = spilled.map(|model| model.plan.promotion_bytes()).max().unwrap_or(0);
         for DeviceThreads { device, .. } in &self.threads.devices {
-            device.manager.link().prepare(promotion).map_err(hydra_spill::SpillError::from)?;
+            device.manager.link().prepare(promotion).map_err(SpillError::from)?;
             device.probe.reset_peak(device.measured_as());
         }
         Ok(())
@@ -167,6 +170,7 @@ impl Run {
     fn work(&mut self, inbox: &Receiver<Event>) {
         while self.models.iter().any(|model| model.ended.is_none()) {
             self.check_stop();
+            self.discard();
             self.mark_due();
             (0..self.models.len()).for_each(|index| self.settle(index));
             self.fill();
@@ -329,7 +333,7 @@ impl Run {
             }
             None => (Inputs::default(), inputs),
         };
-        let fill = threads.buffer.begin_fill(ticket).map_err(hydra_spill::SpillError::from)?;
+        let fill = threads.buffer.begin_fill(ticket).map_err(SpillError::from)?;
         let abandoned = Arc::new(AtomicBool::new(false));
         let compute = ComputeJob {
             ticket,
@@ -547,14 +551,19 @@ impl Run {
         model.best_room = None;
         let task = model.id;
         let _ = self.threads.host.send(HostJob::Forget { task });
-        for image in 0..model.chain().images().len() {
-            // A failed task's image may be out for writing; its memory is then released with the run.
-            let _ = self.store.discard(ImageId { task, image });
-        }
+        self.to_discard.extend((0..model.chain().images().len()).map(|image| ImageId { task, image }));
+        self.discard();
         self.disk.release(task);
         let error = self.models[index].results.error.clone();
         let at_s = self.clock.now();
         self.observer.observe(&RunEvent::Ended { task, state, error: error.as_deref(), at_s });
+    }
+
+    /// Gives up the images of tasks that have ended. One that a worker still reads or writes is tried again when
+    /// something else has happened.
+    fn discard(&mut self) {
+        let busy = |id: &ImageId| matches!(self.store.discard(*id), Err(SpillError::ImageBusy { .. }));
+        self.to_discard.retain(busy);
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::checkpoint::Checkpoint;
 use hydra_core::{Chain, Dataset, ModelWriter, TrainSpec};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// One model to train: a chain, its data, how it learns, and where the result goes.
@@ -98,6 +98,14 @@ impl TrainTask {
     pub fn resume_from(mut self, checkpoint: Checkpoint) -> Self {
         self.resume = Some(checkpoint);
         self
+    }
+
+    pub(crate) fn checkpoint_file(&self) -> Option<&Path> {
+        self.checkpoint.as_deref()
+    }
+
+    pub(crate) fn output_dir(&self) -> Option<&Path> {
+        self.output.as_ref().map(|(_, dir)| dir.as_path())
     }
 
     /// Whether nothing of it is left to do.

@@ -5,7 +5,7 @@
 
 use crate::clock::{Clock, Time};
 use crate::device::LogicalDevice;
-use crate::error::EngineError;
+use crate::error::{EngineError, guarded};
 use crate::event::{Event, Gradient, Made, Output, Ticket};
 use crate::executor::{self, ShardInputs, ShardWork};
 use crate::host::{Contribution, HostJob, MicroStep};
@@ -115,14 +115,16 @@ impl Worker {
         alloc::tag_thread(None);
         for job in jobs {
             let start_s = self.clock.now();
-            let (ticket, task, device) = (job.ticket, job.task, self.device.id);
-            let (fill, promoted) = profile::time(Part::Transfer, || self.promote_one(job));
+            let PromoteJob { ticket, task, fill, images, inputs, reservation } = job;
+            let device = self.device.id;
+            let promote = || Ok(self.promoted(task, &images, inputs, reservation)?);
+            let promoted = profile::time(Part::Transfer, || guarded("a promotion", promote));
             let time = self.time(start_s);
             // The reason is sent before the compute worker, which waits for this, can report that it came
             // to nothing.
             let (promoted, failure) = match promoted {
                 Ok(promoted) => (Some(promoted), None),
-                Err(error) => (None, Some(error.into())),
+                Err(error) => (None, Some(error)),
             };
             self.send(Event::Promoted { device, task, ticket, time, failure });
             match promoted {
@@ -133,13 +135,16 @@ impl Worker {
         }
     }
 
-    fn promote_one(&self, job: PromoteJob) -> (FillGuard, Result<Promoted, SpillError>) {
-        let PromoteJob { task, fill, images, inputs, reservation, .. } = job;
+    fn promoted(
+        &self,
+        task: TaskId,
+        images: &[usize],
+        inputs: Inputs<HostTensor>,
+        reservation: Reservation,
+    ) -> Result<Promoted, SpillError> {
         let tensors: Vec<HostTensor> = inputs.tensors().cloned().collect();
-        let promoted = self.device.manager.promote_with(task, &images, &tensors, reservation);
-        let promoted =
-            promoted.map(|(resident, there)| Promoted { resident, inputs: inputs.replaced(there) });
-        (fill, promoted)
+        let (resident, there) = self.device.manager.promote_with(task, images, &tensors, reservation)?;
+        Ok(Promoted { resident, inputs: inputs.replaced(there) })
     }
 
     fn bring_in(&self, inputs: &Inputs<HostTensor>) -> Result<Inputs<DeviceTensor>, SpillError> {
@@ -163,12 +168,12 @@ impl Worker {
     fn compute_next(&self, job: ComputeJob, last: Option<HandedOn>) -> Option<HandedOn> {
         let (ticket, device) = (job.ticket, self.device.id);
         let waited_s = self.clock.now();
-        let ready = self.ready(&job, last);
+        let ready = guarded("waiting for a promotion", || self.ready(&job, last));
         let start_s = self.clock.now();
         let result = ready.and_then(|ready| match ready {
             Some(ready) => {
                 self.send(Event::Started { device, ticket });
-                self.compute_one(&job, ready).map(Some)
+                guarded("a shard task", || self.compute_one(&job, ready)).map(Some)
             }
             None => Ok(None),
         });
@@ -250,19 +255,20 @@ impl Worker {
             let Made { computed, output: output_charge, gradients: reservation } = made;
             let start_s = self.clock.now();
             if !matches!(computed.output, Output::None) {
-                let down = profile::time(Part::Transfer, || self.output_down(computed.output));
-                let result = down.map_err(EngineError::from);
+                let down = || Ok(self.output_down(computed.output)?);
+                let result = profile::time(Part::Transfer, || guarded("copying an output", down));
                 self.send(Event::OutputDown { device, task, ticket, of, time: self.time(start_s), result });
             }
             drop(output_charge);
             let start_s = self.clock.now();
-            let down = || self.gradients_down((task, at), &chain, (computed.gradients, reservation), stays);
-            let failure = match profile::time(Part::Transfer, down) {
+            let gradients = (computed.gradients, reservation);
+            let down = || Ok(self.gradients_down((task, at), &chain, gradients, stays)?);
+            let failure = match profile::time(Part::Transfer, || guarded("copying gradients", down)) {
                 Ok(job) => {
                     job.into_iter().for_each(|job| drop(host.send(job)));
                     None
                 }
-                Err(error) => Some(error.into()),
+                Err(error) => Some(error),
             };
             self.send(Event::GradientsDown { device, task, of, time: self.time(start_s), failure });
         }

@@ -6,7 +6,7 @@ use crate::error::{EngineError, guarded};
 use crate::event::{Event, Written};
 use crate::weights::WeightHash;
 use crossbeam_channel::{Receiver, Sender};
-use hydra_core::{Chain, ImageReader, ModelWriter, TaskId, WeightError};
+use hydra_core::{Chain, ImageParam, ImageReader, ModelWriter, TaskId, WeightError};
 use hydra_spill::{ImageId, Masters, TierStore};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -75,7 +75,7 @@ pub(crate) fn run(store: &dyn TierStore, jobs: &Receiver<WriterJob>, events: &Se
         let event = match job {
             WriterJob::Model(job) => {
                 let task = job.task;
-                Event::Written { task, result: guarded("writing the model", || write(store, job)) }
+                Event::Written { task, result: guarded("hashing the model", || write(store, job)) }
             }
             WriterJob::Checkpoint { job, best } => {
                 let (task, start_s) = (job.task, clock.now());
@@ -91,25 +91,55 @@ pub(crate) fn run(store: &dyn TierStore, jobs: &Receiver<WriterJob>, events: &Se
 }
 
 fn write(store: &dyn TierStore, job: WriteJob) -> Result<Written, EngineError> {
-    let reader = StoreReader { store, task: job.task, chain: &job.chain };
-    let mut hash = WeightHash::default();
-    for image in 0..job.chain.images().len() {
-        hash.add(&job.chain, image, bytemuck::cast_slice(&reader.image(image)?));
-    }
-    let dir = match job.output {
+    let WriteJob { task, chain, output, finished } = job;
+    let reader = StoreReader { store, task, chain: &chain };
+    let sha256 = hashed(&chain, &reader)?;
+    let dir = match output {
         Some((writer, dir)) => {
-            writer.write(&job.chain, &reader, &dir)?;
+            let written = guarded("writing the model", || Ok(writer.write(&chain, &reader, &dir)?));
+            if let Err(source) = written {
+                let kept =
+                    finished.and_then(|(file, state)| keep_unwritten(store, task, &chain, file, &state));
+                return Err(EngineError::NotWritten { kept, source: Box::new(source) });
+            }
             Some(dir)
         }
         None => None,
     };
-    let sha256 = hash.finish();
     let finish = |(file, mut state): (PathBuf, Box<State>)| {
         state.position = Position::Finished { sha256: sha256.clone(), dir: dir.clone() };
-        checkpoint::write(&file, &state, &job.chain, None).err()
+        checkpoint::write(&file, &state, &chain, None).err()
     };
-    let not_kept = job.finished.and_then(finish);
+    let not_kept = finished.and_then(finish);
     Ok(Written { sha256, dir, not_kept })
+}
+
+/// The hash of a trained model, whose weights are numbers.
+fn hashed(chain: &Chain, reader: &StoreReader<'_>) -> Result<String, EngineError> {
+    let mut hash = WeightHash::default();
+    for (image, layout) in chain.images().iter().enumerate() {
+        let bytes = reader.image(image)?;
+        let values: &[f32] = bytemuck::cast_slice(&bytes);
+        let finite = |param: &&ImageParam| values[param.range()].iter().all(|value| value.is_finite());
+        if let Some(param) = layout.params.iter().find(|param| layout.trained && !finite(param)) {
+            return Err(EngineError::NotFinite { param: param.name.clone() });
+        }
+        hash.add(chain, image, values);
+    }
+    Ok(hash.finish())
+}
+
+/// Keeps the masters of a task whose model could not be written, so that only that is left to do; where, if it could
+/// be done.
+fn keep_unwritten(
+    store: &dyn TierStore,
+    task: TaskId,
+    chain: &Chain,
+    file: PathBuf,
+    state: &State,
+) -> Option<PathBuf> {
+    let tensors = StoreTensors { store, task, best: None };
+    checkpoint::write(&file, state, chain, Some(&tensors)).is_ok().then_some(file)
 }
 
 fn keep(store: &dyn TierStore, job: &KeepJob, best: Option<&Vec<Vec<f32>>>) -> Result<u64, EngineError> {

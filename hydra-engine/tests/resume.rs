@@ -4,7 +4,9 @@
 mod common;
 
 use common::{PLENTY, Settings, adamw, gpt2_chain, mlp_chain, spirals, tokens};
-use hydra_core::{ByteSize, FloatType, Length, OptimizerSpec, TrainSpec};
+use hydra_core::{
+    ByteSize, Chain, FloatType, ImageReader, Length, ModelWriter, OptimizerSpec, TrainSpec, WeightError,
+};
 use hydra_engine::{
     Checkpoint, CheckpointEvery, Observer, RunEvent, Silent, StopFlag, TaskReport, TaskState, TrainTask,
     plain,
@@ -14,6 +16,7 @@ use hydra_sched::PolicyKind;
 use hydra_spill::alloc::CountingAllocator;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tempfile::TempDir;
@@ -413,6 +416,43 @@ fn a_checkpoint_that_cannot_be_written_is_told_and_training_goes_on() {
         heard.iter().all(|said| said.contains("file/task.safetensors` could not be written")),
         "{heard:?}"
     );
+}
+
+/// A writer whose disk is full until it is told otherwise.
+struct Full {
+    full: AtomicBool,
+}
+
+impl ModelWriter for Full {
+    fn write(&self, chain: &Chain, images: &dyn ImageReader, dir: &Path) -> Result<(), WeightError> {
+        if self.full.load(Relaxed) {
+            let source = "no space is left".into();
+            return Err(WeightError::Write { path: dir.to_owned(), source });
+        }
+        Gpt2Writer::new(common::config()).write(chain, images, dir)
+    }
+}
+
+#[test]
+fn a_model_that_cannot_be_written_is_in_its_checkpoint() {
+    let dir = TempDir::new().unwrap();
+    let (file, out) = (dir.path().join("task.safetensors"), dir.path().join("model"));
+    let writer = Arc::new(Full { full: AtomicBool::new(true) });
+    let task = || task(&spec()).checkpoint_to(file.clone()).write_to(writer.clone(), out.clone());
+    let failed = Settings { cuts: Some(vec![2]), ..Settings::default() }.task(task());
+    assert_eq!(failed.state, TaskState::Failed);
+    let error = failed.error.unwrap();
+    assert!(error.starts_with("the trained model could not be written; its weights are in `"), "{error}");
+    assert!(error.contains(&file.display().to_string()) && error.ends_with("no space is left"), "{error}");
+    let checkpoint = Checkpoint::open(&file).unwrap();
+    assert_eq!((checkpoint.step(), checkpoint.is_finished()), (7, false));
+    writer.full.store(false, Relaxed);
+    let report = resumed(&Settings { devices: 2, ..Settings::default() }, task(), &file);
+    let whole = Settings::default().task(self::task(&spec()));
+    assert_eq!(outcome(&report), outcome(&whole));
+    assert_eq!(report.compute_s, 0.0, "nothing but writing was left to do");
+    assert!(report.model_dir.is_some() && out.join("model.safetensors").is_file());
+    assert!(Checkpoint::open(&file).unwrap().is_finished());
 }
 
 #[test]

@@ -14,6 +14,7 @@ use hydra_engine::{EngineError, RunReport, TaskState, TrainTask, plain};
 use hydra_models::{cnn, mlp};
 use hydra_spill::alloc::{AllocatorProbe, CountingAllocator, MAX_DEVICES};
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::Duration;
 
@@ -280,6 +281,127 @@ fn a_host_with_room_for_one_model_at_a_time_trains_all() {
     let mut tight = run().host_memory(ByteSize(masters + admission.tasks[0].active_bytes));
     assert_eq!(tight.admit().unwrap().active_models, 1);
     all_done(&within_a_minute(move || tight.run().unwrap()));
+}
+
+#[test]
+fn models_of_different_sizes_keep_to_what_was_admitted() {
+    let _alone = alone();
+    let settings = Settings { devices: 2, ..Settings::default() };
+    let run = || {
+        let mut run = settings.orchestrator();
+        for (index, batch) in [11, 4, 2, 2].into_iter().enumerate() {
+            let (name, spec) = (format!("task {index}"), spec(batch, 4));
+            let task = TrainTask::new(name, gpt2_chain(), tokens(11, 1), spec);
+            run.submit(task.cuts(vec![1, 2, 3])).unwrap();
+        }
+        run
+    };
+    let admission = run().admit().unwrap();
+    let active: Vec<u64> = admission.tasks.iter().map(|t| t.active_bytes).collect();
+    assert!(active[0] > active[1] && active[1] > active[2], "{active:?}");
+    let masters: u64 = admission.tasks.iter().map(|t| t.master_bytes).sum();
+    // Room for the largest alone, or for two of the smallest.
+    let host = ByteSize(masters + active[0].max(2 * active[2]));
+    let mut tight = run().host_memory(host);
+    let models = tight.admit().unwrap().active_models;
+    assert!((1..4).contains(&models), "{models} of {active:?}");
+    let report = within_a_minute(move || tight.run().unwrap());
+    all_done(&report);
+    assert!(report.host_peak_bytes <= report.host_admitted_bytes, "{report:?}");
+    assert!(report.host_admitted_bytes <= host.bytes(), "{report:?}");
+}
+
+#[test]
+fn an_evaluation_needs_no_memory_for_gradients() {
+    let _alone = alone();
+    let run = |host: u64| {
+        let run = Settings::default().orchestrator().host_memory(ByteSize(host));
+        within_a_minute(move || run.evaluate(gpt2_chain(), tokens(3, 1), 1, 7))
+    };
+    let Err(EngineError::HostMemory { masters, active, .. }) = run(1) else { panic!("a byte suffices") };
+    assert!(active < masters / 2, "{active} beside {masters} of masters, which are as large as gradients");
+    assert!(run(masters + active).unwrap().loss > 0.0);
+}
+
+#[test]
+fn what_is_estimated_counts_every_evaluation() {
+    let _alone = alone();
+    let estimated = |every: Option<usize>| {
+        let mut run = Settings::default().orchestrator();
+        let spec = TrainSpec { eval_every: every, ..spec(4, 8) };
+        let task = TrainTask::new("task", gpt2_chain(), tokens(11, 1), spec);
+        run.submit(task.validation(tokens(40, 2))).unwrap();
+        run.admit().unwrap().tasks[0].estimated_s
+    };
+    // Eight evaluations of ten batches instead of one, beside eight minibatches.
+    assert!(estimated(Some(1)) > 1.5 * estimated(None));
+}
+
+/// Measures until a number of shard tasks have ended.
+struct Dies {
+    after: AtomicUsize,
+}
+
+impl MemoryProbe for Dies {
+    fn measures(&self) -> bool {
+        false
+    }
+
+    fn in_use(&self, _: DeviceId) -> u64 {
+        0
+    }
+
+    fn peak(&self, _: DeviceId) -> u64 {
+        0
+    }
+
+    fn reset_peak(&self, _: DeviceId) {}
+
+    fn trim(&self, _: DeviceId, _: u64) {
+        assert!(self.after.fetch_sub(1, Relaxed) != 1, "the device is gone");
+    }
+}
+
+#[test]
+fn a_worker_that_panics_between_shard_tasks_fails_its_task_and_the_run_ends() {
+    let _alone = alone();
+    let report = within_a_minute(|| {
+        let mut run = Settings::default().orchestrator().probe(Arc::new(Dies { after: 5.into() }));
+        for name in ["first", "second"] {
+            run.submit(TrainTask::new(name, mlp_chain(), spirals(), spec(8, 6)).cuts(vec![1])).unwrap();
+        }
+        run.run().unwrap()
+    });
+    let failed: Vec<_> = report.tasks.iter().filter(|task| task.state == TaskState::Failed).collect();
+    assert_eq!((failed.len(), report.tasks.len()), (1, 2), "{report:?}");
+    assert!(failed[0].error.as_deref().unwrap().contains("the device is gone"), "{failed:?}");
+}
+
+#[test]
+fn weights_that_are_no_numbers_are_not_handed_out_as_a_model() {
+    let _alone = alone();
+    let optimizer = OptimizerSpec::Sgd { lr: 1e40, momentum: 0.0, weight_decay: 0.0 };
+    let spec = TrainSpec { optimizer, ..spec(8, 1) };
+    let run = || Settings::default().task(TrainTask::new("task", mlp_chain(), spirals(), spec));
+    let report = within_a_minute(run);
+    // The one loss there is comes before the step.
+    assert_eq!((report.state, report.losses.len()), (TaskState::Failed, 1));
+    let error = report.error.unwrap();
+    assert!(error.starts_with("the trained weights of `") && error.contains("are not finite"), "{error}");
+}
+
+#[test]
+fn two_tasks_do_not_write_into_one_directory() {
+    let _alone = alone();
+    let mut run = Settings::default().orchestrator();
+    let task = |name: &str, dir: &str| {
+        TrainTask::new(name, mlp_chain(), spirals(), spec(8, 1)).write_to(Arc::new(Broken), dir.into())
+    };
+    run.submit(task("first", "models/one")).unwrap();
+    run.submit(task("second", "models/two")).unwrap();
+    let same = std::env::current_dir().unwrap().join("models/one");
+    let error = run.submit(task("third", same.to_str().unwrap())).unwrap_err();
+    assert!(error.to_string().starts_with("the tasks `first` and `third` both write into `"), "{error}");
 }
 
 #[test]

@@ -40,6 +40,7 @@ impl State {
                 Position::Evaluate { kind, batch, sum, terms }
             }
             Stage::Restore => Position::Restore,
+            Stage::Write => Position::Write,
             _ => Position::Train,
         };
         Self {
@@ -58,7 +59,7 @@ impl State {
         let there = match self.position {
             Position::Train | Position::Restore => true,
             Position::Evaluate { kind, .. } => before(kind),
-            Position::Finished { .. } => false,
+            Position::Write | Position::Finished { .. } => false,
         };
         there && self.results.best.is_some()
     }
@@ -79,8 +80,22 @@ pub(crate) enum Position {
     Evaluate { kind: EvaluationKind, batch: usize, sum: f64, terms: u64 },
     /// Nothing but having its best masters put back.
     Restore,
+    /// Nothing but having its model written.
+    Write,
     /// Nothing: its model was hashed and written.
     Finished { sha256: String, dir: Option<PathBuf> },
+}
+
+impl Position {
+    pub(crate) fn stage(&self) -> Stage {
+        match *self {
+            Self::Train => Stage::Train { microbatch: 0 },
+            Self::Evaluate { kind, batch, .. } => Stage::Evaluate { kind, batch },
+            Self::Restore => Stage::Restore,
+            Self::Write => Stage::Write,
+            Self::Finished { .. } => Stage::Finished,
+        }
+    }
 }
 
 /// The results that a task had when it was kept. Times are of one run and not kept.
