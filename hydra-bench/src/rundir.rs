@@ -206,19 +206,19 @@ impl RunDir {
         self.resumed
     }
 
-    /// Refuses a run whose checkpoints would not find room on their disk, or whose masters would not, in this
-    /// directory, on theirs, which may be the same.
-    pub(crate) fn check_room(&self, checkpoints: u64, masters: Option<(&Path, u64)>) -> Result<()> {
+    /// Refuses a run whose checkpoints and models would not find room on their disk, or whose masters would not, in
+    /// this directory, on theirs, which may be the same.
+    pub(crate) fn check_room(&self, files: u64, masters: Option<(&Path, u64)>) -> Result<()> {
         // What a run that goes on has kept is replaced.
         let there = fs::read_dir(self.path.join(CHECKPOINTS)).into_iter().flatten().flatten();
         let there: u64 = there.filter_map(|entry| entry.metadata().ok()).map(|file| file.len()).sum();
-        let more = checkpoints.saturating_sub(there);
+        let more = files.saturating_sub(there);
         let here = existing(&self.path);
         let beside = masters.filter(|(dir, _)| same_disk(existing(dir), here)).map_or(0, |(_, bytes)| bytes);
         match free_bytes(here) {
             Some(free) if more > 0 && more.saturating_add(beside) > free => bail!(
-                "checkpoints take up to {} more in the run directory `{}`, beside {} for masters, and {} are free on its \
-                 disk: give another --out, or --checkpoint-every never",
+                "checkpoints and models take up to {} more in the run directory `{}`, beside {} for masters, and {} are \
+                 free on its disk: give another --out, or --checkpoint-every never",
                 ByteSize(more),
                 self.path.display(),
                 ByteSize(beside),
@@ -490,7 +490,8 @@ mod tests {
             assert!(said.contains("masters and optimizer state take"), "{said}");
             let said = dir.check_room(u64::MAX / 2, None).unwrap_err().to_string();
             assert!(
-                said.contains("checkpoints take up to") && said.contains("--checkpoint-every never"),
+                said.contains("checkpoints and models take up to")
+                    && said.contains("--checkpoint-every never"),
                 "{said}"
             );
         }

@@ -204,8 +204,7 @@ impl Prepared {
         submit(&mut orchestrator, spec, Some(dir), kept)?;
         let admission = orchestrator.admit().context("the run was refused")?;
         let disk = on.disk.as_deref().filter(|_| admission.disk_bytes > 0);
-        let checkpoints = if kept { checkpoint_bytes(&admission) } else { 0 };
-        dir.check_room(checkpoints, disk.map(|disk| (disk, admission.disk_bytes)))?;
+        dir.check_room(file_bytes(&admission, kept), disk.map(|disk| (disk, admission.disk_bytes)))?;
         if stop.is_stopped() {
             return Err(Interrupted.into());
         }
@@ -262,10 +261,16 @@ impl Logged {
     }
 }
 
-/// The most that checkpoints take on the disk: one of each task, and for one of them the next beside it.
-fn checkpoint_bytes(admission: &Admission) -> u64 {
-    let bytes = || admission.tasks.iter().map(|task| task.master_bytes);
-    bytes().sum::<u64>() + bytes().max().unwrap_or(0)
+/// The most that checkpoints and models take on the disk. With checkpoints, that is one of each task and, for one task,
+/// the next or its model beside it: when a model is there, what its checkpoint keeps are results alone.
+fn file_bytes(admission: &Admission, kept: bool) -> u64 {
+    let unfinished = || admission.tasks.iter().filter(|task| task.master_bytes > 0);
+    let checkpoints = || unfinished().map(|task| task.master_bytes);
+    let models = unfinished().map(|task| size_of::<f32>() as u64 * task.parameters);
+    match kept {
+        true => checkpoints().sum::<u64>() + checkpoints().max().unwrap_or(0),
+        false => models.sum(),
+    }
 }
 
 fn write_plans(dir: &RunDir, admission: &Admission) -> Result<()> {
