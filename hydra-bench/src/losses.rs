@@ -108,6 +108,7 @@ mod tests {
             config: serde_json::Value::Null,
             state: TaskState::Done,
             error: None,
+            failure: None,
             shards: 1,
             cut_points: Vec::new(),
             steps: losses.len(),

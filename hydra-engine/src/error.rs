@@ -5,6 +5,7 @@ use hydra_core::{ByteSize, CoreError, DatasetError, WeightError};
 use hydra_partition::PartitionError;
 use hydra_spill::SpillError;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Why a run was refused or a task set aside.
 #[derive(Debug, thiserror::Error)]
@@ -187,12 +188,13 @@ pub enum EngineError {
     #[error("stopped before there was a result")]
     Stopped,
     /// A task that had to succeed failed.
-    #[error("task `{task}` failed: {message}")]
+    #[error("task `{task}` failed")]
     Failed {
         /// The task.
         task: String,
-        /// Why, with its causes.
-        message: String,
+        /// Why.
+        #[source]
+        source: Arc<EngineError>,
     },
     /// Code that the task brought along panicked outside of its layers.
     #[error("{what} failed: {message}")]

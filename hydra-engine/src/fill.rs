@@ -64,7 +64,7 @@ impl Run {
             (0..self.models.len()).filter(|index| self.models[*index].ended.is_none()).collect::<Vec<_>>()
         {
             if let Err(error) = self.fill_task(index) {
-                self.fail(index, &error);
+                self.fail(index, error);
             }
         }
     }

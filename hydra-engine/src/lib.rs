@@ -6,9 +6,9 @@
 //! task's losses and final weights do not depend on any of this: they equal those of [`plain`], the unsharded
 //! training loop, bit for bit.
 //!
-//! Start reading at `orchestrator.rs` (the face) and `run.rs` (the event loop); `model.rs` and `cursor.rs` say
-//! where a task stands, `worker.rs` and `host.rs` are the threads, `executor.rs` is one shard task; `fill.rs` is where
-//! masters come from, `tiers.rs` where they live, and `keep.rs` with `checkpoint` what survives a run.
+//! Start reading at `orchestrator.rs` (the face), `run.rs` (the event loop) and `claim.rs` (who runs next); `model.rs` and
+//! `cursor.rs` say where a task stands, `worker.rs` and `host.rs` are the threads, `executor.rs` is one shard task; `fill.rs`
+//! is where masters come from, `tiers.rs` where they live, and `keep.rs` with `checkpoint` what survives a run.
 //!
 //! Invariant: this crate never decides by a clock, a thread count or a hash's order; it never allocates on a
 //! device without a reservation, and never lets a failing task reach another.
@@ -18,6 +18,7 @@ mod admission;
 mod admit;
 mod asking;
 mod checkpoint;
+mod claim;
 mod clock;
 mod cursor;
 mod device;
@@ -31,6 +32,7 @@ mod fill;
 mod gpu;
 mod gradient;
 mod host;
+mod inputs;
 mod keep;
 mod model;
 mod observer;

@@ -1,12 +1,14 @@
 //! One task while it runs: where it stands, what it waits for, and what it has to show.
 
+use crate::admission::AdmittedTask;
 use crate::asking::Waits;
 use crate::clock::Time;
 use crate::cursor::{Cursor, Program, ShardTask, Stage};
 use crate::error::{EngineError, guarded};
-use crate::event::{Gradient, LenBytes, Output, Ticket, len_bytes};
+use crate::event::{Gradient, Output, Ticket};
 use crate::executor::ShardWork;
 use crate::host::MicroStep;
+use crate::inputs::Inputs;
 use crate::keep::Kept;
 use crate::observer::EvaluationKind;
 use crate::placement::Placement;
@@ -14,7 +16,7 @@ use crate::report::{Evaluation, TaskState};
 use crate::task::TrainTask;
 use hydra_core::{Batch, Chain, Dataset, DatasetError, DeviceId, HostTensor, Pass, Sampler, TaskId};
 use hydra_partition::PartitionPlan;
-use hydra_sched::{CostModel, ShardTaskKind};
+use hydra_sched::{CostError, CostModel, ShardTaskKind};
 use hydra_spill::Reservation;
 use std::ops::Range;
 use std::sync::Arc;
@@ -40,44 +42,6 @@ struct Slot<T> {
     value: Option<T>,
 }
 
-/// The inputs of a shard task that are on the host already.
-#[derive(Clone, Debug)]
-pub(crate) struct Inputs<T> {
-    pub activation: Option<Vec<T>>,
-    pub targets: Vec<T>,
-    pub upstream: Option<Gradient<T>>,
-}
-
-impl<T> Default for Inputs<T> {
-    fn default() -> Self {
-        Self { activation: None, targets: Vec::new(), upstream: None }
-    }
-}
-
-impl<T: LenBytes> Inputs<T> {
-    pub(crate) fn bytes(&self) -> u64 {
-        len_bytes(self.tensors())
-    }
-}
-
-impl<T> Inputs<T> {
-    /// All tensors, in the order of the fields.
-    pub(crate) fn tensors(&self) -> impl Iterator<Item = &T> {
-        let upstream = self.upstream.iter().flatten().flatten();
-        self.activation.iter().flatten().chain(&self.targets).chain(upstream)
-    }
-
-    /// These inputs with each tensor replaced by the next of `others`.
-    pub(crate) fn replaced<U>(&self, others: impl IntoIterator<Item = U>) -> Inputs<U> {
-        let mut others = others.into_iter();
-        let activation = self.activation.as_ref().map(|a| others.by_ref().take(a.len()).collect());
-        let targets = others.by_ref().take(self.targets.len()).collect();
-        let one = |t: &Option<T>| t.as_ref().and_then(|_| others.next());
-        let upstream = self.upstream.as_ref().map(|of| of.iter().map(one).collect());
-        Inputs { activation, targets, upstream }
-    }
-}
-
 /// What a task has to show so far.
 #[derive(Debug, Default)]
 pub(crate) struct Results {
@@ -92,7 +56,7 @@ pub(crate) struct Results {
     pub dir: Option<std::path::PathBuf>,
     pub compute_s: f64,
     pub optimizer_stall_s: f64,
-    pub error: Option<String>,
+    pub failure: Option<Arc<EngineError>>,
 }
 
 /// What finishing a shard task brought about.
@@ -153,12 +117,8 @@ pub(crate) struct Model {
 }
 
 impl Model {
-    pub(crate) fn new(
-        id: TaskId,
-        task: TrainTask,
-        (plan, placement): (Arc<PartitionPlan>, Placement),
-        costs: CostModel,
-    ) -> Self {
+    pub(crate) fn new(id: TaskId, task: TrainTask, admitted: &AdmittedTask) -> Result<Self, CostError> {
+        let plan = admitted.plan.clone();
         let shards = plan.shards();
         let chain = &task.chain;
         let first = chain.first_trained();
@@ -167,17 +127,19 @@ impl Model {
         let kept = Kept::before(&cursor);
         let images = shards.iter().map(|range| chain.images_of(range.clone())).collect();
         let frozen = |trained: bool| if trained { 0 } else { usize::MAX };
-        Self {
+        let forward: Vec<f64> = plan.shards.iter().map(|s| s.forward_s).collect();
+        let backward = plan.shards.iter().map(|s| s.backward_s).collect();
+        Ok(Self {
             id,
-            costs,
+            costs: CostModel::new(forward.clone(), backward, forward)?,
             cursor,
             running: None,
             claimed: None,
             active: None,
             waiting: None,
             best_room: None,
-            on_disk: Vec::new(),
-            disk_bytes: 0,
+            on_disk: admitted.on_disk.clone(),
+            disk_bytes: admitted.disk_bytes,
             ended: None,
             asked: false,
             stopping: false,
@@ -199,9 +161,9 @@ impl Model {
             minibatch_done_s: None,
             shards,
             plan,
-            placement,
+            placement: admitted.optimizer.clone(),
             task,
-        }
+        })
     }
 
     pub(crate) fn chain(&self) -> &Arc<Chain> {

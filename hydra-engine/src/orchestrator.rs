@@ -13,7 +13,7 @@ use crate::error::EngineError;
 use crate::gpu::PageLocked;
 use crate::observer::{Observer, Silent};
 use crate::placement::OptimizerPlacement;
-use crate::report::{Evaluation, RunReport, TaskState};
+use crate::report::{Evaluation, RunReport};
 use crate::run;
 use crate::stop::StopFlag;
 use crate::task::TrainTask;
@@ -334,12 +334,10 @@ impl Orchestrator {
         self.admitted = None;
         let report = self.run()?;
         let Some(task) = report.tasks.into_iter().next() else { return Err(EngineError::NoTask) };
-        match (task.test, task.state) {
+        match (task.test, task.failure) {
             (Some(result), _) => Ok(result),
-            (None, TaskState::Stopped) => Err(EngineError::Stopped),
-            (None, _) => {
-                Err(EngineError::Failed { task: task.name, message: task.error.unwrap_or_default() })
-            }
+            (None, Some(source)) => Err(EngineError::Failed { task: task.name, source }),
+            (None, None) => Err(EngineError::Stopped),
         }
     }
 }

@@ -1,9 +1,11 @@
 //! What a run reports; `docs/report.md` documents the JSON.
 
+use crate::error::EngineError;
 use crate::placement::Placement;
 use hydra_sched::Workload;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
+use std::sync::Arc;
 
 /// The version of the report's format.
 pub const REPORT_SCHEMA: u32 = 1;
@@ -50,6 +52,9 @@ pub struct TaskReport {
     pub state: TaskState,
     /// Why it failed.
     pub error: Option<String>,
+    /// The same for programs. It is not written with the report.
+    #[serde(skip)]
+    pub failure: Option<Arc<EngineError>>,
     /// The number of shards.
     pub shards: usize,
     /// The layers at which shards end and the next begin.

@@ -2,23 +2,23 @@
 
 use crate::checkpoint::{CheckpointEvery, Identity};
 use crate::clock::{Clock, Time};
-use crate::cursor::{ShardTask, Stage};
+use crate::cursor::Stage;
 use crate::disk::DiskTier;
 use crate::error::{EngineError, with_causes};
 use crate::event::{Event, Made, Output, Ticket, Written};
 use crate::host::HostJob;
-use crate::model::{Claim, Inputs, Model, Progress};
+use crate::model::{Claim, Model, Progress};
 use crate::observer::{Observer, RunEvent, Span, Track, Work};
 use crate::orchestrator::Setup;
 use crate::record::{Recorder, replay_s};
 use crate::report::{RunReport, TaskState};
 use crate::stop::StopFlag;
 use crate::threads::{DeviceThreads, Threads};
-use crate::worker::{ComputeJob, PromoteJob, TakeDownJob};
+use crate::worker::TakeDownJob;
 use crate::writer::{WriteJob, WriterJob};
 use crossbeam_channel::{Receiver, RecvTimeoutError, unbounded};
 use hydra_core::{DeviceId, TaskId};
-use hydra_sched::{CostModel, ModelIndex, ModelView, Policy, ShardTaskKind, View};
+use hydra_sched::{Policy, ShardTaskKind};
 use hydra_spill::{Budget, ImageId, Reservation, SpillError, TierStore};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,16 +28,16 @@ use std::time::Duration;
 const TICK: Duration = Duration::from_millis(50);
 
 /// A claim that is being promoted, or waits in the double buffer for the one before it.
-struct Next {
-    claim: Claim,
+pub(crate) struct Next {
+    pub(crate) claim: Claim,
     /// Tells the compute worker that the task has failed.
-    abandoned: Arc<AtomicBool>,
+    pub(crate) abandoned: Arc<AtomicBool>,
 }
 
 #[derive(Default)]
 pub(crate) struct DeviceState {
     pub(crate) active: Option<Claim>,
-    next: Option<Next>,
+    pub(crate) next: Option<Next>,
     /// When its last shard task ended.
     pub(crate) ended_s: Option<f64>,
     /// The task that it computes or computed last, if no other device did since.
@@ -58,7 +58,7 @@ pub(crate) struct Run {
     pub(crate) disk: DiskTier,
     /// Host memory in which the disk's masters are used, whoever of its users needs how much.
     _working: Reservation,
-    active_bytes: Vec<u64>,
+    pub(crate) active_bytes: Vec<u64>,
     pub(crate) policy: Box<dyn Policy>,
     /// Of each task that keeps checkpoints.
     pub(crate) identities: Vec<Option<Identity>>,
@@ -68,7 +68,7 @@ pub(crate) struct Run {
     stopping: bool,
     pub(crate) observer: Recorder,
     pub(crate) clock: Clock,
-    tickets: Ticket,
+    pub(crate) tickets: Ticket,
     pub(crate) decisions: u64,
     /// What shard tasks made and is on its way down.
     taking_down: usize,
@@ -111,17 +111,9 @@ impl Run {
         let working = working.map_err(SpillError::from)?;
         let mut models = Vec::new();
         for (i, (task, needs)) in tasks.into_iter().zip(&admitted.admission.tasks).enumerate() {
-            let (plan, placement) = (needs.plan.clone(), needs.optimizer.clone());
-            let forward: Vec<f64> = plan.shards.iter().map(|s| s.forward_s).collect();
-            let backward = plan.shards.iter().map(|s| s.backward_s).collect();
-            let costs = CostModel::new(forward.clone(), backward, forward)?;
-            models.push(Model::new(TaskId(i), task, (plan, placement), costs));
-            if let Some(model) = models.last_mut() {
-                (model.on_disk, model.disk_bytes) = (needs.on_disk.clone(), needs.disk_bytes);
-            }
-            if let Some(model) = models.last_mut().filter(|model| model.task.resume.is_some()) {
-                model.resume(&mut observer, clock.now());
-            }
+            let mut model = Model::new(TaskId(i), task, needs)?;
+            model.resume(&mut observer, clock.now());
+            models.push(model);
         }
         // What the pilot passes left in a device's pools makes room for what stays there and for promotions.
         admitted.devices.iter().for_each(|device| device.probe.reset_peak(device.measured_as()));
@@ -238,19 +230,6 @@ impl Run {
         }
     }
 
-    /// Claims what devices run next: first for those that have nothing, then, as far as there is room in the
-    /// double buffers, for those that compute.
-    fn fill(&mut self) {
-        for busy in [false, true] {
-            for device in 0..self.devices.len() {
-                let state = &self.devices[device];
-                if state.next.is_none() && state.active.is_some() == busy && (self.prefetch || !busy) {
-                    self.claim(device);
-                }
-            }
-        }
-    }
-
     /// A run in which nothing happens, nothing is awaited and nothing can be claimed would wait for ever: its
     /// tasks fail with what they lack.
     fn check_progress(&mut self) {
@@ -268,90 +247,8 @@ impl Run {
         }
         for index in open().map(|model| model.id.0).collect::<Vec<_>>() {
             let (available, needed) = (self.host_budget.available(), self.active_bytes[index]);
-            self.fail(index, &EngineError::NoProgress { available, needed });
+            self.fail(index, EngineError::NoProgress { available, needed });
         }
-    }
-
-    /// Claims a shard task for the device, if one can be, and sends it to the workers.
-    fn claim(&mut self, device: usize) {
-        let views: Vec<ModelView> = self.models.iter().filter_map(|m| self.view(m, device)).collect();
-        let view = View { asking: self.asking(device), claimable: &views };
-        let Some(ModelIndex(index)) = self.policy.choose(&view) else { return };
-        let Some(next) = self.models[index].claimable(DeviceId(device), self.prefetch) else { return };
-        if !self.activate(index) {
-            return;
-        }
-        if let Err(error) = self.begin_claim(index, device, next) {
-            self.fail(index, &error);
-        }
-    }
-
-    fn view(&self, model: &Model, device: usize) -> Option<ModelView> {
-        let next = model.claimable(DeviceId(device), self.prefetch)?;
-        if model.active.is_none() && self.host_budget.available() < self.active_bytes[model.id.0] {
-            return None;
-        }
-        Some(ModelView {
-            model: ModelIndex(model.id.0),
-            remaining_s: model.remaining_s(),
-            submitted: model.id.0 as u64,
-            next_shard: next.shard,
-            resident: false,
-            continues: model.running.is_some(),
-        })
-    }
-
-    /// Reserves the host memory of a model within a sweep; whether it has it.
-    fn activate(&mut self, index: usize) -> bool {
-        let model = &mut self.models[index];
-        if model.active.is_none() {
-            model.active = self.host_budget.try_reserve(self.active_bytes[index], &model.task.name);
-        }
-        model.active.is_some()
-    }
-
-    /// Does nothing if device memory for the promotion is not there yet.
-    fn begin_claim(&mut self, index: usize, device: usize, next: ShardTask) -> Result<(), EngineError> {
-        let threads = &self.threads.devices[device];
-        let model = &mut self.models[index];
-        let shard = &model.plan.shards[next.shard];
-        let budget = threads.device.manager.budget();
-        // The parameters first: the rules leave room for them beside any shard that computes.
-        // Those that stay on the device have theirs.
-        let staying = if model.placement.on_device() { shard.param_bytes } else { 0 };
-        let Some(mut reservation) = budget.try_reserve(shard.param_bytes - staying, &model.task.name) else {
-            return Ok(());
-        };
-        let ticket = self.tickets;
-        let (claim, inputs) = model.claim(ticket, DeviceId(device), next)?;
-        self.tickets += 1;
-        self.decisions += 1;
-        let (inputs, late) = match budget.try_reserve(inputs.bytes(), &model.task.name) {
-            Some(more) => {
-                reservation.merge(more);
-                (inputs, Inputs::default())
-            }
-            None => (Inputs::default(), inputs),
-        };
-        let fill = threads.buffer.begin_fill(ticket).map_err(SpillError::from)?;
-        let abandoned = Arc::new(AtomicBool::new(false));
-        let compute = ComputeJob {
-            ticket,
-            chain: model.chain().clone(),
-            work: claim.work.clone(),
-            follows: claim.from_handoff,
-            late,
-            rest: need_bytes(&model.plan, next.shard, next.kind)
-                .saturating_sub(staying + reservation.bytes()),
-            abandoned: abandoned.clone(),
-        };
-        let images = model.images_of_shard(next.shard).to_vec();
-        let promote = PromoteJob { ticket, task: model.id, fill, images, inputs, reservation };
-        // A worker's channel closes only with the run.
-        let _ = threads.promote.send(promote);
-        let _ = threads.compute.send(compute);
-        self.devices[device].next = Some(Next { claim, abandoned });
-        Ok(())
     }
 
     fn handle(&mut self, event: Event) {
@@ -359,7 +256,7 @@ impl Run {
             Event::Promoted { device, task, ticket, time, failure } => {
                 self.promoted(device, task, ticket, time);
                 if let Some(error) = failure {
-                    self.fail(task.0, &error);
+                    self.fail(task.0, error);
                 }
             }
             Event::Started { device, ticket } => self.started(device, ticket),
@@ -371,21 +268,21 @@ impl Run {
                 self.observer.output_down(task, of.0, time.end_s);
                 match result {
                     Ok(output) => self.models[task.0].output_arrived(ticket, output),
-                    Err(error) => self.fail(task.0, &error),
+                    Err(error) => self.fail(task.0, error),
                 }
             }
             Event::GradientsDown { device, task, of, time, failure } => {
                 self.taking_down -= 1;
                 self.copied(device, task, Work::TakeDown, of, time);
                 if let Some(error) = failure {
-                    self.fail(task.0, &error);
+                    self.fail(task.0, error);
                 }
             }
             Event::Stepped { task, image, step, time } => {
                 self.models[task.0].stepped(image, step, time);
                 self.span(Track::Optimizer, task, Work::Step, image, step, time);
             }
-            Event::HostFailed { task, error } => self.fail(task.0, &error),
+            Event::HostFailed { task, error } => self.fail(task.0, error),
             Event::Restored { task } => {
                 let model = &mut self.models[task.0];
                 model.asked = false;
@@ -442,7 +339,7 @@ impl Run {
         let made = match result {
             Ok(Some(made)) => made,
             Ok(None) => return,
-            Err(error) => return self.fail(claim.task.0, &error),
+            Err(error) => return self.fail(claim.task.0, error),
         };
         state.ended_s = Some(time.end_s);
         state.compute_s += time.seconds();
@@ -472,7 +369,7 @@ impl Run {
                 let _ = self.threads.devices[device.0].take_down.send(job);
                 self.tell(claim.task, progress, time);
             }
-            Err(error) => self.fail(claim.task.0, &error),
+            Err(error) => self.fail(claim.task.0, error),
         }
     }
 
@@ -526,17 +423,17 @@ impl Run {
                 }
                 self.end(index, state);
             }
-            Err(error) => self.fail(index, &error),
+            Err(error) => self.fail(index, error),
         }
     }
 
     /// Sets a task aside; the run goes on.
-    pub(crate) fn fail(&mut self, index: usize, error: &EngineError) {
+    pub(crate) fn fail(&mut self, index: usize, error: EngineError) {
         if self.models[index].ended.is_some() {
             return;
         }
         let model = &mut self.models[index];
-        model.results.error = Some(with_causes(error));
+        model.results.failure = Some(Arc::new(error));
         for next in self.devices.iter().flat_map(|state| &state.next).filter(|n| n.claim.task == model.id) {
             next.abandoned.store(true, Ordering::Relaxed);
         }
@@ -554,7 +451,7 @@ impl Run {
         self.to_discard.extend((0..model.chain().images().len()).map(|image| ImageId { task, image }));
         self.discard();
         self.disk.release(task);
-        let error = self.models[index].results.error.clone();
+        let error = self.models[index].results.failure.as_deref().map(with_causes);
         let at_s = self.clock.now();
         self.observer.observe(&RunEvent::Ended { task, state, error: error.as_deref(), at_s });
     }
@@ -564,14 +461,5 @@ impl Run {
     fn discard(&mut self) {
         let busy = |id: &ImageId| matches!(self.store.discard(*id), Err(SpillError::ImageBusy { .. }));
         self.to_discard.retain(busy);
-    }
-}
-
-/// Device bytes of a shard task. A forward without a graph keeps and makes less than a backward.
-fn need_bytes(plan: &hydra_partition::PartitionPlan, shard: usize, kind: ShardTaskKind) -> u64 {
-    let shard = &plan.shards[shard];
-    match kind {
-        ShardTaskKind::Backward => shard.need_bytes.max(shard.verified_bytes.unwrap_or(0)),
-        ShardTaskKind::Forward | ShardTaskKind::Evaluate => shard.forward_need_bytes,
     }
 }

@@ -1,6 +1,7 @@
 //! The report of a run that has ended.
 
 use crate::checkpoint::Checkpoint;
+use crate::error::with_causes;
 use crate::model::Model;
 use crate::report::{DeviceReport, REPORT_SCHEMA, RunReport, TaskReport, TaskState, Transfers};
 use crate::run::Run;
@@ -65,7 +66,8 @@ fn task_report(model: &Model) -> TaskReport {
         name: model.task.name.clone(),
         config: model.task.config.clone(),
         state: model.ended.unwrap_or(TaskState::Failed),
-        error: results.error.clone(),
+        error: results.failure.as_deref().map(with_causes),
+        failure: results.failure.clone(),
         shards: model.shards.len(),
         cut_points: model.plan.cut_points.clone(),
         steps: results.losses.len(),

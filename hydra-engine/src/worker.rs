@@ -9,7 +9,7 @@ use crate::error::{EngineError, guarded};
 use crate::event::{Event, Gradient, Made, Output, Ticket};
 use crate::executor::{self, ShardInputs, ShardWork};
 use crate::host::{Contribution, HostJob, MicroStep};
-use crate::model::Inputs;
+use crate::inputs::Inputs;
 use crossbeam_channel::{Receiver, Sender};
 use hydra_core::profile::{self, Part};
 use hydra_core::{Chain, DeviceTensor, HostTensor, TaskId};
