@@ -4,12 +4,12 @@ use crate::admission::{Admission, AdmittedTask};
 use crate::checkpoint::Checkpoint;
 use crate::cursor::{Cursor, Program};
 use crate::device::LogicalDevice;
-use crate::disk::DiskSpec;
 use crate::error::{EngineError, guarded};
+use crate::host_memory::HostMemory;
 use crate::placement::{self, OptimizerPlacement, Placement};
 use crate::task::TrainTask;
-use crate::tiers::{Division, Holding, divide, masters_bytes};
-use hydra_core::{Batch, ByteSize, Dataset, ImageLayout};
+use crate::tiers::{Holding, masters_bytes};
+use hydra_core::{Batch, Dataset, ImageLayout};
 use hydra_partition::{
     Demand, Fingerprint, FirstValues, PartitionError, PartitionPlan, PilotPartitioner, Profile, Rules,
     choose_reserve,
@@ -44,36 +44,33 @@ pub(crate) struct Plans {
 pub(crate) fn admit(
     tasks: &[TrainTask],
     devices: &[LogicalDevice],
-    (host_memory, disk): (ByteSize, Option<&DiskSpec>),
+    host: &HostMemory<'_>,
     plans: &Plans,
     placement: OptimizerPlacement,
 ) -> Result<Admission, EngineError> {
     // More threads keep more memory for themselves: the device with the most stands for all.
     let device = devices.iter().max_by_key(|device| device.spec.threads).ok_or(EngineError::NoDevice)?;
     check_tasks(tasks)?;
-    let mut all_measured: Vec<Measured> = Vec::new();
+    let mut measured: Vec<Measured> = Vec::new();
     let mut candidates = Vec::new();
     for task in tasks {
-        let named = |source| EngineError::Task { task: task.name.clone(), source: Box::new(source) };
-        candidates.push(candidate(task, device, plans, &mut all_measured).map_err(named)?);
+        candidates.push(candidate(task, device, plans, &mut measured).map_err(refused(task))?);
     }
     let budget = devices.iter().map(|d| d.spec.memory.bytes()).min().unwrap_or(0);
-    let reserve = reserve(&candidates, &all_measured, budget)?;
+    let reserve = reserve(&candidates, &measured, budget)?;
+    let cutting = Cutting { device, budget, reserve, plans };
     let mut cut: Vec<Arc<PartitionPlan>> = Vec::new();
     let mut admitted = Vec::new();
     for candidate in &candidates {
-        let task = candidate.task;
-        let named =
-            |source: EngineError| EngineError::Task { task: task.name.clone(), source: Box::new(source) };
-        let plan =
-            plan(candidate, &all_measured, device, (budget, reserve), plans, &mut cut).map_err(named)?;
-        admitted.push(admitted_task(task, &candidate.batch, plan));
+        let plan = cutting.plan(candidate, &measured[candidate.measured], &mut cut);
+        let plan = plan.map_err(refused(candidate.task))?;
+        admitted.push(admitted_task(candidate.task, &candidate.batch, plan));
     }
     let planned = tasks.iter().zip(&admitted).map(|(task, admitted)| (task, admitted.plan.as_ref()));
     let placements = placement::place(placement, planned, devices)?;
     admitted.iter_mut().zip(placements).for_each(|(task, placement)| task.optimizer = placement);
     let holdings: Vec<Holding> = tasks.iter().zip(&admitted).map(holding).collect();
-    let needs = HostNeeds::of(&admitted, &holdings, (host_memory, disk), devices.len())?;
+    let needs = host.needs(&admitted, &holdings)?;
     for ((task, holding), on_disk) in admitted.iter_mut().zip(&holdings).zip(needs.division.on_disk) {
         let there = holding.masters.iter().zip(&on_disk).filter(|(_, on_disk)| **on_disk);
         task.disk_bytes = there.map(|(bytes, _)| bytes).sum();
@@ -84,15 +81,21 @@ pub(crate) fn admit(
     Ok(Admission {
         devices: devices.iter().map(|d| (d.spec.name.clone(), d.spec.memory.bytes())).collect(),
         reserve_bytes: reserve,
-        host_budget_bytes: host_memory.bytes(),
+        host_budget_bytes: host.budget,
         host_admitted_bytes: needs.admitted,
         host_working_bytes: needs.division.working,
         disk_bytes: needs.division.disk,
-        disk_budget_bytes: disk.map(|disk| disk.budget.bytes()),
+        disk_budget_bytes: host.disk.map(|disk| disk.budget.bytes()),
         active_models: needs.active_models,
         estimated_s: longest.max(compute / devices.len() as f64),
         tasks: admitted,
     })
+}
+
+/// Names the task that an error refuses.
+fn refused(task: &TrainTask) -> impl FnOnce(EngineError) -> EngineError {
+    let task = task.name.clone();
+    move |source| EngineError::Task { task, source: Box::new(source) }
 }
 
 fn check_tasks(tasks: &[TrainTask]) -> Result<(), EngineError> {
@@ -120,7 +123,7 @@ fn check_tasks(tasks: &[TrainTask]) -> Result<(), EngineError> {
                 }
             })
         };
-        check().map_err(|source| EngineError::Task { task: task.name.clone(), source: Box::new(source) })?;
+        check().map_err(refused(task))?;
     }
     Ok(())
 }
@@ -175,45 +178,52 @@ fn reserve(candidates: &[Candidate<'_>], measured: &[Measured], budget: u64) -> 
     })
 }
 
-fn plan(
-    candidate: &Candidate<'_>,
-    measured: &[Measured],
-    device: &LogicalDevice,
-    (budget, reserve): (u64, u64),
-    plans: &Plans,
-    cut: &mut Vec<Arc<PartitionPlan>>,
-) -> Result<Arc<PartitionPlan>, EngineError> {
-    let task = candidate.task;
-    let Measured { fingerprint, profile } = &measured[candidate.measured];
-    let complete = fingerprint.clone().under(budget, reserve).cut_at(task.cuts.as_deref());
-    if let Some(known) = cut.iter().find(|plan| plan.fingerprint == complete) {
-        return Ok(known.clone());
-    }
-    let known = plans.path.as_ref().map(|path| PartitionPlan::find(path, &complete)).transpose()?.flatten();
-    let plan = match known {
-        Some(plan) => plan,
-        None => {
-            new_plan(candidate, profile, complete, device, Rules::new(budget, reserve, profile.measured))?
-        }
-    };
-    tracing::info!(task = task.name, "partition plan\n{plan}");
-    cut.push(Arc::new(plan));
-    Ok(cut[cut.len() - 1].clone())
+/// What all models are cut under.
+struct Cutting<'a> {
+    device: &'a LogicalDevice,
+    budget: u64,
+    reserve: u64,
+    plans: &'a Plans,
 }
 
-fn new_plan(
-    candidate: &Candidate<'_>,
-    profile: &Profile,
-    fingerprint: Fingerprint,
-    device: &LogicalDevice,
-    rules: Rules,
-) -> Result<PartitionPlan, PartitionError> {
-    let task = candidate.task;
-    let values = FirstValues::new(&task.chain, task.spec.seed);
-    let partitioner = PilotPartitioner::new(&values);
-    let mut plan = partitioner.plan(profile, fingerprint, rules, task.cuts.as_deref())?;
-    partitioner.verify(&mut plan, &task.chain, &candidate.batch, device)?;
-    Ok(plan)
+impl Cutting<'_> {
+    /// The plan of a task: that of another of its kind in `cut`, one from a file, or a new one.
+    fn plan(
+        &self,
+        candidate: &Candidate<'_>,
+        measured: &Measured,
+        cut: &mut Vec<Arc<PartitionPlan>>,
+    ) -> Result<Arc<PartitionPlan>, EngineError> {
+        let task = candidate.task;
+        let fingerprint = measured.fingerprint.clone();
+        let complete = fingerprint.under(self.budget, self.reserve).cut_at(task.cuts.as_deref());
+        if let Some(known) = cut.iter().find(|plan| plan.fingerprint == complete) {
+            return Ok(known.clone());
+        }
+        let find = |path| PartitionPlan::find(path, &complete);
+        let plan = match self.plans.path.as_deref().map(find).transpose()?.flatten() {
+            Some(plan) => plan,
+            None => self.new_plan(candidate, &measured.profile, complete)?,
+        };
+        tracing::info!(task = task.name, "partition plan\n{plan}");
+        cut.push(Arc::new(plan));
+        Ok(cut[cut.len() - 1].clone())
+    }
+
+    fn new_plan(
+        &self,
+        candidate: &Candidate<'_>,
+        profile: &Profile,
+        fingerprint: Fingerprint,
+    ) -> Result<PartitionPlan, PartitionError> {
+        let task = candidate.task;
+        let values = FirstValues::new(&task.chain, task.spec.seed);
+        let partitioner = PilotPartitioner::new(&values);
+        let rules = Rules::new(self.budget, self.reserve, profile.measured);
+        let mut plan = partitioner.plan(profile, fingerprint, rules, task.cuts.as_deref())?;
+        partitioner.verify(&mut plan, &task.chain, &candidate.batch, self.device)?;
+        Ok(plan)
+    }
 }
 
 fn admitted_task(task: &TrainTask, batch: &Batch, plan: Arc<PartitionPlan>) -> AdmittedTask {
@@ -303,94 +313,4 @@ fn active_bytes(task: &TrainTask, batch: &Batch, plan: &PartitionPlan) -> u64 {
     // Microbatches add up: while the sum is kept, the gradients of one more shard arrive.
     let arriving = if microbatches { plan.shards.iter().map(|s| s.gradient_bytes).max() } else { None };
     gradients + arriving.unwrap_or(0) + boundaries + data * task.spec.accumulate as u64
-}
-
-struct HostNeeds {
-    admitted: u64,
-    active_models: usize,
-    division: Division,
-}
-
-impl HostNeeds {
-    /// Masters are there for the whole run, in host memory or on the disk; as many models as fit beside those in host
-    /// memory may be within a minibatch at once, and at least the largest one must.
-    fn of(
-        tasks: &[AdmittedTask],
-        holdings: &[Holding],
-        (budget, disk): (ByteSize, Option<&DiskSpec>),
-        devices: usize,
-    ) -> Result<Self, EngineError> {
-        let masters: u64 = tasks.iter().map(|t| t.master_bytes).sum();
-        let mut active: Vec<u64> = tasks.iter().map(|t| t.active_bytes).filter(|bytes| *bytes > 0).collect();
-        active.sort_unstable_by(|a, b| b.cmp(a));
-        let largest = active.first().copied().unwrap_or(0);
-        let needed = masters.saturating_add(largest);
-        let for_all_devices =
-            active.iter().take(devices).fold(masters, |sum, bytes| sum.saturating_add(*bytes));
-        let held: u64 = holdings.iter().flat_map(|holding| &holding.masters).sum();
-        let division = match disk {
-            Some(disk) if for_all_devices > budget.bytes() => {
-                on_disk(holdings, (budget.bytes(), masters - held), &active, devices, disk)?
-            }
-            _ if needed <= budget.bytes() => Division { in_memory: held, ..Division::default() },
-            _ => {
-                let (tasks, budget) = (tasks.len(), budget.bytes());
-                let (working, active) = (None, largest);
-                return Err(EngineError::HostMemory { needed, masters, working, active, tasks, budget });
-            }
-        };
-        let standing = masters - division.disk + division.working;
-        let mut smallest = standing;
-        let fits = |bytes: &&u64| {
-            smallest = smallest.saturating_add(**bytes);
-            smallest <= budget.bytes()
-        };
-        // As many as the smallest are at most; and no more bytes than the largest of so many have.
-        let active_models = active.iter().rev().take_while(fits).count();
-        let most = active.iter().take(active_models).fold(standing, |sum, bytes| sum.saturating_add(*bytes));
-        Ok(Self { admitted: most.min(budget.bytes()), active_models, division })
-    }
-}
-
-/// Leaves to the disk what host memory has no room for beside the copies of the best masters and, if that can be, one
-/// model within a minibatch for each device: a device without a model costs more than what the disk moves.
-fn on_disk(
-    holdings: &[Holding],
-    (budget, best): (u64, u64),
-    active: &[u64],
-    devices: usize,
-    disk: &DiskSpec,
-) -> Result<Division, EngineError> {
-    let with = |models: usize| {
-        let beside = best + active.iter().take(models).sum::<u64>();
-        divide(holdings, budget.saturating_sub(beside), devices).map_err(|least| (least, beside)).and_then(
-            |division| match beside + division.needed() <= budget {
-                true => Ok(division),
-                false => Err((division, beside)),
-            },
-        )
-    };
-    let fits = |division: &Division| division.disk <= disk.budget.bytes();
-    let several = (2..=devices.min(holdings.len())).rev().find_map(|models| with(models).ok().filter(fits));
-    if let Some(division) = several {
-        return Ok(division);
-    }
-    let refused = |(least, beside): (Division, u64)| EngineError::HostMemory {
-        needed: least.needed() + beside,
-        masters: least.in_memory + best,
-        working: Some(least.working),
-        active: beside - best,
-        tasks: holdings.len(),
-        budget,
-    };
-    let division = with(1).map_err(refused)?;
-    match fits(&division) {
-        true => Ok(division),
-        false => Err(EngineError::DiskMemory {
-            dir: disk.dir.clone(),
-            needed: division.disk,
-            budget: disk.budget.bytes(),
-            host: budget,
-        }),
-    }
 }

@@ -32,6 +32,7 @@ mod fill;
 mod gpu;
 mod gradient;
 mod host;
+mod host_memory;
 mod inputs;
 mod keep;
 mod model;

@@ -11,6 +11,7 @@ use crate::device::{DeviceSpec, LogicalDevice};
 use crate::disk::{DiskSpec, DiskTier};
 use crate::error::EngineError;
 use crate::gpu::PageLocked;
+use crate::host_memory::HostMemory;
 use crate::observer::{Observer, Silent};
 use crate::placement::OptimizerPlacement;
 use crate::report::{Evaluation, RunReport};
@@ -241,13 +242,9 @@ impl Orchestrator {
             let named = |device: &LogicalDevice| format!("{} ({})", device.spec.name, device.model);
             return Err(EngineError::MixedDevices { first: named(&devices[0]), other: named(other) });
         }
-        let admission = admit(
-            &self.tasks,
-            &devices,
-            (self.host_memory, self.disk.as_ref()),
-            &self.plans,
-            self.placement,
-        )?;
+        let (budget, disk) = (self.host_memory.bytes(), self.disk.as_ref());
+        let host = HostMemory { budget, disk, devices: devices.len() };
+        let admission = admit(&self.tasks, &devices, &host, &self.plans, self.placement)?;
         let identities = self.identities(&admission, &devices[0])?;
         let stays = |(i, task): (usize, &AdmittedTask)| task.optimizer.on_device().then_some(TaskId(i));
         let there = &devices[0].manager;
