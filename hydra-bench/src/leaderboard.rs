@@ -35,9 +35,26 @@ struct Task {
     initial_validation: Option<Evaluation>,
     validation: Option<Evaluation>,
     test: Option<Evaluation>,
+    #[serde(default)]
+    best_step: Option<usize>,
+    #[serde(default)]
+    model_dir: Option<String>,
     /// Reports of the time before optimizers on devices do not have it.
     #[serde(default)]
     optimizer: Placement,
+}
+
+impl Task {
+    /// Why it failed, and what it leaves.
+    fn failure(&self) -> String {
+        let why = self.error.as_deref().unwrap_or("no reason is known");
+        match (self.best_step, &self.model_dir) {
+            (Some(step), Some(dir)) => {
+                format!("{}: {why}; its best weights, after {step} minibatches, are in `{dir}`", self.name)
+            }
+            _ => format!("{}: {why}", self.name),
+        }
+    }
 }
 
 #[derive(Debug, Deserialize)]
@@ -83,9 +100,7 @@ impl Report {
     /// The tasks that failed, with the reason.
     pub(crate) fn failures(&self) -> Vec<String> {
         let failed = self.tasks.iter().filter(|task| task.state == "failed");
-        failed
-            .map(|t| format!("{}: {}", t.name, t.error.as_deref().unwrap_or("no reason is known")))
-            .collect()
+        failed.map(Task::failure).collect()
     }
 
     /// Whether a task was stopped before its end.

@@ -136,7 +136,8 @@ impl Model {
     /// Whether there is something to keep that was not kept before.
     fn is_news(&self) -> bool {
         let (step, stage) = (self.cursor.step(), self.cursor.stage());
-        !matches!(stage, Stage::Write | Stage::Finished) && (step, stage) != (self.kept.step, self.kept.stage)
+        let more = (step, stage) != (self.kept.step, self.kept.stage);
+        more && !matches!(stage, Stage::Write | Stage::Finished) && !self.gives_up()
     }
 
     /// Goes to where the task's checkpoint says.

@@ -466,6 +466,23 @@ impl Model {
         }
     }
 
+    /// The task has failed in minibatch `step`: what is left to do is to put back its best masters and to write them.
+    pub(crate) fn give_up(&mut self, step: usize, error: EngineError) {
+        self.results.failure = Some(Arc::new(error));
+        self.cursor = Cursor::resumed(self.cursor.program().clone(), step, Stage::Restore);
+        self.cut_short = true;
+    }
+
+    /// Whether what shard tasks make is of no use any more.
+    pub(crate) fn gives_up(&self) -> bool {
+        self.ended.is_some() || self.results.failure.is_some()
+    }
+
+    /// A shard task came to nothing.
+    pub(crate) fn dropped(&mut self) {
+        (self.running, self.running_task, self.claimed) = (None, None, None);
+    }
+
     /// Nothing of the task runs or is claimed.
     pub(crate) fn idle(&self) -> bool {
         self.running.is_none() && self.claimed.is_none()

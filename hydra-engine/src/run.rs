@@ -287,7 +287,7 @@ impl Run {
                 let model = &mut self.models[task.0];
                 model.asked = false;
                 model.cut_short |= model.stopping && model.cursor.program().test > 0;
-                model.cursor.waited(model.stopping);
+                model.cursor.waited(model.stopping || model.gives_up());
             }
             Event::Kept { task, result, time } => self.kept(task, result, time),
             Event::Written { task, result } => self.written(task.0, result),
@@ -338,7 +338,7 @@ impl Run {
         let Some(claim) = ended else { return };
         let made = match result {
             Ok(Some(made)) => made,
-            Ok(None) => return,
+            Ok(None) => return self.models[claim.task.0].dropped(),
             Err(error) => return self.fail(claim.task.0, error),
         };
         state.ended_s = Some(time.end_s);
@@ -353,8 +353,8 @@ impl Run {
             ShardTaskKind::Evaluate => Work::Evaluate,
         };
         self.span(Track::Compute(device), claim.task, work, claim.what.shard, claim.what.step, time);
-        if self.models[claim.task.0].ended.is_some() {
-            return;
+        if self.models[claim.task.0].gives_up() {
+            return self.models[claim.task.0].dropped();
         }
         let made = self.hand_over(device, &claim, made);
         let model = &mut self.models[claim.task.0];
@@ -369,8 +369,19 @@ impl Run {
                 let _ = self.threads.devices[device.0].take_down.send(job);
                 self.tell(claim.task, progress, time);
             }
-            Err(error) => self.fail(claim.task.0, error),
+            Err(error) => self.diverged(&claim, error),
         }
+    }
+
+    /// A loss is no number: the task has failed, and is over when its best masters so far, if there are any, are
+    /// written as its model.
+    fn diverged(&mut self, claim: &Claim, error: EngineError) {
+        let index = claim.task.0;
+        if self.models[index].results.best.is_none() {
+            return self.fail(index, error);
+        }
+        self.abandon(claim.task);
+        self.models[index].give_up(claim.what.step, error);
     }
 
     /// Keeps of the output what is needed on the host: nothing if the shard task that follows on the same
@@ -417,7 +428,11 @@ impl Run {
                 model.results.sha256 = Some(written.sha256);
                 model.results.dir = written.dir;
                 model.cursor.waited(false);
-                let state = if model.cut_short { TaskState::Stopped } else { TaskState::Done };
+                let state = match (&model.results.failure, model.cut_short) {
+                    (Some(_), _) => TaskState::Failed,
+                    (None, true) => TaskState::Stopped,
+                    (None, false) => TaskState::Done,
+                };
                 if let Some(error) = written.not_kept {
                     self.keep_failed(index, &error);
                 }
@@ -433,11 +448,18 @@ impl Run {
             return;
         }
         let model = &mut self.models[index];
-        model.results.failure = Some(Arc::new(error));
-        for next in self.devices.iter().flat_map(|state| &state.next).filter(|n| n.claim.task == model.id) {
+        // What went wrong first is why.
+        model.results.failure.get_or_insert(Arc::new(error));
+        let task = model.id;
+        self.abandon(task);
+        self.end(index, TaskState::Failed);
+    }
+
+    /// Tells workers that nobody waits for what is claimed of a task.
+    fn abandon(&self, task: TaskId) {
+        for next in self.devices.iter().flat_map(|state| &state.next).filter(|n| n.claim.task == task) {
             next.abandoned.store(true, Ordering::Relaxed);
         }
-        self.end(index, TaskState::Failed);
     }
 
     fn end(&mut self, index: usize, state: TaskState) {

@@ -7,8 +7,8 @@ use burn::nn::LinearConfig;
 use burn::tensor::Device;
 use common::{Fragile, Points, Settings, adamw, cnn_chain, gpt2_chain, mlp_chain, spirals, tokens};
 use hydra_core::{
-    Activation, ByteSize, Chain, Dataset, DeviceId, Forward, ImageReader, Length, MemoryProbe, ModelWriter,
-    OptimizerSpec, Pass, TrainSpec, WeightError,
+    Activation, Batch, ByteSize, Chain, Dataset, DatasetError, DeviceId, Forward, HostActivation, HostTensor,
+    ImageReader, Length, MemoryProbe, ModelWriter, OptimizerSpec, Pass, TrainSpec, WeightError,
 };
 use hydra_engine::{EngineError, RunReport, TaskState, TrainTask, plain};
 use hydra_models::{cnn, mlp};
@@ -388,6 +388,60 @@ fn weights_that_are_no_numbers_are_not_handed_out_as_a_model() {
     assert_eq!((report.state, report.losses.len()), (TaskState::Failed, 1));
     let error = report.error.unwrap();
     assert!(error.starts_with("the trained weights of `") && error.contains("are not finite"), "{error}");
+}
+
+/// Items whose inputs are no numbers from item `bad` on.
+struct Spoilt {
+    good: Arc<dyn Dataset>,
+    bad: usize,
+}
+
+impl Dataset for Spoilt {
+    fn name(&self) -> &str {
+        "spoilt"
+    }
+
+    fn len(&self) -> usize {
+        self.good.len()
+    }
+
+    fn batch(&self, items: &[usize]) -> Result<Batch, DatasetError> {
+        let mut batch = self.good.batch(items)?;
+        if items.iter().any(|item| *item >= self.bad) {
+            let shape = batch.inputs.parts[0].shape.clone();
+            let values = vec![f32::NAN; shape.iter().product()];
+            batch.inputs = HostActivation::of(HostTensor::float(values, shape));
+        }
+        Ok(batch)
+    }
+}
+
+#[test]
+fn a_task_that_diverges_leaves_its_best_weights() {
+    let _alone = alone();
+    let dir = tempfile::tempdir().unwrap();
+    // Minibatches 0, 1 and 2 are good; the fourth is not.
+    let task = |steps: usize, accumulate: usize| {
+        let data = Arc::new(Spoilt { good: spirals(), bad: 24 });
+        let spec = TrainSpec { shuffle: false, eval_every: Some(1), accumulate, ..spec(8, steps) };
+        TrainTask::new("task", mlp_chain(), data, spec).validation(spirals())
+    };
+    for (cuts, accumulate, devices) in [(vec![], 1, 1), (vec![1], 1, 1), (vec![1, 2], 2, 2)] {
+        let settings = Settings { cuts: Some(cuts), devices, others: 1, ..Settings::default() };
+        let file = dir.path().join(format!("{accumulate}-{devices}.safetensors"));
+        let kept = task(6, accumulate).checkpoint_to(file.clone());
+        let (failing, whole) = (settings.clone(), settings);
+        let failed = within_a_minute(move || failing.task(kept));
+        assert_eq!((failed.state, failed.losses.len()), (TaskState::Failed, 3), "{failed:?}");
+        let error = failed.error.as_deref().unwrap();
+        assert!(error.starts_with("the loss is NaN at step 3"), "{error}");
+        // The same minibatches, and no more.
+        let three = task(3, accumulate);
+        let whole = within_a_minute(move || whole.task(three));
+        assert_eq!(failed.weights_sha256.as_ref().unwrap(), whole.weights_sha256.as_ref().unwrap());
+        assert_eq!((failed.best_step, &failed.evaluations), (whole.best_step, &whole.evaluations));
+        assert!(!file.exists(), "no checkpoint says that it is done");
+    }
 }
 
 #[test]
