@@ -6,7 +6,7 @@
 //! | file | what it holds |
 //! | --- | --- |
 //! | `args`, `parse` | the flags, their help and the readers of their values |
-//! | `spec`, `machine` | the spec of a run, every flag resolved; what the machine has |
+//! | `spec`, `machine`, `procfs` | the spec of a run, every flag resolved; what the machine has |
 //! | `workload`, `session` | the model and the texts; the devices and the orchestrator |
 //! | `train`, `resume`, `eval`, `partition`, `step`, `show` | the commands |
 //! | `doctor` | what a GPU needs and what of it is here, for the command and for `--devices` |
@@ -37,6 +37,7 @@ mod machine;
 mod needs;
 mod parse;
 mod partition;
+mod procfs;
 mod progress;
 mod resume;
 mod rundir;

@@ -530,7 +530,8 @@ mod tests {
     use crate::args::{Cli, Command};
     use clap::Parser;
 
-    const MACHINE: Machine = Machine { cores: 4, available: Some(ByteSize(10_000_000_000)) };
+    const MACHINE: Machine =
+        Machine { cores: 4, available: Some(ByteSize(10_000_000_000)), limited: false };
 
     fn spec(line: &str) -> Result<RunSpec> {
         let cli = Cli::try_parse_from(["hydra"].into_iter().chain(line.split_whitespace())).unwrap();
