@@ -19,7 +19,8 @@ const SPEC_FORMAT: u32 = 1;
 const DEFAULT_BATCHES: [usize; 2] = [16, 8];
 /// Suited to training from scratch, which presets do.
 const DEFAULT_RATES: [f64; 6] = [3e-3, 1e-3, 6e-4, 3e-4, 1e-4, 3e-5];
-const DEFAULT_MODEL: &str = "bytes-tiny";
+/// The model when nobody says which.
+pub(crate) const DEFAULT_MODEL: &str = "bytes-tiny";
 const BUILTIN: &str = "builtin";
 
 /// What a command without a model, data or devices runs on: each of its models needs three shards or more.
