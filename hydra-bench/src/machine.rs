@@ -1,7 +1,7 @@
 //! What the machine has: cores and free memory.
 
 use crate::procfs;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use hydra_core::ByteSize;
 use std::path::Path;
 
@@ -38,7 +38,12 @@ impl Machine {
         let available = self.available.context(
             "the system does not tell how much memory is free: give --device-memory, such as --device-memory 1GiB",
         )?;
-        Ok(ByteSize(share(available, DEVICE_SHARE) / count.max(1) as u64))
+        match share(available, DEVICE_SHARE) / count.max(1) as u64 {
+            0 => {
+                bail!("no memory is free, or none within the limit of a control group: give --device-memory")
+            }
+            bytes => Ok(ByteSize(bytes)),
+        }
     }
 
     /// The host's part when nobody says how much: what a run may use without the devices' budgets, but not
@@ -68,5 +73,7 @@ mod tests {
         let blind = Machine { cores: 2, available: None, limited: false };
         assert!(blind.device_share(1).unwrap_err().to_string().contains("--device-memory"));
         assert_eq!(blind.host_share(ByteSize(1)), None);
+        let full = Machine { cores: 2, available: Some(ByteSize(0)), limited: true };
+        assert!(full.device_share(1).unwrap_err().to_string().contains("limit of a control group"));
     }
 }
