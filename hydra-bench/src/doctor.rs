@@ -301,7 +301,8 @@ fn rows(found: &Findings) -> Vec<Row> {
     }
     rows.push(row("Vulkan drivers", vulkan(found)));
     rows.push(row("locked memory", locked(found.locked_memory)));
-    rows.push(row("host memory", size_or(found.host_free_bytes, "free")));
+    let limit = if found.host_is_limited { "free within the limit of a control group" } else { "free" };
+    rows.push(row("host memory", size_or(found.host_free_bytes, limit)));
     let threads = counted(found.cores, "thread");
     rows.push(row(
         "CPU devices",
@@ -478,6 +479,13 @@ mod tests {
         let last = text.lines().last().unwrap();
         assert!(last.starts_with("`--devices cuda:0` can be used here: Made-up 0,"), "{last}");
         assert!(last.contains("takes 8.79 GiB"), "{last}");
+    }
+
+    #[test]
+    fn the_limit_of_a_control_group_is_said() {
+        let says = |host_is_limited| Report::of(Findings { host_is_limited, ..complete(1) }).to_string();
+        assert!(says(true).contains("4.00 GiB free within the limit of a control group\n"));
+        assert!(says(false).contains("4.00 GiB free\n"));
     }
 
     #[test]

@@ -6,7 +6,7 @@
 //! | file | what it holds |
 //! | --- | --- |
 //! | `args`, `parse` | the flags, their help and the readers of their values |
-//! | `spec`, `machine` | the spec of a run, every flag resolved; what the machine has |
+//! | `spec`, `machine`, `procfs` | the spec of a run, every flag resolved; what the machine has |
 //! | `workload`, `session` | the model and the texts; the devices and the orchestrator |
 //! | `train`, `resume`, `eval`, `partition`, `step`, `show` | the commands |
 //! | `doctor` | what a GPU needs and what of it is here, for the command and for `--devices` |
@@ -15,7 +15,7 @@
 //! | `rundir`, `runlog`, `trace` | the run directory, `metrics.jsonl` and the Chrome trace |
 //! | `schedule`, `losses`, `bars`, `canvas`, `colour` | the pictures |
 //! | `progress`, `leaderboard`, `needs`, `table` | what is printed |
-//! | `error`, `stop` | exit statuses, Ctrl-C |
+//! | `error`, `log`, `stop` | exit statuses, the log, Ctrl-C |
 //!
 //! Invariant: this crate never computes anything that a result depends on; it reads flags, hands them to
 //! the engine, and shows what came back.
@@ -32,11 +32,13 @@ mod error;
 mod eval;
 mod lab;
 mod leaderboard;
+mod log;
 mod losses;
 mod machine;
 mod needs;
 mod parse;
 mod partition;
+mod procfs;
 mod progress;
 mod resume;
 mod rundir;
@@ -76,7 +78,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         }
     };
     let around = Surroundings { machine: Machine::look(), terminal: indicatif::MultiProgress::new() };
-    log_to(&around.terminal);
+    log::to(&around.terminal);
     keep_worker_panics_quiet();
     match dispatch(cli, &around) {
         Ok(outcome) => outcome.into(),
@@ -103,22 +105,6 @@ fn dispatch(cli: Cli, around: &Surroundings) -> anyhow::Result<Outcome> {
         Some(Command::Simulate(args)) => simulate::run(&args),
         Some(Command::Compare(args)) => compare::run(&args),
     }
-}
-
-/// Logs to standard error what `HYDRA_LOG` asks for; by default warnings on a terminal and errors in a pipe.
-fn log_to(terminal: &indicatif::MultiProgress) {
-    use tracing_subscriber::EnvFilter;
-    let default = if progress::interactive() { "warn" } else { "error" };
-    let filter = EnvFilter::try_from_env("HYDRA_LOG").unwrap_or_else(|_| EnvFilter::new(default));
-    let writer = progress::LogWriter(terminal.clone());
-    let subscriber = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .without_time()
-        .with_target(false)
-        .with_ansi(progress::interactive())
-        .with_writer(move || writer.clone());
-    // Fails where a program that calls `run` logs already.
-    let _ = subscriber.try_init();
 }
 
 /// The engine reports what a layer's panic says; the default hook would print it among the bars.

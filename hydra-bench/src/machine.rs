@@ -1,7 +1,9 @@
 //! What the machine has: cores and free memory.
 
-use anyhow::{Context, Result};
+use crate::procfs;
+use anyhow::{Context, Result, bail};
 use hydra_core::ByteSize;
+use std::path::Path;
 
 /// The share of free memory that the devices get together when nobody says how much, as a fraction.
 /// On a CPU they share the DRAM with the masters, so neither may take it all.
@@ -18,14 +20,17 @@ pub(crate) struct Machine {
     pub(crate) cores: usize,
     /// Memory that can be had without swapping; `None` where the system does not tell.
     pub(crate) available: Option<ByteSize>,
+    /// Whether that is what a control group leaves, such as that of a container.
+    pub(crate) limited: bool,
 }
 
 impl Machine {
     /// Looks at the machine.
     pub(crate) fn look() -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-        Self { cores, available: available(&meminfo) }
+        let found = procfs::available(Path::new("/"));
+        let available = found.map(|found| found.size);
+        Self { cores, available, limited: found.is_some_and(|found| found.limited) }
     }
 
     /// The memory of each of `count` devices when nobody says how much.
@@ -33,7 +38,12 @@ impl Machine {
         let available = self.available.context(
             "the system does not tell how much memory is free: give --device-memory, such as --device-memory 1GiB",
         )?;
-        Ok(ByteSize(share(available, DEVICE_SHARE) / count.max(1) as u64))
+        match share(available, DEVICE_SHARE) / count.max(1) as u64 {
+            0 => {
+                bail!("no memory is free, or none within the limit of a control group: give --device-memory")
+            }
+            bytes => Ok(ByteSize(bytes)),
+        }
     }
 
     /// The host's part when nobody says how much: what a run may use without the devices' budgets, but not
@@ -49,33 +59,21 @@ fn share(of: ByteSize, (part, whole): (u64, u64)) -> u64 {
     of.bytes() / whole * part
 }
 
-/// `MemAvailable` of `/proc/meminfo`, which is in units of 1024 bytes.
-fn available(meminfo: &str) -> Option<ByteSize> {
-    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    Some(ByteSize(kib * 1024))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn meminfo_is_read() {
-        let text = "MemTotal:       16000 kB\nMemFree:  1 kB\nMemAvailable:    8000 kB\n";
-        assert_eq!(available(text), Some(ByteSize(8_192_000)));
-        assert_eq!(available("MemTotal: 16000 kB\n"), None);
-    }
-
-    #[test]
     fn devices_and_host_share_what_is_free() {
-        let machine = Machine { cores: 2, available: Some(ByteSize(1000)) };
+        let machine = Machine { cores: 2, available: Some(ByteSize(1000)), limited: false };
         assert_eq!(machine.device_share(2).unwrap(), ByteSize(200));
         assert_eq!(machine.host_share(ByteSize(400)), Some(ByteSize(500)));
         assert_eq!(machine.host_share(ByteSize(100)), Some(ByteSize(800)));
         assert_eq!(machine.host_share(ByteSize(5000)), Some(ByteSize(500)));
-        let blind = Machine { cores: 2, available: None };
+        let blind = Machine { cores: 2, available: None, limited: false };
         assert!(blind.device_share(1).unwrap_err().to_string().contains("--device-memory"));
         assert_eq!(blind.host_share(ByteSize(1)), None);
+        let full = Machine { cores: 2, available: Some(ByteSize(0)), limited: true };
+        assert!(full.device_share(1).unwrap_err().to_string().contains("limit of a control group"));
     }
 }

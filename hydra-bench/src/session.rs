@@ -197,7 +197,7 @@ mod tests {
             cuts: None,
             plan: None,
         };
-        let machine = Machine { cores: 6, available: None };
+        let machine = Machine { cores: 6, available: None, limited: false };
         let devices = devices(&spec, &machine).unwrap();
         let names: Vec<&str> = devices.iter().map(|device| device.name.as_str()).collect();
         assert_eq!(names, ["cpu:0", "cpu:1"]);

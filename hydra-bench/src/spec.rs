@@ -7,19 +7,21 @@ use crate::args::{
 use crate::doctor;
 use crate::error::Usage;
 use crate::machine::Machine;
-use crate::parse::{CheckpointArg, DevicesArg};
+use crate::parse::{self, CheckpointArg, DevicesArg};
 use anyhow::{Context, Result, bail};
 use hydra_core::{Bandwidth, ByteSize, Decay, Length, OptimizerSpec, Schedule, ScheduleKind, TrainSpec};
 use hydra_sched::PolicyKind;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
 /// The version of the format of `spec.toml`.
 const SPEC_FORMAT: u32 = 1;
 const DEFAULT_BATCHES: [usize; 2] = [16, 8];
 /// Suited to training from scratch, which presets do.
 const DEFAULT_RATES: [f64; 6] = [3e-3, 1e-3, 6e-4, 3e-4, 1e-4, 3e-5];
-const DEFAULT_MODEL: &str = "bytes-tiny";
+/// The model when nobody says which.
+pub(crate) const DEFAULT_MODEL: &str = "bytes-tiny";
 const BUILTIN: &str = "builtin";
 
 /// What a command without a model, data or devices runs on: each of its models needs three shards or more.
@@ -238,13 +240,14 @@ impl RunSpec {
         if self.format != SPEC_FORMAT {
             bail!("it has format {}, and this program reads format {SPEC_FORMAT}", self.format);
         }
-        self.devices.parsed()?;
         check_dtype(self.model.dtype, self.devices.precision)?;
         if self.training.batch.is_empty() || self.training.lr.is_empty() {
             bail!(Usage::new(
                 "there is nothing to train: give at least one batch size and one learning rate"
             ));
         }
+        self.model.check().and_then(|()| self.training.check())?;
+        self.devices.check()?;
         for configuration in self.grid()? {
             check_accumulate(self.training.accumulate, configuration.batch)?;
             let spec = self.training.of(&configuration, self.model.seed, usize::MAX);
@@ -285,6 +288,21 @@ impl RunSpec {
     }
 }
 
+/// Refuses numbers that the flag of this name would not take: a spec may have been changed by hand.
+fn check_each<'a, T: ToString + 'a, R>(
+    name: &str,
+    values: impl IntoIterator<Item = &'a T>,
+    read: impl Fn(&str) -> Result<R, String>,
+) -> Result<(), Usage> {
+    let read = |value: &T| read(&value.to_string()).map(drop);
+    values.into_iter().try_for_each(read).map_err(|why| Usage::new(format!("{name}: {why}")))
+}
+
+/// What a text reads as, or what is wrong with it in words.
+fn said<T: FromStr<Err: ToString>>(text: &str) -> Result<T, String> {
+    text.parse().map_err(|error: T::Err| error.to_string())
+}
+
 /// Refuses more microbatches than a minibatch has items.
 pub(crate) fn check_accumulate(accumulate: usize, batch: usize) -> Result<(), Usage> {
     match accumulate > batch {
@@ -315,6 +333,12 @@ impl ModelSpec {
             seed: args.seed.unwrap_or(0),
         })
     }
+
+    fn check(&self) -> Result<(), Usage> {
+        check_each("context", &self.context, parse::context)?;
+        check_each("dropout", &self.dropout, parse::dropout)?;
+        check_each("seed", [&self.seed], parse::seed)
+    }
 }
 
 fn absolute(path: &str) -> Result<String> {
@@ -340,6 +364,17 @@ impl TrainingSpec {
             shuffle: !args.no_shuffle,
             eval_every: args.eval_every,
         }
+    }
+
+    fn check(&self) -> Result<(), Usage> {
+        check_each("batch", &self.batch, parse::batch)?;
+        check_each("lr", &self.lr, parse::rate)?;
+        check_each("weight_decay", [&self.weight_decay], parse::decay)?;
+        check_each("clip", &self.clip, parse::clip)?;
+        check_each("warmup", [&self.warmup], parse::warmup)?;
+        check_each("accumulate", [&self.accumulate], parse::count)?;
+        let counts = [("epochs", &self.epochs), ("steps", &self.steps), ("eval_every", &self.eval_every)];
+        counts.into_iter().try_for_each(|(name, count)| check_each(name, count, parse::count))
     }
 
     /// How a configuration trains on a dataset of `items` items.
@@ -449,6 +484,22 @@ impl DevicesSpec {
         Self::new(&args, false, machine)
     }
 
+    fn check(&self) -> Result<(), Usage> {
+        self.parsed()?;
+        let sizes = [
+            ("device_memory_bytes", Some(self.device_memory_bytes)),
+            ("host_memory_bytes", self.host_memory_bytes),
+            ("disk_memory_bytes", self.disk_memory_bytes),
+            ("pinned_memory_bytes", self.pinned_memory_bytes),
+        ];
+        for (name, size) in sizes {
+            check_each(name, &size.map(ByteSize::bytes), said::<ByteSize>)?;
+        }
+        let bandwidth = self.link_bytes_per_s.map(|Bandwidth(bytes)| format!("{bytes}B/s"));
+        check_each("link_bytes_per_s", &bandwidth, said::<Bandwidth>)?;
+        check_each("cuts", self.cuts.iter().flatten(), parse::cut)
+    }
+
     /// Refuses devices that this machine does not have.
     fn check_machine(&self, machine: &Machine) -> Result<()> {
         let devices = self.parsed()?;
@@ -530,7 +581,7 @@ mod tests {
     use crate::args::{Cli, Command};
     use clap::Parser;
 
-    const MACHINE: Machine = Machine { cores: 4, available: Some(ByteSize(10_000_000_000)) };
+    const MACHINE: Machine = Machine { cores: 4, available: Some(ByteSize(10_000_000_000)), limited: false };
 
     fn spec(line: &str) -> Result<RunSpec> {
         let cli = Cli::try_parse_from(["hydra"].into_iter().chain(line.split_whitespace())).unwrap();
@@ -595,6 +646,44 @@ mod tests {
         assert!(says(RunSpec::load(&file, &MACHINE).unwrap_err()).contains("learning rate"));
         std::fs::write(&file, good.replace("format = 1", "format = 9")).unwrap();
         assert!(says(RunSpec::load(&file, &MACHINE).unwrap_err()).contains("format 9"));
+    }
+
+    #[test]
+    fn a_spec_in_a_file_has_the_limits_of_the_flags() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("spec.toml");
+        let good = "train --steps 3 --epochs 2 --cuts 1,2 --clip 1 --context 8 --dropout 0.5 --eval-every 2 \
+                    --device-memory 16MiB --link 1KiB/s";
+        let good = spec(good).unwrap().to_toml().unwrap();
+        for (line, changed, says) in [
+            (
+                "epochs = 2",
+                "epochs = 4611686018427387904",
+                "epochs: `4611686018427387904` is not a whole number",
+            ),
+            ("steps = 3", "steps = 4294967296", "steps: `4294967296`"),
+            ("eval_every = 2", "eval_every = 0", "eval_every: `0`"),
+            ("warmup = 0", "warmup = 4294967296", "warmup: `4294967296`"),
+            ("accumulate = 1", "accumulate = 0", "accumulate: `0`"),
+            ("batch = [8]", "batch = [65537]", "batch: `65537` is not a batch size"),
+            ("lr = [0.0003]", "lr = [nan]", "lr: `NaN` is out of range"),
+            ("clip = 1.0", "clip = 0.0", "clip: `0` is out of range"),
+            ("weight_decay = 0.01", "weight_decay = -1.0", "weight_decay: `-1`"),
+            ("context = 8", "context = 1", "context: `1`"),
+            ("dropout = 0.5", "dropout = 1.0", "dropout: `1`"),
+            (
+                "device_memory_bytes = 16777216",
+                "device_memory_bytes = 0",
+                "device_memory_bytes: `0` is not a size",
+            ),
+            ("link_bytes_per_s = 1024.0", "link_bytes_per_s = -1.0", "link_bytes_per_s: `-1B/s`"),
+            ("cuts = [1, 2]", "cuts = [0, 2]", "cuts: `0` is not a cut-point"),
+        ] {
+            assert!(good.contains(line), "{line} in {good}");
+            std::fs::write(&file, good.replace(line, changed)).unwrap();
+            let error = format!("{:#}", RunSpec::load(&file, &MACHINE).unwrap_err());
+            assert!(error.contains("cannot be run") && error.contains(says), "{changed}: {error}");
+        }
     }
 
     #[test]

@@ -3,11 +3,12 @@
 mod measure;
 
 use crate::args::{DeviceArgs, DtypeName};
-use crate::error::{Outcome, Usage, print};
+use crate::error::{Outcome, print};
 use crate::parse;
 use crate::session::{Surroundings, devices, orchestrator};
-use crate::spec::{DevicesSpec, check_dtype};
+use crate::spec::{DEFAULT_MODEL, DevicesSpec, check_dtype};
 use crate::table::{Align, Table};
+use crate::workload::context_of;
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use hydra_core::{
@@ -18,10 +19,6 @@ use hydra_models::gpt2::{Gpt2Config, Gpt2Dir, chain, named};
 use measure::{Measured, Meter};
 use serde_json::{Value, json};
 use std::sync::Arc;
-
-/// The context when nobody says which, if the model has so many positions.
-const DEFAULT_CONTEXT: usize = 512;
-const DEFAULT_MODEL: &str = "bytes-tiny";
 
 /// `hydra step`.
 #[derive(Debug, Args)]
@@ -111,15 +108,7 @@ impl Subject {
         let name = args.model.clone().unwrap_or_else(|| DEFAULT_MODEL.to_owned());
         let (config, weights) =
             named(&name).with_context(|| format!("the model `{name}` could not be loaded"))?;
-        let positions = config.n_positions;
-        let context = match args.context {
-            Some(context) if context > positions => bail!(Usage::new(format!(
-                "--context {context} is longer than the model, which has {positions} positions: \
-                 give --context {positions} or less"
-            ))),
-            Some(context) => context,
-            None => positions.min(DEFAULT_CONTEXT),
-        };
+        let context = context_of(&config, args.context)?;
         Ok(Self { context, batch: args.batch.unwrap_or(8), config, weights, name })
     }
 
@@ -216,6 +205,7 @@ impl Dataset for Synthetic {
     }
 }
 
+/// What was run and what it took: one object.
 fn json(
     args: &StepArgs,
     devices: &DevicesSpec,
@@ -223,11 +213,17 @@ fn json(
     report: &RunReport,
     measured: &Measured,
 ) -> Value {
+    let mut fields = settings(args, devices, subject, report);
+    if let (Value::Object(fields), Value::Object(figures)) =
+        (&mut fields, figures(args, subject, report, measured))
+    {
+        fields.extend(figures);
+    }
+    fields
+}
+
+fn settings(args: &StepArgs, devices: &DevicesSpec, subject: &Subject, report: &RunReport) -> Value {
     let (config, task) = (&subject.config, &report.tasks[0]);
-    let (tokens, flops) = (subject.tokens(), subject.flops());
-    let parts: serde_json::Map<String, Value> =
-        measured.parts.iter().map(|(name, seconds)| ((*name).to_owned(), json!(seconds))).collect();
-    let steps = (args.warmup + args.steps) as u64;
     json!({
         "model": subject.name,
         "layers": config.n_layer,
@@ -249,6 +245,15 @@ fn json(
         "warmup": args.warmup,
         "steps": args.steps,
         "shards": task.shards,
+    })
+}
+
+fn figures(args: &StepArgs, subject: &Subject, report: &RunReport, measured: &Measured) -> Value {
+    let (tokens, flops) = (subject.tokens(), subject.flops());
+    let parts: serde_json::Map<String, Value> =
+        measured.parts.iter().map(|(name, seconds)| ((*name).to_owned(), json!(seconds))).collect();
+    let steps = (args.warmup + args.steps) as u64;
+    json!({
         "step_s": measured.step_s,
         "tokens_per_s_best": tokens / measured.best_s(),
         "tokens_per_s_median": tokens / measured.median_s(),
@@ -262,7 +267,7 @@ fn json(
         "device_peak_bytes": report.devices[0].peak_bytes,
         "promoted_bytes_per_step": report.transfers.promoted_bytes / steps,
         "demoted_bytes_per_step": report.transfers.demoted_bytes / steps,
-        "losses": task.losses,
+        "losses": report.tasks[0].losses,
     })
 }
 

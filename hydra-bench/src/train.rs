@@ -9,8 +9,8 @@ use crate::progress::Progress;
 use crate::rundir::{RunDir, lies_in};
 use crate::runlog::SharedRunLog;
 use crate::session::{Surroundings, devices, note_of_cuts, orchestrator};
-use crate::spec::RunSpec;
-use crate::workload::{Model, note_of_batch};
+use crate::spec::{Configuration, RunSpec};
+use crate::workload::{Model, Texts, note_of_batch};
 use crate::{losses, schedule, stop};
 use anyhow::{Context, Result};
 use hydra_engine::{
@@ -142,34 +142,45 @@ fn submit(
     let batches = spec.training.batch.iter().filter_map(|&batch| note_of_batch(batch, &texts.train));
     batches.chain(note_of_cuts(&spec.devices)).for_each(|note| tell(&note));
     for configuration in spec.grid()? {
-        let train = spec.training.of(&configuration, spec.model.seed, texts.train.len());
-        let config = spec.describe(&train);
-        let name = configuration.name;
-        let mut task = TrainTask::new(&name, model.chain.clone(), texts.train.clone(), train).config(config);
-        if let Some(validation) = &texts.validation {
-            task = task.validation(validation.clone());
-        }
-        if let Some(test) = &texts.test {
-            task = task.test(test.clone());
-        }
-        if let Some(cuts) = &spec.devices.cuts {
-            task = task.cuts(cuts.clone());
-        }
-        if let Some(dir) = dir {
-            task = task.write_to(model.writer.clone(), dir.model_dir(&name)?);
-            let checkpoint = dir.checkpoint_file(&name)?;
-            let task_is_resumed = dir.is_resumed() && checkpoint.exists();
-            if task_is_resumed {
-                task = task.resume_from(Checkpoint::open(&checkpoint)?);
-            }
-            // What is there is to say at last that the task is finished.
-            if keeps || task_is_resumed {
-                task = task.checkpoint_to(checkpoint);
-            }
-        }
-        orchestrator.submit(task)?;
+        let task = task(spec, &configuration, &model, &texts);
+        orchestrator.submit(match dir {
+            Some(dir) => with_files(task, &configuration.name, dir, &model, keeps)?,
+            None => task,
+        })?;
     }
     Ok(())
+}
+
+fn task(spec: &RunSpec, configuration: &Configuration, model: &Model, texts: &Texts) -> TrainTask {
+    let train = spec.training.of(configuration, spec.model.seed, texts.train.len());
+    let config = spec.describe(&train);
+    let task = TrainTask::new(&configuration.name, model.chain.clone(), texts.train.clone(), train);
+    let mut task = task.config(config);
+    if let Some(validation) = &texts.validation {
+        task = task.validation(validation.clone());
+    }
+    if let Some(test) = &texts.test {
+        task = task.test(test.clone());
+    }
+    if let Some(cuts) = &spec.devices.cuts {
+        task = task.cuts(cuts.clone());
+    }
+    task
+}
+
+/// The task with what it writes into the run directory, and the checkpoint in there that it goes on from.
+fn with_files(task: TrainTask, name: &str, dir: &RunDir, model: &Model, keeps: bool) -> Result<TrainTask> {
+    let mut task = task.write_to(model.writer.clone(), dir.model_dir(name)?);
+    let checkpoint = dir.checkpoint_file(name)?;
+    let task_is_resumed = dir.is_resumed() && checkpoint.exists();
+    if task_is_resumed {
+        task = task.resume_from(Checkpoint::open(&checkpoint)?);
+    }
+    // What is there is to say at last that the task is finished.
+    if keeps || task_is_resumed {
+        task = task.checkpoint_to(checkpoint);
+    }
+    Ok(task)
 }
 
 /// A run that has been admitted and whose files are open.

@@ -38,7 +38,7 @@ impl Model {
 
     /// The context that was asked for, if the model has the positions, or the default.
     pub(crate) fn context(&self, asked: Option<usize>) -> Result<usize, Usage> {
-        context(asked, self.config.n_positions)
+        context_of(&self.config, asked)
     }
 
     /// The blocks of a split for this model.
@@ -91,7 +91,9 @@ fn with_dropout(mut config: Gpt2Config, dropout: Option<f64>) -> Gpt2Config {
     config
 }
 
-fn context(asked: Option<usize>, positions: usize) -> Result<usize, Usage> {
+/// The context that was asked for, if the model has the positions, or the default.
+pub(crate) fn context_of(model: &Gpt2Config, asked: Option<usize>) -> Result<usize, Usage> {
+    let positions = model.n_positions;
     match asked {
         Some(context) if context > positions => Err(Usage::new(format!(
             "--context {context} is longer than the model, which has {positions} positions: \
@@ -108,6 +110,8 @@ mod tests {
 
     #[test]
     fn a_context_fits_the_positions() {
+        let preset = Gpt2Config::preset("bytes-tiny").unwrap();
+        let context = |asked, n_positions| context_of(&Gpt2Config { n_positions, ..preset.clone() }, asked);
         assert_eq!(context(None, 128).unwrap(), 128);
         assert_eq!(context(None, 1024).unwrap(), 512);
         assert_eq!(context(Some(1024), 1024).unwrap(), 1024);

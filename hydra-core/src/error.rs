@@ -1,4 +1,4 @@
-//! What can be wrong with a chain or a spec.
+//! What can be wrong with a chain or a spec, and how errors are told.
 
 /// An invalid chain or training spec.
 #[derive(Debug, thiserror::Error)]
@@ -85,4 +85,10 @@ pub enum CoreError {
         /// What is allowed.
         expected: &'static str,
     },
+}
+
+/// What an error says, with its causes, in one line.
+pub fn with_causes(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |cause| cause.source());
+    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }

@@ -55,7 +55,7 @@ pub use compute::{
     promote_layers,
 };
 pub use dataset::{Batch, Dataset, DatasetError, Sampler};
-pub use error::CoreError;
+pub use error::{CoreError, with_causes};
 pub use files::{UNFINISHED, replace_file};
 pub use float::FloatType;
 pub use ids::{DeviceId, TaskId};

@@ -228,6 +228,6 @@ fn of_link(error: LinkError) -> DeviceError {
             source.downcast().map_or_else(DeviceError::new, |error| *error)
         }
         LinkError::Memory { bytes, .. } => DeviceError::OutOfMemory { bytes },
-        other => DeviceError::new(with_causes(&SpillError::from(other).into())),
+        other => DeviceError::new(with_causes(&SpillError::from(other))),
     }
 }

@@ -1,6 +1,7 @@
 //! What can go wrong in a run.
 
 use crate::checkpoint::CheckpointError;
+pub(crate) use hydra_core::with_causes;
 use hydra_core::{ByteSize, CoreError, DatasetError, WeightError};
 use hydra_partition::PartitionError;
 use hydra_spill::SpillError;
@@ -271,16 +272,4 @@ pub(crate) fn guarded<T>(
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).unwrap_or_else(|panic| {
         Err(EngineError::Panicked { what, message: hydra_core::panic_message(panic.as_ref()) })
     })
-}
-
-/// An error and its causes in one line.
-pub(crate) fn with_causes(error: &EngineError) -> String {
-    let mut text = error.to_string();
-    let mut source = std::error::Error::source(error);
-    while let Some(cause) = source {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
-        source = cause.source();
-    }
-    text
 }

@@ -32,9 +32,9 @@ impl Kept {
 
 /// Who may be kept, as far as the writer is concerned.
 enum Turn {
-    /// It has nothing to do.
+    /// The writer has nothing to do.
     Anyone,
-    /// It writes, and this task comes next.
+    /// The writer is at work, and this task comes next.
     Only(Option<TaskId>),
 }
 

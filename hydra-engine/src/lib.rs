@@ -10,8 +10,9 @@
 //! `cursor.rs` say where a task stands, `worker.rs` and `host.rs` are the threads, `executor.rs` is one shard task; `fill.rs`
 //! is where masters come from, `tiers.rs` where they live, and `keep.rs` with `checkpoint` what survives a run.
 //!
-//! Invariant: this crate never decides by a clock, a thread count or a hash's order; it never allocates on a
-//! device without a reservation, and never lets a failing task reach another.
+//! Invariant: no bit of a result depends on a clock, a thread count or a hash's order; measured times decide only who
+//! runs next and when a checkpoint is due. This crate never allocates on a device without a reservation, and never
+//! lets a failing task reach another.
 #![forbid(unsafe_code)]
 
 mod admission;

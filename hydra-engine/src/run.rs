@@ -473,7 +473,7 @@ impl Run {
         self.to_discard.extend((0..model.chain().images().len()).map(|image| ImageId { task, image }));
         self.discard();
         self.disk.release(task);
-        let error = self.models[index].results.failure.as_deref().map(with_causes);
+        let error = self.models[index].results.failure.as_deref().map(|error| with_causes(error));
         let at_s = self.clock.now();
         self.observer.observe(&RunEvent::Ended { task, state, error: error.as_deref(), at_s });
     }

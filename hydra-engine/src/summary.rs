@@ -66,7 +66,7 @@ fn task_report(model: &Model) -> TaskReport {
         name: model.task.name.clone(),
         config: model.task.config.clone(),
         state: model.ended.unwrap_or(TaskState::Failed),
-        error: results.failure.as_deref().map(with_causes),
+        error: results.failure.as_deref().map(|error| with_causes(error)),
         failure: results.failure.clone(),
         shards: model.shards.len(),
         cut_points: model.plan.cut_points.clone(),

@@ -41,11 +41,11 @@ pub(crate) fn masters_bytes(image: &ImageLayout, moments: usize) -> u64 {
     image.master_bytes() + if image.trained { moments as u64 * image.moment_bytes() } else { 0 }
 }
 
-/// Keeps as much in host memory as finds `room` there: tasks in their order, images in chain order.
+/// Keeps as much in host memory as has `room` there: tasks in their order, images in chain order.
 ///
-/// An image on the disk needs several times its size where it is used, so the largest may be better off in host
-/// memory than what comes first. Each size is tried as the largest that may leave; the one is taken with which the
-/// fewest bytes live on the disk.
+/// An image on the disk needs several times its size in host memory where it is used, so it can be better to keep the
+/// largest images there than those that come first. Each size is tried as that of the largest image that may leave,
+/// and the division with the fewest bytes on the disk is taken.
 ///
 /// # Errors
 /// The division that needs the least host memory, if that is more than `room`.

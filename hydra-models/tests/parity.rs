@@ -1,4 +1,5 @@
-//! GPT-2 against Hugging Face transformers: logits, loss and gradients of the same weights.
+//! GPT-2 against Hugging Face transformers: logits, loss and gradients of the same weights. One reference model is in
+//! the repository (`fixtures/parity`); another, beside it, is taken where it is there.
 
 use burn::tensor::Device;
 use hydra_core::{
@@ -14,12 +15,14 @@ const MODELS: [&str; 2] = ["tiny", "tiny_pert"];
 
 /// The folder of a reference model, where there is one.
 fn reference(name: &str) -> Option<PathBuf> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/parity").join(name);
-    if !path.is_dir() {
-        println!("skipped: {} not found", path.display());
-        return None;
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let folders = [here.join("tests/fixtures/parity"), here.join("../../shared/parity")];
+    let found = folders.iter().map(|folder| folder.join(name)).find(|path| path.is_dir());
+    if found.is_none() {
+        assert_ne!(name, "tiny", "it is in the repository");
+        println!("skipped: {name} is not in the repository, and not in {}", folders[1].display());
     }
-    Some(path)
+    found
 }
 
 /// The `F32` or `F64` tensors of a file.

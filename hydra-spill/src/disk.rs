@@ -1,22 +1,20 @@
 //! The tier of images that host memory has no room for: files.
 //!
 //! All images of a task lie in one file without a name, whose space is taken before the first of them comes, so that
-//! a full disk shows before anything is trained (where the system takes space for a file) and nothing is left behind when
-//! the process is killed. What moves at
-//! a promotion lies first in an image, so that it is one read of exactly those bytes. Nothing is synced: checkpoints
-//! are what survives a run, and this is its scratch. Checksums stay in memory, so that a disk that lost what was
-//! written, of which a system tells only those who sync, is told at the next read.
+//! a full disk shows before anything is trained (where the system takes space for a file) and nothing is left behind
+//! when the process is killed. What moves at a promotion lies first in an image, so that it is one read of exactly
+//! those bytes. Nothing is synced: checkpoints are what survives a run, and this is its scratch. A system tells only
+//! those who sync that a disk has lost what was written. So checksums stay in memory, and the next read finds it out.
 //!
 //! What is read or written passes through memory of the host, which is reserved of a budget for that alone.
 
-use crate::error::with_causes;
 use crate::link::AlignedBytes;
 use crate::store::check;
 use crate::{
     Budget, ImageId, ImageView, ImageWriter, Masters, NarrowFloats, Reservation, SpillError, TierStore,
 };
 use bytes::Bytes;
-use hydra_core::{FloatType, TaskId};
+use hydra_core::{FloatType, TaskId, with_causes};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;

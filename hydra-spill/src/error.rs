@@ -162,12 +162,6 @@ pub enum SpillError {
     },
 }
 
-/// What an error says, with its causes.
-pub(crate) fn with_causes(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(error.source(), |cause| cause.source());
-    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
-}
-
 fn busy(readers: usize) -> String {
     match readers {
         0 => "it is being written; commit or drop its writer first".to_owned(),

@@ -1,10 +1,10 @@
 //! Where bytes are, and how they move between the tiers.
 //!
 //! A [`Budget`] counts the bytes of one memory; a [`Reservation`] is a share of it, released when dropped.
-//! A [`TierStore`] keeps *masters*: the parameters and optimizer moments of each image. A [`DeviceLink`]
-//! copies bytes to a device and back, or shares them with a device that has no memory of its own. The [`SpillManager`] of a device promotes images from the store into
-//! [`Resident`] copies, and the [`DoubleBuffer`] lets one shard's copy be filled while another's is computed
-//! on. A resident copy is never changed, so dropping it is all that eviction takes. A [`ResidentStore`] keeps the
+//! A [`TierStore`] keeps *masters*: the parameters and optimizer moments of each image. A [`DeviceLink`] copies bytes to
+//! a device and back, or shares them with a device that has no memory of its own. The [`SpillManager`] of a device
+//! promotes images from the store into [`Resident`] copies, and the [`DoubleBuffer`] lets one shard's copy be filled
+//! while another's is computed on. A resident copy is never changed, so dropping it is all that eviction takes. A [`ResidentStore`] keeps the
 //! masters of some tasks on a device instead, where everything fits it, and a [`DiskStore`] keeps images in files for
 //! which the host has no memory.
 //!
@@ -42,9 +42,10 @@
 //! # }
 //! ```
 //!
-//! Invariant: this crate never decides what runs or moves next, never spawns a thread, never opens a file
-//! but those without a name that it keeps masters in, never lets an image be written while anyone reads it, and never
-//! writes a device's copy back to a master on the host.
+//! Invariant: this crate never decides what runs or moves next, never spawns a thread but the one that looks for
+//! NVIDIA's GPUs and is joined at once (`cuda::detect`), never opens a file but those without a name that it keeps
+//! masters in, never lets an image be written while anyone reads it, and never writes a device's copy back to a master
+//! on the host.
 #![deny(unsafe_code)]
 
 #[allow(unsafe_code, reason = "a global allocator is an unsafe trait")]

@@ -5,12 +5,11 @@
 //! there. Everyone else sees a store like any other: what is read comes down as a copy, what is written goes up
 //! again.
 
-use crate::error::with_causes;
 use crate::store::check;
 use crate::{Budget, DeviceLink, Floats, ImageId, ImageView, ImageWriter, LinkError, Masters, NarrowFloats};
 use crate::{Reservation, SpillError, TierStore};
 use bytes::Bytes;
-use hydra_core::{DeviceBytes, FloatType, TaskId};
+use hydra_core::{DeviceBytes, FloatType, TaskId, with_causes};
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

@@ -3,6 +3,7 @@
 use super::subject::{Subject, sync, values};
 use super::training::{Model, each_model};
 use super::{Found, Verdict, guarded};
+use crate::procfs;
 use anyhow::{Context, Result, bail};
 use burn::tensor::{Device, Tensor};
 use hydra_core::{AnyTensor, ByteSize, DeviceError, DeviceTensor, finish};
@@ -186,20 +187,12 @@ impl Observer for Watch {
                 seen.swaps += 1;
             }
             RunEvent::Minibatch { .. } => seen.reserved.push(match self.cpu {
-                true => resident_set(),
+                true => procfs::of_this_process("VmRSS").unwrap_or_default().bytes(),
                 false => self.device.probe.peak(self.device.measured_as()),
             }),
             _ => {}
         }
     }
-}
-
-/// The memory of the process, in bytes; zero where the system does not tell.
-fn resident_set() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).map(str::trim);
-    let kib = line.and_then(|line| line.strip_suffix("kB")).and_then(|kib| kib.trim().parse::<u64>().ok());
-    kib.unwrap_or(0) * 1024
 }
 
 fn watched(subject: &Subject, model: &Model) -> Result<Watched> {
@@ -228,7 +221,7 @@ mod tests {
         let of = |reserved: &[u64]| Watched { reserved: reserved.to_vec(), swaps: 1 };
         assert!(!of(&[1, 5, 5, 4]).grown());
         assert!(of(&[1, 5, 5, 6]).grown());
-        assert!(resident_set() > 1 << 20);
+        assert!(procfs::of_this_process("VmRSS").unwrap().bytes() > 1 << 20);
     }
 
     #[test]

@@ -64,6 +64,8 @@ pub(crate) struct Findings {
     pub(crate) locked_memory: Option<Limit>,
     /// The host's memory that is free.
     pub(crate) host_free_bytes: Option<ByteSize>,
+    /// Whether a control group leaves that, and the machine has more.
+    pub(crate) host_is_limited: bool,
     /// The cores that this process may use.
     pub(crate) cores: usize,
     /// The memory of the device that is made when nobody says which.
@@ -144,6 +146,7 @@ impl Findings {
             vulkan_drivers: vulkan_drivers(),
             locked_memory: locked_memory(&limits),
             host_free_bytes: machine.available,
+            host_is_limited: machine.limited,
             cores: machine.cores,
             cpu_device_bytes: machine.device_share(1).ok(),
             ..Self::default()

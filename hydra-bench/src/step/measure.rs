@@ -1,5 +1,6 @@
 //! What a run of steps takes: time and its parts, page faults, allocations.
 
+use crate::procfs;
 use anyhow::{Context, Result};
 use burn::tensor::{Device, Tensor};
 use hydra_core::DeviceId;
@@ -66,8 +67,7 @@ impl Meter {
     /// What the minibatches after the first `warmup` took. Also times products of large matrices on so many
     /// threads, if the device is a CPU's.
     pub(super) fn measured(&self, warmup: usize, threads: Option<usize>) -> Result<Measured> {
-        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-        let peak_rss_bytes = peak_rss(&status).unwrap_or(0);
+        let peak_rss_bytes = procfs::of_this_process("VmHWM").unwrap_or_default().bytes();
         let samples = lock(&self.0);
         let all: Vec<Sample> = samples.start.iter().chain(&samples.minibatches).copied().collect();
         let measured = all.get(warmup..).filter(|samples| samples.len() > 1);
@@ -196,24 +196,15 @@ fn minor_faults(stat: &str) -> Option<u64> {
     rest.split_whitespace().nth(7)?.parse().ok()
 }
 
-/// `VmHWM` in the text of `/proc/self/status`, which is in units of 1024 bytes.
-fn peak_rss(status: &str) -> Option<u64> {
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
-    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    Some(kib * 1024)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn the_systems_files_are_read() {
+    fn minor_faults_are_read() {
         let stat = "77 (a (strange) name) S 1 2 3 4 5 6 4242 0 7 0 1 2";
         assert_eq!(minor_faults(stat), Some(4242));
         assert_eq!(minor_faults("77"), None);
-        assert_eq!(peak_rss("VmPeak:\t  9 kB\nVmHWM:\t    12 kB\n"), Some(12 * 1024));
-        assert_eq!(peak_rss(""), None);
     }
 
     #[test]
