@@ -108,18 +108,19 @@ struct Item {
     run: fn(&Subject) -> Result<Found>,
 }
 
-/// The items in the order in which they run: the cold start can be seen only before everything else.
+/// The items in the order in which they run: the cold start can be seen only before everything else, and what most
+/// depends on comes before what takes long.
 const ITEMS: [Item; 12] = [
     Item { number: 9, name: "first step against later steps", run: training::cold_start },
     Item { number: 1, name: "kernels compile, the loss falls, same bits", run: training::learns },
     Item { number: 2, name: "bandwidth of the link", run: copies::bandwidth },
     Item { number: 3, name: "copies beside computation", run: copies::overlap },
+    Item { number: 10, name: "spilled step against resident step", run: training::spilled },
     Item { number: 4, name: "swaps with checksums", run: copies::swaps },
-    Item { number: 6, name: "reserved memory stays", run: memory::plateau },
+    Item { number: 11, name: "optimizer on the device", run: optimizer::steps },
     Item { number: 7, name: "matrix products", run: kernels::products },
     Item { number: 8, name: "attention and head by context", run: kernels::contexts },
-    Item { number: 10, name: "spilled step against resident step", run: training::spilled },
-    Item { number: 11, name: "optimizer on the device", run: optimizer::steps },
+    Item { number: 6, name: "reserved memory stays", run: memory::plateau },
     Item { number: 12, name: "losses beside the CPU's", run: precision::losses },
     // Last, because a device may take it badly.
     Item { number: 5, name: "out of memory", run: memory::out_of_memory },
@@ -144,10 +145,12 @@ pub(crate) fn run(args: &CheckArgs, around: &Surroundings) -> Result<Outcome> {
     }
     let subject = subject(args, around)?;
     let panics = Panics::collect();
+    let asked: Vec<&Item> =
+        ITEMS.iter().filter(|item| args.only.is_empty() || args.only.contains(&item.number)).collect();
     // Named as the engine's threads are.
     let thread = std::thread::Builder::new().name("hydra-check".to_owned());
-    let done = std::thread::scope(|scope| {
-        let items = thread.spawn_scoped(scope, || run_items(args, &subject, &panics))?;
+    let (done, unusable) = std::thread::scope(|scope| {
+        let items = thread.spawn_scoped(scope, || run_items(&asked, args.json, &subject, &panics))?;
         items.join().unwrap_or_else(|panic| bail!("the check ended early: {}", panic_message(&*panic)))
     })?;
     let failed = done.iter().filter(|done| done.found.verdict == Verdict::Fails).count();
@@ -156,7 +159,10 @@ pub(crate) fn run(args: &CheckArgs, around: &Surroundings) -> Result<Outcome> {
     } else {
         render(&subject, &done)
     })?;
-    Ok(if failed == 0 { Outcome::Done } else { Outcome::Failed })
+    match unusable {
+        Some(unusable) => Err(unusable),
+        None => Ok(if failed == 0 { Outcome::Done } else { Outcome::Failed }),
+    }
 }
 
 fn subject(args: &CheckArgs, around: &Surroundings) -> Result<Subject> {
@@ -214,12 +220,16 @@ impl Panics {
     }
 }
 
-fn run_items(args: &CheckArgs, subject: &Subject, panics: &Panics) -> Result<Vec<Done>> {
-    let items = ITEMS.iter().filter(|item| args.only.is_empty() || args.only.contains(&item.number));
+/// What the items found, and why those after the last one were not tried.
+type Ran = (Vec<Done>, Option<anyhow::Error>);
+
+/// Runs the items until the device does not compute any more. A kernel that fails can spoil it for the whole process, and
+/// whatever came afterwards would fail in its stead.
+fn run_items(items: &[&Item], json: bool, subject: &Subject, panics: &Panics) -> Result<Ran> {
     let bar = if interactive() { ProgressBar::new_spinner() } else { ProgressBar::hidden() };
     bar.enable_steady_tick(Duration::from_millis(200));
-    let mut done = Vec::new();
-    for item in items {
+    let (mut done, mut unusable) = (Vec::new(), None);
+    for (at, item) in items.iter().enumerate() {
         bar.set_message(format!("{}. {}", item.number, item.name));
         let since = Instant::now();
         let found = guarded(|| (item.run)(subject))
@@ -227,14 +237,28 @@ fn run_items(args: &CheckArgs, subject: &Subject, panics: &Panics) -> Result<Vec
         let seconds = since.elapsed().as_secs_f64();
         let panics = panics.take();
         let result = Done { item: item.number, name: item.name, found, panics, seconds };
-        if args.json {
+        if json {
             print(&format!("{}\n", serde_json::to_string(&result)?))?;
         }
+        let failed = result.found.verdict == Verdict::Fails;
         done.push(result);
+        if let (true, Err(error)) = (failed, guarded(|| subject.computes())) {
+            let left: Vec<String> = items[at + 1..].iter().map(|item| item.number.to_string()).collect();
+            unusable = Some(gone(item.number, &left, error));
+            break;
+        }
     }
     bar.finish_and_clear();
     done.sort_by_key(|done| done.item);
-    Ok(done)
+    Ok((done, unusable))
+}
+
+fn gone(after: usize, left: &[String], error: anyhow::Error) -> anyhow::Error {
+    let rest = match left {
+        [] => "no item is left".to_owned(),
+        left => format!("try the others in another process: --only {}", left.join(",")),
+    };
+    error.context(format!("after item {after} the device is unusable from here on; {rest}"))
 }
 
 /// Runs `f`; a panic of it, such as that of a layer that has no kernels for the device, is an error.
@@ -300,6 +324,34 @@ mod tests {
         assert_eq!(numbers, (1..=ITEMS.len()).collect::<Vec<_>>());
     }
 
+    fn cpu(memory: ByteSize) -> Subject {
+        let device = hydra_engine::DeviceSpec::cpus(1, 1, memory).remove(0);
+        Subject { device, page_locked: PAGE_LOCKED, quick: true, oom: false }
+    }
+
+    #[test]
+    fn a_failed_item_ends_the_check_only_where_the_device_does_not_compute_any_more() {
+        let fails = Item { number: 4, name: "fails", run: |_| bail!("a bad kernel") };
+        let passes = Item { number: 11, name: "passes", run: |_| Ok(Found::not_applicable("fine")) };
+        let nothing = Panics(Arc::default());
+        let (done, unusable) =
+            run_items(&[&fails, &passes], false, &cpu(ByteSize::mib(1)), &nothing).unwrap();
+        assert_eq!(done.iter().map(|done| done.item).collect::<Vec<_>>(), [4, 11]);
+        assert!(unusable.is_none());
+        // A device that this build lacks cannot be opened.
+        let lost = hydra_engine::DeviceSpec::wgpu(usize::MAX, 0, 1, ByteSize::mib(1));
+        let lost = Subject { device: lost, ..cpu(ByteSize::mib(1)) };
+        let (done, unusable) = run_items(&[&fails, &passes], false, &lost, &nothing).unwrap();
+        assert_eq!(done.iter().map(|done| done.item).collect::<Vec<_>>(), [4]);
+        assert_eq!(
+            unusable.unwrap().to_string(),
+            "after item 4 the device is unusable from here on; try the others in another process: --only 11"
+        );
+        let (done, unusable) = run_items(&[&passes, &fails], false, &lost, &nothing).unwrap();
+        assert_eq!(done.len(), 2);
+        assert!(unusable.unwrap().to_string().ends_with("; no item is left"));
+    }
+
     #[test]
     fn what_panics_is_an_error_that_says_so() {
         let quiet = std::panic::take_hook();
@@ -314,12 +366,7 @@ mod tests {
     fn the_table_is_short_and_the_reasons_follow() {
         let found = Found::new(Verdict::Fails, "2.0 GB/s", "too slow, by much", vec![json!({"a": 1})]);
         let done = [Done { item: 2, name: "bandwidth", found, panics: Vec::new(), seconds: 1.0 }];
-        let subject = Subject {
-            device: hydra_engine::DeviceSpec::cpus(1, 1, ByteSize::mib(1)).remove(0),
-            page_locked: PAGE_LOCKED,
-            quick: true,
-            oom: false,
-        };
+        let subject = cpu(ByteSize::mib(1));
         let text = render(&subject, &done);
         assert!(text.contains("2  bandwidth  fails    2.0 GB/s\n"), "{text}");
         assert!(text.ends_with("\n 2: too slow, by much\n"), "{text}");

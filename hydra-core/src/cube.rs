@@ -5,6 +5,7 @@ use crate::{
     AnyTensor, DeviceBuffer, DeviceBytes, DeviceError, DeviceId, DeviceTensor, FloatType, HostTensor,
     MemoryProbe, finish,
 };
+pub use burn::backend::StreamId;
 use burn::backend::{Cube, DispatchDevice};
 use burn::tensor::{DType, Device, Int, Shape, Tensor};
 use burn_cubecl::kernel::into_contiguous;
@@ -31,6 +32,10 @@ pub struct CubeAdapter {
     pub device: CubeDevice,
     /// Its client.
     pub client: Client,
+    /// CubeCL's stream of whoever opened this: of the thread that computes on the device. What other threads allocate
+    /// for it belongs on this stream too. CubeCL follows every use of memory on a stream that is not the memory's own
+    /// until the device is done with it, and a launch waits where there are too many of those to follow.
+    pub stream: StreamId,
 }
 
 impl fmt::Debug for CubeAdapter {
@@ -71,7 +76,7 @@ impl CubeAdapter {
 
     fn of(device: CubeDevice) -> Result<Self, DeviceError> {
         let client = device.client();
-        Ok(Self { burn: Device::new(device.clone()), device, client })
+        Ok(Self { burn: Device::new(device.clone()), device, client, stream: StreamId::current() })
     }
 
     /// The bytes of a buffer of this device.

@@ -2,6 +2,7 @@
 
 use crate::error::{EngineError, with_causes};
 use crate::gpu::{self, PageLocked};
+use burn::backend::StreamId;
 use hydra_core::{Bandwidth, ByteSize, DeviceBytes, DeviceError, DeviceId, MemoryProbe};
 use hydra_partition::{PartitionError, PilotDevice};
 use hydra_spill::{
@@ -36,7 +37,7 @@ pub struct DeviceSpec {
     pub name: String,
     /// What computes.
     pub kind: DeviceKind,
-    /// Compute threads of a CPU; one feeds a GPU.
+    /// Compute threads of a CPU; one feeds a GPU, whose host optimizer has what processors are left.
     pub threads: usize,
     /// The memory budget: resident parameters, activations, gradients and workspace.
     pub memory: ByteSize,
@@ -105,6 +106,9 @@ pub(crate) struct LogicalDevice {
     pub model: String,
     pub burn: burn::tensor::Device,
     pub pool: Arc<rayon::ThreadPool>,
+    /// A GPU's stream of CubeCL's: that of the thread that computes. What other threads have the device do, and what
+    /// they allocate there, goes on it too; on a CPU it means nothing.
+    pub stream: StreamId,
     pub manager: Arc<SpillManager>,
     pub probe: Arc<dyn MemoryProbe>,
     /// The link of the pilot pass, which waits for nothing that is simulated.
@@ -164,7 +168,8 @@ impl LogicalDevice {
             .start_handler(move |_| alloc::tag_thread(Some(measured_as)))
             .build()
             .map_err(|error| EngineError::Worker { worker: spec.name.clone(), problem: error.to_string() })?;
-        let hardware = Hardware::open(&spec, measured_as, probe, locked)?;
+        let stream = pool.install(StreamId::current);
+        let hardware = stream.executes(|| Hardware::open(&spec, measured_as, probe, locked))?;
         let Hardware { model, burn, link, probe, pilot } = hardware;
         warm_up(&pool, &burn);
         let link: Arc<dyn DeviceLink> = match spec.link {
@@ -173,7 +178,7 @@ impl LogicalDevice {
         };
         let budget = Budget::new(spec.name.clone(), spec.memory);
         let manager = Arc::new(SpillManager::new(id, budget, store, link));
-        Ok(Self { id, spec, model, burn, pool: Arc::new(pool), manager, probe, pilot, tag })
+        Ok(Self { id, spec, model, burn, pool: Arc::new(pool), stream, manager, probe, pilot, tag })
     }
 
     /// Gives back what the device keeps for later beyond the budgets of all logical devices that it has.

@@ -27,7 +27,8 @@ impl fmt::Debug for OpenDevice {
 }
 
 impl OpenDevice {
-    /// Opens the device of `spec`, whose link is no simulated one, with so much page-locked host memory.
+    /// Opens the device of `spec`, whose link is no simulated one, with so much page-locked host memory. The thread that
+    /// opens a GPU is the one that should compute on it: the memory there belongs to its stream.
     ///
     /// # Errors
     /// [`EngineError::Device`] if the machine or this build lacks it.

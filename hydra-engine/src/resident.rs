@@ -10,6 +10,7 @@ use crate::device_optimizer::CubeFloats;
 use crate::error::EngineError;
 use crate::host::ImageSum;
 use crate::optimizer::{Step, step_slice};
+use burn::backend::StreamId;
 use burn::tensor::Device;
 use bytes::Bytes;
 #[cfg(feature = "cube")]
@@ -152,6 +153,8 @@ pub(crate) struct DeviceStepper {
     name: String,
     burn: Device,
     measured_as: DeviceId,
+    /// Of the thread that computes, whose masters and gradients these are.
+    stream: StreamId,
     #[cfg_attr(not(feature = "cube"), allow(dead_code, reason = "only to GPUs values are copied"))]
     link: Arc<dyn DeviceLink>,
 }
@@ -159,12 +162,18 @@ pub(crate) struct DeviceStepper {
 impl DeviceStepper {
     pub(crate) fn of(device: &LogicalDevice) -> Self {
         let (name, burn) = (device.spec.name.clone(), device.burn.clone());
-        Self { name, burn, measured_as: device.measured_as(), link: device.manager.shared_link() }
+        let (stream, link) = (device.stream, device.manager.shared_link());
+        Self { name, burn, measured_as: device.measured_as(), stream, link }
     }
 
-    /// Runs `f` with what it allocates charged to the device.
+    /// Runs `f` with what it allocates charged to the device, and what it has a GPU do on the stream of the device.
     pub(crate) fn charged<T>(&self, f: impl FnOnce() -> T) -> T {
-        alloc::with_tag(Some(self.measured_as), f)
+        alloc::with_tag(Some(self.measured_as), || self.stream.executes(f))
+    }
+
+    /// Waits for everything that was given to the device, also by the thread that computes.
+    fn finish(&self, made: &[&DeviceTensor], what: &str) -> Result<(), EngineError> {
+        self.stream.executes(|| finish(&self.burn, made)).map_err(|error| self.failed(what, error))
     }
 
     /// Steps an image whose gradient is complete, until the device has finished.
@@ -220,7 +229,7 @@ impl DeviceStepper {
             let place = CubeFloats::wide(cube(&param_of(&masters.params, param)).clone());
             crate::device_optimizer::round(cube(&value), &place);
             // It is let go of when the device has read it, and so is one parameter's at most.
-            finish(&self.burn, &[]).map_err(|error| self.failed("putting back the best weights", error))?;
+            self.finish(&[], "putting back the best weights")?;
         }
         round_on_cube(masters);
         Ok(())
@@ -228,7 +237,7 @@ impl DeviceStepper {
 
     /// Waits for everything that was given to the device.
     pub(crate) fn wait(&self) -> Result<(), EngineError> {
-        finish(&self.burn, &[]).map_err(|error| self.failed("adding gradients", error))
+        self.finish(&[], "adding gradients")
     }
 
     fn failed(&self, what: &str, error: DeviceError) -> EngineError {
@@ -244,7 +253,7 @@ impl DeviceStepper {
         let wide = masters.moments.iter().chain([&masters.params]).map(|bytes| view(bytes, FloatType::F32));
         let narrow = masters.narrow.iter().map(|narrow| view(&narrow.bytes, narrow.float));
         let made: Vec<DeviceTensor> = wide.chain(narrow).collect();
-        finish(&self.burn, &made.iter().collect::<Vec<_>>()).map_err(|error| self.failed(what, error))
+        self.finish(&made.iter().collect::<Vec<_>>(), what)
     }
 }
 
@@ -399,7 +408,8 @@ mod tests {
         step.image(&layout(float), &mut here, &sum::<ImageGradient>(float, |tensor| tensor));
         let device = |tensor: HostTensor| DeviceTensor::view(up(tensor.bytes), tensor.shape, tensor.dtype);
         let link = Arc::new(hydra_spill::HostCopyLink::new(DeviceId(0)));
-        let stepper = DeviceStepper { name: "device".to_owned(), burn, measured_as: DeviceId(0), link };
+        let (name, measured_as, stream) = ("device".to_owned(), DeviceId(0), StreamId::current());
+        let stepper = DeviceStepper { name, burn, measured_as, stream, link };
         stepper.step(&step, &layout(float), &mut there, &sum::<ResidentGradient>(float, device)).unwrap();
         (here, there)
     }

@@ -1,7 +1,7 @@
 //! The threads of a run and the channels to them.
 
 use crate::clock::Clock;
-use crate::device::LogicalDevice;
+use crate::device::{DeviceKind, DeviceSpec, LogicalDevice};
 use crate::error::EngineError;
 use crate::event::Event;
 use crate::host::{HostJob, HostOptimizer};
@@ -40,7 +40,8 @@ impl Threads {
         let mut handles = Vec::new();
         let (host, host_jobs) = unbounded();
         let (writer, write_jobs) = unbounded();
-        let threads = devices.iter().map(|d| d.spec.threads).sum::<usize>().max(1);
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = host_threads(devices.iter().map(|device| &device.spec), processors);
         let there = devices.first().map(DeviceStepper::of).ok_or(EngineError::NoDevice)?;
         let pool = host_pool(threads)?;
         let events_of_host = (events.clone(), clock);
@@ -63,6 +64,19 @@ impl Threads {
         // A worker that panicked has been reported through its events, or its channel has closed.
         handles.into_iter().for_each(|handle| drop(handle.join()));
     }
+}
+
+/// The threads of a device beside its pool's: one for copies in each direction.
+const COPIERS: usize = 2;
+
+/// How many threads the host optimizer has. Those of CPU devices compute by themselves, so it has as many as they; beside
+/// GPUs it has the processors that feeding these leaves. Its bits do not depend on them.
+fn host_threads<'a>(devices: impl Iterator<Item = &'a DeviceSpec> + Clone, processors: usize) -> usize {
+    let of = |gpu: bool| devices.clone().filter(move |spec| (spec.kind != DeviceKind::Cpu) == gpu);
+    let computing: usize = of(false).map(|spec| spec.threads).sum();
+    let feeding: usize = of(true).map(|spec| spec.threads + COPIERS).sum();
+    let rest = if feeding > 0 { processors.saturating_sub(feeding) } else { 0 };
+    computing.max(rest).max(1)
 }
 
 fn host_pool(threads: usize) -> Result<Arc<rayon::ThreadPool>, EngineError> {
@@ -102,4 +116,21 @@ fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> Result<JoinHandl
         worker: name,
         problem: format!("could not be started: {error}"),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hydra_core::ByteSize;
+
+    #[test]
+    fn the_optimizer_has_the_threads_of_cpu_devices_or_what_gpus_leave() {
+        let cpus = DeviceSpec::cpus(2, 3, ByteSize::mib(1));
+        let gpus = [0, 1].map(|index| DeviceSpec::cuda(0, index, 2, ByteSize::mib(1)));
+        assert_eq!(host_threads(cpus.iter(), 16), 6);
+        assert_eq!(host_threads(gpus[..1].iter(), 16), 13);
+        assert_eq!(host_threads(gpus.iter(), 16), 10);
+        assert_eq!(host_threads(gpus.iter(), 2), 1);
+        assert_eq!(host_threads(cpus.iter().chain(&gpus), 8), 6);
+    }
 }

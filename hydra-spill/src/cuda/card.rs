@@ -21,8 +21,9 @@ pub struct Place {
 /// Memory of a card, as bytes that kernels read and as addresses that copies use.
 ///
 /// # Safety
-/// An address is that of the bytes for as long as the bytes and the [`Place`] live. Nobody else uses memory
-/// that was allocated, and what is lent of it, until the bytes are given to a kernel.
+/// An address is that of the bytes for as long as the bytes and the [`Place`] live. Nobody else uses memory that
+/// was allocated, and what is lent of it, until the bytes are given to a kernel; nor does a kernel that was launched
+/// before, for whoever had the memory then.
 pub unsafe trait CardMemory: Send + Sync + 'static {
     /// Allocates so many bytes: for good, in an allocation of their own, or for as long as someone has them.
     ///
@@ -142,8 +143,8 @@ impl<M: CardMemory> DeviceLink for CardLink<M> {
         let Ranges { bytes, addresses, _place } = self.ranges(&sizes)?;
         let parts: Vec<(&[u8], u64)> = host.iter().map(|bytes| &bytes[..]).zip(addresses).collect();
         // SAFETY: the ranges were allocated, or lent by the arena to nobody else, are as long as the parts,
-        // and are given to a kernel only afterwards. Whoever had them before let go of them when the card
-        // had finished with them.
+        // and are given to a kernel only afterwards. Whoever had a range of the arena before let go of it when the
+        // card had finished with it, and what is allocated is idle.
         unsafe { self.dma.up(&parts) }?;
         Ok(bytes)
     }

@@ -12,6 +12,7 @@ use hydra_core::{ByteSize, panic_message};
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// What the trial kernel is compiled for where there is no card: CUDA 11, 12 and 13 know it, and the compiler's own
 /// default differs between them.
@@ -131,12 +132,15 @@ fn look_at(devices: &[CUdevice], found: &mut CudaFindings) {
     // What compiles for one card compiles for every one of its kind.
     let mut tried = BTreeMap::new();
     for (ordinal, &device) in devices.iter().enumerate() {
-        let mut card = card(ordinal, device);
+        let (mut card, context) = card(ordinal, device);
         let compiles = found.compiler && found.compiler_problem.is_none();
         if let (true, Some(root), Some(capability)) = (compiles, &found.headers, card.capability) {
             let compiled = tried.entry(capability).or_insert_with(|| compile_trial(root, capability));
-            let why = |log: &String| format!("no kernel could be compiled for it: {log}");
-            card.problem = card.problem.or_else(|| compiled.as_ref().err().map(why));
+            let problem = match compiled {
+                Ok(ptx) => context.and_then(|context| load_trial(&context, ptx).err()),
+                Err(log) => Some(format!("no kernel could be compiled for it: {log}")),
+            };
+            card.problem = card.problem.or(problem);
         }
         found.cards.push(card);
     }
@@ -146,23 +150,47 @@ fn look_at(devices: &[CUdevice], found: &mut CudaFindings) {
     }
 }
 
-fn card(ordinal: usize, device: CUdevice) -> CudaCard {
+fn card(ordinal: usize, device: CUdevice) -> (CudaCard, Option<Arc<CudaContext>>) {
     let name = driver::device::get_name(device).unwrap_or_else(words);
     let part = |attribute| attribute_of(device, attribute);
     let capability = part(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)
         .zip(part(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR));
     // SAFETY: the device is one that the driver gave.
     let total = unsafe { driver::device::total_mem(device) }.ok().map(|bytes| ByteSize(bytes as u64));
-    // Only a context knows what is free; it goes again here, with what it takes of the card.
-    match CudaContext::new(ordinal).and_then(|context| context.mem_get_info()) {
-        Ok((free, _)) => {
-            CudaCard { name, capability, total, free: Some(ByteSize(free as u64)), problem: None }
+    // Only a context knows what is free; it goes when it is let go of, with what it takes of the card.
+    let opened = CudaContext::new(ordinal).and_then(|context| Ok((context.mem_get_info()?.0, context)));
+    match opened {
+        Ok((free, context)) => {
+            let free = Some(ByteSize(free as u64));
+            (CudaCard { name, capability, total, free, problem: None }, Some(context))
         }
         Err(error) => {
             let problem = Some(format!("it gives no context: {}", words(error)));
-            CudaCard { name, capability, total, free: None, problem }
+            (CudaCard { name, capability, total, free: None, problem }, None)
         }
     }
+}
+
+/// Loads a compiled kernel, as CubeCL does: the driver makes the card's own code of it, with a compiler of its own.
+///
+/// # Errors
+/// What the driver says.
+fn load_trial(context: &CudaContext, ptx: &[c_char]) -> Result<(), String> {
+    let load = || {
+        context.bind_to_thread()?;
+        // SAFETY: the compiler's text ends with a zero, and the driver has read it when this returns. The card's context
+        // is that of this thread.
+        let module = unsafe { driver::module::load_data(ptx.as_ptr().cast()) }?;
+        // SAFETY: loaded above in the same context, and nothing was launched of it.
+        unsafe { driver::module::unload(module) }
+    };
+    let said = |error| {
+        format!(
+            "it does not load a kernel: {}; the driver's own compiler (libnvidia-ptxjitcompiler.so.1) may be missing",
+            words(error)
+        )
+    };
+    load().map_err(said)
 }
 
 fn attribute_of(device: CUdevice, attribute: Attribute) -> Option<u32> {
@@ -179,12 +207,12 @@ fn reads(from: CUdevice, to: CUdevice) -> bool {
     status.result().is_ok() && access != 0
 }
 
-/// Compiles a kernel that does nothing, with the headers that CubeCL's kernels include, as CubeCL does.
+/// Compiles a kernel that does nothing to PTX, with the headers that CubeCL's kernels include, as CubeCL does.
 /// `cooperative_groups.h` is not among them, because it takes more than a second.
 ///
 /// # Errors
 /// What the compiler says, in one line.
-fn compile_trial(root: &Path, capability: (u32, u32)) -> Result<(), String> {
+fn compile_trial(root: &Path, capability: (u32, u32)) -> Result<Vec<c_char>, String> {
     const SOURCE: &CStr =
         c"#include <cuda_fp16.h>\n#include <cuda_bf16.h>\n#include <mma.h>\nextern \"C\" __global__ void trial() {}\n";
     let include = root.join("include");
@@ -196,14 +224,16 @@ fn compile_trial(root: &Path, capability: (u32, u32)) -> Result<(), String> {
     let program = nvrtc::create_program(SOURCE, None).map_err(|error| error.to_string())?;
     // SAFETY: the program was made above and lives until it is destroyed below.
     let compiled = unsafe { nvrtc::compile_program(program, &options) };
-    let result = compiled.map_err(|error| {
+    let compiled = compiled.map_err(|error| {
         // SAFETY: as above.
         let log = unsafe { nvrtc::get_program_log(program) };
         log.ok().and_then(|log| first_line(&log)).unwrap_or_else(|| error.to_string())
     });
+    // SAFETY: as above, and it was compiled.
+    let ptx = compiled.and_then(|()| unsafe { nvrtc::get_ptx(program) }.map_err(|error| error.to_string()));
     // SAFETY: as above; nothing uses it afterwards.
     let _ = unsafe { nvrtc::destroy_program(program) };
-    result
+    ptx
 }
 
 /// The option that CubeCL gives for a folder of headers.

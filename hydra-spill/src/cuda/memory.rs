@@ -13,6 +13,18 @@ use std::sync::{Arc, Mutex};
 const LARGE: usize = 1 << 30;
 
 /// Memory of an NVIDIA card, from the pools that its kernels use.
+///
+/// All of it belongs to one stream of CubeCL's, on which the device computes, whichever thread asks. Our copies are on
+/// streams of ours, of which CubeCL's knows nothing, so what they write has to be idle when they begin:
+///
+/// - a range of the arena, because a shard task lets go of what was promoted after a wait for the card;
+/// - memory that was just allocated, because allocating ends with a wait for the stream. CubeCL gives a piece of a pool
+///   out again as soon as nobody on the host has it, with kernels that use it still in the queue. Those on its stream
+///   were launched before it was given out, so the wait is for them too; what others used is not given out before
+///   the card is done with it.
+///
+/// What they read is idle too: results are copied after the wait at the end of the shard task that made them, and
+/// stay until the copy is over.
 #[derive(Debug)]
 pub struct CudaMemory {
     adapter: CubeAdapter,
@@ -30,15 +42,19 @@ impl CudaMemory {
 // context, which CubeCL uses.
 unsafe impl CardMemory for CudaMemory {
     fn allocate(&self, len: u64, for_good: bool) -> Result<DeviceBytes, DeviceError> {
-        let client = &self.adapter.client;
+        let CubeAdapter { burn, client, stream, .. } = &self.adapter;
         let len = usize::try_from(len).map_err(DeviceError::new)?;
-        // CubeCL's pools have no page of a quarter of the card or more.
-        let handle = match for_good || len >= LARGE {
-            true => client.memory_dedicated_allocation((), |()| client.empty(len)),
-            false => client.empty(len),
-        };
-        // The driver allocates in the order of CubeCL's stream, on which our copies do not wait.
-        finish(&self.adapter.burn, &[])?;
+        let by_itself = || client.memory_dedicated_allocation((), |()| client.empty(len));
+        let handle = stream.executes(|| {
+            let handle = match for_good || len >= LARGE {
+                // CubeCL's pools have no page of a quarter of the card or more. It is done in one go on the thread of
+                // the device: whatever else is allocated on the stream meanwhile would be by itself too.
+                true => client.exclusive(by_itself).map_err(of_runtime)?,
+                false => client.empty(len),
+            };
+            // The driver allocates in the order of the stream too, on which our copies do not wait.
+            finish(burn, &[]).map(|()| handle)
+        })?;
         client.check([&handle]).map_err(of_runtime)?;
         Ok(DeviceBytes::Buffer(Arc::new(self.adapter.bytes(handle))))
     }
@@ -59,13 +75,54 @@ unsafe impl CardMemory for CudaMemory {
         let client = &self.adapter.client;
         let one = |bytes: &DeviceBytes| {
             let Some(bytes) = bytes.as_buffer::<CubeBytes>() else { return Ok(None) };
-            let resource = client.get_resource::<<CudaRuntime as Runtime>::Server>(bytes.handle().clone());
-            let resource = resource.map_err(of_runtime)?;
+            let handle = bytes.handle().clone();
+            // On the stream of the memory. On another one this would be a use that CubeCL follows until that stream,
+            // and this one before it, are idle.
+            let ask = |handle| client.get_resource::<<CudaRuntime as Runtime>::Server>(handle);
+            let resource = handle.stream.executes(|| ask(handle)).map_err(of_runtime)?;
             let address = resource.resource().ptr;
             // A resource may be sent to another thread, and a lock lets it be shared.
             Ok(Some(Place { address, held: Box::new(Mutex::new(resource)) }))
         };
         // On the thread of the device, which is asked behind what was launched before: once, not once for each.
         client.exclusive(|| bytes.iter().map(one).collect()).map_err(of_runtime)?
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::detect;
+    use super::*;
+    use hydra_core::cube::StreamId;
+
+    /// Memory of the first card, or `None` with the reason printed.
+    fn memory() -> Option<CudaMemory> {
+        let found = detect();
+        // CubeCL panics where it misses something.
+        let problem = found.driver_problem.is_some() || found.compiler_problem.is_some();
+        let there = found.compiler && found.headers.is_some() && !problem;
+        if !there || found.cards.first().is_none_or(|card| card.problem.is_some()) {
+            println!("skipped: a machine with a card, of which there is: {found:?}");
+            return None;
+        }
+        Some(CudaMemory::new(CubeAdapter::cuda(0).unwrap()))
+    }
+
+    #[test]
+    fn memory_is_of_the_stream_of_who_opened_the_card_whoever_asks() {
+        let Some(memory) = memory() else { return };
+        assert_eq!(memory.adapter.stream, StreamId::current());
+        let ask = || {
+            assert_ne!(memory.adapter.stream, StreamId::current());
+            for for_good in [true, false] {
+                let bytes = memory.allocate(1 << 20, for_good).unwrap();
+                let handle = bytes.as_buffer::<CubeBytes>().unwrap().handle();
+                assert_eq!((handle.stream, handle.size_in_used()), (memory.adapter.stream, 1 << 20));
+                let places = memory.locate(&[bytes.clone(), bytes.slice(512..1024)]).unwrap();
+                let at: Vec<u64> = places.iter().map(|place| place.as_ref().unwrap().address).collect();
+                assert_eq!(at[1] - at[0], 512);
+            }
+        };
+        std::thread::scope(|scope| scope.spawn(ask).join().unwrap());
     }
 }
