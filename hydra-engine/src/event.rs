@@ -1,7 +1,8 @@
 //! What the orchestrator hears. The enum is closed: its loop matches every case.
 
-use crate::clock::Time;
+use crate::clock::{Clock, Time};
 use crate::error::EngineError;
+use crossbeam_channel::Sender;
 use hydra_core::{DeviceId, DeviceTensor, HostTensor, TaskId};
 use hydra_spill::Reservation;
 use std::sync::Arc;
@@ -133,6 +134,33 @@ pub(crate) enum Event {
     Kept { task: TaskId, result: Result<u64, EngineError>, time: Time },
     /// A task's weights were hashed and written.
     Written { task: TaskId, result: Result<Written, EngineError> },
+}
+
+/// Tells the orchestrator what happened, and when by the run's clock.
+#[derive(Clone)]
+pub(crate) struct Reporter {
+    events: Sender<Event>,
+    clock: Clock,
+}
+
+impl Reporter {
+    pub(crate) fn new(events: Sender<Event>, clock: Clock) -> Self {
+        Self { events, clock }
+    }
+
+    pub(crate) fn send(&self, event: Event) {
+        // The orchestrator outlives its workers; if it is gone, the run was given up.
+        let _ = self.events.send(event);
+    }
+
+    pub(crate) fn now(&self) -> f64 {
+        self.clock.now()
+    }
+
+    /// The time from `start_s` until now.
+    pub(crate) fn since(&self, start_s: f64) -> Time {
+        Time { start_s, end_s: self.now() }
+    }
 }
 
 /// What the writer gives.

@@ -5,9 +5,8 @@
 //! stepped as soon as its last contribution is there, or, with clipping, when the whole gradient is. What lives
 //! on a device is gathered and stepped there, in the same order and by the same actor.
 
-use crate::clock::{Clock, Time};
 use crate::error::{EngineError, guarded};
-use crate::event::Event;
+use crate::event::{Event, Reporter};
 use crate::gradient::ImageGradient;
 use crate::optimizer::{Step, clip_factor, global_norm};
 use crate::resident::{DeviceStepper, ResidentGradient};
@@ -104,8 +103,7 @@ pub(crate) struct HostOptimizer {
     /// Of the device that tasks may live on.
     there: DeviceStepper,
     writer: Sender<WriterJob>,
-    events: Sender<Event>,
-    clock: Clock,
+    reporter: Reporter,
     tasks: HashMap<TaskId, TaskState>,
 }
 
@@ -115,9 +113,9 @@ impl HostOptimizer {
         pool: Arc<rayon::ThreadPool>,
         there: DeviceStepper,
         writer: Sender<WriterJob>,
-        (events, clock): (Sender<Event>, Clock),
+        reporter: Reporter,
     ) -> Self {
-        Self { store, pool, there, writer, events, clock, tasks: HashMap::new() }
+        Self { store, pool, there, writer, reporter, tasks: HashMap::new() }
     }
 
     /// Works until every sender of jobs is gone.
@@ -134,7 +132,7 @@ impl HostOptimizer {
             };
             if let Err(error) = guarded("the host optimizer", || self.handle(job)) {
                 self.tasks.remove(&task);
-                self.send(Event::HostFailed { task, error });
+                self.reporter.send(Event::HostFailed { task, error });
             }
         }
     }
@@ -157,23 +155,18 @@ impl HostOptimizer {
             HostJob::Keep(job) => {
                 // A task that failed meanwhile has been forgotten, and that was said.
                 let Some(state) = self.tasks.get(&job.task) else { return Ok(()) };
-                // As in `send`.
+                // The writer lives as long as this does.
                 let _ = self.writer.send(WriterJob::Checkpoint { job, best: state.best.clone() });
             }
             HostJob::Restore { task } => {
                 self.restore(task)?;
-                self.send(Event::Restored { task });
+                self.reporter.send(Event::Restored { task });
             }
             HostJob::Forget { task } => {
                 self.tasks.remove(&task);
             }
         }
         Ok(())
-    }
-
-    fn send(&self, event: Event) {
-        // The orchestrator outlives its workers; if it is gone, the run was given up.
-        let _ = self.events.send(event);
     }
 
     fn gather(
@@ -220,7 +213,7 @@ impl HostOptimizer {
         image: usize,
         factor: Option<f32>,
     ) -> Result<(), EngineError> {
-        let start_s = self.clock.now();
+        let start_s = self.reporter.now();
         let Some(state) = self.tasks.get_mut(&task) else { return Ok(()) };
         let Some(gradient) = std::mem::take(&mut state.images[image]).sum else { return Ok(()) };
         let mut writer = self.store.write(ImageId { task, image })?;
@@ -231,8 +224,8 @@ impl HostOptimizer {
         let step_image = || self.pool.install(|| update.image(layout, masters, &gradient));
         profile::time(Part::Optimizer, step_image);
         writer.commit();
-        let time = Time { start_s, end_s: self.clock.now() };
-        self.send(Event::Stepped { task, image, step, time });
+        let time = self.reporter.since(start_s);
+        self.reporter.send(Event::Stepped { task, image, step, time });
         Ok(())
     }
 
@@ -247,7 +240,7 @@ impl HostOptimizer {
         let Some(state) = self.tasks.get_mut(&task) else { return Ok(()) };
         let mut added = false;
         for contribution in contributions {
-            let (image, start_s) = (contribution.image, self.clock.now());
+            let (image, start_s) = (contribution.image, self.reporter.now());
             let (layout, gathered) = (&state.chain.images()[image], &mut state.there[image]);
             if self.there.charged(|| gathered.take(layout, at, contribution, &self.pool))? < at.of {
                 added = true;
@@ -260,9 +253,8 @@ impl HostOptimizer {
             let step_image = || self.there.step(&step, layout, &mut writer, &gradient);
             profile::time(Part::Optimizer, step_image)?;
             writer.commit();
-            let time = Time { start_s, end_s: self.clock.now() };
-            // As in `send`.
-            let _ = self.events.send(Event::Stepped { task, image, step: at.step, time });
+            let time = self.reporter.since(start_s);
+            self.reporter.send(Event::Stepped { task, image, step: at.step, time });
         }
         // What was added may still be read by the device, and its reservation ends here.
         if added { self.there.wait() } else { Ok(()) }

@@ -5,7 +5,7 @@ use crate::clock::{Clock, Time};
 use crate::cursor::Stage;
 use crate::disk::DiskTier;
 use crate::error::{EngineError, with_causes};
-use crate::event::{Event, Made, Output, Ticket, Written};
+use crate::event::{Event, Made, Output, Reporter, Ticket, Written};
 use crate::host::HostJob;
 use crate::model::{Claim, Model, Progress};
 use crate::observer::{Observer, RunEvent, Span, Track, Work};
@@ -117,7 +117,7 @@ impl Run {
         }
         // What the pilot passes left in a device's pools makes room for what stays there and for promotions.
         admitted.devices.iter().for_each(|device| device.probe.reset_peak(device.measured_as()));
-        let threads = Threads::start(admitted.devices, &admitted.store, &events, clock)?;
+        let threads = Threads::start(admitted.devices, &admitted.store, &Reporter::new(events, clock))?;
         let mut run = Self {
             devices: threads.devices.iter().map(|_| DeviceState::default()).collect(),
             active_bytes: admitted.admission.tasks.iter().map(|t| t.active_bytes).collect(),

@@ -1,9 +1,8 @@
 //! The threads of a run and the channels to them.
 
-use crate::clock::Clock;
 use crate::device::{DeviceKind, DeviceSpec, LogicalDevice};
 use crate::error::EngineError;
-use crate::event::Event;
+use crate::event::Reporter;
 use crate::host::{HostJob, HostOptimizer};
 use crate::resident::DeviceStepper;
 use crate::worker::{Buffer, ComputeJob, PromoteJob, TakeDownJob, Worker};
@@ -34,8 +33,7 @@ impl Threads {
     pub(crate) fn start(
         devices: Vec<LogicalDevice>,
         store: &Arc<dyn TierStore>,
-        events: &Sender<Event>,
-        clock: Clock,
+        reporter: &Reporter,
     ) -> Result<Self, EngineError> {
         let mut handles = Vec::new();
         let (host, host_jobs) = unbounded();
@@ -44,15 +42,14 @@ impl Threads {
         let threads = host_threads(devices.iter().map(|device| &device.spec), processors);
         let there = devices.first().map(DeviceStepper::of).ok_or(EngineError::NoDevice)?;
         let pool = host_pool(threads)?;
-        let events_of_host = (events.clone(), clock);
-        let optimizer = HostOptimizer::new(store.clone(), pool, there, writer.clone(), events_of_host);
+        let optimizer = HostOptimizer::new(store.clone(), pool, there, writer.clone(), reporter.clone());
         handles.push(spawn("hydra-optimizer".to_owned(), move || optimizer.run(&host_jobs))?);
-        let (write_store, write_events) = (store.clone(), events.clone());
-        let write = move || writer::run(write_store.as_ref(), &write_jobs, &write_events, clock);
+        let (write_store, write_reporter) = (store.clone(), reporter.clone());
+        let write = move || writer::run(write_store.as_ref(), &write_jobs, &write_reporter);
         handles.push(spawn("hydra-writer".to_owned(), write)?);
         let mut started = Vec::new();
         for device in devices {
-            started.push(start_device(device, events, clock, &host, &mut handles)?);
+            started.push(start_device(device, reporter, &host, &mut handles)?);
         }
         Ok(Self { devices: started, host, writer, handles })
     }
@@ -61,7 +58,7 @@ impl Threads {
     pub(crate) fn join(self) {
         let Self { devices, host, writer, handles } = self;
         drop((devices, host, writer));
-        // A worker that panicked has been reported through its events, or its channel has closed.
+        // A panic in a job was an error of its task; there is nobody left to hear of another.
         handles.into_iter().for_each(|handle| drop(handle.join()));
     }
 }
@@ -91,14 +88,13 @@ fn host_pool(threads: usize) -> Result<Arc<rayon::ThreadPool>, EngineError> {
 
 fn start_device(
     device: LogicalDevice,
-    events: &Sender<Event>,
-    clock: Clock,
+    reporter: &Reporter,
     host: &Sender<HostJob>,
     handles: &mut Vec<JoinHandle<()>>,
 ) -> Result<DeviceThreads, EngineError> {
     let device = Arc::new(device);
     let buffer = Arc::new(Buffer::new());
-    let worker = Worker { device: device.clone(), buffer: buffer.clone(), events: events.clone(), clock };
+    let worker = Worker { device: device.clone(), buffer: buffer.clone(), reporter: reporter.clone() };
     let (promote, promote_jobs) = unbounded();
     let (compute, compute_jobs) = unbounded();
     let (take_down, take_down_jobs) = unbounded();

@@ -3,10 +3,9 @@
 //! The copy worker fills the device's double buffer, the compute worker takes from it; what a shard task
 //! made goes down to the host on the third thread, while the next shard task computes.
 
-use crate::clock::{Clock, Time};
 use crate::device::LogicalDevice;
 use crate::error::{EngineError, guarded};
-use crate::event::{Event, Gradient, Made, Output, Ticket};
+use crate::event::{Event, Gradient, Made, Output, Reporter, Ticket};
 use crate::executor::{self, ShardInputs, ShardWork};
 use crate::host::{Contribution, HostJob, MicroStep};
 use crate::inputs::Inputs;
@@ -88,8 +87,7 @@ pub(crate) struct TakeDownJob {
 pub(crate) struct Worker {
     pub device: Arc<LogicalDevice>,
     pub buffer: Arc<Buffer>,
-    pub events: Sender<Event>,
-    pub clock: Clock,
+    pub reporter: Reporter,
 }
 
 impl Made {
@@ -101,32 +99,23 @@ impl Made {
 }
 
 impl Worker {
-    fn send(&self, event: Event) {
-        // The orchestrator outlives its workers; if it is gone, the run was given up.
-        let _ = self.events.send(event);
-    }
-
-    fn time(&self, start_s: f64) -> Time {
-        Time { start_s, end_s: self.clock.now() }
-    }
-
     /// The copy worker.
     pub(crate) fn promote(&self, jobs: &Receiver<PromoteJob>) {
         alloc::tag_thread(None);
         for job in jobs {
-            let start_s = self.clock.now();
+            let start_s = self.reporter.now();
             let PromoteJob { ticket, task, fill, images, inputs, reservation } = job;
             let device = self.device.id;
             let promote = || Ok(self.promoted(task, &images, inputs, reservation)?);
             let promoted = profile::time(Part::Transfer, || guarded("a promotion", promote));
-            let time = self.time(start_s);
+            let time = self.reporter.since(start_s);
             // The reason is sent before the compute worker, which waits for this, can report that it came
             // to nothing.
             let (promoted, failure) = match promoted {
                 Ok(promoted) => (Some(promoted), None),
                 Err(error) => (None, Some(error)),
             };
-            self.send(Event::Promoted { device, task, ticket, time, failure });
+            self.reporter.send(Event::Promoted { device, task, ticket, time, failure });
             match promoted {
                 // It is refused only after a cancel from outside, and then nobody waits for it.
                 Some(promoted) => drop(self.buffer.complete(fill, promoted)),
@@ -167,21 +156,21 @@ impl Worker {
     /// Runs a job; gives what the next one may take over from it, with a reservation of its own.
     fn compute_next(&self, job: ComputeJob, last: Option<HandedOn>) -> Option<HandedOn> {
         let (ticket, device) = (job.ticket, self.device.id);
-        let waited_s = self.clock.now();
+        let waited_s = self.reporter.now();
         let ready = guarded("waiting for a promotion", || self.ready(&job, last));
-        let start_s = self.clock.now();
+        let start_s = self.reporter.now();
         let result = ready.and_then(|ready| match ready {
             Some(ready) => {
-                self.send(Event::Started { device, ticket });
+                self.reporter.send(Event::Started { device, ticket });
                 guarded("a shard task", || self.compute_one(&job, ready)).map(Some)
             }
             None => Ok(None),
         });
-        let time = self.time(start_s);
+        let time = self.reporter.since(start_s);
         let retired = self.buffer.retire(ticket);
         debug_assert!(retired.is_ok() || result.is_err());
         let handed_on = result.as_ref().ok().and_then(Option::as_ref).and_then(Made::hand_on);
-        self.send(Event::ShardDone { device, ticket, time, stalled_s: start_s - waited_s, result });
+        self.reporter.send(Event::ShardDone { device, ticket, time, stalled_s: start_s - waited_s, result });
         handed_on
     }
 
@@ -253,14 +242,21 @@ impl Worker {
             let TakeDownJob { chain, at, made, shard, stays, .. } = job;
             let of = (shard, at.step);
             let Made { computed, output: output_charge, gradients: reservation } = made;
-            let start_s = self.clock.now();
+            let start_s = self.reporter.now();
             if !matches!(computed.output, Output::None) {
                 let down = || Ok(self.output_down(computed.output)?);
                 let result = profile::time(Part::Transfer, || guarded("copying an output", down));
-                self.send(Event::OutputDown { device, task, ticket, of, time: self.time(start_s), result });
+                self.reporter.send(Event::OutputDown {
+                    device,
+                    task,
+                    ticket,
+                    of,
+                    time: self.reporter.since(start_s),
+                    result,
+                });
             }
             drop(output_charge);
-            let start_s = self.clock.now();
+            let start_s = self.reporter.now();
             let gradients = (computed.gradients, reservation);
             let down = || Ok(self.gradients_down((task, at), &chain, gradients, stays)?);
             let failure = match profile::time(Part::Transfer, || guarded("copying gradients", down)) {
@@ -270,7 +266,13 @@ impl Worker {
                 }
                 Err(error) => Some(error),
             };
-            self.send(Event::GradientsDown { device, task, of, time: self.time(start_s), failure });
+            self.reporter.send(Event::GradientsDown {
+                device,
+                task,
+                of,
+                time: self.reporter.since(start_s),
+                failure,
+            });
         }
     }
 

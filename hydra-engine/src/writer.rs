@@ -1,11 +1,10 @@
 //! Hashing and writing trained models, and keeping checkpoints, on a thread of its own.
 
 use crate::checkpoint::{self, Position, State, Tensors};
-use crate::clock::{Clock, Time};
 use crate::error::{EngineError, guarded};
-use crate::event::{Event, Written};
+use crate::event::{Event, Reporter, Written};
 use crate::weights::WeightHash;
-use crossbeam_channel::{Receiver, Sender};
+use crossbeam_channel::Receiver;
 use hydra_core::{Chain, ImageParam, ImageReader, ModelWriter, TaskId, WeightError};
 use hydra_spill::{ImageId, Masters, TierStore};
 use std::path::PathBuf;
@@ -70,7 +69,7 @@ impl ImageReader for StoreReader<'_> {
 }
 
 /// Works until every sender of jobs is gone.
-pub(crate) fn run(store: &dyn TierStore, jobs: &Receiver<WriterJob>, events: &Sender<Event>, clock: Clock) {
+pub(crate) fn run(store: &dyn TierStore, jobs: &Receiver<WriterJob>, reporter: &Reporter) {
     for job in jobs {
         let event = match job {
             WriterJob::Model(job) => {
@@ -78,15 +77,14 @@ pub(crate) fn run(store: &dyn TierStore, jobs: &Receiver<WriterJob>, events: &Se
                 Event::Written { task, result: guarded("hashing the model", || write(store, job)) }
             }
             WriterJob::Checkpoint { job, best } => {
-                let (task, start_s) = (job.task, clock.now());
+                let (task, start_s) = (job.task, reporter.now());
                 let result = guarded("writing a checkpoint", || keep(store, &job, best.as_deref()));
                 // Whoever hears that it is kept may change the best masters again.
                 drop(best);
-                Event::Kept { task, result, time: Time { start_s, end_s: clock.now() } }
+                Event::Kept { task, result, time: reporter.since(start_s) }
             }
         };
-        // The orchestrator outlives its workers; if it is gone, the run was given up.
-        let _ = events.send(event);
+        reporter.send(event);
     }
 }
 
