@@ -1,6 +1,6 @@
 //! The disk as a tier of a run: its budget, its files, and the host memory that it works in.
 
-use crate::admission::AdmittedTask;
+use crate::admission::{Admission, AdmittedTask};
 use crate::error::EngineError;
 use crate::task::TrainTask;
 use crate::tiers::masters_bytes;
@@ -31,14 +31,15 @@ impl DiskTier {
         store: Arc<DiskStore>,
         spec: Option<&DiskSpec>,
         tasks: &[TrainTask],
-        (admitted, working): (&[AdmittedTask], u64),
+        admission: &Admission,
     ) -> Result<Self, EngineError> {
-        let working = Budget::new("host memory for masters on the disk", ByteSize(working));
+        let working =
+            Budget::new("host memory for masters on the disk", ByteSize(admission.host_working_bytes));
         let mut rooms: Vec<Option<Reservation>> = tasks.iter().map(|_| None).collect();
         if let Some(DiskSpec { dir, budget }) = spec {
             let budget = Budget::new(format!("disk `{}`", dir.display()), *budget);
             let mut images = Vec::new();
-            for (index, (task, admitted)) in tasks.iter().zip(admitted).enumerate() {
+            for (index, (task, admitted)) in tasks.iter().zip(&admission.tasks).enumerate() {
                 let room = budget.reserve(admitted.disk_bytes, &task.name).map_err(SpillError::from)?;
                 rooms[index] = Some(room);
                 images.extend(images_of(TaskId(index), task, admitted));

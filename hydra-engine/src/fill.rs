@@ -78,7 +78,7 @@ impl Run {
             let images = guarded(WHAT, || source.next(group.clone()))?;
             for ((image, values), room) in group.zip(images).zip(rooms) {
                 best.push(values.best);
-                self.insert(index, image, (values.params, values.moments), room)?;
+                self.insert(index, image, values.params, values.moments, room)?;
             }
             drop(passing);
         }
@@ -149,7 +149,8 @@ impl Run {
         &self,
         index: usize,
         image: usize,
-        (params, moments): (Vec<f32>, Vec<Vec<f32>>),
+        params: Vec<f32>,
+        moments: Vec<Vec<f32>>,
         room: Reservation,
     ) -> Result<(), EngineError> {
         let model = &self.models[index];

@@ -264,8 +264,7 @@ impl Orchestrator {
         if let Some(admitted) = self.admitted.as_mut().filter(|admitted| admitted.disk.is_none()) {
             let Admitted { admission, on_disk, .. } = admitted;
             let there = self.disk.as_ref().filter(|_| admission.disk_bytes > 0);
-            let of = (admission.tasks.as_slice(), admission.host_working_bytes);
-            admitted.disk = Some(DiskTier::new(on_disk.clone(), there, &self.tasks, of)?);
+            admitted.disk = Some(DiskTier::new(on_disk.clone(), there, &self.tasks, admission)?);
         }
         Ok(())
     }

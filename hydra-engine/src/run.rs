@@ -261,7 +261,7 @@ impl Run {
             }
             Event::Started { device, ticket } => self.started(device, ticket),
             Event::ShardDone { device, ticket, time, stalled_s, result } => {
-                self.shard_done(device, ticket, (time, stalled_s), result);
+                self.shard_done(device, ticket, time, stalled_s, result);
             }
             Event::OutputDown { device, task, ticket, of, time, result } => {
                 self.copied(device, task, Work::TakeDown, of, time);
@@ -328,7 +328,8 @@ impl Run {
         &mut self,
         device: DeviceId,
         ticket: Ticket,
-        (time, stalled_s): (Time, f64),
+        time: Time,
+        stalled_s: f64,
         result: Result<Option<Made>, EngineError>,
     ) {
         let state = &mut self.devices[device.0];

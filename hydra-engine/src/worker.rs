@@ -257,8 +257,8 @@ impl Worker {
             }
             drop(output_charge);
             let start_s = self.reporter.now();
-            let gradients = (computed.gradients, reservation);
-            let down = || Ok(self.gradients_down((task, at), &chain, gradients, stays)?);
+            let gradients = computed.gradients;
+            let down = || Ok(self.gradients_down(task, at, &chain, gradients, reservation, stays)?);
             let failure = match profile::time(Part::Transfer, || guarded("copying gradients", down)) {
                 Ok(job) => {
                     job.into_iter().for_each(|job| drop(host.send(job)));
@@ -290,9 +290,11 @@ impl Worker {
     /// What the optimizer is to do with the gradients of a shard task, which come down for that or stay.
     fn gradients_down(
         &self,
-        (task, at): (TaskId, MicroStep),
+        task: TaskId,
+        at: MicroStep,
         chain: &Chain,
-        (layers, reservation): (Vec<(usize, Gradient<DeviceTensor>)>, Reservation),
+        layers: Vec<(usize, Gradient<DeviceTensor>)>,
+        reservation: Reservation,
         stays: bool,
     ) -> Result<Option<HostJob>, SpillError> {
         if layers.is_empty() {

@@ -125,7 +125,7 @@ fn write_content(
     out.write_all(header)?;
     if let Some(tensors) = tensors {
         for (index, image) in chain.images().iter().enumerate() {
-            write_image(&mut out, (index, image), state, tensors)?;
+            write_image(&mut out, index, image, state, tensors)?;
         }
     }
     out.flush()?;
@@ -134,7 +134,8 @@ fn write_content(
 
 fn write_image(
     out: &mut impl Write,
-    (index, image): (usize, &ImageLayout),
+    index: usize,
+    image: &ImageLayout,
     state: &State,
     tensors: &dyn Tensors,
 ) -> Result<(), Failure> {
