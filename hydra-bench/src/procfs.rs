@@ -39,22 +39,22 @@ struct Controller {
     mount: &'static str,
     limit: &'static str,
     usage: &'static str,
-    /// The field of `memory.stat` that has the files' pages, of the group and of those below it, that go first.
-    reclaimable: &'static str,
+    /// The fields of `memory.stat` that have the files' pages, of the group and of those below it, which go first.
+    reclaimable: [&'static str; 2],
 }
 
 const V1: Controller = Controller {
     mount: "sys/fs/cgroup/memory",
     limit: "memory.limit_in_bytes",
     usage: "memory.usage_in_bytes",
-    reclaimable: "total_inactive_file",
+    reclaimable: ["total_inactive_file", "total_active_file"],
 };
 
 const V2: Controller = Controller {
     mount: "sys/fs/cgroup",
     limit: "memory.max",
     usage: "memory.current",
-    reclaimable: "inactive_file",
+    reclaimable: ["inactive_file", "active_file"],
 };
 
 /// The least that a control group of this process has left, of its own and of those above it.
@@ -86,9 +86,13 @@ impl Controller {
         let number = |file: &str| fs::read_to_string(dir.join(file)).ok()?.trim().parse::<u64>().ok();
         let limit = number(self.limit)?;
         let stat = fs::read_to_string(dir.join("memory.stat")).unwrap_or_default();
-        let reclaimable =
-            stat.lines().find_map(|line| line.strip_prefix(self.reclaimable)?.trim().parse().ok());
-        let used = number(self.usage).unwrap_or(0).saturating_sub(reclaimable.unwrap_or(0));
+        let field = |name: &str| -> Option<u64> {
+            let (_, size) =
+                stat.lines().filter_map(|line| line.split_once(' ')).find(|(of, _)| *of == name)?;
+            size.trim().parse().ok()
+        };
+        let reclaimable: u64 = self.reclaimable.into_iter().filter_map(field).sum();
+        let used = number(self.usage).unwrap_or(0).saturating_sub(reclaimable);
         Some(ByteSize(limit.saturating_sub(used)))
     }
 }
@@ -137,7 +141,7 @@ mod tests {
             ("sys/fs/cgroup/a/b/memory.current", "300000\n"),
             ("sys/fs/cgroup/a/b/memory.stat", "anon 1\ninactive_file 200000\nactive_file 7\n"),
         ];
-        assert_eq!(found(&inner), Some((800_000, true)));
+        assert_eq!(found(&inner), Some((800_007, true)));
         let outer = [
             ("sys/fs/cgroup/a/memory.max", "500000\n"),
             ("sys/fs/cgroup/a/memory.current", "450000\n"),

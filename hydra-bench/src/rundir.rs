@@ -38,6 +38,15 @@ pub(crate) struct RunDir {
     lock: Option<File>,
 }
 
+/// What a run may write in its directory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FileBytes {
+    /// A checkpoint of each task.
+    pub(crate) checkpoints: u64,
+    /// What is there beside them at the same time.
+    pub(crate) beside: u64,
+}
+
 impl RunDir {
     /// The directory `out`, which must be empty or missing unless `force`, and must be one that can be made
     /// and written to. Nothing in it changes, and it is not made yet.
@@ -208,21 +217,22 @@ impl RunDir {
 
     /// Refuses a run whose checkpoints and models would not find room on their disk, or whose masters would not, in
     /// this directory, on theirs, which may be the same.
-    pub(crate) fn check_room(&self, files: u64, masters: Option<(&Path, u64)>) -> Result<()> {
+    pub(crate) fn check_room(&self, files: &FileBytes, masters: Option<(&Path, u64)>) -> Result<()> {
         // What a run that goes on has kept is replaced.
         let there = fs::read_dir(self.path.join(CHECKPOINTS)).into_iter().flatten().flatten();
         let there: u64 = there.filter_map(|entry| entry.metadata().ok()).map(|file| file.len()).sum();
-        let more = files.saturating_sub(there);
+        let more = files.checkpoints.saturating_sub(there).saturating_add(files.beside);
         let here = existing(&self.path);
         let beside = masters.filter(|(dir, _)| same_disk(existing(dir), here)).map_or(0, |(_, bytes)| bytes);
         match free_bytes(here) {
             Some(free) if more > 0 && more.saturating_add(beside) > free => bail!(
                 "checkpoints and models take up to {} more in the run directory `{}`, beside {} for masters, and {} are \
-                 free on its disk: give another --out, or --checkpoint-every never",
+                 free on its disk: give another --out{}",
                 ByteSize(more),
                 self.path.display(),
                 ByteSize(beside),
-                ByteSize(free)
+                ByteSize(free),
+                if files.checkpoints > 0 { ", or --checkpoint-every never" } else { "" }
             ),
             _ => {}
         }
@@ -482,13 +492,16 @@ mod tests {
     fn a_run_whose_checkpoints_find_no_room_is_refused() {
         let root = tempfile::tempdir().unwrap();
         let dir = RunDir::at(&root.path().join("deep/run"), false).unwrap();
-        dir.check_room(1, Some((root.path(), 1))).unwrap();
+        let files = |checkpoints, beside| FileBytes { checkpoints, beside };
+        dir.check_room(&files(1, 1), Some((root.path(), 1))).unwrap();
         if free_bytes(root.path()).is_some() {
-            let said = dir.check_room(1, Some((root.path(), u64::MAX / 2))).unwrap_err().to_string();
+            let said =
+                dir.check_room(&files(1, 0), Some((root.path(), u64::MAX / 2))).unwrap_err().to_string();
             assert!(said.contains("more in the run directory") && said.contains(" for masters"), "{said}");
-            let said = dir.check_room(0, Some((root.path(), u64::MAX / 2))).unwrap_err().to_string();
+            let said =
+                dir.check_room(&files(0, 0), Some((root.path(), u64::MAX / 2))).unwrap_err().to_string();
             assert!(said.contains("masters and optimizer state take"), "{said}");
-            let said = dir.check_room(u64::MAX / 2, None).unwrap_err().to_string();
+            let said = dir.check_room(&files(u64::MAX / 2, 0), None).unwrap_err().to_string();
             assert!(
                 said.contains("checkpoints and models take up to")
                     && said.contains("--checkpoint-every never"),

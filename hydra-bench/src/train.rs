@@ -6,7 +6,7 @@ use crate::leaderboard::Report;
 use crate::needs;
 use crate::parse::CheckpointArg;
 use crate::progress::Progress;
-use crate::rundir::{RunDir, lies_in};
+use crate::rundir::{FileBytes, RunDir, lies_in};
 use crate::runlog::SharedRunLog;
 use crate::session::{Surroundings, devices, note_of_cuts, orchestrator};
 use crate::spec::{Configuration, RunSpec};
@@ -215,7 +215,7 @@ impl Prepared {
         submit(&mut orchestrator, spec, Some(dir), kept)?;
         let admission = orchestrator.admit().context("the run was refused")?;
         let disk = on.disk.as_deref().filter(|_| admission.disk_bytes > 0);
-        dir.check_room(file_bytes(&admission, kept), disk.map(|disk| (disk, admission.disk_bytes)))?;
+        dir.check_room(&file_bytes(&admission, kept), disk.map(|disk| (disk, admission.disk_bytes)))?;
         if stop.is_stopped() {
             return Err(Interrupted.into());
         }
@@ -272,16 +272,13 @@ impl Logged {
     }
 }
 
-/// The most that checkpoints and models take on the disk. With checkpoints, that is one of each task and, for one task,
-/// the next or its model beside it: when a model is there, what its checkpoint keeps are results alone.
-fn file_bytes(admission: &Admission, kept: bool) -> u64 {
+/// The most that checkpoints and models take on the disk: a checkpoint of each task, and beside them the next one of one
+/// task, or the models of a run that is stopped, whose checkpoints stay.
+fn file_bytes(admission: &Admission, kept: bool) -> FileBytes {
     let unfinished = || admission.tasks.iter().filter(|task| task.master_bytes > 0);
-    let checkpoints = || unfinished().map(|task| task.master_bytes);
-    let models = unfinished().map(|task| size_of::<f32>() as u64 * task.parameters);
-    match kept {
-        true => checkpoints().sum::<u64>() + checkpoints().max().unwrap_or(0),
-        false => models.sum(),
-    }
+    let checkpoints = || unfinished().map(|task| task.master_bytes).filter(|_| kept);
+    let models: u64 = unfinished().map(|task| size_of::<f32>() as u64 * task.parameters).sum();
+    FileBytes { checkpoints: checkpoints().sum(), beside: models.max(checkpoints().max().unwrap_or(0)) }
 }
 
 fn write_plans(dir: &RunDir, admission: &Admission) -> Result<()> {

@@ -198,7 +198,9 @@ impl Cursor {
             }
             Stage::Evaluate { kind, batch } => {
                 let position = begun(ShardTaskKind::evaluation_start());
-                let here = (p.batches(kind) - batch) as u64 - u64::from(position.is_some());
+                // A checkpoint that is not of this task may say a batch that is not there; it is refused later.
+                let left = p.batches(kind).saturating_sub(batch) as u64;
+                let here = left.saturating_sub(u64::from(position.is_some()));
                 let after = match kind {
                     EvaluationKind::Initial | EvaluationKind::Periodic => {
                         final_evaluations + periodic(self.step)

@@ -498,7 +498,10 @@ impl Model {
         self.boundaries.iter_mut().for_each(|slot| *slot = None);
         self.gradient = None;
         self.batches.clear();
-        self.active = None;
+        // Of a minibatch that diverged there are gradients at the optimizer, until the task has ended.
+        if self.ended.is_some() || !self.gives_up() {
+            self.active = None;
+        }
     }
 }
 

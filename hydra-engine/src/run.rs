@@ -1,6 +1,6 @@
 //! The event loop: one thread that hears what happened and decides what happens next.
 
-use crate::checkpoint::{CheckpointEvery, Identity};
+use crate::checkpoint::{Checkpoint, CheckpointEvery, Identity};
 use crate::clock::{Clock, Time};
 use crate::cursor::Stage;
 use crate::disk::DiskTier;
@@ -20,6 +20,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, unbounded};
 use hydra_core::{DeviceId, TaskId};
 use hydra_sched::{Policy, ShardTaskKind};
 use hydra_spill::{Budget, ImageId, Reservation, SpillError, TierStore};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -256,7 +257,7 @@ impl Run {
             Event::Promoted { device, task, ticket, time, failure } => {
                 self.promoted(device, task, ticket, time);
                 if let Some(error) = failure {
-                    self.fail(task.0, error);
+                    self.fail_if_awaited(task.0, error);
                 }
             }
             Event::Started { device, ticket } => self.started(device, ticket),
@@ -268,14 +269,14 @@ impl Run {
                 self.observer.output_down(task, of.0, time.end_s);
                 match result {
                     Ok(output) => self.models[task.0].output_arrived(ticket, output),
-                    Err(error) => self.fail(task.0, error),
+                    Err(error) => self.fail_if_awaited(task.0, error),
                 }
             }
             Event::GradientsDown { device, task, of, time, failure } => {
                 self.taking_down -= 1;
                 self.copied(device, task, Work::TakeDown, of, time);
                 if let Some(error) = failure {
-                    self.fail(task.0, error);
+                    self.fail_if_awaited(task.0, error);
                 }
             }
             Event::Stepped { task, image, step, time } => {
@@ -340,7 +341,10 @@ impl Run {
         let made = match result {
             Ok(Some(made)) => made,
             Ok(None) => return self.models[claim.task.0].dropped(),
-            Err(error) => return self.fail(claim.task.0, error),
+            Err(error) => {
+                self.models[claim.task.0].dropped();
+                return self.fail_if_awaited(claim.task.0, error);
+            }
         };
         state.ended_s = Some(time.end_s);
         state.compute_s += time.seconds();
@@ -439,7 +443,32 @@ impl Run {
                 }
                 self.end(index, state);
             }
-            Err(error) => self.fail(index, error),
+            Err(error) => {
+                let error = self.with_checkpoint(index, error);
+                self.fail(index, error);
+            }
+        }
+    }
+
+    /// Says where the weights are of a task that was stopped and whose model could not be written.
+    fn with_checkpoint(&self, index: usize, error: EngineError) -> EngineError {
+        let model = &self.models[index];
+        match error {
+            EngineError::NotWritten { kept: None, source } if model.results.failure.is_none() => {
+                let file = model.task.checkpoint.clone();
+                let there = |file: &PathBuf| {
+                    Checkpoint::open(file).is_ok_and(|kept| kept.step() == model.cursor.step())
+                };
+                EngineError::NotWritten { kept: file.filter(there), source }
+            }
+            error => error,
+        }
+    }
+
+    /// As [`fail`](Self::fail), but where the task has failed already and only its best masters matter.
+    fn fail_if_awaited(&mut self, index: usize, error: EngineError) {
+        if !self.models[index].gives_up() {
+            self.fail(index, error);
         }
     }
 

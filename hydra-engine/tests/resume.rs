@@ -330,6 +330,18 @@ fn a_checkpoint_of_another_task_is_refused_and_what_differs_is_named() {
 }
 
 #[test]
+fn a_checkpoint_within_more_validation_data_than_there_is_now_is_refused() {
+    let dir = TempDir::new().unwrap();
+    let always = CheckpointEvery::Time(Duration::ZERO);
+    let (_, copies) = kept_every(always, &Settings::default(), task(&spec()), dir.path());
+    for copy in copies {
+        let shorter = task(&spec()).validation(tokens(1, 2)).resume_from(Checkpoint::open(copy).unwrap());
+        let error = refusal(shorter);
+        assert!(error.contains("its validation data was"), "{error}");
+    }
+}
+
+#[test]
 fn two_tasks_are_not_kept_in_one_file() {
     let dir = TempDir::new().unwrap();
     let file = dir.path().join("task.safetensors");
@@ -416,6 +428,23 @@ fn a_checkpoint_that_cannot_be_written_is_told_and_training_goes_on() {
         heard.iter().all(|said| said.contains("file/task.safetensors` could not be written")),
         "{heard:?}"
     );
+}
+
+#[test]
+fn a_task_that_was_stopped_says_where_its_weights_are_if_its_model_cannot_be_written() {
+    let dir = TempDir::new().unwrap();
+    let file = dir.path().join("task.safetensors");
+    let writer = Arc::new(Full { full: AtomicBool::new(true) });
+    let stop = StopFlag::new();
+    let run = Settings::default().orchestrator().stop_flag(stop.clone());
+    let mut run = run.observer(Box::new(StopAfter { left: 2, stop }));
+    let task = task(&spec()).checkpoint_to(file.clone()).write_to(writer, dir.path().join("model"));
+    run.submit(task).unwrap();
+    let report = run.run().unwrap().tasks.remove(0);
+    let error = report.error.unwrap();
+    assert_eq!(report.state, TaskState::Failed);
+    assert!(error.contains(&format!("its weights are in `{}`", file.display())), "{error}");
+    assert!(!Checkpoint::open(&file).unwrap().is_finished());
 }
 
 /// A writer whose disk is full until it is told otherwise.
