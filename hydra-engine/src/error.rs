@@ -5,7 +5,7 @@ pub(crate) use hydra_core::with_causes;
 use hydra_core::{ByteSize, CoreError, DatasetError, WeightError};
 use hydra_partition::PartitionError;
 use hydra_spill::SpillError;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// Why a run was refused or a task set aside.
@@ -147,10 +147,10 @@ pub enum EngineError {
         host: u64,
     },
     /// A trained model could not be written.
-    #[error("the trained model could not be written{}", where_kept(kept.as_deref()))]
+    #[error("the trained model could not be written{}", where_kept(kept.as_ref()))]
     NotWritten {
-        /// The task's checkpoint, which has the trained masters.
-        kept: Option<PathBuf>,
+        /// The task's checkpoint, which has the trained masters, or why it has not; nothing if it has no checkpoint.
+        kept: Option<Result<PathBuf, Box<EngineError>>>,
         /// Why.
         #[source]
         source: Box<EngineError>,
@@ -257,11 +257,19 @@ fn more_memory(working: Option<u64>) -> &'static str {
     }
 }
 
-fn where_kept(checkpoint: Option<&Path>) -> String {
-    let kept = |file: &Path| {
-        format!("; its weights are in `{}`: mend the cause and resume the task", file.display())
-    };
-    checkpoint.map(kept).unwrap_or_default()
+fn where_kept(checkpoint: Option<&Result<PathBuf, Box<EngineError>>>) -> String {
+    match checkpoint {
+        None => String::new(),
+        Some(Ok(file)) => {
+            format!("; its weights are in `{}`: mend the cause and resume the task", file.display())
+        }
+        Some(Err(error)) => format!(", and its weights could not be kept ({})", with_causes(error)),
+    }
+}
+
+/// Names the task that an error refuses.
+pub(crate) fn refused(task: &str) -> impl FnOnce(EngineError) -> EngineError {
+    move |source| EngineError::Task { task: task.to_owned(), source: Box::new(source) }
 }
 
 /// Runs code that a task brought along; a panic in it becomes an error of the task.

@@ -126,6 +126,21 @@ impl Run {
         Some((file, self.state(index)?))
     }
 
+    /// Says where the weights are of a task whose model could not be written, if they were kept before.
+    pub(crate) fn with_checkpoint(&self, index: usize, error: EngineError) -> EngineError {
+        let model = &self.models[index];
+        let EngineError::NotWritten { kept: kept @ (None | Some(Err(_))), source } = error else {
+            return error;
+        };
+        // Of a task that diverged other weights were to be written than those that were kept last.
+        let kept_before = || {
+            let file = model.task.checkpoint.clone().filter(|_| model.results.failure.is_none())?;
+            let is_this = |kept: Checkpoint| kept.step() == model.cursor.step();
+            Checkpoint::open(&file).is_ok_and(is_this).then_some(file)
+        };
+        EngineError::NotWritten { kept: kept_before().map(Ok).or(kept), source }
+    }
+
     fn state(&self, index: usize) -> Option<Box<State>> {
         let identity = self.identities[index].clone()?;
         Some(Box::new(State::of(&self.models[index], identity)))

@@ -1,6 +1,6 @@
 //! The event loop: one thread that hears what happened and decides what happens next.
 
-use crate::checkpoint::{Checkpoint, CheckpointEvery, Identity};
+use crate::checkpoint::{CheckpointEvery, Identity};
 use crate::clock::{Clock, Time};
 use crate::cursor::Stage;
 use crate::disk::DiskTier;
@@ -20,7 +20,6 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, unbounded};
 use hydra_core::{DeviceId, TaskId};
 use hydra_sched::{Policy, ShardTaskKind};
 use hydra_spill::{Budget, ImageId, Reservation, SpillError, TierStore};
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -447,21 +446,6 @@ impl Run {
                 let error = self.with_checkpoint(index, error);
                 self.fail(index, error);
             }
-        }
-    }
-
-    /// Says where the weights are of a task that was stopped and whose model could not be written.
-    fn with_checkpoint(&self, index: usize, error: EngineError) -> EngineError {
-        let model = &self.models[index];
-        match error {
-            EngineError::NotWritten { kept: None, source } if model.results.failure.is_none() => {
-                let file = model.task.checkpoint.clone();
-                let there = |file: &PathBuf| {
-                    Checkpoint::open(file).is_ok_and(|kept| kept.step() == model.cursor.step())
-                };
-                EngineError::NotWritten { kept: file.filter(there), source }
-            }
-            error => error,
         }
     }
 

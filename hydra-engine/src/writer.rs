@@ -96,8 +96,7 @@ fn write(store: &dyn TierStore, job: WriteJob) -> Result<Written, EngineError> {
         Some((writer, dir)) => {
             let written = guarded("writing the model", || Ok(writer.write(&chain, &reader, &dir)?));
             if let Err(source) = written {
-                let kept =
-                    finished.and_then(|(file, state)| keep_unwritten(store, task, &chain, file, &state));
+                let kept = finished.map(|(file, state)| keep_unwritten(store, task, &chain, file, &state));
                 return Err(EngineError::NotWritten { kept, source: Box::new(source) });
             }
             Some(dir)
@@ -127,17 +126,17 @@ fn hashed(chain: &Chain, reader: &StoreReader<'_>) -> Result<String, EngineError
     Ok(hash.finish())
 }
 
-/// Keeps the masters of a task whose model could not be written, so that only that is left to do; where, if it could
-/// be done.
+/// Keeps the masters of a task whose model could not be written, so that only that is left to do. Gives the file.
 fn keep_unwritten(
     store: &dyn TierStore,
     task: TaskId,
     chain: &Chain,
     file: PathBuf,
     state: &State,
-) -> Option<PathBuf> {
+) -> Result<PathBuf, Box<EngineError>> {
     let tensors = StoreTensors { store, task, best: None };
-    checkpoint::write(&file, state, chain, Some(&tensors)).is_ok().then_some(file)
+    checkpoint::write(&file, state, chain, Some(&tensors))?;
+    Ok(file)
 }
 
 fn keep(store: &dyn TierStore, job: &KeepJob, best: Option<&Vec<Vec<f32>>>) -> Result<u64, EngineError> {

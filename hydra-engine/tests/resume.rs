@@ -485,6 +485,17 @@ fn a_model_that_cannot_be_written_is_in_its_checkpoint() {
 }
 
 #[test]
+fn a_model_that_finds_room_nowhere_is_told_with_both_causes() {
+    let dir = TempDir::new().unwrap();
+    fs::write(dir.path().join("blocked"), "a file").unwrap();
+    let writer = Arc::new(Full { full: AtomicBool::new(true) });
+    let task = task(&spec()).checkpoint_to(dir.path().join("blocked/task.safetensors"));
+    let error = Settings::default().task(task.write_to(writer, dir.path().join("model"))).error.unwrap();
+    assert!(error.contains("and its weights could not be kept (the checkpoint `"), "{error}");
+    assert!(error.ends_with("no space is left"), "{error}");
+}
+
+#[test]
 fn a_checkpoint_is_within_the_budgets_of_a_spilled_run() {
     // The least memory that the chain trains in, behind which nothing is held while a checkpoint is written.
     let dir = TempDir::new().unwrap();
