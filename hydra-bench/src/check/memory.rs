@@ -160,9 +160,10 @@ impl Watched {
     }
 
     /// Whether the last quarter reserves more than the third, and that more than all before: what grows without an end
-    /// does so in both. Memory is freed a while after its last use, so a single page more tells nothing.
+    /// does so in both. Memory is freed a while after its last use, so a single page more tells nothing; twice as much does.
     fn grown(&self) -> bool {
-        self.most(2..3) > self.most(0..2) && self.most(3..4) > self.most(2..3)
+        let (first, third, last) = (self.most(0..2), self.most(2..3), self.most(3..4));
+        (third > first && last > third) || third.max(last) >= (2 * first).max(1)
     }
 
     fn row(&self, model: &str) -> Value {
@@ -221,8 +222,9 @@ mod tests {
     #[test]
     fn growth_is_what_the_second_half_has_more() {
         let of = |reserved: &[u64]| Watched { reserved: reserved.to_vec(), swaps: 1 };
-        assert!(!of(&[1, 5, 5, 4]).grown());
+        assert!(!of(&[1, 5, 5, 4]).grown() && !of(&[0; 4]).grown());
         assert!(!of(&[1, 5, 5, 6]).grown() && !of(&[1, 5, 6, 6]).grown(), "a page more, once");
+        assert!(of(&[1, 5, 5, 10]).grown() && of(&[1, 5, 50, 5]).grown(), "once, and far more than a page");
         assert!(of(&[1, 5, 6, 7]).grown() && of(&[1, 2, 3, 4, 5, 6, 7, 8]).grown());
         assert_eq!(of(&[4, 5, 6, 3]).most(2..4), 6);
         assert!(procfs::of_this_process("VmRSS").unwrap().bytes() > 1 << 20);
