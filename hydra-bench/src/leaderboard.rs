@@ -299,6 +299,18 @@ mod tests {
     }
 
     #[test]
+    fn a_failed_task_says_where_its_best_weights_are() {
+        let mut json = report();
+        let failed =
+            json["tasks"].as_array_mut().unwrap().iter_mut().find(|task| task["name"] == "broken").unwrap();
+        (failed["best_step"], failed["model_dir"]) = (json!(2), json!("/runs/broken"));
+        let said = Report::parse(&json.to_string()).unwrap().failures();
+        let expected =
+            "broken: the loss is NaN at step 3; its best weights, after 2 minibatches, are in `/runs/broken`";
+        assert_eq!(said, [expected]);
+    }
+
+    #[test]
     fn the_text_says_it_all() {
         let text = Report::parse(&report().to_string()).unwrap().render();
         let best = text.lines().nth(1).unwrap();

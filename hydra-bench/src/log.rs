@@ -30,22 +30,18 @@ fn filter(asked: Result<String, VarError>, default: &str) -> (EnvFilter, Option<
     let ignored = |text: &str, why: &str| {
         format!("note: {VARIABLE}=`{text}` is ignored: {why}; expected {levels}, or TARGET=LEVEL,..")
     };
+    let taken = |name: &str| {
+        format!("note: `{name}` in {VARIABLE} is no level ({levels}) and is taken for a module's name")
+    };
     match asked {
         Err(VarError::NotPresent) => (EnvFilter::new(default), None),
         Err(VarError::NotUnicode(text)) => {
             (EnvFilter::new(default), Some(ignored(&text.to_string_lossy(), "it is not UTF-8")))
         }
-        Ok(text) => {
-            match EnvFilter::builder().parse(&text) {
-                Err(error) => (EnvFilter::new(default), Some(ignored(&text, &error.to_string()))),
-                Ok(filter) => {
-                    let note = strange_module(&text).map(|name| {
-                    format!("note: `{name}` in {VARIABLE} is no level ({levels}) and is taken for a module's name")
-                });
-                    (filter, note)
-                }
-            }
-        }
+        Ok(text) => match EnvFilter::builder().parse(&text) {
+            Err(error) => (EnvFilter::new(default), Some(ignored(&text, &error.to_string()))),
+            Ok(filter) => (filter, strange_module(&text).map(taken)),
+        },
     }
 }
 

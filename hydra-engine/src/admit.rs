@@ -4,7 +4,7 @@ use crate::admission::{Admission, AdmittedTask};
 use crate::checkpoint::Checkpoint;
 use crate::cursor::{Cursor, Program};
 use crate::device::LogicalDevice;
-use crate::error::{EngineError, guarded};
+use crate::error::{EngineError, guarded, refused};
 use crate::host_memory::HostMemory;
 use crate::placement::{self, OptimizerPlacement, Placement};
 use crate::task::TrainTask;
@@ -54,7 +54,7 @@ pub(crate) fn admit(
     let mut measured: Vec<Measured> = Vec::new();
     let mut candidates = Vec::new();
     for task in tasks {
-        candidates.push(candidate(task, device, plans, &mut measured).map_err(refused(task))?);
+        candidates.push(candidate(task, device, plans, &mut measured).map_err(refused(&task.name))?);
     }
     let budget = devices.iter().map(|d| d.spec.memory.bytes()).min().unwrap_or(0);
     let reserve = reserve(&candidates, &measured, budget)?;
@@ -63,7 +63,7 @@ pub(crate) fn admit(
     let mut admitted = Vec::new();
     for candidate in &candidates {
         let plan = cutting.plan(candidate, &measured[candidate.measured], &mut cut);
-        let plan = plan.map_err(refused(candidate.task))?;
+        let plan = plan.map_err(refused(&candidate.task.name))?;
         admitted.push(admitted_task(candidate.task, &candidate.batch, plan));
     }
     let planned = tasks.iter().zip(&admitted).map(|(task, admitted)| (task, admitted.plan.as_ref()));
@@ -92,12 +92,6 @@ pub(crate) fn admit(
     })
 }
 
-/// Names the task that an error refuses.
-fn refused(task: &TrainTask) -> impl FnOnce(EngineError) -> EngineError {
-    let task = task.name.clone();
-    move |source| EngineError::Task { task, source: Box::new(source) }
-}
-
 fn check_tasks(tasks: &[TrainTask]) -> Result<(), EngineError> {
     if tasks.is_empty() {
         return Err(EngineError::NoTask);
@@ -123,7 +117,7 @@ fn check_tasks(tasks: &[TrainTask]) -> Result<(), EngineError> {
                 }
             })
         };
-        check().map_err(refused(task))?;
+        check().map_err(refused(&task.name))?;
     }
     Ok(())
 }
@@ -173,8 +167,8 @@ fn reserve(candidates: &[Candidate<'_>], measured: &[Measured], budget: u64) -> 
     let demands: Vec<Demand<'_>> = with_cuts.iter().map(|(d, cuts)| Demand { cuts: *cuts, ..*d }).collect();
     choose_reserve(&demands, budget).map_err(|error| {
         let alone = candidates.iter().zip(&demands).find(|(_, d)| choose_reserve(&[**d], budget).is_err());
-        let task = alone.or(candidates.iter().zip(&demands).next()).map(|(c, _)| c.task.name.clone());
-        EngineError::Task { task: task.unwrap_or_default(), source: Box::new(error.into()) }
+        let task = alone.or(candidates.iter().zip(&demands).next()).map(|(c, _)| c.task.name.as_str());
+        refused(task.unwrap_or_default())(error.into())
     })
 }
 

@@ -67,8 +67,9 @@ impl HostMemory<'_> {
         Ok(HostNeeds { admitted: most.min(budget), active_models, division })
     }
 
-    /// Leaves to the disk what host memory has no room for beside `best` bytes for copies of the best masters and, if that
-    /// can be, one model within a minibatch for each device, of which each `active` takes so many: a device without a model costs more than what the disk moves.
+    /// Leaves to the disk what host memory has no room for beside `best` bytes for copies of the best masters and, if
+    /// that can be, one model within a minibatch for each device, the largest first: a device without a model costs
+    /// more than what the disk moves.
     fn on_disk(
         &self,
         holdings: &[Holding],

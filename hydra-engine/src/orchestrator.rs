@@ -9,7 +9,7 @@ use crate::admit::{Plans, admit};
 use crate::checkpoint::{CheckpointEvery, Identities, Identity};
 use crate::device::{DeviceSpec, LogicalDevice};
 use crate::disk::{DiskSpec, DiskTier};
-use crate::error::EngineError;
+use crate::error::{EngineError, refused};
 use crate::gpu::PageLocked;
 use crate::host_memory::HostMemory;
 use crate::observer::{Observer, Silent};
@@ -287,10 +287,7 @@ impl Orchestrator {
             Ok(Some(identity))
         };
         let named = |(task, admitted): (&TrainTask, &AdmittedTask)| {
-            identity((task, admitted)).map_err(|source: EngineError| EngineError::Task {
-                task: task.name.clone(),
-                source: Box::new(source),
-            })
+            identity((task, admitted)).map_err(refused(&task.name))
         };
         self.tasks.iter().zip(&admission.tasks).map(named).collect()
     }

@@ -4,9 +4,9 @@
 //! A [`TierStore`] keeps *masters*: the parameters and optimizer moments of each image. A [`DeviceLink`] copies bytes to
 //! a device and back, or shares them with a device that has no memory of its own. The [`SpillManager`] of a device
 //! promotes images from the store into [`Resident`] copies, and the [`DoubleBuffer`] lets one shard's copy be filled
-//! while another's is computed on. A resident copy is never changed, so dropping it is all that eviction takes. A [`ResidentStore`] keeps the
-//! masters of some tasks on a device instead, where everything fits it, and a [`DiskStore`] keeps images in files for
-//! which the host has no memory.
+//! while another's is computed on. A resident copy is never changed, so dropping it is all that eviction takes. A
+//! [`ResidentStore`] keeps the masters of some tasks on a device instead, where everything fits it, and a [`DiskStore`]
+//! keeps images in files for which the host has no memory.
 //!
 //! ```
 //! use hydra_core::{ByteSize, DeviceId, TaskId};

@@ -66,7 +66,6 @@ fn row(mib: usize, locked: bool, rates: &Rates) -> Value {
     json!({
         "mib": mib,
         "page_locked": locked,
-        "waits": "each call sleeps once, until its copies are over, and its time has that",
         "up_gb_per_s": rates.up * 1e-9,
         "down_gb_per_s": rates.down * 1e-9,
         "up_beside_down_gb_per_s": rates.up_beside * 1e-9,
