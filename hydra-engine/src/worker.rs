@@ -229,7 +229,7 @@ impl Worker {
         };
         let computed = executor::run(&self.device, &job.chain, &job.work, inputs)?;
         self.device.trim();
-        reservation.shrink_to(computed.bytes());
+        reservation.shrink_to(computed.room());
         let output = reservation.split(computed.output.bytes().min(reservation.bytes()));
         Ok(Made { computed, output: Arc::new(output), gradients: reservation })
     }

@@ -294,7 +294,7 @@ fn models_are_written_and_evaluated_from_the_disk() {
     assert!(model("disk") == model("memory"), "the files are the same");
 
     // So little of a device's memory that the model is cut.
-    let settings = Settings { memory: ByteSize(1_250_000), ..Settings::default() };
+    let settings = Settings { memory: ByteSize(1_300_000), ..Settings::default() };
     let evaluate = |host: u64, disk: bool| {
         let run = settings.orchestrator().host_memory(ByteSize(host));
         let run = if disk { run.disk(dir.path().to_owned(), PLENTY) } else { run };

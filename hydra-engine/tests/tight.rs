@@ -7,10 +7,10 @@ use burn::nn::LinearConfig;
 use burn::tensor::Device;
 use common::{Fragile, Points, Settings, adamw, cnn_chain, gpt2_chain, mlp_chain, spirals, tokens};
 use hydra_core::{
-    Activation, Batch, ByteSize, Chain, Dataset, DatasetError, DeviceId, Forward, HostActivation, HostTensor,
-    ImageReader, Length, MemoryProbe, ModelWriter, OptimizerSpec, Pass, TrainSpec, WeightError,
+    Activation, Bandwidth, Batch, ByteSize, Chain, Dataset, DatasetError, DeviceId, Forward, HostActivation,
+    HostTensor, ImageReader, Length, MemoryProbe, ModelWriter, OptimizerSpec, Pass, TrainSpec, WeightError,
 };
-use hydra_engine::{EngineError, RunReport, TaskState, TrainTask, plain};
+use hydra_engine::{DeviceSpec, EngineError, Orchestrator, RunReport, TaskState, TrainTask, plain};
 use hydra_models::{cnn, mlp};
 use hydra_spill::alloc::{AllocatorProbe, CountingAllocator, MAX_DEVICES};
 use std::path::Path;
@@ -117,6 +117,26 @@ fn models_with_large_activations_train_in_the_least_memory() {
             assert!(report.tasks.iter().all(|t| t.weights_sha256.as_ref() == Some(&plain.weights_sha256)));
         }
     }
+}
+
+/// Shapes, nodes of the graph and whoever holds a tensor are memory of the device too.
+#[test]
+fn many_small_tensors_stay_within_the_budget() {
+    let _alone = alone();
+    let chain = Arc::new(mlp::chain(&[2; 200], 3).unwrap());
+    let (data, spec) = (points(16), spec(4, 3));
+    let mut run = Settings::default().orchestrator();
+    run.submit(TrainTask::new("task", chain.clone(), data.clone(), spec.clone())).unwrap();
+    let memory = ByteSize(run.admit().unwrap().tasks[0].plan.single_shard_bytes);
+    // What comes down slowly waits on the device, as far as there is room for it.
+    let slow = |device: DeviceSpec| device.with_link(Bandwidth(1e6), Duration::ZERO);
+    let devices = DeviceSpec::cpus(1, 1, memory).into_iter().map(slow).collect();
+    let mut run = Orchestrator::new(devices).unwrap();
+    for index in 0..4 {
+        run.submit(TrainTask::new(format!("task {index}"), chain.clone(), data.clone(), spec.clone()))
+            .unwrap();
+    }
+    all_done(&within_a_minute(move || run.run().unwrap()));
 }
 
 #[test]

@@ -23,6 +23,10 @@ pub struct LayerCost {
     /// Bytes of the gradient of its output: the float tensors', and none where nothing upstream is trained
     /// or the output is the loss.
     pub output_gradient_bytes: u64,
+    /// What parameters, input and targets take beside their bytes while they are tensors: shapes, who holds them, nodes of
+    /// the graph. It is some 2 KB a parameter on a CPU, and nothing on a device with memory of its own.
+    #[serde(default)]
+    pub wrapping_bytes: u64,
     /// Bytes of state that the graph holds after the layer's tracked forward, beyond input, output and
     /// parameters; for the last layer also the targets.
     pub saved_bytes: u64,
@@ -72,6 +76,8 @@ pub struct ShardNeeds {
     pub standing_bytes: u64,
     /// Bytes of the images that the layers name, a shared one once.
     pub param_bytes: u64,
+    /// What all tensors of the layers take beside their bytes.
+    pub wrapping_bytes: u64,
     /// Bytes of all parameters' gradients.
     pub gradient_bytes: u64,
     /// Bytes of the shard's input.
@@ -112,7 +118,7 @@ impl ShardNeeds {
     /// What is there the whole time, or may be.
     fn resident_bytes(&self) -> u64 {
         let [up, down] = self.transit_bytes;
-        let parts = [self.standing_bytes, self.param_bytes, self.input_bytes, up, down];
+        let parts = [self.standing_bytes, self.param_bytes, self.wrapping_bytes, self.input_bytes, up, down];
         parts.into_iter().fold(0, u64::saturating_add)
     }
 
@@ -127,6 +133,7 @@ impl ShardNeeds {
         Self {
             standing_bytes: profile.standing_bytes,
             param_bytes: self.param_bytes.saturating_add(params),
+            wrapping_bytes: self.wrapping_bytes.saturating_add(cost.wrapping_bytes),
             gradient_bytes: self.gradient_bytes.saturating_add(cost.gradient_bytes),
             input_bytes: if layer == first { cost.input_bytes } else { self.input_bytes },
             held_bytes: self.held_bytes.saturating_add(cost.output_bytes).saturating_add(cost.saved_bytes),

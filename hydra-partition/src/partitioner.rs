@@ -208,6 +208,7 @@ impl Pilot<'_> {
 fn measured_cost(cost: LayerCost, ran: &Ran) -> LayerCost {
     let forward = ran.forward_peak.saturating_sub(ran.upstream_bytes);
     LayerCost {
+        wrapping_bytes: ran.wrapping_bytes,
         saved_bytes: cost.saved_bytes + ran.held_bytes.saturating_sub(cost.output_bytes),
         peak_bytes: ran.target_bytes + ran.backward_peak.max(forward),
         forward_peak_bytes: ran.target_bytes + ran.forward_peak,

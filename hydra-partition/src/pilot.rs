@@ -95,6 +95,9 @@ pub(crate) struct Ran {
     pub standing_bytes: u64,
     /// Bytes of parameters and input, and of the targets where the range ends in the loss.
     pub resident_bytes: u64,
+    /// What layers and inputs take beside the bytes of their numbers when they are tensors: shapes, who holds them,
+    /// nodes of the graph.
+    pub wrapping_bytes: u64,
     /// Bytes of the gradient that came from downstream.
     pub upstream_bytes: u64,
     /// Bytes of the targets, where the range ends in the loss.
@@ -116,6 +119,7 @@ impl Ran {
     pub fn peak(&self) -> u64 {
         self.standing_bytes
             + self.resident_bytes
+            + self.wrapping_bytes
             + self.forward_peak.max(self.upstream_bytes + self.backward_peak)
     }
 }
@@ -145,7 +149,8 @@ impl Pilot<'_> {
             let upstream = upstream.map_err(|error| self.unfinished(&range, error))?;
             ran.upstream_bytes = upstream.iter().flatten().flatten().map(DeviceTensor::len_bytes).sum();
             let back = self.on_device(&range, || staged.backward(upstream.as_deref(), care))?;
-            (ran.backward_peak, ran.held_bytes, ran.backward_s) = back;
+            (ran.backward_peak, ran.held_bytes, ran.backward_s) = (back.peak, back.held, back.seconds);
+            ran.wrapping_bytes = ran.wrapping_bytes.max(back.wrapping);
         }
         Ok(ran)
     }
@@ -288,34 +293,35 @@ impl Staged<'_> {
 
     /// The forward without a graph.
     fn forward(&self, care: Care) -> Ran {
-        let (layers, x, pass) = (self.layers(false), self.input(), self.pass());
+        let wrapped = || (self.layers(false), self.input(), self.pass());
+        let ((layers, x, pass), wrapping_bytes) = self.meter.left_by(wrapped);
         let first = self.range.start;
         if care == Care::Rehearsed {
             drop(forward_range(&layers, first, x.clone(), &pass));
         }
         let (y, forward_peak, forward_s) =
             self.meter.watch(|| forward_range(&layers, first, x.clone(), &pass));
-        Ran { output: y.into_host(), forward_peak, forward_s, ..Ran::default() }
+        Ran { output: y.into_host(), wrapping_bytes, forward_peak, forward_s, ..Ran::default() }
     }
 
-    /// The recomputed forward and the backward: their peak, what the forward held, and seconds.
-    fn backward(&self, upstream: Option<&[Option<DeviceTensor>]>, care: Care) -> (u64, u64, f64) {
+    /// The recomputed forward and the backward.
+    fn backward(&self, upstream: Option<&[Option<DeviceTensor>]>, care: Care) -> RanBack {
         let mut held = 0;
         if care == Care::Rehearsed {
             self.watch_backward(upstream);
             held = self.held(upstream);
         }
-        let (peak, seconds) = self.watch_backward(upstream);
-        (peak, held, seconds)
+        RanBack { held, ..self.watch_backward(upstream) }
     }
 
-    fn watch_backward(&self, upstream: Option<&[Option<DeviceTensor>]>) -> (u64, f64) {
-        let (layers, x, pass, from) = (self.layers(true), self.input(), self.pass(), self.from(upstream));
+    fn watch_backward(&self, upstream: Option<&[Option<DeviceTensor>]>) -> RanBack {
+        let wrapped = || (self.layers(true), self.input(), self.pass(), self.from(upstream));
+        let ((layers, x, pass, from), wrapping) = self.meter.left_by(wrapped);
         let first = self.range.start;
         let run = || backward_range(layers, first, x, from, &pass, self.input_gradients);
         let (done, peak, seconds) = self.meter.watch(run);
         done.assert_computed();
-        (peak, seconds)
+        RanBack { peak, held: 0, seconds, wrapping }
     }
 
     /// Bytes that come into use with the tracked forward and are still there after it. Runs the backward
@@ -342,6 +348,15 @@ impl Staged<'_> {
         let to_device = |part: &Option<DeviceTensor>| part.as_ref().map(|part| part.to_device(&self.device));
         BackwardFrom::Gradient(upstream.iter().map(to_device).collect())
     }
+}
+
+/// What a recomputed forward with its backward showed: bytes of the peak, of what the forward held and of what wraps
+/// the tensors, and seconds.
+struct RanBack {
+    peak: u64,
+    held: u64,
+    wrapping: u64,
+    seconds: f64,
 }
 
 /// Watches a device's memory and the clock.
