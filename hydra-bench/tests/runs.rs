@@ -268,8 +268,26 @@ fn a_partition_gives_cut_points_and_budgets() {
     let root = tempfile::tempdir().unwrap();
     let file = root.path().join("plan.json");
     let table = partition("1GiB", &["--out", file.to_str().unwrap()]);
+    // Also as the table says them, rounded.
+    let after = |what: &str| table.split(what).nth(1).unwrap().split([',', '\n']).next().unwrap().to_owned();
+    for shown in [after("trains from "), after("uncut from ")] {
+        assert!(partition(&shown, &[]).contains("trains from "), "{shown}");
+    }
     assert!(table.contains("shard") && table.contains("1.00 GiB"), "{table}");
     assert_eq!(json(&file)["cut_points"], serde_json::json!([]));
+}
+
+#[test]
+fn host_memory_is_enough_as_a_refusal_says_it() {
+    let small = "train --batch 4 --context 64 --devices cpu:1x1 --device-memory 64MiB --cuts 2,4 --dry-run";
+    let with = |memory: &str| {
+        let arguments: Vec<&str> = small.split_whitespace().chain(["--host-memory", memory]).collect();
+        hydra(&arguments).output().unwrap()
+    };
+    let refused = text(&with("1MiB").stderr);
+    let least = refused.split("needs at least ").nth(1).unwrap().split(" (").next().unwrap();
+    let output = with(least);
+    assert!(output.status.success(), "{refused}{least}: {}", text(&output.stderr));
 }
 
 #[cfg(unix)]

@@ -303,8 +303,8 @@ impl fmt::Display for PartitionPlan {
             self.layers.len(),
             if self.measured { "measured" } else { "estimated from shapes" },
             ByteSize(self.rules.margin),
-            ByteSize(self.min_device_memory_bytes),
-            ByteSize(self.single_shard_bytes),
+            ByteSize(self.min_device_memory_bytes).at_least(),
+            ByteSize(self.single_shard_bytes).at_least(),
         )?;
         let mut rows = vec![HEADINGS.map(str::to_owned)];
         rows.extend(self.shards.iter().enumerate().map(|(index, shard)| self.row(index, shard)));
@@ -405,10 +405,12 @@ mod tests {
     fn the_table_has_a_row_for_each_shard() {
         let mut plan = plan(1 << 20);
         plan.shards[1].verified_bytes = Some(3 << 20);
+        (plan.min_device_memory_bytes, plan.single_shard_bytes) = (2_296_478, 2_306_868);
         let table = plan.to_string();
         let lines: Vec<&str> = table.lines().collect();
         assert_eq!(lines.len(), 4);
         assert!(lines[0].starts_with("2 shard(s) of 4 layers, estimated from shapes: 1.00 MiB"), "{table}");
+        assert!(lines[0].ends_with("trains from 2.20 MiB, uncut from 2.21 MiB"), "{table}");
         assert!(lines[1].split_whitespace().eq(HEADINGS), "{table}");
         assert!(lines[2].contains("l0..l1 (2)") && lines[2].contains("500.00 ms"), "{table}");
         assert!(lines[3].contains("l2..loss (2)") && lines[3].contains("3.00 MiB"), "{table}");
