@@ -310,12 +310,22 @@ impl RunDir {
         std::path::absolute(&path).with_context(|| format!("`{}` is not a usable path", path.display()))
     }
 
+    /// Where metrics are written: `metrics.jsonl`.
+    pub(crate) fn metrics_file(&self) -> PathBuf {
+        self.path.join(METRICS)
+    }
+
+    /// Where the trace is written: `trace.json`.
+    pub(crate) fn trace_file(&self) -> PathBuf {
+        self.path.join(TRACE)
+    }
+
     /// Opens `metrics.jsonl`; where a run goes on, at its end, behind the last whole line.
     pub(crate) fn metrics(&self) -> Result<File> {
         if !self.resumed {
             return self.open(METRICS);
         }
-        let path = self.path.join(METRICS);
+        let path = self.metrics_file();
         let open = || {
             let mut file = File::options().create(true).read(true).append(true).open(&path)?;
             let whole = end_of_lines(&mut file)?;

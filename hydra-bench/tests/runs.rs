@@ -2,10 +2,11 @@
 
 mod common;
 
-use common::{fails, grid, hydra, json, says, text};
+use common::{fails, grid, hydra, interrupt, json, says, spawn, text, wait_for};
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
+use std::process::Stdio;
 use std::sync::LazyLock;
 
 /// Two configurations of two steps on two devices, cut into three shards.
@@ -309,10 +310,9 @@ fn an_interrupted_run_writes_what_it_has() {
         "--out",
         dir.to_str().unwrap(),
     ];
-    let child = spawn(&arguments);
+    let child = spawn(&arguments, Stdio::piped());
     wait_for(|| fs::read_to_string(dir.join("metrics.jsonl")).is_ok_and(|lines| lines.contains("minibatch")));
-    let sent = std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
-    assert!(sent.success());
+    interrupt(&child);
     let output = child.wait_with_output().unwrap();
     let how = format!("note: go on with: hydra resume {}\n", dir.display());
     assert_eq!((output.status.code(), text(&output.stderr)), (Some(130), how));
@@ -324,27 +324,6 @@ fn an_interrupted_run_writes_what_it_has() {
     assert!((1..1_000_000).contains(&steps) && steps == task["losses"].as_array().unwrap().len() as u64);
     let model = task["model_dir"].as_str().unwrap();
     says(&["eval", "--model", model, "--context", "16", "--device-memory", "64MiB"]);
-}
-
-#[cfg(unix)]
-fn spawn(arguments: &[&str]) -> std::process::Child {
-    use std::process::Stdio;
-    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_hydra"));
-    command.args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped());
-    command.spawn().unwrap()
-}
-
-/// Waits until a child has done something, and gives up after two minutes.
-#[cfg(unix)]
-#[expect(clippy::disallowed_methods, reason = "another process tells of its doings only by its files")]
-fn wait_for(done: impl Fn() -> bool) {
-    for _ in 0..2400 {
-        if done() {
-            return;
-        }
-        std::thread::sleep(std::time::Duration::from_millis(50));
-    }
-    panic!("the run did not begin within two minutes");
 }
 
 #[test]
