@@ -6,7 +6,7 @@ use crate::rundir::RunDir;
 use crate::session::Surroundings;
 use crate::spec::RunSpec;
 use crate::{show, train};
-use anyhow::Result;
+use anyhow::{Result, bail};
 use hydra_engine::Checkpoint;
 
 /// Goes on where the checkpoints in a run directory say.
@@ -15,9 +15,14 @@ pub(crate) fn run(args: &ResumeArgs, around: &Surroundings) -> Result<Outcome> {
     let dir = RunDir::resume(&args.dir)?;
     let mut spec = RunSpec::resume(&dir.spec_file(), &dir.plans(), args, &around.machine)?;
     let left = left(&dir, &spec)?;
-    let note = format!("note: {}", left.shown());
+    let note = match left.gone_from(&dir) {
+        Some(gone) if left.is_nothing() => bail!(gone),
+        Some(gone) => format!("note: {}\nnote: {gone}", left.shown()),
+        None => format!("note: {}", left.shown()),
+    };
     if left.is_nothing() && dir.has_report() {
         tell(&note);
+        args.record.as_deref().into_iter().for_each(train::tell_unrecorded);
         return show::run(&ReportArgs { dir: args.dir.clone(), json: args.json });
     }
     let out =
@@ -26,11 +31,13 @@ pub(crate) fn run(args: &ResumeArgs, around: &Surroundings) -> Result<Outcome> {
 }
 
 /// How far the tasks of a run are.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Left {
     finished: usize,
     begun: usize,
     new: usize,
+    /// The finished tasks whose models are not there any more.
+    gone: Vec<String>,
 }
 
 fn left(dir: &RunDir, spec: &RunSpec) -> Result<Left> {
@@ -39,7 +46,12 @@ fn left(dir: &RunDir, spec: &RunSpec) -> Result<Left> {
         let file = dir.checkpoint_file(&configuration.name)?;
         let count = match file.exists() {
             false => &mut left.new,
-            true if Checkpoint::open(&file)?.is_finished() => &mut left.finished,
+            true if Checkpoint::open(&file)?.is_finished() => {
+                if !dir.model_dir(&configuration.name)?.is_dir() {
+                    left.gone.push(configuration.name);
+                }
+                &mut left.finished
+            }
             true => &mut left.begun,
         };
         *count += 1;
@@ -48,11 +60,24 @@ fn left(dir: &RunDir, spec: &RunSpec) -> Result<Left> {
 }
 
 impl Left {
-    fn is_nothing(self) -> bool {
+    fn is_nothing(&self) -> bool {
         self.begun + self.new == 0
     }
 
-    fn shown(self) -> String {
+    /// Which models are gone, if any, and what to do about it: a finished task's checkpoint has its results alone.
+    fn gone_from(&self, dir: &RunDir) -> Option<String> {
+        let names: Vec<String> = self.gone.iter().map(|name| format!("`{name}`")).collect();
+        (!names.is_empty()).then(|| {
+            format!(
+                "these tasks were trained to their end, and their models are gone from `{0}/models`: {1}; to train them \
+                 again, remove what `{0}/checkpoints` has of them, and go on with: hydra resume {0}",
+                dir.path().display(),
+                names.join(", ")
+            )
+        })
+    }
+
+    fn shown(&self) -> String {
         if self.is_nothing() {
             return "nothing is left to do: every task has been trained to its end".to_owned();
         }
@@ -70,7 +95,7 @@ mod tests {
 
     #[test]
     fn what_is_left_is_counted() {
-        let left = Left { finished: 9, begun: 2, new: 0 };
+        let left = Left { finished: 9, begun: 2, ..Left::default() };
         assert_eq!(left.shown(), "the run goes on: 2 from a checkpoint, 9 finished");
         assert!(Left { begun: 0, ..left }.shown().starts_with("nothing is left"));
     }

@@ -98,6 +98,7 @@ impl RunDir {
     /// Makes the directory, or removes the run that is in it, and nothing else that may be there.
     pub(crate) fn begin(&mut self) -> Result<()> {
         if self.resumed {
+            self.sweep()?;
             // It would be taken for that of the run that goes on.
             return self.remove(REPORT);
         }
@@ -175,16 +176,19 @@ impl RunDir {
         })
     }
 
+    /// Removes the files that a run that was killed has left half written.
+    fn sweep(&self) -> Result<()> {
+        let inside = [PLANS, CHECKPOINTS].map(|name| self.path.join(name));
+        let inside = inside.into_iter().chain(entries(&self.path.join(MODELS)));
+        let parts = inside.flat_map(|dir| entries(&dir)).filter(|path| path.is_file());
+        let here = CONTENTS.iter().map(|name| self.path.join(format!("{name}{UNFINISHED}")));
+        let mut parts = parts.filter(|path| path.to_string_lossy().ends_with(UNFINISHED)).chain(here);
+        parts.try_for_each(|path| remove(&path))
+    }
+
     /// Removes a file or a directory in the directory, if it is there.
     fn remove(&self, name: &str) -> Result<()> {
-        let path = self.path.join(name);
-        let removed = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
-        match removed {
-            Err(error) if error.kind() != ErrorKind::NotFound => {
-                Err(error).with_context(|| format!("`{}` could not be removed", path.display()))
-            }
-            _ => Ok(()),
-        }
+        remove(&self.path.join(name))
     }
 
     /// Gives the directory back after a run that came to nothing: removes its files, if it had begun, and the
@@ -219,8 +223,8 @@ impl RunDir {
     /// this directory, on theirs, which may be the same.
     pub(crate) fn check_room(&self, files: &FileBytes, masters: Option<(&Path, u64)>) -> Result<()> {
         // What a run that goes on has kept is replaced.
-        let there = fs::read_dir(self.path.join(CHECKPOINTS)).into_iter().flatten().flatten();
-        let there: u64 = there.filter_map(|entry| entry.metadata().ok()).map(|file| file.len()).sum();
+        let there = entries(&self.path.join(CHECKPOINTS)).filter_map(|path| path.metadata().ok());
+        let there: u64 = there.map(|file| file.len()).sum();
         let more = files.checkpoints.saturating_sub(there).saturating_add(files.beside);
         let here = existing(&self.path);
         let beside = masters.filter(|(dir, _)| same_disk(existing(dir), here)).map_or(0, |(_, bytes)| bytes);
@@ -306,12 +310,22 @@ impl RunDir {
         std::path::absolute(&path).with_context(|| format!("`{}` is not a usable path", path.display()))
     }
 
+    /// Where metrics are written: `metrics.jsonl`.
+    pub(crate) fn metrics_file(&self) -> PathBuf {
+        self.path.join(METRICS)
+    }
+
+    /// Where the trace is written: `trace.json`.
+    pub(crate) fn trace_file(&self) -> PathBuf {
+        self.path.join(TRACE)
+    }
+
     /// Opens `metrics.jsonl`; where a run goes on, at its end, behind the last whole line.
     pub(crate) fn metrics(&self) -> Result<File> {
         if !self.resumed {
             return self.open(METRICS);
         }
-        let path = self.path.join(METRICS);
+        let path = self.metrics_file();
         let open = || {
             let mut file = File::options().create(true).read(true).append(true).open(&path)?;
             let whole = end_of_lines(&mut file)?;
@@ -336,6 +350,22 @@ impl RunDir {
         let written = replace_file(&path, |file| file.write_all(bytes));
         written.with_context(|| format!("`{}` could not be written", path.display()))
     }
+}
+
+/// Removes a file or a directory, if it is there.
+fn remove(path: &Path) -> Result<()> {
+    let removed = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
+    match removed {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("`{}` could not be removed", path.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// What is in a directory, if it can be listed.
+fn entries(dir: &Path) -> impl Iterator<Item = PathBuf> + use<> {
+    fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path())
 }
 
 /// What is free on the disk of a directory, for programs of ordinary users.
@@ -480,8 +510,16 @@ mod tests {
         dir.discard();
         assert!(path.join(REPORT).exists(), "one that is refused removes nothing");
         let mut dir = RunDir::resume(&path).unwrap();
+        let half = ["schedule.svg.part", "plans/a.json.part", "models/a/model.safetensors.part"];
+        let mine = ["notes.part", "plans/a.json", "checkpoints/a.safetensors.part/it"];
+        for name in half.iter().chain(&mine).map(|name| path.join(name)) {
+            fs::create_dir_all(name.parent().unwrap()).unwrap();
+            fs::write(name, "").unwrap();
+        }
         dir.begin().unwrap();
         assert!(!dir.has_report(), "the report of the run before is not this one's");
+        assert!(!half.iter().any(|name| path.join(name).exists()), "what is half written goes");
+        assert!(mine.iter().all(|name| path.join(name).exists()), "and nothing else");
         dir.write_spec("x = 2").unwrap();
         dir.metrics().unwrap().write_all(b"{\"b\": 2}\n").unwrap();
         assert_eq!(fs::read_to_string(path.join(SPEC)).unwrap(), "x = 1");

@@ -1,7 +1,7 @@
 //! `hydra select` and `hydra train`: a grid of configurations, of many or of one.
 
 use crate::args::OutArgs;
-use crate::error::{Interrupted, Outcome, Usage, print, tell};
+use crate::error::{Interrupted, Outcome, Usage, print, render, tell};
 use crate::leaderboard::Report;
 use crate::needs;
 use crate::parse::CheckpointArg;
@@ -98,20 +98,23 @@ pub(crate) fn check_record(file: &Path) -> Result<(), Usage> {
 }
 
 /// Writes the run as its measured costs into the run directory, and where it was asked for.
-fn record(dir: &RunDir, report: &RunReport, file: Option<&Path>) -> Result<()> {
+fn record(dir: &RunDir, report: &RunReport, file: Option<&Path>) -> Vec<Result<()>> {
     let Some(workload) = &report.workload else {
-        if let Some(file) = file {
-            tell(&format!("note: nothing was trained, and nothing recorded into `{}`", file.display()));
-        }
-        return Ok(());
+        file.into_iter().for_each(tell_unrecorded);
+        return Vec::new();
     };
     let json = format!("{}\n", workload.to_json());
-    let kept = dir.write_workload(&json);
-    let write = |file: &Path| {
-        fs::write(file, &json).with_context(|| format!("`{}` could not be written", file.display()))
-    };
-    let recorded = file.map_or(Ok(()), write);
-    kept.and(recorded)
+    let write = |file: &Path| fs::write(file, &json).with_context(|| unwritten(file));
+    std::iter::once(dir.write_workload(&json)).chain(file.map(write)).collect()
+}
+
+/// Says that a run has trained nothing that could be recorded.
+pub(crate) fn tell_unrecorded(file: &Path) {
+    tell(&format!("note: nothing was trained, and nothing recorded into `{}`", file.display()));
+}
+
+fn unwritten(file: &Path) -> String {
+    format!("`{}` could not be written", file.display())
 }
 
 fn dry_run(spec: &mut RunSpec, dir: &Path, json: bool, around: &Surroundings) -> Result<Outcome> {
@@ -241,20 +244,20 @@ impl Prepared {
         let report = orchestrator.run().context("the run ended early")?;
         let text =
             serde_json::to_string_pretty(&report).context("the report could not be written as JSON")?;
-        let written = dir.write_report(&format!("{text}\n"));
         let readable = Report::parse(&text)?;
         let shown = match out.json {
             true => format!("{text}\n"),
             false => format!("{}\nresults in {}\n", readable.render(), dir.path().display()),
         };
-        // Whatever cannot be written, what was trained is reported, and everything else is written. The first
-        // error is told at the end.
-        let printed = print(&shown).context("the report could not be printed");
-        let drawn = logged.draw(dir, &report);
-        let plotted = draw_losses(dir, &report);
-        let recorded = record(dir, &report, out.record.as_deref());
-        printed.and(written).and(drawn).and(plotted).and(recorded)?;
-        let outcome = outcome(&readable, stop.is_stopped());
+        // Whatever cannot be written, what was trained is reported, and everything else is written.
+        let mut results = logged.end(dir, &report);
+        results.push(draw_losses(dir, &report));
+        results.extend(record(dir, &report, out.record.as_deref()));
+        // The last file: a run that is killed before it is put together again when it goes on.
+        results.push(dir.write_report(&format!("{text}\n")));
+        results.push(print(&shown).context("the report could not be printed"));
+        let errors: Vec<anyhow::Error> = results.into_iter().filter_map(Result::err).collect();
+        let outcome = outcome(&readable, &errors, stop.is_stopped());
         if outcome == Outcome::Interrupted && kept && !report.all_done() {
             tell(&format!("note: go on with: hydra resume {}", dir.path().display()));
         }
@@ -264,11 +267,19 @@ impl Prepared {
 
 impl Logged {
     /// Ends the log and draws the schedule from it.
-    fn draw(&self, dir: &RunDir, report: &RunReport) -> Result<()> {
-        let timeline = self.log.finish().context("the run log could not be written")?;
+    fn end(&self, dir: &RunDir, report: &RunReport) -> Vec<Result<()>> {
+        let ended = match self.log.finish() {
+            Ok(ended) => ended,
+            Err(error) => return vec![Err(error).context("the run log could not be ended")],
+        };
         let utilizations: Vec<f64> = report.devices.iter().map(|device| device.utilization).collect();
-        let picture = schedule::draw(&timeline, &self.devices, &utilizations, &self.tasks);
-        dir.write_schedule(&picture.context("the schedule could not be drawn")?)
+        let picture = schedule::draw(&ended.timeline, &self.devices, &utilizations, &self.tasks);
+        let picture = picture.context("the schedule could not be drawn");
+        vec![
+            ended.metrics.with_context(|| unwritten(&dir.metrics_file())),
+            ended.trace.with_context(|| unwritten(&dir.trace_file())),
+            picture.and_then(|picture| dir.write_schedule(&picture)),
+        ]
     }
 }
 
@@ -294,15 +305,18 @@ fn draw_losses(dir: &RunDir, report: &RunReport) -> Result<()> {
     dir.write_losses(&picture)
 }
 
-/// How the run ended; what failed is said on standard error.
-fn outcome(report: &Report, interrupted: bool) -> Outcome {
+/// How the run ended; what failed, tasks and `errors`, is said on standard error.
+fn outcome(report: &Report, errors: &[anyhow::Error], interrupted: bool) -> Outcome {
     let failures = report.failures();
     if !failures.is_empty() {
         tell(&format!("error: {} of {} tasks failed", failures.len(), report.len()));
         failures.iter().for_each(|failure| tell(&format!("  {failure}")));
-        return Outcome::Failed;
     }
-    if interrupted || report.stopped() { Outcome::Interrupted } else { Outcome::Done }
+    errors.iter().for_each(|error| tell(render(error).trim_end()));
+    if interrupted || report.stopped() {
+        return Outcome::Interrupted;
+    }
+    if failures.is_empty() && errors.is_empty() { Outcome::Done } else { Outcome::Failed }
 }
 
 /// Two observers of one run.

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{fails, grid, hydra, json, says, text};
+use common::{fails, grid, hydra, interrupt, json, says, text};
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -149,8 +149,7 @@ fn an_interrupted_run_says_how_to_go_on() {
     let (whole, stopped) = (root.path().join("whole"), root.path().join("stopped"));
     let mut child = begin(&stopped);
     wait_for_checkpoints(&stopped, &mut child, 1);
-    let sent = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
-    assert!(sent.success());
+    interrupt(&child);
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(130), "{}", text(&output.stderr));
     assert!(
@@ -217,4 +216,67 @@ fn what_cannot_go_on_is_refused() {
     fs::remove_file(&file).unwrap();
     let said = resume(&run, &["--link", "8GiB/s"]);
     assert_eq!(said, "note: the run goes on: 1 from a checkpoint, 1 from the start\n");
+}
+
+/// A run of a second that has ended.
+fn ended(root: &Path) -> PathBuf {
+    let dir = root.join("run");
+    let short = grid("--steps 2 --cuts 2,4");
+    says(&[&short[..], &["--out", dir.to_str().unwrap()]].concat());
+    dir
+}
+
+#[test]
+fn a_run_that_was_killed_while_it_drew_is_put_together_again() {
+    let root = tempfile::tempdir().unwrap();
+    let dir = ended(root.path());
+    let written = |name: &str| dir.join(name).metadata().unwrap().modified().unwrap();
+    let drawn = ["trace.json", "schedule.svg", "losses.svg", "workload.json"];
+    let last = written("report.json");
+    assert!(drawn.iter().all(|name| written(name) <= last), "a directory with a report has everything else");
+
+    for name in ["report.json", "schedule.svg", "losses.svg"] {
+        fs::remove_file(dir.join(name)).unwrap();
+    }
+    fs::write(dir.join("trace.json"), "{\"half").unwrap();
+    let half = ["schedule.svg.part", "plans/gone.json.part", "checkpoints/b4-lr1e-3.safetensors.part"];
+    half.iter().for_each(|name| fs::write(dir.join(name), "half").unwrap());
+    assert_eq!(resume(&dir, &[]), "note: nothing is left to do: every task has been trained to its end\n");
+    assert!(json(&dir.join("trace.json"))["traceEvents"].is_array());
+    for name in ["report.json", "schedule.svg", "losses.svg", "workload.json"] {
+        assert!(dir.join(name).is_file(), "{name}");
+    }
+    assert!(!half.iter().any(|name| dir.join(name).exists()), "nothing half written is left");
+}
+
+#[test]
+fn a_finished_run_says_that_it_records_nothing_and_which_model_is_gone() {
+    let root = tempfile::tempdir().unwrap();
+    let dir = ended(root.path());
+    let record = root.path().join("w.json");
+    let said = resume(&dir, &["--record", record.to_str().unwrap()]);
+    let unrecorded = format!("note: nothing was trained, and nothing recorded into `{}`\n", record.display());
+    assert!(said.starts_with("note: nothing is left to do") && said.ends_with(&unrecorded), "{said}");
+    assert!(!record.exists());
+
+    let before = results(&dir);
+    fs::remove_dir_all(dir.join("models/b4-lr3e-4")).unwrap();
+    let path = dir.to_str().unwrap();
+    let gone =
+        ["their models are gone from", "`b4-lr3e-4`; to train them again, remove what", "hydra resume"];
+    fails(&["resume", path], 1, &gone);
+    let report = fs::read(dir.join("report.json")).unwrap();
+    fs::remove_file(dir.join("report.json")).unwrap();
+    fails(&["resume", path], 1, &gone);
+    fs::write(dir.join("report.json"), report).unwrap();
+    // What it says to do helps.
+    fs::remove_file(dir.join("checkpoints/b4-lr3e-4.safetensors")).unwrap();
+    assert_eq!(resume(&dir, &[]), "note: the run goes on: 1 from the start, 1 finished\n");
+    assert_eq!(results(&dir), before);
+    // While there is something left, it does not hinder.
+    fs::remove_dir_all(dir.join("models/b4-lr3e-4")).unwrap();
+    fs::remove_file(dir.join("checkpoints/b4-lr1e-3.safetensors")).unwrap();
+    let said = resume(&dir, &[]);
+    assert!(said.starts_with("note: the run goes on: 1 from the start, 1 finished\nnote: "), "{said}");
+    assert!(said.contains(gone[1]), "{said}");
 }

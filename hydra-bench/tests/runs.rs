@@ -2,10 +2,11 @@
 
 mod common;
 
-use common::{fails, grid, hydra, json, says, text};
+use common::{fails, grid, hydra, interrupt, json, says, spawn, text, wait_for};
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
+use std::process::Stdio;
 use std::sync::LazyLock;
 
 /// Two configurations of two steps on two devices, cut into three shards.
@@ -268,8 +269,26 @@ fn a_partition_gives_cut_points_and_budgets() {
     let root = tempfile::tempdir().unwrap();
     let file = root.path().join("plan.json");
     let table = partition("1GiB", &["--out", file.to_str().unwrap()]);
+    // Also as the table says them, rounded.
+    let after = |what: &str| table.split(what).nth(1).unwrap().split([',', '\n']).next().unwrap().to_owned();
+    for shown in [after("trains from "), after("uncut from ")] {
+        assert!(partition(&shown, &[]).contains("trains from "), "{shown}");
+    }
     assert!(table.contains("shard") && table.contains("1.00 GiB"), "{table}");
     assert_eq!(json(&file)["cut_points"], serde_json::json!([]));
+}
+
+#[test]
+fn host_memory_is_enough_as_a_refusal_says_it() {
+    let small = "train --batch 4 --context 64 --devices cpu:1x1 --device-memory 64MiB --cuts 2,4 --dry-run";
+    let with = |memory: &str| {
+        let arguments: Vec<&str> = small.split_whitespace().chain(["--host-memory", memory]).collect();
+        hydra(&arguments).output().unwrap()
+    };
+    let refused = text(&with("1MiB").stderr);
+    let least = refused.split("needs at least ").nth(1).unwrap().split(" (").next().unwrap();
+    let output = with(least);
+    assert!(output.status.success(), "{refused}{least}: {}", text(&output.stderr));
 }
 
 #[cfg(unix)]
@@ -291,10 +310,9 @@ fn an_interrupted_run_writes_what_it_has() {
         "--out",
         dir.to_str().unwrap(),
     ];
-    let child = spawn(&arguments);
+    let child = spawn(&arguments, Stdio::piped());
     wait_for(|| fs::read_to_string(dir.join("metrics.jsonl")).is_ok_and(|lines| lines.contains("minibatch")));
-    let sent = std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
-    assert!(sent.success());
+    interrupt(&child);
     let output = child.wait_with_output().unwrap();
     let how = format!("note: go on with: hydra resume {}\n", dir.display());
     assert_eq!((output.status.code(), text(&output.stderr)), (Some(130), how));
@@ -306,27 +324,6 @@ fn an_interrupted_run_writes_what_it_has() {
     assert!((1..1_000_000).contains(&steps) && steps == task["losses"].as_array().unwrap().len() as u64);
     let model = task["model_dir"].as_str().unwrap();
     says(&["eval", "--model", model, "--context", "16", "--device-memory", "64MiB"]);
-}
-
-#[cfg(unix)]
-fn spawn(arguments: &[&str]) -> std::process::Child {
-    use std::process::Stdio;
-    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_hydra"));
-    command.args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped());
-    command.spawn().unwrap()
-}
-
-/// Waits until a child has done something, and gives up after two minutes.
-#[cfg(unix)]
-#[expect(clippy::disallowed_methods, reason = "another process tells of its doings only by its files")]
-fn wait_for(done: impl Fn() -> bool) {
-    for _ in 0..2400 {
-        if done() {
-            return;
-        }
-        std::thread::sleep(std::time::Duration::from_millis(50));
-    }
-    panic!("the run did not begin within two minutes");
 }
 
 #[test]

@@ -65,6 +65,6 @@ pub use memory::{DeviceBuffer, DeviceBytes, DeviceError, DeviceTensor, finish, p
 pub use pass::{DropoutMask, Mode, Pass};
 pub use probe::{MemoryProbe, NoProbe};
 pub use spec::{Decay, Length, OptimizerSpec, Schedule, ScheduleKind, TrainSpec};
-pub use units::{Bandwidth, ByteSize, UnitError};
+pub use units::{AtLeast, Bandwidth, ByteSize, UnitError};
 pub use vjp::vector_jacobian;
 pub use weights::{ImageReader, ModelWriter, SeededInit, WeightError, WeightSource};

@@ -65,6 +65,26 @@ impl ByteSize {
     pub const fn mib(n: u64) -> Self {
         Self(n << 20)
     }
+
+    /// What is needed at least, as text: rounded up where the size itself is rounded to the nearest, so that what is
+    /// read back from it is enough.
+    pub fn at_least(self) -> AtLeast {
+        AtLeast(self)
+    }
+}
+
+/// A size that prints rounded up; see [`ByteSize::at_least`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AtLeast(ByteSize);
+
+/// The unit that a size prints with and its bytes; none for one that prints in bytes.
+fn unit(bytes: u64) -> Option<(&'static str, u64)> {
+    match bytes {
+        0..1024 => None,
+        1024..1_048_576 => Some(("KiB", 1 << 10)),
+        1_048_576..1_073_741_824 => Some(("MiB", 1 << 20)),
+        _ => Some(("GiB", 1 << 30)),
+    }
 }
 
 impl FromStr for ByteSize {
@@ -80,14 +100,19 @@ impl FromStr for ByteSize {
 
 impl fmt::Display for ByteSize {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let bytes = self.0 as f64;
-        let (unit, scale) = match self.0 {
-            0..1024 => return write!(f, "{} B", self.0),
-            1024..1_048_576 => ("KiB", 1024.0),
-            1_048_576..1_073_741_824 => ("MiB", 1_048_576.0),
-            _ => ("GiB", 1_073_741_824.0),
-        };
-        write!(f, "{:.2} {unit}", bytes / scale)
+        match unit(self.0) {
+            None => write!(f, "{} B", self.0),
+            Some((unit, scale)) => write!(f, "{:.2} {unit}", self.0 as f64 / scale as f64),
+        }
+    }
+}
+
+impl fmt::Display for AtLeast {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(size) = self;
+        let Some((unit, scale)) = unit(size.0) else { return write!(f, "{size}") };
+        let hundredths = (u128::from(size.0) * 100).div_ceil(u128::from(scale));
+        write!(f, "{}.{:02} {unit}", hundredths / 100, hundredths % 100)
     }
 }
 
@@ -121,6 +146,24 @@ mod tests {
         assert_eq!("123".parse(), Ok(ByteSize(123)));
         assert_eq!(ByteSize(3 << 29).to_string(), "1.50 GiB");
         assert_eq!("8GiB/s".parse(), Ok(Bandwidth(8.0 * 1_073_741_824.0)));
+    }
+
+    #[test]
+    fn what_is_needed_at_least_is_enough_when_it_is_read_back() {
+        assert_eq!(ByteSize(2_296_478).at_least().to_string(), "2.20 MiB");
+        assert_eq!(ByteSize(2_296_478).to_string(), "2.19 MiB");
+        assert_eq!(ByteSize(3 << 29).at_least().to_string(), "1.50 GiB");
+        assert_eq!(ByteSize(1023).at_least().to_string(), "1023 B");
+        assert_eq!(ByteSize((1 << 20) - 1).at_least().to_string(), "1024.00 KiB");
+        for bytes in
+            (0..64).flat_map(|shift| [(1_u64 << shift) - 1, 1 << shift, (1 << shift) + 1, 5 << shift >> 2])
+        {
+            let shown = ByteSize(bytes.clamp(1, 1 << 52)).at_least().to_string();
+            assert!(
+                shown.parse::<ByteSize>().unwrap().0 >= bytes.min(1 << 52),
+                "{shown} is less than {bytes}"
+            );
+        }
     }
 
     #[test]

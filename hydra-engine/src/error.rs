@@ -113,7 +113,7 @@ pub enum EngineError {
     #[error(
         "the run needs at least {} ({needed} B) of host memory ({} for masters and optimizer state of {tasks} tasks, \
          {}{} for one model within a minibatch), the budget is {}: train fewer tasks at once, a smaller model, {}",
-        ByteSize(*needed), ByteSize(*masters), for_disk(*working), ByteSize(*active), ByteSize(*budget),
+        ByteSize(*needed).at_least(), ByteSize(*masters), for_disk(*working), ByteSize(*active), ByteSize(*budget),
         more_memory(*working)
     )]
     HostMemory {
@@ -134,7 +134,7 @@ pub enum EngineError {
     #[error(
         "host memory of {} leaves {} of masters and optimizer state to the disk `{}`, of which the run may have \
          {}: give it more of the disk, more host memory, or train fewer tasks at once",
-        ByteSize(*host), ByteSize(*needed), dir.display(), ByteSize(*budget)
+        ByteSize(*host), ByteSize(*needed).at_least(), dir.display(), ByteSize(*budget)
     )]
     DiskMemory {
         /// The directory.
@@ -208,7 +208,7 @@ pub enum EngineError {
     /// The run cannot go on: nothing runs, nothing is awaited and nothing can be claimed.
     #[error(
         "nothing can go on: {} of host memory are free and the task needs {} to enter a minibatch",
-        ByteSize(*available), ByteSize(*needed)
+        ByteSize(*available), ByteSize(*needed).at_least()
     )]
     NoProgress {
         /// Host bytes that are free.

@@ -273,7 +273,7 @@ fn impossible(lodgers: &[Lodger<'_>], house: &House<'_>) -> Option<String> {
     }
     let needed = house.needed(lodgers);
     (needed > house.budget).then(|| {
-        let (needed, budget) = (ByteSize(needed), ByteSize(house.budget));
+        let (needed, budget) = (ByteSize(needed).at_least(), ByteSize(house.budget));
         format!("to stay on {} with its moments everything would take {needed} of {budget}", house.name)
     })
 }

@@ -12,7 +12,7 @@ pub enum PartitionError {
         "layer `{layer}` needs a device memory of {} bytes ({}) by itself and {} bytes ({}) are given: its \
          parameters take {}, all that computing with it takes is {}, the double buffer is {} and the margin \
          {}; give more memory, a smaller batch or a shorter context",
-        .needed, ByteSize(*.needed), .budget, ByteSize(*.budget), ByteSize(*.param_bytes),
+        .needed, ByteSize(*.needed).at_least(), .budget, ByteSize(*.budget), ByteSize(*.param_bytes),
         ByteSize(*.need_bytes), ByteSize(*.reserve), ByteSize(*.margin)
     )]
     LayerTooLarge {
@@ -36,7 +36,7 @@ pub enum PartitionError {
         "shard {shard} (layers {first} to {}) does not fit: it needs {need} bytes ({}) and there is room for \
          {room} ({}), its parameters take {param_bytes} and the double buffer holds {reserve}; cut it again \
          between {first} and {end}, or leave the cuts to the partitioner",
-        .end.saturating_sub(1), ByteSize(*.need), ByteSize(*.room)
+        .end.saturating_sub(1), ByteSize(*.need).at_least(), ByteSize(*.room)
     )]
     ShardTooLarge {
         /// The shard, from zero.

@@ -2,7 +2,7 @@
 
 use crate::cut::{min_device_memory_bytes, single_shard_bytes};
 use crate::{Fingerprint, LayerCost, PartitionError, Profile, Rules, ShardNeeds, TiedImage};
-use hydra_core::{ByteSize, IMAGE_ALIGN};
+use hydra_core::{ByteSize, IMAGE_ALIGN, replace_file};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::io::Write;
@@ -144,8 +144,8 @@ impl PartitionPlan {
         }
     }
 
-    /// Writes the plan as JSON. The file is whole or not there: the bytes go to a temporary name beside it,
-    /// which is synced and renamed.
+    /// Writes the plan as JSON, with [`replace_file`]: the file is whole or not there, and nobody else writes it at the
+    /// same time.
     ///
     /// # Errors
     /// [`PartitionError::Write`], naming the file.
@@ -155,23 +155,10 @@ impl PartitionPlan {
 
     fn write(&self, path: &Path) -> std::io::Result<()> {
         let json = serde_json::to_vec_pretty(self)?;
-        // Unlike `replace_file`, for several programs may save the same plan at the same time.
-        let mut name = std::ffi::OsString::from(".");
-        name.push(path.file_name().ok_or(std::io::ErrorKind::InvalidFilename)?);
-        name.push(format!(".{}.tmp", std::process::id()));
-        let temporary = path.with_file_name(name);
-        let written = std::fs::File::create(&temporary)
-            .and_then(|mut file| {
-                file.write_all(&json)?;
-                file.write_all(b"\n")?;
-                file.sync_all()
-            })
-            .and_then(|()| std::fs::rename(&temporary, path));
-        if written.is_err() {
-            // What is left of a failed write is of no use; that it could not be removed changes nothing.
-            let _ = std::fs::remove_file(&temporary);
-        }
-        written
+        replace_file(path, |file| {
+            file.write_all(&json)?;
+            file.write_all(b"\n")
+        })
     }
 
     /// Reads a plan.
@@ -303,8 +290,8 @@ impl fmt::Display for PartitionPlan {
             self.layers.len(),
             if self.measured { "measured" } else { "estimated from shapes" },
             ByteSize(self.rules.margin),
-            ByteSize(self.min_device_memory_bytes),
-            ByteSize(self.single_shard_bytes),
+            ByteSize(self.min_device_memory_bytes).at_least(),
+            ByteSize(self.single_shard_bytes).at_least(),
         )?;
         let mut rows = vec![HEADINGS.map(str::to_owned)];
         rows.extend(self.shards.iter().enumerate().map(|(index, shard)| self.row(index, shard)));
@@ -324,6 +311,7 @@ impl fmt::Display for PartitionPlan {
 mod tests {
     use super::*;
     use crate::{FirstValues, PilotPartitioner, toy};
+    use hydra_core::UNFINISHED;
 
     /// Three layers and a loss, two of the layers in a shard.
     fn plan(budget: u64) -> PartitionPlan {
@@ -342,6 +330,8 @@ mod tests {
         let path = directory.path().join("toy.json");
         let plan = plan(1 << 20);
         plan.save(&path).unwrap();
+        // What a program that was killed has left gives way to the next write.
+        std::fs::write(directory.path().join(format!("toy.json{UNFINISHED}")), "half").unwrap();
         plan.save(&path).unwrap();
         assert_eq!(PartitionPlan::load(&path).unwrap(), plan);
         assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1);
@@ -405,10 +395,12 @@ mod tests {
     fn the_table_has_a_row_for_each_shard() {
         let mut plan = plan(1 << 20);
         plan.shards[1].verified_bytes = Some(3 << 20);
+        (plan.min_device_memory_bytes, plan.single_shard_bytes) = (2_296_478, 2_306_868);
         let table = plan.to_string();
         let lines: Vec<&str> = table.lines().collect();
         assert_eq!(lines.len(), 4);
         assert!(lines[0].starts_with("2 shard(s) of 4 layers, estimated from shapes: 1.00 MiB"), "{table}");
+        assert!(lines[0].ends_with("trains from 2.20 MiB, uncut from 2.21 MiB"), "{table}");
         assert!(lines[1].split_whitespace().eq(HEADINGS), "{table}");
         assert!(lines[2].contains("l0..l1 (2)") && lines[2].contains("500.00 ms"), "{table}");
         assert!(lines[3].contains("l2..loss (2)") && lines[3].contains("3.00 MiB"), "{table}");

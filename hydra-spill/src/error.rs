@@ -12,7 +12,7 @@ pub enum BudgetError {
     /// Fewer bytes are free than were asked for.
     #[error(
         "`{owner}` needs {} of `{budget}`, of which {} of {} are free; the rest is held by {holders}: {}",
-        ByteSize(*requested), ByteSize(*available), ByteSize(*capacity), advice(*requested, *capacity)
+        ByteSize(*requested).at_least(), ByteSize(*available), ByteSize(*capacity), advice(*requested, *capacity)
     )]
     Refused {
         /// The bytes that were asked for.
@@ -140,7 +140,7 @@ pub enum SpillError {
     /// A reservation does not cover the bytes that it was given for.
     #[error(
         "the reservation of `{owner}` is {}, at least {} are needed: reserve what the images take",
-        ByteSize(*reserved), ByteSize(*needed)
+        ByteSize(*reserved), ByteSize(*needed).at_least()
     )]
     ReservationTooSmall {
         /// The bytes that are needed: all of those counted until it no longer sufficed.

@@ -308,7 +308,7 @@ mod tests {
         let small = promote(&manager, &[0, 1, 2], 1599, TASK).unwrap_err();
         assert_eq!(
             small.to_string(),
-            "the reservation of `shard 4` is 1.56 KiB, at least 2.34 KiB are needed: reserve what the images take"
+            "the reservation of `shard 4` is 1.56 KiB, at least 2.35 KiB are needed: reserve what the images take"
         );
         assert_eq!(manager.promoted_bytes(), 0, "what does not fit is not begun");
         let missing = promote(&manager, &[0], 400, TaskId(0)).unwrap_err();

@@ -4,6 +4,7 @@
 use assert_cmd::Command;
 use serde_json::Value;
 use std::path::Path;
+use std::process::{Child, Stdio};
 
 /// The program with these arguments, in a folder of its own so that default run directories are no trouble.
 pub fn hydra(arguments: &[&str]) -> Command {
@@ -50,4 +51,29 @@ pub fn json(path: &Path) -> Value {
 /// Bytes that must be text.
 pub fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+/// The program with these arguments, while it runs.
+pub fn spawn(arguments: &[&str], out: Stdio) -> Child {
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_hydra"));
+    command.args(arguments).stdout(out).stderr(Stdio::piped());
+    command.spawn().unwrap()
+}
+
+/// Presses Ctrl-C.
+pub fn interrupt(child: &Child) {
+    let sent = std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    assert!(sent.success());
+}
+
+/// Waits until a child has done something, and gives up after two minutes.
+#[expect(clippy::disallowed_methods, reason = "another process tells of its doings only by its files")]
+pub fn wait_for(done: impl Fn() -> bool) {
+    for _ in 0..2400 {
+        if done() {
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    panic!("the run did not begin within two minutes");
 }
