@@ -1,11 +1,17 @@
 //! The head and its loss, a chunk of positions at a time.
 //!
 //! Logits are `f32`. Their gradients are factors of matrix products, and so have the type of the other factor.
+//!
+//! Both lie in parts of some thousand entries of the table each, and the products of all parts are made together. That
+//! of the gradient of hidden, with few rows and columns, has too few tiles for a card if its inner dimension is whole;
+//! and a vocabulary that is odd, as GPT-2's, has rows that cannot be read and written as vectors.
 
-use super::kernels::{head as kernels, sums};
-use super::matmul::{product, transposed};
+use super::kernels::head::{self as kernels, PART};
+use super::kernels::sums;
+use super::matmul::{product, product_to, transposed};
 use super::tensors::{
-    arg, dims, elements, float, floats, made_of, rounded, rows, units, whole, whole_ids, wide,
+    arg, dims, elements, empty, float, floats, made_of, part, reshaped, rounded, rows, units, whole,
+    whole_ids, wide,
 };
 use crate::ops::head::{HeadKernels, HeadOps};
 use burn::backend::tensor::{FloatTensor, IntTensor};
@@ -13,6 +19,41 @@ use burn::backend::{Cube, TensorMetadata};
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 use std::ops::Range;
+
+/// The parts of a vocabulary: all but the last are [`PART`] entries, and that is shorter or as long.
+#[derive(Clone, Copy)]
+struct Parts {
+    full: usize,
+    last: usize,
+}
+
+impl Parts {
+    fn of(vocabulary: usize) -> Self {
+        let full = (vocabulary - 1) / PART;
+        Self { full, last: vocabulary - full * PART }
+    }
+
+    /// Logits, or their gradients, as matrices `[parts, rows, entries]`.
+    fn of_logits(self, logits: &CubeTensor, rows: usize) -> Vec<CubeTensor> {
+        self.cut(logits, rows, |parts, entries| [parts, rows, entries])
+    }
+
+    /// A table, or its gradient, as matrices `[parts, entries, width]`.
+    fn of_table(self, table: &CubeTensor, width: usize) -> Vec<CubeTensor> {
+        self.cut(table, width, |parts, entries| [parts, entries, width])
+    }
+
+    /// The full parts, if there are any, and the last; with so many numbers for each entry.
+    fn cut(
+        self,
+        all: &CubeTensor,
+        numbers: usize,
+        shape: impl Fn(usize, usize) -> [usize; 3],
+    ) -> Vec<CubeTensor> {
+        let full = (self.full > 0).then(|| part(all, 0, shape(self.full, PART)));
+        full.into_iter().chain([part(all, self.full * PART * numbers, shape(1, self.last))]).collect()
+    }
+}
 
 /// One pass over the positions.
 struct HeadPass {
@@ -52,27 +93,56 @@ impl HeadPass {
     }
 
     fn chunk(&mut self, positions: Range<usize>, wanted: [bool; 2]) {
-        let ([all, width], dtype) = (dims(&self.hidden), self.hidden.dtype);
-        let hidden = self.hidden_rows(&positions);
-        let logits = product(hidden.clone(), transposed(self.table.clone()), DType::F32);
-        let gradients = self.losses(logits, &positions, wanted != [false; 2]);
-        if let Some(out) = &self.for_hidden {
-            let part = product(gradients.clone(), self.table.clone(), dtype);
-            let (client, cubes) = (&part.client, elements(&part, part.meta.num_elements()));
-            let start = positions.start * width;
-            sums::copy_to::launch(client, cubes, units(), arg(&part), arg(out), start, float(out));
+        let ([all, width], [vocabulary, _]) = (dims(&self.hidden), dims(&self.table));
+        let (count, parts) = (positions.len(), Parts::of(vocabulary));
+        let hidden = reshaped(self.hidden_rows(&positions), [1, count, width]);
+        let logits = wide(&hidden, [count * vocabulary]);
+        let tables = parts.of_table(&self.table, width);
+        for (logits, table) in parts.of_logits(&logits, count).iter().zip(&tables) {
+            product_to(hidden.clone(), transposed(table.clone()), logits);
+        }
+        let gradients = self.losses(logits, &positions, parts, wanted != [false; 2]);
+        let gradients = || parts.of_logits(&gradients, count).into_iter();
+        if wanted[0] {
+            self.write_hidden(gradients().zip(tables), positions.start * width);
         }
         if wanted[1] {
             // What others are added to is not rounded yet.
-            let dtype = if positions.len() == all { dtype } else { DType::F32 };
-            let part = product(transposed(gradients), hidden, dtype);
+            let dtype = if count == all { self.table.dtype } else { DType::F32 };
+            let for_table = empty(&self.table, [vocabulary, width], dtype);
+            for (gradients, out) in gradients().zip(parts.of_table(&for_table, width)) {
+                product_to(transposed(gradients), hidden.clone(), &out);
+            }
             match &self.for_table {
                 Some(sum) => {
                     let cubes = elements(sum, sum.meta.num_elements());
-                    sums::add_to::launch(&sum.client, cubes, units(), arg(sum), arg(&part));
+                    sums::add_to::launch(&sum.client, cubes, units(), arg(sum), arg(&for_table));
                 }
-                None => self.for_table = Some(part),
+                None => self.for_table = Some(for_table),
             }
+        }
+    }
+
+    /// Writes the gradients of a chunk's hidden vectors, from the element `start` of all of them on: the sums over the
+    /// parts of the vocabulary, in their order.
+    fn write_hidden(&self, parts: impl Iterator<Item = (CubeTensor, CubeTensor)>, start: usize) {
+        let Some(out) = &self.for_hidden else { return };
+        let products: Vec<CubeTensor> =
+            parts.map(|(gradients, table)| product(gradients, table, DType::F32)).collect();
+        let [.., rest] = products.as_slice() else { return };
+        let cubes = elements(rest, rest.meta.num_elements());
+        match &products[..products.len() - 1] {
+            [parts] => sums::sum_to::launch(
+                &out.client,
+                cubes,
+                units(),
+                arg(parts),
+                arg(rest),
+                arg(out),
+                start,
+                float(out),
+            ),
+            _ => sums::copy_to::launch(&out.client, cubes, units(), arg(rest), arg(out), start, float(out)),
         }
     }
 
@@ -90,7 +160,13 @@ impl HeadPass {
     }
 
     /// Writes the losses of a chunk's positions, and returns the gradients of its logits if `gradients`.
-    fn losses(&self, logits: CubeTensor, positions: &Range<usize>, gradients: bool) -> CubeTensor {
+    fn losses(
+        &self,
+        logits: CubeTensor,
+        positions: &Range<usize>,
+        parts: Parts,
+        gradients: bool,
+    ) -> CubeTensor {
         // Where there are no gradients, they take no memory.
         let dtype = if gradients { self.table.dtype } else { logits.dtype };
         let (out, room) = made_of(&logits, 0, dtype);
@@ -104,6 +180,7 @@ impl HeadPass {
             arg(&self.share),
             arg(&self.losses),
             positions.start,
+            parts.last,
             self.table.shape()[0],
             f32::NAN,
             gradients,

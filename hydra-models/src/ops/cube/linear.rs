@@ -35,6 +35,38 @@ fn part_sums(x: CubeTensor, [rows, width]: [usize; 2], part_rows: usize, dtype: 
     parts
 }
 
+/// What a tile of a product has at most, with which a large card is to have as many as it computes at once.
+const TILE: [usize; 2] = [256, 128];
+const TILES: usize = 128;
+/// Rows that are worth a product of their own.
+const SLICE_ROWS: usize = 256;
+
+/// `x^T @ y` for `[rows, m]` and `[rows, n]` in row-major order, such as the gradient of a weight; added in `f32`, and
+/// stored in `dtype`.
+///
+/// Where the product has few tiles for many rows, most of a card would have nothing to do. So the rows are cut into
+/// slices, whose products are made together and then added in their order.
+fn product_over_rows(x: CubeTensor, y: CubeTensor, dtype: DType) -> CubeTensor {
+    let ([rows, m], [_, n]) = (dims(&x), dims(&y));
+    let slices = slices(rows, [m, n]);
+    if slices == 1 {
+        return product(transposed(x), y, dtype);
+    }
+    let [x, y] = [(x, m), (y, n)].map(|(of, width)| reshaped(of, [slices, rows / slices, width]));
+    let sums = product(transposed(x), y, DType::F32);
+    reshaped(add_parts(reshaped(sums, [slices, m * n]), dtype), [m, n])
+}
+
+/// Into how many slices of the same size the rows are cut: a power of two.
+fn slices(rows: usize, sides: [usize; 2]) -> usize {
+    let tiles: usize = sides.iter().zip(TILE).map(|(side, of)| side.div_ceil(of)).product();
+    let mut slices = 1;
+    while slices * tiles < TILES && rows % (2 * slices) == 0 && rows / (2 * slices) >= SLICE_ROWS {
+        slices *= 2;
+    }
+    slices
+}
+
 /// The rows of a `[batch, tokens, width]`, as a matrix.
 fn as_rows(x: CubeTensor) -> CubeTensor {
     let [batch, tokens, width] = dims(&x);
@@ -88,8 +120,31 @@ impl AffineKernels for Cube {
         let [x, weight, gradient] = whole([x, weight, gradient]);
         let gradient = as_rows(gradient);
         let for_x = || reshaped(product(gradient.clone(), transposed(weight), dtype), shape);
-        let for_weight = || product(transposed(as_rows(x)), gradient.clone(), dtype);
+        let for_weight = || product_over_rows(as_rows(x), gradient.clone(), dtype);
         let for_bias = || sum_rows(gradient.clone(), outputs);
         [wanted[0].then(for_x), wanted[1].then(for_weight), wanted[2].then(for_bias)]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_cut_where_a_product_has_few_tiles_for_many_rows() {
+        // The weights of a block of GPT-2, its head's table, and what cannot be cut or is not worth it.
+        let cases = [
+            (4096, [768, 768], 8),
+            (4096, [768, 2304], 4),
+            (4096, [768, 3072], 2),
+            (4096, [3072, 768], 2),
+            (4096, [50257, 768], 1),
+            (4095, [768, 768], 1),
+            (1536, [768, 768], 4),
+            (511, [8, 8], 1),
+        ];
+        for (rows, sides, expected) in cases {
+            assert_eq!(slices(rows, sides), expected, "{rows} {sides:?}");
+        }
     }
 }

@@ -43,14 +43,87 @@ fn precision() -> Precision {
 /// in any order in memory; added in `f32`, and stored in `dtype`.
 #[track_caller]
 pub(super) fn product(lhs: CubeTensor, rhs: CubeTensor, dtype: DType) -> CubeTensor {
-    assert_eq!(lhs.dtype, rhs.dtype, "the factors of a product have one type");
     let mut shape = lhs.shape();
     let last = shape.num_dims() - 1;
     shape[last] = rhs.shape()[last];
     let out = empty(&lhs, shape, dtype);
-    let launched = launch(precision(), lhs, rhs, &out);
-    launched.unwrap_or_else(|error| panic!("a matrix product could not be launched: {error:?}"));
+    product_to(lhs, rhs, &out);
     out
+}
+
+/// The same into memory that is there, which may be a part of something. A factor with one matrix is that of every
+/// matrix of the other.
+#[track_caller]
+pub(super) fn product_to(lhs: CubeTensor, rhs: CubeTensor, out: &CubeTensor) {
+    assert_eq!(lhs.dtype, rhs.dtype, "the factors of a product have one type");
+    let launched = launch(precision(), lhs, rhs, out);
+    launched.unwrap_or_else(|error| panic!("a matrix product could not be launched: {error:?}"));
+}
+
+/// How many times as many rows as columns CubeCL gives tiles of 32 by 8 numbers.
+const TALL: usize = 4;
+const MOST_CUTS: usize = 16;
+/// Cuts of a transposed factor, each of which takes a launch.
+const MOST_LAUNCHES: usize = 2;
+/// What begins at a multiple of so many bytes, every device can bind.
+const BINDING: usize = 256;
+
+/// Into how many matrices of as many rows `out` is cut, so that none is so tall; one if that cannot be.
+///
+/// With tiles of 32 by 8 a kernel for tensor cores keeps more sums than it has registers, and moves them in and out
+/// of memory between products; tiles of 16 by 16 fit. (So says NVIDIA's assembler for capabilities 8.0 and 9.0.)
+fn cuts(out: &CubeTensor) -> usize {
+    let [rows, columns] = sides(out);
+    (1..=MOST_CUTS).find(|cuts| rows % cuts == 0 && rows / cuts < TALL * columns).unwrap_or(1)
+}
+
+/// Rows and columns of the matrices.
+fn sides(tensor: &CubeTensor) -> [usize; 2] {
+    let last = tensor.meta.num_dims() - 1;
+    [tensor.meta.shape()[last - 1], tensor.meta.shape()[last]]
+}
+
+/// `[.., rows, columns]` as `[.., cuts, rows / cuts, columns]`, where it lies.
+fn cut_rows(mut tensor: CubeTensor, cuts: usize) -> CubeTensor {
+    let rows = tensor.meta.num_dims() - 2;
+    let (each, stride) = (tensor.meta.shape()[rows] / cuts, tensor.meta.strides()[rows]);
+    tensor.meta.shape_mut()[rows] = each;
+    tensor.meta.insert(rows, cuts, each * stride);
+    tensor
+}
+
+/// The cut of this number of `[.., rows, columns]`, where it lies.
+fn nth_cut(mut tensor: CubeTensor, nth: usize, cuts: usize) -> CubeTensor {
+    let rows = tensor.meta.num_dims() - 2;
+    let (each, stride) = (tensor.meta.shape()[rows] / cuts, tensor.meta.strides()[rows]);
+    tensor.meta.shape_mut()[rows] = each;
+    tensor.handle = tensor.handle.offset_start((nth * each * stride * tensor.dtype.size()) as u64);
+    tensor
+}
+
+/// Products of floats of 16 bits, of which none is tall if that can be.
+fn launch_halves(
+    strategy: &Strategy,
+    lhs: CubeTensor,
+    rhs: CubeTensor,
+    out: &CubeTensor,
+) -> Result<(), MatmulSetupError> {
+    let cuts = cuts(out);
+    let last = lhs.meta.num_dims() - 1;
+    let in_rows = lhs.meta.strides()[last] == 1;
+    // CubeCL would first copy a transposed factor that is cut; each of its cuts by itself is none.
+    let binds = (sides(&lhs)[0] / cuts * lhs.dtype.size()).is_multiple_of(BINDING);
+    match cuts {
+        2.. if in_rows => {
+            let [lhs, rhs, out] = [(lhs, cuts), (rhs, 1), (out.clone(), cuts)].map(|(of, n)| cut_rows(of, n));
+            launch_as(strategy, &lhs, &rhs, &out)
+        }
+        2..=MOST_LAUNCHES if binds => (0..cuts).try_for_each(|nth| {
+            let [lhs, out] = [lhs.clone(), out.clone()].map(|of| nth_cut(of, nth, cuts));
+            launch_as(strategy, &lhs, &rhs, &out)
+        }),
+        _ => launch_as(strategy, &lhs, &rhs, out),
+    }
 }
 
 fn launch(
@@ -66,7 +139,11 @@ fn launch(
         // is the device's list of them, never a clock.
         _ => Strategy::Auto,
     };
-    match launch_as(&strategy, &lhs, &rhs, out) {
+    let launched = match lhs.dtype {
+        DType::F32 => launch_as(&strategy, &lhs, &rhs, out),
+        _ => launch_halves(&strategy, lhs.clone(), rhs.clone(), out),
+    };
+    match launched {
         // Without tensor cores for the type, tiles of 16 bits take 68 KiB of shared memory, and some cards have 64.
         Err(MatmulSetupError::Unavailable(_)) => launch_as(&small_tiles(), &lhs, &rhs, out),
         launched => launched,

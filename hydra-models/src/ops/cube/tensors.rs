@@ -106,6 +106,16 @@ pub(super) fn reshaped(tensor: CubeTensor, shape: impl Into<Shape>) -> CubeTenso
     CubeTensor::new_contiguous(client, device, shape, handle, dtype)
 }
 
+/// Elements of a tensor in row-major order, from the one at `start` on, in a shape; where they lie. Matrix products
+/// read and write whole vectors there only if a vector could start there.
+pub(super) fn part(tensor: &CubeTensor, start: usize, shape: impl Into<Shape>) -> CubeTensor {
+    let CubeTensor { client, device, handle, dtype, meta, .. } = tensor.clone();
+    let (shape, size) = (shape.into(), dtype.size());
+    let behind = meta.num_elements() - start - shape.num_elements();
+    let handle = handle.offset_start((start * size) as u64).offset_end((behind * size) as u64);
+    CubeTensor::new_contiguous(client, device, shape, handle, dtype)
+}
+
 /// The tensor in another type of float: itself if it has that.
 pub(super) fn rounded(tensor: CubeTensor, dtype: DType) -> CubeTensor {
     let shape = tensor.shape();

@@ -229,9 +229,14 @@ fn dropout_equals_that_of_the_cpu() {
 
 #[test]
 fn linear_equals_that_of_the_cpu() {
-    for (shape, outputs) in
-        [([1, 1, 1], 1), ([2, 5, 7], 3), ([3, 33, 48], 65), ([1, 70, 129], 200), ([2, 150, 300], 513)]
-    {
+    for (shape, outputs) in [
+        ([1, 1, 1], 1),
+        ([2, 5, 7], 3),
+        ([3, 33, 48], 65),
+        ([1, 70, 129], 200),
+        ([2, 150, 300], 513),
+        ([2, 512, 200], 40),
+    ] {
         for onto in [false, true] {
             let op = |on: On<'_>| {
                 let residual = on.leaf(1, [shape[0], shape[1], outputs], 1.0);
@@ -293,7 +298,8 @@ fn targets(positions: usize, vocabulary: usize) -> Vec<i32> {
 
 #[test]
 fn the_head_equals_that_of_the_cpu() {
-    for (positions, width, vocabulary) in [(7, 5, 11), (1, 1, 2), (13, 16, 4099), (30, 33, 257)] {
+    for (positions, width, vocabulary) in [(7, 5, 11), (1, 1, 2), (13, 16, 4099), (5, 8, 4096), (30, 33, 257)]
+    {
         for chunk_rows in [1, 3, 1000] {
             let op = |on: On<'_>| {
                 let (hidden, table) =

@@ -23,9 +23,24 @@ pub(crate) fn share(targets: &[i32], out: &mut [f32]) {
     }
 }
 
+/// Columns of logits that lie together.
+pub(crate) const PART: usize = 2048;
+
+/// Where a logit of a chunk of so many rows is: the columns lie in parts, each of them row by row, and the columns
+/// behind all parts, which are `rest`, in one that is narrower.
+#[cube]
+fn place(row: usize, column: usize, rows: usize, rest: usize, vocabulary: usize) -> usize {
+    let behind = vocabulary - rest;
+    let mut place = behind * rows + row * rest + column - behind;
+    if column < behind {
+        place = (column / PART * rows + row) * PART + column % PART;
+    }
+    place
+}
+
 /// The losses of a chunk's positions, the first of which is `start`, zero where there is no target and
 /// `absent` where it is beyond the vocabulary. What `out` gets, which may be the logits' own memory, are the
-/// logits' gradients if `gradients`, and nothing otherwise.
+/// logits' gradients if `gradients`, and nothing otherwise. Both lie as [`place`] says.
 #[cube(launch)]
 pub(crate) fn row_losses<E: Float>(
     logits: &[f32],
@@ -34,20 +49,21 @@ pub(crate) fn row_losses<E: Float>(
     share: &[f32],
     losses: &mut [f32],
     start: usize,
+    rest: usize,
     vocabulary: usize,
     absent: f32,
     #[comptime] gradients: bool,
     #[define(E)] _float: ElemType,
 ) {
-    let first = CUBE_POS * vocabulary;
-    if first >= logits.len() {
+    let (row, rows) = (CUBE_POS, logits.len() / vocabulary);
+    if row >= rows {
         terminate!();
     }
-    let target = targets[start + CUBE_POS];
-    let mut largest = logits[first];
+    let target = targets[start + row];
+    let mut largest = logits[place(row, 0, rows, rest, vocabulary)];
     let mut i = UNIT_POS as usize;
     while i < vocabulary {
-        let logit = logits[first + i];
+        let logit = logits[place(row, i, rows, rest, vocabulary)];
         if logit > largest {
             largest = logit;
         }
@@ -62,9 +78,10 @@ pub(crate) fn row_losses<E: Float>(
     }
     let mut i = UNIT_POS as usize;
     while i < vocabulary {
-        sum += f32::exp(logits[first + i] - largest);
+        let other = logits[place(row, i, rows, rest, vocabulary)];
+        sum += f32::exp(other - largest);
         if target >= 0i32 && i == target as usize {
-            logit = logits[first + i];
+            logit = other;
         }
         i += UNITS;
     }
@@ -74,7 +91,7 @@ pub(crate) fn row_losses<E: Float>(
         if target >= 0i32 {
             loss = largest - logit + f32::ln(sum);
         }
-        losses[start + CUBE_POS] = loss;
+        losses[start + row] = loss;
     }
     if gradients {
         let mut share = share[0];
@@ -84,14 +101,15 @@ pub(crate) fn row_losses<E: Float>(
         let factor = share / sum;
         let mut i = UNIT_POS as usize;
         while i < vocabulary {
+            let at = place(row, i, rows, rest, vocabulary);
             let mut gradient = 0.0f32;
             if target >= 0i32 {
-                gradient = f32::exp(logits[first + i] - largest) * factor;
+                gradient = f32::exp(logits[at] - largest) * factor;
                 if i == target as usize {
                     gradient -= share;
                 }
             }
-            out[first + i] = E::cast_from(gradient);
+            out[at] = E::cast_from(gradient);
             i += UNITS;
         }
     }

@@ -109,11 +109,32 @@ pub(crate) fn add_to(y: &mut [f32], x: &[f32]) {
     }
 }
 
-/// Copies all of `x` into `y`, from the element `start` of it on.
+/// Rounds all of `x` into `y`, from the element `start` of it on.
 #[cube(launch)]
-pub(crate) fn copy_to<E: Float>(x: &[E], y: &mut [E], start: usize, #[define(E)] _float: ElemType) {
+pub(crate) fn copy_to<E: Float>(x: &[f32], y: &mut [E], start: usize, #[define(E)] _float: ElemType) {
     if ABSOLUTE_POS < x.len() {
-        y[start + ABSOLUTE_POS] = x[ABSOLUTE_POS];
+        y[start + ABSOLUTE_POS] = E::cast_from(x[ABSOLUTE_POS]);
+    }
+}
+
+/// Writes the sums of the rows of `parts` and of `rest`, which is as long as one of them, into `y`, from the element
+/// `start` of it on.
+#[cube(launch)]
+pub(crate) fn sum_to<E: Float>(
+    parts: &[f32],
+    rest: &[f32],
+    y: &mut [E],
+    start: usize,
+    #[define(E)] _float: ElemType,
+) {
+    if ABSOLUTE_POS < rest.len() {
+        let mut sum = 0.0f32;
+        let mut i = ABSOLUTE_POS;
+        while i < parts.len() {
+            sum += parts[i];
+            i += rest.len();
+        }
+        y[start + ABSOLUTE_POS] = E::cast_from(sum + rest[ABSOLUTE_POS]);
     }
 }
 
