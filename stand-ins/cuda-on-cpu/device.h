@@ -2,7 +2,6 @@
 #pragma once
 #include "launch.h"
 #include <math.h>
-#include <stddef.h>
 #include <string.h>
 #include <type_traits>
 #include <utility>
@@ -178,11 +177,19 @@ template <class... A> static inline void call(void (*kernel)(A...), void **argum
     call(kernel, arguments, std::index_sequence_for<A...>());
 }
 
+// Its own in each kernel, where types of one name differ. No argument has no bytes, so that a zero is the end.
+namespace {
+template <class... A> struct Sizes {
+    static constexpr size_t of[] = {sizeof(A)..., 0};
+};
+template <class... A> Sizes<A...> arguments_of(void (*)(A...));
+} // namespace
+
 // What the compiler writes after each kernel's source.
 #define EXPORT_KERNEL(name, bound, waits)                                                                           \
     static void run_##name(void **arguments) { call(name, arguments); }                                             \
     extern "C" Kernel kernel_of_##name;                                                                             \
-    Kernel kernel_of_##name = {bound, waits, run_##name, &place};
+    Kernel kernel_of_##name = {bound, waits, run_##name, decltype(arguments_of(name))::of, &place};
 
 // CubeCL's kernels declare these types themselves, where the host has them as `long`.
 #define int64_t device_int64_t

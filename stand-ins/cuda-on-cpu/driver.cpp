@@ -1,19 +1,25 @@
-// Stands in for CUDA's driver: cards whose memory is the host's and whose kernels run on the calling thread.
+// Stands in for CUDA's driver: cards whose memory is the host's and whose kernels run on the thread of a call.
 //
-// Everything is done when a call returns, so that streams and events are only names. The entry points are those that
-// Hydra and CubeCL call; cudarc looks each up when it is first called, and panics with the name of one that is not here.
+// What a stream is asked for is done at once, as late as the calls allow, or in a drawn order (`CUDA_ON_CPU_LATE`). The
+// entry points are those that Hydra and CubeCL call; cudarc looks each up when it is first called, and panics with the
+// name of one that is not here.
 
 #include "launch.h"
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <dlfcn.h>
+#include <functional>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <string>
 #include <sys/mman.h>
 #include <unistd.h>
+#include <utility>
 #include <vector>
 
 #ifndef __x86_64__
@@ -65,10 +71,105 @@ const int capability = setting("CUDA_ON_CPU_CAPABILITY", 80);
 const size_t memory = setting("CUDA_ON_CPU_MEMORY", 16ull << 30);
 // Whether blocks and threads run from the last to the first, to show what depends on their order.
 const bool backwards = setting("CUDA_ON_CPU_BACKWARDS", 0);
+// When streams do what they are asked for: at once, or only when a call waits for it, or as drawn from this seed.
+const unsigned long long late = setting("CUDA_ON_CPU_LATE", 0);
 // Never destroyed: threads may free memory while the process ends.
 std::vector<Card> &cards = *new std::vector<Card>(setting("CUDA_ON_CPU_CARDS", 1));
-std::mutex allocating;
 thread_local Card *current;
+
+// Whoever looks at cards, memory or streams has this.
+std::recursive_mutex driving;
+using Lock = std::lock_guard<std::recursive_mutex>;
+
+// Streams. Whoever waits for a stream does what it was asked for.
+
+struct Stream;
+
+// How much a stream was asked for when somebody looked.
+struct Mark {
+    Stream *stream = nullptr;
+    unsigned long long number = 0;
+};
+
+struct Work {
+    // Nothing is to be done but to wait, if there is a stream to wait for.
+    Mark after;
+    std::function<Result()> act;
+};
+
+struct Stream {
+    std::deque<Work> asked;
+    unsigned long long done = 0;
+
+    Mark end() { return {this, done + asked.size()}; }
+    bool ready() const {
+        return !asked.empty() && (!asked.front().after.stream || over(asked.front().after));
+    }
+    static bool over(const Mark &mark) { return mark.stream->done >= mark.number; }
+};
+
+struct Event {
+    Mark mark;
+};
+
+// Never destroyed, as an event may have a mark in one that its owner has destroyed.
+std::vector<Stream *> &streams = *new std::vector<Stream *>;
+
+Result do_next(Stream &stream) {
+    const Work work = std::move(stream.asked.front());
+    stream.asked.pop_front();
+    stream.done++;
+    return work.act ? work.act() : Success;
+}
+
+// Does everything up to the mark, and what that waits for; the first failure.
+Result reach(const Mark &mark) {
+    Result first = Success;
+    while (mark.stream && !Stream::over(mark)) {
+        const Result before = reach(mark.stream->asked.front().after);
+        const Result result = do_next(*mark.stream);
+        if (!first) first = before ? before : result;
+    }
+    return first;
+}
+
+unsigned drawn(unsigned below) {
+    static unsigned long long state = late * 0x9e3779b97f4a7c15;
+    state ^= state << 13;
+    state ^= state >> 7;
+    state ^= state << 17;
+    return unsigned(state >> 33) % below;
+}
+
+// Lets some streams get on with some of their work, sometimes.
+Result get_on() {
+    if (late < 2 || drawn(4)) return Success;
+    for (unsigned steps = drawn(64); steps--;) {
+        Stream &stream = *streams[drawn(unsigned(streams.size()))];
+        if (!stream.ready()) continue;
+        if (const Result result = do_next(stream)) return result;
+    }
+    return Success;
+}
+
+Result ask(Stream *stream, Work work) {
+    if (!stream) return refuse(NotSupported, "the default stream");
+    const Lock lock(driving);
+    stream->asked.push_back(std::move(work));
+    return late ? get_on() : reach(stream->end());
+}
+
+Result ask(Stream *stream, std::function<Result()> act) { return ask(stream, Work{{}, std::move(act)}); }
+
+Result wait_for(Stream *stream) {
+    if (!stream) return refuse(NotSupported, "the default stream");
+    const Lock lock(driving);
+    return reach(stream->end());
+}
+
+void wait_for_all() {
+    for (Stream *stream : streams) reach(stream->end());
+}
 
 // What a block may have of shared memory, if it asks for it.
 int shared_limit() {
@@ -81,14 +182,44 @@ int shared_limit() {
     }
 }
 
+// Memory. Whoever reads what nobody wrote, or what was freed, reads NaN.
+
+void forget(void *memory, size_t bytes) { memset(memory, 0xff, bytes); }
+
+// Memory that was freed, and where the streams were then that may still be asked to touch it.
+struct Freed {
+    void *memory;
+    std::vector<Mark> before;
+};
+
+std::vector<Freed> &freed = *new std::vector<Freed>;
+
+// Gives back what no stream has work for any more.
+void sweep() {
+    const auto over = [](const Mark &mark) { return Stream::over(mark); };
+    const auto first = std::stable_partition(freed.begin(), freed.end(), [&](const Freed &one) {
+        return !std::all_of(one.before.begin(), one.before.end(), over);
+    });
+    for (auto one = first; one != freed.end(); one++) free(one->memory);
+    freed.erase(first, freed.end());
+}
+
+void free_later(void *memory, size_t bytes) {
+    forget(memory, bytes);
+    freed.push_back({memory, {}});
+    for (Stream *stream : streams) freed.back().before.push_back(stream->end());
+    sweep();
+}
+
 Result allocate(uintptr_t *address, size_t bytes) {
     if (!current) return InvalidContext;
     if (!bytes) return InvalidValue;
-    std::lock_guard<std::mutex> lock(allocating);
+    const Lock lock(driving);
+    // What a stream has still to free counts until it has.
+    if (bytes > memory - current->used) wait_for_all();
     void *block;
     if (bytes > memory - current->used || posix_memalign(&block, 4096, bytes)) return OutOfMemory;
-    // Whoever reads what nobody wrote reads NaN.
-    memset(block, 0xff, bytes);
+    forget(block, bytes);
     *address = reinterpret_cast<uintptr_t>(block);
     current->used += bytes;
     current->allocations[*address] = bytes;
@@ -96,15 +227,13 @@ Result allocate(uintptr_t *address, size_t bytes) {
 }
 
 Result release(uintptr_t address) {
-    std::lock_guard<std::mutex> lock(allocating);
+    const Lock lock(driving);
     for (Card &card : cards) {
         const auto found = card.allocations.find(address);
         if (found == card.allocations.end()) continue;
-        // Whoever reads it from now on reads NaN, too.
-        memset(reinterpret_cast<void *>(address), 0xff, found->second);
+        free_later(reinterpret_cast<void *>(address), found->second);
         card.used -= found->second;
         card.allocations.erase(found);
-        free(reinterpret_cast<void *>(address));
         return Success;
     }
     return refuse(InvalidValue, "nothing is allocated at %#zx, which is to be freed", size_t(address));
@@ -112,7 +241,7 @@ Result release(uintptr_t address) {
 
 // Whether these bytes are of one allocation, of whichever card.
 bool allocated(uintptr_t address, size_t bytes) {
-    std::lock_guard<std::mutex> lock(allocating);
+    const Lock lock(driving);
     for (const Card &card : cards) {
         auto after = card.allocations.upper_bound(address);
         if (after == card.allocations.begin()) continue;
@@ -126,10 +255,91 @@ Result outside(uintptr_t address, size_t bytes) {
     return refuse(InvalidValue, "a copy touches %zu bytes at %#zx, which are of no allocation", bytes, size_t(address));
 }
 
+// Where each page-locked allocation begins, and its bytes.
+std::map<uintptr_t, size_t> &locked = *new std::map<uintptr_t, size_t>;
+
 Result page_locked(void **address, size_t bytes) {
     if (posix_memalign(address, 4096, bytes)) return OutOfMemory;
-    memset(*address, 0xff, bytes);
+    forget(*address, bytes);
+    const Lock lock(driving);
+    locked[reinterpret_cast<uintptr_t>(*address)] = bytes;
     return Success;
+}
+
+Result unlock(void *address) {
+    const Lock lock(driving);
+    const auto found = locked.find(reinterpret_cast<uintptr_t>(address));
+    if (found == locked.end())
+        return refuse(InvalidValue, "nothing is page-locked at %p, which is to be freed", address);
+    free_later(address, found->second);
+    locked.erase(found);
+    return Success;
+}
+
+bool is_locked(const void *address) {
+    const Lock lock(driving);
+    const uintptr_t at = reinterpret_cast<uintptr_t>(address);
+    const auto after = locked.upper_bound(at);
+    return after != locked.begin() && at - std::prev(after)->first < std::prev(after)->second;
+}
+
+// Copies. One end of a copy of rows, as CUDA_MEMCPY2D has two.
+
+struct Rows {
+    size_t x, y;
+    int kind;
+    char *host;
+    uintptr_t device;
+    void *array;
+    size_t pitch;
+
+    bool on_card() const { return kind == 2; }
+    char *first() const { return (on_card() ? reinterpret_cast<char *>(device) : host) + y * pitch + x; }
+};
+
+struct Copy {
+    Rows from, to;
+    size_t width, height;
+
+    size_t extent(const Rows &rows) const { return height ? (height - 1) * rows.pitch + width : 0; }
+};
+
+Rows on_card(uintptr_t address, size_t pitch) { return {0, 0, 2, nullptr, address, nullptr, pitch}; }
+
+Rows on_host(const void *address, size_t pitch) {
+    return {0, 0, 1, const_cast<char *>(static_cast<const char *>(address)), 0, nullptr, pitch};
+}
+
+Result check(const Copy &copy) {
+    for (const Rows *rows : {&copy.from, &copy.to}) {
+        if (rows->kind != 1 && !rows->on_card()) return refuse(NotSupported, "rows in memory of kind %d", rows->kind);
+        const uintptr_t first = reinterpret_cast<uintptr_t>(rows->first());
+        if (rows->on_card() && !allocated(first, copy.extent(*rows))) return outside(first, copy.extent(*rows));
+    }
+    return Success;
+}
+
+Result do_copy(const Copy &copy) {
+    // Memory may have been freed since.
+    if (const Result result = check(copy)) return result;
+    for (size_t row = 0; row < copy.height; row++)
+        memmove(copy.to.first() + row * copy.to.pitch, copy.from.first() + row * copy.from.pitch, copy.width);
+    return Success;
+}
+
+// Ordinary memory of the host is read before the call returns, and written before it returns.
+Result enqueue(Copy copy, Stream *stream) {
+    if (const Result result = check(copy)) return result;
+    if (late && !copy.from.on_card() && !is_locked(copy.from.first())) {
+        const char *const first = copy.from.first();
+        const std::vector<char> kept(first, first + copy.extent(copy.from));
+        return ask(stream, [copy, kept]() mutable {
+            copy.from = on_host(kept.data(), copy.from.pitch);
+            return do_copy(copy);
+        });
+    }
+    const Result result = ask(stream, [copy] { return do_copy(copy); });
+    return result || copy.to.on_card() || is_locked(copy.to.first()) ? result : wait_for(stream);
 }
 
 // Kernels. Each thread of a block is a fiber with a stack of its own; the scheduler runs one until it waits.
@@ -152,7 +362,13 @@ struct Fiber {
 const unsigned most_threads = 1024, warp = 32;
 const size_t stack_bytes = 256 << 10, guard_bytes = 4 << 10;
 
-std::mutex running;
+// Arguments are as far apart as any of them may want to be aligned.
+struct alignas(128) Slot {
+    char bytes[128];
+};
+
+size_t slots(size_t bytes) { return (bytes + sizeof(Slot) - 1) / sizeof(Slot); }
+
 Place place;
 Kernel *kernel;
 void **arguments;
@@ -267,7 +483,7 @@ Result run_grid(unsigned threads, unsigned shared) {
     return Success;
 }
 
-Result launch(const Function &function, Dim blocks, Dim threads, unsigned shared, void **with) {
+Result launch(const Function &function, Dim blocks, Dim threads, unsigned shared, void **with, Stream *stream) {
     static char *const all_shared = static_cast<char *>(aligned_alloc(4096, 256 << 10));
     const unsigned long long in_all = 1ull * threads.x * threads.y * threads.z;
     if (!in_all || in_all > function.kernel->bound || threads.x > most_threads || threads.y > most_threads ||
@@ -278,12 +494,23 @@ Result launch(const Function &function, Dim blocks, Dim threads, unsigned shared
         return refuse(InvalidValue, "a grid of %u x %u x %u blocks", blocks.x, blocks.y, blocks.z);
     if (shared > function.shared)
         return refuse(InvalidValue, "%u bytes of shared memory, of which there may be %u", shared, function.shared);
-    std::lock_guard<std::mutex> lock(running);
-    place = {{}, {}, threads, blocks, 0, all_shared, leave, backwards};
-    kernel = function.kernel;
-    arguments = with;
-    *kernel->place = &place;
-    return run_grid(unsigned(in_all), shared);
+    // The values of the arguments are those of the call.
+    std::vector<Slot> values;
+    for (const size_t *size = function.kernel->sizes; *size; size++) {
+        values.resize(values.size() + slots(*size));
+        memcpy(&values.back() + 1 - slots(*size), *with++, *size);
+    }
+    Kernel *const launched = function.kernel;
+    return ask(stream, [=]() mutable {
+        std::vector<void *> pointers;
+        Slot *value = values.data();
+        for (const size_t *size = launched->sizes; *size; value += slots(*size++)) pointers.push_back(value);
+        place = {{}, {}, threads, blocks, 0, all_shared, leave, backwards};
+        kernel = launched;
+        arguments = pointers.data();
+        *kernel->place = &place;
+        return run_grid(unsigned(in_all), shared);
+    });
 }
 
 const char *error_name(int error) {
@@ -395,36 +622,50 @@ Result cuCtxGetStreamPriorityRange(int *least, int *greatest) {
 
 // Streams and events.
 
-Result cuStreamCreate(void **stream, unsigned) {
+Result cuStreamCreate(Stream **stream, unsigned) {
     if (!current) return InvalidContext;
-    *stream = malloc(1);
+    const Lock lock(driving);
+    streams.push_back(*stream = new Stream);
     return Success;
 }
 
-Result cuStreamCreateWithPriority(void **stream, unsigned flags, int) { return cuStreamCreate(stream, flags); }
+Result cuStreamCreateWithPriority(Stream **stream, unsigned flags, int) { return cuStreamCreate(stream, flags); }
 
-Result cuStreamDestroy_v2(void *stream) {
-    free(stream);
+// Goes on with what it was asked for.
+Result cuStreamDestroy_v2(Stream *) { return Success; }
+
+Result cuStreamSynchronize(Stream *stream) { return wait_for(stream); }
+
+Result cuStreamWaitEvent(Stream *stream, const Event *event, unsigned) { return ask(stream, Work{event->mark, {}}); }
+
+Result cuEventCreate(Event **event, unsigned) {
+    if (!current) return InvalidContext;
+    *event = new Event;
     return Success;
 }
 
-Result cuStreamSynchronize(void *) { return Success; }
+Result cuEventDestroy_v2(Event *event) {
+    delete event;
+    return Success;
+}
 
-Result cuStreamWaitEvent(void *, void *, unsigned) { return Success; }
+Result cuEventRecord(Event *event, Stream *stream) {
+    if (!stream) return refuse(NotSupported, "the default stream");
+    const Lock lock(driving);
+    event->mark = stream->end();
+    return get_on();
+}
 
-Result cuEventCreate(void **event, unsigned flags) { return cuStreamCreate(event, flags); }
-
-Result cuEventDestroy_v2(void *event) { return cuStreamDestroy_v2(event); }
-
-Result cuEventRecord(void *, void *) { return Success; }
-
-Result cuEventSynchronize(void *) { return Success; }
+Result cuEventSynchronize(const Event *event) {
+    const Lock lock(driving);
+    return reach(event->mark);
+}
 
 // Memory.
 
 Result cuMemGetInfo_v2(size_t *unused, size_t *total) {
     if (!current) return InvalidContext;
-    std::lock_guard<std::mutex> lock(allocating);
+    const Lock lock(driving);
     *unused = memory - current->used;
     *total = memory;
     return Success;
@@ -432,72 +673,41 @@ Result cuMemGetInfo_v2(size_t *unused, size_t *total) {
 
 Result cuMemAlloc_v2(uintptr_t *address, size_t bytes) { return allocate(address, bytes); }
 
-Result cuMemAllocAsync(uintptr_t *address, size_t bytes, void *) { return allocate(address, bytes); }
+// What another stream has written there before this one gets to the allocation is lost.
+Result cuMemAllocAsync(uintptr_t *address, size_t bytes, Stream *stream) {
+    if (const Result result = allocate(address, bytes)) return result;
+    const uintptr_t at = *address;
+    return ask(stream, [at, bytes] {
+        if (allocated(at, bytes)) forget(reinterpret_cast<void *>(at), bytes);
+        return Success;
+    });
+}
 
 Result cuMemFree_v2(uintptr_t address) { return address ? release(address) : Success; }
 
-Result cuMemFreeAsync(uintptr_t address, void *) { return release(address); }
+Result cuMemFreeAsync(uintptr_t address, Stream *stream) {
+    return ask(stream, [address] { return release(address); });
+}
 
 Result cuMemAllocHost_v2(void **address, size_t bytes) { return page_locked(address, bytes); }
 
 Result cuMemHostAlloc(void **address, size_t bytes, unsigned) { return page_locked(address, bytes); }
 
-Result cuMemFreeHost(void *address) {
-    free(address);
-    return Success;
+Result cuMemFreeHost(void *address) { return unlock(address); }
+
+Result cuMemcpyHtoDAsync_v2(uintptr_t to, const void *from, size_t bytes, Stream *stream) {
+    return enqueue({on_host(from, bytes), on_card(to, bytes), bytes, 1}, stream);
 }
 
-Result cuMemcpyHtoDAsync_v2(uintptr_t to, const void *from, size_t bytes, void *) {
-    if (!allocated(to, bytes)) return outside(to, bytes);
-    memcpy(reinterpret_cast<void *>(to), from, bytes);
-    return Success;
+Result cuMemcpyDtoHAsync_v2(void *to, uintptr_t from, size_t bytes, Stream *stream) {
+    return enqueue({on_card(from, bytes), on_host(to, bytes), bytes, 1}, stream);
 }
 
-Result cuMemcpyDtoHAsync_v2(void *to, uintptr_t from, size_t bytes, void *) {
-    if (!allocated(from, bytes)) return outside(from, bytes);
-    memcpy(to, reinterpret_cast<void *>(from), bytes);
-    return Success;
+Result cuMemcpyDtoDAsync_v2(uintptr_t to, uintptr_t from, size_t bytes, Stream *stream) {
+    return enqueue({on_card(from, bytes), on_card(to, bytes), bytes, 1}, stream);
 }
 
-Result cuMemcpyDtoDAsync_v2(uintptr_t to, uintptr_t from, size_t bytes, void *) {
-    if (!allocated(to, bytes)) return outside(to, bytes);
-    if (!allocated(from, bytes)) return outside(from, bytes);
-    memmove(reinterpret_cast<void *>(to), reinterpret_cast<void *>(from), bytes);
-    return Success;
-}
-
-// One end of a copy of rows, as CUDA_MEMCPY2D has two.
-struct Rows {
-    size_t x, y;
-    int kind;
-    char *host;
-    uintptr_t device;
-    void *array;
-    size_t pitch;
-};
-
-struct Copy {
-    Rows from, to;
-    size_t width, height;
-};
-
-Result first_row(const Rows &rows, const Copy &copy, char *&first) {
-    const bool device = rows.kind == 2;
-    if (rows.kind != 1 && !device) return refuse(NotSupported, "rows in memory of kind %d", rows.kind);
-    first = (device ? reinterpret_cast<char *>(rows.device) : rows.host) + rows.y * rows.pitch + rows.x;
-    const uintptr_t address = reinterpret_cast<uintptr_t>(first);
-    const size_t bytes = copy.height ? (copy.height - 1) * rows.pitch + copy.width : 0;
-    return device && !allocated(address, bytes) ? outside(address, bytes) : Success;
-}
-
-Result cuMemcpy2DAsync_v2(const Copy *copy, void *) {
-    char *from, *to;
-    if (const Result result = first_row(copy->from, *copy, from)) return result;
-    if (const Result result = first_row(copy->to, *copy, to)) return result;
-    for (size_t row = 0; row < copy->height; row++)
-        memcpy(to + row * copy->to.pitch, from + row * copy->from.pitch, copy->width);
-    return Success;
-}
+Result cuMemcpy2DAsync_v2(const Copy *copy, Stream *stream) { return enqueue(*copy, stream); }
 
 // Kernels.
 
@@ -531,10 +741,12 @@ Result cuFuncSetAttribute(Function *function, int attribute, int value) {
 }
 
 Result cuLaunchKernel(Function *function, unsigned blocks_x, unsigned blocks_y, unsigned blocks_z, unsigned threads_x,
-                      unsigned threads_y, unsigned threads_z, unsigned shared, void *, void **arguments, void **extra) {
+                      unsigned threads_y, unsigned threads_z, unsigned shared, Stream *stream, void **arguments,
+                      void **extra) {
     if (!current) return InvalidContext;
     if (extra) return refuse(NotSupported, "arguments of a kernel in one buffer");
-    return launch(*function, {blocks_x, blocks_y, blocks_z}, {threads_x, threads_y, threads_z}, shared, arguments);
+    return launch(*function, {blocks_x, blocks_y, blocks_z}, {threads_x, threads_y, threads_z}, shared, arguments,
+                  stream);
 }
 
 } // extern "C"

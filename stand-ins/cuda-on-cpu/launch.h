@@ -1,5 +1,6 @@
 // What the driver and a compiled kernel know of each other.
 #pragma once
+#include <stddef.h>
 
 struct Dim {
     unsigned x, y, z;
@@ -29,6 +30,8 @@ struct Kernel {
     bool waits;
     // Runs one thread. Each argument is where a value lies.
     void (*run)(void **arguments);
+    // The bytes of each of them, up to a zero.
+    const size_t *sizes;
     // Where it looks for its place.
     Place **place;
 };
