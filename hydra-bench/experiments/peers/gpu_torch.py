@@ -142,13 +142,20 @@ class Gpt2(nn.Module):
     def forward(self, ids):
         x = self.tokens(ids) + self.positions(torch.arange(ids.shape[1], device=ids.device))
         for block in self.blocks:
-            x = block(x) if args.mode == "plain" else checkpoint(block, x, use_reentrant=False)
-        logits = F.linear(self.norm(x), self.tokens.weight)[:, :-1]
-        return F.cross_entropy(logits.reshape(-1, args.vocabulary).float(), ids[:, 1:].reshape(-1))
+            again = {"use_reentrant": False, "preserve_rng_state": False}  # Nothing is drawn.
+            x = block(x) if args.mode == "plain" else checkpoint(block, x, **again)
+        logits = F.linear(self.norm(x), self.tokens.weight).view(-1, args.vocabulary)
+        # The last position predicts nothing: told by its target, for which no logits are copied.
+        targets = F.pad(ids[:, 1:], (0, 1), value=-100)
+        return F.cross_entropy(logits.float(), targets.view(-1))
 
 
 def offloaded(model):
-    """The model with its blocks brought to the GPU one by one."""
+    """The model with its blocks brought to the GPU one by one.
+
+    As PyTorch 2.15 does it on one GPU: parameters go up in f32, whatever computes, when a block is about to need them, and
+    not during the block before.
+    """
     import torch.distributed as dist
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
@@ -239,9 +246,9 @@ def main():
     except Exception as error:  # What PyTorch cannot do is a result too.
         problem = f"{type(error).__name__}: {error}".splitlines()[0]
         print(json.dumps({"problem": problem, "what": args.what, "mode": args.mode}), flush=True)
-        sys.exit(1)
+        # A process group that is left behind would be waited for, or complained about.
+        os._exit(1)
     print(json.dumps(result), flush=True)
-    # A process group that is left behind would be complained about.
     os._exit(0)
 
 
