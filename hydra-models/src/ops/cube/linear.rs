@@ -61,7 +61,7 @@ fn product_over_rows(x: CubeTensor, y: CubeTensor, dtype: DType) -> CubeTensor {
 fn slices(rows: usize, sides: [usize; 2]) -> usize {
     let tiles: usize = sides.iter().zip(TILE).map(|(side, of)| side.div_ceil(of)).product();
     let mut slices = 1;
-    while slices * tiles < TILES && rows % (2 * slices) == 0 && rows / (2 * slices) >= SLICE_ROWS {
+    while slices * tiles < TILES && rows.is_multiple_of(2 * slices) && rows / (2 * slices) >= SLICE_ROWS {
         slices *= 2;
     }
     slices

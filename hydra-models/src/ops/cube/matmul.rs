@@ -74,7 +74,7 @@ const BINDING: usize = 256;
 /// of memory between products; tiles of 16 by 16 fit. (So says NVIDIA's assembler for capabilities 8.0 and 9.0.)
 fn cuts(out: &CubeTensor) -> usize {
     let [rows, columns] = sides(out);
-    (1..=MOST_CUTS).find(|cuts| rows % cuts == 0 && rows / cuts < TALL * columns).unwrap_or(1)
+    (1..=MOST_CUTS).find(|cuts| rows.is_multiple_of(*cuts) && rows / cuts < TALL * columns).unwrap_or(1)
 }
 
 /// Rows and columns of the matrices.
