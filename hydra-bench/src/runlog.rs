@@ -8,8 +8,8 @@ use std::fs::File;
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Listens to a run and writes what it hears. A full disk must not end the training, and a file that fails harms no other:
-/// the first error of each is told at the end.
+/// Listens to a run and writes what it hears. A full disk must not end the training, and a file that fails harms no
+/// other: the first error of each is told at the end.
 pub(crate) struct RunLog {
     tasks: Vec<String>,
     metrics: Lines,

@@ -86,8 +86,8 @@ impl Computed {
     }
 }
 
-/// What a tensor takes beside its bytes, in bytes: its shape, who holds it, and the headers of these blocks. Some 350 were
-/// measured. It matters where a model has many small tensors.
+/// What a tensor takes beside its bytes, in bytes: its shape, who holds it, and the headers of these blocks. Some
+/// 350 were measured. It matters where a model has many small tensors.
 const UPKEEP: u64 = 512;
 
 /// What a shard task made, with the device memory that it takes until it is down.

@@ -23,8 +23,8 @@ pub struct LayerCost {
     /// Bytes of the gradient of its output: the float tensors', and none where nothing upstream is trained
     /// or the output is the loss.
     pub output_gradient_bytes: u64,
-    /// What parameters, input and targets take beside their bytes while they are tensors: shapes, who holds them, nodes of
-    /// the graph. It is some 2 KB a parameter on a CPU, and nothing on a device with memory of its own.
+    /// What parameters, input and targets take beside their bytes while they are tensors: shapes, who holds them,
+    /// nodes of the graph. It is some 2 KB a parameter on a CPU, and nothing on a device with memory of its own.
     #[serde(default)]
     pub wrapping_bytes: u64,
     /// Bytes of state that the graph holds after the layer's tracked forward, beyond input, output and

@@ -160,7 +160,8 @@ impl Watched {
     }
 
     /// Whether the last quarter reserves more than the third, and that more than all before: what grows without an end
-    /// does so in both. Memory is freed a while after its last use, so a single page more tells nothing; twice as much does.
+    /// does so in both. Memory is freed a while after its last use, so a single page more tells nothing; twice as much
+    /// does.
     fn grown(&self) -> bool {
         let (first, third, last) = (self.most(0..2), self.most(2..3), self.most(3..4));
         (third > first && last > third) || third.max(last) >= (2 * first).max(1)

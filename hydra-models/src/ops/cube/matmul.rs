@@ -62,6 +62,7 @@ pub(super) fn product_to(lhs: CubeTensor, rhs: CubeTensor, out: &CubeTensor) {
 
 /// How many times as many rows as columns CubeCL gives tiles of 32 by 8 numbers.
 const TALL: usize = 4;
+/// Matrices that one is cut into at most.
 const MOST_CUTS: usize = 16;
 /// Cuts of a transposed factor, each of which takes a launch.
 const MOST_LAUNCHES: usize = 2;
@@ -101,7 +102,7 @@ fn nth_cut(mut tensor: CubeTensor, nth: usize, cuts: usize) -> CubeTensor {
     tensor
 }
 
-/// Products of floats of 16 bits, of which none is tall if that can be.
+/// A product of floats of 16 bits, of which no matrix is tall if that can be without a copy of a factor.
 fn launch_halves(
     strategy: &Strategy,
     lhs: CubeTensor,

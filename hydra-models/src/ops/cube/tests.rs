@@ -236,6 +236,7 @@ fn linear_equals_that_of_the_cpu() {
         ([1, 70, 129], 200),
         ([2, 150, 300], 513),
         ([2, 512, 200], 40),
+        ([2, 512, 256], 40),
     ] {
         for onto in [false, true] {
             let op = |on: On<'_>| {
