@@ -8,7 +8,7 @@ use crate::error::{EngineError, guarded, refused};
 use crate::host_memory::HostMemory;
 use crate::placement::{self, OptimizerPlacement, Placement};
 use crate::task::TrainTask;
-use crate::tiers::{Holding, masters_bytes};
+use crate::tiers::{Holding, kept_bytes};
 use hydra_core::{Batch, Dataset, ImageLayout};
 use hydra_partition::{
     Demand, Fingerprint, FirstValues, PartitionError, PartitionPlan, PilotPartitioner, Profile, Rules,
@@ -266,19 +266,17 @@ fn estimated_s(task: &TrainTask, plan: &PartitionPlan) -> f64 {
     left.sweeps as f64 * (forward - last + backward) + left.evaluations as f64 * forward
 }
 
-/// Masters, moments, and the copy of the best masters where one is kept.
+/// Masters, moments, and the copy of the best parameters where one is kept.
 fn master_bytes(task: &TrainTask) -> u64 {
-    let copies = task.spec.optimizer.moments() + usize::from(task.spec.eval_every.is_some());
-    task.chain.images().iter().map(|image| masters_bytes(image, copies)).sum()
+    task.chain.images().iter().map(|image| kept_bytes(image, &task.spec)).sum()
 }
 
-/// What a task has in tiers: not the copy of the best masters, which stays in host memory.
+/// What a task has in tiers.
 fn holding((task, admitted): (&TrainTask, &AdmittedTask)) -> Holding {
-    let moments = task.spec.optimizer.moments();
     let images = task.chain.images().iter();
     let there = |bytes: u64| if task.is_finished() { 0 } else { bytes };
     Holding {
-        masters: images.clone().map(|image| there(masters_bytes(image, moments))).collect(),
+        masters: images.clone().map(|image| there(kept_bytes(image, &task.spec))).collect(),
         moving: images.map(ImageLayout::bytes).collect(),
         shards: admitted.plan.shards().into_iter().map(|range| task.chain.images_of(range)).collect(),
         may_leave: !admitted.optimizer.on_device() && !task.is_finished(),

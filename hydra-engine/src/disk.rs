@@ -3,7 +3,7 @@
 use crate::admission::{Admission, AdmittedTask};
 use crate::error::EngineError;
 use crate::task::TrainTask;
-use crate::tiers::masters_bytes;
+use crate::tiers::{best_bytes, kept_bytes};
 use hydra_core::{ByteSize, TaskId};
 use hydra_spill::{Budget, DiskStore, ImageId, Reservation, SpillError};
 use std::path::PathBuf;
@@ -52,7 +52,7 @@ impl DiskTier {
     /// The disk's part of an image that comes there now.
     pub(crate) fn room(&mut self, task: TaskId, bytes: u64) -> Result<Reservation, EngineError> {
         let room = self.rooms[task.0].as_mut().map(|room| room.split(bytes));
-        Ok(room.ok_or(SpillError::ImageMissing { image: ImageId { task, image: 0 } })?)
+        Ok(room.ok_or(SpillError::ImageMissing { image: ImageId::new(task, 0) })?)
     }
 
     /// Gives up what a task has not taken.
@@ -61,14 +61,18 @@ impl DiskTier {
     }
 }
 
-/// The images of a task that live on the disk, with their bytes.
+/// The images of a task that live on the disk, each with its copy where one is kept, and their bytes.
 fn images_of<'a>(
     id: TaskId,
     task: &'a TrainTask,
     admitted: &'a AdmittedTask,
 ) -> impl Iterator<Item = (ImageId, u64)> + 'a {
-    let moments = task.spec.optimizer.moments();
     let images = task.chain.images().iter().zip(&admitted.on_disk).enumerate();
     let there = images.filter(|(_, (_, on_disk))| **on_disk);
-    there.map(move |(image, (layout, _))| (ImageId { task: id, image }, masters_bytes(layout, moments)))
+    there.flat_map(move |(image, (layout, _))| {
+        let (masters, best) = (ImageId::new(id, image), best_bytes(layout, &task.spec));
+        let both = kept_bytes(layout, &task.spec);
+        let copy = best.map(|bytes| (masters.best(), bytes));
+        std::iter::once((masters, both - best.unwrap_or(0))).chain(copy)
+    })
 }

@@ -8,9 +8,9 @@ use crate::host::HostJob;
 use crate::model::Model;
 use crate::placement;
 use crate::run::Run;
-use crate::tiers::{groups, masters_bytes};
+use crate::tiers::{best_bytes, groups, kept_bytes};
 use crate::weights::initial_image;
-use hydra_core::{Chain, FloatType, ImageLayout, TrainSpec};
+use hydra_core::{Chain, FloatType, TrainSpec};
 use hydra_spill::{ImageId, Masters, NarrowFloats, Reservation, SpillError};
 use rayon::prelude::*;
 use std::ops::Range;
@@ -72,19 +72,17 @@ impl Run {
     fn fill_task(&mut self, index: usize) -> Result<(), EngineError> {
         const WHAT: &str = "reading the first weights";
         let mut source = guarded(WHAT, || Source::of(&self.models[index]))?;
-        let mut best = Vec::new();
+        let mut best = false;
         for group in self.groups(index) {
             let (rooms, passing) = self.rooms(index, group.clone())?;
             let images = guarded(WHAT, || source.next(group.clone()))?;
             for ((image, values), room) in group.zip(images).zip(rooms) {
-                best.push(values.best);
-                self.insert(index, image, values.params, values.moments, room)?;
+                best |= values.best.is_some();
+                self.insert(index, image, values, room)?;
             }
             drop(passing);
         }
         source.finish()?;
-        let kept = best.iter().any(Option::is_some);
-        let best = kept.then(|| best.into_iter().map(Option::unwrap_or_default).collect());
         let model = &self.models[index];
         let job = HostJob::Register {
             task: model.id,
@@ -101,7 +99,7 @@ impl Run {
     fn groups(&self, index: usize) -> Vec<Range<usize>> {
         let model = &self.models[index];
         let images = 0..model.chain().images().len();
-        let bytes: Vec<u64> = images.clone().map(|image| model.masters_bytes(image)).collect();
+        let bytes: Vec<u64> = images.clone().map(|image| model.kept_bytes(image)).collect();
         let on_disk: Vec<bool> = images.map(|image| model.lives_on_disk(image)).collect();
         groups(&on_disk, &bytes, self.disk.working.capacity())
     }
@@ -115,17 +113,13 @@ impl Run {
         let mut passing = None;
         let mut rooms = Vec::new();
         for image in group {
-            let model = &mut self.models[index];
-            let (layout, bytes) = (&model.task.chain.images()[image], model.masters_bytes(image));
-            // The copy of the best masters, where one is kept, is paid for with the masters.
-            let best = if model.keeps_best(layout) { layout.moment_bytes() } else { 0 };
+            let model = &self.models[index];
+            let bytes = model.kept_bytes(image);
             if !model.lives_on_disk(image) {
-                let room = self.host_budget.reserve(bytes + best, &model.task.name);
+                let room = self.host_budget.reserve(bytes, &model.task.name);
                 rooms.push(room.map_err(SpillError::from)?);
                 continue;
             }
-            let copy = self.host_budget.reserve(best, &model.task.name).map_err(SpillError::from)?;
-            add(&mut model.best_room, copy);
             let on_its_way = self.disk.working.reserve(bytes, &model.task.name);
             add(&mut passing, on_its_way.map_err(SpillError::from)?);
             rooms.push(self.disk.room(model.id, bytes)?);
@@ -149,12 +143,17 @@ impl Run {
         &self,
         index: usize,
         image: usize,
-        params: Vec<f32>,
-        moments: Vec<Vec<f32>>,
-        room: Reservation,
+        values: ImageValues,
+        mut room: Reservation,
     ) -> Result<(), EngineError> {
+        let ImageValues { params, moments, best } = values;
         let model = &self.models[index];
-        let layout = &model.chain().images()[image];
+        let (layout, id) = (&model.chain().images()[image], ImageId::new(model.id, image));
+        if let Some(bytes) = best_bytes(layout, &model.task.spec) {
+            // Before there are any, nobody asks for them.
+            let best = best.unwrap_or_else(|| vec![0.0; params.len()]);
+            self.store.insert(id.best(), Masters::new(best, Vec::new()), room.split(bytes))?;
+        }
         let home = |values: Vec<f32>| match model.placement.on_device() || model.lives_on_disk(image) {
             // They leave host memory.
             true => values.into(),
@@ -168,7 +167,7 @@ impl Run {
                 Masters { narrow, ..Masters::new(params, moments) }
             }
         };
-        self.store.insert(ImageId { task: model.id, image }, masters, room)?;
+        self.store.insert(id, masters, room)?;
         Ok(())
     }
 }
@@ -185,11 +184,7 @@ impl Model {
         self.on_disk.get(image).copied().unwrap_or(false)
     }
 
-    fn masters_bytes(&self, image: usize) -> u64 {
-        masters_bytes(&self.task.chain.images()[image], self.task.spec.optimizer.moments())
-    }
-
-    fn keeps_best(&self, image: &ImageLayout) -> bool {
-        image.trained && self.task.spec.eval_every.is_some()
+    fn kept_bytes(&self, image: usize) -> u64 {
+        kept_bytes(&self.task.chain.images()[image], &self.task.spec)
     }
 }

@@ -26,8 +26,8 @@ pub(crate) struct Contribution<T = HostTensor> {
 }
 
 pub(crate) enum HostJob {
-    /// A task begins.
-    Register { task: TaskId, chain: Arc<Chain>, spec: TrainSpec, steps: usize, best: Option<Vec<Vec<f32>>> },
+    /// A task begins, with best masters or without any.
+    Register { task: TaskId, chain: Arc<Chain>, spec: TrainSpec, steps: usize, best: bool },
     /// Gradients of one shard of one microbatch.
     Gradients { task: TaskId, at: MicroStep, contributions: Vec<Contribution> },
     /// The same for a task that lives on the device, where they are; the reservation is for them.
@@ -93,8 +93,8 @@ struct TaskState {
     images: Vec<Gathered<ImageGradient>>,
     /// The same of a task that lives on the device.
     there: Vec<Gathered<ResidentGradient>>,
-    /// Shared with the writer of a checkpoint, while the task waits for it.
-    best: Option<Arc<Vec<Vec<f32>>>>,
+    /// Whether the store has its best masters.
+    best: bool,
 }
 
 pub(crate) struct HostOptimizer {
@@ -142,8 +142,7 @@ impl HostOptimizer {
             HostJob::Register { task, chain, spec, steps, best } => {
                 let images = chain.images().iter().map(|_| Gathered::default()).collect();
                 let there = chain.images().iter().map(|_| Gathered::default()).collect();
-                self.tasks
-                    .insert(task, TaskState { chain, spec, steps, images, there, best: best.map(Arc::new) });
+                self.tasks.insert(task, TaskState { chain, spec, steps, images, there, best });
             }
             HostJob::Gradients { task, at, contributions } => self.gather(task, at, contributions)?,
             HostJob::GradientsThere { task, at, contributions, reservation } => {
@@ -156,7 +155,7 @@ impl HostOptimizer {
                 // A task that failed meanwhile has been forgotten, and that was said.
                 let Some(state) = self.tasks.get(&job.task) else { return Ok(()) };
                 // The writer lives as long as this does.
-                let _ = self.writer.send(WriterJob::Checkpoint { job, best: state.best.clone() });
+                let _ = self.writer.send(WriterJob::Checkpoint { job, best: state.best });
             }
             HostJob::Restore { task } => {
                 self.restore(task)?;
@@ -201,9 +200,7 @@ impl HostOptimizer {
         let norm = || self.pool.install(|| global_norm(&state.chain, squares));
         let norm = profile::time(Part::Optimizer, norm);
         let factor = state.spec.clip.map(|clip| clip_factor(clip, norm));
-        let trained: Vec<usize> =
-            (0..state.images.len()).filter(|i| state.chain.images()[*i].trained).collect();
-        trained.into_iter().try_for_each(|image| self.step(task, at.step, image, factor))
+        state.trained().into_iter().try_for_each(|image| self.step(task, at.step, image, factor))
     }
 
     fn step(
@@ -216,7 +213,7 @@ impl HostOptimizer {
         let start_s = self.reporter.now();
         let Some(state) = self.tasks.get_mut(&task) else { return Ok(()) };
         let Some(gradient) = std::mem::take(&mut state.images[image]).sum else { return Ok(()) };
-        let mut writer = self.store.write(ImageId { task, image })?;
+        let mut writer = self.store.write(ImageId::new(task, image))?;
         let masters = &mut *writer;
         let rate = state.spec.rate(step, state.steps);
         let layout = &state.chain.images()[image];
@@ -247,7 +244,7 @@ impl HostOptimizer {
                 continue;
             }
             let Some(gradient) = std::mem::take(gathered).sum else { continue };
-            let mut writer = self.store.write_on_device(ImageId { task, image })?;
+            let mut writer = self.store.write_on_device(ImageId::new(task, image))?;
             let rate = state.spec.rate(at.step, state.steps);
             let step = Step { spec: &state.spec, rate, step: at.step, factor: None };
             let step_image = || self.there.step(&step, layout, &mut writer, &gradient);
@@ -262,30 +259,34 @@ impl HostOptimizer {
 
     fn snapshot(&mut self, task: TaskId) -> Result<(), EngineError> {
         let Some(state) = self.tasks.get_mut(&task) else { return Ok(()) };
-        let best = state.best.get_or_insert_with(|| {
-            let empty = |i: &ImageLayout| vec![0.0; if i.trained { i.elements } else { 0 }];
-            Arc::new(state.chain.images().iter().map(empty).collect())
-        });
-        for (image, copy) in Arc::make_mut(best).iter_mut().enumerate().filter(|(_, copy)| !copy.is_empty()) {
-            let view = self.store.read_masters(ImageId { task, image })?;
-            copy.copy_from_slice(bytemuck::cast_slice(&view.bytes));
+        for image in state.trained() {
+            let id = ImageId::new(task, image);
+            let masters = self.store.read_masters(id)?;
+            let mut best = self.store.write(id.best())?;
+            best.params.copy_from_slice(bytemuck::cast_slice(&masters.bytes));
+            best.commit();
         }
+        state.best = true;
         Ok(())
     }
 
     fn restore(&mut self, task: TaskId) -> Result<(), EngineError> {
-        let Some(best) = self.tasks.get_mut(&task).and_then(|state| state.best.take()) else { return Ok(()) };
-        for (image, copy) in best.iter().enumerate().filter(|(_, copy)| !copy.is_empty()) {
-            let id = ImageId { task, image };
+        let Some(state) = self.tasks.get_mut(&task) else { return Ok(()) };
+        if !std::mem::take(&mut state.best) {
+            return Ok(());
+        }
+        for image in state.trained() {
+            let id = ImageId::new(task, image);
+            let best = self.store.read_masters(id.best())?;
+            let best: &[f32] = bytemuck::cast_slice(&best.bytes);
             if self.store.on_device(id)?.is_some() {
-                let Some(state) = self.tasks.get(&task) else { return Ok(()) };
                 let mut writer = self.store.write_on_device(id)?;
-                self.there.put_back(&state.chain.images()[image], &mut writer, copy)?;
+                self.there.put_back(&state.chain.images()[image], &mut writer, best)?;
                 writer.commit();
                 continue;
             }
             let mut writer = self.store.write(id)?;
-            writer.params.copy_from_slice(copy);
+            writer.params.copy_from_slice(best);
             writer.round();
             writer.commit();
         }
@@ -304,6 +305,12 @@ impl TaskState {
         let image = contribution.image;
         let layout = &self.chain.images()[image];
         Ok(self.images[image].take(layout, at, contribution, pool)? == at.of)
+    }
+
+    /// The images that are trained.
+    fn trained(&self) -> Vec<usize> {
+        let images = self.chain.images().iter().enumerate();
+        images.filter(|(_, layout)| layout.trained).map(|(image, _)| image).collect()
     }
 
     fn all_complete(&self, microbatches: usize) -> bool {

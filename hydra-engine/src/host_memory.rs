@@ -44,12 +44,9 @@ impl HostMemory<'_> {
         let needed = masters.saturating_add(largest);
         let for_all_devices =
             active.iter().take(self.devices).fold(masters, |sum, bytes| sum.saturating_add(*bytes));
-        let held: u64 = holdings.iter().flat_map(|holding| &holding.masters).sum();
         let division = match self.disk {
-            Some(disk) if for_all_devices > budget => {
-                self.on_disk(holdings, masters - held, &active, disk)?
-            }
-            _ if needed <= budget => Division { in_memory: held, ..Division::default() },
+            Some(disk) if for_all_devices > budget => self.on_disk(holdings, &active, disk)?,
+            _ if needed <= budget => Division { in_memory: masters, ..Division::default() },
             _ => {
                 let (tasks, working, active) = (tasks.len(), None, largest);
                 return Err(EngineError::HostMemory { needed, masters, working, active, tasks, budget });
@@ -67,19 +64,17 @@ impl HostMemory<'_> {
         Ok(HostNeeds { admitted: most.min(budget), active_models, division })
     }
 
-    /// Leaves to the disk what host memory has no room for beside `best` bytes for copies of the best masters and, if
-    /// that can be, one model within a minibatch for each device, the largest first: a device without a model costs
-    /// more than what the disk moves.
+    /// Leaves to the disk what host memory has no room for beside, if that can be, one model within a minibatch for
+    /// each device, the largest first: a device without a model costs more than what the disk moves.
     fn on_disk(
         &self,
         holdings: &[Holding],
-        best: u64,
         active: &[u64],
         disk: &DiskSpec,
     ) -> Result<Division, EngineError> {
         let (budget, devices) = (self.budget, self.devices);
         let with = |models: usize| {
-            let beside = best + active.iter().take(models).sum::<u64>();
+            let beside = active.iter().take(models).sum::<u64>();
             divide(holdings, budget.saturating_sub(beside), devices)
                 .map_err(|least| (least, beside))
                 .and_then(|division| match beside + division.needed() <= budget {
@@ -95,9 +90,9 @@ impl HostMemory<'_> {
         }
         let refused = |(least, beside): (Division, u64)| EngineError::HostMemory {
             needed: least.needed() + beside,
-            masters: least.in_memory + best,
+            masters: least.in_memory,
             working: Some(least.working),
-            active: beside - best,
+            active: beside,
             tasks: holdings.len(),
             budget,
         };

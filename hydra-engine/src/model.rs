@@ -81,8 +81,6 @@ pub(crate) struct Model {
     pub active: Option<Reservation>,
     /// Memory of the device that the task lives on, for gradients that wait there.
     pub waiting: Option<Reservation>,
-    /// Host memory of the copies of the best masters of images on the disk.
-    pub best_room: Option<Reservation>,
     /// Whether each image lives on the disk; nothing where none does.
     pub on_disk: Vec<bool>,
     /// Bytes of masters on the disk.
@@ -137,7 +135,6 @@ impl Model {
             claimed: None,
             active: None,
             waiting: None,
-            best_room: None,
             on_disk: admitted.on_disk.clone(),
             disk_bytes: admitted.disk_bytes,
             ended: None,

@@ -481,10 +481,10 @@ impl Run {
         model.ended = Some(state);
         model.release();
         model.waiting = None;
-        model.best_room = None;
         let task = model.id;
         let _ = self.threads.host.send(HostJob::Forget { task });
-        self.to_discard.extend((0..model.chain().images().len()).map(|image| ImageId { task, image }));
+        let images = (0..model.chain().images().len()).map(|image| ImageId::new(task, image));
+        self.to_discard.extend(images.flat_map(|id| [id, id.best()]));
         self.discard();
         self.disk.release(task);
         let error = self.models[index].results.failure.as_deref().map(|error| with_causes(error));

@@ -5,10 +5,12 @@
 //!
 //! - for each device, or each task if there are fewer, what two promotions read: one that computes or is copied, and one
 //!   that comes up;
-//! - the masters of one image at the optimizer, which steps, keeps and puts back one after the other;
-//! - the masters of one image at the writer, which hashes, writes and keeps one after the other.
+//! - what there is of one image at the optimizer, which steps, keeps and puts back one after the other;
+//! - what there is of one image at the writer, which hashes, writes and keeps one after the other.
+//!
+//! The copy of an image's best parameters, where one is kept, lives where the image does, and is part of its masters here.
 
-use hydra_core::ImageLayout;
+use hydra_core::{ImageLayout, TrainSpec};
 use std::collections::BTreeSet;
 
 /// What a task has in tiers.
@@ -36,9 +38,15 @@ pub(crate) struct Division {
     pub working: u64,
 }
 
-/// The bytes of an image's masters under an optimizer of so many moments.
-pub(crate) fn masters_bytes(image: &ImageLayout, moments: usize) -> u64 {
-    image.master_bytes() + if image.trained { moments as u64 * image.moment_bytes() } else { 0 }
+/// The bytes of what a store keeps of an image: its masters and, where one is kept, the copy of its best parameters.
+pub(crate) fn kept_bytes(image: &ImageLayout, spec: &TrainSpec) -> u64 {
+    let moments = if image.trained { spec.optimizer.moments() as u64 } else { 0 };
+    image.master_bytes() + moments * image.moment_bytes() + best_bytes(image, spec).unwrap_or(0)
+}
+
+/// The bytes of the copy of an image's best parameters, where one is kept.
+pub(crate) fn best_bytes(image: &ImageLayout, spec: &TrainSpec) -> Option<u64> {
+    (image.trained && spec.eval_every.is_some()).then(|| image.moment_bytes())
 }
 
 /// Keeps as much in host memory as has `room` there: tasks in their order, images in chain order.

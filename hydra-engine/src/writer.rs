@@ -4,6 +4,7 @@ use crate::checkpoint::{self, Position, State, Tensors};
 use crate::error::{EngineError, guarded};
 use crate::event::{Event, Reporter, Written};
 use crate::weights::WeightHash;
+use bytes::Bytes;
 use crossbeam_channel::Receiver;
 use hydra_core::{Chain, ImageParam, ImageReader, ModelWriter, TaskId, WeightError};
 use hydra_spill::{ImageId, Masters, TierStore};
@@ -12,7 +13,11 @@ use std::sync::Arc;
 
 pub(crate) enum WriterJob {
     Model(WriteJob),
-    Checkpoint { job: KeepJob, best: Option<Arc<Vec<Vec<f32>>>> },
+    /// With the best masters, or without any.
+    Checkpoint {
+        job: KeepJob,
+        best: bool,
+    },
 }
 
 /// A checkpoint of a task that waits for it.
@@ -35,19 +40,23 @@ pub(crate) struct WriteJob {
 struct StoreTensors<'a> {
     store: &'a dyn TierStore,
     task: TaskId,
-    best: Option<&'a [Vec<f32>]>,
+    best: bool,
 }
 
 impl Tensors for StoreTensors<'_> {
     fn masters(&self, image: usize, f: &mut dyn FnMut(&Masters)) -> Result<(), EngineError> {
         // They go back as they are, under the same version.
-        let writer = self.store.write(ImageId { task: self.task, image })?;
+        let writer = self.store.write(ImageId::new(self.task, image))?;
         f(&writer);
         Ok(())
     }
 
-    fn best(&self) -> Option<&[Vec<f32>]> {
+    fn has_best(&self) -> bool {
         self.best
+    }
+
+    fn best(&self, image: usize) -> Result<Bytes, EngineError> {
+        Ok(self.store.read_masters(ImageId::new(self.task, image).best())?.bytes)
     }
 }
 
@@ -58,8 +67,8 @@ struct StoreReader<'a> {
 }
 
 impl ImageReader for StoreReader<'_> {
-    fn image(&self, image: usize) -> Result<bytes::Bytes, WeightError> {
-        let view = self.store.read_masters(ImageId { task: self.task, image });
+    fn image(&self, image: usize) -> Result<Bytes, WeightError> {
+        let view = self.store.read_masters(ImageId::new(self.task, image));
         view.map(|view| view.bytes).map_err(|error| WeightError::Image {
             chain: self.chain.name().to_owned(),
             image,
@@ -78,9 +87,7 @@ pub(crate) fn run(store: &dyn TierStore, jobs: &Receiver<WriterJob>, reporter: &
             }
             WriterJob::Checkpoint { job, best } => {
                 let (task, start_s) = (job.task, reporter.now());
-                let result = guarded("writing a checkpoint", || keep(store, &job, best.as_deref()));
-                // Whoever hears that it is kept may change the best masters again.
-                drop(best);
+                let result = guarded("writing a checkpoint", || keep(store, &job, best));
                 Event::Kept { task, result, time: reporter.since(start_s) }
             }
         };
@@ -134,12 +141,12 @@ fn keep_unwritten(
     file: PathBuf,
     state: &State,
 ) -> Result<PathBuf, Box<EngineError>> {
-    let tensors = StoreTensors { store, task, best: None };
+    let tensors = StoreTensors { store, task, best: false };
     checkpoint::write(&file, state, chain, Some(&tensors))?;
     Ok(file)
 }
 
-fn keep(store: &dyn TierStore, job: &KeepJob, best: Option<&Vec<Vec<f32>>>) -> Result<u64, EngineError> {
-    let tensors = StoreTensors { store, task: job.task, best: best.map(Vec::as_slice) };
+fn keep(store: &dyn TierStore, job: &KeepJob, best: bool) -> Result<u64, EngineError> {
+    let tensors = StoreTensors { store, task: job.task, best };
     checkpoint::write(&job.file, &job.state, &job.chain, Some(&tensors))
 }

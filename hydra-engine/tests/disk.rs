@@ -206,10 +206,25 @@ fn best_weights_are_put_back_on_the_disk() {
     assert!(whole.best_step.is_some());
     for resident in [false, true] {
         let settings = Settings { cuts: Some(vec![2, 5, 7]), resident, ..Settings::default() };
-        let report = run(&settings, &evaluated(), bounds(&settings, &evaluated()).0).tasks.remove(0);
+        let (least, all) = bounds(&settings, &evaluated());
+        let report = run(&settings, &evaluated(), least).tasks.remove(0);
         assert!(report.disk_bytes > 0);
         assert_eq!(best_of(&report), best_of(&whole));
+        let report = run(&settings, &evaluated(), least.midpoint(all)).tasks.remove(0);
+        assert_eq!(best_of(&report), best_of(&whole));
     }
+}
+
+#[test]
+fn best_weights_take_host_memory_only_where_they_are_used() {
+    let settings = Settings { cuts: Some(vec![2, 5, 7]), ..Settings::default() };
+    let without = task(&TrainSpec { accumulate: 2, ..spec() }).validation(tokens(5, 3)).test(tokens(4, 2));
+    let [with, without] = [evaluated(), without].map(|task| bounds(&settings, &task));
+    let largest = gpt2_chain().images().iter().map(|image| image.moment_bytes()).max().expect("an image");
+    let all: u64 = gpt2_chain().images().iter().map(|image| image.moment_bytes()).sum();
+    assert_eq!(with.1 - without.1, all, "in host memory they are a copy");
+    // One image's at the optimizer and one's at the writer.
+    assert!(with.0 - without.0 <= 2 * largest, "{with:?} {without:?}, an image of {largest}");
 }
 
 #[test]

@@ -17,7 +17,7 @@
 //! // Masters live on the host: 256 parameters and one moment.
 //! let host = Budget::new("host memory", ByteSize::mib(1));
 //! let store = Arc::new(DramStore::new());
-//! let id = ImageId { task: TaskId(0), image: 0 };
+//! let id = ImageId::new(TaskId(0), 0);
 //! let masters = Masters::new(vec![1.0; 256], vec![vec![0.0; 256]]);
 //! let room = host.reserve(masters.len_bytes(), "task 0")?;
 //! store.insert(id, masters, room)?;
@@ -73,4 +73,6 @@ pub use link::{ALIGN as LINK_ALIGN, DeviceLink, Direction, ELEMENT_ALIGN, HostCo
 pub use link::{SharedLink, SimulatedLink};
 pub use manager::{Resident, SpillManager};
 pub use residence::{DeviceMasters, DeviceNarrow, DeviceWriter, ResidentStore};
-pub use store::{DramStore, Floats, ImageId, ImageView, ImageWriter, Masters, NarrowFloats, TierStore};
+pub use store::{
+    DramStore, Floats, ImageId, ImageKind, ImageView, ImageWriter, Masters, NarrowFloats, TierStore,
+};

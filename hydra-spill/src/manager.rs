@@ -114,7 +114,7 @@ impl SpillManager {
         let there = self.on_device(task, &images)?;
         images.retain(|image| !there.contains_key(image));
         for &image in &images {
-            let view = self.store.read(ImageId { task, image })?;
+            let view = self.store.read(ImageId::new(task, image))?;
             needed += view.bytes.len() as u64;
             covers(&reservation, needed)?;
             bytes.push(view.bytes);
@@ -135,7 +135,7 @@ impl SpillManager {
         images: &BTreeSet<usize>,
     ) -> Result<BTreeMap<usize, (DeviceBytes, u64)>, SpillError> {
         let there = |&image: &usize| {
-            let there = self.store.on_device(ImageId { task, image }).transpose()?;
+            let there = self.store.on_device(ImageId::new(task, image)).transpose()?;
             Some(there.map(|there| (image, there)))
         };
         images.iter().filter_map(there).collect()
@@ -242,7 +242,7 @@ mod tests {
         for image in 0..3 {
             let masters = Masters::new(vec![image as f32; 100 * (image + 1)], Vec::new());
             let reservation = host.reserve(masters.len_bytes(), "masters").unwrap();
-            store.insert(ImageId { task: TASK, image }, masters, reservation).unwrap();
+            store.insert(ImageId::new(TASK, image), masters, reservation).unwrap();
         }
         SpillManager::new(DEVICE, Budget::new("cpu:2", ByteSize(2000)), Arc::new(store), Arc::new(link))
     }
@@ -268,7 +268,7 @@ mod tests {
         assert_eq!((resident.bytes(), manager.promoted_bytes()), (1600, 1600));
         assert_eq!((resident.version(2), resident.version(1)), (Some(0), None));
 
-        let mut writer = manager.store().write(ImageId { task: TASK, image: 2 }).unwrap();
+        let mut writer = manager.store().write(ImageId::new(TASK, 2)).unwrap();
         writer.params.fill(-1.0);
         writer.commit();
         assert_eq!(floats(&resident.image(2)), [2.0; 300]);
@@ -285,7 +285,7 @@ mod tests {
     #[test]
     fn a_shared_image_is_busy_until_it_is_demoted() {
         let manager = manager(crate::SharedLink::new(DEVICE));
-        let id = ImageId { task: TASK, image: 1 };
+        let id = ImageId::new(TASK, 1);
         let master = manager.store().read(id).unwrap().bytes;
         let resident = promote(&manager, &[0, 1], 1200, TASK).unwrap();
         let image = resident.image(1);
@@ -312,20 +312,17 @@ mod tests {
         );
         assert_eq!(manager.promoted_bytes(), 0, "what does not fit is not begun");
         let missing = promote(&manager, &[0], 400, TaskId(0)).unwrap_err();
-        assert!(matches!(missing, SpillError::ImageMissing { image: ImageId { task: TaskId(0), image: 0 } }));
+        assert!(matches!(missing, SpillError::ImageMissing { image } if image == ImageId::new(TaskId(0), 0)));
         let elsewhere = Budget::new("cpu:2", ByteSize(2000)).reserve(400, "shard 4").unwrap();
         let elsewhere = manager.promote(TASK, &[0], elsewhere);
         assert!(matches!(elsewhere, Err(SpillError::ReservationElsewhere { .. })));
-        let writer = manager.store().write(ImageId { task: TASK, image: 0 }).unwrap();
+        let writer = manager.store().write(ImageId::new(TASK, 0)).unwrap();
         let busy = promote(&manager, &[0], 400, TASK).unwrap_err();
         assert!(matches!(busy, SpillError::ImageBusy { readers: 0, .. }));
         drop(writer);
         assert_eq!(manager.budget().used(), 0);
         for image in 0..3 {
-            assert!(
-                manager.store().write(ImageId { task: TASK, image }).is_ok(),
-                "no view is left of {image}"
-            );
+            assert!(manager.store().write(ImageId::new(TASK, image)).is_ok(), "no view is left of {image}");
         }
     }
 
@@ -398,6 +395,6 @@ mod tests {
         let failed = promote(&manager, &[0], 400, TASK).map(drop).unwrap_err();
         assert!(matches!(failed, SpillError::Link(LinkError::Transfer { bytes: 400, .. })), "{failed}");
         assert_eq!(manager.budget().used(), 0);
-        assert!(manager.store().write(ImageId { task: TASK, image: 2 }).is_ok());
+        assert!(manager.store().write(ImageId::new(TASK, 2)).is_ok());
     }
 }

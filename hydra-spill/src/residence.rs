@@ -6,8 +6,8 @@
 //! again.
 
 use crate::store::check;
-use crate::{Budget, DeviceLink, Floats, ImageId, ImageView, ImageWriter, LinkError, Masters, NarrowFloats};
-use crate::{Reservation, SpillError, TierStore};
+use crate::{Budget, DeviceLink, Floats, ImageId, ImageKind, ImageView, ImageWriter, LinkError, Masters};
+use crate::{NarrowFloats, Reservation, SpillError, TierStore};
 use bytes::Bytes;
 use hydra_core::{DeviceBytes, FloatType, TaskId, with_causes};
 use std::any::Any;
@@ -99,7 +99,7 @@ struct Residence {
     budget: Budget,
 }
 
-/// A store that keeps the images of some tasks on a device, and all others in the store below.
+/// A store that keeps the masters of some tasks on a device, and everything else in the store below.
 ///
 /// An image there takes a reservation of the device's beside that of the host, which stays: a copy of it may come
 /// down at any time.
@@ -169,9 +169,10 @@ impl ResidentStore {
         debug_assert!(first.is_ok(), "a store is told once who lives where");
     }
 
-    /// Where the images of the task live, if not in the store below.
+    /// Where an image lives, if not in the store below.
     fn residence(&self, id: ImageId) -> Option<&Residence> {
-        self.residence.get().filter(|residence| residence.tasks.contains(&id.task))
+        let lives_there = |residence: &&Residence| residence.tasks.contains(&id.task);
+        self.residence.get().filter(|_| id.kind == ImageKind::Masters).filter(lives_there)
     }
 
     fn slots(&self) -> MutexGuard<'_, BTreeMap<ImageId, Slot>> {
@@ -430,7 +431,7 @@ mod tests {
     fn a_promotion_of_what_lives_there_moves_nothing() {
         let (store, budget) = store(copies());
         let host = conformance::budget();
-        let elsewhere = ImageId { task: TaskId(9), image: 5 };
+        let elsewhere = ImageId::new(TaskId(9), 5);
         conformance::insert(store.as_ref(), ID, &host);
         conformance::insert(store.as_ref(), elsewhere, &host);
         assert_eq!(budget.used(), masters().len_bytes(), "one of the tasks lives on the device");
@@ -447,6 +448,10 @@ mod tests {
         manager.demote(resident);
         drop(store.write_on_device(ID).unwrap());
         assert!(matches!(store.write_on_device(elsewhere), Err(SpillError::ImageMissing { .. })));
+        let best = Masters::new(vec![1.0; 300], Vec::new());
+        store.insert(ID.best(), best, host.reserve(1200, "best").unwrap()).unwrap();
+        assert!(store.on_device(ID.best()).unwrap().is_none(), "the best masters stay on the host");
+        assert_eq!(budget.used(), masters().len_bytes());
         let spilled = manager.promote(TaskId(9), &[5], budget.reserve(1200, "shard").unwrap()).unwrap();
         assert_eq!(manager.promoted_bytes(), 1200);
         manager.demote(spilled);

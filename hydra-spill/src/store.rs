@@ -19,10 +19,36 @@ pub struct ImageId {
     pub task: TaskId,
     /// The image's index in the task's chain.
     pub image: usize,
+    /// What it is of the image.
+    pub kind: ImageKind,
+}
+
+/// What a store keeps of an image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ImageKind {
+    /// What is trained.
+    Masters,
+    /// A copy of the parameters at their best, which no shard task reads: it stays on the host.
+    Best,
+}
+
+impl ImageId {
+    /// The masters of an image.
+    pub const fn new(task: TaskId, image: usize) -> Self {
+        Self { task, image, kind: ImageKind::Masters }
+    }
+
+    /// The copy of its best parameters.
+    pub const fn best(self) -> Self {
+        Self { kind: ImageKind::Best, ..self }
+    }
 }
 
 impl fmt::Display for ImageId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.kind == ImageKind::Best {
+            f.write_str("the best of ")?;
+        }
         write!(f, "image {} of {}", self.image, self.task)
     }
 }
@@ -514,7 +540,7 @@ pub(crate) mod conformance {
     use crate::Budget;
     use hydra_core::ByteSize;
 
-    pub(crate) const ID: ImageId = ImageId { task: TaskId(3), image: 5 };
+    pub(crate) const ID: ImageId = ImageId::new(TaskId(3), 5);
 
     pub(crate) fn budget() -> Budget {
         Budget::new("host memory", ByteSize::mib(1))
@@ -561,7 +587,16 @@ pub(crate) mod conformance {
         let other = ImageId { task: TaskId(2), ..ID };
         insert(store, ID, &budget);
         insert(store, other, &budget);
-        assert_eq!(budget.used(), 2 * masters().len_bytes());
+        let best = Masters::new(vec![7.0; 4], Vec::new());
+        store.insert(ID.best(), best.clone(), budget.reserve(16, "best").unwrap()).unwrap();
+        assert_eq!(budget.used(), 2 * masters().len_bytes() + 16);
+        let mut writer = store.write(ID.best()).unwrap();
+        writer.params[3] = 8.0;
+        writer.commit();
+        let view = store.read_masters(ID.best()).unwrap();
+        assert_eq!((floats(&view), view.version), (&[7.0, 7.0, 7.0, 8.0][..], 1));
+        drop(view);
+        store.discard(ID.best()).unwrap();
         let view = store.read(ID).unwrap();
         assert_eq!((floats(&view), view.version), (&masters().params[..], 0));
         drop(view);

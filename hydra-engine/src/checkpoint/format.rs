@@ -6,6 +6,7 @@
 use super::state::SCHEMA;
 use super::{CheckpointError, State};
 use crate::error::EngineError;
+use bytes::Bytes;
 use hydra_core::{Chain, ImageLayout, replace_file};
 use hydra_spill::Masters;
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
@@ -32,8 +33,11 @@ pub(crate) trait Tensors {
     /// Calls `f` with the masters of an image, which nobody changes meanwhile.
     fn masters(&self, image: usize, f: &mut dyn FnMut(&Masters)) -> Result<(), EngineError>;
 
-    /// The best masters so far of every image, empty for a frozen one; `None` before there are any.
-    fn best(&self) -> Option<&[Vec<f32>]>;
+    /// Whether there are best masters.
+    fn has_best(&self) -> bool;
+
+    /// The parameters of a trained image at their best.
+    fn best(&self, image: usize) -> Result<Bytes, EngineError>;
 }
 
 /// What a tensor is of a parameter.
@@ -139,30 +143,32 @@ fn write_image(
     state: &State,
     tensors: &dyn Tensors,
 ) -> Result<(), Failure> {
-    let best = tensors.best().map(|best| best[index].as_slice());
+    let parts = Part::of(image, state.moments(), tensors.has_best());
+    let mut put = |values: &[f32]| {
+        let mut params = image.params.iter();
+        params.try_for_each(|param| out.write_all(bytemuck::cast_slice(&values[param.range()])))
+    };
     let mut written: io::Result<()> = Ok(());
     let mut write = |masters: &Masters| {
-        for part in Part::of(image, state.moments(), best.is_some()) {
-            let values = match part {
-                Part::Masters => &masters.params[..],
-                Part::Moment(moment) => &masters.moments[moment],
-                Part::Best => best.unwrap_or_default(),
-            };
-            for param in &image.params {
-                out.write_all(bytemuck::cast_slice(&values[param.range()]))?;
-            }
-        }
-        Ok(())
+        parts.iter().try_for_each(|part| match part {
+            Part::Masters => put(&masters.params),
+            Part::Moment(moment) => put(&masters.moments[*moment]),
+            Part::Best => Ok(()),
+        })
     };
     tensors.masters(index, &mut |masters| written = write(masters)).map_err(Failure::Source)?;
-    Ok(written?)
+    written?;
+    if parts.iter().any(|part| matches!(part, Part::Best)) {
+        put(bytemuck::cast_slice(&tensors.best(index).map_err(Failure::Source)?))?;
+    }
+    Ok(())
 }
 
 /// The header with no checksum yet: all tensors in the order of the file, without gaps.
 fn header(state: &State, chain: &Chain, tensors: Option<&dyn Tensors>) -> io::Result<Vec<u8>> {
     let mut end = 0;
     let mut infos = Vec::new();
-    let best = tensors.is_some_and(|tensors| tensors.best().is_some());
+    let best = tensors.is_some_and(Tensors::has_best);
     for image in chain.images().iter().filter(|_| tensors.is_some()) {
         for part in Part::of(image, state.moments(), best) {
             for param in &image.params {
