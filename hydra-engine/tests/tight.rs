@@ -10,7 +10,10 @@ use hydra_core::{
     Activation, Bandwidth, Batch, ByteSize, Chain, Dataset, DatasetError, DeviceId, Forward, HostActivation,
     HostTensor, ImageReader, Length, MemoryProbe, ModelWriter, OptimizerSpec, Pass, TrainSpec, WeightError,
 };
-use hydra_engine::{DeviceSpec, EngineError, Orchestrator, RunReport, TaskState, TrainTask, plain};
+use hydra_engine::{
+    DeviceSpec, EngineError, Observer, Orchestrator, RunEvent, RunReport, Span, TaskState, TrainTask, Work,
+    plain,
+};
 use hydra_models::{cnn, mlp};
 use hydra_spill::alloc::{AllocatorProbe, CountingAllocator, MAX_DEVICES};
 use std::path::Path;
@@ -301,6 +304,63 @@ fn a_host_with_room_for_one_model_at_a_time_trains_all() {
     let mut tight = run().host_memory(ByteSize(masters + admission.tasks[0].active_bytes));
     assert_eq!(tight.admit().unwrap().active_models, 1);
     all_done(&within_a_minute(move || tight.run().unwrap()));
+}
+
+/// Keeps every span.
+struct Spans(Arc<Mutex<Vec<Span>>>);
+
+impl Observer for Spans {
+    fn observe(&mut self, event: &RunEvent<'_>) {
+        if let RunEvent::Span(span) = event {
+            self.0.lock().unwrap().push(*span);
+        }
+    }
+}
+
+#[test]
+fn in_little_host_memory_gradients_wait_for_the_optimizer_shard_by_shard() {
+    let _alone = alone();
+    let (chain, data, spec) = (gpt2_chain(), tokens(11, 1), spec(4, 6));
+    let shards: Vec<_> = (0..5).map(|layer| layer..layer + 1).collect();
+    let settings = Settings::default();
+    let spans = Arc::new(Mutex::new(Vec::new()));
+    let run = |host: ByteSize| {
+        let mut run = settings.orchestrator().host_memory(host).observer(Box::new(Spans(spans.clone())));
+        let task = TrainTask::new("task", chain.clone(), data.clone(), spec.clone());
+        run.submit(task.cuts(vec![1, 2, 3, 4])).unwrap();
+        run
+    };
+    let plenty = run(ByteSize::mib(64)).admit().unwrap();
+    let all = plenty.tasks[0].master_bytes + plenty.tasks[0].active_bytes;
+    let Err(EngineError::HostMemory { needed: least, .. }) = run(ByteSize(1)).admit() else { panic!() };
+    assert!(least + (16 << 10) < all, "one block and no three: {least} of {all}");
+    let plain = plain::train(&chain, data.as_ref(), &spec).unwrap();
+    for host in [least, least.midpoint(all), all] {
+        spans.lock().unwrap().clear();
+        let tight = run(ByteSize(host));
+        let report = within_a_minute(move || tight.run().unwrap());
+        all_done(&report);
+        assert_eq!(report.tasks[0].losses, plain.losses);
+        assert_eq!(report.tasks[0].weights_sha256.as_ref(), Some(&plain.weights_sha256));
+        assert!(report.host_peak_bytes <= host, "{report:?}");
+        if host > least {
+            continue;
+        }
+        // A block comes up for its backward pass when the optimizer is done with the block behind it, not while that
+        // computes.
+        let spans = spans.lock().unwrap();
+        let of =
+            |work: Work, step: usize| spans.iter().filter(move |span| span.work == work && span.step == step);
+        for step in 0..6 {
+            for block in 1..3 {
+                let promoted = of(Work::Promote, step).filter(|span| span.shard == block);
+                let begins = promoted.map(|span| span.start_s).fold(0.0, f64::max);
+                let behind: Vec<usize> = chain.images_of(shards[block + 1].clone());
+                let stepped = of(Work::Step, step).filter(|span| behind.contains(&span.shard));
+                assert!(stepped.clone().count() > 0 && stepped.clone().all(|span| span.end_s <= begins));
+            }
+        }
+    }
 }
 
 #[test]
