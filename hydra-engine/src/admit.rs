@@ -10,7 +10,7 @@ use crate::host_memory::{HostMemory, HostNeeds};
 use crate::placement::{self, OptimizerPlacement, Placement};
 use crate::task::TrainTask;
 use crate::tiers::{Holding, kept_bytes};
-use hydra_core::{Batch, Dataset, ImageLayout};
+use hydra_core::{Batch, Chain, Dataset, ImageLayout};
 use hydra_partition::{
     Demand, Fingerprint, FirstValues, PartitionError, PartitionPlan, PilotPartitioner, Profile, Rules,
     choose_reserve,
@@ -21,6 +21,7 @@ use std::sync::Arc;
 
 /// The costs that tasks of one architecture and batch share.
 struct Measured {
+    chain: Arc<Chain>,
     fingerprint: Fingerprint,
     profile: Profile,
 }
@@ -60,7 +61,7 @@ pub(crate) fn admit(
     let budget = devices.iter().map(|d| d.spec.memory.bytes()).min().unwrap_or(0);
     let reserve = reserve(&candidates, &measured, budget)?;
     let cutting = Cutting { device, budget, reserve, plans };
-    let mut cut: Vec<Arc<PartitionPlan>> = Vec::new();
+    let mut cut: Vec<Cut> = Vec::new();
     let mut admitted = Vec::new();
     for candidate in &candidates {
         let plan = cutting.plan(candidate, &measured[candidate.measured], &mut cut);
@@ -141,7 +142,8 @@ fn candidate<'a>(
     let batch = batch.in_type(task.chain.float_type());
     let fingerprint =
         Fingerprint::new(&task.chain, &batch, &plans.config).on(device.spec.threads, &device.model);
-    if let Some(index) = measured.iter().position(|m| m.fingerprint.same_costs(&fingerprint)) {
+    let same = |m: &Measured| same_model(&m.chain, &task.chain) && m.fingerprint.same_costs(&fingerprint);
+    if let Some(index) = measured.iter().position(same) {
         return Ok(Candidate { task, batch, measured: index });
     }
     let known = plans
@@ -157,8 +159,14 @@ fn candidate<'a>(
             PilotPartitioner::new(&values).measure(&task.chain, &batch, device)?
         }
     };
-    measured.push(Measured { fingerprint, profile });
+    measured.push(Measured { chain: task.chain.clone(), fingerprint, profile });
     Ok(Candidate { task, batch, measured: measured.len() - 1 })
+}
+
+/// Whether what was measured of one chain holds for the other. Names and shapes do not say what a layer computes, so
+/// they are enough only where whoever built the chains says the rest.
+fn same_model(one: &Arc<Chain>, other: &Arc<Chain>) -> bool {
+    Arc::ptr_eq(one, other) || !one.note().is_empty() && one.architecture() == other.architecture()
 }
 
 /// The double-buffer reserve of the run. A task that does not fit is named.
@@ -172,6 +180,13 @@ fn reserve(candidates: &[Candidate<'_>], measured: &[Measured], budget: u64) -> 
         let task = alone.or(candidates.iter().zip(&demands).next()).map(|(c, _)| c.task.name.as_str());
         refused(task.unwrap_or_default())(error.into())
     })
+}
+
+/// A model that was cut.
+struct Cut {
+    /// What was measured of it.
+    measured: usize,
+    plan: Arc<PartitionPlan>,
 }
 
 /// What all models are cut under.
@@ -188,13 +203,14 @@ impl Cutting<'_> {
         &self,
         candidate: &Candidate<'_>,
         measured: &Measured,
-        cut: &mut Vec<Arc<PartitionPlan>>,
+        cut: &mut Vec<Cut>,
     ) -> Result<Arc<PartitionPlan>, EngineError> {
         let task = candidate.task;
         let fingerprint = measured.fingerprint.clone();
         let complete = fingerprint.under(self.budget, self.reserve).cut_at(task.cuts.as_deref());
-        if let Some(known) = cut.iter().find(|plan| plan.fingerprint == complete) {
-            return Ok(known.clone());
+        let same = |cut: &&Cut| cut.measured == candidate.measured && cut.plan.fingerprint == complete;
+        if let Some(known) = cut.iter().find(same) {
+            return Ok(known.plan.clone());
         }
         let find = |path| PartitionPlan::find(path, &complete);
         let plan = match self.plans.path.as_deref().map(find).transpose()?.flatten() {
@@ -202,8 +218,9 @@ impl Cutting<'_> {
             None => self.new_plan(candidate, &measured.profile, complete)?,
         };
         tracing::info!(task = task.name, "partition plan\n{plan}");
-        cut.push(Arc::new(plan));
-        Ok(cut[cut.len() - 1].clone())
+        let plan = Arc::new(plan);
+        cut.push(Cut { measured: candidate.measured, plan: plan.clone() });
+        Ok(plan)
     }
 
     fn new_plan(

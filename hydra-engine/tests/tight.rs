@@ -78,6 +78,73 @@ impl Forward for Prompt {
     }
 }
 
+/// A layer that works in as many times its input.
+#[derive(Module, Debug)]
+struct Swell {
+    #[module(skip)]
+    times: usize,
+}
+
+impl Forward for Swell {
+    fn forward(&self, x: Activation, _: &Pass) -> Activation {
+        let x = x.into_float::<2>();
+        let [rows, columns] = x.dims();
+        let swollen = x.repeat_dim(1, self.times).reshape([rows, self.times, columns]);
+        Activation::of(swollen.sum_dim(1).reshape([rows, columns]))
+    }
+}
+
+fn swelling(times: usize) -> Arc<Chain> {
+    let chain = Chain::builder("swelling").layer("a", dense(2, 16)).layer("b", Swell { times });
+    Arc::new(chain.layer("c", head(16)).build().unwrap())
+}
+
+#[test]
+fn chains_that_differ_in_nothing_but_what_they_compute_are_measured_each() {
+    let _alone = alone();
+    let admit = |times: &[usize], memory: u64| {
+        let mut run = Settings { memory: ByteSize(memory), ..Settings::default() }.orchestrator();
+        for (index, times) in times.iter().enumerate() {
+            run.submit(TrainTask::new(format!("{index}"), swelling(*times), spirals(), spec(20, 2))).unwrap();
+        }
+        run.admit()
+    };
+    let least = |times: usize| admit(&[times], 64 << 20).unwrap().tasks[0].plan.min_device_memory_bytes;
+    let (light, heavy) = (least(1), least(4000));
+    assert!(heavy > light + (1 << 20), "{light} {heavy}");
+    let between = light.midpoint(heavy);
+    assert!(admit(&[1], between).is_ok());
+    assert!(admit(&[4000], between).is_err());
+    let error = admit(&[1, 4000], between).unwrap_err();
+    assert!(matches!(&error, EngineError::Task { task, .. } if task == "1"), "{error}");
+}
+
+/// Burn's dropout, which draws its masks from a state of its own.
+#[derive(Module, Debug)]
+struct Restless {
+    linear: burn::nn::Linear,
+    dropout: burn::nn::Dropout,
+}
+
+impl Forward for Restless {
+    fn forward(&self, x: Activation, _: &Pass) -> Activation {
+        Activation::of(self.dropout.forward(self.linear.forward(x.into_float::<2>())))
+    }
+}
+
+#[test]
+fn a_layer_that_cannot_be_computed_again_is_refused() {
+    let _alone = alone();
+    let dropout = burn::nn::DropoutConfig::new(0.3).init();
+    let chain = Chain::builder("restless").layer("restless", Restless { linear: linear(2, 16), dropout });
+    let chain = Arc::new(chain.layer("loss", head(16)).build().unwrap());
+    let mut run = Settings::default().orchestrator();
+    run.submit(TrainTask::new("task", chain, spirals(), spec(20, 2))).unwrap();
+    let error = hydra_core::with_causes(&run.run().unwrap_err());
+    assert!(error.contains("layer `restless` of chain `restless` gives another output"), "{error}");
+    assert!(error.contains("use `pass.dropout`"), "{error}");
+}
+
 fn points(len: usize) -> Arc<dyn Dataset> {
     Arc::new(Points { len, bad: usize::MAX, panics: false })
 }

@@ -85,6 +85,18 @@ pub enum PartitionError {
         /// What it said.
         message: String,
     },
+    /// A layer's output is not a function of its parameters, its input and its pass.
+    #[error(
+        "layer `{layer}` of chain `{chain}` gives another output when it is run again: a forward is computed again for \
+         the backward pass, so it has to be a function of parameters, input and `Pass` alone; use `pass.dropout` \
+         instead of a dropout that draws from random state of its own, and keep no running statistics"
+    )]
+    Unrepeatable {
+        /// The chain's name.
+        chain: String,
+        /// The layer's name.
+        layer: String,
+    },
     /// The masters of an image could not be had.
     #[error("the pilot pass could not read the parameters of layers {} to {}", .layers.start, .layers.end.saturating_sub(1))]
     Weights {
