@@ -10,7 +10,7 @@ use crate::host_memory::{HostMemory, HostNeeds};
 use crate::placement::{self, OptimizerPlacement, Placement};
 use crate::task::TrainTask;
 use crate::tiers::{Holding, kept_bytes};
-use hydra_core::{Batch, Chain, Dataset, ImageLayout};
+use hydra_core::{Batch, Chain, Dataset, ImageLayout, gather};
 use hydra_partition::{
     Demand, Fingerprint, FirstValues, PartitionError, PartitionPlan, PilotPartitioner, Profile, Rules,
     choose_reserve,
@@ -127,7 +127,7 @@ fn check_tasks(tasks: &[TrainTask]) -> Result<(), EngineError> {
 
 /// The shapes of the tensors of a batch of one item.
 fn item_shapes(data: &dyn Dataset) -> Result<Vec<Vec<usize>>, EngineError> {
-    let batch = guarded("reading a batch", || Ok(data.batch(&[0])?))?;
+    let batch = guarded("reading a batch", || Ok(gather(data, &[0])?))?;
     Ok(batch.inputs.parts.into_iter().chain(batch.targets.parts).map(|part| part.shape).collect())
 }
 
@@ -138,7 +138,7 @@ fn candidate<'a>(
     measured: &mut Vec<Measured>,
 ) -> Result<Candidate<'a>, EngineError> {
     let items: Vec<usize> = (0..task.spec.microbatch().min(task.train.len())).collect();
-    let batch = guarded("reading a batch", || Ok(task.train.batch(&items)?))?;
+    let batch = guarded("reading a batch", || Ok(gather(task.train.as_ref(), &items)?))?;
     let batch = batch.in_type(task.chain.float_type());
     let fingerprint =
         Fingerprint::new(&task.chain, &batch, &plans.config).on(device.spec.threads, &device.model);
@@ -156,7 +156,8 @@ fn candidate<'a>(
         Some(profile) => profile,
         None => {
             let values = FirstValues::new(&task.chain, task.spec.seed);
-            PilotPartitioner::new(&values).measure(&task.chain, &batch, device)?
+            let measure = || Ok(PilotPartitioner::new(&values).measure(&task.chain, &batch, device)?);
+            guarded("the pilot pass", measure)?
         }
     };
     measured.push(Measured { chain: task.chain.clone(), fingerprint, profile });

@@ -15,7 +15,7 @@ use crate::observer::EvaluationKind;
 use crate::placement::Placement;
 use crate::report::{Evaluation, TaskState};
 use crate::task::TrainTask;
-use hydra_core::{Batch, Chain, Dataset, DatasetError, DeviceId, HostTensor, Pass, Sampler, TaskId};
+use hydra_core::{Batch, Chain, Dataset, DatasetError, DeviceId, HostTensor, Pass, Sampler, TaskId, gather};
 use hydra_partition::PartitionPlan;
 use hydra_sched::{CostError, CostModel, ShardTaskKind};
 use hydra_spill::Reservation;
@@ -53,6 +53,8 @@ pub(crate) struct Results {
     pub test: Option<Evaluation>,
     pub periodic: Vec<(usize, Evaluation)>,
     pub best: Option<(usize, Evaluation)>,
+    /// Why the last checkpoint could not be written.
+    pub checkpoint_error: Option<String>,
     pub sha256: Option<String>,
     pub dir: Option<std::path::PathBuf>,
     pub compute_s: f64,
@@ -310,14 +312,15 @@ impl Model {
             Stage::Train { microbatch: 0 } => {
                 let items = self.sampler.items(next.step);
                 let parts = self.task.spec.microbatches(&items);
-                let batch = |part| Ok::<_, DatasetError>(self.task.train.batch(part)?.in_type(float));
+                let batch =
+                    |part| Ok::<_, DatasetError>(gather(self.task.train.as_ref(), part)?.in_type(float));
                 self.batches = parts.into_iter().map(batch).collect::<Result<_, _>>()?;
             }
             Stage::Evaluate { kind, batch } => {
                 let data = evaluation_data(&self.task, kind);
                 let size = self.task.evaluation_batch();
                 let items: Vec<usize> = (batch * size..((batch + 1) * size).min(data.len())).collect();
-                self.batches = vec![data.batch(&items)?.in_type(float)];
+                self.batches = vec![gather(data, &items)?.in_type(float)];
             }
             _ => {}
         }
@@ -392,7 +395,11 @@ impl Model {
         self.costs.observe(claim.what.kind, claim.what.shard, time.seconds());
         if let Some(loss) = loss {
             if !loss.is_finite() {
-                return Err(EngineError::BadLoss { loss, step: claim.what.step });
+                let dataset = match claim.what.stage {
+                    Stage::Evaluate { kind, .. } => Some(evaluation_data(&self.task, kind).name().to_owned()),
+                    _ => None,
+                };
+                return Err(EngineError::BadLoss { loss, step: claim.what.step, dataset });
             }
             match claim.what.stage {
                 Stage::Evaluate { .. } => {

@@ -6,7 +6,7 @@
 
 use crate::admission::{Admission, AdmittedTask};
 use crate::admit::{Plans, admit};
-use crate::checkpoint::{CheckpointEvery, Identities, Identity};
+use crate::checkpoint::{self, CheckpointEvery, Identities, Identity};
 use crate::device::{DeviceSpec, LogicalDevice};
 use crate::disk::{DiskSpec, DiskTier};
 use crate::error::{EngineError, refused};
@@ -187,7 +187,8 @@ impl Orchestrator {
         self
     }
 
-    /// A flag that stops the run at the end of the minibatches that have begun.
+    /// A flag that stops the run at the end of the minibatches that have begun. A task has its own
+    /// ([`TrainTask::stop_flag`]).
     pub fn stop_flag(mut self, stop: StopFlag) -> Self {
         self.stop = stop;
         self
@@ -204,7 +205,7 @@ impl Orchestrator {
         if self.tasks.iter().any(|other| other.name == task.name) {
             return Err(EngineError::DuplicateTask { name: task.name });
         }
-        task.spec.validate()?;
+        task.spec.validate().map_err(EngineError::from).map_err(refused(&task.name))?;
         if let Some((first, path)) = self.other_with(&task, TrainTask::checkpoint_file) {
             return Err(EngineError::SameCheckpoint { first, second: task.name, path });
         }
@@ -296,6 +297,10 @@ impl Orchestrator {
     /// if the run could not start.
     pub fn run(mut self) -> Result<RunReport, EngineError> {
         self.make_room()?;
+        for task in self.tasks.iter().filter(|task| !task.is_finished()) {
+            let prepared = task.checkpoint_file().map_or(Ok(()), checkpoint::prepare);
+            prepared.map_err(EngineError::from).map_err(refused(&task.name))?;
+        }
         let Some(admitted) = self.admitted.take() else { return Err(EngineError::NoTask) };
         run::run(Setup {
             admitted,

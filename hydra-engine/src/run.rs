@@ -186,6 +186,9 @@ impl Run {
     }
 
     fn check_stop(&mut self) {
+        for model in self.models.iter_mut().filter(|model| model.task.stop.is_stopped()) {
+            model.stopping = true;
+        }
         if self.stopping || !self.stop.is_stopped() {
             return;
         }
