@@ -224,7 +224,8 @@ impl Dataset for Askew {
 
 #[test]
 fn a_batch_that_is_not_what_was_asked_for_fails_its_task_with_what_is_wrong() {
-    let spoils: [(fn(&mut Batch), &str); 3] = [
+    type Spoil = (fn(&mut Batch), &'static str);
+    let spoils: [Spoil; 3] = [
         (|batch| batch.items = 999, "says that it has 999 items"),
         (|batch| batch.terms = 0, "has no term for the loss to average over"),
         (
