@@ -9,6 +9,7 @@ use hydra_core::{
 };
 use hydra_engine::{EngineError, Observer, RunEvent, StopFlag, TaskState, TrainTask, plain};
 use hydra_models::mlp;
+use hydra_sched::{ModelIndex, ModelView, Policy, PolicyKind, Priority, View};
 use std::sync::{Arc, Mutex};
 
 fn linear(inputs: usize, outputs: usize, device: &burn::tensor::Device) -> burn::nn::Linear {
@@ -331,4 +332,43 @@ fn one_task_is_stopped_and_the_others_go_on() {
     let shorter = plain::train(&mlp_chain(), spirals().as_ref(), &steps(first.losses.len())).unwrap();
     assert_eq!(first.weights_sha256, Some(shorter.weights_sha256));
     assert_eq!(second.losses.len(), 400);
+}
+
+/// A policy that answers as it is told.
+struct Told(fn(&View<'_>) -> Option<ModelIndex>);
+
+impl Policy for Told {
+    fn name(&self) -> &'static str {
+        "told"
+    }
+
+    fn priority(&self, model: &ModelView) -> Priority {
+        PolicyKind::Fifo.build(0).priority(model)
+    }
+
+    fn choose(&mut self, view: &View<'_>) -> Option<ModelIndex> {
+        (self.0)(view)
+    }
+}
+
+#[test]
+fn a_policy_of_ones_own_chooses_and_one_that_is_none_is_dismissed() {
+    let plain = plain::train(&gpt2_chain(), tokens(11, 1).as_ref(), &steps(6)).unwrap();
+    let answers: [(fn(&View<'_>) -> Option<ModelIndex>, &str); 5] = [
+        (|view| view.claimable.last().map(|model| model.model), "told"),
+        (|_| None, "sharded-lrtf"),
+        (|_| Some(ModelIndex(0)), "sharded-lrtf"),
+        (|_| Some(ModelIndex(999)), "sharded-lrtf"),
+        (|_| panic!("no idea"), "sharded-lrtf"),
+    ];
+    for (answer, name) in answers {
+        let mut run = Settings { devices: 2, ..Settings::default() }.orchestrator();
+        run = run.own_policy(Box::new(Told(answer)));
+        for task in ["one", "two", "three"] {
+            run.submit(TrainTask::new(task, gpt2_chain(), tokens(11, 1), steps(6)).cuts(vec![1, 3])).unwrap();
+        }
+        let report = run.run().unwrap();
+        assert_eq!((report.policy.as_str(), report.all_done()), (name, true));
+        assert!(report.tasks.iter().all(|task| task.weights_sha256.as_ref() == Some(&plain.weights_sha256)));
+    }
 }
