@@ -354,7 +354,8 @@ impl Policy for Told {
 #[test]
 fn a_policy_of_ones_own_chooses_and_one_that_is_none_is_dismissed() {
     let plain = plain::train(&gpt2_chain(), tokens(11, 1).as_ref(), &steps(6)).unwrap();
-    let answers: [(fn(&View<'_>) -> Option<ModelIndex>, &str); 5] = [
+    type Answer = (fn(&View<'_>) -> Option<ModelIndex>, &'static str);
+    let answers: [Answer; 5] = [
         (|view| view.claimable.last().map(|model| model.model), "told"),
         (|_| None, "sharded-lrtf"),
         (|_| Some(ModelIndex(0)), "sharded-lrtf"),

@@ -120,6 +120,7 @@ fn chains_that_differ_in_nothing_but_what_they_compute_are_measured_each() {
 }
 
 /// Burn's dropout, which draws its masks from a state of its own.
+#[expect(clippy::disallowed_types, reason = "it is what is to be refused")]
 #[derive(Module, Debug)]
 struct Restless {
     linear: burn::nn::Linear,
