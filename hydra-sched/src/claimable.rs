@@ -167,6 +167,11 @@ impl Queue {
         self.models.get(model.0)?.as_ref().map(|(_, view)| view)
     }
 
+    /// The models as they were put in, in submission order.
+    pub fn iter(&self) -> impl Iterator<Item = &ModelView> {
+        self.models.iter().flatten().map(|(_, view)| view)
+    }
+
     /// The first in the policy's order.
     pub fn first(&self) -> Option<ModelView> {
         self.view(self.winner[1])

@@ -26,7 +26,7 @@
 //! | `exact` | [`exact()`]: the shortest makespan of small cases; `milp` the same by general solvers (features `milp` and `highs`) |
 //! | `strategy` | [`Strategy`] and [`compare()`]: model, pipeline, data and task parallelism beside SHARP |
 //! | `draw` | [`Draw`]: workloads at random; `random` the numbers they are made of |
-//! | `error` | [`PolicyError`], [`CostError`], [`WorkloadError`] |
+//! | `error` | [`PolicyError`], [`CostError`], [`WorkloadError`], [`SimulationError`] |
 //!
 //! # Example
 //!
@@ -87,7 +87,7 @@
 //! let result = simulate(&workload, &mut *policy, SimulationOptions::default())?;
 //! assert_eq!(result.shard_tasks, 3 * 3 + 4);
 //! assert!(result.makespan_s >= result.bounds.best_s());
-//! # Ok::<(), hydra_sched::WorkloadError>(())
+//! # Ok::<(), hydra_sched::SimulationError>(())
 //! ```
 //!
 //! Invariant: this crate never spawns a thread, never reads a clock, never does I/O, never draws
@@ -124,7 +124,7 @@ pub use baseline::{Fifo, Random, RoundRobin, Srtf};
 pub use bound::LowerBounds;
 pub use claimable::{Claimable, Priority, Queue};
 pub use draw::Draw;
-pub use error::{CostError, PolicyError, WorkloadError};
+pub use error::{CostError, PolicyError, SimulationError, WorkloadError};
 pub use exact::{Exact, exact, without_transfers};
 pub use lrtf::{ShardedLrtf, ShardedLrtfLocal, ShardedLrtfPatient};
 #[cfg(feature = "highs")]

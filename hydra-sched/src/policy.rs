@@ -42,6 +42,9 @@ pub trait Policy: Send {
     /// only when nothing is claimable; a policy may hold a device back only for
     /// [`Asking::awaited`] or [`Asking::soon`], which are sure to become claimable or to end. Whoever
     /// asks does so again when that happens, so that a device that is held back never stays so.
+    ///
+    /// An answer that `from` does not show, and a device that is held back for nothing, end a simulation with
+    /// [`SimulationError`](crate::SimulationError).
     fn pick(&mut self, asking: &Asking, from: &dyn Claimable) -> Option<ModelIndex> {
         let _ = asking;
         from.first().map(|model| model.model)
