@@ -283,7 +283,7 @@ mod tests {
         for seed in 0..60 {
             let workload = small().workload(seed);
             let exact = exact(&workload, 200_000).unwrap();
-            let bounds = LowerBounds::of(&workload, false);
+            let bounds = LowerBounds::of(&workload, false).unwrap();
             assert!(exact.makespan_s >= bounds.best_s() * (1.0 - 1e-9));
             for kind in PolicyKind::ALL {
                 let options = SimulationOptions { prefetch: false, record: false };

@@ -129,7 +129,7 @@ pub fn simulate(
     options: SimulationOptions,
 ) -> Result<Simulation, SimulationError> {
     workload.check()?;
-    let bounds = LowerBounds::of(workload, options.prefetch);
+    let bounds = LowerBounds::of_valid(workload, options.prefetch);
     let mut run = Run::new(workload, policy, options)?;
     run.work()?;
     Ok(run.result(bounds))
