@@ -332,11 +332,9 @@ impl Claimable for Queued<'_> {
 
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
-
     use super::*;
-    use crate::conformance::{any_models, models};
-    use crate::{PolicyKind, ShardedLrtf, View};
+    use crate::conformance::models;
+    use crate::{PolicyKind, ShardedLrtf};
 
     #[test]
     fn bits_are_ordered_as_the_numbers_are() {
@@ -410,45 +408,6 @@ mod tests {
             let asking = Asking::new(0, 1, 0);
             for kind in PolicyKind::ALL {
                 assert_eq!(queue.choose(&mut *kind.build(0), &asking, &[]), None);
-            }
-        }
-    }
-
-    proptest! {
-        /// Whatever came and went, the queue and the list give the same choice, for every policy:
-        /// the simulator and the real run share the policies' code.
-        #[test]
-        fn a_queue_and_a_list_choose_alike(
-            changes in prop::collection::vec((any_models(1..20), prop::collection::vec(any::<bool>(), 20)), 1..6),
-            awaited in prop::option::of(any_models(1..2)),
-            even_s in 0.0..6.0f64,
-            seed: u64,
-        ) {
-            for kind in PolicyKind::ALL {
-                let (mut listed, mut queued) = (kind.build(seed), kind.build(seed));
-                let mut queue = Queue::new(20);
-                for (decision, (models, there)) in changes.iter().enumerate() {
-                    for (model, there) in models.iter().zip(there) {
-                        // Queues number their models in submission order.
-                        let view = ModelView { submitted: model.model.0 as u64, ..*model };
-                        if *there {
-                            queue.insert(&*queued, view);
-                        } else {
-                            queue.remove(model.model);
-                        }
-                    }
-                    let claimable: Vec<ModelView> =
-                        (0..20).filter_map(|model| queue.get(ModelIndex(model)).copied()).collect();
-                    let near = claimable.iter().filter(|m| m.resident).map(|m| m.model);
-                    let near: Vec<ModelIndex> = near.collect();
-                    let decision = decision as u64;
-                    let awaited = awaited.as_ref().map(|models| models[0]);
-                    let awaited_s = awaited.map_or(0.0, |model| model.remaining_s);
-                    let asking = Asking { awaited, awaited_s, even_s, ..Asking::new(1, 2, decision) };
-                    let view = View { asking, claimable: &claimable };
-                    prop_assert_eq!(queue.len(), claimable.len());
-                    prop_assert_eq!(queue.choose(&mut *queued, &asking, &near), listed.choose(&view));
-                }
             }
         }
     }

@@ -235,7 +235,7 @@ mod tests {
 
     use super::ShardTaskKind::{Backward, Evaluate, Forward};
     use super::*;
-    use crate::sweep::tests::tasks_from;
+    use crate::sweep::tasks_from;
 
     const KINDS: [ShardTaskKind; 3] = [Forward, Backward, Evaluate];
 

@@ -646,8 +646,9 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::conformance::any_workload;
     use crate::program::Program;
-    use crate::{DeviceCost, Draw, EvaluationCost, PolicyKind, ShardCost, TaskCost, Variation};
+    use crate::{DeviceCost, Draw, EvaluationCost, PolicyKind, ShardCost, TaskCost};
 
     fn on(tasks: Vec<TaskCost>, devices: usize) -> Workload {
         let devices = vec![DeviceCost::default(); devices];
@@ -875,48 +876,6 @@ mod tests {
             assert!(local.makespan_s <= most_s, "seed {seed}: {} {}", local.makespan_s, plain.makespan_s);
         }
         assert!(saved_by_local as f64 > 1.2 * saved as f64, "{saved} {saved_by_local}");
-    }
-
-    fn any_workload() -> impl Strategy<Value = Workload> {
-        let shard = (0..9u8, 0..9u8, 0..5u8, 1..30u64).prop_map(|(forward, backward, promote, bytes)| {
-            let eighths = |x: u8| f64::from(x) / 8.0;
-            ShardCost {
-                bytes: Some(bytes),
-                take_down_s: f64::from(promote) / 4.0,
-                ..ShardCost::new(eighths(forward), eighths(backward), eighths(promote))
-            }
-        });
-        let shards = prop::collection::vec(shard, 1..5);
-        let evaluations = prop::collection::btree_map(0..6u64, 0..3u64, 0..3);
-        // At the end too, where drift has a last minibatch to go by.
-        let evaluations = (evaluations, 0..3u64);
-        let drift = prop::sample::select(vec![-1.0, -0.5, 0.0, 1.0, 2.0]);
-        let task = (1..6u64, shards, 0..4u8, 0..4u8, drift, evaluations).prop_map(
-            |(minibatches, shards, arrival, step, drift, (mut evaluations, at_the_end))| {
-                let mut task = TaskCost::new("", minibatches, shards);
-                (task.arrival_s, task.optimizer_s, task.drift) =
-                    (arrival.into(), f64::from(step) / 4.0, drift);
-                evaluations.insert(minibatches, at_the_end);
-                let there = evaluations.into_iter().filter(|(after, _)| *after <= minibatches);
-                task.evaluations = there.map(|(after, sweeps)| EvaluationCost { after, sweeps }).collect();
-                task
-            },
-        );
-        let device = (1..4u8, prop::option::of(60..200u64), any::<bool>()).prop_map(
-            |(speed, memory_bytes, keeps_copies)| DeviceCost {
-                speed: speed.into(),
-                memory_bytes,
-                keeps_copies,
-                ..DeviceCost::default()
-            },
-        );
-        let variation = prop::option::of((any::<u64>(), 0.0..0.9f64));
-        (prop::collection::vec(task, 1..7), prop::collection::vec(device, 1..5), any::<bool>(), variation)
-            .prop_map(|(mut tasks, devices, shared_link, variation)| {
-                tasks.iter_mut().enumerate().for_each(|(index, task)| task.name = index.to_string());
-                let variation = variation.map(|(seed, relative)| Variation { seed, relative });
-                Workload { tasks, devices, shared_link, variation }
-            })
     }
 
     /// Whether these spans follow one another.
