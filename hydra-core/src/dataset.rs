@@ -39,8 +39,8 @@ pub trait Dataset: Send + Sync {
 
     /// Gathers these items, in this order, into a batch.
     ///
-    /// The engine asks for it between two shard tasks, on the thread that schedules all of them: what takes long, such as
-    /// decoding or tokenizing, belongs into the making of the dataset.
+    /// The engine reads ahead, on a thread of its own, while the minibatch before is computed; where host memory has no room
+    /// for that, it reads between two shard tasks, and all tasks wait.
     ///
     /// # Errors
     /// Whatever keeps the items from being read.

@@ -32,6 +32,9 @@ pub struct AdmittedTask {
     pub(crate) on_disk: Vec<bool>,
     /// Host bytes of gradients and boundary activations while it is within a minibatch.
     pub active_bytes: u64,
+    /// How many of them are for the batches of a minibatch.
+    #[serde(skip)]
+    pub(crate) batch_bytes: u64,
     /// How many of them are for gradients that the optimizer may step with as they come.
     #[serde(skip)]
     pub(crate) gradient_bytes: u64,

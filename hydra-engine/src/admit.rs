@@ -266,6 +266,7 @@ fn admitted_task(candidate: &Candidate<'_>, plan: Arc<PartitionPlan>) -> Admitte
         disk_bytes: 0,
         on_disk: Vec::new(),
         active_bytes: 0,
+        batch_bytes: batch_bytes(task, batch),
         gradient_bytes: 0,
         estimated_s: estimated_s(task, &plan),
         optimizer: Placement::default(),
@@ -354,13 +355,19 @@ fn active_bytes(
     shards: usize,
 ) -> u64 {
     let inputs = plan.shards.iter().skip(1).map(|s| plan.layers[s.first].input_bytes);
-    let data = batch.inputs.len_bytes() + batch.targets.len_bytes();
+    let data = batch_bytes(task, batch);
     if task.evaluate_only {
         return inputs.clone().sum::<u64>() + inputs.max().unwrap_or(0) + data;
     }
     let gradients = if task.spec.accumulate > 1 { summed_bytes(task, plan) } else { gradients.room(shards) };
     let boundaries: u64 = inputs.clone().sum::<u64>() + 2 * inputs.max().unwrap_or(0);
-    gradients + boundaries + data * task.spec.accumulate as u64
+    gradients + boundaries + data
+}
+
+/// The bytes of all microbatches of a minibatch.
+fn batch_bytes(task: &TrainTask, batch: &Batch) -> u64 {
+    let microbatches = if task.evaluate_only { 1 } else { task.spec.accumulate as u64 };
+    (batch.inputs.len_bytes() + batch.targets.len_bytes()).saturating_mul(microbatches)
 }
 
 /// The gradients of microbatches, which are added up in `f32`: uses of the next one wait for the last of them, and while

@@ -2,6 +2,7 @@
 
 use crate::clock::{Clock, Time};
 use crate::error::EngineError;
+use crate::loader::Loaded;
 use crossbeam_channel::Sender;
 use hydra_core::{DeviceId, DeviceTensor, HostTensor, TaskId};
 use hydra_spill::Reservation;
@@ -99,6 +100,8 @@ pub(crate) struct Made {
 }
 
 pub(crate) enum Event {
+    /// Batches were read ahead, or could not be.
+    Loaded { task: TaskId, loaded: Loaded },
     /// A promotion ended; the payload is about to be in the device's double buffer.
     Promoted { device: DeviceId, task: TaskId, ticket: Ticket, time: Time, failure: Option<EngineError> },
     /// A shard task has left the double buffer and has its memory: the next one may be promoted.

@@ -94,6 +94,11 @@ impl GradientRoom {
         }
     }
 
+    /// Whether there are gradients that the optimizer has not let go of.
+    pub(crate) fn is_waited_for(&self) -> bool {
+        self.waiting.iter().any(|bytes| *bytes > 0)
+    }
+
     /// The optimizer has let go of an image's gradient.
     pub(crate) fn stepped(&mut self, image: usize) {
         self.waiting[image] = 0;

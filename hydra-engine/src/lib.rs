@@ -37,6 +37,7 @@ mod host;
 mod host_memory;
 mod inputs;
 mod keep;
+mod loader;
 mod model;
 mod observer;
 mod open;

@@ -4,18 +4,19 @@ use crate::admission::AdmittedTask;
 use crate::asking::Waits;
 use crate::clock::Time;
 use crate::cursor::{Cursor, Program, ShardTask, Stage};
-use crate::error::{EngineError, guarded};
+use crate::error::EngineError;
 use crate::event::{Gradient, Output, Ticket};
 use crate::executor::ShardWork;
 use crate::gradient_room::{GradientBytes, GradientRoom};
 use crate::host::MicroStep;
 use crate::inputs::Inputs;
 use crate::keep::Kept;
+use crate::loader::{Loaded, Reading, Sweep};
 use crate::observer::EvaluationKind;
 use crate::placement::Placement;
 use crate::report::{Evaluation, TaskState};
 use crate::task::TrainTask;
-use hydra_core::{Batch, Chain, Dataset, DatasetError, DeviceId, HostTensor, Pass, Sampler, TaskId, gather};
+use hydra_core::{Batch, Chain, Dataset, DeviceId, HostTensor, Pass, Sampler, TaskId};
 use hydra_partition::PartitionPlan;
 use hydra_sched::{CostError, CostModel, ShardTaskKind};
 use hydra_spill::Reservation;
@@ -109,6 +110,11 @@ pub(crate) struct Model {
     /// Minibatches that each image has been stepped for; frozen ones are always up to date.
     pub versions: Vec<usize>,
     sampler: Sampler,
+    /// Bytes of the batches of a sweep.
+    pub batch_bytes: u64,
+    /// The sweep whose batches are being read.
+    loading: Option<Sweep>,
+    loaded: Option<Loaded>,
     batches: Vec<Batch>,
     boundaries: Vec<Option<Slot<Vec<HostTensor>>>>,
     gradient: Option<(usize, Slot<Gradient<HostTensor>>)>,
@@ -158,6 +164,9 @@ impl Model {
             images,
             versions: chain.images().iter().map(|image| frozen(image.trained)).collect(),
             sampler: Sampler::new(task.train.len(), task.spec.batch, task.spec.seed, task.spec.shuffle),
+            batch_bytes: admitted.batch_bytes,
+            loading: None,
+            loaded: None,
             batches: Vec::new(),
             boundaries: (0..shards.len()).map(|_| None).collect(),
             gradient: None,
@@ -198,7 +207,8 @@ impl Model {
         if (self.stopping || self.keep_due) && self.between_sweeps() {
             return None;
         }
-        let ready = self.masters_final(&next)
+        let ready = self.loading.is_none_or(|sweep| sweep != Sweep::of(&next))
+            && self.masters_final(&next)
             && self.inputs_there(&next, follows.as_ref())
             && (next.kind != ShardTaskKind::Backward || self.gradients.has_room(next.shard));
         ready.then_some(next)
@@ -220,6 +230,11 @@ impl Model {
     /// Whether every trained image has been stepped for every minibatch that was trained.
     pub(crate) fn settled(&self) -> bool {
         self.versions.iter().all(|version| *version >= self.cursor.step())
+    }
+
+    /// Whether the optimizer has gradients of a minibatch that goes on, of which it will let go.
+    pub(crate) fn awaits_steps(&self) -> bool {
+        self.gradients.is_waited_for()
     }
 
     fn inputs_there(&self, next: &ShardTask, follows: Option<&ShardTask>) -> bool {
@@ -259,7 +274,7 @@ impl Model {
         next: ShardTask,
     ) -> Result<(Claim, Inputs<HostTensor>), EngineError> {
         if self.starts_sweep(&next) {
-            guarded("reading a batch", || self.start_sweep(&next))?;
+            self.start_sweep(&next)?;
         }
         let follows = self.running_task.filter(|_| self.running.is_some());
         let last = next.shard + 1 == self.shards.len();
@@ -307,24 +322,57 @@ impl Model {
     fn start_sweep(&mut self, next: &ShardTask) -> Result<(), EngineError> {
         self.boundaries.iter_mut().for_each(|slot| *slot = None);
         self.gradient = None;
+        let Some(reading) = self.reading(next) else { return Ok(()) };
+        self.batches = match self.loaded.take().filter(|loaded| loaded.of == Sweep::of(next)) {
+            Some(loaded) => loaded.batches?,
+            None => reading.batches()?,
+        };
+        Ok(())
+    }
+
+    /// What is read for a sweep that begins with this shard task; nothing where its batches are there.
+    fn reading(&mut self, next: &ShardTask) -> Option<Reading> {
         let float = self.task.chain.float_type();
-        match next.stage {
+        let (data, parts) = match next.stage {
             Stage::Train { microbatch: 0 } => {
                 let items = self.sampler.items(next.step);
-                let parts = self.task.spec.microbatches(&items);
-                let batch =
-                    |part| Ok::<_, DatasetError>(gather(self.task.train.as_ref(), part)?.in_type(float));
-                self.batches = parts.into_iter().map(batch).collect::<Result<_, _>>()?;
+                let parts = self.task.spec.microbatches(&items).into_iter().map(<[usize]>::to_vec).collect();
+                (self.task.train.clone(), parts)
             }
             Stage::Evaluate { kind, batch } => {
-                let data = evaluation_data(&self.task, kind);
+                let data = evaluation_data(&self.task, kind).clone();
                 let size = self.task.evaluation_batch();
-                let items: Vec<usize> = (batch * size..((batch + 1) * size).min(data.len())).collect();
-                self.batches = vec![gather(data, &items)?.in_type(float)];
+                let parts = vec![(batch * size..((batch + 1) * size).min(data.len())).collect()];
+                (data, parts)
             }
-            _ => {}
+            _ => return None,
+        };
+        Some(Reading { data, parts, float })
+    }
+
+    /// The sweep whose batches can be read ahead now, and what is to be read.
+    pub(crate) fn ahead(&mut self) -> Option<(Sweep, Reading)> {
+        if self.ended.is_some() || self.stopping || self.loading.is_some() {
+            return None;
         }
-        Ok(())
+        let next = self.cursor.peek().filter(|next| self.starts_sweep(next))?;
+        let sweep = Sweep::of(&next);
+        if self.loaded.as_ref().is_some_and(|loaded| loaded.of == sweep) {
+            return None;
+        }
+        // What was read for another sweep, nobody wants any more.
+        self.loaded = None;
+        Some((sweep, self.reading(&next)?))
+    }
+
+    pub(crate) fn load(&mut self, sweep: Sweep) {
+        self.loading = Some(sweep);
+    }
+
+    /// Batches were read ahead, or could not be.
+    pub(crate) fn loaded(&mut self, loaded: Loaded) {
+        self.loading = None;
+        self.loaded = Some(loaded).filter(|_| self.ended.is_none());
     }
 
     /// The batch of a shard task, and the loss terms of its whole minibatch.
@@ -502,7 +550,7 @@ impl Model {
 
     /// Nothing of the task runs or is claimed.
     pub(crate) fn idle(&self) -> bool {
-        self.running.is_none() && self.claimed.is_none()
+        self.running.is_none() && self.claimed.is_none() && self.loading.is_none()
     }
 
     /// Between two minibatches or evaluation batches, with nothing outstanding: holds no sweep's memory.
@@ -522,9 +570,9 @@ impl Model {
     }
 }
 
-fn evaluation_data(task: &TrainTask, kind: EvaluationKind) -> &dyn Dataset {
+fn evaluation_data(task: &TrainTask, kind: EvaluationKind) -> &Arc<dyn Dataset> {
     let data = if kind == EvaluationKind::Test { &task.test } else { &task.validation };
-    data.as_deref().unwrap_or(task.train.as_ref())
+    data.as_ref().unwrap_or(&task.train)
 }
 
 fn hands_activation(running: &ShardTask, next: &ShardTask) -> bool {

@@ -7,6 +7,7 @@ use crate::disk::DiskTier;
 use crate::error::{EngineError, with_causes};
 use crate::event::{Event, Made, Output, Reporter, Ticket, Written};
 use crate::host::HostJob;
+use crate::loader::LoadJob;
 use crate::model::{Claim, Model, Progress};
 use crate::observer::{Observer, RunEvent, Span, Track, Work};
 use crate::orchestrator::{Chosen, Setup};
@@ -17,7 +18,7 @@ use crate::threads::{DeviceThreads, Threads};
 use crate::worker::TakeDownJob;
 use crate::writer::{WriteJob, WriterJob};
 use crossbeam_channel::{Receiver, RecvTimeoutError, unbounded};
-use hydra_core::{DeviceId, TaskId};
+use hydra_core::{ByteSize, DeviceId, TaskId};
 use hydra_sched::{Policy, PolicyKind, ShardTaskKind};
 use hydra_spill::{Budget, ImageId, Reservation, SpillError, TierStore};
 use std::sync::Arc;
@@ -56,6 +57,8 @@ pub(crate) struct Run {
     pub(crate) host_budget: Budget,
     pub(crate) host_admitted: u64,
     pub(crate) disk: DiskTier,
+    /// Host memory that the run was not admitted with, for batches that are read ahead.
+    pub(crate) ahead: Budget,
     /// Host memory in which the disk's masters are used, whoever of its users needs how much.
     _working: Reservation,
     pub(crate) active_bytes: Vec<u64>,
@@ -110,6 +113,8 @@ impl Run {
             Recorder::new(observer, prefetch, admitted.devices.iter().map(|device| &device.spec));
         observer.observe(&RunEvent::Admitted(&admitted.admission));
         let host_budget = Budget::new("host memory", host_memory);
+        let beyond = host_memory.bytes().saturating_sub(admitted.admission.host_admitted_bytes);
+        let ahead = Budget::new("host memory for batches that are read ahead", ByteSize(beyond));
         let disk = admitted.disk.ok_or(EngineError::NoTask)?;
         let working = host_budget.reserve(disk.working.capacity(), disk.working.name());
         let working = working.map_err(SpillError::from)?;
@@ -121,7 +126,8 @@ impl Run {
         }
         // What the pilot passes left in a device's pools makes room for what stays there and for promotions.
         admitted.devices.iter().for_each(|device| device.probe.reset_peak(device.measured_as()));
-        let threads = Threads::start(admitted.devices, &admitted.store, &Reporter::new(events, clock))?;
+        let threads =
+            Threads::start(admitted.devices, models.len(), &admitted.store, &Reporter::new(events, clock))?;
         let mut run = Self {
             devices: threads.devices.iter().map(|_| DeviceState::default()).collect(),
             active_bytes: admitted.admission.tasks.iter().map(|t| t.active_bytes).collect(),
@@ -136,6 +142,7 @@ impl Run {
             identities: admitted.identities,
             every,
             host_budget,
+            ahead,
             disk,
             _working: working,
             prefetch,
@@ -172,6 +179,7 @@ impl Run {
             self.discard();
             self.mark_due();
             (0..self.models.len()).for_each(|index| self.settle(index));
+            self.load_ahead();
             self.fill();
             match inbox.recv_timeout(TICK) {
                 Ok(event) => self.handle(event),
@@ -240,12 +248,23 @@ impl Run {
         }
     }
 
+    /// Has the batches read that minibatches begin with after those that are under way.
+    fn load_ahead(&mut self) {
+        for model in &mut self.models {
+            let Some(room) = self.ahead.try_reserve(model.batch_bytes, &model.task.name) else { continue };
+            let Some((of, reading)) = model.ahead() else { continue };
+            model.load(of);
+            self.threads.load(LoadJob { task: model.id, of, reading, room });
+        }
+    }
+
     /// A run in which nothing happens, nothing is awaited and nothing can be claimed would wait for ever: its
     /// tasks fail with what they lack.
     fn check_progress(&mut self) {
         let devices_idle = self.devices.iter().all(|d| d.active.is_none() && d.next.is_none());
         let open = || self.models.iter().filter(|model| model.ended.is_none());
-        let awaits_nothing = |model: &Model| model.idle() && model.settled() && !model.asked;
+        let awaits_nothing =
+            |model: &Model| model.idle() && model.settled() && !model.asked && !model.awaits_steps();
         if !devices_idle || self.taking_down > 0 || !open().all(awaits_nothing) {
             return;
         }
@@ -282,6 +301,7 @@ impl Run {
                     self.fail_if_awaited(task.0, error);
                 }
             }
+            Event::Loaded { task, loaded } => self.models[task.0].loaded(loaded),
             Event::Started { device, ticket } => self.started(device, ticket),
             Event::ShardDone { device, ticket, time, stalled_s, result } => {
                 self.shard_done(device, ticket, time, stalled_s, result);

@@ -33,7 +33,7 @@ impl Run {
             },
             host_admitted_bytes: self.host_admitted,
             host_budget_bytes: self.host_budget.capacity(),
-            host_peak_bytes: self.host_budget.peak(),
+            host_peak_bytes: self.host_budget.peak() + self.ahead.peak(),
             replay_s: None,
             workload: None,
         }

@@ -4,6 +4,7 @@ use crate::device::{DeviceKind, DeviceSpec, LogicalDevice};
 use crate::error::EngineError;
 use crate::event::Reporter;
 use crate::host::{HostJob, HostOptimizer};
+use crate::loader::{self, LoadJob, MOST_LOADERS};
 use crate::resident::DeviceStepper;
 use crate::worker::{Buffer, ComputeJob, PromoteJob, TakeDownJob, Worker};
 use crate::writer::{self, WriterJob};
@@ -26,12 +27,14 @@ pub(crate) struct Threads {
     pub devices: Vec<DeviceThreads>,
     pub host: Sender<HostJob>,
     pub writer: Sender<WriterJob>,
+    loaders: Vec<Sender<LoadJob>>,
     handles: Vec<JoinHandle<()>>,
 }
 
 impl Threads {
     pub(crate) fn start(
         devices: Vec<LogicalDevice>,
+        tasks: usize,
         store: &Arc<dyn TierStore>,
         reporter: &Reporter,
     ) -> Result<Self, EngineError> {
@@ -47,17 +50,30 @@ impl Threads {
         let (write_store, write_reporter) = (store.clone(), reporter.clone());
         let write = move || writer::run(write_store.as_ref(), &write_jobs, &write_reporter);
         handles.push(spawn("hydra-writer".to_owned(), write)?);
+        let mut loaders = Vec::new();
+        for index in 0..tasks.clamp(1, MOST_LOADERS) {
+            let (loader, jobs) = unbounded();
+            let reporter = reporter.clone();
+            handles.push(spawn(format!("hydra-loader-{index}"), move || loader::run(&jobs, &reporter))?);
+            loaders.push(loader);
+        }
         let mut started = Vec::new();
         for device in devices {
             started.push(start_device(device, reporter, &host, &mut handles)?);
         }
-        Ok(Self { devices: started, host, writer, handles })
+        Ok(Self { devices: started, host, writer, loaders, handles })
+    }
+
+    /// Has batches read, on the thread that reads for the task.
+    pub(crate) fn load(&self, job: LoadJob) {
+        // A loader's channel closes only with the run.
+        let _ = self.loaders[job.task.0 % self.loaders.len()].send(job);
     }
 
     /// Ends the threads and waits for them.
     pub(crate) fn join(self) {
-        let Self { devices, host, writer, handles } = self;
-        drop((devices, host, writer));
+        let Self { devices, host, writer, loaders, handles } = self;
+        drop((devices, host, writer, loaders));
         // A panic in a job was an error of its task; there is nobody left to hear of another.
         handles.into_iter().for_each(|handle| drop(handle.join()));
     }

@@ -10,7 +10,8 @@ use hydra_core::{
 use hydra_engine::{EngineError, Observer, RunEvent, StopFlag, TaskState, TrainTask, plain};
 use hydra_models::mlp;
 use hydra_sched::{ModelIndex, ModelView, Policy, PolicyKind, Priority, View};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
 
 fn linear(inputs: usize, outputs: usize, device: &burn::tensor::Device) -> burn::nn::Linear {
     burn::nn::LinearConfig::new(inputs, outputs).init(device)
@@ -372,4 +373,55 @@ fn a_policy_of_ones_own_chooses_and_one_that_is_none_is_dismissed() {
         assert_eq!((report.policy.as_str(), report.all_done()), (name, true));
         assert!(report.tasks.iter().all(|task| task.weights_sha256.as_ref() == Some(&plain.weights_sha256)));
     }
+}
+
+/// Points of which some are there only when another task has ended.
+struct Late {
+    points: Points,
+    gate: Arc<(Mutex<bool>, Condvar)>,
+}
+
+impl Dataset for Late {
+    fn name(&self) -> &str {
+        "late"
+    }
+
+    fn len(&self) -> usize {
+        self.points.len
+    }
+
+    fn batch(&self, items: &[usize]) -> Result<Batch, DatasetError> {
+        if items.contains(&9) {
+            let (open, waiting) = (self.gate.0.lock().unwrap(), Duration::from_secs(60));
+            let (open, _) = self.gate.1.wait_timeout_while(open, waiting, |open| !*open).unwrap();
+            assert!(*open, "the other task waits too");
+        }
+        self.points.batch(items)
+    }
+}
+
+/// Opens the gate when the second task has ended.
+struct Opens(Arc<(Mutex<bool>, Condvar)>);
+
+impl Observer for Opens {
+    fn observe(&mut self, event: &RunEvent<'_>) {
+        if let RunEvent::Ended { task: TaskId(1), .. } = event {
+            *self.0.0.lock().unwrap() = true;
+            self.0.1.notify_all();
+        }
+    }
+}
+
+#[test]
+fn a_dataset_that_takes_long_keeps_no_other_task_waiting() {
+    let gate = Arc::new((Mutex::new(false), Condvar::new()));
+    let data = Arc::new(Late { points: Points { len: 12, bad: 99, panics: false }, gate: gate.clone() });
+    let mut run = Settings::default().orchestrator().observer(Box::new(Opens(gate)));
+    run.submit(TrainTask::new("late", mlp_chain(), data, steps(4))).unwrap();
+    run.submit(TrainTask::new("other", mlp_chain(), spirals(), steps(40))).unwrap();
+    let report = run.run().unwrap();
+    assert!(report.all_done(), "{:?}", report.tasks[0].error);
+    let points = Points { len: 12, bad: 99, panics: false };
+    let plain = plain::train(&mlp_chain(), &points, &steps(4)).unwrap();
+    assert_eq!(report.tasks[0].weights_sha256, Some(plain.weights_sha256));
 }
