@@ -18,7 +18,7 @@ use std::fmt;
 /// What a layer gets has the chain's type: its parameters and its input's floats, which may also be those of a
 /// dataset's inputs. Targets stay `f32` ([`Batch::in_type`](crate::Batch::in_type)), and so must the loss be
 /// ([`loss_value`](crate::loss_value) panics otherwise, with both types in its message). Burn does not mix types: an
-/// operation on tensors of two panics, or fails in the backend. So
+/// operation on tensors of two panics (`dtype mismatch`), and that fails the task. So
 ///
 /// - the last layer casts what it computed before it compares: `let y = y.cast(FloatDType::F32);` and then the loss,
 ///   which also is where 16 bits are too few;

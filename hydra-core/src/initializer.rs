@@ -284,7 +284,7 @@ impl Generator {
     }
 
     fn restart(&self) {
-        self.device.seed(self.seed);
+        seed(&self.device, self.seed);
     }
 
     fn draw(&self, kind: Kind, count: usize) -> Vec<f32> {
@@ -322,10 +322,16 @@ impl Generator {
 
 impl Drop for Generator {
     fn drop(&mut self) {
-        self.device.seed(self.after);
+        seed(&self.device, self.after);
     }
 }
 
+#[expect(clippy::disallowed_methods, reason = "no task uses what is drawn")]
+fn seed(device: &Device, seed: u64) {
+    device.seed(seed);
+}
+
+#[expect(clippy::disallowed_methods, reason = "no task uses what is drawn")]
 fn draw(device: &Device, kind: Kind, count: usize) -> Vec<f32> {
     let draws = Tensor::<1>::random([count], kind.distribution(), (device, DType::F32));
     AnyTensor::from(draws).into_host().as_f32().to_vec()

@@ -108,7 +108,8 @@ fn drawn(out: &mut [f32], value: impl Fn(u64) -> f32 + Sync) {
 /// [`ChainBuilder::frozen`](crate::ChainBuilder::frozen). One with some of them frozen is refused.
 pub trait Forward: Module {
     /// The layer's output for `x`. The last layer of a chain returns the mean loss, of shape `[1]`, and
-    /// finds what to compare with in [`Pass::targets`].
+    /// finds what to compare with in [`Pass::targets`]. See [`FloatType`](crate::FloatType) for chains whose floats
+    /// have 16 bits.
     ///
     /// Wrong shapes may panic: the panic fails the task with its message and harms no other.
     fn forward(&self, x: Activation, pass: &Pass) -> Activation;
