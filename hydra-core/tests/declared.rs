@@ -2,9 +2,14 @@
 #![expect(clippy::disallowed_methods, reason = "that Burn's generator is left alone is what is tested")]
 
 use burn::module::{Module, ModuleDisplay, Param, ParamId};
+use burn::nn::attention::MultiHeadAttentionConfig;
+use burn::nn::conv::{Conv1dConfig, Conv2dConfig};
+use burn::nn::gru::GruConfig;
+use burn::nn::transformer::TransformerEncoderConfig;
 use burn::nn::{
-    BatchNorm, BatchNormConfig, Embedding, EmbeddingConfig, Initializer, LayerNorm, LayerNormConfig, Linear,
-    LinearConfig, LinearLayout, PRelu, PReluConfig,
+    BatchNorm, BatchNormConfig, Embedding, EmbeddingConfig, GroupNormConfig, Initializer, InstanceNormConfig,
+    LayerNorm, LayerNormConfig, Linear, LinearConfig, LinearLayout, LstmConfig, PRelu, PReluConfig,
+    RmsNormConfig,
 };
 use burn::tensor::{Device, Distribution, Tensor};
 use hydra_core::{
@@ -280,6 +285,29 @@ fn what_burn_freezes_is_frozen() {
         };
         assert_eq!(frozen(held()), (false, true));
         assert_eq!(frozen(held().no_grad()), (true, false));
+    }
+}
+
+#[test]
+fn modules_that_the_documents_name_have_first_values() {
+    let _alone = alone();
+    let device = device();
+    let encoder = TransformerEncoderConfig::new(8, 16, 2, 1).with_dropout(0.0);
+    let chains = [
+        of(Conv2dConfig::new([2, 4], [3, 3]).init(&device)),
+        of(Conv1dConfig::new(4, 1, 3).init(&device)),
+        of(EmbeddingConfig::new(9, 4).init(&device)),
+        of(GroupNormConfig::new(2, 4).init(&device)),
+        of(InstanceNormConfig::new(4).init(&device)),
+        of(RmsNormConfig::new(4).init(&device)),
+        of(LstmConfig::new(3, 4, true).init(&device)),
+        of(GruConfig::new(3, 4, true).init(&device)),
+        of(MultiHeadAttentionConfig::new(8, 2).with_dropout(0.0).init(&device)),
+        of(encoder.init(&device)),
+    ];
+    for chain in chains {
+        assert!(inits(&chain).iter().all(|init| *init != Init::Module), "{:?}", inits(&chain));
+        assert!(first_values(&chain, 1).iter().all(|x| x.is_finite()));
     }
 }
 
