@@ -170,9 +170,10 @@ pub struct Declared {
 
 /// A layer without its type.
 ///
-/// Values of it are *hollow* (parameters have names and shapes, no memory) or *resident* (promoted).
+/// Values of it are as their user gave them while a chain is built, and then *hollow* (parameters have names and shapes,
+/// no memory) or *resident* (promoted).
 pub trait Layer: Send + Sync {
-    /// The float parameters in the module's order.
+    /// The float parameters of a hollow or resident layer in the module's order.
     fn params(&self) -> Vec<ParamInfo>;
 
     /// The parameters as the user gave them, none of which is initialized for it.

@@ -125,8 +125,10 @@ fn first_values_are_distributed_as_the_module_says() {
         let chain = of(drawn_by(initializer, 8, 16));
         inits(&chain).into_iter().for_each(|found| assert_close(found, expected));
     }
-    let chain = of(linear(8, 16));
-    inits(&chain).into_iter().for_each(|found| assert_close(found, Init::Uniform(bound)));
+    for device in [device(), device().autodiff()] {
+        let chain = of(LinearConfig::new(8, 16).init(&device));
+        inits(&chain).into_iter().for_each(|found| assert_close(found, Init::Uniform(bound)));
+    }
     // Large enough to be compared in pieces.
     let chain = of(EmbeddingConfig::new(9_000, 16).init(&device()));
     assert_close(inits(&chain)[0], Init::Normal(1.0));

@@ -2,7 +2,7 @@
 //! numbers, twice, on two small devices.
 //!
 //! ```sh
-//! cargo run -p hydra-engine --example own_model
+//! cargo run --example own_model
 //! ```
 
 use burn::module::Module;
