@@ -10,7 +10,7 @@ use crate::table::{Align, Table};
 use anyhow::{Context, Result};
 use hydra_sched::{
     CompareOptions, LowerBounds, PolicyKind, PowerModel, Row, SimulationOptions, Strategy, TaskCost,
-    Workload, compare,
+    Workload, WorkloadError, compare,
 };
 use serde::Serialize;
 use std::path::Path;
@@ -34,7 +34,7 @@ pub(crate) fn run(args: &CompareArgs) -> Result<Outcome> {
         }
         policies.push(PolicyRow::new(policy, &measured));
     }
-    let report = Report::new(&workload, power, &rows, policies);
+    let report = Report::new(&workload, power, &rows, policies)?;
     let json = serde_json::to_string_pretty(&report).context("the result could not be written as JSON")?;
     print(&if args.json { format!("{json}\n") } else { report.render() })?;
     if let Some(dir) = &args.out {
@@ -133,11 +133,16 @@ fn strategy_row(row: &Row, sharp_s: f64, power: PowerModel) -> StrategyRow {
 }
 
 impl Report {
-    fn new(workload: &Workload, power: PowerModel, rows: &[Row], policies: Vec<PolicyRow>) -> Self {
+    fn new(
+        workload: &Workload,
+        power: PowerModel,
+        rows: &[Row],
+        policies: Vec<PolicyRow>,
+    ) -> Result<Self, WorkloadError> {
         let sharp = rows.iter().find(|row| row.strategy == Strategy::Sharp);
         let sharp_s = sharp.and_then(|row| row.outcome.as_ref().ok()).map_or(0.0, |sharp| sharp.runtime_s);
-        let bounds = LowerBounds::of(workload, true);
-        Self {
+        let bounds = LowerBounds::of(workload, true)?;
+        Ok(Self {
             devices: workload.devices.len(),
             tasks: workload.tasks.len(),
             shard_tasks: workload.shard_tasks(),
@@ -147,7 +152,7 @@ impl Report {
             bounds: Bounds::from(&bounds),
             strategies: rows.iter().map(|row| strategy_row(row, sharp_s, power)).collect(),
             policies,
-        }
+        })
     }
 
     fn unit(&self) -> Unit {

@@ -124,6 +124,7 @@ mod tests {
             compute_s: 0.0,
             optimizer_stall_s: 0.0,
             parameters: 0,
+            checkpoint_error: None,
             disk_bytes: 0,
             optimizer: Default::default(),
         }

@@ -169,8 +169,10 @@ impl ChainBuilder {
         self
     }
 
-    /// What makes this chain differ from others of the same names and shapes, such as dropout or the number
-    /// of attention heads. It is part of [`Chain::architecture`].
+    /// What makes this chain differ from others of the same names and shapes, such as dropout, the activation or the
+    /// number of attention heads. It is part of [`Chain::architecture`], by which saved plans and checkpoints are known:
+    /// without it, those of a chain that differs in nothing else would be taken for this one's. Chains that have one and
+    /// are the same by it are measured once.
     pub fn note(mut self, note: impl Into<String>) -> Self {
         self.note = note.into();
         self
@@ -473,6 +475,11 @@ impl Chain {
             DeviceTensor::view(image(p.image).slice(bytes), param.shape.clone(), self.float.dtype())
         };
         self.layers[layer].params.iter().map(view).collect()
+    }
+
+    /// What the [builder](ChainBuilder::note) said of it.
+    pub fn note(&self) -> &str {
+        &self.note
     }
 
     /// A text that is the same for chains of the same architecture: names and shapes of all layers, what is

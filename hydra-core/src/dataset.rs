@@ -38,12 +38,37 @@ pub trait Dataset: Send + Sync {
     }
 
     /// Gathers these items, in this order, into a batch.
+    ///
+    /// The engine asks for it between two shard tasks, on the thread that schedules all of them: what takes long, such as
+    /// decoding or tokenizing, belongs into the making of the dataset.
+    ///
+    /// # Errors
+    /// Whatever keeps the items from being read.
     fn batch(&self, items: &[usize]) -> Result<Batch, DatasetError>;
 
     /// What [`Batch::units`] counts, in the plural.
     fn unit(&self) -> &'static str {
         "items"
     }
+}
+
+/// Gathers these items as [`Dataset::batch`] does, and refuses a batch that is not what a batch is.
+///
+/// # Errors
+/// Those of [`Dataset::batch`], and [`DatasetError::Contract`] where it has not the items that were asked for or no term.
+pub fn gather(data: &dyn Dataset, items: &[usize]) -> Result<Batch, DatasetError> {
+    let batch = data.batch(items)?;
+    let asked = items.len();
+    let rows = batch.inputs.parts.iter().map(|part| part.shape.first().copied().unwrap_or(0));
+    let other_rows = rows.into_iter().find(|rows| *rows != asked);
+    let found = match other_rows {
+        _ if batch.items != asked => format!("says that it has {} items", batch.items),
+        Some(rows) => format!("has inputs of {rows} items"),
+        None if batch.terms == 0 => "has no term for the loss to average over".to_owned(),
+        None => return Ok(batch),
+    };
+    let (dataset, first) = (data.name().to_owned(), items.first().copied().unwrap_or(0));
+    Err(DatasetError::Contract { dataset, asked, first, found })
 }
 
 /// Why a batch could not be made.
@@ -58,6 +83,22 @@ pub enum DatasetError {
         index: usize,
         /// The number of items.
         len: usize,
+    },
+    /// A batch is not what was asked for.
+    #[error(
+        "dataset `{dataset}` was asked for {asked} items, the first of them item {first}, and its batch {found}: the \
+         first dimension of every input and `Batch::items` count the items that were asked for, and `Batch::terms` is \
+         at least 1"
+    )]
+    Contract {
+        /// The dataset's name.
+        dataset: String,
+        /// How many items were asked for.
+        asked: usize,
+        /// The first of them.
+        first: usize,
+        /// What the batch has instead.
+        found: String,
     },
     /// Reading the items failed.
     #[error("dataset `{dataset}` could not be read")]

@@ -32,6 +32,9 @@ pub struct AdmittedTask {
     pub(crate) on_disk: Vec<bool>,
     /// Host bytes of gradients and boundary activations while it is within a minibatch.
     pub active_bytes: u64,
+    /// How many of them are for gradients that the optimizer may step with as they come.
+    #[serde(skip)]
+    pub(crate) gradient_bytes: u64,
     /// Estimated seconds of compute.
     pub estimated_s: f64,
     /// Where its optimizer steps.

@@ -5,11 +5,12 @@ use crate::checkpoint::Checkpoint;
 use crate::cursor::{Cursor, Program};
 use crate::device::LogicalDevice;
 use crate::error::{EngineError, guarded, refused};
-use crate::host_memory::HostMemory;
+use crate::gradient_room::{FLOWING, GradientBytes};
+use crate::host_memory::{HostMemory, HostNeeds};
 use crate::placement::{self, OptimizerPlacement, Placement};
 use crate::task::TrainTask;
 use crate::tiers::{Holding, kept_bytes};
-use hydra_core::{Batch, Dataset, ImageLayout};
+use hydra_core::{Batch, Chain, Dataset, ImageLayout, gather};
 use hydra_partition::{
     Demand, Fingerprint, FirstValues, PartitionError, PartitionPlan, PilotPartitioner, Profile, Rules,
     choose_reserve,
@@ -20,6 +21,7 @@ use std::sync::Arc;
 
 /// The costs that tasks of one architecture and batch share.
 struct Measured {
+    chain: Arc<Chain>,
     fingerprint: Fingerprint,
     profile: Profile,
 }
@@ -59,18 +61,19 @@ pub(crate) fn admit(
     let budget = devices.iter().map(|d| d.spec.memory.bytes()).min().unwrap_or(0);
     let reserve = reserve(&candidates, &measured, budget)?;
     let cutting = Cutting { device, budget, reserve, plans };
-    let mut cut: Vec<Arc<PartitionPlan>> = Vec::new();
+    let mut cut: Vec<Cut> = Vec::new();
     let mut admitted = Vec::new();
     for candidate in &candidates {
         let plan = cutting.plan(candidate, &measured[candidate.measured], &mut cut);
         let plan = plan.map_err(refused(&candidate.task.name))?;
-        admitted.push(admitted_task(candidate.task, &candidate.batch, plan));
+        admitted.push(admitted_task(candidate, plan));
     }
     let planned = tasks.iter().zip(&admitted).map(|(task, admitted)| (task, admitted.plan.as_ref()));
     let placements = placement::place(placement, planned, devices)?;
     admitted.iter_mut().zip(placements).for_each(|(task, placement)| task.optimizer = placement);
     let holdings: Vec<Holding> = tasks.iter().zip(&admitted).map(holding).collect();
-    let needs = host.needs(&admitted, &holdings)?;
+    let batches: Vec<&Batch> = candidates.iter().map(|candidate| &candidate.batch).collect();
+    let needs = host_needs(host, tasks, &batches, &mut admitted, &holdings)?;
     for ((task, holding), on_disk) in admitted.iter_mut().zip(&holdings).zip(needs.division.on_disk) {
         let there = holding.masters.iter().zip(&on_disk).filter(|(_, on_disk)| **on_disk);
         task.disk_bytes = there.map(|(bytes, _)| bytes).sum();
@@ -124,7 +127,7 @@ fn check_tasks(tasks: &[TrainTask]) -> Result<(), EngineError> {
 
 /// The shapes of the tensors of a batch of one item.
 fn item_shapes(data: &dyn Dataset) -> Result<Vec<Vec<usize>>, EngineError> {
-    let batch = guarded("reading a batch", || Ok(data.batch(&[0])?))?;
+    let batch = guarded("reading a batch", || Ok(gather(data, &[0])?))?;
     Ok(batch.inputs.parts.into_iter().chain(batch.targets.parts).map(|part| part.shape).collect())
 }
 
@@ -135,11 +138,12 @@ fn candidate<'a>(
     measured: &mut Vec<Measured>,
 ) -> Result<Candidate<'a>, EngineError> {
     let items: Vec<usize> = (0..task.spec.microbatch().min(task.train.len())).collect();
-    let batch = guarded("reading a batch", || Ok(task.train.batch(&items)?))?;
+    let batch = guarded("reading a batch", || Ok(gather(task.train.as_ref(), &items)?))?;
     let batch = batch.in_type(task.chain.float_type());
     let fingerprint =
         Fingerprint::new(&task.chain, &batch, &plans.config).on(device.spec.threads, &device.model);
-    if let Some(index) = measured.iter().position(|m| m.fingerprint.same_costs(&fingerprint)) {
+    let same = |m: &Measured| same_model(&m.chain, &task.chain) && m.fingerprint.same_costs(&fingerprint);
+    if let Some(index) = measured.iter().position(same) {
         return Ok(Candidate { task, batch, measured: index });
     }
     let known = plans
@@ -152,11 +156,18 @@ fn candidate<'a>(
         Some(profile) => profile,
         None => {
             let values = FirstValues::new(&task.chain, task.spec.seed);
-            PilotPartitioner::new(&values).measure(&task.chain, &batch, device)?
+            let measure = || Ok(PilotPartitioner::new(&values).measure(&task.chain, &batch, device)?);
+            guarded("the pilot pass", measure)?
         }
     };
-    measured.push(Measured { fingerprint, profile });
+    measured.push(Measured { chain: task.chain.clone(), fingerprint, profile });
     Ok(Candidate { task, batch, measured: measured.len() - 1 })
+}
+
+/// Whether what was measured of one chain holds for the other. Names and shapes do not say what a layer computes, so
+/// they are enough only where whoever built the chains says the rest.
+fn same_model(one: &Arc<Chain>, other: &Arc<Chain>) -> bool {
+    Arc::ptr_eq(one, other) || !one.note().is_empty() && one.architecture() == other.architecture()
 }
 
 /// The double-buffer reserve of the run. A task that does not fit is named.
@@ -170,6 +181,13 @@ fn reserve(candidates: &[Candidate<'_>], measured: &[Measured], budget: u64) -> 
         let task = alone.or(candidates.iter().zip(&demands).next()).map(|(c, _)| c.task.name.as_str());
         refused(task.unwrap_or_default())(error.into())
     })
+}
+
+/// A model that was cut.
+struct Cut {
+    /// What was measured of it.
+    measured: usize,
+    plan: Arc<PartitionPlan>,
 }
 
 /// What all models are cut under.
@@ -186,13 +204,14 @@ impl Cutting<'_> {
         &self,
         candidate: &Candidate<'_>,
         measured: &Measured,
-        cut: &mut Vec<Arc<PartitionPlan>>,
+        cut: &mut Vec<Cut>,
     ) -> Result<Arc<PartitionPlan>, EngineError> {
         let task = candidate.task;
         let fingerprint = measured.fingerprint.clone();
         let complete = fingerprint.under(self.budget, self.reserve).cut_at(task.cuts.as_deref());
-        if let Some(known) = cut.iter().find(|plan| plan.fingerprint == complete) {
-            return Ok(known.clone());
+        let same = |cut: &&Cut| cut.measured == candidate.measured && cut.plan.fingerprint == complete;
+        if let Some(known) = cut.iter().find(same) {
+            return Ok(known.plan.clone());
         }
         let find = |path| PartitionPlan::find(path, &complete);
         let plan = match self.plans.path.as_deref().map(find).transpose()?.flatten() {
@@ -200,8 +219,9 @@ impl Cutting<'_> {
             None => self.new_plan(candidate, &measured.profile, complete)?,
         };
         tracing::info!(task = task.name, "partition plan\n{plan}");
-        cut.push(Arc::new(plan));
-        Ok(cut[cut.len() - 1].clone())
+        let plan = Arc::new(plan);
+        cut.push(Cut { measured: candidate.measured, plan: plan.clone() });
+        Ok(plan)
     }
 
     fn new_plan(
@@ -220,7 +240,8 @@ impl Cutting<'_> {
     }
 }
 
-fn admitted_task(task: &TrainTask, batch: &Batch, plan: Arc<PartitionPlan>) -> AdmittedTask {
+fn admitted_task(candidate: &Candidate<'_>, plan: Arc<PartitionPlan>) -> AdmittedTask {
+    let Candidate { task, batch, .. } = candidate;
     let items = task.train.len();
     let steps = if task.evaluate_only { 0 } else { task.spec.steps(items) };
     let per_item = (batch.units / batch.items.max(1)) as u64;
@@ -244,7 +265,8 @@ fn admitted_task(task: &TrainTask, batch: &Batch, plan: Arc<PartitionPlan>) -> A
         master_bytes: needs(master_bytes(task)),
         disk_bytes: 0,
         on_disk: Vec::new(),
-        active_bytes: needs(active_bytes(task, batch, &plan)),
+        active_bytes: 0,
+        gradient_bytes: 0,
         estimated_s: estimated_s(task, &plan),
         optimizer: Placement::default(),
         plan,
@@ -283,26 +305,71 @@ fn holding((task, admitted): (&TrainTask, &AdmittedTask)) -> Holding {
     }
 }
 
-/// One set of gradients, the boundary activations at the cut-points with one gradient of them in each
-/// direction, and the batch.
-fn active_bytes(task: &TrainTask, batch: &Batch, plan: &PartitionPlan) -> u64 {
+/// What the tasks need of host memory. A model within a minibatch has room for all of its gradients if then nothing has
+/// to leave host memory and each device can have a model; otherwise for those of some shards.
+///
+/// # Errors
+/// As [`HostMemory::needs`] with the least room.
+fn host_needs(
+    host: &HostMemory<'_>,
+    tasks: &[TrainTask],
+    batches: &[&Batch],
+    admitted: &mut [AdmittedTask],
+    holdings: &[Holding],
+) -> Result<HostNeeds, EngineError> {
+    let devices = host.devices.min(tasks.iter().filter(|task| !task.is_finished()).count());
+    let mut with_room_for = |shards: usize| {
+        for ((task, batch), admitted) in tasks.iter().zip(batches).zip(&mut *admitted) {
+            let gradients = GradientBytes::of(&task.chain, &task.spec, &admitted.plan.shards());
+            let there = admitted.optimizer.on_device();
+            admitted.gradient_bytes = if there { u64::MAX } else { gradients.room(shards) };
+            let active = active_bytes(task, batch, &admitted.plan, &gradients, shards);
+            admitted.active_bytes = if task.is_finished() { 0 } else { active };
+        }
+        host.needs(admitted, holdings)
+    };
+    let mut most: Option<(usize, usize)> = None;
+    for shards in [usize::MAX, FLOWING, 2] {
+        let Ok(needs) = with_room_for(shards) else { continue };
+        if needs.active_models >= devices && (shards < usize::MAX || needs.division.disk == 0) {
+            return Ok(needs);
+        }
+        most = most.max(Some((needs.active_models, shards)));
+    }
+    let least = with_room_for(1);
+    let models = least.as_ref().map_or(0, |needs| needs.active_models);
+    match most.filter(|(most, _)| *most >= models) {
+        Some((_, shards)) => with_room_for(shards),
+        None => least,
+    }
+}
+
+/// Gradients, of so many shards where the optimizer lets go of them as they come, the boundary activations at the
+/// cut-points with one gradient of them in each direction, and the batch.
+fn active_bytes(
+    task: &TrainTask,
+    batch: &Batch,
+    plan: &PartitionPlan,
+    gradients: &GradientBytes,
+    shards: usize,
+) -> u64 {
     let inputs = plan.shards.iter().skip(1).map(|s| plan.layers[s.first].input_bytes);
     let data = batch.inputs.len_bytes() + batch.targets.len_bytes();
     if task.evaluate_only {
         return inputs.clone().sum::<u64>() + inputs.max().unwrap_or(0) + data;
     }
-    let trained = task.chain.images().iter().filter(|image| image.trained);
-    let microbatches = task.spec.accumulate > 1;
-    let gradients: u64 = trained
-        .map(|image| {
-            let uses = image.bytes() * image.layers.len() as u64;
-            // Microbatches are added up in `f32`, while uses of the next one wait for the last of them.
-            let summed = uses.max(image.moment_bytes()) + (uses - image.bytes());
-            if microbatches { summed } else { uses }
-        })
-        .sum();
+    let gradients = if task.spec.accumulate > 1 { summed_bytes(task, plan) } else { gradients.room(shards) };
     let boundaries: u64 = inputs.clone().sum::<u64>() + 2 * inputs.max().unwrap_or(0);
-    // Microbatches add up: while the sum is kept, the gradients of one more shard arrive.
-    let arriving = if microbatches { plan.shards.iter().map(|s| s.gradient_bytes).max() } else { None };
-    gradients + arriving.unwrap_or(0) + boundaries + data * task.spec.accumulate as u64
+    gradients + boundaries + data * task.spec.accumulate as u64
+}
+
+/// The gradients of microbatches, which are added up in `f32`: uses of the next one wait for the last of them, and while
+/// the sum is kept the gradients of one more shard arrive.
+fn summed_bytes(task: &TrainTask, plan: &PartitionPlan) -> u64 {
+    let summed = |image: &ImageLayout| {
+        let uses = image.bytes() * image.layers.len() as u64;
+        uses.max(image.moment_bytes()) + (uses - image.bytes())
+    };
+    let sums: u64 = task.chain.images().iter().filter(|image| image.trained).map(summed).sum();
+    sums + plan.shards.iter().map(|shard| shard.gradient_bytes).max().unwrap_or(0)
 }

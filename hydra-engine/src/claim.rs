@@ -1,7 +1,7 @@
 //! Claiming: which device runs what next, and what it is given to do so.
 
 use crate::cursor::ShardTask;
-use crate::error::EngineError;
+use crate::error::{EngineError, guarded};
 use crate::inputs::Inputs;
 use crate::model::Model;
 use crate::run::{Next, Run};
@@ -30,7 +30,15 @@ impl Run {
     fn claim(&mut self, device: usize) {
         let views: Vec<ModelView> = self.models.iter().filter_map(|m| self.view(m, device)).collect();
         let view = View { asking: self.asking(device), claimable: &views };
-        let Some(ModelIndex(index)) = self.policy.choose(&view) else { return };
+        let index = match guarded("the policy", || Ok(self.policy.choose(&view))) {
+            Ok(None) => return,
+            Ok(Some(ModelIndex(index))) if views.iter().any(|view| view.model.0 == index) => index,
+            Ok(Some(ModelIndex(index))) => {
+                let why = format!("chose model {index} of {}, which cannot be claimed", self.models.len());
+                return self.dismiss(&why);
+            }
+            Err(error) => return self.dismiss(&format!("failed ({error})")),
+        };
         let Some(next) = self.models[index].claimable(DeviceId(device), self.prefetch) else { return };
         if !self.activate(index) {
             return;

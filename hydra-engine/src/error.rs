@@ -67,7 +67,7 @@ pub enum EngineError {
     #[error("no task was submitted")]
     NoTask,
     /// A dataset without items.
-    #[error("task `{task}`: dataset `{dataset}` has no items")]
+    #[error("dataset `{dataset}` has no items")]
     EmptyDataset {
         /// The task.
         task: String,
@@ -164,16 +164,20 @@ pub enum EngineError {
         param: String,
     },
     /// A loss is not a number.
-    #[error("the loss is {loss} at step {step}: lower the learning rate, add warmup or clip the gradient")]
+    #[error("the loss{} is {loss} {}", on(dataset.as_deref()), when(*step, dataset.is_some()))]
     BadLoss {
         /// The loss.
         loss: f32,
-        /// The minibatch, from zero.
+        /// The minibatch, from zero, or how many were trained before an evaluation.
         step: usize,
+        /// What was evaluated; `None` while training.
+        dataset: Option<String>,
     },
     /// A layer panicked.
-    #[error("layers {first}..{end} failed in {work} of step {step}: {message}")]
+    #[error("{layers} failed in {work} of step {step}: {message}")]
     Layer {
+        /// The layers of the shard, by their names.
+        layers: String,
         /// The first layer of the shard.
         first: usize,
         /// One past its last layer.
@@ -270,6 +274,27 @@ fn where_kept(checkpoint: Option<&Result<PathBuf, Box<EngineError>>>) -> String 
 /// Names the task that an error refuses.
 pub(crate) fn refused(task: &str) -> impl FnOnce(EngineError) -> EngineError {
     move |source| EngineError::Task { task: task.to_owned(), source: Box::new(source) }
+}
+
+fn on(dataset: Option<&str>) -> String {
+    dataset.map_or_else(String::new, |name| format!(" on dataset `{name}`"))
+}
+
+/// When a loss was no number, and what may help.
+fn when(step: usize, evaluated: bool) -> String {
+    match (step, evaluated) {
+        (0, true) => "before anything was trained: look at the dataset and at the first weights".to_owned(),
+        (_, true) => format!(
+            "after {step} minibatches: look at the dataset; if the training diverged, lower the learning rate, add \
+             warmup or clip the gradient"
+        ),
+        (0, false) => {
+            "at step 0, before anything was trained: look at the data and at the first weights".to_owned()
+        }
+        (_, false) => {
+            format!("at step {step}: lower the learning rate, add warmup or clip the gradient")
+        }
+    }
 }
 
 /// Runs code that a task brought along; a panic in it becomes an error of the task.

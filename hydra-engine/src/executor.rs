@@ -67,16 +67,27 @@ pub(crate) fn run(
     let result = result.map_err(|panic| panic_message(panic.as_ref()));
     let done = result.and_then(|done| done.map_err(|error| error.to_string()));
     done.map_err(|message| EngineError::Layer {
+        layers: names(chain, &work.layers),
         first: work.layers.start,
         end: work.layers.end,
         work: match work.kind {
             ShardTaskKind::Forward => "the forward",
-            ShardTaskKind::Backward => "the backward",
+            // With the forward that is computed again.
+            ShardTaskKind::Backward => "the forward or the backward",
             ShardTaskKind::Evaluate => "the evaluation",
         },
         step: work.step,
         message,
     })
+}
+
+/// The layers of a shard by their names.
+fn names(chain: &Chain, range: &Range<usize>) -> String {
+    let name = |layer: usize| chain.layers().get(layer).map_or("?", |layer| layer.name.as_str());
+    match range.len() {
+        1 => format!("layer `{}`", name(range.start)),
+        _ => format!("one of the layers `{}` to `{}`", name(range.start), name(range.end - 1)),
+    }
 }
 
 fn layers(

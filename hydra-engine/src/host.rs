@@ -221,6 +221,8 @@ impl HostOptimizer {
         let step_image = || self.pool.install(|| update.image(layout, masters, &gradient));
         profile::time(Part::Optimizer, step_image);
         writer.commit();
+        // Whoever hears of the step may have room for the next one.
+        drop(gradient);
         let time = self.reporter.since(start_s);
         self.reporter.send(Event::Stepped { task, image, step, time });
         Ok(())

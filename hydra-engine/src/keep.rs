@@ -104,6 +104,7 @@ impl Run {
         model.kept = Kept { step, stage, at_s: time.end_s };
         match result {
             Ok(bytes) => {
+                model.results.checkpoint_error = None;
                 let (seconds, at_s) = (time.seconds(), time.end_s);
                 self.observer.observe(&RunEvent::Checkpointed { task, step, bytes, seconds, at_s });
             }
@@ -115,6 +116,7 @@ impl Run {
     pub(crate) fn keep_failed(&mut self, index: usize, error: &EngineError) {
         let (task, step) = (TaskId(index), self.models[index].cursor.step());
         let error = with_causes(error);
+        self.models[index].results.checkpoint_error = Some(error.clone());
         let at_s = self.clock.now();
         self.observer.observe(&RunEvent::CheckpointFailed { task, step, error: &error, at_s });
     }

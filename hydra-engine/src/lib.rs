@@ -32,6 +32,7 @@ mod executor;
 mod fill;
 mod gpu;
 mod gradient;
+mod gradient_room;
 mod host;
 mod host_memory;
 mod inputs;

@@ -7,6 +7,7 @@ use crate::cursor::{Cursor, Program, ShardTask, Stage};
 use crate::error::{EngineError, guarded};
 use crate::event::{Gradient, Output, Ticket};
 use crate::executor::ShardWork;
+use crate::gradient_room::{GradientBytes, GradientRoom};
 use crate::host::MicroStep;
 use crate::inputs::Inputs;
 use crate::keep::Kept;
@@ -14,7 +15,7 @@ use crate::observer::EvaluationKind;
 use crate::placement::Placement;
 use crate::report::{Evaluation, TaskState};
 use crate::task::TrainTask;
-use hydra_core::{Batch, Chain, Dataset, DatasetError, DeviceId, HostTensor, Pass, Sampler, TaskId};
+use hydra_core::{Batch, Chain, Dataset, DatasetError, DeviceId, HostTensor, Pass, Sampler, TaskId, gather};
 use hydra_partition::PartitionPlan;
 use hydra_sched::{CostError, CostModel, ShardTaskKind};
 use hydra_spill::Reservation;
@@ -52,6 +53,8 @@ pub(crate) struct Results {
     pub test: Option<Evaluation>,
     pub periodic: Vec<(usize, Evaluation)>,
     pub best: Option<(usize, Evaluation)>,
+    /// Why the last checkpoint could not be written.
+    pub checkpoint_error: Option<String>,
     pub sha256: Option<String>,
     pub dir: Option<std::path::PathBuf>,
     pub compute_s: f64,
@@ -79,6 +82,8 @@ pub(crate) struct Model {
     pub claimed: Option<DeviceId>,
     /// Host memory of a model within a sweep: gradients and boundary activations.
     pub active: Option<Reservation>,
+    /// What its gradients take of that.
+    gradients: GradientRoom,
     /// Memory of the device that the task lives on, for gradients that wait there.
     pub waiting: Option<Reservation>,
     /// Whether each image lives on the disk; nothing where none does.
@@ -124,6 +129,8 @@ impl Model {
         let cursor = Cursor::new(program);
         let kept = Kept::before(&cursor);
         let images = shards.iter().map(|range| chain.images_of(range.clone())).collect();
+        let gradients = GradientBytes::of(chain, &task.spec, &shards);
+        let gradients = GradientRoom::new(gradients, admitted.gradient_bytes, chain.images().len());
         let frozen = |trained: bool| if trained { 0 } else { usize::MAX };
         let forward: Vec<f64> = plan.shards.iter().map(|s| s.forward_s).collect();
         let backward = plan.shards.iter().map(|s| s.backward_s).collect();
@@ -134,6 +141,7 @@ impl Model {
             running: None,
             claimed: None,
             active: None,
+            gradients,
             waiting: None,
             on_disk: admitted.on_disk.clone(),
             disk_bytes: admitted.disk_bytes,
@@ -190,7 +198,10 @@ impl Model {
         if (self.stopping || self.keep_due) && self.between_sweeps() {
             return None;
         }
-        (self.masters_final(&next) && self.inputs_there(&next, follows.as_ref())).then_some(next)
+        let ready = self.masters_final(&next)
+            && self.inputs_there(&next, follows.as_ref())
+            && (next.kind != ShardTaskKind::Backward || self.gradients.has_room(next.shard));
+        ready.then_some(next)
     }
 
     /// Whether what is next begins a minibatch or an evaluation batch, so that the task may end here.
@@ -285,6 +296,9 @@ impl Model {
             key: Pass::key_of(self.task.spec.seed, next.step, microbatch),
             step: next.step,
         };
+        if next.kind == ShardTaskKind::Backward {
+            self.gradients.claimed(next.shard);
+        }
         self.cursor.advance();
         self.claimed = Some(device);
         Ok((Claim { ticket, task: self.id, what: next, work, at, terms, from_handoff }, inputs))
@@ -298,14 +312,15 @@ impl Model {
             Stage::Train { microbatch: 0 } => {
                 let items = self.sampler.items(next.step);
                 let parts = self.task.spec.microbatches(&items);
-                let batch = |part| Ok::<_, DatasetError>(self.task.train.batch(part)?.in_type(float));
+                let batch =
+                    |part| Ok::<_, DatasetError>(gather(self.task.train.as_ref(), part)?.in_type(float));
                 self.batches = parts.into_iter().map(batch).collect::<Result<_, _>>()?;
             }
             Stage::Evaluate { kind, batch } => {
                 let data = evaluation_data(&self.task, kind);
                 let size = self.task.evaluation_batch();
                 let items: Vec<usize> = (batch * size..((batch + 1) * size).min(data.len())).collect();
-                self.batches = vec![data.batch(&items)?.in_type(float)];
+                self.batches = vec![gather(data, &items)?.in_type(float)];
             }
             _ => {}
         }
@@ -380,7 +395,11 @@ impl Model {
         self.costs.observe(claim.what.kind, claim.what.shard, time.seconds());
         if let Some(loss) = loss {
             if !loss.is_finite() {
-                return Err(EngineError::BadLoss { loss, step: claim.what.step });
+                let dataset = match claim.what.stage {
+                    Stage::Evaluate { kind, .. } => Some(evaluation_data(&self.task, kind).name().to_owned()),
+                    _ => None,
+                };
+                return Err(EngineError::BadLoss { loss, step: claim.what.step, dataset });
             }
             match claim.what.stage {
                 Stage::Evaluate { .. } => {
@@ -455,6 +474,7 @@ impl Model {
     /// The optimizer has stepped an image.
     pub(crate) fn stepped(&mut self, image: usize, step: usize, time: Time) {
         self.versions[image] = step + 1;
+        self.gradients.stepped(image);
         let Some(done_s) = self.minibatch_done_s else { return };
         self.results.optimizer_stall_s += (time.end_s - time.start_s.max(done_s)).max(0.0);
         if self.cursor.peek().is_none_or(|next| self.masters_final(&next)) {

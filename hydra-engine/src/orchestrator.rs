@@ -6,7 +6,7 @@
 
 use crate::admission::{Admission, AdmittedTask};
 use crate::admit::{Plans, admit};
-use crate::checkpoint::{CheckpointEvery, Identities, Identity};
+use crate::checkpoint::{self, CheckpointEvery, Identities, Identity};
 use crate::device::{DeviceSpec, LogicalDevice};
 use crate::disk::{DiskSpec, DiskTier};
 use crate::error::{EngineError, refused};
@@ -19,10 +19,16 @@ use crate::run;
 use crate::stop::StopFlag;
 use crate::task::TrainTask;
 use hydra_core::{ByteSize, Chain, Dataset, DeviceId, MemoryProbe, OptimizerSpec, TaskId, TrainSpec};
-use hydra_sched::PolicyKind;
+use hydra_sched::{Policy, PolicyKind};
 use hydra_spill::{DiskStore, DramStore, ResidentStore, TierStore, alloc::AllocatorProbe};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+
+/// The policy that was asked for.
+pub(crate) enum Chosen {
+    Kind(PolicyKind),
+    Own(Box<dyn Policy>),
+}
 
 /// The host memory that a run may use when it is not told: effectively no limit.
 const UNLIMITED: ByteSize = ByteSize(u64::MAX / 4);
@@ -36,7 +42,7 @@ pub struct Orchestrator {
     host_memory: ByteSize,
     page_locked: ByteSize,
     disk: Option<DiskSpec>,
-    policy: PolicyKind,
+    policy: Chosen,
     prefetch: bool,
     placement: OptimizerPlacement,
     every: CheckpointEvery,
@@ -67,7 +73,7 @@ pub(crate) struct Setup {
     pub admitted: Admitted,
     pub tasks: Vec<TrainTask>,
     pub host_memory: ByteSize,
-    pub policy: PolicyKind,
+    pub policy: Chosen,
     pub prefetch: bool,
     pub every: CheckpointEvery,
     pub seed: u64,
@@ -96,7 +102,7 @@ impl Orchestrator {
             host_memory: UNLIMITED,
             page_locked: PAGE_LOCKED,
             disk: None,
-            policy: PolicyKind::default(),
+            policy: Chosen::Kind(PolicyKind::default()),
             prefetch: true,
             placement: OptimizerPlacement::default(),
             every: CheckpointEvery::default(),
@@ -136,7 +142,14 @@ impl Orchestrator {
 
     /// The scheduling policy; Sharded-LRTF by default.
     pub fn policy(mut self, policy: PolicyKind) -> Self {
-        self.policy = policy;
+        self.policy = Chosen::Kind(policy);
+        self
+    }
+
+    /// A scheduling policy of one's own. One that panics, chooses what cannot be claimed or holds devices back although
+    /// nothing runs is dismissed, which the log says, and the run goes on with Sharded-LRTF: results depend on none.
+    pub fn own_policy(mut self, policy: Box<dyn Policy>) -> Self {
+        self.policy = Chosen::Own(policy);
         self
     }
 
@@ -187,7 +200,8 @@ impl Orchestrator {
         self
     }
 
-    /// A flag that stops the run at the end of the minibatches that have begun.
+    /// A flag that stops the run at the end of the minibatches that have begun. A task has its own
+    /// ([`TrainTask::stop_flag`]).
     pub fn stop_flag(mut self, stop: StopFlag) -> Self {
         self.stop = stop;
         self
@@ -204,7 +218,7 @@ impl Orchestrator {
         if self.tasks.iter().any(|other| other.name == task.name) {
             return Err(EngineError::DuplicateTask { name: task.name });
         }
-        task.spec.validate()?;
+        task.spec.validate().map_err(EngineError::from).map_err(refused(&task.name))?;
         if let Some((first, path)) = self.other_with(&task, TrainTask::checkpoint_file) {
             return Err(EngineError::SameCheckpoint { first, second: task.name, path });
         }
@@ -296,6 +310,10 @@ impl Orchestrator {
     /// if the run could not start.
     pub fn run(mut self) -> Result<RunReport, EngineError> {
         self.make_room()?;
+        for task in self.tasks.iter().filter(|task| !task.is_finished()) {
+            let prepared = task.checkpoint_file().map_or(Ok(()), checkpoint::prepare);
+            prepared.map_err(EngineError::from).map_err(refused(&task.name))?;
+        }
         let Some(admitted) = self.admitted.take() else { return Err(EngineError::NoTask) };
         run::run(Setup {
             admitted,

@@ -4,14 +4,14 @@
 //! can be: the whole chain is one graph, the optimizer is a scalar loop, nothing overlaps. It shares with
 //! the engine only what defines a task: the data order, the schedule, and the formulas of one element.
 
-use crate::error::EngineError;
+use crate::error::{EngineError, guarded};
 use crate::gradient::sum_of_squares;
 use crate::optimizer::{Update, clip_factor, global_norm};
 use crate::weights::{WeightHash, initial_image};
 use burn::tensor::Device;
 use hydra_core::{
     Activation, AnyTensor, Batch, Chain, Dataset, Decay, DeviceBytes, FloatType, HostTensor, Layer, Pass,
-    Sampler, TrainSpec, loss_value,
+    Sampler, TrainSpec, gather, loss_value,
 };
 
 /// What the plain loop gives.
@@ -28,12 +28,28 @@ pub struct PlainRun {
 }
 
 /// Trains `chain` on `data` as `spec` says, on the CPU.
+///
+/// # Errors
+/// As [`train_on`].
 pub fn train(chain: &Chain, data: &dyn Dataset, spec: &TrainSpec) -> Result<PlainRun, EngineError> {
     train_on(chain, data, spec, &Device::flex())
 }
 
 /// Trains `chain` on `data` as `spec` says, on a plain (not autodiff) device.
+///
+/// # Errors
+/// Those of the spec, of the dataset and of the first weights, and [`EngineError::Panicked`] where a layer or the
+/// dataset panics.
 pub fn train_on(
+    chain: &Chain,
+    data: &dyn Dataset,
+    spec: &TrainSpec,
+    device: &Device,
+) -> Result<PlainRun, EngineError> {
+    guarded("the plain loop", || train_plainly(chain, data, spec, device))
+}
+
+fn train_plainly(
     chain: &Chain,
     data: &dyn Dataset,
     spec: &TrainSpec,
@@ -82,7 +98,7 @@ impl<'a> Model<'a> {
         step: usize,
     ) -> Result<(f64, Vec<Vec<f32>>), EngineError> {
         let batches: Result<Vec<Batch>, _> =
-            self.spec.microbatches(items).into_iter().map(|part| data.batch(part)).collect();
+            self.spec.microbatches(items).into_iter().map(|part| gather(data, part)).collect();
         let batches: Vec<Batch> =
             batches?.into_iter().map(|batch| batch.in_type(self.chain.float_type())).collect();
         let terms: usize = batches.iter().map(|b| b.terms).sum();

@@ -1,6 +1,7 @@
 //! What a run's shard tasks took, as a workload: the simulator can replay it, under other policies too.
 
 use crate::device::DeviceSpec;
+use crate::error::guarded;
 use crate::observer::{Observer, RunEvent, Span, Track, Work};
 use hydra_core::TaskId;
 use hydra_sched::{
@@ -9,7 +10,8 @@ use hydra_sched::{
 
 /// Listens to a run in front of another observer, and adds up what it hears.
 pub(crate) struct Recorder {
-    observer: Box<dyn Observer>,
+    /// `None` when it has panicked: the run goes on without it.
+    observer: Option<Box<dyn Observer>>,
     prefetch: bool,
     devices: Vec<Device>,
     tasks: Vec<Task>,
@@ -90,7 +92,12 @@ impl Recorder {
         };
         let device =
             |spec| Device { cost: cost(spec), promoted: Vec::new(), last: None, latency: Mean::default() };
-        Self { observer, prefetch, devices: devices.into_iter().map(device).collect(), tasks: Vec::new() }
+        Self {
+            observer: Some(observer),
+            prefetch,
+            devices: devices.into_iter().map(device).collect(),
+            tasks: Vec::new(),
+        }
     }
 
     /// The run so far; `None` if nothing has been trained.
@@ -178,6 +185,21 @@ impl Recorder {
     }
 }
 
+impl Recorder {
+    /// Tells the observer, whose panic is no reason to lose what was trained.
+    fn tell(&mut self, event: &RunEvent<'_>) {
+        let Some(observer) = &mut self.observer else { return };
+        let told = guarded("an observer", || {
+            observer.observe(event);
+            Ok(())
+        });
+        if let Err(error) = told {
+            tracing::error!("{error}: the run goes on, and it hears nothing more");
+            self.observer = None;
+        }
+    }
+}
+
 impl Observer for Recorder {
     fn observe(&mut self, event: &RunEvent<'_>) {
         match event {
@@ -199,7 +221,7 @@ impl Observer for Recorder {
             | RunEvent::Ended { .. }
             | RunEvent::Stopping => {}
         }
-        self.observer.observe(event);
+        self.tell(event);
     }
 }
 

@@ -86,6 +86,9 @@ pub struct TaskReport {
     pub optimizer_stall_s: f64,
     /// Parameters of the model.
     pub parameters: u64,
+    /// Why its last checkpoint could not be written, if it could not.
+    #[serde(default)]
+    pub checkpoint_error: Option<String>,
     /// Bytes of its masters and optimizer state that lived on the disk.
     #[serde(default)]
     pub disk_bytes: u64,

@@ -9,7 +9,7 @@ use crate::event::{Event, Made, Output, Reporter, Ticket, Written};
 use crate::host::HostJob;
 use crate::model::{Claim, Model, Progress};
 use crate::observer::{Observer, RunEvent, Span, Track, Work};
-use crate::orchestrator::Setup;
+use crate::orchestrator::{Chosen, Setup};
 use crate::record::{Recorder, replay_s};
 use crate::report::{RunReport, TaskState};
 use crate::stop::StopFlag;
@@ -18,7 +18,7 @@ use crate::worker::TakeDownJob;
 use crate::writer::{WriteJob, WriterJob};
 use crossbeam_channel::{Receiver, RecvTimeoutError, unbounded};
 use hydra_core::{DeviceId, TaskId};
-use hydra_sched::{Policy, ShardTaskKind};
+use hydra_sched::{Policy, PolicyKind, ShardTaskKind};
 use hydra_spill::{Budget, ImageId, Reservation, SpillError, TierStore};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -82,7 +82,11 @@ pub(crate) struct Run {
 pub(crate) fn run(setup: Setup) -> Result<RunReport, EngineError> {
     let (events, inbox) = unbounded();
     let clock = Clock::start();
-    let (policy, seed, prefetch) = (setup.policy, setup.seed, setup.prefetch);
+    let (seed, prefetch) = (setup.seed, setup.prefetch);
+    let kind = match &setup.policy {
+        Chosen::Kind(kind) => Some(*kind),
+        Chosen::Own(_) => None,
+    };
     let mut run = Run::start(setup, events, clock)?;
     run.work(&inbox);
     let mut report = run.report();
@@ -90,7 +94,7 @@ pub(crate) fn run(setup: Setup) -> Result<RunReport, EngineError> {
     let from_the_start = report.tasks.iter().all(|task| task.resumed_at.is_none());
     let comparable = from_the_start && report.all_done() && run.observer.is_as_simulated();
     let whole = report.workload.as_ref().filter(|_| comparable);
-    report.replay_s = whole.and_then(|workload| replay_s(workload, policy, seed, prefetch));
+    report.replay_s = whole.zip(kind).and_then(|(workload, kind)| replay_s(workload, kind, seed, prefetch));
     run.threads.join();
     Ok(report)
 }
@@ -122,7 +126,10 @@ impl Run {
             devices: threads.devices.iter().map(|_| DeviceState::default()).collect(),
             active_bytes: admitted.admission.tasks.iter().map(|t| t.active_bytes).collect(),
             host_admitted: admitted.admission.host_admitted_bytes,
-            policy: policy.build(seed),
+            policy: match policy {
+                Chosen::Kind(kind) => kind.build(seed),
+                Chosen::Own(policy) => policy,
+            },
             store: admitted.store,
             models,
             threads,
@@ -186,6 +193,9 @@ impl Run {
     }
 
     fn check_stop(&mut self) {
+        for model in self.models.iter_mut().filter(|model| model.task.stop.is_stopped()) {
+            model.stopping = true;
+        }
         if self.stopping || !self.stop.is_stopped() {
             return;
         }
@@ -239,16 +249,29 @@ impl Run {
         if !devices_idle || self.taking_down > 0 || !open().all(awaits_nothing) {
             return;
         }
-        let claimable = |model: &Model| {
-            (0..self.devices.len()).any(|device| self.view(model, device).is_some()) || model.stopping
-        };
+        let claimable =
+            |model: &Model| (0..self.devices.len()).any(|device| self.view(model, device).is_some());
         if open().any(claimable) {
+            self.fill();
+            if self.devices.iter().all(|device| device.next.is_none()) {
+                self.dismiss("holds devices back although nothing runs");
+            }
+            return;
+        }
+        if open().any(|model| model.stopping) {
             return;
         }
         for index in open().map(|model| model.id.0).collect::<Vec<_>>() {
             let (available, needed) = (self.host_budget.available(), self.active_bytes[index]);
             self.fail(index, EngineError::NoProgress { available, needed });
         }
+    }
+
+    /// Goes on without a policy that is none.
+    pub(crate) fn dismiss(&mut self, why: &str) {
+        let other = PolicyKind::default().build(0);
+        tracing::error!("the policy `{}` {why}: the run goes on with `{}`", self.policy.name(), other.name());
+        self.policy = other;
     }
 
     fn handle(&mut self, event: Event) {

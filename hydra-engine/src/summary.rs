@@ -83,6 +83,7 @@ fn task_report(model: &Model) -> TaskReport {
         compute_s: results.compute_s,
         optimizer_stall_s: results.optimizer_stall_s,
         parameters: model.chain().parameters(),
+        checkpoint_error: results.checkpoint_error.clone(),
         disk_bytes: model.disk_bytes,
         optimizer: model.placement.clone(),
     }

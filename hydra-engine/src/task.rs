@@ -1,6 +1,7 @@
 //! What is submitted to a run.
 
 use crate::checkpoint::Checkpoint;
+use crate::stop::StopFlag;
 use hydra_core::{Chain, Dataset, ModelWriter, TrainSpec};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -20,6 +21,7 @@ pub struct TrainTask {
     pub(crate) checkpoint: Option<PathBuf>,
     pub(crate) resume: Option<Checkpoint>,
     pub(crate) initial_validation: bool,
+    pub(crate) stop: StopFlag,
     /// Zero training steps: only the test data is evaluated.
     pub(crate) evaluate_only: bool,
 }
@@ -40,6 +42,7 @@ impl TrainTask {
             checkpoint: None,
             resume: None,
             initial_validation: true,
+            stop: StopFlag::new(),
             evaluate_only: false,
         }
     }
@@ -86,7 +89,9 @@ impl TrainTask {
 
     /// Keeps a checkpoint in this file, whose directory is made: as often as the run says
     /// ([`Orchestrator::checkpoint_every`](crate::Orchestrator::checkpoint_every)), when the run is asked to stop,
-    /// and a last one, of the results alone, when the task was trained to its end. It replaces what was in the file.
+    /// and a last one when the task was trained to its end: of the results alone where the model was written
+    /// ([`write_to`](Self::write_to)), and with the trained weights, as `masters/<parameter>`, where it was not. It
+    /// replaces what was in the file.
     pub fn checkpoint_to(mut self, file: PathBuf) -> Self {
         self.checkpoint = Some(file);
         self
@@ -97,6 +102,13 @@ impl TrainTask {
     /// differ. One that is finished is not trained again, and reported as it was.
     pub fn resume_from(mut self, checkpoint: Checkpoint) -> Self {
         self.resume = Some(checkpoint);
+        self
+    }
+
+    /// A flag that stops this task, and no other, at the end of the minibatch that has begun: it then has the weights of
+    /// that minibatch, or the best ones where the spec keeps them, and is written and reported as stopped.
+    pub fn stop_flag(mut self, stop: StopFlag) -> Self {
+        self.stop = stop;
         self
     }
 

@@ -112,7 +112,10 @@ fn write(store: &dyn TierStore, job: WriteJob) -> Result<Written, EngineError> {
     };
     let finish = |(file, mut state): (PathBuf, Box<State>)| {
         state.position = Position::Finished { sha256: sha256.clone(), dir: dir.clone() };
-        checkpoint::write(&file, &state, &chain, None).err()
+        // Where no model was written, this is all that there is of it.
+        let masters = StoreTensors { store, task, best: false };
+        let tensors = dir.is_none().then_some(&masters as &dyn Tensors);
+        checkpoint::write(&file, &state, &chain, tensors).err()
     };
     let not_kept = finished.and_then(finish);
     Ok(Written { sha256, dir, not_kept })

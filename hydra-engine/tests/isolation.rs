@@ -3,9 +3,13 @@
 mod common;
 
 use common::{Fragile, PLENTY, Points, Settings, adamw, gpt2_chain, mlp_chain, spirals, tokens};
-use hydra_core::{ByteSize, Chain, Length, OptimizerSpec, TrainSpec};
+use hydra_core::{
+    Batch, ByteSize, Chain, Dataset, DatasetError, HostActivation, HostTensor, Length, OptimizerSpec, TaskId,
+    TrainSpec,
+};
 use hydra_engine::{EngineError, Observer, RunEvent, StopFlag, TaskState, TrainTask, plain};
 use hydra_models::mlp;
+use hydra_sched::{ModelIndex, ModelView, Policy, PolicyKind, Priority, View};
 use std::sync::{Arc, Mutex};
 
 fn linear(inputs: usize, outputs: usize, device: &burn::tensor::Device) -> burn::nn::Linear {
@@ -107,7 +111,10 @@ fn bad_submissions_are_named() {
     assert!(matches!(run.submit(task("a")), Err(EngineError::DuplicateTask { name }) if name == "a"));
     let spec = TrainSpec { optimizer: OptimizerSpec::adamw(f64::NAN), ..steps(1) };
     let bad = run.submit(TrainTask::new("b", mlp_chain(), spirals(), spec)).unwrap_err();
-    assert!(bad.to_string().contains("learning rate"), "{bad}");
+    assert!(
+        chain_of(&bad).contains("task `b` was refused") && chain_of(&bad).contains("learning rate"),
+        "{bad}"
+    );
     assert!(matches!(Settings::default().orchestrator().run(), Err(EngineError::NoTask)));
 }
 
@@ -189,5 +196,180 @@ fn frozen_layers_keep_their_weights() {
         let settings = Settings { cuts: Some(cuts), devices: 2, ..Settings::default() };
         let report = settings.task(TrainTask::new("task", chain.clone(), spirals(), spec.clone()));
         assert_eq!((report.error, report.weights_sha256), (None, Some(plain.weights_sha256.clone())));
+    }
+}
+
+/// Points whose batches are not what was asked for.
+struct Askew {
+    points: Points,
+    spoil: fn(&mut Batch),
+}
+
+impl Dataset for Askew {
+    fn name(&self) -> &str {
+        "askew"
+    }
+
+    fn len(&self) -> usize {
+        self.points.len
+    }
+
+    fn batch(&self, items: &[usize]) -> Result<Batch, DatasetError> {
+        let mut batch = self.points.batch(items)?;
+        if items.contains(&9) {
+            (self.spoil)(&mut batch);
+        }
+        Ok(batch)
+    }
+}
+
+#[test]
+fn a_batch_that_is_not_what_was_asked_for_fails_its_task_with_what_is_wrong() {
+    type Spoil = (fn(&mut Batch), &'static str);
+    let spoils: [Spoil; 3] = [
+        (|batch| batch.items = 999, "says that it has 999 items"),
+        (|batch| batch.terms = 0, "has no term for the loss to average over"),
+        (
+            |batch| batch.inputs = HostActivation::of(HostTensor::float(vec![0.0; 2], [1, 2])),
+            "has inputs of 1 items",
+        ),
+    ];
+    for (spoil, said) in spoils {
+        let data = Arc::new(Askew { points: Points { len: 12, bad: 99, panics: false }, spoil });
+        let mut run = Settings::default().orchestrator();
+        run.submit(TrainTask::new("bad", mlp_chain(), data.clone(), steps(4))).unwrap();
+        run.submit(TrainTask::new("good", mlp_chain(), spirals(), steps(4))).unwrap();
+        let report = run.run().unwrap();
+        let message = report.tasks[0].error.as_deref().unwrap();
+        assert!(
+            message.contains("dataset `askew` was asked for 4 items, the first of them item 8"),
+            "{message}"
+        );
+        assert!(message.contains(said), "{message}");
+        assert_eq!((report.tasks[0].losses.len(), report.tasks[1].state), (2, TaskState::Done));
+        let plain = plain::train(&mlp_chain(), data.as_ref(), &steps(4)).unwrap_err();
+        assert!(chain_of(&plain).contains(said), "{plain}");
+    }
+}
+
+#[test]
+fn a_loss_that_is_no_number_says_where() {
+    let nan = |batch: &mut Batch| {
+        batch.inputs =
+            HostActivation::of(HostTensor::float(vec![f32::NAN; 2 * batch.items], [batch.items, 2]));
+    };
+    let bad = || Arc::new(Askew { points: Points { len: 12, bad: 99, panics: false }, spoil: nan });
+    let run = |task: TrainTask| {
+        let mut run = Settings::default().orchestrator();
+        run.submit(task).unwrap();
+        run.run().unwrap().tasks.remove(0).error.unwrap()
+    };
+    let trained = run(TrainTask::new("bad", mlp_chain(), bad(), steps(4)));
+    assert_eq!(
+        trained,
+        "the loss is NaN at step 2: lower the learning rate, add warmup or clip the gradient"
+    );
+    let whole = TrainSpec { batch: 12, ..steps(4) };
+    let first = run(TrainTask::new("bad", mlp_chain(), bad(), whole));
+    assert!(first.contains("at step 0, before anything was trained"), "{first}");
+    let valid = TrainTask::new("bad", mlp_chain(), spirals(), steps(4)).validation(bad());
+    let valid = run(valid.initial_validation(false));
+    assert!(valid.starts_with("the loss on dataset `askew` is NaN after 4 minibatches: look at"), "{valid}");
+}
+
+/// An observer that fails when the second minibatch is trained.
+struct Nervous(Arc<Mutex<usize>>);
+
+impl Observer for Nervous {
+    fn observe(&mut self, event: &RunEvent<'_>) {
+        *self.0.lock().unwrap() += 1;
+        if let RunEvent::Minibatch { step: 1, .. } = event {
+            panic!("no more of this");
+        }
+    }
+}
+
+#[test]
+fn an_observer_that_panics_is_told_nothing_more_and_the_run_goes_on() {
+    let heard = Arc::new(Mutex::new(0));
+    let mut run = Settings::default().orchestrator().observer(Box::new(Nervous(heard.clone())));
+    run.submit(TrainTask::new("task", mlp_chain(), spirals(), steps(20))).unwrap();
+    let report = run.run().unwrap();
+    assert_eq!((report.tasks[0].state, report.tasks[0].losses.len()), (TaskState::Done, 20));
+    let heard = *heard.lock().unwrap();
+    assert!(0 < heard && heard < 20, "{heard}");
+}
+
+#[test]
+fn the_plain_loop_gives_an_error_where_a_layer_panics() {
+    let data = Points { len: 24, bad: 0, panics: false };
+    let error = plain::train(&fragile_chain(), &data, &steps(6)).unwrap_err();
+    assert!(matches!(&error, EngineError::Panicked { what: "the plain loop", .. }), "{error}");
+}
+
+/// Asks the first of two tasks to stop when it has trained three minibatches.
+struct StopFirst(StopFlag);
+
+impl Observer for StopFirst {
+    fn observe(&mut self, event: &RunEvent<'_>) {
+        if let RunEvent::Minibatch { task: TaskId(0), step: 2, .. } = event {
+            self.0.stop();
+        }
+    }
+}
+
+#[test]
+fn one_task_is_stopped_and_the_others_go_on() {
+    let flag = StopFlag::new();
+    let mut run = Settings::default().orchestrator().observer(Box::new(StopFirst(flag.clone())));
+    let task = |name: &str| TrainTask::new(name, mlp_chain(), spirals(), steps(400));
+    run.submit(task("first").stop_flag(flag)).unwrap();
+    run.submit(task("second")).unwrap();
+    let report = run.run().unwrap();
+    let [first, second] = &report.tasks[..] else { panic!("two tasks") };
+    assert_eq!((first.state, second.state), (TaskState::Stopped, TaskState::Done));
+    assert!((3..400).contains(&first.losses.len()), "{}", first.losses.len());
+    let shorter = plain::train(&mlp_chain(), spirals().as_ref(), &steps(first.losses.len())).unwrap();
+    assert_eq!(first.weights_sha256, Some(shorter.weights_sha256));
+    assert_eq!(second.losses.len(), 400);
+}
+
+/// A policy that answers as it is told.
+struct Told(fn(&View<'_>) -> Option<ModelIndex>);
+
+impl Policy for Told {
+    fn name(&self) -> &'static str {
+        "told"
+    }
+
+    fn priority(&self, model: &ModelView) -> Priority {
+        PolicyKind::Fifo.build(0).priority(model)
+    }
+
+    fn choose(&mut self, view: &View<'_>) -> Option<ModelIndex> {
+        (self.0)(view)
+    }
+}
+
+#[test]
+fn a_policy_of_ones_own_chooses_and_one_that_is_none_is_dismissed() {
+    let plain = plain::train(&gpt2_chain(), tokens(11, 1).as_ref(), &steps(6)).unwrap();
+    type Answer = (fn(&View<'_>) -> Option<ModelIndex>, &'static str);
+    let answers: [Answer; 5] = [
+        (|view| view.claimable.last().map(|model| model.model), "told"),
+        (|_| None, "sharded-lrtf"),
+        (|_| Some(ModelIndex(0)), "sharded-lrtf"),
+        (|_| Some(ModelIndex(999)), "sharded-lrtf"),
+        (|_| panic!("no idea"), "sharded-lrtf"),
+    ];
+    for (answer, name) in answers {
+        let mut run = Settings { devices: 2, ..Settings::default() }.orchestrator();
+        run = run.own_policy(Box::new(Told(answer)));
+        for task in ["one", "two", "three"] {
+            run.submit(TrainTask::new(task, gpt2_chain(), tokens(11, 1), steps(6)).cuts(vec![1, 3])).unwrap();
+        }
+        let report = run.run().unwrap();
+        assert_eq!((report.policy.as_str(), report.all_done()), (name, true));
+        assert!(report.tasks.iter().all(|task| task.weights_sha256.as_ref() == Some(&plain.weights_sha256)));
     }
 }

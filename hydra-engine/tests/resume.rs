@@ -8,8 +8,7 @@ use hydra_core::{
     ByteSize, Chain, FloatType, ImageReader, Length, ModelWriter, OptimizerSpec, TrainSpec, WeightError,
 };
 use hydra_engine::{
-    Checkpoint, CheckpointEvery, Observer, RunEvent, Silent, StopFlag, TaskReport, TaskState, TrainTask,
-    plain,
+    Checkpoint, CheckpointEvery, Observer, RunEvent, StopFlag, TaskReport, TaskState, TrainTask, plain,
 };
 use hydra_models::gpt2::{Gpt2Config, Gpt2Writer};
 use hydra_sched::PolicyKind;
@@ -400,28 +399,36 @@ fn a_file_that_is_damaged_fails_its_task_and_no_other() {
 
 #[test]
 fn a_checkpoint_that_cannot_be_written_is_told_and_training_goes_on() {
-    struct Failures(Arc<Mutex<Vec<String>>>);
+    /// Puts a file in the place of the checkpoints' directory when the first minibatch is trained.
+    struct Failures(Arc<Mutex<Vec<String>>>, PathBuf);
     impl Observer for Failures {
         fn observe(&mut self, event: &RunEvent<'_>) {
-            if let RunEvent::CheckpointFailed { error, .. } = event {
-                self.0.lock().unwrap().push((*error).to_owned());
+            match event {
+                RunEvent::CheckpointFailed { error, .. } => self.0.lock().unwrap().push((*error).to_owned()),
+                RunEvent::Minibatch { step: 0, .. } => {
+                    fs::remove_dir_all(&self.1).unwrap();
+                    fs::write(&self.1, "").unwrap();
+                }
+                _ => {}
             }
         }
     }
     let heard_of = Arc::new(Mutex::new(Vec::new()));
     let dir = TempDir::new().unwrap();
     let run = Settings::default().orchestrator().checkpoint_every(CheckpointEvery::Minibatches(3));
-    let mut run = run.observer(Box::new(Failures(heard_of.clone())));
-    fs::write(dir.path().join("file"), "").unwrap();
+    let mut run = run.observer(Box::new(Failures(heard_of.clone(), dir.path().join("file"))));
     run.submit(task(&spec()).checkpoint_to(dir.path().join("file/task.safetensors"))).unwrap();
     let report = run.run().unwrap().tasks.remove(0);
+    let error = report.checkpoint_error.as_deref().unwrap();
+    assert!(error.contains("file/task.safetensors` could not be written"), "{error}");
     assert_eq!(outcome(&report), outcome(&Settings::default().task(task(&spec()))));
     let heard = heard_of.lock().unwrap();
     assert_eq!(heard.len(), 3, "after three and six minibatches and at the end: {heard:?}");
     drop(heard);
     let always = Settings::default().orchestrator().checkpoint_every(CheckpointEvery::Time(Duration::ZERO));
-    let mut always = always.observer(Box::new(Silent));
-    always.submit(task(&spec()).checkpoint_to(dir.path().join("file/task.safetensors"))).unwrap();
+    let silent = Failures(Arc::default(), dir.path().join("another"));
+    let mut always = always.observer(Box::new(silent));
+    always.submit(task(&spec()).checkpoint_to(dir.path().join("another/task.safetensors"))).unwrap();
     assert_eq!(always.run().unwrap().tasks[0].state, TaskState::Done, "it is not tried for ever");
     let heard = heard_of.lock().unwrap();
     assert!(
@@ -434,7 +441,7 @@ fn a_checkpoint_that_cannot_be_written_is_told_and_training_goes_on() {
 fn a_task_that_was_stopped_says_where_its_weights_are_if_its_model_cannot_be_written() {
     let dir = TempDir::new().unwrap();
     let file = dir.path().join("task.safetensors");
-    let writer = Arc::new(Full { full: AtomicBool::new(true) });
+    let writer = Arc::new(Full { full: AtomicBool::new(true), blocks: None });
     let stop = StopFlag::new();
     let run = Settings::default().orchestrator().stop_flag(stop.clone());
     let mut run = run.observer(Box::new(StopAfter { left: 2, stop }));
@@ -450,10 +457,16 @@ fn a_task_that_was_stopped_says_where_its_weights_are_if_its_model_cannot_be_wri
 /// A writer whose disk is full until it is told otherwise.
 struct Full {
     full: AtomicBool,
+    /// A directory that is a file from then on.
+    blocks: Option<PathBuf>,
 }
 
 impl ModelWriter for Full {
     fn write(&self, chain: &Chain, images: &dyn ImageReader, dir: &Path) -> Result<(), WeightError> {
+        if let Some(dir) = &self.blocks {
+            fs::remove_dir_all(dir).unwrap();
+            fs::write(dir, "a file").unwrap();
+        }
         if self.full.load(Relaxed) {
             let source = "no space is left".into();
             return Err(WeightError::Write { path: dir.to_owned(), source });
@@ -466,7 +479,7 @@ impl ModelWriter for Full {
 fn a_model_that_cannot_be_written_is_in_its_checkpoint() {
     let dir = TempDir::new().unwrap();
     let (file, out) = (dir.path().join("task.safetensors"), dir.path().join("model"));
-    let writer = Arc::new(Full { full: AtomicBool::new(true) });
+    let writer = Arc::new(Full { full: AtomicBool::new(true), blocks: None });
     let task = || task(&spec()).checkpoint_to(file.clone()).write_to(writer.clone(), out.clone());
     let failed = Settings { cuts: Some(vec![2]), ..Settings::default() }.task(task());
     assert_eq!(failed.state, TaskState::Failed);
@@ -487,8 +500,7 @@ fn a_model_that_cannot_be_written_is_in_its_checkpoint() {
 #[test]
 fn a_model_that_finds_room_nowhere_is_told_with_both_causes() {
     let dir = TempDir::new().unwrap();
-    fs::write(dir.path().join("blocked"), "a file").unwrap();
-    let writer = Arc::new(Full { full: AtomicBool::new(true) });
+    let writer = Arc::new(Full { full: AtomicBool::new(true), blocks: Some(dir.path().join("blocked")) });
     let task = task(&spec()).checkpoint_to(dir.path().join("blocked/task.safetensors"));
     let error = Settings::default().task(task.write_to(writer, dir.path().join("model"))).error.unwrap();
     assert!(error.contains("and its weights could not be kept (the checkpoint `"), "{error}");
@@ -508,4 +520,46 @@ fn a_checkpoint_is_within_the_budgets_of_a_spilled_run() {
         outcome(&resumed(&Settings { memory: PLENTY, ..settings }, task(), &copies[1])),
         outcome(&report)
     );
+}
+
+#[test]
+fn a_checkpoint_that_can_never_be_written_refuses_the_run() {
+    let dir = TempDir::new().unwrap();
+    fs::write(dir.path().join("file"), "").unwrap();
+    for path in [dir.path().to_owned(), dir.path().join("file").join("x"), PathBuf::new()] {
+        let mut run = Settings::default().orchestrator();
+        run.submit(task(&spec()).checkpoint_to(path.clone())).unwrap();
+        let error = hydra_core::with_causes(&run.run().unwrap_err());
+        assert!(error.starts_with("task `task` was refused"), "{error}");
+        assert!(
+            error.contains(&format!("the checkpoint `{}` could not be written", path.display())),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn without_a_written_model_the_last_checkpoint_has_the_weights() {
+    let dir = TempDir::new().unwrap();
+    let file = dir.path().join("kept").join("task.safetensors");
+    let mut run = Settings::default().orchestrator();
+    run.submit(task(&spec()).checkpoint_to(file.clone())).unwrap();
+    let report = run.run().unwrap().tasks.remove(0);
+    assert_eq!(report.checkpoint_error, None);
+    let bytes = fs::read(&file).unwrap();
+    let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let chain = gpt2_chain();
+    let params = chain.images().iter().flat_map(|image| &image.params);
+    assert!(params.clone().count() > 10);
+    params.for_each(|param| {
+        let tensor = tensors.tensor(&format!("masters/{}", param.name)).unwrap();
+        assert_eq!(tensor.shape(), param.shape);
+    });
+    // It is a finished task's all the same.
+    let checkpoint = Checkpoint::open(&file).unwrap();
+    assert!(checkpoint.is_finished());
+    let mut again = Settings::default().orchestrator();
+    again.submit(task(&spec()).resume_from(checkpoint)).unwrap();
+    let again = again.run().unwrap().tasks.remove(0);
+    assert_eq!((again.weights_sha256, again.losses), (report.weights_sha256, report.losses));
 }

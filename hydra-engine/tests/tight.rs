@@ -10,7 +10,10 @@ use hydra_core::{
     Activation, Bandwidth, Batch, ByteSize, Chain, Dataset, DatasetError, DeviceId, Forward, HostActivation,
     HostTensor, ImageReader, Length, MemoryProbe, ModelWriter, OptimizerSpec, Pass, TrainSpec, WeightError,
 };
-use hydra_engine::{DeviceSpec, EngineError, Orchestrator, RunReport, TaskState, TrainTask, plain};
+use hydra_engine::{
+    DeviceSpec, EngineError, Observer, Orchestrator, RunEvent, RunReport, Span, TaskState, TrainTask, Work,
+    plain,
+};
 use hydra_models::{cnn, mlp};
 use hydra_spill::alloc::{AllocatorProbe, CountingAllocator, MAX_DEVICES};
 use std::path::Path;
@@ -73,6 +76,74 @@ impl Forward for Prompt {
     fn forward(&self, _: Activation, _: &Pass) -> Activation {
         Activation::of(self.linear.weight.val())
     }
+}
+
+/// A layer that works in as many times its input.
+#[derive(Module, Debug)]
+struct Swell {
+    #[module(skip)]
+    times: usize,
+}
+
+impl Forward for Swell {
+    fn forward(&self, x: Activation, _: &Pass) -> Activation {
+        let x = x.into_float::<2>();
+        let [rows, columns] = x.dims();
+        let swollen = x.repeat_dim(1, self.times).reshape([rows, self.times, columns]);
+        Activation::of(swollen.sum_dim(1).reshape([rows, columns]))
+    }
+}
+
+fn swelling(times: usize) -> Arc<Chain> {
+    let chain = Chain::builder("swelling").layer("a", dense(2, 16)).layer("b", Swell { times });
+    Arc::new(chain.layer("c", head(16)).build().unwrap())
+}
+
+#[test]
+fn chains_that_differ_in_nothing_but_what_they_compute_are_measured_each() {
+    let _alone = alone();
+    let admit = |times: &[usize], memory: u64| {
+        let mut run = Settings { memory: ByteSize(memory), ..Settings::default() }.orchestrator();
+        for (index, times) in times.iter().enumerate() {
+            run.submit(TrainTask::new(format!("{index}"), swelling(*times), spirals(), spec(20, 2))).unwrap();
+        }
+        run.admit()
+    };
+    let least = |times: usize| admit(&[times], 64 << 20).unwrap().tasks[0].plan.min_device_memory_bytes;
+    let (light, heavy) = (least(1), least(4000));
+    assert!(heavy > light + (1 << 20), "{light} {heavy}");
+    let between = light.midpoint(heavy);
+    assert!(admit(&[1], between).is_ok());
+    assert!(admit(&[4000], between).is_err());
+    let error = admit(&[1, 4000], between).unwrap_err();
+    assert!(matches!(&error, EngineError::Task { task, .. } if task == "1"), "{error}");
+}
+
+/// Burn's dropout, which draws its masks from a state of its own.
+#[expect(clippy::disallowed_types, reason = "it is what is to be refused")]
+#[derive(Module, Debug)]
+struct Restless {
+    linear: burn::nn::Linear,
+    dropout: burn::nn::Dropout,
+}
+
+impl Forward for Restless {
+    fn forward(&self, x: Activation, _: &Pass) -> Activation {
+        Activation::of(self.dropout.forward(self.linear.forward(x.into_float::<2>())))
+    }
+}
+
+#[test]
+fn a_layer_that_cannot_be_computed_again_is_refused() {
+    let _alone = alone();
+    let dropout = burn::nn::DropoutConfig::new(0.3).init();
+    let chain = Chain::builder("restless").layer("restless", Restless { linear: linear(2, 16), dropout });
+    let chain = Arc::new(chain.layer("loss", head(16)).build().unwrap());
+    let mut run = Settings::default().orchestrator();
+    run.submit(TrainTask::new("task", chain, spirals(), spec(20, 2))).unwrap();
+    let error = hydra_core::with_causes(&run.run().unwrap_err());
+    assert!(error.contains("layer `restless` of chain `restless` gives another output"), "{error}");
+    assert!(error.contains("use `pass.dropout`"), "{error}");
 }
 
 fn points(len: usize) -> Arc<dyn Dataset> {
@@ -301,6 +372,63 @@ fn a_host_with_room_for_one_model_at_a_time_trains_all() {
     let mut tight = run().host_memory(ByteSize(masters + admission.tasks[0].active_bytes));
     assert_eq!(tight.admit().unwrap().active_models, 1);
     all_done(&within_a_minute(move || tight.run().unwrap()));
+}
+
+/// Keeps every span.
+struct Spans(Arc<Mutex<Vec<Span>>>);
+
+impl Observer for Spans {
+    fn observe(&mut self, event: &RunEvent<'_>) {
+        if let RunEvent::Span(span) = event {
+            self.0.lock().unwrap().push(*span);
+        }
+    }
+}
+
+#[test]
+fn in_little_host_memory_gradients_wait_for_the_optimizer_shard_by_shard() {
+    let _alone = alone();
+    let (chain, data, spec) = (gpt2_chain(), tokens(11, 1), spec(4, 6));
+    let shards: Vec<_> = (0..5).map(|layer| layer..layer + 1).collect();
+    let settings = Settings::default();
+    let spans = Arc::new(Mutex::new(Vec::new()));
+    let run = |host: ByteSize| {
+        let mut run = settings.orchestrator().host_memory(host).observer(Box::new(Spans(spans.clone())));
+        let task = TrainTask::new("task", chain.clone(), data.clone(), spec.clone());
+        run.submit(task.cuts(vec![1, 2, 3, 4])).unwrap();
+        run
+    };
+    let plenty = run(ByteSize::mib(64)).admit().unwrap();
+    let all = plenty.tasks[0].master_bytes + plenty.tasks[0].active_bytes;
+    let Err(EngineError::HostMemory { needed: least, .. }) = run(ByteSize(1)).admit() else { panic!() };
+    assert!(least + (16 << 10) < all, "one block and no three: {least} of {all}");
+    let plain = plain::train(&chain, data.as_ref(), &spec).unwrap();
+    for host in [least, least.midpoint(all), all] {
+        spans.lock().unwrap().clear();
+        let tight = run(ByteSize(host));
+        let report = within_a_minute(move || tight.run().unwrap());
+        all_done(&report);
+        assert_eq!(report.tasks[0].losses, plain.losses);
+        assert_eq!(report.tasks[0].weights_sha256.as_ref(), Some(&plain.weights_sha256));
+        assert!(report.host_peak_bytes <= host, "{report:?}");
+        if host > least {
+            continue;
+        }
+        // A block comes up for its backward pass when the optimizer is done with the block behind it, not while that
+        // computes.
+        let spans = spans.lock().unwrap();
+        let of =
+            |work: Work, step: usize| spans.iter().filter(move |span| span.work == work && span.step == step);
+        for step in 0..6 {
+            for block in 1..3 {
+                let promoted = of(Work::Promote, step).filter(|span| span.shard == block);
+                let begins = promoted.map(|span| span.start_s).fold(0.0, f64::max);
+                let behind: Vec<usize> = chain.images_of(shards[block + 1].clone());
+                let stepped = of(Work::Step, step).filter(|span| behind.contains(&span.shard));
+                assert!(stepped.clone().count() > 0 && stepped.clone().all(|span| span.end_s <= begins));
+            }
+        }
+    }
 }
 
 #[test]

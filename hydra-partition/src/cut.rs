@@ -77,7 +77,7 @@ pub(crate) fn cut_from(
     while first < profile.len() {
         let end = extend(profile, rules, first);
         if end == first {
-            return Err(too_large(profile, rules, first, profile.needs(first..first + 1).need_bytes()));
+            return Err(worst(profile, rules));
         }
         shards.push(first..end);
         first = end;
@@ -97,17 +97,27 @@ fn extend(profile: &Profile, rules: &Rules, first: usize) -> usize {
     profile.len()
 }
 
+/// The error where a layer does not fit alone, for the one that needs most: what it asks for is enough for all of them.
+fn worst(profile: &Profile, rules: &Rules) -> PartitionError {
+    let need = |layer: &usize| profile.needs(*layer..layer + 1).need_bytes();
+    let layer = (0..profile.len()).max_by_key(need).unwrap_or(0);
+    too_large(profile, rules, layer, need(&layer))
+}
+
 /// The error for a layer that does not fit alone, needing so many bytes.
 pub(crate) fn too_large(profile: &Profile, rules: &Rules, layer: usize, need: u64) -> PartitionError {
     let cost = &profile.layers[layer];
-    let reserve = rules.reserve.max(cost.param_bytes);
+    let largest = profile.layers.iter().max_by_key(|layer| layer.param_bytes).unwrap_or(cost);
+    let reserve = rules.reserve.max(largest.param_bytes);
     PartitionError::LayerTooLarge {
         layer: cost.name.clone(),
         needed: smallest_budget(reserve.saturating_add(need), profile.measured),
         budget: rules.budget,
         param_bytes: cost.param_bytes,
         need_bytes: need,
+        standing_bytes: profile.standing_bytes,
         reserve,
+        buffered: (largest.param_bytes == reserve).then(|| largest.name.clone()),
         margin: rules.margin,
     }
 }
@@ -390,13 +400,11 @@ mod tests {
         ) {
             let rules = Rules::new(budget, reserve, profile.measured);
             if let Err(error) = cut(&profile, &rules) {
-                let PartitionError::LayerTooLarge { layer, needed, param_bytes, .. } = error else {
+                let PartitionError::LayerTooLarge { needed, reserve: buffer, .. } = error else {
                     panic!("{error}");
                 };
-                let k = profile.layers.iter().position(|l| l.name == layer).unwrap();
-                let needs = profile.needs(k..k + 1);
-                let holds = |b: u64| Rules::new(b, reserve.max(param_bytes), profile.measured).fits(&needs);
-                prop_assert!(holds(needed) && !holds(needed - 1));
+                let cuts = |b: u64| cut(&profile, &Rules::new(b, buffer, profile.measured)).is_ok();
+                prop_assert!(buffer >= reserve && cuts(needed) && !cuts(needed - 1));
             }
         }
     }

@@ -10,15 +10,16 @@ pub enum PartitionError {
     /// A layer does not fit the device even as a shard of its own.
     #[error(
         "layer `{layer}` needs a device memory of {} bytes ({}) by itself and {} bytes ({}) are given: its \
-         parameters take {}, all that computing with it takes is {}, the double buffer is {} and the margin \
+         parameters take {}, all that computing with it takes is {}{}, the double buffer{} is {} and the margin \
          {}; give more memory, a smaller batch or a shorter context",
         .needed, ByteSize(*.needed).at_least(), .budget, ByteSize(*.budget), ByteSize(*.param_bytes),
-        ByteSize(*.need_bytes), ByteSize(*.reserve), ByteSize(*.margin)
+        ByteSize(*.need_bytes), stands(*.standing_bytes), of_layer(.buffered.as_deref()), ByteSize(*.reserve),
+        ByteSize(*.margin)
     )]
     LayerTooLarge {
         /// The layer's name.
         layer: String,
-        /// The smallest budget in bytes under which this layer fits, with a double buffer that holds it.
+        /// The smallest budget in bytes under which every layer of the model fits by itself, with this double buffer.
         needed: u64,
         /// The budget there is, in bytes.
         budget: u64,
@@ -26,16 +27,20 @@ pub enum PartitionError {
         param_bytes: u64,
         /// Bytes of everything that the layer's backward pass needs at once, parameters included.
         need_bytes: u64,
-        /// The double buffer under which it was tried, in bytes.
+        /// Those of them that are in use on the device before anything is brought there.
+        standing_bytes: u64,
+        /// The double buffer, in bytes.
         reserve: u64,
+        /// The layer whose parameters it holds, if that is one of this model.
+        buffered: Option<String>,
         /// The safety margin, in bytes.
         margin: u64,
     },
     /// A shard that was cut by hand does not fit.
     #[error(
         "shard {shard} (layers {first} to {}) does not fit: it needs {need} bytes ({}) and there is room for \
-         {room} ({}), its parameters take {param_bytes} and the double buffer holds {reserve}; cut it again \
-         between {first} and {end}, or leave the cuts to the partitioner",
+         {room} ({}), its parameters take {param_bytes} and the double buffer, which holds the parameters of the \
+         largest shard, {reserve}; cut the larger of the two again, or leave the cuts to the partitioner",
         .end.saturating_sub(1), ByteSize(*.need).at_least(), ByteSize(*.room)
     )]
     ShardTooLarge {
@@ -84,6 +89,18 @@ pub enum PartitionError {
         layer: String,
         /// What it said.
         message: String,
+    },
+    /// A layer's output is not a function of its parameters, its input and its pass.
+    #[error(
+        "layer `{layer}` of chain `{chain}` gives another output when it is run again: a forward is computed again for \
+         the backward pass, so it has to be a function of parameters, input and `Pass` alone; use `pass.dropout` \
+         instead of a dropout that draws from random state of its own, and keep no running statistics"
+    )]
+    Unrepeatable {
+        /// The chain's name.
+        chain: String,
+        /// The layer's name.
+        layer: String,
     },
     /// The masters of an image could not be had.
     #[error("the pilot pass could not read the parameters of layers {} to {}", .layers.start, .layers.end.saturating_sub(1))]
@@ -158,4 +175,15 @@ pub enum PartitionError {
         #[source]
         source: std::io::Error,
     },
+}
+
+fn stands(bytes: u64) -> String {
+    match bytes {
+        0 => String::new(),
+        bytes => format!(" with {} that stand on the device anyhow", ByteSize(bytes)),
+    }
+}
+
+fn of_layer(layer: Option<&str>) -> String {
+    layer.map_or_else(String::new, |layer| format!(" for `{layer}`"))
 }

@@ -69,7 +69,7 @@ impl<'a> PilotPartitioner<'a> {
         let mut x = batch.inputs.clone();
         let mut layers = Vec::with_capacity(chain.len());
         for layer in 0..chain.len() {
-            let care = if measured { Care::Rehearsed } else { Care::Plain };
+            let care = if measured { Care::Rehearsed } else { Care::Repeated };
             let ran = pilot.run(layer..layer + 1, &x, care)?;
             let cost = pilot.boundary_cost(layer, &x, &ran);
             let cost =
@@ -368,6 +368,21 @@ mod tests {
         let message = error.to_string();
         assert!(message.contains("layer `bad` of chain `broken`"), "{message}");
         assert!(message.contains("this layer is broken"), "{message}");
+    }
+
+    #[test]
+    fn a_layer_with_another_output_each_time_is_refused() {
+        let chain = toy::counting_chain();
+        let images = FirstValues::new(&chain, 0);
+        let measure = |device: &dyn PilotDevice| {
+            PilotPartitioner::new(&images).measure(&chain, &toy::batch(2), device).unwrap_err()
+        };
+        for error in [measure(&BLIND), measure(&SCRIPTED)] {
+            assert!(
+                matches!(&error, PartitionError::Unrepeatable { layer, .. } if layer == "counts"),
+                "{error}"
+            );
+        }
     }
 
     #[test]

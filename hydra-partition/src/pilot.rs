@@ -9,6 +9,7 @@ use hydra_core::{
     forward_range, panic_message, promote_layers, vector_jacobian,
 };
 use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, panic_any};
 use std::time::Instant;
@@ -74,6 +75,8 @@ impl ImageReader for FirstValues<'_> {
 pub(crate) enum Care {
     /// Once to warm up, once to see what the graph holds, once to measure.
     Rehearsed,
+    /// The forward twice, to see that it is repeated.
+    Repeated,
     /// Once.
     Plain,
 }
@@ -91,6 +94,8 @@ pub(crate) struct Pilot<'a> {
 pub(crate) struct Ran {
     /// The output, on the host.
     pub output: HostActivation,
+    /// Whether an earlier forward had another one.
+    pub differs: bool,
     /// What was in use before anything was brought in.
     pub standing_bytes: u64,
     /// Bytes of parameters and input, and of the targets where the range ends in the loss.
@@ -140,6 +145,10 @@ impl Pilot<'_> {
         let standing_bytes = self.standing_bytes();
         let staged = self.stage(range.clone(), x)?;
         let mut ran = self.on_device(&range, || staged.forward(care))?;
+        if ran.differs {
+            let (chain, layer) = (self.chain.name().to_owned(), self.names(&range));
+            return Err(PartitionError::Unrepeatable { chain, layer });
+        }
         ran.output = own(&ran.output);
         ran.standing_bytes = standing_bytes;
         ran.resident_bytes = staged.resident_bytes();
@@ -252,6 +261,13 @@ fn len_bytes(tensors: &[DeviceTensor]) -> u64 {
     tensors.iter().map(DeviceTensor::len_bytes).sum()
 }
 
+/// A number that tells outputs apart, so that none has to be kept.
+fn digest(x: &HostActivation) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    x.parts.iter().for_each(|part| part.bytes.hash(&mut hasher));
+    hasher.finish()
+}
+
 /// A copy in memory of the thread that asks, so that nothing of the device's stays in use.
 fn own(x: &HostActivation) -> HostActivation {
     HostActivation { parts: x.parts.iter().map(HostTensor::copied).collect() }
@@ -295,13 +311,12 @@ impl Staged<'_> {
     fn forward(&self, care: Care) -> Ran {
         let wrapped = || (self.layers(false), self.input(), self.pass());
         let ((layers, x, pass), wrapping_bytes) = self.meter.left_by(wrapped);
-        let first = self.range.start;
-        if care == Care::Rehearsed {
-            drop(forward_range(&layers, first, x.clone(), &pass));
-        }
-        let (y, forward_peak, forward_s) =
-            self.meter.watch(|| forward_range(&layers, first, x.clone(), &pass));
-        Ran { output: y.into_host(), wrapping_bytes, forward_peak, forward_s, ..Ran::default() }
+        let forward = || forward_range(&layers, self.range.start, x.clone(), &pass);
+        let before = (care != Care::Plain).then(|| digest(&forward().into_host()));
+        let (y, forward_peak, forward_s) = self.meter.watch(forward);
+        let output = y.into_host();
+        let differs = before.is_some_and(|before| before != digest(&output));
+        Ran { output, differs, wrapping_bytes, forward_peak, forward_s, ..Ran::default() }
     }
 
     /// The recomputed forward and the backward.

@@ -127,7 +127,7 @@ fn optimum(run: &Run) -> io::Result<String> {
             continue;
         }
         let result = simulate(&workload, &mut ShardedLrtf, options).map_err(io::Error::other)?;
-        let bound_s = LowerBounds::of(&workload, false).best_s();
+        let bound_s = LowerBounds::of(&workload, false).map_err(io::Error::other)?.best_s();
         let gaps = (result.makespan_s / found.makespan_s, found.makespan_s / bound_s);
         let _ = writeln!(
             rows,

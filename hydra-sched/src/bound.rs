@@ -1,7 +1,7 @@
 //! Lower bounds: what no schedule can be shorter than.
 
 use crate::program::{Program, ShardTask};
-use crate::{ShardTaskKind, Workload};
+use crate::{ShardTaskKind, Workload, WorkloadError};
 
 /// Shard tasks up to which the packing bound is computed; it sorts them all.
 const PACKED: u64 = 4096;
@@ -35,9 +35,19 @@ pub struct LowerBounds {
 }
 
 impl LowerBounds {
-    /// The bounds of a valid workload; `prefetch` as in
-    /// [`SimulationOptions`](crate::SimulationOptions).
-    pub fn of(workload: &Workload, prefetch: bool) -> Self {
+    /// The bounds of a workload; `prefetch` as in [`SimulationOptions`](crate::SimulationOptions).
+    ///
+    /// # Errors
+    ///
+    /// [`WorkloadError`] when the workload breaks a rule of [`Workload::check`]: of costs that are no times, or
+    /// with nothing to run or nowhere to run it, there is no bound.
+    pub fn of(workload: &Workload, prefetch: bool) -> Result<Self, WorkloadError> {
+        workload.check()?;
+        Ok(Self::of_valid(workload, prefetch))
+    }
+
+    /// The bounds of a workload that has been checked.
+    pub(crate) fn of_valid(workload: &Workload, prefetch: bool) -> Self {
         let speeds = fast_first(workload.devices.iter().map(|device| device.speed).collect());
         let jobs: Vec<Job> = (0..workload.tasks.len()).map(|task| Job::of(workload, task)).collect();
         let fastest = speeds.first().copied().unwrap_or(1.0);
@@ -208,19 +218,46 @@ mod tests {
     fn each_bound_has_a_case_of_its_own() {
         let long = plain("long", 10, &[(0.0, 3.0)]);
         let short = plain("short", 1, &[(0.0, 3.0)]);
-        let bounds = LowerBounds::of(&workload(vec![long, short.clone()], 2), true);
+        let bounds = LowerBounds::of(&workload(vec![long, short.clone()], 2), true).unwrap();
         assert_eq!((bounds.chain_s, bounds.work_s, bounds.level_s), (30.0, 16.5, 30.0));
         // Two models keep only two of three devices busy.
         let two = vec![plain("a", 4, &[(1.0, 2.0), (0.0, 3.0)]), plain("b", 4, &[(1.0, 2.0), (0.0, 3.0)])];
         let mut unequal = workload(two, 3);
         unequal.devices[0].speed = 2.0;
-        let bounds = LowerBounds::of(&unequal, true);
+        let bounds = LowerBounds::of(&unequal, true).unwrap();
         assert_eq!((bounds.chain_s, bounds.work_s, bounds.level_s), (12.0, 12.0, 16.0));
         // Three shard tasks of 3 seconds on two devices: two meet.
         let three: Vec<TaskCost> =
             ["x", "y", "z"].map(|name| TaskCost { name: name.into(), ..short.clone() }).into();
-        let bounds = LowerBounds::of(&workload(three, 2), true);
+        let bounds = LowerBounds::of(&workload(three, 2), true).unwrap();
         assert_eq!((bounds.work_s, bounds.packing_s, bounds.best_s()), (4.5, 6.0, 6.0));
+    }
+
+    /// What [`Workload::check`] refuses has no bounds; it made them panic, infinite, or smaller than they are.
+    #[test]
+    fn what_is_no_workload_has_no_bounds() {
+        let sound = workload(vec![plain("a", 2, &[(1.0, 2.0), (0.0, 3.0)])], 2);
+        type Change = fn(&mut Workload);
+        let refused = |change: Change| {
+            let mut broken = sound.clone();
+            change(&mut broken);
+            [true, false].map(|prefetch| LowerBounds::of(&broken, prefetch).unwrap_err().to_string())
+        };
+        let cases: [(Change, &str); 7] = [
+            (|w| w.devices.clear(), "no device"),
+            (|w| w.tasks.clear(), "no task"),
+            (|w| w.tasks[0].shards.clear(), "task `a`"),
+            (|w| w.tasks[0].minibatches = 0, "no minibatch"),
+            (|w| w.tasks[0].shards[0].forward_s = f64::NAN, "forward_s of shard 0 of task `a` is NaN"),
+            (|w| w.tasks[0].shards[1].backward_s = f64::INFINITY, "backward_s of shard 1"),
+            (|w| w.devices[1].speed = 0.0, "speed of device 1 is 0"),
+        ];
+        for (change, words) in cases {
+            for said in refused(change) {
+                assert!(said.contains(words), "`{words}` is not in: {said}");
+            }
+        }
+        assert_eq!(LowerBounds::of(&sound, true).unwrap(), LowerBounds::of_valid(&sound, true));
     }
 
     /// Ten gaps of a second and a half, and three shard tasks to fill them, on one device and on two.
@@ -231,12 +268,12 @@ mod tests {
         long.optimizer_s = 0.5;
         let short = plain("short", 1, &[(5.0, 5.0), (0.0, 5.0)]);
         let mut both = workload(vec![long, short], 1);
-        let bounds = LowerBounds::of(&both, true);
+        let bounds = LowerBounds::of(&both, true).unwrap();
         assert_eq!((bounds.work_s, bounds.turns_s), (37.0, 37.0 + 7.0 * 1.5));
         let result = crate::simulate(&both, &mut crate::ShardedLrtf, crate::SimulationOptions::default());
         assert!(result.unwrap().makespan_s >= bounds.turns_s);
         both.devices = vec![DeviceCost::default(); 2];
-        assert_eq!(LowerBounds::of(&both, true).turns_s, (37.0 + 7.0 * 1.5) / 2.0);
+        assert_eq!(LowerBounds::of(&both, true).unwrap().turns_s, (37.0 + 7.0 * 1.5) / 2.0);
     }
 
     #[test]
@@ -247,9 +284,9 @@ mod tests {
             vec![plain("early", 1, &[(0.0, 1.0)]), late.clone(), TaskCost { name: "too".into(), ..late }],
             1,
         );
-        assert_eq!(LowerBounds::of(&both, true).level_s, 10.0 + 12.0);
+        assert_eq!(LowerBounds::of(&both, true).unwrap().level_s, 10.0 + 12.0);
         both.tasks[0].shards[0].promote_s = Some(50.0);
-        assert_eq!(LowerBounds::of(&both, true).link_s, 50.0);
+        assert_eq!(LowerBounds::of(&both, true).unwrap().link_s, 50.0);
     }
 
     /// The copy of a one-shard model is stale after every minibatch, and nothing hides its
@@ -257,11 +294,14 @@ mod tests {
     #[test]
     fn promotions_that_cannot_be_hidden_count_in_the_chain() {
         let one = TaskCost::new("one", 3, vec![ShardCost::new(0.0, 4.0, 0.5)]);
-        assert_eq!(LowerBounds::of(&workload(vec![one.clone()], 1), true).chain_s, 3.0 * 4.5);
+        assert_eq!(LowerBounds::of(&workload(vec![one.clone()], 1), true).unwrap().chain_s, 3.0 * 4.5);
         let stepped = TaskCost { optimizer_s: 0.25, ..one };
-        assert_eq!(LowerBounds::of(&workload(vec![stepped], 1), true).chain_s, 3.0 * 4.5 + 2.0 * 0.25);
+        assert_eq!(
+            LowerBounds::of(&workload(vec![stepped], 1), true).unwrap().chain_s,
+            3.0 * 4.5 + 2.0 * 0.25
+        );
         let two = TaskCost::new("two", 2, vec![ShardCost::new(1.0, 2.0, 0.5), ShardCost::new(0.0, 3.0, 0.5)]);
-        assert_eq!(LowerBounds::of(&workload(vec![two.clone()], 1), true).chain_s, 2.0 * 6.5);
-        assert_eq!(LowerBounds::of(&workload(vec![two], 1), false).chain_s, 2.0 * 7.0);
+        assert_eq!(LowerBounds::of(&workload(vec![two.clone()], 1), true).unwrap().chain_s, 2.0 * 6.5);
+        assert_eq!(LowerBounds::of(&workload(vec![two], 1), false).unwrap().chain_s, 2.0 * 7.0);
     }
 }

@@ -8,7 +8,8 @@ use crate::{Asking, ModelIndex, ModelView, Policy};
 /// Equal times go to the model submitted first, and the index decides between equal counts, so
 /// that the order is total and no choice depends on where a model stands in a view. Times are
 /// ordered as by [`f64::total_cmp`], so that a time that is not a number has its place too (a
-/// positive one after every number).
+/// positive one after every number). What holds of times holds of the keys of
+/// [`Priority::least_first`] and [`Priority::greatest_first`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Priority {
     key: u64,
@@ -19,17 +20,28 @@ pub struct Priority {
 impl Priority {
     /// Longer remaining time first.
     pub fn longest(model: &ModelView) -> Self {
-        Self::of(!ordered(model.remaining_s), model)
+        Self::greatest_first(model.remaining_s, model)
     }
 
     /// Shorter remaining time first.
     pub fn shortest(model: &ModelView) -> Self {
-        Self::of(ordered(model.remaining_s), model)
+        Self::least_first(model.remaining_s, model)
     }
 
     /// Earlier submission first.
     pub fn first_submitted(model: &ModelView) -> Self {
         Self::of(0, model)
+    }
+
+    /// The model with the smaller key first, in an order of one's own; equal keys go to the model submitted
+    /// first. Keys may be in any unit, and are ordered as times are: as by [`f64::total_cmp`].
+    pub fn least_first(key: f64, model: &ModelView) -> Self {
+        Self::of(ordered(key), model)
+    }
+
+    /// The model with the larger key first, otherwise as [`Priority::least_first`].
+    pub fn greatest_first(key: f64, model: &ModelView) -> Self {
+        Self::of(!ordered(key), model)
     }
 
     fn of(key: u64, model: &ModelView) -> Self {
@@ -59,6 +71,17 @@ pub trait Claimable {
 
     /// The first model after this one in submission order.
     fn submitted_after(&self, after: (u64, ModelIndex)) -> Option<ModelView>;
+
+    /// All of them in submission order, each with whether its next shard is on the asking device. This takes a
+    /// time linear in their number, where the questions above take a logarithm from a [`Queue`].
+    fn iter(&self) -> Box<dyn Iterator<Item = ModelView> + '_> {
+        Box::new((0..self.count()).filter_map(|rank| self.nth_submitted(rank)))
+    }
+
+    /// This model, if the device can claim it.
+    fn get(&self, model: ModelIndex) -> Option<ModelView> {
+        self.iter().find(|other| other.model == model)
+    }
 }
 
 /// The models of one view: each question is one pass over them.
@@ -77,6 +100,14 @@ impl<'a> Listed<'a> {
     }
 }
 
+impl Listed<'_> {
+    fn submitted(&self) -> Vec<ModelView> {
+        let mut models = self.models.to_vec();
+        models.sort_unstable_by_key(|model| (model.submitted, model.model));
+        models
+    }
+}
+
 impl Claimable for Listed<'_> {
     fn count(&self) -> usize {
         self.models.len()
@@ -91,14 +122,20 @@ impl Claimable for Listed<'_> {
     }
 
     fn nth_submitted(&self, rank: usize) -> Option<ModelView> {
-        let mut models: Vec<&ModelView> = self.models.iter().collect();
-        models.sort_unstable_by_key(|model| (model.submitted, model.model));
-        models.get(rank).map(|model| **model)
+        self.submitted().get(rank).copied()
     }
 
     fn submitted_after(&self, after: (u64, ModelIndex)) -> Option<ModelView> {
         let later = self.models.iter().filter(|model| (model.submitted, model.model) > after);
         later.min_by_key(|model| (model.submitted, model.model)).copied()
+    }
+
+    fn iter(&self) -> Box<dyn Iterator<Item = ModelView> + '_> {
+        Box::new(self.submitted().into_iter())
+    }
+
+    fn get(&self, model: ModelIndex) -> Option<ModelView> {
+        self.models.iter().find(|other| other.model == model).copied()
     }
 }
 
@@ -165,6 +202,11 @@ impl Queue {
     /// The model as it was put in, if it is there.
     pub fn get(&self, model: ModelIndex) -> Option<&ModelView> {
         self.models.get(model.0)?.as_ref().map(|(_, view)| view)
+    }
+
+    /// The models as they were put in, in submission order.
+    pub fn iter(&self) -> impl Iterator<Item = &ModelView> {
+        self.models.iter().flatten().map(|(_, view)| view)
     }
 
     /// The first in the policy's order.
@@ -237,13 +279,20 @@ struct Queued<'a> {
     resident: &'a [ModelIndex],
 }
 
+impl Queued<'_> {
+    /// The model as the asking device sees it. The few copies that a device keeps are few to look through.
+    fn seen(&self, view: ModelView) -> ModelView {
+        ModelView { resident: self.resident.contains(&view.model), ..view }
+    }
+}
+
 impl Claimable for Queued<'_> {
     fn count(&self) -> usize {
         self.queue.len()
     }
 
     fn first(&self) -> Option<ModelView> {
-        self.queue.first()
+        self.queue.first().map(|view| self.seen(view))
     }
 
     fn first_resident(&self) -> Option<ModelView> {
@@ -265,26 +314,91 @@ impl Claimable for Queued<'_> {
                 node += 1;
             }
         }
-        queue.view(queue.winner[node])
+        queue.view(queue.winner[node]).map(|view| self.seen(view))
     }
 
     fn submitted_after(&self, (_, model): (u64, ModelIndex)) -> Option<ModelView> {
-        self.nth_submitted(self.queue.rank(model.0 + 1))
+        self.nth_submitted(self.queue.rank(model.0.saturating_add(1)))
+    }
+
+    fn iter(&self) -> Box<dyn Iterator<Item = ModelView> + '_> {
+        Box::new(self.queue.iter().map(|view| self.seen(*view)))
+    }
+
+    fn get(&self, model: ModelIndex) -> Option<ModelView> {
+        self.queue.get(model).map(|view| self.seen(*view))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
-
     use super::*;
-    use crate::conformance::any_models;
-    use crate::{PolicyKind, View};
+    use crate::conformance::models;
+    use crate::{PolicyKind, ShardedLrtf};
 
     #[test]
     fn bits_are_ordered_as_the_numbers_are() {
         let numbers = [-f64::NAN, f64::NEG_INFINITY, -2.0, -0.0, 0.0, 1e-300, 1.0, f64::INFINITY, f64::NAN];
         assert!(numbers.windows(2).all(|pair| ordered(pair[0]) < ordered(pair[1])));
+    }
+
+    #[test]
+    fn a_key_of_ones_own_orders_and_ties_go_by_submission() {
+        let models = models(&[(9.0, 2), (1.0, 1), (1.0, 0), (5.0, 3)]);
+        let keys = [0.5, -2.0, -2.0, f64::NAN];
+        let order = |priority: fn(f64, &ModelView) -> Priority| {
+            let mut order: Vec<usize> = (0..4).collect();
+            order.sort_by_key(|&index| priority(keys[index], &models[index]));
+            order
+        };
+        assert_eq!(order(Priority::least_first), [2, 1, 0, 3]);
+        assert_eq!(order(Priority::greatest_first), [3, 0, 2, 1]);
+        let longest = Priority::greatest_first(models[0].remaining_s, &models[0]);
+        assert_eq!(longest, Priority::longest(&models[0]));
+    }
+
+    /// A list and a queue show the same models, and the same of each.
+    #[test]
+    fn both_show_the_models_in_submission_order() {
+        let mut shown = models(&[(3.0, 0), (7.0, 1), (5.0, 2)]);
+        (shown[1].resident, shown[2].resident) = (true, true);
+        let mut queue = Queue::new(5);
+        shown.iter().for_each(|model| queue.insert(&ShardedLrtf, ModelView { resident: false, ..*model }));
+        let resident = [ModelIndex(1), ModelIndex(2), ModelIndex(4)];
+        let queued = Queued { queue: &queue, resident: &resident };
+        let turned: Vec<ModelView> = shown.iter().rev().copied().collect();
+        let listed = Listed::new(&turned, Priority::longest);
+        for claimable in [&queued as &dyn Claimable, &listed] {
+            assert_eq!(claimable.iter().collect::<Vec<_>>(), shown);
+            assert_eq!(claimable.get(ModelIndex(1)), Some(shown[1]));
+            assert_eq!(claimable.get(ModelIndex(3)), None);
+            assert_eq!(claimable.get(ModelIndex(usize::MAX)), None);
+            assert_eq!((claimable.first(), claimable.nth_submitted(2)), (Some(shown[1]), Some(shown[2])));
+            assert_eq!(claimable.submitted_after((0, ModelIndex(0))), Some(shown[1]));
+            assert_eq!(claimable.submitted_after((u64::MAX, ModelIndex(usize::MAX))), None);
+        }
+        /// Only what has to be there: the rest is made of it.
+        struct Least<'a>(&'a dyn Claimable);
+        impl Claimable for Least<'_> {
+            fn count(&self) -> usize {
+                self.0.count()
+            }
+            fn first(&self) -> Option<ModelView> {
+                self.0.first()
+            }
+            fn first_resident(&self) -> Option<ModelView> {
+                self.0.first_resident()
+            }
+            fn nth_submitted(&self, rank: usize) -> Option<ModelView> {
+                self.0.nth_submitted(rank)
+            }
+            fn submitted_after(&self, after: (u64, ModelIndex)) -> Option<ModelView> {
+                self.0.submitted_after(after)
+            }
+        }
+        let least = Least(&queued);
+        assert_eq!(least.iter().collect::<Vec<_>>(), shown);
+        assert_eq!((least.get(ModelIndex(2)), least.get(ModelIndex(4))), (Some(shown[2]), None));
     }
 
     #[test]
@@ -294,45 +408,6 @@ mod tests {
             let asking = Asking::new(0, 1, 0);
             for kind in PolicyKind::ALL {
                 assert_eq!(queue.choose(&mut *kind.build(0), &asking, &[]), None);
-            }
-        }
-    }
-
-    proptest! {
-        /// Whatever came and went, the queue and the list give the same choice, for every policy:
-        /// the simulator and the real run share the policies' code.
-        #[test]
-        fn a_queue_and_a_list_choose_alike(
-            changes in prop::collection::vec((any_models(1..20), prop::collection::vec(any::<bool>(), 20)), 1..6),
-            awaited in prop::option::of(any_models(1..2)),
-            even_s in 0.0..6.0f64,
-            seed: u64,
-        ) {
-            for kind in PolicyKind::ALL {
-                let (mut listed, mut queued) = (kind.build(seed), kind.build(seed));
-                let mut queue = Queue::new(20);
-                for (decision, (models, there)) in changes.iter().enumerate() {
-                    for (model, there) in models.iter().zip(there) {
-                        // Queues number their models in submission order.
-                        let view = ModelView { submitted: model.model.0 as u64, ..*model };
-                        if *there {
-                            queue.insert(&*queued, view);
-                        } else {
-                            queue.remove(model.model);
-                        }
-                    }
-                    let claimable: Vec<ModelView> =
-                        (0..20).filter_map(|model| queue.get(ModelIndex(model)).copied()).collect();
-                    let near = claimable.iter().filter(|m| m.resident).map(|m| m.model);
-                    let near: Vec<ModelIndex> = near.collect();
-                    let decision = decision as u64;
-                    let awaited = awaited.as_ref().map(|models| models[0]);
-                    let awaited_s = awaited.map_or(0.0, |model| model.remaining_s);
-                    let asking = Asking { awaited, awaited_s, even_s, ..Asking::new(1, 2, decision) };
-                    let view = View { asking, claimable: &claimable };
-                    prop_assert_eq!(queue.len(), claimable.len());
-                    prop_assert_eq!(queue.choose(&mut *queued, &asking, &near), listed.choose(&view));
-                }
             }
         }
     }

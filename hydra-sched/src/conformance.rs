@@ -1,448 +1,452 @@
-//! What holds for every policy, tested on views and on whole schedules.
+//! What every [`Policy`] has to keep to, as a suite that any policy can be held to.
 //!
-//! The schedules come from a small list scheduler in virtual time: whenever a device is free, it
-//! asks the policy. Shard tasks take other times than estimated, and the measured ones correct the
-//! estimates, as in a real run. After each training sweep a model waits for its optimizer, and a device
-//! may be held back for it.
+//! The crate's own policies pass it, and so should a policy of one's own before it decides anything: the
+//! simulator and the engine rely on these rules. They are
+//!
+//! - the answer is one of the claimable models, or none where there is none;
+//! - a device is held back only for a model that [`Asking`] names, and only by a policy whose
+//!   [`Policy::waits`] says so; where that is false, what [`Asking`] says of models to wait for changes nothing;
+//! - the choice is a function of the views and of the seed: neither the order of the models in a view, nor a
+//!   clock, nor a generator of random numbers that others share, has a part in it;
+//! - [`Policy::priority`] depends on the model alone, and neither on where it is resident nor on earlier answers;
+//! - a list ([`Policy::choose`]) and a [`Queue`] give the same choices, decision after decision;
+//! - on small workloads every shard task is done, in order, by a list scheduler and by [`simulate()`]; the same
+//!   seed gives the same schedule; and a schedule in which nothing is waited for is within Graham's bound (R. L.
+//!   Graham, "Bounds on Multiprocessing Timing Anomalies", 1969).
+//!
+//! The cases are drawn at random from a fixed seed, so that a run of the suite can be repeated, and the case in
+//! which a rule is broken is made small by `proptest`. Outside of the tests of this crate the suite is there with
+//! the feature `conformance`:
+//!
+//! ```toml
+//! [dev-dependencies]
+//! hydra-sched = { path = "../hydra-sched", features = ["conformance"] }
+//! ```
+//!
+//! # Example
+//!
+//! ```
+//! use hydra_sched::{ModelView, Policy, Priority, conformance};
+//!
+//! /// Takes the model whose next shard is nearest to its first one, the longest of those.
+//! struct Lowest;
+//!
+//! impl Policy for Lowest {
+//!     fn name(&self) -> &'static str {
+//!         "lowest"
+//!     }
+//!
+//!     fn priority(&self, model: &ModelView) -> Priority {
+//!         Priority::least_first(model.next_shard as f64, model)
+//!     }
+//! }
+//!
+//! conformance::run(&|_seed| Box::new(Lowest));
+//! ```
 
-use std::collections::VecDeque;
-use std::ops::Range;
+use std::fmt::Debug;
 
 use proptest::prelude::*;
+use proptest::test_runner::{
+    Config, RngAlgorithm, TestCaseError, TestCaseResult, TestError, TestRng, TestRunner,
+};
+use thiserror::Error;
 
-use crate::sweep::tests::tasks_from;
-use crate::{Asking, CostModel, ModelIndex, ModelView, Policy, PolicyKind, ShardTaskKind, View, WorkLeft};
+use self::cases::{Decision, any_decision};
+use self::schedule::{Slot, any_workloads, makespan_s, schedule};
+use crate::{
+    Asking, ModelIndex, ModelView, Policy, Queue, ShardTaskKind, Simulation, SimulationOptions, View,
+    Workload, simulate,
+};
 
-/// Models of the given remaining seconds and submission counts, in this order.
-pub(crate) fn models(of: &[(f64, u64)]) -> Vec<ModelView> {
-    let model = |(index, &(remaining_s, submitted))| ModelView {
-        model: ModelIndex(index),
-        remaining_s,
-        submitted,
-        next_shard: 0,
-        resident: false,
-        continues: false,
-    };
-    of.iter().enumerate().map(model).collect()
+mod cases;
+mod schedule;
+
+pub(crate) use cases::any_workload;
+#[cfg(test)]
+pub(crate) use cases::{any_models, models, view_of};
+
+/// The models that the suite shows have indices below this; a policy that knows something of each model has to
+/// know it of so many.
+pub const MODELS: usize = 32;
+
+/// How many cases each rule is tried on.
+const CASES: u32 = 256;
+
+/// A rule that a policy breaks.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("the policy `{policy}` breaks the rule that {rule}: {found}. The smallest case found is {case}")]
+pub struct Broken {
+    /// The policy's name.
+    pub policy: &'static str,
+    /// The rule, as a clause.
+    pub rule: &'static str,
+    /// What was found instead.
+    pub found: String,
+    /// The case, as Rust writes it for debugging.
+    pub case: String,
 }
 
-/// The view of the only device at its first decision.
-pub(crate) fn view_of(claimable: &[ModelView]) -> View<'_> {
-    View { asking: Asking::new(0, 1, 0), claimable }
-}
-
-/// Models with any remaining times, not-a-number and many equal ones among them.
-pub(crate) fn any_models(count: Range<usize>) -> impl Strategy<Value = Vec<ModelView>> {
-    let seconds = prop_oneof![4 => (0..5u8).prop_map(f64::from), 1 => any::<f64>()];
-    prop::collection::vec((seconds, 0..6u64, any::<bool>(), any::<bool>()), count).prop_map(|of| {
-        let times: Vec<_> = of.iter().map(|&(seconds, submitted, ..)| (seconds, submitted)).collect();
-        let mut models = models(&times);
-        for (model, (.., resident, continues)) in models.iter_mut().zip(of) {
-            (model.resident, model.continues) = (resident, continues);
-        }
-        models
-    })
-}
-
-/// One model's work: what is estimated, what is true, and its sweeps in order.
-#[derive(Clone, Debug)]
-struct Workload {
-    estimate: CostModel,
-    truth: CostModel,
-    /// The first shard task of each sweep.
-    sweeps: VecDeque<(ShardTaskKind, usize)>,
-    /// Seconds of the optimizer after each training sweep.
-    step_s: f64,
-}
-
-impl Workload {
-    /// A model whose estimates are right, with training sweeps only.
-    fn exact(forward_s: &[f64], backward_s: &[f64], sweeps: usize) -> Self {
-        let cost = CostModel::new(forward_s.to_vec(), backward_s.to_vec(), forward_s.to_vec());
-        let cost = cost.unwrap();
-        let start = ShardTaskKind::training_start(cost.shards());
-        Self { estimate: cost.clone(), truth: cost, sweeps: vec![start; sweeps].into(), step_s: 0.0 }
-    }
-
-    /// All shard tasks, in the order in which they have to run.
-    fn tasks(&self) -> Vec<(ShardTaskKind, usize)> {
-        self.sweeps.iter().flat_map(|&start| tasks_from(start, self.truth.shards())).collect()
-    }
-
-    /// True seconds of all shard tasks.
-    fn total_s(&self) -> f64 {
-        self.tasks().iter().map(|&(kind, shard)| self.truth.of(kind, shard)).sum()
+/// Holds a policy to every rule. `build` makes it from a seed, as
+/// [`PolicyKind::build`](crate::PolicyKind::build) does; one that draws nothing ignores the seed.
+///
+/// # Panics
+///
+/// With what [`check`] gives, if the policy breaks a rule.
+pub fn run(build: &dyn Fn(u64) -> Box<dyn Policy>) {
+    if let Err(broken) = check(build) {
+        panic!("{broken}");
     }
 }
 
-/// A shard task as it was scheduled.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Slot {
-    device: usize,
-    model: usize,
-    task: (ShardTaskKind, usize),
-    start_s: f64,
-    end_s: f64,
+/// As [`run`], with the broken rule as a value.
+///
+/// # Errors
+///
+/// [`Broken`], with the first rule that the policy breaks.
+pub fn check(build: &dyn Fn(u64) -> Box<dyn Policy>) -> Result<(), Broken> {
+    let suite = Suite { build, policy: build(0).name() };
+    let decision = || any_decision(0..12);
+    suite.holds("it has one name", any::<u64>(), |seed| suite.has_one_name(seed))?;
+    suite.holds("it takes one of the claimable models", decision(), |of| suite.takes_a_claimable_one(&of))?;
+    let shuffled = any_decision(1..12).prop_flat_map(|of| {
+        let shuffled = Just(of.claimable.clone()).prop_shuffle();
+        (Just(of), shuffled)
+    });
+    let rule = "its choice is a function of the view and of its seed";
+    suite.holds(rule, shuffled, |(of, shuffled)| suite.is_a_function(&of, &shuffled))?;
+    let rule = "it holds a device back only for what it says that it waits for";
+    suite.holds(rule, decision(), |of| suite.waits_as_it_says(&of))?;
+    let rule = "a model's priority depends on the model alone";
+    suite.holds(rule, any_decision(1..12), |of| suite.orders_by_the_model_alone(&of))?;
+    let changes =
+        prop::collection::vec((any_decision(1..20), prop::collection::vec(any::<bool>(), 20)), 1..6);
+    let rule = "a list and a queue give the same choice";
+    suite.holds(rule, (changes, any::<u64>()), |(changes, seed)| suite.queues_as_it_lists(&changes, seed))?;
+    let list = (any_workloads(), 1..5usize, any::<u64>());
+    let rule = "all work is done, in order and without needless waits";
+    suite.holds(rule, list, |(work, devices, seed)| suite.schedules(&work, devices, seed))?;
+    let simulated = (any_workload(), any::<bool>(), any::<u64>());
+    let rule = "a simulated run does all its work, and the same again";
+    suite.holds(rule, simulated, |(workload, prefetch, seed)| suite.simulates(&workload, prefetch, seed))
 }
 
-/// A model in the middle of a simulated run.
-struct Progress {
-    work: Workload,
-    /// The next shard task of the sweep that has begun.
-    position: Option<(ShardTaskKind, usize)>,
-    running: bool,
-    /// When its masters are final.
-    final_s: f64,
+/// A policy under test.
+#[derive(Clone, Copy)]
+struct Suite<'a> {
+    build: &'a dyn Fn(u64) -> Box<dyn Policy>,
+    policy: &'static str,
 }
 
-impl Progress {
-    fn next_task(&self) -> Option<(ShardTaskKind, usize)> {
-        self.position.or_else(|| self.work.sweeps.front().copied())
-    }
-
-    fn remaining_s(&self) -> f64 {
-        let evaluations = self.work.sweeps.iter().filter(|s| s.0 == ShardTaskKind::Evaluate).count();
-        let left = WorkLeft {
-            sweeps: (self.work.sweeps.len() - evaluations) as u64,
-            evaluations: evaluations as u64,
-            position: self.position,
+impl Suite<'_> {
+    /// Tries a rule on drawn cases.
+    fn holds<S: Strategy>(
+        &self,
+        rule: &'static str,
+        cases: S,
+        test: impl Fn(S::Value) -> TestCaseResult,
+    ) -> Result<(), Broken>
+    where
+        S::Value: Debug,
+    {
+        // Nothing is read from or kept in files, and nothing drawn from the system.
+        let config = Config { cases: CASES, failure_persistence: None, ..Config::default() };
+        let numbers = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
+        let (found, case) = match TestRunner::new_with_rng(config, numbers).run(&cases, test) {
+            Ok(()) => return Ok(()),
+            Err(TestError::Fail(found, case)) => (found, format!("{case:?}")),
+            Err(TestError::Abort(found)) => (found, "none".to_owned()),
         };
-        self.work.estimate.remaining_s(&left)
+        Err(Broken { policy: self.policy, rule, found: found.message().to_owned(), case })
     }
 
-    /// Takes the next shard task and gives it with its true seconds.
-    fn begin(&mut self) -> ((ShardTaskKind, usize), f64) {
-        let (kind, shard) = self.next_task().expect("only models with work are claimable");
-        if self.position.is_none() {
-            self.work.sweeps.pop_front();
+    /// What a new policy takes.
+    fn choice(&self, seed: u64, asking: Asking, claimable: &[ModelView]) -> Option<ModelIndex> {
+        (self.build)(seed).choose(&View { asking, claimable })
+    }
+
+    fn has_one_name(&self, seed: u64) -> TestCaseResult {
+        prop_assert_eq!((self.build)(seed).name(), self.policy);
+        prop_assert!(!self.policy.is_empty(), "the name is empty");
+        Ok(())
+    }
+
+    fn takes_a_claimable_one(&self, of: &Decision) -> TestCaseResult {
+        if let Some(chosen) = self.choice(of.seed, of.asking, &of.claimable) {
+            let there = of.claimable.iter().any(|model| model.model == chosen);
+            prop_assert!(there, "{:?} was taken, which cannot be claimed", chosen);
         }
-        self.position = kind.following(shard, self.work.truth.shards());
-        self.running = true;
-        ((kind, shard), self.work.truth.of(kind, shard))
+        Ok(())
     }
-}
 
-/// A simulated run: virtual time moves from one end of a shard task to the next.
-struct Simulation<'a> {
-    policy: &'a mut dyn Policy,
-    models: Vec<Progress>,
-    /// What each device computes.
-    devices: Vec<Option<Slot>>,
-    /// The model and shard that each device computes or computed last.
-    resident: Vec<Option<(usize, usize)>>,
-    now_s: f64,
-    decision: u64,
-    slots: Vec<Slot>,
-}
+    fn waits_as_it_says(&self, of: &Decision) -> TestCaseResult {
+        let chosen = self.choice(of.seed, of.asking, &of.claimable);
+        let alone = Asking::new(of.asking.device, of.asking.devices, of.asking.decision);
+        let without = self.choice(of.seed, alone, &of.claimable);
+        prop_assert!(
+            without.is_some() || of.claimable.is_empty(),
+            "none was taken although there is nothing to wait for"
+        );
+        let named = of.asking.awaited.is_some() || of.asking.soon.is_some();
+        prop_assert!(
+            chosen.is_some() || named || of.claimable.is_empty(),
+            "none was taken although there is no model to wait for"
+        );
+        if !(self.build)(of.seed).waits() {
+            prop_assert_eq!(chosen, without, "models to wait for change the choice, and `waits` is false");
+        }
+        Ok(())
+    }
 
-/// The schedule that `policy` makes of `workloads` on `devices` devices, in order of starts.
-fn schedule(policy: &mut dyn Policy, workloads: &[Workload], devices: usize) -> Vec<Slot> {
-    let model =
-        |work: &Workload| Progress { work: work.clone(), position: None, running: false, final_s: 0.0 };
-    let mut simulation = Simulation {
-        policy,
-        models: workloads.iter().map(model).collect(),
-        devices: vec![None; devices],
-        resident: vec![None; devices],
-        now_s: 0.0,
-        decision: 0,
-        slots: Vec::new(),
-    };
-    simulation.run();
-    simulation.slots
-}
+    fn is_a_function(&self, of: &Decision, shuffled: &[ModelView]) -> TestCaseResult {
+        let chosen = self.choice(of.seed, of.asking, &of.claimable);
+        let again = self.choice(of.seed, of.asking, &of.claimable);
+        prop_assert_eq!(again, chosen, "the same view and seed gave another choice");
+        let turned = self.choice(of.seed, of.asking, shuffled);
+        prop_assert_eq!(turned, chosen, "the models in another order gave another choice");
+        Ok(())
+    }
 
-impl Simulation<'_> {
-    fn run(&mut self) {
-        loop {
-            for device in 0..self.devices.len() {
-                if self.devices[device].is_none() {
-                    self.ask(device);
+    fn orders_by_the_model_alone(&self, of: &Decision) -> TestCaseResult {
+        let mut policy = (self.build)(of.seed);
+        let before: Vec<_> = of.claimable.iter().map(|model| policy.priority(model)).collect();
+        policy.choose(&View { asking: of.asking, claimable: &of.claimable });
+        for (model, before) in of.claimable.iter().zip(before) {
+            prop_assert_eq!(policy.priority(model), before, "an answer changed the order");
+            let elsewhere = ModelView { resident: !model.resident, ..*model };
+            prop_assert_eq!(
+                policy.priority(&elsewhere),
+                before,
+                "where a model is resident changed the order"
+            );
+        }
+        Ok(())
+    }
+
+    /// Models come and go, and both kinds of asking see the same ones.
+    fn queues_as_it_lists(&self, changes: &[(Decision, Vec<bool>)], seed: u64) -> TestCaseResult {
+        let (mut listed, mut queued) = ((self.build)(seed), (self.build)(seed));
+        let mut queue = Queue::new(MODELS);
+        for (Decision { asking, claimable, .. }, there) in changes {
+            for (model, there) in claimable.iter().zip(there) {
+                // Queues number their models in submission order.
+                let view = ModelView { submitted: model.model.0 as u64, ..*model };
+                if *there {
+                    queue.insert(&*queued, view);
+                } else {
+                    queue.remove(model.model);
                 }
             }
-            let ends = self.devices.iter().flatten().map(|slot| slot.end_s);
-            let steps = self.models.iter().map(|model| model.final_s).filter(|s| *s > self.now_s);
-            match ends.chain(steps).min_by(f64::total_cmp) {
-                Some(next_s) => self.advance(next_s),
-                None => return,
-            }
+            let claimable: Vec<ModelView> = queue.iter().copied().collect();
+            let near = claimable.iter().filter(|model| model.resident).map(|model| model.model);
+            let near: Vec<ModelIndex> = near.collect();
+            let from_queue = queue.choose(&mut *queued, asking, &near);
+            prop_assert_eq!(from_queue, listed.choose(&View { asking: *asking, claimable: &claimable }));
         }
+        Ok(())
     }
 
-    fn ask(&mut self, device: usize) {
-        let claimable = self.claimable(device);
-        let asking = self.asking(device);
-        let chosen = self.policy.choose(&View { asking, claimable: &claimable });
-        self.decision += 1;
-        if claimable.is_empty() {
-            assert_eq!(chosen, None, "there was nothing to choose");
-        } else if asking.awaited.is_none() {
-            assert!(chosen.is_some(), "a device was held back for nothing");
-        }
-        if let Some(ModelIndex(model)) = chosen {
-            assert!(claimable.iter().any(|m| m.model.0 == model), "model {model} is not claimable");
-            self.start(device, model);
-        }
+    fn schedules(&self, workloads: &[schedule::Workload], devices: usize, seed: u64) -> TestCaseResult {
+        let of = |workloads| schedule(&mut *(self.build)(seed), workloads, devices);
+        let slots = of(workloads)?;
+        all_in_order(workloads, &slots)?;
+        one_at_a_time(&slots, devices)?;
+        prop_assert_eq!(of(workloads)?, slots, "the same seed gave another schedule");
+        // Without optimizers nothing holds a model or a device back.
+        let mut unstepped = workloads.to_vec();
+        unstepped.iter_mut().for_each(|work| work.step_s = 0.0);
+        within_bounds(&unstepped, makespan_s(&of(&unstepped)?), devices)
     }
 
-    fn claimable(&self, device: usize) -> Vec<ModelView> {
-        let there = |model: &&usize| self.models[**model].final_s <= self.now_s;
-        let models: Vec<usize> = (0..self.models.len()).collect();
-        models.iter().filter(there).filter_map(|model| self.view(device, *model)).collect()
+    fn simulates(&self, workload: &Workload, prefetch: bool, seed: u64) -> TestCaseResult {
+        let options = SimulationOptions { prefetch, record: true };
+        let run = || -> Result<Simulation, TestCaseError> {
+            let run = simulate(workload, &mut *(self.build)(seed), options);
+            run.map_err(|error| TestCaseError::fail(error.to_string()))
+        };
+        let once = run()?;
+        prop_assert_eq!(once.shard_tasks, workload.shard_tasks());
+        prop_assert!(once.makespan_s >= once.bounds.best_s() * (1.0 - 1e-12));
+        prop_assert_eq!(run()?, once, "the same seed gave another run");
+        Ok(())
+    }
+}
+
+/// All work is done, each model's shard tasks in their order and one at a time.
+fn all_in_order(workloads: &[schedule::Workload], slots: &[Slot]) -> TestCaseResult {
+    for (model, work) in workloads.iter().enumerate() {
+        let own: Vec<&Slot> = slots.iter().filter(|slot| slot.model == model).collect();
+        let order: Vec<(ShardTaskKind, usize)> = own.iter().map(|slot| slot.task).collect();
+        prop_assert_eq!(order, work.tasks(), "model {} did not do its shard tasks in order", model);
+        prop_assert!(own.windows(2).all(|pair| pair[0].end_s <= pair[1].start_s));
+    }
+    Ok(())
+}
+
+/// A device computes one shard task at a time.
+fn one_at_a_time(slots: &[Slot], devices: usize) -> TestCaseResult {
+    prop_assert!(slots.iter().all(|slot| slot.device < devices));
+    for device in 0..devices {
+        let own: Vec<&Slot> = slots.iter().filter(|slot| slot.device == device).collect();
+        prop_assert!(own.windows(2).all(|pair| pair[0].end_s <= pair[1].start_s));
+    }
+    Ok(())
+}
+
+/// No schedule is shorter than its longest chain or than all work spread evenly, and one that waits for nothing
+/// is within Graham's bound of them.
+fn within_bounds(workloads: &[schedule::Workload], makespan_s: f64, devices: usize) -> TestCaseResult {
+    let total_s: f64 = workloads.iter().map(schedule::Workload::total_s).sum();
+    let longest_s = workloads.iter().map(schedule::Workload::total_s).fold(0.0, f64::max);
+    let count = devices as f64;
+    prop_assert!(makespan_s >= longest_s && makespan_s * count >= total_s);
+    prop_assert!(makespan_s * count <= total_s + (count - 1.0) * longest_s, "a device was left idle");
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Claimable, PolicyKind, Priority};
+
+    fn keeps_the_rules(kind: PolicyKind) {
+        run(&|seed| kind.build(seed));
     }
 
-    fn view(&self, device: usize, index: usize) -> Option<ModelView> {
-        let model = &self.models[index];
-        let (_, next_shard) = model.next_task().filter(|_| !model.running)?;
-        Some(ModelView {
-            model: ModelIndex(index),
-            remaining_s: model.remaining_s(),
-            submitted: index as u64,
-            next_shard,
-            resident: self.resident[device] == Some((index, next_shard)),
-            continues: false,
-        })
-    }
-
-    /// With the model that the device computed last, if that waits for its optimizer.
-    fn asking(&self, device: usize) -> Asking {
-        let last = self.resident[device].map(|(model, _)| model);
-        let waits = last.filter(|model| self.models[*model].final_s > self.now_s);
-        let awaited = waits.and_then(|model| self.view(device, model));
-        let left_s: f64 = self.models.iter().map(Progress::remaining_s).sum();
-        Asking {
-            awaited,
-            awaited_s: awaited.map_or(0.0, |model| model.remaining_s),
-            even_s: left_s / self.devices.len() as f64,
-            ..Asking::new(device, self.devices.len(), self.decision)
-        }
-    }
-
-    fn start(&mut self, device: usize, model: usize) {
-        let (task, seconds) = self.models[model].begin();
-        let end_s = self.now_s + seconds;
-        let slot = Slot { device, model, task, start_s: self.now_s, end_s };
-        self.devices[device] = Some(slot);
-        self.resident[device] = Some((model, task.1));
-        self.slots.push(slot);
-    }
-
-    /// Moves to `now_s` and ends what ends there.
-    fn advance(&mut self, now_s: f64) {
-        self.now_s = now_s;
-        for device in &mut self.devices {
-            if let Some(slot) = device.take_if(|slot| slot.end_s <= now_s) {
-                let model = &mut self.models[slot.model];
-                model.running = false;
-                if slot.task.0 == ShardTaskKind::Backward && model.position.is_none() {
-                    model.final_s = now_s + model.work.step_s;
+    /// One test a policy, so that they run beside each other.
+    macro_rules! every_policy {
+        ($($name:ident: $kind:ident),* $(,)?) => {
+            $(
+                #[test]
+                fn $name() {
+                    keeps_the_rules(PolicyKind::$kind);
                 }
-                model.work.estimate.observe(slot.task.0, slot.task.1, slot.end_s - slot.start_s);
+            )*
+
+            #[test]
+            fn none_is_left_out() {
+                assert_eq!([$(PolicyKind::$kind),*], PolicyKind::ALL);
+            }
+        };
+    }
+
+    every_policy! {
+        sharded_lrtf: ShardedLrtf,
+        fifo: Fifo,
+        srtf: Srtf,
+        random: Random,
+        round_robin: RoundRobin,
+        sharded_lrtf_local: ShardedLrtfLocal,
+        sharded_lrtf_patient: ShardedLrtfPatient,
+    }
+
+    /// A policy that breaks what it is asked to, and otherwise takes the longest.
+    #[derive(Default)]
+    struct Breaks {
+        name: &'static str,
+        waits: bool,
+        asked: u64,
+        seed: u64,
+    }
+
+    impl Policy for Breaks {
+        fn name(&self) -> &'static str {
+            if self.name == "named anew" && self.seed % 2 == 1 { "odd" } else { self.name }
+        }
+
+        fn priority(&self, model: &ModelView) -> Priority {
+            let key = match self.name {
+                "by residence" => f64::from(u8::from(model.resident)),
+                "by answers" if self.asked % 2 == 1 => -model.remaining_s,
+                _ => model.remaining_s,
+            };
+            Priority::greatest_first(key, model)
+        }
+
+        fn waits(&self) -> bool {
+            self.waits
+        }
+
+        fn pick(&mut self, asking: &Asking, from: &dyn Claimable) -> Option<ModelIndex> {
+            self.asked += 1;
+            let first = from.first().map(|model| model.model);
+            match self.name {
+                "takes any" => Some(ModelIndex(0)),
+                "takes none" => None,
+                "waits in secret" if asking.awaited.is_some() => None,
+                "waits for the first device" if asking.device == 0 => None,
+                "as others do" => {
+                    // Stands for a generator that all share.
+                    static SHARED: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
+                    let rank =
+                        SHARED.fetch_add(1, std::sync::atomic::Ordering::Relaxed) % from.count().max(1);
+                    from.nth_submitted(rank).map(|model| model.model)
+                }
+                "in turn" if self.asked > 3 && from.count() > 1 => {
+                    from.nth_submitted(self.asked as usize % 2).map(|m| m.model)
+                }
+                _ => first,
             }
         }
     }
-}
 
-fn makespan_s(slots: &[Slot]) -> f64 {
-    slots.iter().map(|slot| slot.end_s).fold(0.0, f64::max)
-}
+    fn broken(name: &'static str, waits: bool) -> Broken {
+        check(&|seed| Box::new(Breaks { name, waits, seed, asked: 0 })).expect_err(name)
+    }
 
-/// Eighths of seconds, so that the sums in these tests are exact.
-fn any_cost(shards: usize) -> impl Strategy<Value = CostModel> {
-    let times = || prop::collection::vec((0..40u8).prop_map(|eighths| f64::from(eighths) / 8.0), shards);
-    (times(), times(), times()).prop_map(|(f, b, e)| CostModel::new(f, b, e).unwrap())
-}
-
-fn any_workload() -> impl Strategy<Value = Workload> {
-    (1..5usize).prop_flat_map(|shards| {
-        let start = prop_oneof![
-            3 => Just(ShardTaskKind::training_start(shards)),
-            1 => Just(ShardTaskKind::evaluation_start()),
+    #[test]
+    fn every_rule_is_found_broken() {
+        let cases = [
+            ("", false, "it has one name"),
+            ("named anew", false, "it has one name"),
+            ("takes any", false, "one of the claimable"),
+            ("takes none", true, "holds a device back only"),
+            ("waits in secret", false, "holds a device back only"),
+            ("waits for the first device", true, "holds a device back only"),
+            ("as others do", false, "a function of the view"),
+            ("by answers", false, "depends on the model alone"),
+            ("by residence", false, "depends on the model alone"),
         ];
-        let sweeps = prop::collection::vec(start, 0..6).prop_map(VecDeque::from);
-        (any_cost(shards), any_cost(shards), sweeps, 0..5u8).prop_map(|(estimate, truth, sweeps, step)| {
-            Workload { estimate, truth, sweeps, step_s: f64::from(step) / 2.0 }
-        })
-    })
-}
-
-fn any_workloads() -> impl Strategy<Value = Vec<Workload>> {
-    prop::collection::vec(any_workload(), 0..8)
-}
-
-/// A long model and two short ones on two devices: the patient policy waits for the long one's optimizer
-/// where others would let it wait for a shard task, and what it left is done all the same.
-#[test]
-fn the_patient_one_waits_and_nothing_starves() {
-    let long = Workload { step_s: 1.0, ..Workload::exact(&[1.0], &[2.0], 10) };
-    let short = Workload::exact(&[1.0], &[5.0], 1);
-    let workloads = [long, short.clone(), short];
-    let end_of_long = |kind: PolicyKind| {
-        let slots = schedule(&mut *kind.build(0), &workloads, 2);
-        assert_eq!(slots.len(), 12, "{kind}");
-        makespan_s(&slots.into_iter().filter(|slot| slot.model == 0).collect::<Vec<_>>())
-    };
-    assert_eq!(end_of_long(PolicyKind::ShardedLrtfPatient), 10.0 * 2.0 + 9.0 * 1.0);
-    assert!(end_of_long(PolicyKind::ShardedLrtf) > 10.0 * 2.0 + 9.0 * 1.0);
-}
-
-/// Two short models and a long one on two devices: who starts the long one last, waits for it.
-#[test]
-fn lrtf_levels_what_the_others_leave_to_the_end() {
-    let short = Workload::exact(&[1.0], &[2.0], 1);
-    let long = Workload::exact(&[1.0], &[2.0], 2);
-    let workloads = [short.clone(), short, long];
-    let makespan = |kind: PolicyKind| makespan_s(&schedule(&mut *kind.build(0), &workloads, 2));
-    assert_eq!(makespan(PolicyKind::ShardedLrtf), 4.0);
-    assert_eq!(makespan(PolicyKind::Fifo), 6.0);
-    assert_eq!(makespan(PolicyKind::Srtf), 6.0);
-}
-
-/// The whole schedule of two models on one device, by hand.
-#[test]
-fn lrtf_alternates_between_models_of_equal_length() {
-    use ShardTaskKind::{Backward, Forward};
-    let model = Workload::exact(&[1.0, 9.0], &[2.0, 3.0], 1);
-    let slots = schedule(&mut crate::ShardedLrtf, &[model.clone(), model], 1);
-    let order: Vec<_> = slots.iter().map(|slot| (slot.model, slot.task)).collect();
-    // Remaining before each choice: 6 6, 5 6, 5 5, 2 5, 2 2, - 2.
-    let expected = [
-        (0, (Forward, 0)),
-        (1, (Forward, 0)),
-        (0, (Backward, 1)),
-        (1, (Backward, 1)),
-        (0, (Backward, 0)),
-        (1, (Backward, 0)),
-    ];
-    assert_eq!(order, expected);
-    assert_eq!(makespan_s(&slots), 12.0);
-}
-
-#[test]
-fn models_of_one_shard_run_on_every_device_at_once() {
-    let workloads = vec![Workload::exact(&[1.0], &[2.0], 3); 4];
-    for kind in PolicyKind::ALL {
-        let slots = schedule(&mut *kind.build(1), &workloads, 4);
-        assert_eq!((slots.len(), makespan_s(&slots)), (12, 6.0), "{kind}");
+        for (name, waits, rule) in cases {
+            let broken = broken(name, waits);
+            let said = broken.to_string();
+            assert!(broken.rule.contains(rule), "{name}: {said}");
+            assert!(said.contains(&format!("`{name}`")) && said.contains(&broken.case), "{said}");
+        }
     }
-}
 
-#[test]
-fn random_makes_different_schedules_of_different_seeds() {
-    let workloads = vec![Workload::exact(&[1.0, 1.0], &[2.0, 2.0], 3); 5];
-    let of = |seed| schedule(&mut *PolicyKind::Random.build(seed), &workloads, 2);
-    assert_ne!(of(1), of(2));
-}
-
-proptest! {
-    /// The answer is one of the claimable models, and there is one when there is a model, unless the
-    /// device waits for another.
+    /// To wait for what is named is right in a policy that says so, and so is a memory of earlier answers.
     #[test]
-    fn chooses_among_the_claimable(
-        claimable in any_models(0..12),
-        seed: u64,
-        decision: u64,
-        device in 0..4usize,
-        awaited in prop::option::of(any_models(1..2)),
-        soon in prop::option::of(any_models(1..2)),
-    ) {
-        let [awaited, soon] = [awaited, soon].map(|models| models.map(|models| models[0]));
-        let awaited_s = awaited.map_or(0.0, |model| model.remaining_s);
-        let asking = Asking { awaited, awaited_s, soon, even_s: 2.0, ..Asking::new(device, 4, decision) };
-        let view = View { asking, claimable: &claimable };
-        for kind in PolicyKind::ALL {
-            match kind.build(seed).choose(&view) {
-                Some(chosen) => prop_assert!(claimable.iter().any(|m| m.model == chosen)),
-                None => prop_assert!(claimable.is_empty() || awaited.is_some() || soon.is_some()),
+    fn what_is_right_passes() {
+        for (name, waits) in [("sound", false), ("waits in secret", true), ("in turn", false)] {
+            run(&|seed| Box::new(Breaks { name, waits, seed, asked: 0 }));
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "the policy `takes none` breaks the rule that it holds a device back only")]
+    fn run_panics_with_the_rule() {
+        run(&|_| Box::new(Breaks { name: "takes none", ..Breaks::default() }));
+    }
+
+    /// The smallest case of a policy that takes the first model whether it is there or not: no model at all.
+    #[test]
+    fn the_case_is_made_small_and_is_the_same_each_time() {
+        let found = broken("takes any", false);
+        assert!(found.case.contains("claimable: []"), "{found}");
+        assert_eq!(broken("takes any", false), found);
+    }
+
+    proptest! {
+        /// Earlier answers do not change the choice, but for round robin, whose earlier answers do.
+        #[test]
+        fn the_own_policies_remember_nothing(of in any_decision(1..12), before in any_decision(1..12)) {
+            for kind in PolicyKind::ALL.into_iter().filter(|kind| *kind != PolicyKind::RoundRobin) {
+                let mut policy = kind.build(of.seed);
+                policy.choose(&View { asking: before.asking, claimable: &before.claimable });
+                let view = View { asking: of.asking, claimable: &of.claimable };
+                prop_assert_eq!(policy.choose(&view), kind.build(of.seed).choose(&view));
             }
-        }
-    }
-
-    /// Neither the order of the models in the view nor earlier answers change the choice, but for
-    /// round robin, whose earlier answers do.
-    #[test]
-    fn is_a_function_of_the_view(
-        (claimable, shuffled) in any_models(1..12)
-            .prop_flat_map(|models| (Just(models.clone()), Just(models).prop_shuffle())),
-        seed: u64,
-        decision: u64,
-    ) {
-        let view = View { asking: Asking::new(1, 2, decision), claimable: &claimable };
-        for kind in PolicyKind::ALL {
-            let mut policy = kind.build(seed);
-            let chosen = policy.choose(&view);
-            if kind == PolicyKind::RoundRobin {
-                policy = kind.build(seed);
-            } else {
-                policy.choose(&View { asking: Asking::new(1, 2, decision.wrapping_add(1)), ..view });
-            }
-            prop_assert_eq!(policy.choose(&View { claimable: &shuffled, ..view }), chosen);
-        }
-    }
-
-    /// The same seed gives the same schedule.
-    #[test]
-    fn a_schedule_can_be_repeated(workloads in any_workloads(), devices in 1..5usize, seed: u64) {
-        for kind in PolicyKind::ALL {
-            let once = schedule(&mut *kind.build(seed), &workloads, devices);
-            let again = schedule(&mut *kind.build(seed), &workloads, devices);
-            prop_assert_eq!(once, again);
-        }
-    }
-
-    /// All work finishes, each model's shard tasks in their order and one at a time.
-    #[test]
-    fn every_model_runs_its_shard_tasks_in_order(
-        workloads in any_workloads(),
-        devices in 1..5usize,
-        seed: u64,
-    ) {
-        for kind in PolicyKind::ALL {
-            let slots = schedule(&mut *kind.build(seed), &workloads, devices);
-            for (model, work) in workloads.iter().enumerate() {
-                let own: Vec<_> = slots.iter().filter(|slot| slot.model == model).collect();
-                let order: Vec<_> = own.iter().map(|slot| slot.task).collect();
-                prop_assert_eq!(order, work.tasks());
-                prop_assert!(own.windows(2).all(|pair| pair[0].end_s <= pair[1].start_s));
-            }
-        }
-    }
-
-    /// A device computes one shard task at a time.
-    #[test]
-    fn no_device_computes_two_at_once(
-        workloads in any_workloads(),
-        devices in 1..5usize,
-        seed: u64,
-    ) {
-        for kind in PolicyKind::ALL {
-            let slots = schedule(&mut *kind.build(seed), &workloads, devices);
-            prop_assert!(slots.iter().all(|slot| slot.device < devices));
-            for device in 0..devices {
-                let own: Vec<_> = slots.iter().filter(|slot| slot.device == device).collect();
-                prop_assert!(own.windows(2).all(|pair| pair[0].end_s <= pair[1].start_s));
-            }
-        }
-    }
-
-    /// No schedule is shorter than its longest chain or than all work spread evenly, and one in which no
-    /// optimizer holds a model or a device back is within Graham's bound of them (R. L. Graham, "Bounds on
-    /// Multiprocessing Timing Anomalies", 1969).
-    #[test]
-    fn the_makespan_keeps_its_bounds(
-        mut workloads in any_workloads(),
-        devices in 1..5usize,
-        seed: u64,
-    ) {
-        workloads.iter_mut().for_each(|work| work.step_s = 0.0);
-        let total: f64 = workloads.iter().map(Workload::total_s).sum();
-        let longest = workloads.iter().map(Workload::total_s).fold(0.0, f64::max);
-        let count = devices as f64;
-        for kind in PolicyKind::ALL {
-            let makespan = makespan_s(&schedule(&mut *kind.build(seed), &workloads, devices));
-            prop_assert!(makespan >= longest);
-            prop_assert!(makespan * count >= total);
-            prop_assert!(makespan * count <= total + (count - 1.0) * longest);
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use crate::ShardTaskKind;
+use crate::{ModelIndex, ShardTaskKind};
 
 /// A policy that cannot be built.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -146,4 +146,77 @@ pub enum WorkloadError {
         /// Bytes there are.
         memory: u64,
     },
+}
+
+/// A simulation that has no result.
+#[derive(Debug, Error)]
+pub enum SimulationError {
+    /// The workload breaks a rule.
+    #[error(transparent)]
+    Workload(#[from] WorkloadError),
+    /// The policy answered with a model that the device that asked cannot claim.
+    #[error(
+        "the policy `{policy}` answered decision {decision}, of device {device} at {at_s} s, with {}, which cannot be \
+         claimed then; expected {}, or none to wait. `Policy::pick` must answer with one of the models that its \
+         `Claimable` shows",
+        named(*.found, .task.as_deref()),
+        one_of(*.count, .claimable)
+    )]
+    NotClaimable {
+        /// The policy's name.
+        policy: &'static str,
+        /// Decisions before this one.
+        decision: u64,
+        /// The device that asked.
+        device: usize,
+        /// When, in seconds from the start of the run.
+        at_s: f64,
+        /// The answer.
+        found: ModelIndex,
+        /// The name of that task; `None` where the workload has no such task.
+        task: Option<String>,
+        /// How many models could be claimed.
+        count: usize,
+        /// The first of them in submission order, eight at most.
+        claimable: Vec<ModelIndex>,
+    },
+    /// The policy answered with no model although nothing is under way that it could wait for.
+    #[error(
+        "the policy `{policy}` holds back every device for ever: at {at_s} s, after {decisions} decisions, {left} of \
+         {shard_tasks} shard tasks are left, nothing computes or is about to become claimable, and it took none where \
+         {} was expected. `Policy::pick` may answer `None` only while `Asking::awaited` or `Asking::soon` names a \
+         model, which they do for a policy whose `Policy::waits` is true",
+        one_of(*.count, .claimable)
+    )]
+    Stuck {
+        /// The policy's name.
+        policy: &'static str,
+        /// When, in seconds from the start of the run.
+        at_s: f64,
+        /// How often the policy was asked.
+        decisions: u64,
+        /// Shard tasks that no device has computed.
+        left: u64,
+        /// Shard tasks of the workload.
+        shard_tasks: u64,
+        /// How many models can be claimed.
+        count: usize,
+        /// The first of them in submission order, eight at most.
+        claimable: Vec<ModelIndex>,
+    },
+}
+
+/// A model with the name of its task.
+fn named(ModelIndex(model): ModelIndex, task: Option<&str>) -> String {
+    match task {
+        Some(task) => format!("model {model} (task `{task}`)"),
+        None => format!("model {model}, of which the workload has no task"),
+    }
+}
+
+/// The models of which one is expected, the first ones by their indices.
+fn one_of(count: usize, first: &[ModelIndex]) -> String {
+    let shown: Vec<String> = first.iter().map(|model| model.0.to_string()).collect();
+    let more = if count > first.len() { ", ..." } else { "" };
+    format!("one of {count} (model {}{more})", shown.join(", "))
 }

@@ -14,7 +14,7 @@ use std::collections::BTreeSet;
 
 use crate::claimable::ordered;
 use crate::program::{Program, ShardTask};
-use crate::{LowerBounds, PolicyKind, SimulationOptions, Workload, WorkloadError, simulate};
+use crate::{LowerBounds, PolicyKind, SimulationError, SimulationOptions, Workload, simulate};
 
 /// The result of a search for the shortest makespan.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -36,8 +36,8 @@ pub struct Exact {
 ///
 /// # Errors
 ///
-/// [`WorkloadError`] when the workload breaks a rule of [`Workload::check`].
-pub fn exact(workload: &Workload, most_nodes: u64) -> Result<Exact, WorkloadError> {
+/// [`SimulationError::Workload`] when the workload breaks a rule of [`Workload::check`].
+pub fn exact(workload: &Workload, most_nodes: u64) -> Result<Exact, SimulationError> {
     let mut free = without_transfers(workload);
     free.tasks.iter_mut().for_each(|task| task.estimate_factor = 1.0);
     let options = SimulationOptions { prefetch: false, record: false };
@@ -283,7 +283,7 @@ mod tests {
         for seed in 0..60 {
             let workload = small().workload(seed);
             let exact = exact(&workload, 200_000).unwrap();
-            let bounds = LowerBounds::of(&workload, false);
+            let bounds = LowerBounds::of(&workload, false).unwrap();
             assert!(exact.makespan_s >= bounds.best_s() * (1.0 - 1e-9));
             for kind in PolicyKind::ALL {
                 let options = SimulationOptions { prefetch: false, record: false };

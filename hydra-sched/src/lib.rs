@@ -25,8 +25,9 @@
 //! | `bound` | [`LowerBounds`] |
 //! | `exact` | [`exact()`]: the shortest makespan of small cases; `milp` the same by general solvers (features `milp` and `highs`) |
 //! | `strategy` | [`Strategy`] and [`compare()`]: model, pipeline, data and task parallelism beside SHARP |
+//! | `conformance` | the suite that every policy has to pass, those of other crates too (feature `conformance`) |
 //! | `draw` | [`Draw`]: workloads at random; `random` the numbers they are made of |
-//! | `error` | [`PolicyError`], [`CostError`], [`WorkloadError`] |
+//! | `error` | [`PolicyError`], [`CostError`], [`WorkloadError`], [`SimulationError`] |
 //!
 //! # Example
 //!
@@ -87,8 +88,12 @@
 //! let result = simulate(&workload, &mut *policy, SimulationOptions::default())?;
 //! assert_eq!(result.shard_tasks, 3 * 3 + 4);
 //! assert!(result.makespan_s >= result.bounds.best_s());
-//! # Ok::<(), hydra_sched::WorkloadError>(())
+//! # Ok::<(), hydra_sched::SimulationError>(())
 //! ```
+//!
+//! A policy of one's own is an implementation of [`Policy`], which has an example that runs. With the feature
+//! `conformance`, which is off by default, `hydra_sched::conformance::run` holds it to the rules that the simulator
+//! and the engine rely on.
 //!
 //! Invariant: this crate never spawns a thread, never reads a clock, never does I/O, never draws
 //! from a global random generator and knows nothing of tensors; the same views in the same order
@@ -100,7 +105,9 @@
 mod baseline;
 mod bound;
 mod claimable;
-#[cfg(test)]
+#[cfg(feature = "conformance")]
+pub mod conformance;
+#[cfg(all(test, not(feature = "conformance")))]
 mod conformance;
 mod draw;
 mod error;
@@ -124,7 +131,7 @@ pub use baseline::{Fifo, Random, RoundRobin, Srtf};
 pub use bound::LowerBounds;
 pub use claimable::{Claimable, Priority, Queue};
 pub use draw::Draw;
-pub use error::{CostError, PolicyError, WorkloadError};
+pub use error::{CostError, PolicyError, SimulationError, WorkloadError};
 pub use exact::{Exact, exact, without_transfers};
 pub use lrtf::{ShardedLrtf, ShardedLrtfLocal, ShardedLrtfPatient};
 #[cfg(feature = "highs")]

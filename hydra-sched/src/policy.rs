@@ -29,6 +29,63 @@ use crate::{
 /// ([`Policy::pick`]). [`Policy::choose`] does that with a list, in one pass, as a run with a few
 /// models needs it; a [`Queue`](crate::Queue) keeps thousands of models in order between
 /// decisions, so that a decision costs a logarithm.
+///
+/// # Example
+///
+/// A policy of one's own: each model is to be done by a time, and the one with the least time to spare goes
+/// first. Of those that have up to a second more, one whose next shard is on the device is as good.
+///
+/// ```
+/// use hydra_sched::{
+///     Asking, Claimable, ModelIndex, ModelView, Policy, Priority, ShardedLrtf, SimulationOptions, Workload, simulate,
+/// };
+///
+/// struct LeastSlack {
+///     due_s: Vec<f64>,
+/// }
+///
+/// impl LeastSlack {
+///     /// The same for all models but for the present time, which does not change their order.
+///     fn slack_s(&self, model: &ModelView) -> f64 {
+///         self.due_s[model.model.0] - model.remaining_s
+///     }
+/// }
+///
+/// impl Policy for LeastSlack {
+///     fn name(&self) -> &'static str {
+///         "least-slack"
+///     }
+///
+///     fn priority(&self, model: &ModelView) -> Priority {
+///         Priority::least_first(self.slack_s(model), model)
+///     }
+///
+///     fn pick(&mut self, _: &Asking, from: &dyn Claimable) -> Option<ModelIndex> {
+///         let first = from.first()?;
+///         let most_s = self.slack_s(&first) + 1.0;
+///         let near = from.iter().find(|model| model.resident && self.slack_s(model) <= most_s);
+///         Some(near.unwrap_or(first).model)
+///     }
+/// }
+///
+/// // Three hours of work for one device, and the shortest of three models is wanted soon.
+/// let workload = Workload::from_json(r#"{
+///     "tasks": [
+///         {"name": "long", "minibatches": 100, "shards": [{"forward_s": 10, "backward_s": 20, "promote_s": 1},
+///                                                         {"forward_s": 10, "backward_s": 30, "promote_s": 1}]},
+///         {"name": "also long", "minibatches": 100, "shards": [{"forward_s": 10, "backward_s": 40, "promote_s": 1}]},
+///         {"name": "soon", "minibatches": 20, "shards": [{"forward_s": 10, "backward_s": 30, "promote_s": 1}]}
+///     ],
+///     "devices": 1
+/// }"#)?;
+/// let mut policy = LeastSlack { due_s: vec![20_000.0, 20_000.0, 2_000.0] };
+/// let options = SimulationOptions::default();
+/// let run = simulate(&workload, &mut policy, options)?;
+/// assert_eq!((run.policy, run.shard_tasks), ("least-slack", 300 + 100 + 20));
+/// assert!(run.finished_s[2] < 2_000.0);
+/// assert!(simulate(&workload, &mut ShardedLrtf, options)?.finished_s[2] > 2_000.0);
+/// # Ok::<(), hydra_sched::SimulationError>(())
+/// ```
 pub trait Policy: Send {
     /// The name the policy is chosen by and reported under.
     fn name(&self) -> &'static str;
@@ -42,6 +99,9 @@ pub trait Policy: Send {
     /// only when nothing is claimable; a policy may hold a device back only for
     /// [`Asking::awaited`] or [`Asking::soon`], which are sure to become claimable or to end. Whoever
     /// asks does so again when that happens, so that a device that is held back never stays so.
+    ///
+    /// An answer that `from` does not show, and a device that is held back for nothing, end a simulation with
+    /// [`SimulationError`](crate::SimulationError).
     fn pick(&mut self, asking: &Asking, from: &dyn Claimable) -> Option<ModelIndex> {
         let _ = asking;
         from.first().map(|model| model.model)

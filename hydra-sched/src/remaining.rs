@@ -64,7 +64,9 @@ impl CostModel {
     /// # Panics
     ///
     /// When the model has no such shard, as indexing does.
+    #[track_caller]
     pub fn of(&self, kind: ShardTaskKind, shard: usize) -> f64 {
+        self.must_have(kind, shard);
         self.track(kind).seconds[shard]
     }
 
@@ -76,8 +78,11 @@ impl CostModel {
     ///
     /// # Panics
     ///
-    /// When the model has no such shard, as indexing does.
+    /// When the model has no such shard, as indexing does, whatever the time. Times are measured and may be
+    /// anything; the shard is the one that the caller has just run.
+    #[track_caller]
     pub fn observe(&mut self, kind: ShardTaskKind, shard: usize, seconds: f64) {
+        self.must_have(kind, shard);
         if is_time(seconds) {
             self.track_mut(kind).observe(shard, seconds);
         }
@@ -99,10 +104,24 @@ impl CostModel {
     /// # Panics
     ///
     /// When the position names a shard that the model does not have, as indexing does.
+    #[track_caller]
     pub fn remaining_s(&self, left: &WorkLeft) -> f64 {
+        if let Some((kind, shard)) = left.position {
+            self.must_have(kind, shard);
+        }
         self.rest_of_sweep_s(left.position)
             + times(left.sweeps, self.sweep_s())
             + times(left.evaluations, self.evaluation_s())
+    }
+
+    /// Panics with both numbers, where indexing would do so with that of an inner list.
+    #[track_caller]
+    fn must_have(&self, kind: ShardTaskKind, shard: usize) {
+        let shards = self.shards();
+        assert!(
+            shard < shards,
+            "there is no {kind} of shard {shard}: the model of these costs has {shards} shards, counted from 0"
+        );
     }
 
     fn rest_of_sweep_s(&self, position: Option<(ShardTaskKind, usize)>) -> f64 {
@@ -216,7 +235,7 @@ mod tests {
 
     use super::ShardTaskKind::{Backward, Evaluate, Forward};
     use super::*;
-    use crate::sweep::tests::tasks_from;
+    use crate::sweep::tasks_from;
 
     const KINDS: [ShardTaskKind; 3] = [Forward, Backward, Evaluate];
 
@@ -276,6 +295,27 @@ mod tests {
             }
         }
         assert_eq!(cost, three_shards());
+    }
+
+    #[test]
+    fn a_shard_that_is_not_there_is_named() {
+        let said = |ask: &dyn Fn(&mut CostModel)| {
+            let asked = std::panic::AssertUnwindSafe(|| ask(&mut three_shards()));
+            let panic = std::panic::catch_unwind(asked).expect_err("there are three shards");
+            panic.downcast_ref::<String>().expect("a message").clone()
+        };
+        for kind in KINDS {
+            let asks: [&dyn Fn(&mut CostModel); 4] = [
+                &|cost| _ = cost.of(kind, 3),
+                &|cost| cost.observe(kind, 3, 1.0),
+                &|cost| cost.observe(kind, 3, f64::NAN),
+                &|cost| _ = cost.remaining_s(&at(kind, 3)),
+            ];
+            for ask in asks {
+                let expected = format!("no {kind} of shard 3: the model of these costs has 3 shards");
+                assert!(said(ask).contains(&expected), "{}", said(ask));
+            }
+        }
     }
 
     #[test]

@@ -23,7 +23,8 @@ use crate::program::ShardTask;
 use crate::progress::Model;
 use crate::resident::Copies;
 use crate::{
-    Asking, LowerBounds, ModelIndex, ModelView, Policy, Queue, ShardTaskKind, Workload, WorkloadError,
+    Asking, LowerBounds, ModelIndex, ModelView, Policy, Queue, ShardTaskKind, SimulationError, Workload,
+    WorkloadError,
 };
 
 /// How a simulation runs, beside what the workload says.
@@ -119,18 +120,23 @@ impl Simulation {
 ///
 /// # Errors
 ///
-/// [`WorkloadError`] when the workload breaks a rule of [`Workload::check`].
+/// [`SimulationError::Workload`] when the workload breaks a rule of [`Workload::check`];
+/// [`SimulationError::NotClaimable`] when the policy answers with a model that it was not shown, and
+/// [`SimulationError::Stuck`] when it answers with none while nothing is under way that it could wait for.
 pub fn simulate(
     workload: &Workload,
     policy: &mut dyn Policy,
     options: SimulationOptions,
-) -> Result<Simulation, WorkloadError> {
+) -> Result<Simulation, SimulationError> {
     workload.check()?;
-    let bounds = LowerBounds::of(workload, options.prefetch);
+    let bounds = LowerBounds::of_valid(workload, options.prefetch);
     let mut run = Run::new(workload, policy, options)?;
-    run.work();
+    run.work()?;
     Ok(run.result(bounds))
 }
+
+/// Claimable models that an error names.
+const SHOWN: usize = 8;
 
 /// A shard task that a device has committed to or computes.
 #[derive(Clone, Copy)]
@@ -250,7 +256,7 @@ impl<'a> Run<'a> {
         })
     }
 
-    fn work(&mut self) {
+    fn work(&mut self) -> Result<(), SimulationError> {
         for (model, task) in self.workload.tasks.iter().enumerate() {
             self.events.push(Reverse((ordered(task.arrival_s), Event::Final { model })));
         }
@@ -260,8 +266,32 @@ impl<'a> Run<'a> {
             while let Some(Reverse((_, event))) = self.pop_at(key) {
                 self.handle(event);
             }
-            self.commit();
+            self.commit()?;
         }
+        self.all_is_done()
+    }
+
+    /// When no event is left, nothing computes, is promoted or stepped, and no model arrives. Work that is left
+    /// then is what the policy would not take.
+    fn all_is_done(&self) -> Result<(), SimulationError> {
+        let shard_tasks = self.workload.shard_tasks();
+        let left = shard_tasks - self.result.shard_tasks;
+        if left == 0 {
+            return Ok(());
+        }
+        Err(SimulationError::Stuck {
+            policy: self.result.policy,
+            at_s: self.now_s,
+            decisions: self.result.decisions,
+            left,
+            shard_tasks,
+            count: self.queue.len(),
+            claimable: self.some_claimable(),
+        })
+    }
+
+    fn some_claimable(&self) -> Vec<ModelIndex> {
+        self.queue.iter().take(SHOWN).map(|model| model.model).collect()
     }
 
     fn pop_at(&mut self, key: u64) -> Option<Reverse<(u64, Event)>> {
@@ -369,7 +399,7 @@ impl<'a> Run<'a> {
     }
 
     /// Lets every device commit that can: idle ones first, fast ones first among them.
-    fn commit(&mut self) {
+    fn commit(&mut self) -> Result<(), SimulationError> {
         for (_, rank) in std::mem::take(&mut self.held) {
             let state = &self.devices[self.ranked[rank]];
             if state.next.is_none() {
@@ -379,20 +409,20 @@ impl<'a> Run<'a> {
         loop {
             let asks = if self.queue.is_empty() { None } else { self.hungry.first().copied() };
             if let Some((_, rank)) = asks {
-                self.claim(self.ranked[rank]);
+                self.claim(self.ranked[rank])?;
             } else if let Some(rank) = self.touched.pop_first() {
                 // Nothing waits, but a device may go on with the model that it computes.
                 if self.hungry.contains(&(true, rank)) {
-                    self.claim(self.ranked[rank]);
+                    self.claim(self.ranked[rank])?;
                 }
             } else {
-                return;
+                return Ok(());
             }
         }
     }
 
     /// Asks the policy for the device's next shard task and commits to it.
-    fn claim(&mut self, device: usize) {
+    fn claim(&mut self, device: usize) -> Result<(), SimulationError> {
         let running = self.devices[device].active.map(|(claim, _)| claim.model);
         if let Some(model) = running {
             let state = &self.models[model];
@@ -401,6 +431,9 @@ impl<'a> Run<'a> {
             }
         }
         let chosen = self.ask(device);
+        if let Some(found) = chosen.filter(|found| self.queue.get(*found).is_none()) {
+            return Err(self.not_claimable(device, found));
+        }
         if let Some(model) = running {
             self.queue.remove(ModelIndex(model));
         }
@@ -410,6 +443,21 @@ impl<'a> Run<'a> {
                 self.promote(device, model);
             }
             None => self.hold(device),
+        }
+        Ok(())
+    }
+
+    /// The error that says what the policy was just asked, and answered.
+    fn not_claimable(&self, device: usize, found: ModelIndex) -> SimulationError {
+        SimulationError::NotClaimable {
+            policy: self.result.policy,
+            decision: self.result.decisions - 1,
+            device,
+            at_s: self.now_s,
+            found,
+            task: self.workload.tasks.get(found.0).map(|task| task.name.clone()),
+            count: self.queue.len(),
+            claimable: self.some_claimable(),
         }
     }
 
@@ -598,8 +646,9 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::conformance::any_workload;
     use crate::program::Program;
-    use crate::{DeviceCost, Draw, EvaluationCost, PolicyKind, ShardCost, TaskCost, Variation};
+    use crate::{DeviceCost, Draw, EvaluationCost, PolicyKind, ShardCost, TaskCost};
 
     fn on(tasks: Vec<TaskCost>, devices: usize) -> Workload {
         let devices = vec![DeviceCost::default(); devices];
@@ -827,48 +876,6 @@ mod tests {
             assert!(local.makespan_s <= most_s, "seed {seed}: {} {}", local.makespan_s, plain.makespan_s);
         }
         assert!(saved_by_local as f64 > 1.2 * saved as f64, "{saved} {saved_by_local}");
-    }
-
-    fn any_workload() -> impl Strategy<Value = Workload> {
-        let shard = (0..9u8, 0..9u8, 0..5u8, 1..30u64).prop_map(|(forward, backward, promote, bytes)| {
-            let eighths = |x: u8| f64::from(x) / 8.0;
-            ShardCost {
-                bytes: Some(bytes),
-                take_down_s: f64::from(promote) / 4.0,
-                ..ShardCost::new(eighths(forward), eighths(backward), eighths(promote))
-            }
-        });
-        let shards = prop::collection::vec(shard, 1..5);
-        let evaluations = prop::collection::btree_map(0..6u64, 0..3u64, 0..3);
-        // At the end too, where drift has a last minibatch to go by.
-        let evaluations = (evaluations, 0..3u64);
-        let drift = prop::sample::select(vec![-1.0, -0.5, 0.0, 1.0, 2.0]);
-        let task = (1..6u64, shards, 0..4u8, 0..4u8, drift, evaluations).prop_map(
-            |(minibatches, shards, arrival, step, drift, (mut evaluations, at_the_end))| {
-                let mut task = TaskCost::new("", minibatches, shards);
-                (task.arrival_s, task.optimizer_s, task.drift) =
-                    (arrival.into(), f64::from(step) / 4.0, drift);
-                evaluations.insert(minibatches, at_the_end);
-                let there = evaluations.into_iter().filter(|(after, _)| *after <= minibatches);
-                task.evaluations = there.map(|(after, sweeps)| EvaluationCost { after, sweeps }).collect();
-                task
-            },
-        );
-        let device = (1..4u8, prop::option::of(60..200u64), any::<bool>()).prop_map(
-            |(speed, memory_bytes, keeps_copies)| DeviceCost {
-                speed: speed.into(),
-                memory_bytes,
-                keeps_copies,
-                ..DeviceCost::default()
-            },
-        );
-        let variation = prop::option::of((any::<u64>(), 0.0..0.9f64));
-        (prop::collection::vec(task, 1..7), prop::collection::vec(device, 1..5), any::<bool>(), variation)
-            .prop_map(|(mut tasks, devices, shared_link, variation)| {
-                tasks.iter_mut().enumerate().for_each(|(index, task)| task.name = index.to_string());
-                let variation = variation.map(|(seed, relative)| Variation { seed, relative });
-                Workload { tasks, devices, shared_link, variation }
-            })
     }
 
     /// Whether these spans follow one another.

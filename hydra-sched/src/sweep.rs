@@ -55,16 +55,17 @@ impl fmt::Display for ShardTaskKind {
     }
 }
 
+#[cfg(any(test, feature = "conformance"))]
+/// The shard tasks of a sweep from `start` to its end.
+pub(crate) fn tasks_from(start: (ShardTaskKind, usize), shards: usize) -> Vec<(ShardTaskKind, usize)> {
+    let next = |&(kind, shard): &(ShardTaskKind, usize)| kind.following(shard, shards);
+    std::iter::successors(Some(start), next).collect()
+}
+
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use super::ShardTaskKind::{Backward, Evaluate, Forward};
     use super::*;
-
-    /// The shard tasks of a sweep from `start` to its end.
-    pub(crate) fn tasks_from(start: (ShardTaskKind, usize), shards: usize) -> Vec<(ShardTaskKind, usize)> {
-        let next = |&(kind, shard): &(ShardTaskKind, usize)| kind.following(shard, shards);
-        std::iter::successors(Some(start), next).collect()
-    }
 
     #[test]
     fn a_training_sweep_goes_forward_and_back() {

@@ -263,6 +263,10 @@ impl Workload {
     }
 
     /// Seconds of compute of one task on a device of speed 1, as they turn out.
+    ///
+    /// # Panics
+    ///
+    /// When the workload has no such task, as indexing does.
     pub fn task_s(&self, task: usize) -> f64 {
         let cost = &self.tasks[task];
         if self.variation.is_none() && cost.drift == 0.0 {
@@ -281,6 +285,10 @@ impl Workload {
 
     /// Seconds that a shard task turns out to take on a device of speed 1: its stated cost with
     /// drift and variation.
+    ///
+    /// # Panics
+    ///
+    /// When the workload has no such task or the task no such shard, as indexing does.
     pub fn seconds(&self, task: usize, minibatch: u64, kind: ShardTaskKind, shard: usize) -> f64 {
         let cost = &self.tasks[task];
         let stated = cost.shards[shard].seconds(kind);
@@ -291,6 +299,10 @@ impl Workload {
     }
 
     /// Seconds of bringing a shard's parameters to a device.
+    ///
+    /// # Panics
+    ///
+    /// When the workload has no such device or task, or the task no such shard, as indexing does.
     pub fn promote_s(&self, device: usize, task: usize, shard: usize) -> f64 {
         let cost = &self.tasks[task].shards[shard];
         match (cost.promote_s, cost.bytes, self.devices[device].link_bytes_per_s) {
@@ -334,11 +346,11 @@ impl TaskCost {
         self.shards.iter().map(|shard| shard.seconds(ShardTaskKind::Evaluate)).sum()
     }
 
-    /// The shard tasks of a minibatch, in their order.
+    /// The shard tasks of a minibatch, in their order; none where there is no shard.
     pub fn sweep(&self) -> impl Iterator<Item = (ShardTaskKind, usize)> + use<> {
         let shards = self.shards.len();
-        let start = ShardTaskKind::training_start(shards);
-        std::iter::successors(Some(start), move |&(kind, shard)| kind.following(shard, shards))
+        let start = (shards > 0).then(|| ShardTaskKind::training_start(shards));
+        std::iter::successors(start, move |&(kind, shard)| kind.following(shard, shards))
     }
 
     /// Stated seconds of compute of a minibatch.
@@ -501,6 +513,16 @@ mod tests {
     fn a_number_of_devices_is_that_many_equal_ones() {
         let text = r#"{"tasks": [{"name": "a", "minibatches": 1, "shards": [{"forward_s": 1, "backward_s": 1}]}], "devices": 3}"#;
         assert_eq!(Workload::from_json(text).unwrap().devices, vec![DeviceCost::default(); 3]);
+    }
+
+    /// A task that is being put together can be asked for its sums; `check` refuses it later.
+    #[test]
+    fn a_task_without_shards_has_no_work() {
+        let task = TaskCost::new("a", 3, Vec::new());
+        assert_eq!((task.sweep().count(), task.sweep_s(), task.shard_tasks()), (0, 0.0, 0));
+        let workload =
+            Workload { tasks: vec![task], devices: Vec::new(), shared_link: false, variation: None };
+        assert_eq!(workload.total_s(), 0.0);
     }
 
     #[test]

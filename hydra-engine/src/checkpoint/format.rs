@@ -4,7 +4,7 @@
 //! the header is written with zeros in its place, and they are replaced when the tensors are there.
 
 use super::state::SCHEMA;
-use super::{CheckpointError, State};
+use super::{CheckpointError, Position, State};
 use crate::error::EngineError;
 use bytes::Bytes;
 use hydra_core::{Chain, ImageLayout, replace_file};
@@ -299,9 +299,11 @@ impl Reader {
         &self.checksum
     }
 
-    /// The state. That of a file without tensors, which is all of it, is what was written.
-    pub(crate) fn into_state(self) -> Result<State, CheckpointError> {
-        if self.metadata.data_len() == 0 {
+    /// The state. That of a finished task, whose tensors nobody reads later, is what was written.
+    pub(crate) fn into_state(mut self) -> Result<State, CheckpointError> {
+        if self.metadata.data_len() == 0 || matches!(self.state.position, Position::Finished { .. }) {
+            let read = |source| CheckpointError::Read { path: self.path.clone(), source };
+            io::copy(&mut self.data, &mut io::sink()).map_err(read)?;
             self.check()?;
         }
         Ok(self.state)

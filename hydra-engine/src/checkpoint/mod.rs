@@ -91,6 +91,22 @@ impl Checkpoint {
     }
 }
 
+/// Makes the directory of a checkpoint, and sees whether a file can be written there.
+///
+/// # Errors
+/// [`CheckpointError::Write`].
+pub(crate) fn prepare(path: &Path) -> Result<(), CheckpointError> {
+    let try_it = || {
+        if path.is_dir() || path.file_name().is_none() {
+            return Err(std::io::Error::other("it is no name of a file"));
+        }
+        let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        std::fs::create_dir_all(dir)?;
+        tempfile::tempfile_in(dir).map(drop)
+    };
+    try_it().map_err(|source| CheckpointError::Write { path: path.to_owned(), source })
+}
+
 /// Why a checkpoint could not be written or used.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {

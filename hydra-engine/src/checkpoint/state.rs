@@ -10,7 +10,7 @@ use crate::placement::Placement;
 use crate::report::Evaluation;
 use crate::task::TrainTask;
 use crate::weights::hexadecimal;
-use hydra_core::{Dataset, TrainSpec};
+use hydra_core::{Dataset, TrainSpec, gather};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::path::{Path, PathBuf};
@@ -169,7 +169,7 @@ impl DataIdentity {
         };
         let mut hash = Sha256::new();
         for some in hashed.chunks(HASHED_TOGETHER) {
-            let batch = guarded("reading a batch", || Ok(data.batch(some)?))?;
+            let batch = guarded("reading a batch", || Ok(gather(data, some)?))?;
             for part in batch.inputs.parts.iter().chain(&batch.targets.parts) {
                 hash.update(format!("{:?}{:?}", part.dtype, part.shape));
                 hash.update(&part.bytes);

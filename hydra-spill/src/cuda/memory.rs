@@ -21,7 +21,9 @@ const LARGE: usize = 1 << 30;
 /// - memory that was just allocated, because allocating ends with a wait for the stream. CubeCL gives a piece of a pool
 ///   out again as soon as nobody on the host has it, with kernels that use it still in the queue. Those on its stream
 ///   were launched before it was given out, so the wait is for them too; what others used is not given out before
-///   the card is done with it.
+///   the card is done with it. An allocation by itself is new, and the driver has made it when CubeCL's call returns,
+///   unless a `cubecl.toml` says `allocator = "async"`: then it is made in the order of the stream, and the wait is
+///   for that.
 ///
 /// What they read is idle too: results are copied after the wait at the end of the shard task that made them, and
 /// stay until the copy is over.
@@ -52,7 +54,8 @@ unsafe impl CardMemory for CudaMemory {
                 true => client.exclusive(by_itself).map_err(of_runtime)?,
                 false => client.empty(len),
             };
-            // The driver allocates in the order of the stream too, on which our copies do not wait.
+            // For kernels that used the memory, and for the driver, which may allocate in the order of the stream: our
+            // copies wait for neither.
             finish(burn, &[]).map(|()| handle)
         })?;
         client.check([&handle]).map_err(of_runtime)?;
@@ -91,9 +94,15 @@ unsafe impl CardMemory for CudaMemory {
 
 #[cfg(test)]
 mod tests {
-    use super::super::detect;
+    use super::super::{CardLink, CudaDriver, Dma, PinnedPool, detect};
     use super::*;
+    use crate::{Budget, DeviceLink};
+    use burn::tensor::Tensor;
+    use bytes::Bytes;
+    use cubecl_runtime::config::memory::{CudaAllocator, CudaMemoryConfig, MemoryConfig};
+    use cubecl_runtime::config::{CubeClRuntimeConfig, RuntimeConfig};
     use hydra_core::cube::StreamId;
+    use hydra_core::{AnyTensor, ByteSize};
 
     /// Memory of the first card, or `None` with the reason printed.
     fn memory() -> Option<CudaMemory> {
@@ -105,7 +114,62 @@ mod tests {
             println!("skipped: a machine with a card, of which there is: {found:?}");
             return None;
         }
+        // Allocations in the order of the stream, as a user's settings may have them: whoever waits for those is right
+        // with the others too.
+        let cuda = CudaMemoryConfig { allocator: CudaAllocator::Async };
+        let memory = MemoryConfig { cuda, ..Default::default() };
+        CubeClRuntimeConfig::try_set(CubeClRuntimeConfig { memory, ..Default::default() });
         Some(CudaMemory::new(CubeAdapter::cuda(0).unwrap()))
+    }
+
+    fn link(memory: &CudaMemory) -> CardLink<CudaMemory> {
+        let driver = Arc::new(CudaDriver::new(0).unwrap());
+        let budget = Budget::new("page-locked memory", ByteSize::mib(32));
+        let dma =
+            Dma::new("card 0", driver.as_ref(), PinnedPool::new(driver.clone(), budget), 1 << 20).unwrap();
+        CardLink::new(dma, CudaMemory::new(memory.adapter.clone()))
+    }
+
+    /// Enough for a kernel to be still at it when a copy begins.
+    const BYTES: usize = 4 << 20;
+
+    /// Launches kernels that write a piece of a pool, and lets go of it. Where it is.
+    fn written_later(memory: &CudaMemory) -> u64 {
+        let mut tensor = Tensor::<1>::ones([BYTES / size_of::<f32>()], &memory.adapter.burn);
+        for _ in 0..16 {
+            tensor = tensor + 1.0;
+        }
+        let resident = AnyTensor::from(tensor).into_resident();
+        memory.locate(&[resident.bytes]).unwrap().remove(0).unwrap().address
+    }
+
+    /// Copies to the card as another thread does beside kernels, and looks at it when they have ended. Where it is.
+    fn copied(memory: &CudaMemory, link: &CardLink<CudaMemory>, seed: u8) -> u64 {
+        let host = Bytes::from(vec![seed; BYTES]);
+        let there = std::thread::scope(|scope| scope.spawn(|| link.copy_in(&host).unwrap()).join().unwrap());
+        finish(&memory.adapter.burn, &[]).unwrap();
+        assert!(link.copy_out(&there).unwrap() == host, "a kernel or an allocation came after the copy");
+        memory.locate(&[there]).unwrap().remove(0).unwrap().address
+    }
+
+    #[test]
+    fn no_kernel_that_was_launched_before_uses_what_is_allocated() {
+        let Some(memory) = memory() else { return };
+        let link = link(&memory);
+        let again: Vec<bool> =
+            (0..4).map(|seed| written_later(&memory) == copied(&memory, &link, seed)).collect();
+        assert!(again.contains(&true), "no piece of a pool was given out again");
+    }
+
+    #[test]
+    fn an_arena_is_allocated_before_anything_is_copied_to_it() {
+        let Some(memory) = memory() else { return };
+        for seed in 0..4 {
+            let link = link(&memory);
+            written_later(&memory);
+            link.prepare(BYTES as u64).unwrap();
+            copied(&memory, &link, seed);
+        }
     }
 
     #[test]

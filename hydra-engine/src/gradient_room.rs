@@ -1,0 +1,176 @@
+//! Host memory for gradients: how much a model within a minibatch has, and what of it is taken.
+//!
+//! A backward pass makes gradients shard by shard, and the optimizer lets go of them image by image. Where it may step as
+//! soon as an image's gradient is complete, not all of them are ever there at once: a shard task that makes more is not
+//! claimed before there is room for them. That never waits for ever. An image that one shard alone uses is stepped
+//! without waiting for anything, and those that several shards use, as a tied embedding, have room of their own.
+
+use hydra_core::{Chain, TrainSpec};
+use std::ops::Range;
+
+/// How many shards' gradients a model has host memory for: one that is computed, one that comes down, one that the
+/// optimizer steps.
+pub(crate) const FLOWING: usize = 3;
+
+/// The bytes of a model's gradients.
+#[derive(Clone, Debug)]
+pub(crate) struct GradientBytes {
+    /// What the backward pass of each shard makes of which images.
+    shards: Vec<Vec<(usize, u64)>>,
+    /// Of images that several shards use.
+    shared: u64,
+    /// The most that a shard makes of other images.
+    largest: u64,
+    /// Of everything.
+    all: u64,
+    /// Whether the optimizer waits for all of them.
+    together: bool,
+}
+
+impl GradientBytes {
+    pub(crate) fn of(chain: &Chain, spec: &TrainSpec, shards: &[Range<usize>]) -> Self {
+        let images = || chain.images().iter().enumerate().filter(|(_, image)| image.trained);
+        let uses = |layers: &[usize], shard: &Range<usize>| {
+            layers.iter().filter(|layer| shard.contains(layer)).count() as u64
+        };
+        let made = |shard: &Range<usize>| {
+            let of = |(index, image): (usize, &hydra_core::ImageLayout)| {
+                (index, uses(&image.layers, shard) * image.bytes())
+            };
+            images().map(of).filter(|(_, bytes)| *bytes > 0).collect::<Vec<_>>()
+        };
+        let shards: Vec<Vec<(usize, u64)>> = shards.iter().map(made).collect();
+        let is_shared = |image: usize| {
+            shards.iter().filter(|made| made.iter().any(|(other, _)| *other == image)).count() > 1
+        };
+        let (mut shared, mut largest) = (0, 0);
+        for made in &shards {
+            let of_shared = |both: bool| {
+                made.iter()
+                    .filter(|(image, _)| is_shared(*image) == both)
+                    .map(|(_, bytes)| bytes)
+                    .sum::<u64>()
+            };
+            shared += of_shared(true);
+            largest = largest.max(of_shared(false));
+        }
+        let all = shards.iter().flatten().map(|(_, bytes)| bytes).sum();
+        Self { shared, largest, all, shards, together: spec.clip.is_some() || spec.accumulate > 1 }
+    }
+
+    /// Room for the gradients of so many shards at once; for all where the optimizer waits for all.
+    pub(crate) fn room(&self, shards: usize) -> u64 {
+        match self.together {
+            true => self.all,
+            false => self.largest.saturating_mul(shards as u64).saturating_add(self.shared).min(self.all),
+        }
+    }
+}
+
+/// What a model's gradients take of their room.
+#[derive(Debug)]
+pub(crate) struct GradientRoom {
+    bytes: GradientBytes,
+    room: u64,
+    /// Of each image: what was claimed and has not been stepped with.
+    waiting: Vec<u64>,
+}
+
+impl GradientRoom {
+    pub(crate) fn new(bytes: GradientBytes, room: u64, images: usize) -> Self {
+        Self { bytes, room, waiting: vec![0; images] }
+    }
+
+    /// Whether there is room for what a shard's backward pass makes.
+    pub(crate) fn has_room(&self, shard: usize) -> bool {
+        let made: u64 = self.bytes.shards[shard].iter().map(|(_, bytes)| bytes).sum();
+        self.bytes.together || self.waiting.iter().sum::<u64>() + made <= self.room
+    }
+
+    /// A shard's backward pass was claimed.
+    pub(crate) fn claimed(&mut self, shard: usize) {
+        if !self.bytes.together {
+            self.bytes.shards[shard].iter().for_each(|(image, bytes)| self.waiting[*image] += bytes);
+        }
+    }
+
+    /// The optimizer has let go of an image's gradient.
+    pub(crate) fn stepped(&mut self, image: usize) {
+        self.waiting[image] = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+
+    /// Shards that each make gradients of some of the images.
+    fn bytes(shards: &[&[(usize, u64)]]) -> GradientBytes {
+        let shards: Vec<Vec<(usize, u64)>> = shards.iter().map(|made| made.to_vec()).collect();
+        gradient_bytes(shards)
+    }
+
+    fn gradient_bytes(shards: Vec<Vec<(usize, u64)>>) -> GradientBytes {
+        let users = |image: usize| shards.iter().flatten().filter(|(other, _)| *other == image).count();
+        let sum = |made: &[(usize, u64)], shared: bool| -> u64 {
+            made.iter().filter(|(image, _)| (users(*image) > 1) == shared).map(|(_, bytes)| bytes).sum()
+        };
+        GradientBytes {
+            shared: shards.iter().map(|made| sum(made, true)).sum(),
+            largest: shards.iter().map(|made| sum(made, false)).max().unwrap_or(0),
+            all: shards.iter().flatten().map(|(_, bytes)| bytes).sum(),
+            together: false,
+            shards,
+        }
+    }
+
+    #[test]
+    fn room_is_for_shards_and_for_what_several_of_them_use() {
+        // A tied embedding in the first and the last shard.
+        let tied = bytes(&[&[(0, 100), (1, 10)], &[(2, 30)], &[(3, 20)], &[(4, 5), (0, 100)]]);
+        assert_eq!([1, 2, 3].map(|shards| tied.room(shards)), [230, 260, 265]);
+        let together = GradientBytes { together: true, ..tied };
+        assert_eq!(together.room(1), 265);
+    }
+
+    #[test]
+    fn a_shard_waits_until_there_is_room() {
+        let mut room = GradientRoom::new(bytes(&[&[(0, 30)], &[(1, 30)], &[(2, 30)]]), 60, 3);
+        room.claimed(2);
+        assert!(room.has_room(1));
+        room.claimed(1);
+        assert!(!room.has_room(0));
+        room.stepped(2);
+        assert!(room.has_room(0));
+    }
+
+    fn shards() -> impl Strategy<Value = Vec<Vec<(usize, u64)>>> {
+        prop::collection::vec(prop::collection::btree_map(0..6_usize, 1..50_u64, 0..4), 1..6)
+            .prop_map(|shards| shards.into_iter().map(|made| made.into_iter().collect()).collect())
+    }
+
+    proptest! {
+        /// Backward passes from the last shard to the first, in the least room: when the optimizer has stepped with all
+        /// that is complete, the next one always finds room.
+        #[test]
+        fn the_least_room_is_enough(shards in shards(), flowing in 1..4_usize) {
+            let bytes = gradient_bytes(shards.clone());
+            let limit = bytes.room(flowing);
+            let mut room = GradientRoom::new(bytes, limit, 6);
+            let mut pending: BTreeSet<usize> = BTreeSet::new();
+            for shard in (0..shards.len()).rev() {
+                if !room.has_room(shard) {
+                    let later = |image: usize| shards[..=shard].iter().flatten().any(|(other, _)| *other == image);
+                    let complete: Vec<usize> = pending.iter().copied().filter(|image| !later(*image)).collect();
+                    complete.into_iter().for_each(|image| room.stepped(image));
+                }
+                prop_assert!(room.has_room(shard));
+                room.claimed(shard);
+                pending.extend(shards[shard].iter().map(|(image, _)| *image));
+                prop_assert!(room.waiting.iter().sum::<u64>() <= limit);
+            }
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! The views and workloads that policies are held to, drawn at random.
+
+use std::ops::Range;
+
+use proptest::prelude::*;
+
+#[cfg(test)]
+use crate::View;
+use crate::{
+    Asking, DeviceCost, EvaluationCost, ModelIndex, ModelView, ShardCost, TaskCost, Variation, Workload,
+};
+
+/// Models of the given remaining seconds and submission counts, in this order.
+pub(crate) fn models(of: &[(f64, u64)]) -> Vec<ModelView> {
+    let model = |(index, &(remaining_s, submitted))| ModelView {
+        model: ModelIndex(index),
+        remaining_s,
+        submitted,
+        next_shard: 0,
+        resident: false,
+        continues: false,
+    };
+    of.iter().enumerate().map(model).collect()
+}
+
+/// The view of the only device at its first decision.
+#[cfg(test)]
+pub(crate) fn view_of(claimable: &[ModelView]) -> View<'_> {
+    View { asking: Asking::new(0, 1, 0), claimable }
+}
+
+/// Models with any remaining times, not-a-number and many equal ones among them.
+pub(crate) fn any_models(count: Range<usize>) -> impl Strategy<Value = Vec<ModelView>> {
+    let seconds = prop_oneof![4 => (0..5u8).prop_map(f64::from), 1 => any::<f64>()];
+    prop::collection::vec((seconds, 0..6u64, any::<bool>(), any::<bool>()), count).prop_map(|of| {
+        let times: Vec<_> = of.iter().map(|&(seconds, submitted, ..)| (seconds, submitted)).collect();
+        let mut models = models(&times);
+        for (model, (.., resident, continues)) in models.iter_mut().zip(of) {
+            (model.resident, model.continues) = (resident, continues);
+        }
+        models
+    })
+}
+
+/// One decision of one of four devices.
+#[derive(Clone, Debug)]
+pub(crate) struct Decision {
+    /// Of the policy.
+    pub(crate) seed: u64,
+    pub(crate) asking: Asking,
+    pub(crate) claimable: Vec<ModelView>,
+}
+
+/// A decision between so many models, with models to wait for or without. Those are none of the claimable ones.
+pub(crate) fn any_decision(count: Range<usize>) -> impl Strategy<Value = Decision> {
+    let other = |index| {
+        let named = move |models: Vec<ModelView>| ModelView { model: ModelIndex(index), ..models[0] };
+        prop::option::of(any_models(1..2).prop_map(named))
+    };
+    let waits = (other(super::MODELS - 1), other(super::MODELS - 2), 0.0..9.0f64);
+    (any::<u64>(), any::<u64>(), 0..4usize, waits, any_models(count)).prop_map(
+        |(seed, decision, device, (awaited, soon, even_s), claimable)| {
+            let awaited_s = awaited.map_or(0.0, |model| model.remaining_s);
+            let asking = Asking { awaited, awaited_s, soon, even_s, ..Asking::new(device, 4, decision) };
+            Decision { seed, asking, claimable }
+        },
+    )
+}
+
+/// A workload of everything that the simulator knows, of one to six tasks.
+pub(crate) fn any_workload() -> impl Strategy<Value = Workload> {
+    let shard = (0..9u8, 0..9u8, 0..5u8, 1..30u64).prop_map(|(forward, backward, promote, bytes)| {
+        let eighths = |x: u8| f64::from(x) / 8.0;
+        ShardCost {
+            bytes: Some(bytes),
+            take_down_s: f64::from(promote) / 4.0,
+            ..ShardCost::new(eighths(forward), eighths(backward), eighths(promote))
+        }
+    });
+    let shards = prop::collection::vec(shard, 1..5);
+    let evaluations = prop::collection::btree_map(0..6u64, 0..3u64, 0..3);
+    // At the end too, where drift has a last minibatch to go by.
+    let evaluations = (evaluations, 0..3u64);
+    let drift = prop::sample::select(vec![-1.0, -0.5, 0.0, 1.0, 2.0]);
+    let task = (1..6u64, shards, 0..4u8, 0..4u8, drift, evaluations).prop_map(
+        |(minibatches, shards, arrival, step, drift, (mut evaluations, at_the_end))| {
+            let mut task = TaskCost::new("", minibatches, shards);
+            (task.arrival_s, task.optimizer_s, task.drift) = (arrival.into(), f64::from(step) / 4.0, drift);
+            evaluations.insert(minibatches, at_the_end);
+            let there = evaluations.into_iter().filter(|(after, _)| *after <= minibatches);
+            task.evaluations = there.map(|(after, sweeps)| EvaluationCost { after, sweeps }).collect();
+            task
+        },
+    );
+    let device = (1..4u8, prop::option::of(60..200u64), any::<bool>()).prop_map(
+        |(speed, memory_bytes, keeps_copies)| DeviceCost {
+            speed: speed.into(),
+            memory_bytes,
+            keeps_copies,
+            ..DeviceCost::default()
+        },
+    );
+    let variation = prop::option::of((any::<u64>(), 0.0..0.9f64));
+    (prop::collection::vec(task, 1..7), prop::collection::vec(device, 1..5), any::<bool>(), variation)
+        .prop_map(|(mut tasks, devices, shared_link, variation)| {
+            tasks.iter_mut().enumerate().for_each(|(index, task)| task.name = index.to_string());
+            let variation = variation.map(|(seed, relative)| Variation { seed, relative });
+            Workload { tasks, devices, shared_link, variation }
+        })
+}
