@@ -99,10 +99,10 @@ fn drawn(out: &mut [f32], value: impl Fn(u64) -> f32 + Sync) {
 /// What users write: a Burn module with one forward.
 ///
 /// The module's parameters may be lazy (Hydra gives them their first values, by [`init`](Self::init)) or
-/// hold values already (those are taken). Every random number must come from the pass: take [`Pass::dropout`],
-/// for Burn's `Dropout` draws from a generator of the whole process, so that what it drops depends on everything else
-/// that runs there, and it drops in evaluations too. A layer keeps no state from one forward to the next, so running statistics, as in Burn's `BatchNorm`, are
-/// refused when a chain is built; `LayerNorm`, `GroupNorm` and `RmsNorm` keep none.
+/// hold values already (those are taken). Every random number must come from the pass: take [`Pass::dropout`]. Burn's
+/// `Dropout` draws from a generator of the whole process, in evaluations too, so that a forward that is computed again gives
+/// another output, for which a run refuses it. A layer keeps no state from one forward to the next, so running statistics,
+/// as in Burn's `BatchNorm`, are refused when a chain is built; `LayerNorm`, `GroupNorm` and `RmsNorm` keep none.
 ///
 /// A layer whose parameters were all frozen by Burn (`freeze`, `no_grad`) is frozen, as with
 /// [`ChainBuilder::frozen`](crate::ChainBuilder::frozen). One with some of them frozen is refused.
