@@ -1,13 +1,14 @@
 //! A model as a sequence of layers, ended by a loss, and the images its parameters live in.
 
 use crate::{
-    CoreError, DeviceBytes, DeviceTensor, FloatType, Forward, HostTensor, Init, Layer, SeededInit,
-    WeightSource,
+    CoreError, Declared, DeviceBytes, DeviceTensor, FloatType, Forward, HostTensor, Init, Layer, OwnInit,
+    SeededInit, WeightSource, panic_message,
 };
 use burn::module::ParamId;
 use burn::tensor::DType;
 use std::collections::HashMap;
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 /// Parameters start at multiples of so many bytes in an image of `f32`, and of half as many in one of 16 bits:
@@ -36,7 +37,7 @@ pub struct ImageParam {
     pub offset: usize,
     /// The number of elements.
     pub len: usize,
-    /// How it gets its first values when nobody gives any.
+    /// How it gets its first values when nobody gives any; [`Init::Module`] only where the module held values.
     pub init: Init,
     /// The values that the module held when it was given to the chain.
     pub given: Option<HostTensor>,
@@ -183,55 +184,134 @@ impl ChainBuilder {
         self
     }
 
-    /// The chain, or what is wrong with it.
+    /// The chain, or what is wrong with it. See [`Forward::init`] for what is done to lazy parameters.
     pub fn build(self) -> Result<Chain, CoreError> {
         if self.layers.is_empty() {
             return Err(CoreError::EmptyChain { chain: self.name });
         }
-        self.check_layers()?;
-        let mut uses: HashMap<ParamId, usize> = HashMap::new();
-        for (_, layer, _) in &self.layers {
-            layer.params().into_iter().for_each(|p| *uses.entry(p.id).or_default() += 1);
+        self.check_names()?;
+        let mut parts = Vec::new();
+        for (name, layer, frozen) in self.layers {
+            parts.push((Part::declared(&self.name, name, layer.as_ref(), frozen)?, layer));
         }
+        let mut uses: HashMap<ParamId, usize> = HashMap::new();
+        let ids = parts.iter().flat_map(|(part, _)| part.params.iter().map(|p| p.info.id));
+        ids.for_each(|id| *uses.entry(id).or_default() += 1);
         let mut layout = Layout { chain: &self.name, uses, images: Vec::new(), tied: HashMap::new() };
-        let mut params = Vec::new();
-        for (index, (name, layer, frozen)) in self.layers.iter().enumerate() {
-            params.push(layout.place(index, name, layer.as_ref(), *frozen)?);
+        let mut layers = Vec::new();
+        for (index, (mut part, layer)) in parts.into_iter().enumerate() {
+            let layer = part.settle(&self.name, layer, |id| layout.tied.contains_key(&id))?;
+            let (name, frozen) = (part.name.clone(), part.frozen);
+            let params = layout.place(index, part)?;
+            layers.push(ChainLayer { name, params, frozen, layer });
         }
         let images = layout.images;
         let trained = images.iter().any(|image| image.trained);
         if !trained && !images.is_empty() {
             return Err(CoreError::NothingToTrain { chain: self.name });
         }
-        let layers = self.layers.into_iter().zip(params);
-        let layers = layers
-            .map(|((name, layer, frozen), params)| ChainLayer { name, params, frozen, layer: layer.hollow() })
-            .collect();
         let float = FloatType::F32;
         Ok(Chain { name: self.name, note: self.note, layers, images, float, source: self.source })
     }
-}
 
-impl ChainBuilder {
-    /// Names differ, no layer has a parameter twice, and values that modules hold are `f32`.
-    fn check_layers(&self) -> Result<(), CoreError> {
-        for (index, (name, layer, _)) in self.layers.iter().enumerate() {
+    fn check_names(&self) -> Result<(), CoreError> {
+        for (index, (name, ..)) in self.layers.iter().enumerate() {
             if self.layers[..index].iter().any(|(other, ..)| other == name) {
                 return Err(CoreError::DuplicateLayer { chain: self.name.clone(), layer: name.clone() });
             }
-            let params = layer.params();
-            for (at, (info, given)) in params.iter().zip(layer.given()).enumerate() {
-                if params[..at].iter().any(|other| other.id == info.id) {
-                    let (chain, layer, param) = (self.name.clone(), name.clone(), info.name.clone());
-                    return Err(CoreError::SharedWithinLayer { chain, layer, param });
-                }
-                if let Some(given) = given.filter(|given| given.dtype != DType::F32) {
-                    let (layer, param) = (name.clone(), info.name.clone());
-                    return Err(CoreError::GivenDtype { layer, param, found: format!("{:?}", given.dtype) });
-                }
+        }
+        Ok(())
+    }
+}
+
+/// Runs what a user wrote for a layer.
+fn guarded<T>(chain: &str, layer: &str, run: impl FnOnce() -> T) -> Result<T, CoreError> {
+    catch_unwind(AssertUnwindSafe(run)).map_err(|panic| CoreError::LayerPanicked {
+        chain: chain.to_owned(),
+        layer: layer.to_owned(),
+        message: panic_message(panic.as_ref()),
+    })
+}
+
+/// A layer while its chain is built.
+struct Part {
+    name: String,
+    frozen: bool,
+    params: Vec<Declared>,
+    /// How each of them gets its first values.
+    inits: Vec<Init>,
+}
+
+impl Part {
+    fn declared(chain: &str, name: String, layer: &dyn Layer, frozen: bool) -> Result<Self, CoreError> {
+        let (params, inits) = guarded(chain, &name, || {
+            let params = layer.declared();
+            let inits = params.iter().map(|p| layer.init(&p.info.name, &p.info.shape)).collect();
+            (params, inits)
+        })?;
+        let mut part = Self { name, frozen, params, inits };
+        part.check(chain)?;
+        part.frozen |= part.frozen_by_burn(chain)?;
+        Ok(part)
+    }
+
+    /// No parameter is there twice or changes by itself, and values that modules hold are `f32`.
+    fn check(&self, chain: &str) -> Result<(), CoreError> {
+        for (at, declared) in self.params.iter().enumerate() {
+            let (layer, param) = (self.name.clone(), declared.info.name.clone());
+            if declared.running {
+                return Err(CoreError::RunningStatistics { chain: chain.to_owned(), layer, param });
+            }
+            if declared.trained.is_none() {
+                return Err(CoreError::StoredForm { layer, param });
+            }
+            if self.params[..at].iter().any(|other| other.info.id == declared.info.id) {
+                return Err(CoreError::SharedWithinLayer { chain: chain.to_owned(), layer, param });
+            }
+            if let Some(given) = declared.given.as_ref().filter(|given| given.dtype != DType::F32) {
+                return Err(CoreError::GivenDtype { layer, param, found: format!("{:?}", given.dtype) });
             }
         }
         Ok(())
+    }
+
+    /// Whether Burn trains none of the parameters; a layer that is frozen here anyway may have any.
+    fn frozen_by_burn(&self, chain: &str) -> Result<bool, CoreError> {
+        let first = |trained| self.params.iter().find(|p| p.trained == Some(trained));
+        match (first(false), first(true)) {
+            (Some(frozen), Some(trained)) if !self.frozen => Err(CoreError::PartlyFrozen {
+                chain: chain.to_owned(),
+                layer: self.name.clone(),
+                frozen: frozen.info.name.clone(),
+                trained: trained.info.name.clone(),
+            }),
+            (frozen, trained) => Ok(frozen.is_some() && trained.is_none()),
+        }
+    }
+
+    /// The hollow layer. What the module says itself of first values is found out, but for parameters that another
+    /// layer has named before.
+    fn settle(
+        &mut self,
+        chain: &str,
+        layer: Box<dyn Layer>,
+        named: impl Fn(ParamId) -> bool,
+    ) -> Result<Box<dyn Layer>, CoreError> {
+        let own = self.params.iter().zip(&self.inits);
+        let own: Vec<bool> = own.map(|(p, init)| *init == Init::Module && !named(p.info.id)).collect();
+        let (layer, found) = guarded(chain, &self.name, || layer.settle(&own))?;
+        for ((declared, init), found) in self.params.iter_mut().zip(&mut self.inits).zip(found) {
+            match found {
+                Some(OwnInit::Drawn(found)) => (*init, declared.given) = (found, None),
+                Some(OwnInit::Fixed(values)) => declared.given = Some(values),
+                Some(OwnInit::Unknown) => {
+                    let (layer, param) = (self.name.clone(), declared.info.name.clone());
+                    return Err(CoreError::UnknownInitializer { layer, param });
+                }
+                None => {}
+            }
+        }
+        Ok(layer)
     }
 }
 
@@ -243,24 +323,18 @@ struct Layout<'a> {
 }
 
 impl Layout<'_> {
-    fn place(
-        &mut self,
-        index: usize,
-        name: &str,
-        layer: &dyn Layer,
-        frozen: bool,
-    ) -> Result<Vec<ParamRef>, CoreError> {
+    fn place(&mut self, index: usize, part: Part) -> Result<Vec<ParamRef>, CoreError> {
+        let Part { name, frozen, params, inits, .. } = part;
         let mut own: Option<usize> = None;
         let mut refs = Vec::new();
-        for (info, given) in layer.params().into_iter().zip(layer.given()) {
+        for (Declared { info, given, .. }, init) in params.into_iter().zip(inits) {
             let full = format!("{name}.{}", info.name);
-            let init = layer.init(&info.name, &info.shape);
             if self.uses[&info.id] > 1 {
                 refs.push(self.place_tied(index, full, info.id, info.shape, init, given, frozen)?);
                 continue;
             }
             let image = *own.get_or_insert_with(|| {
-                self.images.push(ImageLayout::new(name.to_owned(), index, !frozen));
+                self.images.push(ImageLayout::new(name.clone(), index, !frozen));
                 self.images.len() - 1
             });
             refs.push(ParamRef { image, slot: self.images[image].push(full, info.shape, init, given) });

@@ -43,6 +43,62 @@ pub enum CoreError {
         /// The type found.
         found: String,
     },
+    /// The code of a layer panicked while its chain was built.
+    #[error("layer `{layer}` of chain `{chain}` panicked while the chain was built: {message}")]
+    LayerPanicked {
+        /// The chain's name.
+        chain: String,
+        /// The layer's name.
+        layer: String,
+        /// What the panic said.
+        message: String,
+    },
+    /// A layer keeps state from one forward to the next.
+    #[error(
+        "layer `{layer}` of chain `{chain}` keeps running statistics in `{param}`, which are not supported, because a layer must compute the same whenever it is recomputed; use LayerNorm or GroupNorm"
+    )]
+    RunningStatistics {
+        /// The chain's name.
+        chain: String,
+        /// The layer's name.
+        layer: String,
+        /// The path of the first of them.
+        param: String,
+    },
+    /// A part of a layer is frozen.
+    #[error(
+        "layer `{layer}` of chain `{chain}` is frozen in part: Burn trains `{trained}` and not `{frozen}`; split the layer in two and freeze one as a whole, with `ChainBuilder::frozen` or Burn's `freeze`"
+    )]
+    PartlyFrozen {
+        /// The chain's name.
+        chain: String,
+        /// The layer's name.
+        layer: String,
+        /// The path of a parameter that is frozen.
+        frozen: String,
+        /// The path of one that is not.
+        trained: String,
+    },
+    /// A parameter is stored in a form from which the one that forwards see cannot be told.
+    #[error(
+        "parameter `{param}` of layer `{layer}` has a load mapper that does more than to permute dimensions; give it values before the chain is built"
+    )]
+    StoredForm {
+        /// The layer's name.
+        layer: String,
+        /// The parameter's path.
+        param: String,
+    },
+    /// A lazy parameter's own initializer is none that can be drawn with a task's seed.
+    #[error(
+        "the initializer of parameter `{param}` of layer `{layer}` is not recognised as a uniform distribution, a normal one or fixed values: say how to draw it in `Forward::init`, or read it before the chain is built, so that its values are taken (no other thread may draw from Burn's generator meanwhile)"
+    )]
+    UnknownInitializer {
+        /// The layer's name.
+        layer: String,
+        /// The parameter's path.
+        param: String,
+    },
     /// A parameter that is tied between layers has different shapes.
     #[error(
         "chain `{chain}`: `{first}` and `{second}` share a parameter but have shapes {first_shape:?} and {second_shape:?}"

@@ -12,6 +12,24 @@ use std::fmt;
 /// Masters and the optimizer's moments are `f32`, wherever they are. With a narrower type, parameters are rounded
 /// to it after each step (to nearest, ties to even), and gradients are widened before anything is added to them.
 /// That is mixed-precision training with `f32` masters (Micikevicius et al., 2018), without a scaled loss.
+///
+/// # Layers and losses of one's own
+///
+/// What a layer gets has the chain's type: its parameters and its input's floats, which may also be those of a
+/// dataset's inputs. Targets stay `f32` ([`Batch::in_type`](crate::Batch::in_type)), and so must the loss be
+/// ([`loss_value`](crate::loss_value) panics otherwise, with both types in its message). Burn does not mix types: an
+/// operation on tensors of two panics (`dtype mismatch`), and that fails the task. So
+///
+/// - the last layer casts what it computed before it compares: `let y = y.cast(FloatDType::F32);` and then the loss,
+///   which also is where 16 bits are too few;
+/// - a layer that makes a tensor, such as a mask or a table of positions, makes it in its input's type:
+///   `Tensor::zeros(shape, (&device, x.dtype()))` or `table.cast(x.dtype())`;
+/// - a layer may compute in `f32` between two casts; the gradient of a cast is rounded to its input's type.
+///
+/// Both casts cost nothing in `f32`. Tried with `Linear`, `LayerNorm`, `GroupNorm`, `Conv2d`, `Embedding`,
+/// [`Pass::dropout`](crate::Pass::dropout) and the activations of the models in `hydra-models`, and with the residual
+/// perceptron of `hydra-engine/examples/own_model.rs`. Nothing is known here of what else of Burn computes well in
+/// 16 bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum FloatType {
     /// 32 bits; what masters are.

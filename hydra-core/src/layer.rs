@@ -5,10 +5,12 @@
 //! a [`Layer`] by the blanket implementation, object-safe and without type parameters: chains are
 //! `Box<dyn Layer>` and neither the partitioner nor the scheduler knows a model's type.
 
+use crate::initializer::{Form, Guesses, OwnInit};
 use crate::{Activation, AnyTensor, DeviceTensor, HostTensor, Key, Pass, activation::by_rank, level::level};
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Device, DispatchTensor, Gradients, Shape, Tensor};
 use rayon::prelude::*;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// How a parameter gets its first values, element by element, as a function of a key.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -21,12 +23,33 @@ pub enum Init {
     Normal(f64),
     /// Uniform in plus or minus this bound.
     Uniform(f64),
+    /// This value everywhere.
+    Constant(f32),
+    /// Normal with this mean and standard deviation.
+    NormalAround {
+        /// The mean.
+        mean: f64,
+        /// The standard deviation.
+        deviation: f64,
+    },
+    /// Uniform between these.
+    UniformIn {
+        /// The lower bound.
+        low: f64,
+        /// The upper bound.
+        high: f64,
+    },
+    /// As the module says itself: with the distribution of its own initializer. See [`Forward::init`].
+    Module,
 }
 
 impl Init {
-    /// The default for a parameter by its field's name and its shape: ones for `gamma` (norms), zeros for
+    /// Hydra's rule for a parameter by its field's name and its shape: ones for `gamma` (norms), zeros for
     /// other vectors, and uniform in `1 / sqrt(fan_in)` for matrices and kernels, as Burn's `Linear` and
     /// convolutions do. A matrix is `[in, out]`, a kernel `[out, in, ..]`.
+    ///
+    /// It knows nothing of what the module says. [`Forward::init`] can return it for modules whose parameters
+    /// are not to be drawn as Burn does.
     pub fn default_for(name: &str, shape: &[usize]) -> Self {
         let field = name.rsplit('.').next().unwrap_or(name);
         match shape {
@@ -37,13 +60,31 @@ impl Init {
         }
     }
 
+    /// This value everywhere.
+    pub(crate) fn constant(value: f32) -> Self {
+        match value.to_bits() {
+            bits if bits == 0f32.to_bits() => Self::Zeros,
+            bits if bits == 1f32.to_bits() => Self::Ones,
+            _ => Self::Constant(value),
+        }
+    }
+
     /// Fills `out` with the values that `key` gives, in parallel: a value depends on its place alone.
+    ///
+    /// # Panics
+    /// If it is [`Module`](Self::Module): a chain that is built says what the module says.
     pub fn fill(self, key: Key, out: &mut [f32]) {
         match self {
             Self::Zeros => out.fill(0.0),
             Self::Ones => out.fill(1.0),
+            Self::Constant(value) => out.fill(value),
             Self::Normal(std) => drawn(out, |i| (key.normal(i) * std) as f32),
             Self::Uniform(bound) => drawn(out, |i| ((key.uniform(i) * 2.0 - 1.0) * bound) as f32),
+            Self::NormalAround { mean, deviation } => {
+                drawn(out, |i| (key.normal(i) * deviation + mean) as f32)
+            }
+            Self::UniformIn { low, high } => drawn(out, |i| (key.uniform(i) * (high - low) + low) as f32),
+            Self::Module => panic!("a module's own initializer was asked for values outside of a chain"),
         }
     }
 }
@@ -58,18 +99,41 @@ fn drawn(out: &mut [f32], value: impl Fn(u64) -> f32 + Sync) {
 /// What users write: a Burn module with one forward.
 ///
 /// The module's parameters may be lazy (Hydra gives them their first values, by [`init`](Self::init)) or
-/// hold values already (those are taken). Every random number must come from the pass; a layer keeps no
-/// state from one forward to the next, so running statistics are not supported.
+/// hold values already (those are taken). Every random number must come from the pass: take [`Pass::dropout`]. Burn's
+/// `Dropout` draws from a generator of the whole process, in evaluations too, so that a forward that is computed again gives
+/// another output, for which a run refuses it. A layer keeps no state from one forward to the next, so running statistics,
+/// as in Burn's `BatchNorm`, are refused when a chain is built; `LayerNorm`, `GroupNorm` and `RmsNorm` keep none.
+///
+/// A layer whose parameters were all frozen by Burn (`freeze`, `no_grad`) is frozen, as with
+/// [`ChainBuilder::frozen`](crate::ChainBuilder::frozen). One with some of them frozen is refused.
 pub trait Forward: Module {
     /// The layer's output for `x`. The last layer of a chain returns the mean loss, of shape `[1]`, and
-    /// finds what to compare with in [`Pass::targets`].
+    /// finds what to compare with in [`Pass::targets`]. See [`FloatType`](crate::FloatType) for chains whose floats
+    /// have 16 bits.
     ///
     /// Wrong shapes may panic: the panic fails the task with its message and harms no other.
     fn forward(&self, x: Activation, pass: &Pass) -> Activation;
 
     /// How the lazy parameter `name` (a path such as `attn.weight`) of `shape` gets its first values.
-    fn init(&self, name: &str, shape: &[usize]) -> Init {
-        Init::default_for(name, shape)
+    ///
+    /// The default is [`Init::Module`]: what the module's own initializer says, such as the `Initializer` in the
+    /// configuration of one of Burn's, or the closure of a `Param::uninitialized`. It is called once, when the chain is
+    /// built, to see what it gives:
+    ///
+    /// - draws of a uniform or a normal distribution, whatever formula gave its bounds: the parameter has that
+    ///   distribution (to about six digits), and its values are drawn with the task's seed like all others, so that they
+    ///   depend neither on Burn's seed nor on threads or other tasks;
+    /// - one value everywhere, or values that are not drawn: those;
+    /// - anything else, such as `Initializer::Orthogonal`: the chain is refused. So is a layer with a single number that
+    ///   is drawn as nothing else in the layer is, because one draw does not tell of which distribution.
+    ///
+    /// Burn's generator is seeded for that and goes on afterwards from a number that it gave itself. A program that
+    /// draws from it in another thread at that moment may see a chain refused, with the same error.
+    ///
+    /// A layer that answers itself is not asked for more: none of its initializers is called. Use this for parameters
+    /// that are so large that a chain should not hold one of them in memory while it is built.
+    fn init(&self, _name: &str, _shape: &[usize]) -> Init {
+        Init::Module
     }
 
     /// Bytes that the layer's forward and backward need on a device beside parameters, gradients and
@@ -91,24 +155,39 @@ pub struct ParamInfo {
     pub id: ParamId,
 }
 
+/// A parameter of a layer as its user gave it.
+#[derive(Clone, Debug)]
+pub struct Declared {
+    /// Its name, its shape as forwards see it, and its identity.
+    pub info: ParamInfo,
+    /// The value that it held, if it was not lazy.
+    pub given: Option<HostTensor>,
+    /// Whether Burn trains it; `None` if the module loads it in a way that is not understood.
+    pub trained: Option<bool>,
+    /// Whether the module reads it while it is mapped, as running statistics do.
+    pub running: bool,
+}
+
 /// A layer without its type.
 ///
-/// Values of it are *hollow* (parameters have names and shapes, no memory) or *resident* (promoted).
+/// Values of it are as their user gave them while a chain is built, and then *hollow* (parameters have names and shapes,
+/// no memory) or *resident* (promoted).
 pub trait Layer: Send + Sync {
-    /// The float parameters in the module's order.
+    /// The float parameters of a hollow or resident layer in the module's order.
     fn params(&self) -> Vec<ParamInfo>;
 
-    /// The values that parameters held when the module was given, `None` for lazy ones.
-    fn given(&self) -> Vec<Option<HostTensor>>;
+    /// The parameters as the user gave them, none of which is initialized for it.
+    fn declared(&self) -> Vec<Declared>;
+
+    /// The hollow layer, and what the initializers of those parameters give for which `own` is true; `None` for the
+    /// others, and where values that a parameter held are to be kept. Holds the values of one parameter at a time.
+    fn settle(self: Box<Self>, own: &[bool]) -> (Box<dyn Layer>, Vec<Option<OwnInit>>);
 
     /// How a lazy parameter gets its first values.
     fn init(&self, name: &str, shape: &[usize]) -> Init;
 
     /// See [`Forward::working_bytes`].
     fn working_bytes(&self, inputs: &[Vec<usize>]) -> Option<u64>;
-
-    /// A copy whose parameters hold no memory.
-    fn hollow(&self) -> Box<dyn Layer>;
 
     /// A resident copy on `device` with these parameters, in the order of [`params`](Self::params).
     /// With `track`, the parameters gather gradients; `device` must then be an autodiff device.
@@ -129,10 +208,21 @@ impl<M: Forward + Sync + 'static> Layer for M {
         list.params
     }
 
-    fn given(&self) -> Vec<Option<HostTensor>> {
-        let mut given = Given(Vec::new());
-        self.visit(&mut given);
-        given.0
+    fn declared(&self) -> Vec<Declared> {
+        let mut declare = Declare { params: Layer::params(self).into_iter(), declared: Vec::new() };
+        self.visit(&mut declare);
+        let running = Arc::default();
+        let _ = self.clone().map(&mut Watch { at: 0, running: Arc::clone(&running) });
+        for at in running.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+            declare.declared[*at].running = true;
+        }
+        declare.declared
+    }
+
+    fn settle(self: Box<Self>, own: &[bool]) -> (Box<dyn Layer>, Vec<Option<OwnInit>>) {
+        let mut settle = Settle { own: own.iter(), guesses: Guesses::default() };
+        let hollow = (*self).map(&mut settle);
+        (Box::new(hollow), settle.guesses.resolve())
     }
 
     fn init(&self, name: &str, shape: &[usize]) -> Init {
@@ -141,10 +231,6 @@ impl<M: Forward + Sync + 'static> Layer for M {
 
     fn working_bytes(&self, inputs: &[Vec<usize>]) -> Option<u64> {
         Forward::working_bytes(self, inputs)
-    }
-
-    fn hollow(&self) -> Box<dyn Layer> {
-        Box::new(self.clone().map(&mut Hollow))
     }
 
     fn promote(&self, params: &[DeviceTensor], device: &Device, track: bool) -> Box<dyn Layer> {
@@ -185,23 +271,59 @@ impl ModuleVisitor for ListParams {
     }
 }
 
-struct Given(Vec<Option<HostTensor>>);
+struct Declare {
+    params: std::vec::IntoIter<ParamInfo>,
+    declared: Vec<Declared>,
+}
 
-impl ModuleVisitor for Given {
+impl ModuleVisitor for Declare {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let value = param.is_initialized().then(|| AnyTensor::from(param.val()).into_host());
-        self.0.push(value);
+        let Some(mut info) = self.params.next() else { return };
+        let form = Form::of(param);
+        if let Some(form) = &form {
+            info.shape.clone_from(&form.shape);
+        }
+        let given = param.is_initialized().then(|| AnyTensor::from(param.val()).into_host());
+        let trained = form.map(|form| form.trained);
+        self.declared.push(Declared { info, given, trained, running: false });
     }
 }
 
-struct Hollow;
+/// Notes which parameters are read while a module is mapped. What reads them gets what it had.
+struct Watch {
+    at: usize,
+    running: Arc<Mutex<Vec<usize>>>,
+}
 
-impl ModuleMapper for Hollow {
+impl ModuleMapper for Watch {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let (id, shape) = (param.id, param.lazy_shape());
+        let (at, running) = (self.at, Arc::clone(&self.running));
+        self.at += 1;
+        let read = move |_: &Device, _: bool| {
+            running.lock().unwrap_or_else(PoisonError::into_inner).push(at);
+            param.val()
+        };
+        Param::uninitialized(id, read, Device::flex(), true, shape)
+    }
+}
+
+struct Settle<'a> {
+    own: std::slice::Iter<'a, bool>,
+    guesses: Guesses,
+}
+
+impl ModuleMapper for Settle<'_> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         // Clones of a lazy parameter share its initialisation, so a new parameter takes its place.
-        let shape: Shape = param.lazy_shape();
+        let id = param.id;
+        let shape = Form::of(&param).map_or(param.lazy_shape(), |form| Shape::from(form.shape));
+        match self.own.next() {
+            Some(true) => self.guesses.add(param),
+            _ => self.guesses.skip(),
+        }
         let absent = |_: &Device, _: bool| panic!("a parameter of a hollow layer was read");
-        Param::uninitialized(param.id, absent, Device::flex(), true, shape)
+        Param::uninitialized(id, absent, Device::flex(), true, shape)
     }
 }
 

@@ -23,7 +23,8 @@
 //! the threads of the rayon pool that the caller is in), never reads a clock
 //! but for [`profile`] when it is asked to, never opens a file but in
 //! [`replace_file`], with which the other crates write theirs, and never
-//! draws from a global random generator.
+//! uses what a global random generator gives: it is asked for numbers only to
+//! recognise a module's own initializers by them ([`Forward::init`]).
 #![forbid(unsafe_code)]
 
 mod activation;
@@ -36,6 +37,7 @@ mod error;
 mod files;
 mod float;
 mod ids;
+mod initializer;
 mod key;
 mod layer;
 mod level;
@@ -59,8 +61,9 @@ pub use error::{CoreError, with_causes};
 pub use files::{UNFINISHED, replace_file};
 pub use float::FloatType;
 pub use ids::{DeviceId, TaskId};
+pub use initializer::OwnInit;
 pub use key::Key;
-pub use layer::{Forward, Init, Layer, ParamInfo};
+pub use layer::{Declared, Forward, Init, Layer, ParamInfo};
 pub use memory::{DeviceBuffer, DeviceBytes, DeviceError, DeviceTensor, finish, panic_message};
 pub use pass::{DropoutMask, Mode, Pass};
 pub use probe::{MemoryProbe, NoProbe};

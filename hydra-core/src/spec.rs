@@ -110,7 +110,7 @@ pub enum Decay {
     Matrices,
 }
 
-/// How long to train.
+/// How long to train: at most `u32::MAX` of either, so that what is counted along the way has room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Length {
@@ -162,11 +162,11 @@ impl TrainSpec {
         }
     }
 
-    /// Minibatches that are trained on a dataset of `items` items.
+    /// Minibatches that are trained on a dataset of `items` items; `usize::MAX` if they are more than that.
     pub fn steps(&self, items: usize) -> usize {
         match self.length {
             Length::Steps(steps) => steps,
-            Length::Epochs(epochs) => epochs * items.div_ceil(self.batch.max(1)),
+            Length::Epochs(epochs) => epochs.saturating_mul(items.div_ceil(self.batch.max(1))),
         }
     }
 
@@ -203,8 +203,8 @@ impl TrainSpec {
             return Err(CoreError::Spec { name: "accumulate", found, expected: "at most the batch" });
         }
         match self.length {
-            Length::Epochs(n) => positive("epochs", n)?,
-            Length::Steps(n) => positive("steps", n)?,
+            Length::Epochs(n) => countable("epochs", n)?,
+            Length::Steps(n) => countable("steps", n)?,
         }
         self.eval_every.map_or(Ok(()), |n| positive("eval-every", n))
     }
@@ -233,6 +233,17 @@ fn positive(name: &'static str, value: usize) -> Result<(), CoreError> {
     match value {
         0 => Err(CoreError::Spec { name, found: "0".to_owned(), expected: "at least 1" }),
         _ => Ok(()),
+    }
+}
+
+fn countable(name: &'static str, value: usize) -> Result<(), CoreError> {
+    match u32::try_from(value) {
+        Ok(0) | Err(_) => Err(CoreError::Spec {
+            name,
+            found: value.to_string(),
+            expected: "at least 1 and at most 4294967295",
+        }),
+        Ok(_) => Ok(()),
     }
 }
 
@@ -277,12 +288,34 @@ mod tests {
             TrainSpec { accumulate: 9, ..base.clone() },
             TrainSpec { clip: Some(0.0), ..base.clone() },
             TrainSpec { length: Length::Steps(0), ..base.clone() },
+            TrainSpec { length: Length::Steps(usize::MAX), ..base.clone() },
+            TrainSpec { length: Length::Epochs(usize::MAX), ..base.clone() },
             TrainSpec { eval_every: Some(0), ..base.clone() },
         ];
-        let names = ["learning rate", "learning rate", "batch", "accumulate", "clip", "steps", "eval-every"];
+        let names = [
+            "learning rate",
+            "learning rate",
+            "batch",
+            "accumulate",
+            "clip",
+            "steps",
+            "steps",
+            "epochs",
+            "eval-every",
+        ];
         for (spec, name) in bad.iter().zip(names) {
             let message = spec.validate().unwrap_err().to_string();
             assert!(message.starts_with(&format!("`{name}`")), "{message}");
         }
+    }
+
+    #[test]
+    fn steps_do_not_wrap() {
+        let base = TrainSpec::new(OptimizerSpec::adamw(1e-3), 8);
+        let spec = |epochs| TrainSpec { length: Length::Epochs(epochs), ..base.clone() };
+        assert_eq!(spec(3).steps(41), 18);
+        assert_eq!(spec(usize::MAX).steps(40), usize::MAX);
+        assert!(spec(u32::MAX as usize).validate().is_ok());
+        assert_eq!(spec(u32::MAX as usize).steps(16), 2 * u32::MAX as usize);
     }
 }

@@ -6,7 +6,7 @@ use burn::module::Module;
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::{GroupNorm, GroupNormConfig, Linear, LinearConfig, PaddingConfig2d};
 use burn::tensor::{Device, Tensor, activation};
-use hydra_core::{Activation, Batch, Chain, Dataset, DatasetError, Forward, Key, Pass};
+use hydra_core::{Activation, Batch, Chain, Dataset, DatasetError, Forward, Init, Key, Pass};
 
 /// A 3x3 convolution, a group normalization and, where asked for, a rectifier.
 #[derive(Module, Debug)]
@@ -49,6 +49,11 @@ impl Forward for Stem {
     fn forward(&self, x: Activation, _: &Pass) -> Activation {
         Activation::of(activation::relu(self.body.forward(x.into_float::<4>())))
     }
+
+    // The values that recorded runs began with.
+    fn init(&self, name: &str, shape: &[usize]) -> Init {
+        Init::default_for(name, shape)
+    }
 }
 
 /// Two convolutions and the residual around them (He et al., 2016); shapes stay what they are.
@@ -65,6 +70,11 @@ impl Forward for Residual {
         let x = x.into_float::<4>();
         let y = activation::relu(self.first.forward(x.clone()));
         Activation::of(activation::relu(x + self.second.forward(y)))
+    }
+
+    // The values that recorded runs began with.
+    fn init(&self, name: &str, shape: &[usize]) -> Init {
+        Init::default_for(name, shape)
     }
 }
 
@@ -83,6 +93,11 @@ impl Forward for Pool {
         let mean = x.reshape([items, channels, height * width]).mean_dim(2).squeeze_dim::<2>(2);
         let logits = self.linear.forward(mean);
         Activation::of(classification_loss(logits, pass.targets().part(0).into_int()))
+    }
+
+    // The values that recorded runs began with.
+    fn init(&self, name: &str, shape: &[usize]) -> Init {
+        Init::default_for(name, shape)
     }
 }
 
@@ -235,5 +250,13 @@ mod tests {
         assert!(chain(CnnConfig { classes: 0, ..CnnConfig::default() }).is_err());
         assert!(chain(CnnConfig { stages: 0, ..CnnConfig::default() }).is_err());
         assert_eq!(chain(CnnConfig::default()).unwrap().len(), 10);
+    }
+
+    #[test]
+    fn first_values_are_those_that_recorded_runs_began_with() {
+        let chains = [chain(CnnConfig { inputs: 2, channels: 4, stages: 2, blocks: 1, classes: 3 }).unwrap()];
+        for param in chains.iter().flat_map(|chain| chain.images()).flat_map(|image| &image.params) {
+            assert_eq!(param.init, Init::default_for(&param.name, &param.shape), "{}", param.name);
+        }
     }
 }

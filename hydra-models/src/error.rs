@@ -81,14 +81,24 @@ pub enum ModelError {
         /// The tensor's name.
         tensor: String,
     },
-    /// A tensor of another shape than the configuration says.
-    #[error("`{path}`: tensor `{tensor}` has shape {found:?}, expected {expected:?} by the configuration", path = path.display())]
+    /// A tensor that the model does not have.
+    #[error("`{path}` has the tensor `{tensor}`, and chain `{chain}` has no such parameter: it belongs to another model", path = path.display())]
+    TensorUnknown {
+        /// The file.
+        path: PathBuf,
+        /// The tensor's name in the file.
+        tensor: String,
+        /// The chain's name.
+        chain: String,
+    },
+    /// A tensor of another shape than the model says.
+    #[error("`{path}`: tensor `{tensor}` has shape {found:?}, expected {expected:?} by the model", path = path.display())]
     Shape {
         /// The file.
         path: PathBuf,
         /// The tensor's name in the file.
         tensor: String,
-        /// The shape that the configuration asks for.
+        /// The shape that the model asks for.
         expected: Vec<usize>,
         /// The shape in the file.
         found: Vec<usize>,

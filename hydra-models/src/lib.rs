@@ -3,7 +3,7 @@
 //! A model here is a function from a description to a [`Chain`](hydra_core::Chain): [`gpt2::chain`] for a
 //! [`gpt2::Gpt2Config`] (a preset, or the one of a Hugging Face directory), [`mlp::chain`] and
 //! [`cnn::chain`] for tests and first steps. [`data`] and [`tokenizer`] make token blocks of texts, and
-//! [`ops`] holds the operations whose backward is written by hand.
+//! [`ops`] holds the operations whose backward is written by hand. [`weights`] saves any chain and reads it back.
 //!
 //! ```
 //! use hydra_models::gpt2::{self, Gpt2Config};
@@ -27,5 +27,6 @@ pub mod mlp;
 pub mod ops;
 mod synthetic;
 pub mod tokenizer;
+pub mod weights;
 
 pub use error::ModelError;

@@ -18,6 +18,11 @@ impl Forward for Dense {
     fn forward(&self, x: Activation, _: &Pass) -> Activation {
         Activation::of(activation::relu(self.linear.forward(x.into_float::<2>())))
     }
+
+    // The values that recorded runs began with.
+    fn init(&self, name: &str, shape: &[usize]) -> Init {
+        Init::default_for(name, shape)
+    }
 }
 
 /// The last layer: an affine map to classes and the mean cross-entropy, `[items, in]` to `[1]`. The pass's
@@ -32,6 +37,11 @@ impl Forward for Classifier {
     fn forward(&self, x: Activation, pass: &Pass) -> Activation {
         let logits = self.linear.forward(x.into_float::<2>());
         Activation::of(classification_loss(logits, pass.targets().part(0).into_int()))
+    }
+
+    // The values that recorded runs began with.
+    fn init(&self, name: &str, shape: &[usize]) -> Init {
+        Init::default_for(name, shape)
     }
 }
 
@@ -102,6 +112,11 @@ impl Forward for Open {
         let hidden = activation::tanh(self.linear.forward(x.clone()));
         Activation::of(hidden).and(self.residual.forward(x)).and(quadrant)
     }
+
+    // The values that recorded runs began with.
+    fn init(&self, name: &str, shape: &[usize]) -> Init {
+        Init::default_for(name, shape)
+    }
 }
 
 impl Forward for Mix {
@@ -110,6 +125,11 @@ impl Forward for Mix {
         let hidden = activation::relu(self.linear.forward(hidden)) + residual.clone();
         let hidden = dropout(hidden, 0.1, 0, pass);
         Activation::of(hidden).and(residual).and(x.part(2).into_int::<1>())
+    }
+
+    // The values that recorded runs began with.
+    fn init(&self, name: &str, shape: &[usize]) -> Init {
+        Init::default_for(name, shape)
     }
 }
 
@@ -244,5 +264,17 @@ mod tests {
     fn sizes_of_zero_are_refused() {
         assert!(chain(&[], 2).is_err() && chain(&[2, 0], 2).is_err() && chain(&[2], 0).is_err());
         assert!(two_stream_chain(0, 1, 2).is_err());
+    }
+
+    #[test]
+    fn first_values_are_those_that_recorded_runs_began_with() {
+        let chains = [chain(&[2, 4, 4], 3).unwrap(), two_stream_chain(4, 2, 3).unwrap()];
+        for param in chains.iter().flat_map(|chain| chain.images()).flat_map(|image| &image.params) {
+            let expected = match param.name.as_str() {
+                "close.quadrants.weight" => Init::Normal(1.0),
+                name => Init::default_for(name, &param.shape),
+            };
+            assert_eq!(param.init, expected, "{}", param.name);
+        }
     }
 }

@@ -8,7 +8,6 @@ mod config;
 mod embed;
 mod head;
 mod parts;
-mod tensor_file;
 mod weights;
 mod writer;
 
@@ -76,30 +75,9 @@ pub fn hf_name(param: &str) -> String {
 
 #[cfg(test)]
 mod testing {
+    pub use crate::weights::testing::Images;
+
     use super::Gpt2Config;
-    use hydra_core::{Chain, ImageReader, WeightError};
-
-    /// The masters of a chain in memory.
-    #[derive(PartialEq, Debug)]
-    pub struct Images(pub Vec<bytes::Bytes>);
-
-    impl Images {
-        /// What the chain's source gives for `seed`.
-        pub fn of(chain: &Chain, seed: u64) -> Self {
-            let fill = |index: usize| {
-                let mut out = vec![0.0; chain.images()[index].elements];
-                chain.source().fill(chain, index, seed, &mut out).unwrap();
-                bytes::Bytes::copy_from_slice(bytemuck::cast_slice(&out))
-            };
-            Self((0..chain.images().len()).map(fill).collect())
-        }
-    }
-
-    impl ImageReader for Images {
-        fn image(&self, image: usize) -> Result<bytes::Bytes, WeightError> {
-            Ok(self.0[image].clone())
-        }
-    }
 
     /// A model of a few hundred parameters.
     pub fn config() -> Gpt2Config {

@@ -1,8 +1,8 @@
 //! A GPT-2 in a Hugging Face directory: what it is and where its tensors lie.
 
-use super::tensor_file::TensorFile;
 use super::{Gpt2Config, chain, hf_name};
 use crate::ModelError;
+use crate::weights::{TensorFile, WEIGHTS};
 use hydra_core::{Chain, WeightError, WeightSource};
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,7 +11,6 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
 pub(super) const CONFIG: &str = "config.json";
-pub(super) const WEIGHTS: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 /// The embedding, with which the head is tied, and the head where it is stored all the same.
 const EMBEDDING: &str = "transformer.wte.weight";
@@ -424,7 +423,7 @@ mod tests {
         let mut reshaped = good.clone();
         reshaped.get_mut(name).unwrap().0 = vec![4, 4];
         save(&file, Dtype::F32, &reshaped);
-        let expected = format!("tensor `{name}` has shape [4, 4], expected [16] by the configuration");
+        let expected = format!("tensor `{name}` has shape [4, 4], expected [16] by the model");
         assert!(refusal(dir.path()).contains(&expected));
 
         save(&file, Dtype::I32, &good);

@@ -1,14 +1,13 @@
 //! Writing a GPT-2 as Hugging Face transformers does.
 
-use super::weights::{CONFIG, WEIGHTS};
+use super::weights::CONFIG;
 use super::{Gpt2Config, Gpt2Dir, hf_name};
 use crate::tokenizer::TOKENIZER_FILES;
-use hydra_core::{Chain, ImageParam, ImageReader, ModelWriter, WeightError, replace_file};
-use safetensors::tensor::{Dtype, Metadata, TensorInfo};
+use crate::weights::{WEIGHTS, failed, write_tensors};
+use hydra_core::{Chain, ImageReader, ModelWriter, WeightError, replace_file};
 use serde_json::{Value, json};
-use std::collections::HashMap;
 use std::fs::{self, File};
-use std::io::{self, BufWriter, Write};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 /// Writes a trained GPT-2 into a directory that transformers' `from_pretrained` and [`Gpt2Dir`] read:
@@ -72,70 +71,15 @@ impl ModelWriter for Gpt2Writer {
     fn write(&self, chain: &Chain, images: &dyn ImageReader, dir: &Path) -> Result<(), WeightError> {
         fs::create_dir_all(dir).map_err(|e| failed(dir, e))?;
         let (weights, config) = (dir.join(WEIGHTS), dir.join(CONFIG));
-        write_weights(chain, images, &weights)?;
+        write_tensors(chain, images, &weights, &hf_name)?;
         let text = self.config_text().map_err(|e| failed(&config, e.into()))?;
         replace_file(&config, |out| out.write_all(&text)).map_err(|e| failed(&config, e))?;
         self.copy_from_source(dir)
     }
 }
 
-fn failed(path: &Path, source: io::Error) -> WeightError {
-    WeightError::Write { path: path.to_owned(), source: source.into() }
-}
-
 fn same_file(a: &Path, b: &Path) -> bool {
     matches!((a.canonicalize(), b.canonicalize()), (Ok(a), Ok(b)) if a == b)
-}
-
-/// An error of either side, told apart again when the file has been dealt with.
-enum Failure {
-    Io(io::Error),
-    Weights(WeightError),
-}
-
-impl From<io::Error> for Failure {
-    fn from(error: io::Error) -> Self {
-        Self::Io(error)
-    }
-}
-
-fn write_weights(chain: &Chain, images: &dyn ImageReader, path: &Path) -> Result<(), WeightError> {
-    let write = |file: &mut File| {
-        let mut out = BufWriter::with_capacity(1 << 20, file);
-        let header = header(chain)?;
-        out.write_all(&(header.len() as u64).to_le_bytes())?;
-        out.write_all(&header)?;
-        for (index, image) in chain.images().iter().enumerate() {
-            let bytes = images.image(index).map_err(Failure::Weights)?;
-            for param in &image.params {
-                let range = param.range();
-                out.write_all(&bytes[range.start * size_of::<f32>()..range.end * size_of::<f32>()])?;
-            }
-        }
-        Ok(out.flush()?)
-    };
-    replace_file(path, write).map_err(|failure| match failure {
-        Failure::Io(error) => failed(path, error),
-        Failure::Weights(error) => error,
-    })
-}
-
-/// The header: all parameters, image by image, without gaps.
-fn header(chain: &Chain) -> io::Result<Vec<u8>> {
-    let mut end = 0;
-    let info = |param: &ImageParam| {
-        let start = end;
-        end += param.len * size_of::<f32>();
-        let info = TensorInfo { dtype: Dtype::F32, shape: param.shape.clone(), data_offsets: (start, end) };
-        (hf_name(&param.name), info)
-    };
-    let tensors = chain.images().iter().flat_map(|image| &image.params).map(info).collect();
-    // transformers refuses files that do not name the framework.
-    let format = HashMap::from([("format".to_owned(), "pt".to_owned())]);
-    let metadata = Metadata::new(Some(format), tensors).map_err(io::Error::other)?;
-    let mut header = serde_json::to_vec(&metadata)?;
-    header.resize(header.len().next_multiple_of(8), b' ');
-    Ok(header)
 }
 
 #[cfg(test)]

@@ -19,7 +19,7 @@ const PIECE: usize = 1 << 16;
 
 /// A file whose header was read and checked.
 #[derive(Clone, Debug)]
-pub(super) struct TensorFile {
+pub(crate) struct TensorFile {
     /// The file.
     pub path: PathBuf,
     data: u64,

@@ -1,0 +1,74 @@
+//! The weights of any chain in a file, out and in.
+//!
+//! A trained chain is one file `model.safetensors` in `F32`, with a tensor for each parameter under its full name, the
+//! layer's and the path of fields: `head.linear.weight`. A parameter that layers share is there once, under the name of
+//! the first of them.
+//!
+//! ```
+//! use burn::module::Module;
+//! use burn::nn::{Linear, LinearConfig};
+//! use burn::tensor::Device;
+//! use hydra_core::{Activation, Chain, CoreError, Forward, Pass};
+//! use hydra_models::weights::SafetensorsSource;
+//! use std::path::Path;
+//!
+//! #[derive(Module, Debug)]
+//! struct Head {
+//!     linear: Linear,
+//! }
+//!
+//! impl Forward for Head {
+//!     fn forward(&self, x: Activation, pass: &Pass) -> Activation {
+//!         let error = self.linear.forward(x.into_float()) - pass.targets().part(0).into_float::<2>();
+//!         Activation::of((error.clone() * error).mean_dim(0).reshape([1]))
+//!     }
+//! }
+//!
+//! /// The model with the weights that an earlier run wrote: to go on from them, or to evaluate them.
+//! fn saved(file: &Path) -> Result<Chain, Box<dyn std::error::Error>> {
+//!     let source = SafetensorsSource::open(file)?;
+//!     let head = Head { linear: LinearConfig::new(8, 1).init(&Device::flex()) };
+//!     let chain = Chain::builder("mine").layer("head", head).weights(source.clone()).build()?;
+//!     source.check(&chain)?;
+//!     Ok(chain)
+//! }
+//! ```
+
+mod file;
+mod source;
+mod write;
+
+pub use source::{SafetensorsSource, SafetensorsWriter};
+
+pub(crate) use file::TensorFile;
+pub(crate) use write::{failed, write_tensors};
+
+/// The file's name, which is the one that Hugging Face transformers looks for.
+pub const WEIGHTS: &str = "model.safetensors";
+
+#[cfg(test)]
+pub(crate) mod testing {
+    use hydra_core::{Chain, ImageReader, WeightError};
+
+    /// The masters of a chain in memory.
+    #[derive(PartialEq, Debug)]
+    pub struct Images(pub Vec<bytes::Bytes>);
+
+    impl Images {
+        /// What the chain's source gives for `seed`.
+        pub fn of(chain: &Chain, seed: u64) -> Self {
+            let fill = |index: usize| {
+                let mut out = vec![0.0; chain.images()[index].elements];
+                chain.source().fill(chain, index, seed, &mut out).unwrap();
+                bytes::Bytes::copy_from_slice(bytemuck::cast_slice(&out))
+            };
+            Self((0..chain.images().len()).map(fill).collect())
+        }
+    }
+
+    impl ImageReader for Images {
+        fn image(&self, image: usize) -> Result<bytes::Bytes, WeightError> {
+            Ok(self.0[image].clone())
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! A writer and a source for any chain.
+
+use super::{TensorFile, WEIGHTS, failed, write_tensors};
+use crate::ModelError;
+use hydra_core::{Chain, ImageReader, ModelWriter, WeightError, WeightSource};
+use std::collections::HashSet;
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Writes a trained chain as a file [`WEIGHTS`] in a directory, with a tensor for each parameter under its full name.
+///
+/// The file takes its name when it is complete, and what had the name before stays until then. One image is in memory
+/// at a time. [`SafetensorsSource`] reads it back.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SafetensorsWriter;
+
+impl ModelWriter for SafetensorsWriter {
+    fn write(&self, chain: &Chain, images: &dyn ImageReader, dir: &Path) -> Result<(), WeightError> {
+        fs::create_dir_all(dir).map_err(|e| failed(dir, e))?;
+        write_tensors(chain, images, &dir.join(WEIGHTS), &str::to_owned)
+    }
+}
+
+/// The first values of a chain, from a file that [`SafetensorsWriter`] wrote or any other with these names: one tensor
+/// for each parameter, in `F32`, `F16` or `BF16`, and no others. Cloning it is cheap.
+///
+/// Values are read image by image. They do not depend on the seed.
+#[derive(Clone, Debug)]
+pub struct SafetensorsSource {
+    file: Arc<TensorFile>,
+}
+
+impl SafetensorsSource {
+    /// Reads the header of a file, or of the file [`WEIGHTS`] in a directory.
+    ///
+    /// # Errors
+    /// A file that cannot be read or is damaged.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, ModelError> {
+        let path = path.as_ref();
+        let file = if path.is_dir() { TensorFile::open(&path.join(WEIGHTS)) } else { TensorFile::open(path) };
+        Ok(Self { file: Arc::new(file?) })
+    }
+
+    /// Whether the file has exactly the parameters of `chain`. A chain that has this source is checked image by image
+    /// when its first values are asked for; this tells at once.
+    ///
+    /// # Errors
+    /// A tensor that is missing, has another shape or another type, and one that is no parameter of the chain.
+    pub fn check(&self, chain: &Chain) -> Result<(), ModelError> {
+        let params = || chain.images().iter().flat_map(|image| &image.params);
+        params().try_for_each(|param| self.file.check(&param.name, &param.shape))?;
+        let known: HashSet<&str> = params().map(|param| param.name.as_str()).collect();
+        let unknown = self.file.names().into_iter().filter(|name| !known.contains(name.as_str())).min();
+        unknown.map_or(Ok(()), |tensor| {
+            let (path, chain) = (self.file.path.clone(), chain.name().to_owned());
+            Err(ModelError::TensorUnknown { path, tensor, chain })
+        })
+    }
+}
+
+impl WeightSource for SafetensorsSource {
+    fn fill(&self, chain: &Chain, image: usize, _: u64, out: &mut [f32]) -> Result<(), WeightError> {
+        if image == 0 {
+            let chain_name = chain.name().to_owned();
+            let failed =
+                |source: ModelError| WeightError::Image { chain: chain_name, image, source: source.into() };
+            self.check(chain).map_err(failed)?;
+        }
+        for param in &chain.images()[image].params {
+            let read = self.file.check(&param.name, &param.shape);
+            read.and_then(|()| self.file.read(&param.name, &mut out[param.range()]))
+                .map_err(|source| WeightError::Read { param: param.name.clone(), source: source.into() })?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::Images;
+    use super::*;
+    use crate::mlp;
+    use burn::module::{Module, Param};
+    use burn::tensor::{Device, Tensor};
+    use hydra_core::{Activation, Forward, Pass, with_causes};
+    use tempfile::TempDir;
+
+    /// A layer with a table that it shares, and a number of its own.
+    #[derive(Module, Debug)]
+    struct Tied {
+        table: Param<Tensor<2>>,
+        own: Param<Tensor<1>>,
+    }
+
+    impl Forward for Tied {
+        fn forward(&self, x: Activation, _: &Pass) -> Activation {
+            x
+        }
+    }
+
+    fn tied(source: Option<SafetensorsSource>) -> Chain {
+        let device = Device::flex();
+        let table = Param::from_tensor(Tensor::ones([2, 3], &device));
+        let layer = |own: f32| Tied {
+            table: table.clone(),
+            own: Param::from_tensor(Tensor::full([1], own, &device)),
+        };
+        let chain = Chain::builder("tied").layer("in", layer(0.5)).layer("out", layer(-2.0));
+        match source {
+            Some(source) => chain.weights(source),
+            None => chain,
+        }
+        .build()
+        .unwrap()
+    }
+
+    fn written(chain: &Chain, seed: u64) -> (TempDir, Images) {
+        let (dir, images) = (TempDir::new().unwrap(), Images::of(chain, seed));
+        SafetensorsWriter.write(chain, &images, &dir.path().join("model")).unwrap();
+        (dir, images)
+    }
+
+    #[test]
+    fn what_was_written_is_read_to_the_same_bits() {
+        let chain = tied(None);
+        let (dir, images) = written(&chain, 1);
+        let file = dir.path().join("model").join(WEIGHTS);
+        for place in [dir.path().join("model"), file.clone()] {
+            let source = SafetensorsSource::open(place).unwrap();
+            source.check(&chain).unwrap();
+            assert_eq!(Images::of(&tied(Some(source)), 9), images);
+        }
+        let bytes = fs::read(&file).unwrap();
+        let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+        let mut names = tensors.names();
+        names.sort_unstable();
+        assert_eq!(names, ["in.own", "in.table", "out.own"]);
+        assert_eq!(tensors.tensor("in.table").unwrap().shape(), [2, 3]);
+        assert_eq!(fs::read_dir(file.parent().unwrap()).unwrap().count(), 1, "no part is left");
+    }
+
+    #[test]
+    fn a_file_of_another_model_is_refused() {
+        let (dir, _) = written(&mlp::chain(&[2, 4], 3).unwrap(), 1);
+        let source = SafetensorsSource::open(dir.path().join("model")).unwrap();
+        let refusal = |sizes: &[usize], classes| {
+            source.check(&mlp::chain(sizes, classes).unwrap()).unwrap_err().to_string()
+        };
+        let message = refusal(&[2, 4, 4], 3);
+        assert!(message.contains("has no tensor `dense.1.linear.weight`"), "{message}");
+        let message = refusal(&[2, 4], 5);
+        assert!(
+            message.contains("`classifier.linear.weight` has shape [4, 3], expected [4, 5]"),
+            "{message}"
+        );
+        let message = refusal(&[4], 3);
+        assert!(
+            message.contains("has the tensor `dense.0.linear.bias`, and chain `mlp` has no"),
+            "{message}"
+        );
+
+        let chain = tied(Some(source));
+        let mut out = vec![0.0; chain.images()[1].elements];
+        for image in [0, 1] {
+            out.resize(chain.images()[image].elements, 0.0);
+            let error = chain.source().fill(&chain, image, 1, &mut out).unwrap_err();
+            let (message, param) = (with_causes(&error), &chain.images()[image].params[0].name);
+            assert!(message.contains(&format!("has no tensor `{param}`")), "{message}");
+        }
+    }
+
+    #[test]
+    fn a_damaged_file_is_refused_and_a_write_that_fails_leaves_the_old_one() {
+        struct Broken;
+        impl ImageReader for Broken {
+            fn image(&self, image: usize) -> Result<bytes::Bytes, WeightError> {
+                let source = std::io::Error::other("gone").into();
+                Err(WeightError::Image { chain: "c".to_owned(), image, source })
+            }
+        }
+        let chain = tied(None);
+        let (dir, images) = written(&chain, 1);
+        let model = dir.path().join("model");
+        assert!(SafetensorsWriter.write(&chain, &Broken, &model).is_err());
+        assert_eq!(Images::of(&tied(Some(SafetensorsSource::open(&model).unwrap())), 0), images);
+
+        let whole = fs::read(model.join(WEIGHTS)).unwrap();
+        fs::write(model.join(WEIGHTS), &whole[..whole.len() - 1]).unwrap();
+        assert!(matches!(SafetensorsSource::open(&model), Err(ModelError::Length { .. })));
+        assert!(matches!(SafetensorsSource::open(dir.path().join("none")), Err(ModelError::Read { .. })));
+    }
+}

@@ -1,0 +1,71 @@
+//! Writing the masters of a chain as a safetensors file, image by image.
+
+use hydra_core::{Chain, ImageParam, ImageReader, WeightError, replace_file};
+use safetensors::tensor::{Dtype, Metadata, TensorInfo};
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::Path;
+
+/// An error of the file system, as one of a writer.
+pub(crate) fn failed(path: &Path, source: io::Error) -> WeightError {
+    WeightError::Write { path: path.to_owned(), source: source.into() }
+}
+
+/// An error of either side, told apart again when the file has been dealt with.
+enum Failure {
+    Io(io::Error),
+    Weights(WeightError),
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
+}
+
+/// Writes all parameters of `chain` in `F32`, under the names that `name` makes of their full ones. The file gets its
+/// own name only when it is complete, and no more than one image is in memory.
+pub(crate) fn write_tensors(
+    chain: &Chain,
+    images: &dyn ImageReader,
+    path: &Path,
+    name: &dyn Fn(&str) -> String,
+) -> Result<(), WeightError> {
+    let write = |file: &mut File| {
+        let mut out = BufWriter::with_capacity(1 << 20, file);
+        let header = header(chain, name)?;
+        out.write_all(&(header.len() as u64).to_le_bytes())?;
+        out.write_all(&header)?;
+        for (index, image) in chain.images().iter().enumerate() {
+            let bytes = images.image(index).map_err(Failure::Weights)?;
+            for param in &image.params {
+                let range = param.range();
+                out.write_all(&bytes[range.start * size_of::<f32>()..range.end * size_of::<f32>()])?;
+            }
+        }
+        Ok(out.flush()?)
+    };
+    replace_file(path, write).map_err(|failure| match failure {
+        Failure::Io(error) => failed(path, error),
+        Failure::Weights(error) => error,
+    })
+}
+
+/// The header: all parameters, image by image, without gaps.
+fn header(chain: &Chain, name: &dyn Fn(&str) -> String) -> io::Result<Vec<u8>> {
+    let mut end = 0;
+    let info = |param: &ImageParam| {
+        let start = end;
+        end += param.len * size_of::<f32>();
+        let info = TensorInfo { dtype: Dtype::F32, shape: param.shape.clone(), data_offsets: (start, end) };
+        (name(&param.name), info)
+    };
+    let tensors = chain.images().iter().flat_map(|image| &image.params).map(info).collect();
+    // transformers refuses files that do not name the framework.
+    let format = HashMap::from([("format".to_owned(), "pt".to_owned())]);
+    let metadata = Metadata::new(Some(format), tensors).map_err(io::Error::other)?;
+    let mut header = serde_json::to_vec(&metadata)?;
+    header.resize(header.len().next_multiple_of(8), b' ');
+    Ok(header)
+}
