@@ -52,11 +52,23 @@ pub trait Dataset: Send + Sync {
     }
 }
 
-/// Gathers these items as [`Dataset::batch`] does, and refuses a batch that is not what a batch is.
+/// Gathers these items as [`gather_items`] does, to train or to evaluate on them, and refuses a batch without a term.
 ///
 /// # Errors
-/// Those of [`Dataset::batch`], and [`DatasetError::Contract`] where it has not the items that were asked for or no term.
+/// Those of [`gather_items`], and [`DatasetError::Contract`] where there is no term.
 pub fn gather(data: &dyn Dataset, items: &[usize]) -> Result<Batch, DatasetError> {
+    let batch = gather_items(data, items)?;
+    match batch.terms {
+        0 => Err(broken(data, items, "has no term for the loss to average over".to_owned())),
+        _ => Ok(batch),
+    }
+}
+
+/// Gathers these items as [`Dataset::batch`] does, and refuses a batch that has others.
+///
+/// # Errors
+/// Those of [`Dataset::batch`], and [`DatasetError::Contract`] where it has not the items that were asked for.
+pub fn gather_items(data: &dyn Dataset, items: &[usize]) -> Result<Batch, DatasetError> {
     let batch = data.batch(items)?;
     let asked = items.len();
     let rows = batch.inputs.parts.iter().map(|part| part.shape.first().copied().unwrap_or(0));
@@ -64,11 +76,14 @@ pub fn gather(data: &dyn Dataset, items: &[usize]) -> Result<Batch, DatasetError
     let found = match other_rows {
         _ if batch.items != asked => format!("says that it has {} items", batch.items),
         Some(rows) => format!("has inputs of {rows} items"),
-        None if batch.terms == 0 => "has no term for the loss to average over".to_owned(),
         None => return Ok(batch),
     };
+    Err(broken(data, items, found))
+}
+
+fn broken(data: &dyn Dataset, items: &[usize], found: String) -> DatasetError {
     let (dataset, first) = (data.name().to_owned(), items.first().copied().unwrap_or(0));
-    Err(DatasetError::Contract { dataset, asked, first, found })
+    DatasetError::Contract { dataset, asked: items.len(), first, found }
 }
 
 /// Why a batch could not be made.

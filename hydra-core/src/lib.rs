@@ -56,7 +56,7 @@ pub use compute::{
     BackwardFrom, LayerGradients, ShardBackward, backward_range, forget_graphs, forward_range, loss_value,
     promote_layers,
 };
-pub use dataset::{Batch, Dataset, DatasetError, Sampler, gather};
+pub use dataset::{Batch, Dataset, DatasetError, Sampler, gather, gather_items};
 pub use error::{CoreError, with_causes};
 pub use files::{UNFINISHED, replace_file};
 pub use float::FloatType;

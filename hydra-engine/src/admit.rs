@@ -10,7 +10,7 @@ use crate::host_memory::{HostMemory, HostNeeds};
 use crate::placement::{self, OptimizerPlacement, Placement};
 use crate::task::TrainTask;
 use crate::tiers::{Holding, kept_bytes};
-use hydra_core::{Batch, Chain, Dataset, ImageLayout, gather};
+use hydra_core::{Batch, Chain, Dataset, ImageLayout, gather, gather_items};
 use hydra_partition::{
     Demand, Fingerprint, FirstValues, PartitionError, PartitionPlan, PilotPartitioner, Profile, Rules,
     choose_reserve,
@@ -127,7 +127,7 @@ fn check_tasks(tasks: &[TrainTask]) -> Result<(), EngineError> {
 
 /// The shapes of the tensors of a batch of one item.
 fn item_shapes(data: &dyn Dataset) -> Result<Vec<Vec<usize>>, EngineError> {
-    let batch = guarded("reading a batch", || Ok(gather(data, &[0])?))?;
+    let batch = guarded("reading a batch", || Ok(gather_items(data, &[0])?))?;
     Ok(batch.inputs.parts.into_iter().chain(batch.targets.parts).map(|part| part.shape).collect())
 }
 
@@ -330,7 +330,7 @@ fn host_needs(
         host.needs(admitted, holdings)
     };
     let mut most: Option<(usize, usize)> = None;
-    for shards in [usize::MAX, FLOWING, 2] {
+    for shards in [usize::MAX, FLOWING, 3, 2] {
         let Ok(needs) = with_room_for(shards) else { continue };
         if needs.active_models >= devices && (shards < usize::MAX || needs.division.disk == 0) {
             return Ok(needs);

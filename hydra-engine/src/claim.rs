@@ -29,9 +29,15 @@ impl Run {
     /// Claims a shard task for the device, if one can be, and sends it to the workers.
     fn claim(&mut self, device: usize) {
         let views: Vec<ModelView> = self.models.iter().filter_map(|m| self.view(m, device)).collect();
-        let view = View { asking: self.asking(device), claimable: &views };
-        let index = match guarded("the policy", || Ok(self.policy.choose(&view))) {
-            Ok(None) => return,
+        let choose = || {
+            let view = View { asking: self.asking(device), claimable: &views };
+            Ok(self.policy.choose(&view))
+        };
+        let index = match guarded("the policy", choose) {
+            Ok(None) => {
+                self.held_back |= !views.is_empty();
+                return;
+            }
             Ok(Some(ModelIndex(index))) if views.iter().any(|view| view.model.0 == index) => index,
             Ok(Some(ModelIndex(index))) => {
                 let why = format!("chose model {index} of {}, which cannot be claimed", self.models.len());

@@ -8,9 +8,9 @@
 use hydra_core::{Chain, TrainSpec};
 use std::ops::Range;
 
-/// How many shards' gradients a model has host memory for: one that is computed, one that comes down, one that the
-/// optimizer steps.
-pub(crate) const FLOWING: usize = 3;
+/// How many shards' gradients a model has host memory for: those of the one that is claimed, of the one that computes, of
+/// one that comes down and of one that the optimizer steps.
+pub(crate) const FLOWING: usize = 4;
 
 /// The bytes of a model's gradients.
 #[derive(Clone, Debug)]
@@ -92,11 +92,6 @@ impl GradientRoom {
         if !self.bytes.together {
             self.bytes.shards[shard].iter().for_each(|(image, bytes)| self.waiting[*image] += bytes);
         }
-    }
-
-    /// Whether there are gradients that the optimizer has not let go of.
-    pub(crate) fn is_waited_for(&self) -> bool {
-        self.waiting.iter().any(|bytes| *bytes > 0)
     }
 
     /// The optimizer has let go of an image's gradient.

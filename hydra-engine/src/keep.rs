@@ -162,14 +162,17 @@ impl Model {
         let Some(state) = self.task.resume.as_ref().map(Checkpoint::state).cloned() else { return };
         let State { step, position, results, .. } = state;
         self.results = results.into();
-        let stage = position.stage();
+        let stage = match position {
+            Position::Finished { .. } if !self.task.is_finished() => Stage::Write,
+            _ => position.stage(),
+        };
         match position {
             Position::Evaluate { sum, terms, .. } => self.evaluation = (sum, terms),
-            Position::Finished { sha256, dir } => {
+            Position::Finished { sha256, dir } if stage == Stage::Finished => {
                 (self.results.sha256, self.results.dir) = (Some(sha256), dir);
                 self.ended = Some(TaskState::Done);
             }
-            Position::Train | Position::Restore | Position::Write => {}
+            _ => {}
         }
         self.kept = Kept { step, stage, at_s };
         self.cursor = Cursor::resumed(self.cursor.program().clone(), step, stage);

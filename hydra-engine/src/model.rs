@@ -232,9 +232,10 @@ impl Model {
         self.versions.iter().all(|version| *version >= self.cursor.step())
     }
 
-    /// Whether the optimizer has gradients of a minibatch that goes on, of which it will let go.
+    /// Whether the next shard task waits for the optimizer to let go of gradients.
     pub(crate) fn awaits_steps(&self) -> bool {
-        self.gradients.is_waited_for()
+        let backward = |next: &ShardTask| next.kind == ShardTaskKind::Backward;
+        self.cursor.peek().filter(backward).is_some_and(|next| !self.gradients.has_room(next.shard))
     }
 
     fn inputs_there(&self, next: &ShardTask, follows: Option<&ShardTask>) -> bool {

@@ -89,7 +89,7 @@ pub struct TaskReport {
     /// Why its last checkpoint could not be written, if it could not.
     #[serde(default)]
     pub checkpoint_error: Option<String>,
-    /// Bytes of its masters and optimizer state that lived on the disk.
+    /// Bytes of its masters, optimizer state and best weights that lived on the disk.
     #[serde(default)]
     pub disk_bytes: u64,
     /// Where its optimizer stepped, and why.

@@ -4,7 +4,7 @@ use crate::checkpoint::{CheckpointEvery, Identity};
 use crate::clock::{Clock, Time};
 use crate::cursor::Stage;
 use crate::disk::DiskTier;
-use crate::error::{EngineError, with_causes};
+use crate::error::{EngineError, guarded, with_causes};
 use crate::event::{Event, Made, Output, Reporter, Ticket, Written};
 use crate::host::HostJob;
 use crate::loader::LoadJob;
@@ -63,6 +63,9 @@ pub(crate) struct Run {
     _working: Reservation,
     pub(crate) active_bytes: Vec<u64>,
     pub(crate) policy: Box<dyn Policy>,
+    pub(crate) policy_name: &'static str,
+    /// Whether the policy has held back a device for which something could be claimed.
+    pub(crate) held_back: bool,
     /// Of each task that keeps checkpoints.
     pub(crate) identities: Vec<Option<Identity>>,
     pub(crate) every: CheckpointEvery,
@@ -128,14 +131,17 @@ impl Run {
         admitted.devices.iter().for_each(|device| device.probe.reset_peak(device.measured_as()));
         let threads =
             Threads::start(admitted.devices, models.len(), &admitted.store, &Reporter::new(events, clock))?;
+        let policy = match policy {
+            Chosen::Kind(kind) => kind.build(seed),
+            Chosen::Own(policy) => policy,
+        };
         let mut run = Self {
+            policy_name: guarded("the policy", || Ok(policy.name()))?,
+            held_back: false,
             devices: threads.devices.iter().map(|_| DeviceState::default()).collect(),
             active_bytes: admitted.admission.tasks.iter().map(|t| t.active_bytes).collect(),
             host_admitted: admitted.admission.host_admitted_bytes,
-            policy: match policy {
-                Chosen::Kind(kind) => kind.build(seed),
-                Chosen::Own(policy) => policy,
-            },
+            policy,
             store: admitted.store,
             models,
             threads,
@@ -271,8 +277,9 @@ impl Run {
         let claimable =
             |model: &Model| (0..self.devices.len()).any(|device| self.view(model, device).is_some());
         if open().any(claimable) {
+            self.held_back = false;
             self.fill();
-            if self.devices.iter().all(|device| device.next.is_none()) {
+            if self.held_back && self.devices.iter().all(|device| device.next.is_none()) {
                 self.dismiss("holds devices back although nothing runs");
             }
             return;
@@ -289,8 +296,8 @@ impl Run {
     /// Goes on without a policy that is none.
     pub(crate) fn dismiss(&mut self, why: &str) {
         let other = PolicyKind::default().build(0);
-        tracing::error!("the policy `{}` {why}: the run goes on with `{}`", self.policy.name(), other.name());
-        self.policy = other;
+        tracing::error!("the policy `{}` {why}: the run goes on with `{}`", self.policy_name, other.name());
+        (self.policy_name, self.policy) = (other.name(), other);
     }
 
     fn handle(&mut self, event: Event) {
@@ -480,8 +487,11 @@ impl Run {
                     (None, true) => TaskState::Stopped,
                     (None, false) => TaskState::Done,
                 };
-                if let Some(error) = written.not_kept {
-                    self.keep_failed(index, &error);
+                match written.not_kept {
+                    Some(error) => self.keep_failed(index, &error),
+                    // One that was stopped has an earlier one.
+                    None if state == TaskState::Done => self.models[index].results.checkpoint_error = None,
+                    None => {}
                 }
                 self.end(index, state);
             }

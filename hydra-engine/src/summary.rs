@@ -21,7 +21,7 @@ impl Run {
             makespan_s,
             lower_bound_s: longest.max(compute / devices.len().max(1) as f64),
             tokens_per_s: if makespan_s > 0.0 { units as f64 / makespan_s } else { 0.0 },
-            policy: self.policy.name().to_owned(),
+            policy: self.policy_name.to_owned(),
             prefetch: self.prefetch,
             tasks: self.models.iter().map(task_report).collect(),
             devices,

@@ -99,7 +99,8 @@ impl TrainTask {
 
     /// Begins where the checkpoint says, and comes to the bits to which the task would have come. The task must be as
     /// it was: chain, spec, data and kind of device; budgets, cuts, the number of devices, threads and policy may
-    /// differ. One that is finished is not trained again, and reported as it was.
+    /// differ. One that is finished is not trained again, and reported as it was; if it has the trained weights and this
+    /// task a writer, its model is written.
     pub fn resume_from(mut self, checkpoint: Checkpoint) -> Self {
         self.resume = Some(checkpoint);
         self
@@ -122,7 +123,8 @@ impl TrainTask {
 
     /// Whether nothing of it is left to do.
     pub(crate) fn is_finished(&self) -> bool {
-        self.resume.as_ref().is_some_and(Checkpoint::is_finished)
+        let written = |checkpoint: &Checkpoint| self.output.is_none() || !checkpoint.is_unwritten();
+        self.resume.as_ref().is_some_and(|checkpoint| checkpoint.is_finished() && written(checkpoint))
     }
 
     /// Whether to evaluate on the validation data before training; on by default.

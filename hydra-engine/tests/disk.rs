@@ -136,32 +136,6 @@ fn every_byte_on_the_disk_is_accounted_for() {
 }
 
 #[test]
-fn a_backward_pass_waits_for_an_optimizer_that_takes_long() {
-    // Layers of 63 MB of masters each, so that the optimizer reads and writes for longer than the run waits before it
-    // looks whether anything can go on.
-    let chain =
-        Arc::new(hydra_models::mlp::chain(&[2, 2300, 2300, 2300, 2300, 2300, 2300], 3).expect("a chain"));
-    let spec = TrainSpec { clip: None, length: Length::Steps(2), ..adamw(4) };
-    let settings = Settings {
-        memory: ByteSize::mib(400),
-        cuts: Some((1..7).collect()),
-        threads: 2,
-        ..Settings::default()
-    };
-    let task = TrainTask::new("task", chain.clone(), spirals(), spec.clone());
-    let disk = TempDir::new().expect("a directory");
-    let with = |host: u64| {
-        let run = settings.orchestrator().host_memory(ByteSize(host));
-        submitted(run.disk(disk.path().to_owned(), ByteSize::mib(1024)), &settings, &task)
-    };
-    let Err(EngineError::HostMemory { needed, .. }) = with(1).admit() else { panic!("too little") };
-    let report = with(needed).run().expect("a run").tasks.remove(0);
-    assert_eq!((report.error, report.disk_bytes > 100_000_000), (None, true));
-    let plain = plain::train(&chain, spirals().as_ref(), &spec).expect("the plain loop");
-    assert_eq!(report.weights_sha256, Some(plain.weights_sha256));
-}
-
-#[test]
 fn masters_leave_before_a_device_has_nothing_to_do() {
     let settings =
         Settings { devices: 2, others: 1, cuts: Some(vec![1, 2, 4, 6, 7, 9]), ..Settings::default() };

@@ -549,17 +549,69 @@ fn without_a_written_model_the_last_checkpoint_has_the_weights() {
     let bytes = fs::read(&file).unwrap();
     let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
     let chain = gpt2_chain();
-    let params = chain.images().iter().flat_map(|image| &image.params);
-    assert!(params.clone().count() > 10);
-    params.for_each(|param| {
-        let tensor = tensors.tensor(&format!("masters/{}", param.name)).unwrap();
-        assert_eq!(tensor.shape(), param.shape);
-    });
+    assert!(!tensors.names().iter().any(|name| name.starts_with("moment")), "nobody steps them");
+    let model = dir.path().join("model");
+    Settings::default()
+        .task(task(&spec()).write_to(Arc::new(Gpt2Writer::new(common::config())), model.clone()));
+    let written = fs::read(model.join("model.safetensors")).unwrap();
+    let written = safetensors::SafeTensors::deserialize(&written).unwrap();
+    let sorted = |tensors: &safetensors::SafeTensors<'_>| {
+        let mut all: Vec<Vec<u8>> =
+            tensors.tensors().into_iter().map(|(_, tensor)| tensor.data().to_vec()).collect();
+        all.sort();
+        all
+    };
+    assert_eq!(tensors.len(), chain.images().iter().map(|image| image.params.len()).sum::<usize>());
+    assert_eq!(sorted(&tensors), sorted(&written), "they are the weights that a writer writes");
     // It is a finished task's all the same.
     let checkpoint = Checkpoint::open(&file).unwrap();
     assert!(checkpoint.is_finished());
     let mut again = Settings::default().orchestrator();
     again.submit(task(&spec()).resume_from(checkpoint)).unwrap();
     let again = again.run().unwrap().tasks.remove(0);
-    assert_eq!((again.weights_sha256, again.losses), (report.weights_sha256, report.losses));
+    assert_eq!((&again.weights_sha256, &again.losses), (&report.weights_sha256, &report.losses));
+    // A writer that comes later writes what was trained.
+    let later = dir.path().join("later");
+    let writer = Arc::new(Gpt2Writer::new(common::config()));
+    let mut run = Settings::default().orchestrator();
+    let checkpoint = Checkpoint::open(&file).unwrap();
+    run.submit(task(&spec()).resume_from(checkpoint).write_to(writer, later.clone())).unwrap();
+    let report = run.run().unwrap().tasks.remove(0);
+    assert_eq!((report.state, report.compute_s, &report.losses), (TaskState::Done, 0.0, &again.losses));
+    assert_eq!((report.weights_sha256, report.model_dir), (again.weights_sha256, Some(later.clone())));
+    assert!(
+        fs::read(later.join("model.safetensors")).unwrap()
+            == fs::read(model.join("model.safetensors")).unwrap()
+    );
+}
+
+/// Stops one task when it has trained so many minibatches.
+struct StopFirst(StopFlag, usize);
+
+impl Observer for StopFirst {
+    fn observe(&mut self, event: &RunEvent<'_>) {
+        if let RunEvent::Minibatch { task, step, .. } = event
+            && (task.0, *step) == (0, self.1)
+        {
+            self.0.stop();
+        }
+    }
+}
+
+#[test]
+fn a_task_that_was_stopped_by_itself_goes_on_to_the_bits_of_the_whole_run() {
+    let whole = Settings::default().task(task(&spec()));
+    for after in 0..5 {
+        let dir = TempDir::new().unwrap();
+        let (file, flag) = (dir.path().join("task.safetensors"), StopFlag::new());
+        let run = Settings { others: 0, ..Settings::default() }.orchestrator();
+        let mut run = run.observer(Box::new(StopFirst(flag.clone(), after)));
+        run.submit(task(&spec()).checkpoint_to(file.clone()).stop_flag(flag)).unwrap();
+        run.submit(TrainTask::new("other", gpt2_chain(), tokens(11, 1), spec())).unwrap();
+        let report = run.run().unwrap();
+        assert_eq!(report.tasks[1].state, TaskState::Done, "{:?}", report.tasks[1].error);
+        let stopped = &report.tasks[0];
+        assert_eq!((stopped.state, stopped.losses.len() > after), (TaskState::Stopped, true), "{after}");
+        assert_eq!(outcome(&resumed(&Settings::default(), task(&spec()), &file)), outcome(&whole));
+    }
 }

@@ -49,7 +49,8 @@ impl<'a> PilotPartitioner<'a> {
     /// Where the device's probe does not measure, bytes follow from shapes, and a warning says so.
     ///
     /// # Errors
-    /// [`PartitionError::Layer`] if a layer panics, [`PartitionError::Weights`] if an image cannot be read,
+    /// [`PartitionError::Unrepeatable`] if a layer gives another output when it is run again,
+    /// [`PartitionError::Layer`] if one panics, [`PartitionError::Weights`] if an image cannot be read,
     /// [`PartitionError::Device`] if the device does not run the pass.
     pub fn measure(
         &self,

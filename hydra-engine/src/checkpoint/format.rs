@@ -299,6 +299,11 @@ impl Reader {
         &self.checksum
     }
 
+    /// Whether there are tensors.
+    pub(crate) fn has_tensors(&self) -> bool {
+        self.metadata.data_len() > 0
+    }
+
     /// The state. That of a finished task, whose tensors nobody reads later, is what was written.
     pub(crate) fn into_state(mut self) -> Result<State, CheckpointError> {
         if self.metadata.data_len() == 0 || matches!(self.state.position, Position::Finished { .. }) {

@@ -42,6 +42,8 @@ pub struct Checkpoint {
     path: PathBuf,
     state: State,
     checksum: String,
+    /// Whether it has weights.
+    weights: bool,
 }
 
 impl Checkpoint {
@@ -53,8 +55,8 @@ impl Checkpoint {
     pub fn open(path: impl Into<PathBuf>) -> Result<Self, CheckpointError> {
         let path = path.into();
         let reader = Reader::open(&path)?;
-        let checksum = reader.checksum().to_owned();
-        Ok(Self { path, state: reader.into_state()?, checksum })
+        let (checksum, weights) = (reader.checksum().to_owned(), reader.has_tensors());
+        Ok(Self { path, state: reader.into_state()?, checksum, weights })
     }
 
     /// The file.
@@ -72,9 +74,14 @@ impl Checkpoint {
         self.state.steps
     }
 
-    /// Whether the task was trained to its end and its model written: nothing is left to do.
+    /// Whether the task was trained to its end and, if it had a writer, its model written.
     pub fn is_finished(&self) -> bool {
         matches!(self.state.position, Position::Finished { .. })
+    }
+
+    /// Whether it has the weights of a finished task whose model nobody has written.
+    pub(crate) fn is_unwritten(&self) -> bool {
+        self.weights && matches!(self.state.position, Position::Finished { dir: None, .. })
     }
 
     /// Opens the file again, to read the tensors.

@@ -10,7 +10,7 @@ use crate::placement::Placement;
 use crate::report::Evaluation;
 use crate::task::TrainTask;
 use crate::weights::hexadecimal;
-use hydra_core::{Dataset, TrainSpec, gather};
+use hydra_core::{Dataset, TrainSpec, gather_items};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::path::{Path, PathBuf};
@@ -64,9 +64,12 @@ impl State {
         there && self.results.best.is_some()
     }
 
-    /// Moments that the optimizer keeps of each trained parameter.
+    /// Moments of each trained parameter that the file has: nobody steps a finished task.
     pub(super) fn moments(&self) -> usize {
-        self.identity.spec.optimizer.moments()
+        match self.position {
+            Position::Finished { .. } => 0,
+            _ => self.identity.spec.optimizer.moments(),
+        }
     }
 }
 
@@ -169,7 +172,7 @@ impl DataIdentity {
         };
         let mut hash = Sha256::new();
         for some in hashed.chunks(HASHED_TOGETHER) {
-            let batch = guarded("reading a batch", || Ok(gather(data, some)?))?;
+            let batch = guarded("reading a batch", || Ok(gather_items(data, some)?))?;
             for part in batch.inputs.parts.iter().chain(&batch.targets.parts) {
                 hash.update(format!("{:?}{:?}", part.dtype, part.shape));
                 hash.update(&part.bytes);
