@@ -39,23 +39,22 @@ impl GradientBytes {
             };
             images().map(of).filter(|(_, bytes)| *bytes > 0).collect::<Vec<_>>()
         };
-        let shards: Vec<Vec<(usize, u64)>> = shards.iter().map(made).collect();
-        let is_shared = |image: usize| {
-            shards.iter().filter(|made| made.iter().any(|(other, _)| *other == image)).count() > 1
+        Self::made_by(shards.iter().map(made).collect(), spec.clip.is_some() || spec.accumulate > 1)
+    }
+
+    /// Those of shards that make so much of which images.
+    fn made_by(shards: Vec<Vec<(usize, u64)>>, together: bool) -> Self {
+        let users = |image: usize| shards.iter().flatten().filter(|(other, _)| *other == image).count();
+        let sum = |made: &[(usize, u64)], shared: bool| -> u64 {
+            made.iter().filter(|(image, _)| (users(*image) > 1) == shared).map(|(_, bytes)| bytes).sum()
         };
-        let (mut shared, mut largest) = (0, 0);
-        for made in &shards {
-            let of_shared = |both: bool| {
-                made.iter()
-                    .filter(|(image, _)| is_shared(*image) == both)
-                    .map(|(_, bytes)| bytes)
-                    .sum::<u64>()
-            };
-            shared += of_shared(true);
-            largest = largest.max(of_shared(false));
+        Self {
+            shared: shards.iter().map(|made| sum(made, true)).sum(),
+            largest: shards.iter().map(|made| sum(made, false)).max().unwrap_or(0),
+            all: shards.iter().flatten().map(|(_, bytes)| bytes).sum(),
+            shards,
+            together,
         }
-        let all = shards.iter().flatten().map(|(_, bytes)| bytes).sum();
-        Self { shared, largest, all, shards, together: spec.clip.is_some() || spec.accumulate > 1 }
     }
 
     /// Room for the gradients of so many shards at once; for all where the optimizer waits for all.
@@ -74,29 +73,35 @@ pub(crate) struct GradientRoom {
     room: u64,
     /// Of each image: what was claimed and has not been stepped with.
     waiting: Vec<u64>,
+    /// Of all images.
+    taken: u64,
 }
 
 impl GradientRoom {
     pub(crate) fn new(bytes: GradientBytes, room: u64, images: usize) -> Self {
-        Self { bytes, room, waiting: vec![0; images] }
+        Self { bytes, room, waiting: vec![0; images], taken: 0 }
     }
 
     /// Whether there is room for what a shard's backward pass makes.
     pub(crate) fn has_room(&self, shard: usize) -> bool {
         let made: u64 = self.bytes.shards[shard].iter().map(|(_, bytes)| bytes).sum();
-        self.bytes.together || self.waiting.iter().sum::<u64>() + made <= self.room
+        self.bytes.together || self.taken + made <= self.room
     }
 
     /// A shard's backward pass was claimed.
     pub(crate) fn claimed(&mut self, shard: usize) {
-        if !self.bytes.together {
-            self.bytes.shards[shard].iter().for_each(|(image, bytes)| self.waiting[*image] += bytes);
+        if self.bytes.together {
+            return;
+        }
+        for (image, bytes) in &self.bytes.shards[shard] {
+            self.waiting[*image] += bytes;
+            self.taken += bytes;
         }
     }
 
     /// The optimizer has let go of an image's gradient.
     pub(crate) fn stepped(&mut self, image: usize) {
-        self.waiting[image] = 0;
+        self.taken -= std::mem::take(&mut self.waiting[image]);
     }
 }
 
@@ -109,21 +114,7 @@ mod tests {
     /// Shards that each make gradients of some of the images.
     fn bytes(shards: &[&[(usize, u64)]]) -> GradientBytes {
         let shards: Vec<Vec<(usize, u64)>> = shards.iter().map(|made| made.to_vec()).collect();
-        gradient_bytes(shards)
-    }
-
-    fn gradient_bytes(shards: Vec<Vec<(usize, u64)>>) -> GradientBytes {
-        let users = |image: usize| shards.iter().flatten().filter(|(other, _)| *other == image).count();
-        let sum = |made: &[(usize, u64)], shared: bool| -> u64 {
-            made.iter().filter(|(image, _)| (users(*image) > 1) == shared).map(|(_, bytes)| bytes).sum()
-        };
-        GradientBytes {
-            shared: shards.iter().map(|made| sum(made, true)).sum(),
-            largest: shards.iter().map(|made| sum(made, false)).max().unwrap_or(0),
-            all: shards.iter().flatten().map(|(_, bytes)| bytes).sum(),
-            together: false,
-            shards,
-        }
+        GradientBytes::made_by(shards, false)
     }
 
     #[test]
@@ -133,6 +124,27 @@ mod tests {
         assert_eq!([1, 2, 3].map(|shards| tied.room(shards)), [230, 260, 265]);
         let together = GradientBytes { together: true, ..tied };
         assert_eq!(together.room(1), 265);
+    }
+
+    #[test]
+    fn a_chain_has_gradients_of_what_it_trains() {
+        use hydra_core::OptimizerSpec;
+        use hydra_models::gpt2::{self, Gpt2Config};
+        let chain = gpt2::chain(&Gpt2Config::preset("bytes-tiny").unwrap(), None).unwrap();
+        let spec = TrainSpec::new(OptimizerSpec::adamw(1e-3), 1);
+        let layers: Vec<Range<usize>> = (0..chain.len()).map(|layer| layer..layer + 1).collect();
+        let cut = GradientBytes::of(&chain, &spec, &layers);
+        let (tied, others): (Vec<_>, Vec<_>) =
+            chain.images().iter().partition(|image| image.layers.len() > 1);
+        assert!(!tied.is_empty());
+        assert_eq!(cut.shared, tied.iter().map(|image| 2 * image.bytes()).sum::<u64>());
+        assert_eq!(cut.all, cut.shared + others.iter().map(|image| image.bytes()).sum::<u64>());
+        assert_eq!(cut.largest, others.iter().map(|image| image.bytes()).max().unwrap());
+        // In one shard nothing is shared, and both uses are made at once.
+        let whole = GradientBytes::of(&chain, &spec, std::slice::from_ref(&(0..chain.len())));
+        assert_eq!((whole.shared, whole.largest, whole.room(1)), (0, cut.all, cut.all));
+        let clipped = GradientBytes::of(&chain, &TrainSpec { clip: Some(1.0), ..spec }, &layers);
+        assert_eq!(clipped.room(1), cut.all);
     }
 
     #[test]
@@ -156,7 +168,7 @@ mod tests {
         /// that is complete, the next one always finds room.
         #[test]
         fn the_least_room_is_enough(shards in shards(), flowing in 1..4_usize) {
-            let bytes = gradient_bytes(shards.clone());
+            let bytes = GradientBytes::made_by(shards.clone(), false);
             let limit = bytes.room(flowing);
             let mut room = GradientRoom::new(bytes, limit, 6);
             let mut pending: BTreeSet<usize> = BTreeSet::new();
@@ -169,7 +181,8 @@ mod tests {
                 prop_assert!(room.has_room(shard));
                 room.claimed(shard);
                 pending.extend(shards[shard].iter().map(|(image, _)| *image));
-                prop_assert!(room.waiting.iter().sum::<u64>() <= limit);
+                prop_assert!(room.taken <= limit);
+                prop_assert_eq!(room.taken, room.waiting.iter().sum::<u64>());
             }
         }
     }

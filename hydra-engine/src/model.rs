@@ -323,11 +323,11 @@ impl Model {
     fn start_sweep(&mut self, next: &ShardTask) -> Result<(), EngineError> {
         self.boundaries.iter_mut().for_each(|slot| *slot = None);
         self.gradient = None;
-        let Some(reading) = self.reading(next) else { return Ok(()) };
-        self.batches = match self.loaded.take().filter(|loaded| loaded.of == Sweep::of(next)) {
-            Some(loaded) => loaded.batches?,
-            None => reading.batches()?,
-        };
+        if let Some(loaded) = self.loaded.take().filter(|loaded| loaded.of == Sweep::of(next)) {
+            self.batches = loaded.batches?;
+        } else if let Some(reading) = self.reading(next) {
+            self.batches = reading.batches()?;
+        }
         Ok(())
     }
 
@@ -351,23 +351,23 @@ impl Model {
         Some(Reading { data, parts, float })
     }
 
-    /// The sweep whose batches can be read ahead now, and what is to be read.
-    pub(crate) fn ahead(&mut self) -> Option<(Sweep, Reading)> {
+    /// The shard task with which a sweep begins whose batches can be read ahead now.
+    pub(crate) fn ahead(&self) -> Option<ShardTask> {
         if self.ended.is_some() || self.stopping || self.loading.is_some() {
             return None;
         }
         let next = self.cursor.peek().filter(|next| self.starts_sweep(next))?;
-        let sweep = Sweep::of(&next);
-        if self.loaded.as_ref().is_some_and(|loaded| loaded.of == sweep) {
-            return None;
-        }
-        // What was read for another sweep, nobody wants any more.
-        self.loaded = None;
-        Some((sweep, self.reading(&next)?))
+        let there = |loaded: &Loaded| loaded.of == Sweep::of(&next);
+        (!self.loaded.as_ref().is_some_and(there)).then_some(next)
     }
 
-    pub(crate) fn load(&mut self, sweep: Sweep) {
-        self.loading = Some(sweep);
+    /// Begins to read ahead: what is to be read, and for which sweep.
+    pub(crate) fn load(&mut self, next: &ShardTask) -> Option<(Sweep, Reading)> {
+        // What was read for another sweep, nobody wants any more.
+        self.loaded = None;
+        let reading = self.reading(next)?;
+        self.loading = Some(Sweep::of(next));
+        Some((Sweep::of(next), reading))
     }
 
     /// Batches were read ahead, or could not be.
@@ -567,6 +567,9 @@ impl Model {
         // Of a minibatch that diverged there are gradients at the optimizer, until the task has ended.
         if self.ended.is_some() || !self.gives_up() {
             self.active = None;
+        }
+        if self.ended.is_some() {
+            self.loaded = None;
         }
     }
 }

@@ -257,9 +257,9 @@ impl Run {
     /// Has the batches read that minibatches begin with after those that are under way.
     fn load_ahead(&mut self) {
         for model in &mut self.models {
+            let Some(next) = model.ahead() else { continue };
             let Some(room) = self.ahead.try_reserve(model.batch_bytes, &model.task.name) else { continue };
-            let Some((of, reading)) = model.ahead() else { continue };
-            model.load(of);
+            let Some((of, reading)) = model.load(&next) else { continue };
             self.threads.load(LoadJob { task: model.id, of, reading, room });
         }
     }
