@@ -142,7 +142,7 @@ impl Observer for Progress {
             RunEvent::Minibatch { task, steps, loss, units, at_s, .. } => {
                 self.minibatch(task, steps, loss, units, at_s);
             }
-            RunEvent::Evaluated { task, result, .. } => self.evaluated(task, result.perplexity),
+            RunEvent::Evaluated { task, ref result, .. } => self.evaluated(task, result.perplexity),
             RunEvent::Ended { task, state, .. } => self.end(task, state),
             RunEvent::Resumed { task, step, .. } => self.resumed(task, step),
             RunEvent::Checkpointed { .. } => {}

@@ -132,6 +132,7 @@ impl ChainLayer {
 pub struct Chain {
     name: String,
     note: String,
+    metrics: Vec<String>,
     layers: Vec<ChainLayer>,
     images: Vec<ImageLayout>,
     float: FloatType,
@@ -149,6 +150,7 @@ impl std::fmt::Debug for Chain {
 pub struct ChainBuilder {
     name: String,
     note: String,
+    metrics: Vec<String>,
     layers: Vec<(String, Box<dyn Layer>, bool)>,
     source: Arc<dyn WeightSource>,
 }
@@ -178,6 +180,45 @@ impl ChainBuilder {
         self
     }
 
+    /// What evaluations measure beside the loss, by name, such as `accuracy`. In a pass that evaluates, the last layer
+    /// then returns one tensor more for each, in this order: a float of shape `[1]`, the mean over the batch's terms.
+    /// Evaluations average it over all terms of their dataset, as they do the loss; tensors without a name are left out.
+    /// In a pass that trains the last layer returns the loss alone.
+    ///
+    /// ```
+    /// # use burn::module::Module;
+    /// # use burn::nn::{Linear, LinearConfig};
+    /// # use burn::tensor::{Device, FloatDType, activation::log_softmax};
+    /// # use hydra_core::{Activation, Chain, Forward, Pass};
+    /// #[derive(Module, Debug)]
+    /// struct Classifier {
+    ///     linear: Linear,
+    /// }
+    ///
+    /// impl Forward for Classifier {
+    ///     fn forward(&self, x: Activation, pass: &Pass) -> Activation {
+    ///         let logits = self.linear.forward(x.into_float::<2>());
+    ///         let classes = pass.targets().part(0).into_int::<1>();
+    ///         let at = classes.clone().reshape([-1, 1]);
+    ///         let loss = log_softmax(logits.clone(), 1).gather(1, at).mean_dim(0).neg().reshape([1]);
+    ///         if pass.is_training() {
+    ///             return Activation::of(loss);
+    ///         }
+    ///         let right = logits.argmax(1).reshape([-1]).equal(classes).float().cast(FloatDType::F32);
+    ///         Activation::of(loss).and(right.mean_dim(0))
+    ///     }
+    /// }
+    ///
+    /// let linear = LinearConfig::new(8, 3).init(&Device::flex());
+    /// let chain = Chain::builder("mine").layer("head", Classifier { linear }).metrics(["accuracy"]).build()?;
+    /// # assert_eq!(chain.metrics(), ["accuracy"]);
+    /// # Ok::<(), hydra_core::CoreError>(())
+    /// ```
+    pub fn metrics(mut self, names: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        self.metrics = names.into_iter().map(Into::into).collect();
+        self
+    }
+
     /// Where the first values come from; [`SeededInit`] if this is not called.
     pub fn weights(mut self, source: impl WeightSource + 'static) -> Self {
         self.source = Arc::new(source);
@@ -190,6 +231,7 @@ impl ChainBuilder {
             return Err(CoreError::EmptyChain { chain: self.name });
         }
         self.check_names()?;
+        self.check_metrics()?;
         let mut parts = Vec::new();
         for (name, layer, frozen) in self.layers {
             parts.push((Part::declared(&self.name, name, layer.as_ref(), frozen)?, layer));
@@ -211,7 +253,17 @@ impl ChainBuilder {
             return Err(CoreError::NothingToTrain { chain: self.name });
         }
         let float = FloatType::F32;
-        Ok(Chain { name: self.name, note: self.note, layers, images, float, source: self.source })
+        let Self { name, note, metrics, source, .. } = self;
+        Ok(Chain { name, note, metrics, layers, images, float, source })
+    }
+
+    fn check_metrics(&self) -> Result<(), CoreError> {
+        for (index, metric) in self.metrics.iter().enumerate() {
+            if metric.is_empty() || metric == "loss" || self.metrics[..index].contains(metric) {
+                return Err(CoreError::MetricName { chain: self.name.clone(), metric: metric.clone() });
+            }
+        }
+        Ok(())
     }
 
     fn check_names(&self) -> Result<(), CoreError> {
@@ -386,6 +438,7 @@ impl Chain {
         ChainBuilder {
             name: name.into(),
             note: String::new(),
+            metrics: Vec::new(),
             layers: Vec::new(),
             source: Arc::new(SeededInit),
         }
@@ -407,6 +460,11 @@ impl Chain {
     /// The chain's name, for messages and fingerprints.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// What evaluations measure beside the loss; see [`ChainBuilder::metrics`].
+    pub fn metrics(&self) -> &[String] {
+        &self.metrics
     }
 
     /// The number of layers.
@@ -490,7 +548,8 @@ impl Chain {
             format!("{}{}({})", l.name, if l.frozen { "!" } else { "" }, params.join(","))
         };
         let layers: Vec<String> = self.layers.iter().map(layer).collect();
-        format!("{}[{}]:{}", self.name, self.note, layers.join(";"))
+        let metrics = if self.metrics.is_empty() { String::new() } else { format!("{:?}", self.metrics) };
+        format!("{}[{}]{metrics}:{}", self.name, self.note, layers.join(";"))
     }
 
     fn describe(&self, p: &ParamRef) -> String {

@@ -141,6 +141,11 @@ pub fn backward_range(
 }
 
 fn from_loss(y: Activation, weight: f64) -> (Option<f32>, Option<Gradients>) {
+    let found = y.parts().len();
+    assert!(
+        found == 1,
+        "expected a loss alone from the last layer in a pass that trains, found {found} tensors"
+    );
     let loss = y.into_float::<1>();
     let value = loss_value(&loss);
     let weighted = scale(loss.into(), weight).into_float::<1>();
@@ -153,11 +158,45 @@ fn from_loss(y: Activation, weight: f64) -> (Option<f32>, Option<Gradients>) {
 /// # Panics
 /// If that is not one `f32` of shape `[1]`.
 pub fn loss_value(loss: &Tensor<1>) -> f32 {
-    let value = AnyTensor::from(loss.clone()).into_host();
+    number(loss.clone().into(), "a loss")
+}
+
+/// What the last layer of a chain found in a pass that evaluates: means over the terms of the batch.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Measured {
+    /// The loss.
+    pub loss: f32,
+    /// The chain's metrics, in the order of [`Chain::metrics`].
+    pub metrics: Vec<f32>,
+}
+
+impl Measured {
+    /// From what the last layer of `chain` returned in a pass that evaluates. More than the chain has names for is left
+    /// out.
+    ///
+    /// # Panics
+    /// If that is not a loss and the chain's metrics, each one `f32` of shape `[1]`.
+    pub fn of(chain: &Chain, y: Activation) -> Self {
+        let (names, found) = (chain.metrics(), y.parts().len());
+        assert!(
+            found > names.len(),
+            "expected a loss and {} metrics {names:?} from the last layer in a pass that evaluates, found {found} tensors",
+            names.len(),
+        );
+        let mut parts = y.into_parts().into_iter();
+        let loss = parts.next().map_or(f32::NAN, |loss| number(loss, "a loss"));
+        let metrics =
+            parts.zip(names).map(|(part, name)| number(part, &format!("a metric `{name}`"))).collect();
+        Self { loss, metrics }
+    }
+}
+
+fn number(value: AnyTensor, what: &str) -> f32 {
+    let value = value.into_host();
     let (dtype, shape) = (value.dtype, &value.shape);
     assert!(
         dtype == DType::F32 && shape[..] == [1],
-        "expected a loss of F32 and of shape [1] from the last layer, found {dtype:?} and {shape:?}"
+        "expected {what} of F32 and of shape [1] from the last layer, found {dtype:?} and {shape:?}"
     );
     value.as_f32()[0]
 }

@@ -125,6 +125,16 @@ pub enum CoreError {
         /// The parameter's full name.
         param: String,
     },
+    /// A metric that cannot be told from another number of an evaluation.
+    #[error(
+        "chain `{chain}` has a metric called `{metric}`; metrics need names that differ from one another and from `loss`"
+    )]
+    MetricName {
+        /// The chain's name.
+        chain: String,
+        /// The metric's name.
+        metric: String,
+    },
     /// Every layer is frozen.
     #[error("chain `{chain}` has nothing to train: every layer with parameters is frozen")]
     NothingToTrain {

@@ -53,8 +53,8 @@ mod weights;
 pub use activation::{Activation, AnyTensor, HostActivation, HostTensor};
 pub use chain::{Chain, ChainBuilder, ChainLayer, IMAGE_ALIGN, ImageLayout, ImageParam, ParamRef};
 pub use compute::{
-    BackwardFrom, LayerGradients, ShardBackward, backward_range, forget_graphs, forward_range, loss_value,
-    promote_layers,
+    BackwardFrom, LayerGradients, Measured, ShardBackward, backward_range, forget_graphs, forward_range,
+    loss_value, promote_layers,
 };
 pub use dataset::{Batch, Dataset, DatasetError, Sampler, gather, gather_items};
 pub use error::{CoreError, with_causes};

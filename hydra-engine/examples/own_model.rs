@@ -25,6 +25,9 @@ static ALLOCATOR: CountingAllocator = CountingAllocator::new(std::alloc::System)
 /// The numbers that the function is of.
 const INPUTS: usize = 8;
 
+/// What is measured beside the loss.
+const ABSOLUTE: &str = "mean absolute error";
+
 /// The first layer: `[items, INPUTS]` to `[items, width]`.
 #[derive(Module, Debug)]
 pub struct Stem {
@@ -57,7 +60,8 @@ impl Forward for Block {
     }
 }
 
-/// The last layer: `[items, width]` to the mean squared error, of shape `[1]`, against the targets `[items, 1]`.
+/// The last layer: `[items, width]` to the mean squared error, of shape `[1]`, against the targets `[items, 1]`, and in
+/// an evaluation to the mean absolute error too.
 #[derive(Module, Debug)]
 pub struct Head {
     norm: LayerNorm,
@@ -70,7 +74,9 @@ impl Forward for Head {
         // The loss and the targets are f32 whatever the chain's type; in f32 this does nothing.
         let error = y.cast(FloatDType::F32) - pass.targets().part(0).into_float::<2>();
         // Along a dimension, Burn adds in one order; over a whole tensor it may not.
-        Activation::of((error.clone() * error).mean_dim(0).reshape([1]))
+        let loss = Activation::of((error.clone() * error.clone()).mean_dim(0).reshape([1]));
+        // An evaluation measures more.
+        if pass.is_training() { loss } else { loss.and(error.abs().mean_dim(0).reshape([1])) }
     }
 }
 
@@ -88,7 +94,7 @@ pub fn model(width: usize, depth: usize) -> ChainBuilder {
         let (up, down) = (linear(width, 4 * width), linear(4 * width, width));
         chain = chain.layer(format!("block.{index}"), Block { norm: norm(), up, down, dropout });
     }
-    chain.layer("head", Head { norm: norm(), linear: linear(width, 1) })
+    chain.layer("head", Head { norm: norm(), linear: linear(width, 1) }).metrics([ABSOLUTE])
 }
 
 /// Points and the sine of their sum, each a function of its index.
@@ -173,7 +179,9 @@ pub fn main() -> Result<(), Box<dyn Error>> {
         let saved = model(64, 8).weights(source.clone()).build()?;
         source.check(&saved)?;
         let evaluation = Orchestrator::new(devices())?.evaluate(Arc::new(saved), test.clone(), 32, 0)?;
-        println!("  test loss of what was saved: {:.3}", evaluation.loss);
+        let absolute = evaluation.metrics[ABSOLUTE];
+        println!("  test loss of what was saved: {:.3}, {ABSOLUTE} {absolute:.3}", evaluation.loss);
+        assert!(absolute * absolute <= evaluation.loss);
         assert_eq!(Some(evaluation), task.test);
     }
     std::fs::remove_dir_all(dir)?;

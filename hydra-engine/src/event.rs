@@ -4,7 +4,7 @@ use crate::clock::{Clock, Time};
 use crate::error::EngineError;
 use crate::loader::Loaded;
 use crossbeam_channel::Sender;
-use hydra_core::{DeviceId, DeviceTensor, HostTensor, TaskId};
+use hydra_core::{DeviceId, DeviceTensor, HostTensor, Measured, TaskId};
 use hydra_spill::Reservation;
 use std::sync::Arc;
 
@@ -64,8 +64,8 @@ pub(crate) struct Computed {
     pub output: Output<DeviceTensor>,
     /// For each layer with trained parameters: its index in the chain and its gradients.
     pub gradients: Vec<(usize, Gradient<DeviceTensor>)>,
-    /// The mean loss of the microbatch, at the last shard.
-    pub loss: Option<f32>,
+    /// The mean loss of the microbatch, at the last shard, with the chain's metrics in an evaluation.
+    pub measured: Option<Measured>,
 }
 
 impl Computed {

@@ -4,8 +4,8 @@ use crate::device::LogicalDevice;
 use crate::error::EngineError;
 use crate::event::{Computed, Gradient, Output};
 use hydra_core::{
-    Activation, AnyTensor, BackwardFrom, Chain, DeviceTensor, Key, Layer, Pass, ShardBackward,
-    backward_range, finish, forget_graphs, forward_range, loss_value, panic_message, promote_layers,
+    Activation, AnyTensor, BackwardFrom, Chain, DeviceTensor, Key, Layer, Measured, Pass, ShardBackward,
+    backward_range, finish, forget_graphs, forward_range, panic_message, promote_layers,
 };
 use hydra_sched::ShardTaskKind;
 use hydra_spill::{Resident, alloc};
@@ -117,11 +117,11 @@ fn forward(device: &LogicalDevice, chain: &Chain, work: &ShardWork, inputs: &Sha
         return Computed {
             output: Output::None,
             gradients: Vec::new(),
-            loss: Some(loss_value(&y.into_float())),
+            measured: Some(Measured::of(chain, y)),
         };
     }
     let parts = y.into_parts().into_iter().map(|part| inputs.apart(part)).collect();
-    Computed { output: Output::Activation(parts), gradients: Vec::new(), loss: None }
+    Computed { output: Output::Activation(parts), gradients: Vec::new(), measured: None }
 }
 
 impl ShardInputs {
@@ -158,5 +158,6 @@ fn backward(device: &LogicalDevice, chain: &Chain, work: &ShardWork, inputs: &Sh
     };
     let trained = |index: &usize| !chain.layers()[*index].frozen && !chain.layers()[*index].params.is_empty();
     let gradients = work.layers.clone().zip(layers).filter(|(index, _)| trained(index));
-    Computed { output, gradients: gradients.map(|(i, of)| (i, apart(of))).collect(), loss }
+    let measured = loss.map(|loss| Measured { loss, metrics: Vec::new() });
+    Computed { output, gradients: gradients.map(|(i, of)| (i, apart(of))).collect(), measured }
 }

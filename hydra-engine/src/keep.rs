@@ -167,7 +167,7 @@ impl Model {
             _ => position.stage(),
         };
         match position {
-            Position::Evaluate { sum, terms, .. } => self.evaluation = (sum, terms),
+            Position::Evaluate { sums, .. } => self.evaluation = sums,
             Position::Finished { sha256, dir } if stage == Stage::Finished => {
                 (self.results.sha256, self.results.dir) = (Some(sha256), dir);
                 self.ended = Some(TaskState::Done);
@@ -205,11 +205,11 @@ impl From<&Results> for KeptResults {
     fn from(results: &Results) -> Self {
         Self {
             losses: results.losses.clone(),
-            initial: results.initial.map(Into::into),
-            validation: results.validation.map(Into::into),
-            test: results.test.map(Into::into),
-            periodic: results.periodic.iter().map(|(step, result)| (*step, (*result).into())).collect(),
-            best: results.best.map(|(step, result)| (step, result.into())),
+            initial: results.initial.clone().map(Into::into),
+            validation: results.validation.clone().map(Into::into),
+            test: results.test.clone().map(Into::into),
+            periodic: results.periodic.iter().map(|(step, result)| (*step, result.clone().into())).collect(),
+            best: results.best.clone().map(|(step, result)| (step, result.into())),
         }
     }
 }

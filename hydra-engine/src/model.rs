@@ -5,6 +5,7 @@ use crate::asking::Waits;
 use crate::clock::Time;
 use crate::cursor::{Cursor, Program, ShardTask, Stage};
 use crate::error::EngineError;
+use crate::evaluation::{Evaluation, Sums};
 use crate::event::{Gradient, Output, Ticket};
 use crate::executor::ShardWork;
 use crate::gradient_room::{GradientBytes, GradientRoom};
@@ -14,9 +15,9 @@ use crate::keep::Kept;
 use crate::loader::{Loaded, Reading, Sweep};
 use crate::observer::EvaluationKind;
 use crate::placement::Placement;
-use crate::report::{Evaluation, TaskState};
+use crate::report::TaskState;
 use crate::task::TrainTask;
-use hydra_core::{Batch, Chain, Dataset, DeviceId, HostTensor, Pass, Sampler, TaskId};
+use hydra_core::{Batch, Chain, Dataset, DeviceId, HostTensor, Measured, Pass, Sampler, TaskId};
 use hydra_partition::PartitionPlan;
 use hydra_sched::{CostError, CostModel, ShardTaskKind};
 use hydra_spill::Reservation;
@@ -119,8 +120,8 @@ pub(crate) struct Model {
     boundaries: Vec<Option<Slot<Vec<HostTensor>>>>,
     gradient: Option<(usize, Slot<Gradient<HostTensor>>)>,
     loss: f64,
-    /// The losses of the evaluation so far, and their terms.
-    pub evaluation: (f64, u64),
+    /// The evaluation that is under way.
+    pub evaluation: Sums,
     /// When the last minibatch ended, while the next shard task waits for its optimizer.
     pub minibatch_done_s: Option<f64>,
 }
@@ -171,7 +172,7 @@ impl Model {
             boundaries: (0..shards.len()).map(|_| None).collect(),
             gradient: None,
             loss: 0.0,
-            evaluation: (0.0, 0),
+            evaluation: Sums::default(),
             minibatch_done_s: None,
             shards,
             plan,
@@ -435,14 +436,15 @@ impl Model {
     pub(crate) fn finished(
         &mut self,
         claim: &Claim,
-        loss: Option<f32>,
+        measured: Option<Measured>,
         time: Time,
     ) -> Result<Progress, EngineError> {
         self.running = None;
         self.running_task = None;
         self.results.compute_s += time.seconds();
         self.costs.observe(claim.what.kind, claim.what.shard, time.seconds());
-        if let Some(loss) = loss {
+        if let Some(measured) = measured {
+            let loss = measured.loss;
             if !loss.is_finite() {
                 let dataset = match claim.what.stage {
                     Stage::Evaluate { kind, .. } => Some(evaluation_data(&self.task, kind).name().to_owned()),
@@ -451,10 +453,7 @@ impl Model {
                 return Err(EngineError::BadLoss { loss, step: claim.what.step, dataset });
             }
             match claim.what.stage {
-                Stage::Evaluate { .. } => {
-                    self.evaluation.0 += f64::from(loss) * claim.terms as f64;
-                    self.evaluation.1 += claim.terms as u64;
-                }
+                Stage::Evaluate { .. } => self.evaluation.add(&measured, claim.terms),
                 _ => self.loss += claim.work.weight * f64::from(loss),
             }
         }
@@ -501,19 +500,18 @@ impl Model {
     }
 
     fn end_evaluation(&mut self, kind: EvaluationKind, step: usize) -> Progress {
-        let (sum, terms) = std::mem::take(&mut self.evaluation);
-        let result = Evaluation::of(sum, terms);
+        let result = std::mem::take(&mut self.evaluation).mean(self.chain().metrics());
         let mut best = false;
         match kind {
-            EvaluationKind::Initial => self.results.initial = Some(result),
-            EvaluationKind::Validation => self.results.validation = Some(result),
-            EvaluationKind::Test => self.results.test = Some(result),
+            EvaluationKind::Initial => self.results.initial = Some(result.clone()),
+            EvaluationKind::Validation => self.results.validation = Some(result.clone()),
+            EvaluationKind::Test => self.results.test = Some(result.clone()),
             EvaluationKind::Periodic => {
-                self.results.periodic.push((step, result));
-                best = self.results.best.is_none_or(|(_, best)| result.loss < best.loss);
+                self.results.periodic.push((step, result.clone()));
+                best = self.results.best.as_ref().is_none_or(|(_, best)| result.loss < best.loss);
                 if best {
-                    self.results.best = Some((step, result));
-                    self.results.validation = Some(result);
+                    self.results.best = Some((step, result.clone()));
+                    self.results.validation = Some(result.clone());
                 }
             }
         }

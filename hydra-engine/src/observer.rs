@@ -1,7 +1,8 @@
 //! What a run tells while it goes on: the run log, progress bars and traces listen here.
 
 use crate::admission::Admission;
-use crate::report::{Evaluation, TaskState};
+use crate::evaluation::Evaluation;
+use crate::report::TaskState;
 use hydra_core::{DeviceId, TaskId};
 use serde::{Deserialize, Serialize};
 

@@ -1,6 +1,7 @@
 //! What a run reports; `docs/report.md` documents the JSON.
 
 use crate::error::EngineError;
+use crate::evaluation::Evaluation;
 use crate::placement::Placement;
 use hydra_sched::Workload;
 use serde::{Deserialize, Serialize};
@@ -20,25 +21,6 @@ pub enum TaskState {
     Failed,
     /// Stopped at the end of a minibatch because the run was interrupted.
     Stopped,
-}
-
-/// The loss of a chain over a dataset.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Evaluation {
-    /// The mean loss over all terms (natural logarithm).
-    pub loss: f64,
-    /// `exp(loss)`.
-    pub perplexity: f64,
-    /// The terms: predicted tokens of a language model.
-    pub predicted_tokens: u64,
-}
-
-impl Evaluation {
-    /// The evaluation of a sum of losses over so many terms.
-    pub fn of(loss_sum: f64, terms: u64) -> Self {
-        let loss = loss_sum / terms.max(1) as f64;
-        Self { loss, perplexity: loss.exp(), predicted_tokens: terms }
-    }
 }
 
 /// What became of one task.

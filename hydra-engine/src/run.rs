@@ -410,9 +410,9 @@ impl Run {
         if self.models[claim.task.0].gives_up() {
             return self.models[claim.task.0].dropped();
         }
-        let made = self.hand_over(device, &claim, made);
+        let mut made = self.hand_over(device, &claim, made);
         let model = &mut self.models[claim.task.0];
-        let progress = model.finished(&claim, made.computed.loss, time);
+        let progress = model.finished(&claim, made.computed.measured.take(), time);
         let (ticket, task, shard) = (claim.ticket, claim.task, claim.what.shard);
         let stays = model.placement.on_device();
         let job =

@@ -190,7 +190,7 @@ fn other_chains_and_types_of_floats_train_from_the_disk() {
 }
 
 fn best_of(report: &TaskReport) -> impl PartialEq + std::fmt::Debug + use<> {
-    let evaluations = [report.initial_validation, report.validation, report.test];
+    let evaluations = [&report.initial_validation, &report.validation, &report.test].map(Clone::clone);
     let periodic = report.evaluations.clone();
     (report.losses.clone(), evaluations, periodic, report.best_step, report.weights_sha256.clone())
 }

@@ -101,7 +101,7 @@ fn best_weights_are_put_back() {
     let report = settings.task(task.validation(tokens(5, 3)).test(tokens(4, 2)));
     assert_eq!((report.error, report.state), (None, TaskState::Done));
     let best = report.evaluations.iter().min_by(|a, b| a.1.loss.total_cmp(&b.1.loss)).expect("evaluations");
-    assert_eq!((report.best_step, report.validation), (Some(best.0), Some(best.1)));
+    assert_eq!((report.best_step, report.validation), (Some(best.0), Some(best.1.clone())));
     let short = TrainSpec { length: Length::Steps(best.0), eval_every: None, ..spec };
     let plain = plain::train(&chain, tokens(11, 1).as_ref(), &short).expect("the plain loop");
     assert_eq!(report.weights_sha256, Some(plain.weights_sha256), "the weights of step {}", best.0);

@@ -154,7 +154,10 @@ fn best_are_put_back_in(float: FloatType) {
     assert_eq!((there.state, there.error.as_deref()), (TaskState::Done, None));
     assert!(there.best_step.is_some_and(|step| step < 6), "{:?}", there.best_step);
     assert_eq!(there.evaluations, host.evaluations);
-    assert_eq!((there.best_step, there.validation, there.test), (host.best_step, host.validation, host.test));
+    assert_eq!(
+        (there.best_step, there.validation.clone(), there.test.clone()),
+        (host.best_step, host.validation, host.test)
+    );
     assert_eq!(there.weights_sha256, host.weights_sha256);
 }
 

@@ -75,7 +75,7 @@ fn kept_every(
 /// What must not differ between a run and one that went on.
 fn outcome(report: &TaskReport) -> impl PartialEq + std::fmt::Debug + use<> {
     let bits: Vec<u64> = report.losses.iter().map(|loss| loss.to_bits()).collect();
-    let evaluations = [report.initial_validation, report.validation, report.test];
+    let evaluations = [&report.initial_validation, &report.validation, &report.test].map(Clone::clone);
     let weights = report.weights_sha256.clone();
     (
         report.state,

@@ -133,7 +133,7 @@ fn best_weights_return(settings: &Settings) {
     let steps: Vec<usize> = report.evaluations.iter().map(|(step, _)| *step).collect();
     assert_eq!(steps, [2, 4, 5]);
     let best = report.evaluations.iter().min_by(|a, b| a.1.loss.total_cmp(&b.1.loss)).expect("evaluations");
-    assert_eq!((report.best_step, report.validation), (Some(best.0), Some(best.1)));
+    assert_eq!((report.best_step, report.validation), (Some(best.0), Some(best.1.clone())));
     let short = TrainSpec { length: Length::Steps(best.0), eval_every: None, ..spec };
     let plain = plain::train(&gpt2_chain(), tokens(11, 1).as_ref(), &short).expect("the plain loop");
     assert_eq!(report.weights_sha256, Some(plain.weights_sha256), "the weights of step {}", best.0);

@@ -1,6 +1,6 @@
 //! A small residual network over images, without running statistics.
 
-use crate::ops::classification_loss;
+use crate::ops::{ACCURACY, classified};
 use crate::{ModelError, synthetic};
 use burn::module::Module;
 use burn::nn::conv::{Conv2d, Conv2dConfig};
@@ -92,7 +92,7 @@ impl Forward for Pool {
         let [items, channels, height, width] = x.dims();
         let mean = x.reshape([items, channels, height * width]).mean_dim(2).squeeze_dim::<2>(2);
         let logits = self.linear.forward(mean);
-        Activation::of(classification_loss(logits, pass.targets().part(0).into_int()))
+        classified(logits, pass)
     }
 
     // The values that recorded runs began with.
@@ -144,7 +144,7 @@ pub fn chain(config: CnnConfig) -> Result<Chain, ModelError> {
         (from, to) = (to, 2 * to);
     }
     let linear = LinearConfig::new(from, classes).init(&Device::flex());
-    Ok(chain.layer("pool", Pool { linear }).build()?)
+    Ok(chain.layer("pool", Pool { linear }).metrics([ACCURACY]).build()?)
 }
 
 /// Square images of waves in noise; the waves' direction is the class. A function of the seed.

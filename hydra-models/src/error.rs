@@ -91,6 +91,16 @@ pub enum ModelError {
         /// The chain's name.
         chain: String,
     },
+    /// A part that should begin anew is nowhere.
+    #[error("neither chain `{chain}` nor `{path}` has a layer or a parameter `{part}`, which was to begin anew: look at its spelling", path = path.display())]
+    PartUnknown {
+        /// The file.
+        path: PathBuf,
+        /// The name that was given.
+        part: String,
+        /// The chain's name.
+        chain: String,
+    },
     /// A tensor of another shape than the model says.
     #[error("`{path}`: tensor `{tensor}` has shape {found:?}, expected {expected:?} by the model", path = path.display())]
     Shape {

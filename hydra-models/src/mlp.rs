@@ -1,6 +1,6 @@
 //! Multilayer perceptrons over points in the plane: small chains for tests and first steps.
 
-use crate::ops::{classification_loss, dropout};
+use crate::ops::{ACCURACY, classified, dropout};
 use crate::{ModelError, synthetic};
 use burn::module::Module;
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
@@ -36,7 +36,7 @@ pub struct Classifier {
 impl Forward for Classifier {
     fn forward(&self, x: Activation, pass: &Pass) -> Activation {
         let logits = self.linear.forward(x.into_float::<2>());
-        Activation::of(classification_loss(logits, pass.targets().part(0).into_int()))
+        classified(logits, pass)
     }
 
     // The values that recorded runs began with.
@@ -74,7 +74,7 @@ pub fn chain(sizes: &[usize], classes: usize) -> Result<Chain, ModelError> {
     for (index, pair) in sizes.windows(2).enumerate() {
         chain = chain.layer(format!("dense.{index}"), Dense { linear: linear(pair[0], pair[1]) });
     }
-    Ok(chain.layer("classifier", Classifier { linear: linear(last, classes) }).build()?)
+    Ok(chain.layer("classifier", Classifier { linear: linear(last, classes) }).metrics([ACCURACY]).build()?)
 }
 
 /// The first layer of [`two_stream_chain`]: a point becomes a hidden vector, a residual, and the number of
@@ -139,7 +139,7 @@ impl Forward for Close {
         let quadrant: Tensor<2> =
             self.quadrants.forward(x.part(2).into_int::<1>().unsqueeze_dim(0)).squeeze_dim(0);
         let logits = self.linear.forward(hidden + residual + quadrant);
-        Activation::of(classification_loss(logits, pass.targets().part(0).into_int()))
+        classified(logits, pass)
     }
 
     fn init(&self, name: &str, shape: &[usize]) -> Init {
@@ -164,7 +164,10 @@ pub fn two_stream_chain(width: usize, depth: usize, classes: usize) -> Result<Ch
         chain = chain.layer(format!("mix.{index}"), Mix { linear: linear(width, width) });
     }
     let quadrants = EmbeddingConfig::new(4, width).init(&Device::flex());
-    Ok(chain.layer("close", Close { quadrants, linear: linear(width, classes) }).build()?)
+    Ok(chain
+        .layer("close", Close { quadrants, linear: linear(width, classes) })
+        .metrics([ACCURACY])
+        .build()?)
 }
 
 /// Points `[2]` on spirals that wind into one another, one spiral for each class; a function of the seed.

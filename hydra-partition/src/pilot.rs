@@ -5,8 +5,8 @@ use burn::tensor::{DType, Device};
 use bytes::Bytes;
 use hydra_core::{
     Activation, BackwardFrom, Batch, Chain, DeviceBytes, DeviceError, DeviceId, DeviceTensor, FloatType,
-    HostActivation, HostTensor, ImageReader, Layer, MemoryProbe, Pass, WeightError, backward_range, finish,
-    forward_range, panic_message, promote_layers, vector_jacobian,
+    HostActivation, HostTensor, ImageReader, Layer, Measured, MemoryProbe, Pass, WeightError, backward_range,
+    finish, forward_range, panic_message, promote_layers, vector_jacobian,
 };
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -303,8 +303,11 @@ impl Staged<'_> {
     }
 
     fn pass(&self) -> Pass {
-        let targets = Activation::from_resident(&self.targets, &self.device.clone().autodiff());
-        Pass::train(Pass::key_of(0, 0, 0), targets)
+        Pass::train(Pass::key_of(0, 0, 0), self.targets())
+    }
+
+    fn targets(&self) -> Activation {
+        Activation::from_resident(&self.targets, &self.device.clone().autodiff())
     }
 
     /// The forward without a graph.
@@ -316,7 +319,21 @@ impl Staged<'_> {
         let (y, forward_peak, forward_s) = self.meter.watch(forward);
         let output = y.into_host();
         let differs = before.is_some_and(|before| before != digest(&output));
+        // What an evaluation measures beside the loss may need more than the loss alone.
+        let evaluation_peak = if self.measures_metrics() { self.evaluation(&layers, x.clone()) } else { 0 };
+        let forward_peak = forward_peak.max(evaluation_peak);
         Ran { output, differs, wrapping_bytes, forward_peak, forward_s, ..Ran::default() }
+    }
+
+    fn measures_metrics(&self) -> bool {
+        self.range.end == self.chain.len() && !self.chain.metrics().is_empty()
+    }
+
+    /// The peak of a forward that evaluates.
+    fn evaluation(&self, layers: &[Box<dyn Layer>], x: Activation) -> u64 {
+        let pass = Pass::evaluate(self.targets());
+        let run = || Measured::of(self.chain, forward_range(layers, self.range.start, x, &pass));
+        self.meter.watch(run).1
     }
 
     /// The recomputed forward and the backward.

@@ -4,10 +4,10 @@ use super::CheckpointError;
 use crate::cursor::Stage;
 use crate::device::{DeviceKind, LogicalDevice};
 use crate::error::{EngineError, guarded};
+use crate::evaluation::{KeptEvaluation, Sums};
 use crate::model::Model;
 use crate::observer::EvaluationKind;
 use crate::placement::Placement;
-use crate::report::Evaluation;
 use crate::task::TrainTask;
 use crate::weights::hexadecimal;
 use hydra_core::{Dataset, TrainSpec, gather_items};
@@ -36,8 +36,7 @@ impl State {
     pub(crate) fn of(model: &Model, identity: Identity) -> Self {
         let position = match model.cursor.stage() {
             Stage::Evaluate { kind, batch } => {
-                let (sum, terms) = model.evaluation;
-                Position::Evaluate { kind, batch, sum, terms }
+                Position::Evaluate { kind, batch, sums: model.evaluation.clone() }
             }
             Stage::Restore => Position::Restore,
             Stage::Write => Position::Write,
@@ -79,8 +78,13 @@ impl State {
 pub(crate) enum Position {
     /// A minibatch.
     Train,
-    /// A batch of an evaluation, whose losses so far add up to `sum` over so many terms.
-    Evaluate { kind: EvaluationKind, batch: usize, sum: f64, terms: u64 },
+    /// A batch of an evaluation, of which this much is done.
+    Evaluate {
+        kind: EvaluationKind,
+        batch: usize,
+        #[serde(flatten)]
+        sums: Sums,
+    },
     /// Nothing but having its best masters put back.
     Restore,
     /// Nothing but having its model written.
@@ -110,25 +114,6 @@ pub(crate) struct KeptResults {
     pub test: Option<KeptEvaluation>,
     pub periodic: Vec<(usize, KeptEvaluation)>,
     pub best: Option<(usize, KeptEvaluation)>,
-}
-
-/// An evaluation by what is finite of it: a perplexity can be infinite, which JSON has not.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct KeptEvaluation {
-    loss: f64,
-    terms: u64,
-}
-
-impl From<Evaluation> for KeptEvaluation {
-    fn from(evaluation: Evaluation) -> Self {
-        Self { loss: evaluation.loss, terms: evaluation.predicted_tokens }
-    }
-}
-
-impl From<KeptEvaluation> for Evaluation {
-    fn from(kept: KeptEvaluation) -> Self {
-        Self { loss: kept.loss, perplexity: kept.loss.exp(), predicted_tokens: kept.terms }
-    }
 }
 
 /// All that a task's bits depend on, on one build and one processor.

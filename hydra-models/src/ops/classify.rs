@@ -1,6 +1,28 @@
-//! The loss of a classifier with few classes.
+//! The loss of a classifier with few classes, and its accuracy.
 
 use burn::tensor::{FloatDType, Int, Tensor, activation};
+use hydra_core::{Activation, Pass};
+
+/// The metric of [`classified`].
+pub const ACCURACY: &str = "accuracy";
+
+/// What the last layer of a classifier returns for logits `[items, classes]` and the pass's targets, the classes
+/// `[items]`: the loss, and in a pass that evaluates the [`accuracy`] too.
+///
+/// # Panics
+/// If there is not one class for each item.
+pub fn classified(logits: Tensor<2>, pass: &Pass) -> Activation {
+    let classes = pass.targets().part(0).into_int::<1>();
+    let loss = classification_loss(logits.clone(), classes.clone());
+    let loss = Activation::of(loss);
+    if pass.is_training() { loss } else { loss.and(accuracy(logits, classes)) }
+}
+
+/// The part of the items whose class has the largest logit, `F32` of shape `[1]`.
+pub fn accuracy(logits: Tensor<2>, classes: Tensor<1, Int>) -> Tensor<1> {
+    let right = logits.argmax(1).squeeze_dim::<1>(1).equal(classes);
+    right.float().cast(FloatDType::F32).mean_dim(0)
+}
 
 /// The mean cross-entropy, `F32` of shape `[1]`, of logits `[items, classes]` against classes `[items]`.
 ///
@@ -44,6 +66,19 @@ mod tests {
     #[test]
     fn the_loss_is_the_mean_surprise() {
         assert_mean_surprise(Floats::F32, 1e-6);
+    }
+
+    #[test]
+    fn accuracy_counts_the_largest_logits() {
+        let device = burn::tensor::Device::flex().autodiff();
+        let logits = Tensor::<2>::from_data([[0.0, 2.0], [3.0, 1.0], [0.5, 0.1], [-1.0, -2.0]], &device);
+        let classes = Tensor::<1, Int>::from_data([1, 0, 1, 0], &device);
+        assert_eq!(values(&accuracy(logits.clone(), classes.clone())), [0.75]);
+        let targets = || Activation::of(classes.clone());
+        let evaluated = classified(logits.clone(), &Pass::evaluate(targets()));
+        assert_eq!(evaluated.parts().len(), 2);
+        let trained = classified(logits, &Pass::train(hydra_core::Key::new(1), targets()));
+        assert_eq!(values(&trained.into_float::<1>()), values(&evaluated.part(0).into_float::<1>()));
     }
 
     #[test]

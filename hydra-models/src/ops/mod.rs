@@ -28,7 +28,7 @@ pub mod reference;
 
 pub(crate) use attention::working_elements as attention_working_elements;
 pub use attention::{Attention, causal_attention};
-pub use classify::classification_loss;
+pub use classify::{ACCURACY, accuracy, classification_loss, classified};
 #[cfg(feature = "cube")]
 pub use cube::{Precision, set_precision, supports};
 pub use dropout::{dropout, dropout_onto};

@@ -2,7 +2,7 @@
 
 use super::{TensorFile, WEIGHTS, failed, write_tensors};
 use crate::ModelError;
-use hydra_core::{Chain, ImageReader, ModelWriter, WeightError, WeightSource};
+use hydra_core::{Chain, ImageReader, ModelWriter, SeededInit, WeightError, WeightSource};
 use std::collections::HashSet;
 use std::fs;
 use std::path::Path;
@@ -23,12 +23,14 @@ impl ModelWriter for SafetensorsWriter {
 }
 
 /// The first values of a chain, from a file that [`SafetensorsWriter`] wrote or any other with these names: one tensor
-/// for each parameter, in `F32`, `F16` or `BF16`, and no others. Cloning it is cheap.
+/// for each parameter, in `F32`, `F16` or `BF16`, and no others. With [`fresh`](Self::fresh), parts of the model may
+/// differ. Cloning it is cheap.
 ///
-/// Values are read image by image. They do not depend on the seed.
+/// Values are read image by image. They do not depend on the seed, but for what is fresh.
 #[derive(Clone, Debug)]
 pub struct SafetensorsSource {
     file: Arc<TensorFile>,
+    fresh: Vec<String>,
 }
 
 impl SafetensorsSource {
@@ -39,35 +41,93 @@ impl SafetensorsSource {
     pub fn open(path: impl AsRef<Path>) -> Result<Self, ModelError> {
         let path = path.as_ref();
         let file = if path.is_dir() { TensorFile::open(&path.join(WEIGHTS)) } else { TensorFile::open(path) };
-        Ok(Self { file: Arc::new(file?) })
+        Ok(Self { file: Arc::new(file?), fresh: Vec::new() })
     }
 
-    /// Whether the file has exactly the parameters of `chain`. A chain that has this source is checked image by image
+    /// Leaves these parts to the chain, such as the head of a model that is trained for another task: a parameter of
+    /// that name, or whose name goes on with a dot after it, gets its first value as if there were no file, drawn with
+    /// the task's seed. What the file has under such names is not read, so that the names can also be those of parts
+    /// that only the file has.
+    ///
+    /// ```
+    /// # use burn::module::Module;
+    /// # use burn::nn::{Linear, LinearConfig};
+    /// # use burn::tensor::Device;
+    /// # use hydra_core::{Activation, Chain, Forward, Pass};
+    /// # use hydra_models::weights::SafetensorsSource;
+    /// # use std::path::Path;
+    /// # #[derive(Module, Debug)]
+    /// # struct Layer {
+    /// #     linear: Linear,
+    /// # }
+    /// # impl Forward for Layer {
+    /// #     fn forward(&self, x: Activation, _: &Pass) -> Activation {
+    /// #         x
+    /// #     }
+    /// # }
+    /// /// The body of a model that was trained before, frozen, with a new head.
+    /// fn tuned(file: &Path, body: Layer, head: Layer) -> Result<Chain, Box<dyn std::error::Error>> {
+    ///     let source = SafetensorsSource::open(file)?.fresh(["head"]);
+    ///     let chain = Chain::builder("tuned").frozen("body", body).layer("head", head);
+    ///     let chain = chain.weights(source.clone()).build()?;
+    ///     source.check(&chain)?;
+    ///     Ok(chain)
+    /// }
+    /// # let layer = || Layer { linear: LinearConfig::new(2, 2).init(&Device::flex()) };
+    /// # assert!(tuned(Path::new("no such file"), layer(), layer()).is_err());
+    /// ```
+    pub fn fresh(mut self, parts: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        self.fresh.extend(parts.into_iter().map(Into::into));
+        self
+    }
+
+    fn is_fresh(&self, name: &str) -> bool {
+        self.fresh.iter().any(|part| is_within(name, part))
+    }
+
+    /// Whether the file has exactly the parameters of `chain`, but for what is fresh. A chain that has this source is checked image by image
     /// when its first values are asked for; this tells at once.
     ///
     /// # Errors
-    /// A tensor that is missing, has another shape or another type, and one that is no parameter of the chain.
+    /// A tensor that is missing, has another shape or another type, and one that is no parameter of the chain. A fresh
+    /// part that neither has.
     pub fn check(&self, chain: &Chain) -> Result<(), ModelError> {
         let params = || chain.images().iter().flat_map(|image| &image.params);
-        params().try_for_each(|param| self.file.check(&param.name, &param.shape))?;
+        let mut read = params().filter(|param| !self.is_fresh(&param.name));
+        read.try_for_each(|param| self.file.check(&param.name, &param.shape))?;
         let known: HashSet<&str> = params().map(|param| param.name.as_str()).collect();
-        let unknown = self.file.names().into_iter().filter(|name| !known.contains(name.as_str())).min();
+        let tensors = self.file.names();
+        let (path, chain) = (|| self.file.path.clone(), || chain.name().to_owned());
+        let names = || known.iter().copied().chain(tensors.iter().map(String::as_str));
+        if let Some(part) = self.fresh.iter().find(|part| !names().any(|name| is_within(name, part))) {
+            return Err(ModelError::PartUnknown { path: path(), part: part.clone(), chain: chain() });
+        }
+        let unknown =
+            tensors.iter().filter(|name| !known.contains(name.as_str()) && !self.is_fresh(name)).min();
         unknown.map_or(Ok(()), |tensor| {
-            let (path, chain) = (self.file.path.clone(), chain.name().to_owned());
-            Err(ModelError::TensorUnknown { path, tensor, chain })
+            Err(ModelError::TensorUnknown { path: path(), tensor: tensor.clone(), chain: chain() })
         })
     }
 }
 
+/// Whether a full name is `part`, or that of something within it.
+fn is_within(name: &str, part: &str) -> bool {
+    name.strip_prefix(part).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+}
+
 impl WeightSource for SafetensorsSource {
-    fn fill(&self, chain: &Chain, image: usize, _: u64, out: &mut [f32]) -> Result<(), WeightError> {
+    fn fill(&self, chain: &Chain, image: usize, seed: u64, out: &mut [f32]) -> Result<(), WeightError> {
         if image == 0 {
             let chain_name = chain.name().to_owned();
             let failed =
                 |source: ModelError| WeightError::Image { chain: chain_name, image, source: source.into() };
             self.check(chain).map_err(failed)?;
         }
-        for param in &chain.images()[image].params {
+        let params = &chain.images()[image].params;
+        if params.iter().any(|param| self.is_fresh(&param.name)) {
+            SeededInit.fill(chain, image, seed, out)?;
+        }
+        for param in params.iter().filter(|param| !self.is_fresh(&param.name)) {
             let read = self.file.check(&param.name, &param.shape);
             read.and_then(|()| self.file.read(&param.name, &mut out[param.range()]))
                 .map_err(|source| WeightError::Read { param: param.name.clone(), source: source.into() })?;
@@ -168,6 +228,43 @@ mod tests {
             let (message, param) = (with_causes(&error), &chain.images()[image].params[0].name);
             assert!(message.contains(&format!("has no tensor `{param}`")), "{message}");
         }
+    }
+
+    #[test]
+    fn what_is_fresh_is_drawn_and_the_rest_is_read() {
+        let old = mlp::chain(&[2, 4, 4], 3).unwrap();
+        let (dir, images) = written(&old, 1);
+        let source = SafetensorsSource::open(dir.path().join("model")).unwrap();
+        let new = |parts: &[&str], classes| {
+            let source = source.clone().fresh(parts.iter().copied());
+            let chain = mlp::chain(&[2, 4, 4], classes).unwrap();
+            source.check(&chain).map(|()| (source, chain))
+        };
+        let values = |source: &SafetensorsSource, chain: &Chain, image: usize| {
+            let mut out = vec![0.0; chain.images()[image].elements];
+            source.fill(chain, image, 7, &mut out).unwrap();
+            bytes::Bytes::copy_from_slice(bytemuck::cast_slice(&out))
+        };
+        // The head has another shape, the body is read.
+        let (tuned, chain) = new(&["classifier"], 9).unwrap();
+        let drawn = Images::of(&chain, 7);
+        for image in 0..3 {
+            let expected = if image == 2 { &drawn } else { &images };
+            assert_eq!(values(&tuned, &chain, image), expected.0[image]);
+        }
+        // A part of a layer.
+        let (tuned, chain) = new(&["dense.1.linear.bias"], 3).unwrap();
+        let (half, param) = (values(&tuned, &chain, 1), chain.images()[1].params[0].range());
+        let bytes = param.start * 4..param.end * 4;
+        assert_eq!(half.slice(bytes.clone()), images.0[1].slice(bytes));
+        // What only the file has may be left out; what nobody has is a slip.
+        let short = mlp::chain(&[2, 4], 3).unwrap();
+        source.clone().fresh(["dense.1"]).check(&short).unwrap();
+        let said = new(&["dens"], 3).unwrap_err().to_string();
+        assert!(said.contains("neither chain `mlp` nor") && said.contains("`dens`"), "{said}");
+        // All layers whose names begin with a word and a dot.
+        assert!(new(&["dense"], 3).unwrap().0.is_fresh("dense.1.linear.weight"));
+        assert!(new(&["classifier"], 3).is_ok() && new(&[], 9).is_err());
     }
 
     #[test]
