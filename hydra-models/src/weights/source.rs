@@ -3,7 +3,7 @@
 use super::{TensorFile, WEIGHTS, failed, write_tensors};
 use crate::ModelError;
 use hydra_core::{Chain, ImageReader, ModelWriter, SeededInit, WeightError, WeightSource};
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
@@ -95,7 +95,7 @@ impl SafetensorsSource {
         let params = || chain.images().iter().flat_map(|image| &image.params);
         let mut read = params().filter(|param| !self.is_fresh(&param.name));
         read.try_for_each(|param| self.file.check(&param.name, &param.shape))?;
-        let known: HashSet<&str> = params().map(|param| param.name.as_str()).collect();
+        let known: BTreeSet<&str> = params().map(|param| param.name.as_str()).collect();
         let tensors = self.file.names();
         let (path, chain) = (|| self.file.path.clone(), || chain.name().to_owned());
         let names = || known.iter().copied().chain(tensors.iter().map(String::as_str));
