@@ -312,22 +312,51 @@ pub struct CubeProbe {
     client: Client,
     /// The most that was seen since the last reset.
     peak: AtomicU64,
+    /// What was reserved after the pools were last trimmed: what they could not give back then.
+    kept: AtomicU64,
+}
+
+/// What the pools of a device hold.
+struct Pools {
+    all: MemoryUsage,
+    /// Bytes in allocations of their own, for good, such as the range that promotions go to.
+    dedicated: u64,
+}
+
+impl Pools {
+    /// Reserved and not in use.
+    fn idle(&self) -> u64 {
+        self.all.bytes_reserved.saturating_sub(self.all.bytes_in_use + self.all.bytes_padding)
+    }
+
+    /// Whether to have the pools give back what is idle, for a budget of `most`, when `kept` could not be given back
+    /// the last time. That waits for the device and makes the next shard task allocate anew.
+    fn should_be_trimmed(&self, most: u64, kept: u64) -> bool {
+        // Promotions have up to half of what is dedicated more than the budget reserves for them.
+        let most = most.saturating_add(self.dedicated / 2);
+        let part = most / 16;
+        self.all.bytes_reserved > most.max(kept.saturating_add(part)) && self.idle() > part
+    }
 }
 
 impl CubeProbe {
     /// The probe of the device of this client, whatever identity it is asked for.
     pub fn new(client: Client) -> Self {
-        Self { client, peak: AtomicU64::new(0) }
+        Self { client, peak: AtomicU64::new(0), kept: AtomicU64::new(0) }
     }
 
     /// What is in the pools that allocations come from. Those that CubeCL keeps for itself beside them, such as
     /// the staging of what is read, are the host's as a rule.
     fn usage(&self) -> MemoryUsage {
+        self.pools().all
+    }
+
+    fn pools(&self) -> Pools {
         let report = self.client.memory_report(MemoryScope::Device);
-        let pools = report.streams.iter().map(|stream| stream.pools.usage());
-        let usage = pools.fold(MemoryUsage::default(), |sum, usage| sum.combine(usage));
-        self.peak.fetch_max(usage.bytes_reserved, Relaxed);
-        usage
+        let pools = || report.streams.iter().map(|stream| &stream.pools);
+        let all = pools().fold(MemoryUsage::default(), |sum, pools| sum.combine(pools.usage()));
+        self.peak.fetch_max(all.bytes_reserved, Relaxed);
+        Pools { all, dedicated: pools().map(|pools| pools.dedicated.usage.bytes_reserved).sum() }
     }
 }
 
@@ -353,12 +382,42 @@ impl MemoryProbe for CubeProbe {
     }
 
     fn trim(&self, _: DeviceId, most: u64) {
-        let usage = self.usage();
-        let idle = usage.bytes_reserved.saturating_sub(usage.bytes_in_use + usage.bytes_padding);
-        // Cleaning up waits for the device and makes the next shard task allocate anew.
-        if usage.bytes_reserved > most && idle > most / 16 {
+        let pools = self.pools();
+        if pools.should_be_trimmed(most, self.kept.load(Relaxed)) {
             let _ = self.client.memory_cleanup();
+            self.kept.store(self.usage().bytes_reserved, Relaxed);
         }
+    }
+}
+
+#[cfg(test)]
+mod trimming {
+    use super::*;
+
+    fn pools(bytes_reserved: u64, bytes_in_use: u64, dedicated: u64) -> Pools {
+        Pools { all: MemoryUsage { bytes_reserved, bytes_in_use, ..MemoryUsage::default() }, dedicated }
+    }
+
+    #[test]
+    fn what_is_idle_beyond_the_budget_goes_back() {
+        assert!(pools(1700, 1500, 0).should_be_trimmed(1600, 0));
+        assert!(!pools(1600, 0, 0).should_be_trimmed(1600, 0), "it is within the budget");
+        assert!(!pools(1700, 1650, 0).should_be_trimmed(1600, 0), "nearly all is in use");
+    }
+
+    #[test]
+    fn the_range_of_promotions_is_not_what_the_pools_keep() {
+        assert!(!pools(1900, 1000, 800).should_be_trimmed(1600, 0));
+        assert!(pools(2001, 1000, 800).should_be_trimmed(1600, 0));
+    }
+
+    #[test]
+    fn what_could_not_be_given_back_is_not_asked_for_again() {
+        let fragments = pools(1900, 1500, 0);
+        assert!(fragments.should_be_trimmed(1600, 0));
+        assert!(!fragments.should_be_trimmed(1600, 1900), "the same again");
+        assert!(!pools(2000, 1500, 0).should_be_trimmed(1600, 1900));
+        assert!(pools(2001, 1500, 0).should_be_trimmed(1600, 1900), "a sixteenth more has come");
     }
 }
 

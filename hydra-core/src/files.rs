@@ -19,19 +19,29 @@ pub fn replace_file<E: From<io::Error>>(
 ) -> Result<(), E> {
     let mut part = path.as_os_str().to_owned();
     part.push(UNFINISHED);
-    let part = PathBuf::from(part);
-    let complete = File::create(&part).map_err(E::from).and_then(|mut file| {
-        write(&mut file)?;
-        Ok(file.sync_all()?)
-    });
-    let named = complete.and_then(|()| Ok(fs::rename(&part, path)?));
-    if named.is_err() {
-        // The error that is returned says more than one of this would.
-        let _ = fs::remove_file(&part);
-    }
-    named?;
+    let mut part = Part { path: PathBuf::from(part), named: false };
+    let mut file = File::create(&part.path)?;
+    write(&mut file)?;
+    file.sync_all()?;
+    fs::rename(&part.path, path)?;
+    part.named = true;
     sync_parent(path);
     Ok(())
+}
+
+/// A file that is removed unless it has got its name, also where whoever writes it panics.
+struct Part {
+    path: PathBuf,
+    named: bool,
+}
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        if !self.named {
+            // The error that is returned says more than one of this would.
+            let _ = fs::remove_file(&self.path);
+        }
+    }
 }
 
 /// Puts the name itself on the disk, where the system lets a directory be synced.
@@ -56,7 +66,10 @@ mod tests {
             Err(io::Error::other("no room"))
         };
         assert_eq!(replace_file(&path, fails).unwrap_err().to_string(), "no room");
+        let panics = |_: &mut File| -> io::Result<()> { panic!("a writer's") };
+        std::panic::catch_unwind(|| replace_file(&path, panics)).unwrap_err();
         assert_eq!(fs::read(&path).unwrap(), b"one");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "no part is left");
         replace_file(&path, |file| file.write_all(b"two")).unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"two");
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "no part is left");

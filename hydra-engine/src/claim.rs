@@ -19,7 +19,8 @@ impl Run {
         for busy in [false, true] {
             for device in 0..self.devices.len() {
                 let state = &self.devices[device];
-                if state.next.is_none() && state.active.is_some() == busy && (self.prefetch || !busy) {
+                let has_room = state.next.is_none() && !state.lost;
+                if has_room && state.active.is_some() == busy && (self.prefetch || !busy) {
                     self.claim(device);
                 }
             }
@@ -91,7 +92,14 @@ impl Run {
             return Ok(());
         };
         let ticket = self.tickets;
-        let (claim, inputs) = model.claim(ticket, DeviceId(device), next)?;
+        let (claim, inputs) = match model.claim(ticket, DeviceId(device), next) {
+            Ok(claimed) => claimed,
+            // Its data cannot be read. When what is under way has ended, what it has trained is kept.
+            Err(error) => {
+                model.cannot_go_on = Some(error);
+                return Ok(());
+            }
+        };
         self.tickets += 1;
         self.decisions += 1;
         let (inputs, late) = match budget.try_reserve(inputs.bytes(), &model.task.name) {

@@ -3,12 +3,16 @@
 use crate::error::{EngineError, with_causes};
 use crate::gpu::{self, PageLocked};
 use burn::backend::StreamId;
-use hydra_core::{Bandwidth, ByteSize, DeviceBytes, DeviceError, DeviceId, MemoryProbe};
+use burn::tensor::Tensor;
+use hydra_core::{
+    AnyTensor, Bandwidth, ByteSize, DeviceBytes, DeviceError, DeviceId, HostTensor, MemoryProbe,
+};
 use hydra_partition::{PartitionError, PilotDevice};
 use hydra_spill::{
     Budget, DeviceLink, HostCopyLink, LinkError, SharedLink, SimulatedLink, SpillError, SpillManager,
     TierStore, alloc,
 };
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -116,6 +120,9 @@ pub(crate) struct LogicalDevice {
     tag: alloc::TagLease,
 }
 
+/// Numbers that are doubled to see whether a device computes.
+const TRIAL: usize = 64;
+
 /// What a kind of device brings.
 pub(crate) struct Hardware {
     /// What it is, as far as results and costs depend on it.
@@ -185,6 +192,23 @@ impl LogicalDevice {
     pub(crate) fn trim(&self) {
         let budgets = self.manager.budget().capacity().saturating_mul(self.spec.sharing as u64);
         self.probe.trim(self.measured_as(), budgets);
+    }
+
+    /// Whether it still computes and tells of its memory. Asked on the compute worker's thread after a shard task that
+    /// failed: a GPU that is gone, or whose driver has given up, fails everything that comes after.
+    pub(crate) fn computes(&self) -> bool {
+        let trial = || {
+            self.probe.in_use(self.measured_as());
+            let given: Vec<f32> = (0..TRIAL).map(|i| i as f32).collect();
+            let there: Tensor<1> =
+                HostTensor::float(given.clone(), [TRIAL]).to_device(&self.burn).into_float();
+            let doubled = AnyTensor::from(there.mul_scalar(2.0)).into_host();
+            doubled.as_f32().iter().zip(given).all(|(doubled, given)| *doubled == 2.0 * given)
+        };
+        let trial = AssertUnwindSafe(|| alloc::with_tag(Some(self.measured_as()), trial));
+        catch_unwind(trial).unwrap_or_else(|panic| {
+            matches!(DeviceError::of_panic(panic.as_ref()), Some(DeviceError::OutOfMemory { .. }))
+        })
     }
 
     /// The device as the memory probe knows it: devices of other runs in this process have other figures.

@@ -240,6 +240,18 @@ pub enum EngineError {
         /// The image's index.
         image: usize,
     },
+    /// A device does not compute any more.
+    #[error("the device `{device}` computes nothing any more, and is left out of the run")]
+    DeviceLost {
+        /// The device's name.
+        device: String,
+        /// What failed there.
+        #[source]
+        source: Box<EngineError>,
+    },
+    /// No device of the run computes any more.
+    #[error("no device is left: each of them failed and computes nothing any more")]
+    NoDeviceLeft,
     /// A worker thread could not be started or ended early.
     #[error("worker `{worker}` {problem}")]
     Worker {

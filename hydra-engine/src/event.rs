@@ -114,6 +114,8 @@ pub(crate) enum Event {
         stalled_s: f64,
         /// `None` if there was nothing to compute, because the task had failed.
         result: Result<Option<Made>, EngineError>,
+        /// Whether the device computes nothing any more.
+        lost: bool,
     },
     /// The output of a shard task (`of`: shard and minibatch) is on the host.
     OutputDown {

@@ -57,7 +57,7 @@ impl Run {
                 CheckpointEvery::Minibatches(n) => model.cursor.step() - model.kept.step >= n.max(1),
                 CheckpointEvery::Time(time) => now - model.kept.at_s >= time.as_secs_f64(),
             };
-            let due = model.stopping || due && turn.is(model.id);
+            let due = model.ends_here() || due && turn.is(model.id);
             model.keep_due = due && model.task.checkpoint.is_some() && model.is_news();
         }
     }
@@ -80,7 +80,7 @@ impl Run {
     pub(crate) fn keep(&mut self, index: usize) -> bool {
         let turn = self.turn();
         let model = &mut self.models[index];
-        let due = std::mem::take(&mut model.keep_due) && (model.stopping || turn.is(model.id));
+        let due = std::mem::take(&mut model.keep_due) && (model.ends_here() || turn.is(model.id));
         let Some(file) = model.task.checkpoint.clone().filter(|_| due && model.is_news()) else {
             return false;
         };
@@ -150,6 +150,11 @@ impl Run {
 }
 
 impl Model {
+    /// Whether the task ends, trained or not, when nothing of it is under way.
+    fn ends_here(&self) -> bool {
+        self.stopping || self.cannot_go_on.is_some()
+    }
+
     /// Whether there is something to keep that was not kept before.
     fn is_news(&self) -> bool {
         let (step, stage) = (self.cursor.step(), self.cursor.stage());

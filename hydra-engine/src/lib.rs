@@ -30,6 +30,7 @@ mod error;
 mod evaluation;
 mod event;
 mod executor;
+mod failing;
 mod fill;
 mod gpu;
 mod gradient;

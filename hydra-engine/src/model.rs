@@ -124,6 +124,10 @@ pub(crate) struct Model {
     pub evaluation: Sums,
     /// When the last minibatch ended, while the next shard task waits for its optimizer.
     pub minibatch_done_s: Option<f64>,
+    /// Why the task ends before its next minibatch.
+    pub cannot_go_on: Option<EngineError>,
+    /// Shard tasks that are done, of which something may still be on its way down.
+    pub coming_down: usize,
 }
 
 impl Model {
@@ -174,6 +178,8 @@ impl Model {
             loss: 0.0,
             evaluation: Sums::default(),
             minibatch_done_s: None,
+            cannot_go_on: None,
+            coming_down: 0,
             shards,
             plan,
             placement: admitted.optimizer.clone(),
@@ -204,7 +210,7 @@ impl Model {
             Some((on, _)) if prefetch && on == device => self.running_task,
             Some(_) => return None,
         };
-        let next = self.cursor.peek()?;
+        let next = self.cursor.peek().filter(|_| self.cannot_go_on.is_none())?;
         if (self.stopping || self.keep_due) && self.between_sweeps() {
             return None;
         }
@@ -354,7 +360,8 @@ impl Model {
 
     /// The shard task with which a sweep begins whose batches can be read ahead now.
     pub(crate) fn ahead(&self) -> Option<ShardTask> {
-        if self.ended.is_some() || self.stopping || self.loading.is_some() {
+        let ends = self.ended.is_some() || self.stopping || self.cannot_go_on.is_some();
+        if ends || self.loading.is_some() {
             return None;
         }
         let next = self.cursor.peek().filter(|next| self.starts_sweep(next))?;
@@ -530,10 +537,12 @@ impl Model {
         }
     }
 
-    /// The task has failed in minibatch `step`: what is left to do is to put back its best masters and to write them.
+    /// The task has failed in minibatch `step`: what is left to do is to put back its best masters, if there are any, and
+    /// to write what there is.
     pub(crate) fn give_up(&mut self, step: usize, error: EngineError) {
+        let stage = if self.results.best.is_some() { Stage::Restore } else { Stage::Write };
         self.results.failure = Some(Arc::new(error));
-        self.cursor = Cursor::resumed(self.cursor.program().clone(), step, Stage::Restore);
+        self.cursor = Cursor::resumed(self.cursor.program().clone(), step, stage);
         self.cut_short = true;
     }
 
@@ -545,6 +554,28 @@ impl Model {
     /// A shard task came to nothing.
     pub(crate) fn dropped(&mut self) {
         (self.running, self.running_task, self.claimed) = (None, None, None);
+    }
+
+    /// Whether the masters are those before its minibatch, now and later, if this shard task does not end well.
+    pub(crate) fn has_stepped_nothing_before(&self, task: &ShardTask) -> bool {
+        task.kind != ShardTaskKind::Backward || task.shard + 1 == self.shards.len()
+    }
+
+    /// Goes back to the beginning of the minibatch, or the batch of an evaluation, of this shard task.
+    pub(crate) fn go_back_to(&mut self, task: &ShardTask) {
+        let stage = match task.stage {
+            Stage::Train { .. } => Stage::Train { microbatch: 0 },
+            stage => stage,
+        };
+        self.cursor = Cursor::resumed(self.cursor.program().clone(), task.step, stage);
+    }
+
+    /// A shard task failed, which had begun or was still claimed.
+    pub(crate) fn failed(&mut self, had_begun: bool) {
+        match had_begun {
+            true => (self.running, self.running_task) = (None, None),
+            false => self.claimed = None,
+        }
     }
 
     /// Nothing of the task runs or is claimed.

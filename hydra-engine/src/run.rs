@@ -9,7 +9,7 @@ use crate::event::{Event, Made, Output, Reporter, Ticket, Written};
 use crate::host::HostJob;
 use crate::loader::LoadJob;
 use crate::model::{Claim, Model, Progress};
-use crate::observer::{Observer, RunEvent, Span, Track, Work};
+use crate::observer::{EvaluationKind, Observer, RunEvent, Span, Track, Work};
 use crate::orchestrator::{Chosen, Setup};
 use crate::record::{Recorder, replay_s};
 use crate::report::{RunReport, TaskState};
@@ -22,7 +22,7 @@ use hydra_core::{ByteSize, DeviceId, TaskId};
 use hydra_sched::{Policy, PolicyKind, ShardTaskKind};
 use hydra_spill::{Budget, ImageId, Reservation, SpillError, TierStore};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 /// How often the loop looks at the stop flag while nothing happens.
@@ -47,6 +47,8 @@ pub(crate) struct DeviceState {
     pub(crate) copy_s: f64,
     pub(crate) stall_s: f64,
     pub(crate) shard_tasks: u64,
+    /// Whether it computes nothing any more.
+    pub(crate) lost: bool,
 }
 
 pub(crate) struct Run {
@@ -183,6 +185,7 @@ impl Run {
         while self.models.iter().any(|model| model.ended.is_none()) {
             self.check_stop();
             self.discard();
+            self.end_without_devices();
             self.mark_due();
             (0..self.models.len()).for_each(|index| self.settle(index));
             self.load_ahead();
@@ -222,7 +225,9 @@ impl Run {
     /// due, ends training when the run is stopping, and asks the host to restore or write.
     fn settle(&mut self, index: usize) {
         let model = &mut self.models[index];
-        if model.ended.is_some() || model.asked || !model.at_rest() {
+        // What is on its way down of a task that failed may be stepped yet.
+        let stepped = !model.gives_up() || model.coming_down == 0;
+        if model.ended.is_some() || model.asked || !model.at_rest() || !stepped {
             return;
         }
         if model.active.is_some() {
@@ -233,8 +238,17 @@ impl Run {
             return;
         }
         let model = &mut self.models[index];
-        if model.stopping && training {
-            model.cursor.stop(model.results.best.is_some());
+        if let Some(error) = model.cannot_go_on.take() {
+            match model.cursor.step() {
+                0 => return self.fail(index, error),
+                step => model.give_up(step, error),
+            }
+        }
+        let model = &mut self.models[index];
+        if model.stopping && training && !model.gives_up() {
+            // Before the test the best masters are there already.
+            let tests = matches!(model.cursor.stage(), Stage::Evaluate { kind: EvaluationKind::Test, .. });
+            model.cursor.stop(model.results.best.is_some() && !tests);
             model.cut_short = true;
         }
         match model.cursor.stage() {
@@ -269,13 +283,17 @@ impl Run {
     fn check_progress(&mut self) {
         let devices_idle = self.devices.iter().all(|d| d.active.is_none() && d.next.is_none());
         let open = || self.models.iter().filter(|model| model.ended.is_none());
-        let awaits_nothing =
-            |model: &Model| model.idle() && model.settled() && !model.asked && !model.awaits_steps();
+        let awaits_nothing = |model: &Model| {
+            let asked = model.asked || model.cannot_go_on.is_some();
+            model.idle() && model.settled() && !asked && !model.awaits_steps()
+        };
         if !devices_idle || self.taking_down > 0 || !open().all(awaits_nothing) {
             return;
         }
-        let claimable =
-            |model: &Model| (0..self.devices.len()).any(|device| self.view(model, device).is_some());
+        let claimable = |model: &Model| {
+            (0..self.devices.len())
+                .any(|device| !self.devices[device].lost && self.view(model, device).is_some())
+        };
         if open().any(claimable) {
             self.held_back = false;
             self.fill();
@@ -310,8 +328,12 @@ impl Run {
             }
             Event::Loaded { task, loaded } => self.models[task.0].loaded(loaded),
             Event::Started { device, ticket } => self.started(device, ticket),
-            Event::ShardDone { device, ticket, time, stalled_s, result } => {
+            Event::ShardDone { device, ticket, time, stalled_s, result, lost } => {
+                let result = result.map_err(|error| self.named(device, lost, error));
                 self.shard_done(device, ticket, time, stalled_s, result);
+                if lost {
+                    self.lose(device);
+                }
             }
             Event::OutputDown { device, task, ticket, of, time, result } => {
                 self.copied(device, task, Work::TakeDown, of, time);
@@ -323,6 +345,7 @@ impl Run {
             }
             Event::GradientsDown { device, task, of, time, failure } => {
                 self.taking_down -= 1;
+                self.models[task.0].coming_down -= 1;
                 self.copied(device, task, Work::TakeDown, of, time);
                 if let Some(error) = failure {
                     self.fail_if_awaited(task.0, error);
@@ -336,8 +359,8 @@ impl Run {
             Event::Restored { task } => {
                 let model = &mut self.models[task.0];
                 model.asked = false;
-                model.cut_short |= model.stopping && model.cursor.program().test > 0;
-                model.cursor.waited(model.stopping || model.gives_up());
+                // One that is to stop only now is kept first, before its test.
+                model.cursor.waited(model.cut_short);
             }
             Event::Kept { task, result, time } => self.kept(task, result, time),
             Event::Written { task, result } => self.written(task.0, result),
@@ -385,14 +408,15 @@ impl Run {
         let state = &mut self.devices[device.0];
         // A claim that could not start has ended in the double buffer.
         let ended = state.active.take_if(|claim| claim.ticket == ticket);
+        let had_begun = ended.is_some();
         let ended = ended.or_else(|| state.next.take_if(|n| n.claim.ticket == ticket).map(|n| n.claim));
         let Some(claim) = ended else { return };
         let made = match result {
             Ok(Some(made)) => made,
             Ok(None) => return self.models[claim.task.0].dropped(),
             Err(error) => {
-                self.models[claim.task.0].dropped();
-                return self.fail_if_awaited(claim.task.0, error);
+                self.models[claim.task.0].failed(had_begun);
+                return self.shard_failed(&claim, error);
             }
         };
         state.ended_s = Some(time.end_s);
@@ -420,22 +444,12 @@ impl Run {
         match progress {
             Ok(progress) => {
                 self.taking_down += 1;
+                self.models[task.0].coming_down += 1;
                 let _ = self.threads.devices[device.0].take_down.send(job);
                 self.tell(claim.task, progress, time);
             }
-            Err(error) => self.diverged(&claim, error),
+            Err(error) => self.failed_in(claim.task.0, claim.what.step, error),
         }
-    }
-
-    /// A loss is no number: the task has failed, and is over when its best masters so far, if there are any, are
-    /// written as its model.
-    fn diverged(&mut self, claim: &Claim, error: EngineError) {
-        let index = claim.task.0;
-        if self.models[index].results.best.is_none() {
-            return self.fail(index, error);
-        }
-        self.abandon(claim.task);
-        self.models[index].give_up(claim.what.step, error);
     }
 
     /// Keeps of the output what is needed on the host: nothing if the shard task that follows on the same
@@ -502,34 +516,7 @@ impl Run {
         }
     }
 
-    /// As [`fail`](Self::fail), but where the task has failed already and only its best masters matter.
-    fn fail_if_awaited(&mut self, index: usize, error: EngineError) {
-        if !self.models[index].gives_up() {
-            self.fail(index, error);
-        }
-    }
-
-    /// Sets a task aside; the run goes on.
-    pub(crate) fn fail(&mut self, index: usize, error: EngineError) {
-        if self.models[index].ended.is_some() {
-            return;
-        }
-        let model = &mut self.models[index];
-        // What went wrong first is why.
-        model.results.failure.get_or_insert(Arc::new(error));
-        let task = model.id;
-        self.abandon(task);
-        self.end(index, TaskState::Failed);
-    }
-
-    /// Tells workers that nobody waits for what is claimed of a task.
-    fn abandon(&self, task: TaskId) {
-        for next in self.devices.iter().flat_map(|state| &state.next).filter(|n| n.claim.task == task) {
-            next.abandoned.store(true, Ordering::Relaxed);
-        }
-    }
-
-    fn end(&mut self, index: usize, state: TaskState) {
+    pub(crate) fn end(&mut self, index: usize, state: TaskState) {
         let model = &mut self.models[index];
         model.ended = Some(state);
         model.release();

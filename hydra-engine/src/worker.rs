@@ -170,7 +170,9 @@ impl Worker {
         let retired = self.buffer.retire(ticket);
         debug_assert!(retired.is_ok() || result.is_err());
         let handed_on = result.as_ref().ok().and_then(Option::as_ref).and_then(Made::hand_on);
-        self.reporter.send(Event::ShardDone { device, ticket, time, stalled_s: start_s - waited_s, result });
+        let lost = result.is_err() && !self.device.computes();
+        let stalled_s = start_s - waited_s;
+        self.reporter.send(Event::ShardDone { device, ticket, time, stalled_s, result, lost });
         handed_on
     }
 

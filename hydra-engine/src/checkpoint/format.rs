@@ -254,6 +254,8 @@ pub(crate) struct Reader {
     data: Summed<BufReader<File>>,
     /// Whether it has best masters.
     best: bool,
+    /// Moments that it has of each trained parameter.
+    moments: usize,
     /// Bytes of tensors that were read.
     at: usize,
 }
@@ -290,8 +292,12 @@ impl Reader {
         let mut data = Summed::new(file);
         data.sum.update(&prefix);
         data.sum.update(&header);
-        let best = metadata.offset_keys().iter().any(|name| name.starts_with(&Part::Best.name("")));
-        Ok(Self { path: path.to_owned(), state, metadata, checksum, data, best, at: 0 })
+        let names = metadata.offset_keys();
+        let has = |part: Part| names.iter().any(|name| name.starts_with(&part.name("")));
+        let best = has(Part::Best);
+        // Earlier versions wrote those of a task whose model could not be written, too.
+        let moments = if has(Part::Moment(0)) { state.identity.moments() } else { state.moments() };
+        Ok(Self { path: path.to_owned(), state, metadata, checksum, data, best, moments, at: 0 })
     }
 
     /// The checksum that the file says it has.
@@ -350,7 +356,7 @@ impl Reader {
     /// [`CheckpointError`], where the tensors are not the chain's or cannot be read.
     pub(crate) fn image(&mut self, image: &ImageLayout) -> Result<ImageValues, CheckpointError> {
         let mut values = ImageValues { params: Vec::new(), moments: Vec::new(), best: None };
-        for part in Part::of(image, self.state.moments(), self.best) {
+        for part in Part::of(image, self.moments, self.best) {
             let mut of_part = vec![0.0; image.elements];
             for param in &image.params {
                 let name = part.name(&param.name);

@@ -63,11 +63,11 @@ impl State {
         there && self.results.best.is_some()
     }
 
-    /// Moments of each trained parameter that the file has: nobody steps a finished task.
+    /// Moments of each trained parameter that are written: nobody steps a task that was trained to its end.
     pub(super) fn moments(&self) -> usize {
         match self.position {
-            Position::Finished { .. } => 0,
-            _ => self.identity.spec.optimizer.moments(),
+            Position::Write | Position::Finished { .. } => 0,
+            _ => self.identity.moments(),
         }
     }
 }
@@ -212,6 +212,11 @@ impl Identities {
 }
 
 impl Identity {
+    /// The moments of the task's optimizer.
+    pub(super) fn moments(&self) -> usize {
+        self.spec.optimizer.moments()
+    }
+
     /// Refuses a checkpoint, whose identity this is, for a task of another identity.
     pub(crate) fn check(&self, path: &Path, task: &Self) -> Result<(), CheckpointError> {
         let pair = |what: &str, of: fn(&Self) -> String| (what.to_owned(), of(self), of(task));

@@ -177,13 +177,7 @@ impl<M: CardMemory> DeviceLink for CardLink<M> {
         if budget.used() + bytes > budget.capacity() - budget.capacity() / 4 {
             return floats.into();
         }
-        match self.dma.pool().floats(floats.len(), "masters") {
-            Ok(mut pinned) => {
-                pinned.copy_from_slice(&floats);
-                Floats::Pinned(pinned)
-            }
-            Err(_) => floats.into(),
-        }
+        self.dma.pool().floats(&floats, "masters").map_or_else(|_| floats.into(), Floats::Pinned)
     }
 
     fn prepare(&self, promotion: u64) -> Result<(), LinkError> {

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use hydra_core::ByteSize;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::mem::size_of;
+use std::mem::size_of_val;
 use std::ops::{Deref, DerefMut};
 use std::ptr::{self, NonNull};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -79,13 +79,13 @@ impl PinnedPool {
         Ok(PinnedBuffer { block, len, home: self.shelf.clone() })
     }
 
-    /// So many zeros for `owner`.
+    /// A copy of these floats for `owner`.
     ///
     /// # Errors
     /// As [`take`](Self::take).
-    pub fn floats(&self, len: usize, owner: &str) -> Result<PinnedFloats, PinnedError> {
-        let mut buffer = self.take(len.saturating_mul(size_of::<f32>()), owner)?;
-        buffer.fill(0);
+    pub fn floats(&self, values: &[f32], owner: &str) -> Result<PinnedFloats, PinnedError> {
+        let mut buffer = self.take(size_of_val(values), owner)?;
+        buffer.copy_from_slice(bytemuck::cast_slice(values));
         Ok(PinnedFloats { buffer })
     }
 
@@ -463,20 +463,21 @@ mod tests {
     }
 
     #[test]
-    fn floats_begin_as_zeros_also_where_others_wrote() {
+    fn floats_are_those_that_were_given_also_where_others_wrote() {
         let (_driver, pool) = pool(4);
         pool.take(100, "a").unwrap().fill(7);
-        let mut floats = pool.floats(25, "b").unwrap();
-        assert_eq!(*floats, [0.0; 25]);
+        let given: Vec<f32> = (0..25).map(|i| i as f32 / 4.0).collect();
+        let mut floats = pool.floats(&given, "b").unwrap();
+        assert_eq!(*floats, given[..]);
         floats[3] = -1.5;
         let bytes: &[u8] = floats.as_ref();
         assert_eq!((bytes.len(), bytemuck::cast_slice::<u8, f32>(bytes)[3]), (100, -1.5));
-        let mut same = pool.floats(25, "c").unwrap();
+        let mut same = pool.floats(&given, "c").unwrap();
         assert_ne!(floats, same);
         same[3] = -1.5;
         assert_eq!(floats, same);
-        assert_eq!(pool.floats(0, "d").unwrap().len(), 0);
-        assert!(pool.floats(usize::MAX, "e").is_err());
+        assert_eq!(pool.floats(&[], "d").unwrap().len(), 0);
+        assert!(pool.floats(&[0.0; 1 << 15], "e").is_err());
     }
 
     #[test]
