@@ -5,13 +5,14 @@ mod common;
 use burn::module::Module;
 use burn::nn::LinearConfig;
 use burn::tensor::Device;
-use common::{Fragile, Points, Settings, adamw, mlp_chain, spirals};
+use common::{Fragile, PLENTY, Points, Settings, adamw, mlp_chain, spirals};
 use hydra_core::{
-    Activation, Batch, Chain, Dataset, DatasetError, DeviceId, Forward, ImageReader, Length, MemoryProbe,
-    ModelWriter, Pass, TrainSpec, WeightError,
+    Activation, Bandwidth, Batch, Chain, Dataset, DatasetError, DeviceId, Forward, ImageReader, Length,
+    MemoryProbe, ModelWriter, Pass, TrainSpec, WeightError,
 };
 use hydra_engine::{
-    Checkpoint, CheckpointEvery, Observer, RunEvent, TaskReport, TaskState, TrainTask, plain,
+    Checkpoint, CheckpointEvery, DeviceSpec, Observer, Orchestrator, RunEvent, TaskReport, TaskState,
+    TrainTask, plain,
 };
 use hydra_models::mlp::{Classifier, Dense};
 use hydra_models::weights::SafetensorsWriter;
@@ -185,8 +186,13 @@ fn a_layer_that_fails_on_the_way_back_leaves_the_best_weights() {
     for (cuts, devices) in [(vec![], 1), (vec![1, 2, 3], 1), (vec![1, 2, 3], 2), (vec![2], 2)] {
         let dir = TempDir::new().unwrap();
         let out = dir.path().join("model");
-        let settings = Settings { cuts: Some(cuts), devices, others: 1, ..Settings::default() };
-        let failed = settings.task(task(6).write_to(Arc::new(SafetensorsWriter), out.clone()));
+        let settings = Settings { cuts: Some(cuts.clone()), devices, others: 1, ..Settings::default() };
+        // What comes down takes longer than it takes to fail.
+        let slow = |device: DeviceSpec| device.with_link(Bandwidth(1e9), Duration::from_millis(8));
+        let devices = DeviceSpec::cpus(devices, 1, PLENTY).into_iter().map(slow).collect();
+        let mut run = Orchestrator::new(devices).unwrap();
+        run.submit(task(6).cuts(cuts).write_to(Arc::new(SafetensorsWriter), out.clone())).unwrap();
+        let failed = run.run().unwrap().tasks.remove(0);
         assert_eq!((failed.state, failed.losses.len() >= 3), (TaskState::Failed, true), "{failed:?}");
         let error = failed.error.as_deref().unwrap();
         assert!(error.contains("on the way back"), "{error}");
