@@ -8,7 +8,7 @@ use crate::loader::{self, LoadJob, MOST_LOADERS};
 use crate::resident::DeviceStepper;
 use crate::worker::{Buffer, ComputeJob, PromoteJob, TakeDownJob, Worker};
 use crate::writer::{self, WriterJob};
-use crossbeam_channel::{Sender, unbounded};
+use crossbeam_channel::{Receiver, Sender, unbounded};
 use hydra_spill::TierStore;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -27,8 +27,27 @@ pub(crate) struct Threads {
     pub devices: Vec<DeviceThreads>,
     pub host: Sender<HostJob>,
     pub writer: Sender<WriterJob>,
-    loaders: Vec<Sender<LoadJob>>,
+    loaders: Loaders,
     handles: Vec<JoinHandle<()>>,
+}
+
+/// The threads that read batches. Whichever has nothing to do takes the next job, so that a dataset that takes long keeps
+/// no other waiting while there is a thread left.
+struct Loaders {
+    jobs: Sender<LoadJob>,
+    handles: Vec<JoinHandle<()>>,
+}
+
+impl Loaders {
+    fn start(tasks: usize, reporter: &Reporter) -> Result<Self, EngineError> {
+        let (jobs, queue): (_, Receiver<LoadJob>) = unbounded();
+        let start = |index: usize| {
+            let (queue, reporter) = (queue.clone(), reporter.clone());
+            spawn(format!("hydra-loader-{index}"), move || loader::run(&queue, &reporter))
+        };
+        let handles = (0..tasks.clamp(1, MOST_LOADERS)).map(start).collect::<Result<_, _>>()?;
+        Ok(Self { jobs, handles })
+    }
 }
 
 impl Threads {
@@ -50,13 +69,7 @@ impl Threads {
         let (write_store, write_reporter) = (store.clone(), reporter.clone());
         let write = move || writer::run(write_store.as_ref(), &write_jobs, &write_reporter);
         handles.push(spawn("hydra-writer".to_owned(), write)?);
-        let mut loaders = Vec::new();
-        for index in 0..tasks.clamp(1, MOST_LOADERS) {
-            let (loader, jobs) = unbounded();
-            let reporter = reporter.clone();
-            handles.push(spawn(format!("hydra-loader-{index}"), move || loader::run(&jobs, &reporter))?);
-            loaders.push(loader);
-        }
+        let loaders = Loaders::start(tasks, reporter)?;
         let mut started = Vec::new();
         for device in devices {
             started.push(start_device(device, reporter, &host, &mut handles)?);
@@ -64,18 +77,18 @@ impl Threads {
         Ok(Self { devices: started, host, writer, loaders, handles })
     }
 
-    /// Has batches read, on the thread that reads for the task.
+    /// Has batches read, on the first thread that has nothing else to read.
     pub(crate) fn load(&self, job: LoadJob) {
-        // A loader's channel closes only with the run.
-        let _ = self.loaders[job.task.0 % self.loaders.len()].send(job);
+        // The loaders' channel closes only with the run.
+        let _ = self.loaders.jobs.send(job);
     }
 
     /// Ends the threads and waits for them.
     pub(crate) fn join(self) {
         let Self { devices, host, writer, loaders, handles } = self;
-        drop((devices, host, writer, loaders));
+        drop((devices, host, writer, loaders.jobs));
         // A panic in a job was an error of its task; there is nobody left to hear of another.
-        handles.into_iter().for_each(|handle| drop(handle.join()));
+        handles.into_iter().chain(loaders.handles).for_each(|handle| drop(handle.join()));
     }
 }
 

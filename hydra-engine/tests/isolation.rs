@@ -375,10 +375,34 @@ fn a_policy_of_ones_own_chooses_and_one_that_is_none_is_dismissed() {
     }
 }
 
-/// Points of which some are there only when another task has ended.
+/// What one thread waits for and another opens.
+type Gate = Arc<(Mutex<bool>, Condvar)>;
+
+fn open(gate: &Gate) {
+    *gate.0.lock().unwrap() = true;
+    gate.1.notify_all();
+}
+
+/// Whether it opens soon enough.
+fn opens(gate: &Gate) -> bool {
+    let patience = Duration::from_secs(20);
+    let (open, _) = gate.1.wait_timeout_while(gate.0.lock().unwrap(), patience, |open| !*open).unwrap();
+    *open
+}
+
+/// The items of the third minibatch.
+const THIRD: [usize; 4] = [8, 9, 10, 11];
+
+/// Points of which those of the third minibatch are there only when a gate opens.
 struct Late {
     points: Points,
-    gate: Arc<(Mutex<bool>, Condvar)>,
+    gate: Gate,
+}
+
+impl Late {
+    fn behind(gate: &Gate) -> Arc<Self> {
+        Arc::new(Self { points: Points { len: 16, bad: 99, panics: false }, gate: gate.clone() })
+    }
 }
 
 impl Dataset for Late {
@@ -391,37 +415,51 @@ impl Dataset for Late {
     }
 
     fn batch(&self, items: &[usize]) -> Result<Batch, DatasetError> {
-        if items.contains(&9) {
-            let (open, waiting) = (self.gate.0.lock().unwrap(), Duration::from_secs(60));
-            let (open, _) = self.gate.1.wait_timeout_while(open, waiting, |open| !*open).unwrap();
-            assert!(*open, "the other task waits too");
-        }
+        assert!(items != THIRD || opens(&self.gate), "what was to happen waits for this dataset");
         self.points.batch(items)
     }
 }
 
-/// Opens the gate when the second task has ended.
-struct Opens(Arc<(Mutex<bool>, Condvar)>);
+/// Opens the gate when something happens.
+struct Opens(Gate, fn(&RunEvent<'_>) -> bool);
 
 impl Observer for Opens {
     fn observe(&mut self, event: &RunEvent<'_>) {
-        if let RunEvent::Ended { task: TaskId(1), .. } = event {
-            *self.0.0.lock().unwrap() = true;
-            self.0.1.notify_all();
+        if (self.1)(event) {
+            open(&self.0);
         }
     }
 }
 
+/// The hash of what the plain loop makes of the points that are late.
+fn plain_hash(n: usize) -> Option<String> {
+    let points = Points { len: 16, bad: 99, panics: false };
+    Some(plain::train(&mlp_chain(), &points, &steps(n)).unwrap().weights_sha256)
+}
+
 #[test]
 fn a_dataset_that_takes_long_keeps_no_other_task_waiting() {
-    let gate = Arc::new((Mutex::new(false), Condvar::new()));
-    let data = Arc::new(Late { points: Points { len: 12, bad: 99, panics: false }, gate: gate.clone() });
-    let mut run = Settings::default().orchestrator().observer(Box::new(Opens(gate)));
-    run.submit(TrainTask::new("late", mlp_chain(), data, steps(4))).unwrap();
+    let gate = Gate::default();
+    let ended = |event: &RunEvent<'_>| matches!(event, RunEvent::Ended { task: TaskId(1), .. });
+    let mut run = Settings::default().orchestrator().observer(Box::new(Opens(gate.clone(), ended)));
+    run.submit(TrainTask::new("late", mlp_chain(), Late::behind(&gate), steps(4))).unwrap();
     run.submit(TrainTask::new("other", mlp_chain(), spirals(), steps(40))).unwrap();
     let report = run.run().unwrap();
     assert!(report.all_done(), "{:?}", report.tasks[0].error);
-    let points = Points { len: 12, bad: 99, panics: false };
-    let plain = plain::train(&mlp_chain(), &points, &steps(4)).unwrap();
-    assert_eq!(report.tasks[0].weights_sha256, Some(plain.weights_sha256));
+    assert_eq!(report.tasks[0].weights_sha256, plain_hash(4));
+}
+
+#[test]
+fn a_dataset_that_takes_long_keeps_none_of_many_tasks_waiting() {
+    let gate = Gate::default();
+    let ended = |event: &RunEvent<'_>| matches!(event, RunEvent::Ended { task: TaskId(16), .. });
+    let mut run = Settings::default().orchestrator().observer(Box::new(Opens(gate.clone(), ended)));
+    // The longest goes first.
+    run.submit(TrainTask::new("late", mlp_chain(), Late::behind(&gate), steps(8))).unwrap();
+    for other in 1..17 {
+        run.submit(TrainTask::new(format!("other {other}"), mlp_chain(), spirals(), steps(4))).unwrap();
+    }
+    let report = run.run().unwrap();
+    assert!(report.all_done(), "{:?}", report.tasks[0].error);
+    assert_eq!(report.tasks[0].weights_sha256, plain_hash(8));
 }
