@@ -549,7 +549,13 @@ impl Model {
 
     /// Nothing of the task runs or is claimed.
     pub(crate) fn idle(&self) -> bool {
-        self.running.is_none() && self.claimed.is_none() && self.loading.is_none()
+        self.running.is_none() && self.claimed.is_none()
+    }
+
+    /// Whether batches are being read ahead. They have memory of their own, and whatever else becomes of the task does not
+    /// wait for them.
+    pub(crate) fn reads(&self) -> bool {
+        self.loading.is_some()
     }
 
     /// Between two minibatches or evaluation batches, with nothing outstanding: holds no sweep's memory.

@@ -101,7 +101,8 @@ pub(crate) fn run(setup: Setup) -> Result<RunReport, EngineError> {
     let comparable = from_the_start && report.all_done() && run.observer.is_as_simulated();
     let whole = report.workload.as_ref().filter(|_| comparable);
     report.replay_s = whole.zip(kind).and_then(|(workload, kind)| replay_s(workload, kind, seed, prefetch));
-    run.threads.join();
+    let reading = run.models.iter().any(Model::reads);
+    run.threads.join(reading);
     Ok(report)
 }
 
@@ -269,8 +270,9 @@ impl Run {
     fn check_progress(&mut self) {
         let devices_idle = self.devices.iter().all(|d| d.active.is_none() && d.next.is_none());
         let open = || self.models.iter().filter(|model| model.ended.is_none());
-        let awaits_nothing =
-            |model: &Model| model.idle() && model.settled() && !model.asked && !model.awaits_steps();
+        let awaits_nothing = |model: &Model| {
+            model.idle() && !model.reads() && model.settled() && !model.asked && !model.awaits_steps()
+        };
         if !devices_idle || self.taking_down > 0 || !open().all(awaits_nothing) {
             return;
         }

@@ -22,7 +22,7 @@ pub(crate) struct DeviceThreads {
     pub take_down: Sender<TakeDownJob>,
 }
 
-/// All threads of a run. Dropping the senders ends them; `join` waits for that.
+/// All threads of a run. Dropping the senders ends them; `join` waits for that, but for those that may never end.
 pub(crate) struct Threads {
     pub devices: Vec<DeviceThreads>,
     pub host: Sender<HostJob>,
@@ -35,18 +35,30 @@ pub(crate) struct Threads {
 /// no other waiting while there is a thread left.
 struct Loaders {
     jobs: Sender<LoadJob>,
+    queue: Receiver<LoadJob>,
     handles: Vec<JoinHandle<()>>,
 }
 
 impl Loaders {
     fn start(tasks: usize, reporter: &Reporter) -> Result<Self, EngineError> {
-        let (jobs, queue): (_, Receiver<LoadJob>) = unbounded();
+        let (jobs, queue) = unbounded::<LoadJob>();
         let start = |index: usize| {
             let (queue, reporter) = (queue.clone(), reporter.clone());
             spawn(format!("hydra-loader-{index}"), move || loader::run(&queue, &reporter))
         };
         let handles = (0..tasks.clamp(1, MOST_LOADERS)).map(start).collect::<Result<_, _>>()?;
-        Ok(Self { jobs, handles })
+        Ok(Self { jobs, queue, handles })
+    }
+
+    /// Ends the threads, and waits for them if none is in a dataset: that may never return. One that is there goes on by
+    /// itself until it does, holds the dataset until then, and reads nothing more.
+    fn end(self, reading: bool) {
+        let Self { jobs, queue, handles } = self;
+        drop(jobs);
+        queue.try_iter().for_each(drop);
+        if !reading {
+            wait_for(handles);
+        }
     }
 }
 
@@ -83,13 +95,18 @@ impl Threads {
         let _ = self.loaders.jobs.send(job);
     }
 
-    /// Ends the threads and waits for them.
-    pub(crate) fn join(self) {
+    /// Ends the threads and waits for them; not for the loaders, if some are `reading`.
+    pub(crate) fn join(self, reading: bool) {
         let Self { devices, host, writer, loaders, handles } = self;
-        drop((devices, host, writer, loaders.jobs));
-        // A panic in a job was an error of its task; there is nobody left to hear of another.
-        handles.into_iter().chain(loaders.handles).for_each(|handle| drop(handle.join()));
+        drop((devices, host, writer));
+        loaders.end(reading);
+        wait_for(handles);
     }
+}
+
+fn wait_for(threads: Vec<JoinHandle<()>>) {
+    // A panic in a job was an error of its task; there is nobody left to hear of another.
+    threads.into_iter().for_each(|thread| drop(thread.join()));
 }
 
 /// The threads of a device beside its pool's: one for copies in each direction.

@@ -7,7 +7,7 @@ use hydra_core::{
     Batch, ByteSize, Chain, Dataset, DatasetError, HostActivation, HostTensor, Length, OptimizerSpec, TaskId,
     TrainSpec,
 };
-use hydra_engine::{EngineError, Observer, RunEvent, StopFlag, TaskState, TrainTask, plain};
+use hydra_engine::{CheckpointEvery, EngineError, Observer, RunEvent, StopFlag, TaskState, TrainTask, plain};
 use hydra_models::mlp;
 use hydra_sched::{ModelIndex, ModelView, Policy, PolicyKind, Priority, View};
 use std::sync::{Arc, Condvar, Mutex};
@@ -462,4 +462,82 @@ fn a_dataset_that_takes_long_keeps_none_of_many_tasks_waiting() {
     let report = run.run().unwrap();
     assert!(report.all_done(), "{:?}", report.tasks[0].error);
     assert_eq!(report.tasks[0].weights_sha256, plain_hash(8));
+}
+
+#[test]
+fn a_task_that_only_reads_takes_no_room_of_a_model_within_a_minibatch() {
+    let gate = Gate::default();
+    let ended = |event: &RunEvent<'_>| matches!(event, RunEvent::Ended { task: TaskId(1), .. });
+    let run = || {
+        let mut run = Settings::default().orchestrator().observer(Box::new(Opens(gate.clone(), ended)));
+        run.submit(TrainTask::new("late", mlp_chain(), Late::behind(&gate), steps(8))).unwrap();
+        run.submit(TrainTask::new("other", mlp_chain(), spirals(), steps(4))).unwrap();
+        run
+    };
+    let needs = run().admit().unwrap();
+    let masters: u64 = needs.tasks.iter().map(|task| task.master_bytes).sum();
+    // One model within a minibatch, and a batch of each.
+    let mut tight = run().host_memory(ByteSize(masters + needs.tasks[0].active_bytes + 1024));
+    assert_eq!(tight.admit().unwrap().active_models, 1);
+    let report = tight.run().unwrap();
+    assert!(report.all_done(), "{:?}", report.tasks[0].error);
+    assert_eq!(report.tasks[0].weights_sha256, plain_hash(8));
+}
+
+#[test]
+fn a_checkpoint_does_not_wait_for_the_next_batch() {
+    let dir = tempfile::tempdir().unwrap();
+    let gate = Gate::default();
+    let kept = |event: &RunEvent<'_>| matches!(event, RunEvent::Checkpointed { step: 2, .. });
+    let run = Settings::default().orchestrator().observer(Box::new(Opens(gate.clone(), kept)));
+    let mut run = run.checkpoint_every(CheckpointEvery::Minibatches(1));
+    let task = TrainTask::new("late", mlp_chain(), Late::behind(&gate), steps(4));
+    run.submit(task.checkpoint_to(dir.path().join("late.safetensors"))).unwrap();
+    let report = run.run().unwrap();
+    assert!(report.all_done(), "{:?}", report.tasks[0].error);
+    assert_eq!(report.tasks[0].weights_sha256, plain_hash(4));
+}
+
+/// Points of which some are never there while the run goes on.
+struct Stuck {
+    late: Arc<Late>,
+    /// Stops the task when they are asked for.
+    stop: StopFlag,
+}
+
+impl Dataset for Stuck {
+    fn name(&self) -> &str {
+        "stuck"
+    }
+
+    fn len(&self) -> usize {
+        self.late.len()
+    }
+
+    fn batch(&self, items: &[usize]) -> Result<Batch, DatasetError> {
+        if items == THIRD {
+            self.stop.stop();
+        }
+        self.late.batch(items)
+    }
+}
+
+#[test]
+fn a_dataset_that_does_not_return_keeps_no_run_from_ending() {
+    let gate = Gate::default();
+    let stop = StopFlag::new();
+    let data = Arc::new(Stuck { late: Late::behind(&gate), stop: stop.clone() });
+    let mut run = Settings::default().orchestrator();
+    let task = TrainTask::new("stuck", mlp_chain(), data.clone(), steps(8)).stop_flag(stop);
+    run.submit(task).unwrap();
+    let report = run.run().unwrap();
+    assert!(!*gate.0.lock().unwrap() && Arc::strong_count(&data) > 1, "it still reads");
+    let [task] = &report.tasks[..] else { panic!("a task") };
+    assert_eq!((task.state, task.losses.len(), task.error.as_deref()), (TaskState::Stopped, 2, None));
+    assert_eq!(task.weights_sha256, plain_hash(2));
+    // The thread ends when the dataset returns, and lets go of it.
+    open(&gate);
+    let read = || Arc::strong_count(&data) == 1;
+    (0..1000).take_while(|_| !read()).for_each(|_| std::thread::park_timeout(Duration::from_millis(10)));
+    assert!(read());
 }
