@@ -36,6 +36,7 @@ mod gradient;
 mod gradient_room;
 mod host;
 mod host_memory;
+mod host_room;
 mod inputs;
 mod keep;
 mod loader;

@@ -353,19 +353,18 @@ impl Model {
     }
 
     /// The shard task with which a sweep begins whose batches can be read ahead now.
-    pub(crate) fn ahead(&self) -> Option<ShardTask> {
+    pub(crate) fn ahead(&mut self) -> Option<ShardTask> {
         if self.ended.is_some() || self.stopping || self.loading.is_some() {
             return None;
         }
         let next = self.cursor.peek().filter(|next| self.starts_sweep(next))?;
-        let there = |loaded: &Loaded| loaded.of == Sweep::of(&next);
-        (!self.loaded.as_ref().is_some_and(there)).then_some(next)
+        // What was read for another sweep, nobody wants any more.
+        self.loaded.take_if(|loaded| loaded.of != Sweep::of(&next));
+        self.loaded.is_none().then_some(next)
     }
 
     /// Begins to read ahead: what is to be read, and for which sweep.
     pub(crate) fn load(&mut self, next: &ShardTask) -> Option<(Sweep, Reading)> {
-        // What was read for another sweep, nobody wants any more.
-        self.loaded = None;
         let reading = self.reading(next)?;
         self.loading = Some(Sweep::of(next));
         Some((Sweep::of(next), reading))

@@ -7,6 +7,7 @@ use crate::disk::DiskTier;
 use crate::error::{EngineError, guarded, with_causes};
 use crate::event::{Event, Made, Output, Reporter, Ticket, Written};
 use crate::host::HostJob;
+use crate::host_room::HostRoom;
 use crate::loader::LoadJob;
 use crate::model::{Claim, Model, Progress};
 use crate::observer::{Observer, RunEvent, Span, Track, Work};
@@ -20,7 +21,7 @@ use crate::writer::{WriteJob, WriterJob};
 use crossbeam_channel::{Receiver, RecvTimeoutError, unbounded};
 use hydra_core::{ByteSize, DeviceId, TaskId};
 use hydra_sched::{Policy, PolicyKind, ShardTaskKind};
-use hydra_spill::{Budget, ImageId, Reservation, SpillError, TierStore};
+use hydra_spill::{ImageId, Reservation, SpillError, TierStore};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -54,11 +55,11 @@ pub(crate) struct Run {
     pub(crate) devices: Vec<DeviceState>,
     pub(crate) threads: Threads,
     pub(crate) store: Arc<dyn TierStore>,
-    pub(crate) host_budget: Budget,
+    /// What it may use of the host's memory, of which there is `host_memory`.
+    pub(crate) host_budget: HostRoom,
+    pub(crate) host_memory: ByteSize,
     pub(crate) host_admitted: u64,
     pub(crate) disk: DiskTier,
-    /// Host memory that the run was not admitted with, for batches that are read ahead.
-    pub(crate) ahead: Budget,
     /// Host memory in which the disk's masters are used, whoever of its users needs how much.
     _working: Reservation,
     pub(crate) active_bytes: Vec<u64>,
@@ -116,9 +117,7 @@ impl Run {
         let mut observer =
             Recorder::new(observer, prefetch, admitted.devices.iter().map(|device| &device.spec));
         observer.observe(&RunEvent::Admitted(&admitted.admission));
-        let host_budget = Budget::new("host memory", host_memory);
-        let beyond = host_memory.bytes().saturating_sub(admitted.admission.host_admitted_bytes);
-        let ahead = Budget::new("host memory for batches that are read ahead", ByteSize(beyond));
+        let host_budget = HostRoom::new(&admitted.admission);
         let disk = admitted.disk.ok_or(EngineError::NoTask)?;
         let working = host_budget.reserve(disk.working.capacity(), disk.working.name());
         let working = working.map_err(SpillError::from)?;
@@ -149,7 +148,7 @@ impl Run {
             identities: admitted.identities,
             every,
             host_budget,
-            ahead,
+            host_memory,
             disk,
             _working: working,
             prefetch,
@@ -259,7 +258,9 @@ impl Run {
     fn load_ahead(&mut self) {
         for model in &mut self.models {
             let Some(next) = model.ahead() else { continue };
-            let Some(room) = self.ahead.try_reserve(model.batch_bytes, &model.task.name) else { continue };
+            let Some(room) = self.host_budget.try_ahead(model.batch_bytes, &model.task.name) else {
+                continue;
+            };
             let Some((of, reading)) = model.load(&next) else { continue };
             self.threads.load(LoadJob { task: model.id, of, reading, room });
         }
