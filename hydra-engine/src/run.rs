@@ -17,7 +17,7 @@ use crate::report::{RunReport, TaskState};
 use crate::stop::StopFlag;
 use crate::threads::{DeviceThreads, Threads};
 use crate::worker::TakeDownJob;
-use crate::writer::{WriteJob, WriterJob};
+use crate::writer::{WriteJob, WriterJob, WriterStores};
 use crossbeam_channel::{Receiver, RecvTimeoutError, unbounded};
 use hydra_core::{ByteSize, DeviceId, TaskId};
 use hydra_sched::{Policy, PolicyKind, ShardTaskKind};
@@ -119,7 +119,7 @@ impl Run {
         observer.observe(&RunEvent::Admitted(&admitted.admission));
         let host_budget = HostRoom::new(&admitted.admission);
         let disk = admitted.disk.ok_or(EngineError::NoTask)?;
-        let working = host_budget.reserve(disk.working.capacity(), disk.working.name());
+        let working = host_budget.reserve(disk.working.capacity() + disk.writing, disk.working.name());
         let working = working.map_err(SpillError::from)?;
         let mut models = Vec::new();
         for (i, (task, needs)) in tasks.into_iter().zip(&admitted.admission.tasks).enumerate() {
@@ -129,8 +129,10 @@ impl Run {
         }
         // What the pilot passes left in a device's pools makes room for what stays there and for promotions.
         admitted.devices.iter().for_each(|device| device.probe.reset_peak(device.measured_as()));
-        let threads =
-            Threads::start(admitted.devices, models.len(), &admitted.store, &Reporter::new(events, clock))?;
+        let (disk_store, room) = (disk.store.clone(), disk.writing);
+        let stores = WriterStores { residence: admitted.residence, disk: disk_store, room };
+        let reporter = Reporter::new(events, clock);
+        let threads = Threads::start(admitted.devices, models.len(), &admitted.store, stores, &reporter)?;
         let policy = match policy {
             Chosen::Kind(kind) => kind.build(seed),
             Chosen::Own(policy) => policy,

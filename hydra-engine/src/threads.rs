@@ -7,7 +7,7 @@ use crate::host::{HostJob, HostOptimizer};
 use crate::loader::{self, LoadJob, MOST_LOADERS};
 use crate::resident::DeviceStepper;
 use crate::worker::{Buffer, ComputeJob, PromoteJob, TakeDownJob, Worker};
-use crate::writer::{self, WriterJob};
+use crate::writer::{self, WriterJob, WriterStores};
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use hydra_spill::TierStore;
 use std::sync::Arc;
@@ -67,6 +67,7 @@ impl Threads {
         devices: Vec<LogicalDevice>,
         tasks: usize,
         store: &Arc<dyn TierStore>,
+        stores: WriterStores,
         reporter: &Reporter,
     ) -> Result<Self, EngineError> {
         let mut handles = Vec::new();
@@ -78,8 +79,8 @@ impl Threads {
         let pool = host_pool(threads)?;
         let optimizer = HostOptimizer::new(store.clone(), pool, there, writer.clone(), reporter.clone());
         handles.push(spawn("hydra-optimizer".to_owned(), move || optimizer.run(&host_jobs))?);
-        let (write_store, write_reporter) = (store.clone(), reporter.clone());
-        let write = move || writer::run(write_store.as_ref(), &write_jobs, &write_reporter);
+        let write_reporter = reporter.clone();
+        let write = move || writer::run(&stores, &write_jobs, &write_reporter);
         handles.push(spawn("hydra-writer".to_owned(), write)?);
         let loaders = Loaders::start(tasks, reporter)?;
         let mut started = Vec::new();
