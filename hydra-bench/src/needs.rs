@@ -106,6 +106,7 @@ mod tests {
             reserve_bytes: 8 << 20,
             host_budget_bytes: 2 << 30,
             host_admitted_bytes: 1 << 30,
+            host_ahead_bytes: 1 << 20,
             host_working_bytes: 64 << 20,
             disk_bytes: 3 << 30,
             disk_budget_bytes: Some(4 << 30),

@@ -40,7 +40,9 @@ pub trait Dataset: Send + Sync {
     /// Gathers these items, in this order, into a batch.
     ///
     /// The engine reads ahead, on a thread of its own, while the minibatch before is computed; where host memory has no room
-    /// for that, it reads between two shard tasks, and all tasks wait.
+    /// for that, it reads between two shard tasks, and all tasks wait. A task does not wait for what is read ahead to be
+    /// kept or to stop, and a run does not to end: a thread that is in here then goes on until this returns, and holds the
+    /// dataset as long.
     ///
     /// # Errors
     /// Whatever keeps the items from being read.

@@ -28,6 +28,20 @@ pub enum WeightError {
         #[source]
         source: BoxError,
     },
+    /// An image finds no room beside those that were read before and are still held.
+    #[error(
+        "image {image} of chain `{chain}` finds no room beside those that are held: let go of each image before the next \
+         is read"
+    )]
+    NoRoom {
+        /// The chain's name.
+        chain: String,
+        /// The image's index.
+        image: usize,
+        /// What there is, and who holds it.
+        #[source]
+        source: BoxError,
+    },
     /// A model could not be written.
     #[error("the model could not be written to {}", path.display())]
     Write {
@@ -65,14 +79,19 @@ impl WeightSource for SeededInit {
     }
 }
 
-/// Reads the masters of a chain, image by image.
+/// Reads the masters of a chain, one image at a time: let go of each before the next is read. Where masters live on a disk
+/// there is room in memory for the largest of their images with its optimizer state, and no more for all that is held.
 pub trait ImageReader {
     /// The `f32` bytes of the image at `image`, with the offsets of its layout.
+    ///
+    /// # Errors
+    /// [`WeightError::NoRoom`] where images that were read before are still held, and [`WeightError::Image`].
     fn image(&self, image: usize) -> Result<bytes::Bytes, WeightError>;
 }
 
 /// Writes a trained chain in a format that other programs read.
 pub trait ModelWriter: Send + Sync {
-    /// Writes the model into the directory `dir`, which is made if it is not there.
+    /// Writes the model into the directory `dir`, which is made if it is not there, one image at a time
+    /// ([`ImageReader`]). Bytes of images that are kept for longer than this takes are memory that no budget counts.
     fn write(&self, chain: &Chain, images: &dyn ImageReader, dir: &Path) -> Result<(), WeightError>;
 }

@@ -55,15 +55,19 @@ pub struct Admission {
     pub reserve_bytes: u64,
     /// The host budget.
     pub host_budget_bytes: u64,
-    /// Host bytes that the run may use at most.
+    /// Host bytes that the run uses at most.
     pub host_admitted_bytes: u64,
+    /// Host bytes of these that are for batches that are read ahead: what the rest leaves of the budget, up to the batches
+    /// of a minibatch of every task.
+    pub host_ahead_bytes: u64,
     /// Host bytes of these that are for what lives on the disk, where it is used.
     pub host_working_bytes: u64,
     /// Bytes of masters and optimizer state on the disk.
     pub disk_bytes: u64,
     /// The budget of the disk, where there is one.
     pub disk_budget_bytes: Option<u64>,
-    /// How many models may be within a minibatch at once.
+    /// How many models may be within a minibatch at once. When a task has ended, what its masters took may be room for
+    /// more.
     pub active_models: usize,
     /// Estimated seconds of the run: all compute over the devices, or the longest task.
     pub estimated_s: f64,

@@ -86,6 +86,7 @@ pub(crate) fn admit(
         reserve_bytes: reserve,
         host_budget_bytes: host.budget,
         host_admitted_bytes: needs.admitted,
+        host_ahead_bytes: needs.ahead,
         host_working_bytes: needs.division.working,
         disk_bytes: needs.division.disk,
         disk_budget_bytes: host.disk.map(|disk| disk.budget.bytes()),

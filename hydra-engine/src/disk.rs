@@ -19,8 +19,10 @@ pub(crate) struct DiskSpec {
 /// What a run has on the disk.
 pub(crate) struct DiskTier {
     pub store: Arc<DiskStore>,
-    /// Host memory for what is read and written.
+    /// Host memory for what is read and written, but by the writer.
     pub working: Budget,
+    /// Bytes of host memory for what the writer reads.
+    pub writing: u64,
     /// For each task, the disk's bytes of its images that are not there yet.
     rooms: Vec<Option<Reservation>>,
 }
@@ -33,8 +35,9 @@ impl DiskTier {
         tasks: &[TrainTask],
         admission: &Admission,
     ) -> Result<Self, EngineError> {
-        let working =
-            Budget::new("host memory for masters on the disk", ByteSize(admission.host_working_bytes));
+        let writing = tasks.iter().zip(&admission.tasks).flat_map(largest_on_disk).max().unwrap_or(0);
+        let working = ByteSize(admission.host_working_bytes.saturating_sub(writing));
+        let working = Budget::new("host memory for masters on the disk", working);
         let mut rooms: Vec<Option<Reservation>> = tasks.iter().map(|_| None).collect();
         if let Some(DiskSpec { dir, budget }) = spec {
             let budget = Budget::new(format!("disk `{}`", dir.display()), *budget);
@@ -46,7 +49,7 @@ impl DiskTier {
             }
             store.settle(dir, &working, &images)?;
         }
-        Ok(Self { store, working, rooms })
+        Ok(Self { store, working, writing, rooms })
     }
 
     /// The disk's part of an image that comes there now.
@@ -59,6 +62,12 @@ impl DiskTier {
     pub(crate) fn release(&mut self, task: TaskId) {
         self.rooms[task.0] = None;
     }
+}
+
+/// The bytes of the largest image of a task that lives on the disk: what the writer has there at once.
+fn largest_on_disk((task, admitted): (&TrainTask, &AdmittedTask)) -> Option<u64> {
+    let images = task.chain.images().iter().zip(&admitted.on_disk);
+    images.filter(|(_, on_disk)| **on_disk).map(|(layout, _)| kept_bytes(layout, &task.spec)).max()
 }
 
 /// The images of a task that live on the disk, each with its copy where one is kept, and their bytes.

@@ -19,6 +19,8 @@ pub(crate) struct HostMemory<'a> {
 pub(crate) struct HostNeeds {
     /// The most bytes that are reserved at once.
     pub admitted: u64,
+    /// How many of them are for batches that are read ahead.
+    pub ahead: u64,
     /// The most models that are within a minibatch at once.
     pub active_models: usize,
     /// Which masters live where.
@@ -61,7 +63,11 @@ impl HostMemory<'_> {
         // As many as the smallest are at most; and no more bytes than the largest of so many have.
         let active_models = active.iter().rev().take_while(fits).count();
         let most = active.iter().take(active_models).fold(standing, |sum, bytes| sum.saturating_add(*bytes));
-        Ok(HostNeeds { admitted: most.min(budget), active_models, division })
+        let most = most.min(budget);
+        // Reading ahead has what nobody else can need.
+        let batches = tasks.iter().filter(|task| task.active_bytes > 0).map(|task| task.batch_bytes);
+        let ahead = batches.fold(0, u64::saturating_add).min(budget - most);
+        Ok(HostNeeds { admitted: most + ahead, ahead, active_models, division })
     }
 
     /// Leaves to the disk what host memory has no room for beside, if that can be, one model within a minibatch for

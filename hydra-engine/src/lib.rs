@@ -37,6 +37,7 @@ mod gradient;
 mod gradient_room;
 mod host;
 mod host_memory;
+mod host_room;
 mod inputs;
 mod keep;
 mod loader;

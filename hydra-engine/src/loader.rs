@@ -1,15 +1,19 @@
 //! Reading batches ahead, on threads of their own: a dataset that takes long keeps no device and no other task waiting.
 //!
 //! While the last shard task of a minibatch is under way, the batches of the next one are read, as far as host memory has
-//! room for them that the run was not admitted with. Where it has none, they are read when they are needed, by whoever
+//! room for them that neither masters nor models within a minibatch can need. Where it has none, they are read when they are needed, by whoever
 //! needs them. They are the same batches either way.
+//!
+//! Nothing waits for a read but the minibatch that needs it. A task that only reads is at rest: it gives up the memory of
+//! its last minibatch, is kept, and stops. A dataset that never returns costs the run a loader and the room of its
+//! batches, and outlives it: its thread ends when it returns, or with the process.
 
 use crate::cursor::{ShardTask, Stage};
 use crate::error::{EngineError, guarded};
 use crate::event::{Event, Reporter};
+use crate::host_room::RoomAhead;
 use crossbeam_channel::Receiver;
 use hydra_core::{Batch, Dataset, DatasetError, FloatType, TaskId, gather};
-use hydra_spill::Reservation;
 use std::sync::Arc;
 
 /// The most threads that read. Tasks share them where there are more.
@@ -55,7 +59,7 @@ pub(crate) struct LoadJob {
     pub of: Sweep,
     pub reading: Reading,
     /// Host memory for the batches.
-    pub room: Reservation,
+    pub room: RoomAhead,
 }
 
 /// Batches that were read ahead, with the host memory that they take. Why they could not be read is said when they are
@@ -64,7 +68,7 @@ pub(crate) struct Loaded {
     pub of: Sweep,
     pub batches: Result<Vec<Batch>, EngineError>,
     /// Released after the batches are freed, for fields are dropped in this order.
-    pub _room: Reservation,
+    pub _room: RoomAhead,
 }
 
 /// Works until every sender of jobs is gone.

@@ -359,20 +359,19 @@ impl Model {
     }
 
     /// The shard task with which a sweep begins whose batches can be read ahead now.
-    pub(crate) fn ahead(&self) -> Option<ShardTask> {
+    pub(crate) fn ahead(&mut self) -> Option<ShardTask> {
         let ends = self.ended.is_some() || self.stopping || self.cannot_go_on.is_some();
         if ends || self.loading.is_some() {
             return None;
         }
         let next = self.cursor.peek().filter(|next| self.starts_sweep(next))?;
-        let there = |loaded: &Loaded| loaded.of == Sweep::of(&next);
-        (!self.loaded.as_ref().is_some_and(there)).then_some(next)
+        // What was read for another sweep, nobody wants any more.
+        self.loaded.take_if(|loaded| loaded.of != Sweep::of(&next));
+        self.loaded.is_none().then_some(next)
     }
 
     /// Begins to read ahead: what is to be read, and for which sweep.
     pub(crate) fn load(&mut self, next: &ShardTask) -> Option<(Sweep, Reading)> {
-        // What was read for another sweep, nobody wants any more.
-        self.loaded = None;
         let reading = self.reading(next)?;
         self.loading = Some(Sweep::of(next));
         Some((Sweep::of(next), reading))
@@ -580,7 +579,13 @@ impl Model {
 
     /// Nothing of the task runs or is claimed.
     pub(crate) fn idle(&self) -> bool {
-        self.running.is_none() && self.claimed.is_none() && self.loading.is_none()
+        self.running.is_none() && self.claimed.is_none()
+    }
+
+    /// Whether batches are being read ahead. They have memory of their own, and whatever else becomes of the task does not
+    /// wait for them.
+    pub(crate) fn reads(&self) -> bool {
+        self.loading.is_some()
     }
 
     /// Between two minibatches or evaluation batches, with nothing outstanding: holds no sweep's memory.

@@ -61,6 +61,8 @@ pub(crate) struct Admitted {
     pub admission: Admission,
     pub devices: Vec<LogicalDevice>,
     pub store: Arc<dyn TierStore>,
+    /// The same store.
+    pub residence: Arc<ResidentStore>,
     /// The part of the store for what lives on the disk.
     on_disk: Arc<DiskStore>,
     /// Set when its files are there.
@@ -265,7 +267,7 @@ impl Orchestrator {
         let there = &devices[0].manager;
         let staying = admission.tasks.iter().enumerate().filter_map(stays);
         residence.settle(staying, there.shared_link(), there.budget().clone());
-        let admitted = Admitted { admission, devices, store, on_disk, disk: None, identities };
+        let admitted = Admitted { admission, devices, store, residence, on_disk, disk: None, identities };
         Ok(self.admitted.insert(admitted).admission.clone())
     }
 

@@ -147,11 +147,11 @@ pub struct RunReport {
     pub devices: Vec<DeviceReport>,
     /// What moved.
     pub transfers: Transfers,
-    /// The host memory that masters, gradients and boundary activations were admitted for, and its budget.
+    /// The host memory that the run was admitted with, for masters, gradients, boundary activations and batches.
     pub host_admitted_bytes: u64,
     /// The host budget.
     pub host_budget_bytes: u64,
-    /// The most of it that was reserved at once. It includes what was set aside for work on masters on the disk.
+    /// The most of what was admitted that was reserved at once. It includes what was set aside for work on masters on the disk.
     #[serde(default)]
     pub host_peak_bytes: u64,
     /// The run as its mean measured costs, for [`hydra_sched::simulate`]: what was trained and evaluated of each

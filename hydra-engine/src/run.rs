@@ -7,6 +7,7 @@ use crate::disk::DiskTier;
 use crate::error::{EngineError, guarded, with_causes};
 use crate::event::{Event, Made, Output, Reporter, Ticket, Written};
 use crate::host::HostJob;
+use crate::host_room::HostRoom;
 use crate::loader::LoadJob;
 use crate::model::{Claim, Model, Progress};
 use crate::observer::{EvaluationKind, Observer, RunEvent, Span, Track, Work};
@@ -16,11 +17,11 @@ use crate::report::{RunReport, TaskState};
 use crate::stop::StopFlag;
 use crate::threads::{DeviceThreads, Threads};
 use crate::worker::TakeDownJob;
-use crate::writer::{WriteJob, WriterJob};
+use crate::writer::{WriteJob, WriterJob, WriterStores};
 use crossbeam_channel::{Receiver, RecvTimeoutError, unbounded};
 use hydra_core::{ByteSize, DeviceId, TaskId};
 use hydra_sched::{Policy, PolicyKind, ShardTaskKind};
-use hydra_spill::{Budget, ImageId, Reservation, SpillError, TierStore};
+use hydra_spill::{ImageId, Reservation, SpillError, TierStore};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -56,11 +57,11 @@ pub(crate) struct Run {
     pub(crate) devices: Vec<DeviceState>,
     pub(crate) threads: Threads,
     pub(crate) store: Arc<dyn TierStore>,
-    pub(crate) host_budget: Budget,
+    /// What it may use of the host's memory, of which there is `host_memory`.
+    pub(crate) host_budget: HostRoom,
+    pub(crate) host_memory: ByteSize,
     pub(crate) host_admitted: u64,
     pub(crate) disk: DiskTier,
-    /// Host memory that the run was not admitted with, for batches that are read ahead.
-    pub(crate) ahead: Budget,
     /// Host memory in which the disk's masters are used, whoever of its users needs how much.
     _working: Reservation,
     pub(crate) active_bytes: Vec<u64>,
@@ -103,7 +104,8 @@ pub(crate) fn run(setup: Setup) -> Result<RunReport, EngineError> {
     let comparable = from_the_start && report.all_done() && run.observer.is_as_simulated();
     let whole = report.workload.as_ref().filter(|_| comparable);
     report.replay_s = whole.zip(kind).and_then(|(workload, kind)| replay_s(workload, kind, seed, prefetch));
-    run.threads.join();
+    let reading = run.models.iter().any(Model::reads);
+    run.threads.join(reading);
     Ok(report)
 }
 
@@ -117,11 +119,9 @@ impl Run {
         let mut observer =
             Recorder::new(observer, prefetch, admitted.devices.iter().map(|device| &device.spec));
         observer.observe(&RunEvent::Admitted(&admitted.admission));
-        let host_budget = Budget::new("host memory", host_memory);
-        let beyond = host_memory.bytes().saturating_sub(admitted.admission.host_admitted_bytes);
-        let ahead = Budget::new("host memory for batches that are read ahead", ByteSize(beyond));
+        let host_budget = HostRoom::new(&admitted.admission);
         let disk = admitted.disk.ok_or(EngineError::NoTask)?;
-        let working = host_budget.reserve(disk.working.capacity(), disk.working.name());
+        let working = host_budget.reserve(disk.working.capacity() + disk.writing, disk.working.name());
         let working = working.map_err(SpillError::from)?;
         let mut models = Vec::new();
         for (i, (task, needs)) in tasks.into_iter().zip(&admitted.admission.tasks).enumerate() {
@@ -131,8 +131,10 @@ impl Run {
         }
         // What the pilot passes left in a device's pools makes room for what stays there and for promotions.
         admitted.devices.iter().for_each(|device| device.probe.reset_peak(device.measured_as()));
-        let threads =
-            Threads::start(admitted.devices, models.len(), &admitted.store, &Reporter::new(events, clock))?;
+        let (disk_store, room) = (disk.store.clone(), disk.writing);
+        let stores = WriterStores { residence: admitted.residence, disk: disk_store, room };
+        let reporter = Reporter::new(events, clock);
+        let threads = Threads::start(admitted.devices, models.len(), &admitted.store, stores, &reporter)?;
         let policy = match policy {
             Chosen::Kind(kind) => kind.build(seed),
             Chosen::Own(policy) => policy,
@@ -150,7 +152,7 @@ impl Run {
             identities: admitted.identities,
             every,
             host_budget,
-            ahead,
+            host_memory,
             disk,
             _working: working,
             prefetch,
@@ -272,7 +274,9 @@ impl Run {
     fn load_ahead(&mut self) {
         for model in &mut self.models {
             let Some(next) = model.ahead() else { continue };
-            let Some(room) = self.ahead.try_reserve(model.batch_bytes, &model.task.name) else { continue };
+            let Some(room) = self.host_budget.try_ahead(model.batch_bytes, &model.task.name) else {
+                continue;
+            };
             let Some((of, reading)) = model.load(&next) else { continue };
             self.threads.load(LoadJob { task: model.id, of, reading, room });
         }
@@ -284,7 +288,7 @@ impl Run {
         let devices_idle = self.devices.iter().all(|d| d.active.is_none() && d.next.is_none());
         let open = || self.models.iter().filter(|model| model.ended.is_none());
         let awaits_nothing = |model: &Model| {
-            let asked = model.asked || model.cannot_go_on.is_some();
+            let asked = model.asked || model.reads() || model.cannot_go_on.is_some();
             model.idle() && model.settled() && !asked && !model.awaits_steps()
         };
         if !devices_idle || self.taking_down > 0 || !open().all(awaits_nothing) {

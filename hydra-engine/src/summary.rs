@@ -32,8 +32,8 @@ impl Run {
                 disk_written_bytes: self.disk.store.bytes_written(),
             },
             host_admitted_bytes: self.host_admitted,
-            host_budget_bytes: self.host_budget.capacity(),
-            host_peak_bytes: self.host_budget.peak() + self.ahead.peak(),
+            host_budget_bytes: self.host_memory.bytes(),
+            host_peak_bytes: self.host_budget.peak(),
             replay_s: None,
             workload: None,
         }

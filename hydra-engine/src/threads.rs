@@ -7,8 +7,8 @@ use crate::host::{HostJob, HostOptimizer};
 use crate::loader::{self, LoadJob, MOST_LOADERS};
 use crate::resident::DeviceStepper;
 use crate::worker::{Buffer, ComputeJob, PromoteJob, TakeDownJob, Worker};
-use crate::writer::{self, WriterJob};
-use crossbeam_channel::{Sender, unbounded};
+use crate::writer::{self, WriterJob, WriterStores};
+use crossbeam_channel::{Receiver, Sender, unbounded};
 use hydra_spill::TierStore;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -22,13 +22,44 @@ pub(crate) struct DeviceThreads {
     pub take_down: Sender<TakeDownJob>,
 }
 
-/// All threads of a run. Dropping the senders ends them; `join` waits for that.
+/// All threads of a run. Dropping the senders ends them; `join` waits for that, but for those that may never end.
 pub(crate) struct Threads {
     pub devices: Vec<DeviceThreads>,
     pub host: Sender<HostJob>,
     pub writer: Sender<WriterJob>,
-    loaders: Vec<Sender<LoadJob>>,
+    loaders: Loaders,
     handles: Vec<JoinHandle<()>>,
+}
+
+/// The threads that read batches. Whichever has nothing to do takes the next job, so that a dataset that takes long keeps
+/// no other waiting while there is a thread left.
+struct Loaders {
+    jobs: Sender<LoadJob>,
+    queue: Receiver<LoadJob>,
+    handles: Vec<JoinHandle<()>>,
+}
+
+impl Loaders {
+    fn start(tasks: usize, reporter: &Reporter) -> Result<Self, EngineError> {
+        let (jobs, queue) = unbounded::<LoadJob>();
+        let start = |index: usize| {
+            let (queue, reporter) = (queue.clone(), reporter.clone());
+            spawn(format!("hydra-loader-{index}"), move || loader::run(&queue, &reporter))
+        };
+        let handles = (0..tasks.clamp(1, MOST_LOADERS)).map(start).collect::<Result<_, _>>()?;
+        Ok(Self { jobs, queue, handles })
+    }
+
+    /// Ends the threads, and waits for them if none is in a dataset: that may never return. One that is there goes on by
+    /// itself until it does, holds the dataset until then, and reads nothing more.
+    fn end(self, reading: bool) {
+        let Self { jobs, queue, handles } = self;
+        drop(jobs);
+        queue.try_iter().for_each(drop);
+        if !reading {
+            wait_for(handles);
+        }
+    }
 }
 
 impl Threads {
@@ -36,6 +67,7 @@ impl Threads {
         devices: Vec<LogicalDevice>,
         tasks: usize,
         store: &Arc<dyn TierStore>,
+        stores: WriterStores,
         reporter: &Reporter,
     ) -> Result<Self, EngineError> {
         let mut handles = Vec::new();
@@ -47,16 +79,10 @@ impl Threads {
         let pool = host_pool(threads)?;
         let optimizer = HostOptimizer::new(store.clone(), pool, there, writer.clone(), reporter.clone());
         handles.push(spawn("hydra-optimizer".to_owned(), move || optimizer.run(&host_jobs))?);
-        let (write_store, write_reporter) = (store.clone(), reporter.clone());
-        let write = move || writer::run(write_store.as_ref(), &write_jobs, &write_reporter);
+        let write_reporter = reporter.clone();
+        let write = move || writer::run(&stores, &write_jobs, &write_reporter);
         handles.push(spawn("hydra-writer".to_owned(), write)?);
-        let mut loaders = Vec::new();
-        for index in 0..tasks.clamp(1, MOST_LOADERS) {
-            let (loader, jobs) = unbounded();
-            let reporter = reporter.clone();
-            handles.push(spawn(format!("hydra-loader-{index}"), move || loader::run(&jobs, &reporter))?);
-            loaders.push(loader);
-        }
+        let loaders = Loaders::start(tasks, reporter)?;
         let mut started = Vec::new();
         for device in devices {
             started.push(start_device(device, reporter, &host, &mut handles)?);
@@ -64,19 +90,24 @@ impl Threads {
         Ok(Self { devices: started, host, writer, loaders, handles })
     }
 
-    /// Has batches read, on the thread that reads for the task.
+    /// Has batches read, on the first thread that has nothing else to read.
     pub(crate) fn load(&self, job: LoadJob) {
-        // A loader's channel closes only with the run.
-        let _ = self.loaders[job.task.0 % self.loaders.len()].send(job);
+        // The loaders' channel closes only with the run.
+        let _ = self.loaders.jobs.send(job);
     }
 
-    /// Ends the threads and waits for them.
-    pub(crate) fn join(self) {
+    /// Ends the threads and waits for them; not for the loaders, if some are `reading`.
+    pub(crate) fn join(self, reading: bool) {
         let Self { devices, host, writer, loaders, handles } = self;
-        drop((devices, host, writer, loaders));
-        // A panic in a job was an error of its task; there is nobody left to hear of another.
-        handles.into_iter().for_each(|handle| drop(handle.join()));
+        drop((devices, host, writer));
+        loaders.end(reading);
+        wait_for(handles);
     }
+}
+
+fn wait_for(threads: Vec<JoinHandle<()>>) {
+    // A panic in a job was an error of its task; there is nobody left to hear of another.
+    threads.into_iter().for_each(|thread| drop(thread.join()));
 }
 
 /// The threads of a device beside its pool's: one for copies in each direction.

@@ -6,7 +6,8 @@
 //! - for each device, or each task if there are fewer, what two promotions read: one that computes or is copied, and one
 //!   that comes up;
 //! - what there is of one image at the optimizer, which steps, keeps and puts back one after the other;
-//! - what there is of one image at the writer, which hashes, writes and keeps one after the other.
+//! - what there is of one image at the writer, which hashes, writes and keeps one after the other. It is set apart, because
+//!   code of a task may hold what it reads there: what does not fit is refused to that task alone.
 //!
 //! The copy of an image's best parameters, where one is kept, lives where the image does, and is part of its masters here.
 

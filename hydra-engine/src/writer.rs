@@ -6,10 +6,27 @@ use crate::event::{Event, Reporter, Written};
 use crate::weights::WeightHash;
 use bytes::Bytes;
 use crossbeam_channel::Receiver;
-use hydra_core::{Chain, ImageParam, ImageReader, ModelWriter, TaskId, WeightError};
-use hydra_spill::{ImageId, Masters, TierStore};
+use hydra_core::{ByteSize, Chain, ImageParam, ImageReader, ModelWriter, TaskId, WeightError};
+use hydra_spill::{Budget, DiskStore, ImageId, Masters, ResidentStore, SpillError, TierStore};
 use std::path::PathBuf;
 use std::sync::Arc;
+
+/// The run's store, as the writer reads it.
+pub(crate) struct WriterStores {
+    pub residence: Arc<ResidentStore>,
+    pub disk: Arc<DiskStore>,
+    /// Host memory for what is read of masters on the disk.
+    pub room: u64,
+}
+
+impl WriterStores {
+    /// The store, with all of that room for whoever uses this. So nobody is refused what a writer of a task's own holds, and
+    /// it is refused what does not fit beside that.
+    fn open(&self) -> ResidentStore {
+        let room = Budget::new("host memory for writing a model", ByteSize(self.room));
+        self.residence.over(Arc::new(self.disk.within(room)))
+    }
+}
 
 pub(crate) enum WriterJob {
     Model(WriteJob),
@@ -69,25 +86,27 @@ struct StoreReader<'a> {
 impl ImageReader for StoreReader<'_> {
     fn image(&self, image: usize) -> Result<Bytes, WeightError> {
         let view = self.store.read_masters(ImageId::new(self.task, image));
-        view.map(|view| view.bytes).map_err(|error| WeightError::Image {
-            chain: self.chain.name().to_owned(),
-            image,
-            source: Box::new(error),
+        view.map(|view| view.bytes).map_err(|error| {
+            let (chain, source) = (self.chain.name().to_owned(), Box::new(error));
+            match *source {
+                SpillError::Budget(_) => WeightError::NoRoom { chain, image, source },
+                _ => WeightError::Image { chain, image, source },
+            }
         })
     }
 }
 
 /// Works until every sender of jobs is gone.
-pub(crate) fn run(store: &dyn TierStore, jobs: &Receiver<WriterJob>, reporter: &Reporter) {
+pub(crate) fn run(stores: &WriterStores, jobs: &Receiver<WriterJob>, reporter: &Reporter) {
     for job in jobs {
         let event = match job {
             WriterJob::Model(job) => {
                 let task = job.task;
-                Event::Written { task, result: guarded("hashing the model", || write(store, job)) }
+                Event::Written { task, result: guarded("hashing the model", || write(stores, job)) }
             }
             WriterJob::Checkpoint { job, best } => {
                 let (task, start_s) = (job.task, reporter.now());
-                let result = guarded("writing a checkpoint", || keep(store, &job, best));
+                let result = guarded("writing a checkpoint", || keep(&stores.open(), &job, best));
                 Event::Kept { task, result, time: reporter.since(start_s) }
             }
         };
@@ -95,12 +114,14 @@ pub(crate) fn run(store: &dyn TierStore, jobs: &Receiver<WriterJob>, reporter: &
     }
 }
 
-fn write(store: &dyn TierStore, job: WriteJob) -> Result<Written, EngineError> {
+fn write(stores: &WriterStores, job: WriteJob) -> Result<Written, EngineError> {
     let WriteJob { task, chain, output, finished } = job;
-    let reader = StoreReader { store, task, chain: &chain };
-    let sha256 = hashed(&chain, &reader)?;
+    // What is read for the task's own writer is in room of its own: it may hold it for longer than it writes.
+    let (store, theirs) = (&stores.open(), &stores.open());
+    let sha256 = hashed(&chain, &StoreReader { store, task, chain: &chain })?;
     let dir = match output {
         Some((writer, dir)) => {
+            let reader = StoreReader { store: theirs, task, chain: &chain };
             let written = guarded("writing the model", || Ok(writer.write(&chain, &reader, &dir)?));
             if let Err(source) = written {
                 let kept = finished.map(|(file, state)| keep_unwritten(store, task, &chain, file, &state));

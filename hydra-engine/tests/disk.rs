@@ -3,20 +3,26 @@
 
 mod common;
 
+use bytes::Bytes;
 use common::{Settings, adamw, mlp_chain, spirals, tokens};
-use hydra_core::{ByteSize, Chain, FloatType, Length, OptimizerSpec, TrainSpec};
+use hydra_core::{
+    ByteSize, Chain, FloatType, ImageReader, Length, ModelWriter, OptimizerSpec, TaskId, TrainSpec,
+    WeightError,
+};
 use hydra_engine::{
-    Checkpoint, CheckpointEvery, EngineError, Orchestrator, RunReport, TaskReport, TaskState, TrainTask,
-    plain,
+    Checkpoint, CheckpointEvery, EngineError, Observer, Orchestrator, RunEvent, RunReport, TaskReport,
+    TaskState, TrainTask, plain,
 };
 use hydra_models::gpt2::{self, Gpt2Config, Gpt2Writer};
+use hydra_models::mlp;
 use hydra_sched::PolicyKind;
 use hydra_spill::SpillError;
 use hydra_spill::alloc::CountingAllocator;
 use proptest::prelude::*;
 use std::fs;
 use std::path::Path;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
+use std::time::Duration;
 use tempfile::TempDir;
 
 #[global_allocator]
@@ -324,6 +330,71 @@ fn models_are_written_and_evaluated_from_the_disk() {
     // Each call measures anew, and may cut a little differently.
     let between = least.midpoint(all);
     assert_eq!(evaluate(between, true).expect("a loss"), evaluate(2 * all, false).expect("a loss"));
+}
+
+/// A writer that has all images in its hands before it writes, and keeps what it got for a while.
+struct Collects {
+    /// Opened when the other task has trained.
+    gate: Arc<(Mutex<bool>, Condvar)>,
+    kept: Arc<Mutex<Vec<Bytes>>>,
+}
+
+impl ModelWriter for Collects {
+    fn write(&self, chain: &Chain, images: &dyn ImageReader, _: &Path) -> Result<(), WeightError> {
+        let mut kept = self.kept.lock().expect("a list");
+        let read = |image: usize| images.image(image).map(|bytes| kept.push(bytes));
+        let all = (0..chain.images().len()).try_for_each(read);
+        let (open, patience) = (self.gate.0.lock().expect("a gate"), Duration::from_secs(20));
+        let (open, _) = self.gate.1.wait_timeout_while(open, patience, |open| !*open).expect("a gate");
+        assert!(*open, "the other task does not train");
+        all
+    }
+}
+
+/// Opens a gate when the second task has trained its last minibatch.
+struct Trained(Arc<(Mutex<bool>, Condvar)>);
+
+impl Observer for Trained {
+    fn observe(&mut self, event: &RunEvent<'_>) {
+        if let RunEvent::Minibatch { task: TaskId(1), step, steps, .. } = event
+            && step + 1 == *steps
+        {
+            *self.0.0.lock().expect("a gate") = true;
+            self.0.1.notify_all();
+        }
+    }
+}
+
+#[test]
+fn a_writer_that_holds_what_it_was_given_is_refused_more_and_takes_nothing_from_others() {
+    let sizes: Vec<usize> = std::iter::once(2).chain([100; 20]).collect();
+    let chain = Arc::new(mlp::chain(&sizes, 3).expect("a chain"));
+    let dir = TempDir::new().expect("a directory");
+    let (gate, kept) = (Arc::<(Mutex<bool>, Condvar)>::default(), Arc::<Mutex<Vec<Bytes>>>::default());
+    let with = |host: u64| {
+        let settings = Settings { policy: PolicyKind::Fifo, ..Settings::default() };
+        let run = settings.orchestrator().host_memory(ByteSize(host)).disk(dir.path().to_owned(), PLENTY);
+        let mut run = run.observer(Box::new(Trained(gate.clone())));
+        let task = |name: &str, steps: usize| {
+            let spec = TrainSpec { length: Length::Steps(steps), clip: None, ..adamw(4) };
+            TrainTask::new(name, chain.clone(), spirals(), spec).cuts((1..chain.len()).collect())
+        };
+        let collects = Arc::new(Collects { gate: gate.clone(), kept: kept.clone() });
+        run.submit(task("collects", 2).write_to(collects, dir.path().join("model"))).expect("a task");
+        run.submit(task("other", 12).checkpoint_to(dir.path().join("other.safetensors"))).expect("a task");
+        run
+    };
+    let Err(EngineError::HostMemory { needed, .. }) = with(1).admit() else { panic!("a byte suffices") };
+    let report = with(needed).run().expect("a run");
+    let [collects, other] = &report.tasks[..] else { panic!("two tasks") };
+    assert_eq!((other.state, other.error.as_deref()), (TaskState::Done, None));
+    assert_eq!(other.checkpoint_error, None);
+    let said = collects.error.clone().expect("an error");
+    assert_eq!(collects.state, TaskState::Failed);
+    assert!(said.contains("let go of each image before the next is read"), "{said}");
+    let kept = kept.lock().expect("a list").len();
+    assert!(0 < kept && kept < chain.images().len(), "{kept}");
+    assert!(report.host_peak_bytes <= needed, "{report:?}");
 }
 
 #[test]

@@ -7,7 +7,7 @@ use hydra_core::{
     Batch, ByteSize, Chain, Dataset, DatasetError, HostActivation, HostTensor, Length, OptimizerSpec, TaskId,
     TrainSpec,
 };
-use hydra_engine::{EngineError, Observer, RunEvent, StopFlag, TaskState, TrainTask, plain};
+use hydra_engine::{CheckpointEvery, EngineError, Observer, RunEvent, StopFlag, TaskState, TrainTask, plain};
 use hydra_models::mlp;
 use hydra_sched::{ModelIndex, ModelView, Policy, PolicyKind, Priority, View};
 use std::sync::{Arc, Condvar, Mutex};
@@ -375,10 +375,34 @@ fn a_policy_of_ones_own_chooses_and_one_that_is_none_is_dismissed() {
     }
 }
 
-/// Points of which some are there only when another task has ended.
+/// What one thread waits for and another opens.
+type Gate = Arc<(Mutex<bool>, Condvar)>;
+
+fn open(gate: &Gate) {
+    *gate.0.lock().unwrap() = true;
+    gate.1.notify_all();
+}
+
+/// Whether it opens soon enough.
+fn opens(gate: &Gate) -> bool {
+    let patience = Duration::from_secs(20);
+    let (open, _) = gate.1.wait_timeout_while(gate.0.lock().unwrap(), patience, |open| !*open).unwrap();
+    *open
+}
+
+/// The items of the third minibatch.
+const THIRD: [usize; 4] = [8, 9, 10, 11];
+
+/// Points of which those of the third minibatch are there only when a gate opens.
 struct Late {
     points: Points,
-    gate: Arc<(Mutex<bool>, Condvar)>,
+    gate: Gate,
+}
+
+impl Late {
+    fn behind(gate: &Gate) -> Arc<Self> {
+        Arc::new(Self { points: Points { len: 16, bad: 99, panics: false }, gate: gate.clone() })
+    }
 }
 
 impl Dataset for Late {
@@ -391,37 +415,129 @@ impl Dataset for Late {
     }
 
     fn batch(&self, items: &[usize]) -> Result<Batch, DatasetError> {
-        if items.contains(&9) {
-            let (open, waiting) = (self.gate.0.lock().unwrap(), Duration::from_secs(60));
-            let (open, _) = self.gate.1.wait_timeout_while(open, waiting, |open| !*open).unwrap();
-            assert!(*open, "the other task waits too");
-        }
+        assert!(items != THIRD || opens(&self.gate), "what was to happen waits for this dataset");
         self.points.batch(items)
     }
 }
 
-/// Opens the gate when the second task has ended.
-struct Opens(Arc<(Mutex<bool>, Condvar)>);
+/// Opens the gate when something happens.
+struct Opens(Gate, fn(&RunEvent<'_>) -> bool);
 
 impl Observer for Opens {
     fn observe(&mut self, event: &RunEvent<'_>) {
-        if let RunEvent::Ended { task: TaskId(1), .. } = event {
-            *self.0.0.lock().unwrap() = true;
-            self.0.1.notify_all();
+        if (self.1)(event) {
+            open(&self.0);
         }
     }
 }
 
+/// The hash of what the plain loop makes of the points that are late.
+fn plain_hash(n: usize) -> Option<String> {
+    let points = Points { len: 16, bad: 99, panics: false };
+    Some(plain::train(&mlp_chain(), &points, &steps(n)).unwrap().weights_sha256)
+}
+
 #[test]
 fn a_dataset_that_takes_long_keeps_no_other_task_waiting() {
-    let gate = Arc::new((Mutex::new(false), Condvar::new()));
-    let data = Arc::new(Late { points: Points { len: 12, bad: 99, panics: false }, gate: gate.clone() });
-    let mut run = Settings::default().orchestrator().observer(Box::new(Opens(gate)));
-    run.submit(TrainTask::new("late", mlp_chain(), data, steps(4))).unwrap();
+    let gate = Gate::default();
+    let ended = |event: &RunEvent<'_>| matches!(event, RunEvent::Ended { task: TaskId(1), .. });
+    let mut run = Settings::default().orchestrator().observer(Box::new(Opens(gate.clone(), ended)));
+    run.submit(TrainTask::new("late", mlp_chain(), Late::behind(&gate), steps(4))).unwrap();
     run.submit(TrainTask::new("other", mlp_chain(), spirals(), steps(40))).unwrap();
     let report = run.run().unwrap();
     assert!(report.all_done(), "{:?}", report.tasks[0].error);
-    let points = Points { len: 12, bad: 99, panics: false };
-    let plain = plain::train(&mlp_chain(), &points, &steps(4)).unwrap();
-    assert_eq!(report.tasks[0].weights_sha256, Some(plain.weights_sha256));
+    assert_eq!(report.tasks[0].weights_sha256, plain_hash(4));
+}
+
+#[test]
+fn a_dataset_that_takes_long_keeps_none_of_many_tasks_waiting() {
+    let gate = Gate::default();
+    let ended = |event: &RunEvent<'_>| matches!(event, RunEvent::Ended { task: TaskId(16), .. });
+    let mut run = Settings::default().orchestrator().observer(Box::new(Opens(gate.clone(), ended)));
+    // The longest goes first.
+    run.submit(TrainTask::new("late", mlp_chain(), Late::behind(&gate), steps(8))).unwrap();
+    for other in 1..17 {
+        run.submit(TrainTask::new(format!("other {other}"), mlp_chain(), spirals(), steps(4))).unwrap();
+    }
+    let report = run.run().unwrap();
+    assert!(report.all_done(), "{:?}", report.tasks[0].error);
+    assert_eq!(report.tasks[0].weights_sha256, plain_hash(8));
+}
+
+#[test]
+fn a_task_that_only_reads_takes_no_room_of_a_model_within_a_minibatch() {
+    let gate = Gate::default();
+    let ended = |event: &RunEvent<'_>| matches!(event, RunEvent::Ended { task: TaskId(1), .. });
+    let run = || {
+        let mut run = Settings::default().orchestrator().observer(Box::new(Opens(gate.clone(), ended)));
+        run.submit(TrainTask::new("late", mlp_chain(), Late::behind(&gate), steps(8))).unwrap();
+        run.submit(TrainTask::new("other", mlp_chain(), spirals(), steps(4))).unwrap();
+        run
+    };
+    let needs = run().admit().unwrap();
+    let masters: u64 = needs.tasks.iter().map(|task| task.master_bytes).sum();
+    // One model within a minibatch, and a batch of each.
+    let mut tight = run().host_memory(ByteSize(masters + needs.tasks[0].active_bytes + 1024));
+    assert_eq!(tight.admit().unwrap().active_models, 1);
+    let report = tight.run().unwrap();
+    assert!(report.all_done(), "{:?}", report.tasks[0].error);
+    assert_eq!(report.tasks[0].weights_sha256, plain_hash(8));
+}
+
+#[test]
+fn a_checkpoint_does_not_wait_for_the_next_batch() {
+    let dir = tempfile::tempdir().unwrap();
+    let gate = Gate::default();
+    let kept = |event: &RunEvent<'_>| matches!(event, RunEvent::Checkpointed { step: 2, .. });
+    let run = Settings::default().orchestrator().observer(Box::new(Opens(gate.clone(), kept)));
+    let mut run = run.checkpoint_every(CheckpointEvery::Minibatches(1));
+    let task = TrainTask::new("late", mlp_chain(), Late::behind(&gate), steps(4));
+    run.submit(task.checkpoint_to(dir.path().join("late.safetensors"))).unwrap();
+    let report = run.run().unwrap();
+    assert!(report.all_done(), "{:?}", report.tasks[0].error);
+    assert_eq!(report.tasks[0].weights_sha256, plain_hash(4));
+}
+
+/// Points of which some are never there while the run goes on.
+struct Stuck {
+    late: Arc<Late>,
+    /// Stops the task when they are asked for.
+    stop: StopFlag,
+}
+
+impl Dataset for Stuck {
+    fn name(&self) -> &str {
+        "stuck"
+    }
+
+    fn len(&self) -> usize {
+        self.late.len()
+    }
+
+    fn batch(&self, items: &[usize]) -> Result<Batch, DatasetError> {
+        if items == THIRD {
+            self.stop.stop();
+        }
+        self.late.batch(items)
+    }
+}
+
+#[test]
+fn a_dataset_that_does_not_return_keeps_no_run_from_ending() {
+    let gate = Gate::default();
+    let stop = StopFlag::new();
+    let data = Arc::new(Stuck { late: Late::behind(&gate), stop: stop.clone() });
+    let mut run = Settings::default().orchestrator();
+    let task = TrainTask::new("stuck", mlp_chain(), data.clone(), steps(8)).stop_flag(stop);
+    run.submit(task).unwrap();
+    let report = run.run().unwrap();
+    assert!(!*gate.0.lock().unwrap() && Arc::strong_count(&data) > 1, "it still reads");
+    let [task] = &report.tasks[..] else { panic!("a task") };
+    assert_eq!((task.state, task.losses.len(), task.error.as_deref()), (TaskState::Stopped, 2, None));
+    assert_eq!(task.weights_sha256, plain_hash(2));
+    // The thread ends when the dataset returns, and lets go of it.
+    open(&gate);
+    let read = || Arc::strong_count(&data) == 1;
+    (0..1000).take_while(|_| !read()).for_each(|_| std::thread::park_timeout(Duration::from_millis(10)));
+    assert!(read());
 }

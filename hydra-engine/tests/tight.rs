@@ -460,6 +460,36 @@ fn models_of_different_sizes_keep_to_what_was_admitted() {
 }
 
 #[test]
+fn what_ends_and_what_is_read_ahead_takes_no_more_than_was_admitted() {
+    let _alone = alone();
+    let run = |host: Option<u64>| {
+        let mut run = Settings::default().orchestrator();
+        run = host.into_iter().fold(run, |run, host| run.host_memory(ByteSize(host)));
+        // The masters of the first are room for a model more, soon.
+        for (index, steps) in [3, 30, 30, 30].into_iter().enumerate() {
+            let (name, spec) = (format!("task {index}"), spec(16, steps));
+            let task =
+                TrainTask::new(name, gpt2_chain(), tokens(40, 1), TrainSpec { clip: Some(1.0), ..spec });
+            run.submit(task.cuts(vec![1, 2, 3])).unwrap();
+        }
+        run
+    };
+    let needs = run(None).admit().unwrap();
+    let masters: u64 = needs.tasks.iter().map(|task| task.master_bytes).sum();
+    let active = needs.tasks[0].active_bytes;
+    for more in [0, active / 2, active - 1] {
+        let host = masters + active + more;
+        let mut tight = run(Some(host));
+        assert_eq!(tight.admit().unwrap().active_models, 1);
+        let report = within_a_minute(move || tight.run().unwrap());
+        all_done(&report);
+        let (peak, admitted) = (report.host_peak_bytes, report.host_admitted_bytes);
+        assert!(peak <= admitted && admitted <= host, "{peak} of {admitted} of {host}");
+        assert_eq!(report.host_budget_bytes, host);
+    }
+}
+
+#[test]
 fn an_evaluation_needs_no_memory_for_gradients() {
     let _alone = alone();
     let run = |host: u64| {

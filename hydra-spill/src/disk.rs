@@ -31,6 +31,8 @@ pub struct DiskStore {
     below: Arc<dyn TierStore>,
     slots: Slots,
     moved: Arc<Moved>,
+    /// What is on its way passes through here, where that is not what its images were settled with.
+    working: Option<Budget>,
 }
 
 type Slots = Arc<Mutex<BTreeMap<ImageId, Slot>>>;
@@ -227,11 +229,6 @@ impl Content {
 }
 
 impl Place {
-    /// Host memory for bytes that come up from here.
-    fn room(&self, id: ImageId, bytes: u64) -> Result<Reservation, SpillError> {
-        Ok(self.scratch.working.reserve(bytes, id.to_string())?)
-    }
-
     fn failed(&self, image: ImageId, done: &'static str) -> impl FnOnce(io::Error) -> SpillError {
         let dir = self.scratch.dir.clone();
         move |source| SpillError::Disk { image, done, dir, source }
@@ -313,7 +310,14 @@ impl AsRef<[u8]> for View {
 impl DiskStore {
     /// A store in which nothing lives on the disk yet.
     pub fn new(below: Arc<dyn TierStore>) -> Self {
-        Self { below, slots: Slots::default(), moved: Arc::default() }
+        Self { below, slots: Slots::default(), moved: Arc::default(), working: None }
+    }
+
+    /// The same store, in which what is read or written is in memory that is reserved of `working` instead. Who uses it
+    /// takes none from others, however much is held of what was read.
+    pub fn within(&self, working: Budget) -> Self {
+        let (below, slots, moved) = (self.below.clone(), self.slots.clone(), self.moved.clone());
+        Self { below, slots, moved, working: Some(working) }
     }
 
     /// Makes images live in files in `dir`, each of so many bytes of masters, and takes the space of all of them.
@@ -383,11 +387,17 @@ impl DiskStore {
         self.slots().get_mut(&id).map_or(Err(SpillError::ImageMissing { image: id }), f)
     }
 
+    /// Host memory for bytes that come up from a place.
+    fn room(&self, place: &Place, id: ImageId, bytes: u64) -> Result<Reservation, SpillError> {
+        let working = self.working.as_ref().unwrap_or(&place.scratch.working);
+        Ok(working.reserve(bytes, id.to_string())?)
+    }
+
     fn view(&self, id: ImageId, of: PartOf) -> Result<ImageView, SpillError> {
         let (place, (stored, lease), version) =
             self.slot(id, |slot| Ok((slot.place.clone(), slot.content.read(id)?, slot.version)))?;
         let (range, part) = of(&stored.shape);
-        let room = place.room(id, range.end - range.start)?;
+        let room = self.room(&place, id, range.end - range.start)?;
         let bytes = place.view(id, range, stored.sums[part])?;
         Ok(ImageView { bytes: Bytes::from_owner(View { bytes, _room: room, _lease: lease }), version })
     }
@@ -395,7 +405,7 @@ impl DiskStore {
     /// Takes the masters out, with the memory that they are in.
     fn take(&self, id: ImageId) -> Result<(Place, Stored, Masters, Reservation), SpillError> {
         let (place, stored) = self.slot(id, |slot| Ok((slot.place.clone(), slot.content.take(id)?)))?;
-        let loaded = place.room(id, stored.shape.bytes());
+        let loaded = self.room(&place, id, stored.shape.bytes());
         let loaded = loaded.and_then(|room| Ok((place.load(id, &stored)?, room)));
         match loaded {
             Ok((masters, room)) => Ok((place, stored, masters, room)),
@@ -739,6 +749,31 @@ mod tests {
         drop(held);
         drop(store.write(ID).unwrap());
         assert_eq!(store.remove(ID).unwrap(), masters());
+    }
+
+    #[test]
+    fn who_reads_within_a_budget_of_its_own_takes_nothing_from_others() {
+        let (working, own, host) = (working(), Budget::new("own", ByteSize(3600)), conformance::budget());
+        let store = store(&working);
+        conformance::insert(&store, ID, &host);
+        let theirs = store.within(own.clone());
+        let held = [(); 3].map(|()| theirs.read_masters(ID).unwrap().bytes);
+        assert_eq!((own.used(), working.used()), (3600, 0));
+        let refused = theirs.read_masters(ID).unwrap_err();
+        assert!(
+            matches!(refused, SpillError::Budget(BudgetError::Refused { requested: 1200, .. })),
+            "{refused}"
+        );
+        drop(store.read(ID).unwrap());
+        assert!(matches!(store.write(ID), Err(SpillError::ImageBusy { readers: 3, .. })), "they are readers");
+        drop(held);
+        let mut writer = theirs.write(ID).unwrap();
+        assert_eq!((own.used(), working.peak()), (3600, 1200));
+        writer.params[0] = 7.0;
+        writer.commit();
+        assert_eq!((store.version(ID).unwrap(), store.bytes_read()), (1, theirs.bytes_read()));
+        assert_eq!(store.remove(ID).unwrap().params[0], 7.0);
+        assert!(matches!(theirs.read(ID), Err(SpillError::ImageMissing { .. })), "it is one store");
     }
 
     #[test]

@@ -105,7 +105,7 @@ struct Residence {
 /// down at any time.
 pub struct ResidentStore {
     below: Arc<dyn TierStore>,
-    residence: OnceLock<Residence>,
+    residence: Arc<OnceLock<Residence>>,
     slots: Slots,
 }
 
@@ -159,7 +159,12 @@ impl Content {
 impl ResidentStore {
     /// A store in which nothing lives on a device yet.
     pub fn new(below: Arc<dyn TierStore>) -> Self {
-        Self { below, residence: OnceLock::new(), slots: Slots::default() }
+        Self { below, residence: Arc::default(), slots: Slots::default() }
+    }
+
+    /// The same store over another that is the same as the one below, as one that reads through other memory.
+    pub fn over(&self, below: Arc<dyn TierStore>) -> Self {
+        Self { below, residence: self.residence.clone(), slots: self.slots.clone() }
     }
 
     /// Makes the images of these tasks live on the device of `link`, whose memory `budget` counts, from when they
