@@ -198,6 +198,9 @@ struct Run<'a> {
     touched: BTreeSet<usize>,
     /// Devices that the policy holds back until something happens.
     held: Vec<(bool, usize)>,
+    /// Those of them, by rank, that could have gone on with the model that they compute: nothing else may be there
+    /// to be asked about when something happens.
+    held_with_own: Vec<usize>,
     resident: Vec<ModelIndex>,
     /// Estimated seconds of compute left of all models, per model and in all.
     left_s: Vec<f64>,
@@ -248,6 +251,7 @@ impl<'a> Run<'a> {
             devices,
             ranked,
             held: Vec::new(),
+            held_with_own: Vec::new(),
             resident: Vec::new(),
             all_left_s: left_s.iter().sum(),
             left_s,
@@ -406,6 +410,7 @@ impl<'a> Run<'a> {
                 self.hungry.insert((state.active.is_some(), rank));
             }
         }
+        self.touched.extend(self.held_with_own.drain(..));
         loop {
             let asks = if self.queue.is_empty() { None } else { self.hungry.first().copied() };
             if let Some((_, rank)) = asks {
@@ -434,15 +439,13 @@ impl<'a> Run<'a> {
         if let Some(found) = chosen.filter(|found| self.queue.get(*found).is_none()) {
             return Err(self.not_claimable(device, found));
         }
-        if let Some(model) = running {
-            self.queue.remove(ModelIndex(model));
-        }
+        let own = running.and_then(|model| self.queue.remove(ModelIndex(model))).is_some();
         match chosen {
             Some(ModelIndex(model)) => {
                 self.queue.remove(ModelIndex(model));
                 self.promote(device, model);
             }
-            None => self.hold(device),
+            None => self.hold(device, own),
         }
         Ok(())
     }
@@ -461,9 +464,13 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Asks the device no more before something happens.
-    fn hold(&mut self, device: usize) {
+    /// Asks the device no more before something happens. `own` is whether it could have gone on with the model that
+    /// it computes.
+    fn hold(&mut self, device: usize, own: bool) {
         let state = &self.devices[device];
+        if own {
+            self.held_with_own.push(state.rank);
+        }
         let place = (state.active.is_some(), state.rank);
         if !self.queue.is_empty() && self.hungry.remove(&place) {
             self.held.push(place);
@@ -760,6 +767,18 @@ mod tests {
         // Nine of the nineteen gaps of half a second can be filled.
         assert_eq!(gaps(&run(&workload, PolicyKind::ShardedLrtfPatient)), 10.0 * 0.5);
         assert!(gaps(&lrtf(&workload)) > 10.0 * 0.5);
+    }
+
+    /// A device that was held back, and beside which nothing but its own model can be claimed, is asked again after
+    /// every event: it promotes the next shard of `a` as soon as `x` is no longer worth waiting for.
+    #[test]
+    fn a_device_held_back_beside_its_own_model_is_asked_again() {
+        let mut x = one_shard("x", 20, 3.0, 0.5);
+        x.optimizer_s = 1.0;
+        let shard = ShardCost { take_down_s: 1.0, ..ShardCost::new(4.0, 4.0, 1.0) };
+        let a = TaskCost::new("a", 1, vec![shard; 4]);
+        let result = run(&on(vec![x, a], 2), PolicyKind::ShardedLrtfPatient);
+        assert_eq!(result.finished_s[1], 29.0);
     }
 
     #[test]
