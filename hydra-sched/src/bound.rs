@@ -24,6 +24,10 @@ pub struct LowerBounds {
     pub level_s: f64,
     /// The promotions that cannot be saved, one after the other on the links.
     pub link_s: f64,
+    /// The steps of the host optimizer that a shard task waits for, one after the other: all but those of each
+    /// task's last minibatch, which count where an evaluation follows. Before them is a first minibatch's way to its
+    /// first backward, and after them a last minibatch, or that evaluation. 0 where no shard task waits for a step.
+    pub host_s: f64,
     /// Of the `k m + 1` longest shard tasks on `m` equal devices, `k + 1` meet on one; 0 for unequal
     /// devices and for workloads of more than a few thousand shard tasks, where it says little.
     pub packing_s: f64,
@@ -58,6 +62,7 @@ impl LowerBounds {
                 + jobs.iter().map(|job| job.work_s).sum::<f64>() / speeds.iter().sum::<f64>(),
             level_s: levels_s(&jobs, &speeds).max(arrivals_s(&jobs, &speeds)),
             link_s: link_s(workload),
+            host_s: host_s(workload, fastest),
             packing_s: packing_s(workload),
             turns_s: turns_s(workload, &jobs, &speeds),
         }
@@ -65,7 +70,7 @@ impl LowerBounds {
 
     /// The largest of them.
     pub fn best_s(&self) -> f64 {
-        let others = [self.work_s, self.level_s, self.link_s, self.packing_s, self.turns_s];
+        let others = [self.work_s, self.level_s, self.link_s, self.host_s, self.packing_s, self.turns_s];
         others.into_iter().fold(self.chain_s, f64::max)
     }
 }
@@ -136,7 +141,7 @@ fn chain_s(workload: &Workload, task: usize, speed: f64, prefetch: bool) -> f64 
     let cost = &workload.tasks[task];
     let shards = cost.shards.len();
     let promote: Vec<f64> = (0..shards).map(|shard| shortest_promote_s(workload, task, shard)).collect();
-    let step_s = cost.optimizer_s / shards as f64;
+    let step_s = cost.least_step_s();
     let mut final_s = vec![cost.arrival_s; shards];
     let mut promoted: Vec<Option<u64>> = vec![None; shards];
     let (mut start_s, mut end_s) = (cost.arrival_s, cost.arrival_s);
@@ -163,11 +168,42 @@ fn link_s(workload: &Workload) -> f64 {
     (0..workload.tasks.len()).map(all).sum::<f64>() / links as f64
 }
 
+/// The host optimizer is given nothing before a first backward has ended, and what it steps last of what is waited
+/// for is shard 0 of some task, the backward of which is the last of its minibatch: that task promotes the shard anew
+/// and runs everything that comes after.
+fn host_s(workload: &Workload, speed: f64) -> f64 {
+    let (mut head_s, mut steps_s, mut tail_s) = (f64::INFINITY, 0.0, f64::INFINITY);
+    for (task, cost) in workload.tasks.iter().enumerate() {
+        let followed =
+            cost.evaluations.last().is_some_and(|of| of.after == cost.minibatches && of.sweeps > 0);
+        let awaited = if followed { cost.minibatches } else { cost.minibatches - 1 };
+        if awaited == 0 || cost.optimizer_s == 0.0 {
+            continue;
+        }
+        let promote_s = shortest_promote_s(workload, task, 0);
+        let seconds = |of: &ShardTask| workload.seconds(task, of.minibatch, of.kind, of.shard) / speed;
+        let program = Program::of(cost);
+        let mut first = program.tasks();
+        let mut before_s = cost.arrival_s + promote_s;
+        for of in first.by_ref() {
+            before_s += seconds(&of);
+            if of.kind == ShardTaskKind::Backward {
+                break;
+            }
+        }
+        let after_s: f64 = program.tasks_from(awaited).map(|of| seconds(&of)).sum();
+        head_s = head_s.min(before_s);
+        steps_s += awaited as f64 * cost.optimizer_s;
+        tail_s = tail_s.min(cost.step_wait_s + promote_s + after_s);
+    }
+    if steps_s > 0.0 { head_s + steps_s + tail_s } else { 0.0 }
+}
+
 fn turns_s(workload: &Workload, jobs: &[Job], speeds: &[f64]) -> f64 {
     let all = workload.shard_tasks();
     let idle_s = |task: usize| {
         let cost = &workload.tasks[task];
-        let gap_s = cost.optimizer_s / cost.shards.len() as f64 + shortest_promote_s(workload, task, 0);
+        let gap_s = cost.least_step_s() + shortest_promote_s(workload, task, 0);
         let filled = all - cost.shard_tasks();
         (cost.minibatches - 1).saturating_sub(filled) as f64 * gap_s
     };

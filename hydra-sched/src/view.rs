@@ -52,8 +52,8 @@ pub struct Asking {
     /// because its masters are not final. It is sure to become claimable, or to end.
     pub awaited: Option<ModelView>,
     /// Estimated seconds until the awaited model could be over if it never waited for a device: its
-    /// compute, and in each minibatch its waits for the optimizer and for the first promotion
-    /// after it, which nothing hides. 0 where nothing is awaited.
+    /// compute, and in each minibatch its waits for the optimizer, as long as the last one was, and for
+    /// the first promotion after it, which nothing hides. 0 where nothing is awaited.
     pub awaited_s: f64,
     /// The longest of the models that wait for their masters or inputs, if it can be claimed soon enough
     /// that the device does not have to wait: its parameters can still be promoted before the shard
