@@ -18,7 +18,7 @@
 //! - Between commitment and promotion lies the device's latency. Nothing else takes time.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeSet, BinaryHeap};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
 use crate::claimable::ordered;
 use crate::program::ShardTask;
@@ -95,7 +95,7 @@ pub struct Simulation {
     pub promotions_saved: u64,
     /// Seconds in which a device had committed to a shard task and waited for its parameters.
     pub promotion_wait_s: f64,
-    /// How often the policy was asked with something to choose from.
+    /// How often the policy was asked with something to choose from, the times at which it took nothing included.
     pub decisions: u64,
     /// When each task was over, in seconds from the start of the run.
     pub finished_s: Vec<f64>,
@@ -194,8 +194,8 @@ struct Run<'a> {
     host_s: f64,
     /// Models that no device computes or has committed to.
     queue: Queue,
-    /// Models that are sure to become claimable at a time that is known.
-    waiting: Queue,
+    /// Models that wait for their masters, by when they become claimable, for a policy that waits.
+    waiting: BTreeMap<(u64, usize), ModelView>,
     /// Devices that could commit, as (computes, rank): the idle ones are served first.
     hungry: BTreeSet<(bool, usize)>,
     /// Devices by rank whose own model may have become claimable.
@@ -247,7 +247,7 @@ impl<'a> Run<'a> {
             now_s: 0.0,
             events: BinaryHeap::new(),
             queue: Queue::new(models.len()),
-            waiting: Queue::new(models.len()),
+            waiting: BTreeMap::new(),
             hungry: (0..devices.len()).map(|rank| (false, rank)).collect(),
             touched: BTreeSet::new(),
             host_s: 0.0,
@@ -381,8 +381,8 @@ impl<'a> Run<'a> {
     fn release(&mut self, model: usize) {
         let state = &self.models[model];
         let Some(next) = state.claimable(self.now_s) else { return self.wait(model) };
-        if self.policy.waits() {
-            self.waiting.remove(ModelIndex(model));
+        if let Some(ready_s) = state.ready_s() {
+            self.waiting.remove(&(ordered(ready_s), model));
         }
         match state.runs_on {
             Some(device) => {
@@ -392,26 +392,33 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Notes a model that becomes claimable at a time that is known.
+    /// Notes a model that becomes claimable at a time that is known, when its masters are final.
     fn wait(&mut self, model: usize) {
         if !self.policy.waits() {
             return;
         }
         let state = &self.models[model];
-        if let (Some(next), Some(_)) = (state.next, state.ready_s()) {
-            self.waiting.insert(&*self.policy, view(model, state, &next, false));
+        let (Some(next), Some(ready_s)) = (state.next, state.ready_s()) else { return };
+        let place = (ordered(ready_s), model);
+        if state.final_s[next.shard] > self.now_s {
+            self.waiting.insert(place, view(model, state, &next, false));
+        } else {
+            self.waiting.remove(&place);
         }
     }
 
-    /// The first of the models that wait, if it can be promoted before the device's shard task ends.
+    /// The longest of the models that wait for their masters and can be promoted before the device's shard task ends,
+    /// by the estimate of that.
     fn soon(&self, device: usize) -> Option<ModelView> {
         let (claim, start_s) = self.devices[device].active?;
-        let first = self.waiting.first()?;
         let of = &self.workload.devices[device];
-        let took_s = self.models[claim.model].cost.of(claim.task.kind, claim.task.shard) / of.speed;
-        let promote_s = self.workload.promote_s(device, first.model.0, first.next_shard) + of.latency_s;
-        let ready_s = self.models[first.model.0].ready_s()?;
-        (ready_s + promote_s <= start_s + took_s).then_some(first)
+        let end_s = start_s + self.models[claim.model].cost.of(claim.task.kind, claim.task.shard) / of.speed;
+        let promoted = |(&(ready_s, _), view): (&(u64, usize), &ModelView)| {
+            let promote_s = self.workload.promote_s(device, view.model.0, view.next_shard);
+            (*view, unordered(ready_s) + of.latency_s + promote_s)
+        };
+        let ready = self.waiting.range(..=(ordered(end_s), usize::MAX)).map(promoted);
+        Asking::longest_in_time(ready, end_s)
     }
 
     /// Lets every device commit that can: idle ones first, fast ones first among them.
@@ -466,7 +473,7 @@ impl<'a> Run<'a> {
     fn not_claimable(&self, device: usize, found: ModelIndex) -> SimulationError {
         SimulationError::NotClaimable {
             policy: self.result.policy,
-            decision: self.result.decisions - 1,
+            decision: self.claims(),
             device,
             at_s: self.now_s,
             found,
@@ -489,12 +496,13 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// The model that the device computes or computed last, if it is waited for.
+    /// The model that the device computes or computed last, if no other did since and its masters are waited for.
     fn awaited(&self, device: usize) -> Option<ModelView> {
         let model = self.devices[device].last?;
         let state = &self.models[model];
         let next = state.next.filter(|_| !state.claimed && state.ran_on == Some(device))?;
-        (state.final_s[next.shard] > self.now_s).then(|| view(model, state, &next, state.runs_on.is_some()))
+        let continues = state.runs_on == Some(device);
+        (state.final_s[next.shard] > self.now_s).then(|| view(model, state, &next, continues))
     }
 
     /// Estimated seconds to the end of a model that waits for no other.
@@ -534,8 +542,13 @@ impl<'a> Run<'a> {
         self.queue.choose(&mut *self.policy, &asking, &self.resident)
     }
 
+    /// Shard tasks that devices have committed to: each was promoted, or was there.
+    const fn claims(&self) -> u64 {
+        self.result.promotions + self.result.promotions_saved
+    }
+
     fn asking(&self, device: usize) -> Asking {
-        let asking = Asking::new(device, self.devices.len(), self.result.decisions);
+        let asking = Asking::new(device, self.devices.len(), self.claims());
         if !self.policy.waits() {
             return asking;
         }
@@ -667,7 +680,7 @@ mod tests {
     use super::*;
     use crate::conformance::any_workload;
     use crate::program::Program;
-    use crate::{DeviceCost, Draw, EvaluationCost, PolicyKind, ShardCost, TaskCost};
+    use crate::{Claimable, DeviceCost, Draw, EvaluationCost, PolicyKind, Priority, ShardCost, TaskCost};
 
     fn on(tasks: Vec<TaskCost>, devices: usize) -> Workload {
         let devices = vec![DeviceCost::default(); devices];
@@ -828,6 +841,109 @@ mod tests {
         let a = TaskCost::new("a", 1, vec![shard; 4]);
         let result = run(&on(vec![x, a], 2), PolicyKind::ShardedLrtfPatient);
         assert_eq!(result.finished_s[1], 29.0);
+    }
+
+    /// A policy that writes down what it was asked with, and decides as another one does.
+    struct Hears<'a> {
+        policy: Box<dyn Policy>,
+        heard: &'a mut Vec<Asking>,
+    }
+
+    impl Policy for Hears<'_> {
+        fn name(&self) -> &'static str {
+            self.policy.name()
+        }
+
+        fn priority(&self, model: &ModelView) -> Priority {
+            self.policy.priority(model)
+        }
+
+        fn waits(&self) -> bool {
+            true
+        }
+
+        fn pick(&mut self, asking: &Asking, from: &dyn Claimable) -> Option<ModelIndex> {
+            self.heard.push(*asking);
+            self.policy.pick(asking, from)
+        }
+    }
+
+    fn heard(workload: &Workload, kind: PolicyKind) -> (Vec<Asking>, Simulation) {
+        let mut heard = Vec::new();
+        let mut policy = Hears { policy: kind.build(3), heard: &mut heard };
+        let result = simulate(workload, &mut policy, SimulationOptions::default()).unwrap();
+        (heard, result)
+    }
+
+    /// One device takes `late`, `near` and `here` in turn. `late` is the longest, and steps for ever; what `near` waits
+    /// begins when `here` does, which takes six seconds on a device of speed 1. By hand: with `s` the start of `near`,
+    /// it is promoted by `s + 1 / speed + wait + latency + promote`, and `here` ends at `s + 7 / speed`.
+    #[test]
+    fn soon_is_the_longest_of_those_that_come_in_time() {
+        let soon = |speed: f64, promote_s: f64, latency_s: f64, wait_s: f64| {
+            let waits = |name: &str, step_wait_s, minibatches, promote_s| TaskCost {
+                step_wait_s,
+                ..one_shard(name, minibatches, 1.0, promote_s)
+            };
+            let (late, near) = (waits("late", 99.0, 99, 0.0), waits("near", wait_s, 50, promote_s));
+            let tasks = vec![late, near, one_shard("here", 2, 6.0, 0.0), one_shard("there", 1, 1.0, 0.0)];
+            let mut workload = on(tasks, 1);
+            (workload.devices[0].speed, workload.devices[0].latency_s) = (speed, latency_s);
+            let heard = heard(&workload, PolicyKind::Fifo).0;
+            let fourth = heard.iter().find(|asking| asking.decision == 3).unwrap();
+            fourth.soon.map(|model| model.model.0)
+        };
+        assert_eq!((soon(1.0, 0.0, 0.0, 6.0), soon(1.0, 0.0, 0.0, 6.25)), (Some(1), None));
+        assert_eq!((soon(1.0, 4.0, 0.0, 2.0), soon(1.0, 4.25, 0.0, 2.0)), (Some(1), None));
+        assert_eq!((soon(1.0, 0.0, 0.5, 5.5), soon(1.0, 0.0, 0.5, 5.75)), (Some(1), None));
+        assert_eq!((soon(2.0, 1.0, 0.0, 2.0), soon(2.0, 1.0, 0.0, 2.25)), (Some(1), None));
+    }
+
+    /// A model that waits only for what it made to be on the host is not waited for: `mid` can be claimed elsewhere
+    /// long before `here` ends.
+    #[test]
+    fn what_is_on_its_way_down_is_not_soon() {
+        let shard = ShardCost { take_down_s: 1.0, ..ShardCost::new(1.0, 1.0, 0.0) };
+        let mid = TaskCost::new("mid", 9, vec![shard; 2]);
+        let tasks = vec![mid, one_shard("here", 9, 6.0, 0.0), one_shard("there", 9, 6.0, 0.0)];
+        let mut workload = on(tasks, 1);
+        workload.tasks[1].step_wait_s = 99.0;
+        let heard = heard(&workload, PolicyKind::RoundRobin).0;
+        assert!(heard.iter().all(|asking| asking.soon.is_none()), "{heard:?}");
+    }
+
+    /// A device that was held back is asked with the number of what was claimed, and not of how often it was asked.
+    #[test]
+    fn a_decision_counts_when_it_came_to_something() {
+        let mut long = one_shard("a", 20, 1.0, 0.25);
+        long.optimizer_s = 0.25;
+        let other = TaskCost::new("b", 1, vec![ShardCost::new(1.0, 1.0, 0.25); 5]);
+        let (heard, result) = heard(&on(vec![long, other], 1), PolicyKind::ShardedLrtfPatient);
+        let numbers: Vec<u64> = heard.iter().map(|asking| asking.decision).collect();
+        assert!(result.decisions > result.shard_tasks, "it was held back");
+        assert_eq!((numbers.len() as u64, numbers[0]), (result.decisions, 0));
+        assert_eq!(numbers.last(), Some(&(result.shard_tasks - 1)));
+        assert!(numbers.windows(2).all(|pair| pair[0] == pair[1] || pair[0] + 1 == pair[1]));
+    }
+
+    /// Two devices, the second of twice the speed, which takes the first model: it waits for it by its own speed, and
+    /// an even share of all work is by both speeds.
+    #[test]
+    fn awaited_and_even_go_by_the_speeds_of_devices() {
+        let mut long = one_shard("long", 9, 4.0, 0.5);
+        long.step_wait_s = 1.0;
+        let others = ["b", "c", "d"].map(|name| one_shard(name, 9, 4.0, 0.0));
+        let mut workload = on(std::iter::once(long).chain(others).collect(), 2);
+        workload.devices[1].speed = 2.0;
+        let heard = heard(&workload, PolicyKind::Fifo).0;
+        // It computes `long` from 0.5 to 2.5, and is asked when it begins: 32 seconds of compute are left at twice the
+        // speed, and eight minibatches with a step and a promotion each.
+        let asking = heard.iter().find(|asking| asking.device == 1 && asking.awaited.is_some()).unwrap();
+        let awaited = asking.awaited.unwrap();
+        assert_eq!((awaited.model.0, awaited.continues, awaited.remaining_s), (0, true, 32.0));
+        assert_eq!(asking.awaited_s, 16.0 + 8.0 * 1.5);
+        // No device has committed to 32 seconds of each of three models, and to 36 of `d`.
+        assert_eq!(asking.even_s, (3.0 * 32.0 + 36.0) / 3.0);
     }
 
     #[test]
