@@ -16,7 +16,8 @@ pub(crate) struct Copy {
 pub(crate) struct Copies {
     /// Bytes there are; without a number there is room for two copies of any size.
     memory: Option<u64>,
-    held: u64,
+    /// Of copies that together may have more than a device could.
+    held: u128,
     kept: Vec<Copy>,
     clock: u64,
 }
@@ -54,7 +55,7 @@ impl Copies {
     ) {
         self.forget(model, shard);
         while !self.fits(bytes) && self.evict(computes) {}
-        self.held += bytes;
+        self.held += u128::from(bytes);
         self.clock += 1;
         self.kept.push(Copy { model, shard, version, bytes, used: self.clock });
     }
@@ -62,13 +63,13 @@ impl Copies {
     /// Lets go of a copy that a step made stale.
     pub(crate) fn forget(&mut self, model: u32, shard: u32) {
         if let Some(place) = self.kept.iter().position(|c| (c.model, c.shard) == (model, shard)) {
-            self.held -= self.kept.swap_remove(place).bytes;
+            self.held -= u128::from(self.kept.swap_remove(place).bytes);
         }
     }
 
     fn fits(&self, bytes: u64) -> bool {
         match self.memory {
-            Some(memory) => self.held.saturating_add(bytes) <= memory,
+            Some(memory) => self.held + u128::from(bytes) <= u128::from(memory),
             None => self.kept.len() < 2,
         }
     }

@@ -93,6 +93,8 @@ pub struct Simulation {
     pub promotions: u64,
     /// Shard tasks whose parameters were still on the device.
     pub promotions_saved: u64,
+    /// Bytes of the parameters that were promoted; `None` where the size of one of them is not known.
+    pub promoted_bytes: Option<u64>,
     /// Seconds in which a device had committed to a shard task and waited for its parameters.
     pub promotion_wait_s: f64,
     /// How often the policy was asked with something to choose from, the times at which it took nothing included.
@@ -110,10 +112,10 @@ impl Simulation {
         self.busy_s.iter().map(share).collect()
     }
 
-    /// The makespan over the best lower bound; 1 when both are 0.
+    /// The makespan over the best lower bound; 1 when both are 0, and infinite when only the bound is.
     pub fn gap(&self) -> f64 {
         let bound = self.bounds.best_s();
-        if bound > 0.0 { self.makespan_s / bound } else { 1.0 }
+        if bound > 0.0 || self.makespan_s > 0.0 { self.makespan_s / bound } else { 1.0 }
     }
 }
 
@@ -235,6 +237,7 @@ impl<'a> Run<'a> {
             shard_tasks: 0,
             promotions: 0,
             promotions_saved: 0,
+            promoted_bytes: Some(0),
             promotion_wait_s: 0.0,
             decisions: 0,
             finished_s: vec![0.0; models.len()],
@@ -574,8 +577,10 @@ impl<'a> Run<'a> {
             self.result.promotions_saved += 1;
         } else {
             let computes = state.active.map(|(claim, _)| (claim.model as u32, claim.task.shard as u32));
-            let bytes = self.workload.tasks[model].shards[task.shard].bytes.unwrap_or(0);
-            state.copies.insert((index, shard), task.minibatch, bytes, computes);
+            let bytes = self.workload.tasks[model].shards[task.shard].bytes;
+            let promoted = self.result.promoted_bytes.zip(bytes);
+            self.result.promoted_bytes = promoted.map(|(sum, bytes)| sum.saturating_add(bytes));
+            state.copies.insert((index, shard), task.minibatch, bytes.unwrap_or(0), computes);
             let start_s = self.links_s[state.link].max(self.now_s + self.workload.devices[device].latency_s);
             ready_s = start_s + self.workload.promote_s(device, model, task.shard);
             self.links_s[state.link] = ready_s;
@@ -979,6 +984,41 @@ mod tests {
         let plenty = lrtf(&workload);
         assert_eq!((plenty.promotions, plenty.promotions_saved), (3 * 8, 3 * 7));
         assert_eq!(plenty.bounds, scarce.bounds);
+    }
+
+    /// The bounds know nothing of take-downs and latencies.
+    #[test]
+    fn a_makespan_over_no_bound_is_no_gap_of_one() {
+        let mut workload = on(vec![one_shard("a", 2, 0.0, 0.0)], 1);
+        assert_eq!((lrtf(&workload).makespan_s, lrtf(&workload).gap()), (0.0, 1.0));
+        workload.devices[0].latency_s = 1.0;
+        let result = lrtf(&workload);
+        assert_eq!((result.makespan_s, result.bounds.best_s(), result.gap()), (2.0, 0.0, f64::INFINITY));
+    }
+
+    /// Sums of bytes that no number of 64 bits holds: two copies on a device, and all that is promoted.
+    #[test]
+    fn sizes_too_large_to_add_up_are_no_panic() {
+        let text = format!(
+            r#"{{"tasks": [
+                {{"name": "a", "minibatches": 2, "shards": [{{"forward_s": 1, "backward_s": 1, "promote_s": 0, "bytes": {0}}}]}},
+                {{"name": "b", "minibatches": 2, "shards": [{{"forward_s": 1, "backward_s": 1, "promote_s": 0, "bytes": {0}}}]}}
+            ], "devices": 1}}"#,
+            1_u64 << 63
+        );
+        let result = lrtf(&Workload::from_json(&text).unwrap());
+        assert_eq!((result.promotions, result.promoted_bytes), (4, Some(u64::MAX)));
+    }
+
+    #[test]
+    fn bytes_are_counted_as_they_are_promoted() {
+        let shards = [(10, 0.1), (70, 0.1), (1_000, 0.1)]
+            .map(|(bytes, s)| ShardCost { bytes: Some(bytes), ..ShardCost::new(1.0, 2.0, s) });
+        let mut workload = on(vec![TaskCost::new("a", 2, shards.into())], 1);
+        // There is room for two copies: the second shard's is still there for its backward, the first one's is not.
+        assert_eq!(lrtf(&workload).promoted_bytes, Some(2 * (10 + 70 + 1_000 + 10)));
+        workload.tasks[0].shards[1].bytes = None;
+        assert_eq!(lrtf(&workload).promoted_bytes, None);
     }
 
     /// Estimates that are wrong by a factor, for half of the models each way, are put right by the

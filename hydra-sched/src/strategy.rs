@@ -231,16 +231,10 @@ fn sharp(
     options: CompareOptions,
 ) -> Result<Outcome, SimulationError> {
     let run = simulate(workload, policy, SimulationOptions { prefetch: true, record: options.record })?;
-    let per_task = run.promotions as f64 / run.shard_tasks.max(1) as f64;
-    let sweeps = |task: &TaskCost| {
-        let read: Option<u64> = task.sweep().map(|(_, shard)| task.shards[shard].bytes).sum();
-        Some(read? * task.minibatches)
-    };
-    let all: Option<u64> = workload.tasks.iter().map(sweeps).sum();
     Ok(Outcome {
         runtime_s: run.makespan_s,
         busy_s: run.busy_s,
-        moved_bytes: all.map(|bytes| (bytes as f64 * per_task) as u64),
+        moved_bytes: run.promoted_bytes,
         spans: run.spans,
     })
 }
@@ -273,7 +267,7 @@ fn spilled(workload: &Workload, options: CompareOptions) -> Result<Outcome, Simu
         let (start_s, end_s, run) = (start_s(device), end_s(device), &runs[device].1);
         sheet.free_s[device] = end_s;
         sheet.busy_s[device] += run.busy_s[0];
-        sheet.moved = sheet.moved.zip(run.moved_bytes).map(|(a, b)| a + b);
+        sheet.moved = sheet.moved.zip(run.moved_bytes).map(|(a, b)| a.saturating_add(b));
         let moved = |span: &Span| Span {
             device,
             task,
@@ -477,10 +471,13 @@ fn stages(cost: &TaskCost, most: usize) -> Vec<usize> {
 fn fits(workload: &Workload, size: usize) -> Result<(), DoesNotFit> {
     let memory: Option<Vec<u64>> = workload.devices.iter().map(|device| device.memory_bytes).collect();
     let Some(memory) = memory else { return Ok(()) };
-    let available = memory.chunks_exact(size).map(|group| group.iter().sum()).min().unwrap_or(0);
+    let sum = |bytes: &mut dyn Iterator<Item = u64>| bytes.fold(0, u64::saturating_add);
+    let groups = memory.chunks_exact(size).map(|group| sum(&mut group.iter().copied()));
+    let available = groups.min().unwrap_or(0);
     for task in &workload.tasks {
-        let bytes: Option<u64> = task.shards.iter().map(|shard| shard.bytes).sum();
-        let needed = bytes.unwrap_or(0).saturating_mul(STATE);
+        // Where memory is known, so is every size.
+        let bytes = sum(&mut task.shards.iter().filter_map(|shard| shard.bytes));
+        let needed = bytes.saturating_mul(STATE);
         if needed > available {
             return Err(DoesNotFit { task: task.name.clone(), needed, available });
         }
@@ -597,6 +594,38 @@ mod tests {
         assert_eq!(of(Strategy::TaskParallel), &Err(expected));
         assert!(of(Strategy::ModelParallel).is_ok() && of(Strategy::Sharp).is_ok());
         assert_eq!(of(Strategy::Hybrid).as_ref().unwrap().runtime_s, 24.0, "two devices hold a model");
+    }
+
+    /// What a check accepts is compared, however many bytes it comes to.
+    #[test]
+    fn sizes_too_large_to_add_up_are_no_panic() {
+        let text = |bytes: u64, minibatches: u64, memory: u64| {
+            let shard = format!(r#"{{"forward_s": 1, "backward_s": 1, "bytes": {bytes}}}"#);
+            let device = format!(r#"{{"memory_bytes": {memory}, "link_bytes_per_s": 1e9}}"#);
+            format!(
+                r#"{{"tasks": [{{"name": "a", "minibatches": {minibatches}, "shards": [{shard}, {shard}, {shard}]}},
+                               {{"name": "b", "minibatches": 1, "shards": [{shard}]}}],
+                     "devices": [{device}, {device}]}}"#
+            )
+        };
+        for (bytes, minibatches, memory) in
+            [(1, 1, u64::MAX), (20_000_000_000_000_000, 1_000, u64::MAX), (u64::MAX / 2, 3, u64::MAX)]
+        {
+            let workload = Workload::from_json(&text(bytes, minibatches, memory)).unwrap();
+            let rows = compare(&workload, CompareOptions::default()).unwrap();
+            assert!(rows.iter().any(|row| row.outcome.is_ok()), "{bytes}");
+        }
+    }
+
+    /// A model that promotes much in few of its shard tasks moves more than another one by the same.
+    #[test]
+    fn bytes_that_move_are_those_that_were_promoted() {
+        let mut workload = workload(1, 3, 1);
+        workload.tasks[0].shards[2].bytes = Some(1_000);
+        let outcome = of(&workload, Strategy::Sharp);
+        // All three shards, and the first one again for its backward, in each of two minibatches.
+        assert_eq!(outcome.moved_bytes, Some(2 * (10 + 10 + 1_000 + 10)));
+        assert_eq!(of(&workload, Strategy::SpilledTaskParallel).moved_bytes, outcome.moved_bytes);
     }
 
     #[test]
