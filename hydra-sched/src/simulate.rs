@@ -23,7 +23,7 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use crate::claimable::ordered;
 use crate::program::ShardTask;
 use crate::progress::Model;
-use crate::resident::Copies;
+use crate::resident::{Copies, Resident};
 use crate::{
     Asking, LowerBounds, ModelIndex, ModelView, Policy, Queue, ShardTaskKind, SimulationError, Workload,
     WorkloadError,
@@ -207,7 +207,8 @@ struct Run<'a> {
     /// Those of them, by rank, that could have gone on with the model that they compute: nothing else may be there
     /// to be asked about when something happens.
     held_with_own: Vec<usize>,
-    resident: Vec<ModelIndex>,
+    /// Of the models in the queue.
+    resident: Resident,
     /// Estimated seconds of compute left of all models, per model and in all.
     left_s: Vec<f64>,
     all_left_s: f64,
@@ -228,6 +229,7 @@ impl<'a> Run<'a> {
         let left_s: Vec<f64> = models.iter().map(Model::left_s).collect();
         let ranked = fast_first(workload);
         let devices = devices(workload, &ranked);
+        let resident = Resident::new(devices.len(), models.len());
         let result = Simulation {
             policy: policy.name(),
             makespan_s: 0.0,
@@ -260,7 +262,7 @@ impl<'a> Run<'a> {
             ranked,
             held: Vec::new(),
             held_with_own: Vec::new(),
-            resident: Vec::new(),
+            resident,
             all_left_s: left_s.iter().sum(),
             left_s,
             speeds: workload.devices.iter().map(|device| device.speed).sum(),
@@ -341,8 +343,6 @@ impl<'a> Run<'a> {
         self.result.finished_s[model] = self.now_s;
         if task.kind == ShardTaskKind::Backward {
             self.step(device, model, task.shard);
-        } else if !self.workload.devices[device].keeps_copies {
-            self.devices[device].copies.forget(model as u32, task.shard as u32);
         }
         self.take_down(model, &task);
         self.count_left(model);
@@ -391,8 +391,27 @@ impl<'a> Run<'a> {
             Some(device) => {
                 self.touched.insert(self.devices[device].rank);
             }
-            None => self.queue.insert(&*self.policy, view(model, state, &next, false)),
+            None => self.enqueue(model, &next, false),
         }
+    }
+
+    /// Puts a model into the queue, or into its new place.
+    fn enqueue(&mut self, model: usize, next: &ShardTask, continues: bool) {
+        self.dequeue(model);
+        self.queue.insert(&*self.policy, view(model, &self.models[model], next, continues));
+        let Some(place) = self.queue.place(ModelIndex(model)).copied() else { return };
+        let has = |device: &usize| {
+            self.devices[*device].copies.has(model as u32, next.shard as u32, next.minibatch)
+        };
+        let on: Vec<usize> = self.resident.may_have(model, next.minibatch).filter(has).collect();
+        on.into_iter().for_each(|device| self.resident.insert(device, model, place));
+    }
+
+    /// Takes a model out of the queue; whether it was there.
+    fn dequeue(&mut self, model: usize) -> bool {
+        let Some(place) = self.queue.place(ModelIndex(model)).copied() else { return false };
+        self.resident.leave(model, &place);
+        self.queue.remove(ModelIndex(model)).is_some()
     }
 
     /// Notes a model that becomes claimable at a time that is known, when its masters are final.
@@ -454,17 +473,17 @@ impl<'a> Run<'a> {
         if let Some(model) = running {
             let state = &self.models[model];
             if let Some(next) = state.claimable(self.now_s) {
-                self.queue.insert(&*self.policy, view(model, state, &next, true));
+                self.enqueue(model, &next, true);
             }
         }
         let chosen = self.ask(device);
         if let Some(found) = chosen.filter(|found| self.queue.get(*found).is_none()) {
             return Err(self.not_claimable(device, found));
         }
-        let own = running.and_then(|model| self.queue.remove(ModelIndex(model))).is_some();
+        let own = running.is_some_and(|model| self.dequeue(model));
         match chosen {
             Some(ModelIndex(model)) => {
-                self.queue.remove(ModelIndex(model));
+                self.dequeue(model);
                 self.promote(device, model);
             }
             None => self.hold(device, own),
@@ -531,18 +550,23 @@ impl<'a> Run<'a> {
         if self.queue.is_empty() {
             return None;
         }
-        self.resident.clear();
-        for copy in self.devices[device].copies.kept() {
-            let model = copy.model as usize;
-            let next = self.models[model].next;
-            let same = |next: ShardTask| (next.shard, next.minibatch) == (copy.shard as usize, copy.version);
-            if next.is_some_and(same) && self.queue.get(ModelIndex(model)).is_some() {
-                self.resident.push(ModelIndex(model));
-            }
-        }
+        #[cfg(test)]
+        self.check_sums(device);
         let asking = self.asking(device);
         self.result.decisions += 1;
-        self.queue.choose(&mut *self.policy, &asking, &self.resident)
+        self.queue.choose_near(&mut *self.policy, &asking, self.resident.of(device))
+    }
+
+    /// What is kept up to date from event to event is what it would be from scratch.
+    #[cfg(test)]
+    fn check_sums(&self, device: usize) {
+        let there = |view: &&ModelView| {
+            let next = self.models[view.model.0].next.unwrap();
+            let copies = &self.devices[device].copies;
+            copies.has(view.model.0 as u32, next.shard as u32, next.minibatch)
+        };
+        let resident = self.queue.iter().filter(there).map(|view| *self.queue.place(view.model).unwrap());
+        assert_eq!(*self.resident.of(device), resident.collect());
     }
 
     /// Shard tasks that devices have committed to: each was promoted, or was there.
@@ -569,26 +593,42 @@ impl<'a> Run<'a> {
     fn promote(&mut self, device: usize, model: usize) {
         let Some(task) = self.models[model].claim() else { return };
         self.count_left(model);
+        let of = &self.workload.devices[device];
         let state = &mut self.devices[device];
         self.hungry.remove(&(state.active.is_some(), state.rank));
-        let (index, shard) = (model as u32, task.shard as u32);
         let mut ready_s = self.now_s;
-        if state.copies.touch(index, shard, task.minibatch) {
+        if of.keeps_copies && state.copies.touch(model as u32, task.shard as u32, task.minibatch) {
             self.result.promotions_saved += 1;
         } else {
-            let computes = state.active.map(|(claim, _)| (claim.model as u32, claim.task.shard as u32));
-            let bytes = self.workload.tasks[model].shards[task.shard].bytes;
-            let promoted = self.result.promoted_bytes.zip(bytes);
-            self.result.promoted_bytes = promoted.map(|(sum, bytes)| sum.saturating_add(bytes));
-            state.copies.insert((index, shard), task.minibatch, bytes.unwrap_or(0), computes);
-            let start_s = self.links_s[state.link].max(self.now_s + self.workload.devices[device].latency_s);
+            let start_s = self.links_s[state.link].max(self.now_s + of.latency_s);
             ready_s = start_s + self.workload.promote_s(device, model, task.shard);
             self.links_s[state.link] = ready_s;
             self.result.promotions += 1;
+            let bytes = self.workload.tasks[model].shards[task.shard].bytes;
+            let promoted = self.result.promoted_bytes.zip(bytes);
+            self.result.promoted_bytes = promoted.map(|(sum, bytes)| sum.saturating_add(bytes));
             self.record(device, model, &task, Occupation::Promote, (start_s, ready_s));
+            if of.keeps_copies {
+                self.keep(device, model, &task, bytes.unwrap_or(0));
+            }
         }
         self.devices[device].next = Some(Claim { model, task, committed_s: self.now_s, ready_s });
         self.start(device);
+    }
+
+    /// Keeps a copy on the device, in the place of others.
+    fn keep(&mut self, device: usize, model: usize, task: &ShardTask, bytes: u64) {
+        let state = &mut self.devices[device];
+        let computes = state.active.map(|(claim, _)| (claim.model as u32, claim.task.shard as u32));
+        let goes = |model: u32, shard: u32| {
+            let model = model as usize;
+            let needed = self.models[model].next.is_some_and(|next| next.shard == shard as usize);
+            if let Some(place) = self.queue.place(ModelIndex(model)).filter(|_| needed) {
+                self.resident.lose(device, model, place);
+            }
+        };
+        state.copies.insert((model as u32, task.shard as u32), task.minibatch, bytes, computes, goes);
+        self.resident.comes(device, model, task.minibatch);
     }
 
     /// Starts what the device has committed to, if it is free and the parameters are there.
@@ -820,6 +860,23 @@ mod tests {
         assert_eq!((result.promotions, result.bounds.chain_s), (4, result.makespan_s));
         workload.devices[0].keeps_copies = false;
         assert_eq!(lrtf(&workload).promotions, 9);
+    }
+
+    /// Where copies do not stay, the next shard task promotes its parameters anew even if the one that computes
+    /// reads the same ones.
+    #[test]
+    fn without_copies_every_shard_task_is_promoted() {
+        let mut task = one_shard("a", 2, 1.0, 0.5);
+        task.evaluations =
+            vec![EvaluationCost { after: 0, sweeps: 5 }, EvaluationCost { after: 2, sweeps: 5 }];
+        let mut workload = on(vec![task], 1);
+        workload.devices[0].keeps_copies = false;
+        for kind in PolicyKind::ALL {
+            let result = run(&workload, kind);
+            assert_eq!((result.promotions, result.promotions_saved), (12, 0), "{kind}");
+        }
+        workload.devices[0].keeps_copies = true;
+        assert_eq!(lrtf(&workload).promotions_saved, 9);
     }
 
     /// A model of one shard takes turns with another's shard tasks: its masters are final soon after these
