@@ -24,6 +24,7 @@ use crate::claimable::ordered;
 use crate::program::ShardTask;
 use crate::progress::Model;
 use crate::resident::{Copies, Resident};
+use crate::sum::Sum;
 use crate::{
     Asking, LowerBounds, ModelIndex, ModelView, Policy, Queue, ShardTaskKind, SimulationError, Workload,
     WorkloadError,
@@ -209,9 +210,8 @@ struct Run<'a> {
     held_with_own: Vec<usize>,
     /// Of the models in the queue.
     resident: Resident,
-    /// Estimated seconds of compute left of all models, per model and in all.
-    left_s: Vec<f64>,
-    all_left_s: f64,
+    /// Estimated seconds of compute left of all models.
+    left_s: Sum,
     speeds: f64,
     result: Simulation,
 }
@@ -226,7 +226,7 @@ impl<'a> Run<'a> {
             Ok(Model::new(task, task.estimates()?))
         };
         let models: Vec<Model> = workload.tasks.iter().map(model).collect::<Result<_, _>>()?;
-        let left_s: Vec<f64> = models.iter().map(Model::left_s).collect();
+        let left_s = Sum::new(&models.iter().map(Model::left_s).collect::<Vec<f64>>());
         let ranked = fast_first(workload);
         let devices = devices(workload, &ranked);
         let resident = Resident::new(devices.len(), models.len());
@@ -263,7 +263,6 @@ impl<'a> Run<'a> {
             held: Vec::new(),
             held_with_own: Vec::new(),
             resident,
-            all_left_s: left_s.iter().sum(),
             left_s,
             speeds: workload.devices.iter().map(|device| device.speed).sum(),
             result,
@@ -541,9 +540,7 @@ impl<'a> Run<'a> {
         if !self.policy.waits() {
             return;
         }
-        let left_s = self.models[model].left_s();
-        self.all_left_s += left_s - self.left_s[model];
-        self.left_s[model] = left_s;
+        self.left_s.set(model, self.models[model].left_s());
     }
 
     fn ask(&mut self, device: usize) -> Option<ModelIndex> {
@@ -560,6 +557,9 @@ impl<'a> Run<'a> {
     /// What is kept up to date from event to event is what it would be from scratch.
     #[cfg(test)]
     fn check_sums(&self, device: usize) {
+        if self.result.decisions > 64 && !self.result.decisions.is_multiple_of(64) {
+            return;
+        }
         let there = |view: &&ModelView| {
             let next = self.models[view.model.0].next.unwrap();
             let copies = &self.devices[device].copies;
@@ -567,6 +567,10 @@ impl<'a> Run<'a> {
         };
         let resident = self.queue.iter().filter(there).map(|view| *self.queue.place(view.model).unwrap());
         assert_eq!(*self.resident.of(device), resident.collect());
+        if self.policy.waits() {
+            let left_s: Vec<f64> = self.models.iter().map(Model::left_s).collect();
+            assert_eq!(self.left_s.get(), Sum::new(&left_s).get());
+        }
     }
 
     /// Shard tasks that devices have committed to: each was promoted, or was there.
@@ -584,7 +588,7 @@ impl<'a> Run<'a> {
             awaited,
             awaited_s: awaited.map_or(0.0, |model| self.alone_s(device, &model)),
             soon: self.soon(device),
-            even_s: self.all_left_s / self.speeds,
+            even_s: self.left_s.get() / self.speeds,
             ..asking
         }
     }
@@ -721,6 +725,7 @@ fn unordered(key: u64) -> f64 {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use proptest::test_runner::TestCaseResult;
 
     use super::*;
     use crate::conformance::any_workload;
@@ -808,6 +813,14 @@ mod tests {
         // Steps end at 2 and 4 for `a`, at 3 and 5 for `b`.
         assert_eq!(second(0), [(0, 4.0), (1, 4.0), (0, 5.0)]);
         assert_eq!(second(1), [(0, 5.0), (1, 5.0), (0, 6.0)]);
+    }
+
+    /// A device that had nothing to do has waited for parameters since it committed to them only.
+    #[test]
+    fn a_device_waits_for_promotions_from_its_commitment_on() {
+        let mut workload = on(vec![one_shard("a", 1, 1.0, 0.5)], 1);
+        workload.tasks[0].arrival_s = 10.0;
+        assert_eq!((lrtf(&workload).makespan_s, lrtf(&workload).promotion_wait_s), (11.5, 0.5));
     }
 
     #[test]
@@ -1159,6 +1172,69 @@ mod tests {
         assert!(saved_by_local as f64 > 1.2 * saved as f64, "{saved} {saved_by_local}");
     }
 
+    /// A shard task starts after the promotion that its device made for it, and after its own when it was committed to.
+    fn parameters_are_there(workload: &Workload, result: &Simulation) -> TestCaseResult {
+        let mut promoted: Vec<Option<&Span>> = vec![None; workload.devices.len()];
+        let mut saved = 0;
+        for span in &result.spans {
+            let what = (span.task, span.minibatch, span.shard);
+            if span.what == Occupation::Promote {
+                prop_assert_eq!(
+                    promoted[span.device].replace(span),
+                    None,
+                    "it has one place for what is next"
+                );
+                let least_s = workload.promote_s(span.device, span.task, span.shard);
+                prop_assert!(span.end_s >= span.start_s + least_s * (1.0 - 1e-12));
+                prop_assert!(span.start_s >= workload.devices[span.device].latency_s);
+            } else if let Some(promotion) = promoted[span.device].take() {
+                prop_assert_eq!((promotion.task, promotion.minibatch, promotion.shard), what);
+                prop_assert!(span.start_s >= promotion.end_s, "{:?} before {:?}", span, promotion);
+            } else {
+                prop_assert!(workload.devices[span.device].keeps_copies);
+                saved += 1;
+            }
+        }
+        prop_assert_eq!(saved, result.promotions_saved);
+        Ok(())
+    }
+
+    /// By task, shard and minibatch: when the masters are final at the earliest. The host optimizer steps those of
+    /// backwards that ended before, in the order of their ends.
+    fn finals(workload: &Workload, compute: &[&Span]) -> BTreeMap<(usize, usize, u64), f64> {
+        let backward = |span: &&Span| span.what == Occupation::Compute(ShardTaskKind::Backward);
+        let mut backwards: Vec<&Span> = compute.iter().copied().filter(backward).collect();
+        backwards.sort_by(|a, b| a.end_s.total_cmp(&b.end_s));
+        let (mut host_s, mut final_s) = (0.0f64, BTreeMap::new());
+        for same in backwards.chunk_by(|a, b| a.end_s == b.end_s) {
+            let before_s = host_s.max(same[0].end_s);
+            for span in same {
+                let task = &workload.tasks[span.task];
+                let stepped_s = if task.step_s() > 0.0 { before_s + task.step_s() } else { span.end_s };
+                final_s.insert((span.task, span.shard, span.minibatch), stepped_s + task.step_wait_s);
+            }
+            let steps_s: f64 = same.iter().map(|span| workload.tasks[span.task].step_s()).sum();
+            host_s = if steps_s > 0.0 { before_s + steps_s } else { host_s };
+        }
+        final_s
+    }
+
+    /// What a shard task made for the next one is on the host, unless that follows on the same device.
+    fn inputs_are_there(task: &TaskCost, own: &[&Span], compute: &[&Span], prefetch: bool) -> TestCaseResult {
+        for pair in own.windows(2) {
+            let Occupation::Compute(kind) = pair[0].what else { continue };
+            if kind.following(pair[0].shard, task.shards.len()).is_none() {
+                continue;
+            }
+            let on_device = compute.iter().filter(|span| span.device == pair[0].device);
+            let mut later = on_device.skip_while(|span| !std::ptr::eq(**span, pair[0])).skip(1);
+            let follows = later.next().is_some_and(|span| std::ptr::eq(*span, pair[1]));
+            let down_s = pair[0].end_s + task.shards[pair[0].shard].take_down_s;
+            prop_assert!(prefetch && follows || pair[1].start_s >= down_s, "{:?} {}", pair, down_s);
+        }
+        Ok(())
+    }
+
     /// Whether these spans follow one another.
     fn in_turn<'a>(spans: impl Iterator<Item = &'a Span>) -> bool {
         let spans: Vec<&Span> = spans.collect();
@@ -1180,6 +1256,8 @@ mod tests {
                 prop_assert!(result.makespan_s <= workload.at_most_s() * (1.0 + 1e-12));
                 prop_assert!(result.spans.iter().all(|span| span.start_s <= span.end_s));
                 let compute: Vec<&Span> = result.spans.iter().filter(|s| s.what != Occupation::Promote).collect();
+                parameters_are_there(&workload, &result)?;
+                let final_s = finals(&workload, &compute);
                 for (index, task) in workload.tasks.iter().enumerate() {
                     let own: Vec<&Span> = compute.iter().copied().filter(|s| s.task == index).collect();
                     let order: Vec<_> = own.iter().map(|s| (s.minibatch, s.what, s.shard)).collect();
@@ -1191,13 +1269,11 @@ mod tests {
                     prop_assert!(in_turn(own.iter().copied()));
                     prop_assert!(own[0].start_s >= task.arrival_s);
                     for span in &own {
-                        // The masters were final: their backward of the minibatch before, and its step.
-                        let before = own.iter().find(|b| {
-                            b.what == Occupation::Compute(ShardTaskKind::Backward)
-                                && (b.shard, b.minibatch + 1) == (span.shard, span.minibatch)
-                        });
-                        prop_assert!(before.is_none_or(|b| span.start_s >= b.end_s + task.least_step_s()));
+                        let stepped = span.minibatch.checked_sub(1).map(|before| (index, span.shard, before));
+                        let final_s = stepped.map_or(0.0, |of| final_s[&of]);
+                        prop_assert!(span.start_s >= final_s - 1e-9, "{span:?} before {final_s}");
                     }
+                    inputs_are_there(task, &own, &compute, prefetch)?;
                 }
                 for device in 0..workload.devices.len() {
                     prop_assert!(in_turn(compute.iter().copied().filter(|s| s.device == device)));

@@ -418,7 +418,8 @@ fn check_task(task: &TaskCost) -> Result<(), WorkloadError> {
     require(time(task.arrival_s), &of, "arrival_s", task.arrival_s, TIME)?;
     require(time(task.optimizer_s), &of, "optimizer_s", task.optimizer_s, TIME)?;
     require(time(task.step_wait_s), &of, "step_wait_s", task.step_wait_s, TIME)?;
-    require(time(task.estimate_factor), &of, "estimate_factor", task.estimate_factor, TIME)?;
+    let factor = (0.0..=MOST_ESTIMATE_FACTOR).contains(&task.estimate_factor);
+    require(factor, &of, "estimate_factor", task.estimate_factor, "at least 0 and at most a million")?;
     let drift = task.drift.is_finite() && task.drift >= -1.0;
     require(drift, &of, "drift", task.drift, "finite and at least -1")?;
     let mut before = None;
@@ -454,6 +455,9 @@ fn require(
 
 /// More shard tasks than this, which take hours to simulate, are taken for a slip of the keyboard.
 const MOST_SHARD_TASKS: u64 = 10_000_000_000;
+
+/// Estimates that are wrong by more than this are taken for a slip of the keyboard.
+const MOST_ESTIMATE_FACTOR: f64 = 1e6;
 
 /// More devices than this are taken for a slip of the keyboard.
 const MOST_DEVICES: u64 = 1_000_000;
@@ -635,6 +639,8 @@ mod tests {
             (with(|w| w.tasks[0].optimizer_s = f64::NAN), "optimizer_s of task `a`"),
             (with(|w| w.tasks[0].step_wait_s = -1.0), "step_wait_s of task `a` is -1"),
             (with(|w| w.tasks[0].estimate_factor = -0.5), "estimate_factor of task `a` is -0.5"),
+            (with(|w| w.tasks[0].estimate_factor = f64::NAN), "estimate_factor of task `a` is NaN"),
+            (with(|w| w.tasks[0].estimate_factor = 1e307), "at most a million"),
             (with(|w| w.tasks[0].drift = -1.5), "drift of task `a` is -1.5"),
             (with(|w| w.devices[1].speed = 0.0), "speed of device 1 is 0"),
             (with(|w| w.devices[1].speed = 1e-308), "the time of all shard tasks is inf"),
