@@ -2,10 +2,11 @@
 //!
 //! Each strategy has its assumptions in [`Strategy::assumptions`]; where a cost is not known they
 //! favour the strategies that SHARP is compared with. All leave out variation, drift and
-//! evaluations and know the costs; all but SHARP and spilled task parallelism keep parameters,
+//! evaluations and know the costs; none waits for a task that has not arrived while another one is there; all but SHARP and spilled task parallelism keep parameters,
 //! gradients and optimizer state on the devices, so that they have nothing to promote and step their
 //! optimizers in no time.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use crate::simulate::{Occupation, SimulationOptions, Span, simulate};
@@ -241,8 +242,8 @@ fn sharp(
 
 /// Each model by itself on one device, simulated; the models in turn, the longest first.
 fn spilled(workload: &Workload, options: CompareOptions) -> Result<Outcome, SimulationError> {
-    let mut order = Vec::new();
-    for (task, cost) in workload.tasks.iter().enumerate() {
+    let mut all_runs = Vec::new();
+    for cost in &workload.tasks {
         let Workload { shared_link, variation, .. } = *workload;
         let mut alone = Workload { tasks: vec![cost.clone()], devices: Vec::new(), shared_link, variation };
         alone.tasks[0].arrival_s = 0.0;
@@ -256,11 +257,15 @@ fn spilled(workload: &Workload, options: CompareOptions) -> Result<Outcome, Simu
             };
             runs.push((device.clone(), run));
         }
-        order.push((task, runs));
+        all_runs.push(runs);
     }
-    order.sort_by(|a, b| b.1[0].1.runtime_s.total_cmp(&a.1[0].1.runtime_s));
+    let mut order: Vec<usize> = (0..workload.tasks.len()).collect();
+    order.sort_by(|a, b| all_runs[*b][0].1.runtime_s.total_cmp(&all_runs[*a][0].1.runtime_s));
     let mut sheet = Sheet::new(workload, options.record);
-    for (task, runs) in order {
+    let mut line = Line::new(workload, order);
+    let free_s = |sheet: &Sheet| sheet.free_s.iter().copied().fold(f64::INFINITY, f64::min);
+    while let Some(task) = line.next(workload, free_s(&sheet)) {
+        let runs = &all_runs[task];
         let start_s = |device: usize| sheet.free_s[device].max(workload.tasks[task].arrival_s);
         let end_s = |device: usize| start_s(device) + runs[device].1.runtime_s;
         let device = (0..runs.len()).min_by(|a, b| end_s(*a).total_cmp(&end_s(*b))).unwrap_or(0);
@@ -278,6 +283,39 @@ fn spilled(workload: &Workload, options: CompareOptions) -> Result<Outcome, Simu
         sheet.spans.extend(run.spans.iter().map(moved));
     }
     Ok(sheet.outcome())
+}
+
+/// Tasks that wait in an order. Who is free takes the first of those that have arrived, and the next one to arrive
+/// where none has.
+struct Line {
+    /// Tasks in their order.
+    order: Vec<usize>,
+    /// Places of those that have not arrived, the next one last.
+    later: Vec<usize>,
+    /// Places of those that have.
+    here: BTreeSet<usize>,
+}
+
+impl Line {
+    fn new(workload: &Workload, order: Vec<usize>) -> Self {
+        let mut later: Vec<usize> = (0..order.len()).rev().collect();
+        let arrival_s = |place: usize| workload.tasks[order[place]].arrival_s;
+        later.sort_by(|a, b| arrival_s(*b).total_cmp(&arrival_s(*a)));
+        Self { order, later, here: BTreeSet::new() }
+    }
+
+    /// The task that is taken at this time, or as soon as there is one.
+    fn next(&mut self, workload: &Workload, free_s: f64) -> Option<usize> {
+        while let Some(place) = self.later.last().copied() {
+            if self.here.is_empty() || workload.tasks[self.order[place]].arrival_s <= free_s {
+                self.here.insert(place);
+                self.later.pop();
+            } else {
+                break;
+            }
+        }
+        self.here.pop_first().map(|place| self.order[place])
+    }
 }
 
 /// How a group of devices works on its one model.
@@ -309,7 +347,10 @@ fn groups(
         order.sort_by(|a, b| length(b).total_cmp(&length(a)));
     }
     let mut sheet = Sheet::new(workload, options.record);
-    for task in order {
+    let mut line = Line::new(workload, order);
+    let free_s =
+        |sheet: &Sheet| groups.iter().map(|group| sheet.free_s[group[0]]).fold(f64::INFINITY, f64::min);
+    while let Some(task) = line.next(workload, free_s(&sheet)) {
         let cost = &workload.tasks[task];
         let plan = |group: &Vec<usize>| Minibatch::of(workload, cost, group, inside, options.microbatches);
         let plans: Vec<Minibatch> = groups.iter().map(plan).collect();
@@ -330,7 +371,9 @@ fn data_parallel(workload: &Workload, options: CompareOptions) -> Outcome {
     let share = (devices.len() - 1) as f64 / devices.len() as f64;
     let mut sheet = Sheet::new(workload, options.record);
     let (mut now_s, mut moved) = (0.0f64, Some(0.0));
-    for (task, cost) in workload.tasks.iter().enumerate() {
+    let mut line = Line::new(workload, (0..workload.tasks.len()).collect());
+    while let Some(task) = line.next(workload, now_s) {
+        let cost = &workload.tasks[task];
         let mut minibatch = Minibatch { length_s: 0.0, bars: Vec::new() };
         for (kind, shard) in cost.sweep() {
             let compute_s = cost.shards[shard].seconds(kind) / speed;
@@ -594,6 +637,28 @@ mod tests {
         assert_eq!(of(Strategy::TaskParallel), &Err(expected));
         assert!(of(Strategy::ModelParallel).is_ok() && of(Strategy::Sharp).is_ok());
         assert_eq!(of(Strategy::Hybrid).as_ref().unwrap().runtime_s, 24.0, "two devices hold a model");
+    }
+
+    /// The first and longest task arrives late, and nobody waits for it while another one is there.
+    #[test]
+    fn no_strategy_waits_for_a_task_while_another_is_there() {
+        let mut workload = workload(3, 1, 1);
+        workload.tasks.iter_mut().for_each(|task| task.shards[0].promote_s = Some(0.0));
+        (workload.tasks[0].arrival_s, workload.tasks[0].minibatches) = (10.0, 4);
+        workload.tasks[2].arrival_s = 30.0;
+        for strategy in Strategy::ALL {
+            let outcome = of(&workload, strategy);
+            // Two minibatches of 3 s from 0, four from 10, and two from 30.
+            assert_eq!(outcome.runtime_s, 36.0, "{strategy}");
+            let starts: Vec<f64> = [0, 1, 2]
+                .map(|task| {
+                    let own =
+                        outcome.spans.iter().filter(|s| s.task == task && s.what != Occupation::Promote);
+                    own.map(|span| span.start_s).fold(f64::INFINITY, f64::min)
+                })
+                .into();
+            assert_eq!(starts, [10.0, 0.0, 30.0], "{strategy}");
+        }
     }
 
     /// What a check accepts is compared, however many bytes it comes to.

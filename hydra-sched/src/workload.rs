@@ -74,8 +74,9 @@ pub struct EvaluationCost {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ShardCost {
-    /// Seconds of its forward. That of a model's last shard counts nowhere in training, because
-    /// its `backward_s` is that of the fused forward and backward.
+    /// Seconds of its forward. That of a model's last shard is no part of training, because its
+    /// `backward_s` is that of the fused forward and backward; it counts in evaluations where `evaluate_s` is not
+    /// given, and says which share of the fused task a pipeline does in its forwards.
     pub forward_s: f64,
     /// Seconds of its backward, the recomputed forward included.
     pub backward_s: f64,
