@@ -1021,6 +1021,18 @@ mod tests {
         assert_eq!(asking.even_s, (3.0 * 32.0 + 36.0) / 3.0);
     }
 
+    /// As before, with a model in the queue while the device is held back: it is asked again in the middle of its
+    /// shard task, and promotes before that ends. Of nineteen gaps, eighteen are filled.
+    #[test]
+    fn a_device_that_computes_is_asked_again() {
+        let mut long = one_shard("a", 20, 1.0, 0.25);
+        long.optimizer_s = 0.25;
+        let other = |name: &str| TaskCost::new(name, 1, vec![ShardCost::new(1.0, 1.0, 0.25); 5]);
+        let workload = on(vec![long, other("b"), other("c")], 1);
+        let result = run(&workload, PolicyKind::ShardedLrtfPatient);
+        assert_eq!(result.makespan_s - 0.25 - result.busy_s[0], 0.5);
+    }
+
     #[test]
     fn latency_comes_before_a_promotion_and_is_hidden_with_it() {
         let mut workload = on(vec![one_shard("a", 5, 2.0, 0.5), one_shard("b", 5, 2.0, 0.5)], 1);
