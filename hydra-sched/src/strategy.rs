@@ -80,7 +80,7 @@ impl Strategy {
             }
             Self::SpilledTaskParallel => {
                 "Longest model first, each spilled on one device with double buffering: nothing fills its waits for \
-                 optimizer and promotions."
+                 optimizer and promotions; it never waits for another model's step, which favours it."
             }
             Self::DataParallel => {
                 "Parameters gathered before each forward and each backward, gradients scattered after it: a device \
@@ -92,7 +92,7 @@ impl Strategy {
                  a group model parallelism, over groups the longest model first."
             }
             Self::Sharp => {
-                "The simulator under Sharded-LRTF, with promotions, one prefetched shard a device, and the host \
+                "The simulator under Sharded-LRTF, with promotions, one prefetched shard a device, and the host's one \
                  optimizer."
             }
             Self::SharpPatient => "The same, waiting for the model that decides when the run ends.",
