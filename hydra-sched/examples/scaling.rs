@@ -18,7 +18,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
          an optimizer of a twentieth of a minibatch's compute, of which the host has one. *Possible* is what the lower \
          bound allows: with few models, the longest one and the number of models decide, and with many on more than \
          twenty devices the host's optimizer. It takes steps in the order in which they come, so that on more devices \
-         than it keeps up with the longest model waits behind the others.\n\n| models | policy |",
+         than it keeps up with the models that end last wait behind the others.\n\n| models | policy |",
     );
     DEVICES.iter().try_for_each(|devices| write!(text, " {devices} |"))?;
     write!(text, "\n| --- | --- |{}", " --- |".repeat(DEVICES.len()))?;
