@@ -13,81 +13,136 @@ struct Copy {
     used: u64,
 }
 
+/// A model's shard.
+type Key = (u32, u32);
+
 /// What is on one device. Copies are clean, so letting go of one moves nothing. Every question and every change takes
 /// a time logarithmic in the number of copies.
 #[derive(Clone, Debug)]
 pub(crate) struct Copies {
-    /// Bytes there are; without a number there is room for two copies of any size.
-    memory: Option<u64>,
-    /// Of copies that together may have more than a device could.
+    /// Bytes there are and bytes that the copies take, which together may be more than a device could have. Where no
+    /// memory is stated there is room for two copies of any size.
+    memory: u128,
     held: u128,
-    /// By model and shard.
-    kept: BTreeMap<(u32, u32), Copy>,
-    /// Model and shard by when they were used.
-    by_use: BTreeMap<u64, (u32, u32)>,
+    kept: Kept,
     clock: u64,
 }
 
+#[derive(Clone, Debug)]
+enum Kept {
+    /// Where there is room for two, looking through them is fastest.
+    Two(Vec<(Key, Copy)>),
+    /// By shard, and shards by when they were used.
+    Many(BTreeMap<Key, Copy>, BTreeMap<u64, Key>),
+}
+
 impl Copies {
-    pub(crate) const fn new(memory: Option<u64>) -> Self {
-        Self { memory, held: 0, kept: BTreeMap::new(), by_use: BTreeMap::new(), clock: 0 }
+    pub(crate) fn new(memory: Option<u64>) -> Self {
+        let kept = match memory {
+            Some(_) => Kept::Many(BTreeMap::new(), BTreeMap::new()),
+            None => Kept::Two(Vec::new()),
+        };
+        Self { memory: memory.map_or(0, u128::from), held: 0, kept, clock: 0 }
     }
 
     /// Whether this version of the shard is there.
     pub(crate) fn has(&self, model: u32, shard: u32, version: u64) -> bool {
-        self.kept.get(&(model, shard)).is_some_and(|copy| copy.version == version)
+        self.kept.get((model, shard)).is_some_and(|copy| copy.version == version)
     }
 
     /// Whether this version of the shard is there, which makes it the most recently used copy.
     pub(crate) fn touch(&mut self, model: u32, shard: u32, version: u64) -> bool {
         self.clock += 1;
-        let found = self.kept.get_mut(&(model, shard)).filter(|copy| copy.version == version);
-        let Some(copy) = found else { return false };
-        self.by_use.remove(&copy.used);
-        copy.used = self.clock;
-        self.by_use.insert(copy.used, (model, shard));
-        true
+        let there = self.has(model, shard, version);
+        if there {
+            self.kept.touch((model, shard), self.clock);
+        }
+        there
     }
 
     /// Puts a copy in the place of those that were used longest ago, but never of the one that
     /// computes. Each that goes, of other shards, is told.
     pub(crate) fn insert(
         &mut self,
-        (model, shard): (u32, u32),
+        (model, shard): Key,
         version: u64,
         bytes: u64,
-        computes: Option<(u32, u32)>,
+        computes: Option<Key>,
         mut goes: impl FnMut(u32, u32),
     ) {
         self.forget(model, shard);
         while !self.fits(bytes) {
-            let Some((model, shard)) = self.oldest_but(computes) else { break };
+            let Some((model, shard)) = self.kept.oldest_but(computes) else { break };
             self.forget(model, shard);
             goes(model, shard);
         }
         self.held += u128::from(bytes);
         self.clock += 1;
         self.kept.insert((model, shard), Copy { version, bytes, used: self.clock });
-        self.by_use.insert(self.clock, (model, shard));
     }
 
     /// Lets go of a copy that a step made stale.
     pub(crate) fn forget(&mut self, model: u32, shard: u32) {
-        if let Some(copy) = self.kept.remove(&(model, shard)) {
-            self.by_use.remove(&copy.used);
+        if let Some(copy) = self.kept.remove((model, shard)) {
             self.held -= u128::from(copy.bytes);
         }
     }
 
     fn fits(&self, bytes: u64) -> bool {
-        match self.memory {
-            Some(memory) => self.held + u128::from(bytes) <= u128::from(memory),
-            None => self.kept.len() < 2,
+        match &self.kept {
+            Kept::Two(copies) => copies.len() < 2,
+            Kept::Many(..) => self.held + u128::from(bytes) <= self.memory,
+        }
+    }
+}
+
+impl Kept {
+    fn get(&self, key: Key) -> Option<&Copy> {
+        match self {
+            Self::Two(copies) => copies.iter().find(|(of, _)| *of == key).map(|(_, copy)| copy),
+            Self::Many(copies, _) => copies.get(&key),
         }
     }
 
-    fn oldest_but(&self, computes: Option<(u32, u32)>) -> Option<(u32, u32)> {
-        self.by_use.values().copied().find(|copy| Some(*copy) != computes)
+    fn touch(&mut self, key: Key, now: u64) {
+        if let Some(copy) = self.remove(key) {
+            self.insert(key, Copy { used: now, ..copy });
+        }
+    }
+
+    /// Puts in a copy of what is not there.
+    fn insert(&mut self, key: Key, copy: Copy) {
+        match self {
+            Self::Two(copies) => copies.push((key, copy)),
+            Self::Many(copies, by_use) => {
+                by_use.insert(copy.used, key);
+                copies.insert(key, copy);
+            }
+        }
+    }
+
+    fn remove(&mut self, key: Key) -> Option<Copy> {
+        match self {
+            Self::Two(copies) => {
+                let place = copies.iter().position(|(of, _)| *of == key)?;
+                Some(copies.swap_remove(place).1)
+            }
+            Self::Many(copies, by_use) => {
+                let copy = copies.remove(&key)?;
+                by_use.remove(&copy.used);
+                Some(copy)
+            }
+        }
+    }
+
+    fn oldest_but(&self, computes: Option<Key>) -> Option<Key> {
+        match self {
+            Self::Two(copies) => {
+                let free = copies.iter().filter(|(key, _)| Some(*key) != computes);
+                free.min_by_key(|(_, copy)| copy.used).map(|(key, _)| *key)
+            }
+            Self::Many(_, by_use) => by_use.values().copied().find(|key| Some(*key) != computes),
+        }
     }
 }
 
@@ -125,21 +180,20 @@ impl Resident {
         }
     }
 
-    /// The devices that may have copies of this version.
-    pub(crate) fn may_have(&self, model: usize, version: u64) -> impl Iterator<Item = usize> {
-        let (last, devices) = &self.came[model];
-        let devices = if *last == version { devices.as_slice() } else { &[] };
-        devices.iter().map(|device| *device as usize)
-    }
-
     pub(crate) fn of(&self, device: usize) -> &BTreeSet<Priority> {
         &self.devices[device]
     }
 
-    /// A model with this place comes into the queue, and finds the parameters of its next shard task on the device.
-    pub(crate) fn insert(&mut self, device: usize, model: usize, place: Priority) {
-        if self.devices[device].insert(place) {
-            self.on[model].push(device as u32);
+    /// A model with this place comes into the queue. `has` says which devices have its next shard in this version.
+    pub(crate) fn enter(&mut self, model: usize, version: u64, place: Priority, has: impl Fn(usize) -> bool) {
+        let (last, devices) = &self.came[model];
+        if *last != version {
+            return;
+        }
+        for &device in devices {
+            if has(device as usize) && self.devices[device as usize].insert(place) {
+                self.on[model].push(device);
+            }
         }
     }
 
@@ -181,8 +235,8 @@ mod tests {
         let mut gone = Vec::new();
         copies.insert((1, 0), 0, 30, None, |model, shard| gone.push((model, shard)));
         assert_eq!(gone, [(0, 1), (0, 2)]);
-        let left: Vec<(u32, u32)> = copies.kept.keys().copied().collect();
-        assert_eq!((left, copies.held), (vec![(0, 0), (0, 3), (1, 0)], 80));
+        let left: Vec<u32> = (0..4).filter(|shard| copies.has(0, *shard, 0)).collect();
+        assert_eq!((left, copies.held, copies.has(1, 0, 0)), (vec![0, 3], 80, true));
     }
 
     #[test]
@@ -191,8 +245,8 @@ mod tests {
         copies.insert((0, 0), 4, 1, None, |_, _| {});
         assert!(!copies.touch(0, 0, 5));
         copies.insert((0, 0), 5, 1, None, |_, _| {});
-        assert_eq!(copies.kept.len(), 1);
+        assert_eq!((copies.has(0, 0, 4), copies.held), (false, 1));
         copies.forget(0, 0);
-        assert_eq!((copies.kept.len() + copies.by_use.len(), copies.held), (0, 0));
+        assert_eq!((copies.has(0, 0, 5), copies.held), (false, 0));
     }
 }

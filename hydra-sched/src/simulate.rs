@@ -399,11 +399,9 @@ impl<'a> Run<'a> {
         self.dequeue(model);
         self.queue.insert(&*self.policy, view(model, &self.models[model], next, continues));
         let Some(place) = self.queue.place(ModelIndex(model)).copied() else { return };
-        let has = |device: &usize| {
-            self.devices[*device].copies.has(model as u32, next.shard as u32, next.minibatch)
-        };
-        let on: Vec<usize> = self.resident.may_have(model, next.minibatch).filter(has).collect();
-        on.into_iter().for_each(|device| self.resident.insert(device, model, place));
+        let devices = &self.devices;
+        let has = |device: usize| devices[device].copies.has(model as u32, next.shard as u32, next.minibatch);
+        self.resident.enter(model, next.minibatch, place, has);
     }
 
     /// Takes a model out of the queue; whether it was there.
