@@ -136,12 +136,12 @@ fn shortest_promote_s(workload: &Workload, task: usize, shard: usize) -> f64 {
 ///
 /// A shard task is committed to when the one before it starts, at the earliest, and when its
 /// masters are final; then come its promotion and its compute. A shard that was on a device since its
-/// last step may still be there.
+/// last step may still be there. The host optimizer steps its shards one after another.
 fn chain_s(workload: &Workload, task: usize, speed: f64, prefetch: bool) -> f64 {
     let cost = &workload.tasks[task];
     let shards = cost.shards.len();
     let promote: Vec<f64> = (0..shards).map(|shard| shortest_promote_s(workload, task, shard)).collect();
-    let step_s = cost.least_step_s();
+    let (step_s, mut host_s) = (cost.step_s(), 0.0f64);
     let mut final_s = vec![cost.arrival_s; shards];
     let mut promoted: Vec<Option<u64>> = vec![None; shards];
     let (mut start_s, mut end_s) = (cost.arrival_s, cost.arrival_s);
@@ -151,7 +151,8 @@ fn chain_s(workload: &Workload, task: usize, speed: f64, prefetch: bool) -> f64 
         start_s = end_s.max(commit_s + if stays { 0.0 } else { promote[shard] });
         end_s = start_s + workload.seconds(task, minibatch, kind, shard) / speed;
         if kind == ShardTaskKind::Backward {
-            final_s[shard] = end_s + step_s;
+            host_s = if step_s > 0.0 { host_s.max(end_s) + step_s } else { end_s };
+            final_s[shard] = host_s + cost.step_wait_s;
         }
     }
     end_s
@@ -323,6 +324,19 @@ mod tests {
         assert_eq!(LowerBounds::of(&both, true).unwrap().level_s, 10.0 + 12.0);
         both.tasks[0].shards[0].promote_s = Some(50.0);
         assert_eq!(LowerBounds::of(&both, true).unwrap().link_s, 50.0);
+    }
+
+    /// A step takes longer than a backward, so that the first shard waits for that of the second one, and then for its
+    /// own.
+    #[test]
+    fn a_model_waits_for_the_steps_of_all_its_shards() {
+        let slow = TaskCost { optimizer_s: 6.0, ..plain("slow", 2, &[(1.0, 2.0), (0.0, 3.0)]) };
+        let alone = workload(vec![slow], 1);
+        let bounds = LowerBounds::of(&alone, true).unwrap();
+        // The backwards end at 4 and 6, the steps at 7 and 10.
+        assert_eq!((bounds.chain_s, bounds.host_s), (10.0 + 6.0, 4.0 + 6.0 + 6.0));
+        let result = crate::simulate(&alone, &mut crate::ShardedLrtf, crate::SimulationOptions::default());
+        assert_eq!(result.unwrap().gap(), 1.0);
     }
 
     /// The copy of a one-shard model is stale after every minibatch, and nothing hides its
