@@ -40,9 +40,8 @@ impl Run {
         let active = state.active.as_ref()?;
         let costs = &self.models[active.task.0].costs;
         let end_s = state.ended_s? + costs.of(active.what.kind, active.what.shard);
-        let in_time = |model: &&Model| model.promoted_s().is_some_and(|promoted_s| promoted_s <= end_s);
-        let soon = self.models.iter().filter(in_time);
-        awaited(soon.max_by(|a, b| a.remaining_s().total_cmp(&b.remaining_s()))?)
+        let waits = |model: &Model| model.promoted_s().and_then(|s| Some((awaited(model)?, s)));
+        Asking::longest_in_time(self.models.iter().filter_map(waits), end_s)
     }
 }
 

@@ -66,12 +66,8 @@ fn simulation(c: &mut Criterion) {
     let mut group = c.benchmark_group("simulate");
     group.sample_size(10);
     for count in [12, 1_000, 10_000] {
-        let shards = vec![ShardCost::new(1.0, 2.0, 0.1); 8];
         let minibatches = (1_000_000 / (15 * count)) as u64;
-        let task = |index: usize| TaskCost::new(index.to_string(), minibatches, shards.clone());
-        let tasks = (0..count).map(task).collect();
-        let workload =
-            Workload { tasks, devices: Vec::new(), shared_link: false, variation: None }.on_devices(8);
+        let workload = equal_models(count, minibatches).on_devices(8);
         group.throughput(Throughput::Elements(workload.shard_tasks()));
         group.bench_function(BenchmarkId::new("a million shard tasks, models", count), |b| {
             b.iter(|| simulate(&workload, &mut ShardedLrtf, SimulationOptions::default()));
@@ -80,5 +76,33 @@ fn simulation(c: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, queue, list, simulation);
+fn equal_models(count: usize, minibatches: u64) -> Workload {
+    let shards = vec![ShardCost { bytes: Some(1), ..ShardCost::new(1.0, 2.0, 0.1) }; 8];
+    let task = |index: usize| TaskCost::new(index.to_string(), minibatches, shards.clone());
+    Workload {
+        tasks: (0..count).map(task).collect(),
+        devices: Vec::new(),
+        shared_link: false,
+        variation: None,
+    }
+}
+
+/// One device with memory for every shard, so that all models find theirs there, and a policy that asks for that.
+fn memory(c: &mut Criterion) {
+    let mut group = c.benchmark_group("simulate with memory");
+    group.sample_size(10);
+    for count in [1_000, 8_000] {
+        let mut workload = equal_models(count, 3).on_devices(1);
+        workload.devices[0].memory_bytes = Some(8 * count as u64);
+        group.throughput(Throughput::Elements(workload.shard_tasks()));
+        for kind in [PolicyKind::ShardedLrtf, PolicyKind::ShardedLrtfLocal] {
+            group.bench_function(BenchmarkId::new(kind.name(), count), |b| {
+                b.iter(|| simulate(&workload, &mut *kind.build(0), SimulationOptions::default()));
+            });
+        }
+    }
+    group.finish();
+}
+
+criterion_group!(benches, queue, list, simulation, memory);
 criterion_main!(benches);

@@ -81,8 +81,8 @@ fn workload(machine: &Machine) -> Workload {
 
 const WHY: &str = "\n## Where the ratios differ from the paper's, and why\n\n\
     - Against model parallelism SHARP can be faster by the number of devices at most, and is here: four on four \
-    devices, as in the paper. On eight the paper still has about four. These costs have neither shared links nor a \
-    host that falls behind, and cannot say what held it there.\n\
+    devices, as in the paper. On eight the paper still has about four. By these costs no link is shared and \
+    the host's optimizer keeps up, and they cannot say what held it there.\n\
     - The pipeline has as many microbatches as stages and loses nothing on small ones: only its fill and drain, \
     (2m-1)/m, 1.75 for four stages. On eight devices twelve shards make six stages of two, so two devices idle as \
     well; evener cuts would give 1.9.\n\

@@ -15,8 +15,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         String::from("models,policy,devices,makespan_s,lower_bound_s,speedup,speedup_of_bound,utilization\n");
     let mut text = String::from(
         "Speedup over one device of drawn models of 4 to 16 shards, 100 to 400 shard tasks, promotions of 0.05 s and \
-         an optimizer of a twentieth of a minibatch's compute. *Possible* is what the lower bound allows: with few \
-         models, the longest one and the number of models decide.\n\n| models | policy |",
+         an optimizer of a twentieth of a minibatch's compute, of which the host has one. *Possible* is what the lower \
+         bound allows: with few models, the longest one and the number of models decide, and with many on more than \
+         twenty devices the host's optimizer. It takes steps in the order in which they come, so that on more devices \
+         than it keeps up with the models that end last wait behind the others.\n\n| models | policy |",
     );
     DEVICES.iter().try_for_each(|devices| write!(text, " {devices} |"))?;
     write!(text, "\n| --- | --- |{}", " --- |".repeat(DEVICES.len()))?;

@@ -24,6 +24,10 @@ pub struct LowerBounds {
     pub level_s: f64,
     /// The promotions that cannot be saved, one after the other on the links.
     pub link_s: f64,
+    /// The steps of the host optimizer that a shard task waits for, one after the other: all but those of each
+    /// task's last minibatch, which count where an evaluation follows. Before them is a first minibatch's way to its
+    /// first backward, and after them a last minibatch, or that evaluation. 0 where no shard task waits for a step.
+    pub host_s: f64,
     /// Of the `k m + 1` longest shard tasks on `m` equal devices, `k + 1` meet on one; 0 for unequal
     /// devices and for workloads of more than a few thousand shard tasks, where it says little.
     pub packing_s: f64,
@@ -58,6 +62,7 @@ impl LowerBounds {
                 + jobs.iter().map(|job| job.work_s).sum::<f64>() / speeds.iter().sum::<f64>(),
             level_s: levels_s(&jobs, &speeds).max(arrivals_s(&jobs, &speeds)),
             link_s: link_s(workload),
+            host_s: host_s(workload, fastest),
             packing_s: packing_s(workload),
             turns_s: turns_s(workload, &jobs, &speeds),
         }
@@ -65,7 +70,7 @@ impl LowerBounds {
 
     /// The largest of them.
     pub fn best_s(&self) -> f64 {
-        let others = [self.work_s, self.level_s, self.link_s, self.packing_s, self.turns_s];
+        let others = [self.work_s, self.level_s, self.link_s, self.host_s, self.packing_s, self.turns_s];
         others.into_iter().fold(self.chain_s, f64::max)
     }
 }
@@ -131,12 +136,12 @@ fn shortest_promote_s(workload: &Workload, task: usize, shard: usize) -> f64 {
 ///
 /// A shard task is committed to when the one before it starts, at the earliest, and when its
 /// masters are final; then come its promotion and its compute. A shard that was on a device since its
-/// last step may still be there.
+/// last step may still be there. The host optimizer steps its shards one after another.
 fn chain_s(workload: &Workload, task: usize, speed: f64, prefetch: bool) -> f64 {
     let cost = &workload.tasks[task];
     let shards = cost.shards.len();
     let promote: Vec<f64> = (0..shards).map(|shard| shortest_promote_s(workload, task, shard)).collect();
-    let step_s = cost.optimizer_s / shards as f64;
+    let (step_s, mut host_s) = (cost.step_s(), 0.0f64);
     let mut final_s = vec![cost.arrival_s; shards];
     let mut promoted: Vec<Option<u64>> = vec![None; shards];
     let (mut start_s, mut end_s) = (cost.arrival_s, cost.arrival_s);
@@ -146,7 +151,8 @@ fn chain_s(workload: &Workload, task: usize, speed: f64, prefetch: bool) -> f64 
         start_s = end_s.max(commit_s + if stays { 0.0 } else { promote[shard] });
         end_s = start_s + workload.seconds(task, minibatch, kind, shard) / speed;
         if kind == ShardTaskKind::Backward {
-            final_s[shard] = end_s + step_s;
+            host_s = if step_s > 0.0 { host_s.max(end_s) + step_s } else { end_s };
+            final_s[shard] = host_s + cost.step_wait_s;
         }
     }
     end_s
@@ -163,11 +169,42 @@ fn link_s(workload: &Workload) -> f64 {
     (0..workload.tasks.len()).map(all).sum::<f64>() / links as f64
 }
 
+/// The host optimizer is given nothing before a first backward has ended, and what it steps last of what is waited
+/// for is shard 0 of some task, the backward of which is the last of its minibatch: that task promotes the shard anew
+/// and runs everything that comes after.
+fn host_s(workload: &Workload, speed: f64) -> f64 {
+    let (mut head_s, mut steps_s, mut tail_s) = (f64::INFINITY, 0.0, f64::INFINITY);
+    for (task, cost) in workload.tasks.iter().enumerate() {
+        let followed =
+            cost.evaluations.last().is_some_and(|of| of.after == cost.minibatches && of.sweeps > 0);
+        let awaited = if followed { cost.minibatches } else { cost.minibatches - 1 };
+        if awaited == 0 || cost.optimizer_s == 0.0 {
+            continue;
+        }
+        let promote_s = shortest_promote_s(workload, task, 0);
+        let seconds = |of: &ShardTask| workload.seconds(task, of.minibatch, of.kind, of.shard) / speed;
+        let program = Program::of(cost);
+        let mut first = program.tasks();
+        let mut before_s = cost.arrival_s + promote_s;
+        for of in first.by_ref() {
+            before_s += seconds(&of);
+            if of.kind == ShardTaskKind::Backward {
+                break;
+            }
+        }
+        let after_s: f64 = program.tasks_from(awaited).map(|of| seconds(&of)).sum();
+        head_s = head_s.min(before_s);
+        steps_s += awaited as f64 * cost.optimizer_s;
+        tail_s = tail_s.min(cost.step_wait_s + promote_s + after_s);
+    }
+    if steps_s > 0.0 { head_s + steps_s + tail_s } else { 0.0 }
+}
+
 fn turns_s(workload: &Workload, jobs: &[Job], speeds: &[f64]) -> f64 {
     let all = workload.shard_tasks();
     let idle_s = |task: usize| {
         let cost = &workload.tasks[task];
-        let gap_s = cost.optimizer_s / cost.shards.len() as f64 + shortest_promote_s(workload, task, 0);
+        let gap_s = cost.least_step_s() + shortest_promote_s(workload, task, 0);
         let filled = all - cost.shard_tasks();
         (cost.minibatches - 1).saturating_sub(filled) as f64 * gap_s
     };
@@ -287,6 +324,19 @@ mod tests {
         assert_eq!(LowerBounds::of(&both, true).unwrap().level_s, 10.0 + 12.0);
         both.tasks[0].shards[0].promote_s = Some(50.0);
         assert_eq!(LowerBounds::of(&both, true).unwrap().link_s, 50.0);
+    }
+
+    /// A step takes longer than a backward, so that the first shard waits for that of the second one, and then for its
+    /// own.
+    #[test]
+    fn a_model_waits_for_the_steps_of_all_its_shards() {
+        let slow = TaskCost { optimizer_s: 6.0, ..plain("slow", 2, &[(1.0, 2.0), (0.0, 3.0)]) };
+        let alone = workload(vec![slow], 1);
+        let bounds = LowerBounds::of(&alone, true).unwrap();
+        // The backwards end at 4 and 6, the steps at 7 and 10.
+        assert_eq!((bounds.chain_s, bounds.host_s), (10.0 + 6.0, 4.0 + 6.0 + 6.0));
+        let result = crate::simulate(&alone, &mut crate::ShardedLrtf, crate::SimulationOptions::default());
+        assert_eq!(result.unwrap().gap(), 1.0);
     }
 
     /// The copy of a one-shard model is stale after every minibatch, and nothing hides its

@@ -1,6 +1,8 @@
 //! The models that can be claimed, in a policy's order: as a list of one decision, or kept in
 //! order from decision to decision.
 
+use std::collections::BTreeSet;
+
 use crate::{Asking, ModelIndex, ModelView, Policy};
 
 /// A model's place in a policy's order; the least comes first.
@@ -215,14 +217,30 @@ impl Queue {
     }
 
     /// Asks the policy for one of the models; `resident` are those, if they are in the queue, whose
-    /// next shard is on the asking device.
+    /// next shard is on the asking device. They are brought into the policy's order first.
     pub fn choose(
         &self,
         policy: &mut dyn Policy,
         asking: &Asking,
         resident: &[ModelIndex],
     ) -> Option<ModelIndex> {
+        let resident = resident.iter().filter_map(|model| self.place(*model).copied()).collect();
+        self.choose_near(policy, asking, &resident)
+    }
+
+    /// The same with the resident models in the policy's order.
+    pub(crate) fn choose_near(
+        &self,
+        policy: &mut dyn Policy,
+        asking: &Asking,
+        resident: &BTreeSet<Priority>,
+    ) -> Option<ModelIndex> {
         policy.pick(asking, &Queued { queue: self, resident })
+    }
+
+    /// The model's place in the policy's order, if it is there.
+    pub(crate) fn place(&self, model: ModelIndex) -> Option<&Priority> {
+        self.models.get(model.0)?.as_ref().map(|(priority, _)| priority)
     }
 
     fn replay(&mut self, model: usize) {
@@ -276,13 +294,14 @@ impl Queue {
 /// The queue as one device sees it.
 struct Queued<'a> {
     queue: &'a Queue,
-    resident: &'a [ModelIndex],
+    resident: &'a BTreeSet<Priority>,
 }
 
 impl Queued<'_> {
-    /// The model as the asking device sees it. The few copies that a device keeps are few to look through.
+    /// The model as the asking device sees it.
     fn seen(&self, view: ModelView) -> ModelView {
-        ModelView { resident: self.resident.contains(&view.model), ..view }
+        let resident = self.queue.place(view.model).is_some_and(|place| self.resident.contains(place));
+        ModelView { resident, ..view }
     }
 }
 
@@ -296,9 +315,8 @@ impl Claimable for Queued<'_> {
     }
 
     fn first_resident(&self) -> Option<ModelView> {
-        let there = self.resident.iter().filter_map(|model| self.queue.models.get(model.0)?.as_ref());
-        let first = there.min_by_key(|(priority, _)| *priority)?;
-        Some(ModelView { resident: true, ..first.1 })
+        let first = self.queue.get(self.resident.first()?.model)?;
+        Some(ModelView { resident: true, ..*first })
     }
 
     fn nth_submitted(&self, rank: usize) -> Option<ModelView> {
@@ -365,7 +383,8 @@ mod tests {
         let mut queue = Queue::new(5);
         shown.iter().for_each(|model| queue.insert(&ShardedLrtf, ModelView { resident: false, ..*model }));
         let resident = [ModelIndex(1), ModelIndex(2), ModelIndex(4)];
-        let queued = Queued { queue: &queue, resident: &resident };
+        let places = resident.iter().filter_map(|model| queue.place(*model).copied()).collect();
+        let queued = Queued { queue: &queue, resident: &places };
         let turned: Vec<ModelView> = shown.iter().rev().copied().collect();
         let listed = Listed::new(&turned, Priority::longest);
         for claimable in [&queued as &dyn Claimable, &listed] {

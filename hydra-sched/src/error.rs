@@ -165,7 +165,7 @@ pub enum SimulationError {
     NotClaimable {
         /// The policy's name.
         policy: &'static str,
-        /// Decisions before this one.
+        /// Its number; see [`Asking::decision`](crate::Asking::decision).
         decision: u64,
         /// The device that asked.
         device: usize,

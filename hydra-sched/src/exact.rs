@@ -56,7 +56,7 @@ pub fn exact(workload: &Workload, most_nodes: u64) -> Result<Exact, SimulationEr
 pub fn without_transfers(workload: &Workload) -> Workload {
     let mut free = workload.clone();
     for task in &mut free.tasks {
-        task.optimizer_s = 0.0;
+        (task.optimizer_s, task.step_wait_s) = (0.0, 0.0);
         for shard in &mut task.shards {
             (shard.promote_s, shard.take_down_s) = (Some(0.0), 0.0);
         }

@@ -21,7 +21,7 @@
 //! | `remaining` | [`CostModel`] and [`WorkLeft`]: the one formula for remaining time |
 //! | `workload` | [`Workload`]: tasks and devices as costs, from and to JSON |
 //! | `program` | the shard tasks of a whole task in their order, evaluations included |
-//! | `simulate` | [`simulate()`]: the discrete-event simulator; `progress` holds where its models stand, `resident` what its devices keep |
+//! | `simulate` | [`simulate()`]: the discrete-event simulator; `progress` holds where its models stand, `resident` what its devices keep, `sum` the work that is left |
 //! | `bound` | [`LowerBounds`] |
 //! | `exact` | [`exact()`]: the shortest makespan of small cases; `milp` the same by general solvers (features `milp` and `highs`) |
 //! | `strategy` | [`Strategy`] and [`compare()`]: model, pipeline, data and task parallelism beside SHARP |
@@ -123,6 +123,7 @@ mod remaining;
 mod resident;
 mod simulate;
 mod strategy;
+mod sum;
 mod sweep;
 mod view;
 mod workload;

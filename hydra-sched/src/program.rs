@@ -68,6 +68,11 @@ impl Program {
         std::iter::successors(Some(self.first()), |task| self.after(task))
     }
 
+    /// The shard tasks that read the masters of so many minibatches or of more, in order.
+    pub(crate) fn tasks_from(&self, minibatch: u64) -> impl Iterator<Item = ShardTask> {
+        std::iter::successors(self.begin(minibatch), |task| self.after(task))
+    }
+
     /// The work from this shard task on.
     pub(crate) fn left(&self, next: &ShardTask) -> WorkLeft {
         let (here, later) = self.here(next.minibatch);

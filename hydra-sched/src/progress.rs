@@ -19,6 +19,9 @@ pub(crate) struct Model {
     pub final_s: Vec<f64>,
     /// When what its last shard task made is on the host.
     pub down_s: f64,
+    /// Seconds from the end of its last minibatch until its masters were final, the queue before the host optimizer
+    /// included; before the first one ends, what its own step takes.
+    pub waited_s: f64,
 }
 
 impl Model {
@@ -31,6 +34,7 @@ impl Model {
             ran_on: None,
             final_s: vec![task.arrival_s; program.shards],
             down_s: 0.0,
+            waited_s: task.least_step_s(),
             program,
             cost,
         }

@@ -1,83 +1,214 @@
-//! The copies of parameters that a simulated device keeps.
+//! The copies of parameters that simulated devices keep, and which models find theirs there.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::Priority;
 
 /// A copy of one shard's parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Copy {
-    pub model: u32,
-    pub shard: u32,
+struct Copy {
     /// The minibatch whose masters it is a copy of.
-    pub version: u64,
+    version: u64,
     bytes: u64,
     used: u64,
 }
 
-/// What is on one device. Copies are clean, so letting go of one moves nothing.
+/// A model's shard.
+type Key = (u32, u32);
+
+/// What is on one device. Copies are clean, so letting go of one moves nothing. Every question and every change takes
+/// a time logarithmic in the number of copies.
 #[derive(Clone, Debug)]
 pub(crate) struct Copies {
-    /// Bytes there are; without a number there is room for two copies of any size.
-    memory: Option<u64>,
-    held: u64,
-    kept: Vec<Copy>,
+    /// Bytes there are and bytes that the copies take, which together may be more than a device could have. Where no
+    /// memory is stated there is room for two copies of any size.
+    memory: u128,
+    held: u128,
+    kept: Kept,
     clock: u64,
 }
 
+#[derive(Clone, Debug)]
+enum Kept {
+    /// Where there is room for two, looking through them is fastest.
+    Two(Vec<(Key, Copy)>),
+    /// By shard, and shards by when they were used.
+    Many(BTreeMap<Key, Copy>, BTreeMap<u64, Key>),
+}
+
 impl Copies {
-    pub(crate) const fn new(memory: Option<u64>) -> Self {
-        Self { memory, held: 0, kept: Vec::new(), clock: 0 }
+    pub(crate) fn new(memory: Option<u64>) -> Self {
+        let kept = match memory {
+            Some(_) => Kept::Many(BTreeMap::new(), BTreeMap::new()),
+            None => Kept::Two(Vec::new()),
+        };
+        Self { memory: memory.map_or(0, u128::from), held: 0, kept, clock: 0 }
     }
 
-    pub(crate) fn kept(&self) -> &[Copy] {
-        &self.kept
+    /// Whether this version of the shard is there.
+    pub(crate) fn has(&self, model: u32, shard: u32, version: u64) -> bool {
+        self.kept.get((model, shard)).is_some_and(|copy| copy.version == version)
     }
 
     /// Whether this version of the shard is there, which makes it the most recently used copy.
     pub(crate) fn touch(&mut self, model: u32, shard: u32, version: u64) -> bool {
         self.clock += 1;
-        let found = self.kept.iter_mut().find(|c| (c.model, c.shard, c.version) == (model, shard, version));
-        match found {
-            Some(copy) => {
-                copy.used = self.clock;
-                true
-            }
-            None => false,
+        let there = self.has(model, shard, version);
+        if there {
+            self.kept.touch((model, shard), self.clock);
         }
+        there
     }
 
     /// Puts a copy in the place of those that were used longest ago, but never of the one that
-    /// computes.
+    /// computes. Each that goes, of other shards, is told.
     pub(crate) fn insert(
         &mut self,
-        (model, shard): (u32, u32),
+        (model, shard): Key,
         version: u64,
         bytes: u64,
-        computes: Option<(u32, u32)>,
+        computes: Option<Key>,
+        mut goes: impl FnMut(u32, u32),
     ) {
         self.forget(model, shard);
-        while !self.fits(bytes) && self.evict(computes) {}
-        self.held += bytes;
+        while !self.fits(bytes) {
+            let Some((model, shard)) = self.kept.oldest_but(computes) else { break };
+            self.forget(model, shard);
+            goes(model, shard);
+        }
+        self.held += u128::from(bytes);
         self.clock += 1;
-        self.kept.push(Copy { model, shard, version, bytes, used: self.clock });
+        self.kept.insert((model, shard), Copy { version, bytes, used: self.clock });
     }
 
     /// Lets go of a copy that a step made stale.
     pub(crate) fn forget(&mut self, model: u32, shard: u32) {
-        if let Some(place) = self.kept.iter().position(|c| (c.model, c.shard) == (model, shard)) {
-            self.held -= self.kept.swap_remove(place).bytes;
+        if let Some(copy) = self.kept.remove((model, shard)) {
+            self.held -= u128::from(copy.bytes);
         }
     }
 
     fn fits(&self, bytes: u64) -> bool {
-        match self.memory {
-            Some(memory) => self.held.saturating_add(bytes) <= memory,
-            None => self.kept.len() < 2,
+        match &self.kept {
+            Kept::Two(copies) => copies.len() < 2,
+            Kept::Many(..) => self.held + u128::from(bytes) <= self.memory,
+        }
+    }
+}
+
+impl Kept {
+    fn get(&self, key: Key) -> Option<&Copy> {
+        match self {
+            Self::Two(copies) => copies.iter().find(|(of, _)| *of == key).map(|(_, copy)| copy),
+            Self::Many(copies, _) => copies.get(&key),
         }
     }
 
-    fn evict(&mut self, computes: Option<(u32, u32)>) -> bool {
-        let free = self.kept.iter().filter(|c| Some((c.model, c.shard)) != computes);
-        let Some(oldest) = free.min_by_key(|c| c.used).copied() else { return false };
-        self.forget(oldest.model, oldest.shard);
-        true
+    fn touch(&mut self, key: Key, now: u64) {
+        if let Some(copy) = self.remove(key) {
+            self.insert(key, Copy { used: now, ..copy });
+        }
+    }
+
+    /// Puts in a copy of what is not there.
+    fn insert(&mut self, key: Key, copy: Copy) {
+        match self {
+            Self::Two(copies) => copies.push((key, copy)),
+            Self::Many(copies, by_use) => {
+                by_use.insert(copy.used, key);
+                copies.insert(key, copy);
+            }
+        }
+    }
+
+    fn remove(&mut self, key: Key) -> Option<Copy> {
+        match self {
+            Self::Two(copies) => {
+                let place = copies.iter().position(|(of, _)| *of == key)?;
+                Some(copies.swap_remove(place).1)
+            }
+            Self::Many(copies, by_use) => {
+                let copy = copies.remove(&key)?;
+                by_use.remove(&copy.used);
+                Some(copy)
+            }
+        }
+    }
+
+    fn oldest_but(&self, computes: Option<Key>) -> Option<Key> {
+        match self {
+            Self::Two(copies) => {
+                let free = copies.iter().filter(|(key, _)| Some(*key) != computes);
+                free.min_by_key(|(_, copy)| copy.used).map(|(key, _)| *key)
+            }
+            Self::Many(_, by_use) => by_use.values().copied().find(|key| Some(*key) != computes),
+        }
+    }
+}
+
+/// For each device, the places in the policy's order of the models in the queue that find the parameters of their next
+/// shard task there. It is brought up to date with every model that comes or goes and every copy that goes, so that a
+/// question looks at nothing else. A copy comes only for a model that has just left the queue.
+#[derive(Clone, Debug)]
+pub(crate) struct Resident {
+    devices: Vec<BTreeSet<Priority>>,
+    /// Per model in the queue: the devices on which it is.
+    on: Vec<Vec<u32>>,
+    /// Per model: the version of the last copy that came to a device, and all devices to which one of that came. No
+    /// other device has any of it.
+    came: Vec<(u64, Vec<u32>)>,
+}
+
+impl Resident {
+    pub(crate) fn new(devices: usize, models: usize) -> Self {
+        Self {
+            devices: vec![BTreeSet::new(); devices],
+            on: vec![Vec::new(); models],
+            came: vec![(0, Vec::new()); models],
+        }
+    }
+
+    /// A copy of this version comes to a device.
+    pub(crate) fn comes(&mut self, device: usize, model: usize, version: u64) {
+        let (last, devices) = &mut self.came[model];
+        if *last != version {
+            *last = version;
+            devices.clear();
+        }
+        if !devices.contains(&(device as u32)) {
+            devices.push(device as u32);
+        }
+    }
+
+    pub(crate) fn of(&self, device: usize) -> &BTreeSet<Priority> {
+        &self.devices[device]
+    }
+
+    /// A model with this place comes into the queue. `has` says which devices have its next shard in this version.
+    pub(crate) fn enter(&mut self, model: usize, version: u64, place: Priority, has: impl Fn(usize) -> bool) {
+        let (last, devices) = &self.came[model];
+        if *last != version {
+            return;
+        }
+        for &device in devices {
+            if has(device as usize) && self.devices[device as usize].insert(place) {
+                self.on[model].push(device);
+            }
+        }
+    }
+
+    /// A model with this place leaves the queue.
+    pub(crate) fn leave(&mut self, model: usize, place: &Priority) {
+        for device in self.on[model].drain(..) {
+            self.devices[device as usize].remove(place);
+        }
+    }
+
+    /// The copy that a model in the queue needs next goes from a device.
+    pub(crate) fn lose(&mut self, device: usize, model: usize, place: &Priority) {
+        if self.devices[device].remove(place) {
+            self.on[model].retain(|on| *on != device as u32);
+        }
     }
 }
 
@@ -88,10 +219,10 @@ mod tests {
     #[test]
     fn two_copies_fit_where_no_memory_is_stated() {
         let mut copies = Copies::new(None);
-        copies.insert((0, 0), 0, 10, None);
-        copies.insert((0, 1), 0, 10, Some((0, 0)));
+        copies.insert((0, 0), 0, 10, None, |_, _| {});
+        copies.insert((0, 1), 0, 10, Some((0, 0)), |_, _| {});
         assert!(copies.touch(0, 0, 0) && copies.touch(0, 1, 0));
-        copies.insert((0, 2), 0, 10, Some((0, 0)));
+        copies.insert((0, 2), 0, 10, Some((0, 0)), |_, _| {});
         assert!(copies.touch(0, 0, 0), "what computes stays, though it was used longest ago");
         assert!(!copies.touch(0, 1, 0));
     }
@@ -99,21 +230,23 @@ mod tests {
     #[test]
     fn memory_is_filled_and_the_least_recently_used_goes() {
         let mut copies = Copies::new(Some(100));
-        (0..4).for_each(|shard| copies.insert((0, shard), 0, 25, None));
+        (0..4).for_each(|shard| copies.insert((0, shard), 0, 25, None, |_, _| {}));
         assert!(copies.touch(0, 0, 0));
-        copies.insert((1, 0), 0, 30, None);
-        let left: Vec<u32> = copies.kept().iter().filter(|c| c.model == 0).map(|c| c.shard).collect();
-        assert_eq!((left.contains(&0), left.contains(&3), left.len(), copies.held), (true, true, 2, 80));
+        let mut gone = Vec::new();
+        copies.insert((1, 0), 0, 30, None, |model, shard| gone.push((model, shard)));
+        assert_eq!(gone, [(0, 1), (0, 2)]);
+        let left: Vec<u32> = (0..4).filter(|shard| copies.has(0, *shard, 0)).collect();
+        assert_eq!((left, copies.held, copies.has(1, 0, 0)), (vec![0, 3], 80, true));
     }
 
     #[test]
     fn another_version_is_not_there() {
         let mut copies = Copies::new(None);
-        copies.insert((0, 0), 4, 1, None);
+        copies.insert((0, 0), 4, 1, None, |_, _| {});
         assert!(!copies.touch(0, 0, 5));
-        copies.insert((0, 0), 5, 1, None);
-        assert_eq!(copies.kept().len(), 1);
+        copies.insert((0, 0), 5, 1, None, |_, _| {});
+        assert_eq!((copies.has(0, 0, 4), copies.held), (false, 1));
         copies.forget(0, 0);
-        assert_eq!((copies.kept().len(), copies.held), (0, 0));
+        assert_eq!((copies.has(0, 0, 5), copies.held), (false, 0));
     }
 }

@@ -2,10 +2,11 @@
 //!
 //! Each strategy has its assumptions in [`Strategy::assumptions`]; where a cost is not known they
 //! favour the strategies that SHARP is compared with. All leave out variation, drift and
-//! evaluations and know the costs; all but SHARP and spilled task parallelism keep parameters,
+//! evaluations and know the costs; none waits for a task that has not arrived while another one is there; all but SHARP and spilled task parallelism keep parameters,
 //! gradients and optimizer state on the devices, so that they have nothing to promote and step their
 //! optimizers in no time.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use crate::simulate::{Occupation, SimulationOptions, Span, simulate};
@@ -79,7 +80,7 @@ impl Strategy {
             }
             Self::SpilledTaskParallel => {
                 "Longest model first, each spilled on one device with double buffering: nothing fills its waits for \
-                 optimizer and promotions."
+                 optimizer and promotions; it never waits for another model's step, which favours it."
             }
             Self::DataParallel => {
                 "Parameters gathered before each forward and each backward, gradients scattered after it: a device \
@@ -91,7 +92,7 @@ impl Strategy {
                  a group model parallelism, over groups the longest model first."
             }
             Self::Sharp => {
-                "The simulator under Sharded-LRTF, with promotions, one prefetched shard a device, and the host \
+                "The simulator under Sharded-LRTF, with promotions, one prefetched shard a device, and the host's one \
                  optimizer."
             }
             Self::SharpPatient => "The same, waiting for the model that decides when the run ends.",
@@ -231,24 +232,18 @@ fn sharp(
     options: CompareOptions,
 ) -> Result<Outcome, SimulationError> {
     let run = simulate(workload, policy, SimulationOptions { prefetch: true, record: options.record })?;
-    let per_task = run.promotions as f64 / run.shard_tasks.max(1) as f64;
-    let sweeps = |task: &TaskCost| {
-        let read: Option<u64> = task.sweep().map(|(_, shard)| task.shards[shard].bytes).sum();
-        Some(read? * task.minibatches)
-    };
-    let all: Option<u64> = workload.tasks.iter().map(sweeps).sum();
     Ok(Outcome {
         runtime_s: run.makespan_s,
         busy_s: run.busy_s,
-        moved_bytes: all.map(|bytes| (bytes as f64 * per_task) as u64),
+        moved_bytes: run.promoted_bytes,
         spans: run.spans,
     })
 }
 
 /// Each model by itself on one device, simulated; the models in turn, the longest first.
 fn spilled(workload: &Workload, options: CompareOptions) -> Result<Outcome, SimulationError> {
-    let mut order = Vec::new();
-    for (task, cost) in workload.tasks.iter().enumerate() {
+    let mut all_runs = Vec::new();
+    for cost in &workload.tasks {
         let Workload { shared_link, variation, .. } = *workload;
         let mut alone = Workload { tasks: vec![cost.clone()], devices: Vec::new(), shared_link, variation };
         alone.tasks[0].arrival_s = 0.0;
@@ -262,18 +257,22 @@ fn spilled(workload: &Workload, options: CompareOptions) -> Result<Outcome, Simu
             };
             runs.push((device.clone(), run));
         }
-        order.push((task, runs));
+        all_runs.push(runs);
     }
-    order.sort_by(|a, b| b.1[0].1.runtime_s.total_cmp(&a.1[0].1.runtime_s));
+    let mut order: Vec<usize> = (0..workload.tasks.len()).collect();
+    order.sort_by(|a, b| all_runs[*b][0].1.runtime_s.total_cmp(&all_runs[*a][0].1.runtime_s));
     let mut sheet = Sheet::new(workload, options.record);
-    for (task, runs) in order {
+    let mut line = Line::new(workload, order);
+    let free_s = |sheet: &Sheet| sheet.free_s.iter().copied().fold(f64::INFINITY, f64::min);
+    while let Some(task) = line.next(workload, free_s(&sheet)) {
+        let runs = &all_runs[task];
         let start_s = |device: usize| sheet.free_s[device].max(workload.tasks[task].arrival_s);
         let end_s = |device: usize| start_s(device) + runs[device].1.runtime_s;
         let device = (0..runs.len()).min_by(|a, b| end_s(*a).total_cmp(&end_s(*b))).unwrap_or(0);
         let (start_s, end_s, run) = (start_s(device), end_s(device), &runs[device].1);
         sheet.free_s[device] = end_s;
         sheet.busy_s[device] += run.busy_s[0];
-        sheet.moved = sheet.moved.zip(run.moved_bytes).map(|(a, b)| a + b);
+        sheet.moved = sheet.moved.zip(run.moved_bytes).map(|(a, b)| a.saturating_add(b));
         let moved = |span: &Span| Span {
             device,
             task,
@@ -284,6 +283,39 @@ fn spilled(workload: &Workload, options: CompareOptions) -> Result<Outcome, Simu
         sheet.spans.extend(run.spans.iter().map(moved));
     }
     Ok(sheet.outcome())
+}
+
+/// Tasks that wait in an order. Who is free takes the first of those that have arrived, and the next one to arrive
+/// where none has.
+struct Line {
+    /// Tasks in their order.
+    order: Vec<usize>,
+    /// Places of those that have not arrived, the next one last.
+    later: Vec<usize>,
+    /// Places of those that have.
+    here: BTreeSet<usize>,
+}
+
+impl Line {
+    fn new(workload: &Workload, order: Vec<usize>) -> Self {
+        let mut later: Vec<usize> = (0..order.len()).rev().collect();
+        let arrival_s = |place: usize| workload.tasks[order[place]].arrival_s;
+        later.sort_by(|a, b| arrival_s(*b).total_cmp(&arrival_s(*a)));
+        Self { order, later, here: BTreeSet::new() }
+    }
+
+    /// The task that is taken at this time, or as soon as there is one.
+    fn next(&mut self, workload: &Workload, free_s: f64) -> Option<usize> {
+        while let Some(place) = self.later.last().copied() {
+            if self.here.is_empty() || workload.tasks[self.order[place]].arrival_s <= free_s {
+                self.here.insert(place);
+                self.later.pop();
+            } else {
+                break;
+            }
+        }
+        self.here.pop_first().map(|place| self.order[place])
+    }
 }
 
 /// How a group of devices works on its one model.
@@ -315,7 +347,10 @@ fn groups(
         order.sort_by(|a, b| length(b).total_cmp(&length(a)));
     }
     let mut sheet = Sheet::new(workload, options.record);
-    for task in order {
+    let mut line = Line::new(workload, order);
+    let free_s =
+        |sheet: &Sheet| groups.iter().map(|group| sheet.free_s[group[0]]).fold(f64::INFINITY, f64::min);
+    while let Some(task) = line.next(workload, free_s(&sheet)) {
         let cost = &workload.tasks[task];
         let plan = |group: &Vec<usize>| Minibatch::of(workload, cost, group, inside, options.microbatches);
         let plans: Vec<Minibatch> = groups.iter().map(plan).collect();
@@ -336,7 +371,9 @@ fn data_parallel(workload: &Workload, options: CompareOptions) -> Outcome {
     let share = (devices.len() - 1) as f64 / devices.len() as f64;
     let mut sheet = Sheet::new(workload, options.record);
     let (mut now_s, mut moved) = (0.0f64, Some(0.0));
-    for (task, cost) in workload.tasks.iter().enumerate() {
+    let mut line = Line::new(workload, (0..workload.tasks.len()).collect());
+    while let Some(task) = line.next(workload, now_s) {
+        let cost = &workload.tasks[task];
         let mut minibatch = Minibatch { length_s: 0.0, bars: Vec::new() };
         for (kind, shard) in cost.sweep() {
             let compute_s = cost.shards[shard].seconds(kind) / speed;
@@ -477,10 +514,13 @@ fn stages(cost: &TaskCost, most: usize) -> Vec<usize> {
 fn fits(workload: &Workload, size: usize) -> Result<(), DoesNotFit> {
     let memory: Option<Vec<u64>> = workload.devices.iter().map(|device| device.memory_bytes).collect();
     let Some(memory) = memory else { return Ok(()) };
-    let available = memory.chunks_exact(size).map(|group| group.iter().sum()).min().unwrap_or(0);
+    let sum = |bytes: &mut dyn Iterator<Item = u64>| bytes.fold(0, u64::saturating_add);
+    let groups = memory.chunks_exact(size).map(|group| sum(&mut group.iter().copied()));
+    let available = groups.min().unwrap_or(0);
     for task in &workload.tasks {
-        let bytes: Option<u64> = task.shards.iter().map(|shard| shard.bytes).sum();
-        let needed = bytes.unwrap_or(0).saturating_mul(STATE);
+        // Where memory is known, so is every size.
+        let bytes = sum(&mut task.shards.iter().filter_map(|shard| shard.bytes));
+        let needed = bytes.saturating_mul(STATE);
         if needed > available {
             return Err(DoesNotFit { task: task.name.clone(), needed, available });
         }
@@ -597,6 +637,60 @@ mod tests {
         assert_eq!(of(Strategy::TaskParallel), &Err(expected));
         assert!(of(Strategy::ModelParallel).is_ok() && of(Strategy::Sharp).is_ok());
         assert_eq!(of(Strategy::Hybrid).as_ref().unwrap().runtime_s, 24.0, "two devices hold a model");
+    }
+
+    /// The first and longest task arrives late, and nobody waits for it while another one is there.
+    #[test]
+    fn no_strategy_waits_for_a_task_while_another_is_there() {
+        let mut workload = workload(3, 1, 1);
+        workload.tasks.iter_mut().for_each(|task| task.shards[0].promote_s = Some(0.0));
+        (workload.tasks[0].arrival_s, workload.tasks[0].minibatches) = (10.0, 4);
+        workload.tasks[2].arrival_s = 30.0;
+        for strategy in Strategy::ALL {
+            let outcome = of(&workload, strategy);
+            // Two minibatches of 3 s from 0, four from 10, and two from 30.
+            assert_eq!(outcome.runtime_s, 36.0, "{strategy}");
+            let starts: Vec<f64> = [0, 1, 2]
+                .map(|task| {
+                    let own =
+                        outcome.spans.iter().filter(|s| s.task == task && s.what != Occupation::Promote);
+                    own.map(|span| span.start_s).fold(f64::INFINITY, f64::min)
+                })
+                .into();
+            assert_eq!(starts, [10.0, 0.0, 30.0], "{strategy}");
+        }
+    }
+
+    /// What a check accepts is compared, however many bytes it comes to.
+    #[test]
+    fn sizes_too_large_to_add_up_are_no_panic() {
+        let text = |bytes: u64, minibatches: u64, memory: u64| {
+            let shard = format!(r#"{{"forward_s": 1, "backward_s": 1, "bytes": {bytes}}}"#);
+            let device = format!(r#"{{"memory_bytes": {memory}, "link_bytes_per_s": 1e9}}"#);
+            format!(
+                r#"{{"tasks": [{{"name": "a", "minibatches": {minibatches}, "shards": [{shard}, {shard}, {shard}]}},
+                               {{"name": "b", "minibatches": 1, "shards": [{shard}]}}],
+                     "devices": [{device}, {device}]}}"#
+            )
+        };
+        for (bytes, minibatches, memory) in
+            [(1, 1, u64::MAX), (20_000_000_000_000_000, 1_000, u64::MAX), (u64::MAX / 2, 3, u64::MAX)]
+        {
+            let workload = Workload::from_json(&text(bytes, minibatches, memory)).unwrap();
+            let rows = compare(&workload, CompareOptions::default()).unwrap();
+            assert!(rows.iter().any(|row| row.outcome.is_ok()), "{bytes}");
+        }
+    }
+
+    /// A model that promotes much in few of its shard tasks moves more than another one by the same.
+    #[test]
+    fn bytes_that_move_are_those_that_were_promoted() {
+        let mut workload = workload(1, 3, 1);
+        workload.tasks[0].shards[2].bytes = Some(1_000);
+        let outcome = of(&workload, Strategy::Sharp);
+        // All three shards, and the first one again for its backward, in each of two minibatches.
+        assert_eq!(outcome.moved_bytes, Some(2 * (10 + 10 + 1_000 + 10)));
+        assert_eq!(of(&workload, Strategy::SpilledTaskParallel).moved_bytes, outcome.moved_bytes);
     }
 
     #[test]

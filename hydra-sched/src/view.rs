@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::Priority;
+
 /// Index of a model (task) in submission order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ModelIndex(pub usize);
@@ -46,19 +48,20 @@ pub struct Asking {
     pub device: usize,
     /// How many devices the run has.
     pub devices: usize,
-    /// How many decisions this run has taken before this one.
+    /// How many shard tasks have been claimed in this run before: decisions that came to something. A device that
+    /// is asked again because it took none is asked with the same number.
     pub decision: u64,
-    /// The model that the device computes or has just computed, if no device can claim it yet
-    /// because its masters are not final. It is sure to become claimable, or to end.
+    /// The model that the device computes or computed last, if no other device has computed it since, and if no
+    /// device can claim it yet because its masters are not final. It is sure to become claimable, or to end.
     pub awaited: Option<ModelView>,
     /// Estimated seconds until the awaited model could be over if it never waited for a device: its
-    /// compute, and in each minibatch its waits for the optimizer and for the first promotion
-    /// after it, which nothing hides. 0 where nothing is awaited.
+    /// compute, and in each minibatch its waits for the optimizer, as long as the last one was, and for
+    /// the first promotion after it, which nothing hides. 0 where nothing is awaited.
     pub awaited_s: f64,
-    /// The longest of the models that wait for their masters or inputs, if it can be claimed soon enough
-    /// that the device does not have to wait: its parameters can still be promoted before the shard
-    /// task that the device computes has ended. `None` where the device computes nothing. It is
-    /// sure to become claimable, or to end.
+    /// The longest of the models that wait for their masters and can be claimed soon enough that the device does not
+    /// have to wait: their parameters can still be promoted before the shard task that the device computes has ended.
+    /// See [`Asking::longest_in_time`]. A model that waits only for what its last shard task made is none of them.
+    /// `None` where the device computes nothing. It is sure to become claimable, or to end.
     pub soon: Option<ModelView>,
     /// Estimated seconds until all devices together could have done all work that is left, that of
     /// running models included; infinite where that is not known.
@@ -69,5 +72,37 @@ impl Asking {
     /// A device about which no more is known.
     pub const fn new(device: usize, devices: usize, decision: u64) -> Self {
         Self { device, devices, decision, awaited: None, awaited_s: 0.0, soon: None, even_s: f64::INFINITY }
+    }
+
+    /// The longest of the models that could have been promoted by `end_s`, the first submitted of equal ones: what
+    /// [`Asking::soon`] is, from the models that wait for their masters, each with that time.
+    pub fn longest_in_time(
+        waiting: impl IntoIterator<Item = (ModelView, f64)>,
+        end_s: f64,
+    ) -> Option<ModelView> {
+        let in_time = waiting.into_iter().filter(|(_, promoted_s)| *promoted_s <= end_s);
+        in_time.map(|(model, _)| model).min_by_key(Priority::longest)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::conformance::models;
+
+    /// What is late does not hide what comes in time, and equal ones go by submission.
+    #[test]
+    fn the_longest_in_time_is_not_the_longest() {
+        let of = |of: &[(f64, u64, f64)], end_s| {
+            let views = models(&of.iter().map(|(left_s, at, _)| (*left_s, *at)).collect::<Vec<_>>());
+            let times = of.iter().map(|(.., promoted_s)| *promoted_s);
+            Asking::longest_in_time(views.into_iter().zip(times), end_s).map(|found| found.model.0)
+        };
+        let waiting = [(9.0, 0, 5.1), (7.0, 2, 5.0), (7.0, 1, 4.0), (3.0, 3, 1.0)];
+        assert_eq!(of(&waiting, 5.0), Some(2));
+        assert_eq!(of(&waiting, 5.1), Some(0));
+        assert_eq!(of(&waiting, 3.0), Some(3));
+        assert_eq!(of(&waiting, 0.5), None);
+        assert_eq!(of(&[], 0.5), None);
     }
 }

@@ -38,10 +38,15 @@ pub struct TaskCost {
     /// When it is submitted, in seconds from the start of the run.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub arrival_s: f64,
-    /// Host seconds of the optimizer for one minibatch, spread evenly over the shards: the masters
-    /// of a shard are final `optimizer_s / shards` after its backward.
+    /// Seconds of the host optimizer for one minibatch, spread evenly over the shards. There is one optimizer for
+    /// all tasks, and it steps one shard after another, in the order in which their backwards end.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub optimizer_s: f64,
+    /// Seconds from the end of a shard's backward, or of its step where `optimizer_s` is stated too, until its
+    /// masters are final, whatever other tasks do. What a recorded run waited is stated here: it has the queue before
+    /// the host optimizer in it, which `optimizer_s` would count again.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub step_wait_s: f64,
     /// What the policy is told at first, as a multiple of the stated costs; 1 where nothing is said.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub estimate_factor: f64,
@@ -69,8 +74,9 @@ pub struct EvaluationCost {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ShardCost {
-    /// Seconds of its forward. That of a model's last shard counts nowhere in training, because
-    /// its `backward_s` is that of the fused forward and backward.
+    /// Seconds of its forward. That of a model's last shard is no part of training, because its
+    /// `backward_s` is that of the fused forward and backward; it counts in evaluations where `evaluate_s` is not
+    /// given, and says which share of the fused task a pipeline does in its forwards.
     pub forward_s: f64,
     /// Seconds of its backward, the recomputed forward included.
     pub backward_s: f64,
@@ -204,7 +210,8 @@ impl Workload {
             let compute_s = (task.sweep_s() + task.evaluation_s()) * (1.0 + task.drift.max(0.0)) / slowest;
             let moved_s = |s: &ShardCost| latency_s + promote_s(s) + s.take_down_s;
             let promotions_s: f64 = task.shards.iter().map(moved_s).sum();
-            task.arrival_s + sweeps * (compute_s + promotions_s + task.optimizer_s)
+            let steps_s = task.optimizer_s + task.shards.len() as f64 * task.step_wait_s;
+            task.arrival_s + sweeps * (compute_s + promotions_s + steps_s)
         };
         self.tasks.iter().map(of).sum()
     }
@@ -323,6 +330,7 @@ impl TaskCost {
             shards,
             arrival_s: 0.0,
             optimizer_s: 0.0,
+            step_wait_s: 0.0,
             estimate_factor: 1.0,
             drift: 0.0,
             evaluations: Vec::new(),
@@ -356,6 +364,16 @@ impl TaskCost {
     /// Stated seconds of compute of a minibatch.
     pub fn sweep_s(&self) -> f64 {
         self.sweep().map(|(kind, shard)| self.shards[shard].seconds(kind)).sum()
+    }
+
+    /// Seconds that the host optimizer takes for one shard of one minibatch.
+    pub(crate) fn step_s(&self) -> f64 {
+        self.optimizer_s / self.shards.len() as f64
+    }
+
+    /// Seconds from the end of a shard's backward until its masters are final, where no other task is before it.
+    pub(crate) fn least_step_s(&self) -> f64 {
+        self.step_s() + self.step_wait_s
     }
 
     /// The policy's first estimates.
@@ -400,7 +418,9 @@ fn check_task(task: &TaskCost) -> Result<(), WorkloadError> {
     }
     require(time(task.arrival_s), &of, "arrival_s", task.arrival_s, TIME)?;
     require(time(task.optimizer_s), &of, "optimizer_s", task.optimizer_s, TIME)?;
-    require(time(task.estimate_factor), &of, "estimate_factor", task.estimate_factor, TIME)?;
+    require(time(task.step_wait_s), &of, "step_wait_s", task.step_wait_s, TIME)?;
+    let factor = (0.0..=MOST_ESTIMATE_FACTOR).contains(&task.estimate_factor);
+    require(factor, &of, "estimate_factor", task.estimate_factor, "at least 0 and at most a million")?;
     let drift = task.drift.is_finite() && task.drift >= -1.0;
     require(drift, &of, "drift", task.drift, "finite and at least -1")?;
     let mut before = None;
@@ -436,6 +456,9 @@ fn require(
 
 /// More shard tasks than this, which take hours to simulate, are taken for a slip of the keyboard.
 const MOST_SHARD_TASKS: u64 = 10_000_000_000;
+
+/// Estimates that are wrong by more than this are taken for a slip of the keyboard.
+const MOST_ESTIMATE_FACTOR: f64 = 1e6;
 
 /// More devices than this are taken for a slip of the keyboard.
 const MOST_DEVICES: u64 = 1_000_000;
@@ -481,7 +504,7 @@ mod tests {
 
     const FULL: &str = r#"{
         "tasks": [
-            {"name": "a", "minibatches": 3, "arrival_s": 2.5, "optimizer_s": 0.5, "estimate_factor": 2.0, "drift": 1.0,
+            {"name": "a", "minibatches": 3, "arrival_s": 2.5, "optimizer_s": 0.5, "step_wait_s": 0.1, "estimate_factor": 2.0, "drift": 1.0,
              "shards": [{"forward_s": 1.0, "backward_s": 2.0, "bytes": 100},
                         {"forward_s": 1.5, "backward_s": 4.0, "bytes": 50, "promote_s": 0.25}]},
             {"name": "b", "minibatches": 1, "shards": [{"forward_s": 0, "backward_s": 8, "bytes": 10}]}
@@ -615,7 +638,10 @@ mod tests {
             (with(|w| w.tasks[0].shards[0].promote_s = Some(f64::INFINITY)), "promote_s of shard 0"),
             (with(|w| w.tasks[0].arrival_s = -1.0), "arrival_s of task `a` is -1"),
             (with(|w| w.tasks[0].optimizer_s = f64::NAN), "optimizer_s of task `a`"),
+            (with(|w| w.tasks[0].step_wait_s = -1.0), "step_wait_s of task `a` is -1"),
             (with(|w| w.tasks[0].estimate_factor = -0.5), "estimate_factor of task `a` is -0.5"),
+            (with(|w| w.tasks[0].estimate_factor = f64::NAN), "estimate_factor of task `a` is NaN"),
+            (with(|w| w.tasks[0].estimate_factor = 1e307), "at most a million"),
             (with(|w| w.tasks[0].drift = -1.5), "drift of task `a` is -1.5"),
             (with(|w| w.devices[1].speed = 0.0), "speed of device 1 is 0"),
             (with(|w| w.devices[1].speed = 1e-308), "the time of all shard tasks is inf"),

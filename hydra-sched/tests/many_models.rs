@@ -1,0 +1,30 @@
+//! A simulation takes a time that grows with its shard tasks, and not with their square.
+
+use std::time::{Duration, Instant};
+
+use hydra_sched::{PolicyKind, ShardCost, SimulationOptions, TaskCost, Workload, simulate};
+
+/// So many models on one device that has room for all of them.
+fn took(models: usize, kind: PolicyKind) -> Duration {
+    let shards = vec![ShardCost { bytes: Some(1), ..ShardCost::new(1.0, 2.0, 0.1) }; 8];
+    let task = |index: usize| TaskCost::new(index.to_string(), 3, shards.clone());
+    let tasks = (0..models).map(task).collect();
+    let mut workload =
+        Workload { tasks, devices: Vec::new(), shared_link: false, variation: None }.on_devices(1);
+    workload.devices[0].memory_bytes = Some(8 * models as u64);
+    let begun = Instant::now();
+    let run = simulate(&workload, &mut *kind.build(0), SimulationOptions::default()).expect("a run");
+    assert_eq!(run.promotions, 3 * 8 * models as u64);
+    begun.elapsed()
+}
+
+/// Eight times the models took more than sixty times as long when every copy on a device was looked at in every
+/// decision. A machine that is busy with other work doubles what it should be.
+#[test]
+fn copies_on_a_device_are_not_looked_through() {
+    for kind in [PolicyKind::ShardedLrtf, PolicyKind::ShardedLrtfLocal] {
+        let few = took(1_000, kind).max(took(1_000, kind));
+        let many = took(8_000, kind);
+        assert!(many < 30 * few, "{kind}: {few:?} and {many:?}");
+    }
+}
