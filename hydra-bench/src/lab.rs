@@ -115,14 +115,15 @@ pub(crate) struct Bounds {
     work_s: f64,
     level_s: f64,
     link_s: f64,
+    host_s: f64,
     packing_s: f64,
     turns_s: f64,
 }
 
 impl From<&LowerBounds> for Bounds {
     fn from(bounds: &LowerBounds) -> Self {
-        let LowerBounds { chain_s, work_s, level_s, link_s, packing_s, turns_s } = *bounds;
-        Self { chain_s, work_s, level_s, link_s, packing_s, turns_s }
+        let LowerBounds { chain_s, work_s, level_s, link_s, host_s, packing_s, turns_s } = *bounds;
+        Self { chain_s, work_s, level_s, link_s, host_s, packing_s, turns_s }
     }
 }
 
@@ -133,6 +134,7 @@ impl Bounds {
             ("work", self.work_s),
             ("level", self.level_s),
             ("link", self.link_s),
+            ("host", self.host_s),
             ("packing", self.packing_s),
             ("turns", self.turns_s),
         ];

@@ -260,13 +260,13 @@ impl Task {
         self.last.map_or(0.0, |(_, done_s)| self.stepped_s - done_s)
     }
 
-    /// The simulator spreads a minibatch's optimizer evenly over the shards, and the next minibatch waits for
-    /// that of the first shard, whose backward is the last. So what it waited in the run stands for each.
+    /// The next minibatch waits for the step of the first shard, whose backward is the last, so what it waited in the run
+    /// stands for each shard. The queue before the host's optimizer is in it.
     fn cost(&self) -> TaskCost {
         let shards = self.shards.iter().map(Shard::cost).collect();
         let waits_s = self.steps_s + self.waited_s();
         let mut cost = TaskCost::new(&self.name, self.trained, shards);
-        cost.optimizer_s = nanos(self.shards.len() as f64 * waits_s / self.trained as f64);
+        cost.step_wait_s = nanos(waits_s / self.trained as f64);
         cost.evaluations.clone_from(&self.evaluations);
         cost
     }

@@ -50,7 +50,7 @@ fn the_workload_has_the_shard_tasks_of_the_run() {
         assert_eq!(first.evaluations, evaluations(&[(0, 2), (5, 2 + 1)]));
         let last = &first.shards[2];
         assert_eq!(last.forward_s, 0.0, "the last forward is part of the backward");
-        assert!(first.optimizer_s > 0.0 && last.backward_s > 0.0 && last.evaluate_s.is_some());
+        assert!(first.step_wait_s > 0.0 && last.backward_s > 0.0 && last.evaluate_s.is_some());
         assert!(first.shards.iter().all(|shard| shard.promote_s.is_some() && shard.bytes > Some(0)));
     }
 }
