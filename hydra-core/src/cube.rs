@@ -312,7 +312,7 @@ pub struct CubeProbe {
     client: Client,
     /// The most that was seen since the last reset.
     peak: AtomicU64,
-    /// What was reserved after the pools were last trimmed: what they could not give back then.
+    /// What was idle after the pools were last trimmed: what they could not give back then.
     kept: AtomicU64,
 }
 
@@ -329,13 +329,12 @@ impl Pools {
         self.all.bytes_reserved.saturating_sub(self.all.bytes_in_use + self.all.bytes_padding)
     }
 
-    /// Whether to have the pools give back what is idle, for a budget of `most`, when `kept` could not be given back
+    /// Whether to have the pools give back what is idle, for a budget of `most`, when `kept` of it could not be given back
     /// the last time. That waits for the device and makes the next shard task allocate anew.
     fn should_be_trimmed(&self, most: u64, kept: u64) -> bool {
         // Promotions have up to half of what is dedicated more than the budget reserves for them.
         let most = most.saturating_add(self.dedicated / 2);
-        let part = most / 16;
-        self.all.bytes_reserved > most.max(kept.saturating_add(part)) && self.idle() > part
+        self.all.bytes_reserved > most && self.idle() > kept.saturating_add(most / 16)
     }
 }
 
@@ -385,7 +384,7 @@ impl MemoryProbe for CubeProbe {
         let pools = self.pools();
         if pools.should_be_trimmed(most, self.kept.load(Relaxed)) {
             let _ = self.client.memory_cleanup();
-            self.kept.store(self.usage().bytes_reserved, Relaxed);
+            self.kept.store(self.pools().idle(), Relaxed);
         }
     }
 }
@@ -415,9 +414,10 @@ mod trimming {
     fn what_could_not_be_given_back_is_not_asked_for_again() {
         let fragments = pools(1900, 1500, 0);
         assert!(fragments.should_be_trimmed(1600, 0));
-        assert!(!fragments.should_be_trimmed(1600, 1900), "the same again");
-        assert!(!pools(2000, 1500, 0).should_be_trimmed(1600, 1900));
-        assert!(pools(2001, 1500, 0).should_be_trimmed(1600, 1900), "a sixteenth more has come");
+        assert!(!fragments.should_be_trimmed(1600, 400), "the same again");
+        assert!(!pools(2000, 1500, 0).should_be_trimmed(1600, 400));
+        assert!(pools(2001, 1500, 0).should_be_trimmed(1600, 400), "a sixteenth more has come");
+        assert!(pools(1900, 100, 0).should_be_trimmed(1600, 400), "the fragments are free");
     }
 }
 

@@ -2,6 +2,7 @@
 
 use crate::cursor::ShardTask;
 use crate::error::EngineError;
+use crate::event::Ticket;
 use crate::model::Claim;
 use crate::report::TaskState;
 use crate::run::Run;
@@ -42,29 +43,49 @@ impl Run {
                 continue;
             }
             if let Some(next) = model.cursor.peek() {
-                self.ends_at(index, &next, EngineError::NoDeviceLeft);
+                self.ends_at(index, &next, self.tickets, EngineError::NoDeviceLeft);
             }
         }
     }
 
     /// A shard task failed, and with it its task.
     pub(crate) fn shard_failed(&mut self, claim: &Claim, error: EngineError) {
-        self.ends_at(claim.task.0, &claim.what, error);
+        self.ends_at(claim.task.0, &claim.what, claim.ticket, error);
         self.abandon(claim.task);
     }
 
     /// A task cannot go on with this shard task. Where no backward of the minibatch has begun, it ends before the
     /// minibatch, with all that it has trained.
-    fn ends_at(&mut self, index: usize, next: &ShardTask, error: EngineError) {
+    fn ends_at(&mut self, index: usize, next: &ShardTask, ticket: Ticket, error: EngineError) {
         let model = &mut self.models[index];
-        if model.gives_up() || model.cannot_go_on.is_some() {
+        // Of two that fail the earlier one counts, and what went wrong first is why.
+        if model.gives_up() || model.ends_before.is_some_and(|before| before <= ticket) {
             return;
         }
         if model.has_stepped_nothing_before(next) {
-            model.go_back_to(next);
-            model.cannot_go_on = Some(error);
+            model.go_back_to(next, ticket);
+            model.cannot_go_on.get_or_insert(error);
         } else {
             self.failed_in(index, next.step, error);
+        }
+    }
+
+    /// What a shard task made for the next one could not be taken down.
+    pub(crate) fn output_lost(&mut self, index: usize, step: usize, error: EngineError) {
+        let model = &self.models[index];
+        if model.ends_before.is_some() {
+            return;
+        }
+        match model.cursor.peek().filter(|_| model.idle()) {
+            Some(next) => self.ends_at(index, &next, self.tickets, error),
+            None => self.failed_in(index, step, error),
+        }
+    }
+
+    /// Gradients could not be taken down, those of a minibatch that counts.
+    pub(crate) fn gradients_lost(&mut self, index: usize, step: usize, error: EngineError) {
+        if self.models[index].ends_before.is_none() {
+            self.failed_in(index, step, error);
         }
     }
 
@@ -75,19 +96,13 @@ impl Run {
         if model.gives_up() {
             return;
         }
+        let error = model.cannot_go_on.take().unwrap_or(error);
         if model.results.best.is_none() {
             return self.fail(index, error);
         }
         let task = model.id;
         model.give_up(step, error);
         self.abandon(task);
-    }
-
-    /// As [`fail`](Self::fail), but where the task has failed already and only its best masters matter.
-    pub(crate) fn fail_if_awaited(&mut self, index: usize, error: EngineError) {
-        if !self.models[index].gives_up() {
-            self.fail(index, error);
-        }
     }
 
     /// Sets a task aside; the run goes on.

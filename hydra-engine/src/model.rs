@@ -126,6 +126,8 @@ pub(crate) struct Model {
     pub minibatch_done_s: Option<f64>,
     /// Why the task ends before its next minibatch.
     pub cannot_go_on: Option<EngineError>,
+    /// The shard task that failed, before which the task ends: what was claimed after it comes to nothing.
+    pub ends_before: Option<Ticket>,
     /// Shard tasks that are done, of which something may still be on its way down.
     pub coming_down: usize,
 }
@@ -179,6 +181,7 @@ impl Model {
             evaluation: Sums::default(),
             minibatch_done_s: None,
             cannot_go_on: None,
+            ends_before: None,
             coming_down: 0,
             shards,
             plan,
@@ -550,6 +553,16 @@ impl Model {
         self.ended.is_some() || self.results.failure.is_some()
     }
 
+    /// Whether the task fails, or has.
+    pub(crate) fn is_failing(&self) -> bool {
+        self.gives_up() || self.cannot_go_on.is_some()
+    }
+
+    /// Whether what this claim makes is of no use any more.
+    pub(crate) fn gives_up_on(&self, claim: &Claim) -> bool {
+        self.gives_up() || self.ends_before.is_some_and(|ticket| claim.ticket > ticket)
+    }
+
     /// A shard task came to nothing.
     pub(crate) fn dropped(&mut self) {
         (self.running, self.running_task, self.claimed) = (None, None, None);
@@ -560,8 +573,9 @@ impl Model {
         task.kind != ShardTaskKind::Backward || task.shard + 1 == self.shards.len()
     }
 
-    /// Goes back to the beginning of the minibatch, or the batch of an evaluation, of this shard task.
-    pub(crate) fn go_back_to(&mut self, task: &ShardTask) {
+    /// Goes back to the beginning of the minibatch, or the batch of an evaluation, of this shard task, which failed.
+    pub(crate) fn go_back_to(&mut self, task: &ShardTask, ticket: Ticket) {
+        self.ends_before = Some(ticket);
         let stage = match task.stage {
             Stage::Train { .. } => Stage::Train { microbatch: 0 },
             stage => stage,
@@ -598,8 +612,8 @@ impl Model {
         self.boundaries.iter_mut().for_each(|slot| *slot = None);
         self.gradient = None;
         self.batches.clear();
-        // Of a minibatch that diverged there are gradients at the optimizer, until the task has ended.
-        if self.ended.is_some() || !self.gives_up() {
+        // Of a minibatch that failed there are gradients at the optimizer, until the task has ended.
+        if self.ended.is_some() || !self.is_failing() {
             self.active = None;
         }
         if self.ended.is_some() {

@@ -50,6 +50,8 @@ pub(crate) struct DeviceState {
     pub(crate) shard_tasks: u64,
     /// Whether it computes nothing any more.
     pub(crate) lost: bool,
+    /// Why a shard task that was claimed for it could not be promoted.
+    not_promoted: Option<(Ticket, EngineError)>,
 }
 
 pub(crate) struct Run {
@@ -228,7 +230,7 @@ impl Run {
     fn settle(&mut self, index: usize) {
         let model = &mut self.models[index];
         // What is on its way down of a task that failed may be stepped yet.
-        let stepped = !model.gives_up() || model.coming_down == 0;
+        let stepped = !model.is_failing() || model.coming_down == 0;
         if model.ended.is_some() || model.asked || !model.at_rest() || !stepped {
             return;
         }
@@ -326,14 +328,15 @@ impl Run {
         match event {
             Event::Promoted { device, task, ticket, time, failure } => {
                 self.promoted(device, task, ticket, time);
-                if let Some(error) = failure {
-                    self.fail_if_awaited(task.0, error);
-                }
+                // The shard task comes to nothing then, and says so next.
+                self.devices[device.0].not_promoted = failure.map(|error| (ticket, error));
             }
             Event::Loaded { task, loaded } => self.models[task.0].loaded(loaded),
             Event::Started { device, ticket } => self.started(device, ticket),
             Event::ShardDone { device, ticket, time, stalled_s, result, lost } => {
-                let result = result.map_err(|error| self.named(device, lost, error));
+                let cause = self.devices[device.0].not_promoted.take_if(|(of, _)| *of == ticket);
+                let cause = |error| cause.map_or(error, |(_, cause)| cause);
+                let result = result.map_err(|error| self.named(device, lost, cause(error)));
                 self.shard_done(device, ticket, time, stalled_s, result);
                 if lost {
                     self.lose(device);
@@ -344,7 +347,7 @@ impl Run {
                 self.observer.output_down(task, of.0, time.end_s);
                 match result {
                     Ok(output) => self.models[task.0].output_arrived(ticket, output),
-                    Err(error) => self.fail_if_awaited(task.0, error),
+                    Err(error) => self.output_lost(task.0, of.1, error),
                 }
             }
             Event::GradientsDown { device, task, of, time, failure } => {
@@ -352,7 +355,7 @@ impl Run {
                 self.models[task.0].coming_down -= 1;
                 self.copied(device, task, Work::TakeDown, of, time);
                 if let Some(error) = failure {
-                    self.fail_if_awaited(task.0, error);
+                    self.gradients_lost(task.0, of.1, error);
                 }
             }
             Event::Stepped { task, image, step, time } => {
@@ -435,7 +438,7 @@ impl Run {
             ShardTaskKind::Evaluate => Work::Evaluate,
         };
         self.span(Track::Compute(device), claim.task, work, claim.what.shard, claim.what.step, time);
-        if self.models[claim.task.0].gives_up() {
+        if self.models[claim.task.0].gives_up_on(&claim) {
             return self.models[claim.task.0].dropped();
         }
         let mut made = self.hand_over(device, &claim, made);

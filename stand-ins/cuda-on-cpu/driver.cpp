@@ -65,6 +65,9 @@ struct Card {
     size_t used = 0;
     // Where each allocation begins, and its bytes.
     std::map<uintptr_t, size_t> allocations;
+    unsigned long long launches = 0;
+    // Whether it fails whatever it is asked for from here on, as a card does after a failure in a kernel.
+    bool lost = false;
 };
 
 const int capability = setting("CUDA_ON_CPU_CAPABILITY", 80);
@@ -73,6 +76,8 @@ const size_t memory = setting("CUDA_ON_CPU_MEMORY", 16ull << 30);
 const bool backwards = setting("CUDA_ON_CPU_BACKWARDS", 0);
 // When streams do what they are asked for: at once, or only when a call waits for it, or as drawn from this seed.
 const unsigned long long late = setting("CUDA_ON_CPU_LATE", 0);
+// After how many kernels the first card is lost; 0 for never.
+const unsigned long long dies = setting("CUDA_ON_CPU_DIES", 0);
 // Never destroyed: threads may free memory while the process ends.
 std::vector<Card> &cards = *new std::vector<Card>(setting("CUDA_ON_CPU_CARDS", 1));
 thread_local Card *current;
@@ -98,6 +103,7 @@ struct Work {
 };
 
 struct Stream {
+    const Card *card = nullptr;
     std::deque<Work> asked;
     unsigned long long done = 0;
 
@@ -155,6 +161,7 @@ Result get_on() {
 Result ask(Stream *stream, Work work) {
     if (!stream) return refuse(NotSupported, "the default stream");
     const Lock lock(driving);
+    if (stream->card->lost) return LaunchFailed;
     stream->asked.push_back(std::move(work));
     return late ? get_on() : reach(stream->end());
 }
@@ -164,7 +171,7 @@ Result ask(Stream *stream, std::function<Result()> act) { return ask(stream, Wor
 Result wait_for(Stream *stream) {
     if (!stream) return refuse(NotSupported, "the default stream");
     const Lock lock(driving);
-    return reach(stream->end());
+    return stream->card->lost ? LaunchFailed : reach(stream->end());
 }
 
 void wait_for_all() {
@@ -215,6 +222,7 @@ Result allocate(uintptr_t *address, size_t bytes) {
     if (!current) return InvalidContext;
     if (!bytes) return InvalidValue;
     const Lock lock(driving);
+    if (current->lost) return LaunchFailed;
     // What a stream has still to free counts until it has.
     if (bytes > memory - current->used) wait_for_all();
     void *block;
@@ -626,6 +634,7 @@ Result cuStreamCreate(Stream **stream, unsigned) {
     if (!current) return InvalidContext;
     const Lock lock(driving);
     streams.push_back(*stream = new Stream);
+    (*stream)->card = current;
     return Success;
 }
 
@@ -658,7 +667,7 @@ Result cuEventRecord(Event *event, Stream *stream) {
 
 Result cuEventSynchronize(const Event *event) {
     const Lock lock(driving);
-    return reach(event->mark);
+    return event->mark.stream && event->mark.stream->card->lost ? LaunchFailed : reach(event->mark);
 }
 
 // Memory.
@@ -745,6 +754,9 @@ Result cuLaunchKernel(Function *function, unsigned blocks_x, unsigned blocks_y, 
                       void **extra) {
     if (!current) return InvalidContext;
     if (extra) return refuse(NotSupported, "arguments of a kernel in one buffer");
+    const Lock lock(driving);
+    if (dies && current == &cards[0] && ++current->launches > dies) current->lost = true;
+    if (current->lost) return LaunchFailed;
     return launch(*function, {blocks_x, blocks_y, blocks_z}, {threads_x, threads_y, threads_z}, shared, arguments,
                   stream);
 }
