@@ -82,9 +82,11 @@ impl Run {
         }
     }
 
-    /// Gradients could not be taken down, those of a minibatch that counts.
+    /// Gradients of minibatch `step` could not be taken down. Where the task ends before that minibatch, nobody waits for
+    /// them.
     pub(crate) fn gradients_lost(&mut self, index: usize, step: usize, error: EngineError) {
-        if self.models[index].ends_before.is_none() {
+        let model = &self.models[index];
+        if model.ends_before.is_none() || step < model.cursor.step() {
             self.failed_in(index, step, error);
         }
     }
