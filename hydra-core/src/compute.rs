@@ -178,16 +178,15 @@ impl Measured {
     /// If that is not a loss and the chain's metrics, each one `f32` of shape `[1]`.
     pub fn of(chain: &Chain, y: Activation) -> Self {
         let (names, found) = (chain.metrics(), y.parts().len());
-        assert!(
-            found > names.len(),
-            "expected a loss and {} metrics {names:?} from the last layer in a pass that evaluates, found {found} tensors",
-            names.len(),
-        );
         let mut parts = y.into_parts().into_iter();
-        let loss = parts.next().map_or(f32::NAN, |loss| number(loss, "a loss"));
-        let metrics =
-            parts.zip(names).map(|(part, name)| number(part, &format!("a metric `{name}`"))).collect();
-        Self { loss, metrics }
+        let Some(loss) = parts.next().filter(|_| found > names.len()) else {
+            panic!(
+                "expected a loss and {} metrics {names:?} from the last layer in a pass that evaluates, found {found} tensors",
+                names.len(),
+            );
+        };
+        let metrics = parts.zip(names).map(|(part, name)| number(part, &format!("a metric `{name}`")));
+        Self { loss: number(loss, "a loss"), metrics: metrics.collect() }
     }
 }
 

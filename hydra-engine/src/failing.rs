@@ -54,8 +54,8 @@ impl Run {
         self.abandon(claim.task);
     }
 
-    /// A task cannot go on with this shard task. Where no backward of the minibatch has begun, it ends before the
-    /// minibatch, with all that it has trained.
+    /// A task cannot go on with this shard task, which was claimed with this ticket, or would be. Where no backward of the
+    /// minibatch has begun, it ends before the minibatch, with all that it has trained.
     fn ends_at(&mut self, index: usize, next: &ShardTask, ticket: Ticket, error: EngineError) {
         let model = &mut self.models[index];
         // Of two that fail the earlier one counts, and what went wrong first is why.

@@ -6,10 +6,7 @@ use burn::module::Module;
 use burn::nn::LinearConfig;
 use burn::tensor::Device;
 use common::{Settings, adamw};
-use hydra_core::{
-    Activation, Batch, Chain, Dataset, DatasetError, Forward, HostActivation, HostTensor, Length, Pass,
-    TrainSpec,
-};
+use hydra_core::{Activation, Batch, Chain, Dataset, DatasetError, Forward, Length, Pass, TrainSpec};
 use hydra_engine::{Checkpoint, TaskState, TrainTask, plain};
 use hydra_models::mlp::{Classifier, Dense};
 use hydra_spill::alloc::CountingAllocator;
@@ -44,11 +41,7 @@ impl Dataset for Points {
         if let Some(index) = items.iter().find(|item| self.unreadable.contains(item)) {
             return Err(DatasetError::OutOfRange { dataset: "points".to_owned(), index: *index, len: 0 });
         }
-        let x = |i: &usize| [if self.bad.contains(i) { 1000.0 } else { *i as f32 / self.len as f32 }, 1.0];
-        let inputs = HostTensor::float(items.iter().flat_map(x).collect(), [items.len(), 2]);
-        let targets = HostTensor::int(items.iter().map(|i| (i % 3) as i32).collect(), [items.len()]);
-        let (inputs, targets) = (HostActivation::of(inputs), HostActivation::of(targets));
-        Ok(Batch { inputs, targets, items: items.len(), terms: items.len(), units: items.len() })
+        Ok(common::points(self.len, items, |item| self.bad.contains(&item)))
     }
 }
 

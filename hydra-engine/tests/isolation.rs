@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Fragile, PLENTY, Points, Settings, adamw, gpt2_chain, mlp_chain, spirals, tokens};
+use common::{Fragile, PLENTY, Points, Read, Settings, adamw, gpt2_chain, mlp_chain, spirals, tokens};
 use hydra_core::{
     Batch, ByteSize, Chain, Dataset, DatasetError, HostActivation, HostTensor, Length, OptimizerSpec, TaskId,
     TrainSpec,
@@ -498,35 +498,19 @@ fn a_checkpoint_does_not_wait_for_the_next_batch() {
     assert_eq!(report.tasks[0].weights_sha256, plain_hash(4));
 }
 
-/// Points of which some are never there while the run goes on.
-struct Stuck {
-    late: Arc<Late>,
-    /// Stops the task when they are asked for.
-    stop: StopFlag,
-}
-
-impl Dataset for Stuck {
-    fn name(&self) -> &str {
-        "stuck"
-    }
-
-    fn len(&self) -> usize {
-        self.late.len()
-    }
-
-    fn batch(&self, items: &[usize]) -> Result<Batch, DatasetError> {
-        if items == THIRD {
-            self.stop.stop();
-        }
-        self.late.batch(items)
-    }
-}
-
 #[test]
 fn a_dataset_that_does_not_return_keeps_no_run_from_ending() {
     let gate = Gate::default();
     let stop = StopFlag::new();
-    let data = Arc::new(Stuck { late: Late::behind(&gate), stop: stop.clone() });
+    // The task is stopped when they are asked for that are never there while the run goes on.
+    let stops = stop.clone();
+    let how = move |late: &dyn Dataset, items: &[usize]| {
+        if items == THIRD {
+            stops.stop();
+        }
+        late.batch(items)
+    };
+    let data = Arc::new(Read { data: Late::behind(&gate), how });
     let mut run = Settings::default().orchestrator();
     let task = TrainTask::new("stuck", mlp_chain(), data.clone(), steps(8)).stop_flag(stop);
     run.submit(task).unwrap();

@@ -5,10 +5,10 @@ mod common;
 use burn::module::Module;
 use burn::nn::LinearConfig;
 use burn::tensor::Device;
-use common::{Fragile, PLENTY, Points, Settings, adamw, mlp_chain, spirals};
+use common::{Fragile, PLENTY, Points, Read, Settings, adamw, mlp_chain, spirals};
 use hydra_core::{
-    Activation, Bandwidth, Batch, Chain, Dataset, DatasetError, DeviceId, Forward, ImageReader, Length,
-    MemoryProbe, ModelWriter, Pass, TrainSpec, WeightError,
+    Activation, Bandwidth, Chain, Dataset, DatasetError, DeviceId, Forward, ImageReader, Length, MemoryProbe,
+    ModelWriter, Pass, TrainSpec, WeightError,
 };
 use hydra_engine::{
     Checkpoint, CheckpointEvery, DeviceSpec, Observer, Orchestrator, RunEvent, TaskReport, TaskState,
@@ -31,26 +31,12 @@ fn spec(steps: usize) -> TrainSpec {
 }
 
 /// Data that can be read until someone says otherwise.
-struct Flaky {
-    good: Arc<dyn Dataset>,
-    gone: Arc<AtomicBool>,
-}
-
-impl Dataset for Flaky {
-    fn name(&self) -> &str {
-        "flaky"
-    }
-
-    fn len(&self) -> usize {
-        self.good.len()
-    }
-
-    fn batch(&self, items: &[usize]) -> Result<Batch, DatasetError> {
-        match self.gone.load(Relaxed) {
-            true => Err(DatasetError::OutOfRange { dataset: "flaky".to_owned(), index: items[0], len: 0 }),
-            false => self.good.batch(items),
-        }
-    }
+fn flaky(data: Arc<dyn Dataset>, gone: Arc<AtomicBool>) -> Arc<dyn Dataset> {
+    let how = move |data: &dyn Dataset, items: &[usize]| match gone.load(Relaxed) {
+        true => Err(DatasetError::OutOfRange { dataset: "flaky".to_owned(), index: items[0], len: 0 }),
+        false => data.batch(items),
+    };
+    Arc::new(Read { data, how })
 }
 
 /// Takes the data away after so many minibatches.
@@ -76,8 +62,8 @@ struct Case<'a> {
 
 impl Case<'_> {
     fn task(&self) -> TrainTask {
-        let data = |good| Arc::new(Flaky { good, gone: self.gone.clone() });
-        let task = TrainTask::new("task", mlp_chain(), data(spirals()), self.spec.clone());
+        let data = flaky(spirals(), self.gone.clone());
+        let task = TrainTask::new("task", mlp_chain(), data, self.spec.clone());
         task.validation(spirals()).test(spirals())
     }
 

@@ -5,10 +5,10 @@ mod common;
 use burn::module::Module;
 use burn::nn::LinearConfig;
 use burn::tensor::Device;
-use common::{Fragile, Points, Settings, adamw, cnn_chain, gpt2_chain, mlp_chain, spirals, tokens};
+use common::{Fragile, Points, Read, Settings, adamw, cnn_chain, gpt2_chain, mlp_chain, spirals, tokens};
 use hydra_core::{
-    Activation, Bandwidth, Batch, ByteSize, Chain, Dataset, DatasetError, DeviceId, Forward, HostActivation,
-    HostTensor, ImageReader, Length, MemoryProbe, ModelWriter, OptimizerSpec, Pass, TrainSpec, WeightError,
+    Activation, Bandwidth, ByteSize, Chain, Dataset, DeviceId, Forward, HostActivation, HostTensor,
+    ImageReader, Length, MemoryProbe, ModelWriter, OptimizerSpec, Pass, TrainSpec, WeightError,
 };
 use hydra_engine::{
     DeviceSpec, EngineError, Observer, Orchestrator, RunEvent, RunReport, Span, TaskState, TrainTask, Work,
@@ -574,30 +574,18 @@ fn weights_that_are_no_numbers_are_not_handed_out_as_a_model() {
     assert!(error.starts_with("the trained weights of `") && error.contains("are not finite"), "{error}");
 }
 
-/// Items whose inputs are no numbers from item `bad` on.
-struct Spoilt {
-    good: Arc<dyn Dataset>,
-    bad: usize,
-}
-
-impl Dataset for Spoilt {
-    fn name(&self) -> &str {
-        "spoilt"
-    }
-
-    fn len(&self) -> usize {
-        self.good.len()
-    }
-
-    fn batch(&self, items: &[usize]) -> Result<Batch, DatasetError> {
-        let mut batch = self.good.batch(items)?;
-        if items.iter().any(|item| *item >= self.bad) {
+/// Data whose inputs are no numbers from item `bad` on.
+fn spoilt(data: Arc<dyn Dataset>, bad: usize) -> Arc<dyn Dataset> {
+    let how = move |data: &dyn Dataset, items: &[usize]| {
+        let mut batch = data.batch(items)?;
+        if items.iter().any(|item| *item >= bad) {
             let shape = batch.inputs.parts[0].shape.clone();
             let values = vec![f32::NAN; shape.iter().product()];
             batch.inputs = HostActivation::of(HostTensor::float(values, shape));
         }
         Ok(batch)
-    }
+    };
+    Arc::new(Read { data, how })
 }
 
 #[test]
@@ -606,7 +594,7 @@ fn a_task_that_diverges_leaves_its_best_weights() {
     let dir = tempfile::tempdir().unwrap();
     // Minibatches 0, 1 and 2 are good; the fourth is not.
     let task = |steps: usize, accumulate: usize| {
-        let data = Arc::new(Spoilt { good: spirals(), bad: 24 });
+        let data = spoilt(spirals(), 24);
         let spec = TrainSpec { shuffle: false, eval_every: Some(1), accumulate, ..spec(8, steps) };
         TrainTask::new("task", mlp_chain(), data, spec).validation(spirals())
     };

@@ -2,9 +2,9 @@
 //!
 //! Each strategy has its assumptions in [`Strategy::assumptions`]; where a cost is not known they
 //! favour the strategies that SHARP is compared with. All leave out variation, drift and
-//! evaluations and know the costs; none waits for a task that has not arrived while another one is there; all but SHARP and spilled task parallelism keep parameters,
-//! gradients and optimizer state on the devices, so that they have nothing to promote and step their
-//! optimizers in no time.
+//! evaluations and know the costs; none waits for a task that has not arrived while another one is there; all but
+//! SHARP and spilled task parallelism keep parameters, gradients and optimizer state on the devices, so that they
+//! have nothing to promote and step their optimizers in no time.
 
 use std::collections::BTreeSet;
 use std::fmt;

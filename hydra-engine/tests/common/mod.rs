@@ -144,10 +144,38 @@ impl Dataset for Points {
 
     fn batch(&self, items: &[usize]) -> Result<Batch, DatasetError> {
         assert!(!self.panics || items.iter().all(|i| *i < self.bad), "unreadable items");
-        let x = |i: &usize| [if *i >= self.bad { 1000.0 } else { *i as f32 / self.len as f32 }, 1.0];
-        let inputs = HostTensor::float(items.iter().flat_map(x).collect(), [items.len(), 2]);
-        let targets = HostTensor::int(items.iter().map(|i| (i % 3) as i32).collect(), [items.len()]);
-        let (inputs, targets) = (HostActivation::of(inputs), HostActivation::of(targets));
-        Ok(Batch { inputs, targets, items: items.len(), terms: items.len(), units: items.len() })
+        Ok(points(self.len, items, |item| item >= self.bad))
+    }
+}
+
+/// A batch of points, of `len` in all, with those out of range that are `bad`.
+pub fn points(len: usize, items: &[usize], bad: impl Fn(usize) -> bool) -> Batch {
+    let x = |i: &usize| [if bad(*i) { 1000.0 } else { *i as f32 / len as f32 }, 1.0];
+    let inputs = HostTensor::float(items.iter().flat_map(x).collect(), [items.len(), 2]);
+    let targets = HostTensor::int(items.iter().map(|i| (i % 3) as i32).collect(), [items.len()]);
+    let (inputs, targets) = (HostActivation::of(inputs), HostActivation::of(targets));
+    Batch { inputs, targets, items: items.len(), terms: items.len(), units: items.len() }
+}
+
+/// A dataset that is read in another way than `data`.
+pub struct Read<F> {
+    pub data: Arc<dyn Dataset>,
+    pub how: F,
+}
+
+impl<F> Dataset for Read<F>
+where
+    F: Fn(&dyn Dataset, &[usize]) -> Result<Batch, DatasetError> + Send + Sync,
+{
+    fn name(&self) -> &str {
+        self.data.name()
+    }
+
+    fn len(&self) -> usize {
+        self.data.len()
+    }
+
+    fn batch(&self, items: &[usize]) -> Result<Batch, DatasetError> {
+        (self.how)(self.data.as_ref(), items)
     }
 }
