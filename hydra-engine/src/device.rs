@@ -5,7 +5,7 @@ use crate::gpu::{self, PageLocked};
 use burn::backend::StreamId;
 use burn::tensor::Tensor;
 use hydra_core::{
-    AnyTensor, Bandwidth, ByteSize, DeviceBytes, DeviceError, DeviceId, HostTensor, MemoryProbe,
+    AnyTensor, Bandwidth, ByteSize, DeviceBytes, DeviceError, DeviceId, HostTensor, MemoryProbe, finish,
 };
 use hydra_partition::{PartitionError, PilotDevice};
 use hydra_spill::{
@@ -102,6 +102,9 @@ impl DeviceSpec {
     }
 }
 
+/// What stands in front of a device's link, or in its place.
+pub(crate) type OwnLink = dyn Fn(&DeviceSpec, Arc<dyn DeviceLink>) -> Arc<dyn DeviceLink> + Send + Sync;
+
 /// A device that is set up: its threads, its budget, its link.
 pub(crate) struct LogicalDevice {
     pub id: DeviceId,
@@ -165,6 +168,7 @@ impl LogicalDevice {
         store: Arc<dyn TierStore>,
         probe: Arc<dyn MemoryProbe>,
         locked: &PageLocked,
+        own_link: Option<&OwnLink>,
     ) -> Result<Self, EngineError> {
         let tag = alloc::TagLease::take();
         let measured_as = tag.device();
@@ -183,6 +187,10 @@ impl LogicalDevice {
             Some(bandwidth) => Arc::new(SimulatedLink::new(link, bandwidth, spec.latency)),
             None => link,
         };
+        let link = match own_link {
+            Some(own) => own(&spec, link),
+            None => link,
+        };
         let budget = Budget::new(spec.name.clone(), spec.memory);
         let manager = Arc::new(SpillManager::new(id, budget, store, link));
         Ok(Self { id, spec, model, burn, pool: Arc::new(pool), stream, manager, probe, pilot, tag })
@@ -194,21 +202,36 @@ impl LogicalDevice {
         self.probe.trim(self.measured_as(), budgets);
     }
 
-    /// Whether it still computes and tells of its memory. Asked on the compute worker's thread after a shard task that
-    /// failed: a GPU that is gone, or whose driver has given up, fails everything that comes after.
+    /// Whether it still computes, tells of its memory and is reached by its link. Asked on the compute worker's thread
+    /// after a shard task that failed: a GPU that is gone, or whose driver has given up, fails everything that comes
+    /// after.
     pub(crate) fn computes(&self) -> bool {
-        let trial = || {
-            self.probe.in_use(self.measured_as());
-            let given: Vec<f32> = (0..TRIAL).map(|i| i as f32).collect();
-            let there: Tensor<1> =
-                HostTensor::float(given.clone(), [TRIAL]).to_device(&self.burn).into_float();
-            let doubled = AnyTensor::from(there.mul_scalar(2.0)).into_host();
-            doubled.as_f32().iter().zip(given).all(|(doubled, given)| *doubled == 2.0 * given)
+        let trial = AssertUnwindSafe(|| alloc::with_tag(Some(self.measured_as()), || self.doubles()));
+        let tried = catch_unwind(trial).unwrap_or_else(|panic| {
+            Err(DeviceError::of_panic(panic.as_ref())
+                .cloned()
+                .unwrap_or_else(|| DeviceError::new("it panicked")))
+        });
+        // One that is full has answered.
+        tried.unwrap_or_else(|error| matches!(error, DeviceError::OutOfMemory { .. }))
+    }
+
+    /// Brings numbers to the device, has them doubled there and takes them back; whether that went well.
+    fn doubles(&self) -> Result<bool, DeviceError> {
+        let of_spill = |error| match error {
+            SpillError::Link(error) => of_link(error),
+            other => DeviceError::new(with_causes(&other)),
         };
-        let trial = AssertUnwindSafe(|| alloc::with_tag(Some(self.measured_as()), trial));
-        catch_unwind(trial).unwrap_or_else(|panic| {
-            matches!(DeviceError::of_panic(panic.as_ref()), Some(DeviceError::OutOfMemory { .. }))
-        })
+        self.probe.in_use(self.measured_as());
+        let given: Vec<f32> = (0..TRIAL).map(|i| i as f32).collect();
+        let there = self.manager.bring_in(&[HostTensor::float(given.clone(), [TRIAL])]).map_err(of_spill)?;
+        let doubled: Tensor<1> = there[0].to_device(&self.burn).into_float().mul_scalar(2.0);
+        let doubled = AnyTensor::from(doubled).into_resident();
+        finish(&self.burn, &[&doubled])?;
+        let doubled = self.manager.take_out(vec![Some(doubled)]).map_err(of_spill)?;
+        let doubled = doubled.into_iter().flatten().next();
+        let doubled = doubled.as_ref().map_or(&[][..], HostTensor::as_f32);
+        Ok(doubled.iter().copied().eq(given.iter().map(|number| 2.0 * number)))
     }
 
     /// The device as the memory probe knows it: devices of other runs in this process have other figures.

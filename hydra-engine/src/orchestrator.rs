@@ -7,7 +7,7 @@
 use crate::admission::{Admission, AdmittedTask};
 use crate::admit::{Plans, admit};
 use crate::checkpoint::{self, CheckpointEvery, Identities, Identity};
-use crate::device::{DeviceSpec, LogicalDevice};
+use crate::device::{DeviceSpec, LogicalDevice, OwnLink};
 use crate::disk::{DiskSpec, DiskTier};
 use crate::error::{EngineError, refused};
 use crate::evaluation::Evaluation;
@@ -21,7 +21,7 @@ use crate::stop::StopFlag;
 use crate::task::TrainTask;
 use hydra_core::{ByteSize, Chain, Dataset, DeviceId, MemoryProbe, OptimizerSpec, TaskId, TrainSpec};
 use hydra_sched::{Policy, PolicyKind};
-use hydra_spill::{DiskStore, DramStore, ResidentStore, TierStore, alloc::AllocatorProbe};
+use hydra_spill::{DeviceLink, DiskStore, DramStore, ResidentStore, TierStore, alloc::AllocatorProbe};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -50,6 +50,7 @@ pub struct Orchestrator {
     seed: u64,
     plans: Plans,
     probe: Arc<dyn MemoryProbe>,
+    own_link: Option<Box<OwnLink>>,
     stop: StopFlag,
     observer: Box<dyn Observer>,
     tasks: Vec<TrainTask>,
@@ -112,6 +113,7 @@ impl Orchestrator {
             seed: 0,
             plans: Plans::default(),
             probe: Arc::new(AllocatorProbe),
+            own_link: None,
             stop: StopFlag::new(),
             observer: Box::new(Silent),
             tasks: Vec::new(),
@@ -203,6 +205,17 @@ impl Orchestrator {
         self
     }
 
+    /// Ways to the devices' memory of one's own: `own` is given each device and the link that it has, which it may count,
+    /// slow down, let fail, or replace. The pilot pass goes by the device's own.
+    pub fn own_link(
+        mut self,
+        own: impl Fn(&DeviceSpec, Arc<dyn DeviceLink>) -> Arc<dyn DeviceLink> + Send + Sync + 'static,
+    ) -> Self {
+        self.own_link = Some(Box::new(own));
+        self.admitted = None;
+        self
+    }
+
     /// A flag that stops the run at the end of the minibatches that have begun. A task has its own
     /// ([`TrainTask::stop_flag`]).
     pub fn stop_flag(mut self, stop: StopFlag) -> Self {
@@ -251,7 +264,8 @@ impl Orchestrator {
         let store: Arc<dyn TierStore> = residence.clone();
         let locked = PageLocked::new(self.page_locked);
         let device = |(i, spec): (usize, &DeviceSpec)| {
-            LogicalDevice::new(DeviceId(i), spec.clone(), store.clone(), self.probe.clone(), &locked)
+            let (spec, probe, own_link) = (spec.clone(), self.probe.clone(), self.own_link.as_deref());
+            LogicalDevice::new(DeviceId(i), spec, store.clone(), probe, &locked, own_link)
         };
         let devices: Vec<LogicalDevice> =
             self.devices.iter().enumerate().map(device).collect::<Result<_, _>>()?;
