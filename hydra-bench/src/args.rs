@@ -82,7 +82,7 @@ pub(crate) struct SelectArgs {
 }
 
 /// The flags that a spec holds, and that may therefore not be given beside it.
-const BESIDE_NO_SPEC: [&str; 32] = [
+const BESIDE_NO_SPEC: [&str; 33] = [
     "model",
     "data",
     "context",
@@ -102,6 +102,7 @@ const BESIDE_NO_SPEC: [&str; 32] = [
     "warmup",
     "no_shuffle",
     "eval_every",
+    "patience",
     "devices",
     "device_memory",
     "link",
@@ -321,6 +322,9 @@ pub(crate) struct LearnArgs {
     /// Evaluate on the validation data after every N minibatches and keep the best weights [default: off]
     #[arg(long, value_name = "N", value_parser = parse::count, allow_hyphen_values = true)]
     pub(crate) eval_every: Option<usize>,
+    /// End a task after N of these evaluations in a row without a better one (early stopping) [default: off]
+    #[arg(long, value_name = "N", value_parser = parse::count, allow_hyphen_values = true, requires = "eval_every")]
+    pub(crate) patience: Option<usize>,
 }
 
 /// What it runs on.

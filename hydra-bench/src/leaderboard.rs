@@ -32,6 +32,8 @@ struct Task {
     error: Option<String>,
     shards: usize,
     steps: usize,
+    #[serde(default)]
+    stopped_early: bool,
     initial_validation: Option<Evaluation>,
     validation: Option<Evaluation>,
     test: Option<Evaluation>,
@@ -172,7 +174,7 @@ impl Report {
                 perplexity(task.initial_validation.as_ref()),
                 perplexity(task.validation.as_ref()),
                 perplexity(task.test.as_ref()),
-                task.state.clone(),
+                if task.stopped_early { format!("{} early", task.state) } else { task.state.clone() },
             ]);
         }
         table.render()

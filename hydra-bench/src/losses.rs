@@ -118,6 +118,7 @@ mod tests {
             validation: None,
             test: None,
             evaluations: Vec::new(),
+            stopped_early: false,
             best_step: None,
             weights_sha256: None,
             model_dir: None,

@@ -121,6 +121,8 @@ impl Progress {
     fn end(&mut self, task: TaskId, state: hydra_engine::TaskState) {
         let Some(task) = self.tasks.get_mut(task.0) else { return };
         let Some(bar) = &task.bar else { return };
+        // What it did not train, nobody waits for.
+        self.whole.dec_length(bar.length().unwrap_or(0).saturating_sub(bar.position()));
         match self.crowded {
             true => {
                 bar.finish_and_clear();

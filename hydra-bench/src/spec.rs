@@ -113,6 +113,7 @@ pub(crate) struct TrainingSpec {
     pub(crate) warmup: usize,
     pub(crate) shuffle: bool,
     pub(crate) eval_every: Option<usize>,
+    pub(crate) patience: Option<usize>,
 }
 
 /// What it runs on.
@@ -363,6 +364,7 @@ impl TrainingSpec {
             warmup: args.warmup.unwrap_or(0),
             shuffle: !args.no_shuffle,
             eval_every: args.eval_every,
+            patience: args.patience,
         }
     }
 
@@ -373,7 +375,15 @@ impl TrainingSpec {
         check_each("clip", &self.clip, parse::clip)?;
         check_each("warmup", [&self.warmup], parse::warmup)?;
         check_each("accumulate", [&self.accumulate], parse::count)?;
-        let counts = [("epochs", &self.epochs), ("steps", &self.steps), ("eval_every", &self.eval_every)];
+        if self.patience.is_some() && self.eval_every.is_none() {
+            return Err(Usage::new("patience counts evaluations during training: give eval_every too"));
+        }
+        let counts = [
+            ("epochs", &self.epochs),
+            ("steps", &self.steps),
+            ("eval_every", &self.eval_every),
+            ("patience", &self.patience),
+        ];
         counts.into_iter().try_for_each(|(name, count)| check_each(name, count, parse::count))
     }
 
@@ -390,6 +400,7 @@ impl TrainingSpec {
             seed,
             shuffle: self.shuffle,
             eval_every: self.eval_every,
+            patience: self.patience,
         }
     }
 
@@ -652,7 +663,7 @@ mod tests {
     fn a_spec_in_a_file_has_the_limits_of_the_flags() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("spec.toml");
-        let good = "train --steps 3 --epochs 2 --cuts 1,2 --clip 1 --context 8 --dropout 0.5 --eval-every 2 \
+        let good = "train --steps 3 --epochs 2 --cuts 1,2 --clip 1 --context 8 --dropout 0.5 --eval-every 2 --patience 3 \
                     --device-memory 16MiB --link 1KiB/s";
         let good = spec(good).unwrap().to_toml().unwrap();
         for (line, changed, says) in [
@@ -663,6 +674,8 @@ mod tests {
             ),
             ("steps = 3", "steps = 4294967296", "steps: `4294967296`"),
             ("eval_every = 2", "eval_every = 0", "eval_every: `0`"),
+            ("patience = 3", "patience = 0", "patience: `0`"),
+            ("eval_every = 2", "", "give eval_every too"),
             ("warmup = 0", "warmup = 4294967296", "warmup: `4294967296`"),
             ("accumulate = 1", "accumulate = 0", "accumulate: `0`"),
             ("batch = [8]", "batch = [65537]", "batch: `65537` is not a batch size"),

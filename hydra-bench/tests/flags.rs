@@ -54,6 +54,7 @@ fn help_names_every_command_and_flag() {
         "--no-shuffle",
         "--seed",
         "--eval-every",
+        "--patience",
         "--out",
         "--force",
         "--plan",
@@ -94,6 +95,7 @@ fn flags_that_do_not_go_together_are_usage_errors() {
     fails(&["partition", "--batch", "2", "--accumulate", "3"], 2, &["--accumulate 3", "--batch 2"]);
     fails(&["--spec", "spec.toml", "--lr", "1e-3"], 2, &["--spec", "--lr"]);
     fails(&["train", "--lr", "1e-3,1e-4"], 2, &["`1e-3,1e-4` is not a number"]);
+    fails(&["--patience", "2"], 2, &["--eval-every <N>"]);
     fails(&["--precision", "tf32"], 2, &["--precision tf32 is for NVIDIA's GPUs", "--devices cuda:0"]);
 }
 

@@ -327,6 +327,24 @@ fn an_interrupted_run_writes_what_it_has() {
 }
 
 #[test]
+fn a_task_that_gets_no_better_is_done_early() {
+    let root = tempfile::tempdir().unwrap();
+    let dir = root.path().join("run");
+    let base = "train --batch 4 --lr 0 --context 32 --device-memory 64MiB --steps 40 --eval-every 2 --patience 3 --out";
+    let arguments: Vec<&str> = base.split(' ').chain([dir.to_str().unwrap()]).collect();
+    let printed = says(&arguments);
+    assert!(printed.contains("done early"), "{printed}");
+    let task = &json(&dir.join("report.json"))["tasks"][0];
+    // The first evaluation is the best one, and three more are as good.
+    assert_eq!((&task["steps"], &task["best_step"]), (&8.into(), &2.into()));
+    assert_eq!((&task["state"], &task["stopped_early"]), (&"done".into(), &true.into()));
+    let resumed = hydra(&["resume", dir.to_str().unwrap()]).output().unwrap();
+    assert!(
+        text(&resumed.stderr).contains("nothing is left to do") && text(&resumed.stdout).contains("early")
+    );
+}
+
+#[test]
 fn a_diverging_task_fails_with_its_step_and_the_others_go_on() {
     let root = tempfile::tempdir().unwrap();
     let dir = root.path().join("run");

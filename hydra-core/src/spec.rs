@@ -143,6 +143,10 @@ pub struct TrainSpec {
     pub shuffle: bool,
     /// Evaluate on the validation data after every so many minibatches and keep the best weights.
     pub eval_every: Option<usize>,
+    /// End after so many of these evaluations in a row that are no better than the best one before them (early
+    /// stopping); the learning rate follows its schedule over the whole length all the same.
+    #[serde(default)]
+    pub patience: Option<usize>,
 }
 
 impl TrainSpec {
@@ -159,6 +163,7 @@ impl TrainSpec {
             seed: 0,
             shuffle: true,
             eval_every: None,
+            patience: None,
         }
     }
 
@@ -206,7 +211,15 @@ impl TrainSpec {
             Length::Epochs(n) => countable("epochs", n)?,
             Length::Steps(n) => countable("steps", n)?,
         }
-        self.eval_every.map_or(Ok(()), |n| positive("eval-every", n))
+        self.eval_every.map_or(Ok(()), |n| positive("eval-every", n))?;
+        match (self.patience, self.eval_every) {
+            (None, _) => Ok(()),
+            (Some(n), Some(_)) => positive("patience", n),
+            (Some(n), None) => {
+                let expected = "nothing without eval-every, the evaluations that it counts";
+                Err(CoreError::Spec { name: "patience", found: n.to_string(), expected })
+            }
+        }
     }
 
     /// Cuts a minibatch of these items into microbatches of nearly equal size, in order.
@@ -291,6 +304,8 @@ mod tests {
             TrainSpec { length: Length::Steps(usize::MAX), ..base.clone() },
             TrainSpec { length: Length::Epochs(usize::MAX), ..base.clone() },
             TrainSpec { eval_every: Some(0), ..base.clone() },
+            TrainSpec { eval_every: Some(1), patience: Some(0), ..base.clone() },
+            TrainSpec { patience: Some(1), ..base.clone() },
         ];
         let names = [
             "learning rate",

@@ -214,7 +214,7 @@ impl Model {
             Some(_) => return None,
         };
         let next = self.cursor.peek().filter(|_| self.cannot_go_on.is_none())?;
-        if (self.stopping || self.keep_due) && self.between_sweeps() {
+        if (self.stopping || self.keep_due) && self.between_sweeps() || self.awaits_verdict() {
             return None;
         }
         let ready = self.loading.is_none_or(|sweep| sweep != Sweep::of(&next))
@@ -222,6 +222,28 @@ impl Model {
             && self.inputs_there(&next, follows.as_ref())
             && (next.kind != ShardTaskKind::Backward || self.gradients.has_room(next.shard));
         ready.then_some(next)
+    }
+
+    /// Whether an evaluation computes yet that may be the last one.
+    fn awaits_verdict(&self) -> bool {
+        let periodic = EvaluationKind::Periodic;
+        let evaluates =
+            |task: ShardTask| matches!(task.stage, Stage::Evaluate { kind, .. } if kind == periodic);
+        let may_end = self.task.spec.patience.is_some() && self.running_task.is_some_and(evaluates);
+        may_end && self.cursor.at_minibatch_start()
+    }
+
+    /// Whether as many evaluations as the task has patience for were no better than the best one.
+    fn out_of_patience(&self) -> bool {
+        let best = self.results.best.as_ref().map(|(step, _)| *step);
+        let since = self.results.periodic.iter().rev().take_while(|(step, _)| Some(*step) != best).count();
+        self.task.spec.patience.is_some_and(|patience| since >= patience)
+    }
+
+    /// Whether it ended, or is to end, before its length because evaluations got no better.
+    pub(crate) fn stopped_early(&self) -> bool {
+        let trained = self.results.losses.len();
+        self.results.failure.is_none() && trained < self.cursor.program().steps && self.out_of_patience()
     }
 
     /// Whether what is next begins a minibatch or an evaluation batch, so that the task may end here.
@@ -521,6 +543,9 @@ impl Model {
                 if best {
                     self.results.best = Some((step, result.clone()));
                     self.results.validation = Some(result.clone());
+                }
+                if self.cursor.at_minibatch_start() && self.out_of_patience() {
+                    self.cursor.stop(true);
                 }
             }
         }

@@ -56,6 +56,9 @@ pub struct TaskReport {
     pub test: Option<Evaluation>,
     /// Validations during training: minibatches done and the result.
     pub evaluations: Vec<(usize, Evaluation)>,
+    /// Whether it ended before its length, out of patience ([`hydra_core::TrainSpec::patience`]).
+    #[serde(default)]
+    pub stopped_early: bool,
     /// Minibatches after which the weights that were kept were reached, where the best ones are kept.
     pub best_step: Option<usize>,
     /// SHA-256 over the parameters' bytes in chain order, a tied one once, without alignment gaps.

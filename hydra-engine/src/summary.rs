@@ -77,6 +77,7 @@ fn task_report(model: &Model) -> TaskReport {
         validation: results.validation.clone(),
         test: results.test.clone(),
         evaluations: results.periodic.clone(),
+        stopped_early: model.stopped_early(),
         best_step: results.best.as_ref().map(|(step, _)| *step),
         weights_sha256: results.sha256.clone(),
         model_dir: results.dir.clone(),
