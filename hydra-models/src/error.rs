@@ -81,6 +81,21 @@ pub enum ModelError {
         /// The tensor's name.
         tensor: String,
     },
+    /// A tensor that there are two of.
+    #[error(
+        "`{path}` has `{tensor}`, and `{other_path}` has `{other}` for the same parameter: take one of them away",
+        path = path.display(), other_path = other_path.display()
+    )]
+    TensorTwice {
+        /// The file of the first.
+        path: PathBuf,
+        /// Its name there.
+        tensor: String,
+        /// The file of the second.
+        other_path: PathBuf,
+        /// Its name there.
+        other: String,
+    },
     /// A tensor that the model does not have.
     #[error("`{path}` has the tensor `{tensor}`, and chain `{chain}` has no such parameter: it belongs to another model", path = path.display())]
     TensorUnknown {

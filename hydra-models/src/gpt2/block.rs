@@ -144,3 +144,31 @@ impl Forward for Block {
         Some(((vectors + attention) * size_of::<f32>()) as u64)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use burn::tensor::Device;
+    use hydra_core::AnyTensor;
+
+    /// The values of the normal distribution's table, and those of its derivative.
+    #[test]
+    fn gelu_is_the_one_without_an_approximation() {
+        let known = [
+            (-5.0, -1.433_258e-6, -7.146_7e-6),
+            (-3.0, -0.004_049_694, -0.011_945_647),
+            (-1.0, -0.158_655_25, -0.083_315_47),
+            (0.0, 0.0, 0.5),
+            (0.5, 0.345_731_23, 0.867_495_1),
+            (1.0, 0.841_344_8, 1.083_315_5),
+            (2.0, 1.954_499_7, 1.085_231_8),
+        ];
+        let x = Tensor::<1>::from_floats(known.map(|(x, ..)| x), &Device::flex().autodiff()).require_grad();
+        let y = activation::gelu(x.clone());
+        let gradient = x.grad(&y.clone().sum().backward()).expect("a gradient");
+        let [y, gradient] = [y, gradient].map(|t| AnyTensor::from(t).into_host().as_f32().to_vec());
+        for (i, (x, value, slope)) in known.into_iter().enumerate() {
+            assert!((y[i] - value).abs() < 5e-7 && (gradient[i] - slope).abs() < 1e-6, "at {x}");
+        }
+    }
+}

@@ -108,6 +108,13 @@ pub const PRESETS: [Preset; 7] = [
 /// Logits of a chunk take at most so many bytes.
 const CHUNK_BYTES: usize = 64 << 20;
 
+/// Ids and positions are numbers of 32 bits.
+const MOST_IDS: usize = i32::MAX as usize;
+
+/// With these, the bytes of all parameters and of their optimizer's state are a number of 64 bits.
+const WIDEST: usize = 1 << 20;
+const DEEPEST: usize = 1 << 12;
+
 const ACTIVATIONS: [&str; 4] = ["gelu_new", "gelu_pytorch_tanh", "gelu", "relu"];
 const ARCHITECTURES: [&str; 2] = ["GPT2LMHeadModel", "GPT2Model"];
 
@@ -128,7 +135,7 @@ impl Gpt2Config {
 
     /// The width of the blocks' networks.
     pub fn inner(&self) -> usize {
-        self.n_inner.unwrap_or(4 * self.n_embd)
+        self.n_inner.unwrap_or(self.n_embd.saturating_mul(4))
     }
 
     /// Tokens whose logits the head holds at once: 256, fewer for large vocabularies, so that a chunk of
@@ -152,6 +159,7 @@ impl Gpt2Config {
     pub fn validate(&self) -> Result<(), ModelError> {
         self.validate_family()?;
         self.validate_sizes()?;
+        self.validate_other_names()?;
         self.validate_numbers()?;
         self.validate_options()
     }
@@ -173,15 +181,16 @@ impl Gpt2Config {
 
     fn validate_sizes(&self) -> Result<(), ModelError> {
         let sizes = [
-            ("vocab_size", self.vocab_size),
-            ("n_positions", self.n_positions),
-            ("n_embd", self.n_embd),
-            ("n_layer", self.n_layer),
-            ("n_head", self.n_head),
-            ("n_inner", self.inner()),
+            ("vocab_size", self.vocab_size, MOST_IDS),
+            ("n_positions", self.n_positions, MOST_IDS),
+            ("n_embd", self.n_embd, WIDEST),
+            ("n_layer", self.n_layer, DEEPEST),
+            ("n_head", self.n_head, WIDEST),
+            ("n_inner", self.inner(), 4 * WIDEST),
         ];
-        if let Some((name, _)) = sizes.iter().find(|(_, size)| *size == 0) {
-            return Err(refuse(name, 0, "at least 1"));
+        if let Some((name, size, most)) = sizes.iter().find(|(_, size, most)| !(1..=*most).contains(size)) {
+            let expected = if *size == 0 { "at least 1".to_owned() } else { format!("at most {most}") };
+            return Err(refuse(name, size, expected));
         }
         if self.n_positions < 2 {
             return Err(refuse(
@@ -193,6 +202,26 @@ impl Gpt2Config {
         if !self.n_embd.is_multiple_of(self.n_head) {
             let expected = format!("a divisor of n_embd, which is {}", self.n_embd);
             return Err(refuse("n_head", self.n_head, expected));
+        }
+        Ok(())
+    }
+
+    /// transformers reads these names too, as the same values.
+    fn validate_other_names(&self) -> Result<(), ModelError> {
+        let names = [
+            ("hidden_size", "n_embd", self.n_embd),
+            ("max_position_embeddings", "n_positions", self.n_positions),
+            ("num_attention_heads", "n_head", self.n_head),
+            ("num_hidden_layers", "n_layer", self.n_layer),
+        ];
+        for (name, own, value) in names {
+            match self.other.get(name) {
+                Some(found) if found.as_u64() != Some(value as u64) => {
+                    let expected = format!("{value}, which is the value of `{own}`: say `{own}` for it");
+                    return Err(refuse(name, found, expected));
+                }
+                _ => {}
+            }
         }
         Ok(())
     }
@@ -287,6 +316,55 @@ mod tests {
         for (config, message) in bad {
             let error = config.validate().unwrap_err().to_string();
             assert!(error.starts_with(message), "{error}");
+        }
+    }
+
+    #[test]
+    fn sizes_that_no_machine_has_are_refused() {
+        let base = || Gpt2Config::preset("bytes-tiny").unwrap();
+        let bad = [
+            (Gpt2Config { vocab_size: usize::MAX, ..base() }, "`vocab_size` is"),
+            (Gpt2Config { n_positions: 1 << 31, ..base() }, "`n_positions` is 2147483648, expected at most"),
+            (
+                Gpt2Config { n_embd: 1 << 62, ..base() },
+                "`n_embd` is 4611686018427387904, expected at most 1048576",
+            ),
+            (Gpt2Config { n_layer: usize::MAX, ..base() }, "`n_layer` is"),
+            (Gpt2Config { n_inner: Some(1 << 40), ..base() }, "`n_inner` is 1099511627776, expected at most"),
+        ];
+        for (config, message) in bad {
+            let error = config.validate().unwrap_err().to_string();
+            assert!(error.starts_with(message), "{error}");
+        }
+        let (vocab_size, n_positions, n_embd) = (MOST_IDS, MOST_IDS, WIDEST);
+        let largest = Gpt2Config { vocab_size, n_positions, n_embd, n_layer: DEEPEST, ..base() };
+        largest.validate().unwrap();
+        let parameters = (vocab_size + n_positions) as u128 * n_embd as u128 + (DEEPEST as u128 * (13 << 40));
+        assert!(parameters * 16 < 1 << 63, "{parameters}");
+        // A chain has neither memory nor numbers that are too large for it.
+        let wide = crate::gpt2::chain(&Gpt2Config { n_layer: 2, ..largest }, None).unwrap();
+        assert!(wide.parameters() > 24 << 40);
+    }
+
+    #[test]
+    fn other_names_of_a_size_must_agree() {
+        let config = |name: &str, value: usize| {
+            let mut config = Gpt2Config::preset("bytes-tiny").unwrap();
+            config.other.insert(name.to_owned(), value.into());
+            config
+        };
+        for (name, own, value) in [
+            ("hidden_size", "n_embd", 64),
+            ("max_position_embeddings", "n_positions", 128),
+            ("num_attention_heads", "n_head", 4),
+            ("num_hidden_layers", "n_layer", 4),
+        ] {
+            config(name, value).validate().unwrap();
+            let error = config(name, 2).validate().unwrap_err().to_string();
+            assert_eq!(
+                error,
+                format!("`{name}` is 2, expected {value}, which is the value of `{own}`: say `{own}` for it")
+            );
         }
     }
 

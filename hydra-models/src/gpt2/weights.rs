@@ -44,8 +44,8 @@ impl Gpt2Dir {
     ///
     /// # Errors
     /// A file that is missing or damaged, a configuration that [`Gpt2Config::validate`] refuses or that has
-    /// fewer blocks than the weights, a tensor that is missing or has another shape or type than expected,
-    /// and a head that is not the embedding.
+    /// fewer blocks than the weights, a tensor that is missing, there twice, or of another shape or type than
+    /// expected, and a head that is not the embedding.
     pub fn open(directory: impl Into<PathBuf>) -> Result<Self, ModelError> {
         let directory = directory.into();
         let config = read_config(&directory.join(CONFIG))?;
@@ -147,16 +147,27 @@ fn open_files(directory: &Path) -> Result<Vec<Arc<TensorFile>>, ModelError> {
 /// The tensor of this name, with or without the prefix that models without a head are saved without.
 fn find(directory: &Path, files: &[Arc<TensorFile>], name: &str) -> Result<Place, ModelError> {
     let bare = name.strip_prefix("transformer.").unwrap_or(name);
-    for tensor in [name, bare] {
-        if let Some(file) = files.iter().find(|file| file.info(tensor).is_some()) {
-            return Ok(Place { file: file.clone(), tensor: tensor.to_owned() });
-        }
-    }
-    let place = match files {
-        [file] => file.path.clone(),
-        _ => directory.to_owned(),
+    let named = |tensor: &str| {
+        let files = files.iter().filter(|file| file.info(tensor).is_some());
+        files.map(|file| Place { file: file.clone(), tensor: tensor.to_owned() }).collect::<Vec<_>>()
     };
-    Err(ModelError::TensorMissing { place, tensor: name.to_owned() })
+    let mut places = named(name);
+    places.extend(named(bare));
+    if let [one, other, ..] = places.as_slice() {
+        return Err(ModelError::TensorTwice {
+            path: one.file.path.clone(),
+            tensor: one.tensor.clone(),
+            other_path: other.file.path.clone(),
+            other: other.tensor.clone(),
+        });
+    }
+    places.pop().ok_or_else(|| {
+        let place = match files {
+            [file] => file.path.clone(),
+            _ => directory.to_owned(),
+        };
+        ModelError::TensorMissing { place, tensor: name.to_owned() }
+    })
 }
 
 /// The block that a tensor belongs to, such as 3 for `transformer.h.3.ln_1.bias`.
@@ -183,7 +194,7 @@ fn check_layers(directory: &Path, config: &Gpt2Config, files: &[Arc<TensorFile>]
     Err(ModelError::ConfigFile { path: directory.join(CONFIG), source: Box::new(source) })
 }
 
-/// Refuses a stored head of the embedding's shape and type that is not the embedding.
+/// Refuses a stored head that is not the embedding.
 fn check_head(
     directory: &Path,
     files: &[Arc<TensorFile>],
@@ -197,7 +208,7 @@ fn check_head(
     let source = ModelError::Config {
         name: HEAD,
         found: format!("different from `{}`", embedding.tensor),
-        expected: "the same values, because the head is tied to the embedding: tie them and save the model \
+        expected: "the same shape, type and values, because the head is tied to the embedding: tie them and save the model \
                    again"
             .to_owned(),
     };
@@ -317,9 +328,7 @@ mod tests {
             halves[i % 2].insert(name, tensor);
         }
         // What a checkpoint may hold besides.
-        let bytes = vec![0; 16];
-        halves[0].insert("h.0.attn.bias".to_owned(), (vec![1, 1, 2, 2], bytes.clone()));
-        halves[1].insert("lm_head.weight".to_owned(), (vec![4], bytes));
+        halves[0].insert("h.0.attn.bias".to_owned(), (vec![1, 1, 2, 2], vec![0; 16]));
         for (i, half) in halves.iter().enumerate() {
             save(&dir.path().join(format!("part-{i}.safetensors")), Dtype::F32, half);
         }
@@ -370,6 +379,42 @@ mod tests {
         *tensors.get_mut(HEAD).unwrap().1.last_mut().unwrap() ^= 1;
         save(&file, Dtype::F32, &tensors);
         assert!(reason(dir.path()).contains("`lm_head.weight` is different from `transformer.wte.weight`"));
+    }
+
+    #[test]
+    fn a_stored_head_of_another_shape_is_refused() {
+        let (dir, _) = written();
+        let (file, mut tensors) = (dir.path().join(WEIGHTS), f32_bytes(dir.path()));
+        // As a model has whose head alone was given more ids.
+        let (shape, mut bytes) = tensors[EMBEDDING].clone();
+        bytes.resize(bytes.len() + 4 * shape[1], 0);
+        tensors.insert(HEAD.to_owned(), (vec![shape[0] + 1, shape[1]], bytes));
+        save(&file, Dtype::F32, &tensors);
+        assert!(reason(dir.path()).contains("`lm_head.weight` is different from `transformer.wte.weight`"));
+    }
+
+    #[test]
+    fn a_tensor_that_is_there_twice_is_refused() {
+        let (dir, _) = written();
+        let (file, name, bare) = (dir.path().join(WEIGHTS), "transformer.ln_f.bias", "ln_f.bias");
+        let mut tensors = f32_bytes(dir.path());
+        tensors.insert(bare.to_owned(), tensors[name].clone());
+        save(&file, Dtype::F32, &tensors);
+        let error = refusal(dir.path());
+        assert!(
+            error.contains(&format!("has `{name}`")) && error.contains(&format!("has `{bare}`")),
+            "{error}"
+        );
+
+        tensors.remove(bare);
+        let twice = BTreeMap::from([(name.to_owned(), tensors[name].clone())]);
+        save(&dir.path().join("a.safetensors"), Dtype::F32, &tensors);
+        save(&dir.path().join("b.safetensors"), Dtype::F32, &twice);
+        fs::remove_file(file).unwrap();
+        let index = serde_json::json!({"weight_map": {"x": "a.safetensors", name: "b.safetensors"}});
+        fs::write(dir.path().join(INDEX), index.to_string()).unwrap();
+        let error = refusal(dir.path());
+        assert!(error.contains("a.safetensors") && error.contains("b.safetensors"), "{error}");
     }
 
     #[test]

@@ -231,6 +231,31 @@ mod tests {
         assert_eq!(fast[2][3 * 4..], [0.0; 16], "positions beyond the sequence get nothing");
     }
 
+    proptest::proptest! {
+        #[test]
+        fn any_sizes_equal_those_of_burn_and_are_rounded_once(
+            batch in 1usize..5, length in 1usize..7, more in 0usize..3, width in 1usize..40, rows in 1usize..9,
+        ) {
+            let run = |embed: Embed, floats: Floats| {
+                let table = |seed, rows| floats.leaf(normal(seed, [rows, width]));
+                let (tokens, positions) = (table(1, rows), table(2, length + more));
+                let ids: Vec<i32> = (0..batch * length).map(|i| ((i * i + i / 3) % rows) as i32).collect();
+                let device = (&Device::flex().autodiff(), DType::I32);
+                let ids = Tensor::from_data(TensorData::new(ids, [batch, length]), device);
+                let y = embed(tokens.clone(), positions.clone(), ids);
+                let out = values(&y);
+                let grads = (y * floats.of(normal(3, [batch, length, width]))).sum().backward();
+                [out, gradient(&tokens, &grads), gradient(&positions, &grads)]
+            };
+            let (found, slow) = (run(embedding, Floats::F32), run(reference::embedding, Floats::F32));
+            let (narrow, widened) = (run(embedding, Floats::Bf16), run(embedding, Floats::Widened));
+            for i in 0..3 {
+                proptest::prop_assert!(distance(&found[i], &slow[i]) < 1e-6, "{i}");
+                assert_rounded(&narrow[i], &widened[i]);
+            }
+        }
+    }
+
     #[test]
     fn bf16_is_rounded_once() {
         let (found, widened) = (run(embedding, Floats::Bf16), run(embedding, Floats::Widened));

@@ -41,6 +41,9 @@ pub(super) const CUBIC: f32 = 0.044_715;
 // 2 * sqrt(2 / pi): 1 + tanh(u) is 2 * sigmoid(2u).
 pub(super) const TWICE_ROOT: f32 = 1.595_769;
 
+/// A little more than the smallest sigmoid there is.
+const SMALLEST: f32 = 1e-38;
+
 #[inline(always)]
 fn sigmoid_of_twice(x: f32) -> f32 {
     1.0 / (1.0 + exp(-TWICE_ROOT * (x + CUBIC * x * x * x)))
@@ -49,7 +52,9 @@ fn sigmoid_of_twice(x: f32) -> f32 {
 #[inline(always)]
 fn derivative(x: f32) -> f32 {
     let s = sigmoid_of_twice(x);
-    s + x * s * (1.0 - s) * TWICE_ROOT * (1.0 + 3.0 * CUBIC * x * x)
+    let rest = x * s * (1.0 - s) * TWICE_ROOT * (1.0 + 3.0 * CUBIC * x * x);
+    // At the far ends the exponential is no longer smaller than the square of `x` is large.
+    s + if s <= SMALLEST || s == 1.0 { 0.0 } else { rest }
 }
 
 impl GeluOps for Flex {
@@ -169,6 +174,9 @@ mod tests {
         let y = values(&gelu_tanh(x));
         assert!(y[0].abs() < 1e-20 && y[1].abs() < 1e-20, "{y:?}");
         assert_eq!(y[2..], [0.0, 40.0, 1e6]);
-        assert!(derivative(-1e6).abs() < 1e-20 && derivative(1e6) == 1.0);
+        for far in [12.0, 40.0, 1e6, 1e13, 1e20, 1e38] {
+            assert!(derivative(-far).abs() < 1e-20 && derivative(far) == 1.0, "at {far}");
+        }
+        assert!(derivative(f32::NAN).is_nan());
     }
 }

@@ -173,8 +173,9 @@ impl HeadPass {
 #[inline(always)]
 fn row_loss(row: &mut [f32], target: usize) -> (f64, f64) {
     let (largest, logit) = (max(row), row[target]);
-    let sum = exp_in_place(row, 1.0, largest);
-    (f64::from(largest) + sum.ln() - f64::from(logit), sum)
+    let sum = exp_in_place(row, largest);
+    // In this order no logit is so large that the rest is rounded away.
+    (f64::from(largest) - f64::from(logit) + sum.ln(), sum)
 }
 
 #[inline(always)]
@@ -382,6 +383,39 @@ mod tests {
                 assert!(close || distance(found, slow) < 1e-5, "{found:?} {slow:?}");
             }
         }
+    }
+
+    /// The loss of one position with these logits.
+    fn loss_of(logits: &[f32], target: i32) -> f32 {
+        let device = burn::tensor::Device::flex().autodiff();
+        let table = Tensor::from_data(TensorData::new(logits.to_vec(), [logits.len(), 1]), &device);
+        let target = Tensor::from_data(TensorData::new(vec![target], [1]), (&device, DType::I32));
+        values(&head_loss(Tensor::ones([1, 1], &device), table, target, 4))[0]
+    }
+
+    #[test]
+    fn logits_may_be_as_large_as_numbers_are() {
+        for size in [1e-30, 1.0, 1e4, 1e30, f32::MAX] {
+            assert_eq!(loss_of(&[size; 33], 7), 33f32.ln(), "equal logits of {size}");
+        }
+        let far = [1e4, -1e4, 0.0, 1e4];
+        let losses: Vec<f32> = (0..4).map(|target| loss_of(&far, target)).collect();
+        let two = std::f32::consts::LN_2;
+        assert_eq!(losses, [two, 2e4 + two, 1e4 + two, two]);
+        assert_eq!(loss_of(&[1.0, f32::NEG_INFINITY, 1.0], 0), two);
+        assert_eq!(loss_of(&[1.0, f32::NEG_INFINITY, 1.0], 1), f32::INFINITY);
+    }
+
+    #[test]
+    fn a_logit_that_is_no_number_shows() {
+        for bad in [f32::NAN, f32::INFINITY] {
+            for (place, target) in (0..37).flat_map(|place| [0, 5, 36].map(|target| (place, target))) {
+                let mut logits = vec![0.5; 37];
+                logits[place] = bad;
+                assert!(loss_of(&logits, target).is_nan(), "{bad} at {place}");
+            }
+        }
+        assert!(loss_of(&[f32::NEG_INFINITY; 5], 2).is_nan() && loss_of(&[f32::NAN; 5], 2).is_nan());
     }
 
     #[test]

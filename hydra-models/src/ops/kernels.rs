@@ -52,8 +52,9 @@ impl<'a> Mat<'a> {
     #[track_caller]
     pub(super) fn cols(self, cols: Range<usize>) -> Self {
         assert!(cols.start <= cols.end && cols.end <= self.cols, "columns {cols:?} of {}", self.cols);
-        // SAFETY: the first element of the block, or one past the last of the data, for an empty block.
-        let first = unsafe { self.first.add(if cols.is_empty() { 0 } else { cols.start * self.col_stride }) };
+        let skipped = if self.rows == 0 || cols.is_empty() { 0 } else { cols.start * self.col_stride };
+        // SAFETY: an element of the first row, or the first of all.
+        let first = unsafe { self.first.add(skipped) };
         Self { first, cols: cols.len(), ..self }
     }
 
@@ -168,7 +169,7 @@ pub(super) fn matmul(out: &mut MatMut<'_>, write: Write, factor: f32, a: Mat<'_>
     }
     assert_eq!(out.cols, b.cols, "a product has as many columns as its right side");
     let whole = b.rows * b.cols <= TURNED_WHOLE;
-    let width = if whole { b.cols } else { (TURNED / b.rows).next_multiple_of(TILE) };
+    let width = if whole { b.cols } else { turned_cols(b.rows) };
     let mut turned = Vec::new();
     for start in (0..b.cols).step_by(width) {
         let cols = start..b.cols.min(start + width);
@@ -186,6 +187,11 @@ const TURN_FROM: usize = 128;
 /// stay in a cache until the product has read them.
 const TURNED_WHOLE: usize = 1 << 22;
 const TURNED: usize = 1 << 20;
+
+/// Columns of so many rows that are transposed at a time: whole tiles, and at least one.
+fn turned_cols(rows: usize) -> usize {
+    (TURNED / rows).max(1).next_multiple_of(TILE)
+}
 
 /// [`matmul`] on the calling thread.
 #[track_caller]
@@ -552,6 +558,14 @@ mod tests {
     }
 
     #[test]
+    fn columns_longer_than_a_cache_are_transposed_too() {
+        for rows in [1, TURNED - 1, TURNED, TURNED + 1, 9 * TURNED] {
+            let cols = turned_cols(rows);
+            assert!(cols > 0 && cols.is_multiple_of(TILE), "{cols} columns of {rows}");
+        }
+    }
+
+    #[test]
     fn blocks_of_columns_and_rows_are_their_own() {
         let data = numbers(1, 6 * 10);
         let whole = Mat::new(&data, 6, 10);
@@ -581,6 +595,29 @@ mod tests {
         let one = with_threads(1, product);
         assert_eq!(one, with_threads(3, product));
         assert_eq!(one, with_threads(2, product));
+    }
+
+    /// As on a processor without them.
+    #[test]
+    fn row_loops_have_the_same_bits_without_wide_vectors() {
+        use super::super::math::{exp, exp_in_place, max, sums};
+        #[inline(always)]
+        fn loops(row: &mut [f32]) -> Vec<u64> {
+            let largest = max(row);
+            let spread = sums(row, row, |a, b| [a * b + 0.1, exp(a) * b]);
+            let sum = exp_in_place(row, largest);
+            row.iter_mut().for_each(|x| *x = *x * 3.1 + exp(*x * 0.7) * *x);
+            let bits = row.iter().map(|x| u64::from(x.to_bits()));
+            bits.chain(spread.map(f64::to_bits)).chain([sum.to_bits()]).collect()
+        }
+        for n in [1, 15, 16, 17, 33, 1023, 1024, 1025, 5000] {
+            let (mut wide, mut plain) = (numbers(7, n), numbers(7, n));
+            let found = vectorized(
+                #[inline(always)]
+                || loops(&mut wide),
+            );
+            assert_eq!(found, loops(std::hint::black_box(&mut plain)), "{n} elements");
+        }
     }
 
     #[test]

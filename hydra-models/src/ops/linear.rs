@@ -29,6 +29,9 @@ pub fn linear(x: Tensor<3>, weight: Tensor<2>, bias: Tensor<1>) -> Tensor<3> {
 /// # Panics
 /// If the shapes do not fit or float types differ.
 pub fn linear_onto(residual: Tensor<3>, x: Tensor<3>, weight: Tensor<2>, bias: Tensor<1>) -> Tensor<3> {
+    let ([batch, tokens, _], [outputs]) = (x.dims(), bias.dims());
+    let (expected, found) = ([batch, tokens, outputs], residual.dims());
+    assert!(found == expected, "linear_onto expects a residual of shape {expected:?}, found {found:?}");
     one_type("linear_onto", [residual.dtype(), x.dtype(), weight.dtype(), bias.dtype()]);
     let (residual, x) = (residual.into_dispatch(), x.into_dispatch());
     let (weight, bias) = (weight.into_dispatch(), bias.into_dispatch());
@@ -306,6 +309,12 @@ mod tests {
             let y = if onto { linear_onto(residual, x, w, b) } else { linear(x, w, b) };
             assert_eq!(values(&y), one[0]);
         }
+    }
+
+    #[test]
+    #[should_panic(expected = "expects a residual of shape [2, 3, 4], found [1, 6, 4]")]
+    fn a_residual_of_another_shape_is_named() {
+        linear_onto(normal(1, [1, 6, 4]), normal(2, [2, 3, 5]), normal(3, [5, 4]), normal(4, [4]));
     }
 
     #[test]

@@ -46,24 +46,39 @@ pub(super) fn max(row: &[f32]) -> f32 {
     rest.iter().chain(&lanes).copied().fold(f32::NEG_INFINITY, larger)
 }
 
-/// The sum of `f(a, b)` over two rows of one length.
+/// The sums of each of `f(a, b)` over two rows of one length.
 #[inline(always)]
-pub(super) fn sum2(a: &[f32], b: &[f32], f: impl Fn(f32, f32) -> f32) -> f64 {
-    let mut total = 0.0;
+pub(super) fn sums<const N: usize>(a: &[f32], b: &[f32], f: impl Fn(f32, f32) -> [f32; N]) -> [f64; N] {
+    let mut totals = [0.0; N];
     for (a, b) in a.chunks(BLOCK).zip(b.chunks(BLOCK)) {
-        let mut lanes = [0f32; LANES];
+        let mut lanes = [[0f32; LANES]; N];
         let (a, b) = (a.chunks_exact(LANES), b.chunks_exact(LANES));
         let (rest_a, rest_b) = (a.remainder(), b.remainder());
         for (a, b) in a.zip(b) {
             for l in 0..LANES {
-                lanes[l] += f(a[l], b[l]);
+                let terms = f(a[l], b[l]);
+                for n in 0..N {
+                    lanes[n][l] += terms[n];
+                }
             }
         }
-        for (lane, (&a, &b)) in lanes.iter_mut().zip(rest_a.iter().zip(rest_b)) {
-            *lane += f(a, b);
+        for (l, (&a, &b)) in rest_a.iter().zip(rest_b).enumerate() {
+            let terms = f(a, b);
+            for n in 0..N {
+                lanes[n][l] += terms[n];
+            }
         }
-        total += lanes.iter().map(|&x| f64::from(x)).sum::<f64>();
+        for (total, lanes) in totals.iter_mut().zip(lanes) {
+            *total += lanes.iter().map(|&x| f64::from(x)).sum::<f64>();
+        }
     }
+    totals
+}
+
+/// The sum of `f(a, b)` over two rows of one length.
+#[inline(always)]
+pub(super) fn sum2(a: &[f32], b: &[f32], f: impl Fn(f32, f32) -> f32) -> f64 {
+    let [total] = sums(a, b, |a, b| [f(a, b)]);
     total
 }
 
@@ -73,11 +88,11 @@ pub(super) fn sum(row: &[f32], f: impl Fn(f32) -> f32) -> f64 {
     sum2(row, row, |x, _| f(x))
 }
 
-/// Replaces each element `x` by `e^(x * scale - shift)` and returns the sum.
+/// Replaces each element `x` by `e^(x - shift)` and returns the sum.
 #[inline(always)]
-pub(super) fn exp_in_place(row: &mut [f32], scale: f32, shift: f32) -> f64 {
+pub(super) fn exp_in_place(row: &mut [f32], shift: f32) -> f64 {
     for x in row.iter_mut() {
-        *x = exp(*x * scale - shift);
+        *x = exp(*x - shift);
     }
     sum(row, |x| x)
 }

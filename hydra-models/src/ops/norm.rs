@@ -1,7 +1,7 @@
 //! Layer normalization.
 
 use super::kernels::vectorized;
-use super::math::{sum, sum2};
+use super::math::{sum, sum2, sums};
 use super::tensors::{flex, float_type, floats, one_type, owned, rounded};
 use burn::backend::autodiff::{
     Autodiff,
@@ -20,8 +20,13 @@ use rayon::prelude::*;
 /// by a weight and a bias of shape `[width]`.
 ///
 /// # Panics
-/// If float types differ.
+/// If widths or float types differ.
 pub fn layer_norm(x: Tensor<3>, weight: Tensor<1>, bias: Tensor<1>, epsilon: f64) -> Tensor<3> {
+    let widths = [x.dims()[2], weight.dims()[0], bias.dims()[0]];
+    assert!(
+        widths == [widths[0]; 3],
+        "layer_norm expects rows, a weight and a bias of one width, found {widths:?}"
+    );
     one_type("layer_norm", [x.dtype(), weight.dtype(), bias.dtype()]);
     let (x, weight, bias) = (x.into_dispatch(), weight.into_dispatch(), bias.into_dispatch());
     Tensor::from_dispatch(<Dispatch as NormOps>::norm_rows(x, weight, bias, epsilon))
@@ -54,12 +59,18 @@ pub(crate) trait NormKernels: NormOps {
 const ROWS: usize = 64;
 
 /// The mean of a row and the inverse of its standard deviation.
+///
+/// A sum of numbers far from zero is off by some roundings of its own, which a small deviation would turn into a
+/// large error, so the mean is made good by that of what is left.
 #[inline(always)]
 fn moments(row: &[f32], epsilon: f64) -> (f32, f32) {
     let n = row.len() as f64;
-    let mean = (sum(row, |x| x) / n) as f32;
-    let variance = sum(row, |x| (x - mean) * (x - mean)) / n;
-    (mean, (1.0 / (variance + epsilon).sqrt()) as f32)
+    let near = (sum(row, |x| x) / n) as f32;
+    let [rest, squares] = sums(row, row, |x, _| [x - near, (x - near) * (x - near)]).map(|sum| sum / n);
+    let variance = squares - rest * rest;
+    // What rounding leaves of nothing may be negative; what is no number stays that.
+    let variance = if variance < 0.0 { 0.0 } else { variance };
+    ((f64::from(near) + rest) as f32, (1.0 / (variance + epsilon).sqrt()) as f32)
 }
 
 #[inline(always)]
@@ -219,10 +230,17 @@ mod tests {
         floats: Floats,
         shape: [usize; 3],
     ) -> [Vec<f32>; 4] {
-        let (x, weight, bias) = inputs(floats, shape);
+        run_of(norm, inputs(floats, shape), upstream(floats, shape))
+    }
+
+    fn run_of(
+        norm: impl Fn(Tensor<3>, Tensor<1>, Tensor<1>, f64) -> Tensor<3>,
+        (x, weight, bias): Inputs,
+        upstream: Tensor<3>,
+    ) -> [Vec<f32>; 4] {
         let y = norm(x.clone(), weight.clone(), bias.clone(), 1e-5);
         let out = values(&y);
-        let grads = (y * upstream(floats, shape)).sum().backward();
+        let grads = (y * upstream).sum().backward();
         [out, gradient(&x, &grads), gradient(&weight, &grads), gradient(&bias, &grads)]
     }
 
@@ -240,10 +258,14 @@ mod tests {
 
     /// The output and the gradients in `f64`, with loops.
     fn exact(floats: Floats, shape: [usize; 3]) -> [Vec<f32>; 4] {
+        exact_of(inputs(floats, shape), upstream(floats, shape))
+    }
+
+    fn exact_of((x, weight, bias): Inputs, upstream: Tensor<3>) -> [Vec<f32>; 4] {
         let wide = |v: Vec<f32>| v.into_iter().map(f64::from).collect::<Vec<_>>();
-        let (x, weight, bias) = inputs(floats, shape);
-        let g = wide(values(&upstream(floats, shape)));
-        let (x, weight, bias, n) = (wide(values(&x)), wide(values(&weight)), wide(values(&bias)), shape[2]);
+        let n = x.dims()[2];
+        let (g, x, weight, bias) =
+            (wide(values(&upstream)), wide(values(&x)), wide(values(&weight)), wide(values(&bias)));
         let (mut y, mut dx) = (vec![0.0; x.len()], vec![0.0; x.len()]);
         let (mut dw, mut db) = (vec![0.0; n], vec![0.0; n]);
         for start in (0..x.len()).step_by(n) {
@@ -272,6 +294,76 @@ mod tests {
                 assert!(distance(found, exact) < 2e-6, "{shape:?}, {i}: {}", distance(found, exact));
             }
         }
+    }
+
+    /// Rows whose elements are `offset` and normal numbers of this deviation.
+    fn rows(shape: [usize; 3], deviation: f32, offset: f32) -> Inputs {
+        let (_, weight, bias) = inputs(Floats::F32, shape);
+        (Floats::F32.leaf(normal(1, shape) * deviation + offset), weight, bias)
+    }
+
+    #[test]
+    fn rows_of_one_number_become_the_bias() {
+        for width in [1, 3, 64, 768, 1024, 1600, 5000] {
+            for number in [0.0, 0.1, -1.1, 33.3, 1001.7, 12_345.678, -1e9] {
+                let (x, weight, bias) = rows([1, 2, width], 0.0, number);
+                let y = values(&layer_norm(x, weight, bias.clone(), 1e-5));
+                assert!(y.chunks(width).all(|row| row == values(&bias)), "{width} times {number}");
+            }
+        }
+    }
+
+    #[test]
+    fn rows_far_from_zero_and_nearly_alike_equal_the_exact_ones() {
+        for (deviation, offset) in
+            [(1.0, 1000.0), (0.1, 100.0), (1e-2, 0.0), (1e-4, 0.0), (1e-8, 0.0), (1e6, 1e7)]
+        {
+            let shape = [2, 3, 768];
+            let (found, exact) = (
+                run_of(layer_norm, rows(shape, deviation, offset), upstream(Floats::F32, shape)),
+                exact_of(rows(shape, deviation, offset), upstream(Floats::F32, shape)),
+            );
+            // The mean of a row is a number of 32 bits.
+            let bound = 2e-6 + f64::from(f32::EPSILON * offset / deviation);
+            for (i, (found, exact)) in found.iter().zip(&exact).enumerate() {
+                let error = distance(found, exact);
+                assert!(error < bound, "{deviation} around {offset}, {i}: {error} for {bound}");
+            }
+        }
+    }
+
+    proptest::proptest! {
+        #![proptest_config(proptest::prelude::ProptestConfig::with_cases(64))]
+        #[test]
+        fn any_sizes_equal_the_exact_ones(
+            batch in 1usize..4, tokens in 1usize..70, width in 3usize..90, size in -6i32..7, offset in -2i32..3,
+        ) {
+            let (shape, deviation) = ([batch, tokens, width], 2f32.powi(size));
+            let case = || rows(shape, deviation, deviation * offset as f32);
+            let found = run_of(layer_norm, case(), upstream(Floats::F32, shape));
+            let exact = exact_of(case(), upstream(Floats::F32, shape));
+            for (i, (found, exact)) in found.iter().zip(&exact).enumerate() {
+                proptest::prop_assert!(distance(found, exact) < 1e-5, "{i}: {}", distance(found, exact));
+            }
+        }
+    }
+
+    #[test]
+    fn a_number_that_is_none_shows_in_its_row() {
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let (x, weight, bias) = rows([1, 3, 37], 1.0, 0.0);
+            let mut data = values(&x);
+            data[37 + 36] = bad;
+            let x = Tensor::from_data(burn::tensor::TensorData::new(data, [1, 3, 37]), &x.device());
+            let y = values(&layer_norm(x, weight, bias, 1e-5));
+            assert!(y.iter().enumerate().all(|(i, y)| y.is_nan() == (i / 37 == 1)), "{bad}: {y:?}");
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "of one width, found [6, 3, 3]")]
+    fn widths_that_differ_are_named() {
+        layer_norm(normal(1, [1, 1, 6]), normal(2, [3]), normal(3, [3]), 1e-5);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The tokenizer of a Hugging Face directory.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -12,7 +13,8 @@ use super::TokenizerError;
 
 const END_OF_TEXT: &str = "<|endoftext|>";
 
-/// A tokenizer read from `tokenizer.json`, or from `vocab.json` and `merges.txt`; cloning it is cheap.
+/// A tokenizer read from `tokenizer.json`, or from `vocab.json`, `merges.txt` and, where it is there,
+/// `added_tokens.json`; cloning it is cheap.
 #[derive(Clone, Debug)]
 pub struct HuggingFaceTokenizer {
     inner: Arc<Tokenizer>,
@@ -58,6 +60,11 @@ impl HuggingFaceTokenizer {
         Ok(Self { inner: Arc::new(inner), name: path.display().to_string().into(), vocab_size })
     }
 
+    /// A tokenizer of bytes spelled as letters, with a name for messages.
+    pub(super) fn byte_level(name: &Path, vocab: Vocab, merges: Merges) -> Result<Self, TokenizerError> {
+        Self::new(byte_level(vocab, merges).map_err(|source| broken(name, source))?, name)
+    }
+
     pub(super) fn encode(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
         let encoding = self.inner.encode_fast(text, false).map_err(|source| TokenizerError::Encode {
             tokenizer: self.name.to_string(),
@@ -97,24 +104,49 @@ fn read_json(path: &Path) -> Result<Tokenizer, TokenizerError> {
 }
 
 /// GPT-2's tokenizer of these two files, as Hugging Face builds it: byte-level, without a space put in front,
-/// and `<|endoftext|>` is one token if the vocabulary has it.
+/// and `<|endoftext|>` is one token if the vocabulary has it, and so is each of `added_tokens.json`.
 fn read_pair(vocab_path: &Path, merges_path: &Path) -> Result<Tokenizer, TokenizerError> {
-    let vocab: std::collections::BTreeMap<String, u32> =
+    let vocab: BTreeMap<String, u32> =
         serde_json::from_str(&read(vocab_path)?).map_err(|source| broken(vocab_path, source))?;
     let special = vocab.contains_key(END_OF_TEXT);
-    let vocab: Vocab = vocab.into_iter().collect();
     let merges = parse_merges(&read(merges_path)?, merges_path)?;
-    let model = BPE::builder()
-        .vocab_and_merges(vocab, merges)
-        .build()
-        .map_err(|source| broken(merges_path, source))?;
-    let mut tokenizer = Tokenizer::new(model);
-    let bytes = ByteLevel::default().add_prefix_space(false);
-    tokenizer.with_pre_tokenizer(Some(bytes)).with_decoder(Some(bytes));
+    let mut tokenizer =
+        byte_level(vocab.into_iter().collect(), merges).map_err(|e| broken(merges_path, e))?;
     if special {
         tokenizer.add_special_tokens(&[AddedToken::from(END_OF_TEXT, true)]);
     }
+    let added = vocab_path.with_file_name("added_tokens.json");
+    if added.exists() {
+        add_tokens(&mut tokenizer, &added)?
+    }
     Ok(tokenizer)
+}
+
+fn byte_level(vocab: Vocab, merges: Merges) -> tokenizers::Result<Tokenizer> {
+    let mut tokenizer = Tokenizer::new(BPE::builder().vocab_and_merges(vocab, merges).build()?);
+    let bytes = ByteLevel::default().add_prefix_space(false);
+    tokenizer.with_pre_tokenizer(Some(bytes)).with_decoder(Some(bytes));
+    Ok(tokenizer)
+}
+
+/// Adds the tokens of a file that gives ids to further strings.
+fn add_tokens(tokenizer: &mut Tokenizer, path: &Path) -> Result<(), TokenizerError> {
+    let added: BTreeMap<String, u32> =
+        serde_json::from_str(&read(path)?).map_err(|source| broken(path, source))?;
+    let mut added: Vec<(u32, String)> = added.into_iter().map(|(token, id)| (id, token)).collect();
+    added.sort();
+    for (id, token) in added {
+        // The library gives the ids after the vocabulary's, one after the other.
+        tokenizer.add_special_tokens(&[AddedToken::from(token.as_str(), true)]);
+        let given = tokenizer.token_to_id(&token);
+        if given != Some(id) {
+            let given = given.map_or("none".to_owned(), |id| id.to_string());
+            let found =
+                format!("`{token}` has the id {id}, expected {given}, which follows on the vocabulary");
+            return Err(broken(path, found));
+        }
+    }
+    Ok(())
 }
 
 fn parse_merges(text: &str, path: &Path) -> Result<Merges, TokenizerError> {
@@ -189,6 +221,27 @@ mod tests {
     #[test]
     fn a_directory_keeps_its_special_tokens() {
         assert_eq!(open(&small()).encode("ab<|endoftext|>").unwrap(), [4, 6]);
+    }
+
+    #[test]
+    fn added_tokens_have_the_ids_of_their_file() {
+        let (vocab, merges) = (small_vocab().to_string(), MERGES);
+        let with = |added: &str| {
+            dir(&[("vocab.json", vocab.as_str()), ("merges.txt", merges), ("added_tokens.json", added)])
+        };
+        let tokenizer = open(&with(r#"{"<sep>": 8, "<pad>": 7, "<|endoftext|>": 6}"#));
+        assert_eq!(tokenizer.encode("ab<sep>ab<pad>").unwrap(), [4, 8, 4, 7]);
+        assert_eq!((tokenizer.decode(&[4, 8]).unwrap().as_str(), tokenizer.vocab_size()), ("ab<sep>", 9));
+        let error = Any::from_dir(with(r#"{"<pad>": 9}"#).path()).unwrap_err();
+        let reason = std::error::Error::source(&error).unwrap().to_string();
+        assert!(error.to_string().contains("added_tokens.json") && reason.contains("expected 7"), "{reason}");
+    }
+
+    #[test]
+    fn merges_may_have_the_line_ends_of_windows() {
+        let merges = MERGES.replace('\n', "\r\n");
+        let dir = dir(&[("vocab.json", &small_vocab().to_string()), ("merges.txt", &merges)]);
+        assert_eq!(open(&dir).encode("ab ab\n").unwrap(), [4, 5, 3]);
     }
 
     #[test]

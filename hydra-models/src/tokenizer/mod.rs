@@ -1,18 +1,16 @@
 //! From text to token ids and back: the GPT-2 byte-pair vocabulary, bytes, or a Hugging Face directory's own.
 
 mod error;
+mod gpt2;
 mod huggingface;
 
 use std::path::Path;
 
 use rayon::prelude::*;
-use tiktoken_rs::{CoreBPE, r50k_base_singleton};
 
 pub use error::TokenizerError;
+pub use gpt2::GPT2_VOCAB;
 pub use huggingface::HuggingFaceTokenizer;
-
-/// The number of ids of the GPT-2 byte-pair vocabulary, its `<|endoftext|>` included.
-pub const GPT2_VOCAB: usize = 50_257;
 
 /// The number of ids of the byte-level tokenizer.
 pub const BYTE_VOCAB: usize = 256;
@@ -81,7 +79,7 @@ impl Tokenizer {
         check_whitespace(text)?;
         match self {
             Self::HuggingFace(tokenizer) => tokenizer.encode(text),
-            _ => Ok(gpt2().encode_ordinary(text)),
+            _ => gpt2::encode(text),
         }
     }
 
@@ -111,7 +109,7 @@ impl Tokenizer {
     /// A directory's tokenizer that cannot decode.
     pub fn decode(&self, ids: &[u32]) -> Result<String, TokenizerError> {
         match self {
-            Self::Gpt2 => Ok(decode_gpt2(ids)),
+            Self::Gpt2 => Ok(gpt2::decode(ids)),
             Self::Bytes => Ok(decode_bytes(ids)),
             Self::HuggingFace(tokenizer) => tokenizer.decode(ids),
         }
@@ -134,23 +132,6 @@ impl Tokenizer {
             Self::HuggingFace(tokenizer) => tokenizer.name(),
         }
     }
-}
-
-fn gpt2() -> &'static CoreBPE {
-    r50k_base_singleton()
-}
-
-fn decode_gpt2(ids: &[u32]) -> String {
-    let mut bytes = Vec::new();
-    for &id in ids {
-        match usize::try_from(id) {
-            Ok(known) if known < GPT2_VOCAB => {
-                bytes.extend(gpt2()._decode_native_and_split(vec![id]).flatten())
-            }
-            _ => bytes.extend("\u{FFFD}".bytes()),
-        }
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 fn decode_bytes(ids: &[u32]) -> String {

@@ -68,12 +68,12 @@ impl TensorFile {
         self.metadata.offset_keys()
     }
 
-    /// Whether a tensor has the bytes of a tensor of `other`; `None` if one of them is missing, or if they
-    /// differ in shape or type. They are read piece by piece.
+    /// Whether a tensor has the shape, the type and the bytes of a tensor of `other`; `None` if one of them is missing.
+    /// They are read piece by piece.
     pub fn same(&self, tensor: &str, other: &Self, theirs: &str) -> Result<Option<bool>, ModelError> {
         let (Some(a), Some(b)) = (self.info(tensor), other.info(theirs)) else { return Ok(None) };
         if a.shape != b.shape || a.dtype != b.dtype {
-            return Ok(None);
+            return Ok(Some(false));
         }
         let (mut ours, mut theirs) = (self.bytes(a)?, other.bytes(b)?);
         let (mut left, mut right) = (vec![0; PIECE], vec![0; PIECE]);
