@@ -216,7 +216,7 @@ impl Cutting<'_> {
         }
         let find = |path| PartitionPlan::find(path, &complete);
         let plan = match self.plans.path.as_deref().map(find).transpose()?.flatten() {
-            Some(plan) => plan,
+            Some(plan) => plan.check_layers(&task.chain).map(|()| plan)?,
             None => self.new_plan(candidate, &measured.profile, complete)?,
         };
         tracing::info!(task = task.name, "partition plan\n{plan}");

@@ -188,7 +188,7 @@ impl Profile {
         let shared = |tied: &&TiedImage| {
             tied.layers.contains(&layer) && tied.layers.iter().any(|other| (first..layer).contains(other))
         };
-        self.tied.iter().filter(shared).map(|tied| tied.bytes).sum()
+        self.tied.iter().filter(shared).map(|tied| tied.bytes).fold(0, u64::saturating_add)
     }
 }
 

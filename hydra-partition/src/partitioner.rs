@@ -120,7 +120,7 @@ impl<'a> PilotPartitioner<'a> {
         batch: &Batch,
         device: &dyn PilotDevice,
     ) -> Result<(), PartitionError> {
-        same_layers(plan, chain)?;
+        plan.check_layers(chain)?;
         if !device.probe().measures() {
             tracing::debug!(chain = chain.name(), "memory is not measured: shards are not verified");
             return Ok(());
@@ -219,15 +219,6 @@ fn measured_cost(cost: LayerCost, ran: &Ran) -> LayerCost {
 
 fn float_bytes(x: &HostActivation) -> u64 {
     x.parts.iter().filter(|part| part.is_float()).map(|part| part.len_bytes()).sum()
-}
-
-fn same_layers(plan: &PartitionPlan, chain: &Chain) -> Result<(), PartitionError> {
-    let expected: Vec<String> = plan.layers.iter().map(|layer| layer.name.clone()).collect();
-    let found: Vec<String> = chain.layers().iter().map(|layer| layer.name.clone()).collect();
-    if expected == found {
-        return Ok(());
-    }
-    Err(PartitionError::OtherChain { chain: chain.name().to_owned(), expected, found })
 }
 
 /// Takes the last layer from a shard that was measured to need `peak` bytes, and cuts what follows anew.
