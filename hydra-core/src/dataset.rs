@@ -242,7 +242,9 @@ mod tests {
         let view = |len: usize, shape: Vec<usize>, dtype| {
             HostActivation::of(HostTensor::view(vec![0_u8; len].into(), shape, dtype))
         };
-        assert!(gather(&One(good()), &[0, 1]).is_ok());
+        let narrow = gather(&One(good()), &[0, 1]).unwrap().in_type(FloatType::Bf16);
+        let types = (narrow.inputs.parts[0].dtype, narrow.targets.parts[0].dtype);
+        assert_eq!(types, (DType::BF16, DType::F32), "losses are f32");
         assert!(gather_items(&One(Batch { terms: 0, ..good() }), &[0, 1]).is_ok());
         let doubles = view(48, vec![2, 3], DType::F64);
         assert!(

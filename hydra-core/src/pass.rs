@@ -168,6 +168,7 @@ impl pulp::NullaryFnOnce for Blocks<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{FloatType, HostTensor};
     use std::panic::AssertUnwindSafe;
 
     #[test]
@@ -227,6 +228,20 @@ mod tests {
                 assert_eq!(factor(mask.numbers(), index), mask.factor(index));
             }
         }
+    }
+
+    #[test]
+    fn sixteen_bits_are_dropped_out_in_32_and_rounded_once() {
+        let values: Vec<f32> = (0..64).map(|i| (i as f32 * 0.37).exp2()).collect();
+        let pass = Pass::train(Key::new(3), Activation::default());
+        let dropped = |tensor: HostTensor| {
+            let x = tensor.to_device(&burn::tensor::Device::flex()).into_float::<1>();
+            crate::AnyTensor::from(pass.dropout(x, 0.1, 0)).into_host()
+        };
+        let narrow = HostTensor::float(values, [64]).in_type(FloatType::Bf16);
+        let wide = dropped(narrow.clone().in_type(FloatType::F32));
+        assert!(wide.as_f32().contains(&0.0) && wide.as_f32().iter().any(|x| *x > 0.0));
+        assert_eq!(dropped(narrow), wide.in_type(FloatType::Bf16));
     }
 
     #[test]

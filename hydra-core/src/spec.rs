@@ -291,6 +291,18 @@ mod tests {
     }
 
     #[test]
+    fn optimizers_have_the_usual_constants() {
+        let expected =
+            OptimizerSpec::AdamW { lr: 0.1, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.01 };
+        assert_eq!((OptimizerSpec::adamw(0.1), expected.moments(), expected.lr()), (expected, 2, 0.1));
+        let expected = OptimizerSpec::Sgd { lr: 0.1, momentum: 0.9, weight_decay: 0.0 };
+        assert_eq!((OptimizerSpec::sgd(0.1), expected.moments(), expected.lr()), (expected, 1, 0.1));
+        assert_eq!(OptimizerSpec::Sgd { lr: 0.1, momentum: 0.0, weight_decay: 0.1 }.moments(), 0);
+        let schedule = Schedule { warmup: 4, ..Schedule::default() };
+        assert_eq!(TrainSpec { schedule, ..TrainSpec::new(expected, 1) }.rate(1, 9), 0.1 / 4.0);
+    }
+
+    #[test]
     fn microbatches_hold_every_item_in_order() {
         let spec = TrainSpec { accumulate: 3, ..TrainSpec::new(OptimizerSpec::adamw(1e-3), 8) };
         let items: Vec<usize> = (0..8).collect();
@@ -298,7 +310,8 @@ mod tests {
         assert_eq!(parts.iter().map(|p| p.len()).collect::<Vec<_>>(), [2, 3, 3]);
         assert_eq!(parts.concat(), items);
         assert!(parts.iter().all(|p| p.len() <= spec.microbatch()));
-        assert_eq!(spec.microbatches(&items[..2]).len(), 2, "a last, smaller batch has fewer parts");
+        let parts = |items: usize| spec.microbatches(&(0..items).collect::<Vec<_>>()).len();
+        assert_eq!((parts(2), parts(1)), (2, 1), "a last, smaller batch has fewer parts");
     }
 
     #[test]

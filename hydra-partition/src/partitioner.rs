@@ -299,7 +299,7 @@ mod tests {
         assert_eq!(second.peak_bytes, 6000);
         assert_eq!((loss.output_bytes, loss.output_gradient_bytes, loss.param_bytes), (4, 0, 0));
         assert_eq!(loss.saved_bytes, 500 - 4 + BOUNDARY, "the targets count");
-        assert_eq!(loss.peak_bytes, 500 + BOUNDARY);
+        assert_eq!((loss.peak_bytes, loss.forward_peak_bytes), (500 + BOUNDARY, 500 + BOUNDARY));
         // A layer's needs are what stands, its parameters, its boundaries with the gradient from downstream and
         // one more of each on the way, and its peak.
         assert_eq!(profile.needs(1..2).need_bytes(), GRAIN + 1024 + 4 * BOUNDARY + 6000);
@@ -344,12 +344,33 @@ mod tests {
         assert_eq!(mute.saved_bytes, GENEROUS * 2 * BOUNDARY + 1024);
         assert_eq!(mute.param_bytes, chain.param_bytes(1..2));
         assert_eq!(loss.saved_bytes, BOUNDARY + GENEROUS * (BOUNDARY + 4));
+        assert_eq!(loss.forward_peak_bytes, loss.saved_bytes + 4, "the targets count");
         let mut plan = plan(&chain, &profile, 2, None);
         let before = plan.clone();
         PilotPartitioner::new(&FirstValues::new(&chain, 0))
             .verify(&mut plan, &chain, &toy::batch(2), &BLIND)
             .unwrap();
         assert_eq!(plan, before);
+    }
+
+    #[test]
+    fn what_an_evaluation_measures_beside_the_loss_counts() {
+        toy::stand(0);
+        let profile = measure(&toy::measuring_chain(), &SCRIPTED);
+        assert_eq!(profile.layers[1].forward_peak_bytes, 500 + 9000 + BOUNDARY);
+        assert!(profile.needs(1..2).need_bytes() >= profile.needs(1..2).forward_need_bytes());
+    }
+
+    #[test]
+    fn sixteen_bits_are_widened_where_nothing_is_measured() {
+        let wide = measure(&toy::telling_chain(), &BLIND);
+        let chain = toy::telling_chain().with_float_type(FloatType::Bf16);
+        let (images, batch) = (FirstValues::new(&chain, 0), toy::batch(2).in_type(FloatType::Bf16));
+        let narrow = PilotPartitioner::new(&images).measure(&chain, &batch, &BLIND).unwrap();
+        let [wide, narrow] = [&wide, &narrow].map(|profile| &profile.layers[0]);
+        assert_eq!((2 * narrow.param_bytes, 2 * narrow.output_bytes), (wide.param_bytes, wide.output_bytes));
+        // Parameters and gradients in 32 bits, beside what the layer says.
+        assert_eq!(narrow.saved_bytes, wide.saved_bytes + 2 * wide.param_bytes);
     }
 
     #[test]
@@ -397,8 +418,11 @@ mod tests {
             images: &FirstValues::new(&chain, 0),
             device: &SCRIPTED,
         };
-        let ran = two.run(1..3, &toy::batch(2).inputs, Care::Plain).unwrap();
-        assert_eq!(ran.peak(), 300 + 2 * 1024 + 2 * BOUNDARY + 2000 + 5000);
+        let ran = |range| two.run(range, &toy::batch(2).inputs, Care::Plain).unwrap().peak();
+        assert_eq!(ran(1..3), 300 + 2 * 1024 + 2 * BOUNDARY + 2000 + 5000);
+        // The targets are there where the loss is.
+        assert_eq!(ran(3..5), 300 + 1024 + 2 * BOUNDARY + 1000 + 5000);
+        assert!(plan.shards.iter().all(|shard| shard.verified_bytes == Some(ran(shard.range()))));
     }
 
     #[test]
@@ -433,6 +457,7 @@ mod tests {
         toy::crowd(slack / further + 1);
         verify(&mut plan, &chain).unwrap();
         assert_eq!(plan.shards()[0], 0..before[0].end - 1);
+        assert_eq!(plan.shards.last().unwrap().end, chain.len());
         assert!(plan.shards.iter().all(|shard| plan.rules.tolerates(shard.verified_bytes.unwrap())));
         assert!(plan.shards.windows(2).all(|pair| pair[0].end == pair[1].first));
     }

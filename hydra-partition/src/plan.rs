@@ -396,6 +396,8 @@ mod tests {
         fails("is not a partition plan");
         std::fs::write(&path, r#"{"schema": 99}"#).unwrap();
         fails("has schema 99, expected 2");
+        std::fs::write(&path, r#"{"schema": 1}"#).unwrap();
+        fails("has schema 1, expected 2");
         let good = plan(1 << 20);
         for break_it in [
             |p: &mut PartitionPlan| p.shards[1].first = 1,
@@ -436,6 +438,16 @@ mod tests {
         }
         let nowhere = directory.path().join("none/p.json");
         assert!(good.save(&nowhere).unwrap_err().to_string().contains("none"));
+    }
+
+    #[test]
+    fn a_promotion_is_that_of_the_largest_shard() {
+        let plan = plan(1 << 20);
+        let [large, small] = plan.shards.as_slice() else { panic!("{plan}") };
+        assert_eq!((large.param_bytes, small.param_bytes), (2048, 1024));
+        // Its parameters, where each image may begin later, its input, the gradient of its output, and targets.
+        let boundary = plan.layers[1].input_bytes;
+        assert_eq!(plan.promotion_bytes(), 2048 + 2 * IMAGE_ALIGN as u64 + 3 * boundary);
     }
 
     #[test]
