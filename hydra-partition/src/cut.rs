@@ -399,7 +399,7 @@ mod tests {
             one in profiles(4), other in profiles(4), share in 0.0f64..1.0,
         ) {
             let tasks = [Demand::from(&one), Demand::from(&other)];
-            let whole: u64 = [&one, &other].map(|p| single_shard_bytes(p)).iter().sum();
+            let whole: u64 = [&one, &other].map(single_shard_bytes).iter().sum();
             let budget = (whole as f64 * share) as u64;
             // The fewest shards of a task over all of its cuts.
             let fewest = |profile: &Profile, reserve: u64| {

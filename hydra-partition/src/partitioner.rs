@@ -42,9 +42,9 @@ impl<'a> PilotPartitioner<'a> {
         Self { images }
     }
 
-    /// The pilot pass: runs `batch`, one microbatch, through the layers one by one on `device`, forward and
-    /// backward, and measures each. The boundary between two layers waits on the host, so that never more
-    /// than one layer is on the device.
+    /// The pilot pass: runs `batch`, one microbatch in the chain's type ([`Batch::in_type`]), through the layers one by
+    /// one on `device`, forward and backward, and measures each. The boundary between two layers waits on the host, so
+    /// that never more than one layer is on the device.
     ///
     /// Where the device's probe does not measure, bytes follow from shapes, and a warning says so.
     ///
@@ -460,6 +460,23 @@ mod tests {
         assert_eq!(plan.shards.last().unwrap().end, chain.len());
         assert!(plan.shards.iter().all(|shard| plan.rules.tolerates(shard.verified_bytes.unwrap())));
         assert!(plan.shards.windows(2).all(|pair| pair[0].end == pair[1].first));
+    }
+
+    #[test]
+    fn what_follows_a_shard_that_is_rolled_back_is_cut_anew_to_the_end() {
+        toy::stand(0);
+        let chain = toy::chain(11);
+        let mut plan = plan(&chain, &measure(&chain, &SCRIPTED), 4, None);
+        let before = plan.shards();
+        assert!(before.len() > 2 && before[1].len() > 1, "{before:?}");
+        verify(&mut plan, &chain).unwrap();
+        roll_back(&mut plan, 1, 0).unwrap();
+        let after = plan.shards();
+        assert_eq!((&after[0], &after[1]), (&before[0], &(before[1].start..before[1].end - 1)));
+        let rest = cut_from(&plan.profile(), &plan.rules, after[1].end).unwrap();
+        assert_eq!((&after[2..], rest.last().unwrap().end), (&rest[..], chain.len()));
+        let verified: Vec<bool> = plan.shards.iter().map(|shard| shard.verified_bytes.is_some()).collect();
+        assert!(verified[0] && verified[1..].iter().all(|verified| !verified), "{verified:?}");
     }
 
     #[test]
