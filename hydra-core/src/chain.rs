@@ -491,6 +491,9 @@ impl Chain {
     }
 
     /// The images that these layers name, ascending, each once.
+    ///
+    /// # Panics
+    /// If the range reaches beyond the layers.
     pub fn images_of(&self, layers: Range<usize>) -> Vec<usize> {
         let mut images: Vec<usize> =
             self.layers[layers].iter().flat_map(|l| l.params.iter().map(|p| p.image)).collect();
@@ -500,12 +503,18 @@ impl Chain {
     }
 
     /// Bytes of the images that these layers name: what their promotion moves.
+    ///
+    /// # Panics
+    /// If the range reaches beyond the layers.
     pub fn param_bytes(&self, layers: Range<usize>) -> u64 {
         self.images_of(layers).into_iter().map(|i| self.images[i].bytes()).sum()
     }
 
     /// Bytes of the trained ones among the images that these layers name: what their gradients take. A tied
     /// parameter counts once for every layer that names it, because each makes a gradient of its own.
+    ///
+    /// # Panics
+    /// If the range reaches beyond the layers.
     pub fn gradient_bytes(&self, layers: Range<usize>) -> u64 {
         let trained = |p: &&ParamRef| self.images[p.image].trained;
         let bytes = |p: &ParamRef| (self.images[p.image].params[p.slot].len * self.float.bytes()) as u64;
@@ -524,6 +533,9 @@ impl Chain {
     }
 
     /// The parameters of the layer at `layer`, as views of images that `image` gives.
+    ///
+    /// # Panics
+    /// If there is no such layer, or an image is shorter than its layout.
     pub fn layer_params(&self, layer: usize, image: &dyn Fn(usize) -> DeviceBytes) -> Vec<DeviceTensor> {
         let view = |p: &ParamRef| {
             let param = &self.images[p.image].params[p.slot];

@@ -49,6 +49,9 @@ impl ShardBackward {
 
 /// Resident copies of the layers in `range`, their parameters views of what `image` gives. With `track`,
 /// trained layers gather gradients. `device` is the plain device; the copies are on its autodiff device.
+///
+/// # Panics
+/// If the range reaches beyond the layers, or an image is shorter than its layout.
 pub fn promote_layers(
     chain: &Chain,
     range: Range<usize>,

@@ -227,9 +227,11 @@ impl Cutting<'_> {
             return Ok(known.plan.clone());
         }
         let find = |path| PartitionPlan::find(path, &complete);
+        let rules = Rules::new(self.budget, self.reserve, measured.profile.measured);
         let plan = match self.plans.path.as_deref().map(find).transpose()?.flatten() {
-            Some(plan) => plan.check_layers(&task.chain).map(|()| plan)?,
-            None => self.new_plan(candidate, &measured.profile, complete)?,
+            Some(plan) if plan.rules == rules => plan.check_layers(&task.chain).map(|()| plan)?,
+            // None, or one with another margin.
+            _ => self.new_plan(candidate, &measured.profile, complete, rules)?,
         };
         tracing::info!(task = task.name, "partition plan\n{plan}");
         let plan = Arc::new(plan);
@@ -242,11 +244,11 @@ impl Cutting<'_> {
         candidate: &Candidate<'_>,
         profile: &Profile,
         fingerprint: Fingerprint,
+        rules: Rules,
     ) -> Result<PartitionPlan, PartitionError> {
         let task = candidate.task;
         let values = FirstValues::new(&task.chain, task.spec.seed);
         let partitioner = PilotPartitioner::new(&values);
-        let rules = Rules::new(self.budget, self.reserve, profile.measured);
         let mut plan = partitioner.plan(profile, fingerprint, rules, task.cuts.as_deref())?;
         partitioner.verify(&mut plan, &task.chain, &candidate.batch, self.device)?;
         Ok(plan)
