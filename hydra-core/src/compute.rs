@@ -239,6 +239,34 @@ mod tests {
         }
     }
 
+    /// A layer that adds a tensor which rides along: at the end of its graph, or first of all scaled.
+    #[derive(Module, Debug)]
+    struct Rider {
+        linear: Linear,
+        scaled: bool,
+    }
+
+    impl Forward for Rider {
+        fn forward(&self, x: Activation, _: &Pass) -> Activation {
+            let rides = x.part(1).into_float::<2>();
+            let added = if self.scaled { rides.clone() * 0.3 } else { rides.clone() };
+            let hidden = self.linear.forward(x.part(0).into_float::<2>());
+            Activation::of((hidden + added).sin()).and(rides)
+        }
+    }
+
+    #[derive(Module, Debug)]
+    struct First {
+        #[module(skip)]
+        unused: usize,
+    }
+
+    impl Forward for First {
+        fn forward(&self, x: Activation, _: &Pass) -> Activation {
+            Activation::of(x.part(0).into_float::<2>().mean())
+        }
+    }
+
     fn device() -> Device {
         Device::flex()
     }
@@ -297,6 +325,32 @@ mod tests {
             (whole.loss, &halved),
             "the loss is that before its weight"
         );
+    }
+
+    #[test]
+    fn gradients_of_what_rides_along_add_up_in_one_order_however_a_chain_is_cut() {
+        // Burn adds up in the order of depth, in which parts that begin at once come last.
+        let rider = |scaled| Rider { linear: LinearConfig::new(4, 4).init(&device()), scaled };
+        let builder = (0..4).fold(Chain::builder("c"), |b, k| b.layer(format!("{k}"), rider(k > 1)));
+        let chain = builder.layer("loss", First { unused: 0 }).build().unwrap();
+        let pass = Pass::train(Pass::key_of(1, 2, 3), Activation::default());
+        let x = || input().and(input().into_parts().remove(0));
+        let back = |range: Range<usize>, from| {
+            let layers = promoted(&chain, 0..range.start, false);
+            let x = forward_range(&layers, 0, x(), &pass);
+            backward_range(promoted(&chain, range.clone(), true), range.start, x, from, &pass, true).inputs
+        };
+        let loss = || BackwardFrom::Loss { weight: 1.0 };
+        let whole = host(&back(0..5, loss()));
+        for cuts in [vec![1], vec![2], vec![3], vec![1, 3], vec![1, 2, 3, 4]] {
+            let ends = cuts.iter().copied().chain([5]);
+            let shards: Vec<Range<usize>> =
+                [0].into_iter().chain(cuts.clone()).zip(ends).map(|(a, b)| a..b).collect();
+            let inputs = shards.into_iter().rev().fold(None, |from: Option<LayerGradients>, range| {
+                Some(back(range, from.map_or_else(loss, BackwardFrom::Gradient)))
+            });
+            assert_eq!(host(&inputs.unwrap()), whole, "{cuts:?}");
+        }
     }
 
     #[test]
