@@ -318,7 +318,7 @@ impl HostTensor {
     /// The elements of an `F32` tensor.
     ///
     /// # Panics
-    /// If the elements are of another type.
+    /// If the elements are of another type, or a [`view`](Self::view) is not aligned for them.
     pub fn as_f32(&self) -> &[f32] {
         assert_eq!(self.dtype, DType::F32, "a host tensor of another type was read as f32");
         bytemuck::cast_slice(&self.bytes)
@@ -327,7 +327,7 @@ impl HostTensor {
     /// The elements of an `I32` tensor.
     ///
     /// # Panics
-    /// If the elements are of another type.
+    /// If the elements are of another type, or a [`view`](Self::view) is not aligned for them.
     pub fn as_i32(&self) -> &[i32] {
         assert_eq!(self.dtype, DType::I32, "a host tensor of another type was read as i32");
         bytemuck::cast_slice(&self.bytes)

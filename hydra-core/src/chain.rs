@@ -425,9 +425,7 @@ impl Layout<'_> {
         if layout.trained == frozen {
             return Err(CoreError::TiedFrozen { chain: self.chain.to_owned(), param: layout.name.clone() });
         }
-        if layout.layers.last() != Some(&index) {
-            layout.layers.push(index);
-        }
+        layout.layers.push(index);
         Ok(ParamRef { image, slot: 0 })
     }
 }
@@ -493,6 +491,9 @@ impl Chain {
     }
 
     /// The images that these layers name, ascending, each once.
+    ///
+    /// # Panics
+    /// If the range reaches beyond the layers.
     pub fn images_of(&self, layers: Range<usize>) -> Vec<usize> {
         let mut images: Vec<usize> =
             self.layers[layers].iter().flat_map(|l| l.params.iter().map(|p| p.image)).collect();
@@ -502,12 +503,18 @@ impl Chain {
     }
 
     /// Bytes of the images that these layers name: what their promotion moves.
+    ///
+    /// # Panics
+    /// If the range reaches beyond the layers.
     pub fn param_bytes(&self, layers: Range<usize>) -> u64 {
         self.images_of(layers).into_iter().map(|i| self.images[i].bytes()).sum()
     }
 
     /// Bytes of the trained ones among the images that these layers name: what their gradients take. A tied
     /// parameter counts once for every layer that names it, because each makes a gradient of its own.
+    ///
+    /// # Panics
+    /// If the range reaches beyond the layers.
     pub fn gradient_bytes(&self, layers: Range<usize>) -> u64 {
         let trained = |p: &&ParamRef| self.images[p.image].trained;
         let bytes = |p: &ParamRef| (self.images[p.image].params[p.slot].len * self.float.bytes()) as u64;
@@ -526,6 +533,9 @@ impl Chain {
     }
 
     /// The parameters of the layer at `layer`, as views of images that `image` gives.
+    ///
+    /// # Panics
+    /// If there is no such layer, or an image is shorter than its layout.
     pub fn layer_params(&self, layer: usize, image: &dyn Fn(usize) -> DeviceBytes) -> Vec<DeviceTensor> {
         let view = |p: &ParamRef| {
             let param = &self.images[p.image].params[p.slot];
@@ -620,6 +630,7 @@ mod tests {
         let image = &chain.images()[0];
         assert_eq!(image.params[0].name, "a.linear.weight");
         assert_eq!((image.params[0].offset, image.params[1].offset), (0, 128));
+        assert!(!image.params[0].is_vector() && image.params[1].is_vector());
         assert_eq!(image.bytes(), 1024);
         assert_eq!(chain.parameters(), (3 * 5 + 5 + 5 * 2 + 2) as u64);
         assert_eq!(chain.param_bytes(0..2), 2048);
@@ -640,7 +651,9 @@ mod tests {
     #[test]
     fn values_that_modules_hold_are_taken_and_lazy_ones_follow_the_seed() {
         let shared = table(4);
-        let chain = Chain::builder("c").layer("a", tied(&shared)).layer("b", dense(3, 3)).build().unwrap();
+        let chain =
+            Chain::builder("c").layer("a", tied(&shared)).layer("b", dense(3, 3)).layer("c", dense(3, 3));
+        let chain = chain.build().unwrap();
         let fill = |image: usize, seed| {
             let mut out = vec![0.0; chain.images()[image].elements];
             chain.source().fill(&chain, image, seed, &mut out).unwrap();
@@ -650,7 +663,52 @@ mod tests {
         let weights = fill(1, 1);
         assert!(weights[..9].iter().all(|w| w.abs() <= 1.0 / 3f32.sqrt() && *w != 0.0));
         assert_eq!(weights, fill(1, 1));
-        assert_ne!(weights, fill(1, 2));
+        assert!(weights != fill(1, 2) && weights != fill(2, 1), "seeds and images have values of their own");
+        assert_ne!(weights[..3], weights[128..131], "and parameters");
+    }
+
+    #[derive(Module, Debug)]
+    struct Plain {
+        #[module(skip)]
+        unused: usize,
+    }
+
+    impl Forward for Plain {
+        fn forward(&self, x: Activation, _: &Pass) -> Activation {
+            x
+        }
+    }
+
+    #[test]
+    fn a_narrower_type_halves_what_moves_and_not_the_moments() {
+        let chain = || Chain::builder("c").layer("a", dense(3, 5)).build().unwrap();
+        let (wide, narrow) = (chain(), chain().with_float_type(FloatType::Bf16));
+        let bytes = |chain: &Chain| {
+            let image = &chain.images()[0];
+            [image.bytes(), image.moment_bytes(), image.master_bytes(), chain.gradient_bytes(0..1)]
+        };
+        assert_eq!((bytes(&wide), bytes(&narrow)), ([1024, 1024, 1024, 80], [512, 1024, 1536, 40]));
+        let image = DeviceBytes::from(bytes::Bytes::from_iter((0..512).map(|i| (i / 256) as u8)));
+        let [weight, bias] = &narrow.layer_params(0, &|_| image.clone())[..] else {
+            panic!("two parameters")
+        };
+        assert_eq!((&weight.bytes.as_host().unwrap()[..], weight.dtype), (&[0; 30][..], DType::BF16));
+        assert_eq!((&bias.bytes.as_host().unwrap()[..], bias.dtype), (&[1; 10][..], DType::BF16));
+    }
+
+    #[test]
+    fn layers_without_parameters_are_neither_trained_nor_frozen() {
+        let plain = || Plain { unused: 0 };
+        let none = Chain::builder("c").layer("a", plain()).layer("b", plain()).build().unwrap();
+        assert_eq!((none.images().len(), none.parameters(), none.first_trained()), (0, 0, 0));
+        let chain = |frozen: bool| {
+            let builder = Chain::builder("c").layer("a", plain());
+            let builder =
+                if frozen { builder.frozen("b", dense(2, 2)) } else { builder.layer("b", dense(2, 2)) };
+            builder.layer("c", dense(2, 2)).build().unwrap()
+        };
+        assert_eq!((chain(false).first_trained(), chain(true).first_trained()), (1, 2));
+        assert_ne!(chain(false).architecture(), chain(true).architecture());
     }
 
     #[test]
@@ -662,6 +720,15 @@ mod tests {
         let bias = Param::from_tensor(Tensor::ones([3], &Device::flex()));
         let within = Chain::builder("c").layer("a", Twin { one: bias.clone(), two: bias }).build();
         assert!(matches!(within, Err(CoreError::SharedWithinLayer { param, .. }) if param == "two"));
+        let ones = |device: &Device, _: bool| Tensor::ones([5, 3], device);
+        let table = Param::uninitialized(shared.id, ones, Device::flex(), true, [5, 3].into());
+        let other = Tied { table, ..tied(&shared) };
+        let shapes = Chain::builder("c").layer("a", tied(&shared)).layer("b", other).build();
+        assert!(matches!(shapes, Err(CoreError::TiedShapes { second_shape, .. }) if second_shape == [5, 3]));
+        for metrics in [vec!["loss"], vec![""], vec!["a", "a"]] {
+            let metrics = Chain::builder("c").layer("a", dense(2, 2)).metrics(metrics).build();
+            assert!(matches!(metrics, Err(CoreError::MetricName { .. })));
+        }
         let half_frozen = Chain::builder("c").frozen("a", tied(&shared)).layer("b", tied(&shared)).build();
         assert!(matches!(half_frozen, Err(CoreError::TiedFrozen { .. })));
         let all_frozen = Chain::builder("c").frozen("a", dense(2, 2)).build();

@@ -1,6 +1,6 @@
 //! What a chain learns from: a dataset is a function of (seed, step).
 
-use crate::{FloatType, HostActivation, Key};
+use crate::{FloatType, HostActivation, HostTensor, Key};
 
 /// One batch on the host.
 #[derive(Clone, Debug)]
@@ -29,7 +29,7 @@ pub trait Dataset: Send + Sync {
     /// A name for messages.
     fn name(&self) -> &str;
 
-    /// The number of items.
+    /// The number of items. Where they are shuffled, the order of an epoch is kept in memory, 8 bytes an item.
     fn len(&self) -> usize;
 
     /// Whether there is no item.
@@ -78,9 +78,29 @@ pub fn gather_items(data: &dyn Dataset, items: &[usize]) -> Result<Batch, Datase
     let found = match other_rows {
         _ if batch.items != asked => format!("says that it has {} items", batch.items),
         Some(rows) => format!("has inputs of {rows} items"),
-        None => return Ok(batch),
+        None => match other_type(&batch.inputs).or_else(|| other_length(&batch)) {
+            Some(found) => found,
+            None => return Ok(batch),
+        },
     };
     Err(broken(data, items, found))
+}
+
+/// Floats that layers do not get, because they cannot be put in a chain's type.
+fn other_type(inputs: &HostActivation) -> Option<String> {
+    let other = inputs.parts.iter().find(|part| part.is_float() && FloatType::of(part.dtype).is_none());
+    other.map(|part| format!("has inputs of {:?}", part.dtype))
+}
+
+/// A tensor that has not the bytes of its elements.
+fn other_length(batch: &Batch) -> Option<String> {
+    let whole = |HostTensor { bytes, shape, dtype }: &HostTensor| {
+        shape.iter().try_fold(dtype.size(), |bytes, size| bytes.checked_mul(*size)) == Some(bytes.len())
+    };
+    let mut parts = batch.inputs.parts.iter().chain(&batch.targets.parts);
+    parts.find(|part| !whole(part)).map(|HostTensor { bytes, shape, dtype }| {
+        format!("has a tensor of {dtype:?} and shape {shape:?} in {} bytes", bytes.len())
+    })
 }
 
 fn broken(data: &dyn Dataset, items: &[usize], found: String) -> DatasetError {
@@ -104,8 +124,8 @@ pub enum DatasetError {
     /// A batch is not what was asked for.
     #[error(
         "dataset `{dataset}` was asked for {asked} items, the first of them item {first}, and its batch {found}: the \
-         first dimension of every input and `Batch::items` count the items that were asked for, and `Batch::terms` is \
-         at least 1"
+         first dimension of every input and `Batch::items` count the items that were asked for, `Batch::terms` is at \
+         least 1, inputs are integers or floats of 32 or 16 bits, and tensors have the bytes of their shapes"
     )]
     Contract {
         /// The dataset's name.
@@ -156,7 +176,8 @@ impl Sampler {
     /// The items of `step`, counted from zero over all epochs.
     pub fn items(&mut self, step: usize) -> Vec<usize> {
         let (epoch, step) = (step / self.steps_per_epoch(), step % self.steps_per_epoch());
-        let range = step * self.batch..((step + 1) * self.batch).min(self.items);
+        let first = step * self.batch;
+        let range = first..first.saturating_add(self.batch).min(self.items);
         let Some(key) = self.order else { return range.collect() };
         if self.cached.as_ref().is_none_or(|(cached, _)| *cached != epoch) {
             self.cached = Some((epoch, key.fold(epoch as u64).permutation(self.items)));
@@ -168,6 +189,7 @@ impl Sampler {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use burn::tensor::DType;
 
     #[test]
     fn an_epoch_visits_every_item_once_and_ends_in_a_smaller_batch() {
@@ -177,6 +199,71 @@ mod tests {
         assert_eq!(sampler.items(2).len(), 2);
         seen.sort_unstable();
         assert_eq!(seen, (0..10).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn batches_at_the_ends_of_what_can_be_counted() {
+        let mut one = Sampler::new(1, usize::MAX, 1, true);
+        assert_eq!((one.steps_per_epoch(), one.items(0), one.items(9)), (1, vec![0], vec![0]));
+        assert_eq!(Sampler::new(3, 3, 1, false).items(5), [0, 1, 2]);
+        let mut most = Sampler::new(usize::MAX, usize::MAX - 2, 1, false);
+        assert_eq!((most.steps_per_epoch(), most.items(1)), (2, vec![usize::MAX - 2, usize::MAX - 1]));
+        assert_eq!(Sampler::new(0, 0, 1, false).items(0), [0], "who asks the dataset for it is told");
+    }
+
+    #[test]
+    fn the_order_stays_what_it_was() {
+        // Runs that were interrupted go on with the same items.
+        let mut sampler = Sampler::new(10, 4, 7, true);
+        assert_eq!(
+            (0..4).map(|step| sampler.items(step)).collect::<Vec<_>>(),
+            [&[2, 9, 5, 4][..], &[3, 8, 6, 1], &[7, 0], &[6, 9, 4, 2]]
+        );
+    }
+
+    #[test]
+    fn what_breaks_the_contract_is_named() {
+        struct One(Batch);
+        impl Dataset for One {
+            fn name(&self) -> &str {
+                "one"
+            }
+
+            fn len(&self) -> usize {
+                2
+            }
+
+            fn batch(&self, _: &[usize]) -> Result<Batch, DatasetError> {
+                Ok(self.0.clone())
+            }
+        }
+        let floats = || HostActivation::of(HostTensor::float(vec![0.5; 6], [2, 3]));
+        let good = || Batch { inputs: floats(), targets: floats(), items: 2, terms: 2, units: 2 };
+        let view = |len: usize, shape: Vec<usize>, dtype| {
+            HostActivation::of(HostTensor::view(vec![0_u8; len].into(), shape, dtype))
+        };
+        let narrow = gather(&One(good()), &[0, 1]).unwrap().in_type(FloatType::Bf16);
+        let types = (narrow.inputs.parts[0].dtype, narrow.targets.parts[0].dtype);
+        assert_eq!(types, (DType::BF16, DType::F32), "losses are f32");
+        assert!(gather_items(&One(Batch { terms: 0, ..good() }), &[0, 1]).is_ok());
+        let doubles = view(48, vec![2, 3], DType::F64);
+        assert!(
+            gather(&One(Batch { targets: doubles.clone(), ..good() }), &[0, 1]).is_ok(),
+            "losses may cast"
+        );
+        let cases = [
+            (Batch { items: 3, ..good() }, "says that it has 3 items"),
+            (Batch { terms: 0, ..good() }, "has no term"),
+            (Batch { inputs: view(12, vec![3], DType::F32), ..good() }, "has inputs of 3 items"),
+            (Batch { inputs: view(4, vec![], DType::F32), ..good() }, "has inputs of 0 items"),
+            (Batch { inputs: doubles, ..good() }, "has inputs of F64"),
+            (Batch { inputs: view(20, vec![2, 3], DType::F32), ..good() }, "shape [2, 3] in 20 bytes"),
+            (Batch { targets: view(2, vec![usize::MAX, 9], DType::I32), ..good() }, "in 2 bytes"),
+        ];
+        for (batch, found) in cases {
+            let message = gather(&One(batch), &[0, 1]).unwrap_err().to_string();
+            assert!(message.contains("`one`") && message.contains(found), "{message}");
+        }
     }
 
     #[test]

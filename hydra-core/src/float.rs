@@ -151,13 +151,13 @@ impl HostTensor {
         Self::own(bits, self.shape, float.dtype())
     }
 
-    /// The values of the floats in `range`, which are where they are if they have 32 bits.
+    /// The values of the floats in `range`, which are where they are if they have 32 bits and are aligned for them.
     ///
     /// # Panics
     /// If the elements are integers, or floats of a type that is no [`FloatType`].
     pub fn floats(&self, range: std::ops::Range<usize>) -> Cow<'_, [f32]> {
         match self.dtype {
-            DType::F32 => Cow::Borrowed(&self.as_f32()[range]),
+            DType::F32 => elements(&self.bytes[range.start * 4..range.end * 4]),
             _ => {
                 let mut out = vec![0.0; range.len()];
                 self.read_floats(range, &mut out);
@@ -172,14 +172,19 @@ impl HostTensor {
     /// As [`floats`](Self::floats), and if `out` is of another length.
     pub fn read_floats(&self, range: std::ops::Range<usize>, out: &mut [f32]) {
         match FloatType::of(self.dtype) {
-            Some(FloatType::F32) => out.copy_from_slice(&self.as_f32()[range]),
+            Some(FloatType::F32) => out.copy_from_slice(&self.floats(range)),
             Some(narrow) => {
                 let bytes = &self.bytes[range.start * narrow.bytes()..range.end * narrow.bytes()];
-                narrow.widen(bytemuck::cast_slice(bytes), out);
+                narrow.widen(&elements(bytes), out);
             }
             None => panic!("a host tensor of {:?} was read as floats", self.dtype),
         }
     }
+}
+
+/// The elements that these bytes are, copied where they are not aligned for them, as views of files may be.
+fn elements<T: bytemuck::AnyBitPattern + bytemuck::NoUninit>(bytes: &[u8]) -> Cow<'_, [T]> {
+    bytemuck::try_cast_slice(bytes).map_or_else(|_| bytemuck::pod_collect_to_vec(bytes).into(), Cow::Borrowed)
 }
 
 impl HostActivation {
@@ -219,6 +224,20 @@ mod tests {
             float.narrow(&wide, &mut back);
             for ((bits, wide), back) in all.iter().zip(&wide).zip(&back) {
                 assert!(bits == back || wide.is_nan(), "{float}: {bits:#x} became {back:#x}");
+            }
+        }
+    }
+
+    #[test]
+    fn views_that_are_not_aligned_are_read_like_others() {
+        let tensor = HostTensor::float((0..33).map(|i| i as f32 * 0.25).collect(), [33]);
+        for float in [FloatType::F32, FloatType::Bf16, FloatType::F16] {
+            let aligned = tensor.clone().in_type(float);
+            let shifted = bytes::Bytes::from_iter([0].into_iter().chain(aligned.bytes.iter().copied()));
+            let view = HostTensor::view(shifted.slice(1..), [33], float.dtype());
+            assert_eq!(view.floats(3..9), aligned.floats(3..9));
+            for other in [FloatType::F32, FloatType::Bf16] {
+                assert_eq!(view.clone().in_type(other), tensor.clone().in_type(other));
             }
         }
     }

@@ -375,6 +375,17 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_rule_goes_by_names_and_shapes() {
+        let rule = |name: &str, shape: &[usize]| Init::default_for(name, shape);
+        assert_eq!((rule("norm.gamma", &[4]), rule("norm.beta", &[4])), (Init::Ones, Init::Zeros));
+        assert_eq!(
+            (rule("gamma.weight", &[4, 9]), rule("w", &[9, 4])),
+            (Init::Uniform(0.5), Init::Uniform(1.0 / 3.0))
+        );
+        assert_eq!(rule("conv", &[7, 4, 2, 2]), Init::Uniform(0.25));
+    }
+
+    #[test]
     fn a_value_depends_on_its_place_alone() {
         let key = Key::new(5);
         let mut values = vec![0.0; 40_001];

@@ -318,7 +318,7 @@ mod tests {
     fn slices_overlap_only_where_they_do() {
         let bytes = DeviceBytes::from(Bytes::from(vec![0_u8; 16]));
         let (a, b, c) = (bytes.slice(0..8), bytes.slice(8..16), bytes.slice(4..12));
-        assert!(!a.overlaps(&b) && a.overlaps(&c) && c.overlaps(&b) && bytes.overlaps(&a));
+        assert!(!a.overlaps(&b) && !b.overlaps(&a) && a.overlaps(&c) && c.overlaps(&b) && bytes.overlaps(&a));
         assert_eq!((a.len(), bytes.slice(3..3).is_empty()), (8, true));
     }
 }

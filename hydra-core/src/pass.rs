@@ -62,6 +62,9 @@ impl Pass {
     /// Inverted dropout (Srivastava et al., 2014): while training, sets each element to zero with
     /// `probability` and scales the rest by `1 / (1 - probability)`. The mask is a function of the pass,
     /// the layer, the `site` and the element's index in row-major order.
+    ///
+    /// # Panics
+    /// If `probability` is not in `0..=1`.
     pub fn dropout<const D: usize>(&self, x: Tensor<D>, probability: f64, site: u64) -> Tensor<D> {
         let Some(mask) = self.dropout_mask(probability, site) else { return x };
         let mut factors = vec![0.0; x.dims().iter().product()];
@@ -76,7 +79,12 @@ impl Pass {
     }
 
     /// What [`dropout`](Self::dropout) multiplies with; `None` where it leaves everything as it is.
+    ///
+    /// # Panics
+    /// If `probability` is not in `0..=1`.
     pub fn dropout_mask(&self, probability: f64, site: u64) -> Option<DropoutMask> {
+        let valid = (0.0..=1.0).contains(&probability);
+        assert!(valid, "expected a probability of dropout from 0 to 1, found {probability}");
         let drops = self.is_training() && probability > 0.0;
         drops.then(|| DropoutMask::new(self.key(site), probability))
     }
@@ -160,6 +168,8 @@ impl pulp::NullaryFnOnce for Blocks<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{FloatType, HostTensor};
+    use std::panic::AssertUnwindSafe;
 
     #[test]
     fn the_mask_is_a_function_of_its_key_and_keeps_the_mean() {
@@ -216,6 +226,34 @@ mod tests {
             let mask = DropoutMask::new(Key::new(seed), probability);
             for index in (0..200).chain((1 << 40)..(1 << 40) + 200) {
                 assert_eq!(factor(mask.numbers(), index), mask.factor(index));
+            }
+        }
+    }
+
+    #[test]
+    fn sixteen_bits_are_dropped_out_in_32_and_rounded_once() {
+        let values: Vec<f32> = (0..64).map(|i| (i as f32 * 0.37).exp2()).collect();
+        let pass = Pass::train(Key::new(3), Activation::default());
+        let dropped = |tensor: HostTensor| {
+            let x = tensor.to_device(&burn::tensor::Device::flex()).into_float::<1>();
+            crate::AnyTensor::from(pass.dropout(x, 0.1, 0)).into_host()
+        };
+        let narrow = HostTensor::float(values, [64]).in_type(FloatType::Bf16);
+        let wide = dropped(narrow.clone().in_type(FloatType::F32));
+        assert!(wide.as_f32().contains(&0.0) && wide.as_f32().iter().any(|x| *x > 0.0));
+        assert_eq!(dropped(narrow), wide.in_type(FloatType::Bf16));
+    }
+
+    #[test]
+    fn what_is_no_probability_is_refused() {
+        for probability in [f64::NAN, -0.1, 15.0] {
+            for pass in
+                [Pass::train(Key::new(1), Activation::default()), Pass::evaluate(Activation::default())]
+            {
+                let panic = std::panic::catch_unwind(AssertUnwindSafe(|| pass.dropout_mask(probability, 0)))
+                    .unwrap_err();
+                let message = crate::panic_message(panic.as_ref());
+                assert!(message.contains("from 0 to 1, found"), "{message}");
             }
         }
     }

@@ -65,9 +65,9 @@ pub enum ScheduleKind {
     /// The base rate after the warmup.
     #[default]
     Constant,
-    /// Linear to zero at the last step.
+    /// Linear to zero, which would be that of the step after the last.
     Linear,
-    /// Half a cosine to zero at the last step.
+    /// Half a cosine to zero, likewise.
     Cosine,
 }
 
@@ -280,6 +280,42 @@ mod tests {
     }
 
     #[test]
+    fn schedules_have_ends() {
+        for kind in [ScheduleKind::Constant, ScheduleKind::Linear, ScheduleKind::Cosine] {
+            let at = |warmup, step, total| Schedule { kind, warmup }.factor(step, total);
+            assert_eq!(
+                (at(0, 0, 1), at(0, 0, 7)),
+                (1.0, 1.0),
+                "without a warmup the first step has the base rate"
+            );
+            assert_eq!(
+                (at(5, 4, 5), at(9, 4, 5)),
+                (0.8, 4.0 / 9.0),
+                "a warmup may be as long as the training"
+            );
+            assert_eq!((at(1, 0, 1), at(usize::MAX, 0, 1)), (0.0, 0.0));
+            assert!(
+                (0..12).all(|step| (0.0..=1.0).contains(&at(2, step, 10))),
+                "also of steps that are none"
+            );
+        }
+        let last = |kind| Schedule { kind, warmup: 0 }.factor(10, 10);
+        assert_eq!([ScheduleKind::Linear, ScheduleKind::Cosine].map(last), [0.0, 0.0]);
+    }
+
+    #[test]
+    fn optimizers_have_the_usual_constants() {
+        let expected =
+            OptimizerSpec::AdamW { lr: 0.1, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.01 };
+        assert_eq!((OptimizerSpec::adamw(0.1), expected.moments(), expected.lr()), (expected, 2, 0.1));
+        let expected = OptimizerSpec::Sgd { lr: 0.1, momentum: 0.9, weight_decay: 0.0 };
+        assert_eq!((OptimizerSpec::sgd(0.1), expected.moments(), expected.lr()), (expected, 1, 0.1));
+        assert_eq!(OptimizerSpec::Sgd { lr: 0.1, momentum: 0.0, weight_decay: 0.1 }.moments(), 0);
+        let schedule = Schedule { warmup: 4, ..Schedule::default() };
+        assert_eq!(TrainSpec { schedule, ..TrainSpec::new(expected, 1) }.rate(1, 9), 0.1 / 4.0);
+    }
+
+    #[test]
     fn microbatches_hold_every_item_in_order() {
         let spec = TrainSpec { accumulate: 3, ..TrainSpec::new(OptimizerSpec::adamw(1e-3), 8) };
         let items: Vec<usize> = (0..8).collect();
@@ -287,7 +323,8 @@ mod tests {
         assert_eq!(parts.iter().map(|p| p.len()).collect::<Vec<_>>(), [2, 3, 3]);
         assert_eq!(parts.concat(), items);
         assert!(parts.iter().all(|p| p.len() <= spec.microbatch()));
-        assert_eq!(spec.microbatches(&items[..2]).len(), 2, "a last, smaller batch has fewer parts");
+        let parts = |items: usize| spec.microbatches(&(0..items).collect::<Vec<_>>()).len();
+        assert_eq!((parts(2), parts(1)), (2, 1), "a last, smaller batch has fewer parts");
     }
 
     #[test]
@@ -321,6 +358,69 @@ mod tests {
         for (spec, name) in bad.iter().zip(names) {
             let message = spec.validate().unwrap_err().to_string();
             assert!(message.starts_with(&format!("`{name}`")), "{message}");
+        }
+    }
+
+    #[test]
+    fn every_number_has_its_range() {
+        let with = |optimizer| TrainSpec::new(optimizer, 8).validate();
+        let (nan, inf) = (f64::NAN, f64::INFINITY);
+        let adamw = |lr, beta1, beta2, eps, weight_decay| {
+            with(OptimizerSpec::AdamW { lr, beta1, beta2, eps, weight_decay })
+        };
+        assert!(adamw(0.0, 0.0, 0.0, 0.0, 0.0).is_ok());
+        for bad in [nan, inf, -inf, -1e-9] {
+            let wrong = [
+                adamw(bad, 0.9, 0.9, 1e-8, 0.0),
+                adamw(0.1, bad, 0.9, 1e-8, 0.0),
+                adamw(0.1, 0.9, bad, 1e-8, 0.0),
+                adamw(0.1, 0.9, 0.9, bad, 0.0),
+                adamw(0.1, 0.9, 0.9, 1e-8, bad),
+                with(OptimizerSpec::Sgd { lr: bad, momentum: 0.9, weight_decay: 0.0 }),
+                with(OptimizerSpec::Sgd { lr: 0.1, momentum: bad, weight_decay: 0.0 }),
+                with(OptimizerSpec::Sgd { lr: 0.1, momentum: 0.9, weight_decay: bad }),
+                TrainSpec { clip: Some(bad), ..TrainSpec::new(OptimizerSpec::sgd(0.1), 8) }.validate(),
+            ];
+            let names = [
+                "learning rate",
+                "beta1",
+                "beta2",
+                "epsilon",
+                "weight decay",
+                "learning rate",
+                "momentum",
+                "weight decay",
+                "clip",
+            ];
+            for (wrong, name) in wrong.into_iter().zip(names) {
+                let message = wrong.unwrap_err().to_string();
+                assert!(message.starts_with(&format!("`{name}` is {bad}")), "{message}");
+            }
+        }
+        let ones = [
+            adamw(0.1, 1.0, 0.9, 1e-8, 0.0),
+            adamw(0.1, 0.9, 1.0, 1e-8, 0.0),
+            with(OptimizerSpec::Sgd { lr: 0.1, momentum: 1.0, weight_decay: 0.0 }),
+            TrainSpec { accumulate: 0, ..TrainSpec::new(OptimizerSpec::sgd(0.1), 8) }.validate(),
+            TrainSpec { length: Length::Epochs(0), ..TrainSpec::new(OptimizerSpec::sgd(0.1), 8) }.validate(),
+        ];
+        assert!(ones.iter().all(Result::is_err), "{ones:?}");
+        assert!(TrainSpec { accumulate: 8, ..TrainSpec::new(OptimizerSpec::sgd(0.1), 8) }.validate().is_ok());
+    }
+
+    #[test]
+    fn specs_survive_their_text() {
+        let spec = TrainSpec {
+            schedule: Schedule { kind: ScheduleKind::Cosine, warmup: 3 },
+            decay: Decay::Matrices,
+            clip: Some(0.1 + 0.2),
+            length: Length::Steps(7),
+            eval_every: Some(2),
+            ..TrainSpec::new(OptimizerSpec::adamw(1e-3), 8)
+        };
+        for spec in [spec, TrainSpec::new(OptimizerSpec::sgd(f64::MIN_POSITIVE), 1)] {
+            let text = toml::to_string(&spec).unwrap();
+            assert_eq!(toml::from_str::<TrainSpec>(&text).unwrap(), spec, "{text}");
         }
     }
 

@@ -61,9 +61,9 @@ impl ByteSize {
         self.0
     }
 
-    /// So many mebibytes.
+    /// So many mebibytes; the largest size if they are more bytes than 64 bits count.
     pub const fn mib(n: u64) -> Self {
-        Self(n << 20)
+        Self(n.saturating_mul(1 << 20))
     }
 
     /// What is needed at least, as text: rounded up where the size itself is rounded to the nearest, so that what is
@@ -144,7 +144,15 @@ mod tests {
         assert_eq!("1.5 GiB".parse(), Ok(ByteSize(3 << 29)));
         assert_eq!("2MB".parse(), Ok(ByteSize(2_000_000)));
         assert_eq!("123".parse(), Ok(ByteSize(123)));
+        assert_eq!((ByteSize::mib(3), ByteSize::mib(1 << 44)), (ByteSize(3 << 20), ByteSize(u64::MAX)));
+        let binary =
+            ["1B", "1KiB", "1MiB", "1GiB", "1TiB"].map(|text| text.parse::<ByteSize>().unwrap().bytes());
+        assert_eq!(binary, [1, 1 << 10, 1 << 20, 1 << 30, 1 << 40]);
+        let decimal = ["1KB", "1MB", "1GB", "1TB"].map(|text| text.parse::<ByteSize>().unwrap().bytes());
+        assert_eq!(decimal, [1000, 1_000_000, 1_000_000_000, 1_000_000_000_000]);
         assert_eq!(ByteSize(3 << 29).to_string(), "1.50 GiB");
+        let printed = [1023, 1024, (1 << 20) - 1, 1 << 20, 1 << 30].map(|bytes| ByteSize(bytes).to_string());
+        assert_eq!(printed, ["1023 B", "1.00 KiB", "1024.00 KiB", "1.00 MiB", "1.00 GiB"]);
         assert_eq!("8GiB/s".parse(), Ok(Bandwidth(8.0 * 1_073_741_824.0)));
     }
 

@@ -10,7 +10,7 @@ use crate::host_memory::{HostMemory, HostNeeds};
 use crate::placement::{self, OptimizerPlacement, Placement};
 use crate::task::TrainTask;
 use crate::tiers::{Holding, kept_bytes};
-use hydra_core::{Batch, Chain, Dataset, ImageLayout, gather, gather_items};
+use hydra_core::{Batch, Chain, CoreError, Dataset, ImageLayout, gather, gather_items};
 use hydra_partition::{
     Demand, Fingerprint, FirstValues, PartitionError, PartitionPlan, PilotPartitioner, Profile, Rules,
     choose_reserve,
@@ -112,6 +112,7 @@ fn check_tasks(tasks: &[TrainTask]) -> Result<(), EngineError> {
                 let dataset = data.name().to_owned();
                 return Err(EngineError::EmptyDataset { task: task.name.clone(), dataset });
             }
+            check_order(task)?;
             let expected = item_shapes(task.train.as_ref())?;
             data.into_iter().flatten().try_for_each(|data| match item_shapes(data.as_ref())? {
                 found if found == expected => Ok(()),
@@ -122,6 +123,17 @@ fn check_tasks(tasks: &[TrainTask]) -> Result<(), EngineError> {
             })
         };
         check().map_err(refused(&task.name))?;
+    }
+    Ok(())
+}
+
+/// Refuses an order of items that no memory holds.
+fn check_order(task: &TrainTask) -> Result<(), CoreError> {
+    let draws_order = task.spec.shuffle && !task.evaluate_only;
+    if draws_order && u32::try_from(task.train.len()).is_err() {
+        let expected =
+            "false for a dataset of more than 4294967295 items: each has 8 bytes in the order of an epoch";
+        return Err(CoreError::Spec { name: "shuffle", found: "true".to_owned(), expected });
     }
     Ok(())
 }
@@ -215,9 +227,11 @@ impl Cutting<'_> {
             return Ok(known.plan.clone());
         }
         let find = |path| PartitionPlan::find(path, &complete);
+        let rules = Rules::new(self.budget, self.reserve, measured.profile.measured);
         let plan = match self.plans.path.as_deref().map(find).transpose()?.flatten() {
-            Some(plan) => plan,
-            None => self.new_plan(candidate, &measured.profile, complete)?,
+            Some(plan) if plan.rules == rules => plan.check_layers(&task.chain).map(|()| plan)?,
+            // None, or one with another margin.
+            _ => self.new_plan(candidate, &measured.profile, complete, rules)?,
         };
         tracing::info!(task = task.name, "partition plan\n{plan}");
         let plan = Arc::new(plan);
@@ -230,11 +244,11 @@ impl Cutting<'_> {
         candidate: &Candidate<'_>,
         profile: &Profile,
         fingerprint: Fingerprint,
+        rules: Rules,
     ) -> Result<PartitionPlan, PartitionError> {
         let task = candidate.task;
         let values = FirstValues::new(&task.chain, task.spec.seed);
         let partitioner = PilotPartitioner::new(&values);
-        let rules = Rules::new(self.budget, self.reserve, profile.measured);
         let mut plan = partitioner.plan(profile, fingerprint, rules, task.cuts.as_deref())?;
         partitioner.verify(&mut plan, &task.chain, &candidate.batch, self.device)?;
         Ok(plan)
@@ -248,7 +262,7 @@ fn admitted_task(candidate: &Candidate<'_>, plan: Arc<PartitionPlan>) -> Admitte
     let per_item = (batch.units / batch.items.max(1)) as u64;
     let trained_items = match task.spec.length {
         _ if task.evaluate_only => 0,
-        hydra_core::Length::Epochs(epochs) => (epochs * items) as u64,
+        hydra_core::Length::Epochs(epochs) => epochs.saturating_mul(items) as u64,
         hydra_core::Length::Steps(steps) => {
             let per_epoch = items.div_ceil(task.spec.batch).max(1);
             let rest = (steps % per_epoch * task.spec.batch).min(items);
@@ -261,7 +275,7 @@ fn admitted_task(candidate: &Candidate<'_>, plan: Arc<PartitionPlan>) -> Admitte
         parameters: task.chain.parameters(),
         steps,
         items,
-        units: trained_items * per_item,
+        units: trained_items.saturating_mul(per_item),
         unit: task.train.unit().to_owned(),
         master_bytes: needs(master_bytes(task)),
         disk_bytes: 0,

@@ -4,8 +4,8 @@ mod common;
 
 use common::{Fragile, PLENTY, Points, Read, Settings, adamw, gpt2_chain, mlp_chain, spirals, tokens};
 use hydra_core::{
-    Batch, ByteSize, Chain, Dataset, DatasetError, HostActivation, HostTensor, Length, OptimizerSpec, TaskId,
-    TrainSpec,
+    Batch, ByteSize, Chain, Dataset, DatasetError, FloatType, HostActivation, HostTensor, Length,
+    OptimizerSpec, TaskId, TrainSpec,
 };
 use hydra_engine::{CheckpointEvery, EngineError, Observer, RunEvent, StopFlag, TaskState, TrainTask, plain};
 use hydra_models::mlp;
@@ -251,6 +251,41 @@ fn a_batch_that_is_not_what_was_asked_for_fails_its_task_with_what_is_wrong() {
         let plain = plain::train(&mlp_chain(), data.as_ref(), &steps(4)).unwrap_err();
         assert!(chain_of(&plain).contains(said), "{plain}");
     }
+}
+
+#[test]
+fn inputs_that_layers_do_not_get_are_refused() {
+    type Spoil = (fn(&mut Batch), &'static str);
+    let spoils: [Spoil; 2] = [
+        (|batch| batch.inputs.parts[0].dtype = burn::tensor::DType::F64, "has inputs of F64"),
+        (|batch| batch.inputs.parts[0].bytes.truncate(4), "shape [12, 2] in 4 bytes"),
+    ];
+    let bf16 = || Arc::new(mlp::chain(&[2, 16], 3).unwrap().with_float_type(FloatType::Bf16));
+    for (spoil, said) in spoils {
+        for chain in [mlp_chain(), bf16()] {
+            let data = Arc::new(Askew { points: Points { len: 12, bad: 99, panics: false }, spoil });
+            let mut run = Settings::default().orchestrator();
+            run.submit(TrainTask::new("bad", chain, data, TrainSpec { batch: 12, ..steps(4) })).unwrap();
+            let error = run.run().unwrap_err();
+            assert!(chain_of(&error).contains(said), "{error}");
+        }
+    }
+}
+
+#[test]
+fn a_dataset_without_an_end_is_trained_on_unless_it_is_to_be_shuffled() {
+    let endless = || Arc::new(Points { len: usize::MAX, bad: usize::MAX, panics: false });
+    let run = |spec: TrainSpec| {
+        let mut run = Settings::default().orchestrator();
+        run.submit(TrainTask::new("endless", mlp_chain(), endless(), spec)).unwrap();
+        run
+    };
+    let report = run(steps(3)).run().unwrap();
+    assert_eq!((report.tasks[0].state, report.tasks[0].losses.len()), (TaskState::Done, 3));
+    let refused = chain_of(&run(TrainSpec { shuffle: true, ..steps(3) }).run().unwrap_err());
+    assert!(refused.contains("task `endless`") && refused.contains("`shuffle` is true"), "{refused}");
+    let mut epochs = run(TrainSpec { length: Length::Epochs(3), ..steps(1) });
+    assert_eq!(epochs.admit().unwrap().tasks[0].steps, 3 << 62);
 }
 
 #[test]

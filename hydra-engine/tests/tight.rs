@@ -637,12 +637,28 @@ fn a_plan_is_used_again_where_what_it_depends_on_is_the_same() {
     let plan = |config: &str| {
         let mut run = Settings::default().orchestrator().plans(dir.path().to_owned()).config(config);
         run.submit(TrainTask::new("task", mlp_chain(), spirals(), adamw(4))).unwrap();
-        run.admit().unwrap().tasks[0].plan.clone()
+        Ok::<_, EngineError>(run.admit()?.tasks[0].plan.as_ref().clone())
     };
-    let first = plan("");
-    first.save(&dir.path().join("plan.json")).unwrap();
+    let file = dir.path().join("plan.json");
+    let first = plan("").unwrap();
+    first.save(&file).unwrap();
     // Measured times are never the same twice.
-    assert_eq!(plan("").layers, first.layers);
-    let other = plan("tf32");
+    assert_eq!(plan("").unwrap().layers, first.layers);
+    let other = plan("tf32").unwrap();
     assert!(other.fingerprint.config == "tf32" && other.layers != first.layers);
+
+    let mut lax = first.clone();
+    lax.rules.margin = 0;
+    lax.save(&file).unwrap();
+    let again = plan("").unwrap();
+    assert_eq!(
+        (&again.layers, again.rules),
+        (&first.layers, first.rules),
+        "its costs are used, with this margin"
+    );
+    let mut other = first.clone();
+    other.layers[0].name = "another".to_owned();
+    other.save(&file).unwrap();
+    let error = hydra_core::with_causes(&plan("").unwrap_err());
+    assert!(error.contains("task `task`") && error.contains("make a new plan"), "{error}");
 }

@@ -395,6 +395,30 @@ mod tests {
         }
 
         #[test]
+        fn no_other_buffer_gives_the_tasks_of_a_device_fewer_shards(
+            one in profiles(4), other in profiles(4), share in 0.0f64..1.0,
+        ) {
+            let tasks = [Demand::from(&one), Demand::from(&other)];
+            let whole: u64 = [&one, &other].map(single_shard_bytes).iter().sum();
+            let budget = (whole as f64 * share) as u64;
+            // The fewest shards of a task over all of its cuts.
+            let fewest = |profile: &Profile, reserve: u64| {
+                let rules = Rules::new(budget, reserve, profile.measured);
+                let cuts = |mask: u32| (1..profile.len()).filter(|k| mask >> (k - 1) & 1 == 1).collect::<Vec<_>>();
+                let counts = (0..1 << (profile.len() - 1)).filter_map(|mask| check_cuts(profile, &cuts(mask), &rules).ok());
+                counts.map(|shards| shards.len()).min()
+            };
+            let params = tasks.iter().flat_map(Demand::range_params);
+            let largest = one.largest_layer().max(other.largest_layer());
+            let every = params.filter(|reserve| *reserve >= largest);
+            let best = every.filter_map(|r| Some((fewest(&one, r)? + fewest(&other, r)?, r))).min();
+            match choose_reserve(&tasks, budget) {
+                Ok(reserve) => prop_assert_eq!(best.map(|(_, reserve)| reserve), Some(reserve)),
+                Err(_) => prop_assert_eq!(best, None),
+            }
+        }
+
+        #[test]
         fn what_a_refusal_asks_for_is_exactly_enough(
             profile in profiles(8), budget in 1u64..1 << 23, reserve in 0u64..1 << 20,
         ) {
@@ -419,6 +443,25 @@ mod tests {
         let tight = min_device_memory_bytes(&large);
         assert_eq!(choose_reserve(&[(&small).into(), (&large).into()], tight).unwrap(), 5000);
         assert_eq!(choose_reserve(&[], 1).unwrap(), 0);
+    }
+
+    #[test]
+    fn what_fits_to_the_byte_fits() {
+        let rules = Rules { budget: 1000, reserve: 300, margin: 100 };
+        assert_eq!((rules.room(), rules.holds(600), rules.holds(601)), (600, true, false));
+        assert_eq!((rules.tolerates(650), rules.tolerates(651)), (true, false));
+        let none = Rules { budget: 0, ..rules };
+        assert_eq!((none.room(), none.holds(0)), (0, false));
+    }
+
+    #[test]
+    fn a_refusal_names_the_buffers_layer_only_where_it_is_the_models_own() {
+        let profile = profile_of(&[[1000, 8, 8, 8, 8]; 2], None, true);
+        let buffered = |reserve| match cut(&profile, &Rules::new(10, reserve, true)) {
+            Err(PartitionError::LayerTooLarge { buffered, .. }) => buffered,
+            fits => panic!("{fits:?}"),
+        };
+        assert_eq!((buffered(0), buffered(1001)), (Some("layer1".to_owned()), None));
     }
 
     #[test]

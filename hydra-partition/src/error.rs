@@ -166,6 +166,14 @@ pub enum PartitionError {
         /// The number of layers.
         layers: usize,
     },
+    /// A plan that was changed, or made by other rules.
+    #[error(
+        "the shards of the partition plan {} are not what its layers and rules give: make it again", path.display()
+    )]
+    Inconsistent {
+        /// The file.
+        path: PathBuf,
+    },
     /// A plan could not be written.
     #[error("the partition plan could not be written to {}", path.display())]
     Write {

@@ -134,6 +134,9 @@ mod tests {
             assert!(!base.same_costs(&other), "{other:?}");
             assert!(!base.differences(&other).is_empty());
         }
+        let other_targets = Batch { targets: toy::batch(3).targets, ..batch };
+        assert_ne!(base.targets, Fingerprint::new(&chain, &other_targets, "").targets);
+        assert_ne!(sha256(&["ab", "c"]), sha256(&["a", "bc"]));
         let differences = base.differences(&base.clone().under(100, 11));
         assert_eq!(differences, ["reserve: 10 here, 11 there"]);
     }

@@ -42,9 +42,9 @@ impl<'a> PilotPartitioner<'a> {
         Self { images }
     }
 
-    /// The pilot pass: runs `batch`, one microbatch, through the layers one by one on `device`, forward and
-    /// backward, and measures each. The boundary between two layers waits on the host, so that never more
-    /// than one layer is on the device.
+    /// The pilot pass: runs `batch`, one microbatch in the chain's type ([`Batch::in_type`]), through the layers one by
+    /// one on `device`, forward and backward, and measures each. The boundary between two layers waits on the host, so
+    /// that never more than one layer is on the device.
     ///
     /// Where the device's probe does not measure, bytes follow from shapes, and a warning says so.
     ///
@@ -120,7 +120,7 @@ impl<'a> PilotPartitioner<'a> {
         batch: &Batch,
         device: &dyn PilotDevice,
     ) -> Result<(), PartitionError> {
-        same_layers(plan, chain)?;
+        plan.check_layers(chain)?;
         if !device.probe().measures() {
             tracing::debug!(chain = chain.name(), "memory is not measured: shards are not verified");
             return Ok(());
@@ -221,15 +221,6 @@ fn float_bytes(x: &HostActivation) -> u64 {
     x.parts.iter().filter(|part| part.is_float()).map(|part| part.len_bytes()).sum()
 }
 
-fn same_layers(plan: &PartitionPlan, chain: &Chain) -> Result<(), PartitionError> {
-    let expected: Vec<String> = plan.layers.iter().map(|layer| layer.name.clone()).collect();
-    let found: Vec<String> = chain.layers().iter().map(|layer| layer.name.clone()).collect();
-    if expected == found {
-        return Ok(());
-    }
-    Err(PartitionError::OtherChain { chain: chain.name().to_owned(), expected, found })
-}
-
 /// Takes the last layer from a shard that was measured to need `peak` bytes, and cuts what follows anew.
 fn roll_back(plan: &mut PartitionPlan, shard: usize, peak: u64) -> Result<(), PartitionError> {
     let (profile, rules) = (plan.profile(), plan.rules);
@@ -308,7 +299,7 @@ mod tests {
         assert_eq!(second.peak_bytes, 6000);
         assert_eq!((loss.output_bytes, loss.output_gradient_bytes, loss.param_bytes), (4, 0, 0));
         assert_eq!(loss.saved_bytes, 500 - 4 + BOUNDARY, "the targets count");
-        assert_eq!(loss.peak_bytes, 500 + BOUNDARY);
+        assert_eq!((loss.peak_bytes, loss.forward_peak_bytes), (500 + BOUNDARY, 500 + BOUNDARY));
         // A layer's needs are what stands, its parameters, its boundaries with the gradient from downstream and
         // one more of each on the way, and its peak.
         assert_eq!(profile.needs(1..2).need_bytes(), GRAIN + 1024 + 4 * BOUNDARY + 6000);
@@ -353,12 +344,33 @@ mod tests {
         assert_eq!(mute.saved_bytes, GENEROUS * 2 * BOUNDARY + 1024);
         assert_eq!(mute.param_bytes, chain.param_bytes(1..2));
         assert_eq!(loss.saved_bytes, BOUNDARY + GENEROUS * (BOUNDARY + 4));
+        assert_eq!(loss.forward_peak_bytes, loss.saved_bytes + 4, "the targets count");
         let mut plan = plan(&chain, &profile, 2, None);
         let before = plan.clone();
         PilotPartitioner::new(&FirstValues::new(&chain, 0))
             .verify(&mut plan, &chain, &toy::batch(2), &BLIND)
             .unwrap();
         assert_eq!(plan, before);
+    }
+
+    #[test]
+    fn what_an_evaluation_measures_beside_the_loss_counts() {
+        toy::stand(0);
+        let profile = measure(&toy::measuring_chain(), &SCRIPTED);
+        assert_eq!(profile.layers[1].forward_peak_bytes, 500 + 9000 + BOUNDARY);
+        assert!(profile.needs(1..2).need_bytes() >= profile.needs(1..2).forward_need_bytes());
+    }
+
+    #[test]
+    fn sixteen_bits_are_widened_where_nothing_is_measured() {
+        let wide = measure(&toy::telling_chain(), &BLIND);
+        let chain = toy::telling_chain().with_float_type(FloatType::Bf16);
+        let (images, batch) = (FirstValues::new(&chain, 0), toy::batch(2).in_type(FloatType::Bf16));
+        let narrow = PilotPartitioner::new(&images).measure(&chain, &batch, &BLIND).unwrap();
+        let [wide, narrow] = [&wide, &narrow].map(|profile| &profile.layers[0]);
+        assert_eq!((2 * narrow.param_bytes, 2 * narrow.output_bytes), (wide.param_bytes, wide.output_bytes));
+        // Parameters and gradients in 32 bits, beside what the layer says.
+        assert_eq!(narrow.saved_bytes, wide.saved_bytes + 2 * wide.param_bytes);
     }
 
     #[test]
@@ -406,8 +418,11 @@ mod tests {
             images: &FirstValues::new(&chain, 0),
             device: &SCRIPTED,
         };
-        let ran = two.run(1..3, &toy::batch(2).inputs, Care::Plain).unwrap();
-        assert_eq!(ran.peak(), 300 + 2 * 1024 + 2 * BOUNDARY + 2000 + 5000);
+        let ran = |range| two.run(range, &toy::batch(2).inputs, Care::Plain).unwrap().peak();
+        assert_eq!(ran(1..3), 300 + 2 * 1024 + 2 * BOUNDARY + 2000 + 5000);
+        // The targets are there where the loss is.
+        assert_eq!(ran(3..5), 300 + 1024 + 2 * BOUNDARY + 1000 + 5000);
+        assert!(plan.shards.iter().all(|shard| shard.verified_bytes == Some(ran(shard.range()))));
     }
 
     #[test]
@@ -442,8 +457,26 @@ mod tests {
         toy::crowd(slack / further + 1);
         verify(&mut plan, &chain).unwrap();
         assert_eq!(plan.shards()[0], 0..before[0].end - 1);
+        assert_eq!(plan.shards.last().unwrap().end, chain.len());
         assert!(plan.shards.iter().all(|shard| plan.rules.tolerates(shard.verified_bytes.unwrap())));
         assert!(plan.shards.windows(2).all(|pair| pair[0].end == pair[1].first));
+    }
+
+    #[test]
+    fn what_follows_a_shard_that_is_rolled_back_is_cut_anew_to_the_end() {
+        toy::stand(0);
+        let chain = toy::chain(11);
+        let mut plan = plan(&chain, &measure(&chain, &SCRIPTED), 4, None);
+        let before = plan.shards();
+        assert!(before.len() > 2 && before[1].len() > 1, "{before:?}");
+        verify(&mut plan, &chain).unwrap();
+        roll_back(&mut plan, 1, 0).unwrap();
+        let after = plan.shards();
+        assert_eq!((&after[0], &after[1]), (&before[0], &(before[1].start..before[1].end - 1)));
+        let rest = cut_from(&plan.profile(), &plan.rules, after[1].end).unwrap();
+        assert_eq!((&after[2..], rest.last().unwrap().end), (&rest[..], chain.len()));
+        let verified: Vec<bool> = plan.shards.iter().map(|shard| shard.verified_bytes.is_some()).collect();
+        assert!(verified[0] && verified[1..].iter().all(|verified| !verified), "{verified:?}");
     }
 
     #[test]

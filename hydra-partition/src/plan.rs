@@ -2,7 +2,7 @@
 
 use crate::cut::{min_device_memory_bytes, single_shard_bytes};
 use crate::{Fingerprint, LayerCost, PartitionError, Profile, Rules, ShardNeeds, TiedImage};
-use hydra_core::{ByteSize, IMAGE_ALIGN, replace_file};
+use hydra_core::{ByteSize, Chain, IMAGE_ALIGN, replace_file};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::io::Write;
@@ -89,13 +89,14 @@ impl PartitionPlan {
     /// About the most bytes that are promoted at once: a shard's parameters, its input and the gradient of its
     /// output. Targets count like the chain's inputs, and each image may begin at a multiple of [`IMAGE_ALIGN`].
     pub fn promotion_bytes(&self) -> u64 {
+        let sum = |parts: &[u64]| parts.iter().copied().fold(0, u64::saturating_add);
         let bytes = |shard: &ShardPlan| {
             let (first, last) = (&self.layers[shard.first], &self.layers[shard.end - 1]);
-            let images = shard.end - shard.first + self.tied.len();
-            shard.param_bytes + (images * IMAGE_ALIGN) as u64 + first.input_bytes + last.output_gradient_bytes
+            let gaps = (shard.end - shard.first + self.tied.len()) * IMAGE_ALIGN;
+            sum(&[shard.param_bytes, gaps as u64, first.input_bytes, last.output_gradient_bytes])
         };
         let inputs = self.layers.first().map_or(0, |layer| layer.input_bytes);
-        self.shards.iter().map(bytes).max().unwrap_or(0) + inputs
+        sum(&[self.shards.iter().map(bytes).max().unwrap_or(0), inputs])
     }
 
     pub(crate) fn new(
@@ -165,8 +166,9 @@ impl PartitionPlan {
     ///
     /// # Errors
     /// [`PartitionError::Read`] if the file is missing or unreadable, [`PartitionError::NotAPlan`] if it is
-    /// no plan, [`PartitionError::Schema`] if it is one of another version and
-    /// [`PartitionError::Uncovered`] if its shards are not its layers; all name the file.
+    /// no plan, [`PartitionError::Schema`] if it is one of another version,
+    /// [`PartitionError::Uncovered`] if its shards are not its layers and [`PartitionError::Inconsistent`] if their
+    /// numbers do not follow from those of the layers, or break the rules; all name the file.
     pub fn load(path: &Path) -> Result<Self, PartitionError> {
         #[derive(Deserialize)]
         struct Version {
@@ -181,10 +183,13 @@ impl PartitionPlan {
             return Err(PartitionError::Schema { path: path.to_owned(), found, expected: PLAN_SCHEMA });
         }
         let plan: Self = serde_json::from_slice(&json).map_err(not_a_plan)?;
-        if plan.covers_layers() {
-            return Ok(plan);
+        if !plan.covers_layers() {
+            return Err(PartitionError::Uncovered { path: path.to_owned(), layers: plan.layers.len() });
         }
-        Err(PartitionError::Uncovered { path: path.to_owned(), layers: plan.layers.len() })
+        if !plan.follows_from_its_layers() {
+            return Err(PartitionError::Inconsistent { path: path.to_owned() });
+        }
+        Ok(plan)
     }
 
     fn covers_layers(&self) -> bool {
@@ -194,6 +199,39 @@ impl PartitionPlan {
             && starts.skip(1).eq(self.cut_points.iter().copied())
             && self.shards.iter().all(|shard| shard.first < shard.end)
             && ends().next_back().unwrap_or(0) == self.layers.len()
+    }
+
+    /// Whether it is what its layers, rules and cut-points give, but for what was measured of its shards.
+    fn follows_from_its_layers(&self) -> bool {
+        let profile = self.profile();
+        let mut again = Self::new(&profile, self.fingerprint.clone(), self.rules, &self.shards());
+        for (again, shard) in again.shards.iter_mut().zip(&self.shards) {
+            again.verified_bytes = shard.verified_bytes;
+            (again.forward_s, again.backward_s) = (shard.forward_s, shard.backward_s);
+        }
+        let Rules { budget, reserve, .. } = self.rules;
+        let tolerated =
+            |shard: &ShardPlan| shard.verified_bytes.is_none_or(|peak| self.rules.tolerates(peak));
+        again == *self
+            && (budget, reserve) == (self.fingerprint.budget, self.fingerprint.reserve)
+            && self.fingerprint.cuts.as_ref().is_none_or(|cuts| *cuts == self.cut_points)
+            && self
+                .shards
+                .iter()
+                .all(|shard| self.rules.fits(&profile.needs(shard.range())) && tolerated(shard))
+    }
+
+    /// Checks that the plan's layers are those of `chain`, by name and in order.
+    ///
+    /// # Errors
+    /// [`PartitionError::OtherChain`] with both.
+    pub fn check_layers(&self, chain: &Chain) -> Result<(), PartitionError> {
+        let expected: Vec<String> = self.layers.iter().map(|layer| layer.name.clone()).collect();
+        let found: Vec<String> = chain.layers().iter().map(|layer| layer.name.clone()).collect();
+        if expected == found {
+            return Ok(());
+        }
+        Err(PartitionError::OtherChain { chain: chain.name().to_owned(), expected, found })
     }
 
     /// The plan with this fingerprint in `path`: a plan's file, or a directory whose `*.json` files are
@@ -229,7 +267,8 @@ impl PartitionPlan {
 
     fn row(&self, index: usize, shard: &ShardPlan) -> [String; COLUMNS] {
         let size = |bytes: u64| ByteSize(bytes).to_string();
-        let saved = self.layers[shard.range()].iter().map(|layer| layer.saved_bytes).sum();
+        let saved =
+            self.layers[shard.range()].iter().map(|layer| layer.saved_bytes).fold(0, u64::saturating_add);
         let name = |layer: usize| self.layers[layer].name.as_str();
         let layers = match shard.end - shard.first {
             1 => name(shard.first).to_owned(),
@@ -357,6 +396,8 @@ mod tests {
         fails("is not a partition plan");
         std::fs::write(&path, r#"{"schema": 99}"#).unwrap();
         fails("has schema 99, expected 2");
+        std::fs::write(&path, r#"{"schema": 1}"#).unwrap();
+        fails("has schema 1, expected 2");
         let good = plan(1 << 20);
         for break_it in [
             |p: &mut PartitionPlan| p.shards[1].first = 1,
@@ -369,8 +410,44 @@ mod tests {
             bad.save(&path).unwrap();
             fails("do not cover its 4 layers");
         }
+        for break_it in [
+            |p: &mut PartitionPlan| p.shards[0].need_bytes -= 1,
+            |p: &mut PartitionPlan| p.shards[1].param_bytes = u64::MAX,
+            |p: &mut PartitionPlan| p.shards[1].verified_bytes = Some(u64::MAX),
+            |p: &mut PartitionPlan| p.layers[0].peak_bytes = u64::MAX,
+            |p: &mut PartitionPlan| p.tied = vec![TiedImage { bytes: u64::MAX, layers: vec![0, 1] }; 2],
+            |p: &mut PartitionPlan| p.rules.reserve = 1024,
+            |p: &mut PartitionPlan| (p.rules.reserve, p.fingerprint.reserve) = (1024, 1024),
+            |p: &mut PartitionPlan| (p.rules.budget, p.fingerprint.budget) = (1 << 18, 1 << 18),
+            |p: &mut PartitionPlan| p.fingerprint.budget += 1,
+            |p: &mut PartitionPlan| p.fingerprint.cuts = Some(vec![1]),
+            |p: &mut PartitionPlan| p.min_device_memory_bytes = 1,
+        ] {
+            let mut bad = good.clone();
+            break_it(&mut bad);
+            assert!(bad.promotion_bytes() > 0 && bad.to_string().starts_with("2 shard(s)"));
+            bad.save(&path).unwrap();
+            fails("are not what its layers and rules give");
+        }
+        good.save(&path).unwrap();
+        for (found, other) in [("1.5", "1e999"), ("1.5", "null"), ("2048", "-1"), ("2048", "1e400")] {
+            let text = std::fs::read_to_string(&path).unwrap();
+            std::fs::write(&path, text.replacen(found, other, 1)).unwrap();
+            fails("is not a partition plan");
+            good.save(&path).unwrap();
+        }
         let nowhere = directory.path().join("none/p.json");
         assert!(good.save(&nowhere).unwrap_err().to_string().contains("none"));
+    }
+
+    #[test]
+    fn a_promotion_is_that_of_the_largest_shard() {
+        let plan = plan(1 << 20);
+        let [large, small] = plan.shards.as_slice() else { panic!("{plan}") };
+        assert_eq!((large.param_bytes, small.param_bytes), (2048, 1024));
+        // Its parameters, where each image may begin later, its input, the gradient of its output, and targets.
+        let boundary = plan.layers[1].input_bytes;
+        assert_eq!(plan.promotion_bytes(), 2048 + 2 * IMAGE_ALIGN as u64 + 3 * boundary);
     }
 
     #[test]

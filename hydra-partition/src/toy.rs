@@ -3,7 +3,7 @@
 use crate::{PartitionError, PilotDevice};
 use burn::module::{Module, Param};
 use burn::nn::{Linear, LinearConfig};
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Device, FloatDType, Tensor};
 use bytes::Bytes;
 use hydra_core::{
     Activation, Batch, Chain, DeviceError, DeviceId, Forward, HostActivation, HostTensor, MemoryProbe,
@@ -184,9 +184,32 @@ pub struct Distance {
 impl Forward for Distance {
     fn forward(&self, x: Activation, pass: &Pass) -> Activation {
         run_layer(self.hold as u64, 0);
-        let away = x.into_float::<2>() - pass.targets().part(0).into_float::<2>();
+        let away = x.into_float::<2>().cast(FloatDType::F32) - pass.targets().part(0).into_float::<2>();
         Activation::of((away.clone() * away).mean())
     }
+}
+
+/// A loss with a metric that takes 9000 bytes more.
+#[derive(Module, Debug)]
+struct Measuring {
+    loss: Distance,
+}
+
+impl Forward for Measuring {
+    fn forward(&self, x: Activation, pass: &Pass) -> Activation {
+        let loss = self.loss.forward(x, pass);
+        if pass.is_training() {
+            return loss;
+        }
+        run_layer(9000, 0);
+        Activation::of(loss.part(0)).and(loss.part(0))
+    }
+}
+
+/// A linear layer, and a loss with a metric.
+pub fn measuring_chain() -> Chain {
+    let builder = Chain::builder("measuring").layer("l0", dense(0, 0));
+    builder.layer("loss", Measuring { loss: Distance { hold: 500 } }).metrics(["twice"]).build().unwrap()
 }
 
 /// `layers` linear layers that hold 1000 bytes and bump 5000, and a loss.
