@@ -205,7 +205,7 @@ struct Logged {
 impl Prepared {
     fn new(spec: &mut RunSpec, dir: &mut RunDir, around: &Surroundings) -> Result<Self> {
         let stop = StopFlag::new();
-        stop::on_interrupt(stop.clone())?;
+        stop::on_interrupt(stop.clone(), around.terminal.clone())?;
         let tasks: Vec<String> = spec.grid()?.into_iter().map(|configuration| configuration.name).collect();
         let devices: Vec<String> =
             devices(&spec.devices, &around.machine)?.into_iter().map(|device| device.name).collect();
@@ -255,7 +255,7 @@ impl Prepared {
         results.extend(record(dir, &report, out.record.as_deref()));
         // The last file: a run that is killed before it is put together again when it goes on.
         results.push(dir.write_report(&format!("{text}\n")));
-        results.push(print(&shown).context("the report could not be printed"));
+        results.push(print(&shown));
         let errors: Vec<anyhow::Error> = results.into_iter().filter_map(Result::err).collect();
         let outcome = outcome(&readable, &errors, stop.is_stopped());
         if outcome == Outcome::Interrupted && kept && !report.all_done() {
