@@ -51,6 +51,7 @@ impl RunDir {
     /// The directory `out`, which must be empty or missing unless `force`, and must be one that can be made
     /// and written to. Nothing in it changes, and it is not made yet.
     pub(crate) fn at(out: &Path, force: bool) -> Result<Self> {
+        check_utf8(out)?;
         let dir = Self::new(out, force, false);
         let existing = dir.check_vacant()?;
         check_writable(&existing).with_context(|| dir.cannot_be_written())?;
@@ -66,6 +67,7 @@ impl RunDir {
         if !path.is_dir() {
             bail!("`{}` is not a run directory: there is no such directory", path.display());
         }
+        check_utf8(path)?;
         let mut dir = Self { resumed: true, ..Self::new(path, false, false) };
         if !dir.spec_file().is_file() {
             bail!("`{}` is not a run directory: it has no {SPEC}", path.display());
@@ -155,6 +157,7 @@ impl RunDir {
     fn next_in(parent: &Path, command: &str) -> Result<Self> {
         let make =
             |path: &Path| format!("the run directory `{}` could not be made; give --out", path.display());
+        check_utf8(parent)?;
         fs::create_dir_all(parent).with_context(|| make(parent))?;
         for number in 1_u32.. {
             let path = parent.join(format!("{command}-{number}"));
@@ -350,6 +353,19 @@ impl RunDir {
         let written = replace_file(&path, |file| file.write_all(bytes));
         written.with_context(|| format!("`{}` could not be written", path.display()))
     }
+}
+
+/// Refuses a path that the report, which is JSON, could not name.
+fn check_utf8(path: &Path) -> Result<()> {
+    let whole =
+        std::path::absolute(path).with_context(|| format!("`{}` is not a usable path", path.display()))?;
+    if whole.to_str().is_none() {
+        bail!(
+            "the path of the run directory `{}` is not UTF-8, and the report could not name it: give another --out",
+            whole.display()
+        );
+    }
+    Ok(())
 }
 
 /// Removes a file or a directory, if it is there.

@@ -37,12 +37,13 @@ impl Demo {
     /// budget would cut both models that often.
     const BATCHES: [usize; 2] = [12, 8];
 
-    /// Whether these flags ask for the demo.
-    pub(crate) fn applies(model: &ModelArgs, devices: &DeviceArgs) -> bool {
-        model.model.is_none()
-            && model.data.is_none()
-            && devices.devices.is_none()
-            && devices.device_memory.is_none()
+    /// Whether these flags ask for the demo. Other batches end it, because its memory is made for its own.
+    fn applies(args: &SelectArgs) -> bool {
+        args.model.model.is_none()
+            && args.model.data.is_none()
+            && args.batch.is_empty()
+            && args.devices.devices.is_none()
+            && args.devices.device_memory.is_none()
     }
 }
 
@@ -165,7 +166,7 @@ impl RunSpec {
         if let Some(file) = &args.spec {
             return Ok(Self::load(file, machine)?.kept(&args.keep));
         }
-        let demo = Demo::applies(&args.model, &args.devices);
+        let demo = Demo::applies(args);
         let batches = if demo { Demo::BATCHES } else { DEFAULT_BATCHES };
         let batch = if args.batch.is_empty() { batches.to_vec() } else { args.batch.clone() };
         let lr = if args.lr.is_empty() { DEFAULT_RATES.to_vec() } else { args.lr.clone() };
@@ -605,8 +606,8 @@ mod tests {
     }
 
     #[test]
-    fn a_flag_for_model_data_or_devices_ends_the_demo() {
-        for line in ["--model gpt2-mini", "--data builtin", "--devices cpu:1", "train"] {
+    fn a_flag_for_model_data_batch_or_devices_ends_the_demo() {
+        for line in ["--model gpt2-mini", "--data builtin", "--batch 16,8", "--devices cpu:1", "train"] {
             let devices = spec(line).unwrap().devices;
             assert_eq!(devices.devices, "cpu:1");
             assert_eq!(devices.device_memory_bytes, ByteSize(4_000_000_000));
