@@ -52,8 +52,13 @@ impl RunDir {
     /// and written to. Nothing in it changes, and it is not made yet.
     pub(crate) fn at(out: &Path, force: bool) -> Result<Self> {
         check_utf8(out)?;
-        let dir = Self::new(out, force, false);
+        let mut dir = Self::new(out, force, false);
         let existing = dir.check_vacant()?;
+        if out.is_dir() {
+            // It is taken for good when the run begins.
+            dir.take()?;
+            dir.lock = None;
+        }
         check_writable(&existing).with_context(|| dir.cannot_be_written())?;
         Ok(dir)
     }

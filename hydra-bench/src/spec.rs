@@ -6,6 +6,7 @@ use crate::args::{
 };
 use crate::doctor;
 use crate::error::Usage;
+use crate::inputs::Inputs;
 use crate::machine::Machine;
 use crate::parse::{self, CheckpointArg, DevicesArg};
 use anyhow::{Context, Result, bail};
@@ -77,6 +78,9 @@ pub(crate) struct RunSpec {
     pub(crate) model: ModelSpec,
     pub(crate) training: TrainingSpec,
     pub(crate) devices: DevicesSpec,
+    /// What the model and the text were when the run began; set when they have been read.
+    #[serde(default)]
+    pub(crate) inputs: Option<Inputs>,
 }
 
 /// The model and its text.
@@ -193,7 +197,8 @@ impl RunSpec {
         let devices = DevicesSpec::new(devices, demo, machine)?;
         let model = ModelSpec::new(model)?;
         let checkpoint_every = CheckpointArg::default();
-        let spec = Self { format: SPEC_FORMAT, command, checkpoint_every, model, training, devices };
+        let spec =
+            Self { format: SPEC_FORMAT, command, checkpoint_every, model, training, devices, inputs: None };
         spec.check()?;
         Ok(spec)
     }

@@ -2,6 +2,7 @@
 
 use crate::args::OutArgs;
 use crate::error::{Interrupted, Outcome, Usage, print, render, tell};
+use crate::inputs::Inputs;
 use crate::leaderboard::Report;
 use crate::needs;
 use crate::parse::CheckpointArg;
@@ -144,6 +145,12 @@ fn submit(
     }
     let batches = spec.training.batch.iter().filter_map(|&batch| note_of_batch(batch, &texts.train));
     batches.chain(note_of_cuts(&spec.devices)).for_each(|note| tell(&note));
+    match (dir, &spec.inputs) {
+        (Some(dir), Some(begun)) if dir.is_resumed() => begun.check(&model, &texts, spec, dir)?,
+        // A run of the time before inputs were kept has none.
+        (Some(dir), _) if !dir.is_resumed() => spec.inputs = Some(Inputs::of(&model, &texts)?),
+        _ => {}
+    }
     for configuration in spec.grid()? {
         let task = task(spec, &configuration, &model, &texts);
         orchestrator.submit(match dir {
