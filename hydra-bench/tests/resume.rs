@@ -249,6 +249,13 @@ fn a_run_that_was_killed_while_it_drew_is_put_together_again() {
         assert!(dir.join(name).is_file(), "{name}");
     }
     assert!(!half.iter().any(|name| dir.join(name).exists()), "nothing half written is left");
+
+    let before = results(&dir);
+    let moved = root.path().join("moved");
+    fs::rename(&dir, &moved).unwrap();
+    fs::remove_file(moved.join("report.json")).unwrap();
+    resume(&moved, &[]);
+    assert_eq!(results(&moved), before, "with the models where they are now");
 }
 
 #[test]
