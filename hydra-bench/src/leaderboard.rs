@@ -108,6 +108,11 @@ impl Report {
         self.tasks.iter().any(|task| task.state == "stopped")
     }
 
+    /// Whether every task was trained to its end.
+    pub(crate) fn all_done(&self) -> bool {
+        self.tasks.iter().all(|task| task.state == "done")
+    }
+
     /// The number of tasks.
     pub(crate) fn len(&self) -> usize {
         self.tasks.len()

@@ -202,6 +202,10 @@ fn what_cannot_go_on_is_refused() {
     assert!(output.status.success() && !never.join("checkpoints").exists());
     let spec = fs::read_to_string(never.join("spec.toml")).unwrap();
     assert!(spec.contains("checkpoint_every = \"never\""), "{spec}");
+    let (lines, report) = (events(&never), fs::read(never.join("report.json")).unwrap());
+    assert_eq!(resume(&never, &[]), "note: nothing is left to do: every task has been trained to its end\n");
+    assert_eq!(events(&never), lines, "what is finished is not trained again");
+    assert_eq!(fs::read(never.join("report.json")).unwrap(), report);
     let run = root.path().join("run");
     let mut child = begin(&run);
     wait_for_checkpoints(&run, &mut child, 1);
@@ -326,6 +330,7 @@ fn a_task_that_begins_from_the_start_needs_the_model_and_the_data_of_the_runs_be
     fs::write(&data, text.replace("words", "lines")).unwrap();
     // That of the other task is refused by its checkpoint, and where there is none, like this.
     fs::remove_file(run.join("checkpoints/b4-lr1e-3.safetensors")).unwrap();
+    fs::remove_file(run.join("report.json")).unwrap();
     fails(&["resume", run.to_str().unwrap()], 1, &["task `b4-lr1e-3` has", "the data `", &data]);
     fs::write(&data, text).unwrap();
     assert_eq!(resume(&run, &[]), "note: the run goes on: 2 from the start\n");
