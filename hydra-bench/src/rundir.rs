@@ -53,13 +53,13 @@ impl RunDir {
     pub(crate) fn at(out: &Path, force: bool) -> Result<Self> {
         check_utf8(out)?;
         let mut dir = Self::new(out, force, false);
-        let existing = dir.check_vacant()?;
+        dir.check_usable()?;
         if out.is_dir() {
+            dir.check_replaceable()?;
             // It is taken for good when the run begins.
             dir.take()?;
             dir.lock = None;
         }
-        check_writable(&existing).with_context(|| dir.cannot_be_written())?;
         Ok(dir)
     }
 
@@ -99,7 +99,13 @@ impl RunDir {
 
     /// Whether a default run directory could be made; nothing is.
     pub(crate) fn check_next() -> Result<()> {
-        Self::at(Path::new(DEFAULT_PARENT), true).map(|_| ())
+        let parent = Path::new(DEFAULT_PARENT);
+        check_utf8(parent)?;
+        Self::new(parent, true, false).check_usable()
+    }
+
+    fn check_usable(&self) -> Result<()> {
+        check_writable(&self.check_vacant()?).with_context(|| self.cannot_be_written())
     }
 
     /// Makes the directory, or removes the run that is in it, and nothing else that may be there.
@@ -115,8 +121,8 @@ impl RunDir {
         self.take()?;
         self.created |= made;
         // Measuring took its time, in which another run may have begun here.
-        self.check_vacant()?;
-        check_writable(&self.path).with_context(|| self.cannot_be_written())?;
+        self.check_usable()?;
+        self.check_replaceable()?;
         self.clear()?;
         self.begun = true;
         Ok(())
@@ -150,6 +156,19 @@ impl RunDir {
         Ok(existing.to_owned())
     }
 
+    /// Refuses to remove what has the name of a run's file where no run is: somebody's own `models`, for instance.
+    fn check_replaceable(&self) -> Result<()> {
+        let there = |name: &&str| fs::symlink_metadata(self.path.join(name)).is_ok();
+        match CONTENTS.into_iter().find(there) {
+            Some(name) if !there(&SPEC) => bail!(
+                "`{}` is not a run directory, for it has no {SPEC}, and its `{name}` would be lost: give another --out, or \
+                 move that away",
+                self.path.display()
+            ),
+            _ => Ok(()),
+        }
+    }
+
     fn cannot_be_written(&self) -> String {
         format!("the run directory `{}` cannot be written to: give another --out", self.path.display())
     }
@@ -177,7 +196,8 @@ impl RunDir {
     }
 
     fn clear(&self) -> Result<()> {
-        CONTENTS.iter().try_for_each(|name| {
+        // The spec, which makes it a run directory, goes last.
+        CONTENTS.iter().rev().try_for_each(|name| {
             self.remove(name)?;
             // What a run that was killed has left.
             self.remove(&format!("{name}{UNFINISHED}"))
@@ -488,14 +508,13 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join("deep/run");
         let mut dir = RunDir::at(&path, false).unwrap();
-        let [late, late_again] = [(); 2].map(|()| RunDir::at(&path, false).unwrap());
+        let [mut late, late_again] = [(); 2].map(|()| RunDir::at(&path, false).unwrap());
         assert!(!root.path().join("deep").exists(), "it is made when the run begins");
         dir.begin().unwrap();
         dir.write_spec("x = 1").unwrap();
-        for mut other in [late, RunDir::at(&path, true).unwrap()] {
-            assert!(other.begin().unwrap_err().to_string().contains("a run is in the directory"));
-            other.discard();
-        }
+        assert!(late.begin().unwrap_err().to_string().contains("a run is in the directory"));
+        late.discard();
+        assert!(RunDir::at(&path, true).unwrap_err().to_string().contains("a run is in the directory"));
         assert!(RunDir::resume(&path).unwrap_err().to_string().contains("a run is in the directory"));
         assert!(path.join(SPEC).exists(), "who could not take it leaves it as it was");
         drop(dir);
@@ -514,6 +533,24 @@ mod tests {
         RunDir::at(&path, true).unwrap().begin().unwrap();
         assert!(!path.join(SPEC).exists() && !path.join(MODELS).exists());
         assert!(path.join("notes.txt").exists(), "only the run is removed");
+    }
+
+    #[test]
+    fn what_only_has_the_name_of_a_runs_file_is_not_removed() {
+        let root = tempfile::tempdir().unwrap();
+        let mine = root.path().join("models/mine");
+        fs::create_dir_all(&mine).unwrap();
+        let error = RunDir::at(root.path(), true).unwrap_err().to_string();
+        assert!(
+            error.contains("is not a run directory") && error.contains("`models` would be lost"),
+            "{error}"
+        );
+        fs::rename(root.path().join(MODELS), root.path().join("kept")).unwrap();
+        let mut dir = RunDir::at(root.path(), true).unwrap();
+        fs::create_dir_all(&mine).unwrap();
+        assert!(dir.begin().unwrap_err().to_string().contains("would be lost"), "nor what has come since");
+        dir.discard();
+        assert!(mine.is_dir());
     }
 
     #[test]
