@@ -3,22 +3,35 @@
 use crate::check::CheckArgs;
 use crate::doctor::DoctorArgs;
 use crate::parse::{self, CheckpointArg, DevicesArg};
+use crate::spec::DEFAULT_MODEL;
 use crate::step::StepArgs;
+use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use hydra_core::{Bandwidth, ByteSize, FloatType};
 use hydra_models::data::Split;
+use hydra_models::gpt2::PRESETS;
 use hydra_sched::PolicyKind;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
 const AFTER_HELP: &str = "\
-Without a subcommand, `hydra` is `hydra select`. Without --model, --data, --devices, --device-memory and \
---spec, that is the demo: twelve small byte-level GPT-2 models, trained from scratch on the built-in corpus \
+Without a subcommand, `hydra` is `hydra select`. Without --model, --data, --batch, --devices, --device-memory \
+and --spec, that is the demo: twelve small byte-level GPT-2 models, trained from scratch on the built-in corpus \
 by two logical CPU devices of one thread each, whose memory is so small that every model is cut into three \
 shards or more.
 
 The exit status is 0 when every task was trained, 1 when something failed, 2 when the command line is \
 wrong, and 130 when the run was interrupted. HYDRA_LOG=info shows the run's log on standard error.";
+
+/// Of `hydra resume`, whose flags of devices and checkpoints are those of every command.
+const AFTER_RESUME: &str = "\
+What is not given is as the run was begun, whatever the defaults above: its devices and their memory, and how often \
+it is kept. Results do not depend on it, but for the kind of device, --precision and --optimizer-placement.";
+
+/// The heading of flags about how it learns.
+const TRAINING: &str = "Training";
+/// The heading of flags about what is written and printed.
+pub(crate) const OUTPUT: &str = "Output";
 
 /// Train many models, each larger than a device's memory, on few devices, exactly.
 #[derive(Debug, Parser)]
@@ -48,6 +61,7 @@ pub(crate) enum Command {
     /// Try a device and measure it: do its kernels, copies and memory do what training needs?
     Check(Box<CheckArgs>),
     /// Go on with a run that was interrupted, from its last checkpoints, to the results that it would have had
+    #[command(after_help = AFTER_RESUME)]
     Resume(Box<ResumeArgs>),
     /// Print the leaderboard of a run directory again
     Report(ReportArgs),
@@ -63,10 +77,16 @@ pub(crate) struct SelectArgs {
     #[command(flatten)]
     pub(crate) model: ModelArgs,
     /// Minibatch sizes, separated by commas [default: 16,8; of the demo 12,8]
-    #[arg(long, value_name = "N,..", value_delimiter = ',', value_parser = parse::batch, allow_hyphen_values = true)]
+    #[arg(
+        long, value_name = "N,..", value_delimiter = ',',
+        value_parser = parse::batch, help_heading = TRAINING, allow_hyphen_values = true
+    )]
     pub(crate) batch: Vec<usize>,
     /// Learning rates, separated by commas [default: 3e-3,1e-3,6e-4,3e-4,1e-4,3e-5]
-    #[arg(long, value_name = "RATE,..", value_delimiter = ',', value_parser = parse::rate, allow_hyphen_values = true)]
+    #[arg(
+        long, value_name = "RATE,..", value_delimiter = ',',
+        value_parser = parse::rate, help_heading = TRAINING, allow_hyphen_values = true
+    )]
     pub(crate) lr: Vec<f64>,
     #[command(flatten)]
     pub(crate) learn: LearnArgs,
@@ -124,10 +144,16 @@ pub(crate) struct TrainArgs {
     #[command(flatten)]
     pub(crate) model: ModelArgs,
     /// The minibatch size
-    #[arg(long, value_name = "N", default_value = "8", value_parser = parse::batch, allow_hyphen_values = true)]
+    #[arg(
+        long, value_name = "N", default_value = "8",
+        value_parser = parse::batch, help_heading = TRAINING, allow_hyphen_values = true
+    )]
     pub(crate) batch: usize,
     /// The learning rate
-    #[arg(long, value_name = "RATE", default_value = "3e-4", value_parser = parse::rate, allow_hyphen_values = true)]
+    #[arg(
+        long, value_name = "RATE", default_value = "3e-4",
+        value_parser = parse::rate, help_heading = TRAINING, allow_hyphen_values = true
+    )]
     pub(crate) lr: f64,
     #[command(flatten)]
     pub(crate) learn: LearnArgs,
@@ -145,16 +171,15 @@ pub(crate) struct ResumeArgs {
     /// A run directory
     #[arg(value_name = "DIR")]
     pub(crate) dir: PathBuf,
-    /// What is not given is as the run was begun; results do not depend on it, but for the kind of device
     #[command(flatten)]
     pub(crate) devices: DeviceArgs,
     #[command(flatten)]
     pub(crate) keep: KeepArgs,
     /// Write the measured costs of what is left as a workload that `hydra simulate` replays
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = OUTPUT)]
     pub(crate) record: Option<PathBuf>,
     /// Print the final report as JSON, alone on standard output
-    #[arg(long)]
+    #[arg(long, help_heading = OUTPUT)]
     pub(crate) json: bool,
 }
 
@@ -172,7 +197,7 @@ pub(crate) struct EvalArgs {
     #[command(flatten)]
     pub(crate) devices: DeviceArgs,
     /// Print the result as JSON, alone on standard output
-    #[arg(long)]
+    #[arg(long, help_heading = OUTPUT)]
     pub(crate) json: bool,
 }
 
@@ -190,10 +215,10 @@ pub(crate) struct PartitionArgs {
     #[command(flatten)]
     pub(crate) devices: DeviceArgs,
     /// Save the plan as JSON, to be used by --plan
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = OUTPUT)]
     pub(crate) out: Option<PathBuf>,
     /// Print the plan and the budgets as JSON, alone on standard output
-    #[arg(long)]
+    #[arg(long, help_heading = OUTPUT)]
     pub(crate) json: bool,
 }
 
@@ -264,11 +289,10 @@ pub(crate) struct LabArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Model and data")]
 pub(crate) struct ModelArgs {
-    /// A preset or a configuration (trained from scratch), or a Hugging Face directory [default: bytes-tiny]
-    #[arg(long, value_name = "PRESET|FILE.json|DIR")]
+    #[arg(long, value_name = "PRESET|FILE.json|DIR", value_parser = NonEmptyStringValueParser::new(), help = model_help())]
     pub(crate) model: Option<String>,
     /// `builtin`, a WikiText directory or a plain-text file (its last tenth is held out) [default: builtin]
-    #[arg(long, value_name = "builtin|DIR|FILE")]
+    #[arg(long, value_name = "builtin|DIR|FILE", value_parser = NonEmptyStringValueParser::new())]
     pub(crate) data: Option<String>,
     /// Tokens in a block [default: the model's positions, at most 512]
     #[arg(long, value_name = "N", value_parser = parse::context, allow_hyphen_values = true)]
@@ -287,7 +311,7 @@ pub(crate) struct ModelArgs {
 
 /// How it learns.
 #[derive(Debug, Args)]
-#[command(next_help_heading = "Training")]
+#[command(next_help_heading = TRAINING)]
 pub(crate) struct LearnArgs {
     /// Microbatches that a minibatch is cut into, whose gradients add up [default: 1]
     #[arg(long, value_name = "N", value_parser = parse::count, allow_hyphen_values = true)]
@@ -346,7 +370,7 @@ pub(crate) struct DeviceArgs {
     /// So much of a disk for masters and optimizer state that host memory has no room for [default: none]
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub(crate) disk_memory: Option<ByteSize>,
-    /// The directory for them, in files that nobody sees and that end with the run [default: the run directory]
+    /// The directory for them, in files that nobody sees and that end with the run [default: the run directory, if any]
     #[arg(long, value_name = "DIR")]
     pub(crate) disk: Option<PathBuf>,
     /// The part of the host memory that may be page-locked for NVIDIA's GPUs [default: half of what is free]
@@ -376,14 +400,27 @@ pub(crate) struct DeviceArgs {
     pub(crate) plan: Option<PathBuf>,
 }
 
+/// What `--model` is.
+pub(crate) fn model_help() -> String {
+    let presets = PRESETS.map(|preset| preset.name);
+    format!(
+        "A preset ({}) or a configuration, trained from scratch, or a Hugging Face directory [default: {DEFAULT_MODEL}]",
+        any_of(&presets)
+    )
+}
+
 fn policy_help() -> String {
     format!("Who runs next: {} [default: {}]", policies(PolicyKind::name), PolicyKind::default())
 }
 
 /// The policies by name, each as `name` gives it.
 fn policies<T: std::fmt::Display>(name: impl Fn(PolicyKind) -> T) -> String {
-    let [first @ .., last] = &PolicyKind::ALL.map(|kind| name(kind).to_string());
-    format!("{} or {last}", first.join(", "))
+    any_of(&PolicyKind::ALL.map(|kind| name(kind).to_string()))
+}
+
+fn any_of<T: AsRef<str>>(names: &[T]) -> String {
+    let names: Vec<&str> = names.iter().map(AsRef::as_ref).collect();
+    names.split_last().map_or_else(String::new, |(last, first)| format!("{} or {last}", first.join(", ")))
 }
 
 /// How often a run is kept, so that it can go on.
@@ -398,7 +435,7 @@ pub(crate) struct KeepArgs {
 
 /// Where the results go.
 #[derive(Debug, Args)]
-#[command(next_help_heading = "Output")]
+#[command(next_help_heading = OUTPUT)]
 pub(crate) struct OutArgs {
     /// The run directory [default: runs/<command>-<the next free number>]
     #[arg(long, value_name = "DIR")]
@@ -539,6 +576,10 @@ mod tests {
             assert_eq!(error.exit_code(), 2, "{message}");
             assert!(message.contains(flag) && message.contains(says), "{arguments:?}: {message}");
         }
+        for flag in ["--model", "--data", "--out"] {
+            let error = fails(&["train", flag, ""]);
+            assert!(error.exit_code() == 2 && error.to_string().contains(flag), "{error}");
+        }
         assert_eq!(fails(&["train", "--lr", "1e-3,1e-4"]).exit_code(), 2);
         assert_eq!(fails(&["report"]).exit_code(), 2);
         assert!(
@@ -554,6 +595,50 @@ mod tests {
         let list = policies(|kind| format!("`{kind}`"));
         for page in [include_str!("../../docs/cli.md"), include_str!("../../docs/report.md")] {
             assert!(page.contains(&list), "{list} in\n{page}");
+        }
+    }
+
+    #[test]
+    fn every_preset_is_in_the_help_and_in_the_manual() {
+        let page = include_str!("../../docs/cli.md");
+        for preset in PRESETS {
+            assert!(model_help().contains(preset.name), "{}", preset.name);
+            let row = format!("| `{}` | {} |", preset.name, preset.description);
+            assert!(page.contains(&row), "{row}");
+        }
+    }
+
+    #[test]
+    fn the_commands_of_the_manuals_are_understood() {
+        let mut commands = 0;
+        for page in [include_str!("../../README.md"), include_str!("../../docs/cli.md")] {
+            for line in page.lines() {
+                let line = line.split('#').next().unwrap_or_default();
+                let arguments =
+                    line.strip_prefix("cargo run -p hydra-bench -- ").or(line.strip_prefix("hydra "));
+                let Some(arguments) = arguments else { continue };
+                let read = Cli::try_parse_from(["hydra"].into_iter().chain(arguments.split_whitespace()));
+                assert!(read.is_ok(), "{line}: {}", read.unwrap_err());
+                commands += 1;
+            }
+        }
+        assert!(commands >= 12, "{commands}");
+    }
+
+    #[test]
+    fn flags_stand_where_they_belong_in_the_help() {
+        let mut command = Cli::command();
+        for (name, flag, heading) in [
+            ("train", "batch", TRAINING),
+            ("select", "lr", TRAINING),
+            ("eval", "json", OUTPUT),
+            ("partition", "out", OUTPUT),
+            ("step", "json", OUTPUT),
+            ("resume", "record", OUTPUT),
+        ] {
+            let subcommand = command.find_subcommand_mut(name).unwrap();
+            let found = subcommand.get_arguments().find(|argument| argument.get_id() == flag).unwrap();
+            assert_eq!(found.get_help_heading(), Some(heading), "{name} --{flag}");
         }
     }
 

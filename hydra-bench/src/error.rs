@@ -1,5 +1,6 @@
 //! The exit status of what can go wrong, and how it is printed.
 
+use anyhow::Context;
 use std::error::Error;
 use std::io::Write;
 use std::process::ExitCode;
@@ -77,18 +78,17 @@ pub(crate) fn tell(line: &str) {
 }
 
 /// Writes to standard output. A reader that has gone away (`hydra report DIR | head`) is no error.
-pub(crate) fn print(text: &str) -> std::io::Result<()> {
+pub(crate) fn print(text: &str) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
-        result => result,
+        result => result.context("standard output could not be written"),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use anyhow::Context;
 
     #[test]
     fn causes_are_printed_and_decide_the_status() {

@@ -110,6 +110,11 @@ impl Report {
         self.tasks.iter().any(|task| task.state == "stopped")
     }
 
+    /// Whether every task was trained to its end.
+    pub(crate) fn all_done(&self) -> bool {
+        self.tasks.iter().all(|task| task.state == "done")
+    }
+
     /// The number of tasks.
     pub(crate) fn len(&self) -> usize {
         self.tasks.len()
@@ -160,9 +165,9 @@ impl Report {
             ("test ppl", Align::Right),
             ("state", Align::Left),
         ]);
-        for (rank, task) in self.ranked().into_iter().enumerate() {
+        for (rank, task) in self.ranked() {
             table.row(vec![
-                (rank + 1).to_string(),
+                rank.map_or_else(|| "-".to_owned(), |rank| rank.to_string()),
                 task.name.clone(),
                 task.config.get("batch").map_or_else(|| "-".to_owned(), ToString::to_string),
                 task.config
@@ -180,18 +185,22 @@ impl Report {
         table.render()
     }
 
-    /// The tasks by validation perplexity; failed ones and those without it come last, in their order.
-    fn ranked(&self) -> Vec<&Task> {
-        let key = |task: &Task| {
-            let known =
-                task.validation.as_ref().and_then(|v| v.perplexity).filter(|_| task.state != "failed");
-            known.unwrap_or(f64::INFINITY)
+    /// The tasks by validation perplexity, of which equal ones have equal ranks; failed ones and those that were not
+    /// validated have none and come last, the failed ones behind the others.
+    fn ranked(&self) -> Vec<(Option<usize>, &Task)> {
+        let key = |task: &Task| match (task.state == "failed", &task.validation) {
+            (false, Some(validation)) => (0, validation.perplexity.unwrap_or(f64::INFINITY)),
+            (false, None) => (1, 0.0),
+            (true, _) => (2, 0.0),
+        };
+        let before = |a: &&Task, b: &&Task| {
+            let ((a, a_perplexity), (b, b_perplexity)) = (key(a), key(b));
+            a.cmp(&b).then(a_perplexity.total_cmp(&b_perplexity))
         };
         let mut tasks: Vec<&Task> = self.tasks.iter().collect();
-        tasks.sort_by(|a, b| {
-            key(a).total_cmp(&key(b)).then((a.state == "failed").cmp(&(b.state == "failed")))
-        });
-        tasks
+        tasks.sort_by(before);
+        let rank = |task: &&Task| 1 + tasks.partition_point(|other| before(other, task).is_lt());
+        tasks.iter().map(|task| ((key(task).0 == 0).then(|| rank(task)), *task)).collect()
     }
 
     fn device_table(&self) -> String {
@@ -294,10 +303,24 @@ mod tests {
     #[test]
     fn the_best_come_first_and_the_failed_last() {
         let report = Report::parse(&report().to_string()).unwrap();
-        let names: Vec<&str> = report.ranked().into_iter().map(|task| task.name.as_str()).collect();
-        assert_eq!(names, ["best", "worse", "diverged", "broken"]);
+        let ranked: Vec<_> = report.ranked().iter().map(|(rank, task)| (*rank, task.name.as_str())).collect();
+        assert_eq!(ranked, [(Some(1), "best"), (Some(2), "worse"), (Some(3), "diverged"), (None, "broken")]);
         assert_eq!(report.failures(), ["broken: the loss is NaN at step 3"]);
         assert!(!report.stopped());
+    }
+
+    #[test]
+    fn equal_ones_have_equal_ranks_and_what_was_not_validated_has_none() {
+        let mut json = report();
+        let tasks = json["tasks"].as_array_mut().unwrap();
+        tasks.push(tasks[0].clone());
+        tasks[3]["validation"] = json!(null);
+        let report = Report::parse(&json.to_string()).unwrap();
+        let ranks: Vec<_> = report.ranked().iter().map(|(rank, _)| *rank).collect();
+        assert_eq!(ranks, [Some(1), Some(2), Some(2), None, None]);
+        let text = report.render();
+        let last: Vec<&str> = text.lines().take(6).skip(4).map(str::trim_start).collect();
+        assert!(last[0].starts_with("-  diverged") && last[1].starts_with("-  broken"), "{text}");
     }
 
     #[test]

@@ -7,7 +7,7 @@
 //! | --- | --- |
 //! | `args`, `parse` | the flags, their help and the readers of their values |
 //! | `spec`, `machine`, `procfs` | the spec of a run, every flag resolved; what the machine has |
-//! | `workload`, `session` | the model and the texts; the devices and the orchestrator |
+//! | `workload`, `inputs`, `session` | the model and the texts; their hashes; the devices and the orchestrator |
 //! | `train`, `resume`, `eval`, `partition`, `step`, `show` | the commands |
 //! | `doctor` | what a GPU needs and what of it is here, for the command and for `--devices` |
 //! | `check` | the checklist of a device, with figures |
@@ -30,6 +30,7 @@ mod compare;
 mod doctor;
 mod error;
 mod eval;
+mod inputs;
 mod lab;
 mod leaderboard;
 mod log;

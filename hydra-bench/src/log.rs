@@ -3,6 +3,7 @@
 use crate::error::tell;
 use crate::progress;
 use std::env::{self, VarError};
+use std::ffi::OsString;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
@@ -18,10 +19,15 @@ pub(crate) fn to(terminal: &indicatif::MultiProgress) {
         .with_env_filter(filter)
         .without_time()
         .with_target(false)
-        .with_ansi(progress::interactive())
+        .with_ansi(progress::interactive() && !no_colour(env::var_os("NO_COLOR")))
         .with_writer(move || writer.clone());
     // Fails where a program that calls `run` logs already.
     let _ = subscriber.try_init();
+}
+
+/// Whether this value of `NO_COLOR` asks for a log without colours: any that is not empty.
+fn no_colour(asked: Option<OsString>) -> bool {
+    asked.is_some_and(|value| !value.is_empty())
 }
 
 /// The filter that was asked for, or the default; and what to say of one that was probably not meant.

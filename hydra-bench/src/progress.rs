@@ -10,10 +10,12 @@ use std::io::{self, IsTerminal, Write};
 
 /// Of more tasks than this, only those that have begun and not ended have a bar.
 const MAX_IDLE_BARS: usize = 16;
-const TASK_STYLE: &str = "{prefix:>16} {bar:24} {pos:>6}/{len:<6} {msg}  {eta} left";
-const WHOLE_STYLE: &str = "       the whole {bar:24} {pos:>6}/{len:<6} {msg}  {elapsed} gone, {eta} left";
-
-const ENDED_STYLE: &str = "{prefix:>16} {bar:24} {pos:>6}/{len:<6} {msg}";
+// A line that is wider than the terminal would take two rows, and of a dozen tasks some would find no room: the end of
+// a message is left out instead.
+const TASK_STYLE: &str = "{prefix:>12} {bar:12} {pos:>5}/{len:<5} {eta:>4} left  {wide_msg}";
+const WHOLE_STYLE: &str =
+    "   the whole {bar:12} {pos:>5}/{len:<5} {eta:>4} left  {elapsed:>4} gone  {wide_msg}";
+const ENDED_STYLE: &str = "{prefix:>12} {bar:12} {pos:>5}/{len:<5} {wide_msg}";
 
 /// Draws the bars.
 pub(crate) struct Progress {
@@ -130,7 +132,8 @@ impl Progress {
             }
             false => {
                 bar.set_style(style(ENDED_STYLE));
-                bar.abandon_with_message(format!("{}  {}", bar.message(), state_name(state)));
+                // The state stands where the time that is left did.
+                bar.abandon_with_message(format!("{:<9}  {}", state_name(state), bar.message()));
             }
         }
     }
@@ -149,7 +152,7 @@ impl Observer for Progress {
             RunEvent::Resumed { task, step, .. } => self.resumed(task, step),
             RunEvent::Checkpointed { .. } => {}
             RunEvent::CheckpointFailed { task, error, .. } => self.warn(task, error),
-            RunEvent::Stopping => self.whole.set_message("stopping at the minibatches' ends"),
+            RunEvent::Stopping => self.whole.set_message("stopping"),
         }
     }
 }
@@ -215,6 +218,30 @@ mod tests {
     fn templates_are_understood() {
         for template in [TASK_STYLE, WHOLE_STYLE, ENDED_STYLE] {
             assert!(ProgressStyle::with_template(template).is_ok());
+        }
+    }
+
+    /// Columns of a template before its message: of a placeholder, those that it is padded to.
+    fn columns(template: &str) -> usize {
+        let columns = |part: &str| match part.split_once('}') {
+            Some((placeholder, text)) => {
+                let padded = placeholder.trim_start_matches(|c: char| !c.is_ascii_digit());
+                padded.parse().unwrap_or(0) + text.chars().count()
+            }
+            None => part.chars().count(),
+        };
+        template.split('{').map(columns).sum()
+    }
+
+    #[test]
+    fn a_bar_is_one_row_of_a_terminal_of_80_columns() {
+        for (template, message) in [
+            (TASK_STYLE, "loss 4.4702  12.3k tokens/s"),
+            (ENDED_STYLE, "stopped    perplexity 115.71"),
+            (WHOLE_STYLE, "cpu:0 90%  cpu:1 90%"),
+        ] {
+            assert!(template.ends_with("{wide_msg}"), "a longer message would go on in the next row");
+            assert!(columns(template) + message.len() <= 80, "{template}: {}", columns(template));
         }
     }
 

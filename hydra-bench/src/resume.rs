@@ -2,7 +2,8 @@
 
 use crate::args::{OutArgs, ReportArgs, ResumeArgs};
 use crate::error::{Outcome, tell};
-use crate::rundir::RunDir;
+use crate::leaderboard::Report;
+use crate::rundir::{RunDir, read_report};
 use crate::session::Surroundings;
 use crate::spec::RunSpec;
 use crate::{show, train};
@@ -14,7 +15,11 @@ pub(crate) fn run(args: &ResumeArgs, around: &Surroundings) -> Result<Outcome> {
     args.record.as_deref().map_or(Ok(()), train::check_record)?;
     let dir = RunDir::resume(&args.dir)?;
     let mut spec = RunSpec::resume(&dir.spec_file(), &dir.plans(), args, &around.machine)?;
-    let left = left(&dir, &spec)?;
+    let mut left = left(&dir, &spec)?;
+    if left.new == spec.grid()?.len() && was_trained(&dir, &spec)? {
+        // It was not to be kept (`--checkpoint-every never`), and came to its end.
+        left = Left { finished: left.new, new: 0, ..left };
+    }
     let note = match left.gone_from(&dir) {
         Some(gone) if left.is_nothing() => bail!(gone),
         Some(gone) => format!("note: {}\nnote: {gone}", left.shown()),
@@ -28,6 +33,17 @@ pub(crate) fn run(args: &ResumeArgs, around: &Surroundings) -> Result<Outcome> {
     let out =
         OutArgs { out: None, force: false, dry_run: false, record: args.record.clone(), json: args.json };
     train::run_in(dir, &mut spec, &out, Some(&note), around)
+}
+
+/// Whether the report says that every task was trained to its end, and all models are there.
+fn was_trained(dir: &RunDir, spec: &RunSpec) -> Result<bool> {
+    for configuration in spec.grid()? {
+        if !dir.model_dir(&configuration.name)?.is_dir() {
+            return Ok(false);
+        }
+    }
+    let report = read_report(dir.path()).and_then(|text| Report::parse(&text));
+    Ok(report.is_ok_and(|report| report.all_done()))
 }
 
 /// How far the tasks of a run are.

@@ -51,9 +51,15 @@ impl RunDir {
     /// The directory `out`, which must be empty or missing unless `force`, and must be one that can be made
     /// and written to. Nothing in it changes, and it is not made yet.
     pub(crate) fn at(out: &Path, force: bool) -> Result<Self> {
-        let dir = Self::new(out, force, false);
-        let existing = dir.check_vacant()?;
-        check_writable(&existing).with_context(|| dir.cannot_be_written())?;
+        check_utf8(out)?;
+        let mut dir = Self::new(out, force, false);
+        dir.check_usable()?;
+        if out.is_dir() {
+            dir.check_replaceable()?;
+            // It is taken for good when the run begins.
+            dir.take()?;
+            dir.lock = None;
+        }
         Ok(dir)
     }
 
@@ -66,6 +72,7 @@ impl RunDir {
         if !path.is_dir() {
             bail!("`{}` is not a run directory: there is no such directory", path.display());
         }
+        check_utf8(path)?;
         let mut dir = Self { resumed: true, ..Self::new(path, false, false) };
         if !dir.spec_file().is_file() {
             bail!("`{}` is not a run directory: it has no {SPEC}", path.display());
@@ -92,7 +99,13 @@ impl RunDir {
 
     /// Whether a default run directory could be made; nothing is.
     pub(crate) fn check_next() -> Result<()> {
-        Self::at(Path::new(DEFAULT_PARENT), true).map(|_| ())
+        let parent = Path::new(DEFAULT_PARENT);
+        check_utf8(parent)?;
+        Self::new(parent, true, false).check_usable()
+    }
+
+    fn check_usable(&self) -> Result<()> {
+        check_writable(&self.check_vacant()?).with_context(|| self.cannot_be_written())
     }
 
     /// Makes the directory, or removes the run that is in it, and nothing else that may be there.
@@ -108,8 +121,8 @@ impl RunDir {
         self.take()?;
         self.created |= made;
         // Measuring took its time, in which another run may have begun here.
-        self.check_vacant()?;
-        check_writable(&self.path).with_context(|| self.cannot_be_written())?;
+        self.check_usable()?;
+        self.check_replaceable()?;
         self.clear()?;
         self.begun = true;
         Ok(())
@@ -143,6 +156,19 @@ impl RunDir {
         Ok(existing.to_owned())
     }
 
+    /// Refuses to remove what has the name of a run's file where no run is: somebody's own `models`, for instance.
+    fn check_replaceable(&self) -> Result<()> {
+        let there = |name: &&str| fs::symlink_metadata(self.path.join(name)).is_ok();
+        match CONTENTS.into_iter().find(there) {
+            Some(name) if !there(&SPEC) => bail!(
+                "`{}` is not a run directory, for it has no {SPEC}, and its `{name}` would be lost: give another --out, or \
+                 move that away",
+                self.path.display()
+            ),
+            _ => Ok(()),
+        }
+    }
+
     fn cannot_be_written(&self) -> String {
         format!("the run directory `{}` cannot be written to: give another --out", self.path.display())
     }
@@ -155,6 +181,7 @@ impl RunDir {
     fn next_in(parent: &Path, command: &str) -> Result<Self> {
         let make =
             |path: &Path| format!("the run directory `{}` could not be made; give --out", path.display());
+        check_utf8(parent)?;
         fs::create_dir_all(parent).with_context(|| make(parent))?;
         for number in 1_u32.. {
             let path = parent.join(format!("{command}-{number}"));
@@ -169,7 +196,8 @@ impl RunDir {
     }
 
     fn clear(&self) -> Result<()> {
-        CONTENTS.iter().try_for_each(|name| {
+        // The spec, which makes it a run directory, goes last.
+        CONTENTS.iter().rev().try_for_each(|name| {
             self.remove(name)?;
             // What a run that was killed has left.
             self.remove(&format!("{name}{UNFINISHED}"))
@@ -352,6 +380,19 @@ impl RunDir {
     }
 }
 
+/// Refuses a path that the report, which is JSON, could not name.
+fn check_utf8(path: &Path) -> Result<()> {
+    let whole =
+        std::path::absolute(path).with_context(|| format!("`{}` is not a usable path", path.display()))?;
+    if whole.to_str().is_none() {
+        bail!(
+            "the path of the run directory `{}` is not UTF-8, and the report could not name it: give another --out",
+            whole.display()
+        );
+    }
+    Ok(())
+}
+
 /// Removes a file or a directory, if it is there.
 fn remove(path: &Path) -> Result<()> {
     let removed = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
@@ -467,14 +508,13 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join("deep/run");
         let mut dir = RunDir::at(&path, false).unwrap();
-        let [late, late_again] = [(); 2].map(|()| RunDir::at(&path, false).unwrap());
+        let [mut late, late_again] = [(); 2].map(|()| RunDir::at(&path, false).unwrap());
         assert!(!root.path().join("deep").exists(), "it is made when the run begins");
         dir.begin().unwrap();
         dir.write_spec("x = 1").unwrap();
-        for mut other in [late, RunDir::at(&path, true).unwrap()] {
-            assert!(other.begin().unwrap_err().to_string().contains("a run is in the directory"));
-            other.discard();
-        }
+        assert!(late.begin().unwrap_err().to_string().contains("a run is in the directory"));
+        late.discard();
+        assert!(RunDir::at(&path, true).unwrap_err().to_string().contains("a run is in the directory"));
         assert!(RunDir::resume(&path).unwrap_err().to_string().contains("a run is in the directory"));
         assert!(path.join(SPEC).exists(), "who could not take it leaves it as it was");
         drop(dir);
@@ -493,6 +533,24 @@ mod tests {
         RunDir::at(&path, true).unwrap().begin().unwrap();
         assert!(!path.join(SPEC).exists() && !path.join(MODELS).exists());
         assert!(path.join("notes.txt").exists(), "only the run is removed");
+    }
+
+    #[test]
+    fn what_only_has_the_name_of_a_runs_file_is_not_removed() {
+        let root = tempfile::tempdir().unwrap();
+        let mine = root.path().join("models/mine");
+        fs::create_dir_all(&mine).unwrap();
+        let error = RunDir::at(root.path(), true).unwrap_err().to_string();
+        assert!(
+            error.contains("is not a run directory") && error.contains("`models` would be lost"),
+            "{error}"
+        );
+        fs::rename(root.path().join(MODELS), root.path().join("kept")).unwrap();
+        let mut dir = RunDir::at(root.path(), true).unwrap();
+        fs::create_dir_all(&mine).unwrap();
+        assert!(dir.begin().unwrap_err().to_string().contains("would be lost"), "nor what has come since");
+        dir.discard();
+        assert!(mine.is_dir());
     }
 
     #[test]

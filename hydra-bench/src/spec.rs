@@ -6,6 +6,7 @@ use crate::args::{
 };
 use crate::doctor;
 use crate::error::Usage;
+use crate::inputs::Inputs;
 use crate::machine::Machine;
 use crate::parse::{self, CheckpointArg, DevicesArg};
 use anyhow::{Context, Result, bail};
@@ -37,12 +38,13 @@ impl Demo {
     /// budget would cut both models that often.
     const BATCHES: [usize; 2] = [12, 8];
 
-    /// Whether these flags ask for the demo.
-    pub(crate) fn applies(model: &ModelArgs, devices: &DeviceArgs) -> bool {
-        model.model.is_none()
-            && model.data.is_none()
-            && devices.devices.is_none()
-            && devices.device_memory.is_none()
+    /// Whether these flags ask for the demo. Other batches end it, because its memory is made for its own.
+    fn applies(args: &SelectArgs) -> bool {
+        args.model.model.is_none()
+            && args.model.data.is_none()
+            && args.batch.is_empty()
+            && args.devices.devices.is_none()
+            && args.devices.device_memory.is_none()
     }
 }
 
@@ -76,6 +78,9 @@ pub(crate) struct RunSpec {
     pub(crate) model: ModelSpec,
     pub(crate) training: TrainingSpec,
     pub(crate) devices: DevicesSpec,
+    /// What the model and the text were when the run began; set when they have been read.
+    #[serde(default)]
+    pub(crate) inputs: Option<Inputs>,
 }
 
 /// The model and its text.
@@ -166,7 +171,7 @@ impl RunSpec {
         if let Some(file) = &args.spec {
             return Ok(Self::load(file, machine)?.kept(&args.keep));
         }
-        let demo = Demo::applies(&args.model, &args.devices);
+        let demo = Demo::applies(args);
         let batches = if demo { Demo::BATCHES } else { DEFAULT_BATCHES };
         let batch = if args.batch.is_empty() { batches.to_vec() } else { args.batch.clone() };
         let lr = if args.lr.is_empty() { DEFAULT_RATES.to_vec() } else { args.lr.clone() };
@@ -193,7 +198,8 @@ impl RunSpec {
         let devices = DevicesSpec::new(devices, demo, machine)?;
         let model = ModelSpec::new(model)?;
         let checkpoint_every = CheckpointArg::default();
-        let spec = Self { format: SPEC_FORMAT, command, checkpoint_every, model, training, devices };
+        let spec =
+            Self { format: SPEC_FORMAT, command, checkpoint_every, model, training, devices, inputs: None };
         spec.check()?;
         Ok(spec)
     }
@@ -616,8 +622,8 @@ mod tests {
     }
 
     #[test]
-    fn a_flag_for_model_data_or_devices_ends_the_demo() {
-        for line in ["--model gpt2-mini", "--data builtin", "--devices cpu:1", "train"] {
+    fn a_flag_for_model_data_batch_or_devices_ends_the_demo() {
+        for line in ["--model gpt2-mini", "--data builtin", "--batch 16,8", "--devices cpu:1", "train"] {
             let devices = spec(line).unwrap().devices;
             assert_eq!(devices.devices, "cpu:1");
             assert_eq!(devices.device_memory_bytes, ByteSize(4_000_000_000));

@@ -2,7 +2,7 @@
 
 mod measure;
 
-use crate::args::{DeviceArgs, DtypeName};
+use crate::args::{DeviceArgs, DtypeName, OUTPUT, model_help};
 use crate::error::{Outcome, print};
 use crate::parse;
 use crate::session::{Surroundings, devices, orchestrator};
@@ -10,6 +10,7 @@ use crate::spec::{DEFAULT_MODEL, DevicesSpec, check_dtype};
 use crate::table::{Align, Table};
 use crate::workload::context_of;
 use anyhow::{Context, Result, bail};
+use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, ValueEnum};
 use hydra_core::{
     Batch, ByteSize, Dataset, DatasetError, HostActivation, HostTensor, Key, Length, OptimizerSpec, TrainSpec,
@@ -23,8 +24,7 @@ use std::sync::Arc;
 /// `hydra step`.
 #[derive(Debug, Args)]
 pub(crate) struct StepArgs {
-    /// A preset, a configuration or a Hugging Face directory [default: bytes-tiny]
-    #[arg(long, value_name = "PRESET|FILE.json|DIR")]
+    #[arg(long, value_name = "PRESET|FILE.json|DIR", value_parser = NonEmptyStringValueParser::new(), help = model_help())]
     model: Option<String>,
     /// Tokens in a block [default: the model's positions, at most 512]
     #[arg(long, value_name = "N", value_parser = parse::context, allow_hyphen_values = true)]
@@ -53,7 +53,7 @@ pub(crate) struct StepArgs {
     #[command(flatten)]
     devices: DeviceArgs,
     /// Print the result as one line of JSON, alone on standard output
-    #[arg(long)]
+    #[arg(long, help_heading = OUTPUT)]
     json: bool,
 }
 

@@ -3,16 +3,19 @@
 use crate::error::{INTERRUPTED, tell};
 use anyhow::{Context, Result};
 use hydra_engine::StopFlag;
+use indicatif::MultiProgress;
 
-/// Sets `flag` on the first interrupt (or request to terminate) and leaves the process on the second.
-pub(crate) fn on_interrupt(flag: StopFlag) -> Result<()> {
+/// Sets `flag` on the first interrupt (or request to terminate), which is said above the bars, and leaves the process
+/// on the second.
+pub(crate) fn on_interrupt(flag: StopFlag, terminal: MultiProgress) -> Result<()> {
     let handler = move || {
         if flag.is_stopped() {
             std::process::exit(i32::from(INTERRUPTED));
         }
         flag.stop();
         if crate::progress::interactive() {
-            tell("stopping at the minibatches' ends; interrupt again to leave at once");
+            let text = "stopping at the minibatches' ends; interrupt again to leave at once";
+            terminal.suspend(|| tell(text));
         }
     };
     ctrlc::set_handler(handler).context("the handler of interrupts could not be installed")

@@ -2,6 +2,7 @@
 
 use crate::args::OutArgs;
 use crate::error::{Interrupted, Outcome, Usage, print, render, tell};
+use crate::inputs::Inputs;
 use crate::leaderboard::Report;
 use crate::needs;
 use crate::parse::CheckpointArg;
@@ -144,6 +145,12 @@ fn submit(
     }
     let batches = spec.training.batch.iter().filter_map(|&batch| note_of_batch(batch, &texts.train));
     batches.chain(note_of_cuts(&spec.devices)).for_each(|note| tell(&note));
+    match (dir, &spec.inputs) {
+        (Some(dir), Some(begun)) if dir.is_resumed() => begun.check(&model, &texts, spec, dir)?,
+        // A run of the time before inputs were kept has none.
+        (Some(dir), _) if !dir.is_resumed() => spec.inputs = Some(Inputs::of(&model, &texts)?),
+        _ => {}
+    }
     for configuration in spec.grid()? {
         let task = task(spec, &configuration, &model, &texts);
         orchestrator.submit(match dir {
@@ -205,7 +212,7 @@ struct Logged {
 impl Prepared {
     fn new(spec: &mut RunSpec, dir: &mut RunDir, around: &Surroundings) -> Result<Self> {
         let stop = StopFlag::new();
-        stop::on_interrupt(stop.clone())?;
+        stop::on_interrupt(stop.clone(), around.terminal.clone())?;
         let tasks: Vec<String> = spec.grid()?.into_iter().map(|configuration| configuration.name).collect();
         let devices: Vec<String> =
             devices(&spec.devices, &around.machine)?.into_iter().map(|device| device.name).collect();
@@ -255,7 +262,7 @@ impl Prepared {
         results.extend(record(dir, &report, out.record.as_deref()));
         // The last file: a run that is killed before it is put together again when it goes on.
         results.push(dir.write_report(&format!("{text}\n")));
-        results.push(print(&shown).context("the report could not be printed"));
+        results.push(print(&shown));
         let errors: Vec<anyhow::Error> = results.into_iter().filter_map(Result::err).collect();
         let outcome = outcome(&readable, &errors, stop.is_stopped());
         if outcome == Outcome::Interrupted && kept && !report.all_done() {

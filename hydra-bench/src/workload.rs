@@ -3,11 +3,11 @@
 use crate::error::Usage;
 use crate::spec::ModelSpec;
 use anyhow::{Context, Result};
-use hydra_core::{Chain, Dataset, ModelWriter};
+use hydra_core::{Chain, ModelWriter};
 use hydra_models::data::{Corpus, Split, TokenBlocks};
 use hydra_models::gpt2::{self, Gpt2Config, Gpt2Writer, chain};
 use hydra_models::tokenizer::Tokenizer;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// The context when nobody says which, if the model has so many positions.
@@ -21,6 +21,8 @@ pub(crate) struct Model {
     pub(crate) writer: Arc<dyn ModelWriter>,
     config: Gpt2Config,
     tokenizer: Tokenizer,
+    /// The files that its weights are in, if it has some.
+    files: Vec<PathBuf>,
 }
 
 impl Model {
@@ -31,9 +33,22 @@ impl Model {
         let directory = weights.is_some().then(|| Path::new(&spec.model));
         let tokenizer = Tokenizer::for_model(directory, config.vocab_size).with_context(failed)?;
         let config = with_dropout(config, spec.dropout);
+        let files =
+            weights.as_ref().map_or_else(Vec::new, |weights| weights.files().map(PathBuf::from).collect());
         let writer = weights.as_ref().map_or_else(|| Gpt2Writer::new(config.clone()), Gpt2Writer::from);
         let chain = chain(&config, weights).with_context(failed)?.with_float_type(spec.dtype.into());
-        Ok(Self { chain: Arc::new(chain), writer: Arc::new(writer), config, tokenizer })
+        Ok(Self { chain: Arc::new(chain), writer: Arc::new(writer), config, tokenizer, files })
+    }
+
+    /// The files that its weights are in, none if they are drawn.
+    pub(crate) fn files(&self) -> &[PathBuf] {
+        &self.files
+    }
+
+    /// All that its configuration says of what is computed and drawn.
+    pub(crate) fn described(&self) -> Result<String> {
+        let config = Gpt2Config { other: Default::default(), ..self.config.clone() };
+        serde_json::to_string(&config).context("the configuration could not be written as JSON")
     }
 
     /// The context that was asked for, if the model has the positions, or the default.
@@ -49,14 +64,10 @@ impl Model {
     /// The texts of a corpus; validation and test may be missing.
     pub(crate) fn texts(&self, data: &str, context: usize) -> Result<Texts> {
         let corpus = Corpus::load(data)?;
-        let optional = |split| match corpus.has(split) {
-            true => {
-                self.blocks(&corpus, split, context).map(|blocks| Some(Arc::new(blocks) as Arc<dyn Dataset>))
-            }
-            false => Ok(None),
-        };
+        let blocks = |split| self.blocks(&corpus, split, context).map(Arc::new);
+        let optional = |split| corpus.has(split).then(|| blocks(split)).transpose();
         Ok(Texts {
-            train: Arc::new(self.blocks(&corpus, Split::Train, context)?),
+            train: blocks(Split::Train)?,
             validation: optional(Split::Validation)?,
             test: optional(Split::Test)?,
         })
@@ -66,8 +77,15 @@ impl Model {
 /// What a run trains and is measured on.
 pub(crate) struct Texts {
     pub(crate) train: Arc<TokenBlocks>,
-    pub(crate) validation: Option<Arc<dyn Dataset>>,
-    pub(crate) test: Option<Arc<dyn Dataset>>,
+    pub(crate) validation: Option<Arc<TokenBlocks>>,
+    pub(crate) test: Option<Arc<TokenBlocks>>,
+}
+
+impl Texts {
+    /// Their tokens, split by split.
+    pub(crate) fn tokens(&self) -> [Option<&[u32]>; 3] {
+        [Some(&self.train), self.validation.as_ref(), self.test.as_ref()].map(|blocks| Some(blocks?.tokens()))
+    }
 }
 
 /// What to say of a minibatch that is larger than the training text.

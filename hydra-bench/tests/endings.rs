@@ -87,7 +87,7 @@ fn an_interrupted_run_says_how_to_go_on_where_its_report_cannot_be_printed() {
     let output = interrupted("train --steps 1000000", &dir, full.into(), 1, 0);
     let err = text(&output.stderr);
     assert_eq!(output.status.code(), Some(130), "{err}");
-    assert!(err.starts_with("error: the report could not be printed\n  caused by: "), "{err}");
+    assert!(err.starts_with("error: standard output could not be written\n  caused by: "), "{err}");
     assert!(err.ends_with(&format!("\nnote: go on with: hydra resume {}\n", dir.display())), "{err}");
     assert_eq!(json(&dir.join("report.json"))["tasks"][0]["state"], "stopped");
 }

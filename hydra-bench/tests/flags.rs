@@ -226,6 +226,30 @@ fn run_directories_that_cannot_be_used() {
     assert_eq!(fs::read_dir(at("full")).unwrap().count(), 1);
 }
 
+#[cfg(unix)]
+#[test]
+fn a_run_directory_that_the_report_could_not_name_is_refused_before_anything_is_trained() {
+    use std::os::unix::ffi::OsStrExt;
+    let root = tempfile::tempdir().unwrap();
+    let named = root.path().join(std::ffi::OsStr::from_bytes(b"\xff"));
+    let at_it = hydra(&SMALL).arg("--out").arg(&named).output().unwrap();
+    assert!(!named.exists());
+    // A directory of such a name has the default run directories in it, too.
+    fs::create_dir(&named).unwrap();
+    let below_it = hydra(&SMALL).current_dir(&named).output().unwrap();
+    for output in [at_it, below_it] {
+        let err = text(&output.stderr);
+        assert_eq!((output.status.code(), text(&output.stdout)), (Some(1), String::new()), "{err}");
+        assert!(err.contains("is not UTF-8") && err.contains("--out"), "{err}");
+    }
+}
+
+/// The README shows this command.
+#[test]
+fn batches_of_ones_own_are_not_held_to_the_memory_of_the_demo() {
+    says(&["select", "--lr", "1e-3,3e-4", "--batch", "16,8", "--dry-run"]);
+}
+
 /// Every file below a directory, with its bytes.
 fn files(dir: &Path) -> std::collections::BTreeMap<std::path::PathBuf, Vec<u8>> {
     let entries = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());

@@ -77,6 +77,8 @@ fn a_killed_run_goes_on_to_the_results_of_one_that_was_left_alone() {
     wait_for_checkpoints(&killed, &mut child, 2);
     let taken = ["resume", killed.to_str().unwrap()];
     fails(&taken, 1, &["a run is in the directory", "wait until it has ended"]);
+    let replaced = ["--force", "--dry-run", "--out", killed.to_str().unwrap()];
+    fails(&replaced, 1, &["a run is in the directory"]);
     child.kill().unwrap();
     child.wait().unwrap();
     let before = events(&killed);
@@ -200,6 +202,10 @@ fn what_cannot_go_on_is_refused() {
     assert!(output.status.success() && !never.join("checkpoints").exists());
     let spec = fs::read_to_string(never.join("spec.toml")).unwrap();
     assert!(spec.contains("checkpoint_every = \"never\""), "{spec}");
+    let (lines, report) = (events(&never), fs::read(never.join("report.json")).unwrap());
+    assert_eq!(resume(&never, &[]), "note: nothing is left to do: every task has been trained to its end\n");
+    assert_eq!(events(&never), lines, "what is finished is not trained again");
+    assert_eq!(fs::read(never.join("report.json")).unwrap(), report);
     let run = root.path().join("run");
     let mut child = begin(&run);
     wait_for_checkpoints(&run, &mut child, 1);
@@ -247,6 +253,13 @@ fn a_run_that_was_killed_while_it_drew_is_put_together_again() {
         assert!(dir.join(name).is_file(), "{name}");
     }
     assert!(!half.iter().any(|name| dir.join(name).exists()), "nothing half written is left");
+
+    let before = results(&dir);
+    let moved = root.path().join("moved");
+    fs::rename(&dir, &moved).unwrap();
+    fs::remove_file(moved.join("report.json")).unwrap();
+    resume(&moved, &[]);
+    assert_eq!(results(&moved), before, "with the models where they are now");
 }
 
 #[test]
@@ -279,4 +292,47 @@ fn a_finished_run_says_that_it_records_nothing_and_which_model_is_gone() {
     let said = resume(&dir, &[]);
     assert!(said.starts_with("note: the run goes on: 1 from the start, 1 finished\nnote: "), "{said}");
     assert!(said.contains(gone[1]), "{said}");
+}
+
+#[test]
+fn a_task_that_begins_from_the_start_needs_the_model_and_the_data_of_the_runs_begin() {
+    let root = tempfile::tempdir().unwrap();
+    let path = |name: &str| root.path().join(name).to_str().unwrap().to_owned();
+    let base = "select --batch 4 --context 32 --device-memory 64MiB --steps 1";
+    let train = |out: &str, more: &[&str]| {
+        let base: Vec<&str> = base.split_whitespace().collect();
+        says(&[&base[..], more, &["--out", out]].concat());
+    };
+    // Two models of the same architecture.
+    train(&path("two"), &["--lr", "1e-3,1e-4"]);
+    let model = path("two/models/b4-lr1e-3");
+    let (weights, other) =
+        (model.clone() + "/model.safetensors", path("two/models/b4-lr1e-4/model.safetensors"));
+    let data = path("text.txt");
+    fs::write(&data, "some words again and again. ".repeat(99)).unwrap();
+    let run = root.path().join("run");
+    train(run.to_str().unwrap(), &["--lr", "1e-3,1e-4", "--model", &model, "--data", &data]);
+    let before = results(&run);
+
+    let as_it_was = fs::read(&weights).unwrap();
+    fs::copy(other, &weights).unwrap();
+    // Who was trained to the end needs neither.
+    resume(&run, &[]);
+    fs::remove_file(run.join("checkpoints/b4-lr1e-4.safetensors")).unwrap();
+    let refused = |parts: &[&str]| {
+        let task =
+            ["task `b4-lr1e-4` has no checkpoint and begins from the start", "put back what was there"];
+        fails(&["resume", run.to_str().unwrap()], 1, &[&task[..], parts].concat());
+    };
+    refused(&["the model `", &model]);
+    fs::write(&weights, as_it_was).unwrap();
+    let text = fs::read_to_string(&data).unwrap();
+    fs::write(&data, text.replace("words", "lines")).unwrap();
+    // That of the other task is refused by its checkpoint, and where there is none, like this.
+    fs::remove_file(run.join("checkpoints/b4-lr1e-3.safetensors")).unwrap();
+    fs::remove_file(run.join("report.json")).unwrap();
+    fails(&["resume", run.to_str().unwrap()], 1, &["task `b4-lr1e-3` has", "the data `", &data]);
+    fs::write(&data, text).unwrap();
+    assert_eq!(resume(&run, &[]), "note: the run goes on: 2 from the start\n");
+    assert_eq!(results(&run), before);
 }

@@ -188,6 +188,18 @@ fn plans_are_used_again() {
     assert_eq!(hashes(&first), hashes(&second));
     let plan = |dir: &Path| json(&dir.join("plans/b4-lr1e-3.json"));
     assert_eq!(plan(&one), plan(&two), "measured times and all: no pilot pass was run");
+
+    // A plan for another budget has measurements of use, which is no reason to warn; one for another batch has none.
+    let file = plans.join("b4-lr1e-3.json");
+    let warned = |more: &[&str]| {
+        let mut command = hydra(&["--dry-run", "--context", "32", "--devices", "cpu:2x1", "--plan"]);
+        let output = command.arg(&file).args(more).env("HYDRA_LOG", "warn").output().unwrap();
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        text(&output.stderr)
+    };
+    assert_eq!(warned(&["--batch", "4", "--device-memory", "128MiB"]), "");
+    let other = warned(&["--batch", "2", "--device-memory", "128MiB"]);
+    assert!(other.contains("WARN the plan in") && other.contains("does not fit this run: "), "{other}");
 }
 
 #[test]

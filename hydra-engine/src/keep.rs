@@ -11,7 +11,7 @@ use crate::report::TaskState;
 use crate::run::Run;
 use crate::writer::KeepJob;
 use hydra_core::TaskId;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Where and when a task was kept last, or should have been.
 #[derive(Clone, Copy, Debug)]
@@ -174,7 +174,10 @@ impl Model {
         match position {
             Position::Evaluate { sums, .. } => self.evaluation = sums,
             Position::Finished { sha256, dir } if stage == Stage::Finished => {
-                (self.results.sha256, self.results.dir) = (Some(sha256), dir);
+                // Its model may have been moved to where the task would write it now.
+                let here = self.task.output_dir().filter(|here| dir.is_some() && here.is_dir());
+                self.results.dir = here.map(Path::to_owned).or(dir);
+                self.results.sha256 = Some(sha256);
                 self.ended = Some(TaskState::Done);
             }
             _ => {}

@@ -235,7 +235,8 @@ impl PartitionPlan {
     }
 
     /// The plan with this fingerprint in `path`: a plan's file, or a directory whose `*.json` files are
-    /// looked through by name. `None` if there is none; for a file a warning says what differs.
+    /// looked through by name. `None` if there is none; of a single plan the log says what differs, as a warning if its
+    /// costs are of no use either.
     ///
     /// # Errors
     /// Those of [`load`](Self::load) for a file. In a directory, files that are no plans are passed over
@@ -245,12 +246,12 @@ impl PartitionPlan {
         if let [plan] = plans.as_slice()
             && plan.fingerprint != *fingerprint
         {
-            let differences = fingerprint.differences(&plan.fingerprint);
-            tracing::warn!(
-                "the plan in {} does not fit this run: {}",
-                path.display(),
-                differences.join("; ")
-            );
+            let (path, differences) = (path.display(), fingerprint.differences(&plan.fingerprint).join("; "));
+            // Free memory is another each time, so a run that goes on without a budget of its own is cut anew.
+            match fingerprint.same_costs(&plan.fingerprint) {
+                true => tracing::info!("the plan in {path} is cut anew from its measurements: {differences}"),
+                false => tracing::warn!("the plan in {path} does not fit this run: {differences}"),
+            }
         }
         Ok(plans.into_iter().find(|plan| plan.fingerprint == *fingerprint))
     }

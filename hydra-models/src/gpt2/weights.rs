@@ -74,6 +74,12 @@ impl Gpt2Dir {
         &self.directory
     }
 
+    /// The files that the weights are in, in the order of their names.
+    pub fn files(&self) -> impl Iterator<Item = &Path> {
+        let files: BTreeSet<&Path> = self.tensors.values().map(|place| place.file.path.as_path()).collect();
+        files.into_iter()
+    }
+
     fn read(&self, name: &str, out: &mut [f32]) -> Result<(), ModelError> {
         match self.tensors.get(name) {
             Some(place) => place.file.read(&place.tensor, out),
