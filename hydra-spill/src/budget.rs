@@ -286,6 +286,7 @@ mod tests {
         assert!(budget.try_reserve(3 << 20, "task 7").is_none());
         drop(held);
         assert!(budget.try_reserve(3 << 20, "task 7").is_some());
+        assert!(budget.try_reserve(10 << 20, "task 7").is_some(), "all of it");
         let error = budget.reserve(u64::MAX, "task 7").unwrap_err().to_string();
         assert!(error.contains("held by nobody: it can never fit"), "{error}");
     }

@@ -9,7 +9,7 @@
 //! What is read or written passes through memory of the host, which is reserved of a budget for that alone.
 
 use crate::link::AlignedBytes;
-use crate::store::check;
+use crate::store::{check, readers};
 use crate::{
     Budget, ImageId, ImageView, ImageWriter, Masters, NarrowFloats, Reservation, SpillError, TierStore,
 };
@@ -216,15 +216,14 @@ impl Content {
 
     /// What is there for a writer, if nobody reads the image.
     fn take(&mut self, id: ImageId) -> Result<Stored, SpillError> {
-        let (stored, lease) = self.read(id)?;
-        // Its own and the one that was just read are no readers.
-        match Arc::strong_count(&lease) - 2 {
-            0 => {
-                *self = Self::Out;
-                Ok(stored)
-            }
-            readers => Err(SpillError::ImageBusy { image: id, readers }),
+        if let Self::AtRest { lease, .. } = self
+            && let readers @ 1.. = readers(lease)
+        {
+            return Err(SpillError::ImageBusy { image: id, readers });
         }
+        let (stored, _) = self.read(id)?;
+        *self = Self::Out;
+        Ok(stored)
     }
 }
 
@@ -293,6 +292,11 @@ fn parts_mut(masters: &mut Masters) -> impl Iterator<Item = &mut [u8]> {
     narrow.chain(std::iter::once(bytemuck::cast_slice_mut(params))).chain(moments)
 }
 
+/// The bytes of all images; more than a file can have if there are so many.
+fn bytes_of(images: &[(ImageId, u64)]) -> u64 {
+    images.iter().fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes))
+}
+
 /// A copy of a part of an image, which counts as its reader.
 struct View {
     bytes: AlignedBytes,
@@ -329,13 +333,10 @@ impl DiskStore {
     pub fn settle(&self, dir: &Path, working: &Budget, images: &[(ImageId, u64)]) -> Result<(), SpillError> {
         let mut tasks: BTreeMap<TaskId, Vec<(ImageId, u64)>> = BTreeMap::new();
         images.iter().for_each(|image| tasks.entry(image.0.task).or_default().push(*image));
-        let no_room = |source| {
-            let bytes = images.iter().map(|(_, bytes)| bytes).sum();
-            SpillError::DiskRoom { dir: dir.to_owned(), bytes, source }
-        };
+        let no_room = |source| SpillError::DiskRoom { dir: dir.to_owned(), bytes: bytes_of(images), source };
         let mut settled = BTreeMap::new();
         for images in tasks.into_values() {
-            let file = scratch_file(dir, images.iter().map(|(_, bytes)| bytes).sum()).map_err(no_room)?;
+            let file = scratch_file(dir, bytes_of(&images)).map_err(no_room)?;
             settled.extend(self.slots_in(file, dir, working, &images));
         }
         self.slots().append(&mut settled);
@@ -510,7 +511,8 @@ impl TierStore for DiskStore {
             return self.below.remove(id);
         }
         let (_, _, masters, _room) = self.take(id)?;
-        self.slots().remove(&id);
+        // Its file goes without the lock, as when it is discarded.
+        let _gone = self.slots().remove(&id);
         Ok(masters)
     }
 
@@ -682,11 +684,120 @@ mod tests {
         assert_eq!((store.bytes_read(), working.used()), (1800, 600));
         assert_eq!(bytemuck::cast_slice::<u8, u16>(&view.bytes), [0x3FC0; 300]);
         drop(view);
-        assert_eq!(store.read_masters(OTHER).unwrap().bytes.len(), 1200);
+        let view = store.read_masters(OTHER).unwrap();
+        assert_eq!((view.bytes.len(), working.used()), (1200, 1200));
+        drop(view);
         let writer = store.write(OTHER).unwrap();
         assert_eq!((&*writer, working.used()), (&mixed, 3000));
         drop(writer);
         assert_eq!((working.used(), working.peak()), (0, 3000));
+    }
+
+    /// Where the file system takes space for a file at all, all of it is taken before anything is written.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn space_is_taken_when_images_are_settled() {
+        use std::fs;
+        use std::os::unix::fs::MetadataExt;
+        let dir = tempfile::tempdir().unwrap();
+        let at = dir.path().canonicalize().unwrap();
+        let flags = rustix::fs::FallocateFlags::empty();
+        if rustix::fs::fallocate(tempfile::tempfile_in(&at).unwrap(), flags, 0, 1).is_err() {
+            return;
+        }
+        let store = DiskStore::new(Arc::new(DramStore::new()));
+        store.settle(&at, &working(), &[(ID, 300 << 10), (ID.best(), 100 << 10)]).unwrap();
+        let open = fs::read_dir("/proc/self/fd").unwrap().flatten().map(|file| file.path());
+        let mut there = open.filter(|file| fs::read_link(file).is_ok_and(|file| file.starts_with(&at)));
+        let file = fs::metadata(there.next().unwrap()).unwrap();
+        assert_eq!((file.len(), there.next()), (400 << 10, None));
+        assert!(file.blocks() * 512 >= file.len(), "{} blocks", file.blocks());
+    }
+
+    /// Images of one task, that is of one file.
+    fn neighbours(store: &DiskStore, host: &Budget) -> [(ImageId, Masters); 3] {
+        let next = ImageId::new(ID.task, ID.image + 1);
+        let narrow = NarrowFloats::of(&[1.5; 301], FloatType::Bf16, Into::into);
+        let mixed = Masters { narrow: Some(narrow), ..Masters::new(vec![1.5; 301], vec![vec![2.0; 301]]) };
+        let images = [(ID, masters()), (ID.best(), Masters::new(vec![7.0; 5], Vec::new())), (next, mixed)];
+        for (id, masters) in &images {
+            let room = host.reserve(masters.len_bytes(), "task").unwrap();
+            store.insert(*id, masters.clone(), room).unwrap();
+        }
+        images
+    }
+
+    #[test]
+    fn images_of_one_file_leave_each_other_alone() {
+        let (working, host) = (working(), conformance::budget());
+        let store = DiskStore::new(Arc::new(DramStore::new()));
+        let next = ImageId::new(ID.task, ID.image + 1);
+        store.settle(&std::env::temp_dir(), &working, &[(ID, 3600), (ID.best(), 20), (next, 3010)]).unwrap();
+        let mut images = neighbours(&store, &host);
+        for (step, at) in [0, 2, 1, 0, 1, 2].into_iter().enumerate() {
+            let (id, masters) = &mut images[at];
+            let mut writer = store.write(*id).unwrap();
+            for masters in [&mut *writer, masters] {
+                masters.params.fill(step as f32);
+                masters.round();
+            }
+            writer.commit();
+            for (id, masters) in &images {
+                assert_eq!(*store.write(*id).unwrap(), *masters, "{id}");
+                let view = store.read_masters(*id).unwrap();
+                assert_eq!(bytemuck::cast_slice::<u8, f32>(&view.bytes), &masters.params[..], "{id}");
+            }
+        }
+        for (id, masters) in images {
+            assert_eq!(store.remove(id).unwrap(), masters);
+        }
+        assert_eq!((working.used(), host.used()), (0, 0));
+    }
+
+    /// The file has a hole where the first image would lie, and takes no more space than the others.
+    #[cfg(unix)]
+    #[test]
+    fn an_image_may_lie_beyond_four_gibibytes_of_its_file() {
+        let (working, host) = (working(), conformance::budget());
+        let store = DiskStore::new(Arc::new(DramStore::new()));
+        let file = Box::new(tempfile::tempfile().unwrap());
+        let hole = (ImageId::new(ID.task, 0), 9 << 30);
+        let mut slots = store.slots_in(file, Path::new("/scratch"), &working, &[hole, (ID, ROOM)]);
+        store.slots().append(&mut slots);
+        conformance::insert(&store, ID, &host);
+        store.write(ID).unwrap().commit();
+        assert_eq!(store.remove(ID).unwrap(), masters());
+    }
+
+    #[test]
+    fn a_read_that_fails_changes_no_version() {
+        let (working, host) = (working(), conformance::budget());
+        let (store, fails) = failing(&working);
+        conformance::insert(&store, ID, &host);
+        store.write(ID).unwrap().commit();
+        fails.store(true, Relaxed);
+        assert!(store.write(ID).is_err() && store.read(ID).is_err());
+        fails.store(false, Relaxed);
+        assert_eq!(store.version(ID).unwrap(), 1);
+        assert_eq!(store.read(ID).unwrap().version, 1);
+        assert_eq!(store.remove(ID).unwrap(), masters());
+    }
+
+    #[test]
+    fn a_writer_of_another_length_loses_its_image_alone() {
+        let (working, host) = (working(), conformance::budget());
+        let store = store(&working);
+        conformance::insert(&store, ID, &host);
+        conformance::insert(&store, OTHER, &host);
+        let mut writer = store.write(ID).unwrap();
+        writer.moments.pop();
+        writer.commit();
+        let lost = store.read(ID).unwrap_err().to_string();
+        assert!(
+            lost.ends_with("was lost when it was put back: its lengths are others than before"),
+            "{lost}"
+        );
+        assert_eq!(store.remove(OTHER).unwrap(), masters());
     }
 
     #[test]
@@ -787,6 +898,12 @@ mod tests {
             error.to_string()
         };
         assert!(refused(&missing, 1023).starts_with("no room could be made for 1.00 KiB of masters in `"));
+        assert!(
+            refused(&dir, u64::MAX).contains("of masters in"),
+            "more than can be counted, with the other"
+        );
+        let both = store.settle(&dir, &working(), &[(ID, u64::MAX), (ID.best(), 2)]).unwrap_err();
+        assert!(matches!(both, SpillError::DiskRoom { bytes: u64::MAX, .. }), "{both}");
         let said = refused(&dir, 1 << 60);
         assert!(said.contains("of masters in") && said.contains(&dir.display().to_string()), "{said}");
 

@@ -207,8 +207,8 @@ impl<T, M: Monitor> DoubleBuffer<T, M> {
     /// Puts the payload into the slot that the token holds, and wakes who waits for it.
     ///
     /// # Errors
-    /// [`BufferError::Cancelled`] if the ticket was revoked meanwhile, [`BufferError::NotFilling`] if the
-    /// token is of another buffer. The payload is dropped then, and with it the memory it holds.
+    /// [`BufferError::Cancelled`] if the ticket was revoked meanwhile, [`BufferError::NotFilling`] if another
+    /// one was since then too, or if the token is of another buffer. The payload is dropped then, and with it the memory it holds.
     pub fn complete(&self, fill: FillGuard, payload: T) -> Result<(), BufferError> {
         // A refused payload comes out of the lock before it is dropped: dropping may take long.
         let (result, _refused) = M::enter(&self.cell, |state| state.complete(fill.ticket, payload));

@@ -5,7 +5,7 @@
 //! there. Everyone else sees a store like any other: what is read comes down as a copy, what is written goes up
 //! again.
 
-use crate::store::check;
+use crate::store::{check, readers};
 use crate::{Budget, DeviceLink, Floats, ImageId, ImageKind, ImageView, ImageWriter, LinkError, Masters};
 use crate::{NarrowFloats, Reservation, SpillError, TierStore};
 use bytes::Bytes;
@@ -143,16 +143,14 @@ impl Content {
 
     /// The masters, if nobody reads them.
     fn take(&mut self, id: ImageId) -> Result<DeviceMasters, SpillError> {
-        let (_, lease) = self.read(id)?;
-        // Its own and the one that was just read are no readers.
-        let readers = Arc::strong_count(&lease) - 2;
-        match std::mem::replace(self, Self::Out) {
-            Self::AtRest { masters, .. } if readers == 0 => Ok(masters),
-            content => {
-                *self = content;
-                Err(SpillError::ImageBusy { image: id, readers })
-            }
+        if let Self::AtRest { lease, .. } = self
+            && let readers @ 1.. = readers(lease)
+        {
+            return Err(SpillError::ImageBusy { image: id, readers });
         }
+        let masters = self.read(id)?.0.clone();
+        *self = Self::Out;
+        Ok(masters)
     }
 }
 
@@ -593,6 +591,7 @@ mod tests {
         assert!(matches!(store.read(ID), Err(SpillError::Link(_))));
         assert!(matches!(store.remove(ID), Err(SpillError::Link(_))));
         link.fails.store(false, Relaxed);
+        assert_eq!(store.version(ID).unwrap(), 0);
         let mut writer = store.write(ID).unwrap();
         writer.params[0] = 1.0;
         link.fails.store(true, Relaxed);

@@ -422,6 +422,16 @@ fn lock(slots: &Mutex<BTreeMap<ImageId, Slot>>) -> MutexGuard<'_, BTreeMap<Image
     slots.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// How many hold a lease beside its store. Where nobody does, all that readers did is over, which the count by itself
+/// would not promise.
+pub(crate) fn readers(lease: &mut Arc<()>) -> usize {
+    match Arc::get_mut(lease) {
+        Some(()) => 0,
+        // The last reader may have left since, but it was there when it mattered.
+        None => (Arc::strong_count(lease) - 1).max(1),
+    }
+}
+
 /// Whether the moments are as long as the parameters and `reservation` covers both.
 pub(crate) fn check(id: ImageId, masters: &Masters, reservation: &Reservation) -> Result<(), SpillError> {
     let params = masters.params.len();
