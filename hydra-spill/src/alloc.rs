@@ -266,7 +266,7 @@ unsafe fn header_of(block: *mut u8) -> Header {
     unsafe { header.read() }
 }
 
-/// Writes the header of a new block, charges the block to `tag` and returns where it begins.
+/// Writes the header of a new block of `tag` and returns where it begins.
 ///
 /// # Safety
 /// `base` is null or begins an allocation of `whole(layout, layout.size())` that nobody else has.
@@ -277,7 +277,6 @@ unsafe fn open(base: *mut u8, layout: Layout, tag: u8) -> *mut u8 {
     if !INSTALLED.load(Relaxed) {
         INSTALLED.store(true, Relaxed);
     }
-    charge(tag, layout.size());
     let offset = next_offset(layout);
     // SAFETY: the allocation is longer than the offset by the block's size.
     let block = unsafe { base.add(offset) };
@@ -288,10 +287,20 @@ unsafe fn open(base: *mut u8, layout: Layout, tag: u8) -> *mut u8 {
     block
 }
 
-/// Counts a new block, unless there was no memory for it.
-fn count(base: *mut u8, tag: u8) {
+/// Counts and charges a new block of so many bytes, unless there was no memory for it.
+fn count(base: *mut u8, bytes: usize, tag: u8) {
     if tag != HOST && !base.is_null() {
         counters(tag).count.fetch_add(1, Relaxed);
+        charge(tag, bytes);
+    }
+}
+
+/// Charges a block that has another size now. Only the difference: what is in use on other threads meanwhile is measured
+/// with all of the block.
+fn recharge(tag: u8, old: usize, new: usize) {
+    match new >= old {
+        true => charge(tag, new - old),
+        false => credit(tag, old - new),
     }
 }
 
@@ -322,8 +331,7 @@ impl<A: GlobalAlloc> CountingAllocator<A> {
         if base.is_null() {
             return base;
         }
-        // What is copied from is freed: only the difference is charged.
-        credit(tag, old.size());
+        recharge(tag, old.size(), new.size());
         // SAFETY: the allocation of `whole` is new.
         let moved = unsafe { open(base, new, tag) };
         // SAFETY: both blocks have as many bytes, and the new one is apart from the old one.
@@ -343,7 +351,7 @@ unsafe impl<A: GlobalAlloc> GlobalAlloc for CountingAllocator<A> {
         // SAFETY: `whole` includes the header, so its size is not zero.
         let base = unsafe { self.inner.alloc(whole) };
         let tag = tag();
-        count(base, tag);
+        count(base, layout.size(), tag);
         // SAFETY: the allocation of `whole` is new.
         unsafe { open(base, layout, tag) }
     }
@@ -353,7 +361,7 @@ unsafe impl<A: GlobalAlloc> GlobalAlloc for CountingAllocator<A> {
         // SAFETY: `whole` includes the header, so its size is not zero.
         let base = unsafe { self.inner.alloc_zeroed(whole) };
         let tag = tag();
-        count(base, tag);
+        count(base, layout.size(), tag);
         // SAFETY: the allocation of `whole` is new; the header lies in front of the block.
         unsafe { open(base, layout, tag) }
     }
@@ -383,11 +391,7 @@ unsafe impl<A: GlobalAlloc> GlobalAlloc for CountingAllocator<A> {
         if base.is_null() {
             return base;
         }
-        if new_size >= layout.size() {
-            charge(tag, new_size - layout.size());
-        } else {
-            credit(tag, layout.size() - new_size);
-        }
+        recharge(tag, layout.size(), new_size);
         // SAFETY: what lies in front of the block, the header included, moved with the allocation.
         unsafe { base.add(offset) }
     }
@@ -528,9 +532,11 @@ mod tests {
         // SAFETY: the layout's size is not zero.
         let blocks = [(); 8].map(|()| with_tag(Some(device), || unsafe { ALLOCATOR.alloc(layout) }));
         assert!(blocks.iter().all(|block| block.addr() % LINE == 0));
+        // Not their addresses, which differ anyway where the system places blocks anywhere in a page.
         let lines: std::collections::BTreeSet<usize> =
-            blocks.iter().map(|block| (block.addr() % PAGE) / LINE).collect();
-        // Other tests allocate at the same time, and pages may begin anywhere.
+            // SAFETY: the blocks were allocated here.
+            blocks.iter().map(|block| unsafe { header_of(*block) }.offset / LINE).collect();
+        // Other tests allocate at the same time.
         assert!(lines.len() > 2, "{lines:?}");
         assert_eq!(PROBE.in_use(device), 8 * LARGE as u64);
         // SAFETY: the blocks have this layout and are freed once.
