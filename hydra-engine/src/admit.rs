@@ -376,7 +376,7 @@ fn active_bytes(
     }
     let gradients = if task.spec.accumulate > 1 { summed_bytes(task, plan) } else { gradients.room(shards) };
     let boundaries: u64 = inputs.clone().sum::<u64>() + 2 * inputs.max().unwrap_or(0);
-    gradients + boundaries + data
+    (gradients + boundaries).saturating_add(data)
 }
 
 /// The bytes of all microbatches of a minibatch.

@@ -80,10 +80,10 @@ impl HostMemory<'_> {
     ) -> Result<Division, EngineError> {
         let (budget, devices) = (self.budget, self.devices);
         let with = |models: usize| {
-            let beside = active.iter().take(models).sum::<u64>();
+            let beside = active.iter().take(models).fold(0, |sum: u64, bytes| sum.saturating_add(*bytes));
             divide(holdings, budget.saturating_sub(beside), devices)
                 .map_err(|least| (least, beside))
-                .and_then(|division| match beside + division.needed() <= budget {
+                .and_then(|division| match beside.saturating_add(division.needed()) <= budget {
                     true => Ok(division),
                     false => Err((division, beside)),
                 })
@@ -95,7 +95,7 @@ impl HostMemory<'_> {
             return Ok(division);
         }
         let refused = |(least, beside): (Division, u64)| EngineError::HostMemory {
-            needed: least.needed() + beside,
+            needed: least.needed().saturating_add(beside),
             masters: least.in_memory,
             working: Some(least.working),
             active: beside,

@@ -163,10 +163,13 @@ mod tests {
         assert_eq!(at(180), ["mmm", "mmm"]);
         assert_eq!(at(179), ["mmm", "ddd"]);
         assert_eq!(at(139), ["mdd", "ddd"]);
+        assert_eq!(at(110), ["mdd", "ddd"]);
+        assert_eq!(at(109), ["ddd", "ddd"]);
         assert_eq!(at(80), ["ddd", "ddd"]);
         let least = divide(&tasks, 79, 1).unwrap_err();
         assert_eq!((least.needed(), least.working, least.disk), (80, 80, 180));
         assert_eq!(divide(&tasks, 99, 2).unwrap_err().needed(), 100, "two promotions for each device");
+        assert_eq!(divide(&tasks[..1], 79, 2).unwrap_err().needed(), 80, "one task is on one device");
     }
 
     #[test]

@@ -423,6 +423,23 @@ fn what_cannot_be_is_refused_before_anything_trains() {
     assert!(matches!(missing, EngineError::Spill(SpillError::DiskRoom { .. })), "{missing}");
 }
 
+#[test]
+fn what_no_memory_could_hold_is_refused_with_the_numbers() {
+    // Room for the batches of a minibatch, which are more bytes than can be counted.
+    let spec = TrainSpec { batch: usize::MAX, accumulate: usize::MAX, ..spec() };
+    let settings = Settings { devices: 2, others: 1, cuts: Some(vec![1, 5]), ..Settings::default() };
+    let first = task(&spec);
+    let second = TrainTask::new("as large", gpt2_chain(), tokens(7, 2), spec);
+    for disk in [false, true] {
+        let run = settings.orchestrator().host_memory(PLENTY);
+        let run = if disk { run.disk("nowhere".into(), PLENTY) } else { run };
+        let mut run = submitted(run, &settings, &first);
+        run.submit(second.clone()).expect("a task");
+        let refused = run.admit().expect_err("it does not fit");
+        assert!(matches!(refused, EngineError::HostMemory { needed: u64::MAX, .. }), "{refused}");
+    }
+}
+
 fn plain_hash() -> &'static str {
     static HASH: OnceLock<String> = OnceLock::new();
     HASH.get_or_init(|| {
