@@ -87,7 +87,16 @@ fn run(settings: &Settings, task: &TrainTask, host: u64) -> RunReport {
     let mut run = submitted(run, settings, task);
     run.make_room().expect("room");
     assert_eq!(fs::read_dir(dir.path()).expect("a directory").count(), 0, "files have no name");
+    #[cfg(target_os = "linux")]
+    let space: u64 =
+        common::scratch_files(dir.path()).iter().map(|file| fs::metadata(file).expect("a file").len()).sum();
     let report = run.run().expect("a run");
+    #[cfg(target_os = "linux")]
+    assert_eq!(
+        space,
+        report.tasks.iter().map(|task| task.disk_bytes).sum::<u64>(),
+        "space for what lives there"
+    );
     assert!(report.host_peak_bytes <= report.host_budget_bytes, "{report:?}");
     assert!(report.host_admitted_bytes <= report.host_budget_bytes, "{report:?}");
     assert!(report.tasks.iter().all(|task| task.error.is_none()), "{:?}", report.tasks);
@@ -421,6 +430,22 @@ fn what_cannot_be_is_refused_before_anything_trains() {
     let missing = dir.path().join("missing");
     let missing = refused(least, Some((&missing, PLENTY)));
     assert!(matches!(missing, EngineError::Spill(SpillError::DiskRoom { .. })), "{missing}");
+}
+
+#[test]
+fn as_many_models_are_within_a_minibatch_as_the_smallest_of_them_have_room() {
+    let with = |host: u64| {
+        let mut run =
+            Settings { devices: 2, ..Settings::default() }.orchestrator().host_memory(ByteSize(host));
+        run.submit(task(&spec())).expect("a task");
+        for small in ["one", "two"] {
+            run.submit(TrainTask::new(small, mlp_chain(), spirals(), spec())).expect("a task");
+        }
+        run.admit()
+    };
+    let Err(EngineError::HostMemory { needed, .. }) = with(1) else { panic!("a byte suffices") };
+    let admission = with(needed).expect("it fits");
+    assert_eq!((admission.active_models, admission.host_admitted_bytes), (2, needed));
 }
 
 #[test]

@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{Settings, adamw, gpt2_chain, mlp_chain, spirals, tokens};
+use common::{Settings, adamw, gpt2_chain, mlp_chain, scratch_files, spirals, tokens};
 use hydra_core::{ByteSize, Length, TaskId, TrainSpec};
 use hydra_engine::{
     Checkpoint, CheckpointEvery, EngineError, Observer, Orchestrator, RunEvent, RunReport, TaskState,
@@ -18,15 +18,6 @@ use tempfile::TempDir;
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator::new(std::alloc::System);
-
-/// The files without a name that this process has open in a directory, the largest last.
-fn scratch_files(dir: &Path) -> Vec<PathBuf> {
-    let open = fs::read_dir("/proc/self/fd").expect("open files").flatten().map(|file| file.path());
-    let mut there: Vec<PathBuf> =
-        open.filter(|file| fs::read_link(file).is_ok_and(|at| at.starts_with(dir))).collect();
-    there.sort_by_key(|file| fs::metadata(file).map_or(0, |file| file.len()));
-    there
-}
 
 #[derive(Clone, Copy, Debug)]
 enum Damage {

@@ -110,6 +110,18 @@ pub fn cnn_chain() -> Arc<Chain> {
     Arc::new(cnn::chain(cnn::CnnConfig::default()).expect("a chain"))
 }
 
+/// The files without a name that this process has open in a directory, the largest last.
+#[cfg(target_os = "linux")]
+pub fn scratch_files(dir: &std::path::Path) -> Vec<std::path::PathBuf> {
+    use std::fs;
+    let dir = dir.canonicalize().expect("a directory");
+    let open = fs::read_dir("/proc/self/fd").expect("open files").flatten().map(|file| file.path());
+    let mut there: Vec<_> =
+        open.filter(|file| fs::read_link(file).is_ok_and(|at| at.starts_with(&dir))).collect();
+    there.sort_by_key(|file| fs::metadata(file).map_or(0, |file| file.len()));
+    there
+}
+
 /// A layer without parameters that panics when it meets a value above its limit.
 #[derive(Module, Debug)]
 pub struct Fragile {
