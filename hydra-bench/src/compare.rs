@@ -4,6 +4,7 @@ use crate::args::CompareArgs;
 use crate::bars::{self, Bar};
 use crate::error::{Outcome, print, tell};
 use crate::lab::{Bounds, Measured, Unit, fixed, load, mean, measure};
+use crate::rundir::check_not_read;
 use crate::schedule;
 use crate::simulate::gantt;
 use crate::table::{Align, Table};
@@ -16,8 +17,16 @@ use serde::Serialize;
 use std::path::Path;
 use std::{fs, io};
 
+/// What is written into the directory of `--out`.
+const FILES: [&str; 5] = ["compare.json", "runtime.svg", "utilization.svg", "policies.svg", "schedule.svg"];
+
 /// Compares, draws and prints.
 pub(crate) fn run(args: &CompareArgs) -> Result<Outcome> {
+    if let Some(dir) = &args.out {
+        for name in FILES {
+            check_not_read("--out", &dir.join(name), &[("--workload", &args.lab.workload)])?;
+        }
+    }
     let workload = load(&args.lab)?;
     let power = PowerModel { busy_w: args.busy_watts, idle_w: args.idle_watts };
     let rows = compare(&workload, CompareOptions { power, ..CompareOptions::default() })?;

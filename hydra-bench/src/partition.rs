@@ -2,6 +2,7 @@
 
 use crate::args::PartitionArgs;
 use crate::error::{Outcome, Usage, print, tell};
+use crate::rundir::check_not_read;
 use crate::session::{Surroundings, note_of_cuts, orchestrator};
 use crate::spec::{DevicesSpec, ModelSpec, check_accumulate, check_dtype};
 use crate::workload::Model;
@@ -11,6 +12,7 @@ use hydra_engine::TrainTask;
 use hydra_models::data::{Corpus, Split};
 use hydra_partition::PartitionPlan;
 use serde_json::json;
+use std::path::Path;
 use std::sync::Arc;
 
 /// More host memory than any machine has: nothing trains, so a plan is not refused for want of it.
@@ -30,6 +32,10 @@ fn plan(args: &PartitionArgs, around: &Surroundings) -> Result<Arc<PartitionPlan
     check_accumulate(args.accumulate, args.batch)?;
     let devices = DevicesSpec::new(&args.devices, false, &around.machine)?;
     let spec = ModelSpec::new(&args.model)?;
+    if let Some(file) = &args.out {
+        let read = [("--model", Path::new(&spec.model)), ("--data", Path::new(&spec.data))];
+        check_not_read("--out", file, &read)?;
+    }
     check_dtype(spec.dtype, devices.precision)?;
     note_of_cuts(&devices).iter().for_each(|note| tell(note));
     let model = Model::load(&spec)?;

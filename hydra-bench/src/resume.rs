@@ -15,6 +15,9 @@ pub(crate) fn run(args: &ResumeArgs, around: &Surroundings) -> Result<Outcome> {
     args.record.as_deref().map_or(Ok(()), train::check_record)?;
     let dir = RunDir::resume(&args.dir)?;
     let mut spec = RunSpec::resume(&dir.spec_file(), &dir.plans(), args, &around.machine)?;
+    if let Some(file) = &args.record {
+        train::check_record_replaces_nothing(file, &spec)?;
+    }
     let mut left = left(&dir, &spec)?;
     if left.new == spec.grid()?.len() && was_trained(&dir, &spec)? {
         // It was not to be kept (`--checkpoint-every never`), and came to its end.

@@ -1,5 +1,6 @@
 //! The run directory: what a run leaves behind, each file written so that a reader never sees half of it.
 
+use crate::error::Usage;
 use anyhow::{Context, Result, bail};
 use hydra_core::{ByteSize, UNFINISHED, replace_file};
 use std::fs::{self, File, TryLockError};
@@ -443,6 +444,19 @@ pub(crate) fn lies_in(path: &Path, dir: &Path) -> bool {
         _ => false,
     };
     by(|path| std::path::absolute(path)) || by(|path| fs::canonicalize(path))
+}
+
+/// Refuses to write a file that is one of those that are read, each with the flag that names it.
+pub(crate) fn check_not_read(flag: &str, file: &Path, read: &[(&str, &Path)]) -> Result<(), Usage> {
+    // Of a terminal or a pipe nothing is lost.
+    let Some(written) = fs::canonicalize(file).ok().filter(|path| path.is_file()) else { return Ok(()) };
+    match read.iter().find(|(_, path)| fs::canonicalize(path).is_ok_and(|path| path == written)) {
+        Some((of, _)) => Err(Usage::new(format!(
+            "{flag} `{}` would replace the file that {of} names: give another",
+            file.display()
+        ))),
+        None => Ok(()),
+    }
 }
 
 /// Tries a directory with a file of an unused name, which is removed again.

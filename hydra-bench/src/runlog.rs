@@ -134,11 +134,13 @@ impl Lines {
     }
 }
 
-/// The line of an event; spans and admissions have none. Numbers that JSON has not (NaN) become `null`.
+/// The line of an event; spans, admissions and what is under way have none. Numbers that JSON has not (NaN) become `null`.
 fn line(event: &RunEvent<'_>, tasks: &[String]) -> Option<Value> {
     let name = |task: &hydra_core::TaskId| tasks.get(task.0);
     Some(match event {
-        RunEvent::Admitted(_) | RunEvent::Span(_) => return None,
+        RunEvent::Pilot { .. } | RunEvent::Admitted(_) | RunEvent::Span(_) | RunEvent::Evaluating { .. } => {
+            return None;
+        }
         RunEvent::Minibatch { task, step, steps, loss, rate, units, at_s } => json!({
             "event": "minibatch", "task": name(task), "step": step, "steps": steps, "loss": loss,
             "rate": rate, "units": units, "at_s": at_s,

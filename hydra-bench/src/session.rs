@@ -4,6 +4,7 @@ use crate::args::{DtypeName, PlacementName, PrecisionName};
 use crate::error::Usage;
 use crate::machine::Machine;
 use crate::parse::{DevicesArg, Gpus, threads_of_each};
+use crate::progress::Progress;
 use crate::rundir;
 use crate::spec::DevicesSpec;
 use anyhow::{Context, Result};
@@ -97,7 +98,7 @@ fn check_floats(_: &[DeviceSpec], _: DtypeName) -> Result<()> {
     Ok(())
 }
 
-/// An orchestrator on the devices of a spec, for chains of a type of floats, with nothing submitted.
+/// An orchestrator on the devices of a spec, for chains of a type of floats, with nothing submitted. It draws bars.
 pub(crate) fn orchestrator(
     spec: &DevicesSpec,
     dtype: DtypeName,
@@ -115,6 +116,7 @@ pub(crate) fn orchestrator(
         }
     };
     let mut orchestrator = Orchestrator::new(devices)?.policy(spec.policy).prefetch(spec.prefetch).seed(seed);
+    orchestrator = orchestrator.observer(Box::new(Progress::new(around.terminal.clone())));
     orchestrator = orchestrator.optimizer_placement(match spec.optimizer_placement {
         PlacementName::Auto => OptimizerPlacement::Auto,
         PlacementName::Host => OptimizerPlacement::Host,

@@ -4,6 +4,7 @@ use crate::args::SimulateArgs;
 use crate::canvas::one_line;
 use crate::error::{Outcome, print};
 use crate::lab::{Bounds, Measured, Unit, device_names, fixed, load, mean, measure, task_names};
+use crate::rundir::check_not_read;
 use crate::schedule::{self, Timeline};
 use crate::table::{Align, Table};
 use anyhow::{Context, Result};
@@ -18,6 +19,9 @@ const SHOWN_DEVICES: usize = 8;
 
 /// Simulates, draws and prints.
 pub(crate) fn run(args: &SimulateArgs) -> Result<Outcome> {
+    if let Some(file) = &args.gantt {
+        check_not_read("--gantt", file, &[("--workload", &args.lab.workload)])?;
+    }
     let workload = load(&args.lab)?;
     if args.gantt.is_some() {
         schedule::check_size(workload.devices.len(), workload.shard_tasks())

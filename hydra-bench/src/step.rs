@@ -84,11 +84,12 @@ pub(crate) fn run(args: &StepArgs, around: &Surroundings) -> Result<Outcome> {
     let mut subject = Subject::new(args)?;
     let config = &mut subject.config;
     (config.resid_pdrop, config.embd_pdrop, config.attn_pdrop) = (args.dropout, args.dropout, args.dropout);
-    let (meter, observer) = Meter::new();
-    let mut orchestrator = orchestrator(&spec, args.dtype, args.seed, around)?.observer(Box::new(observer));
+    let mut orchestrator = orchestrator(&spec, args.dtype, args.seed, around)?;
     orchestrator.submit(subject.task(args, spec.cuts.clone())?)?;
     orchestrator.admit().context("the run was refused")?;
-    let report = orchestrator.run().context("the run ended early")?;
+    // Bars are drawn until here: nothing is drawn beside what is measured.
+    let (meter, observer) = Meter::new();
+    let report = orchestrator.observer(Box::new(observer)).run().context("the run ended early")?;
     if let Some(error) = &report.tasks[0].error {
         bail!("the steps could not be made: {error}");
     }

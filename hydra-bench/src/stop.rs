@@ -3,13 +3,18 @@
 use crate::error::{INTERRUPTED, tell};
 use anyhow::{Context, Result};
 use hydra_engine::StopFlag;
-use indicatif::MultiProgress;
+use indicatif::{MultiProgress, ProgressDrawTarget};
 
 /// Sets `flag` on the first interrupt (or request to terminate), which is said above the bars, and leaves the process
 /// on the second.
 pub(crate) fn on_interrupt(flag: StopFlag, terminal: MultiProgress) -> Result<()> {
     let handler = move || {
         if flag.is_stopped() {
+            if crate::progress::interactive() {
+                // The bars leave the cursor at the end of their last line, and the shell would go on there.
+                terminal.set_draw_target(ProgressDrawTarget::hidden());
+                tell("");
+            }
             std::process::exit(i32::from(INTERRUPTED));
         }
         flag.stop();

@@ -7,7 +7,7 @@ use crate::leaderboard::Report;
 use crate::needs;
 use crate::parse::CheckpointArg;
 use crate::progress::Progress;
-use crate::rundir::{FileBytes, RunDir, lies_in};
+use crate::rundir::{FileBytes, RunDir, check_not_read, lies_in};
 use crate::runlog::SharedRunLog;
 use crate::session::{Surroundings, devices, note_of_cuts, orchestrator};
 use crate::spec::{Configuration, RunSpec};
@@ -26,7 +26,10 @@ pub(crate) fn run(mut spec: RunSpec, out: &OutArgs, around: &Surroundings) -> Re
     if let Some(path) = &out.out {
         check_inputs(&spec, path)?;
     }
-    out.record.as_deref().map_or(Ok(()), check_record)?;
+    if let Some(file) = &out.record {
+        check_record(file)?;
+        check_record_replaces_nothing(file, &spec)?;
+    }
     if out.dry_run {
         match &out.out {
             Some(path) => RunDir::at(path, out.force).map(|_| ())?,
@@ -96,6 +99,13 @@ pub(crate) fn check_record(file: &Path) -> Result<(), Usage> {
         Err(_) => File::create_new(file).and_then(|_| fs::remove_file(file)),
     };
     opened.map_err(|error| Usage::new(format!("--record `{shown}` could not be written: {error}")))
+}
+
+/// Refuses a file that the run reads.
+pub(crate) fn check_record_replaces_nothing(file: &Path, spec: &RunSpec) -> Result<(), Usage> {
+    let mut read = vec![("--model", Path::new(&spec.model.model)), ("--data", Path::new(&spec.model.data))];
+    read.extend(spec.devices.plan.as_deref().map(|plan| ("--plan", plan)));
+    check_not_read("--record", file, &read)
 }
 
 /// Writes the run as its measured costs into the run directory, and where it was asked for.

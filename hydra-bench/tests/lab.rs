@@ -245,6 +245,19 @@ fn flags_that_are_wrong_are_usage_errors() {
 }
 
 #[test]
+fn what_is_written_replaces_no_workload() {
+    let root = tempfile::tempdir().unwrap();
+    let workload = root.path().join("compare.json");
+    let (file, dir) = (workload.to_str().unwrap(), root.path().to_str().unwrap());
+    let json = fs::read(kept("small")).unwrap();
+    fs::write(&workload, &json).unwrap();
+    let gantt = format!("{dir}/../{}/compare.json", root.path().file_name().unwrap().to_str().unwrap());
+    fails(&["simulate", "--workload", file, "--gantt", &gantt], 2, &["--gantt `", "that --workload names"]);
+    fails(&["compare", "--workload", file, "--out", dir], 2, &["--out `", "that --workload names"]);
+    assert_eq!(fs::read(&workload).unwrap(), json);
+}
+
+#[test]
 fn pictures_that_cannot_be_written() {
     let root = tempfile::tempdir().unwrap();
     let at = |name: &str| root.path().join(name).to_str().unwrap().to_owned();

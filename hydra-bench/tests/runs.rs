@@ -161,6 +161,19 @@ fn a_run_is_recorded_as_a_workload_that_can_be_simulated() {
 /// A file that cannot be opened is refused before training; one that fails later harms no other file.
 #[cfg(target_os = "linux")]
 #[test]
+fn neither_a_record_nor_a_plan_replaces_what_is_read() {
+    let root = tempfile::tempdir().unwrap();
+    let file = root.path().join("text.txt");
+    fs::write(&file, "a text that nobody wants to lose\n".repeat(100)).unwrap();
+    let (before, name) = (fs::read(&file).unwrap(), file.to_str().unwrap());
+    let out = root.path().join("run");
+    let train = ["train", "--data", name, "--record", name, "--steps", "1", "--out", out.to_str().unwrap()];
+    fails(&train, 2, &["--record `", "that --data names"]);
+    fails(&["partition", "--data", name, "--out", name], 2, &["--out `", "that --data names"]);
+    assert!(fs::read(&file).unwrap() == before && !out.exists());
+}
+
+#[test]
 fn a_record_that_cannot_be_written() {
     let root = tempfile::tempdir().unwrap();
     let dir = root.path().join("run");

@@ -12,8 +12,8 @@ use crate::task::TrainTask;
 use crate::tiers::{Holding, kept_bytes};
 use hydra_core::{Batch, Chain, CoreError, Dataset, ImageLayout, gather, gather_items};
 use hydra_partition::{
-    Demand, Fingerprint, FirstValues, PartitionError, PartitionPlan, PilotPartitioner, Profile, Rules,
-    choose_reserve,
+    Demand, Fingerprint, FirstValues, PartitionError, PartitionPlan, PilotPartitioner, PilotProgress,
+    Profile, Rules, choose_reserve,
 };
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -42,6 +42,9 @@ pub(crate) struct Plans {
     pub config: String,
 }
 
+/// Hears of a task's name how far its pilot pass is.
+pub(crate) type Tell<'a> = &'a dyn Fn(&str, PilotProgress);
+
 /// Checks the tasks, measures what has not been measured, cuts every model and adds up the memory.
 pub(crate) fn admit(
     tasks: &[TrainTask],
@@ -49,6 +52,7 @@ pub(crate) fn admit(
     host: &HostMemory<'_>,
     plans: &Plans,
     placement: OptimizerPlacement,
+    tell: Tell<'_>,
 ) -> Result<Admission, EngineError> {
     // More threads keep more memory for themselves: the device with the most stands for all.
     let device = devices.iter().max_by_key(|device| device.spec.threads).ok_or(EngineError::NoDevice)?;
@@ -56,11 +60,11 @@ pub(crate) fn admit(
     let mut measured: Vec<Measured> = Vec::new();
     let mut candidates = Vec::new();
     for task in tasks {
-        candidates.push(candidate(task, device, plans, &mut measured).map_err(refused(&task.name))?);
+        candidates.push(candidate(task, device, plans, &mut measured, tell).map_err(refused(&task.name))?);
     }
     let budget = devices.iter().map(|d| d.spec.memory.bytes()).min().unwrap_or(0);
     let reserve = reserve(&candidates, &measured, budget)?;
-    let cutting = Cutting { device, budget, reserve, plans };
+    let cutting = Cutting { device, budget, reserve, plans, tell };
     let mut cut: Vec<Cut> = Vec::new();
     let mut admitted = Vec::new();
     for candidate in &candidates {
@@ -149,6 +153,7 @@ fn candidate<'a>(
     device: &LogicalDevice,
     plans: &Plans,
     measured: &mut Vec<Measured>,
+    tell: Tell<'_>,
 ) -> Result<Candidate<'a>, EngineError> {
     let items: Vec<usize> = (0..task.spec.microbatch().min(task.train.len())).collect();
     let batch = guarded("reading a batch", || Ok(gather(task.train.as_ref(), &items)?))?;
@@ -169,7 +174,9 @@ fn candidate<'a>(
         Some(profile) => profile,
         None => {
             let values = FirstValues::new(&task.chain, task.spec.seed);
-            let measure = || Ok(PilotPartitioner::new(&values).measure(&task.chain, &batch, device)?);
+            let told = |progress| tell(&task.name, progress);
+            let partitioner = PilotPartitioner::new(&values).telling(&told);
+            let measure = || Ok(partitioner.measure(&task.chain, &batch, device)?);
             guarded("the pilot pass", measure)?
         }
     };
@@ -209,6 +216,7 @@ struct Cutting<'a> {
     budget: u64,
     reserve: u64,
     plans: &'a Plans,
+    tell: Tell<'a>,
 }
 
 impl Cutting<'_> {
@@ -248,7 +256,8 @@ impl Cutting<'_> {
     ) -> Result<PartitionPlan, PartitionError> {
         let task = candidate.task;
         let values = FirstValues::new(&task.chain, task.spec.seed);
-        let partitioner = PilotPartitioner::new(&values);
+        let told = |progress| (self.tell)(&task.name, progress);
+        let partitioner = PilotPartitioner::new(&values).telling(&told);
         let mut plan = partitioner.plan(profile, fingerprint, rules, task.cuts.as_deref())?;
         partitioner.verify(&mut plan, &task.chain, &candidate.batch, self.device)?;
         Ok(plan)

@@ -57,7 +57,8 @@ impl Program {
         if step % self.epoch == self.epoch - 1 { self.last_microbatches } else { self.microbatches }
     }
 
-    fn batches(&self, kind: EvaluationKind) -> usize {
+    /// Batches of an evaluation.
+    pub(crate) fn batches(&self, kind: EvaluationKind) -> usize {
         if kind == EvaluationKind::Test { self.test } else { self.validation }
     }
 

@@ -69,6 +69,7 @@ pub(crate) struct Results {
 pub(crate) enum Progress {
     Nothing,
     Minibatch { step: usize, loss: f64, units: usize },
+    Evaluating { kind: EvaluationKind, batch: usize, batches: usize, units: usize },
     Evaluated { kind: EvaluationKind, step: usize, result: Evaluation, best: bool },
 }
 
@@ -492,8 +493,15 @@ impl Model {
             Stage::Train { microbatch } if self.ends_minibatch(claim, microbatch) => {
                 self.end_minibatch(claim, time)
             }
-            Stage::Evaluate { kind, batch } if self.ends_evaluation(claim, kind, batch) => {
-                self.end_evaluation(kind, claim.what.step)
+            Stage::Evaluate { kind, batch } if claim.work.last => {
+                let batches = self.cursor.program().batches(kind);
+                match batch + 1 == batches {
+                    true => self.end_evaluation(kind, claim.what.step),
+                    false => {
+                        let units = self.task.evaluation_batch() * self.units_per_item();
+                        Progress::Evaluating { kind, batch, batches, units }
+                    }
+                }
             }
             _ => Progress::Nothing,
         })
@@ -522,12 +530,6 @@ impl Model {
 
     fn units_per_item(&self) -> usize {
         self.batches.first().map_or(1, |batch| batch.units / batch.items.max(1))
-    }
-
-    fn ends_evaluation(&self, claim: &Claim, kind: EvaluationKind, batch: usize) -> bool {
-        let program = self.cursor.program();
-        let batches = if kind == EvaluationKind::Test { program.test } else { program.validation };
-        claim.work.last && batch + 1 == batches
     }
 
     fn end_evaluation(&mut self, kind: EvaluationKind, step: usize) -> Progress {

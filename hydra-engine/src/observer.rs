@@ -4,6 +4,7 @@ use crate::admission::Admission;
 use crate::evaluation::Evaluation;
 use crate::report::TaskState;
 use hydra_core::{DeviceId, TaskId};
+use hydra_partition::PilotProgress;
 use serde::{Deserialize, Serialize};
 
 /// Where something happened.
@@ -70,6 +71,14 @@ pub enum EvaluationKind {
 /// Something that happened. Names and steps are those of the task.
 #[derive(Debug)]
 pub enum RunEvent<'a> {
+    /// How far the pilot pass is, while tasks are admitted. It is made once for all tasks that share a model, and there is
+    /// none where a saved plan is used.
+    Pilot {
+        /// The name of the first of these tasks.
+        task: &'a str,
+        /// How far it is.
+        progress: PilotProgress,
+    },
     /// Every task was admitted; nothing has run yet.
     Admitted(&'a Admission),
     /// A span ended.
@@ -86,6 +95,21 @@ pub enum RunEvent<'a> {
         loss: f64,
         /// The learning rate of the update.
         rate: f64,
+        /// Tokens (or items) in it.
+        units: usize,
+        /// Seconds since the run began.
+        at_s: f64,
+    },
+    /// A task finished a batch of an evaluation, and there are more.
+    Evaluating {
+        /// The task.
+        task: TaskId,
+        /// Which.
+        kind: EvaluationKind,
+        /// The batch, from zero.
+        batch: usize,
+        /// Batches in all.
+        batches: usize,
         /// Tokens (or items) in it.
         units: usize,
         /// Seconds since the run began.

@@ -9,11 +9,11 @@ use crate::admit::{Plans, admit};
 use crate::checkpoint::{self, CheckpointEvery, Identities, Identity};
 use crate::device::{DeviceSpec, LogicalDevice, OwnLink};
 use crate::disk::{DiskSpec, DiskTier};
-use crate::error::{EngineError, refused};
+use crate::error::{EngineError, guarded, refused};
 use crate::evaluation::Evaluation;
 use crate::gpu::PageLocked;
 use crate::host_memory::HostMemory;
-use crate::observer::{Observer, Silent};
+use crate::observer::{Observer, RunEvent, Silent};
 use crate::placement::OptimizerPlacement;
 use crate::report::RunReport;
 use crate::run;
@@ -22,6 +22,7 @@ use crate::task::TrainTask;
 use hydra_core::{ByteSize, Chain, Dataset, DeviceId, MemoryProbe, OptimizerSpec, TaskId, TrainSpec};
 use hydra_sched::{Policy, PolicyKind};
 use hydra_spill::{DeviceLink, DiskStore, DramStore, ResidentStore, TierStore, alloc::AllocatorProbe};
+use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -275,7 +276,17 @@ impl Orchestrator {
         }
         let (budget, disk) = (self.host_memory.bytes(), self.disk.as_ref());
         let host = HostMemory { budget, disk, devices: devices.len() };
-        let admission = admit(&self.tasks, &devices, &host, &self.plans, self.placement)?;
+        let observer = RefCell::new(&mut self.observer);
+        let tell = |task: &str, progress| {
+            let told = guarded("an observer", || {
+                observer.borrow_mut().observe(&RunEvent::Pilot { task, progress });
+                Ok(())
+            });
+            if let Err(error) = told {
+                tracing::error!("{error}: the pilot pass goes on");
+            }
+        };
+        let admission = admit(&self.tasks, &devices, &host, &self.plans, self.placement, &tell)?;
         let identities = self.identities(&admission, &devices[0])?;
         let stays = |(i, task): (usize, &AdmittedTask)| task.optimizer.on_device().then_some(TaskId(i));
         let there = &devices[0].manager;

@@ -214,7 +214,9 @@ impl Observer for Recorder {
             }
             RunEvent::Span(span) => self.span(span),
             RunEvent::Minibatch { task, step, at_s, .. } => self.minibatch(*task, *step, *at_s),
-            RunEvent::Resumed { .. }
+            RunEvent::Pilot { .. }
+            | RunEvent::Resumed { .. }
+            | RunEvent::Evaluating { .. }
             | RunEvent::Checkpointed { .. }
             | RunEvent::CheckpointFailed { .. }
             | RunEvent::Evaluated { .. }

@@ -484,6 +484,9 @@ impl Run {
                 let rate = model.task.spec.rate(step, steps);
                 self.observer.observe(&RunEvent::Minibatch { task, step, steps, loss, rate, units, at_s });
             }
+            Progress::Evaluating { kind, batch, batches, units } => {
+                self.observer.observe(&RunEvent::Evaluating { task, kind, batch, batches, units, at_s });
+            }
             Progress::Evaluated { kind, step, result, best } => {
                 if best {
                     let _ = self.threads.host.send(HostJob::Snapshot { task });

@@ -93,6 +93,40 @@ fn metrics_are_means_over_all_items_however_the_chain_is_cut() {
     assert_eq!(json["test"]["metrics"][ACCURACY], test.metrics[ACCURACY]);
 }
 
+/// Keeps how far pilot passes and evaluations are, in words.
+struct Far(Arc<Mutex<Vec<String>>>);
+
+impl Observer for Far {
+    fn observe(&mut self, event: &RunEvent<'_>) {
+        let mut far = self.0.lock().unwrap();
+        match event {
+            RunEvent::Pilot { task, progress } => far.push(format!("{task}: {progress:?}")),
+            RunEvent::Admitted(_) => far.push("admitted".to_owned()),
+            RunEvent::Evaluating { batch, batches, units, .. } => {
+                far.push(format!("{} of {batches}, {units}", batch + 1));
+            }
+            RunEvent::Evaluated { result, .. } => far.push(format!("all {}", result.predicted_tokens)),
+            _ => {}
+        }
+    }
+}
+
+#[test]
+fn an_evaluation_tells_how_far_it_is_and_so_does_its_pilot_pass() {
+    let far = Arc::new(Mutex::new(Vec::new()));
+    let run = Settings::default().orchestrator().observer(Box::new(Far(far.clone())));
+    let chain = mlp_chain();
+    let layers = chain.len();
+    run.evaluate(chain, Arc::new(Spirals::new(3, 17, 3)), 7, 0).unwrap();
+    let far = std::mem::take(&mut *far.lock().unwrap());
+    let admitted = far.iter().position(|line| line == "admitted").unwrap();
+    let measured =
+        (1..=layers).map(|done| format!("evaluate: Measured {{ done: {done}, layers: {layers} }}"));
+    assert_eq!(far[..layers], measured.collect::<Vec<_>>());
+    assert!(far[layers..admitted].iter().all(|line| line.starts_with("evaluate: Verified")), "{far:?}");
+    assert_eq!(far[admitted + 1..], ["1 of 3, 7", "2 of 3, 7", "all 17"]);
+}
+
 /// Copies the checkpoint whenever it is written.
 struct Copies(PathBuf, Arc<Mutex<Vec<PathBuf>>>);
 

@@ -64,6 +64,6 @@ pub use cut::{
 };
 pub use error::PartitionError;
 pub use fingerprint::Fingerprint;
-pub use partitioner::PilotPartitioner;
+pub use partitioner::{PilotPartitioner, PilotProgress};
 pub use pilot::{FirstValues, PilotDevice};
 pub use plan::{PLAN_SCHEMA, PartitionPlan, ShardPlan};

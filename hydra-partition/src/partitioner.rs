@@ -27,6 +27,26 @@ const GRAIN: u64 = 4096;
 #[derive(Clone, Copy)]
 pub struct PilotPartitioner<'a> {
     images: &'a dyn ImageReader,
+    told: &'a dyn Fn(PilotProgress),
+}
+
+/// How far a pilot pass is. Each time `layers` is that of the chain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PilotProgress {
+    /// So many layers have been measured.
+    Measured {
+        /// Layers, from the first.
+        done: usize,
+        /// Layers in all.
+        layers: usize,
+    },
+    /// The shards with so many layers have been run as they are cut.
+    Verified {
+        /// Layers, from the first.
+        done: usize,
+        /// Layers in all.
+        layers: usize,
+    },
 }
 
 impl std::fmt::Debug for PilotPartitioner<'_> {
@@ -39,7 +59,13 @@ impl<'a> PilotPartitioner<'a> {
     /// A partitioner that takes the masters from `images`, such as
     /// [`FirstValues`](crate::FirstValues) or a store.
     pub fn new(images: &'a dyn ImageReader) -> Self {
-        Self { images }
+        Self { images, told: &|_| {} }
+    }
+
+    /// The same, and `told` hears how far [`measure`](Self::measure) and [`verify`](Self::verify) are, between two layers
+    /// or shards.
+    pub fn telling(self, told: &'a dyn Fn(PilotProgress)) -> Self {
+        Self { told, ..self }
     }
 
     /// The pilot pass: runs `batch`, one microbatch in the chain's type ([`Batch::in_type`]), through the layers one by
@@ -78,6 +104,7 @@ impl<'a> PilotPartitioner<'a> {
             tracing::debug!(layer = cost.name, ?cost, "measured a layer");
             layers.push(cost);
             x = ran.output;
+            (self.told)(PilotProgress::Measured { done: layer + 1, layers: chain.len() });
         }
         let standing_bytes = pilot.standing_bytes().next_multiple_of(GRAIN);
         Ok(Profile { layers, tied: Profile::tied_images(chain), standing_bytes, measured })
@@ -148,6 +175,7 @@ impl<'a> PilotPartitioner<'a> {
             verified.verified_bytes = Some(ran.peak());
             (verified.forward_s, verified.backward_s) = (ran.forward_s, ran.backward_s);
             x = ran.output;
+            (self.told)(PilotProgress::Verified { done: verified.end, layers: chain.len() });
             shard += 1;
         }
         Ok(())
@@ -351,6 +379,24 @@ mod tests {
             .verify(&mut plan, &chain, &toy::batch(2), &BLIND)
             .unwrap();
         assert_eq!(plan, before);
+    }
+
+    #[test]
+    fn a_pilot_pass_tells_how_far_it_is() {
+        toy::stand(0);
+        let (chain, batch) = (toy::chain(3), toy::batch(2));
+        let (images, told) = (FirstValues::new(&chain, 0), std::cell::RefCell::new(Vec::new()));
+        let tell = |progress| told.borrow_mut().push(progress);
+        let partitioner = PilotPartitioner::new(&images).telling(&tell);
+        let profile = partitioner.measure(&chain, &batch, &SCRIPTED).unwrap();
+        let layers = chain.len();
+        let measured = (1..=layers).map(|done| PilotProgress::Measured { done, layers });
+        assert_eq!(told.take(), measured.collect::<Vec<_>>());
+        let mut plan = plan(&chain, &profile, 2, None);
+        partitioner.verify(&mut plan, &chain, &batch, &SCRIPTED).unwrap();
+        let verified = plan.shards.iter().map(|shard| PilotProgress::Verified { done: shard.end, layers });
+        assert_eq!(told.take(), verified.collect::<Vec<_>>());
+        assert_eq!(plan.shards.last().unwrap().end, layers);
     }
 
     #[test]
