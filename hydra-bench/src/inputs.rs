@@ -10,11 +10,10 @@ use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::fs::File;
-use std::io::Read;
-use std::path::Path;
+use std::io;
 
-/// Bytes that are read at once.
-const PIECE: usize = 1 << 20;
+/// Tokens that are hashed at once.
+const PIECE: usize = 1 << 18;
 
 /// The model and the data, each as a SHA-256.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,9 +30,13 @@ impl Inputs {
     pub(crate) fn of(model: &Model, texts: &Texts) -> Result<Self> {
         let mut hash = Sha256::new_with_prefix(model.described()?);
         for file in model.files() {
-            add(&mut hash, file).with_context(|| format!("`{}` could not be read", file.display()))?;
+            let read = File::open(file).and_then(|mut file| io::copy(&mut file, &mut hash));
+            read.with_context(|| format!("`{}` could not be read", file.display()))?;
         }
-        Ok(Self { model_sha256: hexadecimal(hash), data_sha256: hash_of_tokens(texts.tokens()) })
+        Ok(Self {
+            model_sha256: format!("{:x}", hash.finalize()),
+            data_sha256: hash_of_tokens(texts.tokens()),
+        })
     }
 
     /// Refuses other inputs than these for a run that goes on, if a task of it begins from the start.
@@ -63,31 +66,17 @@ impl Inputs {
     }
 }
 
-fn add(hash: &mut Sha256, path: &Path) -> std::io::Result<()> {
-    let (mut file, mut piece) = (File::open(path)?, vec![0; PIECE]);
-    loop {
-        match file.read(&mut piece)? {
-            0 => return Ok(()),
-            read => hash.update(&piece[..read]),
-        }
-    }
-}
-
 /// The hash of the tokens of some splits, each of which may be missing.
 fn hash_of_tokens(splits: [Option<&[u32]>; 3]) -> String {
     let mut hash = Sha256::new();
     for tokens in splits {
         hash.update(tokens.map_or(-1, |tokens| tokens.len() as i64).to_le_bytes());
-        for some in tokens.unwrap_or_default().chunks(PIECE / size_of::<u32>()) {
+        for some in tokens.unwrap_or_default().chunks(PIECE) {
             let bytes: Vec<u8> = some.iter().flat_map(|token| token.to_le_bytes()).collect();
             hash.update(bytes);
         }
     }
-    hexadecimal(hash)
-}
-
-fn hexadecimal(hash: Sha256) -> String {
-    hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+    format!("{:x}", hash.finalize())
 }
 
 #[cfg(test)]

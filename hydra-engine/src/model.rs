@@ -107,7 +107,7 @@ pub(crate) struct Model {
     pub kept: Kept,
     pub results: Results,
     pub waits: Waits,
-    running_task: Option<ShardTask>,
+    pub running_task: Option<ShardTask>,
     images: Vec<Vec<usize>>,
     /// Minibatches that each image has been stepped for; frozen ones are always up to date.
     pub versions: Vec<usize>,
@@ -223,28 +223,6 @@ impl Model {
             && self.inputs_there(&next, follows.as_ref())
             && (next.kind != ShardTaskKind::Backward || self.gradients.has_room(next.shard));
         ready.then_some(next)
-    }
-
-    /// Whether an evaluation computes yet that may be the last one.
-    fn awaits_verdict(&self) -> bool {
-        let periodic = EvaluationKind::Periodic;
-        let evaluates =
-            |task: ShardTask| matches!(task.stage, Stage::Evaluate { kind, .. } if kind == periodic);
-        let may_end = self.task.spec.patience.is_some() && self.running_task.is_some_and(evaluates);
-        may_end && self.cursor.at_minibatch_start()
-    }
-
-    /// Whether as many evaluations as the task has patience for were no better than the best one.
-    fn out_of_patience(&self) -> bool {
-        let best = self.results.best.as_ref().map(|(step, _)| *step);
-        let since = self.results.periodic.iter().rev().take_while(|(step, _)| Some(*step) != best).count();
-        self.task.spec.patience.is_some_and(|patience| since >= patience)
-    }
-
-    /// Whether it ended, or is to end, before its length because evaluations got no better.
-    pub(crate) fn stopped_early(&self) -> bool {
-        let trained = self.results.losses.len();
-        self.results.failure.is_none() && trained < self.cursor.program().steps && self.out_of_patience()
     }
 
     /// Whether what is next begins a minibatch or an evaluation batch, so that the task may end here.
@@ -532,28 +510,6 @@ impl Model {
         self.batches.first().map_or(1, |batch| batch.units / batch.items.max(1))
     }
 
-    fn end_evaluation(&mut self, kind: EvaluationKind, step: usize) -> Progress {
-        let result = std::mem::take(&mut self.evaluation).mean(self.chain().metrics());
-        let mut best = false;
-        match kind {
-            EvaluationKind::Initial => self.results.initial = Some(result.clone()),
-            EvaluationKind::Validation => self.results.validation = Some(result.clone()),
-            EvaluationKind::Test => self.results.test = Some(result.clone()),
-            EvaluationKind::Periodic => {
-                self.results.periodic.push((step, result.clone()));
-                best = self.results.best.as_ref().is_none_or(|(_, best)| result.loss < best.loss);
-                if best {
-                    self.results.best = Some((step, result.clone()));
-                    self.results.validation = Some(result.clone());
-                }
-                if self.cursor.at_minibatch_start() && self.out_of_patience() {
-                    self.cursor.stop(true);
-                }
-            }
-        }
-        Progress::Evaluated { kind, step, result, best }
-    }
-
     /// The optimizer has stepped an image.
     pub(crate) fn stepped(&mut self, image: usize, step: usize, time: Time) {
         self.versions[image] = step + 1;
@@ -563,58 +519,6 @@ impl Model {
         if self.cursor.peek().is_none_or(|next| self.masters_final(&next)) {
             self.minibatch_done_s = None;
             self.waits.step_s = (time.end_s - done_s).max(0.0);
-        }
-    }
-
-    /// The task has failed in minibatch `step`: what is left to do is to put back its best masters, if there are any, and
-    /// to write what there is.
-    pub(crate) fn give_up(&mut self, step: usize, error: EngineError) {
-        let stage = if self.results.best.is_some() { Stage::Restore } else { Stage::Write };
-        self.results.failure = Some(Arc::new(error));
-        self.cursor = Cursor::resumed(self.cursor.program().clone(), step, stage);
-        self.cut_short = true;
-    }
-
-    /// Whether what shard tasks make is of no use any more.
-    pub(crate) fn gives_up(&self) -> bool {
-        self.ended.is_some() || self.results.failure.is_some()
-    }
-
-    /// Whether the task fails, or has.
-    pub(crate) fn is_failing(&self) -> bool {
-        self.gives_up() || self.cannot_go_on.is_some()
-    }
-
-    /// Whether what this claim makes is of no use any more.
-    pub(crate) fn gives_up_on(&self, claim: &Claim) -> bool {
-        self.gives_up() || self.ends_before.is_some_and(|ticket| claim.ticket > ticket)
-    }
-
-    /// A shard task came to nothing.
-    pub(crate) fn dropped(&mut self) {
-        (self.running, self.running_task, self.claimed) = (None, None, None);
-    }
-
-    /// Whether the masters are those before its minibatch, now and later, if this shard task does not end well.
-    pub(crate) fn has_stepped_nothing_before(&self, task: &ShardTask) -> bool {
-        task.kind != ShardTaskKind::Backward || task.shard + 1 == self.shards.len()
-    }
-
-    /// Goes back to the beginning of the minibatch, or the batch of an evaluation, of this shard task, which failed.
-    pub(crate) fn go_back_to(&mut self, task: &ShardTask, ticket: Ticket) {
-        self.ends_before = Some(ticket);
-        let stage = match task.stage {
-            Stage::Train { .. } => Stage::Train { microbatch: 0 },
-            stage => stage,
-        };
-        self.cursor = Cursor::resumed(self.cursor.program().clone(), task.step, stage);
-    }
-
-    /// A shard task failed, which had begun or was still claimed.
-    pub(crate) fn failed(&mut self, had_begun: bool) {
-        match had_begun {
-            true => (self.running, self.running_task) = (None, None),
-            false => self.claimed = None,
         }
     }
 

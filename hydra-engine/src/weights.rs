@@ -30,5 +30,5 @@ impl WeightHash {
 
 /// A hash in hexadecimal.
 pub(crate) fn hexadecimal(hash: Sha256) -> String {
-    hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+    format!("{:x}", hash.finalize())
 }
