@@ -1,11 +1,10 @@
 //! What a run tells while it goes on: the run log, progress bars and traces listen here.
 
 use crate::admission::Admission;
-use crate::evaluation::Evaluation;
-use crate::report::TaskState;
+use crate::protocol::Evaluation;
+use crate::stages::{EvaluationKind, TaskState};
 use hydra_core::{DeviceId, TaskId};
 use hydra_partition::PilotProgress;
-use serde::{Deserialize, Serialize};
 
 /// Where something happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -52,20 +51,6 @@ pub struct Span {
     pub start_s: f64,
     /// To.
     pub end_s: f64,
-}
-
-/// Which data an evaluation used, and when.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum EvaluationKind {
-    /// Validation data before training.
-    Initial,
-    /// Validation data during training.
-    Periodic,
-    /// Validation data after training.
-    Validation,
-    /// Test data after training.
-    Test,
 }
 
 /// Something that happened. Names and steps are those of the task.

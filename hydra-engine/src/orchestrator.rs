@@ -4,33 +4,23 @@
 //! the memory, so that a run that cannot fit is refused before it starts. `run` then hands over to the event
 //! loop (`run.rs`): one thread that alone decides, over one closed enum of events.
 
-use crate::admission::{Admission, AdmittedTask};
-use crate::admit::{Plans, admit};
-use crate::checkpoint::{self, CheckpointEvery, Identities, Identity};
-use crate::device::{DeviceSpec, LogicalDevice, OwnLink};
-use crate::disk::{DiskSpec, DiskTier};
+use crate::admission::{
+    Admission, AdmittedTask, DiskSpec, DiskTier, HostMemory, Identities, OptimizerPlacement, Plans, admit,
+};
+use crate::checkpoint::{self, CheckpointEvery, Identity};
+use crate::device::{DeviceSpec, LogicalDevice, OwnLink, PageLocked};
 use crate::error::{EngineError, guarded, refused};
-use crate::evaluation::Evaluation;
-use crate::gpu::PageLocked;
-use crate::host_memory::HostMemory;
 use crate::observer::{Observer, RunEvent, Silent};
-use crate::placement::OptimizerPlacement;
+use crate::protocol::{Evaluation, StopFlag};
 use crate::report::RunReport;
-use crate::run;
-use crate::stop::StopFlag;
-use crate::task::TrainTask;
+use crate::run::{self, Admitted, Chosen, Setup};
+use crate::train_task::TrainTask;
 use hydra_core::{ByteSize, Chain, Dataset, DeviceId, MemoryProbe, OptimizerSpec, TaskId, TrainSpec};
 use hydra_sched::{Policy, PolicyKind};
 use hydra_spill::{DeviceLink, DiskStore, DramStore, ResidentStore, TierStore, alloc::AllocatorProbe};
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-
-/// The policy that was asked for.
-pub(crate) enum Chosen {
-    Kind(PolicyKind),
-    Own(Box<dyn Policy>),
-}
 
 /// The host memory that a run may use when it is not told: effectively no limit.
 const UNLIMITED: ByteSize = ByteSize(u64::MAX / 4);
@@ -56,34 +46,6 @@ pub struct Orchestrator {
     observer: Box<dyn Observer>,
     tasks: Vec<TrainTask>,
     admitted: Option<Admitted>,
-}
-
-/// A run that fits: set up, not started.
-pub(crate) struct Admitted {
-    pub admission: Admission,
-    pub devices: Vec<LogicalDevice>,
-    pub store: Arc<dyn TierStore>,
-    /// The same store.
-    pub residence: Arc<ResidentStore>,
-    /// The part of the store for what lives on the disk.
-    on_disk: Arc<DiskStore>,
-    /// Set when its files are there.
-    pub disk: Option<DiskTier>,
-    /// Of each task that keeps checkpoints or begins from one.
-    pub identities: Vec<Option<Identity>>,
-}
-
-/// What the event loop starts from.
-pub(crate) struct Setup {
-    pub admitted: Admitted,
-    pub tasks: Vec<TrainTask>,
-    pub host_memory: ByteSize,
-    pub policy: Chosen,
-    pub prefetch: bool,
-    pub every: CheckpointEvery,
-    pub seed: u64,
-    pub stop: StopFlag,
-    pub observer: Box<dyn Observer>,
 }
 
 impl std::fmt::Debug for Orchestrator {

@@ -5,8 +5,7 @@
 //! the engine only what defines a task: the data order, the schedule, and the formulas of one element.
 
 use crate::error::{EngineError, guarded};
-use crate::gradient::sum_of_squares;
-use crate::optimizer::{Update, clip_factor, global_norm};
+use crate::optimizer::{Update, clip_factor, global_norm, sum_of_squares};
 use crate::weights::{WeightHash, initial_image};
 use burn::tensor::Device;
 use hydra_core::{

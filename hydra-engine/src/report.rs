@@ -1,8 +1,9 @@
 //! What a run reports; `docs/report.md` documents the JSON.
 
+use crate::admission::Placement;
 use crate::error::EngineError;
-use crate::evaluation::Evaluation;
-use crate::placement::Placement;
+use crate::protocol::Evaluation;
+use crate::stages::TaskState;
 use hydra_sched::Workload;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -10,18 +11,6 @@ use std::sync::Arc;
 
 /// The version of the report's format.
 pub const REPORT_SCHEMA: u32 = 1;
-
-/// How a task ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum TaskState {
-    /// Trained to the end.
-    Done,
-    /// Set aside because of an error.
-    Failed,
-    /// Stopped at the end of a minibatch because the run was interrupted.
-    Stopped,
-}
 
 /// What became of one task.
 #[derive(Clone, Debug, Serialize, Deserialize)]

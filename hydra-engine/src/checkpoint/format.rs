@@ -4,8 +4,8 @@
 //! the header is written with zeros in its place, and they are replaced when the tensors are there.
 
 use super::state::SCHEMA;
-use super::{CheckpointError, Position, State};
-use crate::error::EngineError;
+use super::{Position, State};
+use crate::error::{CheckpointError, EngineError};
 use bytes::Bytes;
 use hydra_core::{Chain, ImageLayout, replace_file};
 use hydra_spill::Masters;

@@ -1,23 +1,14 @@
 //! What a checkpoint says of a task beside its tensors, as JSON in the file's header.
 
-use super::CheckpointError;
-use crate::cursor::Stage;
-use crate::device::{DeviceKind, LogicalDevice};
-use crate::error::{EngineError, guarded};
-use crate::evaluation::{KeptEvaluation, Sums};
-use crate::model::Model;
-use crate::observer::EvaluationKind;
-use crate::placement::Placement;
-use crate::task::TrainTask;
-use crate::weights::hexadecimal;
-use hydra_core::{Dataset, TrainSpec, gather_items};
+use crate::error::CheckpointError;
+use crate::protocol::{KeptEvaluation, Sums};
+use crate::stages::{EvaluationKind, Stage};
+use hydra_core::TrainSpec;
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 /// The version of the format.
-pub(super) const SCHEMA: u32 = 1;
+pub(crate) const SCHEMA: u32 = 1;
 
 /// Where a task stands between two minibatches or two batches of an evaluation, and what it has to show.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -32,26 +23,6 @@ pub(crate) struct State {
 }
 
 impl State {
-    /// Of a task at rest.
-    pub(crate) fn of(model: &Model, identity: Identity) -> Self {
-        let position = match model.cursor.stage() {
-            Stage::Evaluate { kind, batch } => {
-                Position::Evaluate { kind, batch, sums: model.evaluation.clone() }
-            }
-            Stage::Restore => Position::Restore,
-            Stage::Write => Position::Write,
-            _ => Position::Train,
-        };
-        Self {
-            schema: SCHEMA,
-            identity,
-            step: model.cursor.step(),
-            steps: model.cursor.program().steps,
-            position,
-            results: KeptResults::from(&model.results),
-        }
-    }
-
     /// Whether the best masters so far belong to it.
     pub(crate) fn has_best(&self) -> bool {
         let before = |kind| matches!(kind, EvaluationKind::Initial | EvaluationKind::Periodic);
@@ -120,95 +91,26 @@ pub(crate) struct KeptResults {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Identity {
     /// What computes: a task stays on one kind of device.
-    backend: String,
+    pub backend: String,
     /// What else decides how devices compute, such as a precision of products.
-    config: String,
-    float: String,
+    pub config: String,
+    pub float: String,
     /// SHA-256 of what the chain says of its architecture.
-    architecture: String,
+    pub architecture: String,
     /// Whether the optimizer's steps are the host's to the bit.
-    exact: bool,
-    spec: TrainSpec,
-    train: Option<DataIdentity>,
-    validation: Option<DataIdentity>,
-    test: Option<DataIdentity>,
-    initial_validation: bool,
+    pub exact: bool,
+    pub spec: TrainSpec,
+    pub train: Option<DataIdentity>,
+    pub validation: Option<DataIdentity>,
+    pub test: Option<DataIdentity>,
+    pub initial_validation: bool,
 }
 
-/// A dataset by its length and its items: all of them up to [`HASHED_ITEMS`], and as many, evenly spread, of more.
+/// A dataset by its length and its items: all of them, or as many as are hashed at most, evenly spread.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-struct DataIdentity {
-    items: usize,
-    sha256: String,
-}
-
-const HASHED_ITEMS: usize = 1 << 18;
-/// Items that are read at once.
-const HASHED_TOGETHER: usize = 8;
-
-impl DataIdentity {
-    fn of(data: &dyn Dataset) -> Result<Self, EngineError> {
-        let items = data.len();
-        let hashed: Vec<usize> = match items <= HASHED_ITEMS {
-            true => (0..items).collect(),
-            false => (0..HASHED_ITEMS)
-                .map(|i| (i as u128 * items as u128 / HASHED_ITEMS as u128) as usize)
-                .collect(),
-        };
-        let mut hash = Sha256::new();
-        for some in hashed.chunks(HASHED_TOGETHER) {
-            let batch = guarded("reading a batch", || Ok(gather_items(data, some)?))?;
-            for part in batch.inputs.parts.iter().chain(&batch.targets.parts) {
-                hash.update(format!("{:?}{:?}", part.dtype, part.shape));
-                hash.update(&part.bytes);
-            }
-        }
-        Ok(Self { items, sha256: hexadecimal(hash) })
-    }
-}
-
-/// The identities of a run's tasks. Datasets that tasks share are read once.
-#[derive(Default)]
-pub(crate) struct Identities {
-    data: Vec<(Arc<dyn Dataset>, DataIdentity)>,
-}
-
-impl Identities {
-    fn of_data(&mut self, data: &Arc<dyn Dataset>) -> Result<DataIdentity, EngineError> {
-        let same = |known: &Arc<dyn Dataset>| std::ptr::addr_eq(Arc::as_ptr(known), Arc::as_ptr(data));
-        if let Some((_, identity)) = self.data.iter().find(|(known, _)| same(known)) {
-            return Ok(identity.clone());
-        }
-        let identity = DataIdentity::of(data.as_ref())?;
-        self.data.push((data.clone(), identity.clone()));
-        Ok(identity)
-    }
-
-    /// The identity of a task on such a device.
-    ///
-    /// # Errors
-    /// Data that cannot be read.
-    pub(crate) fn of(
-        &mut self,
-        task: &TrainTask,
-        device: &LogicalDevice,
-        config: &str,
-        placement: &Placement,
-    ) -> Result<Identity, EngineError> {
-        let mut data = |data: Option<&Arc<dyn Dataset>>| data.map(|data| self.of_data(data)).transpose();
-        Ok(Identity {
-            backend: backend(device),
-            config: config.to_owned(),
-            float: task.chain.float_type().to_string(),
-            architecture: hexadecimal(Sha256::new_with_prefix(task.chain.architecture())),
-            exact: placement.exact,
-            spec: task.spec.clone(),
-            train: data(Some(&task.train))?,
-            validation: data(task.validation.as_ref())?,
-            test: data(task.test.as_ref())?,
-            initial_validation: task.initial_validation,
-        })
-    }
+pub(crate) struct DataIdentity {
+    pub items: usize,
+    pub sha256: String,
 }
 
 impl Identity {
@@ -268,13 +170,5 @@ fn described(data: Option<&DataIdentity>) -> String {
     match data {
         Some(data) => format!("{} items ({})", data.items, short(&data.sha256)),
         None => "none".to_owned(),
-    }
-}
-
-/// What computes, as far as bits depend on it.
-fn backend(device: &LogicalDevice) -> String {
-    match device.spec.kind {
-        DeviceKind::Cpu => "CPU".to_owned(),
-        DeviceKind::Cuda { .. } | DeviceKind::Wgpu { .. } => device.model.clone(),
     }
 }

@@ -1,0 +1,87 @@
+//! The identities of a run's tasks: all that their bits depend on.
+
+use super::Placement;
+use crate::checkpoint::{DataIdentity, Identity};
+use crate::device::{DeviceKind, LogicalDevice};
+use crate::error::{EngineError, guarded};
+use crate::train_task::TrainTask;
+use crate::weights::hexadecimal;
+use hydra_core::{Dataset, gather_items};
+use sha2::{Digest, Sha256};
+use std::sync::Arc;
+
+/// Items of a dataset that are hashed at most.
+const HASHED_ITEMS: usize = 1 << 18;
+/// Items that are read at once.
+const HASHED_TOGETHER: usize = 8;
+
+fn data_identity(data: &dyn Dataset) -> Result<DataIdentity, EngineError> {
+    let items = data.len();
+    let hashed: Vec<usize> = match items <= HASHED_ITEMS {
+        true => (0..items).collect(),
+        false => {
+            (0..HASHED_ITEMS).map(|i| (i as u128 * items as u128 / HASHED_ITEMS as u128) as usize).collect()
+        }
+    };
+    let mut hash = Sha256::new();
+    for some in hashed.chunks(HASHED_TOGETHER) {
+        let batch = guarded("reading a batch", || Ok(gather_items(data, some)?))?;
+        for part in batch.inputs.parts.iter().chain(&batch.targets.parts) {
+            hash.update(format!("{:?}{:?}", part.dtype, part.shape));
+            hash.update(&part.bytes);
+        }
+    }
+    Ok(DataIdentity { items, sha256: hexadecimal(hash) })
+}
+
+/// The identities of a run's tasks. Datasets that tasks share are read once.
+#[derive(Default)]
+pub(crate) struct Identities {
+    data: Vec<(Arc<dyn Dataset>, DataIdentity)>,
+}
+
+impl Identities {
+    fn of_data(&mut self, data: &Arc<dyn Dataset>) -> Result<DataIdentity, EngineError> {
+        let same = |known: &Arc<dyn Dataset>| std::ptr::addr_eq(Arc::as_ptr(known), Arc::as_ptr(data));
+        if let Some((_, identity)) = self.data.iter().find(|(known, _)| same(known)) {
+            return Ok(identity.clone());
+        }
+        let identity = data_identity(data.as_ref())?;
+        self.data.push((data.clone(), identity.clone()));
+        Ok(identity)
+    }
+
+    /// The identity of a task on such a device.
+    ///
+    /// # Errors
+    /// Data that cannot be read.
+    pub(crate) fn of(
+        &mut self,
+        task: &TrainTask,
+        device: &LogicalDevice,
+        config: &str,
+        placement: &Placement,
+    ) -> Result<Identity, EngineError> {
+        let mut data = |data: Option<&Arc<dyn Dataset>>| data.map(|data| self.of_data(data)).transpose();
+        Ok(Identity {
+            backend: backend(device),
+            config: config.to_owned(),
+            float: task.chain.float_type().to_string(),
+            architecture: hexadecimal(Sha256::new_with_prefix(task.chain.architecture())),
+            exact: placement.exact,
+            spec: task.spec.clone(),
+            train: data(Some(&task.train))?,
+            validation: data(task.validation.as_ref())?,
+            test: data(task.test.as_ref())?,
+            initial_validation: task.initial_validation,
+        })
+    }
+}
+
+/// What computes, as far as bits depend on it.
+fn backend(device: &LogicalDevice) -> String {
+    match device.spec.kind {
+        DeviceKind::Cpu => "CPU".to_owned(),
+        DeviceKind::Cuda { .. } | DeviceKind::Wgpu { .. } => device.model.clone(),
+    }
+}

@@ -1,0 +1,309 @@
+//! Logical devices: some CPU threads or a GPU, or a part of one, with a memory budget of its own, and its threads.
+//!
+//! May touch: the protocol, the optimizer's jobs, and the memory and links of devices.
+//! Never: chooses what it runs, or knows tasks beyond their names and chains.
+
+mod executor;
+mod gpu;
+mod open;
+mod worker;
+
+pub(crate) use executor::ShardWork;
+pub(crate) use gpu::PageLocked;
+pub use open::OpenDevice;
+pub(crate) use worker::{Buffer, ComputeJob, PromoteJob, TakeDownJob, Worker};
+
+use crate::error::{EngineError, with_causes};
+use crate::optimizer::DeviceStepper;
+use burn::backend::StreamId;
+use burn::tensor::Tensor;
+use hydra_core::{
+    AnyTensor, Bandwidth, ByteSize, DeviceBytes, DeviceError, DeviceId, HostTensor, MemoryProbe, finish,
+};
+use hydra_partition::{PartitionError, PilotDevice};
+use hydra_spill::{
+    Budget, DeviceLink, HostCopyLink, LinkError, SharedLink, SimulatedLink, SpillError, SpillManager,
+    TierStore, alloc,
+};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What computes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DeviceKind {
+    /// Threads of this machine's CPU.
+    #[default]
+    Cpu,
+    /// An NVIDIA card; needs the feature `cuda`.
+    Cuda {
+        /// Its number, in the driver's order.
+        card: usize,
+    },
+    /// An adapter with a driver for Vulkan; needs the feature `wgpu`.
+    Wgpu {
+        /// Its number: discrete GPUs come first, the CPU last.
+        adapter: usize,
+    },
+}
+
+/// What a logical device is made of.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DeviceSpec {
+    /// A name for reports, such as `cpu:0`.
+    pub name: String,
+    /// What computes.
+    pub kind: DeviceKind,
+    /// Compute threads of a CPU; one feeds a GPU, whose host optimizer has what processors are left.
+    pub threads: usize,
+    /// The memory budget: resident parameters, activations, gradients and workspace.
+    pub memory: ByteSize,
+    /// A simulated link's bandwidth in each direction; `None` copies as fast as memory allows.
+    pub link: Option<Bandwidth>,
+    /// A simulated link's latency per transfer.
+    pub latency: Duration,
+    /// How many logical devices the GPU has, this one included.
+    pub sharing: usize,
+    /// Whether it reads masters and batches where they are on the host, and leaves there what it makes:
+    /// nothing is copied. A device behind a simulated link copies all the same.
+    pub resident: bool,
+}
+
+impl DeviceSpec {
+    /// `count` devices called `cpu:0`, `cpu:1`, .. with so many threads and so much memory each.
+    pub fn cpus(count: usize, threads: usize, memory: ByteSize) -> Vec<Self> {
+        let device = |i| Self {
+            name: format!("cpu:{i}"),
+            kind: DeviceKind::Cpu,
+            threads: threads.max(1),
+            memory,
+            link: None,
+            latency: Duration::ZERO,
+            sharing: 1,
+            resident: false,
+        };
+        (0..count).map(device).collect()
+    }
+
+    /// The `index`-th logical device on an NVIDIA card, called `cuda:card`, or `cuda:card/index` if the card has
+    /// `of` more than one, with so much memory of the card's.
+    pub fn cuda(card: usize, index: usize, of: usize, memory: ByteSize) -> Self {
+        Self::gpu("cuda", DeviceKind::Cuda { card }, (card, index, of), memory)
+    }
+
+    /// As [`cuda`](Self::cuda), on an adapter with a driver for Vulkan.
+    pub fn wgpu(adapter: usize, index: usize, of: usize, memory: ByteSize) -> Self {
+        Self::gpu("wgpu", DeviceKind::Wgpu { adapter }, (adapter, index, of), memory)
+    }
+
+    fn gpu(kind_name: &str, kind: DeviceKind, place: (usize, usize, usize), memory: ByteSize) -> Self {
+        let (number, index, of) = place;
+        let part = if of > 1 { format!("/{index}") } else { String::new() };
+        let name = format!("{kind_name}:{number}{part}");
+        let latency = Duration::ZERO;
+        Self { name, kind, threads: 1, memory, link: None, latency, sharing: of, resident: false }
+    }
+
+    /// This device with the host's memory as its own; a GPU has none of the host's and stays as it is.
+    pub fn resident(self) -> Self {
+        Self { resident: true, ..self }
+    }
+
+    /// This device behind a simulated link.
+    pub fn with_link(self, bandwidth: Bandwidth, latency: Duration) -> Self {
+        Self { link: Some(bandwidth), latency, ..self }
+    }
+}
+
+/// What stands in front of a device's link, or in its place.
+pub(crate) type OwnLink = dyn Fn(&DeviceSpec, Arc<dyn DeviceLink>) -> Arc<dyn DeviceLink> + Send + Sync;
+
+/// A device that is set up: its threads, its budget, its link.
+pub(crate) struct LogicalDevice {
+    pub id: DeviceId,
+    pub spec: DeviceSpec,
+    /// What it is and what its memory is measured by: the costs of one kind of device are not those of another.
+    pub model: String,
+    pub burn: burn::tensor::Device,
+    pub pool: Arc<rayon::ThreadPool>,
+    /// A GPU's stream of CubeCL's: that of the thread that computes. What other threads have the device do, and what
+    /// they allocate there, goes on it too; on a CPU it means nothing.
+    pub stream: StreamId,
+    pub manager: Arc<SpillManager>,
+    pub probe: Arc<dyn MemoryProbe>,
+    /// The link of the pilot pass, which waits for nothing that is simulated.
+    pilot: Arc<dyn DeviceLink>,
+    tag: alloc::TagLease,
+}
+
+/// Numbers that are doubled to see whether a device computes.
+const TRIAL: usize = 64;
+
+/// What a kind of device brings.
+pub(crate) struct Hardware {
+    /// What it is, as far as results and costs depend on it.
+    pub model: String,
+    pub burn: burn::tensor::Device,
+    pub link: Arc<dyn DeviceLink>,
+    pub probe: Arc<dyn MemoryProbe>,
+    pub pilot: Arc<dyn DeviceLink>,
+}
+
+impl Hardware {
+    /// What `spec` asks for; `probe` measures a CPU.
+    pub(crate) fn open(
+        spec: &DeviceSpec,
+        measured_as: DeviceId,
+        probe: Arc<dyn MemoryProbe>,
+        locked: &PageLocked,
+    ) -> Result<Self, EngineError> {
+        match spec.kind {
+            DeviceKind::Cpu => Ok(Self::cpu(spec, measured_as, probe)),
+            DeviceKind::Cuda { .. } | DeviceKind::Wgpu { .. } => gpu::hardware(spec, locked),
+        }
+    }
+
+    fn cpu(spec: &DeviceSpec, measured_as: DeviceId, probe: Arc<dyn MemoryProbe>) -> Self {
+        let copies: Arc<dyn DeviceLink> = Arc::new(HostCopyLink::new(measured_as));
+        let link: Arc<dyn DeviceLink> = match spec.resident && spec.link.is_none() {
+            true => Arc::new(SharedLink::new(measured_as)),
+            false => copies.clone(),
+        };
+        let model = if probe.measures() { "allocator" } else { "shapes" };
+        Self { model: model.to_owned(), burn: burn::tensor::Device::flex(), link, probe, pilot: copies }
+    }
+}
+
+impl LogicalDevice {
+    pub(crate) fn new(
+        id: DeviceId,
+        spec: DeviceSpec,
+        store: Arc<dyn TierStore>,
+        probe: Arc<dyn MemoryProbe>,
+        locked: &PageLocked,
+        own_link: Option<&OwnLink>,
+    ) -> Result<Self, EngineError> {
+        let tag = alloc::TagLease::take();
+        let measured_as = tag.device();
+        // Pool threads carry the device's tag, so that the counting allocator charges what they allocate.
+        let pool = rayon::ThreadPoolBuilder::new()
+            .num_threads(spec.threads)
+            .thread_name(move |i| format!("hydra-compute-{}-{i}", id.0))
+            .start_handler(move |_| alloc::tag_thread(Some(measured_as)))
+            .build()
+            .map_err(|error| EngineError::Worker { worker: spec.name.clone(), problem: error.to_string() })?;
+        let stream = pool.install(StreamId::current);
+        let hardware = stream.executes(|| Hardware::open(&spec, measured_as, probe, locked))?;
+        let Hardware { model, burn, link, probe, pilot } = hardware;
+        warm_up(&pool, &burn);
+        let link: Arc<dyn DeviceLink> = match spec.link {
+            Some(bandwidth) => Arc::new(SimulatedLink::new(link, bandwidth, spec.latency)),
+            None => link,
+        };
+        let link = match own_link {
+            Some(own) => own(&spec, link),
+            None => link,
+        };
+        let budget = Budget::new(spec.name.clone(), spec.memory);
+        let manager = Arc::new(SpillManager::new(id, budget, store, link));
+        Ok(Self { id, spec, model, burn, pool: Arc::new(pool), stream, manager, probe, pilot, tag })
+    }
+
+    /// Gives back what the device keeps for later beyond the budgets of all logical devices that it has.
+    pub(crate) fn trim(&self) {
+        let budgets = self.manager.budget().capacity().saturating_mul(self.spec.sharing as u64);
+        self.probe.trim(self.measured_as(), budgets);
+    }
+
+    /// Whether it still computes, tells of its memory and is reached by its link. Asked on the compute worker's thread
+    /// after a shard task that failed: a GPU that is gone, or whose driver has given up, fails everything that comes
+    /// after.
+    pub(crate) fn computes(&self) -> bool {
+        let trial = AssertUnwindSafe(|| alloc::with_tag(Some(self.measured_as()), || self.doubles()));
+        let tried = catch_unwind(trial).unwrap_or_else(|panic| {
+            Err(DeviceError::of_panic(panic.as_ref())
+                .cloned()
+                .unwrap_or_else(|| DeviceError::new("it panicked")))
+        });
+        // One that is full has answered.
+        tried.unwrap_or_else(|error| matches!(error, DeviceError::OutOfMemory { .. }))
+    }
+
+    /// Brings numbers to the device, has them doubled there and takes them back; whether that went well.
+    fn doubles(&self) -> Result<bool, DeviceError> {
+        let of_spill = |error| match error {
+            SpillError::Link(error) => of_link(error),
+            other => DeviceError::new(with_causes(&other)),
+        };
+        self.probe.in_use(self.measured_as());
+        let given: Vec<f32> = (0..TRIAL).map(|i| i as f32).collect();
+        let there = self.manager.bring_in(&[HostTensor::float(given.clone(), [TRIAL])]).map_err(of_spill)?;
+        let doubled: Tensor<1> = there[0].to_device(&self.burn).into_float().mul_scalar(2.0);
+        let doubled = AnyTensor::from(doubled).into_resident();
+        finish(&self.burn, &[&doubled])?;
+        let doubled = self.manager.take_out(vec![Some(doubled)]).map_err(of_spill)?;
+        let doubled = doubled.into_iter().flatten().next();
+        let doubled = doubled.as_ref().map_or(&[][..], HostTensor::as_f32);
+        Ok(doubled.iter().copied().eq(given.iter().map(|number| 2.0 * number)))
+    }
+
+    /// What steps masters that live on it.
+    pub(crate) fn stepper(&self) -> DeviceStepper {
+        DeviceStepper {
+            name: self.spec.name.clone(),
+            burn: self.burn.clone(),
+            measured_as: self.measured_as(),
+            stream: self.stream,
+            link: self.manager.shared_link(),
+        }
+    }
+
+    /// The device as the memory probe knows it: devices of other runs in this process have other figures.
+    pub(crate) fn measured_as(&self) -> DeviceId {
+        self.tag.device()
+    }
+}
+
+/// Makes every thread of the pool allocate the buffers that matrix products keep for each thread, so that a
+/// pilot pass finds them there and they do not appear in the middle of a run.
+fn warm_up(pool: &rayon::ThreadPool, device: &burn::tensor::Device) {
+    const SIDE: usize = 256;
+    pool.broadcast(|_| {
+        let x = burn::tensor::Tensor::<2>::ones([SIDE, SIDE], device);
+        drop(x.clone().matmul(x));
+    });
+}
+
+impl PilotDevice for LogicalDevice {
+    fn id(&self) -> DeviceId {
+        self.measured_as()
+    }
+
+    fn burn(&self) -> burn::tensor::Device {
+        self.burn.clone()
+    }
+
+    fn probe(&self) -> &dyn MemoryProbe {
+        self.probe.as_ref()
+    }
+
+    fn run(&self, job: &mut (dyn FnMut() + Send)) -> Result<(), PartitionError> {
+        self.pool.install(job);
+        Ok(())
+    }
+
+    fn bring_in(&self, bytes: &bytes::Bytes) -> Result<DeviceBytes, DeviceError> {
+        self.pilot.copy_in(bytes).map_err(of_link)
+    }
+}
+
+/// What a link says, with what the device said of it if that is known.
+fn of_link(error: LinkError) -> DeviceError {
+    match error {
+        LinkError::Transfer { source, .. } if source.is::<DeviceError>() => {
+            source.downcast().map_or_else(DeviceError::new, |error| *error)
+        }
+        LinkError::Memory { bytes, .. } => DeviceError::OutOfMemory { bytes },
+        other => DeviceError::new(with_causes(&SpillError::from(other))),
+    }
+}

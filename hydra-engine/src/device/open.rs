@@ -1,0 +1,70 @@
+//! A device by itself, outside of any run: what measures the machine asks for one.
+
+use super::{DeviceSpec, Hardware, PageLocked};
+use crate::error::EngineError;
+use crate::optimizer::{self, OptimizerCheck, Tried};
+use hydra_core::{ByteSize, DeviceId, FloatType, MemoryProbe};
+use hydra_spill::{DeviceLink, alloc, alloc::AllocatorProbe};
+use std::fmt;
+use std::sync::Arc;
+
+/// A device with the link and the probe that a run on it would have.
+pub struct OpenDevice {
+    /// The plain device, for Burn.
+    pub burn: burn::tensor::Device,
+    /// The way to its memory.
+    pub link: Arc<dyn DeviceLink>,
+    /// What measures its memory.
+    pub probe: Arc<dyn MemoryProbe>,
+    tag: alloc::TagLease,
+}
+
+impl fmt::Debug for OpenDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OpenDevice").field("link", &self.link.name()).finish_non_exhaustive()
+    }
+}
+
+impl OpenDevice {
+    /// Opens the device of `spec`, whose link is no simulated one, with so much page-locked host memory. The thread that
+    /// opens a GPU is the one that should compute on it: the memory there belongs to its stream.
+    ///
+    /// # Errors
+    /// [`EngineError::Device`] if the machine or this build lacks it.
+    pub fn new(spec: &DeviceSpec, page_locked: ByteSize) -> Result<Self, EngineError> {
+        let tag = alloc::TagLease::take();
+        let locked = PageLocked::new(page_locked);
+        let hardware = Hardware::open(spec, tag.device(), Arc::new(AllocatorProbe), &locked)?;
+        let Hardware { burn, link, probe, .. } = hardware;
+        Ok(Self { burn, link, probe, tag })
+    }
+
+    /// The optimizer's steps on the device beside those on the host, bit by bit, for drawn elements, with gradients of
+    /// these types, which the device has. `None` for a device whose memory is the host's, where they are the same code.
+    ///
+    /// # Errors
+    /// What the device says.
+    pub fn compare_optimizer(&self, floats: &[FloatType]) -> Result<Option<OptimizerCheck>, EngineError> {
+        Ok(optimizer::compare(self.link.as_ref(), &self.burn, Tried::Every(floats))?)
+    }
+
+    /// The device as its probe knows it. What a thread allocates on a CPU is charged to it while the thread
+    /// has this tag ([`alloc::with_tag`]).
+    pub fn measured_as(&self) -> DeviceId {
+        self.tag.device()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cpu_device_opens_and_copies() {
+        let spec = &DeviceSpec::cpus(1, 1, ByteSize::mib(1))[0];
+        let device = OpenDevice::new(spec, ByteSize::mib(1)).unwrap();
+        let there = device.link.copy_in(&bytes::Bytes::from_static(b"some bytes")).unwrap();
+        assert_eq!(device.link.copy_out(&there).unwrap(), &b"some bytes"[..]);
+        assert_eq!(device.compare_optimizer(&[FloatType::F32]).unwrap(), None);
+    }
+}

@@ -1,0 +1,356 @@
+//! The threads of a device: one that computes and one for copies in each direction.
+//!
+//! The copy worker fills the device's double buffer, the compute worker takes from it; what a shard task
+//! made goes down to the host on the third thread, while the next shard task computes.
+
+use super::LogicalDevice;
+use super::executor::{self, ShardInputs, ShardWork};
+use crate::error::{EngineError, guarded};
+use crate::optimizer::{Contribution, HostJob, MicroStep};
+use crate::protocol::{Event, Gradient, Inputs, Made, Output, Reporter, Ticket};
+use crossbeam_channel::{Receiver, Sender};
+use hydra_core::profile::{self, Part};
+use hydra_core::{Chain, DeviceTensor, HostTensor, TaskId};
+use hydra_spill::{DoubleBuffer, FillGuard, LinkError, Reservation, Resident, SpillError, alloc};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// What waits in the double buffer for its shard task.
+pub(crate) struct Promoted {
+    pub resident: Resident,
+    pub inputs: Inputs<DeviceTensor>,
+}
+
+/// The output of the last shard task, still on the device, with the reservation that it shares with the
+/// copy on its way down.
+struct HandedOn {
+    output: Output<DeviceTensor>,
+    charge: Arc<Reservation>,
+}
+
+/// A shard task that can start.
+struct Ready {
+    resident: Resident,
+    inputs: Inputs<DeviceTensor>,
+    reservation: Reservation,
+    /// Covers the input that was handed on.
+    _handed: Option<Arc<Reservation>>,
+}
+
+/// How often a shard task that waits for memory looks whether its task has failed meanwhile.
+const LOOK_UP: Duration = Duration::from_millis(100);
+
+pub(crate) type Buffer = DoubleBuffer<Promoted>;
+
+/// Brings a shard's images and those inputs that are on the host already.
+pub(crate) struct PromoteJob {
+    pub ticket: Ticket,
+    pub task: TaskId,
+    pub fill: FillGuard,
+    pub images: Vec<usize>,
+    pub inputs: Inputs<HostTensor>,
+    pub reservation: Reservation,
+}
+
+/// Runs a shard task when it is in the double buffer and what it needs beyond is free.
+pub(crate) struct ComputeJob {
+    pub ticket: Ticket,
+    pub chain: Arc<Chain>,
+    pub work: ShardWork,
+    /// Whether it takes the output of the shard task before it on this device.
+    pub follows: bool,
+    /// Host inputs for which the device had no room during the promotion.
+    pub late: Inputs<HostTensor>,
+    /// Device bytes beyond those that the promotion reserved.
+    pub rest: u64,
+    /// Set when the task fails: the promotion then only leaves the double buffer.
+    pub abandoned: Arc<AtomicBool>,
+}
+
+/// Takes what a shard task made down to the host.
+pub(crate) struct TakeDownJob {
+    pub ticket: Ticket,
+    pub task: TaskId,
+    pub chain: Arc<Chain>,
+    pub at: MicroStep,
+    pub made: Made,
+    /// The shard, for the trace.
+    pub shard: usize,
+    /// Whether the task lives on the device: its gradients stay there.
+    pub stays: bool,
+}
+
+/// What the threads of a device share.
+#[derive(Clone)]
+pub(crate) struct Worker {
+    pub device: Arc<LogicalDevice>,
+    pub buffer: Arc<Buffer>,
+    pub reporter: Reporter,
+}
+
+impl Made {
+    /// What the next shard task on the device may take over.
+    fn hand_on(&self) -> Option<HandedOn> {
+        let output = self.computed.output.clone();
+        (!matches!(output, Output::None)).then(|| HandedOn { output, charge: self.output.clone() })
+    }
+}
+
+impl Worker {
+    /// The copy worker.
+    pub(crate) fn promote(&self, jobs: &Receiver<PromoteJob>) {
+        alloc::tag_thread(None);
+        for job in jobs {
+            let start_s = self.reporter.now();
+            let PromoteJob { ticket, task, fill, images, inputs, reservation } = job;
+            let device = self.device.id;
+            let promote = || Ok(self.promoted(task, &images, inputs, reservation)?);
+            let promoted = profile::time(Part::Transfer, || guarded("a promotion", promote));
+            let time = self.reporter.since(start_s);
+            // The reason is sent before the compute worker, which waits for this, can report that it came
+            // to nothing.
+            let (promoted, failure) = match promoted {
+                Ok(promoted) => (Some(promoted), None),
+                Err(error) => (None, Some(error)),
+            };
+            self.reporter.send(Event::Promoted { device, task, ticket, time, failure });
+            match promoted {
+                // It is refused only after a cancel from outside, and then nobody waits for it.
+                Some(promoted) => drop(self.buffer.complete(fill, promoted)),
+                None => self.buffer.cancel(fill),
+            }
+        }
+    }
+
+    fn promoted(
+        &self,
+        task: TaskId,
+        images: &[usize],
+        inputs: Inputs<HostTensor>,
+        reservation: Reservation,
+    ) -> Result<Promoted, SpillError> {
+        let tensors: Vec<HostTensor> = inputs.tensors().cloned().collect();
+        let (resident, there) = self.device.manager.promote_with(task, images, &tensors, reservation)?;
+        Ok(Promoted { resident, inputs: inputs.replaced(there) })
+    }
+
+    fn bring_in(&self, inputs: &Inputs<HostTensor>) -> Result<Inputs<DeviceTensor>, SpillError> {
+        let tensors: Vec<HostTensor> = inputs.tensors().cloned().collect();
+        Ok(inputs.replaced(self.device.manager.bring_in(&tensors)?))
+    }
+
+    /// The compute worker. It runs on a thread of the device's pool, so that a shard task starts without a
+    /// change of threads, and takes the next one without asking: it was claimed while this one computed.
+    pub(crate) fn compute(&self, jobs: &Receiver<ComputeJob>) {
+        // Glue is host memory; what shard tasks allocate is the device's.
+        alloc::with_tag(None, || {
+            let mut last = None;
+            for job in jobs {
+                last = self.compute_next(job, last);
+            }
+        });
+    }
+
+    /// Runs a job; gives what the next one may take over from it, with a reservation of its own.
+    fn compute_next(&self, job: ComputeJob, last: Option<HandedOn>) -> Option<HandedOn> {
+        let (ticket, device) = (job.ticket, self.device.id);
+        let waited_s = self.reporter.now();
+        let ready = guarded("waiting for a promotion", || self.ready(&job, last));
+        let start_s = self.reporter.now();
+        let result = ready.and_then(|ready| match ready {
+            Some(ready) => {
+                self.reporter.send(Event::Started { device, ticket });
+                guarded("a shard task", || self.compute_one(&job, ready)).map(Some)
+            }
+            None => Ok(None),
+        });
+        let time = self.reporter.since(start_s);
+        let retired = self.buffer.retire(ticket);
+        debug_assert!(retired.is_ok() || result.is_err());
+        let handed_on = result.as_ref().ok().and_then(Option::as_ref).and_then(Made::hand_on);
+        let lost = result.is_err() && !self.device.computes();
+        let stalled_s = start_s - waited_s;
+        self.reporter.send(Event::ShardDone { device, ticket, time, stalled_s, result, lost });
+        handed_on
+    }
+
+    /// Waits for the promotion and for memory, and brings in what the promotion could not. `None` if the
+    /// task has failed meanwhile.
+    fn ready(&self, job: &ComputeJob, last: Option<HandedOn>) -> Result<Option<Ready>, EngineError> {
+        let promoted = self.buffer.activate(job.ticket).map_err(SpillError::from)?;
+        // What the shard task before it left is let go of before memory is waited for, unless this one
+        // takes it; it is then paid for already.
+        let last = last.filter(|_| job.follows);
+        let paid = last.as_ref().map_or(0, |handed| handed.output.bytes());
+        let Some(reservation) = self.wait_for_memory(job, job.rest.saturating_sub(paid))? else {
+            return Ok(None);
+        };
+        let Promoted { resident, mut inputs } = promoted;
+        if job.late.bytes() > 0 {
+            inputs = profile::time(Part::Transfer, || self.bring_in(&job.late))?;
+        }
+        let Some(HandedOn { output, charge }) = last else {
+            if job.follows {
+                // The shard task before it has failed, and its error was heard first.
+                let problem = "has no output of the shard task before".to_owned();
+                return Err(EngineError::Worker { worker: self.device.spec.name.clone(), problem });
+            }
+            return Ok(Some(Ready { resident, inputs, reservation, _handed: None }));
+        };
+        match output {
+            Output::None => {}
+            Output::Activation(boundary) => inputs.activation = Some(boundary),
+            Output::Gradient(gradient) => inputs.upstream = Some(gradient),
+        }
+        Ok(Some(Ready { resident, inputs, reservation, _handed: Some(charge) }))
+    }
+
+    /// Waits until others have released what is missing; `None` if the task fails meanwhile. The rules of
+    /// partitioning leave room for every shard beside what is on its way down, so the wait ends.
+    fn wait_for_memory(&self, job: &ComputeJob, bytes: u64) -> Result<Option<Reservation>, EngineError> {
+        let budget = self.device.manager.budget();
+        while !job.abandoned.load(Ordering::Relaxed) {
+            match budget.reserve_when_free(bytes, "shard task", LOOK_UP) {
+                Ok(reservation) => return Ok(Some(reservation)),
+                Err(error) if bytes > budget.capacity() => return Err(SpillError::from(error).into()),
+                Err(_) => {}
+            }
+        }
+        Ok(None)
+    }
+
+    fn compute_one(&self, job: &ComputeJob, ready: Ready) -> Result<Made, EngineError> {
+        let Ready { resident, inputs, mut reservation, _handed } = ready;
+        let inputs = ShardInputs {
+            resident,
+            activation: inputs.activation.unwrap_or_default(),
+            targets: inputs.targets,
+            upstream: inputs.upstream.unwrap_or_default(),
+        };
+        let computed = executor::run(&self.device, &job.chain, &job.work, inputs)?;
+        self.device.trim();
+        reservation.shrink_to(computed.room());
+        let output = reservation.split(computed.output.bytes().min(reservation.bytes()));
+        Ok(Made { computed, output: Arc::new(output), gradients: reservation })
+    }
+
+    /// The worker that takes outputs and gradients down.
+    pub(crate) fn take_down(&self, jobs: &Receiver<TakeDownJob>, host: &Sender<HostJob>) {
+        alloc::tag_thread(None);
+        for job in jobs {
+            let (device, task, ticket) = (self.device.id, job.task, job.ticket);
+            let TakeDownJob { chain, at, made, shard, stays, .. } = job;
+            let of = (shard, at.step);
+            let Made { computed, output: output_charge, gradients: reservation } = made;
+            let start_s = self.reporter.now();
+            if !matches!(computed.output, Output::None) {
+                let down = || Ok(self.output_down(computed.output)?);
+                let result = profile::time(Part::Transfer, || guarded("copying an output", down));
+                self.reporter.send(Event::OutputDown {
+                    device,
+                    task,
+                    ticket,
+                    of,
+                    time: self.reporter.since(start_s),
+                    result,
+                });
+            }
+            drop(output_charge);
+            let start_s = self.reporter.now();
+            let gradients = computed.gradients;
+            let down = || Ok(self.gradients_down(task, at, &chain, gradients, reservation, stays)?);
+            let failure = match profile::time(Part::Transfer, || guarded("copying gradients", down)) {
+                Ok(job) => {
+                    job.into_iter().for_each(|job| drop(host.send(job)));
+                    None
+                }
+                Err(error) => Some(error),
+            };
+            self.reporter.send(Event::GradientsDown {
+                device,
+                task,
+                of,
+                time: self.reporter.since(start_s),
+                failure,
+            });
+        }
+    }
+
+    fn output_down(&self, output: Output<DeviceTensor>) -> Result<Output<HostTensor>, SpillError> {
+        Ok(match output {
+            Output::None => Output::None,
+            Output::Activation(boundary) => {
+                let down = self.device.manager.take_out(boundary.into_iter().map(Some).collect())?;
+                Output::Activation(down.into_iter().flatten().collect())
+            }
+            Output::Gradient(gradient) => Output::Gradient(self.device.manager.take_out(gradient)?),
+        })
+    }
+
+    /// What the optimizer is to do with the gradients of a shard task, which come down for that or stay.
+    fn gradients_down(
+        &self,
+        task: TaskId,
+        at: MicroStep,
+        chain: &Chain,
+        layers: Vec<(usize, Gradient<DeviceTensor>)>,
+        reservation: Reservation,
+        stays: bool,
+    ) -> Result<Option<HostJob>, SpillError> {
+        if layers.is_empty() {
+            return Ok(None);
+        }
+        let contributions = self.contributions(chain, layers)?;
+        if stays {
+            return Ok(Some(HostJob::GradientsThere { task, at, contributions, reservation }));
+        }
+        let whose: Vec<_> = contributions.iter().map(|of| (of.layer, of.image, of.gradients.len())).collect();
+        let all = contributions.into_iter().flat_map(|of| of.gradients).collect();
+        let mut down = self.device.manager.take_out(all)?.into_iter();
+        drop(reservation);
+        let mut contribution = |(layer, image, slots)| Contribution {
+            layer,
+            image,
+            gradients: down.by_ref().take(slots).collect(),
+        };
+        let contributions: Vec<Contribution> = whose.into_iter().map(&mut contribution).collect();
+        Ok((!contributions.is_empty()).then_some(HostJob::Gradients { task, at, contributions }))
+    }
+
+    /// What each layer gives each image, by slot of the image.
+    fn contributions(
+        &self,
+        chain: &Chain,
+        layers: Vec<(usize, Gradient<DeviceTensor>)>,
+    ) -> Result<Vec<Contribution<DeviceTensor>>, SpillError> {
+        let mut contributions: Vec<Contribution<DeviceTensor>> = Vec::new();
+        for (layer, gradients) in layers {
+            let first = contributions.len();
+            for (at, gradient) in chain.layers()[layer].params.iter().zip(gradients) {
+                let params = &chain.images()[at.image].params;
+                let of_image = contributions[first..].iter().position(|c| c.image == at.image);
+                let index = of_image.map_or(contributions.len(), |i| first + i);
+                if of_image.is_none() {
+                    let gradients = params.iter().map(|_| None).collect();
+                    contributions.push(Contribution { layer, image: at.image, gradients });
+                }
+                let Some(gradient) = gradient else { continue };
+                let expected = params[at.slot].len * chain.images()[at.image].float.bytes();
+                self.check_length(expected as u64, &gradient)?;
+                contributions[index].gradients[at.slot] = Some(gradient);
+            }
+        }
+        Ok(contributions)
+    }
+
+    /// A gradient has as many bytes as its parameter, whose type is the chain's.
+    fn check_length(&self, expected: u64, gradient: &DeviceTensor) -> Result<(), SpillError> {
+        let found = gradient.len_bytes();
+        if expected == found {
+            return Ok(());
+        }
+        let link = self.device.manager.link().name().to_owned();
+        Err(LinkError::Length { link, expected, found }.into())
+    }
+}

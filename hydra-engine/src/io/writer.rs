@@ -1,0 +1,176 @@
+//! Hashing and writing trained models, and keeping checkpoints, on a thread of its own.
+
+use crate::checkpoint::{self, Position, State, Tensors};
+use crate::error::{EngineError, guarded};
+use crate::protocol::{Event, Reporter, Written};
+use crate::weights::WeightHash;
+use bytes::Bytes;
+use crossbeam_channel::Receiver;
+use hydra_core::{ByteSize, Chain, ImageParam, ImageReader, ModelWriter, TaskId, WeightError};
+use hydra_spill::{Budget, DiskStore, ImageId, Masters, ResidentStore, SpillError, TierStore};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// The run's store, as the writer reads it.
+pub(crate) struct WriterStores {
+    pub residence: Arc<ResidentStore>,
+    pub disk: Arc<DiskStore>,
+    /// Host memory for what is read of masters on the disk.
+    pub room: u64,
+}
+
+impl WriterStores {
+    /// The store, with all of that room for whoever uses this. So nobody is refused what a writer of a task's own holds, and
+    /// it is refused what does not fit beside that.
+    fn open(&self) -> ResidentStore {
+        let room = Budget::new("host memory for writing a model", ByteSize(self.room));
+        self.residence.over(Arc::new(self.disk.within(room)))
+    }
+}
+
+pub(crate) enum WriterJob {
+    Model(WriteJob),
+    /// With the best masters, or without any.
+    Checkpoint {
+        job: KeepJob,
+        best: bool,
+    },
+}
+
+/// A checkpoint of a task that waits for it.
+pub(crate) struct KeepJob {
+    pub task: TaskId,
+    pub chain: Arc<Chain>,
+    pub file: PathBuf,
+    pub state: Box<State>,
+}
+
+pub(crate) struct WriteJob {
+    pub task: TaskId,
+    pub chain: Arc<Chain>,
+    pub output: Option<(Arc<dyn ModelWriter>, PathBuf)>,
+    /// The checkpoint that is to say that the task is finished, and what it says beside that.
+    pub finished: Option<(PathBuf, Box<State>)>,
+}
+
+/// Masters of a task of which nothing is under way.
+struct StoreTensors<'a> {
+    store: &'a dyn TierStore,
+    task: TaskId,
+    best: bool,
+}
+
+impl Tensors for StoreTensors<'_> {
+    fn masters(&self, image: usize, f: &mut dyn FnMut(&Masters)) -> Result<(), EngineError> {
+        // They go back as they are, under the same version.
+        let writer = self.store.write(ImageId::new(self.task, image))?;
+        f(&writer);
+        Ok(())
+    }
+
+    fn has_best(&self) -> bool {
+        self.best
+    }
+
+    fn best(&self, image: usize) -> Result<Bytes, EngineError> {
+        Ok(self.store.read_masters(ImageId::new(self.task, image).best())?.bytes)
+    }
+}
+
+struct StoreReader<'a> {
+    store: &'a dyn TierStore,
+    task: TaskId,
+    chain: &'a Chain,
+}
+
+impl ImageReader for StoreReader<'_> {
+    fn image(&self, image: usize) -> Result<Bytes, WeightError> {
+        let view = self.store.read_masters(ImageId::new(self.task, image));
+        view.map(|view| view.bytes).map_err(|error| {
+            let (chain, source) = (self.chain.name().to_owned(), Box::new(error));
+            match *source {
+                SpillError::Budget(_) => WeightError::NoRoom { chain, image, source },
+                _ => WeightError::Image { chain, image, source },
+            }
+        })
+    }
+}
+
+/// Works until every sender of jobs is gone.
+pub(crate) fn run(stores: &WriterStores, jobs: &Receiver<WriterJob>, reporter: &Reporter) {
+    for job in jobs {
+        let event = match job {
+            WriterJob::Model(job) => {
+                let task = job.task;
+                Event::Written { task, result: guarded("hashing the model", || write(stores, job)) }
+            }
+            WriterJob::Checkpoint { job, best } => {
+                let (task, start_s) = (job.task, reporter.now());
+                let result = guarded("writing a checkpoint", || keep(&stores.open(), &job, best));
+                Event::Kept { task, result, time: reporter.since(start_s) }
+            }
+        };
+        reporter.send(event);
+    }
+}
+
+fn write(stores: &WriterStores, job: WriteJob) -> Result<Written, EngineError> {
+    let WriteJob { task, chain, output, finished } = job;
+    // What is read for the task's own writer is in room of its own: it may hold it for longer than it writes.
+    let (store, theirs) = (&stores.open(), &stores.open());
+    let sha256 = hashed(&chain, &StoreReader { store, task, chain: &chain })?;
+    let dir = match output {
+        Some((writer, dir)) => {
+            let reader = StoreReader { store: theirs, task, chain: &chain };
+            let written = guarded("writing the model", || Ok(writer.write(&chain, &reader, &dir)?));
+            if let Err(source) = written {
+                let kept = finished.map(|(file, state)| keep_unwritten(store, task, &chain, file, &state));
+                return Err(EngineError::NotWritten { kept, source: Box::new(source) });
+            }
+            Some(dir)
+        }
+        None => None,
+    };
+    let finish = |(file, mut state): (PathBuf, Box<State>)| {
+        state.position = Position::Finished { sha256: sha256.clone(), dir: dir.clone() };
+        // Where no model was written, this is all that there is of it.
+        let masters = StoreTensors { store, task, best: false };
+        let tensors = dir.is_none().then_some(&masters as &dyn Tensors);
+        checkpoint::write(&file, &state, &chain, tensors).err()
+    };
+    let not_kept = finished.and_then(finish);
+    Ok(Written { sha256, dir, not_kept })
+}
+
+/// The hash of a trained model, whose weights are numbers.
+fn hashed(chain: &Chain, reader: &StoreReader<'_>) -> Result<String, EngineError> {
+    let mut hash = WeightHash::default();
+    for (image, layout) in chain.images().iter().enumerate() {
+        let bytes = reader.image(image)?;
+        let values: &[f32] = bytemuck::cast_slice(&bytes);
+        let finite = |param: &&ImageParam| values[param.range()].iter().all(|value| value.is_finite());
+        if let Some(param) = layout.params.iter().find(|param| layout.trained && !finite(param)) {
+            return Err(EngineError::NotFinite { param: param.name.clone() });
+        }
+        hash.add(chain, image, values);
+    }
+    Ok(hash.finish())
+}
+
+/// Keeps the masters of a task whose model could not be written, so that only that is left to do. Gives the file.
+fn keep_unwritten(
+    store: &dyn TierStore,
+    task: TaskId,
+    chain: &Chain,
+    file: PathBuf,
+    state: &State,
+) -> Result<PathBuf, Box<EngineError>> {
+    let tensors = StoreTensors { store, task, best: false };
+    checkpoint::write(&file, state, chain, Some(&tensors))?;
+    Ok(file)
+}
+
+fn keep(store: &dyn TierStore, job: &KeepJob, best: bool) -> Result<u64, EngineError> {
+    let tensors = StoreTensors { store, task: job.task, best };
+    checkpoint::write(&job.file, &job.state, &job.chain, Some(&tensors))
+}

@@ -1,0 +1,389 @@
+//! The host optimizer: gathers gradients and steps masters, on its own threads, while devices compute.
+//!
+//! It is one actor. Contributions of layers arrive in any order; each image adds those of one microbatch
+//! in chain order and microbatches in theirs, so the sum never depends on devices or timing. An image is
+//! stepped as soon as its last contribution is there, or, with clipping, when the whole gradient is. What lives
+//! on a device is gathered and stepped there, in the same order and by the same actor.
+
+use super::arithmetic::{Step, clip_factor, global_norm};
+use super::gradient::{ImageGradient, ImageSum};
+use super::on_device::{DeviceStepper, ResidentGradient};
+use crate::error::{EngineError, guarded};
+use crate::io::writer::{KeepJob, WriterJob};
+use crate::protocol::{Event, Reporter};
+use crossbeam_channel::{Receiver, Sender};
+use hydra_core::profile::{self, Part};
+use hydra_core::{Chain, DeviceTensor, HostTensor, ImageLayout, TaskId, TrainSpec};
+use hydra_spill::{ImageId, Reservation, TierStore};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+/// One layer's gradient of one image, by slot; none where the loss does not reach a parameter.
+pub(crate) struct Contribution<T = HostTensor> {
+    pub layer: usize,
+    pub image: usize,
+    pub gradients: Vec<Option<T>>,
+}
+
+pub(crate) enum HostJob {
+    /// A task begins, with best masters or without any.
+    Register { task: TaskId, chain: Arc<Chain>, spec: TrainSpec, steps: usize, best: bool },
+    /// Gradients of one shard of one microbatch.
+    Gradients { task: TaskId, at: MicroStep, contributions: Vec<Contribution> },
+    /// The same for a task that lives on the device, where they are; the reservation is for them.
+    GradientsThere {
+        task: TaskId,
+        at: MicroStep,
+        contributions: Vec<Contribution<DeviceTensor>>,
+        reservation: Reservation,
+    },
+    /// Keep a copy of the masters as the best ones.
+    Snapshot { task: TaskId },
+    /// Have a checkpoint written, with the best masters so far.
+    Keep(KeepJob),
+    /// Put the best masters back.
+    Restore { task: TaskId },
+    /// A task ended: forget its gradients and copies.
+    Forget { task: TaskId },
+}
+
+/// A microbatch of a minibatch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct MicroStep {
+    pub step: usize,
+    pub microbatch: usize,
+    /// Microbatches of this minibatch.
+    pub of: usize,
+}
+
+/// What one layer gives an image.
+type UsesOf<S> = Vec<Option<<S as ImageSum>::Use>>;
+
+/// The gradient of one image of one minibatch, as it arrives.
+struct Gathered<S: ImageSum> {
+    /// Per microbatch: the contributions by the position of their layer among the image's.
+    waiting: BTreeMap<usize, Vec<Option<UsesOf<S>>>>,
+    /// Microbatches in the sum.
+    added: usize,
+    sum: Option<S>,
+}
+
+impl<S: ImageSum> Default for Gathered<S> {
+    fn default() -> Self {
+        Self { waiting: BTreeMap::new(), added: 0, sum: None }
+    }
+}
+
+struct TaskState {
+    chain: Arc<Chain>,
+    spec: TrainSpec,
+    steps: usize,
+    images: Vec<Gathered<ImageGradient>>,
+    /// The same of a task that lives on the device.
+    there: Vec<Gathered<ResidentGradient>>,
+    /// Whether the store has its best masters.
+    best: bool,
+}
+
+pub(crate) struct HostOptimizer {
+    store: Arc<dyn TierStore>,
+    pool: Arc<rayon::ThreadPool>,
+    /// Of the device that tasks may live on.
+    there: DeviceStepper,
+    writer: Sender<WriterJob>,
+    reporter: Reporter,
+    tasks: HashMap<TaskId, TaskState>,
+}
+
+impl HostOptimizer {
+    pub(crate) fn new(
+        store: Arc<dyn TierStore>,
+        pool: Arc<rayon::ThreadPool>,
+        there: DeviceStepper,
+        writer: Sender<WriterJob>,
+        reporter: Reporter,
+    ) -> Self {
+        Self { store, pool, there, writer, reporter, tasks: HashMap::new() }
+    }
+
+    /// Works until every sender of jobs is gone.
+    pub(crate) fn run(mut self, jobs: &Receiver<HostJob>) {
+        for job in jobs {
+            let task = match job {
+                HostJob::Register { task, .. }
+                | HostJob::Gradients { task, .. }
+                | HostJob::GradientsThere { task, .. }
+                | HostJob::Snapshot { task }
+                | HostJob::Keep(KeepJob { task, .. })
+                | HostJob::Restore { task }
+                | HostJob::Forget { task } => task,
+            };
+            if let Err(error) = guarded("the host optimizer", || self.handle(job)) {
+                self.tasks.remove(&task);
+                self.reporter.send(Event::HostFailed { task, error });
+            }
+        }
+    }
+
+    fn handle(&mut self, job: HostJob) -> Result<(), EngineError> {
+        match job {
+            HostJob::Register { task, chain, spec, steps, best } => {
+                let images = chain.images().iter().map(|_| Gathered::default()).collect();
+                let there = chain.images().iter().map(|_| Gathered::default()).collect();
+                self.tasks.insert(task, TaskState { chain, spec, steps, images, there, best });
+            }
+            HostJob::Gradients { task, at, contributions } => self.gather(task, at, contributions)?,
+            HostJob::GradientsThere { task, at, contributions, reservation } => {
+                self.gather_there(task, at, contributions)?;
+                // What still waits for others has room of its own, kept since the task was admitted.
+                drop(reservation);
+            }
+            HostJob::Snapshot { task } => self.snapshot(task)?,
+            HostJob::Keep(job) => {
+                // A task that failed meanwhile has been forgotten, and that was said.
+                let Some(state) = self.tasks.get(&job.task) else { return Ok(()) };
+                // The writer lives as long as this does.
+                let _ = self.writer.send(WriterJob::Checkpoint { job, best: state.best });
+            }
+            HostJob::Restore { task } => {
+                self.restore(task)?;
+                self.reporter.send(Event::Restored { task });
+            }
+            HostJob::Forget { task } => {
+                self.tasks.remove(&task);
+            }
+        }
+        Ok(())
+    }
+
+    fn gather(
+        &mut self,
+        task: TaskId,
+        at: MicroStep,
+        contributions: Vec<Contribution>,
+    ) -> Result<(), EngineError> {
+        // A task that failed meanwhile has been forgotten; its late gradients go with it.
+        let Some(state) = self.tasks.get_mut(&task) else { return Ok(()) };
+        let mut complete = Vec::new();
+        let (pool, added) = (&self.pool, &mut complete);
+        profile::time(Part::Optimizer, || {
+            contributions.into_iter().try_for_each(|contribution| {
+                let image = contribution.image;
+                if state.add(at, contribution, pool)? {
+                    added.push(image);
+                }
+                Ok::<_, EngineError>(())
+            })
+        })?;
+        if state.spec.clip.is_none() {
+            return complete.into_iter().try_for_each(|image| self.step(task, at.step, image, None));
+        }
+        if complete.is_empty() || !state.all_complete(at.of) {
+            return Ok(());
+        }
+        let state = &self.tasks[&task];
+        let squares = |image: usize, slot: usize| {
+            state.images[image].sum.as_ref().map_or(0.0, |sum| sum.params[slot].sum_of_squares())
+        };
+        let norm = || self.pool.install(|| global_norm(&state.chain, squares));
+        let norm = profile::time(Part::Optimizer, norm);
+        let factor = state.spec.clip.map(|clip| clip_factor(clip, norm));
+        state.trained().into_iter().try_for_each(|image| self.step(task, at.step, image, factor))
+    }
+
+    fn step(
+        &mut self,
+        task: TaskId,
+        step: usize,
+        image: usize,
+        factor: Option<f32>,
+    ) -> Result<(), EngineError> {
+        let start_s = self.reporter.now();
+        let Some(state) = self.tasks.get_mut(&task) else { return Ok(()) };
+        let Some(gradient) = std::mem::take(&mut state.images[image]).sum else { return Ok(()) };
+        let mut writer = self.store.write(ImageId::new(task, image))?;
+        let masters = &mut *writer;
+        let rate = state.spec.rate(step, state.steps);
+        let layout = &state.chain.images()[image];
+        let update = Step { spec: &state.spec, rate, step, factor };
+        let step_image = || self.pool.install(|| update.image(layout, masters, &gradient));
+        profile::time(Part::Optimizer, step_image);
+        writer.commit();
+        // Whoever hears of the step may have room for the next one.
+        drop(gradient);
+        let time = self.reporter.since(start_s);
+        self.reporter.send(Event::Stepped { task, image, step, time });
+        Ok(())
+    }
+
+    /// Adds gradients on the device and steps what is complete. A task that lives there is not clipped, so no
+    /// image waits for another.
+    fn gather_there(
+        &mut self,
+        task: TaskId,
+        at: MicroStep,
+        contributions: Vec<Contribution<DeviceTensor>>,
+    ) -> Result<(), EngineError> {
+        let Some(state) = self.tasks.get_mut(&task) else { return Ok(()) };
+        let mut added = false;
+        for contribution in contributions {
+            let (image, start_s) = (contribution.image, self.reporter.now());
+            let (layout, gathered) = (&state.chain.images()[image], &mut state.there[image]);
+            if self.there.charged(|| gathered.take(layout, at, contribution, &self.pool))? < at.of {
+                added = true;
+                continue;
+            }
+            let Some(gradient) = std::mem::take(gathered).sum else { continue };
+            let mut writer = self.store.write_on_device(ImageId::new(task, image))?;
+            let rate = state.spec.rate(at.step, state.steps);
+            let step = Step { spec: &state.spec, rate, step: at.step, factor: None };
+            let step_image = || self.there.step(&step, layout, &mut writer, &gradient);
+            profile::time(Part::Optimizer, step_image)?;
+            writer.commit();
+            let time = self.reporter.since(start_s);
+            self.reporter.send(Event::Stepped { task, image, step: at.step, time });
+        }
+        // What was added may still be read by the device, and its reservation ends here.
+        if added { self.there.wait() } else { Ok(()) }
+    }
+
+    fn snapshot(&mut self, task: TaskId) -> Result<(), EngineError> {
+        let Some(state) = self.tasks.get_mut(&task) else { return Ok(()) };
+        for image in state.trained() {
+            let id = ImageId::new(task, image);
+            let masters = self.store.read_masters(id)?;
+            let mut best = self.store.write(id.best())?;
+            best.params.copy_from_slice(bytemuck::cast_slice(&masters.bytes));
+            best.commit();
+        }
+        state.best = true;
+        Ok(())
+    }
+
+    fn restore(&mut self, task: TaskId) -> Result<(), EngineError> {
+        let Some(state) = self.tasks.get_mut(&task) else { return Ok(()) };
+        if !std::mem::take(&mut state.best) {
+            return Ok(());
+        }
+        for image in state.trained() {
+            let id = ImageId::new(task, image);
+            let best = self.store.read_masters(id.best())?;
+            let best: &[f32] = bytemuck::cast_slice(&best.bytes);
+            if self.store.on_device(id)?.is_some() {
+                let mut writer = self.store.write_on_device(id)?;
+                self.there.put_back(&state.chain.images()[image], &mut writer, best)?;
+                writer.commit();
+                continue;
+            }
+            let mut writer = self.store.write(id)?;
+            writer.params.copy_from_slice(best);
+            writer.round();
+            writer.commit();
+        }
+        Ok(())
+    }
+}
+
+impl TaskState {
+    /// Adds a contribution; whether the image's gradient of the minibatch is complete now.
+    fn add(
+        &mut self,
+        at: MicroStep,
+        contribution: Contribution,
+        pool: &rayon::ThreadPool,
+    ) -> Result<bool, EngineError> {
+        let image = contribution.image;
+        let layout = &self.chain.images()[image];
+        Ok(self.images[image].take(layout, at, contribution, pool)? == at.of)
+    }
+
+    /// The images that are trained.
+    fn trained(&self) -> Vec<usize> {
+        let images = self.chain.images().iter().enumerate();
+        images.filter(|(_, layout)| layout.trained).map(|(image, _)| image).collect()
+    }
+
+    fn all_complete(&self, microbatches: usize) -> bool {
+        let trained = self.chain.images().iter().zip(&self.images).filter(|(layout, _)| layout.trained);
+        trained.into_iter().all(|(_, gathered)| gathered.added == microbatches)
+    }
+}
+
+impl<S: ImageSum> Gathered<S> {
+    /// Takes a contribution and adds what can be added; how many microbatches are in the sum now.
+    fn take(
+        &mut self,
+        layout: &ImageLayout,
+        at: MicroStep,
+        contribution: Contribution<S::Use>,
+        pool: &rayon::ThreadPool,
+    ) -> Result<usize, EngineError> {
+        let Contribution { layer, image, gradients } = contribution;
+        let position = layout.layers.iter().position(|l| *l == layer);
+        let position = position.ok_or(EngineError::StrayGradient { layer, image })?;
+        let none = || layout.layers.iter().map(|_| None).collect();
+        let uses = self.waiting.entry(at.microbatch).or_insert_with(none);
+        uses[position] = Some(gradients);
+        self.sum_up(layout, pool);
+        Ok(self.added)
+    }
+
+    /// Adds every microbatch whose turn it is and whose contributions are all there.
+    fn sum_up(&mut self, layout: &ImageLayout, pool: &rayon::ThreadPool) {
+        while self.waiting.get(&self.added).is_some_and(|uses| uses.iter().all(Option::is_some)) {
+            let uses = self.waiting.remove(&self.added).unwrap_or_default();
+            let micro = S::of_microbatch(layout, uses.into_iter().flatten().collect());
+            self.sum = Some(match self.sum.take() {
+                Some(sum) => sum.add(&micro, pool),
+                None => micro,
+            });
+            self.added += 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hydra_core::{FloatType, ImageParam, Init};
+
+    /// A parameter of one element that two layers name.
+    fn layout() -> ImageLayout {
+        let param = ImageParam {
+            name: "tied".to_owned(),
+            shape: vec![1],
+            offset: 0,
+            len: 1,
+            init: Init::Zeros,
+            given: None,
+        };
+        let (name, params) = ("tied".to_owned(), vec![param]);
+        ImageLayout { name, params, elements: 128, layers: vec![0, 3], trained: true, float: FloatType::F32 }
+    }
+
+    fn gather(order: &[(usize, usize)]) -> (Option<f32>, usize) {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
+        let mut gathered = Gathered::<ImageGradient>::default();
+        for &(microbatch, use_) in order {
+            let uses = gathered.waiting.entry(microbatch).or_insert_with(|| vec![None, None]);
+            let value = [[1e8, 1.0], [-1e8, 3.0]][microbatch][use_];
+            uses[use_] = Some(vec![Some(HostTensor::float(vec![value], [1]))]);
+            gathered.sum_up(&layout(), &pool);
+        }
+        (gathered.sum.map(|sum| sum.params[0].chunk(0..1, |c| c[0])), gathered.added)
+    }
+
+    #[test]
+    fn the_sum_does_not_depend_on_the_order_of_arrival() {
+        let in_order = gather(&[(0, 0), (0, 1), (1, 0), (1, 1)]);
+        assert_eq!(in_order, (Some((1e8 + 1.0) + (-1e8 + 3.0)), 2));
+        assert_eq!(gather(&[(1, 1), (0, 1), (1, 0), (0, 0)]), in_order);
+        assert_eq!(gather(&[(0, 1), (1, 0), (1, 1), (0, 0)]), in_order);
+    }
+
+    #[test]
+    fn a_microbatch_waits_for_all_uses_of_a_tied_parameter() {
+        assert_eq!(gather(&[(0, 1)]).1, 0);
+        assert_eq!(gather(&[(0, 1), (0, 0)]).1, 1);
+    }
+}

@@ -1,0 +1,435 @@
+//! Trying whether a device's optimizer has the host's bits.
+
+use super::{CubeFloats, add, round, step, sum};
+use crate::optimizer::arithmetic::{Update, step_slice};
+use crate::optimizer::check::{OptimizerCheck, RuleCheck, Tried};
+use burn::tensor::Device;
+use bytes::Bytes;
+use hydra_core::cube::CubeBytes;
+use hydra_core::{DeviceBytes, DeviceError, FloatType, HostTensor, Key, OptimizerSpec, finish};
+use hydra_spill::{DeviceLink, Direction, LinkError, SpillError};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Elements of each kind in each rule.
+const ELEMENTS: usize = 1 << 14;
+
+/// The steps that are taken one after another, counted from zero.
+const STEPS: [usize; 4] = [0, 1, 2, 5000];
+
+struct Rule {
+    name: &'static str,
+    spec: OptimizerSpec,
+    factor: Option<f32>,
+}
+
+fn rules() -> [Rule; 6] {
+    let adamw = OptimizerSpec::adamw(1e-3);
+    let other = OptimizerSpec::AdamW { lr: 0.03, beta1: 0.8, beta2: 0.95, eps: 1e-6, weight_decay: 0.1 };
+    let sgd = OptimizerSpec::Sgd { lr: 0.05, momentum: 0.9, weight_decay: 1e-3 };
+    let plain = OptimizerSpec::Sgd { lr: 0.05, momentum: 0.0, weight_decay: 1e-3 };
+    let clip = Some(0.37);
+    [
+        Rule { name: "AdamW", spec: adamw, factor: None },
+        Rule { name: "AdamW, clipped", spec: adamw, factor: clip },
+        Rule { name: "AdamW, other constants", spec: other, factor: None },
+        Rule { name: "SGD with momentum", spec: sgd, factor: None },
+        Rule { name: "SGD with momentum, clipped", spec: sgd, factor: clip },
+        Rule { name: "SGD", spec: plain, factor: None },
+    ]
+}
+
+/// What values are drawn for.
+#[derive(Clone, Copy)]
+enum What {
+    /// Parameters, gradients, SGD's momentum and AdamW's first moment.
+    Signed,
+    /// AdamW's second moment, which is never negative.
+    Square,
+}
+
+/// Drawn values: in the first half as in training, in the second from everywhere.
+fn drawn(key: Key, scale: f64, what: What) -> Vec<f32> {
+    let ordinary = |i: u64| match what {
+        What::Signed => (scale * key.normal(i)) as f32,
+        What::Square => (scale * key.normal(i)).powi(2) as f32,
+    };
+    let signed = |i: u64| match what {
+        What::Signed => extreme(key.fold(1).bits(i)),
+        What::Square => extreme(key.fold(1).bits(i)).abs(),
+    };
+    (0..ELEMENTS as u64).map(ordinary).chain((0..ELEMENTS as u64).map(signed)).collect()
+}
+
+/// A finite number of any size: also zeros and denormal numbers, of either sign.
+fn extreme(bits: u64) -> f32 {
+    let (kind, raw) = (bits >> 61, bits as u32);
+    let sign = raw & 0x8000_0000;
+    match kind {
+        0 => f32::from_bits(sign),
+        1 | 2 => f32::from_bits(raw & 0x807f_ffff),
+        3 => f32::from_bits(sign | 0x0080_0000 | raw & 0x00ff_ffff),
+        4 => f32::from_bits(sign | 0x7e00_0000 | raw & 0x00ff_ffff),
+        _ => Some(f32::from_bits(raw)).filter(|x| x.is_finite()).unwrap_or(1.0),
+    }
+}
+
+/// Gradients of this type. Those of 16 bits are drawn from all that there are, where others are from everywhere.
+fn gradient(key: Key, float: FloatType) -> HostTensor {
+    let ordinary = HostTensor::float(drawn(key, 1e-2, What::Signed), [2 * ELEMENTS]).in_type(float);
+    if float == FloatType::F32 {
+        return ordinary;
+    }
+    let (mut bytes, bits) = (ordinary.bytes.to_vec(), key.fold(2));
+    for (i, element) in bytes.chunks_exact_mut(2).enumerate().skip(ELEMENTS) {
+        element.copy_from_slice(&(bits.bits(i as u64) as u16).to_ne_bytes());
+    }
+    HostTensor::view(Bytes::from(bytes), ordinary.shape, ordinary.dtype)
+}
+
+/// What is to be rounded to a type of 16 bits: parameters as in training, values from everywhere, and what lies
+/// in the middle between two neighbours, or next to that.
+fn unrounded(key: Key, float: FloatType) -> Vec<f32> {
+    let middle = |i: u64| {
+        let bits = (i / 3 * 7) as u16;
+        let mut neighbours = [0.0; 2];
+        float.widen(&[bits, bits.wrapping_add(1)], &mut neighbours);
+        let [a, b] = neighbours.map(f64::from);
+        // A neighbour that is no number, or infinite, has no middle.
+        let middle = ((a + b) / 2.0) as f32;
+        match i % 3 {
+            0 => middle,
+            1 => middle.next_up(),
+            _ => middle.next_down(),
+        }
+    };
+    let mut values = drawn(key, 0.1, What::Signed);
+    values.extend((0..2 * ELEMENTS as u64).map(middle));
+    values
+}
+
+impl Rule {
+    /// Whether a task with this optimizer, whose gradients are not clipped, is stepped by it.
+    fn serves(&self, spec: &OptimizerSpec) -> bool {
+        let alike = std::mem::discriminant(&self.spec) == std::mem::discriminant(spec);
+        alike && self.spec.moments() == spec.moments() && self.factor.is_none()
+    }
+}
+
+/// Steps, adds up and rounds drawn elements on the device of `link`, on which `burn` computes, and on the host.
+///
+/// # Errors
+/// What the device says, and [`LinkError::Elsewhere`] if it is none of CubeCL's.
+pub(crate) fn compare(
+    link: &dyn DeviceLink,
+    burn: &Device,
+    tried: Tried<'_>,
+) -> Result<OptimizerCheck, SpillError> {
+    compare_with(&step_slice, link, burn, tried)
+}
+
+/// What steps a run of elements on the host.
+type Stepper = dyn Fn(Update, &mut [f32], &[f32], Option<f32>, &mut [&mut [f32]]);
+
+fn compare_with(
+    here: &Stepper,
+    link: &dyn DeviceLink,
+    burn: &Device,
+    tried: Tried<'_>,
+) -> Result<OptimizerCheck, SpillError> {
+    let there = There { link, burn };
+    let mut found = Vec::new();
+    for float in [FloatType::F32, FloatType::Bf16, FloatType::F16].into_iter().filter(|f| tried.has(*f)) {
+        for rule in rules().iter().filter(|rule| tried.wants(rule, float)) {
+            found.push(there.rule(rule, float, here)?);
+        }
+        found.push(there.sums(float)?);
+        if float != FloatType::F32 {
+            found.push(there.rounding(float)?);
+        }
+    }
+    Ok(OptimizerCheck { rules: found })
+}
+
+impl Tried<'_> {
+    fn has(self, float: FloatType) -> bool {
+        match self {
+            Self::Every(floats) => floats.contains(&float),
+            Self::Tasks(tasks) => tasks.iter().any(|(_, of)| *of == float),
+        }
+    }
+
+    fn wants(self, rule: &Rule, float: FloatType) -> bool {
+        match self {
+            Self::Every(floats) => floats.contains(&float),
+            Self::Tasks(tasks) => tasks.iter().any(|(spec, of)| *of == float && rule.serves(spec)),
+        }
+    }
+}
+
+/// The device.
+struct There<'a> {
+    link: &'a dyn DeviceLink,
+    burn: &'a Device,
+}
+
+impl There<'_> {
+    fn bytes_up(&self, host: &Bytes) -> Result<CubeBytes, SpillError> {
+        let there = self.link.copy_in(host)?;
+        let elsewhere = || LinkError::Elsewhere { link: self.link.name().to_owned() };
+        Ok(there.as_buffer::<CubeBytes>().ok_or_else(elsewhere)?.clone())
+    }
+
+    fn up(&self, values: &[f32]) -> Result<CubeBytes, SpillError> {
+        self.bytes_up(&HostTensor::float(values.to_vec(), [values.len()]).bytes)
+    }
+
+    fn tensor_up(&self, tensor: &HostTensor, float: FloatType) -> Result<CubeFloats, SpillError> {
+        Ok(CubeFloats { bytes: self.bytes_up(&tensor.bytes)?, float })
+    }
+
+    fn down(&self, there: &CubeBytes) -> Result<Vec<f32>, SpillError> {
+        self.floats_down(&CubeFloats::wide(there.clone()))
+    }
+
+    /// The values of floats of any type.
+    fn floats_down(&self, there: &CubeFloats) -> Result<Vec<f32>, SpillError> {
+        let bytes = DeviceBytes::Buffer(Arc::new(there.bytes.clone()));
+        let elements = bytes.len() / there.float.bytes();
+        let here = HostTensor::view(self.link.copy_out(&bytes)?, [elements], there.float.dtype());
+        Ok(here.floats(0..elements).into_owned())
+    }
+
+    /// Waits until the device has finished.
+    fn finish(&self) -> Result<(), SpillError> {
+        finish(self.burn, &[]).map_err(|error| self.failed(error))
+    }
+
+    fn failed(&self, error: DeviceError) -> SpillError {
+        let link = self.link.name().to_owned();
+        LinkError::Transfer { link, direction: Direction::Up, bytes: 0, source: error.into() }.into()
+    }
+
+    fn rule(&self, rule: &Rule, float: FloatType, here: &Stepper) -> Result<RuleCheck, SpillError> {
+        let key = Key::new(4);
+        let mut params = drawn(key.fold(0), 0.1, What::Signed);
+        let mut moments = match rule.spec {
+            OptimizerSpec::AdamW { .. } => {
+                vec![drawn(key.fold(1), 1e-2, What::Signed), drawn(key.fold(2), 1e-2, What::Square)]
+            }
+            OptimizerSpec::Sgd { .. } => {
+                vec![drawn(key.fold(1), 1e-2, What::Signed); rule.spec.moments()]
+            }
+        };
+        let params_there = self.up(&params)?;
+        let moments_there = moments.iter().map(|m| self.up(m)).collect::<Result<Vec<_>, _>>()?;
+        let mut found = Found::new(rule.name, float);
+        for index in STEPS {
+            let grads = gradient(key.fold(3 + index as u64), float);
+            let update = Update::new(&rule.spec, rule.spec.lr(), index, true);
+            let grads_there = self.tensor_up(&grads, float)?;
+            step(update, &params_there, &grads_there, rule.factor, &moments_there);
+            self.finish()?;
+            let mut moments: Vec<&mut [f32]> = moments.iter_mut().map(|m| &mut m[..]).collect();
+            here(update, &mut params, &grads.floats(0..2 * ELEMENTS), rule.factor, &mut moments);
+            found.compare(&params, &self.down(&params_there)?);
+            for (here, there) in moments.iter().zip(&moments_there) {
+                found.compare(here, &self.down(there)?);
+            }
+        }
+        Ok(found.0)
+    }
+
+    /// Sums of gradients; also of one that is a sum already.
+    fn sums(&self, float: FloatType) -> Result<RuleCheck, SpillError> {
+        let key = Key::new(5);
+        let parts = [0, 1, 2].map(|i| gradient(key.fold(i), float));
+        let wide = drawn(key.fold(3), 1e-2, What::Signed);
+        let [a, b, c] = parts.each_ref().map(|part| part.floats(0..2 * ELEMENTS));
+        let [a_there, b_there, c_there] = parts.each_ref().map(|part| self.tensor_up(part, float));
+        let (a_there, b_there, c_there) = (a_there?, b_there?, c_there?);
+        let sum_there = sum(&a_there, &b_there);
+        add(&sum_there, &c_there);
+        let mixed_there = sum(&a_there, &CubeFloats::wide(self.up(&wide)?));
+        self.finish()?;
+        let here: Vec<f32> = a.iter().zip(&*b).zip(&*c).map(|((a, b), c)| (a + b) + c).collect();
+        let mixed: Vec<f32> = a.iter().zip(&wide).map(|(a, wide)| a + wide).collect();
+        let mut found = Found::new("sums of gradients", float);
+        found.compare(&here, &self.down(&sum_there)?);
+        found.compare(&mixed, &self.down(&mixed_there)?);
+        Ok(found.0)
+    }
+
+    /// Masters rounded to what shard tasks read.
+    fn rounding(&self, float: FloatType) -> Result<RuleCheck, SpillError> {
+        let values = unrounded(Key::new(6), float);
+        let here = HostTensor::float(values.clone(), [values.len()]).in_type(float);
+        let zeros = HostTensor::float(vec![0.0; values.len()], [values.len()]).in_type(float);
+        let there = self.tensor_up(&zeros, float)?;
+        round(&self.up(&values)?, &there);
+        self.finish()?;
+        let mut found = Found::new("rounding", float);
+        found.compare(&here.floats(0..values.len()), &self.floats_down(&there)?);
+        Ok(found.0)
+    }
+}
+
+struct Found(RuleCheck);
+
+impl Found {
+    fn new(rule: &str, float: FloatType) -> Self {
+        let rule = match float {
+            FloatType::F32 => rule.to_owned(),
+            narrow => format!("{rule} in {narrow}"),
+        };
+        let (ordinary, ordinary_differing, extreme, extreme_differing) = (0, 0, 0, 0);
+        Self(RuleCheck { rule, ordinary, ordinary_differing, extreme, extreme_differing, example: None })
+    }
+
+    /// Counts the values that differ. Any two that are no numbers are alike: a task with such fails.
+    fn compare(&mut self, here: &[f32], there: &[f32]) {
+        let differs = |(a, b): &(&f32, &f32)| a.to_bits() != b.to_bits() && !(a.is_nan() && b.is_nan());
+        let count =
+            |range: Range<usize>| here[range.clone()].iter().zip(&there[range]).filter(differs).count();
+        self.0.ordinary += ELEMENTS;
+        self.0.ordinary_differing += count(0..ELEMENTS);
+        self.0.extreme += here.len() - ELEMENTS;
+        self.0.extreme_differing += count(ELEMENTS..here.len());
+        if self.0.example.is_none() {
+            let first = here.iter().zip(there).find(|pair| differs(pair));
+            self.0.example = first.map(|(here, there)| format!("{here:e} on the host, {there:e} there"));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_drawn_from_everywhere() {
+        let (signed, square) = (drawn(Key::new(1), 0.1, What::Signed), drawn(Key::new(1), 0.1, What::Square));
+        let (ordinary, extreme) = signed.split_at(ELEMENTS);
+        assert!(ordinary.iter().all(|x| x.abs() < 1.0) && signed.iter().all(|x| x.is_finite()));
+        assert!(square.iter().all(|x| x.is_finite() && *x >= 0.0));
+        for kind in [
+            |x: f32| x == 0.0 && x.is_sign_negative(),
+            |x: f32| x.is_subnormal(),
+            |x: f32| x.is_normal() && x.abs() < 1e-37,
+            |x: f32| x.abs() > 1e37,
+        ] {
+            assert!(extreme.iter().filter(|x| kind(**x)).count() > ELEMENTS / 20);
+        }
+        assert!(square.contains(&0.0) && square.iter().any(|x| x.is_subnormal()));
+    }
+
+    #[test]
+    fn what_is_rounded_lies_on_both_sides_and_in_the_middle() {
+        for float in [FloatType::Bf16, FloatType::F16] {
+            let values = unrounded(Key::new(6), float);
+            let mut bits = vec![0; values.len()];
+            float.narrow(&values, &mut bits);
+            let mut rounded = vec![0.0; values.len()];
+            float.widen(&bits, &mut rounded);
+            // What only cuts off never gives the larger of two neighbours.
+            let larger = (0..values.len()).filter(|i| rounded[*i].abs() > values[*i].abs()).count();
+            let smaller = (0..values.len()).filter(|i| rounded[*i].abs() < values[*i].abs()).count();
+            assert!(larger > ELEMENTS / 2 && smaller > ELEMENTS / 2, "{float}: {larger}, {smaller}");
+            // Ties: halfway between two neighbours, the even one is taken.
+            let mut ties = 0;
+            for i in 2 * ELEMENTS..values.len() {
+                let tie =
+                    (i - 2 * ELEMENTS).is_multiple_of(3) && values[i].is_finite() && rounded[i].is_finite();
+                assert!(!tie || bits[i].is_multiple_of(2), "{float}: {} became {:#x}", values[i], bits[i]);
+                ties += usize::from(tie);
+            }
+            assert!(ties > ELEMENTS / 3, "{float}: {ties}");
+        }
+        let gradient = gradient(Key::new(1), FloatType::F16);
+        let extreme = gradient.floats(ELEMENTS..2 * ELEMENTS);
+        let tiny = |x: &&f32| x.abs() < 6.0e-5 && **x != 0.0;
+        let huge = |x: &&f32| x.abs() > 3e4;
+        let count = |kind: &dyn Fn(&&f32) -> bool| extreme.iter().filter(kind).count();
+        assert!(count(&tiny) > ELEMENTS / 100 && count(&huge) > ELEMENTS / 100, "denormal, and the largest");
+    }
+
+    #[test]
+    fn a_bit_that_differs_is_found() {
+        let here = vec![1.0; ELEMENTS + 3];
+        let mut there = here.clone();
+        let mut found = Found::new("rule", FloatType::F32);
+        found.compare(&here, &there);
+        assert!(OptimizerCheck { rules: vec![found.0.clone()] }.is_exact());
+        (there[7], there[ELEMENTS]) = (1.0 + f32::EPSILON, -1.0);
+        found.compare(&here, &there);
+        let check = OptimizerCheck { rules: vec![found.0] };
+        assert_eq!((check.is_exact(), check.differing(), check.values()), (false, 2, 2 * here.len()));
+        let example = check.rules[0].example.as_deref();
+        assert_eq!(example, Some("1e0 on the host, 1.0000001e0 there"));
+    }
+
+    /// The formulas of the host with a fused operation that rounds twice, as a device has that has none.
+    #[cfg(feature = "wgpu")]
+    fn step_rounding_twice(
+        update: Update,
+        params: &mut [f32],
+        grads: &[f32],
+        factor: Option<f32>,
+        moments: &mut [&mut [f32]],
+    ) {
+        let fma = |a: f32, b: f32, c: f32| a * b + c;
+        for (i, p) in params.iter_mut().enumerate() {
+            let g = factor.map_or(grads[i], |factor| grads[i] * factor);
+            *p = match (update, &mut *moments) {
+                (Update::AdamW { shrink, beta1, beta2, rest1, rest2, step_size, root2, eps }, [m, v]) => {
+                    m[i] = fma(beta1, m[i], rest1 * g);
+                    v[i] = fma(beta2, v[i], rest2 * (g * g));
+                    fma(-step_size, m[i] / (v[i].sqrt() / root2 + eps), *p * shrink)
+                }
+                (Update::Sgd { rate, decay, momentum, first }, [buffer]) => {
+                    let g = fma(decay, *p, g);
+                    buffer[i] = if first { g } else { fma(momentum, buffer[i], g) };
+                    fma(-rate, buffer[i], *p)
+                }
+                (Update::Sgd { rate, decay, .. }, _) => fma(-rate, fma(decay, *p, g), *p),
+                (Update::AdamW { .. }, _) => unreachable!("it has two moments"),
+            };
+        }
+    }
+
+    #[cfg(feature = "wgpu")]
+    #[test]
+    fn the_kernels_are_the_formulas_of_the_host() {
+        let adapter = hydra_core::cube::CubeAdapter::wgpu(0);
+        let Ok(adapter) = adapter.inspect_err(|error| eprintln!("skipped: {error}")) else { return };
+        let burn = adapter.burn.clone();
+        let link = hydra_spill::CubeLink::new("wgpu:0", adapter);
+        let floats = [FloatType::F32, FloatType::Bf16, FloatType::F16];
+        let has = |float: &FloatType| hydra_models::ops::supports(&burn, float.dtype());
+        let floats: Vec<FloatType> = floats.into_iter().filter(has).collect();
+        let fused = compare(&link, &burn, Tried::Every(&floats)).unwrap();
+        let twice = compare_with(&step_rounding_twice, &link, &burn, Tried::Every(&floats)).unwrap();
+        for rule in fused.rules.iter().chain(&twice.rules) {
+            eprintln!("{rule:?}");
+        }
+        // Whether its fused operation rounds once is the device's; a device whose operation rounds twice is found.
+        let ordinary =
+            |check: &OptimizerCheck| check.rules.iter().map(|rule| rule.ordinary_differing).sum::<usize>();
+        assert!(ordinary(&fused) == 0 || ordinary(&twice) == 0 && !fused.is_exact());
+        assert!(fused.values() > 1_000_000);
+        let of = |tasks: &[(OptimizerSpec, FloatType)]| {
+            let rules = compare(&link, &burn, Tried::Tasks(tasks)).unwrap().rules;
+            rules.into_iter().map(|rule| rule.rule).collect::<Vec<_>>()
+        };
+        let (adamw, sgd) = (OptimizerSpec::adamw(1.0), OptimizerSpec::sgd(1.0));
+        let wide = of(&[(adamw, FloatType::F32)]);
+        assert_eq!(wide, ["AdamW", "AdamW, other constants", "sums of gradients"]);
+        assert_eq!(of(&[(sgd, FloatType::F32)]), ["SGD with momentum", "sums of gradients"]);
+        if let Some(narrow) = floats.last().filter(|float| **float != FloatType::F32) {
+            let both = of(&[(adamw, FloatType::F32), (sgd, *narrow)]);
+            let [momentum, sums, rounding] = ["SGD with momentum", "sums of gradients", "rounding"]
+                .map(|rule| format!("{rule} in {narrow}"));
+            assert_eq!(both, [wide, vec![momentum, sums, rounding]].concat());
+        }
+    }
+}

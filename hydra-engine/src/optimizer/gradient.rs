@@ -1,0 +1,257 @@
+//! The gradient of an image on the host: what its layers gave, added up in a fixed order.
+//!
+//! The tensors that backward passes made are kept as they are. Where several layers name a parameter, their
+//! gradients are added chunk by chunk where they are read, so that no sum of a large table is ever written;
+//! only microbatches are added into a buffer. The sum is the same to the bit however it is read: the uses in
+//! chain order, then the microbatches in theirs.
+
+use burn::tensor::DType;
+use hydra_core::{HostTensor, ImageLayout};
+use rayon::prelude::*;
+use std::ops::Range;
+
+/// Elements that one parallel piece of work covers: what four streams of them take fits a core's cache.
+pub(crate) const CHUNK: usize = 1 << 14;
+
+/// Runs `f` compiled for the widest vectors of the processor that it runs on, as far as it is inlined. No
+/// operation is contracted or reordered by that, so the bits are those of `f` itself.
+#[inline]
+pub(crate) fn vectorized<F: pulp::NullaryFnOnce>(f: F) -> F::Output {
+    pulp::Arch::new().dispatch(f)
+}
+
+/// The gradient of an image: the sum of what its layers and the microbatches gave.
+pub(crate) trait ImageSum: Sized {
+    /// What a layer gives a parameter.
+    type Use;
+
+    /// The gradient of one microbatch: for each layer that names the image, in chain order, what it gave.
+    fn of_microbatch(layout: &ImageLayout, layers: Vec<Vec<Option<Self::Use>>>) -> Self;
+
+    /// Adds the gradient of the next microbatch.
+    fn add(self, next: &Self, pool: &rayon::ThreadPool) -> Self;
+}
+
+/// What one layer gives an image: a gradient for each parameter by slot, none where the loss does not reach it.
+pub(crate) type Uses = Vec<Option<HostTensor>>;
+
+/// The gradient of a parameter.
+pub(crate) enum ParamGradient {
+    /// What each of its layers gave, in chain order; none is zero.
+    Uses { len: usize, tensors: Uses },
+    /// The sum over microbatches.
+    Sum(Vec<f32>),
+}
+
+/// The gradients of an image's parameters, by slot.
+pub(crate) struct ImageGradient {
+    pub params: Vec<ParamGradient>,
+}
+
+impl ImageSum for ImageGradient {
+    type Use = HostTensor;
+
+    fn of_microbatch(layout: &ImageLayout, layers: Vec<Uses>) -> Self {
+        let mut params: Vec<Uses> = layout.params.iter().map(|_| Vec::with_capacity(layers.len())).collect();
+        for layer in layers {
+            params.iter_mut().zip(layer).for_each(|(uses, gradient)| uses.push(gradient));
+        }
+        let params = layout.params.iter().zip(params);
+        Self { params: params.map(|(p, tensors)| ParamGradient::Uses { len: p.len, tensors }).collect() }
+    }
+
+    fn add(self, next: &Self, pool: &rayon::ThreadPool) -> Self {
+        let params = self.params.into_iter().zip(&next.params);
+        pool.install(|| Self { params: params.map(|(sum, next)| sum.add(next)).collect() })
+    }
+}
+
+impl ParamGradient {
+    fn len(&self) -> usize {
+        match self {
+            Self::Uses { len, .. } => *len,
+            Self::Sum(sum) => sum.len(),
+        }
+    }
+
+    /// What `read` makes of the elements in `range`, of which there are [`CHUNK`] at most.
+    pub(crate) fn chunk<'a, R>(&'a self, range: Range<usize>, read: impl FnOnce(&[f32]) -> R) -> R {
+        let (first, others) = match self {
+            Self::Sum(sum) => return read(&sum[range]),
+            Self::Uses { tensors, .. } => match &tensors[..] {
+                [Some(only)] if only.dtype == DType::F32 => return read(&only.as_f32()[range]),
+                [first, others @ ..] => (first, others),
+                [] => (&None, &[][..]),
+            },
+        };
+        let part = |tensor: &'a HostTensor| &tensor.as_f32()[range.clone()];
+        let is_wide = |tensor: &HostTensor| tensor.dtype == DType::F32;
+        let mut scratch = [0.0; CHUNK];
+        let sum = &mut scratch[..range.len()];
+        let others = match (first, others) {
+            (Some(first), [Some(second), others @ ..]) if is_wide(first) && is_wide(second) => {
+                add_into(sum, part(first), part(second));
+                others
+            }
+            (first, others) => {
+                first.iter().for_each(|first| first.read_floats(range.clone(), sum));
+                others
+            }
+        };
+        for other in others.iter().flatten() {
+            if is_wide(other) {
+                add(sum, part(other));
+            } else {
+                add_widened(sum, other, range.clone());
+            }
+        }
+        read(sum)
+    }
+
+    fn add(self, next: &Self) -> Self {
+        let mut sum = match self {
+            Self::Sum(sum) => sum,
+            first @ Self::Uses { .. } => {
+                let mut sum = vec![0.0; first.len()];
+                each_chunk(&mut sum, |range, sum| first.chunk(range, |first| sum.copy_from_slice(first)));
+                sum
+            }
+        };
+        each_chunk(&mut sum, |range, sum| next.chunk(range, |next| add(sum, next)));
+        Self::Sum(sum)
+    }
+
+    /// The sum of squares: `f64` sums of fixed blocks, added in order, in parallel over the current pool.
+    pub(crate) fn sum_of_squares(&self) -> f64 {
+        sum_over_blocks(self.len(), |range| self.chunk(range, block_of_squares))
+    }
+}
+
+fn each_chunk(values: &mut [f32], f: impl Fn(Range<usize>, &mut [f32]) + Sync) {
+    values.par_chunks_mut(CHUNK).enumerate().for_each(|(index, chunk)| {
+        let start = index * CHUNK;
+        f(start..start + chunk.len(), chunk);
+    });
+}
+
+fn add_into(sum: &mut [f32], a: &[f32], b: &[f32]) {
+    vectorized(|| sum.iter_mut().zip(a).zip(b).for_each(|((sum, a), b)| *sum = *a + *b));
+}
+
+fn add(total: &mut [f32], part: &[f32]) {
+    vectorized(|| total.iter_mut().zip(part).for_each(|(total, part)| *total += *part));
+}
+
+fn add_widened(total: &mut [f32], part: &HostTensor, range: Range<usize>) {
+    let mut scratch = [0.0; CHUNK];
+    let wide = &mut scratch[..range.len()];
+    part.read_floats(range, wide);
+    add(total, wide);
+}
+
+/// The sum of the squares of a slice, in the order of [`ParamGradient::sum_of_squares`].
+pub(crate) fn sum_of_squares(values: &[f32]) -> f64 {
+    sum_over_blocks(values.len(), |range| block_of_squares(&values[range]))
+}
+
+fn sum_over_blocks(len: usize, of: impl Fn(Range<usize>) -> f64 + Sync) -> f64 {
+    let range = |block: usize| block * CHUNK..((block + 1) * CHUNK).min(len);
+    let blocks: Vec<f64> = (0..len.div_ceil(CHUNK)).into_par_iter().map(|block| of(range(block))).collect();
+    blocks.iter().sum()
+}
+
+fn block_of_squares(block: &[f32]) -> f64 {
+    vectorized(|| {
+        let mut lanes = [0.0f64; 8];
+        let (eights, rest) = block.as_chunks::<8>();
+        for eight in eights {
+            for (lane, g) in lanes.iter_mut().zip(eight) {
+                *lane += f64::from(*g) * f64::from(*g);
+            }
+        }
+        rest.iter().zip(&mut lanes).for_each(|(g, lane)| *lane += f64::from(*g) * f64::from(*g));
+        lanes.iter().sum()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hydra_core::{FloatType, Key};
+
+    fn numbers(key: u64, n: usize) -> Vec<f32> {
+        (0..n as u64).map(|i| Key::new(key).normal(i) as f32).collect()
+    }
+
+    fn uses(len: usize, tensors: &[Option<&[f32]>]) -> ParamGradient {
+        let tensors = tensors.iter().map(|t| t.map(|t| HostTensor::float(t.to_vec(), [len]))).collect();
+        ParamGradient::Uses { len, tensors }
+    }
+
+    /// The same gradient in 16 bits, and those values in `f32`.
+    fn narrow(gradient: &ParamGradient) -> [ParamGradient; 2] {
+        let ParamGradient::Uses { len, tensors } = gradient else { panic!("a sum is f32") };
+        let rounded = || tensors.iter().map(|t| t.clone().map(|t| t.in_type(FloatType::Bf16)));
+        let widened = rounded().map(|t| t.map(|t| t.in_type(FloatType::F32)));
+        [rounded().collect(), widened.collect()].map(|tensors| ParamGradient::Uses { len: *len, tensors })
+    }
+
+    #[test]
+    fn gradients_of_16_bits_add_up_as_their_values_do() {
+        let n = 2 * CHUNK + 37;
+        let [a, b, c] = [1, 2, 3].map(|key| numbers(key, n));
+        for tensors in [vec![Some(&a[..])], vec![Some(&a), Some(&b), Some(&c)], vec![None, Some(&b)]] {
+            let [narrow, wide] = narrow(&uses(n, &tensors));
+            assert_eq!(bits(&narrow), bits(&wide));
+            assert_eq!(narrow.sum_of_squares(), wide.sum_of_squares());
+        }
+    }
+
+    fn bits(gradient: &ParamGradient) -> Vec<u32> {
+        let len = gradient.len();
+        let starts = (0..len).step_by(CHUNK);
+        let chunk = |start: usize| {
+            gradient
+                .chunk(start..(start + CHUNK).min(len), |c| c.iter().map(|x| x.to_bits()).collect::<Vec<_>>())
+        };
+        starts.flat_map(chunk).collect()
+    }
+
+    #[test]
+    fn uses_are_added_in_order_wherever_they_are_read() {
+        let n = CHUNK + 37;
+        let [a, b, c] = [1, 2, 3].map(|key| numbers(key, n));
+        let sum: Vec<u32> = (0..n).map(|i| ((a[i] + b[i]) + c[i]).to_bits()).collect();
+        assert_eq!(bits(&uses(n, &[Some(&a), Some(&b), Some(&c)])), sum);
+        let none = uses(n, &[None, None]);
+        assert!(bits(&none).iter().all(|bits| *bits == 0));
+        let late = bits(&uses(2, &[None, Some(&[-0.0, 1.0])]));
+        assert_eq!(late, [0.0f32.to_bits(), 1.0f32.to_bits()], "zero plus minus zero");
+    }
+
+    #[test]
+    fn microbatches_are_added_to_what_uses_add_up_to() {
+        let n = 2 * CHUNK + 5;
+        let v: Vec<Vec<f32>> = (1..=6).map(|key| numbers(key, n)).collect();
+        let micro = |i: usize| uses(n, &[Some(&v[i]), Some(&v[i + 1])]);
+        let sum = micro(0).add(&micro(2)).add(&micro(4));
+        let expected =
+            |i: usize| (((v[0][i] + v[1][i]) + (v[2][i] + v[3][i])) + (v[4][i] + v[5][i])).to_bits();
+        assert_eq!(bits(&sum), (0..n).map(expected).collect::<Vec<_>>());
+        assert!(bits(&uses(3, &[None]).add(&uses(3, &[None]))).iter().all(|bits| *bits == 0));
+    }
+
+    #[test]
+    fn squares_are_summed_alike_for_any_number_of_threads() {
+        let values = numbers(3, 100_003);
+        let gradient = uses(values.len(), &[Some(&values)]);
+        let run = |threads: usize| {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            pool.install(|| (gradient.sum_of_squares(), sum_of_squares(&values)))
+        };
+        let (one, three) = (run(1), run(3));
+        assert!(one == three && one.0 == one.1);
+        let exact: f64 = values.iter().map(|x| f64::from(*x).powi(2)).sum();
+        assert!((one.0 / exact - 1.0).abs() < 1e-12);
+    }
+}

@@ -1,0 +1,36 @@
+//! The batches of a sweep: what is to be read, and what was.
+
+use super::RoomAhead;
+use crate::error::{EngineError, guarded};
+use crate::stages::Sweep;
+use hydra_core::{Batch, Dataset, DatasetError, FloatType, gather};
+use std::sync::Arc;
+
+/// What a sweep reads.
+pub(crate) struct Reading {
+    pub data: Arc<dyn Dataset>,
+    /// The items of each microbatch.
+    pub parts: Vec<Vec<usize>>,
+    pub float: FloatType,
+}
+
+impl Reading {
+    /// The batches, one a microbatch.
+    ///
+    /// # Errors
+    /// Those of the dataset, whose panics are errors too.
+    pub(crate) fn batches(&self) -> Result<Vec<Batch>, EngineError> {
+        let batch =
+            |part: &Vec<usize>| Ok::<_, DatasetError>(gather(self.data.as_ref(), part)?.in_type(self.float));
+        guarded("reading a batch", || Ok(self.parts.iter().map(batch).collect::<Result<_, _>>()?))
+    }
+}
+
+/// Batches that were read ahead, with the host memory that they take. Why they could not be read is said when they are
+/// needed, and what was trained before is not lost.
+pub(crate) struct Loaded {
+    pub of: Sweep,
+    pub batches: Result<Vec<Batch>, EngineError>,
+    /// Released after the batches are freed, for fields are dropped in this order.
+    pub _room: RoomAhead,
+}

@@ -1,0 +1,21 @@
+//! The ground floor: what actors tell each other, and the types of what they hand on.
+//!
+//! May touch: errors, stages, and the crates below.
+//! Never: starts a thread, decides anything, or knows the state of a run.
+
+mod batches;
+mod clock;
+mod evaluation;
+mod event;
+mod host_room;
+mod payload;
+mod stop;
+
+pub(crate) use batches::{Loaded, Reading};
+pub(crate) use clock::{Clock, Time};
+pub use evaluation::Evaluation;
+pub(crate) use evaluation::{KeptEvaluation, Sums};
+pub(crate) use event::{Event, Reporter, Ticket, Written};
+pub(crate) use host_room::{HostRoom, RoomAhead};
+pub(crate) use payload::{Computed, Gradient, Inputs, Made, Output};
+pub use stop::StopFlag;

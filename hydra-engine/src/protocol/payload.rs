@@ -1,0 +1,131 @@
+//! The tensors that shard tasks read and make, on either side of a link.
+
+use hydra_core::{DeviceTensor, HostTensor, Measured};
+use hydra_spill::Reservation;
+use std::sync::Arc;
+
+/// The gradient of each tensor of an activation.
+pub(crate) type Gradient<T> = Vec<Option<T>>;
+
+/// A tensor on one side of a link.
+pub(crate) trait LenBytes {
+    /// The number of bytes.
+    fn len_bytes(&self) -> u64;
+}
+
+impl LenBytes for HostTensor {
+    fn len_bytes(&self) -> u64 {
+        Self::len_bytes(self)
+    }
+}
+
+impl LenBytes for DeviceTensor {
+    fn len_bytes(&self) -> u64 {
+        Self::len_bytes(self)
+    }
+}
+
+/// The bytes of these tensors.
+pub(crate) fn len_bytes<'a, T: LenBytes + 'a>(tensors: impl IntoIterator<Item = &'a T>) -> u64 {
+    tensors.into_iter().map(LenBytes::len_bytes).sum()
+}
+
+/// What a shard task hands to the next one of its sweep, on the device or on the host.
+#[derive(Clone, Debug)]
+pub(crate) enum Output<T> {
+    /// Nothing: the sweep ends here.
+    None,
+    /// The boundary activation.
+    Activation(Vec<T>),
+    /// The gradient of the shard's input.
+    Gradient(Gradient<T>),
+}
+
+impl<T: LenBytes> Output<T> {
+    /// The number of bytes.
+    pub(crate) fn bytes(&self) -> u64 {
+        match self {
+            Self::None => 0,
+            Self::Activation(boundary) => len_bytes(boundary),
+            Self::Gradient(gradient) => len_bytes(gradient.iter().flatten()),
+        }
+    }
+}
+
+/// What a compute worker made; all bytes are still device memory.
+pub(crate) struct Computed {
+    pub output: Output<DeviceTensor>,
+    /// For each layer with trained parameters: its index in the chain and its gradients.
+    pub gradients: Vec<(usize, Gradient<DeviceTensor>)>,
+    /// The mean loss of the microbatch, at the last shard, with the chain's metrics in an evaluation.
+    pub measured: Option<Measured>,
+}
+
+impl Computed {
+    /// All tensors.
+    pub(crate) fn made(&self) -> Vec<&DeviceTensor> {
+        let output: Vec<&DeviceTensor> = match &self.output {
+            Output::None => Vec::new(),
+            Output::Activation(parts) => parts.iter().collect(),
+            Output::Gradient(parts) => parts.iter().flatten().collect(),
+        };
+        let gradients = self.gradients.iter().flat_map(|(_, of)| of.iter().flatten());
+        output.into_iter().chain(gradients).collect()
+    }
+
+    /// What outputs and gradients take on the device until they are down.
+    pub(crate) fn room(&self) -> u64 {
+        let made = self.made();
+        UPKEEP * made.len() as u64 + len_bytes(made)
+    }
+}
+
+/// What a tensor takes beside its bytes, in bytes: its shape, who holds it, and the headers of these blocks. Some
+/// 350 were measured. It matters where a model has many small tensors.
+const UPKEEP: u64 = 512;
+
+/// What a shard task made, with the device memory that it takes until it is down.
+pub(crate) struct Made {
+    pub computed: Computed,
+    /// Shared with whoever takes the output over on the device.
+    pub output: Arc<Reservation>,
+    pub gradients: Reservation,
+}
+
+/// The inputs of a shard task that are on the host already.
+#[derive(Clone, Debug)]
+pub(crate) struct Inputs<T> {
+    pub activation: Option<Vec<T>>,
+    pub targets: Vec<T>,
+    pub upstream: Option<Gradient<T>>,
+}
+
+impl<T> Default for Inputs<T> {
+    fn default() -> Self {
+        Self { activation: None, targets: Vec::new(), upstream: None }
+    }
+}
+
+impl<T: LenBytes> Inputs<T> {
+    pub(crate) fn bytes(&self) -> u64 {
+        len_bytes(self.tensors())
+    }
+}
+
+impl<T> Inputs<T> {
+    /// All tensors, in the order of the fields.
+    pub(crate) fn tensors(&self) -> impl Iterator<Item = &T> {
+        let upstream = self.upstream.iter().flatten().flatten();
+        self.activation.iter().flatten().chain(&self.targets).chain(upstream)
+    }
+
+    /// These inputs with each tensor replaced by the next of `others`.
+    pub(crate) fn replaced<U>(&self, others: impl IntoIterator<Item = U>) -> Inputs<U> {
+        let mut others = others.into_iter();
+        let activation = self.activation.as_ref().map(|a| others.by_ref().take(a.len()).collect());
+        let targets = others.by_ref().take(self.targets.len()).collect();
+        let one = |t: &Option<T>| t.as_ref().and_then(|_| others.next());
+        let upstream = self.upstream.as_ref().map(|of| of.iter().map(one).collect());
+        Inputs { activation, targets, upstream }
+    }
+}

@@ -1,0 +1,179 @@
+//! The threads of a run and the channels to them.
+
+use crate::device::{
+    Buffer, ComputeJob, DeviceKind, DeviceSpec, LogicalDevice, PromoteJob, TakeDownJob, Worker,
+};
+use crate::error::EngineError;
+use crate::io::loader::{self, LoadJob, MOST_LOADERS};
+use crate::io::writer::{self, WriterJob, WriterStores};
+use crate::optimizer::{HostJob, HostOptimizer};
+use crate::protocol::Reporter;
+use crossbeam_channel::{Receiver, Sender, unbounded};
+use hydra_spill::TierStore;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+/// The channels to one device's threads.
+pub(crate) struct DeviceThreads {
+    pub device: Arc<LogicalDevice>,
+    pub buffer: Arc<Buffer>,
+    pub promote: Sender<PromoteJob>,
+    pub compute: Sender<ComputeJob>,
+    pub take_down: Sender<TakeDownJob>,
+}
+
+/// All threads of a run. Dropping the senders ends them; `join` waits for that, but for those that may never end.
+pub(crate) struct Threads {
+    pub devices: Vec<DeviceThreads>,
+    pub host: Sender<HostJob>,
+    pub writer: Sender<WriterJob>,
+    loaders: Loaders,
+    handles: Vec<JoinHandle<()>>,
+}
+
+/// The threads that read batches. Whichever has nothing to do takes the next job, so that a dataset that takes long keeps
+/// no other waiting while there is a thread left.
+struct Loaders {
+    jobs: Sender<LoadJob>,
+    queue: Receiver<LoadJob>,
+    handles: Vec<JoinHandle<()>>,
+}
+
+impl Loaders {
+    fn start(tasks: usize, reporter: &Reporter) -> Result<Self, EngineError> {
+        let (jobs, queue) = unbounded::<LoadJob>();
+        let start = |index: usize| {
+            let (queue, reporter) = (queue.clone(), reporter.clone());
+            spawn(format!("hydra-loader-{index}"), move || loader::run(&queue, &reporter))
+        };
+        let handles = (0..tasks.clamp(1, MOST_LOADERS)).map(start).collect::<Result<_, _>>()?;
+        Ok(Self { jobs, queue, handles })
+    }
+
+    /// Ends the threads, and waits for them if none is in a dataset: that may never return. One that is there goes on by
+    /// itself until it does, holds the dataset until then, and reads nothing more.
+    fn end(self, reading: bool) {
+        let Self { jobs, queue, handles } = self;
+        drop(jobs);
+        queue.try_iter().for_each(drop);
+        if !reading {
+            wait_for(handles);
+        }
+    }
+}
+
+impl Threads {
+    pub(crate) fn start(
+        devices: Vec<LogicalDevice>,
+        tasks: usize,
+        store: &Arc<dyn TierStore>,
+        stores: WriterStores,
+        reporter: &Reporter,
+    ) -> Result<Self, EngineError> {
+        let mut handles = Vec::new();
+        let (host, host_jobs) = unbounded();
+        let (writer, write_jobs) = unbounded();
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = host_threads(devices.iter().map(|device| &device.spec), processors);
+        let there = devices.first().map(LogicalDevice::stepper).ok_or(EngineError::NoDevice)?;
+        let pool = host_pool(threads)?;
+        let optimizer = HostOptimizer::new(store.clone(), pool, there, writer.clone(), reporter.clone());
+        handles.push(spawn("hydra-optimizer".to_owned(), move || optimizer.run(&host_jobs))?);
+        let write_reporter = reporter.clone();
+        let write = move || writer::run(&stores, &write_jobs, &write_reporter);
+        handles.push(spawn("hydra-writer".to_owned(), write)?);
+        let loaders = Loaders::start(tasks, reporter)?;
+        let mut started = Vec::new();
+        for device in devices {
+            started.push(start_device(device, reporter, &host, &mut handles)?);
+        }
+        Ok(Self { devices: started, host, writer, loaders, handles })
+    }
+
+    /// Has batches read, on the first thread that has nothing else to read.
+    pub(crate) fn load(&self, job: LoadJob) {
+        // The loaders' channel closes only with the run.
+        let _ = self.loaders.jobs.send(job);
+    }
+
+    /// Ends the threads and waits for them; not for the loaders, if some are `reading`.
+    pub(crate) fn join(self, reading: bool) {
+        let Self { devices, host, writer, loaders, handles } = self;
+        drop((devices, host, writer));
+        loaders.end(reading);
+        wait_for(handles);
+    }
+}
+
+fn wait_for(threads: Vec<JoinHandle<()>>) {
+    // A panic in a job was an error of its task; there is nobody left to hear of another.
+    threads.into_iter().for_each(|thread| drop(thread.join()));
+}
+
+/// The threads of a device beside its pool's: one for copies in each direction.
+const COPIERS: usize = 2;
+
+/// How many threads the host optimizer has. Those of CPU devices compute by themselves, so it has as many as they; beside
+/// GPUs it has the processors that feeding these leaves. Its bits do not depend on them.
+fn host_threads<'a>(devices: impl Iterator<Item = &'a DeviceSpec> + Clone, processors: usize) -> usize {
+    let of = |gpu: bool| devices.clone().filter(move |spec| (spec.kind != DeviceKind::Cpu) == gpu);
+    let computing: usize = of(false).map(|spec| spec.threads).sum();
+    let feeding: usize = of(true).map(|spec| spec.threads + COPIERS).sum();
+    let rest = if feeding > 0 { processors.saturating_sub(feeding) } else { 0 };
+    computing.max(rest).max(1)
+}
+
+fn host_pool(threads: usize) -> Result<Arc<rayon::ThreadPool>, EngineError> {
+    let pool =
+        rayon::ThreadPoolBuilder::new().num_threads(threads).thread_name(|i| format!("hydra-host-{i}"));
+    let pool = pool.build().map_err(|error| EngineError::Worker {
+        worker: "host optimizer".to_owned(),
+        problem: format!("could not start its threads: {error}"),
+    })?;
+    Ok(Arc::new(pool))
+}
+
+fn start_device(
+    device: LogicalDevice,
+    reporter: &Reporter,
+    host: &Sender<HostJob>,
+    handles: &mut Vec<JoinHandle<()>>,
+) -> Result<DeviceThreads, EngineError> {
+    let device = Arc::new(device);
+    let buffer = Arc::new(Buffer::new());
+    let worker = Worker { device: device.clone(), buffer: buffer.clone(), reporter: reporter.clone() };
+    let (promote, promote_jobs) = unbounded();
+    let (compute, compute_jobs) = unbounded();
+    let (take_down, take_down_jobs) = unbounded();
+    let name = |what: &str| format!("hydra-{what}-{}", device.id.0);
+    let (copier, computer, taker, host) = (worker.clone(), worker.clone(), worker, host.clone());
+    handles.push(spawn(name("copy-up"), move || copier.promote(&promote_jobs))?);
+    let pool = device.pool.clone();
+    handles.push(spawn(name("compute"), move || pool.install(|| computer.compute(&compute_jobs)))?);
+    handles.push(spawn(name("copy-down"), move || taker.take_down(&take_down_jobs, &host))?);
+    Ok(DeviceThreads { device, buffer, promote, compute, take_down })
+}
+
+fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, EngineError> {
+    std::thread::Builder::new().name(name.clone()).spawn(body).map_err(|error| EngineError::Worker {
+        worker: name,
+        problem: format!("could not be started: {error}"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hydra_core::ByteSize;
+
+    #[test]
+    fn the_optimizer_has_the_threads_of_cpu_devices_or_what_gpus_leave() {
+        let cpus = DeviceSpec::cpus(2, 3, ByteSize::mib(1));
+        let gpus = [0, 1].map(|index| DeviceSpec::cuda(0, index, 2, ByteSize::mib(1)));
+        assert_eq!(host_threads(cpus.iter(), 16), 6);
+        assert_eq!(host_threads(gpus[..1].iter(), 16), 13);
+        assert_eq!(host_threads(gpus.iter(), 16), 10);
+        assert_eq!(host_threads(gpus.iter(), 2), 1);
+        assert_eq!(host_threads(cpus.iter().chain(&gpus), 8), 6);
+    }
+}

@@ -1,0 +1,322 @@
+//! Where a task stands: which shard task comes next, as a pure state machine.
+//!
+//! A task evaluates, trains minibatch after minibatch with evaluations in between, evaluates again, and
+//! writes its model. A minibatch is one *sweep* for each microbatch: forward of every shard but the last,
+//! the last shard's forward fused with its backward, and backward down to the first trained shard.
+
+use super::{EvaluationKind, ShardTask, Stage};
+use hydra_sched::{ShardTaskKind, WorkLeft};
+
+/// What a task is made of, in counts.
+#[derive(Clone, Debug)]
+pub(crate) struct Program {
+    /// Shards of the model.
+    pub shards: usize,
+    /// The shard that holds the first trained layer: backward passes end there.
+    pub first_trained: usize,
+    /// Minibatches to train.
+    pub steps: usize,
+    /// Minibatches of an epoch, and the microbatches of a full and of the epoch's last one.
+    pub epoch: usize,
+    pub microbatches: usize,
+    pub last_microbatches: usize,
+    /// Batches of the validation and the test data; zero where there is none.
+    pub validation: usize,
+    pub test: usize,
+    pub initial_validation: bool,
+    pub eval_every: Option<usize>,
+}
+
+impl Program {
+    /// Microbatches of the minibatch `step`.
+    pub(crate) fn microbatches_of(&self, step: usize) -> usize {
+        if step % self.epoch == self.epoch - 1 { self.last_microbatches } else { self.microbatches }
+    }
+
+    /// Batches of an evaluation.
+    pub(crate) fn batches(&self, kind: EvaluationKind) -> usize {
+        if kind == EvaluationKind::Test { self.test } else { self.validation }
+    }
+
+    /// Whether the weights are evaluated after `done` minibatches, while training.
+    fn evaluates_after(&self, done: usize) -> bool {
+        let due = |every: usize| done.is_multiple_of(every) || done == self.steps;
+        self.validation > 0 && done > 0 && self.eval_every.is_some_and(due)
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Cursor {
+    program: Program,
+    stage: Stage,
+    step: usize,
+    position: (ShardTaskKind, usize),
+}
+
+impl Cursor {
+    pub(crate) fn new(program: Program) -> Self {
+        let mut cursor =
+            Self { stage: Stage::Finished, step: 0, position: (ShardTaskKind::Evaluate, 0), program };
+        let validates = cursor.program.initial_validation && cursor.program.validation > 0;
+        if validates && cursor.program.steps > 0 {
+            cursor.enter(Stage::Evaluate { kind: EvaluationKind::Initial, batch: 0 });
+        } else {
+            cursor.after_minibatches();
+        }
+        cursor
+    }
+
+    /// A task that has trained `step` minibatches and goes on at `stage`: with the next minibatch, with a batch of an
+    /// evaluation, or not at all.
+    pub(crate) fn resumed(program: Program, step: usize, stage: Stage) -> Self {
+        let mut cursor = Self { stage, step, position: (ShardTaskKind::Evaluate, 0), program };
+        cursor.enter(stage);
+        cursor
+    }
+
+    pub(crate) fn program(&self) -> &Program {
+        &self.program
+    }
+
+    pub(crate) fn stage(&self) -> Stage {
+        self.stage
+    }
+
+    /// Minibatches that have been trained or are being finished.
+    pub(crate) fn step(&self) -> usize {
+        self.step
+    }
+
+    /// The next shard task; `None` at a stage that waits or when all is over.
+    pub(crate) fn peek(&self) -> Option<ShardTask> {
+        let (kind, shard) = self.position;
+        match self.stage {
+            Stage::Evaluate { .. } | Stage::Train { .. } => {
+                Some(ShardTask { stage: self.stage, kind, shard, step: self.step })
+            }
+            Stage::Restore | Stage::Write | Stage::Finished => None,
+        }
+    }
+
+    /// Whether the next shard task is the first of a minibatch.
+    pub(crate) fn at_minibatch_start(&self) -> bool {
+        self.stage == (Stage::Train { microbatch: 0 }) && self.position == self.sweep_start()
+    }
+
+    /// Goes to the shard task after the next one.
+    pub(crate) fn advance(&mut self) {
+        let (kind, shard) = self.position;
+        let over = kind == ShardTaskKind::Backward && shard == self.program.first_trained;
+        match kind.following(shard, self.program.shards).filter(|_| !over) {
+            Some(position) => self.position = position,
+            None => self.end_sweep(),
+        }
+    }
+
+    /// Ends training here, at the end of a minibatch or within an evaluation: what is left is to write.
+    pub(crate) fn stop(&mut self, restore: bool) {
+        self.stage = if restore { Stage::Restore } else { Stage::Write };
+    }
+
+    /// Leaves a waiting stage.
+    pub(crate) fn waited(&mut self, stopped: bool) {
+        match self.stage {
+            Stage::Restore if stopped => self.stage = Stage::Write,
+            Stage::Restore => self.final_test(),
+            _ => self.stage = Stage::Finished,
+        }
+    }
+
+    /// Work that no one has claimed yet.
+    pub(crate) fn left(&self) -> WorkLeft {
+        let p = &self.program;
+        let begun = |start| (self.position != start).then_some(self.position);
+        let later = |step: usize| (p.steps - step.min(p.steps)) as u64 * p.microbatches as u64;
+        let at_the_end = if p.eval_every.is_some() { 0 } else { p.validation };
+        let final_evaluations = (at_the_end + p.test) as u64;
+        // After every so many minibatches, and after the last.
+        let periodic = |step: usize| match p.eval_every {
+            Some(every) => {
+                (p.steps.div_ceil(every) - step.min(p.steps).div_ceil(every)) as u64 * p.validation as u64
+            }
+            None => 0,
+        };
+        match self.stage {
+            Stage::Train { microbatch } => {
+                let position = begun(self.sweep_start());
+                let here = (p.microbatches_of(self.step) - microbatch) as u64 - u64::from(position.is_some());
+                let evaluations = final_evaluations + periodic(self.step);
+                WorkLeft { sweeps: later(self.step + 1) + here, evaluations, position }
+            }
+            Stage::Evaluate { kind, batch } => {
+                let position = begun(ShardTaskKind::evaluation_start());
+                // A checkpoint that is not of this task may say a batch that is not there; it is refused later.
+                let left = p.batches(kind).saturating_sub(batch) as u64;
+                let here = left.saturating_sub(u64::from(position.is_some()));
+                let after = match kind {
+                    EvaluationKind::Initial | EvaluationKind::Periodic => {
+                        final_evaluations + periodic(self.step)
+                    }
+                    EvaluationKind::Validation => p.test as u64,
+                    EvaluationKind::Test => 0,
+                };
+                WorkLeft { sweeps: later(self.step), evaluations: here + after, position }
+            }
+            Stage::Restore => WorkLeft { sweeps: 0, evaluations: p.test as u64, position: None },
+            Stage::Write | Stage::Finished => WorkLeft::default(),
+        }
+    }
+
+    fn sweep_start(&self) -> (ShardTaskKind, usize) {
+        ShardTaskKind::training_start(self.program.shards)
+    }
+
+    fn enter(&mut self, stage: Stage) {
+        self.stage = stage;
+        self.position = match stage {
+            Stage::Train { .. } => self.sweep_start(),
+            _ => ShardTaskKind::evaluation_start(),
+        };
+    }
+
+    fn end_sweep(&mut self) {
+        match self.stage {
+            Stage::Train { microbatch } if microbatch + 1 < self.program.microbatches_of(self.step) => {
+                self.enter(Stage::Train { microbatch: microbatch + 1 });
+            }
+            Stage::Train { .. } => {
+                self.step += 1;
+                match self.program.evaluates_after(self.step) {
+                    true => self.enter(Stage::Evaluate { kind: EvaluationKind::Periodic, batch: 0 }),
+                    false => self.after_minibatches(),
+                }
+            }
+            Stage::Evaluate { kind, batch } if batch + 1 < self.program.batches(kind) => {
+                self.enter(Stage::Evaluate { kind, batch: batch + 1 });
+            }
+            Stage::Evaluate { kind, .. } => self.after_evaluation(kind),
+            waiting => self.stage = waiting,
+        }
+    }
+
+    fn after_evaluation(&mut self, kind: EvaluationKind) {
+        match kind {
+            EvaluationKind::Initial | EvaluationKind::Periodic => self.after_minibatches(),
+            EvaluationKind::Validation => self.final_test(),
+            EvaluationKind::Test => self.stage = Stage::Write,
+        }
+    }
+
+    fn after_minibatches(&mut self) {
+        let p = &self.program;
+        if self.step < p.steps {
+            self.enter(Stage::Train { microbatch: 0 });
+        } else if p.eval_every.is_some() && p.validation > 0 && p.steps > 0 {
+            self.stage = Stage::Restore;
+        } else if p.validation > 0 {
+            self.enter(Stage::Evaluate { kind: EvaluationKind::Validation, batch: 0 });
+        } else {
+            self.final_test();
+        }
+    }
+
+    fn final_test(&mut self) {
+        match self.program.test {
+            0 => self.stage = Stage::Write,
+            _ => self.enter(Stage::Evaluate { kind: EvaluationKind::Test, batch: 0 }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn program() -> Program {
+        Program {
+            shards: 3,
+            first_trained: 0,
+            steps: 3,
+            epoch: 2,
+            microbatches: 2,
+            last_microbatches: 1,
+            validation: 2,
+            test: 1,
+            initial_validation: true,
+            eval_every: None,
+        }
+    }
+
+    fn run(mut cursor: Cursor) -> Vec<String> {
+        let mut log = Vec::new();
+        while cursor.stage() != Stage::Finished {
+            match cursor.peek() {
+                Some(task) => {
+                    let kind = match task.kind {
+                        ShardTaskKind::Forward => 'f',
+                        ShardTaskKind::Backward => 'b',
+                        ShardTaskKind::Evaluate => 'e',
+                    };
+                    log.push(format!("{kind}{}@{}", task.shard, task.step));
+                    let before = cursor.left();
+                    cursor.advance();
+                    let after = cursor.left();
+                    assert_ne!(before, after, "every shard task is work");
+                }
+                None => {
+                    log.push(format!("{:?}", cursor.stage()));
+                    cursor.waited(false);
+                }
+            }
+        }
+        log
+    }
+
+    #[test]
+    fn a_task_evaluates_trains_and_evaluates() {
+        let log = run(Cursor::new(program())).join(" ");
+        let evaluate = |step| format!("e0@{step} e1@{step} e2@{step}");
+        let sweep = |step| format!("f0@{step} f1@{step} b2@{step} b1@{step} b0@{step}");
+        let expected = [
+            evaluate(0),
+            evaluate(0),
+            sweep(0),
+            sweep(0), // two microbatches
+            sweep(1), // the last, smaller minibatch of the epoch has one
+            sweep(2),
+            sweep(2),
+            evaluate(3),
+            evaluate(3),
+            evaluate(3),
+            "Write".to_owned(),
+        ];
+        assert_eq!(log, expected.join(" "));
+    }
+
+    #[test]
+    fn periodic_evaluation_ends_in_a_restore() {
+        let log = run(Cursor::new(Program { eval_every: Some(2), ..program() })).join(" ");
+        assert!(log.ends_with("e0@3 e1@3 e2@3 e0@3 e1@3 e2@3 Restore e0@3 e1@3 e2@3 Write"), "{log}");
+        assert_eq!(log.matches("e0@2").count(), 2);
+    }
+
+    #[test]
+    fn a_frozen_prefix_ends_the_backward_early_and_one_shard_is_one_task() {
+        let frozen =
+            run(Cursor::new(Program { first_trained: 1, steps: 1, validation: 0, test: 0, ..program() }));
+        assert_eq!(frozen[..4], ["f0@0", "f1@0", "b2@0", "b1@0"]);
+        let one =
+            Program { shards: 1, steps: 2, epoch: 5, microbatches: 1, validation: 0, test: 0, ..program() };
+        assert_eq!(run(Cursor::new(one)), ["b0@0", "b0@1", "Write"]);
+    }
+
+    #[test]
+    fn the_work_left_counts_down_to_nothing() {
+        let mut cursor = Cursor::new(program());
+        assert_eq!(cursor.left().evaluations, 2 + 3);
+        while cursor.peek().is_some() {
+            cursor.advance();
+        }
+        assert_eq!(cursor.left(), WorkLeft::default());
+    }
+}

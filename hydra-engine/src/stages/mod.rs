@@ -1,0 +1,77 @@
+//! The stages of a task: what it does now, and which shard task comes next.
+//!
+//! May touch: nothing of the engine but what a task is made of, in counts.
+//! Never: knows tensors, threads, clocks or results.
+
+mod cursor;
+
+pub(crate) use cursor::{Cursor, Program};
+
+use hydra_sched::ShardTaskKind;
+use serde::{Deserialize, Serialize};
+
+/// Which data an evaluation used, and when.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum EvaluationKind {
+    /// Validation data before training.
+    Initial,
+    /// Validation data during training.
+    Periodic,
+    /// Validation data after training.
+    Validation,
+    /// Test data after training.
+    Test,
+}
+
+/// How a task ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TaskState {
+    /// Trained to the end.
+    Done,
+    /// Set aside because of an error.
+    Failed,
+    /// Stopped at the end of a minibatch because the run was interrupted.
+    Stopped,
+}
+
+/// What a task does now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// Evaluating batch `batch`.
+    Evaluate { kind: EvaluationKind, batch: usize },
+    /// Training microbatch `microbatch` of the current minibatch.
+    Train { microbatch: usize },
+    /// Waiting for the best weights to be put back.
+    Restore,
+    /// Waiting for the model to be hashed and written.
+    Write,
+    /// Over.
+    Finished,
+}
+
+/// One unit of scheduling.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ShardTask {
+    pub stage: Stage,
+    pub kind: ShardTaskKind,
+    pub shard: usize,
+    /// Minibatches trained before it: the version its parameters must have.
+    pub step: usize,
+}
+
+/// What is trained or evaluated with batches that are read together: a minibatch, or a batch of an evaluation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Sweep {
+    pub stage: Stage,
+    /// Minibatches trained before it.
+    pub step: usize,
+}
+
+impl Sweep {
+    /// That of a shard task.
+    pub(crate) fn of(task: &ShardTask) -> Self {
+        Self { stage: task.stage, step: task.step }
+    }
+}

@@ -1,0 +1,159 @@
+//! What is submitted to a run.
+
+use crate::checkpoint::Checkpoint;
+use crate::protocol::StopFlag;
+use crate::stages::Program;
+use hydra_core::{Chain, Dataset, ModelWriter, TrainSpec};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// One model to train: a chain, its data, how it learns, and where the result goes.
+#[derive(Clone)]
+pub struct TrainTask {
+    pub(crate) name: String,
+    pub(crate) chain: Arc<Chain>,
+    pub(crate) spec: TrainSpec,
+    pub(crate) train: Arc<dyn Dataset>,
+    pub(crate) validation: Option<Arc<dyn Dataset>>,
+    pub(crate) test: Option<Arc<dyn Dataset>>,
+    pub(crate) config: serde_json::Value,
+    pub(crate) cuts: Option<Vec<usize>>,
+    pub(crate) output: Option<(Arc<dyn ModelWriter>, PathBuf)>,
+    pub(crate) checkpoint: Option<PathBuf>,
+    pub(crate) resume: Option<Checkpoint>,
+    pub(crate) initial_validation: bool,
+    pub(crate) stop: StopFlag,
+    /// Zero training steps: only the test data is evaluated.
+    pub(crate) evaluate_only: bool,
+}
+
+impl TrainTask {
+    /// A task that trains `chain` on `train`. Names must differ within a run.
+    pub fn new(name: impl Into<String>, chain: Arc<Chain>, train: Arc<dyn Dataset>, spec: TrainSpec) -> Self {
+        Self {
+            name: name.into(),
+            chain,
+            spec,
+            train,
+            validation: None,
+            test: None,
+            config: serde_json::Value::Null,
+            cuts: None,
+            output: None,
+            checkpoint: None,
+            resume: None,
+            initial_validation: true,
+            stop: StopFlag::new(),
+            evaluate_only: false,
+        }
+    }
+
+    /// Items of an evaluation batch: as many as the microbatch that was measured.
+    pub(crate) fn evaluation_batch(&self) -> usize {
+        self.spec.microbatch().min(self.train.len()).max(1)
+    }
+
+    /// Batches of an evaluation on `data`.
+    pub(crate) fn evaluation_batches(&self, data: Option<&Arc<dyn Dataset>>) -> usize {
+        data.map_or(0, |data| data.len().div_ceil(self.evaluation_batch()))
+    }
+
+    /// What the task is made of, in counts, if it is cut into these shards and its first trained layer is `first_trained`.
+    pub(crate) fn program(&self, shards: &[Range<usize>], first_trained: usize) -> Program {
+        let spec = &self.spec;
+        let items = self.train.len();
+        let last = match items % spec.batch {
+            0 => spec.batch.min(items),
+            rest => rest,
+        };
+        Program {
+            shards: shards.len(),
+            first_trained: shards.iter().position(|range| range.contains(&first_trained)).unwrap_or(0),
+            steps: if self.evaluate_only { 0 } else { spec.steps(items) },
+            epoch: items.div_ceil(spec.batch).max(1),
+            microbatches: spec.accumulate.clamp(1, spec.batch.min(items).max(1)),
+            last_microbatches: spec.accumulate.clamp(1, last.max(1)),
+            validation: self.evaluation_batches(self.validation.as_ref()),
+            test: self.evaluation_batches(self.test.as_ref()),
+            initial_validation: self.initial_validation,
+            eval_every: spec.eval_every,
+        }
+    }
+
+    /// Evaluates on this data before and after training, and during it if the spec says so.
+    pub fn validation(mut self, data: Arc<dyn Dataset>) -> Self {
+        self.validation = Some(data);
+        self
+    }
+
+    /// Evaluates on this data after training.
+    pub fn test(mut self, data: Arc<dyn Dataset>) -> Self {
+        self.test = Some(data);
+        self
+    }
+
+    /// A description for the report.
+    pub fn config(mut self, config: serde_json::Value) -> Self {
+        self.config = config;
+        self
+    }
+
+    /// Cut-points given by hand; the run is refused where they do not fit.
+    pub fn cuts(mut self, cuts: Vec<usize>) -> Self {
+        self.cuts = Some(cuts);
+        self
+    }
+
+    /// Writes the trained model into `dir`.
+    pub fn write_to(mut self, writer: Arc<dyn ModelWriter>, dir: PathBuf) -> Self {
+        self.output = Some((writer, dir));
+        self
+    }
+
+    /// Keeps a checkpoint in this file, whose directory is made: as often as the run says
+    /// ([`Orchestrator::checkpoint_every`](crate::Orchestrator::checkpoint_every)), when the run is asked to stop,
+    /// and a last one when the task was trained to its end: of the results alone where the model was written
+    /// ([`write_to`](Self::write_to)), and with the trained weights, as `masters/<parameter>`, where it was not. It
+    /// replaces what was in the file.
+    pub fn checkpoint_to(mut self, file: PathBuf) -> Self {
+        self.checkpoint = Some(file);
+        self
+    }
+
+    /// Begins where the checkpoint says, and comes to the bits to which the task would have come. The task must be as
+    /// it was: chain, spec, data and kind of device; budgets, cuts, the number of devices, threads and policy may
+    /// differ. One that is finished is not trained again, and reported as it was; if it has the trained weights and this
+    /// task a writer, its model is written.
+    pub fn resume_from(mut self, checkpoint: Checkpoint) -> Self {
+        self.resume = Some(checkpoint);
+        self
+    }
+
+    /// A flag that stops this task, and no other, at the end of the minibatch that has begun: it then has the weights of
+    /// that minibatch, or the best ones where the spec keeps them, and is written and reported as stopped.
+    pub fn stop_flag(mut self, stop: StopFlag) -> Self {
+        self.stop = stop;
+        self
+    }
+
+    pub(crate) fn checkpoint_file(&self) -> Option<&Path> {
+        self.checkpoint.as_deref()
+    }
+
+    pub(crate) fn output_dir(&self) -> Option<&Path> {
+        self.output.as_ref().map(|(_, dir)| dir.as_path())
+    }
+
+    /// Whether nothing of it is left to do.
+    pub(crate) fn is_finished(&self) -> bool {
+        let written = |checkpoint: &Checkpoint| self.output.is_none() || !checkpoint.is_unwritten();
+        self.resume.as_ref().is_some_and(|checkpoint| checkpoint.is_finished() && written(checkpoint))
+    }
+
+    /// Whether to evaluate on the validation data before training; on by default.
+    pub fn initial_validation(mut self, on: bool) -> Self {
+        self.initial_validation = on;
+        self
+    }
+}
