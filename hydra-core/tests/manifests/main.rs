@@ -1,7 +1,10 @@
-//! Holds the workspace to its architecture: which crate may import which, and where `unsafe` may stand.
+//! Holds the workspace to its architecture: which crate may import which, which room of a crate which, and where `unsafe`
+//! may stand.
 //!
 //! The rules are those of `docs/architecture.md`. They are checked by functions over text, so that the
 //! tests can show on made-up manifests and sources that a broken rule is found.
+
+mod rooms;
 
 use std::path::{Path, PathBuf};
 use toml::{Table, Value};
