@@ -1,11 +1,9 @@
 //! Of a task that fails, what it has trained is not lost.
 
-mod common;
-
+use crate::common::{Fragile, PLENTY, Points, Read, Settings, adamw, mlp_chain, spirals};
 use burn::module::Module;
 use burn::nn::LinearConfig;
 use burn::tensor::Device;
-use common::{Fragile, PLENTY, Points, Read, Settings, adamw, mlp_chain, spirals};
 use hydra_core::{
     Activation, Bandwidth, Chain, Dataset, DatasetError, DeviceId, Forward, ImageReader, Length, MemoryProbe,
     ModelWriter, Pass, TrainSpec, WeightError,
@@ -16,15 +14,11 @@ use hydra_engine::{
 };
 use hydra_models::mlp::{Classifier, Dense};
 use hydra_models::weights::SafetensorsWriter;
-use hydra_spill::alloc::CountingAllocator;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tempfile::TempDir;
-
-#[global_allocator]
-static ALLOCATOR: CountingAllocator = CountingAllocator::new(std::alloc::System);
 
 fn spec(steps: usize) -> TrainSpec {
     TrainSpec { length: Length::Steps(steps), clip: None, ..adamw(8) }

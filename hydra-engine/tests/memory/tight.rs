@@ -1,11 +1,11 @@
 //! Settings at the edge: budgets with no room to spare, odd chains, and code of the task that fails.
 
-mod common;
-
+use crate::common::{
+    Fragile, Points, Read, Settings, adamw, cnn_chain, gpt2_chain, mlp_chain, spirals, tokens,
+};
 use burn::module::Module;
 use burn::nn::LinearConfig;
 use burn::tensor::Device;
-use common::{Fragile, Points, Read, Settings, adamw, cnn_chain, gpt2_chain, mlp_chain, spirals, tokens};
 use hydra_core::{
     Activation, Bandwidth, ByteSize, Chain, Dataset, DeviceId, Forward, HostActivation, HostTensor,
     ImageReader, Length, MemoryProbe, ModelWriter, OptimizerSpec, Pass, TrainSpec, WeightError,
@@ -15,14 +15,11 @@ use hydra_engine::{
     plain,
 };
 use hydra_models::{cnn, mlp};
-use hydra_spill::alloc::{AllocatorProbe, CountingAllocator, MAX_DEVICES};
+use hydra_spill::alloc::{AllocatorProbe, MAX_DEVICES};
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::Duration;
-
-#[global_allocator]
-static ALLOCATOR: CountingAllocator = CountingAllocator::new(std::alloc::System);
 
 /// The tests of this file read memory of the whole process, so one runs at a time.
 fn alone() -> MutexGuard<'static, ()> {

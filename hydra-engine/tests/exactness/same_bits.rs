@@ -1,19 +1,13 @@
 //! The product's promise: a task's losses and final weights are those of the plain loop, bit for bit,
 //! whatever the budgets, cuts, devices, threads, policy, prefetching and other tasks.
 
-mod common;
-
-use common::{PLENTY, Settings, adamw, gpt2_chain, mlp_chain, spirals, tokens};
+use crate::common::{PLENTY, Settings, adamw, gpt2_chain, mlp_chain, spirals, tokens};
 use hydra_core::{ByteSize, Decay, Length, OptimizerSpec, Schedule, ScheduleKind, TrainSpec};
 use hydra_engine::{TaskState, TrainTask, plain};
 use hydra_models::mlp;
 use hydra_sched::PolicyKind;
-use hydra_spill::alloc::CountingAllocator;
 use proptest::prelude::*;
 use std::sync::{Arc, OnceLock};
-
-#[global_allocator]
-static ALLOCATOR: CountingAllocator = CountingAllocator::new(std::alloc::System);
 
 /// Eleven blocks in batches of four: the last minibatch of an epoch is smaller. Clipping and dropout are on.
 fn spec() -> TrainSpec {

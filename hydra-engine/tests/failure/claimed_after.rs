@@ -1,24 +1,18 @@
 //! A shard task that fails while the next one is claimed or cannot be read: what counts is what came before it.
 
-mod common;
-
+use crate::common::{self, Settings, adamw};
 use burn::module::Module;
 use burn::nn::LinearConfig;
 use burn::tensor::Device;
-use common::{Settings, adamw};
 use hydra_core::{Activation, Batch, Chain, Dataset, DatasetError, Forward, Length, Pass, TrainSpec};
 use hydra_engine::{Checkpoint, TaskState, TrainTask, plain};
 use hydra_models::mlp::{Classifier, Dense};
-use hydra_spill::alloc::CountingAllocator;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 use tempfile::TempDir;
-
-#[global_allocator]
-static ALLOCATOR: CountingAllocator = CountingAllocator::new(std::alloc::System);
 
 /// Points of which some are out of range, and some cannot be read.
 #[derive(Clone)]

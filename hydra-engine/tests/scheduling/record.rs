@@ -1,8 +1,6 @@
 //! A run that has ended tells what its shard tasks took, as a workload that the simulator replays.
 
-mod common;
-
-use common::{Settings, adamw, gpt2_chain, spirals, tokens};
+use crate::common::{Settings, adamw, gpt2_chain, spirals, tokens};
 use hydra_core::{Chain, Length, TrainSpec};
 use hydra_engine::{RunReport, TaskState, TrainTask};
 use hydra_models::mlp;

@@ -2,20 +2,14 @@
 //! the plain loop, and nothing travels. Here the device is a CPU with memory of its own, stepped by the host's
 //! arithmetic; `gpu.rs` has the same on a GPU.
 
-mod common;
-
-use common::{Fragile, Points, Settings, adamw, config, gpt2_chain, mlp_chain, spirals, tokens};
+use crate::common::{Fragile, Points, Settings, adamw, config, gpt2_chain, mlp_chain, spirals, tokens};
 use hydra_core::{ByteSize, Chain, Decay, FloatType, Length, OptimizerSpec, TrainSpec};
 use hydra_engine::{
     Checkpoint, EngineError, Observer, OptimizerPlacement, Orchestrator, Place, RunEvent, RunReport,
     StopFlag, TaskState, TrainTask, Transfers, plain,
 };
 use hydra_models::{gpt2, mlp};
-use hydra_spill::alloc::CountingAllocator;
 use std::sync::Arc;
-
-#[global_allocator]
-static ALLOCATOR: CountingAllocator = CountingAllocator::new(std::alloc::System);
 
 fn spec() -> TrainSpec {
     TrainSpec { length: Length::Steps(5), clip: None, ..adamw(4) }

@@ -1,24 +1,18 @@
 //! What evaluations measure beside the loss.
 
-mod common;
-
+use crate::common::{Settings, adamw, mlp_chain, spirals};
 use burn::module::Module;
 use burn::nn::LinearConfig;
 use burn::tensor::Device;
-use common::{Settings, adamw, mlp_chain, spirals};
 use hydra_core::{Activation, Chain, Forward, Length, Pass, TrainSpec};
 use hydra_engine::{Checkpoint, CheckpointEvery, Evaluation, Observer, RunEvent, TrainTask, plain};
 use hydra_models::mlp::{Classifier, Dense, Spirals};
 use hydra_models::ops::ACCURACY;
-use hydra_spill::alloc::CountingAllocator;
 use std::fs;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tempfile::TempDir;
-
-#[global_allocator]
-static ALLOCATOR: CountingAllocator = CountingAllocator::new(std::alloc::System);
 
 fn spec() -> TrainSpec {
     TrainSpec { length: Length::Steps(6), eval_every: Some(2), ..adamw(8) }

@@ -1,24 +1,18 @@
 //! Copies that fail, each in its turn: the run ends, other tasks do not notice, and what the task had is kept.
 
-mod common;
-
+use crate::common::{PLENTY, adamw, mlp_chain, spirals};
 use bytes::Bytes;
-use common::{PLENTY, adamw, mlp_chain, spirals};
 use hydra_core::{DeviceBytes, Length, TrainSpec};
 use hydra_engine::{
     Checkpoint, CheckpointEvery, DeviceSpec, EngineError, Observer, OptimizerPlacement, Orchestrator,
     RunEvent, RunReport, TaskReport, TaskState, TrainTask,
 };
 use hydra_models::weights::SafetensorsWriter;
-use hydra_spill::alloc::CountingAllocator;
 use hydra_spill::{DeviceLink, Direction, LinkError, SpillError};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use tempfile::TempDir;
-
-#[global_allocator]
-static ALLOCATOR: CountingAllocator = CountingAllocator::new(std::alloc::System);
 
 /// When copies fail, on all devices together.
 struct Fault {

@@ -1,9 +1,7 @@
 //! Nothing that was trained is lost: a run that goes on from any checkpoint, on other devices, under other budgets,
 //! comes to the bits of the run that was not interrupted.
 
-mod common;
-
-use common::{PLENTY, Settings, adamw, gpt2_chain, mlp_chain, spirals, tokens};
+use crate::common::{self, PLENTY, Settings, adamw, gpt2_chain, mlp_chain, spirals, tokens};
 use hydra_core::{
     ByteSize, Chain, FloatType, ImageReader, Length, ModelWriter, OptimizerSpec, TrainSpec, WeightError,
 };
@@ -12,16 +10,12 @@ use hydra_engine::{
 };
 use hydra_models::gpt2::{Gpt2Config, Gpt2Writer};
 use hydra_sched::PolicyKind;
-use hydra_spill::alloc::CountingAllocator;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tempfile::TempDir;
-
-#[global_allocator]
-static ALLOCATOR: CountingAllocator = CountingAllocator::new(std::alloc::System);
 
 /// Eleven blocks in batches of four with clipping, microbatches and dropout, and evaluations in between.
 fn spec() -> TrainSpec {

@@ -2,22 +2,16 @@
 //! every other one with the bits that it has alone, and what was kept of the one that failed goes on elsewhere.
 #![cfg(target_os = "linux")]
 
-mod common;
-
-use common::{Settings, adamw, gpt2_chain, mlp_chain, scratch_files, spirals, tokens};
+use crate::common::{Settings, adamw, gpt2_chain, mlp_chain, scratch_files, spirals, tokens};
 use hydra_core::{ByteSize, Length, TaskId, TrainSpec};
 use hydra_engine::{
     Checkpoint, CheckpointEvery, EngineError, Observer, Orchestrator, RunEvent, RunReport, TaskState,
     TrainTask, plain,
 };
-use hydra_spill::alloc::CountingAllocator;
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
-
-#[global_allocator]
-static ALLOCATOR: CountingAllocator = CountingAllocator::new(std::alloc::System);
 
 #[derive(Clone, Copy, Debug)]
 enum Damage {

@@ -1,19 +1,13 @@
 //! Early stopping: a task ends when its evaluations get no better, after the same minibatch whoever computes it.
 
-mod common;
-
-use common::{Settings, adamw, config, mlp_chain, spirals, tokens};
+use crate::common::{Settings, adamw, config, mlp_chain, spirals, tokens};
 use hydra_core::{Chain, Dataset, Length, OptimizerSpec, TrainSpec};
 use hydra_engine::{
     Checkpoint, Observer, OptimizerPlacement, RunEvent, StopFlag, TaskReport, TaskState, TrainTask,
 };
 use hydra_models::{gpt2, mlp};
-use hydra_spill::alloc::CountingAllocator;
 use std::sync::Arc;
 use tempfile::TempDir;
-
-#[global_allocator]
-static ALLOCATOR: CountingAllocator = CountingAllocator::new(std::alloc::System);
 
 const STEPS: usize = 24;
 

@@ -1,17 +1,11 @@
 //! Floats of 16 bits on devices: spilled training equals the plain loop of the same type, moves half the bytes,
 //! and learns what `f32` learns.
 
-mod common;
-
-use common::{Settings, adamw, config, spirals, tokens};
+use crate::common::{Settings, adamw, config, spirals, tokens};
 use hydra_core::{ByteSize, Chain, Dataset, FloatType, Length, TrainSpec};
 use hydra_engine::{TaskState, TrainTask, plain};
 use hydra_models::{cnn, gpt2, mlp};
-use hydra_spill::alloc::CountingAllocator;
 use std::sync::Arc;
-
-#[global_allocator]
-static ALLOCATOR: CountingAllocator = CountingAllocator::new(std::alloc::System);
 
 const NARROW: [FloatType; 2] = [FloatType::Bf16, FloatType::F16];
 

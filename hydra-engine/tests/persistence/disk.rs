@@ -1,10 +1,8 @@
 //! Masters that host memory has no room for live on the disk, and change no bit there: whatever the budget leaves in
 //! host memory, a task's losses and final weights are those of the plain loop, and no reservation is refused.
 
-mod common;
-
+use crate::common::{self, Settings, adamw, mlp_chain, spirals, tokens};
 use bytes::Bytes;
-use common::{Settings, adamw, mlp_chain, spirals, tokens};
 use hydra_core::{
     ByteSize, Chain, FloatType, ImageReader, Length, ModelWriter, OptimizerSpec, TaskId, TrainSpec,
     WeightError,
@@ -17,16 +15,12 @@ use hydra_models::gpt2::{self, Gpt2Config, Gpt2Writer};
 use hydra_models::mlp;
 use hydra_sched::PolicyKind;
 use hydra_spill::SpillError;
-use hydra_spill::alloc::CountingAllocator;
 use proptest::prelude::*;
 use std::fs;
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::time::Duration;
 use tempfile::TempDir;
-
-#[global_allocator]
-static ALLOCATOR: CountingAllocator = CountingAllocator::new(std::alloc::System);
 
 const PLENTY: ByteSize = ByteSize::mib(64);
 

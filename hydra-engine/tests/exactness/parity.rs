@@ -1,9 +1,7 @@
 //! Ten training steps of GPT-2 against Hugging Face Transformers, spilled over shards. One reference model is in the
 //! repository, with the tests of `hydra-models`; another, beside the repository, is taken where it is there.
 
-mod common;
-
-use common::Settings;
+use crate::common::Settings;
 use hydra_core::{Length, OptimizerSpec, Schedule, ScheduleKind, TrainSpec};
 use hydra_engine::TrainTask;
 use hydra_models::data::TokenBlocks;

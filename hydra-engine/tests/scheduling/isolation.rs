@@ -1,8 +1,6 @@
 //! What goes wrong in one task stays there; what cannot work is refused before anything trains.
 
-mod common;
-
-use common::{Fragile, PLENTY, Points, Read, Settings, adamw, gpt2_chain, mlp_chain, spirals, tokens};
+use crate::common::{Fragile, PLENTY, Points, Read, Settings, adamw, gpt2_chain, mlp_chain, spirals, tokens};
 use hydra_core::{
     Batch, ByteSize, Chain, Dataset, DatasetError, FloatType, HostActivation, HostTensor, Length,
     OptimizerSpec, TaskId, TrainSpec,

@@ -1,8 +1,6 @@
 //! A policy that holds devices back: every run ends, whatever becomes of the model that is waited for.
 
-mod common;
-
-use common::{Settings, adamw, gpt2_chain, tokens};
+use crate::common::{Settings, adamw, gpt2_chain, tokens};
 use hydra_core::{Length, OptimizerSpec, TrainSpec};
 use hydra_engine::{Observer, RunEvent, StopFlag, TaskState, TrainTask};
 use hydra_sched::PolicyKind;
