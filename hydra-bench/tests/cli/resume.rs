@@ -1,9 +1,7 @@
 //! A run that was killed or interrupted goes on: nothing that was kept is trained again, and the results are those of
 //! a run that was left alone.
 
-mod common;
-
-use common::{fails, grid, hydra, interrupt, json, says, text};
+use crate::common::{fails, grid, hydra, interrupt, json, says, text};
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,8 +1,6 @@
 //! `hydra doctor`, and what a run on a GPU says on a machine that has none.
 
-mod common;
-
-use common::{fails, hydra, says, text};
+use crate::common::{fails, hydra, says, text};
 use serde_json::Value;
 use std::path::Path;
 

@@ -1,5 +1,4 @@
 //! Running the program as a user does.
-#![allow(dead_code, reason = "each test binary uses a part of it")]
 
 use assert_cmd::Command;
 use serde_json::Value;

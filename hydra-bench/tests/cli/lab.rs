@@ -1,9 +1,7 @@
 //! `hydra simulate` and `hydra compare` as a user runs them: the results hold together, the pictures are there, and
 //! bad input is named.
 
-mod common;
-
-use common::{fails, hydra, says, text};
+use crate::common::{fails, hydra, says, text};
 use serde_json::Value;
 use std::fs;
 use std::io::Write;

@@ -1,9 +1,7 @@
 //! How a run ends where something fails: everything that is known is said, and everything else is written.
 #![cfg(target_os = "linux")]
 
-mod common;
-
-use common::{interrupt, json, spawn, text, wait_for};
+use crate::common::{interrupt, json, spawn, text, wait_for};
 use serde_json::Value;
 use std::fs;
 use std::path::Path;

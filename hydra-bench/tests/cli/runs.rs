@@ -1,8 +1,6 @@
 //! Whole runs, small ones: what they print and what they leave in their directory.
 
-mod common;
-
-use common::{fails, grid, hydra, interrupt, json, says, spawn, text, wait_for};
+use crate::common::{fails, grid, hydra, interrupt, json, says, spawn, text, wait_for};
 use serde_json::Value;
 use std::fs;
 use std::path::Path;

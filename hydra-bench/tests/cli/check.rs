@@ -1,8 +1,6 @@
 //! `hydra check` on the built program: every item, on a CPU device.
 
-mod common;
-
-use common::{fails, hydra, says, text};
+use crate::common::{fails, hydra, says, text};
 use serde_json::Value;
 
 fn lines(text: &str) -> Vec<Value> {

@@ -1,8 +1,6 @@
 //! `hydra step` on the built program: what its JSON holds and what it refuses.
 
-mod common;
-
-use common::{fails, says};
+use crate::common::{fails, says};
 use serde_json::Value;
 
 const PARTS: [&str; 9] = [

@@ -1,8 +1,6 @@
 //! Runs whose masters host memory has no room for: they live on the disk, the results stay, and nothing is left there.
 
-mod common;
-
-use common::{fails, grid, hydra, json, says, text};
+use crate::common::{fails, grid, hydra, json, says, text};
 use serde_json::Value;
 use std::fs;
 use std::path::Path;

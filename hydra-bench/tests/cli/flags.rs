@@ -1,9 +1,7 @@
 //! What is wrong with a command line, and how the program says so: the exit status, one clear message on
 //! standard error, nothing on standard output, nothing left behind.
 
-mod common;
-
-use common::{fails, hydra, says, text};
+use crate::common::{fails, hydra, says, text};
 use std::fs;
 use std::path::Path;
 
