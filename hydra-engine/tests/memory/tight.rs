@@ -1,5 +1,6 @@
 //! Settings at the edge: budgets with no room to spare, odd chains, and code of the task that fails.
 
+use crate::alone;
 use crate::common::{
     Fragile, Points, Read, Settings, adamw, cnn_chain, gpt2_chain, mlp_chain, spirals, tokens,
 };
@@ -18,20 +19,14 @@ use hydra_models::{cnn, mlp};
 use hydra_spill::alloc::{AllocatorProbe, MAX_DEVICES};
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
-/// The tests of this file read memory of the whole process, so one runs at a time.
-fn alone() -> MutexGuard<'static, ()> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// What `f` gives; a run that hangs is a failed test, not a test that hangs.
-fn within_a_minute<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -> T {
+/// The result of `f`; a run that hangs is a failed test, not a test that hangs.
+fn in_time<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -> T {
     let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || sender.send(f()));
-    receiver.recv_timeout(Duration::from_secs(60)).expect("the run hangs")
+    receiver.recv_timeout(Duration::from_secs(300)).expect("the run hangs")
 }
 
 fn linear(inputs: usize, outputs: usize) -> burn::nn::Linear {
@@ -180,7 +175,7 @@ fn models_with_large_activations_train_in_the_least_memory() {
                 let name = format!("task {index}");
                 run.submit(TrainTask::new(name, chain.clone(), data.clone(), spec.clone())).unwrap();
             }
-            let report = within_a_minute(move || run.run().unwrap());
+            let report = in_time(move || run.run().unwrap());
             all_done(&report);
             assert!(report.tasks.iter().all(|t| t.weights_sha256.as_ref() == Some(&plain.weights_sha256)));
         }
@@ -204,7 +199,7 @@ fn many_small_tensors_stay_within_the_budget() {
         run.submit(TrainTask::new(format!("task {index}"), chain.clone(), data.clone(), spec.clone()))
             .unwrap();
     }
-    all_done(&within_a_minute(move || run.run().unwrap()));
+    all_done(&in_time(move || run.run().unwrap()));
 }
 
 #[test]
@@ -253,7 +248,7 @@ fn shards_without_parameters_and_small_datasets_train() {
         for cuts in [vec![1], vec![1, 2, 3, 4, 5], vec![2, 3]] {
             let settings = Settings { cuts: Some(cuts), devices: 2, ..Settings::default() };
             let task = TrainTask::new("task", chain.clone(), points(items), spec.clone()).test(points(5));
-            let report = within_a_minute(move || settings.task(task));
+            let report = in_time(move || settings.task(task));
             assert_eq!((report.error, report.losses), (None, plain.losses.clone()));
             assert_eq!(report.weights_sha256.as_ref(), Some(&plain.weights_sha256));
         }
@@ -268,11 +263,12 @@ fn evaluation_batches_are_no_larger_than_what_was_measured() {
     let memory = ByteSize(least(&chain, &train, &spec) * 9 / 8);
     let mut run = Settings { memory, ..Settings::default() }.orchestrator();
     run.submit(TrainTask::new("task", chain, train, spec).validation(points(2000))).unwrap();
-    all_done(&within_a_minute(move || run.run().unwrap()));
+    all_done(&in_time(move || run.run().unwrap()));
 }
 
 #[test]
 fn items_of_other_shapes_are_refused() {
+    let _alone = alone();
     let mut run = Settings::default().orchestrator();
     let other: Arc<dyn Dataset> = Arc::new(cnn::Waves::new(1, 8, 3, 16, 3));
     run.submit(TrainTask::new("task", mlp_chain(), spirals(), spec(4, 1)).validation(other)).unwrap();
@@ -321,7 +317,7 @@ impl ModelWriter for Broken {
 #[test]
 fn a_writer_and_a_dataset_that_panic_fail_their_task_only() {
     let _alone = alone();
-    let report = within_a_minute(|| {
+    let report = in_time(|| {
         let mut run = Settings::default().orchestrator();
         let task = |name: &str| TrainTask::new(name, mlp_chain(), spirals(), spec(8, 3));
         run.submit(task("writes").write_to(Arc::new(Broken), "nowhere".into())).unwrap();
@@ -346,7 +342,7 @@ fn options_set_after_admission_are_heeded() {
     let mut run = Settings::default().orchestrator();
     run.submit(TrainTask::new("task", mlp_chain(), spirals(), spec(8, 3))).unwrap();
     let masters = run.admit().unwrap().tasks[0].master_bytes;
-    let result = within_a_minute(move || run.host_memory(ByteSize(masters + 10)).run());
+    let result = in_time(move || run.host_memory(ByteSize(masters + 10)).run());
     assert!(matches!(result, Err(EngineError::HostMemory { .. })));
 }
 
@@ -368,7 +364,7 @@ fn a_host_with_room_for_one_model_at_a_time_trains_all() {
     let masters: u64 = admission.tasks.iter().map(|t| t.master_bytes).sum();
     let mut tight = run().host_memory(ByteSize(masters + admission.tasks[0].active_bytes));
     assert_eq!(tight.admit().unwrap().active_models, 1);
-    all_done(&within_a_minute(move || tight.run().unwrap()));
+    all_done(&in_time(move || tight.run().unwrap()));
 }
 
 /// Keeps every span.
@@ -403,7 +399,7 @@ fn in_little_host_memory_gradients_wait_for_the_optimizer_shard_by_shard() {
     for host in [least, least.midpoint(all), all] {
         spans.lock().unwrap().clear();
         let tight = run(ByteSize(host));
-        let report = within_a_minute(move || tight.run().unwrap());
+        let report = in_time(move || tight.run().unwrap());
         all_done(&report);
         assert_eq!(report.tasks[0].losses, plain.losses);
         assert_eq!(report.tasks[0].weights_sha256.as_ref(), Some(&plain.weights_sha256));
@@ -450,7 +446,7 @@ fn models_of_different_sizes_keep_to_what_was_admitted() {
     let mut tight = run().host_memory(host);
     assert!(2 * active[2] > active[0], "{active:?}");
     assert_eq!(tight.admit().unwrap().active_models, 2);
-    let report = within_a_minute(move || tight.run().unwrap());
+    let report = in_time(move || tight.run().unwrap());
     all_done(&report);
     assert!(report.host_peak_bytes <= report.host_admitted_bytes, "{report:?}");
     assert!(report.host_admitted_bytes <= host.bytes(), "{report:?}");
@@ -478,7 +474,7 @@ fn what_ends_and_what_is_read_ahead_takes_no_more_than_was_admitted() {
         let host = masters + active + more;
         let mut tight = run(Some(host));
         assert_eq!(tight.admit().unwrap().active_models, 1);
-        let report = within_a_minute(move || tight.run().unwrap());
+        let report = in_time(move || tight.run().unwrap());
         all_done(&report);
         let (peak, admitted) = (report.host_peak_bytes, report.host_admitted_bytes);
         assert!(peak <= admitted && admitted <= host, "{peak} of {admitted} of {host}");
@@ -491,7 +487,7 @@ fn an_evaluation_needs_no_memory_for_gradients() {
     let _alone = alone();
     let run = |host: u64| {
         let run = Settings::default().orchestrator().host_memory(ByteSize(host));
-        within_a_minute(move || run.evaluate(gpt2_chain(), tokens(3, 1), 1, 7))
+        in_time(move || run.evaluate(gpt2_chain(), tokens(3, 1), 1, 7))
     };
     let Err(EngineError::HostMemory { masters, active, .. }) = run(1) else { panic!("a byte suffices") };
     assert!(active < masters / 2, "{active} beside {masters} of masters, which are as large as gradients");
@@ -546,7 +542,7 @@ impl MemoryProbe for Dies {
 #[test]
 fn a_worker_that_panics_between_shard_tasks_fails_its_task_and_the_run_ends() {
     let _alone = alone();
-    let report = within_a_minute(|| {
+    let report = in_time(|| {
         let mut run = Settings::default().orchestrator().probe(Arc::new(Dies { after: 5.into() }));
         for name in ["first", "second"] {
             run.submit(TrainTask::new(name, mlp_chain(), spirals(), spec(8, 6)).cuts(vec![1])).unwrap();
@@ -564,7 +560,7 @@ fn weights_that_are_no_numbers_are_not_handed_out_as_a_model() {
     let optimizer = OptimizerSpec::Sgd { lr: 1e40, momentum: 0.0, weight_decay: 0.0 };
     let spec = TrainSpec { optimizer, ..spec(8, 1) };
     let run = || Settings::default().task(TrainTask::new("task", mlp_chain(), spirals(), spec));
-    let report = within_a_minute(run);
+    let report = in_time(run);
     // The one loss there is comes before the step.
     assert_eq!((report.state, report.losses.len()), (TaskState::Failed, 1));
     let error = report.error.unwrap();
@@ -600,13 +596,13 @@ fn a_task_that_diverges_leaves_its_best_weights() {
         let file = dir.path().join(format!("{accumulate}-{devices}.safetensors"));
         let kept = task(6, accumulate).checkpoint_to(file.clone());
         let (failing, whole) = (settings.clone(), settings);
-        let failed = within_a_minute(move || failing.task(kept));
+        let failed = in_time(move || failing.task(kept));
         assert_eq!((failed.state, failed.losses.len()), (TaskState::Failed, 3), "{failed:?}");
         let error = failed.error.as_deref().unwrap();
         assert!(error.starts_with("the loss is NaN at step 3"), "{error}");
         // The same minibatches, and no more.
         let three = task(3, accumulate);
-        let whole = within_a_minute(move || whole.task(three));
+        let whole = in_time(move || whole.task(three));
         assert_eq!(failed.weights_sha256.as_ref().unwrap(), whole.weights_sha256.as_ref().unwrap());
         assert_eq!((failed.best_step, &failed.evaluations), (whole.best_step, &whole.evaluations));
         assert!(!file.exists(), "no checkpoint says that it is done");

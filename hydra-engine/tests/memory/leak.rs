@@ -1,16 +1,12 @@
 //! What a shard task allocated is gone when it ends.
 
-mod common;
-
-use common::gpt2_chain;
+use crate::{alone, common::gpt2_chain};
 use hydra_core::{DeviceId, HostActivation, HostTensor, MemoryProbe, Pass, forward_range, promote_layers};
-use hydra_spill::alloc::{AllocatorProbe, CountingAllocator, with_tag};
-
-#[global_allocator]
-static ALLOCATOR: CountingAllocator = CountingAllocator::new(std::alloc::System);
+use hydra_spill::alloc::{AllocatorProbe, with_tag};
 
 #[test]
 fn forwards_without_a_graph_leave_nothing_behind() {
+    let _alone = alone();
     let chain = gpt2_chain();
     let device = burn::tensor::Device::flex();
     let image = |i: usize| {
