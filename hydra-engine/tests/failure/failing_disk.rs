@@ -5,8 +5,8 @@
 use crate::common::{Settings, adamw, gpt2_chain, mlp_chain, scratch_files, spirals, tokens};
 use hydra_core::{ByteSize, Length, TaskId, TrainSpec};
 use hydra_engine::{
-    Checkpoint, CheckpointEvery, EngineError, Observer, Orchestrator, RunEvent, RunReport, TaskState,
-    TrainTask, plain,
+    Checkpoint, CheckpointEvery, EngineError, Observer, Orchestrator, RunEvent, RunReport, Span, TaskState,
+    TrainTask, Work, plain,
 };
 use std::fs::{self, File};
 use std::io::Write;
@@ -40,19 +40,26 @@ impl Damage {
     }
 }
 
-/// Damages the largest file when the first task has trained so many minibatches.
+/// Damages the largest file when every image of the first task has been stepped, and so written, for so many minibatches.
+/// From then on the task reads all of its images before it writes one: nothing that is written heals the damage or
+/// covers it with another.
 struct Breaks {
     dir: PathBuf,
     step: usize,
     damage: Damage,
+    /// Images that are still to be written in that minibatch.
+    images: usize,
 }
 
 impl Observer for Breaks {
     fn observe(&mut self, event: &RunEvent<'_>) {
-        if let RunEvent::Minibatch { task: TaskId(0), step, .. } = event
+        if let RunEvent::Span(Span { task: TaskId(0), work: Work::Step, step, .. }) = event
             && step + 1 == self.step
         {
-            self.damage.to(scratch_files(&self.dir).last().expect("a file"));
+            self.images -= 1;
+            if self.images == 0 {
+                self.damage.to(scratch_files(&self.dir).last().expect("a file"));
+            }
         }
     }
 }
@@ -88,7 +95,8 @@ fn both(settings: &Settings, large: &TrainTask, spec: &TrainSpec, dir: &Path) ->
 fn damaged(settings: &Settings, large: &TrainTask, spec: &TrainSpec, damage: Damage) -> RunReport {
     let dir = TempDir::new().expect("a directory");
     let at = dir.path().canonicalize().expect("a directory");
-    let breaks = Breaks { dir: at.clone(), step: 3, damage };
+    let images = gpt2_chain().images().len();
+    let breaks = Breaks { dir: at.clone(), step: 3, damage, images };
     let report = both(settings, large, spec, &at).observer(Box::new(breaks)).run().expect("a run");
     assert_eq!(scratch_files(&at), Vec::<PathBuf>::new(), "the run is over");
     let [large, small] = &report.tasks[..] else { panic!("two tasks") };
