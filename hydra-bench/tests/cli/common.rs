@@ -55,13 +55,36 @@ pub fn text(bytes: &[u8]) -> String {
 /// The program with these arguments, while it runs.
 pub fn spawn(arguments: &[&str], out: Stdio) -> Child {
     let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_hydra"));
-    command.args(arguments).stdout(out).stderr(Stdio::piped());
+    command.args(arguments).env_remove("HYDRA_LOG").stdout(out).stderr(Stdio::piped());
     command.spawn().unwrap()
 }
 
 /// Presses Ctrl-C.
 pub fn interrupt(child: &Child) {
-    let sent = std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    signal(child, "INT");
+}
+
+/// A program that was halted where it is: it holds what it has until it is killed, when this is dropped.
+pub struct Halted(Child);
+
+impl Halted {
+    pub fn new(child: Child) -> Self {
+        let halted = Self(child);
+        signal(&halted.0, "STOP");
+        halted
+    }
+}
+
+impl Drop for Halted {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+fn signal(child: &Child, name: &str) {
+    let to = child.id().to_string();
+    let sent = std::process::Command::new("kill").args(["-s", name, &to]).status().unwrap();
     assert!(sent.success());
 }
 

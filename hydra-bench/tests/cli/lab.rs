@@ -355,6 +355,7 @@ fn a_closed_standard_output_is_no_error() {
     for command in ["simulate", "compare"] {
         let mut child = Command::new(env!("CARGO_BIN_EXE_hydra"))
             .args([command, "--json", "--workload", "-"])
+            .env_remove("HYDRA_LOG")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())

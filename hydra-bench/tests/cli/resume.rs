@@ -1,7 +1,7 @@
 //! A run that was killed or interrupted goes on: nothing that was kept is trained again, and the results are those of
 //! a run that was left alone.
 
-use crate::common::{fails, grid, hydra, interrupt, json, says, text};
+use crate::common::{Halted, fails, grid, hydra, interrupt, json, says, spawn, text};
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -33,11 +33,9 @@ fn events(dir: &Path) -> Vec<Value> {
 }
 
 fn begin(dir: &Path) -> Child {
-    let program = hydra(&[]).get_program().to_owned();
-    let mut command = Command::new(program);
     // The link is slow, so that there is time to do something to the run.
-    command.args(&RUN[..]).args(["--checkpoint-every", "2", "--link", "20MiB/s", "--out"]).arg(dir);
-    command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    let slow = ["--checkpoint-every", "2", "--link", "20MiB/s", "--out", dir.to_str().unwrap()];
+    spawn(&[&RUN[..], &slow].concat(), Stdio::piped())
 }
 
 /// Waits until a run has written so many checkpoints of each task.
@@ -73,12 +71,13 @@ fn a_killed_run_goes_on_to_the_results_of_one_that_was_left_alone() {
     says(&[&RUN[..], &["--checkpoint-every", "never", "--out", whole.to_str().unwrap()]].concat());
     let mut child = begin(&killed);
     wait_for_checkpoints(&killed, &mut child, 2);
+    // However long it takes to ask, it has not ended.
+    let halted = Halted::new(child);
     let taken = ["resume", killed.to_str().unwrap()];
     fails(&taken, 1, &["a run is in the directory", "wait until it has ended"]);
     let replaced = ["--force", "--dry-run", "--out", killed.to_str().unwrap()];
     fails(&replaced, 1, &["a run is in the directory"]);
-    child.kill().unwrap();
-    child.wait().unwrap();
+    drop(halted);
     let before = events(&killed);
     fails(&["report", killed.to_str().unwrap()], 1, &["has not ended", "go on with: hydra resume"]);
     let said = resume(
