@@ -234,14 +234,29 @@ fn a_task_that_lacks_its_last_evaluation_is_not_finished() {
 }
 
 /// Counts the checkpoints of each task, and holds minibatches up for longer than one takes.
-struct Count(Arc<Mutex<Vec<usize>>>);
+struct Count {
+    counts: Arc<Mutex<Vec<usize>>>,
+    dir: PathBuf,
+}
+
+impl Count {
+    /// Whether a checkpoint is half written, under another name until it is whole.
+    fn is_writing(&self) -> bool {
+        let files = fs::read_dir(&self.dir).unwrap();
+        files.flatten().any(|file| file.path().extension().is_some_and(|end| end == "part"))
+    }
+}
 
 impl Observer for Count {
     #[expect(clippy::disallowed_methods, reason = "a minibatch of this model is faster than any disk")]
     fn observe(&mut self, event: &RunEvent<'_>) {
         match event {
-            RunEvent::Checkpointed { task, .. } => self.0.lock().unwrap()[task.0] += 1,
-            RunEvent::Minibatch { .. } => std::thread::sleep(Duration::from_millis(10)),
+            RunEvent::Checkpointed { task, .. } => self.counts.lock().unwrap()[task.0] += 1,
+            RunEvent::Minibatch { .. } => {
+                std::thread::sleep(Duration::from_millis(10));
+                let pause = |_| std::thread::sleep(Duration::from_millis(1));
+                (0..60_000).take_while(|_| self.is_writing()).for_each(pause);
+            }
             _ => {}
         }
     }
@@ -253,7 +268,7 @@ fn a_task_that_waits_for_others_does_not_keep_them_from_being_kept() {
     let counts = Arc::new(Mutex::new(vec![0; 3]));
     let settings = Settings { policy: PolicyKind::Fifo, ..Settings::default() };
     let run = settings.orchestrator().checkpoint_every(CheckpointEvery::Time(Duration::ZERO));
-    let mut run = run.observer(Box::new(Count(counts.clone())));
+    let mut run = run.observer(Box::new(Count { counts: counts.clone(), dir: dir.path().to_owned() }));
     for index in 0..3 {
         let spec = TrainSpec { length: Length::Steps(20), ..adamw(4) };
         let task = TrainTask::new(format!("task-{index}"), gpt2_chain(), tokens(11, 1), spec);
