@@ -347,7 +347,7 @@ impl ModelWriter for Collects {
         let mut kept = self.kept.lock().expect("a list");
         let read = |image: usize| images.image(image).map(|bytes| kept.push(bytes));
         let all = (0..chain.images().len()).try_for_each(read);
-        let (open, patience) = (self.gate.0.lock().expect("a gate"), Duration::from_secs(20));
+        let (open, patience) = (self.gate.0.lock().expect("a gate"), Duration::from_secs(60));
         let (open, _) = self.gate.1.wait_timeout_while(open, patience, |open| !*open).expect("a gate");
         assert!(*open, "the other task does not train");
         all

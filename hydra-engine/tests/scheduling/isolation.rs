@@ -418,7 +418,7 @@ fn open(gate: &Gate) {
 
 /// Whether it opens soon enough.
 fn opens(gate: &Gate) -> bool {
-    let patience = Duration::from_secs(20);
+    let patience = Duration::from_secs(60);
     let (open, _) = gate.1.wait_timeout_while(gate.0.lock().unwrap(), patience, |open| !*open).unwrap();
     *open
 }
