@@ -395,10 +395,10 @@ mod tests {
             let float = HostTensor::float((0..n).map(|i| i as f32).collect(), shape.clone());
             let int = HostTensor::int((0..n as i32).collect(), shape.clone());
             for host in [float, int] {
-                let there = host.to_device(&device);
-                assert_eq!(there.shape(), shape);
-                assert_eq!(there.is_float(), host.is_float());
-                assert_eq!(there.into_host(), host);
+                let tensor = host.to_device(&device);
+                assert_eq!(tensor.shape(), shape);
+                assert_eq!(tensor.is_float(), host.is_float());
+                assert_eq!(tensor.into_host(), host);
             }
         }
     }
@@ -406,8 +406,8 @@ mod tests {
     #[test]
     fn writing_to_a_promoted_tensor_leaves_the_host_copy_alone() {
         let host = HostTensor::float(vec![1.0, 2.0], [2]);
-        let there: Tensor<1> = host.to_device(&Device::flex()).into_float();
-        let doubled = there.mul_scalar(2.0);
+        let tensor: Tensor<1> = host.to_device(&Device::flex()).into_float();
+        let doubled = tensor.mul_scalar(2.0);
         assert_eq!(AnyTensor::from(doubled).into_host().as_f32(), [2.0, 4.0]);
         assert_eq!(host.as_f32(), [1.0, 2.0]);
     }

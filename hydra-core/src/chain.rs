@@ -242,7 +242,7 @@ impl ChainBuilder {
         let mut layout = Layout { chain: &self.name, uses, images: Vec::new(), tied: HashMap::new() };
         let mut layers = Vec::new();
         for (index, (mut part, layer)) in parts.into_iter().enumerate() {
-            let layer = part.settle(&self.name, layer, |id| layout.tied.contains_key(&id))?;
+            let layer = part.hollow(&self.name, layer, |id| layout.tied.contains_key(&id))?;
             let (name, frozen) = (part.name.clone(), part.frozen);
             let params = layout.place(index, part)?;
             layers.push(ChainLayer { name, params, frozen, layer });
@@ -343,7 +343,7 @@ impl Part {
 
     /// The hollow layer. What the module says itself of first values is found out, but for parameters that another
     /// layer has named before.
-    fn settle(
+    fn hollow(
         &mut self,
         chain: &str,
         layer: Box<dyn Layer>,
@@ -351,7 +351,7 @@ impl Part {
     ) -> Result<Box<dyn Layer>, CoreError> {
         let own = self.params.iter().zip(&self.inits);
         let own: Vec<bool> = own.map(|(p, init)| *init == Init::Module && !named(p.info.id)).collect();
-        let (layer, found) = guarded(chain, &self.name, || layer.settle(&own))?;
+        let (layer, found) = guarded(chain, &self.name, || layer.hollow(&own))?;
         for ((declared, init), found) in self.params.iter_mut().zip(&mut self.inits).zip(found) {
             match found {
                 Some(OwnInit::Drawn(found)) => (*init, declared.given) = (found, None),

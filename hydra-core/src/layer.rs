@@ -181,7 +181,7 @@ pub trait Layer: Send + Sync {
 
     /// The hollow layer, and what the initializers of those parameters give for which `own` is true; `None` for the
     /// others, and where values that a parameter held are to be kept. Holds the values of one parameter at a time.
-    fn settle(self: Box<Self>, own: &[bool]) -> (Box<dyn Layer>, Vec<Option<OwnInit>>);
+    fn hollow(self: Box<Self>, own: &[bool]) -> (Box<dyn Layer>, Vec<Option<OwnInit>>);
 
     /// How a lazy parameter gets its first values.
     fn init(&self, name: &str, shape: &[usize]) -> Init;
@@ -219,10 +219,10 @@ impl<M: Forward + Sync + 'static> Layer for M {
         declare.declared
     }
 
-    fn settle(self: Box<Self>, own: &[bool]) -> (Box<dyn Layer>, Vec<Option<OwnInit>>) {
-        let mut settle = Settle { own: own.iter(), guesses: Guesses::default() };
-        let hollow = (*self).map(&mut settle);
-        (Box::new(hollow), settle.guesses.resolve())
+    fn hollow(self: Box<Self>, own: &[bool]) -> (Box<dyn Layer>, Vec<Option<OwnInit>>) {
+        let mut hollowing = Hollow { own: own.iter(), guesses: Guesses::default() };
+        let hollow = (*self).map(&mut hollowing);
+        (Box::new(hollow), hollowing.guesses.resolve())
     }
 
     fn init(&self, name: &str, shape: &[usize]) -> Init {
@@ -308,12 +308,12 @@ impl ModuleMapper for Watch {
     }
 }
 
-struct Settle<'a> {
+struct Hollow<'a> {
     own: std::slice::Iter<'a, bool>,
     guesses: Guesses,
 }
 
-impl ModuleMapper for Settle<'_> {
+impl ModuleMapper for Hollow<'_> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         // Clones of a lazy parameter share its initialisation, so a new parameter takes its place.
         let id = param.id;

@@ -31,7 +31,7 @@ pub trait DeviceBuffer: fmt::Debug + Send + Sync {
     fn tensor(&self, shape: &[usize], dtype: DType, device: &Device) -> AnyTensor;
 
     /// A copy of these bytes on the same device, in memory that stays for whoever views it.
-    fn apart(&self) -> Arc<dyn DeviceBuffer>;
+    fn copied(&self) -> Arc<dyn DeviceBuffer>;
 
     /// These bytes on a lease, which is dropped with the last clone and slice of what is given, also while tensors
     /// view them. Their memory does not stay for whoever views it.
@@ -177,12 +177,12 @@ impl DeviceTensor {
     }
 
     /// A copy of memory that is its own, on the same device.
-    pub fn apart(self) -> Self {
+    pub fn copied(self) -> Self {
         let bytes = match self.bytes {
             DeviceBytes::Host(bytes) => {
                 DeviceBytes::Host(HostTensor::view(bytes, self.shape.clone(), self.dtype).copied().bytes)
             }
-            DeviceBytes::Buffer(buffer) => DeviceBytes::Buffer(buffer.apart()),
+            DeviceBytes::Buffer(buffer) => DeviceBytes::Buffer(buffer.copied()),
         };
         Self { bytes, ..self }
     }
@@ -196,9 +196,9 @@ impl From<HostTensor> for DeviceTensor {
 
 impl AnyTensor {
     /// The tensor's bytes where they are: on a CPU those of the host, elsewhere the device's.
-    pub fn into_resident(self) -> DeviceTensor {
+    pub fn into_device_tensor(self) -> DeviceTensor {
         #[cfg(feature = "cube")]
-        if let Some(tensor) = crate::cube::resident(&self) {
+        if let Some(tensor) = crate::cube::device_tensor(&self) {
             return tensor;
         }
         self.into_host().into()
@@ -207,13 +207,13 @@ impl AnyTensor {
 
 impl Activation {
     /// The activation of tensors that are in the memory of `device`; see [`DeviceTensor::to_device`].
-    pub fn from_resident(parts: &[DeviceTensor], device: &Device) -> Self {
+    pub fn from_device_tensors(parts: &[DeviceTensor], device: &Device) -> Self {
         parts.iter().map(|part| part.to_device(device)).collect()
     }
 
     /// The bytes of all tensors where they are.
-    pub fn into_resident(self) -> Vec<DeviceTensor> {
-        self.into_parts().into_iter().map(AnyTensor::into_resident).collect()
+    pub fn into_device_tensors(self) -> Vec<DeviceTensor> {
+        self.into_parts().into_iter().map(AnyTensor::into_device_tensor).collect()
     }
 }
 
@@ -279,15 +279,15 @@ mod tests {
     #[test]
     fn bytes_of_a_cpu_device_are_the_hosts() {
         let host = HostTensor::float(vec![1.0, 2.0, 3.0, 4.0], [2, 2]);
-        let there = DeviceTensor::from(host.clone());
-        let tensor = there.to_device(&Device::flex());
-        let back = tensor.into_resident();
+        let device_tensor = DeviceTensor::from(host.clone());
+        let tensor = device_tensor.to_device(&Device::flex());
+        let back = tensor.into_device_tensor();
         assert_eq!(back.bytes.as_host().unwrap().as_ptr(), host.bytes.as_ptr());
-        assert!(back.bytes.overlaps(&there.bytes));
-        let apart = back.apart();
-        assert!(!apart.bytes.overlaps(&there.bytes));
-        assert_eq!(apart.bytes.as_host(), Some(&host.bytes));
-        finish(&Device::flex(), &[&apart]).unwrap();
+        assert!(back.bytes.overlaps(&device_tensor.bytes));
+        let copied = back.copied();
+        assert!(!copied.bytes.overlaps(&device_tensor.bytes));
+        assert_eq!(copied.bytes.as_host(), Some(&host.bytes));
+        finish(&Device::flex(), &[&copied]).unwrap();
     }
 
     #[test]

@@ -152,12 +152,12 @@ impl Run {
         if let Some(bytes) = best_bytes(layout, &model.task.spec) {
             // Before there are any, nobody asks for them.
             let best = best.unwrap_or_else(|| vec![0.0; params.len()]);
-            self.store.insert(id.best(), Masters::new(best, Vec::new()), room.split(bytes))?;
+            self.store.insert(id.snapshot(), Masters::new(best, Vec::new()), room.split(bytes))?;
         }
         let home = |values: Vec<f32>| match model.placement.on_device() || model.lives_on_disk(image) {
             // They leave host memory.
             true => values.into(),
-            false => self.threads.devices[0].device.manager.link().home(values),
+            false => self.threads.devices[0].device.manager.link().pin(values),
         };
         let masters = match layout.float {
             FloatType::F32 => Masters::new(home(params), moments),

@@ -134,7 +134,7 @@ impl Run {
         // What the pilot passes left in a device's pools makes room for what stays there and for promotions.
         admitted.devices.iter().for_each(|device| device.probe.reset_peak(device.measured_as()));
         let (disk_store, room) = (disk.store.clone(), disk.writing);
-        let stores = WriterStores { residence: admitted.residence, disk: disk_store, room };
+        let stores = WriterStores { device_home: admitted.device_home, disk: disk_store, room };
         let reporter = Reporter::new(events, clock);
         let threads = Threads::start(admitted.devices, models.len(), &admitted.store, stores, &reporter)?;
         let policy = match policy {
@@ -534,7 +534,7 @@ impl Run {
         let task = model.id;
         let _ = self.threads.host.send(HostJob::Forget { task });
         let images = (0..model.chain().images().len()).map(|image| ImageId::new(task, image));
-        self.to_discard.extend(images.flat_map(|id| [id, id.best()]));
+        self.to_discard.extend(images.flat_map(|id| [id, id.snapshot()]));
         self.discard();
         self.disk.release(task);
         let error = self.models[index].results.failure.as_deref().map(|error| with_causes(error));

@@ -44,7 +44,7 @@ pub trait PilotDevice {
     ///
     /// # Errors
     /// Why the device could not take them, such as that it has no memory left.
-    fn bring_in(&self, bytes: &Bytes) -> Result<DeviceBytes, DeviceError>;
+    fn upload(&self, bytes: &Bytes) -> Result<DeviceBytes, DeviceError>;
 }
 
 /// The first values of a chain as the masters of a pilot pass, for which it matters little what they are.
@@ -176,19 +176,19 @@ impl Pilot<'_> {
             let master = read.map_err(|source| PartitionError::Weights { layers: range.clone(), source })?;
             let layout = &self.chain.images()[image];
             let moving = HostTensor::view(master, [layout.elements], DType::F32).in_type(layout.float);
-            let there = self.device.bring_in(&moving.bytes);
-            images.insert(image, there.map_err(|error| self.unfinished(&range, error))?);
+            let copy = self.device.upload(&moving.bytes);
+            images.insert(image, copy.map_err(|error| self.unfinished(&range, error))?);
         }
         let is_last = range.end == self.chain.len();
         let unfinished = |error| self.unfinished(&range, error);
         let targets = match is_last {
-            true => self.bring_in(&self.batch.targets).map_err(unfinished)?,
+            true => self.upload(&self.batch.targets).map_err(unfinished)?,
             false => Vec::new(),
         };
         Ok(Staged {
             chain: self.chain,
             images,
-            x: self.bring_in(x).map_err(unfinished)?,
+            x: self.upload(x).map_err(unfinished)?,
             targets,
             device: self.device.burn(),
             meter: Meter { probe: self.device.probe(), id: self.device.id(), device: self.device.burn() },
@@ -203,17 +203,17 @@ impl Pilot<'_> {
             let n = part.shape.iter().product();
             let Some(float) = FloatType::of(part.dtype) else { return Ok(None) };
             let host = HostTensor::float(vec![UPSTREAM; n], part.shape.clone()).in_type(float);
-            self.bring_in_tensor(&host).map(Some)
+            self.upload_tensor(&host).map(Some)
         };
         y.parts.iter().map(gradient).collect()
     }
 
-    fn bring_in(&self, x: &HostActivation) -> Result<Vec<DeviceTensor>, DeviceError> {
-        x.parts.iter().map(|part| self.bring_in_tensor(part)).collect()
+    fn upload(&self, x: &HostActivation) -> Result<Vec<DeviceTensor>, DeviceError> {
+        x.parts.iter().map(|part| self.upload_tensor(part)).collect()
     }
 
-    fn bring_in_tensor(&self, x: &HostTensor) -> Result<DeviceTensor, DeviceError> {
-        Ok(DeviceTensor::view(self.device.bring_in(&x.bytes)?, x.shape.clone(), x.dtype))
+    fn upload_tensor(&self, x: &HostTensor) -> Result<DeviceTensor, DeviceError> {
+        Ok(DeviceTensor::view(self.device.upload(&x.bytes)?, x.shape.clone(), x.dtype))
     }
 
     /// Runs `work` where the device computes. A panic in it is the layers' failure.
@@ -299,7 +299,7 @@ impl Staged<'_> {
     }
 
     fn input(&self) -> Activation {
-        Activation::from_resident(&self.x, &self.device.clone().autodiff())
+        Activation::from_device_tensors(&self.x, &self.device.clone().autodiff())
     }
 
     fn pass(&self) -> Pass {
@@ -307,7 +307,7 @@ impl Staged<'_> {
     }
 
     fn targets(&self) -> Activation {
-        Activation::from_resident(&self.targets, &self.device.clone().autodiff())
+        Activation::from_device_tensors(&self.targets, &self.device.clone().autodiff())
     }
 
     /// The forward without a graph.

@@ -141,7 +141,7 @@ impl<P: MemoryProbe> PilotDevice for Inline<P> {
         Ok(())
     }
 
-    fn bring_in(&self, bytes: &Bytes) -> Result<hydra_core::DeviceBytes, DeviceError> {
+    fn upload(&self, bytes: &Bytes) -> Result<hydra_core::DeviceBytes, DeviceError> {
         Ok(bytes.clone().into())
     }
 }

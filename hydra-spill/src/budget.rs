@@ -218,10 +218,10 @@ impl Reservation {
     /// If `other` is of another budget: bytes cannot move between memories.
     #[track_caller]
     pub fn merge(&mut self, mut other: Reservation) {
-        let (here, there) = (self.budget.name(), other.budget.name());
+        let (ours, theirs) = (self.budget.name(), other.budget.name());
         assert!(
             self.budget.is(&other.budget),
-            "`{}` reserved of `{here}`, `{}` of `{there}`: they cannot be merged",
+            "`{}` reserved of `{ours}`, `{}` of `{theirs}`: they cannot be merged",
             self.owner,
             other.owner
         );

@@ -25,13 +25,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A store that keeps some images in files, and all others in the store below.
 ///
-/// An image lives here from when it is [settled](Self::settle) until it is removed. The reservation that it is
+/// An image lives here from when it is [assigned](Self::assign) until it is removed. The reservation that it is
 /// inserted with is of the disk's budget.
 pub struct DiskStore {
     below: Arc<dyn TierStore>,
     slots: Slots,
     moved: Arc<Moved>,
-    /// What is on its way passes through here, where that is not what its images were settled with.
+    /// What is on its way passes through here, where that is not what its images were assigned with.
     working: Option<Budget>,
 }
 
@@ -330,16 +330,16 @@ impl DiskStore {
     /// # Errors
     /// [`SpillError::DiskRoom`] where the directory cannot be written to or has no room; then none of the
     /// images lives there.
-    pub fn settle(&self, dir: &Path, working: &Budget, images: &[(ImageId, u64)]) -> Result<(), SpillError> {
+    pub fn assign(&self, dir: &Path, working: &Budget, images: &[(ImageId, u64)]) -> Result<(), SpillError> {
         let mut tasks: BTreeMap<TaskId, Vec<(ImageId, u64)>> = BTreeMap::new();
         images.iter().for_each(|image| tasks.entry(image.0.task).or_default().push(*image));
         let no_room = |source| SpillError::DiskRoom { dir: dir.to_owned(), bytes: bytes_of(images), source };
-        let mut settled = BTreeMap::new();
+        let mut assigned = BTreeMap::new();
         for images in tasks.into_values() {
             let file = scratch_file(dir, bytes_of(&images)).map_err(no_room)?;
-            settled.extend(self.slots_in(file, dir, working, &images));
+            assigned.extend(self.slots_in(file, dir, working, &images));
         }
-        self.slots().append(&mut settled);
+        self.slots().append(&mut assigned);
         Ok(())
     }
 
@@ -376,7 +376,7 @@ impl DiskStore {
         lock(&self.slots)
     }
 
-    fn lives_here(&self, id: ImageId) -> bool {
+    fn holds(&self, id: ImageId) -> bool {
         self.slots().contains_key(&id)
     }
 
@@ -444,7 +444,7 @@ fn written(place: &Place, id: ImageId, shape: Shape, masters: &Masters) -> Conte
 
 impl TierStore for DiskStore {
     fn insert(&self, id: ImageId, masters: Masters, reservation: Reservation) -> Result<(), SpillError> {
-        if !self.lives_here(id) {
+        if !self.holds(id) {
             return self.below.insert(id, masters, reservation);
         }
         check(id, &masters, &reservation)?;
@@ -471,15 +471,15 @@ impl TierStore for DiskStore {
     }
 
     fn read(&self, id: ImageId) -> Result<ImageView, SpillError> {
-        if self.lives_here(id) { self.view(id, Shape::moving) } else { self.below.read(id) }
+        if self.holds(id) { self.view(id, Shape::moving) } else { self.below.read(id) }
     }
 
     fn read_masters(&self, id: ImageId) -> Result<ImageView, SpillError> {
-        if self.lives_here(id) { self.view(id, Shape::params) } else { self.below.read_masters(id) }
+        if self.holds(id) { self.view(id, Shape::params) } else { self.below.read_masters(id) }
     }
 
     fn write(&self, id: ImageId) -> Result<ImageWriter, SpillError> {
-        if !self.lives_here(id) {
+        if !self.holds(id) {
             return self.below.write(id);
         }
         let (place, stored, masters, room) = self.take(id)?;
@@ -497,7 +497,7 @@ impl TierStore for DiskStore {
     }
 
     fn version(&self, id: ImageId) -> Result<u64, SpillError> {
-        if !self.lives_here(id) {
+        if !self.holds(id) {
             return self.below.version(id);
         }
         self.slot(id, |slot| match slot.content {
@@ -507,7 +507,7 @@ impl TierStore for DiskStore {
     }
 
     fn remove(&self, id: ImageId) -> Result<Masters, SpillError> {
-        if !self.lives_here(id) {
+        if !self.holds(id) {
             return self.below.remove(id);
         }
         let (_, _, masters, _room) = self.take(id)?;
@@ -517,7 +517,7 @@ impl TierStore for DiskStore {
     }
 
     fn discard(&self, id: ImageId) -> Result<(), SpillError> {
-        if !self.lives_here(id) {
+        if !self.holds(id) {
             return self.below.discard(id);
         }
         let mut slots = self.slots();
@@ -553,7 +553,7 @@ mod tests {
     /// A store in which the conformance suite's images live on the disk.
     fn store(working: &Budget) -> DiskStore {
         let store = DiskStore::new(Arc::new(DramStore::new()));
-        store.settle(&std::env::temp_dir(), working, &[(OTHER, ROOM), (ID, ROOM)]).unwrap();
+        store.assign(&std::env::temp_dir(), working, &[(OTHER, ROOM), (ID, ROOM)]).unwrap();
         store
     }
 
@@ -653,7 +653,7 @@ mod tests {
         conformance::insert(&store, ID, &host);
         conformance::insert(&store, ELSEWHERE, &host);
         assert_eq!((store.bytes_written(), store.bytes_read()), (3600, 0));
-        assert_eq!((store.lives_here(ID), store.lives_here(ELSEWHERE)), (true, false));
+        assert_eq!((store.holds(ID), store.holds(ELSEWHERE)), (true, false));
         drop(store.read(ELSEWHERE).unwrap());
         assert!(matches!(store.read(OTHER), Err(SpillError::ImageMissing { image: OTHER })));
         assert!(matches!(store.version(OTHER), Err(SpillError::ImageMissing { image: OTHER })));
@@ -707,11 +707,11 @@ mod tests {
             return;
         }
         let store = DiskStore::new(Arc::new(DramStore::new()));
-        store.settle(&at, &working(), &[(ID, 300 << 10), (ID.best(), 100 << 10)]).unwrap();
+        store.assign(&at, &working(), &[(ID, 300 << 10), (ID.snapshot(), 100 << 10)]).unwrap();
         let open = fs::read_dir("/proc/self/fd").unwrap().flatten().map(|file| file.path());
-        let mut there = open.filter(|file| fs::read_link(file).is_ok_and(|file| file.starts_with(&at)));
-        let file = fs::metadata(there.next().unwrap()).unwrap();
-        assert_eq!((file.len(), there.next()), (400 << 10, None));
+        let mut scratch = open.filter(|file| fs::read_link(file).is_ok_and(|file| file.starts_with(&at)));
+        let file = fs::metadata(scratch.next().unwrap()).unwrap();
+        assert_eq!((file.len(), scratch.next()), (400 << 10, None));
         assert!(file.blocks() * 512 >= file.len(), "{} blocks", file.blocks());
     }
 
@@ -720,7 +720,8 @@ mod tests {
         let next = ImageId::new(ID.task, ID.image + 1);
         let narrow = NarrowFloats::of(&[1.5; 301], FloatType::Bf16, Into::into);
         let mixed = Masters { narrow: Some(narrow), ..Masters::new(vec![1.5; 301], vec![vec![2.0; 301]]) };
-        let images = [(ID, masters()), (ID.best(), Masters::new(vec![7.0; 5], Vec::new())), (next, mixed)];
+        let images =
+            [(ID, masters()), (ID.snapshot(), Masters::new(vec![7.0; 5], Vec::new())), (next, mixed)];
         for (id, masters) in &images {
             let room = host.reserve(masters.len_bytes(), "task").unwrap();
             store.insert(*id, masters.clone(), room).unwrap();
@@ -733,7 +734,9 @@ mod tests {
         let (working, host) = (working(), conformance::budget());
         let store = DiskStore::new(Arc::new(DramStore::new()));
         let next = ImageId::new(ID.task, ID.image + 1);
-        store.settle(&std::env::temp_dir(), &working, &[(ID, 3600), (ID.best(), 20), (next, 3010)]).unwrap();
+        store
+            .assign(&std::env::temp_dir(), &working, &[(ID, 3600), (ID.snapshot(), 20), (next, 3010)])
+            .unwrap();
         let mut images = neighbours(&store, &host);
         for (step, at) in [0, 2, 1, 0, 1, 2].into_iter().enumerate() {
             let (id, masters) = &mut images[at];
@@ -894,8 +897,8 @@ mod tests {
         let dir = std::env::temp_dir();
         let missing = dir.join("there is no such directory");
         let refused = |dir: &Path, bytes| {
-            let error = store.settle(dir, &working(), &[(OTHER, 1), (ID, bytes)]).unwrap_err();
-            assert!(matches!(error, SpillError::DiskRoom { .. }) && !store.lives_here(OTHER), "{error}");
+            let error = store.assign(dir, &working(), &[(OTHER, 1), (ID, bytes)]).unwrap_err();
+            assert!(matches!(error, SpillError::DiskRoom { .. }) && !store.holds(OTHER), "{error}");
             error.to_string()
         };
         assert!(refused(&missing, 1023).starts_with("no room could be made for 1.00 KiB of masters in `"));
@@ -903,13 +906,13 @@ mod tests {
             refused(&dir, u64::MAX).contains("of masters in"),
             "more than can be counted, with the other"
         );
-        let both = store.settle(&dir, &working(), &[(ID, u64::MAX), (ID.best(), 2)]).unwrap_err();
+        let both = store.assign(&dir, &working(), &[(ID, u64::MAX), (ID.snapshot(), 2)]).unwrap_err();
         assert!(matches!(both, SpillError::DiskRoom { bytes: u64::MAX, .. }), "{both}");
         let said = refused(&dir, 1 << 60);
         assert!(said.contains("of masters in") && said.contains(&dir.display().to_string()), "{said}");
 
         let (working, host) = (working(), conformance::budget());
-        store.settle(&dir, &working, &[(ID, 3599)]).unwrap();
+        store.assign(&dir, &working, &[(ID, 3599)]).unwrap();
         let larger = store.insert(ID, masters(), host.reserve(3600, "task").unwrap());
         assert!(matches!(larger, Err(SpillError::ReservationTooSmall { needed: 3600, reserved: 3599, .. })));
         assert_eq!(host.used(), 0);

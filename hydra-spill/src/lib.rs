@@ -3,9 +3,9 @@
 //! A [`Budget`] counts the bytes of one memory; a [`Reservation`] is a share of it, released when dropped.
 //! A [`TierStore`] keeps *masters*: the parameters and optimizer moments of each image. A [`DeviceLink`] copies bytes to
 //! a device and back, or shares them with a device that has no memory of its own. The [`SpillManager`] of a device
-//! promotes images from the store into [`Resident`] copies, and the [`DoubleBuffer`] lets one shard's copy be filled
+//! promotes images from the store into [`ResidentCopy`] copies, and the [`DoubleBuffer`] lets one shard's copy be filled
 //! while another's is computed on. A resident copy is never changed, so dropping it is all that eviction takes. A
-//! [`ResidentStore`] keeps the masters of some tasks on a device instead, where everything fits it, and a [`DiskStore`]
+//! [`DeviceHomeStore`] keeps the masters of some tasks on a device instead, where everything fits it, and a [`DiskStore`]
 //! keeps images in files for which the host has no memory.
 //!
 //! ```
@@ -55,24 +55,24 @@ mod budget;
 mod cube;
 #[allow(unsafe_code, reason = "the driver is C")]
 pub mod cuda;
+mod device_home;
 mod disk;
 mod double_buffer;
 mod error;
 mod link;
 mod manager;
-mod residence;
 mod store;
 
 pub use budget::{Budget, Reservation};
 #[cfg(feature = "cube")]
 pub use cube::CubeLink;
+pub use device_home::{DeviceHomeStore, DeviceMasters, DeviceNarrow, DeviceWriter};
 pub use disk::DiskStore;
 pub use double_buffer::{BufferError, DoubleBuffer, FillGuard, Monitor, SlotState, StdMonitor, Ticket};
 pub use error::{BudgetError, SpillError};
 pub use link::{ALIGN as LINK_ALIGN, DeviceLink, Direction, ELEMENT_ALIGN, HostCopyLink, LinkError};
-pub use link::{SharedLink, SimulatedLink};
-pub use manager::{Resident, SpillManager};
-pub use residence::{DeviceMasters, DeviceNarrow, DeviceWriter, ResidentStore};
+pub use link::{SimulatedLink, ZeroCopyLink};
+pub use manager::{ResidentCopy, SpillManager};
 pub use store::{
     DramStore, Floats, ImageId, ImageKind, ImageView, ImageWriter, Masters, NarrowFloats, TierStore,
 };

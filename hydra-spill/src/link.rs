@@ -2,7 +2,7 @@
 //!
 //! A link copies whole buffers up to a device or down to the host and blocks until a copy is done; who
 //! calls it from which thread decides what overlaps. [`HostCopyLink`] serves a logical device that is a
-//! part of this machine's CPU and has memory of its own, [`SharedLink`] one that reads the host's memory in
+//! part of this machine's CPU and has memory of its own, [`ZeroCopyLink`] one that reads the host's memory in
 //! place, and [`SimulatedLink`] slows another link down to a given bandwidth, so that what a GPU's transfers
 //! cost shows in tests on a machine without one. The links of GPUs stand beside this file. The conformance
 //! suite runs on every link.
@@ -22,16 +22,16 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// From the host to the device.
-    Up,
+    Upload,
     /// From the device to the host.
-    Down,
+    Download,
 }
 
 impl fmt::Display for Direction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Up => "up to the device",
-            Self::Down => "down to the host",
+            Self::Upload => "up to the device",
+            Self::Download => "down to the host",
         })
     }
 }
@@ -99,7 +99,7 @@ pub trait DeviceLink: Send + Sync {
 
     /// Whether what it gives may be a view of what it was given, which nobody can write then for as long as
     /// the view lives. Otherwise it is a copy that is independent of it.
-    fn shares(&self) -> bool {
+    fn zero_copy(&self) -> bool {
         false
     }
 
@@ -108,14 +108,14 @@ pub trait DeviceLink: Send + Sync {
     ///
     /// # Errors
     /// [`LinkError::Memory`] if the device has no room, [`LinkError::Transfer`] if the device fails.
-    fn copy_in(&self, host: &Bytes) -> Result<DeviceBytes, LinkError>;
+    fn upload(&self, host: &Bytes) -> Result<DeviceBytes, LinkError>;
 
     /// Copies several buffers in, which are let go of together as a rule: what a shard task is promoted with.
     ///
     /// # Errors
-    /// As [`copy_in`](Self::copy_in).
-    fn copy_in_all(&self, host: &[Bytes]) -> Result<Vec<DeviceBytes>, LinkError> {
-        host.iter().map(|bytes| self.copy_in(bytes)).collect()
+    /// As [`upload`](Self::upload).
+    fn upload_all(&self, host: &[Bytes]) -> Result<Vec<DeviceBytes>, LinkError> {
+        host.iter().map(|bytes| self.upload(bytes)).collect()
     }
 
     /// Copies bytes of the device into new host memory.
@@ -123,14 +123,14 @@ pub trait DeviceLink: Send + Sync {
     /// # Errors
     /// [`LinkError::Memory`] if the host has no room, [`LinkError::Transfer`] if the device fails,
     /// [`LinkError::Elsewhere`].
-    fn copy_out(&self, device: &DeviceBytes) -> Result<Bytes, LinkError>;
+    fn download(&self, device: &DeviceBytes) -> Result<Bytes, LinkError>;
 
     /// Copies several buffers out, which come down together as a rule: what a shard task made.
     ///
     /// # Errors
-    /// As [`copy_out`](Self::copy_out).
-    fn copy_out_all(&self, device: &[DeviceBytes]) -> Result<Vec<Bytes>, LinkError> {
-        device.iter().map(|bytes| self.copy_out(bytes)).collect()
+    /// As [`download`](Self::download).
+    fn download_all(&self, device: &[DeviceBytes]) -> Result<Vec<Bytes>, LinkError> {
+        device.iter().map(|bytes| self.download(bytes)).collect()
     }
 
     /// Copies floats of the device into the caller's buffer.
@@ -138,10 +138,10 @@ pub trait DeviceLink: Send + Sync {
     /// # Errors
     /// [`LinkError::Length`] if `device` does not have four bytes for each element of `out`, which then
     /// stays as it is; [`LinkError::Transfer`] if the device fails, [`LinkError::Elsewhere`].
-    fn copy_out_into(&self, device: &DeviceBytes, out: &mut [f32]) -> Result<(), LinkError>;
+    fn download_into(&self, device: &DeviceBytes, out: &mut [f32]) -> Result<(), LinkError>;
 
     /// These floats where this link copies them from best, as far as there is room: masters live there.
-    fn home(&self, floats: Vec<f32>) -> Floats {
+    fn pin(&self, floats: Vec<f32>) -> Floats {
         floats.into()
     }
 
@@ -163,32 +163,32 @@ impl<L: DeviceLink + ?Sized> DeviceLink for Arc<L> {
         (**self).name()
     }
 
-    fn shares(&self) -> bool {
-        (**self).shares()
+    fn zero_copy(&self) -> bool {
+        (**self).zero_copy()
     }
 
-    fn copy_in(&self, host: &Bytes) -> Result<DeviceBytes, LinkError> {
-        (**self).copy_in(host)
+    fn upload(&self, host: &Bytes) -> Result<DeviceBytes, LinkError> {
+        (**self).upload(host)
     }
 
-    fn copy_in_all(&self, host: &[Bytes]) -> Result<Vec<DeviceBytes>, LinkError> {
-        (**self).copy_in_all(host)
+    fn upload_all(&self, host: &[Bytes]) -> Result<Vec<DeviceBytes>, LinkError> {
+        (**self).upload_all(host)
     }
 
-    fn copy_out(&self, device: &DeviceBytes) -> Result<Bytes, LinkError> {
-        (**self).copy_out(device)
+    fn download(&self, device: &DeviceBytes) -> Result<Bytes, LinkError> {
+        (**self).download(device)
     }
 
-    fn copy_out_all(&self, device: &[DeviceBytes]) -> Result<Vec<Bytes>, LinkError> {
-        (**self).copy_out_all(device)
+    fn download_all(&self, device: &[DeviceBytes]) -> Result<Vec<Bytes>, LinkError> {
+        (**self).download_all(device)
     }
 
-    fn copy_out_into(&self, device: &DeviceBytes, out: &mut [f32]) -> Result<(), LinkError> {
-        (**self).copy_out_into(device, out)
+    fn download_into(&self, device: &DeviceBytes, out: &mut [f32]) -> Result<(), LinkError> {
+        (**self).download_into(device, out)
     }
 
-    fn home(&self, floats: Vec<f32>) -> Floats {
-        (**self).home(floats)
+    fn pin(&self, floats: Vec<f32>) -> Floats {
+        (**self).pin(floats)
     }
 
     fn prepare(&self, promotion: u64) -> Result<(), LinkError> {
@@ -200,7 +200,7 @@ impl<L: DeviceLink + ?Sized> DeviceLink for Arc<L> {
     }
 }
 
-/// The alignment, in bytes, of the copies that [`DeviceLink::copy_in`] and [`DeviceLink::copy_out`] return.
+/// The alignment, in bytes, of the copies that [`DeviceLink::upload`] and [`DeviceLink::download`] return.
 pub const ALIGN: usize = 64;
 
 /// The alignment, in bytes, of whatever they return: enough for every element type.
@@ -214,15 +214,15 @@ pub struct HostCopyLink {
     name: String,
     device: DeviceId,
     idle: Arc<IdleBuffers>,
-    up: AtomicU64,
-    down: AtomicU64,
+    uploaded: AtomicU64,
+    downloaded: AtomicU64,
 }
 
 impl HostCopyLink {
     /// The link of `device`. It keeps no freed buffers.
     pub fn new(device: DeviceId) -> Self {
-        let (up, down) = (AtomicU64::new(0), AtomicU64::new(0));
-        Self { name: format!("host copy, {device}"), device, idle: Arc::default(), up, down }
+        let (uploaded, downloaded) = (AtomicU64::new(0), AtomicU64::new(0));
+        Self { name: format!("host copy, {device}"), device, idle: Arc::default(), uploaded, downloaded }
     }
 
     /// This link with a free list: up to `bytes` of freed device buffers are kept for copies of exactly
@@ -246,41 +246,41 @@ impl DeviceLink for HostCopyLink {
         &self.name
     }
 
-    fn copy_in(&self, host: &Bytes) -> Result<DeviceBytes, LinkError> {
+    fn upload(&self, host: &Bytes) -> Result<DeviceBytes, LinkError> {
         let reused = self.idle.take(host.len());
         let storage = reused.map_or_else(|| alloc::with_tag(Some(self.device), || room(host.len())), Ok);
-        let storage = storage.map_err(|e| self.memory_error(Direction::Up, host.len(), e))?;
+        let storage = storage.map_err(|e| self.memory_error(Direction::Upload, host.len(), e))?;
         let bytes = Some(AlignedBytes::fill(storage, host));
-        self.up.fetch_add(host.len() as u64, Relaxed);
+        self.uploaded.fetch_add(host.len() as u64, Relaxed);
         Ok(Bytes::from_owner(DeviceBuffer { bytes, home: self.idle.clone() }).into())
     }
 
-    fn copy_out(&self, device: &DeviceBytes) -> Result<Bytes, LinkError> {
+    fn download(&self, device: &DeviceBytes) -> Result<Bytes, LinkError> {
         let device = self.reachable(device)?;
         alloc::with_tag(None, || {
             let storage = room(device.len());
-            let storage = storage.map_err(|e| self.memory_error(Direction::Down, device.len(), e))?;
+            let storage = storage.map_err(|e| self.memory_error(Direction::Download, device.len(), e))?;
             let bytes = AlignedBytes::fill(storage, device);
-            self.down.fetch_add(device.len() as u64, Relaxed);
+            self.downloaded.fetch_add(device.len() as u64, Relaxed);
             Ok(Bytes::from_owner(bytes))
         })
     }
 
-    fn copy_out_into(&self, device: &DeviceBytes, out: &mut [f32]) -> Result<(), LinkError> {
+    fn download_into(&self, device: &DeviceBytes, out: &mut [f32]) -> Result<(), LinkError> {
         let device = self.reachable(device)?;
         let (expected, found) = (size_of_val(out) as u64, device.len() as u64);
         if expected != found {
             return Err(LinkError::Length { link: self.name.clone(), expected, found });
         }
         bytemuck::cast_slice_mut(out).copy_from_slice(device);
-        self.down.fetch_add(found, Relaxed);
+        self.downloaded.fetch_add(found, Relaxed);
         Ok(())
     }
 
     fn moved(&self, direction: Direction) -> u64 {
         match direction {
-            Direction::Up => self.up.load(Relaxed),
-            Direction::Down => self.down.load(Relaxed),
+            Direction::Upload => self.uploaded.load(Relaxed),
+            Direction::Download => self.downloaded.load(Relaxed),
         }
     }
 }
@@ -291,44 +291,44 @@ impl DeviceLink for HostCopyLink {
 /// Memory stays charged to whoever allocated it: images and batches to the host, what shard tasks made to the
 /// device, also while the host reads it.
 #[derive(Debug)]
-pub struct SharedLink {
+pub struct ZeroCopyLink {
     name: String,
     copies: HostCopyLink,
 }
 
-impl SharedLink {
+impl ZeroCopyLink {
     /// The link of `device`.
     pub fn new(device: DeviceId) -> Self {
         Self { name: format!("shared memory, {device}"), copies: HostCopyLink::new(device) }
     }
 }
 
-fn readable_in_place(bytes: &Bytes) -> bool {
+fn is_aligned(bytes: &Bytes) -> bool {
     bytes.as_ptr().addr().is_multiple_of(ELEMENT_ALIGN)
 }
 
-impl DeviceLink for SharedLink {
+impl DeviceLink for ZeroCopyLink {
     fn name(&self) -> &str {
         &self.name
     }
 
-    fn shares(&self) -> bool {
+    fn zero_copy(&self) -> bool {
         true
     }
 
-    fn copy_in(&self, host: &Bytes) -> Result<DeviceBytes, LinkError> {
-        if readable_in_place(host) { Ok(host.clone().into()) } else { self.copies.copy_in(host) }
+    fn upload(&self, host: &Bytes) -> Result<DeviceBytes, LinkError> {
+        if is_aligned(host) { Ok(host.clone().into()) } else { self.copies.upload(host) }
     }
 
-    fn copy_out(&self, device: &DeviceBytes) -> Result<Bytes, LinkError> {
-        match device.as_host().filter(|bytes| readable_in_place(bytes)) {
+    fn download(&self, device: &DeviceBytes) -> Result<Bytes, LinkError> {
+        match device.as_host().filter(|bytes| is_aligned(bytes)) {
             Some(bytes) => Ok(bytes.clone()),
-            None => self.copies.copy_out(device),
+            None => self.copies.download(device),
         }
     }
 
-    fn copy_out_into(&self, device: &DeviceBytes, out: &mut [f32]) -> Result<(), LinkError> {
-        self.copies.copy_out_into(device, out)
+    fn download_into(&self, device: &DeviceBytes, out: &mut [f32]) -> Result<(), LinkError> {
+        self.copies.download_into(device, out)
     }
 
     fn moved(&self, direction: Direction) -> u64 {
@@ -475,8 +475,8 @@ pub struct SimulatedLink<L> {
     inner: L,
     bandwidth: Bandwidth,
     latency: Duration,
-    up: Mutex<Lane>,
-    down: Mutex<Lane>,
+    uploads: Mutex<Lane>,
+    downloads: Mutex<Lane>,
 }
 
 impl<L: DeviceLink> SimulatedLink<L> {
@@ -484,7 +484,7 @@ impl<L: DeviceLink> SimulatedLink<L> {
     /// that is not a positive number leaves the latency alone.
     pub fn new(inner: L, bandwidth: Bandwidth, latency: Duration) -> Self {
         let name = format!("{}, simulated at {bandwidth}", inner.name());
-        Self { name, inner, bandwidth, latency, up: Mutex::default(), down: Mutex::default() }
+        Self { name, inner, bandwidth, latency, uploads: Mutex::default(), downloads: Mutex::default() }
     }
 
     /// The time that a copy of so many bytes is to take.
@@ -516,24 +516,24 @@ impl<L: DeviceLink> DeviceLink for SimulatedLink<L> {
         &self.name
     }
 
-    fn shares(&self) -> bool {
-        self.inner.shares()
+    fn zero_copy(&self) -> bool {
+        self.inner.zero_copy()
     }
 
-    fn copy_in(&self, host: &Bytes) -> Result<DeviceBytes, LinkError> {
-        self.timed(&self.up, host.len(), || self.inner.copy_in(host))
+    fn upload(&self, host: &Bytes) -> Result<DeviceBytes, LinkError> {
+        self.timed(&self.uploads, host.len(), || self.inner.upload(host))
     }
 
-    fn copy_out(&self, device: &DeviceBytes) -> Result<Bytes, LinkError> {
-        self.timed(&self.down, device.len(), || self.inner.copy_out(device))
+    fn download(&self, device: &DeviceBytes) -> Result<Bytes, LinkError> {
+        self.timed(&self.downloads, device.len(), || self.inner.download(device))
     }
 
-    fn copy_out_into(&self, device: &DeviceBytes, out: &mut [f32]) -> Result<(), LinkError> {
-        self.timed(&self.down, device.len(), || self.inner.copy_out_into(device, out))
+    fn download_into(&self, device: &DeviceBytes, out: &mut [f32]) -> Result<(), LinkError> {
+        self.timed(&self.downloads, device.len(), || self.inner.download_into(device, out))
     }
 
-    fn home(&self, floats: Vec<f32>) -> Floats {
-        self.inner.home(floats)
+    fn pin(&self, floats: Vec<f32>) -> Floats {
+        self.inner.pin(floats)
     }
 
     fn prepare(&self, promotion: u64) -> Result<(), LinkError> {
@@ -595,7 +595,7 @@ mod tests {
             Box::new(HostCopyLink::new(DeviceId(first))),
             Box::new(pooled()),
             Box::new(SimulatedLink::new(pooled(), FAST, Duration::from_micros(1))),
-            Box::new(SharedLink::new(DeviceId(first + 2))),
+            Box::new(ZeroCopyLink::new(DeviceId(first + 2))),
         ]
     }
 
@@ -609,12 +609,12 @@ mod tests {
         let device = DeviceId(24);
         let link = HostCopyLink::new(device);
         let len = 1 << 20;
-        let there = link.copy_in(&Bytes::from(pattern(0, len))).unwrap();
+        let copy = link.upload(&Bytes::from(pattern(0, len))).unwrap();
         let charged = (len + ALIGN - 1) as u64;
         assert_eq!(PROBE.in_use(device), charged);
-        let back = alloc::with_tag(Some(device), || link.copy_out(&there)).unwrap();
-        let clone = there.clone();
-        drop(there);
+        let back = alloc::with_tag(Some(device), || link.download(&copy)).unwrap();
+        let clone = copy.clone();
+        drop(copy);
         assert_eq!((PROBE.in_use(device), back.len()), (charged, len));
         std::thread::spawn(|| drop(clone)).join().unwrap();
         assert_eq!((PROBE.in_use(device), PROBE.peak(device)), (0, charged));
@@ -623,13 +623,13 @@ mod tests {
     #[test]
     fn what_is_shared_stays_charged_to_who_made_it() {
         let (device, len) = (DeviceId(29), 1 << 20);
-        let link = SharedLink::new(device);
+        let link = ZeroCopyLink::new(device);
         let host = aligned(&pattern(0, len));
-        let there = link.copy_in(&host).unwrap();
-        assert_eq!((PROBE.in_use(device), there.len()), (0, len));
+        let copy = link.upload(&host).unwrap();
+        assert_eq!((PROBE.in_use(device), copy.len()), (0, len));
         let made = DeviceBytes::from(alloc::with_tag(Some(device), || aligned(&pattern(1, len))));
         let charged = PROBE.in_use(device);
-        let taken = link.copy_out(&made).unwrap();
+        let taken = link.download(&made).unwrap();
         drop(made);
         assert!(charged >= len as u64 && PROBE.in_use(device) == charged);
         drop(taken);
@@ -641,7 +641,7 @@ mod tests {
         let device = DeviceId(25);
         let room = |len: usize| (len + ALIGN - 1) as u64;
         let link = HostCopyLink::new(device).with_idle_limit(room(1000) + room(2000));
-        let copy = |len: usize| link.copy_in(&Bytes::from(pattern(len, len))).unwrap();
+        let copy = |len: usize| link.upload(&Bytes::from(pattern(len, len))).unwrap();
         drop((copy(1000), copy(2000)));
         assert_eq!((PROBE.in_use(device), allocations(device)), (room(1000) + room(2000), 2));
         let (again, other) = (copy(1000), copy(1001));
@@ -663,7 +663,7 @@ mod tests {
     fn a_link_without_an_idle_limit_keeps_nothing() {
         let device = DeviceId(26);
         let link = HostCopyLink::new(device);
-        (0..3).for_each(|_| drop(link.copy_in(&Bytes::from(pattern(0, 500))).unwrap()));
+        (0..3).for_each(|_| drop(link.upload(&Bytes::from(pattern(0, 500))).unwrap()));
         assert_eq!((PROBE.in_use(device), allocations(device)), (0, 3));
     }
 
@@ -684,7 +684,7 @@ mod tests {
     fn a_simulated_link_passes_errors_on_and_names_itself() {
         let link = SimulatedLink::new(HostCopyLink::new(DeviceId(28)), Bandwidth(1e9), Duration::ZERO);
         assert_eq!(link.name(), "host copy, device 28, simulated at 953.67 MiB/s");
-        let error = link.copy_out_into(&floats(&[1.0]).into(), &mut [0.0; 2]).unwrap_err();
+        let error = link.download_into(&floats(&[1.0]).into(), &mut [0.0; 2]).unwrap_err();
         assert_eq!(
             error.to_string(),
             "link `host copy, device 28`: the buffer on the device has 4 bytes, the caller's 8; give buffers of the same shape"

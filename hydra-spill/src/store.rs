@@ -29,7 +29,7 @@ pub enum ImageKind {
     /// What is trained.
     Masters,
     /// A copy of the parameters at their best, which no shard task reads: it stays on the host.
-    Best,
+    Snapshot,
 }
 
 impl ImageId {
@@ -39,14 +39,14 @@ impl ImageId {
     }
 
     /// The copy of its best parameters.
-    pub const fn best(self) -> Self {
-        Self { kind: ImageKind::Best, ..self }
+    pub const fn snapshot(self) -> Self {
+        Self { kind: ImageKind::Snapshot, ..self }
     }
 }
 
 impl fmt::Display for ImageId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.kind == ImageKind::Best {
+        if self.kind == ImageKind::Snapshot {
             f.write_str("the best of ")?;
         }
         write!(f, "image {} of {}", self.image, self.task)
@@ -149,12 +149,12 @@ pub struct NarrowFloats {
 }
 
 impl NarrowFloats {
-    /// `values` rounded to `float`; `home` gives the floats that they are packed in a place.
+    /// `values` rounded to `float`; `pin` gives the floats that they are packed in a place.
     ///
     /// # Panics
     /// If `float` is `f32`.
-    pub fn of(values: &[f32], float: FloatType, home: impl FnOnce(Vec<f32>) -> Floats) -> Self {
-        let packed = home(vec![0.0; values.len().div_ceil(2)]);
+    pub fn of(values: &[f32], float: FloatType, pin: impl FnOnce(Vec<f32>) -> Floats) -> Self {
+        let packed = pin(vec![0.0; values.len().div_ceil(2)]);
         let mut narrow = Self { float, len: values.len(), packed };
         float.narrow(values, &mut narrow);
         narrow
@@ -598,15 +598,15 @@ pub(crate) mod conformance {
         insert(store, ID, &budget);
         insert(store, other, &budget);
         let best = Masters::new(vec![7.0; 4], Vec::new());
-        store.insert(ID.best(), best.clone(), budget.reserve(16, "best").unwrap()).unwrap();
+        store.insert(ID.snapshot(), best.clone(), budget.reserve(16, "best").unwrap()).unwrap();
         assert_eq!(budget.used(), 2 * masters().len_bytes() + 16);
-        let mut writer = store.write(ID.best()).unwrap();
+        let mut writer = store.write(ID.snapshot()).unwrap();
         writer.params[3] = 8.0;
         writer.commit();
-        let view = store.read_masters(ID.best()).unwrap();
+        let view = store.read_masters(ID.snapshot()).unwrap();
         assert_eq!((floats(&view), view.version), (&[7.0, 7.0, 7.0, 8.0][..], 1));
         drop(view);
-        store.discard(ID.best()).unwrap();
+        store.discard(ID.snapshot()).unwrap();
         let view = store.read(ID).unwrap();
         assert_eq!((floats(&view), view.version), (&masters().params[..], 0));
         drop(view);

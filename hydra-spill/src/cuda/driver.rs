@@ -89,16 +89,16 @@ pub unsafe trait CopyStream: Send {
     /// # Safety
     /// `from` is page-locked and can be read, `to` is memory of this driver's card, both for `bytes` bytes,
     /// until the copy is over; until then nobody writes the one or uses the other.
-    unsafe fn copy_up(&mut self, from: *const u8, to: u64, bytes: usize) -> Result<(), DriverError>;
+    unsafe fn upload(&mut self, from: *const u8, to: u64, bytes: usize) -> Result<(), DriverError>;
 
     /// Enqueues a copy from the address `from` of the card.
     ///
     /// # Errors
-    /// As [`copy_up`](Self::copy_up).
+    /// As [`upload`](Self::upload).
     ///
     /// # Safety
-    /// As [`copy_up`](Self::copy_up), with the roles changed: nobody uses `to` until the copy is over.
-    unsafe fn copy_down(&mut self, from: u64, to: *mut u8, bytes: usize) -> Result<(), DriverError>;
+    /// As [`upload`](Self::upload), with the roles changed: nobody uses `to` until the copy is over.
+    unsafe fn download(&mut self, from: u64, to: *mut u8, bytes: usize) -> Result<(), DriverError>;
 
     /// Sets a mark behind everything that was enqueued so far; where it stood before is forgotten.
     ///
