@@ -1,4 +1,4 @@
-//! What flows between layers: one or several tensors of any rank, on a device or on the host.
+//! Activations, which flow between layers: one or several tensors of any rank, on a device or on the host.
 
 use burn::backend::TensorMetadata;
 use burn::tensor::{
@@ -48,7 +48,7 @@ impl AnyTensor {
         self.shape().len()
     }
 
-    /// Whether the elements are floats.
+    /// Returns whether the elements are floats.
     pub fn is_float(&self) -> bool {
         matches!(self, Self::Float(_))
     }
@@ -153,7 +153,7 @@ impl<const D: usize> From<Tensor<D, Int>> for AnyTensor {
     }
 }
 
-/// What a layer receives and returns: one or several tensors on a device.
+/// The input or output of a layer: one or several tensors on a device.
 #[derive(Clone, Debug, Default)]
 pub struct Activation {
     parts: Vec<AnyTensor>,
@@ -310,7 +310,7 @@ impl HostTensor {
         Self::view(bytes, self.shape.clone(), self.dtype)
     }
 
-    /// Whether the elements are floats.
+    /// Returns whether the elements are floats.
     pub fn is_float(&self) -> bool {
         self.dtype.is_float()
     }

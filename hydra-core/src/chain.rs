@@ -17,7 +17,7 @@ pub const IMAGE_ALIGN: usize = 512;
 
 const ALIGN_ELEMENTS: usize = IMAGE_ALIGN / size_of::<f32>();
 
-/// Where a layer finds one of its parameters.
+/// The place of a layer's parameter: an image and an index in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ParamRef {
     /// The image.
@@ -49,7 +49,7 @@ impl ImageParam {
         self.offset..self.offset + self.len
     }
 
-    /// Whether the parameter is a vector, as norms and biases are.
+    /// Returns whether the parameter is a vector, as norms and biases are.
     pub fn is_vector(&self) -> bool {
         self.shape.len() <= 1
     }
@@ -67,7 +67,7 @@ pub struct ImageLayout {
     pub elements: usize,
     /// The layers that name it, in chain order.
     pub layers: Vec<usize>,
-    /// Whether it is trained; frozen images have neither gradient nor optimizer state.
+    /// True if it is trained; frozen images have neither gradient nor optimizer state.
     pub trained: bool,
     /// The type in which it moves and is on devices, and that of its gradients.
     pub float: FloatType,
@@ -113,7 +113,7 @@ pub struct ChainLayer {
     pub name: String,
     /// Its parameters, in the order of [`Layer::params`].
     pub params: Vec<ParamRef>,
-    /// Whether its parameters keep their first values.
+    /// True if its parameters keep their first values.
     pub frozen: bool,
     layer: Box<dyn Layer>,
 }
@@ -171,16 +171,16 @@ impl ChainBuilder {
         self
     }
 
-    /// What makes this chain differ from others of the same names and shapes, such as dropout, the activation or the
-    /// number of attention heads. It is part of [`Chain::architecture`], by which saved plans and checkpoints are known:
-    /// without it, those of a chain that differs in nothing else would be taken for this one's. Chains that have one and
-    /// are the same by it are measured once.
+    /// Sets what makes this chain differ from others of the same names and shapes, such as dropout, the activation or
+    /// the number of attention heads. It is part of [`Chain::architecture`], by which saved plans and checkpoints are
+    /// known: without it, those of a chain that differs in nothing else would be taken for this one's. Chains that have
+    /// one and are the same by it are measured once.
     pub fn note(mut self, note: impl Into<String>) -> Self {
         self.note = note.into();
         self
     }
 
-    /// What evaluations measure beside the loss, by name, such as `accuracy`. In a pass that evaluates, the last layer
+    /// Names what evaluations measure beside the loss, such as `accuracy`. In a pass that evaluates, the last layer
     /// then returns one tensor more for each, in this order: a float of shape `[1]`, the mean over the batch's terms.
     /// Evaluations average it over all terms of their dataset, as they do the loss; tensors without a name are left out.
     /// In a pass that trains the last layer returns the loss alone.
@@ -219,7 +219,7 @@ impl ChainBuilder {
         self
     }
 
-    /// Where the first values come from; [`SeededInit`] if this is not called.
+    /// Sets the source of the first values; [`SeededInit`] if this is not called.
     pub fn weights(mut self, source: impl WeightSource + 'static) -> Self {
         self.source = Arc::new(source);
         self
@@ -327,7 +327,7 @@ impl Part {
         Ok(())
     }
 
-    /// Whether Burn trains none of the parameters; a layer that is frozen here anyway may have any.
+    /// Returns whether Burn trains none of the parameters; a layer that is frozen here anyway may have any.
     fn frozen_by_burn(&self, chain: &str) -> Result<bool, CoreError> {
         let first = |trained| self.params.iter().find(|p| p.trained == Some(trained));
         match (first(false), first(true)) {
@@ -460,7 +460,7 @@ impl Chain {
         &self.name
     }
 
-    /// What evaluations measure beside the loss; see [`ChainBuilder::metrics`].
+    /// The names of what evaluations measure beside the loss; see [`ChainBuilder::metrics`].
     pub fn metrics(&self) -> &[String] {
         &self.metrics
     }
@@ -485,7 +485,7 @@ impl Chain {
         &self.images
     }
 
-    /// Where first values come from.
+    /// The source of first values.
     pub fn source(&self) -> &dyn WeightSource {
         self.source.as_ref()
     }
@@ -545,7 +545,7 @@ impl Chain {
         self.layers[layer].params.iter().map(view).collect()
     }
 
-    /// What the [builder](ChainBuilder::note) said of it.
+    /// The [builder's](ChainBuilder::note) note.
     pub fn note(&self) -> &str {
         &self.note
     }

@@ -87,7 +87,7 @@ impl CubeAdapter {
     /// Copies of bytes of the host, each in a buffer of its own, when they are there.
     ///
     /// # Errors
-    /// What the device's runtime says, such as that there was no memory.
+    /// The failure that the device's runtime reports, such as that there was no memory.
     pub fn write(&self, host: &[bytes::Bytes]) -> Result<Vec<CubeBytes>, DeviceError> {
         let buffer = |bytes: &bytes::Bytes| self.bytes(self.client.create_from_slice(bytes));
         let buffers: Vec<CubeBytes> = host.iter().map(buffer).collect();
@@ -159,7 +159,7 @@ impl CubeBytes {
     /// A copy on the host.
     ///
     /// # Errors
-    /// What the device's runtime says, also of why these bytes were never computed.
+    /// The failure that the device's runtime reports, also of why these bytes were never computed.
     pub fn read(&self) -> Result<bytes::Bytes, DeviceError> {
         let read = self.client.read_one(self.handle.clone()).map_err(of_runtime)?;
         Ok(bytes::Bytes::from_owner(BurnBytes(read)))
@@ -274,7 +274,7 @@ pub(crate) fn assert_computed<'a>(tensors: impl Iterator<Item = &'a AnyTensor>) 
     check(&made.iter().collect::<Vec<_>>()).unwrap_or_else(|error| std::panic::panic_any(error));
 }
 
-/// What CubeCL says of a failure.
+/// The error for a failure that CubeCL reports.
 pub fn of_runtime(error: ServerError) -> DeviceError {
     match out_of_memory(&error) {
         Some(bytes) => DeviceError::OutOfMemory { bytes },
@@ -312,11 +312,11 @@ pub struct CubeProbe {
     client: Client,
     /// The most that was seen since the last reset.
     peak: AtomicU64,
-    /// What was idle after the pools were last trimmed: what they could not give back then.
+    /// Bytes that were idle after the pools were last trimmed: those that they could not give back then.
     kept: AtomicU64,
 }
 
-/// What the pools of a device hold.
+/// The usage of a device's pools.
 struct Pools {
     all: MemoryUsage,
     /// Bytes in allocations of their own, for good, such as the range that promotions go to.
@@ -329,8 +329,8 @@ impl Pools {
         self.all.bytes_reserved.saturating_sub(self.all.bytes_in_use + self.all.bytes_padding)
     }
 
-    /// Whether to have the pools give back what is idle, for a budget of `most`, when `kept` of it could not be given back
-    /// the last time. That waits for the device and makes the next shard task allocate anew.
+    /// Returns whether to have the pools give back what is idle, for a budget of `most`, when `kept` of it could not be
+    /// given back the last time. That waits for the device and makes the next shard task allocate anew.
     fn should_be_trimmed(&self, most: u64, kept: u64) -> bool {
         // Promotions have up to half of what is dedicated more than the budget reserves for them.
         let most = most.saturating_add(self.dedicated / 2);
@@ -344,7 +344,7 @@ impl CubeProbe {
         Self { client, peak: AtomicU64::new(0), kept: AtomicU64::new(0) }
     }
 
-    /// What is in the pools that allocations come from. Those that CubeCL keeps for itself beside them, such as
+    /// The usage of the pools that allocations come from. Those that CubeCL keeps for itself beside them, such as
     /// the staging of what is read, are the host's as a rule.
     fn usage(&self) -> MemoryUsage {
         self.pools().all

@@ -96,7 +96,7 @@ fn drawn(out: &mut [f32], value: impl Fn(u64) -> f32 + Sync) {
     });
 }
 
-/// What users write: a Burn module with one forward.
+/// A Burn module with one forward: what users write.
 ///
 /// The module's parameters may be lazy (Hydra gives them their first values, by [`init`](Self::init)) or
 /// hold values already (those are taken). Every random number must come from the pass: take [`Pass::dropout`]. Burn's
@@ -162,9 +162,9 @@ pub struct Declared {
     pub info: ParamInfo,
     /// The value that it held, if it was not lazy.
     pub given: Option<HostTensor>,
-    /// Whether Burn trains it; `None` if the module loads it in a way that is not understood.
+    /// True if Burn trains it; `None` if the module loads it in a way that is not understood.
     pub trained: Option<bool>,
-    /// Whether the module reads it while it is mapped, as running statistics do.
+    /// True if the module reads it while it is mapped, as running statistics are.
     pub running: bool,
 }
 

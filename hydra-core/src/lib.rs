@@ -1,4 +1,4 @@
-//! What a model is, for every other crate of Hydra.
+//! Models, for every other crate of Hydra.
 //!
 //! A model is a [`Chain`]: a sequence of [`Layer`]s that ends in a loss. Users write Burn modules and
 //! implement [`Forward`] for them; the blanket implementation makes them object-safe layers, so that

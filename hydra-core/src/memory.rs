@@ -16,7 +16,7 @@ pub trait DeviceBuffer: fmt::Debug + Send + Sync {
     /// The number of bytes.
     fn len(&self) -> usize;
 
-    /// Whether there are none.
+    /// Returns whether there are none.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -24,7 +24,7 @@ pub trait DeviceBuffer: fmt::Debug + Send + Sync {
     /// The bytes in `range`, which is within these.
     fn slice(&self, range: Range<usize>) -> Arc<dyn DeviceBuffer>;
 
-    /// Whether some of these bytes are some of the others, in memory that does not stay for whoever views it.
+    /// Returns whether some of these bytes are some of the others, in memory that does not stay for whoever views it.
     fn overlaps(&self, other: &dyn DeviceBuffer) -> bool;
 
     /// The bytes as a tensor for Burn, without a copy.
@@ -59,7 +59,7 @@ impl DeviceBytes {
         }
     }
 
-    /// Whether there are none.
+    /// Returns whether there are none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -104,7 +104,7 @@ impl DeviceBytes {
         }
     }
 
-    /// Whether some of these bytes are some of the others, in memory that does not stay for whoever views it.
+    /// Returns whether some of these bytes are some of the others, in memory that does not stay for whoever views it.
     pub fn overlaps(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Host(a), Self::Host(b)) => {
@@ -157,7 +157,7 @@ impl DeviceTensor {
         self.bytes.len() as u64
     }
 
-    /// Whether the elements are floats.
+    /// Returns whether the elements are floats.
     pub fn is_float(&self) -> bool {
         self.dtype.is_float()
     }
@@ -231,7 +231,7 @@ pub enum DeviceError {
     /// Something else went wrong.
     #[error("the device could not finish its work: {message}")]
     Failed {
-        /// What its runtime says.
+        /// The message of its runtime.
         message: String,
     },
 }
@@ -245,13 +245,13 @@ impl DeviceError {
         Self::Failed { message: lines.join(" ") }
     }
 
-    /// What a panic was about, if it was about a device.
+    /// The device error that a panic carries, if it was about a device.
     pub fn of_panic(panic: &dyn Any) -> Option<&Self> {
         panic.downcast_ref()
     }
 }
 
-/// What a caught panic says: its text, or what the device said, if it was about one.
+/// The message of a caught panic: its text, or what the device said, if it was about one.
 pub fn panic_message(panic: &dyn Any) -> String {
     let device = DeviceError::of_panic(panic).map(ToString::to_string);
     let text = device.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
@@ -263,7 +263,7 @@ pub fn panic_message(panic: &dyn Any) -> String {
 /// A CPU device has finished whatever returned.
 ///
 /// # Errors
-/// What the device's runtime says of a failure, such as that there was no memory for one of `made`.
+/// The failure that the device's runtime reports, such as that there was no memory for one of `made`.
 pub fn finish(device: &Device, made: &[&DeviceTensor]) -> Result<(), DeviceError> {
     device.sync().map_err(|error| DeviceError::new(format!("{error:?}")))?;
     #[cfg(feature = "cube")]

@@ -89,18 +89,18 @@ pub(crate) struct Pilot<'a> {
     pub device: &'a dyn PilotDevice,
 }
 
-/// What running a range of layers showed. Bytes are zero where the probe does not measure.
+/// Measurements of running a range of layers. Bytes are zero where the probe does not measure.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Ran {
     /// The output, on the host.
     pub output: HostActivation,
-    /// Whether an earlier forward had another one.
+    /// True if an earlier forward had another one.
     pub differs: bool,
-    /// What was in use before anything was brought in.
+    /// Bytes that were in use before anything was uploaded.
     pub standing_bytes: u64,
     /// Bytes of parameters and input, and of the targets where the range ends in the loss.
     pub resident_bytes: u64,
-    /// What layers and inputs take beside the bytes of their numbers when they are tensors: shapes, who holds them,
+    /// Bytes that layers and inputs take beside those of their numbers when they are tensors: shapes, who holds them,
     /// nodes of the graph.
     pub wrapping_bytes: u64,
     /// Bytes of the gradient that came from downstream.
@@ -111,7 +111,7 @@ pub(crate) struct Ran {
     pub forward_peak: u64,
     /// The peak of forward and backward over what is resident and the gradient from downstream.
     pub backward_peak: u64,
-    /// What the tracked forward left in use, its output included. Seen only when rehearsed.
+    /// Bytes that the tracked forward left in use, its output included. Seen only when rehearsed.
     pub held_bytes: u64,
     /// Seconds of the forward.
     pub forward_s: f64,
@@ -130,12 +130,12 @@ impl Ran {
 }
 
 impl Pilot<'_> {
-    /// Whether a backward of layers that start at `first` gives the gradient of its input.
+    /// Returns whether a backward of layers that start at `first` gives the gradient of its input.
     pub fn has_input_gradient(&self, first: usize) -> bool {
         first > self.chain.first_trained()
     }
 
-    /// Whether layers that end before `end` have a backward at all.
+    /// Returns whether layers that end before `end` have a backward at all.
     pub fn has_backward(&self, end: usize) -> bool {
         end > self.chain.first_trained()
     }
@@ -164,7 +164,7 @@ impl Pilot<'_> {
         Ok(ran)
     }
 
-    /// What is in use on the device while nothing of the chain is there.
+    /// Bytes in use on the device while nothing of the chain is on it.
     pub fn standing_bytes(&self) -> u64 {
         self.device.probe().in_use(self.device.id())
     }
@@ -382,8 +382,8 @@ impl Staged<'_> {
     }
 }
 
-/// What a recomputed forward with its backward showed: bytes of the peak, of what the forward held and of what wraps
-/// the tensors, and seconds.
+/// Measurements of a recomputed forward with its backward: bytes of the peak, of what the forward held and of what
+/// wraps the tensors, and seconds.
 struct RanBack {
     peak: u64,
     held: u64,

@@ -1,4 +1,4 @@
-//! What tests share: small chains, a device that runs inline, and a probe that layers script.
+//! Fixtures of the tests: small chains, a device that runs inline, and a probe that layers script.
 
 use crate::{PartitionError, PilotDevice};
 use burn::module::{Module, Param};

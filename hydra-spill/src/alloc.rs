@@ -15,7 +15,7 @@
 //! Blocks of 64 KiB and more begin at cache lines that differ from block to block, so that loops over several
 //! of them run at the speed of memory.
 //!
-//! What is charged is the size that was asked for: headers and the inner allocator's rounding are costs of
+//! The size that was asked for is charged: headers and the inner allocator's rounding are costs of
 //! measuring and of the heap, and a device would not have them.
 
 use hydra_core::{DeviceId, MemoryProbe};
@@ -112,7 +112,7 @@ pub fn allocations(device: DeviceId) -> u64 {
     counters(tag_of(device)).count.load(Relaxed)
 }
 
-/// Whether a [`CountingAllocator`] serves this program, that is, whether it has served an allocation.
+/// Returns whether a [`CountingAllocator`] serves this program, that is, whether it has served an allocation.
 pub fn installed() -> bool {
     INSTALLED.load(Relaxed)
 }
@@ -220,12 +220,12 @@ struct Header {
     tag: u8,
 }
 
-/// What lies in front of a block at least, for its header and its alignment.
+/// The bytes that lie in front of a block at least, for its header and its alignment.
 fn least_offset(layout: Layout) -> usize {
     layout.align().max(size_of::<Header>().next_multiple_of(16))
 }
 
-/// Whether a block of `size` bytes with the alignment of `layout` chooses its cache line.
+/// Returns whether a block of `size` bytes with the alignment of `layout` chooses its cache line.
 fn is_coloured(layout: Layout, size: usize) -> bool {
     size >= LARGE && layout.align() <= LINE
 }
@@ -239,7 +239,7 @@ fn whole(layout: Layout, size: usize) -> Option<Layout> {
     Layout::from_size_align(size.checked_add(front)?, align).ok()
 }
 
-/// Where the next block of this layout begins in its allocation.
+/// The offset of the next block of this layout in its allocation.
 ///
 /// An allocator places all large blocks alike, at the beginning of a page. A loop over several of them then
 /// reads and writes addresses that differ in nothing that the first-level cache looks at, and is two to
@@ -403,7 +403,7 @@ unsafe impl<A: GlobalAlloc> GlobalAlloc for CountingAllocator<A> {
 /// memory than small ones can be looked up for. To be called once, before other threads start;
 /// `MIMALLOC_PURGE_DELAY` and `MIMALLOC_ALLOW_LARGE_OS_PAGES` in the environment win.
 ///
-/// What a process holds is then the most that it ever had in use, as it is for its devices' budgets.
+/// A process then holds the most that it ever had in use, as it is for its devices' budgets.
 pub fn keep_freed_memory() {
     // SAFETY: the options exist in this version (a test asks for their defaults). Setting one is a plain write
     // of one word, which no other thread reads yet.

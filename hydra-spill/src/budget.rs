@@ -135,7 +135,7 @@ impl Budget {
         self.reserve(bytes, owner).ok()
     }
 
-    /// Whether `other` is this budget, not one that only looks like it.
+    /// Returns whether `other` is this budget, not one that only looks like it.
     pub fn is(&self, other: &Budget) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)
     }

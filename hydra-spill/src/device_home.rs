@@ -1,6 +1,6 @@
 //! The tier of tasks whose masters live on a device.
 //!
-//! Where parameters, moments, gradients and whatever computes fit a device all at once, nothing need travel: the
+//! If parameters, moments, gradients and whatever computes fit a device all at once, nothing need travel: the
 //! masters stay there, shard tasks read them in place, or what they are rounded to beside them, and they are stepped
 //! there. Everyone else sees a store like any other: what is read comes down as a copy, what is written goes up
 //! again.
@@ -37,7 +37,7 @@ pub struct DeviceNarrow {
 }
 
 impl DeviceMasters {
-    /// What shard tasks read.
+    /// The bytes that shard tasks read.
     fn moving(&self) -> &DeviceBytes {
         self.narrow.as_ref().map_or(&self.params, |narrow| &narrow.bytes)
     }
@@ -172,7 +172,7 @@ impl DeviceHomeStore {
         debug_assert!(first.is_ok(), "a store is told once who lives where");
     }
 
-    /// Where an image lives, if not in the store below.
+    /// The home of an image, if it is not in the store below.
     fn home(&self, id: ImageId) -> Option<&DeviceHome> {
         let is_homed = |home: &&DeviceHome| home.tasks.contains(&id.task);
         self.home.get().filter(|_| id.kind == ImageKind::Masters).filter(is_homed)
@@ -182,7 +182,7 @@ impl DeviceHomeStore {
         lock(&self.slots)
     }
 
-    /// What `f` makes of the content of an image and its version.
+    /// Calls `f` with the content of an image and its version.
     fn slot<T>(
         &self,
         id: ImageId,

@@ -6,7 +6,7 @@
 //! those bytes. Nothing is synced: checkpoints are what survives a run, and this is its scratch. A system tells only
 //! those who sync that a disk has lost what was written. So checksums stay in memory, and the next read finds it out.
 //!
-//! What is read or written passes through memory of the host, which is reserved of a budget for that alone.
+//! All that is read or written passes through memory of the host, which is reserved of a budget for that alone.
 
 use crate::link::AlignedBytes;
 use crate::store::{check, readers};
@@ -31,7 +31,7 @@ pub struct DiskStore {
     below: Arc<dyn TierStore>,
     slots: Slots,
     moved: Arc<Moved>,
-    /// What is on its way passes through here, where that is not what its images were assigned with.
+    /// The memory that bytes on their way pass through, where that is not what its images were assigned with.
     working: Option<Budget>,
 }
 
@@ -51,12 +51,12 @@ enum Content {
     AtRest { stored: Stored, lease: Arc<()> },
     /// A writer has the masters.
     Out,
-    /// What a writer left could not be written.
+    /// The masters that a writer left could not be written.
     Lost { problem: String },
 }
 
-/// What is laid out one after the other: what moves if it is narrower than the parameters, the parameters, the
-/// moments.
+/// The layout of an image, one part after the other: what moves if it is narrower than the parameters, the parameters,
+/// the moments.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Shape {
     elements: u64,
@@ -64,7 +64,7 @@ struct Shape {
     moments: usize,
 }
 
-/// What was written of an image.
+/// The shape and checksums of a written image.
 #[derive(Clone, Debug)]
 struct Stored {
     shape: Shape,
@@ -75,7 +75,7 @@ struct Stored {
 /// A part of an image: where it lies, and which of the parts it is.
 type PartOf = fn(&Shape) -> (Range<u64>, usize);
 
-/// Where an image lies.
+/// The place of an image in a file.
 #[derive(Clone)]
 struct Place {
     scratch: Arc<Scratch>,
@@ -178,7 +178,7 @@ impl Shape {
         (start..start + self.param_bytes(), usize::from(self.narrow.is_some()))
     }
 
-    /// What a promotion reads.
+    /// The part that a promotion reads.
     fn moving(&self) -> (Range<u64>, usize) {
         match self.narrow {
             Some(_) => (0..self.narrow_bytes(), 0),
@@ -204,7 +204,7 @@ impl Content {
         Self::AtRest { stored, lease: Arc::new(()) }
     }
 
-    /// What is there, for one reader more.
+    /// The stored image, for one reader more.
     fn read(&self, id: ImageId) -> Result<(Stored, Arc<()>), SpillError> {
         match self {
             Self::AtRest { stored, lease } => Ok((stored.clone(), lease.clone())),
@@ -214,7 +214,7 @@ impl Content {
         }
     }
 
-    /// What is there for a writer, if nobody reads the image.
+    /// Takes the stored image for a writer, if nobody reads it.
     fn take(&mut self, id: ImageId) -> Result<Stored, SpillError> {
         if let Self::AtRest { lease, .. } = self
             && let readers @ 1.. = readers(lease)
@@ -325,7 +325,7 @@ impl DiskStore {
     }
 
     /// Makes images live in files in `dir`, each of so many bytes of masters, and takes the space of all of them.
-    /// What is read of them or written is in memory that is reserved of `working` for that time.
+    /// Bytes that are read of them or written are in memory that is reserved of `working` for that time.
     ///
     /// # Errors
     /// [`SpillError::DiskRoom`] where the directory cannot be written to or has no room; then none of the
@@ -431,7 +431,7 @@ fn put_back(slots: &Slots, id: ImageId, content: Content, committed: bool) {
     }
 }
 
-/// What is in a place when `masters` were written there.
+/// Writes `masters` to a place and returns its content.
 fn written(place: &Place, id: ImageId, shape: Shape, masters: &Masters) -> Content {
     if Shape::of(masters) != shape {
         return Content::Lost { problem: "its lengths are others than before".to_owned() };
@@ -693,7 +693,7 @@ mod tests {
         assert_eq!((working.used(), working.peak()), (0, 3000));
     }
 
-    /// Where the file system takes space for a file at all, all of it is taken before anything is written.
+    /// If the file system takes space for a file at all, all of it is taken before anything is written.
     #[cfg(target_os = "linux")]
     #[test]
     fn space_is_taken_when_images_are_settled() {

@@ -291,7 +291,7 @@ impl<T> Slot<T> {
     }
 }
 
-/// What the monitor guards.
+/// The state that the monitor guards.
 struct State<T> {
     prefetch: Slot<T>,
     active: Option<Ticket>,

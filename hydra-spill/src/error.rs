@@ -1,4 +1,4 @@
-//! What can be wrong with budgets, images and transfers.
+//! Errors of budgets, images and transfers.
 
 use crate::cuda::{DriverError, PinnedError};
 use crate::{BufferError, ImageId, LinkError};
@@ -23,9 +23,9 @@ pub enum BudgetError {
         capacity: u64,
         /// The budget's name.
         budget: String,
-        /// Who asked.
+        /// The owner that asked.
         owner: String,
-        /// Who holds the most of the rest, and how much each.
+        /// Those who hold the most of the rest, and how much each.
         holders: String,
     },
 }
@@ -74,7 +74,7 @@ pub enum SpillError {
         dir: PathBuf,
         /// The bytes that were asked for.
         bytes: u64,
-        /// What the system said.
+        /// The error of the system.
         #[source]
         source: io::Error,
     },
@@ -83,11 +83,11 @@ pub enum SpillError {
     Disk {
         /// The image.
         image: ImageId,
-        /// What was done: read or written.
+        /// The operation: read or written.
         done: &'static str,
         /// The directory of the file.
         dir: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         #[source]
         source: io::Error,
     },
@@ -96,7 +96,7 @@ pub enum SpillError {
     ImageLost {
         /// The image.
         image: ImageId,
-        /// What happened.
+        /// The reason.
         problem: String,
     },
     /// The store does not hold an image.

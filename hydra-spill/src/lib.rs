@@ -1,4 +1,4 @@
-//! Where bytes are, and how they move between the tiers.
+//! The tiers of memory, and how bytes move between them.
 //!
 //! A [`Budget`] counts the bytes of one memory; a [`Reservation`] is a share of it, released when dropped.
 //! A [`TierStore`] keeps *masters*: the parameters and optimizer moments of each image. A [`DeviceLink`] copies bytes to

@@ -58,7 +58,7 @@ pub enum LinkError {
     Memory {
         /// The link's name.
         link: String,
-        /// Where the copy was to go.
+        /// The direction of the copy.
         direction: Direction,
         /// The size of the copy.
         bytes: u64,
@@ -79,11 +79,11 @@ pub enum LinkError {
     Transfer {
         /// The link's name.
         link: String,
-        /// Where the copy was to go.
+        /// The direction of the copy.
         direction: Direction,
         /// The size of the copy.
         bytes: u64,
-        /// What the driver said.
+        /// The error of the driver.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
@@ -91,13 +91,13 @@ pub enum LinkError {
 
 /// Moves bytes between the host and one device.
 ///
-/// What it brings to the device is never written after the copy, and it is aligned for every element type
+/// Uploaded bytes are never written after the copy, and they are aligned for every element type
 /// ([`ELEMENT_ALIGN`] at least), as tensors are read from it in place.
 pub trait DeviceLink: Send + Sync {
     /// A name for messages and reports.
     fn name(&self) -> &str;
 
-    /// Whether what it gives may be a view of what it was given, which nobody can write then for as long as
+    /// Returns whether what it gives may be a view of what it was given, which nobody can write then for as long as
     /// the view lives. Otherwise it is a copy that is independent of it.
     fn zero_copy(&self) -> bool {
         false
@@ -208,7 +208,7 @@ pub const ELEMENT_ALIGN: usize = 16;
 
 /// The link of a logical device that is a part of this machine's CPU: real copies within host memory.
 ///
-/// What it copies in is charged to the device by the counting allocator, what it copies out to the host.
+/// The counting allocator charges uploads to the device and downloads to the host.
 #[derive(Debug)]
 pub struct HostCopyLink {
     name: String,
@@ -548,12 +548,12 @@ impl<L: DeviceLink> DeviceLink for SimulatedLink<L> {
 /// One direction of a simulated link.
 #[derive(Debug, Default)]
 struct Lane {
-    /// What earlier sleeps took too long, less what later ones were shortened by.
+    /// The time that earlier sleeps took too long, less what later ones were shortened by.
     overslept: Duration,
 }
 
 impl Lane {
-    /// What is left to sleep of the `due` time when the copy itself has `taken` some of it.
+    /// The time that is left to sleep of the `due` time when the copy itself has `taken` some of it.
     fn rest(&mut self, due: Duration, taken: Duration) -> Duration {
         let rest = due.saturating_sub(taken);
         let shortened = self.overslept.min(rest);

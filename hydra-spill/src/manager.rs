@@ -34,8 +34,8 @@ impl ResidentCopy {
         }
     }
 
-    /// Whether these bytes are a view of an image. What outlives the resident copy must not be: where the link
-    /// shares, nobody could write the masters meanwhile, and where it copies, the memory is used again.
+    /// Returns whether these bytes are a view of an image. Bytes that outlive the resident copy must not be: where the
+    /// link shares, nobody could write the masters meanwhile, and where it copies, the memory is used again.
     pub fn holds(&self, bytes: &DeviceBytes) -> bool {
         self.images.values().any(|(image, _)| image.overlaps(bytes))
     }
@@ -155,7 +155,7 @@ impl SpillManager {
     /// Copies tensors from the host to the device. The bytes are the caller's to reserve.
     ///
     /// # Errors
-    /// What the link returns.
+    /// Those of the link.
     pub fn upload(&self, tensors: &[HostTensor]) -> Result<Vec<DeviceTensor>, SpillError> {
         let bytes: Vec<_> = tensors.iter().map(|tensor| tensor.bytes.clone()).collect();
         let copies = self.link.upload_all(&bytes)?;
@@ -165,7 +165,7 @@ impl SpillManager {
     /// Copies tensors from the device to the host, those of them that there are, and drops them there.
     ///
     /// # Errors
-    /// What the link returns.
+    /// Those of the link.
     pub fn download(
         &self,
         tensors: Vec<Option<DeviceTensor>>,

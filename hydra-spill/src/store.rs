@@ -19,14 +19,14 @@ pub struct ImageId {
     pub task: TaskId,
     /// The image's index in the task's chain.
     pub image: usize,
-    /// What it is of the image.
+    /// The part of the image.
     pub kind: ImageKind,
 }
 
-/// What a store keeps of an image.
+/// The parts of an image that a store holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ImageKind {
-    /// What is trained.
+    /// The masters, which are trained.
     Masters,
     /// A copy of the parameters at their best, which no shard task reads: it stays on the host.
     Snapshot,
@@ -360,7 +360,7 @@ impl AsRef<[u8]> for Wide {
     }
 }
 
-/// What moves.
+/// The bytes that move.
 struct Moving(Arc<Params>);
 
 impl AsRef<[u8]> for Moving {
@@ -432,7 +432,7 @@ pub(crate) fn readers(lease: &mut Arc<()>) -> usize {
     }
 }
 
-/// Whether the moments are as long as the parameters and `reservation` covers both.
+/// Checks that the moments are as long as the parameters and that `reservation` covers both.
 pub(crate) fn check(id: ImageId, masters: &Masters, reservation: &Reservation) -> Result<(), SpillError> {
     let params = masters.params.len();
     if let Some(narrow) = masters.narrow.as_ref().filter(|narrow| narrow.len() != params) {
@@ -445,7 +445,7 @@ pub(crate) fn check(id: ImageId, masters: &Masters, reservation: &Reservation) -
     covers(reservation, masters.len_bytes())
 }
 
-/// Whether `reservation` is enough for `needed` bytes.
+/// Checks that `reservation` is enough for `needed` bytes.
 pub(crate) fn covers(reservation: &Reservation, needed: u64) -> Result<(), SpillError> {
     let reserved = reservation.bytes();
     match needed <= reserved {
@@ -543,7 +543,7 @@ mod tests {
     }
 }
 
-/// What every store must do, whatever its tier.
+/// The promises of every store, whatever its tier.
 #[cfg(test)]
 pub(crate) mod conformance {
     use super::*;

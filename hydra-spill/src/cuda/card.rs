@@ -10,7 +10,7 @@ use std::mem::size_of_val;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Where bytes are in the memory of a card.
+/// The place of bytes in the memory of a card.
 pub struct Place {
     /// The address of the first one.
     pub address: u64,
@@ -39,7 +39,7 @@ pub unsafe trait CardMemory: Send + Sync + 'static {
         lease: Arc<dyn Any + Send + Sync>,
     ) -> DeviceBytes;
 
-    /// Where bytes are, in the order that they are given in; `None` for those that are not on this card. All are
+    /// The places of bytes, in the order that they are given in; `None` for those that are not on this card. All are
     /// asked for at once, because each question may wait until a queue of the card's computations has been seen to.
     ///
     /// # Errors
@@ -49,7 +49,7 @@ pub unsafe trait CardMemory: Send + Sync + 'static {
 
 /// The link of a card whose memory is `M`.
 ///
-/// What it is given together arrives in one range of an arena, by one run of copies and one wait; the range is
+/// Buffers that are given together arrive in one range of an arena, by one run of copies and one wait; the range is
 /// free again when the last of it is dropped. Where the arena has no room, or before there is one, memory of
 /// the card's pools serves. It may be dropped only when the card has finished whatever reads it.
 pub struct CardLink<M> {

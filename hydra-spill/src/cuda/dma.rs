@@ -18,7 +18,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// The bytes of a staging chunk, of which each direction has two.
 pub const STAGING_CHUNK: usize = 4 << 20;
 
-/// Where the next buffer begins in a chunk: in a line of the cache that no other one is in.
+/// The alignment of a buffer in a chunk: each begins in a line of the cache that no other one is in.
 const PIECE_ALIGN: usize = 64;
 
 /// The mark behind everything; those of the chunks are 0 and 1.
@@ -296,7 +296,7 @@ struct Flight<'lane, 'out> {
     now: usize,
     /// How much of it is used.
     used: usize,
-    /// What comes down in each chunk.
+    /// The pieces that are downloaded in each chunk.
     pieces: [Vec<Piece<'out>>; 2],
     landed: bool,
 }
@@ -405,7 +405,7 @@ mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::sync::Arc;
 
-    /// What a link is made of, over a card that is none.
+    /// The parts of a link, over a card that is none.
     struct Bench {
         driver: FakeDriver,
         dma: Dma,

@@ -1,4 +1,4 @@
-//! What the link asks of a GPU's driver: page-locked host memory and streams of copies.
+//! The port to a GPU's driver: page-locked host memory and streams of copies.
 //!
 //! It is a port. The driver of NVIDIA cards stands behind it, and in tests one without a card, which delays
 //! and fails copies at will and watches what memory they touch.
@@ -16,7 +16,7 @@ pub enum DriverError {
         call: &'static str,
         /// The driver's name of the error, such as `CUDA_ERROR_OUT_OF_MEMORY`.
         code: String,
-        /// What the driver says that it means.
+        /// The meaning that the driver gives.
         meaning: String,
     },
     /// There is no driver to call.
@@ -32,7 +32,7 @@ pub enum DriverError {
 /// Memory of a card, in bytes, whoever on the machine uses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceMemory {
-    /// What is free.
+    /// The bytes that are free.
     pub free: u64,
     /// All there is.
     pub total: u64,

@@ -15,7 +15,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 const PAGE: usize = 4096;
-/// What memory of the card holds before anything is written.
+/// The content of the card's memory before anything is written.
 const UNWRITTEN: u8 = 0xCD;
 /// How long a copy waits for one in the other direction before it is a failure of the test.
 const MEETING: Duration = Duration::from_secs(60);
@@ -135,13 +135,13 @@ impl FakeDriver {
         }
     }
 
-    /// What the card has there now.
+    /// The bytes that the card has there now.
     pub(crate) fn read(&self, address: u64, bytes: usize) -> Vec<u8> {
         let mut state = self.shared.state();
         state.on_card(&(address..address + bytes as u64)).unwrap().to_vec()
     }
 
-    /// Whether no copy is under way there.
+    /// Returns whether no copy is under way there.
     pub(crate) fn is_quiet(&self, address: u64, bytes: usize) -> bool {
         let range = address..address + bytes as u64;
         !self.shared.state().under_way.iter().any(|copy| overlap(&copy.card, &range))
@@ -167,7 +167,7 @@ impl FakeDriver {
         self.shared.state().lockings
     }
 
-    /// What went wrong so far; it is forgotten.
+    /// Takes the violations so far.
     pub(crate) fn violations(&self) -> Vec<String> {
         std::mem::take(&mut self.shared.state().violations)
     }

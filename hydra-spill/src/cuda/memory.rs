@@ -9,7 +9,7 @@ use std::any::Any;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
-/// What is allocated by itself also if it is soon freed again.
+/// The size from which an allocation is made by itself also if it is soon freed again.
 const LARGE: usize = 1 << 30;
 
 /// Memory of an NVIDIA card, from the pools that its kernels use.
@@ -25,8 +25,8 @@ const LARGE: usize = 1 << 30;
 ///   unless a `cubecl.toml` says `allocator = "async"`: then it is made in the order of the stream, and the wait is
 ///   for that.
 ///
-/// What they read is idle too: results are copied after the wait at the end of the shard task that made them, and
-/// stay until the copy is over.
+/// The memory that they read is idle too: results are copied after the wait at the end of the shard task that made
+/// them, and stay until the copy is over.
 #[derive(Debug)]
 pub struct CudaMemory {
     adapter: CubeAdapter,

@@ -42,7 +42,7 @@ impl fmt::Debug for CudaDriver {
     }
 }
 
-/// What the driver said of a failed call.
+/// The error for a failed call of the driver.
 fn failed(call: &'static str) -> impl Fn(result::DriverError) -> DriverError {
     move |error| {
         let name = error.error_name().map(|name| name.to_string_lossy().into_owned());

@@ -21,7 +21,7 @@ const PAGE: usize = 4096;
 /// An idle block serves what takes at least this part of it, less one: seven eighths.
 const SPARE_PART: usize = 8;
 
-/// Who holds what is locked and not in use.
+/// The owner of what is locked and not in use.
 const IDLE: &str = "idle page-locked buffers";
 
 /// Why there is no page-locked memory to be had.
@@ -30,7 +30,7 @@ pub enum PinnedError {
     /// The budget of page-locked memory is used up.
     #[error("no page-locked memory is left; `--pinned-memory` sets how much there may be")]
     Budget {
-        /// What was asked for, what there is, and who has it.
+        /// The refusal: what was asked for, what there is, and who has it.
         #[from]
         source: BudgetError,
     },
@@ -46,9 +46,9 @@ pub enum PinnedError {
         requested: u64,
         /// The bytes that are locked already.
         locked: u64,
-        /// Who asked.
+        /// The owner that asked.
         owner: String,
-        /// What the driver said.
+        /// The error of the driver.
         source: DriverError,
     },
 }
@@ -89,7 +89,7 @@ impl PinnedPool {
         Ok(PinnedFloats { buffer })
     }
 
-    /// Whether all of these bytes are in memory that this pool locked.
+    /// Returns whether all of these bytes are in memory that this pool locked.
     pub fn contains(&self, bytes: &[u8]) -> bool {
         bytes.is_empty() || self.shelf.state().contains(bytes.as_ptr().addr(), bytes.len())
     }
@@ -123,7 +123,7 @@ struct Shelf {
 struct State {
     /// All locked memory: address and size.
     ranges: BTreeMap<usize, usize>,
-    /// What waits to be used again, the oldest first.
+    /// Blocks that wait to be used again, the oldest first.
     idle: Vec<Block>,
     /// The room in the budget of everything that is idle; `None` before anything ever was.
     room: Option<Reservation>,

@@ -1,4 +1,4 @@
-//! What every link promises.
+//! The promises of every link.
 
 use super::{ALIGN, AlignedBytes, DeviceLink, Direction, ELEMENT_ALIGN, LinkError, room};
 use bytes::Bytes;
@@ -11,7 +11,7 @@ pub(crate) fn floats(values: &[f32]) -> Bytes {
     Bytes::copy_from_slice(bytemuck::cast_slice(values))
 }
 
-/// What every link promises.
+/// The promises of every link.
 pub(crate) fn conforms(link: &dyn DeviceLink) {
     assert!(!link.name().is_empty());
     contents_arrive_aligned_and_counted(link);
