@@ -12,8 +12,8 @@
 //! in or waits, and at most one is computed on, which is what one double-buffer reserve per device allows.
 //! The machine knows nothing of its payloads, and only `activate` ever blocks.
 
+use crate::{Monitor, StdMonitor};
 use std::fmt;
-use std::sync::{Condvar, Mutex, PoisonError};
 
 /// The number of a shard task on its way through a device. Tickets of one buffer ascend.
 pub type Ticket = u64;
@@ -115,51 +115,6 @@ impl FillGuard {
     /// The ticket whose payload is to be brought in.
     pub fn ticket(&self) -> Ticket {
         self.ticket
-    }
-}
-
-/// A mutex with a condition variable: the only thing that the double buffer asks of the platform, so that
-/// the model checker runs the same code as the engine.
-pub trait Monitor {
-    /// A guarded state.
-    type Cell<S>;
-
-    /// Guards `state`.
-    fn guard<S>(state: S) -> Self::Cell<S>;
-
-    /// Runs `f` alone on the state, then wakes every thread that waits.
-    fn enter<S, R>(cell: &Self::Cell<S>, f: impl FnOnce(&mut S) -> R) -> R;
-
-    /// Runs `f` alone on the state, again after each wake, until it gives an answer.
-    fn wait_for<S, R>(cell: &Self::Cell<S>, f: impl FnMut(&mut S) -> Option<R>) -> R;
-}
-
-/// The monitor of the standard library.
-#[derive(Clone, Copy, Debug)]
-pub enum StdMonitor {}
-
-impl Monitor for StdMonitor {
-    type Cell<S> = (Mutex<S>, Condvar);
-
-    fn guard<S>(state: S) -> Self::Cell<S> {
-        (Mutex::new(state), Condvar::new())
-    }
-
-    fn enter<S, R>((state, changed): &Self::Cell<S>, f: impl FnOnce(&mut S) -> R) -> R {
-        // Poison is no matter: no transition panics half way, so the state is consistent between calls.
-        let answer = f(&mut state.lock().unwrap_or_else(PoisonError::into_inner));
-        changed.notify_all();
-        answer
-    }
-
-    fn wait_for<S, R>((state, changed): &Self::Cell<S>, mut f: impl FnMut(&mut S) -> Option<R>) -> R {
-        let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
-        loop {
-            if let Some(answer) = f(&mut state) {
-                return answer;
-            }
-            state = changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
     }
 }
 
@@ -351,8 +306,9 @@ impl<T> State<T> {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use super::*;
+    use crate::monitor::tests::LoomMonitor;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -534,33 +490,6 @@ pub(crate) mod tests {
         }
         drop(send);
         copier.join().unwrap();
-    }
-
-    /// The same code under the model checker, which runs every interleaving of the threads.
-    pub(crate) enum LoomMonitor {}
-
-    impl Monitor for LoomMonitor {
-        type Cell<S> = (loom::sync::Mutex<S>, loom::sync::Condvar);
-
-        fn guard<S>(state: S) -> Self::Cell<S> {
-            (loom::sync::Mutex::new(state), loom::sync::Condvar::new())
-        }
-
-        fn enter<S, R>((state, changed): &Self::Cell<S>, f: impl FnOnce(&mut S) -> R) -> R {
-            let answer = f(&mut state.lock().unwrap());
-            changed.notify_all();
-            answer
-        }
-
-        fn wait_for<S, R>((state, changed): &Self::Cell<S>, mut f: impl FnMut(&mut S) -> Option<R>) -> R {
-            let mut state = state.lock().unwrap();
-            loop {
-                if let Some(answer) = f(&mut state) {
-                    return answer;
-                }
-                state = changed.wait(state).unwrap();
-            }
-        }
     }
 
     type Modelled<T> = DoubleBuffer<T, LoomMonitor>;

@@ -50,29 +50,25 @@
 
 #[allow(unsafe_code, reason = "a global allocator is an unsafe trait")]
 pub mod alloc;
-mod budget;
-#[cfg(feature = "cube")]
-mod cube;
 #[allow(unsafe_code, reason = "the driver is C")]
 pub mod cuda;
-mod device_home;
-mod disk;
 mod double_buffer;
-mod error;
 mod link;
 mod manager;
+mod memory;
+mod monitor;
 mod store;
 
-pub use budget::{Budget, Reservation};
+pub use double_buffer::{BufferError, DoubleBuffer, FillGuard, SlotState, Ticket};
 #[cfg(feature = "cube")]
-pub use cube::CubeLink;
-pub use device_home::{DeviceHomeStore, DeviceMasters, DeviceNarrow, DeviceWriter};
-pub use disk::DiskStore;
-pub use double_buffer::{BufferError, DoubleBuffer, FillGuard, Monitor, SlotState, StdMonitor, Ticket};
-pub use error::{BudgetError, SpillError};
-pub use link::{ALIGN as LINK_ALIGN, DeviceLink, Direction, ELEMENT_ALIGN, HostCopyLink, LinkError};
-pub use link::{SimulatedLink, ZeroCopyLink};
+pub use link::CubeLink;
+pub use link::{DeviceLink, Direction, HostCopyLink, LinkError, SimulatedLink, ZeroCopyLink};
 pub use manager::{ResidentCopy, SpillManager};
+pub use memory::{
+    ALIGN as LINK_ALIGN, Budget, BudgetError, ELEMENT_ALIGN, Floats, NarrowFloats, Reservation,
+};
+pub use monitor::{Monitor, StdMonitor};
 pub use store::{
-    DramStore, Floats, ImageId, ImageKind, ImageView, ImageWriter, Masters, NarrowFloats, TierStore,
+    DeviceHomeStore, DeviceMasters, DeviceNarrow, DeviceWriter, DiskStore, DramStore, ImageId, ImageKind,
+    ImageView, ImageWriter, Masters, SpillError, TierStore,
 };

@@ -203,7 +203,7 @@ impl Ranges {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::double_buffer::tests::LoomMonitor;
+    use crate::monitor::tests::LoomMonitor;
     use loom::cell::UnsafeCell;
     use loom::sync::mpsc::{Receiver, channel};
     use proptest::prelude::*;

@@ -1,6 +1,7 @@
 //! The promises of every link.
 
-use super::{ALIGN, AlignedBytes, DeviceLink, Direction, ELEMENT_ALIGN, LinkError, room};
+use super::{DeviceLink, Direction, LinkError};
+use crate::memory::aligned::{ALIGN, AlignedBytes, ELEMENT_ALIGN, room};
 use bytes::Bytes;
 
 pub(crate) fn pattern(seed: usize, len: usize) -> Vec<u8> {

@@ -5,7 +5,7 @@
 //! there. Everyone else sees a store like any other: what is read comes down as a copy, what is written goes up
 //! again.
 
-use crate::store::{check, readers};
+use super::{check, readers};
 use crate::{Budget, DeviceLink, Floats, ImageId, ImageKind, ImageView, ImageWriter, LinkError, Masters};
 use crate::{NarrowFloats, Reservation, SpillError, TierStore};
 use bytes::Bytes;
@@ -375,8 +375,8 @@ impl AsRef<[u8]> for Leased {
 
 #[cfg(test)]
 mod tests {
+    use super::super::conformance::{self, ID, masters};
     use super::*;
-    use crate::store::conformance::{self, ID, masters};
     use crate::{Direction, DramStore, HostCopyLink, SpillManager};
     use hydra_core::{ByteSize, DeviceId};
     use std::sync::atomic::{AtomicBool, Ordering::Relaxed};

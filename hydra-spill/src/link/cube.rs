@@ -1,6 +1,6 @@
 //! The link of a device that CubeCL reaches, by CubeCL's own copies.
 
-use crate::link::at_alignment;
+use crate::memory::aligned::at_alignment;
 use crate::{DeviceLink, Direction, LinkError};
 use bytes::Bytes;
 use hydra_core::cube::{CubeAdapter, CubeBytes};

@@ -8,19 +8,15 @@
 //!
 //! All that is read or written passes through memory of the host, which is reserved of a budget for that alone.
 
-use crate::link::AlignedBytes;
-use crate::store::{check, readers};
-use crate::{
-    Budget, ImageId, ImageView, ImageWriter, Masters, NarrowFloats, Reservation, SpillError, TierStore,
-};
+use super::scratch::{Moved, PartOf, Place, Positioned, Scratch, Shape, Stored, scratch_file};
+use super::{check, readers};
+use crate::memory::aligned::AlignedBytes;
+use crate::{Budget, ImageId, ImageView, ImageWriter, Masters, Reservation, SpillError, TierStore};
 use bytes::Bytes;
-use hydra_core::{FloatType, TaskId, with_causes};
+use hydra_core::{TaskId, with_causes};
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io;
-use std::ops::Range;
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::path::Path;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A store that keeps some images in files, and all others in the store below.
@@ -55,150 +51,6 @@ enum Content {
     Lost { problem: String },
 }
 
-/// The layout of an image, one part after the other: what moves if it is narrower than the parameters, the parameters,
-/// the moments.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Shape {
-    elements: u64,
-    narrow: Option<FloatType>,
-    moments: usize,
-}
-
-/// The shape and checksums of a written image.
-#[derive(Clone, Debug)]
-struct Stored {
-    shape: Shape,
-    /// The checksum of each part: of what moves if it is narrower, of the parameters, of each moment.
-    sums: Arc<[u32]>,
-}
-
-/// A part of an image: where it lies, and which of the parts it is.
-type PartOf = fn(&Shape) -> (Range<u64>, usize);
-
-/// The place of an image in a file.
-#[derive(Clone)]
-struct Place {
-    scratch: Arc<Scratch>,
-    offset: u64,
-    bytes: u64,
-}
-
-/// The file of a task. Its space is free again when the last of its images is gone.
-struct Scratch {
-    file: Box<dyn Positioned>,
-    dir: PathBuf,
-    /// Host memory for what is on its way.
-    working: Budget,
-    moved: Arc<Moved>,
-}
-
-#[derive(Default)]
-struct Moved {
-    read: AtomicU64,
-    written: AtomicU64,
-}
-
-/// A file that several threads read and write at once.
-trait Positioned: Send + Sync {
-    fn read_at(&self, at: u64, out: &mut [u8]) -> io::Result<()>;
-
-    fn write_at(&self, at: u64, bytes: &[u8]) -> io::Result<()>;
-}
-
-#[cfg(unix)]
-impl Positioned for File {
-    fn read_at(&self, at: u64, out: &mut [u8]) -> io::Result<()> {
-        std::os::unix::fs::FileExt::read_exact_at(self, out, at)
-    }
-
-    fn write_at(&self, at: u64, bytes: &[u8]) -> io::Result<()> {
-        std::os::unix::fs::FileExt::write_all_at(self, bytes, at)
-    }
-}
-
-/// Systems whose files have one position take turns.
-#[cfg(not(unix))]
-impl Positioned for Mutex<File> {
-    fn read_at(&self, at: u64, out: &mut [u8]) -> io::Result<()> {
-        use io::{Read, Seek};
-        let mut file = self.lock().unwrap_or_else(PoisonError::into_inner);
-        file.seek(io::SeekFrom::Start(at))?;
-        file.read_exact(out)
-    }
-
-    fn write_at(&self, at: u64, bytes: &[u8]) -> io::Result<()> {
-        use io::{Seek, Write};
-        let mut file = self.lock().unwrap_or_else(PoisonError::into_inner);
-        file.seek(io::SeekFrom::Start(at))?;
-        file.write_all(bytes)
-    }
-}
-
-/// A file of so many bytes in a directory, without a name there.
-fn scratch_file(dir: &Path, bytes: u64) -> io::Result<Box<dyn Positioned>> {
-    let file = tempfile::tempfile_in(dir)?;
-    allocate(&file, bytes)?;
-    #[cfg(not(unix))]
-    let file = Mutex::new(file);
-    Ok(Box::new(file))
-}
-
-/// Takes the space of a file where the file system can; elsewhere a full disk shows when it is written.
-#[cfg(target_os = "linux")]
-fn allocate(file: &File, bytes: u64) -> io::Result<()> {
-    use rustix::fs::{FallocateFlags, fallocate};
-    use rustix::io::{Errno, retry_on_intr};
-    match retry_on_intr(|| fallocate(file, FallocateFlags::empty(), 0, bytes.max(1))) {
-        Err(Errno::OPNOTSUPP | Errno::NOSYS) => file.set_len(bytes),
-        result => Ok(result?),
-    }
-}
-
-#[cfg(not(target_os = "linux"))]
-fn allocate(file: &File, bytes: u64) -> io::Result<()> {
-    file.set_len(bytes)
-}
-
-impl Shape {
-    fn of(masters: &Masters) -> Self {
-        let narrow = masters.narrow.as_ref().map(NarrowFloats::float_type);
-        Self { elements: masters.params.len() as u64, narrow, moments: masters.moments.len() }
-    }
-
-    fn narrow_bytes(&self) -> u64 {
-        self.narrow.map_or(0, |float| float.bytes() as u64 * self.elements)
-    }
-
-    fn param_bytes(&self) -> u64 {
-        self.elements * size_of::<f32>() as u64
-    }
-
-    fn params(&self) -> (Range<u64>, usize) {
-        let start = self.narrow_bytes();
-        (start..start + self.param_bytes(), usize::from(self.narrow.is_some()))
-    }
-
-    /// The part that a promotion reads.
-    fn moving(&self) -> (Range<u64>, usize) {
-        match self.narrow {
-            Some(_) => (0..self.narrow_bytes(), 0),
-            None => self.params(),
-        }
-    }
-
-    fn bytes(&self) -> u64 {
-        self.params().0.end + self.moments as u64 * self.param_bytes()
-    }
-
-    /// Masters of zeros.
-    fn masters(&self) -> Masters {
-        let elements = self.elements as usize;
-        let moments = (0..self.moments).map(|_| vec![0.0; elements]).collect();
-        let narrow = self.narrow.map(|float| NarrowFloats::zeros(elements, float));
-        Masters { narrow, ..Masters::new(vec![0.0; elements], moments) }
-    }
-}
-
 impl Content {
     fn at_rest(stored: Stored) -> Self {
         Self::AtRest { stored, lease: Arc::new(()) }
@@ -225,71 +77,6 @@ impl Content {
         *self = Self::Out;
         Ok(stored)
     }
-}
-
-impl Place {
-    fn failed(&self, image: ImageId, done: &'static str) -> impl FnOnce(io::Error) -> SpillError {
-        let dir = self.scratch.dir.clone();
-        move |source| SpillError::Disk { image, done, dir, source }
-    }
-
-    fn read_into(&self, at: u64, out: &mut [u8]) -> io::Result<()> {
-        self.scratch.file.read_at(self.offset + at, out)?;
-        self.scratch.moved.read.fetch_add(out.len() as u64, Relaxed);
-        Ok(())
-    }
-
-    fn view(&self, id: ImageId, range: Range<u64>, sum: u32) -> Result<AlignedBytes, SpillError> {
-        let len = usize::try_from(range.end - range.start).unwrap_or(usize::MAX);
-        let read = |out: &mut [u8]| self.read_into(range.start, out).and_then(|()| verify(out, sum));
-        AlignedBytes::filled(len, read).map_err(self.failed(id, "read"))
-    }
-
-    fn load(&self, id: ImageId, stored: &Stored) -> Result<Masters, SpillError> {
-        let mut masters = stored.shape.masters();
-        let mut at = 0;
-        let read = parts_mut(&mut masters).zip(stored.sums.iter()).try_for_each(|(part, sum)| {
-            self.read_into(at, part)?;
-            at += part.len() as u64;
-            verify(part, *sum)
-        });
-        read.map_err(self.failed(id, "read"))?;
-        Ok(masters)
-    }
-
-    fn save(&self, id: ImageId, masters: &Masters) -> Result<Stored, SpillError> {
-        let mut at = self.offset;
-        let written = parts(masters).map(|part| {
-            self.scratch.file.write_at(at, part)?;
-            at += part.len() as u64;
-            self.scratch.moved.written.fetch_add(part.len() as u64, Relaxed);
-            Ok(crc32fast::hash(part))
-        });
-        let sums = written.collect::<io::Result<_>>().map_err(self.failed(id, "written"))?;
-        Ok(Stored { shape: Shape::of(masters), sums })
-    }
-}
-
-/// Refuses bytes that are not those that were written.
-fn verify(bytes: &[u8], sum: u32) -> io::Result<()> {
-    match crc32fast::hash(bytes) == sum {
-        true => Ok(()),
-        false => Err(io::Error::new(io::ErrorKind::InvalidData, "what is there is not what was written")),
-    }
-}
-
-/// The bytes of masters in the order of the file.
-fn parts(masters: &Masters) -> impl Iterator<Item = &[u8]> {
-    let narrow = masters.narrow.iter().map(|narrow| bytemuck::cast_slice(narrow));
-    let moments = masters.moments.iter().map(|moment| bytemuck::cast_slice(moment));
-    narrow.chain(std::iter::once(bytemuck::cast_slice(&masters.params))).chain(moments)
-}
-
-fn parts_mut(masters: &mut Masters) -> impl Iterator<Item = &mut [u8]> {
-    let Masters { params, narrow, moments } = masters;
-    let narrow = narrow.iter_mut().map(|narrow| bytemuck::cast_slice_mut(narrow));
-    let moments = moments.iter_mut().map(|moment| bytemuck::cast_slice_mut(moment));
-    narrow.chain(std::iter::once(bytemuck::cast_slice_mut(params))).chain(moments)
 }
 
 /// The bytes of all images; more than a file can have if there are so many.
@@ -536,10 +323,11 @@ impl TierStore for DiskStore {
 
 #[cfg(test)]
 mod tests {
+    use super::super::conformance::{self, ID, masters};
     use super::*;
-    use crate::store::conformance::{self, ID, masters};
-    use crate::{BudgetError, DramStore};
-    use hydra_core::ByteSize;
+    use crate::{BudgetError, DramStore, NarrowFloats};
+    use hydra_core::{ByteSize, FloatType};
+    use std::io;
     use std::sync::atomic::AtomicBool;
 
     const ROOM: u64 = 1 << 15;

@@ -1,41 +1,11 @@
-//! Errors of budgets, images and transfers.
+//! Errors of stores, and of whatever moves images.
 
+use super::image::ImageId;
 use crate::cuda::{DriverError, PinnedError};
-use crate::{BufferError, ImageId, LinkError};
+use crate::{BudgetError, BufferError, LinkError};
 use hydra_core::ByteSize;
 use std::io;
 use std::path::PathBuf;
-
-/// A budget did not give what was asked of it.
-#[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
-pub enum BudgetError {
-    /// Fewer bytes are free than were asked for.
-    #[error(
-        "`{owner}` needs {} of `{budget}`, of which {} of {} are free; the rest is held by {holders}: {}",
-        ByteSize(*requested).at_least(), ByteSize(*available), ByteSize(*capacity), advice(*requested, *capacity)
-    )]
-    Refused {
-        /// The bytes that were asked for.
-        requested: u64,
-        /// The bytes that were free.
-        available: u64,
-        /// The bytes of the whole budget.
-        capacity: u64,
-        /// The budget's name.
-        budget: String,
-        /// The owner that asked.
-        owner: String,
-        /// Those who hold the most of the rest, and how much each.
-        holders: String,
-    },
-}
-
-fn advice(requested: u64, capacity: u64) -> &'static str {
-    match requested > capacity {
-        true => "it can never fit; raise the budget, or ask for less with smaller shards or a smaller batch",
-        false => "wait until some of it is released, raise the budget, or train fewer tasks at once",
-    }
-}
 
 /// Bytes could not be kept or moved.
 #[derive(Debug, thiserror::Error)]
