@@ -65,7 +65,7 @@ pub use link::CubeLink;
 pub use link::{DeviceLink, Direction, HostCopyLink, LinkError, SimulatedLink, ZeroCopyLink};
 pub use manager::{ResidentCopy, SpillManager};
 pub use memory::{
-    ALIGN as LINK_ALIGN, Budget, BudgetError, ELEMENT_ALIGN, Floats, NarrowFloats, Reservation,
+    ALIGN as LINK_ALIGN, Budget, BudgetError, ELEMENT_ALIGN, Floats, NarrowFloats, PinnedMemory, Reservation,
 };
 pub use monitor::{Monitor, StdMonitor};
 pub use store::{

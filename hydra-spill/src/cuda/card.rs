@@ -177,7 +177,10 @@ impl<M: CardMemory> DeviceLink for CardLink<M> {
         if budget.used() + bytes > budget.capacity() - budget.capacity() / 4 {
             return floats.into();
         }
-        self.dma.pool().floats(&floats, "masters").map_or_else(|_| floats.into(), Floats::Pinned)
+        match self.dma.pool().floats(&floats, "masters") {
+            Ok(pinned) => Floats::Pinned(Box::new(pinned)),
+            Err(_) => floats.into(),
+        }
     }
 
     fn prepare(&self, promotion: u64) -> Result<(), LinkError> {

@@ -39,8 +39,7 @@ impl Dma {
     /// four of which are taken from the pool for as long as this lives.
     ///
     /// # Errors
-    /// [`SpillError::Pinned`] if the pool has no room for the chunks, [`SpillError::Driver`] if the driver
-    /// has failed.
+    /// [`SpillError::Setup`] if the pool has no room for the chunks or the driver has failed.
     pub fn new(
         name: impl Into<String>,
         driver: &dyn Driver,
@@ -399,6 +398,7 @@ impl Drop for Flight<'_, '_> {
 mod tests {
     use super::super::arena::{Arena, Lease, offsets};
     use super::super::fake::{Failure, FakeDriver, PACES, Pace};
+    use super::super::pinned::PinnedError;
     use super::*;
     use crate::{Budget, BudgetError};
     use hydra_core::ByteSize;
@@ -656,11 +656,10 @@ mod tests {
         let budget = Budget::new("page-locked memory", ByteSize(3 * 4096));
         let pool = PinnedPool::new(Arc::new(driver.clone()), budget.clone());
         let error = Dma::new("fake", &driver, pool, 4096).unwrap_err();
-        let SpillError::Pinned(super::super::PinnedError::Budget { source }) = error else {
-            panic!("{error}")
-        };
+        let SpillError::Setup(error) = error else { panic!("{error}") };
+        let Some(PinnedError::Budget { source }) = error.downcast_ref() else { panic!("{error}") };
         let BudgetError::Refused { owner, requested, .. } = source;
-        assert_eq!((owner.as_str(), requested), ("staging of link `fake`", 4096));
+        assert_eq!((owner.as_str(), *requested), ("staging of link `fake`", 4096));
         assert_eq!((budget.used(), driver.locked()), (0, 0));
     }
 

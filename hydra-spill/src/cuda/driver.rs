@@ -3,6 +3,7 @@
 //! It is a port. The driver of NVIDIA cards stands behind it, and in tests one without a card, which delays
 //! and fails copies at will and watches what memory they touch.
 
+use crate::SpillError;
 use std::fmt;
 use std::ptr::NonNull;
 
@@ -27,6 +28,12 @@ pub enum DriverError {
         /// The library's file name.
         library: &'static str,
     },
+}
+
+impl From<DriverError> for SpillError {
+    fn from(error: DriverError) -> Self {
+        Self::Setup(error.into())
+    }
 }
 
 /// Memory of a card, in bytes, whoever on the machine uses it.

@@ -5,7 +5,7 @@
 //! locking it takes long: a freed buffer stays locked and waits for one of nearly its size.
 
 use super::driver::{Driver, DriverError};
-use crate::{Budget, BudgetError, Reservation, alloc};
+use crate::{Budget, BudgetError, PinnedMemory, Reservation, SpillError, alloc};
 use bytes::Bytes;
 use hydra_core::ByteSize;
 use std::collections::BTreeMap;
@@ -51,6 +51,12 @@ pub enum PinnedError {
         /// The error of the driver.
         source: DriverError,
     },
+}
+
+impl From<PinnedError> for SpillError {
+    fn from(error: PinnedError) -> Self {
+        Self::Setup(error.into())
+    }
 }
 
 /// Page-locked memory of this machine, for all its cards. Clones share the same memory.
@@ -353,17 +359,7 @@ impl DerefMut for PinnedFloats {
     }
 }
 
-impl AsRef<[u8]> for PinnedFloats {
-    fn as_ref(&self) -> &[u8] {
-        &self.buffer
-    }
-}
-
-impl PartialEq for PinnedFloats {
-    fn eq(&self, other: &Self) -> bool {
-        **self == **other
-    }
-}
+impl PinnedMemory for PinnedFloats {}
 
 impl fmt::Debug for PinnedFloats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -470,12 +466,12 @@ mod tests {
         let mut floats = pool.floats(&given, "b").unwrap();
         assert_eq!(*floats, given[..]);
         floats[3] = -1.5;
-        let bytes: &[u8] = floats.as_ref();
+        let bytes: &[u8] = bytemuck::cast_slice(&floats);
         assert_eq!((bytes.len(), bytemuck::cast_slice::<u8, f32>(bytes)[3]), (100, -1.5));
         let mut same = pool.floats(&given, "c").unwrap();
-        assert_ne!(floats, same);
+        assert_ne!(*floats, *same);
         same[3] = -1.5;
-        assert_eq!(floats, same);
+        assert_eq!(*floats, *same);
         assert_eq!(pool.floats(&[], "d").unwrap().len(), 0);
         assert!(pool.floats(&[0.0; 1 << 15], "e").is_err());
     }

@@ -1,8 +1,11 @@
 //! Floats of the host, in ordinary memory or in memory that a card copies from by itself.
 
-use crate::cuda::PinnedFloats;
 use hydra_core::FloatType;
+use std::fmt;
 use std::ops::{Deref, DerefMut};
+
+/// Page-locked floats, from which a card copies by itself. Whoever locks pages implements it.
+pub trait PinnedMemory: DerefMut<Target = [f32]> + fmt::Debug + Send + Sync {}
 
 /// Floats of the host, in ordinary memory or in memory that a card copies from by itself.
 #[derive(Debug)]
@@ -10,7 +13,7 @@ pub enum Floats {
     /// Ordinary memory.
     Heap(Vec<f32>),
     /// Page-locked memory.
-    Pinned(PinnedFloats),
+    Pinned(Box<dyn PinnedMemory>),
 }
 
 impl Default for Floats {
@@ -49,6 +52,12 @@ impl DerefMut for Floats {
 impl Clone for Floats {
     fn clone(&self) -> Self {
         Self::Heap(self.to_vec())
+    }
+}
+
+impl AsRef<[u8]> for Floats {
+    fn as_ref(&self) -> &[u8] {
+        bytemuck::cast_slice(self)
     }
 }
 
@@ -100,5 +109,11 @@ impl Deref for NarrowFloats {
 impl DerefMut for NarrowFloats {
     fn deref_mut(&mut self) -> &mut [u16] {
         &mut bytemuck::cast_slice_mut(&mut self.packed)[..self.len]
+    }
+}
+
+impl AsRef<[u8]> for NarrowFloats {
+    fn as_ref(&self) -> &[u8] {
+        bytemuck::cast_slice(self)
     }
 }

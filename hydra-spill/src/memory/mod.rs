@@ -8,4 +8,4 @@ mod floats;
 
 pub use aligned::{ALIGN, ELEMENT_ALIGN};
 pub use budget::{Budget, BudgetError, Reservation};
-pub use floats::{Floats, NarrowFloats};
+pub use floats::{Floats, NarrowFloats, PinnedMemory};

@@ -223,12 +223,13 @@ impl DeviceHomeStore {
 }
 
 fn upload(link: &dyn DeviceLink, masters: Masters) -> Result<DeviceMasters, LinkError> {
-    let params = link.upload(&bytes_of(masters.params))?;
+    let params = link.upload(&Bytes::from_owner(masters.params))?;
     let narrow = masters.narrow.map(|narrow| {
         let float = narrow.float_type();
-        link.upload(&Bytes::from_owner(OwnedNarrow(narrow))).map(|bytes| DeviceNarrow { float, bytes })
+        link.upload(&Bytes::from_owner(narrow)).map(|bytes| DeviceNarrow { float, bytes })
     });
-    let moments = masters.moments.into_iter().map(|moment| link.upload(&bytes_of(moment)));
+    let moments =
+        masters.moments.into_iter().map(|moment| link.upload(&Bytes::from_owner(Floats::from(moment))));
     Ok(DeviceMasters { params, narrow: narrow.transpose()?, moments: moments.collect::<Result<_, _>>()? })
 }
 
@@ -242,26 +243,6 @@ fn download(link: &dyn DeviceLink, masters: &DeviceMasters) -> Result<Masters, L
     let params = download(&masters.params)?;
     let narrow = masters.narrow.as_ref().map(|narrow| NarrowFloats::of(&params, narrow.float, Floats::from));
     Ok(Masters { narrow, ..Masters::new(params, moments) })
-}
-
-struct Owned(Floats);
-
-impl AsRef<[u8]> for Owned {
-    fn as_ref(&self) -> &[u8] {
-        bytemuck::cast_slice(&self.0)
-    }
-}
-
-struct OwnedNarrow(NarrowFloats);
-
-impl AsRef<[u8]> for OwnedNarrow {
-    fn as_ref(&self) -> &[u8] {
-        bytemuck::cast_slice(&self.0)
-    }
-}
-
-fn bytes_of(floats: impl Into<Floats>) -> Bytes {
-    Bytes::from_owner(Owned(floats.into()))
 }
 
 fn lock(slots: &Slots) -> MutexGuard<'_, BTreeMap<ImageId, Slot>> {
@@ -469,7 +450,7 @@ mod tests {
         let busy = store.read(ID).unwrap_err();
         assert!(matches!(busy, SpillError::ImageBusy { readers: 0, .. }), "{busy}");
         assert!(store.on_device(ID).is_err() && store.discard(ID).is_err());
-        writer.params = Bytes::from_owner(Owned(vec![4.0; 300].into())).into();
+        writer.params = Bytes::from_owner(Floats::from(vec![4.0; 300])).into();
         writer.moments[1] = writer.params.clone();
         writer.commit();
         assert_eq!(store.version(ID).unwrap(), 1);
@@ -504,8 +485,8 @@ mod tests {
 
         let mut writer = store.write_on_device(ID).unwrap();
         let ones = NarrowFloats::of(&[1.0; 300], FloatType::Bf16, Floats::from);
-        writer.params = bytes_of(vec![1.0; 300]).into();
-        writer.narrow.as_mut().unwrap().bytes = Bytes::from_owner(OwnedNarrow(ones)).into();
+        writer.params = Bytes::from_owner(Floats::from(vec![1.0; 300])).into();
+        writer.narrow.as_mut().unwrap().bytes = Bytes::from_owner(ones).into();
         writer.commit();
         let view = store.read(ID).unwrap();
         assert_eq!(bytemuck::cast_slice::<u8, u16>(&view.bytes), [0x3F80; 300]);

@@ -37,7 +37,7 @@ struct Wide(Arc<Params>);
 
 impl AsRef<[u8]> for Wide {
     fn as_ref(&self) -> &[u8] {
-        bytemuck::cast_slice(&self.0.wide)
+        self.0.wide.as_ref()
     }
 }
 
@@ -47,8 +47,8 @@ struct Moving(Arc<Params>);
 impl AsRef<[u8]> for Moving {
     fn as_ref(&self) -> &[u8] {
         match &self.0.narrow {
-            Some(narrow) => bytemuck::cast_slice(narrow),
-            None => bytemuck::cast_slice(&self.0.wide),
+            Some(narrow) => narrow.as_ref(),
+            None => self.0.wide.as_ref(),
         }
     }
 }

@@ -1,7 +1,6 @@
 //! Errors of stores, and of whatever moves images.
 
 use super::image::ImageId;
-use crate::cuda::{DriverError, PinnedError};
 use crate::{BudgetError, BufferError, LinkError};
 use hydra_core::ByteSize;
 use std::io;
@@ -16,12 +15,9 @@ pub enum SpillError {
     /// A link failed to copy.
     #[error(transparent)]
     Link(#[from] LinkError),
-    /// There is no page-locked memory left.
+    /// A link could not be set up: there is no page-locked memory left, or a card's driver has failed.
     #[error(transparent)]
-    Pinned(#[from] PinnedError),
-    /// A card's driver has failed.
-    #[error(transparent)]
-    Driver(#[from] DriverError),
+    Setup(Box<dyn std::error::Error + Send + Sync>),
     /// The double buffer was used out of turn.
     #[error(transparent)]
     Buffer(#[from] BufferError),
