@@ -36,7 +36,7 @@
 //! writer.commit();
 //! assert_eq!((store.version(id)?, resident.version(0)), (1, Some(0)));
 //!
-//! manager.demote(resident);
+//! drop(resident);
 //! assert_eq!(budget.used(), 0);
 //! # Ok(())
 //! # }
@@ -64,9 +64,7 @@ pub use double_buffer::{BufferError, DoubleBuffer, FillGuard, SlotState, Ticket}
 pub use link::CubeLink;
 pub use link::{DeviceLink, Direction, HostCopyLink, LinkError, SimulatedLink, ZeroCopyLink};
 pub use manager::{ResidentCopy, SpillManager};
-pub use memory::{
-    ALIGN as LINK_ALIGN, Budget, BudgetError, ELEMENT_ALIGN, Floats, NarrowFloats, PinnedMemory, Reservation,
-};
+pub use memory::{Budget, BudgetError, ELEMENT_ALIGN, Floats, NarrowFloats, PinnedMemory, Reservation};
 pub use monitor::{Monitor, StdMonitor};
 pub use store::{
     DeviceHomeStore, DeviceMasters, DeviceNarrow, DeviceWriter, DiskStore, DramStore, ImageId, ImageKind,

@@ -178,11 +178,6 @@ impl SpillManager {
         Ok(tensors.into_iter().map(|tensor| tensor.and_then(&mut taken)).collect())
     }
 
-    /// Drops a resident copy. It is clean, for masters are written on the host alone, so no byte moves.
-    pub fn demote(&self, resident: ResidentCopy) {
-        drop(resident);
-    }
-
     /// All bytes that were copied to the device, images and activations.
     pub fn uploaded_bytes(&self) -> u64 {
         self.link.moved(Direction::Upload)
@@ -275,7 +270,7 @@ mod tests {
         let again = promote(&manager, &[2], 400, TASK);
         assert!(matches!(again, Err(SpillError::ReservationTooSmall { needed: 1200, reserved: 400, .. })));
 
-        manager.demote(resident);
+        drop(resident);
         assert_eq!((manager.budget().used(), manager.downloaded_bytes()), (0, 0));
         let again = promote(&manager, &[2], 1200, TASK).unwrap();
         assert_eq!(again.version(2), Some(1));
@@ -298,7 +293,7 @@ mod tests {
         drop(master);
         let busy = manager.store().write(id).map(drop).unwrap_err();
         assert!(matches!(busy, SpillError::ImageBusy { readers: 1, .. }), "{busy}");
-        manager.demote(resident);
+        drop(resident);
         assert!(manager.store().write(id).is_ok());
     }
 

@@ -28,7 +28,8 @@ pub fn tag_thread(device: Option<DeviceId>) {
 }
 
 /// The device that this thread's allocations are charged to; `None` for the host.
-pub fn current_tag() -> Option<DeviceId> {
+#[cfg(test)]
+pub(super) fn current_tag() -> Option<DeviceId> {
     match tag() {
         HOST => None,
         tag => Some(DeviceId(usize::from(tag) - 1)),

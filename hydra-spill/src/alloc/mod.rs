@@ -21,7 +21,7 @@
 mod block;
 mod figures;
 
-pub use figures::{MAX_DEVICES, TagLease, current_tag, tag_thread, with_tag};
+pub use figures::{MAX_DEVICES, TagLease, tag_thread, with_tag};
 
 use block::{Header, header_of, is_coloured, open, whole};
 use figures::{INSTALLED, count, counters, credit, recharge, tag, tag_of};
@@ -195,6 +195,7 @@ const PURGE_DELAY: libmimalloc_sys::mi_option_t = 15;
 #[cfg(test)]
 mod tests {
     use super::block::{LARGE, LINE};
+    use super::figures::current_tag;
     use super::*;
     use proptest::prelude::*;
     use std::cell::Cell;

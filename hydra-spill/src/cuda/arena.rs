@@ -114,6 +114,7 @@ impl<M: Monitor> Arena<M> {
     }
 
     /// The bytes that are not free.
+    #[cfg(test)]
     pub fn used(&self) -> u64 {
         M::enter(&self.cell, |ranges| ranges.held.values().sum())
     }
@@ -126,13 +127,9 @@ impl<M: Monitor> Lease<M> {
     }
 
     /// The bytes of the range.
+    #[cfg(test)]
     pub fn len(&self) -> u64 {
         self.len
-    }
-
-    /// Returns whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
     }
 }
 

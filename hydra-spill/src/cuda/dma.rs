@@ -8,7 +8,8 @@
 
 use super::driver::{CopyStream, Driver, DriverError};
 use super::pinned::{PinnedBuffer, PinnedPool};
-use crate::{Direction, LINK_ALIGN, LinkError, SpillError, alloc};
+use crate::memory::ALIGN;
+use crate::{Direction, LinkError, SpillError, alloc};
 use bytes::Bytes;
 use std::collections::TryReserveError;
 use std::fmt;
@@ -93,7 +94,7 @@ impl Dma {
     }
 
     /// Copies from each part's address on the card as many bytes into new host memory: page-locked if the pool has
-    /// room for it, else the heap's. It is aligned to [`LINK_ALIGN`].
+    /// room for it, else the heap's. It is aligned to 64 bytes.
     ///
     /// # Errors
     /// [`LinkError::Memory`] if the heap has no room either, [`LinkError::Transfer`] if the driver fails.
@@ -199,7 +200,7 @@ impl Landing {
     }
 }
 
-/// Heap memory that begins at a multiple of [`LINK_ALIGN`].
+/// Heap memory that begins at a multiple of 64 bytes.
 struct HeapBuffer {
     storage: Vec<u8>,
     start: usize,
@@ -208,8 +209,8 @@ struct HeapBuffer {
 impl HeapBuffer {
     fn new(len: usize) -> Result<Self, TryReserveError> {
         let mut storage: Vec<u8> = Vec::new();
-        storage.try_reserve_exact(len.saturating_add(LINK_ALIGN - 1))?;
-        let start = storage.as_ptr().addr().wrapping_neg() % LINK_ALIGN;
+        storage.try_reserve_exact(len.saturating_add(ALIGN - 1))?;
+        let start = storage.as_ptr().addr().wrapping_neg() % ALIGN;
         storage.resize(start + len, 0);
         Ok(Self { storage, start })
     }
@@ -577,7 +578,7 @@ mod tests {
         let budget = bench.dma.pool.budget();
         let rest = budget.reserve(budget.available(), "another").unwrap();
         let heap = bench.download(at, 1000).unwrap();
-        assert!(!bench.dma.pool.contains(&heap) && heap.as_ptr().addr().is_multiple_of(LINK_ALIGN));
+        assert!(!bench.dma.pool.contains(&heap) && heap.as_ptr().addr().is_multiple_of(ALIGN));
         assert_eq!((&downloaded, &heap), (&pattern(1, 1000).into(), &pattern(1, 1000).into()));
         assert_eq!(bench.download(at, 0).unwrap().len(), 0);
         let endless = bench.download(at, usize::MAX / 2).unwrap_err();

@@ -112,7 +112,7 @@ pub trait DeviceLink: Send + Sync {
     }
 
     /// Copies host bytes into memory of the device. Dropping the last clone of the result frees that
-    /// memory, or returns it to the link's free list.
+    /// memory.
     ///
     /// # Errors
     /// [`LinkError::Memory`] if the device has no room, [`LinkError::Transfer`] if the device fails.
@@ -213,8 +213,8 @@ mod tests {
     use super::conformance::{aligned, conforms, floats, pattern};
     use super::simulated::Lane;
     use super::*;
-    use crate::LINK_ALIGN as ALIGN;
-    use crate::alloc::{self, AllocatorProbe, allocations};
+    use crate::alloc::{self, AllocatorProbe};
+    use crate::memory::ALIGN;
     use hydra_core::{Bandwidth, DeviceId, MemoryProbe};
     use proptest::prelude::*;
     use std::time::Duration;
@@ -223,12 +223,11 @@ mod tests {
     const PROBE: AllocatorProbe = AllocatorProbe;
 
     // Devices of the tests of this file: 20 to 29.
-    fn links(first: usize) -> [Box<dyn DeviceLink>; 4] {
-        let pooled = || HostCopyLink::new(DeviceId(first + 1)).with_idle_limit(1 << 20);
+    fn links(first: usize) -> [Box<dyn DeviceLink>; 3] {
+        let copies = || HostCopyLink::new(DeviceId(first));
         [
-            Box::new(HostCopyLink::new(DeviceId(first))),
-            Box::new(pooled()),
-            Box::new(SimulatedLink::new(pooled(), FAST, Duration::from_micros(1))),
+            Box::new(copies()),
+            Box::new(SimulatedLink::new(copies(), FAST, Duration::from_micros(1))),
             Box::new(ZeroCopyLink::new(DeviceId(first + 2))),
         ]
     }
@@ -268,37 +267,6 @@ mod tests {
         assert!(charged >= len as u64 && PROBE.in_use(device) == charged);
         drop(taken);
         assert_eq!(PROBE.in_use(device), 0);
-    }
-
-    #[test]
-    fn freed_buffers_are_used_again_within_the_limit() {
-        let device = DeviceId(25);
-        let room = |len: usize| (len + ALIGN - 1) as u64;
-        let link = HostCopyLink::new(device).with_idle_limit(room(1000) + room(2000));
-        let copy = |len: usize| link.upload(&Bytes::from(pattern(len, len))).unwrap();
-        drop((copy(1000), copy(2000)));
-        assert_eq!((PROBE.in_use(device), allocations(device)), (room(1000) + room(2000), 2));
-        let (again, other) = (copy(1000), copy(1001));
-        assert_eq!((allocations(device), &again.as_host().unwrap()[..]), (3, &pattern(1000, 1000)[..]));
-        drop(other);
-        assert_eq!(PROBE.in_use(device), room(1000) + room(1001), "the oldest, of 2000, made room");
-        drop(again);
-        assert_eq!(PROBE.in_use(device), room(1000) + room(1001));
-        drop(copy(1 << 20));
-        assert_eq!(PROBE.in_use(device), room(1000) + room(1001), "what exceeds the limit is freed");
-        let outlives = copy(1001);
-        drop(link);
-        assert_eq!(PROBE.in_use(device), room(1001) + room(1000));
-        drop(outlives);
-        assert_eq!(PROBE.in_use(device), 0);
-    }
-
-    #[test]
-    fn a_link_without_an_idle_limit_keeps_nothing() {
-        let device = DeviceId(26);
-        let link = HostCopyLink::new(device);
-        (0..3).for_each(|_| drop(link.upload(&Bytes::from(pattern(0, 500))).unwrap()));
-        assert_eq!((PROBE.in_use(device), allocations(device)), (0, 3));
     }
 
     #[test]

@@ -31,8 +31,8 @@ pub(crate) fn at_alignment(bytes: Bytes) -> Result<Bytes, TryReserveError> {
 /// Bytes that begin at a multiple of [`ALIGN`], which a `Vec<u8>` alone does not promise.
 #[derive(Debug)]
 pub(crate) struct AlignedBytes {
-    pub(crate) storage: Vec<u8>,
-    pub(crate) start: usize,
+    storage: Vec<u8>,
+    start: usize,
 }
 
 impl AlignedBytes {

@@ -6,6 +6,7 @@ pub(crate) mod aligned;
 mod budget;
 mod floats;
 
-pub use aligned::{ALIGN, ELEMENT_ALIGN};
+pub(crate) use aligned::ALIGN;
+pub use aligned::ELEMENT_ALIGN;
 pub use budget::{Budget, BudgetError, Reservation};
 pub use floats::{Floats, NarrowFloats, PinnedMemory};

@@ -429,7 +429,7 @@ mod tests {
         drop(image);
         let busy = store.write_on_device(ID).unwrap_err();
         assert!(matches!(busy, SpillError::ImageBusy { readers: 1, .. }), "{busy}");
-        manager.demote(resident);
+        drop(resident);
         drop(store.write_on_device(ID).unwrap());
         assert!(matches!(store.write_on_device(elsewhere), Err(SpillError::ImageMissing { .. })));
         let best = Masters::new(vec![1.0; 300], Vec::new());
@@ -438,7 +438,7 @@ mod tests {
         assert_eq!(budget.used(), masters().len_bytes());
         let spilled = manager.promote(TaskId(9), &[5], budget.reserve(1200, "shard").unwrap()).unwrap();
         assert_eq!(manager.uploaded_bytes(), 1200);
-        manager.demote(spilled);
+        drop(spilled);
     }
 
     #[test]
