@@ -3,7 +3,7 @@
 //! A CPU device computes on host memory in place, so there both are [`bytes::Bytes`]. A GPU has memory that
 //! only its kernels and its copies reach: behind the port [`DeviceBuffer`].
 
-use crate::{Activation, AnyTensor, ByteSize, HostTensor};
+use crate::{AnyTensor, ByteSize, HostTensor};
 use burn::tensor::{DType, Device};
 use bytes::Bytes;
 use std::any::Any;
@@ -162,20 +162,6 @@ impl DeviceTensor {
         self.dtype.is_float()
     }
 
-    /// The tensor for Burn, without a copy; a write to it copies. `device` is the plain or the autodiff
-    /// device that the bytes are on.
-    ///
-    /// # Panics
-    /// If the bytes are in memory that `device` cannot read.
-    pub fn to_device(&self, device: &Device) -> AnyTensor {
-        match &self.bytes {
-            DeviceBytes::Host(bytes) => {
-                HostTensor::view(bytes.clone(), self.shape.clone(), self.dtype).to_device(device)
-            }
-            DeviceBytes::Buffer(buffer) => buffer.tensor(&self.shape, self.dtype, device),
-        }
-    }
-
     /// A copy of memory that is its own, on the same device.
     pub fn copied(self) -> Self {
         let bytes = match self.bytes {
@@ -191,29 +177,6 @@ impl DeviceTensor {
 impl From<HostTensor> for DeviceTensor {
     fn from(tensor: HostTensor) -> Self {
         Self { bytes: tensor.bytes.into(), shape: tensor.shape, dtype: tensor.dtype }
-    }
-}
-
-impl AnyTensor {
-    /// The tensor's bytes where they are: on a CPU those of the host, elsewhere the device's.
-    pub fn into_device_tensor(self) -> DeviceTensor {
-        #[cfg(feature = "cube")]
-        if let Some(tensor) = crate::cube::device_tensor(&self) {
-            return tensor;
-        }
-        self.into_host().into()
-    }
-}
-
-impl Activation {
-    /// The activation of tensors that are in the memory of `device`; see [`DeviceTensor::to_device`].
-    pub fn from_device_tensors(parts: &[DeviceTensor], device: &Device) -> Self {
-        parts.iter().map(|part| part.to_device(device)).collect()
-    }
-
-    /// The bytes of all tensors where they are.
-    pub fn into_device_tensors(self) -> Vec<DeviceTensor> {
-        self.into_parts().into_iter().map(AnyTensor::into_device_tensor).collect()
     }
 }
 
@@ -259,66 +222,7 @@ pub fn panic_message(panic: &dyn Any) -> String {
         .unwrap_or_else(|| "a panic without a message".to_owned())
 }
 
-/// Waits until `device` has finished all that the calling thread gave it, and checks that `made` was made.
-/// A CPU device has finished whatever returned.
-///
-/// # Errors
-/// The failure that the device's runtime reports, such as that there was no memory for one of `made`.
-pub fn finish(device: &Device, made: &[&DeviceTensor]) -> Result<(), DeviceError> {
-    device.sync().map_err(|error| DeviceError::new(format!("{error:?}")))?;
-    #[cfg(feature = "cube")]
-    crate::cube::check(made)?;
-    let _ = made;
-    Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn bytes_of_a_cpu_device_are_the_hosts() {
-        let host = HostTensor::float(vec![1.0, 2.0, 3.0, 4.0], [2, 2]);
-        let device_tensor = DeviceTensor::from(host.clone());
-        let tensor = device_tensor.to_device(&Device::flex());
-        let back = tensor.into_device_tensor();
-        assert_eq!(back.bytes.as_host().unwrap().as_ptr(), host.bytes.as_ptr());
-        assert!(back.bytes.overlaps(&device_tensor.bytes));
-        let copied = back.copied();
-        assert!(!copied.bytes.overlaps(&device_tensor.bytes));
-        assert_eq!(copied.bytes.as_host(), Some(&host.bytes));
-        finish(&Device::flex(), &[&copied]).unwrap();
-    }
-
-    #[test]
-    fn what_a_runtime_says_loses_its_traces() {
-        let error = DeviceError::new("it failed\n  badly\nBacktrace:\n  0: main");
-        assert_eq!(error.to_string(), "the device could not finish its work: it failed badly");
-        let panic: Box<dyn Any + Send> = Box::new(DeviceError::OutOfMemory { bytes: 3 << 30 });
-        let error = DeviceError::of_panic(panic.as_ref()).unwrap();
-        assert_eq!(error.to_string(), "the device had no memory left for 3.00 GiB");
-        assert_eq!(panic_message(panic.as_ref()), error.to_string());
-        let says = |panic: Box<dyn Any + Send>| panic_message(panic.as_ref());
-        assert_eq!((says(Box::new("so")), says(Box::new("so".to_owned()))), ("so".into(), "so".into()));
-        assert_eq!(says(Box::new(5)), "a panic without a message");
-    }
-
-    #[test]
-    fn a_lease_lasts_as_long_as_any_slice() {
-        let (bytes, lease) = (DeviceBytes::from(Bytes::from(vec![7_u8; 16])), Arc::new(()));
-        let leased = bytes.leased(lease.clone());
-        let part = leased.slice(4..8);
-        drop(leased);
-        assert!(Arc::strong_count(&lease) == 2 && part.overlaps(&bytes));
-        drop(part);
-        assert_eq!(Arc::strong_count(&lease), 1);
-    }
-
-    #[test]
-    fn slices_overlap_only_where_they_do() {
-        let bytes = DeviceBytes::from(Bytes::from(vec![0_u8; 16]));
-        let (a, b, c) = (bytes.slice(0..8), bytes.slice(8..16), bytes.slice(4..12));
-        assert!(!a.overlaps(&b) && !b.overlaps(&a) && a.overlaps(&c) && c.overlaps(&b) && bytes.overlaps(&a));
-        assert_eq!((a.len(), bytes.slice(3..3).is_empty()), (8, true));
-    }
+/// Waits until `device` has finished all that the calling thread gave it.
+pub(super) fn sync(device: &Device) -> Result<(), DeviceError> {
+    device.sync().map_err(|error| DeviceError::new(format!("{error:?}")))
 }

@@ -5,8 +5,10 @@
 //! a [`Layer`] by the blanket implementation, object-safe and without type parameters: chains are
 //! `Box<dyn Layer>` and neither the partitioner nor the scheduler knows a model's type.
 
-use crate::initializer::{Form, Guesses, OwnInit};
-use crate::{Activation, AnyTensor, DeviceTensor, HostTensor, Key, Pass, activation::by_rank, level::level};
+use super::initializer::{Form, Guesses, OwnInit};
+use super::level::level;
+use crate::tensor::by_rank;
+use crate::{Activation, AnyTensor, DeviceTensor, HostTensor, Key, Pass};
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Device, DispatchTensor, Gradients, Shape, Tensor};
 use rayon::prelude::*;

@@ -4,7 +4,7 @@
 //! run. Everything runs on the *autodiff* device, tracked or not: Burn's plain device fuses some ops that
 //! its autodiff device decomposes, and the two differ in the last bits.
 
-use crate::layer::scale;
+use super::layer::scale;
 use crate::{Activation, AnyTensor, Chain, DeviceBytes, Layer, Pass, vector_jacobian};
 use burn::tensor::{DType, Device, Gradients, Tensor};
 use std::ops::Range;

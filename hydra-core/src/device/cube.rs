@@ -1,10 +1,9 @@
 //! Buffers of CubeCL, the runtime of all GPUs, as the memory of devices.
 
-use crate::activation::{BurnBytes, by_rank};
-use crate::{
-    AnyTensor, DeviceBuffer, DeviceBytes, DeviceError, DeviceId, DeviceTensor, FloatType, HostTensor,
-    MemoryProbe, finish,
-};
+use super::memory::{DeviceBuffer, DeviceBytes, DeviceError, DeviceTensor, sync};
+use super::probe::MemoryProbe;
+use crate::tensor::{BurnBytes, by_rank};
+use crate::{AnyTensor, DeviceId, FloatType, HostTensor};
 pub use burn::backend::StreamId;
 use burn::backend::{Cube, DispatchDevice};
 use burn::tensor::{DType, Device, Int, Shape, Tensor};
@@ -91,7 +90,7 @@ impl CubeAdapter {
     pub fn write(&self, host: &[bytes::Bytes]) -> Result<Vec<CubeBytes>, DeviceError> {
         let buffer = |bytes: &bytes::Bytes| self.bytes(self.client.create_from_slice(bytes));
         let buffers: Vec<CubeBytes> = host.iter().map(buffer).collect();
-        finish(&self.burn, &[])?;
+        sync(&self.burn)?;
         self.client.check(buffers.iter().map(|bytes| &bytes.handle)).map_err(of_runtime)?;
         Ok(buffers)
     }
