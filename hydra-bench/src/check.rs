@@ -189,7 +189,7 @@ fn subject(args: &CheckArgs, around: &Surroundings) -> Result<Subject> {
     }
     let mut device = devices.remove(0);
     // What is checked is copies; a device that shares the host's memory makes none.
-    device.resident = false;
+    device.zero_copy = false;
     Ok(Subject {
         device,
         page_locked: args.pinned_memory.unwrap_or(PAGE_LOCKED),

@@ -38,7 +38,7 @@ pub(crate) fn devices(spec: &DevicesSpec, machine: &Machine) -> Result<Vec<Devic
         link: spec.link_bytes_per_s,
         latency: Duration::ZERO,
         sharing: 1,
-        resident: spec.resident,
+        zero_copy: spec.resident,
     };
     Ok((0..count).map(device).collect())
 }

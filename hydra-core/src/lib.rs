@@ -1,4 +1,4 @@
-//! What a model is, for every other crate of Hydra.
+//! Models, for every other crate of Hydra.
 //!
 //! A model is a [`Chain`]: a sequence of [`Layer`]s that ends in a loss. Users write Burn modules and
 //! implement [`Forward`] for them; the blanket implementation makes them object-safe layers, so that
@@ -27,47 +27,34 @@
 //! recognise a module's own initializers by them ([`Forward::init`]).
 #![forbid(unsafe_code)]
 
-mod activation;
 mod chain;
-mod compute;
-#[cfg(feature = "cube")]
-pub mod cube;
 mod dataset;
+mod device;
 mod error;
 mod files;
-mod float;
 mod ids;
-mod initializer;
 mod key;
-mod layer;
-mod level;
-mod memory;
-mod pass;
-mod probe;
 pub mod profile;
 mod spec;
+mod tensor;
 mod units;
-mod vjp;
-mod weights;
 
-pub use activation::{Activation, AnyTensor, HostActivation, HostTensor};
-pub use chain::{Chain, ChainBuilder, ChainLayer, IMAGE_ALIGN, ImageLayout, ImageParam, ParamRef};
-pub use compute::{
-    BackwardFrom, LayerGradients, Measured, ShardBackward, backward_range, forget_graphs, forward_range,
-    loss_value, promote_layers,
+pub use chain::{
+    BackwardFrom, Chain, ChainBuilder, ChainLayer, Declared, DropoutMask, Forward, IMAGE_ALIGN, ImageLayout,
+    ImageParam, ImageReader, Init, Layer, LayerGradients, Measured, Mode, ModelWriter, OwnInit, ParamInfo,
+    ParamRef, Pass, SeededInit, ShardBackward, WeightError, WeightSource, backward_range, forget_graphs,
+    forward_range, loss_value, promote_layers, vector_jacobian,
 };
 pub use dataset::{Batch, Dataset, DatasetError, Sampler, gather, gather_items};
+#[cfg(feature = "cube")]
+pub use device::cube;
+pub use device::{
+    DeviceBuffer, DeviceBytes, DeviceError, DeviceTensor, MemoryProbe, NoProbe, finish, panic_message,
+};
 pub use error::{CoreError, with_causes};
 pub use files::{UNFINISHED, replace_file};
-pub use float::FloatType;
 pub use ids::{DeviceId, TaskId};
-pub use initializer::OwnInit;
 pub use key::Key;
-pub use layer::{Declared, Forward, Init, Layer, ParamInfo};
-pub use memory::{DeviceBuffer, DeviceBytes, DeviceError, DeviceTensor, finish, panic_message};
-pub use pass::{DropoutMask, Mode, Pass};
-pub use probe::{MemoryProbe, NoProbe};
 pub use spec::{Decay, Length, OptimizerSpec, Schedule, ScheduleKind, TrainSpec};
+pub use tensor::{Activation, AnyTensor, FloatType, HostActivation, HostTensor};
 pub use units::{AtLeast, Bandwidth, ByteSize, UnitError};
-pub use vjp::vector_jacobian;
-pub use weights::{ImageReader, ModelWriter, SeededInit, WeightError, WeightSource};

@@ -1,4 +1,4 @@
-//! Where the time of a training step goes: seconds by part, summed over the whole process.
+//! The time of a training step by part: seconds, summed over the whole process.
 //!
 //! Off unless [`start`] is called, and then a few atomic additions for each operation. Parts do not nest:
 //! the part that began first is the one that is charged, so a matrix product within the head counts as head.

@@ -21,13 +21,13 @@ pub enum UnitError {
         "`{found}` is not a size: expected a positive number with an optional unit B, KB, MB, GB, TB, KiB, MiB, GiB or TiB, such as 64MiB"
     )]
     Size {
-        /// What was given.
+        /// The value that was given.
         found: String,
     },
     /// The text is not a size followed by `/s`.
     #[error("`{found}` is not a bandwidth: expected a size per second, such as 8GiB/s")]
     Bandwidth {
-        /// What was given.
+        /// The value that was given.
         found: String,
     },
 }
@@ -66,8 +66,8 @@ impl ByteSize {
         Self(n.saturating_mul(1 << 20))
     }
 
-    /// What is needed at least, as text: rounded up where the size itself is rounded to the nearest, so that what is
-    /// read back from it is enough.
+    /// The least size that is needed, as text: rounded up where the size itself is rounded to the nearest, so that what
+    /// is read back from it is enough.
     pub fn at_least(self) -> AtLeast {
         AtLeast(self)
     }

@@ -17,7 +17,7 @@ use crate::run::{self, Admitted, Chosen, Setup};
 use crate::train_task::TrainTask;
 use hydra_core::{ByteSize, Chain, Dataset, DeviceId, MemoryProbe, OptimizerSpec, TaskId, TrainSpec};
 use hydra_sched::{Policy, PolicyKind};
-use hydra_spill::{DeviceLink, DiskStore, DramStore, ResidentStore, TierStore, alloc::AllocatorProbe};
+use hydra_spill::{DeviceHomeStore, DeviceLink, DiskStore, DramStore, TierStore, alloc::AllocatorProbe};
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -223,8 +223,8 @@ impl Orchestrator {
             return Ok(admitted.admission.clone());
         }
         let on_disk = Arc::new(DiskStore::new(Arc::new(DramStore::new())));
-        let residence = Arc::new(ResidentStore::new(on_disk.clone()));
-        let store: Arc<dyn TierStore> = residence.clone();
+        let device_home = Arc::new(DeviceHomeStore::new(on_disk.clone()));
+        let store: Arc<dyn TierStore> = device_home.clone();
         let locked = PageLocked::new(self.page_locked);
         let device = |(i, spec): (usize, &DeviceSpec)| {
             let (spec, probe, own_link) = (spec.clone(), self.probe.clone(), self.own_link.as_deref());
@@ -253,8 +253,8 @@ impl Orchestrator {
         let stays = |(i, task): (usize, &AdmittedTask)| task.optimizer.on_device().then_some(TaskId(i));
         let there = &devices[0].manager;
         let staying = admission.tasks.iter().enumerate().filter_map(stays);
-        residence.settle(staying, there.shared_link(), there.budget().clone());
-        let admitted = Admitted { admission, devices, store, residence, on_disk, disk: None, identities };
+        device_home.assign(staying, there.shared_link(), there.budget().clone());
+        let admitted = Admitted { admission, devices, store, device_home, on_disk, disk: None, identities };
         Ok(self.admitted.insert(admitted).admission.clone())
     }
 

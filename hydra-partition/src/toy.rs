@@ -1,4 +1,4 @@
-//! What tests share: small chains, a device that runs inline, and a probe that layers script.
+//! Fixtures of the tests: small chains, a device that runs inline, and a probe that layers script.
 
 use crate::{PartitionError, PilotDevice};
 use burn::module::{Module, Param};
@@ -141,7 +141,7 @@ impl<P: MemoryProbe> PilotDevice for Inline<P> {
         Ok(())
     }
 
-    fn bring_in(&self, bytes: &Bytes) -> Result<hydra_core::DeviceBytes, DeviceError> {
+    fn upload(&self, bytes: &Bytes) -> Result<hydra_core::DeviceBytes, DeviceError> {
         Ok(bytes.clone().into())
     }
 }

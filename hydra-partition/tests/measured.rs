@@ -49,7 +49,7 @@ impl PilotDevice for Cpu {
         Ok(())
     }
 
-    fn bring_in(&self, bytes: &Bytes) -> Result<hydra_core::DeviceBytes, hydra_core::DeviceError> {
+    fn upload(&self, bytes: &Bytes) -> Result<hydra_core::DeviceBytes, hydra_core::DeviceError> {
         let words: &[f32] = bytemuck::cast_slice(bytes);
         Ok(with_tag(Some(self.id()), || HostTensor::float(words.to_vec(), [words.len()]).bytes).into())
     }

@@ -33,7 +33,7 @@ const SAFE: &[&str] = &["hydra-core", "hydra-partition", "hydra-sched", "hydra-e
 /// The modules of the other crates that may hold unsafe code.
 const UNSAFE_MODULES: &[&str] = &["kernels", "alloc", "cuda"];
 
-/// What is wrong with the manifest of `name`, given the dependencies that the workspace's manifest names.
+/// The faults of the manifest of `name`, given the dependencies that the workspace's manifest names.
 fn broken_arrows(name: &str, manifest: &Table, workspace: &Table) -> Vec<String> {
     let Some((_, allowed)) = ARROWS.iter().find(|(of, _)| *of == name) else {
         return vec![format!("`{name}` is not in ARROWS: draw its arrows here and in docs/architecture.md")];
@@ -86,7 +86,7 @@ fn misplaced_unsafe(file: &Path, source: &str) -> Vec<usize> {
     lines.lines().zip(1..).filter(|(line, _)| holds(line)).map(|(_, number)| number).collect()
 }
 
-/// Whether the root of a crate forbids unsafe code.
+/// Returns whether the root of a crate forbids unsafe code.
 fn forbids_unsafe(source: &str) -> bool {
     let code: String = code_only(source).split_whitespace().collect();
     code.contains("#![forbid(unsafe_code)]")

@@ -47,7 +47,7 @@ impl DiskTier {
                 rooms[index] = Some(room);
                 images.extend(images_of(TaskId(index), task, admitted));
             }
-            store.settle(dir, &working, &images)?;
+            store.assign(dir, &working, &images)?;
         }
         Ok(Self { store, working, writing, rooms })
     }
@@ -81,7 +81,7 @@ fn images_of<'a>(
     there.flat_map(move |(image, (layout, _))| {
         let (masters, best) = (ImageId::new(id, image), best_bytes(layout, &task.spec));
         let both = kept_bytes(layout, &task.spec);
-        let copy = best.map(|bytes| (masters.best(), bytes));
+        let copy = best.map(|bytes| (masters.snapshot(), bytes));
         std::iter::once((masters, both - best.unwrap_or(0))).chain(copy)
     })
 }

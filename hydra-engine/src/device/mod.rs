@@ -22,8 +22,8 @@ use hydra_core::{
 };
 use hydra_partition::{PartitionError, PilotDevice};
 use hydra_spill::{
-    Budget, DeviceLink, HostCopyLink, LinkError, SharedLink, SimulatedLink, SpillError, SpillManager,
-    TierStore, alloc,
+    Budget, DeviceLink, HostCopyLink, LinkError, SimulatedLink, SpillError, SpillManager, TierStore,
+    ZeroCopyLink, alloc,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -66,7 +66,7 @@ pub struct DeviceSpec {
     pub sharing: usize,
     /// Whether it reads masters and batches where they are on the host, and leaves there what it makes:
     /// nothing is copied. A device behind a simulated link copies all the same.
-    pub resident: bool,
+    pub zero_copy: bool,
 }
 
 impl DeviceSpec {
@@ -80,7 +80,7 @@ impl DeviceSpec {
             link: None,
             latency: Duration::ZERO,
             sharing: 1,
-            resident: false,
+            zero_copy: false,
         };
         (0..count).map(device).collect()
     }
@@ -101,12 +101,12 @@ impl DeviceSpec {
         let part = if of > 1 { format!("/{index}") } else { String::new() };
         let name = format!("{kind_name}:{number}{part}");
         let latency = Duration::ZERO;
-        Self { name, kind, threads: 1, memory, link: None, latency, sharing: of, resident: false }
+        Self { name, kind, threads: 1, memory, link: None, latency, sharing: of, zero_copy: false }
     }
 
     /// This device with the host's memory as its own; a GPU has none of the host's and stays as it is.
-    pub fn resident(self) -> Self {
-        Self { resident: true, ..self }
+    pub fn zero_copy(self) -> Self {
+        Self { zero_copy: true, ..self }
     }
 
     /// This device behind a simulated link.
@@ -165,8 +165,8 @@ impl Hardware {
 
     fn cpu(spec: &DeviceSpec, measured_as: DeviceId, probe: Arc<dyn MemoryProbe>) -> Self {
         let copies: Arc<dyn DeviceLink> = Arc::new(HostCopyLink::new(measured_as));
-        let link: Arc<dyn DeviceLink> = match spec.resident && spec.link.is_none() {
-            true => Arc::new(SharedLink::new(measured_as)),
+        let link: Arc<dyn DeviceLink> = match spec.zero_copy && spec.link.is_none() {
+            true => Arc::new(ZeroCopyLink::new(measured_as)),
             false => copies.clone(),
         };
         let model = if probe.measures() { "allocator" } else { "shapes" };
@@ -237,11 +237,11 @@ impl LogicalDevice {
         };
         self.probe.in_use(self.measured_as());
         let given: Vec<f32> = (0..TRIAL).map(|i| i as f32).collect();
-        let there = self.manager.bring_in(&[HostTensor::float(given.clone(), [TRIAL])]).map_err(of_spill)?;
+        let there = self.manager.upload(&[HostTensor::float(given.clone(), [TRIAL])]).map_err(of_spill)?;
         let doubled: Tensor<1> = there[0].to_device(&self.burn).into_float().mul_scalar(2.0);
-        let doubled = AnyTensor::from(doubled).into_resident();
+        let doubled = AnyTensor::from(doubled).into_device_tensor();
         finish(&self.burn, &[&doubled])?;
-        let doubled = self.manager.take_out(vec![Some(doubled)]).map_err(of_spill)?;
+        let doubled = self.manager.download(vec![Some(doubled)]).map_err(of_spill)?;
         let doubled = doubled.into_iter().flatten().next();
         let doubled = doubled.as_ref().map_or(&[][..], HostTensor::as_f32);
         Ok(doubled.iter().copied().eq(given.iter().map(|number| 2.0 * number)))
@@ -292,8 +292,8 @@ impl PilotDevice for LogicalDevice {
         Ok(())
     }
 
-    fn bring_in(&self, bytes: &bytes::Bytes) -> Result<DeviceBytes, DeviceError> {
-        self.pilot.copy_in(bytes).map_err(of_link)
+    fn upload(&self, bytes: &bytes::Bytes) -> Result<DeviceBytes, DeviceError> {
+        self.pilot.upload(bytes).map_err(of_link)
     }
 }
 

@@ -34,7 +34,7 @@ use devices::{DeviceState, abandon};
 use first_masters::FirstMasters;
 use hydra_core::{ByteSize, TaskId};
 use hydra_sched::{Policy, PolicyKind};
-use hydra_spill::{DiskStore, ImageId, ResidentStore, SpillError, TierStore};
+use hydra_spill::{DeviceHomeStore, DiskStore, ImageId, SpillError, TierStore};
 use journal::Journal;
 use memory::RunMemory;
 use record::{Recorder, replay_s};
@@ -54,7 +54,7 @@ pub(crate) struct Admitted {
     pub devices: Vec<LogicalDevice>,
     pub store: Arc<dyn TierStore>,
     /// The same store.
-    pub residence: Arc<ResidentStore>,
+    pub device_home: Arc<DeviceHomeStore>,
     /// The part of the store for what lives on the disk.
     pub on_disk: Arc<DiskStore>,
     /// Set when its files are there.
@@ -120,7 +120,7 @@ pub(crate) fn run(setup: Setup) -> Result<RunReport, EngineError> {
 impl Run {
     fn start(setup: Setup, events: Sender<Event>, clock: Clock) -> Result<Self, EngineError> {
         let Setup { admitted, tasks, host_memory, policy, prefetch, every, seed, stop, observer } = setup;
-        let Admitted { admission, devices, store, residence, disk, identities, .. } = admitted;
+        let Admitted { admission, devices, store, device_home, disk, identities, .. } = admitted;
         let recorder = Recorder::new(observer, prefetch, devices.iter().map(|device| &device.spec));
         let mut journal = Journal::new(recorder, clock);
         journal.observe(&RunEvent::Admitted(&admission));
@@ -135,7 +135,7 @@ impl Run {
         }
         // What the pilot passes left in a device's pools makes room for what stays there and for promotions.
         devices.iter().for_each(|device| device.probe.reset_peak(device.measured_as()));
-        let stores = WriterStores { residence, disk: memory.disk.store.clone(), room: memory.disk.writing };
+        let stores = WriterStores { device_home, disk: memory.disk.store.clone(), room: memory.disk.writing };
         let threads = Threads::start(devices, live.len(), &store, stores, &Reporter::new(events, clock))?;
         let policy = match policy {
             Chosen::Kind(kind) => kind.build(seed),

@@ -72,7 +72,7 @@ impl Default for Settings {
 impl Settings {
     pub fn orchestrator(&self) -> Orchestrator {
         let devices = DeviceSpec::cpus(self.devices, self.threads, self.memory);
-        let devices = devices.into_iter().map(|d| if self.resident { d.resident() } else { d }).collect();
+        let devices = devices.into_iter().map(|d| if self.resident { d.zero_copy() } else { d }).collect();
         let orchestrator = Orchestrator::new(devices).expect("devices");
         orchestrator.policy(self.policy).prefetch(self.prefetch).seed(5)
     }

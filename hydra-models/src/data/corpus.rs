@@ -12,11 +12,11 @@ use crate::tokenizer::Tokenizer;
 /// A part of a corpus.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Split {
-    /// What is trained on.
+    /// The split that is trained on.
     Train,
-    /// What configurations are compared on.
+    /// The split that configurations are compared on.
     Validation,
-    /// What the chosen one is measured on.
+    /// The split that the chosen one is measured on.
     Test,
 }
 
@@ -54,7 +54,7 @@ impl FromStr for Split {
     }
 }
 
-/// Where a corpus comes from.
+/// The origin of a corpus.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CorpusKind {
     /// The corpus inside the program.
@@ -114,12 +114,12 @@ impl Corpus {
         &self.name
     }
 
-    /// Where the corpus comes from.
+    /// The origin of the corpus.
     pub fn kind(&self) -> CorpusKind {
         self.kind
     }
 
-    /// Whether the corpus has this split.
+    /// Returns whether the corpus has this split.
     pub fn has(&self, split: Split) -> bool {
         self.splits[split as usize].is_some()
     }

@@ -24,7 +24,7 @@ pub struct Mlp {
     pub c_proj: Affine,
 }
 
-/// What stands between the network's maps.
+/// The activation between the network's maps.
 #[derive(Clone, Copy, Debug)]
 enum Activate {
     GeluTanh,

@@ -46,7 +46,7 @@ pub fn chain(config: &Gpt2Config, source: Option<Gpt2Dir>) -> Result<Chain, Mode
     Ok(chain.build()?)
 }
 
-/// What costs and results depend on beside names and shapes.
+/// The settings that costs and results depend on beside names and shapes.
 fn note(config: &Gpt2Config) -> String {
     format!(
         "dropout {} {} {}, epsilon {}, chunk {}, attention scale {} {}",

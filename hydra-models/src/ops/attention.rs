@@ -61,7 +61,7 @@ pub(crate) fn working_elements([batch, tokens, width]: [usize; 3], heads: usize)
     batch * heads * (STATISTICS * tokens + Scratch::elements(tokens, width / heads))
 }
 
-/// What the kernels are told.
+/// The arguments of the kernels.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Options {
     pub(super) heads: usize,
@@ -76,7 +76,7 @@ pub(crate) trait AttentionOps: Backend {
     fn causal_attention(qkv: FloatTensor<Self>, options: Options) -> FloatTensor<Self>;
 }
 
-/// What a backend must compute for it to be differentiable.
+/// The operations that a backend must compute for it to be differentiable.
 pub(crate) trait AttentionKernels: AttentionOps {
     /// The output, and the statistics of each row of scores, `[batch, heads, tokens, 2]`: the largest, and
     /// one over the sum of `e^(score - largest)`; those are `F32`.
@@ -93,7 +93,7 @@ pub(crate) trait AttentionKernels: AttentionOps {
     ) -> FloatTensor<Self>;
 }
 
-/// What the backward needs of the forward.
+/// The tensors of the forward that the backward needs.
 #[derive(Clone, Debug)]
 pub(crate) struct Saved<T> {
     pub(super) qkv: T,
@@ -132,7 +132,7 @@ struct Head<'a> {
 /// The gradients of a head's queries, keys and values, each `[tokens, head width]`.
 type Parts<'a> = [MatMut<'a>; 3];
 
-/// What a head's backward knows of each row.
+/// Sums of each row that a head's backward has.
 struct Known<'a> {
     output: Mat<'a>,
     d_output: Mat<'a>,
@@ -481,7 +481,7 @@ mod tests {
         dropout: f64,
         /// The deviation of queries, keys and values.
         size: f32,
-        /// Whether all queries and keys are equal, of elements that are `size`.
+        /// True if all queries and keys are equal, of elements that are `size`.
         alike: bool,
         floats: Floats,
     }

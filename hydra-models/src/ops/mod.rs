@@ -62,7 +62,7 @@ mod testing {
         tensor
     }
 
-    /// What the float operands of a test are.
+    /// The float operands of a test.
     #[derive(Clone, Copy, Debug, PartialEq)]
     pub enum Floats {
         F32,

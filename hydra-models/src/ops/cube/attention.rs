@@ -18,7 +18,7 @@ use std::ops::Range;
 /// Scores that are in memory at a time, unless a single head has more.
 const SCORES: usize = 1 << 24;
 
-/// What is known of all heads.
+/// The shape of all heads.
 #[derive(Clone, Copy)]
 struct Shape {
     batch: usize,

@@ -36,14 +36,14 @@ fn widened<const D: usize>(tensor: &Tensor<D>) -> Vec<f32> {
     values(&tensor.clone().cast(FloatDType::F32))
 }
 
-/// Where an op runs: a plain device, on whose autodiff device leaves are tracked or not.
+/// The device of an op: a plain one, on whose autodiff device leaves are tracked or not.
 #[derive(Clone, Copy)]
 struct On<'a> {
     device: &'a Device,
     tracked: bool,
     /// The type that floats are stored in.
     stored: DType,
-    /// Whether their values are those of `f16`, whatever they are stored in.
+    /// True if their values are those of `f16`, whatever they are stored in.
     half: bool,
 }
 

@@ -3,7 +3,7 @@
 //! A CPU device computes on host memory in place, so there both are [`bytes::Bytes`]. A GPU has memory that
 //! only its kernels and its copies reach: behind the port [`DeviceBuffer`].
 
-use crate::{Activation, AnyTensor, ByteSize, HostTensor};
+use crate::{AnyTensor, ByteSize, HostTensor};
 use burn::tensor::{DType, Device};
 use bytes::Bytes;
 use std::any::Any;
@@ -16,7 +16,7 @@ pub trait DeviceBuffer: fmt::Debug + Send + Sync {
     /// The number of bytes.
     fn len(&self) -> usize;
 
-    /// Whether there are none.
+    /// Returns whether there are none.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -24,14 +24,14 @@ pub trait DeviceBuffer: fmt::Debug + Send + Sync {
     /// The bytes in `range`, which is within these.
     fn slice(&self, range: Range<usize>) -> Arc<dyn DeviceBuffer>;
 
-    /// Whether some of these bytes are some of the others, in memory that does not stay for whoever views it.
+    /// Returns whether some of these bytes are some of the others, in memory that does not stay for whoever views it.
     fn overlaps(&self, other: &dyn DeviceBuffer) -> bool;
 
     /// The bytes as a tensor for Burn, without a copy.
     fn tensor(&self, shape: &[usize], dtype: DType, device: &Device) -> AnyTensor;
 
     /// A copy of these bytes on the same device, in memory that stays for whoever views it.
-    fn apart(&self) -> Arc<dyn DeviceBuffer>;
+    fn copied(&self) -> Arc<dyn DeviceBuffer>;
 
     /// These bytes on a lease, which is dropped with the last clone and slice of what is given, also while tensors
     /// view them. Their memory does not stay for whoever views it.
@@ -59,7 +59,7 @@ impl DeviceBytes {
         }
     }
 
-    /// Whether there are none.
+    /// Returns whether there are none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -104,7 +104,7 @@ impl DeviceBytes {
         }
     }
 
-    /// Whether some of these bytes are some of the others, in memory that does not stay for whoever views it.
+    /// Returns whether some of these bytes are some of the others, in memory that does not stay for whoever views it.
     pub fn overlaps(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Host(a), Self::Host(b)) => {
@@ -157,32 +157,18 @@ impl DeviceTensor {
         self.bytes.len() as u64
     }
 
-    /// Whether the elements are floats.
+    /// Returns whether the elements are floats.
     pub fn is_float(&self) -> bool {
         self.dtype.is_float()
     }
 
-    /// The tensor for Burn, without a copy; a write to it copies. `device` is the plain or the autodiff
-    /// device that the bytes are on.
-    ///
-    /// # Panics
-    /// If the bytes are in memory that `device` cannot read.
-    pub fn to_device(&self, device: &Device) -> AnyTensor {
-        match &self.bytes {
-            DeviceBytes::Host(bytes) => {
-                HostTensor::view(bytes.clone(), self.shape.clone(), self.dtype).to_device(device)
-            }
-            DeviceBytes::Buffer(buffer) => buffer.tensor(&self.shape, self.dtype, device),
-        }
-    }
-
     /// A copy of memory that is its own, on the same device.
-    pub fn apart(self) -> Self {
+    pub fn copied(self) -> Self {
         let bytes = match self.bytes {
             DeviceBytes::Host(bytes) => {
                 DeviceBytes::Host(HostTensor::view(bytes, self.shape.clone(), self.dtype).copied().bytes)
             }
-            DeviceBytes::Buffer(buffer) => DeviceBytes::Buffer(buffer.apart()),
+            DeviceBytes::Buffer(buffer) => DeviceBytes::Buffer(buffer.copied()),
         };
         Self { bytes, ..self }
     }
@@ -191,29 +177,6 @@ impl DeviceTensor {
 impl From<HostTensor> for DeviceTensor {
     fn from(tensor: HostTensor) -> Self {
         Self { bytes: tensor.bytes.into(), shape: tensor.shape, dtype: tensor.dtype }
-    }
-}
-
-impl AnyTensor {
-    /// The tensor's bytes where they are: on a CPU those of the host, elsewhere the device's.
-    pub fn into_resident(self) -> DeviceTensor {
-        #[cfg(feature = "cube")]
-        if let Some(tensor) = crate::cube::resident(&self) {
-            return tensor;
-        }
-        self.into_host().into()
-    }
-}
-
-impl Activation {
-    /// The activation of tensors that are in the memory of `device`; see [`DeviceTensor::to_device`].
-    pub fn from_resident(parts: &[DeviceTensor], device: &Device) -> Self {
-        parts.iter().map(|part| part.to_device(device)).collect()
-    }
-
-    /// The bytes of all tensors where they are.
-    pub fn into_resident(self) -> Vec<DeviceTensor> {
-        self.into_parts().into_iter().map(AnyTensor::into_resident).collect()
     }
 }
 
@@ -231,7 +194,7 @@ pub enum DeviceError {
     /// Something else went wrong.
     #[error("the device could not finish its work: {message}")]
     Failed {
-        /// What its runtime says.
+        /// The message of its runtime.
         message: String,
     },
 }
@@ -245,13 +208,13 @@ impl DeviceError {
         Self::Failed { message: lines.join(" ") }
     }
 
-    /// What a panic was about, if it was about a device.
+    /// The device error that a panic carries, if it was about a device.
     pub fn of_panic(panic: &dyn Any) -> Option<&Self> {
         panic.downcast_ref()
     }
 }
 
-/// What a caught panic says: its text, or what the device said, if it was about one.
+/// The message of a caught panic: its text, or what the device said, if it was about one.
 pub fn panic_message(panic: &dyn Any) -> String {
     let device = DeviceError::of_panic(panic).map(ToString::to_string);
     let text = device.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
@@ -259,66 +222,7 @@ pub fn panic_message(panic: &dyn Any) -> String {
         .unwrap_or_else(|| "a panic without a message".to_owned())
 }
 
-/// Waits until `device` has finished all that the calling thread gave it, and checks that `made` was made.
-/// A CPU device has finished whatever returned.
-///
-/// # Errors
-/// What the device's runtime says of a failure, such as that there was no memory for one of `made`.
-pub fn finish(device: &Device, made: &[&DeviceTensor]) -> Result<(), DeviceError> {
-    device.sync().map_err(|error| DeviceError::new(format!("{error:?}")))?;
-    #[cfg(feature = "cube")]
-    crate::cube::check(made)?;
-    let _ = made;
-    Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn bytes_of_a_cpu_device_are_the_hosts() {
-        let host = HostTensor::float(vec![1.0, 2.0, 3.0, 4.0], [2, 2]);
-        let there = DeviceTensor::from(host.clone());
-        let tensor = there.to_device(&Device::flex());
-        let back = tensor.into_resident();
-        assert_eq!(back.bytes.as_host().unwrap().as_ptr(), host.bytes.as_ptr());
-        assert!(back.bytes.overlaps(&there.bytes));
-        let apart = back.apart();
-        assert!(!apart.bytes.overlaps(&there.bytes));
-        assert_eq!(apart.bytes.as_host(), Some(&host.bytes));
-        finish(&Device::flex(), &[&apart]).unwrap();
-    }
-
-    #[test]
-    fn what_a_runtime_says_loses_its_traces() {
-        let error = DeviceError::new("it failed\n  badly\nBacktrace:\n  0: main");
-        assert_eq!(error.to_string(), "the device could not finish its work: it failed badly");
-        let panic: Box<dyn Any + Send> = Box::new(DeviceError::OutOfMemory { bytes: 3 << 30 });
-        let error = DeviceError::of_panic(panic.as_ref()).unwrap();
-        assert_eq!(error.to_string(), "the device had no memory left for 3.00 GiB");
-        assert_eq!(panic_message(panic.as_ref()), error.to_string());
-        let says = |panic: Box<dyn Any + Send>| panic_message(panic.as_ref());
-        assert_eq!((says(Box::new("so")), says(Box::new("so".to_owned()))), ("so".into(), "so".into()));
-        assert_eq!(says(Box::new(5)), "a panic without a message");
-    }
-
-    #[test]
-    fn a_lease_lasts_as_long_as_any_slice() {
-        let (bytes, lease) = (DeviceBytes::from(Bytes::from(vec![7_u8; 16])), Arc::new(()));
-        let leased = bytes.leased(lease.clone());
-        let part = leased.slice(4..8);
-        drop(leased);
-        assert!(Arc::strong_count(&lease) == 2 && part.overlaps(&bytes));
-        drop(part);
-        assert_eq!(Arc::strong_count(&lease), 1);
-    }
-
-    #[test]
-    fn slices_overlap_only_where_they_do() {
-        let bytes = DeviceBytes::from(Bytes::from(vec![0_u8; 16]));
-        let (a, b, c) = (bytes.slice(0..8), bytes.slice(8..16), bytes.slice(4..12));
-        assert!(!a.overlaps(&b) && !b.overlaps(&a) && a.overlaps(&c) && c.overlaps(&b) && bytes.overlaps(&a));
-        assert_eq!((a.len(), bytes.slice(3..3).is_empty()), (8, true));
-    }
+/// Waits until `device` has finished all that the calling thread gave it.
+pub(super) fn sync(device: &Device) -> Result<(), DeviceError> {
+    device.sync().map_err(|error| DeviceError::new(format!("{error:?}")))
 }

@@ -1,41 +1,10 @@
-//! What can be wrong with budgets, images and transfers.
+//! Errors of stores, and of whatever moves images.
 
-use crate::cuda::{DriverError, PinnedError};
-use crate::{BufferError, ImageId, LinkError};
+use super::image::ImageId;
+use crate::{BudgetError, BufferError, LinkError};
 use hydra_core::ByteSize;
 use std::io;
 use std::path::PathBuf;
-
-/// A budget did not give what was asked of it.
-#[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
-pub enum BudgetError {
-    /// Fewer bytes are free than were asked for.
-    #[error(
-        "`{owner}` needs {} of `{budget}`, of which {} of {} are free; the rest is held by {holders}: {}",
-        ByteSize(*requested).at_least(), ByteSize(*available), ByteSize(*capacity), advice(*requested, *capacity)
-    )]
-    Refused {
-        /// The bytes that were asked for.
-        requested: u64,
-        /// The bytes that were free.
-        available: u64,
-        /// The bytes of the whole budget.
-        capacity: u64,
-        /// The budget's name.
-        budget: String,
-        /// Who asked.
-        owner: String,
-        /// Who holds the most of the rest, and how much each.
-        holders: String,
-    },
-}
-
-fn advice(requested: u64, capacity: u64) -> &'static str {
-    match requested > capacity {
-        true => "it can never fit; raise the budget, or ask for less with smaller shards or a smaller batch",
-        false => "wait until some of it is released, raise the budget, or train fewer tasks at once",
-    }
-}
 
 /// Bytes could not be kept or moved.
 #[derive(Debug, thiserror::Error)]
@@ -46,12 +15,9 @@ pub enum SpillError {
     /// A link failed to copy.
     #[error(transparent)]
     Link(#[from] LinkError),
-    /// There is no page-locked memory left.
+    /// A link could not be set up: there is no page-locked memory left, or a card's driver has failed.
     #[error(transparent)]
-    Pinned(#[from] PinnedError),
-    /// A card's driver has failed.
-    #[error(transparent)]
-    Driver(#[from] DriverError),
+    Setup(Box<dyn std::error::Error + Send + Sync>),
     /// The double buffer was used out of turn.
     #[error(transparent)]
     Buffer(#[from] BufferError),
@@ -74,7 +40,7 @@ pub enum SpillError {
         dir: PathBuf,
         /// The bytes that were asked for.
         bytes: u64,
-        /// What the system said.
+        /// The error of the system.
         #[source]
         source: io::Error,
     },
@@ -83,11 +49,11 @@ pub enum SpillError {
     Disk {
         /// The image.
         image: ImageId,
-        /// What was done: read or written.
+        /// The operation: read or written.
         done: &'static str,
         /// The directory of the file.
         dir: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         #[source]
         source: io::Error,
     },
@@ -96,7 +62,7 @@ pub enum SpillError {
     ImageLost {
         /// The image.
         image: ImageId,
-        /// What happened.
+        /// The reason.
         problem: String,
     },
     /// The store does not hold an image.

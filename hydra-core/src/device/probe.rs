@@ -8,7 +8,7 @@ use crate::DeviceId;
 /// allocators, stay strangers. A CPU device is measured by a counting allocator, a GPU by its driver or
 /// its framework's pool.
 pub trait MemoryProbe: Send + Sync {
-    /// Whether the figures are measured. A probe that answers `false` always reads zero, and whoever
+    /// Returns whether the figures are measured. A probe that answers `false` always reads zero, and whoever
     /// asks falls back to costs computed from shapes.
     fn measures(&self) -> bool;
 

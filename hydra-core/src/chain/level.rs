@@ -1,4 +1,4 @@
-//! What every layer's output goes through, so that bits do not depend on cuts: one depth of the graph for all
+//! The levelling of every layer's output, so that bits do not depend on cuts: one depth of the graph for all
 //! its tensors, and on GPUs the order in memory in which tensors travel.
 
 use crate::{Activation, AnyTensor};

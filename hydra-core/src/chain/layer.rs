@@ -5,8 +5,10 @@
 //! a [`Layer`] by the blanket implementation, object-safe and without type parameters: chains are
 //! `Box<dyn Layer>` and neither the partitioner nor the scheduler knows a model's type.
 
-use crate::initializer::{Form, Guesses, OwnInit};
-use crate::{Activation, AnyTensor, DeviceTensor, HostTensor, Key, Pass, activation::by_rank, level::level};
+use super::initializer::{Form, Guesses, OwnInit};
+use super::level::level;
+use crate::tensor::by_rank;
+use crate::{Activation, AnyTensor, DeviceTensor, HostTensor, Key, Pass};
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Device, DispatchTensor, Gradients, Shape, Tensor};
 use rayon::prelude::*;
@@ -96,7 +98,7 @@ fn drawn(out: &mut [f32], value: impl Fn(u64) -> f32 + Sync) {
     });
 }
 
-/// What users write: a Burn module with one forward.
+/// A Burn module with one forward: what users write.
 ///
 /// The module's parameters may be lazy (Hydra gives them their first values, by [`init`](Self::init)) or
 /// hold values already (those are taken). Every random number must come from the pass: take [`Pass::dropout`]. Burn's
@@ -162,9 +164,9 @@ pub struct Declared {
     pub info: ParamInfo,
     /// The value that it held, if it was not lazy.
     pub given: Option<HostTensor>,
-    /// Whether Burn trains it; `None` if the module loads it in a way that is not understood.
+    /// True if Burn trains it; `None` if the module loads it in a way that is not understood.
     pub trained: Option<bool>,
-    /// Whether the module reads it while it is mapped, as running statistics do.
+    /// True if the module reads it while it is mapped, as running statistics are.
     pub running: bool,
 }
 
@@ -181,7 +183,7 @@ pub trait Layer: Send + Sync {
 
     /// The hollow layer, and what the initializers of those parameters give for which `own` is true; `None` for the
     /// others, and where values that a parameter held are to be kept. Holds the values of one parameter at a time.
-    fn settle(self: Box<Self>, own: &[bool]) -> (Box<dyn Layer>, Vec<Option<OwnInit>>);
+    fn hollow(self: Box<Self>, own: &[bool]) -> (Box<dyn Layer>, Vec<Option<OwnInit>>);
 
     /// How a lazy parameter gets its first values.
     fn init(&self, name: &str, shape: &[usize]) -> Init;
@@ -219,10 +221,10 @@ impl<M: Forward + Sync + 'static> Layer for M {
         declare.declared
     }
 
-    fn settle(self: Box<Self>, own: &[bool]) -> (Box<dyn Layer>, Vec<Option<OwnInit>>) {
-        let mut settle = Settle { own: own.iter(), guesses: Guesses::default() };
-        let hollow = (*self).map(&mut settle);
-        (Box::new(hollow), settle.guesses.resolve())
+    fn hollow(self: Box<Self>, own: &[bool]) -> (Box<dyn Layer>, Vec<Option<OwnInit>>) {
+        let mut hollowing = Hollow { own: own.iter(), guesses: Guesses::default() };
+        let hollow = (*self).map(&mut hollowing);
+        (Box::new(hollow), hollowing.guesses.resolve())
     }
 
     fn init(&self, name: &str, shape: &[usize]) -> Init {
@@ -308,12 +310,12 @@ impl ModuleMapper for Watch {
     }
 }
 
-struct Settle<'a> {
+struct Hollow<'a> {
     own: std::slice::Iter<'a, bool>,
     guesses: Guesses,
 }
 
-impl ModuleMapper for Settle<'_> {
+impl ModuleMapper for Hollow<'_> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         // Clones of a lazy parameter share its initialisation, so a new parameter takes its place.
         let id = param.id;

@@ -1,10 +1,40 @@
 //! Memory budgets: nothing is allocated on a device or kept on the host without a reservation.
 
-use crate::BudgetError;
 use hydra_core::ByteSize;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+
+/// A budget did not give what was asked of it.
+#[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
+pub enum BudgetError {
+    /// Fewer bytes are free than were asked for.
+    #[error(
+        "`{owner}` needs {} of `{budget}`, of which {} of {} are free; the rest is held by {holders}: {}",
+        ByteSize(*requested).at_least(), ByteSize(*available), ByteSize(*capacity), advice(*requested, *capacity)
+    )]
+    Refused {
+        /// The bytes that were asked for.
+        requested: u64,
+        /// The bytes that were free.
+        available: u64,
+        /// The bytes of the whole budget.
+        capacity: u64,
+        /// The budget's name.
+        budget: String,
+        /// The owner that asked.
+        owner: String,
+        /// Those who hold the most of the rest, and how much each.
+        holders: String,
+    },
+}
+
+fn advice(requested: u64, capacity: u64) -> &'static str {
+    match requested > capacity {
+        true => "it can never fit; raise the budget, or ask for less with smaller shards or a smaller batch",
+        false => "wait until some of it is released, raise the budget, or train fewer tasks at once",
+    }
+}
 
 /// How many holders a refusal names.
 const NAMED_HOLDERS: usize = 3;
@@ -135,7 +165,7 @@ impl Budget {
         self.reserve(bytes, owner).ok()
     }
 
-    /// Whether `other` is this budget, not one that only looks like it.
+    /// Returns whether `other` is this budget, not one that only looks like it.
     pub fn is(&self, other: &Budget) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
@@ -218,10 +248,10 @@ impl Reservation {
     /// If `other` is of another budget: bytes cannot move between memories.
     #[track_caller]
     pub fn merge(&mut self, mut other: Reservation) {
-        let (here, there) = (self.budget.name(), other.budget.name());
+        let (ours, theirs) = (self.budget.name(), other.budget.name());
         assert!(
             self.budget.is(&other.budget),
-            "`{}` reserved of `{here}`, `{}` of `{there}`: they cannot be merged",
+            "`{}` reserved of `{ours}`, `{}` of `{theirs}`: they cannot be merged",
             self.owner,
             other.owner
         );

@@ -15,18 +15,20 @@
 //! Blocks of 64 KiB and more begin at cache lines that differ from block to block, so that loops over several
 //! of them run at the speed of memory.
 //!
-//! What is charged is the size that was asked for: headers and the inner allocator's rounding are costs of
+//! The size that was asked for is charged: headers and the inner allocator's rounding are costs of
 //! measuring and of the heap, and a device would not have them.
 
+mod block;
+mod figures;
+
+pub use figures::{MAX_DEVICES, TagLease, tag_thread, with_tag};
+
+use block::{Header, header_of, is_coloured, open, whole};
+use figures::{INSTALLED, count, counters, credit, recharge, tag, tag_of};
 use hydra_core::{DeviceId, MemoryProbe};
 use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-
-/// The number of devices with figures of their own. Devices beyond share the figures of the last one, which
-/// are then too high for each of them and never too low.
-pub const MAX_DEVICES: usize = 63;
+use std::sync::atomic::Ordering::Relaxed;
 
 /// A global allocator that counts, for each logical device, the bytes it passes on to `A`.
 #[derive(Clone, Copy, Debug, Default)]
@@ -41,79 +43,12 @@ impl<A> CountingAllocator<A> {
     }
 }
 
-/// Runs `f` while what this thread allocates is charged to `device`, or to the host if there is none.
-/// The thread's former tag comes back afterwards, also when `f` panics.
-pub fn with_tag<R>(device: Option<DeviceId>, f: impl FnOnce() -> R) -> R {
-    struct Restore(u8);
-    impl Drop for Restore {
-        fn drop(&mut self) {
-            set_tag(self.0);
-        }
-    }
-    let _restore = Restore(tag());
-    tag_thread(device);
-    f()
-}
-
-/// From now on, what this thread allocates is charged to `device`, or to the host if there is none.
-pub fn tag_thread(device: Option<DeviceId>) {
-    set_tag(device.map_or(HOST, tag_of));
-}
-
-/// The device that this thread's allocations are charged to; `None` for the host.
-pub fn current_tag() -> Option<DeviceId> {
-    match tag() {
-        HOST => None,
-        tag => Some(DeviceId(usize::from(tag) - 1)),
-    }
-}
-
-/// The figures of one device, for as long as this is held.
-///
-/// Several runs may live in one process, each with a device 0 of its own; leasing gives each device figures
-/// that no other uses. When all are taken, the last one is shared.
-#[derive(Debug)]
-pub struct TagLease(DeviceId);
-
-static LEASED: AtomicU64 = AtomicU64::new(0);
-
-impl TagLease {
-    /// Takes the free figures that count the least, the lowest of several: a thread that still ends, or a cache that its
-    /// panic has filled for good, is charged to whoever had the figures before.
-    pub fn take() -> Self {
-        let mut leased = LEASED.load(Relaxed);
-        loop {
-            let free = (0..MAX_DEVICES - 1).filter(|device| leased >> device & 1 == 0);
-            let Some(free) = free.min_by_key(|device| AllocatorProbe.in_use(DeviceId(*device))) else {
-                return Self(DeviceId(MAX_DEVICES - 1));
-            };
-            match LEASED.compare_exchange_weak(leased, leased | 1 << free, Relaxed, Relaxed) {
-                Ok(_) => return Self(DeviceId(free)),
-                Err(now) => leased = now,
-            }
-        }
-    }
-
-    /// The device as the allocator and its probe know it.
-    pub fn device(&self) -> DeviceId {
-        self.0
-    }
-}
-
-impl Drop for TagLease {
-    fn drop(&mut self) {
-        if self.0.0 < MAX_DEVICES - 1 {
-            LEASED.fetch_and(!(1 << self.0.0), Relaxed);
-        }
-    }
-}
-
 /// The number of blocks that were ever allocated for `device`. A reallocated block counts once.
 pub fn allocations(device: DeviceId) -> u64 {
     counters(tag_of(device)).count.load(Relaxed)
 }
 
-/// Whether a [`CountingAllocator`] serves this program, that is, whether it has served an allocation.
+/// Returns whether a [`CountingAllocator`] serves this program, that is, whether it has served an allocation.
 pub fn installed() -> bool {
     INSTALLED.load(Relaxed)
 }
@@ -142,166 +77,6 @@ impl MemoryProbe for AllocatorProbe {
         // Not a plain store of `live`: that could overwrite a higher peak of a concurrent allocation.
         counters.peak.store(0, Relaxed);
         counters.peak.fetch_max(counters.live.load(Relaxed), Relaxed);
-    }
-}
-
-/// The tag of memory that belongs to no device. It is not counted.
-const HOST: u8 = 0;
-
-static INSTALLED: AtomicBool = AtomicBool::new(false);
-
-/// The figures of one tag, alone on its cache lines so that devices do not slow one another down.
-///
-/// Relaxed ordering suffices: each figure is one atomic, whose modifications have one order, and the charge
-/// of a block happens before its release because the block itself was handed over.
-#[repr(align(128))]
-struct Counters {
-    live: AtomicU64,
-    peak: AtomicU64,
-    count: AtomicU64,
-}
-
-static COUNTERS: [Counters; MAX_DEVICES + 1] =
-    [const { Counters { live: AtomicU64::new(0), peak: AtomicU64::new(0), count: AtomicU64::new(0) } };
-        MAX_DEVICES + 1];
-
-thread_local! {
-    static TAG: Cell<u8> = const { Cell::new(HOST) };
-}
-
-fn tag_of(device: DeviceId) -> u8 {
-    // At most 63, so the cast loses nothing.
-    (device.0.min(MAX_DEVICES - 1) + 1) as u8
-}
-
-/// The thread's tag; the host's while the thread ends and its locals are gone.
-fn tag() -> u8 {
-    TAG.try_with(Cell::get).unwrap_or(HOST)
-}
-
-fn set_tag(tag: u8) {
-    // A thread that ends has no tag any more, and needs none.
-    let _ = TAG.try_with(|cell| cell.set(tag));
-}
-
-fn counters(tag: u8) -> &'static Counters {
-    // Tags are at most `MAX_DEVICES`; the mask tells the compiler.
-    &COUNTERS[usize::from(tag) & MAX_DEVICES]
-}
-
-fn charge(tag: u8, bytes: usize) {
-    if tag == HOST {
-        return;
-    }
-    let counters = counters(tag);
-    let live = counters.live.fetch_add(bytes as u64, Relaxed) + bytes as u64;
-    if live > counters.peak.load(Relaxed) {
-        counters.peak.fetch_max(live, Relaxed);
-    }
-}
-
-fn credit(tag: u8, bytes: usize) {
-    if tag != HOST {
-        counters(tag).live.fetch_sub(bytes as u64, Relaxed);
-    }
-}
-
-/// Blocks of so many bytes and more begin at a cache line of their own choice.
-const LARGE: usize = 64 << 10;
-/// A cache line: what the widest vectors load at once.
-const LINE: usize = 64;
-/// The distance at which addresses are taken for one another by a core's first-level cache.
-const PAGE: usize = 4096;
-
-/// The end of what lies in front of each block.
-#[repr(C)]
-struct Header {
-    /// From the beginning of the allocation to the block.
-    offset: usize,
-    tag: u8,
-}
-
-/// What lies in front of a block at least, for its header and its alignment.
-fn least_offset(layout: Layout) -> usize {
-    layout.align().max(size_of::<Header>().next_multiple_of(16))
-}
-
-/// Whether a block of `size` bytes with the alignment of `layout` chooses its cache line.
-fn is_coloured(layout: Layout, size: usize) -> bool {
-    size >= LARGE && layout.align() <= LINE
-}
-
-/// The layout of a block of `size` bytes, aligned as `layout`, with what lies in front of it.
-fn whole(layout: Layout, size: usize) -> Option<Layout> {
-    let (front, align) = match is_coloured(layout, size) {
-        true => (PAGE, LINE),
-        false => (least_offset(layout), layout.align().max(align_of::<Header>())),
-    };
-    Layout::from_size_align(size.checked_add(front)?, align).ok()
-}
-
-/// Where the next block of this layout begins in its allocation.
-///
-/// An allocator places all large blocks alike, at the beginning of a page. A loop over several of them then
-/// reads and writes addresses that differ in nothing that the first-level cache looks at, and is two to
-/// three times as slow as memory. So large blocks begin at one line of a page after another, in steps that
-/// keep neighbours far apart.
-fn next_offset(layout: Layout) -> usize {
-    static COLOUR: AtomicU64 = AtomicU64::new(0);
-    const STEP: u64 = 25;
-    if !is_coloured(layout, layout.size()) {
-        return least_offset(layout);
-    }
-    let colour = COLOUR.fetch_add(STEP, Relaxed) as usize % (PAGE / LINE);
-    LINE * (colour + 1)
-}
-
-/// The header of a block.
-///
-/// # Safety
-/// `block` was returned by [`open`] and not freed since.
-unsafe fn header_of(block: *mut u8) -> Header {
-    // SAFETY: an allocation begins 16 bytes in front of its block at the latest.
-    let header = unsafe { block.sub(16) }.cast::<Header>();
-    // SAFETY: `open` wrote it there, at an address that suits it.
-    unsafe { header.read() }
-}
-
-/// Writes the header of a new block of `tag` and returns where it begins.
-///
-/// # Safety
-/// `base` is null or begins an allocation of `whole(layout, layout.size())` that nobody else has.
-unsafe fn open(base: *mut u8, layout: Layout, tag: u8) -> *mut u8 {
-    if base.is_null() {
-        return base;
-    }
-    if !INSTALLED.load(Relaxed) {
-        INSTALLED.store(true, Relaxed);
-    }
-    let offset = next_offset(layout);
-    // SAFETY: the allocation is longer than the offset by the block's size.
-    let block = unsafe { base.add(offset) };
-    // SAFETY: the offset is 16 at least, so the header lies within the allocation.
-    let header = unsafe { block.sub(16) }.cast::<Header>();
-    // SAFETY: the allocation is aligned for a header, and the offset is a multiple of 16.
-    unsafe { header.write(Header { offset, tag }) };
-    block
-}
-
-/// Counts and charges a new block of so many bytes, unless there was no memory for it.
-fn count(base: *mut u8, bytes: usize, tag: u8) {
-    if tag != HOST && !base.is_null() {
-        counters(tag).count.fetch_add(1, Relaxed);
-        charge(tag, bytes);
-    }
-}
-
-/// Charges a block that has another size now. Only the difference: what is in use on other threads meanwhile is measured
-/// with all of the block.
-fn recharge(tag: u8, old: usize, new: usize) {
-    match new >= old {
-        true => charge(tag, new - old),
-        false => credit(tag, old - new),
     }
 }
 
@@ -404,7 +179,7 @@ unsafe impl<A: GlobalAlloc> GlobalAlloc for CountingAllocator<A> {
 /// memory than small ones can be looked up for. To be called once, before other threads start;
 /// `MIMALLOC_PURGE_DELAY` and `MIMALLOC_ALLOW_LARGE_OS_PAGES` in the environment win.
 ///
-/// What a process holds is then the most that it ever had in use, as it is for its devices' budgets.
+/// A process then holds the most that it ever had in use, as it is for its devices' budgets.
 pub fn keep_freed_memory() {
     // SAFETY: the options exist in this version (a test asks for their defaults). Setting one is a plain write
     // of one word, which no other thread reads yet.
@@ -419,8 +194,11 @@ const PURGE_DELAY: libmimalloc_sys::mi_option_t = 15;
 
 #[cfg(test)]
 mod tests {
+    use super::block::{LARGE, LINE};
+    use super::figures::current_tag;
     use super::*;
     use proptest::prelude::*;
+    use std::cell::Cell;
     use std::hint::black_box;
     use std::sync::mpsc;
     use std::thread;

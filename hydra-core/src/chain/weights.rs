@@ -1,4 +1,4 @@
-//! Where parameter values come from and where they go, image by image.
+//! Sources and destinations of parameter values, image by image.
 
 use crate::{Chain, Key};
 use std::path::{Path, PathBuf};
@@ -38,7 +38,7 @@ pub enum WeightError {
         chain: String,
         /// The image's index.
         image: usize,
-        /// What there is, and who holds it.
+        /// The refusal, with what there is and who holds it.
         #[source]
         source: BoxError,
     },

@@ -15,7 +15,7 @@ use std::fmt;
 ///
 /// # Layers and losses of one's own
 ///
-/// What a layer gets has the chain's type: its parameters and its input's floats, which may also be those of a
+/// A layer's parameters and its input's floats have the chain's type, which may also be those of a
 /// dataset's inputs. Targets stay `f32` ([`Batch::in_type`](crate::Batch::in_type)), and so must the loss be
 /// ([`loss_value`](crate::loss_value) panics otherwise, with both types in its message). Burn does not mix types: an
 /// operation on tensors of two panics (`dtype mismatch`), and that fails the task. So

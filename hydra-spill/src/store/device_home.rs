@@ -1,11 +1,11 @@
 //! The tier of tasks whose masters live on a device.
 //!
-//! Where parameters, moments, gradients and whatever computes fit a device all at once, nothing need travel: the
+//! If parameters, moments, gradients and whatever computes fit a device all at once, nothing need travel: the
 //! masters stay there, shard tasks read them in place, or what they are rounded to beside them, and they are stepped
 //! there. Everyone else sees a store like any other: what is read comes down as a copy, what is written goes up
 //! again.
 
-use crate::store::{check, readers};
+use super::{check, readers};
 use crate::{Budget, DeviceLink, Floats, ImageId, ImageKind, ImageView, ImageWriter, LinkError, Masters};
 use crate::{NarrowFloats, Reservation, SpillError, TierStore};
 use bytes::Bytes;
@@ -37,7 +37,7 @@ pub struct DeviceNarrow {
 }
 
 impl DeviceMasters {
-    /// What shard tasks read.
+    /// The bytes that shard tasks read.
     fn moving(&self) -> &DeviceBytes {
         self.narrow.as_ref().map_or(&self.params, |narrow| &narrow.bytes)
     }
@@ -93,7 +93,7 @@ impl fmt::Debug for DeviceWriter {
 }
 
 /// Which tasks live where.
-struct Residence {
+struct DeviceHome {
     tasks: BTreeSet<TaskId>,
     link: Arc<dyn DeviceLink>,
     budget: Budget,
@@ -103,9 +103,9 @@ struct Residence {
 ///
 /// An image there takes a reservation of the device's beside that of the host, which stays: a copy of it may come
 /// down at any time.
-pub struct ResidentStore {
+pub struct DeviceHomeStore {
     below: Arc<dyn TierStore>,
-    residence: Arc<OnceLock<Residence>>,
+    home: Arc<OnceLock<DeviceHome>>,
     slots: Slots,
 }
 
@@ -154,35 +154,35 @@ impl Content {
     }
 }
 
-impl ResidentStore {
+impl DeviceHomeStore {
     /// A store in which nothing lives on a device yet.
     pub fn new(below: Arc<dyn TierStore>) -> Self {
-        Self { below, residence: Arc::default(), slots: Slots::default() }
+        Self { below, home: Arc::default(), slots: Slots::default() }
     }
 
     /// The same store over another that is the same as the one below, as one that reads through other memory.
     pub fn over(&self, below: Arc<dyn TierStore>) -> Self {
-        Self { below, residence: self.residence.clone(), slots: self.slots.clone() }
+        Self { below, home: self.home.clone(), slots: self.slots.clone() }
     }
 
     /// Makes the images of these tasks live on the device of `link`, whose memory `budget` counts, from when they
     /// are inserted. It is said once.
-    pub fn settle(&self, tasks: impl IntoIterator<Item = TaskId>, link: Arc<dyn DeviceLink>, budget: Budget) {
-        let first = self.residence.set(Residence { tasks: tasks.into_iter().collect(), link, budget });
+    pub fn assign(&self, tasks: impl IntoIterator<Item = TaskId>, link: Arc<dyn DeviceLink>, budget: Budget) {
+        let first = self.home.set(DeviceHome { tasks: tasks.into_iter().collect(), link, budget });
         debug_assert!(first.is_ok(), "a store is told once who lives where");
     }
 
-    /// Where an image lives, if not in the store below.
-    fn residence(&self, id: ImageId) -> Option<&Residence> {
-        let lives_there = |residence: &&Residence| residence.tasks.contains(&id.task);
-        self.residence.get().filter(|_| id.kind == ImageKind::Masters).filter(lives_there)
+    /// The home of an image, if it is not in the store below.
+    fn home(&self, id: ImageId) -> Option<&DeviceHome> {
+        let is_homed = |home: &&DeviceHome| home.tasks.contains(&id.task);
+        self.home.get().filter(|_| id.kind == ImageKind::Masters).filter(is_homed)
     }
 
     fn slots(&self) -> MutexGuard<'_, BTreeMap<ImageId, Slot>> {
         lock(&self.slots)
     }
 
-    /// What `f` makes of the content of an image and its version.
+    /// Calls `f` with the content of an image and its version.
     fn slot<T>(
         &self,
         id: ImageId,
@@ -196,24 +196,24 @@ impl ResidentStore {
     /// A copy of a part of the masters.
     fn view(
         &self,
-        residence: &Residence,
+        home: &DeviceHome,
         id: ImageId,
         of: fn(&DeviceMasters) -> &DeviceBytes,
     ) -> Result<ImageView, SpillError> {
-        let (there, lease, version) = self.slot(id, |content, version| {
+        let (part, lease, version) = self.slot(id, |content, version| {
             content.read(id).map(|(masters, lease)| (of(masters).clone(), lease, version))
         })?;
-        let bytes = residence.link.copy_out(&there)?;
+        let bytes = home.link.download(&part)?;
         Ok(ImageView { bytes: Bytes::from_owner(Leased { bytes, _lease: lease }), version })
     }
 
     /// Takes the masters out; whoever has them gives them back with what this gives too.
     fn take(&self, id: ImageId) -> Result<(DeviceMasters, impl FnOnce(Content, bool) + use<>), SpillError> {
         let masters = self.slot(id, |content, _| content.take(id))?;
-        let home = self.slots.clone();
+        let slots = self.slots.clone();
         let put_back = move |content, committed| {
             // The slot is still there: an image that is being written cannot be removed.
-            if let Some(slot) = lock(&home).get_mut(&id) {
+            if let Some(slot) = lock(&slots).get_mut(&id) {
                 slot.content = content;
                 slot.version += u64::from(committed);
             }
@@ -222,46 +222,27 @@ impl ResidentStore {
     }
 }
 
-fn up(link: &dyn DeviceLink, masters: Masters) -> Result<DeviceMasters, LinkError> {
-    let params = link.copy_in(&bytes_of(masters.params))?;
+fn upload(link: &dyn DeviceLink, masters: Masters) -> Result<DeviceMasters, LinkError> {
+    let params = link.upload(&Bytes::from_owner(masters.params))?;
     let narrow = masters.narrow.map(|narrow| {
         let float = narrow.float_type();
-        link.copy_in(&Bytes::from_owner(OwnedNarrow(narrow))).map(|bytes| DeviceNarrow { float, bytes })
+        link.upload(&Bytes::from_owner(narrow)).map(|bytes| DeviceNarrow { float, bytes })
     });
-    let moments = masters.moments.into_iter().map(|moment| link.copy_in(&bytes_of(moment)));
+    let moments =
+        masters.moments.into_iter().map(|moment| link.upload(&Bytes::from_owner(Floats::from(moment))));
     Ok(DeviceMasters { params, narrow: narrow.transpose()?, moments: moments.collect::<Result<_, _>>()? })
 }
 
 /// Masters on the host. What moves is not copied: it is what they are rounded to.
-fn down(link: &dyn DeviceLink, masters: &DeviceMasters) -> Result<Masters, LinkError> {
-    let down = |bytes: &DeviceBytes| {
+fn download(link: &dyn DeviceLink, masters: &DeviceMasters) -> Result<Masters, LinkError> {
+    let download = |bytes: &DeviceBytes| {
         let mut floats = vec![0.0; bytes.len() / size_of::<f32>()];
-        link.copy_out_into(bytes, &mut floats).map(|()| floats)
+        link.download_into(bytes, &mut floats).map(|()| floats)
     };
-    let moments = masters.moments.iter().map(down).collect::<Result<_, _>>()?;
-    let params = down(&masters.params)?;
+    let moments = masters.moments.iter().map(download).collect::<Result<_, _>>()?;
+    let params = download(&masters.params)?;
     let narrow = masters.narrow.as_ref().map(|narrow| NarrowFloats::of(&params, narrow.float, Floats::from));
     Ok(Masters { narrow, ..Masters::new(params, moments) })
-}
-
-struct Owned(Floats);
-
-impl AsRef<[u8]> for Owned {
-    fn as_ref(&self) -> &[u8] {
-        bytemuck::cast_slice(&self.0)
-    }
-}
-
-struct OwnedNarrow(NarrowFloats);
-
-impl AsRef<[u8]> for OwnedNarrow {
-    fn as_ref(&self) -> &[u8] {
-        bytemuck::cast_slice(&self.0)
-    }
-}
-
-fn bytes_of(floats: impl Into<Floats>) -> Bytes {
-    Bytes::from_owner(Owned(floats.into()))
 }
 
 fn lock(slots: &Slots) -> MutexGuard<'_, BTreeMap<ImageId, Slot>> {
@@ -269,73 +250,73 @@ fn lock(slots: &Slots) -> MutexGuard<'_, BTreeMap<ImageId, Slot>> {
     slots.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl TierStore for ResidentStore {
+impl TierStore for DeviceHomeStore {
     fn insert(&self, id: ImageId, masters: Masters, reservation: Reservation) -> Result<(), SpillError> {
-        let Some(residence) = self.residence(id) else {
+        let Some(home) = self.home(id) else {
             return self.below.insert(id, masters, reservation);
         };
         check(id, &masters, &reservation)?;
         if self.slots().contains_key(&id) {
             return Err(SpillError::ImageExists { image: id });
         }
-        let there = residence.budget.reserve(masters.len_bytes(), reservation.owner())?;
-        let content = Content::new(up(residence.link.as_ref(), masters)?);
-        self.slots().insert(id, Slot { content, version: 0, _reservations: [there, reservation] });
+        let room = home.budget.reserve(masters.len_bytes(), reservation.owner())?;
+        let content = Content::new(upload(home.link.as_ref(), masters)?);
+        self.slots().insert(id, Slot { content, version: 0, _reservations: [room, reservation] });
         Ok(())
     }
 
     fn read(&self, id: ImageId) -> Result<ImageView, SpillError> {
-        let Some(residence) = self.residence(id) else { return self.below.read(id) };
-        self.view(residence, id, DeviceMasters::moving)
+        let Some(home) = self.home(id) else { return self.below.read(id) };
+        self.view(home, id, DeviceMasters::moving)
     }
 
     fn read_masters(&self, id: ImageId) -> Result<ImageView, SpillError> {
-        let Some(residence) = self.residence(id) else { return self.below.read_masters(id) };
-        self.view(residence, id, |masters| &masters.params)
+        let Some(home) = self.home(id) else { return self.below.read_masters(id) };
+        self.view(home, id, |masters| &masters.params)
     }
 
     fn write(&self, id: ImageId) -> Result<ImageWriter, SpillError> {
-        let Some(residence) = self.residence(id) else { return self.below.write(id) };
-        let (there, put_back) = self.take(id)?;
-        let masters = match down(residence.link.as_ref(), &there) {
+        let Some(home) = self.home(id) else { return self.below.write(id) };
+        let (homed, put_back) = self.take(id)?;
+        let masters = match download(home.link.as_ref(), &homed) {
             Ok(masters) => masters,
             Err(error) => {
-                put_back(Content::new(there), false);
+                put_back(Content::new(homed), false);
                 return Err(error.into());
             }
         };
-        let link = residence.link.clone();
+        let link = home.link.clone();
         Ok(ImageWriter::new(masters, move |masters, committed| {
             if !committed {
-                return put_back(Content::new(there), false);
+                return put_back(Content::new(homed), false);
             }
             // Both may not fit.
-            drop(there);
+            drop(homed);
             let lost = |error| Content::Lost { problem: with_causes(&error) };
-            let content = up(link.as_ref(), masters).map_or_else(lost, Content::new);
+            let content = upload(link.as_ref(), masters).map_or_else(lost, Content::new);
             put_back(content, true);
         }))
     }
 
     fn version(&self, id: ImageId) -> Result<u64, SpillError> {
-        match self.residence(id) {
+        match self.home(id) {
             Some(_) => self.slot(id, |_, version| Ok(version)),
             None => self.below.version(id),
         }
     }
 
     fn remove(&self, id: ImageId) -> Result<Masters, SpillError> {
-        let Some(residence) = self.residence(id) else { return self.below.remove(id) };
-        let (there, put_back) = self.take(id)?;
-        let masters = down(residence.link.as_ref(), &there);
-        put_back(Content::new(there), false);
+        let Some(home) = self.home(id) else { return self.below.remove(id) };
+        let (homed, put_back) = self.take(id)?;
+        let masters = download(home.link.as_ref(), &homed);
+        put_back(Content::new(homed), false);
         let masters = masters?;
         self.slots().remove(&id);
         Ok(masters)
     }
 
     fn discard(&self, id: ImageId) -> Result<(), SpillError> {
-        let Some(_) = self.residence(id) else { return self.below.discard(id) };
+        let Some(_) = self.home(id) else { return self.below.discard(id) };
         let mut slots = self.slots();
         let slot = slots.get_mut(&id).ok_or(SpillError::ImageMissing { image: id })?;
         match slot.content.take(id) {
@@ -346,7 +327,7 @@ impl TierStore for ResidentStore {
     }
 
     fn on_device(&self, id: ImageId) -> Result<Option<(DeviceBytes, u64)>, SpillError> {
-        let Some(_) = self.residence(id) else { return Ok(None) };
+        let Some(_) = self.home(id) else { return Ok(None) };
         self.slot(id, |content, version| {
             let (masters, lease) = content.read(id)?;
             Ok(Some((masters.moving().leased(lease), version)))
@@ -354,7 +335,7 @@ impl TierStore for ResidentStore {
     }
 
     fn write_on_device(&self, id: ImageId) -> Result<DeviceWriter, SpillError> {
-        let Some(_) = self.residence(id) else { return self.below.write_on_device(id) };
+        let Some(_) = self.home(id) else { return self.below.write_on_device(id) };
         let (masters, put_back) = self.take(id)?;
         let put_back = move |masters, committed| put_back(Content::new(masters), committed);
         Ok(DeviceWriter { masters, put_back: Some(Box::new(put_back)) })
@@ -375,8 +356,8 @@ impl AsRef<[u8]> for Leased {
 
 #[cfg(test)]
 mod tests {
+    use super::super::conformance::{self, ID, masters};
     use super::*;
-    use crate::store::conformance::{self, ID, masters};
     use crate::{Direction, DramStore, HostCopyLink, SpillManager};
     use hydra_core::{ByteSize, DeviceId};
     use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -384,10 +365,10 @@ mod tests {
     const DEVICE: DeviceId = DeviceId(2);
 
     /// A store in which the conformance suite's tasks live on a device, but for task 9.
-    fn store(link: Arc<dyn DeviceLink>) -> (Arc<ResidentStore>, Budget) {
-        let store = ResidentStore::new(Arc::new(DramStore::new()));
+    fn store(link: Arc<dyn DeviceLink>) -> (Arc<DeviceHomeStore>, Budget) {
+        let store = DeviceHomeStore::new(Arc::new(DramStore::new()));
         let budget = Budget::new("cpu:2", ByteSize::mib(1));
-        store.settle([TaskId(2), TaskId(3)], link, budget.clone());
+        store.assign([TaskId(2), TaskId(3)], link, budget.clone());
         (Arc::new(store), budget)
     }
 
@@ -395,7 +376,7 @@ mod tests {
         Arc::new(HostCopyLink::new(DEVICE))
     }
 
-    struct Shared(Arc<ResidentStore>);
+    struct Shared(Arc<DeviceHomeStore>);
 
     impl TierStore for Shared {
         fn insert(&self, id: ImageId, masters: Masters, room: Reservation) -> Result<(), SpillError> {
@@ -426,7 +407,7 @@ mod tests {
     #[test]
     fn the_store_of_a_device_conforms() {
         conformance::run(&|| Box::new(Shared(store(copies()).0)));
-        let empty = || ResidentStore::new(Arc::new(DramStore::new()));
+        let empty = || DeviceHomeStore::new(Arc::new(DramStore::new()));
         conformance::run(&|| Box::new(empty()));
     }
 
@@ -441,23 +422,23 @@ mod tests {
         let link = Arc::new(HostCopyLink::new(DEVICE));
         let manager = SpillManager::new(DEVICE, budget.clone(), store.clone(), link);
         let resident = manager.promote(ID.task, &[5], budget.reserve(0, "shard").unwrap()).unwrap();
-        assert_eq!((resident.bytes(), resident.version(5), manager.promoted_bytes()), (1200, Some(0), 0));
+        assert_eq!((resident.bytes(), resident.version(5), manager.uploaded_bytes()), (1200, Some(0), 0));
         let image = resident.image(5);
         assert!(resident.holds(&image.slice(8..16)), "what is a view of it has to be taken apart");
         assert_eq!(bytemuck::cast_slice::<u8, f32>(image.as_host().unwrap()), &masters().params[..]);
         drop(image);
         let busy = store.write_on_device(ID).unwrap_err();
         assert!(matches!(busy, SpillError::ImageBusy { readers: 1, .. }), "{busy}");
-        manager.demote(resident);
+        drop(resident);
         drop(store.write_on_device(ID).unwrap());
         assert!(matches!(store.write_on_device(elsewhere), Err(SpillError::ImageMissing { .. })));
         let best = Masters::new(vec![1.0; 300], Vec::new());
-        store.insert(ID.best(), best, host.reserve(1200, "best").unwrap()).unwrap();
-        assert!(store.on_device(ID.best()).unwrap().is_none(), "the best masters stay on the host");
+        store.insert(ID.snapshot(), best, host.reserve(1200, "best").unwrap()).unwrap();
+        assert!(store.on_device(ID.snapshot()).unwrap().is_none(), "the best masters stay on the host");
         assert_eq!(budget.used(), masters().len_bytes());
         let spilled = manager.promote(TaskId(9), &[5], budget.reserve(1200, "shard").unwrap()).unwrap();
-        assert_eq!(manager.promoted_bytes(), 1200);
-        manager.demote(spilled);
+        assert_eq!(manager.uploaded_bytes(), 1200);
+        drop(spilled);
     }
 
     #[test]
@@ -469,13 +450,13 @@ mod tests {
         let busy = store.read(ID).unwrap_err();
         assert!(matches!(busy, SpillError::ImageBusy { readers: 0, .. }), "{busy}");
         assert!(store.on_device(ID).is_err() && store.discard(ID).is_err());
-        writer.params = Bytes::from_owner(Owned(vec![4.0; 300].into())).into();
+        writer.params = Bytes::from_owner(Floats::from(vec![4.0; 300])).into();
         writer.moments[1] = writer.params.clone();
         writer.commit();
         assert_eq!(store.version(ID).unwrap(), 1);
-        let (there, version) = store.on_device(ID).unwrap().unwrap();
-        assert_eq!((there.len(), version), (1200, 1));
-        drop(there);
+        let (copy, version) = store.on_device(ID).unwrap().unwrap();
+        assert_eq!((copy.len(), version), (1200, 1));
+        drop(copy);
         let view = store.read(ID).unwrap();
         assert_eq!(bytemuck::cast_slice::<u8, f32>(&view.bytes), [4.0; 300]);
         drop(view);
@@ -498,14 +479,14 @@ mod tests {
         let bits: Vec<u16> = masters.narrow.as_deref().unwrap().to_vec();
         store.insert(ID, masters.clone(), host.reserve(300 * 14, "task").unwrap()).unwrap();
         assert_eq!(budget.used(), 300 * 14, "masters, what they are rounded to, and two moments");
-        let (there, _) = store.on_device(ID).unwrap().unwrap();
-        assert_eq!(bytemuck::cast_slice::<u8, u16>(there.as_host().unwrap()), bits);
-        drop(there);
+        let (copy, _) = store.on_device(ID).unwrap().unwrap();
+        assert_eq!(bytemuck::cast_slice::<u8, u16>(copy.as_host().unwrap()), bits);
+        drop(copy);
 
         let mut writer = store.write_on_device(ID).unwrap();
         let ones = NarrowFloats::of(&[1.0; 300], FloatType::Bf16, Floats::from);
-        writer.params = bytes_of(vec![1.0; 300]).into();
-        writer.narrow.as_mut().unwrap().bytes = Bytes::from_owner(OwnedNarrow(ones)).into();
+        writer.params = Bytes::from_owner(Floats::from(vec![1.0; 300])).into();
+        writer.narrow.as_mut().unwrap().bytes = Bytes::from_owner(ones).into();
         writer.commit();
         let view = store.read(ID).unwrap();
         assert_eq!(bytemuck::cast_slice::<u8, u16>(&view.bytes), [0x3F80; 300]);
@@ -520,8 +501,8 @@ mod tests {
 
     #[test]
     fn a_device_without_room_refuses_an_image() {
-        let store = ResidentStore::new(Arc::new(DramStore::new()));
-        store.settle([ID.task], copies(), Budget::new("cpu:2", ByteSize(3599)));
+        let store = DeviceHomeStore::new(Arc::new(DramStore::new()));
+        store.assign([ID.task], copies(), Budget::new("cpu:2", ByteSize(3599)));
         let host = conformance::budget();
         let room = host.reserve(3600, "task").unwrap();
         let refused = store.insert(ID, masters(), room).unwrap_err();
@@ -555,19 +536,19 @@ mod tests {
             "failing"
         }
 
-        fn copy_in(&self, host: &Bytes) -> Result<DeviceBytes, LinkError> {
-            self.attempt(Direction::Up, host.len())?;
-            self.copies.copy_in(host)
+        fn upload(&self, host: &Bytes) -> Result<DeviceBytes, LinkError> {
+            self.attempt(Direction::Upload, host.len())?;
+            self.copies.upload(host)
         }
 
-        fn copy_out(&self, device: &DeviceBytes) -> Result<Bytes, LinkError> {
-            self.attempt(Direction::Down, device.len())?;
-            self.copies.copy_out(device)
+        fn download(&self, device: &DeviceBytes) -> Result<Bytes, LinkError> {
+            self.attempt(Direction::Download, device.len())?;
+            self.copies.download(device)
         }
 
-        fn copy_out_into(&self, device: &DeviceBytes, out: &mut [f32]) -> Result<(), LinkError> {
-            self.attempt(Direction::Down, device.len())?;
-            self.copies.copy_out_into(device, out)
+        fn download_into(&self, device: &DeviceBytes, out: &mut [f32]) -> Result<(), LinkError> {
+            self.attempt(Direction::Download, device.len())?;
+            self.copies.download_into(device, out)
         }
 
         fn moved(&self, direction: Direction) -> u64 {

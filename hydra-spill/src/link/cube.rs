@@ -1,6 +1,6 @@
 //! The link of a device that CubeCL reaches, by CubeCL's own copies.
 
-use crate::link::at_alignment;
+use crate::memory::aligned::at_alignment;
 use crate::{DeviceLink, Direction, LinkError};
 use bytes::Bytes;
 use hydra_core::cube::{CubeAdapter, CubeBytes};
@@ -17,8 +17,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 pub struct CubeLink {
     name: String,
     adapter: CubeAdapter,
-    up: AtomicU64,
-    down: AtomicU64,
+    uploaded: AtomicU64,
+    downloaded: AtomicU64,
 }
 
 impl CubeLink {
@@ -27,8 +27,8 @@ impl CubeLink {
         Self {
             name: format!("CubeCL's copies, {device}"),
             adapter,
-            up: AtomicU64::new(0),
-            down: AtomicU64::new(0),
+            uploaded: AtomicU64::new(0),
+            downloaded: AtomicU64::new(0),
         }
     }
 
@@ -42,44 +42,45 @@ impl DeviceLink for CubeLink {
         &self.name
     }
 
-    fn copy_in(&self, host: &Bytes) -> Result<DeviceBytes, LinkError> {
-        self.copy_in_all(std::slice::from_ref(host)).map(|mut all| all.remove(0))
+    fn upload(&self, host: &Bytes) -> Result<DeviceBytes, LinkError> {
+        self.upload_all(std::slice::from_ref(host)).map(|mut all| all.remove(0))
     }
 
-    fn copy_in_all(&self, host: &[Bytes]) -> Result<Vec<DeviceBytes>, LinkError> {
+    fn upload_all(&self, host: &[Bytes]) -> Result<Vec<DeviceBytes>, LinkError> {
         let total = host.iter().map(Bytes::len).sum();
-        let copies = self.adapter.write(host).map_err(|error| self.failed(Direction::Up, total, error))?;
-        self.up.fetch_add(total as u64, Relaxed);
+        let copies =
+            self.adapter.write(host).map_err(|error| self.failed(Direction::Upload, total, error))?;
+        self.uploaded.fetch_add(total as u64, Relaxed);
         Ok(copies.into_iter().map(|copy| DeviceBytes::Buffer(Arc::new(copy))).collect())
     }
 
-    fn copy_out(&self, device: &DeviceBytes) -> Result<Bytes, LinkError> {
+    fn download(&self, device: &DeviceBytes) -> Result<Bytes, LinkError> {
         let elsewhere = || LinkError::Elsewhere { link: self.name.clone() };
         let bytes: &CubeBytes = device.as_buffer().ok_or_else(elsewhere)?;
-        let read = bytes.read().map_err(|error| self.failed(Direction::Down, device.len(), error))?;
-        self.down.fetch_add(read.len() as u64, Relaxed);
+        let read = bytes.read().map_err(|error| self.failed(Direction::Download, device.len(), error))?;
+        self.downloaded.fetch_add(read.len() as u64, Relaxed);
         // CubeCL reads to where its pools have room.
         at_alignment(read).map_err(|source| LinkError::Memory {
             link: self.name.clone(),
-            direction: Direction::Down,
+            direction: Direction::Download,
             bytes: device.len() as u64,
             source,
         })
     }
 
-    fn copy_out_into(&self, device: &DeviceBytes, out: &mut [f32]) -> Result<(), LinkError> {
+    fn download_into(&self, device: &DeviceBytes, out: &mut [f32]) -> Result<(), LinkError> {
         let (expected, found) = (size_of_val(out) as u64, device.len() as u64);
         if expected != found {
             return Err(LinkError::Length { link: self.name.clone(), expected, found });
         }
-        bytemuck::cast_slice_mut(out).copy_from_slice(&self.copy_out(device)?);
+        bytemuck::cast_slice_mut(out).copy_from_slice(&self.download(device)?);
         Ok(())
     }
 
     fn moved(&self, direction: Direction) -> u64 {
         match direction {
-            Direction::Up => self.up.load(Relaxed),
-            Direction::Down => self.down.load(Relaxed),
+            Direction::Upload => self.uploaded.load(Relaxed),
+            Direction::Download => self.downloaded.load(Relaxed),
         }
     }
 }

@@ -1,9 +1,9 @@
-//! What a layer is told beside its input.
+//! The arguments of a layer beside its input.
 
 use crate::{Activation, Key};
 use burn::tensor::{DType, Tensor, TensorData};
 
-/// Whether a pass trains or evaluates.
+/// The kind of a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// Dropout is on.
@@ -44,7 +44,7 @@ impl Pass {
         Self { key: self.key.fold(index as u64), ..self.clone() }
     }
 
-    /// Whether the pass trains.
+    /// Returns whether the pass trains.
     pub fn is_training(&self) -> bool {
         self.mode == Mode::Train
     }
@@ -54,7 +54,7 @@ impl Pass {
         self.key.fold(site)
     }
 
-    /// What the loss compares with. Empty for every layer but the last.
+    /// The activation that the loss compares with. Empty for every layer but the last.
     pub fn targets(&self) -> &Activation {
         &self.targets
     }
@@ -78,7 +78,7 @@ impl Pass {
         }
     }
 
-    /// What [`dropout`](Self::dropout) multiplies with; `None` where it leaves everything as it is.
+    /// The mask that [`dropout`](Self::dropout) multiplies with; `None` where it leaves everything as it is.
     ///
     /// # Panics
     /// If `probability` is not in `0..=1`.

@@ -6,32 +6,28 @@
 //! those bytes. Nothing is synced: checkpoints are what survives a run, and this is its scratch. A system tells only
 //! those who sync that a disk has lost what was written. So checksums stay in memory, and the next read finds it out.
 //!
-//! What is read or written passes through memory of the host, which is reserved of a budget for that alone.
+//! All that is read or written passes through memory of the host, which is reserved of a budget for that alone.
 
-use crate::link::AlignedBytes;
-use crate::store::{check, readers};
-use crate::{
-    Budget, ImageId, ImageView, ImageWriter, Masters, NarrowFloats, Reservation, SpillError, TierStore,
-};
+use super::scratch::{Moved, PartOf, Place, Positioned, Scratch, Shape, Stored, scratch_file};
+use super::{check, readers};
+use crate::memory::aligned::AlignedBytes;
+use crate::{Budget, ImageId, ImageView, ImageWriter, Masters, Reservation, SpillError, TierStore};
 use bytes::Bytes;
-use hydra_core::{FloatType, TaskId, with_causes};
+use hydra_core::{TaskId, with_causes};
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io;
-use std::ops::Range;
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::path::Path;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A store that keeps some images in files, and all others in the store below.
 ///
-/// An image lives here from when it is [settled](Self::settle) until it is removed. The reservation that it is
+/// An image lives here from when it is [assigned](Self::assign) until it is removed. The reservation that it is
 /// inserted with is of the disk's budget.
 pub struct DiskStore {
     below: Arc<dyn TierStore>,
     slots: Slots,
     moved: Arc<Moved>,
-    /// What is on its way passes through here, where that is not what its images were settled with.
+    /// The memory that bytes on their way pass through, where that is not what its images were assigned with.
     working: Option<Budget>,
 }
 
@@ -51,152 +47,8 @@ enum Content {
     AtRest { stored: Stored, lease: Arc<()> },
     /// A writer has the masters.
     Out,
-    /// What a writer left could not be written.
+    /// The masters that a writer left could not be written.
     Lost { problem: String },
-}
-
-/// What is laid out one after the other: what moves if it is narrower than the parameters, the parameters, the
-/// moments.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Shape {
-    elements: u64,
-    narrow: Option<FloatType>,
-    moments: usize,
-}
-
-/// What was written of an image.
-#[derive(Clone, Debug)]
-struct Stored {
-    shape: Shape,
-    /// The checksum of each part: of what moves if it is narrower, of the parameters, of each moment.
-    sums: Arc<[u32]>,
-}
-
-/// A part of an image: where it lies, and which of the parts it is.
-type PartOf = fn(&Shape) -> (Range<u64>, usize);
-
-/// Where an image lies.
-#[derive(Clone)]
-struct Place {
-    scratch: Arc<Scratch>,
-    offset: u64,
-    bytes: u64,
-}
-
-/// The file of a task. Its space is free again when the last of its images is gone.
-struct Scratch {
-    file: Box<dyn Positioned>,
-    dir: PathBuf,
-    /// Host memory for what is on its way.
-    working: Budget,
-    moved: Arc<Moved>,
-}
-
-#[derive(Default)]
-struct Moved {
-    read: AtomicU64,
-    written: AtomicU64,
-}
-
-/// A file that several threads read and write at once.
-trait Positioned: Send + Sync {
-    fn read_at(&self, at: u64, out: &mut [u8]) -> io::Result<()>;
-
-    fn write_at(&self, at: u64, bytes: &[u8]) -> io::Result<()>;
-}
-
-#[cfg(unix)]
-impl Positioned for File {
-    fn read_at(&self, at: u64, out: &mut [u8]) -> io::Result<()> {
-        std::os::unix::fs::FileExt::read_exact_at(self, out, at)
-    }
-
-    fn write_at(&self, at: u64, bytes: &[u8]) -> io::Result<()> {
-        std::os::unix::fs::FileExt::write_all_at(self, bytes, at)
-    }
-}
-
-/// Systems whose files have one position take turns.
-#[cfg(not(unix))]
-impl Positioned for Mutex<File> {
-    fn read_at(&self, at: u64, out: &mut [u8]) -> io::Result<()> {
-        use io::{Read, Seek};
-        let mut file = self.lock().unwrap_or_else(PoisonError::into_inner);
-        file.seek(io::SeekFrom::Start(at))?;
-        file.read_exact(out)
-    }
-
-    fn write_at(&self, at: u64, bytes: &[u8]) -> io::Result<()> {
-        use io::{Seek, Write};
-        let mut file = self.lock().unwrap_or_else(PoisonError::into_inner);
-        file.seek(io::SeekFrom::Start(at))?;
-        file.write_all(bytes)
-    }
-}
-
-/// A file of so many bytes in a directory, without a name there.
-fn scratch_file(dir: &Path, bytes: u64) -> io::Result<Box<dyn Positioned>> {
-    let file = tempfile::tempfile_in(dir)?;
-    allocate(&file, bytes)?;
-    #[cfg(not(unix))]
-    let file = Mutex::new(file);
-    Ok(Box::new(file))
-}
-
-/// Takes the space of a file where the file system can; elsewhere a full disk shows when it is written.
-#[cfg(target_os = "linux")]
-fn allocate(file: &File, bytes: u64) -> io::Result<()> {
-    use rustix::fs::{FallocateFlags, fallocate};
-    use rustix::io::{Errno, retry_on_intr};
-    match retry_on_intr(|| fallocate(file, FallocateFlags::empty(), 0, bytes.max(1))) {
-        Err(Errno::OPNOTSUPP | Errno::NOSYS) => file.set_len(bytes),
-        result => Ok(result?),
-    }
-}
-
-#[cfg(not(target_os = "linux"))]
-fn allocate(file: &File, bytes: u64) -> io::Result<()> {
-    file.set_len(bytes)
-}
-
-impl Shape {
-    fn of(masters: &Masters) -> Self {
-        let narrow = masters.narrow.as_ref().map(NarrowFloats::float_type);
-        Self { elements: masters.params.len() as u64, narrow, moments: masters.moments.len() }
-    }
-
-    fn narrow_bytes(&self) -> u64 {
-        self.narrow.map_or(0, |float| float.bytes() as u64 * self.elements)
-    }
-
-    fn param_bytes(&self) -> u64 {
-        self.elements * size_of::<f32>() as u64
-    }
-
-    fn params(&self) -> (Range<u64>, usize) {
-        let start = self.narrow_bytes();
-        (start..start + self.param_bytes(), usize::from(self.narrow.is_some()))
-    }
-
-    /// What a promotion reads.
-    fn moving(&self) -> (Range<u64>, usize) {
-        match self.narrow {
-            Some(_) => (0..self.narrow_bytes(), 0),
-            None => self.params(),
-        }
-    }
-
-    fn bytes(&self) -> u64 {
-        self.params().0.end + self.moments as u64 * self.param_bytes()
-    }
-
-    /// Masters of zeros.
-    fn masters(&self) -> Masters {
-        let elements = self.elements as usize;
-        let moments = (0..self.moments).map(|_| vec![0.0; elements]).collect();
-        let narrow = self.narrow.map(|float| NarrowFloats::zeros(elements, float));
-        Masters { narrow, ..Masters::new(vec![0.0; elements], moments) }
-    }
 }
 
 impl Content {
@@ -204,7 +56,7 @@ impl Content {
         Self::AtRest { stored, lease: Arc::new(()) }
     }
 
-    /// What is there, for one reader more.
+    /// The stored image, for one reader more.
     fn read(&self, id: ImageId) -> Result<(Stored, Arc<()>), SpillError> {
         match self {
             Self::AtRest { stored, lease } => Ok((stored.clone(), lease.clone())),
@@ -214,7 +66,7 @@ impl Content {
         }
     }
 
-    /// What is there for a writer, if nobody reads the image.
+    /// Takes the stored image for a writer, if nobody reads it.
     fn take(&mut self, id: ImageId) -> Result<Stored, SpillError> {
         if let Self::AtRest { lease, .. } = self
             && let readers @ 1.. = readers(lease)
@@ -225,71 +77,6 @@ impl Content {
         *self = Self::Out;
         Ok(stored)
     }
-}
-
-impl Place {
-    fn failed(&self, image: ImageId, done: &'static str) -> impl FnOnce(io::Error) -> SpillError {
-        let dir = self.scratch.dir.clone();
-        move |source| SpillError::Disk { image, done, dir, source }
-    }
-
-    fn read_into(&self, at: u64, out: &mut [u8]) -> io::Result<()> {
-        self.scratch.file.read_at(self.offset + at, out)?;
-        self.scratch.moved.read.fetch_add(out.len() as u64, Relaxed);
-        Ok(())
-    }
-
-    fn view(&self, id: ImageId, range: Range<u64>, sum: u32) -> Result<AlignedBytes, SpillError> {
-        let len = usize::try_from(range.end - range.start).unwrap_or(usize::MAX);
-        let read = |out: &mut [u8]| self.read_into(range.start, out).and_then(|()| verify(out, sum));
-        AlignedBytes::filled(len, read).map_err(self.failed(id, "read"))
-    }
-
-    fn load(&self, id: ImageId, stored: &Stored) -> Result<Masters, SpillError> {
-        let mut masters = stored.shape.masters();
-        let mut at = 0;
-        let read = parts_mut(&mut masters).zip(stored.sums.iter()).try_for_each(|(part, sum)| {
-            self.read_into(at, part)?;
-            at += part.len() as u64;
-            verify(part, *sum)
-        });
-        read.map_err(self.failed(id, "read"))?;
-        Ok(masters)
-    }
-
-    fn save(&self, id: ImageId, masters: &Masters) -> Result<Stored, SpillError> {
-        let mut at = self.offset;
-        let written = parts(masters).map(|part| {
-            self.scratch.file.write_at(at, part)?;
-            at += part.len() as u64;
-            self.scratch.moved.written.fetch_add(part.len() as u64, Relaxed);
-            Ok(crc32fast::hash(part))
-        });
-        let sums = written.collect::<io::Result<_>>().map_err(self.failed(id, "written"))?;
-        Ok(Stored { shape: Shape::of(masters), sums })
-    }
-}
-
-/// Refuses bytes that are not those that were written.
-fn verify(bytes: &[u8], sum: u32) -> io::Result<()> {
-    match crc32fast::hash(bytes) == sum {
-        true => Ok(()),
-        false => Err(io::Error::new(io::ErrorKind::InvalidData, "what is there is not what was written")),
-    }
-}
-
-/// The bytes of masters in the order of the file.
-fn parts(masters: &Masters) -> impl Iterator<Item = &[u8]> {
-    let narrow = masters.narrow.iter().map(|narrow| bytemuck::cast_slice(narrow));
-    let moments = masters.moments.iter().map(|moment| bytemuck::cast_slice(moment));
-    narrow.chain(std::iter::once(bytemuck::cast_slice(&masters.params))).chain(moments)
-}
-
-fn parts_mut(masters: &mut Masters) -> impl Iterator<Item = &mut [u8]> {
-    let Masters { params, narrow, moments } = masters;
-    let narrow = narrow.iter_mut().map(|narrow| bytemuck::cast_slice_mut(narrow));
-    let moments = moments.iter_mut().map(|moment| bytemuck::cast_slice_mut(moment));
-    narrow.chain(std::iter::once(bytemuck::cast_slice_mut(params))).chain(moments)
 }
 
 /// The bytes of all images; more than a file can have if there are so many.
@@ -325,21 +112,21 @@ impl DiskStore {
     }
 
     /// Makes images live in files in `dir`, each of so many bytes of masters, and takes the space of all of them.
-    /// What is read of them or written is in memory that is reserved of `working` for that time.
+    /// Bytes that are read of them or written are in memory that is reserved of `working` for that time.
     ///
     /// # Errors
     /// [`SpillError::DiskRoom`] where the directory cannot be written to or has no room; then none of the
     /// images lives there.
-    pub fn settle(&self, dir: &Path, working: &Budget, images: &[(ImageId, u64)]) -> Result<(), SpillError> {
+    pub fn assign(&self, dir: &Path, working: &Budget, images: &[(ImageId, u64)]) -> Result<(), SpillError> {
         let mut tasks: BTreeMap<TaskId, Vec<(ImageId, u64)>> = BTreeMap::new();
         images.iter().for_each(|image| tasks.entry(image.0.task).or_default().push(*image));
         let no_room = |source| SpillError::DiskRoom { dir: dir.to_owned(), bytes: bytes_of(images), source };
-        let mut settled = BTreeMap::new();
+        let mut assigned = BTreeMap::new();
         for images in tasks.into_values() {
             let file = scratch_file(dir, bytes_of(&images)).map_err(no_room)?;
-            settled.extend(self.slots_in(file, dir, working, &images));
+            assigned.extend(self.slots_in(file, dir, working, &images));
         }
-        self.slots().append(&mut settled);
+        self.slots().append(&mut assigned);
         Ok(())
     }
 
@@ -376,7 +163,7 @@ impl DiskStore {
         lock(&self.slots)
     }
 
-    fn lives_here(&self, id: ImageId) -> bool {
+    fn holds(&self, id: ImageId) -> bool {
         self.slots().contains_key(&id)
     }
 
@@ -431,7 +218,7 @@ fn put_back(slots: &Slots, id: ImageId, content: Content, committed: bool) {
     }
 }
 
-/// What is in a place when `masters` were written there.
+/// Writes `masters` to a place and returns its content.
 fn written(place: &Place, id: ImageId, shape: Shape, masters: &Masters) -> Content {
     if Shape::of(masters) != shape {
         return Content::Lost { problem: "its lengths are others than before".to_owned() };
@@ -444,7 +231,7 @@ fn written(place: &Place, id: ImageId, shape: Shape, masters: &Masters) -> Conte
 
 impl TierStore for DiskStore {
     fn insert(&self, id: ImageId, masters: Masters, reservation: Reservation) -> Result<(), SpillError> {
-        if !self.lives_here(id) {
+        if !self.holds(id) {
             return self.below.insert(id, masters, reservation);
         }
         check(id, &masters, &reservation)?;
@@ -471,15 +258,15 @@ impl TierStore for DiskStore {
     }
 
     fn read(&self, id: ImageId) -> Result<ImageView, SpillError> {
-        if self.lives_here(id) { self.view(id, Shape::moving) } else { self.below.read(id) }
+        if self.holds(id) { self.view(id, Shape::moving) } else { self.below.read(id) }
     }
 
     fn read_masters(&self, id: ImageId) -> Result<ImageView, SpillError> {
-        if self.lives_here(id) { self.view(id, Shape::params) } else { self.below.read_masters(id) }
+        if self.holds(id) { self.view(id, Shape::params) } else { self.below.read_masters(id) }
     }
 
     fn write(&self, id: ImageId) -> Result<ImageWriter, SpillError> {
-        if !self.lives_here(id) {
+        if !self.holds(id) {
             return self.below.write(id);
         }
         let (place, stored, masters, room) = self.take(id)?;
@@ -497,7 +284,7 @@ impl TierStore for DiskStore {
     }
 
     fn version(&self, id: ImageId) -> Result<u64, SpillError> {
-        if !self.lives_here(id) {
+        if !self.holds(id) {
             return self.below.version(id);
         }
         self.slot(id, |slot| match slot.content {
@@ -507,7 +294,7 @@ impl TierStore for DiskStore {
     }
 
     fn remove(&self, id: ImageId) -> Result<Masters, SpillError> {
-        if !self.lives_here(id) {
+        if !self.holds(id) {
             return self.below.remove(id);
         }
         let (_, _, masters, _room) = self.take(id)?;
@@ -517,7 +304,7 @@ impl TierStore for DiskStore {
     }
 
     fn discard(&self, id: ImageId) -> Result<(), SpillError> {
-        if !self.lives_here(id) {
+        if !self.holds(id) {
             return self.below.discard(id);
         }
         let mut slots = self.slots();
@@ -536,10 +323,11 @@ impl TierStore for DiskStore {
 
 #[cfg(test)]
 mod tests {
+    use super::super::conformance::{self, ID, masters};
     use super::*;
-    use crate::store::conformance::{self, ID, masters};
-    use crate::{BudgetError, DramStore};
-    use hydra_core::ByteSize;
+    use crate::{BudgetError, DramStore, NarrowFloats};
+    use hydra_core::{ByteSize, FloatType};
+    use std::io;
     use std::sync::atomic::AtomicBool;
 
     const ROOM: u64 = 1 << 15;
@@ -553,7 +341,7 @@ mod tests {
     /// A store in which the conformance suite's images live on the disk.
     fn store(working: &Budget) -> DiskStore {
         let store = DiskStore::new(Arc::new(DramStore::new()));
-        store.settle(&std::env::temp_dir(), working, &[(OTHER, ROOM), (ID, ROOM)]).unwrap();
+        store.assign(&std::env::temp_dir(), working, &[(OTHER, ROOM), (ID, ROOM)]).unwrap();
         store
     }
 
@@ -653,7 +441,7 @@ mod tests {
         conformance::insert(&store, ID, &host);
         conformance::insert(&store, ELSEWHERE, &host);
         assert_eq!((store.bytes_written(), store.bytes_read()), (3600, 0));
-        assert_eq!((store.lives_here(ID), store.lives_here(ELSEWHERE)), (true, false));
+        assert_eq!((store.holds(ID), store.holds(ELSEWHERE)), (true, false));
         drop(store.read(ELSEWHERE).unwrap());
         assert!(matches!(store.read(OTHER), Err(SpillError::ImageMissing { image: OTHER })));
         assert!(matches!(store.version(OTHER), Err(SpillError::ImageMissing { image: OTHER })));
@@ -671,7 +459,7 @@ mod tests {
         conformance::insert(&store, ID, &host);
         let view = store.read(ID).unwrap();
         assert_eq!((store.bytes_read(), working.used()), (1200, 1200));
-        assert!(view.bytes.as_ptr().addr().is_multiple_of(crate::LINK_ALIGN), "it can be read in place");
+        assert!(view.bytes.as_ptr().addr().is_multiple_of(crate::memory::ALIGN), "it can be read in place");
         let slice = view.bytes.slice(0..4);
         drop(view);
         assert_eq!(working.used(), 1200, "a slice of a view keeps all of it");
@@ -693,7 +481,7 @@ mod tests {
         assert_eq!((working.used(), working.peak()), (0, 3000));
     }
 
-    /// Where the file system takes space for a file at all, all of it is taken before anything is written.
+    /// If the file system takes space for a file at all, all of it is taken before anything is written.
     #[cfg(target_os = "linux")]
     #[test]
     fn space_is_taken_when_images_are_settled() {
@@ -707,11 +495,11 @@ mod tests {
             return;
         }
         let store = DiskStore::new(Arc::new(DramStore::new()));
-        store.settle(&at, &working(), &[(ID, 300 << 10), (ID.best(), 100 << 10)]).unwrap();
+        store.assign(&at, &working(), &[(ID, 300 << 10), (ID.snapshot(), 100 << 10)]).unwrap();
         let open = fs::read_dir("/proc/self/fd").unwrap().flatten().map(|file| file.path());
-        let mut there = open.filter(|file| fs::read_link(file).is_ok_and(|file| file.starts_with(&at)));
-        let file = fs::metadata(there.next().unwrap()).unwrap();
-        assert_eq!((file.len(), there.next()), (400 << 10, None));
+        let mut scratch = open.filter(|file| fs::read_link(file).is_ok_and(|file| file.starts_with(&at)));
+        let file = fs::metadata(scratch.next().unwrap()).unwrap();
+        assert_eq!((file.len(), scratch.next()), (400 << 10, None));
         assert!(file.blocks() * 512 >= file.len(), "{} blocks", file.blocks());
     }
 
@@ -720,7 +508,8 @@ mod tests {
         let next = ImageId::new(ID.task, ID.image + 1);
         let narrow = NarrowFloats::of(&[1.5; 301], FloatType::Bf16, Into::into);
         let mixed = Masters { narrow: Some(narrow), ..Masters::new(vec![1.5; 301], vec![vec![2.0; 301]]) };
-        let images = [(ID, masters()), (ID.best(), Masters::new(vec![7.0; 5], Vec::new())), (next, mixed)];
+        let images =
+            [(ID, masters()), (ID.snapshot(), Masters::new(vec![7.0; 5], Vec::new())), (next, mixed)];
         for (id, masters) in &images {
             let room = host.reserve(masters.len_bytes(), "task").unwrap();
             store.insert(*id, masters.clone(), room).unwrap();
@@ -733,7 +522,9 @@ mod tests {
         let (working, host) = (working(), conformance::budget());
         let store = DiskStore::new(Arc::new(DramStore::new()));
         let next = ImageId::new(ID.task, ID.image + 1);
-        store.settle(&std::env::temp_dir(), &working, &[(ID, 3600), (ID.best(), 20), (next, 3010)]).unwrap();
+        store
+            .assign(&std::env::temp_dir(), &working, &[(ID, 3600), (ID.snapshot(), 20), (next, 3010)])
+            .unwrap();
         let mut images = neighbours(&store, &host);
         for (step, at) in [0, 2, 1, 0, 1, 2].into_iter().enumerate() {
             let (id, masters) = &mut images[at];
@@ -894,8 +685,8 @@ mod tests {
         let dir = std::env::temp_dir();
         let missing = dir.join("there is no such directory");
         let refused = |dir: &Path, bytes| {
-            let error = store.settle(dir, &working(), &[(OTHER, 1), (ID, bytes)]).unwrap_err();
-            assert!(matches!(error, SpillError::DiskRoom { .. }) && !store.lives_here(OTHER), "{error}");
+            let error = store.assign(dir, &working(), &[(OTHER, 1), (ID, bytes)]).unwrap_err();
+            assert!(matches!(error, SpillError::DiskRoom { .. }) && !store.holds(OTHER), "{error}");
             error.to_string()
         };
         assert!(refused(&missing, 1023).starts_with("no room could be made for 1.00 KiB of masters in `"));
@@ -903,13 +694,13 @@ mod tests {
             refused(&dir, u64::MAX).contains("of masters in"),
             "more than can be counted, with the other"
         );
-        let both = store.settle(&dir, &working(), &[(ID, u64::MAX), (ID.best(), 2)]).unwrap_err();
+        let both = store.assign(&dir, &working(), &[(ID, u64::MAX), (ID.snapshot(), 2)]).unwrap_err();
         assert!(matches!(both, SpillError::DiskRoom { bytes: u64::MAX, .. }), "{both}");
         let said = refused(&dir, 1 << 60);
         assert!(said.contains("of masters in") && said.contains(&dir.display().to_string()), "{said}");
 
         let (working, host) = (working(), conformance::budget());
-        store.settle(&dir, &working, &[(ID, 3599)]).unwrap();
+        store.assign(&dir, &working, &[(ID, 3599)]).unwrap();
         let larger = store.insert(ID, masters(), host.reserve(3600, "task").unwrap());
         assert!(matches!(larger, Err(SpillError::ReservationTooSmall { needed: 3600, reserved: 3599, .. })));
         assert_eq!(host.used(), 0);

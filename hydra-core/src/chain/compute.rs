@@ -4,12 +4,12 @@
 //! run. Everything runs on the *autodiff* device, tracked or not: Burn's plain device fuses some ops that
 //! its autodiff device decomposes, and the two differ in the last bits.
 
-use crate::layer::scale;
+use super::layer::scale;
 use crate::{Activation, AnyTensor, Chain, DeviceBytes, Layer, Pass, vector_jacobian};
 use burn::tensor::{DType, Device, Gradients, Tensor};
 use std::ops::Range;
 
-/// What a backward pass starts from.
+/// The start of a backward pass.
 #[derive(Clone, Debug)]
 pub enum BackwardFrom {
     /// The range ends in the loss: start from this share of it (one for a whole minibatch, a microbatch's
@@ -25,7 +25,7 @@ pub enum BackwardFrom {
 /// The gradients of one layer's parameters, in the layer's order.
 pub type LayerGradients = Vec<Option<AnyTensor>>;
 
-/// What the backward pass of a shard gives.
+/// The result of a shard's backward pass.
 #[derive(Debug)]
 pub struct ShardBackward {
     /// The mean loss of the microbatch, before any weight, where the range ends in the loss.
@@ -164,7 +164,7 @@ pub fn loss_value(loss: &Tensor<1>) -> f32 {
     number(loss.clone().into(), "a loss")
 }
 
-/// What the last layer of a chain found in a pass that evaluates: means over the terms of the batch.
+/// Means over the terms of a batch that the last layer of a chain found in a pass that evaluates.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Measured {
     /// The loss.

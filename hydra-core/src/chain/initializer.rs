@@ -12,7 +12,7 @@ use burn::module::{Module, Param};
 use burn::tensor::{DType, Device, Distribution, Tensor};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// What the initializer of a lazy parameter gives.
+/// The first values that the initializer of a lazy parameter gives.
 #[derive(Clone, Debug, PartialEq)]
 pub enum OwnInit {
     /// Draws of a distribution, or one value everywhere.
@@ -31,7 +31,7 @@ pub(crate) struct Form {
     pub shape: Vec<usize>,
     /// The place of each of its dimensions in the shape that the initializer draws.
     order: Vec<usize>,
-    /// Whether Burn trains it.
+    /// True if Burn trains it.
     pub trained: bool,
 }
 
@@ -71,7 +71,7 @@ impl Form {
     }
 }
 
-/// What one parameter's values tell.
+/// A guess at an initializer from one parameter's values.
 #[derive(Clone, Debug)]
 enum Guess {
     Is(OwnInit),
@@ -91,7 +91,7 @@ struct Scales {
     normal: f64,
 }
 
-/// What the initializers of one layer's parameters give.
+/// Guesses at the initializers of one layer's parameters.
 #[derive(Debug, Default)]
 pub(crate) struct Guesses(Vec<Option<Guess>>);
 
@@ -107,7 +107,7 @@ impl Guesses {
         self.0.push(Some(guess(param)));
     }
 
-    /// What was recognised; `None` where nothing was asked, or where values are to be kept.
+    /// Returns the recognised initializers; `None` where nothing was asked, or where values are to be kept.
     pub fn resolve(self) -> Vec<Option<OwnInit>> {
         let known = |guess: &Guess| match guess {
             Guess::Is(OwnInit::Drawn(init)) => Some(*init),
@@ -260,8 +260,8 @@ const PIECE: usize = 1 << 16;
 struct Generator {
     device: Device,
     seed: u64,
-    /// What the generator goes on from afterwards, which it gave itself: who seeded it before finds the same numbers
-    /// in every run, and who did not, others.
+    /// The number that the generator goes on from afterwards, which it gave itself: who seeded it before finds the same
+    /// numbers in every run, and who did not, others.
     after: u64,
     _lock: MutexGuard<'static, ()>,
 }

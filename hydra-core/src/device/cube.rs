@@ -1,10 +1,9 @@
 //! Buffers of CubeCL, the runtime of all GPUs, as the memory of devices.
 
-use crate::activation::{BurnBytes, by_rank};
-use crate::{
-    AnyTensor, DeviceBuffer, DeviceBytes, DeviceError, DeviceId, DeviceTensor, FloatType, HostTensor,
-    MemoryProbe, finish,
-};
+use super::memory::{DeviceBuffer, DeviceBytes, DeviceError, DeviceTensor, sync};
+use super::probe::MemoryProbe;
+use crate::tensor::{BurnBytes, by_rank};
+use crate::{AnyTensor, DeviceId, FloatType, HostTensor};
 pub use burn::backend::StreamId;
 use burn::backend::{Cube, DispatchDevice};
 use burn::tensor::{DType, Device, Int, Shape, Tensor};
@@ -87,11 +86,11 @@ impl CubeAdapter {
     /// Copies of bytes of the host, each in a buffer of its own, when they are there.
     ///
     /// # Errors
-    /// What the device's runtime says, such as that there was no memory.
+    /// The failure that the device's runtime reports, such as that there was no memory.
     pub fn write(&self, host: &[bytes::Bytes]) -> Result<Vec<CubeBytes>, DeviceError> {
         let buffer = |bytes: &bytes::Bytes| self.bytes(self.client.create_from_slice(bytes));
         let buffers: Vec<CubeBytes> = host.iter().map(buffer).collect();
-        finish(&self.burn, &[])?;
+        sync(&self.burn)?;
         self.client.check(buffers.iter().map(|bytes| &bytes.handle)).map_err(of_runtime)?;
         Ok(buffers)
     }
@@ -159,7 +158,7 @@ impl CubeBytes {
     /// A copy on the host.
     ///
     /// # Errors
-    /// What the device's runtime says, also of why these bytes were never computed.
+    /// The failure that the device's runtime reports, also of why these bytes were never computed.
     pub fn read(&self) -> Result<bytes::Bytes, DeviceError> {
         let read = self.client.read_one(self.handle.clone()).map_err(of_runtime)?;
         Ok(bytes::Bytes::from_owner(BurnBytes(read)))
@@ -189,7 +188,7 @@ impl DeviceBuffer for CubeBytes {
             && range(other).start < range(self).end
     }
 
-    fn apart(&self) -> Arc<dyn DeviceBuffer> {
+    fn copied(&self) -> Arc<dyn DeviceBuffer> {
         // Through the host: layers seldom pass on what was promoted.
         let bytes = self.client.read_one_unchecked(self.handle.clone());
         Arc::new(Self { handle: self.client.create(bytes), lease: None, ..self.clone() })
@@ -233,7 +232,7 @@ pub fn exact(tensor: CubeTensor) -> CubeTensor {
 }
 
 /// The tensor's bytes, in row-major order, if CubeCL has them.
-pub(crate) fn resident(tensor: &AnyTensor) -> Option<DeviceTensor> {
+pub(crate) fn device_tensor(tensor: &AnyTensor) -> Option<DeviceTensor> {
     let primitive = by_rank!(tensor.rank(), D => match tensor.clone() {
         AnyTensor::Float(t) => {
             let t = Tensor::<D>::from_dispatch(t);
@@ -263,18 +262,18 @@ pub(crate) fn upload(tensor: &HostTensor, device: &Device) -> Option<AnyTensor> 
 
 /// The tensor on the host, if CubeCL has it.
 pub(crate) fn read(tensor: &AnyTensor) -> Option<Result<HostTensor, DeviceError>> {
-    let resident = resident(tensor)?;
-    let bytes = resident.bytes.as_buffer::<CubeBytes>()?.read();
-    Some(bytes.map(|bytes| HostTensor::view(bytes, resident.shape, resident.dtype)))
+    let tensor = device_tensor(tensor)?;
+    let bytes = tensor.bytes.as_buffer::<CubeBytes>()?.read();
+    Some(bytes.map(|bytes| HostTensor::view(bytes, tensor.shape, tensor.dtype)))
 }
 
 /// Panics with the device's error if one of these tensors could not be computed.
 pub(crate) fn assert_computed<'a>(tensors: impl Iterator<Item = &'a AnyTensor>) {
-    let made: Vec<DeviceTensor> = tensors.filter_map(resident).collect();
+    let made: Vec<DeviceTensor> = tensors.filter_map(device_tensor).collect();
     check(&made.iter().collect::<Vec<_>>()).unwrap_or_else(|error| std::panic::panic_any(error));
 }
 
-/// What CubeCL says of a failure.
+/// The error for a failure that CubeCL reports.
 pub fn of_runtime(error: ServerError) -> DeviceError {
     match out_of_memory(&error) {
         Some(bytes) => DeviceError::OutOfMemory { bytes },
@@ -312,11 +311,11 @@ pub struct CubeProbe {
     client: Client,
     /// The most that was seen since the last reset.
     peak: AtomicU64,
-    /// What was idle after the pools were last trimmed: what they could not give back then.
+    /// Bytes that were idle after the pools were last trimmed: those that they could not give back then.
     kept: AtomicU64,
 }
 
-/// What the pools of a device hold.
+/// The usage of a device's pools.
 struct Pools {
     all: MemoryUsage,
     /// Bytes in allocations of their own, for good, such as the range that promotions go to.
@@ -329,8 +328,8 @@ impl Pools {
         self.all.bytes_reserved.saturating_sub(self.all.bytes_in_use + self.all.bytes_padding)
     }
 
-    /// Whether to have the pools give back what is idle, for a budget of `most`, when `kept` of it could not be given back
-    /// the last time. That waits for the device and makes the next shard task allocate anew.
+    /// Returns whether to have the pools give back what is idle, for a budget of `most`, when `kept` of it could not be
+    /// given back the last time. That waits for the device and makes the next shard task allocate anew.
     fn should_be_trimmed(&self, most: u64, kept: u64) -> bool {
         // Promotions have up to half of what is dedicated more than the budget reserves for them.
         let most = most.saturating_add(self.dedicated / 2);
@@ -344,7 +343,7 @@ impl CubeProbe {
         Self { client, peak: AtomicU64::new(0), kept: AtomicU64::new(0) }
     }
 
-    /// What is in the pools that allocations come from. Those that CubeCL keeps for itself beside them, such as
+    /// The usage of the pools that allocations come from. Those that CubeCL keeps for itself beside them, such as
     /// the staging of what is read, are the host's as a rule.
     fn usage(&self) -> MemoryUsage {
         self.pools().all
@@ -462,7 +461,7 @@ mod tests {
         open().map(|adapter| Held { adapter, _guard })
     }
 
-    fn there(adapter: &CubeAdapter, tensor: &HostTensor) -> DeviceTensor {
+    fn on_device(adapter: &CubeAdapter, tensor: &HostTensor) -> DeviceTensor {
         let bytes = adapter.bytes(adapter.client.create_from_slice(&tensor.bytes));
         DeviceTensor::view(DeviceBytes::Buffer(Arc::new(bytes)), tensor.shape.clone(), tensor.dtype)
     }
@@ -472,7 +471,7 @@ mod tests {
         let Some(adapter) = adapter() else { return };
         let values: Vec<f32> = (0..512).map(|i| i as f32).collect();
         let host = HostTensor::float(values.clone(), [512]);
-        let image = there(&adapter, &host);
+        let image = on_device(&adapter, &host);
         let part = DeviceTensor::view(image.bytes.slice(1024..1536), [8, 16], DType::F32);
         assert_eq!((image.len_bytes(), part.len_bytes()), (2048, 512));
         for device in [adapter.burn.clone(), adapter.burn.clone().autodiff()] {
@@ -481,13 +480,13 @@ mod tests {
             let doubled = AnyTensor::from(tensor.clone() * 2.0).into_host();
             assert!(doubled.as_f32().iter().zip(&values[256..]).all(|(d, v)| *d == v * 2.0));
             // Transposed, the elements have to be put in row-major order.
-            let turned = AnyTensor::from(tensor.transpose()).into_resident();
+            let turned = AnyTensor::from(tensor.transpose()).into_device_tensor();
             finish(&device, &[&turned]).unwrap();
             assert_eq!((turned.shape.as_slice(), turned.bytes.as_host()), (&[16, 8][..], None));
             assert_eq!(turned.to_device(&device).into_host().as_f32()[1], 272.0);
         }
         let ints = HostTensor::int(vec![3, 4, 5], [3]);
-        assert_eq!(there(&adapter, &ints).to_device(&adapter.burn).into_host(), ints);
+        assert_eq!(on_device(&adapter, &ints).to_device(&adapter.burn).into_host(), ints);
         assert_eq!(image.to_device(&adapter.burn).into_host(), host, "what was promoted stays what it is");
     }
 
@@ -499,9 +498,9 @@ mod tests {
         let handle = adapter.client.create_from_slice(&padded.bytes);
         let (client, place) = (adapter.client.clone(), adapter.device.clone());
         let row = CubeTensor::new_contiguous(client, place, Shape::new([1, 100]), handle, DType::F32);
-        let resident = AnyTensor::from(Tensor::<2>::from_primitive::<Cube>(row)).into_resident();
-        assert_eq!((resident.len_bytes(), resident.shape.as_slice()), (400, &[1, 100][..]));
-        let host = resident.to_device(&adapter.burn).into_host();
+        let tensor = AnyTensor::from(Tensor::<2>::from_primitive::<Cube>(row)).into_device_tensor();
+        assert_eq!((tensor.len_bytes(), tensor.shape.as_slice()), (400, &[1, 100][..]));
+        let host = tensor.to_device(&adapter.burn).into_host();
         assert_eq!((host.len_bytes(), host.as_f32()), (400, &padded.as_f32()[..100]));
     }
 
@@ -523,17 +522,17 @@ mod tests {
     fn only_what_is_on_a_lease_has_to_be_taken_apart() {
         let Some(adapter) = adapter() else { return };
         let host = HostTensor::float((0..512).map(|i| i as f32).collect(), [512]);
-        let bytes = there(&adapter, &host).bytes;
+        let bytes = on_device(&adapter, &host).bytes;
         let lease = Arc::new(());
         let leased = bytes.as_buffer::<CubeBytes>().unwrap().clone().on_lease(lease.clone());
         let leased = DeviceBytes::Buffer(Arc::new(leased));
         let view = |bytes: &DeviceBytes, range| DeviceTensor::view(bytes.slice(range), [128], DType::F32);
-        let passed_on = view(&leased, 0..512).to_device(&adapter.burn).into_resident();
+        let passed_on = view(&leased, 0..512).to_device(&adapter.burn).into_device_tensor();
         assert!(leased.overlaps(&passed_on.bytes) && !bytes.overlaps(&passed_on.bytes));
         assert!(!leased.slice(512..1024).overlaps(&passed_on.bytes));
-        let apart = passed_on.apart();
-        assert!(!leased.overlaps(&apart.bytes));
-        assert_eq!(apart.to_device(&adapter.burn).into_host().as_f32(), &host.as_f32()[..128]);
+        let copied = passed_on.copied();
+        assert!(!leased.overlaps(&copied.bytes));
+        assert_eq!(copied.to_device(&adapter.burn).into_host().as_f32(), &host.as_f32()[..128]);
         drop(leased);
         assert_eq!(Arc::strong_count(&lease), 1);
     }
@@ -542,7 +541,7 @@ mod tests {
     fn what_no_device_has_memory_for_is_an_error_and_the_device_goes_on() {
         let Some(adapter) = adapter() else { return };
         let huge = Tensor::<1>::ones([1_usize << 45], &adapter.burn);
-        let made = AnyTensor::from(huge + 1.0).into_resident();
+        let made = AnyTensor::from(huge + 1.0).into_device_tensor();
         let error = finish(&adapter.burn, &[&made]).unwrap_err();
         assert!(matches!(error, DeviceError::OutOfMemory { .. }), "{error}");
         let read = || made.to_device(&adapter.burn).into_host();
