@@ -1,7 +1,8 @@
 //! The paper's mixed-integer program, solved by general solvers, to compare with.
 
-use crate::program::{Program, ShardTask};
-use crate::{PolicyKind, SimulationOptions, Workload, simulate, without_transfers};
+use super::program::{Program, ShardTask};
+use super::{SimulationOptions, Workload, simulate, without_transfers};
+use crate::policy::PolicyKind;
 
 /// The shortest makespan by the mixed-integer program in docs/scheduling.md, where promotions and
 /// optimizers take no time, solved by microlp; `None` when the solver gives up, and for a workload
@@ -176,7 +177,7 @@ fn after(task: &Task, then: usize) -> Vec<(usize, f64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Draw, exact};
+    use crate::lab::{Draw, exact};
 
     /// Cases with at most this many shard tasks; in every third one of the devices is twice as fast.
     fn small(draw: Draw, seeds: u64, most: u64) -> impl Iterator<Item = (u64, Workload)> {
@@ -226,7 +227,7 @@ mod tests {
     #[cfg(feature = "highs")]
     #[test]
     fn highs_finds_what_longest_first_misses() {
-        use crate::{DeviceCost, ShardCost, TaskCost};
+        use crate::lab::{DeviceCost, ShardCost, TaskCost};
         let job =
             |(index, s): (usize, f64)| TaskCost::new(index.to_string(), 1, vec![ShardCost::new(0.0, s, 0.0)]);
         let tasks = [5.0, 5.0, 4.0, 4.0, 3.0, 3.0, 3.0].into_iter().enumerate().map(job).collect();

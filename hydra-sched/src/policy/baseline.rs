@@ -1,7 +1,7 @@
 //! The policies that Sharded-LRTF is compared with.
 
-use crate::random::{below, splitmix64};
-use crate::{Asking, Claimable, ModelIndex, ModelView, Policy, PolicyKind, Priority};
+use super::random::{below, splitmix64};
+use super::{Asking, Claimable, ModelIndex, ModelView, Policy, PolicyKind, Priority};
 
 /// First in, first out: the claimable model that was submitted first.
 #[derive(Clone, Copy, Debug, Default)]
@@ -103,8 +103,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::View;
-    use crate::conformance::{any_models, models, view_of};
+    use crate::policy::View;
+    use crate::policy::cases::{any_models, models, view_of};
 
     #[test]
     fn fifo_takes_the_first_submitted() {

@@ -1,6 +1,6 @@
 //! The one formula for the remaining time of a model.
 
-use crate::{CostError, ShardTaskKind};
+use super::{CostError, ShardTaskKind};
 
 /// The weight of a new measurement in the moving average. A quarter follows a lasting change
 /// (a processor that slows down) within about ten minibatches, and shrugs off a single slow one.
@@ -235,7 +235,7 @@ mod tests {
 
     use super::ShardTaskKind::{Backward, Evaluate, Forward};
     use super::*;
-    use crate::sweep::tasks_from;
+    use crate::policy::sweep::tasks_from;
 
     const KINDS: [ShardTaskKind; 3] = [Forward, Backward, Evaluate];
 

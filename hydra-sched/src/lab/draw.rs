@@ -1,7 +1,7 @@
 //! Workloads drawn at random, for tests, experiments and benches.
 
-use crate::random::{below, keyed, unit};
-use crate::{DeviceCost, ShardCost, TaskCost, Workload};
+use super::{DeviceCost, ShardCost, TaskCost, Workload};
+use crate::policy::random::{below, keyed, unit};
 
 /// What workloads are drawn from. A drawn workload is a function of this and of a seed.
 ///

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::Priority;
+use crate::policy::Priority;
 
 /// A copy of one shard's parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::Priority;
+use super::Priority;
 
 /// Index of a model (task) in submission order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -88,7 +88,7 @@ impl Asking {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::conformance::models;
+    use crate::policy::cases::models;
 
     /// What is late does not hide what comes in time, and equal ones go by submission.
     #[test]

@@ -1,6 +1,7 @@
 //! The shard tasks of a whole task, in their order: training sweeps, with evaluations between them.
 
-use crate::{ShardTaskKind, TaskCost, WorkLeft};
+use super::TaskCost;
+use crate::policy::{ShardTaskKind, WorkLeft};
 
 /// One shard task of a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,7 +119,7 @@ impl Program {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{EvaluationCost, ShardCost};
+    use crate::lab::{EvaluationCost, ShardCost};
 
     fn task(shards: usize, minibatches: u64, evaluations: &[(u64, u64)]) -> TaskCost {
         let mut task = TaskCost::new("a", minibatches, vec![ShardCost::new(1.0, 2.0, 0.0); shards]);

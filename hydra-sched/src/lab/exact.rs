@@ -12,9 +12,10 @@
 
 use std::collections::BTreeSet;
 
-use crate::claimable::ordered;
-use crate::program::{Program, ShardTask};
-use crate::{LowerBounds, PolicyKind, SimulationError, SimulationOptions, Workload, simulate};
+use super::program::{Program, ShardTask};
+use super::{LowerBounds, SimulationError, SimulationOptions, Workload, simulate};
+use crate::policy::PolicyKind;
+use crate::policy::claimable::ordered;
 
 /// The result of a search for the shortest makespan.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -223,7 +224,7 @@ fn chain(workload: &Workload, task: usize) -> Chain {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{DeviceCost, Draw, ShardCost, TaskCost};
+    use crate::lab::{DeviceCost, Draw, ShardCost, TaskCost};
 
     fn jobs(seconds: &[f64], devices: usize) -> Workload {
         let task = |(index, s): (usize, &f64)| {

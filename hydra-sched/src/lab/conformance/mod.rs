@@ -54,17 +54,13 @@ use thiserror::Error;
 
 use self::cases::{Decision, any_decision};
 use self::schedule::{Slot, any_workloads, makespan_s, schedule};
-use crate::{
-    Asking, ModelIndex, ModelView, Policy, Queue, ShardTaskKind, Simulation, SimulationOptions, View,
-    Workload, simulate,
-};
+use crate::lab::{Queue, Simulation, SimulationOptions, Workload, simulate};
+use crate::policy::{Asking, ModelIndex, ModelView, Policy, ShardTaskKind, View};
 
 mod cases;
 mod schedule;
 
 pub(crate) use cases::any_workload;
-#[cfg(test)]
-pub(crate) use cases::{any_models, models, view_of};
 
 /// The models that the suite shows have indices below this; a policy that knows something of each model has to
 /// know it of so many.
@@ -307,7 +303,7 @@ fn within_bounds(workloads: &[schedule::Workload], makespan_s: f64, devices: usi
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Claimable, PolicyKind, Priority};
+    use crate::policy::{Claimable, PolicyKind, Priority};
 
     fn keeps_the_rules(kind: PolicyKind) {
         run(&|seed| kind.build(seed));

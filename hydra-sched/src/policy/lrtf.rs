@@ -1,6 +1,6 @@
 //! Sharded-LRTF, the policy of the paper and the default.
 
-use crate::{Asking, Claimable, ModelIndex, ModelView, Policy, PolicyKind, Priority};
+use super::{Asking, Claimable, ModelIndex, ModelView, Policy, PolicyKind, Priority};
 
 /// Sharded longest-remaining-time-first: the next shard task of the model with the longest
 /// remaining time.
@@ -142,7 +142,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::conformance::{any_models, models, view_of};
+    use crate::policy::cases::{any_models, models, view_of};
 
     #[test]
     fn takes_the_longest_and_breaks_ties_by_submission() {

@@ -1,7 +1,8 @@
 //! A model in the middle of a simulated run.
 
-use crate::program::{Program, ShardTask};
-use crate::{CostModel, ShardTaskKind, TaskCost};
+use super::TaskCost;
+use super::program::{Program, ShardTask};
+use crate::policy::{CostModel, ShardTaskKind};
 
 /// Where a model stands.
 pub(crate) struct Model {

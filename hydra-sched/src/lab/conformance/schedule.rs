@@ -8,8 +8,8 @@ use std::collections::VecDeque;
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 
-use crate::sweep::tasks_from;
-use crate::{Asking, CostModel, ModelIndex, ModelView, Policy, ShardTaskKind, View, WorkLeft};
+use crate::policy::sweep::tasks_from;
+use crate::policy::{Asking, CostModel, ModelIndex, ModelView, Policy, ShardTaskKind, View, WorkLeft};
 
 /// One model's work: what is estimated, what is true, and its sweeps in order.
 #[derive(Clone, Debug)]
@@ -249,7 +249,7 @@ pub(crate) fn any_workloads() -> impl Strategy<Value = Vec<Workload>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::PolicyKind;
+    use crate::policy::PolicyKind;
 
     /// The schedule of a policy that keeps the rules.
     fn of(policy: &mut dyn Policy, workloads: &[Workload], devices: usize) -> Vec<Slot> {

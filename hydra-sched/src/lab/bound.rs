@@ -1,7 +1,8 @@
 //! Lower bounds: what no schedule can be shorter than.
 
-use crate::program::{Program, ShardTask};
-use crate::{ShardTaskKind, Workload, WorkloadError};
+use super::program::{Program, ShardTask};
+use super::{Workload, WorkloadError};
+use crate::policy::ShardTaskKind;
 
 /// Shard tasks up to which the packing bound is computed; it sorts them all.
 const PACKED: u64 = 4096;
@@ -238,7 +239,7 @@ fn packing_s(workload: &Workload) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{DeviceCost, ShardCost, TaskCost};
+    use crate::lab::{DeviceCost, ShardCost, TaskCost};
 
     fn workload(tasks: Vec<TaskCost>, devices: usize) -> Workload {
         let devices = vec![DeviceCost::default(); devices];
