@@ -215,7 +215,7 @@ mod tests {
         }
         let makespan_s =
             |kind| measure(&drawn, kind, 7, SimulationOptions::default()).unwrap().run.makespan_s;
-        assert!(makespan_s(PolicyKind::ShardedLrtfPatient) != makespan_s(PolicyKind::ShardedLrtf));
+        assert!(makespan_s(PolicyKind::ShardedLrtf) != makespan_s(PolicyKind::ShardedLrtfEager));
     }
 
     fn args(devices: Option<usize>, seed: Option<u64>) -> LabArgs {

@@ -8,7 +8,7 @@ use std::io;
 
 use common::{Run, distribution, picture, quantile};
 use hydra_sched::{
-    Draw, LowerBounds, Policy, PolicyKind, ShardedLrtf, ShardedLrtfPatient, SimulationOptions, Variation,
+    Draw, LowerBounds, Policy, PolicyKind, ShardedLrtf, ShardedLrtfEager, SimulationOptions, Variation,
     Workload, exact, simulate,
 };
 
@@ -28,8 +28,8 @@ struct Case {
 fn cases() -> Vec<Case> {
     let plain = Draw::default();
     let full = Draw { promote_s: 0.05, optimizer: 0.05, ..plain };
-    let lrtf: fn(u64) -> Box<dyn Policy> = |_| Box::new(ShardedLrtf);
-    let patient: fn(u64) -> Box<dyn Policy> = |_| Box::new(ShardedLrtfPatient::default());
+    let lrtf: fn(u64) -> Box<dyn Policy> = |_| Box::new(ShardedLrtfEager);
+    let patient: fn(u64) -> Box<dyn Policy> = |_| Box::new(ShardedLrtf);
     let case = |setting, draw, prefetch, policy| Case { setting, draw, prefetch, policy, change: |_| {} };
     let changed = |setting, change| Case { setting, draw: full, prefetch: true, policy: patient, change };
     vec![
@@ -126,7 +126,7 @@ fn optimum(run: &Run) -> io::Result<String> {
             given_up += 1;
             continue;
         }
-        let result = simulate(&workload, &mut ShardedLrtf, options).map_err(io::Error::other)?;
+        let result = simulate(&workload, &mut ShardedLrtfEager, options).map_err(io::Error::other)?;
         let bound_s = LowerBounds::of(&workload, false).map_err(io::Error::other)?.best_s();
         let gaps = (result.makespan_s / found.makespan_s, found.makespan_s / bound_s);
         let _ = writeln!(

@@ -85,7 +85,7 @@
 //!     ],
 //!     "devices": 1
 //! }"#)?;
-//! let mut policy = PolicyKind::ShardedLrtf.build(0);
+//! let mut policy = PolicyKind::default().build(0);
 //! let result = simulate(&workload, &mut *policy, SimulationOptions::default())?;
 //! assert_eq!(result.shard_tasks, 3 * 3 + 4);
 //! assert!(result.makespan_s >= result.bounds.best_s());
@@ -113,12 +113,12 @@ pub use lab::highs_makespan_s;
 #[cfg(feature = "milp")]
 pub use lab::milp_makespan_s;
 pub use lab::{
-    CompareOptions, DeviceCost, DoesNotFit, Draw, EvaluationCost, Exact, LowerBounds, Occupation, Outcome,
-    PowerModel, Queue, Row, ShardCost, Simulation, SimulationError, SimulationOptions, Span, Strategy,
-    TaskCost, Variation, Workload, WorkloadError, compare, exact, simulate, without_transfers,
+    DeviceCost, DoesNotFit, Draw, EvaluationCost, Exact, LowerBounds, Occupation, Outcome, PowerModel, Queue,
+    Row, ShardCost, Simulation, SimulationError, SimulationOptions, Span, Strategy, TaskCost, Variation,
+    Workload, WorkloadError, compare, exact, simulate, without_transfers,
 };
 pub use policy::{
     Asking, Claimable, CostError, CostModel, Fifo, ModelIndex, ModelView, Policy, PolicyError, PolicyKind,
-    Priority, Random, RoundRobin, ShardTaskKind, ShardedLrtf, ShardedLrtfLocal, ShardedLrtfPatient, Srtf,
-    View, WorkLeft,
+    Priority, Random, RoundRobin, ShardTaskKind, ShardedLrtf, ShardedLrtfEager, ShardedLrtfLocal, Srtf, View,
+    WorkLeft,
 };

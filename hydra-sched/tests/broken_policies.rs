@@ -133,7 +133,7 @@ fn few_of_many_models_are_named() {
 fn a_policy_may_wait_for_what_is_under_way() {
     let mut workload = workload();
     workload.tasks.iter_mut().for_each(|task| (task.minibatches, task.optimizer_s) = (5, 3.0));
-    let mut patient = PolicyKind::ShardedLrtfPatient.build(0);
+    let mut patient = PolicyKind::ShardedLrtf.build(0);
     let run =
         simulate(&workload, &mut *patient, SimulationOptions::default()).expect("it waits, and goes on");
     assert_eq!(run.shard_tasks, 50);

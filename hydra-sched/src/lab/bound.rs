@@ -308,7 +308,8 @@ mod tests {
         let mut both = workload(vec![long, short], 1);
         let bounds = LowerBounds::of(&both, true).unwrap();
         assert_eq!((bounds.work_s, bounds.turns_s), (37.0, 37.0 + 7.0 * 1.5));
-        let result = crate::simulate(&both, &mut crate::ShardedLrtf, crate::SimulationOptions::default());
+        let result =
+            crate::simulate(&both, &mut crate::ShardedLrtfEager, crate::SimulationOptions::default());
         assert!(result.unwrap().makespan_s >= bounds.turns_s);
         both.devices = vec![DeviceCost::default(); 2];
         assert_eq!(LowerBounds::of(&both, true).unwrap().turns_s, (37.0 + 7.0 * 1.5) / 2.0);
@@ -336,7 +337,8 @@ mod tests {
         let bounds = LowerBounds::of(&alone, true).unwrap();
         // The backwards end at 4 and 6, the steps at 7 and 10.
         assert_eq!((bounds.chain_s, bounds.host_s), (10.0 + 6.0, 4.0 + 6.0 + 6.0));
-        let result = crate::simulate(&alone, &mut crate::ShardedLrtf, crate::SimulationOptions::default());
+        let result =
+            crate::simulate(&alone, &mut crate::ShardedLrtfEager, crate::SimulationOptions::default());
         assert_eq!(result.unwrap().gap(), 1.0);
     }
 

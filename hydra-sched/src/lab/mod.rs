@@ -30,5 +30,5 @@ pub use milp::highs_makespan_s;
 pub use milp::milp_makespan_s;
 pub use queue::Queue;
 pub use simulate::{Occupation, Simulation, SimulationOptions, Span, simulate};
-pub use strategy::{CompareOptions, DoesNotFit, Outcome, PowerModel, Row, Strategy, compare};
+pub use strategy::{DoesNotFit, Outcome, PowerModel, Row, Strategy, compare};
 pub use workload::{DeviceCost, EvaluationCost, ShardCost, TaskCost, Variation, Workload};

@@ -216,7 +216,7 @@ mod tests {
     use super::*;
     use crate::policy::cases::models;
     use crate::policy::claimable::Listed;
-    use crate::policy::{PolicyKind, ShardedLrtf};
+    use crate::policy::{PolicyKind, ShardedLrtfEager};
 
     /// A list and a queue show the same models, and the same of each.
     #[test]
@@ -224,7 +224,9 @@ mod tests {
         let mut shown = models(&[(3.0, 0), (7.0, 1), (5.0, 2)]);
         (shown[1].resident, shown[2].resident) = (true, true);
         let mut queue = Queue::new(5);
-        shown.iter().for_each(|model| queue.insert(&ShardedLrtf, ModelView { resident: false, ..*model }));
+        shown
+            .iter()
+            .for_each(|model| queue.insert(&ShardedLrtfEager, ModelView { resident: false, ..*model }));
         let resident = [ModelIndex(1), ModelIndex(2), ModelIndex(4)];
         let places = resident.iter().filter_map(|model| queue.place(*model).copied()).collect();
         let queued = Queued { queue: &queue, resident: &places };

@@ -6,16 +6,20 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Fifo, Policy, PolicyError, Random, RoundRobin, ShardedLrtf, ShardedLrtfLocal, ShardedLrtfPatient, Srtf,
+    Fifo, Policy, PolicyError, Random, RoundRobin, ShardedLrtf, ShardedLrtfEager, ShardedLrtfLocal, Srtf,
 };
 
 /// The policies that can be asked for by name, in specs and on the command line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PolicyKind {
-    /// Longest remaining time first: [`ShardedLrtf`].
+    /// Longest remaining time first, waiting for the model that decides when the run ends: [`ShardedLrtf`]. Older files
+    /// name it `sharded-lrtf-patient`.
     #[default]
+    #[serde(alias = "sharded-lrtf-patient")]
     ShardedLrtf,
+    /// Longest remaining time first, waiting for nothing: [`ShardedLrtfEager`].
+    ShardedLrtfEager,
     /// First submitted first: [`Fifo`].
     Fifo,
     /// Shortest remaining time first: [`Srtf`].
@@ -24,36 +28,37 @@ pub enum PolicyKind {
     Random,
     /// In turns: [`RoundRobin`].
     RoundRobin,
-    /// Longest remaining time first, but what is resident where that costs little:
-    /// [`ShardedLrtfLocal`].
+    /// Longest remaining time first, but what is cached where that costs little: [`ShardedLrtfLocal`]. Where devices
+    /// keep no copies, as in a run, it decides as [`PolicyKind::ShardedLrtfEager`] does.
     ShardedLrtfLocal,
-    /// Longest remaining time first, but waiting for the model that decides when the run ends:
-    /// [`ShardedLrtfPatient`].
-    ShardedLrtfPatient,
 }
 
 impl PolicyKind {
     /// Every policy, the default first.
     pub const ALL: [Self; 7] = [
         Self::ShardedLrtf,
+        Self::ShardedLrtfEager,
         Self::Fifo,
         Self::Srtf,
         Self::Random,
         Self::RoundRobin,
         Self::ShardedLrtfLocal,
-        Self::ShardedLrtfPatient,
     ];
+
+    /// The policies of a run: all but the one that decides by copies that stay on devices, which a run does not keep.
+    pub const RUNS: [Self; 6] =
+        [Self::ShardedLrtf, Self::ShardedLrtfEager, Self::Fifo, Self::Srtf, Self::Random, Self::RoundRobin];
 
     /// The name in specs, flags and reports, such as `sharded-lrtf`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::ShardedLrtf => "sharded-lrtf",
+            Self::ShardedLrtfEager => "sharded-lrtf-eager",
             Self::Fifo => "fifo",
             Self::Srtf => "srtf",
             Self::Random => "random",
             Self::RoundRobin => "round-robin",
             Self::ShardedLrtfLocal => "sharded-lrtf-local",
-            Self::ShardedLrtfPatient => "sharded-lrtf-patient",
         }
     }
 
@@ -61,12 +66,12 @@ impl PolicyKind {
     pub fn build(self, seed: u64) -> Box<dyn Policy> {
         match self {
             Self::ShardedLrtf => Box::new(ShardedLrtf),
+            Self::ShardedLrtfEager => Box::new(ShardedLrtfEager),
             Self::Fifo => Box::new(Fifo),
             Self::Srtf => Box::new(Srtf),
             Self::Random => Box::new(Random::new(seed)),
             Self::RoundRobin => Box::new(RoundRobin::default()),
             Self::ShardedLrtfLocal => Box::new(ShardedLrtfLocal::default()),
-            Self::ShardedLrtfPatient => Box::new(ShardedLrtfPatient::default()),
         }
     }
 }
@@ -117,11 +122,18 @@ mod tests {
         }
     }
 
+    /// Specs of before the renaming stay readable.
+    #[test]
+    fn the_former_name_of_the_default_is_read() {
+        let read: StrDeserializer<'_, Error> = "sharded-lrtf-patient".into_deserializer();
+        assert_eq!(PolicyKind::deserialize(read), Ok(PolicyKind::default()));
+    }
+
     #[test]
     fn the_names_are_the_documented_ones() {
         let names = PolicyKind::ALL.map(PolicyKind::name);
         let expected =
-            "sharded-lrtf, fifo, srtf, random, round-robin, sharded-lrtf-local, sharded-lrtf-patient";
+            "sharded-lrtf, sharded-lrtf-eager, fifo, srtf, random, round-robin, sharded-lrtf-local";
         assert_eq!(names.join(", "), expected);
         assert_eq!(PolicyKind::default(), PolicyKind::ShardedLrtf);
         assert_eq!(format!("[{:>6}]", PolicyKind::Fifo), "[  fifo]");
@@ -139,7 +151,7 @@ mod tests {
                 }
             );
             assert!(error.to_string().contains(&format!("`{found}`")));
-            assert!(error.to_string().contains("sharded-lrtf, fifo, srtf, random"));
+            assert!(error.to_string().contains("sharded-lrtf, sharded-lrtf-eager, fifo, srtf, random"));
         }
     }
 }

@@ -20,7 +20,7 @@ pub use baseline::{Fifo, Random, RoundRobin, Srtf};
 pub use claimable::{Claimable, Priority};
 pub use error::{CostError, PolicyError};
 pub use kind::PolicyKind;
-pub use lrtf::{ShardedLrtf, ShardedLrtfLocal, ShardedLrtfPatient};
+pub use lrtf::{ShardedLrtf, ShardedLrtfEager, ShardedLrtfLocal};
 pub use port::Policy;
 pub use remaining::{CostModel, WorkLeft};
 pub use sweep::ShardTaskKind;

@@ -328,12 +328,12 @@ mod tests {
 
     every_policy! {
         sharded_lrtf: ShardedLrtf,
+        sharded_lrtf_eager: ShardedLrtfEager,
         fifo: Fifo,
         srtf: Srtf,
         random: Random,
         round_robin: RoundRobin,
         sharded_lrtf_local: ShardedLrtfLocal,
-        sharded_lrtf_patient: ShardedLrtfPatient,
     }
 
     /// A policy that breaks what it is asked to, and otherwise takes the longest.

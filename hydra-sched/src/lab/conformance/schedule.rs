@@ -268,8 +268,8 @@ mod tests {
             assert_eq!(slots.len(), 12, "{kind}");
             makespan_s(&slots.into_iter().filter(|slot| slot.model == 0).collect::<Vec<_>>())
         };
-        assert_eq!(end_of_long(PolicyKind::ShardedLrtfPatient), 10.0 * 2.0 + 9.0 * 1.0);
-        assert!(end_of_long(PolicyKind::ShardedLrtf) > 10.0 * 2.0 + 9.0 * 1.0);
+        assert_eq!(end_of_long(PolicyKind::ShardedLrtf), 10.0 * 2.0 + 9.0 * 1.0);
+        assert!(end_of_long(PolicyKind::ShardedLrtfEager) > 10.0 * 2.0 + 9.0 * 1.0);
     }
 
     /// Two short models and a long one on two devices: who starts the long one last, waits for it.
@@ -279,7 +279,7 @@ mod tests {
         let long = Workload::exact(&[1.0], &[2.0], 2);
         let workloads = [short.clone(), short, long];
         let makespan = |kind: PolicyKind| makespan_s(&of(&mut *kind.build(0), &workloads, 2));
-        assert_eq!(makespan(PolicyKind::ShardedLrtf), 4.0);
+        assert_eq!(makespan(PolicyKind::ShardedLrtfEager), 4.0);
         assert_eq!(makespan(PolicyKind::Fifo), 6.0);
         assert_eq!(makespan(PolicyKind::Srtf), 6.0);
     }
@@ -289,7 +289,7 @@ mod tests {
     fn lrtf_alternates_between_models_of_equal_length() {
         use ShardTaskKind::{Backward, Forward};
         let model = Workload::exact(&[1.0, 9.0], &[2.0, 3.0], 1);
-        let slots = of(&mut crate::ShardedLrtf, &[model.clone(), model], 1);
+        let slots = of(&mut crate::ShardedLrtfEager, &[model.clone(), model], 1);
         let order: Vec<_> = slots.iter().map(|slot| (slot.model, slot.task)).collect();
         // Remaining before each choice: 6 6, 5 6, 5 5, 2 5, 2 2, - 2.
         let expected = [

@@ -24,7 +24,7 @@ fn run(workload: &Workload, kind: PolicyKind) -> Simulation {
 }
 
 fn lrtf(workload: &Workload) -> Simulation {
-    run(workload, PolicyKind::ShardedLrtf)
+    run(workload, PolicyKind::ShardedLrtfEager)
 }
 
 /// The whole schedule of a lone model of two shards, by hand: the second shard's promotion
@@ -106,7 +106,7 @@ fn another_model_hides_promotions() {
     let result = lrtf(&workload);
     assert_eq!((result.makespan_s, result.promotion_wait_s), (20.5, 0.5));
     let without = SimulationOptions { prefetch: false, record: false };
-    let without = simulate(&workload, &mut crate::ShardedLrtf, without).unwrap();
+    let without = simulate(&workload, &mut crate::ShardedLrtfEager, without).unwrap();
     assert_eq!((without.makespan_s, without.promotion_wait_s), (25.0, 5.0));
     assert!(without.spans.is_empty());
 }
@@ -178,7 +178,7 @@ fn the_patient_policy_commits_late_where_that_costs_nothing() {
     let workload = on(vec![long, other], 1);
     let gaps = |result: &Simulation| result.makespan_s - 0.25 - result.busy_s[0];
     // Nine of the nineteen gaps of half a second can be filled.
-    assert_eq!(gaps(&run(&workload, PolicyKind::ShardedLrtfPatient)), 10.0 * 0.5);
+    assert_eq!(gaps(&run(&workload, PolicyKind::ShardedLrtf)), 10.0 * 0.5);
     assert!(gaps(&lrtf(&workload)) > 10.0 * 0.5);
 }
 
@@ -190,7 +190,7 @@ fn a_device_held_back_beside_its_own_model_is_asked_again() {
     x.optimizer_s = 1.0;
     let shard = ShardCost { take_down_s: 1.0, ..ShardCost::new(4.0, 4.0, 1.0) };
     let a = TaskCost::new("a", 1, vec![shard; 4]);
-    let result = run(&on(vec![x, a], 2), PolicyKind::ShardedLrtfPatient);
+    let result = run(&on(vec![x, a], 2), PolicyKind::ShardedLrtf);
     assert_eq!(result.finished_s[1], 29.0);
 }
 
@@ -269,7 +269,7 @@ fn a_decision_counts_when_it_came_to_something() {
     let mut long = one_shard("a", 20, 1.0, 0.25);
     long.optimizer_s = 0.25;
     let other = TaskCost::new("b", 1, vec![ShardCost::new(1.0, 1.0, 0.25); 5]);
-    let (heard, result) = heard(&on(vec![long, other], 1), PolicyKind::ShardedLrtfPatient);
+    let (heard, result) = heard(&on(vec![long, other], 1), PolicyKind::ShardedLrtf);
     let numbers: Vec<u64> = heard.iter().map(|asking| asking.decision).collect();
     assert!(result.decisions > result.shard_tasks, "it was held back");
     assert_eq!((numbers.len() as u64, numbers[0]), (result.decisions, 0));
@@ -305,7 +305,7 @@ fn a_device_that_computes_is_asked_again() {
     long.optimizer_s = 0.25;
     let other = |name: &str| TaskCost::new(name, 1, vec![ShardCost::new(1.0, 1.0, 0.25); 5]);
     let workload = on(vec![long, other("b"), other("c")], 1);
-    let result = run(&workload, PolicyKind::ShardedLrtfPatient);
+    let result = run(&workload, PolicyKind::ShardedLrtf);
     assert_eq!(result.makespan_s - 0.25 - result.busy_s[0], 0.5);
 }
 
@@ -325,7 +325,7 @@ fn what_goes_down_is_waited_for_by_other_devices_only() {
     let mut workload = on(vec![TaskCost::new("a", 2, vec![shard; 2])], 1);
     assert_eq!(lrtf(&workload).makespan_s, 2.0 * 3.0);
     let without = SimulationOptions { prefetch: false, record: false };
-    let result = simulate(&workload, &mut crate::ShardedLrtf, without).unwrap();
+    let result = simulate(&workload, &mut crate::ShardedLrtfEager, without).unwrap();
     assert_eq!(result.makespan_s, 2.0 * 3.0 + 4.0 * 0.5, "it is not claimed before it ends");
     workload.tasks[0].optimizer_s = 2.0;
     assert_eq!(lrtf(&workload).makespan_s, 2.0 * 3.0 + 1.0, "the optimizer takes longer");
@@ -390,10 +390,8 @@ fn wrong_estimates_are_corrected() {
         for (index, task) in wrong.tasks.iter_mut().enumerate() {
             task.estimate_factor = if index % 2 == 0 { 2.0 } else { 0.5 };
         }
-        let run = |workload| {
-            simulate(workload, &mut crate::ShardedLrtfPatient::default(), SimulationOptions::default())
-                .unwrap()
-        };
+        let run =
+            |workload| simulate(workload, &mut crate::ShardedLrtf, SimulationOptions::default()).unwrap();
         let (right, wrong) = (run(&right), run(&wrong));
         assert_eq!(right.bounds, wrong.bounds);
         assert!(wrong.makespan_s <= 1.03 * right.makespan_s, "seed {seed}: {} {}", wrong.gap(), right.gap());
@@ -408,7 +406,7 @@ fn drifting_costs_are_followed() {
     for seed in 0..40 {
         let mut workload = draw.workload(seed);
         workload.tasks.iter_mut().step_by(2).for_each(|task| task.drift = 1.0);
-        let mut policy = crate::ShardedLrtfPatient::default();
+        let mut policy = crate::ShardedLrtf;
         let result = simulate(&workload, &mut policy, SimulationOptions::default()).unwrap();
         assert!(result.gap() <= 1.05, "seed {seed}: {}", result.gap());
     }
@@ -425,9 +423,9 @@ fn lrtf_stays_near_the_lower_bound() {
         gaps.sort_by(f64::total_cmp);
         gaps
     };
-    let plain = gaps(Draw::default(), &mut crate::ShardedLrtf, false);
+    let plain = gaps(Draw::default(), &mut crate::ShardedLrtfEager, false);
     assert!(plain[100] <= 1.001 && plain[199] <= 1.01, "{} {}", plain[100], plain[199]);
-    let patient = gaps(draw, &mut crate::ShardedLrtfPatient::default(), true);
+    let patient = gaps(draw, &mut crate::ShardedLrtf, true);
     assert!(patient[100] <= 1.01 && patient[199] <= 1.06, "{} {}", patient[100], patient[199]);
     let fifo = gaps(draw, &mut crate::Fifo, true);
     assert!(fifo[100] > patient[199], "the drawn workloads tell policies apart: {}", fifo[100]);
@@ -441,7 +439,7 @@ fn the_local_policy_saves_promotions_and_loses_no_more_than_its_tolerance() {
         workload.tasks.iter_mut().flat_map(|task| &mut task.shards).for_each(|shard| shard.bytes = Some(1));
         workload.devices.iter_mut().for_each(|device| device.memory_bytes = Some(8));
         let options = SimulationOptions { prefetch: false, record: false };
-        let plain = simulate(&workload, &mut crate::ShardedLrtf, options).unwrap();
+        let plain = simulate(&workload, &mut crate::ShardedLrtfEager, options).unwrap();
         let local = simulate(&workload, &mut crate::ShardedLrtfLocal::default(), options).unwrap();
         saved += plain.promotions_saved;
         saved_by_local += local.promotions_saved;

@@ -1,7 +1,7 @@
 //! Models on groups of devices that hold them whole: model, pipeline and data parallelism, and hybrids.
 
 use super::sheet::{Bar, Line, Minibatch, Sheet};
-use super::{CompareOptions, DoesNotFit, Outcome, STATE};
+use super::{DoesNotFit, Outcome, STATE};
 use crate::lab::{TaskCost, Workload};
 use crate::policy::ShardTaskKind;
 
@@ -20,7 +20,7 @@ pub(super) fn groups(
     workload: &Workload,
     size: usize,
     inside: Inside,
-    options: CompareOptions,
+    record: bool,
 ) -> Result<Outcome, DoesNotFit> {
     let size = size.clamp(1, workload.devices.len());
     fits(workload, size)?;
@@ -33,13 +33,13 @@ pub(super) fn groups(
     if groups.len() > 1 {
         order.sort_by(|a, b| length(b).total_cmp(&length(a)));
     }
-    let mut sheet = Sheet::new(workload, options.record);
+    let mut sheet = Sheet::new(workload, record);
     let mut line = Line::new(workload, order);
     let free_s =
         |sheet: &Sheet| groups.iter().map(|group| sheet.free_s[group[0]]).fold(f64::INFINITY, f64::min);
     while let Some(task) = line.next(workload, free_s(&sheet)) {
         let cost = &workload.tasks[task];
-        let plan = |group: &Vec<usize>| Minibatch::of(workload, cost, group, inside, options.microbatches);
+        let plan = |group: &Vec<usize>| Minibatch::of(workload, cost, group, inside);
         let plans: Vec<Minibatch> = groups.iter().map(plan).collect();
         let start_s = |group: usize| sheet.free_s[groups[group][0]].max(cost.arrival_s);
         let end_s = |group: usize| start_s(group) + plans[group].length_s * cost.minibatches as f64;
@@ -52,11 +52,11 @@ pub(super) fn groups(
     Ok(sheet.outcome())
 }
 
-pub(super) fn data_parallel(workload: &Workload, options: CompareOptions) -> Outcome {
+pub(super) fn data_parallel(workload: &Workload, record: bool) -> Outcome {
     let devices: Vec<usize> = (0..workload.devices.len()).collect();
     let speed: f64 = workload.devices.iter().map(|device| device.speed).sum();
     let share = (devices.len() - 1) as f64 / devices.len() as f64;
-    let mut sheet = Sheet::new(workload, options.record);
+    let mut sheet = Sheet::new(workload, record);
     let (mut now_s, mut moved) = (0.0f64, Some(0.0));
     let mut line = Line::new(workload, (0..workload.tasks.len()).collect());
     while let Some(task) = line.next(workload, now_s) {
@@ -82,13 +82,7 @@ pub(super) fn data_parallel(workload: &Workload, options: CompareOptions) -> Out
 }
 
 impl Minibatch {
-    fn of(
-        workload: &Workload,
-        cost: &TaskCost,
-        group: &[usize],
-        inside: Inside,
-        microbatches: Option<usize>,
-    ) -> Self {
+    fn of(workload: &Workload, cost: &TaskCost, group: &[usize], inside: Inside) -> Self {
         let first = stages(cost, group.len());
         let stage_of = |shard: usize| first.partition_point(|first| *first <= shard) - 1;
         match inside {
@@ -102,7 +96,7 @@ impl Minibatch {
                 made
             }
             Inside::Pipelined => {
-                let microbatches = microbatches.unwrap_or(first.len()).max(1);
+                let microbatches = first.len();
                 let mut stages = vec![(0.0, 0.0); first.len()];
                 for (kind, shard) in cost.sweep() {
                     let (stage, costs) = (stage_of(shard), &cost.shards[shard]);
@@ -193,9 +187,9 @@ pub(super) fn fits(workload: &Workload, size: usize) -> Result<(), DoesNotFit> {
     Ok(())
 }
 
-pub(super) fn group(workload: &Workload, options: CompareOptions) -> usize {
+pub(super) fn group(workload: &Workload) -> usize {
     let devices = workload.devices.len();
     let known = workload.devices.iter().all(|device| device.memory_bytes.is_some());
     let smallest = (1..=devices).find(|size| known && fits(workload, *size).is_ok());
-    options.group.or(smallest).unwrap_or(devices / 2).clamp(1, devices)
+    smallest.unwrap_or(devices / 2).clamp(1, devices)
 }

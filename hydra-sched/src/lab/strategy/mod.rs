@@ -11,7 +11,7 @@ use std::fmt;
 use self::groups::{Inside, data_parallel, fits, group, groups};
 use self::sheet::{Line, Sheet};
 use super::{SimulationError, SimulationOptions, Span, Workload, simulate};
-use crate::policy::{Policy, ShardedLrtf, ShardedLrtfPatient};
+use crate::policy::ShardedLrtf;
 
 mod groups;
 mod sheet;
@@ -36,15 +36,13 @@ pub enum Strategy {
     DataParallel,
     /// Model parallelism within groups of devices, task parallelism over the groups.
     Hybrid,
-    /// Shard tasks of all models on all devices, under Sharded-LRTF as the engine runs it.
+    /// Shard tasks of all models on all devices, under [`ShardedLrtf`] as the engine runs it.
     Sharp,
-    /// The same under [`ShardedLrtfPatient`].
-    SharpPatient,
 }
 
 impl Strategy {
     /// Every strategy, in the order of the table.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 7] = [
         Self::ModelParallel,
         Self::Pipeline,
         Self::DataParallel,
@@ -52,7 +50,6 @@ impl Strategy {
         Self::TaskParallel,
         Self::SpilledTaskParallel,
         Self::Sharp,
-        Self::SharpPatient,
     ];
 
     /// Its name in tables.
@@ -65,7 +62,6 @@ impl Strategy {
             Self::DataParallel => "data-parallel",
             Self::Hybrid => "hybrid",
             Self::Sharp => "sharp",
-            Self::SharpPatient => "sharp-patient",
         }
     }
 
@@ -101,7 +97,6 @@ impl Strategy {
                 "The simulator under Sharded-LRTF, with promotions, one prefetched shard a device, and the host's one \
                  optimizer."
             }
-            Self::SharpPatient => "The same, waiting for the model that decides when the run ends.",
         }
     }
 }
@@ -126,19 +121,6 @@ impl Default for PowerModel {
     fn default() -> Self {
         Self { busy_w: 300.0, idle_w: 60.0 }
     }
-}
-
-/// How the strategies are set.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct CompareOptions {
-    /// Microbatches of the pipeline; as many as there are stages where nothing is said.
-    pub microbatches: Option<usize>,
-    /// Devices of a group of the hybrid; see [`Strategy::assumptions`] where nothing is said.
-    pub group: Option<usize>,
-    /// Keep spans for pictures.
-    pub record: bool,
-    /// The power model.
-    pub power: PowerModel,
 }
 
 /// What came of a strategy.
@@ -197,12 +179,12 @@ pub struct DoesNotFit {
     pub available: u64,
 }
 
-/// Every strategy on one workload, with the stated costs.
+/// Every strategy on one workload, with the stated costs; `record` keeps [`Outcome::spans`].
 ///
 /// # Errors
 ///
 /// [`SimulationError::Workload`] when the workload breaks a rule of [`Workload::check`].
-pub fn compare(workload: &Workload, options: CompareOptions) -> Result<Vec<Row>, SimulationError> {
+pub fn compare(workload: &Workload, record: bool) -> Result<Vec<Row>, SimulationError> {
     workload.check()?;
     let mut stated = workload.clone();
     stated.variation = None;
@@ -210,34 +192,30 @@ pub fn compare(workload: &Workload, options: CompareOptions) -> Result<Vec<Row>,
         (task.drift, task.estimate_factor) = (0.0, 1.0);
         task.evaluations.clear();
     }
-    let row = |strategy| Ok(Row { strategy, outcome: outcome(&stated, strategy, options)? });
+    let row = |strategy| Ok(Row { strategy, outcome: outcome(&stated, strategy, record)? });
     Strategy::ALL.into_iter().map(row).collect()
 }
 
 fn outcome(
     workload: &Workload,
     strategy: Strategy,
-    options: CompareOptions,
+    record: bool,
 ) -> Result<Result<Outcome, DoesNotFit>, SimulationError> {
     let devices = workload.devices.len();
     Ok(match strategy {
-        Strategy::ModelParallel => groups(workload, devices, Inside::OneByOne, options),
-        Strategy::Pipeline => groups(workload, devices, Inside::Pipelined, options),
-        Strategy::TaskParallel => groups(workload, 1, Inside::OneByOne, options),
-        Strategy::Hybrid => groups(workload, group(workload, options), Inside::OneByOne, options),
-        Strategy::DataParallel => fits(workload, devices).map(|()| data_parallel(workload, options)),
-        Strategy::SpilledTaskParallel => Ok(spilled(workload, options)?),
-        Strategy::Sharp => Ok(sharp(workload, &mut ShardedLrtf, options)?),
-        Strategy::SharpPatient => Ok(sharp(workload, &mut ShardedLrtfPatient::default(), options)?),
+        Strategy::ModelParallel => groups(workload, devices, Inside::OneByOne, record),
+        Strategy::Pipeline => groups(workload, devices, Inside::Pipelined, record),
+        Strategy::TaskParallel => groups(workload, 1, Inside::OneByOne, record),
+        Strategy::Hybrid => groups(workload, group(workload), Inside::OneByOne, record),
+        Strategy::DataParallel => fits(workload, devices).map(|()| data_parallel(workload, record)),
+        Strategy::SpilledTaskParallel => Ok(spilled(workload, record)?),
+        Strategy::Sharp => Ok(sharp(workload, record)?),
     })
 }
 
-fn sharp(
-    workload: &Workload,
-    policy: &mut dyn Policy,
-    options: CompareOptions,
-) -> Result<Outcome, SimulationError> {
-    let run = simulate(workload, policy, SimulationOptions { prefetch: true, record: options.record })?;
+fn sharp(workload: &Workload, record: bool) -> Result<Outcome, SimulationError> {
+    let options = SimulationOptions { record, ..SimulationOptions::default() };
+    let run = simulate(workload, &mut ShardedLrtf, options)?;
     Ok(Outcome {
         runtime_s: run.makespan_s,
         busy_s: run.busy_s,
@@ -247,7 +225,7 @@ fn sharp(
 }
 
 /// Each model by itself on one device, simulated; the models in turn, the longest first.
-fn spilled(workload: &Workload, options: CompareOptions) -> Result<Outcome, SimulationError> {
+fn spilled(workload: &Workload, record: bool) -> Result<Outcome, SimulationError> {
     let mut all_runs = Vec::new();
     for cost in &workload.tasks {
         let Workload { shared_link, variation, .. } = *workload;
@@ -259,7 +237,7 @@ fn spilled(workload: &Workload, options: CompareOptions) -> Result<Outcome, Simu
             let seen = runs.iter().find(|(of, _): &&(_, _)| of == device).map(|(_, run)| Clone::clone(run));
             let run = match seen {
                 Some(run) => run,
-                None => sharp(&alone, &mut ShardedLrtf, options)?,
+                None => sharp(&alone, record)?,
             };
             runs.push((device.clone(), run));
         }
@@ -267,7 +245,7 @@ fn spilled(workload: &Workload, options: CompareOptions) -> Result<Outcome, Simu
     }
     let mut order: Vec<usize> = (0..workload.tasks.len()).collect();
     order.sort_by(|a, b| all_runs[*b][0].1.runtime_s.total_cmp(&all_runs[*a][0].1.runtime_s));
-    let mut sheet = Sheet::new(workload, options.record);
+    let mut sheet = Sheet::new(workload, record);
     let mut line = Line::new(workload, order);
     let free_s = |sheet: &Sheet| sheet.free_s.iter().copied().fold(f64::INFINITY, f64::min);
     while let Some(task) = line.next(workload, free_s(&sheet)) {

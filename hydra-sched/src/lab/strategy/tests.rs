@@ -12,8 +12,7 @@ fn workload(models: usize, shards: usize, devices: usize) -> Workload {
 }
 
 fn of(workload: &Workload, strategy: Strategy) -> Outcome {
-    let options = CompareOptions { record: true, ..CompareOptions::default() };
-    let rows = compare(workload, options).unwrap();
+    let rows = compare(workload, true).unwrap();
     rows.into_iter().find(|row| row.strategy == strategy).unwrap().outcome.unwrap()
 }
 
@@ -46,7 +45,7 @@ fn data_parallelism_waits_for_its_communication() {
 fn what_does_not_fit_says_which_model() {
     let mut workload = workload(2, 4, 4);
     workload.devices.iter_mut().for_each(|device| device.memory_bytes = Some(100));
-    let rows = compare(&workload, CompareOptions::default()).unwrap();
+    let rows = compare(&workload, false).unwrap();
     let of = |strategy| &rows.iter().find(|row| row.strategy == strategy).unwrap().outcome;
     let expected = DoesNotFit { task: "0".into(), needed: 160, available: 100 };
     assert_eq!(of(Strategy::TaskParallel), &Err(expected));
@@ -91,7 +90,7 @@ fn sizes_too_large_to_add_up_are_no_panic() {
         [(1, 1, u64::MAX), (20_000_000_000_000_000, 1_000, u64::MAX), (u64::MAX / 2, 3, u64::MAX)]
     {
         let workload = Workload::from_json(&text(bytes, minibatches, memory)).unwrap();
-        let rows = compare(&workload, CompareOptions::default()).unwrap();
+        let rows = compare(&workload, false).unwrap();
         assert!(rows.iter().any(|row| row.outcome.is_ok()), "{bytes}");
     }
 }
@@ -125,7 +124,7 @@ fn every_strategy_does_all_the_work() {
             Draw { models: (1, 6), devices: (1, 4), shards: (1, 6), shard_tasks: (5, 60), ..Draw::default() };
         let workload = draw.workload(seed);
         let total_s = workload.total_s();
-        let rows = compare(&workload, CompareOptions { record: true, ..CompareOptions::default() }).unwrap();
+        let rows = compare(&workload, true).unwrap();
         for Row { strategy, outcome } in rows {
             let outcome = outcome.unwrap();
             let busy_s: f64 = outcome.busy_s.iter().sum();
@@ -135,7 +134,7 @@ fn every_strategy_does_all_the_work() {
             assert!((spans_s - total_s).abs() < 1e-6 * total_s, "{strategy}");
             assert!(outcome.spans.iter().all(|span| span.end_s <= outcome.runtime_s * (1.0 + 1e-9)));
             assert!((0.0..=1.0 + 1e-9).contains(&outcome.utilization()));
-            if matches!(strategy, Strategy::Sharp | Strategy::SharpPatient) {
+            if strategy == Strategy::Sharp {
                 let bound_s = LowerBounds::of(&workload, true).unwrap().best_s();
                 assert!(outcome.runtime_s >= bound_s * (1.0 - 1e-9));
             }
