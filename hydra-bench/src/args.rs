@@ -279,6 +279,10 @@ pub(crate) struct LabArgs {
     /// So many devices, each like the workload's first one [default: the workload's own]
     #[arg(long, value_name = "N", value_parser = parse::simulated_devices, allow_hyphen_values = true)]
     pub(crate) devices: Option<usize>,
+    /// Devices keep copies of parameters until their place is needed, which those of a run do not [default: as the
+    /// workload says]
+    #[arg(long)]
+    pub(crate) keep_copies: bool,
     /// The seed of the policy `random`, and of the variation of a workload that has one [default: 0, and the
     /// workload's own]
     #[arg(long, value_name = "N", value_parser = parse::seed, allow_hyphen_values = true)]

@@ -54,6 +54,7 @@ fn parse(text: &str, args: &LabArgs) -> Result<Workload, WorkloadError> {
         }
         workload = workload.on_devices(count);
     }
+    workload.devices.iter_mut().for_each(|device| device.keeps_copies |= args.keep_copies);
     if let (Some(seed), Some(variation)) = (args.seed, &mut workload.variation) {
         variation.seed = seed;
     }
@@ -219,7 +220,7 @@ mod tests {
     }
 
     fn args(devices: Option<usize>, seed: Option<u64>) -> LabArgs {
-        LabArgs { workload: "-".into(), devices, seed }
+        LabArgs { workload: "-".into(), devices, keep_copies: false, seed }
     }
 
     #[test]

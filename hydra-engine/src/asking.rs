@@ -51,7 +51,7 @@ fn awaited(model: &Model) -> Option<ModelView> {
         remaining_s: model.remaining_s(),
         submitted: model.id.0 as u64,
         next_shard: model.cursor.peek()?.shard,
-        resident: false,
+        cached: false,
         continues: model.running.is_some(),
     })
 }

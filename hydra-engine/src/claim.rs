@@ -65,7 +65,7 @@ impl Run {
             remaining_s: model.remaining_s(),
             submitted: model.id.0 as u64,
             next_shard: next.shard,
-            resident: false,
+            cached: false,
             continues: model.running.is_some(),
         })
     }

@@ -18,7 +18,7 @@ fn models(count: usize) -> Vec<ModelView> {
         remaining_s: (index * 7_919 % count) as f64,
         submitted: index as u64,
         next_shard: 0,
-        resident: false,
+        cached: false,
         continues: false,
     };
     (0..count).map(model).collect()
@@ -93,6 +93,7 @@ fn memory(c: &mut Criterion) {
     group.sample_size(10);
     for count in [1_000, 8_000] {
         let mut workload = equal_models(count, 3).on_devices(1);
+        workload.devices[0].keeps_copies = true;
         workload.devices[0].memory_bytes = Some(8 * count as u64);
         group.throughput(Throughput::Elements(workload.shard_tasks()));
         for kind in [PolicyKind::ShardedLrtfEager, PolicyKind::ShardedLrtfLocal] {

@@ -61,7 +61,7 @@
 //!         remaining_s,
 //!         submitted: index as u64,
 //!         next_shard: 0,
-//!         resident: false,
+//!         cached: false,
 //!         continues: false,
 //!     })
 //!     .collect();

@@ -1,7 +1,7 @@
 //! Lower bounds: what no schedule can be shorter than.
 
 use super::program::{Program, ShardTask};
-use super::{Workload, WorkloadError};
+use super::{TaskCost, Workload, WorkloadError};
 use crate::policy::ShardTaskKind;
 
 /// Shard tasks up to which the packing bound is computed; it sorts them all.
@@ -142,13 +142,13 @@ fn chain_s(workload: &Workload, task: usize, speed: f64, prefetch: bool) -> f64 
     let cost = &workload.tasks[task];
     let shards = cost.shards.len();
     let promote: Vec<f64> = (0..shards).map(|shard| shortest_promote_s(workload, task, shard)).collect();
-    let (step_s, mut host_s) = (cost.step_s(), 0.0f64);
+    let (keeps, step_s, mut host_s) = (keeps_copies(workload), cost.step_s(), 0.0f64);
     let mut final_s = vec![cost.arrival_s; shards];
     let mut promoted: Vec<Option<u64>> = vec![None; shards];
     let (mut start_s, mut end_s) = (cost.arrival_s, cost.arrival_s);
     for ShardTask { minibatch, kind, shard, .. } in Program::of(cost).tasks() {
         let commit_s = final_s[shard].max(if prefetch { start_s } else { end_s });
-        let stays = promoted[shard].replace(minibatch) == Some(minibatch);
+        let stays = keeps && promoted[shard].replace(minibatch) == Some(minibatch);
         start_s = end_s.max(commit_s + if stays { 0.0 } else { promote[shard] });
         end_s = start_s + workload.seconds(task, minibatch, kind, shard) / speed;
         if kind == ShardTaskKind::Backward {
@@ -160,14 +160,24 @@ fn chain_s(workload: &Workload, task: usize, speed: f64, prefetch: bool) -> f64 
 }
 
 /// Every shard is promoted at least once a minibatch, because the step before it made the copies
-/// stale.
+/// stale; where no device keeps copies, every shard task is.
 fn link_s(workload: &Workload) -> f64 {
     let links = if workload.shared_link { 1 } else { workload.devices.len() };
-    let minibatch = |task: usize| -> f64 {
-        (0..workload.tasks[task].shards.len()).map(|shard| shortest_promote_s(workload, task, shard)).sum()
+    let keeps = keeps_copies(workload);
+    let all = |(task, cost): (usize, &TaskCost)| {
+        let promote: Vec<f64> =
+            (0..cost.shards.len()).map(|shard| shortest_promote_s(workload, task, shard)).collect();
+        let once_s: f64 = promote.iter().sum();
+        let sweep_s = if keeps { once_s } else { cost.sweep().map(|(_, shard)| promote[shard]).sum() };
+        let evaluations_s = if keeps { 0.0 } else { cost.evaluation_sweeps() as f64 * once_s };
+        cost.minibatches as f64 * sweep_s + evaluations_s
     };
-    let all = |task: usize| workload.tasks[task].minibatches as f64 * minibatch(task);
-    (0..workload.tasks.len()).map(all).sum::<f64>() / links as f64
+    workload.tasks.iter().enumerate().map(all).sum::<f64>() / links as f64
+}
+
+/// Whether a promotion may be saved.
+fn keeps_copies(workload: &Workload) -> bool {
+    workload.devices.iter().any(|device| device.keeps_copies)
 }
 
 /// The host optimizer is given nothing before a first backward has ended, and what it steps last of what is waited
@@ -239,7 +249,7 @@ fn packing_s(workload: &Workload) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lab::{DeviceCost, ShardCost, TaskCost};
+    use crate::lab::{DeviceCost, ShardCost};
 
     fn workload(tasks: Vec<TaskCost>, devices: usize) -> Workload {
         let devices = vec![DeviceCost::default(); devices];
@@ -354,7 +364,11 @@ mod tests {
             3.0 * 4.5 + 2.0 * 0.25
         );
         let two = TaskCost::new("two", 2, vec![ShardCost::new(1.0, 2.0, 0.5), ShardCost::new(0.0, 3.0, 0.5)]);
-        assert_eq!(LowerBounds::of(&workload(vec![two.clone()], 1), true).unwrap().chain_s, 2.0 * 6.5);
-        assert_eq!(LowerBounds::of(&workload(vec![two], 1), false).unwrap().chain_s, 2.0 * 7.0);
+        let mut two = workload(vec![two], 1);
+        let chains =
+            |of: &Workload| [true, false].map(|prefetch| LowerBounds::of(of, prefetch).unwrap().chain_s);
+        assert_eq!((chains(&two), LowerBounds::of(&two, true).unwrap().link_s), ([13.0, 15.0], 3.0));
+        two.devices[0].keeps_copies = true;
+        assert_eq!((chains(&two), LowerBounds::of(&two, true).unwrap().link_s), ([13.0, 14.0], 2.0));
     }
 }

@@ -16,46 +16,37 @@ struct Copy {
 /// A model's shard.
 type Key = (u32, u32);
 
-/// What is on one device. Copies are clean, so letting go of one moves nothing. Every question and every change takes
-/// a time logarithmic in the number of copies.
+/// The copies on one device. They are clean, so letting go of one moves nothing. Every question and every change takes
+/// a time logarithmic in their number.
 #[derive(Clone, Debug)]
 pub(crate) struct Copies {
-    /// Bytes there are and bytes that the copies take, which together may be more than a device could have. Where no
-    /// memory is stated there is room for two copies of any size.
-    memory: u128,
+    /// Bytes that the device has for them; `None` where no memory is stated: room for two copies of any size.
+    memory: Option<u64>,
+    /// Bytes that they take, which may be more than a device could have.
     held: u128,
-    kept: Kept,
+    copies: BTreeMap<Key, Copy>,
+    by_use: BTreeMap<u64, Key>,
     clock: u64,
-}
-
-#[derive(Clone, Debug)]
-enum Kept {
-    /// Where there is room for two, looking through them is fastest.
-    Two(Vec<(Key, Copy)>),
-    /// By shard, and shards by when they were used.
-    Many(BTreeMap<Key, Copy>, BTreeMap<u64, Key>),
 }
 
 impl Copies {
     pub(crate) fn new(memory: Option<u64>) -> Self {
-        let kept = match memory {
-            Some(_) => Kept::Many(BTreeMap::new(), BTreeMap::new()),
-            None => Kept::Two(Vec::new()),
-        };
-        Self { memory: memory.map_or(0, u128::from), held: 0, kept, clock: 0 }
+        Self { memory, held: 0, copies: BTreeMap::new(), by_use: BTreeMap::new(), clock: 0 }
     }
 
     /// Whether this version of the shard is there.
     pub(crate) fn has(&self, model: u32, shard: u32, version: u64) -> bool {
-        self.kept.get((model, shard)).is_some_and(|copy| copy.version == version)
+        self.copies.get(&(model, shard)).is_some_and(|copy| copy.version == version)
     }
 
     /// Whether this version of the shard is there, which makes it the most recently used copy.
     pub(crate) fn touch(&mut self, model: u32, shard: u32, version: u64) -> bool {
-        self.clock += 1;
         let there = self.has(model, shard, version);
-        if there {
-            self.kept.touch((model, shard), self.clock);
+        if let Some(copy) = self.copies.get_mut(&(model, shard)).filter(|_| there) {
+            self.clock += 1;
+            self.by_use.remove(&copy.used);
+            self.by_use.insert(self.clock, (model, shard));
+            copy.used = self.clock;
         }
         there
     }
@@ -64,84 +55,37 @@ impl Copies {
     /// computes. Each that goes, of other shards, is told.
     pub(crate) fn insert(
         &mut self,
-        (model, shard): Key,
+        key: Key,
         version: u64,
         bytes: u64,
         computes: Option<Key>,
         mut goes: impl FnMut(u32, u32),
     ) {
-        self.forget(model, shard);
+        self.forget(key.0, key.1);
         while !self.fits(bytes) {
-            let Some((model, shard)) = self.kept.oldest_but(computes) else { break };
+            let oldest = self.by_use.values().copied().find(|key| Some(*key) != computes);
+            let Some((model, shard)) = oldest else { break };
             self.forget(model, shard);
             goes(model, shard);
         }
         self.held += u128::from(bytes);
         self.clock += 1;
-        self.kept.insert((model, shard), Copy { version, bytes, used: self.clock });
+        self.by_use.insert(self.clock, key);
+        self.copies.insert(key, Copy { version, bytes, used: self.clock });
     }
 
     /// Lets go of a copy that a step made stale.
     pub(crate) fn forget(&mut self, model: u32, shard: u32) {
-        if let Some(copy) = self.kept.remove((model, shard)) {
+        if let Some(copy) = self.copies.remove(&(model, shard)) {
             self.held -= u128::from(copy.bytes);
+            self.by_use.remove(&copy.used);
         }
     }
 
     fn fits(&self, bytes: u64) -> bool {
-        match &self.kept {
-            Kept::Two(copies) => copies.len() < 2,
-            Kept::Many(..) => self.held + u128::from(bytes) <= self.memory,
-        }
-    }
-}
-
-impl Kept {
-    fn get(&self, key: Key) -> Option<&Copy> {
-        match self {
-            Self::Two(copies) => copies.iter().find(|(of, _)| *of == key).map(|(_, copy)| copy),
-            Self::Many(copies, _) => copies.get(&key),
-        }
-    }
-
-    fn touch(&mut self, key: Key, now: u64) {
-        if let Some(copy) = self.remove(key) {
-            self.insert(key, Copy { used: now, ..copy });
-        }
-    }
-
-    /// Puts in a copy of what is not there.
-    fn insert(&mut self, key: Key, copy: Copy) {
-        match self {
-            Self::Two(copies) => copies.push((key, copy)),
-            Self::Many(copies, by_use) => {
-                by_use.insert(copy.used, key);
-                copies.insert(key, copy);
-            }
-        }
-    }
-
-    fn remove(&mut self, key: Key) -> Option<Copy> {
-        match self {
-            Self::Two(copies) => {
-                let place = copies.iter().position(|(of, _)| *of == key)?;
-                Some(copies.swap_remove(place).1)
-            }
-            Self::Many(copies, by_use) => {
-                let copy = copies.remove(&key)?;
-                by_use.remove(&copy.used);
-                Some(copy)
-            }
-        }
-    }
-
-    fn oldest_but(&self, computes: Option<Key>) -> Option<Key> {
-        match self {
-            Self::Two(copies) => {
-                let free = copies.iter().filter(|(key, _)| Some(*key) != computes);
-                free.min_by_key(|(_, copy)| copy.used).map(|(key, _)| *key)
-            }
-            Self::Many(_, by_use) => by_use.values().copied().find(|key| Some(*key) != computes),
+        match self.memory {
+            None => self.copies.len() < 2,
+            Some(memory) => self.held + u128::from(bytes) <= u128::from(memory),
         }
     }
 }
@@ -150,7 +94,7 @@ impl Kept {
 /// shard task there. It is brought up to date with every model that comes or goes and every copy that goes, so that a
 /// question looks at nothing else. A copy comes only for a model that has just left the queue.
 #[derive(Clone, Debug)]
-pub(crate) struct Resident {
+pub(crate) struct Cached {
     devices: Vec<BTreeSet<Priority>>,
     /// Per model in the queue: the devices on which it is.
     on: Vec<Vec<u32>>,
@@ -159,7 +103,7 @@ pub(crate) struct Resident {
     came: Vec<(u64, Vec<u32>)>,
 }
 
-impl Resident {
+impl Cached {
     pub(crate) fn new(devices: usize, models: usize) -> Self {
         Self {
             devices: vec![BTreeSet::new(); devices],

@@ -79,26 +79,26 @@ impl Queue {
         self.view(self.winner[1])
     }
 
-    /// Asks the policy for one of the models; `resident` are those, if they are in the queue, whose
+    /// Asks the policy for one of the models; `cached` are those, if they are in the queue, whose
     /// next shard is on the asking device. They are brought into the policy's order first.
     pub fn choose(
         &self,
         policy: &mut dyn Policy,
         asking: &Asking,
-        resident: &[ModelIndex],
+        cached: &[ModelIndex],
     ) -> Option<ModelIndex> {
-        let resident = resident.iter().filter_map(|model| self.place(*model).copied()).collect();
-        self.choose_near(policy, asking, &resident)
+        let cached = cached.iter().filter_map(|model| self.place(*model).copied()).collect();
+        self.choose_near(policy, asking, &cached)
     }
 
-    /// The same with the resident models in the policy's order.
+    /// The same with the cached models in the policy's order.
     pub(crate) fn choose_near(
         &self,
         policy: &mut dyn Policy,
         asking: &Asking,
-        resident: &BTreeSet<Priority>,
+        cached: &BTreeSet<Priority>,
     ) -> Option<ModelIndex> {
-        policy.pick(asking, &Queued { queue: self, resident })
+        policy.pick(asking, &Queued { queue: self, cached })
     }
 
     /// The model's place in the policy's order, if it is there.
@@ -157,14 +157,14 @@ impl Queue {
 /// The queue as one device sees it.
 struct Queued<'a> {
     queue: &'a Queue,
-    resident: &'a BTreeSet<Priority>,
+    cached: &'a BTreeSet<Priority>,
 }
 
 impl Queued<'_> {
     /// The model as the asking device sees it.
     fn seen(&self, view: ModelView) -> ModelView {
-        let resident = self.queue.place(view.model).is_some_and(|place| self.resident.contains(place));
-        ModelView { resident, ..view }
+        let cached = self.queue.place(view.model).is_some_and(|place| self.cached.contains(place));
+        ModelView { cached, ..view }
     }
 }
 
@@ -177,9 +177,9 @@ impl Claimable for Queued<'_> {
         self.queue.first().map(|view| self.seen(view))
     }
 
-    fn first_resident(&self) -> Option<ModelView> {
-        let first = self.queue.get(self.resident.first()?.model)?;
-        Some(ModelView { resident: true, ..*first })
+    fn first_cached(&self) -> Option<ModelView> {
+        let first = self.queue.get(self.cached.first()?.model)?;
+        Some(ModelView { cached: true, ..*first })
     }
 
     fn nth_submitted(&self, rank: usize) -> Option<ModelView> {
@@ -222,14 +222,12 @@ mod tests {
     #[test]
     fn both_show_the_models_in_submission_order() {
         let mut shown = models(&[(3.0, 0), (7.0, 1), (5.0, 2)]);
-        (shown[1].resident, shown[2].resident) = (true, true);
+        (shown[1].cached, shown[2].cached) = (true, true);
         let mut queue = Queue::new(5);
-        shown
-            .iter()
-            .for_each(|model| queue.insert(&ShardedLrtfEager, ModelView { resident: false, ..*model }));
-        let resident = [ModelIndex(1), ModelIndex(2), ModelIndex(4)];
-        let places = resident.iter().filter_map(|model| queue.place(*model).copied()).collect();
-        let queued = Queued { queue: &queue, resident: &places };
+        shown.iter().for_each(|model| queue.insert(&ShardedLrtfEager, ModelView { cached: false, ..*model }));
+        let cached = [ModelIndex(1), ModelIndex(2), ModelIndex(4)];
+        let places = cached.iter().filter_map(|model| queue.place(*model).copied()).collect();
+        let queued = Queued { queue: &queue, cached: &places };
         let turned: Vec<ModelView> = shown.iter().rev().copied().collect();
         let listed = Listed::new(&turned, Priority::longest);
         for claimable in [&queued as &dyn Claimable, &listed] {
@@ -250,8 +248,8 @@ mod tests {
             fn first(&self) -> Option<ModelView> {
                 self.0.first()
             }
-            fn first_resident(&self) -> Option<ModelView> {
-                self.0.first_resident()
+            fn first_cached(&self) -> Option<ModelView> {
+                self.0.first_cached()
             }
             fn nth_submitted(&self, rank: usize) -> Option<ModelView> {
                 self.0.nth_submitted(rank)

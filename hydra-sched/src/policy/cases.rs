@@ -15,7 +15,7 @@ pub(crate) fn models(of: &[(f64, u64)]) -> Vec<ModelView> {
         remaining_s,
         submitted,
         next_shard: 0,
-        resident: false,
+        cached: false,
         continues: false,
     };
     of.iter().enumerate().map(model).collect()
@@ -33,8 +33,8 @@ pub(crate) fn any_models(count: Range<usize>) -> impl Strategy<Value = Vec<Model
     prop::collection::vec((seconds, 0..6u64, any::<bool>(), any::<bool>()), count).prop_map(|of| {
         let times: Vec<_> = of.iter().map(|&(seconds, submitted, ..)| (seconds, submitted)).collect();
         let mut models = models(&times);
-        for (model, (.., resident, continues)) in models.iter_mut().zip(of) {
-            (model.resident, model.continues) = (resident, continues);
+        for (model, (.., cached, continues)) in models.iter_mut().zip(of) {
+            (model.cached, model.continues) = (cached, continues);
         }
         models
     })

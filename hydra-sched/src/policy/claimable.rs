@@ -63,7 +63,7 @@ pub trait Claimable {
     fn first(&self) -> Option<ModelView>;
 
     /// The first in the policy's order among those whose next shard is on the asking device.
-    fn first_resident(&self) -> Option<ModelView>;
+    fn first_cached(&self) -> Option<ModelView>;
 
     /// The model with `rank` others submitted before it.
     fn nth_submitted(&self, rank: usize) -> Option<ModelView>;
@@ -87,15 +87,15 @@ pub trait Claimable {
 pub(crate) struct Listed<'a> {
     models: &'a [ModelView],
     first: Option<ModelView>,
-    first_resident: Option<ModelView>,
+    first_cached: Option<ModelView>,
 }
 
 impl<'a> Listed<'a> {
     pub(crate) fn new(models: &'a [ModelView], priority: impl Fn(&ModelView) -> Priority) -> Self {
         let first = models.iter().min_by_key(|model| priority(model)).copied();
-        let resident = models.iter().filter(|model| model.resident);
-        let first_resident = resident.min_by_key(|model| priority(model)).copied();
-        Self { models, first, first_resident }
+        let cached = models.iter().filter(|model| model.cached);
+        let first_cached = cached.min_by_key(|model| priority(model)).copied();
+        Self { models, first, first_cached }
     }
 }
 
@@ -116,8 +116,8 @@ impl Claimable for Listed<'_> {
         self.first
     }
 
-    fn first_resident(&self) -> Option<ModelView> {
-        self.first_resident
+    fn first_cached(&self) -> Option<ModelView> {
+        self.first_cached
     }
 
     fn nth_submitted(&self, rank: usize) -> Option<ModelView> {

@@ -74,7 +74,7 @@ impl Policy for ShardedLrtfEager {
 /// Sharded-LRTF that prefers a model whose next shard is already on the device, where that costs
 /// little.
 ///
-/// Among the claimable models whose next shard is resident it takes the one with the longest
+/// Among the claimable models whose next shard is cached it takes the one with the longest
 /// remaining time, if that is at least `1 - tolerance` times the longest of all; otherwise it does
 /// what [`ShardedLrtfEager`] does. The level of the remaining times, which is what Sharded-LRTF keeps,
 /// is thus off by at most the tolerance at every decision, and it shrinks with the work left.
@@ -113,7 +113,7 @@ impl Policy for ShardedLrtfLocal {
     fn pick(&mut self, _: &Asking, from: &dyn Claimable) -> Option<ModelIndex> {
         let longest = from.first()?;
         let least = longest.remaining_s * (1.0 - self.tolerance);
-        let near = from.first_resident().filter(|model| model.remaining_s >= least);
+        let near = from.first_cached().filter(|model| model.remaining_s >= least);
         Some(near.unwrap_or(longest).model)
     }
 }
@@ -146,14 +146,14 @@ mod tests {
         let choose = |claimable: &[ModelView], tolerance| {
             ShardedLrtfLocal::new(tolerance).choose(&view_of(claimable)).unwrap().0
         };
-        assert_eq!(choose(&claimable, 0.5), 0, "nothing is resident");
-        claimable[1].resident = true;
-        claimable[3].resident = true;
-        assert_eq!(choose(&claimable, 0.5), 1, "the longest of the resident ones");
+        assert_eq!(choose(&claimable, 0.5), 0, "nothing is cached");
+        claimable[1].cached = true;
+        claimable[3].cached = true;
+        assert_eq!(choose(&claimable, 0.5), 1, "the longest of the cached ones");
         assert_eq!(choose(&claimable, 0.05), 1);
         assert_eq!(choose(&claimable, 0.04), 0, "too far from the longest");
         assert_eq!(choose(&claimable, f64::NAN), 0);
-        claimable[0].resident = true;
+        claimable[0].cached = true;
         assert_eq!(choose(&claimable, 0.5), 0);
     }
 
@@ -192,7 +192,7 @@ mod tests {
             let longest = of(ShardedLrtfEager.choose(&view_of(&claimable)).unwrap());
             let chosen = of(ShardedLrtfLocal::new(tolerance).choose(&view_of(&claimable)).unwrap());
             prop_assert!(chosen.remaining_s >= longest.remaining_s * (1.0 - tolerance));
-            prop_assert!(chosen == longest || chosen.resident);
+            prop_assert!(chosen == longest || chosen.cached);
         }
 
         #[test]

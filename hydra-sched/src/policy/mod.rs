@@ -13,7 +13,7 @@ mod lrtf;
 mod port;
 pub(crate) mod random;
 mod remaining;
-pub(crate) mod sweep;
+mod sweep;
 mod view;
 
 pub use baseline::{Fifo, Random, RoundRobin, Srtf};

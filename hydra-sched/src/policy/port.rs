@@ -55,7 +55,7 @@ use super::{Asking, Claimable, ModelIndex, ModelView, Priority, View};
 ///     fn pick(&mut self, _: &Asking, from: &dyn Claimable) -> Option<ModelIndex> {
 ///         let first = from.first()?;
 ///         let most_s = self.slack_s(&first) + 1.0;
-///         let near = from.iter().find(|model| model.resident && self.slack_s(model) <= most_s);
+///         let near = from.iter().find(|model| model.cached && self.slack_s(model) <= most_s);
 ///         Some(near.unwrap_or(first).model)
 ///     }
 /// }
@@ -83,7 +83,7 @@ pub trait Policy: Send {
     fn name(&self) -> &'static str;
 
     /// The model's place in the policy's order: the least comes first. It depends on the model
-    /// alone and neither on where it is resident nor on earlier answers.
+    /// alone and neither on where it is cached nor on earlier answers.
     fn priority(&self, model: &ModelView) -> Priority;
 
     /// The model that the device takes, or `None` to leave it with what it computes until

@@ -55,9 +55,9 @@ impl fmt::Display for ShardTaskKind {
     }
 }
 
-#[cfg(any(test, feature = "conformance"))]
 /// The shard tasks of a sweep from `start` to its end.
-pub(crate) fn tasks_from(start: (ShardTaskKind, usize), shards: usize) -> Vec<(ShardTaskKind, usize)> {
+#[cfg(test)]
+pub(super) fn tasks_from(start: (ShardTaskKind, usize), shards: usize) -> Vec<(ShardTaskKind, usize)> {
     let next = |&(kind, shard): &(ShardTaskKind, usize)| kind.following(shard, shards);
     std::iter::successors(Some(start), next).collect()
 }

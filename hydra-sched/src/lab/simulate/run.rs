@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
 use super::{Occupation, Simulation, SimulationOptions, Span};
-use crate::lab::cached::{Copies, Resident};
+use crate::lab::cached::{Cached, Copies};
 use crate::lab::program::ShardTask;
 use crate::lab::progress::Model;
 use crate::lab::sum::Sum;
@@ -80,7 +80,7 @@ pub(super) struct Run<'a> {
     /// to be asked about when something happens.
     held_with_own: Vec<usize>,
     /// Of the models in the queue.
-    resident: Resident,
+    cached: Cached,
     /// Estimated seconds of compute left of all models.
     left_s: Sum,
     speeds: f64,
@@ -99,7 +99,7 @@ impl<'a> Run<'a> {
         let left_s = Sum::new(&models.iter().map(Model::left_s).collect::<Vec<f64>>());
         let ranked = fast_first(workload);
         let devices = devices(workload, &ranked);
-        let resident = Resident::new(devices.len(), models.len());
+        let cached = Cached::new(devices.len(), models.len());
         let result = Simulation {
             policy: policy.name(),
             makespan_s: 0.0,
@@ -132,7 +132,7 @@ impl<'a> Run<'a> {
             ranked,
             held: Vec::new(),
             held_with_own: Vec::new(),
-            resident,
+            cached,
             left_s,
             speeds: workload.devices.iter().map(|device| device.speed).sum(),
             result,

@@ -9,8 +9,9 @@ use crate::lab::program::Program;
 use crate::lab::{DeviceCost, Draw, EvaluationCost, ShardCost, TaskCost};
 use crate::policy::{Asking, Claimable, ModelIndex, ModelView, PolicyKind, Priority};
 
+/// A workload on devices that keep copies.
 fn on(tasks: Vec<TaskCost>, devices: usize) -> Workload {
-    let devices = vec![DeviceCost::default(); devices];
+    let devices = vec![DeviceCost { keeps_copies: true, ..DeviceCost::default() }; devices];
     Workload { tasks, devices, shared_link: false, variation: None }
 }
 
@@ -437,7 +438,8 @@ fn the_local_policy_saves_promotions_and_loses_no_more_than_its_tolerance() {
     for seed in 0..60 {
         let mut workload = Draw { promote_s: 0.05, shards: (1, 8), ..Draw::default() }.workload(seed);
         workload.tasks.iter_mut().flat_map(|task| &mut task.shards).for_each(|shard| shard.bytes = Some(1));
-        workload.devices.iter_mut().for_each(|device| device.memory_bytes = Some(8));
+        let keeps = |device: &mut DeviceCost| (device.memory_bytes, device.keeps_copies) = (Some(8), true);
+        workload.devices.iter_mut().for_each(keeps);
         let options = SimulationOptions { prefetch: false, record: false };
         let plain = simulate(&workload, &mut crate::ShardedLrtfEager, options).unwrap();
         let local = simulate(&workload, &mut crate::ShardedLrtfLocal::default(), options).unwrap();
@@ -447,6 +449,81 @@ fn the_local_policy_saves_promotions_and_loses_no_more_than_its_tolerance() {
         assert!(local.makespan_s <= most_s, "seed {seed}: {} {}", local.makespan_s, plain.makespan_s);
     }
     assert!(saved_by_local as f64 > 1.2 * saved as f64, "{saved} {saved_by_local}");
+}
+
+/// A run without transfers, deciding when a device is free: the paper's model of it.
+fn plain(workload: &Workload, kind: PolicyKind, seed: u64) -> Simulation {
+    let options = SimulationOptions { prefetch: false, record: true };
+    simulate(workload, &mut *kind.build(seed), options).unwrap()
+}
+
+/// A model of these forwards and backwards.
+fn model(name: &str, minibatches: u64, shards: &[(f64, f64)]) -> TaskCost {
+    let shard = |&(forward_s, backward_s): &(f64, f64)| ShardCost::new(forward_s, backward_s, 0.0);
+    TaskCost::new(name, minibatches, shards.iter().map(shard).collect())
+}
+
+/// A long model and two short ones on two devices: the default waits for the long one's optimizer where the paper's
+/// form lets it wait for a shard task, and what it left is done all the same.
+#[test]
+fn the_default_waits_and_nothing_starves() {
+    let long = TaskCost { step_wait_s: 1.0, ..model("long", 10, &[(1.0, 2.0)]) };
+    let workload = on(vec![long, model("b", 1, &[(1.0, 5.0)]), model("c", 1, &[(1.0, 5.0)])], 2);
+    let end_of_long = |kind: PolicyKind| {
+        let result = plain(&workload, kind, 0);
+        assert_eq!(result.shard_tasks, 12, "{kind}");
+        result.finished_s[0]
+    };
+    assert_eq!(end_of_long(PolicyKind::ShardedLrtf), 10.0 * 2.0 + 9.0 * 1.0);
+    assert!(end_of_long(PolicyKind::ShardedLrtfEager) > 10.0 * 2.0 + 9.0 * 1.0);
+}
+
+/// Two short models and a long one on two devices: who starts the long one last, waits for it.
+#[test]
+fn lrtf_levels_what_the_others_leave_to_the_end() {
+    let short = |name: &str| model(name, 1, &[(1.0, 2.0)]);
+    let workload = on(vec![short("a"), short("b"), model("long", 2, &[(1.0, 2.0)])], 2);
+    let makespan = |kind: PolicyKind| plain(&workload, kind, 0).makespan_s;
+    assert_eq!((makespan(PolicyKind::ShardedLrtf), makespan(PolicyKind::ShardedLrtfEager)), (4.0, 4.0));
+    assert_eq!((makespan(PolicyKind::Fifo), makespan(PolicyKind::Srtf)), (6.0, 6.0));
+}
+
+/// The whole schedule of two models on one device, by hand.
+#[test]
+fn lrtf_alternates_between_models_of_equal_length() {
+    use ShardTaskKind::{Backward, Forward};
+    let two = ["a", "b"].map(|name| model(name, 1, &[(1.0, 2.0), (9.0, 3.0)]));
+    let result = plain(&on(two.into(), 1), PolicyKind::ShardedLrtfEager, 0);
+    let compute = result.spans.iter().filter(|span| span.what != Occupation::Promote);
+    let order: Vec<_> = compute.map(|span| (span.task, span.what, span.shard)).collect();
+    // Remaining before each choice: 6 6, 5 6, 5 5, 2 5, 2 2, - 2.
+    let expected = [
+        (0, Forward, 0),
+        (1, Forward, 0),
+        (0, Backward, 1),
+        (1, Backward, 1),
+        (0, Backward, 0),
+        (1, Backward, 0),
+    ];
+    assert_eq!(order, expected.map(|(task, kind, shard)| (task, Occupation::Compute(kind), shard)));
+    assert_eq!(result.makespan_s, 12.0);
+}
+
+#[test]
+fn models_of_one_shard_run_on_every_device_at_once() {
+    let workload = on(["a", "b", "c", "d"].map(|name| model(name, 3, &[(1.0, 2.0)])).into(), 4);
+    for kind in PolicyKind::ALL {
+        let result = plain(&workload, kind, 1);
+        assert_eq!((result.shard_tasks, result.makespan_s), (12, 6.0), "{kind}");
+    }
+}
+
+#[test]
+fn random_makes_different_schedules_of_different_seeds() {
+    let shards = [(1.0, 2.0), (1.0, 2.0)];
+    let workload = on(["a", "b", "c", "d", "e"].map(|name| model(name, 3, &shards)).into(), 2);
+    let drawn = |seed| plain(&workload, PolicyKind::Random, seed).spans;
+    assert_ne!(drawn(1), drawn(2));
 }
 
 /// A shard task starts after the promotion that its device made for it, and after its own when it was committed to.

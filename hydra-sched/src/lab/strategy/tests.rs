@@ -7,7 +7,7 @@ fn workload(models: usize, shards: usize, devices: usize) -> Workload {
     // The fused task of the last shard is its forward and its backward.
     list[shards - 1].backward_s = 3.0;
     let task = |index: usize| TaskCost::new(index.to_string(), 2, list.clone());
-    let devices = vec![DeviceCost::default(); devices];
+    let devices = vec![DeviceCost { keeps_copies: true, ..DeviceCost::default() }; devices];
     Workload { tasks: (0..models).map(task).collect(), devices, shared_link: false, variation: None }
 }
 

@@ -112,9 +112,9 @@ pub struct DeviceCost {
     /// Bandwidth from the host to the device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link_bytes_per_s: Option<f64>,
-    /// Copies of parameters stay until their place is needed. Where it is false, as in the engine, one goes
-    /// when its shard task ends, and every shard task is promoted anew. True where nothing is said.
-    #[serde(default = "yes", skip_serializing_if = "Clone::clone")]
+    /// Copies of parameters stay until their place is needed. Where nothing is said it is false, as in the engine: a copy
+    /// goes when its shard task ends, and every shard task is promoted anew.
+    #[serde(default)]
     pub keeps_copies: bool,
     /// Seconds from the moment at which it can commit to a shard task until that one's promotion begins:
     /// the time of decisions, and of threads that have to wake up. 0 where nothing is said.
@@ -124,7 +124,7 @@ pub struct DeviceCost {
 
 impl Default for DeviceCost {
     fn default() -> Self {
-        Self { speed: 1.0, memory_bytes: None, link_bytes_per_s: None, keeps_copies: true, latency_s: 0.0 }
+        Self { speed: 1.0, memory_bytes: None, link_bytes_per_s: None, keeps_copies: false, latency_s: 0.0 }
     }
 }
 
@@ -183,10 +183,6 @@ fn devices<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<DeviceCost>
 
 const fn one() -> f64 {
     1.0
-}
-
-const fn yes() -> bool {
-    true
 }
 
 fn is_one(x: &f64) -> bool {

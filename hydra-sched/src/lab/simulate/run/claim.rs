@@ -35,13 +35,13 @@ impl Run<'_> {
         let Some(place) = self.queue.place(ModelIndex(model)).copied() else { return };
         let devices = &self.devices;
         let has = |device: usize| devices[device].copies.has(model as u32, next.shard as u32, next.minibatch);
-        self.resident.enter(model, next.minibatch, place, has);
+        self.cached.enter(model, next.minibatch, place, has);
     }
 
     /// Takes a model out of the queue; whether it was there.
     fn dequeue(&mut self, model: usize) -> bool {
         let Some(place) = self.queue.place(ModelIndex(model)).copied() else { return false };
-        self.resident.leave(model, &place);
+        self.cached.leave(model, &place);
         self.queue.remove(ModelIndex(model)).is_some()
     }
 
@@ -183,7 +183,7 @@ impl Run<'_> {
         self.check_sums(device);
         let asking = self.asking(device);
         self.result.decisions += 1;
-        self.queue.choose_near(&mut *self.policy, &asking, self.resident.of(device))
+        self.queue.choose_near(&mut *self.policy, &asking, self.cached.of(device))
     }
 
     /// What is kept up to date from event to event is what it would be from scratch.
@@ -197,8 +197,8 @@ impl Run<'_> {
             let copies = &self.devices[device].copies;
             copies.has(view.model.0 as u32, next.shard as u32, next.minibatch)
         };
-        let resident = self.queue.iter().filter(there).map(|view| *self.queue.place(view.model).unwrap());
-        assert_eq!(*self.resident.of(device), resident.collect());
+        let cached = self.queue.iter().filter(there).map(|view| *self.queue.place(view.model).unwrap());
+        assert_eq!(*self.cached.of(device), cached.collect());
         if self.policy.waits() {
             let left_s: Vec<f64> = self.models.iter().map(Model::left_s).collect();
             assert_eq!(self.left_s.get(), Sum::new(&left_s).get());
@@ -260,11 +260,11 @@ impl Run<'_> {
             let model = model as usize;
             let needed = self.models[model].next.is_some_and(|next| next.shard == shard as usize);
             if let Some(place) = self.queue.place(ModelIndex(model)).filter(|_| needed) {
-                self.resident.lose(device, model, place);
+                self.cached.lose(device, model, place);
             }
         };
         state.copies.insert((model as u32, task.shard as u32), task.minibatch, bytes, computes, goes);
-        self.resident.comes(device, model, task.minibatch);
+        self.cached.comes(device, model, task.minibatch);
     }
 
     pub(super) fn some_claimable(&self) -> Vec<ModelIndex> {
@@ -278,7 +278,7 @@ fn view(model: usize, state: &Model, next: &ShardTask, continues: bool) -> Model
         remaining_s: state.remaining_s(next),
         submitted: model as u64,
         next_shard: next.shard,
-        resident: false,
+        cached: false,
         continues,
     }
 }
