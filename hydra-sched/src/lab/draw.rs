@@ -44,6 +44,22 @@ impl Default for Draw {
 }
 
 impl Draw {
+    /// 3 to 16 models of 1 to 12 shards on 2 to 4 devices. Each promotion takes 0.05 s (the shortest forward takes
+    /// 0.08 s), and the host's optimizer a twentieth of a minibatch's compute.
+    pub fn few_devices() -> Self {
+        let (promote_s, optimizer) = (0.05, 0.05);
+        Self { models: (3, 16), devices: (2, 4), shards: (1, 12), promote_s, optimizer, ..Self::default() }
+    }
+
+    /// The workloads in which one model is longer than an even share of all work, with their seeds, from seed 0 on.
+    pub fn with_a_long_model(self) -> impl Iterator<Item = (u64, Workload)> {
+        let drawn = (0..).map(move |seed| (seed, self.workload(seed)));
+        drawn.filter(|(_, workload)| {
+            let longest_s = (0..workload.tasks.len()).map(|task| workload.task_s(task)).fold(0.0, f64::max);
+            longest_s * workload.devices.len() as f64 > workload.total_s()
+        })
+    }
+
     /// The workload of this seed.
     pub fn workload(&self, seed: u64) -> Workload {
         let mut numbers = Numbers { seed, drawn: 0 };
