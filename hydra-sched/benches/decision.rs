@@ -5,8 +5,8 @@ use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use hydra_sched::{
-    Asking, ModelIndex, ModelView, PolicyKind, Queue, ShardCost, ShardedLrtfEager, SimulationOptions,
-    TaskCost, View, Workload, simulate,
+    Asking, ModelIndex, ModelView, PolicyKind, Queue, ShardCost, ShardedLrtf, SimulationOptions, TaskCost,
+    View, Workload, simulate,
 };
 
 const MODELS: [usize; 3] = [10, 1_000, 10_000];
@@ -53,7 +53,7 @@ fn list(c: &mut Criterion) {
     let mut group = c.benchmark_group("decision/list");
     for count in MODELS {
         let claimable = models(count);
-        let mut policy = PolicyKind::ShardedLrtfEager.build(0);
+        let mut policy = PolicyKind::ShardedLrtf.build(0);
         group.bench_function(BenchmarkId::new("sharded-lrtf", count), |b| {
             let view = View { asking: Asking::new(0, 4, 0), claimable: &claimable };
             b.iter(|| policy.choose(black_box(&view)));
@@ -70,7 +70,7 @@ fn simulation(c: &mut Criterion) {
         let workload = equal_models(count, minibatches).on_devices(8);
         group.throughput(Throughput::Elements(workload.shard_tasks()));
         group.bench_function(BenchmarkId::new("a million shard tasks, models", count), |b| {
-            b.iter(|| simulate(&workload, &mut ShardedLrtfEager, SimulationOptions::default()));
+            b.iter(|| simulate(&workload, &mut ShardedLrtf, SimulationOptions::default()));
         });
     }
     group.finish();
@@ -96,7 +96,7 @@ fn memory(c: &mut Criterion) {
         workload.devices[0].keeps_copies = true;
         workload.devices[0].memory_bytes = Some(8 * count as u64);
         group.throughput(Throughput::Elements(workload.shard_tasks()));
-        for kind in [PolicyKind::ShardedLrtfEager, PolicyKind::ShardedLrtfLocal] {
+        for kind in [PolicyKind::ShardedLrtf, PolicyKind::ShardedLrtfLocal] {
             group.bench_function(BenchmarkId::new(kind.name(), count), |b| {
                 b.iter(|| simulate(&workload, &mut *kind.build(0), SimulationOptions::default()));
             });

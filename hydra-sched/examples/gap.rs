@@ -28,10 +28,10 @@ struct Case {
 fn cases() -> Vec<Case> {
     let plain = Draw::default();
     let full = Draw { promote_s: 0.05, optimizer: 0.05, ..plain };
-    let lrtf: fn(u64) -> Box<dyn Policy> = |_| Box::new(ShardedLrtfEager);
-    let patient: fn(u64) -> Box<dyn Policy> = |_| Box::new(ShardedLrtf);
+    let lrtf: fn(u64) -> Box<dyn Policy> = |_| Box::new(ShardedLrtf);
+    let eager: fn(u64) -> Box<dyn Policy> = |_| Box::new(ShardedLrtfEager);
     let case = |setting, draw, prefetch, policy| Case { setting, draw, prefetch, policy, change: |_| {} };
-    let changed = |setting, change| Case { setting, draw: full, prefetch: true, policy: patient, change };
+    let changed = |setting, change| Case { setting, draw: full, prefetch: true, policy: lrtf, change };
     vec![
         case("decide when free", plain, false, lrtf),
         case("decide when free", plain, false, |_| PolicyKind::Fifo.build(0)),
@@ -39,7 +39,7 @@ fn cases() -> Vec<Case> {
         case("decide when free", plain, false, |seed| PolicyKind::Random.build(seed)),
         case("decide when free", plain, false, |_| PolicyKind::RoundRobin.build(0)),
         case("double buffering", full, true, lrtf),
-        case("double buffering", full, true, patient),
+        case("double buffering", full, true, eager),
         case("double buffering", full, true, |_| PolicyKind::Fifo.build(0)),
         changed("estimates wrong by 2", |workload| {
             for (index, task) in workload.tasks.iter_mut().enumerate() {
@@ -126,7 +126,7 @@ fn optimum(run: &Run) -> io::Result<String> {
             given_up += 1;
             continue;
         }
-        let result = simulate(&workload, &mut ShardedLrtfEager, options).map_err(io::Error::other)?;
+        let result = simulate(&workload, &mut ShardedLrtf, options).map_err(io::Error::other)?;
         let bound_s = LowerBounds::of(&workload, false).map_err(io::Error::other)?.best_s();
         let gaps = (result.makespan_s / found.makespan_s, found.makespan_s / bound_s);
         let _ = writeln!(

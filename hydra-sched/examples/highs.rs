@@ -6,7 +6,7 @@ mod common;
 use std::fmt::Write as _;
 
 use common::{Run, distribution, picture, quantile};
-use hydra_sched::{Draw, ShardedLrtfEager, SimulationOptions, exact, highs_makespan_s, simulate};
+use hydra_sched::{Draw, ShardedLrtf, SimulationOptions, exact, highs_makespan_s, simulate};
 
 /// Cases to solve.
 const CASES: usize = 300;
@@ -29,7 +29,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         };
         let found = exact(&workload, 1_000_000)?;
         let options = SimulationOptions { prefetch: false, record: false };
-        let lrtf_s = simulate(&workload, &mut ShardedLrtfEager, options)?.makespan_s;
+        let lrtf_s = simulate(&workload, &mut ShardedLrtf, options)?.makespan_s;
         let (models, devices, tasks) = (workload.tasks.len(), workload.devices.len(), workload.shard_tasks());
         let (search_s, gap) = (found.makespan_s, lrtf_s / highs_s);
         writeln!(rows, "{seed},{models},{devices},{tasks},{highs_s:.6},{search_s:.6},{lrtf_s:.6},{gap:.6}")?;

@@ -128,13 +128,12 @@ fn few_of_many_models_are_named() {
     assert!(said.contains("one of 20 (model 0, 1, 2, 3, 4, 5, 6, 7, ...)"), "{said}");
 }
 
-/// To wait for what is under way is no defect: the patient policy does.
+/// To wait for what is under way is no defect: the default policy does.
 #[test]
 fn a_policy_may_wait_for_what_is_under_way() {
     let mut workload = workload();
     workload.tasks.iter_mut().for_each(|task| (task.minibatches, task.optimizer_s) = (5, 3.0));
-    let mut patient = PolicyKind::ShardedLrtf.build(0);
-    let run =
-        simulate(&workload, &mut *patient, SimulationOptions::default()).expect("it waits, and goes on");
+    let mut policy = PolicyKind::ShardedLrtf.build(0);
+    let run = simulate(&workload, &mut *policy, SimulationOptions::default()).expect("it waits, and goes on");
     assert_eq!(run.shard_tasks, 50);
 }

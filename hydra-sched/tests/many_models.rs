@@ -23,7 +23,7 @@ fn took(models: usize, kind: PolicyKind) -> Duration {
 /// decision. A machine that is busy with other work doubles what it should be.
 #[test]
 fn copies_on_a_device_are_not_looked_through() {
-    for kind in [PolicyKind::ShardedLrtfEager, PolicyKind::ShardedLrtfLocal] {
+    for kind in [PolicyKind::ShardedLrtf, PolicyKind::ShardedLrtfLocal] {
         let few = took(1_000, kind).max(took(1_000, kind));
         let many = took(8_000, kind);
         assert!(many < 30 * few, "{kind}: {few:?} and {many:?}");

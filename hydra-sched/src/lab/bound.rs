@@ -175,7 +175,7 @@ fn link_s(workload: &Workload) -> f64 {
     workload.tasks.iter().enumerate().map(all).sum::<f64>() / links as f64
 }
 
-/// Whether a promotion may be saved.
+/// True if a promotion may be saved.
 fn keeps_copies(workload: &Workload) -> bool {
     workload.devices.iter().any(|device| device.keeps_copies)
 }
@@ -281,7 +281,7 @@ mod tests {
         assert_eq!((bounds.work_s, bounds.packing_s, bounds.best_s()), (4.5, 6.0, 6.0));
     }
 
-    /// What [`Workload::check`] refuses has no bounds; it made them panic, infinite, or smaller than they are.
+    /// A workload that [`Workload::check`] refuses has no bounds; it made them panic, infinite, or smaller than they are.
     #[test]
     fn what_is_no_workload_has_no_bounds() {
         let sound = workload(vec![plain("a", 2, &[(1.0, 2.0), (0.0, 3.0)])], 2);

@@ -1,4 +1,4 @@
-//! The copies of parameters that simulated devices keep, and which models find theirs there.
+//! The cached copies on simulated devices, and the models that find theirs there.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -34,12 +34,12 @@ impl Copies {
         Self { memory, held: 0, copies: BTreeMap::new(), by_use: BTreeMap::new(), clock: 0 }
     }
 
-    /// Whether this version of the shard is there.
+    /// True if this version of the shard is there.
     pub(crate) fn has(&self, model: u32, shard: u32, version: u64) -> bool {
         self.copies.get(&(model, shard)).is_some_and(|copy| copy.version == version)
     }
 
-    /// Whether this version of the shard is there, which makes it the most recently used copy.
+    /// True if this version of the shard is there, which makes it the most recently used copy.
     pub(crate) fn touch(&mut self, model: u32, shard: u32, version: u64) -> bool {
         let there = self.has(model, shard, version);
         if let Some(copy) = self.copies.get_mut(&(model, shard)).filter(|_| there) {
@@ -91,7 +91,7 @@ impl Copies {
 }
 
 /// For each device, the places in the policy's order of the models in the queue that find the parameters of their next
-/// shard task there. It is brought up to date with every model that comes or goes and every copy that goes, so that a
+/// shard task there. It is updated with every model that comes or goes and every copy that goes, so that a
 /// question looks at nothing else. A copy comes only for a model that has just left the queue.
 #[derive(Clone, Debug)]
 pub(crate) struct Cached {

@@ -3,7 +3,7 @@
 use super::{DeviceCost, ShardCost, TaskCost, Workload};
 use crate::policy::random::{below, keyed, unit};
 
-/// What workloads are drawn from. A drawn workload is a function of this and of a seed.
+/// The ranges that workloads are drawn from. A drawn workload is a function of these and of a seed.
 ///
 /// Lengths are heavy-tailed: the number of a model's shard tasks follows a Pareto distribution of
 /// index 1.3, so that a few models are much longer than the others. Each model has a scale of its

@@ -1,4 +1,4 @@
-//! What can be wrong with a workload or a simulation.
+//! Errors of workloads and simulations.
 
 use thiserror::Error;
 
@@ -33,19 +33,19 @@ pub enum WorkloadError {
     TooManyShardTasks {
         /// Shard tasks of all tasks.
         found: u64,
-        /// How many are simulated at most.
+        /// The most that are simulated.
         most: u64,
     },
     /// A number is out of its range.
     #[error("{field} of {of} is {found}; it must be {expected}")]
     Value {
-        /// What the number belongs to.
+        /// The owner of the number.
         of: String,
         /// The field.
         field: &'static str,
-        /// What was given.
+        /// The number that was given.
         found: f64,
-        /// What is allowed.
+        /// The numbers that are allowed.
         expected: &'static str,
     },
     /// The policy's estimates cannot be made of the costs.
@@ -53,7 +53,7 @@ pub enum WorkloadError {
     Costs {
         /// The task.
         task: String,
-        /// What is wrong.
+        /// The error.
         #[source]
         source: CostError,
     },
@@ -128,7 +128,7 @@ pub enum SimulationError {
         found: ModelIndex,
         /// The name of that task; `None` where the workload has no such task.
         task: Option<String>,
-        /// How many models could be claimed.
+        /// The number of models that could be claimed.
         count: usize,
         /// The first of them in submission order, eight at most.
         claimable: Vec<ModelIndex>,
@@ -146,13 +146,13 @@ pub enum SimulationError {
         policy: &'static str,
         /// When, in seconds from the start of the run.
         at_s: f64,
-        /// How often the policy was asked.
+        /// The number of times that the policy was asked.
         decisions: u64,
         /// Shard tasks that no device has computed.
         left: u64,
         /// Shard tasks of the workload.
         shard_tasks: u64,
-        /// How many models can be claimed.
+        /// The number of models that can be claimed.
         count: usize,
         /// The first of them in submission order, eight at most.
         claimable: Vec<ModelIndex>,

@@ -22,9 +22,9 @@ use crate::policy::claimable::ordered;
 pub struct Exact {
     /// The shortest makespan found, in seconds.
     pub makespan_s: f64,
-    /// Whether no schedule is shorter. False when the search was given up.
+    /// True if no schedule is shorter; false when the search was given up.
     pub proven: bool,
-    /// How many partial schedules were looked at.
+    /// The number of partial schedules that were looked at.
     pub nodes: u64,
 }
 
@@ -59,7 +59,7 @@ pub fn without_transfers(workload: &Workload) -> Workload {
     for task in &mut free.tasks {
         (task.optimizer_s, task.step_wait_s) = (0.0, 0.0);
         for shard in &mut task.shards {
-            (shard.promote_s, shard.take_down_s) = (Some(0.0), 0.0);
+            (shard.promote_s, shard.download_s) = (Some(0.0), 0.0);
         }
     }
     free.devices.iter_mut().for_each(|device| device.latency_s = 0.0);
@@ -147,7 +147,7 @@ impl Search {
         (state.ready_s, self.free_s[device]) = before;
     }
 
-    /// What can be placed next: the longest chains first, so that good schedules come early.
+    /// The shard tasks that can be placed next: the longest chains first, so that good schedules come early.
     fn moves(&self, last_s: f64) -> Vec<(f64, usize, usize)> {
         let mut moves = Vec::new();
         for (index, chain) in self.chains.iter().enumerate() {
@@ -188,7 +188,7 @@ impl Search {
         best.max((spent + left) / self.speeds.iter().sum::<f64>())
     }
 
-    /// Whether this state has not been looked at before. Devices of one speed are alike.
+    /// True if this state has not been looked at before. Devices of one speed are alike.
     fn is_new(&mut self, last_s: f64) -> bool {
         let mut devices: Vec<(u64, u64)> = self
             .free_s
@@ -262,12 +262,12 @@ mod tests {
         assert_eq!(exact(&workload, 1_000).unwrap().makespan_s, 1.0);
     }
 
-    /// A recorded run has latencies and times until what was made is on the host. The paper's model has neither, and
+    /// A recorded run has latencies and downloads. The paper's model has neither, and
     /// so may not the schedule that the search begins with, which is the result where nothing is searched.
     #[test]
     fn a_recorded_run_takes_the_time_of_its_shard_tasks() {
         let mut workload = jobs(&[1.0], 2);
-        let first = ShardCost { take_down_s: 0.25, ..ShardCost::new(1.0, 2.0, 0.5) };
+        let first = ShardCost { download_s: 0.25, ..ShardCost::new(1.0, 2.0, 0.5) };
         workload.tasks[0].shards.insert(0, first);
         workload.tasks[0].optimizer_s = 0.125;
         workload.devices.iter_mut().for_each(|device| device.latency_s = 0.5);

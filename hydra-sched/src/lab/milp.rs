@@ -95,7 +95,7 @@ struct Task {
     /// Seconds, per device.
     seconds: Vec<f64>,
     start: usize,
-    /// Whether it runs on this device, per device.
+    /// Per device: the column that is 1 if it runs there.
     on: Vec<usize>,
 }
 

@@ -4,7 +4,7 @@ use super::TaskCost;
 use super::program::{Program, ShardTask};
 use crate::policy::{CostModel, ShardTaskKind};
 
-/// Where a model stands.
+/// The progress of one model.
 pub(crate) struct Model {
     pub cost: CostModel,
     program: Program,
@@ -18,8 +18,8 @@ pub(crate) struct Model {
     pub ran_on: Option<usize>,
     /// Per shard: when its masters are final; infinite until that is known.
     pub final_s: Vec<f64>,
-    /// When what its last shard task made is on the host.
-    pub down_s: f64,
+    /// The time at which the output of its last shard task is on the host.
+    pub output_s: f64,
     /// Seconds from the end of its last minibatch until its masters were final, the queue before the host optimizer
     /// included; before the first one ends, what its own step takes.
     pub waited_s: f64,
@@ -34,7 +34,7 @@ impl Model {
             runs_on: None,
             ran_on: None,
             final_s: vec![task.arrival_s; program.shards],
-            down_s: 0.0,
+            output_s: 0.0,
             waited_s: task.least_step_s(),
             program,
             cost,
@@ -43,14 +43,14 @@ impl Model {
 
     /// The next shard task, if a device may commit to it at this time.
     pub(crate) fn claimable(&self, now_s: f64) -> Option<ShardTask> {
-        let inputs = self.runs_on.is_some() || self.down_s <= now_s;
+        let inputs = self.runs_on.is_some() || self.output_s <= now_s;
         self.next.filter(|next| !self.claimed && inputs && self.final_s[next.shard] <= now_s)
     }
 
     /// When the next shard task can be committed to, if it waits for nothing that has not begun.
     pub(crate) fn ready_s(&self) -> Option<f64> {
         let next = self.next.filter(|_| !self.claimed && self.runs_on.is_none())?;
-        Some(self.final_s[next.shard].max(self.down_s)).filter(|ready_s| ready_s.is_finite())
+        Some(self.final_s[next.shard].max(self.output_s)).filter(|ready_s| ready_s.is_finite())
     }
 
     /// Estimated seconds from `next` on.

@@ -36,12 +36,12 @@ impl Queue {
         }
     }
 
-    /// How many models can be claimed.
+    /// The number of models that can be claimed.
     pub fn len(&self) -> usize {
         self.count[1] as usize
     }
 
-    /// Whether none can.
+    /// True if none can.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -80,7 +80,7 @@ impl Queue {
     }
 
     /// Asks the policy for one of the models; `cached` are those, if they are in the queue, whose
-    /// next shard is on the asking device. They are brought into the policy's order first.
+    /// next shard is on the asking device. They are put into the policy's order first.
     pub fn choose(
         &self,
         policy: &mut dyn Policy,
@@ -140,7 +140,7 @@ impl Queue {
         if model == NONE { None } else { self.models[model as usize].as_ref().map(|(_, view)| *view) }
     }
 
-    /// How many models there are below this index.
+    /// The number of models below this index.
     fn rank(&self, model: usize) -> usize {
         let mut node = self.leaves + model.min(self.leaves - 1);
         let mut below = if model >= self.leaves { self.count[node] as usize } else { 0 };

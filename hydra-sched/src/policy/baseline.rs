@@ -118,7 +118,7 @@ mod tests {
         assert_eq!(Srtf.choose(&view_of(&claimable)), Some(ModelIndex(3)));
     }
 
-    /// How often each of four models is chosen over 4000 decisions of each of two devices.
+    /// The number of times that each of four models is chosen over 4000 decisions of each of two devices.
     fn choices(seed: u64) -> [u32; 4] {
         let claimable = models(&[(1.0, 0), (1.0, 1), (1.0, 2), (1.0, 3)]);
         let mut counts = [0; 4];

@@ -56,7 +56,7 @@ pub(crate) fn ordered(x: f64) -> u64 {
 
 /// The models that a device can claim, in a policy's order.
 pub trait Claimable {
-    /// How many there are.
+    /// The number of models.
     fn count(&self) -> usize;
 
     /// The first in the policy's order.

@@ -1,4 +1,4 @@
-//! What can be wrong with what a policy is made of.
+//! Errors of policy names and estimates.
 
 use thiserror::Error;
 
@@ -29,11 +29,11 @@ pub enum CostError {
          forward, {backward} backward and {evaluate} evaluate times: partition the model again"
     )]
     Lengths {
-        /// How many forward times were given.
+        /// The number of forward times.
         forward: usize,
-        /// How many backward times were given.
+        /// The number of backward times.
         backward: usize,
-        /// How many evaluate times were given.
+        /// The number of evaluate times.
         evaluate: usize,
     },
     /// A time is negative, infinite or not a number.

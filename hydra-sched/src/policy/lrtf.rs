@@ -87,7 +87,7 @@ impl ShardedLrtfLocal {
     /// The tolerance that [`PolicyKind::ShardedLrtfLocal`] is built with.
     pub const TOLERANCE: f64 = 0.02;
 
-    /// The policy with this tolerance, a share of the longest remaining time. It is brought into
+    /// The policy with this tolerance, a share of the longest remaining time. It is limited to
     /// `0 ..= 1`; what is not a number counts as 0.
     pub const fn new(tolerance: f64) -> Self {
         // `f64::max` gives the number when the other is none.

@@ -99,7 +99,7 @@ pub trait Policy: Send {
         from.first().map(|model| model.model)
     }
 
-    /// Whether [`Policy::pick`] looks at what [`Asking`] says of models to wait for. Unless a policy says
+    /// True if [`Policy::pick`] looks at what [`Asking`] says of models to wait for. Unless a policy says
     /// so, whoever asks it need not work that out; a policy around another one passes the other's answer on.
     fn waits(&self) -> bool {
         false

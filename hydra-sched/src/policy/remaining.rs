@@ -54,7 +54,7 @@ impl CostModel {
         })
     }
 
-    /// How many shards the model has; at least one.
+    /// The number of shards; at least one.
     pub fn shards(&self) -> usize {
         self.backward.seconds.len()
     }
@@ -162,7 +162,7 @@ enum Direction {
 struct Track {
     /// Estimated seconds, per shard.
     seconds: Vec<f64>,
-    /// Whether a measurement has replaced the plan's estimate, per shard.
+    /// True if a measurement has replaced the plan's estimate, per shard.
     measured: Vec<bool>,
     /// Seconds from a shard's task to the last of this kind in the sweep, both included, per
     /// shard. Summed anew at each measurement: differences would let rounding errors pile up.

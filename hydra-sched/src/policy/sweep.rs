@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// What a shard task does with its shard.
+/// The kind of a shard task: forward, backward or evaluation of its shard.
 ///
 /// A training sweep (one microbatch) over a model of `S` shards has `2 S - 1` shard tasks: forward
 /// of shards `0 ..= S-2`, then backward of shards `S-1 ..= 0`, of which the first is fused with

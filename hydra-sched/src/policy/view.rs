@@ -1,4 +1,4 @@
-//! What a policy sees: a device that asks, and the models it could take.
+//! The view of a policy: a device that asks, and the models it could take.
 
 use serde::{Deserialize, Serialize};
 
@@ -28,7 +28,7 @@ pub struct ModelView {
     pub continues: bool,
 }
 
-/// What a policy decides from: a device that asks, and the models that it can claim now.
+/// The view that a policy decides from: a device that asks, and the models that it can claim now.
 ///
 /// A model that is claimed already, or whose masters are not final for the shard task it needs
 /// next, is never in `claimable`: the policy cannot break that rule because it cannot take such a
@@ -47,9 +47,9 @@ pub struct View<'a> {
 pub struct Asking {
     /// The device that asks, below `devices`.
     pub device: usize,
-    /// How many devices the run has.
+    /// The number of devices of the run.
     pub devices: usize,
-    /// How many shard tasks have been claimed in this run before: decisions that came to something. A device that
+    /// The number of shard tasks that were claimed in this run before: decisions that came to something. A device that
     /// is asked again because it took none is asked with the same number.
     pub decision: u64,
     /// The model that the device computes or computed last, if no other device has computed it since, and if no
@@ -91,7 +91,7 @@ mod tests {
     use super::*;
     use crate::policy::cases::models;
 
-    /// What is late does not hide what comes in time, and equal ones go by submission.
+    /// A model that is late does not hide one that comes in time, and equal ones go by submission.
     #[test]
     fn the_longest_in_time_is_not_the_longest() {
         let of = |of: &[(f64, u64, f64)], end_s| {

@@ -41,9 +41,9 @@ fn eighths(most: u8) -> impl Strategy<Value = f64> {
 fn any_shard() -> impl Strategy<Value = ShardCost> {
     let evaluate = prop::option::of(eighths(9));
     (eighths(9), eighths(9), evaluate, eighths(5), eighths(9), 1..30u64).prop_map(
-        |(forward_s, backward_s, evaluate_s, promote_s, take_down_s, bytes)| ShardCost {
+        |(forward_s, backward_s, evaluate_s, promote_s, download_s, bytes)| ShardCost {
             evaluate_s,
-            take_down_s,
+            download_s,
             bytes: Some(bytes),
             ..ShardCost::new(forward_s, backward_s, promote_s)
         },

@@ -1,4 +1,4 @@
-//! What every [`Policy`] has to keep to, as a suite that any policy can be held to.
+//! The rules of every [`Policy`], as a suite that any policy can be held to.
 //!
 //! The crate's own policies pass it, and so should a policy of one's own before it decides anything: the
 //! simulator and the engine rely on these rules. They are
@@ -64,7 +64,7 @@ pub(crate) use cases::any_workload;
 /// know it of so many.
 pub const MODELS: usize = 32;
 
-/// How many cases each rule is tried on.
+/// The number of cases that each rule is tried on.
 const CASES: u32 = 256;
 
 /// A rule that a policy breaks.
@@ -156,7 +156,7 @@ impl Suite<'_> {
         Err(Broken { policy: self.policy, rule, found: found.message().to_owned(), case })
     }
 
-    /// What a new policy takes.
+    /// The choice of a new policy.
     fn choice(&self, seed: u64, asking: Asking, claimable: &[ModelView]) -> Option<ModelIndex> {
         (self.build)(seed).choose(&View { asking, claimable })
     }

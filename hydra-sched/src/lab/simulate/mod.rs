@@ -13,7 +13,7 @@
 //!   their backwards end; a step of no time waits for none before it.
 //! - A promotion takes the link for its time, in the order of commitments. A copy that is still on
 //!   the device in the right version is not promoted again.
-//! - What a shard task made goes down to the host, in the time that the workload says; until then only
+//! - The output of a shard task is downloaded to the host, in the time that the workload says; until then only
 //!   the device that made it can go on with the model.
 //! - Between commitment and promotion lies the device's latency. Nothing else takes time.
 
@@ -25,13 +25,13 @@ mod run;
 #[cfg(test)]
 mod tests;
 
-/// How a simulation runs, beside what the workload says.
+/// Options of a simulation, beside what the workload says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SimulationOptions {
     /// Devices commit to their next shard task when the current one starts, and promote its
     /// parameters meanwhile.
     pub prefetch: bool,
-    /// Keep every shard task and promotion in [`Simulation::spans`]. Without it the memory that a
+    /// Record every shard task and promotion in [`Simulation::spans`]. Without it the memory that a
     /// simulation uses grows with the models, devices and shards, and not with the shard tasks.
     pub record: bool,
 }
@@ -42,7 +42,7 @@ impl Default for SimulationOptions {
     }
 }
 
-/// What occupied a device or its link.
+/// An occupation of a device or its link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Occupation {
     /// A shard task computed.
@@ -62,7 +62,7 @@ pub struct Span {
     pub minibatch: u64,
     /// The shard.
     pub shard: usize,
-    /// What happened.
+    /// The occupation.
     pub what: Occupation,
     /// Start in seconds from the start of the run.
     pub start_s: f64,
@@ -70,7 +70,7 @@ pub struct Span {
     pub end_s: f64,
 }
 
-/// What came of a simulated run.
+/// The result of a simulated run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Simulation {
     /// The policy's name.
@@ -93,7 +93,7 @@ pub struct Simulation {
     pub promoted_bytes: Option<u64>,
     /// Seconds in which a device had committed to a shard task and waited for its parameters.
     pub promotion_wait_s: f64,
-    /// How often the policy was asked with something to choose from, the times at which it took nothing included.
+    /// The number of times that the policy was asked with something to choose from, the times at which it took nothing included.
     pub decisions: u64,
     /// When each task was over, in seconds from the start of the run.
     pub finished_s: Vec<f64>,

@@ -37,7 +37,7 @@ struct Device {
     rank: usize,
 }
 
-/// What happens at a time; at the same time in this order.
+/// An event; those of the same time are handled in this order.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
     End {
@@ -209,7 +209,7 @@ impl<'a> Run<'a> {
         if task.kind == ShardTaskKind::Backward {
             self.step(device, model, task.shard);
         }
-        self.take_down(model, &task);
+        self.download(model, &task);
         self.count_left(model);
         self.release(model);
         self.start(device);
@@ -233,15 +233,15 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// What a shard task made for the next one of its sweep goes to the host.
-    fn take_down(&mut self, model: usize, task: &ShardTask) {
+    /// Downloads the output of a shard task to the host, if its sweep goes on.
+    fn download(&mut self, model: usize, task: &ShardTask) {
         let shards = &self.workload.tasks[model].shards;
         let made = task.kind.following(task.shard, shards.len()).is_some();
-        let down_s = self.now_s + if made { shards[task.shard].take_down_s } else { 0.0 };
-        self.models[model].down_s = down_s;
+        let output_s = self.now_s + if made { shards[task.shard].download_s } else { 0.0 };
+        self.models[model].output_s = output_s;
         // Nothing waits where the device has gone on with the model.
-        if down_s > self.now_s && !self.models[model].claimed {
-            self.at(down_s, Event::Final { model });
+        if output_s > self.now_s && !self.models[model].claimed {
+            self.at(output_s, Event::Final { model });
         }
     }
 

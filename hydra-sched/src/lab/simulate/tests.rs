@@ -170,9 +170,9 @@ fn without_copies_every_shard_task_is_promoted() {
 }
 
 /// A model of one shard takes turns with another's shard tasks: its masters are final soon after these
-/// begin, and the patient policy does not commit to the next of them before that.
+/// begin, and the default policy does not commit to the next of them before that.
 #[test]
-fn the_patient_policy_commits_late_where_that_costs_nothing() {
+fn the_default_policy_commits_late_where_that_costs_nothing() {
     let mut long = one_shard("a", 20, 1.0, 0.25);
     long.optimizer_s = 0.25;
     let other = TaskCost::new("b", 1, vec![ShardCost::new(1.0, 1.0, 0.25); 5]);
@@ -189,7 +189,7 @@ fn the_patient_policy_commits_late_where_that_costs_nothing() {
 fn a_device_held_back_beside_its_own_model_is_asked_again() {
     let mut x = one_shard("x", 20, 3.0, 0.5);
     x.optimizer_s = 1.0;
-    let shard = ShardCost { take_down_s: 1.0, ..ShardCost::new(4.0, 4.0, 1.0) };
+    let shard = ShardCost { download_s: 1.0, ..ShardCost::new(4.0, 4.0, 1.0) };
     let a = TaskCost::new("a", 1, vec![shard; 4]);
     let result = run(&on(vec![x, a], 2), PolicyKind::ShardedLrtf);
     assert_eq!(result.finished_s[1], 29.0);
@@ -255,7 +255,7 @@ fn soon_is_the_longest_of_those_that_come_in_time() {
 /// long before `here` ends.
 #[test]
 fn what_is_on_its_way_down_is_not_soon() {
-    let shard = ShardCost { take_down_s: 1.0, ..ShardCost::new(1.0, 1.0, 0.0) };
+    let shard = ShardCost { download_s: 1.0, ..ShardCost::new(1.0, 1.0, 0.0) };
     let mid = TaskCost::new("mid", 9, vec![shard; 2]);
     let tasks = vec![mid, one_shard("here", 9, 6.0, 0.0), one_shard("there", 9, 6.0, 0.0)];
     let mut workload = on(tasks, 1);
@@ -322,7 +322,7 @@ fn latency_comes_before_a_promotion_and_is_hidden_with_it() {
 /// A model goes on where it is without waiting for what it made, if it is claimed there before.
 #[test]
 fn what_goes_down_is_waited_for_by_other_devices_only() {
-    let shard = ShardCost { take_down_s: 0.5, ..ShardCost::new(1.0, 1.0, 0.0) };
+    let shard = ShardCost { download_s: 0.5, ..ShardCost::new(1.0, 1.0, 0.0) };
     let mut workload = on(vec![TaskCost::new("a", 2, vec![shard; 2])], 1);
     assert_eq!(lrtf(&workload).makespan_s, 2.0 * 3.0);
     let without = SimulationOptions { prefetch: false, record: false };
@@ -426,10 +426,10 @@ fn lrtf_stays_near_the_lower_bound() {
     };
     let plain = gaps(Draw::default(), &mut crate::ShardedLrtfEager, false);
     assert!(plain[100] <= 1.001 && plain[199] <= 1.01, "{} {}", plain[100], plain[199]);
-    let patient = gaps(draw, &mut crate::ShardedLrtf, true);
-    assert!(patient[100] <= 1.01 && patient[199] <= 1.06, "{} {}", patient[100], patient[199]);
+    let lrtf = gaps(draw, &mut crate::ShardedLrtf, true);
+    assert!(lrtf[100] <= 1.01 && lrtf[199] <= 1.06, "{} {}", lrtf[100], lrtf[199]);
     let fifo = gaps(draw, &mut crate::Fifo, true);
-    assert!(fifo[100] > patient[199], "the drawn workloads tell policies apart: {}", fifo[100]);
+    assert!(fifo[100] > lrtf[199], "the drawn workloads tell policies apart: {}", fifo[100]);
 }
 
 #[test]
@@ -569,7 +569,7 @@ fn finals(workload: &Workload, compute: &[&Span]) -> BTreeMap<(usize, usize, u64
     final_s
 }
 
-/// What a shard task made for the next one is on the host, unless that follows on the same device.
+/// The output of a shard task for the next one is on the host, unless that follows on the same device.
 fn inputs_are_there(task: &TaskCost, own: &[&Span], compute: &[&Span], prefetch: bool) -> TestCaseResult {
     for pair in own.windows(2) {
         let Occupation::Compute(kind) = pair[0].what else { continue };
@@ -579,13 +579,13 @@ fn inputs_are_there(task: &TaskCost, own: &[&Span], compute: &[&Span], prefetch:
         let on_device = compute.iter().filter(|span| span.device == pair[0].device);
         let mut later = on_device.skip_while(|span| !std::ptr::eq(**span, pair[0])).skip(1);
         let follows = later.next().is_some_and(|span| std::ptr::eq(*span, pair[1]));
-        let down_s = pair[0].end_s + task.shards[pair[0].shard].take_down_s;
+        let down_s = pair[0].end_s + task.shards[pair[0].shard].download_s;
         prop_assert!(prefetch && follows || pair[1].start_s >= down_s, "{:?} {}", pair, down_s);
     }
     Ok(())
 }
 
-/// Whether these spans follow one another.
+/// True if these spans follow one another.
 fn in_turn<'a>(spans: impl Iterator<Item = &'a Span>) -> bool {
     let spans: Vec<&Span> = spans.collect();
     spans.windows(2).all(|pair| pair[0].end_s <= pair[1].start_s)

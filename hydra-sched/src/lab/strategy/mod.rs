@@ -65,7 +65,7 @@ impl Strategy {
         }
     }
 
-    /// What its figures rest on.
+    /// The assumptions that its figures rest on.
     pub const fn assumptions(self) -> &'static str {
         match self {
             Self::ModelParallel => {
@@ -123,7 +123,7 @@ impl Default for PowerModel {
     }
 }
 
-/// What came of a strategy.
+/// The outcome of a strategy.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outcome {
     /// From the start to the end of the last model, in seconds.

@@ -1,4 +1,4 @@
-//! What devices do as models are given to them, one after another.
+//! The work of devices as models are given to them, one after another.
 
 use std::collections::BTreeSet;
 
@@ -6,7 +6,7 @@ use super::Outcome;
 use crate::lab::{Occupation, Span, Workload};
 use crate::policy::ShardTaskKind;
 
-/// What the devices have done so far.
+/// The work that the devices have done so far.
 pub(super) struct Sheet {
     record: bool,
     pub(super) free_s: Vec<f64>,

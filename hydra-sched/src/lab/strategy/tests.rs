@@ -74,7 +74,7 @@ fn no_strategy_waits_for_a_task_while_another_is_there() {
     }
 }
 
-/// What a check accepts is compared, however many bytes it comes to.
+/// A workload that a check accepts is compared, however many bytes it comes to.
 #[test]
 fn sizes_too_large_to_add_up_are_no_panic() {
     let text = |bytes: u64, minibatches: u64, memory: u64| {

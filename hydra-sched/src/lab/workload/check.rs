@@ -112,7 +112,7 @@ fn check_task(task: &TaskCost) -> Result<(), WorkloadError> {
         require(time(shard.backward_s), &of, "backward_s", shard.backward_s, TIME)?;
         let evaluate_s = shard.evaluate_s.unwrap_or(0.0);
         require(time(evaluate_s), &of, "evaluate_s", evaluate_s, TIME)?;
-        require(time(shard.take_down_s), &of, "take_down_s", shard.take_down_s, TIME)?;
+        require(time(shard.download_s), &of, "take_down_s", shard.download_s, TIME)?;
         let promote_s = shard.promote_s.unwrap_or(0.0);
         require(time(promote_s), &of, "promote_s", promote_s, TIME)?;
     }

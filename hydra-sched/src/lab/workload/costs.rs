@@ -1,11 +1,11 @@
-//! What the costs of a workload add up to.
+//! Sums over the costs of a workload.
 
 use crate::lab::{ShardCost, TaskCost, Variation, Workload, WorkloadError};
 use crate::policy::random::{keyed, unit};
 use crate::policy::{CostModel, ShardTaskKind};
 
 impl Workload {
-    /// How many shard tasks the workload has.
+    /// The number of shard tasks of the workload.
     pub fn shard_tasks(&self) -> u64 {
         self.tasks.iter().map(TaskCost::shard_tasks).fold(0, u64::saturating_add)
     }
@@ -51,7 +51,7 @@ impl Workload {
         drifted * (1.0 + relative * (2.0 * unit(draw) - 1.0))
     }
 
-    /// Seconds of bringing a shard's parameters to a device.
+    /// Seconds of a promotion of a shard to a device.
     ///
     /// # Panics
     ///
@@ -76,7 +76,7 @@ impl Workload {
         let of = |task: &TaskCost| {
             let sweeps = 2.0 * (task.minibatches as f64 + task.evaluation_sweeps() as f64);
             let compute_s = (task.sweep_s() + task.evaluation_s()) * (1.0 + task.drift.max(0.0)) / slowest;
-            let moved_s = |s: &ShardCost| latency_s + promote_s(s) + s.take_down_s;
+            let moved_s = |s: &ShardCost| latency_s + promote_s(s) + s.download_s;
             let promotions_s: f64 = task.shards.iter().map(moved_s).sum();
             let steps_s = task.optimizer_s + task.shards.len() as f64 * task.step_wait_s;
             task.arrival_s + sweeps * (compute_s + promotions_s + steps_s)
@@ -102,14 +102,14 @@ impl TaskCost {
         }
     }
 
-    /// How many shard tasks it has.
+    /// The number of its shard tasks.
     pub fn shard_tasks(&self) -> u64 {
         let shards = self.shards.len() as u64;
         let training = self.minibatches.saturating_mul((2 * shards).saturating_sub(1));
         training.saturating_add(self.evaluation_sweeps().saturating_mul(shards))
     }
 
-    /// How many evaluation sweeps it has.
+    /// The number of its evaluation sweeps.
     pub fn evaluation_sweeps(&self) -> u64 {
         self.evaluations.iter().map(|of| of.sweeps).fold(0, u64::saturating_add)
     }

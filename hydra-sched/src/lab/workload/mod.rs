@@ -1,4 +1,4 @@
-//! What is scheduled, as stated costs: the JSON format and its rules.
+//! The work to schedule, as stated costs: the JSON format and its rules.
 
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -33,7 +33,7 @@ pub struct Workload {
 pub struct TaskCost {
     /// Its name, unlike that of every other task.
     pub name: String,
-    /// How many minibatches it trains: training sweeps over its shards. At least one.
+    /// The number of minibatches that it trains: training sweeps over its shards. At least one.
     pub minibatches: u64,
     /// Its shards, in the order of the forward pass.
     pub shards: Vec<ShardCost>,
@@ -49,10 +49,10 @@ pub struct TaskCost {
     /// the host optimizer in it, which `optimizer_s` would count again.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub step_wait_s: f64,
-    /// What the policy is told at first, as a multiple of the stated costs; 1 where nothing is said.
+    /// The first estimates that the policy is told, as a multiple of the stated costs; 1 where nothing is said.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub estimate_factor: f64,
-    /// How much longer the last minibatch takes than the first, as a share of it; the costs grow
+    /// The time by which the last minibatch is longer than the first, as a share of it; the costs grow
     /// (or shrink, down to -1) evenly in between. Evaluations cost what the minibatch after them does, and
     /// those at the end what the last one did.
     #[serde(default, skip_serializing_if = "is_zero")]
@@ -68,7 +68,7 @@ pub struct TaskCost {
 pub struct EvaluationCost {
     /// Minibatches trained before them; 0 is before training.
     pub after: u64,
-    /// How many.
+    /// The number of sweeps.
     pub sweeps: u64,
 }
 
@@ -85,24 +85,24 @@ pub struct ShardCost {
     /// Seconds of its forward in an evaluation; `forward_s` where nothing is said.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub evaluate_s: Option<f64>,
-    /// Seconds of bringing its parameters to a device, whichever the link.
+    /// Seconds of a promotion of its parameters, whichever the link.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub promote_s: Option<f64>,
     /// Bytes of its parameters: what `memory_bytes` is compared with, and instead of `promote_s`
     /// divided by `link_bytes_per_s`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes: Option<u64>,
-    /// Seconds from the end of a shard task until what it made for the next one of its sweep is on the
-    /// host. Before that, only the device that made it can go on with the model. 0 where nothing is said.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub take_down_s: f64,
+    /// Seconds from the end of a shard task until its output for the next one of its sweep is downloaded to
+    /// the host. Before that, only the device that made it can go on with the model. 0 where nothing is said.
+    #[serde(rename = "take_down_s", default, skip_serializing_if = "is_zero")]
+    pub download_s: f64,
 }
 
 /// One logical device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DeviceCost {
-    /// How many seconds of the stated compute it does in a second; 1 where nothing is said.
+    /// Seconds of the stated compute that it does in a second; 1 where nothing is said.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub speed: f64,
     /// Bytes for copies of parameters. Without it a device has room for two shards of any size:

@@ -167,7 +167,7 @@ impl Run<'_> {
         model.remaining_s / self.workload.devices[device].speed + minibatches as f64 * wait_s
     }
 
-    /// Brings the sum of what is left up to date with one model.
+    /// Updates the sum of what is left for one model.
     pub(super) fn count_left(&mut self, model: usize) {
         if !self.policy.waits() {
             return;
@@ -186,7 +186,7 @@ impl Run<'_> {
         self.queue.choose_near(&mut *self.policy, &asking, self.cached.of(device))
     }
 
-    /// What is kept up to date from event to event is what it would be from scratch.
+    /// Checks the sums and sets that are updated from event to event against those made from scratch.
     #[cfg(test)]
     fn check_sums(&self, device: usize) {
         if self.result.decisions > 64 && !self.result.decisions.is_multiple_of(64) {
@@ -225,7 +225,7 @@ impl Run<'_> {
         }
     }
 
-    /// Commits the device to the model's next shard task and brings its parameters there.
+    /// Commits the device to the model's next shard task and promotes its parameters.
     fn promote(&mut self, device: usize, model: usize) {
         let Some(task) = self.models[model].claim() else { return };
         self.count_left(model);
@@ -245,15 +245,15 @@ impl Run<'_> {
             self.result.promoted_bytes = promoted.map(|(sum, bytes)| sum.saturating_add(bytes));
             self.record(device, model, &task, Occupation::Promote, (start_s, ready_s));
             if of.keeps_copies {
-                self.keep(device, model, &task, bytes.unwrap_or(0));
+                self.cache(device, model, &task, bytes.unwrap_or(0));
             }
         }
         self.devices[device].next = Some(Claim { model, task, committed_s: self.now_s, ready_s });
         self.start(device);
     }
 
-    /// Keeps a copy on the device, in the place of others.
-    fn keep(&mut self, device: usize, model: usize, task: &ShardTask, bytes: u64) {
+    /// Caches a copy on the device, in the place of others.
+    fn cache(&mut self, device: usize, model: usize, task: &ShardTask, bytes: u64) {
         let state = &mut self.devices[device];
         let computes = state.active.map(|(claim, _)| (claim.model as u32, claim.task.shard as u32));
         let goes = |model: u32, shard: u32| {
