@@ -4,7 +4,7 @@ use crate::args::LabArgs;
 use crate::error::tell;
 use anyhow::{Context, Result};
 use hydra_sched::{
-    Asking, Claimable, LowerBounds, ModelIndex, ModelView, Policy, PolicyKind, Priority, Simulation,
+    Claimable, LowerBounds, ModelIndex, ModelView, Policy, PolicyKind, Priority, Request, Simulation,
     SimulationOptions, Workload, WorkloadError, simulate,
 };
 use serde::Serialize;
@@ -81,9 +81,9 @@ impl Policy for Timed {
         self.policy.waits()
     }
 
-    fn pick(&mut self, asking: &Asking, from: &dyn Claimable) -> Option<ModelIndex> {
+    fn pick(&mut self, request: &Request, from: &dyn Claimable) -> Option<ModelIndex> {
         let asked = Instant::now();
-        let picked = self.policy.pick(asking, from);
+        let picked = self.policy.pick(request, from);
         self.spent += asked.elapsed();
         picked
     }

@@ -2,7 +2,7 @@
 
 use crate::model::Model;
 use crate::run::Run;
-use hydra_sched::{Asking, ModelIndex, ModelView};
+use hydra_sched::{ModelIndex, ModelView, Request};
 
 /// What a model waited for in its last minibatch, and would in each even without others.
 #[derive(Clone, Copy, Debug, Default)]
@@ -16,16 +16,16 @@ pub(crate) struct Waits {
 impl Run {
     /// The device, and the models whose masters it may wait for. They become final, or the task fails or
     /// stops; each of these is an event, after which every device without a next shard task asks again.
-    pub(crate) fn asking(&self, device: usize) -> Asking {
-        let asking = Asking::new(device, self.devices.len(), self.decisions);
+    pub(crate) fn asking(&self, device: usize) -> Request {
+        let asking = Request::new(device, self.devices.len(), self.decisions);
         if !self.policy.waits() {
             return asking;
         }
-        let asking = Asking { soon: self.soon(device), ..asking };
+        let asking = Request { soon: self.soon(device), ..asking };
         let last = self.devices[device].last.map(|task| &self.models[task.0]);
         let Some(model) = last.filter(|model| model.awaits_masters()) else { return asking };
         let left_s = self.models.iter().filter(|model| model.ended.is_none()).map(Model::remaining_s);
-        Asking {
+        Request {
             awaited: awaited(model),
             awaited_s: model.alone_s(),
             even_s: left_s.sum::<f64>() / self.devices.len() as f64,
@@ -41,7 +41,7 @@ impl Run {
         let costs = &self.models[active.task.0].costs;
         let end_s = state.ended_s? + costs.of(active.what.kind, active.what.shard);
         let waits = |model: &Model| model.promoted_s().and_then(|s| Some((awaited(model)?, s)));
-        Asking::longest_in_time(self.models.iter().filter_map(waits), end_s)
+        Request::longest_in_time(self.models.iter().filter_map(waits), end_s)
     }
 }
 

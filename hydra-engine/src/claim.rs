@@ -31,7 +31,7 @@ impl Run {
     fn claim(&mut self, device: usize) {
         let views: Vec<ModelView> = self.models.iter().filter_map(|m| self.view(m, device)).collect();
         let choose = || {
-            let view = View { asking: self.asking(device), claimable: &views };
+            let view = View { request: self.asking(device), claimable: &views };
             Ok(self.policy.choose(&view))
         };
         let index = match guarded("the policy", choose) {

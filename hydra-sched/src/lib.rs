@@ -14,7 +14,7 @@
 //!
 //! | room | file | what it holds |
 //! | --- | --- | --- |
-//! | `policy` | `view` | [`View`], [`Asking`], [`ModelView`], [`ModelIndex`]: what a policy sees |
+//! | `policy` | `view` | [`View`], [`Request`], [`ModelView`], [`ModelIndex`]: what a policy sees |
 //! | | `port`, `kind` | the [`Policy`] trait, and [`PolicyKind`], the policies by name |
 //! | | `claimable` | [`Claimable`] and [`Priority`]: what can be claimed, in a policy's order |
 //! | | `lrtf` | [`ShardedLrtf`], the default, and its variants |
@@ -36,7 +36,7 @@
 //! minibatches to go, so its remaining time is longer and Sharded-LRTF takes it.
 //!
 //! ```
-//! use hydra_sched::{Asking, CostModel, ModelIndex, ModelView, PolicyKind, ShardTaskKind, View, WorkLeft};
+//! use hydra_sched::{CostModel, ModelIndex, ModelView, PolicyKind, Request, ShardTaskKind, View, WorkLeft};
 //!
 //! // Seconds of each shard's forward, backward and evaluation, as a partition plan gives them.
 //! let two_shards = CostModel::new(vec![1.0, 1.0], vec![2.0, 3.0], vec![1.0, 1.0])?;
@@ -65,7 +65,7 @@
 //!         continues: false,
 //!     })
 //!     .collect();
-//! let view = View { asking: Asking::new(0, 1, 0), claimable: &claimable };
+//! let view = View { request: Request::new(0, 1, 0), claimable: &claimable };
 //!
 //! let mut policy = "sharded-lrtf".parse::<PolicyKind>()?.build(0);
 //! assert_eq!(policy.choose(&view), Some(ModelIndex(1)));
@@ -118,7 +118,7 @@ pub use lab::{
     Workload, WorkloadError, compare, exact, simulate, without_transfers,
 };
 pub use policy::{
-    Asking, Claimable, CostError, CostModel, Fifo, ModelIndex, ModelView, Policy, PolicyError, PolicyKind,
-    Priority, Random, RoundRobin, ShardTaskKind, ShardedLrtf, ShardedLrtfEager, ShardedLrtfLocal, Srtf, View,
+    Claimable, CostError, CostModel, Fifo, ModelIndex, ModelView, Policy, PolicyError, PolicyKind, Priority,
+    Random, Request, RoundRobin, ShardTaskKind, ShardedLrtf, ShardedLrtfEager, ShardedLrtfLocal, Srtf, View,
     WorkLeft,
 };

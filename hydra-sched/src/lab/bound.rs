@@ -318,8 +318,11 @@ mod tests {
         let mut both = workload(vec![long, short], 1);
         let bounds = LowerBounds::of(&both, true).unwrap();
         assert_eq!((bounds.work_s, bounds.turns_s), (37.0, 37.0 + 7.0 * 1.5));
-        let result =
-            crate::simulate(&both, &mut crate::ShardedLrtfEager, crate::SimulationOptions::default());
+        let result = crate::lab::simulate(
+            &both,
+            &mut crate::policy::ShardedLrtfEager,
+            crate::lab::SimulationOptions::default(),
+        );
         assert!(result.unwrap().makespan_s >= bounds.turns_s);
         both.devices = vec![DeviceCost::default(); 2];
         assert_eq!(LowerBounds::of(&both, true).unwrap().turns_s, (37.0 + 7.0 * 1.5) / 2.0);
@@ -347,8 +350,11 @@ mod tests {
         let bounds = LowerBounds::of(&alone, true).unwrap();
         // The backwards end at 4 and 6, the steps at 7 and 10.
         assert_eq!((bounds.chain_s, bounds.host_s), (10.0 + 6.0, 4.0 + 6.0 + 6.0));
-        let result =
-            crate::simulate(&alone, &mut crate::ShardedLrtfEager, crate::SimulationOptions::default());
+        let result = crate::lab::simulate(
+            &alone,
+            &mut crate::policy::ShardedLrtfEager,
+            crate::lab::SimulationOptions::default(),
+        );
         assert_eq!(result.unwrap().gap(), 1.0);
     }
 

@@ -118,7 +118,7 @@ pub enum SimulationError {
     NotClaimable {
         /// The policy's name.
         policy: &'static str,
-        /// Its number; see [`Asking::decision`](crate::Asking::decision).
+        /// Its number; see [`Request::decision`](crate::Request::decision).
         decision: u64,
         /// The device that asked.
         device: usize,
@@ -137,7 +137,7 @@ pub enum SimulationError {
     #[error(
         "the policy `{policy}` holds back every device for ever: at {at_s} s, after {decisions} decisions, {left} of \
          {shard_tasks} shard tasks are left, nothing computes or is about to become claimable, and it took none where \
-         {} was expected. `Policy::pick` may answer `None` only while `Asking::awaited` or `Asking::soon` names a \
+         {} was expected. `Policy::pick` may answer `None` only while `Request::awaited` or `Request::soon` names a \
          model, which they do for a policy whose `Policy::waits` is true",
         one_of(*.count, .claimable)
     )]

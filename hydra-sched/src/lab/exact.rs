@@ -248,7 +248,7 @@ mod tests {
     fn finds_what_longest_first_misses() {
         let workload = jobs(&[5.0, 5.0, 4.0, 4.0, 3.0, 3.0, 3.0], 3);
         let options = SimulationOptions { prefetch: false, record: false };
-        let lrtf = simulate(&workload, &mut crate::ShardedLrtfEager, options).unwrap();
+        let lrtf = simulate(&workload, &mut crate::policy::ShardedLrtfEager, options).unwrap();
         assert_eq!(lrtf.makespan_s, 11.0);
         let exact = exact(&workload, 1_000_000).unwrap();
         assert_eq!((exact.makespan_s, exact.proven), (9.0, true));

@@ -142,9 +142,9 @@ mod tests {
     #[test]
     fn the_places_of_evaluations_rise_and_are_in_the_task() {
         let check = |evaluations: &[(u64, u64)]| {
-            let devices = vec![crate::DeviceCost::default()];
+            let devices = vec![crate::lab::DeviceCost::default()];
             let tasks = vec![task(1, 3, evaluations)];
-            crate::Workload { tasks, devices, shared_link: false, variation: None }.check()
+            crate::lab::Workload { tasks, devices, shared_link: false, variation: None }.check()
         };
         assert!(check(&[(0, 1), (2, 0), (3, 9)]).is_ok());
         for wrong in [&[(1, 1), (1, 1)][..], &[(2, 1), (1, 1)], &[(4, 1)]] {
@@ -162,7 +162,7 @@ mod tests {
             let program = Program::of(&cost);
             // With a second for each shard task, what is left is their number.
             let ones = vec![1.0; shards];
-            let second = crate::CostModel::new(ones.clone(), ones.clone(), ones).unwrap();
+            let second = crate::policy::CostModel::new(ones.clone(), ones.clone(), ones).unwrap();
             let left: Vec<f64> =
                 program.tasks().map(|task| second.remaining_s(&program.left(&task))).collect();
             let expected: Vec<f64> = (1..=cost.shard_tasks()).rev().map(|n| n as f64).collect();

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::policy::{Asking, Claimable, ModelIndex, ModelView, Policy, Priority};
+use crate::policy::{Claimable, ModelIndex, ModelView, Policy, Priority, Request};
 
 /// No model at a node of the tree.
 const NONE: u32 = u32::MAX;
@@ -84,21 +84,21 @@ impl Queue {
     pub fn choose(
         &self,
         policy: &mut dyn Policy,
-        asking: &Asking,
+        request: &Request,
         cached: &[ModelIndex],
     ) -> Option<ModelIndex> {
         let cached = cached.iter().filter_map(|model| self.place(*model).copied()).collect();
-        self.choose_near(policy, asking, &cached)
+        self.choose_near(policy, request, &cached)
     }
 
     /// The same with the cached models in the policy's order.
     pub(crate) fn choose_near(
         &self,
         policy: &mut dyn Policy,
-        asking: &Asking,
+        request: &Request,
         cached: &BTreeSet<Priority>,
     ) -> Option<ModelIndex> {
-        policy.pick(asking, &Queued { queue: self, cached })
+        policy.pick(request, &Queued { queue: self, cached })
     }
 
     /// The model's place in the policy's order, if it is there.
@@ -267,9 +267,9 @@ mod tests {
     fn an_empty_queue_gives_no_model() {
         for models in [0, 1, 5] {
             let queue = Queue::new(models);
-            let asking = Asking::new(0, 1, 0);
+            let request = Request::new(0, 1, 0);
             for kind in PolicyKind::ALL {
-                assert_eq!(queue.choose(&mut *kind.build(0), &asking, &[]), None);
+                assert_eq!(queue.choose(&mut *kind.build(0), &request, &[]), None);
             }
         }
     }

@@ -1,7 +1,7 @@
 //! The policies that Sharded-LRTF is compared with.
 
 use super::random::{below, splitmix64};
-use super::{Asking, Claimable, ModelIndex, ModelView, Policy, PolicyKind, Priority};
+use super::{Claimable, ModelIndex, ModelView, Policy, PolicyKind, Priority, Request};
 
 /// First in, first out: the claimable model that was submitted first.
 #[derive(Clone, Copy, Debug, Default)]
@@ -50,9 +50,9 @@ impl Random {
     }
 
     /// Sixty-four random bits for one decision of one device.
-    fn draw(&self, asking: &Asking) -> u64 {
-        let decision = splitmix64(splitmix64(self.seed) ^ asking.decision);
-        splitmix64(decision ^ asking.device as u64)
+    fn draw(&self, request: &Request) -> u64 {
+        let decision = splitmix64(splitmix64(self.seed) ^ request.decision);
+        splitmix64(decision ^ request.device as u64)
     }
 }
 
@@ -65,9 +65,9 @@ impl Policy for Random {
         Priority::first_submitted(model)
     }
 
-    fn pick(&mut self, asking: &Asking, from: &dyn Claimable) -> Option<ModelIndex> {
+    fn pick(&mut self, request: &Request, from: &dyn Claimable) -> Option<ModelIndex> {
         // The draw is a rank in submission order, not a place in the view.
-        let rank = below(self.draw(asking), from.count());
+        let rank = below(self.draw(request), from.count());
         from.nth_submitted(rank).map(|model| model.model)
     }
 }
@@ -90,7 +90,7 @@ impl Policy for RoundRobin {
         Priority::first_submitted(model)
     }
 
-    fn pick(&mut self, _: &Asking, from: &dyn Claimable) -> Option<ModelIndex> {
+    fn pick(&mut self, _: &Request, from: &dyn Claimable) -> Option<ModelIndex> {
         let later = self.last.and_then(|last| from.submitted_after(last));
         let next = later.or_else(|| from.nth_submitted(0))?;
         self.last = Some((next.submitted, next.model));
@@ -124,7 +124,7 @@ mod tests {
         let mut counts = [0; 4];
         for decision in 0..4000 {
             for device in 0..2 {
-                let view = View { asking: Asking::new(device, 2, decision), claimable: &claimable };
+                let view = View { request: Request::new(device, 2, decision), claimable: &claimable };
                 counts[Random::new(seed).choose(&view).unwrap().0] += 1;
             }
         }
@@ -154,7 +154,7 @@ mod tests {
 
     #[test]
     fn seed_decision_and_device_each_change_the_draw() {
-        let at = |seed, decision, device| Random::new(seed).draw(&Asking::new(device, 9, decision));
+        let at = |seed, decision, device| Random::new(seed).draw(&Request::new(device, 9, decision));
         let draws = [at(7, 3, 1), at(8, 3, 1), at(7, 4, 1), at(7, 3, 2), at(7, 1, 3), at(3, 7, 1)];
         for (i, a) in draws.iter().enumerate() {
             assert!(draws[i + 1..].iter().all(|b| a != b), "draw {i} is repeated");

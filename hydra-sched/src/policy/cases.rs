@@ -4,9 +4,9 @@ use std::ops::Range;
 
 use proptest::prelude::*;
 
-#[cfg(test)]
-use super::{Asking, View};
 use super::{ModelIndex, ModelView};
+#[cfg(test)]
+use super::{Request, View};
 
 /// Models of the given remaining seconds and submission counts, in this order.
 pub(crate) fn models(of: &[(f64, u64)]) -> Vec<ModelView> {
@@ -24,7 +24,7 @@ pub(crate) fn models(of: &[(f64, u64)]) -> Vec<ModelView> {
 /// The view of the only device at its first decision.
 #[cfg(test)]
 pub(crate) fn view_of(claimable: &[ModelView]) -> View<'_> {
-    View { asking: Asking::new(0, 1, 0), claimable }
+    View { request: Request::new(0, 1, 0), claimable }
 }
 
 /// Models with any remaining times, not-a-number and many equal ones among them.

@@ -1,6 +1,6 @@
 //! Sharded-LRTF: the default, the form of the paper, and one for devices that keep copies.
 
-use super::{Asking, Claimable, ModelIndex, ModelView, Policy, PolicyKind, Priority};
+use super::{Claimable, ModelIndex, ModelView, Policy, PolicyKind, Priority, Request};
 
 /// Sharded longest-remaining-time-first, holding a device back for the model that decides when the run ends.
 ///
@@ -18,7 +18,7 @@ use super::{Asking, Claimable, ModelIndex, ModelView, Policy, PolicyKind, Priori
 /// counts its own waits for its optimizer and for promotions, which nothing shortens.
 ///
 /// Nor does a device commit to a model where a longer one can be claimed soon enough to be promoted
-/// while the device computes ([`Asking::soon`]): waiting for that costs nothing. Where [`Asking`]
+/// while the device computes ([`Request::soon`]): waiting for that costs nothing. Where [`Request`]
 /// names no model to wait for, the answer is that of [`ShardedLrtfEager`].
 ///
 /// Equal times go to the model submitted first. Times are compared by [`f64::total_cmp`], so that
@@ -47,11 +47,11 @@ impl Policy for ShardedLrtf {
         true
     }
 
-    fn pick(&mut self, asking: &Asking, from: &dyn Claimable) -> Option<ModelIndex> {
+    fn pick(&mut self, request: &Request, from: &dyn Claimable) -> Option<ModelIndex> {
         let longest = from.first()?;
         let longer = |model: Option<ModelView>| model.is_some_and(|of| of.remaining_s > longest.remaining_s);
-        let decides = asking.awaited_s >= Self::SHARE * asking.even_s;
-        let waits = longer(asking.soon) || (longer(asking.awaited) && decides);
+        let decides = request.awaited_s >= Self::SHARE * request.even_s;
+        let waits = longer(request.soon) || (longer(request.awaited) && decides);
         (!waits).then_some(longest.model)
     }
 }
@@ -110,7 +110,7 @@ impl Policy for ShardedLrtfLocal {
         Priority::longest(model)
     }
 
-    fn pick(&mut self, _: &Asking, from: &dyn Claimable) -> Option<ModelIndex> {
+    fn pick(&mut self, _: &Request, from: &dyn Claimable) -> Option<ModelIndex> {
         let longest = from.first()?;
         let least = longest.remaining_s * (1.0 - self.tolerance);
         let near = from.first_cached().filter(|model| model.remaining_s >= least);
@@ -162,8 +162,8 @@ mod tests {
         let claimable = models(&[(5.0, 0), (4.0, 1)]);
         let ask = |awaited_s: f64, even_s: f64| {
             let awaited = Some(models(&[(awaited_s, 0)])[0]);
-            let asking = Asking { awaited, awaited_s, even_s, ..Asking::new(0, 2, 0) };
-            ShardedLrtf.choose(&View { asking, claimable: &claimable })
+            let request = Request { awaited, awaited_s, even_s, ..Request::new(0, 2, 0) };
+            ShardedLrtf.choose(&View { request, claimable: &claimable })
         };
         assert_eq!(ask(9.0, 8.0), None);
         assert_eq!(ask(9.0, 12.0), Some(ModelIndex(0)), "others fill the time");
@@ -171,8 +171,8 @@ mod tests {
         assert_eq!(ask(4.5, 3.0), Some(ModelIndex(0)), "another one is longer");
         assert_eq!(ShardedLrtf.choose(&view_of(&claimable)), Some(ModelIndex(0)));
         let ask_soon = |soon_s: f64| {
-            let asking = Asking { soon: Some(models(&[(soon_s, 2)])[0]), ..Asking::new(0, 2, 0) };
-            ShardedLrtf.choose(&View { asking, claimable: &claimable })
+            let request = Request { soon: Some(models(&[(soon_s, 2)])[0]), ..Request::new(0, 2, 0) };
+            ShardedLrtf.choose(&View { request, claimable: &claimable })
         };
         assert_eq!(ask_soon(5.5), None, "a longer one comes in time");
         assert_eq!(ask_soon(5.0), Some(ModelIndex(0)));

@@ -24,4 +24,4 @@ pub use lrtf::{ShardedLrtf, ShardedLrtfEager, ShardedLrtfLocal};
 pub use port::Policy;
 pub use remaining::{CostModel, WorkLeft};
 pub use sweep::ShardTaskKind;
-pub use view::{Asking, ModelIndex, ModelView, View};
+pub use view::{ModelIndex, ModelView, Request, View};

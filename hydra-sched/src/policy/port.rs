@@ -1,7 +1,7 @@
 //! The policy port.
 
 use super::claimable::Listed;
-use super::{Asking, Claimable, ModelIndex, ModelView, Priority, View};
+use super::{Claimable, ModelIndex, ModelView, Priority, Request, View};
 
 /// Decides which model's next shard task a device takes.
 ///
@@ -29,7 +29,7 @@ use super::{Asking, Claimable, ModelIndex, ModelView, Priority, View};
 ///
 /// ```
 /// use hydra_sched::{
-///     Asking, Claimable, ModelIndex, ModelView, Policy, Priority, ShardedLrtf, SimulationOptions, Workload, simulate,
+///     Claimable, ModelIndex, ModelView, Policy, Priority, Request, ShardedLrtf, SimulationOptions, Workload, simulate,
 /// };
 ///
 /// struct LeastSlack {
@@ -52,7 +52,7 @@ use super::{Asking, Claimable, ModelIndex, ModelView, Priority, View};
 ///         Priority::least_first(self.slack_s(model), model)
 ///     }
 ///
-///     fn pick(&mut self, _: &Asking, from: &dyn Claimable) -> Option<ModelIndex> {
+///     fn pick(&mut self, _: &Request, from: &dyn Claimable) -> Option<ModelIndex> {
 ///         let first = from.first()?;
 ///         let most_s = self.slack_s(&first) + 1.0;
 ///         let near = from.iter().find(|model| model.cached && self.slack_s(model) <= most_s);
@@ -89,17 +89,17 @@ pub trait Policy: Send {
     /// The model that the device takes, or `None` to leave it with what it computes until
     /// something happens. Unless a policy says otherwise, it is the first in its order, and `None`
     /// only when nothing is claimable; a policy may hold a device back only for
-    /// [`Asking::awaited`] or [`Asking::soon`], which are sure to become claimable or to end. Whoever
+    /// [`Request::awaited`] or [`Request::soon`], which are sure to become claimable or to end. Whoever
     /// asks does so again when that happens, so that a device that is held back never stays so.
     ///
     /// An answer that `from` does not show, and a device that is held back for nothing, end a simulation with
     /// [`SimulationError`](crate::SimulationError).
-    fn pick(&mut self, asking: &Asking, from: &dyn Claimable) -> Option<ModelIndex> {
-        let _ = asking;
+    fn pick(&mut self, request: &Request, from: &dyn Claimable) -> Option<ModelIndex> {
+        let _ = request;
         from.first().map(|model| model.model)
     }
 
-    /// True if [`Policy::pick`] looks at what [`Asking`] says of models to wait for. Unless a policy says
+    /// True if [`Policy::pick`] looks at what [`Request`] says of models to wait for. Unless a policy says
     /// so, whoever asks it need not work that out; a policy around another one passes the other's answer on.
     fn waits(&self) -> bool {
         false
@@ -109,6 +109,6 @@ pub trait Policy: Send {
     /// [`Policy::pick`] says.
     fn choose(&mut self, view: &View<'_>) -> Option<ModelIndex> {
         let listed = Listed::new(view.claimable, |model| self.priority(model));
-        self.pick(&view.asking, &listed)
+        self.pick(&view.request, &listed)
     }
 }

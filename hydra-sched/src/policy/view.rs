@@ -36,15 +36,14 @@ pub struct ModelView {
 #[derive(Clone, Copy, Debug)]
 pub struct View<'a> {
     /// The device, and what it may wait for.
-    pub asking: Asking,
+    pub request: Request,
     /// The models of which the device may take the next shard task, each once, in any order.
     pub claimable: &'a [ModelView],
 }
 
-/// The device that asks, and what it may wait for: what a decision rests on beside the claimable
-/// models.
+/// The request of a device for its next shard task: what a decision rests on beside the claimable models.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Asking {
+pub struct Request {
     /// The device that asks, below `devices`.
     pub device: usize,
     /// The number of devices of the run.
@@ -61,7 +60,7 @@ pub struct Asking {
     pub awaited_s: f64,
     /// The longest of the models that wait for their masters and can be claimed soon enough that the device does not
     /// have to wait: their parameters can still be promoted before the shard task that the device computes has ended.
-    /// See [`Asking::longest_in_time`]. A model that waits only for what its last shard task made is none of them.
+    /// See [`Request::longest_in_time`]. A model that waits only for what its last shard task made is none of them.
     /// `None` where the device computes nothing. It is sure to become claimable, or to end.
     pub soon: Option<ModelView>,
     /// Estimated seconds until all devices together could have done all work that is left, that of
@@ -69,14 +68,14 @@ pub struct Asking {
     pub even_s: f64,
 }
 
-impl Asking {
-    /// A device about which no more is known.
+impl Request {
+    /// The request of a device about which no more is known.
     pub const fn new(device: usize, devices: usize, decision: u64) -> Self {
         Self { device, devices, decision, awaited: None, awaited_s: 0.0, soon: None, even_s: f64::INFINITY }
     }
 
     /// The longest of the models that could have been promoted by `end_s`, the first submitted of equal ones: what
-    /// [`Asking::soon`] is, from the models that wait for their masters, each with that time.
+    /// [`Request::soon`] is, from the models that wait for their masters, each with that time.
     pub fn longest_in_time(
         waiting: impl IntoIterator<Item = (ModelView, f64)>,
         end_s: f64,
@@ -97,7 +96,7 @@ mod tests {
         let of = |of: &[(f64, u64, f64)], end_s| {
             let views = models(&of.iter().map(|(left_s, at, _)| (*left_s, *at)).collect::<Vec<_>>());
             let times = of.iter().map(|(.., promoted_s)| *promoted_s);
-            Asking::longest_in_time(views.into_iter().zip(times), end_s).map(|found| found.model.0)
+            Request::longest_in_time(views.into_iter().zip(times), end_s).map(|found| found.model.0)
         };
         let waiting = [(9.0, 0, 5.1), (7.0, 2, 5.0), (7.0, 1, 4.0), (3.0, 3, 1.0)];
         assert_eq!(of(&waiting, 5.0), Some(2));

@@ -6,14 +6,14 @@ use proptest::prelude::*;
 
 use crate::lab::{DeviceCost, EvaluationCost, ShardCost, TaskCost, Variation, Workload};
 use crate::policy::cases::any_models;
-use crate::policy::{Asking, ModelIndex, ModelView};
+use crate::policy::{ModelIndex, ModelView, Request};
 
 /// One decision of one of four devices.
 #[derive(Clone, Debug)]
 pub(crate) struct Decision {
     /// Of the policy.
     pub(crate) seed: u64,
-    pub(crate) asking: Asking,
+    pub(crate) request: Request,
     pub(crate) claimable: Vec<ModelView>,
 }
 
@@ -27,8 +27,8 @@ pub(crate) fn any_decision(count: Range<usize>) -> impl Strategy<Value = Decisio
     (any::<u64>(), any::<u64>(), 0..4usize, waits, any_models(count)).prop_map(
         |(seed, decision, device, (awaited, soon, even_s), claimable)| {
             let awaited_s = awaited.map_or(0.0, |model| model.remaining_s);
-            let asking = Asking { awaited, awaited_s, soon, even_s, ..Asking::new(device, 4, decision) };
-            Decision { seed, asking, claimable }
+            let request = Request { awaited, awaited_s, soon, even_s, ..Request::new(device, 4, decision) };
+            Decision { seed, request, claimable }
         },
     )
 }

@@ -4,8 +4,8 @@
 //! simulator and the engine rely on these rules. They are
 //!
 //! - the answer is one of the claimable models, or none where there is none;
-//! - a device is held back only for a model that [`Asking`] names, and only by a policy whose
-//!   [`Policy::waits`] says so; where that is false, what [`Asking`] says of models to wait for changes nothing;
+//! - a device is held back only for a model that [`Request`] names, and only by a policy whose
+//!   [`Policy::waits`] says so; where that is false, what [`Request`] says of models to wait for changes nothing;
 //! - the choice is a function of the views and of the seed: neither the order of the models in a view, nor a
 //!   clock, nor a generator of random numbers that others share, has a part in it;
 //! - [`Policy::priority`] depends on the model alone, and neither on where it is cached nor on earlier answers;
@@ -54,7 +54,7 @@ use thiserror::Error;
 
 use self::cases::{Decision, any_decision};
 use crate::lab::{Queue, Simulation, SimulationOptions, Workload, simulate, without_transfers};
-use crate::policy::{Asking, ModelIndex, ModelView, Policy, View};
+use crate::policy::{ModelIndex, ModelView, Policy, Request, View};
 
 mod cases;
 
@@ -157,8 +157,8 @@ impl Suite<'_> {
     }
 
     /// The choice of a new policy.
-    fn choice(&self, seed: u64, asking: Asking, claimable: &[ModelView]) -> Option<ModelIndex> {
-        (self.build)(seed).choose(&View { asking, claimable })
+    fn choice(&self, seed: u64, request: Request, claimable: &[ModelView]) -> Option<ModelIndex> {
+        (self.build)(seed).choose(&View { request, claimable })
     }
 
     fn has_one_name(&self, seed: u64) -> TestCaseResult {
@@ -168,7 +168,7 @@ impl Suite<'_> {
     }
 
     fn takes_a_claimable_one(&self, of: &Decision) -> TestCaseResult {
-        if let Some(chosen) = self.choice(of.seed, of.asking, &of.claimable) {
+        if let Some(chosen) = self.choice(of.seed, of.request, &of.claimable) {
             let there = of.claimable.iter().any(|model| model.model == chosen);
             prop_assert!(there, "{:?} was taken, which cannot be claimed", chosen);
         }
@@ -176,14 +176,14 @@ impl Suite<'_> {
     }
 
     fn waits_as_it_says(&self, of: &Decision) -> TestCaseResult {
-        let chosen = self.choice(of.seed, of.asking, &of.claimable);
-        let alone = Asking::new(of.asking.device, of.asking.devices, of.asking.decision);
+        let chosen = self.choice(of.seed, of.request, &of.claimable);
+        let alone = Request::new(of.request.device, of.request.devices, of.request.decision);
         let without = self.choice(of.seed, alone, &of.claimable);
         prop_assert!(
             without.is_some() || of.claimable.is_empty(),
             "none was taken although there is nothing to wait for"
         );
-        let named = of.asking.awaited.is_some() || of.asking.soon.is_some();
+        let named = of.request.awaited.is_some() || of.request.soon.is_some();
         prop_assert!(
             chosen.is_some() || named || of.claimable.is_empty(),
             "none was taken although there is no model to wait for"
@@ -195,10 +195,10 @@ impl Suite<'_> {
     }
 
     fn is_a_function(&self, of: &Decision, shuffled: &[ModelView]) -> TestCaseResult {
-        let chosen = self.choice(of.seed, of.asking, &of.claimable);
-        let again = self.choice(of.seed, of.asking, &of.claimable);
+        let chosen = self.choice(of.seed, of.request, &of.claimable);
+        let again = self.choice(of.seed, of.request, &of.claimable);
         prop_assert_eq!(again, chosen, "the same view and seed gave another choice");
-        let turned = self.choice(of.seed, of.asking, shuffled);
+        let turned = self.choice(of.seed, of.request, shuffled);
         prop_assert_eq!(turned, chosen, "the models in another order gave another choice");
         Ok(())
     }
@@ -206,7 +206,7 @@ impl Suite<'_> {
     fn orders_by_the_model_alone(&self, of: &Decision) -> TestCaseResult {
         let mut policy = (self.build)(of.seed);
         let before: Vec<_> = of.claimable.iter().map(|model| policy.priority(model)).collect();
-        policy.choose(&View { asking: of.asking, claimable: &of.claimable });
+        policy.choose(&View { request: of.request, claimable: &of.claimable });
         for (model, before) in of.claimable.iter().zip(before) {
             prop_assert_eq!(policy.priority(model), before, "an answer changed the order");
             let elsewhere = ModelView { cached: !model.cached, ..*model };
@@ -219,7 +219,7 @@ impl Suite<'_> {
     fn queues_as_it_lists(&self, changes: &[(Decision, Vec<bool>)], seed: u64) -> TestCaseResult {
         let (mut listed, mut queued) = ((self.build)(seed), (self.build)(seed));
         let mut queue = Queue::new(MODELS);
-        for (Decision { asking, claimable, .. }, there) in changes {
+        for (Decision { request, claimable, .. }, there) in changes {
             for (model, there) in claimable.iter().zip(there) {
                 // Queues number their models in submission order.
                 let view = ModelView { submitted: model.model.0 as u64, ..*model };
@@ -232,8 +232,8 @@ impl Suite<'_> {
             let claimable: Vec<ModelView> = queue.iter().copied().collect();
             let near = claimable.iter().filter(|model| model.cached).map(|model| model.model);
             let near: Vec<ModelIndex> = near.collect();
-            let from_queue = queue.choose(&mut *queued, asking, &near);
-            prop_assert_eq!(from_queue, listed.choose(&View { asking: *asking, claimable: &claimable }));
+            let from_queue = queue.choose(&mut *queued, request, &near);
+            prop_assert_eq!(from_queue, listed.choose(&View { request: *request, claimable: &claimable }));
         }
         Ok(())
     }
@@ -332,14 +332,14 @@ mod tests {
             self.waits
         }
 
-        fn pick(&mut self, asking: &Asking, from: &dyn Claimable) -> Option<ModelIndex> {
+        fn pick(&mut self, request: &Request, from: &dyn Claimable) -> Option<ModelIndex> {
             self.asked += 1;
             let first = from.first().map(|model| model.model);
             match self.name {
                 "takes any" => Some(ModelIndex(0)),
                 "takes none" => None,
-                "waits in secret" if asking.awaited.is_some() => None,
-                "waits for the first device" if asking.device == 0 => None,
+                "waits in secret" if request.awaited.is_some() => None,
+                "waits for the first device" if request.device == 0 => None,
                 "as others do" => {
                     // Stands for a generator that all share.
                     static SHARED: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
@@ -408,8 +408,8 @@ mod tests {
         fn the_own_policies_remember_nothing(of in any_decision(1..12), before in any_decision(1..12)) {
             for kind in PolicyKind::ALL.into_iter().filter(|kind| *kind != PolicyKind::RoundRobin) {
                 let mut policy = kind.build(of.seed);
-                policy.choose(&View { asking: before.asking, claimable: &before.claimable });
-                let view = View { asking: of.asking, claimable: &of.claimable };
+                policy.choose(&View { request: before.request, claimable: &before.claimable });
+                let view = View { request: of.request, claimable: &of.claimable };
                 prop_assert_eq!(policy.choose(&view), kind.build(of.seed).choose(&view));
             }
         }

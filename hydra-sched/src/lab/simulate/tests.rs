@@ -7,7 +7,7 @@ use super::*;
 use crate::lab::conformance::any_workload;
 use crate::lab::program::Program;
 use crate::lab::{DeviceCost, Draw, EvaluationCost, ShardCost, TaskCost};
-use crate::policy::{Asking, Claimable, ModelIndex, ModelView, PolicyKind, Priority};
+use crate::policy::{Claimable, ModelIndex, ModelView, PolicyKind, Priority, Request};
 
 /// A workload on devices that keep copies.
 fn on(tasks: Vec<TaskCost>, devices: usize) -> Workload {
@@ -107,7 +107,7 @@ fn another_model_hides_promotions() {
     let result = lrtf(&workload);
     assert_eq!((result.makespan_s, result.promotion_wait_s), (20.5, 0.5));
     let without = SimulationOptions { prefetch: false, record: false };
-    let without = simulate(&workload, &mut crate::ShardedLrtfEager, without).unwrap();
+    let without = simulate(&workload, &mut crate::policy::ShardedLrtfEager, without).unwrap();
     assert_eq!((without.makespan_s, without.promotion_wait_s), (25.0, 5.0));
     assert!(without.spans.is_empty());
 }
@@ -198,7 +198,7 @@ fn a_device_held_back_beside_its_own_model_is_asked_again() {
 /// A policy that writes down what it was asked with, and decides as another one does.
 struct Hears<'a> {
     policy: Box<dyn Policy>,
-    heard: &'a mut Vec<Asking>,
+    heard: &'a mut Vec<Request>,
 }
 
 impl Policy for Hears<'_> {
@@ -214,13 +214,13 @@ impl Policy for Hears<'_> {
         true
     }
 
-    fn pick(&mut self, asking: &Asking, from: &dyn Claimable) -> Option<ModelIndex> {
-        self.heard.push(*asking);
-        self.policy.pick(asking, from)
+    fn pick(&mut self, request: &Request, from: &dyn Claimable) -> Option<ModelIndex> {
+        self.heard.push(*request);
+        self.policy.pick(request, from)
     }
 }
 
-fn heard(workload: &Workload, kind: PolicyKind) -> (Vec<Asking>, Simulation) {
+fn heard(workload: &Workload, kind: PolicyKind) -> (Vec<Request>, Simulation) {
     let mut heard = Vec::new();
     let mut policy = Hears { policy: kind.build(3), heard: &mut heard };
     let result = simulate(workload, &mut policy, SimulationOptions::default()).unwrap();
@@ -242,7 +242,7 @@ fn soon_is_the_longest_of_those_that_come_in_time() {
         let mut workload = on(tasks, 1);
         (workload.devices[0].speed, workload.devices[0].latency_s) = (speed, latency_s);
         let heard = heard(&workload, PolicyKind::Fifo).0;
-        let fourth = heard.iter().find(|asking| asking.decision == 3).unwrap();
+        let fourth = heard.iter().find(|request| request.decision == 3).unwrap();
         fourth.soon.map(|model| model.model.0)
     };
     assert_eq!((soon(1.0, 0.0, 0.0, 6.0), soon(1.0, 0.0, 0.0, 6.25)), (Some(1), None));
@@ -261,7 +261,7 @@ fn what_is_on_its_way_down_is_not_soon() {
     let mut workload = on(tasks, 1);
     workload.tasks[1].step_wait_s = 99.0;
     let heard = heard(&workload, PolicyKind::RoundRobin).0;
-    assert!(heard.iter().all(|asking| asking.soon.is_none()), "{heard:?}");
+    assert!(heard.iter().all(|request| request.soon.is_none()), "{heard:?}");
 }
 
 /// A device that was held back is asked with the number of what was claimed, and not of how often it was asked.
@@ -271,7 +271,7 @@ fn a_decision_counts_when_it_came_to_something() {
     long.optimizer_s = 0.25;
     let other = TaskCost::new("b", 1, vec![ShardCost::new(1.0, 1.0, 0.25); 5]);
     let (heard, result) = heard(&on(vec![long, other], 1), PolicyKind::ShardedLrtf);
-    let numbers: Vec<u64> = heard.iter().map(|asking| asking.decision).collect();
+    let numbers: Vec<u64> = heard.iter().map(|request| request.decision).collect();
     assert!(result.decisions > result.shard_tasks, "it was held back");
     assert_eq!((numbers.len() as u64, numbers[0]), (result.decisions, 0));
     assert_eq!(numbers.last(), Some(&(result.shard_tasks - 1)));
@@ -290,12 +290,12 @@ fn awaited_and_even_go_by_the_speeds_of_devices() {
     let heard = heard(&workload, PolicyKind::Fifo).0;
     // It computes `long` from 0.5 to 2.5, and is asked when it begins: 32 seconds of compute are left at twice the
     // speed, and eight minibatches with a step and a promotion each.
-    let asking = heard.iter().find(|asking| asking.device == 1 && asking.awaited.is_some()).unwrap();
-    let awaited = asking.awaited.unwrap();
+    let request = heard.iter().find(|request| request.device == 1 && request.awaited.is_some()).unwrap();
+    let awaited = request.awaited.unwrap();
     assert_eq!((awaited.model.0, awaited.continues, awaited.remaining_s), (0, true, 32.0));
-    assert_eq!(asking.awaited_s, 16.0 + 8.0 * 1.5);
+    assert_eq!(request.awaited_s, 16.0 + 8.0 * 1.5);
     // No device has committed to 32 seconds of each of three models, and to 36 of `d`.
-    assert_eq!(asking.even_s, (3.0 * 32.0 + 36.0) / 3.0);
+    assert_eq!(request.even_s, (3.0 * 32.0 + 36.0) / 3.0);
 }
 
 /// As before, with a model in the queue while the device is held back: it is asked again in the middle of its
@@ -326,7 +326,7 @@ fn what_goes_down_is_waited_for_by_other_devices_only() {
     let mut workload = on(vec![TaskCost::new("a", 2, vec![shard; 2])], 1);
     assert_eq!(lrtf(&workload).makespan_s, 2.0 * 3.0);
     let without = SimulationOptions { prefetch: false, record: false };
-    let result = simulate(&workload, &mut crate::ShardedLrtfEager, without).unwrap();
+    let result = simulate(&workload, &mut crate::policy::ShardedLrtfEager, without).unwrap();
     assert_eq!(result.makespan_s, 2.0 * 3.0 + 4.0 * 0.5, "it is not claimed before it ends");
     workload.tasks[0].optimizer_s = 2.0;
     assert_eq!(lrtf(&workload).makespan_s, 2.0 * 3.0 + 1.0, "the optimizer takes longer");
@@ -391,8 +391,9 @@ fn wrong_estimates_are_corrected() {
         for (index, task) in wrong.tasks.iter_mut().enumerate() {
             task.estimate_factor = if index % 2 == 0 { 2.0 } else { 0.5 };
         }
-        let run =
-            |workload| simulate(workload, &mut crate::ShardedLrtf, SimulationOptions::default()).unwrap();
+        let run = |workload| {
+            simulate(workload, &mut crate::policy::ShardedLrtf, SimulationOptions::default()).unwrap()
+        };
         let (right, wrong) = (run(&right), run(&wrong));
         assert_eq!(right.bounds, wrong.bounds);
         assert!(wrong.makespan_s <= 1.03 * right.makespan_s, "seed {seed}: {} {}", wrong.gap(), right.gap());
@@ -407,7 +408,7 @@ fn drifting_costs_are_followed() {
     for seed in 0..40 {
         let mut workload = draw.workload(seed);
         workload.tasks.iter_mut().step_by(2).for_each(|task| task.drift = 1.0);
-        let mut policy = crate::ShardedLrtf;
+        let mut policy = crate::policy::ShardedLrtf;
         let result = simulate(&workload, &mut policy, SimulationOptions::default()).unwrap();
         assert!(result.gap() <= 1.05, "seed {seed}: {}", result.gap());
     }
@@ -424,11 +425,11 @@ fn lrtf_stays_near_the_lower_bound() {
         gaps.sort_by(f64::total_cmp);
         gaps
     };
-    let plain = gaps(Draw::default(), &mut crate::ShardedLrtfEager, false);
+    let plain = gaps(Draw::default(), &mut crate::policy::ShardedLrtfEager, false);
     assert!(plain[100] <= 1.001 && plain[199] <= 1.01, "{} {}", plain[100], plain[199]);
-    let lrtf = gaps(draw, &mut crate::ShardedLrtf, true);
+    let lrtf = gaps(draw, &mut crate::policy::ShardedLrtf, true);
     assert!(lrtf[100] <= 1.01 && lrtf[199] <= 1.06, "{} {}", lrtf[100], lrtf[199]);
-    let fifo = gaps(draw, &mut crate::Fifo, true);
+    let fifo = gaps(draw, &mut crate::policy::Fifo, true);
     assert!(fifo[100] > lrtf[199], "the drawn workloads tell policies apart: {}", fifo[100]);
 }
 
@@ -441,11 +442,11 @@ fn the_local_policy_saves_promotions_and_loses_no_more_than_its_tolerance() {
         let keeps = |device: &mut DeviceCost| (device.memory_bytes, device.keeps_copies) = (Some(8), true);
         workload.devices.iter_mut().for_each(keeps);
         let options = SimulationOptions { prefetch: false, record: false };
-        let plain = simulate(&workload, &mut crate::ShardedLrtfEager, options).unwrap();
-        let local = simulate(&workload, &mut crate::ShardedLrtfLocal::default(), options).unwrap();
+        let plain = simulate(&workload, &mut crate::policy::ShardedLrtfEager, options).unwrap();
+        let local = simulate(&workload, &mut crate::policy::ShardedLrtfLocal::default(), options).unwrap();
         saved += plain.promotions_saved;
         saved_by_local += local.promotions_saved;
-        let most_s = plain.makespan_s * (1.0 + crate::ShardedLrtfLocal::TOLERANCE);
+        let most_s = plain.makespan_s * (1.0 + crate::policy::ShardedLrtfLocal::TOLERANCE);
         assert!(local.makespan_s <= most_s, "seed {seed}: {} {}", local.makespan_s, plain.makespan_s);
     }
     assert!(saved_by_local as f64 > 1.2 * saved as f64, "{saved} {saved_by_local}");

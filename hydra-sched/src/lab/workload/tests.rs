@@ -88,8 +88,11 @@ fn drift_ends_with_the_last_minibatch() {
         let workload = task(minibatches, drift);
         assert_eq!(times(&workload), expected, "{minibatches} minibatches, drift {drift}");
         assert_eq!(workload.task_s(0), expected.iter().sum::<f64>());
-        let run =
-            crate::simulate(&workload, &mut crate::ShardedLrtfEager, crate::SimulationOptions::default());
+        let run = crate::lab::simulate(
+            &workload,
+            &mut crate::policy::ShardedLrtfEager,
+            crate::lab::SimulationOptions::default(),
+        );
         assert_eq!(run.unwrap().makespan_s, workload.task_s(0));
     }
 }

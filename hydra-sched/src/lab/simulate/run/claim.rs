@@ -7,7 +7,7 @@ use crate::lab::progress::Model;
 use crate::lab::sum::Sum;
 use crate::lab::{Occupation, SimulationError};
 use crate::policy::claimable::ordered;
-use crate::policy::{Asking, ModelIndex, ModelView};
+use crate::policy::{ModelIndex, ModelView, Request};
 
 /// Claimable models that an error names.
 const SHOWN: usize = 8;
@@ -71,7 +71,7 @@ impl Run<'_> {
             (*view, unordered(ready_s) + of.latency_s + promote_s)
         };
         let ready = self.waiting.range(..=(ordered(end_s), usize::MAX)).map(promoted);
-        Asking::longest_in_time(ready, end_s)
+        Request::longest_in_time(ready, end_s)
     }
 
     /// Lets every device commit that can: idle ones first, fast ones first among them.
@@ -181,9 +181,9 @@ impl Run<'_> {
         }
         #[cfg(test)]
         self.check_sums(device);
-        let asking = self.asking(device);
+        let request = self.request(device);
         self.result.decisions += 1;
-        self.queue.choose_near(&mut *self.policy, &asking, self.cached.of(device))
+        self.queue.choose_near(&mut *self.policy, &request, self.cached.of(device))
     }
 
     /// Checks the sums and sets that are updated from event to event against those made from scratch.
@@ -210,18 +210,18 @@ impl Run<'_> {
         self.result.promotions + self.result.promotions_saved
     }
 
-    fn asking(&self, device: usize) -> Asking {
-        let asking = Asking::new(device, self.devices.len(), self.claims());
+    fn request(&self, device: usize) -> Request {
+        let request = Request::new(device, self.devices.len(), self.claims());
         if !self.policy.waits() {
-            return asking;
+            return request;
         }
         let awaited = self.awaited(device);
-        Asking {
+        Request {
             awaited,
             awaited_s: awaited.map_or(0.0, |model| self.alone_s(device, &model)),
             soon: self.soon(device),
             even_s: self.left_s.get() / self.speeds,
-            ..asking
+            ..request
         }
     }
 
