@@ -1,6 +1,7 @@
 //! Readers of flag values: each says what was found and what was expected.
 
 use hydra_engine::CheckpointEvery;
+use hydra_sched::PolicyKind;
 use hydra_spill::alloc::MAX_DEVICES;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -290,6 +291,19 @@ pub(crate) fn cut(text: &str) -> Result<usize, String> {
 /// A seed; at most what a TOML file can hold.
 pub(crate) fn seed(text: &str) -> Result<u64, String> {
     integer(text, "a seed, a whole number from 0 to 2^63 - 1", 0, i64::MAX as usize).map(|n| n as u64)
+}
+
+/// `--policy` of a run, which keeps no copies on its devices.
+pub(crate) fn policy_of_run(text: &str) -> Result<PolicyKind, String> {
+    let expected = || PolicyKind::RUNS.map(PolicyKind::name).join(", ");
+    match text.parse::<PolicyKind>() {
+        Ok(kind) if PolicyKind::RUNS.contains(&kind) => Ok(kind),
+        Ok(kind) => Err(format!(
+            "`{kind}` decides by copies that stay on devices, and a run keeps no copies; choose one of: {}",
+            expected()
+        )),
+        Err(_) => Err(format!("no scheduling policy is called `{text}`; choose one of: {}", expected())),
+    }
 }
 
 #[cfg(test)]

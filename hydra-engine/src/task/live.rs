@@ -139,7 +139,7 @@ impl LiveTask {
             remaining_s: self.remaining_s(),
             submitted: self.id().0 as u64,
             next_shard: next.shard,
-            resident: false,
+            cached: false,
             continues: self.flight.running().is_some(),
         }
     }
