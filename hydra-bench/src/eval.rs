@@ -27,18 +27,18 @@ pub(crate) fn run(args: &EvalArgs, around: &Surroundings) -> Result<Outcome> {
         .map_err(|error| explain(error, &spec))?;
     print(&match args.json {
         true => {
-            let result = json!({
-                "loss": result.loss,
-                "perplexity": result.perplexity,
-                "predicted_tokens": result.predicted_tokens,
-                "tokens": tokens,
-            });
+            let mut result = serde_json::to_value(&result)?;
+            result["tokens"] = json!(tokens);
             format!("{result:#}\n")
         }
-        false => format!(
-            "{} split of {}: loss {:.6}, perplexity {:.4} over {} predicted of {tokens} tokens\n",
-            args.split, spec.data, result.loss, result.perplexity, result.predicted_tokens,
-        ),
+        false => {
+            let perplexity =
+                result.perplexity.map_or(String::new(), |value| format!(", perplexity {value:.4}"));
+            format!(
+                "{} split of {}: loss {:.6}{perplexity} over {} predicted of {tokens} tokens\n",
+                args.split, spec.data, result.loss, result.terms,
+            )
+        }
     })?;
     Ok(Outcome::Done)
 }

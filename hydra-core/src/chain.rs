@@ -133,6 +133,7 @@ pub struct Chain {
     name: String,
     note: String,
     metrics: Vec<String>,
+    language_model: bool,
     layers: Vec<ChainLayer>,
     images: Vec<ImageLayout>,
     float: FloatType,
@@ -151,6 +152,7 @@ pub struct ChainBuilder {
     name: String,
     note: String,
     metrics: Vec<String>,
+    language_model: bool,
     layers: Vec<(String, Box<dyn Layer>, bool)>,
     source: Arc<dyn WeightSource>,
 }
@@ -219,6 +221,13 @@ impl ChainBuilder {
         self
     }
 
+    /// Says that the loss is the mean cross-entropy of the predicted tokens, in natural logarithms: evaluations then
+    /// report a perplexity, `exp(loss)`, beside it.
+    pub fn language_model(mut self) -> Self {
+        self.language_model = true;
+        self
+    }
+
     /// Where the first values come from; [`SeededInit`] if this is not called.
     pub fn weights(mut self, source: impl WeightSource + 'static) -> Self {
         self.source = Arc::new(source);
@@ -253,8 +262,8 @@ impl ChainBuilder {
             return Err(CoreError::NothingToTrain { chain: self.name });
         }
         let float = FloatType::F32;
-        let Self { name, note, metrics, source, .. } = self;
-        Ok(Chain { name, note, metrics, layers, images, float, source })
+        let Self { name, note, metrics, language_model, source, .. } = self;
+        Ok(Chain { name, note, metrics, language_model, layers, images, float, source })
     }
 
     fn check_metrics(&self) -> Result<(), CoreError> {
@@ -437,6 +446,7 @@ impl Chain {
             name: name.into(),
             note: String::new(),
             metrics: Vec::new(),
+            language_model: false,
             layers: Vec::new(),
             source: Arc::new(SeededInit),
         }
@@ -463,6 +473,11 @@ impl Chain {
     /// What evaluations measure beside the loss; see [`ChainBuilder::metrics`].
     pub fn metrics(&self) -> &[String] {
         &self.metrics
+    }
+
+    /// Says that evaluations have a perplexity; see [`ChainBuilder::language_model`].
+    pub fn is_language_model(&self) -> bool {
+        self.language_model
     }
 
     /// The number of layers.

@@ -105,7 +105,7 @@ impl Observer for Far {
             RunEvent::Evaluating { batch, batches, units, .. } => {
                 far.push(format!("{} of {batches}, {units}", batch + 1));
             }
-            RunEvent::Evaluated { result, .. } => far.push(format!("all {}", result.predicted_tokens)),
+            RunEvent::Evaluated { result, .. } => far.push(format!("all {}", result.terms)),
             _ => {}
         }
     }

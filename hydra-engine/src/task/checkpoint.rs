@@ -3,7 +3,9 @@
 use super::model::{Model, Results};
 use crate::checkpoint::{Checkpoint, Identity, KeptResults, Position, SCHEMA, State};
 use crate::observer::{Observer, RunEvent};
+use crate::protocol::KeptEvaluation;
 use crate::stages::{Cursor, Stage, TaskState};
+use hydra_core::Chain;
 use std::path::Path;
 
 /// Where and when a task was kept last, or should have been.
@@ -60,7 +62,7 @@ impl Model {
     pub(crate) fn resume(&mut self, observer: &mut dyn Observer, at_s: f64) {
         let Some(state) = self.task.resume.as_ref().map(Checkpoint::state).cloned() else { return };
         let State { step, position, results, .. } = state;
-        self.results = results.into();
+        self.results = results.restored(self.chain());
         let stage = match position {
             Position::Finished { .. } if !self.task.is_finished() => Stage::Write,
             _ => position.stage(),
@@ -88,17 +90,20 @@ impl Model {
     }
 }
 
-impl From<KeptResults> for Results {
-    fn from(kept: KeptResults) -> Self {
-        let KeptResults { losses, initial, validation, test, periodic, best } = kept;
-        Self {
+impl KeptResults {
+    /// The results, which are of this chain.
+    fn restored(self, chain: &Chain) -> Results {
+        let Self { losses, initial, validation, test, periodic, best } = self;
+        let of = |kept: KeptEvaluation| kept.evaluation(chain);
+        let at = |(step, kept): (usize, KeptEvaluation)| (step, kept.evaluation(chain));
+        Results {
             losses,
-            initial: initial.map(Into::into),
-            validation: validation.map(Into::into),
-            test: test.map(Into::into),
-            periodic: periodic.into_iter().map(|(step, result)| (step, result.into())).collect(),
-            best: best.map(|(step, result)| (step, result.into())),
-            ..Self::default()
+            initial: initial.map(of),
+            validation: validation.map(of),
+            test: test.map(of),
+            periodic: periodic.into_iter().map(at).collect(),
+            best: best.map(at),
+            ..Results::default()
         }
     }
 }

@@ -6,7 +6,7 @@ use crate::stages::{EvaluationKind, ShardTask, Stage};
 impl Model {
     /// An evaluation has ended: what it gave, and whether the task goes on.
     pub(crate) fn end_evaluation(&mut self, kind: EvaluationKind, step: usize) -> Progress {
-        let result = std::mem::take(&mut self.evaluation).mean(self.chain().metrics());
+        let result = std::mem::take(&mut self.evaluation).mean(self.chain());
         let mut best = false;
         match kind {
             EvaluationKind::Initial => self.results.initial = Some(result.clone()),
