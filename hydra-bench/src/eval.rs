@@ -6,7 +6,7 @@ use crate::session::{Surroundings, orchestrator};
 use crate::spec::{DevicesSpec, ModelSpec, check_dtype};
 use crate::workload::Model;
 use anyhow::{Result, anyhow};
-use hydra_engine::EngineError;
+use hydra_engine::{EngineError, EvaluationTask};
 use hydra_models::data::Corpus;
 use serde_json::json;
 use std::sync::Arc;
@@ -21,10 +21,10 @@ pub(crate) fn run(args: &EvalArgs, around: &Surroundings) -> Result<Outcome> {
     let corpus = Corpus::load(&spec.data)?;
     let blocks = Arc::new(model.blocks(&corpus, args.split, context)?);
     let tokens = blocks.tokens().len();
+    let task =
+        EvaluationTask { chain: model.chain.clone(), data: blocks, batch: args.batch, seed: spec.seed };
     let orchestrator = orchestrator(&devices, spec.dtype, spec.seed, around)?;
-    let result = orchestrator
-        .evaluate(model.chain.clone(), blocks, args.batch, spec.seed)
-        .map_err(|error| explain(error, &spec))?;
+    let result = orchestrator.evaluate(task).map_err(|error| explain(error, &spec))?;
     print(&match args.json {
         true => {
             let mut result = serde_json::to_value(&result)?;

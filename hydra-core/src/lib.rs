@@ -65,7 +65,7 @@ pub use initializer::OwnInit;
 pub use key::Key;
 pub use layer::{Declared, Forward, Init, Layer, ParamInfo};
 pub use memory::{DeviceBuffer, DeviceBytes, DeviceError, DeviceTensor, finish, panic_message};
-pub use pass::{DropoutMask, Mode, Pass};
+pub use pass::{DropoutMask, Mode, Pass, Site};
 pub use probe::{MemoryProbe, NoProbe};
 pub use spec::{Decay, Length, OptimizerSpec, Schedule, ScheduleKind, TrainSpec};
 pub use units::{AtLeast, Bandwidth, ByteSize, UnitError};

@@ -12,7 +12,7 @@ use hydra_core::{
     Activation, Batch, ByteSize, Chain, ChainBuilder, Dataset, DatasetError, Decay, Forward, HostActivation,
     HostTensor, Key, Length, OptimizerSpec, Pass, TrainSpec,
 };
-use hydra_engine::{DeviceSpec, Orchestrator, TaskState, TrainTask, plain};
+use hydra_engine::{DeviceSpec, EvaluationTask, Orchestrator, TaskState, TrainTask, plain};
 use hydra_models::weights::{SafetensorsSource, SafetensorsWriter};
 use hydra_spill::alloc::CountingAllocator;
 use std::error::Error;
@@ -55,7 +55,7 @@ impl Forward for Block {
         let hidden = gelu(self.up.forward(self.norm.forward(x.clone())));
         // From the pass: the mask is the same when a backward pass recomputes the forward. A second dropout in this
         // layer would take another site than 0.
-        let hidden = pass.dropout(hidden, self.dropout, 0);
+        let hidden = pass.site(0).dropout(hidden, self.dropout);
         Activation::of(x + self.down.forward(hidden))
     }
 }
@@ -153,7 +153,7 @@ pub fn main() -> Result<(), Box<dyn Error>> {
     let test = Arc::new(Sines { points: 64, seed: 2 });
 
     // Less than the model needs with its gradients: it is trained in shards.
-    let devices = || DeviceSpec::cpus(2, 1, ByteSize::mib(2));
+    let devices = || DeviceSpec::cpu(ByteSize::mib(2)).times(2);
     let rates = [3e-3, 1e-3];
     let mut orchestrator = Orchestrator::new(devices())?;
     for lr in rates {
@@ -178,7 +178,12 @@ pub fn main() -> Result<(), Box<dyn Error>> {
         let source = SafetensorsSource::open(dir.join(&task.name))?;
         let saved = model(64, 8).weights(source.clone()).build()?;
         source.check(&saved)?;
-        let evaluation = Orchestrator::new(devices())?.evaluate(Arc::new(saved), test.clone(), 32, 0)?;
+        let evaluation = Orchestrator::new(devices())?.evaluate(EvaluationTask {
+            chain: Arc::new(saved),
+            data: test.clone(),
+            batch: 32,
+            seed: 0,
+        })?;
         let absolute = evaluation.metrics[ABSOLUTE];
         println!("  test loss of what was saved: {:.3}, {ABSOLUTE} {absolute:.3}", evaluation.loss);
         assert!(absolute * absolute <= evaluation.loss);

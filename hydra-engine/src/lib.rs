@@ -43,7 +43,7 @@ pub use orchestrator::Orchestrator;
 pub use protocol::{Evaluation, StopFlag};
 pub use report::{DeviceReport, REPORT_SCHEMA, RunReport, TaskReport, Transfers};
 pub use stages::{EvaluationKind, TaskState};
-pub use train_task::TrainTask;
+pub use train_task::{EvaluationTask, TrainTask};
 
 /// The README's examples, compiled and run as tests of this crate's documentation.
 #[cfg(doctest)]
