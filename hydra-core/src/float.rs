@@ -28,7 +28,7 @@ use std::fmt;
 ///
 /// Both casts cost nothing in `f32`. Tried with `Linear`, `LayerNorm`, `GroupNorm`, `Conv2d`, `Embedding`,
 /// [`Site::dropout`](crate::Site::dropout) and the activations of the models in `hydra-models`, and with the residual
-/// perceptron of `hydra-engine/examples/own_model.rs`. Nothing is known here of what else of Burn computes well in
+/// perceptron of `hydra-train/examples/own_model.rs`. Nothing is known here of what else of Burn computes well in
 /// 16 bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum FloatType {

@@ -3,14 +3,11 @@
 #[path = "../examples/own_model.rs"]
 mod own_model;
 
-use hydra_core::{
-    ByteSize, Chain, FloatType, ImageReader, Length, ModelWriter, TrainSpec, WeightError, with_causes,
-};
-use hydra_engine::plain::PlainRun;
-use hydra_engine::{DeviceSpec, EngineError, Orchestrator, RunReport, TrainTask, plain};
-use hydra_models::weights::{SafetensorsSource, SafetensorsWriter};
+use hydra_train::model::with_causes;
+use hydra_train::plain::PlainRun;
+use hydra_train::prelude::*;
+use hydra_train::weights::{ImageReader, ModelWriter, WeightError};
 use own_model::{Sines, main, model, spec};
-use std::sync::Arc;
 
 // One after the other: memory is measured for the whole process.
 #[test]

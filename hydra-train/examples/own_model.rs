@@ -5,18 +5,8 @@
 //! cargo run --example own_model
 //! ```
 
-use burn::module::Module;
-use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig};
-use burn::tensor::{Device, FloatDType, activation::gelu};
-use hydra_core::{
-    Activation, Batch, ByteSize, Chain, ChainBuilder, Dataset, DatasetError, Decay, Forward, HostActivation,
-    HostTensor, Key, Length, OptimizerSpec, Pass, TrainSpec,
-};
-use hydra_engine::{DeviceSpec, EvaluationTask, Orchestrator, TaskState, TrainTask, plain};
-use hydra_models::weights::{SafetensorsSource, SafetensorsWriter};
-use hydra_spill::alloc::CountingAllocator;
+use hydra_train::prelude::*;
 use std::error::Error;
-use std::sync::Arc;
 
 // With this, what a shard needs is measured; without it, it is estimated from shapes, with a larger margin.
 #[global_allocator]
@@ -31,7 +21,7 @@ const ABSOLUTE: &str = "mean absolute error";
 /// The first layer: `[items, INPUTS]` to `[items, width]`.
 #[derive(Module, Debug)]
 pub struct Stem {
-    linear: Linear,
+    linear: nn::Linear,
 }
 
 impl Forward for Stem {
@@ -43,16 +33,16 @@ impl Forward for Stem {
 /// A residual block: `[items, width]` to `[items, width]`. The residual stays inside the layer.
 #[derive(Module, Debug)]
 pub struct Block {
-    norm: LayerNorm,
-    up: Linear,
-    down: Linear,
+    norm: nn::LayerNorm,
+    up: nn::Linear,
+    down: nn::Linear,
     dropout: f64,
 }
 
 impl Forward for Block {
     fn forward(&self, x: Activation, pass: &Pass) -> Activation {
         let x = x.into_float::<2>();
-        let hidden = gelu(self.up.forward(self.norm.forward(x.clone())));
+        let hidden = activation::gelu(self.up.forward(self.norm.forward(x.clone())));
         // From the pass: the mask is the same when a backward pass recomputes the forward. A second dropout in this
         // layer would take another site than 0.
         let hidden = pass.site(0).dropout(hidden, self.dropout);
@@ -64,8 +54,8 @@ impl Forward for Block {
 /// an evaluation to the mean absolute error too.
 #[derive(Module, Debug)]
 pub struct Head {
-    norm: LayerNorm,
-    linear: Linear,
+    norm: nn::LayerNorm,
+    linear: nn::Linear,
 }
 
 impl Forward for Head {
@@ -84,8 +74,8 @@ impl Forward for Head {
 /// task's seed.
 pub fn model(width: usize, depth: usize) -> ChainBuilder {
     let device = Device::flex();
-    let linear = |inputs, outputs| LinearConfig::new(inputs, outputs).init(&device);
-    let norm = || LayerNormConfig::new(width).init(&device);
+    let linear = |inputs, outputs| nn::LinearConfig::new(inputs, outputs).init(&device);
+    let norm = || nn::LayerNormConfig::new(width).init(&device);
     // What names and shapes do not say, such as dropout, is told in a note: a checkpoint of another model is refused.
     let dropout = 0.1;
     let mut chain = Chain::builder("residual-mlp").note(format!("dropout {dropout}, gelu"));
