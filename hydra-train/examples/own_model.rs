@@ -15,6 +15,12 @@ static ALLOCATOR: CountingAllocator = CountingAllocator::new(std::alloc::System)
 /// The numbers that the function is of.
 const INPUTS: usize = 8;
 
+/// The width of the residual.
+pub const WIDTH: usize = 64;
+
+/// The number of blocks.
+pub const DEPTH: usize = 8;
+
 /// What is measured beside the loss.
 const ABSOLUTE: &str = "mean absolute error";
 
@@ -138,7 +144,7 @@ pub fn spec(lr: f64) -> TrainSpec {
 /// Trains two tasks, compares them with the plain loop, and reads back what was saved.
 pub fn main() -> Result<(), Box<dyn Error>> {
     let dir = std::env::temp_dir().join(format!("hydra-own-model-{}", std::process::id()));
-    let chain = Arc::new(model(64, 8).build()?);
+    let chain = Arc::new(model(WIDTH, DEPTH).build()?);
     let train = Arc::new(Sines { points: 256, seed: 1 });
     let test = Arc::new(Sines { points: 64, seed: 2 });
 
@@ -166,7 +172,7 @@ pub fn main() -> Result<(), Box<dyn Error>> {
 
         // The saved weights are a source of first values: to evaluate them, or to go on from them.
         let source = SafetensorsSource::open(dir.join(&task.name))?;
-        let saved = model(64, 8).weights(source.clone()).build()?;
+        let saved = model(WIDTH, DEPTH).weights(source.clone()).build()?;
         source.check(&saved)?;
         let evaluation = Orchestrator::new(devices())?.evaluate(EvaluationTask {
             chain: Arc::new(saved),
