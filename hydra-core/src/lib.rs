@@ -42,8 +42,8 @@ mod units;
 pub use chain::{
     BackwardFrom, Chain, ChainBuilder, ChainLayer, Declared, DropoutMask, Forward, IMAGE_ALIGN, ImageLayout,
     ImageParam, ImageReader, Init, Layer, LayerGradients, Measured, Mode, ModelWriter, OwnInit, ParamInfo,
-    ParamRef, Pass, SeededInit, ShardBackward, WeightError, WeightSource, backward_range, forget_graphs,
-    forward_range, loss_value, promote_layers, vector_jacobian,
+    ParamRef, Pass, SeededInit, ShardBackward, Site, WeightError, WeightSource, backward_range,
+    forget_graphs, forward_range, loss_value, promote_layers, vector_jacobian,
 };
 pub use dataset::{Batch, Dataset, DatasetError, Sampler, gather, gather_items};
 #[cfg(feature = "cube")]

@@ -14,8 +14,8 @@ use crate::observer::{Observer, RunEvent, Silent};
 use crate::protocol::{Evaluation, StopFlag};
 use crate::report::RunReport;
 use crate::run::{self, Admitted, Chosen, Setup};
-use crate::train_task::TrainTask;
-use hydra_core::{ByteSize, Chain, Dataset, DeviceId, MemoryProbe, OptimizerSpec, TaskId, TrainSpec};
+use crate::train_task::{EvaluationTask, TrainTask};
+use hydra_core::{ByteSize, DeviceId, MemoryProbe, OptimizerSpec, TaskId, TrainSpec};
 use hydra_sched::{Policy, PolicyKind};
 use hydra_spill::{DeviceHomeStore, DeviceLink, DiskStore, DramStore, TierStore, alloc::AllocatorProbe};
 use std::cell::RefCell;
@@ -318,15 +318,9 @@ impl Orchestrator {
         })
     }
 
-    /// Evaluates a chain on a dataset in batches of `batch`, with the devices and options of this run.
-    /// Tasks that were submitted are not run.
-    pub fn evaluate(
-        mut self,
-        chain: Arc<Chain>,
-        data: Arc<dyn Dataset>,
-        batch: usize,
-        seed: u64,
-    ) -> Result<Evaluation, EngineError> {
+    /// Evaluates a chain on a dataset with the devices and options of this run. Tasks that were submitted are not run.
+    pub fn evaluate(mut self, task: EvaluationTask) -> Result<Evaluation, EngineError> {
+        let EvaluationTask { chain, data, batch, seed } = task;
         let optimizer = OptimizerSpec::Sgd { lr: 0.0, momentum: 0.0, weight_decay: 0.0 };
         let spec = TrainSpec { seed, ..TrainSpec::new(optimizer, batch) };
         let mut task = TrainTask::new("evaluate", chain, data.clone(), spec).test(data);

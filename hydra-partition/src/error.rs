@@ -93,7 +93,7 @@ pub enum PartitionError {
     /// A layer's output is not a function of its parameters, its input and its pass.
     #[error(
         "layer `{layer}` of chain `{chain}` gives another output when it is run again: a forward is computed again for \
-         the backward pass, so it has to be a function of parameters, input and `Pass` alone; use `pass.dropout` \
+         the backward pass, so it has to be a function of parameters, input and `Pass` alone; use `pass.site(0).dropout` \
          instead of a dropout that draws from random state of its own, and keep no running statistics"
     )]
     Unrepeatable {

@@ -67,7 +67,7 @@ impl Forward for Block {
     fn forward(&self, x: Activation, pass: &Pass) -> Activation {
         let x = x.into_float::<2>();
         let y = self.down.forward(self.up.forward(self.norm.forward(x.clone())).tanh());
-        Activation::of(x + pass.dropout(y, 0.1, 0))
+        Activation::of(x + pass.site(0).dropout(y, 0.1))
     }
 }
 

@@ -458,7 +458,7 @@ mod tests {
 
     #[test]
     fn a_link_that_brings_something_else_is_caught() {
-        let spec = &hydra_engine::DeviceSpec::cpus(1, 1, ByteSize::mib(64))[0];
+        let spec = &hydra_engine::DeviceSpec::cpu(ByteSize::mib(64));
         let mut device = OpenDevice::new(spec, ByteSize::mib(1)).unwrap();
         device.link = std::sync::Arc::new(Stale(hydra_spill::HostCopyLink::new(device.measured_as())));
         let (sender, receiver) = sync_channel(0);

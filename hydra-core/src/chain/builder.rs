@@ -17,6 +17,7 @@ pub struct ChainBuilder {
     name: String,
     note: String,
     metrics: Vec<String>,
+    language_model: bool,
     layers: Vec<(String, Box<dyn Layer>, bool)>,
     source: Arc<dyn WeightSource>,
 }
@@ -24,7 +25,14 @@ pub struct ChainBuilder {
 impl ChainBuilder {
     pub(super) fn new(name: String) -> Self {
         let source = Arc::new(SeededInit);
-        Self { name, note: String::new(), metrics: Vec::new(), layers: Vec::new(), source }
+        Self {
+            name,
+            note: String::new(),
+            metrics: Vec::new(),
+            language_model: false,
+            layers: Vec::new(),
+            source,
+        }
     }
 
     /// Appends a layer. Layers that hold parameters of the same `ParamId` share them.
@@ -90,6 +98,13 @@ impl ChainBuilder {
         self
     }
 
+    /// Says that the loss is the mean cross-entropy of the predicted tokens, in natural logarithms: evaluations then
+    /// report a perplexity, `exp(loss)`, beside it.
+    pub fn language_model(mut self) -> Self {
+        self.language_model = true;
+        self
+    }
+
     /// Sets the source of the first values; [`SeededInit`] if this is not called.
     pub fn weights(mut self, source: impl WeightSource + 'static) -> Self {
         self.source = Arc::new(source);
@@ -124,8 +139,8 @@ impl ChainBuilder {
             return Err(CoreError::NothingToTrain { chain: self.name });
         }
         let float = FloatType::F32;
-        let Self { name, note, metrics, source, .. } = self;
-        Ok(Chain { name, note, metrics, layers, images, float, source })
+        let Self { name, note, metrics, language_model, source, .. } = self;
+        Ok(Chain { name, note, metrics, language_model, layers, images, float, source })
     }
 
     fn check_metrics(&self) -> Result<(), CoreError> {

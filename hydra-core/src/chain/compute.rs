@@ -218,7 +218,7 @@ mod tests {
 
     impl Forward for Dense {
         fn forward(&self, x: Activation, pass: &Pass) -> Activation {
-            Activation::of(pass.dropout(self.linear.forward(x.into_float::<2>()), 0.5, 0))
+            Activation::of(pass.site(0).dropout(self.linear.forward(x.into_float::<2>()), 0.5))
         }
     }
 

@@ -101,7 +101,8 @@ fn drawn(out: &mut [f32], value: impl Fn(u64) -> f32 + Sync) {
 /// A Burn module with one forward: what users write.
 ///
 /// The module's parameters may be lazy (Hydra gives them their first values, by [`init`](Self::init)) or
-/// hold values already (those are taken). Every random number must come from the pass: take [`Pass::dropout`]. Burn's
+/// hold values already (those are taken). Every random number must come from the pass: take
+/// [`pass.site(0).dropout(x, probability)`](crate::Site::dropout). Burn's
 /// `Dropout` draws from a generator of the whole process, in evaluations too, so that a forward that is computed again gives
 /// another output, for which a run refuses it. A layer keeps no state from one forward to the next, so running statistics,
 /// as in Burn's `BatchNorm`, are refused when a chain is built; `LayerNorm`, `GroupNorm` and `RmsNorm` keep none.

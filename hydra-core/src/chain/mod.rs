@@ -21,7 +21,7 @@ pub use compute::{
 pub use image::{IMAGE_ALIGN, ImageLayout, ImageParam, ParamRef};
 pub use initializer::OwnInit;
 pub use layer::{Declared, Forward, Init, Layer, ParamInfo};
-pub use pass::{DropoutMask, Mode, Pass};
+pub use pass::{DropoutMask, Mode, Pass, Site};
 pub use vjp::vector_jacobian;
 pub use weights::{ImageReader, ModelWriter, SeededInit, WeightError, WeightSource};
 
@@ -55,6 +55,7 @@ pub struct Chain {
     name: String,
     note: String,
     metrics: Vec<String>,
+    language_model: bool,
     layers: Vec<ChainLayer>,
     images: Vec<ImageLayout>,
     float: FloatType,
@@ -95,6 +96,11 @@ impl Chain {
     /// The names of what evaluations measure beside the loss; see [`ChainBuilder::metrics`].
     pub fn metrics(&self) -> &[String] {
         &self.metrics
+    }
+
+    /// Returns whether evaluations have a perplexity; see [`ChainBuilder::language_model`].
+    pub fn is_language_model(&self) -> bool {
+        self.language_model
     }
 
     /// The number of layers.

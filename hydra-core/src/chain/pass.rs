@@ -49,24 +49,38 @@ impl Pass {
         self.mode == Mode::Train
     }
 
-    /// The key of a random site within the layer; a layer numbers its sites itself.
-    pub fn key(&self, site: u64) -> Key {
-        self.key.fold(site)
-    }
-
     /// The activation that the loss compares with. Empty for every layer but the last.
     pub fn targets(&self) -> &Activation {
         &self.targets
     }
 
+    /// A place in the layer at which random numbers are drawn; a layer numbers its sites itself.
+    pub fn site(&self, number: u64) -> Site {
+        Site { key: self.key.fold(number), trains: self.is_training() }
+    }
+}
+
+/// One random site of one layer in one pass.
+#[derive(Clone, Copy, Debug)]
+pub struct Site {
+    key: Key,
+    trains: bool,
+}
+
+impl Site {
+    /// The key of the site's random numbers.
+    pub fn key(&self) -> Key {
+        self.key
+    }
+
     /// Inverted dropout (Srivastava et al., 2014): while training, sets each element to zero with
     /// `probability` and scales the rest by `1 / (1 - probability)`. The mask is a function of the pass,
-    /// the layer, the `site` and the element's index in row-major order.
+    /// the layer, the site and the element's index in row-major order.
     ///
     /// # Panics
     /// If `probability` is not in `0..=1`.
-    pub fn dropout<const D: usize>(&self, x: Tensor<D>, probability: f64, site: u64) -> Tensor<D> {
-        let Some(mask) = self.dropout_mask(probability, site) else { return x };
+    pub fn dropout<const D: usize>(&self, x: Tensor<D>, probability: f64) -> Tensor<D> {
+        let Some(mask) = self.dropout_mask(probability) else { return x };
         let mut factors = vec![0.0; x.dims().iter().product()];
         mask.fill(0, &mut factors);
         let factors = TensorData::new(factors, x.dims());
@@ -82,11 +96,11 @@ impl Pass {
     ///
     /// # Panics
     /// If `probability` is not in `0..=1`.
-    pub fn dropout_mask(&self, probability: f64, site: u64) -> Option<DropoutMask> {
+    pub fn dropout_mask(&self, probability: f64) -> Option<DropoutMask> {
         let valid = (0.0..=1.0).contains(&probability);
         assert!(valid, "expected a probability of dropout from 0 to 1, found {probability}");
-        let drops = self.is_training() && probability > 0.0;
-        drops.then(|| DropoutMask::new(self.key(site), probability))
+        let drops = self.trains && probability > 0.0;
+        drops.then(|| DropoutMask::new(self.key, probability))
     }
 }
 
@@ -204,7 +218,7 @@ mod tests {
     fn the_mask_stays_what_it_was() {
         // Runs that were interrupted go on with the same masks.
         let mask =
-            Pass::train(Pass::key_of(1, 2, 3), Activation::default()).for_layer(4).dropout_mask(0.5, 5);
+            Pass::train(Pass::key_of(1, 2, 3), Activation::default()).for_layer(4).site(5).dropout_mask(0.5);
         let mut factors = [f32::NAN; 40];
         mask.expect("a training pass drops").fill(3, &mut factors);
         let kept = (0..40).filter(|&i| factors[i] == 2.0).fold(0u64, |bits, i| bits | 1 << i);
@@ -236,7 +250,7 @@ mod tests {
         let pass = Pass::train(Key::new(3), Activation::default());
         let dropped = |tensor: HostTensor| {
             let x = tensor.to_device(&burn::tensor::Device::flex()).into_float::<1>();
-            crate::AnyTensor::from(pass.dropout(x, 0.1, 0)).into_host()
+            crate::AnyTensor::from(pass.site(0).dropout(x, 0.1)).into_host()
         };
         let narrow = HostTensor::float(values, [64]).in_type(FloatType::Bf16);
         let wide = dropped(narrow.clone().in_type(FloatType::F32));
@@ -250,8 +264,9 @@ mod tests {
             for pass in
                 [Pass::train(Key::new(1), Activation::default()), Pass::evaluate(Activation::default())]
             {
-                let panic = std::panic::catch_unwind(AssertUnwindSafe(|| pass.dropout_mask(probability, 0)))
-                    .unwrap_err();
+                let panic =
+                    std::panic::catch_unwind(AssertUnwindSafe(|| pass.site(0).dropout_mask(probability)))
+                        .unwrap_err();
                 let message = crate::panic_message(panic.as_ref());
                 assert!(message.contains("from 0 to 1, found"), "{message}");
             }
@@ -261,7 +276,7 @@ mod tests {
     #[test]
     fn an_evaluation_pass_drops_nothing() {
         let x = Tensor::<2>::ones([4, 4], &burn::tensor::Device::flex());
-        let y = Pass::evaluate(Activation::default()).dropout(x.clone(), 0.9, 0);
+        let y = Pass::evaluate(Activation::default()).site(0).dropout(x.clone(), 0.9);
         assert_eq!(x.into_data(), y.into_data());
     }
 }

@@ -27,8 +27,8 @@ use std::fmt;
 /// - a layer may compute in `f32` between two casts; the gradient of a cast is rounded to its input's type.
 ///
 /// Both casts cost nothing in `f32`. Tried with `Linear`, `LayerNorm`, `GroupNorm`, `Conv2d`, `Embedding`,
-/// [`Pass::dropout`](crate::Pass::dropout) and the activations of the models in `hydra-models`, and with the residual
-/// perceptron of `hydra-engine/examples/own_model.rs`. Nothing is known here of what else of Burn computes well in
+/// [`Site::dropout`](crate::Site::dropout) and the activations of the models in `hydra-models`, and with the residual
+/// perceptron of `hydra-train/examples/own_model.rs`. Nothing is known here of what else of Burn computes well in
 /// 16 bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum FloatType {

@@ -18,6 +18,10 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("hydra-models", &["hydra-core"]),
     ("hydra-engine", &["hydra-core", "hydra-partition", "hydra-spill", "hydra-sched"]),
     (
+        "hydra-train",
+        &["hydra-core", "hydra-partition", "hydra-spill", "hydra-sched", "hydra-models", "hydra-engine"],
+    ),
+    (
         "hydra-bench",
         &["hydra-core", "hydra-partition", "hydra-spill", "hydra-sched", "hydra-models", "hydra-engine"],
     ),
@@ -28,7 +32,8 @@ const ARROWS: &[(&str, &[&str])] = &[
 const STRANGERS: &[(&str, &[&str])] = &[("hydra-sched", &["burn", "rayon", "crossbeam"])];
 
 /// The crates that forbid unsafe code altogether.
-const SAFE: &[&str] = &["hydra-core", "hydra-partition", "hydra-sched", "hydra-engine", "hydra-bench"];
+const SAFE: &[&str] =
+    &["hydra-core", "hydra-partition", "hydra-sched", "hydra-engine", "hydra-train", "hydra-bench"];
 
 /// The modules of the other crates that may hold unsafe code.
 const UNSAFE_MODULES: &[&str] = &["kernels", "alloc", "cuda"];

@@ -70,38 +70,40 @@ pub struct DeviceSpec {
 }
 
 impl DeviceSpec {
-    /// `count` devices called `cpu:0`, `cpu:1`, .. with so many threads and so much memory each.
-    pub fn cpus(count: usize, threads: usize, memory: ByteSize) -> Vec<Self> {
-        let device = |i| Self {
-            name: format!("cpu:{i}"),
-            kind: DeviceKind::Cpu,
-            threads: threads.max(1),
-            memory,
-            link: None,
-            latency: Duration::ZERO,
-            sharing: 1,
-            zero_copy: false,
+    /// One thread of the CPU with so much memory, called `cpu:0`.
+    pub fn cpu(memory: ByteSize) -> Self {
+        Self::of(DeviceKind::Cpu, "cpu:0".to_owned(), memory)
+    }
+
+    /// So much of the memory of an NVIDIA card, called `cuda:card`.
+    pub fn cuda(card: usize, memory: ByteSize) -> Self {
+        Self::of(DeviceKind::Cuda { card }, format!("cuda:{card}"), memory)
+    }
+
+    /// So much of the memory of an adapter with a driver for Vulkan, called `wgpu:adapter`.
+    pub fn wgpu(adapter: usize, memory: ByteSize) -> Self {
+        Self::of(DeviceKind::Wgpu { adapter }, format!("wgpu:{adapter}"), memory)
+    }
+
+    fn of(kind: DeviceKind, name: String, memory: ByteSize) -> Self {
+        let latency = Duration::ZERO;
+        Self { name, kind, threads: 1, memory, link: None, latency, sharing: 1, zero_copy: false }
+    }
+
+    /// This device with so many compute threads, at least one.
+    pub fn threads(self, threads: usize) -> Self {
+        Self { threads: threads.max(1), ..self }
+    }
+
+    /// So many logical devices, each of them like this one and with as much memory: `cpu:0`, `cpu:1`, .., or on a GPU,
+    /// which they share, `cuda:0/0`, `cuda:0/1`, ...
+    pub fn times(self, count: usize) -> Vec<Self> {
+        let device = |index: usize| match self.kind {
+            DeviceKind::Cpu => Self { name: format!("cpu:{index}"), ..self.clone() },
+            _ if count == 1 => self.clone(),
+            _ => Self { name: format!("{}/{index}", self.name), sharing: count, ..self.clone() },
         };
         (0..count).map(device).collect()
-    }
-
-    /// The `index`-th logical device on an NVIDIA card, called `cuda:card`, or `cuda:card/index` if the card has
-    /// `of` more than one, with so much memory of the card's.
-    pub fn cuda(card: usize, index: usize, of: usize, memory: ByteSize) -> Self {
-        Self::gpu("cuda", DeviceKind::Cuda { card }, (card, index, of), memory)
-    }
-
-    /// As [`cuda`](Self::cuda), on an adapter with a driver for Vulkan.
-    pub fn wgpu(adapter: usize, index: usize, of: usize, memory: ByteSize) -> Self {
-        Self::gpu("wgpu", DeviceKind::Wgpu { adapter }, (adapter, index, of), memory)
-    }
-
-    fn gpu(kind_name: &str, kind: DeviceKind, place: (usize, usize, usize), memory: ByteSize) -> Self {
-        let (number, index, of) = place;
-        let part = if of > 1 { format!("/{index}") } else { String::new() };
-        let name = format!("{kind_name}:{number}{part}");
-        let latency = Duration::ZERO;
-        Self { name, kind, threads: 1, memory, link: None, latency, sharing: of, zero_copy: false }
     }
 
     /// This device with the host's memory as its own; a GPU has none of the host's and stays as it is.

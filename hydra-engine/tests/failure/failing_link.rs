@@ -146,7 +146,7 @@ impl Case {
     }
 
     fn orchestrator(&self) -> Orchestrator {
-        let run = Orchestrator::new(DeviceSpec::cpus(self.devices, 1, PLENTY)).unwrap();
+        let run = Orchestrator::new(DeviceSpec::cpu(PLENTY).times(self.devices)).unwrap();
         let run = run.prefetch(self.prefetch).optimizer_placement(self.placement);
         run.checkpoint_every(CheckpointEvery::Minibatches(1))
     }

@@ -50,7 +50,7 @@ pub fn causal_attention(qkv: Tensor<3>, options: Attention, pass: &Pass) -> Tens
         "attention of {heads} heads expects three times a multiple of them as last dimension, found {triple}"
     );
     one_type("causal_attention", [qkv.dtype()]);
-    let mask = pass.dropout_mask(options.dropout, options.site);
+    let mask = pass.site(options.site).dropout_mask(options.dropout);
     let options = Options { heads, scale: options.scale as f32, mask };
     Tensor::from_dispatch(<Dispatch as AttentionOps>::causal_attention(qkv.into_dispatch(), options))
 }
@@ -568,7 +568,7 @@ mod tests {
             let sum: f64 = scores.iter().map(|s| (s - largest).exp()).sum();
             let weights: Vec<f64> = scores.iter().map(|s| (s - largest).exp() / sum).collect();
             let first = (((sequence * heads + head) * tokens + query) * tokens) as u64;
-            let mask = pass().dropout_mask(dropout, 7);
+            let mask = pass().site(7).dropout_mask(dropout);
             let factor = |key: usize| mask.map_or(1.0, |mask| f64::from(mask.factor(first + key as u64)));
             let g = &upstream[from..from + head_width];
             let for_weight = |key: usize| dot(g, vector(at(key, 2))) * factor(key);

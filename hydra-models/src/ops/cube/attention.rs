@@ -193,7 +193,7 @@ mod tests {
     /// The output and the gradient with groups of so many scores.
     fn run(qkv: CubeTensor, gradient: CubeTensor, scores: usize) -> [Vec<f32>; 2] {
         let pass = Pass::train(Pass::key_of(1, 2, 3), Activation::default());
-        let options = Options { heads: 3, scale: 0.5, mask: pass.dropout_mask(0.2, 7) };
+        let options = Options { heads: 3, scale: 0.5, mask: pass.site(7).dropout_mask(0.2) };
         let (output, statistics) = forward(qkv.clone(), options, scores);
         let saved = Saved { qkv, output: output.clone(), statistics };
         [numbers(output), numbers(backward(saved, gradient, options, scores))]

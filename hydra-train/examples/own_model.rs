@@ -5,18 +5,8 @@
 //! cargo run --example own_model
 //! ```
 
-use burn::module::Module;
-use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig};
-use burn::tensor::{Device, FloatDType, activation::gelu};
-use hydra_core::{
-    Activation, Batch, ByteSize, Chain, ChainBuilder, Dataset, DatasetError, Decay, Forward, HostActivation,
-    HostTensor, Key, Length, OptimizerSpec, Pass, TrainSpec,
-};
-use hydra_engine::{DeviceSpec, Orchestrator, TaskState, TrainTask, plain};
-use hydra_models::weights::{SafetensorsSource, SafetensorsWriter};
-use hydra_spill::alloc::CountingAllocator;
+use hydra_train::prelude::*;
 use std::error::Error;
-use std::sync::Arc;
 
 // With this, what a shard needs is measured; without it, it is estimated from shapes, with a larger margin.
 #[global_allocator]
@@ -25,13 +15,19 @@ static ALLOCATOR: CountingAllocator = CountingAllocator::new(std::alloc::System)
 /// The numbers that the function is of.
 const INPUTS: usize = 8;
 
+/// The width of the residual.
+pub const WIDTH: usize = 64;
+
+/// The number of blocks.
+pub const DEPTH: usize = 8;
+
 /// What is measured beside the loss.
 const ABSOLUTE: &str = "mean absolute error";
 
 /// The first layer: `[items, INPUTS]` to `[items, width]`.
 #[derive(Module, Debug)]
 pub struct Stem {
-    linear: Linear,
+    linear: nn::Linear,
 }
 
 impl Forward for Stem {
@@ -43,19 +39,19 @@ impl Forward for Stem {
 /// A residual block: `[items, width]` to `[items, width]`. The residual stays inside the layer.
 #[derive(Module, Debug)]
 pub struct Block {
-    norm: LayerNorm,
-    up: Linear,
-    down: Linear,
+    norm: nn::LayerNorm,
+    up: nn::Linear,
+    down: nn::Linear,
     dropout: f64,
 }
 
 impl Forward for Block {
     fn forward(&self, x: Activation, pass: &Pass) -> Activation {
         let x = x.into_float::<2>();
-        let hidden = gelu(self.up.forward(self.norm.forward(x.clone())));
+        let hidden = activation::gelu(self.up.forward(self.norm.forward(x.clone())));
         // From the pass: the mask is the same when a backward pass recomputes the forward. A second dropout in this
         // layer would take another site than 0.
-        let hidden = pass.dropout(hidden, self.dropout, 0);
+        let hidden = pass.site(0).dropout(hidden, self.dropout);
         Activation::of(x + self.down.forward(hidden))
     }
 }
@@ -64,8 +60,8 @@ impl Forward for Block {
 /// an evaluation to the mean absolute error too.
 #[derive(Module, Debug)]
 pub struct Head {
-    norm: LayerNorm,
-    linear: Linear,
+    norm: nn::LayerNorm,
+    linear: nn::Linear,
 }
 
 impl Forward for Head {
@@ -84,8 +80,8 @@ impl Forward for Head {
 /// task's seed.
 pub fn model(width: usize, depth: usize) -> ChainBuilder {
     let device = Device::flex();
-    let linear = |inputs, outputs| LinearConfig::new(inputs, outputs).init(&device);
-    let norm = || LayerNormConfig::new(width).init(&device);
+    let linear = |inputs, outputs| nn::LinearConfig::new(inputs, outputs).init(&device);
+    let norm = || nn::LayerNormConfig::new(width).init(&device);
     // What names and shapes do not say, such as dropout, is told in a note: a checkpoint of another model is refused.
     let dropout = 0.1;
     let mut chain = Chain::builder("residual-mlp").note(format!("dropout {dropout}, gelu"));
@@ -148,12 +144,12 @@ pub fn spec(lr: f64) -> TrainSpec {
 /// Trains two tasks, compares them with the plain loop, and reads back what was saved.
 pub fn main() -> Result<(), Box<dyn Error>> {
     let dir = std::env::temp_dir().join(format!("hydra-own-model-{}", std::process::id()));
-    let chain = Arc::new(model(64, 8).build()?);
+    let chain = Arc::new(model(WIDTH, DEPTH).build()?);
     let train = Arc::new(Sines { points: 256, seed: 1 });
     let test = Arc::new(Sines { points: 64, seed: 2 });
 
     // Less than the model needs with its gradients: it is trained in shards.
-    let devices = || DeviceSpec::cpus(2, 1, ByteSize::mib(2));
+    let devices = || DeviceSpec::cpu(ByteSize::mib(2)).times(2);
     let rates = [3e-3, 1e-3];
     let mut orchestrator = Orchestrator::new(devices())?;
     for lr in rates {
@@ -176,9 +172,14 @@ pub fn main() -> Result<(), Box<dyn Error>> {
 
         // The saved weights are a source of first values: to evaluate them, or to go on from them.
         let source = SafetensorsSource::open(dir.join(&task.name))?;
-        let saved = model(64, 8).weights(source.clone()).build()?;
+        let saved = model(WIDTH, DEPTH).weights(source.clone()).build()?;
         source.check(&saved)?;
-        let evaluation = Orchestrator::new(devices())?.evaluate(Arc::new(saved), test.clone(), 32, 0)?;
+        let evaluation = Orchestrator::new(devices())?.evaluate(EvaluationTask {
+            chain: Arc::new(saved),
+            data: test.clone(),
+            batch: 32,
+            seed: 0,
+        })?;
         let absolute = evaluation.metrics[ABSOLUTE];
         println!("  test loss of what was saved: {:.3}, {ABSOLUTE} {absolute:.3}", evaluation.loss);
         assert!(absolute * absolute <= evaluation.loss);

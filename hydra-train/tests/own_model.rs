@@ -3,14 +3,11 @@
 #[path = "../examples/own_model.rs"]
 mod own_model;
 
-use hydra_core::{
-    ByteSize, Chain, FloatType, ImageReader, Length, ModelWriter, TrainSpec, WeightError, with_causes,
-};
-use hydra_engine::plain::PlainRun;
-use hydra_engine::{DeviceSpec, EngineError, Orchestrator, RunReport, TrainTask, plain};
-use hydra_models::weights::{SafetensorsSource, SafetensorsWriter};
-use own_model::{Sines, main, model, spec};
-use std::sync::Arc;
+use hydra_train::model::with_causes;
+use hydra_train::plain::PlainRun;
+use hydra_train::prelude::*;
+use hydra_train::weights::{ImageReader, ModelWriter, WeightError};
+use own_model::{DEPTH, Sines, WIDTH, main, model, spec};
 
 // One after the other: memory is measured for the whole process.
 #[test]
@@ -18,7 +15,7 @@ fn the_example_does_what_it_says_and_so_does_its_model() {
     main().unwrap();
     let first = learns_in_bf16();
     let dir = tempfile::tempdir().unwrap();
-    SafetensorsWriter.write(&model(64, 8).build().unwrap(), &Images(&first), dir.path()).unwrap();
+    SafetensorsWriter.write(&model(WIDTH, DEPTH).build().unwrap(), &Images(&first), dir.path()).unwrap();
     let saved = SafetensorsSource::open(dir.path()).unwrap();
     goes_on_from(&saved, &first);
     another_model_is_refused(saved);
@@ -33,7 +30,7 @@ fn short() -> TrainSpec {
 }
 
 fn run(chain: &Arc<Chain>) -> Result<RunReport, EngineError> {
-    let mut orchestrator = Orchestrator::new(DeviceSpec::cpus(2, 1, ByteSize::mib(4)))?;
+    let mut orchestrator = Orchestrator::new(DeviceSpec::cpu(ByteSize::mib(4)).times(2))?;
     orchestrator.submit(TrainTask::new("task", chain.clone(), data(), short()).cuts(vec![2, 4]))?;
     orchestrator.run()
 }
@@ -49,7 +46,7 @@ fn agrees(chain: Chain) -> PlainRun {
 }
 
 fn learns_in_bf16() -> PlainRun {
-    let run = agrees(model(64, 8).build().unwrap().with_float_type(FloatType::Bf16));
+    let run = agrees(model(WIDTH, DEPTH).build().unwrap().with_float_type(FloatType::Bf16));
     assert!(run.losses[run.losses.len() - 1] < run.losses[0]);
     run
 }
@@ -63,12 +60,12 @@ impl ImageReader for Images<'_> {
 }
 
 fn goes_on_from(saved: &SafetensorsSource, first: &PlainRun) {
-    let further = agrees(model(64, 8).weights(saved.clone()).build().unwrap());
+    let further = agrees(model(WIDTH, DEPTH).weights(saved.clone()).build().unwrap());
     assert!(further.losses[0] < first.losses[0] / 2.0, "{:?} after {:?}", further.losses, first.losses);
 }
 
 fn another_model_is_refused(saved: SafetensorsSource) {
-    let smaller = Arc::new(model(64, 7).weights(saved).build().unwrap());
+    let smaller = Arc::new(model(WIDTH, DEPTH - 1).weights(saved).build().unwrap());
     let reason = match run(&smaller) {
         Ok(report) => report.tasks[0].error.clone().unwrap(),
         Err(error) => with_causes(&error),
