@@ -1,9 +1,9 @@
 //! Deciding whether a run fits, before anything trains: pilot passes, cuts, memory.
 
+use super::division::{StoredImages, stored_bytes};
 use super::gradients::{FLOWING, GradientBytes};
 use super::host_memory::{HostMemory, HostNeeds};
 use super::placement::{self, OptimizerPlacement, Placement};
-use super::tiers::{Holding, kept_bytes};
 use super::{Admission, AdmittedTask};
 use crate::checkpoint::Checkpoint;
 use crate::device::LogicalDevice;
@@ -75,11 +75,11 @@ pub(crate) fn admit(
     let planned = tasks.iter().zip(&admitted).map(|(task, admitted)| (task, admitted.plan.as_ref()));
     let placements = placement::place(placement, planned, devices)?;
     admitted.iter_mut().zip(placements).for_each(|(task, placement)| task.optimizer = placement);
-    let holdings: Vec<Holding> = tasks.iter().zip(&admitted).map(holding).collect();
+    let stored: Vec<StoredImages> = tasks.iter().zip(&admitted).map(stored_images).collect();
     let batches: Vec<&Batch> = candidates.iter().map(|candidate| &candidate.batch).collect();
-    let needs = host_needs(host, tasks, &batches, &mut admitted, &holdings)?;
-    for ((task, holding), on_disk) in admitted.iter_mut().zip(&holdings).zip(needs.division.on_disk) {
-        let there = holding.masters.iter().zip(&on_disk).filter(|(_, on_disk)| **on_disk);
+    let needs = host_needs(host, tasks, &batches, &mut admitted, &stored)?;
+    for ((task, stored_images), on_disk) in admitted.iter_mut().zip(&stored).zip(needs.division.on_disk) {
+        let there = stored_images.masters.iter().zip(&on_disk).filter(|(_, on_disk)| **on_disk);
         task.disk_bytes = there.map(|(bytes, _)| bytes).sum();
         task.on_disk = on_disk;
     }
@@ -315,15 +315,15 @@ fn estimated_s(task: &TrainTask, plan: &PartitionPlan) -> f64 {
 
 /// Masters, moments, and the copy of the best parameters where one is kept.
 fn master_bytes(task: &TrainTask) -> u64 {
-    task.chain.images().iter().map(|image| kept_bytes(image, &task.spec)).sum()
+    task.chain.images().iter().map(|image| stored_bytes(image, &task.spec)).sum()
 }
 
 /// What a task has in tiers.
-fn holding((task, admitted): (&TrainTask, &AdmittedTask)) -> Holding {
+fn stored_images((task, admitted): (&TrainTask, &AdmittedTask)) -> StoredImages {
     let images = task.chain.images().iter();
     let there = |bytes: u64| if task.is_finished() { 0 } else { bytes };
-    Holding {
-        masters: images.clone().map(|image| there(kept_bytes(image, &task.spec))).collect(),
+    StoredImages {
+        masters: images.clone().map(|image| there(stored_bytes(image, &task.spec))).collect(),
         moving: images.map(ImageLayout::bytes).collect(),
         shards: admitted.plan.shards().into_iter().map(|range| task.chain.images_of(range)).collect(),
         may_leave: !admitted.optimizer.on_device() && !task.is_finished(),
@@ -340,7 +340,7 @@ fn host_needs(
     tasks: &[TrainTask],
     batches: &[&Batch],
     admitted: &mut [AdmittedTask],
-    holdings: &[Holding],
+    stored: &[StoredImages],
 ) -> Result<HostNeeds, EngineError> {
     let devices = host.devices.min(tasks.iter().filter(|task| !task.is_finished()).count());
     let mut with_room_for = |shards: usize| {
@@ -351,7 +351,7 @@ fn host_needs(
             let active = active_bytes(task, batch, &admitted.plan, &gradients, shards);
             admitted.active_bytes = if task.is_finished() { 0 } else { active };
         }
-        host.needs(admitted, holdings)
+        host.needs(admitted, stored)
     };
     let mut most: Option<(usize, usize)> = None;
     for shards in [usize::MAX, FLOWING, 3, 2] {

@@ -1,6 +1,6 @@
 //! The disk as a tier of a run: its budget, its files, and the host memory that it works in.
 
-use super::tiers::{best_bytes, kept_bytes};
+use super::division::{best_bytes, stored_bytes};
 use super::{Admission, AdmittedTask};
 use crate::error::EngineError;
 use crate::train_task::TrainTask;
@@ -67,7 +67,7 @@ impl DiskTier {
 /// The bytes of the largest image of a task that lives on the disk: what the writer has there at once.
 fn largest_on_disk((task, admitted): (&TrainTask, &AdmittedTask)) -> Option<u64> {
     let images = task.chain.images().iter().zip(&admitted.on_disk);
-    images.filter(|(_, on_disk)| **on_disk).map(|(layout, _)| kept_bytes(layout, &task.spec)).max()
+    images.filter(|(_, on_disk)| **on_disk).map(|(layout, _)| stored_bytes(layout, &task.spec)).max()
 }
 
 /// The images of a task that live on the disk, each with its copy where one is kept, and their bytes.
@@ -80,7 +80,7 @@ fn images_of<'a>(
     let there = images.filter(|(_, (_, on_disk))| **on_disk);
     there.flat_map(move |(image, (layout, _))| {
         let (masters, best) = (ImageId::new(id, image), best_bytes(layout, &task.spec));
-        let both = kept_bytes(layout, &task.spec);
+        let both = stored_bytes(layout, &task.spec);
         let copy = best.map(|bytes| (masters.best(), bytes));
         std::iter::once((masters, both - best.unwrap_or(0))).chain(copy)
     })

@@ -2,7 +2,7 @@
 
 use super::AdmittedTask;
 use super::disk::DiskSpec;
-use super::tiers::{Division, Holding, divide};
+use super::division::{Division, StoredImages, divide};
 use crate::error::EngineError;
 
 /// Host memory for a run.
@@ -36,7 +36,7 @@ impl HostMemory<'_> {
     pub(crate) fn needs(
         &self,
         tasks: &[AdmittedTask],
-        holdings: &[Holding],
+        stored: &[StoredImages],
     ) -> Result<HostNeeds, EngineError> {
         let budget = self.budget;
         let masters: u64 = tasks.iter().map(|t| t.master_bytes).sum();
@@ -47,7 +47,7 @@ impl HostMemory<'_> {
         let for_all_devices =
             active.iter().take(self.devices).fold(masters, |sum, bytes| sum.saturating_add(*bytes));
         let division = match self.disk {
-            Some(disk) if for_all_devices > budget => self.on_disk(holdings, &active, disk)?,
+            Some(disk) if for_all_devices > budget => self.on_disk(stored, &active, disk)?,
             _ if needed <= budget => Division { in_memory: masters, ..Division::default() },
             _ => {
                 let (tasks, working, active) = (tasks.len(), None, largest);
@@ -74,23 +74,22 @@ impl HostMemory<'_> {
     /// each device, the largest first: a device without a model costs more than what the disk moves.
     fn on_disk(
         &self,
-        holdings: &[Holding],
+        stored: &[StoredImages],
         active: &[u64],
         disk: &DiskSpec,
     ) -> Result<Division, EngineError> {
         let (budget, devices) = (self.budget, self.devices);
         let with = |models: usize| {
             let beside = active.iter().take(models).fold(0, |sum: u64, bytes| sum.saturating_add(*bytes));
-            divide(holdings, budget.saturating_sub(beside), devices)
-                .map_err(|least| (least, beside))
-                .and_then(|division| match beside.saturating_add(division.needed()) <= budget {
+            divide(stored, budget.saturating_sub(beside), devices).map_err(|least| (least, beside)).and_then(
+                |division| match beside.saturating_add(division.needed()) <= budget {
                     true => Ok(division),
                     false => Err((division, beside)),
-                })
+                },
+            )
         };
         let fits = |division: &Division| division.disk <= disk.budget.bytes();
-        let several =
-            (2..=devices.min(holdings.len())).rev().find_map(|models| with(models).ok().filter(fits));
+        let several = (2..=devices.min(stored.len())).rev().find_map(|models| with(models).ok().filter(fits));
         if let Some(division) = several {
             return Ok(division);
         }
@@ -99,7 +98,7 @@ impl HostMemory<'_> {
             masters: least.in_memory,
             working: Some(least.working),
             active: beside,
-            tasks: holdings.len(),
+            tasks: stored.len(),
             budget,
         };
         let division = with(1).map_err(refused)?;

@@ -5,20 +5,20 @@
 
 mod admit;
 mod disk;
+mod division;
 mod gradients;
 mod host_memory;
 mod identities;
 mod placement;
-mod tiers;
 
 pub(crate) use admit::{Plans, admit};
 pub(crate) use disk::{DiskSpec, DiskTier};
+pub(crate) use division::{best_bytes, groups, stored_bytes};
 pub(crate) use gradients::GradientBytes;
 pub(crate) use host_memory::HostMemory;
 pub(crate) use identities::Identities;
 pub(crate) use placement::waiting;
 pub use placement::{OptimizerPlacement, Place, Placement};
-pub(crate) use tiers::{best_bytes, groups, kept_bytes};
 
 use hydra_partition::PartitionPlan;
 use serde::Serialize;

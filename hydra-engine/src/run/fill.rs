@@ -98,7 +98,7 @@ impl Run {
     fn groups(&self, index: usize) -> Vec<Range<usize>> {
         let model = &self.models[index];
         let images = 0..model.chain().images().len();
-        let bytes: Vec<u64> = images.clone().map(|image| model.kept_bytes(image)).collect();
+        let bytes: Vec<u64> = images.clone().map(|image| model.stored_bytes(image)).collect();
         let on_disk: Vec<bool> = images.map(|image| model.lives_on_disk(image)).collect();
         groups(&on_disk, &bytes, self.disk.working.capacity())
     }
@@ -113,7 +113,7 @@ impl Run {
         let mut rooms = Vec::new();
         for image in group {
             let model = &self.models[index];
-            let bytes = model.kept_bytes(image);
+            let bytes = model.stored_bytes(image);
             if !model.lives_on_disk(image) {
                 let room = self.host_budget.reserve(bytes, &model.task.name);
                 rooms.push(room.map_err(SpillError::from)?);

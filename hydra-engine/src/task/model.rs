@@ -3,7 +3,7 @@
 use super::Waits;
 use super::checkpoint::Kept;
 use super::gradient_room::GradientRoom;
-use crate::admission::{AdmittedTask, GradientBytes, Placement, kept_bytes};
+use crate::admission::{AdmittedTask, GradientBytes, Placement, stored_bytes};
 use crate::device::ShardWork;
 use crate::error::EngineError;
 use crate::optimizer::MicroStep;
@@ -201,8 +201,8 @@ impl Model {
         self.on_disk.get(image).copied().unwrap_or(false)
     }
 
-    pub(crate) fn kept_bytes(&self, image: usize) -> u64 {
-        kept_bytes(&self.task.chain.images()[image], &self.task.spec)
+    pub(crate) fn stored_bytes(&self, image: usize) -> u64 {
+        stored_bytes(&self.task.chain.images()[image], &self.task.spec)
     }
 
     /// The next shard task, if `device` can claim it now.

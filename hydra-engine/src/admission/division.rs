@@ -15,7 +15,7 @@ use hydra_core::{ImageLayout, TrainSpec};
 use std::collections::BTreeSet;
 
 /// What a task has in tiers.
-pub(crate) struct Holding {
+pub(crate) struct StoredImages {
     /// The bytes of each image's masters: parameters, what they are rounded to, moments.
     pub masters: Vec<u64>,
     /// The bytes of each image that a promotion reads.
@@ -40,7 +40,7 @@ pub(crate) struct Division {
 }
 
 /// The bytes of what a store keeps of an image: its masters and, where one is kept, the copy of its best parameters.
-pub(crate) fn kept_bytes(image: &ImageLayout, spec: &TrainSpec) -> u64 {
+pub(crate) fn stored_bytes(image: &ImageLayout, spec: &TrainSpec) -> u64 {
     let moments = if image.trained { spec.optimizer.moments() as u64 } else { 0 };
     image.master_bytes() + moments * image.moment_bytes() + best_bytes(image, spec).unwrap_or(0)
 }
@@ -58,7 +58,7 @@ pub(crate) fn best_bytes(image: &ImageLayout, spec: &TrainSpec) -> Option<u64> {
 ///
 /// # Errors
 /// The division that needs the least host memory, if that is more than `room`.
-pub(crate) fn divide(tasks: &[Holding], room: u64, devices: usize) -> Result<Division, Division> {
+pub(crate) fn divide(tasks: &[StoredImages], room: u64, devices: usize) -> Result<Division, Division> {
     let may_leave = tasks.iter().filter(|task| task.may_leave);
     let sizes: BTreeSet<u64> = may_leave.flat_map(|task| &task.masters).copied().collect();
     let limits = sizes.into_iter().chain(std::iter::once(0)).rev();
@@ -72,8 +72,9 @@ pub(crate) fn divide(tasks: &[Holding], room: u64, devices: usize) -> Result<Div
 
 /// Keeps what is larger than `limit` in host memory, and of the rest what finds room beside the most that it can need
 /// on the disk.
-fn under(tasks: &[Holding], limit: u64, room: u64, devices: usize) -> Division {
-    let leave = |task: &Holding| task.masters.iter().map(|bytes| task.may_leave && *bytes <= limit).collect();
+fn under(tasks: &[StoredImages], limit: u64, room: u64, devices: usize) -> Division {
+    let leave =
+        |task: &StoredImages| task.masters.iter().map(|bytes| task.may_leave && *bytes <= limit).collect();
     let mut on_disk: Vec<Vec<bool>> = tasks.iter().map(leave).collect();
     let most = Division::of(tasks, on_disk.clone(), devices);
     let mut left = room.saturating_sub(most.needed());
@@ -88,16 +89,16 @@ fn under(tasks: &[Holding], limit: u64, room: u64, devices: usize) -> Division {
 }
 
 impl Division {
-    fn of(tasks: &[Holding], on_disk: Vec<Vec<bool>>, devices: usize) -> Self {
+    fn of(tasks: &[StoredImages], on_disk: Vec<Vec<bool>>, devices: usize) -> Self {
         let all: u64 = tasks.iter().flat_map(|task| &task.masters).sum();
         let there = || {
-            let images = |(task, there): (&Holding, &Vec<bool>)| {
+            let images = |(task, there): (&StoredImages, &Vec<bool>)| {
                 let there = task.masters.iter().zip(there.clone()).filter(|(_, there)| *there);
                 there.map(|(bytes, _)| *bytes).collect::<Vec<u64>>()
             };
             tasks.iter().zip(&on_disk).flat_map(images)
         };
-        let promotion = |(task, there): (&Holding, &Vec<bool>)| {
+        let promotion = |(task, there): (&StoredImages, &Vec<bool>)| {
             let read = |shard: &Vec<usize>| -> u64 {
                 shard.iter().filter(|image| there[**image]).map(|image| task.moving[*image]).sum()
             };
@@ -141,8 +142,8 @@ mod tests {
     use proptest::prelude::*;
 
     /// A task of AdamW in `f32`, each image a shard.
-    fn task(masters: &[u64]) -> Holding {
-        Holding {
+    fn task(masters: &[u64]) -> StoredImages {
+        StoredImages {
             masters: masters.to_vec(),
             moving: masters.iter().map(|bytes| bytes / 3).collect(),
             shards: (0..masters.len()).map(|image| vec![image]).collect(),
@@ -186,7 +187,7 @@ mod tests {
 
     #[test]
     fn what_lives_on_a_device_does_not_leave() {
-        let tasks = [Holding { may_leave: false, ..task(&[300]) }, task(&[30; 4])];
+        let tasks = [StoredImages { may_leave: false, ..task(&[300]) }, task(&[30; 4])];
         assert_eq!(shown(&divide(&tasks, 419, 1).unwrap()), ["m", "mddd"]);
         assert_eq!(divide(&tasks[..1], 299, 1).unwrap_err().needed(), 300);
     }
@@ -213,7 +214,7 @@ mod tests {
             room in 0_u64..1500,
             devices in 1_usize..3,
         ) {
-            let tasks: Vec<Holding> = sizes.iter().map(|sizes| task(sizes)).collect();
+            let tasks: Vec<StoredImages> = sizes.iter().map(|sizes| task(sizes)).collect();
             let all: u64 = sizes.iter().flatten().sum();
             match divide(&tasks, room, devices) {
                 Ok(division) => {
