@@ -1,6 +1,6 @@
 //! The disk as a tier of a run: its budget, its files, and the host memory that it works in.
 
-use super::division::{best_bytes, stored_bytes};
+use super::sizes::{best_bytes, master_bytes, stored_bytes};
 use super::{Admission, AdmittedTask};
 use crate::error::EngineError;
 use crate::train_task::TrainTask;
@@ -77,11 +77,9 @@ fn images_of<'a>(
     admitted: &'a AdmittedTask,
 ) -> impl Iterator<Item = (ImageId, u64)> + 'a {
     let images = task.chain.images().iter().zip(&admitted.on_disk).enumerate();
-    let there = images.filter(|(_, (_, on_disk))| **on_disk);
-    there.flat_map(move |(image, (layout, _))| {
-        let (masters, best) = (ImageId::new(id, image), best_bytes(layout, &task.spec));
-        let both = stored_bytes(layout, &task.spec);
-        let copy = best.map(|bytes| (masters.best(), bytes));
-        std::iter::once((masters, both - best.unwrap_or(0))).chain(copy)
+    images.filter(|(_, (_, on_disk))| **on_disk).flat_map(move |(image, (layout, _))| {
+        let masters = ImageId::new(id, image);
+        let copy = best_bytes(layout, &task.spec).map(|bytes| (masters.best(), bytes));
+        std::iter::once((masters, master_bytes(layout, &task.spec))).chain(copy)
     })
 }
