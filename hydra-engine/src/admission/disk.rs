@@ -1,20 +1,13 @@
 //! The disk as a tier of a run: its budget, its files, and the host memory that it works in.
 
-use super::sizes::{best_bytes, master_bytes, stored_bytes};
-use super::{Admission, AdmittedTask};
+use super::admit::{Admission, AdmittedTask};
+use super::host_memory::DiskSpec;
+use super::images::{best_bytes, master_bytes, stored_bytes};
 use crate::error::EngineError;
 use crate::train_task::TrainTask;
 use hydra_core::{ByteSize, TaskId};
 use hydra_spill::{Budget, DiskStore, ImageId, Reservation, SpillError};
-use std::path::PathBuf;
 use std::sync::Arc;
-
-/// A directory for masters, and how many bytes of them.
-#[derive(Clone, Debug)]
-pub(crate) struct DiskSpec {
-    pub dir: PathBuf,
-    pub budget: ByteSize,
-}
 
 /// What a run has on the disk.
 pub(crate) struct DiskTier {

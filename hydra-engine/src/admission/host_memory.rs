@@ -1,11 +1,19 @@
 //! The search for room: how much host memory each task of a run takes, and what goes to the disk; a pure function of
 //! sizes.
 
-use super::disk::DiskSpec;
 use super::division::{Division, StoredImages, divide};
 use super::gradients::FLOWING;
 use super::sizes::TaskSizes;
 use crate::error::EngineError;
+use hydra_core::ByteSize;
+use std::path::PathBuf;
+
+/// A directory for masters, and how many bytes of them.
+#[derive(Clone, Debug)]
+pub(crate) struct DiskSpec {
+    pub dir: PathBuf,
+    pub budget: ByteSize,
+}
 
 /// Memory for a run.
 #[derive(Clone, Copy)]
@@ -164,7 +172,6 @@ mod tests {
     use super::super::gradients::GradientBytes;
     use super::super::sizes::Work;
     use super::*;
-    use hydra_core::ByteSize;
     use proptest::prelude::*;
 
     /// A task of AdamW in `f32`, each image a shard.

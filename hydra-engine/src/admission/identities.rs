@@ -1,6 +1,6 @@
 //! The identities of a run's tasks: all that their bits depend on.
 
-use super::Placement;
+use super::placement::Placement;
 use crate::checkpoint::{DataIdentity, Identity};
 use crate::device::{DeviceKind, LogicalDevice};
 use crate::error::{EngineError, guarded};

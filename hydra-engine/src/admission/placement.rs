@@ -6,7 +6,7 @@
 //! where it is the host's to the bit, and otherwise only on request.
 
 use super::cut::{CutTask, Limits};
-use super::sizes::{master_bytes, waiting};
+use super::images::{master_bytes, waiting};
 use crate::device::{DeviceKind, LogicalDevice};
 use crate::error::{EngineError, guarded, with_causes};
 use crate::optimizer::{self, OptimizerCheck, Tried};

@@ -11,7 +11,7 @@ mod worker;
 pub(crate) use executor::ShardWork;
 pub(crate) use gpu::PageLocked;
 pub use open::OpenDevice;
-pub(crate) use worker::{Buffer, ComputeJob, PromoteJob, TakeDownJob, Worker};
+pub(crate) use worker::{Buffer, ComputeJob, DownloadJob, PromoteJob, Worker};
 
 use crate::error::{EngineError, with_causes};
 use crate::optimizer::DeviceStepper;

@@ -69,7 +69,7 @@ pub(crate) struct ComputeJob {
 }
 
 /// Takes what a shard task made down to the host.
-pub(crate) struct TakeDownJob {
+pub(crate) struct DownloadJob {
     pub ticket: Ticket,
     pub task: TaskId,
     pub chain: Arc<Chain>,
@@ -236,11 +236,11 @@ impl Worker {
     }
 
     /// The worker that takes outputs and gradients down.
-    pub(crate) fn take_down(&self, jobs: &Receiver<TakeDownJob>, host: &Sender<HostJob>) {
+    pub(crate) fn download(&self, jobs: &Receiver<DownloadJob>, host: &Sender<HostJob>) {
         alloc::tag_thread(None);
         for job in jobs {
             let (device, task, ticket) = (self.device.id, job.task, job.ticket);
-            let TakeDownJob { chain, at, made, shard, stays, .. } = job;
+            let DownloadJob { chain, at, made, shard, stays, .. } = job;
             let of = (shard, at.step);
             let Made { computed, output: output_charge, gradients: reservation } = made;
             let start_s = self.reporter.now();

@@ -9,7 +9,7 @@ use super::arithmetic::{Step, clip_factor, global_norm};
 use super::gradient::{ImageGradient, ImageSum};
 use super::on_device::{DeviceStepper, ResidentGradient};
 use crate::error::{EngineError, guarded};
-use crate::io::writer::{KeepJob, WriterJob};
+use crate::io::writer::{CheckpointJob, WriterJob};
 use crate::protocol::{Event, Reporter};
 use crossbeam_channel::{Receiver, Sender};
 use hydra_core::profile::{self, Part};
@@ -37,10 +37,10 @@ pub(crate) enum HostJob {
         contributions: Vec<Contribution<DeviceTensor>>,
         reservation: Reservation,
     },
-    /// Keep a copy of the masters as the best ones.
+    /// Copy the masters as the best ones.
     Snapshot { task: TaskId },
     /// Have a checkpoint written, with the best masters so far.
-    Keep(KeepJob),
+    Checkpoint(CheckpointJob),
     /// Put the best masters back.
     Restore { task: TaskId },
     /// A task ended: forget its gradients and copies.
@@ -114,7 +114,7 @@ impl HostOptimizer {
                 | HostJob::Gradients { task, .. }
                 | HostJob::GradientsThere { task, .. }
                 | HostJob::Snapshot { task }
-                | HostJob::Keep(KeepJob { task, .. })
+                | HostJob::Checkpoint(CheckpointJob { task, .. })
                 | HostJob::Restore { task }
                 | HostJob::Forget { task } => task,
             };
@@ -139,7 +139,7 @@ impl HostOptimizer {
                 drop(reservation);
             }
             HostJob::Snapshot { task } => self.snapshot(task)?,
-            HostJob::Keep(job) => {
+            HostJob::Checkpoint(job) => {
                 // A task that failed meanwhile has been forgotten, and that was said.
                 let Some(state) = self.tasks.get(&job.task) else { return Ok(()) };
                 // The writer lives as long as this does.

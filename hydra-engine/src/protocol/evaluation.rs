@@ -59,23 +59,23 @@ impl Sums {
 
 /// An evaluation in a checkpoint, by what is finite of it: a perplexity can be infinite, which JSON has not.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct KeptEvaluation {
+pub(crate) struct SavedEvaluation {
     loss: f64,
     terms: u64,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     metrics: BTreeMap<String, Option<f64>>,
 }
 
-impl From<Evaluation> for KeptEvaluation {
+impl From<Evaluation> for SavedEvaluation {
     fn from(evaluation: Evaluation) -> Self {
         let Evaluation { loss, predicted_tokens: terms, metrics, .. } = evaluation;
         Self { loss, terms, metrics: metrics.into_iter().map(|(name, mean)| (name, finite(mean))).collect() }
     }
 }
 
-impl From<KeptEvaluation> for Evaluation {
-    fn from(kept: KeptEvaluation) -> Self {
-        let KeptEvaluation { loss, terms, metrics } = kept;
+impl From<SavedEvaluation> for Evaluation {
+    fn from(kept: SavedEvaluation) -> Self {
+        let SavedEvaluation { loss, terms, metrics } = kept;
         let metrics = metrics.into_iter().map(|(name, mean)| (name, mean.unwrap_or(f64::NAN))).collect();
         Self { loss, perplexity: loss.exp(), predicted_tokens: terms, metrics }
     }
@@ -130,8 +130,8 @@ mod tests {
         let back: Sums = serde_json::from_str(&text).unwrap();
         assert_eq!((back.loss, back.terms, back.metrics[0]), (18.0, 6, 4.0));
         assert!(back.metrics[1].is_nan());
-        let kept = serde_json::to_string(&KeptEvaluation::from(sums().mean(&names()))).unwrap();
-        let kept: Evaluation = serde_json::from_str::<KeptEvaluation>(&kept).unwrap().into();
+        let kept = serde_json::to_string(&SavedEvaluation::from(sums().mean(&names()))).unwrap();
+        let kept: Evaluation = serde_json::from_str::<SavedEvaluation>(&kept).unwrap().into();
         assert_eq!(kept.metrics["right"], 4.0 / 6.0);
         assert!(kept.metrics["close"].is_nan());
     }
@@ -140,7 +140,7 @@ mod tests {
     fn checkpoints_from_before_metrics_are_read() {
         let sums: Sums = serde_json::from_str(r#"{"sum":1.5,"terms":3}"#).unwrap();
         assert_eq!(sums, Sums { loss: 1.5, terms: 3, metrics: Vec::new() });
-        let kept: KeptEvaluation = serde_json::from_str(r#"{"loss":0.5,"terms":3}"#).unwrap();
+        let kept: SavedEvaluation = serde_json::from_str(r#"{"loss":0.5,"terms":3}"#).unwrap();
         assert_eq!(Evaluation::from(kept), Evaluation::of(1.5, 3));
     }
 }
