@@ -42,6 +42,7 @@ pub use optimizer::{OptimizerCheck, RuleCheck};
 pub use orchestrator::Orchestrator;
 pub use protocol::{Evaluation, StopFlag};
 pub use report::{DeviceReport, REPORT_SCHEMA, RunReport, TaskReport, Transfers};
+pub use run::AdmittedRun;
 pub use stages::{EvaluationKind, TaskState};
 pub use train_task::TrainTask;
 

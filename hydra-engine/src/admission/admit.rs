@@ -3,8 +3,9 @@
 use super::check::check;
 use super::cut::{Limits, cut};
 use super::host_memory::{HostMemory, Room};
-use super::measure::{Pilot, Plans, Tell, measure};
-use super::placement::{OptimizerPlacement, PlacedTask, Placement, place};
+use super::measure::{Pilot, Tell, measure};
+use super::placement::{PlacedTask, Placement, place};
+use super::settings::AdmissionSettings;
 use super::sizes::TaskSizes;
 use crate::checkpoint::Checkpoint;
 use crate::device::LogicalDevice;
@@ -88,22 +89,21 @@ pub struct Admission {
 pub(crate) fn admit(
     tasks: &[TrainTask],
     devices: &[LogicalDevice],
-    host: &HostMemory<'_>,
-    plans: &Plans,
-    placement: OptimizerPlacement,
+    settings: &AdmissionSettings,
     tell: Tell<'_>,
 ) -> Result<Admission, EngineError> {
     // More threads keep more memory for themselves: the device with the most stands for all.
     let device = devices.iter().max_by_key(|device| device.spec.threads).ok_or(EngineError::NoDevice)?;
-    let pilot = Pilot { device, plans, tell };
+    let pilot = Pilot { device, plans: &settings.plans, tell };
     check(tasks)?;
     let measured = measure(tasks, &pilot)?;
     let budget = devices.iter().map(|device| device.spec.memory.bytes()).min().unwrap_or(0);
     let limits = Limits::of(&measured, budget)?;
     let cut = cut(measured, &limits, &pilot)?;
-    let placed = place(placement, cut, &limits, devices)?;
+    let placed = place(settings.placement, cut, &limits, devices)?;
     let sizes: Vec<TaskSizes> = placed.iter().map(TaskSizes::of).collect();
-    let room = host.find_room(&sizes)?;
+    let (budget, disk) = (settings.host_memory.bytes(), settings.disk.as_ref());
+    let room = HostMemory { budget, disk, devices: devices.len() }.find_room(&sizes)?;
     let admitted = |(index, placed)| AdmittedTask::new(placed, &sizes[index], &room, index);
     let tasks: Vec<AdmittedTask> = placed.into_iter().enumerate().map(admitted).collect();
     Ok(Admission {
@@ -112,12 +112,12 @@ pub(crate) fn admit(
             .map(|device| (device.spec.name.clone(), device.spec.memory.bytes()))
             .collect(),
         reserve_bytes: limits.reserve,
-        host_budget_bytes: host.budget,
+        host_budget_bytes: budget,
         host_admitted_bytes: room.admitted,
         host_ahead_bytes: room.ahead,
         host_working_bytes: room.division.working,
         disk_bytes: room.division.disk,
-        disk_budget_bytes: host.disk.map(|disk| disk.budget.bytes()),
+        disk_budget_bytes: disk.map(|disk| disk.budget.bytes()),
         active_models: room.active_models,
         estimated_s: run_s(&tasks, devices.len()),
         tasks,

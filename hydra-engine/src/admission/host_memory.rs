@@ -17,7 +17,7 @@ pub(crate) struct DiskSpec {
 
 /// Memory for a run.
 #[derive(Clone, Copy)]
-pub(crate) struct HostMemory<'a> {
+pub(super) struct HostMemory<'a> {
     /// Bytes of host memory.
     pub budget: u64,
     /// The disk for masters for which they have no room.
