@@ -58,8 +58,8 @@ fn plan(args: &PartitionArgs, around: &Surroundings) -> Result<Arc<PartitionPlan
     let mut orchestrator =
         orchestrator(&devices, spec.dtype, spec.seed, around)?.host_memory(ANY_HOST_MEMORY);
     orchestrator.submit(task)?;
-    let admission = orchestrator.admit().context("the model could not be partitioned")?;
-    let task = admission.tasks.first().context("nothing was admitted")?;
+    let run = orchestrator.admit().context("the model could not be partitioned")?;
+    let task = run.admission().tasks.first().context("nothing was admitted")?;
     Ok(task.plan.clone())
 }
 

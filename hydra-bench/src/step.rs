@@ -86,10 +86,10 @@ pub(crate) fn run(args: &StepArgs, around: &Surroundings) -> Result<Outcome> {
     (config.resid_pdrop, config.embd_pdrop, config.attn_pdrop) = (args.dropout, args.dropout, args.dropout);
     let mut orchestrator = orchestrator(&spec, args.dtype, args.seed, around)?;
     orchestrator.submit(subject.task(args, spec.cuts.clone())?)?;
-    orchestrator.admit().context("the run was refused")?;
+    let run = orchestrator.admit().context("the run was refused")?;
     // Bars are drawn until here: nothing is drawn beside what is measured.
     let (meter, observer) = Meter::new();
-    let report = orchestrator.observer(Box::new(observer)).run().context("the run ended early")?;
+    let report = run.observer(Box::new(observer)).start().context("the run ended early")?;
     if let Some(error) = &report.tasks[0].error {
         bail!("the steps could not be made: {error}");
     }

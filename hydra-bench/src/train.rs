@@ -15,7 +15,8 @@ use crate::workload::{Model, Texts, note_of_batch};
 use crate::{losses, schedule, stop};
 use anyhow::{Context, Result};
 use hydra_engine::{
-    Admission, Checkpoint, CheckpointEvery, Observer, Orchestrator, RunEvent, RunReport, StopFlag, TrainTask,
+    Admission, AdmittedRun, Checkpoint, CheckpointEvery, Observer, Orchestrator, RunEvent, RunReport,
+    StopFlag, TrainTask,
 };
 use std::fs::{self, File, OpenOptions};
 use std::path::Path;
@@ -132,8 +133,8 @@ fn dry_run(spec: &mut RunSpec, dir: &Path, json: bool, around: &Surroundings) ->
     let devices = spec.devices.with_disk_in(dir);
     let mut orchestrator = orchestrator(&devices, spec.model.dtype, spec.model.seed, around)?;
     submit(&mut orchestrator, spec, None, false)?;
-    let admission = orchestrator.admit().context("the run was refused")?;
-    let text = if json { needs::json(&admission)? } else { needs::render(&admission) };
+    let run = orchestrator.admit().context("the run was refused")?;
+    let text = if json { needs::json(run.admission())? } else { needs::render(run.admission()) };
     print(&text)?;
     Ok(Outcome::Done)
 }
@@ -205,7 +206,7 @@ fn with_files(task: TrainTask, name: &str, dir: &RunDir, model: &Model, keeps: b
 
 /// A run that has been admitted and whose files are open.
 struct Prepared {
-    orchestrator: Orchestrator,
+    run: AdmittedRun,
     logged: Logged,
     stop: StopFlag,
     /// Whether its tasks are kept.
@@ -233,7 +234,8 @@ impl Prepared {
         let kept = every.is_some();
         orchestrator = orchestrator.checkpoint_every(every.unwrap_or(CheckpointEvery::Time(Duration::MAX)));
         submit(&mut orchestrator, spec, Some(dir), kept)?;
-        let admission = orchestrator.admit().context("the run was refused")?;
+        let mut run = orchestrator.admit().context("the run was refused")?;
+        let admission = run.admission().clone();
         let disk = on.disk.as_deref().filter(|_| admission.disk_bytes > 0);
         dir.check_room(&file_bytes(&admission, kept), disk.map(|disk| (disk, admission.disk_bytes)))?;
         if stop.is_stopped() {
@@ -241,24 +243,24 @@ impl Prepared {
         }
         let text = spec.to_toml()?;
         if disk.is_some_and(Path::is_dir) {
-            orchestrator.make_room().context("the run was refused")?;
+            run.reserve_disk().context("the run was refused")?;
         }
         // What was in the directory goes only now, when nothing but its own files can refuse the run any more. Where it
         // is not there yet, neither is anything that could go.
         dir.begin()?;
-        orchestrator.make_room().context("the run was refused")?;
+        run.reserve_disk().context("the run was refused")?;
         dir.write_spec(&text)?;
         write_plans(dir, &admission)?;
         let log = SharedRunLog::new(dir.metrics()?, dir.trace()?, tasks.clone(), &devices)
             .context("the run log could not be begun")?;
         let observer = Both(log.clone(), Progress::new(around.terminal.clone()));
-        let orchestrator = orchestrator.observer(Box::new(observer));
-        Ok(Self { orchestrator, logged: Logged { log, tasks, devices }, stop, kept })
+        let run = run.observer(Box::new(observer));
+        Ok(Self { run, logged: Logged { log, tasks, devices }, stop, kept })
     }
 
     fn run(self, dir: &RunDir, out: &OutArgs) -> Result<Outcome> {
-        let Self { orchestrator, logged, stop, kept } = self;
-        let report = orchestrator.run().context("the run ended early")?;
+        let Self { run, logged, stop, kept } = self;
+        let report = run.start().context("the run ended early")?;
         let text =
             serde_json::to_string_pretty(&report).context("the report could not be written as JSON")?;
         let readable = Report::parse(&text)?;

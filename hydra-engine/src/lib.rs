@@ -42,5 +42,6 @@ pub use optimizer::{OptimizerCheck, RuleCheck};
 pub use orchestrator::Orchestrator;
 pub use protocol::{Evaluation, StopFlag};
 pub use report::{DeviceReport, REPORT_SCHEMA, RunReport, TaskReport, Transfers};
+pub use run::AdmittedRun;
 pub use stages::{EvaluationKind, TaskState};
 pub use train_task::{EvaluationTask, TrainTask};

@@ -32,7 +32,7 @@ fn trained(subject: &Subject, model: &Model) -> Result<Value> {
         let mut run = subject.placed(subject.device.memory, placement)?;
         let (chain, data) = (model.chain.clone(), model.data.clone());
         run.submit(TrainTask::new(model.name, chain, data, spec.clone()).cuts(model.cuts.clone()))?;
-        Ok(finished(run)?.tasks.remove(0))
+        Ok(finished(run.run()?)?.tasks.remove(0))
     };
     let (here, there) = (run(OptimizerPlacement::Host)?, run(OptimizerPlacement::Device)?);
     Ok(json!({

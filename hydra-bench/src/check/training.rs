@@ -346,7 +346,7 @@ fn stepped_there(subject: &Subject, stepped: &Stepped) -> Result<Option<Timeline
     let run = || subject.placed(subject.device.memory, OptimizerPlacement::Auto);
     let mut asked = run()?;
     asked.submit(stepped.task()?)?;
-    match asked.admit()?.tasks[0].optimizer.on {
+    match asked.admit()?.admission().tasks[0].optimizer.on {
         Place::Host => Ok(None),
         Place::Device => Ok(Some(step(stepped, run()?, subject.device.memory)?.0)),
     }
@@ -357,8 +357,9 @@ fn step(stepped: &Stepped, run: Orchestrator, memory: ByteSize) -> Result<(Timel
     let timeline = Arc::new(Mutex::new(Timeline { warmup: stepped.warmup, ..Timeline::default() }));
     let mut run = run.observer(Box::new(Recording(timeline.clone())));
     run.submit(stepped.task()?)?;
-    let admission = run.admit().with_context(|| format!("{} in {memory}", stepped.preset))?;
-    let report = finished(run)?;
+    let run = run.admit().with_context(|| format!("{} in {memory}", stepped.preset))?;
+    let admission = run.admission().clone();
+    let report = finished(run.start()?)?;
     let mut timeline = timeline.lock().unwrap_or_else(PoisonError::into_inner).clone();
     let (task, device) = (&report.tasks[0], &report.devices[0]);
     ensure!(timeline.ends.len() == stepped.warmup + stepped.steps, "a minibatch was not seen");
@@ -368,8 +369,8 @@ fn step(stepped: &Stepped, run: Orchestrator, memory: ByteSize) -> Result<(Timel
     Ok((timeline, admission))
 }
 
-pub(super) fn finished(run: Orchestrator) -> Result<RunReport> {
-    let report = run.run()?;
+/// The report of a run whose first task must not have failed.
+pub(super) fn finished(report: RunReport) -> Result<RunReport> {
     match &report.tasks[0].error {
         Some(error) => bail!("{error}"),
         None => Ok(report),

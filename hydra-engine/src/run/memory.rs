@@ -18,10 +18,11 @@ pub(super) struct RunMemory {
 }
 
 impl RunMemory {
-    pub(super) fn new(admission: &Admission, disk: DiskTier, budget: ByteSize) -> Result<Self, EngineError> {
+    pub(super) fn new(admission: &Admission, disk: DiskTier) -> Result<Self, EngineError> {
         let host = HostRoom::new(admission.host_admitted_bytes, admission.host_ahead_bytes);
         let working = host.reserve(disk.working.capacity() + disk.writing, disk.working.name());
         let _working = working.map_err(SpillError::from)?;
+        let budget = ByteSize(admission.host_budget_bytes);
         Ok(Self { host, budget, admitted: admission.host_admitted_bytes, disk, _working })
     }
 }

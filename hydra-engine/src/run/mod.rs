@@ -11,70 +11,37 @@ mod first_masters;
 mod journal;
 mod memory;
 mod record;
+mod setup;
 mod summary;
 mod threads;
 
-use crate::admission::{Admission, DiskTier, waiting};
-use crate::checkpoint::{CheckpointEvery, Identity};
-use crate::device::LogicalDevice;
+pub use setup::AdmittedRun;
+pub(crate) use setup::{PolicyChoice, RunSettings};
+
+use crate::admission::waiting;
+use crate::checkpoint::CheckpointEvery;
 use crate::error::{EngineError, with_causes};
 use crate::io::loader::LoadJob;
 use crate::io::writer::{WriterJob, WriterStores};
-use crate::observer::{Observer, RunEvent};
+use crate::observer::RunEvent;
 use crate::optimizer::HostJob;
 use crate::protocol::{Clock, Event, Reporter, StopFlag};
 use crate::report::RunReport;
 use crate::stages::TaskState;
 use crate::task::{Change, Fate, LiveTask, Phase, Rest, Resumed};
-use crate::train_task::TrainTask;
 use checkpoints::{Turn, mark_due};
 use claiming::{Board, Claiming, Jobs};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 use devices::{DeviceState, abandon};
 use first_masters::FirstMasters;
-use hydra_core::{ByteSize, TaskId};
-use hydra_sched::{Policy, PolicyKind};
-use hydra_spill::{DeviceHomeStore, DiskStore, ImageId, SpillError, TierStore};
+use hydra_core::TaskId;
+use hydra_spill::{ImageId, SpillError, TierStore};
 use journal::Journal;
 use memory::RunMemory;
 use record::{Recorder, replay_s};
 use std::sync::Arc;
 use std::time::Duration;
 use threads::{DeviceThreads, Threads};
-
-/// The policy that was asked for.
-pub(crate) enum Chosen {
-    Kind(PolicyKind),
-    Own(Box<dyn Policy>),
-}
-
-/// A run that fits: set up, not started.
-pub(crate) struct Admitted {
-    pub admission: Admission,
-    pub devices: Vec<LogicalDevice>,
-    pub store: Arc<dyn TierStore>,
-    /// The same store.
-    pub device_home: Arc<DeviceHomeStore>,
-    /// The part of the store for what lives on the disk.
-    pub on_disk: Arc<DiskStore>,
-    /// Set when its files are there.
-    pub disk: Option<DiskTier>,
-    /// Of each task that keeps checkpoints or begins from one.
-    pub identities: Vec<Option<Identity>>,
-}
-
-/// What the event loop starts from.
-pub(crate) struct Setup {
-    pub admitted: Admitted,
-    pub tasks: Vec<TrainTask>,
-    pub host_memory: ByteSize,
-    pub policy: Chosen,
-    pub prefetch: bool,
-    pub every: CheckpointEvery,
-    pub seed: u64,
-    pub stop: StopFlag,
-    pub observer: Box<dyn Observer>,
-}
 
 /// How often the loop looks at the stop flag while nothing happens.
 const TICK: Duration = Duration::from_millis(50);
@@ -96,15 +63,15 @@ pub(crate) struct Run {
 }
 
 /// Trains the admitted tasks.
-pub(crate) fn run(setup: Setup) -> Result<RunReport, EngineError> {
+fn run(admitted: AdmittedRun) -> Result<RunReport, EngineError> {
     let (events, inbox) = unbounded();
     let clock = Clock::start();
-    let (seed, prefetch) = (setup.seed, setup.prefetch);
-    let kind = match &setup.policy {
-        Chosen::Kind(kind) => Some(*kind),
-        Chosen::Own(_) => None,
+    let (seed, prefetch) = (admitted.settings.seed, admitted.settings.prefetch);
+    let kind = match &admitted.settings.policy {
+        PolicyChoice::Kind(kind) => Some(*kind),
+        PolicyChoice::Own(_) => None,
     };
-    let mut run = Run::start(setup, events, clock)?;
+    let mut run = Run::start(admitted, events, clock)?;
     run.work(&inbox);
     let mut report = summary::report(&run);
     report.workload = run.journal.recorder.workload();
@@ -118,13 +85,15 @@ pub(crate) fn run(setup: Setup) -> Result<RunReport, EngineError> {
 }
 
 impl Run {
-    fn start(setup: Setup, events: Sender<Event>, clock: Clock) -> Result<Self, EngineError> {
-        let Setup { admitted, tasks, host_memory, policy, prefetch, every, seed, stop, observer } = setup;
-        let Admitted { admission, devices, store, device_home, disk, identities, .. } = admitted;
+    fn start(admitted: AdmittedRun, events: Sender<Event>, clock: Clock) -> Result<Self, EngineError> {
+        let AdmittedRun { tasks, admission, devices, store: device_home, disk, identities, settings } =
+            admitted;
+        let RunSettings { policy, prefetch, every, seed, stop, observer } = settings;
+        let store: Arc<dyn TierStore> = device_home.clone();
         let recorder = Recorder::new(observer, prefetch, devices.iter().map(|device| &device.spec));
         let mut journal = Journal::new(recorder, clock);
         journal.observe(&RunEvent::Admitted(&admission));
-        let memory = RunMemory::new(&admission, disk.ok_or(EngineError::NoTask)?, host_memory)?;
+        let memory = RunMemory::new(&admission, disk)?;
         let mut live = Vec::new();
         for (i, ((task, admitted), identity)) in
             tasks.into_iter().zip(&admission.tasks).zip(identities).enumerate()
@@ -138,8 +107,8 @@ impl Run {
         let stores = WriterStores { device_home, disk: memory.disk.store.clone(), room: memory.disk.writing };
         let threads = Threads::start(devices, live.len(), &store, stores, &Reporter::new(events, clock))?;
         let policy = match policy {
-            Chosen::Kind(kind) => kind.build(seed),
-            Chosen::Own(policy) => policy,
+            PolicyChoice::Kind(kind) => kind.build(seed),
+            PolicyChoice::Own(policy) => policy,
         };
         let mut run = Self {
             claiming: Claiming::new(policy, prefetch)?,

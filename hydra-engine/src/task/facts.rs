@@ -1,6 +1,6 @@
 //! What does not change of a task while it runs.
 
-use crate::admission::{AdmittedTask, Placement, kept_bytes};
+use crate::admission::{AdmittedTask, Placement, stored_bytes};
 use crate::checkpoint::Identity;
 use crate::stages::{EvaluationKind, Program};
 use crate::train_task::TrainTask;
@@ -78,7 +78,7 @@ impl Facts {
 
     /// The bytes of what the store holds of an image.
     pub(crate) fn stored_bytes(&self, image: usize) -> u64 {
-        kept_bytes(&self.chain().images()[image], &self.task.spec)
+        stored_bytes(&self.chain().images()[image], &self.task.spec)
     }
 
     /// All that the store has of the task: masters, and the copies of the best ones.

@@ -108,7 +108,7 @@ fn budgets_hold_and_change_no_bit() {
         plain::train(&gpt2_in(FloatType::Bf16), tokens(11, 1).as_ref(), &spec()).expect("the plain loop");
     let mut run = Settings::default().orchestrator();
     run.submit(task()).expect("a task");
-    let least = run.admit().expect("it fits").tasks[0].plan.min_device_memory_bytes;
+    let least = run.admit().expect("it fits").admission().tasks[0].plan.min_device_memory_bytes;
     let settings = Settings { memory: ByteSize(least + least / 16), ..Settings::default() };
     let report = settings.run(task());
     let (device, task) = (&report.devices[0], &report.tasks[0]);

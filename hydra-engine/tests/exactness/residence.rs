@@ -234,7 +234,13 @@ fn what_does_not_fit_is_refused_on_request() {
     assert!(refused.contains("task `a`") && refused.contains("everything would take"), "{refused}");
     // A CPU is never asked unless someone insists.
     let admitted = with(OptimizerPlacement::Auto).admit().unwrap();
-    assert!(admitted.tasks.iter().all(|task| task.optimizer.on == Place::Host && task.optimizer.exact));
+    assert!(
+        admitted
+            .admission()
+            .tasks
+            .iter()
+            .all(|task| task.optimizer.on == Place::Host && task.optimizer.exact)
+    );
 }
 
 #[test]

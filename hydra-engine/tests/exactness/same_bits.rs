@@ -81,7 +81,7 @@ fn every_option_of_a_spec_equals_the_plain_loop() {
 fn the_budget_cuts_the_model_and_changes_no_bit() {
     let mut run = Settings::default().orchestrator();
     run.submit(task(&spec())).expect("a task");
-    let plan = run.admit().expect("it fits").tasks[0].plan.clone();
+    let plan = run.admit().expect("it fits").admission().tasks[0].plan.clone();
     assert!(plan.measured && plan.cut_points.is_empty());
     let (least, single) = (plan.min_device_memory_bytes, plan.single_shard_bytes);
     let mut shards = Vec::new();

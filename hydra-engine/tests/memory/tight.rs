@@ -99,7 +99,7 @@ fn chains_that_differ_in_nothing_but_what_they_compute_are_measured_each() {
         for (index, times) in times.iter().enumerate() {
             run.submit(TrainTask::new(format!("{index}"), swelling(*times), spirals(), spec(20, 2))).unwrap();
         }
-        run.admit()
+        run.admit().map(|run| run.admission().clone())
     };
     let least = |times: usize| admit(&[times], 64 << 20).unwrap().tasks[0].plan.min_device_memory_bytes;
     let (light, heavy) = (least(1), least(4000));
@@ -145,7 +145,7 @@ fn points(len: usize) -> Arc<dyn Dataset> {
 fn least(chain: &Arc<Chain>, data: &Arc<dyn Dataset>, spec: &TrainSpec) -> u64 {
     let mut run = Settings::default().orchestrator();
     run.submit(TrainTask::new("task", chain.clone(), data.clone(), spec.clone())).unwrap();
-    run.admit().unwrap().tasks[0].plan.min_device_memory_bytes
+    run.admit().unwrap().admission().tasks[0].plan.min_device_memory_bytes
 }
 
 fn all_done(report: &RunReport) {
@@ -190,7 +190,7 @@ fn many_small_tensors_stay_within_the_budget() {
     let (data, spec) = (points(16), spec(4, 3));
     let mut run = Settings::default().orchestrator();
     run.submit(TrainTask::new("task", chain.clone(), data.clone(), spec.clone())).unwrap();
-    let memory = ByteSize(run.admit().unwrap().tasks[0].plan.single_shard_bytes);
+    let memory = ByteSize(run.admit().unwrap().admission().tasks[0].plan.single_shard_bytes);
     // What comes down slowly waits on the device, as far as there is room for it.
     let slow = |device: DeviceSpec| device.with_link(Bandwidth(1e6), Duration::ZERO);
     let devices = vec![slow(DeviceSpec::cpu(memory))];
@@ -337,12 +337,15 @@ fn a_writer_and_a_dataset_that_panic_fail_their_task_only() {
 }
 
 #[test]
-fn options_set_after_admission_are_heeded() {
+fn a_host_with_room_for_masters_alone_is_refused() {
     let _alone = alone();
-    let mut run = Settings::default().orchestrator();
-    run.submit(TrainTask::new("task", mlp_chain(), spirals(), spec(8, 3))).unwrap();
-    let masters = run.admit().unwrap().tasks[0].master_bytes;
-    let result = in_time(move || run.host_memory(ByteSize(masters + 10)).run());
+    let run = || {
+        let mut run = Settings::default().orchestrator();
+        run.submit(TrainTask::new("task", mlp_chain(), spirals(), spec(8, 3))).unwrap();
+        run
+    };
+    let masters = run().admit().unwrap().admission().tasks[0].master_bytes;
+    let result = in_time(move || run().host_memory(ByteSize(masters + 10)).run());
     assert!(matches!(result, Err(EngineError::HostMemory { .. })));
 }
 
@@ -360,11 +363,11 @@ fn a_host_with_room_for_one_model_at_a_time_trains_all() {
         }
         run
     };
-    let admission = run().admit().unwrap();
+    let admission = run().admit().unwrap().admission().clone();
     let masters: u64 = admission.tasks.iter().map(|t| t.master_bytes).sum();
-    let mut tight = run().host_memory(ByteSize(masters + admission.tasks[0].active_bytes));
-    assert_eq!(tight.admit().unwrap().active_models, 1);
-    all_done(&in_time(move || tight.run().unwrap()));
+    let tight = run().host_memory(ByteSize(masters + admission.tasks[0].active_bytes)).admit().unwrap();
+    assert_eq!(tight.admission().active_models, 1);
+    all_done(&in_time(move || tight.start().unwrap()));
 }
 
 /// Keeps every span.
@@ -391,7 +394,7 @@ fn in_little_host_memory_gradients_wait_for_the_optimizer_shard_by_shard() {
         run.submit(task.cuts(vec![1, 2, 3, 4])).unwrap();
         run
     };
-    let plenty = run(ByteSize::mib(64)).admit().unwrap();
+    let plenty = run(ByteSize::mib(64)).admit().unwrap().admission().clone();
     let all = plenty.tasks[0].master_bytes + plenty.tasks[0].active_bytes;
     let Err(EngineError::HostMemory { needed: least, .. }) = run(ByteSize(1)).admit() else { panic!() };
     assert!(least + (16 << 10) < all, "one block and no three: {least} of {all}");
@@ -437,16 +440,16 @@ fn models_of_different_sizes_keep_to_what_was_admitted() {
         }
         run
     };
-    let admission = run().admit().unwrap();
+    let admission = run().admit().unwrap().admission().clone();
     let active: Vec<u64> = admission.tasks.iter().map(|t| t.active_bytes).collect();
     assert!(active[0] > active[1] && active[1] > active[2], "{active:?}");
     let masters: u64 = admission.tasks.iter().map(|t| t.master_bytes).sum();
     // Room for the largest alone, or for two of the smallest.
     let host = ByteSize(masters + active[0].max(2 * active[2]));
-    let mut tight = run().host_memory(host);
+    let tight = run().host_memory(host).admit().unwrap();
     assert!(2 * active[2] > active[0], "{active:?}");
-    assert_eq!(tight.admit().unwrap().active_models, 2);
-    let report = in_time(move || tight.run().unwrap());
+    assert_eq!(tight.admission().active_models, 2);
+    let report = in_time(move || tight.start().unwrap());
     all_done(&report);
     assert!(report.host_peak_bytes <= report.host_admitted_bytes, "{report:?}");
     assert!(report.host_admitted_bytes <= host.bytes(), "{report:?}");
@@ -467,14 +470,14 @@ fn what_ends_and_what_is_read_ahead_takes_no_more_than_was_admitted() {
         }
         run
     };
-    let needs = run(None).admit().unwrap();
+    let needs = run(None).admit().unwrap().admission().clone();
     let masters: u64 = needs.tasks.iter().map(|task| task.master_bytes).sum();
     let active = needs.tasks[0].active_bytes;
     for more in [0, active / 2, active - 1] {
         let host = masters + active + more;
-        let mut tight = run(Some(host));
-        assert_eq!(tight.admit().unwrap().active_models, 1);
-        let report = in_time(move || tight.run().unwrap());
+        let tight = run(Some(host)).admit().unwrap();
+        assert_eq!(tight.admission().active_models, 1);
+        let report = in_time(move || tight.start().unwrap());
         all_done(&report);
         let (peak, admitted) = (report.host_peak_bytes, report.host_admitted_bytes);
         assert!(peak <= admitted && admitted <= host, "{peak} of {admitted} of {host}");
@@ -505,7 +508,7 @@ fn what_is_estimated_counts_every_evaluation() {
         let spec = TrainSpec { eval_every: every, ..spec(4, 8) };
         let task = TrainTask::new("task", gpt2_chain(), tokens(11, 1), spec);
         run.submit(task.validation(tokens(40, 2)).initial_validation(false)).unwrap();
-        run.admit().unwrap().tasks.remove(0)
+        run.admit().unwrap().admission().tasks[0].clone()
     };
     let once = admitted(None);
     // With one plan the costs are the same.
@@ -632,7 +635,7 @@ fn a_plan_is_used_again_where_what_it_depends_on_is_the_same() {
     let plan = |config: &str| {
         let mut run = Settings::default().orchestrator().plans(dir.path().to_owned()).config(config);
         run.submit(TrainTask::new("task", mlp_chain(), spirals(), adamw(4))).unwrap();
-        Ok::<_, EngineError>(run.admit()?.tasks[0].plan.as_ref().clone())
+        Ok::<_, EngineError>(run.admit()?.admission().tasks[0].plan.as_ref().clone())
     };
     let file = dir.path().join("plan.json");
     let first = plan("").unwrap();

@@ -78,13 +78,13 @@ fn bounds(settings: &Settings, task: &TrainTask) -> (u64, u64) {
 fn run(settings: &Settings, task: &TrainTask, host: u64) -> RunReport {
     let dir = TempDir::new().expect("a directory");
     let run = settings.orchestrator().host_memory(ByteSize(host)).disk(dir.path().to_owned(), PLENTY);
-    let mut run = submitted(run, settings, task);
-    run.make_room().expect("room");
+    let mut run = submitted(run, settings, task).admit().expect("it fits");
+    run.reserve_disk().expect("room");
     assert_eq!(fs::read_dir(dir.path()).expect("a directory").count(), 0, "files have no name");
     #[cfg(target_os = "linux")]
     let space: u64 =
         common::scratch_files(dir.path()).iter().map(|file| fs::metadata(file).expect("a file").len()).sum();
-    let report = run.run().expect("a run");
+    let report = run.start().expect("a run");
     #[cfg(target_os = "linux")]
     assert_eq!(
         space,
@@ -154,7 +154,8 @@ fn masters_leave_before_a_device_has_nothing_to_do() {
     let admitted = |disk: Option<ByteSize>| {
         let run = settings.orchestrator().host_memory(ByteSize(host));
         let run = disk.into_iter().fold(run, |run, budget| run.disk("nowhere".into(), budget));
-        let admission = submitted(run, &settings, &task).admit().expect("it fits");
+        let run = submitted(run, &settings, &task).admit().expect("it fits");
+        let admission = run.admission();
         (admission.active_models, admission.disk_bytes > 0)
     };
     assert_eq!(admitted(None), (1, false));
@@ -435,7 +436,7 @@ fn as_many_models_are_within_a_minibatch_as_the_smallest_of_them_have_room() {
         for small in ["one", "two"] {
             run.submit(TrainTask::new(small, mlp_chain(), spirals(), spec())).expect("a task");
         }
-        run.admit()
+        run.admit().map(|run| run.admission().clone())
     };
     let Err(EngineError::HostMemory { needed, .. }) = with(1) else { panic!("a byte suffices") };
     let admission = with(needed).expect("it fits");

@@ -287,8 +287,8 @@ fn a_dataset_without_an_end_is_trained_on_unless_it_is_to_be_shuffled() {
     assert_eq!((report.tasks[0].state, report.tasks[0].losses.len()), (TaskState::Done, 3));
     let refused = chain_of(&run(TrainSpec { shuffle: true, ..steps(3) }).run().unwrap_err());
     assert!(refused.contains("task `endless`") && refused.contains("`shuffle` is true"), "{refused}");
-    let mut epochs = run(TrainSpec { length: Length::Epochs(3), ..steps(1) });
-    assert_eq!(epochs.admit().unwrap().tasks[0].steps, 3 << 62);
+    let epochs = run(TrainSpec { length: Length::Epochs(3), ..steps(1) });
+    assert_eq!(epochs.admit().unwrap().admission().tasks[0].steps, 3 << 62);
 }
 
 #[test]
@@ -512,12 +512,12 @@ fn a_task_that_only_reads_takes_no_room_of_a_model_within_a_minibatch() {
         run.submit(TrainTask::new("other", mlp_chain(), spirals(), steps(4))).unwrap();
         run
     };
-    let needs = run().admit().unwrap();
+    let needs = run().admit().unwrap().admission().clone();
     let masters: u64 = needs.tasks.iter().map(|task| task.master_bytes).sum();
     // One model within a minibatch, and a batch of each.
-    let mut tight = run().host_memory(ByteSize(masters + needs.tasks[0].active_bytes + 1024));
-    assert_eq!(tight.admit().unwrap().active_models, 1);
-    let report = tight.run().unwrap();
+    let tight = run().host_memory(ByteSize(masters + needs.tasks[0].active_bytes + 1024)).admit().unwrap();
+    assert_eq!(tight.admission().active_models, 1);
+    let report = tight.start().unwrap();
     assert!(report.all_done(), "{:?}", report.tasks[0].error);
     assert_eq!(report.tasks[0].weights_sha256, plain_hash(8));
 }

@@ -1,32 +1,53 @@
-//! Which masters stay in host memory and which live on the disk: a pure function of their sizes.
+//! The division of masters between host memory and the disk: a pure function of their sizes.
 //!
 //! What lives on the disk takes host memory where it is used, and all of that is set aside before the run starts, so
 //! that no reservation can be refused in the middle. At once there are at most
 //!
-//! - for each device, or each task if there are fewer, what two promotions read: one that computes or is copied, and one
-//!   that comes up;
-//! - what there is of one image at the optimizer, which steps, keeps and puts back one after the other;
-//! - what there is of one image at the writer, which hashes, writes and keeps one after the other. It is set apart, because
-//!   code of a task may hold what it reads there: what does not fit is refused to that task alone.
+//! - for each device, or each task if there are fewer, what two promotions read: one that computes or is copied, and the
+//!   next one;
+//! - one image at the optimizer, which steps, saves and restores one after the other;
+//! - one image at the writer, which hashes, writes and saves one after the other. It is set apart, because code of a task
+//!   may hold what it reads there: what does not fit is refused to that task alone.
 //!
 //! The copy of an image's best parameters, where one is kept, lives where the image does, and is part of its masters here.
 
-use hydra_core::{ImageLayout, TrainSpec};
 use std::collections::BTreeSet;
+use std::ops::Range;
 
-/// What a task has in tiers.
-pub(crate) struct Holding {
-    /// The bytes of each image's masters: parameters, what they are rounded to, moments.
+/// The images of a task in the store.
+#[derive(Clone, Debug)]
+pub(crate) struct StoredImages {
+    /// The bytes that the store holds of each image.
     pub masters: Vec<u64>,
     /// The bytes of each image that a promotion reads.
-    pub moving: Vec<u64>,
+    pub promoted: Vec<u64>,
     /// The images that each shard reads.
     pub shards: Vec<Vec<usize>>,
-    /// Whether its images may live on the disk.
+    /// Whether they may live on the disk.
     pub may_leave: bool,
 }
 
-/// Who lives where.
+impl StoredImages {
+    /// The bytes of each image on the disk.
+    fn on_disk<'a>(&'a self, on_disk: &'a [bool]) -> impl Iterator<Item = u64> + 'a {
+        self.masters.iter().zip(on_disk).filter(|(_, on_disk)| **on_disk).map(|(bytes, _)| *bytes)
+    }
+
+    /// The bytes of all images on the disk.
+    pub(super) fn disk_bytes(&self, on_disk: &[bool]) -> u64 {
+        self.on_disk(on_disk).sum()
+    }
+
+    /// The bytes that a promotion reads of the disk at most.
+    fn promotion(&self, on_disk: &[bool]) -> u64 {
+        let read = |shard: &Vec<usize>| -> u64 {
+            shard.iter().filter(|image| on_disk[**image]).map(|image| self.promoted[*image]).sum()
+        };
+        self.shards.iter().map(read).max().unwrap_or(0)
+    }
+}
+
+/// The masters in host memory and those on the disk.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Division {
     /// For each task, whether each image lives on the disk.
@@ -35,30 +56,43 @@ pub(crate) struct Division {
     pub in_memory: u64,
     /// Bytes of masters on the disk.
     pub disk: u64,
-    /// Bytes of host memory for what lives on the disk, where it is used.
+    /// Bytes of host memory in which masters on the disk are used.
     pub working: u64,
 }
 
-/// The bytes of what a store keeps of an image: its masters and, where one is kept, the copy of its best parameters.
-pub(crate) fn kept_bytes(image: &ImageLayout, spec: &TrainSpec) -> u64 {
-    let moments = if image.trained { spec.optimizer.moments() as u64 } else { 0 };
-    image.master_bytes() + moments * image.moment_bytes() + best_bytes(image, spec).unwrap_or(0)
+impl Division {
+    /// The division that leaves everything in host memory.
+    pub(super) fn all_in_memory(tasks: &[&StoredImages]) -> Self {
+        Self::of(tasks, tasks.iter().map(|task| vec![false; task.masters.len()]).collect(), 0)
+    }
+
+    fn of(tasks: &[&StoredImages], on_disk: Vec<Vec<bool>>, devices: usize) -> Self {
+        let all: u64 = tasks.iter().flat_map(|task| &task.masters).sum();
+        let with_disk = || tasks.iter().zip(&on_disk);
+        let promotion = with_disk().map(|(task, on_disk)| task.promotion(on_disk)).max().unwrap_or(0);
+        let largest = with_disk().flat_map(|(task, on_disk)| task.on_disk(on_disk)).max().unwrap_or(0);
+        let disk = with_disk().map(|(task, on_disk)| task.disk_bytes(on_disk)).sum();
+        // A model is on one device at a time.
+        let devices = devices.min(tasks.iter().filter(|task| task.may_leave).count());
+        let working = 2 * (devices as u64 * promotion + largest);
+        Self { in_memory: all - disk, disk, working, on_disk }
+    }
+
+    /// Bytes of host memory.
+    pub(crate) fn needed(&self) -> u64 {
+        self.in_memory + self.working
+    }
 }
 
-/// The bytes of the copy of an image's best parameters, where one is kept.
-pub(crate) fn best_bytes(image: &ImageLayout, spec: &TrainSpec) -> Option<u64> {
-    (image.trained && spec.eval_every.is_some()).then(|| image.moment_bytes())
-}
-
-/// Keeps as much in host memory as has `room` there: tasks in their order, images in chain order.
+/// Leaves as much in host memory as has `room` there: tasks in their order, images in chain order.
 ///
-/// An image on the disk needs several times its size in host memory where it is used, so it can be better to keep the
-/// largest images there than those that come first. Each size is tried as that of the largest image that may leave,
-/// and the division with the fewest bytes on the disk is taken.
+/// An image on the disk needs several times its size in host memory where it is used, so it can be better to leave the
+/// largest images in memory than those that come first. Each size is tried as that of the largest image that may go to
+/// the disk, and the division with the fewest bytes on the disk is taken.
 ///
 /// # Errors
 /// The division that needs the least host memory, if that is more than `room`.
-pub(crate) fn divide(tasks: &[Holding], room: u64, devices: usize) -> Result<Division, Division> {
+pub(crate) fn divide(tasks: &[&StoredImages], room: u64, devices: usize) -> Result<Division, Division> {
     let may_leave = tasks.iter().filter(|task| task.may_leave);
     let sizes: BTreeSet<u64> = may_leave.flat_map(|task| &task.masters).copied().collect();
     let limits = sizes.into_iter().chain(std::iter::once(0)).rev();
@@ -70,11 +104,13 @@ pub(crate) fn divide(tasks: &[Holding], room: u64, devices: usize) -> Result<Div
     }
 }
 
-/// Keeps what is larger than `limit` in host memory, and of the rest what finds room beside the most that it can need
+/// Leaves what is larger than `limit` in host memory, and of the rest what finds room beside the most that it can need
 /// on the disk.
-fn under(tasks: &[Holding], limit: u64, room: u64, devices: usize) -> Division {
-    let leave = |task: &Holding| task.masters.iter().map(|bytes| task.may_leave && *bytes <= limit).collect();
-    let mut on_disk: Vec<Vec<bool>> = tasks.iter().map(leave).collect();
+fn under(tasks: &[&StoredImages], limit: u64, room: u64, devices: usize) -> Division {
+    let leaves = |task: &&StoredImages| {
+        task.masters.iter().map(|bytes| task.may_leave && *bytes <= limit).collect::<Vec<_>>()
+    };
+    let mut on_disk: Vec<Vec<bool>> = tasks.iter().map(leaves).collect();
     let most = Division::of(tasks, on_disk.clone(), devices);
     let mut left = room.saturating_sub(most.needed());
     for (task, on_disk) in tasks.iter().zip(&mut on_disk) {
@@ -87,40 +123,10 @@ fn under(tasks: &[Holding], limit: u64, room: u64, devices: usize) -> Division {
     Division::of(tasks, on_disk, devices)
 }
 
-impl Division {
-    fn of(tasks: &[Holding], on_disk: Vec<Vec<bool>>, devices: usize) -> Self {
-        let all: u64 = tasks.iter().flat_map(|task| &task.masters).sum();
-        let there = || {
-            let images = |(task, there): (&Holding, &Vec<bool>)| {
-                let there = task.masters.iter().zip(there.clone()).filter(|(_, there)| *there);
-                there.map(|(bytes, _)| *bytes).collect::<Vec<u64>>()
-            };
-            tasks.iter().zip(&on_disk).flat_map(images)
-        };
-        let promotion = |(task, there): (&Holding, &Vec<bool>)| {
-            let read = |shard: &Vec<usize>| -> u64 {
-                shard.iter().filter(|image| there[**image]).map(|image| task.moving[*image]).sum()
-            };
-            task.shards.iter().map(read).max().unwrap_or(0)
-        };
-        let promotion = tasks.iter().zip(&on_disk).map(promotion).max().unwrap_or(0);
-        // A model is on one device at a time.
-        let devices = devices.min(tasks.iter().filter(|task| task.may_leave).count());
-        let working = 2 * (devices as u64 * promotion + there().max().unwrap_or(0));
-        let disk = there().sum();
-        Self { in_memory: all - disk, disk, working, on_disk }
-    }
-
-    /// Bytes of host memory.
-    pub(crate) fn needed(&self) -> u64 {
-        self.in_memory + self.working
-    }
-}
-
 /// Images that are made at once when a task begins: those that stay in host memory as many as follow each other, those
 /// that leave as many as there is room for on their way.
-pub(crate) fn groups(on_disk: &[bool], masters: &[u64], working: u64) -> Vec<std::ops::Range<usize>> {
-    let mut groups: Vec<std::ops::Range<usize>> = Vec::new();
+pub(crate) fn groups(on_disk: &[bool], masters: &[u64], working: u64) -> Vec<Range<usize>> {
+    let mut groups: Vec<Range<usize>> = Vec::new();
     let mut bytes = 0;
     for (image, leaves) in on_disk.iter().enumerate() {
         bytes += masters[image];
@@ -141,17 +147,21 @@ mod tests {
     use proptest::prelude::*;
 
     /// A task of AdamW in `f32`, each image a shard.
-    fn task(masters: &[u64]) -> Holding {
-        Holding {
+    fn task(masters: &[u64]) -> StoredImages {
+        StoredImages {
             masters: masters.to_vec(),
-            moving: masters.iter().map(|bytes| bytes / 3).collect(),
+            promoted: masters.iter().map(|bytes| bytes / 3).collect(),
             shards: (0..masters.len()).map(|image| vec![image]).collect(),
             may_leave: true,
         }
     }
 
+    fn divide(tasks: &[StoredImages], room: u64, devices: usize) -> Result<Division, Division> {
+        super::divide(&tasks.iter().collect::<Vec<_>>(), room, devices)
+    }
+
     fn shown(division: &Division) -> Vec<String> {
-        let letter = |there: &bool| if *there { 'd' } else { 'm' };
+        let letter = |on_disk: &bool| if *on_disk { 'd' } else { 'm' };
         division.on_disk.iter().map(|task| task.iter().map(letter).collect()).collect()
     }
 
@@ -186,7 +196,7 @@ mod tests {
 
     #[test]
     fn what_lives_on_a_device_does_not_leave() {
-        let tasks = [Holding { may_leave: false, ..task(&[300]) }, task(&[30; 4])];
+        let tasks = [StoredImages { may_leave: false, ..task(&[300]) }, task(&[30; 4])];
         assert_eq!(shown(&divide(&tasks, 419, 1).unwrap()), ["m", "mddd"]);
         assert_eq!(divide(&tasks[..1], 299, 1).unwrap_err().needed(), 300);
     }
@@ -213,7 +223,7 @@ mod tests {
             room in 0_u64..1500,
             devices in 1_usize..3,
         ) {
-            let tasks: Vec<Holding> = sizes.iter().map(|sizes| task(sizes)).collect();
+            let tasks: Vec<StoredImages> = sizes.iter().map(|sizes| task(sizes)).collect();
             let all: u64 = sizes.iter().flatten().sum();
             match divide(&tasks, room, devices) {
                 Ok(division) => {
