@@ -1,10 +1,9 @@
 //! Models, for every other crate of Hydra.
 //!
-//! A model is a [`Chain`]: a sequence of [`Layer`]s that ends in a loss. Users write Burn modules and
-//! implement [`Forward`] for them; the blanket implementation makes them object-safe layers, so that
-//! partitioner, scheduler and engine see no generics. What flows between layers is an [`Activation`],
-//! what a layer is told beside it is a [`Pass`], what a chain learns from is a [`Dataset`], and how it
-//! learns is a [`TrainSpec`].
+//! A model is a [`Chain`]: a sequence of [`Layer`]s that ends in a loss. Users write Burn modules and implement
+//! [`Forward`] for them; the blanket implementation makes them object-safe layers, so that partitioner, scheduler and
+//! engine see no generics. What flows between layers is an [`Activation`], what a layer is told beside it is a
+//! [`Pass`], what a chain learns from is a [`Dataset`], and how it learns is a [`TrainSpec`].
 //!
 //! Parameters live in *images*: contiguous `f32` buffers, one for each layer and one for each parameter
 //! that several layers share ([`ImageLayout`]). A chain is hollow: it holds shapes and names, never
@@ -19,12 +18,10 @@
 //! assert_eq!(Key::new(7).fold(1).bits(42), Key::new(7).fold(1).bits(42));
 //! ```
 //!
-//! Invariant: this crate never spawns a thread (first values are drawn on
-//! the threads of the rayon pool that the caller is in), never reads a clock
-//! but for [`profile`] when it is asked to, never opens a file but in
-//! [`replace_file`], with which the other crates write theirs, and never
-//! uses what a global random generator gives: it is asked for numbers only to
-//! recognise a module's own initializers by them ([`Forward::init`]).
+//! Invariant: this crate never spawns a thread (first values are drawn on the threads of the rayon pool that the caller
+//! is in), never reads a clock but for [`profile`] when it is asked to, never opens a file but in [`replace_file`],
+//! with which the other crates write theirs, and never uses what a global random generator gives: it is asked for
+//! numbers only to recognise a module's own initializers by them ([`Forward::init`]).
 #![forbid(unsafe_code)]
 
 mod chain;
@@ -39,22 +36,13 @@ mod spec;
 mod tensor;
 mod units;
 
-pub use chain::{
-    BackwardFrom, Chain, ChainBuilder, ChainLayer, Declared, DropoutMask, Forward, IMAGE_ALIGN, ImageLayout,
-    ImageParam, ImageReader, Init, Layer, LayerGradients, Measured, Mode, ModelWriter, OwnInit, ParamInfo,
-    ParamRef, Pass, SeededInit, ShardBackward, Site, WeightError, WeightSource, backward_range,
-    forget_graphs, forward_range, loss_value, promote_layers, vector_jacobian,
-};
+pub use chain::*;
 pub use dataset::{Batch, Dataset, DatasetError, Sampler, gather, gather_items};
-#[cfg(feature = "cube")]
-pub use device::cube;
-pub use device::{
-    DeviceBuffer, DeviceBytes, DeviceError, DeviceTensor, MemoryProbe, NoProbe, finish, panic_message,
-};
+pub use device::*;
 pub use error::{CoreError, with_causes};
 pub use files::{UNFINISHED, replace_file};
 pub use ids::{DeviceId, TaskId};
 pub use key::Key;
 pub use spec::{Decay, Length, OptimizerSpec, Schedule, ScheduleKind, TrainSpec};
-pub use tensor::{Activation, AnyTensor, FloatType, HostActivation, HostTensor};
-pub use units::{AtLeast, Bandwidth, ByteSize, UnitError};
+pub use tensor::*;
+pub use units::{Bandwidth, ByteSize, UnitError};

@@ -30,16 +30,10 @@ pub enum Part {
 
 impl Part {
     /// Every part.
-    pub const ALL: [Self; 8] = [
-        Self::Matmul,
-        Self::Attention,
-        Self::Norm,
-        Self::Activation,
-        Self::Embedding,
-        Self::Head,
-        Self::Optimizer,
-        Self::Transfer,
-    ];
+    pub const ALL: [Self; 8] = {
+        use Part::{Activation, Attention, Embedding, Head, Matmul, Norm, Optimizer, Transfer};
+        [Matmul, Attention, Norm, Activation, Embedding, Head, Optimizer, Transfer]
+    };
 
     /// Its name in reports.
     pub const fn name(self) -> &'static str {

@@ -219,11 +219,10 @@ impl Demand<'_> {
 /// The size in bytes of the double buffer (R) of a device that runs these tasks: the one that gives the
 /// fewest shards in total, and of those the smallest.
 ///
-/// A larger buffer lets shards have more parameters and leaves them less room. The best one is always the
-/// parameter bytes of some range of some task's layers, at least those of the largest layer of any task,
-/// because what is promoted may be any task's. All are tried, or 2000 of them evenly spaced by rank where
-/// there are more; the choice of candidates does not depend on the budget, so a larger budget never gives
-/// more shards.
+/// A larger buffer lets shards have more parameters and leaves them less room. The best one is always the parameter
+/// bytes of some range of some task's layers, at least those of the largest layer of any task, because what is promoted
+/// may be any task's. All are tried, or 2000 of them evenly spaced by rank where there are more; the choice of
+/// candidates does not depend on the budget, so a larger budget never gives more shards.
 ///
 /// # Errors
 /// The error for the first task that does not fit with the smallest possible buffer, under which every

@@ -56,8 +56,7 @@ impl std::fmt::Debug for PilotPartitioner<'_> {
 }
 
 impl<'a> PilotPartitioner<'a> {
-    /// A partitioner that takes the masters from `images`, such as
-    /// [`FirstValues`](crate::FirstValues) or a store.
+    /// A partitioner that takes the masters from `images`, such as [`FirstValues`](crate::FirstValues) or a store.
     pub fn new(images: &'a dyn ImageReader) -> Self {
         Self { images, told: &|_| {} }
     }
@@ -131,10 +130,9 @@ impl<'a> PilotPartitioner<'a> {
         Ok(PartitionPlan::new(profile, fingerprint, rules, &shards))
     }
 
-    /// Runs every shard of the plan, forward and backward, with real data, and records the measured peak and
-    /// times. Where a shard needs more than buffer and half the margin leave, the plan gives its last layer to the
-    /// next shard, cuts all that follows anew, and tries again. Does nothing where the probe does not
-    /// measure.
+    /// Runs every shard of the plan, forward and backward, with real data, and records the measured peak and times.
+    /// Where a shard needs more than buffer and half the margin leave, the plan gives its last layer to the next shard,
+    /// cuts all that follows anew, and tries again. Does nothing where the probe does not measure.
     ///
     /// # Errors
     /// [`PartitionError::LayerTooLarge`] if a single layer does not fit, [`PartitionError::ShardTooLarge`]

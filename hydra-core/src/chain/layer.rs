@@ -110,9 +110,8 @@ fn drawn(out: &mut [f32], value: impl Fn(u64) -> f32 + Sync) {
 /// A layer whose parameters were all frozen by Burn (`freeze`, `no_grad`) is frozen, as with
 /// [`ChainBuilder::frozen`](crate::ChainBuilder::frozen). One with some of them frozen is refused.
 pub trait Forward: Module {
-    /// The layer's output for `x`. The last layer of a chain returns the mean loss, of shape `[1]`, and
-    /// finds what to compare with in [`Pass::targets`]. See [`FloatType`](crate::FloatType) for chains whose floats
-    /// have 16 bits.
+    /// The layer's output for `x`. The last layer of a chain returns the mean loss, of shape `[1]`, and finds what to
+    /// compare with in [`Pass::targets`]. See [`FloatType`](crate::FloatType) for chains whose floats have 16 bits.
     ///
     /// Wrong shapes may panic: the panic fails the task with its message and harms no other.
     fn forward(&self, x: Activation, pass: &Pass) -> Activation;

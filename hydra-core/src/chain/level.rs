@@ -76,7 +76,8 @@ pub(crate) trait LevelOps: Backend {
     fn row_major(x: FloatTensor<Self>) -> FloatTensor<Self>;
 }
 
-fn zero<B: Backend>(like: &FloatTensor<B>) -> FloatTensor<B> {
+/// A scalar zero on the device of `like`.
+pub(super) fn zero<B: Backend>(like: &FloatTensor<B>) -> FloatTensor<B> {
     B::float_zeros(Shape::new([1]), &like.device(), FloatDType::from(DType::F32))
 }
 

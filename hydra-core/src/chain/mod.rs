@@ -14,16 +14,13 @@ mod vjp;
 mod weights;
 
 pub use builder::ChainBuilder;
-pub use compute::{
-    BackwardFrom, LayerGradients, Measured, ShardBackward, backward_range, forget_graphs, forward_range,
-    loss_value, promote_layers,
-};
-pub use image::{IMAGE_ALIGN, ImageLayout, ImageParam, ParamRef};
+pub use compute::*;
+pub use image::*;
 pub use initializer::OwnInit;
 pub use layer::{Declared, Forward, Init, Layer, ParamInfo};
 pub use pass::{DropoutMask, Mode, Pass, Site};
 pub use vjp::vector_jacobian;
-pub use weights::{ImageReader, ModelWriter, SeededInit, WeightError, WeightSource};
+pub use weights::*;
 
 use crate::{DeviceBytes, DeviceTensor, FloatType};
 use std::ops::Range;

@@ -3,6 +3,7 @@
 //! Burn starts a backward pass from ones only. The op here is a scalar whose gradient with respect to its
 //! input is exactly the given upstream gradient, so that no multiplication by it is recorded.
 
+use super::level::zero;
 use crate::AnyTensor;
 use crate::tensor::by_rank;
 use burn::backend::autodiff::{
@@ -11,9 +12,9 @@ use burn::backend::autodiff::{
     grads::Gradients as GraphGradients,
     ops::{Backward, Ops, OpsKind},
 };
-use burn::backend::tensor::{Device, FloatTensor};
+use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, Flex, TensorMetadata, backend_extension};
-use burn::tensor::{DType, FloatDType, Gradients, Shape, Tensor};
+use burn::tensor::{Gradients, Tensor};
 
 /// The seed as an op of the backends.
 #[backend_extension(Autodiff, Flex, Cube: cfg(feature = "cube"))]
@@ -22,20 +23,16 @@ pub trait SeedOps: Backend {
     fn vjp_seed(y: FloatTensor<Self>, gradient: FloatTensor<Self>) -> FloatTensor<Self>;
 }
 
-fn zero<B: Backend>(device: &Device<B>) -> FloatTensor<B> {
-    B::float_zeros(Shape::new([1]), device, FloatDType::from(DType::F32))
-}
-
 impl SeedOps for Flex {
     fn vjp_seed(y: FloatTensor<Self>, _: FloatTensor<Self>) -> FloatTensor<Self> {
-        zero::<Self>(&y.device())
+        zero::<Self>(&y)
     }
 }
 
 #[cfg(feature = "cube")]
 impl SeedOps for burn::backend::Cube {
     fn vjp_seed(y: FloatTensor<Self>, _: FloatTensor<Self>) -> FloatTensor<Self> {
-        zero::<Self>(&y.device())
+        zero::<Self>(&y)
     }
 }
 
@@ -93,7 +90,7 @@ fn seed(y: AnyTensor, gradient: AnyTensor) -> Option<Tensor<1>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use burn::tensor::Device;
+    use burn::tensor::{DType, Device};
 
     #[test]
     fn the_seed_equals_a_multiplication_and_a_sum() {

@@ -46,8 +46,7 @@ impl fmt::Debug for CubeAdapter {
 impl CubeAdapter {
     /// The NVIDIA card of this number, in the driver's order.
     ///
-    /// Without a driver, the compiler of kernels or its headers CubeCL panics: look first, as `hydra doctor`
-    /// does.
+    /// Without a driver, the compiler of kernels or its headers CubeCL panics: look first, as `hydra doctor` does.
     ///
     /// # Errors
     /// If the machine has no such card.
@@ -125,12 +124,6 @@ impl fmt::Debug for CubeBytes {
 }
 
 impl CubeBytes {
-    /// These bytes on a lease: `lease` is dropped with the last clone and slice, also while tensors view the
-    /// bytes, and whoever gave it may then write others there.
-    pub fn on_lease(self, lease: Arc<dyn Any + Send + Sync>) -> Self {
-        Self { lease: Some(lease), ..self }
-    }
-
     /// The buffer with the range's offsets.
     pub fn handle(&self) -> &Handle {
         &self.handle
@@ -196,7 +189,7 @@ impl DeviceBuffer for CubeBytes {
 
     fn leased(&self, lease: Arc<dyn Any + Send + Sync>) -> Arc<dyn DeviceBuffer> {
         // The lease that they are on already lasts as long.
-        Arc::new(self.clone().on_lease(Arc::new((self.lease.clone(), lease))))
+        Arc::new(Self { lease: Some(Arc::new((self.lease.clone(), lease))), ..self.clone() })
     }
 
     fn as_any(&self) -> &dyn Any {
@@ -233,17 +226,9 @@ pub fn exact(tensor: CubeTensor) -> CubeTensor {
 
 /// The tensor's bytes, in row-major order, if CubeCL has them.
 pub(crate) fn device_tensor(tensor: &AnyTensor) -> Option<DeviceTensor> {
-    let primitive = by_rank!(tensor.rank(), D => match tensor.clone() {
-        AnyTensor::Float(t) => {
-            let t = Tensor::<D>::from_dispatch(t);
-            let t = if t.device().is_autodiff() { t.inner() } else { t };
-            t.try_into_primitive::<Cube>().ok()
-        }
-        AnyTensor::Int(t) => {
-            let t = Tensor::<D, Int>::from_dispatch(t);
-            let t = if t.device().is_autodiff() { t.inner() } else { t };
-            t.try_into_primitive::<Cube>().ok()
-        }
+    let primitive = by_rank!(tensor.rank(), D => match tensor.clone().outside_of_the_graph() {
+        AnyTensor::Float(t) => Tensor::<D>::from_dispatch(t).try_into_primitive::<Cube>().ok(),
+        AnyTensor::Int(t) => Tensor::<D, Int>::from_dispatch(t).try_into_primitive::<Cube>().ok(),
     })?;
     let CubeTensor { client, handle, meta, device, dtype, .. } = exact(primitive);
     let shape = meta.shape().to_vec();
@@ -345,10 +330,6 @@ impl CubeProbe {
 
     /// The usage of the pools that allocations come from. Those that CubeCL keeps for itself beside them, such as
     /// the staging of what is read, are the host's as a rule.
-    fn usage(&self) -> MemoryUsage {
-        self.pools().all
-    }
-
     fn pools(&self) -> Pools {
         let report = self.client.memory_report(MemoryScope::Device);
         let pools = || report.streams.iter().map(|stream| &stream.pools);
@@ -364,12 +345,12 @@ impl MemoryProbe for CubeProbe {
     }
 
     fn in_use(&self, _: DeviceId) -> u64 {
-        let usage = self.usage();
+        let usage = self.pools().all;
         usage.bytes_in_use + usage.bytes_padding
     }
 
     fn peak(&self, _: DeviceId) -> u64 {
-        self.usage();
+        self.pools();
         self.peak.load(Relaxed)
     }
 
@@ -524,8 +505,7 @@ mod tests {
         let host = HostTensor::float((0..512).map(|i| i as f32).collect(), [512]);
         let bytes = on_device(&adapter, &host).bytes;
         let lease = Arc::new(());
-        let leased = bytes.as_buffer::<CubeBytes>().unwrap().clone().on_lease(lease.clone());
-        let leased = DeviceBytes::Buffer(Arc::new(leased));
+        let leased = bytes.leased(lease.clone());
         let view = |bytes: &DeviceBytes, range| DeviceTensor::view(bytes.slice(range), [128], DType::F32);
         let passed_on = view(&leased, 0..512).to_device(&adapter.burn).into_device_tensor();
         assert!(leased.overlaps(&passed_on.bytes) && !bytes.overlaps(&passed_on.bytes));

@@ -9,5 +9,5 @@ mod probe;
 mod transfer;
 
 pub use memory::{DeviceBuffer, DeviceBytes, DeviceError, DeviceTensor, panic_message};
-pub use probe::{MemoryProbe, NoProbe};
+pub use probe::MemoryProbe;
 pub use transfer::finish;

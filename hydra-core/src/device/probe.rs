@@ -4,9 +4,8 @@ use crate::DeviceId;
 
 /// Measures the memory that is in use on a logical device.
 ///
-/// The port lives here so that the partitioner, which measures, and the spill manager, which owns the
-/// allocators, stay strangers. A CPU device is measured by a counting allocator, a GPU by its driver or
-/// its framework's pool.
+/// The port lives here so that the partitioner, which measures, and the spill manager, which owns the allocators, stay
+/// strangers. A CPU device is measured by a counting allocator, a GPU by its driver or its framework's pool.
 pub trait MemoryProbe: Send + Sync {
     /// Returns whether the figures are measured. A probe that answers `false` always reads zero, and whoever
     /// asks falls back to costs computed from shapes.
@@ -24,24 +23,4 @@ pub trait MemoryProbe: Send + Sync {
     /// Gives memory back that is kept for later, if more than `most` bytes are in use or kept. Called between
     /// shard tasks. Where nothing is kept there is nothing to do.
     fn trim(&self, _device: DeviceId, _most: u64) {}
-}
-
-/// The probe of a program that installed none.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct NoProbe;
-
-impl MemoryProbe for NoProbe {
-    fn measures(&self) -> bool {
-        false
-    }
-
-    fn in_use(&self, _: DeviceId) -> u64 {
-        0
-    }
-
-    fn peak(&self, _: DeviceId) -> u64 {
-        0
-    }
-
-    fn reset_peak(&self, _: DeviceId) {}
 }

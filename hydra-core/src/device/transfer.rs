@@ -18,15 +18,11 @@ impl AnyTensor {
         if let Some(host) = cube::read(&self) {
             return host.unwrap_or_else(|error| std::panic::panic_any(error));
         }
-        let data = match self {
-            Self::Float(t) => by_rank!(t.shape().num_dims(), D => {
-                let t = Tensor::<D>::from_dispatch(t);
-                if t.device().is_autodiff() { t.inner().into_data() } else { t.into_data() }
-            }),
-            Self::Int(t) => by_rank!(t.shape().num_dims(), D => {
-                let t = Tensor::<D, Int>::from_dispatch(t);
-                if t.device().is_autodiff() { t.inner().into_data() } else { t.into_data() }
-            }),
+        let data = match self.outside_of_the_graph() {
+            Self::Float(t) => by_rank!(t.shape().num_dims(), D => Tensor::<D>::from_dispatch(t).into_data()),
+            Self::Int(t) => {
+                by_rank!(t.shape().num_dims(), D => Tensor::<D, Int>::from_dispatch(t).into_data())
+            }
         };
         data.into()
     }

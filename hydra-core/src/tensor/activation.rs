@@ -52,12 +52,9 @@ impl Activation {
 
     #[track_caller]
     fn into_single(mut self) -> AnyTensor {
-        match (self.parts.pop(), self.parts.len()) {
-            (Some(part), 0) => part,
-            (part, rest) => {
-                panic!("expected an activation of one tensor, found {}", rest + usize::from(part.is_some()))
-            }
-        }
+        let found = self.parts.len();
+        assert!(found == 1, "expected an activation of one tensor, found {found}");
+        self.parts.remove(0)
     }
 
     /// The tensor at `index`, kept in the activation.

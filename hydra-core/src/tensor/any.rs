@@ -14,23 +14,16 @@ pub enum AnyTensor {
 
 /// Runs an expression with `D` bound to the rank as a constant.
 macro_rules! by_rank {
-    ($rank:expr, $d:ident => $body:expr) => {
+    ($rank:expr, $d:ident => $body:expr) => { by_rank!(@ $rank, $d, $body, 1 2 3 4 5 6 7 8) };
+    (@ $rank:expr, $d:ident, $body:expr, $($n:literal)*) => {
         match $rank {
-            1 => by_rank!(@ $d, 1, $body),
-            2 => by_rank!(@ $d, 2, $body),
-            3 => by_rank!(@ $d, 3, $body),
-            4 => by_rank!(@ $d, 4, $body),
-            5 => by_rank!(@ $d, 5, $body),
-            6 => by_rank!(@ $d, 6, $body),
-            7 => by_rank!(@ $d, 7, $body),
-            8 => by_rank!(@ $d, 8, $body),
+            $($n => {
+                const $d: usize = $n;
+                $body
+            })*
             rank => panic!("tensors have 1 to 8 dimensions, found {rank}"),
         }
     };
-    (@ $d:ident, $n:literal, $body:expr) => {{
-        const $d: usize = $n;
-        $body
-    }};
 }
 pub(crate) use by_rank;
 
@@ -57,14 +50,7 @@ impl AnyTensor {
     /// If it holds integers or has another rank: the layer was given what it does not take.
     #[track_caller]
     pub fn into_float<const D: usize>(self) -> Tensor<D> {
-        let shape = self.shape();
-        assert!(
-            self.is_float() && shape.len() == D,
-            "expected a float tensor of rank {D}, found {} of shape {shape:?}",
-            self.kind()
-        );
-        let (Self::Float(t) | Self::Int(t)) = self;
-        Tensor::from_dispatch(t)
+        Tensor::from_dispatch(self.of_kind(true, D))
     }
 
     /// The tensor as an integer tensor of rank `D`.
@@ -73,14 +59,7 @@ impl AnyTensor {
     /// If it holds floats or has another rank.
     #[track_caller]
     pub fn into_int<const D: usize>(self) -> Tensor<D, Int> {
-        let shape = self.shape();
-        assert!(
-            !self.is_float() && shape.len() == D,
-            "expected an integer tensor of rank {D}, found {} of shape {shape:?}",
-            self.kind()
-        );
-        let (Self::Float(t) | Self::Int(t)) = self;
-        Tensor::from_dispatch(t)
+        Tensor::from_dispatch(self.of_kind(false, D))
     }
 
     /// The device of a float tensor.
@@ -91,13 +70,21 @@ impl AnyTensor {
         }
     }
 
-    fn kind(&self) -> &'static str {
-        if self.is_float() { "floats" } else { "integers" }
+    #[track_caller]
+    fn of_kind(self, float: bool, rank: usize) -> DispatchTensor {
+        let (shape, expected) = (self.shape(), if float { "a float" } else { "an integer" });
+        let found = if self.is_float() { "floats" } else { "integers" };
+        assert!(
+            self.is_float() == float && shape.len() == rank,
+            "expected {expected} tensor of rank {rank}, found {found} of shape {shape:?}"
+        );
+        let (Self::Float(t) | Self::Int(t)) = self;
+        t
     }
 
     /// A float tensor becomes a leaf that gathers its gradient; integers stay what they are.
     /// The tensor must be on an autodiff device.
-    pub fn into_leaf(self) -> Self {
+    pub(super) fn into_leaf(self) -> Self {
         match self {
             Self::Float(t) => by_rank!(t.shape().num_dims(), D => {
                 Tensor::<D>::from_dispatch(t).require_grad().into()
@@ -106,8 +93,22 @@ impl AnyTensor {
         }
     }
 
+    /// The tensor on the plain device, outside of the graph.
+    pub(crate) fn outside_of_the_graph(self) -> Self {
+        by_rank!(self.rank(), D => match self {
+            Self::Float(t) => {
+                let t = Tensor::<D>::from_dispatch(t);
+                if t.device().is_autodiff() { t.inner().into() } else { t.into() }
+            }
+            Self::Int(t) => {
+                let t = Tensor::<D, Int>::from_dispatch(t);
+                if t.device().is_autodiff() { t.inner().into() } else { t.into() }
+            }
+        })
+    }
+
     /// The gradient that was gathered for this leaf, outside of the graph.
-    pub fn take_gradient(&self, gradients: &mut Gradients) -> Option<AnyTensor> {
+    pub(crate) fn take_gradient(&self, gradients: &mut Gradients) -> Option<AnyTensor> {
         match self {
             Self::Float(t) => by_rank!(t.shape().num_dims(), D => {
                 Tensor::<D>::from_dispatch(t.clone()).grad_remove(gradients).map(Into::into)

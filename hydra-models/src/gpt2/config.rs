@@ -138,9 +138,8 @@ impl Gpt2Config {
         self.n_inner.unwrap_or(self.n_embd.saturating_mul(4))
     }
 
-    /// Tokens whose logits the head holds at once: 256, fewer for large vocabularies, so that a chunk of
-    /// logits takes at most 64 MiB. A constant of the model, because it decides in which order gradients
-    /// are added.
+    /// Tokens whose logits the head holds at once: 256, fewer for large vocabularies, so that a chunk of logits takes
+    /// at most 64 MiB. A constant of the model, because it decides in which order gradients are added.
     pub fn chunk_rows(&self) -> usize {
         (CHUNK_BYTES / (size_of::<f32>() * self.vocab_size.max(1))).clamp(16, 256)
     }

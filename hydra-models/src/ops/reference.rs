@@ -1,5 +1,4 @@
-//! The same functions as compositions of Burn's own operations: slow, whole, and what the kernels are tested
-//! against.
+//! The same functions as compositions of Burn's own operations: slow, whole, and what the kernels are tested against.
 
 use super::Attention;
 use burn::tensor::{Int, Tensor, activation, module};

@@ -17,6 +17,8 @@
 //!
 //! The size that was asked for is charged: headers and the inner allocator's rounding are costs of
 //! measuring and of the heap, and a device would not have them.
+//!
+//! It may touch the heap below it. It imports nothing else of this crate and never allocates itself.
 
 mod block;
 mod figures;

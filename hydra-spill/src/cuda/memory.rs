@@ -68,10 +68,7 @@ unsafe impl CardMemory for CudaMemory {
         range: Range<usize>,
         lease: Arc<dyn Any + Send + Sync>,
     ) -> DeviceBytes {
-        match bytes.as_buffer::<CubeBytes>() {
-            Some(all) => DeviceBytes::Buffer(all.clone().on_lease(lease).slice(range)),
-            None => bytes.slice(range),
-        }
+        bytes.leased(lease).slice(range)
     }
 
     fn locate(&self, bytes: &[DeviceBytes]) -> Result<Vec<Option<Place>>, DeviceError> {

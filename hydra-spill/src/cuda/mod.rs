@@ -8,6 +8,8 @@
 //!
 //! `unsafe` stands in these files alone. It is a raw address that crosses to the driver, and each block says why
 //! what is behind the address outlives the copy.
+//!
+//! It may touch memory, links and stores, whose ports it implements. Nothing else of this crate imports it.
 
 mod arena;
 mod card;

@@ -6,6 +6,8 @@
 //! place, and [`SimulatedLink`] slows another link down to a given bandwidth, so that what a GPU's transfers
 //! cost shows in tests on a machine without one. The links of GPUs stand beside this file. The conformance
 //! suite runs on every link.
+//!
+//! It may touch memory and the tags of the allocator. It never knows of images or stores.
 
 use crate::Floats;
 use bytes::Bytes;

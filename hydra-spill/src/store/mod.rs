@@ -3,6 +3,8 @@
 //! A store keeps each image of parameters with its optimizer moments, and holds one rule above all: nobody
 //! reads an image while it is written. Readers get shared bytes without a copy and count for as long as any
 //! clone or slice of them lives; a writer gets the masters themselves, once the count is zero.
+//!
+//! It may touch memory and links. It never decides what moves when, and never names a card.
 
 use crate::Reservation;
 use hydra_core::DeviceBytes;

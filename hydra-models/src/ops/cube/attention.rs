@@ -1,8 +1,7 @@
 //! Causal attention: the scores of a group of heads at a time, between matrix products.
 //!
-//! Scores and what is saved of them are `f32`. The weights and the gradients of scores are factors of matrix
-//! products, and so have the type of the other factor: device units that multiply floats of 16 bits take no
-//! others.
+//! Scores and what is saved of them are `f32`. The weights and the gradients of scores are factors of matrix products,
+//! and so have the type of the other factor: device units that multiply floats of 16 bits take no others.
 
 use super::dropout::draws;
 use super::kernels::attention as kernels;

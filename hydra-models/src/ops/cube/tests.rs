@@ -139,8 +139,7 @@ fn assert_equal_on(name: &str, bound: f64, tracked: On<'_>, op: impl Fn(On<'_>) 
     assert_repeated(name, tracked, &found, op);
 }
 
-/// Asserts that `op` gives the bits that were found each time, and the values' bits also where nothing is
-/// tracked.
+/// Asserts that `op` gives the bits that were found each time, and the values' bits also where nothing is tracked.
 fn assert_repeated(name: &str, on: On<'_>, found: &Vec<Vec<f32>>, op: impl Fn(On<'_>) -> Vec<Vec<f32>>) {
     let bits = |found: &Vec<Vec<f32>>| -> Vec<Vec<u32>> {
         found.iter().map(|x| x.iter().map(|x| x.to_bits()).collect()).collect()
