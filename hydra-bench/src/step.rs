@@ -231,7 +231,7 @@ fn settings(args: &StepArgs, devices: &DevicesSpec, subject: &Subject, report: &
         "width": config.n_embd,
         "heads": config.n_head,
         "vocabulary": config.vocab_size,
-        "parameters": task.parameters,
+        "parameters": task.plan.parameters,
         "context": subject.context,
         "batch": subject.batch,
         "dropout": args.dropout,
@@ -245,7 +245,7 @@ fn settings(args: &StepArgs, devices: &DevicesSpec, subject: &Subject, report: &
         "link_bytes_per_s": devices.link_bytes_per_s,
         "warmup": args.warmup,
         "steps": args.steps,
-        "shards": task.shards,
+        "shards": task.plan.shards,
     })
 }
 

@@ -12,7 +12,7 @@ use std::sync::Arc;
 /// The version of the report's format.
 pub const REPORT_SCHEMA: u32 = 1;
 
-/// What became of one task.
+/// The outcome of one task.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct TaskReport {
     /// The task's name.
@@ -26,49 +26,81 @@ pub struct TaskReport {
     /// The same for programs. It is not written with the report.
     #[serde(skip)]
     pub failure: Option<Arc<EngineError>>,
+    /// How its model was cut, and where it lived.
+    #[serde(flatten)]
+    pub plan: PlanReport,
+    /// Minibatches trained.
+    pub steps: usize,
+    /// The mean loss of each minibatch, before its update.
+    pub losses: Vec<f64>,
+    /// Validations before and during training.
+    #[serde(flatten)]
+    pub validations: Validations,
+    /// Validation of the final weights.
+    pub validation: Option<Evaluation>,
+    /// Test of the final weights.
+    pub test: Option<Evaluation>,
+    /// SHA-256 over the parameters' bytes in chain order, a tied one once, without alignment gaps.
+    pub weights_sha256: Option<String>,
+    /// The directory to which the model was written.
+    pub model_dir: Option<PathBuf>,
+    /// Its checkpoints.
+    #[serde(flatten)]
+    pub checkpoints: CheckpointReport,
+    /// The times of this run.
+    #[serde(flatten)]
+    pub times: TaskTimes,
+}
+
+/// How a task's model was cut, and where it lived.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct PlanReport {
+    /// Parameters of the model.
+    pub parameters: u64,
     /// The number of shards.
     pub shards: usize,
     /// The layers at which shards end and the next begin.
     pub cut_points: Vec<usize>,
-    /// Minibatches trained.
-    pub steps: usize,
-    /// How many of them an earlier run trained, where this one went on from a checkpoint. The times are of this run.
+    /// Bytes of its masters, optimizer state and best weights that lived on the disk.
     #[serde(default)]
-    pub resumed_at: Option<usize>,
-    /// The mean loss of each minibatch, before its update.
-    pub losses: Vec<f64>,
+    pub disk_bytes: u64,
+    /// The place where its optimizer stepped, and why.
+    #[serde(default)]
+    pub optimizer: Placement,
+}
+
+/// Validations before and during training.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Validations {
     /// Validation before training.
     pub initial_validation: Option<Evaluation>,
-    /// Validation of the weights that were kept.
-    pub validation: Option<Evaluation>,
-    /// Test of the weights that were kept.
-    pub test: Option<Evaluation>,
     /// Validations during training: minibatches done and the result.
     pub evaluations: Vec<(usize, Evaluation)>,
-    /// Whether it ended before its length, out of patience ([`hydra_core::TrainSpec::patience`]).
+    /// Minibatches after which the final weights were reached, if the best ones are the final ones.
+    pub best_step: Option<usize>,
+    /// True if it ended before its length, out of patience ([`hydra_core::TrainSpec::patience`]).
     #[serde(default)]
     pub stopped_early: bool,
-    /// Minibatches after which the weights that were kept were reached, where the best ones are kept.
-    pub best_step: Option<usize>,
-    /// SHA-256 over the parameters' bytes in chain order, a tied one once, without alignment gaps.
-    pub weights_sha256: Option<String>,
-    /// Where the model was written.
-    pub model_dir: Option<PathBuf>,
+}
+
+/// The checkpoints of a task.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct CheckpointReport {
+    /// Minibatches that an earlier run trained, if this one went on from a checkpoint.
+    #[serde(default)]
+    pub resumed_at: Option<usize>,
+    /// Why its last checkpoint could not be written, if it could not.
+    #[serde(default)]
+    pub checkpoint_error: Option<String>,
+}
+
+/// The seconds of a task in this run.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub struct TaskTimes {
     /// Seconds of compute of its shard tasks.
     pub compute_s: f64,
     /// Seconds in which nothing of the task ran but its optimizer.
     pub optimizer_stall_s: f64,
-    /// Parameters of the model.
-    pub parameters: u64,
-    /// Why its last checkpoint could not be written, if it could not.
-    #[serde(default)]
-    pub checkpoint_error: Option<String>,
-    /// Bytes of its masters, optimizer state and best weights that lived on the disk.
-    #[serde(default)]
-    pub disk_bytes: u64,
-    /// Where its optimizer stepped, and why.
-    #[serde(default)]
-    pub optimizer: Placement,
 }
 
 /// What a device did.

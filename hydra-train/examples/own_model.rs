@@ -164,8 +164,8 @@ pub fn main() -> Result<(), Box<dyn Error>> {
     for (task, lr) in report.tasks.iter().zip(rates) {
         assert_eq!((task.state, &task.error), (TaskState::Done, &None));
         let (first, last) = (task.losses[0], task.losses[task.losses.len() - 1]);
-        println!("{}: {} shards, loss {first:.3} -> {last:.3}", task.name, task.shards);
-        assert!(task.shards > 1 && last < first);
+        println!("{}: {} shards, loss {first:.3} -> {last:.3}", task.name, task.plan.shards);
+        assert!(task.plan.shards > 1 && last < first);
         // The same bits as the loop that knows nothing of shards, devices or other tasks.
         let plain = plain::train(&chain, train.as_ref(), &spec(lr))?;
         assert_eq!(task.weights_sha256.as_ref(), Some(&plain.weights_sha256));

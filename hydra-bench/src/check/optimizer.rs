@@ -39,8 +39,8 @@ fn trained(subject: &Subject, model: &Model) -> Result<Value> {
         "model": model.name,
         "same_weights": here.weights_sha256 == there.weights_sha256,
         "same_losses": here.losses == there.losses,
-        "stall_on_host_s": here.optimizer_stall_s,
-        "stall_on_device_s": there.optimizer_stall_s,
+        "stall_on_host_s": here.times.optimizer_stall_s,
+        "stall_on_device_s": there.times.optimizer_stall_s,
     }))
 }
 

@@ -139,18 +139,18 @@ fn learned(subject: &Subject, model: &Model) -> Result<Value> {
     ensure!(
         task.losses == plain.losses,
         "the losses of {} shards are not those of the plain loop: {:?} against {:?}",
-        task.shards,
+        task.plan.shards,
         task.losses,
         plain.losses
     );
     ensure!(
         task.weights_sha256.as_deref() == Some(&plain.weights_sha256),
         "the weights of {} shards are not those of the plain loop, although the losses are",
-        task.shards
+        task.plan.shards
     );
     Ok(json!({
         "model": model.name,
-        "shards": task.shards,
+        "shards": task.plan.shards,
         "losses": task.losses,
         "weights_sha256": task.weights_sha256,
     }))
@@ -363,8 +363,8 @@ fn step(stepped: &Stepped, run: Orchestrator, memory: ByteSize) -> Result<(Timel
     let mut timeline = timeline.lock().unwrap_or_else(PoisonError::into_inner).clone();
     let (task, device) = (&report.tasks[0], &report.devices[0]);
     ensure!(timeline.ends.len() == stepped.warmup + stepped.steps, "a minibatch was not seen");
-    (timeline.shards, timeline.peak_bytes) = (task.shards, device.peak_bytes);
-    (timeline.stall_s, timeline.losses) = (task.optimizer_stall_s, task.losses.clone());
+    (timeline.shards, timeline.peak_bytes) = (task.plan.shards, device.peak_bytes);
+    (timeline.stall_s, timeline.losses) = (task.times.optimizer_stall_s, task.losses.clone());
     timeline.moved = [report.transfers.promoted_bytes, report.transfers.demoted_bytes];
     Ok((timeline, admission))
 }

@@ -75,7 +75,7 @@ fn run(admitted: AdmittedRun) -> Result<RunReport, EngineError> {
     run.work(&inbox);
     let mut report = summary::report(&run);
     report.workload = run.journal.recorder.workload();
-    let from_the_start = report.tasks.iter().all(|task| task.resumed_at.is_none());
+    let from_the_start = report.tasks.iter().all(|task| task.checkpoints.resumed_at.is_none());
     let comparable = from_the_start && report.all_done() && run.journal.recorder.is_as_simulated();
     let whole = report.workload.as_ref().filter(|_| comparable);
     report.replay_s = whole.zip(kind).and_then(|(workload, kind)| replay_s(workload, kind, seed, prefetch));

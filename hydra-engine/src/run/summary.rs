@@ -3,7 +3,10 @@
 use super::Run;
 use crate::checkpoint::Checkpoint;
 use crate::error::with_causes;
-use crate::report::{DeviceReport, REPORT_SCHEMA, RunReport, TaskReport, Transfers};
+use crate::report::{
+    CheckpointReport, DeviceReport, PlanReport, REPORT_SCHEMA, RunReport, TaskReport, TaskTimes, Transfers,
+    Validations,
+};
 use crate::stages::TaskState;
 use crate::task::LiveTask;
 
@@ -61,31 +64,36 @@ fn device_report(run: &Run, index: usize, makespan_s: f64) -> DeviceReport {
 }
 
 fn task_report(task: &LiveTask) -> TaskReport {
-    let results = &task.results;
+    let (facts, results, failure) = (&task.facts, &task.results, task.phase.failure());
     TaskReport {
-        name: task.facts.task.name.clone(),
-        config: task.facts.task.config.clone(),
+        name: facts.task.name.clone(),
+        config: facts.task.config.clone(),
         state: task.phase.state().unwrap_or(TaskState::Failed),
-        error: task.phase.failure().map(|error| with_causes(error.as_ref())),
-        failure: task.phase.failure().cloned(),
-        shards: task.facts.shards.len(),
-        cut_points: task.facts.plan.cut_points.clone(),
+        error: failure.map(|error| with_causes(error.as_ref())),
+        failure: failure.cloned(),
+        plan: PlanReport {
+            parameters: facts.chain().parameters(),
+            shards: facts.shards.len(),
+            cut_points: facts.plan.cut_points.clone(),
+            disk_bytes: facts.disk_bytes,
+            optimizer: facts.placement.clone(),
+        },
         steps: results.losses.len(),
-        resumed_at: task.facts.task.resume.as_ref().map(Checkpoint::step),
         losses: results.losses.clone(),
-        initial_validation: results.initial.clone(),
+        validations: Validations {
+            initial_validation: results.initial.clone(),
+            evaluations: results.periodic.clone(),
+            best_step: results.best.as_ref().map(|(step, _)| *step),
+            stopped_early: task.stopped_early(),
+        },
         validation: results.validation.clone(),
         test: results.test.clone(),
-        evaluations: results.periodic.clone(),
-        stopped_early: task.stopped_early(),
-        best_step: results.best.as_ref().map(|(step, _)| *step),
         weights_sha256: results.sha256.clone(),
         model_dir: results.dir.clone(),
-        compute_s: results.compute_s,
-        optimizer_stall_s: results.optimizer_stall_s,
-        parameters: task.facts.chain().parameters(),
-        checkpoint_error: results.checkpoint_error.clone(),
-        disk_bytes: task.facts.disk_bytes,
-        optimizer: task.facts.placement.clone(),
+        checkpoints: CheckpointReport {
+            resumed_at: facts.task.resume.as_ref().map(Checkpoint::step),
+            checkpoint_error: results.checkpoint_error.clone(),
+        },
+        times: TaskTimes { compute_s: results.compute_s, optimizer_stall_s: results.optimizer_stall_s },
     }
 }

@@ -57,7 +57,7 @@ impl Case {
 /// After how many minibatches a task ends that would have had these evaluations.
 fn ends_after(whole: &TaskReport, patience: usize) -> usize {
     let (mut best, mut since) = (f64::INFINITY, 0);
-    for (step, result) in &whole.evaluations {
+    for (step, result) in &whole.validations.evaluations {
         (best, since) = if result.loss < best { (result.loss, 0) } else { (best, since + 1) };
         if since == patience {
             return *step;
@@ -70,10 +70,11 @@ fn ends_after(whole: &TaskReport, patience: usize) -> usize {
 fn agrees(task: &TaskReport, whole: &TaskReport, patience: usize, what: &str) {
     let end = ends_after(whole, patience);
     assert_eq!((task.state, task.error.as_deref()), (TaskState::Done, None), "{what}");
-    assert_eq!((task.steps, task.stopped_early), (end, end < STEPS), "{what}");
+    assert_eq!((task.steps, task.validations.stopped_early), (end, end < STEPS), "{what}");
     assert_eq!(task.losses, whole.losses[..end], "{what}");
-    assert_eq!(task.evaluations, whole.evaluations[..end / 2], "{what}");
-    let best = task.evaluations.iter().find(|(step, _)| Some(*step) == task.best_step);
+    assert_eq!(task.validations.evaluations, whole.validations.evaluations[..end / 2], "{what}");
+    let best =
+        task.validations.evaluations.iter().find(|(step, _)| Some(*step) == task.validations.best_step);
     assert_eq!(task.validation.as_ref(), best.map(|(_, result)| result), "{what}");
 }
 
@@ -102,7 +103,7 @@ fn a_task_ends_when_it_gets_no_better() {
                 let what = format!("{name}, patience {patience}, {settings:?}");
                 let task = settings.task(case.patient(patience).task());
                 agrees(&task, &whole, patience, &what);
-                early += usize::from(task.stopped_early);
+                early += usize::from(task.validations.stopped_early);
                 let first = seen.get_or_insert(task.clone());
                 assert_eq!(
                     (&task.test, &task.weights_sha256),
@@ -112,11 +113,12 @@ fn a_task_ends_when_it_gets_no_better() {
             }
             // The weights are the best ones.
             let seen = seen.unwrap();
-            let spec = TrainSpec { length: Length::Steps(seen.best_step.unwrap()), ..case.spec.clone() };
+            let spec =
+                TrainSpec { length: Length::Steps(seen.validations.best_step.unwrap()), ..case.spec.clone() };
             let short = Settings::default().task(Case { spec, ..case.clone() }.task());
             assert_eq!(seen.weights_sha256, short.weights_sha256, "{name}, patience {patience}");
         }
-        assert!(early >= 5, "{name}: no run ended early: {:?}", whole.evaluations);
+        assert!(early >= 5, "{name}: no run ended early: {:?}", whole.validations.evaluations);
     }
 }
 
@@ -145,7 +147,7 @@ impl Observer for Stops {
 fn an_interrupted_task_keeps_its_patience() {
     let case = Case::mlp().patient(2);
     let whole = Settings::default().task(case.task());
-    assert!(whole.stopped_early, "{:?}", whole.evaluations);
+    assert!(whole.validations.stopped_early, "{:?}", whole.validations.evaluations);
     for after in 1..=whole.steps {
         let dir = TempDir::new().unwrap();
         let file = dir.path().join("task.safetensors");
@@ -156,8 +158,15 @@ fn an_interrupted_task_keeps_its_patience() {
         run.submit(task()).unwrap();
         run.run().unwrap();
         let resumed = Settings::default().task(task().resume_from(Checkpoint::open(&file).unwrap()));
-        assert_eq!((resumed.state, resumed.stopped_early), (TaskState::Done, true), "after {after}");
-        assert_eq!((resumed.losses, resumed.evaluations), (whole.losses.clone(), whole.evaluations.clone()));
+        assert_eq!(
+            (resumed.state, resumed.validations.stopped_early),
+            (TaskState::Done, true),
+            "after {after}"
+        );
+        assert_eq!(
+            (resumed.losses, resumed.validations.evaluations),
+            (whole.losses.clone(), whole.validations.evaluations.clone())
+        );
         assert_eq!(
             (resumed.test, resumed.weights_sha256),
             (whole.test.clone(), whole.weights_sha256.clone())

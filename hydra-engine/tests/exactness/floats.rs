@@ -94,8 +94,13 @@ fn best_weights_are_put_back() {
     let settings = Settings { cuts: Some(vec![2, 3]), ..Settings::default() };
     let report = settings.task(task.validation(tokens(5, 3)).test(tokens(4, 2)));
     assert_eq!((report.error, report.state), (None, TaskState::Done));
-    let best = report.evaluations.iter().min_by(|a, b| a.1.loss.total_cmp(&b.1.loss)).expect("evaluations");
-    assert_eq!((report.best_step, report.validation), (Some(best.0), Some(best.1.clone())));
+    let best = report
+        .validations
+        .evaluations
+        .iter()
+        .min_by(|a, b| a.1.loss.total_cmp(&b.1.loss))
+        .expect("evaluations");
+    assert_eq!((report.validations.best_step, report.validation), (Some(best.0), Some(best.1.clone())));
     let short = TrainSpec { length: Length::Steps(best.0), eval_every: None, ..spec };
     let plain = plain::train(&chain, tokens(11, 1).as_ref(), &short).expect("the plain loop");
     assert_eq!(report.weights_sha256, Some(plain.weights_sha256), "the weights of step {}", best.0);
@@ -113,5 +118,5 @@ fn budgets_hold_and_change_no_bit() {
     let report = settings.run(task());
     let (device, task) = (&report.devices[0], &report.tasks[0]);
     assert!(device.peak_measured && device.peak_bytes <= device.budget_bytes, "{device:?}");
-    assert!(task.shards > 1 && task.weights_sha256.as_ref() == Some(&plain.weights_sha256), "{task:?}");
+    assert!(task.plan.shards > 1 && task.weights_sha256.as_ref() == Some(&plain.weights_sha256), "{task:?}");
 }

@@ -58,7 +58,7 @@ fn accuracy_of(images: &[Vec<f32>], chain: &Chain, data: &Spirals) -> f64 {
 #[test]
 fn metrics_are_means_over_all_items_however_the_chain_is_cut() {
     let whole = Settings::default().task(task(mlp_chain()));
-    let spec = TrainSpec { length: Length::Steps(whole.best_step.unwrap()), ..spec() };
+    let spec = TrainSpec { length: Length::Steps(whole.validations.best_step.unwrap()), ..spec() };
     let whole_length = TrainSpec { length: Length::Steps(6), ..spec.clone() };
     assert_eq!(
         spec.rate(0, 6),
@@ -70,12 +70,12 @@ fn metrics_are_means_over_all_items_however_the_chain_is_cut() {
     let test = whole.test.clone().unwrap();
     let expected = accuracy_of(&best.images, &mlp_chain(), &Spirals::new(3, 17, 3));
     assert!((test.metrics[ACCURACY] - expected).abs() < 1e-6, "{test:?} for {expected}");
-    let at_first = whole.initial_validation.clone().unwrap();
-    assert!(at_first.metrics[ACCURACY] >= 0.0 && whole.evaluations.len() == 3);
+    let at_first = whole.validations.initial_validation.clone().unwrap();
+    assert!(at_first.metrics[ACCURACY] >= 0.0 && whole.validations.evaluations.len() == 3);
 
     let evaluations = |report: &hydra_engine::TaskReport| {
-        let periodic = report.evaluations.iter().map(|(_, result)| result.clone());
-        let ends = [&report.initial_validation, &report.validation, &report.test];
+        let periodic = report.validations.evaluations.iter().map(|(_, result)| result.clone());
+        let ends = [&report.validations.initial_validation, &report.validation, &report.test];
         periodic.chain(ends.into_iter().flatten().cloned()).collect::<Vec<Evaluation>>()
     };
     let settings = [
@@ -153,7 +153,10 @@ fn an_evaluation_that_was_interrupted_goes_on() {
     for copy in copies {
         let from = Checkpoint::open(&copy).unwrap();
         let report = Settings::default().task(task(mlp_chain()).resume_from(from));
-        assert_eq!((&report.evaluations, &report.validation), (&whole.evaluations, &whole.validation));
+        assert_eq!(
+            (&report.validations.evaluations, &report.validation),
+            (&whole.validations.evaluations, &whole.validation)
+        );
         assert_eq!(report.test, whole.test);
     }
 }

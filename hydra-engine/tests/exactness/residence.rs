@@ -42,7 +42,7 @@ fn run(settings: &Settings, tasks: impl IntoIterator<Item = TrainTask>) -> RunRe
 fn agrees(report: &RunReport, plain: &plain::PlainRun, what: &str) {
     let task = &report.tasks[0];
     assert_eq!((task.error.as_deref(), task.state), (None, TaskState::Done), "{what}");
-    assert_eq!((task.optimizer.on, task.optimizer.exact), (Place::Device, true), "{what}");
+    assert_eq!((task.plan.optimizer.on, task.plan.optimizer.exact), (Place::Device, true), "{what}");
     assert_eq!(task.losses, plain.losses, "{what}");
     assert_eq!(task.weights_sha256.as_deref(), Some(plain.weights_sha256.as_str()), "{what}");
     let device = &report.devices[0];
@@ -145,13 +145,13 @@ fn best_are_put_back_in(float: FloatType) {
     let host = host.run().unwrap().tasks.remove(0);
     let report = run(&Settings::default(), [task()]);
     let there = &report.tasks[0];
-    assert_eq!((host.optimizer.on, there.optimizer.on), (Place::Host, Place::Device));
+    assert_eq!((host.plan.optimizer.on, there.plan.optimizer.on), (Place::Host, Place::Device));
     assert_eq!((there.state, there.error.as_deref()), (TaskState::Done, None));
-    assert!(there.best_step.is_some_and(|step| step < 6), "{:?}", there.best_step);
-    assert_eq!(there.evaluations, host.evaluations);
+    assert!(there.validations.best_step.is_some_and(|step| step < 6), "{:?}", there.validations.best_step);
+    assert_eq!(there.validations.evaluations, host.validations.evaluations);
     assert_eq!(
-        (there.best_step, there.validation.clone(), there.test.clone()),
-        (host.best_step, host.validation, host.test)
+        (there.validations.best_step, there.validation.clone(), there.test.clone()),
+        (host.validations.best_step, host.validation, host.test)
     );
     assert_eq!(there.weights_sha256, host.weights_sha256);
 }
@@ -262,12 +262,16 @@ fn a_task_is_kept_from_the_device_and_goes_on_there_or_on_the_host() {
             on.submit(task().resume_from(checkpoint)).unwrap();
             let (report, whole) = (&on.run().unwrap().tasks[0], &whole.tasks[0]);
             assert!(
-                report.resumed_at.is_some_and(|step| step >= 3),
+                report.checkpoints.resumed_at.is_some_and(|step| step >= 3),
                 "{float} {placement:?}: {:?}",
                 report.error
             );
             assert_eq!(report.weights_sha256, whole.weights_sha256, "{float} {placement:?}");
-            assert_eq!((&report.losses, report.best_step), (&whole.losses, whole.best_step), "{float}");
+            assert_eq!(
+                (&report.losses, report.validations.best_step),
+                (&whole.losses, whole.validations.best_step),
+                "{float}"
+            );
         }
     }
 }

@@ -52,7 +52,7 @@ fn a_resident_model_copies_nothing_and_equals_the_plain_loop() {
     agrees(&Settings { cuts: Some(vec![1, 3]), others: 1, ..resident.clone() }, &spec());
     let report = resident.run(task(&spec()).validation(tokens(5, 3)));
     let moved = report.transfers.promoted_bytes + report.transfers.demoted_bytes;
-    assert_eq!((report.tasks[0].state, report.tasks[0].shards, moved), (TaskState::Done, 1, 0));
+    assert_eq!((report.tasks[0].state, report.tasks[0].plan.shards, moved), (TaskState::Done, 1, 0));
 }
 
 #[test]
@@ -91,7 +91,7 @@ fn the_budget_cuts_the_model_and_changes_no_bit() {
         let device = &report.devices[0];
         assert!(device.peak_measured && device.peak_bytes <= device.budget_bytes, "{device:?}");
         assert_eq!(report.tasks[0].weights_sha256.as_deref(), Some(plain_hash()));
-        shards.push(report.tasks[0].shards);
+        shards.push(report.tasks[0].plan.shards);
     }
     // Each run measures for itself, and a shard that then needs more than was predicted gives a layer away: in
     // the middle there may be one shard more than more memory suggests.
@@ -124,10 +124,15 @@ fn best_weights_return(settings: &Settings) {
     let spec = TrainSpec { eval_every: Some(2), ..spec() };
     let report = settings.task(task(&spec).validation(tokens(5, 3)).test(tokens(4, 2)));
     assert_eq!(report.state, TaskState::Done);
-    let steps: Vec<usize> = report.evaluations.iter().map(|(step, _)| *step).collect();
+    let steps: Vec<usize> = report.validations.evaluations.iter().map(|(step, _)| *step).collect();
     assert_eq!(steps, [2, 4, 5]);
-    let best = report.evaluations.iter().min_by(|a, b| a.1.loss.total_cmp(&b.1.loss)).expect("evaluations");
-    assert_eq!((report.best_step, report.validation), (Some(best.0), Some(best.1.clone())));
+    let best = report
+        .validations
+        .evaluations
+        .iter()
+        .min_by(|a, b| a.1.loss.total_cmp(&b.1.loss))
+        .expect("evaluations");
+    assert_eq!((report.validations.best_step, report.validation), (Some(best.0), Some(best.1.clone())));
     let short = TrainSpec { length: Length::Steps(best.0), eval_every: None, ..spec };
     let plain = plain::train(&gpt2_chain(), tokens(11, 1).as_ref(), &short).expect("the plain loop");
     assert_eq!(report.weights_sha256, Some(plain.weights_sha256), "the weights of step {}", best.0);

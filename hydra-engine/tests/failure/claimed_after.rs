@@ -132,11 +132,14 @@ fn half_an_evaluation_is_none() {
     FAILS.store(1, Relaxed);
     let failed = whole().task(task().checkpoint_to(files.file.clone()));
     FAILS.store(0, Relaxed);
-    assert_eq!((failed.state, failed.losses.len(), failed.best_step), (TaskState::Failed, 2, None));
-    assert!(failed.evaluations.is_empty(), "{:?}", failed.evaluations);
+    assert_eq!(
+        (failed.state, failed.losses.len(), failed.validations.best_step),
+        (TaskState::Failed, 2, None)
+    );
+    assert!(failed.validations.evaluations.is_empty(), "{:?}", failed.validations.evaluations);
     let resumed = whole().task(task().resume_from(files.kept()));
     assert_eq!((resumed.state, resumed.losses), (TaskState::Done, expected.losses));
-    assert_eq!(resumed.evaluations, expected.evaluations);
+    assert_eq!(resumed.validations.evaluations, expected.validations.evaluations);
     assert_eq!(resumed.weights_sha256, expected.weights_sha256);
 }
 

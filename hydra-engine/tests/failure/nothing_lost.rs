@@ -94,7 +94,7 @@ fn data_that_cannot_be_read_any_more_ends_a_task_with_what_it_had_trained() {
         assert_eq!(Checkpoint::open(&file).unwrap().step(), trained);
         assert_eq!(failed.model_dir.as_deref(), Some(out.as_path()));
         assert!(out.join("model.safetensors").is_file());
-        let steps = failed.best_step.unwrap_or(trained);
+        let steps = failed.validations.best_step.unwrap_or(trained);
         let short = TrainSpec { length: Length::Steps(steps), eval_every: None, ..spec.clone() };
         let plain = plain::train(&mlp_chain(), spirals().as_ref(), &short).unwrap();
         assert_eq!(failed.weights_sha256.as_ref(), Some(&plain.weights_sha256), "after {steps} steps");
@@ -178,7 +178,10 @@ fn a_layer_that_fails_on_the_way_back_leaves_the_best_weights() {
         assert!(error.contains("on the way back"), "{error}");
         let whole = settings.task(task(3));
         assert_eq!(failed.weights_sha256.as_ref().unwrap(), whole.weights_sha256.as_ref().unwrap());
-        assert_eq!((failed.best_step, &failed.evaluations), (whole.best_step, &whole.evaluations));
+        assert_eq!(
+            (failed.validations.best_step, &failed.validations.evaluations),
+            (whole.validations.best_step, &whole.validations.evaluations)
+        );
         assert!(out.join("model.safetensors").is_file());
     }
 }
@@ -335,7 +338,7 @@ fn without_any_device_tasks_end_with_what_they_had() {
         let resumed =
             Settings::default().task(task(index).resume_from(Checkpoint::open(file(index)).unwrap()));
         assert_eq!(
-            (resumed.resumed_at > Some(0), resumed.weights_sha256.as_ref()),
+            (resumed.checkpoints.resumed_at > Some(0), resumed.weights_sha256.as_ref()),
             (true, Some(&plain.weights_sha256))
         );
     }

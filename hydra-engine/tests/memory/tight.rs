@@ -609,7 +609,10 @@ fn a_task_that_diverges_leaves_its_best_weights() {
         let three = task(3, accumulate);
         let whole = in_time(move || whole.task(three));
         assert_eq!(failed.weights_sha256.as_ref().unwrap(), whole.weights_sha256.as_ref().unwrap());
-        assert_eq!((failed.best_step, &failed.evaluations), (whole.best_step, &whole.evaluations));
+        assert_eq!(
+            (failed.validations.best_step, &failed.validations.evaluations),
+            (whole.validations.best_step, &whole.validations.evaluations)
+        );
         assert!(!file.exists(), "no checkpoint says that it is done");
     }
 }

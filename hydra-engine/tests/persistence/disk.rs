@@ -88,7 +88,7 @@ fn run(settings: &Settings, task: &TrainTask, host: u64) -> RunReport {
     #[cfg(target_os = "linux")]
     assert_eq!(
         space,
-        report.tasks.iter().map(|task| task.disk_bytes).sum::<u64>(),
+        report.tasks.iter().map(|task| task.plan.disk_bytes).sum::<u64>(),
         "space for what lives there"
     );
     assert!(report.host_peak_bytes <= report.host_budget_bytes, "{report:?}");
@@ -127,10 +127,10 @@ fn every_byte_on_the_disk_is_accounted_for() {
     let (least, all) = bounds(&settings, &task);
     let whole = run(&settings, &task, all);
     let moved = |report: &RunReport| (report.transfers.disk_read_bytes, report.transfers.disk_written_bytes);
-    assert_eq!((moved(&whole), whole.tasks[0].disk_bytes), ((0, 0), 0), "what fits stays");
+    assert_eq!((moved(&whole), whole.tasks[0].plan.disk_bytes), ((0, 0), 0), "what fits stays");
     let part = run(&settings, &task, (least + all) / 2);
     let tight = run(&settings, &task, least);
-    let on_disk = |report: &RunReport| report.tasks.iter().map(|task| task.disk_bytes).sum::<u64>();
+    let on_disk = |report: &RunReport| report.tasks.iter().map(|task| task.plan.disk_bytes).sum::<u64>();
     assert!(0 < on_disk(&part) && on_disk(&part) < on_disk(&tight), "{part:?}\n{tight:?}");
     for report in [&part, &tight] {
         let (read, written) = moved(report);
@@ -200,9 +200,16 @@ fn other_chains_and_types_of_floats_train_from_the_disk() {
 }
 
 fn best_of(report: &TaskReport) -> impl PartialEq + std::fmt::Debug + use<> {
-    let evaluations = [&report.initial_validation, &report.validation, &report.test].map(Clone::clone);
-    let periodic = report.evaluations.clone();
-    (report.losses.clone(), evaluations, periodic, report.best_step, report.weights_sha256.clone())
+    let evaluations =
+        [&report.validations.initial_validation, &report.validation, &report.test].map(Clone::clone);
+    let periodic = report.validations.evaluations.clone();
+    (
+        report.losses.clone(),
+        evaluations,
+        periodic,
+        report.validations.best_step,
+        report.weights_sha256.clone(),
+    )
 }
 
 fn evaluated() -> TrainTask {
@@ -213,12 +220,12 @@ fn evaluated() -> TrainTask {
 #[test]
 fn best_weights_are_put_back_on_the_disk() {
     let whole = Settings::default().task(evaluated());
-    assert!(whole.best_step.is_some());
+    assert!(whole.validations.best_step.is_some());
     for resident in [false, true] {
         let settings = Settings { cuts: Some(vec![2, 5, 7]), resident, ..Settings::default() };
         let (least, all) = bounds(&settings, &evaluated());
         let report = run(&settings, &evaluated(), least).tasks.remove(0);
-        assert!(report.disk_bytes > 0);
+        assert!(report.plan.disk_bytes > 0);
         assert_eq!(best_of(&report), best_of(&whole));
         let report = run(&settings, &evaluated(), least.midpoint(all)).tasks.remove(0);
         assert_eq!(best_of(&report), best_of(&whole));
@@ -262,7 +269,7 @@ fn a_checkpoint_of_masters_on_the_disk_goes_on_anywhere() {
     let task = evaluated().resume_from(Checkpoint::open(&file).expect("a checkpoint"));
     let settings = Settings { cuts: Some(vec![2, 6]), ..Settings::default() };
     let report = run(&settings, &task, bounds(&settings, &task).0).tasks.remove(0);
-    assert!(report.disk_bytes > 0 && report.resumed_at >= Some(2), "{report:?}");
+    assert!(report.plan.disk_bytes > 0 && report.checkpoints.resumed_at >= Some(2), "{report:?}");
     assert_eq!(best_of(&report), best_of(&whole));
 }
 
@@ -392,7 +399,7 @@ fn a_writer_that_holds_what_it_was_given_is_refused_more_and_takes_nothing_from_
     let report = with(needed).run().expect("a run");
     let [collects, other] = &report.tasks[..] else { panic!("two tasks") };
     assert_eq!((other.state, other.error.as_deref()), (TaskState::Done, None));
-    assert_eq!(other.checkpoint_error, None);
+    assert_eq!(other.checkpoints.checkpoint_error, None);
     let said = collects.error.clone().expect("an error");
     assert_eq!(collects.state, TaskState::Failed);
     assert!(said.contains("let go of each image before the next is read"), "{said}");

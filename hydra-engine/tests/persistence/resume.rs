@@ -69,15 +69,16 @@ fn kept_every(
 /// What must not differ between a run and one that went on.
 fn outcome(report: &TaskReport) -> impl PartialEq + std::fmt::Debug + use<> {
     let bits: Vec<u64> = report.losses.iter().map(|loss| loss.to_bits()).collect();
-    let evaluations = [&report.initial_validation, &report.validation, &report.test].map(Clone::clone);
+    let evaluations =
+        [&report.validations.initial_validation, &report.validation, &report.test].map(Clone::clone);
     let weights = report.weights_sha256.clone();
     (
         report.state,
         report.error.clone(),
         bits,
         evaluations,
-        report.evaluations.clone(),
-        report.best_step,
+        report.validations.evaluations.clone(),
+        report.validations.best_step,
         weights,
     )
 }
@@ -103,7 +104,7 @@ fn from_every_checkpoint_the_bits_are_those_of_the_whole_run() {
         assert_eq!((checkpoint.step(), checkpoint.steps(), checkpoint.is_finished()), (index + 1, 7, false));
         let report = resumed(&elsewhere[index % 2], task(&spec()), copy);
         assert_eq!(outcome(&report), outcome(&whole), "from {}", copy.display());
-        assert_eq!(report.resumed_at, Some(index + 1));
+        assert_eq!(report.checkpoints.resumed_at, Some(index + 1));
     }
 }
 
@@ -293,7 +294,7 @@ fn a_finished_task_is_reported_and_not_trained_again() {
         Settings { others: 1, ..Settings::default() }.run(written(task(&spec())).resume_from(checkpoint));
     assert_eq!(outcome(&report.tasks[0]), outcome(&whole));
     assert_eq!(report.tasks[0].model_dir.as_deref(), Some(model.as_path()));
-    assert_eq!((report.tasks[0].compute_s, report.tasks[1].state), (0.0, TaskState::Done));
+    assert_eq!((report.tasks[0].times.compute_s, report.tasks[1].state), (0.0, TaskState::Done));
     let alone = Settings::default().run(task(&spec()).resume_from(Checkpoint::open(&file).unwrap()));
     assert_eq!((alone.tasks[0].state, alone.makespan_s), (TaskState::Done, 0.0));
 }
@@ -428,7 +429,7 @@ fn a_checkpoint_that_cannot_be_written_is_told_and_training_goes_on() {
     let mut run = run.observer(Box::new(Failures(heard_of.clone(), dir.path().join("file"))));
     run.submit(task(&spec()).checkpoint_to(dir.path().join("file/task.safetensors"))).unwrap();
     let report = run.run().unwrap().tasks.remove(0);
-    let error = report.checkpoint_error.as_deref().unwrap();
+    let error = report.checkpoints.checkpoint_error.as_deref().unwrap();
     assert!(error.contains("file/task.safetensors` could not be written"), "{error}");
     assert_eq!(outcome(&report), outcome(&Settings::default().task(task(&spec()))));
     let heard = heard_of.lock().unwrap();
@@ -501,7 +502,7 @@ fn a_model_that_cannot_be_written_is_in_its_checkpoint() {
     let report = resumed(&Settings { devices: 2, ..Settings::default() }, task(), &file);
     let whole = Settings::default().task(self::task(&spec()));
     assert_eq!(outcome(&report), outcome(&whole));
-    assert_eq!(report.compute_s, 0.0, "nothing but writing was left to do");
+    assert_eq!(report.times.compute_s, 0.0, "nothing but writing was left to do");
     assert!(report.model_dir.is_some() && out.join("model.safetensors").is_file());
     assert!(Checkpoint::open(&file).unwrap().is_finished());
 }
@@ -554,7 +555,7 @@ fn without_a_written_model_the_last_checkpoint_has_the_weights() {
     let mut run = Settings::default().orchestrator();
     run.submit(task(&spec()).checkpoint_to(file.clone())).unwrap();
     let report = run.run().unwrap().tasks.remove(0);
-    assert_eq!(report.checkpoint_error, None);
+    assert_eq!(report.checkpoints.checkpoint_error, None);
     let bytes = fs::read(&file).unwrap();
     let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
     let chain = gpt2_chain();
@@ -586,7 +587,7 @@ fn without_a_written_model_the_last_checkpoint_has_the_weights() {
     let checkpoint = Checkpoint::open(&file).unwrap();
     run.submit(task(&spec()).resume_from(checkpoint).write_to(writer, later.clone())).unwrap();
     let report = run.run().unwrap().tasks.remove(0);
-    assert_eq!((report.state, report.compute_s, &report.losses), (TaskState::Done, 0.0, &again.losses));
+    assert_eq!((report.state, report.times.compute_s, &report.losses), (TaskState::Done, 0.0, &again.losses));
     assert_eq!((report.weights_sha256, report.model_dir), (again.weights_sha256, Some(later.clone())));
     assert!(
         fs::read(later.join("model.safetensors")).unwrap()
