@@ -6,10 +6,10 @@ use crate::device::{ComputeJob, PromoteJob};
 use crate::error::{EngineError, guarded};
 use crate::protocol::{HostRoom, Inputs, Ticket};
 use crate::stages::ShardTask;
-use crate::task::LiveTask;
-use hydra_core::DeviceId;
+use crate::task::{Claim, LiveTask};
+use hydra_core::{DeviceId, HostTensor};
 use hydra_sched::{ModelIndex, ModelView, Policy, PolicyKind, Request, ShardTaskKind, View};
-use hydra_spill::SpillError;
+use hydra_spill::{Reservation, SpillError};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -131,13 +131,9 @@ impl Claiming {
         next: &ShardTask,
     ) -> Result<Option<(Jobs, Next)>, EngineError> {
         let budget = threads.device.manager.budget();
-        let shard = &task.facts.plan.shards[next.shard];
         // The parameters first: the rules leave room for them beside any shard that computes.
-        // Those that stay on the device have theirs.
-        let staying = if task.facts.placement.on_device() { shard.param_bytes } else { 0 };
-        let Some(mut reservation) = budget.try_reserve(shard.param_bytes - staying, task.facts.name()) else {
-            return Ok(None);
-        };
+        let params = task.facts.plan.shards[next.shard].param_bytes - homed_bytes(task, next);
+        let Some(reservation) = budget.try_reserve(params, task.facts.name()) else { return Ok(None) };
         let (ticket, device) = (self.tickets, threads.device.id);
         let (claim, inputs) = match task.claim(ticket, device, *next) {
             Ok(claimed) => claimed,
@@ -149,28 +145,40 @@ impl Claiming {
         };
         self.tickets += 1;
         self.decisions += 1;
-        let (inputs, late) = match budget.try_reserve(inputs.bytes(), task.facts.name()) {
-            Some(more) => {
-                reservation.merge(more);
-                (inputs, Inputs::default())
-            }
-            None => (Inputs::default(), inputs),
-        };
-        let fill = threads.buffer.begin_fill(ticket).map_err(SpillError::from)?;
-        let abandoned = Arc::new(AtomicBool::new(false));
-        let compute = ComputeJob {
-            ticket,
-            chain: task.facts.chain().clone(),
-            work: claim.work.clone(),
-            follows: claim.from_handoff,
-            late,
-            rest: need_bytes(task, next).saturating_sub(staying + reservation.bytes()),
-            abandoned: abandoned.clone(),
-        };
-        let images = task.facts.images_of_shard(next.shard).to_vec();
-        let promote = PromoteJob { ticket, task: task.id(), fill, images, inputs, reservation };
-        Ok(Some((Jobs { device: device.0, promote, compute }, Next { claim, abandoned })))
+        jobs(task, threads, claim, inputs, reservation).map(Some)
     }
+}
+
+/// The jobs of a claim whose promotion has its memory, apart from its inputs if the device has no room for them yet.
+fn jobs(
+    task: &LiveTask,
+    threads: &DeviceThreads,
+    claim: Claim,
+    inputs: Inputs<HostTensor>,
+    mut reservation: Reservation,
+) -> Result<(Jobs, Next), EngineError> {
+    let (ticket, next, budget) = (claim.ticket, &claim.what, threads.device.manager.budget());
+    let (inputs, late) = match budget.try_reserve(inputs.bytes(), task.facts.name()) {
+        Some(more) => {
+            reservation.merge(more);
+            (inputs, Inputs::default())
+        }
+        None => (Inputs::default(), inputs),
+    };
+    let fill = threads.buffer.begin_fill(ticket).map_err(SpillError::from)?;
+    let abandoned = Arc::new(AtomicBool::new(false));
+    let compute = ComputeJob {
+        ticket,
+        chain: task.facts.chain().clone(),
+        work: claim.work.clone(),
+        follows: claim.from_handoff,
+        late,
+        rest: need_bytes(task, next).saturating_sub(homed_bytes(task, next) + reservation.bytes()),
+        abandoned: abandoned.clone(),
+    };
+    let images = task.facts.images_of_shard(next.shard).to_vec();
+    let promote = PromoteJob { ticket, task: task.id(), fill, images, inputs, reservation };
+    Ok((Jobs { device: threads.device.id.0, promote, compute }, Next { claim, abandoned }))
 }
 
 impl Board<'_> {
@@ -213,6 +221,11 @@ impl Board<'_> {
         let waits = |task: &LiveTask| Some((task.view(&task.awaited()?), task.promoted_s()?));
         Request::longest_in_time(self.tasks.iter().filter_map(waits), end_s)
     }
+}
+
+/// Bytes of a shard's parameters that have room on the device as long as the task runs.
+fn homed_bytes(task: &LiveTask, next: &ShardTask) -> u64 {
+    if task.facts.placement.on_device() { task.facts.plan.shards[next.shard].param_bytes } else { 0 }
 }
 
 /// Device bytes of a shard task. A forward without a graph keeps and makes less than a backward.
