@@ -31,15 +31,15 @@ pub(super) struct HostMemory<'a> {
 pub(super) struct Room {
     /// The most host bytes that are reserved at once.
     pub admitted: u64,
-    /// How many of them are for batches that are read ahead.
+    /// Those of them for batches that are read ahead.
     pub ahead: u64,
     /// The most models that are within a minibatch at once.
     pub active_models: usize,
     /// Host bytes of each task while it is within a minibatch; none of one that is finished.
     pub active: Vec<u64>,
-    /// How many shards' gradients of a model they have room for.
+    /// The shards of a model for whose gradients there is room.
     pub gradient_shards: usize,
-    /// Where masters live.
+    /// The homes of masters.
     pub division: Division,
 }
 

@@ -32,7 +32,7 @@ pub(super) struct TaskSizes {
     pub boundaries: u64,
     pub gradients: GradientBytes,
     pub work: Work,
-    /// Whether gradients stay on the device.
+    /// True if gradients stay on the device.
     pub device_homed: bool,
 }
 
@@ -51,7 +51,7 @@ impl TaskSizes {
         }
     }
 
-    /// Whether nothing is left to do.
+    /// Returns true if nothing is left to do.
     pub(super) fn is_finished(&self) -> bool {
         matches!(self.work, Work::None)
     }
@@ -67,7 +67,7 @@ impl TaskSizes {
         gradients.saturating_add(self.boundaries).saturating_add(self.batches)
     }
 
-    /// How many of them are for gradients that the optimizer may step with as they come; gradients on a device need none.
+    /// Those of them for gradients that the optimizer may step with as they come; nothing limits gradients on a device.
     pub(super) fn gradient_room(&self, shards: usize) -> u64 {
         if self.device_homed { u64::MAX } else { self.gradients.room(shards) }
     }
