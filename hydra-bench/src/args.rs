@@ -238,7 +238,7 @@ pub(crate) struct ReportArgs {
 pub(crate) struct SimulateArgs {
     #[command(flatten)]
     pub(crate) lab: LabArgs,
-    #[arg(long, value_name = "POLICY", default_value_t, hide_default_value = true, help = policy_help())]
+    #[arg(long, value_name = "POLICY", default_value_t, hide_default_value = true, help = policy_help(&PolicyKind::ALL))]
     pub(crate) policy: PolicyKind,
     /// Promote a shard only when its device is free
     #[arg(long)]
@@ -279,6 +279,10 @@ pub(crate) struct LabArgs {
     /// So many devices, each like the workload's first one [default: the workload's own]
     #[arg(long, value_name = "N", value_parser = parse::simulated_devices, allow_hyphen_values = true)]
     pub(crate) devices: Option<usize>,
+    /// Devices keep copies of parameters until their place is needed, which those of a run do not [default: as the
+    /// workload says]
+    #[arg(long)]
+    pub(crate) keep_copies: bool,
     /// The seed of the policy `random`, and of the variation of a workload that has one [default: 0, and the
     /// workload's own]
     #[arg(long, value_name = "N", value_parser = parse::seed, allow_hyphen_values = true)]
@@ -390,7 +394,7 @@ pub(crate) struct DeviceArgs {
     /// Promote a shard only when its device is free
     #[arg(long)]
     pub(crate) no_prefetch: bool,
-    #[arg(long, value_name = "POLICY", help = policy_help())]
+    #[arg(long, value_name = "POLICY", value_parser = parse::policy_of_run, help = policy_help(&PolicyKind::RUNS))]
     pub(crate) policy: Option<PolicyKind>,
     /// Cut-points by hand, separated by commas: the layers at which a new shard begins; they win over --plan
     #[arg(long, value_name = "N,..", value_delimiter = ',', value_parser = parse::cut, allow_hyphen_values = true)]
@@ -409,13 +413,9 @@ pub(crate) fn model_help() -> String {
     )
 }
 
-fn policy_help() -> String {
-    format!("Who runs next: {} [default: {}]", policies(PolicyKind::name), PolicyKind::default())
-}
-
-/// The policies by name, each as `name` gives it.
-fn policies<T: std::fmt::Display>(name: impl Fn(PolicyKind) -> T) -> String {
-    any_of(&PolicyKind::ALL.map(|kind| name(kind).to_string()))
+fn policy_help(offered: &[PolicyKind]) -> String {
+    let names: Vec<&str> = offered.iter().map(|kind| kind.name()).collect();
+    format!("Who runs next: {} [default: {}]", any_of(&names), PolicyKind::default())
 }
 
 fn any_of<T: AsRef<str>>(names: &[T]) -> String {
@@ -550,7 +550,7 @@ mod tests {
 
     #[test]
     fn wrong_values_name_the_flag_and_what_was_given() {
-        let cases: [(&[&str], &str, &str); 18] = [
+        let cases: [(&[&str], &str, &str); 19] = [
             (&["--lr", "fast"], "--lr", "`fast` is not a number"),
             (&["--lr", "1e-3,nan"], "--lr", "`nan`"),
             (&["--lr", "-1"], "--lr", "`-1`"),
@@ -563,7 +563,8 @@ mod tests {
             (&["--devices", "cpu:0"], "--devices", "`cpu:0`"),
             (&["--device-memory", "much"], "--device-memory", "`much` is not a size"),
             (&["--link", "8GiB"], "--link", "`8GiB` is not a bandwidth"),
-            (&["--policy", "lifo"], "--policy", "sharded-lrtf, fifo, srtf, random"),
+            (&["--policy", "lifo"], "--policy", "sharded-lrtf, sharded-lrtf-eager, fifo, srtf, random"),
+            (&["--policy", "sharded-lrtf-local"], "--policy", "keeps no copies"),
             (&["--dropout", "1"], "--dropout", "`1`"),
             (&["--steps", "0"], "--steps", "`0`"),
             (&["--clip", "0"], "--clip", "`0`"),
@@ -589,10 +590,16 @@ mod tests {
 
     #[test]
     fn every_policy_is_in_the_help_and_in_the_manual() {
-        let help = Cli::command().render_long_help().to_string();
-        let list = policies(PolicyKind::name);
-        assert!(help.split_whitespace().collect::<Vec<_>>().join(" ").contains(&list), "{list} in\n{help}");
-        let list = policies(|kind| format!("`{kind}`"));
+        let mut hydra = Cli::command();
+        let help = |of: &mut clap::Command| {
+            of.render_long_help().to_string().split_whitespace().collect::<Vec<_>>().join(" ")
+        };
+        let of_runs = policy_help(&PolicyKind::RUNS);
+        for (of, list) in [("train", &of_runs), ("simulate", &policy_help(&PolicyKind::ALL))] {
+            let help = help(hydra.find_subcommand_mut(of).unwrap());
+            assert!(help.contains(list), "{list} in\n{help}");
+        }
+        let list = any_of(&PolicyKind::RUNS.map(|kind| format!("`{kind}`")));
         for page in [include_str!("../../docs/cli.md"), include_str!("../../docs/report.md")] {
             assert!(page.contains(&list), "{list} in\n{page}");
         }

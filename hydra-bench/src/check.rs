@@ -189,7 +189,7 @@ fn subject(args: &CheckArgs, around: &Surroundings) -> Result<Subject> {
     }
     let mut device = devices.remove(0);
     // What is checked is copies; a device that shares the host's memory makes none.
-    device.resident = false;
+    device.zero_copy = false;
     Ok(Subject {
         device,
         page_locked: args.pinned_memory.unwrap_or(PAGE_LOCKED),
@@ -325,7 +325,7 @@ mod tests {
     }
 
     fn cpu(memory: ByteSize) -> Subject {
-        let device = hydra_engine::DeviceSpec::cpus(1, 1, memory).remove(0);
+        let device = hydra_engine::DeviceSpec::cpu(memory);
         Subject { device, page_locked: PAGE_LOCKED, quick: true, oom: false }
     }
 
@@ -339,7 +339,7 @@ mod tests {
         assert_eq!(done.iter().map(|done| done.item).collect::<Vec<_>>(), [4, 11]);
         assert!(unusable.is_none());
         // A device that this build lacks cannot be opened.
-        let lost = hydra_engine::DeviceSpec::wgpu(usize::MAX, 0, 1, ByteSize::mib(1));
+        let lost = hydra_engine::DeviceSpec::wgpu(usize::MAX, ByteSize::mib(1));
         let lost = Subject { device: lost, ..cpu(ByteSize::mib(1)) };
         let (done, unusable) = run_items(&[&fails, &passes], false, &lost, &nothing).unwrap();
         assert_eq!(done.iter().map(|done| done.item).collect::<Vec<_>>(), [4]);

@@ -10,8 +10,8 @@ use crate::simulate::gantt;
 use crate::table::{Align, Table};
 use anyhow::{Context, Result};
 use hydra_sched::{
-    CompareOptions, LowerBounds, PolicyKind, PowerModel, Row, SimulationOptions, Strategy, TaskCost,
-    Workload, WorkloadError, compare,
+    LowerBounds, PolicyKind, PowerModel, Row, SimulationOptions, Strategy, TaskCost, Workload, WorkloadError,
+    compare,
 };
 use serde::Serialize;
 use std::path::Path;
@@ -29,7 +29,7 @@ pub(crate) fn run(args: &CompareArgs) -> Result<Outcome> {
     }
     let workload = load(&args.lab)?;
     let power = PowerModel { busy_w: args.busy_watts, idle_w: args.idle_watts };
-    let rows = compare(&workload, CompareOptions { power, ..CompareOptions::default() })?;
+    let rows = compare(&workload, false)?;
     let seed = args.lab.seed.unwrap_or(0);
     let drawn = args.out.is_some() && drawable(&workload);
     let mut policies = Vec::new();

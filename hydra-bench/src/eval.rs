@@ -6,7 +6,7 @@ use crate::session::{Surroundings, orchestrator};
 use crate::spec::{DevicesSpec, ModelSpec, check_dtype};
 use crate::workload::Model;
 use anyhow::{Result, anyhow};
-use hydra_engine::EngineError;
+use hydra_engine::{EngineError, EvaluationTask};
 use hydra_models::data::Corpus;
 use serde_json::json;
 use std::sync::Arc;
@@ -21,24 +21,24 @@ pub(crate) fn run(args: &EvalArgs, around: &Surroundings) -> Result<Outcome> {
     let corpus = Corpus::load(&spec.data)?;
     let blocks = Arc::new(model.blocks(&corpus, args.split, context)?);
     let tokens = blocks.tokens().len();
+    let task =
+        EvaluationTask { chain: model.chain.clone(), data: blocks, batch: args.batch, seed: spec.seed };
     let orchestrator = orchestrator(&devices, spec.dtype, spec.seed, around)?;
-    let result = orchestrator
-        .evaluate(model.chain.clone(), blocks, args.batch, spec.seed)
-        .map_err(|error| explain(error, &spec))?;
+    let result = orchestrator.evaluate(task).map_err(|error| explain(error, &spec))?;
     print(&match args.json {
         true => {
-            let result = json!({
-                "loss": result.loss,
-                "perplexity": result.perplexity,
-                "predicted_tokens": result.predicted_tokens,
-                "tokens": tokens,
-            });
+            let mut result = serde_json::to_value(&result)?;
+            result["tokens"] = json!(tokens);
             format!("{result:#}\n")
         }
-        false => format!(
-            "{} split of {}: loss {:.6}, perplexity {:.4} over {} predicted of {tokens} tokens\n",
-            args.split, spec.data, result.loss, result.perplexity, result.predicted_tokens,
-        ),
+        false => {
+            let perplexity =
+                result.perplexity.map_or(String::new(), |value| format!(", perplexity {value:.4}"));
+            format!(
+                "{} split of {}: loss {:.6}{perplexity} over {} predicted of {tokens} tokens\n",
+                args.split, spec.data, result.loss, result.terms,
+            )
+        }
     })?;
     Ok(Outcome::Done)
 }

@@ -4,7 +4,7 @@ use crate::args::LabArgs;
 use crate::error::tell;
 use anyhow::{Context, Result};
 use hydra_sched::{
-    Asking, Claimable, LowerBounds, ModelIndex, ModelView, Policy, PolicyKind, Priority, Simulation,
+    Claimable, LowerBounds, ModelIndex, ModelView, Policy, PolicyKind, Priority, Request, Simulation,
     SimulationOptions, Workload, WorkloadError, simulate,
 };
 use serde::Serialize;
@@ -54,6 +54,7 @@ fn parse(text: &str, args: &LabArgs) -> Result<Workload, WorkloadError> {
         }
         workload = workload.on_devices(count);
     }
+    workload.devices.iter_mut().for_each(|device| device.keeps_copies |= args.keep_copies);
     if let (Some(seed), Some(variation)) = (args.seed, &mut workload.variation) {
         variation.seed = seed;
     }
@@ -80,9 +81,9 @@ impl Policy for Timed {
         self.policy.waits()
     }
 
-    fn pick(&mut self, asking: &Asking, from: &dyn Claimable) -> Option<ModelIndex> {
+    fn pick(&mut self, request: &Request, from: &dyn Claimable) -> Option<ModelIndex> {
         let asked = Instant::now();
-        let picked = self.policy.pick(asking, from);
+        let picked = self.policy.pick(request, from);
         self.spent += asked.elapsed();
         picked
     }
@@ -215,11 +216,11 @@ mod tests {
         }
         let makespan_s =
             |kind| measure(&drawn, kind, 7, SimulationOptions::default()).unwrap().run.makespan_s;
-        assert!(makespan_s(PolicyKind::ShardedLrtfPatient) != makespan_s(PolicyKind::ShardedLrtf));
+        assert!(makespan_s(PolicyKind::ShardedLrtf) != makespan_s(PolicyKind::ShardedLrtfEager));
     }
 
     fn args(devices: Option<usize>, seed: Option<u64>) -> LabArgs {
-        LabArgs { workload: "-".into(), devices, seed }
+        LabArgs { workload: "-".into(), devices, keep_copies: false, seed }
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The final report as text: a leaderboard by validation perplexity, the devices, and what moved.
+//! The final report as text: a leaderboard by validation perplexity (by loss, if the models are no language models), the devices, and what moved.
 
 use crate::table::{Align, Table};
 use anyhow::{Context, Result, bail};
@@ -61,7 +61,21 @@ impl Task {
 
 #[derive(Debug, Deserialize)]
 struct Evaluation {
-    perplexity: Option<f64>,
+    loss: Option<f64>,
+    /// Absent if the model is no language model, and `null` if it is not finite.
+    #[serde(default, deserialize_with = "present")]
+    perplexity: Option<Option<f64>>,
+}
+
+impl Evaluation {
+    /// The number that ranks it: its perplexity, or its loss if it has none.
+    fn value(&self) -> f64 {
+        self.perplexity.unwrap_or(self.loss).unwrap_or(f64::INFINITY)
+    }
+}
+
+fn present<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<Option<f64>>, D::Error> {
+    Deserialize::deserialize(from).map(Some)
 }
 
 #[derive(Debug, Deserialize)]
@@ -153,6 +167,12 @@ impl Report {
     }
 
     fn ranking(&self) -> String {
+        let evaluations = self.tasks.iter().flat_map(|t| [&t.initial_validation, &t.validation, &t.test]);
+        let what = match evaluations.flatten().all(|evaluation| evaluation.perplexity.is_some()) {
+            true => "ppl",
+            false => "loss",
+        };
+        let [initial, validation, test] = ["initial", "validation", "test"].map(|of| format!("{of} {what}"));
         let mut table = Table::new(&[
             ("rank", Align::Right),
             ("task", Align::Left),
@@ -160,9 +180,9 @@ impl Report {
             ("lr", Align::Right),
             ("shards", Align::Right),
             ("steps", Align::Right),
-            ("initial ppl", Align::Right),
-            ("validation ppl", Align::Right),
-            ("test ppl", Align::Right),
+            (&initial, Align::Right),
+            (&validation, Align::Right),
+            (&test, Align::Right),
             ("state", Align::Left),
         ]);
         for (rank, task) in self.ranked() {
@@ -176,26 +196,26 @@ impl Report {
                     .map_or("-".into(), |lr| format!("{lr:e}")),
                 task.shards.to_string(),
                 task.steps.to_string(),
-                perplexity(task.initial_validation.as_ref()),
-                perplexity(task.validation.as_ref()),
-                perplexity(task.test.as_ref()),
+                cell(task.initial_validation.as_ref()),
+                cell(task.validation.as_ref()),
+                cell(task.test.as_ref()),
                 if task.stopped_early { format!("{} early", task.state) } else { task.state.clone() },
             ]);
         }
         table.render()
     }
 
-    /// The tasks by validation perplexity, of which equal ones have equal ranks; failed ones and those that were not
+    /// The tasks by validation perplexity or loss, of which equal ones have equal ranks; failed ones and those that were not
     /// validated have none and come last, the failed ones behind the others.
     fn ranked(&self) -> Vec<(Option<usize>, &Task)> {
         let key = |task: &Task| match (task.state == "failed", &task.validation) {
-            (false, Some(validation)) => (0, validation.perplexity.unwrap_or(f64::INFINITY)),
+            (false, Some(validation)) => (0, validation.value()),
             (false, None) => (1, 0.0),
             (true, _) => (2, 0.0),
         };
         let before = |a: &&Task, b: &&Task| {
-            let ((a, a_perplexity), (b, b_perplexity)) = (key(a), key(b));
-            a.cmp(&b).then(a_perplexity.total_cmp(&b_perplexity))
+            let ((a, a_value), (b, b_value)) = (key(a), key(b));
+            a.cmp(&b).then(a_value.total_cmp(&b_value))
         };
         let mut tasks: Vec<&Task> = self.tasks.iter().collect();
         tasks.sort_by(before);
@@ -253,11 +273,8 @@ impl Report {
     }
 }
 
-fn perplexity(evaluation: Option<&Evaluation>) -> String {
-    match evaluation {
-        None => "-".to_owned(),
-        Some(evaluation) => evaluation.perplexity.map_or("inf".to_owned(), number),
-    }
+fn cell(evaluation: Option<&Evaluation>) -> String {
+    evaluation.map_or("-".to_owned(), |evaluation| number(evaluation.value()))
 }
 
 /// Four significant digits, or as many as a large number has before its point.
@@ -307,6 +324,23 @@ mod tests {
         assert_eq!(ranked, [(Some(1), "best"), (Some(2), "worse"), (Some(3), "diverged"), (None, "broken")]);
         assert_eq!(report.failures(), ["broken: the loss is NaN at step 3"]);
         assert!(!report.stopped());
+    }
+
+    #[test]
+    fn models_without_a_perplexity_are_ranked_by_their_loss() {
+        let mut json = report();
+        for (task, loss) in json["tasks"].as_array_mut().unwrap().iter_mut().zip([0.5, 0.1, 0.25, 0.125]) {
+            task["initial_validation"] = json!({ "loss": 2.0, "predicted_tokens": 9 });
+            task["validation"] = json!({ "loss": loss, "predicted_tokens": 9 });
+        }
+        let report = Report::parse(&json.to_string()).unwrap();
+        let ranked: Vec<_> = report.ranked().iter().map(|(_, task)| task.name.as_str()).collect();
+        assert_eq!(ranked, ["diverged", "best", "worse", "broken"]);
+        let text = report.render();
+        assert!(
+            text.contains("validation loss") && text.contains("0.125") && !text.contains("ppl"),
+            "{text}"
+        );
     }
 
     #[test]

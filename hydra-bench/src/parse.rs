@@ -1,6 +1,7 @@
 //! Readers of flag values: each says what was found and what was expected.
 
 use hydra_engine::CheckpointEvery;
+use hydra_sched::PolicyKind;
 use hydra_spill::alloc::MAX_DEVICES;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -119,11 +120,6 @@ impl Gpus {
     /// How many logical devices there are.
     pub(crate) fn count(&self) -> usize {
         self.cards.len() * self.logical
-    }
-
-    /// The logical devices as (card, number on that card), card by card.
-    pub(crate) fn places(&self) -> impl Iterator<Item = (usize, usize)> {
-        self.cards.iter().flat_map(|&card| (0..self.logical).map(move |on_card| (card, on_card)))
     }
 }
 
@@ -292,6 +288,19 @@ pub(crate) fn seed(text: &str) -> Result<u64, String> {
     integer(text, "a seed, a whole number from 0 to 2^63 - 1", 0, i64::MAX as usize).map(|n| n as u64)
 }
 
+/// `--policy` of a run, which keeps no copies on its devices.
+pub(crate) fn policy_of_run(text: &str) -> Result<PolicyKind, String> {
+    let expected = || PolicyKind::RUNS.map(PolicyKind::name).join(", ");
+    match text.parse::<PolicyKind>() {
+        Ok(kind) if PolicyKind::RUNS.contains(&kind) => Ok(kind),
+        Ok(kind) => Err(format!(
+            "`{kind}` decides by copies that stay on devices, and a run keeps no copies; choose one of: {}",
+            expected()
+        )),
+        Err(_) => Err(format!("no scheduling policy is called `{text}`; choose one of: {}", expected())),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -350,7 +359,7 @@ mod tests {
     fn logical_devices_lie_on_cards_in_order() {
         let DevicesArg::Cuda(gpus) = devices("cuda:2,0/2") else { panic!("not CUDA") };
         assert_eq!(gpus.count(), 4);
-        assert_eq!(gpus.places().collect::<Vec<_>>(), [(2, 0), (2, 1), (0, 0), (0, 1)]);
+        assert_eq!((gpus.cards, gpus.logical), (vec![2, 0], 2));
     }
 
     #[test]

@@ -4,7 +4,7 @@
 use crate::error::tell;
 use crate::runlog::state_name;
 use hydra_core::TaskId;
-use hydra_engine::{EvaluationKind, Observer, RunEvent, Span, Track};
+use hydra_engine::{Evaluation, EvaluationKind, Observer, RunEvent, Span, Track};
 use hydra_partition::PilotProgress;
 use indicatif::{HumanDuration, MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::{self, IsTerminal, Write};
@@ -181,13 +181,16 @@ impl Progress {
         self.multi.suspend(|| tell(&format!("warning: {name}: {text}")));
     }
 
-    fn evaluated(&mut self, task: TaskId, perplexity: f64) {
+    fn evaluated(&mut self, task: TaskId, result: &Evaluation) {
         let Some(task) = self.tasks.get_mut(task.0) else { return };
         let Some(bar) = &task.bar else { return };
         if task.evaluation.take().is_some() {
             bar.set_style(style(TASK_STYLE));
         }
-        bar.set_message(format!("perplexity {}", short(perplexity, 2)));
+        bar.set_message(match result.perplexity {
+            Some(perplexity) => format!("perplexity {}", short(perplexity, 2)),
+            None => format!("loss {}", short(result.loss, 4)),
+        });
     }
 
     fn span(&mut self, span: &Span) {
@@ -226,7 +229,7 @@ impl Observer for Progress {
             RunEvent::Evaluating { task, kind, batch, batches, units, at_s } => {
                 self.evaluating(task, kind, Batches { done: batch + 1, all: batches, units }, at_s);
             }
-            RunEvent::Evaluated { task, ref result, .. } => self.evaluated(task, result.perplexity),
+            RunEvent::Evaluated { task, ref result, .. } => self.evaluated(task, result),
             RunEvent::Ended { task, state, .. } => self.end(task, state),
             RunEvent::Resumed { task, step, .. } => self.resumed(task, step),
             RunEvent::Checkpointed { .. } => {}

@@ -145,11 +145,14 @@ fn line(event: &RunEvent<'_>, tasks: &[String]) -> Option<Value> {
             "event": "minibatch", "task": name(task), "step": step, "steps": steps, "loss": loss,
             "rate": rate, "units": units, "at_s": at_s,
         }),
-        RunEvent::Evaluated { task, kind, step, result, at_s } => json!({
-            "event": "evaluation", "task": name(task), "kind": kind_name(*kind), "step": step,
-            "loss": result.loss, "perplexity": result.perplexity,
-            "predicted_tokens": result.predicted_tokens, "at_s": at_s,
-        }),
+        RunEvent::Evaluated { task, kind, step, result, at_s } => {
+            let mut line = json!({
+                "event": "evaluation", "task": name(task), "kind": kind_name(*kind), "step": step,
+                "loss": result.loss, "predicted_tokens": result.terms, "at_s": at_s,
+            });
+            result.perplexity.iter().for_each(|perplexity| line["perplexity"] = json!(perplexity));
+            line
+        }
         RunEvent::Ended { task, state, error, at_s } => json!({
             "event": "end", "task": name(task), "state": state_name(*state), "error": error, "at_s": at_s,
         }),
@@ -190,6 +193,7 @@ mod tests {
     use super::*;
     use hydra_core::{DeviceId, TaskId};
     use hydra_engine::{Evaluation, Span, Track, Work};
+    use std::collections::BTreeMap;
 
     const SPAN: Span = Span {
         track: Track::Compute(DeviceId(0)),
@@ -220,7 +224,7 @@ mod tests {
             units: 64,
             at_s: 1.0,
         });
-        let result = Evaluation::of(2.0, 1);
+        let result = Evaluation { loss: 2.0, perplexity: Some(7.4), terms: 1, metrics: BTreeMap::new() };
         log.observe(&RunEvent::Evaluated { task, kind: EvaluationKind::Test, step: 1, result, at_s: 2.0 });
         log.observe(&RunEvent::Ended { task, state: TaskState::Failed, error: Some("broke"), at_s: 3.0 });
         log.observe(&RunEvent::Span(SPAN));
@@ -233,6 +237,7 @@ mod tests {
         assert_eq!(lines.len(), 3);
         assert_eq!((&lines[0]["event"], &lines[0]["loss"]), (&json!("minibatch"), &Value::Null));
         assert_eq!((&lines[1]["kind"], &lines[1]["task"]), (&json!("test"), &json!("one")));
+        assert_eq!((&lines[1]["perplexity"], &lines[1]["predicted_tokens"]), (&json!(7.4), &json!(1)));
         assert_eq!(lines[2]["error"], "broke");
         let trace: Value = serde_json::from_slice(&std::fs::read(dir.path().join("t")).unwrap()).unwrap();
         assert!(trace["traceEvents"].as_array().unwrap().iter().any(|event| event["ph"] == "X"));

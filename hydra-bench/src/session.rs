@@ -9,10 +9,9 @@ use crate::rundir;
 use crate::spec::DevicesSpec;
 use anyhow::{Context, Result};
 use hydra_core::ByteSize;
-use hydra_engine::{DeviceKind, DeviceSpec, OptimizerPlacement, Orchestrator};
+use hydra_engine::{DeviceSpec, OptimizerPlacement, Orchestrator};
 use hydra_partition::PartitionPlan;
 use std::path::PathBuf;
-use std::time::Duration;
 
 /// What every command runs in.
 #[derive(Clone)]
@@ -25,32 +24,19 @@ pub(crate) struct Surroundings {
 
 /// The logical devices of a spec, named `cpu:0`, `cpu:1` and so on.
 pub(crate) fn devices(spec: &DevicesSpec, machine: &Machine) -> Result<Vec<DeviceSpec>> {
-    let (count, threads) = match spec.parsed()? {
-        DevicesArg::Cpu { count, threads } => (count, threads_of_each(count, threads, machine.cores)),
-        DevicesArg::Cuda(gpus) => return Ok(on_gpus(&gpus, DeviceSpec::cuda, spec)),
-        DevicesArg::Wgpu(gpus) => return Ok(on_gpus(&gpus, DeviceSpec::wgpu, spec)),
+    let memory = spec.device_memory_bytes;
+    // A build without GPUs, or a machine, has refused them before it came here.
+    let on_gpus = |gpus: &Gpus, device: fn(usize, ByteSize) -> DeviceSpec| {
+        gpus.cards.iter().flat_map(|card| device(*card, memory).times(gpus.logical)).collect()
     };
-    let device = |index: usize| DeviceSpec {
-        kind: DeviceKind::Cpu,
-        name: format!("cpu:{index}"),
-        threads,
-        memory: spec.device_memory_bytes,
-        link: spec.link_bytes_per_s,
-        latency: Duration::ZERO,
-        sharing: 1,
-        resident: spec.resident,
-    };
-    Ok((0..count).map(device).collect())
-}
-
-/// The logical devices on GPUs. A build without them, or a machine, has refused before it came here.
-fn on_gpus(
-    gpus: &Gpus,
-    device: fn(usize, usize, usize, ByteSize) -> DeviceSpec,
-    spec: &DevicesSpec,
-) -> Vec<DeviceSpec> {
-    let device = |(card, on_card)| device(card, on_card, gpus.logical, spec.device_memory_bytes);
-    gpus.places().map(device).collect()
+    Ok(match spec.parsed()? {
+        DevicesArg::Cpu { count, threads } => {
+            let device = DeviceSpec::cpu(memory).threads(threads_of_each(count, threads, machine.cores));
+            DeviceSpec { link: spec.link_bytes_per_s, zero_copy: spec.resident, ..device }.times(count)
+        }
+        DevicesArg::Cuda(gpus) => on_gpus(&gpus, DeviceSpec::cuda),
+        DevicesArg::Wgpu(gpus) => on_gpus(&gpus, DeviceSpec::wgpu),
+    })
 }
 
 /// The memory that may be page-locked when nobody says how much: half of what is free, for the system needs the
@@ -74,6 +60,7 @@ fn set_precision(precision: PrecisionName) {
 fn check_floats(devices: &[DeviceSpec], dtype: DtypeName) -> Result<()> {
     use anyhow::bail;
     use hydra_core::{FloatType, cube::CubeAdapter};
+    use hydra_engine::DeviceKind;
     let float = FloatType::from(dtype);
     for device in devices.iter().filter(|_| float != FloatType::F32) {
         let adapter = match device.kind {

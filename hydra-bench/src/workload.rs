@@ -4,7 +4,7 @@ use crate::error::Usage;
 use crate::spec::ModelSpec;
 use anyhow::{Context, Result};
 use hydra_core::{Chain, ModelWriter};
-use hydra_models::data::{Corpus, Split, TokenBlocks};
+use hydra_models::data::{BlockSpec, Corpus, Split, TokenBlocks};
 use hydra_models::gpt2::{self, Gpt2Config, Gpt2Writer, chain};
 use hydra_models::tokenizer::Tokenizer;
 use std::path::{Path, PathBuf};
@@ -58,7 +58,11 @@ impl Model {
 
     /// The blocks of a split for this model.
     pub(crate) fn blocks(&self, corpus: &Corpus, split: Split, context: usize) -> Result<TokenBlocks> {
-        Ok(corpus.blocks(split, &self.tokenizer, context, self.config.vocab_size)?)
+        Ok(corpus.blocks(
+            split,
+            &self.tokenizer,
+            BlockSpec { context, vocab_size: self.config.vocab_size },
+        )?)
     }
 
     /// The texts of a corpus; validation and test may be missing.

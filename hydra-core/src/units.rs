@@ -21,13 +21,13 @@ pub enum UnitError {
         "`{found}` is not a size: expected a positive number with an optional unit B, KB, MB, GB, TB, KiB, MiB, GiB or TiB, such as 64MiB"
     )]
     Size {
-        /// What was given.
+        /// The value that was given.
         found: String,
     },
     /// The text is not a size followed by `/s`.
     #[error("`{found}` is not a bandwidth: expected a size per second, such as 8GiB/s")]
     Bandwidth {
-        /// What was given.
+        /// The value that was given.
         found: String,
     },
 }
@@ -66,16 +66,14 @@ impl ByteSize {
         Self(n.saturating_mul(1 << 20))
     }
 
-    /// What is needed at least, as text: rounded up where the size itself is rounded to the nearest, so that what is
-    /// read back from it is enough.
-    pub fn at_least(self) -> AtLeast {
-        AtLeast(self)
+    /// The least size that is needed, as text: rounded up where the size itself is rounded to the nearest, so that what
+    /// is read back from it is enough.
+    pub fn at_least(self) -> String {
+        let Some((unit, scale)) = unit(self.0) else { return self.to_string() };
+        let hundredths = (u128::from(self.0) * 100).div_ceil(u128::from(scale));
+        format!("{}.{:02} {unit}", hundredths / 100, hundredths % 100)
     }
 }
-
-/// A size that prints rounded up; see [`ByteSize::at_least`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AtLeast(ByteSize);
 
 /// The unit that a size prints with and its bytes; none for one that prints in bytes.
 fn unit(bytes: u64) -> Option<(&'static str, u64)> {
@@ -104,15 +102,6 @@ impl fmt::Display for ByteSize {
             None => write!(f, "{} B", self.0),
             Some((unit, scale)) => write!(f, "{:.2} {unit}", self.0 as f64 / scale as f64),
         }
-    }
-}
-
-impl fmt::Display for AtLeast {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self(size) = self;
-        let Some((unit, scale)) = unit(size.0) else { return write!(f, "{size}") };
-        let hundredths = (u128::from(size.0) * 100).div_ceil(u128::from(scale));
-        write!(f, "{}.{:02} {unit}", hundredths / 100, hundredths % 100)
     }
 }
 
@@ -158,15 +147,15 @@ mod tests {
 
     #[test]
     fn what_is_needed_at_least_is_enough_when_it_is_read_back() {
-        assert_eq!(ByteSize(2_296_478).at_least().to_string(), "2.20 MiB");
+        assert_eq!(ByteSize(2_296_478).at_least(), "2.20 MiB");
         assert_eq!(ByteSize(2_296_478).to_string(), "2.19 MiB");
-        assert_eq!(ByteSize(3 << 29).at_least().to_string(), "1.50 GiB");
-        assert_eq!(ByteSize(1023).at_least().to_string(), "1023 B");
-        assert_eq!(ByteSize((1 << 20) - 1).at_least().to_string(), "1024.00 KiB");
+        assert_eq!(ByteSize(3 << 29).at_least(), "1.50 GiB");
+        assert_eq!(ByteSize(1023).at_least(), "1023 B");
+        assert_eq!(ByteSize((1 << 20) - 1).at_least(), "1024.00 KiB");
         for bytes in
             (0..64).flat_map(|shift| [(1_u64 << shift) - 1, 1 << shift, (1 << shift) + 1, 5 << shift >> 2])
         {
-            let shown = ByteSize(bytes.clamp(1, 1 << 52)).at_least().to_string();
+            let shown = ByteSize(bytes.clamp(1, 1 << 52)).at_least();
             assert!(
                 shown.parse::<ByteSize>().unwrap().0 >= bytes.min(1 << 52),
                 "{shown} is less than {bytes}"

@@ -44,9 +44,4 @@ pub use protocol::{Evaluation, StopFlag};
 pub use report::{DeviceReport, REPORT_SCHEMA, RunReport, TaskReport, Transfers};
 pub use run::AdmittedRun;
 pub use stages::{EvaluationKind, TaskState};
-pub use train_task::TrainTask;
-
-/// The README's examples, compiled and run as tests of this crate's documentation.
-#[cfg(doctest)]
-#[doc = include_str!("../../README.md")]
-struct Readme;
+pub use train_task::{EvaluationTask, TrainTask};

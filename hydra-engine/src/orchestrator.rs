@@ -15,11 +15,11 @@ use crate::observer::{Observer, RunEvent};
 use crate::protocol::{Evaluation, StopFlag};
 use crate::report::RunReport;
 use crate::run::{AdmittedRun, PolicyChoice, RunSettings};
-use crate::train_task::TrainTask;
-use hydra_core::{ByteSize, Chain, Dataset, MemoryProbe, OptimizerSpec, TaskId, TrainSpec};
+use crate::train_task::{EvaluationTask, TrainTask};
+use hydra_core::{ByteSize, MemoryProbe, OptimizerSpec, TaskId, TrainSpec};
 use hydra_partition::PilotProgress;
 use hydra_sched::{Policy, PolicyKind};
-use hydra_spill::{DeviceLink, DiskStore, DramStore, ResidentStore, TierStore};
+use hydra_spill::{DeviceHomeStore, DeviceLink, DiskStore, DramStore, TierStore};
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -185,7 +185,7 @@ impl Orchestrator {
     pub fn admit(self) -> Result<AdmittedRun, EngineError> {
         let Self { admission: settings, run: mut run_settings, tasks } = self;
         let on_disk = Arc::new(DiskStore::new(Arc::new(DramStore::new())));
-        let store = Arc::new(ResidentStore::new(on_disk.clone()));
+        let store = Arc::new(DeviceHomeStore::new(on_disk.clone()));
         let tiers: Arc<dyn TierStore> = store.clone();
         let devices = settings.open_devices(&tiers)?;
         let told = pilot_progress(run_settings.observer.as_mut());
@@ -195,7 +195,7 @@ impl Orchestrator {
         let homed = |(i, task): (usize, &AdmittedTask)| task.optimizer.on_device().then_some(TaskId(i));
         let homed = admission.tasks.iter().enumerate().filter_map(homed);
         let manager = &devices[0].manager;
-        store.settle(homed, manager.shared_link(), manager.budget().clone());
+        store.assign(homed, manager.shared_link(), manager.budget().clone());
         let disk = DiskTier::new(on_disk, settings.disk, &tasks, &admission);
         Ok(AdmittedRun { tasks, admission, devices, store, disk, identities, settings: run_settings })
     }
@@ -208,15 +208,9 @@ impl Orchestrator {
         self.admit()?.start()
     }
 
-    /// Evaluates a chain on a dataset in batches of `batch`, with the devices and options of this run.
-    /// Tasks that were submitted are not run.
-    pub fn evaluate(
-        mut self,
-        chain: Arc<Chain>,
-        data: Arc<dyn Dataset>,
-        batch: usize,
-        seed: u64,
-    ) -> Result<Evaluation, EngineError> {
+    /// Evaluates a chain on a dataset with the devices and options of this run. Tasks that were submitted are not run.
+    pub fn evaluate(mut self, task: EvaluationTask) -> Result<Evaluation, EngineError> {
+        let EvaluationTask { chain, data, batch, seed } = task;
         let optimizer = OptimizerSpec::Sgd { lr: 0.0, momentum: 0.0, weight_decay: 0.0 };
         let spec = TrainSpec { seed, ..TrainSpec::new(optimizer, batch) };
         let mut task = TrainTask::new("evaluate", chain, data.clone(), spec).test(data);

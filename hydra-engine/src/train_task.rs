@@ -157,3 +157,16 @@ impl TrainTask {
         self
     }
 }
+
+/// One model to evaluate: a chain with the first values that its source gives, and its data.
+#[derive(Clone)]
+pub struct EvaluationTask {
+    /// The model.
+    pub chain: Arc<Chain>,
+    /// The data, all of which is read.
+    pub data: Arc<dyn Dataset>,
+    /// The items of a batch.
+    pub batch: usize,
+    /// The seed of first values that are drawn.
+    pub seed: u64,
+}

@@ -23,6 +23,7 @@ fn took(models: usize, kind: PolicyKind) -> Duration {
     let tasks = (0..models).map(task).collect();
     let mut workload =
         Workload { tasks, devices: Vec::new(), shared_link: false, variation: None }.on_devices(1);
+    workload.devices[0].keeps_copies = true;
     workload.devices[0].memory_bytes = Some(8 * models as u64);
     let begun = computed();
     let run = simulate(&workload, &mut *kind.build(0), SimulationOptions::default()).expect("a run");

@@ -104,7 +104,7 @@ fn judge(must: bool, locks: bool, (mib, rates): (usize, &Rates), rows: Vec<Value
 /// The rates of copies of so many bytes.
 fn rates(subject: &Subject, link: &dyn DeviceLink, bytes: usize, locked: bool) -> Result<Rates> {
     let repetitions = subject.pick(8, 2);
-    let there = link.copy_in(&bytes_of(pattern(0, bytes / 4)))?;
+    let there = link.upload(&bytes_of(pattern(0, bytes / 4)))?;
     let mut ends = ends(link, &there, locked)?;
     let up = best_of(repetitions, || bring(link, &ends.from))?;
     let down = best_of(repetitions, || read(link, &there, &mut ends))?;
@@ -116,19 +116,19 @@ fn rates(subject: &Subject, link: &dyn DeviceLink, bytes: usize, locked: bool) -
 /// Ordinary or page-locked memory of the size of what is there. A link gives what it fetches page-locked memory,
 /// as far as there is some.
 fn ends(link: &dyn DeviceLink, there: &DeviceBytes, locked: bool) -> Result<Ends> {
-    let from = if locked { link.copy_out(there)? } else { bytes_of(pattern(0, there.len() / 4)) };
+    let from = if locked { link.download(there)? } else { bytes_of(pattern(0, there.len() / 4)) };
     Ok(Ends { locked, from, into: if locked { Vec::new() } else { vec![0.0; there.len() / 4] } })
 }
 
 fn bring(link: &dyn DeviceLink, from: &Bytes) -> Result<()> {
-    link.copy_in(from)?;
+    link.upload(from)?;
     Ok(())
 }
 
 fn read(link: &dyn DeviceLink, there: &DeviceBytes, ends: &mut Ends) -> Result<()> {
     match ends.locked {
-        true => drop(link.copy_out(there)?),
-        false => link.copy_out_into(there, &mut ends.into)?,
+        true => drop(link.download(there)?),
+        false => link.download_into(there, &mut ends.into)?,
     }
     Ok(())
 }
@@ -201,8 +201,8 @@ pub(super) fn overlap(subject: &Subject) -> Result<Found> {
     let device = subject.open()?;
     let (bytes, side) = (subject.pick(64, 4) * MIB, subject.pick(2048, 256));
     device.link.prepare(bytes as u64)?;
-    let there = device.link.copy_in(&bytes_of(pattern(0, bytes / 4)))?;
-    let from = device.link.copy_out(&there)?;
+    let there = device.link.upload(&bytes_of(pattern(0, bytes / 4)))?;
+    let from = device.link.download(&there)?;
     drop(there);
     let ones = Tensor::<2>::ones([side, side], &device.burn);
     let compute = |products| multiply(&device.burn, &ones, products);
@@ -309,7 +309,7 @@ fn parts(swap: usize) -> Vec<Vec<f32>> {
 fn promote(link: &dyn DeviceLink, count: usize, to: SyncSender<Swap>) -> Result<usize> {
     for swap in 0..count {
         let host: Vec<Bytes> = parts(swap).into_iter().map(bytes_of).collect();
-        let promoted = link.copy_in_all(&host)?;
+        let promoted = link.upload_all(&host)?;
         // Whoever inspects has failed and says why.
         if to.send(promoted).is_err() {
             return Ok(swap);
@@ -328,7 +328,7 @@ fn inspect(device: &OpenDevice, from: &Receiver<Swap>) -> Result<Vec<String>> {
             let sum = values(floats_of(&device.burn, there.clone()).sum())[0];
             if sum as u64 != exact {
                 wrong.push(format!("swap {swap}, part {part}: the device's sum is {sum}, not {exact}"));
-            } else if device.link.copy_out(there)? != bytes_of(sent) {
+            } else if device.link.download(there)? != bytes_of(sent) {
                 wrong.push(format!("swap {swap}, part {part}: other bytes came back"));
             }
         }
@@ -432,22 +432,22 @@ mod tests {
             "stale"
         }
 
-        fn copy_in(&self, host: &Bytes) -> Result<DeviceBytes, LinkError> {
+        fn upload(&self, host: &Bytes) -> Result<DeviceBytes, LinkError> {
             let floats = hydra_core::HostTensor::view(host.clone(), [], burn::tensor::DType::F32);
             let mut floats = floats.as_f32().to_vec();
             floats[0] += 1.0;
-            self.0.copy_in(&bytes_of(floats))
+            self.0.upload(&bytes_of(floats))
         }
 
-        fn copy_out(&self, device: &DeviceBytes) -> Result<Bytes, LinkError> {
-            self.0.copy_out(device)
+        fn download(&self, device: &DeviceBytes) -> Result<Bytes, LinkError> {
+            self.0.download(device)
         }
 
-        fn copy_out_into(&self, device: &DeviceBytes, out: &mut [f32]) -> Result<(), LinkError> {
-            self.0.copy_out_into(device, out)
+        fn download_into(&self, device: &DeviceBytes, out: &mut [f32]) -> Result<(), LinkError> {
+            self.0.download_into(device, out)
         }
 
-        fn home(&self, floats: Vec<f32>) -> Floats {
+        fn pin(&self, floats: Vec<f32>) -> Floats {
             floats.into()
         }
 
@@ -458,7 +458,7 @@ mod tests {
 
     #[test]
     fn a_link_that_brings_something_else_is_caught() {
-        let spec = &hydra_engine::DeviceSpec::cpus(1, 1, ByteSize::mib(64))[0];
+        let spec = &hydra_engine::DeviceSpec::cpu(ByteSize::mib(64));
         let mut device = OpenDevice::new(spec, ByteSize::mib(1)).unwrap();
         device.link = std::sync::Arc::new(Stale(hydra_spill::HostCopyLink::new(device.measured_as())));
         let (sender, receiver) = sync_channel(0);

@@ -101,7 +101,7 @@ fn allocate_until_refused(device: &Device, chunk: u64, bound: u64) -> (u64, End)
 
 fn allocate(device: &Device, bytes: u64) -> Result<DeviceTensor, DeviceError> {
     let zeros = Tensor::<1>::zeros([bytes as usize / size_of::<f32>()], device);
-    let tensor = AnyTensor::from(zeros).into_resident();
+    let tensor = AnyTensor::from(zeros).into_device_tensor();
     finish(device, &[&tensor])?;
     Ok(tensor)
 }

@@ -88,7 +88,7 @@ pub(super) fn bytes_of(floats: Vec<f32>) -> Bytes {
 
 /// Whether the link keeps masters in page-locked memory.
 pub(super) fn locks_pages(device: &OpenDevice, elements: usize) -> bool {
-    matches!(device.link.home(vec![0.0; elements]), Floats::Pinned(_))
+    matches!(device.link.pin(vec![0.0; elements]), Floats::Pinned(_))
 }
 
 /// What computes for the device, as in a run: on a CPU so many threads, whose memory is charged to it.

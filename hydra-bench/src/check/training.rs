@@ -11,7 +11,7 @@ use hydra_engine::{
     Admission, Observer, OptimizerPlacement, Orchestrator, Place, RunEvent, RunReport, Span, TrainTask, Work,
     plain,
 };
-use hydra_models::data::{Corpus, Split};
+use hydra_models::data::{BlockSpec, Corpus, Split};
 use hydra_models::gpt2::{Gpt2Config, chain};
 use hydra_models::mlp;
 use hydra_models::tokenizer::Tokenizer;
@@ -43,7 +43,8 @@ impl Model {
 pub(super) fn gpt2(subject: &Subject, float: FloatType) -> Result<Model> {
     let config = Gpt2Config::preset("bytes-tiny")?;
     let tokenizer = Tokenizer::for_model(None, config.vocab_size)?;
-    let data = Corpus::builtin().blocks(Split::Train, &tokenizer, subject.pick(64, 16), config.vocab_size)?;
+    let form = BlockSpec { context: subject.pick(64, 16), vocab_size: config.vocab_size };
+    let data = Corpus::builtin().blocks(Split::Train, &tokenizer, form)?;
     Ok(Model {
         name: if float == FloatType::F32 { "gpt2" } else { "gpt2 in bf16" },
         chain: Arc::new(chain(&config, None)?.with_float_type(float)),
@@ -67,7 +68,8 @@ fn small_models(subject: &Subject) -> Result<Vec<Model>> {
     let (corpus, tokenizer) = (Corpus::builtin(), Tokenizer::for_model(None, config.vocab_size)?);
     // Sizes that are no multiple of anything, and one block at a time: some devices pad rows.
     let odd = Gpt2Config { n_embd: 42, n_head: 2, n_layer: 2, n_positions: 50, ..config };
-    let data = corpus.blocks(Split::Train, &tokenizer, 50, odd.vocab_size)?;
+    let data =
+        corpus.blocks(Split::Train, &tokenizer, BlockSpec { context: 50, vocab_size: odd.vocab_size })?;
     let uneven = Model {
         name: "gpt2 of odd sizes",
         chain: Arc::new(chain(&odd, None)?),

@@ -67,7 +67,7 @@ fn flags_change_what_is_simulated() {
     assert_eq!(one["utilization"].as_array().unwrap().len(), 1);
     assert!(makespan(&["--devices", "1"]) > makespan(&[]));
     assert!(makespan(&["--no-prefetch"]) > makespan(&[]));
-    assert!(makespan(&["--policy", "sharded-lrtf-patient"]) < makespan(&[]));
+    assert!(makespan(&["--policy", "sharded-lrtf-eager"]) > makespan(&[]));
     assert!(makespan(&["--policy", "srtf"]) > makespan(&[]));
     assert_eq!(simulated("small", &["--policy", "fifo", "--seed", "3"])["policy"], "fifo");
 }

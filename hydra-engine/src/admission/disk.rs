@@ -52,7 +52,7 @@ impl DiskTier {
         let rooms = rooms.collect::<Result<_, _>>().map_err(SpillError::from)?;
         let images = |(index, (task, admitted))| images_of(TaskId(index), task, admitted);
         let images: Vec<_> = tasks.iter().zip(&admission.tasks).enumerate().flat_map(images).collect();
-        self.store.settle(dir, &self.working, &images)?;
+        self.store.assign(dir, &self.working, &images)?;
         (self.rooms, self.wanted) = (rooms, None);
         Ok(())
     }
@@ -84,7 +84,7 @@ fn images_of<'a>(
     let images = task.chain.images().iter().zip(&admitted.on_disk).enumerate();
     images.filter(|(_, (_, on_disk))| **on_disk).flat_map(move |(image, (layout, _))| {
         let masters = ImageId::new(id, image);
-        let copy = best_bytes(layout, &task.spec).map(|bytes| (masters.best(), bytes));
+        let copy = best_bytes(layout, &task.spec).map(|bytes| (masters.snapshot(), bytes));
         std::iter::once((masters, master_bytes(layout, &task.spec))).chain(copy)
     })
 }

@@ -7,13 +7,13 @@ use crate::weights::WeightHash;
 use bytes::Bytes;
 use crossbeam_channel::Receiver;
 use hydra_core::{ByteSize, Chain, ImageParam, ImageReader, ModelWriter, TaskId, WeightError};
-use hydra_spill::{Budget, DiskStore, ImageId, Masters, ResidentStore, SpillError, TierStore};
+use hydra_spill::{Budget, DeviceHomeStore, DiskStore, ImageId, Masters, SpillError, TierStore};
 use std::path::PathBuf;
 use std::sync::Arc;
 
 /// The run's store, as the writer reads it.
 pub(crate) struct WriterStores {
-    pub residence: Arc<ResidentStore>,
+    pub device_home: Arc<DeviceHomeStore>,
     pub disk: Arc<DiskStore>,
     /// Host memory for what is read of masters on the disk.
     pub room: u64,
@@ -22,9 +22,9 @@ pub(crate) struct WriterStores {
 impl WriterStores {
     /// The store, with all of that room for whoever uses this. So nobody is refused what a writer of a task's own holds, and
     /// it is refused what does not fit beside that.
-    fn open(&self) -> ResidentStore {
+    fn open(&self) -> DeviceHomeStore {
         let room = Budget::new("host memory for writing a model", ByteSize(self.room));
-        self.residence.over(Arc::new(self.disk.within(room)))
+        self.device_home.over(Arc::new(self.disk.within(room)))
     }
 }
 
@@ -73,7 +73,7 @@ impl Tensors for StoreTensors<'_> {
     }
 
     fn best(&self, image: usize) -> Result<Bytes, EngineError> {
-        Ok(self.store.read_masters(ImageId::new(self.task, image).best())?.bytes)
+        Ok(self.store.read_masters(ImageId::new(self.task, image).snapshot())?.bytes)
     }
 }
 

@@ -252,7 +252,7 @@ impl HostOptimizer {
         for image in state.trained() {
             let id = ImageId::new(task, image);
             let masters = self.store.read_masters(id)?;
-            let mut best = self.store.write(id.best())?;
+            let mut best = self.store.write(id.snapshot())?;
             best.params.copy_from_slice(bytemuck::cast_slice(&masters.bytes));
             best.commit();
         }
@@ -267,7 +267,7 @@ impl HostOptimizer {
         }
         for image in state.trained() {
             let id = ImageId::new(task, image);
-            let best = self.store.read_masters(id.best())?;
+            let best = self.store.read_masters(id.snapshot())?;
             let best: &[f32] = bytemuck::cast_slice(&best.bytes);
             if self.store.on_device(id)?.is_some() {
                 let mut writer = self.store.write_on_device(id)?;

@@ -25,7 +25,7 @@ pub(crate) fn compare(
     burn: &Device,
     tried: Tried<'_>,
 ) -> Result<Option<OptimizerCheck>, SpillError> {
-    let there = link.copy_in(&bytes::Bytes::from_static(&[0; 64]))?;
+    let there = link.upload(&bytes::Bytes::from_static(&[0; 64]))?;
     if there.as_host().is_some() {
         return Ok(None);
     }

@@ -218,7 +218,7 @@ impl DeviceStepper {
     ) -> Result<(), EngineError> {
         for param in &layout.params {
             let value = HostTensor::float(values[param.range()].to_vec(), param.shape.clone());
-            let value = self.link.copy_in(&value.bytes).map_err(hydra_spill::SpillError::from)?;
+            let value = self.link.upload(&value.bytes).map_err(hydra_spill::SpillError::from)?;
             let place = CubeFloats::wide(cube(&param_of(&masters.params, param)).clone());
             cube::round(cube(&value), &place);
             // It is let go of when the device has read it, and so is one parameter's at most.

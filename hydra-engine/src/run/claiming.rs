@@ -8,7 +8,7 @@ use crate::protocol::{HostRoom, Inputs, Ticket};
 use crate::stages::ShardTask;
 use crate::task::LiveTask;
 use hydra_core::DeviceId;
-use hydra_sched::{Asking, ModelIndex, ModelView, Policy, PolicyKind, ShardTaskKind, View};
+use hydra_sched::{ModelIndex, ModelView, Policy, PolicyKind, Request, ShardTaskKind, View};
 use hydra_spill::SpillError;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -106,9 +106,9 @@ impl Claiming {
     fn choose(&mut self, board: &Board<'_>, device: usize) -> Option<usize> {
         let views: Vec<ModelView> =
             board.tasks.iter().filter_map(|task| board.view(task, device, self.prefetch)).collect();
-        let asking = Asking::new(device, board.devices.len(), self.decisions);
-        let asking = if self.policy.waits() { board.awaiting(asking, device) } else { asking };
-        let view = View { asking, claimable: &views };
+        let request = Request::new(device, board.devices.len(), self.decisions);
+        let request = if self.policy.waits() { board.awaiting(request, device) } else { request };
+        let view = View { request, claimable: &views };
         match guarded("the policy", || Ok(self.policy.choose(&view))) {
             Ok(Some(ModelIndex(index))) if views.iter().any(|view| view.model.0 == index) => {
                 return Some(index);
@@ -190,16 +190,16 @@ impl Board<'_> {
 
     /// The question of a device, with the models whose masters it may wait for. They become final, or the task fails or
     /// stops; each of these is an event, after which every device without a next shard task asks again.
-    fn awaiting(&self, asking: Asking, device: usize) -> Asking {
-        let asking = Asking { soon: self.soon(device), ..asking };
+    fn awaiting(&self, request: Request, device: usize) -> Request {
+        let request = Request { soon: self.soon(device), ..request };
         let last = self.devices[device].last.map(|task| &self.tasks[task.0]);
-        let Some((task, next)) = last.and_then(|task| Some((task, task.awaited()?))) else { return asking };
+        let Some((task, next)) = last.and_then(|task| Some((task, task.awaited()?))) else { return request };
         let open = self.tasks.iter().filter(|task| !task.phase.is_over());
-        Asking {
+        Request {
             awaited: Some(task.view(&next)),
             awaited_s: task.alone_s(),
             even_s: open.map(LiveTask::remaining_s).sum::<f64>() / self.devices.len() as f64,
-            ..asking
+            ..request
         }
     }
 
@@ -211,7 +211,7 @@ impl Board<'_> {
         let costs = &self.tasks[active.task.0].costs;
         let end_s = state.ended_s? + costs.of(active.what.kind, active.what.shard);
         let waits = |task: &LiveTask| Some((task.view(&task.awaited()?), task.promoted_s()?));
-        Asking::longest_in_time(self.tasks.iter().filter_map(waits), end_s)
+        Request::longest_in_time(self.tasks.iter().filter_map(waits), end_s)
     }
 }
 

@@ -127,12 +127,12 @@ impl FirstMasters<'_> {
         if let Some(bytes) = best_bytes(layout, &facts.task.spec) {
             // Before there are any, nobody asks for them.
             let best = best.unwrap_or_else(|| vec![0.0; params.len()]);
-            self.store.insert(id.best(), Masters::new(best, Vec::new()), room.split(bytes))?;
+            self.store.insert(id.snapshot(), Masters::new(best, Vec::new()), room.split(bytes))?;
         }
         let home = |values: Vec<f32>| match facts.placement.on_device() || facts.lives_on_disk(image) {
             // They leave host memory.
             true => values.into(),
-            false => self.link.home(values),
+            false => self.link.pin(values),
         };
         let masters = match layout.float {
             FloatType::F32 => Masters::new(home(params), moments),

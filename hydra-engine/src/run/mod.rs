@@ -86,10 +86,10 @@ fn run(admitted: AdmittedRun) -> Result<RunReport, EngineError> {
 
 impl Run {
     fn start(admitted: AdmittedRun, events: Sender<Event>, clock: Clock) -> Result<Self, EngineError> {
-        let AdmittedRun { tasks, admission, devices, store: residence, disk, identities, settings } =
+        let AdmittedRun { tasks, admission, devices, store: device_home, disk, identities, settings } =
             admitted;
         let RunSettings { policy, prefetch, every, seed, stop, observer } = settings;
-        let store: Arc<dyn TierStore> = residence.clone();
+        let store: Arc<dyn TierStore> = device_home.clone();
         let recorder = Recorder::new(observer, prefetch, devices.iter().map(|device| &device.spec));
         let mut journal = Journal::new(recorder, clock);
         journal.observe(&RunEvent::Admitted(&admission));
@@ -104,7 +104,7 @@ impl Run {
         }
         // What the pilot passes left in a device's pools makes room for what stays there and for promotions.
         devices.iter().for_each(|device| device.probe.reset_peak(device.measured_as()));
-        let stores = WriterStores { residence, disk: memory.disk.store.clone(), room: memory.disk.writing };
+        let stores = WriterStores { device_home, disk: memory.disk.store.clone(), room: memory.disk.writing };
         let threads = Threads::start(devices, live.len(), &store, stores, &Reporter::new(events, clock))?;
         let policy = match policy {
             PolicyChoice::Kind(kind) => kind.build(seed),

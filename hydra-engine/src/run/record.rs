@@ -282,7 +282,7 @@ impl Shard {
             evaluate_s: self.evaluate.get(),
             promote_s: self.promote.get(),
             bytes: Some(self.bytes),
-            take_down_s: self.take_down.get().unwrap_or(0.0),
+            download_s: self.take_down.get().unwrap_or(0.0),
         }
     }
 }

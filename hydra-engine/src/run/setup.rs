@@ -9,7 +9,7 @@ use crate::protocol::StopFlag;
 use crate::report::RunReport;
 use crate::train_task::TrainTask;
 use hydra_sched::{Policy, PolicyKind};
-use hydra_spill::ResidentStore;
+use hydra_spill::DeviceHomeStore;
 use std::fmt;
 use std::sync::Arc;
 
@@ -47,7 +47,7 @@ pub struct AdmittedRun {
     pub(crate) tasks: Vec<TrainTask>,
     pub(crate) admission: Admission,
     pub(crate) devices: Vec<LogicalDevice>,
-    pub(crate) store: Arc<ResidentStore>,
+    pub(crate) store: Arc<DeviceHomeStore>,
     pub(crate) disk: DiskTier,
     /// The identity of each task that has checkpoints.
     pub(crate) identities: Vec<Option<Identity>>,

@@ -27,8 +27,8 @@ pub(super) fn report(run: &Run) -> RunReport {
         tasks: run.tasks.iter().map(task_report).collect(),
         devices,
         transfers: Transfers {
-            promoted_bytes: managers().map(|m| m.promoted_bytes()).sum(),
-            demoted_bytes: managers().map(|m| m.demoted_bytes()).sum(),
+            promoted_bytes: managers().map(|m| m.uploaded_bytes()).sum(),
+            demoted_bytes: managers().map(|m| m.downloaded_bytes()).sum(),
             disk_read_bytes: run.memory.disk.store.bytes_read(),
             disk_written_bytes: run.memory.disk.store.bytes_written(),
         },

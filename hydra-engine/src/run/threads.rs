@@ -168,8 +168,8 @@ mod tests {
 
     #[test]
     fn the_optimizer_has_the_threads_of_cpu_devices_or_what_gpus_leave() {
-        let cpus = DeviceSpec::cpus(2, 3, ByteSize::mib(1));
-        let gpus = [0, 1].map(|index| DeviceSpec::cuda(0, index, 2, ByteSize::mib(1)));
+        let cpus = DeviceSpec::cpu(ByteSize::mib(1)).threads(3).times(2);
+        let gpus = DeviceSpec::cuda(0, ByteSize::mib(1)).times(2);
         assert_eq!(host_threads(cpus.iter(), 16), 6);
         assert_eq!(host_threads(gpus[..1].iter(), 16), 13);
         assert_eq!(host_threads(gpus.iter(), 16), 10);

@@ -3,6 +3,7 @@
 use super::checkpoint_clock::CheckpointClock;
 use super::live::{Claim, LiveTask, Request};
 use super::phase::{Change, Phase};
+use super::results::Results;
 use crate::checkpoint::{Checkpoint, Position, SCHEMA, State};
 use crate::error::EngineError;
 use crate::io::writer::{CheckpointJob, WriteJob};
@@ -47,7 +48,7 @@ impl LiveTask {
     pub(crate) fn resume(&mut self, at_s: f64) -> Option<Resumed> {
         let state = self.facts.task.resume.as_ref().map(Checkpoint::state)?.clone();
         let State { step, position, results, .. } = state;
-        self.results = results.into();
+        self.results = Results::of(results, self.facts.chain());
         let stage = match position {
             Position::Finished { .. } if !self.facts.task.is_finished() => Stage::Write,
             _ => position.stage(),

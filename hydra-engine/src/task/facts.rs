@@ -86,7 +86,7 @@ impl Facts {
         let id = self.id;
         (0..self.chain().images().len())
             .map(move |image| ImageId::new(id, image))
-            .flat_map(|id| [id, id.best()])
+            .flat_map(|id| [id, id.snapshot()])
     }
 
     /// The data that an evaluation reads.

@@ -139,7 +139,7 @@ impl LiveTask {
             remaining_s: self.remaining_s(),
             submitted: self.id().0 as u64,
             next_shard: next.shard,
-            resident: false,
+            cached: false,
             continues: self.flight.running().is_some(),
         }
     }
@@ -374,7 +374,7 @@ impl LiveTask {
             let units = self.facts.task.evaluation_batch() * self.sweep.units_per_item();
             return Progress::Evaluating { kind, batch, batches, units };
         }
-        let result = self.underway.take_evaluation(self.facts.chain().metrics());
+        let result = self.underway.take_evaluation(self.facts.chain());
         let best = self.results.note(kind, step, &result);
         let patience = self.facts.task.spec.patience;
         if kind == EvaluationKind::Periodic

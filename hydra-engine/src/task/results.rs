@@ -1,9 +1,9 @@
 //! The results of a task so far, and what an evaluation means for how it goes on.
 
 use crate::checkpoint::SavedResults;
-use crate::protocol::{Evaluation, Sums};
+use crate::protocol::{Evaluation, SavedEvaluation, Sums};
 use crate::stages::EvaluationKind;
-use hydra_core::Measured;
+use hydra_core::{Chain, Measured};
 use std::path::PathBuf;
 
 /// The results of a task so far.
@@ -58,8 +58,8 @@ impl Underway {
     }
 
     /// The evaluation, which has ended.
-    pub(crate) fn take_evaluation(&mut self, metrics: &[String]) -> Evaluation {
-        std::mem::take(&mut self.evaluation).mean(metrics)
+    pub(crate) fn take_evaluation(&mut self, chain: &Chain) -> Evaluation {
+        std::mem::take(&mut self.evaluation).mean(chain)
     }
 
     /// The sums of the evaluation so far.
@@ -74,6 +74,21 @@ impl Underway {
 }
 
 impl Results {
+    /// Those that a checkpoint has of a task of this chain.
+    pub(crate) fn of(saved: SavedResults, chain: &Chain) -> Self {
+        let SavedResults { losses, initial, validation, test, periodic, best } = saved;
+        let of = |saved: SavedEvaluation| saved.evaluation(chain);
+        Self {
+            losses,
+            initial: initial.map(of),
+            validation: validation.map(of),
+            test: test.map(of),
+            periodic: periodic.into_iter().map(|(step, result)| (step, of(result))).collect(),
+            best: best.map(|(step, result)| (step, of(result))),
+            ..Self::default()
+        }
+    }
+
     /// Notes an evaluation after `step` minibatches; returns whether its weights are the best so far.
     pub(crate) fn note(&mut self, kind: EvaluationKind, step: usize, result: &Evaluation) -> bool {
         match kind {
@@ -108,21 +123,6 @@ impl Results {
             test: self.test.clone().map(Into::into),
             periodic: self.periodic.iter().map(|(step, result)| (*step, result.clone().into())).collect(),
             best: self.best.clone().map(|(step, result)| (step, result.into())),
-        }
-    }
-}
-
-impl From<SavedResults> for Results {
-    fn from(saved: SavedResults) -> Self {
-        let SavedResults { losses, initial, validation, test, periodic, best } = saved;
-        Self {
-            losses,
-            initial: initial.map(Into::into),
-            validation: validation.map(Into::into),
-            test: test.map(Into::into),
-            periodic: periodic.into_iter().map(|(step, result)| (step, result.into())).collect(),
-            best: best.map(|(step, result)| (step, result.into())),
-            ..Self::default()
         }
     }
 }

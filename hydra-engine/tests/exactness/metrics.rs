@@ -5,7 +5,9 @@ use burn::module::Module;
 use burn::nn::LinearConfig;
 use burn::tensor::Device;
 use hydra_core::{Activation, Chain, Forward, Length, Pass, TrainSpec};
-use hydra_engine::{Checkpoint, CheckpointEvery, Evaluation, Observer, RunEvent, TrainTask, plain};
+use hydra_engine::{
+    Checkpoint, CheckpointEvery, Evaluation, EvaluationTask, Observer, RunEvent, TrainTask, plain,
+};
 use hydra_models::mlp::{Classifier, Dense, Spirals};
 use hydra_models::ops::ACCURACY;
 use std::fs;
@@ -99,7 +101,7 @@ impl Observer for Far {
             RunEvent::Evaluating { batch, batches, units, .. } => {
                 far.push(format!("{} of {batches}, {units}", batch + 1));
             }
-            RunEvent::Evaluated { result, .. } => far.push(format!("all {}", result.predicted_tokens)),
+            RunEvent::Evaluated { result, .. } => far.push(format!("all {}", result.terms)),
             _ => {}
         }
     }
@@ -111,7 +113,8 @@ fn an_evaluation_tells_how_far_it_is_and_so_does_its_pilot_pass() {
     let run = Settings::default().orchestrator().observer(Box::new(Far(far.clone())));
     let chain = mlp_chain();
     let layers = chain.len();
-    run.evaluate(chain, Arc::new(Spirals::new(3, 17, 3)), 7, 0).unwrap();
+    let data = Arc::new(Spirals::new(3, 17, 3));
+    run.evaluate(EvaluationTask { chain, data, batch: 7, seed: 0 }).unwrap();
     let far = std::mem::take(&mut *far.lock().unwrap());
     let admitted = far.iter().position(|line| line == "admitted").unwrap();
     let measured =

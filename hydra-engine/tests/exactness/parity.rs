@@ -4,7 +4,7 @@
 use crate::common::Settings;
 use hydra_core::{Length, OptimizerSpec, Schedule, ScheduleKind, TrainSpec};
 use hydra_engine::TrainTask;
-use hydra_models::data::TokenBlocks;
+use hydra_models::data::{BlockSpec, TokenBlocks};
 use hydra_models::gpt2::{self, Gpt2Dir};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -28,7 +28,7 @@ fn batches(dir: &Path) -> (TokenBlocks, usize) {
     let [_, items, context] = ids.shape() else { panic!("three dimensions") };
     let words = ids.data().chunks_exact(8).map(|b| i64::from_le_bytes(b.try_into().expect("eight bytes")));
     let tokens: Vec<u32> = words.map(|id| u32::try_from(id).expect("an id")).collect();
-    (TokenBlocks::new(tokens, *context, 257).expect("blocks"), *items)
+    (TokenBlocks::new(tokens, BlockSpec { context: *context, vocab_size: 257 }).expect("blocks"), *items)
 }
 
 fn check(dir: &Path, variant: &str, clip: Option<f64>, schedule: Schedule) {

@@ -74,19 +74,19 @@ impl DeviceLink for Breaks {
         self.link.name()
     }
 
-    fn copy_in(&self, host: &Bytes) -> Result<DeviceBytes, LinkError> {
-        self.attempt(Direction::Up, host.len())?;
-        self.link.copy_in(host)
+    fn upload(&self, host: &Bytes) -> Result<DeviceBytes, LinkError> {
+        self.attempt(Direction::Upload, host.len())?;
+        self.link.upload(host)
     }
 
-    fn copy_out(&self, device: &DeviceBytes) -> Result<Bytes, LinkError> {
-        self.attempt(Direction::Down, device.len())?;
-        self.link.copy_out(device)
+    fn download(&self, device: &DeviceBytes) -> Result<Bytes, LinkError> {
+        self.attempt(Direction::Download, device.len())?;
+        self.link.download(device)
     }
 
-    fn copy_out_into(&self, device: &DeviceBytes, out: &mut [f32]) -> Result<(), LinkError> {
-        self.attempt(Direction::Down, device.len())?;
-        self.link.copy_out_into(device, out)
+    fn download_into(&self, device: &DeviceBytes, out: &mut [f32]) -> Result<(), LinkError> {
+        self.attempt(Direction::Download, device.len())?;
+        self.link.download_into(device, out)
     }
 
     fn moved(&self, direction: Direction) -> u64 {
@@ -146,7 +146,7 @@ impl Case {
     }
 
     fn orchestrator(&self) -> Orchestrator {
-        let run = Orchestrator::new(DeviceSpec::cpus(self.devices, 1, PLENTY)).unwrap();
+        let run = Orchestrator::new(DeviceSpec::cpu(PLENTY).times(self.devices)).unwrap();
         let run = run.prefetch(self.prefetch).optimizer_placement(self.placement);
         run.checkpoint_every(CheckpointEvery::Minibatches(1))
     }
@@ -219,7 +219,7 @@ fn same(task: &TaskReport, whole: &TaskReport, what: &str) {
 
 /// One in `STRIDE` of the copies of a run fails, in a run of its own.
 fn a_copy_fails(case: &Case) {
-    for direction in [Direction::Up, Direction::Down] {
+    for direction in [Direction::Upload, Direction::Download] {
         let none = Fault::new(direction, usize::MAX, false);
         let whole = case.run(&["a", "b"], &none);
         let copies = none.copies();
@@ -252,9 +252,12 @@ fn so_it_does_in_the_middle_of_accumulation() {
 /// A link that is dead from some copy on takes with it what its device was about to do, and no more.
 #[test]
 fn a_device_whose_link_is_dead_is_left_out() {
-    for (direction, after) in
-        [(Direction::Up, 30), (Direction::Up, 61), (Direction::Down, 20), (Direction::Down, 43)]
-    {
+    for (direction, after) in [
+        (Direction::Upload, 30),
+        (Direction::Upload, 61),
+        (Direction::Download, 20),
+        (Direction::Download, 43),
+    ] {
         let case = Case::new(2, 1, None, true);
         let names: Vec<String> = (0..10).map(|i| format!("task {i}")).collect();
         let run = |fault: &Arc<Fault>| case.run(&names, fault);
@@ -271,7 +274,7 @@ fn a_device_whose_link_is_dead_is_left_out() {
 #[test]
 fn a_copy_of_what_lives_on_the_device_fails() {
     let case = Case { placement: OptimizerPlacement::Device, ..Case::new(1, 1, Some(1), true) };
-    for direction in [Direction::Up, Direction::Down] {
+    for direction in [Direction::Upload, Direction::Download] {
         let none = Fault::new(direction, usize::MAX, false);
         let whole = case.run(&["a", "b"], &none);
         for after in (0..none.copies()).step_by(STRIDE) {

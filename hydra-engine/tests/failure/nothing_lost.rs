@@ -169,7 +169,7 @@ fn a_layer_that_fails_on_the_way_back_leaves_the_best_weights() {
         let settings = Settings { cuts: Some(cuts.clone()), devices, others: 1, ..Settings::default() };
         // What comes down takes longer than it takes to fail.
         let slow = |device: DeviceSpec| device.with_link(Bandwidth(1e9), Duration::from_millis(8));
-        let devices = DeviceSpec::cpus(devices, 1, PLENTY).into_iter().map(slow).collect();
+        let devices = slow(DeviceSpec::cpu(PLENTY)).times(devices);
         let mut run = Orchestrator::new(devices).unwrap();
         run.submit(task(6).cuts(cuts).write_to(Arc::new(SafetensorsWriter), out.clone())).unwrap();
         let failed = run.run().unwrap().tasks.remove(0);

@@ -12,8 +12,8 @@ use hydra_core::{
     ImageReader, Length, MemoryProbe, ModelWriter, OptimizerSpec, Pass, TrainSpec, WeightError,
 };
 use hydra_engine::{
-    DeviceSpec, EngineError, Observer, Orchestrator, RunEvent, RunReport, Span, TaskState, TrainTask, Work,
-    plain,
+    DeviceSpec, EngineError, EvaluationTask, Observer, Orchestrator, RunEvent, RunReport, Span, TaskState,
+    TrainTask, Work, plain,
 };
 use hydra_models::{cnn, mlp};
 use hydra_spill::alloc::{AllocatorProbe, MAX_DEVICES};
@@ -135,7 +135,7 @@ fn a_layer_that_cannot_be_computed_again_is_refused() {
     run.submit(TrainTask::new("task", chain, spirals(), spec(20, 2))).unwrap();
     let error = hydra_core::with_causes(&run.run().unwrap_err());
     assert!(error.contains("layer `restless` of chain `restless` gives another output"), "{error}");
-    assert!(error.contains("use `pass.dropout`"), "{error}");
+    assert!(error.contains("use `pass.site(0).dropout`"), "{error}");
 }
 
 fn points(len: usize) -> Arc<dyn Dataset> {
@@ -193,7 +193,7 @@ fn many_small_tensors_stay_within_the_budget() {
     let memory = ByteSize(run.admit().unwrap().admission().tasks[0].plan.single_shard_bytes);
     // What comes down slowly waits on the device, as far as there is room for it.
     let slow = |device: DeviceSpec| device.with_link(Bandwidth(1e6), Duration::ZERO);
-    let devices = DeviceSpec::cpus(1, 1, memory).into_iter().map(slow).collect();
+    let devices = vec![slow(DeviceSpec::cpu(memory))];
     let mut run = Orchestrator::new(devices).unwrap();
     for index in 0..4 {
         run.submit(TrainTask::new(format!("task {index}"), chain.clone(), data.clone(), spec.clone()))
@@ -490,7 +490,9 @@ fn an_evaluation_needs_no_memory_for_gradients() {
     let _alone = alone();
     let run = |host: u64| {
         let run = Settings::default().orchestrator().host_memory(ByteSize(host));
-        in_time(move || run.evaluate(gpt2_chain(), tokens(3, 1), 1, 7))
+        in_time(move || {
+            run.evaluate(EvaluationTask { chain: gpt2_chain(), data: tokens(3, 1), batch: 1, seed: 7 })
+        })
     };
     let Err(EngineError::HostMemory { masters, active, .. }) = run(1) else { panic!("a byte suffices") };
     assert!(active < masters / 2, "{active} beside {masters} of masters, which are as large as gradients");

@@ -8,8 +8,8 @@ use hydra_core::{
     WeightError,
 };
 use hydra_engine::{
-    Checkpoint, CheckpointEvery, EngineError, Observer, Orchestrator, RunEvent, RunReport, TaskReport,
-    TaskState, TrainTask, plain,
+    Checkpoint, CheckpointEvery, EngineError, EvaluationTask, Observer, Orchestrator, RunEvent, RunReport,
+    TaskReport, TaskState, TrainTask, plain,
 };
 use hydra_models::gpt2::{self, Gpt2Config, Gpt2Writer};
 use hydra_models::mlp;
@@ -323,7 +323,7 @@ fn models_are_written_and_evaluated_from_the_disk() {
     let evaluate = |host: u64, disk: bool| {
         let run = settings.orchestrator().host_memory(ByteSize(host));
         let run = if disk { run.disk(dir.path().to_owned(), PLENTY) } else { run };
-        run.evaluate(gpt2_chain(), tokens(9, 4), 2, 7)
+        run.evaluate(EvaluationTask { chain: gpt2_chain(), data: tokens(9, 4), batch: 2, seed: 7 })
     };
     let needed = |disk: bool| match evaluate(1, disk) {
         Err(EngineError::HostMemory { needed, .. }) => needed,

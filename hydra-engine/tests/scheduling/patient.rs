@@ -1,16 +1,15 @@
-//! A policy that holds devices back: every run ends, whatever becomes of the model that is waited for.
+//! The default policy holds devices back: every run ends, whatever becomes of the model that is waited for.
 
 use crate::common::{Settings, adamw, gpt2_chain, tokens};
 use hydra_core::{Length, OptimizerSpec, TrainSpec};
 use hydra_engine::{Observer, RunEvent, StopFlag, TaskState, TrainTask};
-use hydra_sched::PolicyKind;
 
 fn task(name: &str, steps: usize, spec: TrainSpec) -> TrainTask {
     TrainTask::new(name, gpt2_chain(), tokens(11, 1), TrainSpec { length: Length::Steps(steps), ..spec })
 }
 
 fn settings(devices: usize, prefetch: bool) -> Settings {
-    Settings { devices, prefetch, policy: PolicyKind::ShardedLrtfPatient, ..Settings::default() }
+    Settings { devices, prefetch, ..Settings::default() }
 }
 
 /// Stops the run after some minibatches of any task.
@@ -37,7 +36,7 @@ fn a_long_model_among_short_ones_trains_with_all_of_them() {
         }
         let report = run.run().expect("a run");
         assert!(report.all_done());
-        assert_eq!(report.policy, "sharded-lrtf-patient");
+        assert_eq!(report.policy, "sharded-lrtf");
         let alone = settings(1, true).task(task("long", 60, adamw(2)));
         assert_eq!(report.tasks[0].weights_sha256, alone.weights_sha256);
     }

@@ -34,7 +34,7 @@ fn replayed(report: &RunReport) -> &Workload {
 
 #[test]
 fn the_workload_has_the_shard_tasks_of_the_run() {
-    for policy in [PolicyKind::ShardedLrtf, PolicyKind::ShardedLrtfPatient] {
+    for policy in [PolicyKind::ShardedLrtfEager, PolicyKind::ShardedLrtf] {
         let settings =
             Settings { cuts: Some(vec![2, 4]), devices: 2, others: 2, policy, ..Settings::default() };
         let report = settings.run(task(adamw(4)));

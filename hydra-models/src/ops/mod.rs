@@ -62,7 +62,7 @@ mod testing {
         tensor
     }
 
-    /// What the float operands of a test are.
+    /// The float operands of a test.
     #[derive(Clone, Copy, Debug, PartialEq)]
     pub enum Floats {
         F32,
@@ -148,7 +148,7 @@ mod tests {
         let (square, row) = (|| Floats::Bf16.of(normal::<2>(2, [4, 4])), || normal::<1>(3, [4]));
         let ids = Tensor::<2, Int>::zeros([1, 2], &Device::flex().autodiff());
         let pass = Pass::train(Pass::key_of(1, 2, 3), Activation::default());
-        let mask = pass.dropout_mask(0.5, 0).unwrap();
+        let mask = pass.site(0).dropout_mask(0.5).unwrap();
         let targets = ids.clone().reshape([2]);
         let hidden = || wide().reshape([2, 4]);
         for (op, refusal) in [

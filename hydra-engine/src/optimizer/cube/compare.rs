@@ -175,7 +175,7 @@ struct There<'a> {
 
 impl There<'_> {
     fn bytes_up(&self, host: &Bytes) -> Result<CubeBytes, SpillError> {
-        let there = self.link.copy_in(host)?;
+        let there = self.link.upload(host)?;
         let elsewhere = || LinkError::Elsewhere { link: self.link.name().to_owned() };
         Ok(there.as_buffer::<CubeBytes>().ok_or_else(elsewhere)?.clone())
     }
@@ -196,7 +196,7 @@ impl There<'_> {
     fn floats_down(&self, there: &CubeFloats) -> Result<Vec<f32>, SpillError> {
         let bytes = DeviceBytes::Buffer(Arc::new(there.bytes.clone()));
         let elements = bytes.len() / there.float.bytes();
-        let here = HostTensor::view(self.link.copy_out(&bytes)?, [elements], there.float.dtype());
+        let here = HostTensor::view(self.link.download(&bytes)?, [elements], there.float.dtype());
         Ok(here.floats(0..elements).into_owned())
     }
 
@@ -207,7 +207,7 @@ impl There<'_> {
 
     fn failed(&self, error: DeviceError) -> SpillError {
         let link = self.link.name().to_owned();
-        LinkError::Transfer { link, direction: Direction::Up, bytes: 0, source: error.into() }.into()
+        LinkError::Transfer { link, direction: Direction::Upload, bytes: 0, source: error.into() }.into()
     }
 
     fn rule(&self, rule: &Rule, float: FloatType, here: &Stepper) -> Result<RuleCheck, SpillError> {

@@ -66,7 +66,7 @@ const TALL: usize = 4;
 const MOST_CUTS: usize = 16;
 /// Cuts of a transposed factor, each of which takes a launch.
 const MOST_LAUNCHES: usize = 2;
-/// What begins at a multiple of so many bytes, every device can bind.
+/// The alignment, in bytes, of what every device can bind.
 const BINDING: usize = 256;
 
 /// Into how many matrices of as many rows `out` is cut, so that none is so tall; one if that cannot be.
@@ -163,7 +163,7 @@ fn launch_as(
     launch_ref(strategy, &out.client, lhs, rhs, out.clone().binding(), &mut types)
 }
 
-/// What every device has room for.
+/// Tiles that every device has room for.
 fn small_tiles() -> Strategy {
     let tile_size = TileSizeSelection::MinTileSize;
     let inferred = BlueprintStrategy::Inferred(SimpleUnitSelectionArgs { tile_size });
