@@ -58,7 +58,7 @@ impl Orchestrator {
     }
 
     /// The part of the host's memory that may be page-locked for NVIDIA's cards, 1 GiB by default: masters live
-    /// there as far as it goes, and gradients come down there. The rest is copied once more.
+    /// there as far as it goes, and gradients are downloaded there. The rest is copied once more.
     pub fn page_locked_memory(mut self, bytes: ByteSize) -> Self {
         self.admission.page_locked = bytes;
         self
@@ -85,19 +85,20 @@ impl Orchestrator {
         self
     }
 
-    /// Whether the next shard task is promoted while one computes (double buffering); on by default.
+    /// Promotes the next shard task while one computes (double buffering), or does not; on by default.
     pub fn prefetch(mut self, on: bool) -> Self {
         self.run.prefetch = on;
         self
     }
 
-    /// Where optimizers step; by default on the device where all stays there and the bits are the host's.
+    /// The place where optimizers step; by default the device where all tasks can be device-homed and the bits are the
+    /// host's.
     pub fn optimizer_placement(mut self, placement: OptimizerPlacement) -> Self {
         self.admission.placement = placement;
         self
     }
 
-    /// When tasks with a file for it ([`TrainTask::checkpoint_to`]) are kept; by default every ten minutes.
+    /// The interval of checkpoints, of tasks with a file for them ([`TrainTask::checkpoint_to`]); ten minutes by default.
     pub fn checkpoint_every(mut self, every: CheckpointEvery) -> Self {
         self.run.every = every;
         self
@@ -115,21 +116,21 @@ impl Orchestrator {
         self
     }
 
-    /// What decides costs and shows neither in the chains nor in the devices, such as a precision of products:
-    /// part of every plan's fingerprint.
+    /// Options that decide costs and show neither in the chains nor in the devices, such as a precision of products: part of
+    /// every plan's fingerprint.
     pub fn config(mut self, config: impl Into<String>) -> Self {
         self.admission.plans.config = config.into();
         self
     }
 
-    /// What measures device memory; the counting allocator, where the program installed it, by default.
+    /// The probe that measures device memory; the counting allocator, where the program installed it, by default.
     pub fn probe(mut self, probe: Arc<dyn MemoryProbe>) -> Self {
         self.admission.probe = probe;
         self
     }
 
-    /// Ways to the devices' memory of one's own: `own` is given each device and the link that it has, which it may count,
-    /// slow down, let fail, or replace. The pilot pass goes by the device's own.
+    /// Links of one's own: `own` is given each device and the link that it has, which it may count, slow down, let fail, or
+    /// replace. The pilot pass goes by the device's own.
     pub fn own_link(
         mut self,
         own: impl Fn(&DeviceSpec, Arc<dyn DeviceLink>) -> Arc<dyn DeviceLink> + Send + Sync + 'static,
@@ -145,7 +146,7 @@ impl Orchestrator {
         self
     }
 
-    /// Who hears what happens.
+    /// The observer that hears what happens, from the pilot passes on.
     pub fn observer(mut self, observer: Box<dyn Observer>) -> Self {
         self.run.observer = observer;
         self
@@ -195,7 +196,7 @@ impl Orchestrator {
         let homed = admission.tasks.iter().enumerate().filter_map(homed);
         let manager = &devices[0].manager;
         store.assign(homed, manager.shared_link(), manager.budget().clone());
-        let disk = DiskTier::new(on_disk, settings.disk.as_ref(), &tasks, &admission);
+        let disk = DiskTier::new(on_disk, settings.disk, &tasks, &admission);
         Ok(AdmittedRun { tasks, admission, devices, store, disk, identities, settings: run_settings })
     }
 

@@ -37,17 +37,17 @@ pub struct AdmittedTask {
     pub plan: Arc<PartitionPlan>,
     /// Bytes of masters and optimizer state, for the whole run, wherever they live.
     pub master_bytes: u64,
-    /// How many of them live on the disk.
+    /// Those of them on the disk.
     pub disk_bytes: u64,
-    /// Whether each image lives on the disk.
+    /// True for each image on the disk.
     #[serde(skip)]
     pub(crate) on_disk: Vec<bool>,
     /// Host bytes of gradients and boundary activations while it is within a minibatch.
     pub active_bytes: u64,
-    /// How many of them are for the batches of a minibatch.
+    /// Those of them for the batches of a minibatch.
     #[serde(skip)]
     pub(crate) batch_bytes: u64,
-    /// How many of them are for gradients that the optimizer may step with as they come.
+    /// Those of them for gradients that the optimizer may step with as they come.
     #[serde(skip)]
     pub(crate) gradient_bytes: u64,
     /// Estimated seconds of compute.
@@ -78,7 +78,7 @@ pub struct Admission {
     pub disk_bytes: u64,
     /// The budget of the disk, where there is one.
     pub disk_budget_bytes: Option<u64>,
-    /// How many models may be within a minibatch at once. When a task has ended, what its masters took may be room for
+    /// Models that may be within a minibatch at once. When a task has ended, what its masters took may be room for
     /// more.
     pub active_models: usize,
     /// Estimated seconds of the run: all compute over the devices, or the longest task.

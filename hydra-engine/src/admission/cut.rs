@@ -19,7 +19,7 @@ pub(super) struct CutTask<'a> {
 pub(super) struct Limits {
     /// Bytes of the smallest device.
     pub budget: u64,
-    /// How many of them are for the double buffer.
+    /// Those of them for the double buffer.
     pub reserve: u64,
 }
 

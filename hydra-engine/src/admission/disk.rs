@@ -16,43 +16,28 @@ pub(crate) struct DiskTier {
     pub working: Budget,
     /// Bytes of host memory for what the writer reads.
     pub writing: u64,
-    /// For each task, the disk's bytes of its images that are not there yet.
+    /// Space for the images of each task that are not there yet.
     rooms: Vec<Option<Reservation>>,
-    /// The space that is not reserved yet.
-    wanted: Option<Space>,
-}
-
-/// Space on the disk.
-struct Space {
-    spec: DiskSpec,
-    /// The name of each task and the bytes of its images.
-    tasks: Vec<(String, u64)>,
-    images: Vec<(ImageId, u64)>,
+    /// The directory in which space is to be reserved yet.
+    wanted: Option<DiskSpec>,
 }
 
 impl DiskTier {
     /// The disk for these tasks, on which nothing is reserved.
     pub(crate) fn new(
         store: Arc<DiskStore>,
-        spec: Option<&DiskSpec>,
+        spec: Option<DiskSpec>,
         tasks: &[TrainTask],
         admission: &Admission,
     ) -> Self {
-        let both = || tasks.iter().zip(&admission.tasks);
-        let writing = both().filter_map(largest_on_disk).max().unwrap_or(0);
+        let writing = tasks.iter().zip(&admission.tasks).filter_map(largest_on_disk).max().unwrap_or(0);
         let working = ByteSize(admission.host_working_bytes.saturating_sub(writing));
-        let images = |(index, (task, admitted))| images_of(TaskId(index), task, admitted);
-        let space = |spec: &DiskSpec| Space {
-            spec: spec.clone(),
-            tasks: admission.tasks.iter().map(|task| (task.name.clone(), task.disk_bytes)).collect(),
-            images: both().enumerate().flat_map(images).collect(),
-        };
         Self {
             store,
             working: Budget::new("host memory for masters on the disk", working),
             writing,
             rooms: tasks.iter().map(|_| None).collect(),
-            wanted: spec.filter(|_| admission.disk_bytes > 0).map(space),
+            wanted: spec.filter(|_| admission.disk_bytes > 0),
         }
     }
 
@@ -60,18 +45,19 @@ impl DiskTier {
     ///
     /// # Errors
     /// [`SpillError::DiskRoom`] where the disk has no room; the files are not there then.
-    pub(crate) fn reserve(&mut self) -> Result<(), EngineError> {
-        if let Some(Space { spec, tasks, images }) = &self.wanted {
-            let budget = Budget::new(format!("disk `{}`", spec.dir.display()), spec.budget);
-            let rooms = tasks.iter().map(|(name, bytes)| budget.reserve(*bytes, name).map(Some));
-            let rooms = rooms.collect::<Result<_, _>>().map_err(SpillError::from)?;
-            self.store.assign(&spec.dir, &self.working, images)?;
-            (self.rooms, self.wanted) = (rooms, None);
-        }
+    pub(crate) fn reserve(&mut self, tasks: &[TrainTask], admission: &Admission) -> Result<(), EngineError> {
+        let Some(DiskSpec { dir, budget }) = &self.wanted else { return Ok(()) };
+        let budget = Budget::new(format!("disk `{}`", dir.display()), *budget);
+        let rooms = admission.tasks.iter().map(|task| budget.reserve(task.disk_bytes, &task.name).map(Some));
+        let rooms = rooms.collect::<Result<_, _>>().map_err(SpillError::from)?;
+        let images = |(index, (task, admitted))| images_of(TaskId(index), task, admitted);
+        let images: Vec<_> = tasks.iter().zip(&admission.tasks).enumerate().flat_map(images).collect();
+        self.store.assign(dir, &self.working, &images)?;
+        (self.rooms, self.wanted) = (rooms, None);
         Ok(())
     }
 
-    /// The disk's part of an image that comes there now.
+    /// Takes the space of an image that comes there now.
     pub(crate) fn room(&mut self, task: TaskId, bytes: u64) -> Result<Reservation, EngineError> {
         let room = self.rooms[task.0].as_mut().map(|room| room.split(bytes));
         Ok(room.ok_or(SpillError::ImageMissing { image: ImageId::new(task, 0) })?)
@@ -83,7 +69,7 @@ impl DiskTier {
     }
 }
 
-/// The bytes of the largest image of a task that lives on the disk: what the writer has there at once.
+/// The bytes of the largest image of a task on the disk, which the writer reads at once.
 fn largest_on_disk((task, admitted): (&TrainTask, &AdmittedTask)) -> Option<u64> {
     let images = task.chain.images().iter().zip(&admitted.on_disk);
     images.filter(|(_, on_disk)| **on_disk).map(|(layout, _)| stored_bytes(layout, &task.spec)).max()

@@ -1,6 +1,6 @@
 //! The division of masters between host memory and the disk: a pure function of their sizes.
 //!
-//! What lives on the disk takes host memory where it is used, and all of that is set aside before the run starts, so
+//! Masters on the disk take host memory where they are used, and all of that is set aside before the run starts, so
 //! that no reservation can be refused in the middle. At once there are at most
 //!
 //! - for each device, or each task if there are fewer, what two promotions read: one that computes or is copied, and the
@@ -23,7 +23,7 @@ pub(crate) struct StoredImages {
     pub promoted: Vec<u64>,
     /// The images that each shard reads.
     pub shards: Vec<Vec<usize>>,
-    /// Whether they may live on the disk.
+    /// True if they may live on the disk.
     pub may_leave: bool,
 }
 
@@ -50,7 +50,7 @@ impl StoredImages {
 /// The masters in host memory and those on the disk.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Division {
-    /// For each task, whether each image lives on the disk.
+    /// For each task, true for each image on the disk.
     pub on_disk: Vec<Vec<bool>>,
     /// Bytes of masters in host memory.
     pub in_memory: u64,

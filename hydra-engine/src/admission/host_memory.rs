@@ -31,15 +31,15 @@ pub(super) struct HostMemory<'a> {
 pub(super) struct Room {
     /// The most host bytes that are reserved at once.
     pub admitted: u64,
-    /// How many of them are for batches that are read ahead.
+    /// Those of them for batches that are read ahead.
     pub ahead: u64,
     /// The most models that are within a minibatch at once.
     pub active_models: usize,
     /// Host bytes of each task while it is within a minibatch; none of one that is finished.
     pub active: Vec<u64>,
-    /// How many shards' gradients of a model they have room for.
+    /// The shards of a model for whose gradients there is room.
     pub gradient_shards: usize,
-    /// Where masters live.
+    /// The homes of masters.
     pub division: Division,
 }
 
@@ -170,14 +170,14 @@ fn with_largest(others: u64, descending: &[u64], models: usize) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::super::gradients::GradientBytes;
-    use super::super::sizes::Work;
+    use super::super::sizes::Remaining;
     use super::*;
     use proptest::prelude::*;
 
     /// A task of AdamW in `f32`, each image a shard.
-    fn task(images: &[u64], others: u64, work: Work) -> TaskSizes {
+    fn task(images: &[u64], others: u64, remaining: Remaining) -> TaskSizes {
         let shards = || images.iter().enumerate();
-        let finished = matches!(work, Work::None);
+        let finished = matches!(remaining, Remaining::Nothing);
         TaskSizes {
             images: StoredImages {
                 masters: images.iter().map(|bytes| if finished { 0 } else { 3 * bytes }).collect(),
@@ -191,23 +191,23 @@ mod tests {
                 shards().map(|shard| vec![(shard.0, *shard.1)]).collect(),
                 false,
             ),
-            work,
+            remaining,
             device_homed: false,
         }
     }
 
-    fn works() -> impl Strategy<Value = Work> {
+    fn remainders() -> impl Strategy<Value = Remaining> {
         prop_oneof![
-            Just(()).prop_map(|()| Work::None),
-            Just(()).prop_map(|()| Work::Evaluation),
-            Just(()).prop_map(|()| Work::Training),
-            (0_u64..500).prop_map(Work::Accumulation),
+            Just(()).prop_map(|()| Remaining::Nothing),
+            Just(()).prop_map(|()| Remaining::Evaluation),
+            Just(()).prop_map(|()| Remaining::Training),
+            (0_u64..500).prop_map(Remaining::Accumulation),
         ]
     }
 
     prop_compose! {
-        fn drawn()(images in prop::collection::vec(1_u64..100, 1..7), others in 1_u64..20, work in works()) -> TaskSizes {
-            task(&images, others, work)
+        fn drawn()(images in prop::collection::vec(1_u64..100, 1..7), others in 1_u64..20, remaining in remainders()) -> TaskSizes {
+            task(&images, others, remaining)
         }
     }
 
@@ -217,7 +217,7 @@ mod tests {
 
     #[test]
     fn gradients_have_the_room_that_is_left() {
-        let two = [0; 2].map(|_| task(&[10; 8], 1, Work::Training));
+        let two = [0; 2].map(|_| task(&[10; 8], 1, Remaining::Training));
         let found = |budget: u64| {
             let room = HostMemory { budget, disk: None, devices: 2 }.find_room(&two).unwrap();
             (room.gradient_shards, room.active_models)

@@ -35,7 +35,7 @@ pub(crate) struct Plans {
 /// Hears the name of a task and how far its pilot pass is.
 pub(crate) type Tell<'a> = &'a dyn Fn(&str, PilotProgress);
 
-/// What pilot passes are made with.
+/// The means of pilot passes.
 pub(super) struct Pilot<'a> {
     pub device: &'a LogicalDevice,
     pub plans: &'a Plans,
@@ -99,7 +99,7 @@ impl Pilot<'_> {
     }
 }
 
-/// Whether what was measured of one chain holds for the other. Names and shapes do not say what a layer computes, so
+/// Returns true if what was measured of one chain holds for the other. Names and shapes do not say what a layer computes, so
 /// they are enough only where whoever built the chains says the rest.
 fn same_model(one: &Arc<Chain>, other: &Arc<Chain>) -> bool {
     Arc::ptr_eq(one, other) || !one.note().is_empty() && one.architecture() == other.architecture()

@@ -45,7 +45,7 @@ pub enum Place {
 pub struct Placement {
     /// The place.
     pub on: Place,
-    /// Whether its steps are the host's to the bit.
+    /// True if its steps are the host's to the bit.
     pub exact: bool,
     /// The reason, in words.
     pub why: String,
@@ -62,7 +62,7 @@ impl Placement {
         Self { on: Place::Host, exact: true, why: why.into() }
     }
 
-    /// Whether the task is device-homed.
+    /// Returns true if the task is device-homed.
     pub(crate) fn on_device(&self) -> bool {
         self.on == Place::Device
     }
@@ -81,7 +81,7 @@ struct TaskNeeds<'a> {
     name: &'a str,
     /// The reason for which the host has to step it.
     obstacle: Option<&'static str>,
-    /// Whether there is nothing to step.
+    /// True if there is nothing to step.
     untrained: bool,
     /// Bytes for the whole run, if it is device-homed: masters, moments, and gradients that wait for others.
     homed: u64,
@@ -129,7 +129,7 @@ pub(super) fn place<'a>(
     Ok(tasks.into_iter().zip(placements).map(placed).collect())
 }
 
-/// Whether a step on the device has the host's bits, for all of these tasks.
+/// Tries whether a step on the device has the host's bits, for all of these tasks.
 fn step_is_exact<'a>(
     device: &LogicalDevice,
     tasks: impl Iterator<Item = &'a TrainTask>,

@@ -10,9 +10,9 @@ use hydra_partition::PartitionPlan;
 
 /// The host memory that a task takes, beside its masters, while it is within a minibatch.
 #[derive(Debug)]
-pub(super) enum Work {
+pub(super) enum Remaining {
     /// Nothing is left to do.
-    None,
+    Nothing,
     /// Only evaluations.
     Evaluation,
     /// Gradients of which the optimizer lets go as they come.
@@ -31,8 +31,8 @@ pub(super) struct TaskSizes {
     /// Boundary activations at the cut-points, and their gradients.
     pub boundaries: u64,
     pub gradients: GradientBytes,
-    pub work: Work,
-    /// Whether gradients stay on the device.
+    pub remaining: Remaining,
+    /// True if gradients stay on the device.
     pub device_homed: bool,
 }
 
@@ -46,37 +46,37 @@ impl TaskSizes {
             batches: batch_bytes.saturating_mul(microbatches),
             boundaries: boundary_bytes(task, plan),
             gradients: GradientBytes::of(&task.chain, &task.spec, &plan.shards()),
-            work: Work::of(task, plan),
+            remaining: Remaining::of(task, plan),
             device_homed: optimizer.on_device(),
         }
     }
 
-    /// Whether nothing is left to do.
+    /// Returns true if nothing is left to do.
     pub(super) fn is_finished(&self) -> bool {
-        matches!(self.work, Work::None)
+        matches!(self.remaining, Remaining::Nothing)
     }
 
     /// Host bytes within a minibatch, if there is room for the gradients of so many shards.
     pub(super) fn active(&self, shards: usize) -> u64 {
-        let gradients = match self.work {
-            Work::None => return 0,
-            Work::Evaluation => 0,
-            Work::Training => self.gradients.room(shards),
-            Work::Accumulation(bytes) => bytes,
+        let gradients = match self.remaining {
+            Remaining::Nothing => return 0,
+            Remaining::Evaluation => 0,
+            Remaining::Training => self.gradients.room(shards),
+            Remaining::Accumulation(bytes) => bytes,
         };
         gradients.saturating_add(self.boundaries).saturating_add(self.batches)
     }
 
-    /// How many of them are for gradients that the optimizer may step with as they come; gradients on a device need none.
+    /// Those of them for gradients that the optimizer may step with as they come; nothing limits gradients on a device.
     pub(super) fn gradient_room(&self, shards: usize) -> u64 {
         if self.device_homed { u64::MAX } else { self.gradients.room(shards) }
     }
 }
 
-impl Work {
+impl Remaining {
     fn of(task: &TrainTask, plan: &PartitionPlan) -> Self {
         match (task.is_finished(), task.evaluate_only, task.spec.accumulate) {
-            (true, ..) => Self::None,
+            (true, ..) => Self::Nothing,
             (_, true, _) => Self::Evaluation,
             (.., 0 | 1) => Self::Training,
             _ => Self::Accumulation(summed_bytes(task, plan)),

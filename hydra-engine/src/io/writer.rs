@@ -124,8 +124,9 @@ fn write(stores: &WriterStores, job: WriteJob) -> Result<Written, EngineError> {
             let reader = StoreReader { store: theirs, task, chain: &chain };
             let written = guarded("writing the model", || Ok(writer.write(&chain, &reader, &dir)?));
             if let Err(source) = written {
-                let kept = finished.map(|(file, state)| save_unwritten(store, task, &chain, file, &state));
-                return Err(EngineError::NotWritten { kept, source: Box::new(source) });
+                let checkpoint =
+                    finished.map(|(file, state)| save_unwritten(store, task, &chain, file, &state));
+                return Err(EngineError::NotWritten { checkpoint, source: Box::new(source) });
             }
             Some(dir)
         }

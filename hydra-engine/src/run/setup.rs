@@ -49,7 +49,7 @@ pub struct AdmittedRun {
     pub(crate) devices: Vec<LogicalDevice>,
     pub(crate) store: Arc<DeviceHomeStore>,
     pub(crate) disk: DiskTier,
-    /// Of each task that has checkpoints.
+    /// The identity of each task that has checkpoints.
     pub(crate) identities: Vec<Option<Identity>>,
     pub(crate) settings: RunSettings,
 }
@@ -78,7 +78,7 @@ impl AdmittedRun {
     /// # Errors
     /// [`SpillError::DiskRoom`](hydra_spill::SpillError::DiskRoom) where the disk has no room; it can be tried again.
     pub fn reserve_disk(&mut self) -> Result<(), EngineError> {
-        self.disk.reserve()
+        self.disk.reserve(&self.tasks, &self.admission)
     }
 
     /// Trains every task and reports. A task that fails is set aside and reported.

@@ -194,7 +194,7 @@ impl LiveTask {
 
     /// Says where the weights are of a task whose model could not be written, if they were saved before.
     pub(crate) fn with_checkpoint(&self, error: EngineError) -> EngineError {
-        let EngineError::NotWritten { kept: kept @ (None | Some(Err(_))), source } = error else {
+        let EngineError::NotWritten { checkpoint: checkpoint @ (None | Some(Err(_))), source } = error else {
             return error;
         };
         // Of a task that diverged other weights were to be written than those that were saved last.
@@ -203,7 +203,7 @@ impl LiveTask {
             let is_this = |saved: Checkpoint| saved.step() == self.cursor.step();
             Checkpoint::open(&file).is_ok_and(is_this).then_some(file)
         };
-        EngineError::NotWritten { kept: saved_before().map(Ok).or(kept), source }
+        EngineError::NotWritten { checkpoint: saved_before().map(Ok).or(checkpoint), source }
     }
 
     /// The task cannot go on with this shard task, which was claimed with this ticket, or would be. Where no backward of
