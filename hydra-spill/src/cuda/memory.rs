@@ -4,7 +4,7 @@ use super::card::{CardMemory, Place};
 use cubecl_cuda::CudaRuntime;
 use cubecl_runtime::runtime::Runtime;
 use hydra_core::cube::{CubeAdapter, CubeBytes, of_runtime};
-use hydra_core::{DeviceBuffer, DeviceBytes, DeviceError, finish};
+use hydra_core::{DeviceBytes, DeviceError, finish};
 use std::any::Any;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
