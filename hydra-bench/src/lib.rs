@@ -21,49 +21,27 @@
 //! the engine, and shows what came back.
 #![forbid(unsafe_code)]
 
-mod args;
-mod bars;
-mod canvas;
-mod check;
-mod colour;
-mod compare;
-mod doctor;
-mod error;
-mod eval;
-mod inputs;
-mod lab;
-mod leaderboard;
-mod log;
-mod losses;
+mod checklist;
+mod commands;
+mod laboratory;
 mod machine;
-mod needs;
-mod parse;
-mod partition;
-mod procfs;
-mod progress;
-mod resume;
-mod rundir;
-mod runlog;
-mod schedule;
+mod pictures;
+mod run_dir;
 mod session;
-mod show;
-mod simulate;
-mod spec;
-mod step;
-mod stop;
-mod table;
-mod trace;
-mod train;
-mod workload;
+mod settings;
+mod terminal;
 
-use args::{Cli, Command};
 use clap::Parser;
-use error::Outcome;
-use machine::Machine;
-use session::Surroundings;
-use spec::RunSpec;
+use commands::{compare, eval, partition, report, resume, simulate, step, train};
+use machine::doctor;
+use machine::resources::Machine;
+use run_dir::spec::RunSpec;
+use session::orchestrator::Surroundings;
+use settings::args::{Cli, Command};
 use std::ffi::OsString;
 use std::process::ExitCode;
+use terminal::error::{self, Outcome};
+use terminal::log;
 
 /// Does what the arguments say (the first is the program's name) and gives the exit status: 0 when all was
 /// done, 1 when something failed, 2 when the command line is wrong, 130 when the run was interrupted.
@@ -100,9 +78,9 @@ fn dispatch(cli: Cli, around: &Surroundings) -> anyhow::Result<Outcome> {
         Some(Command::Partition(args)) => partition::run(&args, around),
         Some(Command::Step(args)) => step::run(&args, around),
         Some(Command::Doctor(args)) => doctor::run(&args, machine),
-        Some(Command::Check(args)) => check::run(&args, around),
+        Some(Command::Check(args)) => checklist::run(&args, around),
         Some(Command::Resume(args)) => resume::run(&args, around),
-        Some(Command::Report(args)) => show::run(&args),
+        Some(Command::Report(args)) => report::run(&args),
         Some(Command::Simulate(args)) => simulate::run(&args),
         Some(Command::Compare(args)) => compare::run(&args),
     }

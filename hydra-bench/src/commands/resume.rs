@@ -1,0 +1,121 @@
+//! `hydra resume`: a run that was interrupted goes on.
+
+use crate::commands::{report, train};
+use crate::run_dir::directory::{RunDir, read_report};
+use crate::run_dir::leaderboard::Report;
+use crate::run_dir::spec::RunSpec;
+use crate::session::orchestrator::Surroundings;
+use crate::settings::args::{OutArgs, ReportArgs, ResumeArgs};
+use crate::terminal::error::{Outcome, tell};
+use anyhow::{Result, bail};
+use hydra_engine::Checkpoint;
+
+/// Goes on where the checkpoints in a run directory say.
+pub(crate) fn run(args: &ResumeArgs, around: &Surroundings) -> Result<Outcome> {
+    args.record.as_deref().map_or(Ok(()), train::check_record)?;
+    let dir = RunDir::resume(&args.dir)?;
+    let mut spec = RunSpec::resume(&dir.spec_file(), &dir.plans(), args, &around.machine)?;
+    if let Some(file) = &args.record {
+        train::check_record_replaces_nothing(file, &spec)?;
+    }
+    let mut left = left(&dir, &spec)?;
+    if left.new == spec.grid()?.len() && was_trained(&dir, &spec)? {
+        // It was not to be kept (`--checkpoint-every never`), and came to its end.
+        left = Left { finished: left.new, new: 0, ..left };
+    }
+    let note = match left.gone_from(&dir) {
+        Some(gone) if left.is_nothing() => bail!(gone),
+        Some(gone) => format!("note: {}\nnote: {gone}", left.shown()),
+        None => format!("note: {}", left.shown()),
+    };
+    if left.is_nothing() && dir.has_report() {
+        tell(&note);
+        args.record.as_deref().into_iter().for_each(train::tell_unrecorded);
+        return report::run(&ReportArgs { dir: args.dir.clone(), json: args.json });
+    }
+    let out =
+        OutArgs { out: None, force: false, dry_run: false, record: args.record.clone(), json: args.json };
+    train::run_in(dir, &mut spec, &out, Some(&note), around)
+}
+
+/// Whether the report says that every task was trained to its end, and all models are there.
+fn was_trained(dir: &RunDir, spec: &RunSpec) -> Result<bool> {
+    for configuration in spec.grid()? {
+        if !dir.model_dir(&configuration.name)?.is_dir() {
+            return Ok(false);
+        }
+    }
+    let report = read_report(dir.path()).and_then(|text| Report::parse(&text));
+    Ok(report.is_ok_and(|report| report.all_done()))
+}
+
+/// How far the tasks of a run are.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Left {
+    finished: usize,
+    begun: usize,
+    new: usize,
+    /// The finished tasks whose models are not there any more.
+    gone: Vec<String>,
+}
+
+fn left(dir: &RunDir, spec: &RunSpec) -> Result<Left> {
+    let mut left = Left::default();
+    for configuration in spec.grid()? {
+        let file = dir.checkpoint_file(&configuration.name)?;
+        let count = match file.exists() {
+            false => &mut left.new,
+            true if Checkpoint::open(&file)?.is_finished() => {
+                if !dir.model_dir(&configuration.name)?.is_dir() {
+                    left.gone.push(configuration.name);
+                }
+                &mut left.finished
+            }
+            true => &mut left.begun,
+        };
+        *count += 1;
+    }
+    Ok(left)
+}
+
+impl Left {
+    fn is_nothing(&self) -> bool {
+        self.begun + self.new == 0
+    }
+
+    /// Which models are gone, if any, and what to do about it: a finished task's checkpoint has its results alone.
+    fn gone_from(&self, dir: &RunDir) -> Option<String> {
+        let names: Vec<String> = self.gone.iter().map(|name| format!("`{name}`")).collect();
+        (!names.is_empty()).then(|| {
+            format!(
+                "these tasks were trained to their end, and their models are gone from `{0}/models`: {1}; to train them \
+                 again, remove what `{0}/checkpoints` has of them, and go on with: hydra resume {0}",
+                dir.path().display(),
+                names.join(", ")
+            )
+        })
+    }
+
+    fn shown(&self) -> String {
+        if self.is_nothing() {
+            return "nothing is left to do: every task has been trained to its end".to_owned();
+        }
+        let counts =
+            [(self.begun, "from a checkpoint"), (self.new, "from the start"), (self.finished, "finished")];
+        let some = counts.into_iter().filter(|(count, _)| *count > 0);
+        let shown: Vec<String> = some.map(|(count, how)| format!("{count} {how}")).collect();
+        format!("the run goes on: {}", shown.join(", "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_left_is_counted() {
+        let left = Left { finished: 9, begun: 2, ..Left::default() };
+        assert_eq!(left.shown(), "the run goes on: 2 from a checkpoint, 9 finished");
+        assert!(Left { begun: 0, ..left }.shown().starts_with("nothing is left"));
+    }
+}

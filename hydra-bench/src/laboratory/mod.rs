@@ -1,0 +1,5 @@
+//! What the scheduler's laboratory shares: workloads of stated costs, and policies that are simulated and timed on them.
+//! It may touch `hydra-sched`, `settings` and `terminal`.
+//! It never trains anything and never asks the engine.
+
+pub(crate) mod workload;

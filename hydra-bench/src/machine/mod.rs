@@ -1,0 +1,7 @@
+//! The machine: cores, free memory, and what a GPU needs and finds here.
+//! It may read the system's files and ask drivers; of this crate it imports `terminal` and names of devices.
+//! It never opens a device for training and never changes the system.
+
+pub(crate) mod doctor;
+pub(crate) mod procfs;
+pub(crate) mod resources;

@@ -1,0 +1,10 @@
+//! The run directory: its files, its lock, the spec and the logs, each written so that a reader never sees half of it.
+//! It may touch the disk, `settings`, and the pictures' timeline.
+//! It never loads a model and never talks to a device.
+
+pub(crate) mod directory;
+pub(crate) mod inputs;
+pub(crate) mod leaderboard;
+pub(crate) mod run_log;
+pub(crate) mod spec;
+pub(crate) mod trace;

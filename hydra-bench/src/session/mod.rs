@@ -1,0 +1,7 @@
+//! A session with the engine: the model and the texts, devices and the orchestrator that settings ask for.
+//! It may touch every crate below and the rooms of settings, machine and run directory.
+//! It never reads flags that are not in `settings`, and never prints results.
+
+pub(crate) mod model;
+pub(crate) mod needs;
+pub(crate) mod orchestrator;

@@ -1,0 +1,209 @@
+//! An orchestrator with the devices that a spec names.
+
+use crate::machine::resources::Machine;
+use crate::run_dir::directory;
+use crate::run_dir::spec::DevicesSpec;
+use crate::settings::args::{DtypeName, PlacementName, PrecisionName};
+use crate::settings::values::{DevicesArg, Gpus, threads_of_each};
+use crate::terminal::error::Usage;
+use crate::terminal::progress::Progress;
+use anyhow::{Context, Result};
+use hydra_core::ByteSize;
+use hydra_engine::{DeviceKind, DeviceSpec, OptimizerPlacement, Orchestrator};
+use hydra_partition::PartitionPlan;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// What every command runs in.
+#[derive(Clone)]
+pub(crate) struct Surroundings {
+    /// The machine.
+    pub(crate) machine: Machine,
+    /// The terminal that bars and log lines share.
+    pub(crate) terminal: indicatif::MultiProgress,
+}
+
+/// The logical devices of a spec, named `cpu:0`, `cpu:1` and so on.
+pub(crate) fn devices(spec: &DevicesSpec, machine: &Machine) -> Result<Vec<DeviceSpec>> {
+    let (count, threads) = match spec.parsed()? {
+        DevicesArg::Cpu { count, threads } => (count, threads_of_each(count, threads, machine.cores)),
+        DevicesArg::Cuda(gpus) => return Ok(on_gpus(&gpus, DeviceSpec::cuda, spec)),
+        DevicesArg::Wgpu(gpus) => return Ok(on_gpus(&gpus, DeviceSpec::wgpu, spec)),
+    };
+    let device = |index: usize| DeviceSpec {
+        kind: DeviceKind::Cpu,
+        name: format!("cpu:{index}"),
+        threads,
+        memory: spec.device_memory_bytes,
+        link: spec.link_bytes_per_s,
+        latency: Duration::ZERO,
+        sharing: 1,
+        resident: spec.resident,
+    };
+    Ok((0..count).map(device).collect())
+}
+
+/// The logical devices on GPUs. A build without them, or a machine, has refused before it came here.
+fn on_gpus(
+    gpus: &Gpus,
+    device: fn(usize, usize, usize, ByteSize) -> DeviceSpec,
+    spec: &DevicesSpec,
+) -> Vec<DeviceSpec> {
+    let device = |(card, on_card)| device(card, on_card, gpus.logical, spec.device_memory_bytes);
+    gpus.places().map(device).collect()
+}
+
+/// The memory that may be page-locked when nobody says how much: half of what is free, for the system needs the
+/// rest to be its own.
+fn pinned_share(machine: &Machine) -> Option<ByteSize> {
+    machine.available.map(|free| ByteSize(free.bytes() / 2))
+}
+
+/// Chooses the precision of matrix products on GPUs; the CPU has one.
+fn set_precision(precision: PrecisionName) {
+    #[cfg(any(feature = "cuda", feature = "wgpu"))]
+    hydra_models::ops::set_precision(match precision {
+        PrecisionName::F32 => hydra_models::ops::Precision::F32,
+        PrecisionName::Tf32 => hydra_models::ops::Precision::Tf32,
+    });
+    let _ = precision;
+}
+
+/// Refuses a type of floats that a GPU neither stores nor computes with; CPUs widen it.
+#[cfg(any(feature = "cuda", feature = "wgpu"))]
+fn check_floats(devices: &[DeviceSpec], dtype: DtypeName) -> Result<()> {
+    use anyhow::bail;
+    use hydra_core::{FloatType, cube::CubeAdapter};
+    let float = FloatType::from(dtype);
+    for device in devices.iter().filter(|_| float != FloatType::F32) {
+        let adapter = match device.kind {
+            #[cfg(feature = "cuda")]
+            DeviceKind::Cuda { card } => CubeAdapter::cuda(card)?,
+            #[cfg(feature = "wgpu")]
+            DeviceKind::Wgpu { adapter } => CubeAdapter::wgpu(adapter)?,
+            _ => continue,
+        };
+        if !hydra_models::ops::supports(&adapter.burn, float.dtype()) {
+            bail!(
+                "`{}` does not compute with {float}: leave --dtype out, or give another device",
+                device.name
+            );
+        }
+    }
+    Ok(())
+}
+
+#[cfg(not(any(feature = "cuda", feature = "wgpu")))]
+fn check_floats(_: &[DeviceSpec], _: DtypeName) -> Result<()> {
+    Ok(())
+}
+
+/// An orchestrator on the devices of a spec, for chains of a type of floats, with nothing submitted. It draws bars.
+pub(crate) fn orchestrator(
+    spec: &DevicesSpec,
+    dtype: DtypeName,
+    seed: u64,
+    around: &Surroundings,
+) -> Result<Orchestrator> {
+    let devices = devices(spec, &around.machine)?;
+    check_floats(&devices, dtype)?;
+    set_precision(spec.precision);
+    let budgets = match spec.parsed()? {
+        // Such a card has memory of its own, so its devices take none of the host's.
+        DevicesArg::Cuda(_) => 0,
+        DevicesArg::Cpu { .. } | DevicesArg::Wgpu(_) => {
+            devices.iter().map(|device| device.memory.bytes()).sum()
+        }
+    };
+    let mut orchestrator = Orchestrator::new(devices)?.policy(spec.policy).prefetch(spec.prefetch).seed(seed);
+    orchestrator = orchestrator.observer(Box::new(Progress::new(around.terminal.clone())));
+    orchestrator = orchestrator.optimizer_placement(match spec.optimizer_placement {
+        PlacementName::Auto => OptimizerPlacement::Auto,
+        PlacementName::Host => OptimizerPlacement::Host,
+        PlacementName::Device => OptimizerPlacement::Device,
+    });
+    if let Some(memory) = spec.host_memory_bytes.or_else(|| around.machine.host_share(ByteSize(budgets))) {
+        orchestrator = orchestrator.host_memory(memory);
+    }
+    if let Some((dir, memory)) = disk(spec)? {
+        orchestrator = orchestrator.disk(dir, memory);
+    }
+    if let Some(memory) = spec.pinned_memory_bytes.or_else(|| pinned_share(&around.machine)) {
+        orchestrator = orchestrator.page_locked_memory(memory);
+    }
+    // A plan of the default, which is all that CPUs have, does not say so.
+    if spec.precision == PrecisionName::Tf32 {
+        orchestrator = orchestrator.config("tf32");
+    }
+    if let Some(plan) = &spec.plan {
+        orchestrator = orchestrator.plans(plan.clone());
+    }
+    Ok(orchestrator)
+}
+
+/// The directory for masters that host memory has no room for, and how much may be there.
+fn disk(spec: &DevicesSpec) -> Result<Option<(PathBuf, ByteSize)>> {
+    let Some(memory) = spec.disk_memory_bytes else { return Ok(None) };
+    let no_dir = "--disk-memory is in the run directory, and this command has none: give --disk DIR too";
+    let dir = spec.disk.clone().ok_or_else(|| Usage::new(no_dir))?;
+    // A run directory is made, and looked at, when the run begins.
+    if dir.is_dir() {
+        directory::check_writable(&dir)
+            .with_context(|| format!("`{}` cannot be written to: give another --disk", dir.display()))?;
+    }
+    Ok(Some((dir, memory)))
+}
+
+/// What to say of cuts by hand when there is also a plan, and none that has these cuts.
+pub(crate) fn note_of_cuts(spec: &DevicesSpec) -> Option<String> {
+    let (cuts, path) = (spec.cuts.as_ref()?, spec.plan.as_ref()?);
+    // What cannot be read is an error when the plans are used.
+    let files: Vec<PathBuf> = match std::fs::read_dir(path) {
+        Ok(entries) => entries.flatten().map(|entry| entry.path()).collect(),
+        Err(_) => vec![path.clone()],
+    };
+    let has_them = |file: &PathBuf| PartitionPlan::load(file).is_ok_and(|plan| plan.cut_points == *cuts);
+    if files.iter().any(has_them) {
+        return None;
+    }
+    let cuts: Vec<String> = cuts.iter().map(ToString::to_string).collect();
+    Some(format!(
+        "note: --cuts {} decide where the model is cut; no plan at `{}` has these cut-points, and at most its \
+         measurements are used",
+        cuts.join(","),
+        path.display()
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hydra_core::Bandwidth;
+    use hydra_sched::PolicyKind;
+
+    #[test]
+    fn devices_have_names_threads_and_budgets() {
+        let spec = DevicesSpec {
+            devices: "cpu:2".to_owned(),
+            device_memory_bytes: ByteSize::mib(3),
+            resident: false,
+            host_memory_bytes: None,
+            disk_memory_bytes: None,
+            disk: None,
+            pinned_memory_bytes: None,
+            precision: Default::default(),
+            optimizer_placement: Default::default(),
+            link_bytes_per_s: Some(Bandwidth(1e9)),
+            prefetch: true,
+            policy: PolicyKind::Fifo,
+            cuts: None,
+            plan: None,
+        };
+        let machine = Machine { cores: 6, available: None, limited: false };
+        let devices = devices(&spec, &machine).unwrap();
+        let names: Vec<&str> = devices.iter().map(|device| device.name.as_str()).collect();
+        assert_eq!(names, ["cpu:0", "cpu:1"]);
+        assert!(devices.iter().all(|d| d.threads == 3 && d.memory == ByteSize::mib(3)));
+        assert_eq!(devices[0].link, Some(Bandwidth(1e9)));
+    }
+}

@@ -1,0 +1,9 @@
+//! What a person at the terminal sees beside results: errors and exit statuses, the log, bars, interrupts, tables.
+//! It may touch the engine's events and standard error; of this crate it imports nothing.
+//! It never decides what is trained and never writes a file.
+
+pub(crate) mod error;
+pub(crate) mod log;
+pub(crate) mod progress;
+pub(crate) mod stop;
+pub(crate) mod table;
