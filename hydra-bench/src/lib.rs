@@ -32,11 +32,11 @@ mod settings;
 mod terminal;
 
 use clap::Parser;
-use commands::{compare, eval, partition, report, resume, simulate, step, train};
-use machine::doctor;
+use commands::{check, compare, doctor, eval, partition, report, resume, simulate, step};
 use machine::resources::Machine;
 use run_dir::spec::RunSpec;
 use session::orchestrator::Surroundings;
+use session::run;
 use settings::args::{Cli, Command};
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -71,14 +71,14 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
 fn dispatch(cli: Cli, around: &Surroundings) -> anyhow::Result<Outcome> {
     let machine = &around.machine;
     match cli.command {
-        None => train::run(RunSpec::select(&cli.select, machine)?, &cli.select.out, around),
-        Some(Command::Select(args)) => train::run(RunSpec::select(&args, machine)?, &args.out, around),
-        Some(Command::Train(args)) => train::run(RunSpec::train(&args, machine)?, &args.out, around),
+        None => run::run(RunSpec::select(&cli.select, machine)?, &cli.select.out, around),
+        Some(Command::Select(args)) => run::run(RunSpec::select(&args, machine)?, &args.out, around),
+        Some(Command::Train(args)) => run::run(RunSpec::train(&args, machine)?, &args.out, around),
         Some(Command::Eval(args)) => eval::run(&args, around),
         Some(Command::Partition(args)) => partition::run(&args, around),
         Some(Command::Step(args)) => step::run(&args, around),
         Some(Command::Doctor(args)) => doctor::run(&args, machine),
-        Some(Command::Check(args)) => checklist::run(&args, around),
+        Some(Command::Check(args)) => check::run(&args, around),
         Some(Command::Resume(args)) => resume::run(&args, around),
         Some(Command::Report(args)) => report::run(&args),
         Some(Command::Simulate(args)) => simulate::run(&args),

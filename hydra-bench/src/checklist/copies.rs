@@ -1,8 +1,8 @@
 //! The link of the device: how fast it copies, whether it copies beside computation, and whether what arrives
 //! is what was sent.
 
+use super::found::{Found, Verdict, best_of, timed};
 use super::subject::{Subject, bytes_of, floats_of, locks_pages, pattern, sync, values};
-use super::{Found, Verdict, best_of, timed};
 use anyhow::{Context, Result, bail};
 use burn::tensor::{Device, Tensor};
 use bytes::Bytes;

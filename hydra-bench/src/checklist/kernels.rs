@@ -1,7 +1,7 @@
 //! How fast the device computes: matrix products, and what grows with the context.
 
+use super::found::{Found, Verdict, best_of, guarded};
 use super::subject::{Subject, Workers, pattern, sync, tensor, values};
-use super::{Found, Verdict, best_of, guarded};
 use anyhow::{Result, ensure};
 use burn::tensor::{DType, Device, Int, Tensor};
 use hydra_core::{Activation, HostTensor, Key, Pass};

@@ -1,8 +1,8 @@
 //! The memory of the device: whether a refusal is survived, and whether what is reserved stays what it is.
 
-use super::subject::{Subject, sync, tensor, values};
+use super::found::{Found, Verdict, guarded};
+use super::subject::{Subject, computes};
 use super::training::{Model, each_model};
-use super::{Found, Verdict, guarded};
 use crate::machine::procfs;
 use anyhow::{Context, Result, bail};
 use burn::tensor::{Device, Tensor};
@@ -104,15 +104,6 @@ fn allocate(device: &Device, bytes: u64) -> Result<DeviceTensor, DeviceError> {
     let tensor = AnyTensor::from(zeros).into_resident();
     finish(device, &[&tensor])?;
     Ok(tensor)
-}
-
-/// Numbers that come up are doubled: no kernel that a device might lack for another reason than being lost.
-pub(super) fn computes(device: &Device) -> Result<()> {
-    let given: Vec<f32> = (0..1 << 12).map(|i| i as f32).collect();
-    let expected: Vec<f32> = given.iter().map(|value| 2.0 * value).collect();
-    let found = values(tensor(device, given, [64, 64]).mul_scalar(2.0));
-    sync(device)?;
-    if found == expected { Ok(()) } else { bail!("doubled numbers are others than they must be") }
 }
 
 /// Spilled training, with a look at what the device has reserved after every minibatch.

@@ -1,9 +1,8 @@
 //! Whether the device can step what stays on it.
 
-use super::precision::supports;
-use super::subject::Subject;
+use super::found::{Found, Verdict};
+use super::subject::{Subject, supports};
 use super::training::{Model, each_model, finished};
-use super::{Found, Verdict};
 use anyhow::Result;
 use hydra_core::{FloatType, TrainSpec};
 use hydra_engine::{OptimizerCheck, OptimizerPlacement, RuleCheck, TaskReport, TrainTask};

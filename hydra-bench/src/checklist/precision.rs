@@ -1,7 +1,8 @@
 //! What a device's floats do to training: the losses of a GPT-2 in each of them beside those of the CPU in `f32`.
 
-use super::subject::Subject;
-use super::{Found, Verdict, training};
+use super::found::{Found, Verdict};
+use super::subject::{Subject, supports};
+use super::training;
 use anyhow::{Result, ensure};
 use burn::tensor::Device;
 use hydra_core::{FloatType, OptimizerSpec, TrainSpec};
@@ -72,18 +73,6 @@ fn train(subject: &Subject, float: FloatType, device: &Device) -> Result<Vec<f64
     let losses = plain::train_on(&model.chain, model.data.as_ref(), &spec, device)?.losses;
     ensure!(!losses.is_empty(), "nothing was trained");
     Ok(losses)
-}
-
-/// Whether a device computes with floats of this type.
-pub(super) fn supports(device: &Device, float: FloatType) -> bool {
-    #[cfg(any(feature = "cuda", feature = "wgpu"))]
-    return hydra_models::ops::supports(device, float.dtype());
-    #[cfg(not(any(feature = "cuda", feature = "wgpu")))]
-    {
-        // CPUs widen what they have no units for.
-        let _ = (device, float);
-        true
-    }
 }
 
 fn set_tf32(tf32: bool) {

@@ -1,18 +1,18 @@
 //! What is checked: one device, opened as a run would open it.
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use burn::tensor::{DType, Device, Tensor};
 use bytes::Bytes;
-use hydra_core::{AnyTensor, ByteSize, DeviceBytes, DeviceTensor, HostTensor, finish};
+use hydra_core::{AnyTensor, ByteSize, DeviceBytes, DeviceTensor, FloatType, HostTensor, finish};
 use hydra_engine::{DeviceKind, DeviceSpec, OpenDevice, OptimizerPlacement, Orchestrator};
 use hydra_spill::{Floats, alloc};
 
 /// The device and how thoroughly it is checked.
-pub(super) struct Subject {
-    pub(super) device: DeviceSpec,
-    pub(super) page_locked: ByteSize,
-    pub(super) quick: bool,
-    pub(super) oom: bool,
+pub(crate) struct Subject {
+    pub(crate) device: DeviceSpec,
+    pub(crate) page_locked: ByteSize,
+    pub(crate) quick: bool,
+    pub(crate) oom: bool,
 }
 
 impl Subject {
@@ -36,7 +36,7 @@ impl Subject {
 
     /// Whether the device computes at all.
     pub(super) fn computes(&self) -> Result<()> {
-        super::memory::computes(&self.open()?.burn)
+        computes(&self.open()?.burn)
     }
 
     /// A run on the device with so much of its memory, whose optimizers step on the host: what is checked is copies.
@@ -112,5 +112,26 @@ impl Workers {
             Some(pool) => pool.install(f),
             None => f(),
         }
+    }
+}
+
+/// Numbers that come up are doubled: no kernel that a device might lack for another reason than being lost.
+pub(super) fn computes(device: &Device) -> Result<()> {
+    let given: Vec<f32> = (0..1 << 12).map(|i| i as f32).collect();
+    let expected: Vec<f32> = given.iter().map(|value| 2.0 * value).collect();
+    let found = values(tensor(device, given, [64, 64]).mul_scalar(2.0));
+    sync(device)?;
+    if found == expected { Ok(()) } else { bail!("doubled numbers are others than they must be") }
+}
+
+/// Whether a device computes with floats of this type.
+pub(super) fn supports(device: &Device, float: FloatType) -> bool {
+    #[cfg(any(feature = "cuda", feature = "wgpu"))]
+    return hydra_models::ops::supports(device, float.dtype());
+    #[cfg(not(any(feature = "cuda", feature = "wgpu")))]
+    {
+        // CPUs widen what they have no units for.
+        let _ = (device, float);
+        true
     }
 }

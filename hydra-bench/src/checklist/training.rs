@@ -1,10 +1,9 @@
 //! Training on the device: that it learns, with the bits of the plain loop; its first step; and a model that does
 //! not fit beside one that does.
 
-use super::precision::supports;
-use super::subject::Subject;
-use super::{Found, Verdict, guarded, timed};
-use crate::commands::step::Synthetic;
+use super::found::{Found, Verdict, guarded, timed};
+use super::subject::{Subject, supports};
+use crate::session::synthetic::Synthetic;
 use anyhow::{Context, Result, bail, ensure};
 use hydra_core::{ByteSize, Chain, Dataset, FloatType, Key, Length, OptimizerSpec, TrainSpec};
 use hydra_engine::{

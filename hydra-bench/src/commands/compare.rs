@@ -1,12 +1,14 @@
 //! `hydra compare`: ways to train a workload, and policies, side by side.
 
-use crate::commands::simulate::gantt;
-use crate::laboratory::workload::{Bounds, Measured, Unit, fixed, load, mean, measure};
+use crate::laboratory::gantt::gantt;
+use crate::laboratory::measure::{Bounds, Measured, mean, measure};
+use crate::laboratory::workload::load;
 use crate::pictures::bars::{self, Bar};
 use crate::pictures::schedule;
-use crate::run_dir::directory::check_not_read;
+use crate::run_dir::paths::check_not_read;
 use crate::settings::args::CompareArgs;
 use crate::terminal::error::{Outcome, print, tell};
+use crate::terminal::numbers::{Unit, fixed};
 use crate::terminal::table::{Align, Table};
 use anyhow::{Context, Result};
 use hydra_sched::{

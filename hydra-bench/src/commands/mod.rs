@@ -2,11 +2,12 @@
 //! They may touch everything but the command line that calls them.
 //! They never compute what a result depends on.
 
+pub(crate) mod check;
 pub(crate) mod compare;
+pub(crate) mod doctor;
 pub(crate) mod eval;
 pub(crate) mod partition;
 pub(crate) mod report;
 pub(crate) mod resume;
 pub(crate) mod simulate;
 pub(crate) mod step;
-pub(crate) mod train;

@@ -1,6 +1,6 @@
 //! `hydra partition`: measures a model and shows where it is cut.
 
-use crate::run_dir::directory::check_not_read;
+use crate::run_dir::paths::check_not_read;
 use crate::run_dir::spec::{DevicesSpec, ModelSpec, check_accumulate, check_dtype};
 use crate::session::model::Model;
 use crate::session::orchestrator::{Surroundings, note_of_cuts, orchestrator};

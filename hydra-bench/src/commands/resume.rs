@@ -1,10 +1,11 @@
 //! `hydra resume`: a run that was interrupted goes on.
 
-use crate::commands::{report, train};
+use crate::commands::report;
 use crate::run_dir::directory::{RunDir, read_report};
 use crate::run_dir::leaderboard::Report;
 use crate::run_dir::spec::RunSpec;
 use crate::session::orchestrator::Surroundings;
+use crate::session::run;
 use crate::settings::args::{OutArgs, ReportArgs, ResumeArgs};
 use crate::terminal::error::{Outcome, tell};
 use anyhow::{Result, bail};
@@ -12,11 +13,11 @@ use hydra_engine::Checkpoint;
 
 /// Goes on where the checkpoints in a run directory say.
 pub(crate) fn run(args: &ResumeArgs, around: &Surroundings) -> Result<Outcome> {
-    args.record.as_deref().map_or(Ok(()), train::check_record)?;
+    args.record.as_deref().map_or(Ok(()), run::check_record)?;
     let dir = RunDir::resume(&args.dir)?;
     let mut spec = RunSpec::resume(&dir.spec_file(), &dir.plans(), args, &around.machine)?;
     if let Some(file) = &args.record {
-        train::check_record_replaces_nothing(file, &spec)?;
+        run::check_record_replaces_nothing(file, &spec)?;
     }
     let mut left = left(&dir, &spec)?;
     if left.new == spec.grid()?.len() && was_trained(&dir, &spec)? {
@@ -30,12 +31,12 @@ pub(crate) fn run(args: &ResumeArgs, around: &Surroundings) -> Result<Outcome> {
     };
     if left.is_nothing() && dir.has_report() {
         tell(&note);
-        args.record.as_deref().into_iter().for_each(train::tell_unrecorded);
+        args.record.as_deref().into_iter().for_each(run::tell_unrecorded);
         return report::run(&ReportArgs { dir: args.dir.clone(), json: args.json });
     }
     let out =
         OutArgs { out: None, force: false, dry_run: false, record: args.record.clone(), json: args.json };
-    train::run_in(dir, &mut spec, &out, Some(&note), around)
+    run::run_in(dir, &mut spec, &out, Some(&note), around)
 }
 
 /// Whether the report says that every task was trained to its end, and all models are there.

@@ -1,16 +1,17 @@
 //! `hydra simulate`: how long a policy takes for a workload, in virtual time.
 
-use crate::laboratory::workload::{
-    Bounds, Measured, Unit, device_names, fixed, load, mean, measure, task_names,
-};
+use crate::laboratory::gantt::gantt;
+use crate::laboratory::measure::{Bounds, Measured, mean, measure};
+use crate::laboratory::workload::load;
 use crate::pictures::canvas::one_line;
-use crate::pictures::schedule::{self, Timeline};
-use crate::run_dir::directory::check_not_read;
+use crate::pictures::schedule;
+use crate::run_dir::paths::check_not_read;
 use crate::settings::args::SimulateArgs;
 use crate::terminal::error::{Outcome, print};
+use crate::terminal::numbers::{Unit, fixed};
 use crate::terminal::table::{Align, Table};
 use anyhow::{Context, Result};
-use hydra_sched::{PolicyKind, Simulation, SimulationOptions, Workload};
+use hydra_sched::{PolicyKind, SimulationOptions, Workload};
 use serde::Serialize;
 use std::fs;
 
@@ -41,13 +42,6 @@ pub(crate) fn run(args: &SimulateArgs) -> Result<Outcome> {
             .with_context(|| format!("the picture `{}` could not be written", file.display()))?;
     }
     Ok(Outcome::Done)
-}
-
-/// The Gantt picture of a simulation whose spans were recorded.
-pub(crate) fn gantt(workload: &Workload, run: &Simulation) -> Result<String> {
-    let devices = workload.devices.len();
-    let timeline = Timeline::simulated(format!("Simulated under {}", run.policy), devices, &run.spans);
-    schedule::draw(&timeline, &device_names(devices), &run.utilization(), &task_names(workload))
 }
 
 /// What `--json` prints.

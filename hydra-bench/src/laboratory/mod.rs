@@ -2,4 +2,6 @@
 //! It may touch `hydra-sched`, `settings` and `terminal`.
 //! It never trains anything and never asks the engine.
 
+pub(crate) mod gantt;
+pub(crate) mod measure;
 pub(crate) mod workload;

@@ -2,6 +2,9 @@
 //! It may read the system's files and ask drivers; of this crate it imports `terminal` and names of devices.
 //! It never opens a device for training and never changes the system.
 
-pub(crate) mod doctor;
+pub(crate) mod findings;
+pub(crate) mod gpus;
+pub(crate) mod names;
 pub(crate) mod procfs;
+pub(crate) mod report;
 pub(crate) mod resources;

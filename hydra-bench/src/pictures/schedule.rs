@@ -8,9 +8,9 @@
 //! Simulated runs are drawn by the same code, with their promotions as a strip below each row where shard tasks
 //! can be told apart. A promotion is at least a column wide there, so that short ones are seen too.
 
-use crate::laboratory::workload::fixed;
 use crate::pictures::canvas::{Canvas, svg};
 use crate::pictures::colour::{Shade, task_colour};
+use crate::terminal::numbers::fixed;
 use anyhow::{Result, ensure};
 use hydra_engine::{Span, Track, Work};
 use hydra_sched::{Occupation, ShardTaskKind};

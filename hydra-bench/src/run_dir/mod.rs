@@ -5,6 +5,7 @@
 pub(crate) mod directory;
 pub(crate) mod inputs;
 pub(crate) mod leaderboard;
+pub(crate) mod paths;
 pub(crate) mod run_log;
 pub(crate) mod spec;
 pub(crate) mod trace;

@@ -2,7 +2,8 @@
 
 use crate::pictures::schedule::Timeline;
 use crate::run_dir::trace::TraceWriter;
-use hydra_engine::{EvaluationKind, Observer, RunEvent, TaskState};
+use crate::terminal::progress::state_name;
+use hydra_engine::{EvaluationKind, Observer, RunEvent};
 use serde_json::{Value, json};
 use std::fs::File;
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
@@ -176,20 +177,11 @@ fn kind_name(kind: EvaluationKind) -> &'static str {
     }
 }
 
-/// The state as reports write it.
-pub(crate) fn state_name(state: TaskState) -> &'static str {
-    match state {
-        TaskState::Done => "done",
-        TaskState::Failed => "failed",
-        TaskState::Stopped => "stopped",
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use hydra_core::{DeviceId, TaskId};
-    use hydra_engine::{Evaluation, Span, Track, Work};
+    use hydra_engine::{Evaluation, Span, TaskState, Track, Work};
 
     const SPAN: Span = Span {
         track: Track::Compute(DeviceId(0)),

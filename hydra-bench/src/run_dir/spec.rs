@@ -1,13 +1,14 @@
 //! The spec of a run: every flag resolved, saved in the run directory, re-runnable.
 
-use crate::machine::doctor;
+use crate::machine::gpus;
+use crate::machine::names::DevicesArg;
 use crate::machine::resources::Machine;
 use crate::run_dir::inputs::Inputs;
 use crate::settings::args::{
     DeviceArgs, DtypeName, KeepArgs, LearnArgs, ModelArgs, OptimizerName, PlacementName, PrecisionName,
     ResumeArgs, ScheduleName, SelectArgs, TrainArgs,
 };
-use crate::settings::values::{self, CheckpointArg, DevicesArg};
+use crate::settings::values::{self, CheckpointArg};
 use crate::terminal::error::Usage;
 use anyhow::{Context, Result, bail};
 use hydra_core::{Bandwidth, ByteSize, Decay, Length, OptimizerSpec, Schedule, ScheduleKind, TrainSpec};
@@ -453,7 +454,7 @@ impl DevicesSpec {
         let shares_memory = matches!(devices, DevicesArg::Cpu { .. }) && asked.is_none();
         Ok(Self {
             devices: devices.to_string(),
-            device_memory_bytes: doctor::memory(&devices, asked, machine)?,
+            device_memory_bytes: gpus::memory(&devices, asked, machine)?,
             resident: shares_memory && args.link.is_none(),
             host_memory_bytes: args.host_memory,
             disk_memory_bytes: args.disk_memory,
@@ -524,7 +525,7 @@ impl DevicesSpec {
         check_precision(&devices, self.precision)?;
         check_placement(&devices, self.optimizer_placement)?;
         check_disk(self.disk.as_deref(), self.disk_memory_bytes)?;
-        doctor::memory(&devices, Some(self.device_memory_bytes), machine).map(|_| ())
+        gpus::memory(&devices, Some(self.device_memory_bytes), machine).map(|_| ())
     }
 
     /// These devices, with what is to be on the disk in this directory if no other was named.

@@ -5,3 +5,5 @@
 pub(crate) mod model;
 pub(crate) mod needs;
 pub(crate) mod orchestrator;
+pub(crate) mod run;
+pub(crate) mod synthetic;

@@ -1,10 +1,10 @@
 //! An orchestrator with the devices that a spec names.
 
+use crate::machine::names::{DevicesArg, Gpus, threads_of_each};
 use crate::machine::resources::Machine;
-use crate::run_dir::directory;
+use crate::run_dir::paths;
 use crate::run_dir::spec::DevicesSpec;
 use crate::settings::args::{DtypeName, PlacementName, PrecisionName};
-use crate::settings::values::{DevicesArg, Gpus, threads_of_each};
 use crate::terminal::error::Usage;
 use crate::terminal::progress::Progress;
 use anyhow::{Context, Result};
@@ -148,7 +148,7 @@ fn disk(spec: &DevicesSpec) -> Result<Option<(PathBuf, ByteSize)>> {
     let dir = spec.disk.clone().ok_or_else(|| Usage::new(no_dir))?;
     // A run directory is made, and looked at, when the run begins.
     if dir.is_dir() {
-        directory::check_writable(&dir)
+        paths::check_writable(&dir)
             .with_context(|| format!("`{}` cannot be written to: give another --disk", dir.display()))?;
     }
     Ok(Some((dir, memory)))

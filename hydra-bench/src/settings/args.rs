@@ -1,10 +1,11 @@
 //! The command line: subcommands, flags, and what their help says.
 
-use crate::checklist::CheckArgs;
+use crate::commands::check::CheckArgs;
+use crate::commands::doctor::DoctorArgs;
 use crate::commands::step::StepArgs;
-use crate::machine::doctor::DoctorArgs;
+use crate::machine::names::DevicesArg;
 use crate::run_dir::spec::DEFAULT_MODEL;
-use crate::settings::values::{self, CheckpointArg, DevicesArg};
+use crate::settings::values::{self, CheckpointArg};
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use hydra_core::{Bandwidth, ByteSize, FloatType};

@@ -1,7 +1,6 @@
 //! Readers of flag values: each says what was found and what was expected.
 
 use hydra_engine::CheckpointEvery;
-use hydra_spill::alloc::MAX_DEVICES;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
@@ -11,15 +10,11 @@ use std::time::Duration;
 const MAX_BATCH: usize = 65_536;
 /// The longest context that is not taken for a slip of the hand.
 const MAX_CONTEXT: usize = 1 << 20;
-const MAX_THREADS: usize = 256;
 /// The most minibatches, epochs or layers that are not taken for a slip of the hand.
 const MAX_COUNT: usize = u32::MAX as usize;
 
 /// As many as a workload's file may ask for.
 const MAX_SIMULATED_DEVICES: usize = 1_000_000;
-
-/// The largest number of a card that is not taken for a slip of the hand.
-const MAX_CARD: usize = 63;
 
 /// `--checkpoint-every`: a time, so many minibatches, or never.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -88,125 +83,6 @@ fn no_interval(text: &str) -> String {
     format!(
         "`{text}` is no interval; expected a time such as 90s, 10m or 2h, minibatches such as 500, or `never`"
     )
-}
-
-/// Logical devices as `--devices` names them.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum DevicesArg {
-    /// Some threads of the processor each.
-    Cpu {
-        /// How many there are.
-        count: usize,
-        /// The compute threads of each; `None` shares the cores evenly.
-        threads: Option<usize>,
-    },
-    /// NVIDIA's GPUs.
-    Cuda(Gpus),
-    /// Whatever has a Vulkan driver.
-    Wgpu(Gpus),
-}
-
-/// Logical devices on GPUs.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Gpus {
-    /// The cards by number, each once, in the order in which they were named.
-    pub(crate) cards: Vec<usize>,
-    /// The logical devices on each card, at least one.
-    pub(crate) logical: usize,
-}
-
-impl Gpus {
-    /// How many logical devices there are.
-    pub(crate) fn count(&self) -> usize {
-        self.cards.len() * self.logical
-    }
-
-    /// The logical devices as (card, number on that card), card by card.
-    pub(crate) fn places(&self) -> impl Iterator<Item = (usize, usize)> {
-        self.cards.iter().flat_map(|&card| (0..self.logical).map(move |on_card| (card, on_card)))
-    }
-}
-
-impl DevicesArg {
-    /// One device with all the cores, which is what a run has when nobody says otherwise.
-    pub(crate) const ONE_CPU: Self = Self::Cpu { count: 1, threads: None };
-}
-
-/// The compute threads of each of `count` CPU devices on a machine of so many cores.
-pub(crate) fn threads_of_each(count: usize, threads: Option<usize>, cores: usize) -> usize {
-    threads.unwrap_or((cores / count).max(1))
-}
-
-impl fmt::Display for DevicesArg {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Cpu { count, threads: Some(threads) } => write!(f, "cpu:{count}x{threads}"),
-            Self::Cpu { count, threads: None } => write!(f, "cpu:{count}"),
-            Self::Cuda(gpus) => write!(f, "cuda:{gpus}"),
-            Self::Wgpu(gpus) => write!(f, "wgpu:{gpus}"),
-        }
-    }
-}
-
-impl fmt::Display for Gpus {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let cards: Vec<String> = self.cards.iter().map(ToString::to_string).collect();
-        f.write_str(&cards.join(","))?;
-        if self.logical == 1 { Ok(()) } else { write!(f, "/{}", self.logical) }
-    }
-}
-
-impl FromStr for DevicesArg {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (kind, rest) = text.split_once(':').map_or((text, None), |(kind, rest)| (kind, Some(rest)));
-        let read = match kind {
-            "cpu" => cpus(rest.unwrap_or("1")),
-            "cuda" => gpus(rest.unwrap_or("0")).map(Self::Cuda),
-            "wgpu" => gpus(rest.unwrap_or("0")).map(Self::Wgpu),
-            _ => Err("is not a device".to_owned()),
-        };
-        read.map_err(|why| {
-            format!(
-                "`{text}` {why}: expected cpu:N (N logical devices that share the cores evenly), cpu:NxT (T threads \
-                 each), cuda:CARD,.. (NVIDIA's GPUs by number), cuda:CARD,../L (L logical devices on each) or \
-                 wgpu: likewise, with up to {MAX_DEVICES} devices, T up to {MAX_THREADS} and cards up to \
-                 {MAX_CARD}, such as cpu:2, cpu:2x1, cuda:0, cuda:0,1 or cuda:0/2"
-            )
-        })
-    }
-}
-
-/// What stands behind `cpu:`.
-fn cpus(text: &str) -> Result<DevicesArg, String> {
-    let (count, threads) =
-        text.split_once('x').map_or((text, None), |(count, threads)| (count, Some(threads)));
-    let count = within(count, 1, MAX_DEVICES).ok_or("has no usable number of devices")?;
-    let threads = threads.map(|text| within(text, 1, MAX_THREADS).ok_or("has no usable number of threads"));
-    Ok(DevicesArg::Cpu { count, threads: threads.transpose()? })
-}
-
-/// What stands behind `cuda:` and `wgpu:`.
-fn gpus(text: &str) -> Result<Gpus, String> {
-    let (list, logical) = text.split_once('/').map_or((text, "1"), |(list, logical)| (list, logical));
-    let logical = within(logical, 1, MAX_DEVICES).ok_or("has no usable number of logical devices")?;
-    let mut cards = Vec::new();
-    for card in list.split(',') {
-        let card = within(card, 0, MAX_CARD).ok_or("has no usable number of a card")?;
-        if cards.contains(&card) {
-            return Err(format!("names card {card} twice, and cuda:{card}/2 is two devices on it"));
-        }
-        cards.push(card);
-    }
-    let gpus = Gpus { cards, logical };
-    if gpus.count() > MAX_DEVICES { Err(format!("is {} devices", gpus.count())) } else { Ok(gpus) }
-}
-
-/// A number in plain digits.
-fn within(text: &str, least: usize, most: usize) -> Option<usize> {
-    let plain = text.bytes().all(|byte| byte.is_ascii_digit());
-    text.parse().ok().filter(|n| plain && (least..=most).contains(n))
 }
 
 fn float(text: &str, what: &str, in_range: impl Fn(f64) -> bool) -> Result<f64, String> {
@@ -316,94 +192,6 @@ mod tests {
                 text.parse::<CheckpointArg>().unwrap_err().starts_with(&format!("`{text}` is no interval"))
             );
         }
-    }
-
-    fn devices(text: &str) -> DevicesArg {
-        text.parse().unwrap()
-    }
-
-    #[test]
-    fn devices_read_and_print() {
-        for (text, count, threads) in [("cpu:1", 1, None), ("cpu:2", 2, None), ("cpu:2x1", 2, Some(1))] {
-            assert_eq!(devices(text), DevicesArg::Cpu { count, threads });
-            assert_eq!(devices(text).to_string(), text);
-        }
-        assert_eq!(devices("cpu"), DevicesArg::ONE_CPU);
-        for (rest, cards, logical) in [
-            ("0", vec![0], 1),
-            ("0,1", vec![0, 1], 1),
-            ("3,1", vec![3, 1], 1),
-            ("0/2", vec![0], 2),
-            ("0,1/3", vec![0, 1], 3),
-        ] {
-            let gpus = Gpus { cards, logical };
-            assert_eq!(devices(&format!("cuda:{rest}")), DevicesArg::Cuda(gpus.clone()));
-            assert_eq!(devices(&format!("wgpu:{rest}")), DevicesArg::Wgpu(gpus.clone()));
-            assert_eq!(DevicesArg::Cuda(gpus.clone()).to_string(), format!("cuda:{rest}"));
-            assert_eq!(DevicesArg::Wgpu(gpus).to_string(), format!("wgpu:{rest}"));
-        }
-        assert_eq!(devices("cuda"), devices("cuda:0"));
-        assert_eq!(devices("wgpu:0/1").to_string(), "wgpu:0");
-    }
-
-    #[test]
-    fn logical_devices_lie_on_cards_in_order() {
-        let DevicesArg::Cuda(gpus) = devices("cuda:2,0/2") else { panic!("not CUDA") };
-        assert_eq!(gpus.count(), 4);
-        assert_eq!(gpus.places().collect::<Vec<_>>(), [(2, 0), (2, 1), (0, 0), (0, 1)]);
-    }
-
-    #[test]
-    fn devices_share_the_cores_evenly() {
-        assert_eq!(threads_of_each(1, None, 8), 8);
-        assert_eq!(threads_of_each(2, None, 8), 4);
-        assert_eq!(threads_of_each(3, None, 8), 2);
-        assert_eq!(threads_of_each(4, None, 2), 1);
-        assert_eq!(threads_of_each(2, Some(3), 2), 3);
-    }
-
-    #[test]
-    fn what_is_no_device_is_told_what_there_is() {
-        for text in [
-            "",
-            ":",
-            "cpu:",
-            "cpu:0",
-            "cpu:x1",
-            "cpu:2x",
-            "cpu:2x0",
-            "cpu:-1",
-            "cpu:+1",
-            "cpu:999",
-            "tpu:1",
-            "CPU:1",
-            "gpu:0",
-            "cuda:",
-            "cuda:a",
-            "cuda:-1",
-            "cuda:0,",
-            "cuda:,0",
-            "cuda:64",
-            "cuda:0/",
-            "cuda:0/0",
-            "cuda:0/2/2",
-            "cuda:/2",
-            "cuda:0x2",
-            "cuda:0 ",
-            "cuda:0/64",
-            "cuda:0,1/32",
-            "wgpu:",
-            "wgpu:0/x",
-            "cuda0",
-            "cuda:99999999999999999999",
-        ] {
-            let error = text.parse::<DevicesArg>().unwrap_err();
-            for part in [&format!("`{text}`"), "cpu:NxT", "cuda:CARD,../L", "wgpu:"] {
-                assert!(error.contains(part), "{error}");
-            }
-        }
-        assert!("cuda:1,1".parse::<DevicesArg>().unwrap_err().contains("names card 1 twice"));
-        assert!("cuda:0,1/32".parse::<DevicesArg>().unwrap_err().contains("is 64 devices"));
     }
 
     #[test]

@@ -4,6 +4,7 @@
 
 pub(crate) mod error;
 pub(crate) mod log;
+pub(crate) mod numbers;
 pub(crate) mod progress;
 pub(crate) mod stop;
 pub(crate) mod table;

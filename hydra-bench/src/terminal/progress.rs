@@ -1,10 +1,9 @@
 //! Progress bars on a terminal: one for the pilot pass, one for each task, one for the whole with the devices'
 //! utilization. In a pipe nothing is drawn.
 
-use crate::run_dir::run_log::state_name;
 use crate::terminal::error::tell;
 use hydra_core::TaskId;
-use hydra_engine::{EvaluationKind, Observer, RunEvent, Span, Track};
+use hydra_engine::{EvaluationKind, Observer, RunEvent, Span, TaskState, Track};
 use hydra_partition::PilotProgress;
 use indicatif::{HumanDuration, MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::{self, IsTerminal, Write};
@@ -310,6 +309,15 @@ impl Write for LogWriter {
 
     fn flush(&mut self) -> io::Result<()> {
         io::stderr().flush()
+    }
+}
+
+/// The state as reports write it.
+pub(crate) fn state_name(state: TaskState) -> &'static str {
+    match state {
+        TaskState::Done => "done",
+        TaskState::Failed => "failed",
+        TaskState::Stopped => "stopped",
     }
 }
 

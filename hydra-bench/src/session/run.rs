@@ -1,9 +1,10 @@
 //! `hydra select` and `hydra train`: a grid of configurations, of many or of one.
 
 use crate::pictures::{losses, schedule};
-use crate::run_dir::directory::{FileBytes, RunDir, check_not_read, lies_in};
+use crate::run_dir::directory::{FileBytes, RunDir};
 use crate::run_dir::inputs::Inputs;
 use crate::run_dir::leaderboard::Report;
+use crate::run_dir::paths::{check_not_read, lies_in};
 use crate::run_dir::run_log::SharedRunLog;
 use crate::run_dir::spec::{Configuration, RunSpec};
 use crate::session::model::{Model, Texts, note_of_batch};

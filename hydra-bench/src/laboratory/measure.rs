@@ -1,0 +1,130 @@
+//! Policies that are simulated, with a watch, and the lower bounds beside them.
+
+use anyhow::Result;
+use hydra_sched::{
+    Asking, Claimable, LowerBounds, ModelIndex, ModelView, Policy, PolicyKind, Priority, Simulation,
+    SimulationOptions, Workload, simulate,
+};
+use serde::Serialize;
+use std::time::{Duration, Instant};
+
+/// A policy with a watch: how long its answers took.
+struct Timed {
+    policy: Box<dyn Policy>,
+    spent: Duration,
+}
+
+impl Policy for Timed {
+    fn name(&self) -> &'static str {
+        self.policy.name()
+    }
+
+    fn priority(&self, model: &ModelView) -> Priority {
+        self.policy.priority(model)
+    }
+
+    fn waits(&self) -> bool {
+        self.policy.waits()
+    }
+
+    fn pick(&mut self, asking: &Asking, from: &dyn Claimable) -> Option<ModelIndex> {
+        let asked = Instant::now();
+        let picked = self.policy.pick(asking, from);
+        self.spent += asked.elapsed();
+        picked
+    }
+}
+
+/// A simulation, and the mean measured nanoseconds in which the policy answered, the reading of the clock
+/// included.
+pub(crate) struct Measured {
+    pub(crate) run: Simulation,
+    pub(crate) decision_ns: f64,
+}
+
+/// Simulates a policy. `seed` is that of the random policy.
+pub(crate) fn measure(
+    workload: &Workload,
+    policy: PolicyKind,
+    seed: u64,
+    options: SimulationOptions,
+) -> Result<Measured> {
+    let mut timed = Timed { policy: policy.build(seed), spent: Duration::ZERO };
+    let run = simulate(workload, &mut timed, options)?;
+    let decision_ns = timed.spent.as_nanos() as f64 / run.decisions.max(1) as f64;
+    Ok(Measured { run, decision_ns })
+}
+
+/// The lower bounds by name, in seconds.
+#[derive(Debug, Serialize)]
+pub(crate) struct Bounds {
+    chain_s: f64,
+    work_s: f64,
+    level_s: f64,
+    link_s: f64,
+    host_s: f64,
+    packing_s: f64,
+    turns_s: f64,
+}
+
+impl From<&LowerBounds> for Bounds {
+    fn from(bounds: &LowerBounds) -> Self {
+        let LowerBounds { chain_s, work_s, level_s, link_s, host_s, packing_s, turns_s } = *bounds;
+        Self { chain_s, work_s, level_s, link_s, host_s, packing_s, turns_s }
+    }
+}
+
+impl Bounds {
+    /// The name of the largest, which decides.
+    pub(crate) fn best(&self) -> &'static str {
+        let all = [
+            ("work", self.work_s),
+            ("level", self.level_s),
+            ("link", self.link_s),
+            ("host", self.host_s),
+            ("packing", self.packing_s),
+            ("turns", self.turns_s),
+        ];
+        let first = ("chain", self.chain_s);
+        all.into_iter().fold(first, |best, bound| if bound.1 > best.1 { bound } else { best }).0
+    }
+}
+
+/// The mean of some numbers, 0 of none.
+pub(crate) fn mean(numbers: &[f64]) -> f64 {
+    numbers.iter().sum::<f64>() / numbers.len().max(1) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const VARYING: &str = r#"{
+        "tasks": [{"name": "a", "minibatches": 2, "shards": [{"forward_s": 1, "backward_s": 2, "promote_s": 0.5}]}],
+        "devices": [{"speed": 2}, {"speed": 1}],
+        "variation": {"seed": 3, "relative": 0.1}
+    }"#;
+
+    #[test]
+    fn a_watch_changes_nothing() {
+        // A drawn workload on which waiting pays, and one that varies.
+        let drawn = hydra_sched::Draw::default().workload(3);
+        for workload in [&drawn, &serde_json::from_str(VARYING).unwrap()] {
+            for policy in PolicyKind::ALL {
+                let watched = measure(workload, policy, 7, SimulationOptions::default()).unwrap();
+                let alone = simulate(workload, &mut *policy.build(7), SimulationOptions::default()).unwrap();
+                assert_eq!(watched.run, alone);
+                assert!(watched.decision_ns > 0.0);
+            }
+        }
+        let makespan_s =
+            |kind| measure(&drawn, kind, 7, SimulationOptions::default()).unwrap().run.makespan_s;
+        assert!(makespan_s(PolicyKind::ShardedLrtfPatient) != makespan_s(PolicyKind::ShardedLrtf));
+    }
+
+    #[test]
+    fn the_largest_bound_is_named() {
+        let bounds = LowerBounds { chain_s: 1.0, work_s: 3.0, level_s: 3.0, ..LowerBounds::default() };
+        assert_eq!(Bounds::from(&bounds).best(), "work");
+    }
+}
