@@ -7,6 +7,7 @@ use anyhow::{Result, ensure};
 use burn::tensor::Device;
 use hydra_core::{FloatType, OptimizerSpec, TrainSpec};
 use hydra_engine::plain;
+use hydra_models::ops::{Precision, set_precision};
 use serde_json::{Value, json};
 
 /// What is trained with, and how far its losses may be from the CPU's, of which they are parts.
@@ -33,9 +34,9 @@ pub(super) fn losses(subject: &Subject) -> Result<Found> {
         if (way.tf32 && !subject.is_cuda()) || !supports(&device.burn, way.float) {
             continue;
         }
-        set_tf32(way.tf32);
+        set_precision(if way.tf32 { Precision::Tf32 } else { Precision::F32 });
         let found = train(subject, way.float, &device.burn);
-        set_tf32(false);
+        set_precision(Precision::F32);
         let found = found?;
         let worst = farthest(&expected, &found);
         rows.push(
@@ -73,15 +74,6 @@ fn train(subject: &Subject, float: FloatType, device: &Device) -> Result<Vec<f64
     let losses = plain::train_on(&model.chain, model.data.as_ref(), &spec, device)?.losses;
     ensure!(!losses.is_empty(), "nothing was trained");
     Ok(losses)
-}
-
-fn set_tf32(tf32: bool) {
-    #[cfg(any(feature = "cuda", feature = "wgpu"))]
-    {
-        use hydra_models::ops::{Precision, set_precision};
-        set_precision(if tf32 { Precision::Tf32 } else { Precision::F32 });
-    }
-    let _ = tf32;
 }
 
 #[cfg(test)]

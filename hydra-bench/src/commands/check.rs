@@ -4,9 +4,8 @@ use crate::checklist::found::Verdict;
 use crate::checklist::items::{Done, ITEMS, Item, Panics, run_items};
 use crate::checklist::subject::Subject;
 use crate::machine::names::DevicesArg;
-use crate::run_dir::spec::DevicesSpec;
 use crate::session::orchestrator::{Surroundings, devices};
-use crate::settings::args::DeviceArgs;
+use crate::settings::DeviceSettings;
 use crate::terminal::error::{Outcome, Usage, print};
 use crate::terminal::table::{Align, Table};
 use anyhow::{Result, bail};
@@ -44,11 +43,11 @@ pub(crate) struct CheckArgs {
 }
 
 /// Runs the items and prints what they found.
-pub(crate) fn run(args: &CheckArgs, around: &Surroundings) -> Result<Outcome> {
+pub(crate) fn run(args: CheckArgs, around: &Surroundings) -> Result<Outcome> {
     if let Some(wrong) = args.only.iter().find(|number| !ITEMS.iter().any(|item| item.number == **number)) {
         bail!(Usage::new(format!("--only {wrong}: the items are 1 to {}", ITEMS.len())));
     }
-    let subject = subject(args, around)?;
+    let subject = subject(&args, around)?;
     let panics = Panics::collect();
     let asked: Vec<&Item> =
         ITEMS.iter().filter(|item| args.only.is_empty() || args.only.contains(&item.number)).collect();
@@ -71,25 +70,16 @@ pub(crate) fn run(args: &CheckArgs, around: &Surroundings) -> Result<Outcome> {
 }
 
 fn subject(args: &CheckArgs, around: &Surroundings) -> Result<Subject> {
-    let asked = DeviceArgs {
+    let asked = DeviceSettings {
         devices: args.devices.clone(),
         device_memory: args.device_memory,
-        host_memory: None,
-        disk_memory: None,
-        disk: None,
         pinned_memory: args.pinned_memory,
-        precision: None,
-        optimizer_placement: None,
-        link: None,
-        no_prefetch: false,
-        policy: None,
-        cuts: Vec::new(),
-        plan: None,
+        ..DeviceSettings::default()
     };
-    let spec = DevicesSpec::new(&asked, false, &around.machine)?;
-    let mut devices = devices(&spec, &around.machine)?;
+    let spec = asked.resolve(&around.machine)?;
+    let mut devices = devices(&spec, &around.machine);
     if devices.len() != 1 {
-        let named = &spec.devices;
+        let named = spec.devices();
         bail!(Usage::new(format!("--devices {named} is {} devices: check one at a time", devices.len())));
     }
     let mut device = devices.remove(0);

@@ -2,25 +2,47 @@
 
 use crate::laboratory::gantt::gantt;
 use crate::laboratory::measure::{Bounds, Measured, mean, measure};
+use crate::laboratory::workload::LabArgs;
 use crate::laboratory::workload::load;
 use crate::pictures::bars::{self, Bar};
 use crate::pictures::schedule;
 use crate::run_dir::paths::check_not_read;
-use crate::settings::args::CompareArgs;
+use crate::settings::values;
 use crate::terminal::error::{Outcome, print, tell};
 use crate::terminal::numbers::{Unit, fixed};
 use crate::terminal::table::{Align, Table};
 use anyhow::{Context, Result};
+use clap::Args;
 use hydra_sched::{
     CompareOptions, LowerBounds, PolicyKind, PowerModel, Row, SimulationOptions, Strategy, TaskCost,
     Workload, WorkloadError, compare,
 };
 use serde::Serialize;
 use std::path::Path;
+use std::path::PathBuf;
 use std::{fs, io};
 
 /// What is written into the directory of `--out`.
 const FILES: [&str; 5] = ["compare.json", "runtime.svg", "utilization.svg", "policies.svg", "schedule.svg"];
+
+/// `hydra compare`.
+#[derive(Debug, Args)]
+pub(crate) struct CompareArgs {
+    #[command(flatten)]
+    pub(crate) lab: LabArgs,
+    /// What a device draws while it computes
+    #[arg(long, value_name = "W", default_value = "300", value_parser = values::watts, allow_hyphen_values = true)]
+    pub(crate) busy_watts: f64,
+    /// What a device draws while it does not compute
+    #[arg(long, value_name = "W", default_value = "60", value_parser = values::watts, allow_hyphen_values = true)]
+    pub(crate) idle_watts: f64,
+    /// Write the result as JSON and pictures of it into this directory
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: Option<PathBuf>,
+    /// Print the result as JSON, alone on standard output
+    #[arg(long)]
+    pub(crate) json: bool,
+}
 
 /// Compares, draws and prints.
 pub(crate) fn run(args: &CompareArgs) -> Result<Outcome> {

@@ -1,24 +1,42 @@
 //! `hydra eval`: the loss of a model over a text.
 
-use crate::run_dir::spec::{DevicesSpec, ModelSpec, check_dtype};
 use crate::session::model::Model;
 use crate::session::orchestrator::{Surroundings, orchestrator};
-use crate::settings::args::EvalArgs;
+use crate::settings::{DeviceSettings, ModelSettings, OUTPUT, values};
 use crate::terminal::error::{Outcome, print};
 use anyhow::{Result, anyhow};
+use clap::Args;
 use hydra_engine::EngineError;
-use hydra_models::data::Corpus;
+use hydra_models::data::{Corpus, Split};
 use serde_json::json;
 use std::sync::Arc;
 
+/// `hydra eval`.
+#[derive(Debug, Args)]
+pub(crate) struct EvalArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelSettings,
+    /// The part of the text: train, validation or test
+    #[arg(long, default_value = "test")]
+    pub(crate) split: Split,
+    /// Blocks that are evaluated at once; the loss depends on it by rounding alone, about 1e-7 of it
+    #[arg(long, value_name = "N", default_value = "8", value_parser = values::batch, allow_hyphen_values = true)]
+    pub(crate) batch: usize,
+    #[command(flatten)]
+    pub(crate) devices: DeviceSettings,
+    /// Print the result as JSON, alone on standard output
+    #[arg(long, help_heading = OUTPUT)]
+    pub(crate) json: bool,
+}
+
 /// Evaluates and prints the result.
-pub(crate) fn run(args: &EvalArgs, around: &Surroundings) -> Result<Outcome> {
-    let devices = DevicesSpec::new(&args.devices, false, &around.machine)?;
-    let spec = ModelSpec::new(&args.model)?;
-    check_dtype(spec.dtype, devices.precision)?;
+pub(crate) fn run(args: EvalArgs, around: &Surroundings) -> Result<Outcome> {
+    let devices = args.devices.clone().resolve(&around.machine)?;
+    let spec = args.model.clone().resolve()?;
+    devices.check_dtype(spec.dtype)?;
     let model = Model::load(&spec)?;
     let context = model.context(spec.context)?;
-    let corpus = Corpus::load(&spec.data)?;
+    let corpus = Corpus::load(spec.text())?;
     let blocks = Arc::new(model.blocks(&corpus, args.split, context)?);
     let tokens = blocks.tokens().len();
     let orchestrator = orchestrator(&devices, spec.dtype, spec.seed, around)?;
@@ -37,14 +55,18 @@ pub(crate) fn run(args: &EvalArgs, around: &Surroundings) -> Result<Outcome> {
         }
         false => format!(
             "{} split of {}: loss {:.6}, perplexity {:.4} over {} predicted of {tokens} tokens\n",
-            args.split, spec.data, result.loss, result.perplexity, result.predicted_tokens,
+            args.split,
+            spec.text(),
+            result.loss,
+            result.perplexity,
+            result.predicted_tokens,
         ),
     })?;
     Ok(Outcome::Done)
 }
 
 /// A loss that is no number is told in words that are not about training.
-fn explain(error: EngineError, spec: &ModelSpec) -> anyhow::Error {
+fn explain(error: EngineError, spec: &ModelSettings) -> anyhow::Error {
     let bad = match &error {
         EngineError::Failed { source, .. } => match **source {
             EngineError::BadLoss { loss, .. } => Some(loss),
@@ -56,8 +78,8 @@ fn explain(error: EngineError, spec: &ModelSpec) -> anyhow::Error {
         Some(loss) => anyhow!(
             "the loss of `{}` over `{}` is {loss}: weights that are not finite or too large give no loss; \
              check the model, or evaluate it on another text",
-            spec.model,
-            spec.data
+            spec.name(),
+            spec.text()
         ),
         None => anyhow::Error::new(error).context("the model could not be evaluated"),
     }

@@ -9,5 +9,7 @@ pub(crate) mod eval;
 pub(crate) mod partition;
 pub(crate) mod report;
 pub(crate) mod resume;
+pub(crate) mod select;
 pub(crate) mod simulate;
 pub(crate) mod step;
+pub(crate) mod train;

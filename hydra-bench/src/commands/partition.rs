@@ -1,26 +1,47 @@
 //! `hydra partition`: measures a model and shows where it is cut.
 
 use crate::run_dir::paths::check_not_read;
-use crate::run_dir::spec::{DevicesSpec, ModelSpec, check_accumulate, check_dtype};
 use crate::session::model::Model;
 use crate::session::orchestrator::{Surroundings, note_of_cuts, orchestrator};
-use crate::settings::args::PartitionArgs;
+use crate::settings::{DeviceSettings, ModelSettings, OUTPUT, check_accumulate, values};
 use crate::terminal::error::{Outcome, Usage, print, tell};
 use anyhow::{Context, Result};
+use clap::Args;
 use hydra_core::{ByteSize, OptimizerSpec, TrainSpec};
 use hydra_engine::TrainTask;
 use hydra_models::data::{Corpus, Split};
 use hydra_partition::PartitionPlan;
 use serde_json::json;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// More host memory than any machine has: nothing trains, so a plan is not refused for want of it.
 const ANY_HOST_MEMORY: ByteSize = ByteSize(1 << 60);
 
+/// `hydra partition`.
+#[derive(Debug, Args)]
+pub(crate) struct PartitionArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelSettings,
+    /// The minibatch size
+    #[arg(long, value_name = "N", default_value = "8", value_parser = values::batch, allow_hyphen_values = true)]
+    pub(crate) batch: usize,
+    /// Microbatches that a minibatch is cut into
+    #[arg(long, value_name = "N", default_value = "1", value_parser = values::count)]
+    pub(crate) accumulate: usize,
+    #[command(flatten)]
+    pub(crate) devices: DeviceSettings,
+    /// Save the plan as JSON, to be used by --plan
+    #[arg(long, value_name = "FILE", help_heading = OUTPUT)]
+    pub(crate) out: Option<PathBuf>,
+    /// Print the plan and the budgets as JSON, alone on standard output
+    #[arg(long, help_heading = OUTPUT)]
+    pub(crate) json: bool,
+}
+
 /// Partitions and prints the plan.
-pub(crate) fn run(args: &PartitionArgs, around: &Surroundings) -> Result<Outcome> {
-    let plan = plan(args, around)?;
+pub(crate) fn run(args: PartitionArgs, around: &Surroundings) -> Result<Outcome> {
+    let plan = plan(&args, around)?;
     if let Some(file) = &args.out {
         plan.save(file)?;
     }
@@ -30,17 +51,17 @@ pub(crate) fn run(args: &PartitionArgs, around: &Surroundings) -> Result<Outcome
 
 fn plan(args: &PartitionArgs, around: &Surroundings) -> Result<Arc<PartitionPlan>> {
     check_accumulate(args.accumulate, args.batch)?;
-    let devices = DevicesSpec::new(&args.devices, false, &around.machine)?;
-    let spec = ModelSpec::new(&args.model)?;
+    let devices = args.devices.clone().resolve(&around.machine)?;
+    let spec = args.model.clone().resolve()?;
     if let Some(file) = &args.out {
-        let read = [("--model", Path::new(&spec.model)), ("--data", Path::new(&spec.data))];
+        let read = [("--model", Path::new(spec.name())), ("--data", Path::new(spec.text()))];
         check_not_read("--out", file, &read)?;
     }
-    check_dtype(spec.dtype, devices.precision)?;
+    devices.check_dtype(spec.dtype)?;
     note_of_cuts(&devices).iter().for_each(|note| tell(note));
     let model = Model::load(&spec)?;
     let context = model.context(spec.context)?;
-    let corpus = Corpus::load(&spec.data)?;
+    let corpus = Corpus::load(spec.text())?;
     let blocks = model.blocks(&corpus, Split::Train, context)?;
     // Only the microbatch decides where a model is cut, not how it learns.
     let train = TrainSpec {
@@ -49,12 +70,12 @@ fn plan(args: &PartitionArgs, around: &Surroundings) -> Result<Arc<PartitionPlan
         ..TrainSpec::new(OptimizerSpec::adamw(1e-3), args.batch)
     };
     train.validate().map_err(Usage::from_error)?;
-    let mut task = TrainTask::new(&spec.model, model.chain.clone(), Arc::new(blocks), train);
+    let mut task = TrainTask::new(spec.name(), model.chain.clone(), Arc::new(blocks), train);
     if let Some(cuts) = devices.cuts.clone() {
         task = task.cuts(cuts);
     }
     // Nothing trains, so nothing is on a disk either.
-    let devices = DevicesSpec { disk_memory_bytes: None, ..devices };
+    let devices = DeviceSettings { disk_memory: None, ..devices };
     let mut orchestrator =
         orchestrator(&devices, spec.dtype, spec.seed, around)?.host_memory(ANY_HOST_MEMORY);
     orchestrator.submit(task)?;

@@ -2,9 +2,21 @@
 
 use crate::run_dir::directory::read_report;
 use crate::run_dir::leaderboard::Report;
-use crate::settings::args::ReportArgs;
 use crate::terminal::error::{Outcome, print};
 use anyhow::{Context, Result};
+use clap::Args;
+use std::path::PathBuf;
+
+/// `hydra report`.
+#[derive(Debug, Args)]
+pub(crate) struct ReportArgs {
+    /// A run directory
+    #[arg(value_name = "DIR")]
+    pub(crate) dir: PathBuf,
+    /// Print the report as JSON, alone on standard output
+    #[arg(long)]
+    pub(crate) json: bool,
+}
 
 /// Prints the report of a run directory.
 pub(crate) fn run(args: &ReportArgs) -> Result<Outcome> {

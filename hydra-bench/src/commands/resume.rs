@@ -1,26 +1,45 @@
 //! `hydra resume`: a run that was interrupted goes on.
 
 use crate::commands::report;
+use crate::commands::report::ReportArgs;
 use crate::run_dir::directory::{RunDir, read_report};
 use crate::run_dir::leaderboard::Report;
 use crate::run_dir::spec::RunSpec;
 use crate::session::orchestrator::Surroundings;
 use crate::session::run;
-use crate::settings::args::{OutArgs, ReportArgs, ResumeArgs};
+use crate::settings::flags::Given;
+use crate::settings::{CheckpointSettings, DeviceSettings, ResultSettings};
 use crate::terminal::error::{Outcome, tell};
 use anyhow::{Result, bail};
+use clap::Args;
 use hydra_engine::Checkpoint;
+use std::path::PathBuf;
+
+/// `hydra resume`.
+#[derive(Debug, Args)]
+pub(crate) struct ResumeArgs {
+    /// A run directory
+    #[arg(value_name = "DIR")]
+    pub(crate) dir: PathBuf,
+    #[command(flatten)]
+    pub(crate) devices: Given<DeviceSettings>,
+    #[command(flatten)]
+    pub(crate) checkpoints: CheckpointSettings,
+    #[command(flatten)]
+    pub(crate) results: ResultSettings,
+}
 
 /// Goes on where the checkpoints in a run directory say.
 pub(crate) fn run(args: &ResumeArgs, around: &Surroundings) -> Result<Outcome> {
-    args.record.as_deref().map_or(Ok(()), run::check_record)?;
+    args.results.record.as_deref().map_or(Ok(()), run::check_record)?;
     let dir = RunDir::resume(&args.dir)?;
-    let mut spec = RunSpec::resume(&dir.spec_file(), &dir.plans(), args, &around.machine)?;
-    if let Some(file) = &args.record {
+    let mut spec = RunSpec::resume(&dir.spec_file(), &dir.plans(), &args.devices, &around.machine)?;
+    spec = spec.checkpointed(args.checkpoints);
+    if let Some(file) = &args.results.record {
         run::check_record_replaces_nothing(file, &spec)?;
     }
     let mut left = left(&dir, &spec)?;
-    if left.new == spec.grid()?.len() && was_trained(&dir, &spec)? {
+    if left.new == spec.training.grid()?.len() && was_trained(&dir, &spec)? {
         // It was not to be kept (`--checkpoint-every never`), and came to its end.
         left = Left { finished: left.new, new: 0, ..left };
     }
@@ -31,17 +50,15 @@ pub(crate) fn run(args: &ResumeArgs, around: &Surroundings) -> Result<Outcome> {
     };
     if left.is_nothing() && dir.has_report() {
         tell(&note);
-        args.record.as_deref().into_iter().for_each(run::tell_unrecorded);
-        return report::run(&ReportArgs { dir: args.dir.clone(), json: args.json });
+        args.results.record.as_deref().into_iter().for_each(run::tell_unrecorded);
+        return report::run(&ReportArgs { dir: args.dir.clone(), json: args.results.json });
     }
-    let out =
-        OutArgs { out: None, force: false, dry_run: false, record: args.record.clone(), json: args.json };
-    run::run_in(dir, &mut spec, &out, Some(&note), around)
+    run::run_in(dir, &mut spec, &args.results, Some(&note), around)
 }
 
 /// Whether the report says that every task was trained to its end, and all models are there.
 fn was_trained(dir: &RunDir, spec: &RunSpec) -> Result<bool> {
-    for configuration in spec.grid()? {
+    for configuration in spec.training.grid()? {
         if !dir.model_dir(&configuration.name)?.is_dir() {
             return Ok(false);
         }
@@ -62,7 +79,7 @@ struct Left {
 
 fn left(dir: &RunDir, spec: &RunSpec) -> Result<Left> {
     let mut left = Left::default();
-    for configuration in spec.grid()? {
+    for configuration in spec.training.grid()? {
         let file = dir.checkpoint_file(&configuration.name)?;
         let count = match file.exists() {
             false => &mut left.new,

@@ -2,23 +2,44 @@
 
 use crate::laboratory::gantt::gantt;
 use crate::laboratory::measure::{Bounds, Measured, mean, measure};
+use crate::laboratory::workload::LabArgs;
 use crate::laboratory::workload::load;
 use crate::pictures::canvas::one_line;
 use crate::pictures::schedule;
 use crate::run_dir::paths::check_not_read;
-use crate::settings::args::SimulateArgs;
+use crate::settings::policy_help;
 use crate::terminal::error::{Outcome, print};
 use crate::terminal::numbers::{Unit, fixed};
 use crate::terminal::table::{Align, Table};
 use anyhow::{Context, Result};
+use clap::Args;
 use hydra_sched::{PolicyKind, SimulationOptions, Workload};
 use serde::Serialize;
 use std::fs;
+use std::path::PathBuf;
 
 /// Tasks whose ends are printed; `--json` has all.
 const SHOWN_TASKS: usize = 24;
 /// Devices whose utilizations are printed; `--json` has all.
 const SHOWN_DEVICES: usize = 8;
+
+/// `hydra simulate`.
+#[derive(Debug, Args)]
+pub(crate) struct SimulateArgs {
+    #[command(flatten)]
+    pub(crate) lab: LabArgs,
+    #[arg(long, value_name = "POLICY", default_value_t, hide_default_value = true, help = policy_help())]
+    pub(crate) policy: PolicyKind,
+    /// Promote a shard only when its device is free
+    #[arg(long)]
+    pub(crate) no_prefetch: bool,
+    /// Draw the schedule as a Gantt chart
+    #[arg(long, value_name = "FILE.svg")]
+    pub(crate) gantt: Option<PathBuf>,
+    /// Print the result as JSON, alone on standard output
+    #[arg(long)]
+    pub(crate) json: bool,
+}
 
 /// Simulates, draws and prints.
 pub(crate) fn run(args: &SimulateArgs) -> Result<Outcome> {

@@ -2,18 +2,16 @@
 
 mod measure;
 
-use crate::run_dir::spec::{DEFAULT_MODEL, DevicesSpec, check_dtype};
 use crate::session::model::context_of;
 use crate::session::orchestrator::{Surroundings, devices, orchestrator};
 use crate::session::synthetic::Synthetic;
-use crate::settings::args::{DeviceArgs, DtypeName, OUTPUT, model_help};
-use crate::settings::values;
+use crate::settings::{DEFAULT_MODEL, DeviceSettings, OUTPUT, dtypes, model_help, values};
 use crate::terminal::error::{Outcome, print};
 use crate::terminal::table::{Align, Table};
 use anyhow::{Context, Result, bail};
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, ValueEnum};
-use hydra_core::{ByteSize, Key, Length, OptimizerSpec, TrainSpec};
+use hydra_core::{ByteSize, FloatType, Key, Length, OptimizerSpec, TrainSpec};
 use hydra_engine::{DeviceKind, RunReport, TrainTask};
 use hydra_models::gpt2::{Gpt2Config, Gpt2Dir, chain, named};
 use measure::{Measured, Meter};
@@ -47,10 +45,10 @@ pub(crate) struct StepArgs {
     #[arg(long, value_name = "N", default_value = "0", value_parser = values::seed, allow_hyphen_values = true)]
     seed: u64,
     /// The type of parameters, activations and gradients on devices
-    #[arg(long, value_enum, default_value = "f32")]
-    dtype: DtypeName,
+    #[arg(long, default_value = "f32", value_parser = dtypes())]
+    dtype: FloatType,
     #[command(flatten)]
-    devices: DeviceArgs,
+    devices: DeviceSettings,
     /// Print the result as one line of JSON, alone on standard output
     #[arg(long, help_heading = OUTPUT)]
     json: bool,
@@ -77,14 +75,14 @@ struct Subject {
 }
 
 /// Runs the steps and prints what they took.
-pub(crate) fn run(args: &StepArgs, around: &Surroundings) -> Result<Outcome> {
-    let spec = DevicesSpec::new(&args.devices, false, &around.machine)?;
-    check_dtype(args.dtype, spec.precision)?;
-    let mut subject = Subject::new(args)?;
+pub(crate) fn run(args: StepArgs, around: &Surroundings) -> Result<Outcome> {
+    let spec = args.devices.clone().resolve(&around.machine)?;
+    spec.check_dtype(args.dtype)?;
+    let mut subject = Subject::new(&args)?;
     let config = &mut subject.config;
     (config.resid_pdrop, config.embd_pdrop, config.attn_pdrop) = (args.dropout, args.dropout, args.dropout);
     let mut orchestrator = orchestrator(&spec, args.dtype, args.seed, around)?;
-    orchestrator.submit(subject.task(args, spec.cuts.clone())?)?;
+    orchestrator.submit(subject.task(&args, spec.cuts.clone())?)?;
     orchestrator.admit().context("the run was refused")?;
     // Bars are drawn until here: nothing is drawn beside what is measured.
     let (meter, observer) = Meter::new();
@@ -92,10 +90,10 @@ pub(crate) fn run(args: &StepArgs, around: &Surroundings) -> Result<Outcome> {
     if let Some(error) = &report.tasks[0].error {
         bail!("the steps could not be made: {error}");
     }
-    let device = &devices(&spec, &around.machine)?[0];
+    let device = &devices(&spec, &around.machine)[0];
     let threads = (device.kind == DeviceKind::Cpu).then_some(device.threads);
     let measured = meter.measured(args.warmup, threads)?;
-    let result = json(args, &spec, &subject, &report, &measured);
+    let result = json(&args, &spec, &subject, &report, &measured);
     print(&if args.json { format!("{result}\n") } else { render(&result) })?;
     Ok(Outcome::Done)
 }
@@ -131,7 +129,7 @@ impl Subject {
     }
 
     fn task(&self, args: &StepArgs, cuts: Option<Vec<usize>>) -> Result<TrainTask> {
-        let chain = chain(&self.config, self.weights.clone())?.with_float_type(args.dtype.into());
+        let chain = chain(&self.config, self.weights.clone())?.with_float_type(args.dtype);
         let steps = args.warmup.saturating_add(args.steps);
         let data = Synthetic {
             key: Key::new(args.seed).fold(0x7374_6570),
@@ -172,7 +170,7 @@ impl Subject {
 /// What was run and what it took: one object.
 fn json(
     args: &StepArgs,
-    devices: &DevicesSpec,
+    devices: &DeviceSettings,
     subject: &Subject,
     report: &RunReport,
     measured: &Measured,
@@ -186,7 +184,7 @@ fn json(
     fields
 }
 
-fn settings(args: &StepArgs, devices: &DevicesSpec, subject: &Subject, report: &RunReport) -> Value {
+fn settings(args: &StepArgs, devices: &DeviceSettings, subject: &Subject, report: &RunReport) -> Value {
     let (config, task) = (&subject.config, &report.tasks[0]);
     json!({
         "model": subject.name,
@@ -203,9 +201,9 @@ fn settings(args: &StepArgs, devices: &DevicesSpec, subject: &Subject, report: &
         "seed": args.seed,
         "devices": devices.devices,
         "threads": report.devices[0].threads,
-        "device_memory_bytes": devices.device_memory_bytes,
-        "resident": devices.resident,
-        "link_bytes_per_s": devices.link_bytes_per_s,
+        "device_memory_bytes": devices.device_memory,
+        "resident": devices.zero_copy,
+        "link_bytes_per_s": devices.link,
         "warmup": args.warmup,
         "steps": args.steps,
         "shards": task.shards,

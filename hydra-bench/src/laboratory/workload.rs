@@ -1,14 +1,31 @@
 //! Workloads of stated costs, read and changed as flags say.
 
-use crate::settings::args::LabArgs;
+use crate::settings::values;
 use crate::terminal::error::tell;
 use anyhow::{Context, Result};
+use clap::Args;
 use hydra_sched::{Workload, WorkloadError};
 use std::io::{self, Read};
 use std::path::Path;
+use std::path::PathBuf;
 
 /// More shard tasks than this take the better part of a minute, each policy.
 const LONG: u64 = 100_000_000;
+
+/// The workload that is simulated.
+#[derive(Debug, Args)]
+pub(crate) struct LabArgs {
+    /// Tasks and devices as costs, in JSON as docs/scheduling.md describes it; - is standard input
+    #[arg(long, value_name = "FILE")]
+    pub(crate) workload: PathBuf,
+    /// So many devices, each like the workload's first one [default: the workload's own]
+    #[arg(long, value_name = "N", value_parser = values::simulated_devices, allow_hyphen_values = true)]
+    pub(crate) devices: Option<usize>,
+    /// The seed of the policy `random`, and of the variation of a workload that has one [default: 0, and the
+    /// workload's own]
+    #[arg(long, value_name = "N", value_parser = values::seed, allow_hyphen_values = true)]
+    pub(crate) seed: Option<u64>,
+}
 
 /// Reads the workload and changes it as the flags say.
 pub(crate) fn load(args: &LabArgs) -> Result<Workload> {

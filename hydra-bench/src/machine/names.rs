@@ -1,6 +1,7 @@
 //! Logical devices as `--devices` names them.
 
 use hydra_spill::alloc::MAX_DEVICES;
+use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
@@ -9,7 +10,8 @@ const MAX_THREADS: usize = 256;
 const MAX_CARD: usize = 63;
 
 /// Logical devices as `--devices` names them.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub(crate) enum DevicesArg {
     /// Some threads of the processor each.
     Cpu {
@@ -71,6 +73,20 @@ impl fmt::Display for Gpus {
         let cards: Vec<String> = self.cards.iter().map(ToString::to_string).collect();
         f.write_str(&cards.join(","))?;
         if self.logical == 1 { Ok(()) } else { write!(f, "/{}", self.logical) }
+    }
+}
+
+impl From<DevicesArg> for String {
+    fn from(devices: DevicesArg) -> Self {
+        devices.to_string()
+    }
+}
+
+impl TryFrom<String> for DevicesArg {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
     }
 }
 

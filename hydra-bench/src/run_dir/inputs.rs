@@ -3,14 +3,13 @@
 //! A checkpoint says of data and architecture what it needs to refuse others; a task without one has nothing but this,
 //! and only this says something of first weights.
 
-use crate::run_dir::directory::RunDir;
-use crate::run_dir::spec::{Configuration, RunSpec};
-use crate::session::model::{Model, Texts};
+use crate::settings::ModelSettings;
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::fs::File;
 use std::io;
+use std::path::PathBuf;
 
 /// Tokens that are hashed at once.
 const PIECE: usize = 1 << 18;
@@ -26,33 +25,21 @@ pub(crate) struct Inputs {
 }
 
 impl Inputs {
-    /// Reads the files of the model's weights; the texts are in memory.
-    pub(crate) fn of(model: &Model, texts: &Texts) -> Result<Self> {
-        let mut hash = Sha256::new_with_prefix(model.described()?);
-        for file in model.files() {
+    /// Reads the files of the model's weights; `described` is its configuration.
+    pub(crate) fn of(described: &str, weights: &[PathBuf], splits: [Option<&[u32]>; 3]) -> Result<Self> {
+        let mut hash = Sha256::new_with_prefix(described);
+        for file in weights {
             let read = File::open(file).and_then(|mut file| io::copy(&mut file, &mut hash));
             read.with_context(|| format!("`{}` could not be read", file.display()))?;
         }
-        Ok(Self {
-            model_sha256: format!("{:x}", hash.finalize()),
-            data_sha256: hash_of_tokens(texts.tokens()),
-        })
+        Ok(Self { model_sha256: format!("{:x}", hash.finalize()), data_sha256: hash_of_tokens(splits) })
     }
 
-    /// Refuses other inputs than these for a run that goes on, if a task of it begins from the start.
-    pub(crate) fn check(&self, model: &Model, texts: &Texts, spec: &RunSpec, dir: &RunDir) -> Result<()> {
-        for Configuration { name: task, .. } in spec.grid()? {
-            if !dir.checkpoint_file(&task)?.exists() {
-                return self.check_for(&task, &Self::of(model, texts)?, spec);
-            }
-        }
-        Ok(())
-    }
-
-    fn check_for(&self, task: &str, now: &Self, spec: &RunSpec) -> Result<()> {
+    /// Refuses other inputs than these for a task that begins from the start.
+    pub(crate) fn check(&self, task: &str, now: &Self, model: &ModelSettings) -> Result<()> {
         for (what, name, before, now) in [
-            ("model", &spec.model.model, &self.model_sha256, &now.model_sha256),
-            ("data", &spec.model.data, &self.data_sha256, &now.data_sha256),
+            ("model", model.name(), &self.model_sha256, &now.model_sha256),
+            ("data", model.text(), &self.data_sha256, &now.data_sha256),
         ] {
             if before != now {
                 bail!(

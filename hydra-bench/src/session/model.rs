@@ -1,6 +1,6 @@
 //! The model and the texts that a spec names.
 
-use crate::run_dir::spec::ModelSpec;
+use crate::settings::ModelSettings;
 use crate::terminal::error::Usage;
 use anyhow::{Context, Result};
 use hydra_core::{Chain, ModelWriter};
@@ -27,16 +27,16 @@ pub(crate) struct Model {
 
 impl Model {
     /// Reads the model of a spec. Weights are checked now and read when a task begins.
-    pub(crate) fn load(spec: &ModelSpec) -> Result<Self> {
-        let failed = || format!("the model `{}` could not be loaded", spec.model);
-        let (config, weights) = gpt2::named(&spec.model).with_context(failed)?;
-        let directory = weights.is_some().then(|| Path::new(&spec.model));
+    pub(crate) fn load(spec: &ModelSettings) -> Result<Self> {
+        let failed = || format!("the model `{}` could not be loaded", spec.name());
+        let (config, weights) = gpt2::named(spec.name()).with_context(failed)?;
+        let directory = weights.is_some().then(|| Path::new(spec.name()));
         let tokenizer = Tokenizer::for_model(directory, config.vocab_size).with_context(failed)?;
         let config = with_dropout(config, spec.dropout);
         let files =
             weights.as_ref().map_or_else(Vec::new, |weights| weights.files().map(PathBuf::from).collect());
         let writer = weights.as_ref().map_or_else(|| Gpt2Writer::new(config.clone()), Gpt2Writer::from);
-        let chain = chain(&config, weights).with_context(failed)?.with_float_type(spec.dtype.into());
+        let chain = chain(&config, weights).with_context(failed)?.with_float_type(spec.dtype);
         Ok(Self { chain: Arc::new(chain), writer: Arc::new(writer), config, tokenizer, files })
     }
 

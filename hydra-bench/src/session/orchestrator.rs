@@ -3,13 +3,13 @@
 use crate::machine::names::{DevicesArg, Gpus, threads_of_each};
 use crate::machine::resources::Machine;
 use crate::run_dir::paths;
-use crate::run_dir::spec::DevicesSpec;
-use crate::settings::args::{DtypeName, PlacementName, PrecisionName};
+use crate::settings::DeviceSettings;
 use crate::terminal::error::Usage;
 use crate::terminal::progress::Progress;
 use anyhow::{Context, Result};
-use hydra_core::ByteSize;
-use hydra_engine::{DeviceKind, DeviceSpec, OptimizerPlacement, Orchestrator};
+use hydra_core::{ByteSize, FloatType};
+use hydra_engine::{DeviceKind, DeviceSpec, Orchestrator};
+use hydra_models::ops::{Precision, set_precision};
 use hydra_partition::PartitionPlan;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -24,32 +24,32 @@ pub(crate) struct Surroundings {
 }
 
 /// The logical devices of a spec, named `cpu:0`, `cpu:1` and so on.
-pub(crate) fn devices(spec: &DevicesSpec, machine: &Machine) -> Result<Vec<DeviceSpec>> {
-    let (count, threads) = match spec.parsed()? {
+pub(crate) fn devices(spec: &DeviceSettings, machine: &Machine) -> Vec<DeviceSpec> {
+    let (count, threads) = match spec.devices() {
         DevicesArg::Cpu { count, threads } => (count, threads_of_each(count, threads, machine.cores)),
-        DevicesArg::Cuda(gpus) => return Ok(on_gpus(&gpus, DeviceSpec::cuda, spec)),
-        DevicesArg::Wgpu(gpus) => return Ok(on_gpus(&gpus, DeviceSpec::wgpu, spec)),
+        DevicesArg::Cuda(gpus) => return on_gpus(&gpus, DeviceSpec::cuda, spec),
+        DevicesArg::Wgpu(gpus) => return on_gpus(&gpus, DeviceSpec::wgpu, spec),
     };
     let device = |index: usize| DeviceSpec {
         kind: DeviceKind::Cpu,
         name: format!("cpu:{index}"),
         threads,
-        memory: spec.device_memory_bytes,
-        link: spec.link_bytes_per_s,
+        memory: spec.memory(),
+        link: spec.link,
         latency: Duration::ZERO,
         sharing: 1,
-        resident: spec.resident,
+        resident: spec.zero_copy,
     };
-    Ok((0..count).map(device).collect())
+    (0..count).map(device).collect()
 }
 
 /// The logical devices on GPUs. A build without them, or a machine, has refused before it came here.
 fn on_gpus(
     gpus: &Gpus,
     device: fn(usize, usize, usize, ByteSize) -> DeviceSpec,
-    spec: &DevicesSpec,
+    spec: &DeviceSettings,
 ) -> Vec<DeviceSpec> {
-    let device = |(card, on_card)| device(card, on_card, gpus.logical, spec.device_memory_bytes);
+    let device = |(card, on_card)| device(card, on_card, gpus.logical, spec.memory());
     gpus.places().map(device).collect()
 }
 
@@ -59,23 +59,12 @@ fn pinned_share(machine: &Machine) -> Option<ByteSize> {
     machine.available.map(|free| ByteSize(free.bytes() / 2))
 }
 
-/// Chooses the precision of matrix products on GPUs; the CPU has one.
-fn set_precision(precision: PrecisionName) {
-    #[cfg(any(feature = "cuda", feature = "wgpu"))]
-    hydra_models::ops::set_precision(match precision {
-        PrecisionName::F32 => hydra_models::ops::Precision::F32,
-        PrecisionName::Tf32 => hydra_models::ops::Precision::Tf32,
-    });
-    let _ = precision;
-}
-
 /// Refuses a type of floats that a GPU neither stores nor computes with; CPUs widen it.
 #[cfg(any(feature = "cuda", feature = "wgpu"))]
-fn check_floats(devices: &[DeviceSpec], dtype: DtypeName) -> Result<()> {
+fn check_floats(devices: &[DeviceSpec], dtype: FloatType) -> Result<()> {
     use anyhow::bail;
-    use hydra_core::{FloatType, cube::CubeAdapter};
-    let float = FloatType::from(dtype);
-    for device in devices.iter().filter(|_| float != FloatType::F32) {
+    use hydra_core::cube::CubeAdapter;
+    for device in devices.iter().filter(|_| dtype != FloatType::F32) {
         let adapter = match device.kind {
             #[cfg(feature = "cuda")]
             DeviceKind::Cuda { card } => CubeAdapter::cuda(card)?,
@@ -83,9 +72,9 @@ fn check_floats(devices: &[DeviceSpec], dtype: DtypeName) -> Result<()> {
             DeviceKind::Wgpu { adapter } => CubeAdapter::wgpu(adapter)?,
             _ => continue,
         };
-        if !hydra_models::ops::supports(&adapter.burn, float.dtype()) {
+        if !hydra_models::ops::supports(&adapter.burn, dtype.dtype()) {
             bail!(
-                "`{}` does not compute with {float}: leave --dtype out, or give another device",
+                "`{}` does not compute with {dtype}: leave --dtype out, or give another device",
                 device.name
             );
         }
@@ -94,21 +83,21 @@ fn check_floats(devices: &[DeviceSpec], dtype: DtypeName) -> Result<()> {
 }
 
 #[cfg(not(any(feature = "cuda", feature = "wgpu")))]
-fn check_floats(_: &[DeviceSpec], _: DtypeName) -> Result<()> {
+fn check_floats(_: &[DeviceSpec], _: FloatType) -> Result<()> {
     Ok(())
 }
 
 /// An orchestrator on the devices of a spec, for chains of a type of floats, with nothing submitted. It draws bars.
 pub(crate) fn orchestrator(
-    spec: &DevicesSpec,
-    dtype: DtypeName,
+    spec: &DeviceSettings,
+    dtype: FloatType,
     seed: u64,
     around: &Surroundings,
 ) -> Result<Orchestrator> {
-    let devices = devices(spec, &around.machine)?;
+    let devices = devices(spec, &around.machine);
     check_floats(&devices, dtype)?;
     set_precision(spec.precision);
-    let budgets = match spec.parsed()? {
+    let budgets = match spec.devices() {
         // Such a card has memory of its own, so its devices take none of the host's.
         DevicesArg::Cuda(_) => 0,
         DevicesArg::Cpu { .. } | DevicesArg::Wgpu(_) => {
@@ -117,22 +106,18 @@ pub(crate) fn orchestrator(
     };
     let mut orchestrator = Orchestrator::new(devices)?.policy(spec.policy).prefetch(spec.prefetch).seed(seed);
     orchestrator = orchestrator.observer(Box::new(Progress::new(around.terminal.clone())));
-    orchestrator = orchestrator.optimizer_placement(match spec.optimizer_placement {
-        PlacementName::Auto => OptimizerPlacement::Auto,
-        PlacementName::Host => OptimizerPlacement::Host,
-        PlacementName::Device => OptimizerPlacement::Device,
-    });
-    if let Some(memory) = spec.host_memory_bytes.or_else(|| around.machine.host_share(ByteSize(budgets))) {
+    orchestrator = orchestrator.optimizer_placement(spec.optimizer_placement);
+    if let Some(memory) = spec.host_memory.or_else(|| around.machine.host_share(ByteSize(budgets))) {
         orchestrator = orchestrator.host_memory(memory);
     }
     if let Some((dir, memory)) = disk(spec)? {
         orchestrator = orchestrator.disk(dir, memory);
     }
-    if let Some(memory) = spec.pinned_memory_bytes.or_else(|| pinned_share(&around.machine)) {
+    if let Some(memory) = spec.pinned_memory.or_else(|| pinned_share(&around.machine)) {
         orchestrator = orchestrator.page_locked_memory(memory);
     }
     // A plan of the default, which is all that CPUs have, does not say so.
-    if spec.precision == PrecisionName::Tf32 {
+    if spec.precision == Precision::Tf32 {
         orchestrator = orchestrator.config("tf32");
     }
     if let Some(plan) = &spec.plan {
@@ -142,8 +127,8 @@ pub(crate) fn orchestrator(
 }
 
 /// The directory for masters that host memory has no room for, and how much may be there.
-fn disk(spec: &DevicesSpec) -> Result<Option<(PathBuf, ByteSize)>> {
-    let Some(memory) = spec.disk_memory_bytes else { return Ok(None) };
+fn disk(spec: &DeviceSettings) -> Result<Option<(PathBuf, ByteSize)>> {
+    let Some(memory) = spec.disk_memory else { return Ok(None) };
     let no_dir = "--disk-memory is in the run directory, and this command has none: give --disk DIR too";
     let dir = spec.disk.clone().ok_or_else(|| Usage::new(no_dir))?;
     // A run directory is made, and looked at, when the run begins.
@@ -155,7 +140,7 @@ fn disk(spec: &DevicesSpec) -> Result<Option<(PathBuf, ByteSize)>> {
 }
 
 /// What to say of cuts by hand when there is also a plan, and none that has these cuts.
-pub(crate) fn note_of_cuts(spec: &DevicesSpec) -> Option<String> {
+pub(crate) fn note_of_cuts(spec: &DeviceSettings) -> Option<String> {
     let (cuts, path) = (spec.cuts.as_ref()?, spec.plan.as_ref()?);
     // What cannot be read is an error when the plans are used.
     let files: Vec<PathBuf> = match std::fs::read_dir(path) {
@@ -179,28 +164,17 @@ pub(crate) fn note_of_cuts(spec: &DevicesSpec) -> Option<String> {
 mod tests {
     use super::*;
     use hydra_core::Bandwidth;
-    use hydra_sched::PolicyKind;
 
     #[test]
     fn devices_have_names_threads_and_budgets() {
-        let spec = DevicesSpec {
-            devices: "cpu:2".to_owned(),
-            device_memory_bytes: ByteSize::mib(3),
-            resident: false,
-            host_memory_bytes: None,
-            disk_memory_bytes: None,
-            disk: None,
-            pinned_memory_bytes: None,
-            precision: Default::default(),
-            optimizer_placement: Default::default(),
-            link_bytes_per_s: Some(Bandwidth(1e9)),
-            prefetch: true,
-            policy: PolicyKind::Fifo,
-            cuts: None,
-            plan: None,
+        let spec = DeviceSettings {
+            devices: Some("cpu:2".parse().unwrap()),
+            device_memory: Some(ByteSize::mib(3)),
+            link: Some(Bandwidth(1e9)),
+            ..DeviceSettings::default()
         };
         let machine = Machine { cores: 6, available: None, limited: false };
-        let devices = devices(&spec, &machine).unwrap();
+        let devices = devices(&spec, &machine);
         let names: Vec<&str> = devices.iter().map(|device| device.name.as_str()).collect();
         assert_eq!(names, ["cpu:0", "cpu:1"]);
         assert!(devices.iter().all(|d| d.threads == 3 && d.memory == ByteSize::mib(3)));

@@ -6,12 +6,11 @@ use crate::run_dir::inputs::Inputs;
 use crate::run_dir::leaderboard::Report;
 use crate::run_dir::paths::{check_not_read, lies_in};
 use crate::run_dir::run_log::SharedRunLog;
-use crate::run_dir::spec::{Configuration, RunSpec};
+use crate::run_dir::spec::RunSpec;
 use crate::session::model::{Model, Texts, note_of_batch};
 use crate::session::needs;
 use crate::session::orchestrator::{Surroundings, devices, note_of_cuts, orchestrator};
-use crate::settings::args::OutArgs;
-use crate::settings::values::CheckpointArg;
+use crate::settings::{CheckpointArg, Configuration, OutSettings, ResultSettings};
 use crate::terminal::error::{Interrupted, Outcome, Usage, print, render, tell};
 use crate::terminal::progress::Progress;
 use crate::terminal::stop;
@@ -24,11 +23,11 @@ use std::path::Path;
 use std::time::Duration;
 
 /// Runs a spec, or says what it would need.
-pub(crate) fn run(mut spec: RunSpec, out: &OutArgs, around: &Surroundings) -> Result<Outcome> {
+pub(crate) fn run(mut spec: RunSpec, out: &OutSettings, around: &Surroundings) -> Result<Outcome> {
     if let Some(path) = &out.out {
         check_inputs(&spec, path)?;
     }
-    if let Some(file) = &out.record {
+    if let Some(file) = &out.results.record {
         check_record(file)?;
         check_record_replaces_nothing(file, &spec)?;
     }
@@ -38,13 +37,13 @@ pub(crate) fn run(mut spec: RunSpec, out: &OutArgs, around: &Surroundings) -> Re
             None => RunDir::check_next()?,
         }
         let dir = out.out.as_deref().unwrap_or(Path::new("runs"));
-        return dry_run(&mut spec, dir, out.json, around);
+        return dry_run(&mut spec, dir, out.results.json, around);
     }
     let dir = match &out.out {
         Some(path) => RunDir::at(path, out.force)?,
         None => RunDir::next(spec.command.name())?,
     };
-    run_in(dir, &mut spec, out, None, around)
+    run_in(dir, &mut spec, &out.results, None, around)
 }
 
 /// Runs a spec in its directory: from the beginning, or from the checkpoints that are there. `note` is said when
@@ -52,14 +51,14 @@ pub(crate) fn run(mut spec: RunSpec, out: &OutArgs, around: &Surroundings) -> Re
 pub(crate) fn run_in(
     mut dir: RunDir,
     spec: &mut RunSpec,
-    out: &OutArgs,
+    results: &ResultSettings,
     note: Option<&str>,
     around: &Surroundings,
 ) -> Result<Outcome> {
     match Prepared::new(spec, &mut dir, around) {
         Ok(prepared) => {
             note.into_iter().for_each(tell);
-            prepared.run(&dir, out)
+            prepared.run(&dir, results)
         }
         Err(error) => {
             dir.discard();
@@ -70,7 +69,7 @@ pub(crate) fn run_in(
 
 /// Refuses a run that would read what lies in its own run directory, and so might remove it first.
 fn check_inputs(spec: &RunSpec, out: &Path) -> Result<(), Usage> {
-    let (model, data) = (Path::new(&spec.model.model), Path::new(&spec.model.data));
+    let (model, data) = (Path::new(spec.model.name()), Path::new(spec.model.text()));
     let plan = spec.devices.plan.as_deref();
     let disk = spec.devices.disk.as_deref().filter(|disk| !lies_in(out, disk));
     let inputs = [("--model", Some(model)), ("--data", Some(data)), ("--plan", plan), ("--disk", disk)];
@@ -105,7 +104,7 @@ pub(crate) fn check_record(file: &Path) -> Result<(), Usage> {
 
 /// Refuses a file that the run reads.
 pub(crate) fn check_record_replaces_nothing(file: &Path, spec: &RunSpec) -> Result<(), Usage> {
-    let mut read = vec![("--model", Path::new(&spec.model.model)), ("--data", Path::new(&spec.model.data))];
+    let mut read = vec![("--model", Path::new(spec.model.name())), ("--data", Path::new(spec.model.text()))];
     read.extend(spec.devices.plan.as_deref().map(|plan| ("--plan", plan)));
     check_not_read("--record", file, &read)
 }
@@ -150,21 +149,18 @@ fn submit(
     let model = Model::load(&spec.model)?;
     let context = model.context(spec.model.context)?;
     spec.model.context = Some(context);
-    let texts = model.texts(&spec.model.data, context)?;
+    let texts = model.texts(spec.model.text(), context)?;
     if spec.training.eval_every.is_some() && texts.validation.is_none() {
-        let text = format!("--eval-every needs validation data, and `{}` has none", spec.model.data);
+        let text = format!("--eval-every needs validation data, and `{}` has none", spec.model.text());
         return Err(Usage::new(text).into());
     }
     let batches = spec.training.batch.iter().filter_map(|&batch| note_of_batch(batch, &texts.train));
     batches.chain(note_of_cuts(&spec.devices)).for_each(|note| tell(&note));
-    match (dir, &spec.inputs) {
-        (Some(dir), Some(begun)) if dir.is_resumed() => begun.check(&model, &texts, spec, dir)?,
-        // A run of the time before inputs were kept has none.
-        (Some(dir), _) if !dir.is_resumed() => spec.inputs = Some(Inputs::of(&model, &texts)?),
-        _ => {}
+    if let Some(dir) = dir {
+        check_inputs_of(spec, dir, &model, &texts)?;
     }
-    for configuration in spec.grid()? {
-        let task = task(spec, &configuration, &model, &texts);
+    for configuration in spec.training.grid()? {
+        let task = task(spec, &configuration, &model, &texts)?;
         orchestrator.submit(match dir {
             Some(dir) => with_files(task, &configuration.name, dir, &model, keeps)?,
             None => task,
@@ -173,8 +169,25 @@ fn submit(
     Ok(())
 }
 
-fn task(spec: &RunSpec, configuration: &Configuration, model: &Model, texts: &Texts) -> TrainTask {
-    let train = spec.training.of(configuration, spec.model.seed, texts.train.len());
+/// Takes down the inputs of a run that begins. Of one that goes on, refuses others for tasks that begin from the start.
+fn check_inputs_of(spec: &mut RunSpec, dir: &RunDir, model: &Model, texts: &Texts) -> Result<()> {
+    let now = || Inputs::of(&model.described()?, model.files(), texts.tokens());
+    if !dir.is_resumed() {
+        spec.inputs = Some(now()?);
+        return Ok(());
+    }
+    // A run of the time before inputs were taken down has none.
+    let Some(begun) = &spec.inputs else { return Ok(()) };
+    for Configuration { name, .. } in spec.training.grid()? {
+        if !dir.checkpoint_file(&name)?.exists() {
+            return begun.check(&name, &now()?, &spec.model);
+        }
+    }
+    Ok(())
+}
+
+fn task(spec: &RunSpec, configuration: &Configuration, model: &Model, texts: &Texts) -> Result<TrainTask> {
+    let train = spec.training.of(configuration, spec.model.seed, texts.train.len())?;
     let config = spec.describe(&train);
     let task = TrainTask::new(&configuration.name, model.chain.clone(), texts.train.clone(), train);
     let mut task = task.config(config);
@@ -187,7 +200,7 @@ fn task(spec: &RunSpec, configuration: &Configuration, model: &Model, texts: &Te
     if let Some(cuts) = &spec.devices.cuts {
         task = task.cuts(cuts.clone());
     }
-    task
+    Ok(task)
 }
 
 /// The task with what it writes into the run directory, and the checkpoint in there that it goes on from.
@@ -225,9 +238,10 @@ impl Prepared {
     fn new(spec: &mut RunSpec, dir: &mut RunDir, around: &Surroundings) -> Result<Self> {
         let stop = StopFlag::new();
         stop::on_interrupt(stop.clone(), around.terminal.clone())?;
-        let tasks: Vec<String> = spec.grid()?.into_iter().map(|configuration| configuration.name).collect();
+        let tasks: Vec<String> =
+            spec.training.grid()?.into_iter().map(|configuration| configuration.name).collect();
         let devices: Vec<String> =
-            devices(&spec.devices, &around.machine)?.into_iter().map(|device| device.name).collect();
+            devices(&spec.devices, &around.machine).into_iter().map(|device| device.name).collect();
         let on = spec.devices.with_disk_in(dir.path());
         let mut orchestrator =
             orchestrator(&on, spec.model.dtype, spec.model.seed, around)?.stop_flag(stop.clone());
@@ -258,20 +272,20 @@ impl Prepared {
         Ok(Self { orchestrator, logged: Logged { log, tasks, devices }, stop, kept })
     }
 
-    fn run(self, dir: &RunDir, out: &OutArgs) -> Result<Outcome> {
+    fn run(self, dir: &RunDir, asked: &ResultSettings) -> Result<Outcome> {
         let Self { orchestrator, logged, stop, kept } = self;
         let report = orchestrator.run().context("the run ended early")?;
         let text =
             serde_json::to_string_pretty(&report).context("the report could not be written as JSON")?;
         let readable = Report::parse(&text)?;
-        let shown = match out.json {
+        let shown = match asked.json {
             true => format!("{text}\n"),
             false => format!("{}\nresults in {}\n", readable.render(), dir.path().display()),
         };
         // Whatever cannot be written, what was trained is reported, and everything else is written.
         let mut results = logged.end(dir, &report);
         results.push(draw_losses(dir, &report));
-        results.extend(record(dir, &report, out.record.as_deref()));
+        results.extend(record(dir, &report, asked.record.as_deref()));
         // The last file: a run that is killed before it is put together again when it goes on.
         results.push(dir.write_report(&format!("{text}\n")));
         results.push(print(&shown));
