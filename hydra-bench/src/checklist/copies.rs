@@ -152,7 +152,7 @@ fn both(
 /// never alone.
 struct Repeated<'a> {
     both: &'a Barrier,
-    /// How many have not yet.
+    /// The number of those that have not yet.
     busy: &'a AtomicUsize,
 }
 
@@ -229,7 +229,7 @@ pub(super) fn overlap(subject: &Subject) -> Result<Found> {
     Ok(judge_overlap(subject.is_cuda(), [compute_alone, copy_alone], together, rows))
 }
 
-/// How often `f`, which is told how often, is to be made to take so many seconds or more.
+/// The repetitions with which `f`, which is told them, takes so many seconds or more.
 fn times_for(seconds: f64, mut f: impl FnMut(usize) -> Result<()>) -> Result<usize> {
     let mut times = 1;
     loop {
@@ -318,7 +318,7 @@ fn promote(link: &dyn DeviceLink, count: usize, to: SyncSender<Swap>) -> Result<
     Ok(count)
 }
 
-/// What is wrong with the swaps that come.
+/// Returns the faults of the swaps that come.
 fn inspect(device: &OpenDevice, from: &Receiver<Swap>) -> Result<Vec<String>> {
     let mut wrong = Vec::new();
     for (swap, promoted) in from.iter().enumerate() {

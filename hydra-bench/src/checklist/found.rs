@@ -1,4 +1,4 @@
-//! What an item of the checklist finds, and how items measure.
+//! Findings of items of the checklist, and their means to measure.
 
 use anyhow::{Context, Result, bail};
 use hydra_core::panic_message;
@@ -7,12 +7,11 @@ use serde_json::Value;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
-/// How an item ended.
+/// The verdict of an item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub(crate) enum Verdict {
-    #[serde(rename = "pass")]
     Pass,
-    #[serde(rename = "fails")]
     Fails,
     #[serde(rename = "not applicable")]
     NotApplicable,
@@ -22,17 +21,9 @@ impl Verdict {
     pub(crate) fn of(passes: bool) -> Self {
         if passes { Self::Pass } else { Self::Fails }
     }
-
-    pub(crate) fn words(self) -> &'static str {
-        match self {
-            Self::Pass => "pass",
-            Self::Fails => "fails",
-            Self::NotApplicable => "not applicable",
-        }
-    }
 }
 
-/// What an item found.
+/// The findings of an item.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Found {
     pub(crate) verdict: Verdict,

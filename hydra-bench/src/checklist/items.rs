@@ -43,12 +43,12 @@ pub(crate) struct Done {
     pub(crate) name: &'static str,
     #[serde(flatten)]
     pub(crate) found: Found,
-    /// What panicked meanwhile, also on threads of the device's runtime.
+    /// The panics meanwhile, also on threads of the device's runtime.
     pub(crate) panics: Vec<String>,
     pub(crate) seconds: f64,
 }
 
-/// What panics, in place of what is printed of it: an item reports it.
+/// The messages of panics, which an item reports in place of printing them.
 pub(crate) struct Panics(Arc<Mutex<Vec<String>>>);
 
 impl Panics {
@@ -70,7 +70,7 @@ impl Panics {
     }
 }
 
-/// What the items found, and why those after the last one were not tried.
+/// The findings of the items, and why those after the last one were not tried.
 pub(crate) type Ran = (Vec<Done>, Option<anyhow::Error>);
 
 /// Runs the items until the device does not compute any more. A kernel that fails can spoil it for the whole process, and

@@ -1,4 +1,4 @@
-//! How fast the device computes: matrix products, and what grows with the context.
+//! The speed of the device: matrix products, and what grows with the context.
 
 use super::found::{Found, Verdict, best_of, guarded};
 use super::subject::{Subject, Workers, pattern, sync, tensor, values};
@@ -137,10 +137,10 @@ fn rate(subject: &Subject, device: &Device, side: usize, product: Product) -> Re
     Ok(2.0 * (side as f64).powi(3) * f64::from(times) / seconds * 1e-12)
 }
 
-/// How long a card computes before it is timed.
+/// The time for which a card computes before it is timed.
 const WARMING: Duration = Duration::from_millis(300);
 
-/// Whether products of f32 are made with more bits than TF32 has.
+/// Returns true if products of f32 are made with more bits than TF32 has.
 fn keeps_f32(device: &Device, product: Product) -> Result<bool> {
     let side = 512;
     let fine = tensor(device, vec![FINE; side * side], [side, side]);

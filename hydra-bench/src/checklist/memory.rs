@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// What no card has: the end of a search for its memory.
+/// More memory than any card has: the end of a search for it.
 const BEYOND_ALL_CARDS: u64 = 4 << 40;
 
 /// Allocates until the device refuses, and computes afterwards.
@@ -45,7 +45,7 @@ pub(super) fn out_of_memory(subject: &Subject) -> Result<Found> {
     Ok(judge_refusal(ByteSize(held), end, after, rows))
 }
 
-/// How allocating ended.
+/// The end of allocating.
 enum End {
     /// All that was asked for was there.
     Bound,
@@ -83,7 +83,7 @@ fn judge_refusal(held: ByteSize, end: End, after: Result<()>, rows: Vec<Value>) 
     Found::new(verdict, figure, says, rows)
 }
 
-/// How many bytes were had, and why no more.
+/// Returns the bytes that were had, and why no more.
 fn allocate_until_refused(device: &Device, chunk: u64, bound: u64) -> (u64, End) {
     let mut held: Vec<DeviceTensor> = Vec::new();
     loop {
@@ -136,7 +136,7 @@ pub(super) fn plateau(subject: &Subject) -> Result<Found> {
     Ok(Found::new(verdict, figure, says, rows))
 }
 
-/// What was reserved after each minibatch, and how many promotions there were.
+/// The bytes reserved after each minibatch, and the number of promotions.
 #[derive(Clone, Debug, Default)]
 struct Watched {
     reserved: Vec<u64>,
@@ -150,7 +150,7 @@ impl Watched {
         self.reserved[at(quarters.start)..at(quarters.end)].iter().copied().max().unwrap_or(0)
     }
 
-    /// Whether the last quarter reserves more than the third, and that more than all before: what grows without an end
+    /// Returns true if the last quarter reserves more than the third, and that more than all before: what grows without an end
     /// does so in both. Memory is freed a while after its last use, so a single page more tells nothing; twice as much
     /// does.
     fn grown(&self) -> bool {

@@ -1,4 +1,4 @@
-//! Whether the device can step what stays on it.
+//! Optimizer steps on the device.
 
 use super::found::{Found, Verdict};
 use super::subject::{Subject, supports};

@@ -1,4 +1,4 @@
-//! What a device's floats do to training: the losses of a GPT-2 in each of them beside those of the CPU in `f32`.
+//! Training in a device's types of floats: the losses of a GPT-2 in each of them beside those of the CPU in `f32`.
 
 use super::found::{Found, Verdict};
 use super::subject::{Subject, supports};
@@ -10,7 +10,7 @@ use hydra_engine::plain;
 use hydra_models::ops::{Precision, set_precision};
 use serde_json::{Value, json};
 
-/// What is trained with, and how far its losses may be from the CPU's, of which they are parts.
+/// A type of floats, and the distance that its losses may have from the CPU's, as a part of those.
 struct Way {
     name: &'static str,
     float: FloatType,

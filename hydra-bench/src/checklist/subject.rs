@@ -1,4 +1,4 @@
-//! What is checked: one device, opened as a run would open it.
+//! The subject of the checklist: one device, opened as a run would open it.
 
 use anyhow::{Context, Result, bail};
 use burn::tensor::{DType, Device, Tensor};
@@ -16,7 +16,7 @@ pub(crate) struct Subject {
 }
 
 impl Subject {
-    /// What `full` is, or what it is in a quick check.
+    /// Returns `full`, or `quick` in a quick check.
     pub(super) fn pick<T>(&self, full: T, quick: T) -> T {
         if self.quick { quick } else { full }
     }
@@ -34,7 +34,7 @@ impl Subject {
         OpenDevice::new(&self.device, self.page_locked).context("the device could not be opened")
     }
 
-    /// Whether the device computes at all.
+    /// Makes sure that the device computes at all.
     pub(super) fn computes(&self) -> Result<()> {
         computes(&self.open()?.burn)
     }
@@ -86,12 +86,12 @@ pub(super) fn bytes_of(floats: Vec<f32>) -> Bytes {
     HostTensor::float(floats, [elements]).bytes
 }
 
-/// Whether the link keeps masters in page-locked memory.
+/// Returns true if the link has masters in page-locked memory.
 pub(super) fn locks_pages(device: &OpenDevice, elements: usize) -> bool {
     matches!(device.link.home(vec![0.0; elements]), Floats::Pinned(_))
 }
 
-/// What computes for the device, as in a run: on a CPU so many threads, whose memory is charged to it.
+/// The threads that compute for the device, as in a run. On a CPU their memory is charged to it.
 pub(super) struct Workers(Option<rayon::ThreadPool>);
 
 impl Workers {
@@ -124,7 +124,7 @@ pub(super) fn computes(device: &Device) -> Result<()> {
     if found == expected { Ok(()) } else { bail!("doubled numbers are others than they must be") }
 }
 
-/// Whether a device computes with floats of this type.
+/// Returns true if a device computes with floats of this type.
 pub(super) fn supports(device: &Device, float: FloatType) -> bool {
     #[cfg(any(feature = "cuda", feature = "wgpu"))]
     return hydra_models::ops::supports(device, float.dtype());

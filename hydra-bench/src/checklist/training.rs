@@ -25,13 +25,13 @@ pub(super) struct Model {
     pub(super) name: &'static str,
     pub(super) chain: Arc<Chain>,
     pub(super) data: Arc<dyn Dataset>,
-    /// Where it is cut when it is spilled.
+    /// The cut-points when it is spilled.
     pub(super) cuts: Vec<usize>,
     batch: usize,
 }
 
 impl Model {
-    /// So many minibatches of training.
+    /// A training of so many minibatches.
     pub(super) fn spec(&self, steps: usize) -> TrainSpec {
         let spec = TrainSpec::new(OptimizerSpec::adamw(3e-3), self.batch);
         TrainSpec { length: Length::Steps(steps), clip: Some(1.0), ..spec }
@@ -153,7 +153,7 @@ fn learned(subject: &Subject, model: &Model) -> Result<Value> {
     }))
 }
 
-/// Whether the last two losses are below the first two, on average.
+/// Returns true if the last two losses are below the first two, on average.
 fn falls(losses: &[f64]) -> bool {
     let finite = losses.iter().all(|loss| loss.is_finite());
     let pair = |two: &[f64]| two.iter().sum::<f64>();
@@ -183,7 +183,7 @@ fn first_and_later(subject: &Subject, model: &Model) -> Result<Value> {
     Ok(json!({"model": model.name, "open_s": open_s, "first_s": first, "later_s": shortest, "later": later}))
 }
 
-/// What is stepped whole and spilled.
+/// The model that is stepped whole and spilled.
 struct Stepped {
     preset: &'static str,
     context: usize,

@@ -115,7 +115,7 @@ fn render(subject: &Subject, done: &[Done]) -> String {
         ("figure", Align::Left),
     ]);
     for Done { item, name, found, .. } in done {
-        let verdict = found.verdict.words().to_owned();
+        let verdict = json!(found.verdict).as_str().unwrap_or_default().to_owned();
         table.row(vec![item.to_string(), (*name).to_owned(), verdict, found.figure.clone()]);
     }
     let mut text = table.render();

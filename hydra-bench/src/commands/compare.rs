@@ -1,9 +1,8 @@
 //! `hydra compare`: ways to train a workload, and policies, side by side.
 
 use crate::laboratory::gantt::gantt;
-use crate::laboratory::measure::{Bounds, Measured, mean, measure};
-use crate::laboratory::workload::LabArgs;
-use crate::laboratory::workload::load;
+use crate::laboratory::measure::{Measured, largest, mean, measure};
+use crate::laboratory::workload::{LabArgs, load};
 use crate::pictures::bars::{self, Bar};
 use crate::pictures::schedule;
 use crate::run_dir::paths::check_not_read;
@@ -18,11 +17,10 @@ use hydra_sched::{
     Workload, WorkloadError, compare,
 };
 use serde::Serialize;
-use std::path::Path;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::{fs, io};
 
-/// What is written into the directory of `--out`.
+/// The files that are written into the directory of `--out`.
 const FILES: [&str; 5] = ["compare.json", "runtime.svg", "utilization.svg", "policies.svg", "schedule.svg"];
 
 /// `hydra compare`.
@@ -30,10 +28,10 @@ const FILES: [&str; 5] = ["compare.json", "runtime.svg", "utilization.svg", "pol
 pub(crate) struct CompareArgs {
     #[command(flatten)]
     pub(crate) lab: LabArgs,
-    /// What a device draws while it computes
+    /// The power that a device draws while it computes
     #[arg(long, value_name = "W", default_value = "300", value_parser = values::watts, allow_hyphen_values = true)]
     pub(crate) busy_watts: f64,
-    /// What a device draws while it does not compute
+    /// The power that a device draws while it does not compute
     #[arg(long, value_name = "W", default_value = "60", value_parser = values::watts, allow_hyphen_values = true)]
     pub(crate) idle_watts: f64,
     /// Write the result as JSON and pictures of it into this directory
@@ -76,7 +74,7 @@ pub(crate) fn run(args: &CompareArgs) -> Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-/// Whether the schedule can be drawn; if not, a note says why.
+/// Returns true if the schedule can be drawn; if not, a note says why.
 fn drawable(workload: &Workload) -> bool {
     let checked = schedule::check_size(workload.devices.len(), workload.shard_tasks());
     if let Err(error) = &checked {
@@ -85,26 +83,20 @@ fn drawable(workload: &Workload) -> bool {
     checked.is_ok()
 }
 
-/// What `--json` prints.
+/// The result, as `--json` prints it.
 #[derive(Debug, Serialize)]
 struct Report {
     devices: usize,
     tasks: usize,
     shard_tasks: u64,
-    /// What of the workload the strategies leave out, and the policies do not.
+    /// The parts of the workload that the strategies leave out, and the policies do not.
     strategies_leave_out: Vec<&'static str>,
-    power: Power,
+    power: PowerModel,
     /// That of the policies: strategies may keep other rules than the simulator.
     lower_bound_s: f64,
-    bounds: Bounds,
+    bounds: LowerBounds,
     strategies: Vec<StrategyRow>,
     policies: Vec<PolicyRow>,
-}
-
-#[derive(Debug, Serialize)]
-struct Power {
-    busy_w: f64,
-    idle_w: f64,
 }
 
 #[derive(Debug, Serialize)]
@@ -180,9 +172,9 @@ impl Report {
             tasks: workload.tasks.len(),
             shard_tasks: workload.shard_tasks(),
             strategies_leave_out: left_out(workload),
-            power: Power { busy_w: power.busy_w, idle_w: power.idle_w },
+            power,
             lower_bound_s: bounds.best_s(),
-            bounds: Bounds::from(&bounds),
+            bounds,
             strategies: rows.iter().map(|row| strategy_row(row, sharp_s, power)).collect(),
             policies,
         })
@@ -195,8 +187,8 @@ impl Report {
 
     fn render(&self) -> String {
         let unit = self.unit();
-        let (bound, name) = (unit.show(self.lower_bound_s), self.bounds.best());
-        let Power { busy_w, idle_w } = self.power;
+        let (bound, name) = (unit.show(self.lower_bound_s), largest(&self.bounds));
+        let PowerModel { busy_w, idle_w } = self.power;
         let left_out = match self.strategies_leave_out.as_slice() {
             [] => String::new(),
             left_out => format!("The strategies leave out the workload's {}.\n", left_out.join(", ")),
@@ -303,7 +295,7 @@ fn remove(file: &Path) -> Result<()> {
     }
 }
 
-/// What [`compare`] takes out of a workload that has it.
+/// The parts of a workload that [`compare`] leaves out.
 fn left_out(workload: &Workload) -> Vec<&'static str> {
     let any = |of: fn(&TaskCost) -> bool| workload.tasks.iter().any(of);
     let parts = [
@@ -315,7 +307,7 @@ fn left_out(workload: &Workload) -> Vec<&'static str> {
     parts.into_iter().filter(|(_, there)| *there).map(|(name, _)| name).collect()
 }
 
-/// What is above the bound is drawn, and the whole ratio said.
+/// The bar of a policy: what is above the bound is drawn, and the whole ratio said.
 fn gap_bar(row: &PolicyRow) -> Bar {
     let label = format!("{} times the bound", fixed(row.over_bound, 4));
     Bar { name: row.policy.to_owned(), value: Some((row.over_bound - 1.0).max(0.0)), label }

@@ -2,7 +2,7 @@
 
 use crate::commands::report;
 use crate::commands::report::ReportArgs;
-use crate::run_dir::directory::{RunDir, read_report};
+use crate::run_dir::directory::{PLANS, REPORT, RunDir, SPEC, read_report};
 use crate::run_dir::leaderboard::Report;
 use crate::run_dir::spec::RunSpec;
 use crate::session::orchestrator::Surroundings;
@@ -33,7 +33,7 @@ pub(crate) struct ResumeArgs {
 pub(crate) fn run(args: &ResumeArgs, around: &Surroundings) -> Result<Outcome> {
     args.results.record.as_deref().map_or(Ok(()), run::check_record)?;
     let dir = RunDir::resume(&args.dir)?;
-    let mut spec = RunSpec::resume(&dir.spec_file(), &dir.plans(), &args.devices, &around.machine)?;
+    let mut spec = RunSpec::resume(&dir.file(SPEC), &dir.file(PLANS), &args.devices, &around.machine)?;
     spec = spec.checkpointed(args.checkpoints);
     if let Some(file) = &args.results.record {
         run::check_record_replaces_nothing(file, &spec)?;
@@ -48,7 +48,7 @@ pub(crate) fn run(args: &ResumeArgs, around: &Surroundings) -> Result<Outcome> {
         Some(gone) => format!("note: {}\nnote: {gone}", left.shown()),
         None => format!("note: {}", left.shown()),
     };
-    if left.is_nothing() && dir.has_report() {
+    if left.is_nothing() && dir.file(REPORT).is_file() {
         tell(&note);
         args.results.record.as_deref().into_iter().for_each(run::tell_unrecorded);
         return report::run(&ReportArgs { dir: args.dir.clone(), json: args.results.json });
@@ -56,7 +56,7 @@ pub(crate) fn run(args: &ResumeArgs, around: &Surroundings) -> Result<Outcome> {
     run::run_in(dir, &mut spec, &args.results, Some(&note), around)
 }
 
-/// Whether the report says that every task was trained to its end, and all models are there.
+/// Returns true if the report says that every task was trained to its end, and all models are there.
 fn was_trained(dir: &RunDir, spec: &RunSpec) -> Result<bool> {
     for configuration in spec.training.grid()? {
         if !dir.model_dir(&configuration.name)?.is_dir() {
@@ -67,7 +67,7 @@ fn was_trained(dir: &RunDir, spec: &RunSpec) -> Result<bool> {
     Ok(report.is_ok_and(|report| report.all_done()))
 }
 
-/// How far the tasks of a run are.
+/// The progress of a run's tasks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Left {
     finished: usize,
@@ -101,7 +101,7 @@ impl Left {
         self.begun + self.new == 0
     }
 
-    /// Which models are gone, if any, and what to do about it: a finished task's checkpoint has its results alone.
+    /// The models that are gone, if any, and what to do about it: a finished task's checkpoint has its results alone.
     fn gone_from(&self, dir: &RunDir) -> Option<String> {
         let names: Vec<String> = self.gone.iter().map(|name| format!("`{name}`")).collect();
         (!names.is_empty()).then(|| {

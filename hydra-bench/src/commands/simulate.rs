@@ -1,9 +1,8 @@
 //! `hydra simulate`: how long a policy takes for a workload, in virtual time.
 
 use crate::laboratory::gantt::gantt;
-use crate::laboratory::measure::{Bounds, Measured, mean, measure};
-use crate::laboratory::workload::LabArgs;
-use crate::laboratory::workload::load;
+use crate::laboratory::measure::{Measured, largest, mean, measure};
+use crate::laboratory::workload::{LabArgs, load};
 use crate::pictures::canvas::one_line;
 use crate::pictures::schedule;
 use crate::run_dir::paths::check_not_read;
@@ -13,7 +12,7 @@ use crate::terminal::numbers::{Unit, fixed};
 use crate::terminal::table::{Align, Table};
 use anyhow::{Context, Result};
 use clap::Args;
-use hydra_sched::{PolicyKind, SimulationOptions, Workload};
+use hydra_sched::{LowerBounds, PolicyKind, SimulationOptions, Workload};
 use serde::Serialize;
 use std::fs;
 use std::path::PathBuf;
@@ -65,7 +64,7 @@ pub(crate) fn run(args: &SimulateArgs) -> Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-/// What `--json` prints.
+/// The result, as `--json` prints it.
 #[derive(Debug, Serialize)]
 struct Report<'a> {
     policy: &'static str,
@@ -76,7 +75,7 @@ struct Report<'a> {
     first_start_s: f64,
     lower_bound_s: f64,
     over_bound: f64,
-    bounds: Bounds,
+    bounds: LowerBounds,
     utilization: Vec<f64>,
     shard_tasks: u64,
     promotions: u64,
@@ -116,7 +115,7 @@ impl<'a> Report<'a> {
             first_start_s: run.first_start_s,
             lower_bound_s: run.bounds.best_s(),
             over_bound: run.gap(),
-            bounds: Bounds::from(&run.bounds),
+            bounds: run.bounds,
             utilization: run.utilization(),
             shard_tasks: run.shard_tasks,
             promotions: run.promotions,
@@ -138,7 +137,7 @@ impl<'a> Report<'a> {
         let mut table = Table::new(&[("", Align::Left), ("", Align::Left)]);
         let mut row = |name: &str, text: String| table.row(vec![name.to_owned(), text]);
         row("makespan", unit.show(self.makespan_s));
-        let (bound, name) = (unit.show(self.lower_bound_s), self.bounds.best());
+        let (bound, name) = (unit.show(self.lower_bound_s), largest(&self.bounds));
         row(
             "lower bound",
             format!("{bound} ({name}); the makespan is {} times that", fixed(self.over_bound, 4)),

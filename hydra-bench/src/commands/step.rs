@@ -65,7 +65,7 @@ enum Reference {
     C,
 }
 
-/// What is stepped.
+/// The model that is stepped.
 struct Subject {
     name: String,
     config: Gpt2Config,
@@ -157,7 +157,7 @@ impl Subject {
     /// Arithmetic of a training step: six for each token and parameter of a matrix that multiplies it
     /// (forward, and backward to the input and to the matrix), and twelve for each layer, width, token and
     /// token that it attends to (scores and values, all of them: nothing is taken off for the causal mask).
-    /// What is computed again is not counted.
+    /// Recomputation is not counted.
     fn flops(&self) -> f64 {
         let config = &self.config;
         let (layers, width) = (config.n_layer as f64, config.n_embd as f64);
@@ -167,7 +167,7 @@ impl Subject {
     }
 }
 
-/// What was run and what it took: one object.
+/// The settings of the measurement and its figures, in one object.
 fn json(
     args: &StepArgs,
     devices: &DeviceSettings,

@@ -5,7 +5,6 @@ use hydra_sched::{
     Asking, Claimable, LowerBounds, ModelIndex, ModelView, Policy, PolicyKind, Priority, Simulation,
     SimulationOptions, Workload, simulate,
 };
-use serde::Serialize;
 use std::time::{Duration, Instant};
 
 /// A policy with a watch: how long its answers took.
@@ -55,39 +54,20 @@ pub(crate) fn measure(
     Ok(Measured { run, decision_ns })
 }
 
-/// The lower bounds by name, in seconds.
-#[derive(Debug, Serialize)]
-pub(crate) struct Bounds {
-    chain_s: f64,
-    work_s: f64,
-    level_s: f64,
-    link_s: f64,
-    host_s: f64,
-    packing_s: f64,
-    turns_s: f64,
-}
-
-impl From<&LowerBounds> for Bounds {
-    fn from(bounds: &LowerBounds) -> Self {
-        let LowerBounds { chain_s, work_s, level_s, link_s, host_s, packing_s, turns_s } = *bounds;
-        Self { chain_s, work_s, level_s, link_s, host_s, packing_s, turns_s }
-    }
-}
-
-impl Bounds {
-    /// The name of the largest, which decides.
-    pub(crate) fn best(&self) -> &'static str {
-        let all = [
-            ("work", self.work_s),
-            ("level", self.level_s),
-            ("link", self.link_s),
-            ("host", self.host_s),
-            ("packing", self.packing_s),
-            ("turns", self.turns_s),
-        ];
-        let first = ("chain", self.chain_s);
-        all.into_iter().fold(first, |best, bound| if bound.1 > best.1 { bound } else { best }).0
-    }
+/// The name of the largest bound, which decides.
+pub(crate) fn largest(bounds: &LowerBounds) -> &'static str {
+    let all = [
+        ("chain", bounds.chain_s),
+        ("work", bounds.work_s),
+        ("level", bounds.level_s),
+        ("link", bounds.link_s),
+        ("host", bounds.host_s),
+        ("packing", bounds.packing_s),
+        ("turns", bounds.turns_s),
+    ];
+    all.into_iter()
+        .reduce(|best, bound| if bound.1 > best.1 { bound } else { best })
+        .map_or("", |(name, _)| name)
 }
 
 /// The mean of some numbers, 0 of none.
@@ -125,6 +105,6 @@ mod tests {
     #[test]
     fn the_largest_bound_is_named() {
         let bounds = LowerBounds { chain_s: 1.0, work_s: 3.0, level_s: 3.0, ..LowerBounds::default() };
-        assert_eq!(Bounds::from(&bounds).best(), "work");
+        assert_eq!(largest(&bounds), "work");
     }
 }

@@ -1,4 +1,4 @@
-//! What the scheduler's laboratory shares: workloads of stated costs, and policies that are simulated and timed on them.
+//! The scheduler's laboratory: workloads of stated costs, and policies that are simulated and timed on them.
 //! It may touch `hydra-sched`, `settings` and `terminal`.
 //! It never trains anything and never asks the engine.
 

@@ -18,7 +18,7 @@ pub(crate) struct LabArgs {
     /// Tasks and devices as costs, in JSON as docs/scheduling.md describes it; - is standard input
     #[arg(long, value_name = "FILE")]
     pub(crate) workload: PathBuf,
-    /// So many devices, each like the workload's first one [default: the workload's own]
+    /// Take so many devices, each like the workload's first one [default: the workload's own]
     #[arg(long, value_name = "N", value_parser = values::simulated_devices, allow_hyphen_values = true)]
     pub(crate) devices: Option<usize>,
     /// The seed of the policy `random`, and of the variation of a workload that has one [default: 0, and the
@@ -41,7 +41,7 @@ pub(crate) fn load(args: &LabArgs) -> Result<Workload> {
     Ok(workload)
 }
 
-/// What to say of a workload that keeps its user waiting.
+/// The note on a workload that keeps its user waiting.
 fn note_of_size(shard_tasks: u64) -> Option<String> {
     (shard_tasks > LONG).then(|| {
         format!(

@@ -1,4 +1,4 @@
-//! What a machine has for GPUs, as it was found: by files in every build, and by the driver in one with CUDA.
+//! Findings of what a machine has for GPUs: by files in every build, and by the driver in one with CUDA.
 
 use crate::machine::resources::Machine;
 use hydra_core::ByteSize;
@@ -11,11 +11,11 @@ use std::path::{Path, PathBuf};
 pub(super) const DRIVER: &str = "libcuda.so.1";
 /// The compiler's library, under the names of the versions that compile what CubeCL writes.
 pub(super) const COMPILER: [&str; 3] = ["libnvrtc.so.13", "libnvrtc.so", "libnvrtc.so.12"];
-/// Where the kernel module tells its version.
+/// The file in which the kernel module tells its version.
 const KERNEL_MODULE: &str = "/proc/driver/nvidia/version";
 /// A folder for each card, while the kernel module is loaded.
 const KERNEL_CARDS: &str = "/proc/driver/nvidia/gpus";
-/// Where distributions and containers put libraries.
+/// The folders in which distributions and containers put libraries.
 const LIBRARY_FOLDERS: [&str; 10] = [
     "/usr/lib/x86_64-linux-gnu",
     "/usr/lib/aarch64-linux-gnu",
@@ -28,19 +28,19 @@ const LIBRARY_FOLDERS: [&str; 10] = [
     "/usr/lib/wsl/lib",
     "/usr/local/cuda/lib64",
 ];
-/// What CubeCL's kernels need below `include`: their types, and what those and the matrix units' header include.
+/// The headers that CubeCL's kernels need below `include`: their types, and what those and the matrix units' header include.
 const HEADERS: [&str; 5] = ["cuda_runtime.h", "cuda_fp16.h", "mma.h", "crt", "cccl"];
-/// Where Vulkan's drivers are listed.
+/// The folders that list Vulkan's drivers.
 const VULKAN_FOLDERS: [&str; 2] = ["/usr/share/vulkan/icd.d", "/etc/vulkan/icd.d"];
 
-/// What was found. Reports are made of it and of nothing else.
+/// The findings. Reports are made of them and of nothing else.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct Findings {
-    /// Whether this build has the feature `cuda`.
+    /// True if this build has the feature `cuda`.
     pub(crate) cuda_in_build: bool,
-    /// Whether the libraries were loaded and asked; else their files alone were looked for.
+    /// True if the libraries were loaded and asked; else their files alone were looked for.
     pub(crate) asked: bool,
-    /// Whether this build has the feature `wgpu`.
+    /// True if this build has the feature `wgpu`.
     pub(crate) wgpu_in_build: bool,
     /// The version of NVIDIA's kernel module, while it is loaded.
     pub(crate) kernel_module: Option<String>,
@@ -56,15 +56,15 @@ pub(crate) struct Findings {
     pub(crate) headers: Headers,
     /// The cards; a build without CUDA knows only names.
     pub(crate) cards: Vec<Card>,
-    /// Which card could read the memory of which other: (reader, owner).
+    /// The pairs of cards of which one could read the other's memory: (reader, owner).
     pub(crate) peers: Vec<(usize, usize)>,
     /// The names of the files that list Vulkan's drivers.
     pub(crate) vulkan_drivers: Vec<String>,
-    /// How much memory a process may lock.
+    /// The memory that a process may lock.
     pub(crate) locked_memory: Option<Limit>,
     /// The host's memory that is free.
     pub(crate) host_free_bytes: Option<ByteSize>,
-    /// Whether a control group leaves that, and the machine has more.
+    /// True if a control group leaves that, and the machine has more.
     pub(crate) host_is_limited: bool,
     /// The cores that this process may use.
     pub(crate) cores: usize,
@@ -75,9 +75,9 @@ pub(crate) struct Findings {
 /// A library.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Library {
-    /// Whether it can be loaded, or, in a build without CUDA, whether its file is there.
+    /// True if it can be loaded, or, in a build without CUDA, if its file is there.
     pub(crate) found: bool,
-    /// Where its file is, in a folder that is looked through.
+    /// Its file, in a folder that is looked through.
     pub(crate) path: Option<PathBuf>,
     /// The version of CUDA that it says.
     pub(crate) version: Option<Version>,
@@ -90,7 +90,7 @@ pub(crate) struct Headers {
     pub(crate) root: Option<PathBuf>,
     /// The version that they say.
     pub(crate) version: Option<Version>,
-    /// What of [`HEADERS`] is not in it.
+    /// Those of [`HEADERS`] that are not in it.
     pub(crate) missing: Vec<String>,
 }
 
@@ -187,13 +187,13 @@ impl Findings {
     }
 }
 
-/// Where CubeCL takes the headers from.
+/// The folder from which CubeCL takes the headers.
 #[cfg(feature = "cuda")]
 fn headers_root() -> Option<PathBuf> {
     hydra_spill::cuda::headers_root()
 }
 
-/// Where CubeCL would take the headers from.
+/// The folder from which CubeCL would take the headers.
 #[cfg(not(feature = "cuda"))]
 fn headers_root() -> Option<PathBuf> {
     headers_root_by_files()

@@ -1,4 +1,4 @@
-//! What a GPU needs of the machine and what of it is missing, in the words of `hydra doctor`. A run that asks for a GPU
+//! The needs of a GPU and what of them is missing, in the words of `hydra doctor`. A run that asks for a GPU
 //! is refused in the same words.
 
 use crate::machine::findings::{COMPILER, Card, DRIVER, Findings, Library};
@@ -8,7 +8,7 @@ use anyhow::{Result, bail};
 use hydra_core::ByteSize;
 use serde::Serialize;
 
-/// What a device takes of its card's memory when nobody says how much, as a fraction: the driver's context and
+/// The share of its card's memory that a device takes when nobody says how much: the driver's context and
 /// the kernels need some, and so does what is left between allocations.
 const CARD_SHARE: (u64, u64) = (9, 10);
 const BUILD: &str = "cargo build --release -p hydra-bench --features";
@@ -16,7 +16,7 @@ const BUILD: &str = "cargo build --release -p hydra-bench --features";
 /// The memory of each device when nobody says how much, after making sure that the devices can be had at all.
 ///
 /// # Errors
-/// What is missing for a GPU, in the words of `hydra doctor`; a budget that is larger than the card.
+/// The things that are missing for a GPU, in the words of `hydra doctor`; a budget that is larger than the card.
 pub(crate) fn memory(devices: &DevicesArg, asked: Option<ByteSize>, machine: &Machine) -> Result<ByteSize> {
     match devices {
         DevicesArg::Cpu { count, .. } => asked.map_or_else(|| machine.device_share(*count), Ok),
@@ -77,7 +77,7 @@ pub(super) fn refusal(devices: &str, missing: &[Missing]) -> String {
     format!("`--devices {devices}` cannot be used here:{}", lines.collect::<String>())
 }
 
-/// What is missing for CUDA on these cards, in the order in which it should be put right.
+/// The things that are missing for CUDA on these cards, in the order in which it should be put right.
 pub(super) fn missing_for_cuda(found: &Findings, cards: &[usize]) -> Vec<Missing> {
     let mut missing = Vec::new();
     if !found.cuda_in_build {
@@ -175,7 +175,7 @@ fn missing_card(found: &Findings, index: usize) -> Option<Missing> {
     Some(Missing::new(what, "see whether another program has it for itself, and take another card"))
 }
 
-/// What is missing for devices of `wgpu`.
+/// The things that are missing for devices of `wgpu`.
 pub(super) fn missing_for_wgpu(found: &Findings) -> Vec<Missing> {
     if !found.wgpu_in_build {
         let how = format!("build it with `{BUILD} wgpu`");

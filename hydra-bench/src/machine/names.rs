@@ -5,6 +5,26 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
+/// Makes serde write a type as its text, and read it from that.
+macro_rules! text_in_files {
+    ($type:ty) => {
+        impl From<$type> for String {
+            fn from(value: $type) -> Self {
+                value.to_string()
+            }
+        }
+
+        impl TryFrom<String> for $type {
+            type Error = String;
+
+            fn try_from(text: String) -> Result<Self, String> {
+                text.parse()
+            }
+        }
+    };
+}
+pub(crate) use text_in_files;
+
 const MAX_THREADS: usize = 256;
 /// The largest number of a card that is not taken for a slip of the hand.
 const MAX_CARD: usize = 63;
@@ -15,7 +35,7 @@ const MAX_CARD: usize = 63;
 pub(crate) enum DevicesArg {
     /// Some threads of the processor each.
     Cpu {
-        /// How many there are.
+        /// The number of devices.
         count: usize,
         /// The compute threads of each; `None` shares the cores evenly.
         threads: Option<usize>,
@@ -36,7 +56,7 @@ pub(crate) struct Gpus {
 }
 
 impl Gpus {
-    /// How many logical devices there are.
+    /// The number of logical devices.
     pub(crate) fn count(&self) -> usize {
         self.cards.len() * self.logical
     }
@@ -76,19 +96,7 @@ impl fmt::Display for Gpus {
     }
 }
 
-impl From<DevicesArg> for String {
-    fn from(devices: DevicesArg) -> Self {
-        devices.to_string()
-    }
-}
-
-impl TryFrom<String> for DevicesArg {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        text.parse()
-    }
-}
+text_in_files!(DevicesArg);
 
 impl FromStr for DevicesArg {
     type Err = String;
@@ -112,7 +120,7 @@ impl FromStr for DevicesArg {
     }
 }
 
-/// What stands behind `cpu:`.
+/// Reads what stands behind `cpu:`.
 fn cpus(text: &str) -> Result<DevicesArg, String> {
     let (count, threads) =
         text.split_once('x').map_or((text, None), |(count, threads)| (count, Some(threads)));
@@ -121,7 +129,7 @@ fn cpus(text: &str) -> Result<DevicesArg, String> {
     Ok(DevicesArg::Cpu { count, threads: threads.transpose()? })
 }
 
-/// What stands behind `cuda:` and `wgpu:`.
+/// Reads what stands behind `cuda:` and `wgpu:`.
 fn gpus(text: &str) -> Result<Gpus, String> {
     let (list, logical) = text.split_once('/').map_or((text, "1"), |(list, logical)| (list, logical));
     let logical = within(logical, 1, MAX_DEVICES).ok_or("has no usable number of logical devices")?;
@@ -193,39 +201,9 @@ mod tests {
 
     #[test]
     fn what_is_no_device_is_told_what_there_is() {
-        for text in [
-            "",
-            ":",
-            "cpu:",
-            "cpu:0",
-            "cpu:x1",
-            "cpu:2x",
-            "cpu:2x0",
-            "cpu:-1",
-            "cpu:+1",
-            "cpu:999",
-            "tpu:1",
-            "CPU:1",
-            "gpu:0",
-            "cuda:",
-            "cuda:a",
-            "cuda:-1",
-            "cuda:0,",
-            "cuda:,0",
-            "cuda:64",
-            "cuda:0/",
-            "cuda:0/0",
-            "cuda:0/2/2",
-            "cuda:/2",
-            "cuda:0x2",
-            "cuda:0 ",
-            "cuda:0/64",
-            "cuda:0,1/32",
-            "wgpu:",
-            "wgpu:0/x",
-            "cuda0",
-            "cuda:99999999999999999999",
-        ] {
+        let wrong = "|:|cpu:|cpu:0|cpu:x1|cpu:2x|cpu:2x0|cpu:-1|cpu:+1|cpu:999|tpu:1|CPU:1|gpu:0|cuda:|cuda:a|cuda:-1|cuda:0,|cuda:,0|cuda:64|cuda:0/|\
+                     cuda:0/0|cuda:0/2/2|cuda:/2|cuda:0x2|cuda:0 |cuda:0/64|cuda:0,1/32|wgpu:|wgpu:0/x|cuda0|cuda:99999999999999999999";
+        for text in wrong.split('|') {
             let error = text.parse::<DevicesArg>().unwrap_err();
             for part in [&format!("`{text}`"), "cpu:NxT", "cuda:CARD,../L", "wgpu:"] {
                 assert!(error.contains(part), "{error}");

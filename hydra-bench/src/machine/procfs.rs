@@ -19,13 +19,13 @@ pub(crate) fn of_this_process(name: &str) -> Option<ByteSize> {
 /// Memory that can be had without swapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Available {
-    /// How much it is.
+    /// The size.
     pub(crate) size: ByteSize,
-    /// Whether a control group, such as that of a container, leaves less than the machine has.
+    /// True if a control group, such as that of a container, leaves less than the machine has.
     pub(crate) limited: bool,
 }
 
-/// What can be had where the file system begins at `root`; `None` where it does not tell.
+/// The memory that can be had where the file system begins at `root`; `None` where it does not tell.
 pub(crate) fn available(root: &Path) -> Option<Available> {
     let free = fs::read_to_string(root.join("proc/meminfo")).ok();
     let free = free.and_then(|text| size_of("MemAvailable", &text));
@@ -63,7 +63,7 @@ fn control_groups(root: &Path) -> Option<ByteSize> {
     groups.lines().filter_map(|line| group(root, line)).min()
 }
 
-/// What the group in a line of `/proc/self/cgroup` leaves: `0::PATH` in version 2, `ID:CONTROLLERS:PATH` in version 1.
+/// The memory that the group in a line of `/proc/self/cgroup` leaves: `0::PATH` in version 2, `ID:CONTROLLERS:PATH` in version 1.
 fn group(root: &Path, line: &str) -> Option<ByteSize> {
     let (id, (controllers, path)) =
         line.split_once(':').and_then(|(id, rest)| Some((id, rest.split_once(':')?)))?;
@@ -110,7 +110,7 @@ mod tests {
         assert_eq!(size_of("MemFree", "MemFree: 1\nMemFree: 1 kB\n"), None);
     }
 
-    /// What is available where the file system has these files.
+    /// The memory that is available where the file system has these files.
     fn found(files: &[(&str, &str)]) -> Option<(u64, bool)> {
         let root = tempfile::tempdir().unwrap();
         for (path, text) in files {

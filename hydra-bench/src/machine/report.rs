@@ -16,7 +16,7 @@ const NOT_MEASURED: &str =
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Report {
     schema: u32,
-    /// Whether `--devices cuda:0` can be used.
+    /// True if `--devices cuda:0` can be used.
     pub(crate) usable: bool,
     verdict: String,
     missing: Vec<Missing>,

@@ -1,4 +1,4 @@
-//! What the machine has: cores and free memory.
+//! The machine's cores and free memory.
 
 use crate::machine::procfs;
 use anyhow::{Context, Result, bail};
@@ -10,7 +10,7 @@ use std::path::Path;
 const DEVICE_SHARE: (u64, u64) = (2, 5);
 /// The share of free memory that a run may use in all.
 const RUN_SHARE: (u64, u64) = (9, 10);
-/// What the host gets at least, as a share of free memory, however large the devices' budgets are.
+/// The least that the host gets, as a share of free memory, however large the devices' budgets are.
 const HOST_SHARE: (u64, u64) = (1, 2);
 
 /// The machine as it was found.
@@ -20,7 +20,7 @@ pub(crate) struct Machine {
     pub(crate) cores: usize,
     /// Memory that can be had without swapping; `None` where the system does not tell.
     pub(crate) available: Option<ByteSize>,
-    /// Whether that is what a control group leaves, such as that of a container.
+    /// True if that is what a control group leaves, such as that of a container.
     pub(crate) limited: bool,
 }
 

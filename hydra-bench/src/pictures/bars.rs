@@ -14,11 +14,11 @@ const GAP: i32 = 10;
 
 /// One row.
 pub(crate) struct Bar {
-    /// What it is about.
+    /// The name beside the bar.
     pub(crate) name: String,
     /// Its length; `None` where there is none to show.
     pub(crate) value: Option<f64>,
-    /// What stands beside the bar: the number with its unit, or why there is none.
+    /// The text beside the bar: the number with its unit, or why there is none.
     pub(crate) label: String,
 }
 

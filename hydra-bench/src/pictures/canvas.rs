@@ -1,4 +1,4 @@
-//! What the pictures share that are drawn as rectangles and texts.
+//! Rectangles and texts, of which most pictures are made.
 
 use anyhow::{Result, anyhow};
 use plotters::coord::Shift;
@@ -25,7 +25,7 @@ impl Canvas<'_> {
 /// The SVG text of what `draw` puts on a white canvas of this size.
 ///
 /// # Errors
-/// What `draw` returns, or a drawing that the library refuses.
+/// The errors of `draw`, or a drawing that the library refuses.
 pub(crate) fn svg(size: (u32, u32), draw: impl FnOnce(&Canvas<'_>) -> Result<()>) -> Result<String> {
     let mut svg = String::new();
     {

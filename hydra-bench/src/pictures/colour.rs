@@ -2,7 +2,7 @@
 
 use plotters::style::RGBColor;
 
-/// How light a task's colour is.
+/// The lightness of a task's colour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Shade {
     /// Evaluations.

@@ -46,7 +46,7 @@ pub(crate) struct Timeline {
     end_s: f64,
 }
 
-/// What one device did.
+/// The spans of one device.
 #[derive(Clone, Default)]
 struct Lane {
     compute: Vec<Bar>,
@@ -60,7 +60,7 @@ struct Bar {
     end_s: f32,
 }
 
-/// What a column shows.
+/// The content of a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Label {
     task: u32,
@@ -81,7 +81,7 @@ impl Timeline {
         Self { title: "Schedule".to_owned(), lanes: vec![Lane::default(); devices], kept: 0, end_s: 0.0 }
     }
 
-    /// What so many devices did in a simulation.
+    /// The spans of so many devices in a simulation.
     pub(crate) fn simulated(title: String, devices: usize, spans: &[hydra_sched::Span]) -> Self {
         let mut timeline = Self { title, ..Self::new(devices) };
         for span in spans {
@@ -137,7 +137,7 @@ impl Timeline {
     }
 }
 
-/// Whether a simulated run of this size can be kept and drawn.
+/// Refuses a simulated run that is too large to be kept and drawn.
 ///
 /// # Errors
 /// Too many devices or shard tasks.
@@ -159,7 +159,7 @@ impl Bar {
         Self { label, start_s: start_s as f32, end_s: end_s as f32 }
     }
 
-    /// Where it starts and ends in a stretch of time that is `columns` wide, in columns.
+    /// The start and the end in a stretch of time that is `columns` wide, in columns.
     fn place(&self, stretch: &Range<f64>, columns: usize) -> (f64, f64) {
         let per_column = (stretch.end - stretch.start).max(1e-9) / columns as f64;
         let place = |at_s: f32| (f64::from(at_s) - stretch.start).max(0.0) / per_column;
@@ -201,7 +201,7 @@ fn add(cell: &mut Vec<(Label, f64)>, label: Label, covered: f64) {
     }
 }
 
-/// What fills most of a column; `None` where it is idle for more than half of it.
+/// The content that fills most of a column; `None` where it is idle for more than half of it.
 fn most(cell: &[(Label, f64)]) -> Option<Label> {
     let busy: f64 = cell.iter().map(|(_, covered)| covered).sum();
     let most = cell.iter().max_by(|a, b| a.1.total_cmp(&b.1));

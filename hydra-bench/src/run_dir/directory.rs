@@ -9,19 +9,19 @@ use std::fs::{self, File, TryLockError};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
-/// Where run directories are made when nobody says where.
+/// The directory for run directories when nobody names one.
 const DEFAULT_PARENT: &str = "runs";
 /// Everything a run puts into its directory, and so what `--force` removes.
 const CONTENTS: [&str; 10] =
     [SPEC, REPORT, METRICS, TRACE, SCHEDULE, LOSSES, WORKLOAD, PLANS, MODELS, CHECKPOINTS];
-const SPEC: &str = "spec.toml";
-const REPORT: &str = "report.json";
-const METRICS: &str = "metrics.jsonl";
-const TRACE: &str = "trace.json";
-const SCHEDULE: &str = "schedule.svg";
-const LOSSES: &str = "losses.svg";
-const WORKLOAD: &str = "workload.json";
-const PLANS: &str = "plans";
+pub(crate) const SPEC: &str = "spec.toml";
+pub(crate) const REPORT: &str = "report.json";
+pub(crate) const METRICS: &str = "metrics.jsonl";
+pub(crate) const TRACE: &str = "trace.json";
+pub(crate) const SCHEDULE: &str = "schedule.svg";
+pub(crate) const LOSSES: &str = "losses.svg";
+pub(crate) const WORKLOAD: &str = "workload.json";
+pub(crate) const PLANS: &str = "plans";
 const MODELS: &str = "models";
 const CHECKPOINTS: &str = "checkpoints";
 
@@ -31,22 +31,22 @@ const CHECKPOINTS: &str = "checkpoints";
 pub(crate) struct RunDir {
     path: PathBuf,
     force: bool,
-    /// Whether this run made the directory.
+    /// True if this run made the directory.
     created: bool,
-    /// Whether the files of a run that are in it are this run's.
+    /// True if the files of a run that are in it are this run's.
     begun: bool,
-    /// Whether a run goes on here: what is in it stays.
+    /// True if a run goes on here: what is in it stays.
     resumed: bool,
     /// The directory, locked until this is dropped or the process ends.
     lock: Option<File>,
 }
 
-/// What a run may write in its directory.
+/// The bytes that a run may write in its directory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FileBytes {
     /// A checkpoint of each task.
     pub(crate) checkpoints: u64,
-    /// What is there beside them at the same time.
+    /// The most that is there beside them at the same time.
     pub(crate) beside: u64,
 }
 
@@ -77,7 +77,7 @@ impl RunDir {
         }
         check_utf8(path)?;
         let mut dir = Self { resumed: true, ..Self::new(path, false, false) };
-        if !dir.spec_file().is_file() {
+        if !dir.file(SPEC).is_file() {
             bail!("`{}` is not a run directory: it has no {SPEC}", path.display());
         }
         check_writable(path)
@@ -100,7 +100,7 @@ impl RunDir {
         Ok(())
     }
 
-    /// Whether a default run directory could be made; nothing is.
+    /// Refuses if no default run directory could be made; nothing is.
     pub(crate) fn check_next() -> Result<()> {
         let parent = Path::new(DEFAULT_PARENT);
         check_utf8(parent)?;
@@ -240,12 +240,12 @@ impl RunDir {
         &self.path
     }
 
-    /// Where the spec is.
-    pub(crate) fn spec_file(&self) -> PathBuf {
-        self.path.join(SPEC)
+    /// The path of what is named so in the directory.
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
+        self.path.join(name)
     }
 
-    /// Whether a run goes on here.
+    /// Returns true if a run goes on here.
     pub(crate) fn is_resumed(&self) -> bool {
         self.resumed
     }
@@ -283,17 +283,7 @@ impl RunDir {
         }
     }
 
-    /// Where plans are saved.
-    pub(crate) fn plans(&self) -> PathBuf {
-        self.path.join(PLANS)
-    }
-
-    /// Whether the run that is in it has written its report.
-    pub(crate) fn has_report(&self) -> bool {
-        self.path.join(REPORT).is_file()
-    }
-
-    /// Where the checkpoint of a task is kept: `checkpoints/<task>.safetensors`.
+    /// The checkpoint of a task: `checkpoints/<task>.safetensors`.
     pub(crate) fn checkpoint_file(&self, task: &str) -> Result<PathBuf> {
         let dir = std::path::absolute(self.path.join(CHECKPOINTS))
             .with_context(|| format!("`{}` is not a usable path", self.path.display()))?;
@@ -305,50 +295,20 @@ impl RunDir {
         if self.resumed {
             return Ok(());
         }
-        self.write(SPEC, text.as_bytes())
+        self.write(SPEC, text)
     }
 
-    /// Writes `report.json`.
-    pub(crate) fn write_report(&self, text: &str) -> Result<()> {
-        self.write(REPORT, text.as_bytes())
-    }
-
-    /// Writes `schedule.svg`.
-    pub(crate) fn write_schedule(&self, svg: &str) -> Result<()> {
-        self.write(SCHEDULE, svg.as_bytes())
-    }
-
-    /// Writes `losses.svg`.
-    pub(crate) fn write_losses(&self, svg: &str) -> Result<()> {
-        self.write(LOSSES, svg.as_bytes())
-    }
-
-    /// Writes `workload.json`.
-    pub(crate) fn write_workload(&self, json: &str) -> Result<()> {
-        self.write(WORKLOAD, json.as_bytes())
-    }
-
-    /// Where the plan of a task is saved: `plans/<task>.json`.
+    /// The file for the plan of a task: `plans/<task>.json`.
     pub(crate) fn plan_file(&self, task: &str) -> Result<PathBuf> {
         let dir = self.path.join(PLANS);
         fs::create_dir_all(&dir).with_context(|| format!("`{}` could not be made", dir.display()))?;
         Ok(dir.join(format!("{}.json", safe_name(task))))
     }
 
-    /// Where the model of a task is written, as an absolute path.
+    /// The directory for the model of a task, as an absolute path.
     pub(crate) fn model_dir(&self, task: &str) -> Result<PathBuf> {
         let path = self.path.join(MODELS).join(safe_name(task));
         std::path::absolute(&path).with_context(|| format!("`{}` is not a usable path", path.display()))
-    }
-
-    /// Where metrics are written: `metrics.jsonl`.
-    pub(crate) fn metrics_file(&self) -> PathBuf {
-        self.path.join(METRICS)
-    }
-
-    /// Where the trace is written: `trace.json`.
-    pub(crate) fn trace_file(&self) -> PathBuf {
-        self.path.join(TRACE)
     }
 
     /// Opens `metrics.jsonl`; where a run goes on, at its end, behind the last whole line.
@@ -356,7 +316,7 @@ impl RunDir {
         if !self.resumed {
             return self.open(METRICS);
         }
-        let path = self.metrics_file();
+        let path = self.file(METRICS);
         let open = || {
             let mut file = File::options().create(true).read(true).append(true).open(&path)?;
             let whole = end_of_lines(&mut file)?;
@@ -366,19 +326,16 @@ impl RunDir {
         open().with_context(|| format!("`{}` could not be opened", path.display()))
     }
 
-    /// Opens `trace.json`.
-    pub(crate) fn trace(&self) -> Result<File> {
-        self.open(TRACE)
-    }
-
-    fn open(&self, name: &str) -> Result<File> {
+    /// Opens a file in the directory, which is empty then.
+    pub(crate) fn open(&self, name: &str) -> Result<File> {
         let path = self.path.join(name);
         File::create(&path).with_context(|| format!("`{}` could not be made", path.display()))
     }
 
-    fn write(&self, name: &str, bytes: &[u8]) -> Result<()> {
+    /// Writes a file in the directory.
+    pub(crate) fn write(&self, name: &str, text: &str) -> Result<()> {
         let path = self.path.join(name);
-        let written = replace_file(&path, |file| file.write_all(bytes));
+        let written = replace_file(&path, |file| file.write_all(text.as_bytes()));
         written.with_context(|| format!("`{}` could not be written", path.display()))
     }
 }
@@ -474,11 +431,11 @@ mod tests {
         let mut dir = RunDir::at(&path, false).unwrap();
         dir.begin().unwrap();
         dir.write_spec("x = 1").unwrap();
-        dir.write_report("{}").unwrap();
+        dir.write(REPORT, "{}").unwrap();
         dir.metrics().unwrap().write_all(b"{\"a\": 1}\n{\"half").unwrap();
         drop(dir);
         let dir = RunDir::resume(&path).unwrap();
-        assert!(dir.has_report());
+        assert!(dir.file(REPORT).is_file());
         dir.discard();
         assert!(path.join(REPORT).exists(), "one that is refused removes nothing");
         let mut dir = RunDir::resume(&path).unwrap();
@@ -489,7 +446,7 @@ mod tests {
             fs::write(name, "").unwrap();
         }
         dir.begin().unwrap();
-        assert!(!dir.has_report(), "the report of the run before is not this one's");
+        assert!(!dir.file(REPORT).is_file(), "the report of the run before is not this one's");
         assert!(!half.iter().any(|name| path.join(name).exists()), "what is half written goes");
         assert!(mine.iter().all(|name| path.join(name).exists()), "and nothing else");
         dir.write_spec("x = 2").unwrap();

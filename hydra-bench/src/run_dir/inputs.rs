@@ -1,4 +1,4 @@
-//! What a run was begun with: a task that begins from the start when the run goes on needs the same.
+//! The inputs of a run: a task that begins from the start when the run goes on needs the same.
 //!
 //! A checkpoint says of data and architecture what it needs to refuse others; a task without one has nothing but this,
 //! and only this says something of first weights.

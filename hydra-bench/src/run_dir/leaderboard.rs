@@ -6,7 +6,7 @@ use hydra_core::ByteSize;
 use hydra_engine::{Place, Placement, REPORT_SCHEMA};
 use serde::Deserialize;
 
-/// What the leaderboard reads of a report. Numbers that JSON has not (an infinite perplexity, the loss of a
+/// The part of a report that the leaderboard reads. Numbers that JSON has not (an infinite perplexity, the loss of a
 /// diverged task) are `null` there, so all of them are optional here.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Report {
@@ -105,12 +105,12 @@ impl Report {
         failed.map(Task::failure).collect()
     }
 
-    /// Whether a task was stopped before its end.
+    /// Returns true if a task was stopped before its end.
     pub(crate) fn stopped(&self) -> bool {
         self.tasks.iter().any(|task| task.state == "stopped")
     }
 
-    /// Whether every task was trained to its end.
+    /// Returns true if every task was trained to its end.
     pub(crate) fn all_done(&self) -> bool {
         self.tasks.iter().all(|task| task.state == "done")
     }
@@ -131,7 +131,7 @@ impl Report {
         text
     }
 
-    /// Which tasks were stepped on the device, if any, and why; and whose bits are not the host's.
+    /// The tasks that were stepped on the device, if any, and why; and those whose bits are not the host's.
     fn optimizers(&self) -> String {
         let mut text = String::new();
         let on_device = |task: &&Task| task.optimizer.on == Place::Device;

@@ -30,12 +30,12 @@ pub(super) fn remove(path: &Path) -> Result<()> {
     }
 }
 
-/// What is in a directory, if it can be listed.
+/// The entries of a directory, if it can be listed.
 pub(super) fn entries(dir: &Path) -> impl Iterator<Item = PathBuf> + use<> {
     fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path())
 }
 
-/// What is free on the disk of a directory, for programs of ordinary users.
+/// The bytes free on the disk of a directory, for programs of ordinary users.
 #[cfg(unix)]
 pub(super) fn free_bytes(dir: &Path) -> Option<u64> {
     let found = rustix::fs::statvfs(dir).ok()?;
@@ -62,7 +62,7 @@ pub(super) fn end_of_lines(file: &mut File) -> std::io::Result<u64> {
     Ok(end)
 }
 
-/// Whether `path` is `dir` or lies in it, by its name or by what its links lead to.
+/// Returns true if `path` is `dir` or lies in it, by its name or by what its links lead to.
 pub(crate) fn lies_in(path: &Path, dir: &Path) -> bool {
     let by = |place: fn(&Path) -> std::io::Result<PathBuf>| match (place(path), place(dir)) {
         (Ok(path), Ok(dir)) => path.starts_with(dir),
@@ -95,7 +95,7 @@ pub(super) fn existing(path: &Path) -> &Path {
     path.ancestors().find(|path| path.is_dir()).unwrap_or(Path::new("."))
 }
 
-/// Whether two directories are on one file system.
+/// Returns true if two directories are on one file system.
 #[cfg(unix)]
 pub(super) fn same_disk(one: &Path, other: &Path) -> bool {
     use std::os::unix::fs::MetadataExt;

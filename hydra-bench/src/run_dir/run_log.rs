@@ -2,8 +2,7 @@
 
 use crate::pictures::schedule::Timeline;
 use crate::run_dir::trace::TraceWriter;
-use crate::terminal::progress::state_name;
-use hydra_engine::{EvaluationKind, Observer, RunEvent};
+use hydra_engine::{Observer, RunEvent};
 use serde_json::{Value, json};
 use std::fs::File;
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
@@ -19,13 +18,13 @@ pub(crate) struct RunLog {
     timeline: Timeline,
 }
 
-/// What a log leaves when it has ended.
+/// The remains of a log that has ended.
 pub(crate) struct Ended {
     /// The compute spans, for the picture of the schedule.
     pub(crate) timeline: Timeline,
-    /// Whether all of `metrics.jsonl` could be written, or the first error.
+    /// The first error of writing `metrics.jsonl`, if any.
     pub(crate) metrics: io::Result<()>,
-    /// Whether all of the trace could be written, or the first error.
+    /// The first error of writing the trace, if any.
     pub(crate) trace: io::Result<()>,
 }
 
@@ -91,7 +90,7 @@ struct Lines {
     file: File,
     /// The length of its whole lines.
     whole: u64,
-    /// Whether a part of a line may be behind them.
+    /// True if a part of a line may be behind them.
     torn: bool,
     /// The first error.
     failed: Option<io::Error>,
@@ -147,12 +146,12 @@ fn line(event: &RunEvent<'_>, tasks: &[String]) -> Option<Value> {
             "rate": rate, "units": units, "at_s": at_s,
         }),
         RunEvent::Evaluated { task, kind, step, result, at_s } => json!({
-            "event": "evaluation", "task": name(task), "kind": kind_name(*kind), "step": step,
+            "event": "evaluation", "task": name(task), "kind": kind, "step": step,
             "loss": result.loss, "perplexity": result.perplexity,
             "predicted_tokens": result.predicted_tokens, "at_s": at_s,
         }),
         RunEvent::Ended { task, state, error, at_s } => json!({
-            "event": "end", "task": name(task), "state": state_name(*state), "error": error, "at_s": at_s,
+            "event": "end", "task": name(task), "state": state, "error": error, "at_s": at_s,
         }),
         RunEvent::Resumed { task, step, steps, at_s } => json!({
             "event": "resumed", "task": name(task), "step": step, "steps": steps, "at_s": at_s,
@@ -168,20 +167,11 @@ fn line(event: &RunEvent<'_>, tasks: &[String]) -> Option<Value> {
     })
 }
 
-fn kind_name(kind: EvaluationKind) -> &'static str {
-    match kind {
-        EvaluationKind::Initial => "initial",
-        EvaluationKind::Periodic => "periodic",
-        EvaluationKind::Validation => "validation",
-        EvaluationKind::Test => "test",
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use hydra_core::{DeviceId, TaskId};
-    use hydra_engine::{Evaluation, Span, TaskState, Track, Work};
+    use hydra_engine::{Evaluation, EvaluationKind, Span, TaskState, Track, Work};
 
     const SPAN: Span = Span {
         track: Track::Compute(DeviceId(0)),

@@ -84,7 +84,7 @@ fn thread(track: Track) -> usize {
     }
 }
 
-/// What a span is called.
+/// The name of a span.
 pub(crate) fn work_name(work: Work) -> &'static str {
     match work {
         Work::Forward => "forward",

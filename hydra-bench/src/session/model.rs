@@ -74,7 +74,7 @@ impl Model {
     }
 }
 
-/// What a run trains and is measured on.
+/// The texts that a run trains on and is measured on.
 pub(crate) struct Texts {
     pub(crate) train: Arc<TokenBlocks>,
     pub(crate) validation: Option<Arc<TokenBlocks>>,
@@ -88,7 +88,7 @@ impl Texts {
     }
 }
 
-/// What to say of a minibatch that is larger than the training text.
+/// The note on a minibatch that is larger than the training text.
 pub(crate) fn note_of_batch(batch: usize, train: &TokenBlocks) -> Option<String> {
     note(batch, train.len(), train.context())
 }

@@ -1,4 +1,4 @@
-//! What a run needs, as `--dry-run` prints it.
+//! The needs of a run, as `--dry-run` prints them.
 
 use crate::terminal::table::{Align, Table};
 use anyhow::{Context, Result};

@@ -14,7 +14,7 @@ use hydra_partition::PartitionPlan;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// What every command runs in.
+/// The surroundings of every command.
 #[derive(Clone)]
 pub(crate) struct Surroundings {
     /// The machine.
@@ -139,7 +139,7 @@ fn disk(spec: &DeviceSettings) -> Result<Option<(PathBuf, ByteSize)>> {
     Ok(Some((dir, memory)))
 }
 
-/// What to say of cuts by hand when there is also a plan, and none that has these cuts.
+/// The note on cuts by hand when there is also a plan, and none that has these cuts.
 pub(crate) fn note_of_cuts(spec: &DeviceSettings) -> Option<String> {
     let (cuts, path) = (spec.cuts.as_ref()?, spec.plan.as_ref()?);
     // What cannot be read is an error when the plans are used.

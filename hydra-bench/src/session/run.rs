@@ -1,7 +1,7 @@
 //! `hydra select` and `hydra train`: a grid of configurations, of many or of one.
 
 use crate::pictures::{losses, schedule};
-use crate::run_dir::directory::{FileBytes, RunDir};
+use crate::run_dir::directory::{FileBytes, LOSSES, METRICS, REPORT, RunDir, SCHEDULE, TRACE, WORKLOAD};
 use crate::run_dir::inputs::Inputs;
 use crate::run_dir::leaderboard::Report;
 use crate::run_dir::paths::{check_not_read, lies_in};
@@ -117,7 +117,7 @@ fn record(dir: &RunDir, report: &RunReport, file: Option<&Path>) -> Vec<Result<(
     };
     let json = format!("{}\n", workload.to_json());
     let write = |file: &Path| fs::write(file, &json).with_context(|| unwritten(file));
-    std::iter::once(dir.write_workload(&json)).chain(file.map(write)).collect()
+    std::iter::once(dir.write(WORKLOAD, &json)).chain(file.map(write)).collect()
 }
 
 /// Says that a run has trained nothing that could be recorded.
@@ -223,11 +223,11 @@ struct Prepared {
     orchestrator: Orchestrator,
     logged: Logged,
     stop: StopFlag,
-    /// Whether its tasks are kept.
+    /// True if checkpoints are written.
     kept: bool,
 }
 
-/// What is left to draw when the run is over.
+/// The logs of a run, from which pictures are drawn when it is over.
 struct Logged {
     log: SharedRunLog,
     tasks: Vec<String>,
@@ -265,7 +265,7 @@ impl Prepared {
         orchestrator.make_room().context("the run was refused")?;
         dir.write_spec(&text)?;
         write_plans(dir, &admission)?;
-        let log = SharedRunLog::new(dir.metrics()?, dir.trace()?, tasks.clone(), &devices)
+        let log = SharedRunLog::new(dir.metrics()?, dir.open(TRACE)?, tasks.clone(), &devices)
             .context("the run log could not be begun")?;
         let observer = Both(log.clone(), Progress::new(around.terminal.clone()));
         let orchestrator = orchestrator.observer(Box::new(observer));
@@ -287,7 +287,7 @@ impl Prepared {
         results.push(draw_losses(dir, &report));
         results.extend(record(dir, &report, asked.record.as_deref()));
         // The last file: a run that is killed before it is put together again when it goes on.
-        results.push(dir.write_report(&format!("{text}\n")));
+        results.push(dir.write(REPORT, &format!("{text}\n")));
         results.push(print(&shown));
         let errors: Vec<anyhow::Error> = results.into_iter().filter_map(Result::err).collect();
         let outcome = outcome(&readable, &errors, stop.is_stopped());
@@ -309,9 +309,9 @@ impl Logged {
         let picture = schedule::draw(&ended.timeline, &self.devices, &utilizations, &self.tasks);
         let picture = picture.context("the schedule could not be drawn");
         vec![
-            ended.metrics.with_context(|| unwritten(&dir.metrics_file())),
-            ended.trace.with_context(|| unwritten(&dir.trace_file())),
-            picture.and_then(|picture| dir.write_schedule(&picture)),
+            ended.metrics.with_context(|| unwritten(&dir.file(METRICS))),
+            ended.trace.with_context(|| unwritten(&dir.file(TRACE))),
+            picture.and_then(|picture| dir.write(SCHEDULE, &picture)),
         ]
     }
 }
@@ -335,10 +335,10 @@ fn write_plans(dir: &RunDir, admission: &Admission) -> Result<()> {
 
 fn draw_losses(dir: &RunDir, report: &RunReport) -> Result<()> {
     let picture = losses::draw(&report.tasks).context("the loss curves could not be drawn")?;
-    dir.write_losses(&picture)
+    dir.write(LOSSES, &picture)
 }
 
-/// How the run ended; what failed, tasks and `errors`, is said on standard error.
+/// The end of the run; what failed, tasks and `errors`, is said on standard error.
 fn outcome(report: &Report, errors: &[anyhow::Error], interrupted: bool) -> Outcome {
     let failures = report.failures();
     if !failures.is_empty() {

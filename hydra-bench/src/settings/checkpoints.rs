@@ -1,5 +1,6 @@
-//! How often a run writes checkpoints.
+//! The interval of checkpoints.
 
+use crate::machine::names::text_in_files;
 use clap::Args;
 use hydra_engine::CheckpointEvery;
 use serde::{Deserialize, Serialize};
@@ -42,19 +43,7 @@ impl fmt::Display for CheckpointArg {
     }
 }
 
-impl From<CheckpointArg> for String {
-    fn from(arg: CheckpointArg) -> Self {
-        arg.to_string()
-    }
-}
-
-impl TryFrom<String> for CheckpointArg {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        text.parse()
-    }
-}
+text_in_files!(CheckpointArg);
 
 impl FromStr for CheckpointArg {
     type Err = String;

@@ -1,4 +1,4 @@
-//! Where results go.
+//! The places of results.
 
 use clap::Args;
 use std::path::PathBuf;
@@ -23,7 +23,7 @@ pub(crate) struct OutSettings {
     pub(crate) results: ResultSettings,
 }
 
-/// What a run gives beside its directory.
+/// The results that a run gives beside its directory.
 #[derive(Debug, Args)]
 #[command(next_help_heading = OUTPUT)]
 pub(crate) struct ResultSettings {

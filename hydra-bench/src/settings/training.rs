@@ -1,4 +1,4 @@
-//! How a model learns: the grid, and what its configurations have in common.
+//! Training: the grid, and what its configurations have in common.
 
 use super::{flags, values};
 use crate::terminal::error::Usage;

@@ -34,7 +34,7 @@ impl Usage {
 #[error("interrupted before anything was trained")]
 pub(crate) struct Interrupted;
 
-/// How a command ended that had no error of its own.
+/// The end of a command that had no error of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     /// Everything was done.

@@ -25,7 +25,7 @@ pub(crate) fn to(terminal: &indicatif::MultiProgress) {
     let _ = subscriber.try_init();
 }
 
-/// Whether this value of `NO_COLOR` asks for a log without colours: any that is not empty.
+/// Returns true if this value of `NO_COLOR` asks for a log without colours, as any does that is not empty.
 fn no_colour(asked: Option<OsString>) -> bool {
     asked.is_some_and(|value| !value.is_empty())
 }

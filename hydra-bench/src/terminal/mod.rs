@@ -1,4 +1,4 @@
-//! What a person at the terminal sees beside results: errors and exit statuses, the log, bars, interrupts, tables.
+//! The terminal, apart from results: errors and exit statuses, the log, bars, interrupts, tables.
 //! It may touch the engine's events and standard error; of this crate it imports nothing.
 //! It never decides what is trained and never writes a file.
 

@@ -3,7 +3,7 @@
 /// Numbers from here on are shown with a power of ten, and not with all their digits.
 const LARGE: f64 = 1e9;
 
-/// How times are shown that are compared with each other: all in one unit.
+/// The unit of times that are compared with each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unit {
     Milliseconds,

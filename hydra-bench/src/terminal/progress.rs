@@ -27,7 +27,7 @@ pub(crate) struct Progress {
     tasks: Vec<TaskBar>,
     devices: Vec<Device>,
     crowded: bool,
-    /// Whether nothing is trained: its bar goes when the evaluation has ended.
+    /// True if nothing is trained: its bar goes when the evaluation has ended.
     only_evaluates: bool,
 }
 
@@ -50,7 +50,7 @@ struct Device {
     busy_s: f64,
 }
 
-/// Whether standard error is a terminal: only then bars and warnings are shown.
+/// Returns true if standard error is a terminal: only then bars and warnings are shown.
 pub(crate) fn interactive() -> bool {
     io::stderr().is_terminal()
 }
@@ -265,7 +265,7 @@ fn utilizations(devices: &[Device], now_s: f64) -> String {
     devices.iter().map(share).collect::<Vec<_>>().join("  ")
 }
 
-/// How far an evaluation is.
+/// The progress of an evaluation.
 struct Batches {
     done: usize,
     all: usize,
@@ -312,8 +312,7 @@ impl Write for LogWriter {
     }
 }
 
-/// The state as reports write it.
-pub(crate) fn state_name(state: TaskState) -> &'static str {
+fn state_name(state: TaskState) -> &'static str {
     match state {
         TaskState::Done => "done",
         TaskState::Failed => "failed",

@@ -1,6 +1,6 @@
 //! Plain-text tables.
 
-/// How a column is aligned.
+/// The alignment of a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Align {
     Left,

@@ -1,4 +1,4 @@
-//! What a run of steps takes: time and its parts, page faults, allocations.
+//! The costs of a run of steps: time and its parts, page faults, allocations.
 
 use crate::machine::procfs;
 use anyhow::{Context, Result};
@@ -14,7 +14,7 @@ use std::time::Instant;
 const SIDE: usize = 2048;
 const PRODUCTS: usize = 6;
 
-/// What is known when a minibatch has ended.
+/// The readings when a minibatch has ended.
 #[derive(Clone, Copy, Debug)]
 struct Sample {
     at_s: f64,
@@ -64,7 +64,7 @@ impl Meter {
         (Self(samples.clone()), Sampling(samples))
     }
 
-    /// What the minibatches after the first `warmup` took. Also times products of large matrices on so many
+    /// The costs of the minibatches after the first `warmup`. Also times products of large matrices on so many
     /// threads, if the device is a CPU's.
     pub(super) fn measured(&self, warmup: usize, threads: Option<usize>) -> Result<Measured> {
         let peak_rss_bytes = procfs::of_this_process("VmHWM").unwrap_or_default().bytes();
@@ -107,7 +107,7 @@ impl Observer for Sampling {
     }
 }
 
-/// What steps took, on average where a field is one number.
+/// The costs of steps, on average where a field is one number.
 #[derive(Debug, Default)]
 pub(super) struct Measured {
     /// From the end of one minibatch to the end of the next: the optimizer's step of the one before is in it.
