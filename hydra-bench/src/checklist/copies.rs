@@ -64,11 +64,8 @@ pub(super) fn bandwidth(subject: &Subject) -> Result<Found> {
 
 fn row(mib: usize, locked: bool, rates: &Rates) -> Value {
     json!({
-        "mib": mib,
-        "page_locked": locked,
-        "up_gb_per_s": rates.up * 1e-9,
-        "down_gb_per_s": rates.down * 1e-9,
-        "up_beside_down_gb_per_s": rates.up_beside * 1e-9,
+        "mib": mib, "page_locked": locked, "up_gb_per_s": rates.up * 1e-9,
+        "down_gb_per_s": rates.down * 1e-9, "up_beside_down_gb_per_s": rates.up_beside * 1e-9,
         "down_beside_up_gb_per_s": rates.down_beside * 1e-9,
     })
 }
@@ -216,13 +213,8 @@ pub(super) fn overlap(subject: &Subject) -> Result<Found> {
     // This thread computes, as before: another one would have a stream and pools of its own, still empty.
     let together = best_of(rounds, || beside(|| copy(copies), || compute(products)).map(drop))?;
     let rows = vec![json!({
-        "copies": copies,
-        "mib": bytes / MIB,
-        "products": products,
-        "side": side,
-        "compute_alone_s": compute_alone,
-        "copy_alone_s": copy_alone,
-        "together_s": together,
+        "copies": copies, "mib": bytes / MIB, "products": products, "side": side,
+        "compute_alone_s": compute_alone, "copy_alone_s": copy_alone, "together_s": together,
         "over_the_longer": together / compute_alone.max(copy_alone),
         "over_the_sum": together / (compute_alone + copy_alone),
     })];
@@ -286,10 +278,7 @@ pub(super) fn swaps(subject: &Subject) -> Result<Found> {
     let ((sent, wrong), seconds) = timed(|| beside(send, || inspect(&device, &receiver)))?;
     let bytes = (count * PARTS.iter().sum::<usize>() * 4) as u64;
     let rows = vec![json!({
-        "swaps": sent,
-        "bytes_each_way": bytes,
-        "wrong": wrong.len(),
-        "first_wrong": wrong.first(),
+        "swaps": sent, "bytes_each_way": bytes, "wrong": wrong.len(), "first_wrong": wrong.first(),
         "seconds": seconds,
     })];
     let says = match wrong.first() {

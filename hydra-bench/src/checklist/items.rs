@@ -3,8 +3,7 @@
 use super::found::{Found, Verdict, guarded};
 use super::subject::Subject;
 use super::{copies, kernels, memory, optimizer, precision, training};
-use crate::terminal::error::print;
-use crate::terminal::progress::interactive;
+use crate::terminal::{interactive, print};
 use anyhow::Result;
 use hydra_core::panic_message;
 use indicatif::ProgressBar;
@@ -125,23 +124,18 @@ mod tests {
         assert_eq!(numbers, (1..=ITEMS.len()).collect::<Vec<_>>());
     }
 
-    fn cpu(memory: ByteSize) -> Subject {
-        let device = hydra_engine::DeviceSpec::cpus(1, 1, memory).remove(0);
-        Subject { device, page_locked: ByteSize::mib(1024), quick: true, oom: false }
-    }
-
     #[test]
     fn a_failed_item_ends_the_check_only_where_the_device_does_not_compute_any_more() {
         let fails = Item { number: 4, name: "fails", run: |_| bail!("a bad kernel") };
         let passes = Item { number: 11, name: "passes", run: |_| Ok(Found::not_applicable("fine")) };
         let nothing = Panics(Arc::default());
         let (done, unusable) =
-            run_items(&[&fails, &passes], false, &cpu(ByteSize::mib(1)), &nothing).unwrap();
+            run_items(&[&fails, &passes], false, &Subject::cpu(ByteSize::mib(1)), &nothing).unwrap();
         assert_eq!(done.iter().map(|done| done.item).collect::<Vec<_>>(), [4, 11]);
         assert!(unusable.is_none());
         // A device that this build lacks cannot be opened.
         let lost = hydra_engine::DeviceSpec::wgpu(usize::MAX, 0, 1, ByteSize::mib(1));
-        let lost = Subject { device: lost, ..cpu(ByteSize::mib(1)) };
+        let lost = Subject { device: lost, ..Subject::cpu(ByteSize::mib(1)) };
         let (done, unusable) = run_items(&[&fails, &passes], false, &lost, &nothing).unwrap();
         assert_eq!(done.iter().map(|done| done.item).collect::<Vec<_>>(), [4]);
         assert_eq!(

@@ -2,9 +2,9 @@
 
 use super::found::{Found, Verdict, guarded};
 use super::subject::{Subject, computes};
-use super::training::{Model, each_model};
+use super::training::{Model, each_model, finished};
 use crate::machine::procfs;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use burn::tensor::{Device, Tensor};
 use hydra_core::{AnyTensor, ByteSize, DeviceError, DeviceTensor, finish};
 use hydra_engine::{Observer, OpenDevice, RunEvent, Track, TrainTask, Work};
@@ -36,9 +36,7 @@ pub(super) fn out_of_memory(subject: &Subject) -> Result<Found> {
     let reserved = device.probe.peak(device.measured_as());
     let after = guarded(|| computes(&device.burn));
     let rows = vec![json!({
-        "allocated_bytes": held,
-        "bound_bytes": bound,
-        "refusal": end.words(),
+        "allocated_bytes": held, "bound_bytes": bound, "refusal": end.words(),
         "reserved_after_bytes": reserved,
         "computes_after": after.as_ref().err().map_or("yes".to_owned(), |error| format!("{error:#}")),
     })];
@@ -160,9 +158,7 @@ impl Watched {
 
     fn row(&self, model: &str) -> Value {
         json!({
-            "model": model,
-            "swaps": self.swaps,
-            "minibatches": self.reserved.len(),
+            "model": model, "swaps": self.swaps, "minibatches": self.reserved.len(),
             "reserved_bytes": self.reserved,
         })
     }
@@ -199,10 +195,7 @@ fn watched(subject: &Subject, model: &Model) -> Result<Watched> {
     let mut run = subject.orchestrator(subject.device.memory)?.observer(Box::new(watch));
     let task = TrainTask::new(model.name, model.chain.clone(), model.data.clone(), model.spec(steps));
     run.submit(task.cuts(model.cuts.clone()))?;
-    let report = run.run()?;
-    if let Some(error) = &report.tasks[0].error {
-        bail!("{error}");
-    }
+    finished(run)?;
     let watched = seen.lock().unwrap_or_else(PoisonError::into_inner).clone();
     (watched.reserved.len() == steps).then_some(watched).context("a minibatch was not seen")
 }

@@ -35,10 +35,8 @@ fn trained(subject: &Subject, model: &Model) -> Result<Value> {
     };
     let (here, there) = (run(OptimizerPlacement::Host)?, run(OptimizerPlacement::Device)?);
     Ok(json!({
-        "model": model.name,
-        "same_weights": here.weights_sha256 == there.weights_sha256,
-        "same_losses": here.losses == there.losses,
-        "stall_on_host_s": here.optimizer_stall_s,
+        "model": model.name, "same_weights": here.weights_sha256 == there.weights_sha256,
+        "same_losses": here.losses == there.losses, "stall_on_host_s": here.optimizer_stall_s,
         "stall_on_device_s": there.optimizer_stall_s,
     }))
 }

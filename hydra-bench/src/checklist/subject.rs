@@ -16,6 +16,13 @@ pub(crate) struct Subject {
 }
 
 impl Subject {
+    /// A CPU device of one thread and so much memory, checked quickly.
+    #[cfg(test)]
+    pub(crate) fn cpu(memory: ByteSize) -> Self {
+        let device = DeviceSpec::cpus(1, 1, memory).remove(0);
+        Self { device, page_locked: ByteSize::mib(1024), quick: true, oom: false }
+    }
+
     /// Returns `full`, or `quick` in a quick check.
     pub(super) fn pick<T>(&self, full: T, quick: T) -> T {
         if self.quick { quick } else { full }

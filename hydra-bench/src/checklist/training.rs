@@ -3,7 +3,7 @@
 
 use super::found::{Found, Verdict, guarded, timed};
 use super::subject::{Subject, supports};
-use crate::session::synthetic::Synthetic;
+use crate::session::Synthetic;
 use anyhow::{Context, Result, bail, ensure};
 use hydra_core::{ByteSize, Chain, Dataset, FloatType, Key, Length, OptimizerSpec, TrainSpec};
 use hydra_engine::{
@@ -127,11 +127,8 @@ fn learned(subject: &Subject, model: &Model) -> Result<Value> {
     let task = TrainTask::new(model.name, model.chain.clone(), model.data.clone(), spec);
     let mut run = subject.orchestrator(subject.device.memory)?;
     run.submit(task.cuts(model.cuts.clone()))?;
-    let report = run.run()?;
+    let report = finished(run)?;
     let task = &report.tasks[0];
-    if let Some(error) = &task.error {
-        bail!("{error}");
-    }
     ensure!(falls(&plain.losses), "the loss does not fall: {:?}", plain.losses);
     ensure!(
         task.losses == plain.losses,
@@ -146,9 +143,7 @@ fn learned(subject: &Subject, model: &Model) -> Result<Value> {
         task.shards
     );
     Ok(json!({
-        "model": model.name,
-        "shards": task.shards,
-        "losses": task.losses,
+        "model": model.name, "shards": task.shards, "losses": task.losses,
         "weights_sha256": task.weights_sha256,
     }))
 }
@@ -305,22 +300,12 @@ impl Timeline {
 
     fn row(&self, variant: &str, memory: ByteSize, stepped: &Stepped) -> Value {
         json!({
-            "variant": variant,
-            "model": stepped.preset,
-            "context": stepped.context,
-            "batch": stepped.batch,
-            "budget_bytes": memory.bytes(),
-            "peak_bytes": self.peak_bytes,
-            "shards": self.shards,
-            "step_s": self.step_s(),
-            "compute_s": self.compute_s(),
-            "up_s": self.of(&[Work::Promote]),
-            "down_s": self.of(&[Work::TakeDown]),
-            "run_up_bytes": self.moved[0],
-            "run_down_bytes": self.moved[1],
-            "optimizer_s": self.of(&[Work::Step]),
-            "optimizer_stall_s": self.step_stall_s(),
-            "losses": self.losses,
+            "variant": variant, "model": stepped.preset, "context": stepped.context, "batch": stepped.batch,
+            "budget_bytes": memory.bytes(), "peak_bytes": self.peak_bytes, "shards": self.shards,
+            "step_s": self.step_s(), "compute_s": self.compute_s(), "up_s": self.of(&[Work::Promote]),
+            "down_s": self.of(&[Work::TakeDown]), "run_up_bytes": self.moved[0],
+            "run_down_bytes": self.moved[1], "optimizer_s": self.of(&[Work::Step]),
+            "optimizer_stall_s": self.step_stall_s(), "losses": self.losses,
         })
     }
 }

@@ -5,8 +5,8 @@
 use crate::commands::{
     check, compare, doctor, eval, partition, report, resume, select, simulate, step, train,
 };
-use crate::session::orchestrator::Surroundings;
-use crate::terminal::error::Outcome;
+use crate::session::Surroundings;
+use crate::terminal::Outcome;
 use clap::{Parser, Subcommand};
 
 const AFTER_HELP: &str = "\
@@ -21,7 +21,7 @@ wrong, and 130 when the run was interrupted. HYDRA_LOG=info shows the run's log 
 /// Of `hydra resume`, whose flags of devices and checkpoints are those of every command.
 const AFTER_RESUME: &str = "\
 What is not given is as the run was begun, whatever the defaults above: its devices and their memory, and how often \
-it is kept. Results do not depend on it, but for the kind of device, --precision and --optimizer-placement.";
+it writes checkpoints. Results do not depend on it, but for the kind of device, --precision and --optimizer-placement.";
 
 /// Train many models, each larger than a device's memory, on few devices, exactly.
 #[derive(Debug, Parser)]

@@ -2,11 +2,10 @@
 
 use super::{Cli, Command};
 use crate::commands::select::SelectArgs;
-use crate::machine::names::DevicesArg;
-use crate::machine::resources::Machine;
-use crate::run_dir::spec::{CommandName, RunSpec};
+use crate::machine::{DevicesArg, Machine};
+use crate::run_dir::{CommandName, RunSpec};
 use crate::settings::Configuration;
-use crate::terminal::error::Usage;
+use crate::terminal::Usage;
 use anyhow::Result;
 use clap::Parser;
 use hydra_core::{ByteSize, Decay, Length, OptimizerSpec, Schedule, ScheduleKind};
@@ -14,6 +13,10 @@ use hydra_engine::OptimizerPlacement;
 use hydra_sched::PolicyKind;
 
 const MACHINE: Machine = Machine { cores: 4, available: Some(ByteSize(10_000_000_000)), limited: false };
+
+/// Specs that were written before settings were read by serde and clap alike.
+const ALL_SETTINGS: &str = include_str!("../../tests/specs/all-settings.toml");
+const DEFAULTS: &str = include_str!("../../tests/specs/defaults.toml");
 
 fn spec(line: &str) -> Result<RunSpec> {
     let cli = Cli::try_parse_from(["hydra"].into_iter().chain(line.split_whitespace())).unwrap();
@@ -69,11 +72,7 @@ fn a_spec_comes_back_from_its_file() {
 
 #[test]
 fn specs_that_an_earlier_version_wrote_are_read_and_written_alike() {
-    let texts = [
-        include_str!("../../tests/specs/all-settings.toml"),
-        include_str!("../../tests/specs/defaults.toml"),
-    ];
-    for text in texts {
+    for text in [ALL_SETTINGS, DEFAULTS] {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("spec.toml");
         std::fs::write(&file, text).unwrap();
@@ -93,18 +92,19 @@ fn what_is_given_when_a_run_goes_on_wins_over_what_it_began_with() {
         };
         RunSpec::resume(&file, dir.path(), &args.devices, &MACHINE).unwrap().devices
     };
-    let all = include_str!("../../tests/specs/all-settings.toml");
-    let begun = resumed(all, "");
+    let begun = resumed(ALL_SETTINGS, "");
     assert_eq!((begun.memory(), begun.prefetch, begun.policy), (ByteSize::mib(64), false, PolicyKind::Srtf));
     assert!(begun.link.is_some() && begun.plan.is_some() && !begun.zero_copy);
-    let changed =
-        resumed(all, "--devices cpu:2 --host-memory 2GiB --policy fifo --cuts 2 --optimizer-placement auto");
+    let changed = resumed(
+        ALL_SETTINGS,
+        "--devices cpu:2 --host-memory 2GiB --policy fifo --cuts 2 --optimizer-placement auto",
+    );
     assert_eq!((changed.devices().to_string().as_str(), changed.memory()), ("cpu:2", ByteSize::mib(64)));
     assert_eq!((changed.host_memory, changed.policy), (Some(ByteSize::mib(2048)), PolicyKind::Fifo));
     assert_eq!((changed.cuts, changed.prefetch), (Some(vec![2]), false));
     assert_eq!(changed.optimizer_placement, OptimizerPlacement::Auto);
     // Devices that read the host's memory in place take a share of what is free now.
-    let shared = resumed(include_str!("../../tests/specs/defaults.toml"), "--no-prefetch");
+    let shared = resumed(DEFAULTS, "--no-prefetch");
     assert_eq!((shared.memory(), shared.zero_copy, shared.prefetch), (ByteSize(4_000_000_000), true, false));
 }
 

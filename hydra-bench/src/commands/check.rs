@@ -3,11 +3,10 @@
 use crate::checklist::found::Verdict;
 use crate::checklist::items::{Done, ITEMS, Item, Panics, run_items};
 use crate::checklist::subject::Subject;
-use crate::machine::names::DevicesArg;
-use crate::session::orchestrator::{Surroundings, devices};
+use crate::machine::DevicesArg;
+use crate::session::{Surroundings, devices};
 use crate::settings::DeviceSettings;
-use crate::terminal::error::{Outcome, Usage, print};
-use crate::terminal::table::{Align, Table};
+use crate::terminal::{Outcome, Table, Usage, print};
 use anyhow::{Result, bail};
 use clap::Args;
 use hydra_core::{ByteSize, panic_message};
@@ -96,24 +95,16 @@ fn subject(args: &CheckArgs, around: &Surroundings) -> Result<Subject> {
 fn whole(subject: &Subject, done: &[Done], failed: usize) -> Value {
     let count = |verdict| done.iter().filter(|done| done.found.verdict == verdict).count();
     json!({
-        "device": subject.device.name,
-        "device_memory_bytes": subject.device.memory,
-        "quick": subject.quick,
-        "items": done.len(),
-        "pass": count(Verdict::Pass),
-        "fails": failed,
+        "device": subject.device.name, "device_memory_bytes": subject.device.memory, "quick": subject.quick,
+        "items": done.len(), "pass": count(Verdict::Pass), "fails": failed,
         "not_applicable": count(Verdict::NotApplicable),
         "seconds": done.iter().map(|done| done.seconds).sum::<f64>(),
     })
 }
 
 fn render(subject: &Subject, done: &[Done]) -> String {
-    let mut table = Table::new(&[
-        ("", Align::Right),
-        (&subject.device.name, Align::Left),
-        ("verdict", Align::Left),
-        ("figure", Align::Left),
-    ]);
+    let device = format!("<{}", subject.device.name);
+    let mut table = Table::new([">", &device, "<verdict", "<figure"]);
     for Done { item, name, found, .. } in done {
         let verdict = json!(found.verdict).as_str().unwrap_or_default().to_owned();
         table.row(vec![item.to_string(), (*name).to_owned(), verdict, found.figure.clone()]);
@@ -131,16 +122,11 @@ mod tests {
     use super::*;
     use crate::checklist::found::Found;
 
-    fn cpu(memory: ByteSize) -> Subject {
-        let device = hydra_engine::DeviceSpec::cpus(1, 1, memory).remove(0);
-        Subject { device, page_locked: PAGE_LOCKED, quick: true, oom: false }
-    }
-
     #[test]
     fn the_table_is_short_and_the_reasons_follow() {
         let found = Found::new(Verdict::Fails, "2.0 GB/s", "too slow, by much", vec![json!({"a": 1})]);
         let done = [Done { item: 2, name: "bandwidth", found, panics: Vec::new(), seconds: 1.0 }];
-        let subject = cpu(ByteSize::mib(1));
+        let subject = Subject::cpu(ByteSize::mib(1));
         let text = render(&subject, &done);
         assert!(text.contains("2  bandwidth  fails    2.0 GB/s\n"), "{text}");
         assert!(text.ends_with("\n 2: too slow, by much\n"), "{text}");

@@ -1,15 +1,11 @@
 //! `hydra compare`: ways to train a workload, and policies, side by side.
 
-use crate::laboratory::gantt::gantt;
-use crate::laboratory::measure::{Measured, largest, mean, measure};
-use crate::laboratory::workload::{LabArgs, load};
+use crate::laboratory::{LabArgs, Measured, gantt, largest, load, mean, measure};
 use crate::pictures::bars::{self, Bar};
 use crate::pictures::schedule;
-use crate::run_dir::paths::check_not_read;
+use crate::run_dir::{check_not_read, remove};
 use crate::settings::values;
-use crate::terminal::error::{Outcome, print, tell};
-use crate::terminal::numbers::{Unit, fixed};
-use crate::terminal::table::{Align, Table};
+use crate::terminal::{Outcome, Table, Unit, fixed, print, tell};
 use anyhow::{Context, Result};
 use clap::Args;
 use hydra_sched::{
@@ -17,8 +13,8 @@ use hydra_sched::{
     Workload, WorkloadError, compare,
 };
 use serde::Serialize;
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::{fs, io};
 
 /// The files that are written into the directory of `--out`.
 const FILES: [&str; 5] = ["compare.json", "runtime.svg", "utilization.svg", "policies.svg", "schedule.svg"];
@@ -206,12 +202,8 @@ impl Report {
     }
 
     fn strategy_table(&self, unit: Unit) -> String {
-        let names = ["runtime", "utilization", "device-hours", "kWh", "SHARP is faster by"];
-        let right = names.iter().map(|name| (*name, Align::Right));
-        let mut columns: Vec<(&str, Align)> =
-            std::iter::once(("strategy", Align::Left)).chain(right).collect();
-        columns.push(("", Align::Left));
-        let mut table = Table::new(&columns);
+        let mut table =
+            Table::new("<strategy|>runtime|>utilization|>device-hours|>kWh|>SHARP is faster by|<".split('|'));
         for row in &self.strategies {
             let mut cells = vec![row.strategy.to_owned()];
             match &row.figures {
@@ -231,10 +223,9 @@ impl Report {
     }
 
     fn policy_table(&self, unit: Unit) -> String {
-        let names = ["makespan", "over the bound", "utilization", "promotions", "saved", "ns a decision"];
-        let right = names.iter().map(|name| (*name, Align::Right));
-        let columns: Vec<(&str, Align)> = std::iter::once(("policy", Align::Left)).chain(right).collect();
-        let mut table = Table::new(&columns);
+        let mut table = Table::new(
+            "<policy|>makespan|>over the bound|>utilization|>promotions|>saved|>ns a decision".split('|'),
+        );
         for row in &self.policies {
             table.row(vec![
                 row.policy.to_owned(),
@@ -284,14 +275,6 @@ impl Report {
             Bar { name: row.strategy.to_owned(), value, label }
         };
         self.strategies.iter().map(bar).collect()
-    }
-}
-
-/// Removes a file, if it is there.
-fn remove(file: &Path) -> Result<()> {
-    match fs::remove_file(file) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        removed => removed.with_context(|| format!("the old `{}` could not be removed", file.display())),
     }
 }
 

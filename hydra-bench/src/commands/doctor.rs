@@ -1,9 +1,7 @@
 //! `hydra doctor`: what a GPU needs, and what of it is here.
 
-use crate::machine::findings::Findings;
-use crate::machine::report::Report;
-use crate::machine::resources::Machine;
-use crate::terminal::error::{Outcome, print};
+use crate::machine::{Findings, Machine, Report};
+use crate::terminal::{Outcome, print};
 use anyhow::Result;
 use clap::Args;
 

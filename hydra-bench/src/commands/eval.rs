@@ -1,9 +1,8 @@
 //! `hydra eval`: the loss of a model over a text.
 
-use crate::session::model::Model;
-use crate::session::orchestrator::{Surroundings, orchestrator};
+use crate::session::{Model, Surroundings, orchestrator};
 use crate::settings::{DeviceSettings, ModelSettings, OUTPUT, values};
-use crate::terminal::error::{Outcome, print};
+use crate::terminal::{Outcome, print};
 use anyhow::{Result, anyhow};
 use clap::Args;
 use hydra_engine::EngineError;
@@ -46,10 +45,8 @@ pub(crate) fn run(args: EvalArgs, around: &Surroundings) -> Result<Outcome> {
     print(&match args.json {
         true => {
             let result = json!({
-                "loss": result.loss,
-                "perplexity": result.perplexity,
-                "predicted_tokens": result.predicted_tokens,
-                "tokens": tokens,
+                "loss": result.loss, "perplexity": result.perplexity,
+                "predicted_tokens": result.predicted_tokens, "tokens": tokens,
             });
             format!("{result:#}\n")
         }

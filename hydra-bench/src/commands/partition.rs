@@ -1,10 +1,9 @@
 //! `hydra partition`: measures a model and shows where it is cut.
 
-use crate::run_dir::paths::check_not_read;
-use crate::session::model::Model;
-use crate::session::orchestrator::{Surroundings, note_of_cuts, orchestrator};
+use crate::run_dir::check_not_read;
+use crate::session::{Model, Surroundings, note_of_cuts, orchestrator};
 use crate::settings::{DeviceSettings, ModelSettings, OUTPUT, check_accumulate, values};
-use crate::terminal::error::{Outcome, Usage, print, tell};
+use crate::terminal::{Outcome, Usage, print, tell};
 use anyhow::{Context, Result};
 use clap::Args;
 use hydra_core::{ByteSize, OptimizerSpec, TrainSpec};
@@ -87,11 +86,9 @@ fn plan(args: &PartitionArgs, around: &Surroundings) -> Result<Arc<PartitionPlan
 fn json_of(plan: &PartitionPlan) -> String {
     let layers: Vec<&str> = plan.layers.iter().map(|layer| layer.name.as_str()).collect();
     let value = json!({
-        "cut_points": plan.cut_points,
-        "layers": layers,
+        "cut_points": plan.cut_points, "layers": layers,
         "min_device_memory_bytes": plan.min_device_memory_bytes,
-        "single_shard_bytes": plan.single_shard_bytes,
-        "plan": plan,
+        "single_shard_bytes": plan.single_shard_bytes, "plan": plan,
     });
     format!("{value:#}\n")
 }

@@ -1,8 +1,7 @@
 //! `hydra report`: the leaderboard of a finished run.
 
-use crate::run_dir::directory::read_report;
-use crate::run_dir::leaderboard::Report;
-use crate::terminal::error::{Outcome, print};
+use crate::run_dir::{Report, read_report};
+use crate::terminal::{Outcome, print};
 use anyhow::{Context, Result};
 use clap::Args;
 use std::path::PathBuf;

@@ -2,14 +2,12 @@
 
 use crate::commands::report;
 use crate::commands::report::ReportArgs;
-use crate::run_dir::directory::{PLANS, REPORT, RunDir, SPEC, read_report};
-use crate::run_dir::leaderboard::Report;
-use crate::run_dir::spec::RunSpec;
-use crate::session::orchestrator::Surroundings;
+use crate::run_dir::{PLANS, REPORT, Report, RunDir, RunSpec, SPEC, read_report};
+use crate::session::Surroundings;
 use crate::session::run;
 use crate::settings::flags::Given;
 use crate::settings::{CheckpointSettings, DeviceSettings, ResultSettings};
-use crate::terminal::error::{Outcome, tell};
+use crate::terminal::{Outcome, tell};
 use anyhow::{Result, bail};
 use clap::Args;
 use hydra_engine::Checkpoint;
@@ -40,7 +38,7 @@ pub(crate) fn run(args: &ResumeArgs, around: &Surroundings) -> Result<Outcome> {
     }
     let mut left = left(&dir, &spec)?;
     if left.new == spec.training.grid()?.len() && was_trained(&dir, &spec)? {
-        // It was not to be kept (`--checkpoint-every never`), and came to its end.
+        // It wrote no checkpoints (`--checkpoint-every never`), and came to its end.
         left = Left { finished: left.new, new: 0, ..left };
     }
     let note = match left.gone_from(&dir) {

@@ -1,15 +1,11 @@
 //! `hydra simulate`: how long a policy takes for a workload, in virtual time.
 
-use crate::laboratory::gantt::gantt;
-use crate::laboratory::measure::{Measured, largest, mean, measure};
-use crate::laboratory::workload::{LabArgs, load};
+use crate::laboratory::{LabArgs, Measured, gantt, largest, load, mean, measure};
 use crate::pictures::canvas::one_line;
 use crate::pictures::schedule;
-use crate::run_dir::paths::check_not_read;
+use crate::run_dir::check_not_read;
 use crate::settings::policy_help;
-use crate::terminal::error::{Outcome, print};
-use crate::terminal::numbers::{Unit, fixed};
-use crate::terminal::table::{Align, Table};
+use crate::terminal::{Outcome, Table, Unit, fixed, print};
 use anyhow::{Context, Result};
 use clap::Args;
 use hydra_sched::{LowerBounds, PolicyKind, SimulationOptions, Workload};
@@ -134,7 +130,7 @@ impl<'a> Report<'a> {
 
     fn render(&self) -> String {
         let unit = Unit::of(self.makespan_s);
-        let mut table = Table::new(&[("", Align::Left), ("", Align::Left)]);
+        let mut table = Table::new(["<", "<"]);
         let mut row = |name: &str, text: String| table.row(vec![name.to_owned(), text]);
         row("makespan", unit.show(self.makespan_s));
         let (bound, name) = (unit.show(self.lower_bound_s), largest(&self.bounds));
@@ -172,7 +168,7 @@ impl<'a> Report<'a> {
     }
 
     fn tasks_text(&self, unit: Unit) -> String {
-        let mut table = Table::new(&[("task", Align::Left), ("done after", Align::Right)]);
+        let mut table = Table::new(["<task", ">done after"]);
         for task in self.tasks.iter().take(SHOWN_TASKS) {
             table.row(vec![one_line(task.name), unit.show(task.finished_s)]);
         }

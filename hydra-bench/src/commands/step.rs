@@ -2,12 +2,9 @@
 
 mod measure;
 
-use crate::session::model::context_of;
-use crate::session::orchestrator::{Surroundings, devices, orchestrator};
-use crate::session::synthetic::Synthetic;
+use crate::session::{Surroundings, Synthetic, context_of, devices, orchestrator};
 use crate::settings::{DEFAULT_MODEL, DeviceSettings, OUTPUT, dtypes, model_help, values};
-use crate::terminal::error::{Outcome, print};
-use crate::terminal::table::{Align, Table};
+use crate::terminal::{Outcome, Table, print};
 use anyhow::{Context, Result, bail};
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, ValueEnum};
@@ -175,38 +172,25 @@ fn json(
     report: &RunReport,
     measured: &Measured,
 ) -> Value {
-    let mut fields = settings(args, devices, subject, report);
-    if let (Value::Object(fields), Value::Object(figures)) =
-        (&mut fields, figures(args, subject, report, measured))
-    {
-        fields.extend(figures);
-    }
-    fields
+    let parts = [settings(args, devices, subject, report), figures(args, subject, report, measured)];
+    parts
+        .iter()
+        .filter_map(Value::as_object)
+        .flatten()
+        .map(|(name, value)| (name.clone(), value.clone()))
+        .collect()
 }
 
 fn settings(args: &StepArgs, devices: &DeviceSettings, subject: &Subject, report: &RunReport) -> Value {
     let (config, task) = (&subject.config, &report.tasks[0]);
     json!({
-        "model": subject.name,
-        "layers": config.n_layer,
-        "width": config.n_embd,
-        "heads": config.n_head,
-        "vocabulary": config.vocab_size,
-        "parameters": task.parameters,
-        "context": subject.context,
-        "batch": subject.batch,
-        "dropout": args.dropout,
-        "dtype": args.dtype,
-        "precision": devices.precision,
-        "seed": args.seed,
-        "devices": devices.devices,
-        "threads": report.devices[0].threads,
-        "device_memory_bytes": devices.device_memory,
-        "resident": devices.zero_copy,
-        "link_bytes_per_s": devices.link,
-        "warmup": args.warmup,
-        "steps": args.steps,
-        "shards": task.shards,
+        "model": subject.name, "layers": config.n_layer, "width": config.n_embd, "heads": config.n_head,
+        "vocabulary": config.vocab_size, "parameters": task.parameters, "context": subject.context,
+        "batch": subject.batch, "dropout": args.dropout, "dtype": args.dtype,
+        "precision": devices.precision, "seed": args.seed, "devices": devices.devices,
+        "threads": report.devices[0].threads, "device_memory_bytes": devices.device_memory,
+        "resident": devices.zero_copy, "link_bytes_per_s": devices.link, "warmup": args.warmup,
+        "steps": args.steps, "shards": task.shards,
     })
 }
 
@@ -216,20 +200,13 @@ fn figures(args: &StepArgs, subject: &Subject, report: &RunReport, measured: &Me
         measured.parts.iter().map(|(name, seconds)| ((*name).to_owned(), json!(seconds))).collect();
     let steps = (args.warmup + args.steps) as u64;
     json!({
-        "step_s": measured.step_s,
-        "tokens_per_s_best": tokens / measured.best_s(),
-        "tokens_per_s_median": tokens / measured.median_s(),
-        "parts": parts,
-        "flops_per_step": flops,
-        "gflops": flops / measured.best_s() * 1e-9,
-        "matmul_peak_gflops": measured.matmul_peak_gflops,
-        "peak_rss_bytes": measured.peak_rss_bytes,
-        "page_faults_per_step": measured.page_faults,
-        "allocations_per_step": measured.allocations,
-        "device_peak_bytes": report.devices[0].peak_bytes,
+        "step_s": measured.step_s, "tokens_per_s_best": tokens / measured.best_s(),
+        "tokens_per_s_median": tokens / measured.median_s(), "parts": parts, "flops_per_step": flops,
+        "gflops": flops / measured.best_s() * 1e-9, "matmul_peak_gflops": measured.matmul_peak_gflops,
+        "peak_rss_bytes": measured.peak_rss_bytes, "page_faults_per_step": measured.page_faults,
+        "allocations_per_step": measured.allocations, "device_peak_bytes": report.devices[0].peak_bytes,
         "promoted_bytes_per_step": report.transfers.promoted_bytes / steps,
-        "demoted_bytes_per_step": report.transfers.demoted_bytes / steps,
-        "losses": report.tasks[0].losses,
+        "demoted_bytes_per_step": report.transfers.demoted_bytes / steps, "losses": report.tasks[0].losses,
     })
 }
 
@@ -249,7 +226,7 @@ fn render(result: &Value) -> String {
         threads.unwrap_or_default(),
         many(number("shards"), "shard"),
     );
-    let mut table = Table::new(&[("part", Align::Left), ("seconds a step", Align::Right)]);
+    let mut table = Table::new(["<part", ">seconds a step"]);
     for (name, seconds) in result["parts"].as_object().into_iter().flatten() {
         table.row(vec![name.clone(), format!("{:.4}", seconds.as_f64().unwrap_or(0.0))]);
     }

@@ -1,10 +1,10 @@
 //! `hydra train`: one configuration is trained.
 
-use crate::run_dir::spec::{CommandName, RunSpec};
-use crate::session::orchestrator::Surroundings;
+use crate::run_dir::{CommandName, RunSpec};
+use crate::session::Surroundings;
 use crate::session::run;
 use crate::settings::{CheckpointSettings, OutSettings, RunSettings};
-use crate::terminal::error::Outcome;
+use crate::terminal::Outcome;
 use anyhow::Result;
 use clap::{Arg, ArgAction, Args};
 

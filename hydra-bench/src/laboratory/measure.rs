@@ -1,5 +1,6 @@
-//! Policies that are simulated, with a watch, and the lower bounds beside them.
+//! Policies that are simulated, with a watch; the bounds beside them, and their picture.
 
+use crate::pictures::schedule::{self, Timeline};
 use anyhow::Result;
 use hydra_sched::{
     Asking, Claimable, LowerBounds, ModelIndex, ModelView, Policy, PolicyKind, Priority, Simulation,
@@ -68,6 +69,15 @@ pub(crate) fn largest(bounds: &LowerBounds) -> &'static str {
     all.into_iter()
         .reduce(|best, bound| if bound.1 > best.1 { bound } else { best })
         .map_or("", |(name, _)| name)
+}
+
+/// The Gantt picture of a simulation whose spans were recorded.
+pub(crate) fn gantt(workload: &Workload, run: &Simulation) -> Result<String> {
+    let devices = workload.devices.len();
+    let timeline = Timeline::simulated(format!("Simulated under {}", run.policy), devices, &run.spans);
+    let devices: Vec<String> = (0..devices).map(|device| format!("device {device}")).collect();
+    let tasks: Vec<String> = workload.tasks.iter().map(|task| task.name.clone()).collect();
+    schedule::draw(&timeline, &devices, &run.utilization(), &tasks)
 }
 
 /// The mean of some numbers, 0 of none.

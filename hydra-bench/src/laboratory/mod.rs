@@ -2,6 +2,8 @@
 //! It may touch `hydra-sched`, `settings` and `terminal`.
 //! It never trains anything and never asks the engine.
 
-pub(crate) mod gantt;
 pub(crate) mod measure;
 pub(crate) mod workload;
+
+pub(crate) use measure::{Measured, gantt, largest, mean, measure};
+pub(crate) use workload::{LabArgs, load};

@@ -1,13 +1,12 @@
 //! Workloads of stated costs, read and changed as flags say.
 
 use crate::settings::values;
-use crate::terminal::error::tell;
+use crate::terminal::tell;
 use anyhow::{Context, Result};
 use clap::Args;
 use hydra_sched::{Workload, WorkloadError};
-use std::io::{self, Read};
-use std::path::Path;
 use std::path::PathBuf;
+use std::{fs, io};
 
 /// More shard tasks than this take the better part of a minute, each policy.
 const LONG: u64 = 100_000_000;
@@ -34,7 +33,8 @@ pub(crate) fn load(args: &LabArgs) -> Result<Workload> {
         true => "the workload on standard input".to_owned(),
         false => format!("the workload `{}`", args.workload.display()),
     };
-    let text = if standard_input { io::read_to_string(io::stdin()) } else { read(&args.workload) };
+    let text =
+        if standard_input { io::read_to_string(io::stdin()) } else { fs::read_to_string(&args.workload) };
     let text = text.with_context(|| format!("{name} could not be read"))?;
     let workload = parse(&text, args).with_context(|| format!("{name} cannot be used"))?;
     note_of_size(workload.shard_tasks()).into_iter().for_each(|note| tell(&note));
@@ -48,12 +48,6 @@ fn note_of_size(shard_tasks: u64) -> Option<String> {
             "note: {shard_tasks} shard tasks take minutes or hours to simulate; with fewer minibatches it is sooner"
         )
     })
-}
-
-fn read(path: &Path) -> io::Result<String> {
-    let mut text = String::new();
-    std::fs::File::open(path)?.read_to_string(&mut text)?;
-    Ok(text)
 }
 
 fn parse(text: &str, args: &LabArgs) -> Result<Workload, WorkloadError> {

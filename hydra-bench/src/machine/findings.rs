@@ -15,19 +15,9 @@ pub(super) const COMPILER: [&str; 3] = ["libnvrtc.so.13", "libnvrtc.so", "libnvr
 const KERNEL_MODULE: &str = "/proc/driver/nvidia/version";
 /// A folder for each card, while the kernel module is loaded.
 const KERNEL_CARDS: &str = "/proc/driver/nvidia/gpus";
-/// The folders in which distributions and containers put libraries.
-const LIBRARY_FOLDERS: [&str; 10] = [
-    "/usr/lib/x86_64-linux-gnu",
-    "/usr/lib/aarch64-linux-gnu",
-    "/usr/lib64",
-    "/usr/lib",
-    "/lib64",
-    "/lib",
-    "/usr/local/lib",
-    "/usr/local/nvidia/lib64",
-    "/usr/lib/wsl/lib",
-    "/usr/local/cuda/lib64",
-];
+/// The folders in which distributions and containers put libraries, as LD_LIBRARY_PATH lists folders.
+const LIBRARY_FOLDERS: &str = "/usr/lib/x86_64-linux-gnu:/usr/lib/aarch64-linux-gnu:/usr/lib64:/usr/lib:/lib64:/lib:\
+                               /usr/local/lib:/usr/local/nvidia/lib64:/usr/lib/wsl/lib:/usr/local/cuda/lib64";
 /// The headers that CubeCL's kernels need below `include`: their types, and what those and the matrix units' header include.
 const HEADERS: [&str; 5] = ["cuda_runtime.h", "cuda_fp16.h", "mma.h", "crt", "cccl"];
 /// The folders that list Vulkan's drivers.
@@ -242,7 +232,11 @@ fn library_folders() -> Vec<PathBuf> {
     lists.sort_unstable();
     let listed = lists.iter().filter_map(|list| std::fs::read_to_string(list).ok());
     let listed: Vec<PathBuf> = listed.flat_map(|text| folders_in(&text)).collect();
-    named_folders(&named).into_iter().chain(listed).chain(LIBRARY_FOLDERS.map(PathBuf::from)).collect()
+    named_folders(&named)
+        .into_iter()
+        .chain(listed)
+        .chain(LIBRARY_FOLDERS.split(':').map(PathBuf::from))
+        .collect()
 }
 
 fn named_folders(list: &OsString) -> Vec<PathBuf> {

@@ -22,11 +22,11 @@ pub(crate) fn memory(devices: &DevicesArg, asked: Option<ByteSize>, machine: &Ma
         DevicesArg::Cpu { count, .. } => asked.map_or_else(|| machine.device_share(*count), Ok),
         DevicesArg::Cuda(gpus) => {
             let found = Findings::look(machine);
-            refuse(devices, missing_for_cuda(&found, &gpus.cards))?;
+            refuse(devices, &missing_for_cuda(&found, &gpus.cards))?;
             gpus_memory(gpus, asked, &found.cards)
         }
         DevicesArg::Wgpu(gpus) => {
-            refuse(devices, missing_for_wgpu(&Findings::look(machine)))?;
+            refuse(devices, &missing_for_wgpu(&Findings::look(machine)))?;
             // Nobody tells how much memory such a device has; that of a software driver is the host's.
             asked.map_or_else(|| machine.device_share(gpus.count()), Ok)
         }
@@ -62,13 +62,8 @@ impl Missing {
     }
 }
 
-/// Why a run on such devices is refused.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub(crate) struct Refused(String);
-
-fn refuse(devices: &DevicesArg, missing: Vec<Missing>) -> Result<(), Refused> {
-    if missing.is_empty() { Ok(()) } else { Err(Refused(refusal(&devices.to_string(), &missing))) }
+fn refuse(devices: &DevicesArg, missing: &[Missing]) -> Result<()> {
+    if missing.is_empty() { Ok(()) } else { bail!(refusal(&devices.to_string(), missing)) }
 }
 
 /// A line that says so, and a line for each thing that is missing.

@@ -8,3 +8,8 @@ pub(crate) mod names;
 pub(crate) mod procfs;
 pub(crate) mod report;
 pub(crate) mod resources;
+
+pub(crate) use findings::Findings;
+pub(crate) use names::{DevicesArg, Gpus, text_in_files, threads_of_each};
+pub(crate) use report::Report;
+pub(crate) use resources::Machine;

@@ -251,18 +251,12 @@ mod tests {
         let report = Report::of(complete(1));
         assert!(report.usable && report.missing.is_empty());
         let text = report.to_string();
-        for part in [
-            "with CUDA (feature `cuda`)",
-            "580.65.06",
-            "libcuda.so.1 loads, supports CUDA 13.2",
-            "NVRTC loads, is of CUDA 13.0",
-            "at /usr/local/cuda of CUDA 13.0, and NVRTC compiles a kernel with them",
-            "card 0          Made-up 0, compute capability 9.0, 9.77 GiB of memory, 9.28 GiB of it free",
-            "at most 8.00 MiB (ulimit -l)",
-            "4.00 GiB free",
-            "cpu:1 by default: 2 threads, 1.60 GiB of memory",
-            "not measured: the CUDA path of this version has not been run or measured on a GPU; docs/cuda.md",
-        ] {
+        let parts = "with CUDA (feature `cuda`)|580.65.06|libcuda.so.1 loads, supports CUDA 13.2|NVRTC loads, is of CUDA 13.0|\
+                     at /usr/local/cuda of CUDA 13.0, and NVRTC compiles a kernel with them|4.00 GiB free|\
+                     card 0          Made-up 0, compute capability 9.0, 9.77 GiB of memory, 9.28 GiB of it free|\
+                     at most 8.00 MiB (ulimit -l)|cpu:1 by default: 2 threads, 1.60 GiB of memory|\
+                     not measured: the CUDA path of this version has not been run or measured on a GPU; docs/cuda.md";
+        for part in parts.split('|') {
             assert!(text.contains(part), "{part:?} in\n{text}");
         }
         assert!(!text.contains("peer access"), "there is no pair:\n{text}");

@@ -10,7 +10,7 @@
 
 use crate::pictures::canvas::{Canvas, svg};
 use crate::pictures::colour::{Shade, task_colour};
-use crate::terminal::numbers::fixed;
+use crate::terminal::fixed;
 use anyhow::{Result, ensure};
 use hydra_engine::{Span, Track, Work};
 use hydra_sched::{Occupation, ShardTaskKind};

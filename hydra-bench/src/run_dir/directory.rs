@@ -108,7 +108,9 @@ impl RunDir {
     }
 
     fn check_usable(&self) -> Result<()> {
-        check_writable(&self.check_vacant()?).with_context(|| self.cannot_be_written())
+        check_writable(&self.check_vacant()?).with_context(|| {
+            format!("the run directory `{}` cannot be written to: give another --out", self.path.display())
+        })
     }
 
     /// Makes the directory, or removes the run that is in it, and nothing else that may be there.
@@ -170,10 +172,6 @@ impl RunDir {
             ),
             _ => Ok(()),
         }
-    }
-
-    fn cannot_be_written(&self) -> String {
-        format!("the run directory `{}` cannot be written to: give another --out", self.path.display())
     }
 
     /// Makes `runs/<command>-<n>` with the first free number.
@@ -253,7 +251,7 @@ impl RunDir {
     /// Refuses a run whose checkpoints and models would not find room on their disk, or whose masters would not, in
     /// this directory, on theirs, which may be the same.
     pub(crate) fn check_room(&self, files: &FileBytes, masters: Option<(&Path, u64)>) -> Result<()> {
-        // What a run that goes on has kept is replaced.
+        // The checkpoints of a run that goes on are replaced.
         let there = entries(&self.path.join(CHECKPOINTS)).filter_map(|path| path.metadata().ok());
         let there: u64 = there.map(|file| file.len()).sum();
         let more = files.checkpoints.saturating_sub(there).saturating_add(files.beside);

@@ -1,9 +1,9 @@
 //! The final report as text: a leaderboard by validation perplexity, the devices, and what moved.
 
-use crate::terminal::table::{Align, Table};
+use crate::terminal::{Table, thousands};
 use anyhow::{Context, Result, bail};
 use hydra_core::ByteSize;
-use hydra_engine::{Place, Placement, REPORT_SCHEMA};
+use hydra_engine::{Place, Placement, REPORT_SCHEMA, Transfers};
 use serde::Deserialize;
 
 /// The part of a report that the leaderboard reads. Numbers that JSON has not (an infinite perplexity, the loss of a
@@ -77,16 +77,6 @@ struct Device {
     utilization: Option<f64>,
 }
 
-#[derive(Debug, Deserialize)]
-struct Transfers {
-    promoted_bytes: u64,
-    demoted_bytes: u64,
-    #[serde(default)]
-    disk_read_bytes: u64,
-    #[serde(default)]
-    disk_written_bytes: u64,
-}
-
 impl Report {
     /// Reads `report.json`.
     pub(crate) fn parse(json: &str) -> Result<Self> {
@@ -153,18 +143,8 @@ impl Report {
     }
 
     fn ranking(&self) -> String {
-        let mut table = Table::new(&[
-            ("rank", Align::Right),
-            ("task", Align::Left),
-            ("batch", Align::Right),
-            ("lr", Align::Right),
-            ("shards", Align::Right),
-            ("steps", Align::Right),
-            ("initial ppl", Align::Right),
-            ("validation ppl", Align::Right),
-            ("test ppl", Align::Right),
-            ("state", Align::Left),
-        ]);
+        let names = ">rank|<task|>batch|>lr|>shards|>steps|>initial ppl|>validation ppl|>test ppl|<state";
+        let mut table = Table::new(names.split('|'));
         for (rank, task) in self.ranked() {
             table.row(vec![
                 rank.map_or_else(|| "-".to_owned(), |rank| rank.to_string()),
@@ -204,10 +184,8 @@ impl Report {
     }
 
     fn device_table(&self) -> String {
-        let names = ["threads", "utilization", "compute", "copies", "stall", "peak memory", "budget"];
-        let right = names.iter().map(|name| (*name, Align::Right));
-        let columns: Vec<(&str, Align)> = std::iter::once(("device", Align::Left)).chain(right).collect();
-        let mut table = Table::new(&columns);
+        let names = "<device|>threads|>utilization|>compute|>copies|>stall|>peak memory|>budget";
+        let mut table = Table::new(names.split('|'));
         for device in &self.devices {
             let measured = if device.peak_measured { "" } else { " reserved" };
             table.row(vec![
@@ -227,7 +205,7 @@ impl Report {
     fn summary(&self) -> String {
         let seconds = |s: Option<f64>| s.map_or("-".to_owned(), |s| format!("{s:.2} s"));
         let prefetch = if self.prefetch { "prefetch" } else { "no prefetch" };
-        let rate = crate::terminal::progress::thousands(self.tokens_per_s.unwrap_or(f64::NAN));
+        let rate = thousands(self.tokens_per_s.unwrap_or(f64::NAN));
         let replay = match (self.replay_s, self.makespan_s) {
             (Some(replay), Some(makespan)) if makespan > 0.0 => {
                 format!(", replay {replay:.2} s: {:.3} of it", replay / makespan)

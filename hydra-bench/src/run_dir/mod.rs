@@ -9,3 +9,12 @@ pub(crate) mod paths;
 pub(crate) mod run_log;
 pub(crate) mod spec;
 pub(crate) mod trace;
+
+pub(crate) use directory::{
+    FileBytes, LOSSES, METRICS, PLANS, REPORT, RunDir, SCHEDULE, SPEC, TRACE, WORKLOAD, read_report,
+};
+pub(crate) use inputs::Inputs;
+pub(crate) use leaderboard::Report;
+pub(crate) use paths::{check_not_read, lies_in, remove};
+pub(crate) use run_log::SharedRunLog;
+pub(crate) use spec::{CommandName, RunSpec};

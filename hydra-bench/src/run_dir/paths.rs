@@ -1,6 +1,6 @@
 //! Questions about paths: what lies in what, what can be written, and how much room there is.
 
-use crate::terminal::error::Usage;
+use crate::terminal::Usage;
 use anyhow::{Context, Result, bail};
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read, Seek, SeekFrom};
@@ -20,7 +20,7 @@ pub(super) fn check_utf8(path: &Path) -> Result<()> {
 }
 
 /// Removes a file or a directory, if it is there.
-pub(super) fn remove(path: &Path) -> Result<()> {
+pub(crate) fn remove(path: &Path) -> Result<()> {
     let removed = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
     match removed {
         Err(error) if error.kind() != ErrorKind::NotFound => {

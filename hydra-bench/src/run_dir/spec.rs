@@ -1,12 +1,12 @@
 //! The spec of a run: every flag resolved, saved in the run directory, re-runnable.
 
-use crate::machine::resources::Machine;
+use crate::machine::Machine;
 use crate::run_dir::inputs::Inputs;
 use crate::settings::flags::{self, Given};
 use crate::settings::{
     CheckpointArg, CheckpointSettings, DeviceSettings, ModelSettings, RunSettings, TrainingSettings,
 };
-use crate::terminal::error::Usage;
+use crate::terminal::Usage;
 use anyhow::{Context, Result, bail};
 use hydra_core::TrainSpec;
 use serde::{Deserialize, Serialize};
@@ -121,14 +121,9 @@ impl RunSpec {
     /// The entry of a configuration in the report.
     pub(crate) fn describe(&self, spec: &TrainSpec) -> serde_json::Value {
         serde_json::json!({
-            "model": self.model.model,
-            "data": self.model.data,
-            "context": self.model.context,
-            "dropout": self.model.dropout,
-            "dtype": self.model.dtype,
-            "batch": spec.batch,
-            "lr": spec.optimizer.lr(),
-            "training": spec,
+            "model": self.model.model, "data": self.model.data, "context": self.model.context,
+            "dropout": self.model.dropout, "dtype": self.model.dtype, "batch": spec.batch,
+            "lr": spec.optimizer.lr(), "training": spec,
         })
     }
 }

@@ -47,13 +47,9 @@ impl<W: Write> TraceWriter<W> {
         let part = if span.work == Work::Step { "image" } else { "shard" };
         let micros = |seconds: f64| (seconds * 1e9).round() / 1e3;
         self.event(&json!({
-            "ph": "X",
-            "pid": PROCESS,
-            "tid": thread(span.track),
-            "ts": micros(span.start_s),
+            "ph": "X", "pid": PROCESS, "tid": thread(span.track), "ts": micros(span.start_s),
             "dur": micros((span.end_s - span.start_s).max(0.0)),
-            "name": format!("{task} {work} {}", span.shard),
-            "cat": work,
+            "name": format!("{task} {work} {}", span.shard), "cat": work,
             "args": { "task": task, "step": span.step, part: span.shard },
         }))
     }

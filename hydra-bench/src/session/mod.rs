@@ -7,3 +7,7 @@ pub(crate) mod needs;
 pub(crate) mod orchestrator;
 pub(crate) mod run;
 pub(crate) mod synthetic;
+
+pub(crate) use model::{Model, context_of};
+pub(crate) use orchestrator::{Surroundings, devices, note_of_cuts, orchestrator};
+pub(crate) use synthetic::Synthetic;

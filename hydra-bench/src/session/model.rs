@@ -1,7 +1,7 @@
 //! The model and the texts that a spec names.
 
 use crate::settings::ModelSettings;
-use crate::terminal::error::Usage;
+use crate::terminal::Usage;
 use anyhow::{Context, Result};
 use hydra_core::{Chain, ModelWriter};
 use hydra_models::data::{Corpus, Split, TokenBlocks};
@@ -89,11 +89,7 @@ impl Texts {
 }
 
 /// The note on a minibatch that is larger than the training text.
-pub(crate) fn note_of_batch(batch: usize, train: &TokenBlocks) -> Option<String> {
-    note(batch, train.len(), train.context())
-}
-
-fn note(batch: usize, blocks: usize, context: usize) -> Option<String> {
+pub(crate) fn note_of_batch(batch: usize, blocks: usize, context: usize) -> Option<String> {
     (batch > blocks).then(|| {
         format!(
             "note: batch {batch} is more than the training text has, {blocks} blocks of {context} tokens: every \
@@ -139,8 +135,8 @@ mod tests {
 
     #[test]
     fn a_batch_beyond_the_text_is_said() {
-        assert_eq!(note(8, 8, 32), None);
-        let note = note(9, 8, 32).unwrap();
+        assert_eq!(note_of_batch(8, 8, 32), None);
+        let note = note_of_batch(9, 8, 32).unwrap();
         assert!(note.contains("batch 9") && note.contains("8 blocks of 32 tokens"), "{note}");
         assert!(!note.contains('\n'), "one line");
     }

@@ -1,6 +1,6 @@
 //! The needs of a run, as `--dry-run` prints them.
 
-use crate::terminal::table::{Align, Table};
+use crate::terminal::Table;
 use anyhow::{Context, Result};
 use hydra_core::ByteSize;
 use hydra_engine::{Admission, AdmittedTask};
@@ -21,9 +21,7 @@ pub(crate) fn json(admission: &Admission) -> Result<String> {
 
 fn shard(shard: &ShardPlan) -> Value {
     json!({
-        "first": shard.first,
-        "end": shard.end,
-        "need_bytes": shard.need_bytes,
+        "first": shard.first, "end": shard.end, "need_bytes": shard.need_bytes,
         "verified_bytes": shard.verified_bytes,
     })
 }
@@ -55,13 +53,9 @@ pub(crate) fn render(admission: &Admission) -> String {
 }
 
 fn tasks(tasks: &[AdmittedTask], with_disk: bool) -> String {
-    let on_disk = with_disk.then_some("on the disk");
-    let names = ["parameters", "minibatches", "trained on", "shards", "masters"];
-    let names = names.into_iter().chain(on_disk).chain(["in a minibatch", "estimated"]);
-    let right = names.map(|name| (name, Align::Right));
-    let mut columns: Vec<(&str, Align)> = std::iter::once(("task", Align::Left)).chain(right).collect();
-    columns.push(("cut-points", Align::Left));
-    let mut table = Table::new(&columns);
+    let on_disk = with_disk.then_some(">on the disk");
+    let names = ["<task", ">parameters", ">minibatches", ">trained on", ">shards", ">masters"].into_iter();
+    let mut table = Table::new(names.chain(on_disk).chain([">in a minibatch", ">estimated", "<cut-points"]));
     for task in tasks {
         let cuts: Vec<String> = task.plan.cut_points.iter().map(ToString::to_string).collect();
         let mut row = vec![

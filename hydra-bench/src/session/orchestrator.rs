@@ -1,11 +1,9 @@
 //! An orchestrator with the devices that a spec names.
 
-use crate::machine::names::{DevicesArg, Gpus, threads_of_each};
-use crate::machine::resources::Machine;
+use crate::machine::{DevicesArg, Gpus, Machine, threads_of_each};
 use crate::run_dir::paths;
 use crate::settings::DeviceSettings;
-use crate::terminal::error::Usage;
-use crate::terminal::progress::Progress;
+use crate::terminal::{Progress, Usage};
 use anyhow::{Context, Result};
 use hydra_core::{ByteSize, FloatType};
 use hydra_engine::{DeviceKind, DeviceSpec, Orchestrator};
@@ -51,12 +49,6 @@ fn on_gpus(
 ) -> Vec<DeviceSpec> {
     let device = |(card, on_card)| device(card, on_card, gpus.logical, spec.memory());
     gpus.places().map(device).collect()
-}
-
-/// The memory that may be page-locked when nobody says how much: half of what is free, for the system needs the
-/// rest to be its own.
-fn pinned_share(machine: &Machine) -> Option<ByteSize> {
-    machine.available.map(|free| ByteSize(free.bytes() / 2))
 }
 
 /// Refuses a type of floats that a GPU neither stores nor computes with; CPUs widen it.
@@ -113,7 +105,9 @@ pub(crate) fn orchestrator(
     if let Some((dir, memory)) = disk(spec)? {
         orchestrator = orchestrator.disk(dir, memory);
     }
-    if let Some(memory) = spec.pinned_memory.or_else(|| pinned_share(&around.machine)) {
+    // Half of what is free when nobody says how much, for the system needs the rest to be its own.
+    let half = || around.machine.available.map(|free| ByteSize(free.bytes() / 2));
+    if let Some(memory) = spec.pinned_memory.or_else(half) {
         orchestrator = orchestrator.page_locked_memory(memory);
     }
     // A plan of the default, which is all that CPUs have, does not say so.

@@ -1,19 +1,16 @@
 //! `hydra select` and `hydra train`: a grid of configurations, of many or of one.
 
 use crate::pictures::{losses, schedule};
-use crate::run_dir::directory::{FileBytes, LOSSES, METRICS, REPORT, RunDir, SCHEDULE, TRACE, WORKLOAD};
-use crate::run_dir::inputs::Inputs;
-use crate::run_dir::leaderboard::Report;
-use crate::run_dir::paths::{check_not_read, lies_in};
-use crate::run_dir::run_log::SharedRunLog;
-use crate::run_dir::spec::RunSpec;
+use crate::run_dir::{
+    FileBytes, Inputs, LOSSES, METRICS, REPORT, Report, RunDir, RunSpec, SCHEDULE, SharedRunLog, TRACE,
+    WORKLOAD, check_not_read, lies_in,
+};
 use crate::session::model::{Model, Texts, note_of_batch};
 use crate::session::needs;
 use crate::session::orchestrator::{Surroundings, devices, note_of_cuts, orchestrator};
 use crate::settings::{CheckpointArg, Configuration, OutSettings, ResultSettings};
-use crate::terminal::error::{Interrupted, Outcome, Usage, print, render, tell};
-use crate::terminal::progress::Progress;
 use crate::terminal::stop;
+use crate::terminal::{Interrupted, Outcome, Progress, Usage, print, render, tell};
 use anyhow::{Context, Result};
 use hydra_engine::{
     Admission, Checkpoint, CheckpointEvery, Observer, Orchestrator, RunEvent, RunReport, StopFlag, TrainTask,
@@ -144,7 +141,7 @@ fn submit(
     orchestrator: &mut Orchestrator,
     spec: &mut RunSpec,
     dir: Option<&RunDir>,
-    keeps: bool,
+    checkpoints: bool,
 ) -> Result<()> {
     let model = Model::load(&spec.model)?;
     let context = model.context(spec.model.context)?;
@@ -154,7 +151,8 @@ fn submit(
         let text = format!("--eval-every needs validation data, and `{}` has none", spec.model.text());
         return Err(Usage::new(text).into());
     }
-    let batches = spec.training.batch.iter().filter_map(|&batch| note_of_batch(batch, &texts.train));
+    let batches =
+        spec.training.batch.iter().filter_map(|&batch| note_of_batch(batch, texts.train.len(), context));
     batches.chain(note_of_cuts(&spec.devices)).for_each(|note| tell(&note));
     if let Some(dir) = dir {
         check_inputs_of(spec, dir, &model, &texts)?;
@@ -162,7 +160,7 @@ fn submit(
     for configuration in spec.training.grid()? {
         let task = task(spec, &configuration, &model, &texts)?;
         orchestrator.submit(match dir {
-            Some(dir) => with_files(task, &configuration.name, dir, &model, keeps)?,
+            Some(dir) => with_files(task, &configuration.name, dir, &model, checkpoints)?,
             None => task,
         })?;
     }
@@ -204,7 +202,13 @@ fn task(spec: &RunSpec, configuration: &Configuration, model: &Model, texts: &Te
 }
 
 /// The task with what it writes into the run directory, and the checkpoint in there that it goes on from.
-fn with_files(task: TrainTask, name: &str, dir: &RunDir, model: &Model, keeps: bool) -> Result<TrainTask> {
+fn with_files(
+    task: TrainTask,
+    name: &str,
+    dir: &RunDir,
+    model: &Model,
+    checkpoints: bool,
+) -> Result<TrainTask> {
     let mut task = task.write_to(model.writer.clone(), dir.model_dir(name)?);
     let checkpoint = dir.checkpoint_file(name)?;
     let task_is_resumed = dir.is_resumed() && checkpoint.exists();
@@ -212,7 +216,7 @@ fn with_files(task: TrainTask, name: &str, dir: &RunDir, model: &Model, keeps: b
         task = task.resume_from(Checkpoint::open(&checkpoint)?);
     }
     // What is there is to say at last that the task is finished.
-    if keeps || task_is_resumed {
+    if checkpoints || task_is_resumed {
         task = task.checkpoint_to(checkpoint);
     }
     Ok(task)
@@ -224,7 +228,7 @@ struct Prepared {
     logged: Logged,
     stop: StopFlag,
     /// True if checkpoints are written.
-    kept: bool,
+    checkpoints: bool,
 }
 
 /// The logs of a run, from which pictures are drawn when it is over.
@@ -246,12 +250,12 @@ impl Prepared {
         let mut orchestrator =
             orchestrator(&on, spec.model.dtype, spec.model.seed, around)?.stop_flag(stop.clone());
         let CheckpointArg(every) = spec.checkpoint_every;
-        let kept = every.is_some();
+        let checkpoints = every.is_some();
         orchestrator = orchestrator.checkpoint_every(every.unwrap_or(CheckpointEvery::Time(Duration::MAX)));
-        submit(&mut orchestrator, spec, Some(dir), kept)?;
+        submit(&mut orchestrator, spec, Some(dir), checkpoints)?;
         let admission = orchestrator.admit().context("the run was refused")?;
         let disk = on.disk.as_deref().filter(|_| admission.disk_bytes > 0);
-        dir.check_room(&file_bytes(&admission, kept), disk.map(|disk| (disk, admission.disk_bytes)))?;
+        dir.check_room(&file_bytes(&admission, checkpoints), disk.map(|disk| (disk, admission.disk_bytes)))?;
         if stop.is_stopped() {
             return Err(Interrupted.into());
         }
@@ -269,11 +273,11 @@ impl Prepared {
             .context("the run log could not be begun")?;
         let observer = Both(log.clone(), Progress::new(around.terminal.clone()));
         let orchestrator = orchestrator.observer(Box::new(observer));
-        Ok(Self { orchestrator, logged: Logged { log, tasks, devices }, stop, kept })
+        Ok(Self { orchestrator, logged: Logged { log, tasks, devices }, stop, checkpoints })
     }
 
     fn run(self, dir: &RunDir, asked: &ResultSettings) -> Result<Outcome> {
-        let Self { orchestrator, logged, stop, kept } = self;
+        let Self { orchestrator, logged, stop, checkpoints } = self;
         let report = orchestrator.run().context("the run ended early")?;
         let text =
             serde_json::to_string_pretty(&report).context("the report could not be written as JSON")?;
@@ -284,14 +288,15 @@ impl Prepared {
         };
         // Whatever cannot be written, what was trained is reported, and everything else is written.
         let mut results = logged.end(dir, &report);
-        results.push(draw_losses(dir, &report));
+        let picture = losses::draw(&report.tasks).context("the loss curves could not be drawn");
+        results.push(picture.and_then(|picture| dir.write(LOSSES, &picture)));
         results.extend(record(dir, &report, asked.record.as_deref()));
         // The last file: a run that is killed before it is put together again when it goes on.
         results.push(dir.write(REPORT, &format!("{text}\n")));
         results.push(print(&shown));
         let errors: Vec<anyhow::Error> = results.into_iter().filter_map(Result::err).collect();
         let outcome = outcome(&readable, &errors, stop.is_stopped());
-        if outcome == Outcome::Interrupted && kept && !report.all_done() {
+        if outcome == Outcome::Interrupted && checkpoints && !report.all_done() {
             tell(&format!("note: go on with: hydra resume {}", dir.path().display()));
         }
         Ok(outcome)
@@ -318,9 +323,9 @@ impl Logged {
 
 /// The most that checkpoints and models take on the disk: a checkpoint of each task, and beside them the next one of one
 /// task, or the models of a run that is stopped, whose checkpoints stay.
-fn file_bytes(admission: &Admission, kept: bool) -> FileBytes {
+fn file_bytes(admission: &Admission, written: bool) -> FileBytes {
     let unfinished = || admission.tasks.iter().filter(|task| task.master_bytes > 0);
-    let checkpoints = || unfinished().map(|task| task.master_bytes).filter(|_| kept);
+    let checkpoints = || unfinished().map(|task| task.master_bytes).filter(|_| written);
     let models: u64 = unfinished().map(|task| size_of::<f32>() as u64 * task.parameters).sum();
     FileBytes { checkpoints: checkpoints().sum(), beside: models.max(checkpoints().max().unwrap_or(0)) }
 }
@@ -331,11 +336,6 @@ fn write_plans(dir: &RunDir, admission: &Admission) -> Result<()> {
         tracing::info!("{}: {}", task.name, task.plan);
     }
     Ok(())
-}
-
-fn draw_losses(dir: &RunDir, report: &RunReport) -> Result<()> {
-    let picture = losses::draw(&report.tasks).context("the loss curves could not be drawn")?;
-    dir.write(LOSSES, &picture)
 }
 
 /// The end of the run; what failed, tasks and `errors`, is said on standard error.

@@ -1,6 +1,6 @@
 //! The interval of checkpoints.
 
-use crate::machine::names::text_in_files;
+use crate::machine::text_in_files;
 use clap::Args;
 use hydra_engine::CheckpointEvery;
 use serde::{Deserialize, Serialize};

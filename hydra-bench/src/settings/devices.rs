@@ -2,9 +2,8 @@
 
 use super::{flags, values};
 use crate::machine::gpus;
-use crate::machine::names::DevicesArg;
-use crate::machine::resources::Machine;
-use crate::terminal::error::Usage;
+use crate::machine::{DevicesArg, Machine};
+use crate::terminal::Usage;
 use anyhow::Result;
 use clap::{ArgAction, Args};
 use hydra_core::{Bandwidth, ByteSize, FloatType};
@@ -48,11 +47,11 @@ pub(crate) struct DeviceSettings {
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     #[serde(rename = "pinned_memory_bytes", alias = "pinned_memory")]
     pub(crate) pinned_memory: Option<ByteSize>,
-    /// What GPT-2's matrix products multiply on NVIDIA's GPUs: f32, or tf32 with 10 bits of mantissa, for which
+    /// The numbers that GPT-2's matrix products multiply on NVIDIA's GPUs: f32, or tf32 with 10 bits of mantissa, for which
     /// they have faster units
     #[arg(long, default_value = "f32", value_parser = flags::named::<Precision>())]
     pub(crate) precision: Precision,
-    /// Where optimizers step: auto (on a GPU if everything stays there at once and a step has the host's bits, else
+    /// The place where optimizers step: auto (on a GPU if everything stays there at once and a step has the host's bits, else
     /// on the host), host, or device (also if its bits are others, which the report says)
     #[arg(long, value_name = "PLACE", default_value = "auto", value_parser = flags::named::<OptimizerPlacement>())]
     pub(crate) optimizer_placement: OptimizerPlacement,

@@ -1,6 +1,6 @@
 //! Groups of flags as data. What the command line knows of a flag (its name, its default, its limits) serves files as well.
 
-use crate::terminal::error::Usage;
+use crate::terminal::Usage;
 use anyhow::{Context, Result};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::error::{ContextKind, ErrorKind};
@@ -180,21 +180,14 @@ mod tests {
 
     #[test]
     fn every_flag_of_a_run_is_a_key_of_its_file() {
-        let keys = |text: &str| names_in(&toml::from_str(text).unwrap());
-        let file = keys(include_str!("../../tests/specs/all-settings.toml"));
+        let spec: Table = toml::from_str(include_str!("../../tests/specs/all-settings.toml")).unwrap();
+        let groups = ["model", "training", "devices"].map(|group| spec[group].as_table().unwrap().keys());
+        let file: Vec<&str> = groups.into_iter().flatten().map(|key| flag_of(key).0).collect();
         for name in names::<RunSettings>() {
             let name = name.as_str();
             // No run has both a plan and a disk of its own in a file that every machine can read.
-            assert!(
-                ["plan", "disk"].contains(&name) || file.contains(&name.to_owned()),
-                "{name} in {file:?}"
-            );
+            assert!(["plan", "disk"].contains(&name) || file.contains(&name), "{name} in {file:?}");
         }
-    }
-
-    fn names_in(file: &Table) -> Vec<String> {
-        let groups = ["model", "training", "devices"].map(|group| file[group].as_table().unwrap().keys());
-        groups.into_iter().flatten().map(|key| flag_of(key).0.to_owned()).collect()
     }
 
     #[test]

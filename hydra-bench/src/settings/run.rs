@@ -1,7 +1,7 @@
 //! All settings of a run, and the demo.
 
 use super::{DeviceSettings, ModelSettings, TrainingSettings};
-use crate::machine::names::DevicesArg;
+use crate::machine::DevicesArg;
 use clap::Args;
 use hydra_core::ByteSize;
 

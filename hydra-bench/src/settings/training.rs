@@ -1,7 +1,7 @@
 //! Training: the grid, and what its configurations have in common.
 
 use super::{flags, values};
-use crate::terminal::error::Usage;
+use crate::terminal::Usage;
 use anyhow::Result;
 use clap::builder::PossibleValuesParser;
 use clap::{ArgAction, Args};

@@ -8,3 +8,8 @@ pub(crate) mod numbers;
 pub(crate) mod progress;
 pub(crate) mod stop;
 pub(crate) mod table;
+
+pub(crate) use error::{Interrupted, Outcome, Usage, print, render, tell};
+pub(crate) use numbers::{Unit, fixed};
+pub(crate) use progress::{Progress, interactive, thousands};
+pub(crate) use table::Table;

@@ -3,7 +3,7 @@
 
 use crate::terminal::error::tell;
 use hydra_core::TaskId;
-use hydra_engine::{EvaluationKind, Observer, RunEvent, Span, TaskState, Track};
+use hydra_engine::{EvaluationKind, Observer, RunEvent, Span, Track};
 use hydra_partition::PilotProgress;
 use indicatif::{HumanDuration, MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::{self, IsTerminal, Write};
@@ -209,7 +209,9 @@ impl Progress {
             false => {
                 bar.set_style(style(RESTING_STYLE));
                 // The state stands where the time that is left did.
-                bar.abandon_with_message(format!("{:<9}  {}", state_name(state), bar.message()));
+                let state = serde_json::json!(state);
+                let state = state.as_str().unwrap_or_default();
+                bar.abandon_with_message(format!("{state:<9}  {}", bar.message()));
             }
         }
     }
@@ -309,14 +311,6 @@ impl Write for LogWriter {
 
     fn flush(&mut self) -> io::Result<()> {
         io::stderr().flush()
-    }
-}
-
-fn state_name(state: TaskState) -> &'static str {
-    match state {
-        TaskState::Done => "done",
-        TaskState::Failed => "failed",
-        TaskState::Stopped => "stopped",
     }
 }
 

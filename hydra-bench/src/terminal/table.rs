@@ -1,23 +1,16 @@
 //! Plain-text tables.
 
-/// The alignment of a column.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Align {
-    Left,
-    Right,
-}
-
 /// A table with a heading, its columns as wide as they need to be.
 pub(crate) struct Table {
-    columns: Vec<(String, Align)>,
+    /// Each as it was given to [`Table::new`].
+    columns: Vec<String>,
     rows: Vec<Vec<String>>,
 }
 
 impl Table {
-    /// A table of these columns.
-    pub(crate) fn new(columns: &[(&str, Align)]) -> Self {
-        let columns = columns.iter().map(|(name, align)| ((*name).to_owned(), *align)).collect();
-        Self { columns, rows: Vec::new() }
+    /// A table of these columns: `<name` for one whose cells begin at its left, `>name` for one whose cells end at its right.
+    pub(crate) fn new<T: Into<String>>(columns: impl IntoIterator<Item = T>) -> Self {
+        Self { columns: columns.into_iter().map(Into::into).collect(), rows: Vec::new() }
     }
 
     /// Appends a row; cells that are missing are empty.
@@ -27,7 +20,7 @@ impl Table {
 
     /// The text, every line ended.
     pub(crate) fn render(&self) -> String {
-        let heading: Vec<String> = self.columns.iter().map(|(name, _)| name.clone()).collect();
+        let heading: Vec<String> = self.columns.iter().map(|column| column[1..].to_owned()).collect();
         let lines: Vec<&Vec<String>> = std::iter::once(&heading).chain(&self.rows).collect();
         let width = |i: usize| lines.iter().filter_map(|line| line.get(i)).map(|c| c.chars().count()).max();
         let widths: Vec<usize> = (0..self.columns.len()).map(|i| width(i).unwrap_or(0)).collect();
@@ -35,12 +28,9 @@ impl Table {
     }
 
     fn line(&self, cells: &[String], widths: &[usize]) -> String {
-        let cell = |(i, (_, align)): (usize, &(String, Align))| {
+        let cell = |(i, column): (usize, &String)| {
             let (text, width) = (cells.get(i).map_or("", String::as_str), widths[i]);
-            match align {
-                Align::Left => format!("{text:<width$}"),
-                Align::Right => format!("{text:>width$}"),
-            }
+            if column.starts_with('<') { format!("{text:<width$}") } else { format!("{text:>width$}") }
         };
         let line: Vec<String> = self.columns.iter().enumerate().map(cell).collect();
         format!("{}\n", line.join("  ").trim_end())
@@ -53,7 +43,7 @@ mod tests {
 
     #[test]
     fn columns_are_as_wide_as_they_need_to_be() {
-        let mut table = Table::new(&[("task", Align::Left), ("loss", Align::Right), ("", Align::Left)]);
+        let mut table = Table::new(["<task", ">loss", "<"]);
         table.row(vec!["a".into(), "12.5".into(), "x".into()]);
         table.row(vec!["longer".into(), "3".into()]);
         assert_eq!(table.render(), "task    loss\na       12.5  x\nlonger     3\n");
