@@ -3,15 +3,45 @@
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 
-/// A number of bytes that reads and prints with binary units (`64MiB`).
+/// A number of bytes that reads and prints with binary units (`64MiB`). Serde writes the number, and reads it or the text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(transparent)]
+#[serde(try_from = "Written<u64>")]
 pub struct ByteSize(pub u64);
 
-/// Bytes per second of a link (`8GiB/s`).
+/// Bytes per second of a link (`8GiB/s`). Serde writes the number, and reads it or the text.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd, Serialize, Deserialize)]
-#[serde(transparent)]
+#[serde(try_from = "Written<f64>")]
 pub struct Bandwidth(pub f64);
+
+/// A size or a bandwidth as files and other languages write it.
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "expected a number of bytes, or a text such as 64MiB")]
+enum Written<N> {
+    Number(N),
+    Text(String),
+}
+
+impl TryFrom<Written<u64>> for ByteSize {
+    type Error = UnitError;
+
+    fn try_from(written: Written<u64>) -> Result<Self, UnitError> {
+        match written {
+            Written::Number(bytes) => Ok(Self(bytes)),
+            Written::Text(text) => text.parse(),
+        }
+    }
+}
+
+impl TryFrom<Written<f64>> for Bandwidth {
+    type Error = UnitError;
+
+    fn try_from(written: Written<f64>) -> Result<Self, UnitError> {
+        match written {
+            Written::Number(bytes_per_s) => Ok(Self(bytes_per_s)),
+            Written::Text(text) => text.parse(),
+        }
+    }
+}
 
 /// Why a size or a bandwidth was not understood.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -126,6 +156,7 @@ impl fmt::Display for Bandwidth {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::BTreeMap;
 
     #[test]
     fn sizes_read_and_print() {
@@ -170,5 +201,19 @@ mod tests {
             assert!(error.to_string().contains(&format!("`{bad}`")), "{error}");
         }
         assert!("8GiB".parse::<Bandwidth>().is_err());
+    }
+
+    #[test]
+    fn serde_reads_numbers_and_texts_and_writes_numbers() {
+        let read = |line: &str| toml::from_str::<BTreeMap<String, ByteSize>>(line);
+        let size = |line| read(line).map(|sizes| sizes["size"]).map_err(|error| error.to_string());
+        assert_eq!(size("size = 65536"), Ok(ByteSize(65_536)));
+        assert_eq!(size("size = '64KiB'"), Ok(ByteSize(65_536)));
+        assert!(size("size = 'much'").unwrap_err().contains("`much` is not a size"));
+        assert!(size("size = -1").unwrap_err().contains("expected a number of bytes"));
+        let link: BTreeMap<String, [Bandwidth; 2]> = toml::from_str("link = [2048.0, '2KiB/s']").unwrap();
+        assert_eq!(link["link"], [Bandwidth(2048.0); 2]);
+        let written = BTreeMap::from([("link", Bandwidth(0.5))]);
+        assert_eq!(toml::to_string(&written).unwrap(), "link = 0.5\n");
     }
 }

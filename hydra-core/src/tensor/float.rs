@@ -3,6 +3,7 @@
 use crate::{HostActivation, HostTensor};
 use burn::tensor::DType;
 use half::{bf16, f16};
+use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::fmt;
 
@@ -30,7 +31,8 @@ use std::fmt;
 /// [`Site::dropout`](crate::Site::dropout) and the activations of the models in `hydra-models`, and with the residual
 /// perceptron of `hydra-train/examples/own_model.rs`. Nothing is known here of what else of Burn computes well in
 /// 16 bits.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum FloatType {
     /// 32 bits; what masters are.
     #[default]

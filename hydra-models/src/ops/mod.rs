@@ -22,6 +22,7 @@ mod kernels;
 mod linear;
 mod math;
 mod norm;
+mod precision;
 mod tensors;
 
 pub mod reference;
@@ -30,13 +31,14 @@ pub(crate) use attention::working_elements as attention_working_elements;
 pub use attention::{Attention, causal_attention};
 pub use classify::{ACCURACY, accuracy, classification_loss, classified};
 #[cfg(feature = "cube")]
-pub use cube::{Precision, set_precision, supports};
+pub use cube::supports;
 pub use dropout::{dropout, dropout_onto};
 pub use embedding::embedding;
 pub use gelu::gelu_tanh;
 pub use head::{IGNORED, head_loss};
 pub use linear::{linear, linear_onto};
 pub use norm::layer_norm;
+pub use precision::{Precision, set_precision};
 
 #[cfg(test)]
 mod testing {

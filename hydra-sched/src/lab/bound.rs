@@ -9,7 +9,7 @@ const PACKED: u64 = 4096;
 
 /// Lower bounds of a workload's makespan, in seconds. Each holds for every schedule that keeps the
 /// rules of the [simulator](crate::simulate), whatever the policy.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
 pub struct LowerBounds {
     /// The longest model by itself on the fastest device: its shard tasks run one after the other,
     /// with the promotions that nothing can hide, because the optimizer has just changed the

@@ -108,7 +108,7 @@ impl fmt::Display for Strategy {
 }
 
 /// A device's electric power: what stands for it in the table's energy.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
 pub struct PowerModel {
     /// Watts while it computes.
     pub busy_w: f64,
