@@ -8,21 +8,37 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 /// The rooms of the crates that have some, floor by floor from the ground up; rooms of one floor do not know each other.
-const FLOORS: &[(&str, &[&[&str]])] = &[(
-    "hydra-engine",
-    &[
-        &["error", "stages", "weights"],
-        &["protocol"],
-        &["checkpoint"],
-        &["io", "train_task"],
-        &["optimizer"],
-        &["device", "plain"],
-        &["admission"],
-        &["observer", "report", "task"],
-        &["run"],
-        &["orchestrator"],
-    ],
-)];
+const FLOORS: &[(&str, &[&[&str]])] = &[
+    ("hydra-sched", &[&["policy"], &["lab"]]),
+    (
+        "hydra-engine",
+        &[
+            &["error", "stages", "weights"],
+            &["protocol"],
+            &["checkpoint"],
+            &["io", "train_task"],
+            &["optimizer"],
+            &["device", "plain"],
+            &["admission"],
+            &["observer", "report", "task"],
+            &["run"],
+            &["orchestrator"],
+        ],
+    ),
+    (
+        "hydra-bench",
+        &[
+            &["terminal"],
+            &["machine", "pictures"],
+            &["settings"],
+            &["run_dir"],
+            &["laboratory", "session"],
+            &["checklist"],
+            &["commands"],
+            &["cli"],
+        ],
+    ),
+];
 
 /// The path of a module from its crate's root, by its file below `src`.
 fn module_of(file: &Path) -> Vec<String> {
