@@ -131,7 +131,7 @@ impl<'a> PilotPartitioner<'a> {
     }
 
     /// Runs every shard of the plan, forward and backward, with real data, and records the measured peak and times.
-    /// Where a shard needs more than buffer and half the margin leave, the plan gives its last layer to the next shard,
+    /// If a shard needs more than buffer and half the margin leave, the plan gives its last layer to the next shard,
     /// cuts all that follows anew, and tries again. Does nothing where the probe does not measure.
     ///
     /// # Errors

@@ -146,7 +146,7 @@ mod tests {
         let copy = std::thread::scope(|scope| scope.spawn(|| link.upload(&host).unwrap()).join().unwrap());
         finish(&memory.adapter.burn, &[]).unwrap();
         assert!(link.download(&copy).unwrap() == host, "a kernel or an allocation came after the copy");
-        memory.locate(&[there]).unwrap().remove(0).unwrap().address
+        memory.locate(&[copy]).unwrap().remove(0).unwrap().address
     }
 
     #[test]

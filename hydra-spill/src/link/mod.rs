@@ -102,7 +102,7 @@ pub enum LinkError {
 /// Moves bytes between the host and one device.
 ///
 /// Uploaded bytes are never written after the copy, and they are aligned for every element type
-/// ([`ELEMENT_ALIGN`] at least), as tensors are read from it in place.
+/// ([`ELEMENT_ALIGN`](crate::ELEMENT_ALIGN) at least), as tensors are read from it in place.
 pub trait DeviceLink: Send + Sync {
     /// A name for messages and reports.
     fn name(&self) -> &str;
