@@ -102,7 +102,7 @@ pub(crate) struct SelectArgs {
 }
 
 /// The flags that a spec holds, and that may therefore not be given beside it.
-const BESIDE_NO_SPEC: [&str; 33] = [
+const BESIDE_NO_SPEC: [&str; 34] = [
     "model",
     "data",
     "context",
@@ -120,6 +120,7 @@ const BESIDE_NO_SPEC: [&str; 33] = [
     "clip",
     "schedule",
     "warmup",
+    "decay_steps",
     "no_shuffle",
     "eval_every",
     "patience",
@@ -340,6 +341,9 @@ pub(crate) struct LearnArgs {
     /// Minibatches over which the learning rate rises from zero [default: 0]
     #[arg(long, value_name = "N", value_parser = parse::warmup, allow_hyphen_values = true)]
     pub(crate) warmup: Option<usize>,
+    /// The last minibatches, over which --schedule wsd lets the learning rate fall linearly to zero
+    #[arg(long, value_name = "N", value_parser = parse::count, allow_hyphen_values = true)]
+    pub(crate) decay_steps: Option<usize>,
     /// Take the training data in its own order in every epoch
     #[arg(long)]
     pub(crate) no_shuffle: bool,
@@ -509,6 +513,8 @@ pub(crate) enum ScheduleName {
     Constant,
     Linear,
     Cosine,
+    /// Constant until the last --decay-steps, then linear (warmup-stable-decay)
+    Wsd,
 }
 
 #[cfg(test)]

@@ -10,7 +10,9 @@ use crate::inputs::Inputs;
 use crate::machine::Machine;
 use crate::parse::{self, CheckpointArg, DevicesArg};
 use anyhow::{Context, Result, bail};
-use hydra_core::{Bandwidth, ByteSize, Decay, Length, OptimizerSpec, Schedule, ScheduleKind, TrainSpec};
+use hydra_core::optimizer::{AdamW, Sgd};
+use hydra_core::schedule::{Constant, Cosine, Linear, WarmupStableDecay};
+use hydra_core::{Bandwidth, ByteSize, Decay, Length, OptimizerSpec, Schedule, TrainSpec};
 use hydra_sched::PolicyKind;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -116,6 +118,9 @@ pub(crate) struct TrainingSpec {
     pub(crate) clip: Option<f64>,
     pub(crate) schedule: ScheduleName,
     pub(crate) warmup: usize,
+    /// Of [`ScheduleName::Wsd`] alone.
+    #[serde(default)]
+    pub(crate) decay_steps: Option<usize>,
     pub(crate) shuffle: bool,
     pub(crate) eval_every: Option<usize>,
     pub(crate) patience: Option<usize>,
@@ -368,6 +373,7 @@ impl TrainingSpec {
             clip: args.clip,
             schedule: args.schedule.unwrap_or_default(),
             warmup: args.warmup.unwrap_or(0),
+            decay_steps: args.decay_steps,
             shuffle: !args.no_shuffle,
             eval_every: args.eval_every,
             patience: args.patience,
@@ -384,7 +390,15 @@ impl TrainingSpec {
         if self.patience.is_some() && self.eval_every.is_none() {
             return Err(Usage::new("patience counts evaluations during training: give eval_every too"));
         }
+        match (self.schedule, self.decay_steps) {
+            (ScheduleName::Wsd, None) => {
+                return Err(Usage::new("the schedule wsd decays over its last steps: give decay_steps too"));
+            }
+            (ScheduleName::Wsd, Some(_)) | (_, None) => {}
+            (_, Some(_)) => return Err(Usage::new("decay_steps is for the schedule wsd alone")),
+        }
         let counts = [
+            ("decay_steps", &self.decay_steps),
             ("epochs", &self.epochs),
             ("steps", &self.steps),
             ("eval_every", &self.eval_every),
@@ -397,7 +411,7 @@ impl TrainingSpec {
     pub(crate) fn of(&self, configuration: &Configuration, seed: u64, items: usize) -> TrainSpec {
         TrainSpec {
             optimizer: self.optimizer(configuration.lr),
-            schedule: Schedule { kind: self.schedule.into(), warmup: self.warmup },
+            schedule: self.schedule(),
             decay: if self.no_decay_norms { Decay::Matrices } else { Decay::All },
             clip: self.clip,
             batch: configuration.batch,
@@ -411,14 +425,23 @@ impl TrainingSpec {
     }
 
     fn optimizer(&self, rate: f64) -> OptimizerSpec {
-        let mut optimizer = match self.optimizer {
-            OptimizerName::AdamW => OptimizerSpec::adamw(rate),
-            OptimizerName::Sgd => OptimizerSpec::sgd(rate),
-        };
-        let (OptimizerSpec::AdamW { weight_decay, .. } | OptimizerSpec::Sgd { weight_decay, .. }) =
-            &mut optimizer;
-        *weight_decay = self.weight_decay;
-        optimizer
+        let weight_decay = self.weight_decay;
+        match self.optimizer {
+            OptimizerName::AdamW => AdamW { weight_decay, ..AdamW::new(rate) }.into(),
+            OptimizerName::Sgd => Sgd { weight_decay, ..Sgd::new(rate) }.into(),
+        }
+    }
+
+    fn schedule(&self) -> Schedule {
+        match self.schedule {
+            ScheduleName::Constant => Schedule::new(Constant, self.warmup),
+            ScheduleName::Linear => Schedule::new(Linear, self.warmup),
+            ScheduleName::Cosine => Schedule::new(Cosine, self.warmup),
+            ScheduleName::Wsd => {
+                let decay_steps = self.decay_steps.unwrap_or_default();
+                Schedule::new(WarmupStableDecay { decay_steps }, self.warmup)
+            }
+        }
     }
 
     fn length(&self, steps_per_epoch: usize) -> Length {
@@ -426,16 +449,6 @@ impl TrainingSpec {
             (Some(epochs), Some(steps)) => Length::Steps(steps.min(epochs.saturating_mul(steps_per_epoch))),
             (None, Some(steps)) => Length::Steps(steps),
             (epochs, None) => Length::Epochs(epochs.unwrap_or(1)),
-        }
-    }
-}
-
-impl From<ScheduleName> for ScheduleKind {
-    fn from(name: ScheduleName) -> Self {
-        match name {
-            ScheduleName::Constant => Self::Constant,
-            ScheduleName::Linear => Self::Linear,
-            ScheduleName::Cosine => Self::Cosine,
         }
     }
 }
@@ -765,11 +778,31 @@ mod tests {
         let spec = spec("train --lr 0.5 --batch 6 --accumulate 2 --weight-decay 0.2 --no-decay-norms --warmup 4 --schedule linear --seed 3 --no-shuffle").unwrap();
         let configuration = &spec.grid().unwrap()[0];
         let train = spec.training.of(configuration, spec.model.seed, 60);
-        let OptimizerSpec::AdamW { lr, weight_decay, .. } = train.optimizer else { panic!("not AdamW") };
+        let Some(&AdamW { lr, weight_decay, .. }) = train.optimizer.downcast_ref() else {
+            panic!("not AdamW")
+        };
         assert_eq!((lr, weight_decay), (0.5, 0.2));
         assert_eq!((train.batch, train.accumulate, train.seed, train.shuffle), (6, 2, 3, false));
         assert_eq!(train.decay, Decay::Matrices);
-        assert_eq!(train.schedule, Schedule { kind: ScheduleKind::Linear, warmup: 4 });
+        assert_eq!(train.schedule, Schedule::new(Linear, 4));
         assert_eq!(train.steps(60), 10);
+    }
+
+    #[test]
+    fn a_schedule_that_decays_last_says_how_long() {
+        let spec = |line: &str| spec(&format!("train --lr 1 --batch 2 --steps 9 {line}"));
+        let wsd = spec("--schedule wsd --decay-steps 4 --warmup 2").unwrap();
+        let train = wsd.training.of(&wsd.grid().unwrap()[0], 0, 60);
+        assert_eq!([2, 5, 7].map(|step| train.rate(step, 9)), [1.0, 1.0, 0.5]);
+        let text = wsd.to_toml().unwrap();
+        assert!(text.contains("schedule = \"wsd\"\nwarmup = 2\ndecay_steps = 4\n"), "{text}");
+        assert!(!spec("--schedule linear").unwrap().to_toml().unwrap().contains("decay_steps"));
+        for (line, says) in
+            [("--schedule wsd", "give decay_steps too"), ("--decay-steps 4", "for the schedule wsd alone")]
+        {
+            let error = spec(line).unwrap_err();
+            assert!(error.downcast_ref::<Usage>().is_some(), "{error:#}");
+            assert!(format!("{error:#}").contains(says), "{error:#}");
+        }
     }
 }

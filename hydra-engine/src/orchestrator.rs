@@ -15,7 +15,8 @@ use crate::protocol::{Evaluation, StopFlag};
 use crate::report::RunReport;
 use crate::run::{self, Admitted, Chosen, Setup};
 use crate::train_task::TrainTask;
-use hydra_core::{ByteSize, Chain, Dataset, DeviceId, MemoryProbe, OptimizerSpec, TaskId, TrainSpec};
+use hydra_core::optimizer::Sgd;
+use hydra_core::{ByteSize, Chain, Dataset, DeviceId, MemoryProbe, TaskId, TrainSpec};
 use hydra_sched::{Policy, PolicyKind};
 use hydra_spill::{DeviceLink, DiskStore, DramStore, ResidentStore, TierStore, alloc::AllocatorProbe};
 use std::cell::RefCell;
@@ -327,7 +328,7 @@ impl Orchestrator {
         batch: usize,
         seed: u64,
     ) -> Result<Evaluation, EngineError> {
-        let optimizer = OptimizerSpec::Sgd { lr: 0.0, momentum: 0.0, weight_decay: 0.0 };
+        let optimizer = Sgd { lr: 0.0, momentum: 0.0, weight_decay: 0.0 };
         let spec = TrainSpec { seed, ..TrainSpec::new(optimizer, batch) };
         let mut task = TrainTask::new("evaluate", chain, data.clone(), spec).test(data);
         task.evaluate_only = true;

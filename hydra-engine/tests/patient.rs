@@ -3,6 +3,7 @@
 mod common;
 
 use common::{Settings, adamw, gpt2_chain, tokens};
+use hydra_core::optimizer::Sgd;
 use hydra_core::{Length, OptimizerSpec, TrainSpec};
 use hydra_engine::{Observer, RunEvent, StopFlag, TaskState, TrainTask};
 use hydra_sched::PolicyKind;
@@ -48,7 +49,7 @@ fn a_long_model_among_short_ones_trains_with_all_of_them() {
 /// The model that is waited for is the one that breaks.
 #[test]
 fn a_long_model_that_diverges_holds_nobody_back() {
-    let far = OptimizerSpec::Sgd { lr: 1e30, momentum: 0.0, weight_decay: 0.0 };
+    let far = OptimizerSpec::from(Sgd { lr: 1e30, momentum: 0.0, weight_decay: 0.0 });
     let mut run = settings(2, true).orchestrator();
     let broken = TrainSpec { optimizer: far, clip: None, ..adamw(2) };
     run.submit(task("long", 200, broken)).expect("a task");

@@ -5,6 +5,7 @@
 mod common;
 
 use common::{Fragile, Points, Settings, adamw, config, gpt2_chain, mlp_chain, spirals, tokens};
+use hydra_core::optimizer::Sgd;
 use hydra_core::{ByteSize, Chain, Decay, FloatType, Length, OptimizerSpec, TrainSpec};
 use hydra_engine::{
     Checkpoint, EngineError, Observer, OptimizerPlacement, Orchestrator, Place, RunEvent, RunReport,
@@ -66,7 +67,7 @@ fn so_does_one_in_16_bits() {
 }
 
 fn agrees_in(float: FloatType) {
-    let sgd = |momentum| OptimizerSpec::Sgd { lr: 0.05, momentum, weight_decay: 0.01 };
+    let sgd = |momentum| OptimizerSpec::from(Sgd { lr: 0.05, momentum, weight_decay: 0.01 });
     let specs = [
         spec(),
         TrainSpec { accumulate: 3, ..spec() },

@@ -6,7 +6,7 @@
 
 use crate::device::{DeviceKind, LogicalDevice};
 use crate::error::{EngineError, guarded, with_causes};
-use crate::optimizer::{self, OptimizerCheck, Tried};
+use crate::optimizer::{self, DeviceStepper, OptimizerCheck, Tried};
 use crate::train_task::TrainTask;
 use hydra_core::{ByteSize, Chain, FloatType, ImageLayout, OptimizerSpec, TrainSpec};
 use hydra_partition::PartitionPlan;
@@ -105,16 +105,18 @@ pub(crate) fn place<'a>(
         reserve: rules.clone().map(|rules| rules.reserve).max().unwrap_or(0),
         margin: rules.map(|rules| rules.margin).max().unwrap_or(0),
     };
-    let may_stay = |(task, _): &(&TrainTask, &PartitionPlan)| obstacle(task).is_none() && !task.evaluate_only;
+    let stepper = device.stepper();
+    let may_stay =
+        |(task, _): &(&TrainTask, &PartitionPlan)| obstacle(task, &stepper).is_none() && !task.evaluate_only;
     let stepped: Vec<(OptimizerSpec, FloatType)> = tasks
         .clone()
         .filter(may_stay)
-        .map(|(task, _)| (task.spec.optimizer, task.chain.float_type()))
+        .map(|(task, _)| (task.spec.optimizer.clone(), task.chain.float_type()))
         .collect();
-    let lodgers: Vec<Lodger<'_>> = tasks.map(|(task, plan)| lodger(task, plan)).collect();
+    let lodgers: Vec<Lodger<'_>> = tasks.map(|(task, plan)| lodger(task, plan, &stepper)).collect();
     let exact = || {
         let tried = Tried::Tasks(&stepped);
-        let check = || optimizer::compare(device.manager.link(), &device.burn, tried);
+        let check = || optimizer::compare(device.manager.shared_link(), &device.burn, tried);
         let check = || Ok(device.pool.install(check)?);
         // A CPU device is stepped by the host's code.
         let exact = |check: Option<OptimizerCheck>| check.is_none_or(|check| check.is_exact());
@@ -123,11 +125,11 @@ pub(crate) fn place<'a>(
     choose(asked, &lodgers, &house, exact)
 }
 
-fn lodger<'a>(task: &'a TrainTask, plan: &PartitionPlan) -> Lodger<'a> {
+fn lodger<'a>(task: &'a TrainTask, plan: &PartitionPlan, stepper: &DeviceStepper) -> Lodger<'a> {
     let largest = plan.shards.iter().max_by_key(|shard| need_beside_params(shard));
     Lodger {
         name: &task.name,
-        obstacle: obstacle(task),
+        obstacle: obstacle(task, stepper),
         untrained: task.evaluate_only,
         standing: standing(&task.chain, &task.spec),
         compute: largest.map_or(0, need_beside_params),
@@ -165,8 +167,10 @@ fn waiting_of(image: &ImageLayout, accumulates: bool) -> u64 {
 }
 
 /// Why the host has to step a task.
-fn obstacle(task: &TrainTask) -> Option<&'static str> {
-    task.spec.clip.map(|_| "its gradients are clipped by the norm of all of them")
+fn obstacle(task: &TrainTask, stepper: &DeviceStepper) -> Option<&'static str> {
+    let clipped = task.spec.clip.map(|_| "its gradients are clipped by the norm of all of them");
+    let steps = stepper.steps(&*task.spec.optimizer);
+    clipped.or_else(|| (!steps).then_some("the device has no kernel for its optimizer"))
 }
 
 /// The bytes of a shard's largest shard task without its parameters.
@@ -362,12 +366,15 @@ mod tests {
 
     #[test]
     fn masters_moments_and_what_they_are_rounded_to_are_counted() {
-        let spec = |optimizer, accumulate| TrainSpec { accumulate, ..TrainSpec::new(optimizer, 1) };
+        let spec = |optimizer: &OptimizerSpec, accumulate| TrainSpec {
+            accumulate,
+            ..TrainSpec::new(optimizer.clone(), 1)
+        };
         let (adamw, sgd) = (OptimizerSpec::adamw(1.0), OptimizerSpec::sgd(1.0));
         for (float, each) in [(FloatType::F32, [12, 8, 16]), (FloatType::Bf16, [14, 10, 18])] {
             let chain = hydra_models::mlp::chain(&[2, 16, 16], 3).unwrap().with_float_type(float);
             let elements: u64 = chain.images().iter().map(|image| image.elements as u64).sum();
-            let found = [spec(adamw, 1), spec(sgd, 1), spec(adamw, 2)].map(|spec| standing(&chain, &spec));
+            let found = [spec(&adamw, 1), spec(&sgd, 1), spec(&adamw, 2)].map(|spec| standing(&chain, &spec));
             let [adamw, sgd, accumulated] = each.map(|bytes| bytes * elements);
             // A sum of the largest parameter is made beside what it is the sum of.
             assert_eq!(found, [adamw, sgd, accumulated + 16 * 16 * 4], "{float}");

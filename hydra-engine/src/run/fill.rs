@@ -42,10 +42,10 @@ impl Source {
         }
     }
 
-    fn finish(self) -> Result<(), EngineError> {
+    fn finish(self, moments: usize) -> Result<(), EngineError> {
         match self {
             Self::Drawn { .. } => Ok(()),
-            Self::Kept { reader, .. } => Ok(reader.finish()?),
+            Self::Kept { reader, .. } => Ok(reader.finish(moments)?),
         }
     }
 }
@@ -81,8 +81,8 @@ impl Run {
             }
             drop(passing);
         }
-        source.finish()?;
         let model = &self.models[index];
+        source.finish(model.task.spec.optimizer.moments())?;
         let job = HostJob::Register {
             task: model.id,
             chain: model.chain().clone(),
