@@ -158,3 +158,42 @@ pub fn with_causes(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(error.source(), |cause| cause.source());
     causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
+
+/// Refuses a value that is not finite, or not `in_range`.
+pub(crate) fn in_range(
+    name: &'static str,
+    value: f64,
+    in_range: bool,
+    expected: &'static str,
+) -> Result<(), CoreError> {
+    match value.is_finite() && in_range {
+        true => Ok(()),
+        false => Err(CoreError::Spec { name, found: value.to_string(), expected }),
+    }
+}
+
+pub(crate) fn at_least_zero(name: &'static str, value: f64) -> Result<(), CoreError> {
+    in_range(name, value, value >= 0.0, "a finite number, zero or above")
+}
+
+pub(crate) fn below_one(name: &'static str, value: f64) -> Result<(), CoreError> {
+    in_range(name, value, (0.0..1.0).contains(&value), "a number in [0, 1)")
+}
+
+pub(crate) fn positive(name: &'static str, value: usize) -> Result<(), CoreError> {
+    match value {
+        0 => Err(CoreError::Spec { name, found: "0".to_owned(), expected: "at least 1" }),
+        _ => Ok(()),
+    }
+}
+
+pub(crate) fn countable(name: &'static str, value: usize) -> Result<(), CoreError> {
+    match u32::try_from(value) {
+        Ok(0) | Err(_) => Err(CoreError::Spec {
+            name,
+            found: value.to_string(),
+            expected: "at least 1 and at most 4294967295",
+        }),
+        Ok(_) => Ok(()),
+    }
+}

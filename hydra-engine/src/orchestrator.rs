@@ -16,7 +16,8 @@ use crate::protocol::{Evaluation, StopFlag};
 use crate::report::RunReport;
 use crate::run::{AdmittedRun, PolicyChoice, RunSettings};
 use crate::train_task::{EvaluationTask, TrainTask};
-use hydra_core::{ByteSize, MemoryProbe, OptimizerSpec, TaskId, TrainSpec};
+use hydra_core::optimizer::Sgd;
+use hydra_core::{ByteSize, MemoryProbe, TaskId, TrainSpec};
 use hydra_partition::PilotProgress;
 use hydra_sched::{Policy, PolicyKind};
 use hydra_spill::{DeviceHomeStore, DeviceLink, DiskStore, DramStore, TierStore};
@@ -211,7 +212,7 @@ impl Orchestrator {
     /// Evaluates a chain on a dataset with the devices and options of this run. Tasks that were submitted are not run.
     pub fn evaluate(mut self, task: EvaluationTask) -> Result<Evaluation, EngineError> {
         let EvaluationTask { chain, data, batch, seed } = task;
-        let optimizer = OptimizerSpec::Sgd { lr: 0.0, momentum: 0.0, weight_decay: 0.0 };
+        let optimizer = Sgd { lr: 0.0, momentum: 0.0, weight_decay: 0.0 };
         let spec = TrainSpec { seed, ..TrainSpec::new(optimizer, batch) };
         let mut task = TrainTask::new("evaluate", chain, data.clone(), spec).test(data);
         task.evaluate_only = true;

@@ -2,15 +2,16 @@
 //!
 //! This is the reference that spilled training is compared with, bit for bit, and it stays as plain as it
 //! can be: the whole chain is one graph, the optimizer is a scalar loop, nothing overlaps. It shares with
-//! the engine only what defines a task: the data order, the schedule, and the formulas of one element.
+//! the engine only what defines a task: the data order, the schedule, and the optimizer's formula.
 
 use crate::error::{EngineError, guarded};
-use crate::optimizer::{Update, clip_factor, global_norm, sum_of_squares};
+use crate::optimizer::{TaskStep, clip_factor, global_norm, sum_of_squares};
 use crate::weights::{WeightHash, initial_image};
 use burn::tensor::Device;
+use hydra_core::optimizer::Elements;
 use hydra_core::{
-    Activation, AnyTensor, Batch, Chain, Dataset, Decay, DeviceBytes, FloatType, HostTensor, Layer, Pass,
-    Sampler, TrainSpec, gather, loss_value,
+    Activation, AnyTensor, Batch, Chain, Dataset, DeviceBytes, FloatType, HostTensor, Layer, Pass, Sampler,
+    TrainSpec, gather, loss_value,
 };
 
 /// What the plain loop gives.
@@ -148,37 +149,20 @@ impl<'a> Model<'a> {
         };
         let norm = global_norm(self.chain, squares);
         let factor = self.spec.clip.map(|clip| clip_factor(clip, norm));
-        let rate = self.spec.rate(step, steps);
+        let step = TaskStep::new(self.spec, step, steps, factor);
         for (i, layout) in self.chain.images().iter().enumerate().filter(|(_, l)| l.trained) {
             for param in &layout.params {
-                let decays = self.spec.decay == Decay::All || !param.is_vector();
-                let update = Update::new(&self.spec.optimizer, rate, step, decays);
-                for at in param.range() {
-                    let grad = factor.map_or(grads[i][at], |f| grads[i][at] * f);
-                    let mut moments: Vec<&mut f32> = self.moments[i].iter_mut().map(|m| &mut m[at]).collect();
-                    self.images[i][at] = step_element(update, self.images[i][at], grad, &mut moments);
+                // One element at a time.
+                for at in param.range().map(|at| at..at + 1) {
+                    let mut moments: Vec<&mut [f32]> =
+                        self.moments[i].iter_mut().map(|m| &mut m[at.clone()]).collect();
+                    let (params, grads) = (&mut self.images[i][at.clone()], &grads[i][at]);
+                    let element = Elements::new(params, grads, &mut moments, factor);
+                    self.spec.optimizer.update(&step.of(param), element);
                 }
             }
         }
         norm
-    }
-}
-
-/// One step of one element: its new value.
-fn step_element(update: Update, p: f32, grad: f32, moments: &mut [&mut f32]) -> f32 {
-    match (update, moments) {
-        (Update::AdamW { shrink, beta1, beta2, rest1, rest2, step_size, root2, eps }, [m, v]) => {
-            **m = beta1.mul_add(**m, rest1 * grad);
-            **v = beta2.mul_add(**v, rest2 * (grad * grad));
-            (-step_size).mul_add(**m / (v.sqrt() / root2 + eps), p * shrink)
-        }
-        (Update::Sgd { rate, decay, momentum, first }, [buffer]) => {
-            let grad = decay.mul_add(p, grad);
-            **buffer = if first { grad } else { momentum.mul_add(**buffer, grad) };
-            (-rate).mul_add(**buffer, p)
-        }
-        (Update::Sgd { rate, decay, .. }, _) => (-rate).mul_add(decay.mul_add(p, grad), p),
-        (Update::AdamW { .. }, _) => unreachable!("AdamW keeps two moments"),
     }
 }
 

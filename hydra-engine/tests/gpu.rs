@@ -5,6 +5,7 @@
 mod common;
 
 use common::{Fragile, PLENTY, Points, config, gpt2_chain, mlp_chain, spirals, tokens};
+use hydra_core::optimizer::Sgd;
 use hydra_core::{ByteSize, Chain, Dataset, FloatType, Length, OptimizerSpec, TrainSpec};
 use hydra_engine::{
     DeviceSpec, EngineError, OptimizerPlacement, Orchestrator, Place, RunReport, TaskState, TrainTask, plain,
@@ -137,7 +138,7 @@ mod on_a_device {
     /// With powers of two no product is rounded, so a fused operation that rounds twice, as that of Mesa's driver
     /// for CPUs, gives the bits of one that rounds once.
     fn powers_of_two(accumulate: usize) -> TrainSpec {
-        let optimizer = OptimizerSpec::Sgd { lr: 0.03125, momentum: 0.5, weight_decay: 0.0 };
+        let optimizer = OptimizerSpec::from(Sgd { lr: 0.03125, momentum: 0.5, weight_decay: 0.0 });
         TrainSpec { accumulate, clip: None, optimizer, ..spec() }
     }
 
@@ -246,7 +247,7 @@ mod on_a_device {
             return eprintln!("skipped: the device does not compute with {float}");
         }
         let [(chain, ..), ..] = chains(float);
-        let optimizer = OptimizerSpec::Sgd { lr, momentum: 0.5, weight_decay: 0.0 };
+        let optimizer = OptimizerSpec::from(Sgd { lr, momentum: 0.5, weight_decay: 0.0 });
         let length = Length::Steps(steps);
         let spec = TrainSpec { eval_every: Some(1), length, optimizer, ..powers_of_two(1) };
         let [host, device] = [OptimizerPlacement::Host, OptimizerPlacement::Device].map(|placement| {

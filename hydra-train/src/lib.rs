@@ -105,6 +105,8 @@ pub mod policy {
 }
 
 #[doc(inline)]
+pub use hydra_core::{optimizer, schedule};
+#[doc(inline)]
 pub use hydra_engine::plain;
 #[doc(inline)]
 pub use hydra_models::{ModelError, cnn, gpt2, mlp, ops, tokenizer};
@@ -124,8 +126,9 @@ pub mod prelude {
     #[doc(no_inline)]
     pub use hydra_core::{
         Activation, Bandwidth, Batch, ByteSize, Chain, ChainBuilder, Dataset, DatasetError, Decay, FloatType,
-        Forward, HostActivation, HostTensor, Init, Key, Length, OptimizerSpec, Pass, Schedule, ScheduleKind,
-        TrainSpec,
+        Forward, HostActivation, HostTensor, Init, Key, Length, OptimizerSpec, Pass, Schedule, TrainSpec,
+        optimizer::{AdamW, Elements, Optimizer, Sgd},
+        schedule::{Constant, Cosine, Curve, Linear, WarmupStableDecay},
     };
     #[doc(no_inline)]
     pub use hydra_engine::{

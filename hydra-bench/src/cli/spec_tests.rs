@@ -8,7 +8,9 @@ use crate::settings::Configuration;
 use crate::terminal::Usage;
 use anyhow::Result;
 use clap::Parser;
-use hydra_core::{ByteSize, Decay, Length, OptimizerSpec, Schedule, ScheduleKind};
+use hydra_core::optimizer::AdamW;
+use hydra_core::schedule::Linear;
+use hydra_core::{ByteSize, Decay, Length, Schedule};
 use hydra_engine::OptimizerPlacement;
 use hydra_sched::PolicyKind;
 
@@ -213,10 +215,28 @@ fn flags_reach_the_training_spec() {
     let spec = spec("train --lr 0.5 --batch 6 --accumulate 2 --weight-decay 0.2 --no-decay-norms --warmup 4 --schedule linear --seed 3 --no-shuffle").unwrap();
     let configuration = &spec.training.grid().unwrap()[0];
     let train = spec.training.of(configuration, spec.model.seed, 60).unwrap();
-    let OptimizerSpec::AdamW { lr, weight_decay, .. } = train.optimizer else { panic!("not AdamW") };
+    let Some(&AdamW { lr, weight_decay, .. }) = train.optimizer.downcast_ref() else { panic!("not AdamW") };
     assert_eq!((lr, weight_decay), (0.5, 0.2));
     assert_eq!((train.batch, train.accumulate, train.seed, train.shuffle), (6, 2, 3, false));
     assert_eq!(train.decay, Decay::Matrices);
-    assert_eq!(train.schedule, Schedule { kind: ScheduleKind::Linear, warmup: 4 });
+    assert_eq!(train.schedule, Schedule::new(Linear, 4));
     assert_eq!(train.steps(60), 10);
+}
+
+#[test]
+fn a_schedule_that_decays_last_says_how_long() {
+    let spec = |line: &str| spec(&format!("train --lr 1 --batch 2 --steps 9 {line}"));
+    let wsd = spec("--schedule wsd --decay-steps 4 --warmup 2").unwrap();
+    let train = wsd.training.of(&wsd.training.grid().unwrap()[0], 0, 60).unwrap();
+    assert_eq!([2, 5, 7].map(|step| train.rate(step, 9)), [1.0, 1.0, 0.5]);
+    let text = wsd.to_toml().unwrap();
+    assert!(text.contains("schedule = \"wsd\"") && text.contains("decay_steps = 4\n"), "{text}");
+    assert!(!spec("--schedule linear").unwrap().to_toml().unwrap().contains("decay_steps"));
+    for (line, says) in
+        [("--schedule wsd", "give decay_steps too"), ("--decay-steps 4", "for the schedule wsd alone")]
+    {
+        let error = spec(line).unwrap_err();
+        assert!(error.downcast_ref::<Usage>().is_some(), "{error:#}");
+        assert!(format!("{error:#}").contains(says), "{error:#}");
+    }
 }

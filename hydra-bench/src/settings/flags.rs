@@ -162,7 +162,8 @@ impl<'de> Deserializer<'de> for &mut Variants {
 mod tests {
     use super::*;
     use crate::settings::{DeviceSettings, ModelSettings, RunSettings, TrainingSettings};
-    use hydra_core::{ByteSize, ScheduleKind};
+    use hydra_core::ByteSize;
+    use hydra_engine::OptimizerPlacement;
     use serde::Deserialize;
 
     #[test]
@@ -193,7 +194,7 @@ mod tests {
     #[test]
     fn names_of_an_enum_are_those_of_files() {
         let mut variants = Variants(&[]);
-        assert!(ScheduleKind::deserialize(&mut variants).is_err());
-        assert!(variants.0.starts_with(&["constant", "linear", "cosine"]), "{:?}", variants.0);
+        assert!(OptimizerPlacement::deserialize(&mut variants).is_err());
+        assert!(variants.0.starts_with(&["auto", "host", "device"]), "{:?}", variants.0);
     }
 }

@@ -5,12 +5,27 @@ use crate::terminal::Usage;
 use anyhow::Result;
 use clap::builder::PossibleValuesParser;
 use clap::{ArgAction, Args};
-use hydra_core::{Decay, Length, OptimizerSpec, Schedule, ScheduleKind, TrainSpec};
+use hydra_core::optimizer::{AdamW, Sgd};
+use hydra_core::schedule::{Constant, Cosine, Linear, WarmupStableDecay};
+use hydra_core::{Decay, Length, OptimizerSpec, Schedule, TrainSpec};
 use serde::{Deserialize, Serialize};
 
-/// The optimizers by name, each at a learning rate.
-const OPTIMIZERS: [(&str, fn(f64) -> OptimizerSpec); 2] =
-    [("adamw", OptimizerSpec::adamw), ("sgd", OptimizerSpec::sgd)];
+/// The optimizers by name, each at a learning rate and with a weight decay.
+const OPTIMIZERS: [(&str, fn(f64, f64) -> OptimizerSpec); 2] = [
+    ("adamw", |lr, weight_decay| AdamW { weight_decay, ..AdamW::new(lr) }.into()),
+    ("sgd", |lr, weight_decay| Sgd { weight_decay, ..Sgd::new(lr) }.into()),
+];
+
+/// The schedules by name, each with its decay steps and its warmup.
+const SCHEDULES: [(&str, fn(usize, usize) -> Schedule); 4] = [
+    ("constant", |_, warmup| Schedule::new(Constant, warmup)),
+    ("linear", |_, warmup| Schedule::new(Linear, warmup)),
+    ("cosine", |_, warmup| Schedule::new(Cosine, warmup)),
+    (WSD, |decay_steps, warmup| Schedule::new(WarmupStableDecay { decay_steps }, warmup)),
+];
+
+/// The schedule that has decay steps.
+const WSD: &str = "wsd";
 
 /// The grid and what its configurations have in common.
 #[derive(Clone, Debug, PartialEq, Args, Serialize, Deserialize)]
@@ -44,12 +59,15 @@ pub(crate) struct TrainingSettings {
     /// Scale gradients down to this global norm [default: off]
     #[arg(long, value_name = "X", value_parser = values::clip, allow_hyphen_values = true)]
     pub(crate) clip: Option<f64>,
-    /// The learning rate's shape after the warmup
-    #[arg(long, default_value = "constant", value_parser = flags::named::<ScheduleKind>())]
-    pub(crate) schedule: ScheduleKind,
+    /// The learning rate's shape after the warmup; wsd is constant until the last --decay-steps (warmup-stable-decay)
+    #[arg(long, default_value = SCHEDULES[0].0, value_parser = PossibleValuesParser::new(SCHEDULES.map(|(name, _)| name)))]
+    pub(crate) schedule: String,
     /// Minibatches over which the learning rate rises from zero
     #[arg(long, value_name = "N", default_value = "0", value_parser = values::warmup, allow_hyphen_values = true)]
     pub(crate) warmup: usize,
+    /// The last minibatches, over which --schedule wsd lets the learning rate fall linearly to zero
+    #[arg(long, value_name = "N", value_parser = values::count, allow_hyphen_values = true)]
+    pub(crate) decay_steps: Option<usize>,
     /// Take the training data in its own order in every epoch
     #[arg(long = "no-shuffle", action = ArgAction::SetFalse)]
     pub(crate) shuffle: bool,
@@ -92,6 +110,13 @@ impl TrainingSettings {
         if self.patience.is_some() && self.eval_every.is_none() {
             return Err(Usage::new("patience counts evaluations during training: give eval_every too"));
         }
+        match (self.schedule == WSD, self.decay_steps) {
+            (true, None) => {
+                return Err(Usage::new("the schedule wsd decays over its last steps: give decay_steps too"));
+            }
+            (false, Some(_)) => return Err(Usage::new("decay_steps is for the schedule wsd alone")),
+            _ => {}
+        }
         for configuration in self.grid()? {
             check_accumulate(self.accumulate, configuration.batch)?;
             self.of(&configuration, seed, usize::MAX)?.validate().map_err(Usage::from_error)?;
@@ -125,7 +150,7 @@ impl TrainingSettings {
     ) -> Result<TrainSpec, Usage> {
         Ok(TrainSpec {
             optimizer: self.optimizer(configuration.lr)?,
-            schedule: Schedule { kind: self.schedule, warmup: self.warmup },
+            schedule: self.schedule()?,
             decay: if self.no_decay_norms { Decay::Matrices } else { Decay::All },
             clip: self.clip,
             batch: configuration.batch,
@@ -139,20 +164,12 @@ impl TrainingSettings {
     }
 
     fn optimizer(&self, rate: f64) -> Result<OptimizerSpec, Usage> {
-        let found = OPTIMIZERS.iter().find(|(name, _)| *name == self.optimizer);
-        let (_, optimizer) = found.ok_or_else(|| {
-            let names = OPTIMIZERS.map(|(name, _)| name);
-            Usage::new(format!(
-                "`{}` is not an optimizer: expected {}",
-                self.optimizer,
-                values::any_of(&names)
-            ))
-        })?;
-        let mut optimizer = optimizer(rate);
-        let (OptimizerSpec::AdamW { weight_decay, .. } | OptimizerSpec::Sgd { weight_decay, .. }) =
-            &mut optimizer;
-        *weight_decay = self.weight_decay;
-        Ok(optimizer)
+        Ok(of_name(&OPTIMIZERS, "an optimizer", &self.optimizer)?(rate, self.weight_decay))
+    }
+
+    fn schedule(&self) -> Result<Schedule, Usage> {
+        let schedule = of_name(&SCHEDULES, "a schedule", &self.schedule)?;
+        Ok(schedule(self.decay_steps.unwrap_or_default(), self.warmup))
     }
 
     fn length(&self, steps_per_epoch: usize) -> Length {
@@ -162,6 +179,15 @@ impl TrainingSettings {
             (epochs, None) => Length::Epochs(epochs.unwrap_or(1)),
         }
     }
+}
+
+/// The entry of this name.
+fn of_name<T: Copy>(entries: &[(&str, T)], what: &str, name: &str) -> Result<T, Usage> {
+    let found = entries.iter().find(|(of, _)| *of == name);
+    found.map(|(_, entry)| *entry).ok_or_else(|| {
+        let names: Vec<&str> = entries.iter().map(|(name, _)| *name).collect();
+        Usage::new(format!("`{name}` is not {what}: expected {}", values::any_of(&names)))
+    })
 }
 
 /// Refuses more microbatches than a minibatch has items.

@@ -9,7 +9,7 @@ use super::cut::{CutTask, Limits};
 use super::images::{master_bytes, waiting};
 use crate::device::{DeviceKind, LogicalDevice};
 use crate::error::{EngineError, guarded, with_causes};
-use crate::optimizer::{self, OptimizerCheck, Tried};
+use crate::optimizer::{self, DeviceStepper, OptimizerCheck, Tried};
 use crate::train_task::TrainTask;
 use hydra_core::{Batch, ByteSize, Chain, FloatType, OptimizerSpec, TrainSpec};
 use hydra_partition::{PartitionPlan, ShardPlan};
@@ -135,8 +135,8 @@ fn step_is_exact<'a>(
     tasks: impl Iterator<Item = &'a TrainTask>,
 ) -> Result<bool, EngineError> {
     let stepped: Vec<(OptimizerSpec, FloatType)> =
-        tasks.map(|task| (task.spec.optimizer, task.chain.float_type())).collect();
-    let compare = || optimizer::compare(device.manager.link(), &device.burn, Tried::Tasks(&stepped));
+        tasks.map(|task| (task.spec.optimizer.clone(), task.chain.float_type())).collect();
+    let compare = || optimizer::compare(device.manager.shared_link(), &device.burn, Tried::Tasks(&stepped));
     let check = guarded("the optimizer's step on the device", || Ok(device.pool.install(compare)?))?;
     // A CPU device is stepped by the host's code.
     Ok(check.is_none_or(|check: OptimizerCheck| check.is_exact()))
@@ -329,12 +329,16 @@ mod tests {
 
     #[test]
     fn masters_moments_and_what_they_are_rounded_to_are_counted() {
-        let spec = |optimizer, accumulate| TrainSpec { accumulate, ..TrainSpec::new(optimizer, 1) };
+        let spec = |optimizer: &OptimizerSpec, accumulate| TrainSpec {
+            accumulate,
+            ..TrainSpec::new(optimizer.clone(), 1)
+        };
         let (adamw, sgd) = (OptimizerSpec::adamw(1.0), OptimizerSpec::sgd(1.0));
         for (float, each) in [(FloatType::F32, [12, 8, 16]), (FloatType::Bf16, [14, 10, 18])] {
             let chain = hydra_models::mlp::chain(&[2, 16, 16], 3).unwrap().with_float_type(float);
             let elements: u64 = chain.images().iter().map(|image| image.elements as u64).sum();
-            let found = [spec(adamw, 1), spec(sgd, 1), spec(adamw, 2)].map(|spec| homed_bytes(&chain, &spec));
+            let found =
+                [spec(&adamw, 1), spec(&sgd, 1), spec(&adamw, 2)].map(|spec| homed_bytes(&chain, &spec));
             let [adamw, sgd, accumulated] = each.map(|bytes| bytes * elements);
             // A sum of the largest parameter is made beside what it is the sum of.
             assert_eq!(found, [adamw, sgd, accumulated + 16 * 16 * 4], "{float}");

@@ -295,8 +295,7 @@ impl Reader {
         let names = metadata.offset_keys();
         let has = |part: Part| names.iter().any(|name| name.starts_with(&part.name("")));
         let best = has(Part::Best);
-        // Earlier versions wrote those of a task whose model could not be written, too.
-        let moments = if has(Part::Moment(0)) { state.identity.moments() } else { state.moments() };
+        let moments = (0..).take_while(|moment| has(Part::Moment(*moment))).count();
         Ok(Self { path: path.to_owned(), state, metadata, checksum, data, best, moments, at: 0 })
     }
 
@@ -333,11 +332,17 @@ impl Reader {
         }
     }
 
-    /// Makes sure that what was read, image by image, is everything and what was written.
+    /// Makes sure that what was read, image by image, is everything and what was written: with as many `moments` as
+    /// the task's optimizer keeps.
     ///
     /// # Errors
     /// [`CheckpointError`], where the tensors are not the chain's or have changed.
-    pub(crate) fn finish(self) -> Result<(), CheckpointError> {
+    pub(crate) fn finish(self, moments: usize) -> Result<(), CheckpointError> {
+        // Earlier versions wrote those of a task whose model could not be written, too.
+        if !self.state.is_trained() && self.moments != moments {
+            let (expected, found) = (format!("{moments} moments"), format!("{}", self.moments));
+            return Err(self.other_tensors(&expected, &found));
+        }
         let rest = self.metadata.data_len() - self.at;
         if rest > 0 {
             return Err(self.other_tensors("tensors", &format!("{rest} bytes more than the model's")));

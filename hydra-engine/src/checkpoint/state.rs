@@ -36,10 +36,12 @@ impl State {
 
     /// Moments of each trained parameter that are written: nobody steps a task that was trained to its end.
     pub(super) fn moments(&self) -> usize {
-        match self.position {
-            Position::Write | Position::Finished { .. } => 0,
-            _ => self.identity.moments(),
-        }
+        if self.is_trained() { 0 } else { self.identity.spec.optimizer.moments() }
+    }
+
+    /// Whether it was trained to its end.
+    pub(super) fn is_trained(&self) -> bool {
+        matches!(self.position, Position::Write | Position::Finished { .. })
     }
 }
 
@@ -114,11 +116,6 @@ pub(crate) struct DataIdentity {
 }
 
 impl Identity {
-    /// The moments of the task's optimizer.
-    pub(super) fn moments(&self) -> usize {
-        self.spec.optimizer.moments()
-    }
-
     /// Refuses a checkpoint, whose identity this is, for a task of another identity.
     pub(crate) fn check(&self, path: &Path, task: &Self) -> Result<(), CheckpointError> {
         let pair = |what: &str, of: fn(&Self) -> String| (what.to_owned(), of(self), of(task));

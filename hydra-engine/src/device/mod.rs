@@ -249,15 +249,10 @@ impl LogicalDevice {
         Ok(doubled.iter().copied().eq(given.iter().map(|number| 2.0 * number)))
     }
 
-    /// What steps masters that live on it.
+    /// What steps masters whose home it is.
     pub(crate) fn stepper(&self) -> DeviceStepper {
-        DeviceStepper {
-            name: self.spec.name.clone(),
-            burn: self.burn.clone(),
-            measured_as: self.measured_as(),
-            stream: self.stream,
-            link: self.manager.shared_link(),
-        }
+        let (name, link) = (self.spec.name.clone(), self.manager.shared_link());
+        DeviceStepper::new(name, self.burn.clone(), self.measured_as(), self.stream, link)
     }
 
     /// The device as the memory probe knows it: devices of other runs in this process have other figures.

@@ -45,7 +45,7 @@ impl OpenDevice {
     /// # Errors
     /// What the device says.
     pub fn compare_optimizer(&self, floats: &[FloatType]) -> Result<Option<OptimizerCheck>, EngineError> {
-        Ok(optimizer::compare(self.link.as_ref(), &self.burn, Tried::Every(floats))?)
+        Ok(optimizer::compare(self.link.clone(), &self.burn, Tried::Every(floats))?)
     }
 
     /// The device as its probe knows it. What a thread allocates on a CPU is charged to it while the thread

@@ -303,7 +303,7 @@ impl Worker {
         }
         let contributions = self.contributions(chain, layers)?;
         if stays {
-            return Ok(Some(HostJob::GradientsThere { task, at, contributions, reservation }));
+            return Ok(Some(HostJob::DeviceGradients { task, at, contributions, reservation }));
         }
         let whose: Vec<_> = contributions.iter().map(|of| (of.layer, of.image, of.gradients.len())).collect();
         let all = contributions.into_iter().flat_map(|of| of.gradients).collect();

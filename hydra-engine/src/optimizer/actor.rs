@@ -2,12 +2,12 @@
 //!
 //! It is one actor. Contributions of layers arrive in any order; each image adds those of one microbatch
 //! in chain order and microbatches in theirs, so the sum never depends on devices or timing. An image is
-//! stepped as soon as its last contribution is there, or, with clipping, when the whole gradient is. What lives
-//! on a device is gathered and stepped there, in the same order and by the same actor.
+//! stepped as soon as its last contribution is there, or, with clipping, when the whole gradient is. What has a
+//! device for its home is gathered and stepped on it, in the same order and by the same actor.
 
-use super::arithmetic::{Step, clip_factor, global_norm};
+use super::arithmetic::{TaskStep, clip_factor, global_norm};
 use super::gradient::{ImageGradient, ImageSum};
-use super::on_device::{DeviceStepper, ResidentGradient};
+use super::on_device::{DeviceGradient, DeviceStepper};
 use crate::error::{EngineError, guarded};
 use crate::io::writer::{CheckpointJob, WriterJob};
 use crate::protocol::{Event, Reporter};
@@ -30,8 +30,8 @@ pub(crate) enum HostJob {
     Register { task: TaskId, chain: Arc<Chain>, spec: TrainSpec, steps: usize, best: bool },
     /// Gradients of one shard of one microbatch.
     Gradients { task: TaskId, at: MicroStep, contributions: Vec<Contribution> },
-    /// The same for a task that lives on the device, where they are; the reservation is for them.
-    GradientsThere {
+    /// The same for a task whose home is the device, where they are; the reservation is for them.
+    DeviceGradients {
         task: TaskId,
         at: MicroStep,
         contributions: Vec<Contribution<DeviceTensor>>,
@@ -79,8 +79,8 @@ struct TaskState {
     spec: TrainSpec,
     steps: usize,
     images: Vec<Gathered<ImageGradient>>,
-    /// The same of a task that lives on the device.
-    there: Vec<Gathered<ResidentGradient>>,
+    /// The same of a task whose home is the device.
+    device_images: Vec<Gathered<DeviceGradient>>,
     /// Whether the store has its best masters.
     best: bool,
 }
@@ -88,8 +88,8 @@ struct TaskState {
 pub(crate) struct HostOptimizer {
     store: Arc<dyn TierStore>,
     pool: Arc<rayon::ThreadPool>,
-    /// Of the device that tasks may live on.
-    there: DeviceStepper,
+    /// Of the device that may be a task's home.
+    device: DeviceStepper,
     writer: Sender<WriterJob>,
     reporter: Reporter,
     tasks: HashMap<TaskId, TaskState>,
@@ -99,11 +99,11 @@ impl HostOptimizer {
     pub(crate) fn new(
         store: Arc<dyn TierStore>,
         pool: Arc<rayon::ThreadPool>,
-        there: DeviceStepper,
+        device: DeviceStepper,
         writer: Sender<WriterJob>,
         reporter: Reporter,
     ) -> Self {
-        Self { store, pool, there, writer, reporter, tasks: HashMap::new() }
+        Self { store, pool, device, writer, reporter, tasks: HashMap::new() }
     }
 
     /// Works until every sender of jobs is gone.
@@ -112,7 +112,7 @@ impl HostOptimizer {
             let task = match job {
                 HostJob::Register { task, .. }
                 | HostJob::Gradients { task, .. }
-                | HostJob::GradientsThere { task, .. }
+                | HostJob::DeviceGradients { task, .. }
                 | HostJob::Snapshot { task }
                 | HostJob::Checkpoint(CheckpointJob { task, .. })
                 | HostJob::Restore { task }
@@ -129,12 +129,13 @@ impl HostOptimizer {
         match job {
             HostJob::Register { task, chain, spec, steps, best } => {
                 let images = chain.images().iter().map(|_| Gathered::default()).collect();
-                let there = chain.images().iter().map(|_| Gathered::default()).collect();
-                self.tasks.insert(task, TaskState { chain, spec, steps, images, there, best });
+                let device_images = chain.images().iter().map(|_| Gathered::default()).collect();
+                let state = TaskState { chain, spec, steps, images, device_images, best };
+                self.tasks.insert(task, state);
             }
             HostJob::Gradients { task, at, contributions } => self.gather(task, at, contributions)?,
-            HostJob::GradientsThere { task, at, contributions, reservation } => {
-                self.gather_there(task, at, contributions)?;
+            HostJob::DeviceGradients { task, at, contributions, reservation } => {
+                self.gather_on_device(task, at, contributions)?;
                 // What still waits for others has room of its own, kept since the task was admitted.
                 drop(reservation);
             }
@@ -203,10 +204,9 @@ impl HostOptimizer {
         let Some(gradient) = std::mem::take(&mut state.images[image]).sum else { return Ok(()) };
         let mut writer = self.store.write(ImageId::new(task, image))?;
         let masters = &mut *writer;
-        let rate = state.spec.rate(step, state.steps);
         let layout = &state.chain.images()[image];
-        let update = Step { spec: &state.spec, rate, step, factor };
-        let step_image = || self.pool.install(|| update.image(layout, masters, &gradient));
+        let task_step = TaskStep::new(&state.spec, step, state.steps, factor);
+        let step_image = || self.pool.install(|| task_step.image(layout, masters, &gradient));
         profile::time(Part::Optimizer, step_image);
         writer.commit();
         // Whoever hears of the step may have room for the next one.
@@ -216,9 +216,9 @@ impl HostOptimizer {
         Ok(())
     }
 
-    /// Adds gradients on the device and steps what is complete. A task that lives there is not clipped, so no
+    /// Adds gradients on the device and steps what is complete. A task whose home it is is not clipped, so no
     /// image waits for another.
-    fn gather_there(
+    fn gather_on_device(
         &mut self,
         task: TaskId,
         at: MicroStep,
@@ -228,23 +228,23 @@ impl HostOptimizer {
         let mut added = false;
         for contribution in contributions {
             let (image, start_s) = (contribution.image, self.reporter.now());
-            let (layout, gathered) = (&state.chain.images()[image], &mut state.there[image]);
-            if self.there.charged(|| gathered.take(layout, at, contribution, &self.pool))? < at.of {
+            let (layout, gathered) = (&state.chain.images()[image], &mut state.device_images[image]);
+            let memory = self.device.memory();
+            if self.device.charged(|| gathered.take(layout, at, contribution, memory))? < at.of {
                 added = true;
                 continue;
             }
             let Some(gradient) = std::mem::take(gathered).sum else { continue };
             let mut writer = self.store.write_on_device(ImageId::new(task, image))?;
-            let rate = state.spec.rate(at.step, state.steps);
-            let step = Step { spec: &state.spec, rate, step: at.step, factor: None };
-            let step_image = || self.there.step(&step, layout, &mut writer, &gradient);
+            let step = TaskStep::new(&state.spec, at.step, state.steps, None);
+            let step_image = || self.device.step(&step, layout, &mut writer, &gradient);
             profile::time(Part::Optimizer, step_image)?;
             writer.commit();
             let time = self.reporter.since(start_s);
             self.reporter.send(Event::Stepped { task, image, step: at.step, time });
         }
         // What was added may still be read by the device, and its reservation ends here.
-        if added { self.there.wait() } else { Ok(()) }
+        if added { self.device.wait() } else { Ok(()) }
     }
 
     fn snapshot(&mut self, task: TaskId) -> Result<(), EngineError> {
@@ -271,7 +271,7 @@ impl HostOptimizer {
             let best: &[f32] = bytemuck::cast_slice(&best.bytes);
             if self.store.on_device(id)?.is_some() {
                 let mut writer = self.store.write_on_device(id)?;
-                self.there.put_back(&state.chain.images()[image], &mut writer, best)?;
+                self.device.replace(&state.chain.images()[image], &mut writer, best)?;
                 writer.commit();
                 continue;
             }
@@ -316,7 +316,7 @@ impl<S: ImageSum> Gathered<S> {
         layout: &ImageLayout,
         at: MicroStep,
         contribution: Contribution<S::Use>,
-        pool: &rayon::ThreadPool,
+        adder: &S::Adder,
     ) -> Result<usize, EngineError> {
         let Contribution { layer, image, gradients } = contribution;
         let position = layout.layers.iter().position(|l| *l == layer);
@@ -324,17 +324,17 @@ impl<S: ImageSum> Gathered<S> {
         let none = || layout.layers.iter().map(|_| None).collect();
         let uses = self.waiting.entry(at.microbatch).or_insert_with(none);
         uses[position] = Some(gradients);
-        self.sum_up(layout, pool);
+        self.sum_up(layout, adder);
         Ok(self.added)
     }
 
     /// Adds every microbatch whose turn it is and whose contributions are all there.
-    fn sum_up(&mut self, layout: &ImageLayout, pool: &rayon::ThreadPool) {
+    fn sum_up(&mut self, layout: &ImageLayout, adder: &S::Adder) {
         while self.waiting.get(&self.added).is_some_and(|uses| uses.iter().all(Option::is_some)) {
             let uses = self.waiting.remove(&self.added).unwrap_or_default();
-            let micro = S::of_microbatch(layout, uses.into_iter().flatten().collect());
+            let micro = S::of_microbatch(layout, uses.into_iter().flatten().collect(), adder);
             self.sum = Some(match self.sum.take() {
-                Some(sum) => sum.add(&micro, pool),
+                Some(sum) => sum.add(&micro, adder),
                 None => micro,
             });
             self.added += 1;

@@ -1,154 +1,35 @@
-//! The arithmetic of optimizer steps, on host memory.
+//! Steps of images in host memory, and clipping.
 //!
-//! Every element is a function of its own parameter, gradient and moments, so a step gives the same bits
-//! whatever the chunks and threads. The only reduction is the global norm, in `f64`, over fixed blocks in
-//! chain order. AdamW follows PyTorch's `torch.optim.AdamW`, SGD its `torch.optim.SGD`, in `f32`.
-//!
-//! A sum with a product is a fused multiply-add, written as such; where both operands are products, the other one
-//! is rounded first. So there is nothing left that a compiler may contract, as those of GPUs do unasked, and a
-//! formula means the same on every device.
+//! The formulas are the optimizers' own ([`hydra_core::optimizer`]): every element is a function of its own
+//! parameter, gradient and moments, so a step gives the same bits whatever the chunks and threads. The only
+//! reduction is the global norm, in `f64`, over fixed blocks in chain order.
 
-use super::gradient::{CHUNK, ImageGradient, ParamGradient, vectorized};
-use hydra_core::{Chain, Decay, FloatType, ImageLayout, ImageParam, OptimizerSpec, TrainSpec};
+use super::gradient::{CHUNK, ImageGradient, ParamGradient};
+use hydra_core::optimizer::{Elements, Optimizer, Step};
+use hydra_core::{Chain, FloatType, ImageLayout, ImageParam, TrainSpec};
 use hydra_spill::{Masters, NarrowFloats};
 use rayon::prelude::*;
 
-/// The constants of one optimizer step of one parameter.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Update {
-    AdamW {
-        shrink: f32,
-        beta1: f32,
-        beta2: f32,
-        rest1: f32,
-        rest2: f32,
-        step_size: f32,
-        root2: f32,
-        eps: f32,
-    },
-    Sgd {
-        rate: f32,
-        decay: f32,
-        momentum: f32,
-        first: bool,
-    },
-}
-
-impl Update {
-    /// The constants for `step` (from zero) at learning rate `rate`; `decays` says whether the parameter
-    /// is in the group with weight decay.
-    pub(crate) fn new(spec: &OptimizerSpec, rate: f64, step: usize, decays: bool) -> Self {
-        match *spec {
-            OptimizerSpec::AdamW { beta1, beta2, eps, weight_decay, .. } => {
-                let decay = if decays { weight_decay } else { 0.0 };
-                let power = i32::try_from(step + 1).unwrap_or(i32::MAX);
-                Self::AdamW {
-                    shrink: (1.0 - rate * decay) as f32,
-                    beta1: beta1 as f32,
-                    beta2: beta2 as f32,
-                    rest1: (1.0 - beta1) as f32,
-                    rest2: (1.0 - beta2) as f32,
-                    step_size: (rate / (1.0 - beta1.powi(power))) as f32,
-                    root2: (1.0 - beta2.powi(power)).sqrt() as f32,
-                    eps: eps as f32,
-                }
-            }
-            OptimizerSpec::Sgd { momentum, weight_decay, .. } => Self::Sgd {
-                rate: rate as f32,
-                decay: if decays { weight_decay as f32 } else { 0.0 },
-                momentum: momentum as f32,
-                first: step == 0,
-            },
-        }
-    }
-}
-
-/// One run of elements of a parameter with its gradient, which `factor` scales first (clipping).
-/// `moments` are AdamW's two, SGD's momentum, or none.
-struct StepSlice<'a, 'b> {
-    update: Update,
-    params: &'a mut [f32],
-    grads: &'a [f32],
-    factor: Option<f32>,
-    moments: &'a mut [&'b mut [f32]],
-}
-
-impl pulp::NullaryFnOnce for StepSlice<'_, '_> {
-    type Output = ();
-
-    // A closure would be too long to be inlined by itself, and only what is inlined gets vectors.
-    #[inline(always)]
-    fn call(self) {
-        let Self { update, params, grads, factor, moments } = self;
-        match factor {
-            None => step_elements(update, params, grads, |g| g, moments),
-            Some(factor) => step_elements(update, params, grads, |g| g * factor, moments),
-        }
-    }
-}
-
-/// Steps a run of elements of a parameter on the calling thread.
-pub(crate) fn step_slice(
-    update: Update,
-    params: &mut [f32],
-    grads: &[f32],
-    factor: Option<f32>,
-    moments: &mut [&mut [f32]],
-) {
-    vectorized(StepSlice { update, params, grads, factor, moments });
-}
-
-#[inline(always)]
-fn step_elements(
-    update: Update,
-    params: &mut [f32],
-    grads: &[f32],
-    scaled: impl Fn(f32) -> f32,
-    moments: &mut [&mut [f32]],
-) {
-    match (update, moments) {
-        (Update::AdamW { shrink, beta1, beta2, rest1, rest2, step_size, root2, eps }, [m, v]) => {
-            for (((p, g), m), v) in params.iter_mut().zip(grads).zip(m.iter_mut()).zip(v.iter_mut()) {
-                let g = scaled(*g);
-                *m = beta1.mul_add(*m, rest1 * g);
-                *v = beta2.mul_add(*v, rest2 * (g * g));
-                *p = (-step_size).mul_add(*m / (v.sqrt() / root2 + eps), *p * shrink);
-            }
-        }
-        (Update::Sgd { rate, decay, momentum, first }, [buffer]) => {
-            for ((p, g), buffer) in params.iter_mut().zip(grads).zip(buffer.iter_mut()) {
-                let g = decay.mul_add(*p, scaled(*g));
-                *buffer = if first { g } else { momentum.mul_add(*buffer, g) };
-                *p = (-rate).mul_add(*buffer, *p);
-            }
-        }
-        (Update::Sgd { rate, decay, .. }, _) => {
-            for (p, g) in params.iter_mut().zip(grads) {
-                *p = (-rate).mul_add(decay.mul_add(*p, scaled(*g)), *p);
-            }
-        }
-        (Update::AdamW { .. }, _) => {
-            unreachable!("AdamW keeps two moments; the store makes as many as the spec says")
-        }
-    }
-}
-
 /// One step of a task, the same for all its images.
-pub(crate) struct Step<'a> {
+pub(crate) struct TaskStep<'a> {
     pub spec: &'a TrainSpec,
     /// The learning rate.
     pub rate: f64,
     /// The minibatch, from zero.
-    pub step: usize,
+    pub index: usize,
     /// The factor that clips the gradient.
-    pub factor: Option<f32>,
+    pub clip: Option<f32>,
 }
 
-impl Step<'_> {
-    /// The constants for a parameter.
-    pub(crate) fn update(&self, param: &ImageParam) -> Update {
-        let decays = self.spec.decay == Decay::All || !param.is_vector();
-        Update::new(&self.spec.optimizer, self.rate, self.step, decays)
+impl<'a> TaskStep<'a> {
+    /// The step of a minibatch of so many `steps`.
+    pub(crate) fn new(spec: &'a TrainSpec, index: usize, steps: usize, clip: Option<f32>) -> Self {
+        Self { spec, rate: spec.rate(index, steps), index, clip }
+    }
+
+    /// The step of a parameter.
+    pub(crate) fn of(&self, param: &ImageParam) -> Step {
+        Step { index: self.index, rate: self.rate, decays: self.spec.decays(param) }
     }
 
     /// Steps a whole image, in parallel over the current thread pool.
@@ -160,7 +41,7 @@ impl Step<'_> {
             let moments: Vec<&mut [f32]> = moments.iter_mut().map(|m| &mut m[range.clone()]).collect();
             let narrow = narrow.as_mut().map(|narrow| &mut narrow[range.clone()]);
             let stepped = Stepped { params: &mut params[range], narrow: float.zip(narrow), moments };
-            step_param(self.update(param), stepped, gradient, self.factor);
+            step_param(&*self.spec.optimizer, self.of(param), stepped, gradient, self.clip);
         }
     }
 }
@@ -190,12 +71,20 @@ impl<'a> Stepped<'a> {
     }
 }
 
-fn step_param(update: Update, stepped: Stepped<'_>, gradient: &ParamGradient, factor: Option<f32>) {
+fn step_param(
+    optimizer: &dyn Optimizer,
+    step: Step,
+    stepped: Stepped<'_>,
+    gradient: &ParamGradient,
+    clip: Option<f32>,
+) {
     stepped.chunks().into_par_iter().enumerate().for_each(|(index, chunk)| {
         let Stepped { params, narrow, mut moments } = chunk;
         let start = index * CHUNK;
         let range = start..start + params.len();
-        gradient.chunk(range, |grads| step_slice(update, params, grads, factor, &mut moments));
+        gradient.chunk(range, |grads| {
+            optimizer.update(&step, Elements::new(params, grads, &mut moments, clip));
+        });
         if let Some((float, narrow)) = narrow {
             float.narrow(params, narrow);
         }
@@ -220,9 +109,10 @@ pub(crate) fn clip_factor(clip: f64, norm: f64) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use burn::optim::{AdamWConfig, Optimizer};
+    use burn::optim::AdamWConfig;
     use burn::tensor::{Device, Tensor, TensorData};
-    use hydra_core::{HostTensor, Key};
+    use hydra_core::optimizer::{AdamW, Sgd};
+    use hydra_core::{HostTensor, Key, OptimizerSpec};
 
     fn gradient(values: &[f32]) -> ParamGradient {
         let tensor = HostTensor::float(values.to_vec(), [values.len()]);
@@ -233,6 +123,11 @@ mod tests {
         Stepped { params, narrow: None, moments }
     }
 
+    /// A step of a parameter that decays.
+    fn at(index: usize, rate: f64) -> Step {
+        Step { index, rate, decays: true }
+    }
+
     fn numbers(key: u64, n: usize) -> Vec<f32> {
         (0..n as u64).map(|i| Key::new(key).normal(i) as f32).collect()
     }
@@ -240,7 +135,7 @@ mod tests {
     #[test]
     fn adamw_agrees_with_burns() {
         let n = 40_000;
-        let spec = OptimizerSpec::AdamW { lr: 1e-2, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.01 };
+        let rule = AdamW { lr: 1e-2, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.01 };
         let (mut params, mut m, mut v) = (numbers(1, n), vec![0.0; n], vec![0.0; n]);
         let device = Device::flex();
         let burn = AdamWConfig::new().with_epsilon(1e-8).with_weight_decay(0.01).build();
@@ -248,10 +143,10 @@ mod tests {
         let mut state = None;
         for step in 0..5 {
             let grads = numbers(10 + step as u64, n);
-            let update = Update::new(&spec, 1e-2, step, true);
-            step_param(update, stepped(&mut params, vec![&mut m, &mut v]), &gradient(&grads), None);
+            let masters = stepped(&mut params, vec![&mut m, &mut v]);
+            step_param(&rule, at(step, 1e-2), masters, &gradient(&grads), None);
             let grads = Tensor::from_data(TensorData::new(grads, [n]), &device);
-            (theirs, state) = Optimizer::step(&burn, 1e-2, theirs, grads, state);
+            (theirs, state) = burn::optim::Optimizer::step(&burn, 1e-2, theirs, grads, state);
         }
         let theirs = theirs.into_data().try_into_vec::<f32>().unwrap();
         let worst = params.iter().zip(&theirs).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
@@ -267,10 +162,10 @@ mod tests {
                 let mut params = numbers(1, n);
                 let mut moments = vec![vec![0.0f32; n]; spec.moments()];
                 for step in 0..3 {
-                    let update = Update::new(&spec, spec.lr(), step, true);
                     let moments = moments.iter_mut().map(|m| &mut m[..]).collect();
-                    let gradient = gradient(&numbers(2, n));
-                    pool.install(|| step_param(update, stepped(&mut params, moments), &gradient, Some(0.5)));
+                    let (masters, gradient) = (stepped(&mut params, moments), gradient(&numbers(2, n)));
+                    let step = at(step, spec.lr());
+                    pool.install(|| step_param(&*spec, step, masters, &gradient, Some(0.5)));
                 }
                 (params, moments)
             };
@@ -281,71 +176,34 @@ mod tests {
     #[test]
     fn what_moves_is_rounded_after_the_step() {
         let n = 2 * CHUNK + 77;
-        let spec = OptimizerSpec::adamw(1e-2);
         let (mut params, mut m, mut v) = (numbers(1, n), vec![0.0; n], vec![0.0; n]);
         let mut narrow = vec![0; n];
         let stepped = Stepped {
             narrow: Some((FloatType::Bf16, &mut narrow)),
             ..stepped(&mut params, vec![&mut m, &mut v])
         };
-        step_param(Update::new(&spec, 1e-2, 0, true), stepped, &gradient(&numbers(2, n)), None);
+        step_param(&AdamW::new(1e-2), at(0, 1e-2), stepped, &gradient(&numbers(2, n)), None);
         let mut expected = vec![1; n];
         FloatType::Bf16.narrow(&params, &mut expected);
         assert!(params != numbers(1, n) && narrow == expected);
     }
 
     #[test]
-    fn vectors_give_the_bits_of_one_element_at_a_time() {
-        let n = 1003;
-        for (spec, factor) in [
-            (OptimizerSpec::adamw(1e-3), None),
-            (OptimizerSpec::adamw(1e-3), Some(0.3)),
-            (OptimizerSpec::sgd(1e-2), Some(0.3)),
-            (OptimizerSpec::Sgd { lr: 0.1, momentum: 0.0, weight_decay: 0.01 }, None),
-        ] {
-            let (grads, update) = (numbers(2, n), Update::new(&spec, spec.lr(), 4, true));
-            let run = |width: usize, stepper: Stepper| {
-                let mut params = numbers(1, n);
-                let mut moments: Vec<Vec<f32>> = (0..spec.moments() as u64)
-                    .map(|i| numbers(5 + i, n).iter().map(|x| x.abs()).collect())
-                    .collect();
-                for start in (0..n).step_by(width) {
-                    let range = start..(start + width).min(n);
-                    let mut moments: Vec<&mut [f32]> =
-                        moments.iter_mut().map(|m| &mut m[range.clone()]).collect();
-                    stepper(update, &mut params[range.clone()], &grads[range], factor, &mut moments);
-                }
-                let bits = |values: &Vec<f32>| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
-                (bits(&params), moments.iter().map(bits).collect::<Vec<_>>())
-            };
-            // As on a processor that has neither wide vectors nor a fused multiply-add.
-            let plain: Stepper = |update, params, grads, factor, moments| {
-                pulp::NullaryFnOnce::call(StepSlice { update, params, grads, factor, moments });
-            };
-            let vectors = run(n, step_slice);
-            assert_eq!((&run(1, step_slice), &run(n, plain)), (&vectors, &vectors));
-        }
-    }
-
-    type Stepper = fn(Update, &mut [f32], &[f32], Option<f32>, &mut [&mut [f32]]);
-
-    #[test]
     fn the_first_warmup_step_moves_nothing_but_moments() {
         let (mut params, mut m, mut v) = (numbers(1, 10), vec![0.0; 10], vec![0.0; 10]);
         let before = params.clone();
-        let update = Update::new(&OptimizerSpec::adamw(1e-3), 0.0, 0, true);
-        step_param(update, stepped(&mut params, vec![&mut m, &mut v]), &gradient(&numbers(2, 10)), None);
+        let masters = stepped(&mut params, vec![&mut m, &mut v]);
+        step_param(&AdamW::new(1e-3), at(0, 0.0), masters, &gradient(&numbers(2, 10)), None);
         assert_eq!(params, before);
         assert!(m.iter().all(|m| *m != 0.0));
     }
 
     #[test]
     fn sgd_follows_its_definition() {
-        let spec = OptimizerSpec::Sgd { lr: 0.1, momentum: 0.5, weight_decay: 0.0 };
+        let rule = Sgd { lr: 0.1, momentum: 0.5, weight_decay: 0.0 };
         let (mut p, mut buffer) = (vec![1.0f32], vec![0.0f32]);
         for step in 0..2 {
-            let update = Update::new(&spec, 0.1, step, true);
-            step_param(update, stepped(&mut p, vec![&mut buffer]), &gradient(&[2.0]), None);
+            step_param(&rule, at(step, 0.1), stepped(&mut p, vec![&mut buffer]), &gradient(&[2.0]), None);
         }
         assert_eq!(buffer, [3.0]);
         assert!((p[0] - (1.0 - 0.2 - 0.3)).abs() < 1e-6);

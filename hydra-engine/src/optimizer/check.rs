@@ -1,8 +1,6 @@
 //! What a comparison of a device's optimizer with the host's found.
 
-use burn::tensor::Device;
 use hydra_core::{FloatType, OptimizerSpec};
-use hydra_spill::{DeviceLink, SpillError};
 use serde::Serialize;
 
 /// What is tried.
@@ -13,29 +11,6 @@ pub(crate) enum Tried<'a> {
     Every(&'a [FloatType]),
     /// The rules that unclipped tasks with these optimizers need, each in the task's type.
     Tasks(&'a [(OptimizerSpec, FloatType)]),
-}
-
-/// Compares the optimizer of the device of `link`, on which `burn` computes, with the host's; `None` if the device's
-/// memory is the host's.
-///
-/// # Errors
-/// What the device says.
-pub(crate) fn compare(
-    link: &dyn DeviceLink,
-    burn: &Device,
-    tried: Tried<'_>,
-) -> Result<Option<OptimizerCheck>, SpillError> {
-    let there = link.upload(&bytes::Bytes::from_static(&[0; 64]))?;
-    if there.as_host().is_some() {
-        return Ok(None);
-    }
-    #[cfg(feature = "cube")]
-    return super::cube::compare(link, burn, tried).map(Some);
-    #[cfg(not(feature = "cube"))]
-    {
-        let _ = (burn, tried);
-        Ok(None)
-    }
 }
 
 /// How many values of a rule of the optimizer a device computed otherwise than the host.

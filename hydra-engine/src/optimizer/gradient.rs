@@ -16,7 +16,7 @@ pub(crate) const CHUNK: usize = 1 << 14;
 /// Runs `f` compiled for the widest vectors of the processor that it runs on, as far as it is inlined. No
 /// operation is contracted or reordered by that, so the bits are those of `f` itself.
 #[inline]
-pub(crate) fn vectorized<F: pulp::NullaryFnOnce>(f: F) -> F::Output {
+fn vectorized<F: pulp::NullaryFnOnce>(f: F) -> F::Output {
     pulp::Arch::new().dispatch(f)
 }
 
@@ -25,11 +25,14 @@ pub(crate) trait ImageSum: Sized {
     /// What a layer gives a parameter.
     type Use;
 
+    /// What adds.
+    type Adder: ?Sized;
+
     /// The gradient of one microbatch: for each layer that names the image, in chain order, what it gave.
-    fn of_microbatch(layout: &ImageLayout, layers: Vec<Vec<Option<Self::Use>>>) -> Self;
+    fn of_microbatch(layout: &ImageLayout, layers: Vec<Vec<Option<Self::Use>>>, adder: &Self::Adder) -> Self;
 
     /// Adds the gradient of the next microbatch.
-    fn add(self, next: &Self, pool: &rayon::ThreadPool) -> Self;
+    fn add(self, next: &Self, adder: &Self::Adder) -> Self;
 }
 
 /// What one layer gives an image: a gradient for each parameter by slot, none where the loss does not reach it.
@@ -50,8 +53,9 @@ pub(crate) struct ImageGradient {
 
 impl ImageSum for ImageGradient {
     type Use = HostTensor;
+    type Adder = rayon::ThreadPool;
 
-    fn of_microbatch(layout: &ImageLayout, layers: Vec<Uses>) -> Self {
+    fn of_microbatch(layout: &ImageLayout, layers: Vec<Uses>, _: &rayon::ThreadPool) -> Self {
         let mut params: Vec<Uses> = layout.params.iter().map(|_| Vec::with_capacity(layers.len())).collect();
         for layer in layers {
             params.iter_mut().zip(layer).for_each(|(uses, gradient)| uses.push(gradient));

@@ -41,10 +41,10 @@ impl Source {
         }
     }
 
-    fn finish(self) -> Result<(), EngineError> {
+    fn finish(self, moments: usize) -> Result<(), EngineError> {
         match self {
             Self::Drawn { .. } => Ok(()),
-            Self::Saved { reader, .. } => Ok(reader.finish()?),
+            Self::Saved { reader, .. } => Ok(reader.finish(moments)?),
         }
     }
 }
@@ -81,7 +81,7 @@ impl FirstMasters<'_> {
             }
             drop(passing);
         }
-        source.finish()?;
+        source.finish(facts.task.spec.optimizer.moments())?;
         Ok(best)
     }
 

@@ -75,9 +75,9 @@ impl Threads {
         let (writer, write_jobs) = unbounded();
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         let threads = host_threads(devices.iter().map(|device| &device.spec), processors);
-        let there = devices.first().map(LogicalDevice::stepper).ok_or(EngineError::NoDevice)?;
+        let stepper = devices.first().map(LogicalDevice::stepper).ok_or(EngineError::NoDevice)?;
         let pool = host_pool(threads)?;
-        let optimizer = HostOptimizer::new(store.clone(), pool, there, writer.clone(), reporter.clone());
+        let optimizer = HostOptimizer::new(store.clone(), pool, stepper, writer.clone(), reporter.clone());
         handles.push(spawn("hydra-optimizer".to_owned(), move || optimizer.run(&host_jobs))?);
         let write_reporter = reporter.clone();
         let write = move || writer::run(&stores, &write_jobs, &write_reporter);

@@ -2,7 +2,8 @@
 //! repository, with the tests of `hydra-models`; another, beside the repository, is taken where it is there.
 
 use crate::common::Settings;
-use hydra_core::{Length, OptimizerSpec, Schedule, ScheduleKind, TrainSpec};
+use hydra_core::schedule::{Constant, Cosine, Linear};
+use hydra_core::{Length, OptimizerSpec, Schedule, TrainSpec};
 use hydra_engine::TrainTask;
 use hydra_models::data::{BlockSpec, TokenBlocks};
 use hydra_models::gpt2::{self, Gpt2Dir};
@@ -58,8 +59,8 @@ fn check(dir: &Path, variant: &str, clip: Option<f64>, schedule: Schedule) {
 fn ten_losses_of_every_variant_agree_with_hugging_face() {
     for name in ["tiny", "tiny_pert"] {
         let Some(dir) = parity(name) else { continue };
-        check(&dir, "const", None, Schedule { kind: ScheduleKind::Constant, warmup: 0 });
-        check(&dir, "cosine", Some(1.0), Schedule { kind: ScheduleKind::Cosine, warmup: 3 });
-        check(&dir, "linear", Some(1.0), Schedule { kind: ScheduleKind::Linear, warmup: 3 });
+        check(&dir, "const", None, Schedule::new(Constant, 0));
+        check(&dir, "cosine", Some(1.0), Schedule::new(Cosine, 3));
+        check(&dir, "linear", Some(1.0), Schedule::new(Linear, 3));
     }
 }

@@ -3,6 +3,7 @@
 //! arithmetic; `gpu.rs` has the same on a GPU.
 
 use crate::common::{Fragile, Points, Settings, adamw, config, gpt2_chain, mlp_chain, spirals, tokens};
+use hydra_core::optimizer::Sgd;
 use hydra_core::{ByteSize, Chain, Decay, FloatType, Length, OptimizerSpec, TrainSpec};
 use hydra_engine::{
     Checkpoint, EngineError, Observer, OptimizerPlacement, Orchestrator, Place, RunEvent, RunReport,
@@ -60,7 +61,7 @@ fn so_does_one_in_16_bits() {
 }
 
 fn agrees_in(float: FloatType) {
-    let sgd = |momentum| OptimizerSpec::Sgd { lr: 0.05, momentum, weight_decay: 0.01 };
+    let sgd = |momentum| OptimizerSpec::from(Sgd { lr: 0.05, momentum, weight_decay: 0.01 });
     let specs = [
         spec(),
         TrainSpec { accumulate: 3, ..spec() },

@@ -2,7 +2,9 @@
 //! whatever the budgets, cuts, devices, threads, policy, prefetching and other tasks.
 
 use crate::common::{PLENTY, Settings, adamw, gpt2_chain, mlp_chain, spirals, tokens};
-use hydra_core::{ByteSize, Decay, Length, OptimizerSpec, Schedule, ScheduleKind, TrainSpec};
+use hydra_core::optimizer::Sgd;
+use hydra_core::schedule::Cosine;
+use hydra_core::{ByteSize, Decay, Length, OptimizerSpec, Schedule, TrainSpec};
 use hydra_engine::{TaskState, TrainTask, plain};
 use hydra_models::mlp;
 use hydra_sched::PolicyKind;
@@ -58,17 +60,17 @@ fn a_resident_model_copies_nothing_and_equals_the_plain_loop() {
 #[test]
 fn every_option_of_a_spec_equals_the_plain_loop() {
     let base = TrainSpec { clip: None, ..spec() };
-    let sgd = OptimizerSpec::Sgd { lr: 0.05, momentum: 0.9, weight_decay: 0.01 };
+    let sgd = OptimizerSpec::from(Sgd { lr: 0.05, momentum: 0.9, weight_decay: 0.01 });
     let specs = [
         base.clone(),
         TrainSpec { accumulate: 3, ..base.clone() },
         TrainSpec { accumulate: 2, clip: Some(0.5), ..base.clone() },
         TrainSpec { optimizer: sgd, ..base.clone() },
         TrainSpec {
-            optimizer: OptimizerSpec::Sgd { lr: 0.1, momentum: 0.0, weight_decay: 0.0 },
+            optimizer: OptimizerSpec::from(Sgd { lr: 0.1, momentum: 0.0, weight_decay: 0.0 }),
             ..base.clone()
         },
-        TrainSpec { schedule: Schedule { kind: ScheduleKind::Cosine, warmup: 2 }, ..base.clone() },
+        TrainSpec { schedule: Schedule::new(Cosine, 2), ..base.clone() },
         TrainSpec { decay: Decay::Matrices, shuffle: false, seed: 9, ..base.clone() },
         TrainSpec { length: Length::Epochs(2), ..base },
     ];

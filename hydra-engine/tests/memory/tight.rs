@@ -7,6 +7,7 @@ use crate::common::{
 use burn::module::Module;
 use burn::nn::LinearConfig;
 use burn::tensor::Device;
+use hydra_core::optimizer::Sgd;
 use hydra_core::{
     Activation, Bandwidth, ByteSize, Chain, Dataset, DeviceId, Forward, HostActivation, HostTensor,
     ImageReader, Length, MemoryProbe, ModelWriter, OptimizerSpec, Pass, TrainSpec, WeightError,
@@ -352,7 +353,7 @@ fn a_host_with_room_for_masters_alone_is_refused() {
 #[test]
 fn a_host_with_room_for_one_model_at_a_time_trains_all() {
     let _alone = alone();
-    let sgd = OptimizerSpec::Sgd { lr: 0.01, momentum: 0.0, weight_decay: 0.0 };
+    let sgd = OptimizerSpec::from(Sgd { lr: 0.01, momentum: 0.0, weight_decay: 0.0 });
     let spec = TrainSpec { optimizer: sgd, eval_every: Some(2), ..spec(4, 4) };
     let settings = Settings { devices: 2, ..Settings::default() };
     let run = || {
@@ -562,7 +563,7 @@ fn a_worker_that_panics_between_shard_tasks_fails_its_task_and_the_run_ends() {
 #[test]
 fn weights_that_are_no_numbers_are_not_handed_out_as_a_model() {
     let _alone = alone();
-    let optimizer = OptimizerSpec::Sgd { lr: 1e40, momentum: 0.0, weight_decay: 0.0 };
+    let optimizer = OptimizerSpec::from(Sgd { lr: 1e40, momentum: 0.0, weight_decay: 0.0 });
     let spec = TrainSpec { optimizer, ..spec(8, 1) };
     let run = || Settings::default().task(TrainTask::new("task", mlp_chain(), spirals(), spec));
     let report = in_time(run);

@@ -3,6 +3,7 @@
 
 use crate::common::{self, Settings, adamw, mlp_chain, spirals, tokens};
 use bytes::Bytes;
+use hydra_core::optimizer::Sgd;
 use hydra_core::{
     ByteSize, Chain, FloatType, ImageReader, Length, ModelWriter, OptimizerSpec, TaskId, TrainSpec,
     WeightError,
@@ -167,7 +168,7 @@ fn masters_leave_before_a_device_has_nothing_to_do() {
 #[test]
 fn every_option_of_a_spec_equals_the_plain_loop_from_the_disk() {
     let base = TrainSpec { clip: None, ..spec() };
-    let sgd = |momentum| OptimizerSpec::Sgd { lr: 0.05, momentum, weight_decay: 0.01 };
+    let sgd = |momentum| OptimizerSpec::from(Sgd { lr: 0.05, momentum, weight_decay: 0.01 });
     let specs = [
         base.clone(),
         TrainSpec { accumulate: 3, ..base.clone() },

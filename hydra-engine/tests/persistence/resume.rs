@@ -2,6 +2,7 @@
 //! comes to the bits of the run that was not interrupted.
 
 use crate::common::{self, PLENTY, Settings, adamw, gpt2_chain, mlp_chain, spirals, tokens};
+use hydra_core::optimizer::Sgd;
 use hydra_core::{
     ByteSize, Chain, FloatType, ImageReader, Length, ModelWriter, OptimizerSpec, TrainSpec, WeightError,
 };
@@ -127,7 +128,7 @@ fn evaluations_go_on_too() {
 
 #[test]
 fn every_optimizer_and_kind_of_chain_goes_on() {
-    let sgd = |momentum| OptimizerSpec::Sgd { lr: 0.05, momentum, weight_decay: 0.01 };
+    let sgd = |momentum| OptimizerSpec::from(Sgd { lr: 0.05, momentum, weight_decay: 0.01 });
     let base = TrainSpec { length: Length::Steps(4), clip: None, ..adamw(4) };
     let chain = hydra_models::gpt2::chain(&common::config(), None).unwrap();
     let narrow = Arc::new(chain.with_float_type(FloatType::Bf16));

@@ -1,6 +1,7 @@
 //! What goes wrong in one task stays there; what cannot work is refused before anything trains.
 
 use crate::common::{Fragile, PLENTY, Points, Read, Settings, adamw, gpt2_chain, mlp_chain, spirals, tokens};
+use hydra_core::optimizer::Sgd;
 use hydra_core::{
     Batch, ByteSize, Chain, Dataset, DatasetError, FloatType, HostActivation, HostTensor, Length,
     OptimizerSpec, TaskId, TrainSpec,
@@ -34,7 +35,7 @@ fn steps(n: usize) -> TrainSpec {
 #[test]
 fn a_panic_and_a_bad_loss_harm_no_other_task() {
     let good = || TrainTask::new("good", gpt2_chain(), tokens(11, 1), steps(6));
-    let explosive = OptimizerSpec::Sgd { lr: 1e30, momentum: 0.0, weight_decay: 0.0 };
+    let explosive = OptimizerSpec::from(Sgd { lr: 1e30, momentum: 0.0, weight_decay: 0.0 });
     let spec = TrainSpec { optimizer: explosive, ..steps(6) };
     let mut run = Settings { devices: 2, ..Settings::default() }.orchestrator();
     run.submit(

@@ -1,6 +1,7 @@
 //! The default policy holds devices back: every run ends, whatever becomes of the model that is waited for.
 
 use crate::common::{Settings, adamw, gpt2_chain, tokens};
+use hydra_core::optimizer::Sgd;
 use hydra_core::{Length, OptimizerSpec, TrainSpec};
 use hydra_engine::{Observer, RunEvent, StopFlag, TaskState, TrainTask};
 
@@ -45,7 +46,7 @@ fn a_long_model_among_short_ones_trains_with_all_of_them() {
 /// The model that is waited for is the one that breaks.
 #[test]
 fn a_long_model_that_diverges_holds_nobody_back() {
-    let far = OptimizerSpec::Sgd { lr: 1e30, momentum: 0.0, weight_decay: 0.0 };
+    let far = OptimizerSpec::from(Sgd { lr: 1e30, momentum: 0.0, weight_decay: 0.0 });
     let mut run = settings(2, true).orchestrator();
     let broken = TrainSpec { optimizer: far, clip: None, ..adamw(2) };
     run.submit(task("long", 200, broken)).expect("a task");

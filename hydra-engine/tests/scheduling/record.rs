@@ -1,6 +1,7 @@
 //! A run that has ended tells what its shard tasks took, as a workload that the simulator replays.
 
 use crate::common::{Settings, adamw, gpt2_chain, spirals, tokens};
+use hydra_core::optimizer::Sgd;
 use hydra_core::{Chain, Length, TrainSpec};
 use hydra_engine::{RunReport, TaskState, TrainTask};
 use hydra_models::mlp;
@@ -109,7 +110,7 @@ fn frozen_shards_are_recorded_and_not_replayed() {
 fn what_was_not_trained_is_left_out() {
     let mut run = Settings::default().orchestrator();
     let broken = TrainSpec { length: Length::Steps(3), ..adamw(4) };
-    let far = hydra_core::OptimizerSpec::Sgd { lr: 1e30, momentum: 0.0, weight_decay: 0.0 };
+    let far = hydra_core::OptimizerSpec::from(Sgd { lr: 1e30, momentum: 0.0, weight_decay: 0.0 });
     let broken = TrainSpec { optimizer: far, clip: None, ..broken };
     run.submit(TrainTask::new("diverges", gpt2_chain(), tokens(11, 1), broken)).expect("a task");
     run.submit(task(adamw(4))).expect("a task");

@@ -1,11 +1,11 @@
 //! Trying whether a device's optimizer has the host's bits.
 
-use super::{CubeFloats, add, round, step, sum};
-use crate::optimizer::arithmetic::{Update, step_slice};
+use super::{CubeFloats, add, round, rules, sum};
 use crate::optimizer::check::{OptimizerCheck, RuleCheck, Tried};
 use burn::tensor::Device;
 use bytes::Bytes;
 use hydra_core::cube::CubeBytes;
+use hydra_core::optimizer::{AdamW, Elements, Optimizer, Sgd, Step};
 use hydra_core::{DeviceBytes, DeviceError, FloatType, HostTensor, Key, OptimizerSpec, finish};
 use hydra_spill::{DeviceLink, Direction, LinkError, SpillError};
 use std::ops::Range;
@@ -20,22 +20,26 @@ const STEPS: [usize; 4] = [0, 1, 2, 5000];
 struct Rule {
     name: &'static str,
     spec: OptimizerSpec,
-    factor: Option<f32>,
+    /// What its moments are drawn as.
+    moments: &'static [What],
+    clip: Option<f32>,
 }
 
 fn rules() -> [Rule; 6] {
-    let adamw = OptimizerSpec::adamw(1e-3);
-    let other = OptimizerSpec::AdamW { lr: 0.03, beta1: 0.8, beta2: 0.95, eps: 1e-6, weight_decay: 0.1 };
-    let sgd = OptimizerSpec::Sgd { lr: 0.05, momentum: 0.9, weight_decay: 1e-3 };
-    let plain = OptimizerSpec::Sgd { lr: 0.05, momentum: 0.0, weight_decay: 1e-3 };
+    const ADAMW: &[What] = &[What::Signed, What::Square];
+    const MOMENTUM: &[What] = &[What::Signed];
+    let rule = |name, spec, moments, clip| Rule { name, spec, moments, clip };
+    let adamw = || OptimizerSpec::adamw(1e-3);
+    let other = AdamW { lr: 0.03, beta1: 0.8, beta2: 0.95, eps: 1e-6, weight_decay: 0.1 };
+    let sgd = |momentum| OptimizerSpec::from(Sgd { lr: 0.05, momentum, weight_decay: 1e-3 });
     let clip = Some(0.37);
     [
-        Rule { name: "AdamW", spec: adamw, factor: None },
-        Rule { name: "AdamW, clipped", spec: adamw, factor: clip },
-        Rule { name: "AdamW, other constants", spec: other, factor: None },
-        Rule { name: "SGD with momentum", spec: sgd, factor: None },
-        Rule { name: "SGD with momentum, clipped", spec: sgd, factor: clip },
-        Rule { name: "SGD", spec: plain, factor: None },
+        rule("AdamW", adamw(), ADAMW, None),
+        rule("AdamW, clipped", adamw(), ADAMW, clip),
+        rule("AdamW, other constants", other.into(), ADAMW, None),
+        rule("SGD with momentum", sgd(0.9), MOMENTUM, None),
+        rule("SGD with momentum, clipped", sgd(0.9), MOMENTUM, clip),
+        rule("SGD", sgd(0.0), &[], None),
     ]
 }
 
@@ -111,8 +115,8 @@ fn unrounded(key: Key, float: FloatType) -> Vec<f32> {
 impl Rule {
     /// Whether a task with this optimizer, whose gradients are not clipped, is stepped by it.
     fn serves(&self, spec: &OptimizerSpec) -> bool {
-        let alike = std::mem::discriminant(&self.spec) == std::mem::discriminant(spec);
-        alike && self.spec.moments() == spec.moments() && self.factor.is_none()
+        let alike = self.spec.name() == spec.name() && self.spec.moments() == spec.moments();
+        alike && self.clip.is_none()
     }
 }
 
@@ -120,16 +124,17 @@ impl Rule {
 ///
 /// # Errors
 /// What the device says, and [`LinkError::Elsewhere`] if it is none of CubeCL's.
-pub(crate) fn compare(
+pub(super) fn compare(
     link: &dyn DeviceLink,
     burn: &Device,
     tried: Tried<'_>,
 ) -> Result<OptimizerCheck, SpillError> {
-    compare_with(&step_slice, link, burn, tried)
+    let update = |rule: &dyn Optimizer, step: &Step, elements: Elements<'_, '_>| rule.update(step, elements);
+    compare_with(&update, link, burn, tried)
 }
 
 /// What steps a run of elements on the host.
-type Stepper = dyn Fn(Update, &mut [f32], &[f32], Option<f32>, &mut [&mut [f32]]);
+type Stepper = dyn Fn(&dyn Optimizer, &Step, Elements<'_, '_>);
 
 fn compare_with(
     here: &Stepper,
@@ -137,15 +142,15 @@ fn compare_with(
     burn: &Device,
     tried: Tried<'_>,
 ) -> Result<OptimizerCheck, SpillError> {
-    let there = There { link, burn };
+    let device = OnDevice { link, burn };
     let mut found = Vec::new();
     for float in [FloatType::F32, FloatType::Bf16, FloatType::F16].into_iter().filter(|f| tried.has(*f)) {
         for rule in rules().iter().filter(|rule| tried.wants(rule, float)) {
-            found.push(there.rule(rule, float, here)?);
+            found.push(device.rule(rule, float, here)?);
         }
-        found.push(there.sums(float)?);
+        found.push(device.sums(float)?);
         if float != FloatType::F32 {
-            found.push(there.rounding(float)?);
+            found.push(device.rounding(float)?);
         }
     }
     Ok(OptimizerCheck { rules: found })
@@ -168,12 +173,12 @@ impl Tried<'_> {
 }
 
 /// The device.
-struct There<'a> {
+struct OnDevice<'a> {
     link: &'a dyn DeviceLink,
     burn: &'a Device,
 }
 
-impl There<'_> {
+impl OnDevice<'_> {
     fn bytes_up(&self, host: &Bytes) -> Result<CubeBytes, SpillError> {
         let there = self.link.upload(host)?;
         let elsewhere = || LinkError::Elsewhere { link: self.link.name().to_owned() };
@@ -212,26 +217,22 @@ impl There<'_> {
 
     fn rule(&self, rule: &Rule, float: FloatType, here: &Stepper) -> Result<RuleCheck, SpillError> {
         let key = Key::new(4);
+        let kernel = rules::kernel(&*rule.spec).expect("a rule with a kernel");
         let mut params = drawn(key.fold(0), 0.1, What::Signed);
-        let mut moments = match rule.spec {
-            OptimizerSpec::AdamW { .. } => {
-                vec![drawn(key.fold(1), 1e-2, What::Signed), drawn(key.fold(2), 1e-2, What::Square)]
-            }
-            OptimizerSpec::Sgd { .. } => {
-                vec![drawn(key.fold(1), 1e-2, What::Signed); rule.spec.moments()]
-            }
-        };
+        let mut moments: Vec<Vec<f32>> =
+            (1..).zip(rule.moments).map(|(i, what)| drawn(key.fold(i), 1e-2, *what)).collect();
         let params_there = self.up(&params)?;
         let moments_there = moments.iter().map(|m| self.up(m)).collect::<Result<Vec<_>, _>>()?;
         let mut found = Found::new(rule.name, float);
         for index in STEPS {
             let grads = gradient(key.fold(3 + index as u64), float);
-            let update = Update::new(&rule.spec, rule.spec.lr(), index, true);
+            let step = Step { index, rate: rule.spec.lr(), decays: true };
             let grads_there = self.tensor_up(&grads, float)?;
-            step(update, &params_there, &grads_there, rule.factor, &moments_there);
+            kernel.launch(&step, rule.clip, &params_there, &grads_there, &moments_there);
             self.finish()?;
             let mut moments: Vec<&mut [f32]> = moments.iter_mut().map(|m| &mut m[..]).collect();
-            here(update, &mut params, &grads.floats(0..2 * ELEMENTS), rule.factor, &mut moments);
+            let grads = grads.floats(0..2 * ELEMENTS);
+            here(&*rule.spec, &step, Elements::new(&mut params, &grads, &mut moments, rule.clip));
             found.compare(&params, &self.down(&params_there)?);
             for (here, there) in moments.iter().zip(&moments_there) {
                 found.compare(here, &self.down(there)?);
@@ -370,31 +371,28 @@ mod tests {
 
     /// The formulas of the host with a fused operation that rounds twice, as a device has that has none.
     #[cfg(feature = "wgpu")]
-    fn step_rounding_twice(
-        update: Update,
-        params: &mut [f32],
-        grads: &[f32],
-        factor: Option<f32>,
-        moments: &mut [&mut [f32]],
-    ) {
+    fn step_rounding_twice(optimizer: &dyn Optimizer, step: &Step, elements: Elements<'_, '_>) {
+        use hydra_core::optimizer::{AdamWConstants, SgdConstants};
         let fma = |a: f32, b: f32, c: f32| a * b + c;
-        for (i, p) in params.iter_mut().enumerate() {
-            let g = factor.map_or(grads[i], |factor| grads[i] * factor);
-            *p = match (update, &mut *moments) {
-                (Update::AdamW { shrink, beta1, beta2, rest1, rest2, step_size, root2, eps }, [m, v]) => {
-                    m[i] = fma(beta1, m[i], rest1 * g);
-                    v[i] = fma(beta2, v[i], rest2 * (g * g));
-                    fma(-step_size, m[i] / (v[i].sqrt() / root2 + eps), *p * shrink)
-                }
-                (Update::Sgd { rate, decay, momentum, first }, [buffer]) => {
-                    let g = fma(decay, *p, g);
-                    buffer[i] = if first { g } else { fma(momentum, buffer[i], g) };
-                    fma(-rate, buffer[i], *p)
-                }
-                (Update::Sgd { rate, decay, .. }, _) => fma(-rate, fma(decay, *p, g), *p),
-                (Update::AdamW { .. }, _) => unreachable!("it has two moments"),
-            };
+        if let Some(rule) = optimizer.downcast_ref::<AdamW>() {
+            let AdamWConstants { shrink, beta1, beta2, rest1, rest2, step_size, root2, eps } =
+                rule.constants(step);
+            return elements.update(|p, g, [m, v]| {
+                let m = fma(beta1, m, rest1 * g);
+                let v = fma(beta2, v, rest2 * (g * g));
+                (fma(-step_size, m / (v.sqrt() / root2 + eps), p * shrink), [m, v])
+            });
         }
+        let rule = optimizer.downcast_ref::<Sgd>().unwrap();
+        let SgdConstants { rate, decay, momentum, first } = rule.constants(step);
+        if rule.moments() == 0 {
+            return elements.update(|p, g, []| (fma(-rate, fma(decay, p, g), p), []));
+        }
+        elements.update(|p, g, [buffer]| {
+            let g = fma(decay, p, g);
+            let buffer = if first { g } else { fma(momentum, buffer, g) };
+            (fma(-rate, buffer, p), [buffer])
+        });
     }
 
     #[cfg(feature = "wgpu")]
@@ -422,9 +420,9 @@ mod tests {
             rules.into_iter().map(|rule| rule.rule).collect::<Vec<_>>()
         };
         let (adamw, sgd) = (OptimizerSpec::adamw(1.0), OptimizerSpec::sgd(1.0));
-        let wide = of(&[(adamw, FloatType::F32)]);
+        let wide = of(&[(adamw.clone(), FloatType::F32)]);
         assert_eq!(wide, ["AdamW", "AdamW, other constants", "sums of gradients"]);
-        assert_eq!(of(&[(sgd, FloatType::F32)]), ["SGD with momentum", "sums of gradients"]);
+        assert_eq!(of(&[(sgd.clone(), FloatType::F32)]), ["SGD with momentum", "sums of gradients"]);
         if let Some(narrow) = floats.last().filter(|float| **float != FloatType::F32) {
             let both = of(&[(adamw, FloatType::F32), (sgd, *narrow)]);
             let [momentum, sums, rounding] = ["SGD with momentum", "sums of gradients", "rounding"]

@@ -1,4 +1,4 @@
-//! The formulas of `optimizer.rs` as kernels in CubeCL's language: one unit for each element.
+//! The formulas of [`hydra_core::optimizer`] as kernels in CubeCL's language: one unit for each element.
 //!
 //! They are launched with their accesses checked, so none needs `unsafe`. The fused operations are those of the
 //! host's formulas, and what is left beside them no compiler can contract. Gradients are of the generic type, and

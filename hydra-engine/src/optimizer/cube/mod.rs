@@ -1,31 +1,39 @@
-//! The arithmetic of optimizer steps, on devices of CubeCL: that of `optimizer.rs`, formula by formula.
+//! The memory of devices of CubeCL: sums, steps and rounding as kernels that have the host's formulas.
 //!
-//! Whether a device gives the host's bits is not assumed: [`compare`] tries it.
+//! Whether a device gives the host's bits is not assumed: `compare.rs` tries it.
 
 mod compare;
 mod kernels;
+mod rules;
 
-pub(crate) use compare::compare;
-
-use crate::optimizer::arithmetic::Update;
-use cubecl::client::Client;
+use super::arithmetic::TaskStep;
+use super::check::{OptimizerCheck, Tried};
+use super::device_memory::{DeviceFloats, DeviceMemory};
+use crate::error::EngineError;
+use burn::tensor::Device;
 use cubecl::ir::{ElemType, FloatKind};
 use cubecl::prelude::{BufferArg, CubeCount, CubeDim};
-use hydra_core::FloatType;
 use hydra_core::cube::CubeBytes;
+use hydra_core::{DeviceBytes, FloatType, HostTensor, ImageLayout, ImageParam, Optimizer};
+use hydra_spill::{DeviceLink, DeviceMasters, DeviceNarrow, SpillError};
+use std::sync::Arc;
 
 /// Units of a cube.
 const UNITS: u32 = 256;
 
 /// Floats on the device, of any type.
 #[derive(Clone, Debug)]
-pub(crate) struct CubeFloats {
-    pub bytes: CubeBytes,
-    pub float: FloatType,
+struct CubeFloats {
+    bytes: CubeBytes,
+    float: FloatType,
 }
 
 impl CubeFloats {
-    pub(crate) fn wide(bytes: CubeBytes) -> Self {
+    fn of(floats: &DeviceFloats) -> Self {
+        Self { bytes: cube(&floats.bytes).clone(), float: floats.float }
+    }
+
+    fn wide(bytes: CubeBytes) -> Self {
         Self { bytes, float: FloatType::F32 }
     }
 
@@ -60,52 +68,92 @@ fn wide(bytes: &CubeBytes) -> BufferArg {
     bytes.floats(FloatType::F32)
 }
 
-/// One step of a parameter in place, as the host's: `factor` scales the gradient first (clipping), `moments` are
-/// AdamW's two, SGD's momentum, or none. All are as long as the parameter.
-pub(crate) fn step(
-    update: Update,
-    params: &CubeBytes,
-    grads: &CubeFloats,
-    factor: Option<f32>,
-    moments: &[CubeBytes],
-) {
-    let (client, (count, units)): (&Client, _) = (params.client(), grads.cubes());
-    let (clipped, factor) = (factor.is_some(), factor.unwrap_or(1.0));
-    let (params, (grads, float)) = (wide(params), grads.arg());
-    match (update, moments) {
-        (Update::AdamW { shrink, beta1, beta2, rest1, rest2, step_size, root2, eps }, [m, v]) => {
-            let (m, v) = (wide(m), wide(v));
-            kernels::adamw::launch(
-                client, count, units, params, grads, m, v, shrink, beta1, beta2, rest1, rest2, -step_size,
-                root2, eps, factor, clipped, float,
-            );
+/// The memory of a device of CubeCL.
+pub(super) struct CubeMemory {
+    pub link: Arc<dyn DeviceLink>,
+    pub burn: Device,
+}
+
+impl DeviceMemory for CubeMemory {
+    fn steps(&self, optimizer: &dyn Optimizer) -> bool {
+        rules::kernel(optimizer).is_some()
+    }
+
+    fn sum(&self, a: &DeviceFloats, b: Option<&DeviceFloats>) -> DeviceFloats {
+        let a = CubeFloats::of(a);
+        let b = b.map_or_else(|| zeros(&a), CubeFloats::of);
+        DeviceFloats::sum(DeviceBytes::Buffer(Arc::new(sum(&a, &b))))
+    }
+
+    fn add(&self, total: DeviceFloats, part: &DeviceFloats) -> DeviceFloats {
+        add(cube(&total.bytes), &CubeFloats::of(part));
+        total
+    }
+
+    /// Steps every parameter in place, and rounds them all at once.
+    fn step(
+        &self,
+        step: &TaskStep<'_>,
+        layout: &ImageLayout,
+        masters: &mut DeviceMasters,
+        gradient: &[Option<DeviceFloats>],
+    ) {
+        let kernel = rules::kernel(&*step.spec.optimizer).expect("an optimizer that steps here");
+        for (param, gradient) in layout.params.iter().zip(gradient) {
+            let params = param_of(&masters.params, param);
+            let moments: Vec<_> = masters.moments.iter().map(|moment| param_of(moment, param)).collect();
+            let gradient = match gradient {
+                Some(gradient) => CubeFloats::of(gradient),
+                None => zeros(&CubeFloats::wide(params.clone())),
+            };
+            kernel.launch(&step.of(param), step.clip, &params, &gradient, &moments);
         }
-        (Update::Sgd { rate, decay, momentum, first }, [buffer]) => kernels::sgd_with_momentum::launch(
-            client,
-            count,
-            units,
-            params,
-            grads,
-            wide(buffer),
-            -rate,
-            decay,
-            momentum,
-            factor,
-            clipped,
-            first,
-            float,
-        ),
-        (Update::Sgd { rate, decay, .. }, _) => {
-            kernels::sgd::launch(client, count, units, params, grads, -rate, decay, factor, clipped, float);
+        round_masters(masters);
+    }
+
+    fn replace(
+        &self,
+        layout: &ImageLayout,
+        masters: &mut DeviceMasters,
+        values: &[f32],
+        wait: &dyn Fn() -> Result<(), EngineError>,
+    ) -> Result<(), EngineError> {
+        for param in &layout.params {
+            let value = HostTensor::float(values[param.range()].to_vec(), param.shape.clone());
+            let value = self.link.copy_in(&value.bytes).map_err(hydra_spill::SpillError::from)?;
+            round(cube(&value), &CubeFloats::wide(param_of(&masters.params, param)));
+            // It is let go of when the device has read it, and so is one parameter's at most.
+            wait()?;
         }
-        (Update::AdamW { .. }, _) => {
-            unreachable!("AdamW keeps two moments; the store makes as many as the spec says")
-        }
+        round_masters(masters);
+        Ok(())
+    }
+
+    fn compare(&self, tried: Tried<'_>) -> Result<Option<OptimizerCheck>, SpillError> {
+        compare::compare(self.link.as_ref(), &self.burn, tried).map(Some)
+    }
+}
+
+#[track_caller]
+fn cube(bytes: &DeviceBytes) -> &CubeBytes {
+    bytes.as_buffer().expect("GPUs are devices of CubeCL")
+}
+
+/// The bytes of a parameter within an image of `f32`.
+fn param_of(image: &DeviceBytes, param: &ImageParam) -> CubeBytes {
+    let range = param.range();
+    cube(&image.slice(range.start * size_of::<f32>()..range.end * size_of::<f32>())).clone()
+}
+
+/// Rounds what shard tasks read, if that is not the masters themselves.
+fn round_masters(masters: &DeviceMasters) {
+    if let Some(DeviceNarrow { float, bytes }) = &masters.narrow {
+        round(cube(&masters.params), &CubeFloats { bytes: cube(bytes).clone(), float: *float });
     }
 }
 
 /// The sum of two gradients, in memory of its own.
-pub(crate) fn sum(a: &CubeFloats, b: &CubeFloats) -> CubeBytes {
+fn sum(a: &CubeFloats, b: &CubeFloats) -> CubeBytes {
     let (out, (count, units)) = (a.room(), a.cubes());
     let ((a, a_float), (b, b_float), client) = (a.arg(), b.arg(), out.client());
     kernels::sum::launch(client, count, units, a, b, wide(&out), a_float, b_float);
@@ -113,19 +161,19 @@ pub(crate) fn sum(a: &CubeFloats, b: &CubeFloats) -> CubeBytes {
 }
 
 /// Adds a gradient to one that nobody else has.
-pub(crate) fn add(total: &CubeBytes, part: &CubeFloats) {
+fn add(total: &CubeBytes, part: &CubeFloats) {
     let ((count, units), (part, float)) = (part.cubes(), part.arg());
     kernels::add::launch(total.client(), count, units, wide(total), part, float);
 }
 
 /// Rounds as many values to the other type, in place of what is there.
-pub(crate) fn round(values: &CubeBytes, out: &CubeFloats) {
+fn round(values: &CubeBytes, out: &CubeFloats) {
     let ((count, units), (out, float)) = (out.cubes(), out.arg());
     kernels::round::launch(values.client(), count, units, wide(values), out, float);
 }
 
 /// Zeros, as many as there are floats in `like`.
-pub(crate) fn zeros(like: &CubeFloats) -> CubeFloats {
+fn zeros(like: &CubeFloats) -> CubeFloats {
     let (out, (count, units)) = (like.room(), like.cubes());
     kernels::fill::launch(out.client(), count, units, wide(&out), 0.0);
     CubeFloats::wide(out)

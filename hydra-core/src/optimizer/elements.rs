@@ -1,0 +1,147 @@
+//! The elements that an optimizer is handed, and the loop over them.
+
+/// Some elements of one parameter with their gradients and moments, all of one length.
+#[derive(Debug)]
+pub struct Elements<'a, 'b> {
+    params: &'a mut [f32],
+    grads: &'a [f32],
+    moments: &'a mut [&'b mut [f32]],
+    clip: Option<f32>,
+    arch: pulp::Arch,
+}
+
+impl<'a, 'b> Elements<'a, 'b> {
+    /// Elements with their gradients and one slice for each moment; `clip` is the factor that scales every gradient
+    /// first.
+    ///
+    /// # Panics
+    /// If the slices are not all of one length.
+    pub fn new(
+        params: &'a mut [f32],
+        grads: &'a [f32],
+        moments: &'a mut [&'b mut [f32]],
+        clip: Option<f32>,
+    ) -> Self {
+        let len = params.len();
+        assert!(grads.len() == len && moments.iter().all(|m| m.len() == len), "elements of one length");
+        Self { params, grads, moments, clip, arch: pulp::Arch::new() }
+    }
+
+    /// Replaces every parameter and its `N` moments by what `formula` makes of them and of the gradient.
+    ///
+    /// Write a sum with a product as a fused multiply-add ([`f32::mul_add`]) where it should be one: nothing is
+    /// contracted or reordered here, so the bits are those of the formula on every processor.
+    ///
+    /// # Panics
+    /// If there are not `N` moments, as many as [`Optimizer::moments`](super::Optimizer::moments) says.
+    pub fn update<const N: usize>(self, formula: impl Fn(f32, f32, [f32; N]) -> (f32, [f32; N])) {
+        let Self { params, grads, moments, clip, arch } = self;
+        let found = moments.len();
+        let Ok(moments) = <&mut [&mut [f32]; N]>::try_from(moments) else {
+            panic!("an optimizer that says it keeps {found} moments updates {N}");
+        };
+        let moments = moments.each_mut().map(|moment| &mut **moment);
+        match clip {
+            None => arch.dispatch(Update { params, grads, moments, scaled: |g| g, formula }),
+            Some(clip) => arch.dispatch(Update { params, grads, moments, scaled: |g| g * clip, formula }),
+        }
+    }
+}
+
+/// A type, and no closure, because only what is certainly inlined is compiled for the processor's vectors.
+struct Update<'a, S, F, const N: usize> {
+    params: &'a mut [f32],
+    grads: &'a [f32],
+    moments: [&'a mut [f32]; N],
+    scaled: S,
+    formula: F,
+}
+
+impl<S, F, const N: usize> pulp::NullaryFnOnce for Update<'_, S, F, N>
+where
+    S: Fn(f32) -> f32,
+    F: Fn(f32, f32, [f32; N]) -> (f32, [f32; N]),
+{
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        let Self { params, grads, moments, scaled, formula } = self;
+        let len = params.len();
+        let (params, grads) = (&mut params[..len], &grads[..len]);
+        let mut moments = moments.map(|moment| &mut moment[..len]);
+        for i in 0..len {
+            let (param, next) =
+                formula(params[i], scaled(grads[i]), std::array::from_fn(|moment| moments[moment][i]));
+            params[i] = param;
+            for (moment, next) in moments.iter_mut().zip(next) {
+                moment[i] = next;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::optimizer::{Sgd, Step};
+    use crate::{Key, OptimizerSpec};
+
+    fn numbers(key: u64, n: usize) -> Vec<f32> {
+        (0..n as u64).map(|i| Key::new(key).normal(i) as f32).collect()
+    }
+
+    #[test]
+    fn vectors_give_the_bits_of_one_element_at_a_time() {
+        let n = 1003;
+        for (rule, clip) in [
+            (OptimizerSpec::adamw(1e-3), None),
+            (OptimizerSpec::adamw(1e-3), Some(0.3)),
+            (OptimizerSpec::sgd(1e-2), Some(0.3)),
+            (Sgd { lr: 0.1, momentum: 0.0, weight_decay: 0.01 }.into(), None),
+        ] {
+            let (grads, step) = (numbers(2, n), Step { index: 4, rate: rule.lr(), decays: true });
+            let run = |width: usize, arch: pulp::Arch| {
+                let mut params = numbers(1, n);
+                let mut moments: Vec<Vec<f32>> = (0..rule.moments() as u64)
+                    .map(|i| numbers(5 + i, n).iter().map(|x| x.abs()).collect())
+                    .collect();
+                for start in (0..n).step_by(width) {
+                    let range = start..(start + width).min(n);
+                    let mut moments: Vec<&mut [f32]> =
+                        moments.iter_mut().map(|m| &mut m[range.clone()]).collect();
+                    let (params, grads) = (&mut params[range.clone()], &grads[range]);
+                    rule.update(&step, Elements { arch, ..Elements::new(params, grads, &mut moments, clip) });
+                }
+                let bits = |values: &Vec<f32>| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+                (bits(&params), moments.iter().map(bits).collect::<Vec<_>>())
+            };
+            let vectors = run(n, pulp::Arch::new());
+            assert_ne!(vectors.0, numbers(1, n).iter().map(|x| x.to_bits()).collect::<Vec<_>>());
+            // As on a processor that has neither wide vectors nor a fused multiply-add.
+            let plain = run(n, pulp::Arch::Scalar);
+            assert_eq!((&run(1, pulp::Arch::new()), &plain), (&vectors, &vectors));
+        }
+    }
+
+    #[test]
+    fn every_element_follows_the_formula_and_clipping_comes_first() {
+        let (mut params, mut moment) = (vec![1.0, 2.0, 3.0], vec![0.0, 1.0, 2.0]);
+        let mut moments = [&mut moment[..]];
+        let elements = Elements::new(&mut params, &[10.0, 20.0, 30.0], &mut moments, Some(0.5));
+        elements.update(|p, g, [m]| (p + g, [m - g]));
+        assert_eq!((params, moment), (vec![6.0, 12.0, 18.0], vec![-5.0, -9.0, -13.0]));
+    }
+
+    #[test]
+    #[should_panic(expected = "says it keeps 0 moments updates 1")]
+    fn other_moments_than_were_declared_are_refused() {
+        Elements::new(&mut [1.0], &[1.0], &mut [], None).update(|p, _, [m]| (p, [m]));
+    }
+
+    #[test]
+    #[should_panic(expected = "elements of one length")]
+    fn slices_of_other_lengths_are_refused() {
+        let _ = Elements::new(&mut [1.0, 2.0], &[1.0], &mut [], None);
+    }
+}

@@ -1,0 +1,98 @@
+//! The curves that come with Hydra.
+
+use super::Curve;
+use crate::error::positive;
+use crate::{CoreError, Settings};
+
+/// The base rate throughout.
+#[derive(Clone, Copy, Debug)]
+pub struct Constant;
+
+impl Constant {
+    pub(super) const NAME: &str = "constant";
+}
+
+impl Curve for Constant {
+    fn name(&self) -> &str {
+        Self::NAME
+    }
+
+    fn factor(&self, _: usize, _: usize) -> f64 {
+        1.0
+    }
+}
+
+/// Linearly down to zero.
+#[derive(Clone, Copy, Debug)]
+pub struct Linear;
+
+impl Linear {
+    pub(super) const NAME: &str = "linear";
+}
+
+impl Curve for Linear {
+    fn name(&self) -> &str {
+        Self::NAME
+    }
+
+    fn factor(&self, step: usize, steps: usize) -> f64 {
+        steps.saturating_sub(step) as f64 / steps.max(1) as f64
+    }
+}
+
+/// Half a cosine down to zero.
+#[derive(Clone, Copy, Debug)]
+pub struct Cosine;
+
+impl Cosine {
+    pub(super) const NAME: &str = "cosine";
+}
+
+impl Curve for Cosine {
+    fn name(&self) -> &str {
+        Self::NAME
+    }
+
+    fn factor(&self, step: usize, steps: usize) -> f64 {
+        let progress = step as f64 / steps.max(1) as f64;
+        (0.5 * (1.0 + (std::f64::consts::PI * progress).cos())).max(0.0)
+    }
+}
+
+/// The base rate until the last `decay_steps` steps, then linearly down to zero (WSD: Hu et al., "MiniCPM",
+/// arXiv 2404.06395; Hägele et al., arXiv 2405.18392). A training that is no longer than these decays all along.
+#[derive(Clone, Copy, Debug)]
+pub struct WarmupStableDecay {
+    /// Minibatches of the decay, at least one.
+    pub decay_steps: usize,
+}
+
+impl WarmupStableDecay {
+    pub(super) const NAME: &str = "wsd";
+
+    pub(super) fn read(settings: &Settings) -> Result<Self, CoreError> {
+        Ok(Self { decay_steps: settings.count("decay_steps")? })
+    }
+}
+
+impl Curve for WarmupStableDecay {
+    fn name(&self) -> &str {
+        Self::NAME
+    }
+
+    fn settings(&self) -> Settings {
+        Settings::new().with("decay_steps", self.decay_steps)
+    }
+
+    fn validate(&self) -> Result<(), CoreError> {
+        positive("decay-steps", self.decay_steps)
+    }
+
+    fn factor(&self, step: usize, steps: usize) -> f64 {
+        let decay = self.decay_steps.min(steps);
+        match steps.saturating_sub(step) {
+            left if left >= decay && left > 0 => 1.0,
+            left => left as f64 / decay.max(1) as f64,
+        }
+    }
+}

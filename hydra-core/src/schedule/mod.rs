@@ -1,0 +1,249 @@
+//! Learning-rate schedules: a linear warmup, and a [`Curve`] after it.
+//!
+//! A curve is a function of the step and of the number of steps, nothing else, so a task that goes on from a
+//! checkpoint has the rates of one that was never stopped. A user's own curve is a type that implements [`Curve`].
+
+mod curves;
+
+pub use curves::{Constant, Cosine, Linear, WarmupStableDecay};
+
+use crate::{CoreError, Settings};
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use std::fmt;
+use std::sync::Arc;
+
+/// The course of the learning rate after the warmup.
+pub trait Curve: fmt::Debug + Send + Sync {
+    /// The name that files and checkpoints know it by, which no other curve has.
+    fn name(&self) -> &str;
+
+    /// Everything that it depends on beside the step.
+    fn settings(&self) -> Settings {
+        Settings::new()
+    }
+
+    /// Checks every setting against its range.
+    ///
+    /// # Errors
+    /// [`CoreError::Spec`] with the first one that is out of it.
+    fn validate(&self) -> Result<(), CoreError> {
+        Ok(())
+    }
+
+    /// The factor on the base rate at `step` of `steps`, both counted from the end of the warmup; a step at or beyond
+    /// the end is none that is trained, and has a factor all the same.
+    fn factor(&self, step: usize, steps: usize) -> f64;
+}
+
+/// The course of the learning rate over the whole training. Clones share the curve.
+///
+/// Two are equal if warmup, the curve's name and its settings are. In files it is the curve's name as `kind`, `warmup`,
+/// and the curve's settings beside them. A curve that is read under a name that is not registered is equal to the one
+/// that a task brought, and refused in a spec ([`TrainSpec::validate`](crate::TrainSpec::validate)).
+#[derive(Clone, Debug)]
+pub struct Schedule {
+    curve: Arc<dyn Curve>,
+    warmup: usize,
+}
+
+impl Schedule {
+    /// A curve after `warmup` steps over which the rate rises linearly from zero; the first of them has rate zero.
+    pub fn new(curve: impl Curve + 'static, warmup: usize) -> Self {
+        Self { curve: Arc::new(curve), warmup }
+    }
+
+    /// The factor on the base rate at `step` (from zero) of `total` steps.
+    pub fn factor(&self, step: usize, total: usize) -> f64 {
+        match step.checked_sub(self.warmup) {
+            Some(step) => self.curve.factor(step, total.saturating_sub(self.warmup)),
+            None => step as f64 / self.warmup as f64,
+        }
+    }
+
+    /// Checks every setting against its range.
+    ///
+    /// # Errors
+    /// [`CoreError::Spec`] with the first one that is out of it.
+    pub fn validate(&self) -> Result<(), CoreError> {
+        self.curve.validate()
+    }
+
+    fn description(&self) -> Description {
+        let (kind, warmup) = (self.curve.name().to_owned(), self.warmup);
+        Description { kind, warmup, settings: self.curve.settings() }
+    }
+}
+
+impl Default for Schedule {
+    /// A constant rate without a warmup.
+    fn default() -> Self {
+        Self::new(Constant, 0)
+    }
+}
+
+impl PartialEq for Schedule {
+    fn eq(&self, other: &Self) -> bool {
+        self.description() == other.description()
+    }
+}
+
+impl Serialize for Schedule {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.description().serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Schedule {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let described = Description::deserialize(deserializer)?;
+        let (warmup, settings) = (described.warmup, &described.settings);
+        Ok(match described.kind.as_str() {
+            Constant::NAME => Self::new(Constant, warmup),
+            Linear::NAME => Self::new(Linear, warmup),
+            Cosine::NAME => Self::new(Cosine, warmup),
+            WarmupStableDecay::NAME => {
+                Self::new(WarmupStableDecay::read(settings).map_err(D::Error::custom)?, warmup)
+            }
+            _ => Self::new(described, warmup),
+        })
+    }
+}
+
+/// A schedule as a file has it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct Description {
+    kind: String,
+    warmup: usize,
+    #[serde(flatten)]
+    settings: Settings,
+}
+
+/// One that no curve is known for.
+impl Curve for Description {
+    fn name(&self) -> &str {
+        &self.kind
+    }
+
+    fn settings(&self) -> Settings {
+        self.settings.clone()
+    }
+
+    fn validate(&self) -> Result<(), CoreError> {
+        let expected = "one that comes with Hydra, or a `Curve` that the task brings itself";
+        Err(CoreError::Spec { name: "schedule", found: self.kind.clone(), expected })
+    }
+
+    fn factor(&self, _: usize, _: usize) -> f64 {
+        panic!("the schedule `{}` is known by its name alone", self.kind);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{OptimizerSpec, TrainSpec};
+
+    type Make = fn(usize) -> Schedule;
+    const CONSTANT: Make = |warmup| Schedule::new(Constant, warmup);
+    const LINEAR: Make = |warmup| Schedule::new(Linear, warmup);
+    const COSINE: Make = |warmup| Schedule::new(Cosine, warmup);
+
+    fn close(a: f64, b: f64) {
+        assert!((a - b).abs() < 1e-12, "{a} against {b}");
+    }
+
+    #[test]
+    fn schedules_follow_hugging_face() {
+        let at = |of: Make, step| of(3).factor(step, 10);
+        for of in [CONSTANT, LINEAR, COSINE] {
+            close(at(of, 0), 0.0);
+            close(at(of, 1), 1.0 / 3.0);
+            close(at(of, 3), 1.0);
+        }
+        close(at(CONSTANT, 9), 1.0);
+        close(at(LINEAR, 9), 1.0 / 7.0);
+        close(at(COSINE, 4), 0.950_484_433_951_209_5);
+        close(at(COSINE, 9), 0.049_515_566_048_790_48);
+    }
+
+    #[test]
+    fn schedules_have_ends() {
+        for of in [CONSTANT, LINEAR, COSINE] {
+            let at = |warmup, step, total| of(warmup).factor(step, total);
+            assert_eq!(
+                (at(0, 0, 1), at(0, 0, 7)),
+                (1.0, 1.0),
+                "without a warmup the first step has the base rate"
+            );
+            assert_eq!(
+                (at(5, 4, 5), at(9, 4, 5)),
+                (0.8, 4.0 / 9.0),
+                "a warmup may be as long as the training"
+            );
+            assert_eq!((at(1, 0, 1), at(usize::MAX, 0, 1)), (0.0, 0.0));
+            assert!(
+                (0..12).all(|step| (0.0..=1.0).contains(&at(2, step, 10))),
+                "also of steps that are none"
+            );
+        }
+        let last = |of: Make| of(0).factor(10, 10);
+        assert_eq!([LINEAR, COSINE].map(last), [0.0, 0.0]);
+    }
+
+    #[test]
+    fn warmup_stable_decay_is_constant_until_the_last_part() {
+        let schedule = Schedule::new(WarmupStableDecay { decay_steps: 4 }, 2);
+        let factors: Vec<f64> = (0..=11).map(|step| schedule.factor(step, 10)).collect();
+        // Hugging Face's `get_wsd_schedule` with 2 warmup and 4 decay steps of 10, decaying linearly.
+        assert_eq!(factors, [0.0, 0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0]);
+        let longer = Schedule::new(WarmupStableDecay { decay_steps: 99 }, 2);
+        (2..10).for_each(|step| close(longer.factor(step, 10), LINEAR(2).factor(step, 10)));
+        assert!(schedule.validate().is_ok());
+        assert!(Schedule::new(WarmupStableDecay { decay_steps: 0 }, 0).validate().is_err());
+    }
+
+    #[test]
+    fn files_have_the_kind_the_warmup_and_the_settings() {
+        for (schedule, text) in [
+            (CONSTANT(0), "kind = \"constant\"\nwarmup = 0\n"),
+            (LINEAR(2), "kind = \"linear\"\nwarmup = 2\n"),
+            (COSINE(3), "kind = \"cosine\"\nwarmup = 3\n"),
+            (
+                Schedule::new(WarmupStableDecay { decay_steps: 7 }, 3),
+                "kind = \"wsd\"\nwarmup = 3\ndecay_steps = 7\n",
+            ),
+        ] {
+            assert_eq!(toml::to_string(&schedule).unwrap(), text);
+            let read: Schedule = toml::from_str(text).unwrap();
+            assert_eq!((&read, read.factor(5, 9)), (&schedule, schedule.factor(5, 9)));
+        }
+        assert_ne!(LINEAR(2), COSINE(2));
+        assert_ne!(LINEAR(2), LINEAR(3));
+    }
+
+    #[derive(Debug)]
+    struct Halves;
+
+    impl Curve for Halves {
+        fn name(&self) -> &str {
+            "halves"
+        }
+
+        fn factor(&self, step: usize, _: usize) -> f64 {
+            0.5f64.powi(step as i32)
+        }
+    }
+
+    #[test]
+    fn a_curve_of_a_task_is_known_again_and_not_run_from_a_file() {
+        let own = Schedule::new(Halves, 1);
+        assert_eq!([0, 1, 2, 3].map(|step| own.factor(step, 9)), [0.0, 1.0, 0.5, 0.25]);
+        let read: Schedule = toml::from_str(&toml::to_string(&own).unwrap()).unwrap();
+        assert_eq!(read, own);
+        let spec = |schedule| TrainSpec { schedule, ..TrainSpec::new(OptimizerSpec::adamw(0.1), 1) };
+        assert!(spec(own).validate().is_ok());
+        let refused = spec(read).validate().unwrap_err().to_string();
+        assert!(refused.starts_with("`schedule` is halves, expected one that"), "{refused}");
+    }
+}

@@ -1,0 +1,91 @@
+//! The memory of a CPU device that has one of its own: the host's code serves it, by any optimizer.
+//!
+//! A device's bytes are not written in place, so for as long as a step runs an image's masters are there twice, which
+//! no budget counts: such a device stands for a GPU in tests.
+
+use super::arithmetic::TaskStep;
+use super::check::{OptimizerCheck, Tried};
+use super::device_memory::{DeviceFloats, DeviceMemory};
+use crate::error::EngineError;
+use hydra_core::optimizer::{Elements, Optimizer};
+use hydra_core::{DeviceBytes, FloatType, HostTensor, ImageLayout};
+use hydra_spill::{DeviceMasters, DeviceNarrow, SpillError};
+use std::borrow::Cow;
+
+/// Memory of the host.
+pub(super) struct HostMemory;
+
+impl DeviceMemory for HostMemory {
+    fn steps(&self, _: &dyn Optimizer) -> bool {
+        true
+    }
+
+    fn sum(&self, a: &DeviceFloats, b: Option<&DeviceFloats>) -> DeviceFloats {
+        let a = widened(&a.bytes, a.float);
+        DeviceFloats::sum(bytes_of(match b {
+            Some(b) => a.iter().zip(widened(&b.bytes, b.float).iter()).map(|(a, b)| a + b).collect(),
+            None => a.iter().map(|a| a + 0.0).collect(),
+        }))
+    }
+
+    fn step(
+        &self,
+        step: &TaskStep<'_>,
+        layout: &ImageLayout,
+        masters: &mut DeviceMasters,
+        gradient: &[Option<DeviceFloats>],
+    ) {
+        let values = |bytes: &DeviceBytes| widened(bytes, FloatType::F32).into_owned();
+        let mut params = values(&masters.params);
+        let mut moments: Vec<Vec<f32>> = masters.moments.iter().map(values).collect();
+        for (param, gradient) in layout.params.iter().zip(gradient) {
+            let zero = || Cow::Owned(vec![0.0; param.len]);
+            let gradient = gradient.as_ref().map_or_else(zero, |part| widened(&part.bytes, part.float));
+            let mut moments: Vec<&mut [f32]> = moments.iter_mut().map(|m| &mut m[param.range()]).collect();
+            let elements = Elements::new(&mut params[param.range()], &gradient, &mut moments, step.clip);
+            step.spec.optimizer.update(&step.of(param), elements);
+        }
+        replace(masters, params);
+        masters.moments = moments.into_iter().map(bytes_of).collect();
+    }
+
+    fn replace(
+        &self,
+        _: &ImageLayout,
+        masters: &mut DeviceMasters,
+        values: &[f32],
+        _: &dyn Fn() -> Result<(), EngineError>,
+    ) -> Result<(), EngineError> {
+        replace(masters, values.to_vec());
+        Ok(())
+    }
+
+    fn compare(&self, _: Tried<'_>) -> Result<Option<OptimizerCheck>, SpillError> {
+        Ok(None)
+    }
+}
+
+/// Puts parameters in place, with what they are rounded to.
+fn replace(masters: &mut DeviceMasters, params: Vec<f32>) {
+    if let Some(DeviceNarrow { float, bytes }) = &mut masters.narrow {
+        let elements = params.len();
+        *bytes = HostTensor::float(params.clone(), [elements]).in_type(*float).bytes.into();
+    }
+    masters.params = bytes_of(params);
+}
+
+/// The values of floats of any type.
+fn widened(bytes: &DeviceBytes, float: FloatType) -> Cow<'_, [f32]> {
+    let bytes = bytes.as_host().expect("a CPU device has host memory");
+    if float == FloatType::F32 {
+        return Cow::Borrowed(bytemuck::cast_slice(bytes));
+    }
+    let mut wide = vec![0.0; bytes.len() / float.bytes()];
+    float.widen(bytemuck::cast_slice(bytes), &mut wide);
+    Cow::Owned(wide)
+}
+
+fn bytes_of(floats: Vec<f32>) -> DeviceBytes {
+    let elements = floats.len();
+    HostTensor::float(floats, [elements]).bytes.into()
+}
