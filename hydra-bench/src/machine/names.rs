@@ -60,11 +60,6 @@ impl Gpus {
     pub(crate) fn count(&self) -> usize {
         self.cards.len() * self.logical
     }
-
-    /// The logical devices as (card, number on that card), card by card.
-    pub(crate) fn places(&self) -> impl Iterator<Item = (usize, usize)> {
-        self.cards.iter().flat_map(|&card| (0..self.logical).map(move |on_card| (card, on_card)))
-    }
 }
 
 impl DevicesArg {
@@ -187,7 +182,7 @@ mod tests {
     fn logical_devices_lie_on_cards_in_order() {
         let DevicesArg::Cuda(gpus) = devices("cuda:2,0/2") else { panic!("not CUDA") };
         assert_eq!(gpus.count(), 4);
-        assert_eq!(gpus.places().collect::<Vec<_>>(), [(2, 0), (2, 1), (0, 0), (0, 1)]);
+        assert_eq!((gpus.cards, gpus.logical), (vec![2, 0], 2));
     }
 
     #[test]

@@ -5,16 +5,9 @@ use crate::terminal::Usage;
 use anyhow::Result;
 use clap::builder::PossibleValuesParser;
 use clap::{ArgAction, Args};
-use hydra_core::optimizer::{AdamW, Sgd};
 use hydra_core::schedule::{Constant, Cosine, Linear, WarmupStableDecay};
 use hydra_core::{Decay, Length, OptimizerSpec, Schedule, TrainSpec};
 use serde::{Deserialize, Serialize};
-
-/// The optimizers by name, each at a learning rate and with a weight decay.
-const OPTIMIZERS: [(&str, fn(f64, f64) -> OptimizerSpec); 2] = [
-    ("adamw", |lr, weight_decay| AdamW { weight_decay, ..AdamW::new(lr) }.into()),
-    ("sgd", |lr, weight_decay| Sgd { weight_decay, ..Sgd::new(lr) }.into()),
-];
 
 /// The schedules by name, each with its decay steps and its warmup.
 const SCHEDULES: [(&str, fn(usize, usize) -> Schedule); 4] = [
@@ -48,7 +41,7 @@ pub(crate) struct TrainingSettings {
     #[arg(long, value_name = "N", value_parser = values::count, allow_hyphen_values = true)]
     pub(crate) steps: Option<usize>,
     /// AdamW (betas 0.9 and 0.999, epsilon 1e-8) or SGD (momentum 0.9)
-    #[arg(long, default_value = OPTIMIZERS[0].0, value_parser = PossibleValuesParser::new(OPTIMIZERS.map(|(name, _)| name)))]
+    #[arg(long, default_value = "adamw", value_parser = PossibleValuesParser::new(OptimizerSpec::names()))]
     pub(crate) optimizer: String,
     /// Weight decay: decoupled for AdamW, coupled for SGD
     #[arg(long, value_name = "X", default_value = "0.01", value_parser = values::decay, allow_hyphen_values = true)]
@@ -164,11 +157,16 @@ impl TrainingSettings {
     }
 
     fn optimizer(&self, rate: f64) -> Result<OptimizerSpec, Usage> {
-        Ok(of_name(&OPTIMIZERS, "an optimizer", &self.optimizer)?(rate, self.weight_decay))
+        OptimizerSpec::named(&self.optimizer, rate, self.weight_decay).ok_or_else(|| {
+            let names: Vec<&str> = OptimizerSpec::names().collect();
+            unknown("an optimizer", &self.optimizer, &names)
+        })
     }
 
     fn schedule(&self) -> Result<Schedule, Usage> {
-        let schedule = of_name(&SCHEDULES, "a schedule", &self.schedule)?;
+        let found = SCHEDULES.iter().find(|(name, _)| *name == self.schedule);
+        let (_, schedule) =
+            found.ok_or_else(|| unknown("a schedule", &self.schedule, &SCHEDULES.map(|(name, _)| name)))?;
         Ok(schedule(self.decay_steps.unwrap_or_default(), self.warmup))
     }
 
@@ -181,13 +179,8 @@ impl TrainingSettings {
     }
 }
 
-/// The entry of this name.
-fn of_name<T: Copy>(entries: &[(&str, T)], what: &str, name: &str) -> Result<T, Usage> {
-    let found = entries.iter().find(|(of, _)| *of == name);
-    found.map(|(_, entry)| *entry).ok_or_else(|| {
-        let names: Vec<&str> = entries.iter().map(|(name, _)| *name).collect();
-        Usage::new(format!("`{name}` is not {what}: expected {}", values::any_of(&names)))
-    })
+fn unknown(what: &str, name: &str, names: &[&str]) -> Usage {
+    Usage::new(format!("`{name}` is not {what}: expected {}", values::any_of(names)))
 }
 
 /// Refuses more microbatches than a minibatch has items.

@@ -1,10 +1,16 @@
 //! AdamW: Loshchilov and Hutter, "Decoupled weight decay regularization", ICLR 2019.
 
-use super::{Elements, Optimizer, Step};
+use super::{Elements, Optimizer, Registered, Step};
 use crate::error::{at_least_zero, below_one};
 use crate::{CoreError, Settings};
 
-pub(super) const NAME: &str = "adamw";
+const NAME: &str = "adamw";
+
+pub(super) const REGISTERED: Registered = Registered {
+    name: NAME,
+    new: |lr, weight_decay| AdamW { weight_decay, ..AdamW::new(lr) }.into(),
+    read: |settings| AdamW::read(settings).map(Into::into),
+};
 
 /// AdamW, as PyTorch's `torch.optim.AdamW`, in `f32`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -41,7 +47,7 @@ impl AdamW {
         Self { lr, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.01 }
     }
 
-    pub(super) fn read(settings: &Settings) -> Result<Self, CoreError> {
+    fn read(settings: &Settings) -> Result<Self, CoreError> {
         Ok(Self {
             lr: settings.number("lr")?,
             beta1: settings.number("beta1")?,

@@ -59,14 +59,17 @@ use crate::{CoreError, Settings};
 use std::any::Any;
 use std::fmt;
 
-/// The reader of a registered optimizer's settings.
-type Read = fn(&Settings) -> Result<OptimizerSpec, CoreError>;
+/// The optimizers that files and command lines may name without a task that brings them.
+const REGISTERED: &[Registered] = &[adamw::REGISTERED, sgd::REGISTERED];
 
-/// The optimizers that files may name without a task that brings them.
-const REGISTERED: &[(&str, Read)] = &[
-    (adamw::NAME, |settings| AdamW::read(settings).map(OptimizerSpec::from)),
-    (sgd::NAME, |settings| Sgd::read(settings).map(OptimizerSpec::from)),
-];
+/// An optimizer by its name.
+struct Registered {
+    name: &'static str,
+    /// One with this learning rate and weight decay, and what is usual otherwise.
+    new: fn(f64, f64) -> OptimizerSpec,
+    /// One with the settings of a file.
+    read: fn(&Settings) -> Result<OptimizerSpec, CoreError>,
+}
 
 /// A rule by which parameters follow their gradients.
 ///

@@ -1,10 +1,16 @@
 //! Stochastic gradient descent with momentum.
 
-use super::{Elements, Optimizer, Step};
+use super::{Elements, Optimizer, Registered, Step};
 use crate::error::{at_least_zero, below_one};
 use crate::{CoreError, Settings};
 
-pub(super) const NAME: &str = "sgd";
+const NAME: &str = "sgd";
+
+pub(super) const REGISTERED: Registered = Registered {
+    name: NAME,
+    new: |lr, weight_decay| Sgd { weight_decay, ..Sgd::new(lr) }.into(),
+    read: |settings| Sgd::read(settings).map(Into::into),
+};
 
 /// SGD with (heavy-ball) momentum and coupled (L2) decay, as PyTorch's `torch.optim.SGD`, in `f32`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -34,7 +40,7 @@ impl Sgd {
         Self { lr, momentum: 0.9, weight_decay: 0.0 }
     }
 
-    pub(super) fn read(settings: &Settings) -> Result<Self, CoreError> {
+    fn read(settings: &Settings) -> Result<Self, CoreError> {
         Ok(Self {
             lr: settings.number("lr")?,
             momentum: settings.number("momentum")?,

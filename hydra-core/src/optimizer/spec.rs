@@ -28,6 +28,17 @@ impl OptimizerSpec {
         Sgd::new(lr).into()
     }
 
+    /// The names of the optimizers that come with Hydra.
+    pub fn names() -> impl ExactSizeIterator<Item = &'static str> {
+        REGISTERED.iter().map(|of| of.name)
+    }
+
+    /// The optimizer of this name, with this learning rate and weight decay and what is usual otherwise; `None` if none
+    /// comes with Hydra.
+    pub fn named(name: &str, lr: f64, weight_decay: f64) -> Option<Self> {
+        REGISTERED.iter().find(|of| of.name == name).map(|of| (of.new)(lr, weight_decay))
+    }
+
     fn description(&self) -> Description {
         Description { name: self.name().to_owned(), settings: self.settings() }
     }
@@ -68,8 +79,8 @@ impl Serialize for OptimizerSpec {
 impl<'de> Deserialize<'de> for OptimizerSpec {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let described = Description::deserialize(deserializer)?;
-        match REGISTERED.iter().find(|(name, _)| *name == described.name) {
-            Some((_, read)) => read(&described.settings).map_err(D::Error::custom),
+        match REGISTERED.iter().find(|of| of.name == described.name) {
+            Some(of) => (of.read)(&described.settings).map_err(D::Error::custom),
             None => Ok(described.into()),
         }
     }

@@ -119,7 +119,8 @@ pub(super) fn place<'a>(
         reserve: limits.reserve,
         margin: tasks.iter().map(|cut| cut.plan.rules.margin).max().unwrap_or(0),
     };
-    let needs: Vec<TaskNeeds<'_>> = tasks.iter().map(TaskNeeds::of).collect();
+    let stepper = device.stepper();
+    let needs: Vec<TaskNeeds<'_>> = tasks.iter().map(|cut| TaskNeeds::of(cut, &stepper)).collect();
     let homed = tasks.iter().zip(&needs).filter(|(_, needs)| needs.may_be_homed()).map(|(cut, _)| cut.task);
     let placements = choose(asked, &needs, &room, || step_is_exact(device, homed))?;
     let placed = |(cut, optimizer)| {
@@ -153,11 +154,14 @@ fn need_beside_params(shard: &ShardPlan) -> u64 {
 }
 
 impl<'a> TaskNeeds<'a> {
-    fn of(cut: &CutTask<'a>) -> Self {
+    fn of(cut: &CutTask<'a>, stepper: &DeviceStepper) -> Self {
         let (task, shards) = (cut.task, &cut.plan.shards);
+        let clipped = task.spec.clip.map(|_| "its gradients are clipped by the norm of all of them");
+        let steps = stepper.steps(&*task.spec.optimizer);
+        let without_kernel = (!steps).then_some("the device has no kernel for its optimizer");
         Self {
             name: &task.name,
-            obstacle: task.spec.clip.map(|_| "its gradients are clipped by the norm of all of them"),
+            obstacle: clipped.or(without_kernel),
             untrained: task.evaluate_only,
             homed: homed_bytes(&task.chain, &task.spec),
             compute: shards.iter().map(need_beside_params).max().unwrap_or(0),
