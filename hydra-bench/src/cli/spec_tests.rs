@@ -83,6 +83,16 @@ fn specs_that_an_earlier_version_wrote_are_read_and_written_alike() {
 }
 
 #[test]
+fn policies_that_runs_do_not_take_any_more_are_read_from_specs() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("spec.toml");
+    for name in ["sharded-lrtf-patient", "sharded-lrtf-local"] {
+        std::fs::write(&file, DEFAULTS.replace("\"sharded-lrtf\"", &format!("\"{name}\""))).unwrap();
+        assert!(RunSpec::load(&file, &MACHINE).is_ok(), "{name}");
+    }
+}
+
+#[test]
 fn what_is_given_when_a_run_goes_on_wins_over_what_it_began_with() {
     let resumed = |text: &str, line: &str| {
         let dir = tempfile::tempdir().unwrap();

@@ -5,7 +5,7 @@ use anyhow::{Context, Result};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::error::{ContextKind, ErrorKind};
 use clap::parser::ValueSource;
-use clap::{ArgMatches, Args, Command, FromArgMatches, Id};
+use clap::{Arg, ArgMatches, Args, Command, FromArgMatches, Id};
 use serde::de::value::Error as NameError;
 use serde::de::{DeserializeOwned, Deserializer, Error as _, IntoDeserializer, Visitor};
 use serde::{Serialize, forward_to_deserialize_any};
@@ -14,6 +14,9 @@ use toml::{Table, Value};
 
 /// Endings of keys that say the unit of a number, and the unit as the flag without that ending reads it.
 const UNITS: [(&str, &str); 2] = [("_bytes_per_s", "B/s"), ("_bytes", "")];
+
+/// Flags of which a file may have names that the command line does not take, or not any more; serde reads them.
+const NAMED_IN_FILES: [&str; 1] = ["policy"];
 
 fn command<S: Args>() -> Command {
     S::augment_args(Command::new("settings").no_binary_name(true))
@@ -41,7 +44,8 @@ pub(crate) fn check<S: Args>(table: &Table) -> Result<(), Usage> {
     let command = command::<S>();
     for (key, value) in table {
         let (name, unit) = flag_of(key);
-        let Some(flag) = command.get_arguments().find(|flag| flag.get_id() == name) else { continue };
+        let is_it = |flag: &&Arg| flag.get_id() == name && !NAMED_IN_FILES.contains(&name);
+        let Some(flag) = command.get_arguments().find(is_it) else { continue };
         let (Some(long), true) = (flag.get_long(), flag.get_action().takes_values()) else { continue };
         for value in value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice) {
             let text = text_of(value) + unit;
@@ -68,8 +72,9 @@ fn refusal(error: &clap::Error, text: &str) -> Option<String> {
     match error.kind() {
         ErrorKind::ValueValidation => Some(error.source()?.to_string()),
         ErrorKind::InvalidValue => {
-            let expected = error.get(ContextKind::ValidValue).map(|values| format!(": expected {values}"));
-            Some(format!("`{text}` is no value of it{}", expected.unwrap_or_default()))
+            let expected =
+                error.get(ContextKind::ValidValue).map(|names| format!(": expected one of {names}"));
+            Some(format!("`{text}` is not known{}", expected.unwrap_or_default()))
         }
         _ => None,
     }

@@ -101,17 +101,15 @@ pub(crate) fn seed(text: &str) -> Result<u64, String> {
     integer(text, "a seed, a whole number from 0 to 2^63 - 1", 0, i64::MAX as usize).map(|n| n as u64)
 }
 
-/// `--policy` of a run, which keeps no copies on its devices. The default's former name is one of it in files.
+/// `--policy` of a run, which keeps no copies on its devices.
 pub(crate) fn policy_of_run(text: &str) -> Result<PolicyKind, String> {
-    let expected = || PolicyKind::RUNS.map(PolicyKind::name).join(", ");
+    let of = PolicyKind::RUNS.map(PolicyKind::name).join(", ");
     match text.parse::<PolicyKind>() {
         Ok(kind) if PolicyKind::RUNS.contains(&kind) => Ok(kind),
         Ok(kind) => Err(format!(
-            "`{kind}` decides by copies that stay on devices, and a run keeps no copies; choose one of: {}",
-            expected()
+            "`{kind}` decides by copies that stay on devices, and a run keeps no copies; choose one of: {of}"
         )),
-        Err(_) if text == "sharded-lrtf-patient" => Ok(PolicyKind::default()),
-        Err(_) => Err(format!("no scheduling policy is called `{text}`; choose one of: {}", expected())),
+        Err(_) => Err(format!("no scheduling policy is called `{text}`; choose one of: {of}")),
     }
 }
 
