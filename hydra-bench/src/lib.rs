@@ -1,69 +1,40 @@
 //! The command line `hydra`: what a user types, sees and finds in a run directory.
 //!
-//! [`run`] reads the arguments and does what they say. Everything that touches the other crates stands in
-//! few places: `workload` (models and texts), `session` (devices and orchestrator) and the commands.
+//! [`run`] reads the arguments and does what they say. Rooms import those below them, never one above:
 //!
-//! | file | what it holds |
+//! | room | what it holds |
 //! | --- | --- |
-//! | `args`, `parse` | the flags, their help and the readers of their values |
-//! | `spec`, `machine`, `procfs` | the spec of a run, every flag resolved; what the machine has |
-//! | `workload`, `inputs`, `session` | the model and the texts; their hashes; the devices and the orchestrator |
-//! | `train`, `resume`, `eval`, `partition`, `step`, `show` | the commands |
-//! | `doctor` | what a GPU needs and what of it is here, for the command and for `--devices` |
-//! | `check` | the checklist of a device, with figures |
-//! | `simulate`, `compare`, `lab` | the commands of the scheduler's laboratory, and what they share |
-//! | `rundir`, `runlog`, `trace` | the run directory, `metrics.jsonl` and the Chrome trace |
-//! | `schedule`, `losses`, `bars`, `canvas`, `colour` | the pictures |
-//! | `progress`, `leaderboard`, `needs`, `table` | what is printed |
-//! | `error`, `log`, `stop` | exit statuses, the log, Ctrl-C |
+//! | `cli` | the commands by name, and their help |
+//! | `commands` | the commands, one file each |
+//! | `checklist`, `laboratory` | what `check` tries of a device; what `simulate` and `compare` share |
+//! | `session` | the model and the texts, the orchestrator, and a run of its tasks |
+//! | `run_dir` | the run directory: its files, the spec, the logs |
+//! | `settings` | the flags in groups, which are also the tables of `spec.toml` |
+//! | `machine`, `pictures` | what the machine has and lacks; schedules, curves and bars |
+//! | `terminal` | errors and exit statuses, the log, progress, tables |
 //!
 //! Invariant: this crate never computes anything that a result depends on; it reads flags, hands them to
 //! the engine, and shows what came back.
 #![forbid(unsafe_code)]
 
-mod args;
-mod bars;
-mod canvas;
-mod check;
-mod colour;
-mod compare;
-mod doctor;
-mod error;
-mod eval;
-mod inputs;
-mod lab;
-mod leaderboard;
-mod log;
-mod losses;
+mod checklist;
+mod cli;
+mod commands;
+mod laboratory;
 mod machine;
-mod needs;
-mod parse;
-mod partition;
-mod procfs;
-mod progress;
-mod resume;
-mod rundir;
-mod runlog;
-mod schedule;
+mod pictures;
+mod run_dir;
 mod session;
-mod show;
-mod simulate;
-mod spec;
-mod step;
-mod stop;
-mod table;
-mod trace;
-mod train;
-mod workload;
+mod settings;
+mod terminal;
 
-use args::{Cli, Command};
 use clap::Parser;
-use error::Outcome;
-use machine::Machine;
-use session::Surroundings;
-use spec::RunSpec;
+use cli::Cli;
+use machine::resources::Machine;
+use session::orchestrator::Surroundings;
 use std::ffi::OsString;
 use std::process::ExitCode;
+use terminal::{error, log};
 
 /// Does what the arguments say (the first is the program's name) and gives the exit status: 0 when all was
 /// done, 1 when something failed, 2 when the command line is wrong, 130 when the run was interrupted.
@@ -81,30 +52,12 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let around = Surroundings { machine: Machine::look(), terminal: indicatif::MultiProgress::new() };
     log::to(&around.terminal);
     keep_worker_panics_quiet();
-    match dispatch(cli, &around) {
+    match cli.run(&around) {
         Ok(outcome) => outcome.into(),
         Err(error) => {
             error::tell(error::render(&error).trim_end());
             error::status(&error)
         }
-    }
-}
-
-fn dispatch(cli: Cli, around: &Surroundings) -> anyhow::Result<Outcome> {
-    let machine = &around.machine;
-    match cli.command {
-        None => train::run(RunSpec::select(&cli.select, machine)?, &cli.select.out, around),
-        Some(Command::Select(args)) => train::run(RunSpec::select(&args, machine)?, &args.out, around),
-        Some(Command::Train(args)) => train::run(RunSpec::train(&args, machine)?, &args.out, around),
-        Some(Command::Eval(args)) => eval::run(&args, around),
-        Some(Command::Partition(args)) => partition::run(&args, around),
-        Some(Command::Step(args)) => step::run(&args, around),
-        Some(Command::Doctor(args)) => doctor::run(&args, machine),
-        Some(Command::Check(args)) => check::run(&args, around),
-        Some(Command::Resume(args)) => resume::run(&args, around),
-        Some(Command::Report(args)) => show::run(&args),
-        Some(Command::Simulate(args)) => simulate::run(&args),
-        Some(Command::Compare(args)) => compare::run(&args),
     }
 }
 

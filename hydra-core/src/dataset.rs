@@ -1,19 +1,19 @@
-//! What a chain learns from: a dataset is a function of (seed, step).
+//! Datasets, which a chain learns from: functions of (seed, step).
 
 use crate::{FloatType, HostActivation, HostTensor, Key};
 
 /// One batch on the host.
 #[derive(Clone, Debug)]
 pub struct Batch {
-    /// What the first layer receives; the first dimension of every tensor counts items.
+    /// The input of the first layer; the first dimension of every tensor counts items.
     pub inputs: HostActivation,
-    /// What the loss compares with; given to layers through [`Pass::targets`](crate::Pass::targets).
+    /// The activation that the loss compares with; given to layers through [`Pass::targets`](crate::Pass::targets).
     pub targets: HostActivation,
     /// Items (sequences, images) in the batch.
     pub items: usize,
     /// Terms the loss averages over: predicted tokens, images. Batches are weighted by it.
     pub terms: usize,
-    /// What throughput counts: tokens, images.
+    /// The number of units that throughput counts: tokens, images.
     pub units: usize,
 }
 
@@ -32,7 +32,7 @@ pub trait Dataset: Send + Sync {
     /// The number of items. Where they are shuffled, the order of an epoch is kept in memory, 8 bytes an item.
     fn len(&self) -> usize;
 
-    /// Whether there is no item.
+    /// Returns whether there is no item.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -48,7 +48,7 @@ pub trait Dataset: Send + Sync {
     /// Whatever keeps the items from being read.
     fn batch(&self, items: &[usize]) -> Result<Batch, DatasetError>;
 
-    /// What [`Batch::units`] counts, in the plural.
+    /// The name of what [`Batch::units`] counts, in the plural.
     fn unit(&self) -> &'static str {
         "items"
     }
@@ -134,7 +134,7 @@ pub enum DatasetError {
         asked: usize,
         /// The first of them.
         first: usize,
-        /// What the batch has instead.
+        /// The shape or type that the batch has instead.
         found: String,
     },
     /// Reading the items failed.

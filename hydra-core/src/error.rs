@@ -1,4 +1,4 @@
-//! What can be wrong with a chain or a spec, and how errors are told.
+//! Errors of a chain or a spec, and how they are told.
 
 /// An invalid chain or training spec.
 #[derive(Debug, thiserror::Error)]
@@ -50,7 +50,7 @@ pub enum CoreError {
         chain: String,
         /// The layer's name.
         layer: String,
-        /// What the panic said.
+        /// The message of the panic.
         message: String,
     },
     /// A layer keeps state from one forward to the next.
@@ -146,14 +146,14 @@ pub enum CoreError {
     Spec {
         /// The value's name.
         name: &'static str,
-        /// What was given.
+        /// The value that was given.
         found: String,
-        /// What is allowed.
+        /// The values that are allowed.
         expected: &'static str,
     },
 }
 
-/// What an error says, with its causes, in one line.
+/// The message of an error with its causes, in one line.
 pub fn with_causes(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(error.source(), |cause| cause.source());
     causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))

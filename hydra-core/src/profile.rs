@@ -1,4 +1,4 @@
-//! Where the time of a training step goes: seconds by part, summed over the whole process.
+//! The time of a training step by part: seconds, summed over the whole process.
 //!
 //! Off unless [`start`] is called, and then a few atomic additions for each operation. Parts do not nest:
 //! the part that began first is the one that is charged, so a matrix product within the head counts as head.
@@ -30,16 +30,10 @@ pub enum Part {
 
 impl Part {
     /// Every part.
-    pub const ALL: [Self; 8] = [
-        Self::Matmul,
-        Self::Attention,
-        Self::Norm,
-        Self::Activation,
-        Self::Embedding,
-        Self::Head,
-        Self::Optimizer,
-        Self::Transfer,
-    ];
+    pub const ALL: [Self; 8] = {
+        use Part::{Activation, Attention, Embedding, Head, Matmul, Norm, Optimizer, Transfer};
+        [Matmul, Attention, Norm, Activation, Embedding, Head, Optimizer, Transfer]
+    };
 
     /// Its name in reports.
     pub const fn name(self) -> &'static str {

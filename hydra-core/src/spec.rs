@@ -44,7 +44,7 @@ pub struct TrainSpec {
     pub length: Length,
     /// The seed of initial weights, data order and dropout.
     pub seed: u64,
-    /// Whether every epoch has an order of its own.
+    /// True if every epoch has an order of its own.
     pub shuffle: bool,
     /// Evaluate on the validation data after every so many minibatches and keep the best weights.
     pub eval_every: Option<usize>,

@@ -3,15 +3,45 @@
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 
-/// A number of bytes that reads and prints with binary units (`64MiB`).
+/// A number of bytes that reads and prints with binary units (`64MiB`). Serde writes the number, and reads it or the text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(transparent)]
+#[serde(try_from = "Written<u64>")]
 pub struct ByteSize(pub u64);
 
-/// Bytes per second of a link (`8GiB/s`).
+/// Bytes per second of a link (`8GiB/s`). Serde writes the number, and reads it or the text.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd, Serialize, Deserialize)]
-#[serde(transparent)]
+#[serde(try_from = "Written<f64>")]
 pub struct Bandwidth(pub f64);
+
+/// A size or a bandwidth as files and other languages write it.
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "expected a number of bytes, or a text such as 64MiB")]
+enum Written<N> {
+    Number(N),
+    Text(String),
+}
+
+impl TryFrom<Written<u64>> for ByteSize {
+    type Error = UnitError;
+
+    fn try_from(written: Written<u64>) -> Result<Self, UnitError> {
+        match written {
+            Written::Number(bytes) => Ok(Self(bytes)),
+            Written::Text(text) => text.parse(),
+        }
+    }
+}
+
+impl TryFrom<Written<f64>> for Bandwidth {
+    type Error = UnitError;
+
+    fn try_from(written: Written<f64>) -> Result<Self, UnitError> {
+        match written {
+            Written::Number(bytes_per_s) => Ok(Self(bytes_per_s)),
+            Written::Text(text) => text.parse(),
+        }
+    }
+}
 
 /// Why a size or a bandwidth was not understood.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -21,13 +51,13 @@ pub enum UnitError {
         "`{found}` is not a size: expected a positive number with an optional unit B, KB, MB, GB, TB, KiB, MiB, GiB or TiB, such as 64MiB"
     )]
     Size {
-        /// What was given.
+        /// The value that was given.
         found: String,
     },
     /// The text is not a size followed by `/s`.
     #[error("`{found}` is not a bandwidth: expected a size per second, such as 8GiB/s")]
     Bandwidth {
-        /// What was given.
+        /// The value that was given.
         found: String,
     },
 }
@@ -66,16 +96,14 @@ impl ByteSize {
         Self(n.saturating_mul(1 << 20))
     }
 
-    /// What is needed at least, as text: rounded up where the size itself is rounded to the nearest, so that what is
-    /// read back from it is enough.
-    pub fn at_least(self) -> AtLeast {
-        AtLeast(self)
+    /// The least size that is needed, as text: rounded up where the size itself is rounded to the nearest, so that what
+    /// is read back from it is enough.
+    pub fn at_least(self) -> String {
+        let Some((unit, scale)) = unit(self.0) else { return self.to_string() };
+        let hundredths = (u128::from(self.0) * 100).div_ceil(u128::from(scale));
+        format!("{}.{:02} {unit}", hundredths / 100, hundredths % 100)
     }
 }
-
-/// A size that prints rounded up; see [`ByteSize::at_least`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AtLeast(ByteSize);
 
 /// The unit that a size prints with and its bytes; none for one that prints in bytes.
 fn unit(bytes: u64) -> Option<(&'static str, u64)> {
@@ -107,15 +135,6 @@ impl fmt::Display for ByteSize {
     }
 }
 
-impl fmt::Display for AtLeast {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self(size) = self;
-        let Some((unit, scale)) = unit(size.0) else { return write!(f, "{size}") };
-        let hundredths = (u128::from(size.0) * 100).div_ceil(u128::from(scale));
-        write!(f, "{}.{:02} {unit}", hundredths / 100, hundredths % 100)
-    }
-}
-
 impl FromStr for Bandwidth {
     type Err = UnitError;
 
@@ -137,6 +156,7 @@ impl fmt::Display for Bandwidth {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::BTreeMap;
 
     #[test]
     fn sizes_read_and_print() {
@@ -158,15 +178,15 @@ mod tests {
 
     #[test]
     fn what_is_needed_at_least_is_enough_when_it_is_read_back() {
-        assert_eq!(ByteSize(2_296_478).at_least().to_string(), "2.20 MiB");
+        assert_eq!(ByteSize(2_296_478).at_least(), "2.20 MiB");
         assert_eq!(ByteSize(2_296_478).to_string(), "2.19 MiB");
-        assert_eq!(ByteSize(3 << 29).at_least().to_string(), "1.50 GiB");
-        assert_eq!(ByteSize(1023).at_least().to_string(), "1023 B");
-        assert_eq!(ByteSize((1 << 20) - 1).at_least().to_string(), "1024.00 KiB");
+        assert_eq!(ByteSize(3 << 29).at_least(), "1.50 GiB");
+        assert_eq!(ByteSize(1023).at_least(), "1023 B");
+        assert_eq!(ByteSize((1 << 20) - 1).at_least(), "1024.00 KiB");
         for bytes in
             (0..64).flat_map(|shift| [(1_u64 << shift) - 1, 1 << shift, (1 << shift) + 1, 5 << shift >> 2])
         {
-            let shown = ByteSize(bytes.clamp(1, 1 << 52)).at_least().to_string();
+            let shown = ByteSize(bytes.clamp(1, 1 << 52)).at_least();
             assert!(
                 shown.parse::<ByteSize>().unwrap().0 >= bytes.min(1 << 52),
                 "{shown} is less than {bytes}"
@@ -181,5 +201,19 @@ mod tests {
             assert!(error.to_string().contains(&format!("`{bad}`")), "{error}");
         }
         assert!("8GiB".parse::<Bandwidth>().is_err());
+    }
+
+    #[test]
+    fn serde_reads_numbers_and_texts_and_writes_numbers() {
+        let read = |line: &str| toml::from_str::<BTreeMap<String, ByteSize>>(line);
+        let size = |line| read(line).map(|sizes| sizes["size"]).map_err(|error| error.to_string());
+        assert_eq!(size("size = 65536"), Ok(ByteSize(65_536)));
+        assert_eq!(size("size = '64KiB'"), Ok(ByteSize(65_536)));
+        assert!(size("size = 'much'").unwrap_err().contains("`much` is not a size"));
+        assert!(size("size = -1").unwrap_err().contains("expected a number of bytes"));
+        let link: BTreeMap<String, [Bandwidth; 2]> = toml::from_str("link = [2048.0, '2KiB/s']").unwrap();
+        assert_eq!(link["link"], [Bandwidth(2048.0); 2]);
+        let written = BTreeMap::from([("link", Bandwidth(0.5))]);
+        assert_eq!(toml::to_string(&written).unwrap(), "link = 0.5\n");
     }
 }

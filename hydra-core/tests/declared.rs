@@ -1,4 +1,4 @@
-//! What Burn modules declare: first values, layouts, what is frozen, and what a chain refuses.
+//! Declarations of Burn modules: first values, layouts, what is frozen, and what a chain refuses.
 #![expect(clippy::disallowed_methods, reason = "that Burn's generator is left alone is what is tested")]
 
 use burn::module::{Module, ModuleDisplay, Param, ParamId};

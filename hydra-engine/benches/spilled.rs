@@ -3,13 +3,13 @@
 use criterion::Criterion;
 use hydra_core::{ByteSize, Chain, Length, OptimizerSpec, TrainSpec};
 use hydra_engine::{DeviceSpec, Orchestrator, TrainTask, plain};
-use hydra_models::data::{Corpus, Split, TokenBlocks};
+use hydra_models::data::{BlockSpec, Corpus, Split, TokenBlocks};
 use hydra_models::gpt2::{self, Gpt2Config};
 use hydra_models::tokenizer::Tokenizer;
 use std::sync::Arc;
 
 fn spilled(chain: &Arc<Chain>, data: &Arc<TokenBlocks>, spec: &TrainSpec, cuts: &[usize]) {
-    let devices = DeviceSpec::cpus(1, 1, ByteSize::mib(512));
+    let devices = vec![DeviceSpec::cpu(ByteSize::mib(512))];
     let mut run = Orchestrator::new(devices).expect("a device");
     let task = TrainTask::new("task", chain.clone(), data.clone(), spec.clone());
     run.submit(task.cuts(cuts.to_vec())).expect("a task");
@@ -20,7 +20,8 @@ fn training(c: &mut Criterion) {
     let config = Gpt2Config::preset("bytes-tiny").expect("a preset");
     let chain = Arc::new(gpt2::chain(&config, None).expect("a chain"));
     let tokenizer = Tokenizer::for_model(None, config.vocab_size).expect("a tokenizer");
-    let blocks = Corpus::builtin().blocks(Split::Train, &tokenizer, 64, config.vocab_size).expect("blocks");
+    let form = BlockSpec { context: 64, vocab_size: config.vocab_size };
+    let blocks = Corpus::builtin().blocks(Split::Train, &tokenizer, form).expect("blocks");
     let data = Arc::new(blocks);
     let spec = TrainSpec { length: Length::Steps(4), ..TrainSpec::new(OptimizerSpec::adamw(1e-3), 8) };
     let mut group = c.benchmark_group("four minibatches of bytes-tiny, with set-up");

@@ -41,11 +41,10 @@ pub use observer::{Observer, RunEvent, Silent, Span, Track, Work};
 pub use optimizer::{OptimizerCheck, RuleCheck};
 pub use orchestrator::Orchestrator;
 pub use protocol::{Evaluation, StopFlag};
-pub use report::{DeviceReport, REPORT_SCHEMA, RunReport, TaskReport, Transfers};
+pub use report::{
+    CheckpointReport, DeviceReport, PlanReport, REPORT_SCHEMA, RunReport, TaskReport, TaskTimes, Transfers,
+    Validations,
+};
+pub use run::AdmittedRun;
 pub use stages::{EvaluationKind, TaskState};
-pub use train_task::TrainTask;
-
-/// The README's examples, compiled and run as tests of this crate's documentation.
-#[cfg(doctest)]
-#[doc = include_str!("../../README.md")]
-struct Readme;
+pub use train_task::{EvaluationTask, TrainTask};

@@ -1,4 +1,4 @@
-//! What a run tells while it goes on: the run log, progress bars and traces listen here.
+//! The events that a run tells while it goes on: the run log, progress bars and traces listen here.
 
 use crate::admission::Admission;
 use crate::protocol::Evaluation;
@@ -6,18 +6,18 @@ use crate::stages::{EvaluationKind, TaskState};
 use hydra_core::{DeviceId, TaskId};
 use hydra_partition::PilotProgress;
 
-/// Where something happened.
+/// The place where something happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Track {
     /// The compute worker of a device.
     Compute(DeviceId),
-    /// The copies of a device, up and down.
+    /// The transfers of a device, uploads and downloads.
     Copy(DeviceId),
     /// The host optimizer.
     Optimizer,
 }
 
-/// What a span of time was spent on.
+/// The work on which a span of time was spent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Work {
     /// A forward shard task.
@@ -26,9 +26,9 @@ pub enum Work {
     Backward,
     /// An evaluation shard task.
     Evaluate,
-    /// Bringing a shard's parameters and inputs up.
+    /// A promotion: the upload of a shard's parameters and inputs.
     Promote,
-    /// Taking boundary activations or gradients down.
+    /// A download of boundary activations or gradients.
     TakeDown,
     /// An optimizer step.
     Step,
@@ -37,31 +37,31 @@ pub enum Work {
 /// A span of time on a track. Times are seconds since the run began.
 #[derive(Clone, Copy, Debug)]
 pub struct Span {
-    /// Where.
+    /// The place.
     pub track: Track,
-    /// For which task.
+    /// The task.
     pub task: TaskId,
-    /// On what.
+    /// The work.
     pub work: Work,
-    /// Of which shard (the image for [`Work::Step`]).
+    /// The shard (the image for [`Work::Step`]).
     pub shard: usize,
-    /// In which minibatch.
+    /// The minibatch, from zero.
     pub step: usize,
-    /// From.
+    /// Its start.
     pub start_s: f64,
-    /// To.
+    /// Its end.
     pub end_s: f64,
 }
 
 /// Something that happened. Names and steps are those of the task.
 #[derive(Debug)]
 pub enum RunEvent<'a> {
-    /// How far the pilot pass is, while tasks are admitted. It is made once for all tasks that share a model, and there is
+    /// The progress of the pilot pass, while tasks are admitted. The pass is made once for all tasks that share a model, and there is
     /// none where a saved plan is used.
     Pilot {
         /// The name of the first of these tasks.
         task: &'a str,
-        /// How far it is.
+        /// The progress.
         progress: PilotProgress,
     },
     /// Every task was admitted; nothing has run yet.
@@ -89,7 +89,7 @@ pub enum RunEvent<'a> {
     Evaluating {
         /// The task.
         task: TaskId,
-        /// Which.
+        /// The kind of evaluation.
         kind: EvaluationKind,
         /// The batch, from zero.
         batch: usize,
@@ -104,7 +104,7 @@ pub enum RunEvent<'a> {
     Evaluated {
         /// The task.
         task: TaskId,
-        /// Which.
+        /// The kind of evaluation.
         kind: EvaluationKind,
         /// Minibatches trained before it.
         step: usize,
@@ -143,7 +143,7 @@ pub enum RunEvent<'a> {
         task: TaskId,
         /// Minibatches trained before it.
         step: usize,
-        /// Why.
+        /// The error, in words.
         error: &'a str,
         /// Seconds since the run began.
         at_s: f64,
@@ -152,9 +152,9 @@ pub enum RunEvent<'a> {
     Ended {
         /// The task.
         task: TaskId,
-        /// How.
+        /// The state in which it ended.
         state: TaskState,
-        /// Why, if it failed.
+        /// The failure, in words.
         error: Option<&'a str>,
         /// Seconds since the run began.
         at_s: f64,
@@ -165,7 +165,7 @@ pub enum RunEvent<'a> {
 
 /// Listens to a run. Called on the orchestrator's thread: be quick.
 pub trait Observer: Send {
-    /// Something happened.
+    /// Hears that something happened.
     fn observe(&mut self, event: &RunEvent<'_>);
 }
 

@@ -1,4 +1,4 @@
-//! What a run reports; `docs/report.md` documents the JSON.
+//! The report of a run; `docs/report.md` documents the JSON.
 
 use crate::admission::Placement;
 use crate::error::EngineError;
@@ -12,66 +12,98 @@ use std::sync::Arc;
 /// The version of the report's format.
 pub const REPORT_SCHEMA: u32 = 1;
 
-/// What became of one task.
+/// The outcome of one task.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct TaskReport {
     /// The task's name.
     pub name: String,
     /// The configuration that the submitter described it with.
     pub config: serde_json::Value,
-    /// How it ended.
+    /// The state in which it ended.
     pub state: TaskState,
-    /// Why it failed.
+    /// The failure, in words.
     pub error: Option<String>,
-    /// The same for programs. It is not written with the report.
+    /// The failure, for programs. It is not written with the report.
     #[serde(skip)]
     pub failure: Option<Arc<EngineError>>,
+    /// How its model was cut, and where it lived.
+    #[serde(flatten)]
+    pub plan: PlanReport,
+    /// Minibatches trained.
+    pub steps: usize,
+    /// The mean loss of each minibatch, before its update.
+    pub losses: Vec<f64>,
+    /// Validations before and during training.
+    #[serde(flatten)]
+    pub validations: Validations,
+    /// Validation of the final weights.
+    pub validation: Option<Evaluation>,
+    /// Test of the final weights.
+    pub test: Option<Evaluation>,
+    /// SHA-256 over the parameters' bytes in chain order, a tied one once, without alignment gaps.
+    pub weights_sha256: Option<String>,
+    /// The directory to which the model was written.
+    pub model_dir: Option<PathBuf>,
+    /// Its checkpoints.
+    #[serde(flatten)]
+    pub checkpoints: CheckpointReport,
+    /// The times of this run.
+    #[serde(flatten)]
+    pub times: TaskTimes,
+}
+
+/// How a task's model was cut, and where it lived.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct PlanReport {
+    /// Parameters of the model.
+    pub parameters: u64,
     /// The number of shards.
     pub shards: usize,
     /// The layers at which shards end and the next begin.
     pub cut_points: Vec<usize>,
-    /// Minibatches trained.
-    pub steps: usize,
-    /// How many of them an earlier run trained, where this one went on from a checkpoint. The times are of this run.
-    #[serde(default)]
-    pub resumed_at: Option<usize>,
-    /// The mean loss of each minibatch, before its update.
-    pub losses: Vec<f64>,
-    /// Validation before training.
-    pub initial_validation: Option<Evaluation>,
-    /// Validation of the weights that were kept.
-    pub validation: Option<Evaluation>,
-    /// Test of the weights that were kept.
-    pub test: Option<Evaluation>,
-    /// Validations during training: minibatches done and the result.
-    pub evaluations: Vec<(usize, Evaluation)>,
-    /// Whether it ended before its length, out of patience ([`hydra_core::TrainSpec::patience`]).
-    #[serde(default)]
-    pub stopped_early: bool,
-    /// Minibatches after which the weights that were kept were reached, where the best ones are kept.
-    pub best_step: Option<usize>,
-    /// SHA-256 over the parameters' bytes in chain order, a tied one once, without alignment gaps.
-    pub weights_sha256: Option<String>,
-    /// Where the model was written.
-    pub model_dir: Option<PathBuf>,
-    /// Seconds of compute of its shard tasks.
-    pub compute_s: f64,
-    /// Seconds in which nothing of the task ran but its optimizer.
-    pub optimizer_stall_s: f64,
-    /// Parameters of the model.
-    pub parameters: u64,
-    /// Why its last checkpoint could not be written, if it could not.
-    #[serde(default)]
-    pub checkpoint_error: Option<String>,
     /// Bytes of its masters, optimizer state and best weights that lived on the disk.
     #[serde(default)]
     pub disk_bytes: u64,
-    /// Where its optimizer stepped, and why.
+    /// The place where its optimizer stepped, and why.
     #[serde(default)]
     pub optimizer: Placement,
 }
 
-/// What a device did.
+/// Validations before and during training.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Validations {
+    /// Validation before training.
+    pub initial_validation: Option<Evaluation>,
+    /// Validations during training: minibatches done and the result.
+    pub evaluations: Vec<(usize, Evaluation)>,
+    /// Minibatches after which the final weights were reached, if the best ones are the final ones.
+    pub best_step: Option<usize>,
+    /// True if it ended before its length, out of patience ([`hydra_core::TrainSpec::patience`]).
+    #[serde(default)]
+    pub stopped_early: bool,
+}
+
+/// The checkpoints of a task.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct CheckpointReport {
+    /// Minibatches that an earlier run trained, if this one went on from a checkpoint.
+    #[serde(default)]
+    pub resumed_at: Option<usize>,
+    /// Why its last checkpoint could not be written, if it could not.
+    #[serde(default)]
+    pub checkpoint_error: Option<String>,
+}
+
+/// The seconds of a task in this run.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub struct TaskTimes {
+    /// Seconds of compute of its shard tasks.
+    pub compute_s: f64,
+    /// Seconds in which nothing of the task ran but its optimizer.
+    pub optimizer_stall_s: f64,
+}
+
+/// The work of a device.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct DeviceReport {
     /// The device's name, such as `cpu:0`.
@@ -82,11 +114,11 @@ pub struct DeviceReport {
     pub budget_bytes: u64,
     /// The most that was in use at once: measured where the allocator counts, reserved otherwise.
     pub peak_bytes: u64,
-    /// Whether `peak_bytes` was measured.
+    /// True if `peak_bytes` was measured.
     pub peak_measured: bool,
     /// Seconds of compute.
     pub compute_s: f64,
-    /// Seconds of copies, both directions.
+    /// Seconds of transfers, in both directions.
     pub copy_s: f64,
     /// Seconds in which it waited for the promotion, or for memory, of a shard task it had claimed.
     pub stall_s: f64,
@@ -99,19 +131,19 @@ pub struct DeviceReport {
 /// Bytes that moved between the host and all devices.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Transfers {
-    /// Up: parameters, boundary activations and gradients.
+    /// Bytes that were uploaded: parameters, boundary activations and gradients.
     pub promoted_bytes: u64,
-    /// Down: boundary activations and gradients. Demoting parameters moves none.
+    /// Bytes that were downloaded: boundary activations and gradients. Demoting parameters moves none.
     pub demoted_bytes: u64,
-    /// From the disk to host memory: what was promoted or evaluated of masters there, and what was stepped or kept.
+    /// Bytes that were read of the disk: what was promoted or evaluated of masters there, and what was stepped or saved.
     #[serde(default)]
     pub disk_read_bytes: u64,
-    /// From host memory to the disk: the first masters, and what was stepped or put back.
+    /// Bytes that were written to the disk: the first masters, and what was stepped or restored.
     #[serde(default)]
     pub disk_written_bytes: u64,
 }
 
-/// What a run did.
+/// The results of a run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct RunReport {
     /// [`REPORT_SCHEMA`].
@@ -121,7 +153,7 @@ pub struct RunReport {
     /// No schedule of the same shard tasks could be shorter: the larger of all compute over the number of
     /// devices and the longest task with the optimizer time it could not hide.
     pub lower_bound_s: f64,
-    /// What the simulator predicts for the makespan from [`RunReport::workload`], under the same policy. `None`
+    /// The makespan that the simulator predicts from [`RunReport::workload`], under the same policy. `None`
     /// where not every task was trained to its end, and where one accumulates gradients over microbatches
     /// or has frozen shards before its first trained layer: the simulator knows neither. Nor is there one where a
     /// task went on from a checkpoint.
@@ -131,13 +163,13 @@ pub struct RunReport {
     pub tokens_per_s: f64,
     /// The policy's name.
     pub policy: String,
-    /// Whether shard tasks were prefetched.
+    /// True if shard tasks were prefetched.
     pub prefetch: bool,
     /// The tasks, in the order of submission.
     pub tasks: Vec<TaskReport>,
     /// The devices.
     pub devices: Vec<DeviceReport>,
-    /// What moved.
+    /// The bytes that moved.
     pub transfers: Transfers,
     /// The host memory that the run was admitted with, for masters, gradients, boundary activations and batches.
     pub host_admitted_bytes: u64,
@@ -154,7 +186,7 @@ pub struct RunReport {
 }
 
 impl RunReport {
-    /// Whether every task ended as [`TaskState::Done`].
+    /// Returns true if every task ended as [`TaskState::Done`].
     pub fn all_done(&self) -> bool {
         self.tasks.iter().all(|task| task.state == TaskState::Done)
     }

@@ -1,4 +1,4 @@
-//! What is submitted to a run.
+//! The tasks that are submitted to a run.
 
 use crate::checkpoint::Checkpoint;
 use crate::protocol::StopFlag;
@@ -24,7 +24,7 @@ pub struct TrainTask {
     pub(crate) resume: Option<Checkpoint>,
     pub(crate) initial_validation: bool,
     pub(crate) stop: StopFlag,
-    /// Zero training steps: only the test data is evaluated.
+    /// True for a task that trains nothing: only the test data is evaluated.
     pub(crate) evaluate_only: bool,
 }
 
@@ -59,7 +59,7 @@ impl TrainTask {
         data.map_or(0, |data| data.len().div_ceil(self.evaluation_batch()))
     }
 
-    /// What the task is made of, in counts, if it is cut into these shards and its first trained layer is `first_trained`.
+    /// The counts of what the task is made of, if it is cut into these shards and its first trained layer is `first_trained`.
     pub(crate) fn program(&self, shards: &[Range<usize>], first_trained: usize) -> Program {
         let spec = &self.spec;
         let items = self.train.len();
@@ -111,7 +111,7 @@ impl TrainTask {
         self
     }
 
-    /// Keeps a checkpoint in this file, whose directory is made: as often as the run says
+    /// Writes checkpoints into this file, whose directory is made: as often as the run says
     /// ([`Orchestrator::checkpoint_every`](crate::Orchestrator::checkpoint_every)), when the run is asked to stop,
     /// and a last one when the task was trained to its end: of the results alone where the model was written
     /// ([`write_to`](Self::write_to)), and with the trained weights, as `masters/<parameter>`, where it was not. It
@@ -145,15 +145,28 @@ impl TrainTask {
         self.output.as_ref().map(|(_, dir)| dir.as_path())
     }
 
-    /// Whether nothing of it is left to do.
+    /// Returns true if nothing of it is left to do.
     pub(crate) fn is_finished(&self) -> bool {
         let written = |checkpoint: &Checkpoint| self.output.is_none() || !checkpoint.is_unwritten();
         self.resume.as_ref().is_some_and(|checkpoint| checkpoint.is_finished() && written(checkpoint))
     }
 
-    /// Whether to evaluate on the validation data before training; on by default.
+    /// Evaluates on the validation data before training, or does not; on by default.
     pub fn initial_validation(mut self, on: bool) -> Self {
         self.initial_validation = on;
         self
     }
+}
+
+/// One model to evaluate: a chain with the first values that its source gives, and its data.
+#[derive(Clone)]
+pub struct EvaluationTask {
+    /// The model.
+    pub chain: Arc<Chain>,
+    /// The data, all of which is read.
+    pub data: Arc<dyn Dataset>,
+    /// The items of a batch.
+    pub batch: usize,
+    /// The seed of first values that are drawn.
+    pub seed: u64,
 }

@@ -23,7 +23,7 @@ fn runs_on_a_gpu_equal_the_plain_loop() {
 #[cfg(not(feature = "wgpu"))]
 #[test]
 fn a_build_without_the_feature_says_so() {
-    for device in [DeviceSpec::cuda(0, 0, 1, PLENTY), DeviceSpec::wgpu(0, 1, 2, PLENTY)] {
+    for device in [DeviceSpec::cuda(0, PLENTY), DeviceSpec::wgpu(0, PLENTY).times(2).remove(1)] {
         let name = device.name.clone();
         let mut run = Orchestrator::new(vec![device]).unwrap();
         run.submit(TrainTask::new("task", mlp_chain(), spirals(), spec())).unwrap();
@@ -34,8 +34,7 @@ fn a_build_without_the_feature_says_so() {
 
 #[test]
 fn devices_of_two_kinds_are_refused() {
-    let mut devices = DeviceSpec::cpus(1, 1, PLENTY);
-    devices.push(DeviceSpec::wgpu(0, 0, 1, PLENTY));
+    let devices = vec![DeviceSpec::cpu(PLENTY), DeviceSpec::wgpu(0, PLENTY)];
     let error = Orchestrator::new(devices).unwrap_err();
     assert!(
         matches!(&error, EngineError::MixedDevices { first, other } if first == "cpu:0" && other == "wgpu:0")
@@ -57,8 +56,7 @@ mod on_a_device {
     }
 
     fn orchestrator(devices: usize, memory: ByteSize, prefetch: bool) -> Orchestrator {
-        let devices = (0..devices).map(|i| DeviceSpec::wgpu(0, i, devices, memory)).collect();
-        Orchestrator::new(devices).unwrap().prefetch(prefetch)
+        Orchestrator::new(DeviceSpec::wgpu(0, memory).times(devices)).unwrap().prefetch(prefetch)
     }
 
     /// A chain, what it trains on, and where it is cut.

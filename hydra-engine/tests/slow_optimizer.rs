@@ -38,7 +38,7 @@ fn a_backward_pass_waits_for_an_optimizer_that_takes_long() {
     };
     let Err(EngineError::HostMemory { needed, .. }) = with(1).admit() else { panic!("too little") };
     let report = with(needed).run().expect("a run").tasks.remove(0);
-    assert_eq!((report.error, report.disk_bytes > 100_000_000), (None, true));
+    assert_eq!((report.error, report.plan.disk_bytes > 100_000_000), (None, true));
     let plain = plain::train(&chain, spirals().as_ref(), &spec).expect("the plain loop");
     assert_eq!(report.weights_sha256, Some(plain.weights_sha256));
 }

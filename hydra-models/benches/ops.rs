@@ -84,10 +84,10 @@ fn rows(c: &mut Criterion) {
 
 fn dropout(c: &mut Criterion) {
     let pass = Pass::train(Pass::key_of(0, 0, 0), Activation::default());
-    let mask = pass.dropout_mask(0.1, 0).expect("a training pass drops");
+    let mask = pass.site(0).dropout_mask(0.1).expect("a training pass drops");
     let (residual, x) = (normal(1, [1, 512, 768]), normal(2, [1, 512, 768]));
     let fused = |t| ops::dropout_onto(input(&residual, t), input(&x, t), mask);
-    let composed = |t| input(&residual, t) + pass.dropout(input(&x, t), 0.1, 0);
+    let composed = |t| input(&residual, t) + pass.site(0).dropout(input(&x, t), 0.1);
     compare(c, "dropout onto a residual, [512, 768]", [("fused", &fused), ("reference", &composed)]);
 }
 

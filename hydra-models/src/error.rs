@@ -1,4 +1,4 @@
-//! What can be wrong with a model's description or its files.
+//! Errors of a model's description and of its files.
 
 use hydra_core::CoreError;
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ pub enum ModelError {
     /// A word that names no preset.
     #[error("`{found}` is not a model: expected {names}, a configuration `FILE.json` or a Hugging Face directory", names = known.join(", "))]
     UnknownPreset {
-        /// What was given.
+        /// The value that was given.
         found: String,
         /// The presets there are.
         known: Vec<&'static str>,
@@ -22,9 +22,9 @@ pub enum ModelError {
     Config {
         /// The value's name.
         name: &'static str,
-        /// What was given.
+        /// The value that was given.
         found: String,
-        /// What is allowed.
+        /// The values that are allowed.
         expected: String,
     },
     /// A configuration file with such a value.
@@ -50,7 +50,7 @@ pub enum ModelError {
     Json {
         /// The file.
         path: PathBuf,
-        /// Where it is wrong.
+        /// The parser's error, with its place.
         #[source]
         source: serde_json::Error,
     },
@@ -143,7 +143,7 @@ pub enum ModelError {
     Header {
         /// The file.
         path: PathBuf,
-        /// What is wrong with the header.
+        /// The fault of the header.
         #[source]
         source: safetensors::SafeTensorError,
     },

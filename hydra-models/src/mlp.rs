@@ -123,7 +123,7 @@ impl Forward for Mix {
     fn forward(&self, x: Activation, pass: &Pass) -> Activation {
         let (hidden, residual) = (x.part(0).into_float::<2>(), x.part(1).into_float::<2>());
         let hidden = activation::relu(self.linear.forward(hidden)) + residual.clone();
-        let hidden = dropout(hidden, 0.1, 0, pass);
+        let hidden = dropout(hidden, 0.1, pass.site(0));
         Activation::of(hidden).and(residual).and(x.part(2).into_int::<1>())
     }
 

@@ -1,4 +1,4 @@
-//! What the synthetic datasets share.
+//! Helpers of the synthetic datasets.
 
 use hydra_core::{Batch, DatasetError, HostActivation, HostTensor};
 

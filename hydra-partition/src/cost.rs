@@ -1,10 +1,10 @@
-//! What layers cost, and what a range of them needs on a device.
+//! Costs of layers, and the needs of a range of them on a device.
 
 use hydra_core::Chain;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
-/// What one layer costs for one microbatch. Bytes are those on the device.
+/// The cost of one layer for one microbatch. Bytes are those on the device.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 pub struct LayerCost {
     /// The layer's name.
@@ -23,7 +23,7 @@ pub struct LayerCost {
     /// Bytes of the gradient of its output: the float tensors', and none where nothing upstream is trained
     /// or the output is the loss.
     pub output_gradient_bytes: u64,
-    /// What parameters, input and targets take beside their bytes while they are tensors: shapes, who holds them,
+    /// Bytes that parameters, input and targets take beside their own while they are tensors: shapes, who holds them,
     /// nodes of the graph. It is some 2 KB a parameter on a CPU, and nothing on a device with memory of its own.
     #[serde(default)]
     pub wrapping_bytes: u64,
@@ -61,11 +61,11 @@ pub struct Profile {
     /// Bytes that stay in use on the device while nothing of a model is there, such as the buffers that
     /// its threads keep for matrix products. Every shard needs them.
     pub standing_bytes: u64,
-    /// Whether memory was measured; otherwise it is estimated from shapes.
+    /// True if memory was measured; otherwise it is estimated from shapes.
     pub measured: bool,
 }
 
-/// What a range of layers needs on a device when it is one shard.
+/// The needs of a range of layers on a device when it is one shard.
 ///
 /// Saved state of early layers is alive while late ones run backward, and gradients of late layers while
 /// early ones do, so the peak is the largest, over the layers, of what the layer holds itself, what the
@@ -76,7 +76,7 @@ pub struct ShardNeeds {
     pub standing_bytes: u64,
     /// Bytes of the images that the layers name, a shared one once.
     pub param_bytes: u64,
-    /// What all tensors of the layers take beside their bytes.
+    /// Bytes that all tensors of the layers take beside their own.
     pub wrapping_bytes: u64,
     /// Bytes of all parameters' gradients.
     pub gradient_bytes: u64,
@@ -97,7 +97,7 @@ pub struct ShardNeeds {
     pub forward_s: f64,
     /// Seconds of the backward.
     pub backward_s: f64,
-    /// What the last layer holds at its peak, with what was saved before it. Its part of the peak grows by the
+    /// Bytes that the last layer holds at its peak, with what was saved before it. Its part of the peak grows by the
     /// gradient of its output once it is no longer the last.
     last_bytes: u64,
     last_upstream_bytes: u64,
@@ -115,7 +115,7 @@ impl ShardNeeds {
         self.resident_bytes().saturating_add(self.forward_bytes)
     }
 
-    /// What is there the whole time, or may be.
+    /// Bytes that are in use the whole time, or may be.
     fn resident_bytes(&self) -> u64 {
         let [up, down] = self.transit_bytes;
         let parts = [self.standing_bytes, self.param_bytes, self.wrapping_bytes, self.input_bytes, up, down];
@@ -164,12 +164,12 @@ impl Profile {
         self.layers.len()
     }
 
-    /// Whether there is no layer.
+    /// Returns whether there is no layer.
     pub fn is_empty(&self) -> bool {
         self.layers.is_empty()
     }
 
-    /// What these layers need as one shard.
+    /// The needs of these layers as one shard.
     ///
     /// # Panics
     /// If the range reaches beyond the layers.

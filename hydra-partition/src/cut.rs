@@ -1,4 +1,4 @@
-//! Where a chain is cut: pure functions of costs and rules.
+//! Cut-points of a chain: pure functions of costs and rules.
 
 use crate::{PartitionError, Profile, ShardNeeds};
 use serde::{Deserialize, Serialize};
@@ -27,7 +27,7 @@ pub struct Rules {
     pub budget: u64,
     /// The double buffer (R), one for the device and the whole run.
     pub reserve: u64,
-    /// What is left free.
+    /// The bytes that are left free.
     pub margin: u64,
 }
 
@@ -42,18 +42,18 @@ impl Rules {
         self.budget.saturating_sub(self.reserve).saturating_sub(self.margin)
     }
 
-    /// Whether `need` bytes fit beside buffer and margin.
+    /// Returns whether `need` bytes fit beside buffer and margin.
     pub fn holds(&self, need: u64) -> bool {
         need.saturating_add(self.reserve).saturating_add(self.margin) <= self.budget
     }
 
-    /// Whether a measured peak of `peak` bytes fits beside the buffer and half the margin. A pilot pass and a
+    /// Returns whether a measured peak of `peak` bytes fits beside the buffer and half the margin. A pilot pass and a
     /// verification never differ by nothing; the margin is there for that, and half of it is left.
     pub fn tolerates(&self, peak: u64) -> bool {
         peak.saturating_add(self.reserve).saturating_add(self.margin / 2) <= self.budget
     }
 
-    /// Whether a shard with these needs obeys the rules.
+    /// Returns whether a shard with these needs obeys the rules.
     pub fn fits(&self, needs: &ShardNeeds) -> bool {
         needs.param_bytes <= self.reserve && self.holds(needs.need_bytes())
     }
@@ -219,14 +219,13 @@ impl Demand<'_> {
 /// The size in bytes of the double buffer (R) of a device that runs these tasks: the one that gives the
 /// fewest shards in total, and of those the smallest.
 ///
-/// A larger buffer lets shards have more parameters and leaves them less room. The best one is always the
-/// parameter bytes of some range of some task's layers, at least those of the largest layer of any task,
-/// because what is promoted may be any task's. All are tried, or 2000 of them evenly spaced by rank where
-/// there are more; the choice of candidates does not depend on the budget, so a larger budget never gives
-/// more shards.
+/// A larger buffer lets shards have more parameters and leaves them less room. The best one is always the parameter
+/// bytes of some range of some task's layers, at least those of the largest layer of any task, because what is promoted
+/// may be any task's. All are tried, or 2000 of them evenly spaced by rank where there are more; the choice of
+/// candidates does not depend on the budget, so a larger budget never gives more shards.
 ///
 /// # Errors
-/// What is wrong with the first task that does not fit with the smallest possible buffer, under which every
+/// The error for the first task that does not fit with the smallest possible buffer, under which every
 /// task has the most room.
 pub fn choose_reserve(tasks: &[Demand<'_>], budget: u64) -> Result<u64, PartitionError> {
     let mut least = 0;

@@ -1,4 +1,4 @@
-//! What can go wrong when a model is measured, cut, or its plan is read.
+//! Errors of measuring and cutting a model, and of reading its plan.
 
 use hydra_core::{ByteSize, DeviceError, DeviceId, WeightError};
 use std::ops::Range;
@@ -69,13 +69,13 @@ pub enum PartitionError {
         chain: String,
         /// The layer's name, or the first and the last of a shard's.
         layer: String,
-        /// What the device says.
+        /// The error of the device.
         source: DeviceError,
     },
     /// Cut-points that were given by hand are not ascending, or not inside the chain.
     #[error("the cut-points {cuts:?} do not cut {layers} layers: expected ascending numbers from 1 to {}", .layers.saturating_sub(1))]
     CutPoints {
-        /// What was given.
+        /// The value that was given.
         cuts: Vec<usize>,
         /// The number of layers.
         layers: usize,
@@ -87,13 +87,13 @@ pub enum PartitionError {
         chain: String,
         /// The layer's name, or the first and the last one's where a whole shard ran.
         layer: String,
-        /// What it said.
+        /// Its message.
         message: String,
     },
     /// A layer's output is not a function of its parameters, its input and its pass.
     #[error(
         "layer `{layer}` of chain `{chain}` gives another output when it is run again: a forward is computed again for \
-         the backward pass, so it has to be a function of parameters, input and `Pass` alone; use `pass.dropout` \
+         the backward pass, so it has to be a function of parameters, input and `Pass` alone; use `pass.site(0).dropout` \
          instead of a dropout that draws from random state of its own, and keep no running statistics"
     )]
     Unrepeatable {

@@ -1,4 +1,4 @@
-//! What a plan depends on.
+//! Fingerprints of what a plan depends on.
 
 use hydra_core::{Batch, Chain, HostActivation};
 use serde::{Deserialize, Serialize};
@@ -11,7 +11,7 @@ use std::fmt::Write;
 pub struct Fingerprint {
     /// The SHA-256 of the chain's architecture and of `config`, in hexadecimal digits.
     pub architecture: String,
-    /// What decides costs and does not show in names and shapes, such as dropout; for readers.
+    /// Settings that decide costs and do not show in names and shapes, such as dropout; for readers.
     pub config: String,
     /// Items of a microbatch.
     pub items: usize,
@@ -23,7 +23,7 @@ pub struct Fingerprint {
     pub dtype: String,
     /// The device's compute threads.
     pub threads: usize,
-    /// What measured memory.
+    /// The probe that measured memory.
     pub probe: String,
     /// The device's memory in bytes.
     pub budget: u64,
@@ -68,7 +68,7 @@ impl Fingerprint {
         Self { cuts: cuts.map(<[usize]>::to_vec), ..self }
     }
 
-    /// Whether layers cost the same under both: all but budget, double buffer and cuts is equal.
+    /// Returns whether layers cost the same under both: all but budget, double buffer and cuts is equal.
     pub fn same_costs(&self, other: &Self) -> bool {
         *self == other.clone().under(self.budget, self.reserve).cut_at(self.cuts.as_deref())
     }

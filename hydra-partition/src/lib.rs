@@ -1,4 +1,4 @@
-//! Where a model is cut: the pilot pass and the partition plan.
+//! Partitioning of a model: the pilot pass and the partition plan.
 //!
 //! A model larger than a device is cut into shards, contiguous ranges of a chain's layers that are promoted
 //! and demoted together. Where to cut follows from what layers need, and that is measured: Algorithm 1 of

@@ -9,7 +9,7 @@ use crate::{
 use hydra_core::{Batch, Chain, DeviceError, FloatType, HostActivation, ImageReader};
 use std::ops::Range;
 
-/// Where memory cannot be measured and a layer does not say what it needs, its saved state is taken to be so
+/// If memory cannot be measured and a layer does not say what it needs, its saved state is taken to be so
 /// many times its input and output, and its parameters once more. (A GPT-2 block that saves every
 /// intermediate holds about 34 times its input, at half precision, and its attention scores: Korthikanti
 /// et al., "Reducing activation recomputation in large transformer models", 2022.)
@@ -56,8 +56,7 @@ impl std::fmt::Debug for PilotPartitioner<'_> {
 }
 
 impl<'a> PilotPartitioner<'a> {
-    /// A partitioner that takes the masters from `images`, such as
-    /// [`FirstValues`](crate::FirstValues) or a store.
+    /// A partitioner that takes the masters from `images`, such as [`FirstValues`](crate::FirstValues) or a store.
     pub fn new(images: &'a dyn ImageReader) -> Self {
         Self { images, told: &|_| {} }
     }
@@ -72,7 +71,7 @@ impl<'a> PilotPartitioner<'a> {
     /// one on `device`, forward and backward, and measures each. The boundary between two layers waits on the host, so
     /// that never more than one layer is on the device.
     ///
-    /// Where the device's probe does not measure, bytes follow from shapes, and a warning says so.
+    /// If the device's probe does not measure, bytes follow from shapes, and a warning says so.
     ///
     /// # Errors
     /// [`PartitionError::Unrepeatable`] if a layer gives another output when it is run again,
@@ -131,10 +130,9 @@ impl<'a> PilotPartitioner<'a> {
         Ok(PartitionPlan::new(profile, fingerprint, rules, &shards))
     }
 
-    /// Runs every shard of the plan, forward and backward, with real data, and records the measured peak and
-    /// times. Where a shard needs more than buffer and half the margin leave, the plan gives its last layer to the
-    /// next shard, cuts all that follows anew, and tries again. Does nothing where the probe does not
-    /// measure.
+    /// Runs every shard of the plan, forward and backward, with real data, and records the measured peak and times.
+    /// Where a shard needs more than buffer and half the margin leave, the plan gives its last layer to the next shard,
+    /// cuts all that follows anew, and tries again. Does nothing where the probe does not measure.
     ///
     /// # Errors
     /// [`PartitionError::LayerTooLarge`] if a single layer does not fit, [`PartitionError::ShardTooLarge`]
@@ -190,7 +188,7 @@ impl<'a> PilotPartitioner<'a> {
 }
 
 impl Pilot<'_> {
-    /// What names, shapes and times say of a layer that ran.
+    /// The cost of a layer that ran, as far as names, shapes and times tell.
     fn boundary_cost(&self, layer: usize, x: &HostActivation, ran: &Ran) -> LayerCost {
         let range = layer..layer + 1;
         let has_input_gradient = self.has_input_gradient(layer);

@@ -44,7 +44,7 @@ pub trait PilotDevice {
     ///
     /// # Errors
     /// Why the device could not take them, such as that it has no memory left.
-    fn bring_in(&self, bytes: &Bytes) -> Result<DeviceBytes, DeviceError>;
+    fn upload(&self, bytes: &Bytes) -> Result<DeviceBytes, DeviceError>;
 }
 
 /// The first values of a chain as the masters of a pilot pass, for which it matters little what they are.
@@ -89,18 +89,18 @@ pub(crate) struct Pilot<'a> {
     pub device: &'a dyn PilotDevice,
 }
 
-/// What running a range of layers showed. Bytes are zero where the probe does not measure.
+/// Measurements of running a range of layers. Bytes are zero where the probe does not measure.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Ran {
     /// The output, on the host.
     pub output: HostActivation,
-    /// Whether an earlier forward had another one.
+    /// True if an earlier forward had another one.
     pub differs: bool,
-    /// What was in use before anything was brought in.
+    /// Bytes that were in use before anything was uploaded.
     pub standing_bytes: u64,
     /// Bytes of parameters and input, and of the targets where the range ends in the loss.
     pub resident_bytes: u64,
-    /// What layers and inputs take beside the bytes of their numbers when they are tensors: shapes, who holds them,
+    /// Bytes that layers and inputs take beside those of their numbers when they are tensors: shapes, who holds them,
     /// nodes of the graph.
     pub wrapping_bytes: u64,
     /// Bytes of the gradient that came from downstream.
@@ -111,7 +111,7 @@ pub(crate) struct Ran {
     pub forward_peak: u64,
     /// The peak of forward and backward over what is resident and the gradient from downstream.
     pub backward_peak: u64,
-    /// What the tracked forward left in use, its output included. Seen only when rehearsed.
+    /// Bytes that the tracked forward left in use, its output included. Seen only when rehearsed.
     pub held_bytes: u64,
     /// Seconds of the forward.
     pub forward_s: f64,
@@ -130,12 +130,12 @@ impl Ran {
 }
 
 impl Pilot<'_> {
-    /// Whether a backward of layers that start at `first` gives the gradient of its input.
+    /// Returns whether a backward of layers that start at `first` gives the gradient of its input.
     pub fn has_input_gradient(&self, first: usize) -> bool {
         first > self.chain.first_trained()
     }
 
-    /// Whether layers that end before `end` have a backward at all.
+    /// Returns whether layers that end before `end` have a backward at all.
     pub fn has_backward(&self, end: usize) -> bool {
         end > self.chain.first_trained()
     }
@@ -164,7 +164,7 @@ impl Pilot<'_> {
         Ok(ran)
     }
 
-    /// What is in use on the device while nothing of the chain is there.
+    /// Bytes in use on the device while nothing of the chain is on it.
     pub fn standing_bytes(&self) -> u64 {
         self.device.probe().in_use(self.device.id())
     }
@@ -176,19 +176,19 @@ impl Pilot<'_> {
             let master = read.map_err(|source| PartitionError::Weights { layers: range.clone(), source })?;
             let layout = &self.chain.images()[image];
             let moving = HostTensor::view(master, [layout.elements], DType::F32).in_type(layout.float);
-            let there = self.device.bring_in(&moving.bytes);
-            images.insert(image, there.map_err(|error| self.unfinished(&range, error))?);
+            let copy = self.device.upload(&moving.bytes);
+            images.insert(image, copy.map_err(|error| self.unfinished(&range, error))?);
         }
         let is_last = range.end == self.chain.len();
         let unfinished = |error| self.unfinished(&range, error);
         let targets = match is_last {
-            true => self.bring_in(&self.batch.targets).map_err(unfinished)?,
+            true => self.upload(&self.batch.targets).map_err(unfinished)?,
             false => Vec::new(),
         };
         Ok(Staged {
             chain: self.chain,
             images,
-            x: self.bring_in(x).map_err(unfinished)?,
+            x: self.upload(x).map_err(unfinished)?,
             targets,
             device: self.device.burn(),
             meter: Meter { probe: self.device.probe(), id: self.device.id(), device: self.device.burn() },
@@ -203,17 +203,17 @@ impl Pilot<'_> {
             let n = part.shape.iter().product();
             let Some(float) = FloatType::of(part.dtype) else { return Ok(None) };
             let host = HostTensor::float(vec![UPSTREAM; n], part.shape.clone()).in_type(float);
-            self.bring_in_tensor(&host).map(Some)
+            self.upload_tensor(&host).map(Some)
         };
         y.parts.iter().map(gradient).collect()
     }
 
-    fn bring_in(&self, x: &HostActivation) -> Result<Vec<DeviceTensor>, DeviceError> {
-        x.parts.iter().map(|part| self.bring_in_tensor(part)).collect()
+    fn upload(&self, x: &HostActivation) -> Result<Vec<DeviceTensor>, DeviceError> {
+        x.parts.iter().map(|part| self.upload_tensor(part)).collect()
     }
 
-    fn bring_in_tensor(&self, x: &HostTensor) -> Result<DeviceTensor, DeviceError> {
-        Ok(DeviceTensor::view(self.device.bring_in(&x.bytes)?, x.shape.clone(), x.dtype))
+    fn upload_tensor(&self, x: &HostTensor) -> Result<DeviceTensor, DeviceError> {
+        Ok(DeviceTensor::view(self.device.upload(&x.bytes)?, x.shape.clone(), x.dtype))
     }
 
     /// Runs `work` where the device computes. A panic in it is the layers' failure.
@@ -299,7 +299,7 @@ impl Staged<'_> {
     }
 
     fn input(&self) -> Activation {
-        Activation::from_resident(&self.x, &self.device.clone().autodiff())
+        Activation::from_device_tensors(&self.x, &self.device.clone().autodiff())
     }
 
     fn pass(&self) -> Pass {
@@ -307,7 +307,7 @@ impl Staged<'_> {
     }
 
     fn targets(&self) -> Activation {
-        Activation::from_resident(&self.targets, &self.device.clone().autodiff())
+        Activation::from_device_tensors(&self.targets, &self.device.clone().autodiff())
     }
 
     /// The forward without a graph.
@@ -382,8 +382,8 @@ impl Staged<'_> {
     }
 }
 
-/// What a recomputed forward with its backward showed: bytes of the peak, of what the forward held and of what wraps
-/// the tensors, and seconds.
+/// Measurements of a recomputed forward with its backward: bytes of the peak, of what the forward held and of what
+/// wraps the tensors, and seconds.
 struct RanBack {
     peak: u64,
     held: u64,

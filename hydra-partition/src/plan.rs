@@ -56,16 +56,16 @@ impl ShardPlan {
     }
 }
 
-/// Where a chain is cut, for one microbatch on one kind of device, and all that this was decided by.
+/// The cuts of a chain, for one microbatch on one kind of device, and all that they were decided by.
 ///
 /// Its [`Display`](fmt::Display) is a table of the shards.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub struct PartitionPlan {
     /// The version of the format, [`PLAN_SCHEMA`].
     pub schema: u32,
-    /// What the plan depends on.
+    /// The fingerprint of what the plan depends on.
     pub fingerprint: Fingerprint,
-    /// Whether memory was measured; otherwise it is estimated from shapes.
+    /// True if memory was measured; otherwise it is estimated from shapes.
     pub measured: bool,
     /// The costs of the layers.
     pub layers: Vec<LayerCost>,
@@ -201,7 +201,7 @@ impl PartitionPlan {
             && ends().next_back().unwrap_or(0) == self.layers.len()
     }
 
-    /// Whether it is what its layers, rules and cut-points give, but for what was measured of its shards.
+    /// Returns whether it is what its layers, rules and cut-points give, but for what was measured of its shards.
     fn follows_from_its_layers(&self) -> bool {
         let profile = self.profile();
         let mut again = Self::new(&profile, self.fingerprint.clone(), self.rules, &self.shards());

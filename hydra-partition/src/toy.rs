@@ -1,4 +1,4 @@
-//! What tests share: small chains, a device that runs inline, and a probe that layers script.
+//! Fixtures of the tests: small chains, a device that runs inline, and a probe that layers script.
 
 use crate::{PartitionError, PilotDevice};
 use burn::module::{Module, Param};
@@ -6,9 +6,9 @@ use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, FloatDType, Tensor};
 use bytes::Bytes;
 use hydra_core::{
-    Activation, Batch, Chain, DeviceError, DeviceId, Forward, HostActivation, HostTensor, MemoryProbe,
-    NoProbe, Pass,
+    Activation, Batch, Chain, DeviceError, DeviceId, Forward, HostActivation, HostTensor, MemoryProbe, Pass,
 };
+use hydra_spill::alloc::AllocatorProbe;
 use std::cell::Cell;
 
 thread_local! {
@@ -118,8 +118,8 @@ impl MemoryProbe for LedgerProbe {
 /// A device that runs jobs where it is called.
 pub struct Inline<P>(pub P);
 
-/// A device without a probe.
-pub const BLIND: Inline<NoProbe> = Inline(NoProbe);
+/// A device whose probe measures nothing, because no allocator is installed that counts.
+pub const BLIND: Inline<AllocatorProbe> = Inline(AllocatorProbe);
 
 impl<P: MemoryProbe> PilotDevice for Inline<P> {
     fn id(&self) -> DeviceId {
@@ -141,7 +141,7 @@ impl<P: MemoryProbe> PilotDevice for Inline<P> {
         Ok(())
     }
 
-    fn bring_in(&self, bytes: &Bytes) -> Result<hydra_core::DeviceBytes, DeviceError> {
+    fn upload(&self, bytes: &Bytes) -> Result<hydra_core::DeviceBytes, DeviceError> {
         Ok(bytes.clone().into())
     }
 }

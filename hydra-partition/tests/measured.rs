@@ -49,7 +49,7 @@ impl PilotDevice for Cpu {
         Ok(())
     }
 
-    fn bring_in(&self, bytes: &Bytes) -> Result<hydra_core::DeviceBytes, hydra_core::DeviceError> {
+    fn upload(&self, bytes: &Bytes) -> Result<hydra_core::DeviceBytes, hydra_core::DeviceError> {
         let words: &[f32] = bytemuck::cast_slice(bytes);
         Ok(with_tag(Some(self.id()), || HostTensor::float(words.to_vec(), [words.len()]).bytes).into())
     }
@@ -67,7 +67,7 @@ impl Forward for Block {
     fn forward(&self, x: Activation, pass: &Pass) -> Activation {
         let x = x.into_float::<2>();
         let y = self.down.forward(self.up.forward(self.norm.forward(x.clone())).tanh());
-        Activation::of(x + pass.dropout(y, 0.1, 0))
+        Activation::of(x + pass.site(0).dropout(y, 0.1))
     }
 }
 

@@ -5,7 +5,7 @@ use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use hydra_sched::{
-    Asking, ModelIndex, ModelView, PolicyKind, Queue, ShardCost, ShardedLrtf, SimulationOptions, TaskCost,
+    ModelIndex, ModelView, PolicyKind, Queue, Request, ShardCost, ShardedLrtf, SimulationOptions, TaskCost,
     View, Workload, simulate,
 };
 
@@ -18,7 +18,7 @@ fn models(count: usize) -> Vec<ModelView> {
         remaining_s: (index * 7_919 % count) as f64,
         submitted: index as u64,
         next_shard: 0,
-        resident: false,
+        cached: false,
         continues: false,
     };
     (0..count).map(model).collect()
@@ -36,8 +36,8 @@ fn queue(c: &mut Criterion) {
             group.bench_function(BenchmarkId::new(kind.name(), count), |b| {
                 b.iter(|| {
                     decision += 1;
-                    let asking = Asking::new(0, 4, decision);
-                    let chosen = queue.choose(&mut *policy, &asking, &[]).expect("the queue is never empty");
+                    let request = Request::new(0, 4, decision);
+                    let chosen = queue.choose(&mut *policy, &request, &[]).expect("the queue is never empty");
                     let mut model = queue.remove(chosen).expect("the choice is in the queue");
                     model.remaining_s -= 1.0;
                     queue.insert(&*policy, black_box(model));
@@ -55,7 +55,7 @@ fn list(c: &mut Criterion) {
         let claimable = models(count);
         let mut policy = PolicyKind::ShardedLrtf.build(0);
         group.bench_function(BenchmarkId::new("sharded-lrtf", count), |b| {
-            let view = View { asking: Asking::new(0, 4, 0), claimable: &claimable };
+            let view = View { request: Request::new(0, 4, 0), claimable: &claimable };
             b.iter(|| policy.choose(black_box(&view)));
         });
     }
@@ -93,6 +93,7 @@ fn memory(c: &mut Criterion) {
     group.sample_size(10);
     for count in [1_000, 8_000] {
         let mut workload = equal_models(count, 3).on_devices(1);
+        workload.devices[0].keeps_copies = true;
         workload.devices[0].memory_bytes = Some(8 * count as u64);
         group.throughput(Throughput::Elements(workload.shard_tasks()));
         for kind in [PolicyKind::ShardedLrtf, PolicyKind::ShardedLrtfLocal] {

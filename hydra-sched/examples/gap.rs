@@ -8,7 +8,7 @@ use std::io;
 
 use common::{Run, distribution, picture, quantile};
 use hydra_sched::{
-    Draw, LowerBounds, Policy, PolicyKind, ShardedLrtf, ShardedLrtfPatient, SimulationOptions, Variation,
+    Draw, LowerBounds, Policy, PolicyKind, ShardedLrtf, ShardedLrtfEager, SimulationOptions, Variation,
     Workload, exact, simulate,
 };
 
@@ -29,9 +29,9 @@ fn cases() -> Vec<Case> {
     let plain = Draw::default();
     let full = Draw { promote_s: 0.05, optimizer: 0.05, ..plain };
     let lrtf: fn(u64) -> Box<dyn Policy> = |_| Box::new(ShardedLrtf);
-    let patient: fn(u64) -> Box<dyn Policy> = |_| Box::new(ShardedLrtfPatient::default());
+    let eager: fn(u64) -> Box<dyn Policy> = |_| Box::new(ShardedLrtfEager);
     let case = |setting, draw, prefetch, policy| Case { setting, draw, prefetch, policy, change: |_| {} };
-    let changed = |setting, change| Case { setting, draw: full, prefetch: true, policy: patient, change };
+    let changed = |setting, change| Case { setting, draw: full, prefetch: true, policy: lrtf, change };
     vec![
         case("decide when free", plain, false, lrtf),
         case("decide when free", plain, false, |_| PolicyKind::Fifo.build(0)),
@@ -39,7 +39,7 @@ fn cases() -> Vec<Case> {
         case("decide when free", plain, false, |seed| PolicyKind::Random.build(seed)),
         case("decide when free", plain, false, |_| PolicyKind::RoundRobin.build(0)),
         case("double buffering", full, true, lrtf),
-        case("double buffering", full, true, patient),
+        case("double buffering", full, true, eager),
         case("double buffering", full, true, |_| PolicyKind::Fifo.build(0)),
         changed("estimates wrong by 2", |workload| {
             for (index, task) in workload.tasks.iter_mut().enumerate() {

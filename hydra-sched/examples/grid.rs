@@ -6,9 +6,7 @@ mod common;
 use std::fmt::Write as _;
 
 use common::Run;
-use hydra_sched::{
-    CompareOptions, DeviceCost, PowerModel, Row, ShardCost, Strategy, TaskCost, Workload, compare,
-};
+use hydra_sched::{DeviceCost, PowerModel, Row, ShardCost, Strategy, TaskCost, Workload, compare};
 
 /// GPT-2 of 1.5 billion parameters in single precision.
 const PARAMETERS: f64 = 1.5e9;
@@ -116,7 +114,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for machine in &MACHINES {
         let workload = workload(machine);
         run.write(&format!("workload-{}.json", machine.devices), &workload.to_json())?;
-        let table = compare(&workload, CompareOptions { power: machine.power, ..CompareOptions::default() })?;
+        let table = compare(&workload, false)?;
         text += &table_text(machine, &table, &mut rows)?;
     }
     text += WHY;

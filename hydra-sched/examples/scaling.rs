@@ -5,7 +5,7 @@ mod common;
 use std::fmt::Write as _;
 
 use common::{Run, Series, picture};
-use hydra_sched::{Draw, Policy, ShardedLrtf, ShardedLrtfPatient, SimulationOptions, simulate};
+use hydra_sched::{Draw, Policy, ShardedLrtf, ShardedLrtfEager, SimulationOptions, simulate};
 
 const DEVICES: [usize; 7] = [1, 2, 4, 8, 16, 32, 64];
 
@@ -34,7 +34,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             ..Draw::default()
         };
         let workload = draw.workload(7);
-        let policies: [Box<dyn Policy>; 2] = [Box::new(ShardedLrtf), Box::new(ShardedLrtfPatient::default())];
+        let policies: [Box<dyn Policy>; 2] = [Box::new(ShardedLrtfEager), Box::new(ShardedLrtf)];
         for mut policy in policies {
             let mut line =
                 Series { name: format!("{models} models, {}", &policy.name()[8..]), points: Vec::new() };
@@ -72,5 +72,5 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
 /// What is possible is the same for every policy and stands below the last one.
 fn result_is_last(policy: &str) -> bool {
-    policy == ShardedLrtfPatient::default().name()
+    policy == ShardedLrtf.name()
 }

@@ -10,24 +10,25 @@
 //! small case ([`exact()`]), and what other ways to train the same models would cost
 //! ([`compare()`]).
 //!
-//! | file | what it holds |
-//! | --- | --- |
-//! | `view` | [`View`], [`Asking`], [`ModelView`], [`ModelIndex`]: what a policy sees |
-//! | `policy` | the [`Policy`] trait and [`PolicyKind`], the policies by name |
-//! | `claimable` | [`Claimable`], [`Priority`], and [`Queue`], which keeps thousands of models in a policy's order |
-//! | `lrtf` | [`ShardedLrtf`], the paper's policy and the default; its local and its patient variant |
-//! | `baseline` | [`Fifo`], [`Srtf`], [`Random`], [`RoundRobin`], which it is compared with |
-//! | `sweep` | [`ShardTaskKind`] and the order of the shard tasks in one sweep |
-//! | `remaining` | [`CostModel`] and [`WorkLeft`]: the one formula for remaining time |
-//! | `workload` | [`Workload`]: tasks and devices as costs, from and to JSON |
-//! | `program` | the shard tasks of a whole task in their order, evaluations included |
-//! | `simulate` | [`simulate()`]: the discrete-event simulator; `progress` holds where its models stand, `resident` what its devices keep, `sum` the work that is left |
-//! | `bound` | [`LowerBounds`] |
-//! | `exact` | [`exact()`]: the shortest makespan of small cases; `milp` the same by general solvers (features `milp` and `highs`) |
-//! | `strategy` | [`Strategy`] and [`compare()`]: model, pipeline, data and task parallelism beside SHARP |
-//! | `conformance` | the suite that every policy has to pass, those of other crates too (feature `conformance`) |
-//! | `draw` | [`Draw`]: workloads at random; `random` the numbers they are made of |
-//! | `error` | [`PolicyError`], [`CostError`], [`WorkloadError`], [`SimulationError`] |
+//! Two rooms, of which the first imports nothing of the second:
+//!
+//! | room | file | what it holds |
+//! | --- | --- | --- |
+//! | `policy` | `view` | [`View`], [`Request`], [`ModelView`], [`ModelIndex`]: what a policy sees |
+//! | | `port`, `kind` | the [`Policy`] trait, and [`PolicyKind`], the policies by name |
+//! | | `claimable` | [`Claimable`] and [`Priority`]: what can be claimed, in a policy's order |
+//! | | `lrtf` | [`ShardedLrtf`], the default, and its variants |
+//! | | `baseline` | [`Fifo`], [`Srtf`], [`Random`], [`RoundRobin`], which it is compared with |
+//! | | `sweep` | [`ShardTaskKind`] and the order of the shard tasks in one sweep |
+//! | | `remaining` | [`CostModel`] and [`WorkLeft`]: the one formula for remaining time |
+//! | `lab` | `workload` | [`Workload`]: tasks and devices as costs, from and to JSON |
+//! | | `simulate` | [`simulate()`]: the discrete-event simulator |
+//! | | `queue` | [`Queue`], which keeps thousands of models in a policy's order |
+//! | | `bound` | [`LowerBounds`] |
+//! | | `exact`, `milp` | [`exact()`]: the shortest makespan of small cases; the same by general solvers (features `milp` and `highs`) |
+//! | | `strategy` | [`Strategy`] and [`compare()`]: model, pipeline, data and task parallelism beside SHARP |
+//! | | `draw` | [`Draw`]: workloads at random |
+//! | | `conformance` | the suite that every policy has to pass, those of other crates too (feature `conformance`) |
 //!
 //! # Example
 //!
@@ -35,7 +36,7 @@
 //! minibatches to go, so its remaining time is longer and Sharded-LRTF takes it.
 //!
 //! ```
-//! use hydra_sched::{Asking, CostModel, ModelIndex, ModelView, PolicyKind, ShardTaskKind, View, WorkLeft};
+//! use hydra_sched::{CostModel, ModelIndex, ModelView, PolicyKind, Request, ShardTaskKind, View, WorkLeft};
 //!
 //! // Seconds of each shard's forward, backward and evaluation, as a partition plan gives them.
 //! let two_shards = CostModel::new(vec![1.0, 1.0], vec![2.0, 3.0], vec![1.0, 1.0])?;
@@ -60,11 +61,11 @@
 //!         remaining_s,
 //!         submitted: index as u64,
 //!         next_shard: 0,
-//!         resident: false,
+//!         cached: false,
 //!         continues: false,
 //!     })
 //!     .collect();
-//! let view = View { asking: Asking::new(0, 1, 0), claimable: &claimable };
+//! let view = View { request: Request::new(0, 1, 0), claimable: &claimable };
 //!
 //! let mut policy = "sharded-lrtf".parse::<PolicyKind>()?.build(0);
 //! assert_eq!(policy.choose(&view), Some(ModelIndex(1)));
@@ -84,7 +85,7 @@
 //!     ],
 //!     "devices": 1
 //! }"#)?;
-//! let mut policy = PolicyKind::ShardedLrtf.build(0);
+//! let mut policy = PolicyKind::default().build(0);
 //! let result = simulate(&workload, &mut *policy, SimulationOptions::default())?;
 //! assert_eq!(result.shard_tasks, 3 * 3 + 4);
 //! assert!(result.makespan_s >= result.bounds.best_s());
@@ -102,47 +103,22 @@
 
 #![forbid(unsafe_code)]
 
-mod baseline;
-mod bound;
-mod claimable;
-#[cfg(feature = "conformance")]
-pub mod conformance;
-#[cfg(all(test, not(feature = "conformance")))]
-mod conformance;
-mod draw;
-mod error;
-mod exact;
-mod lrtf;
-#[cfg(any(feature = "milp", feature = "highs"))]
-mod milp;
+mod lab;
 mod policy;
-mod program;
-mod progress;
-mod random;
-mod remaining;
-mod resident;
-mod simulate;
-mod strategy;
-mod sum;
-mod sweep;
-mod view;
-mod workload;
 
-pub use baseline::{Fifo, Random, RoundRobin, Srtf};
-pub use bound::LowerBounds;
-pub use claimable::{Claimable, Priority, Queue};
-pub use draw::Draw;
-pub use error::{CostError, PolicyError, SimulationError, WorkloadError};
-pub use exact::{Exact, exact, without_transfers};
-pub use lrtf::{ShardedLrtf, ShardedLrtfLocal, ShardedLrtfPatient};
+#[cfg(feature = "conformance")]
+pub use lab::conformance;
 #[cfg(feature = "highs")]
-pub use milp::highs_makespan_s;
+pub use lab::highs_makespan_s;
 #[cfg(feature = "milp")]
-pub use milp::milp_makespan_s;
-pub use policy::{Policy, PolicyKind};
-pub use remaining::{CostModel, WorkLeft};
-pub use simulate::{Occupation, Simulation, SimulationOptions, Span, simulate};
-pub use strategy::{CompareOptions, DoesNotFit, Outcome, PowerModel, Row, Strategy, compare};
-pub use sweep::ShardTaskKind;
-pub use view::{Asking, ModelIndex, ModelView, View};
-pub use workload::{DeviceCost, EvaluationCost, ShardCost, TaskCost, Variation, Workload};
+pub use lab::milp_makespan_s;
+pub use lab::{
+    DeviceCost, DoesNotFit, Draw, EvaluationCost, Exact, LowerBounds, Occupation, Outcome, PowerModel, Queue,
+    Row, ShardCost, Simulation, SimulationError, SimulationOptions, Span, Strategy, TaskCost, Variation,
+    Workload, WorkloadError, compare, exact, simulate, without_transfers,
+};
+pub use policy::{
+    Claimable, CostError, CostModel, Fifo, ModelIndex, ModelView, Policy, PolicyError, PolicyKind, Priority,
+    Random, Request, RoundRobin, ShardTaskKind, ShardedLrtf, ShardedLrtfEager, ShardedLrtfLocal, Srtf, View,
+    WorkLeft,
+};

@@ -1,7 +1,7 @@
 //! Policies that break the rules of their port are told so by the simulator, and never counted as runs.
 
 use hydra_sched::{
-    Asking, Claimable, ModelIndex, ModelView, Policy, PolicyKind, Priority, ShardCost, SimulationError,
+    Claimable, ModelIndex, ModelView, Policy, PolicyKind, Priority, Request, ShardCost, SimulationError,
     SimulationOptions, TaskCost, Workload, simulate,
 };
 
@@ -20,8 +20,8 @@ impl Policy for Broken {
         Priority::longest(model)
     }
 
-    fn pick(&mut self, asking: &Asking, from: &dyn Claimable) -> Option<ModelIndex> {
-        if asking.decision < self.sound { from.first().map(|model| model.model) } else { self.answer }
+    fn pick(&mut self, request: &Request, from: &dyn Claimable) -> Option<ModelIndex> {
+        if request.decision < self.sound { from.first().map(|model| model.model) } else { self.answer }
     }
 }
 
@@ -54,7 +54,7 @@ fn a_policy_that_never_takes_a_model_is_stuck() {
         assert_eq!((left, shard_tasks, count), (10, 10, 2));
         assert_eq!(claimable, [ModelIndex(0), ModelIndex(1)]);
         for part in
-            ["`broken`", "10 of 10 shard tasks are left", "one of 2 (model 0, 1)", "`Asking::awaited`"]
+            ["`broken`", "10 of 10 shard tasks are left", "one of 2 (model 0, 1)", "`Request::awaited`"]
         {
             assert!(said.contains(part), "`{part}` is not in: {said}");
         }
@@ -128,13 +128,12 @@ fn few_of_many_models_are_named() {
     assert!(said.contains("one of 20 (model 0, 1, 2, 3, 4, 5, 6, 7, ...)"), "{said}");
 }
 
-/// To wait for what is under way is no defect: the patient policy does.
+/// To wait for what is under way is no defect: the default policy does.
 #[test]
 fn a_policy_may_wait_for_what_is_under_way() {
     let mut workload = workload();
     workload.tasks.iter_mut().for_each(|task| (task.minibatches, task.optimizer_s) = (5, 3.0));
-    let mut patient = PolicyKind::ShardedLrtfPatient.build(0);
-    let run =
-        simulate(&workload, &mut *patient, SimulationOptions::default()).expect("it waits, and goes on");
+    let mut policy = PolicyKind::ShardedLrtf.build(0);
+    let run = simulate(&workload, &mut *policy, SimulationOptions::default()).expect("it waits, and goes on");
     assert_eq!(run.shard_tasks, 50);
 }

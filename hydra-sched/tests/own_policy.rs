@@ -2,7 +2,7 @@
 
 use hydra_sched::conformance::{self, Broken};
 use hydra_sched::{
-    Asking, Claimable, Draw, ModelIndex, ModelView, Policy, Priority, SimulationOptions, simulate,
+    Claimable, Draw, ModelIndex, ModelView, Policy, Priority, Request, SimulationOptions, simulate,
 };
 
 /// Takes the models by weight, the heaviest remaining work first, and stays with the model that it computes where
@@ -39,9 +39,9 @@ impl Policy for Weighted {
         self.waits
     }
 
-    fn pick(&mut self, asking: &Asking, from: &dyn Claimable) -> Option<ModelIndex> {
+    fn pick(&mut self, request: &Request, from: &dyn Claimable) -> Option<ModelIndex> {
         let heaviest = from.first()?;
-        if asking.soon.is_some_and(|soon| self.weight(&soon) > self.weight(&heaviest)) {
+        if request.soon.is_some_and(|soon| self.weight(&soon) > self.weight(&heaviest)) {
             return None;
         }
         let lighter = |model: &ModelView| from.iter().filter(|m| self.weight(m) < self.weight(model)).count();

@@ -1,19 +1,19 @@
-//! The double buffer of one device: what computes, and what is brought in meanwhile.
+//! The double buffer of one device: one payload is computed on while the next is uploaded.
 //!
 //! Two slots, told apart by tickets that ascend. The *prefetch* slot goes
 //!
 //! ```text
 //! Empty --begin_fill--> Filling --complete--> Ready --activate--> Empty, and the ticket is active
-//!                          |                    |
-//!                          +-- cancel, revoke --+--> Empty, and the ticket is cancelled
+//!                          |
+//!                          +--cancel--> Empty, and the ticket is cancelled
 //! ```
 //!
-//! and the *active* slot holds a ticket from `activate` to `retire`. So at most one payload is being brought
-//! in or waits, and at most one is computed on, which is what one double-buffer reserve per device allows.
+//! and the *active* slot holds a ticket from `activate` to `retire`. So at most one payload is being uploaded
+//! or waits, and at most one is computed on, which is what one double-buffer reserve per device allows.
 //! The machine knows nothing of its payloads, and only `activate` ever blocks.
 
+use crate::{Monitor, StdMonitor};
 use std::fmt;
-use std::sync::{Condvar, Mutex, PoisonError};
 
 /// The number of a shard task on its way through a device. Tickets of one buffer ascend.
 pub type Ticket = u64;
@@ -23,7 +23,7 @@ pub type Ticket = u64;
 pub enum SlotState {
     /// Nothing is being prefetched.
     Empty,
-    /// The payload of this ticket is being brought in.
+    /// The payload of this ticket is being uploaded.
     Filling(Ticket),
     /// The payload of this ticket waits to be activated.
     Ready(Ticket),
@@ -103,8 +103,7 @@ fn active_name(active: Option<Ticket>) -> String {
 }
 
 /// The right to fill the prefetch slot for one ticket. Hand it back with [`DoubleBuffer::complete`] or
-/// [`DoubleBuffer::cancel`]; a token that is only dropped leaves the slot filling until
-/// [`DoubleBuffer::revoke`].
+/// [`DoubleBuffer::cancel`]; a token that is only dropped leaves the slot filling for ever.
 #[derive(Debug)]
 #[must_use = "the slot is filling until the token is given to `complete` or `cancel`"]
 pub struct FillGuard {
@@ -112,54 +111,9 @@ pub struct FillGuard {
 }
 
 impl FillGuard {
-    /// The ticket whose payload is to be brought in.
+    /// The ticket whose payload is to be uploaded.
     pub fn ticket(&self) -> Ticket {
         self.ticket
-    }
-}
-
-/// A mutex with a condition variable: the only thing that the double buffer asks of the platform, so that
-/// the model checker runs the same code as the engine.
-pub trait Monitor {
-    /// A guarded state.
-    type Cell<S>;
-
-    /// Guards `state`.
-    fn guard<S>(state: S) -> Self::Cell<S>;
-
-    /// Runs `f` alone on the state, then wakes every thread that waits.
-    fn enter<S, R>(cell: &Self::Cell<S>, f: impl FnOnce(&mut S) -> R) -> R;
-
-    /// Runs `f` alone on the state, again after each wake, until it gives an answer.
-    fn wait_for<S, R>(cell: &Self::Cell<S>, f: impl FnMut(&mut S) -> Option<R>) -> R;
-}
-
-/// The monitor of the standard library.
-#[derive(Clone, Copy, Debug)]
-pub enum StdMonitor {}
-
-impl Monitor for StdMonitor {
-    type Cell<S> = (Mutex<S>, Condvar);
-
-    fn guard<S>(state: S) -> Self::Cell<S> {
-        (Mutex::new(state), Condvar::new())
-    }
-
-    fn enter<S, R>((state, changed): &Self::Cell<S>, f: impl FnOnce(&mut S) -> R) -> R {
-        // Poison is no matter: no transition panics half way, so the state is consistent between calls.
-        let answer = f(&mut state.lock().unwrap_or_else(PoisonError::into_inner));
-        changed.notify_all();
-        answer
-    }
-
-    fn wait_for<S, R>((state, changed): &Self::Cell<S>, mut f: impl FnMut(&mut S) -> Option<R>) -> R {
-        let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
-        loop {
-            if let Some(answer) = f(&mut state) {
-                return answer;
-            }
-            state = changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
     }
 }
 
@@ -207,8 +161,8 @@ impl<T, M: Monitor> DoubleBuffer<T, M> {
     /// Puts the payload into the slot that the token holds, and wakes who waits for it.
     ///
     /// # Errors
-    /// [`BufferError::Cancelled`] if the ticket was revoked meanwhile, [`BufferError::NotFilling`] if another
-    /// one was since then too, or if the token is of another buffer. The payload is dropped then, and with it the memory it holds.
+    /// [`BufferError::Cancelled`] or [`BufferError::NotFilling`] if the token is of another buffer. The payload is
+    /// dropped then, and with it the memory it holds.
     pub fn complete(&self, fill: FillGuard, payload: T) -> Result<(), BufferError> {
         // A refused payload comes out of the lock before it is dropped: dropping may take long.
         let (result, _refused) = M::enter(&self.cell, |state| state.complete(fill.ticket, payload));
@@ -216,25 +170,14 @@ impl<T, M: Monitor> DoubleBuffer<T, M> {
     }
 
     /// Gives the slot up without a payload; who waits for the ticket gets [`BufferError::Cancelled`].
-    /// Nothing happens if the ticket was revoked meanwhile.
+    /// Nothing happens if the token is of another buffer.
     pub fn cancel(&self, fill: FillGuard) {
         M::enter(&self.cell, |state| {
             if state.prefetch.state() == SlotState::Filling(fill.ticket) {
-                state.empty_slot(fill.ticket);
+                state.cancelled = Some(fill.ticket);
+                state.prefetch = Slot::Empty;
             }
         });
-    }
-
-    /// Cancels the prefetch of `ticket` from outside, without its token, and returns the payload if it
-    /// was ready. The token's holder finds out when it hands the token back.
-    ///
-    /// # Errors
-    /// [`BufferError::NotBegun`] if the ticket is not in the prefetch slot.
-    pub fn revoke(&self, ticket: Ticket) -> Result<Option<T>, BufferError> {
-        M::enter(&self.cell, |state| match state.prefetch.state() {
-            SlotState::Filling(at) | SlotState::Ready(at) if at == ticket => Ok(state.empty_slot(ticket)),
-            slot => Err(BufferError::NotBegun { ticket, state: slot }),
-        })
     }
 
     /// Waits until the payload of `ticket` is ready, makes the ticket the active one and returns the
@@ -291,7 +234,7 @@ impl<T> Slot<T> {
     }
 }
 
-/// What the monitor guards.
+/// The state that the monitor guards.
 struct State<T> {
     prefetch: Slot<T>,
     active: Option<Ticket>,
@@ -327,11 +270,6 @@ impl<T> State<T> {
         }
     }
 
-    fn empty_slot(&mut self, ticket: Ticket) -> Option<T> {
-        self.cancelled = Some(ticket);
-        self.prefetch.take()
-    }
-
     /// `None` while the ticket is being filled.
     fn activate(&mut self, ticket: Ticket) -> Option<Result<T, BufferError>> {
         if let Some(active) = self.active {
@@ -351,8 +289,9 @@ impl<T> State<T> {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use super::*;
+    use crate::monitor::tests::LoomMonitor;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -384,7 +323,6 @@ pub(crate) mod tests {
         Begin(Ticket),
         Complete(Ticket),
         Cancel(Ticket),
-        Revoke(Ticket),
         Activate(Ticket),
         Retire(Ticket),
     }
@@ -402,7 +340,6 @@ pub(crate) mod tests {
                 buffer.cancel(token(ticket));
                 Ok("")
             }
-            Move::Revoke(ticket) => buffer.revoke(ticket).map(|payload| payload.unwrap_or("")),
             Move::Activate(ticket) => buffer.activate(ticket),
             Move::Retire(ticket) => buffer.retire(ticket).map(|()| ""),
         }
@@ -414,7 +351,7 @@ pub(crate) mod tests {
     /// tested with threads.
     fn transitions() -> Vec<Row> {
         use BufferError::{Busy, NotActive, NotBegun, NotFilling, Occupied, OutOfOrder};
-        use Move::{Activate, Begin, Cancel, Complete, Retire, Revoke};
+        use Move::{Activate, Begin, Cancel, Complete, Retire};
         use SlotState::{Empty, Filling, Ready};
         let (filling, ready) = (Filling(2), Ready(2));
         let mut rows = Vec::new();
@@ -428,7 +365,6 @@ pub(crate) mod tests {
                 (Empty, active, Begin(0), Err(OutOfOrder { ticket: 0, last: 1 }), Empty, is),
                 (Empty, active, Complete(2), Err(NotFilling { ticket: 2, state: Empty }), Empty, is),
                 (Empty, active, Cancel(2), Ok(""), Empty, is),
-                (Empty, active, Revoke(2), Err(NotBegun { ticket: 2, state: Empty }), Empty, is),
                 (Empty, active, Activate(2), Err(or_busy(2, Empty)), Empty, is),
                 (Empty, active, Activate(1), Err(or_busy(1, Empty)), Empty, is),
                 (filling, active, Begin(3), Err(Occupied { ticket: 3, state: filling }), filling, is),
@@ -436,13 +372,10 @@ pub(crate) mod tests {
                 (filling, active, Complete(3), Err(NotFilling { ticket: 3, state: filling }), filling, is),
                 (filling, active, Cancel(2), Ok(""), Empty, is),
                 (filling, active, Cancel(3), Ok(""), filling, is),
-                (filling, active, Revoke(2), Ok(""), Empty, is),
-                (filling, active, Revoke(3), Err(NotBegun { ticket: 3, state: filling }), filling, is),
                 (filling, active, Activate(3), Err(or_busy(3, filling)), filling, is),
                 (ready, active, Begin(3), Err(Occupied { ticket: 3, state: ready }), ready, is),
                 (ready, active, Complete(2), Err(NotFilling { ticket: 2, state: ready }), ready, is),
                 (ready, active, Cancel(2), Ok(""), ready, is),
-                (ready, active, Revoke(2), Ok("second"), Empty, is),
                 (ready, active, Activate(3), Err(or_busy(3, ready)), ready, is),
             ]);
             for state in [Empty, filling, ready] {
@@ -480,13 +413,12 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_fill_that_was_revoked_can_be_neither_completed_nor_cancelled() {
+    fn a_token_of_another_buffer_is_refused_and_its_payload_dropped() {
         let payload = Arc::new(());
         let buffer = DoubleBuffer::<Arc<()>>::new();
-        let revoked = buffer.begin_fill(1).unwrap();
-        assert_eq!(buffer.revoke(1), Ok(None));
+        buffer.cancel(buffer.begin_fill(1).unwrap());
         let next = buffer.begin_fill(2).unwrap();
-        let refused = buffer.complete(revoked, payload.clone());
+        let refused = buffer.complete(FillGuard { ticket: 1 }, payload.clone());
         assert_eq!(refused, Err(BufferError::Cancelled { ticket: 1 }));
         assert_eq!(Arc::strong_count(&payload), 1, "a refused payload is dropped");
         buffer.cancel(FillGuard { ticket: 1 });
@@ -534,33 +466,6 @@ pub(crate) mod tests {
         }
         drop(send);
         copier.join().unwrap();
-    }
-
-    /// The same code under the model checker, which runs every interleaving of the threads.
-    pub(crate) enum LoomMonitor {}
-
-    impl Monitor for LoomMonitor {
-        type Cell<S> = (loom::sync::Mutex<S>, loom::sync::Condvar);
-
-        fn guard<S>(state: S) -> Self::Cell<S> {
-            (loom::sync::Mutex::new(state), loom::sync::Condvar::new())
-        }
-
-        fn enter<S, R>((state, changed): &Self::Cell<S>, f: impl FnOnce(&mut S) -> R) -> R {
-            let answer = f(&mut state.lock().unwrap());
-            changed.notify_all();
-            answer
-        }
-
-        fn wait_for<S, R>((state, changed): &Self::Cell<S>, mut f: impl FnMut(&mut S) -> Option<R>) -> R {
-            let mut state = state.lock().unwrap();
-            loop {
-                if let Some(answer) = f(&mut state) {
-                    return answer;
-                }
-                state = changed.wait(state).unwrap();
-            }
-        }
     }
 
     type Modelled<T> = DoubleBuffer<T, LoomMonitor>;
@@ -631,31 +536,6 @@ pub(crate) mod tests {
             assert_eq!(buffer.activate(2), Ok(2));
             buffer.retire(2).unwrap();
             copier.join().unwrap();
-        });
-    }
-
-    #[test]
-    fn model_a_revoke_races_with_complete_and_never_loses_the_waiter() {
-        loom::model(|| {
-            let buffer = loom::sync::Arc::new(Modelled::<Ticket>::with_monitor());
-            let fill = buffer.begin_fill(1).unwrap();
-            let (filling, waiting) = (buffer.clone(), buffer.clone());
-            let copier = loom::thread::spawn(move || filling.complete(fill, 10));
-            let compute = loom::thread::spawn(move || waiting.activate(1));
-            let revoked = buffer.revoke(1);
-            let completed = copier.join().unwrap();
-            match compute.join().unwrap() {
-                Ok(payload) => {
-                    assert_eq!((payload, completed), (10, Ok(())));
-                    let over = BufferError::NotBegun { ticket: 1, state: SlotState::Empty };
-                    assert_eq!(revoked, Err(over));
-                }
-                Err(error) => {
-                    assert_eq!(error, BufferError::Cancelled { ticket: 1 });
-                    let kept = if completed.is_ok() { Some(10) } else { None };
-                    assert_eq!(revoked, Ok(kept));
-                }
-            }
         });
     }
 

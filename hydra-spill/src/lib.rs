@@ -1,11 +1,11 @@
-//! Where bytes are, and how they move between the tiers.
+//! The tiers of memory, and how bytes move between them.
 //!
 //! A [`Budget`] counts the bytes of one memory; a [`Reservation`] is a share of it, released when dropped.
 //! A [`TierStore`] keeps *masters*: the parameters and optimizer moments of each image. A [`DeviceLink`] copies bytes to
 //! a device and back, or shares them with a device that has no memory of its own. The [`SpillManager`] of a device
-//! promotes images from the store into [`Resident`] copies, and the [`DoubleBuffer`] lets one shard's copy be filled
+//! promotes images from the store into [`ResidentCopy`] copies, and the [`DoubleBuffer`] lets one shard's copy be filled
 //! while another's is computed on. A resident copy is never changed, so dropping it is all that eviction takes. A
-//! [`ResidentStore`] keeps the masters of some tasks on a device instead, where everything fits it, and a [`DiskStore`]
+//! [`DeviceHomeStore`] keeps the masters of some tasks on a device instead, where everything fits it, and a [`DiskStore`]
 //! keeps images in files for which the host has no memory.
 //!
 //! ```
@@ -36,7 +36,7 @@
 //! writer.commit();
 //! assert_eq!((store.version(id)?, resident.version(0)), (1, Some(0)));
 //!
-//! manager.demote(resident);
+//! drop(resident);
 //! assert_eq!(budget.used(), 0);
 //! # Ok(())
 //! # }
@@ -50,29 +50,23 @@
 
 #[allow(unsafe_code, reason = "a global allocator is an unsafe trait")]
 pub mod alloc;
-mod budget;
-#[cfg(feature = "cube")]
-mod cube;
 #[allow(unsafe_code, reason = "the driver is C")]
 pub mod cuda;
-mod disk;
 mod double_buffer;
-mod error;
 mod link;
 mod manager;
-mod residence;
+mod memory;
+mod monitor;
 mod store;
 
-pub use budget::{Budget, Reservation};
+pub use double_buffer::{BufferError, DoubleBuffer, FillGuard, SlotState, Ticket};
 #[cfg(feature = "cube")]
-pub use cube::CubeLink;
-pub use disk::DiskStore;
-pub use double_buffer::{BufferError, DoubleBuffer, FillGuard, Monitor, SlotState, StdMonitor, Ticket};
-pub use error::{BudgetError, SpillError};
-pub use link::{ALIGN as LINK_ALIGN, DeviceLink, Direction, ELEMENT_ALIGN, HostCopyLink, LinkError};
-pub use link::{SharedLink, SimulatedLink};
-pub use manager::{Resident, SpillManager};
-pub use residence::{DeviceMasters, DeviceNarrow, DeviceWriter, ResidentStore};
+pub use link::CubeLink;
+pub use link::{DeviceLink, Direction, HostCopyLink, LinkError, SimulatedLink, ZeroCopyLink};
+pub use manager::{ResidentCopy, SpillManager};
+pub use memory::{Budget, BudgetError, ELEMENT_ALIGN, Floats, NarrowFloats, PinnedMemory, Reservation};
+pub use monitor::{Monitor, StdMonitor};
 pub use store::{
-    DramStore, Floats, ImageId, ImageKind, ImageView, ImageWriter, Masters, NarrowFloats, TierStore,
+    DeviceHomeStore, DeviceMasters, DeviceNarrow, DeviceWriter, DiskStore, DramStore, ImageId, ImageKind,
+    ImageView, ImageWriter, Masters, SpillError, TierStore,
 };

@@ -9,14 +9,14 @@ use std::sync::Arc;
 /// Images of one task in a device's memory: copies that are read and dropped, never written back.
 #[derive(Debug)]
 #[must_use = "a resident copy is dropped with this"]
-pub struct Resident {
+pub struct ResidentCopy {
     /// Each image's bytes in device memory and the version that they are a copy of.
     images: BTreeMap<usize, (DeviceBytes, u64)>,
     /// Released after the bytes are freed, for fields are dropped in this order.
     reservation: Reservation,
 }
 
-impl Resident {
+impl ResidentCopy {
     /// The bytes of an image. They are shared: a clone that outlives the resident copy keeps memory that is
     /// no longer reserved, and a tensor of them may see others there.
     ///
@@ -34,8 +34,8 @@ impl Resident {
         }
     }
 
-    /// Whether these bytes are a view of an image. What outlives the resident copy must not be: where the link
-    /// shares, nobody could write the masters meanwhile, and where it copies, the memory is used again.
+    /// Returns whether these bytes are a view of an image. Bytes that outlive the resident copy must not be: where the
+    /// link shares, nobody could write the masters meanwhile, and where it copies, the memory is used again.
     pub fn holds(&self, bytes: &DeviceBytes) -> bool {
         self.images.values().any(|(image, _)| image.overlaps(bytes))
     }
@@ -92,7 +92,7 @@ impl SpillManager {
         task: TaskId,
         images: &[usize],
         reservation: Reservation,
-    ) -> Result<Resident, SpillError> {
+    ) -> Result<ResidentCopy, SpillError> {
         self.promote_with(task, images, &[], reservation).map(|(resident, _)| resident)
     }
 
@@ -107,12 +107,12 @@ impl SpillManager {
         images: &[usize],
         inputs: &[HostTensor],
         reservation: Reservation,
-    ) -> Result<(Resident, Vec<DeviceTensor>), SpillError> {
+    ) -> Result<(ResidentCopy, Vec<DeviceTensor>), SpillError> {
         self.owns(&reservation)?;
         let mut images: BTreeSet<usize> = images.iter().copied().collect();
         let (mut bytes, mut versions, mut needed) = (Vec::new(), Vec::new(), 0);
-        let there = self.on_device(task, &images)?;
-        images.retain(|image| !there.contains_key(image));
+        let homed = self.on_device(task, &images)?;
+        images.retain(|image| !homed.contains_key(image));
         for &image in &images {
             let view = self.store.read(ImageId::new(task, image))?;
             needed += view.bytes.len() as u64;
@@ -121,11 +121,11 @@ impl SpillManager {
             versions.push(view.version);
         }
         bytes.extend(inputs.iter().map(|input| input.bytes.clone()));
-        let mut copies = self.link.copy_in_all(&bytes)?.into_iter();
+        let mut copies = self.link.upload_all(&bytes)?.into_iter();
         let copied = images.into_iter().zip(copies.by_ref().zip(versions));
-        let images = copied.chain(there).collect();
-        let inputs = inputs.iter().zip(copies).map(|(input, copy)| brought(input, copy)).collect();
-        Ok((Resident { images, reservation }, inputs))
+        let images = copied.chain(homed).collect();
+        let inputs = inputs.iter().zip(copies).map(|(input, copy)| uploaded(input, copy)).collect();
+        Ok((ResidentCopy { images, reservation }, inputs))
     }
 
     /// Those of the images that live on the device.
@@ -134,11 +134,11 @@ impl SpillManager {
         task: TaskId,
         images: &BTreeSet<usize>,
     ) -> Result<BTreeMap<usize, (DeviceBytes, u64)>, SpillError> {
-        let there = |&image: &usize| {
-            let there = self.store.on_device(ImageId::new(task, image)).transpose()?;
-            Some(there.map(|there| (image, there)))
+        let homed = |&image: &usize| {
+            let copy = self.store.on_device(ImageId::new(task, image)).transpose()?;
+            Some(copy.map(|copy| (image, copy)))
         };
-        images.iter().filter_map(there).collect()
+        images.iter().filter_map(homed).collect()
     }
 
     fn owns(&self, reservation: &Reservation) -> Result<(), SpillError> {
@@ -155,42 +155,37 @@ impl SpillManager {
     /// Copies tensors from the host to the device. The bytes are the caller's to reserve.
     ///
     /// # Errors
-    /// What the link returns.
-    pub fn bring_in(&self, tensors: &[HostTensor]) -> Result<Vec<DeviceTensor>, SpillError> {
+    /// Those of the link.
+    pub fn upload(&self, tensors: &[HostTensor]) -> Result<Vec<DeviceTensor>, SpillError> {
         let bytes: Vec<_> = tensors.iter().map(|tensor| tensor.bytes.clone()).collect();
-        let copies = self.link.copy_in_all(&bytes)?;
-        Ok(tensors.iter().zip(copies).map(|(tensor, copy)| brought(tensor, copy)).collect())
+        let copies = self.link.upload_all(&bytes)?;
+        Ok(tensors.iter().zip(copies).map(|(tensor, copy)| uploaded(tensor, copy)).collect())
     }
 
     /// Copies tensors from the device to the host, those of them that there are, and drops them there.
     ///
     /// # Errors
-    /// What the link returns.
-    pub fn take_out(
+    /// Those of the link.
+    pub fn download(
         &self,
         tensors: Vec<Option<DeviceTensor>>,
     ) -> Result<Vec<Option<HostTensor>>, SpillError> {
         let bytes: Vec<DeviceBytes> = tensors.iter().flatten().map(|tensor| tensor.bytes.clone()).collect();
-        let mut copies = self.link.copy_out_all(&bytes)?.into_iter();
+        let mut copies = self.link.download_all(&bytes)?.into_iter();
         let mut taken = |tensor: DeviceTensor| {
             copies.next().map(|copy| HostTensor::view(copy, tensor.shape, tensor.dtype))
         };
         Ok(tensors.into_iter().map(|tensor| tensor.and_then(&mut taken)).collect())
     }
 
-    /// Drops a resident copy. It is clean, for masters are written on the host alone, so no byte moves.
-    pub fn demote(&self, resident: Resident) {
-        drop(resident);
-    }
-
     /// All bytes that were copied to the device, images and activations.
-    pub fn promoted_bytes(&self) -> u64 {
-        self.link.moved(Direction::Up)
+    pub fn uploaded_bytes(&self) -> u64 {
+        self.link.moved(Direction::Upload)
     }
 
     /// All bytes that were copied from the device, activations and gradients.
-    pub fn demoted_bytes(&self) -> u64 {
-        self.link.moved(Direction::Down)
+    pub fn downloaded_bytes(&self) -> u64 {
+        self.link.moved(Direction::Download)
     }
 
     /// The budget of the device's memory.
@@ -220,7 +215,7 @@ impl SpillManager {
 }
 
 /// `tensor` with its bytes on the device.
-fn brought(tensor: &HostTensor, bytes: DeviceBytes) -> DeviceTensor {
+fn uploaded(tensor: &HostTensor, bytes: DeviceBytes) -> DeviceTensor {
     DeviceTensor::view(bytes, tensor.shape.clone(), tensor.dtype)
 }
 
@@ -256,7 +251,7 @@ mod tests {
         images: &[usize],
         bytes: u64,
         task: TaskId,
-    ) -> Result<Resident, SpillError> {
+    ) -> Result<ResidentCopy, SpillError> {
         manager.promote(task, images, manager.budget().reserve(bytes, "shard 4")?)
     }
 
@@ -265,7 +260,7 @@ mod tests {
         let manager = manager(HostCopyLink::new(DEVICE));
         let resident = promote(&manager, &[2, 0, 2], 1600, TASK).unwrap();
         assert_eq!(resident.images().collect::<Vec<_>>(), [0, 2]);
-        assert_eq!((resident.bytes(), manager.promoted_bytes()), (1600, 1600));
+        assert_eq!((resident.bytes(), manager.uploaded_bytes()), (1600, 1600));
         assert_eq!((resident.version(2), resident.version(1)), (Some(0), None));
 
         let mut writer = manager.store().write(ImageId::new(TASK, 2)).unwrap();
@@ -275,8 +270,8 @@ mod tests {
         let again = promote(&manager, &[2], 400, TASK);
         assert!(matches!(again, Err(SpillError::ReservationTooSmall { needed: 1200, reserved: 400, .. })));
 
-        manager.demote(resident);
-        assert_eq!((manager.budget().used(), manager.demoted_bytes()), (0, 0));
+        drop(resident);
+        assert_eq!((manager.budget().used(), manager.downloaded_bytes()), (0, 0));
         let again = promote(&manager, &[2], 1200, TASK).unwrap();
         assert_eq!(again.version(2), Some(1));
         assert_eq!(floats(&again.image(2)), [-1.0; 300]);
@@ -284,12 +279,12 @@ mod tests {
 
     #[test]
     fn a_shared_image_is_busy_until_it_is_demoted() {
-        let manager = manager(crate::SharedLink::new(DEVICE));
+        let manager = manager(crate::ZeroCopyLink::new(DEVICE));
         let id = ImageId::new(TASK, 1);
         let master = manager.store().read(id).unwrap().bytes;
         let resident = promote(&manager, &[0, 1], 1200, TASK).unwrap();
         let image = resident.image(1);
-        assert_eq!((image.as_host().unwrap().as_ptr(), manager.promoted_bytes()), (master.as_ptr(), 0));
+        assert_eq!((image.as_host().unwrap().as_ptr(), manager.uploaded_bytes()), (master.as_ptr(), 0));
         drop(image);
         let part = DeviceBytes::from(master.slice(4..8));
         assert!(resident.holds(&part) && !resident.holds(&Bytes::from(vec![0; 8]).into()));
@@ -298,7 +293,7 @@ mod tests {
         drop(master);
         let busy = manager.store().write(id).map(drop).unwrap_err();
         assert!(matches!(busy, SpillError::ImageBusy { readers: 1, .. }), "{busy}");
-        manager.demote(resident);
+        drop(resident);
         assert!(manager.store().write(id).is_ok());
     }
 
@@ -310,7 +305,7 @@ mod tests {
             small.to_string(),
             "the reservation of `shard 4` is 1.56 KiB, at least 2.35 KiB are needed: reserve what the images take"
         );
-        assert_eq!(manager.promoted_bytes(), 0, "what does not fit is not begun");
+        assert_eq!(manager.uploaded_bytes(), 0, "what does not fit is not begun");
         let missing = promote(&manager, &[0], 400, TaskId(0)).unwrap_err();
         assert!(matches!(missing, SpillError::ImageMissing { image } if image == ImageId::new(TaskId(0), 0)));
         let elsewhere = Budget::new("cpu:2", ByteSize(2000)).reserve(400, "shard 4").unwrap();
@@ -338,21 +333,21 @@ mod tests {
         let manager = manager(HostCopyLink::new(DEVICE));
         let tensors =
             [HostTensor::float(vec![1.0, -0.0, f32::MAX, 4.0], [2, 2]), HostTensor::int(vec![1, 2, 3], [3])];
-        let there = manager.bring_in(&tensors).unwrap();
+        let uploaded = manager.upload(&tensors).unwrap();
         let reservation = manager.budget().reserve(428, "shard 4").unwrap();
         let (resident, with) = manager.promote_with(TASK, &[0], &tensors, reservation).unwrap();
-        assert_eq!((resident.bytes(), manager.promoted_bytes()), (400, 2 * 28 + 400));
-        for there in [there, with] {
-            for (here, there) in tensors.iter().zip(&there) {
-                let bytes = there.bytes.as_host().unwrap();
-                assert_ne!(here.bytes.as_ptr(), bytes.as_ptr(), "device memory is not the host's");
+        assert_eq!((resident.bytes(), manager.uploaded_bytes()), (400, 2 * 28 + 400));
+        for uploaded in [uploaded, with] {
+            for (host, device) in tensors.iter().zip(&uploaded) {
+                let bytes = device.bytes.as_host().unwrap();
+                assert_ne!(host.bytes.as_ptr(), bytes.as_ptr(), "device memory is not the host's");
             }
             // One that is not there leaves its gap.
-            let there = [Some(there[0].clone()), None, Some(there[1].clone())];
+            let gapped = [Some(uploaded[0].clone()), None, Some(uploaded[1].clone())];
             let [first, second] = tensors.clone().map(Some);
-            assert_eq!(manager.take_out(there.into()).unwrap(), [first, None, second]);
+            assert_eq!(manager.download(gapped.into()).unwrap(), [first, None, second]);
         }
-        assert_eq!(manager.demoted_bytes(), 56);
+        assert_eq!(manager.downloaded_bytes(), 56);
     }
 
     /// A link that is dead once it has moved 1200 bytes to the device.
@@ -363,24 +358,24 @@ mod tests {
             "dying"
         }
 
-        fn copy_in(&self, host: &Bytes) -> Result<DeviceBytes, LinkError> {
-            match self.moved(Direction::Up) < 1200 {
-                true => self.0.copy_in(host),
+        fn upload(&self, host: &Bytes) -> Result<DeviceBytes, LinkError> {
+            match self.moved(Direction::Upload) < 1200 {
+                true => self.0.upload(host),
                 false => Err(LinkError::Transfer {
                     link: self.name().to_owned(),
-                    direction: Direction::Up,
+                    direction: Direction::Upload,
                     bytes: host.len() as u64,
                     source: "the device fell off the bus".into(),
                 }),
             }
         }
 
-        fn copy_out(&self, device: &DeviceBytes) -> Result<Bytes, LinkError> {
-            self.0.copy_out(device)
+        fn download(&self, device: &DeviceBytes) -> Result<Bytes, LinkError> {
+            self.0.download(device)
         }
 
-        fn copy_out_into(&self, device: &DeviceBytes, out: &mut [f32]) -> Result<(), LinkError> {
-            self.0.copy_out_into(device, out)
+        fn download_into(&self, device: &DeviceBytes, out: &mut [f32]) -> Result<(), LinkError> {
+            self.0.download_into(device, out)
         }
 
         fn moved(&self, direction: Direction) -> u64 {

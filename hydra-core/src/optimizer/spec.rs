@@ -126,8 +126,7 @@ mod tests {
 
     #[test]
     fn files_have_the_name_and_the_settings() {
-        let adamw =
-            "name = \"adamw\"\nlr = 0.001\nbeta1 = 0.9\nbeta2 = 0.999\neps = 0.00000001\nweight_decay = 0.01\n";
+        let adamw = "name = \"adamw\"\nlr = 0.001\nbeta1 = 0.9\nbeta2 = 0.999\neps = 0.00000001\nweight_decay = 0.01\n";
         assert_eq!(toml::to_string(&OptimizerSpec::adamw(1e-3)).unwrap(), adamw);
         let sgd = "name = \"sgd\"\nlr = 1.0\nmomentum = 0.9\nweight_decay = 0.0\n";
         assert_eq!(toml::to_string(&OptimizerSpec::sgd(1.0)).unwrap(), sgd);

@@ -6,22 +6,22 @@
 use hydra_core::{Chain, TrainSpec};
 use std::ops::Range;
 
-/// How many shards' gradients a model has host memory for: those of the one that is claimed, of the one that computes, of
-/// one that comes down and of one that the optimizer steps.
+/// The shards for whose gradients a model has host memory: the one that is claimed, the one that computes, one that is
+/// downloaded and one that the optimizer steps.
 pub(crate) const FLOWING: usize = 4;
 
 /// The bytes of a model's gradients.
 #[derive(Clone, Debug)]
 pub(crate) struct GradientBytes {
-    /// What the backward pass of each shard makes of which images.
+    /// The images and bytes of the gradients that the backward pass of each shard makes.
     pub(crate) shards: Vec<Vec<(usize, u64)>>,
-    /// Of images that several shards use.
+    /// Bytes of images that several shards use.
     shared: u64,
     /// The most that a shard makes of other images.
     largest: u64,
-    /// Of everything.
+    /// Bytes of everything.
     all: u64,
-    /// Whether the optimizer waits for all of them.
+    /// True if the optimizer waits for all of them.
     pub(crate) together: bool,
 }
 
@@ -40,7 +40,7 @@ impl GradientBytes {
         Self::made_by(shards.iter().map(made).collect(), spec.clip.is_some() || spec.accumulate > 1)
     }
 
-    /// Those of shards that make so much of which images.
+    /// The bytes of shards that make so much of these images.
     pub(crate) fn made_by(shards: Vec<Vec<(usize, u64)>>, together: bool) -> Self {
         let users = |image: usize| shards.iter().flatten().filter(|(other, _)| *other == image).count();
         let sum = |made: &[(usize, u64)], shared: bool| -> u64 {
@@ -55,7 +55,7 @@ impl GradientBytes {
         }
     }
 
-    /// Room for the gradients of so many shards at once; for all where the optimizer waits for all.
+    /// The room for the gradients of so many shards at once; for all where the optimizer waits for all.
     pub(crate) fn room(&self, shards: usize) -> u64 {
         match self.together {
             true => self.all,

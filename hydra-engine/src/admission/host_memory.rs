@@ -1,116 +1,282 @@
-//! What a run needs of host memory, and what it leaves to the disk.
+//! The search for room: how much host memory each task of a run takes, and what goes to the disk; a pure function of
+//! sizes.
 
-use super::AdmittedTask;
-use super::disk::DiskSpec;
-use super::tiers::{Division, Holding, divide};
+use super::division::{Division, StoredImages, divide};
+use super::gradients::FLOWING;
+use super::sizes::TaskSizes;
 use crate::error::EngineError;
+use hydra_core::ByteSize;
+use std::path::PathBuf;
 
-/// Host memory for a run.
-pub(crate) struct HostMemory<'a> {
-    /// Bytes there are.
+/// A directory for masters, and how many bytes of them.
+#[derive(Clone, Debug)]
+pub(crate) struct DiskSpec {
+    pub dir: PathBuf,
+    pub budget: ByteSize,
+}
+
+/// Memory for a run.
+#[derive(Clone, Copy)]
+pub(super) struct HostMemory<'a> {
+    /// Bytes of host memory.
     pub budget: u64,
-    /// What may take masters that find no room in them.
+    /// The disk for masters for which they have no room.
     pub disk: Option<&'a DiskSpec>,
     /// Devices that want a model each.
     pub devices: usize,
 }
 
-/// What a run needs of it.
-pub(crate) struct HostNeeds {
-    /// The most bytes that are reserved at once.
+/// The room that a run takes.
+#[derive(Clone, Debug)]
+pub(super) struct Room {
+    /// The most host bytes that are reserved at once.
     pub admitted: u64,
-    /// How many of them are for batches that are read ahead.
+    /// Those of them for batches that are read ahead.
     pub ahead: u64,
     /// The most models that are within a minibatch at once.
     pub active_models: usize,
-    /// Which masters live where.
+    /// Host bytes of each task while it is within a minibatch; none of one that is finished.
+    pub active: Vec<u64>,
+    /// The shards of a model for whose gradients there is room.
+    pub gradient_shards: usize,
+    /// The homes of masters.
     pub division: Division,
 }
 
 impl HostMemory<'_> {
-    /// Masters are there for the whole run, in host memory or on the disk; as many models as fit beside those in host
-    /// memory may be within a minibatch at once, and at least the largest one must.
+    /// Finds the room of a run. A model within a minibatch has room for all of its gradients if then nothing has to
+    /// leave host memory and each device can have a model; otherwise for those of some shards.
+    ///
+    /// # Errors
+    /// As [`room_with`](Self::room_with), with the gradients of one shard.
+    pub(super) fn find_room(&self, tasks: &[TaskSizes]) -> Result<Room, EngineError> {
+        let wanted = self.devices.min(tasks.iter().filter(|task| !task.is_finished()).count());
+        let mut most: Option<Room> = None;
+        for shards in [usize::MAX, FLOWING, 3, 2] {
+            let Ok(room) = self.room_with(shards, tasks) else { continue };
+            if room.active_models >= wanted && (shards < usize::MAX || room.division.disk == 0) {
+                return Ok(room);
+            }
+            if most.as_ref().is_none_or(|most| most.active_models < room.active_models) {
+                most = Some(room);
+            }
+        }
+        let least = self.room_with(1, tasks);
+        match most {
+            Some(most) => {
+                Ok(least.ok().filter(|least| least.active_models > most.active_models).unwrap_or(most))
+            }
+            None => least,
+        }
+    }
+
+    /// The room of a run in which a model has room for the gradients of so many shards. Masters are there for the whole
+    /// run, in host memory or on the disk; as many models as fit beside those in host memory may be within a minibatch
+    /// at once, and at least the largest one must.
     ///
     /// # Errors
     /// [`EngineError::HostMemory`] and [`EngineError::DiskMemory`], with what is needed.
-    pub(crate) fn needs(
-        &self,
-        tasks: &[AdmittedTask],
-        holdings: &[Holding],
-    ) -> Result<HostNeeds, EngineError> {
-        let budget = self.budget;
-        let masters: u64 = tasks.iter().map(|t| t.master_bytes).sum();
-        let mut active: Vec<u64> = tasks.iter().map(|t| t.active_bytes).filter(|bytes| *bytes > 0).collect();
-        active.sort_unstable_by(|a, b| b.cmp(a));
-        let largest = active.first().copied().unwrap_or(0);
-        let needed = masters.saturating_add(largest);
-        let for_all_devices =
-            active.iter().take(self.devices).fold(masters, |sum, bytes| sum.saturating_add(*bytes));
-        let division = match self.disk {
-            Some(disk) if for_all_devices > budget => self.on_disk(holdings, &active, disk)?,
-            _ if needed <= budget => Division { in_memory: masters, ..Division::default() },
-            _ => {
-                let (tasks, working, active) = (tasks.len(), None, largest);
-                return Err(EngineError::HostMemory { needed, masters, working, active, tasks, budget });
-            }
-        };
-        let standing = masters - division.disk + division.working;
-        let mut smallest = standing;
+    fn room_with(&self, shards: usize, tasks: &[TaskSizes]) -> Result<Room, EngineError> {
+        let active: Vec<u64> = tasks.iter().map(|task| task.active(shards)).collect();
+        let mut descending: Vec<u64> = active.iter().copied().filter(|bytes| *bytes > 0).collect();
+        descending.sort_unstable_by(|a, b| b.cmp(a));
+        let stored: Vec<&StoredImages> = tasks.iter().map(|task| &task.images).collect();
+        let division = self.divide(&stored, &descending)?;
+        // As many as the smallest are at most; and no more bytes than the largest of so many have.
+        let mut smallest = division.needed();
         let fits = |bytes: &&u64| {
             smallest = smallest.saturating_add(**bytes);
-            smallest <= budget
+            smallest <= self.budget
         };
-        // As many as the smallest are at most; and no more bytes than the largest of so many have.
-        let active_models = active.iter().rev().take_while(fits).count();
-        let most = active.iter().take(active_models).fold(standing, |sum, bytes| sum.saturating_add(*bytes));
-        let most = most.min(budget);
+        let active_models = descending.iter().rev().take_while(fits).count();
+        let most = with_largest(division.needed(), &descending, active_models).min(self.budget);
         // Reading ahead has what nobody else can need.
-        let batches = tasks.iter().filter(|task| task.active_bytes > 0).map(|task| task.batch_bytes);
-        let ahead = batches.fold(0, u64::saturating_add).min(budget - most);
-        Ok(HostNeeds { admitted: most + ahead, ahead, active_models, division })
+        let batches =
+            tasks.iter().zip(&active).filter(|(_, active)| **active > 0).map(|(task, _)| task.batches);
+        let ahead = batches.fold(0, u64::saturating_add).min(self.budget - most);
+        Ok(Room { admitted: most + ahead, ahead, active_models, active, gradient_shards: shards, division })
+    }
+
+    /// Divides masters beside models within a minibatch, whose bytes come largest first.
+    fn divide(&self, tasks: &[&StoredImages], active: &[u64]) -> Result<Division, EngineError> {
+        let all = Division::all_in_memory(tasks);
+        let needed = with_largest(all.in_memory, active, 1);
+        match self.disk {
+            Some(disk) if with_largest(all.in_memory, active, self.devices) > self.budget => {
+                self.divide_with(disk, tasks, active)
+            }
+            _ if needed <= self.budget => Ok(all),
+            _ => Err(EngineError::HostMemory {
+                needed,
+                masters: all.in_memory,
+                working: None,
+                active: with_largest(0, active, 1),
+                tasks: tasks.len(),
+                budget: self.budget,
+            }),
+        }
     }
 
     /// Leaves to the disk what host memory has no room for beside, if that can be, one model within a minibatch for
     /// each device, the largest first: a device without a model costs more than what the disk moves.
-    fn on_disk(
+    fn divide_with(
         &self,
-        holdings: &[Holding],
-        active: &[u64],
         disk: &DiskSpec,
+        tasks: &[&StoredImages],
+        active: &[u64],
     ) -> Result<Division, EngineError> {
-        let (budget, devices) = (self.budget, self.devices);
-        let with = |models: usize| {
-            let beside = active.iter().take(models).fold(0, |sum: u64, bytes| sum.saturating_add(*bytes));
-            divide(holdings, budget.saturating_sub(beside), devices)
-                .map_err(|least| (least, beside))
-                .and_then(|division| match beside.saturating_add(division.needed()) <= budget {
-                    true => Ok(division),
-                    false => Err((division, beside)),
-                })
-        };
         let fits = |division: &Division| division.disk <= disk.budget.bytes();
-        let several =
-            (2..=devices.min(holdings.len())).rev().find_map(|models| with(models).ok().filter(fits));
-        if let Some(division) = several {
+        let beside = |models: usize| self.divide_beside(with_largest(0, active, models), tasks);
+        let mut several = (2..=self.devices.min(tasks.len())).rev();
+        if let Some(division) = several.find_map(|models| beside(models).ok().filter(fits)) {
             return Ok(division);
         }
-        let refused = |(least, beside): (Division, u64)| EngineError::HostMemory {
-            needed: least.needed().saturating_add(beside),
-            masters: least.in_memory,
-            working: Some(least.working),
-            active: beside,
-            tasks: holdings.len(),
-            budget,
-        };
-        let division = with(1).map_err(refused)?;
+        let division = beside(1)?;
         match fits(&division) {
             true => Ok(division),
             false => Err(EngineError::DiskMemory {
                 dir: disk.dir.clone(),
                 needed: division.disk,
                 budget: disk.budget.bytes(),
-                host: budget,
+                host: self.budget,
             }),
+        }
+    }
+
+    /// Divides masters between the disk and what host memory has beside so many `active` bytes.
+    fn divide_beside(&self, active: u64, tasks: &[&StoredImages]) -> Result<Division, EngineError> {
+        let needed = |division: &Division| active.saturating_add(division.needed());
+        let divided = divide(tasks, self.budget.saturating_sub(active), self.devices);
+        let (Ok(division) | Err(division)) = divided;
+        match needed(&division) <= self.budget {
+            true => Ok(division),
+            false => Err(EngineError::HostMemory {
+                needed: needed(&division),
+                masters: division.in_memory,
+                working: Some(division.working),
+                active,
+                tasks: tasks.len(),
+                budget: self.budget,
+            }),
+        }
+    }
+}
+
+/// The bytes of the first `models` models within a minibatch, in the order of their sizes, beside others.
+fn with_largest(others: u64, descending: &[u64], models: usize) -> u64 {
+    descending.iter().take(models).fold(others, |sum, bytes| sum.saturating_add(*bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::gradients::GradientBytes;
+    use super::super::sizes::Remaining;
+    use super::*;
+    use proptest::prelude::*;
+
+    /// A task of AdamW in `f32`, each image a shard.
+    fn task(images: &[u64], others: u64, remaining: Remaining) -> TaskSizes {
+        let shards = || images.iter().enumerate();
+        let finished = matches!(remaining, Remaining::Nothing);
+        TaskSizes {
+            images: StoredImages {
+                masters: images.iter().map(|bytes| if finished { 0 } else { 3 * bytes }).collect(),
+                promoted: images.to_vec(),
+                shards: shards().map(|(image, _)| vec![image]).collect(),
+                may_leave: !finished,
+            },
+            batches: others,
+            boundaries: others,
+            gradients: GradientBytes::made_by(
+                shards().map(|shard| vec![(shard.0, *shard.1)]).collect(),
+                false,
+            ),
+            remaining,
+            device_homed: false,
+        }
+    }
+
+    fn remainders() -> impl Strategy<Value = Remaining> {
+        prop_oneof![
+            Just(()).prop_map(|()| Remaining::Nothing),
+            Just(()).prop_map(|()| Remaining::Evaluation),
+            Just(()).prop_map(|()| Remaining::Training),
+            (0_u64..500).prop_map(Remaining::Accumulation),
+        ]
+    }
+
+    prop_compose! {
+        fn drawn()(images in prop::collection::vec(1_u64..100, 1..7), others in 1_u64..20, remaining in remainders()) -> TaskSizes {
+            task(&images, others, remaining)
+        }
+    }
+
+    fn disk(bytes: u64) -> DiskSpec {
+        DiskSpec { dir: "scratch".into(), budget: ByteSize(bytes) }
+    }
+
+    #[test]
+    fn gradients_have_the_room_that_is_left() {
+        let two = [0; 2].map(|_| task(&[10; 8], 1, Remaining::Training));
+        let found = |budget: u64| {
+            let room = HostMemory { budget, disk: None, devices: 2 }.find_room(&two).unwrap();
+            (room.gradient_shards, room.active_models)
+        };
+        // Masters of 480, and within a minibatch 2 beside gradients of 10 a shard.
+        assert_eq!([644, 643, 564, 563].map(found), [(usize::MAX, 2), (4, 2), (4, 2), (3, 2)]);
+        assert_eq!([524, 523, 504, 503].map(found), [(2, 2), (1, 2), (1, 2), (4, 1)]);
+        assert_eq!(found(492), (1, 1));
+        let little = HostMemory { budget: 491, disk: None, devices: 2 }.find_room(&two).unwrap_err();
+        assert!(matches!(little, EngineError::HostMemory { needed: 492, masters: 480, active: 12, .. }));
+    }
+
+    proptest! {
+        #[test]
+        fn a_room_keeps_to_what_there_is_or_says_what_is_missing(
+            tasks in prop::collection::vec(drawn(), 1..5),
+            budget in 0_u64..3000,
+            on_disk in prop::option::of(0_u64..1500),
+            devices in 1_usize..4,
+        ) {
+            let disk = on_disk.map(disk);
+            let host = HostMemory { budget, disk: disk.as_ref(), devices };
+            match host.find_room(&tasks) {
+                Ok(room) => {
+                    let mut active: Vec<u64> = room.active.iter().copied().filter(|bytes| *bytes > 0).collect();
+                    active.sort_unstable();
+                    let largest = active.iter().rev().take(1).sum::<u64>();
+                    prop_assert!(room.admitted <= budget && room.ahead <= room.admitted);
+                    prop_assert!(room.division.needed() + largest <= budget, "the largest model finds room");
+                    let models: u64 = active.iter().take(room.active_models).sum();
+                    prop_assert!(room.division.needed() + models <= budget);
+                    prop_assert!(room.active_models > 0 || active.is_empty());
+                    prop_assert!(room.division.disk <= on_disk.unwrap_or(0));
+                }
+                Err(EngineError::HostMemory { needed, .. }) => {
+                    prop_assert!(needed > budget);
+                    let enough = HostMemory { budget: needed, ..host }.find_room(&tasks);
+                    prop_assert!(
+                        matches!(enough, Ok(_) | Err(EngineError::DiskMemory { .. })),
+                        "what is missing suffices"
+                    );
+                }
+                Err(EngineError::DiskMemory { needed, .. }) => prop_assert!(Some(needed) > on_disk),
+                Err(error) => prop_assert!(false, "{error}"),
+            }
+        }
+
+        #[test]
+        fn more_host_memory_never_leaves_a_device_without_a_model(
+            tasks in prop::collection::vec(drawn(), 1..5),
+            budget in 0_u64..3000,
+            more in 1_u64..500,
+            devices in 1_usize..4,
+        ) {
+            let models = |budget: u64| {
+                let room = HostMemory { budget, disk: None, devices }.find_room(&tasks);
+                room.map_or(0, |room| room.active_models.min(devices))
+            };
+            prop_assert!(models(budget) <= models(budget + more));
         }
     }
 }

@@ -1,9 +1,10 @@
 //! The identities of a run's tasks: all that their bits depend on.
 
-use super::Placement;
+use super::admit::{Admission, AdmittedTask};
+use super::placement::Placement;
 use crate::checkpoint::{DataIdentity, Identity};
 use crate::device::{DeviceKind, LogicalDevice};
-use crate::error::{EngineError, guarded};
+use crate::error::{EngineError, guarded, refused};
 use crate::train_task::TrainTask;
 use crate::weights::hexadecimal;
 use hydra_core::{Dataset, gather_items};
@@ -15,32 +16,37 @@ const HASHED_ITEMS: usize = 1 << 18;
 /// Items that are read at once.
 const HASHED_TOGETHER: usize = 8;
 
-fn data_identity(data: &dyn Dataset) -> Result<DataIdentity, EngineError> {
-    let items = data.len();
-    let hashed: Vec<usize> = match items <= HASHED_ITEMS {
-        true => (0..items).collect(),
-        false => {
-            (0..HASHED_ITEMS).map(|i| (i as u128 * items as u128 / HASHED_ITEMS as u128) as usize).collect()
+/// The identities of the tasks that have checkpoints; a checkpoint that does not belong to its task is refused.
+pub(crate) fn identities(
+    tasks: &[TrainTask],
+    admission: &Admission,
+    device: &LogicalDevice,
+    config: &str,
+) -> Result<Vec<Option<Identity>>, EngineError> {
+    let mut hashed = HashedData::default();
+    let mut identity = |task: &TrainTask, placement: &Placement| {
+        if task.checkpoint.is_none() && task.resume.is_none() {
+            return Ok(None);
         }
+        let identity = hashed.identity(task, device, config, placement)?;
+        if let Some(checkpoint) = &task.resume {
+            checkpoint.state().identity.check(checkpoint.path(), &identity)?;
+        }
+        Ok(Some(identity))
     };
-    let mut hash = Sha256::new();
-    for some in hashed.chunks(HASHED_TOGETHER) {
-        let batch = guarded("reading a batch", || Ok(gather_items(data, some)?))?;
-        for part in batch.inputs.parts.iter().chain(&batch.targets.parts) {
-            hash.update(format!("{:?}{:?}", part.dtype, part.shape));
-            hash.update(&part.bytes);
-        }
-    }
-    Ok(DataIdentity { items, sha256: hexadecimal(hash) })
+    let named = |(task, admitted): (&TrainTask, &AdmittedTask)| {
+        identity(task, &admitted.optimizer).map_err(refused(&task.name))
+    };
+    tasks.iter().zip(&admission.tasks).map(named).collect()
 }
 
-/// The identities of a run's tasks. Datasets that tasks share are read once.
+/// The datasets that were hashed. Those that tasks share are read once.
 #[derive(Default)]
-pub(crate) struct Identities {
+struct HashedData {
     data: Vec<(Arc<dyn Dataset>, DataIdentity)>,
 }
 
-impl Identities {
+impl HashedData {
     fn of_data(&mut self, data: &Arc<dyn Dataset>) -> Result<DataIdentity, EngineError> {
         let same = |known: &Arc<dyn Dataset>| std::ptr::addr_eq(Arc::as_ptr(known), Arc::as_ptr(data));
         if let Some((_, identity)) = self.data.iter().find(|(known, _)| same(known)) {
@@ -55,7 +61,7 @@ impl Identities {
     ///
     /// # Errors
     /// Data that cannot be read.
-    pub(crate) fn of(
+    fn identity(
         &mut self,
         task: &TrainTask,
         device: &LogicalDevice,
@@ -78,7 +84,26 @@ impl Identities {
     }
 }
 
-/// What computes, as far as bits depend on it.
+fn data_identity(data: &dyn Dataset) -> Result<DataIdentity, EngineError> {
+    let items = data.len();
+    let hashed: Vec<usize> = match items <= HASHED_ITEMS {
+        true => (0..items).collect(),
+        false => {
+            (0..HASHED_ITEMS).map(|i| (i as u128 * items as u128 / HASHED_ITEMS as u128) as usize).collect()
+        }
+    };
+    let mut hash = Sha256::new();
+    for some in hashed.chunks(HASHED_TOGETHER) {
+        let batch = guarded("reading a batch", || Ok(gather_items(data, some)?))?;
+        for part in batch.inputs.parts.iter().chain(&batch.targets.parts) {
+            hash.update(format!("{:?}{:?}", part.dtype, part.shape));
+            hash.update(&part.bytes);
+        }
+    }
+    Ok(DataIdentity { items, sha256: hexadecimal(hash) })
+}
+
+/// The hardware that computes, as far as bits depend on it.
 fn backend(device: &LogicalDevice) -> String {
     match device.spec.kind {
         DeviceKind::Cpu => "CPU".to_owned(),

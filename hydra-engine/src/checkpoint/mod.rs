@@ -12,7 +12,7 @@ mod format;
 mod state;
 
 pub(crate) use format::{ImageValues, Reader, Tensors, write};
-pub(crate) use state::{DataIdentity, Identity, KeptResults, Position, SCHEMA, State};
+pub(crate) use state::{DataIdentity, Identity, Position, SCHEMA, SavedResults, State};
 
 use crate::error::CheckpointError;
 use std::path::{Path, PathBuf};

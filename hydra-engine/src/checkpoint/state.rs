@@ -1,7 +1,7 @@
 //! What a checkpoint says of a task beside its tensors, as JSON in the file's header.
 
 use crate::error::CheckpointError;
-use crate::protocol::{KeptEvaluation, Sums};
+use crate::protocol::{SavedEvaluation, Sums};
 use crate::stages::{EvaluationKind, Stage};
 use hydra_core::TrainSpec;
 use serde::{Deserialize, Serialize};
@@ -19,7 +19,7 @@ pub(crate) struct State {
     pub step: usize,
     pub steps: usize,
     pub position: Position,
-    pub results: KeptResults,
+    pub results: SavedResults,
 }
 
 impl State {
@@ -80,13 +80,13 @@ impl Position {
 
 /// The results that a task had when it was kept. Times are of one run and not kept.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct KeptResults {
+pub(crate) struct SavedResults {
     pub losses: Vec<f64>,
-    pub initial: Option<KeptEvaluation>,
-    pub validation: Option<KeptEvaluation>,
-    pub test: Option<KeptEvaluation>,
-    pub periodic: Vec<(usize, KeptEvaluation)>,
-    pub best: Option<(usize, KeptEvaluation)>,
+    pub initial: Option<SavedEvaluation>,
+    pub validation: Option<SavedEvaluation>,
+    pub test: Option<SavedEvaluation>,
+    pub periodic: Vec<(usize, SavedEvaluation)>,
+    pub best: Option<(usize, SavedEvaluation)>,
 }
 
 /// All that a task's bits depend on, on one build and one processor.

@@ -8,7 +8,7 @@ use hydra_core::{
     backward_range, finish, forget_graphs, forward_range, panic_message, promote_layers,
 };
 use hydra_sched::ShardTaskKind;
-use hydra_spill::{Resident, alloc};
+use hydra_spill::{ResidentCopy, alloc};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -31,7 +31,7 @@ pub(crate) struct ShardWork {
 
 /// What a shard task reads, all in device memory. It is kept until the device has finished the shard task.
 pub(crate) struct ShardInputs {
-    pub resident: Resident,
+    pub resident: ResidentCopy,
     pub activation: Vec<DeviceTensor>,
     pub targets: Vec<DeviceTensor>,
     /// The gradient of the output, for a backward that does not start at the loss.
@@ -94,14 +94,14 @@ fn layers(
     device: &LogicalDevice,
     chain: &Chain,
     work: &ShardWork,
-    resident: &Resident,
+    resident: &ResidentCopy,
 ) -> Vec<Box<dyn Layer>> {
     let track = work.kind == ShardTaskKind::Backward;
     promote_layers(chain, work.layers.clone(), &|image| resident.image(image), &device.burn, track)
 }
 
 fn pass(device: &LogicalDevice, work: &ShardWork, targets: &[DeviceTensor]) -> Pass {
-    let targets = Activation::from_resident(targets, &device.burn.clone().autodiff());
+    let targets = Activation::from_device_tensors(targets, &device.burn.clone().autodiff());
     match work.kind {
         ShardTaskKind::Evaluate => Pass::evaluate(targets),
         ShardTaskKind::Forward | ShardTaskKind::Backward => Pass::train(work.key, targets),
@@ -111,7 +111,7 @@ fn pass(device: &LogicalDevice, work: &ShardWork, targets: &[DeviceTensor]) -> P
 fn forward(device: &LogicalDevice, chain: &Chain, work: &ShardWork, inputs: &ShardInputs) -> Computed {
     let layers = layers(device, chain, work, &inputs.resident);
     let pass = pass(device, work, &inputs.targets);
-    let x = Activation::from_resident(&inputs.activation, &device.burn.clone().autodiff());
+    let x = Activation::from_device_tensors(&inputs.activation, &device.burn.clone().autodiff());
     let y = forward_range(&layers, work.layers.start, x, &pass);
     if work.last {
         return Computed {
@@ -128,19 +128,19 @@ impl ShardInputs {
     /// What outlives a shard task is no view of what was promoted for it: a tensor that a layer passed on is
     /// copied, but for inputs on the host, which stay for whoever views them.
     fn apart(&self, tensor: AnyTensor) -> DeviceTensor {
-        let tensor = tensor.into_resident();
+        let tensor = tensor.into_device_tensor();
         let inputs = self.activation.iter().chain(&self.targets).chain(self.upstream.iter().flatten());
         let mut inputs = inputs.filter(|input| input.bytes.as_host().is_none());
         let promoted =
             self.resident.holds(&tensor.bytes) || inputs.any(|input| input.bytes.overlaps(&tensor.bytes));
-        if promoted { tensor.apart() } else { tensor }
+        if promoted { tensor.copied() } else { tensor }
     }
 }
 
 fn backward(device: &LogicalDevice, chain: &Chain, work: &ShardWork, inputs: &ShardInputs) -> Computed {
     let layers = layers(device, chain, work, &inputs.resident);
     let pass = pass(device, work, &inputs.targets);
-    let x = Activation::from_resident(&inputs.activation, &device.burn.clone().autodiff());
+    let x = Activation::from_device_tensors(&inputs.activation, &device.burn.clone().autodiff());
     let from = match work.last {
         true => BackwardFrom::Loss { weight: work.weight },
         false => BackwardFrom::Gradient(

@@ -11,7 +11,7 @@ mod worker;
 pub(crate) use executor::ShardWork;
 pub(crate) use gpu::PageLocked;
 pub use open::OpenDevice;
-pub(crate) use worker::{Buffer, ComputeJob, PromoteJob, TakeDownJob, Worker};
+pub(crate) use worker::{Buffer, ComputeJob, DownloadJob, PromoteJob, Worker};
 
 use crate::error::{EngineError, with_causes};
 use crate::optimizer::DeviceStepper;
@@ -22,8 +22,8 @@ use hydra_core::{
 };
 use hydra_partition::{PartitionError, PilotDevice};
 use hydra_spill::{
-    Budget, DeviceLink, HostCopyLink, LinkError, SharedLink, SimulatedLink, SpillError, SpillManager,
-    TierStore, alloc,
+    Budget, DeviceLink, HostCopyLink, LinkError, SimulatedLink, SpillError, SpillManager, TierStore,
+    ZeroCopyLink, alloc,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -66,47 +66,49 @@ pub struct DeviceSpec {
     pub sharing: usize,
     /// Whether it reads masters and batches where they are on the host, and leaves there what it makes:
     /// nothing is copied. A device behind a simulated link copies all the same.
-    pub resident: bool,
+    pub zero_copy: bool,
 }
 
 impl DeviceSpec {
-    /// `count` devices called `cpu:0`, `cpu:1`, .. with so many threads and so much memory each.
-    pub fn cpus(count: usize, threads: usize, memory: ByteSize) -> Vec<Self> {
-        let device = |i| Self {
-            name: format!("cpu:{i}"),
-            kind: DeviceKind::Cpu,
-            threads: threads.max(1),
-            memory,
-            link: None,
-            latency: Duration::ZERO,
-            sharing: 1,
-            resident: false,
+    /// One thread of the CPU with so much memory, called `cpu:0`.
+    pub fn cpu(memory: ByteSize) -> Self {
+        Self::of(DeviceKind::Cpu, "cpu:0".to_owned(), memory)
+    }
+
+    /// So much of the memory of an NVIDIA card, called `cuda:card`.
+    pub fn cuda(card: usize, memory: ByteSize) -> Self {
+        Self::of(DeviceKind::Cuda { card }, format!("cuda:{card}"), memory)
+    }
+
+    /// So much of the memory of an adapter with a driver for Vulkan, called `wgpu:adapter`.
+    pub fn wgpu(adapter: usize, memory: ByteSize) -> Self {
+        Self::of(DeviceKind::Wgpu { adapter }, format!("wgpu:{adapter}"), memory)
+    }
+
+    fn of(kind: DeviceKind, name: String, memory: ByteSize) -> Self {
+        let latency = Duration::ZERO;
+        Self { name, kind, threads: 1, memory, link: None, latency, sharing: 1, zero_copy: false }
+    }
+
+    /// This device with so many compute threads, at least one.
+    pub fn threads(self, threads: usize) -> Self {
+        Self { threads: threads.max(1), ..self }
+    }
+
+    /// So many logical devices, each of them like this one and with as much memory: `cpu:0`, `cpu:1`, .., or on a GPU,
+    /// which they share, `cuda:0/0`, `cuda:0/1`, ...
+    pub fn times(self, count: usize) -> Vec<Self> {
+        let device = |index: usize| match self.kind {
+            DeviceKind::Cpu => Self { name: format!("cpu:{index}"), ..self.clone() },
+            _ if count == 1 => self.clone(),
+            _ => Self { name: format!("{}/{index}", self.name), sharing: count, ..self.clone() },
         };
         (0..count).map(device).collect()
     }
 
-    /// The `index`-th logical device on an NVIDIA card, called `cuda:card`, or `cuda:card/index` if the card has
-    /// `of` more than one, with so much memory of the card's.
-    pub fn cuda(card: usize, index: usize, of: usize, memory: ByteSize) -> Self {
-        Self::gpu("cuda", DeviceKind::Cuda { card }, (card, index, of), memory)
-    }
-
-    /// As [`cuda`](Self::cuda), on an adapter with a driver for Vulkan.
-    pub fn wgpu(adapter: usize, index: usize, of: usize, memory: ByteSize) -> Self {
-        Self::gpu("wgpu", DeviceKind::Wgpu { adapter }, (adapter, index, of), memory)
-    }
-
-    fn gpu(kind_name: &str, kind: DeviceKind, place: (usize, usize, usize), memory: ByteSize) -> Self {
-        let (number, index, of) = place;
-        let part = if of > 1 { format!("/{index}") } else { String::new() };
-        let name = format!("{kind_name}:{number}{part}");
-        let latency = Duration::ZERO;
-        Self { name, kind, threads: 1, memory, link: None, latency, sharing: of, resident: false }
-    }
-
     /// This device with the host's memory as its own; a GPU has none of the host's and stays as it is.
-    pub fn resident(self) -> Self {
-        Self { resident: true, ..self }
+    pub fn zero_copy(self) -> Self {
+        Self { zero_copy: true, ..self }
     }
 
     /// This device behind a simulated link.
@@ -165,8 +167,8 @@ impl Hardware {
 
     fn cpu(spec: &DeviceSpec, measured_as: DeviceId, probe: Arc<dyn MemoryProbe>) -> Self {
         let copies: Arc<dyn DeviceLink> = Arc::new(HostCopyLink::new(measured_as));
-        let link: Arc<dyn DeviceLink> = match spec.resident && spec.link.is_none() {
-            true => Arc::new(SharedLink::new(measured_as)),
+        let link: Arc<dyn DeviceLink> = match spec.zero_copy && spec.link.is_none() {
+            true => Arc::new(ZeroCopyLink::new(measured_as)),
             false => copies.clone(),
         };
         let model = if probe.measures() { "allocator" } else { "shapes" };
@@ -237,11 +239,11 @@ impl LogicalDevice {
         };
         self.probe.in_use(self.measured_as());
         let given: Vec<f32> = (0..TRIAL).map(|i| i as f32).collect();
-        let there = self.manager.bring_in(&[HostTensor::float(given.clone(), [TRIAL])]).map_err(of_spill)?;
+        let there = self.manager.upload(&[HostTensor::float(given.clone(), [TRIAL])]).map_err(of_spill)?;
         let doubled: Tensor<1> = there[0].to_device(&self.burn).into_float().mul_scalar(2.0);
-        let doubled = AnyTensor::from(doubled).into_resident();
+        let doubled = AnyTensor::from(doubled).into_device_tensor();
         finish(&self.burn, &[&doubled])?;
-        let doubled = self.manager.take_out(vec![Some(doubled)]).map_err(of_spill)?;
+        let doubled = self.manager.download(vec![Some(doubled)]).map_err(of_spill)?;
         let doubled = doubled.into_iter().flatten().next();
         let doubled = doubled.as_ref().map_or(&[][..], HostTensor::as_f32);
         Ok(doubled.iter().copied().eq(given.iter().map(|number| 2.0 * number)))
@@ -287,8 +289,8 @@ impl PilotDevice for LogicalDevice {
         Ok(())
     }
 
-    fn bring_in(&self, bytes: &bytes::Bytes) -> Result<DeviceBytes, DeviceError> {
-        self.pilot.copy_in(bytes).map_err(of_link)
+    fn upload(&self, bytes: &bytes::Bytes) -> Result<DeviceBytes, DeviceError> {
+        self.pilot.upload(bytes).map_err(of_link)
     }
 }
 

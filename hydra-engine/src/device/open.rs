@@ -61,10 +61,10 @@ mod tests {
 
     #[test]
     fn a_cpu_device_opens_and_copies() {
-        let spec = &DeviceSpec::cpus(1, 1, ByteSize::mib(1))[0];
+        let spec = &DeviceSpec::cpu(ByteSize::mib(1));
         let device = OpenDevice::new(spec, ByteSize::mib(1)).unwrap();
-        let there = device.link.copy_in(&bytes::Bytes::from_static(b"some bytes")).unwrap();
-        assert_eq!(device.link.copy_out(&there).unwrap(), &b"some bytes"[..]);
+        let there = device.link.upload(&bytes::Bytes::from_static(b"some bytes")).unwrap();
+        assert_eq!(device.link.download(&there).unwrap(), &b"some bytes"[..]);
         assert_eq!(device.compare_optimizer(&[FloatType::F32]).unwrap(), None);
     }
 }

@@ -11,14 +11,14 @@ use crate::protocol::{Event, Gradient, Inputs, Made, Output, Reporter, Ticket};
 use crossbeam_channel::{Receiver, Sender};
 use hydra_core::profile::{self, Part};
 use hydra_core::{Chain, DeviceTensor, HostTensor, TaskId};
-use hydra_spill::{DoubleBuffer, FillGuard, LinkError, Reservation, Resident, SpillError, alloc};
+use hydra_spill::{DoubleBuffer, FillGuard, LinkError, Reservation, ResidentCopy, SpillError, alloc};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// What waits in the double buffer for its shard task.
 pub(crate) struct Promoted {
-    pub resident: Resident,
+    pub resident: ResidentCopy,
     pub inputs: Inputs<DeviceTensor>,
 }
 
@@ -31,7 +31,7 @@ struct HandedOn {
 
 /// A shard task that can start.
 struct Ready {
-    resident: Resident,
+    resident: ResidentCopy,
     inputs: Inputs<DeviceTensor>,
     reservation: Reservation,
     /// Covers the input that was handed on.
@@ -69,7 +69,7 @@ pub(crate) struct ComputeJob {
 }
 
 /// Takes what a shard task made down to the host.
-pub(crate) struct TakeDownJob {
+pub(crate) struct DownloadJob {
     pub ticket: Ticket,
     pub task: TaskId,
     pub chain: Arc<Chain>,
@@ -135,9 +135,9 @@ impl Worker {
         Ok(Promoted { resident, inputs: inputs.replaced(there) })
     }
 
-    fn bring_in(&self, inputs: &Inputs<HostTensor>) -> Result<Inputs<DeviceTensor>, SpillError> {
+    fn upload(&self, inputs: &Inputs<HostTensor>) -> Result<Inputs<DeviceTensor>, SpillError> {
         let tensors: Vec<HostTensor> = inputs.tensors().cloned().collect();
-        Ok(inputs.replaced(self.device.manager.bring_in(&tensors)?))
+        Ok(inputs.replaced(self.device.manager.upload(&tensors)?))
     }
 
     /// The compute worker. It runs on a thread of the device's pool, so that a shard task starts without a
@@ -188,7 +188,7 @@ impl Worker {
         };
         let Promoted { resident, mut inputs } = promoted;
         if job.late.bytes() > 0 {
-            inputs = profile::time(Part::Transfer, || self.bring_in(&job.late))?;
+            inputs = profile::time(Part::Transfer, || self.upload(&job.late))?;
         }
         let Some(HandedOn { output, charge }) = last else {
             if job.follows {
@@ -236,11 +236,11 @@ impl Worker {
     }
 
     /// The worker that takes outputs and gradients down.
-    pub(crate) fn take_down(&self, jobs: &Receiver<TakeDownJob>, host: &Sender<HostJob>) {
+    pub(crate) fn download(&self, jobs: &Receiver<DownloadJob>, host: &Sender<HostJob>) {
         alloc::tag_thread(None);
         for job in jobs {
             let (device, task, ticket) = (self.device.id, job.task, job.ticket);
-            let TakeDownJob { chain, at, made, shard, stays, .. } = job;
+            let DownloadJob { chain, at, made, shard, stays, .. } = job;
             let of = (shard, at.step);
             let Made { computed, output: output_charge, gradients: reservation } = made;
             let start_s = self.reporter.now();
@@ -281,10 +281,10 @@ impl Worker {
         Ok(match output {
             Output::None => Output::None,
             Output::Activation(boundary) => {
-                let down = self.device.manager.take_out(boundary.into_iter().map(Some).collect())?;
+                let down = self.device.manager.download(boundary.into_iter().map(Some).collect())?;
                 Output::Activation(down.into_iter().flatten().collect())
             }
-            Output::Gradient(gradient) => Output::Gradient(self.device.manager.take_out(gradient)?),
+            Output::Gradient(gradient) => Output::Gradient(self.device.manager.download(gradient)?),
         })
     }
 
@@ -307,7 +307,7 @@ impl Worker {
         }
         let whose: Vec<_> = contributions.iter().map(|of| (of.layer, of.image, of.gradients.len())).collect();
         let all = contributions.into_iter().flat_map(|of| of.gradients).collect();
-        let mut down = self.device.manager.take_out(all)?.into_iter();
+        let mut down = self.device.manager.download(all)?.into_iter();
         drop(reservation);
         let mut contribution = |(layer, image, slots)| Contribution {
             layer,

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-/// Why a checkpoint could not be written or used.
+/// The reasons for which a checkpoint could not be written or used.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
     /// The file could not be read.
@@ -10,7 +10,7 @@ pub enum CheckpointError {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: std::io::Error,
     },
@@ -19,7 +19,7 @@ pub enum CheckpointError {
     Write {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: std::io::Error,
     },
@@ -28,7 +28,7 @@ pub enum CheckpointError {
     NotACheckpoint {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The fault.
         problem: String,
     },
     /// The file is of another version of the format.
@@ -70,11 +70,11 @@ pub enum CheckpointError {
     Other {
         /// The file.
         path: PathBuf,
-        /// What differs.
+        /// The property that differs.
         what: String,
-        /// As it was.
+        /// The property as it was.
         found: String,
-        /// As it is.
+        /// The property as it is.
         expected: String,
     },
 }

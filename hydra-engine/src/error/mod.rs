@@ -1,4 +1,4 @@
-//! The errors of a run, and what makes errors of panics.
+//! The errors of a run, and the guard that makes errors of panics.
 //!
 //! May touch: the errors of the crates below.
 //! Never: imports anything of the engine.
@@ -14,7 +14,7 @@ use hydra_spill::SpillError;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Why a run was refused or a task set aside.
+/// The reasons for which a run was refused or a task set aside.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
     /// A chain or a spec is invalid.
@@ -46,7 +46,7 @@ pub enum EngineError {
     Device {
         /// The device.
         device: String,
-        /// What is missing, and what to do.
+        /// The problem, and what to do.
         problem: String,
     },
     /// An optimizer was to step on the device and cannot.
@@ -56,7 +56,7 @@ pub enum EngineError {
     OptimizerPlacement {
         /// The task.
         task: String,
-        /// What is in the way.
+        /// The obstacle.
         problem: String,
     },
     /// Devices on which one task would not have the same bits.
@@ -86,7 +86,7 @@ pub enum EngineError {
         /// The name.
         name: String,
     },
-    /// Two tasks that would be kept in one file.
+    /// Two tasks with one file for checkpoints.
     #[error("the tasks `{first}` and `{second}` are both kept in `{path}`: give each a file of its own")]
     SameCheckpoint {
         /// The first task.
@@ -111,7 +111,7 @@ pub enum EngineError {
     Task {
         /// The task.
         task: String,
-        /// Why.
+        /// The cause.
         #[source]
         source: Box<EngineError>,
     },
@@ -153,11 +153,11 @@ pub enum EngineError {
         host: u64,
     },
     /// A trained model could not be written.
-    #[error("the trained model could not be written{}", where_kept(kept.as_ref()))]
+    #[error("the trained model could not be written{}", in_checkpoint(checkpoint.as_ref()))]
     NotWritten {
         /// The task's checkpoint, which has the trained masters, or why it has not; nothing if it has no checkpoint.
-        kept: Option<Result<PathBuf, Box<EngineError>>>,
-        /// Why.
+        checkpoint: Option<Result<PathBuf, Box<EngineError>>>,
+        /// The cause.
         #[source]
         source: Box<EngineError>,
     },
@@ -176,7 +176,7 @@ pub enum EngineError {
         loss: f32,
         /// The minibatch, from zero, or how many were trained before an evaluation.
         step: usize,
-        /// What was evaluated; `None` while training.
+        /// The dataset that was evaluated; `None` while training.
         dataset: Option<String>,
     },
     /// A layer panicked.
@@ -203,14 +203,14 @@ pub enum EngineError {
     Failed {
         /// The task.
         task: String,
-        /// Why.
+        /// The cause.
         #[source]
         source: Arc<EngineError>,
     },
     /// Code that the task brought along panicked outside of its layers.
     #[error("{what} failed: {message}")]
     Panicked {
-        /// What was being done.
+        /// The work that was being done.
         what: &'static str,
         /// The panic's message.
         message: String,
@@ -251,7 +251,7 @@ pub enum EngineError {
     DeviceLost {
         /// The device's name.
         device: String,
-        /// What failed there.
+        /// The failure there.
         #[source]
         source: Box<EngineError>,
     },
@@ -263,7 +263,7 @@ pub enum EngineError {
     Worker {
         /// The thread's name.
         worker: String,
-        /// What happened.
+        /// The problem.
         problem: String,
     },
 }
@@ -279,7 +279,7 @@ fn more_memory(working: Option<u64>) -> &'static str {
     }
 }
 
-fn where_kept(checkpoint: Option<&Result<PathBuf, Box<EngineError>>>) -> String {
+fn in_checkpoint(checkpoint: Option<&Result<PathBuf, Box<EngineError>>>) -> String {
     match checkpoint {
         None => String::new(),
         Some(Ok(file)) => {
@@ -298,7 +298,7 @@ fn on(dataset: Option<&str>) -> String {
     dataset.map_or_else(String::new, |name| format!(" on dataset `{name}`"))
 }
 
-/// When a loss was no number, and what may help.
+/// The time at which a loss was no number, and what may help.
 fn when(step: usize, evaluated: bool) -> String {
     match (step, evaluated) {
         (0, true) => "before anything was trained: look at the dataset and at the first weights".to_owned(),

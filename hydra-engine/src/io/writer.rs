@@ -1,4 +1,4 @@
-//! Hashing and writing trained models, and keeping checkpoints, on a thread of its own.
+//! Hashing and writing trained models, and writing checkpoints, on a thread of its own.
 
 use crate::checkpoint::{self, Position, State, Tensors};
 use crate::error::{EngineError, guarded};
@@ -7,13 +7,13 @@ use crate::weights::WeightHash;
 use bytes::Bytes;
 use crossbeam_channel::Receiver;
 use hydra_core::{ByteSize, Chain, ImageParam, ImageReader, ModelWriter, TaskId, WeightError};
-use hydra_spill::{Budget, DiskStore, ImageId, Masters, ResidentStore, SpillError, TierStore};
+use hydra_spill::{Budget, DeviceHomeStore, DiskStore, ImageId, Masters, SpillError, TierStore};
 use std::path::PathBuf;
 use std::sync::Arc;
 
 /// The run's store, as the writer reads it.
 pub(crate) struct WriterStores {
-    pub residence: Arc<ResidentStore>,
+    pub device_home: Arc<DeviceHomeStore>,
     pub disk: Arc<DiskStore>,
     /// Host memory for what is read of masters on the disk.
     pub room: u64,
@@ -22,9 +22,9 @@ pub(crate) struct WriterStores {
 impl WriterStores {
     /// The store, with all of that room for whoever uses this. So nobody is refused what a writer of a task's own holds, and
     /// it is refused what does not fit beside that.
-    fn open(&self) -> ResidentStore {
+    fn open(&self) -> DeviceHomeStore {
         let room = Budget::new("host memory for writing a model", ByteSize(self.room));
-        self.residence.over(Arc::new(self.disk.within(room)))
+        self.device_home.over(Arc::new(self.disk.within(room)))
     }
 }
 
@@ -32,13 +32,13 @@ pub(crate) enum WriterJob {
     Model(WriteJob),
     /// With the best masters, or without any.
     Checkpoint {
-        job: KeepJob,
+        job: CheckpointJob,
         best: bool,
     },
 }
 
 /// A checkpoint of a task that waits for it.
-pub(crate) struct KeepJob {
+pub(crate) struct CheckpointJob {
     pub task: TaskId,
     pub chain: Arc<Chain>,
     pub file: PathBuf,
@@ -73,7 +73,7 @@ impl Tensors for StoreTensors<'_> {
     }
 
     fn best(&self, image: usize) -> Result<Bytes, EngineError> {
-        Ok(self.store.read_masters(ImageId::new(self.task, image).best())?.bytes)
+        Ok(self.store.read_masters(ImageId::new(self.task, image).snapshot())?.bytes)
     }
 }
 
@@ -106,8 +106,8 @@ pub(crate) fn run(stores: &WriterStores, jobs: &Receiver<WriterJob>, reporter: &
             }
             WriterJob::Checkpoint { job, best } => {
                 let (task, start_s) = (job.task, reporter.now());
-                let result = guarded("writing a checkpoint", || keep(&stores.open(), &job, best));
-                Event::Kept { task, result, time: reporter.since(start_s) }
+                let result = guarded("writing a checkpoint", || checkpoint(&stores.open(), &job, best));
+                Event::Checkpointed { task, result, time: reporter.since(start_s) }
             }
         };
         reporter.send(event);
@@ -124,8 +124,9 @@ fn write(stores: &WriterStores, job: WriteJob) -> Result<Written, EngineError> {
             let reader = StoreReader { store: theirs, task, chain: &chain };
             let written = guarded("writing the model", || Ok(writer.write(&chain, &reader, &dir)?));
             if let Err(source) = written {
-                let kept = finished.map(|(file, state)| keep_unwritten(store, task, &chain, file, &state));
-                return Err(EngineError::NotWritten { kept, source: Box::new(source) });
+                let checkpoint =
+                    finished.map(|(file, state)| save_unwritten(store, task, &chain, file, &state));
+                return Err(EngineError::NotWritten { checkpoint, source: Box::new(source) });
             }
             Some(dir)
         }
@@ -138,8 +139,8 @@ fn write(stores: &WriterStores, job: WriteJob) -> Result<Written, EngineError> {
         let tensors = dir.is_none().then_some(&masters as &dyn Tensors);
         checkpoint::write(&file, &state, &chain, tensors).err()
     };
-    let not_kept = finished.and_then(finish);
-    Ok(Written { sha256, dir, not_kept })
+    let unsaved = finished.and_then(finish);
+    Ok(Written { sha256, dir, unsaved })
 }
 
 /// The hash of a trained model, whose weights are numbers.
@@ -157,8 +158,8 @@ fn hashed(chain: &Chain, reader: &StoreReader<'_>) -> Result<String, EngineError
     Ok(hash.finish())
 }
 
-/// Keeps the masters of a task whose model could not be written, so that only that is left to do. Gives the file.
-fn keep_unwritten(
+/// Saves the masters of a task whose model could not be written, so that only that is left to do. Gives the file.
+fn save_unwritten(
     store: &dyn TierStore,
     task: TaskId,
     chain: &Chain,
@@ -170,7 +171,7 @@ fn keep_unwritten(
     Ok(file)
 }
 
-fn keep(store: &dyn TierStore, job: &KeepJob, best: bool) -> Result<u64, EngineError> {
+fn checkpoint(store: &dyn TierStore, job: &CheckpointJob, best: bool) -> Result<u64, EngineError> {
     let tensors = StoreTensors { store, task: job.task, best };
     checkpoint::write(&job.file, &job.state, &job.chain, Some(&tensors))
 }

@@ -9,7 +9,7 @@ use super::arithmetic::{TaskStep, clip_factor, global_norm};
 use super::gradient::{ImageGradient, ImageSum};
 use super::on_device::{DeviceGradient, DeviceStepper};
 use crate::error::{EngineError, guarded};
-use crate::io::writer::{KeepJob, WriterJob};
+use crate::io::writer::{CheckpointJob, WriterJob};
 use crate::protocol::{Event, Reporter};
 use crossbeam_channel::{Receiver, Sender};
 use hydra_core::profile::{self, Part};
@@ -37,10 +37,10 @@ pub(crate) enum HostJob {
         contributions: Vec<Contribution<DeviceTensor>>,
         reservation: Reservation,
     },
-    /// Keep a copy of the masters as the best ones.
+    /// Copy the masters as the best ones.
     Snapshot { task: TaskId },
     /// Have a checkpoint written, with the best masters so far.
-    Keep(KeepJob),
+    Checkpoint(CheckpointJob),
     /// Put the best masters back.
     Restore { task: TaskId },
     /// A task ended: forget its gradients and copies.
@@ -114,7 +114,7 @@ impl HostOptimizer {
                 | HostJob::Gradients { task, .. }
                 | HostJob::DeviceGradients { task, .. }
                 | HostJob::Snapshot { task }
-                | HostJob::Keep(KeepJob { task, .. })
+                | HostJob::Checkpoint(CheckpointJob { task, .. })
                 | HostJob::Restore { task }
                 | HostJob::Forget { task } => task,
             };
@@ -140,7 +140,7 @@ impl HostOptimizer {
                 drop(reservation);
             }
             HostJob::Snapshot { task } => self.snapshot(task)?,
-            HostJob::Keep(job) => {
+            HostJob::Checkpoint(job) => {
                 // A task that failed meanwhile has been forgotten, and that was said.
                 let Some(state) = self.tasks.get(&job.task) else { return Ok(()) };
                 // The writer lives as long as this does.
@@ -252,7 +252,7 @@ impl HostOptimizer {
         for image in state.trained() {
             let id = ImageId::new(task, image);
             let masters = self.store.read_masters(id)?;
-            let mut best = self.store.write(id.best())?;
+            let mut best = self.store.write(id.snapshot())?;
             best.params.copy_from_slice(bytemuck::cast_slice(&masters.bytes));
             best.commit();
         }
@@ -267,7 +267,7 @@ impl HostOptimizer {
         }
         for image in state.trained() {
             let id = ImageId::new(task, image);
-            let best = self.store.read_masters(id.best())?;
+            let best = self.store.read_masters(id.snapshot())?;
             let best: &[f32] = bytemuck::cast_slice(&best.bytes);
             if self.store.on_device(id)?.is_some() {
                 let mut writer = self.store.write_on_device(id)?;

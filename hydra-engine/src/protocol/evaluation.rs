@@ -1,6 +1,6 @@
 //! What a chain is worth on a dataset: the mean of its loss and of its metrics over all terms.
 
-use hydra_core::Measured;
+use hydra_core::{Chain, Measured};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -9,21 +9,16 @@ use std::collections::BTreeMap;
 pub struct Evaluation {
     /// The mean loss over all terms (natural logarithm).
     pub loss: f64,
-    /// `exp(loss)`.
-    pub perplexity: f64,
-    /// The terms: predicted tokens of a language model.
-    pub predicted_tokens: u64,
+    /// `exp(loss)` of a chain that is a [language model](hydra_core::ChainBuilder::language_model); none of any other.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub perplexity: Option<f64>,
+    /// The number of terms: predicted tokens of a language model, and the items of most other chains.
+    #[serde(rename = "predicted_tokens")]
+    pub terms: u64,
     /// The means of the chain's metrics over all terms, by name; see
     /// [`ChainBuilder::metrics`](hydra_core::ChainBuilder::metrics).
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub metrics: BTreeMap<String, f64>,
-}
-
-impl Evaluation {
-    /// The evaluation of a sum of losses over so many terms, without metrics.
-    pub fn of(loss_sum: f64, terms: u64) -> Self {
-        Sums { loss: loss_sum, terms, metrics: Vec::new() }.mean(&[])
-    }
 }
 
 /// An evaluation that is under way: sums over the terms of the batches so far.
@@ -48,36 +43,46 @@ impl Sums {
         }
     }
 
-    /// The means, the metrics under these names.
-    pub(crate) fn mean(&self, names: &[String]) -> Evaluation {
+    /// The means, the metrics under the names that the chain has for them.
+    pub(crate) fn mean(&self, chain: &Chain) -> Evaluation {
         let over = self.terms.max(1) as f64;
         let loss = self.loss / over;
-        let metrics = names.iter().cloned().zip(self.metrics.iter().map(|sum| sum / over)).collect();
-        Evaluation { loss, perplexity: loss.exp(), predicted_tokens: self.terms, metrics }
+        let metrics = chain.metrics().iter().cloned().zip(self.metrics.iter().map(|sum| sum / over));
+        Evaluation {
+            loss,
+            perplexity: perplexity(chain, loss),
+            terms: self.terms,
+            metrics: metrics.collect(),
+        }
     }
+}
+
+fn perplexity(chain: &Chain, loss: f64) -> Option<f64> {
+    chain.is_language_model().then(|| loss.exp())
 }
 
 /// An evaluation in a checkpoint, by what is finite of it: a perplexity can be infinite, which JSON has not.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct KeptEvaluation {
+pub(crate) struct SavedEvaluation {
     loss: f64,
     terms: u64,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     metrics: BTreeMap<String, Option<f64>>,
 }
 
-impl From<Evaluation> for KeptEvaluation {
+impl From<Evaluation> for SavedEvaluation {
     fn from(evaluation: Evaluation) -> Self {
-        let Evaluation { loss, predicted_tokens: terms, metrics, .. } = evaluation;
+        let Evaluation { loss, terms, metrics, .. } = evaluation;
         Self { loss, terms, metrics: metrics.into_iter().map(|(name, mean)| (name, finite(mean))).collect() }
     }
 }
 
-impl From<KeptEvaluation> for Evaluation {
-    fn from(kept: KeptEvaluation) -> Self {
-        let KeptEvaluation { loss, terms, metrics } = kept;
+impl SavedEvaluation {
+    /// The evaluation, which is of this chain.
+    pub(crate) fn evaluation(self, chain: &Chain) -> Evaluation {
+        let Self { loss, terms, metrics } = self;
         let metrics = metrics.into_iter().map(|(name, mean)| (name, mean.unwrap_or(f64::NAN))).collect();
-        Self { loss, perplexity: loss.exp(), predicted_tokens: terms, metrics }
+        Evaluation { loss, perplexity: perplexity(chain, loss), terms, metrics }
     }
 }
 
@@ -102,9 +107,20 @@ mod numbers {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use burn::module::Module;
+    use hydra_core::{Activation, ChainBuilder, Forward, Pass};
 
-    fn names() -> Vec<String> {
-        vec!["right".to_owned(), "close".to_owned()]
+    #[derive(Module, Debug)]
+    struct Loss;
+
+    impl Forward for Loss {
+        fn forward(&self, x: Activation, _: &Pass) -> Activation {
+            x
+        }
+    }
+
+    fn chain() -> ChainBuilder {
+        Chain::builder("test").layer("loss", Loss).metrics(["right", "close"])
     }
 
     fn sums() -> Sums {
@@ -116,11 +132,20 @@ mod tests {
 
     #[test]
     fn batches_weigh_by_their_terms() {
-        let mean = sums().mean(&names());
-        assert_eq!((mean.loss, mean.predicted_tokens), (3.0, 6));
+        let mean = sums().mean(&chain().build().unwrap());
+        assert_eq!((mean.loss, mean.terms, mean.perplexity), (3.0, 6, None));
         assert_eq!(mean.metrics["right"], 4.0 / 6.0);
         assert!(mean.metrics["close"].is_nan());
-        assert_eq!(Evaluation::of(18.0, 6), Evaluation { metrics: BTreeMap::new(), ..mean });
+    }
+
+    #[test]
+    fn language_models_alone_have_a_perplexity() {
+        let json = |chain: ChainBuilder| serde_json::to_value(sums().mean(&chain.build().unwrap())).unwrap();
+        assert_eq!(json(chain().language_model())["perplexity"], 3f64.exp());
+        assert!(json(chain()).get("perplexity").is_none());
+        let infinite =
+            Evaluation { perplexity: Some(f64::INFINITY), ..sums().mean(&chain().build().unwrap()) };
+        assert!(serde_json::to_value(infinite).unwrap()["perplexity"].is_null());
     }
 
     #[test]
@@ -130,8 +155,10 @@ mod tests {
         let back: Sums = serde_json::from_str(&text).unwrap();
         assert_eq!((back.loss, back.terms, back.metrics[0]), (18.0, 6, 4.0));
         assert!(back.metrics[1].is_nan());
-        let kept = serde_json::to_string(&KeptEvaluation::from(sums().mean(&names()))).unwrap();
-        let kept: Evaluation = serde_json::from_str::<KeptEvaluation>(&kept).unwrap().into();
+        let chain = chain().language_model().build().unwrap();
+        let kept = serde_json::to_string(&SavedEvaluation::from(sums().mean(&chain))).unwrap();
+        let kept = serde_json::from_str::<SavedEvaluation>(&kept).unwrap().evaluation(&chain);
+        assert_eq!((kept.loss, kept.perplexity), (3.0, Some(3f64.exp())));
         assert_eq!(kept.metrics["right"], 4.0 / 6.0);
         assert!(kept.metrics["close"].is_nan());
     }
@@ -140,7 +167,7 @@ mod tests {
     fn checkpoints_from_before_metrics_are_read() {
         let sums: Sums = serde_json::from_str(r#"{"sum":1.5,"terms":3}"#).unwrap();
         assert_eq!(sums, Sums { loss: 1.5, terms: 3, metrics: Vec::new() });
-        let kept: KeptEvaluation = serde_json::from_str(r#"{"loss":0.5,"terms":3}"#).unwrap();
-        assert_eq!(Evaluation::from(kept), Evaluation::of(1.5, 3));
+        let kept: SavedEvaluation = serde_json::from_str(r#"{"loss":0.5,"terms":3}"#).unwrap();
+        assert_eq!(kept.evaluation(&chain().build().unwrap()), sums.mean(&chain().build().unwrap()));
     }
 }

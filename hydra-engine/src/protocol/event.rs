@@ -50,7 +50,7 @@ pub(crate) enum Event {
     /// The best weights are in place again.
     Restored { task: TaskId },
     /// A task's checkpoint was written, with so many bytes.
-    Kept { task: TaskId, result: Result<u64, EngineError>, time: Time },
+    Checkpointed { task: TaskId, result: Result<u64, EngineError>, time: Time },
     /// A task's weights were hashed and written.
     Written { task: TaskId, result: Result<Written, EngineError> },
 }
@@ -87,5 +87,5 @@ pub(crate) struct Written {
     pub sha256: String,
     pub dir: Option<std::path::PathBuf>,
     /// Why the checkpoint does not say so, if it was to.
-    pub not_kept: Option<EngineError>,
+    pub unsaved: Option<EngineError>,
 }

@@ -205,7 +205,7 @@ impl Observer for Recorder {
         match event {
             RunEvent::Admitted(admission) => {
                 let shard = |bytes| Shard { bytes, ..Shard::default() };
-                let task = |task: &crate::AdmittedTask| Task {
+                let task = |task: &crate::admission::AdmittedTask| Task {
                     name: task.name.clone(),
                     shards: task.plan.shards.iter().map(|of| shard(of.param_bytes)).collect(),
                     ..Task::default()
@@ -282,7 +282,7 @@ impl Shard {
             evaluate_s: self.evaluate.get(),
             promote_s: self.promote.get(),
             bytes: Some(self.bytes),
-            take_down_s: self.take_down.get().unwrap_or(0.0),
+            download_s: self.take_down.get().unwrap_or(0.0),
         }
     }
 }

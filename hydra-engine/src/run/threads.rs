@@ -1,7 +1,7 @@
 //! The threads of a run and the channels to them.
 
 use crate::device::{
-    Buffer, ComputeJob, DeviceKind, DeviceSpec, LogicalDevice, PromoteJob, TakeDownJob, Worker,
+    Buffer, ComputeJob, DeviceKind, DeviceSpec, DownloadJob, LogicalDevice, PromoteJob, Worker,
 };
 use crate::error::EngineError;
 use crate::io::loader::{self, LoadJob, MOST_LOADERS};
@@ -19,7 +19,7 @@ pub(crate) struct DeviceThreads {
     pub buffer: Arc<Buffer>,
     pub promote: Sender<PromoteJob>,
     pub compute: Sender<ComputeJob>,
-    pub take_down: Sender<TakeDownJob>,
+    pub download: Sender<DownloadJob>,
 }
 
 /// All threads of a run. Dropping the senders ends them; `join` waits for that, but for those that may never end.
@@ -144,14 +144,14 @@ fn start_device(
     let worker = Worker { device: device.clone(), buffer: buffer.clone(), reporter: reporter.clone() };
     let (promote, promote_jobs) = unbounded();
     let (compute, compute_jobs) = unbounded();
-    let (take_down, take_down_jobs) = unbounded();
+    let (download, download_jobs) = unbounded();
     let name = |what: &str| format!("hydra-{what}-{}", device.id.0);
     let (copier, computer, taker, host) = (worker.clone(), worker.clone(), worker, host.clone());
     handles.push(spawn(name("copy-up"), move || copier.promote(&promote_jobs))?);
     let pool = device.pool.clone();
     handles.push(spawn(name("compute"), move || pool.install(|| computer.compute(&compute_jobs)))?);
-    handles.push(spawn(name("copy-down"), move || taker.take_down(&take_down_jobs, &host))?);
-    Ok(DeviceThreads { device, buffer, promote, compute, take_down })
+    handles.push(spawn(name("copy-down"), move || taker.download(&download_jobs, &host))?);
+    Ok(DeviceThreads { device, buffer, promote, compute, download })
 }
 
 fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, EngineError> {
@@ -168,8 +168,8 @@ mod tests {
 
     #[test]
     fn the_optimizer_has_the_threads_of_cpu_devices_or_what_gpus_leave() {
-        let cpus = DeviceSpec::cpus(2, 3, ByteSize::mib(1));
-        let gpus = [0, 1].map(|index| DeviceSpec::cuda(0, index, 2, ByteSize::mib(1)));
+        let cpus = DeviceSpec::cpu(ByteSize::mib(1)).threads(3).times(2);
+        let gpus = DeviceSpec::cuda(0, ByteSize::mib(1)).times(2);
         assert_eq!(host_threads(cpus.iter(), 16), 6);
         assert_eq!(host_threads(gpus[..1].iter(), 16), 13);
         assert_eq!(host_threads(gpus.iter(), 16), 10);

@@ -3,13 +3,20 @@
 //! May touch: its own state, the stages, and what admission said of it.
 //! Never: sends to a thread, reserves memory, or knows another task.
 
-mod checkpoint;
-mod evaluation;
-mod failing;
+mod checkpoint_clock;
+mod ending;
+mod facts;
+mod flight;
 mod gradient_room;
-mod model;
+mod live;
+mod phase;
+mod results;
+mod sweep;
 mod waits;
 
-pub(crate) use checkpoint::Kept;
-pub(crate) use model::{Claim, Model, Progress};
-pub(crate) use waits::Waits;
+pub(crate) use checkpoint_clock::CheckpointClock;
+pub(crate) use ending::{Fate, Rest, Resumed};
+pub(crate) use facts::Facts;
+pub(crate) use live::{Claim, LiveTask, Request};
+pub(crate) use phase::{Change, Phase};
+pub(crate) use results::Progress;

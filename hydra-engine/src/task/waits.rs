@@ -1,34 +1,42 @@
 //! What a task waits for between its minibatches.
 
-use super::model::Model;
+use crate::protocol::Time;
 
-/// What a model waited for in its last minibatch, and would in each even without others.
+/// The waits of a task in its last minibatch, which it would have in each even without others.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Waits {
     /// From the end of a minibatch to that of its last optimizer step that something waits for.
-    pub step_s: f64,
+    step_s: f64,
     /// The promotion of the first shard.
     pub promote_s: f64,
+    /// When the last minibatch ended, while the next shard task waits for its optimizer.
+    done_s: Option<f64>,
 }
 
-impl Model {
-    /// The next shard task waits for the optimizer, and any device may claim it afterwards.
-    pub(crate) fn awaits_masters(&self) -> bool {
-        let open = self.ended.is_none() && self.claimed.is_none();
-        let stops_here = (self.stopping || self.keep_due) && self.between_sweeps();
-        open && !stops_here && self.cursor.peek().is_some_and(|next| !self.masters_final(&next))
+impl Waits {
+    /// A minibatch ended, and what comes next `waits` for the optimizer. After the last one nothing waits.
+    pub(crate) fn begin(&mut self, waits: bool, at_s: f64) {
+        self.done_s = waits.then_some(at_s);
+    }
+
+    /// An optimizer step ended; `over` if nothing waits any more. Returns the seconds that were waited in it.
+    pub(crate) fn step(&mut self, time: Time, over: bool) -> f64 {
+        let Some(done_s) = self.done_s else { return 0.0 };
+        if over {
+            self.done_s = None;
+            self.step_s = (time.end_s - done_s).max(0.0);
+        }
+        (time.end_s - time.start_s.max(done_s)).max(0.0)
     }
 
     /// When the shard that waits for the optimizer can have been promoted, once that was measured.
     pub(crate) fn promoted_s(&self) -> Option<f64> {
-        let measured = self.waits.step_s > 0.0 && self.running.is_none() && self.awaits_masters();
-        let done_s = self.minibatch_done_s.filter(|_| measured)?;
-        Some(done_s + self.waits.step_s + self.waits.promote_s)
+        let done_s = self.done_s.filter(|_| self.step_s > 0.0)?;
+        Some(done_s + self.step_s + self.promote_s)
     }
 
-    /// Estimated seconds to the end of the task if it waits for no other.
-    pub(crate) fn alone_s(&self) -> f64 {
-        let minibatches = self.cursor.program().steps.saturating_sub(self.cursor.step());
-        self.remaining_s() + minibatches as f64 * (self.waits.step_s + self.waits.promote_s)
+    /// Seconds of waiting of so many minibatches.
+    pub(crate) fn of_minibatches(&self, minibatches: usize) -> f64 {
+        minibatches as f64 * (self.step_s + self.promote_s)
     }
 }

@@ -7,7 +7,7 @@ use hydra_core::{
     OptimizerSpec, Pass, TrainSpec,
 };
 use hydra_engine::{DeviceSpec, Orchestrator, RunReport, TaskReport, TrainTask};
-use hydra_models::data::TokenBlocks;
+use hydra_models::data::{BlockSpec, TokenBlocks};
 use hydra_models::gpt2::{self, Gpt2Config};
 use hydra_models::{cnn, mlp};
 use hydra_sched::PolicyKind;
@@ -34,7 +34,7 @@ pub fn tokens(blocks: usize, seed: u32) -> Arc<dyn Dataset> {
     let context = 12;
     let rule = |i: usize| ((i as u32).wrapping_mul(7).wrapping_add(seed) ^ (i as u32 / 5)) % 40;
     let tokens: Vec<u32> = (0..blocks * context).map(rule).collect();
-    Arc::new(TokenBlocks::new(tokens, context, 40).expect("blocks"))
+    Arc::new(TokenBlocks::new(tokens, BlockSpec { context, vocab_size: 40 }).expect("blocks"))
 }
 
 pub fn adamw(batch: usize) -> TrainSpec {
@@ -71,9 +71,9 @@ impl Default for Settings {
 
 impl Settings {
     pub fn orchestrator(&self) -> Orchestrator {
-        let devices = DeviceSpec::cpus(self.devices, self.threads, self.memory);
-        let devices = devices.into_iter().map(|d| if self.resident { d.resident() } else { d }).collect();
-        let orchestrator = Orchestrator::new(devices).expect("devices");
+        let device = DeviceSpec::cpu(self.memory).threads(self.threads);
+        let device = if self.resident { device.zero_copy() } else { device };
+        let orchestrator = Orchestrator::new(device.times(self.devices)).expect("devices");
         orchestrator.policy(self.policy).prefetch(self.prefetch).seed(5)
     }
 

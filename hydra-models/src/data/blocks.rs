@@ -18,13 +18,22 @@ pub struct TokenBlocks {
     context: usize,
 }
 
+/// The form of blocks, and the model that they are for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockSpec {
+    /// The length of a block in tokens, at least 2.
+    pub context: usize,
+    /// The number of ids that the model has: every token is below it.
+    pub vocab_size: usize,
+}
+
 impl TokenBlocks {
-    /// Blocks of `context` of these tokens, for a model with `vocab_size` ids.
+    /// Blocks of these tokens.
     ///
     /// # Errors
     /// A context below 2 or longer than the text, or an id that is not below `vocab_size`.
-    pub fn new(tokens: impl Into<Arc<[u32]>>, context: usize, vocab_size: usize) -> Result<Self, DataError> {
-        Self::named("the text", tokens, context, vocab_size)
+    pub fn new(tokens: impl Into<Arc<[u32]>>, spec: BlockSpec) -> Result<Self, DataError> {
+        Self::named("the text", tokens, spec)
     }
 
     /// The same, with a name for messages.
@@ -34,11 +43,10 @@ impl TokenBlocks {
     pub fn named(
         name: impl Into<Arc<str>>,
         tokens: impl Into<Arc<[u32]>>,
-        context: usize,
-        vocab_size: usize,
+        spec: BlockSpec,
     ) -> Result<Self, DataError> {
-        let blocks = Self { name: name.into(), tokens: tokens.into(), context };
-        blocks.check(vocab_size)?;
+        let blocks = Self { name: name.into(), tokens: tokens.into(), context: spec.context };
+        blocks.check(spec.vocab_size)?;
         Ok(blocks)
     }
 
@@ -150,7 +158,7 @@ mod tests {
     use super::*;
 
     fn blocks(tokens: usize, context: usize) -> Result<TokenBlocks, DataError> {
-        TokenBlocks::new((0..tokens as u32).collect::<Vec<_>>(), context, tokens)
+        TokenBlocks::new((0..tokens as u32).collect::<Vec<_>>(), BlockSpec { context, vocab_size: tokens })
     }
 
     #[test]
@@ -175,18 +183,20 @@ mod tests {
         let error = blocks(37, 38).unwrap_err().to_string();
         assert!(error.contains("37 tokens") && error.contains("largest usable context is 37"), "{error}");
         assert_eq!(blocks(37, 37).unwrap().len(), 1);
-        let error = TokenBlocks::new([3], 2, 5).unwrap_err().to_string();
+        let error = TokenBlocks::new([3], BlockSpec { context: 2, vocab_size: 5 }).unwrap_err().to_string();
         assert!(error.contains("give more text"), "{error}");
     }
 
     #[test]
     fn an_id_outside_of_the_vocabulary_is_named() {
-        let error = TokenBlocks::new([1, 2, 300, 400], 2, 256).unwrap_err();
+        let error =
+            TokenBlocks::new([1, 2, 300, 400], BlockSpec { context: 2, vocab_size: 256 }).unwrap_err();
         assert!(
             matches!(error, DataError::TokenOutOfRange { position: 2, id: 300, vocab_size: 256, .. }),
             "{error}"
         );
-        let error = TokenBlocks::new([1, u32::MAX], 2, usize::MAX).unwrap_err();
+        let error =
+            TokenBlocks::new([1, u32::MAX], BlockSpec { context: 2, vocab_size: usize::MAX }).unwrap_err();
         assert!(matches!(error, DataError::TokenOutOfRange { position: 1, .. }), "{error}");
     }
 

@@ -46,7 +46,7 @@ fn parse(grammar: &str) -> BTreeMap<&str, Vec<&str>> {
 struct Writer<'g> {
     grammar: BTreeMap<&'g str, Vec<&'g str>>,
     state: u64,
-    /// What the article's names stand for.
+    /// The words that the article's names stand for.
     names: BTreeMap<&'g str, String>,
 }
 
@@ -130,7 +130,7 @@ fn options(inside: &str) -> Vec<&str> {
     inside.split(split).collect()
 }
 
-/// Where the bracket that `text` begins with is closed.
+/// The index at which the bracket that `text` begins with is closed.
 fn closing(text: &str, open: char, close: char) -> usize {
     let mut depth = 0;
     for (at, c) in text.char_indices() {

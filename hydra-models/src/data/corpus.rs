@@ -6,17 +6,17 @@ use std::path::Path;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use super::{DataError, TokenBlocks, builtin, text, wikitext};
+use super::{BlockSpec, DataError, TokenBlocks, builtin, text, wikitext};
 use crate::tokenizer::Tokenizer;
 
 /// A part of a corpus.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Split {
-    /// What is trained on.
+    /// The split that is trained on.
     Train,
-    /// What configurations are compared on.
+    /// The split that configurations are compared on.
     Validation,
-    /// What the chosen one is measured on.
+    /// The split that the chosen one is measured on.
     Test,
 }
 
@@ -54,7 +54,7 @@ impl FromStr for Split {
     }
 }
 
-/// Where a corpus comes from.
+/// The origin of a corpus.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CorpusKind {
     /// The corpus inside the program.
@@ -114,12 +114,12 @@ impl Corpus {
         &self.name
     }
 
-    /// Where the corpus comes from.
+    /// The origin of the corpus.
     pub fn kind(&self) -> CorpusKind {
         self.kind
     }
 
-    /// Whether the corpus has this split.
+    /// Returns whether the corpus has this split.
     pub fn has(&self, split: Split) -> bool {
         self.splits[split as usize].is_some()
     }
@@ -147,7 +147,7 @@ impl Corpus {
         Ok(tokens.into())
     }
 
-    /// The blocks of `context` tokens of a split, for a model with `vocab_size` ids.
+    /// The blocks of a split.
     ///
     /// # Errors
     /// As [`tokens`](Self::tokens) and [`TokenBlocks::new`].
@@ -155,11 +155,10 @@ impl Corpus {
         &self,
         split: Split,
         tokenizer: &Tokenizer,
-        context: usize,
-        vocab_size: usize,
+        spec: BlockSpec,
     ) -> Result<TokenBlocks, DataError> {
         let name = format!("the {split} split of `{}`", self.name);
-        TokenBlocks::named(name, self.tokens(split, tokenizer)?, context, vocab_size)
+        TokenBlocks::named(name, self.tokens(split, tokenizer)?, spec)
     }
 }
 
@@ -215,7 +214,13 @@ mod tests {
         let dir = dir(&[("wiki.test.raw", b"only a test\n")]);
         let corpus = Corpus::open(dir.path()).unwrap();
         assert_eq!(Split::ALL.map(|split| corpus.has(split)), [false, false, true]);
-        assert_eq!(corpus.blocks(Split::Test, &Tokenizer::Bytes, 4, 256).unwrap().len(), 3);
+        assert_eq!(
+            corpus
+                .blocks(Split::Test, &Tokenizer::Bytes, BlockSpec { context: 4, vocab_size: 256 })
+                .unwrap()
+                .len(),
+            3
+        );
         let error = corpus.text(Split::Train).unwrap_err();
         assert!(matches!(error, DataError::SplitMissing { split: Split::Train, .. }));
         assert!(
@@ -297,7 +302,8 @@ mod tests {
     fn the_builtin_corpus_gives_blocks_in_every_split() {
         let corpus = Corpus::load("builtin").unwrap();
         for split in Split::ALL {
-            let blocks = corpus.blocks(split, &Tokenizer::Bytes, 64, 256).unwrap();
+            let blocks =
+                corpus.blocks(split, &Tokenizer::Bytes, BlockSpec { context: 64, vocab_size: 256 }).unwrap();
             let lines = corpus.text(split).unwrap().lines().filter(|line| !line.is_empty());
             let bytes: usize = lines.map(|line| line.len() + 1).sum();
             assert_eq!((blocks.tokens().len(), blocks.len()), (bytes, bytes / 64));
@@ -331,7 +337,9 @@ mod tests {
                 .filter(|line| !line.trim().is_empty())
                 .collect();
             assert_eq!(Tokenizer::Gpt2.decode(&tokens).unwrap(), text);
-            let blocks = corpus.blocks(split, &Tokenizer::Gpt2, 512, 50257).unwrap();
+            let blocks = corpus
+                .blocks(split, &Tokenizer::Gpt2, BlockSpec { context: 512, vocab_size: 50257 })
+                .unwrap();
             assert_eq!(blocks.len(), tokens.len() / 512);
         }
     }

@@ -1,4 +1,4 @@
-//! What can be wrong with a corpus or the blocks cut from it.
+//! Errors of a corpus and of the blocks cut from it.
 
 use std::path::PathBuf;
 
@@ -35,7 +35,7 @@ pub enum DataError {
     /// A word that names no split.
     #[error("`{found}` is not a split: expected train, validation or test")]
     UnknownSplit {
-        /// What was given.
+        /// The value that was given.
         found: String,
     },
     /// A file without text.
@@ -81,7 +81,7 @@ pub enum DataError {
     /// A text shorter than one block.
     #[error("{name} has {tokens} tokens, fewer than one block of context {context}: {}", advice(*tokens))]
     TooFewTokens {
-        /// What the tokens are.
+        /// The name of the tokens.
         name: String,
         /// How many there are; also the largest usable context, if it is 2 or more.
         tokens: usize,
@@ -94,7 +94,7 @@ pub enum DataError {
          use the model's own tokenizer"
     )]
     TokenOutOfRange {
-        /// What the tokens are.
+        /// The name of the tokens.
         name: String,
         /// The token's position, counted from zero.
         position: usize,

@@ -13,6 +13,6 @@ mod error;
 mod text;
 mod wikitext;
 
-pub use blocks::TokenBlocks;
+pub use blocks::{BlockSpec, TokenBlocks};
 pub use corpus::{Corpus, CorpusKind, Split};
 pub use error::DataError;

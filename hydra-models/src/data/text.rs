@@ -18,7 +18,7 @@ pub(super) fn read(path: &Path) -> Result<String, DataError> {
     Ok(text)
 }
 
-/// Where the last tenth of `text`, which is held out, begins.
+/// The start of the last tenth of `text`, which is held out.
 ///
 /// That is the first line that begins in the last tenth of the bytes. If none with text does, it is the last
 /// line of the text, and in a text of one line the first character of the last tenth.

@@ -24,7 +24,7 @@ pub struct Mlp {
     pub c_proj: Affine,
 }
 
-/// What stands between the network's maps.
+/// The activation between the network's maps.
 #[derive(Clone, Copy, Debug)]
 enum Activate {
     GeluTanh,
@@ -111,7 +111,7 @@ impl Block {
 
     /// Adds the map of `x` to the residual, after dropout at `site`.
     fn add(&self, residual: Tensor<3>, map: &Affine, x: Tensor<3>, pass: &Pass, site: u64) -> Tensor<3> {
-        match pass.dropout_mask(self.options.residual_dropout, site) {
+        match pass.site(site).dropout_mask(self.options.residual_dropout) {
             Some(mask) => ops::dropout_onto(residual, map.forward(x), mask),
             None => map.forward_onto(residual, x),
         }

@@ -25,7 +25,7 @@ pub struct Gpt2Config {
     pub n_head: usize,
     /// The width of the blocks' networks; four times `n_embd` if absent.
     pub n_inner: Option<usize>,
-    /// What stands between the networks' maps.
+    /// The activation between the networks' maps.
     pub activation_function: String,
     /// The probability of dropout before a residual is added.
     pub resid_pdrop: f64,
@@ -33,21 +33,21 @@ pub struct Gpt2Config {
     pub embd_pdrop: f64,
     /// The probability of dropout of attention weights.
     pub attn_pdrop: f64,
-    /// What is added to the variance in layer normalizations.
+    /// The number that is added to the variance in layer normalizations.
     pub layer_norm_epsilon: f64,
     /// The standard deviation of first values.
     pub initializer_range: f64,
-    /// Whether attention scores are divided by the root of a head's width.
+    /// True if attention scores are divided by the root of a head's width.
     pub scale_attn_weights: bool,
-    /// Whether attention scores are also divided by the number of the layer, counted from one.
+    /// True if attention scores are also divided by the number of the layer, counted from one.
     pub scale_attn_by_inverse_layer_idx: bool,
-    /// Whether attention is reordered for half precision; refused.
+    /// True if attention is reordered for half precision; refused.
     pub reorder_and_upcast_attn: bool,
-    /// Whether blocks attend to an encoder; refused.
+    /// True if blocks attend to an encoder; refused.
     pub add_cross_attention: bool,
-    /// Whether the head's table is the embedding's; anything else is refused.
+    /// True if the head's table is the embedding's; anything else is refused.
     pub tie_word_embeddings: bool,
-    /// What else the file says.
+    /// All other keys of the file.
     #[serde(flatten)]
     pub other: Map<String, Value>,
 }
@@ -84,7 +84,7 @@ impl Default for Gpt2Config {
 pub struct Preset {
     /// The name.
     pub name: &'static str,
-    /// What it is.
+    /// One line about it.
     pub description: &'static str,
     /// `vocab_size`, `n_positions`, `n_embd`, `n_layer` and `n_head`.
     shape: [usize; 5],
@@ -138,9 +138,8 @@ impl Gpt2Config {
         self.n_inner.unwrap_or(self.n_embd.saturating_mul(4))
     }
 
-    /// Tokens whose logits the head holds at once: 256, fewer for large vocabularies, so that a chunk of
-    /// logits takes at most 64 MiB. A constant of the model, because it decides in which order gradients
-    /// are added.
+    /// Tokens whose logits the head holds at once: 256, fewer for large vocabularies, so that a chunk of logits takes
+    /// at most 64 MiB. A constant of the model, because it decides in which order gradients are added.
     pub fn chunk_rows(&self) -> usize {
         (CHUNK_BYTES / (size_of::<f32>() * self.vocab_size.max(1))).clamp(16, 256)
     }
@@ -152,7 +151,7 @@ impl Gpt2Config {
         if self.scale_attn_by_inverse_layer_idx { scale / (index + 1) as f64 } else { scale }
     }
 
-    /// Whether a model of this configuration can be built and means what transformers means by it.
+    /// Checks that a model of this configuration can be built and means what transformers means by it.
     ///
     /// # Errors
     /// The first value that cannot.

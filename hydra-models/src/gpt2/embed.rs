@@ -42,7 +42,7 @@ impl Forward for Embed {
              use a shorter context"
         );
         let x = ops::embedding(self.wte.weight.val(), self.wpe.weight.val(), ids);
-        Activation::of(ops::dropout(x, self.dropout, 0, pass))
+        Activation::of(ops::dropout(x, self.dropout, pass.site(0)))
     }
 
     fn init(&self, _: &str, _: &[usize]) -> Init {

@@ -32,7 +32,7 @@ impl Head {
     }
 }
 
-/// What each token should predict: the next one, and nothing at the end of a sequence.
+/// The targets of tokens: the next one, and nothing at the end of a sequence.
 fn shifted(ids: Tensor<2, Int>) -> Tensor<1, Int> {
     let [batch, tokens] = ids.dims();
     let next = ids.clone().narrow(1, 1, tokens - 1);

@@ -38,7 +38,7 @@ pub fn chain(config: &Gpt2Config, source: Option<Gpt2Dir>) -> Result<Chain, Mode
     for index in 0..config.n_layer {
         chain = chain.layer(format!("h.{index}"), Block::new(config, index));
     }
-    let chain = chain.layer("head", head);
+    let chain = chain.layer("head", head).language_model();
     let chain = match source {
         Some(source) => chain.weights(source),
         None => chain,
@@ -46,7 +46,7 @@ pub fn chain(config: &Gpt2Config, source: Option<Gpt2Dir>) -> Result<Chain, Mode
     Ok(chain.build()?)
 }
 
-/// What costs and results depend on beside names and shapes.
+/// The settings that costs and results depend on beside names and shapes.
 fn note(config: &Gpt2Config) -> String {
     format!(
         "dropout {} {} {}, epsilon {}, chunk {}, attention scale {} {}",

@@ -57,7 +57,7 @@ pub struct Norm {
     pub weight: Param<Tensor<1>>,
     /// `[width]`.
     pub bias: Param<Tensor<1>>,
-    /// What is added to the variance.
+    /// The number that is added to the variance.
     pub epsilon: f64,
 }
 

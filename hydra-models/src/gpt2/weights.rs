@@ -26,7 +26,7 @@ pub struct Gpt2Dir {
     tensors: Arc<BTreeMap<String, Place>>,
 }
 
-/// Where a parameter's values are.
+/// The place of a parameter's values.
 #[derive(Clone, Debug)]
 struct Place {
     file: Arc<TensorFile>,

@@ -41,8 +41,7 @@ pub struct Attention {
 /// shape `[batch, tokens, width]`.
 ///
 /// # Panics
-/// If the last dimension is not three times a multiple of the heads, or the elements are neither `F32` nor
-/// `BF16`.
+/// If the last dimension is not three times a multiple of the heads, or the elements are neither `F32` nor `BF16`.
 pub fn causal_attention(qkv: Tensor<3>, options: Attention, pass: &Pass) -> Tensor<3> {
     let (heads, triple) = (options.heads, qkv.dims()[2]);
     assert!(
@@ -50,7 +49,7 @@ pub fn causal_attention(qkv: Tensor<3>, options: Attention, pass: &Pass) -> Tens
         "attention of {heads} heads expects three times a multiple of them as last dimension, found {triple}"
     );
     one_type("causal_attention", [qkv.dtype()]);
-    let mask = pass.dropout_mask(options.dropout, options.site);
+    let mask = pass.site(options.site).dropout_mask(options.dropout);
     let options = Options { heads, scale: options.scale as f32, mask };
     Tensor::from_dispatch(<Dispatch as AttentionOps>::causal_attention(qkv.into_dispatch(), options))
 }
@@ -61,7 +60,7 @@ pub(crate) fn working_elements([batch, tokens, width]: [usize; 3], heads: usize)
     batch * heads * (STATISTICS * tokens + Scratch::elements(tokens, width / heads))
 }
 
-/// What the kernels are told.
+/// The arguments of the kernels.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Options {
     pub(super) heads: usize,
@@ -76,7 +75,7 @@ pub(crate) trait AttentionOps: Backend {
     fn causal_attention(qkv: FloatTensor<Self>, options: Options) -> FloatTensor<Self>;
 }
 
-/// What a backend must compute for it to be differentiable.
+/// The operations that a backend must compute for it to be differentiable.
 pub(crate) trait AttentionKernels: AttentionOps {
     /// The output, and the statistics of each row of scores, `[batch, heads, tokens, 2]`: the largest, and
     /// one over the sum of `e^(score - largest)`; those are `F32`.
@@ -93,7 +92,7 @@ pub(crate) trait AttentionKernels: AttentionOps {
     ) -> FloatTensor<Self>;
 }
 
-/// What the backward needs of the forward.
+/// The tensors of the forward that the backward needs.
 #[derive(Clone, Debug)]
 pub(crate) struct Saved<T> {
     pub(super) qkv: T,
@@ -132,7 +131,7 @@ struct Head<'a> {
 /// The gradients of a head's queries, keys and values, each `[tokens, head width]`.
 type Parts<'a> = [MatMut<'a>; 3];
 
-/// What a head's backward knows of each row.
+/// Sums of each row that a head's backward has.
 struct Known<'a> {
     output: Mat<'a>,
     d_output: Mat<'a>,
@@ -481,7 +480,7 @@ mod tests {
         dropout: f64,
         /// The deviation of queries, keys and values.
         size: f32,
-        /// Whether all queries and keys are equal, of elements that are `size`.
+        /// True if all queries and keys are equal, of elements that are `size`.
         alike: bool,
         floats: Floats,
     }
@@ -568,7 +567,7 @@ mod tests {
             let sum: f64 = scores.iter().map(|s| (s - largest).exp()).sum();
             let weights: Vec<f64> = scores.iter().map(|s| (s - largest).exp() / sum).collect();
             let first = (((sequence * heads + head) * tokens + query) * tokens) as u64;
-            let mask = pass().dropout_mask(dropout, 7);
+            let mask = pass().site(7).dropout_mask(dropout);
             let factor = |key: usize| mask.map_or(1.0, |mask| f64::from(mask.factor(first + key as u64)));
             let g = &upstream[from..from + head_width];
             let for_weight = |key: usize| dot(g, vector(at(key, 2))) * factor(key);

@@ -6,7 +6,7 @@ use hydra_core::{Activation, Pass};
 /// The metric of [`classified`].
 pub const ACCURACY: &str = "accuracy";
 
-/// What the last layer of a classifier returns for logits `[items, classes]` and the pass's targets, the classes
+/// The output of a classifier's last layer for logits `[items, classes]` and the pass's targets, the classes
 /// `[items]`: the loss, and in a pass that evaluates the [`accuracy`] too.
 ///
 /// # Panics

@@ -17,16 +17,16 @@ use burn::backend::{Backend, Dispatch, Flex, TensorMetadata, backend_extension};
 use burn::tensor::Tensor;
 use burn_flex::FlexTensor;
 use hydra_core::profile::{self, Part};
-use hydra_core::{DropoutMask, Pass};
+use hydra_core::{DropoutMask, Site};
 use rayon::prelude::*;
 
-/// [`Pass::dropout`] of `x`, to the same bits.
+/// [`Site::dropout`] of `x`, to the same bits.
 ///
 /// # Panics
 /// If the elements are neither `F32` nor `BF16`.
-pub fn dropout<const D: usize>(x: Tensor<D>, probability: f64, site: u64, pass: &Pass) -> Tensor<D> {
+pub fn dropout<const D: usize>(x: Tensor<D>, probability: f64, site: Site) -> Tensor<D> {
     one_type("dropout", [x.dtype()]);
-    match pass.dropout_mask(probability, site) {
+    match site.dropout_mask(probability) {
         Some(mask) => Tensor::from_dispatch(<Dispatch as DropoutOps>::drop_out(x.into_dispatch(), mask)),
         None => x,
     }
@@ -157,7 +157,7 @@ impl<B: DropoutOps, C: CheckpointStrategy> DropoutOps for Autodiff<B, C> {
 mod tests {
     use super::super::testing::*;
     use super::*;
-    use hydra_core::Activation;
+    use hydra_core::{Activation, Pass};
 
     fn pass() -> Pass {
         Pass::train(Pass::key_of(1, 2, 3), Activation::default())
@@ -178,28 +178,28 @@ mod tests {
 
     #[test]
     fn values_and_gradients_have_the_bits_of_burns() {
-        let mask = pass().dropout_mask(0.3, 7).unwrap();
+        let mask = pass().site(7).dropout_mask(0.3).unwrap();
         let fused = run(Floats::F32, |residual, x| dropout_onto(residual, x, mask));
-        assert_eq!(fused, run(Floats::F32, |residual, x| residual + pass().dropout(x, 0.3, 7)));
-        assert_eq!(fused, run(Floats::F32, |residual, x| residual + dropout(x, 0.3, 7, &pass())));
+        assert_eq!(fused, run(Floats::F32, |residual, x| residual + pass().site(7).dropout(x, 0.3)));
+        assert_eq!(fused, run(Floats::F32, |residual, x| residual + dropout(x, 0.3, pass().site(7))));
         assert!(fused[2].iter().filter(|g| **g == 0.0).count() > SHAPE.iter().product::<usize>() / 4);
     }
 
     #[test]
     fn bf16_is_rounded_once() {
-        let mask = pass().dropout_mask(0.3, 7).unwrap();
+        let mask = pass().site(7).dropout_mask(0.3).unwrap();
         let onto = |floats| run(floats, |residual, x| dropout_onto(residual, x, mask));
         for (found, widened) in onto(Floats::Bf16).iter().zip(onto(Floats::Widened)) {
             assert_rounded(found, &widened);
         }
-        let alone = run(Floats::Bf16, |residual, x| residual + dropout(x, 0.3, 7, &pass()));
-        assert_eq!(alone, run(Floats::Bf16, |residual, x| residual + pass().dropout(x, 0.3, 7)));
+        let alone = run(Floats::Bf16, |residual, x| residual + dropout(x, 0.3, pass().site(7)));
+        assert_eq!(alone, run(Floats::Bf16, |residual, x| residual + pass().site(7).dropout(x, 0.3)));
         assert_eq!(alone[1..], onto(Floats::Bf16)[1..]);
     }
 
     #[test]
     fn bits_do_not_depend_on_threads_or_tracking() {
-        let mask = pass().dropout_mask(0.3, 7).unwrap();
+        let mask = pass().site(7).dropout_mask(0.3).unwrap();
         for floats in [Floats::F32, Floats::Bf16] {
             let onto = || run(floats, |residual, x| dropout_onto(residual, x, mask));
             let one = with_threads(1, onto);
@@ -213,6 +213,6 @@ mod tests {
     fn an_evaluation_drops_nothing() {
         let x = normal(1, [2, 3, 4]);
         let evaluate = Pass::evaluate(Activation::default());
-        assert_eq!(values(&dropout(x.clone(), 0.9, 0, &evaluate)), values(&x));
+        assert_eq!(values(&dropout(x.clone(), 0.9, evaluate.site(0))), values(&x));
     }
 }

@@ -43,7 +43,7 @@ pub(crate) trait EmbeddingOps: Backend {
     ) -> FloatTensor<Self>;
 }
 
-/// What a backend must compute for it to be differentiable.
+/// The operations that a backend must compute for it to be differentiable.
 pub(crate) trait EmbeddingKernels: EmbeddingOps {
     /// The gradient of a table of so many rows, of which `ids` names one for each row of `gradient`.
     fn token_gradient(rows: usize, ids: IntTensor<Self>, gradient: FloatTensor<Self>) -> FloatTensor<Self>;

@@ -31,7 +31,7 @@ pub(crate) trait GeluOps: Backend {
     fn gelu_tanh(x: FloatTensor<Self>) -> FloatTensor<Self>;
 }
 
-/// What a backend must compute for it to be differentiable.
+/// The operations that a backend must compute for it to be differentiable.
 pub(crate) trait GeluKernels: GeluOps {
     /// The gradient with respect to `x` for that of the output.
     fn gelu_tanh_backward(x: FloatTensor<Self>, gradient: FloatTensor<Self>) -> FloatTensor<Self>;

@@ -60,7 +60,7 @@ pub(crate) trait HeadOps: Backend {
     ) -> FloatTensor<Self>;
 }
 
-/// What a backend must compute for it to be differentiable.
+/// The operations that a backend must compute for it to be differentiable.
 pub(crate) trait HeadKernels: HeadOps {
     /// The loss, and the gradients of what is `wanted`: hidden and table.
     fn head_loss_and_gradients(

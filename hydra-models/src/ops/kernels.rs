@@ -70,7 +70,7 @@ impl<'a> Mat<'a> {
         Self { rows: cols, cols: rows, row_stride: col_stride, col_stride: row_stride, ..self }
     }
 
-    /// Whether columns, not rows, have their elements side by side.
+    /// Returns whether columns, not rows, have their elements side by side.
     fn is_turned(&self) -> bool {
         self.row_stride == 1 && self.col_stride > 1
     }
@@ -145,7 +145,7 @@ impl<'a> MatMut<'a> {
     }
 }
 
-/// What a product does with what the output holds.
+/// The use of the output's content by a product.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Write {
     /// The product replaces it; it may hold anything.
@@ -269,7 +269,7 @@ fn transpose_panel(out: &mut [MaybeUninit<f32>], x: Mat<'_>) {
     }
 }
 
-/// Whether the processor has the vectors for it. Without them, `gemm` packs faster than loops transpose.
+/// Returns whether the processor has the vectors for it. Without them, `gemm` packs faster than loops transpose.
 fn transposes_in_registers() -> bool {
     #[cfg(target_arch = "x86_64")]
     return std::arch::is_x86_feature_detected!("avx512f");
@@ -329,7 +329,7 @@ unsafe fn transpose_tile(from: *const f32, from_stride: usize, to: *mut f32, to_
     }
 }
 
-/// What a product is added to.
+/// The addend of a product.
 #[derive(Clone, Copy)]
 pub(super) enum Start<'a> {
     /// Nothing.
@@ -363,7 +363,7 @@ pub(super) fn product(start: Start<'_>, a: Mat<'_>, b: Mat<'_>) -> Vec<f32> {
     out
 }
 
-/// What [`product_into`] keeps of what the vector holds.
+/// The use of the vector's content by [`product_into`].
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Keep {
     /// Nothing: the vector becomes the product.

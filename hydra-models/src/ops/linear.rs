@@ -53,7 +53,7 @@ pub(crate) trait AffineOps: Backend {
     ) -> FloatTensor<Self>;
 }
 
-/// What a backend must compute for it to be differentiable.
+/// The operations that a backend must compute for it to be differentiable.
 pub(crate) trait AffineKernels: AffineOps {
     /// The gradients of what is `wanted`, of `x`, weight and bias, for that of the output.
     fn affine_backward(
@@ -123,7 +123,7 @@ impl AffineKernels for Flex {
     }
 }
 
-/// What the backward keeps: `x` and the weight.
+/// The tensors saved for the backward: `x` and the weight.
 type Saved<B> = (FloatTensor<B>, FloatTensor<B>);
 
 /// Registers the gradients of `x`, weight and bias, as far as they are tracked.

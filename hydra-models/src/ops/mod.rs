@@ -22,6 +22,7 @@ mod kernels;
 mod linear;
 mod math;
 mod norm;
+mod precision;
 mod tensors;
 
 pub mod reference;
@@ -30,13 +31,14 @@ pub(crate) use attention::working_elements as attention_working_elements;
 pub use attention::{Attention, causal_attention};
 pub use classify::{ACCURACY, accuracy, classification_loss, classified};
 #[cfg(feature = "cube")]
-pub use cube::{Precision, set_precision, supports};
+pub use cube::supports;
 pub use dropout::{dropout, dropout_onto};
 pub use embedding::embedding;
 pub use gelu::gelu_tanh;
 pub use head::{IGNORED, head_loss};
 pub use linear::{linear, linear_onto};
 pub use norm::layer_norm;
+pub use precision::{Precision, set_precision};
 
 #[cfg(test)]
 mod testing {
@@ -62,7 +64,7 @@ mod testing {
         tensor
     }
 
-    /// What the float operands of a test are.
+    /// The float operands of a test.
     #[derive(Clone, Copy, Debug, PartialEq)]
     pub enum Floats {
         F32,
@@ -148,7 +150,7 @@ mod tests {
         let (square, row) = (|| Floats::Bf16.of(normal::<2>(2, [4, 4])), || normal::<1>(3, [4]));
         let ids = Tensor::<2, Int>::zeros([1, 2], &Device::flex().autodiff());
         let pass = Pass::train(Pass::key_of(1, 2, 3), Activation::default());
-        let mask = pass.dropout_mask(0.5, 0).unwrap();
+        let mask = pass.site(0).dropout_mask(0.5).unwrap();
         let targets = ids.clone().reshape([2]);
         let hidden = || wide().reshape([2, 4]);
         for (op, refusal) in [

@@ -44,7 +44,7 @@ pub(crate) trait NormOps: Backend {
     ) -> FloatTensor<Self>;
 }
 
-/// What a backend must compute for it to be differentiable.
+/// The operations that a backend must compute for it to be differentiable.
 pub(crate) trait NormKernels: NormOps {
     /// The gradients with respect to `x`, weight and bias for that of the output.
     fn norm_rows_backward(

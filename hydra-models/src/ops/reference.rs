@@ -1,5 +1,4 @@
-//! The same functions as compositions of Burn's own operations: slow, whole, and what the kernels are tested
-//! against.
+//! The same functions as compositions of Burn's own operations: slow, whole, and what the kernels are tested against.
 
 use super::Attention;
 use burn::tensor::{Int, Tensor, activation, module};
@@ -38,7 +37,7 @@ pub fn causal_attention(qkv: Tensor<3>, options: Attention, pass: &Pass) -> Tens
     };
     // [batch, heads, query, key]
     let scores = part(0).matmul(part(1).swap_dims(2, 3));
-    let weights = pass.dropout(causal_softmax(scores, options.scale), options.dropout, options.site);
+    let weights = pass.site(options.site).dropout(causal_softmax(scores, options.scale), options.dropout);
     weights.matmul(part(2)).swap_dims(1, 2).reshape([batch, tokens, width])
 }
 

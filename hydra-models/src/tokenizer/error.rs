@@ -1,4 +1,4 @@
-//! What can be wrong with a tokenizer or with the text it is given.
+//! Errors of a tokenizer and of the text it is given.
 
 use std::path::PathBuf;
 
@@ -25,7 +25,7 @@ pub enum TokenizerError {
     Parse {
         /// The file.
         path: PathBuf,
-        /// What the library found.
+        /// The error of the library.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
@@ -46,7 +46,7 @@ pub enum TokenizerError {
         path: PathBuf,
         /// The line, counted from one.
         line: usize,
-        /// What stands there.
+        /// The text that stands there.
         found: String,
     },
     /// A model without a tokenizer of its own has fewer ids than bytes.
@@ -75,7 +75,7 @@ pub enum TokenizerError {
         tokenizer: String,
         /// The first characters of the text.
         start: String,
-        /// What the library says.
+        /// The error of the library.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
@@ -86,7 +86,7 @@ pub enum TokenizerError {
         tokenizer: String,
         /// The number of ids.
         ids: usize,
-        /// What the library says.
+        /// The error of the library.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },

@@ -38,7 +38,7 @@ fn token(id: u32) -> Vec<u8> {
     bpe()._decode_native_and_split(vec![id]).flatten().collect()
 }
 
-/// Whether there is a stretch that may be one word for the splitter: without white space, or of nothing else.
+/// Returns whether there is a stretch that may be one word for the splitter: without white space, or of nothing else.
 fn has_long_word(text: &str) -> bool {
     let long = |of_space: bool| {
         text.split(|c: char| c.is_whitespace() != of_space).any(|stretch| stretch.len() > LONG_WORD)
@@ -78,7 +78,8 @@ fn made() -> Result<HuggingFaceTokenizer, TokenizerError> {
     HuggingFaceTokenizer::byte_level("gpt2".as_ref(), vocab, merges)
 }
 
-/// Where the last merge that makes a token joins its two parts, by the merges before it; `None` for a single byte.
+/// The index at which the last merge that makes a token joins its two parts, by the merges before it; `None` for a
+/// single byte.
 fn merged_at(token: &[u8], earlier: impl Fn(&[u8]) -> Option<usize>) -> Option<usize> {
     let mut cuts: Vec<usize> = (0..=token.len()).collect();
     while cuts.len() > 3 {

@@ -58,7 +58,7 @@ impl TensorFile {
         Ok(Self { path: path.to_owned(), data, metadata })
     }
 
-    /// What the header says about a tensor.
+    /// The header's entry for a tensor.
     pub fn info(&self, tensor: &str) -> Option<&TensorInfo> {
         self.metadata.info(tensor)
     }
@@ -68,7 +68,7 @@ impl TensorFile {
         self.metadata.offset_keys()
     }
 
-    /// Whether a tensor has the shape, the type and the bytes of a tensor of `other`; `None` if one of them is missing.
+    /// Returns whether a tensor has the shape, type and bytes of a tensor of `other`; `None` if one of them is missing.
     /// They are read piece by piece.
     pub fn same(&self, tensor: &str, other: &Self, theirs: &str) -> Result<Option<bool>, ModelError> {
         let (Some(a), Some(b)) = (self.info(tensor), other.info(theirs)) else { return Ok(None) };
@@ -102,7 +102,7 @@ impl TensorFile {
         Ok(file)
     }
 
-    /// Whether a tensor has this shape and a type that can be read.
+    /// Checks that a tensor has this shape and a type that can be read.
     pub fn check(&self, tensor: &str, expected: &[usize]) -> Result<(), ModelError> {
         let (path, name) = (self.path.clone(), tensor.to_owned());
         let Some(info) = self.info(tensor) else {

@@ -55,7 +55,7 @@ pub(crate) mod testing {
     pub struct Images(pub Vec<bytes::Bytes>);
 
     impl Images {
-        /// What the chain's source gives for `seed`.
+        /// The values that the chain's source gives for `seed`.
         pub fn of(chain: &Chain, seed: u64) -> Self {
             let fill = |index: usize| {
                 let mut out = vec![0.0; chain.images()[index].elements];

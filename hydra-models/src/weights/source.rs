@@ -85,8 +85,8 @@ impl SafetensorsSource {
         self.fresh.iter().any(|part| is_within(name, part))
     }
 
-    /// Whether the file has exactly the parameters of `chain`, but for what is fresh. A chain that has this source is
-    /// checked image by image when its first values are asked for; this tells at once.
+    /// Checks that the file has exactly the parameters of `chain`, but for what is fresh. A chain that has this source
+    /// is checked image by image when its first values are asked for; this tells at once.
     ///
     /// # Errors
     /// A tensor that is missing, has another shape or another type, and one that is no parameter of the chain. A fresh
@@ -110,7 +110,7 @@ impl SafetensorsSource {
     }
 }
 
-/// Whether a full name is `part`, or that of something within it.
+/// Returns whether a full name is `part`, or that of something within it.
 fn is_within(name: &str, part: &str) -> bool {
     name.strip_prefix(part).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }

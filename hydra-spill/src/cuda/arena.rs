@@ -1,4 +1,4 @@
-//! Where in one allocation on a card promotions go, and when.
+//! Ranges for promotions in one allocation on a card.
 //!
 //! Placement has two ends: a range goes to the bottom if there is room, else to the top, else into the smallest
 //! hole that takes it. With two ranges alive at a time, one computed on and one brought in, each is at an end
@@ -31,7 +31,7 @@ pub struct ArenaFull {
     pub capacity: u64,
 }
 
-/// Where each of several parts begins in one range, and how long the range is.
+/// The start of each of several parts in one range, and the length of the range.
 pub fn offsets(parts: impl IntoIterator<Item = u64>) -> (Vec<u64>, u64) {
     let mut end = 0_u64;
     let place = |part: u64| {
@@ -114,6 +114,7 @@ impl<M: Monitor> Arena<M> {
     }
 
     /// The bytes that are not free.
+    #[cfg(test)]
     pub fn used(&self) -> u64 {
         M::enter(&self.cell, |ranges| ranges.held.values().sum())
     }
@@ -126,13 +127,9 @@ impl<M: Monitor> Lease<M> {
     }
 
     /// The bytes of the range.
+    #[cfg(test)]
     pub fn len(&self) -> u64 {
         self.len
-    }
-
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
     }
 }
 
@@ -154,7 +151,7 @@ impl<M: Monitor> fmt::Debug for Lease<M> {
     }
 }
 
-/// What the monitor guards: the ranges that are not free.
+/// The state that the monitor guards: the ranges that are not free.
 #[derive(Debug)]
 struct Ranges {
     capacity: u64,
@@ -203,7 +200,7 @@ impl Ranges {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::double_buffer::tests::LoomMonitor;
+    use crate::monitor::tests::LoomMonitor;
     use loom::cell::UnsafeCell;
     use loom::sync::mpsc::{Receiver, channel};
     use proptest::prelude::*;

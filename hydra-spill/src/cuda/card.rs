@@ -10,7 +10,7 @@ use std::mem::size_of_val;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Where bytes are in the memory of a card.
+/// The place of bytes in the memory of a card.
 pub struct Place {
     /// The address of the first one.
     pub address: u64,
@@ -39,7 +39,7 @@ pub unsafe trait CardMemory: Send + Sync + 'static {
         lease: Arc<dyn Any + Send + Sync>,
     ) -> DeviceBytes;
 
-    /// Where bytes are, in the order that they are given in; `None` for those that are not on this card. All are
+    /// The places of bytes, in the order that they are given in; `None` for those that are not on this card. All are
     /// asked for at once, because each question may wait until a queue of the card's computations has been seen to.
     ///
     /// # Errors
@@ -49,7 +49,7 @@ pub unsafe trait CardMemory: Send + Sync + 'static {
 
 /// The link of a card whose memory is `M`.
 ///
-/// What it is given together arrives in one range of an arena, by one run of copies and one wait; the range is
+/// Buffers that are given together arrive in one range of an arena, by one run of copies and one wait; the range is
 /// free again when the last of it is dropped. Where the arena has no room, or before there is one, memory of
 /// the card's pools serves. It may be dropped only when the card has finished whatever reads it.
 pub struct CardLink<M> {
@@ -110,8 +110,8 @@ impl<M: CardMemory> CardLink<M> {
             return Ok(Ranges { bytes, addresses: addresses(lent.address + first, &starts), _place: None });
         }
         let allocated = self.memory.allocate(total, false);
-        let all = allocated.map_err(|error| self.failed(Direction::Up, total, error))?;
-        let place = self.locate(Direction::Up, &all)?;
+        let all = allocated.map_err(|error| self.failed(Direction::Upload, total, error))?;
+        let place = self.locate(Direction::Upload, &all)?;
         let bytes = slots().map(|slot| all.slice(slot)).collect();
         Ok(Ranges { bytes, addresses: addresses(place.address, &starts), _place: Some(place) })
     }
@@ -134,50 +134,53 @@ impl<M: CardMemory> DeviceLink for CardLink<M> {
         self.dma.name()
     }
 
-    fn copy_in(&self, host: &Bytes) -> Result<DeviceBytes, LinkError> {
-        self.copy_in_all(std::slice::from_ref(host)).map(|mut all| all.remove(0))
+    fn upload(&self, host: &Bytes) -> Result<DeviceBytes, LinkError> {
+        self.upload_all(std::slice::from_ref(host)).map(|mut all| all.remove(0))
     }
 
-    fn copy_in_all(&self, host: &[Bytes]) -> Result<Vec<DeviceBytes>, LinkError> {
+    fn upload_all(&self, host: &[Bytes]) -> Result<Vec<DeviceBytes>, LinkError> {
         let sizes: Vec<u64> = host.iter().map(|bytes| bytes.len() as u64).collect();
         let Ranges { bytes, addresses, _place } = self.ranges(&sizes)?;
         let parts: Vec<(&[u8], u64)> = host.iter().map(|bytes| &bytes[..]).zip(addresses).collect();
         // SAFETY: the ranges were allocated, or lent by the arena to nobody else, are as long as the parts,
         // and are given to a kernel only afterwards. Whoever had a range of the arena before let go of it when the
         // card had finished with it, and what is allocated is idle.
-        unsafe { self.dma.up(&parts) }?;
+        unsafe { self.dma.upload(&parts) }?;
         Ok(bytes)
     }
 
-    fn copy_out(&self, device: &DeviceBytes) -> Result<Bytes, LinkError> {
-        self.copy_out_all(std::slice::from_ref(device)).map(|mut all| all.remove(0))
+    fn download(&self, device: &DeviceBytes) -> Result<Bytes, LinkError> {
+        self.download_all(std::slice::from_ref(device)).map(|mut all| all.remove(0))
     }
 
-    fn copy_out_all(&self, device: &[DeviceBytes]) -> Result<Vec<Bytes>, LinkError> {
-        let places = self.locate_all(Direction::Down, device)?;
+    fn download_all(&self, device: &[DeviceBytes]) -> Result<Vec<Bytes>, LinkError> {
+        let places = self.locate_all(Direction::Download, device)?;
         let parts: Vec<(u64, usize)> =
             places.iter().zip(device).map(|(place, bytes)| (place.address, bytes.len())).collect();
         // SAFETY: the bytes are at these addresses for as long as the places live, and are never written.
-        unsafe { self.dma.fetch(&parts) }
+        unsafe { self.dma.download(&parts) }
     }
 
-    fn copy_out_into(&self, device: &DeviceBytes, out: &mut [f32]) -> Result<(), LinkError> {
+    fn download_into(&self, device: &DeviceBytes, out: &mut [f32]) -> Result<(), LinkError> {
         let (expected, found) = (size_of_val(out) as u64, device.len() as u64);
-        let place = self.locate(Direction::Down, device)?;
+        let place = self.locate(Direction::Download, device)?;
         if expected != found {
             return Err(LinkError::Length { link: self.name().to_owned(), expected, found });
         }
         // SAFETY: as above, and there are as many bytes as `out` has.
-        unsafe { self.dma.down(&mut [(place.address, bytemuck::cast_slice_mut(out))]) }
+        unsafe { self.dma.download_into(&mut [(place.address, bytemuck::cast_slice_mut(out))]) }
     }
 
-    fn home(&self, floats: Vec<f32>) -> Floats {
+    fn pin(&self, floats: Vec<f32>) -> Floats {
         // What finds no room there is staged with every copy. A quarter is left to what comes down.
         let (budget, bytes) = (self.dma.pool().budget(), size_of_val(&floats[..]) as u64);
         if budget.used() + bytes > budget.capacity() - budget.capacity() / 4 {
             return floats.into();
         }
-        self.dma.pool().floats(&floats, "masters").map_or_else(|_| floats.into(), Floats::Pinned)
+        match self.dma.pool().floats(&floats, "masters") {
+            Ok(pinned) => Floats::Pinned(Box::new(pinned)),
+            Err(_) => floats.into(),
+        }
     }
 
     fn prepare(&self, promotion: u64) -> Result<(), LinkError> {
@@ -191,9 +194,9 @@ impl<M: CardMemory> DeviceLink for CardLink<M> {
         let bytes = match self.memory.allocate(len, true) {
             // Promotions then go into memory of the pools, one by one.
             Err(DeviceError::OutOfMemory { .. }) => return Ok(()),
-            bytes => bytes.map_err(|error| self.failed(Direction::Up, len, error))?,
+            bytes => bytes.map_err(|error| self.failed(Direction::Upload, len, error))?,
         };
-        let place = self.locate(Direction::Up, &bytes)?;
+        let place = self.locate(Direction::Upload, &bytes)?;
         let Place { address, held } = place;
         *arena = Some(Lent { arena: Arena::new(len), bytes, address, _held: Arc::from(held) });
         Ok(())
@@ -264,7 +267,7 @@ mod tests {
             unreachable!("links do not compute")
         }
 
-        fn apart(&self) -> Arc<dyn DeviceBuffer> {
+        fn copied(&self) -> Arc<dyn DeviceBuffer> {
             unreachable!("links do not compute")
         }
 
@@ -337,28 +340,28 @@ mod tests {
         link.prepare(480_000).unwrap();
         let parts = |seed| [70_000, 3, 400_000].map(|len| Bytes::from(pattern(seed, len)));
         let arena = || link.arena().clone().unwrap().arena;
-        let first = link.copy_in_all(&parts(0)).unwrap();
-        let second = link.copy_in_all(&parts(1)).unwrap();
+        let first = link.upload_all(&parts(0)).unwrap();
+        let second = link.upload_all(&parts(1)).unwrap();
         let used = arena().used();
         assert!((2 * 470_003..2 * 470_003 + 6 * 512).contains(&used));
         // A third promotion goes outside, and one that is over makes room.
-        let third = link.copy_in_all(&parts(2)).unwrap();
-        let fourth = link.copy_in_all(&parts(3)).unwrap();
+        let third = link.upload_all(&parts(2)).unwrap();
+        let fourth = link.upload_all(&parts(3)).unwrap();
         let (outside, tail) = (driver.memory().unwrap().free, first[2].slice(5..10));
         drop((third, fourth, first));
         assert!(driver.memory().unwrap().free > outside);
         assert_eq!(arena().used(), used, "a slice of it holds the range");
-        assert_eq!(link.copy_out(&tail).unwrap(), &parts(0)[2][5..10]);
+        assert_eq!(link.download(&tail).unwrap(), &parts(0)[2][5..10]);
         drop(tail);
         assert!(arena().used() < used);
         let free = driver.memory().unwrap().free;
         for round in 0..1000 {
-            let promoted = link.copy_in_all(&parts(round)).unwrap();
-            assert_eq!(link.copy_out(&promoted[2]).unwrap(), parts(round)[2], "round {round}");
+            let promoted = link.upload_all(&parts(round)).unwrap();
+            assert_eq!(link.download(&promoted[2]).unwrap(), parts(round)[2], "round {round}");
         }
         assert_eq!(driver.memory().unwrap().free, free, "a thousand swaps take no more memory");
-        for (there, here) in second.iter().zip(parts(1)) {
-            assert_eq!(link.copy_out(there).unwrap(), here, "swaps beside it leave a range alone");
+        for (copy, host) in second.iter().zip(parts(1)) {
+            assert_eq!(link.download(copy).unwrap(), host, "swaps beside it leave a range alone");
         }
     }
 
@@ -366,10 +369,10 @@ mod tests {
     fn masters_live_in_page_locked_memory_as_far_as_there_is_room() {
         let driver = FakeDriver::new(Pace::AtOnce);
         let link = link(&driver, MIB);
-        let homes: Vec<Floats> = (0..3).map(|i| link.home(vec![i as f32; 100_000])).collect();
-        assert!(matches!(homes[..], [Floats::Pinned(_), Floats::Heap(_), Floats::Heap(_)]));
+        let pinned: Vec<Floats> = (0..3).map(|i| link.pin(vec![i as f32; 100_000])).collect();
+        assert!(matches!(pinned[..], [Floats::Pinned(_), Floats::Heap(_), Floats::Heap(_)]));
         assert!(link.dma.pool().budget().available() >= MIB / 4, "a quarter is left");
-        assert!(homes.iter().enumerate().all(|(i, home)| home.iter().all(|x| *x == i as f32)));
+        assert!(pinned.iter().enumerate().all(|(i, floats)| floats.iter().all(|x| *x == i as f32)));
     }
 
     #[test]
@@ -377,17 +380,17 @@ mod tests {
         let driver = FakeDriver::new(Pace::AtOnce);
         let link = link(&driver, MIB);
         link.prepare(1 << 40).unwrap();
-        let there = link.copy_in(&Bytes::from(pattern(1, 1000))).unwrap();
-        assert_eq!(link.copy_out(&there).unwrap(), pattern(1, 1000), "without an arena");
+        let copy = link.upload(&Bytes::from(pattern(1, 1000))).unwrap();
+        assert_eq!(link.download(&copy).unwrap(), pattern(1, 1000), "without an arena");
         let error = link.memory.allocate(1 << 40, false).map(drop).unwrap_err();
         assert_eq!(error, DeviceError::OutOfMemory { bytes: 1 << 40 });
         link.prepare(4096).unwrap();
         driver.fail_copy(0, Failure::WhenMade);
-        assert!(link.copy_in(&Bytes::from(pattern(0, 1000))).is_err());
+        assert!(link.upload(&Bytes::from(pattern(0, 1000))).is_err());
         assert_eq!(link.arena().clone().unwrap().arena.used(), 0);
-        let there = link.copy_in(&Bytes::from(pattern(1, 1000))).unwrap();
-        assert_eq!(link.copy_out(&there).unwrap(), pattern(1, 1000));
+        let copy = link.upload(&Bytes::from(pattern(1, 1000))).unwrap();
+        assert_eq!(link.download(&copy).unwrap(), pattern(1, 1000));
         let elsewhere = DeviceBytes::from(Bytes::from_static(b"here"));
-        assert!(matches!(link.copy_out(&elsewhere), Err(LinkError::Elsewhere { .. })));
+        assert!(matches!(link.download(&elsewhere), Err(LinkError::Elsewhere { .. })));
     }
 }

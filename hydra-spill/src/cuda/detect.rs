@@ -1,4 +1,4 @@
-//! What of CUDA there is on this machine, asked through `cudarc` before anything else is.
+//! Detection of CUDA on this machine, through `cudarc`, before anything else asks for it.
 //!
 //! CubeCL panics where the driver or the headers are missing, and cudarc panics where a library lacks a
 //! function. So whether the libraries can be loaded is asked first, and nothing of Burn or CubeCL runs here but
@@ -14,29 +14,29 @@ use std::ffi::{CStr, c_char};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// What the trial kernel is compiled for where there is no card: CUDA 11, 12 and 13 know it, and the compiler's own
+/// The target of the trial kernel where there is no card: CUDA 11, 12 and 13 know it, and the compiler's own
 /// default differs between them.
 const ANY_CAPABILITY: (u32, u32) = (8, 0);
 
 /// A version of CUDA, as (major, minor).
 pub type CudaVersion = (u32, u32);
 
-/// What was found; what is missing is said and never an error.
+/// Findings; what is missing is said and never an error.
 #[derive(Clone, Debug, Default)]
 pub struct CudaFindings {
-    /// Whether the driver's library (`libcuda.so.1`) can be loaded.
+    /// True if the driver's library (`libcuda.so.1`) can be loaded.
     pub driver: bool,
     /// The newest CUDA that the driver supports.
     pub driver_version: Option<CudaVersion>,
     /// Why the driver could not be started; `None` also where there is none.
     pub driver_problem: Option<String>,
-    /// Whether the compiler's library (`libnvrtc.so`, under any of its names) can be loaded.
+    /// True if the compiler's library (`libnvrtc.so`, under any of its names) can be loaded.
     pub compiler: bool,
     /// The compiler's version.
     pub compiler_version: Option<CudaVersion>,
     /// Why a small kernel could not be compiled with the headers; `None` also where that was not tried.
     pub compiler_problem: Option<String>,
-    /// Where CubeCL takes the headers from (their folder is `include` in it).
+    /// The root that CubeCL takes the headers from (their folder is `include` in it).
     pub headers: Option<PathBuf>,
     /// The cards, in the driver's order.
     pub cards: Vec<CudaCard>,
@@ -53,7 +53,7 @@ pub struct CudaCard {
     pub capability: Option<(u32, u32)>,
     /// Its memory.
     pub total: Option<ByteSize>,
-    /// What of it is free.
+    /// The part of it that is free.
     pub free: Option<ByteSize>,
     /// Why it cannot be used.
     pub problem: Option<String>,
@@ -80,7 +80,7 @@ fn look() -> CudaFindings {
     found
 }
 
-/// Where CubeCL takes the headers from: `CUDA_PATH`, else where distributions put CUDA.
+/// The root that CubeCL takes the headers from: `CUDA_PATH`, else where distributions put CUDA.
 pub fn headers_root() -> Option<PathBuf> {
     cubecl_cuda::install::cuda_path()
 }
@@ -174,7 +174,7 @@ fn card(ordinal: usize, device: CUdevice) -> (CudaCard, Option<Arc<CudaContext>>
 /// Loads a compiled kernel, as CubeCL does: the driver makes the card's own code of it, with a compiler of its own.
 ///
 /// # Errors
-/// What the driver says.
+/// Loads the trial kernel; the error is the driver's.
 fn load_trial(context: &CudaContext, ptx: &[c_char]) -> Result<(), String> {
     let load = || {
         context.bind_to_thread()?;
@@ -199,7 +199,7 @@ fn attribute_of(device: CUdevice, attribute: Attribute) -> Option<u32> {
     value.ok().and_then(|value| u32::try_from(value).ok())
 }
 
-/// Whether a card could read another one's memory.
+/// Returns whether a card could read another one's memory.
 fn reads(from: CUdevice, to: CUdevice) -> bool {
     let mut access = 0;
     // SAFETY: writes a number to where a number is; both devices are ones that the driver gave.
@@ -211,7 +211,7 @@ fn reads(from: CUdevice, to: CUdevice) -> bool {
 /// `cooperative_groups.h` is not among them, because it takes more than a second.
 ///
 /// # Errors
-/// What the compiler says, in one line.
+/// Compiles the trial kernel; the error is the compiler's, in one line.
 fn compile_trial(root: &Path, capability: (u32, u32)) -> Result<Vec<c_char>, String> {
     const SOURCE: &CStr =
         c"#include <cuda_fp16.h>\n#include <cuda_bf16.h>\n#include <mma.h>\nextern \"C\" __global__ void trial() {}\n";

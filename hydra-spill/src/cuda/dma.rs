@@ -8,7 +8,8 @@
 
 use super::driver::{CopyStream, Driver, DriverError};
 use super::pinned::{PinnedBuffer, PinnedPool};
-use crate::{Direction, LINK_ALIGN, LinkError, SpillError, alloc};
+use crate::memory::ALIGN;
+use crate::{Direction, LinkError, SpillError, alloc};
 use bytes::Bytes;
 use std::collections::TryReserveError;
 use std::fmt;
@@ -18,7 +19,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// The bytes of a staging chunk, of which each direction has two.
 pub const STAGING_CHUNK: usize = 4 << 20;
 
-/// Where the next buffer begins in a chunk: in a line of the cache that no other one is in.
+/// The alignment of a buffer in a chunk: each begins in a line of the cache that no other one is in.
 const PIECE_ALIGN: usize = 64;
 
 /// The mark behind everything; those of the chunks are 0 and 1.
@@ -28,10 +29,10 @@ const END: usize = 2;
 pub struct Dma {
     name: String,
     pool: PinnedPool,
-    up: Mutex<Lane>,
-    down: Mutex<Lane>,
-    moved_up: AtomicU64,
-    moved_down: AtomicU64,
+    uploads: Mutex<Lane>,
+    downloads: Mutex<Lane>,
+    uploaded: AtomicU64,
+    downloaded: AtomicU64,
 }
 
 impl Dma {
@@ -39,8 +40,7 @@ impl Dma {
     /// four of which are taken from the pool for as long as this lives.
     ///
     /// # Errors
-    /// [`SpillError::Pinned`] if the pool has no room for the chunks, [`SpillError::Driver`] if the driver
-    /// has failed.
+    /// [`SpillError::Setup`] if the pool has no room for the chunks or the driver has failed.
     pub fn new(
         name: impl Into<String>,
         driver: &dyn Driver,
@@ -50,8 +50,15 @@ impl Dma {
         let name = name.into();
         let owner = format!("staging of link `{name}`");
         let lane = || Lane::new(driver, &pool, chunk, &owner).map(Mutex::new);
-        let (up, down) = (lane()?, lane()?);
-        Ok(Self { name, pool, up, down, moved_up: AtomicU64::new(0), moved_down: AtomicU64::new(0) })
+        let (uploads, downloads) = (lane()?, lane()?);
+        Ok(Self {
+            name,
+            pool,
+            uploads,
+            downloads,
+            uploaded: AtomicU64::new(0),
+            downloaded: AtomicU64::new(0),
+        })
     }
 
     /// Copies each part's bytes to its address on the card.
@@ -62,11 +69,11 @@ impl Dma {
     /// # Safety
     /// At each address the card of this driver has as much memory as the part has bytes, and nobody uses it
     /// until this returns. No two parts overlap.
-    pub unsafe fn up(&self, parts: &[(&[u8], u64)]) -> Result<(), LinkError> {
-        let mut lane = lock(&self.up);
+    pub unsafe fn upload(&self, parts: &[(&[u8], u64)]) -> Result<(), LinkError> {
+        let mut lane = lock(&self.uploads);
         // SAFETY: the caller's promise.
-        let copied = unsafe { lane.up(parts, &self.pool) };
-        self.count(Direction::Up, parts.iter().map(|(bytes, _)| bytes.len()).sum(), copied)
+        let copied = unsafe { lane.upload(parts, &self.pool) };
+        self.count(Direction::Upload, parts.iter().map(|(bytes, _)| bytes.len()).sum(), copied)
     }
 
     /// Copies from each part's address on the card into its bytes.
@@ -77,30 +84,30 @@ impl Dma {
     /// # Safety
     /// At each address the card of this driver has as much memory as the part has bytes, and nobody writes it
     /// until this returns.
-    pub unsafe fn down(&self, parts: &mut [(u64, &mut [u8])]) -> Result<(), LinkError> {
+    pub unsafe fn download_into(&self, parts: &mut [(u64, &mut [u8])]) -> Result<(), LinkError> {
         let bytes = parts.iter().map(|(_, out)| out.len()).sum();
-        let mut lane = lock(&self.down);
+        let mut lane = lock(&self.downloads);
         let parts = parts.iter_mut().map(|(from, out)| (*from, &mut **out));
         // SAFETY: the caller's promise.
-        let copied = unsafe { lane.down(parts, &self.pool) };
-        self.count(Direction::Down, bytes, copied)
+        let copied = unsafe { lane.download_into(parts, &self.pool) };
+        self.count(Direction::Download, bytes, copied)
     }
 
     /// Copies from each part's address on the card as many bytes into new host memory: page-locked if the pool has
-    /// room for it, else the heap's. It is aligned to [`LINK_ALIGN`].
+    /// room for it, else the heap's. It is aligned to 64 bytes.
     ///
     /// # Errors
     /// [`LinkError::Memory`] if the heap has no room either, [`LinkError::Transfer`] if the driver fails.
     ///
     /// # Safety
-    /// As [`down`](Self::down).
-    pub unsafe fn fetch(&self, parts: &[(u64, usize)]) -> Result<Vec<Bytes>, LinkError> {
+    /// As [`download_into`](Self::download_into).
+    pub unsafe fn download(&self, parts: &[(u64, usize)]) -> Result<Vec<Bytes>, LinkError> {
         let mut buffers = parts.iter().map(|(_, len)| self.landing(*len)).collect::<Result<Vec<_>, _>>()?;
         let froms = parts.iter().map(|(from, _)| *from);
         let mut into: Vec<(u64, &mut [u8])> =
             froms.zip(buffers.iter_mut().map(|buffer| buffer.bytes())).collect();
         // SAFETY: the caller's promise.
-        unsafe { self.down(&mut into) }?;
+        unsafe { self.download_into(&mut into) }?;
         Ok(buffers.into_iter().map(Landing::into_bytes).collect())
     }
 
@@ -112,7 +119,7 @@ impl Dma {
         let heap = alloc::with_tag(None, || HeapBuffer::new(len));
         heap.map(Landing::Heap).map_err(|source| LinkError::Memory {
             link: self.name.clone(),
-            direction: Direction::Down,
+            direction: Direction::Download,
             bytes: len as u64,
             source,
         })
@@ -128,15 +135,15 @@ impl Dma {
         &self.name
     }
 
-    /// The pool of the chunks, and of what [`fetch`](Self::fetch) gives.
+    /// The pool of the chunks, and of what [`download`](Self::download) gives.
     pub fn pool(&self) -> &PinnedPool {
         &self.pool
     }
 
     fn counter(&self, direction: Direction) -> &AtomicU64 {
         match direction {
-            Direction::Up => &self.moved_up,
-            Direction::Down => &self.moved_down,
+            Direction::Upload => &self.uploaded,
+            Direction::Download => &self.downloaded,
         }
     }
 
@@ -193,7 +200,7 @@ impl Landing {
     }
 }
 
-/// Heap memory that begins at a multiple of [`LINK_ALIGN`].
+/// Heap memory that begins at a multiple of 64 bytes.
 struct HeapBuffer {
     storage: Vec<u8>,
     start: usize,
@@ -202,8 +209,8 @@ struct HeapBuffer {
 impl HeapBuffer {
     fn new(len: usize) -> Result<Self, TryReserveError> {
         let mut storage: Vec<u8> = Vec::new();
-        storage.try_reserve_exact(len.saturating_add(LINK_ALIGN - 1))?;
-        let start = storage.as_ptr().addr().wrapping_neg() % LINK_ALIGN;
+        storage.try_reserve_exact(len.saturating_add(ALIGN - 1))?;
+        let start = storage.as_ptr().addr().wrapping_neg() % ALIGN;
         storage.resize(start + len, 0);
         Ok(Self { storage, start })
     }
@@ -229,15 +236,15 @@ impl Lane {
     }
 
     /// # Safety
-    /// As [`Dma::up`].
-    unsafe fn up(&mut self, parts: &[(&[u8], u64)], pool: &PinnedPool) -> Result<(), DriverError> {
+    /// As [`Dma::upload`].
+    unsafe fn upload(&mut self, parts: &[(&[u8], u64)], pool: &PinnedPool) -> Result<(), DriverError> {
         let mut flight = Flight::new(self);
         for (bytes, to) in parts.iter().filter(|(bytes, _)| !bytes.is_empty()) {
             // SAFETY: the caller's promise; the bytes are borrowed until the flight has landed.
             unsafe {
                 match pool.contains(bytes) {
-                    true => flight.lane.stream.copy_up(bytes.as_ptr(), *to, bytes.len())?,
-                    false => flight.stage_up(bytes, *to)?,
+                    true => flight.lane.stream.upload(bytes.as_ptr(), *to, bytes.len())?,
+                    false => flight.stage_upload(bytes, *to)?,
                 }
             }
         }
@@ -245,8 +252,8 @@ impl Lane {
     }
 
     /// # Safety
-    /// As [`Dma::down`].
-    unsafe fn down<'a>(
+    /// As [`Dma::download_into`].
+    unsafe fn download_into<'a>(
         &mut self,
         parts: impl Iterator<Item = (u64, &'a mut [u8])>,
         pool: &PinnedPool,
@@ -257,8 +264,8 @@ impl Lane {
             // here uses them before.
             unsafe {
                 match pool.contains(out) {
-                    true => flight.lane.stream.copy_down(from, out.as_mut_ptr(), out.len())?,
-                    false => flight.stage_down(from, out)?,
+                    true => flight.lane.stream.download(from, out.as_mut_ptr(), out.len())?,
+                    false => flight.stage_download(from, out)?,
                 }
             }
         }
@@ -289,7 +296,7 @@ struct Flight<'lane, 'out> {
     now: usize,
     /// How much of it is used.
     used: usize,
-    /// What comes down in each chunk.
+    /// The pieces that are downloaded in each chunk.
     pieces: [Vec<Piece<'out>>; 2],
     landed: bool,
 }
@@ -302,8 +309,8 @@ impl<'lane, 'out> Flight<'lane, 'out> {
     /// Copies through the chunks.
     ///
     /// # Safety
-    /// As [`Dma::up`].
-    unsafe fn stage_up(&mut self, mut bytes: &[u8], mut to: u64) -> Result<(), DriverError> {
+    /// As [`Dma::upload`].
+    unsafe fn stage_upload(&mut self, mut bytes: &[u8], mut to: u64) -> Result<(), DriverError> {
         while !bytes.is_empty() {
             let (place, len) = self.place(bytes.len())?;
             let (piece, rest) = bytes.split_at(len);
@@ -311,7 +318,7 @@ impl<'lane, 'out> Flight<'lane, 'out> {
             // card's memory.
             unsafe {
                 place.copy_from_nonoverlapping(piece.as_ptr(), len);
-                self.lane.stream.copy_up(place, to, len)?;
+                self.lane.stream.upload(place, to, len)?;
             }
             (bytes, to) = (rest, to + len as u64);
         }
@@ -321,13 +328,13 @@ impl<'lane, 'out> Flight<'lane, 'out> {
     /// Copies into the chunks; it goes on from there when it has come.
     ///
     /// # Safety
-    /// As [`Dma::down`].
-    unsafe fn stage_down(&mut self, mut from: u64, mut out: &'out mut [u8]) -> Result<(), DriverError> {
+    /// As [`Dma::download_into`].
+    unsafe fn stage_download(&mut self, mut from: u64, mut out: &'out mut [u8]) -> Result<(), DriverError> {
         while !out.is_empty() {
             let (place, len) = self.place(out.len())?;
             let (piece, rest) = out.split_at_mut(len);
             // SAFETY: so much of the chunk is free, and the caller promises the card's memory.
-            unsafe { self.lane.stream.copy_down(from, place, len)? };
+            unsafe { self.lane.stream.download(from, place, len)? };
             let at = place.addr() - self.lane.chunks[self.now].base().addr();
             self.pieces[self.now].push(Piece { at, out: piece });
             (out, from) = (rest, from + len as u64);
@@ -392,13 +399,14 @@ impl Drop for Flight<'_, '_> {
 mod tests {
     use super::super::arena::{Arena, Lease, offsets};
     use super::super::fake::{Failure, FakeDriver, PACES, Pace};
+    use super::super::pinned::PinnedError;
     use super::*;
     use crate::{Budget, BudgetError};
     use hydra_core::ByteSize;
     use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::sync::Arc;
 
-    /// What a link is made of, over a card that is none.
+    /// The parts of a link, over a card that is none.
     struct Bench {
         driver: FakeDriver,
         dma: Dma,
@@ -413,30 +421,30 @@ mod tests {
             Self { driver, dma }
         }
 
-        fn up(&self, parts: &[(&[u8], u64)]) -> Result<(), LinkError> {
+        fn upload(&self, parts: &[(&[u8], u64)]) -> Result<(), LinkError> {
             // SAFETY: the fake looks whether there is memory before it copies, and the tests use it in turn.
-            let result = unsafe { self.dma.up(parts) };
+            let result = unsafe { self.dma.upload(parts) };
             let targets = parts.iter().map(|(bytes, to)| (*to, bytes.len()));
             assert!(targets.into_iter().all(|(to, len)| self.driver.is_quiet(to, len)));
             result
         }
 
-        fn down(&self, parts: &mut [(u64, &mut [u8])]) -> Result<(), LinkError> {
+        fn download_into(&self, parts: &mut [(u64, &mut [u8])]) -> Result<(), LinkError> {
             // SAFETY: as above.
-            let result = unsafe { self.dma.down(parts) };
+            let result = unsafe { self.dma.download_into(parts) };
             assert!(parts.iter().all(|(from, out)| self.driver.is_quiet(*from, out.len())));
             result
         }
 
-        fn fetch(&self, from: u64, len: usize) -> Result<Bytes, LinkError> {
+        fn download(&self, from: u64, len: usize) -> Result<Bytes, LinkError> {
             // SAFETY: as above.
-            unsafe { self.dma.fetch(&[(from, len)]) }.map(|mut all| all.remove(0))
+            unsafe { self.dma.download(&[(from, len)]) }.map(|mut all| all.remove(0))
         }
 
-        /// Bytes brought to memory of their own on the card.
-        fn brought(&self, bytes: &[u8]) -> u64 {
+        /// Bytes uploaded to memory of their own on the card.
+        fn uploaded(&self, bytes: &[u8]) -> u64 {
             let at = self.driver.allocate(bytes.len());
-            self.up(&[(bytes, at)]).unwrap();
+            self.upload(&[(bytes, at)]).unwrap();
             at
         }
 
@@ -447,7 +455,7 @@ mod tests {
         }
 
         fn moved(&self) -> (u64, u64) {
-            (self.dma.moved(Direction::Up), self.dma.moved(Direction::Down))
+            (self.dma.moved(Direction::Upload), self.dma.moved(Direction::Download))
         }
     }
 
@@ -471,12 +479,12 @@ mod tests {
                 let pinned = bench.pinned(&bytes);
                 for host in [&bytes[3..], &pinned[3..]] {
                     let before = bench.moved();
-                    let at = bench.brought(host);
+                    let at = bench.uploaded(host);
                     assert_eq!(bench.driver.read(at, len), host);
                     let mut heap = vec![0; len + 1];
                     let mut locked = bench.dma.pool.take(len + 1, "test").unwrap();
-                    bench.down(&mut [(at, &mut heap[1..])]).unwrap();
-                    bench.down(&mut [(at, &mut locked[1..])]).unwrap();
+                    bench.download_into(&mut [(at, &mut heap[1..])]).unwrap();
+                    bench.download_into(&mut [(at, &mut locked[1..])]).unwrap();
                     assert_eq!((&heap[1..], &locked[1..]), (host, host));
                     let len = len as u64;
                     assert_eq!(bench.moved(), (before.0 + len, before.1 + 2 * len));
@@ -499,11 +507,11 @@ mod tests {
             let base = bench.driver.allocate(len as usize);
             let addresses: Vec<u64> = starts.iter().map(|start| base + start).collect();
             let sources: Vec<_> = hosts.iter().map(|host| &host[..]).zip(addresses.clone()).collect();
-            bench.up(&sources).unwrap();
+            bench.upload(&sources).unwrap();
             let mut outs: Vec<Vec<u8>> = hosts.iter().map(|host| vec![0; host.len()]).collect();
             let mut targets: Vec<_> =
                 addresses.iter().copied().zip(outs.iter_mut().map(|out| &mut out[..])).collect();
-            bench.down(&mut targets).unwrap();
+            bench.download_into(&mut targets).unwrap();
             assert_eq!(outs, parts);
         }
     }
@@ -515,11 +523,11 @@ mod tests {
         let base = bench.driver.allocate(50_000);
         let sources: Vec<_> =
             parts.iter().map(|part| &part[..]).zip((0..5).map(|i| base + i * 10_000)).collect();
-        bench.up(&sources).unwrap();
+        bench.upload(&sources).unwrap();
         assert_eq!(bench.driver.copies(), 5, "one copy for each part");
-        let fetched = bench.fetch(base, 50_000).unwrap();
-        assert_eq!((bench.driver.copies(), fetched.len()), (6, 50_000));
-        assert_eq!(fetched, parts.concat());
+        let downloaded = bench.download(base, 50_000).unwrap();
+        assert_eq!((bench.driver.copies(), downloaded.len()), (6, 50_000));
+        assert_eq!(downloaded, parts.concat());
     }
 
     #[test]
@@ -527,11 +535,11 @@ mod tests {
         // Whoever waits for more than it must has fewer copies under way, for none is made unawaited.
         let bench = Bench::new(Pace::WhenAwaited, 64);
         let host = pattern(3, 64 * 10);
-        bench.brought(&host);
+        bench.uploaded(&host);
         assert_eq!((bench.driver.copies(), bench.driver.most_under_way()), (10, 2));
         let bench = Bench::new(Pace::WhenAwaited, 64);
         let from = bench.driver.allocate(host.len());
-        bench.down(&mut [(from, &mut vec![0; host.len()])]).unwrap();
+        bench.download_into(&mut [(from, &mut vec![0; host.len()])]).unwrap();
         assert_eq!((bench.driver.copies(), bench.driver.most_under_way()), (10, 2));
     }
 
@@ -541,7 +549,7 @@ mod tests {
         let base = bench.driver.allocate(64 * 100);
         let parts: Vec<_> = (0..64).map(|i| pattern(i, 60)).collect();
         let sources: Vec<_> = (0..64).map(|i| (&parts[i][..], base + 100 * i as u64)).collect();
-        bench.up(&sources).unwrap();
+        bench.upload(&sources).unwrap();
         assert_eq!(bench.driver.most_under_way(), 64, "none is waited for before the end");
     }
 
@@ -552,7 +560,7 @@ mod tests {
             let mut heap = pattern(1, 5000);
             locked.copy_from_slice(&heap);
             let (first, second) = (bench.driver.allocate(5000), bench.driver.allocate(5000));
-            bench.up(&[(&locked, first), (&heap, second)]).unwrap();
+            bench.upload(&[(&locked, first), (&heap, second)]).unwrap();
             locked.fill(0);
             heap.fill(0);
             assert_eq!(bench.driver.read(first, 5000), pattern(1, 5000));
@@ -563,18 +571,18 @@ mod tests {
     #[test]
     fn what_is_fetched_is_aligned_and_on_the_heap_if_need_be() {
         let bench = Bench::new(Pace::WhenAwaited, 4096);
-        let at = bench.brought(&pattern(1, 1000));
-        let fetched = bench.fetch(at, 1000).unwrap();
-        assert!(bench.dma.pool.contains(&fetched));
-        drop(fetched.clone());
+        let at = bench.uploaded(&pattern(1, 1000));
+        let downloaded = bench.download(at, 1000).unwrap();
+        assert!(bench.dma.pool.contains(&downloaded));
+        drop(downloaded.clone());
         let budget = bench.dma.pool.budget();
         let rest = budget.reserve(budget.available(), "another").unwrap();
-        let heap = bench.fetch(at, 1000).unwrap();
-        assert!(!bench.dma.pool.contains(&heap) && heap.as_ptr().addr().is_multiple_of(LINK_ALIGN));
-        assert_eq!((&fetched, &heap), (&pattern(1, 1000).into(), &pattern(1, 1000).into()));
-        assert_eq!(bench.fetch(at, 0).unwrap().len(), 0);
-        let endless = bench.fetch(at, usize::MAX / 2).unwrap_err();
-        assert!(matches!(endless, LinkError::Memory { direction: Direction::Down, .. }), "{endless}");
+        let heap = bench.download(at, 1000).unwrap();
+        assert!(!bench.dma.pool.contains(&heap) && heap.as_ptr().addr().is_multiple_of(ALIGN));
+        assert_eq!((&downloaded, &heap), (&pattern(1, 1000).into(), &pattern(1, 1000).into()));
+        assert_eq!(bench.download(at, 0).unwrap().len(), 0);
+        let endless = bench.download(at, usize::MAX / 2).unwrap_err();
+        assert!(matches!(endless, LinkError::Memory { direction: Direction::Download, .. }), "{endless}");
         drop(rest);
     }
 
@@ -597,7 +605,7 @@ mod tests {
                 for copy in 0..10 {
                     let before = bench.moved();
                     bench.driver.fail_copy(copy, failure);
-                    let error = bench.up(&sources).unwrap_err();
+                    let error = bench.upload(&sources).unwrap_err();
                     assert_eq!(
                         error.to_string(),
                         "link `fake`: a copy of 2000 bytes up to the device failed; see the cause"
@@ -607,14 +615,14 @@ mod tests {
                         cause.contains("CUDA_ERROR_") && cause.ends_with("as the test wants it"),
                         "{cause}"
                     );
-                    bench.up(&sources).unwrap();
+                    bench.upload(&sources).unwrap();
                     assert_eq!(bench.driver.read(base, 2000), parts.concat());
 
                     let mut out = vec![0; 2000];
                     bench.driver.fail_copy(copy % 8, failure);
                     let down = |out: &mut [u8]| {
                         let (one, two) = out.split_at_mut(500);
-                        bench.down(&mut [(base, one), (base + 500, two)])
+                        bench.download_into(&mut [(base, one), (base + 500, two)])
                     };
                     assert!(matches!(down(&mut out), Err(LinkError::Transfer { bytes: 2000, .. })));
                     down(&mut out).unwrap();
@@ -636,9 +644,9 @@ mod tests {
             let at = bench.driver.allocate(500);
             let heap = pattern(7, 500);
             bench.driver.fail_copy(3, Failure::Panics);
-            let panicked = catch_unwind(AssertUnwindSafe(|| bench.up(&[(&heap, at)])));
+            let panicked = catch_unwind(AssertUnwindSafe(|| bench.upload(&[(&heap, at)])));
             assert!(panicked.is_err() && bench.driver.is_quiet(at, 500));
-            bench.up(&[(&heap, at)]).unwrap();
+            bench.upload(&[(&heap, at)]).unwrap();
             assert_eq!(bench.driver.read(at, 500), heap);
         }
     }
@@ -649,11 +657,10 @@ mod tests {
         let budget = Budget::new("page-locked memory", ByteSize(3 * 4096));
         let pool = PinnedPool::new(Arc::new(driver.clone()), budget.clone());
         let error = Dma::new("fake", &driver, pool, 4096).unwrap_err();
-        let SpillError::Pinned(super::super::PinnedError::Budget { source }) = error else {
-            panic!("{error}")
-        };
+        let SpillError::Setup(error) = error else { panic!("{error}") };
+        let Some(PinnedError::Budget { source }) = error.downcast_ref() else { panic!("{error}") };
         let BudgetError::Refused { owner, requested, .. } = source;
-        assert_eq!((owner.as_str(), requested), ("staging of link `fake`", 4096));
+        assert_eq!((owner.as_str(), *requested), ("staging of link `fake`", 4096));
         assert_eq!((budget.used(), driver.locked()), (0, 0));
     }
 
@@ -661,14 +668,14 @@ mod tests {
     fn both_directions_copy_at_the_same_time() {
         for pace in PACES {
             let bench = Bench::new(pace, 4096);
-            let (there, here) = (bench.brought(&pattern(1, 100)), bench.driver.allocate(100));
+            let (from, to) = (bench.uploaded(&pattern(1, 100)), bench.driver.allocate(100));
             let mut out = vec![0; 100];
             bench.driver.meet();
             std::thread::scope(|scope| {
-                scope.spawn(|| bench.up(&[(&pattern(2, 100), here)]).unwrap());
-                scope.spawn(|| bench.down(&mut [(there, &mut out)]).unwrap());
+                scope.spawn(|| bench.upload(&[(&pattern(2, 100), to)]).unwrap());
+                scope.spawn(|| bench.download_into(&mut [(from, &mut out)]).unwrap());
             });
-            assert_eq!((out, bench.driver.read(here, 100)), (pattern(1, 100), pattern(2, 100)));
+            assert_eq!((out, bench.driver.read(to, 100)), (pattern(1, 100), pattern(2, 100)));
             assert_eq!(bench.driver.violations(), [""; 0]);
         }
     }
@@ -684,8 +691,8 @@ mod tests {
                         for round in 0..25 {
                             let host = pattern(thread * 100 + round, 5000);
                             let host = if round % 2 == 0 { host.into() } else { bench.pinned(&host) };
-                            let at = bench.brought(&host);
-                            assert_eq!(bench.fetch(at, 5000).unwrap(), host);
+                            let at = bench.uploaded(&host);
+                            assert_eq!(bench.download(at, 5000).unwrap(), host);
                             bench.driver.free(at);
                         }
                     });
@@ -701,7 +708,7 @@ mod tests {
         let lease = arena.place_when_free(len).unwrap();
         let addresses: Vec<u64> = starts.iter().map(|start| base + lease.start() + start).collect();
         let parts: Vec<_> = images.iter().map(|image| &image[..]).zip(addresses.clone()).collect();
-        bench.up(&parts).unwrap();
+        bench.upload(&parts).unwrap();
         (lease, addresses)
     }
 
@@ -728,7 +735,7 @@ mod tests {
                 for (round, (lease, addresses)) in promoted.iter().enumerate() {
                     for (image, at) in images(round).iter().zip(addresses) {
                         let right = bench.driver.read(at, image.len()) == *image;
-                        if !right || bench.fetch(at, image.len()).unwrap() != *image {
+                        if !right || bench.download(at, image.len()).unwrap() != *image {
                             wrong.push(round);
                         }
                     }

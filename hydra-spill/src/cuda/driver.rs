@@ -1,8 +1,9 @@
-//! What the link asks of a GPU's driver: page-locked host memory and streams of copies.
+//! The port to a GPU's driver: page-locked host memory and streams of copies.
 //!
 //! It is a port. The driver of NVIDIA cards stands behind it, and in tests one without a card, which delays
 //! and fails copies at will and watches what memory they touch.
 
+use crate::SpillError;
 use std::fmt;
 use std::ptr::NonNull;
 
@@ -16,7 +17,7 @@ pub enum DriverError {
         call: &'static str,
         /// The driver's name of the error, such as `CUDA_ERROR_OUT_OF_MEMORY`.
         code: String,
-        /// What the driver says that it means.
+        /// The meaning that the driver gives.
         meaning: String,
     },
     /// There is no driver to call.
@@ -29,10 +30,16 @@ pub enum DriverError {
     },
 }
 
+impl From<DriverError> for SpillError {
+    fn from(error: DriverError) -> Self {
+        Self::Setup(error.into())
+    }
+}
+
 /// Memory of a card, in bytes, whoever on the machine uses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceMemory {
-    /// What is free.
+    /// The bytes that are free.
     pub free: u64,
     /// All there is.
     pub total: u64,
@@ -89,16 +96,16 @@ pub unsafe trait CopyStream: Send {
     /// # Safety
     /// `from` is page-locked and can be read, `to` is memory of this driver's card, both for `bytes` bytes,
     /// until the copy is over; until then nobody writes the one or uses the other.
-    unsafe fn copy_up(&mut self, from: *const u8, to: u64, bytes: usize) -> Result<(), DriverError>;
+    unsafe fn upload(&mut self, from: *const u8, to: u64, bytes: usize) -> Result<(), DriverError>;
 
     /// Enqueues a copy from the address `from` of the card.
     ///
     /// # Errors
-    /// As [`copy_up`](Self::copy_up).
+    /// As [`upload`](Self::upload).
     ///
     /// # Safety
-    /// As [`copy_up`](Self::copy_up), with the roles changed: nobody uses `to` until the copy is over.
-    unsafe fn copy_down(&mut self, from: u64, to: *mut u8, bytes: usize) -> Result<(), DriverError>;
+    /// As [`upload`](Self::upload), with the roles changed: nobody uses `to` until the copy is over.
+    unsafe fn download(&mut self, from: u64, to: *mut u8, bytes: usize) -> Result<(), DriverError>;
 
     /// Sets a mark behind everything that was enqueued so far; where it stood before is forgotten.
     ///

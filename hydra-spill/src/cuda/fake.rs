@@ -15,7 +15,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 const PAGE: usize = 4096;
-/// What memory of the card holds before anything is written.
+/// The content of the card's memory before anything is written.
 const UNWRITTEN: u8 = 0xCD;
 /// How long a copy waits for one in the other direction before it is a failure of the test.
 const MEETING: Duration = Duration::from_secs(60);
@@ -135,13 +135,13 @@ impl FakeDriver {
         }
     }
 
-    /// What the card has there now.
+    /// The bytes that the card has there now.
     pub(crate) fn read(&self, address: u64, bytes: usize) -> Vec<u8> {
         let mut state = self.shared.state();
         state.on_card(&(address..address + bytes as u64)).unwrap().to_vec()
     }
 
-    /// Whether no copy is under way there.
+    /// Returns whether no copy is under way there.
     pub(crate) fn is_quiet(&self, address: u64, bytes: usize) -> bool {
         let range = address..address + bytes as u64;
         !self.shared.state().under_way.iter().any(|copy| overlap(&copy.card, &range))
@@ -167,7 +167,7 @@ impl FakeDriver {
         self.shared.state().lockings
     }
 
-    /// What went wrong so far; it is forgotten.
+    /// Takes the violations so far.
     pub(crate) fn violations(&self) -> Vec<String> {
         std::mem::take(&mut self.shared.state().violations)
     }
@@ -398,11 +398,11 @@ impl Stream {
 
 // SAFETY: copies are made in order, and waiting returns after so many of them are.
 unsafe impl CopyStream for Stream {
-    unsafe fn copy_up(&mut self, from: *const u8, to: u64, bytes: usize) -> Result<(), DriverError> {
+    unsafe fn upload(&mut self, from: *const u8, to: u64, bytes: usize) -> Result<(), DriverError> {
         self.copy(true, from.expose_provenance(), to, bytes)
     }
 
-    unsafe fn copy_down(&mut self, from: u64, to: *mut u8, bytes: usize) -> Result<(), DriverError> {
+    unsafe fn download(&mut self, from: u64, to: *mut u8, bytes: usize) -> Result<(), DriverError> {
         self.copy(false, to.expose_provenance(), from, bytes)
     }
 
@@ -454,7 +454,7 @@ mod tests {
             let mut stream = driver.open_stream(2).unwrap();
             let (card, pages) = (driver.allocate(4), lock(&driver, b"once"));
             // SAFETY: both have four bytes, and are freed after the stream was drained.
-            unsafe { stream.copy_up(pages.as_ptr(), card, 4) }.unwrap();
+            unsafe { stream.upload(pages.as_ptr(), card, 4) }.unwrap();
             let early = driver.read(card, 4);
             match pace {
                 Pace::AtOnce => assert_eq!(early, b"once"),
@@ -464,7 +464,7 @@ mod tests {
             stream.wait(1).unwrap();
             stream.mark(0).unwrap();
             // SAFETY: as above; the second half comes down behind it.
-            unsafe { stream.copy_down(card + 2, pages.as_ptr(), 2) }.unwrap();
+            unsafe { stream.download(card + 2, pages.as_ptr(), 2) }.unwrap();
             stream.wait(0).unwrap();
             assert_eq!(driver.read(card, 4), b"once");
             stream.drain().unwrap();
@@ -485,9 +485,9 @@ mod tests {
         let unlocked = [0_u8; 16];
         // SAFETY: the fake looks before it copies, and copies only what is there.
         unsafe {
-            assert!(stream.copy_up(pages.as_ptr(), card + 1, 16).is_err());
-            stream.copy_up(unlocked.as_ptr(), card, 16).unwrap();
-            stream.copy_up(pages.as_ptr(), card, 16).unwrap();
+            assert!(stream.upload(pages.as_ptr(), card + 1, 16).is_err());
+            stream.upload(unlocked.as_ptr(), card, 16).unwrap();
+            stream.upload(pages.as_ptr(), card, 16).unwrap();
         }
         driver.free(card);
         stream.drain().unwrap();
@@ -514,7 +514,7 @@ mod tests {
             let (card, pages) = (driver.allocate(4), lock(&driver, b"text"));
             driver.fail_copy(1, failure);
             // SAFETY: both have four bytes, and are freed after the stream was drained.
-            let mut copy = |at| unsafe { stream.copy_up(pages.as_ptr().add(at), card + at as u64, 1) };
+            let mut copy = |at| unsafe { stream.upload(pages.as_ptr().add(at), card + at as u64, 1) };
             copy(0).unwrap();
             assert_eq!(copy(1).is_err(), asked);
             copy(2).unwrap();

@@ -4,12 +4,12 @@ use super::card::{CardMemory, Place};
 use cubecl_cuda::CudaRuntime;
 use cubecl_runtime::runtime::Runtime;
 use hydra_core::cube::{CubeAdapter, CubeBytes, of_runtime};
-use hydra_core::{DeviceBuffer, DeviceBytes, DeviceError, finish};
+use hydra_core::{DeviceBytes, DeviceError, finish};
 use std::any::Any;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
-/// What is allocated by itself also if it is soon freed again.
+/// The size from which an allocation is made by itself also if it is soon freed again.
 const LARGE: usize = 1 << 30;
 
 /// Memory of an NVIDIA card, from the pools that its kernels use.
@@ -25,8 +25,8 @@ const LARGE: usize = 1 << 30;
 ///   unless a `cubecl.toml` says `allocator = "async"`: then it is made in the order of the stream, and the wait is
 ///   for that.
 ///
-/// What they read is idle too: results are copied after the wait at the end of the shard task that made them, and
-/// stay until the copy is over.
+/// The memory that they read is idle too: results are copied after the wait at the end of the shard task that made
+/// them, and stay until the copy is over.
 #[derive(Debug)]
 pub struct CudaMemory {
     adapter: CubeAdapter,
@@ -68,10 +68,7 @@ unsafe impl CardMemory for CudaMemory {
         range: Range<usize>,
         lease: Arc<dyn Any + Send + Sync>,
     ) -> DeviceBytes {
-        match bytes.as_buffer::<CubeBytes>() {
-            Some(all) => DeviceBytes::Buffer(all.clone().on_lease(lease).slice(range)),
-            None => bytes.slice(range),
-        }
+        bytes.leased(lease).slice(range)
     }
 
     fn locate(&self, bytes: &[DeviceBytes]) -> Result<Vec<Option<Place>>, DeviceError> {
@@ -109,8 +106,8 @@ mod tests {
         let found = detect();
         // CubeCL panics where it misses something.
         let problem = found.driver_problem.is_some() || found.compiler_problem.is_some();
-        let there = found.compiler && found.headers.is_some() && !problem;
-        if !there || found.cards.first().is_none_or(|card| card.problem.is_some()) {
+        let usable = found.compiler && found.headers.is_some() && !problem;
+        if !usable || found.cards.first().is_none_or(|card| card.problem.is_some()) {
             println!("skipped: a machine with a card, of which there is: {found:?}");
             return None;
         }
@@ -139,16 +136,16 @@ mod tests {
         for _ in 0..16 {
             tensor = tensor + 1.0;
         }
-        let resident = AnyTensor::from(tensor).into_resident();
+        let resident = AnyTensor::from(tensor).into_device_tensor();
         memory.locate(&[resident.bytes]).unwrap().remove(0).unwrap().address
     }
 
     /// Copies to the card as another thread does beside kernels, and looks at it when they have ended. Where it is.
     fn copied(memory: &CudaMemory, link: &CardLink<CudaMemory>, seed: u8) -> u64 {
         let host = Bytes::from(vec![seed; BYTES]);
-        let there = std::thread::scope(|scope| scope.spawn(|| link.copy_in(&host).unwrap()).join().unwrap());
+        let copy = std::thread::scope(|scope| scope.spawn(|| link.upload(&host).unwrap()).join().unwrap());
         finish(&memory.adapter.burn, &[]).unwrap();
-        assert!(link.copy_out(&there).unwrap() == host, "a kernel or an allocation came after the copy");
+        assert!(link.download(&copy).unwrap() == host, "a kernel or an allocation came after the copy");
         memory.locate(&[there]).unwrap().remove(0).unwrap().address
     }
 

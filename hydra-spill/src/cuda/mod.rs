@@ -2,12 +2,14 @@
 //!
 //! A [`Driver`] is what they ask of the card's driver, which is `CudaDriver` with the feature `cuda`. A [`PinnedPool`]
 //! keeps page-locked host memory within a budget. [`Dma`] copies between it and the card, with a lane for each
-//! direction. An [`Arena`] says where in one allocation on the card a promotion goes, and when it may go there.
+//! direction. An arena says where in one allocation on the card a promotion goes, and when it may go there.
 //! All of them are in every build, because none needs a card to be tested: the tests' driver has a heap for a
 //! card, and threads that copy late.
 //!
 //! `unsafe` stands in these files alone. It is a raw address that crosses to the driver, and each block says why
 //! what is behind the address outlives the copy.
+//!
+//! It may touch memory, links and stores, whose ports it implements. Nothing else of this crate imports it.
 
 mod arena;
 mod card;
@@ -23,7 +25,6 @@ mod memory;
 mod nvidia;
 mod pinned;
 
-pub use arena::{ARENA_ALIGN, Arena, ArenaFull, Lease, offsets};
 pub use card::{CardLink, CardMemory, Place};
 #[cfg(feature = "cuda")]
 pub use detect::{CudaCard, CudaFindings, CudaVersion, detect, headers_root};

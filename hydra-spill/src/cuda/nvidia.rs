@@ -42,7 +42,7 @@ impl fmt::Debug for CudaDriver {
     }
 }
 
-/// What the driver said of a failed call.
+/// The error for a failed call of the driver.
 fn failed(call: &'static str) -> impl Fn(result::DriverError) -> DriverError {
     move |error| {
         let name = error.error_name().map(|name| name.to_string_lossy().into_owned());
@@ -125,7 +125,7 @@ unsafe impl Send for Stream {}
 // it, and `cuStreamSynchronize` returns when the stream is idle, or when the context is lost and nothing
 // runs in it any more.
 unsafe impl CopyStream for Stream {
-    unsafe fn copy_up(&mut self, from: *const u8, to: u64, bytes: usize) -> Result<(), DriverError> {
+    unsafe fn upload(&mut self, from: *const u8, to: u64, bytes: usize) -> Result<(), DriverError> {
         bind(&self.context)?;
         // SAFETY: the caller promises both ranges until the copy is over.
         unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.cast(), bytes, self.stream) }
@@ -133,7 +133,7 @@ unsafe impl CopyStream for Stream {
             .map_err(failed("cuMemcpyHtoDAsync"))
     }
 
-    unsafe fn copy_down(&mut self, from: u64, to: *mut u8, bytes: usize) -> Result<(), DriverError> {
+    unsafe fn download(&mut self, from: u64, to: *mut u8, bytes: usize) -> Result<(), DriverError> {
         bind(&self.context)?;
         // SAFETY: the caller promises both ranges until the copy is over.
         unsafe { sys::cuMemcpyDtoHAsync_v2(to.cast(), from, bytes, self.stream) }
@@ -232,13 +232,15 @@ mod tests {
             let mut out = vec![0; host.len()];
             // SAFETY: the allocation is as large, and nobody else knows of it.
             let fetched = unsafe {
-                dma.up(&[(host, card.0)]).unwrap();
-                dma.down(&mut [(card.0, &mut out)]).unwrap();
-                dma.fetch(&[(card.0, host.len())]).unwrap().remove(0)
+                dma.upload(&[(host, card.0)]).unwrap();
+                dma.download_into(&mut [(card.0, &mut out)]).unwrap();
+                dma.download(&[(card.0, host.len())]).unwrap().remove(0)
             };
             assert!(out == host && fetched == host);
         }
-        assert!(dma.moved(Direction::Up) > 0 && dma.moved(Direction::Down) > dma.moved(Direction::Up));
+        assert!(
+            dma.moved(Direction::Upload) > 0 && dma.moved(Direction::Download) > dma.moved(Direction::Upload)
+        );
     }
 
     #[test]
@@ -255,8 +257,8 @@ mod tests {
                         let host = vec![thread * 50 + round; 1 << 20];
                         // SAFETY: the allocation is as large, and is this thread's.
                         let fetched = unsafe {
-                            dma.up(&[(&host, card.0)]).unwrap();
-                            dma.fetch(&[(card.0, host.len())]).unwrap().remove(0)
+                            dma.upload(&[(&host, card.0)]).unwrap();
+                            dma.download(&[(card.0, host.len())]).unwrap().remove(0)
                         };
                         assert!(fetched == host);
                     }

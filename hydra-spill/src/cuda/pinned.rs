@@ -5,7 +5,7 @@
 //! locking it takes long: a freed buffer stays locked and waits for one of nearly its size.
 
 use super::driver::{Driver, DriverError};
-use crate::{Budget, BudgetError, Reservation, alloc};
+use crate::{Budget, BudgetError, PinnedMemory, Reservation, SpillError, alloc};
 use bytes::Bytes;
 use hydra_core::ByteSize;
 use std::collections::BTreeMap;
@@ -21,7 +21,7 @@ const PAGE: usize = 4096;
 /// An idle block serves what takes at least this part of it, less one: seven eighths.
 const SPARE_PART: usize = 8;
 
-/// Who holds what is locked and not in use.
+/// The owner of what is locked and not in use.
 const IDLE: &str = "idle page-locked buffers";
 
 /// Why there is no page-locked memory to be had.
@@ -30,7 +30,7 @@ pub enum PinnedError {
     /// The budget of page-locked memory is used up.
     #[error("no page-locked memory is left; `--pinned-memory` sets how much there may be")]
     Budget {
-        /// What was asked for, what there is, and who has it.
+        /// The refusal: what was asked for, what there is, and who has it.
         #[from]
         source: BudgetError,
     },
@@ -46,11 +46,17 @@ pub enum PinnedError {
         requested: u64,
         /// The bytes that are locked already.
         locked: u64,
-        /// Who asked.
+        /// The owner that asked.
         owner: String,
-        /// What the driver said.
+        /// The error of the driver.
         source: DriverError,
     },
+}
+
+impl From<PinnedError> for SpillError {
+    fn from(error: PinnedError) -> Self {
+        Self::Setup(error.into())
+    }
 }
 
 /// Page-locked memory of this machine, for all its cards. Clones share the same memory.
@@ -89,7 +95,7 @@ impl PinnedPool {
         Ok(PinnedFloats { buffer })
     }
 
-    /// Whether all of these bytes are in memory that this pool locked.
+    /// Returns whether all of these bytes are in memory that this pool locked.
     pub fn contains(&self, bytes: &[u8]) -> bool {
         bytes.is_empty() || self.shelf.state().contains(bytes.as_ptr().addr(), bytes.len())
     }
@@ -123,7 +129,7 @@ struct Shelf {
 struct State {
     /// All locked memory: address and size.
     ranges: BTreeMap<usize, usize>,
-    /// What waits to be used again, the oldest first.
+    /// Blocks that wait to be used again, the oldest first.
     idle: Vec<Block>,
     /// The room in the budget of everything that is idle; `None` before anything ever was.
     room: Option<Reservation>,
@@ -353,17 +359,7 @@ impl DerefMut for PinnedFloats {
     }
 }
 
-impl AsRef<[u8]> for PinnedFloats {
-    fn as_ref(&self) -> &[u8] {
-        &self.buffer
-    }
-}
-
-impl PartialEq for PinnedFloats {
-    fn eq(&self, other: &Self) -> bool {
-        **self == **other
-    }
-}
+impl PinnedMemory for PinnedFloats {}
 
 impl fmt::Debug for PinnedFloats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -470,12 +466,12 @@ mod tests {
         let mut floats = pool.floats(&given, "b").unwrap();
         assert_eq!(*floats, given[..]);
         floats[3] = -1.5;
-        let bytes: &[u8] = floats.as_ref();
+        let bytes: &[u8] = bytemuck::cast_slice(&floats);
         assert_eq!((bytes.len(), bytemuck::cast_slice::<u8, f32>(bytes)[3]), (100, -1.5));
         let mut same = pool.floats(&given, "c").unwrap();
-        assert_ne!(floats, same);
+        assert_ne!(*floats, *same);
         same[3] = -1.5;
-        assert_eq!(floats, same);
+        assert_eq!(*floats, *same);
         assert_eq!(pool.floats(&[], "d").unwrap().len(), 0);
         assert!(pool.floats(&[0.0; 1 << 15], "e").is_err());
     }

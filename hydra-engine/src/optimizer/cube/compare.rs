@@ -180,7 +180,7 @@ struct OnDevice<'a> {
 
 impl OnDevice<'_> {
     fn bytes_up(&self, host: &Bytes) -> Result<CubeBytes, SpillError> {
-        let there = self.link.copy_in(host)?;
+        let there = self.link.upload(host)?;
         let elsewhere = || LinkError::Elsewhere { link: self.link.name().to_owned() };
         Ok(there.as_buffer::<CubeBytes>().ok_or_else(elsewhere)?.clone())
     }
@@ -201,7 +201,7 @@ impl OnDevice<'_> {
     fn floats_down(&self, there: &CubeFloats) -> Result<Vec<f32>, SpillError> {
         let bytes = DeviceBytes::Buffer(Arc::new(there.bytes.clone()));
         let elements = bytes.len() / there.float.bytes();
-        let here = HostTensor::view(self.link.copy_out(&bytes)?, [elements], there.float.dtype());
+        let here = HostTensor::view(self.link.download(&bytes)?, [elements], there.float.dtype());
         Ok(here.floats(0..elements).into_owned())
     }
 
@@ -212,7 +212,7 @@ impl OnDevice<'_> {
 
     fn failed(&self, error: DeviceError) -> SpillError {
         let link = self.link.name().to_owned();
-        LinkError::Transfer { link, direction: Direction::Up, bytes: 0, source: error.into() }.into()
+        LinkError::Transfer { link, direction: Direction::Upload, bytes: 0, source: error.into() }.into()
     }
 
     fn rule(&self, rule: &Rule, float: FloatType, here: &Stepper) -> Result<RuleCheck, SpillError> {

@@ -1,8 +1,7 @@
 //! Causal attention: the scores of a group of heads at a time, between matrix products.
 //!
-//! Scores and what is saved of them are `f32`. The weights and the gradients of scores are factors of matrix
-//! products, and so have the type of the other factor: device units that multiply floats of 16 bits take no
-//! others.
+//! Scores and what is saved of them are `f32`. The weights and the gradients of scores are factors of matrix products,
+//! and so have the type of the other factor: device units that multiply floats of 16 bits take no others.
 
 use super::dropout::draws;
 use super::kernels::attention as kernels;
@@ -18,7 +17,7 @@ use std::ops::Range;
 /// Scores that are in memory at a time, unless a single head has more.
 const SCORES: usize = 1 << 24;
 
-/// What is known of all heads.
+/// The shape of all heads.
 #[derive(Clone, Copy)]
 struct Shape {
     batch: usize,
@@ -193,7 +192,7 @@ mod tests {
     /// The output and the gradient with groups of so many scores.
     fn run(qkv: CubeTensor, gradient: CubeTensor, scores: usize) -> [Vec<f32>; 2] {
         let pass = Pass::train(Pass::key_of(1, 2, 3), Activation::default());
-        let options = Options { heads: 3, scale: 0.5, mask: pass.dropout_mask(0.2, 7) };
+        let options = Options { heads: 3, scale: 0.5, mask: pass.site(7).dropout_mask(0.2) };
         let (output, statistics) = forward(qkv.clone(), options, scores);
         let saved = Saved { qkv, output: output.clone(), statistics };
         [numbers(output), numbers(backward(saved, gradient, options, scores))]

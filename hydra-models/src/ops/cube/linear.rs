@@ -35,7 +35,7 @@ fn part_sums(x: CubeTensor, [rows, width]: [usize; 2], part_rows: usize, dtype: 
     parts
 }
 
-/// What a tile of a product has at most, with which a large card is to have as many as it computes at once.
+/// The largest tile of a product, with which a large card is to have as many as it computes at once.
 const TILE: [usize; 2] = [256, 128];
 const TILES: usize = 128;
 /// Rows that are worth a product of their own.
@@ -44,7 +44,7 @@ const SLICE_ROWS: usize = 256;
 /// `x^T @ y` for `[rows, m]` and `[rows, n]` in row-major order, such as the gradient of a weight; added in `f32`, and
 /// stored in `dtype`.
 ///
-/// Where the product has few tiles for many rows, most of a card would have nothing to do. So the rows are cut into
+/// If the product has few tiles for many rows, most of a card would have nothing to do. So the rows are cut into
 /// slices, whose products are made together and then added in their order.
 fn product_over_rows(x: CubeTensor, y: CubeTensor, dtype: DType) -> CubeTensor {
     let ([rows, m], [_, n]) = (dims(&x), dims(&y));

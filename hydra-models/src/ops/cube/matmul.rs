@@ -1,6 +1,7 @@
 //! Matrix products, in the precision that was asked for.
 
 use super::tensors::{empty, float};
+use crate::ops::precision::{Precision, precision};
 use burn::backend::TensorMetadata;
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
@@ -12,32 +13,6 @@ use cubek::matmul::multi_level::routines::batch::simple_unit::SimpleUnitSelectio
 use cubek::matmul::routine::BlueprintStrategy;
 use cubek::matmul::strategy::Strategy;
 use cubek::std::InputBinding;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-
-/// With which numbers the matrix products of `f32` of this crate's ops multiply on CubeCL's devices; they add in
-/// `f32`. Products of floats of 16 bits multiply those, which is exact, and add in `f32`, whatever is chosen.
-/// Burn's own (those of the perceptron and the CNN) are not asked: on NVIDIA's cards they take TF32.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Precision {
-    /// `f32`, as on the CPU.
-    #[default]
-    F32,
-    /// TF32 with 10 bits of mantissa, where the device has units for it; `f32` elsewhere.
-    Tf32,
-}
-
-static TF32: AtomicBool = AtomicBool::new(false);
-
-/// Chooses the precision of the ops of this crate, in this process, from now on. To be called before anything is
-/// trained: a recomputed forward has the bits of the first one only if nobody changed the precision in between.
-pub fn set_precision(precision: Precision) {
-    TF32.store(precision == Precision::Tf32, Relaxed);
-}
-
-/// The precision of matrix products.
-fn precision() -> Precision {
-    if TF32.load(Relaxed) { Precision::Tf32 } else { Precision::F32 }
-}
 
 /// `lhs @ rhs` for `[.., rows, inner]` and `[.., inner, columns]` of the same leading dimensions, which may lie
 /// in any order in memory; added in `f32`, and stored in `dtype`.
@@ -66,7 +41,7 @@ const TALL: usize = 4;
 const MOST_CUTS: usize = 16;
 /// Cuts of a transposed factor, each of which takes a launch.
 const MOST_LAUNCHES: usize = 2;
-/// What begins at a multiple of so many bytes, every device can bind.
+/// The alignment, in bytes, of what every device can bind.
 const BINDING: usize = 256;
 
 /// Into how many matrices of as many rows `out` is cut, so that none is so tall; one if that cannot be.
@@ -163,7 +138,7 @@ fn launch_as(
     launch_ref(strategy, &out.client, lhs, rhs, out.clone().binding(), &mut types)
 }
 
-/// What every device has room for.
+/// Tiles that every device has room for.
 fn small_tiles() -> Strategy {
     let tile_size = TileSizeSelection::MinTileSize;
     let inferred = BlueprintStrategy::Inferred(SimpleUnitSelectionArgs { tile_size });

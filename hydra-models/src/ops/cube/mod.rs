@@ -18,5 +18,4 @@ mod tensors;
 #[cfg(all(test, feature = "wgpu"))]
 mod tests;
 
-pub use matmul::{Precision, set_precision};
 pub use tensors::supports;

@@ -12,8 +12,8 @@ use cubecl::prelude::{BufferArg, CubeCount, CubeDim, Scalar};
 use hydra_core::FloatType;
 use hydra_core::cube::{exact, place};
 
-/// Whether this crate's ops take and give floats of a type on a device: of `f32`, `bf16` and `f16`, all on a CPU,
-/// and on a device of CubeCL's what it stores and computes with.
+/// Returns whether this crate's ops take and give floats of a type on a device: of `f32`, `bf16` and `f16`, all on a
+/// CPU, and on a device of CubeCL's what it stores and computes with.
 pub fn supports(device: &Device, dtype: DType) -> bool {
     match place(device) {
         Some(place) => has(&place.client(), dtype),
@@ -79,7 +79,7 @@ pub(super) fn wide(like: &CubeTensor, shape: impl Into<Shape>) -> CubeTensor {
     empty(like, shape, DType::F32)
 }
 
-/// What a kernel makes of its argument at `position`, element by element, in a type of float: a tensor and the
+/// The output of a kernel for its argument at `position`, element by element, in a type of float: a tensor and the
 /// argument for it. It is the same memory where the types are the same.
 pub(super) fn made_of(from: &CubeTensor, position: usize, dtype: DType) -> (CubeTensor, BufferArg) {
     if from.dtype == dtype {

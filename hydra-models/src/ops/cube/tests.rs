@@ -36,14 +36,14 @@ fn widened<const D: usize>(tensor: &Tensor<D>) -> Vec<f32> {
     values(&tensor.clone().cast(FloatDType::F32))
 }
 
-/// Where an op runs: a plain device, on whose autodiff device leaves are tracked or not.
+/// The device of an op: a plain one, on whose autodiff device leaves are tracked or not.
 #[derive(Clone, Copy)]
 struct On<'a> {
     device: &'a Device,
     tracked: bool,
     /// The type that floats are stored in.
     stored: DType,
-    /// Whether their values are those of `f16`, whatever they are stored in.
+    /// True if their values are those of `f16`, whatever they are stored in.
     half: bool,
 }
 
@@ -139,8 +139,7 @@ fn assert_equal_on(name: &str, bound: f64, tracked: On<'_>, op: impl Fn(On<'_>) 
     assert_repeated(name, tracked, &found, op);
 }
 
-/// Asserts that `op` gives the bits that were found each time, and the values' bits also where nothing is
-/// tracked.
+/// Asserts that `op` gives the bits that were found each time, and the values' bits also where nothing is tracked.
 fn assert_repeated(name: &str, on: On<'_>, found: &Vec<Vec<f32>>, op: impl Fn(On<'_>) -> Vec<Vec<f32>>) {
     let bits = |found: &Vec<Vec<f32>>| -> Vec<Vec<u32>> {
         found.iter().map(|x| x.iter().map(|x| x.to_bits()).collect()).collect()
@@ -199,22 +198,22 @@ fn layer_norm_equals_that_of_the_cpu() {
 fn masks_are_those_of_the_cpu() {
     let Some(device) = device() else { return };
     for probability in [1e-9, 0.1, 0.5, 0.999, 1.0] {
-        let mask = pass().dropout_mask(probability, 7).unwrap();
+        let mask = pass().site(7).dropout_mask(probability).unwrap();
         let mut expected = vec![0.0; 3 * 101 * 67];
         mask.fill(0, &mut expected);
         let on = On { device: &device, tracked: false, stored: DType::F32, half: false };
         let ones = on.normal(1, [3, 101, 67], 1.0).ones_like();
-        assert_eq!(values(&ops::dropout(ones.clone(), probability, 7, &pass())), expected);
+        assert_eq!(values(&ops::dropout(ones.clone(), probability, pass().site(7))), expected);
         assert_eq!(values(&ops::dropout_onto(ones.zeros_like(), ones, mask)), expected);
     }
 }
 
 #[test]
 fn dropout_equals_that_of_the_cpu() {
-    let mask = pass().dropout_mask(0.3, 7).unwrap();
+    let mask = pass().site(7).dropout_mask(0.3).unwrap();
     let alone = |on: On<'_>| {
         let x = on.leaf(1, [3, 101, 67], 1.0);
-        pulled(on, ops::dropout(x.clone(), 0.3, 7, &pass()), vec![Leaf::Three(x)])
+        pulled(on, ops::dropout(x.clone(), 0.3, pass().site(7)), vec![Leaf::Three(x)])
     };
     let onto = |on: On<'_>| {
         let (residual, x) = (on.leaf(1, [3, 101, 67], 1.0), on.leaf(2, [3, 101, 67], 1.0));
@@ -389,7 +388,7 @@ fn what_a_device_does_not_compute_with_is_refused() {
         let tensors = floats.map(|float| Tensor::<3>::zeros([1, 2, 3], (&device, float)));
         let run = || {
             let [residual, x] = tensors;
-            ops::dropout_onto(residual, x, pass().dropout_mask(0.5, 7).unwrap())
+            ops::dropout_onto(residual, x, pass().site(7).dropout_mask(0.5).unwrap())
         };
         let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).expect_err("a refusal");
         *panic.downcast::<String>().expect("a message")

@@ -1,4 +1,4 @@
-//! What stands between the matrix products of attention.
+//! Kernels between the matrix products of attention.
 //!
 //! A group is a run of heads in the order `[batch, heads]`, the first of which is `first_head`.
 
@@ -18,7 +18,7 @@ pub(crate) struct Layout {
     parts: usize,
 }
 
-/// Where the element at `at` of a group's `[heads, tokens, head width]` lies in all heads' matrix.
+/// The index in all heads' matrix of the element at `at` of a group's `[heads, tokens, head width]`.
 #[cube]
 fn whole(layout: &Layout, part: usize, at: usize) -> usize {
     let column = at % layout.head_width;

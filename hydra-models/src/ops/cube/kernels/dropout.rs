@@ -17,7 +17,7 @@ pub(super) struct Word {
     high: u32,
 }
 
-/// What a kernel is told of a mask.
+/// A mask as a kernel's argument.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(crate) struct Draws {
     /// The generator's key.

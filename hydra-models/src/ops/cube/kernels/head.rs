@@ -26,7 +26,7 @@ pub(crate) fn share(targets: &[i32], out: &mut [f32]) {
 /// Columns of logits that lie together.
 pub(crate) const PART: usize = 2048;
 
-/// Where a logit of a chunk of so many rows is: the columns lie in parts, each of them row by row, and the columns
+/// The index of a logit in a chunk of so many rows: the columns lie in parts, each of them row by row, and the columns
 /// behind all parts, which are `rest`, in one that is narrower.
 #[cube]
 fn place(row: usize, column: usize, rows: usize, rest: usize, vocabulary: usize) -> usize {

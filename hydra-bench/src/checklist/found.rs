@@ -1,0 +1,84 @@
+//! Findings of items of the checklist, and their means to measure.
+
+use anyhow::{Context, Result, bail};
+use hydra_core::panic_message;
+use serde::Serialize;
+use serde_json::Value;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Instant;
+
+/// The verdict of an item.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Verdict {
+    Pass,
+    Fails,
+    #[serde(rename = "not applicable")]
+    NotApplicable,
+}
+
+impl Verdict {
+    pub(crate) fn of(passes: bool) -> Self {
+        if passes { Self::Pass } else { Self::Fails }
+    }
+}
+
+/// The findings of an item.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Found {
+    pub(crate) verdict: Verdict,
+    /// Why.
+    pub(crate) says: String,
+    /// The figure that stands for the item.
+    pub(crate) figure: String,
+    /// Everything that was measured.
+    pub(crate) rows: Vec<Value>,
+}
+
+impl Found {
+    pub(crate) fn new(
+        verdict: Verdict,
+        figure: impl Into<String>,
+        says: impl Into<String>,
+        rows: Vec<Value>,
+    ) -> Self {
+        Self { verdict, says: says.into(), figure: figure.into(), rows }
+    }
+
+    pub(crate) fn not_applicable(says: impl Into<String>) -> Self {
+        Self::new(Verdict::NotApplicable, "-", says, Vec::new())
+    }
+}
+
+/// Runs `f`; a panic of it, such as that of a layer that has no kernels for the device, is an error.
+pub(crate) fn guarded<T>(f: impl FnOnce() -> Result<T>) -> Result<T> {
+    catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|panic| bail!("it panicked: {}", panic_message(&*panic)))
+}
+
+/// Runs `f` and gives its result and its seconds. Whoever computes in it waits for the device.
+pub(crate) fn timed<T>(f: impl FnOnce() -> Result<T>) -> Result<(T, f64)> {
+    let since = Instant::now();
+    let result = f()?;
+    Ok((result, since.elapsed().as_secs_f64()))
+}
+
+/// The shortest of some repetitions, in seconds, after one that is not counted.
+pub(crate) fn best_of(repetitions: usize, mut f: impl FnMut() -> Result<()>) -> Result<f64> {
+    f().context("the repetition before the first")?;
+    (0..repetitions).try_fold(f64::INFINITY, |best, _| Ok(best.min(timed(&mut f)?.1)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_panics_is_an_error_that_says_so() {
+        let quiet = std::panic::take_hook();
+        std::panic::set_hook(Box::new(|_| ()));
+        let error = guarded(|| -> Result<()> { panic!("no kernel for {}", "it") }).unwrap_err();
+        std::panic::set_hook(quiet);
+        assert_eq!(error.to_string(), "it panicked: no kernel for it");
+        assert_eq!(guarded(|| Ok(3)).unwrap(), 3);
+    }
+}

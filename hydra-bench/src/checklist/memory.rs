@@ -1,0 +1,236 @@
+//! The memory of the device: whether a refusal is survived, and whether what is reserved stays what it is.
+
+use super::found::{Found, Verdict, guarded};
+use super::subject::{Subject, computes};
+use super::training::{Model, each_model, finished};
+use crate::machine::procfs;
+use anyhow::{Context, Result};
+use burn::tensor::{Device, Tensor};
+use hydra_core::{AnyTensor, ByteSize, DeviceError, DeviceTensor, finish};
+use hydra_engine::{Observer, OpenDevice, RunEvent, Track, TrainTask, Work};
+use serde_json::{Value, json};
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// More memory than any card has: the end of a search for it.
+const BEYOND_ALL_CARDS: u64 = 4 << 40;
+
+/// Allocates until the device refuses, and computes afterwards.
+pub(super) fn out_of_memory(subject: &Subject) -> Result<Found> {
+    if subject.is_cpu() {
+        let why = "a CPU device's memory is the host's, which nobody takes whole";
+        return Ok(Found::not_applicable(why));
+    }
+    if !subject.oom {
+        return Ok(Found::not_applicable("only with --oom, because it takes all memory that the device has"));
+    }
+    let device = subject.open()?;
+    let (chunk, bound) = match subject.is_cuda() {
+        // CubeCL refuses what is larger than a part of a card, whatever is free; small cards count too.
+        true => (256 << 20, BEYOND_ALL_CARDS),
+        // A device in software would take the host's memory and be ended by the system.
+        false => (64 << 20, subject.device.memory.bytes()),
+    };
+    let (held, end) = allocate_until_refused(&device.burn, chunk, bound);
+    device.probe.reset_peak(device.measured_as());
+    let reserved = device.probe.peak(device.measured_as());
+    let after = guarded(|| computes(&device.burn));
+    let rows = vec![json!({
+        "allocated_bytes": held, "bound_bytes": bound, "refusal": end.words(),
+        "reserved_after_bytes": reserved,
+        "computes_after": after.as_ref().err().map_or("yes".to_owned(), |error| format!("{error:#}")),
+    })];
+    Ok(judge_refusal(ByteSize(held), end, after, rows))
+}
+
+/// The end of allocating.
+enum End {
+    /// All that was asked for was there.
+    Bound,
+    /// The device said why not.
+    Refused(DeviceError),
+    Panicked(anyhow::Error),
+}
+
+impl End {
+    fn words(&self) -> Option<String> {
+        match self {
+            Self::Bound => None,
+            Self::Refused(error) => Some(error.to_string()),
+            Self::Panicked(error) => Some(format!("{error:#}")),
+        }
+    }
+}
+
+fn judge_refusal(held: ByteSize, end: End, after: Result<()>, rows: Vec<Value>) -> Found {
+    let figure = format!("{held} allocated");
+    let (verdict, says) = match (end, after) {
+        (_, Err(error)) => (Verdict::Fails, format!("the device does not compute afterwards: {error:#}")),
+        (End::Bound, Ok(())) => {
+            (Verdict::NotApplicable, format!("the device gave {held}, which is all that was asked of it"))
+        }
+        (End::Panicked(error), Ok(())) => (Verdict::Fails, format!("the refusal is no error: {error:#}")),
+        (End::Refused(error), Ok(())) if held.bytes() == 0 => {
+            (Verdict::Fails, format!("the device refused the first allocation: {error}"))
+        }
+        (End::Refused(error @ DeviceError::OutOfMemory { .. }), Ok(())) => {
+            (Verdict::Pass, format!("refused with an error, and the device computes on: {error}"))
+        }
+        (End::Refused(error), Ok(())) => (Verdict::Fails, format!("not told as out of memory: {error}")),
+    };
+    Found::new(verdict, figure, says, rows)
+}
+
+/// Returns the bytes that were had, and why no more.
+fn allocate_until_refused(device: &Device, chunk: u64, bound: u64) -> (u64, End) {
+    let mut held: Vec<DeviceTensor> = Vec::new();
+    loop {
+        let bytes = held.iter().map(DeviceTensor::len_bytes).sum::<u64>();
+        if bytes + chunk > bound {
+            return (bytes, End::Bound);
+        }
+        match guarded(|| Ok(allocate(device, chunk))) {
+            Ok(Ok(tensor)) => held.push(tensor),
+            Ok(Err(error)) => return (bytes, End::Refused(error)),
+            Err(error) => return (bytes, End::Panicked(error)),
+        }
+    }
+}
+
+fn allocate(device: &Device, bytes: u64) -> Result<DeviceTensor, DeviceError> {
+    let zeros = Tensor::<1>::zeros([bytes as usize / size_of::<f32>()], device);
+    let tensor = AnyTensor::from(zeros).into_device_tensor();
+    finish(device, &[&tensor])?;
+    Ok(tensor)
+}
+
+/// Spilled training, with a look at what the device has reserved after every minibatch.
+pub(super) fn plateau(subject: &Subject) -> Result<Found> {
+    let mut rows = Vec::new();
+    let (mut grown, mut most) = (Vec::new(), 0);
+    let problems = each_model(subject, &mut rows, |model| {
+        let watched = watched(subject, model)?;
+        most = most.max(watched.most(2..4));
+        grown.extend(watched.grown().then_some(model.name));
+        Ok(watched.row(model.name))
+    })?;
+    let swaps: u64 = rows.iter().filter_map(|row| row["swaps"].as_u64()).sum();
+    let figure = format!("{} after {swaps} swaps", ByteSize(most));
+    let (verdict, says) = match (problems.as_slice(), grown.as_slice()) {
+        ([_, ..], _) => (Verdict::Fails, format!("not every model trained: {}", problems.join("; "))),
+        _ if subject.is_cpu() => {
+            let why = "a CPU device has no pools; the figure is the memory of the whole process";
+            (Verdict::NotApplicable, why.to_owned())
+        }
+        (_, []) => {
+            let says = "in the second half of each run what the device reserved did not go on growing";
+            (Verdict::Pass, says.to_owned())
+        }
+        _ => (
+            Verdict::Fails,
+            format!("what the device reserves still grows in the second half: {}", grown.join(", ")),
+        ),
+    };
+    Ok(Found::new(verdict, figure, says, rows))
+}
+
+/// The bytes reserved after each minibatch, and the number of promotions.
+#[derive(Clone, Debug, Default)]
+struct Watched {
+    reserved: Vec<u64>,
+    swaps: u64,
+}
+
+impl Watched {
+    /// The most of the minibatches from one quarter of the run until another.
+    fn most(&self, quarters: Range<usize>) -> u64 {
+        let at = |quarter: usize| quarter * self.reserved.len() / 4;
+        self.reserved[at(quarters.start)..at(quarters.end)].iter().copied().max().unwrap_or(0)
+    }
+
+    /// Returns true if the last quarter reserves more than the third, and that more than all before: what grows without an end
+    /// does so in both. Memory is freed a while after its last use, so a single page more tells nothing; twice as much
+    /// does.
+    fn grown(&self) -> bool {
+        let (first, third, last) = (self.most(0..2), self.most(2..3), self.most(3..4));
+        (third > first && last > third) || third.max(last) >= (2 * first).max(1)
+    }
+
+    fn row(&self, model: &str) -> Value {
+        json!({
+            "model": model, "swaps": self.swaps, "minibatches": self.reserved.len(),
+            "reserved_bytes": self.reserved,
+        })
+    }
+}
+
+struct Watch {
+    device: OpenDevice,
+    cpu: bool,
+    seen: Arc<Mutex<Watched>>,
+}
+
+impl Observer for Watch {
+    fn observe(&mut self, event: &RunEvent<'_>) {
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        match event {
+            RunEvent::Span(span) if matches!(span.track, Track::Copy(_)) && span.work == Work::Promote => {
+                seen.swaps += 1;
+            }
+            RunEvent::Minibatch { .. } => seen.reserved.push(match self.cpu {
+                true => procfs::of_this_process("VmRSS").unwrap_or_default().bytes(),
+                false => self.device.probe.peak(self.device.measured_as()),
+            }),
+            _ => {}
+        }
+    }
+}
+
+fn watched(subject: &Subject, model: &Model) -> Result<Watched> {
+    // A shard is promoted for its forward and for its backward, the last one for both at once.
+    let swaps = 2 * model.cuts.len() + 1;
+    let steps = subject.pick(500usize, 40).div_ceil(swaps).max(4);
+    let seen = Arc::new(Mutex::new(Watched::default()));
+    let watch = Watch { device: subject.open()?, cpu: subject.is_cpu(), seen: seen.clone() };
+    let mut run = subject.orchestrator(subject.device.memory)?.observer(Box::new(watch));
+    let task = TrainTask::new(model.name, model.chain.clone(), model.data.clone(), model.spec(steps));
+    run.submit(task.cuts(model.cuts.clone()))?;
+    finished(run.run()?)?;
+    let watched = seen.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    (watched.reserved.len() == steps).then_some(watched).context("a minibatch was not seen")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn growth_is_what_the_second_half_has_more() {
+        let of = |reserved: &[u64]| Watched { reserved: reserved.to_vec(), swaps: 1 };
+        assert!(!of(&[1, 5, 5, 4]).grown() && !of(&[0; 4]).grown());
+        assert!(!of(&[1, 5, 5, 6]).grown() && !of(&[1, 5, 6, 6]).grown(), "a page more, once");
+        assert!(of(&[1, 5, 5, 10]).grown() && of(&[1, 5, 50, 5]).grown(), "once, and far more than a page");
+        assert!(of(&[1, 5, 6, 7]).grown() && of(&[1, 2, 3, 4, 5, 6, 7, 8]).grown());
+        assert_eq!(of(&[4, 5, 6, 3]).most(2..4), 6);
+        assert!(procfs::of_this_process("VmRSS").unwrap().bytes() > 1 << 20);
+    }
+
+    #[test]
+    fn a_refusal_passes_only_as_an_error_that_the_device_survives() {
+        let verdict = |end, after: Result<()>| judge_refusal(ByteSize(1), end, after, Vec::new()).verdict;
+        let refused = || End::Refused(DeviceError::OutOfMemory { bytes: 1 });
+        assert_eq!(verdict(refused(), Ok(())), Verdict::Pass);
+        assert_eq!(verdict(End::Refused(DeviceError::new("no room")), Ok(())), Verdict::Fails);
+        assert_eq!(verdict(End::Panicked(anyhow::anyhow!("no room")), Ok(())), Verdict::Fails);
+        assert_eq!(verdict(End::Bound, Ok(())), Verdict::NotApplicable);
+        assert_eq!(verdict(refused(), Err(anyhow::anyhow!("dead"))), Verdict::Fails);
+    }
+
+    #[test]
+    fn allocation_ends_at_the_bound() {
+        let device = Device::flex();
+        let (held, end) = allocate_until_refused(&device, 1 << 20, 5 << 19);
+        assert_eq!((held, end.words()), (2 << 20, None));
+        computes(&device).unwrap();
+    }
+}

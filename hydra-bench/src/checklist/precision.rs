@@ -1,0 +1,99 @@
+//! Training in a device's types of floats: the losses of a GPT-2 in each of them beside those of the CPU in `f32`.
+
+use super::found::{Found, Verdict};
+use super::subject::{Subject, supports};
+use super::training;
+use anyhow::{Result, ensure};
+use burn::tensor::Device;
+use hydra_core::{FloatType, OptimizerSpec, TrainSpec};
+use hydra_engine::plain;
+use hydra_models::ops::{Precision, set_precision};
+use serde_json::{Value, json};
+
+/// A type of floats, and the distance that its losses may have from the CPU's, as a part of those.
+struct Way {
+    name: &'static str,
+    float: FloatType,
+    tf32: bool,
+    /// For `f32` the order of sums, for the others some roundings: a product of TF32 has 11 bits, one of `bf16` 8.
+    bound: f64,
+}
+
+const WAYS: [Way; 3] = [
+    Way { name: "f32", float: FloatType::F32, tf32: false, bound: 1e-5 },
+    Way { name: "tf32", float: FloatType::F32, tf32: true, bound: 2e-3 },
+    Way { name: "bf16", float: FloatType::Bf16, tf32: false, bound: 5e-3 },
+];
+
+/// Trains on the CPU and, in every type that it has, on the device.
+pub(super) fn losses(subject: &Subject) -> Result<Found> {
+    let device = subject.open()?;
+    let expected = train(subject, FloatType::F32, &Device::flex())?;
+    let mut rows = Vec::new();
+    for way in &WAYS {
+        if (way.tf32 && !subject.is_cuda()) || !supports(&device.burn, way.float) {
+            continue;
+        }
+        set_precision(if way.tf32 { Precision::Tf32 } else { Precision::F32 });
+        let found = train(subject, way.float, &device.burn);
+        set_precision(Precision::F32);
+        let found = found?;
+        let worst = farthest(&expected, &found);
+        rows.push(
+            json!({"floats": way.name, "worst": worst, "bound": way.bound, "losses": found, "cpu": expected}),
+        );
+    }
+    Ok(judge(rows))
+}
+
+/// The largest distance of a loss from the expected one, as a part of that; no number if one of them is none.
+fn farthest(expected: &[f64], found: &[f64]) -> f64 {
+    let apart = expected.iter().zip(found).map(|(expected, found)| (found / expected - 1.0).abs());
+    apart.fold(0.0, |worst, x| if x.is_nan() || x > worst { x } else { worst })
+}
+
+fn judge(rows: Vec<Value>) -> Found {
+    let number = |row: &Value, name: &str| row[name].as_f64().unwrap_or(f64::NAN);
+    let name = |row: &Value| row["floats"].as_str().unwrap_or_default().to_owned();
+    let figure: Vec<String> =
+        rows.iter().map(|row| format!("{} {:.1e}", name(row), number(row, "worst"))).collect();
+    // What is no number is beyond every bound.
+    let beyond = |row: &&Value| number(row, "worst").is_nan() || number(row, "worst") > number(row, "bound");
+    let wrong: Vec<String> = rows.iter().filter(beyond).map(name).collect();
+    let says = match wrong.as_slice() {
+        [] => "the losses of each type differ from the CPU's in f32 by less than its bound".to_owned(),
+        _ => format!("the losses differ from the CPU's in f32 by more than allowed: {}", wrong.join(", ")),
+    };
+    Found::new(Verdict::of(wrong.is_empty()), figure.join(", "), says, rows)
+}
+
+fn train(subject: &Subject, float: FloatType, device: &Device) -> Result<Vec<f64>> {
+    let model = training::gpt2(subject, float)?;
+    // A rate at which no step is so large that a last bit before it decides what comes after.
+    let spec = TrainSpec { optimizer: OptimizerSpec::adamw(5e-4), ..model.spec(subject.pick(30, 8)) };
+    let losses = plain::train_on(&model.chain, model.data.as_ref(), &spec, device)?.losses;
+    ensure!(!losses.is_empty(), "nothing was trained");
+    Ok(losses)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_loss_that_is_no_number_is_the_farthest() {
+        assert_eq!(farthest(&[2.0, 4.0], &[2.0, 3.0]), 0.25);
+        assert!(farthest(&[2.0, 4.0, 5.0], &[2.0, f64::NAN, 9.0]).is_nan());
+    }
+
+    #[test]
+    fn losses_beyond_their_bound_fail() {
+        let row = |floats: &str, worst: f64| json!({"floats": floats, "worst": worst, "bound": 1e-2});
+        let good = judge(vec![row("f32", 1e-7), row("bf16", 9e-3)]);
+        assert_eq!((good.verdict, good.figure.as_str()), (Verdict::Pass, "f32 1.0e-7, bf16 9.0e-3"));
+        for bad in [2e-2, f64::NAN] {
+            let bad = judge(vec![row("f32", 1e-7), row("bf16", bad)]);
+            assert!(bad.verdict == Verdict::Fails && bad.says.ends_with("allowed: bf16"), "{bad:?}");
+        }
+    }
+}

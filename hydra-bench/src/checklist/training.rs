@@ -1,0 +1,425 @@
+//! Training on the device: that it learns, with the bits of the plain loop; its first step; and a model that does
+//! not fit beside one that does.
+
+use super::found::{Found, Verdict, guarded, timed};
+use super::subject::{Subject, supports};
+use crate::session::Synthetic;
+use anyhow::{Context, Result, bail, ensure};
+use hydra_core::{ByteSize, Chain, Dataset, FloatType, Key, Length, OptimizerSpec, TrainSpec};
+use hydra_engine::{
+    Admission, Observer, OptimizerPlacement, Orchestrator, Place, RunEvent, RunReport, Span, TrainTask, Work,
+    plain,
+};
+use hydra_models::data::{BlockSpec, Corpus, Split};
+use hydra_models::gpt2::{Gpt2Config, chain};
+use hydra_models::mlp;
+use hydra_models::tokenizer::Tokenizer;
+use serde_json::{Value, json};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// A spilled step may take so much longer than the longer of its computation and its copies.
+const SPILLED: f64 = 1.15;
+
+/// A model that every device has room for, with text to learn.
+pub(super) struct Model {
+    pub(super) name: &'static str,
+    pub(super) chain: Arc<Chain>,
+    pub(super) data: Arc<dyn Dataset>,
+    /// The cut-points when it is spilled.
+    pub(super) cuts: Vec<usize>,
+    batch: usize,
+}
+
+impl Model {
+    /// A training of so many minibatches.
+    pub(super) fn spec(&self, steps: usize) -> TrainSpec {
+        let spec = TrainSpec::new(OptimizerSpec::adamw(3e-3), self.batch);
+        TrainSpec { length: Length::Steps(steps), clip: Some(1.0), ..spec }
+    }
+}
+
+/// A small GPT-2 with floats of this type on the device.
+pub(super) fn gpt2(subject: &Subject, float: FloatType) -> Result<Model> {
+    let config = Gpt2Config::preset("bytes-tiny")?;
+    let tokenizer = Tokenizer::for_model(None, config.vocab_size)?;
+    let form = BlockSpec { context: subject.pick(64, 16), vocab_size: config.vocab_size };
+    let data = Corpus::builtin().blocks(Split::Train, &tokenizer, form)?;
+    Ok(Model {
+        name: if float == FloatType::F32 { "gpt2" } else { "gpt2 in bf16" },
+        chain: Arc::new(chain(&config, None)?.with_float_type(float)),
+        data: Arc::new(data),
+        cuts: vec![1, 3, 5],
+        batch: 8,
+    })
+}
+
+/// One of dense layers, which needs only what Burn has, and some of GPT-2 with the layers of this project.
+fn small_models(subject: &Subject) -> Result<Vec<Model>> {
+    let dense = Model {
+        name: "mlp",
+        chain: Arc::new(mlp::chain(&[2, 64, 64, 64], 3)?),
+        data: Arc::new(mlp::Spirals::new(7, 64, 3)),
+        cuts: vec![1, 2, 3],
+        // All of the points, so that few steps show whether it learns.
+        batch: 64,
+    };
+    let config = Gpt2Config::preset("bytes-tiny")?;
+    let (corpus, tokenizer) = (Corpus::builtin(), Tokenizer::for_model(None, config.vocab_size)?);
+    // Sizes that are no multiple of anything, and one block at a time: some devices pad rows.
+    let odd = Gpt2Config { n_embd: 42, n_head: 2, n_layer: 2, n_positions: 50, ..config };
+    let data =
+        corpus.blocks(Split::Train, &tokenizer, BlockSpec { context: 50, vocab_size: odd.vocab_size })?;
+    let uneven = Model {
+        name: "gpt2 of odd sizes",
+        chain: Arc::new(chain(&odd, None)?),
+        data: Arc::new(data),
+        cuts: vec![1, 2, 3],
+        batch: 1,
+    };
+    let mut models = vec![dense, gpt2(subject, FloatType::F32)?, uneven];
+    if supports(&subject.open()?.burn, FloatType::Bf16) {
+        models.push(gpt2(subject, FloatType::Bf16)?);
+    }
+    Ok(models)
+}
+
+/// Adds what `measure` finds of each small model; gives what failed.
+pub(super) fn each_model(
+    subject: &Subject,
+    rows: &mut Vec<Value>,
+    mut measure: impl FnMut(&Model) -> Result<Value>,
+) -> Result<Vec<String>> {
+    let mut problems = Vec::new();
+    for model in small_models(subject)? {
+        match guarded(|| measure(&model)) {
+            Ok(row) => rows.push(row),
+            Err(error) => {
+                let problem = format!("{error:#}");
+                problems.push(format!("{}: {problem}", model.name));
+                rows.push(json!({"model": model.name, "problem": problem}));
+            }
+        }
+    }
+    Ok(problems)
+}
+
+/// Spilled training of small models beside the plain loop on the same device.
+pub(super) fn learns(subject: &Subject) -> Result<Found> {
+    let mut rows = Vec::new();
+    let problems = each_model(subject, &mut rows, |model| learned(subject, model))?;
+    let figures: Vec<String> = rows.iter().filter_map(fall).collect();
+    let says = match problems.as_slice() {
+        [] => "every spilled run has the losses and the weights of the plain loop, to the bit".to_owned(),
+        _ => problems.join("; "),
+    };
+    Ok(Found::new(Verdict::of(problems.is_empty()), figures.join(", "), says, rows))
+}
+
+fn fall(row: &Value) -> Option<String> {
+    let losses = row["losses"].as_array()?;
+    let loss = |at: Option<&Value>| at.and_then(Value::as_f64);
+    Some(format!("{} {:.3} to {:.3}", row["model"].as_str()?, loss(losses.first())?, loss(losses.last())?))
+}
+
+fn learned(subject: &Subject, model: &Model) -> Result<Value> {
+    let spec = model.spec(subject.pick(30, 8));
+    let device = subject.open()?;
+    let plain = plain::train_on(&model.chain, model.data.as_ref(), &spec, &device.burn)?;
+    drop(device);
+    let task = TrainTask::new(model.name, model.chain.clone(), model.data.clone(), spec);
+    let mut run = subject.orchestrator(subject.device.memory)?;
+    run.submit(task.cuts(model.cuts.clone()))?;
+    let report = finished(run.run()?)?;
+    let task = &report.tasks[0];
+    ensure!(falls(&plain.losses), "the loss does not fall: {:?}", plain.losses);
+    ensure!(
+        task.losses == plain.losses,
+        "the losses of {} shards are not those of the plain loop: {:?} against {:?}",
+        task.plan.shards,
+        task.losses,
+        plain.losses
+    );
+    ensure!(
+        task.weights_sha256.as_deref() == Some(&plain.weights_sha256),
+        "the weights of {} shards are not those of the plain loop, although the losses are",
+        task.plan.shards
+    );
+    Ok(json!({
+        "model": model.name, "shards": task.plan.shards, "losses": task.losses,
+        "weights_sha256": task.weights_sha256,
+    }))
+}
+
+/// Returns true if the last two losses are below the first two, on average.
+fn falls(losses: &[f64]) -> bool {
+    let finite = losses.iter().all(|loss| loss.is_finite());
+    let pair = |two: &[f64]| two.iter().sum::<f64>();
+    finite && losses.len() >= 4 && pair(&losses[losses.len() - 2..]) < pair(&losses[..2])
+}
+
+/// The first training step of the process beside later ones.
+pub(super) fn cold_start(subject: &Subject) -> Result<Found> {
+    let mut rows = Vec::new();
+    let problems = each_model(subject, &mut rows, |model| first_and_later(subject, model))?;
+    let seconds = |name: &str| rows.iter().filter_map(|row| row[name].as_f64()).sum::<f64>();
+    let figure = format!("{:.3} s, then {:.3} s", seconds("first_s"), seconds("later_s"));
+    let says = match problems.as_slice() {
+        [] => "a first step finds no kernel compiled; the sum of the models is shown".to_owned(),
+        _ => problems.join("; "),
+    };
+    Ok(Found::new(Verdict::of(problems.is_empty()), figure, says, rows))
+}
+
+fn first_and_later(subject: &Subject, model: &Model) -> Result<Value> {
+    let (device, open_s) = timed(|| subject.open())?;
+    let spec = model.spec(1);
+    let step = || timed(|| Ok(plain::train_on(&model.chain, model.data.as_ref(), &spec, &device.burn)?));
+    let (_, first) = step()?;
+    let later: Vec<f64> = (0..5).map(|_| Ok(step()?.1)).collect::<Result<_>>()?;
+    let shortest = later.iter().copied().fold(f64::INFINITY, f64::min);
+    Ok(json!({"model": model.name, "open_s": open_s, "first_s": first, "later_s": shortest, "later": later}))
+}
+
+/// The model that is stepped whole and spilled.
+struct Stepped {
+    preset: &'static str,
+    context: usize,
+    batch: usize,
+    warmup: usize,
+    steps: usize,
+}
+
+/// A GPT-2 that fits, and the same with a quarter of the memory that this takes.
+pub(super) fn spilled(subject: &Subject) -> Result<Found> {
+    let stepped = match (subject.quick, subject.is_cuda()) {
+        (true, _) => Stepped { preset: "bytes-small", context: 32, batch: 1, warmup: 1, steps: 2 },
+        (false, true) => Stepped { preset: "gpt2", context: 512, batch: 4, warmup: 2, steps: 6 },
+        (false, false) => Stepped { preset: "bytes-small", context: 128, batch: 4, warmup: 2, steps: 6 },
+    };
+    let on_host = |memory| step(&stepped, subject.orchestrator(memory)?, memory);
+    let (whole, admission) = on_host(subject.device.memory)?;
+    let plan = &admission.tasks[0].plan;
+    let shards = plan.shards.len();
+    ensure!(shards == 1, "{} is cut into {shards} shards in {}", stepped.preset, subject.device.memory);
+    let (resident, least) = (plan.single_shard_bytes, plan.min_device_memory_bytes);
+    // What a pilot pass measures differs a little from one to the next.
+    let memory = ByteSize((resident / 4).max(least + least / 10));
+    let (cut, _) = on_host(memory)?;
+    let all = subject.device.memory;
+    let mut rows = vec![whole.row("resident", all, &stepped), cut.row("spilled", memory, &stepped)];
+    if let Some(stays) = stepped_there(subject, &stepped)? {
+        ensure!(
+            stays.losses == whole.losses,
+            "stepped on the device, the losses are others: {:?}",
+            stays.losses
+        );
+        rows.push(stays.row("resident, optimizer there", all, &stepped));
+    }
+    rows.iter_mut().for_each(|row| row["takes_whole_bytes"] = json!(resident));
+    Ok(judge_spilled(subject, &whole, &cut, memory.bytes() as f64 / resident as f64, rows))
+}
+
+fn judge_spilled(subject: &Subject, whole: &Timeline, cut: &Timeline, share: f64, rows: Vec<Value>) -> Found {
+    let ratio = cut.step_s() / cut.compute_s().max(cut.transfer_s());
+    let over = cut.step_s() / whole.step_s();
+    let figure = format!("{ratio:.2} of the longer part, {over:.2} of the resident step");
+    if whole.losses != cut.losses {
+        return Found::new(
+            Verdict::Fails,
+            figure,
+            "the losses of the spilled run are not the resident one's",
+            rows,
+        );
+    }
+    let says = format!(
+        "with {:.0} % of the memory, in {} shards, a step takes {:.4} s, of computation {:.4} s and of copies \
+         {:.4} s in the busier direction; the losses are the resident run's",
+        100.0 * share,
+        cut.shards,
+        cut.step_s(),
+        cut.compute_s(),
+        cut.transfer_s()
+    );
+    if !subject.is_cuda() {
+        let says = format!("{says}; no bound is set for other devices than NVIDIA's");
+        return Found::new(Verdict::NotApplicable, figure, says, rows);
+    }
+    Found::new(Verdict::of(ratio <= SPILLED), figure, format!("{says}; {SPILLED} is allowed"), rows)
+}
+
+/// When what happened in a run.
+#[derive(Clone, Debug, Default)]
+struct Timeline {
+    warmup: usize,
+    shards: usize,
+    peak_bytes: u64,
+    /// Bytes of the whole run, up and down.
+    moved: [u64; 2],
+    /// Between the first minibatch and the last.
+    stall_s: f64,
+    losses: Vec<f64>,
+    /// The ends of the minibatches.
+    ends: Vec<f64>,
+    spans: Vec<Span>,
+}
+
+impl Timeline {
+    /// From the end of the warmup to the end of the last minibatch.
+    fn window(&self) -> (f64, f64) {
+        let last = self.ends.last().copied().unwrap_or(0.0);
+        let first = self.warmup.checked_sub(1).and_then(|at| self.ends.get(at)).copied().unwrap_or(0.0);
+        (first, last)
+    }
+
+    fn steps(&self) -> f64 {
+        (self.ends.len() - self.warmup) as f64
+    }
+
+    fn step_s(&self) -> f64 {
+        (self.window().1 - self.window().0) / self.steps()
+    }
+
+    /// Seconds a step of such work; spans that the window cuts count with their part in it.
+    fn of(&self, works: &[Work]) -> f64 {
+        let (from, to) = self.window();
+        let within = |span: &Span| (span.end_s.min(to) - span.start_s.max(from)).max(0.0);
+        self.spans.iter().filter(|span| works.contains(&span.work)).map(within).sum::<f64>() / self.steps()
+    }
+
+    fn compute_s(&self) -> f64 {
+        self.of(&[Work::Forward, Work::Backward])
+    }
+
+    /// Each direction has a lane of its own, so the busier one decides.
+    fn transfer_s(&self) -> f64 {
+        self.of(&[Work::Promote]).max(self.of(&[Work::TakeDown]))
+    }
+
+    /// The wait for the optimizer before a step; before the first there is none.
+    fn step_stall_s(&self) -> f64 {
+        self.stall_s / (self.ends.len() - 1) as f64
+    }
+
+    fn row(&self, variant: &str, memory: ByteSize, stepped: &Stepped) -> Value {
+        json!({
+            "variant": variant, "model": stepped.preset, "context": stepped.context, "batch": stepped.batch,
+            "budget_bytes": memory.bytes(), "peak_bytes": self.peak_bytes, "shards": self.shards,
+            "step_s": self.step_s(), "compute_s": self.compute_s(), "up_s": self.of(&[Work::Promote]),
+            "down_s": self.of(&[Work::TakeDown]), "run_up_bytes": self.moved[0],
+            "run_down_bytes": self.moved[1], "optimizer_s": self.of(&[Work::Step]),
+            "optimizer_stall_s": self.step_stall_s(), "losses": self.losses,
+        })
+    }
+}
+
+struct Recording(Arc<Mutex<Timeline>>);
+
+impl Observer for Recording {
+    fn observe(&mut self, event: &RunEvent<'_>) {
+        let mut timeline = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match event {
+            RunEvent::Span(span) => timeline.spans.push(*span),
+            RunEvent::Minibatch { at_s, .. } => timeline.ends.push(*at_s),
+            _ => {}
+        }
+    }
+}
+
+/// The same where all stays on the device and is stepped there; `None` where that is not possible to the bit.
+fn stepped_there(subject: &Subject, stepped: &Stepped) -> Result<Option<Timeline>> {
+    let run = || subject.placed(subject.device.memory, OptimizerPlacement::Auto);
+    let mut asked = run()?;
+    asked.submit(stepped.task()?)?;
+    match asked.admit()?.admission().tasks[0].optimizer.on {
+        Place::Host => Ok(None),
+        Place::Device => Ok(Some(step(stepped, run()?, subject.device.memory)?.0)),
+    }
+}
+
+/// Steps in a run with so much memory.
+fn step(stepped: &Stepped, run: Orchestrator, memory: ByteSize) -> Result<(Timeline, Admission)> {
+    let timeline = Arc::new(Mutex::new(Timeline { warmup: stepped.warmup, ..Timeline::default() }));
+    let mut run = run.observer(Box::new(Recording(timeline.clone())));
+    run.submit(stepped.task()?)?;
+    let run = run.admit().with_context(|| format!("{} in {memory}", stepped.preset))?;
+    let admission = run.admission().clone();
+    let report = finished(run.start()?)?;
+    let mut timeline = timeline.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let (task, device) = (&report.tasks[0], &report.devices[0]);
+    ensure!(timeline.ends.len() == stepped.warmup + stepped.steps, "a minibatch was not seen");
+    (timeline.shards, timeline.peak_bytes) = (task.plan.shards, device.peak_bytes);
+    (timeline.stall_s, timeline.losses) = (task.times.optimizer_stall_s, task.losses.clone());
+    timeline.moved = [report.transfers.promoted_bytes, report.transfers.demoted_bytes];
+    Ok((timeline, admission))
+}
+
+/// The report of a run whose first task must not have failed.
+pub(super) fn finished(report: RunReport) -> Result<RunReport> {
+    match &report.tasks[0].error {
+        Some(error) => bail!("{error}"),
+        None => Ok(report),
+    }
+}
+
+impl Stepped {
+    fn task(&self) -> Result<TrainTask> {
+        let preset = Gpt2Config::preset(self.preset)?;
+        let config = Gpt2Config { resid_pdrop: 0.0, embd_pdrop: 0.0, attn_pdrop: 0.0, ..preset };
+        let steps = self.warmup + self.steps;
+        let data = Synthetic {
+            key: Key::new(0),
+            context: self.context,
+            vocabulary: config.vocab_size as u64,
+            len: steps * self.batch,
+        };
+        let spec = TrainSpec::new(OptimizerSpec::adamw(1e-4), self.batch);
+        let spec = TrainSpec { length: Length::Steps(steps), shuffle: false, ..spec };
+        Ok(TrainTask::new("step", Arc::new(chain(&config, None)?), Arc::new(data), spec))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hydra_core::{DeviceId, TaskId};
+    use hydra_engine::Track;
+
+    #[test]
+    fn a_loss_falls_if_it_ends_below_its_beginning() {
+        assert!(falls(&[5.0, 4.9, 4.0, 3.0]));
+        assert!(!falls(&[5.0, 4.9, 5.0, 4.9]));
+        assert!(!falls(&[5.0, 4.9, 4.0, f64::NAN]));
+        assert!(!falls(&[5.0, 4.0]));
+    }
+
+    #[test]
+    fn the_window_is_what_follows_the_warmup() {
+        let span = |work, start_s, end_s| Span {
+            track: Track::Compute(DeviceId(0)),
+            task: TaskId(0),
+            work,
+            shard: 0,
+            step: 0,
+            start_s,
+            end_s,
+        };
+        let timeline = Timeline {
+            warmup: 1,
+            ends: vec![1.0, 3.0, 5.0],
+            spans: vec![
+                span(Work::Forward, 0.0, 2.0),
+                span(Work::Backward, 2.0, 4.0),
+                span(Work::Promote, 1.0, 2.0),
+                span(Work::TakeDown, 2.0, 5.0),
+            ],
+            stall_s: 0.5,
+            moved: [30, 6],
+            ..Timeline::default()
+        };
+        assert_eq!((timeline.step_s(), timeline.compute_s(), timeline.transfer_s()), (2.0, 1.5, 1.5));
+        let stepped = Stepped { preset: "bytes-small", context: 1, batch: 1, warmup: 1, steps: 2 };
+        let row = timeline.row("spilled", ByteSize(9), &stepped);
+        assert_eq!((&row["optimizer_stall_s"], &row["budget_bytes"]), (&json!(0.25), &json!(9)));
+        assert_eq!((&row["run_up_bytes"], &row["run_down_bytes"]), (&json!(30), &json!(6)));
+    }
+}

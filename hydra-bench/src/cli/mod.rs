@@ -1,0 +1,87 @@
+//! The command line: the commands by name, what their help says, and who does what they say.
+//! It may touch every room below, of which it mostly calls `commands`.
+//! It never does anything itself.
+
+use crate::commands::{
+    check, compare, doctor, eval, partition, report, resume, select, simulate, step, train,
+};
+use crate::session::Surroundings;
+use crate::terminal::Outcome;
+use clap::{Parser, Subcommand};
+
+const AFTER_HELP: &str = "\
+Without a subcommand, `hydra` is `hydra select`. Without --model, --data, --batch, --devices, --device-memory \
+and --spec, that is the demo: twelve small byte-level GPT-2 models, trained from scratch on the built-in corpus \
+by two logical CPU devices of one thread each, whose memory is so small that every model is cut into three \
+shards or more.
+
+The exit status is 0 when every task was trained, 1 when something failed, 2 when the command line is \
+wrong, and 130 when the run was interrupted. HYDRA_LOG=info shows the run's log on standard error.";
+
+/// Of `hydra resume`, whose flags of devices and checkpoints are those of every command.
+const AFTER_RESUME: &str = "\
+What is not given is as the run was begun, whatever the defaults above: its devices and their memory, and how often \
+it writes checkpoints. Results do not depend on it, but for the kind of device, --precision and --optimizer-placement.";
+
+/// Train many models, each larger than a device's memory, on few devices, exactly.
+#[derive(Debug, Parser)]
+#[command(name = "hydra", version, args_conflicts_with_subcommands = true, after_help = AFTER_HELP)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Option<Command>,
+    #[command(flatten)]
+    pub(crate) select: select::SelectArgs,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Train a grid of batch sizes and learning rates and rank it by validation perplexity (the default)
+    #[command(after_help = AFTER_HELP)]
+    Select(Box<select::SelectArgs>),
+    /// Train one configuration
+    Train(Box<train::TrainArgs>),
+    /// Evaluate a model on a text
+    Eval(Box<eval::EvalArgs>),
+    /// Measure a model and show where it is cut for a device's memory
+    Partition(Box<partition::PartitionArgs>),
+    /// Measure how fast a training step is and where its time goes
+    Step(Box<step::StepArgs>),
+    /// Say what a GPU needs and what of it is here; the exit status is 0 if `--devices cuda:0` can be used, 1 if not
+    Doctor(doctor::DoctorArgs),
+    /// Try a device and measure it: do its kernels, copies and memory do what training needs?
+    Check(Box<check::CheckArgs>),
+    /// Go on with a run that was interrupted, from its last checkpoints, to the results that it would have had
+    #[command(after_help = AFTER_RESUME)]
+    Resume(Box<resume::ResumeArgs>),
+    /// Print the leaderboard of a run directory again
+    Report(report::ReportArgs),
+    /// Simulate a scheduling policy on a workload of stated costs, in virtual time
+    Simulate(simulate::SimulateArgs),
+    /// Compare ways to train a workload of stated costs, and scheduling policies
+    Compare(compare::CompareArgs),
+}
+
+impl Cli {
+    /// Does what the command line says.
+    pub(crate) fn run(self, around: &Surroundings) -> anyhow::Result<Outcome> {
+        match self.command {
+            None => select::run(self.select, around),
+            Some(Command::Select(args)) => select::run(*args, around),
+            Some(Command::Train(args)) => train::run(*args, around),
+            Some(Command::Eval(args)) => eval::run(*args, around),
+            Some(Command::Partition(args)) => partition::run(*args, around),
+            Some(Command::Step(args)) => step::run(*args, around),
+            Some(Command::Doctor(args)) => doctor::run(&args, &around.machine),
+            Some(Command::Check(args)) => check::run(*args, around),
+            Some(Command::Resume(args)) => resume::run(&args, around),
+            Some(Command::Report(args)) => report::run(&args),
+            Some(Command::Simulate(args)) => simulate::run(&args),
+            Some(Command::Compare(args)) => compare::run(&args),
+        }
+    }
+}
+
+#[cfg(test)]
+mod spec_tests;
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,242 @@
+//! Tests of the way from flags to specs, and back from their files.
+
+use super::{Cli, Command};
+use crate::commands::select::SelectArgs;
+use crate::machine::{DevicesArg, Machine};
+use crate::run_dir::{CommandName, RunSpec};
+use crate::settings::Configuration;
+use crate::terminal::Usage;
+use anyhow::Result;
+use clap::Parser;
+use hydra_core::optimizer::AdamW;
+use hydra_core::schedule::{Linear, Schedule};
+use hydra_core::{ByteSize, Decay, Length};
+use hydra_engine::OptimizerPlacement;
+use hydra_sched::PolicyKind;
+
+const MACHINE: Machine = Machine { cores: 4, available: Some(ByteSize(10_000_000_000)), limited: false };
+
+/// Specs that were written before settings were read by serde and clap alike.
+const ALL_SETTINGS: &str = include_str!("../../tests/specs/all-settings.toml");
+const DEFAULTS: &str = include_str!("../../tests/specs/defaults.toml");
+
+fn spec(line: &str) -> Result<RunSpec> {
+    let cli = Cli::try_parse_from(["hydra"].into_iter().chain(line.split_whitespace())).unwrap();
+    let select = |args: SelectArgs| {
+        RunSpec::new(CommandName::Select, args.settings.with_grid(), &MACHINE)
+            .map(|spec| spec.checkpointed(args.checkpoints))
+    };
+    match cli.command {
+        None => select(cli.select),
+        Some(Command::Select(args)) => select(*args),
+        Some(Command::Train(args)) => RunSpec::new(CommandName::Train, args.settings, &MACHINE),
+        _ => panic!("no spec"),
+    }
+}
+
+#[test]
+fn the_default_is_twelve_configurations_on_two_small_devices() {
+    let spec = spec("--steps 3").unwrap();
+    let grid = spec.training.grid().unwrap();
+    assert_eq!(grid.len(), 12);
+    assert_eq!(grid[0], Configuration { name: "b12-lr3e-3".into(), batch: 12, lr: 3e-3 });
+    assert_eq!(grid[11].name, "b8-lr3e-5");
+    assert_eq!(spec.devices.devices().to_string(), "cpu:2x1");
+    assert_eq!(spec.devices.memory(), ByteSize::mib(12));
+}
+
+#[test]
+fn a_flag_for_model_data_batch_or_devices_ends_the_demo() {
+    for line in ["--model gpt2-mini", "--data builtin", "--batch 16,8", "--devices cpu:1", "train"] {
+        let devices = spec(line).unwrap().devices;
+        assert_eq!(devices.devices().to_string(), "cpu:1");
+        assert_eq!(devices.memory(), ByteSize(4_000_000_000));
+    }
+    assert_eq!(spec("--model gpt2-mini").unwrap().training.batch, [16, 8]);
+    let devices = spec("--device-memory 64MiB").unwrap().devices;
+    assert_eq!((devices.devices(), devices.memory()), (DevicesArg::ONE_CPU, ByteSize::mib(64)));
+}
+
+#[test]
+fn a_spec_comes_back_from_its_file() {
+    let line = "select --model gpt2-mini --batch 4 --lr 1e-3,3e-4 --cuts 1,3 --link 8GiB/s --clip 1.5 \
+                --steps 9 --epochs 2 --optimizer sgd --schedule cosine --policy srtf --no-shuffle --seed 12 \
+                --dropout 0.1 --plan plans --no-decay-norms --eval-every 4 --host-memory 1GiB --dtype bf16 \
+                --disk-memory 4GiB --disk . --optimizer-placement host --checkpoint-every 90s";
+    for line in [line, "", "train"] {
+        let spec = spec(line).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("spec.toml");
+        std::fs::write(&file, spec.to_toml().unwrap()).unwrap();
+        assert_eq!(RunSpec::load(&file, &MACHINE).unwrap(), spec);
+    }
+}
+
+#[test]
+fn specs_that_an_earlier_version_wrote_are_read_and_written_alike() {
+    for text in [ALL_SETTINGS, DEFAULTS] {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("spec.toml");
+        std::fs::write(&file, text).unwrap();
+        assert_eq!(RunSpec::load(&file, &MACHINE).unwrap().to_toml().unwrap(), text);
+    }
+}
+
+#[test]
+fn what_is_given_when_a_run_goes_on_wins_over_what_it_began_with() {
+    let resumed = |text: &str, line: &str| {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("spec.toml");
+        std::fs::write(&file, text).unwrap();
+        let line = ["hydra", "resume", "DIR"].into_iter().chain(line.split_whitespace());
+        let Some(Command::Resume(args)) = Cli::try_parse_from(line).unwrap().command else {
+            panic!("not resume")
+        };
+        RunSpec::resume(&file, dir.path(), &args.devices, &MACHINE).unwrap().devices
+    };
+    let begun = resumed(ALL_SETTINGS, "");
+    assert_eq!((begun.memory(), begun.prefetch, begun.policy), (ByteSize::mib(64), false, PolicyKind::Srtf));
+    assert!(begun.link.is_some() && begun.plan.is_some() && !begun.zero_copy);
+    let changed = resumed(
+        ALL_SETTINGS,
+        "--devices cpu:2 --host-memory 2GiB --policy fifo --cuts 2 --optimizer-placement auto",
+    );
+    assert_eq!((changed.devices().to_string().as_str(), changed.memory()), ("cpu:2", ByteSize::mib(64)));
+    assert_eq!((changed.host_memory, changed.policy), (Some(ByteSize::mib(2048)), PolicyKind::Fifo));
+    assert_eq!((changed.cuts, changed.prefetch), (Some(vec![2]), false));
+    assert_eq!(changed.optimizer_placement, OptimizerPlacement::Auto);
+    // Devices that read the host's memory in place take a share of what is free now.
+    let shared = resumed(DEFAULTS, "--no-prefetch");
+    assert_eq!((shared.memory(), shared.zero_copy, shared.prefetch), (ByteSize(4_000_000_000), true, false));
+}
+
+#[test]
+fn a_broken_spec_is_told_from_a_missing_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("spec.toml");
+    let says = |error: anyhow::Error| format!("{error:#}");
+    assert!(says(RunSpec::load(&file, &MACHINE).unwrap_err()).contains("could not be read"));
+    std::fs::write(&file, "model = 3").unwrap();
+    assert!(says(RunSpec::load(&file, &MACHINE).unwrap_err()).contains("is not a spec"));
+    let good = spec("").unwrap().to_toml().unwrap();
+    std::fs::write(&file, good.replace("cpu:2x1", "tpu:2")).unwrap();
+    assert!(says(RunSpec::load(&file, &MACHINE).unwrap_err()).contains("`tpu:2`"));
+    std::fs::write(&file, good.replace("lr = [0.003", "lr = [-0.003")).unwrap();
+    assert!(says(RunSpec::load(&file, &MACHINE).unwrap_err()).contains("learning rate"));
+    std::fs::write(&file, good.replace("format = 1", "format = 9")).unwrap();
+    assert!(says(RunSpec::load(&file, &MACHINE).unwrap_err()).contains("format 9"));
+}
+
+#[test]
+fn a_spec_in_a_file_has_the_limits_of_the_flags() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("spec.toml");
+    let good = "train --steps 3 --epochs 2 --cuts 1,2 --clip 1 --context 8 --dropout 0.5 --eval-every 2 --patience 3 \
+                --device-memory 16MiB --link 1KiB/s";
+    let good = spec(good).unwrap().to_toml().unwrap();
+    for (line, changed, says) in [
+        ("epochs = 2", "epochs = 4611686018427387904", "epochs: `4611686018427387904` is not a whole number"),
+        ("steps = 3", "steps = 4294967296", "steps: `4294967296`"),
+        ("eval_every = 2", "eval_every = 0", "eval_every: `0`"),
+        ("patience = 3", "patience = 0", "patience: `0`"),
+        ("eval_every = 2", "", "give eval_every too"),
+        ("warmup = 0", "warmup = 4294967296", "warmup: `4294967296`"),
+        ("accumulate = 1", "accumulate = 0", "accumulate: `0`"),
+        ("batch = [8]", "batch = [65537]", "batch: `65537` is not a batch size"),
+        ("lr = [0.0003]", "lr = [nan]", "lr: `NaN` is out of range"),
+        ("clip = 1.0", "clip = 0.0", "clip: `0` is out of range"),
+        ("weight_decay = 0.01", "weight_decay = -1.0", "weight_decay: `-1`"),
+        ("context = 8", "context = 1", "context: `1`"),
+        ("dropout = 0.5", "dropout = 1.0", "dropout: `1`"),
+        (
+            "device_memory_bytes = 16777216",
+            "device_memory_bytes = 0",
+            "device_memory_bytes: `0` is not a size",
+        ),
+        ("link_bytes_per_s = 1024.0", "link_bytes_per_s = -1.0", "link_bytes_per_s: `-1B/s`"),
+        ("cuts = [1, 2]", "cuts = [0, 2]", "cuts: `0` is not a cut-point"),
+    ] {
+        assert!(good.contains(line), "{line} in {good}");
+        std::fs::write(&file, good.replace(line, changed)).unwrap();
+        let error = format!("{:#}", RunSpec::load(&file, &MACHINE).unwrap_err());
+        assert!(error.contains("cannot be run") && error.contains(says), "{changed}: {error}");
+    }
+}
+
+#[test]
+fn combinations_that_make_no_sense_are_usage_errors() {
+    for (line, says) in [
+        ("--lr 1e-3,0.001", "given twice"),
+        ("--batch 8,4 --accumulate 5", "--accumulate 5 cuts --batch 4"),
+        ("--devices cuda:0 --link 8GiB/s", "--devices cuda:0 have one of their own"),
+        ("--disk .", "give --disk-memory too"),
+        ("--disk-memory 1GiB --disk there/is/none", "--disk `there/is/none` names no directory"),
+        ("--devices cpu:2 --optimizer-placement device", "is for GPUs, and --devices cpu:2 names none"),
+    ] {
+        let error = spec(line).unwrap_err();
+        assert!(error.downcast_ref::<Usage>().is_some(), "{error:#}");
+        assert!(format!("{error:#}").contains(says), "{error:#}");
+    }
+}
+
+#[cfg(not(feature = "cuda"))]
+#[test]
+fn devices_that_are_not_in_the_build_are_refused_in_flags_and_in_files() {
+    let says = |error: anyhow::Error| {
+        assert!(error.downcast_ref::<Usage>().is_none(), "{error:#}");
+        format!("{error:#}")
+    };
+    let refused = says(spec("--devices cuda:0/2 --device-memory 1GiB").unwrap_err());
+    assert!(refused.contains("`--devices cuda:0/2` cannot be used here"), "{refused}");
+    assert!(refused.contains("this build has no CUDA"), "{refused}");
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("spec.toml");
+    let good = spec("").unwrap().to_toml().unwrap();
+    std::fs::write(&file, good.replace("cpu:2x1", "cuda:0/2")).unwrap();
+    assert!(says(RunSpec::load(&file, &MACHINE).unwrap_err()).ends_with(&refused));
+}
+
+#[test]
+fn steps_and_epochs_make_the_length() {
+    let length = |line: &str| {
+        let spec = spec(line).unwrap();
+        let configuration = Configuration { name: "x".into(), batch: 4, lr: 1e-3 };
+        spec.training.of(&configuration, 0, 10).unwrap().length
+    };
+    assert_eq!(length(""), Length::Epochs(1));
+    assert_eq!(length("--epochs 3"), Length::Epochs(3));
+    assert_eq!(length("--steps 7"), Length::Steps(7));
+    assert_eq!(length("--steps 7 --epochs 2"), Length::Steps(6));
+    assert_eq!(length("--steps 5 --epochs 2"), Length::Steps(5));
+}
+
+#[test]
+fn flags_reach_the_training_spec() {
+    let spec = spec("train --lr 0.5 --batch 6 --accumulate 2 --weight-decay 0.2 --no-decay-norms --warmup 4 --schedule linear --seed 3 --no-shuffle").unwrap();
+    let configuration = &spec.training.grid().unwrap()[0];
+    let train = spec.training.of(configuration, spec.model.seed, 60).unwrap();
+    let Some(&AdamW { lr, weight_decay, .. }) = train.optimizer.downcast_ref() else { panic!("not AdamW") };
+    assert_eq!((lr, weight_decay), (0.5, 0.2));
+    assert_eq!((train.batch, train.accumulate, train.seed, train.shuffle), (6, 2, 3, false));
+    assert_eq!(train.decay, Decay::Matrices);
+    assert_eq!(train.schedule, Schedule::new(Linear, 4));
+    assert_eq!(train.steps(60), 10);
+}
+
+#[test]
+fn a_schedule_that_decays_last_says_how_long() {
+    let spec = |line: &str| spec(&format!("train --lr 1 --batch 2 --steps 9 {line}"));
+    let wsd = spec("--schedule wsd --decay-steps 4 --warmup 2").unwrap();
+    let train = wsd.training.of(&wsd.training.grid().unwrap()[0], 0, 60).unwrap();
+    assert_eq!([2, 5, 7].map(|step| train.rate(step, 9)), [1.0, 1.0, 0.5]);
+    let text = wsd.to_toml().unwrap();
+    assert!(text.contains("schedule = \"wsd\"\nwarmup = 2\ndecay_steps = 4\n"), "{text}");
+    assert!(!spec("--schedule linear").unwrap().to_toml().unwrap().contains("decay_steps"));
+    for (line, says) in
+        [("--schedule wsd", "give decay_steps too"), ("--decay-steps 4", "for the schedule wsd alone")]
+    {
+        let error = spec(line).unwrap_err();
+        assert!(error.downcast_ref::<Usage>().is_some(), "{error:#}");
+        assert!(format!("{error:#}").contains(says), "{error:#}");
+    }
+}

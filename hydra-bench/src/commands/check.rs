@@ -1,0 +1,136 @@
+//! `hydra check`: whether a device does what training needs, item by item, each with figures and a verdict.
+
+use crate::checklist::found::Verdict;
+use crate::checklist::items::{Done, ITEMS, Item, Panics, run_items};
+use crate::checklist::subject::Subject;
+use crate::machine::DevicesArg;
+use crate::session::{Surroundings, devices};
+use crate::settings::DeviceSettings;
+use crate::terminal::{Outcome, Table, Usage, print};
+use anyhow::{Result, bail};
+use clap::Args;
+use hydra_core::{ByteSize, panic_message};
+use serde_json::{Value, json};
+
+/// The page-locked memory when nobody says how much: enough for the largest copies and what stages others.
+const PAGE_LOCKED: ByteSize = ByteSize::mib(1024);
+
+/// `hydra check`.
+#[derive(Debug, Args)]
+pub(crate) struct CheckArgs {
+    /// One device: cuda:0, wgpu:0, or cpu:1 (all cores) or cpu:1xT [default: cpu:1]
+    #[arg(long, value_name = "SPEC")]
+    devices: Option<DevicesArg>,
+    /// The memory that it may use, such as 16GiB [default: as a run's]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
+    device_memory: Option<ByteSize>,
+    /// The host memory that may be page-locked for it [default: 1GiB]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
+    pinned_memory: Option<ByteSize>,
+    /// Only these items, by number
+    #[arg(long, value_name = "N,..", value_delimiter = ',')]
+    only: Vec<usize>,
+    /// Smaller sizes and fewer repetitions: whether all works, in seconds
+    #[arg(long)]
+    quick: bool,
+    /// Also allocate until the device refuses
+    #[arg(long)]
+    oom: bool,
+    /// Print a line of JSON for each item as soon as it is done, and one for the whole, alone on standard output
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the items and prints what they found.
+pub(crate) fn run(args: CheckArgs, around: &Surroundings) -> Result<Outcome> {
+    if let Some(wrong) = args.only.iter().find(|number| !ITEMS.iter().any(|item| item.number == **number)) {
+        bail!(Usage::new(format!("--only {wrong}: the items are 1 to {}", ITEMS.len())));
+    }
+    let subject = subject(&args, around)?;
+    let panics = Panics::collect();
+    let asked: Vec<&Item> =
+        ITEMS.iter().filter(|item| args.only.is_empty() || args.only.contains(&item.number)).collect();
+    // Named as the engine's threads are.
+    let thread = std::thread::Builder::new().name("hydra-check".to_owned());
+    let (done, unusable) = std::thread::scope(|scope| {
+        let items = thread.spawn_scoped(scope, || run_items(&asked, args.json, &subject, &panics))?;
+        items.join().unwrap_or_else(|panic| bail!("the check ended early: {}", panic_message(&*panic)))
+    })?;
+    let failed = done.iter().filter(|done| done.found.verdict == Verdict::Fails).count();
+    print(&if args.json {
+        format!("{}\n", whole(&subject, &done, failed))
+    } else {
+        render(&subject, &done)
+    })?;
+    match unusable {
+        Some(unusable) => Err(unusable),
+        None => Ok(if failed == 0 { Outcome::Done } else { Outcome::Failed }),
+    }
+}
+
+fn subject(args: &CheckArgs, around: &Surroundings) -> Result<Subject> {
+    let asked = DeviceSettings {
+        devices: args.devices.clone(),
+        device_memory: args.device_memory,
+        pinned_memory: args.pinned_memory,
+        ..DeviceSettings::default()
+    };
+    let spec = asked.resolve(&around.machine)?;
+    let mut devices = devices(&spec, &around.machine);
+    if devices.len() != 1 {
+        let named = spec.devices();
+        bail!(Usage::new(format!("--devices {named} is {} devices: check one at a time", devices.len())));
+    }
+    let mut device = devices.remove(0);
+    // What is checked is copies; a device that shares the host's memory makes none.
+    device.zero_copy = false;
+    Ok(Subject {
+        device,
+        page_locked: args.pinned_memory.unwrap_or(PAGE_LOCKED),
+        quick: args.quick,
+        oom: args.oom,
+    })
+}
+
+fn whole(subject: &Subject, done: &[Done], failed: usize) -> Value {
+    let count = |verdict| done.iter().filter(|done| done.found.verdict == verdict).count();
+    json!({
+        "device": subject.device.name, "device_memory_bytes": subject.device.memory, "quick": subject.quick,
+        "items": done.len(), "pass": count(Verdict::Pass), "fails": failed,
+        "not_applicable": count(Verdict::NotApplicable),
+        "seconds": done.iter().map(|done| done.seconds).sum::<f64>(),
+    })
+}
+
+fn render(subject: &Subject, done: &[Done]) -> String {
+    let device = format!("<{}", subject.device.name);
+    let mut table = Table::new([">", &device, "<verdict", "<figure"]);
+    for Done { item, name, found, .. } in done {
+        let verdict = json!(found.verdict).as_str().unwrap_or_default().to_owned();
+        table.row(vec![item.to_string(), (*name).to_owned(), verdict, found.figure.clone()]);
+    }
+    let mut text = table.render();
+    text.push('\n');
+    for Done { item, found, .. } in done {
+        text.push_str(&format!("{item:>2}: {}\n", found.says));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::checklist::found::Found;
+
+    #[test]
+    fn the_table_is_short_and_the_reasons_follow() {
+        let found = Found::new(Verdict::Fails, "2.0 GB/s", "too slow, by much", vec![json!({"a": 1})]);
+        let done = [Done { item: 2, name: "bandwidth", found, panics: Vec::new(), seconds: 1.0 }];
+        let subject = Subject::cpu(ByteSize::mib(1));
+        let text = render(&subject, &done);
+        assert!(text.contains("2  bandwidth  fails    2.0 GB/s\n"), "{text}");
+        assert!(text.ends_with("\n 2: too slow, by much\n"), "{text}");
+        assert_eq!(whole(&subject, &done, 1)["fails"], 1);
+        assert_eq!(serde_json::to_value(&done[0]).unwrap()["verdict"], "fails");
+    }
+}

@@ -1,0 +1,324 @@
+//! `hydra compare`: ways to train a workload, and policies, side by side.
+
+use crate::laboratory::{LabArgs, Measured, gantt, largest, load, mean, measure};
+use crate::pictures::bars::{self, Bar};
+use crate::pictures::schedule;
+use crate::run_dir::{check_not_read, remove};
+use crate::settings::values;
+use crate::terminal::{Outcome, Table, Unit, fixed, print, tell};
+use anyhow::{Context, Result};
+use clap::Args;
+use hydra_sched::{
+    LowerBounds, PolicyKind, PowerModel, Row, SimulationOptions, Strategy, TaskCost, Workload, WorkloadError,
+    compare,
+};
+use serde::Serialize;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The files that are written into the directory of `--out`.
+const FILES: [&str; 5] = ["compare.json", "runtime.svg", "utilization.svg", "policies.svg", "schedule.svg"];
+
+/// `hydra compare`.
+#[derive(Debug, Args)]
+pub(crate) struct CompareArgs {
+    #[command(flatten)]
+    pub(crate) lab: LabArgs,
+    /// The power that a device draws while it computes
+    #[arg(long, value_name = "W", default_value = "300", value_parser = values::watts, allow_hyphen_values = true)]
+    pub(crate) busy_watts: f64,
+    /// The power that a device draws while it does not compute
+    #[arg(long, value_name = "W", default_value = "60", value_parser = values::watts, allow_hyphen_values = true)]
+    pub(crate) idle_watts: f64,
+    /// Write the result as JSON and pictures of it into this directory
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: Option<PathBuf>,
+    /// Print the result as JSON, alone on standard output
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Compares, draws and prints.
+pub(crate) fn run(args: &CompareArgs) -> Result<Outcome> {
+    if let Some(dir) = &args.out {
+        for name in FILES {
+            check_not_read("--out", &dir.join(name), &[("--workload", &args.lab.workload)])?;
+        }
+    }
+    let workload = load(&args.lab)?;
+    let power = PowerModel { busy_w: args.busy_watts, idle_w: args.idle_watts };
+    let rows = compare(&workload, false)?;
+    let seed = args.lab.seed.unwrap_or(0);
+    let drawn = args.out.is_some() && drawable(&workload);
+    let mut policies = Vec::new();
+    let mut picture = None;
+    for policy in PolicyKind::ALL {
+        let record = drawn && policy == PolicyKind::default();
+        let options = SimulationOptions { record, ..SimulationOptions::default() };
+        let measured = measure(&workload, policy, seed, options)?;
+        if record {
+            picture = Some(gantt(&workload, &measured.run)?);
+        }
+        policies.push(PolicyRow::new(policy, &measured));
+    }
+    let report = Report::new(&workload, power, &rows, policies)?;
+    let json = serde_json::to_string_pretty(&report).context("the result could not be written as JSON")?;
+    print(&if args.json { format!("{json}\n") } else { report.render() })?;
+    if let Some(dir) = &args.out {
+        report.write(dir, &json, picture.as_deref())?;
+    }
+    Ok(Outcome::Done)
+}
+
+/// Returns true if the schedule can be drawn; if not, a note says why.
+fn drawable(workload: &Workload) -> bool {
+    let checked = schedule::check_size(workload.devices.len(), workload.shard_tasks());
+    if let Err(error) = &checked {
+        tell(&format!("note: there is no schedule.svg: {error}"));
+    }
+    checked.is_ok()
+}
+
+/// The result, as `--json` prints it.
+#[derive(Debug, Serialize)]
+struct Report {
+    devices: usize,
+    tasks: usize,
+    shard_tasks: u64,
+    /// The parts of the workload that the strategies leave out, and the policies do not.
+    strategies_leave_out: Vec<&'static str>,
+    power: PowerModel,
+    /// That of the policies: strategies may keep other rules than the simulator.
+    lower_bound_s: f64,
+    bounds: LowerBounds,
+    strategies: Vec<StrategyRow>,
+    policies: Vec<PolicyRow>,
+}
+
+#[derive(Debug, Serialize)]
+struct StrategyRow {
+    strategy: &'static str,
+    #[serde(flatten)]
+    figures: Option<Figures>,
+    does_not_fit: Option<String>,
+    assumptions: &'static str,
+}
+
+#[derive(Debug, Serialize)]
+struct Figures {
+    runtime_s: f64,
+    utilization: f64,
+    device_hours: f64,
+    energy_kwh: f64,
+    moved_bytes: Option<u64>,
+    sharp_is_faster_by: f64,
+}
+
+#[derive(Debug, Serialize)]
+struct PolicyRow {
+    policy: &'static str,
+    makespan_s: f64,
+    over_bound: f64,
+    utilization: f64,
+    promotions: u64,
+    promotions_saved: u64,
+    decision_ns: f64,
+}
+
+impl PolicyRow {
+    fn new(policy: PolicyKind, Measured { run, decision_ns }: &Measured) -> Self {
+        Self {
+            policy: policy.name(),
+            makespan_s: run.makespan_s,
+            over_bound: run.gap(),
+            utilization: mean(&run.utilization()),
+            promotions: run.promotions,
+            promotions_saved: run.promotions_saved,
+            decision_ns: *decision_ns,
+        }
+    }
+}
+
+fn strategy_row(row: &Row, sharp_s: f64, power: PowerModel) -> StrategyRow {
+    let figures = row.outcome.as_ref().ok().map(|outcome| Figures {
+        runtime_s: outcome.runtime_s,
+        utilization: outcome.utilization(),
+        device_hours: outcome.device_hours(),
+        energy_kwh: outcome.energy_kwh(power),
+        moved_bytes: outcome.moved_bytes,
+        sharp_is_faster_by: if sharp_s > 0.0 { outcome.runtime_s / sharp_s } else { 1.0 },
+    });
+    let does_not_fit = row.outcome.as_ref().err().map(ToString::to_string);
+    let (strategy, assumptions) = (row.strategy.name(), row.strategy.assumptions());
+    StrategyRow { strategy, figures, does_not_fit, assumptions }
+}
+
+impl Report {
+    fn new(
+        workload: &Workload,
+        power: PowerModel,
+        rows: &[Row],
+        policies: Vec<PolicyRow>,
+    ) -> Result<Self, WorkloadError> {
+        let sharp = rows.iter().find(|row| row.strategy == Strategy::Sharp);
+        let sharp_s = sharp.and_then(|row| row.outcome.as_ref().ok()).map_or(0.0, |sharp| sharp.runtime_s);
+        let bounds = LowerBounds::of(workload, true)?;
+        Ok(Self {
+            devices: workload.devices.len(),
+            tasks: workload.tasks.len(),
+            shard_tasks: workload.shard_tasks(),
+            strategies_leave_out: left_out(workload),
+            power,
+            lower_bound_s: bounds.best_s(),
+            bounds,
+            strategies: rows.iter().map(|row| strategy_row(row, sharp_s, power)).collect(),
+            policies,
+        })
+    }
+
+    fn unit(&self) -> Unit {
+        let runtimes = self.strategies.iter().filter_map(|row| row.figures.as_ref()).map(|f| f.runtime_s);
+        Unit::of(self.policies.iter().map(|row| row.makespan_s).chain(runtimes).fold(0.0, f64::max))
+    }
+
+    fn render(&self) -> String {
+        let unit = self.unit();
+        let (bound, name) = (unit.show(self.lower_bound_s), largest(&self.bounds));
+        let PowerModel { busy_w, idle_w } = self.power;
+        let left_out = match self.strategies_leave_out.as_slice() {
+            [] => String::new(),
+            left_out => format!("The strategies leave out the workload's {}.\n", left_out.join(", ")),
+        };
+        format!(
+            "{} tasks with {} shard tasks on {} devices\n\n{}\nEnergy: {busy_w} W a device that computes and {idle_w} W \
+             one that does not. What each strategy assumes is in\ndocs/scheduling.md and, with --json, in the result.\n\
+             {left_out}\nPolicies of SHARP; no schedule is shorter than {bound} ({name}):\n\n{}",
+            self.tasks,
+            self.shard_tasks,
+            self.devices,
+            self.strategy_table(unit),
+            self.policy_table(unit),
+        )
+    }
+
+    fn strategy_table(&self, unit: Unit) -> String {
+        let mut table =
+            Table::new("<strategy|>runtime|>utilization|>device-hours|>kWh|>SHARP is faster by|<".split('|'));
+        for row in &self.strategies {
+            let mut cells = vec![row.strategy.to_owned()];
+            match &row.figures {
+                Some(figures) => cells.extend([
+                    unit.show(figures.runtime_s),
+                    percent(figures.utilization),
+                    significant(figures.device_hours),
+                    significant(figures.energy_kwh),
+                    fixed(figures.sharp_is_faster_by, 2),
+                ]),
+                None => cells.extend(["-"; 5].map(str::to_owned)),
+            }
+            cells.extend(row.does_not_fit.as_ref().map(|why| format!("does not fit: {why}")));
+            table.row(cells);
+        }
+        table.render()
+    }
+
+    fn policy_table(&self, unit: Unit) -> String {
+        let mut table = Table::new(
+            "<policy|>makespan|>over the bound|>utilization|>promotions|>saved|>ns a decision".split('|'),
+        );
+        for row in &self.policies {
+            table.row(vec![
+                row.policy.to_owned(),
+                unit.show(row.makespan_s),
+                fixed(row.over_bound, 4),
+                percent(row.utilization),
+                row.promotions.to_string(),
+                row.promotions_saved.to_string(),
+                format!("{:.0}", row.decision_ns),
+            ]);
+        }
+        table.render()
+    }
+
+    /// Writes the result and the pictures into a directory, which is made if it is not there.
+    fn write(&self, dir: &Path, json: &str, schedule: Option<&str>) -> Result<()> {
+        fs::create_dir_all(dir)
+            .with_context(|| format!("the directory `{}` could not be made", dir.display()))?;
+        let write = |name: &str, text: &str| {
+            let file = dir.join(name);
+            fs::write(&file, text).with_context(|| format!("`{}` could not be written", file.display()))
+        };
+        let unit = self.unit();
+        let on = format!("{} tasks on {} devices", self.tasks, self.devices);
+        let runtime = self.bars(|figures| (figures.runtime_s, unit.show(figures.runtime_s)));
+        let used = self.bars(|figures| (figures.utilization, percent(figures.utilization)));
+        let gaps: Vec<Bar> = self.policies.iter().map(gap_bar).collect();
+        let bound = format!("{on}; no schedule is shorter than {}", unit.show(self.lower_bound_s));
+        write("compare.json", &format!("{json}\n"))?;
+        write("runtime.svg", &bars::draw("Runtime of each strategy", &on, None, &runtime)?)?;
+        write("utilization.svg", &bars::draw("Utilization of the devices", &on, Some(1.0), &used)?)?;
+        write(
+            "policies.svg",
+            &bars::draw("What the makespan of each policy has above the lower bound", &bound, None, &gaps)?,
+        )?;
+        match schedule {
+            Some(svg) => write("schedule.svg", svg),
+            // That of another comparison must not stand beside these results.
+            None => remove(&dir.join("schedule.svg")),
+        }
+    }
+
+    fn bars(&self, of: impl Fn(&Figures) -> (f64, String)) -> Vec<Bar> {
+        let bar = |row: &StrategyRow| {
+            let (value, label) = row.figures.as_ref().map(&of).unzip();
+            let label = label.unwrap_or_else(|| "does not fit".to_owned());
+            Bar { name: row.strategy.to_owned(), value, label }
+        };
+        self.strategies.iter().map(bar).collect()
+    }
+}
+
+/// The parts of a workload that [`compare`] leaves out.
+fn left_out(workload: &Workload) -> Vec<&'static str> {
+    let any = |of: fn(&TaskCost) -> bool| workload.tasks.iter().any(of);
+    let parts = [
+        ("variation", workload.variation.is_some()),
+        ("drift", any(|task| task.drift != 0.0)),
+        ("wrong estimates", any(|task| task.estimate_factor != 1.0)),
+        ("evaluations", any(|task| task.evaluation_sweeps() > 0)),
+    ];
+    parts.into_iter().filter(|(_, there)| *there).map(|(name, _)| name).collect()
+}
+
+/// The bar of a policy: what is above the bound is drawn, and the whole ratio said.
+fn gap_bar(row: &PolicyRow) -> Bar {
+    let label = format!("{} times the bound", fixed(row.over_bound, 4));
+    Bar { name: row.policy.to_owned(), value: Some((row.over_bound - 1.0).max(0.0)), label }
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.1}%", 100.0 * share)
+}
+
+/// A number with three digits or more that say something.
+fn significant(number: f64) -> String {
+    let digits = if number > 0.0 { 2.0 - number.log10().floor() } else { 0.0 };
+    fixed(number, digits.clamp(0.0, 9.0) as usize)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_strategy_is_in_the_manual() {
+        let page = include_str!("../../../docs/scheduling.md");
+        assert!(Strategy::ALL.iter().all(|strategy| page.contains(&format!("\n| `{strategy}` | "))));
+    }
+
+    #[test]
+    fn small_numbers_keep_their_digits() {
+        assert_eq!([0.0, 1234.5, 12.345, 0.012_345].map(significant), ["0", "1234", "12.3", "0.0123"]);
+        assert_eq!([1e9, 1e300].map(significant), ["1.000e9", "1.000e300"]);
+    }
+}

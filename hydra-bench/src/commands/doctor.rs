@@ -1,0 +1,24 @@
+//! `hydra doctor`: what a GPU needs, and what of it is here.
+
+use crate::machine::{Findings, Machine, Report};
+use crate::terminal::{Outcome, print};
+use anyhow::Result;
+use clap::Args;
+
+/// `hydra doctor`.
+#[derive(Debug, Args)]
+pub(crate) struct DoctorArgs {
+    /// Print the report as JSON, alone on standard output
+    #[arg(long)]
+    json: bool,
+}
+
+/// Looks at the machine and prints the report.
+pub(crate) fn run(args: &DoctorArgs, machine: &Machine) -> Result<Outcome> {
+    let report = Report::of(Findings::look(machine));
+    print(&match args.json {
+        true => format!("{}\n", serde_json::to_string_pretty(&report)?),
+        false => report.to_string(),
+    })?;
+    Ok(if report.usable { Outcome::Done } else { Outcome::Failed })
+}

@@ -1,0 +1,84 @@
+//! `hydra eval`: the loss of a model over a text.
+
+use crate::session::{Model, Surroundings, orchestrator};
+use crate::settings::{DeviceSettings, ModelSettings, OUTPUT, values};
+use crate::terminal::{Outcome, print};
+use anyhow::{Result, anyhow};
+use clap::Args;
+use hydra_engine::{EngineError, EvaluationTask};
+use hydra_models::data::{Corpus, Split};
+use serde_json::json;
+use std::sync::Arc;
+
+/// `hydra eval`.
+#[derive(Debug, Args)]
+pub(crate) struct EvalArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelSettings,
+    /// The part of the text: train, validation or test
+    #[arg(long, default_value = "test")]
+    pub(crate) split: Split,
+    /// Blocks that are evaluated at once; the loss depends on it by rounding alone, about 1e-7 of it
+    #[arg(long, value_name = "N", default_value = "8", value_parser = values::batch, allow_hyphen_values = true)]
+    pub(crate) batch: usize,
+    #[command(flatten)]
+    pub(crate) devices: DeviceSettings,
+    /// Print the result as JSON, alone on standard output
+    #[arg(long, help_heading = OUTPUT)]
+    pub(crate) json: bool,
+}
+
+/// Evaluates and prints the result.
+pub(crate) fn run(args: EvalArgs, around: &Surroundings) -> Result<Outcome> {
+    let devices = args.devices.clone().resolve(&around.machine)?;
+    let spec = args.model.clone().resolve()?;
+    devices.check_dtype(spec.dtype)?;
+    let model = Model::load(&spec)?;
+    let context = model.context(spec.context)?;
+    let corpus = Corpus::load(spec.text())?;
+    let blocks = Arc::new(model.blocks(&corpus, args.split, context)?);
+    let tokens = blocks.tokens().len();
+    let orchestrator = orchestrator(&devices, spec.dtype, spec.seed, around)?;
+    let task =
+        EvaluationTask { chain: model.chain.clone(), data: blocks, batch: args.batch, seed: spec.seed };
+    let result = orchestrator.evaluate(task).map_err(|error| explain(error, &spec))?;
+    print(&match args.json {
+        true => {
+            let mut result = serde_json::to_value(&result)?;
+            result["tokens"] = json!(tokens);
+            format!("{result:#}\n")
+        }
+        false => {
+            let perplexity =
+                result.perplexity.map_or(String::new(), |value| format!(", perplexity {value:.4}"));
+            format!(
+                "{} split of {}: loss {:.6}{perplexity} over {} predicted of {tokens} tokens\n",
+                args.split,
+                spec.text(),
+                result.loss,
+                result.terms,
+            )
+        }
+    })?;
+    Ok(Outcome::Done)
+}
+
+/// A loss that is no number is told in words that are not about training.
+fn explain(error: EngineError, spec: &ModelSettings) -> anyhow::Error {
+    let bad = match &error {
+        EngineError::Failed { source, .. } => match **source {
+            EngineError::BadLoss { loss, .. } => Some(loss),
+            _ => None,
+        },
+        _ => None,
+    };
+    match bad {
+        Some(loss) => anyhow!(
+            "the loss of `{}` over `{}` is {loss}: weights that are not finite or too large give no loss; \
+             check the model, or evaluate it on another text",
+            spec.name(),
+            spec.text()
+        ),
+        None => anyhow::Error::new(error).context("the model could not be evaluated"),
+    }
+}

@@ -1,0 +1,94 @@
+//! `hydra partition`: measures a model and shows where it is cut.
+
+use crate::run_dir::check_not_read;
+use crate::session::{Model, Surroundings, note_of_cuts, orchestrator};
+use crate::settings::{DeviceSettings, ModelSettings, OUTPUT, check_accumulate, values};
+use crate::terminal::{Outcome, Usage, print, tell};
+use anyhow::{Context, Result};
+use clap::Args;
+use hydra_core::{ByteSize, OptimizerSpec, TrainSpec};
+use hydra_engine::TrainTask;
+use hydra_models::data::{Corpus, Split};
+use hydra_partition::PartitionPlan;
+use serde_json::json;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// More host memory than any machine has: nothing trains, so a plan is not refused for want of it.
+const ANY_HOST_MEMORY: ByteSize = ByteSize(1 << 60);
+
+/// `hydra partition`.
+#[derive(Debug, Args)]
+pub(crate) struct PartitionArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelSettings,
+    /// The minibatch size
+    #[arg(long, value_name = "N", default_value = "8", value_parser = values::batch, allow_hyphen_values = true)]
+    pub(crate) batch: usize,
+    /// Microbatches that a minibatch is cut into
+    #[arg(long, value_name = "N", default_value = "1", value_parser = values::count)]
+    pub(crate) accumulate: usize,
+    #[command(flatten)]
+    pub(crate) devices: DeviceSettings,
+    /// Save the plan as JSON, to be used by --plan
+    #[arg(long, value_name = "FILE", help_heading = OUTPUT)]
+    pub(crate) out: Option<PathBuf>,
+    /// Print the plan and the budgets as JSON, alone on standard output
+    #[arg(long, help_heading = OUTPUT)]
+    pub(crate) json: bool,
+}
+
+/// Partitions and prints the plan.
+pub(crate) fn run(args: PartitionArgs, around: &Surroundings) -> Result<Outcome> {
+    let plan = plan(&args, around)?;
+    if let Some(file) = &args.out {
+        plan.save(file)?;
+    }
+    print(&if args.json { json_of(&plan) } else { plan.to_string() })?;
+    Ok(Outcome::Done)
+}
+
+fn plan(args: &PartitionArgs, around: &Surroundings) -> Result<Arc<PartitionPlan>> {
+    check_accumulate(args.accumulate, args.batch)?;
+    let devices = args.devices.clone().resolve(&around.machine)?;
+    let spec = args.model.clone().resolve()?;
+    if let Some(file) = &args.out {
+        let read = [("--model", Path::new(spec.name())), ("--data", Path::new(spec.text()))];
+        check_not_read("--out", file, &read)?;
+    }
+    devices.check_dtype(spec.dtype)?;
+    note_of_cuts(&devices).iter().for_each(|note| tell(note));
+    let model = Model::load(&spec)?;
+    let context = model.context(spec.context)?;
+    let corpus = Corpus::load(spec.text())?;
+    let blocks = model.blocks(&corpus, Split::Train, context)?;
+    // Only the microbatch decides where a model is cut, not how it learns.
+    let train = TrainSpec {
+        accumulate: args.accumulate,
+        seed: spec.seed,
+        ..TrainSpec::new(OptimizerSpec::adamw(1e-3), args.batch)
+    };
+    train.validate().map_err(Usage::from_error)?;
+    let mut task = TrainTask::new(spec.name(), model.chain.clone(), Arc::new(blocks), train);
+    if let Some(cuts) = devices.cuts.clone() {
+        task = task.cuts(cuts);
+    }
+    // Nothing trains, so nothing is on a disk either.
+    let devices = DeviceSettings { disk_memory: None, ..devices };
+    let mut orchestrator =
+        orchestrator(&devices, spec.dtype, spec.seed, around)?.host_memory(ANY_HOST_MEMORY);
+    orchestrator.submit(task)?;
+    let run = orchestrator.admit().context("the model could not be partitioned")?;
+    let task = run.admission().tasks.first().context("nothing was admitted")?;
+    Ok(task.plan.clone())
+}
+
+fn json_of(plan: &PartitionPlan) -> String {
+    let layers: Vec<&str> = plan.layers.iter().map(|layer| layer.name.as_str()).collect();
+    let value = json!({
+        "cut_points": plan.cut_points, "layers": layers,
+        "min_device_memory_bytes": plan.min_device_memory_bytes,
+        "single_shard_bytes": plan.single_shard_bytes, "plan": plan,
+    });
+    format!("{value:#}\n")
+}

@@ -1,0 +1,137 @@
+//! `hydra resume`: a run that was interrupted goes on.
+
+use crate::commands::report;
+use crate::commands::report::ReportArgs;
+use crate::run_dir::{PLANS, REPORT, Report, RunDir, RunSpec, SPEC, read_report};
+use crate::session::Surroundings;
+use crate::session::run;
+use crate::settings::flags::Given;
+use crate::settings::{CheckpointSettings, DeviceSettings, ResultSettings};
+use crate::terminal::{Outcome, tell};
+use anyhow::{Result, bail};
+use clap::Args;
+use hydra_engine::Checkpoint;
+use std::path::PathBuf;
+
+/// `hydra resume`.
+#[derive(Debug, Args)]
+pub(crate) struct ResumeArgs {
+    /// A run directory
+    #[arg(value_name = "DIR")]
+    pub(crate) dir: PathBuf,
+    #[command(flatten)]
+    pub(crate) devices: Given<DeviceSettings>,
+    #[command(flatten)]
+    pub(crate) checkpoints: CheckpointSettings,
+    #[command(flatten)]
+    pub(crate) results: ResultSettings,
+}
+
+/// Goes on where the checkpoints in a run directory say.
+pub(crate) fn run(args: &ResumeArgs, around: &Surroundings) -> Result<Outcome> {
+    args.results.record.as_deref().map_or(Ok(()), run::check_record)?;
+    let dir = RunDir::resume(&args.dir)?;
+    let mut spec = RunSpec::resume(&dir.file(SPEC), &dir.file(PLANS), &args.devices, &around.machine)?;
+    spec = spec.checkpointed(args.checkpoints);
+    if let Some(file) = &args.results.record {
+        run::check_record_replaces_nothing(file, &spec)?;
+    }
+    let mut left = left(&dir, &spec)?;
+    if left.new == spec.training.grid()?.len() && was_trained(&dir, &spec)? {
+        // It wrote no checkpoints (`--checkpoint-every never`), and came to its end.
+        left = Left { finished: left.new, new: 0, ..left };
+    }
+    let note = match left.gone_from(&dir) {
+        Some(gone) if left.is_nothing() => bail!(gone),
+        Some(gone) => format!("note: {}\nnote: {gone}", left.shown()),
+        None => format!("note: {}", left.shown()),
+    };
+    if left.is_nothing() && dir.file(REPORT).is_file() {
+        tell(&note);
+        args.results.record.as_deref().into_iter().for_each(run::tell_unrecorded);
+        return report::run(&ReportArgs { dir: args.dir.clone(), json: args.results.json });
+    }
+    run::run_in(dir, &mut spec, &args.results, Some(&note), around)
+}
+
+/// Returns true if the report says that every task was trained to its end, and all models are there.
+fn was_trained(dir: &RunDir, spec: &RunSpec) -> Result<bool> {
+    for configuration in spec.training.grid()? {
+        if !dir.model_dir(&configuration.name)?.is_dir() {
+            return Ok(false);
+        }
+    }
+    let report = read_report(dir.path()).and_then(|text| Report::parse(&text));
+    Ok(report.is_ok_and(|report| report.all_done()))
+}
+
+/// The progress of a run's tasks.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Left {
+    finished: usize,
+    begun: usize,
+    new: usize,
+    /// The finished tasks whose models are not there any more.
+    gone: Vec<String>,
+}
+
+fn left(dir: &RunDir, spec: &RunSpec) -> Result<Left> {
+    let mut left = Left::default();
+    for configuration in spec.training.grid()? {
+        let file = dir.checkpoint_file(&configuration.name)?;
+        let count = match file.exists() {
+            false => &mut left.new,
+            true if Checkpoint::open(&file)?.is_finished() => {
+                if !dir.model_dir(&configuration.name)?.is_dir() {
+                    left.gone.push(configuration.name);
+                }
+                &mut left.finished
+            }
+            true => &mut left.begun,
+        };
+        *count += 1;
+    }
+    Ok(left)
+}
+
+impl Left {
+    fn is_nothing(&self) -> bool {
+        self.begun + self.new == 0
+    }
+
+    /// The models that are gone, if any, and what to do about it: a finished task's checkpoint has its results alone.
+    fn gone_from(&self, dir: &RunDir) -> Option<String> {
+        let names: Vec<String> = self.gone.iter().map(|name| format!("`{name}`")).collect();
+        (!names.is_empty()).then(|| {
+            format!(
+                "these tasks were trained to their end, and their models are gone from `{0}/models`: {1}; to train them \
+                 again, remove what `{0}/checkpoints` has of them, and go on with: hydra resume {0}",
+                dir.path().display(),
+                names.join(", ")
+            )
+        })
+    }
+
+    fn shown(&self) -> String {
+        if self.is_nothing() {
+            return "nothing is left to do: every task has been trained to its end".to_owned();
+        }
+        let counts =
+            [(self.begun, "from a checkpoint"), (self.new, "from the start"), (self.finished, "finished")];
+        let some = counts.into_iter().filter(|(count, _)| *count > 0);
+        let shown: Vec<String> = some.map(|(count, how)| format!("{count} {how}")).collect();
+        format!("the run goes on: {}", shown.join(", "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_left_is_counted() {
+        let left = Left { finished: 9, begun: 2, ..Left::default() };
+        assert_eq!(left.shown(), "the run goes on: 2 from a checkpoint, 9 finished");
+        assert!(Left { begun: 0, ..left }.shown().starts_with("nothing is left"));
+    }
+}

@@ -1,0 +1,34 @@
+//! `hydra select`: a grid of configurations is trained and ranked.
+
+use crate::run_dir::{CommandName, RunSpec};
+use crate::session::Surroundings;
+use crate::session::run;
+use crate::settings::{CheckpointSettings, OutSettings, RunSettings, flags};
+use crate::terminal::Outcome;
+use anyhow::Result;
+use clap::Args;
+use std::path::PathBuf;
+
+/// `hydra select`.
+#[derive(Debug, Args)]
+pub(crate) struct SelectArgs {
+    #[command(flatten)]
+    pub(crate) settings: RunSettings,
+    #[command(flatten)]
+    pub(crate) out: OutSettings,
+    #[command(flatten)]
+    pub(crate) checkpoints: CheckpointSettings,
+    /// Run what a run directory's spec.toml says; only --out, --force, --dry-run, --record, --json and --checkpoint-every may stand beside it
+    #[arg(long, value_name = "FILE", conflicts_with_all = flags::names::<RunSettings>())]
+    pub(crate) spec: Option<PathBuf>,
+}
+
+/// Trains the grid.
+pub(crate) fn run(args: SelectArgs, around: &Surroundings) -> Result<Outcome> {
+    let SelectArgs { settings, out, checkpoints, spec } = args;
+    let spec = match spec {
+        Some(file) => RunSpec::load(&file, &around.machine)?,
+        None => RunSpec::new(CommandName::Select, settings.with_grid(), &around.machine)?,
+    };
+    run::run(spec.checkpointed(checkpoints), &out, around)
+}

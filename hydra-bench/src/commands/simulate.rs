@@ -1,0 +1,180 @@
+//! `hydra simulate`: how long a policy takes for a workload, in virtual time.
+
+use crate::laboratory::{LabArgs, Measured, gantt, largest, load, mean, measure};
+use crate::pictures::canvas::one_line;
+use crate::pictures::schedule;
+use crate::run_dir::check_not_read;
+use crate::settings::policy_help;
+use crate::terminal::{Outcome, Table, Unit, fixed, print};
+use anyhow::{Context, Result};
+use clap::Args;
+use hydra_sched::{LowerBounds, PolicyKind, SimulationOptions, Workload};
+use serde::Serialize;
+use std::fs;
+use std::path::PathBuf;
+
+/// Tasks whose ends are printed; `--json` has all.
+const SHOWN_TASKS: usize = 24;
+/// Devices whose utilizations are printed; `--json` has all.
+const SHOWN_DEVICES: usize = 8;
+
+/// `hydra simulate`.
+#[derive(Debug, Args)]
+pub(crate) struct SimulateArgs {
+    #[command(flatten)]
+    pub(crate) lab: LabArgs,
+    #[arg(long, value_name = "POLICY", default_value_t, hide_default_value = true, help = policy_help(&PolicyKind::ALL))]
+    pub(crate) policy: PolicyKind,
+    /// Promote a shard only when its device is free
+    #[arg(long)]
+    pub(crate) no_prefetch: bool,
+    /// Draw the schedule as a Gantt chart
+    #[arg(long, value_name = "FILE.svg")]
+    pub(crate) gantt: Option<PathBuf>,
+    /// Print the result as JSON, alone on standard output
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Simulates, draws and prints.
+pub(crate) fn run(args: &SimulateArgs) -> Result<Outcome> {
+    if let Some(file) = &args.gantt {
+        check_not_read("--gantt", file, &[("--workload", &args.lab.workload)])?;
+    }
+    let workload = load(&args.lab)?;
+    if args.gantt.is_some() {
+        schedule::check_size(workload.devices.len(), workload.shard_tasks())
+            .context("--gantt cannot draw this workload")?;
+    }
+    let options = SimulationOptions { prefetch: !args.no_prefetch, record: args.gantt.is_some() };
+    let seed = args.lab.seed.unwrap_or(0);
+    let measured = measure(&workload, args.policy, seed, options)?;
+    let report = Report::new(&workload, args.policy, seed, !args.no_prefetch, &measured);
+    // The result comes first: it is there even if the picture cannot be written.
+    print(&if args.json { report.json()? } else { report.render() })?;
+    if let Some(file) = &args.gantt {
+        let svg = gantt(&workload, &measured.run)?;
+        fs::write(file, svg)
+            .with_context(|| format!("the picture `{}` could not be written", file.display()))?;
+    }
+    Ok(Outcome::Done)
+}
+
+/// The result, as `--json` prints it.
+#[derive(Debug, Serialize)]
+struct Report<'a> {
+    policy: &'static str,
+    seed: u64,
+    prefetch: bool,
+    devices: usize,
+    makespan_s: f64,
+    first_start_s: f64,
+    lower_bound_s: f64,
+    over_bound: f64,
+    bounds: LowerBounds,
+    utilization: Vec<f64>,
+    shard_tasks: u64,
+    promotions: u64,
+    promotions_saved: u64,
+    promotion_wait_s: f64,
+    decisions: u64,
+    decision_ns: f64,
+    tasks: Vec<Task<'a>>,
+}
+
+#[derive(Debug, Serialize)]
+struct Task<'a> {
+    name: &'a str,
+    arrival_s: f64,
+    finished_s: f64,
+}
+
+impl<'a> Report<'a> {
+    fn new(
+        workload: &'a Workload,
+        policy: PolicyKind,
+        seed: u64,
+        prefetch: bool,
+        Measured { run, decision_ns }: &Measured,
+    ) -> Self {
+        let task = |(task, finished_s): (&'a hydra_sched::TaskCost, &f64)| Task {
+            name: &task.name,
+            arrival_s: task.arrival_s,
+            finished_s: *finished_s,
+        };
+        Self {
+            policy: policy.name(),
+            seed,
+            prefetch,
+            devices: workload.devices.len(),
+            makespan_s: run.makespan_s,
+            first_start_s: run.first_start_s,
+            lower_bound_s: run.bounds.best_s(),
+            over_bound: run.gap(),
+            bounds: run.bounds,
+            utilization: run.utilization(),
+            shard_tasks: run.shard_tasks,
+            promotions: run.promotions,
+            promotions_saved: run.promotions_saved,
+            promotion_wait_s: run.promotion_wait_s,
+            decisions: run.decisions,
+            decision_ns: *decision_ns,
+            tasks: workload.tasks.iter().zip(&run.finished_s).map(task).collect(),
+        }
+    }
+
+    fn json(&self) -> Result<String> {
+        let text = serde_json::to_string_pretty(self).context("the result could not be written as JSON")?;
+        Ok(text + "\n")
+    }
+
+    fn render(&self) -> String {
+        let unit = Unit::of(self.makespan_s);
+        let mut table = Table::new(["<", "<"]);
+        let mut row = |name: &str, text: String| table.row(vec![name.to_owned(), text]);
+        row("makespan", unit.show(self.makespan_s));
+        let (bound, name) = (unit.show(self.lower_bound_s), largest(&self.bounds));
+        row(
+            "lower bound",
+            format!("{bound} ({name}); the makespan is {} times that", fixed(self.over_bound, 4)),
+        );
+        row("utilization", self.utilization_text());
+        let (taken, saved) = (self.promotions, self.promotions_saved);
+        let wait = Unit::of(self.promotion_wait_s).show(self.promotion_wait_s);
+        row("promotions", format!("{taken}, and {saved} that a copy saved; devices waited {wait} for them"));
+        row("decisions", format!("{}, {:.0} ns each as measured", self.decisions, self.decision_ns));
+        let body = table.render();
+        format!(
+            "{}: {} tasks with {} shard tasks on {} devices{}\n{}\n{}",
+            self.policy,
+            self.tasks.len(),
+            self.shard_tasks,
+            self.devices,
+            if self.prefetch { "" } else { ", without prefetching" },
+            // The table's heading is empty.
+            body.trim_start_matches('\n'),
+            self.tasks_text(unit),
+        )
+    }
+
+    fn utilization_text(&self) -> String {
+        let share = |share: &f64| format!("{:.1}%", 100.0 * share);
+        let each: Vec<String> = self.utilization.iter().take(SHOWN_DEVICES).map(share).collect();
+        let all = share(&mean(&self.utilization));
+        match self.utilization.len() > SHOWN_DEVICES {
+            true => format!("{all} in the mean; {} ...", each.join(" ")),
+            false => format!("{all} in the mean; {}", each.join(" ")),
+        }
+    }
+
+    fn tasks_text(&self, unit: Unit) -> String {
+        let mut table = Table::new(["<task", ">done after"]);
+        for task in self.tasks.iter().take(SHOWN_TASKS) {
+            table.row(vec![one_line(task.name), unit.show(task.finished_s)]);
+        }
+        match self.tasks.len().saturating_sub(SHOWN_TASKS) {
+            0 => table.render(),
+            more => format!("{}and {more} more\n", table.render()),
+        }
+    }
+}

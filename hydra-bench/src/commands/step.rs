@@ -1,0 +1,289 @@
+//! `hydra step`: how fast a training step is, through the engine, and where its time goes.
+
+mod measure;
+
+use crate::session::{Surroundings, Synthetic, context_of, devices, orchestrator};
+use crate::settings::{DEFAULT_MODEL, DeviceSettings, OUTPUT, dtypes, model_help, values};
+use crate::terminal::{Outcome, Table, print};
+use anyhow::{Context, Result, bail};
+use clap::builder::NonEmptyStringValueParser;
+use clap::{Args, ValueEnum};
+use hydra_core::{ByteSize, FloatType, Key, Length, OptimizerSpec, TrainSpec};
+use hydra_engine::{DeviceKind, RunReport, TrainTask};
+use hydra_models::gpt2::{Gpt2Config, Gpt2Dir, chain, named};
+use measure::{Measured, Meter};
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// `hydra step`.
+#[derive(Debug, Args)]
+pub(crate) struct StepArgs {
+    #[arg(long, value_name = "PRESET|FILE.json|DIR", value_parser = NonEmptyStringValueParser::new(), help = model_help())]
+    model: Option<String>,
+    /// Tokens in a block [default: the model's positions, at most 512]
+    #[arg(long, value_name = "N", value_parser = values::context, allow_hyphen_values = true)]
+    context: Option<usize>,
+    /// The minibatch size [default: 8]
+    #[arg(long, value_name = "N", value_parser = values::batch, allow_hyphen_values = true)]
+    batch: Option<usize>,
+    /// Model, context and batch of a reference configuration
+    #[arg(long, value_enum, conflicts_with_all = ["model", "context", "batch"])]
+    config: Option<Reference>,
+    /// Minibatches that are measured
+    #[arg(long, value_name = "N", default_value = "5", value_parser = values::count, allow_hyphen_values = true)]
+    steps: usize,
+    /// Minibatches before those
+    #[arg(long, value_name = "N", default_value = "2", value_parser = values::warmup, allow_hyphen_values = true)]
+    warmup: usize,
+    /// The probability of every dropout in the model
+    #[arg(long, value_name = "P", default_value = "0", value_parser = values::dropout, allow_hyphen_values = true)]
+    dropout: f64,
+    /// The seed of weights, tokens and dropout
+    #[arg(long, value_name = "N", default_value = "0", value_parser = values::seed, allow_hyphen_values = true)]
+    seed: u64,
+    /// The type of parameters, activations and gradients on devices
+    #[arg(long, default_value = "f32", value_parser = dtypes())]
+    dtype: FloatType,
+    #[command(flatten)]
+    devices: DeviceSettings,
+    /// Print the result as one line of JSON, alone on standard output
+    #[arg(long, help_heading = OUTPUT)]
+    json: bool,
+}
+
+/// The configurations that other programs are measured with too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Reference {
+    /// 4 layers of width 256, 4 heads, GPT-2's vocabulary, context 128, batch 8
+    A,
+    /// 6 layers of width 512, 8 heads, GPT-2's vocabulary, context 256, batch 4
+    B,
+    /// GPT-2 of 124 million parameters, context 512, batch 1
+    C,
+}
+
+/// The model that is stepped.
+struct Subject {
+    name: String,
+    config: Gpt2Config,
+    weights: Option<Gpt2Dir>,
+    context: usize,
+    batch: usize,
+}
+
+/// Runs the steps and prints what they took.
+pub(crate) fn run(args: StepArgs, around: &Surroundings) -> Result<Outcome> {
+    let spec = args.devices.clone().resolve(&around.machine)?;
+    spec.check_dtype(args.dtype)?;
+    let mut subject = Subject::new(&args)?;
+    let config = &mut subject.config;
+    (config.resid_pdrop, config.embd_pdrop, config.attn_pdrop) = (args.dropout, args.dropout, args.dropout);
+    let mut orchestrator = orchestrator(&spec, args.dtype, args.seed, around)?;
+    orchestrator.submit(subject.task(&args, spec.cuts.clone())?)?;
+    let run = orchestrator.admit().context("the run was refused")?;
+    // Bars are drawn until here: nothing is drawn beside what is measured.
+    let (meter, observer) = Meter::new();
+    let report = run.observer(Box::new(observer)).start().context("the run ended early")?;
+    if let Some(error) = &report.tasks[0].error {
+        bail!("the steps could not be made: {error}");
+    }
+    let device = &devices(&spec, &around.machine)[0];
+    let threads = (device.kind == DeviceKind::Cpu).then_some(device.threads);
+    let measured = meter.measured(args.warmup, threads)?;
+    let result = json(&args, &spec, &subject, &report, &measured);
+    print(&if args.json { format!("{result}\n") } else { render(&result) })?;
+    Ok(Outcome::Done)
+}
+
+impl Subject {
+    fn new(args: &StepArgs) -> Result<Self> {
+        if let Some(reference) = args.config {
+            return Self::reference(reference);
+        }
+        let name = args.model.clone().unwrap_or_else(|| DEFAULT_MODEL.to_owned());
+        let (config, weights) =
+            named(&name).with_context(|| format!("the model `{name}` could not be loaded"))?;
+        let context = context_of(&config, args.context)?;
+        Ok(Self { context, batch: args.batch.unwrap_or(8), config, weights, name })
+    }
+
+    fn reference(reference: Reference) -> Result<Self> {
+        let gpt2 = Gpt2Config::preset("gpt2")?;
+        let of = |name: &str, n_layer, n_embd, n_head, context, batch| Self {
+            name: name.to_owned(),
+            config: Gpt2Config { n_layer, n_embd, n_head, n_positions: context, ..gpt2.clone() },
+            weights: None,
+            context,
+            batch,
+        };
+        Ok(match reference {
+            Reference::A => of("a", 4, 256, 4, 128, 8),
+            Reference::B => of("b", 6, 512, 8, 256, 4),
+            Reference::C => {
+                Self { name: "c".to_owned(), config: gpt2.clone(), weights: None, context: 512, batch: 1 }
+            }
+        })
+    }
+
+    fn task(&self, args: &StepArgs, cuts: Option<Vec<usize>>) -> Result<TrainTask> {
+        let chain = chain(&self.config, self.weights.clone())?.with_float_type(args.dtype);
+        let steps = args.warmup.saturating_add(args.steps);
+        let data = Synthetic {
+            key: Key::new(args.seed).fold(0x7374_6570),
+            context: self.context,
+            vocabulary: self.config.vocab_size as u64,
+            len: steps.saturating_mul(self.batch),
+        };
+        let spec = TrainSpec {
+            length: Length::Steps(steps),
+            seed: args.seed,
+            shuffle: false,
+            ..TrainSpec::new(OptimizerSpec::adamw(1e-4), self.batch)
+        };
+        let task = TrainTask::new("step", Arc::new(chain), Arc::new(data), spec);
+        Ok(match cuts {
+            Some(cuts) => task.cuts(cuts),
+            None => task,
+        })
+    }
+
+    fn tokens(&self) -> f64 {
+        (self.batch * self.context) as f64
+    }
+
+    /// Arithmetic of a training step: six for each token and parameter of a matrix that multiplies it
+    /// (forward, and backward to the input and to the matrix), and twelve for each layer, width, token and
+    /// token that it attends to (scores and values, all of them: nothing is taken off for the causal mask).
+    /// Recomputation is not counted.
+    fn flops(&self) -> f64 {
+        let config = &self.config;
+        let (layers, width) = (config.n_layer as f64, config.n_embd as f64);
+        let block = 4.0 * width * width + 2.0 * width * config.inner() as f64;
+        let maps = layers * block + config.vocab_size as f64 * width;
+        (6.0 * maps + 12.0 * layers * width * self.context as f64) * self.tokens()
+    }
+}
+
+/// The settings of the measurement and its figures, in one object.
+fn json(
+    args: &StepArgs,
+    devices: &DeviceSettings,
+    subject: &Subject,
+    report: &RunReport,
+    measured: &Measured,
+) -> Value {
+    let parts = [settings(args, devices, subject, report), figures(args, subject, report, measured)];
+    parts
+        .iter()
+        .filter_map(Value::as_object)
+        .flatten()
+        .map(|(name, value)| (name.clone(), value.clone()))
+        .collect()
+}
+
+fn settings(args: &StepArgs, devices: &DeviceSettings, subject: &Subject, report: &RunReport) -> Value {
+    let (config, task) = (&subject.config, &report.tasks[0]);
+    json!({
+        "model": subject.name, "layers": config.n_layer, "width": config.n_embd, "heads": config.n_head,
+        "vocabulary": config.vocab_size, "parameters": task.plan.parameters, "context": subject.context,
+        "batch": subject.batch, "dropout": args.dropout, "dtype": args.dtype,
+        "precision": devices.precision, "seed": args.seed, "devices": devices.devices,
+        "threads": report.devices[0].threads, "device_memory_bytes": devices.device_memory,
+        "resident": devices.zero_copy, "link_bytes_per_s": devices.link, "warmup": args.warmup,
+        "steps": args.steps, "shards": task.plan.shards,
+    })
+}
+
+fn figures(args: &StepArgs, subject: &Subject, report: &RunReport, measured: &Measured) -> Value {
+    let (tokens, flops) = (subject.tokens(), subject.flops());
+    let parts: serde_json::Map<String, Value> =
+        measured.parts.iter().map(|(name, seconds)| ((*name).to_owned(), json!(seconds))).collect();
+    let steps = (args.warmup + args.steps) as u64;
+    json!({
+        "step_s": measured.step_s, "tokens_per_s_best": tokens / measured.best_s(),
+        "tokens_per_s_median": tokens / measured.median_s(), "parts": parts, "flops_per_step": flops,
+        "gflops": flops / measured.best_s() * 1e-9, "matmul_peak_gflops": measured.matmul_peak_gflops,
+        "peak_rss_bytes": measured.peak_rss_bytes, "page_faults_per_step": measured.page_faults,
+        "allocations_per_step": measured.allocations, "device_peak_bytes": report.devices[0].peak_bytes,
+        "promoted_bytes_per_step": report.transfers.promoted_bytes / steps,
+        "demoted_bytes_per_step": report.transfers.demoted_bytes / steps, "losses": report.tasks[0].losses,
+    })
+}
+
+fn render(result: &Value) -> String {
+    let number = |name: &str| result[name].as_f64().unwrap_or(0.0);
+    let text = |name: &str| result[name].as_str().unwrap_or_default().to_owned();
+    let many = |count: f64, one: &str| format!("{count} {one}{}", if count == 1.0 { "" } else { "s" });
+    let allocations = result["allocations_per_step"].as_f64();
+    let threads = allocations.map(|_| format!(" of {}", many(number("threads"), "thread")));
+    let mut out = format!(
+        "{}: {} parameters, batch {}, context {}, {}{}, {}\n\n",
+        text("model"),
+        number("parameters"),
+        number("batch"),
+        number("context"),
+        text("devices"),
+        threads.unwrap_or_default(),
+        many(number("shards"), "shard"),
+    );
+    let mut table = Table::new(["<part", ">seconds a step"]);
+    for (name, seconds) in result["parts"].as_object().into_iter().flatten() {
+        table.row(vec![name.clone(), format!("{:.4}", seconds.as_f64().unwrap_or(0.0))]);
+    }
+    out.push_str(&table.render());
+    let peak = result["matmul_peak_gflops"].as_f64();
+    let peak = peak.map(|peak| format!(" of {peak:.1} in a product of large matrices")).unwrap_or_default();
+    out.push_str(&format!(
+        "\n{:.1} tokens/s at best, {:.1} in the median\n{:.1} GFLOP/s{peak}\n\
+         peak RSS {}, {:.0} page faults {}\n",
+        number("tokens_per_s_best"),
+        number("tokens_per_s_median"),
+        number("gflops"),
+        ByteSize(number("peak_rss_bytes") as u64),
+        number("page_faults_per_step"),
+        match allocations {
+            Some(allocations) => format!("and {allocations:.0} allocations of the device a step"),
+            None => format!("a step; peak of the device {}", ByteSize(number("device_peak_bytes") as u64)),
+        },
+    ));
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn references_have_their_arithmetic() {
+        // The formula of the peers: 6 (12 L d^2 + V d) tokens + 12 L d T tokens.
+        for (reference, [layers, width, context, batch]) in [
+            (Reference::A, [4, 256, 128, 8]),
+            (Reference::B, [6, 512, 256, 4]),
+            (Reference::C, [12, 768, 512, 1]),
+        ] {
+            let subject = Subject::reference(reference).unwrap();
+            let [l, d, t, b] = [layers, width, context, batch].map(|n| n as f64);
+            let expected = (6.0 * (12.0 * l * d * d + 50_257.0 * d) + 12.0 * l * d * t) * b * t;
+            assert!((subject.flops() / expected - 1.0).abs() < 1e-12);
+            subject.config.validate().unwrap();
+        }
+    }
+
+    #[test]
+    fn a_gpu_has_no_threads_and_no_allocations_of_the_host() {
+        let result = |allocations: Option<f64>| {
+            let text = render(&json!({
+                "model": "a", "parameters": 7, "batch": 2, "context": 3, "devices": "d", "threads": 1, "shards": 2,
+                "allocations_per_step": allocations, "device_peak_bytes": 1 << 20, "parts": {"compute": 0.5},
+            }));
+            let lines: Vec<&str> = text.lines().collect();
+            (lines[0].to_owned(), lines[lines.len() - 1].to_owned())
+        };
+        let (head, tail) = result(None);
+        assert_eq!(head, "a: 7 parameters, batch 2, context 3, d, 2 shards");
+        assert_eq!(tail, "peak RSS 0 B, 0 page faults a step; peak of the device 1.00 MiB");
+        let (head, tail) = result(Some(9.0));
+        assert_eq!(head, "a: 7 parameters, batch 2, context 3, d of 1 thread, 2 shards");
+        assert!(tail.ends_with("0 page faults and 9 allocations of the device a step"), "{tail}");
+    }
+}

@@ -1,0 +1,33 @@
+//! `hydra train`: one configuration is trained.
+
+use crate::run_dir::{CommandName, RunSpec};
+use crate::session::Surroundings;
+use crate::session::run;
+use crate::settings::{CheckpointSettings, OutSettings, RunSettings};
+use crate::terminal::Outcome;
+use anyhow::Result;
+use clap::{Arg, ArgAction, Args};
+
+/// `hydra train`.
+#[derive(Debug, Args)]
+#[command(mut_arg("batch", |flag| one(flag, "N", "8").help("The minibatch size")))]
+#[command(mut_arg("lr", |flag| one(flag, "RATE", "3e-4").help("The learning rate")))]
+pub(crate) struct TrainArgs {
+    #[command(flatten)]
+    pub(crate) settings: RunSettings,
+    #[command(flatten)]
+    pub(crate) out: OutSettings,
+    #[command(flatten)]
+    pub(crate) checkpoints: CheckpointSettings,
+}
+
+/// A flag of a grid that takes one value.
+fn one(flag: Arg, value_name: &'static str, default: &'static str) -> Arg {
+    flag.value_name(value_name).value_delimiter(None).action(ArgAction::Set).default_value(default)
+}
+
+/// Trains the configuration.
+pub(crate) fn run(args: TrainArgs, around: &Surroundings) -> Result<Outcome> {
+    let spec = RunSpec::new(CommandName::Train, args.settings, &around.machine)?;
+    run::run(spec.checkpointed(args.checkpoints), &args.out, around)
+}

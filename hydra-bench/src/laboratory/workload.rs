@@ -1,0 +1,105 @@
+//! Workloads of stated costs, read and changed as flags say.
+
+use crate::settings::values;
+use crate::terminal::tell;
+use anyhow::{Context, Result};
+use clap::Args;
+use hydra_sched::{Workload, WorkloadError};
+use std::path::PathBuf;
+use std::{fs, io};
+
+/// More shard tasks than this take the better part of a minute, each policy.
+const LONG: u64 = 100_000_000;
+
+/// The workload that is simulated.
+#[derive(Debug, Args)]
+pub(crate) struct LabArgs {
+    /// Tasks and devices as costs, in JSON as docs/scheduling.md describes it; - is standard input
+    #[arg(long, value_name = "FILE")]
+    pub(crate) workload: PathBuf,
+    /// Take so many devices, each like the workload's first one [default: the workload's own]
+    #[arg(long, value_name = "N", value_parser = values::simulated_devices, allow_hyphen_values = true)]
+    pub(crate) devices: Option<usize>,
+    /// Devices keep copies of parameters until their place is needed, which those of a run do not [default: as the
+    /// workload says]
+    #[arg(long)]
+    pub(crate) keep_copies: bool,
+    /// The seed of the policy `random`, and of the variation of a workload that has one [default: 0, and the
+    /// workload's own]
+    #[arg(long, value_name = "N", value_parser = values::seed, allow_hyphen_values = true)]
+    pub(crate) seed: Option<u64>,
+}
+
+/// Reads the workload and changes it as the flags say.
+pub(crate) fn load(args: &LabArgs) -> Result<Workload> {
+    let standard_input = args.workload.as_os_str() == "-";
+    let name = match standard_input {
+        true => "the workload on standard input".to_owned(),
+        false => format!("the workload `{}`", args.workload.display()),
+    };
+    let text =
+        if standard_input { io::read_to_string(io::stdin()) } else { fs::read_to_string(&args.workload) };
+    let text = text.with_context(|| format!("{name} could not be read"))?;
+    let workload = parse(&text, args).with_context(|| format!("{name} cannot be used"))?;
+    note_of_size(workload.shard_tasks()).into_iter().for_each(|note| tell(&note));
+    Ok(workload)
+}
+
+/// The note on a workload that keeps its user waiting.
+fn note_of_size(shard_tasks: u64) -> Option<String> {
+    (shard_tasks > LONG).then(|| {
+        format!(
+            "note: {shard_tasks} shard tasks take minutes or hours to simulate; with fewer minibatches it is sooner"
+        )
+    })
+}
+
+fn parse(text: &str, args: &LabArgs) -> Result<Workload, WorkloadError> {
+    let mut workload: Workload = serde_json::from_str(text)?;
+    if let Some(count) = args.devices {
+        if workload.devices.windows(2).any(|pair| pair[0] != pair[1]) {
+            tell(&format!("note: --devices {count} makes all devices like the first one of the workload"));
+        }
+        workload = workload.on_devices(count);
+    }
+    workload.devices.iter_mut().for_each(|device| device.keeps_copies |= args.keep_copies);
+    if let (Some(seed), Some(variation)) = (args.seed, &mut workload.variation) {
+        variation.seed = seed;
+    }
+    workload.check()?;
+    Ok(workload)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const UNEQUAL: &str = r#"{
+        "tasks": [{"name": "a", "minibatches": 2, "shards": [{"forward_s": 1, "backward_s": 2, "promote_s": 0.5}]}],
+        "devices": [{"speed": 2}, {"speed": 1}],
+        "variation": {"seed": 3, "relative": 0.1}
+    }"#;
+
+    fn args(devices: Option<usize>, seed: Option<u64>) -> LabArgs {
+        LabArgs { workload: "-".into(), devices, keep_copies: false, seed }
+    }
+
+    #[test]
+    fn flags_change_the_workload() {
+        let as_is = parse(UNEQUAL, &args(None, None)).unwrap();
+        assert_eq!((as_is.devices.len(), as_is.variation.unwrap().seed), (2, 3));
+        let changed = parse(UNEQUAL, &args(Some(3), Some(9))).unwrap();
+        assert_eq!(changed.devices.iter().map(|device| device.speed).collect::<Vec<_>>(), [2.0; 3]);
+        assert_eq!(changed.variation.unwrap().seed, 9);
+        let none = UNEQUAL.replace(r#"[{"speed": 2}, {"speed": 1}]"#, "0");
+        assert!(matches!(parse(&none, &args(None, None)), Err(WorkloadError::NoDevices)));
+        assert_eq!(parse(&none, &args(Some(4), None)).unwrap().devices.len(), 4);
+    }
+
+    #[test]
+    fn a_workload_that_takes_long_is_said() {
+        assert_eq!(note_of_size(LONG), None);
+        let note = note_of_size(9_000_000_000).unwrap();
+        assert!(note.starts_with("note: 9000000000 shard tasks") && !note.contains('\n'), "{note}");
+    }
+}

@@ -1,0 +1,367 @@
+//! Findings of what a machine has for GPUs: by files in every build, and by the driver in one with CUDA.
+
+use crate::machine::resources::Machine;
+use hydra_core::ByteSize;
+use serde::Serialize;
+use std::ffi::OsString;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+/// The driver's library.
+pub(super) const DRIVER: &str = "libcuda.so.1";
+/// The compiler's library, under the names of the versions that compile what CubeCL writes.
+pub(super) const COMPILER: [&str; 3] = ["libnvrtc.so.13", "libnvrtc.so", "libnvrtc.so.12"];
+/// The file in which the kernel module tells its version.
+const KERNEL_MODULE: &str = "/proc/driver/nvidia/version";
+/// A folder for each card, while the kernel module is loaded.
+const KERNEL_CARDS: &str = "/proc/driver/nvidia/gpus";
+/// The folders in which distributions and containers put libraries, as LD_LIBRARY_PATH lists folders.
+const LIBRARY_FOLDERS: &str = "/usr/lib/x86_64-linux-gnu:/usr/lib/aarch64-linux-gnu:/usr/lib64:/usr/lib:/lib64:/lib:\
+                               /usr/local/lib:/usr/local/nvidia/lib64:/usr/lib/wsl/lib:/usr/local/cuda/lib64";
+/// The headers that CubeCL's kernels need below `include`: their types, and what those and the matrix units' header include.
+const HEADERS: [&str; 5] = ["cuda_runtime.h", "cuda_fp16.h", "mma.h", "crt", "cccl"];
+/// The folders that list Vulkan's drivers.
+const VULKAN_FOLDERS: [&str; 2] = ["/usr/share/vulkan/icd.d", "/etc/vulkan/icd.d"];
+
+/// The findings. Reports are made of them and of nothing else.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub(crate) struct Findings {
+    /// True if this build has the feature `cuda`.
+    pub(crate) cuda_in_build: bool,
+    /// True if the libraries were loaded and asked; else their files alone were looked for.
+    pub(crate) asked: bool,
+    /// True if this build has the feature `wgpu`.
+    pub(crate) wgpu_in_build: bool,
+    /// The version of NVIDIA's kernel module, while it is loaded.
+    pub(crate) kernel_module: Option<String>,
+    /// The driver's library. A build without CUDA knows no version.
+    pub(crate) driver: Library,
+    /// Why the driver could not be started.
+    pub(crate) driver_problem: Option<String>,
+    /// The compiler's library.
+    pub(crate) compiler: Library,
+    /// Why a small kernel could not be compiled.
+    pub(crate) compiler_problem: Option<String>,
+    /// CUDA's headers.
+    pub(crate) headers: Headers,
+    /// The cards; a build without CUDA knows only names.
+    pub(crate) cards: Vec<Card>,
+    /// The pairs of cards of which one could read the other's memory: (reader, owner).
+    pub(crate) peers: Vec<(usize, usize)>,
+    /// The names of the files that list Vulkan's drivers.
+    pub(crate) vulkan_drivers: Vec<String>,
+    /// The memory that a process may lock.
+    pub(crate) locked_memory: Option<Limit>,
+    /// The host's memory that is free.
+    pub(crate) host_free_bytes: Option<ByteSize>,
+    /// True if a control group leaves that, and the machine has more.
+    pub(crate) host_is_limited: bool,
+    /// The cores that this process may use.
+    pub(crate) cores: usize,
+    /// The memory of the device that is made when nobody says which.
+    pub(crate) cpu_device_bytes: Option<ByteSize>,
+}
+
+/// A library.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct Library {
+    /// True if it can be loaded, or, in a build without CUDA, if its file is there.
+    pub(crate) found: bool,
+    /// Its file, in a folder that is looked through.
+    pub(crate) path: Option<PathBuf>,
+    /// The version of CUDA that it says.
+    pub(crate) version: Option<Version>,
+}
+
+/// CUDA's headers.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct Headers {
+    /// The folder that has them in its `include`.
+    pub(crate) root: Option<PathBuf>,
+    /// The version that they say.
+    pub(crate) version: Option<Version>,
+    /// Those of [`HEADERS`] that are not in it.
+    pub(crate) missing: Vec<String>,
+}
+
+/// A card.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct Card {
+    pub(crate) name: String,
+    pub(crate) capability: Option<Version>,
+    pub(crate) total_bytes: Option<ByteSize>,
+    pub(crate) free_bytes: Option<ByteSize>,
+    /// Why it cannot be used.
+    pub(crate) problem: Option<String>,
+}
+
+/// A version, or a compute capability.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(into = "String")]
+pub(crate) struct Version(pub(crate) u32, pub(crate) u32);
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.0, self.1)
+    }
+}
+
+impl From<Version> for String {
+    fn from(version: Version) -> Self {
+        version.to_string()
+    }
+}
+
+/// A limit of the system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Limit {
+    Unlimited,
+    Bytes(ByteSize),
+}
+
+impl Findings {
+    /// Looks at the machine. With the feature `cuda`, the driver is asked.
+    pub(crate) fn look(machine: &Machine) -> Self {
+        let limits = std::fs::read_to_string("/proc/self/limits").unwrap_or_default();
+        let folders = library_folders();
+        let mut found = Self {
+            cuda_in_build: cfg!(feature = "cuda"),
+            wgpu_in_build: cfg!(feature = "wgpu"),
+            kernel_module: std::fs::read_to_string(KERNEL_MODULE).ok().and_then(|text| module_version(&text)),
+            driver: Library::in_folders(&[DRIVER], &folders),
+            compiler: Library::in_folders(&COMPILER, &folders),
+            headers: headers_root().map(|root| Headers::at(&root)).unwrap_or_default(),
+            cards: cards_of_the_kernel(Path::new(KERNEL_CARDS)),
+            vulkan_drivers: vulkan_drivers(),
+            locked_memory: locked_memory(&limits),
+            host_free_bytes: machine.available,
+            host_is_limited: machine.limited,
+            cores: machine.cores,
+            cpu_device_bytes: machine.device_share(1).ok(),
+            ..Self::default()
+        };
+        found.ask_the_driver();
+        found
+    }
+
+    #[cfg(not(feature = "cuda"))]
+    fn ask_the_driver(&mut self) {}
+
+    /// Puts what the libraries say in the place of what the files said.
+    #[cfg(feature = "cuda")]
+    fn ask_the_driver(&mut self) {
+        let asked = hydra_spill::cuda::detect();
+        if !asked.driver && asked.driver_problem.is_some() {
+            // Asking itself failed: what the files say is all that is known.
+            self.driver_problem = asked.driver_problem;
+            return;
+        }
+        let version = |(major, minor)| Version(major, minor);
+        self.asked = true;
+        self.driver.found = asked.driver;
+        self.driver.version = asked.driver_version.map(version);
+        self.driver_problem = asked.driver_problem;
+        self.compiler.found = asked.compiler;
+        self.compiler.version = asked.compiler_version.map(version);
+        self.compiler_problem = asked.compiler_problem;
+        self.peers = asked.peers;
+        let card = |card: hydra_spill::cuda::CudaCard| Card {
+            name: card.name,
+            capability: card.capability.map(version),
+            total_bytes: card.total,
+            free_bytes: card.free,
+            problem: card.problem,
+        };
+        self.cards = asked.cards.into_iter().map(card).collect();
+    }
+}
+
+/// The folder from which CubeCL takes the headers.
+#[cfg(feature = "cuda")]
+fn headers_root() -> Option<PathBuf> {
+    hydra_spill::cuda::headers_root()
+}
+
+/// The folder from which CubeCL would take the headers.
+#[cfg(not(feature = "cuda"))]
+fn headers_root() -> Option<PathBuf> {
+    headers_root_by_files()
+}
+
+/// As `install::cuda_path` of `cubecl-cuda` 0.11.3 has it; a test compares the two where both are built.
+#[cfg(any(test, not(feature = "cuda")))]
+fn headers_root_by_files() -> Option<PathBuf> {
+    let named = std::env::var("CUDA_PATH").ok().map(PathBuf::from);
+    let usual = || ["/usr/local/cuda", "/opt/cuda"].map(PathBuf::from).into_iter().find(|path| path.exists());
+    let own = || Path::new("/usr/bin/nvcc").exists().then(|| PathBuf::from("/usr"));
+    named.or_else(usual).or_else(own)
+}
+
+impl Headers {
+    fn at(root: &Path) -> Self {
+        let include = root.join("include");
+        let lacks = |name: &&str| !include.join(name).exists();
+        let missing = HEADERS.into_iter().filter(lacks).map(|name| format!("include/{name}")).collect();
+        let api = std::fs::read_to_string(include.join("cuda_runtime_api.h")).unwrap_or_default();
+        Self { root: Some(root.to_owned()), version: headers_version(&api), missing }
+    }
+}
+
+/// `#define CUDART_VERSION 13000` is CUDA 13.0.
+fn headers_version(text: &str) -> Option<Version> {
+    let mut words = text.lines().filter_map(|line| line.trim().strip_prefix("#define"));
+    let number = words.find_map(|rest| rest.trim().strip_prefix("CUDART_VERSION"))?;
+    let number: u32 = number.trim().parse().ok()?;
+    Some(Version(number / 1000, number % 1000 / 10))
+}
+
+impl Library {
+    fn in_folders(names: &[&str], folders: &[PathBuf]) -> Self {
+        let mut paths = names.iter().flat_map(|name| folders.iter().map(move |folder| folder.join(name)));
+        let path = paths.find(|path| path.exists());
+        Self { found: path.is_some(), path, version: None }
+    }
+}
+
+/// The folders that a loader looks through, and where CUDA is usually.
+fn library_folders() -> Vec<PathBuf> {
+    let named = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+    let entries = std::fs::read_dir("/etc/ld.so.conf.d").into_iter().flatten().flatten();
+    let mut lists: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
+    lists.sort_unstable();
+    let listed = lists.iter().filter_map(|list| std::fs::read_to_string(list).ok());
+    let listed: Vec<PathBuf> = listed.flat_map(|text| folders_in(&text)).collect();
+    named_folders(&named)
+        .into_iter()
+        .chain(listed)
+        .chain(LIBRARY_FOLDERS.split(':').map(PathBuf::from))
+        .collect()
+}
+
+fn named_folders(list: &OsString) -> Vec<PathBuf> {
+    std::env::split_paths(list).filter(|path| !path.as_os_str().is_empty()).collect()
+}
+
+/// The folders of a list of the loader's.
+fn folders_in(list: &str) -> Vec<PathBuf> {
+    list.lines().map(str::trim).filter(|line| line.starts_with('/')).map(PathBuf::from).collect()
+}
+
+/// The version in the kernel module's `NVRM version: NVIDIA UNIX .. Kernel Module  580.65.06  ..`, else that line.
+fn module_version(text: &str) -> Option<String> {
+    let line = text.lines().find_map(|line| line.strip_prefix("NVRM version:"))?.trim();
+    let is_version = |word: &&str| word.contains('.') && word.chars().all(|c| c.is_ascii_digit() || c == '.');
+    Some(line.split_whitespace().find(is_version).unwrap_or(line).to_owned())
+}
+
+/// The names of the cards, which the kernel module tells in a file of each.
+fn cards_of_the_kernel(folder: &Path) -> Vec<Card> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut files: Vec<PathBuf> = entries.map(|entry| entry.path().join("information")).collect();
+    files.sort_unstable();
+    let texts = files.iter().filter_map(|file| std::fs::read_to_string(file).ok());
+    let name = |text: String| {
+        let model = text.lines().find_map(|line| line.strip_prefix("Model:").map(str::trim));
+        Card { name: model.unwrap_or("a card without a name").to_owned(), ..Card::default() }
+    };
+    texts.map(name).collect()
+}
+
+/// Vulkan's drivers, by the files that list them or the variables that stand for those.
+fn vulkan_drivers() -> Vec<String> {
+    let named = ["VK_DRIVER_FILES", "VK_ICD_FILENAMES"].into_iter().filter_map(std::env::var_os);
+    let named: Vec<PathBuf> = named.flat_map(|list| named_folders(&list)).collect();
+    let listed = || VULKAN_FOLDERS.into_iter().flat_map(std::fs::read_dir).flatten().flatten();
+    let files = if named.is_empty() { listed().map(|entry| entry.path()).collect() } else { named };
+    let json =
+        |path: &PathBuf| path.extension().is_some_and(|extension| extension == "json") && path.exists();
+    let names = files.into_iter().filter(json);
+    let mut names: Vec<String> =
+        names.filter_map(|path| Some(path.file_stem()?.to_string_lossy().into_owned())).collect();
+    names.sort_unstable();
+    names
+}
+
+/// `Max locked memory` of `/proc/self/limits`: the soft limit, in bytes.
+fn locked_memory(limits: &str) -> Option<Limit> {
+    let rest = limits.lines().find_map(|line| line.strip_prefix("Max locked memory"))?;
+    match rest.split_whitespace().next()? {
+        "unlimited" => Some(Limit::Unlimited),
+        bytes => Some(Limit::Bytes(ByteSize(bytes.parse().ok()?))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernel_module_tells_its_version() {
+        let closed =
+            "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024\n";
+        assert_eq!(module_version(closed).unwrap(), "550.54.15");
+        let open = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build\nGCC version: x\n";
+        assert_eq!(module_version(open).unwrap(), "580.65.06");
+        assert_eq!(module_version("NVRM version: something new\n").unwrap(), "something new");
+        assert_eq!(module_version(""), None);
+    }
+
+    #[test]
+    fn the_kernel_module_tells_the_cards() {
+        let root = tempfile::tempdir().unwrap();
+        assert_eq!(cards_of_the_kernel(&root.path().join("none")), []);
+        for (folder, text) in
+            [("0000:41:00.0", "Model: \t\t Second\nIRQ: 7\n"), ("0000:01:00.0", "Model: First\n")]
+        {
+            std::fs::create_dir(root.path().join(folder)).unwrap();
+            std::fs::write(root.path().join(folder).join("information"), text).unwrap();
+        }
+        let names: Vec<String> = cards_of_the_kernel(root.path()).into_iter().map(|card| card.name).collect();
+        assert_eq!(names, ["First", "Second"]);
+    }
+
+    #[test]
+    fn headers_say_their_version_and_what_they_lack() {
+        let root = tempfile::tempdir().unwrap();
+        let include = root.path().join("include");
+        std::fs::create_dir_all(include.join("crt")).unwrap();
+        std::fs::write(include.join("cuda_runtime.h"), "").unwrap();
+        std::fs::write(include.join("cuda_runtime_api.h"), "/* */\n#define CUDART_VERSION  12080\n").unwrap();
+        let headers = Headers::at(root.path());
+        assert_eq!(headers.version, Some(Version(12, 8)));
+        assert_eq!(headers.missing, ["include/cuda_fp16.h", "include/mma.h", "include/cccl"]);
+        assert_eq!(headers_version("#define CUDART_VERSION later"), None);
+    }
+
+    #[test]
+    fn libraries_are_found_by_name_in_the_order_of_names() {
+        let root = tempfile::tempdir().unwrap();
+        let folders = [root.path().join("a"), root.path().join("b")];
+        folders.iter().for_each(|folder| std::fs::create_dir(folder).unwrap());
+        assert_eq!(Library::in_folders(&COMPILER, &folders), Library::default());
+        std::fs::write(folders[0].join("libnvrtc.so.12"), "").unwrap();
+        std::fs::write(folders[1].join("libnvrtc.so.13"), "").unwrap();
+        let found = Library::in_folders(&COMPILER, &folders);
+        assert!(found.found);
+        assert_eq!(found.path, Some(folders[1].join("libnvrtc.so.13")));
+    }
+
+    #[test]
+    fn limits_and_lists_are_read() {
+        let limits =
+            "Max open files  20000 20000 files\nMax locked memory         8388608   unlimited  bytes\n";
+        assert_eq!(locked_memory(limits), Some(Limit::Bytes(ByteSize::mib(8))));
+        let limits = "Max locked memory         unlimited            unlimited            bytes\n";
+        assert_eq!(locked_memory(limits), Some(Limit::Unlimited));
+        assert_eq!(locked_memory("Max open files  20000"), None);
+        assert_eq!(folders_in("# a comment\n /usr/lib/x \ninclude y\n"), [PathBuf::from("/usr/lib/x")]);
+        assert_eq!(named_folders(&"/a::b/c:/d".into()), ["/a", "b/c", "/d"].map(PathBuf::from));
+    }
+
+    #[cfg(feature = "cuda")]
+    #[test]
+    fn headers_are_looked_for_where_cubecl_does() {
+        assert_eq!(headers_root_by_files(), headers_root());
+    }
+}

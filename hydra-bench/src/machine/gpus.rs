@@ -1,0 +1,191 @@
+//! The needs of a GPU and what of them is missing, in the words of `hydra doctor`. A run that asks for a GPU
+//! is refused in the same words.
+
+use crate::machine::findings::{COMPILER, Card, DRIVER, Findings, Library};
+use crate::machine::names::{DevicesArg, Gpus};
+use crate::machine::resources::Machine;
+use anyhow::{Result, bail};
+use hydra_core::ByteSize;
+use serde::Serialize;
+
+/// The share of its card's memory that a device takes when nobody says how much: the driver's context and
+/// the kernels need some, and so does what is left between allocations.
+const CARD_SHARE: (u64, u64) = (9, 10);
+const BUILD: &str = "cargo build --release -p hydra-bench --features";
+
+/// The memory of each device when nobody says how much, after making sure that the devices can be had at all.
+///
+/// # Errors
+/// The things that are missing for a GPU, in the words of `hydra doctor`; a budget that is larger than the card.
+pub(crate) fn memory(devices: &DevicesArg, asked: Option<ByteSize>, machine: &Machine) -> Result<ByteSize> {
+    match devices {
+        DevicesArg::Cpu { count, .. } => asked.map_or_else(|| machine.device_share(*count), Ok),
+        DevicesArg::Cuda(gpus) => {
+            let found = Findings::look(machine);
+            refuse(devices, &missing_for_cuda(&found, &gpus.cards))?;
+            gpus_memory(gpus, asked, &found.cards)
+        }
+        DevicesArg::Wgpu(gpus) => {
+            refuse(devices, &missing_for_wgpu(&Findings::look(machine)))?;
+            // Nobody tells how much memory such a device has; that of a software driver is the host's.
+            asked.map_or_else(|| machine.device_share(gpus.count()), Ok)
+        }
+    }
+}
+
+/// The memory of each logical device on these cards.
+pub(super) fn gpus_memory(gpus: &Gpus, asked: Option<ByteSize>, cards: &[Card]) -> Result<ByteSize> {
+    let logical = gpus.logical as u64;
+    let totals = gpus.cards.iter().filter_map(|&card| Some((card, cards.get(card)?.total_bytes?)));
+    let smallest = totals.min_by_key(|(_, total)| *total);
+    match (asked, smallest) {
+        (Some(asked), Some((card, total))) if asked.bytes().saturating_mul(logical) > total.bytes() => bail!(
+            "card {card} has {total} of memory, and {} of {asked} were asked for: give a smaller --device-memory",
+            counted(gpus.logical, "device")
+        ),
+        (Some(asked), _) => Ok(asked),
+        (None, Some((_, total))) => Ok(ByteSize(total.bytes() / CARD_SHARE.1 * CARD_SHARE.0 / logical)),
+        (None, None) => bail!("the driver does not tell how much memory the card has: give --device-memory"),
+    }
+}
+
+/// Something that is missing, and what to do about it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Missing {
+    pub(super) what: String,
+    remedy: String,
+}
+
+impl Missing {
+    fn new(what: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self { what: what.into(), remedy: remedy.into() }
+    }
+}
+
+fn refuse(devices: &DevicesArg, missing: &[Missing]) -> Result<()> {
+    if missing.is_empty() { Ok(()) } else { bail!(refusal(&devices.to_string(), missing)) }
+}
+
+/// A line that says so, and a line for each thing that is missing.
+pub(super) fn refusal(devices: &str, missing: &[Missing]) -> String {
+    let lines = missing.iter().map(|Missing { what, remedy }| format!("\n  - {what}: {remedy}"));
+    format!("`--devices {devices}` cannot be used here:{}", lines.collect::<String>())
+}
+
+/// The things that are missing for CUDA on these cards, in the order in which it should be put right.
+pub(super) fn missing_for_cuda(found: &Findings, cards: &[usize]) -> Vec<Missing> {
+    let mut missing = Vec::new();
+    if !found.cuda_in_build {
+        let how = format!("build it with `{BUILD} cuda`, or run `cargo run -p hydra-bench --features cuda`");
+        missing.push(Missing::new("this build has no CUDA (the feature `cuda`)", how));
+    }
+    missing.extend(missing_driver(found));
+    missing.extend(missing_compiler(found));
+    missing.extend(missing_headers(found));
+    missing.extend(compiler_and_driver_disagree(found));
+    if let (Some(problem), true) = (&found.compiler_problem, found.headers.missing.is_empty()) {
+        missing.push(Missing::new(
+            format!("NVRTC could not compile a kernel: {problem}"),
+            "give NVRTC and headers of one version, and name the folder of NVRTC in LD_LIBRARY_PATH, so that \
+             its own libnvrtc-builtins is found",
+        ));
+    }
+    if found.driver.found && found.driver_problem.is_none() {
+        missing.extend(cards.iter().filter_map(|&card| missing_card(found, card)));
+    }
+    missing
+}
+
+fn missing_driver(found: &Findings) -> Option<Missing> {
+    let install = "install NVIDIA's driver; in a container, start that with the cards (`docker run --gpus all`), \
+                   or name the folder of the library in LD_LIBRARY_PATH";
+    if let Some(problem) = &found.driver_problem {
+        let what = format!("the driver could not be started: {problem}");
+        return Some(Missing::new(what, "see whether `nvidia-smi` works, and what it says"));
+    }
+    if found.driver.found {
+        return None;
+    }
+    let but = match (&found.driver.path, &found.kernel_module) {
+        (Some(path), _) => format!("`{}` could not be loaded", path.display()),
+        (None, Some(_)) => format!("the kernel module is loaded, but {DRIVER} was not found"),
+        (None, None) => format!("there is no NVIDIA driver ({DRIVER} was not found)"),
+    };
+    Some(Missing::new(but, install))
+}
+
+fn missing_compiler(found: &Findings) -> Option<Missing> {
+    let what = match &found.compiler {
+        Library { found: true, .. } => return None,
+        Library { path: Some(path), .. } => {
+            format!("NVRTC is at `{}` and could not be loaded", path.display())
+        }
+        Library { path: None, .. } => format!("NVRTC was not found ({})", COMPILER.join(", ")),
+    };
+    let how = "install the CUDA toolkit, or `pip install nvidia-cuda-nvrtc` of the driver's CUDA version, and name \
+               its folder in LD_LIBRARY_PATH";
+    Some(Missing::new(what, how))
+}
+
+fn missing_headers(found: &Findings) -> Option<Missing> {
+    let how = "install the CUDA toolkit, or `pip install nvidia-cuda-runtime nvidia-cuda-crt nvidia-cuda-cccl` of \
+               NVRTC's version, and name the folder that has `include` in CUDA_PATH";
+    let headers = &found.headers;
+    match &headers.root {
+        None => Some(Missing::new(
+            "CUDA's headers were not found (CUDA_PATH is not set, and neither /usr/local/cuda nor /opt/cuda is there)",
+            how,
+        )),
+        Some(_) if headers.missing.is_empty() => None,
+        Some(root) => {
+            let what = format!("`{}` lacks the headers {}", root.display(), headers.missing.join(", "));
+            Some(Missing::new(what, how))
+        }
+    }
+}
+
+/// A driver does not load what a newer compiler than itself has made.
+fn compiler_and_driver_disagree(found: &Findings) -> Option<Missing> {
+    let (compiler, driver) = found.compiler.version.zip(found.driver.version)?;
+    (compiler > driver).then(|| {
+        Missing::new(
+            format!("NVRTC is of CUDA {compiler}, and the driver loads kernels up to CUDA {driver}"),
+            format!("update the driver, or give NVRTC and headers of CUDA {driver} or older"),
+        )
+    })
+}
+
+fn missing_card(found: &Findings, index: usize) -> Option<Missing> {
+    let Some(card) = found.cards.get(index) else {
+        let there = match found.cards.as_slice() {
+            [] => "there is no GPU".to_owned(),
+            [_] => format!("there is no card {index}, only card 0"),
+            cards => format!("there is no card {index}, only the cards 0 to {}", cards.len() - 1),
+        };
+        let how = "see what `nvidia-smi` lists; CUDA_VISIBLE_DEVICES and containers hide cards";
+        return Some(Missing::new(there, how));
+    };
+    let problem = card.problem.as_ref()?;
+    let what = format!("card {index} ({}) cannot be used: {problem}", card.name);
+    Some(Missing::new(what, "see whether another program has it for itself, and take another card"))
+}
+
+/// The things that are missing for devices of `wgpu`.
+pub(super) fn missing_for_wgpu(found: &Findings) -> Vec<Missing> {
+    if !found.wgpu_in_build {
+        let how = format!("build it with `{BUILD} wgpu`");
+        return vec![Missing::new("this build has no Vulkan (the feature `wgpu`)", how)];
+    }
+    if cfg!(target_os = "linux") && found.vulkan_drivers.is_empty() {
+        let how = "install one, such as `mesa-vulkan-drivers`, or name its file in VK_DRIVER_FILES";
+        return vec![Missing::new(
+            "there is no Vulkan driver (no file lists one in /usr/share/vulkan/icd.d)",
+            how,
+        )];
+    }
+    Vec::new()
+}
+
+pub(super) fn counted(count: usize, what: &str) -> String {
+    if count == 1 { format!("1 {what}") } else { format!("{count} {what}s") }
+}

@@ -1,0 +1,15 @@
+//! The machine: cores, free memory, and what a GPU needs and finds here.
+//! It may read the system's files and ask drivers; of this crate it imports `terminal` and names of devices.
+//! It never opens a device for training and never changes the system.
+
+pub(crate) mod findings;
+pub(crate) mod gpus;
+pub(crate) mod names;
+pub(crate) mod procfs;
+pub(crate) mod report;
+pub(crate) mod resources;
+
+pub(crate) use findings::Findings;
+pub(crate) use names::{DevicesArg, Gpus, text_in_files, threads_of_each};
+pub(crate) use report::Report;
+pub(crate) use resources::Machine;

@@ -1,0 +1,79 @@
+//! The machine's cores and free memory.
+
+use crate::machine::procfs;
+use anyhow::{Context, Result, bail};
+use hydra_core::ByteSize;
+use std::path::Path;
+
+/// The share of free memory that the devices get together when nobody says how much, as a fraction.
+/// On a CPU they share the DRAM with the masters, so neither may take it all.
+const DEVICE_SHARE: (u64, u64) = (2, 5);
+/// The share of free memory that a run may use in all.
+const RUN_SHARE: (u64, u64) = (9, 10);
+/// The least that the host gets, as a share of free memory, however large the devices' budgets are.
+const HOST_SHARE: (u64, u64) = (1, 2);
+
+/// The machine as it was found.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Machine {
+    /// Cores that this process may use.
+    pub(crate) cores: usize,
+    /// Memory that can be had without swapping; `None` where the system does not tell.
+    pub(crate) available: Option<ByteSize>,
+    /// True if that is what a control group leaves, such as that of a container.
+    pub(crate) limited: bool,
+}
+
+impl Machine {
+    /// Looks at the machine.
+    pub(crate) fn look() -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let found = procfs::available(Path::new("/"));
+        let available = found.map(|found| found.size);
+        Self { cores, available, limited: found.is_some_and(|found| found.limited) }
+    }
+
+    /// The memory of each of `count` devices when nobody says how much.
+    pub(crate) fn device_share(&self, count: usize) -> Result<ByteSize> {
+        let available = self.available.context(
+            "the system does not tell how much memory is free: give --device-memory, such as --device-memory 1GiB",
+        )?;
+        match share(available, DEVICE_SHARE) / count.max(1) as u64 {
+            0 => {
+                bail!("no memory is free, or none within the limit of a control group: give --device-memory")
+            }
+            bytes => Ok(ByteSize(bytes)),
+        }
+    }
+
+    /// The host's part when nobody says how much: what a run may use without the devices' budgets, but not
+    /// less than half of what is free, because a budget that is larger than the machine will not be used up.
+    pub(crate) fn host_share(&self, devices: ByteSize) -> Option<ByteSize> {
+        let available = self.available?;
+        let rest = share(available, RUN_SHARE).saturating_sub(devices.bytes());
+        Some(ByteSize(rest.max(share(available, HOST_SHARE))))
+    }
+}
+
+fn share(of: ByteSize, (part, whole): (u64, u64)) -> u64 {
+    of.bytes() / whole * part
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_and_host_share_what_is_free() {
+        let machine = Machine { cores: 2, available: Some(ByteSize(1000)), limited: false };
+        assert_eq!(machine.device_share(2).unwrap(), ByteSize(200));
+        assert_eq!(machine.host_share(ByteSize(400)), Some(ByteSize(500)));
+        assert_eq!(machine.host_share(ByteSize(100)), Some(ByteSize(800)));
+        assert_eq!(machine.host_share(ByteSize(5000)), Some(ByteSize(500)));
+        let blind = Machine { cores: 2, available: None, limited: false };
+        assert!(blind.device_share(1).unwrap_err().to_string().contains("--device-memory"));
+        assert_eq!(blind.host_share(ByteSize(1)), None);
+        let full = Machine { cores: 2, available: Some(ByteSize(0)), limited: true };
+        assert!(full.device_share(1).unwrap_err().to_string().contains("limit of a control group"));
+    }
+}

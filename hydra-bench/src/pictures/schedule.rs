@@ -1,0 +1,468 @@
+//! The picture of the schedule: a Gantt chart with a row for each device and a colour for each task.
+//!
+//! A run has far more shard tasks than a picture has pixels. So each row is a line of pixel columns, each
+//! column shows what filled most of it, and equal neighbours are one rectangle: the number of elements is
+//! bounded by the width, however long the run. Of a run that is too long to see its shard tasks, a second
+//! panel shows a stretch from the middle.
+//!
+//! Simulated runs are drawn by the same code, with their promotions as a strip below each row where shard tasks
+//! can be told apart. A promotion is at least a column wide there, so that short ones are seen too.
+
+use crate::pictures::canvas::{Canvas, svg};
+use crate::pictures::colour::{Shade, task_colour};
+use crate::terminal::fixed;
+use anyhow::{Result, ensure};
+use hydra_engine::{Span, Track, Work};
+use hydra_sched::{Occupation, ShardTaskKind};
+use plotters::style::{BLACK, RGBColor};
+use std::iter;
+use std::ops::Range;
+
+const WIDTH: u32 = 1400;
+const LEFT: i32 = 130;
+const RIGHT: i32 = 20;
+const TOP: i32 = 56;
+const ROW: i32 = 44;
+const GAP: i32 = 14;
+/// Height of the promotions, in the gap below a row.
+const STRIP: i32 = 8;
+const AXIS: i32 = 36;
+const LEGEND_COLUMNS: usize = 5;
+const LEGEND_LINE: i32 = 20;
+/// Tasks that the legend names; of more, the rest is counted.
+const LEGEND_TASKS: usize = 30;
+/// Shard tasks of a device that can be told apart side by side.
+const DETAIL_TASKS: f64 = 60.0;
+/// Spans that are kept for the picture; a longer run is shown up to there.
+const MAX_SPANS: usize = 1 << 21;
+/// Devices of a simulation that can be drawn, a row each.
+const MAX_ROWS: usize = 256;
+
+/// The compute spans of a run, and of a simulated one its promotions.
+pub(crate) struct Timeline {
+    title: String,
+    lanes: Vec<Lane>,
+    kept: usize,
+    end_s: f64,
+}
+
+/// The spans of one device.
+#[derive(Clone, Default)]
+struct Lane {
+    compute: Vec<Bar>,
+    promotions: Vec<Bar>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Bar {
+    label: Label,
+    start_s: f32,
+    end_s: f32,
+}
+
+/// The content of a column.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Label {
+    task: u32,
+    shade: Shade,
+}
+
+/// A rectangle of a row: columns from, to (exclusive), and what it shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Block {
+    from: usize,
+    to: usize,
+    label: Label,
+}
+
+impl Timeline {
+    /// An empty timeline of so many devices.
+    pub(crate) fn new(devices: usize) -> Self {
+        Self { title: "Schedule".to_owned(), lanes: vec![Lane::default(); devices], kept: 0, end_s: 0.0 }
+    }
+
+    /// The spans of so many devices in a simulation.
+    pub(crate) fn simulated(title: String, devices: usize, spans: &[hydra_sched::Span]) -> Self {
+        let mut timeline = Self { title, ..Self::new(devices) };
+        for span in spans {
+            let Some(lane) = timeline.lanes.get_mut(span.device) else { continue };
+            let (bars, shade) = match span.what {
+                Occupation::Compute(ShardTaskKind::Forward) => (&mut lane.compute, Shade::Light),
+                Occupation::Compute(ShardTaskKind::Evaluate) => (&mut lane.compute, Shade::Pale),
+                Occupation::Compute(ShardTaskKind::Backward) => (&mut lane.compute, Shade::Dark),
+                Occupation::Promote => (&mut lane.promotions, Shade::Dark),
+            };
+            bars.push(Bar::new(span.task, shade, span.start_s, span.end_s));
+            timeline.end_s = timeline.end_s.max(span.end_s);
+        }
+        timeline
+    }
+
+    /// Takes note of a span, if it is one of compute.
+    pub(crate) fn push(&mut self, span: &Span) {
+        let Track::Compute(device) = span.track else { return };
+        if self.kept >= MAX_SPANS {
+            return;
+        }
+        let Some(lane) = self.lanes.get_mut(device.0) else { return };
+        let shade = match span.work {
+            Work::Forward => Shade::Light,
+            Work::Evaluate => Shade::Pale,
+            _ => Shade::Dark,
+        };
+        lane.compute.push(Bar::new(span.task.0, shade, span.start_s, span.end_s));
+        self.kept += 1;
+        self.end_s = self.end_s.max(span.end_s);
+    }
+
+    /// When the last span ended.
+    pub(crate) fn end_s(&self) -> f64 {
+        self.end_s
+    }
+
+    fn has_promotions(&self) -> bool {
+        self.lanes.iter().any(|lane| !lane.promotions.is_empty())
+    }
+
+    /// The whole run, and if its shard tasks cannot be told apart there, a stretch from the middle in which
+    /// they can.
+    fn stretches(&self) -> Vec<Range<f64>> {
+        let bars = || self.lanes.iter().flat_map(|lane| &lane.compute);
+        let busy: f64 = bars().map(|bar| f64::from(bar.end_s - bar.start_s)).sum();
+        let length = DETAIL_TASKS * busy / bars().count().max(1) as f64;
+        let middle = self.end_s / 2.0;
+        let detail = length > 0.0 && 2.0 * length < self.end_s;
+        let detail = detail.then(|| middle - length / 2.0..middle + length / 2.0);
+        iter::once(0.0..self.end_s).chain(detail).collect()
+    }
+}
+
+/// Refuses a simulated run that is too large to be kept and drawn.
+///
+/// # Errors
+/// Too many devices or shard tasks.
+pub(crate) fn check_size(devices: usize, shard_tasks: u64) -> Result<()> {
+    ensure!(
+        devices <= MAX_ROWS,
+        "{devices} devices are too many for a picture, which has a row for each of up to {MAX_ROWS}"
+    );
+    ensure!(
+        shard_tasks <= MAX_SPANS as u64,
+        "{shard_tasks} shard tasks are too many for a picture, which can show {MAX_SPANS}: draw fewer minibatches"
+    );
+    Ok(())
+}
+
+impl Bar {
+    const fn new(task: usize, shade: Shade, start_s: f64, end_s: f64) -> Self {
+        let label = Label { task: task as u32, shade };
+        Self { label, start_s: start_s as f32, end_s: end_s as f32 }
+    }
+
+    /// The start and the end in a stretch of time that is `columns` wide, in columns.
+    fn place(&self, stretch: &Range<f64>, columns: usize) -> (f64, f64) {
+        let per_column = (stretch.end - stretch.start).max(1e-9) / columns as f64;
+        let place = |at_s: f32| (f64::from(at_s) - stretch.start).max(0.0) / per_column;
+        (place(self.start_s), place(self.end_s))
+    }
+}
+
+/// The rectangles of a row over a stretch of time, `columns` wide.
+fn row(bars: &[Bar], stretch: &Range<f64>, columns: usize) -> Vec<Block> {
+    let mut cells: Vec<Vec<(Label, f64)>> = vec![Vec::new(); columns];
+    for bar in bars {
+        let (start, end) = bar.place(stretch, columns);
+        let last = (end.ceil() as usize).min(columns);
+        for (column, cell) in cells.iter_mut().enumerate().take(last).skip(start as usize) {
+            let covered = end.min(column as f64 + 1.0) - start.max(column as f64);
+            add(cell, bar.label, covered);
+        }
+    }
+    runs(cells.iter().map(|cell| most(cell)))
+}
+
+/// The rectangles of a row in which everything is seen that takes time, however short it is.
+fn strip(bars: &[Bar], stretch: &Range<f64>, columns: usize) -> Vec<Block> {
+    let mut cells = vec![None; columns];
+    let within = |bar: &&Bar| f64::from(bar.end_s) > stretch.start && bar.end_s > bar.start_s;
+    for bar in bars.iter().filter(within) {
+        let (start, end) = bar.place(stretch, columns);
+        let first = (start as usize).min(columns);
+        let last = (end.round() as usize).max(first + 1).min(columns);
+        cells[first..last].fill(Some(bar.label));
+    }
+    runs(cells.into_iter())
+}
+
+fn add(cell: &mut Vec<(Label, f64)>, label: Label, covered: f64) {
+    match cell.iter_mut().find(|(other, _)| *other == label) {
+        Some((_, sum)) => *sum += covered,
+        None => cell.push((label, covered)),
+    }
+}
+
+/// The content that fills most of a column; `None` where it is idle for more than half of it.
+fn most(cell: &[(Label, f64)]) -> Option<Label> {
+    let busy: f64 = cell.iter().map(|(_, covered)| covered).sum();
+    let most = cell.iter().max_by(|a, b| a.1.total_cmp(&b.1));
+    most.filter(|_| busy >= 0.5).map(|(label, _)| *label)
+}
+
+fn runs(columns: impl Iterator<Item = Option<Label>>) -> Vec<Block> {
+    let mut blocks: Vec<Block> = Vec::new();
+    for (column, label) in columns.enumerate() {
+        let Some(label) = label else { continue };
+        match blocks.last_mut() {
+            Some(last) if last.to == column && last.label == label => last.to += 1,
+            _ => blocks.push(Block { from: column, to: column + 1, label }),
+        }
+    }
+    blocks
+}
+
+/// Draws the schedule as SVG. `devices` and `utilizations` have one entry for each row.
+pub(crate) fn draw(
+    timeline: &Timeline,
+    devices: &[String],
+    utilizations: &[f64],
+    tasks: &[String],
+) -> Result<String> {
+    let shown = tasks.len().min(LEGEND_TASKS);
+    let legend_lines = shown.div_ceil(LEGEND_COLUMNS) as i32 + 2;
+    let stretches = timeline.stretches();
+    let panel = TOP + devices.len() as i32 * (ROW + GAP) + AXIS;
+    let legend = stretches.len() as i32 * panel;
+    let height = legend + (legend_lines + 1) * LEGEND_LINE;
+    svg((WIDTH, height as u32), |canvas| {
+        let sheet = Sheet { canvas, timeline, devices, utilizations };
+        for (index, stretch) in stretches.iter().enumerate() {
+            let title = match index {
+                0 => {
+                    format!(
+                        "{}: {} s on {} devices",
+                        timeline.title,
+                        fixed(timeline.end_s(), 2),
+                        devices.len()
+                    )
+                }
+                _ => format!("A stretch from the middle, {} s long", fixed(stretch.end - stretch.start, 2)),
+            };
+            sheet.panel(stretch, index + 1 == stretches.len(), &title, index as i32 * panel)?;
+        }
+        sheet.legend(&tasks[..shown], tasks.len() - shown, legend)
+    })
+}
+
+struct Sheet<'a, 'b> {
+    canvas: &'a Canvas<'b>,
+    timeline: &'a Timeline,
+    devices: &'a [String],
+    utilizations: &'a [f64],
+}
+
+impl Sheet<'_, '_> {
+    /// A panel of one stretch of time; `near` where shard tasks can be told apart.
+    fn panel(&self, stretch: &Range<f64>, near: bool, title: &str, y: i32) -> Result<()> {
+        self.canvas.text((LEFT, y + 16), 20, title)?;
+        for (index, device) in self.devices.iter().enumerate() {
+            let top = y + TOP + index as i32 * (ROW + GAP);
+            let utilization = self.utilizations.get(index).copied().unwrap_or(0.0);
+            self.lane(index, stretch, near, top)?;
+            self.canvas.text((10, top + 8), 15, device)?;
+            self.canvas.text((10, top + 26), 12, &format!("{:.1}% busy in all", 100.0 * utilization))?;
+        }
+        self.axis(stretch, y + TOP + self.devices.len() as i32 * (ROW + GAP))
+    }
+
+    fn lane(&self, device: usize, stretch: &Range<f64>, near: bool, top: i32) -> Result<()> {
+        let right = WIDTH as i32 - RIGHT;
+        self.canvas.fill([(LEFT, top), (right, top + ROW)], RGBColor(240, 240, 240))?;
+        let Some(lane) = self.timeline.lanes.get(device) else { return Ok(()) };
+        let columns = (right - LEFT) as usize;
+        self.blocks(row(&lane.compute, stretch, columns), top, ROW)?;
+        match near {
+            true => self.blocks(strip(&lane.promotions, stretch, columns), top + ROW + 1, STRIP),
+            false => Ok(()),
+        }
+    }
+
+    fn blocks(&self, blocks: Vec<Block>, top: i32, height: i32) -> Result<()> {
+        blocks.into_iter().try_for_each(|block| {
+            let corners = [(LEFT + block.from as i32, top), (LEFT + block.to as i32, top + height)];
+            self.canvas.fill(corners, task_colour(block.label.task as usize, block.label.shade))
+        })
+    }
+
+    fn axis(&self, stretch: &Range<f64>, y: i32) -> Result<()> {
+        let width = f64::from(WIDTH as i32 - RIGHT - LEFT);
+        let length = (stretch.end - stretch.start).max(1e-9);
+        self.canvas.fill([(LEFT, y), (WIDTH as i32 - RIGHT, y + 1)], BLACK)?;
+        for tick in ticks(stretch) {
+            let x = LEFT + ((tick - stretch.start) / length * width).round() as i32;
+            self.canvas.fill([(x, y), (x + 1, y + 6)], BLACK)?;
+            self.canvas.text((x - 8, y + 10), 12, &format!("{} s", short(tick)))?;
+        }
+        Ok(())
+    }
+
+    fn legend(&self, tasks: &[String], more: usize, y: i32) -> Result<()> {
+        let column = (WIDTH as i32 - LEFT - RIGHT) / LEGEND_COLUMNS as i32;
+        for (index, task) in tasks.iter().enumerate() {
+            let x = LEFT + (index % LEGEND_COLUMNS) as i32 * column;
+            let y = y + (index / LEGEND_COLUMNS) as i32 * LEGEND_LINE;
+            self.swatch(x, y, 14, task_colour(index, Shade::Dark))?;
+            self.canvas.text((x + 20, y), 13, task)?;
+        }
+        let y = y + (tasks.len().div_ceil(LEGEND_COLUMNS) as i32) * LEGEND_LINE;
+        let promotion =
+            self.timeline.has_promotions().then_some((Shade::Dark, "promotion, below a row", STRIP));
+        let shades =
+            [(Shade::Light, "forward", 14), (Shade::Dark, "backward", 14), (Shade::Pale, "evaluation", 14)];
+        for (index, (shade, name, height)) in shades.into_iter().chain(promotion).enumerate() {
+            let x = LEFT + index as i32 * column;
+            self.swatch(x, y, height, task_colour(0, shade))?;
+            self.canvas.text((x + 20, y), 13, name)?;
+        }
+        match more {
+            0 => Ok(()),
+            _ => self.canvas.text((LEFT, y + LEGEND_LINE), 13, &format!("and {more} more tasks")),
+        }
+    }
+
+    fn swatch(&self, x: i32, y: i32, height: i32, colour: RGBColor) -> Result<()> {
+        self.canvas.fill([(x, y), (x + 14, y + height)], colour)
+    }
+}
+
+/// Round times within a stretch, about ten of them.
+fn ticks(stretch: &Range<f64>) -> Vec<f64> {
+    let raw = (stretch.end - stretch.start) / 10.0;
+    if !(raw.is_finite() && raw > 0.0) {
+        return vec![stretch.start];
+    }
+    let magnitude = 10_f64.powf(raw.log10().floor());
+    let step = [1.0, 2.0, 5.0, 10.0].map(|m| m * magnitude).into_iter().find(|s| *s >= raw * 0.999);
+    let step = step.unwrap_or(10.0 * magnitude);
+    let first = (stretch.start / step).ceil();
+    let last = stretch.end + 1e-4 * step;
+    (0..100).map(|i| (first + f64::from(i)) * step).take_while(|tick| *tick <= last).collect()
+}
+
+fn short(seconds: f64) -> String {
+    let text = fixed(seconds, 6);
+    if text.contains('e') {
+        return text;
+    }
+    text.trim_end_matches('0').trim_end_matches('.').to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hydra_core::{DeviceId, TaskId};
+
+    fn span(device: usize, task: usize, start_s: f64, end_s: f64) -> Span {
+        let track = Track::Compute(DeviceId(device));
+        Span { track, task: TaskId(task), work: Work::Forward, shard: 0, step: 0, start_s, end_s }
+    }
+
+    fn timeline(spans: &[Span]) -> Timeline {
+        let mut timeline = Timeline::new(2);
+        spans.iter().for_each(|span| timeline.push(span));
+        timeline
+    }
+
+    #[test]
+    fn a_row_shows_what_filled_most_of_each_column() {
+        let timeline = timeline(&[
+            span(0, 7, 0.0, 2.0),
+            span(0, 8, 2.0, 2.7),
+            span(0, 9, 2.7, 3.0),
+            span(0, 9, 3.0, 3.2),
+            span(1, 1, 9.0, 10.0),
+        ]);
+        let light = |task| Label { task, shade: Shade::Light };
+        let row = |device: usize, stretch, columns| row(&timeline.lanes[device].compute, stretch, columns);
+        assert_eq!(
+            row(0, &(0.0..10.0), 10),
+            [Block { from: 0, to: 2, label: light(7) }, Block { from: 2, to: 3, label: light(8) }]
+        );
+        assert_eq!(row(1, &(0.0..10.0), 10), [Block { from: 9, to: 10, label: light(1) }]);
+        assert_eq!(
+            row(0, &(1.5..2.5), 2),
+            [Block { from: 0, to: 1, label: light(7) }, Block { from: 1, to: 2, label: light(8) },]
+        );
+        assert!(row(0, &(4.0..9.0), 5).is_empty());
+        assert_eq!(timeline.stretches(), [0.0..10.0]);
+    }
+
+    /// Device 0 promotes and computes model 7, device 1 model 8, whose promotion takes no time.
+    #[test]
+    fn promotions_of_a_simulation_are_seen() {
+        let span = |device: usize, task, what, start_s, end_s| hydra_sched::Span {
+            device,
+            task,
+            minibatch: 0,
+            shard: 0,
+            what,
+            start_s,
+            end_s,
+        };
+        let compute = Occupation::Compute(ShardTaskKind::Backward);
+        let spans = [
+            span(0, 7, Occupation::Promote, 0.0, 0.01),
+            span(0, 7, compute, 0.01, 6.0),
+            span(0, 8, Occupation::Promote, 4.0, 6.0),
+            span(1, 8, Occupation::Promote, 0.0, 0.0),
+            span(1, 8, compute, 0.0, 10.0),
+        ];
+        let timeline = Timeline::simulated("Simulated".to_owned(), 2, &spans);
+        let dark = |from, to, task| Block { from, to, label: Label { task, shade: Shade::Dark } };
+        let strip = |device: usize, stretch| strip(&timeline.lanes[device].promotions, stretch, 10);
+        assert_eq!(strip(0, &(0.0..10.0)), [dark(0, 1, 7), dark(4, 6, 8)]);
+        assert_eq!(strip(0, &(5.0..15.0)), [dark(0, 1, 8)]);
+        assert!(strip(1, &(0.0..10.0)).is_empty());
+        assert_eq!(row(&timeline.lanes[1].compute, &(0.0..10.0), 10), [dark(0, 10, 8)]);
+        let devices = ["device 0".to_owned(), "device 1".to_owned()];
+        let svg = draw(&timeline, &devices, &[0.6, 1.0], &vec!["a".to_owned(); 9]).unwrap();
+        assert!(svg.contains("Simulated: 10.00 s on 2 devices") && svg.contains("promotion, below a row"));
+        assert!(svg.contains("device 1"));
+    }
+
+    #[test]
+    fn pictures_have_a_largest_size() {
+        assert!(check_size(MAX_ROWS, MAX_SPANS as u64).is_ok());
+        assert!(check_size(MAX_ROWS + 1, 1).unwrap_err().to_string().contains("257 devices"));
+        assert!(check_size(1, MAX_SPANS as u64 + 1).unwrap_err().to_string().contains("2097153 shard tasks"));
+    }
+
+    #[test]
+    fn a_long_run_has_a_bounded_picture() {
+        let many: Vec<Span> =
+            (0..50_000).map(|i| span(i % 2, i % 12, i as f64 / 100.0, i as f64 / 100.0 + 0.01)).collect();
+        let devices = ["cpu:0".to_owned(), "cpu:1".to_owned()];
+        let tasks: Vec<String> = (0..12).map(|i| format!("task {i}")).collect();
+        let svg = draw(&timeline(&many), &devices, &[0.5, 0.5], &tasks).unwrap();
+        assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
+        assert!(svg.matches("<rect").count() < 4 * WIDTH as usize + 100);
+        for text in ["cpu:1", "50.0% busy", "task 11", "backward", "500.00 s on 2", "middle, 0.60 s long"] {
+            assert!(svg.contains(text), "{text}");
+        }
+    }
+
+    #[test]
+    fn an_empty_run_can_be_drawn() {
+        let svg = draw(&Timeline::new(1), &["cpu:0".to_owned()], &[0.0], &[]).unwrap();
+        assert!(svg.contains("cpu:0"));
+    }
+
+    #[test]
+    fn ticks_are_round() {
+        assert_eq!(ticks(&(0.0..10.0)), (0..=10).map(f64::from).collect::<Vec<_>>());
+        assert_eq!(ticks(&(12.0..35.0)), [15.0, 20.0, 25.0, 30.0, 35.0]);
+        assert_eq!(ticks(&(0.0..0.0)), [0.0]);
+        assert_eq!(short(0.25), "0.25");
+        assert_eq!(short(20.0), "20");
+        assert_eq!(short(2e299), "2.000e299");
+    }
+}

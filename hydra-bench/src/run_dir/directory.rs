@@ -1,0 +1,530 @@
+//! The run directory: what a run leaves behind, each file written so that a reader never sees half of it.
+
+use crate::run_dir::paths::{
+    check_utf8, check_writable, end_of_lines, entries, existing, free_bytes, remove, same_disk,
+};
+use anyhow::{Context, Result, bail};
+use hydra_core::{ByteSize, UNFINISHED, replace_file};
+use std::fs::{self, File, TryLockError};
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
+
+/// The directory for run directories when nobody names one.
+const DEFAULT_PARENT: &str = "runs";
+/// Everything a run puts into its directory, and so what `--force` removes.
+const CONTENTS: [&str; 10] =
+    [SPEC, REPORT, METRICS, TRACE, SCHEDULE, LOSSES, WORKLOAD, PLANS, MODELS, CHECKPOINTS];
+pub(crate) const SPEC: &str = "spec.toml";
+pub(crate) const REPORT: &str = "report.json";
+pub(crate) const METRICS: &str = "metrics.jsonl";
+pub(crate) const TRACE: &str = "trace.json";
+pub(crate) const SCHEDULE: &str = "schedule.svg";
+pub(crate) const LOSSES: &str = "losses.svg";
+pub(crate) const WORKLOAD: &str = "workload.json";
+pub(crate) const PLANS: &str = "plans";
+const MODELS: &str = "models";
+const CHECKPOINTS: &str = "checkpoints";
+
+/// The directory of one run. It is taken in two steps: what could be wrong with it is said at once, and what
+/// is in it goes only when the run [begins](RunDir::begin).
+#[derive(Debug)]
+pub(crate) struct RunDir {
+    path: PathBuf,
+    force: bool,
+    /// True if this run made the directory.
+    created: bool,
+    /// True if the files of a run that are in it are this run's.
+    begun: bool,
+    /// True if a run goes on here: what is in it stays.
+    resumed: bool,
+    /// The directory, locked until this is dropped or the process ends.
+    lock: Option<File>,
+}
+
+/// The bytes that a run may write in its directory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FileBytes {
+    /// A checkpoint of each task.
+    pub(crate) checkpoints: u64,
+    /// The most that is there beside them at the same time.
+    pub(crate) beside: u64,
+}
+
+impl RunDir {
+    /// The directory `out`, which must be empty or missing unless `force`, and must be one that can be made
+    /// and written to. Nothing in it changes, and it is not made yet.
+    pub(crate) fn at(out: &Path, force: bool) -> Result<Self> {
+        check_utf8(out)?;
+        let mut dir = Self::new(out, force, false);
+        dir.check_usable()?;
+        if out.is_dir() {
+            dir.check_replaceable()?;
+            // It is taken for good when the run begins.
+            dir.take()?;
+            dir.lock = None;
+        }
+        Ok(dir)
+    }
+
+    fn new(path: &Path, force: bool, created: bool) -> Self {
+        Self { path: path.to_owned(), force, created, begun: false, resumed: false, lock: None }
+    }
+
+    /// The directory of a run that goes on. Nobody else has it from now on.
+    pub(crate) fn resume(path: &Path) -> Result<Self> {
+        if !path.is_dir() {
+            bail!("`{}` is not a run directory: there is no such directory", path.display());
+        }
+        check_utf8(path)?;
+        let mut dir = Self { resumed: true, ..Self::new(path, false, false) };
+        if !dir.file(SPEC).is_file() {
+            bail!("`{}` is not a run directory: it has no {SPEC}", path.display());
+        }
+        check_writable(path)
+            .with_context(|| format!("the run directory `{}` cannot be written to", path.display()))?;
+        dir.take()?;
+        Ok(dir)
+    }
+
+    /// Makes sure that no other run is in the directory until this one has ended.
+    fn take(&mut self) -> Result<()> {
+        let shown = self.path.display();
+        // Not every system opens directories, and not every file system has locks.
+        let Ok(dir) = File::open(&self.path) else { return Ok(()) };
+        match dir.try_lock() {
+            Err(TryLockError::WouldBlock) => {
+                bail!("a run is in the directory `{shown}`: wait until it has ended, or stop it")
+            }
+            Ok(()) | Err(TryLockError::Error(_)) => self.lock = Some(dir),
+        }
+        Ok(())
+    }
+
+    /// Refuses if no default run directory could be made; nothing is.
+    pub(crate) fn check_next() -> Result<()> {
+        let parent = Path::new(DEFAULT_PARENT);
+        check_utf8(parent)?;
+        Self::new(parent, true, false).check_usable()
+    }
+
+    fn check_usable(&self) -> Result<()> {
+        check_writable(&self.check_vacant()?).with_context(|| {
+            format!("the run directory `{}` cannot be written to: give another --out", self.path.display())
+        })
+    }
+
+    /// Makes the directory, or removes the run that is in it, and nothing else that may be there.
+    pub(crate) fn begin(&mut self) -> Result<()> {
+        if self.resumed {
+            self.sweep()?;
+            // It would be taken for that of the run that goes on.
+            return self.remove(REPORT);
+        }
+        let made = !self.path.exists();
+        fs::create_dir_all(&self.path)
+            .with_context(|| format!("the run directory `{}` could not be made", self.path.display()))?;
+        self.take()?;
+        self.created |= made;
+        // Measuring took its time, in which another run may have begun here.
+        self.check_usable()?;
+        self.check_replaceable()?;
+        self.clear()?;
+        self.begun = true;
+        Ok(())
+    }
+
+    /// Refuses a directory that holds something, unless it is to be replaced, and a path that no directory
+    /// can have; gives the directory, or the nearest one above it that exists.
+    fn check_vacant(&self) -> Result<PathBuf> {
+        let shown = self.path.display();
+        let path = std::path::absolute(&self.path)
+            .with_context(|| format!("the run directory `{shown}` could not be made"))?;
+        // A link that leads nowhere is there and is no directory.
+        let there = |path: &&Path| fs::symlink_metadata(path).is_ok();
+        let existing = path.ancestors().find(there).unwrap_or(&path);
+        if existing != path && !existing.is_dir() {
+            bail!("the run directory `{shown}` could not be made: `{}` is a file", existing.display());
+        }
+        if !existing.is_dir() {
+            bail!("the run directory `{shown}` is a file: give another --out");
+        }
+        if existing == path && !self.force {
+            let mut entries = fs::read_dir(&path)
+                .with_context(|| format!("the run directory `{shown}` could not be read"))?;
+            if entries.next().is_some() {
+                bail!(
+                    "the run directory `{shown}` is not empty: give another --out, or --force to replace the \
+                     run in it"
+                );
+            }
+        }
+        Ok(existing.to_owned())
+    }
+
+    /// Refuses to remove what has the name of a run's file where no run is: somebody's own `models`, for instance.
+    fn check_replaceable(&self) -> Result<()> {
+        let there = |name: &&str| fs::symlink_metadata(self.path.join(name)).is_ok();
+        match CONTENTS.into_iter().find(there) {
+            Some(name) if !there(&SPEC) => bail!(
+                "`{}` is not a run directory, for it has no {SPEC}, and its `{name}` would be lost: give another --out, or \
+                 move that away",
+                self.path.display()
+            ),
+            _ => Ok(()),
+        }
+    }
+
+    /// Makes `runs/<command>-<n>` with the first free number.
+    pub(crate) fn next(command: &str) -> Result<Self> {
+        Self::next_in(Path::new(DEFAULT_PARENT), command)
+    }
+
+    fn next_in(parent: &Path, command: &str) -> Result<Self> {
+        let make =
+            |path: &Path| format!("the run directory `{}` could not be made; give --out", path.display());
+        check_utf8(parent)?;
+        fs::create_dir_all(parent).with_context(|| make(parent))?;
+        for number in 1_u32.. {
+            let path = parent.join(format!("{command}-{number}"));
+            // `create_dir` decides between two programs that take the same number at the same time.
+            match fs::create_dir(&path) {
+                Ok(()) => return Ok(Self::new(&path, false, true)),
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(error).with_context(|| make(&path)),
+            }
+        }
+        bail!("`{}` has no free number left: give --out", parent.display())
+    }
+
+    fn clear(&self) -> Result<()> {
+        // The spec, which makes it a run directory, goes last.
+        CONTENTS.iter().rev().try_for_each(|name| {
+            self.remove(name)?;
+            // What a run that was killed has left.
+            self.remove(&format!("{name}{UNFINISHED}"))
+        })
+    }
+
+    /// Removes the files that a run that was killed has left half written.
+    fn sweep(&self) -> Result<()> {
+        let inside = [PLANS, CHECKPOINTS].map(|name| self.path.join(name));
+        let inside = inside.into_iter().chain(entries(&self.path.join(MODELS)));
+        let parts = inside.flat_map(|dir| entries(&dir)).filter(|path| path.is_file());
+        let here = CONTENTS.iter().map(|name| self.path.join(format!("{name}{UNFINISHED}")));
+        let mut parts = parts.filter(|path| path.to_string_lossy().ends_with(UNFINISHED)).chain(here);
+        parts.try_for_each(|path| remove(&path))
+    }
+
+    /// Removes a file or a directory in the directory, if it is there.
+    fn remove(&self, name: &str) -> Result<()> {
+        remove(&self.path.join(name))
+    }
+
+    /// Gives the directory back after a run that came to nothing: removes its files, if it had begun, and the
+    /// directory, if this run made it.
+    pub(crate) fn discard(self) {
+        if self.begun {
+            // What cannot be removed stays, and the error that ended the run is the one to tell.
+            let _ = self.clear();
+        }
+        if self.created {
+            // Fails when something else was put there meanwhile, which then stays.
+            let _ = fs::remove_dir(&self.path);
+        }
+    }
+
+    /// The directory.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The path of what is named so in the directory.
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
+        self.path.join(name)
+    }
+
+    /// Returns true if a run goes on here.
+    pub(crate) fn is_resumed(&self) -> bool {
+        self.resumed
+    }
+
+    /// Refuses a run whose checkpoints and models would not find room on their disk, or whose masters would not, in
+    /// this directory, on theirs, which may be the same.
+    pub(crate) fn check_room(&self, files: &FileBytes, masters: Option<(&Path, u64)>) -> Result<()> {
+        // The checkpoints of a run that goes on are replaced.
+        let there = entries(&self.path.join(CHECKPOINTS)).filter_map(|path| path.metadata().ok());
+        let there: u64 = there.map(|file| file.len()).sum();
+        let more = files.checkpoints.saturating_sub(there).saturating_add(files.beside);
+        let here = existing(&self.path);
+        let beside = masters.filter(|(dir, _)| same_disk(existing(dir), here)).map_or(0, |(_, bytes)| bytes);
+        match free_bytes(here) {
+            Some(free) if more > 0 && more.saturating_add(beside) > free => bail!(
+                "checkpoints and models take up to {} more in the run directory `{}`, beside {} for masters, and {} are \
+                 free on its disk: give another --out{}",
+                ByteSize(more),
+                self.path.display(),
+                ByteSize(beside),
+                ByteSize(free),
+                if files.checkpoints > 0 { ", or --checkpoint-every never" } else { "" }
+            ),
+            _ => {}
+        }
+        match masters.and_then(|(dir, bytes)| Some((dir, bytes, free_bytes(existing(dir))?))) {
+            Some((dir, bytes, free)) if bytes > free => bail!(
+                "masters and optimizer state take {} in `{}`, where {} are free: give another --disk, or more \
+                 --host-memory",
+                ByteSize(bytes),
+                dir.display(),
+                ByteSize(free)
+            ),
+            _ => Ok(()),
+        }
+    }
+
+    /// The checkpoint of a task: `checkpoints/<task>.safetensors`.
+    pub(crate) fn checkpoint_file(&self, task: &str) -> Result<PathBuf> {
+        let dir = std::path::absolute(self.path.join(CHECKPOINTS))
+            .with_context(|| format!("`{}` is not a usable path", self.path.display()))?;
+        Ok(dir.join(format!("{}.safetensors", safe_name(task))))
+    }
+
+    /// Writes `spec.toml`, unless a run goes on, whose spec stays as it was.
+    pub(crate) fn write_spec(&self, text: &str) -> Result<()> {
+        if self.resumed {
+            return Ok(());
+        }
+        self.write(SPEC, text)
+    }
+
+    /// The file for the plan of a task: `plans/<task>.json`.
+    pub(crate) fn plan_file(&self, task: &str) -> Result<PathBuf> {
+        let dir = self.path.join(PLANS);
+        fs::create_dir_all(&dir).with_context(|| format!("`{}` could not be made", dir.display()))?;
+        Ok(dir.join(format!("{}.json", safe_name(task))))
+    }
+
+    /// The directory for the model of a task, as an absolute path.
+    pub(crate) fn model_dir(&self, task: &str) -> Result<PathBuf> {
+        let path = self.path.join(MODELS).join(safe_name(task));
+        std::path::absolute(&path).with_context(|| format!("`{}` is not a usable path", path.display()))
+    }
+
+    /// Opens `metrics.jsonl`; where a run goes on, at its end, behind the last whole line.
+    pub(crate) fn metrics(&self) -> Result<File> {
+        if !self.resumed {
+            return self.open(METRICS);
+        }
+        let path = self.file(METRICS);
+        let open = || {
+            let mut file = File::options().create(true).read(true).append(true).open(&path)?;
+            let whole = end_of_lines(&mut file)?;
+            file.set_len(whole)?;
+            Ok::<_, std::io::Error>(file)
+        };
+        open().with_context(|| format!("`{}` could not be opened", path.display()))
+    }
+
+    /// Opens a file in the directory, which is empty then.
+    pub(crate) fn open(&self, name: &str) -> Result<File> {
+        let path = self.path.join(name);
+        File::create(&path).with_context(|| format!("`{}` could not be made", path.display()))
+    }
+
+    /// Writes a file in the directory.
+    pub(crate) fn write(&self, name: &str, text: &str) -> Result<()> {
+        let path = self.path.join(name);
+        let written = replace_file(&path, |file| file.write_all(text.as_bytes()));
+        written.with_context(|| format!("`{}` could not be written", path.display()))
+    }
+}
+
+/// Reads `report.json` of a run directory.
+pub(crate) fn read_report(dir: &Path) -> Result<String> {
+    if !dir.is_dir() {
+        bail!("`{}` is not a run directory: there is no such directory", dir.display());
+    }
+    let path = dir.join(REPORT);
+    match fs::read_to_string(&path) {
+        Err(error) if error.kind() == ErrorKind::NotFound && dir.join(SPEC).is_file() => {
+            bail!(
+                "`{0}` has no {REPORT}: the run has not ended; if it was interrupted, go on with: hydra resume {0}",
+                dir.display()
+            )
+        }
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            bail!("`{}` is not a run directory: it has neither {SPEC} nor {REPORT}", dir.display())
+        }
+        result => result.with_context(|| format!("`{}` could not be read", path.display())),
+    }
+}
+
+/// A task's name as the name of a file or directory on any system.
+fn safe_name(task: &str) -> String {
+    let safe = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' };
+    let name: String = task.chars().take(100).map(safe).collect();
+    match name.trim_start_matches('.') {
+        "" => "task".to_owned(),
+        name => name.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_directory_is_taken_once() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("deep/run");
+        let mut dir = RunDir::at(&path, false).unwrap();
+        let [mut late, late_again] = [(); 2].map(|()| RunDir::at(&path, false).unwrap());
+        assert!(!root.path().join("deep").exists(), "it is made when the run begins");
+        dir.begin().unwrap();
+        dir.write_spec("x = 1").unwrap();
+        assert!(late.begin().unwrap_err().to_string().contains("a run is in the directory"));
+        late.discard();
+        assert!(RunDir::at(&path, true).unwrap_err().to_string().contains("a run is in the directory"));
+        assert!(RunDir::resume(&path).unwrap_err().to_string().contains("a run is in the directory"));
+        assert!(path.join(SPEC).exists(), "who could not take it leaves it as it was");
+        drop(dir);
+        let mut late = late_again;
+        for error in [RunDir::at(&path, false).unwrap_err(), late.begin().unwrap_err()] {
+            assert!(error.to_string().contains("--force"), "{error}");
+        }
+        drop(late);
+        fs::write(path.join("notes.txt"), "mine").unwrap();
+        fs::create_dir_all(path.join("models/old")).unwrap();
+        RunDir::at(&path, true).unwrap().discard();
+        assert!(
+            path.join(SPEC).exists() && path.join("models/old").exists(),
+            "nothing goes before it begins"
+        );
+        RunDir::at(&path, true).unwrap().begin().unwrap();
+        assert!(!path.join(SPEC).exists() && !path.join(MODELS).exists());
+        assert!(path.join("notes.txt").exists(), "only the run is removed");
+    }
+
+    #[test]
+    fn what_only_has_the_name_of_a_runs_file_is_not_removed() {
+        let root = tempfile::tempdir().unwrap();
+        let mine = root.path().join("models/mine");
+        fs::create_dir_all(&mine).unwrap();
+        let error = RunDir::at(root.path(), true).unwrap_err().to_string();
+        assert!(
+            error.contains("is not a run directory") && error.contains("`models` would be lost"),
+            "{error}"
+        );
+        fs::rename(root.path().join(MODELS), root.path().join("kept")).unwrap();
+        let mut dir = RunDir::at(root.path(), true).unwrap();
+        fs::create_dir_all(&mine).unwrap();
+        assert!(dir.begin().unwrap_err().to_string().contains("would be lost"), "nor what has come since");
+        dir.discard();
+        assert!(mine.is_dir());
+    }
+
+    #[test]
+    fn a_run_that_goes_on_leaves_what_is_there() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("run");
+        let mut dir = RunDir::at(&path, false).unwrap();
+        dir.begin().unwrap();
+        dir.write_spec("x = 1").unwrap();
+        dir.write(REPORT, "{}").unwrap();
+        dir.metrics().unwrap().write_all(b"{\"a\": 1}\n{\"half").unwrap();
+        drop(dir);
+        let dir = RunDir::resume(&path).unwrap();
+        assert!(dir.file(REPORT).is_file());
+        dir.discard();
+        assert!(path.join(REPORT).exists(), "one that is refused removes nothing");
+        let mut dir = RunDir::resume(&path).unwrap();
+        let half = ["schedule.svg.part", "plans/a.json.part", "models/a/model.safetensors.part"];
+        let mine = ["notes.part", "plans/a.json", "checkpoints/a.safetensors.part/it"];
+        for name in half.iter().chain(&mine).map(|name| path.join(name)) {
+            fs::create_dir_all(name.parent().unwrap()).unwrap();
+            fs::write(name, "").unwrap();
+        }
+        dir.begin().unwrap();
+        assert!(!dir.file(REPORT).is_file(), "the report of the run before is not this one's");
+        assert!(!half.iter().any(|name| path.join(name).exists()), "what is half written goes");
+        assert!(mine.iter().all(|name| path.join(name).exists()), "and nothing else");
+        dir.write_spec("x = 2").unwrap();
+        dir.metrics().unwrap().write_all(b"{\"b\": 2}\n").unwrap();
+        assert_eq!(fs::read_to_string(path.join(SPEC)).unwrap(), "x = 1");
+        assert_eq!(fs::read_to_string(path.join(METRICS)).unwrap(), "{\"a\": 1}\n{\"b\": 2}\n");
+    }
+
+    #[test]
+    fn a_run_whose_checkpoints_find_no_room_is_refused() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = RunDir::at(&root.path().join("deep/run"), false).unwrap();
+        let files = |checkpoints, beside| FileBytes { checkpoints, beside };
+        dir.check_room(&files(1, 1), Some((root.path(), 1))).unwrap();
+        if free_bytes(root.path()).is_some() {
+            let said =
+                dir.check_room(&files(1, 0), Some((root.path(), u64::MAX / 2))).unwrap_err().to_string();
+            assert!(said.contains("more in the run directory") && said.contains(" for masters"), "{said}");
+            let said =
+                dir.check_room(&files(0, 0), Some((root.path(), u64::MAX / 2))).unwrap_err().to_string();
+            assert!(said.contains("masters and optimizer state take"), "{said}");
+            let said = dir.check_room(&files(u64::MAX / 2, 0), None).unwrap_err().to_string();
+            assert!(
+                said.contains("checkpoints and models take up to")
+                    && said.contains("--checkpoint-every never"),
+                "{said}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_file_is_no_run_directory() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("file");
+        fs::write(&path, "").unwrap();
+        assert!(RunDir::at(&path, true).unwrap_err().to_string().contains("is a file"));
+        let error = RunDir::at(&path.join("below/it"), false).unwrap_err().to_string();
+        assert!(error.contains("could not be made") && error.contains("is a file"), "{error}");
+    }
+
+    #[test]
+    fn numbers_are_given_one_after_the_other_and_given_back() {
+        let root = tempfile::tempdir().unwrap();
+        let parent = root.path().join("runs");
+        let mut one = RunDir::next_in(&parent, "select").unwrap();
+        assert!(one.path().ends_with("runs/select-1"));
+        let two = RunDir::next_in(&parent, "select").unwrap();
+        assert!(two.path().ends_with("runs/select-2"));
+        one.begin().unwrap();
+        one.write_spec("x = 1").unwrap();
+        one.discard();
+        assert!(RunDir::next_in(&parent, "select").unwrap().path().ends_with("runs/select-1"));
+    }
+
+    #[test]
+    fn a_directory_that_was_there_is_not_discarded() {
+        let root = tempfile::tempdir().unwrap();
+        let mut dir = RunDir::at(root.path(), false).unwrap();
+        dir.begin().unwrap();
+        dir.discard();
+        assert!(root.path().is_dir());
+    }
+
+    #[test]
+    fn reports_are_missed_with_a_reason() {
+        let root = tempfile::tempdir().unwrap();
+        let says = |dir: &Path| read_report(dir).unwrap_err().to_string();
+        assert!(says(&root.path().join("nowhere")).contains("no such directory"));
+        assert!(says(root.path()).contains("neither"));
+        fs::write(root.path().join(SPEC), "").unwrap();
+        assert!(says(root.path()).contains("has not ended"));
+        fs::write(root.path().join(REPORT), "{}").unwrap();
+        assert_eq!(read_report(root.path()).unwrap(), "{}");
+    }
+
+    #[test]
+    fn names_are_safe() {
+        assert_eq!(safe_name("b16-lr3e-4"), "b16-lr3e-4");
+        assert_eq!(safe_name("../../etc/passwd"), "_.._etc_passwd");
+        assert_eq!(safe_name("..."), "task");
+        assert_eq!(safe_name("a b/c\\d:é"), "a_b_c_d__");
+    }
+}

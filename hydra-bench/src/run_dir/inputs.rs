@@ -1,0 +1,84 @@
+//! The inputs of a run: a task that begins from the start when the run goes on needs the same.
+//!
+//! A checkpoint says of data and architecture what it needs to refuse others; a task without one has nothing but this,
+//! and only this says something of first weights.
+
+use crate::settings::ModelSettings;
+use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use std::fs::File;
+use std::io;
+use std::path::PathBuf;
+
+/// Tokens that are hashed at once.
+const PIECE: usize = 1 << 18;
+
+/// The model and the data, each as a SHA-256.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Inputs {
+    /// Of the configuration and the bytes of the weights' files.
+    model_sha256: String,
+    /// Of the tokens of all splits.
+    data_sha256: String,
+}
+
+impl Inputs {
+    /// Reads the files of the model's weights; `described` is its configuration.
+    pub(crate) fn of(described: &str, weights: &[PathBuf], splits: [Option<&[u32]>; 3]) -> Result<Self> {
+        let mut hash = Sha256::new_with_prefix(described);
+        for file in weights {
+            let read = File::open(file).and_then(|mut file| io::copy(&mut file, &mut hash));
+            read.with_context(|| format!("`{}` could not be read", file.display()))?;
+        }
+        Ok(Self { model_sha256: format!("{:x}", hash.finalize()), data_sha256: hash_of_tokens(splits) })
+    }
+
+    /// Refuses other inputs than these for a task that begins from the start.
+    pub(crate) fn check(&self, task: &str, now: &Self, model: &ModelSettings) -> Result<()> {
+        for (what, name, before, now) in [
+            ("model", model.name(), &self.model_sha256, &now.model_sha256),
+            ("data", model.text(), &self.data_sha256, &now.data_sha256),
+        ] {
+            if before != now {
+                bail!(
+                    "task `{task}` has no checkpoint and begins from the start, and the {what} `{name}` is not what it was \
+                     when the run was begun: its SHA-256 was {before}, and is {now} now; put back what was there, or begin \
+                     another run"
+                );
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The hash of the tokens of some splits, each of which may be missing.
+fn hash_of_tokens(splits: [Option<&[u32]>; 3]) -> String {
+    let mut hash = Sha256::new();
+    for tokens in splits {
+        hash.update(tokens.map_or(-1, |tokens| tokens.len() as i64).to_le_bytes());
+        for some in tokens.unwrap_or_default().chunks(PIECE) {
+            let bytes: Vec<u8> = some.iter().flat_map(|token| token.to_le_bytes()).collect();
+            hash.update(bytes);
+        }
+    }
+    format!("{:x}", hash.finalize())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_are_told_apart_by_value_order_and_split() {
+        let (a, b): (&[u32], &[u32]) = (&[1, 2], &[2, 1]);
+        let hashes =
+            [[Some(a), None, None], [Some(b), None, None], [None, Some(a), None], [Some(a), Some(&[]), None]];
+        let mut hashes: Vec<String> = hashes.into_iter().map(hash_of_tokens).collect();
+        assert_eq!(hashes[0], hash_of_tokens([Some(&[1, 2]), None, None]));
+        hashes.sort_unstable();
+        hashes.dedup();
+        assert_eq!(hashes.len(), 4);
+    }
+}

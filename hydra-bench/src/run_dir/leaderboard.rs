@@ -1,0 +1,397 @@
+//! The final report as text: a leaderboard by validation perplexity (by loss, if the models are no language models), the devices, and what moved.
+
+use crate::terminal::{Table, thousands};
+use anyhow::{Context, Result, bail};
+use hydra_core::ByteSize;
+use hydra_engine::{Place, Placement, REPORT_SCHEMA, Transfers};
+use serde::Deserialize;
+
+/// The part of a report that the leaderboard reads. Numbers that JSON has not (an infinite perplexity, the loss of a
+/// diverged task) are `null` there, so all of them are optional here.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Report {
+    makespan_s: Option<f64>,
+    lower_bound_s: Option<f64>,
+    /// Reports of the time before replays do not have it.
+    replay_s: Option<f64>,
+    tokens_per_s: Option<f64>,
+    policy: String,
+    prefetch: bool,
+    tasks: Vec<Task>,
+    devices: Vec<Device>,
+    transfers: Transfers,
+    host_admitted_bytes: u64,
+    host_budget_bytes: u64,
+}
+
+#[derive(Debug, Deserialize)]
+struct Task {
+    name: String,
+    config: serde_json::Value,
+    state: String,
+    error: Option<String>,
+    shards: usize,
+    steps: usize,
+    #[serde(default)]
+    stopped_early: bool,
+    initial_validation: Option<Evaluation>,
+    validation: Option<Evaluation>,
+    test: Option<Evaluation>,
+    #[serde(default)]
+    best_step: Option<usize>,
+    #[serde(default)]
+    model_dir: Option<String>,
+    /// Reports of the time before optimizers on devices do not have it.
+    #[serde(default)]
+    optimizer: Placement,
+}
+
+impl Task {
+    /// Why it failed, and what it leaves.
+    fn failure(&self) -> String {
+        let why = self.error.as_deref().unwrap_or("no reason is known");
+        match (self.best_step, &self.model_dir) {
+            (Some(step), Some(dir)) => {
+                format!("{}: {why}; its best weights, after {step} minibatches, are in `{dir}`", self.name)
+            }
+            _ => format!("{}: {why}", self.name),
+        }
+    }
+}
+
+#[derive(Debug, Deserialize)]
+struct Evaluation {
+    loss: Option<f64>,
+    /// Absent if the model is no language model, and `null` if it is not finite.
+    #[serde(default, deserialize_with = "present")]
+    perplexity: Option<Option<f64>>,
+}
+
+impl Evaluation {
+    /// The number that ranks it: its perplexity, or its loss if it has none.
+    fn value(&self) -> f64 {
+        self.perplexity.unwrap_or(self.loss).unwrap_or(f64::INFINITY)
+    }
+}
+
+fn present<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<Option<f64>>, D::Error> {
+    Deserialize::deserialize(from).map(Some)
+}
+
+#[derive(Debug, Deserialize)]
+struct Device {
+    name: String,
+    threads: usize,
+    budget_bytes: u64,
+    peak_bytes: u64,
+    peak_measured: bool,
+    compute_s: f64,
+    copy_s: f64,
+    stall_s: f64,
+    utilization: Option<f64>,
+}
+
+impl Report {
+    /// Reads `report.json`.
+    pub(crate) fn parse(json: &str) -> Result<Self> {
+        let value: serde_json::Value = serde_json::from_str(json).context("the report is broken JSON")?;
+        let schema = value.get("schema").and_then(serde_json::Value::as_u64);
+        let schema = schema.context("the report has no schema: is it a report of this program?")?;
+        if schema != u64::from(REPORT_SCHEMA) {
+            bail!("the report has schema {schema}, and this program reads schema {REPORT_SCHEMA}");
+        }
+        serde_json::from_value(value).context("the report does not have what its schema says")
+    }
+
+    /// The tasks that failed, with the reason.
+    pub(crate) fn failures(&self) -> Vec<String> {
+        let failed = self.tasks.iter().filter(|task| task.state == "failed");
+        failed.map(Task::failure).collect()
+    }
+
+    /// Returns true if a task was stopped before its end.
+    pub(crate) fn stopped(&self) -> bool {
+        self.tasks.iter().any(|task| task.state == "stopped")
+    }
+
+    /// Returns true if every task was trained to its end.
+    pub(crate) fn all_done(&self) -> bool {
+        self.tasks.iter().all(|task| task.state == "done")
+    }
+
+    /// The number of tasks.
+    pub(crate) fn len(&self) -> usize {
+        self.tasks.len()
+    }
+
+    /// The report as text.
+    pub(crate) fn render(&self) -> String {
+        let mut text = self.ranking();
+        text.push('\n');
+        text.push_str(&self.device_table());
+        text.push('\n');
+        text.push_str(&self.summary());
+        text.push_str(&self.optimizers());
+        text
+    }
+
+    /// The tasks that were stepped on the device, if any, and why; and those whose bits are not the host's.
+    fn optimizers(&self) -> String {
+        let mut text = String::new();
+        let on_device = |task: &&Task| task.optimizer.on == Place::Device;
+        let there: Vec<&Task> = self.tasks.iter().filter(on_device).collect();
+        if let Some(first) = there.first() {
+            let (there, all) = (there.len(), self.tasks.len());
+            text.push_str(&format!(
+                "optimizer on the device for {there} of {all} tasks: {}\n",
+                first.optimizer.why
+            ));
+        }
+        let inexact: Vec<&str> =
+            there.iter().filter(|task| !task.optimizer.exact).map(|task| task.name.as_str()).collect();
+        if !inexact.is_empty() {
+            let names = inexact.join(", ");
+            text.push_str(&format!("not the bits of a run whose optimizer is on the host: {names}\n"));
+        }
+        text
+    }
+
+    fn ranking(&self) -> String {
+        let evaluations = self.tasks.iter().flat_map(|t| [&t.initial_validation, &t.validation, &t.test]);
+        let all_of_language = evaluations.flatten().all(|evaluation| evaluation.perplexity.is_some());
+        let what = if all_of_language { "ppl" } else { "loss" };
+        let names = format!(
+            ">rank|<task|>batch|>lr|>shards|>steps|>initial {what}|>validation {what}|>test {what}|<state"
+        );
+        let mut table = Table::new(names.split('|'));
+        for (rank, task) in self.ranked() {
+            table.row(vec![
+                rank.map_or_else(|| "-".to_owned(), |rank| rank.to_string()),
+                task.name.clone(),
+                task.config.get("batch").map_or_else(|| "-".to_owned(), ToString::to_string),
+                task.config
+                    .get("lr")
+                    .and_then(serde_json::Value::as_f64)
+                    .map_or("-".into(), |lr| format!("{lr:e}")),
+                task.shards.to_string(),
+                task.steps.to_string(),
+                cell(task.initial_validation.as_ref()),
+                cell(task.validation.as_ref()),
+                cell(task.test.as_ref()),
+                if task.stopped_early { format!("{} early", task.state) } else { task.state.clone() },
+            ]);
+        }
+        table.render()
+    }
+
+    /// The tasks by validation perplexity or loss, of which equal ones have equal ranks; failed ones and those that were not
+    /// validated have none and come last, the failed ones behind the others.
+    fn ranked(&self) -> Vec<(Option<usize>, &Task)> {
+        let key = |task: &Task| match (task.state == "failed", &task.validation) {
+            (false, Some(validation)) => (0, validation.value()),
+            (false, None) => (1, 0.0),
+            (true, _) => (2, 0.0),
+        };
+        let before = |a: &&Task, b: &&Task| {
+            let ((a, a_value), (b, b_value)) = (key(a), key(b));
+            a.cmp(&b).then(a_value.total_cmp(&b_value))
+        };
+        let mut tasks: Vec<&Task> = self.tasks.iter().collect();
+        tasks.sort_by(before);
+        let rank = |task: &&Task| 1 + tasks.partition_point(|other| before(other, task).is_lt());
+        tasks.iter().map(|task| ((key(task).0 == 0).then(|| rank(task)), *task)).collect()
+    }
+
+    fn device_table(&self) -> String {
+        let names = "<device|>threads|>utilization|>compute|>copies|>stall|>peak memory|>budget";
+        let mut table = Table::new(names.split('|'));
+        for device in &self.devices {
+            let measured = if device.peak_measured { "" } else { " reserved" };
+            table.row(vec![
+                device.name.clone(),
+                device.threads.to_string(),
+                device.utilization.map_or("-".into(), |u| format!("{:.1}%", 100.0 * u)),
+                format!("{:.2} s", device.compute_s),
+                format!("{:.2} s", device.copy_s),
+                format!("{:.2} s", device.stall_s),
+                format!("{}{measured}", ByteSize(device.peak_bytes)),
+                ByteSize(device.budget_bytes).to_string(),
+            ]);
+        }
+        table.render()
+    }
+
+    fn summary(&self) -> String {
+        let seconds = |s: Option<f64>| s.map_or("-".to_owned(), |s| format!("{s:.2} s"));
+        let prefetch = if self.prefetch { "prefetch" } else { "no prefetch" };
+        let rate = thousands(self.tokens_per_s.unwrap_or(f64::NAN));
+        let replay = match (self.replay_s, self.makespan_s) {
+            (Some(replay), Some(makespan)) if makespan > 0.0 => {
+                format!(", replay {replay:.2} s: {:.3} of it", replay / makespan)
+            }
+            _ => String::new(),
+        };
+        let Transfers { disk_read_bytes: read, disk_written_bytes: written, .. } = self.transfers;
+        let disk = match read + written {
+            0 => String::new(),
+            _ => format!(", {} from the disk and {} to it", ByteSize(read), ByteSize(written)),
+        };
+        format!(
+            "makespan {} (lower bound {}{replay}), {rate} tokens/s, {}, {prefetch}\n\
+             moved {} up and {} down{disk}; host memory {} of {}\n",
+            seconds(self.makespan_s),
+            seconds(self.lower_bound_s),
+            self.policy,
+            ByteSize(self.transfers.promoted_bytes),
+            ByteSize(self.transfers.demoted_bytes),
+            ByteSize(self.host_admitted_bytes),
+            ByteSize(self.host_budget_bytes),
+        )
+    }
+}
+
+fn cell(evaluation: Option<&Evaluation>) -> String {
+    evaluation.map_or("-".to_owned(), |evaluation| number(evaluation.value()))
+}
+
+/// Four significant digits, or as many as a large number has before its point.
+fn number(value: f64) -> String {
+    match value {
+        v if v >= 1e7 => format!("{v:.2e}"),
+        v if v >= 1000.0 => format!("{v:.0}"),
+        v if v >= 100.0 => format!("{v:.1}"),
+        v => format!("{v:.3}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn report() -> serde_json::Value {
+        let task = |name: &str, state: &str, ppl: serde_json::Value| {
+            json!({
+                "name": name, "config": { "batch": 8, "lr": 3e-4 }, "state": state, "shards": 3, "steps": 20,
+                "error": (state == "failed").then_some("the loss is NaN at step 3"), "cut_points": [1, 3],
+                "losses": [5.5, null], "initial_validation": { "loss": 5.5, "perplexity": 250.0, "predicted_tokens": 9 },
+                "validation": { "loss": 1.0, "perplexity": ppl, "predicted_tokens": 9 }, "test": null,
+            })
+        };
+        json!({
+            "schema": REPORT_SCHEMA, "makespan_s": 12.0, "lower_bound_s": 11.5, "replay_s": 11.8, "tokens_per_s": 12345.6,
+            "policy": "sharded-lrtf", "prefetch": true,
+            "tasks": [
+                task("worse", "done", json!(9.5)), task("broken", "failed", json!(1.0)),
+                task("best", "done", json!(4.25)), task("diverged", "done", json!(null)),
+            ],
+            "devices": [{
+                "name": "cpu:0", "threads": 1, "budget_bytes": 1 << 24, "peak_bytes": 1 << 23, "peak_measured": true,
+                "compute_s": 11.0, "copy_s": 0.5, "stall_s": 0.1, "utilization": 0.917, "shard_tasks": 4,
+            }],
+            "transfers": { "promoted_bytes": 1 << 30, "demoted_bytes": 1 << 20 },
+            "host_admitted_bytes": 1 << 20, "host_budget_bytes": 1 << 30,
+        })
+    }
+
+    #[test]
+    fn the_best_come_first_and_the_failed_last() {
+        let report = Report::parse(&report().to_string()).unwrap();
+        let ranked: Vec<_> = report.ranked().iter().map(|(rank, task)| (*rank, task.name.as_str())).collect();
+        assert_eq!(ranked, [(Some(1), "best"), (Some(2), "worse"), (Some(3), "diverged"), (None, "broken")]);
+        assert_eq!(report.failures(), ["broken: the loss is NaN at step 3"]);
+        assert!(!report.stopped());
+    }
+
+    #[test]
+    fn models_without_a_perplexity_are_ranked_by_their_loss() {
+        let mut json = report();
+        for (task, loss) in json["tasks"].as_array_mut().unwrap().iter_mut().zip([0.5, 0.1, 0.25, 0.125]) {
+            task["initial_validation"] = json!({ "loss": 2.0, "predicted_tokens": 9 });
+            task["validation"] = json!({ "loss": loss, "predicted_tokens": 9 });
+        }
+        let report = Report::parse(&json.to_string()).unwrap();
+        let ranked: Vec<_> = report.ranked().iter().map(|(_, task)| task.name.as_str()).collect();
+        assert_eq!(ranked, ["diverged", "best", "worse", "broken"]);
+        let text = report.render();
+        assert!(
+            text.contains("validation loss") && text.contains("0.125") && !text.contains("ppl"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn equal_ones_have_equal_ranks_and_what_was_not_validated_has_none() {
+        let mut json = report();
+        let tasks = json["tasks"].as_array_mut().unwrap();
+        tasks.push(tasks[0].clone());
+        tasks[3]["validation"] = json!(null);
+        let report = Report::parse(&json.to_string()).unwrap();
+        let ranks: Vec<_> = report.ranked().iter().map(|(rank, _)| *rank).collect();
+        assert_eq!(ranks, [Some(1), Some(2), Some(2), None, None]);
+        let text = report.render();
+        let last: Vec<&str> = text.lines().take(6).skip(4).map(str::trim_start).collect();
+        assert!(last[0].starts_with("-  diverged") && last[1].starts_with("-  broken"), "{text}");
+    }
+
+    #[test]
+    fn a_failed_task_says_where_its_best_weights_are() {
+        let mut json = report();
+        let failed =
+            json["tasks"].as_array_mut().unwrap().iter_mut().find(|task| task["name"] == "broken").unwrap();
+        (failed["best_step"], failed["model_dir"]) = (json!(2), json!("/runs/broken"));
+        let said = Report::parse(&json.to_string()).unwrap().failures();
+        let expected =
+            "broken: the loss is NaN at step 3; its best weights, after 2 minibatches, are in `/runs/broken`";
+        assert_eq!(said, [expected]);
+    }
+
+    #[test]
+    fn the_text_says_it_all() {
+        let text = Report::parse(&report().to_string()).unwrap().render();
+        let best = text.lines().nth(1).unwrap();
+        for part in ["1  best", "3e-4", "250.0", "4.250", "done"] {
+            assert!(best.contains(part), "{part} in {best}");
+        }
+        for part in [
+            "91.7%",
+            "8.00 MiB",
+            "16.00 MiB",
+            "12.00 s",
+            "11.50 s",
+            "11.80 s: 0.983 of it",
+            "12.3k tokens/s",
+            "1.00 GiB",
+            "inf",
+        ] {
+            assert!(text.contains(part), "{part} in\n{text}");
+        }
+    }
+
+    #[test]
+    fn optimizers_on_the_device_are_said_and_marked_where_the_bits_are_not_the_hosts() {
+        let mut report = report();
+        let says = |report: &serde_json::Value| Report::parse(&report.to_string()).unwrap().render();
+        assert!(!says(&report).contains("optimizer on"));
+        report["tasks"][0]["optimizer"] = json!({ "on": "device", "exact": true, "why": "everything fits" });
+        let text = says(&report);
+        assert!(text.ends_with("\noptimizer on the device for 1 of 4 tasks: everything fits\n"), "{text}");
+        report["tasks"][2]["optimizer"] = json!({ "on": "device", "exact": false, "why": "asked for" });
+        let text = says(&report);
+        assert!(text.ends_with("\nnot the bits of a run whose optimizer is on the host: best\n"), "{text}");
+    }
+
+    #[test]
+    fn other_files_are_refused_with_a_reason() {
+        let says = |text: &str| format!("{:#}", Report::parse(text).unwrap_err());
+        assert!(says("{").contains("broken JSON"));
+        assert!(says("{}").contains("no schema"));
+        assert!(says("{\"schema\": 99}").contains("schema 99"));
+        assert!(says("{\"schema\": 1}").contains("missing field"));
+    }
+
+    #[test]
+    fn numbers_keep_their_digits() {
+        assert_eq!([2.5, 250.04, 50257.0, 1e9].map(number), ["2.500", "250.0", "50257", "1.00e9"]);
+    }
+}

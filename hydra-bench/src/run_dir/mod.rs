@@ -1,0 +1,20 @@
+//! The run directory: its files, its lock, the spec and the logs, each written so that a reader never sees half of it.
+//! It may touch the disk, `settings`, and the pictures' timeline.
+//! It never loads a model and never talks to a device.
+
+pub(crate) mod directory;
+pub(crate) mod inputs;
+pub(crate) mod leaderboard;
+pub(crate) mod paths;
+pub(crate) mod run_log;
+pub(crate) mod spec;
+pub(crate) mod trace;
+
+pub(crate) use directory::{
+    FileBytes, LOSSES, METRICS, PLANS, REPORT, RunDir, SCHEDULE, SPEC, TRACE, WORKLOAD, read_report,
+};
+pub(crate) use inputs::Inputs;
+pub(crate) use leaderboard::Report;
+pub(crate) use paths::{check_not_read, lies_in, remove};
+pub(crate) use run_log::SharedRunLog;
+pub(crate) use spec::{CommandName, RunSpec};

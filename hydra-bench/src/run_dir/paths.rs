@@ -1,0 +1,131 @@
+//! Questions about paths: what lies in what, what can be written, and how much room there is.
+
+use crate::terminal::Usage;
+use anyhow::{Context, Result, bail};
+use std::fs::{self, File};
+use std::io::{ErrorKind, Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+
+/// Refuses a path that the report, which is JSON, could not name.
+pub(super) fn check_utf8(path: &Path) -> Result<()> {
+    let whole =
+        std::path::absolute(path).with_context(|| format!("`{}` is not a usable path", path.display()))?;
+    if whole.to_str().is_none() {
+        bail!(
+            "the path of the run directory `{}` is not UTF-8, and the report could not name it: give another --out",
+            whole.display()
+        );
+    }
+    Ok(())
+}
+
+/// Removes a file or a directory, if it is there.
+pub(crate) fn remove(path: &Path) -> Result<()> {
+    let removed = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
+    match removed {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("`{}` could not be removed", path.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The entries of a directory, if it can be listed.
+pub(super) fn entries(dir: &Path) -> impl Iterator<Item = PathBuf> + use<> {
+    fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path())
+}
+
+/// The bytes free on the disk of a directory, for programs of ordinary users.
+#[cfg(unix)]
+pub(super) fn free_bytes(dir: &Path) -> Option<u64> {
+    let found = rustix::fs::statvfs(dir).ok()?;
+    Some(found.f_bavail.saturating_mul(found.f_frsize))
+}
+
+#[cfg(not(unix))]
+pub(super) fn free_bytes(_: &Path) -> Option<u64> {
+    None
+}
+
+/// The length of a file up to its last end of a line.
+pub(super) fn end_of_lines(file: &mut File) -> std::io::Result<u64> {
+    let mut end = file.seek(SeekFrom::End(0))?;
+    let mut byte = [0];
+    while end > 0 {
+        file.seek(SeekFrom::Start(end - 1))?;
+        file.read_exact(&mut byte)?;
+        if byte == [b'\n'] {
+            break;
+        }
+        end -= 1;
+    }
+    Ok(end)
+}
+
+/// Returns true if `path` is `dir` or lies in it, by its name or by what its links lead to.
+pub(crate) fn lies_in(path: &Path, dir: &Path) -> bool {
+    let by = |place: fn(&Path) -> std::io::Result<PathBuf>| match (place(path), place(dir)) {
+        (Ok(path), Ok(dir)) => path.starts_with(dir),
+        _ => false,
+    };
+    by(|path| std::path::absolute(path)) || by(|path| fs::canonicalize(path))
+}
+
+/// Refuses to write a file that is one of those that are read, each with the flag that names it.
+pub(crate) fn check_not_read(flag: &str, file: &Path, read: &[(&str, &Path)]) -> Result<(), Usage> {
+    // Of a terminal or a pipe nothing is lost.
+    let Some(written) = fs::canonicalize(file).ok().filter(|path| path.is_file()) else { return Ok(()) };
+    match read.iter().find(|(_, path)| fs::canonicalize(path).is_ok_and(|path| path == written)) {
+        Some((of, _)) => Err(Usage::new(format!(
+            "{flag} `{}` would replace the file that {of} names: give another",
+            file.display()
+        ))),
+        None => Ok(()),
+    }
+}
+
+/// Tries a directory with a file of an unused name, which is removed again.
+pub(crate) fn check_writable(dir: &Path) -> std::io::Result<()> {
+    let probe = dir.join(format!(".hydra-probe-{}", std::process::id()));
+    File::create_new(&probe).and_then(|_| fs::remove_file(&probe))
+}
+
+/// The directory, or the nearest one above it that is there.
+pub(super) fn existing(path: &Path) -> &Path {
+    path.ancestors().find(|path| path.is_dir()).unwrap_or(Path::new("."))
+}
+
+/// Returns true if two directories are on one file system.
+#[cfg(unix)]
+pub(super) fn same_disk(one: &Path, other: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    let disk = |path: &Path| path.metadata().map(|found| found.dev()).ok();
+    disk(one) == disk(other)
+}
+
+#[cfg(not(unix))]
+pub(super) fn same_disk(_: &Path, _: &Path) -> bool {
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_lies_in_a_directory() {
+        let root = tempfile::tempdir().unwrap();
+        let (dir, beside) = (root.path().join("run"), root.path().join("run-2"));
+        fs::create_dir_all(dir.join("models/a")).unwrap();
+        fs::create_dir(&beside).unwrap();
+        assert!(lies_in(&dir.join("models/a"), &dir) && lies_in(&dir, &dir));
+        assert!(lies_in(&beside.join("../run/models"), &dir));
+        assert!(!lies_in(&beside, &dir) && !lies_in(root.path(), &dir));
+        #[cfg(unix)]
+        {
+            std::os::unix::fs::symlink(&dir, root.path().join("link")).unwrap();
+            assert!(lies_in(&root.path().join("link/models"), &dir));
+            assert!(lies_in(&dir.join("models"), &root.path().join("link")));
+        }
+    }
+}

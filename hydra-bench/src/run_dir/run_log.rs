@@ -1,0 +1,269 @@
+//! The run log: every event of a run as a line of `metrics.jsonl`, every span in the trace.
+
+use crate::pictures::schedule::Timeline;
+use crate::run_dir::trace::TraceWriter;
+use hydra_engine::{Observer, RunEvent};
+use serde_json::{Value, json};
+use std::fs::File;
+use std::io::{self, BufWriter, Seek, SeekFrom, Write};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Listens to a run and writes what it hears. A full disk must not end the training, and a file that fails harms no
+/// other: the first error of each is told at the end.
+pub(crate) struct RunLog {
+    tasks: Vec<String>,
+    metrics: Lines,
+    /// The trace, or why there is no more of it.
+    trace: io::Result<TraceWriter<BufWriter<File>>>,
+    timeline: Timeline,
+}
+
+/// The remains of a log that has ended.
+pub(crate) struct Ended {
+    /// The compute spans, for the picture of the schedule.
+    pub(crate) timeline: Timeline,
+    /// The first error of writing `metrics.jsonl`, if any.
+    pub(crate) metrics: io::Result<()>,
+    /// The first error of writing the trace, if any.
+    pub(crate) trace: io::Result<()>,
+}
+
+/// The observer's end of a run log that the command keeps.
+#[derive(Clone)]
+pub(crate) struct SharedRunLog(Arc<Mutex<Option<RunLog>>>);
+
+impl SharedRunLog {
+    /// A log of these tasks on these devices.
+    pub(crate) fn new(
+        metrics: File,
+        trace: File,
+        tasks: Vec<String>,
+        devices: &[String],
+    ) -> io::Result<Self> {
+        let log = RunLog {
+            timeline: Timeline::new(devices.len()),
+            tasks,
+            metrics: Lines::new(metrics)?,
+            trace: Ok(TraceWriter::new(BufWriter::new(trace), devices)?),
+        };
+        Ok(Self(Arc::new(Mutex::new(Some(log)))))
+    }
+
+    /// Ends the log.
+    ///
+    /// # Errors
+    /// If it has ended before.
+    pub(crate) fn finish(&self) -> io::Result<Ended> {
+        let log = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let log = log.ok_or_else(|| io::Error::other("the run log has ended before"))?;
+        let trace = log.trace.and_then(TraceWriter::finish).map(drop);
+        Ok(Ended { timeline: log.timeline, metrics: log.metrics.finish(), trace })
+    }
+}
+
+impl Observer for SharedRunLog {
+    fn observe(&mut self, event: &RunEvent<'_>) {
+        if let Some(log) = self.0.lock().unwrap_or_else(PoisonError::into_inner).as_mut() {
+            log.write(event);
+        }
+    }
+}
+
+impl RunLog {
+    fn write(&mut self, event: &RunEvent<'_>) {
+        if let RunEvent::Span(span) = event {
+            self.timeline.push(span);
+            let task = self.tasks.get(span.task.0).map_or("", String::as_str);
+            if let Ok(trace) = &mut self.trace
+                && let Err(error) = trace.span(span, task)
+            {
+                self.trace = Err(error);
+            }
+        } else if let Some(line) = line(event, &self.tasks) {
+            self.metrics.push(&line);
+        }
+    }
+}
+
+/// A file of whole lines. One that could not be written is missing, and those that come after it are there.
+struct Lines {
+    file: File,
+    /// The length of its whole lines.
+    whole: u64,
+    /// True if a part of a line may be behind them.
+    torn: bool,
+    /// The first error.
+    failed: Option<io::Error>,
+}
+
+impl Lines {
+    /// Goes on at the end of a file.
+    fn new(mut file: File) -> io::Result<Self> {
+        let whole = file.seek(SeekFrom::End(0))?;
+        Ok(Self { file, whole, torn: false, failed: None })
+    }
+
+    fn push(&mut self, line: &Value) {
+        if let Err(error) = self.write(format!("{line}\n").as_bytes()) {
+            self.failed.get_or_insert(error);
+        }
+    }
+
+    fn write(&mut self, line: &[u8]) -> io::Result<()> {
+        self.mend()?;
+        self.torn = true;
+        self.file.write_all(line)?;
+        self.torn = false;
+        self.whole += line.len() as u64;
+        Ok(())
+    }
+
+    /// Takes away what is there of a line that could not be written.
+    fn mend(&mut self) -> io::Result<()> {
+        if self.torn {
+            self.file.set_len(self.whole)?;
+            self.file.seek(SeekFrom::Start(self.whole))?;
+            self.torn = false;
+        }
+        Ok(())
+    }
+
+    fn finish(mut self) -> io::Result<()> {
+        let mended = self.mend();
+        self.failed.map_or(mended, Err)
+    }
+}
+
+/// The line of an event; spans, admissions and what is under way have none. Numbers that JSON has not (NaN) become `null`.
+fn line(event: &RunEvent<'_>, tasks: &[String]) -> Option<Value> {
+    let name = |task: &hydra_core::TaskId| tasks.get(task.0);
+    Some(match event {
+        RunEvent::Pilot { .. } | RunEvent::Admitted(_) | RunEvent::Span(_) | RunEvent::Evaluating { .. } => {
+            return None;
+        }
+        RunEvent::Minibatch { task, step, steps, loss, rate, units, at_s } => json!({
+            "event": "minibatch", "task": name(task), "step": step, "steps": steps, "loss": loss,
+            "rate": rate, "units": units, "at_s": at_s,
+        }),
+        RunEvent::Evaluated { task, kind, step, result, at_s } => {
+            let mut line = json!({
+                "event": "evaluation", "task": name(task), "kind": kind, "step": step,
+                "loss": result.loss, "predicted_tokens": result.terms, "at_s": at_s,
+            });
+            result.perplexity.iter().for_each(|perplexity| line["perplexity"] = json!(perplexity));
+            line
+        }
+        RunEvent::Ended { task, state, error, at_s } => json!({
+            "event": "end", "task": name(task), "state": state, "error": error, "at_s": at_s,
+        }),
+        RunEvent::Resumed { task, step, steps, at_s } => json!({
+            "event": "resumed", "task": name(task), "step": step, "steps": steps, "at_s": at_s,
+        }),
+        RunEvent::Checkpointed { task, step, bytes, seconds, at_s } => json!({
+            "event": "checkpoint", "task": name(task), "step": step, "bytes": bytes, "seconds": seconds,
+            "at_s": at_s,
+        }),
+        RunEvent::CheckpointFailed { task, step, error, at_s } => json!({
+            "event": "checkpoint_failed", "task": name(task), "step": step, "error": error, "at_s": at_s,
+        }),
+        RunEvent::Stopping => json!({ "event": "stopping" }),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hydra_core::{DeviceId, TaskId};
+    use hydra_engine::{Evaluation, EvaluationKind, Span, TaskState, Track, Work};
+    use std::collections::BTreeMap;
+
+    const SPAN: Span = Span {
+        track: Track::Compute(DeviceId(0)),
+        task: TaskId(0),
+        work: Work::Forward,
+        shard: 0,
+        step: 0,
+        start_s: 0.0,
+        end_s: 1.0,
+    };
+
+    fn log(metrics: File, trace: File) -> SharedRunLog {
+        SharedRunLog::new(metrics, trace, vec!["one".into()], &["cpu:0".into()]).unwrap()
+    }
+
+    #[test]
+    fn every_event_is_a_line_and_every_span_a_trace_event() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = |name: &str| File::create(dir.path().join(name)).unwrap();
+        let mut log = log(file("m"), file("t"));
+        let task = TaskId(0);
+        log.observe(&RunEvent::Minibatch {
+            task,
+            step: 0,
+            steps: 2,
+            loss: f64::NAN,
+            rate: 0.1,
+            units: 64,
+            at_s: 1.0,
+        });
+        let result = Evaluation { loss: 2.0, perplexity: Some(7.4), terms: 1, metrics: BTreeMap::new() };
+        log.observe(&RunEvent::Evaluated { task, kind: EvaluationKind::Test, step: 1, result, at_s: 2.0 });
+        log.observe(&RunEvent::Ended { task, state: TaskState::Failed, error: Some("broke"), at_s: 3.0 });
+        log.observe(&RunEvent::Span(SPAN));
+        let ended = log.finish().unwrap();
+        assert_eq!(ended.timeline.end_s(), 1.0);
+        assert!(ended.metrics.is_ok() && ended.trace.is_ok());
+        assert!(log.finish().is_err(), "a log ends once");
+        let text = std::fs::read_to_string(dir.path().join("m")).unwrap();
+        let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert_eq!(lines.len(), 3);
+        assert_eq!((&lines[0]["event"], &lines[0]["loss"]), (&json!("minibatch"), &Value::Null));
+        assert_eq!((&lines[1]["kind"], &lines[1]["task"]), (&json!("test"), &json!("one")));
+        assert_eq!((&lines[1]["perplexity"], &lines[1]["predicted_tokens"]), (&json!(7.4), &json!(1)));
+        assert_eq!(lines[2]["error"], "broke");
+        let trace: Value = serde_json::from_slice(&std::fs::read(dir.path().join("t")).unwrap()).unwrap();
+        assert!(trace["traceEvents"].as_array().unwrap().iter().any(|event| event["ph"] == "X"));
+    }
+
+    #[test]
+    fn a_trace_that_fails_harms_neither_metrics_nor_picture() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        let file = File::create(&path).unwrap();
+        let mut log = log(file, File::open(&path).unwrap());
+        // More than is written at once.
+        (0..1000).for_each(|_| log.observe(&RunEvent::Span(SPAN)));
+        log.observe(&RunEvent::Stopping);
+        let ended = log.finish().unwrap();
+        assert_eq!(ended.timeline.end_s(), 1.0);
+        assert!(ended.metrics.is_ok() && ended.trace.is_err());
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "{\"event\":\"stopping\"}\n");
+    }
+
+    #[test]
+    fn a_line_that_could_not_be_written_is_missing_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("lines");
+        std::fs::write(&path, "1\n").unwrap();
+        let open = || File::options().write(true).open(&path).unwrap();
+        let mut lines = Lines::new(open()).unwrap();
+        lines.push(&json!(2));
+        // A disk that is full takes a part of a line, and has room again later.
+        let file = std::mem::replace(&mut lines.file, File::open(&path).unwrap());
+        lines.push(&json!(3));
+        std::fs::write(&path, "1\n2\n3 and a ha").unwrap();
+        lines.push(&json!(4));
+        lines.file = file;
+        lines.push(&json!(5));
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "1\n2\n5\n");
+        assert!(lines.finish().is_err(), "what is missing is told");
+
+        let mut lines = Lines::new(open()).unwrap();
+        let file = std::mem::replace(&mut lines.file, File::open(&path).unwrap());
+        lines.push(&json!(6));
+        std::fs::write(&path, "1\n2\n5\n6 and a ha").unwrap();
+        lines.file = file;
+        assert!(lines.finish().is_err());
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "1\n2\n5\n", "also at the end");
+    }
+}

@@ -1,0 +1,152 @@
+//! The spec of a run: every flag resolved, saved in the run directory, re-runnable.
+
+use crate::machine::Machine;
+use crate::run_dir::inputs::Inputs;
+use crate::settings::flags::{self, Given};
+use crate::settings::{
+    CheckpointArg, CheckpointSettings, DeviceSettings, ModelSettings, RunSettings, TrainingSettings,
+};
+use crate::terminal::Usage;
+use anyhow::{Context, Result, bail};
+use hydra_core::TrainSpec;
+use serde::{Deserialize, Serialize};
+use std::path::Path;
+use toml::Table;
+
+/// The version of the format of `spec.toml`.
+const SPEC_FORMAT: u32 = 1;
+
+/// The command that made a spec.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum CommandName {
+    Select,
+    Train,
+}
+
+impl CommandName {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Select => "select",
+            Self::Train => "train",
+        }
+    }
+}
+
+/// A run, with every flag resolved.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct RunSpec {
+    /// [`SPEC_FORMAT`].
+    pub(crate) format: u32,
+    pub(crate) command: CommandName,
+    #[serde(default)]
+    pub(crate) checkpoint_every: CheckpointArg,
+    pub(crate) model: ModelSettings,
+    pub(crate) training: TrainingSettings,
+    pub(crate) devices: DeviceSettings,
+    /// The model and the text as they were when the run began; set when they have been read.
+    #[serde(default)]
+    pub(crate) inputs: Option<Inputs>,
+}
+
+impl RunSpec {
+    /// The spec of a run that begins with these settings.
+    pub(crate) fn new(command: CommandName, settings: RunSettings, machine: &Machine) -> Result<Self> {
+        let devices = settings.devices.resolve(machine)?;
+        let spec = Self {
+            format: SPEC_FORMAT,
+            command,
+            checkpoint_every: CheckpointArg::default(),
+            model: settings.model.resolve()?,
+            training: settings.training.resolve(),
+            devices,
+            inputs: None,
+        };
+        spec.check()?;
+        Ok(spec)
+    }
+
+    /// Reads a spec that [`to_toml`](Self::to_toml) wrote and perhaps a person changed, to run it on this machine.
+    pub(crate) fn load(file: &Path, machine: &Machine) -> Result<Self> {
+        let mut spec = Self::read(file)?;
+        spec.devices = spec.devices.resolve(machine).with_context(|| cannot_be_run(file))?;
+        Ok(spec)
+    }
+
+    /// The spec of a run that goes on, with the settings of devices that it had, but for what is given now. Its plans are
+    /// looked for in `plans`.
+    pub(crate) fn resume(
+        file: &Path,
+        plans: &Path,
+        devices: &Given<DeviceSettings>,
+        machine: &Machine,
+    ) -> Result<Self> {
+        let mut spec = Self::read(file)?;
+        spec.devices = spec.devices.resumed(devices, plans, machine)?;
+        Ok(spec)
+    }
+
+    /// This spec with checkpoints as often as the flag says, if it is given.
+    pub(crate) fn checkpointed(self, checkpoints: CheckpointSettings) -> Self {
+        Self { checkpoint_every: checkpoints.checkpoint_every.unwrap_or(self.checkpoint_every), ..self }
+    }
+
+    fn read(file: &Path) -> Result<Self> {
+        let shown = file.display();
+        let text =
+            std::fs::read_to_string(file).with_context(|| format!("the spec `{shown}` could not be read"))?;
+        let no_spec = || format!("`{shown}` is not a spec: give the spec.toml of a run directory");
+        let table: Table = toml::from_str(&text).with_context(no_spec)?;
+        check_values(&table).with_context(|| cannot_be_run(file))?;
+        let spec: Self = toml::from_str(&text).with_context(no_spec)?;
+        spec.check().with_context(|| cannot_be_run(file))?;
+        Ok(spec)
+    }
+
+    /// The text of `spec.toml`.
+    pub(crate) fn to_toml(&self) -> Result<String> {
+        let body = toml::to_string(self).context("the spec could not be written as TOML")?;
+        Ok(format!(
+            "# Run it again with: hydra select --spec spec.toml --out DIR\n\
+             # Go on with it, if it was interrupted: hydra resume DIR\n\n{body}"
+        ))
+    }
+
+    fn check(&self) -> Result<(), Usage> {
+        self.devices.check_dtype(self.model.dtype)?;
+        self.training.check(self.model.seed)
+    }
+
+    /// The entry of a configuration in the report.
+    pub(crate) fn describe(&self, spec: &TrainSpec) -> serde_json::Value {
+        serde_json::json!({
+            "model": self.model.model, "data": self.model.data, "context": self.model.context,
+            "dropout": self.model.dropout, "dtype": self.model.dtype, "batch": spec.batch,
+            "lr": spec.optimizer.lr(), "training": spec,
+        })
+    }
+}
+
+fn cannot_be_run(file: &Path) -> String {
+    format!("the spec `{}` cannot be run", file.display())
+}
+
+/// Refuses another format, and values that the flags would not take.
+fn check_values(spec: &Table) -> Result<()> {
+    match spec.get("format").and_then(toml::Value::as_integer) {
+        Some(format) if format != i64::from(SPEC_FORMAT) => {
+            bail!("it has format {format}, and this program reads format {SPEC_FORMAT}")
+        }
+        _ => {}
+    }
+    let groups: [(&str, fn(&Table) -> Result<(), Usage>); 3] = [
+        ("model", flags::check::<ModelSettings>),
+        ("training", flags::check::<TrainingSettings>),
+        ("devices", flags::check::<DeviceSettings>),
+    ];
+    for (name, check) in groups {
+        spec.get(name).and_then(toml::Value::as_table).map_or(Ok(()), check)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,155 @@
+//! The model and the texts that a spec names.
+
+use crate::settings::ModelSettings;
+use crate::terminal::Usage;
+use anyhow::{Context, Result};
+use hydra_core::{Chain, ModelWriter};
+use hydra_models::data::{BlockSpec, Corpus, Split, TokenBlocks};
+use hydra_models::gpt2::{self, Gpt2Config, Gpt2Writer, chain};
+use hydra_models::tokenizer::Tokenizer;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// The context when nobody says which, if the model has so many positions.
+const DEFAULT_CONTEXT: usize = 512;
+
+/// A GPT-2 with its tokenizer, as a preset or a directory describes it.
+pub(crate) struct Model {
+    /// The hollow chain; its tasks share it.
+    pub(crate) chain: Arc<Chain>,
+    /// Writes it as a Hugging Face directory.
+    pub(crate) writer: Arc<dyn ModelWriter>,
+    config: Gpt2Config,
+    tokenizer: Tokenizer,
+    /// The files that its weights are in, if it has some.
+    files: Vec<PathBuf>,
+}
+
+impl Model {
+    /// Reads the model of a spec. Weights are checked now and read when a task begins.
+    pub(crate) fn load(spec: &ModelSettings) -> Result<Self> {
+        let failed = || format!("the model `{}` could not be loaded", spec.name());
+        let (config, weights) = gpt2::named(spec.name()).with_context(failed)?;
+        let directory = weights.is_some().then(|| Path::new(spec.name()));
+        let tokenizer = Tokenizer::for_model(directory, config.vocab_size).with_context(failed)?;
+        let config = with_dropout(config, spec.dropout);
+        let files =
+            weights.as_ref().map_or_else(Vec::new, |weights| weights.files().map(PathBuf::from).collect());
+        let writer = weights.as_ref().map_or_else(|| Gpt2Writer::new(config.clone()), Gpt2Writer::from);
+        let chain = chain(&config, weights).with_context(failed)?.with_float_type(spec.dtype);
+        Ok(Self { chain: Arc::new(chain), writer: Arc::new(writer), config, tokenizer, files })
+    }
+
+    /// The files that its weights are in, none if they are drawn.
+    pub(crate) fn files(&self) -> &[PathBuf] {
+        &self.files
+    }
+
+    /// All that its configuration says of what is computed and drawn.
+    pub(crate) fn described(&self) -> Result<String> {
+        let config = Gpt2Config { other: Default::default(), ..self.config.clone() };
+        serde_json::to_string(&config).context("the configuration could not be written as JSON")
+    }
+
+    /// The context that was asked for, if the model has the positions, or the default.
+    pub(crate) fn context(&self, asked: Option<usize>) -> Result<usize, Usage> {
+        context_of(&self.config, asked)
+    }
+
+    /// The blocks of a split for this model.
+    pub(crate) fn blocks(&self, corpus: &Corpus, split: Split, context: usize) -> Result<TokenBlocks> {
+        Ok(corpus.blocks(
+            split,
+            &self.tokenizer,
+            BlockSpec { context, vocab_size: self.config.vocab_size },
+        )?)
+    }
+
+    /// The texts of a corpus; validation and test may be missing.
+    pub(crate) fn texts(&self, data: &str, context: usize) -> Result<Texts> {
+        let corpus = Corpus::load(data)?;
+        let blocks = |split| self.blocks(&corpus, split, context).map(Arc::new);
+        let optional = |split| corpus.has(split).then(|| blocks(split)).transpose();
+        Ok(Texts {
+            train: blocks(Split::Train)?,
+            validation: optional(Split::Validation)?,
+            test: optional(Split::Test)?,
+        })
+    }
+}
+
+/// The texts that a run trains on and is measured on.
+pub(crate) struct Texts {
+    pub(crate) train: Arc<TokenBlocks>,
+    pub(crate) validation: Option<Arc<TokenBlocks>>,
+    pub(crate) test: Option<Arc<TokenBlocks>>,
+}
+
+impl Texts {
+    /// Their tokens, split by split.
+    pub(crate) fn tokens(&self) -> [Option<&[u32]>; 3] {
+        [Some(&self.train), self.validation.as_ref(), self.test.as_ref()].map(|blocks| Some(blocks?.tokens()))
+    }
+}
+
+/// The note on a minibatch that is larger than the training text.
+pub(crate) fn note_of_batch(batch: usize, blocks: usize, context: usize) -> Option<String> {
+    (batch > blocks).then(|| {
+        format!(
+            "note: batch {batch} is more than the training text has, {blocks} blocks of {context} tokens: every \
+             minibatch is the whole text; give a smaller --batch, a shorter --context or more --data"
+        )
+    })
+}
+
+fn with_dropout(mut config: Gpt2Config, dropout: Option<f64>) -> Gpt2Config {
+    if let Some(dropout) = dropout {
+        (config.resid_pdrop, config.embd_pdrop, config.attn_pdrop) = (dropout, dropout, dropout);
+    }
+    config
+}
+
+/// The context that was asked for, if the model has the positions, or the default.
+pub(crate) fn context_of(model: &Gpt2Config, asked: Option<usize>) -> Result<usize, Usage> {
+    let positions = model.n_positions;
+    match asked {
+        Some(context) if context > positions => Err(Usage::new(format!(
+            "--context {context} is longer than the model, which has {positions} positions: \
+             give --context {positions} or less"
+        ))),
+        Some(context) => Ok(context),
+        None => Ok(positions.min(DEFAULT_CONTEXT)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_context_fits_the_positions() {
+        let preset = Gpt2Config::preset("bytes-tiny").unwrap();
+        let context = |asked, n_positions| context_of(&Gpt2Config { n_positions, ..preset.clone() }, asked);
+        assert_eq!(context(None, 128).unwrap(), 128);
+        assert_eq!(context(None, 1024).unwrap(), 512);
+        assert_eq!(context(Some(1024), 1024).unwrap(), 1024);
+        let error = context(Some(129), 128).unwrap_err().to_string();
+        assert!(error.contains("129") && error.contains("128 positions"), "{error}");
+    }
+
+    #[test]
+    fn a_batch_beyond_the_text_is_said() {
+        assert_eq!(note_of_batch(8, 8, 32), None);
+        let note = note_of_batch(9, 8, 32).unwrap();
+        assert!(note.contains("batch 9") && note.contains("8 blocks of 32 tokens"), "{note}");
+        assert!(!note.contains('\n'), "one line");
+    }
+
+    #[test]
+    fn dropout_is_all_three() {
+        let config = Gpt2Config::preset("bytes-tiny").unwrap();
+        let changed = with_dropout(config.clone(), Some(0.25));
+        assert_eq!([changed.resid_pdrop, changed.embd_pdrop, changed.attn_pdrop], [0.25; 3]);
+        assert_eq!(with_dropout(config.clone(), None), config);
+    }
+}

@@ -1,0 +1,122 @@
+//! The needs of a run, as `--dry-run` prints them.
+
+use crate::terminal::Table;
+use anyhow::{Context, Result};
+use hydra_core::ByteSize;
+use hydra_engine::{Admission, AdmittedTask};
+use hydra_partition::ShardPlan;
+use serde_json::{Value, json};
+
+/// The admission as JSON, in which each task says how it is cut.
+pub(crate) fn json(admission: &Admission) -> Result<String> {
+    let mut value = serde_json::to_value(admission).context("the admission could not be written as JSON")?;
+    for (index, task) in admission.tasks.iter().enumerate() {
+        let cut = &mut value["tasks"][index];
+        cut["cut_points"] = json!(task.plan.cut_points);
+        cut["shards"] = json!(task.plan.shards.len());
+        cut["shard_needs"] = task.plan.shards.iter().map(shard).collect();
+    }
+    Ok(format!("{value:#}\n"))
+}
+
+fn shard(shard: &ShardPlan) -> Value {
+    json!({
+        "first": shard.first, "end": shard.end, "need_bytes": shard.need_bytes,
+        "verified_bytes": shard.verified_bytes,
+    })
+}
+
+/// The admission as text.
+pub(crate) fn render(admission: &Admission) -> String {
+    let mut text = format!("{}\n", tasks(&admission.tasks, admission.disk_budget_bytes.is_some()));
+    for (name, budget) in &admission.devices {
+        let (budget, reserve) = (ByteSize(*budget), ByteSize(admission.reserve_bytes));
+        text.push_str(&format!("{name}: {budget}, {reserve} of it for the double buffer\n"));
+    }
+    if let Some(budget) = admission.disk_budget_bytes {
+        let (disk, working) = (ByteSize(admission.disk_bytes), ByteSize(admission.host_working_bytes));
+        let budget = ByteSize(budget);
+        text.push_str(&format!(
+            "disk: {disk} of {budget} for masters, for work on which host memory has {working}\n"
+        ));
+    }
+    text.push_str(&format!(
+        "host memory: {} of {}, up to {} models within a minibatch\nestimated time: {} of compute; transfers between \
+         host and devices are left out\n\
+         nothing was trained (--dry-run)\n",
+        ByteSize(admission.host_admitted_bytes),
+        ByteSize(admission.host_budget_bytes),
+        admission.active_models,
+        duration(admission.estimated_s),
+    ));
+    text
+}
+
+fn tasks(tasks: &[AdmittedTask], with_disk: bool) -> String {
+    let on_disk = with_disk.then_some(">on the disk");
+    let names = ["<task", ">parameters", ">minibatches", ">trained on", ">shards", ">masters"].into_iter();
+    let mut table = Table::new(names.chain(on_disk).chain([">in a minibatch", ">estimated", "<cut-points"]));
+    for task in tasks {
+        let cuts: Vec<String> = task.plan.cut_points.iter().map(ToString::to_string).collect();
+        let mut row = vec![
+            task.name.clone(),
+            task.parameters.to_string(),
+            task.steps.to_string(),
+            format!("{} {}", task.units, task.unit),
+            task.plan.shards.len().to_string(),
+            ByteSize(task.master_bytes).to_string(),
+        ];
+        row.extend(with_disk.then(|| ByteSize(task.disk_bytes).to_string()));
+        row.push(ByteSize(task.active_bytes).to_string());
+        row.extend([duration(task.estimated_s), cuts.join(",")]);
+        table.row(row);
+    }
+    table.render()
+}
+
+/// Seconds as people say them.
+fn duration(seconds: f64) -> String {
+    match seconds {
+        s if s < 120.0 => format!("{s:.1} s"),
+        s if s < 7200.0 => format!("{:.0} min", s / 60.0),
+        s => format!("{:.1} h", s / 3600.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_are_short() {
+        assert_eq!([3.25, 600.0, 36_000.0].map(duration), ["3.2 s", "10 min", "10.0 h"]);
+    }
+
+    #[test]
+    fn an_admission_says_devices_and_host() {
+        let admission = Admission {
+            tasks: Vec::new(),
+            devices: vec![("cpu:0".to_owned(), 64 << 20)],
+            reserve_bytes: 8 << 20,
+            host_budget_bytes: 2 << 30,
+            host_admitted_bytes: 1 << 30,
+            host_ahead_bytes: 1 << 20,
+            host_working_bytes: 64 << 20,
+            disk_bytes: 3 << 30,
+            disk_budget_bytes: Some(4 << 30),
+            active_models: 3,
+            estimated_s: 90.0,
+        };
+        let text = render(&admission);
+        for part in [
+            "cpu:0: 64.00 MiB, 8.00 MiB",
+            "1.00 GiB of 2.00 GiB",
+            "up to 3 models",
+            "3.00 GiB of 4.00 GiB for masters, for work on which host memory has 64.00 MiB",
+            "90.0 s of compute; transfers",
+        ] {
+            assert!(text.contains(part), "{part} in\n{text}");
+        }
+        assert!(json(&admission).unwrap().contains("\"active_models\": 3"));
+    }
+}

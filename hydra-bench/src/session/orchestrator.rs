@@ -1,0 +1,164 @@
+//! An orchestrator with the devices that a spec names.
+
+use crate::machine::{DevicesArg, Gpus, Machine, threads_of_each};
+use crate::run_dir::paths;
+use crate::settings::DeviceSettings;
+use crate::terminal::{Progress, Usage};
+use anyhow::{Context, Result};
+use hydra_core::{ByteSize, FloatType};
+use hydra_engine::{DeviceSpec, Orchestrator};
+use hydra_models::ops::{Precision, set_precision};
+use hydra_partition::PartitionPlan;
+use std::path::PathBuf;
+
+/// The surroundings of every command.
+#[derive(Clone)]
+pub(crate) struct Surroundings {
+    /// The machine.
+    pub(crate) machine: Machine,
+    /// The terminal that bars and log lines share.
+    pub(crate) terminal: indicatif::MultiProgress,
+}
+
+/// The logical devices of a spec, named `cpu:0`, `cpu:1` and so on.
+pub(crate) fn devices(spec: &DeviceSettings, machine: &Machine) -> Vec<DeviceSpec> {
+    let memory = spec.memory();
+    // A build without GPUs, or a machine, has refused them before it came here.
+    let on_gpus = |gpus: &Gpus, device: fn(usize, ByteSize) -> DeviceSpec| {
+        gpus.cards.iter().flat_map(|card| device(*card, memory).times(gpus.logical)).collect()
+    };
+    match spec.devices() {
+        DevicesArg::Cpu { count, threads } => {
+            let device = DeviceSpec::cpu(memory).threads(threads_of_each(count, threads, machine.cores));
+            DeviceSpec { link: spec.link, zero_copy: spec.zero_copy, ..device }.times(count)
+        }
+        DevicesArg::Cuda(gpus) => on_gpus(&gpus, DeviceSpec::cuda),
+        DevicesArg::Wgpu(gpus) => on_gpus(&gpus, DeviceSpec::wgpu),
+    }
+}
+
+/// Refuses a type of floats that a GPU neither stores nor computes with; CPUs widen it.
+#[cfg(any(feature = "cuda", feature = "wgpu"))]
+fn check_floats(devices: &[DeviceSpec], dtype: FloatType) -> Result<()> {
+    use anyhow::bail;
+    use hydra_core::cube::CubeAdapter;
+    use hydra_engine::DeviceKind;
+    for device in devices.iter().filter(|_| dtype != FloatType::F32) {
+        let adapter = match device.kind {
+            #[cfg(feature = "cuda")]
+            DeviceKind::Cuda { card } => CubeAdapter::cuda(card)?,
+            #[cfg(feature = "wgpu")]
+            DeviceKind::Wgpu { adapter } => CubeAdapter::wgpu(adapter)?,
+            _ => continue,
+        };
+        if !hydra_models::ops::supports(&adapter.burn, dtype.dtype()) {
+            bail!(
+                "`{}` does not compute with {dtype}: leave --dtype out, or give another device",
+                device.name
+            );
+        }
+    }
+    Ok(())
+}
+
+#[cfg(not(any(feature = "cuda", feature = "wgpu")))]
+fn check_floats(_: &[DeviceSpec], _: FloatType) -> Result<()> {
+    Ok(())
+}
+
+/// An orchestrator on the devices of a spec, for chains of a type of floats, with nothing submitted. It draws bars.
+pub(crate) fn orchestrator(
+    spec: &DeviceSettings,
+    dtype: FloatType,
+    seed: u64,
+    around: &Surroundings,
+) -> Result<Orchestrator> {
+    let devices = devices(spec, &around.machine);
+    check_floats(&devices, dtype)?;
+    set_precision(spec.precision);
+    let budgets = match spec.devices() {
+        // Such a card has memory of its own, so its devices take none of the host's.
+        DevicesArg::Cuda(_) => 0,
+        DevicesArg::Cpu { .. } | DevicesArg::Wgpu(_) => {
+            devices.iter().map(|device| device.memory.bytes()).sum()
+        }
+    };
+    let mut orchestrator = Orchestrator::new(devices)?.policy(spec.policy).prefetch(spec.prefetch).seed(seed);
+    orchestrator = orchestrator.observer(Box::new(Progress::new(around.terminal.clone())));
+    orchestrator = orchestrator.optimizer_placement(spec.optimizer_placement);
+    if let Some(memory) = spec.host_memory.or_else(|| around.machine.host_share(ByteSize(budgets))) {
+        orchestrator = orchestrator.host_memory(memory);
+    }
+    if let Some((dir, memory)) = disk(spec)? {
+        orchestrator = orchestrator.disk(dir, memory);
+    }
+    // Half of what is free when nobody says how much, for the system needs the rest to be its own.
+    let half = || around.machine.available.map(|free| ByteSize(free.bytes() / 2));
+    if let Some(memory) = spec.pinned_memory.or_else(half) {
+        orchestrator = orchestrator.page_locked_memory(memory);
+    }
+    // A plan of the default, which is all that CPUs have, does not say so.
+    if spec.precision == Precision::Tf32 {
+        orchestrator = orchestrator.config("tf32");
+    }
+    if let Some(plan) = &spec.plan {
+        orchestrator = orchestrator.plans(plan.clone());
+    }
+    Ok(orchestrator)
+}
+
+/// The directory for masters that host memory has no room for, and how much may be there.
+fn disk(spec: &DeviceSettings) -> Result<Option<(PathBuf, ByteSize)>> {
+    let Some(memory) = spec.disk_memory else { return Ok(None) };
+    let no_dir = "--disk-memory is in the run directory, and this command has none: give --disk DIR too";
+    let dir = spec.disk.clone().ok_or_else(|| Usage::new(no_dir))?;
+    // A run directory is made, and looked at, when the run begins.
+    if dir.is_dir() {
+        paths::check_writable(&dir)
+            .with_context(|| format!("`{}` cannot be written to: give another --disk", dir.display()))?;
+    }
+    Ok(Some((dir, memory)))
+}
+
+/// The note on cuts by hand when there is also a plan, and none that has these cuts.
+pub(crate) fn note_of_cuts(spec: &DeviceSettings) -> Option<String> {
+    let (cuts, path) = (spec.cuts.as_ref()?, spec.plan.as_ref()?);
+    // What cannot be read is an error when the plans are used.
+    let files: Vec<PathBuf> = match std::fs::read_dir(path) {
+        Ok(entries) => entries.flatten().map(|entry| entry.path()).collect(),
+        Err(_) => vec![path.clone()],
+    };
+    let has_them = |file: &PathBuf| PartitionPlan::load(file).is_ok_and(|plan| plan.cut_points == *cuts);
+    if files.iter().any(has_them) {
+        return None;
+    }
+    let cuts: Vec<String> = cuts.iter().map(ToString::to_string).collect();
+    Some(format!(
+        "note: --cuts {} decide where the model is cut; no plan at `{}` has these cut-points, and at most its \
+         measurements are used",
+        cuts.join(","),
+        path.display()
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hydra_core::Bandwidth;
+
+    #[test]
+    fn devices_have_names_threads_and_budgets() {
+        let spec = DeviceSettings {
+            devices: Some("cpu:2".parse().unwrap()),
+            device_memory: Some(ByteSize::mib(3)),
+            link: Some(Bandwidth(1e9)),
+            ..DeviceSettings::default()
+        };
+        let machine = Machine { cores: 6, available: None, limited: false };
+        let devices = devices(&spec, &machine);
+        let names: Vec<&str> = devices.iter().map(|device| device.name.as_str()).collect();
+        assert_eq!(names, ["cpu:0", "cpu:1"]);
+        assert!(devices.iter().all(|d| d.threads == 3 && d.memory == ByteSize::mib(3)));
+        assert_eq!(devices[0].link, Some(Bandwidth(1e9)));
+    }
+}

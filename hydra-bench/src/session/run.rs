@@ -1,0 +1,365 @@
+//! `hydra select` and `hydra train`: a grid of configurations, of many or of one.
+
+use crate::pictures::{losses, schedule};
+use crate::run_dir::{
+    FileBytes, Inputs, LOSSES, METRICS, REPORT, Report, RunDir, RunSpec, SCHEDULE, SharedRunLog, TRACE,
+    WORKLOAD, check_not_read, lies_in,
+};
+use crate::session::model::{Model, Texts, note_of_batch};
+use crate::session::needs;
+use crate::session::orchestrator::{Surroundings, devices, note_of_cuts, orchestrator};
+use crate::settings::{CheckpointArg, Configuration, OutSettings, ResultSettings};
+use crate::terminal::stop;
+use crate::terminal::{Interrupted, Outcome, Progress, Usage, print, render, tell};
+use anyhow::{Context, Result};
+use hydra_engine::{
+    Admission, AdmittedRun, Checkpoint, CheckpointEvery, Observer, Orchestrator, RunEvent, RunReport,
+    StopFlag, TrainTask,
+};
+use std::fs::{self, File, OpenOptions};
+use std::path::Path;
+use std::time::Duration;
+
+/// Runs a spec, or says what it would need.
+pub(crate) fn run(mut spec: RunSpec, out: &OutSettings, around: &Surroundings) -> Result<Outcome> {
+    if let Some(path) = &out.out {
+        check_inputs(&spec, path)?;
+    }
+    if let Some(file) = &out.results.record {
+        check_record(file)?;
+        check_record_replaces_nothing(file, &spec)?;
+    }
+    if out.dry_run {
+        match &out.out {
+            Some(path) => RunDir::at(path, out.force).map(|_| ())?,
+            None => RunDir::check_next()?,
+        }
+        let dir = out.out.as_deref().unwrap_or(Path::new("runs"));
+        return dry_run(&mut spec, dir, out.results.json, around);
+    }
+    let dir = match &out.out {
+        Some(path) => RunDir::at(path, out.force)?,
+        None => RunDir::next(spec.command.name())?,
+    };
+    run_in(dir, &mut spec, &out.results, None, around)
+}
+
+/// Runs a spec in its directory: from the beginning, or from the checkpoints that are there. `note` is said when
+/// nothing can refuse the run any more.
+pub(crate) fn run_in(
+    mut dir: RunDir,
+    spec: &mut RunSpec,
+    results: &ResultSettings,
+    note: Option<&str>,
+    around: &Surroundings,
+) -> Result<Outcome> {
+    match Prepared::new(spec, &mut dir, around) {
+        Ok(prepared) => {
+            note.into_iter().for_each(tell);
+            prepared.run(&dir, results)
+        }
+        Err(error) => {
+            dir.discard();
+            Err(error)
+        }
+    }
+}
+
+/// Refuses a run that would read what lies in its own run directory, and so might remove it first.
+fn check_inputs(spec: &RunSpec, out: &Path) -> Result<(), Usage> {
+    let (model, data) = (Path::new(spec.model.name()), Path::new(spec.model.text()));
+    let plan = spec.devices.plan.as_deref();
+    let disk = spec.devices.disk.as_deref().filter(|disk| !lies_in(out, disk));
+    let inputs = [("--model", Some(model)), ("--data", Some(data)), ("--plan", plan), ("--disk", disk)];
+    for (flag, path) in inputs {
+        if let Some(path) = path.filter(|path| path.exists() && lies_in(path, out)) {
+            return Err(Usage::new(format!(
+                "{flag} `{}` lies in the run directory `{}`, which the run replaces: give another --out",
+                path.display(),
+                out.display()
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Refuses a file that could not be written when the run is over. What is in it stays, and where there is none,
+/// none is left.
+pub(crate) fn check_record(file: &Path) -> Result<(), Usage> {
+    let shown = file.display();
+    let parent = file.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    if file.is_dir() || !parent.is_dir() {
+        return Err(Usage::new(format!("--record `{shown}` names no file in a directory that exists")));
+    }
+    let opened = match file.metadata() {
+        Ok(found) if found.is_file() => OpenOptions::new().append(true).open(file).map(drop),
+        // Opening a pipe or a device can be noticed at its other end.
+        Ok(_) => Ok(()),
+        Err(_) => File::create_new(file).and_then(|_| fs::remove_file(file)),
+    };
+    opened.map_err(|error| Usage::new(format!("--record `{shown}` could not be written: {error}")))
+}
+
+/// Refuses a file that the run reads.
+pub(crate) fn check_record_replaces_nothing(file: &Path, spec: &RunSpec) -> Result<(), Usage> {
+    let mut read = vec![("--model", Path::new(spec.model.name())), ("--data", Path::new(spec.model.text()))];
+    read.extend(spec.devices.plan.as_deref().map(|plan| ("--plan", plan)));
+    check_not_read("--record", file, &read)
+}
+
+/// Writes the run as its measured costs into the run directory, and where it was asked for.
+fn record(dir: &RunDir, report: &RunReport, file: Option<&Path>) -> Vec<Result<()>> {
+    let Some(workload) = &report.workload else {
+        file.into_iter().for_each(tell_unrecorded);
+        return Vec::new();
+    };
+    let json = format!("{}\n", workload.to_json());
+    let write = |file: &Path| fs::write(file, &json).with_context(|| unwritten(file));
+    std::iter::once(dir.write(WORKLOAD, &json)).chain(file.map(write)).collect()
+}
+
+/// Says that a run has trained nothing that could be recorded.
+pub(crate) fn tell_unrecorded(file: &Path) {
+    tell(&format!("note: nothing was trained, and nothing recorded into `{}`", file.display()));
+}
+
+fn unwritten(file: &Path) -> String {
+    format!("`{}` could not be written", file.display())
+}
+
+fn dry_run(spec: &mut RunSpec, dir: &Path, json: bool, around: &Surroundings) -> Result<Outcome> {
+    let devices = spec.devices.with_disk_in(dir);
+    let mut orchestrator = orchestrator(&devices, spec.model.dtype, spec.model.seed, around)?;
+    submit(&mut orchestrator, spec, None, false)?;
+    let run = orchestrator.admit().context("the run was refused")?;
+    let text = if json { needs::json(run.admission())? } else { needs::render(run.admission()) };
+    print(&text)?;
+    Ok(Outcome::Done)
+}
+
+/// Loads model and texts and submits every configuration; sets the context of the spec.
+fn submit(
+    orchestrator: &mut Orchestrator,
+    spec: &mut RunSpec,
+    dir: Option<&RunDir>,
+    checkpoints: bool,
+) -> Result<()> {
+    let model = Model::load(&spec.model)?;
+    let context = model.context(spec.model.context)?;
+    spec.model.context = Some(context);
+    let texts = model.texts(spec.model.text(), context)?;
+    if spec.training.eval_every.is_some() && texts.validation.is_none() {
+        let text = format!("--eval-every needs validation data, and `{}` has none", spec.model.text());
+        return Err(Usage::new(text).into());
+    }
+    let batches =
+        spec.training.batch.iter().filter_map(|&batch| note_of_batch(batch, texts.train.len(), context));
+    batches.chain(note_of_cuts(&spec.devices)).for_each(|note| tell(&note));
+    if let Some(dir) = dir {
+        check_inputs_of(spec, dir, &model, &texts)?;
+    }
+    for configuration in spec.training.grid()? {
+        let task = task(spec, &configuration, &model, &texts)?;
+        orchestrator.submit(match dir {
+            Some(dir) => with_files(task, &configuration.name, dir, &model, checkpoints)?,
+            None => task,
+        })?;
+    }
+    Ok(())
+}
+
+/// Takes down the inputs of a run that begins. Of one that goes on, refuses others for tasks that begin from the start.
+fn check_inputs_of(spec: &mut RunSpec, dir: &RunDir, model: &Model, texts: &Texts) -> Result<()> {
+    let now = || Inputs::of(&model.described()?, model.files(), texts.tokens());
+    if !dir.is_resumed() {
+        spec.inputs = Some(now()?);
+        return Ok(());
+    }
+    // A run of the time before inputs were taken down has none.
+    let Some(begun) = &spec.inputs else { return Ok(()) };
+    for Configuration { name, .. } in spec.training.grid()? {
+        if !dir.checkpoint_file(&name)?.exists() {
+            return begun.check(&name, &now()?, &spec.model);
+        }
+    }
+    Ok(())
+}
+
+fn task(spec: &RunSpec, configuration: &Configuration, model: &Model, texts: &Texts) -> Result<TrainTask> {
+    let train = spec.training.of(configuration, spec.model.seed, texts.train.len())?;
+    let config = spec.describe(&train);
+    let task = TrainTask::new(&configuration.name, model.chain.clone(), texts.train.clone(), train);
+    let mut task = task.config(config);
+    if let Some(validation) = &texts.validation {
+        task = task.validation(validation.clone());
+    }
+    if let Some(test) = &texts.test {
+        task = task.test(test.clone());
+    }
+    if let Some(cuts) = &spec.devices.cuts {
+        task = task.cuts(cuts.clone());
+    }
+    Ok(task)
+}
+
+/// The task with what it writes into the run directory, and the checkpoint in there that it goes on from.
+fn with_files(
+    task: TrainTask,
+    name: &str,
+    dir: &RunDir,
+    model: &Model,
+    checkpoints: bool,
+) -> Result<TrainTask> {
+    let mut task = task.write_to(model.writer.clone(), dir.model_dir(name)?);
+    let checkpoint = dir.checkpoint_file(name)?;
+    let task_is_resumed = dir.is_resumed() && checkpoint.exists();
+    if task_is_resumed {
+        task = task.resume_from(Checkpoint::open(&checkpoint)?);
+    }
+    // What is there is to say at last that the task is finished.
+    if checkpoints || task_is_resumed {
+        task = task.checkpoint_to(checkpoint);
+    }
+    Ok(task)
+}
+
+/// A run that has been admitted and whose files are open.
+struct Prepared {
+    run: AdmittedRun,
+    logged: Logged,
+    stop: StopFlag,
+    /// True if checkpoints are written.
+    checkpoints: bool,
+}
+
+/// The logs of a run, from which pictures are drawn when it is over.
+struct Logged {
+    log: SharedRunLog,
+    tasks: Vec<String>,
+    devices: Vec<String>,
+}
+
+impl Prepared {
+    fn new(spec: &mut RunSpec, dir: &mut RunDir, around: &Surroundings) -> Result<Self> {
+        let stop = StopFlag::new();
+        stop::on_interrupt(stop.clone(), around.terminal.clone())?;
+        let tasks: Vec<String> =
+            spec.training.grid()?.into_iter().map(|configuration| configuration.name).collect();
+        let devices: Vec<String> =
+            devices(&spec.devices, &around.machine).into_iter().map(|device| device.name).collect();
+        let on = spec.devices.with_disk_in(dir.path());
+        let mut orchestrator =
+            orchestrator(&on, spec.model.dtype, spec.model.seed, around)?.stop_flag(stop.clone());
+        let CheckpointArg(every) = spec.checkpoint_every;
+        let checkpoints = every.is_some();
+        orchestrator = orchestrator.checkpoint_every(every.unwrap_or(CheckpointEvery::Time(Duration::MAX)));
+        submit(&mut orchestrator, spec, Some(dir), checkpoints)?;
+        let mut run = orchestrator.admit().context("the run was refused")?;
+        let admission = run.admission().clone();
+        let disk = on.disk.as_deref().filter(|_| admission.disk_bytes > 0);
+        dir.check_room(&file_bytes(&admission, checkpoints), disk.map(|disk| (disk, admission.disk_bytes)))?;
+        if stop.is_stopped() {
+            return Err(Interrupted.into());
+        }
+        let text = spec.to_toml()?;
+        if disk.is_some_and(Path::is_dir) {
+            run.reserve_disk().context("the run was refused")?;
+        }
+        // What was in the directory goes only now, when nothing but its own files can refuse the run any more. Where it
+        // is not there yet, neither is anything that could go.
+        dir.begin()?;
+        run.reserve_disk().context("the run was refused")?;
+        dir.write_spec(&text)?;
+        write_plans(dir, &admission)?;
+        let log = SharedRunLog::new(dir.metrics()?, dir.open(TRACE)?, tasks.clone(), &devices)
+            .context("the run log could not be begun")?;
+        let observer = Both(log.clone(), Progress::new(around.terminal.clone()));
+        let run = run.observer(Box::new(observer));
+        Ok(Self { run, logged: Logged { log, tasks, devices }, stop, checkpoints })
+    }
+
+    fn run(self, dir: &RunDir, asked: &ResultSettings) -> Result<Outcome> {
+        let Self { run, logged, stop, checkpoints } = self;
+        let report = run.start().context("the run ended early")?;
+        let text =
+            serde_json::to_string_pretty(&report).context("the report could not be written as JSON")?;
+        let readable = Report::parse(&text)?;
+        let shown = match asked.json {
+            true => format!("{text}\n"),
+            false => format!("{}\nresults in {}\n", readable.render(), dir.path().display()),
+        };
+        // Whatever cannot be written, what was trained is reported, and everything else is written.
+        let mut results = logged.end(dir, &report);
+        let picture = losses::draw(&report.tasks).context("the loss curves could not be drawn");
+        results.push(picture.and_then(|picture| dir.write(LOSSES, &picture)));
+        results.extend(record(dir, &report, asked.record.as_deref()));
+        // The last file: a run that is killed before it is put together again when it goes on.
+        results.push(dir.write(REPORT, &format!("{text}\n")));
+        results.push(print(&shown));
+        let errors: Vec<anyhow::Error> = results.into_iter().filter_map(Result::err).collect();
+        let outcome = outcome(&readable, &errors, stop.is_stopped());
+        if outcome == Outcome::Interrupted && checkpoints && !report.all_done() {
+            tell(&format!("note: go on with: hydra resume {}", dir.path().display()));
+        }
+        Ok(outcome)
+    }
+}
+
+impl Logged {
+    /// Ends the log and draws the schedule from it.
+    fn end(&self, dir: &RunDir, report: &RunReport) -> Vec<Result<()>> {
+        let ended = match self.log.finish() {
+            Ok(ended) => ended,
+            Err(error) => return vec![Err(error).context("the run log could not be ended")],
+        };
+        let utilizations: Vec<f64> = report.devices.iter().map(|device| device.utilization).collect();
+        let picture = schedule::draw(&ended.timeline, &self.devices, &utilizations, &self.tasks);
+        let picture = picture.context("the schedule could not be drawn");
+        vec![
+            ended.metrics.with_context(|| unwritten(&dir.file(METRICS))),
+            ended.trace.with_context(|| unwritten(&dir.file(TRACE))),
+            picture.and_then(|picture| dir.write(SCHEDULE, &picture)),
+        ]
+    }
+}
+
+/// The most that checkpoints and models take on the disk: a checkpoint of each task, and beside them the next one of one
+/// task, or the models of a run that is stopped, whose checkpoints stay.
+fn file_bytes(admission: &Admission, written: bool) -> FileBytes {
+    let unfinished = || admission.tasks.iter().filter(|task| task.master_bytes > 0);
+    let checkpoints = || unfinished().map(|task| task.master_bytes).filter(|_| written);
+    let models: u64 = unfinished().map(|task| size_of::<f32>() as u64 * task.parameters).sum();
+    FileBytes { checkpoints: checkpoints().sum(), beside: models.max(checkpoints().max().unwrap_or(0)) }
+}
+
+fn write_plans(dir: &RunDir, admission: &Admission) -> Result<()> {
+    for task in &admission.tasks {
+        task.plan.save(&dir.plan_file(&task.name)?)?;
+        tracing::info!("{}: {}", task.name, task.plan);
+    }
+    Ok(())
+}
+
+/// The end of the run; what failed, tasks and `errors`, is said on standard error.
+fn outcome(report: &Report, errors: &[anyhow::Error], interrupted: bool) -> Outcome {
+    let failures = report.failures();
+    if !failures.is_empty() {
+        tell(&format!("error: {} of {} tasks failed", failures.len(), report.len()));
+        failures.iter().for_each(|failure| tell(&format!("  {failure}")));
+    }
+    errors.iter().for_each(|error| tell(render(error).trim_end()));
+    if interrupted || report.stopped() {
+        return Outcome::Interrupted;
+    }
+    if failures.is_empty() && errors.is_empty() { Outcome::Done } else { Outcome::Failed }
+}
+
+/// Two observers of one run.
+struct Both<A, B>(A, B);
+
+impl<A: Observer, B: Observer> Observer for Both<A, B> {
+    fn observe(&mut self, event: &RunEvent<'_>) {
+        self.0.observe(event);
+        self.1.observe(event);
+    }
+}

@@ -1,0 +1,103 @@
+//! The interval of checkpoints.
+
+use crate::machine::text_in_files;
+use clap::Args;
+use hydra_engine::CheckpointEvery;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+/// The checkpoints of a run.
+#[derive(Clone, Copy, Debug, Default, Args)]
+#[command(next_help_heading = "Checkpoints")]
+pub(crate) struct CheckpointSettings {
+    /// Checkpoint every model, with its optimizer's state, after so long (90s, 10m, 2h) or so many of its minibatches
+    /// (500), for `hydra resume`; or never [default: 10m]
+    #[arg(long, value_name = "TIME|N|never", allow_hyphen_values = true)]
+    pub(crate) checkpoint_every: Option<CheckpointArg>,
+}
+
+/// `--checkpoint-every`: a time, so many minibatches, or never.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub(crate) struct CheckpointArg(pub(crate) Option<CheckpointEvery>);
+
+impl Default for CheckpointArg {
+    fn default() -> Self {
+        Self(Some(CheckpointEvery::default()))
+    }
+}
+
+impl fmt::Display for CheckpointArg {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            None => write!(f, "never"),
+            Some(CheckpointEvery::Minibatches(count)) => write!(f, "{count}"),
+            Some(CheckpointEvery::Time(time)) => match time.as_secs() {
+                hours if hours.is_multiple_of(3600) => write!(f, "{}h", hours / 3600),
+                minutes if minutes.is_multiple_of(60) => write!(f, "{}m", minutes / 60),
+                seconds => write!(f, "{seconds}s"),
+            },
+        }
+    }
+}
+
+text_in_files!(CheckpointArg);
+
+impl FromStr for CheckpointArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let trimmed = text.trim();
+        if trimmed == "never" {
+            return Ok(Self(None));
+        }
+        let digits = trimmed.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+        let seconds = match &trimmed[digits.len()..] {
+            "" => None,
+            "s" => Some(1),
+            "m" => Some(60),
+            "h" => Some(3600),
+            _ => return Err(no_interval(text)),
+        };
+        let count = digits.parse::<u32>().ok().filter(|count| *count > 0).ok_or_else(|| no_interval(text))?;
+        Ok(Self(Some(match seconds {
+            Some(seconds) => CheckpointEvery::Time(Duration::from_secs(u64::from(count) * seconds)),
+            None => CheckpointEvery::Minibatches(count as usize),
+        })))
+    }
+}
+
+fn no_interval(text: &str) -> String {
+    format!(
+        "`{text}` is no interval; expected a time such as 90s, 10m or 2h, minibatches such as 500, or `never`"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn intervals_are_read_as_they_are_written() {
+        let seconds = |seconds| CheckpointArg(Some(CheckpointEvery::Time(Duration::from_secs(seconds))));
+        let minibatches = CheckpointArg(Some(CheckpointEvery::Minibatches(500)));
+        let cases = [
+            ("90s", seconds(90)),
+            ("10m", seconds(600)),
+            ("2h", seconds(7200)),
+            ("500", minibatches),
+            ("never", CheckpointArg(None)),
+        ];
+        for (text, arg) in cases {
+            assert_eq!((text.parse(), arg.to_string().as_str()), (Ok(arg), text));
+        }
+        assert_eq!(" 120s ".parse::<CheckpointArg>().map(String::from), Ok("2m".to_owned()));
+        for text in ["", "m", "0", "-5", "1.5h", "10 m", "5d", "5000000000"] {
+            assert!(
+                text.parse::<CheckpointArg>().unwrap_err().starts_with(&format!("`{text}` is no interval"))
+            );
+        }
+    }
+}

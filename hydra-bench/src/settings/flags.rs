@@ -1,0 +1,204 @@
+//! Groups of flags as data. What the command line knows of a flag (its name, its default, its limits) serves files as well.
+
+use crate::terminal::Usage;
+use anyhow::{Context, Result};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::error::{ContextKind, ErrorKind};
+use clap::parser::ValueSource;
+use clap::{ArgMatches, Args, Command, FromArgMatches, Id};
+use serde::de::value::Error as NameError;
+use serde::de::{DeserializeOwned, Deserializer, Error as _, IntoDeserializer, Visitor};
+use serde::{Serialize, forward_to_deserialize_any};
+use std::error::Error;
+use toml::{Table, Value};
+
+/// Endings of keys that say the unit of a number, and the unit as the flag without that ending reads it.
+const UNITS: [(&str, &str); 2] = [("_bytes_per_s", "B/s"), ("_bytes", "")];
+
+fn command<S: Args>() -> Command {
+    S::augment_args(Command::new("settings").no_binary_name(true))
+}
+
+/// The names of a group's flags.
+pub(crate) fn names<S: Args>() -> Vec<Id> {
+    command::<S>().get_arguments().map(|flag| flag.get_id().clone()).collect()
+}
+
+/// A group of which no flag is given. None of its flags may be required.
+pub(crate) fn defaults<S: Args>() -> S {
+    let matches = command::<S>().try_get_matches_from([""; 0]);
+    matches.and_then(|matches| S::from_arg_matches(&matches)).expect("no flag of a group is required")
+}
+
+/// The name of the flag for a key of a file, and the unit of the key's number.
+fn flag_of(key: &str) -> (&str, &'static str) {
+    let unit = UNITS.iter().find_map(|(ending, unit)| Some((key.strip_suffix(ending)?, *unit)));
+    unit.unwrap_or((key, ""))
+}
+
+/// Refuses values of a file that the flags of their names would not take.
+pub(crate) fn check<S: Args>(table: &Table) -> Result<(), Usage> {
+    let command = command::<S>();
+    for (key, value) in table {
+        let (name, unit) = flag_of(key);
+        let Some(flag) = command.get_arguments().find(|flag| flag.get_id() == name) else { continue };
+        let (Some(long), true) = (flag.get_long(), flag.get_action().takes_values()) else { continue };
+        for value in value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice) {
+            let text = text_of(value) + unit;
+            if let Err(error) = command.clone().try_get_matches_from([format!("--{long}={text}")]) {
+                refusal(&error, &text).map_or(Ok(()), |why| Err(Usage::new(format!("{key}: {why}"))))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A value as a command line has it.
+fn text_of(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        // TOML writes `nan`, and 1.0 where people write 1.
+        Value::Float(number) => number.to_string(),
+        other => other.to_string(),
+    }
+}
+
+/// Why a value is refused; `None` if something else than this value is wrong, such as a flag that is missing beside it.
+fn refusal(error: &clap::Error, text: &str) -> Option<String> {
+    match error.kind() {
+        ErrorKind::ValueValidation => Some(error.source()?.to_string()),
+        ErrorKind::InvalidValue => {
+            let expected = error.get(ContextKind::ValidValue).map(|values| format!(": expected {values}"));
+            Some(format!("`{text}` is no value of it{}", expected.unwrap_or_default()))
+        }
+        _ => None,
+    }
+}
+
+/// A group of flags, and which of them are given.
+#[derive(Clone, Debug)]
+pub(crate) struct Given<S> {
+    settings: S,
+    names: Vec<Id>,
+}
+
+impl<S: Clone + Serialize + DeserializeOwned> Given<S> {
+    /// `begun` with what is given in place of its own.
+    pub(crate) fn over(&self, begun: &S) -> Result<S> {
+        let table = |settings| Table::try_from(settings).context("the settings could not be written as TOML");
+        let (given, mut merged) = (table(&self.settings)?, table(begun)?);
+        let is_given = |key: &str| self.names.iter().any(|name| name == flag_of(key).0);
+        merged.extend(given.into_iter().filter(|(key, _)| is_given(key)));
+        merged.try_into().context("the settings could not be changed as the flags say")
+    }
+}
+
+impl<S: Args> Args for Given<S> {
+    fn augment_args(command: Command) -> Command {
+        S::augment_args(command)
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        S::augment_args_for_update(command)
+    }
+}
+
+impl<S: Args> FromArgMatches for Given<S> {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let is_given = |name: &Id| matches.value_source(name.as_str()) == Some(ValueSource::CommandLine);
+        let names = names::<S>().into_iter().filter(is_given).collect();
+        Ok(Self { settings: S::from_arg_matches(matches)?, names })
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+/// A reader of an enum by the names that files have for its variants.
+pub(crate) fn named<T: DeserializeOwned + Clone + Send + Sync + 'static>() -> impl TypedValueParser<Value = T>
+{
+    let mut variants = Variants(&[]);
+    let _ = T::deserialize(&mut variants);
+    named_of(variants.0)
+}
+
+/// The same of some of its names.
+pub(crate) fn named_of<T: DeserializeOwned + Clone + Send + Sync + 'static>(
+    names: &'static [&'static str],
+) -> impl TypedValueParser<Value = T> {
+    PossibleValuesParser::new(names)
+        .try_map(|name| T::deserialize(IntoDeserializer::<NameError>::into_deserializer(name.as_str())))
+}
+
+/// A deserializer that takes down the names of an enum's variants, and reads nothing.
+struct Variants(&'static [&'static str]);
+
+impl<'de> Deserializer<'de> for &mut Variants {
+    type Error = NameError;
+
+    fn deserialize_enum<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        variants: &'static [&'static str],
+        _: V,
+    ) -> Result<V::Value, NameError> {
+        self.0 = variants;
+        Err(NameError::custom("nothing is read"))
+    }
+
+    fn deserialize_any<V: Visitor<'de>>(self, _: V) -> Result<V::Value, NameError> {
+        Err(NameError::custom("not an enum"))
+    }
+
+    forward_to_deserialize_any! {
+        bool i8 i16 i32 i64 u8 u16 u32 u64 f32 f64 char str string bytes byte_buf option unit unit_struct
+        newtype_struct seq tuple tuple_struct map struct identifier ignored_any
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::settings::{DeviceSettings, ModelSettings, RunSettings, TrainingSettings};
+    use hydra_core::ByteSize;
+    use hydra_engine::OptimizerPlacement;
+    use serde::Deserialize;
+
+    #[test]
+    fn every_group_has_defaults_and_reads_its_flags_by_name() {
+        assert_eq!(ModelSettings::default(), defaults());
+        assert_eq!(toml::from_str::<TrainingSettings>("").unwrap(), TrainingSettings::default());
+        let devices = "device_memory = '64MiB'\nhost_memory = 1024\nlink = '1KiB/s'\nprefetch = false\ndevices = 'cpu:2'";
+        let devices: DeviceSettings = toml::from_str(devices).unwrap();
+        assert_eq!(
+            (devices.device_memory, devices.host_memory),
+            (Some(ByteSize::mib(64)), Some(ByteSize(1024)))
+        );
+        assert!(!devices.prefetch);
+    }
+
+    #[test]
+    fn every_flag_of_a_run_is_a_key_of_its_file() {
+        let spec: Table = toml::from_str(include_str!("../../tests/specs/all-settings.toml")).unwrap();
+        let groups = ["model", "training", "devices"].map(|group| spec[group].as_table().unwrap().keys());
+        let file: Vec<&str> = groups.into_iter().flatten().map(|key| flag_of(key).0).collect();
+        for name in names::<RunSettings>() {
+            let name = name.as_str();
+            // No run has both a plan and a disk of its own in a file that every machine can read, and this one's schedule
+            // decays all along.
+            assert!(
+                ["plan", "disk", "decay_steps"].contains(&name) || file.contains(&name),
+                "{name} in {file:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn names_of_an_enum_are_those_of_files() {
+        let mut variants = Variants(&[]);
+        assert!(OptimizerPlacement::deserialize(&mut variants).is_err());
+        assert!(variants.0.starts_with(&["auto", "host", "device"]), "{:?}", variants.0);
+    }
+}

@@ -1,0 +1,19 @@
+//! The settings of commands: each group of flags is one struct, which the command line and files read alike.
+//! It may touch the library's types that settings name, and what `machine` says of devices and memory.
+//! It never opens a device, a model or a run directory.
+
+mod checkpoints;
+mod devices;
+pub(crate) mod flags;
+mod model;
+mod output;
+mod run;
+mod training;
+pub(crate) mod values;
+
+pub(crate) use checkpoints::{CheckpointArg, CheckpointSettings};
+pub(crate) use devices::{DeviceSettings, policy_help};
+pub(crate) use model::{DEFAULT_MODEL, ModelSettings, dtypes, model_help};
+pub(crate) use output::{OUTPUT, OutSettings, ResultSettings};
+pub(crate) use run::RunSettings;
+pub(crate) use training::{Configuration, TrainingSettings, check_accumulate};

@@ -1,0 +1,87 @@
+//! The model and its text.
+
+use super::{flags, values};
+use anyhow::{Context, Result};
+use clap::Args;
+use clap::builder::{NonEmptyStringValueParser, TypedValueParser};
+use hydra_core::FloatType;
+use hydra_models::gpt2::PRESETS;
+use serde::{Deserialize, Serialize};
+use std::path::Path;
+
+/// The model when nobody says which.
+pub(crate) const DEFAULT_MODEL: &str = "bytes-tiny";
+const BUILTIN: &str = "builtin";
+
+/// The model and its text.
+#[derive(Clone, Debug, PartialEq, Args, Serialize, Deserialize)]
+#[command(next_help_heading = "Model and data")]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct ModelSettings {
+    #[arg(long, value_name = "PRESET|FILE.json|DIR", value_parser = NonEmptyStringValueParser::new(), help = model_help())]
+    pub(crate) model: Option<String>,
+    /// `builtin`, a WikiText directory or a plain-text file (its last tenth is held out) [default: builtin]
+    #[arg(long, value_name = "builtin|DIR|FILE", value_parser = NonEmptyStringValueParser::new())]
+    pub(crate) data: Option<String>,
+    /// Tokens in a block [default: the model's positions, at most 512]
+    #[arg(long, value_name = "N", value_parser = values::context, allow_hyphen_values = true)]
+    pub(crate) context: Option<usize>,
+    /// The probability of every dropout in the model [default: as its configuration says]
+    #[arg(long, value_name = "P", value_parser = values::dropout, allow_hyphen_values = true)]
+    pub(crate) dropout: Option<f64>,
+    /// The type of parameters, activations and gradients on devices, and of what moves between them and the host,
+    /// where masters are f32
+    #[arg(long, default_value = "f32", value_parser = dtypes())]
+    pub(crate) dtype: FloatType,
+    /// The seed of initial weights, data order and dropout
+    #[arg(long, value_name = "N", default_value = "0", value_parser = values::seed, allow_hyphen_values = true)]
+    pub(crate) seed: u64,
+}
+
+impl Default for ModelSettings {
+    fn default() -> Self {
+        flags::defaults()
+    }
+}
+
+/// The help of `--model`.
+pub(crate) fn model_help() -> String {
+    let presets = PRESETS.map(|preset| preset.name);
+    format!(
+        "A preset ({}) or a configuration, trained from scratch, or a Hugging Face directory [default: {DEFAULT_MODEL}]",
+        values::any_of(&presets)
+    )
+}
+
+/// A reader of `--dtype`. The third type is for devices in tests.
+pub(crate) fn dtypes() -> impl TypedValueParser<Value = FloatType> {
+    flags::named_of(&["f32", "bf16"])
+}
+
+impl ModelSettings {
+    /// The model by name or path.
+    pub(crate) fn name(&self) -> &str {
+        self.model.as_deref().unwrap_or(DEFAULT_MODEL)
+    }
+
+    /// The text by name or path.
+    pub(crate) fn text(&self) -> &str {
+        self.data.as_deref().unwrap_or(BUILTIN)
+    }
+
+    /// These settings with the defaults in place of what is not given; paths become absolute.
+    pub(crate) fn resolve(self) -> Result<Self> {
+        let (model, data) = (self.name(), self.text());
+        Ok(Self {
+            model: Some(if Path::new(model).exists() { absolute(model)? } else { model.to_owned() }),
+            data: Some(if data == BUILTIN { data.to_owned() } else { absolute(data)? }),
+            ..self
+        })
+    }
+}
+
+fn absolute(path: &str) -> Result<String> {
+    let path = std::path::absolute(path).with_context(|| format!("`{path}` is not a usable path"))?;
+    let text = path.to_str().with_context(|| format!("the path `{}` is not UTF-8", path.display()))?;
+    Ok(text.to_owned())
+}

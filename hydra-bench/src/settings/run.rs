@@ -1,0 +1,58 @@
+//! All settings of a run, and the demo.
+
+use super::{DeviceSettings, ModelSettings, TrainingSettings};
+use crate::machine::DevicesArg;
+use clap::Args;
+use hydra_core::ByteSize;
+
+/// The minibatch sizes and learning rates of a grid for which nobody gives any. The rates suit training from scratch,
+/// which presets do.
+const BATCHES: [usize; 2] = [16, 8];
+const RATES: [f64; 6] = [3e-3, 1e-3, 6e-4, 3e-4, 1e-4, 3e-5];
+/// The minibatch sizes of the demo. They are not 16 and 8, because a block takes as much at 16 as two do at 8: no one
+/// budget would cut both models that often.
+const DEMO_BATCHES: [usize; 2] = [12, 8];
+/// The devices of the demo: two logical ones of one thread.
+const DEMO_DEVICES: DevicesArg = DevicesArg::Cpu { count: 2, threads: Some(1) };
+/// The memory of each: a block of the model fits alone at both batch sizes, and two fit at neither, so that each of its
+/// four blocks is a shard.
+const DEMO_MEMORY: ByteSize = ByteSize::mib(12);
+
+/// The settings that a spec holds.
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct RunSettings {
+    #[command(flatten)]
+    pub(crate) model: ModelSettings,
+    #[command(flatten)]
+    pub(crate) training: TrainingSettings,
+    #[command(flatten)]
+    pub(crate) devices: DeviceSettings,
+}
+
+impl RunSettings {
+    /// These settings with the default grid in place of one that is not given, or with those of the demo.
+    pub(crate) fn with_grid(mut self) -> Self {
+        let demo = self.is_demo();
+        let (training, devices) = (&mut self.training, &mut self.devices);
+        if training.batch.is_empty() {
+            training.batch = if demo { DEMO_BATCHES } else { BATCHES }.to_vec();
+        }
+        if training.lr.is_empty() {
+            training.lr = RATES.to_vec();
+        }
+        if demo {
+            (devices.devices, devices.device_memory) = (Some(DEMO_DEVICES), Some(DEMO_MEMORY));
+        }
+        self
+    }
+
+    /// True if nothing is given that decides which models train on what. Other batches end the demo, because its memory
+    /// is made for its own.
+    fn is_demo(&self) -> bool {
+        self.model.model.is_none()
+            && self.model.data.is_none()
+            && self.training.batch.is_empty()
+            && self.devices.devices.is_none()
+            && self.devices.device_memory.is_none()
+    }
+}

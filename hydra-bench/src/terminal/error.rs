@@ -1,0 +1,103 @@
+//! The exit status of what can go wrong, and how it is printed.
+
+use anyhow::Context;
+use std::error::Error;
+use std::io::Write;
+use std::process::ExitCode;
+
+/// The status of a run that was interrupted: 128 and the number of SIGINT.
+pub(crate) const INTERRUPTED: u8 = 130;
+
+/// The command line is wrong, although each of its values can be read.
+#[derive(Debug, thiserror::Error)]
+#[error("{message}")]
+pub(crate) struct Usage {
+    message: String,
+    #[source]
+    source: Option<Box<dyn Error + Send + Sync>>,
+}
+
+impl Usage {
+    /// A usage error that says this.
+    pub(crate) fn new(message: impl Into<String>) -> Self {
+        Self { message: message.into(), source: None }
+    }
+
+    /// A usage error that another crate found.
+    pub(crate) fn from_error(error: impl Error + Send + Sync + 'static) -> Self {
+        Self { message: "a setting is out of its range".to_owned(), source: Some(Box::new(error)) }
+    }
+}
+
+/// The run was interrupted before it began.
+#[derive(Debug, thiserror::Error)]
+#[error("interrupted before anything was trained")]
+pub(crate) struct Interrupted;
+
+/// The end of a command that had no error of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// Everything was done.
+    Done,
+    /// Something failed, and was said.
+    Failed,
+    /// The run was interrupted and reported.
+    Interrupted,
+}
+
+impl From<Outcome> for ExitCode {
+    fn from(outcome: Outcome) -> Self {
+        match outcome {
+            Outcome::Done => Self::SUCCESS,
+            Outcome::Failed => Self::FAILURE,
+            Outcome::Interrupted => Self::from(INTERRUPTED),
+        }
+    }
+}
+
+/// The exit status of an error: 2 when the command line is wrong, 130 after an interrupt, 1 otherwise.
+pub(crate) fn status(error: &anyhow::Error) -> ExitCode {
+    if error.chain().any(|cause| cause.is::<Usage>()) {
+        return ExitCode::from(2);
+    }
+    if error.is::<Interrupted>() { ExitCode::from(INTERRUPTED) } else { ExitCode::FAILURE }
+}
+
+/// The error and its causes, a line each.
+pub(crate) fn render(error: &anyhow::Error) -> String {
+    let mut text = format!("error: {error}\n");
+    for cause in error.chain().skip(1) {
+        text.push_str(&format!("  caused by: {cause}\n"));
+    }
+    text
+}
+
+/// Says a line on standard error. Where that cannot be written, as on a full disk, nobody is told, and nothing ends.
+pub(crate) fn tell(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{line}");
+}
+
+/// Writes to standard output. A reader that has gone away (`hydra report DIR | head`) is no error.
+pub(crate) fn print(text: &str) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        result => result.context("standard output could not be written"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn causes_are_printed_and_decide_the_status() {
+        let usage = anyhow::Error::new(Usage::new("no such thing")).context("the spec cannot be run");
+        assert_eq!(render(&usage), "error: the spec cannot be run\n  caused by: no such thing\n");
+        assert_eq!(status(&usage), ExitCode::from(2));
+        assert_eq!(status(&Interrupted.into()), ExitCode::from(130));
+        let file = std::fs::read("/nonexistent").context("no file").unwrap_err();
+        assert_eq!(status(&file), ExitCode::FAILURE);
+        assert!(render(&file).starts_with("error: no file\n  caused by: "));
+    }
+}

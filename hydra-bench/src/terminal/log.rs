@@ -1,0 +1,92 @@
+//! The log of a run on standard error, and which of it `HYDRA_LOG` asks for.
+
+use crate::terminal::error::tell;
+use crate::terminal::progress;
+use std::env::{self, VarError};
+use std::ffi::OsString;
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
+
+const VARIABLE: &str = "HYDRA_LOG";
+
+/// Logs to standard error what `HYDRA_LOG` asks for; by default warnings on a terminal and errors in a pipe.
+pub(crate) fn to(terminal: &indicatif::MultiProgress) {
+    let default = if progress::interactive() { "warn" } else { "error" };
+    let (filter, note) = filter(env::var(VARIABLE), default);
+    note.iter().for_each(|note| tell(note));
+    let writer = progress::LogWriter(terminal.clone());
+    let subscriber = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .without_time()
+        .with_target(false)
+        .with_ansi(progress::interactive() && !no_colour(env::var_os("NO_COLOR")))
+        .with_writer(move || writer.clone());
+    // Fails where a program that calls `run` logs already.
+    let _ = subscriber.try_init();
+}
+
+/// Returns true if this value of `NO_COLOR` asks for a log without colours, as any does that is not empty.
+fn no_colour(asked: Option<OsString>) -> bool {
+    asked.is_some_and(|value| !value.is_empty())
+}
+
+/// The filter that was asked for, or the default; and what to say of one that was probably not meant.
+fn filter(asked: Result<String, VarError>, default: &str) -> (EnvFilter, Option<String>) {
+    let levels = "error, warn, info, debug, trace or off";
+    let ignored = |text: &str, why: &str| {
+        format!("note: {VARIABLE}=`{text}` is ignored: {why}; expected {levels}, or TARGET=LEVEL,..")
+    };
+    let taken = |name: &str| {
+        format!("note: `{name}` in {VARIABLE} is no level ({levels}) and is taken for a module's name")
+    };
+    match asked {
+        Err(VarError::NotPresent) => (EnvFilter::new(default), None),
+        Err(VarError::NotUnicode(text)) => {
+            (EnvFilter::new(default), Some(ignored(&text.to_string_lossy(), "it is not UTF-8")))
+        }
+        Ok(text) => match EnvFilter::builder().parse(&text) {
+            Err(error) => (EnvFilter::new(default), Some(ignored(&text, &error.to_string()))),
+            Ok(filter) => (filter, strange_module(&text).map(taken)),
+        },
+    }
+}
+
+/// A word that is no level stands for a module, all of whose log is shown; a level that is misspelt does too.
+fn strange_module(text: &str) -> Option<&str> {
+    let words =
+        text.split(',').map(str::trim).filter(|word| !word.is_empty() && !word.contains(['=', '[', ':']));
+    words.filter(|word| word.parse::<LevelFilter>().is_err()).find(|word| !word.starts_with("hydra"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(asked: &str) -> (String, Option<String>) {
+        let (filter, note) = filter(Ok(asked.to_owned()), "warn");
+        (filter.to_string(), note)
+    }
+
+    #[test]
+    fn a_filter_that_is_one_is_taken_without_a_word() {
+        for asked in
+            ["info", "DEBUG", "off", "hydra_engine=debug,warn", "hydra_bench", "hydra_engine::run=info"]
+        {
+            assert_eq!(of(asked).1, None, "{asked}");
+        }
+        assert_eq!(of("debug").0, "debug");
+        let (default, note) = filter(Err(VarError::NotPresent), "warn");
+        assert_eq!((default.to_string().as_str(), note), ("warn", None));
+    }
+
+    #[test]
+    fn a_misspelt_filter_is_said() {
+        let (filter, note) = of("hydra_engine=inof");
+        let note = note.unwrap();
+        assert_eq!(filter, "warn");
+        assert!(note.starts_with("note: HYDRA_LOG=`hydra_engine=inof` is ignored: "), "{note}");
+        assert!(note.contains("expected error, warn, info"), "{note}");
+        let note = of("hydra_engine=debug, inof").1.unwrap();
+        assert!(note.starts_with("note: `inof` in HYDRA_LOG is no level"), "{note}");
+    }
+}

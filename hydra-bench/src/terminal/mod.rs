@@ -1,0 +1,15 @@
+//! The terminal, apart from results: errors and exit statuses, the log, bars, interrupts, tables.
+//! It may touch the engine's events and standard error; of this crate it imports nothing.
+//! It never decides what is trained and never writes a file.
+
+pub(crate) mod error;
+pub(crate) mod log;
+pub(crate) mod numbers;
+pub(crate) mod progress;
+pub(crate) mod stop;
+pub(crate) mod table;
+
+pub(crate) use error::{Interrupted, Outcome, Usage, print, render, tell};
+pub(crate) use numbers::{Unit, fixed};
+pub(crate) use progress::{Progress, interactive, thousands};
+pub(crate) use table::Table;

@@ -1,0 +1,101 @@
+//! Running the program as a user does.
+
+use assert_cmd::Command;
+use serde_json::Value;
+use std::path::Path;
+use std::process::{Child, Stdio};
+
+/// The program with these arguments, in a folder of its own so that default run directories are no trouble.
+pub fn hydra(arguments: &[&str]) -> Command {
+    let mut command = Command::cargo_bin("hydra").unwrap();
+    command.args(arguments).env_remove("HYDRA_LOG").env("RUST_BACKTRACE", "1");
+    command.current_dir(env!("CARGO_TARGET_TMPDIR"));
+    command
+}
+
+/// Standard output of a run that succeeds and is quiet on standard error.
+pub fn says(arguments: &[&str]) -> String {
+    let output = hydra(arguments).output().unwrap();
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{arguments:?}: {err}{out}");
+    assert_eq!(err, "", "{arguments:?} is not quiet in a pipe");
+    out
+}
+
+/// Asserts that a run fails with this status and says all of `parts` on standard error, without a backtrace
+/// and with nothing on standard output.
+pub fn fails(arguments: &[&str], status: i32, parts: &[&str]) {
+    let output = hydra(arguments).output().unwrap();
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    assert_eq!(output.status.code(), Some(status), "{arguments:?}: {err}{out}");
+    assert_eq!(out, "", "{arguments:?}");
+    assert!(err.starts_with("error: "), "{arguments:?}: {err}");
+    assert!(!err.contains("backtrace") && !err.contains("panicked"), "{arguments:?}: {err}");
+    for part in parts {
+        assert!(err.contains(part), "{arguments:?}: {part:?} in {err}");
+    }
+}
+
+/// The arguments of a small grid: two configurations on two devices, and `more`.
+pub fn grid(more: &'static str) -> Vec<&'static str> {
+    let base = "select --batch 4 --lr 1e-3,3e-4 --context 32 --devices cpu:2x1 --device-memory 64MiB";
+    base.split_whitespace().chain(more.split_whitespace()).collect()
+}
+
+/// A file of JSON.
+pub fn json(path: &Path) -> Value {
+    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+}
+
+/// Bytes that must be text.
+pub fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+/// The program with these arguments, while it runs.
+pub fn spawn(arguments: &[&str], out: Stdio) -> Child {
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_hydra"));
+    command.args(arguments).env_remove("HYDRA_LOG").stdout(out).stderr(Stdio::piped());
+    command.spawn().unwrap()
+}
+
+/// Presses Ctrl-C.
+pub fn interrupt(child: &Child) {
+    signal(child, "INT");
+}
+
+/// A program that was halted where it is: it holds what it has until it is killed, when this is dropped.
+pub struct Halted(Child);
+
+impl Halted {
+    pub fn new(child: Child) -> Self {
+        let halted = Self(child);
+        signal(&halted.0, "STOP");
+        halted
+    }
+}
+
+impl Drop for Halted {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+fn signal(child: &Child, name: &str) {
+    let to = child.id().to_string();
+    let sent = std::process::Command::new("kill").args(["-s", name, &to]).status().unwrap();
+    assert!(sent.success());
+}
+
+/// Waits until a child has done something, and gives up after two minutes.
+#[expect(clippy::disallowed_methods, reason = "another process tells of its doings only by its files")]
+pub fn wait_for(done: impl Fn() -> bool) {
+    for _ in 0..2400 {
+        if done() {
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    panic!("the run did not begin within two minutes");
+}

@@ -1,0 +1,332 @@
+//! What is wrong with a command line, and how the program says so: the exit status, one clear message on
+//! standard error, nothing on standard output, nothing left behind.
+
+use crate::common::{fails, hydra, says, text};
+use std::fs;
+use std::path::Path;
+
+/// Flags that make a run of a second.
+const SMALL: [&str; 8] = ["--steps", "1", "--batch", "2", "--context", "16", "--device-memory", "64MiB"];
+
+#[test]
+fn help_names_every_command_and_flag() {
+    let output = hydra(&["--help"]).output().unwrap();
+    assert!(output.status.success());
+    let help = text(&output.stdout);
+    for part in [
+        "select",
+        "train",
+        "eval",
+        "partition",
+        "step",
+        "doctor",
+        "report",
+        "three shards or more",
+        "exit status",
+    ] {
+        assert!(help.contains(part), "{part} in {help}");
+    }
+    let help = text(&hydra(&["select", "--help"]).output().unwrap().stdout);
+    for flag in [
+        "--devices",
+        "--device-memory",
+        "--link",
+        "--no-prefetch",
+        "--cuts",
+        "--policy",
+        "--data",
+        "--model",
+        "--context",
+        "--batch",
+        "--accumulate",
+        "--lr",
+        "--epochs",
+        "--steps",
+        "--optimizer",
+        "--weight-decay",
+        "--no-decay-norms",
+        "--clip",
+        "--schedule",
+        "--warmup",
+        "--dropout",
+        "--no-shuffle",
+        "--seed",
+        "--eval-every",
+        "--patience",
+        "--out",
+        "--force",
+        "--plan",
+        "--json",
+        "--dry-run",
+        "--spec",
+    ] {
+        assert!(help.contains(flag), "{flag}");
+    }
+}
+
+#[test]
+fn values_that_cannot_be_read_are_usage_errors() {
+    for (arguments, parts) in [
+        (["--lr", "fast"], ["--lr", "`fast` is not a number"]),
+        (["--lr", "nan"], ["--lr", "`nan`"]),
+        (["--batch", "0"], ["--batch", "`0`"]),
+        (["--batch", "100000000"], ["--batch", "`100000000`"]),
+        (["--context", "0"], ["--context", "`0`"]),
+        (["--context", "100000000"], ["--context", "`100000000`"]),
+        (["--devices", "cuda:0,0"], ["`cuda:0,0` names card 0 twice", "cuda:CARD,../L"]),
+        (["--devices", "abacus"], ["`abacus` is not a device", "cpu:N"]),
+        (["--device-memory", "lots"], ["`lots` is not a size", "64MiB"]),
+        (["--policy", "lifo"], ["`lifo`", "srtf"]),
+        (["--optimizer", "adam"], ["adamw", "sgd"]),
+        (["--unknown", "1"], ["--unknown", "Usage"]),
+    ] {
+        fails(&arguments, 2, &parts);
+    }
+}
+
+#[test]
+fn flags_that_do_not_go_together_are_usage_errors() {
+    fails(&["--context", "129"], 2, &["129", "128 positions"]);
+    fails(&["--lr", "1e-3,0.001"], 2, &["given twice"]);
+    fails(&["--batch", "4", "--accumulate", "5"], 2, &["accumulate"]);
+    fails(&["--steps", "18446744073709551615"], 2, &["--steps", "to 4294967295"]);
+    fails(&["partition", "--batch", "2", "--accumulate", "3"], 2, &["--accumulate 3", "--batch 2"]);
+    fails(&["--spec", "spec.toml", "--lr", "1e-3"], 2, &["--spec", "--lr"]);
+    fails(&["train", "--lr", "1e-3,1e-4"], 2, &["`1e-3,1e-4` is not a number"]);
+    fails(&["--patience", "2"], 2, &["--eval-every <N>"]);
+    fails(&["--precision", "tf32"], 2, &["--precision tf32 is for NVIDIA's GPUs", "--devices cuda:0"]);
+}
+
+#[test]
+fn data_that_is_missing_empty_or_no_text() {
+    let root = tempfile::tempdir().unwrap();
+    let at = |name: &str| root.path().join(name).to_str().unwrap().to_owned();
+    fs::create_dir(at("empty")).unwrap();
+    fs::write(at("blank.txt"), "\n \n").unwrap();
+    fs::write(at("binary"), [0xFF, 0xFE, 0x00]).unwrap();
+    fs::write(at("short.txt"), "a short text\n").unwrap();
+    for (name, part) in [
+        ("missing", "no data at"),
+        ("empty", "wiki.train.tokens"),
+        ("blank.txt", "has no text"),
+        ("binary", "is not UTF-8"),
+        ("short.txt", "fewer than one block"),
+    ] {
+        fails(&["--data", &at(name)], 1, &[name, part]);
+    }
+}
+
+/// A directory with a model of the preset `bytes-tiny`, written by a training of one step.
+fn model_dir(root: &Path) -> std::path::PathBuf {
+    let out = root.join("made");
+    says(&[&["train", "--out", out.to_str().unwrap()][..], &SMALL[..]].concat());
+    let models: Vec<_> = fs::read_dir(out.join("models")).unwrap().collect();
+    models.into_iter().next().unwrap().unwrap().path()
+}
+
+#[test]
+fn models_that_are_damaged_or_others() {
+    let root = tempfile::tempdir().unwrap();
+    let dir = model_dir(root.path());
+    let path = dir.to_str().unwrap();
+    let eval = ["eval", "--model", path, "--context", "16", "--device-memory", "64MiB"];
+    says(&eval);
+    let (config, weights) = (dir.join("config.json"), dir.join("model.safetensors"));
+    let (good_config, good_weights) = (fs::read_to_string(&config).unwrap(), fs::read(&weights).unwrap());
+
+    fs::write(&weights, &good_weights[..good_weights.len() / 2]).unwrap();
+    fails(&eval, 1, &["model.safetensors", "damaged"]);
+    fs::write(&weights, b"not at all").unwrap();
+    fails(&eval, 1, &["model.safetensors"]);
+    fs::remove_file(&weights).unwrap();
+    fails(&eval, 1, &["has no weights"]);
+    fs::write(&weights, &good_weights).unwrap();
+
+    fs::write(&config, good_config.replace("\"gpt2\"", "\"llama\"")).unwrap();
+    fails(&eval, 1, &["llama", "gpt2"]);
+    fs::write(&config, good_config.replace("\"n_embd\": 64", "\"n_embd\": 32")).unwrap();
+    fails(&eval, 1, &["has shape", "expected"]);
+    fs::write(&config, "{").unwrap();
+    fails(&eval, 1, &["config.json"]);
+    fs::write(&config, &good_config).unwrap();
+    says(&eval);
+
+    let fewer = good_config.replace("\"n_layer\": 4", "\"n_layer\": 3");
+    assert_ne!(fewer, good_config);
+    fs::write(&config, fewer).unwrap();
+    fails(&eval, 1, &["`n_layer` is 3, expected 4", "`transformer.h.3."]);
+    fs::write(&config, &good_config).unwrap();
+
+    let mut broken = good_weights.clone();
+    let end = broken.len();
+    broken[end - 4..].copy_from_slice(&f32::NAN.to_le_bytes());
+    fs::write(&weights, broken).unwrap();
+    let output = hydra(&eval).output().unwrap();
+    let err = text(&output.stderr);
+    assert!(err.contains("is NaN: weights that are not finite") && !err.contains("learning rate"), "{err}");
+    fails(&["eval", "--model", "gpt5"], 1, &["`gpt5` is not a model", "bytes-tiny"]);
+}
+
+#[test]
+fn token_ids_that_the_model_has_not() {
+    let root = tempfile::tempdir().unwrap();
+    let dir = model_dir(root.path());
+    // A tokenizer of the directory's own, with an id beyond the model's 256.
+    let vocabulary: String =
+        (0..26_u8).map(|i| format!("\"{}\": {},", (b'a' + i) as char, 900 + u32::from(i))).collect();
+    fs::write(dir.join("vocab.json"), format!("{{{}\"Ġ\": 2, \"Ċ\": 3}}", vocabulary)).unwrap();
+    fs::write(dir.join("merges.txt"), "#version: 0.2\n").unwrap();
+    let text = root.path().join("text.txt");
+    fs::write(&text, "some words on a line\n".repeat(100)).unwrap();
+    let data = text.to_str().unwrap();
+    fails(
+        &["eval", "--model", dir.to_str().unwrap(), "--data", data, "--context", "16"],
+        1,
+        &["vocabulary has 256"],
+    );
+}
+
+#[test]
+fn a_budget_that_is_too_small_for_one_layer_is_refused_with_the_numbers() {
+    let root = tempfile::tempdir().unwrap();
+    let out = root.path().join("run");
+    let run =
+        ["--devices", "cpu:1", "--device-memory", "64KiB", "--steps", "1", "--out", out.to_str().unwrap()];
+    fails(&run, 1, &["64.00 KiB"]);
+    assert!(!out.exists(), "a refused run leaves nothing");
+    fails(&["partition", "--device-memory", "64KiB", "--batch", "2"], 1, &["64.00 KiB"]);
+}
+
+#[test]
+fn cuts_by_hand_that_do_not_fit_are_refused() {
+    for cuts in ["9", "3,1", "2,2"] {
+        fails(&[&["--cuts", cuts, "--dry-run"][..], &SMALL[..]].concat(), 1, &["cut"]);
+    }
+    fails(&[&["--cuts", "0"][..], &SMALL[..]].concat(), 2, &["--cuts", "`0`"]);
+}
+
+#[test]
+fn run_directories_that_cannot_be_used() {
+    let root = tempfile::tempdir().unwrap();
+    let at = |name: &str| root.path().join(name).to_str().unwrap().to_owned();
+    fs::create_dir(at("full")).unwrap();
+    fs::write(at("full") + "/something", "").unwrap();
+    fails(&["--out", &at("full")], 1, &["is not empty", "--force"]);
+    fs::write(at("file"), "").unwrap();
+    fails(&["--out", &at("file")], 1, &["is a file"]);
+    fails(&["--out", &(at("file") + "/below")], 1, &["could not be made"]);
+    fails(&["--out", "/proc/hydra-run"], 1, &["/proc/hydra-run"]);
+    for (name, part) in [("full", "is not empty"), ("file", "is a file"), ("file/below", "could not be made")]
+    {
+        fails(&[&["--dry-run", "--out", &at(name)][..], &SMALL[..]].concat(), 1, &[part]);
+    }
+    fails(&["--dry-run", "--out", "/proc/hydra-run"], 1, &["cannot be written to"]);
+    assert_eq!(fs::read_dir(at("full")).unwrap().count(), 1);
+}
+
+#[cfg(unix)]
+#[test]
+fn a_run_directory_that_the_report_could_not_name_is_refused_before_anything_is_trained() {
+    use std::os::unix::ffi::OsStrExt;
+    let root = tempfile::tempdir().unwrap();
+    let named = root.path().join(std::ffi::OsStr::from_bytes(b"\xff"));
+    let at_it = hydra(&SMALL).arg("--out").arg(&named).output().unwrap();
+    assert!(!named.exists());
+    // A directory of such a name has the default run directories in it, too.
+    fs::create_dir(&named).unwrap();
+    let below_it = hydra(&SMALL).current_dir(&named).output().unwrap();
+    for output in [at_it, below_it] {
+        let err = text(&output.stderr);
+        assert_eq!((output.status.code(), text(&output.stdout)), (Some(1), String::new()), "{err}");
+        assert!(err.contains("is not UTF-8") && err.contains("--out"), "{err}");
+    }
+}
+
+/// The README shows this command.
+#[test]
+fn batches_of_ones_own_are_not_held_to_the_memory_of_the_demo() {
+    says(&["select", "--lr", "1e-3,3e-4", "--batch", "16,8", "--dry-run"]);
+}
+
+/// Every file below a directory, with its bytes.
+fn files(dir: &Path) -> std::collections::BTreeMap<std::path::PathBuf, Vec<u8>> {
+    let entries = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+    let below = |path: std::path::PathBuf| match path.is_dir() {
+        true => files(&path),
+        false => [(path.clone(), fs::read(&path).unwrap())].into(),
+    };
+    entries.flat_map(below).collect()
+}
+
+#[test]
+fn a_forced_run_that_fails_leaves_the_old_one() {
+    let root = tempfile::tempdir().unwrap();
+    let model = model_dir(root.path());
+    let (out, model) = (root.path().join("made"), model.to_str().unwrap());
+    let before = files(&out);
+    let forced = |more: &[&str], status, parts: &[&str]| {
+        fails(&[&["train", "--force", "--out", out.to_str().unwrap()][..], more].concat(), status, parts);
+        assert!(files(&out) == before, "{more:?} changed the directory");
+    };
+    let plans = out.join("plans");
+    forced(&["--model", model], 2, &["--model", "lies in the run directory"]);
+    forced(&["--plan", plans.to_str().unwrap()], 2, &["--plan", "lies in the run directory"]);
+    forced(&["--data", out.join("spec.toml").to_str().unwrap()], 2, &["--data", "lies in"]);
+    forced(&["--model", "gpt5"], 1, &["`gpt5` is not a model"]);
+    forced(&["--data", "no-such-text"], 1, &["no data at"]);
+    forced(&["--plan", "no-such-plan"], 1, &["no-such-plan"]);
+    forced(&["--context", "129"], 2, &["128 positions"]);
+    forced(&["--device-memory", "64KiB"], 1, &["64.00 KiB"]);
+    says(&[&["train", "--force", "--dry-run", "--out", out.to_str().unwrap()][..], &SMALL[..]].concat());
+    assert!(files(&out) == before, "a dry run changed the directory");
+}
+
+#[test]
+fn cuts_that_contradict_a_plan_win_and_it_is_noted() {
+    let root = tempfile::tempdir().unwrap();
+    let plan = root.path().join("plan.json");
+    let small = ["--batch", "2", "--context", "16", "--device-memory", "64MiB", "--cuts"];
+    let partition = |more: &[&str]| hydra(&[&["partition"], &small[..], more].concat()).output().unwrap();
+    assert!(partition(&["2", "--out", plan.to_str().unwrap()]).status.success());
+    let err = text(&partition(&["2", "--plan", plan.to_str().unwrap()]).stderr);
+    assert_eq!(err, "", "the plan has these cuts");
+    let output = partition(&["3", "--json", "--plan", plan.to_str().unwrap()]);
+    let err = text(&output.stderr);
+    assert!(err.starts_with("note: --cuts 3 decide") && err.contains("plan.json"), "{err}");
+    assert!(text(&output.stdout).contains("\"cut_points\": [\n    3\n  ]"));
+}
+
+#[test]
+fn a_batch_beyond_the_text_is_noted() {
+    let root = tempfile::tempdir().unwrap();
+    let data = root.path().join("text.txt");
+    fs::write(&data, "some words on a line\n".repeat(10)).unwrap();
+    let out = root.path().join("run");
+    let arguments = ["train", "--dry-run", "--data", data.to_str().unwrap(), "--out", out.to_str().unwrap()];
+    let more = ["--batch", "64", "--steps", "1", "--context", "16", "--device-memory", "64MiB"];
+    let output = hydra(&[&arguments[..], &more[..]].concat()).output().unwrap();
+    let err = text(&output.stderr);
+    assert!(output.status.success(), "{err}");
+    assert!(err.starts_with("note: batch 64 is more than") && err.lines().count() == 1, "{err}");
+}
+
+#[test]
+fn reports_that_cannot_be_shown() {
+    let root = tempfile::tempdir().unwrap();
+    let at = |name: &str| root.path().join(name).to_str().unwrap().to_owned();
+    fails(&["report", &at("nowhere")], 1, &["no such directory"]);
+    fails(&["report", &at("")], 1, &["is not a run directory"]);
+    fs::write(at("report.json"), "{\"schema\": 1").unwrap();
+    fails(&["report", &at("")], 1, &["broken JSON"]);
+    fs::write(at("report.json"), "{\"schema\": 77}").unwrap();
+    fails(&["report", &at("")], 1, &["schema 77"]);
+}
+
+#[test]
+fn specs_that_cannot_be_run() {
+    let root = tempfile::tempdir().unwrap();
+    let file = root.path().join("spec.toml");
+    fails(&["--spec", file.to_str().unwrap()], 1, &["could not be read"]);
+    fs::write(&file, "lr = 3").unwrap();
+    fails(&["--spec", file.to_str().unwrap()], 1, &["is not a spec"]);
+}

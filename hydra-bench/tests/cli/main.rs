@@ -1,0 +1,13 @@
+//! The program as a user runs it: every test starts the built `hydra` in a process of its own, and reads what it prints
+//! and writes.
+
+mod check;
+mod common;
+mod disk;
+mod doctor;
+mod endings;
+mod flags;
+mod lab;
+mod resume;
+mod runs;
+mod step;

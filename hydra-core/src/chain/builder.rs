@@ -1,0 +1,317 @@
+//! Building a chain: names, first values and ties are checked, and parameters laid out in images.
+
+use super::image::{ImageLayout, ParamRef};
+use super::{Chain, ChainLayer};
+use crate::{
+    CoreError, Declared, FloatType, Forward, HostTensor, Init, Layer, OwnInit, SeededInit, WeightSource,
+    panic_message,
+};
+use burn::module::ParamId;
+use burn::tensor::DType;
+use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+/// Builds a [`Chain`] layer by layer.
+pub struct ChainBuilder {
+    name: String,
+    note: String,
+    metrics: Vec<String>,
+    language_model: bool,
+    layers: Vec<(String, Box<dyn Layer>, bool)>,
+    source: Arc<dyn WeightSource>,
+}
+
+impl ChainBuilder {
+    pub(super) fn new(name: String) -> Self {
+        let source = Arc::new(SeededInit);
+        Self {
+            name,
+            note: String::new(),
+            metrics: Vec::new(),
+            language_model: false,
+            layers: Vec::new(),
+            source,
+        }
+    }
+
+    /// Appends a layer. Layers that hold parameters of the same `ParamId` share them.
+    pub fn layer(self, name: impl Into<String>, module: impl Forward + Sync + 'static) -> Self {
+        self.push(name, module, false)
+    }
+
+    /// Appends a layer whose parameters keep their first values.
+    pub fn frozen(self, name: impl Into<String>, module: impl Forward + Sync + 'static) -> Self {
+        self.push(name, module, true)
+    }
+
+    fn push(mut self, name: impl Into<String>, module: impl Forward + Sync + 'static, frozen: bool) -> Self {
+        self.layers.push((name.into(), Box::new(module), frozen));
+        self
+    }
+
+    /// Sets what makes this chain differ from others of the same names and shapes, such as dropout, the activation or
+    /// the number of attention heads. It is part of [`Chain::architecture`], by which saved plans and checkpoints are
+    /// known: without it, those of a chain that differs in nothing else would be taken for this one's. Chains that have
+    /// one and are the same by it are measured once.
+    pub fn note(mut self, note: impl Into<String>) -> Self {
+        self.note = note.into();
+        self
+    }
+
+    /// Names what evaluations measure beside the loss, such as `accuracy`. In a pass that evaluates, the last layer
+    /// then returns one tensor more for each, in this order: a float of shape `[1]`, the mean over the batch's terms.
+    /// Evaluations average it over all terms of their dataset, as they do the loss; tensors without a name are left out.
+    /// In a pass that trains the last layer returns the loss alone.
+    ///
+    /// ```
+    /// # use burn::module::Module;
+    /// # use burn::nn::{Linear, LinearConfig};
+    /// # use burn::tensor::{Device, FloatDType, activation::log_softmax};
+    /// # use hydra_core::{Activation, Chain, Forward, Pass};
+    /// #[derive(Module, Debug)]
+    /// struct Classifier {
+    ///     linear: Linear,
+    /// }
+    ///
+    /// impl Forward for Classifier {
+    ///     fn forward(&self, x: Activation, pass: &Pass) -> Activation {
+    ///         let logits = self.linear.forward(x.into_float::<2>());
+    ///         let classes = pass.targets().part(0).into_int::<1>();
+    ///         let at = classes.clone().reshape([-1, 1]);
+    ///         let loss = log_softmax(logits.clone(), 1).gather(1, at).mean_dim(0).neg().reshape([1]);
+    ///         if pass.is_training() {
+    ///             return Activation::of(loss);
+    ///         }
+    ///         let right = logits.argmax(1).reshape([-1]).equal(classes).float().cast(FloatDType::F32);
+    ///         Activation::of(loss).and(right.mean_dim(0))
+    ///     }
+    /// }
+    ///
+    /// let linear = LinearConfig::new(8, 3).init(&Device::flex());
+    /// let chain = Chain::builder("mine").layer("head", Classifier { linear }).metrics(["accuracy"]).build()?;
+    /// # assert_eq!(chain.metrics(), ["accuracy"]);
+    /// # Ok::<(), hydra_core::CoreError>(())
+    /// ```
+    pub fn metrics(mut self, names: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        self.metrics = names.into_iter().map(Into::into).collect();
+        self
+    }
+
+    /// Says that the loss is the mean cross-entropy of the predicted tokens, in natural logarithms: evaluations then
+    /// report a perplexity, `exp(loss)`, beside it.
+    pub fn language_model(mut self) -> Self {
+        self.language_model = true;
+        self
+    }
+
+    /// Sets the source of the first values; [`SeededInit`] if this is not called.
+    pub fn weights(mut self, source: impl WeightSource + 'static) -> Self {
+        self.source = Arc::new(source);
+        self
+    }
+
+    /// The chain, or what is wrong with it. See [`Forward::init`] for what is done to lazy parameters.
+    pub fn build(self) -> Result<Chain, CoreError> {
+        if self.layers.is_empty() {
+            return Err(CoreError::EmptyChain { chain: self.name });
+        }
+        self.check_names()?;
+        self.check_metrics()?;
+        let mut parts = Vec::new();
+        for (name, layer, frozen) in self.layers {
+            parts.push((Part::declared(&self.name, name, layer.as_ref(), frozen)?, layer));
+        }
+        let mut uses: HashMap<ParamId, usize> = HashMap::new();
+        let ids = parts.iter().flat_map(|(part, _)| part.params.iter().map(|p| p.info.id));
+        ids.for_each(|id| *uses.entry(id).or_default() += 1);
+        let mut layout = Layout { chain: &self.name, uses, images: Vec::new(), tied: HashMap::new() };
+        let mut layers = Vec::new();
+        for (index, (mut part, layer)) in parts.into_iter().enumerate() {
+            let layer = part.hollow(&self.name, layer, |id| layout.tied.contains_key(&id))?;
+            let (name, frozen) = (part.name.clone(), part.frozen);
+            let params = layout.place(index, part)?;
+            layers.push(ChainLayer { name, params, frozen, layer });
+        }
+        let images = layout.images;
+        let trained = images.iter().any(|image| image.trained);
+        if !trained && !images.is_empty() {
+            return Err(CoreError::NothingToTrain { chain: self.name });
+        }
+        let float = FloatType::F32;
+        let Self { name, note, metrics, language_model, source, .. } = self;
+        Ok(Chain { name, note, metrics, language_model, layers, images, float, source })
+    }
+
+    fn check_metrics(&self) -> Result<(), CoreError> {
+        for (index, metric) in self.metrics.iter().enumerate() {
+            if metric.is_empty() || metric == "loss" || self.metrics[..index].contains(metric) {
+                return Err(CoreError::MetricName { chain: self.name.clone(), metric: metric.clone() });
+            }
+        }
+        Ok(())
+    }
+
+    fn check_names(&self) -> Result<(), CoreError> {
+        for (index, (name, ..)) in self.layers.iter().enumerate() {
+            if self.layers[..index].iter().any(|(other, ..)| other == name) {
+                return Err(CoreError::DuplicateLayer { chain: self.name.clone(), layer: name.clone() });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Runs what a user wrote for a layer.
+fn guarded<T>(chain: &str, layer: &str, run: impl FnOnce() -> T) -> Result<T, CoreError> {
+    catch_unwind(AssertUnwindSafe(run)).map_err(|panic| CoreError::LayerPanicked {
+        chain: chain.to_owned(),
+        layer: layer.to_owned(),
+        message: panic_message(panic.as_ref()),
+    })
+}
+
+/// A layer while its chain is built.
+struct Part {
+    name: String,
+    frozen: bool,
+    params: Vec<Declared>,
+    /// How each of them gets its first values.
+    inits: Vec<Init>,
+}
+
+impl Part {
+    fn declared(chain: &str, name: String, layer: &dyn Layer, frozen: bool) -> Result<Self, CoreError> {
+        let (params, inits) = guarded(chain, &name, || {
+            let params = layer.declared();
+            let inits = params.iter().map(|p| layer.init(&p.info.name, &p.info.shape)).collect();
+            (params, inits)
+        })?;
+        let mut part = Self { name, frozen, params, inits };
+        part.check(chain)?;
+        part.frozen |= part.frozen_by_burn(chain)?;
+        Ok(part)
+    }
+
+    /// No parameter is there twice or changes by itself, and values that modules hold are `f32`.
+    fn check(&self, chain: &str) -> Result<(), CoreError> {
+        for (at, declared) in self.params.iter().enumerate() {
+            let (layer, param) = (self.name.clone(), declared.info.name.clone());
+            if declared.running {
+                return Err(CoreError::RunningStatistics { chain: chain.to_owned(), layer, param });
+            }
+            if declared.trained.is_none() {
+                return Err(CoreError::StoredForm { layer, param });
+            }
+            if self.params[..at].iter().any(|other| other.info.id == declared.info.id) {
+                return Err(CoreError::SharedWithinLayer { chain: chain.to_owned(), layer, param });
+            }
+            if let Some(given) = declared.given.as_ref().filter(|given| given.dtype != DType::F32) {
+                return Err(CoreError::GivenDtype { layer, param, found: format!("{:?}", given.dtype) });
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns whether Burn trains none of the parameters; a layer that is frozen here anyway may have any.
+    fn frozen_by_burn(&self, chain: &str) -> Result<bool, CoreError> {
+        let first = |trained| self.params.iter().find(|p| p.trained == Some(trained));
+        match (first(false), first(true)) {
+            (Some(frozen), Some(trained)) if !self.frozen => Err(CoreError::PartlyFrozen {
+                chain: chain.to_owned(),
+                layer: self.name.clone(),
+                frozen: frozen.info.name.clone(),
+                trained: trained.info.name.clone(),
+            }),
+            (frozen, trained) => Ok(frozen.is_some() && trained.is_none()),
+        }
+    }
+
+    /// The hollow layer. What the module says itself of first values is found out, but for parameters that another
+    /// layer has named before.
+    fn hollow(
+        &mut self,
+        chain: &str,
+        layer: Box<dyn Layer>,
+        named: impl Fn(ParamId) -> bool,
+    ) -> Result<Box<dyn Layer>, CoreError> {
+        let own = self.params.iter().zip(&self.inits);
+        let own: Vec<bool> = own.map(|(p, init)| *init == Init::Module && !named(p.info.id)).collect();
+        let (layer, found) = guarded(chain, &self.name, || layer.hollow(&own))?;
+        for ((declared, init), found) in self.params.iter_mut().zip(&mut self.inits).zip(found) {
+            match found {
+                Some(OwnInit::Drawn(found)) => (*init, declared.given) = (found, None),
+                Some(OwnInit::Fixed(values)) => declared.given = Some(values),
+                Some(OwnInit::Unknown) => {
+                    let (layer, param) = (self.name.clone(), declared.info.name.clone());
+                    return Err(CoreError::UnknownInitializer { layer, param });
+                }
+                None => {}
+            }
+        }
+        Ok(layer)
+    }
+}
+
+struct Layout<'a> {
+    chain: &'a str,
+    uses: HashMap<ParamId, usize>,
+    images: Vec<ImageLayout>,
+    tied: HashMap<ParamId, usize>,
+}
+
+impl Layout<'_> {
+    fn place(&mut self, index: usize, part: Part) -> Result<Vec<ParamRef>, CoreError> {
+        let Part { name, frozen, params, inits, .. } = part;
+        let mut own: Option<usize> = None;
+        let mut refs = Vec::new();
+        for (Declared { info, given, .. }, init) in params.into_iter().zip(inits) {
+            let full = format!("{name}.{}", info.name);
+            if self.uses[&info.id] > 1 {
+                refs.push(self.place_tied(index, full, info.id, info.shape, init, given, frozen)?);
+                continue;
+            }
+            let image = *own.get_or_insert_with(|| {
+                self.images.push(ImageLayout::new(name.clone(), index, !frozen));
+                self.images.len() - 1
+            });
+            refs.push(ParamRef { image, slot: self.images[image].push(full, info.shape, init, given) });
+        }
+        Ok(refs)
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn place_tied(
+        &mut self,
+        index: usize,
+        full: String,
+        id: ParamId,
+        shape: Vec<usize>,
+        init: Init,
+        given: Option<HostTensor>,
+        frozen: bool,
+    ) -> Result<ParamRef, CoreError> {
+        let Some(&image) = self.tied.get(&id) else {
+            let mut layout = ImageLayout::new(full.clone(), index, !frozen);
+            layout.push(full, shape, init, given);
+            self.images.push(layout);
+            self.tied.insert(id, self.images.len() - 1);
+            return Ok(ParamRef { image: self.images.len() - 1, slot: 0 });
+        };
+        let layout = &mut self.images[image];
+        if layout.params[0].shape != shape {
+            return Err(CoreError::TiedShapes {
+                chain: self.chain.to_owned(),
+                first: layout.name.clone(),
+                second: full,
+                first_shape: layout.params[0].shape.clone(),
+                second_shape: shape,
+            });
+        }
+        if layout.trained == frozen {
+            return Err(CoreError::TiedFrozen { chain: self.chain.to_owned(), param: layout.name.clone() });
+        }
+        layout.layers.push(index);
+        Ok(ParamRef { image, slot: 0 })
+    }
+}

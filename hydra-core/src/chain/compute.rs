@@ -1,0 +1,382 @@
+//! Running a contiguous range of layers: forward without a graph, or recomputed forward and backward.
+//!
+//! The pilot pass and the executor both run shards through these functions, so what is measured is what is
+//! run. Everything runs on the *autodiff* device, tracked or not: Burn's plain device fuses some ops that
+//! its autodiff device decomposes, and the two differ in the last bits.
+
+use super::layer::scale;
+use crate::{Activation, AnyTensor, Chain, DeviceBytes, Layer, Pass, vector_jacobian};
+use burn::tensor::{DType, Device, Gradients, Tensor};
+use std::ops::Range;
+
+/// The start of a backward pass.
+#[derive(Clone, Debug)]
+pub enum BackwardFrom {
+    /// The range ends in the loss: start from this share of it (one for a whole minibatch, a microbatch's
+    /// part of the minibatch's terms otherwise).
+    Loss {
+        /// The factor on the loss before its gradient is taken.
+        weight: f64,
+    },
+    /// The gradient of each tensor of the range's output, from downstream.
+    Gradient(Vec<Option<AnyTensor>>),
+}
+
+/// The gradients of one layer's parameters, in the layer's order.
+pub type LayerGradients = Vec<Option<AnyTensor>>;
+
+/// The result of a shard's backward pass.
+#[derive(Debug)]
+pub struct ShardBackward {
+    /// The mean loss of the microbatch, before any weight, where the range ends in the loss.
+    pub loss: Option<f32>,
+    /// The gradient of each tensor of the input; empty if none was asked for.
+    pub inputs: Vec<Option<AnyTensor>>,
+    /// The gradients of each layer's parameters.
+    pub layers: Vec<LayerGradients>,
+}
+
+impl ShardBackward {
+    /// Checks that the device computed all of it, which a CPU that returned did.
+    ///
+    /// # Panics
+    /// With a [`DeviceError`](crate::DeviceError) if it did not.
+    pub fn assert_computed(&self) {
+        #[cfg(feature = "cube")]
+        crate::cube::assert_computed(self.inputs.iter().chain(self.layers.iter().flatten()).flatten());
+    }
+}
+
+/// Resident copies of the layers in `range`, their parameters views of what `image` gives. With `track`,
+/// trained layers gather gradients. `device` is the plain device; the copies are on its autodiff device.
+///
+/// # Panics
+/// If the range reaches beyond the layers, or an image is shorter than its layout.
+pub fn promote_layers(
+    chain: &Chain,
+    range: Range<usize>,
+    image: &dyn Fn(usize) -> DeviceBytes,
+    device: &Device,
+    track: bool,
+) -> Vec<Box<dyn Layer>> {
+    let device = device.clone().autodiff();
+    range
+        .map(|index| {
+            let layer = &chain.layers()[index];
+            layer.layer().promote(&chain.layer_params(index, image), &device, track && !layer.frozen)
+        })
+        .collect()
+}
+
+/// The output of `layers`, of which the first has index `first` in the chain, without a graph: neither the
+/// layers nor `x`, which is on the autodiff device, may be tracked.
+pub fn forward_range(layers: &[Box<dyn Layer>], first: usize, x: Activation, pass: &Pass) -> Activation {
+    let y = run(layers, first, x, pass);
+    forget_untracked(&y);
+    y
+}
+
+fn forget_untracked(y: &Activation) {
+    let device = y.parts().iter().find_map(AnyTensor::float_device);
+    if let Some(device) = device.filter(Device::is_autodiff) {
+        forget_graphs(&device);
+    }
+}
+
+/// Clears graphs that no tensor belongs to any more, on any device.
+///
+/// Burn notes every tensor of the autodiff device, tracked or not, in a table of graphs, and clears what is
+/// gone from it in a backward pass only: half a kilobyte an op would stay behind in a long evaluation, and
+/// all that a forward saved where a layer panicked. So a backward pass of nothing follows what has none.
+/// Two do, because Burn passes over a graph that another thread looks at in the same moment, and the input of
+/// a forward would then stay in memory until somebody's next pass.
+pub fn forget_graphs(device: &Device) {
+    for _ in 0..2 {
+        let one = Tensor::<1>::ones([1], &device.clone().autodiff()).require_grad();
+        drop(one.mul_scalar(1.0).backward());
+    }
+}
+
+fn run(layers: &[Box<dyn Layer>], first: usize, x: Activation, pass: &Pass) -> Activation {
+    layers.iter().enumerate().fold(x, |x, (i, layer)| layer.forward(x, &pass.for_layer(first + i)))
+}
+
+/// Recomputes the forward of tracked `layers` and runs their backward.
+///
+/// With `input_gradients`, the float tensors of `x` become leaves and their gradients are returned; the
+/// first trained shard needs none.
+///
+/// # Panics
+/// If a layer does, or if the last layer does not return a loss of one element where one is needed.
+pub fn backward_range(
+    layers: Vec<Box<dyn Layer>>,
+    first: usize,
+    x: Activation,
+    from: BackwardFrom,
+    pass: &Pass,
+    input_gradients: bool,
+) -> ShardBackward {
+    let x = if input_gradients { x.into_leaves() } else { x };
+    let y = run(&layers, first, x.clone(), pass);
+    let (loss, gradients) = match from {
+        BackwardFrom::Loss { weight } => from_loss(y, weight),
+        BackwardFrom::Gradient(upstream) => {
+            (None, vector_jacobian(y.into_parts().into_iter().zip(upstream).collect()))
+        }
+    };
+    let Some(mut gradients) = gradients else {
+        let none = |layer: &dyn Layer| layer.params().iter().map(|_| None).collect();
+        let inputs = if input_gradients { x.parts().iter().map(|_| None).collect() } else { Vec::new() };
+        let gradients = layers.iter().map(|layer| none(layer.as_ref())).collect();
+        let device = x.parts().iter().find_map(AnyTensor::float_device);
+        drop((x, layers));
+        device.filter(Device::is_autodiff).iter().for_each(forget_graphs);
+        return ShardBackward { loss, inputs, layers: gradients };
+    };
+    let take = |part: &AnyTensor, gradients: &mut Gradients| part.take_gradient(gradients);
+    let inputs = match input_gradients {
+        true => x.parts().iter().map(|part| take(part, &mut gradients)).collect(),
+        false => Vec::new(),
+    };
+    drop(x);
+    let layers = layers.into_iter().map(|layer| layer.take_gradients(&mut gradients)).collect();
+    ShardBackward { loss, inputs, layers }
+}
+
+fn from_loss(y: Activation, weight: f64) -> (Option<f32>, Option<Gradients>) {
+    let found = y.parts().len();
+    assert!(
+        found == 1,
+        "expected a loss alone from the last layer in a pass that trains, found {found} tensors"
+    );
+    let loss = y.into_float::<1>();
+    let value = loss_value(&loss);
+    let weighted = scale(loss.into(), weight).into_float::<1>();
+    let gradients = weighted.is_tracked().then(|| weighted.backward());
+    (Some(value), gradients)
+}
+
+/// The number in what the last layer returned.
+///
+/// # Panics
+/// If that is not one `f32` of shape `[1]`.
+pub fn loss_value(loss: &Tensor<1>) -> f32 {
+    number(loss.clone().into(), "a loss")
+}
+
+/// Means over the terms of a batch that the last layer of a chain found in a pass that evaluates.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Measured {
+    /// The loss.
+    pub loss: f32,
+    /// The chain's metrics, in the order of [`Chain::metrics`].
+    pub metrics: Vec<f32>,
+}
+
+impl Measured {
+    /// From what the last layer of `chain` returned in a pass that evaluates. More than the chain has names for is left
+    /// out.
+    ///
+    /// # Panics
+    /// If that is not a loss and the chain's metrics, each one `f32` of shape `[1]`.
+    pub fn of(chain: &Chain, y: Activation) -> Self {
+        let (names, found) = (chain.metrics(), y.parts().len());
+        let mut parts = y.into_parts().into_iter();
+        let Some(loss) = parts.next().filter(|_| found > names.len()) else {
+            panic!(
+                "expected a loss and {} metrics {names:?} from the last layer in a pass that evaluates, found {found} tensors",
+                names.len(),
+            );
+        };
+        let metrics = parts.zip(names).map(|(part, name)| number(part, &format!("a metric `{name}`")));
+        Self { loss: number(loss, "a loss"), metrics: metrics.collect() }
+    }
+}
+
+fn number(value: AnyTensor, what: &str) -> f32 {
+    let value = value.into_host();
+    let (dtype, shape) = (value.dtype, &value.shape);
+    assert!(
+        dtype == DType::F32 && shape[..] == [1],
+        "expected {what} of F32 and of shape [1] from the last layer, found {dtype:?} and {shape:?}"
+    );
+    value.as_f32()[0]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Forward, HostTensor};
+    use burn::module::Module;
+    use burn::nn::{Linear, LinearConfig};
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    #[derive(Module, Debug)]
+    struct Dense {
+        linear: Linear,
+    }
+
+    impl Forward for Dense {
+        fn forward(&self, x: Activation, pass: &Pass) -> Activation {
+            Activation::of(pass.site(0).dropout(self.linear.forward(x.into_float::<2>()), 0.5))
+        }
+    }
+
+    #[derive(Module, Debug)]
+    struct Mean {
+        #[module(skip)]
+        terms: usize,
+    }
+
+    impl Forward for Mean {
+        fn forward(&self, x: Activation, pass: &Pass) -> Activation {
+            let loss = Activation::of(x.into_float::<2>().mean());
+            if pass.is_training() {
+                loss
+            } else {
+                (0..self.terms).fold(loss, |y, _| y.and(Tensor::<1>::ones([1], &device())))
+            }
+        }
+    }
+
+    /// A layer that adds a tensor which rides along: at the end of its graph, or first of all scaled.
+    #[derive(Module, Debug)]
+    struct Rider {
+        linear: Linear,
+        scaled: bool,
+    }
+
+    impl Forward for Rider {
+        fn forward(&self, x: Activation, _: &Pass) -> Activation {
+            let rides = x.part(1).into_float::<2>();
+            let added = if self.scaled { rides.clone() * 0.3 } else { rides.clone() };
+            let hidden = self.linear.forward(x.part(0).into_float::<2>());
+            Activation::of((hidden + added).sin()).and(rides)
+        }
+    }
+
+    #[derive(Module, Debug)]
+    struct First {
+        #[module(skip)]
+        unused: usize,
+    }
+
+    impl Forward for First {
+        fn forward(&self, x: Activation, _: &Pass) -> Activation {
+            Activation::of(x.part(0).into_float::<2>().mean())
+        }
+    }
+
+    fn device() -> Device {
+        Device::flex()
+    }
+
+    /// A frozen layer, two trained ones, and a mean.
+    fn chain() -> Chain {
+        let dense = || Dense { linear: LinearConfig::new(4, 4).init(&device()) };
+        let builder = Chain::builder("c").frozen("a", dense()).layer("b", dense()).layer("c", dense());
+        builder.layer("mean", Mean { terms: 2 }).metrics(["one", "other"]).build().unwrap()
+    }
+
+    fn promoted(chain: &Chain, range: Range<usize>, track: bool) -> Vec<Box<dyn Layer>> {
+        let image = |image: usize| {
+            let mut values = vec![0.0; chain.images()[image].elements];
+            chain.source().fill(chain, image, 1, &mut values).unwrap();
+            let elements = values.len();
+            DeviceBytes::from(HostTensor::float(values, [elements]).bytes)
+        };
+        promote_layers(chain, range, &image, &device(), track)
+    }
+
+    fn input() -> Activation {
+        let x = HostTensor::float((0..32).map(|i| i as f32).collect(), [8, 4]);
+        Activation::of(x.to_device(&device().autodiff()))
+    }
+
+    fn host(gradients: &LayerGradients) -> Vec<Vec<f32>> {
+        let host = |gradient: &Option<AnyTensor>| gradient.clone().unwrap().into_host().as_f32().to_vec();
+        gradients.iter().map(host).collect()
+    }
+
+    #[test]
+    fn a_range_computes_what_the_whole_chain_does() {
+        let (chain, pass) = (chain(), Pass::train(Pass::key_of(1, 2, 3), Activation::default()));
+        let forward = |range: Range<usize>, x| {
+            forward_range(&promoted(&chain, range.clone(), false), range.start, x, &pass)
+        };
+        let back = |range: Range<usize>, x, from, inputs| {
+            backward_range(promoted(&chain, range.clone(), true), range.start, x, from, &pass, inputs)
+        };
+        let from_loss = |weight| BackwardFrom::Loss { weight };
+        let whole = back(0..4, input(), from_loss(1.0), false);
+        assert!(whole.inputs.is_empty() && whole.layers[0].iter().all(Option::is_none), "frozen");
+        assert_eq!(whole.loss, Some(loss_value(&forward(0..4, input()).into_float())));
+
+        let x = forward(0..2, input());
+        let late = back(2..4, x.clone(), from_loss(1.0), true);
+        assert_eq!((late.loss, host(&late.layers[0])), (whole.loss, host(&whole.layers[2])));
+        let early = back(0..2, input(), BackwardFrom::Gradient(late.inputs), false);
+        assert_eq!((early.loss, host(&early.layers[1])), (None, host(&whole.layers[1])));
+
+        let half = back(2..4, x, from_loss(0.5), false);
+        let halved: Vec<f32> = host(&late.layers[0])[1].iter().map(|g| g * 0.5).collect();
+        assert_eq!(
+            (half.loss, &host(&half.layers[0])[1]),
+            (whole.loss, &halved),
+            "the loss is that before its weight"
+        );
+    }
+
+    #[test]
+    fn gradients_of_what_rides_along_add_up_in_one_order_however_a_chain_is_cut() {
+        // Burn adds up in the order of depth, in which parts that begin at once come last.
+        let rider = |scaled| Rider { linear: LinearConfig::new(4, 4).init(&device()), scaled };
+        let builder = (0..4).fold(Chain::builder("c"), |b, k| b.layer(format!("{k}"), rider(k > 1)));
+        let chain = builder.layer("loss", First { unused: 0 }).build().unwrap();
+        let pass = Pass::train(Pass::key_of(1, 2, 3), Activation::default());
+        let x = || input().and(input().into_parts().remove(0));
+        let back = |range: Range<usize>, from| {
+            let layers = promoted(&chain, 0..range.start, false);
+            let x = forward_range(&layers, 0, x(), &pass);
+            backward_range(promoted(&chain, range.clone(), true), range.start, x, from, &pass, true).inputs
+        };
+        let loss = || BackwardFrom::Loss { weight: 1.0 };
+        let whole = host(&back(0..5, loss()));
+        for cuts in [vec![1], vec![2], vec![3], vec![1, 3], vec![1, 2, 3, 4]] {
+            let ends = cuts.iter().copied().chain([5]);
+            let shards: Vec<Range<usize>> =
+                [0].into_iter().chain(cuts.clone()).zip(ends).map(|(a, b)| a..b).collect();
+            let inputs = shards.into_iter().rev().fold(None, |from: Option<LayerGradients>, range| {
+                Some(back(range, from.map_or_else(loss, BackwardFrom::Gradient)))
+            });
+            assert_eq!(host(&inputs.unwrap()), whole, "{cuts:?}");
+        }
+    }
+
+    #[test]
+    fn layers_that_no_gradient_reaches_have_none() {
+        let (chain, pass) = (chain(), Pass::train(Pass::key_of(1, 2, 3), Activation::default()));
+        let nothing = BackwardFrom::Gradient(vec![None]);
+        let none = backward_range(promoted(&chain, 0..2, true), 0, input(), nothing, &pass, true);
+        assert_eq!((none.loss, none.inputs.len(), none.layers.len()), (None, 1, 2));
+        assert!(none.layers.iter().chain([&none.inputs]).flatten().all(Option::is_none));
+    }
+
+    #[test]
+    fn what_is_no_loss_or_lacks_a_metric_is_told() {
+        let chain = chain();
+        let pass = Pass::evaluate(Activation::default());
+        let y = || forward_range(&promoted(&chain, 0..4, false), 0, input(), &pass);
+        assert_eq!(Measured::of(&chain, y()).metrics, [1.0, 1.0]);
+        let more = Measured::of(&chain, y().and(Tensor::<1>::ones([1], &device())));
+        assert_eq!(more.metrics.len(), 2, "what has no name is left out");
+        let says = |y: Activation| {
+            let panic = catch_unwind(AssertUnwindSafe(|| Measured::of(&chain, y))).unwrap_err();
+            crate::panic_message(panic.as_ref())
+        };
+        let fewer = Activation::of(y().part(0)).and(y().part(1));
+        assert!(says(fewer).contains("a loss and 2 metrics [\"one\", \"other\"] from the last layer"));
+        let wide = Activation::of(y().part(0)).and(Tensor::<1>::ones([2], &device())).and(y().part(2));
+        assert!(says(wide).contains("expected a metric `one` of F32 and of shape [1]"));
+    }
+}

@@ -1,0 +1,401 @@
+//! The layer: the smallest unit a chain is cut at.
+//!
+//! Burn's `Module` cannot be a trait object, because its visitors are generic over a tensor's rank. So
+//! users implement [`Forward`] for their modules, one method over [`Activation`], and every such module is
+//! a [`Layer`] by the blanket implementation, object-safe and without type parameters: chains are
+//! `Box<dyn Layer>` and neither the partitioner nor the scheduler knows a model's type.
+
+use super::initializer::{Form, Guesses, OwnInit};
+use super::level::level;
+use crate::tensor::by_rank;
+use crate::{Activation, AnyTensor, DeviceTensor, HostTensor, Key, Pass};
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::tensor::{Device, DispatchTensor, Gradients, Shape, Tensor};
+use rayon::prelude::*;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// How a parameter gets its first values, element by element, as a function of a key.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Init {
+    /// All zero.
+    Zeros,
+    /// All one.
+    Ones,
+    /// Normal with mean zero and this standard deviation.
+    Normal(f64),
+    /// Uniform in plus or minus this bound.
+    Uniform(f64),
+    /// This value everywhere.
+    Constant(f32),
+    /// Normal with this mean and standard deviation.
+    NormalAround {
+        /// The mean.
+        mean: f64,
+        /// The standard deviation.
+        deviation: f64,
+    },
+    /// Uniform between these.
+    UniformIn {
+        /// The lower bound.
+        low: f64,
+        /// The upper bound.
+        high: f64,
+    },
+    /// As the module says itself: with the distribution of its own initializer. See [`Forward::init`].
+    Module,
+}
+
+impl Init {
+    /// Hydra's rule for a parameter by its field's name and its shape: ones for `gamma` (norms), zeros for
+    /// other vectors, and uniform in `1 / sqrt(fan_in)` for matrices and kernels, as Burn's `Linear` and
+    /// convolutions do. A matrix is `[in, out]`, a kernel `[out, in, ..]`.
+    ///
+    /// It knows nothing of what the module says. [`Forward::init`] can return it for modules whose parameters
+    /// are not to be drawn as Burn does.
+    pub fn default_for(name: &str, shape: &[usize]) -> Self {
+        let field = name.rsplit('.').next().unwrap_or(name);
+        match shape {
+            _ if field == "gamma" => Self::Ones,
+            [] | [_] => Self::Zeros,
+            [fan_in, _] => Self::Uniform(1.0 / (*fan_in as f64).sqrt()),
+            [_, rest @ ..] => Self::Uniform(1.0 / (rest.iter().product::<usize>() as f64).sqrt()),
+        }
+    }
+
+    /// This value everywhere.
+    pub(crate) fn constant(value: f32) -> Self {
+        match value.to_bits() {
+            bits if bits == 0f32.to_bits() => Self::Zeros,
+            bits if bits == 1f32.to_bits() => Self::Ones,
+            _ => Self::Constant(value),
+        }
+    }
+
+    /// Fills `out` with the values that `key` gives, in parallel: a value depends on its place alone.
+    ///
+    /// # Panics
+    /// If it is [`Module`](Self::Module): a chain that is built says what the module says.
+    pub fn fill(self, key: Key, out: &mut [f32]) {
+        match self {
+            Self::Zeros => out.fill(0.0),
+            Self::Ones => out.fill(1.0),
+            Self::Constant(value) => out.fill(value),
+            Self::Normal(std) => drawn(out, |i| (key.normal(i) * std) as f32),
+            Self::Uniform(bound) => drawn(out, |i| ((key.uniform(i) * 2.0 - 1.0) * bound) as f32),
+            Self::NormalAround { mean, deviation } => {
+                drawn(out, |i| (key.normal(i) * deviation + mean) as f32)
+            }
+            Self::UniformIn { low, high } => drawn(out, |i| (key.uniform(i) * (high - low) + low) as f32),
+            Self::Module => panic!("a module's own initializer was asked for values outside of a chain"),
+        }
+    }
+}
+
+fn drawn(out: &mut [f32], value: impl Fn(u64) -> f32 + Sync) {
+    const PART: usize = 1 << 14;
+    out.par_chunks_mut(PART).enumerate().for_each(|(part, values)| {
+        values.iter_mut().zip((part * PART) as u64..).for_each(|(out, i)| *out = value(i));
+    });
+}
+
+/// A Burn module with one forward: what users write.
+///
+/// The module's parameters may be lazy (Hydra gives them their first values, by [`init`](Self::init)) or
+/// hold values already (those are taken). Every random number must come from the pass: take
+/// [`pass.site(0).dropout(x, probability)`](crate::Site::dropout). Burn's
+/// `Dropout` draws from a generator of the whole process, in evaluations too, so that a forward that is computed again gives
+/// another output, for which a run refuses it. A layer keeps no state from one forward to the next, so running statistics,
+/// as in Burn's `BatchNorm`, are refused when a chain is built; `LayerNorm`, `GroupNorm` and `RmsNorm` keep none.
+///
+/// A layer whose parameters were all frozen by Burn (`freeze`, `no_grad`) is frozen, as with
+/// [`ChainBuilder::frozen`](crate::ChainBuilder::frozen). One with some of them frozen is refused.
+pub trait Forward: Module {
+    /// The layer's output for `x`. The last layer of a chain returns the mean loss, of shape `[1]`, and finds what to
+    /// compare with in [`Pass::targets`]. See [`FloatType`](crate::FloatType) for chains whose floats have 16 bits.
+    ///
+    /// Wrong shapes may panic: the panic fails the task with its message and harms no other.
+    fn forward(&self, x: Activation, pass: &Pass) -> Activation;
+
+    /// How the lazy parameter `name` (a path such as `attn.weight`) of `shape` gets its first values.
+    ///
+    /// The default is [`Init::Module`]: what the module's own initializer says, such as the `Initializer` in the
+    /// configuration of one of Burn's, or the closure of a `Param::uninitialized`. It is called once, when the chain is
+    /// built, to see what it gives:
+    ///
+    /// - draws of a uniform or a normal distribution, whatever formula gave its bounds: the parameter has that
+    ///   distribution (to about six digits), and its values are drawn with the task's seed like all others, so that they
+    ///   depend neither on Burn's seed nor on threads or other tasks;
+    /// - one value everywhere, or values that are not drawn: those;
+    /// - anything else, such as `Initializer::Orthogonal`: the chain is refused. So is a layer with a single number that
+    ///   is drawn as nothing else in the layer is, because one draw does not tell of which distribution.
+    ///
+    /// Burn's generator is seeded for that and goes on afterwards from a number that it gave itself. A program that
+    /// draws from it in another thread at that moment may see a chain refused, with the same error.
+    ///
+    /// A layer that answers itself is not asked for more: none of its initializers is called. Use this for parameters
+    /// that are so large that a chain should not hold one of them in memory while it is built.
+    fn init(&self, _name: &str, _shape: &[usize]) -> Init {
+        Init::Module
+    }
+
+    /// Bytes that the layer's forward and backward need on a device beside parameters, gradients and
+    /// boundary, for an input of these shapes. Used only where memory cannot be measured; the default,
+    /// `None`, makes the partitioner take a generous multiple of the boundary.
+    fn working_bytes(&self, _inputs: &[Vec<usize>]) -> Option<u64> {
+        None
+    }
+}
+
+/// A parameter of a layer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ParamInfo {
+    /// The path of fields, such as `attn.weight`.
+    pub name: String,
+    /// The sizes of the dimensions.
+    pub shape: Vec<usize>,
+    /// Burn's identity. Layers whose parameters have the same identity share (tie) them.
+    pub id: ParamId,
+}
+
+/// A parameter of a layer as its user gave it.
+#[derive(Clone, Debug)]
+pub struct Declared {
+    /// Its name, its shape as forwards see it, and its identity.
+    pub info: ParamInfo,
+    /// The value that it held, if it was not lazy.
+    pub given: Option<HostTensor>,
+    /// True if Burn trains it; `None` if the module loads it in a way that is not understood.
+    pub trained: Option<bool>,
+    /// True if the module reads it while it is mapped, as running statistics are.
+    pub running: bool,
+}
+
+/// A layer without its type.
+///
+/// Values of it are as their user gave them while a chain is built, and then *hollow* (parameters have names and shapes,
+/// no memory) or *resident* (promoted).
+pub trait Layer: Send + Sync {
+    /// The float parameters of a hollow or resident layer in the module's order.
+    fn params(&self) -> Vec<ParamInfo>;
+
+    /// The parameters as the user gave them, none of which is initialized for it.
+    fn declared(&self) -> Vec<Declared>;
+
+    /// The hollow layer, and what the initializers of those parameters give for which `own` is true; `None` for the
+    /// others, and where values that a parameter held are to be kept. Holds the values of one parameter at a time.
+    fn hollow(self: Box<Self>, own: &[bool]) -> (Box<dyn Layer>, Vec<Option<OwnInit>>);
+
+    /// How a lazy parameter gets its first values.
+    fn init(&self, name: &str, shape: &[usize]) -> Init;
+
+    /// See [`Forward::working_bytes`].
+    fn working_bytes(&self, inputs: &[Vec<usize>]) -> Option<u64>;
+
+    /// A resident copy on `device` with these parameters, in the order of [`params`](Self::params).
+    /// With `track`, the parameters gather gradients; `device` must then be an autodiff device.
+    fn promote(&self, params: &[DeviceTensor], device: &Device, track: bool) -> Box<dyn Layer>;
+
+    /// The output for `x`.
+    fn forward(&self, x: Activation, pass: &Pass) -> Activation;
+
+    /// Takes the gradients of this resident, tracked layer's parameters, in the order of
+    /// [`params`](Self::params); `None` for a parameter that the loss does not reach.
+    fn take_gradients(&self, gradients: &mut Gradients) -> Vec<Option<AnyTensor>>;
+}
+
+impl<M: Forward + Sync + 'static> Layer for M {
+    fn params(&self) -> Vec<ParamInfo> {
+        let mut list = ListParams::default();
+        self.visit(&mut list);
+        list.params
+    }
+
+    fn declared(&self) -> Vec<Declared> {
+        let mut declare = Declare { params: Layer::params(self).into_iter(), declared: Vec::new() };
+        self.visit(&mut declare);
+        let running = Arc::default();
+        let _ = self.clone().map(&mut Watch { at: 0, running: Arc::clone(&running) });
+        for at in running.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+            declare.declared[*at].running = true;
+        }
+        declare.declared
+    }
+
+    fn hollow(self: Box<Self>, own: &[bool]) -> (Box<dyn Layer>, Vec<Option<OwnInit>>) {
+        let mut hollowing = Hollow { own: own.iter(), guesses: Guesses::default() };
+        let hollow = (*self).map(&mut hollowing);
+        (Box::new(hollow), hollowing.guesses.resolve())
+    }
+
+    fn init(&self, name: &str, shape: &[usize]) -> Init {
+        Forward::init(self, name, shape)
+    }
+
+    fn working_bytes(&self, inputs: &[Vec<usize>]) -> Option<u64> {
+        Forward::working_bytes(self, inputs)
+    }
+
+    fn promote(&self, params: &[DeviceTensor], device: &Device, track: bool) -> Box<dyn Layer> {
+        let mut promote = Promote { params: params.iter(), device, track };
+        Box::new(self.clone().map(&mut promote))
+    }
+
+    fn forward(&self, x: Activation, pass: &Pass) -> Activation {
+        level(Forward::forward(self, x, pass))
+    }
+
+    fn take_gradients(&self, gradients: &mut Gradients) -> Vec<Option<AnyTensor>> {
+        let mut take = TakeGradients { gradients, taken: Vec::new() };
+        self.visit(&mut take);
+        take.taken
+    }
+}
+
+#[derive(Default)]
+struct ListParams {
+    path: Vec<String>,
+    params: Vec<ParamInfo>,
+}
+
+impl ModuleVisitor for ListParams {
+    fn enter_module(&mut self, name: &str, _: &str) {
+        self.path.push(name.to_owned());
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        // `lazy_shape` does not initialise a lazy parameter.
+        let shape = param.lazy_shape().to_vec();
+        self.params.push(ParamInfo { name: self.path.join("."), shape, id: param.id });
+    }
+}
+
+struct Declare {
+    params: std::vec::IntoIter<ParamInfo>,
+    declared: Vec<Declared>,
+}
+
+impl ModuleVisitor for Declare {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let Some(mut info) = self.params.next() else { return };
+        let form = Form::of(param);
+        if let Some(form) = &form {
+            info.shape.clone_from(&form.shape);
+        }
+        let given = param.is_initialized().then(|| AnyTensor::from(param.val()).into_host());
+        let trained = form.map(|form| form.trained);
+        self.declared.push(Declared { info, given, trained, running: false });
+    }
+}
+
+/// Notes which parameters are read while a module is mapped. What reads them gets what it had.
+struct Watch {
+    at: usize,
+    running: Arc<Mutex<Vec<usize>>>,
+}
+
+impl ModuleMapper for Watch {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let (id, shape) = (param.id, param.lazy_shape());
+        let (at, running) = (self.at, Arc::clone(&self.running));
+        self.at += 1;
+        let read = move |_: &Device, _: bool| {
+            running.lock().unwrap_or_else(PoisonError::into_inner).push(at);
+            param.val()
+        };
+        Param::uninitialized(id, read, Device::flex(), true, shape)
+    }
+}
+
+struct Hollow<'a> {
+    own: std::slice::Iter<'a, bool>,
+    guesses: Guesses,
+}
+
+impl ModuleMapper for Hollow<'_> {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        // Clones of a lazy parameter share its initialisation, so a new parameter takes its place.
+        let id = param.id;
+        let shape = Form::of(&param).map_or(param.lazy_shape(), |form| Shape::from(form.shape));
+        match self.own.next() {
+            Some(true) => self.guesses.add(param),
+            _ => self.guesses.skip(),
+        }
+        let absent = |_: &Device, _: bool| panic!("a parameter of a hollow layer was read");
+        Param::uninitialized(id, absent, Device::flex(), true, shape)
+    }
+}
+
+struct Promote<'a> {
+    params: std::slice::Iter<'a, DeviceTensor>,
+    device: &'a Device,
+    track: bool,
+}
+
+impl ModuleMapper for Promote<'_> {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let Some(resident) = self.params.next() else {
+            panic!("fewer parameters were given than the layer has");
+        };
+        let tensor: Tensor<D> = resident.to_device(self.device).into_float();
+        let tensor = if self.track { tensor.require_grad() } else { tensor };
+        Param::initialized(param.id, tensor)
+    }
+}
+
+struct TakeGradients<'a> {
+    gradients: &'a mut Gradients,
+    taken: Vec<Option<AnyTensor>>,
+}
+
+impl ModuleVisitor for TakeGradients<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        self.taken.push(param.val().grad_remove(self.gradients).map(Into::into));
+    }
+}
+
+/// Adds a scalar factor to a loss of shape `[1]`, for microbatches that weigh less than the whole.
+pub(crate) fn scale(loss: AnyTensor, factor: f64) -> AnyTensor {
+    match loss {
+        AnyTensor::Float(t) if factor != 1.0 => scale_float(t, factor),
+        loss => loss,
+    }
+}
+
+fn scale_float(tensor: DispatchTensor, factor: f64) -> AnyTensor {
+    use burn::backend::TensorMetadata;
+    by_rank!(tensor.shape().num_dims(), D => {
+        Tensor::<D>::from_dispatch(tensor).mul_scalar(factor as f32).into()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rule_goes_by_names_and_shapes() {
+        let rule = |name: &str, shape: &[usize]| Init::default_for(name, shape);
+        assert_eq!((rule("norm.gamma", &[4]), rule("norm.beta", &[4])), (Init::Ones, Init::Zeros));
+        assert_eq!(
+            (rule("gamma.weight", &[4, 9]), rule("w", &[9, 4])),
+            (Init::Uniform(0.5), Init::Uniform(1.0 / 3.0))
+        );
+        assert_eq!(rule("conv", &[7, 4, 2, 2]), Init::Uniform(0.25));
+    }
+
+    #[test]
+    fn a_value_depends_on_its_place_alone() {
+        let key = Key::new(5);
+        let mut values = vec![0.0; 40_001];
+        Init::Normal(0.5).fill(key, &mut values);
+        let expected = |i: usize| (key.normal(i as u64) * 0.5) as f32;
+        assert!((0..values.len()).all(|i| values[i] == expected(i)));
+        Init::Uniform(2.0).fill(key, &mut values);
+        let expected = |i: usize| ((key.uniform(i as u64) * 2.0 - 1.0) * 2.0) as f32;
+        assert!((0..values.len()).all(|i| values[i] == expected(i)));
+    }
+}

@@ -1,0 +1,373 @@
+//! Models: chains of layers that end in a loss, how layers run, and the images their parameters live in.
+//!
+//! It may touch tensors and devices through their types. It never knows what is trained with it: datasets, specs and
+//! optimizers are others' concern.
+
+mod builder;
+mod compute;
+mod image;
+mod initializer;
+mod layer;
+mod level;
+mod pass;
+mod vjp;
+mod weights;
+
+pub use builder::ChainBuilder;
+pub use compute::*;
+pub use image::*;
+pub use initializer::OwnInit;
+pub use layer::{Declared, Forward, Init, Layer, ParamInfo};
+pub use pass::{DropoutMask, Mode, Pass, Site};
+pub use vjp::vector_jacobian;
+pub use weights::*;
+
+use crate::{DeviceBytes, DeviceTensor, FloatType};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// A layer of a chain.
+pub struct ChainLayer {
+    /// The layer's name, unique within the chain.
+    pub name: String,
+    /// Its parameters, in the order of [`Layer::params`].
+    pub params: Vec<ParamRef>,
+    /// True if its parameters keep their first values.
+    pub frozen: bool,
+    layer: Box<dyn Layer>,
+}
+
+impl ChainLayer {
+    /// The hollow layer.
+    pub fn layer(&self) -> &dyn Layer {
+        self.layer.as_ref()
+    }
+}
+
+/// A model as a sequence of layers; the last one returns the loss.
+///
+/// A chain is hollow: layers have names, shapes and code, and the values of their parameters come from the
+/// [`WeightSource`] image by image. It is shared between threads and tasks and never written.
+pub struct Chain {
+    name: String,
+    note: String,
+    metrics: Vec<String>,
+    language_model: bool,
+    layers: Vec<ChainLayer>,
+    images: Vec<ImageLayout>,
+    float: FloatType,
+    source: Arc<dyn WeightSource>,
+}
+
+impl std::fmt::Debug for Chain {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let names: Vec<&str> = self.layers.iter().map(|l| l.name.as_str()).collect();
+        f.debug_struct("Chain").field("name", &self.name).field("layers", &names).finish()
+    }
+}
+
+impl Chain {
+    /// Starts a chain.
+    pub fn builder(name: impl Into<String>) -> ChainBuilder {
+        ChainBuilder::new(name.into())
+    }
+
+    /// The chain with floats of another type on devices; `f32` if this is not called. Values stay what they are,
+    /// for masters are `f32` always.
+    pub fn with_float_type(mut self, float: FloatType) -> Self {
+        self.float = float;
+        self.images.iter_mut().for_each(|image| image.float = float);
+        self
+    }
+
+    /// The type of the floats that the layers see.
+    pub fn float_type(&self) -> FloatType {
+        self.float
+    }
+
+    /// The chain's name, for messages and fingerprints.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The names of what evaluations measure beside the loss; see [`ChainBuilder::metrics`].
+    pub fn metrics(&self) -> &[String] {
+        &self.metrics
+    }
+
+    /// Returns whether evaluations have a perplexity; see [`ChainBuilder::language_model`].
+    pub fn is_language_model(&self) -> bool {
+        self.language_model
+    }
+
+    /// The number of layers.
+    pub fn len(&self) -> usize {
+        self.layers.len()
+    }
+
+    /// Never: a chain has at least the layer that returns the loss.
+    pub fn is_empty(&self) -> bool {
+        self.layers.is_empty()
+    }
+
+    /// The layers.
+    pub fn layers(&self) -> &[ChainLayer] {
+        &self.layers
+    }
+
+    /// The images, in the order in which the chain first names them.
+    pub fn images(&self) -> &[ImageLayout] {
+        &self.images
+    }
+
+    /// The source of first values.
+    pub fn source(&self) -> &dyn WeightSource {
+        self.source.as_ref()
+    }
+
+    /// The images that these layers name, ascending, each once.
+    ///
+    /// # Panics
+    /// If the range reaches beyond the layers.
+    pub fn images_of(&self, layers: Range<usize>) -> Vec<usize> {
+        let mut images: Vec<usize> =
+            self.layers[layers].iter().flat_map(|l| l.params.iter().map(|p| p.image)).collect();
+        images.sort_unstable();
+        images.dedup();
+        images
+    }
+
+    /// Bytes of the images that these layers name: what their promotion moves.
+    ///
+    /// # Panics
+    /// If the range reaches beyond the layers.
+    pub fn param_bytes(&self, layers: Range<usize>) -> u64 {
+        self.images_of(layers).into_iter().map(|i| self.images[i].bytes()).sum()
+    }
+
+    /// Bytes of the trained ones among the images that these layers name: what their gradients take. A tied
+    /// parameter counts once for every layer that names it, because each makes a gradient of its own.
+    ///
+    /// # Panics
+    /// If the range reaches beyond the layers.
+    pub fn gradient_bytes(&self, layers: Range<usize>) -> u64 {
+        let trained = |p: &&ParamRef| self.images[p.image].trained;
+        let bytes = |p: &ParamRef| (self.images[p.image].params[p.slot].len * self.float.bytes()) as u64;
+        self.layers[layers].iter().flat_map(|l| l.params.iter().filter(trained).map(bytes)).sum()
+    }
+
+    /// Parameters of the whole model; a tied one counts once.
+    pub fn parameters(&self) -> u64 {
+        self.images.iter().map(ImageLayout::parameters).sum()
+    }
+
+    /// The first layer that is trained. Backward passes end there.
+    pub fn first_trained(&self) -> usize {
+        let trained = |l: &ChainLayer| l.params.iter().any(|p| self.images[p.image].trained);
+        self.layers.iter().position(trained).unwrap_or(0)
+    }
+
+    /// The parameters of the layer at `layer`, as views of images that `image` gives.
+    ///
+    /// # Panics
+    /// If there is no such layer, or an image is shorter than its layout.
+    pub fn layer_params(&self, layer: usize, image: &dyn Fn(usize) -> DeviceBytes) -> Vec<DeviceTensor> {
+        let view = |p: &ParamRef| {
+            let param = &self.images[p.image].params[p.slot];
+            let bytes = param.offset * self.float.bytes()..(param.offset + param.len) * self.float.bytes();
+            DeviceTensor::view(image(p.image).slice(bytes), param.shape.clone(), self.float.dtype())
+        };
+        self.layers[layer].params.iter().map(view).collect()
+    }
+
+    /// The [builder's](ChainBuilder::note) note.
+    pub fn note(&self) -> &str {
+        &self.note
+    }
+
+    /// A text that is the same for chains of the same architecture: names and shapes of all layers, what is
+    /// tied and what is frozen, and the builder's note.
+    pub fn architecture(&self) -> String {
+        let layer = |l: &ChainLayer| {
+            let params: Vec<String> = l.params.iter().map(|p| self.describe(p)).collect();
+            format!("{}{}({})", l.name, if l.frozen { "!" } else { "" }, params.join(","))
+        };
+        let layers: Vec<String> = self.layers.iter().map(layer).collect();
+        let metrics = if self.metrics.is_empty() { String::new() } else { format!("{:?}", self.metrics) };
+        format!("{}[{}]{metrics}:{}", self.name, self.note, layers.join(";"))
+    }
+
+    fn describe(&self, p: &ParamRef) -> String {
+        let param = &self.images[p.image].params[p.slot];
+        format!("{}@{}{:?}", param.name, p.image, param.shape)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Activation, CoreError};
+    use burn::module::{Module, Param};
+    use burn::nn::{Linear, LinearConfig};
+    use burn::tensor::DType;
+    use burn::tensor::{Device, Tensor};
+
+    #[derive(Module, Debug)]
+    struct Dense {
+        linear: Linear,
+    }
+
+    impl Forward for Dense {
+        fn forward(&self, x: Activation, _: &Pass) -> Activation {
+            Activation::of(self.linear.forward(x.into_float::<2>()))
+        }
+    }
+
+    #[derive(Module, Debug)]
+    struct Tied {
+        table: Param<Tensor<2>>,
+        bias: Param<Tensor<1>>,
+    }
+
+    impl Forward for Tied {
+        fn forward(&self, x: Activation, _: &Pass) -> Activation {
+            x
+        }
+    }
+
+    #[derive(Module, Debug)]
+    struct Twin {
+        one: Param<Tensor<1>>,
+        two: Param<Tensor<1>>,
+    }
+
+    impl Forward for Twin {
+        fn forward(&self, x: Activation, _: &Pass) -> Activation {
+            x
+        }
+    }
+
+    fn dense(inputs: usize, outputs: usize) -> Dense {
+        Dense { linear: LinearConfig::new(inputs, outputs).init(&Device::flex()) }
+    }
+
+    fn tied(table: &Param<Tensor<2>>) -> Tied {
+        Tied { table: table.clone(), bias: Param::from_tensor(Tensor::ones([3], &Device::flex())) }
+    }
+
+    fn table(rows: usize) -> Param<Tensor<2>> {
+        Param::from_tensor(Tensor::ones([rows, 3], &Device::flex()))
+    }
+
+    #[test]
+    fn a_layer_is_one_image_with_aligned_parameters() {
+        let chain = Chain::builder("mlp").layer("a", dense(3, 5)).layer("b", dense(5, 2)).build().unwrap();
+        assert_eq!(chain.images().len(), 2);
+        let image = &chain.images()[0];
+        assert_eq!(image.params[0].name, "a.linear.weight");
+        assert_eq!((image.params[0].offset, image.params[1].offset), (0, 128));
+        assert!(!image.params[0].is_vector() && image.params[1].is_vector());
+        assert_eq!(image.bytes(), 1024);
+        assert_eq!(chain.parameters(), (3 * 5 + 5 + 5 * 2 + 2) as u64);
+        assert_eq!(chain.param_bytes(0..2), 2048);
+    }
+
+    #[test]
+    fn a_tied_parameter_is_an_image_that_both_layers_name() {
+        let shared = table(4);
+        let chain =
+            Chain::builder("tied").layer("in", tied(&shared)).layer("out", tied(&shared)).build().unwrap();
+        assert_eq!(chain.images().len(), 3);
+        assert_eq!(chain.images()[0].layers, [0, 1]);
+        assert_eq!(chain.images_of(1..2), [0, 2]);
+        assert_eq!(chain.param_bytes(0..2), 3 * 512);
+        assert_eq!(chain.gradient_bytes(0..2), (2 * 12 + 2 * 3) * 4);
+    }
+
+    #[test]
+    fn values_that_modules_hold_are_taken_and_lazy_ones_follow_the_seed() {
+        let shared = table(4);
+        let chain =
+            Chain::builder("c").layer("a", tied(&shared)).layer("b", dense(3, 3)).layer("c", dense(3, 3));
+        let chain = chain.build().unwrap();
+        let fill = |image: usize, seed| {
+            let mut out = vec![0.0; chain.images()[image].elements];
+            chain.source().fill(&chain, image, seed, &mut out).unwrap();
+            out
+        };
+        assert_eq!(fill(0, 1)[..12], [1.0; 12]);
+        let weights = fill(1, 1);
+        assert!(weights[..9].iter().all(|w| w.abs() <= 1.0 / 3f32.sqrt() && *w != 0.0));
+        assert_eq!(weights, fill(1, 1));
+        assert!(weights != fill(1, 2) && weights != fill(2, 1), "seeds and images have values of their own");
+        assert_ne!(weights[..3], weights[128..131], "and parameters");
+    }
+
+    #[derive(Module, Debug)]
+    struct Plain {
+        #[module(skip)]
+        unused: usize,
+    }
+
+    impl Forward for Plain {
+        fn forward(&self, x: Activation, _: &Pass) -> Activation {
+            x
+        }
+    }
+
+    #[test]
+    fn a_narrower_type_halves_what_moves_and_not_the_moments() {
+        let chain = || Chain::builder("c").layer("a", dense(3, 5)).build().unwrap();
+        let (wide, narrow) = (chain(), chain().with_float_type(FloatType::Bf16));
+        let bytes = |chain: &Chain| {
+            let image = &chain.images()[0];
+            [image.bytes(), image.moment_bytes(), image.master_bytes(), chain.gradient_bytes(0..1)]
+        };
+        assert_eq!((bytes(&wide), bytes(&narrow)), ([1024, 1024, 1024, 80], [512, 1024, 1536, 40]));
+        let image = DeviceBytes::from(bytes::Bytes::from_iter((0..512).map(|i| (i / 256) as u8)));
+        let [weight, bias] = &narrow.layer_params(0, &|_| image.clone())[..] else {
+            panic!("two parameters")
+        };
+        assert_eq!((&weight.bytes.as_host().unwrap()[..], weight.dtype), (&[0; 30][..], DType::BF16));
+        assert_eq!((&bias.bytes.as_host().unwrap()[..], bias.dtype), (&[1; 10][..], DType::BF16));
+    }
+
+    #[test]
+    fn layers_without_parameters_are_neither_trained_nor_frozen() {
+        let plain = || Plain { unused: 0 };
+        let none = Chain::builder("c").layer("a", plain()).layer("b", plain()).build().unwrap();
+        assert_eq!((none.images().len(), none.parameters(), none.first_trained()), (0, 0, 0));
+        let chain = |frozen: bool| {
+            let builder = Chain::builder("c").layer("a", plain());
+            let builder =
+                if frozen { builder.frozen("b", dense(2, 2)) } else { builder.layer("b", dense(2, 2)) };
+            builder.layer("c", dense(2, 2)).build().unwrap()
+        };
+        assert_eq!((chain(false).first_trained(), chain(true).first_trained()), (1, 2));
+        assert_ne!(chain(false).architecture(), chain(true).architecture());
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_chain_is_named() {
+        assert!(matches!(Chain::builder("none").build(), Err(CoreError::EmptyChain { .. })));
+        let shared = table(4);
+        let twice = Chain::builder("c").layer("a", dense(2, 2)).layer("a", dense(2, 2)).build();
+        assert!(matches!(twice, Err(CoreError::DuplicateLayer { layer, .. }) if layer == "a"));
+        let bias = Param::from_tensor(Tensor::ones([3], &Device::flex()));
+        let within = Chain::builder("c").layer("a", Twin { one: bias.clone(), two: bias }).build();
+        assert!(matches!(within, Err(CoreError::SharedWithinLayer { param, .. }) if param == "two"));
+        let ones = |device: &Device, _: bool| Tensor::ones([5, 3], device);
+        let table = Param::uninitialized(shared.id, ones, Device::flex(), true, [5, 3].into());
+        let other = Tied { table, ..tied(&shared) };
+        let shapes = Chain::builder("c").layer("a", tied(&shared)).layer("b", other).build();
+        assert!(matches!(shapes, Err(CoreError::TiedShapes { second_shape, .. }) if second_shape == [5, 3]));
+        for metrics in [vec!["loss"], vec![""], vec!["a", "a"]] {
+            let metrics = Chain::builder("c").layer("a", dense(2, 2)).metrics(metrics).build();
+            assert!(matches!(metrics, Err(CoreError::MetricName { .. })));
+        }
+        let half_frozen = Chain::builder("c").frozen("a", tied(&shared)).layer("b", tied(&shared)).build();
+        assert!(matches!(half_frozen, Err(CoreError::TiedFrozen { .. })));
+        let all_frozen = Chain::builder("c").frozen("a", dense(2, 2)).build();
+        assert!(matches!(all_frozen, Err(CoreError::NothingToTrain { .. })));
+    }
+}

@@ -1,0 +1,546 @@
+//! Buffers of CubeCL, the runtime of all GPUs, as the memory of devices.
+
+use super::memory::{DeviceBuffer, DeviceBytes, DeviceError, DeviceTensor, sync};
+use super::probe::MemoryProbe;
+use crate::tensor::{BurnBytes, by_rank};
+use crate::{AnyTensor, DeviceId, FloatType, HostTensor};
+pub use burn::backend::StreamId;
+use burn::backend::{Cube, DispatchDevice};
+use burn::tensor::{DType, Device, Int, Shape, Tensor};
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::client::Client;
+use cubecl::prelude::BufferArg;
+use cubecl::server::{Handle, IoError, LaunchError, ServerError};
+use cubecl::{MemoryScope, MemoryUsage};
+use std::any::Any;
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// A device of CubeCL.
+pub type CubeDevice = cubecl::Device;
+
+/// A device of CubeCL, with what it takes to compute on it and to reach its memory.
+#[derive(Clone)]
+pub struct CubeAdapter {
+    /// The device for Burn.
+    pub burn: Device,
+    /// The device for CubeCL.
+    pub device: CubeDevice,
+    /// Its client.
+    pub client: Client,
+    /// CubeCL's stream of whoever opened this: of the thread that computes on the device. What other threads allocate
+    /// for it belongs on this stream too. CubeCL follows every use of memory on a stream that is not the memory's own
+    /// until the device is done with it, and a launch waits where there are too many of those to follow.
+    pub stream: StreamId,
+}
+
+impl fmt::Debug for CubeAdapter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("CubeAdapter").field(&self.device).finish()
+    }
+}
+
+impl CubeAdapter {
+    /// The NVIDIA card of this number, in the driver's order.
+    ///
+    /// Without a driver, the compiler of kernels or its headers CubeCL panics: look first, as `hydra doctor` does.
+    ///
+    /// # Errors
+    /// If the machine has no such card.
+    #[cfg(feature = "cuda")]
+    pub fn cuda(card: usize) -> Result<Self, DeviceError> {
+        Self::of(CubeDevice::cuda(card).map_err(DeviceError::new)?)
+    }
+
+    /// The adapter of this number of those that have a driver for Vulkan: first the discrete GPUs, then the
+    /// integrated ones, then virtual ones, and last the CPU.
+    ///
+    /// # Errors
+    /// If the machine has no such adapter.
+    #[cfg(feature = "wgpu")]
+    pub fn wgpu(index: usize) -> Result<Self, DeviceError> {
+        use cubecl::device::WgpuDeviceKind::{Cpu, DiscreteGpu, IntegratedGpu, VirtualGpu};
+        let all = |kind: fn(usize) -> cubecl::device::WgpuDeviceKind| {
+            (0..).map_while(move |i| CubeDevice::vulkan(kind(i)).ok())
+        };
+        let gpus = all(DiscreteGpu).chain(all(IntegratedGpu)).chain(all(VirtualGpu));
+        let mut adapters = gpus.chain(CubeDevice::vulkan(Cpu));
+        let missing = || DeviceError::new(format!("no adapter {index} with a driver for Vulkan was found"));
+        Self::of(adapters.nth(index).ok_or_else(missing)?)
+    }
+
+    fn of(device: CubeDevice) -> Result<Self, DeviceError> {
+        let client = device.client();
+        Ok(Self { burn: Device::new(device.clone()), device, client, stream: StreamId::current() })
+    }
+
+    /// The bytes of a buffer of this device.
+    pub fn bytes(&self, handle: Handle) -> CubeBytes {
+        CubeBytes { client: self.client.clone(), device: self.device.clone(), handle, lease: None }
+    }
+
+    /// Copies of bytes of the host, each in a buffer of its own, when they are there.
+    ///
+    /// # Errors
+    /// The failure that the device's runtime reports, such as that there was no memory.
+    pub fn write(&self, host: &[bytes::Bytes]) -> Result<Vec<CubeBytes>, DeviceError> {
+        let buffer = |bytes: &bytes::Bytes| self.bytes(self.client.create_from_slice(bytes));
+        let buffers: Vec<CubeBytes> = host.iter().map(buffer).collect();
+        sync(&self.burn)?;
+        self.client.check(buffers.iter().map(|bytes| &bytes.handle)).map_err(of_runtime)?;
+        Ok(buffers)
+    }
+}
+
+/// The device for CubeCL, if CubeCL computes on `device`.
+pub fn place(device: &Device) -> Option<&CubeDevice> {
+    let dispatch = match device.as_dispatch() {
+        DispatchDevice::Autodiff(inner) => inner,
+        dispatch => dispatch,
+    };
+    match dispatch {
+        DispatchDevice::Cube(place) => Some(place),
+        _ => None,
+    }
+}
+
+/// A range of a buffer of CubeCL.
+#[derive(Clone)]
+pub struct CubeBytes {
+    client: Client,
+    device: CubeDevice,
+    handle: Handle,
+    /// Dropped with the last clone. The memory of what has a lease does not stay for whoever views it.
+    lease: Option<Arc<dyn Any + Send + Sync>>,
+}
+
+impl fmt::Debug for CubeBytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CubeBytes").field("device", &self.device).field("handle", &self.handle).finish()
+    }
+}
+
+impl CubeBytes {
+    /// The buffer with the range's offsets.
+    pub fn handle(&self) -> &Handle {
+        &self.handle
+    }
+
+    /// The client of the device.
+    pub fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// These bytes, which are floats of this type, as a kernel's argument. What a kernel writes is seen by whoever
+    /// has them.
+    pub fn floats(&self, float: FloatType) -> BufferArg {
+        let (client, place) = (self.client.clone(), self.device.clone());
+        let shape = Shape::new([self.len() / float.bytes()]);
+        CubeTensor::new_contiguous(client, place, shape, self.handle.clone(), float.dtype()).into_buffer_arg()
+    }
+
+    /// Room for so many `f32` on the same device, with anything in it.
+    pub fn room(&self, floats: usize) -> Self {
+        let handle = self.client.empty(floats * size_of::<f32>());
+        Self { handle, lease: None, ..self.clone() }
+    }
+
+    /// A copy on the host.
+    ///
+    /// # Errors
+    /// The failure that the device's runtime reports, also of why these bytes were never computed.
+    pub fn read(&self) -> Result<bytes::Bytes, DeviceError> {
+        let read = self.client.read_one(self.handle.clone()).map_err(of_runtime)?;
+        Ok(bytes::Bytes::from_owner(BurnBytes(read)))
+    }
+}
+
+impl DeviceBuffer for CubeBytes {
+    fn len(&self) -> usize {
+        self.handle.size_in_used() as usize
+    }
+
+    fn slice(&self, range: Range<usize>) -> Arc<dyn DeviceBuffer> {
+        let behind = self.len() - range.end;
+        let handle = self.handle.clone().offset_start(range.start as u64).offset_end(behind as u64);
+        Arc::new(Self { handle, ..self.clone() })
+    }
+
+    fn overlaps(&self, other: &dyn DeviceBuffer) -> bool {
+        let Some(other) = other.as_any().downcast_ref::<Self>() else { return false };
+        let range = |of: &Self| {
+            let start = of.handle.offset_start.unwrap_or(0);
+            start..start + of.handle.size_in_used()
+        };
+        (self.lease.is_some() || other.lease.is_some())
+            && self.handle.memory.descriptor().id == other.handle.memory.descriptor().id
+            && range(self).start < range(other).end
+            && range(other).start < range(self).end
+    }
+
+    fn copied(&self) -> Arc<dyn DeviceBuffer> {
+        // Through the host: layers seldom pass on what was promoted.
+        let bytes = self.client.read_one_unchecked(self.handle.clone());
+        Arc::new(Self { handle: self.client.create(bytes), lease: None, ..self.clone() })
+    }
+
+    fn leased(&self, lease: Arc<dyn Any + Send + Sync>) -> Arc<dyn DeviceBuffer> {
+        // The lease that they are on already lasts as long.
+        Arc::new(Self { lease: Some(Arc::new((self.lease.clone(), lease))), ..self.clone() })
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+
+    fn tensor(&self, shape: &[usize], dtype: DType, device: &Device) -> AnyTensor {
+        let (client, place) = (self.client.clone(), self.device.clone());
+        let shape = Shape::from(shape.to_vec());
+        let primitive = CubeTensor::new_contiguous(client, place, shape, self.handle.clone(), dtype);
+        by_rank!(primitive.meta.shape().num_dims(), D => if dtype.is_float() {
+            let tensor = Tensor::<D>::from_primitive::<Cube>(primitive);
+            if device.is_autodiff() { tensor.autodiff().into() } else { tensor.into() }
+        } else {
+            let tensor = Tensor::<D, Int>::from_primitive::<Cube>(primitive);
+            if device.is_autodiff() { tensor.autodiff().into() } else { tensor.into() }
+        })
+    }
+}
+
+/// The tensor in row-major order, with a buffer that ends where its elements do.
+///
+/// On NVIDIA's cards CubeCL allocates rows, also the only one, at a multiple of bytes, and says that the buffer is
+/// as long. Kernels take the length of a buffer for the number of elements, and links copy all of it.
+pub fn exact(tensor: CubeTensor) -> CubeTensor {
+    let mut tensor = into_contiguous(tensor);
+    let bytes = (tensor.meta.num_elements() * tensor.dtype.size()) as u64;
+    let behind = tensor.handle.size_in_used().saturating_sub(bytes);
+    if behind > 0 {
+        tensor.handle = tensor.handle.offset_end(behind);
+    }
+    tensor
+}
+
+/// The tensor's bytes, in row-major order, if CubeCL has them.
+pub(crate) fn device_tensor(tensor: &AnyTensor) -> Option<DeviceTensor> {
+    let primitive = by_rank!(tensor.rank(), D => match tensor.clone().outside_of_the_graph() {
+        AnyTensor::Float(t) => Tensor::<D>::from_dispatch(t).try_into_primitive::<Cube>().ok(),
+        AnyTensor::Int(t) => Tensor::<D, Int>::from_dispatch(t).try_into_primitive::<Cube>().ok(),
+    })?;
+    let CubeTensor { client, handle, meta, device, dtype, .. } = exact(primitive);
+    let shape = meta.shape().to_vec();
+    let bytes = CubeBytes { client, device, handle, lease: None };
+    Some(DeviceTensor::view(DeviceBytes::Buffer(Arc::new(bytes)), shape, dtype))
+}
+
+/// A tensor of the host on a device of CubeCL, as dense as a promoted one; `None` for other devices.
+pub(crate) fn upload(tensor: &HostTensor, device: &Device) -> Option<AnyTensor> {
+    let place = place(device)?.clone();
+    let client = place.client();
+    let handle = client.create_from_slice(&tensor.bytes);
+    let bytes = CubeBytes { client, device: place, handle, lease: None };
+    Some(bytes.tensor(&tensor.shape, tensor.dtype, device))
+}
+
+/// The tensor on the host, if CubeCL has it.
+pub(crate) fn read(tensor: &AnyTensor) -> Option<Result<HostTensor, DeviceError>> {
+    let tensor = device_tensor(tensor)?;
+    let bytes = tensor.bytes.as_buffer::<CubeBytes>()?.read();
+    Some(bytes.map(|bytes| HostTensor::view(bytes, tensor.shape, tensor.dtype)))
+}
+
+/// Panics with the device's error if one of these tensors could not be computed.
+pub(crate) fn assert_computed<'a>(tensors: impl Iterator<Item = &'a AnyTensor>) {
+    let made: Vec<DeviceTensor> = tensors.filter_map(device_tensor).collect();
+    check(&made.iter().collect::<Vec<_>>()).unwrap_or_else(|error| std::panic::panic_any(error));
+}
+
+/// The error for a failure that CubeCL reports.
+pub fn of_runtime(error: ServerError) -> DeviceError {
+    match out_of_memory(&error) {
+        Some(bytes) => DeviceError::OutOfMemory { bytes },
+        None => DeviceError::new(error),
+    }
+}
+
+/// The bytes for which there was no memory, if that is the failure or one of them.
+fn out_of_memory(error: &ServerError) -> Option<u64> {
+    match error {
+        ServerError::Io(IoError::OutOfMemory { size, .. } | IoError::BufferTooBig { size, .. }) => {
+            Some(*size)
+        }
+        ServerError::Launch(LaunchError::OutOfMemory { .. }) => Some(0),
+        ServerError::Unwritten { root, .. } => out_of_memory(root),
+        ServerError::Several { errors, .. } => errors.iter().find_map(out_of_memory),
+        _ => None,
+    }
+}
+
+/// Asks for what could not be computed: a failed allocation or launch is known to the buffers that lack its
+/// result, and to nothing else.
+pub(crate) fn check(made: &[&DeviceTensor]) -> Result<(), DeviceError> {
+    let cubes: Vec<&CubeBytes> = made.iter().filter_map(|tensor| tensor.bytes.as_buffer()).collect();
+    let Some(first) = cubes.first() else { return Ok(()) };
+    first.client.check(cubes.iter().map(|bytes| &bytes.handle)).map_err(of_runtime)
+}
+
+/// Measures a device by CubeCL's own report of its pools.
+///
+/// A report has no peak in bytes. What the pools have reserved since they were last cleaned up stands for it:
+/// it is what the device really gave, padding, fragments and pages for later included. It is that of the whole
+/// device, whoever has it.
+pub struct CubeProbe {
+    client: Client,
+    /// The most that was seen since the last reset.
+    peak: AtomicU64,
+    /// Bytes that were idle after the pools were last trimmed: those that they could not give back then.
+    kept: AtomicU64,
+}
+
+/// The usage of a device's pools.
+struct Pools {
+    all: MemoryUsage,
+    /// Bytes in allocations of their own, for good, such as the range that promotions go to.
+    dedicated: u64,
+}
+
+impl Pools {
+    /// Reserved and not in use.
+    fn idle(&self) -> u64 {
+        self.all.bytes_reserved.saturating_sub(self.all.bytes_in_use + self.all.bytes_padding)
+    }
+
+    /// Returns whether to have the pools give back what is idle, for a budget of `most`, when `kept` of it could not be
+    /// given back the last time. That waits for the device and makes the next shard task allocate anew.
+    fn should_be_trimmed(&self, most: u64, kept: u64) -> bool {
+        // Promotions have up to half of what is dedicated more than the budget reserves for them.
+        let most = most.saturating_add(self.dedicated / 2);
+        self.all.bytes_reserved > most && self.idle() > kept.saturating_add(most / 16)
+    }
+}
+
+impl CubeProbe {
+    /// The probe of the device of this client, whatever identity it is asked for.
+    pub fn new(client: Client) -> Self {
+        Self { client, peak: AtomicU64::new(0), kept: AtomicU64::new(0) }
+    }
+
+    /// The usage of the pools that allocations come from. Those that CubeCL keeps for itself beside them, such as
+    /// the staging of what is read, are the host's as a rule.
+    fn pools(&self) -> Pools {
+        let report = self.client.memory_report(MemoryScope::Device);
+        let pools = || report.streams.iter().map(|stream| &stream.pools);
+        let all = pools().fold(MemoryUsage::default(), |sum, pools| sum.combine(pools.usage()));
+        self.peak.fetch_max(all.bytes_reserved, Relaxed);
+        Pools { all, dedicated: pools().map(|pools| pools.dedicated.usage.bytes_reserved).sum() }
+    }
+}
+
+impl MemoryProbe for CubeProbe {
+    fn measures(&self) -> bool {
+        true
+    }
+
+    fn in_use(&self, _: DeviceId) -> u64 {
+        let usage = self.pools().all;
+        usage.bytes_in_use + usage.bytes_padding
+    }
+
+    fn peak(&self, _: DeviceId) -> u64 {
+        self.pools();
+        self.peak.load(Relaxed)
+    }
+
+    fn reset_peak(&self, _: DeviceId) {
+        // Refused only while a graph is recorded, which nobody does.
+        let _ = self.client.memory_cleanup();
+        self.peak.store(0, Relaxed);
+    }
+
+    fn trim(&self, _: DeviceId, most: u64) {
+        let pools = self.pools();
+        if pools.should_be_trimmed(most, self.kept.load(Relaxed)) {
+            let _ = self.client.memory_cleanup();
+            self.kept.store(self.pools().idle(), Relaxed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod trimming {
+    use super::*;
+
+    fn pools(bytes_reserved: u64, bytes_in_use: u64, dedicated: u64) -> Pools {
+        Pools { all: MemoryUsage { bytes_reserved, bytes_in_use, ..MemoryUsage::default() }, dedicated }
+    }
+
+    #[test]
+    fn what_is_idle_beyond_the_budget_goes_back() {
+        assert!(pools(1700, 1500, 0).should_be_trimmed(1600, 0));
+        assert!(!pools(1600, 0, 0).should_be_trimmed(1600, 0), "it is within the budget");
+        assert!(!pools(1700, 1650, 0).should_be_trimmed(1600, 0), "nearly all is in use");
+    }
+
+    #[test]
+    fn the_range_of_promotions_is_not_what_the_pools_keep() {
+        assert!(!pools(1900, 1000, 800).should_be_trimmed(1600, 0));
+        assert!(pools(2001, 1000, 800).should_be_trimmed(1600, 0));
+    }
+
+    #[test]
+    fn what_could_not_be_given_back_is_not_asked_for_again() {
+        let fragments = pools(1900, 1500, 0);
+        assert!(fragments.should_be_trimmed(1600, 0));
+        assert!(!fragments.should_be_trimmed(1600, 400), "the same again");
+        assert!(!pools(2000, 1500, 0).should_be_trimmed(1600, 400));
+        assert!(pools(2001, 1500, 0).should_be_trimmed(1600, 400), "a sixteenth more has come");
+        assert!(pools(1900, 100, 0).should_be_trimmed(1600, 400), "the fragments are free");
+    }
+}
+
+#[cfg(all(test, feature = "wgpu"))]
+mod tests {
+    use super::*;
+    use bytes::Bytes;
+    use std::ops::Deref;
+    use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+    /// Whoever measures the device has it alone, for its memory is everybody's: others read, who measures writes.
+    static DEVICE: RwLock<()> = RwLock::new(());
+
+    /// A device to test on; says why there is none.
+    fn open() -> Option<CubeAdapter> {
+        let adapter = CubeAdapter::wgpu(0);
+        adapter.inspect_err(|error| eprintln!("skipped: {error}")).ok()
+    }
+
+    /// The device for a test, which has it, alone or beside others, for as long as this lives.
+    struct Held<G> {
+        adapter: CubeAdapter,
+        _guard: G,
+    }
+
+    impl<G> Deref for Held<G> {
+        type Target = CubeAdapter;
+
+        fn deref(&self) -> &CubeAdapter {
+            &self.adapter
+        }
+    }
+
+    fn adapter() -> Option<Held<RwLockReadGuard<'static, ()>>> {
+        // A test that failed leaves nothing behind that others could not work with.
+        let _guard = DEVICE.read().unwrap_or_else(PoisonError::into_inner);
+        open().map(|adapter| Held { adapter, _guard })
+    }
+
+    fn adapter_alone() -> Option<Held<RwLockWriteGuard<'static, ()>>> {
+        let _guard = DEVICE.write().unwrap_or_else(PoisonError::into_inner);
+        open().map(|adapter| Held { adapter, _guard })
+    }
+
+    fn on_device(adapter: &CubeAdapter, tensor: &HostTensor) -> DeviceTensor {
+        let bytes = adapter.bytes(adapter.client.create_from_slice(&tensor.bytes));
+        DeviceTensor::view(DeviceBytes::Buffer(Arc::new(bytes)), tensor.shape.clone(), tensor.dtype)
+    }
+
+    #[test]
+    fn tensors_are_views_of_device_memory() {
+        let Some(adapter) = adapter() else { return };
+        let values: Vec<f32> = (0..512).map(|i| i as f32).collect();
+        let host = HostTensor::float(values.clone(), [512]);
+        let image = on_device(&adapter, &host);
+        let part = DeviceTensor::view(image.bytes.slice(1024..1536), [8, 16], DType::F32);
+        assert_eq!((image.len_bytes(), part.len_bytes()), (2048, 512));
+        for device in [adapter.burn.clone(), adapter.burn.clone().autodiff()] {
+            let tensor: Tensor<2> = part.to_device(&device).into_float();
+            assert_eq!(tensor.device().is_autodiff(), device.is_autodiff());
+            let doubled = AnyTensor::from(tensor.clone() * 2.0).into_host();
+            assert!(doubled.as_f32().iter().zip(&values[256..]).all(|(d, v)| *d == v * 2.0));
+            // Transposed, the elements have to be put in row-major order.
+            let turned = AnyTensor::from(tensor.transpose()).into_device_tensor();
+            finish(&device, &[&turned]).unwrap();
+            assert_eq!((turned.shape.as_slice(), turned.bytes.as_host()), (&[16, 8][..], None));
+            assert_eq!(turned.to_device(&device).into_host().as_f32()[1], 272.0);
+        }
+        let ints = HostTensor::int(vec![3, 4, 5], [3]);
+        assert_eq!(on_device(&adapter, &ints).to_device(&adapter.burn).into_host(), ints);
+        assert_eq!(image.to_device(&adapter.burn).into_host(), host, "what was promoted stays what it is");
+    }
+
+    #[test]
+    fn a_buffer_that_is_longer_than_its_tensor_is_cut() {
+        let Some(adapter) = adapter() else { return };
+        // As CubeCL pads the only row of a tensor on NVIDIA's cards.
+        let padded = HostTensor::float((0..128).map(|i| i as f32).collect(), [128]);
+        let handle = adapter.client.create_from_slice(&padded.bytes);
+        let (client, place) = (adapter.client.clone(), adapter.device.clone());
+        let row = CubeTensor::new_contiguous(client, place, Shape::new([1, 100]), handle, DType::F32);
+        let tensor = AnyTensor::from(Tensor::<2>::from_primitive::<Cube>(row)).into_device_tensor();
+        assert_eq!((tensor.len_bytes(), tensor.shape.as_slice()), (400, &[1, 100][..]));
+        let host = tensor.to_device(&adapter.burn).into_host();
+        assert_eq!((host.len_bytes(), host.as_f32()), (400, &padded.as_f32()[..100]));
+    }
+
+    #[test]
+    fn what_is_uploaded_is_as_dense_as_what_is_promoted() {
+        let Some(adapter) = adapter() else { return };
+        let host = HostTensor::float((0..300).map(|i| i as f32).collect(), [3, 100]);
+        for device in [adapter.burn.clone(), adapter.burn.clone().autodiff()] {
+            let tensor: Tensor<2> = host.to_device(&device).into_float();
+            assert_eq!(tensor.device().is_autodiff(), device.is_autodiff());
+            let tensor = if device.is_autodiff() { tensor.inner() } else { tensor };
+            let primitive = tensor.try_into_primitive::<Cube>().unwrap();
+            assert_eq!(primitive.meta.strides().to_vec(), [100, 1]);
+            assert_eq!(primitive.handle.size_in_used(), 1200);
+        }
+    }
+
+    #[test]
+    fn only_what_is_on_a_lease_has_to_be_taken_apart() {
+        let Some(adapter) = adapter() else { return };
+        let host = HostTensor::float((0..512).map(|i| i as f32).collect(), [512]);
+        let bytes = on_device(&adapter, &host).bytes;
+        let lease = Arc::new(());
+        let leased = bytes.leased(lease.clone());
+        let view = |bytes: &DeviceBytes, range| DeviceTensor::view(bytes.slice(range), [128], DType::F32);
+        let passed_on = view(&leased, 0..512).to_device(&adapter.burn).into_device_tensor();
+        assert!(leased.overlaps(&passed_on.bytes) && !bytes.overlaps(&passed_on.bytes));
+        assert!(!leased.slice(512..1024).overlaps(&passed_on.bytes));
+        let copied = passed_on.copied();
+        assert!(!leased.overlaps(&copied.bytes));
+        assert_eq!(copied.to_device(&adapter.burn).into_host().as_f32(), &host.as_f32()[..128]);
+        drop(leased);
+        assert_eq!(Arc::strong_count(&lease), 1);
+    }
+
+    #[test]
+    fn what_no_device_has_memory_for_is_an_error_and_the_device_goes_on() {
+        let Some(adapter) = adapter() else { return };
+        let huge = Tensor::<1>::ones([1_usize << 45], &adapter.burn);
+        let made = AnyTensor::from(huge + 1.0).into_device_tensor();
+        let error = finish(&adapter.burn, &[&made]).unwrap_err();
+        assert!(matches!(error, DeviceError::OutOfMemory { .. }), "{error}");
+        let read = || made.to_device(&adapter.burn).into_host();
+        let read = std::panic::catch_unwind(std::panic::AssertUnwindSafe(read)).unwrap_err();
+        assert_eq!(DeviceError::of_panic(read.as_ref()), Some(&error));
+        let small = AnyTensor::from(Tensor::<1>::ones([3], &adapter.burn) + 1.0).into_host();
+        assert_eq!(small.as_f32(), [2.0; 3]);
+    }
+
+    #[test]
+    fn the_probe_sees_what_is_allocated() {
+        let Some(adapter) = adapter_alone() else { return };
+        let (probe, id) = (CubeProbe::new(adapter.client.clone()), DeviceId(0));
+        probe.reset_peak(id);
+        let before = probe.in_use(id);
+        let bytes = Bytes::from(vec![1; 32 << 20]);
+        let held = adapter.client.create_from_slice(&bytes);
+        assert!(probe.in_use(id) >= before + (32 << 20) && probe.peak(id) >= probe.in_use(id));
+        drop(held);
+        assert!(probe.measures() && probe.peak(id) >= before + (32 << 20));
+    }
+}

@@ -1,0 +1,49 @@
+//! The check of tasks' data, before anything is measured.
+
+use crate::error::{EngineError, guarded, refused};
+use crate::train_task::TrainTask;
+use hydra_core::{CoreError, Dataset, gather_items};
+
+/// Refuses a run without tasks, and tasks whose datasets are empty, disagree or cannot be shuffled.
+pub(super) fn check(tasks: &[TrainTask]) -> Result<(), EngineError> {
+    if tasks.is_empty() {
+        return Err(EngineError::NoTask);
+    }
+    tasks.iter().try_for_each(|task| check_data(task).map_err(refused(&task.name)))
+}
+
+fn check_data(task: &TrainTask) -> Result<(), EngineError> {
+    let datasets = [Some(&task.train), task.validation.as_ref(), task.test.as_ref()];
+    let datasets = || datasets.into_iter().flatten();
+    if let Some(data) = datasets().find(|data| data.is_empty()) {
+        let dataset = data.name().to_owned();
+        return Err(EngineError::EmptyDataset { task: task.name.clone(), dataset });
+    }
+    check_order(task)?;
+    let expected = item_shapes(task.train.as_ref())?;
+    for data in datasets() {
+        let found = item_shapes(data.as_ref())?;
+        if found != expected {
+            let dataset = data.name().to_owned();
+            return Err(EngineError::ItemShapes { dataset, expected, found });
+        }
+    }
+    Ok(())
+}
+
+/// Refuses an order of items that no memory holds.
+fn check_order(task: &TrainTask) -> Result<(), CoreError> {
+    let draws_order = task.spec.shuffle && !task.evaluate_only;
+    if draws_order && u32::try_from(task.train.len()).is_err() {
+        let expected =
+            "false for a dataset of more than 4294967295 items: each has 8 bytes in the order of an epoch";
+        return Err(CoreError::Spec { name: "shuffle", found: "true".to_owned(), expected });
+    }
+    Ok(())
+}
+
+/// The shapes of the tensors of a batch of one item.
+fn item_shapes(data: &dyn Dataset) -> Result<Vec<Vec<usize>>, EngineError> {
+    let batch = guarded("reading a batch", || Ok(gather_items(data, &[0])?))?;
+    Ok(batch.inputs.parts.into_iter().chain(batch.targets.parts).map(|part| part.shape).collect())
+}

@@ -1,0 +1,97 @@
+//! The second step: each model is cut into shards for which every device has room.
+
+use super::measure::{Costs, MeasuredTask, Pilot};
+use crate::error::{EngineError, refused};
+use crate::train_task::TrainTask;
+use hydra_core::Batch;
+use hydra_partition::{Demand, Fingerprint, PartitionPlan, Rules, choose_reserve};
+use std::sync::Arc;
+
+/// A task with the plan of its shards.
+pub(super) struct CutTask<'a> {
+    pub task: &'a TrainTask,
+    pub batch: Batch,
+    costs: Arc<Costs>,
+    pub plan: Arc<PartitionPlan>,
+}
+
+/// The limits that the plans of a run keep.
+pub(super) struct Limits {
+    /// Bytes of the smallest device.
+    pub budget: u64,
+    /// Those of them for the double buffer.
+    pub reserve: u64,
+}
+
+impl Limits {
+    /// The limits of tasks on devices of at least `budget` bytes.
+    ///
+    /// # Errors
+    /// A task that does not fit, named.
+    pub(super) fn of(tasks: &[MeasuredTask<'_>], budget: u64) -> Result<Self, EngineError> {
+        let demand = |measured| {
+            let MeasuredTask { task, costs, .. }: &MeasuredTask<'_> = measured;
+            Demand { profile: &costs.profile, cuts: task.cuts.as_deref() }
+        };
+        let demands: Vec<Demand<'_>> = tasks.iter().map(demand).collect();
+        let reserve = choose_reserve(&demands, budget).map_err(|error| {
+            let alone = demands.iter().position(|demand| choose_reserve(&[*demand], budget).is_err());
+            refused(&tasks[alone.unwrap_or(0)].task.name)(error.into())
+        })?;
+        Ok(Self { budget, reserve })
+    }
+}
+
+/// Cuts every task; those of one model and batch have one plan.
+pub(super) fn cut<'a>(
+    tasks: Vec<MeasuredTask<'a>>,
+    limits: &Limits,
+    pilot: &Pilot<'_>,
+) -> Result<Vec<CutTask<'a>>, EngineError> {
+    let mut cut: Vec<CutTask<'a>> = Vec::new();
+    for measured in tasks {
+        let plan = plan(&measured, limits, pilot, &cut).map_err(refused(&measured.task.name))?;
+        let MeasuredTask { task, batch, costs } = measured;
+        cut.push(CutTask { task, batch, costs, plan });
+    }
+    Ok(cut)
+}
+
+/// The plan of a task: that of another of its kind, a saved one, or a new one.
+fn plan(
+    measured: &MeasuredTask<'_>,
+    limits: &Limits,
+    pilot: &Pilot<'_>,
+    others: &[CutTask<'_>],
+) -> Result<Arc<PartitionPlan>, EngineError> {
+    let MeasuredTask { task, costs, .. } = measured;
+    let fingerprint = costs.fingerprint.clone().under(limits.budget, limits.reserve);
+    let fingerprint = fingerprint.cut_at(task.cuts.as_deref());
+    let same = |cut: &&CutTask<'_>| Arc::ptr_eq(&cut.costs, costs) && cut.plan.fingerprint == fingerprint;
+    if let Some(known) = others.iter().find(same) {
+        return Ok(known.plan.clone());
+    }
+    let rules = Rules::new(limits.budget, limits.reserve, costs.profile.measured);
+    let find = |path| PartitionPlan::find(path, &fingerprint);
+    let plan = match pilot.plans.path.as_deref().map(find).transpose()?.flatten() {
+        Some(plan) if plan.rules == rules => plan.check_layers(&task.chain).map(|()| plan)?,
+        // None, or one with another margin.
+        _ => new_plan(measured, fingerprint, rules, pilot)?,
+    };
+    tracing::info!(task = task.name, "partition plan\n{plan}");
+    Ok(Arc::new(plan))
+}
+
+fn new_plan(
+    measured: &MeasuredTask<'_>,
+    fingerprint: Fingerprint,
+    rules: Rules,
+    pilot: &Pilot<'_>,
+) -> Result<PartitionPlan, EngineError> {
+    let MeasuredTask { task, batch, costs } = measured;
+    pilot.with_partitioner(task, |partitioner| {
+        let mut plan = partitioner.plan(&costs.profile, fingerprint, rules, task.cuts.as_deref())?;
+        partitioner.verify(&mut plan, &task.chain, batch, pilot.device)?;
+        Ok(plan)
+    })
+}

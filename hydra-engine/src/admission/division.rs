@@ -1,0 +1,241 @@
+//! The division of masters between host memory and the disk: a pure function of their sizes.
+//!
+//! Masters on the disk take host memory where they are used, and all of that is set aside before the run starts, so
+//! that no reservation can be refused in the middle. At once there are at most
+//!
+//! - for each device, or each task if there are fewer, what two promotions read: one that computes or is copied, and the
+//!   next one;
+//! - one image at the optimizer, which steps, saves and restores one after the other;
+//! - one image at the writer, which hashes, writes and saves one after the other. It is set apart, because code of a task
+//!   may hold what it reads there: what does not fit is refused to that task alone.
+//!
+//! The copy of an image's best parameters, where one is kept, lives where the image does, and is part of its masters here.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+/// The images of a task in the store.
+#[derive(Clone, Debug)]
+pub(crate) struct StoredImages {
+    /// The bytes that the store holds of each image.
+    pub masters: Vec<u64>,
+    /// The bytes of each image that a promotion reads.
+    pub promoted: Vec<u64>,
+    /// The images that each shard reads.
+    pub shards: Vec<Vec<usize>>,
+    /// True if they may live on the disk.
+    pub may_leave: bool,
+}
+
+impl StoredImages {
+    /// The bytes of each image on the disk.
+    fn on_disk<'a>(&'a self, on_disk: &'a [bool]) -> impl Iterator<Item = u64> + 'a {
+        self.masters.iter().zip(on_disk).filter(|(_, on_disk)| **on_disk).map(|(bytes, _)| *bytes)
+    }
+
+    /// The bytes of all images on the disk.
+    pub(super) fn disk_bytes(&self, on_disk: &[bool]) -> u64 {
+        self.on_disk(on_disk).sum()
+    }
+
+    /// The bytes that a promotion reads of the disk at most.
+    fn promotion(&self, on_disk: &[bool]) -> u64 {
+        let read = |shard: &Vec<usize>| -> u64 {
+            shard.iter().filter(|image| on_disk[**image]).map(|image| self.promoted[*image]).sum()
+        };
+        self.shards.iter().map(read).max().unwrap_or(0)
+    }
+}
+
+/// The masters in host memory and those on the disk.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Division {
+    /// For each task, true for each image on the disk.
+    pub on_disk: Vec<Vec<bool>>,
+    /// Bytes of masters in host memory.
+    pub in_memory: u64,
+    /// Bytes of masters on the disk.
+    pub disk: u64,
+    /// Bytes of host memory in which masters on the disk are used.
+    pub working: u64,
+}
+
+impl Division {
+    /// The division that leaves everything in host memory.
+    pub(super) fn all_in_memory(tasks: &[&StoredImages]) -> Self {
+        Self::of(tasks, tasks.iter().map(|task| vec![false; task.masters.len()]).collect(), 0)
+    }
+
+    fn of(tasks: &[&StoredImages], on_disk: Vec<Vec<bool>>, devices: usize) -> Self {
+        let all: u64 = tasks.iter().flat_map(|task| &task.masters).sum();
+        let with_disk = || tasks.iter().zip(&on_disk);
+        let promotion = with_disk().map(|(task, on_disk)| task.promotion(on_disk)).max().unwrap_or(0);
+        let largest = with_disk().flat_map(|(task, on_disk)| task.on_disk(on_disk)).max().unwrap_or(0);
+        let disk = with_disk().map(|(task, on_disk)| task.disk_bytes(on_disk)).sum();
+        // A model is on one device at a time.
+        let devices = devices.min(tasks.iter().filter(|task| task.may_leave).count());
+        let working = 2 * (devices as u64 * promotion + largest);
+        Self { in_memory: all - disk, disk, working, on_disk }
+    }
+
+    /// Bytes of host memory.
+    pub(crate) fn needed(&self) -> u64 {
+        self.in_memory + self.working
+    }
+}
+
+/// Leaves as much in host memory as has `room` there: tasks in their order, images in chain order.
+///
+/// An image on the disk needs several times its size in host memory where it is used, so it can be better to leave the
+/// largest images in memory than those that come first. Each size is tried as that of the largest image that may go to
+/// the disk, and the division with the fewest bytes on the disk is taken.
+///
+/// # Errors
+/// The division that needs the least host memory, if that is more than `room`.
+pub(crate) fn divide(tasks: &[&StoredImages], room: u64, devices: usize) -> Result<Division, Division> {
+    let may_leave = tasks.iter().filter(|task| task.may_leave);
+    let sizes: BTreeSet<u64> = may_leave.flat_map(|task| &task.masters).copied().collect();
+    let limits = sizes.into_iter().chain(std::iter::once(0)).rev();
+    let divisions: Vec<Division> = limits.map(|limit| under(tasks, limit, room, devices)).collect();
+    let fits = divisions.iter().filter(|division| division.needed() <= room);
+    match fits.min_by_key(|division| division.disk) {
+        Some(division) => Ok(division.clone()),
+        None => Err(divisions.into_iter().min_by_key(Division::needed).unwrap_or_default()),
+    }
+}
+
+/// Leaves what is larger than `limit` in host memory, and of the rest what finds room beside the most that it can need
+/// on the disk.
+fn under(tasks: &[&StoredImages], limit: u64, room: u64, devices: usize) -> Division {
+    let leaves = |task: &&StoredImages| {
+        task.masters.iter().map(|bytes| task.may_leave && *bytes <= limit).collect::<Vec<_>>()
+    };
+    let mut on_disk: Vec<Vec<bool>> = tasks.iter().map(leaves).collect();
+    let most = Division::of(tasks, on_disk.clone(), devices);
+    let mut left = room.saturating_sub(most.needed());
+    for (task, on_disk) in tasks.iter().zip(&mut on_disk) {
+        for (bytes, on_disk) in task.masters.iter().zip(on_disk).filter(|(_, on_disk)| **on_disk) {
+            if *bytes <= left {
+                (left, *on_disk) = (left - bytes, false);
+            }
+        }
+    }
+    Division::of(tasks, on_disk, devices)
+}
+
+/// Images that are made at once when a task begins: those that stay in host memory as many as follow each other, those
+/// that leave as many as there is room for on their way.
+pub(crate) fn groups(on_disk: &[bool], masters: &[u64], working: u64) -> Vec<Range<usize>> {
+    let mut groups: Vec<Range<usize>> = Vec::new();
+    let mut bytes = 0;
+    for (image, leaves) in on_disk.iter().enumerate() {
+        bytes += masters[image];
+        match groups.last_mut() {
+            Some(group) if on_disk[group.start] == *leaves && (!leaves || bytes <= working) => group.end += 1,
+            _ => {
+                bytes = masters[image];
+                groups.push(image..image + 1);
+            }
+        }
+    }
+    groups
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// A task of AdamW in `f32`, each image a shard.
+    fn task(masters: &[u64]) -> StoredImages {
+        StoredImages {
+            masters: masters.to_vec(),
+            promoted: masters.iter().map(|bytes| bytes / 3).collect(),
+            shards: (0..masters.len()).map(|image| vec![image]).collect(),
+            may_leave: true,
+        }
+    }
+
+    fn divide(tasks: &[StoredImages], room: u64, devices: usize) -> Result<Division, Division> {
+        super::divide(&tasks.iter().collect::<Vec<_>>(), room, devices)
+    }
+
+    fn shown(division: &Division) -> Vec<String> {
+        let letter = |on_disk: &bool| if *on_disk { 'd' } else { 'm' };
+        division.on_disk.iter().map(|task| task.iter().map(letter).collect()).collect()
+    }
+
+    #[test]
+    fn what_fits_stays_first_come_first_served() {
+        // On the disk each takes 30 at the optimizer, 30 at the writer and two promotions of 10.
+        let tasks = [task(&[30; 3]), task(&[30; 3])];
+        let at = |room| shown(&divide(&tasks, room, 1).unwrap());
+        assert_eq!(at(180), ["mmm", "mmm"]);
+        assert_eq!(at(179), ["mmm", "ddd"]);
+        assert_eq!(at(139), ["mdd", "ddd"]);
+        assert_eq!(at(110), ["mdd", "ddd"]);
+        assert_eq!(at(109), ["ddd", "ddd"]);
+        assert_eq!(at(80), ["ddd", "ddd"]);
+        let least = divide(&tasks, 79, 1).unwrap_err();
+        assert_eq!((least.needed(), least.working, least.disk), (80, 80, 180));
+        assert_eq!(divide(&tasks, 99, 2).unwrap_err().needed(), 100, "two promotions for each device");
+        assert_eq!(divide(&tasks[..1], 79, 2).unwrap_err().needed(), 80, "one task is on one device");
+    }
+
+    #[test]
+    fn an_image_that_is_large_stays_where_it_costs_less() {
+        let tasks = [task(&[30, 300, 30])];
+        let division = divide(&tasks, 385, 1).unwrap();
+        assert_eq!((shown(&division), division.needed()), (vec!["mmm".to_owned()], 360));
+        // All on the disk would take 800, the large one alone leaves room for none of the others.
+        assert_eq!(divide(&tasks, 359, 1).unwrap_err().needed(), 360);
+        let tasks = [task(&[30, 300, 30, 30, 30, 30])];
+        let division = divide(&tasks, 380, 1).unwrap();
+        assert_eq!((shown(&division), division.needed()), (vec!["dmdddd".to_owned()], 380));
+    }
+
+    #[test]
+    fn what_lives_on_a_device_does_not_leave() {
+        let tasks = [StoredImages { may_leave: false, ..task(&[300]) }, task(&[30; 4])];
+        assert_eq!(shown(&divide(&tasks, 419, 1).unwrap()), ["m", "mddd"]);
+        assert_eq!(divide(&tasks[..1], 299, 1).unwrap_err().needed(), 300);
+    }
+
+    #[test]
+    fn a_promotion_reads_of_its_shard_what_is_on_the_disk() {
+        let mut one = task(&[30; 4]);
+        one.shards = vec![vec![0, 1], vec![2, 3]];
+        let division = divide(&[one], 100, 1).unwrap();
+        assert_eq!((division.working, division.disk), (100, 120));
+    }
+
+    #[test]
+    fn images_are_made_in_groups_that_find_room() {
+        let on_disk = [false, false, true, true, true, false];
+        assert_eq!(groups(&on_disk, &[1, 900, 50, 50, 50, 7], 100), [0..2, 2..4, 4..5, 5..6]);
+        assert!(groups(&[], &[], 0).is_empty());
+    }
+
+    proptest! {
+        #[test]
+        fn a_division_keeps_to_the_room_or_says_what_is_missing(
+            sizes in prop::collection::vec(prop::collection::vec(1_u64..100, 1..6), 1..4),
+            room in 0_u64..1500,
+            devices in 1_usize..3,
+        ) {
+            let tasks: Vec<StoredImages> = sizes.iter().map(|sizes| task(sizes)).collect();
+            let all: u64 = sizes.iter().flatten().sum();
+            match divide(&tasks, room, devices) {
+                Ok(division) => {
+                    prop_assert!(division.needed() <= room);
+                    prop_assert_eq!(division.in_memory + division.disk, all);
+                    prop_assert!(all > room || division.disk == 0, "what fits stays");
+                }
+                Err(least) => {
+                    prop_assert!(least.needed() > room);
+                    prop_assert!(divide(&tasks, least.needed(), devices).is_ok(), "what is missing suffices");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! The first step: what the layers of each model cost, from a saved plan or by a pilot pass.
+
+use crate::device::LogicalDevice;
+use crate::error::{EngineError, guarded, refused};
+use crate::train_task::TrainTask;
+use hydra_core::{Batch, Chain, gather};
+use hydra_partition::{Fingerprint, FirstValues, PartitionPlan, PilotPartitioner, PilotProgress, Profile};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// The costs that tasks of one architecture and batch share.
+pub(super) struct Costs {
+    chain: Arc<Chain>,
+    pub fingerprint: Fingerprint,
+    pub profile: Profile,
+}
+
+/// A task with the costs of its layers.
+pub(super) struct MeasuredTask<'a> {
+    pub task: &'a TrainTask,
+    /// The microbatch that was measured, which stands for all others.
+    pub batch: Batch,
+    pub costs: Arc<Costs>,
+}
+
+/// Saved plans, and what tells them from others.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Plans {
+    /// A file, or a directory of them.
+    pub path: Option<PathBuf>,
+    /// Options that decide costs and show neither in chains nor in devices.
+    pub config: String,
+}
+
+/// Hears the name of a task and how far its pilot pass is.
+pub(crate) type Tell<'a> = &'a dyn Fn(&str, PilotProgress);
+
+/// The means of pilot passes.
+pub(super) struct Pilot<'a> {
+    pub device: &'a LogicalDevice,
+    pub plans: &'a Plans,
+    pub tell: Tell<'a>,
+}
+
+/// Measures every task, those of one architecture and batch once.
+pub(super) fn measure<'a>(
+    tasks: &'a [TrainTask],
+    pilot: &Pilot<'_>,
+) -> Result<Vec<MeasuredTask<'a>>, EngineError> {
+    let mut measured: Vec<MeasuredTask<'a>> = Vec::new();
+    for task in tasks {
+        measured.push(pilot.measure(task, &measured).map_err(refused(&task.name))?);
+    }
+    Ok(measured)
+}
+
+impl Pilot<'_> {
+    fn measure<'a>(
+        &self,
+        task: &'a TrainTask,
+        others: &[MeasuredTask<'_>],
+    ) -> Result<MeasuredTask<'a>, EngineError> {
+        let items: Vec<usize> = (0..task.spec.microbatch().min(task.train.len())).collect();
+        let batch = guarded("reading a batch", || Ok(gather(task.train.as_ref(), &items)?))?;
+        let batch = batch.in_type(task.chain.float_type());
+        let fingerprint = Fingerprint::new(&task.chain, &batch, &self.plans.config)
+            .on(self.device.spec.threads, &self.device.model);
+        let same = |costs: &&Arc<Costs>| {
+            same_model(&costs.chain, &task.chain) && costs.fingerprint.same_costs(&fingerprint)
+        };
+        let known = others.iter().map(|other| &other.costs).find(same).cloned();
+        let costs = known.map_or_else(|| self.costs(task, &batch, fingerprint).map(Arc::new), Ok)?;
+        Ok(MeasuredTask { task, batch, costs })
+    }
+
+    /// The costs of a saved plan, or of a pilot pass.
+    fn costs(&self, task: &TrainTask, batch: &Batch, fingerprint: Fingerprint) -> Result<Costs, EngineError> {
+        let find = |path| PartitionPlan::find_profile(path, &fingerprint);
+        let profile = match self.plans.path.as_deref().map(find).transpose()?.flatten() {
+            Some(profile) => profile,
+            None => guarded("the pilot pass", || {
+                self.with_partitioner(task, |partitioner| {
+                    Ok(partitioner.measure(&task.chain, batch, self.device)?)
+                })
+            })?,
+        };
+        Ok(Costs { chain: task.chain.clone(), fingerprint, profile })
+    }
+
+    /// Hands out the partitioner of a task, which starts from its first values and tells of its passes.
+    pub(super) fn with_partitioner<T>(
+        &self,
+        task: &TrainTask,
+        work: impl FnOnce(&PilotPartitioner<'_>) -> T,
+    ) -> T {
+        let values = FirstValues::new(&task.chain, task.spec.seed);
+        let told = |progress| (self.tell)(&task.name, progress);
+        work(&PilotPartitioner::new(&values).telling(&told))
+    }
+}
+
+/// Returns true if what was measured of one chain holds for the other. Names and shapes do not say what a layer computes, so
+/// they are enough only where whoever built the chains says the rest.
+fn same_model(one: &Arc<Chain>, other: &Arc<Chain>) -> bool {
+    Arc::ptr_eq(one, other) || !one.note().is_empty() && one.architecture() == other.architecture()
+}

@@ -1,0 +1,72 @@
+//! The settings that decide whether a run fits.
+
+use super::host_memory::DiskSpec;
+use super::measure::Plans;
+use super::placement::OptimizerPlacement;
+use crate::device::{DeviceSpec, LogicalDevice, OwnLink, PageLocked};
+use crate::error::EngineError;
+use hydra_core::{ByteSize, DeviceId, MemoryProbe};
+use hydra_spill::{TierStore, alloc::AllocatorProbe};
+use std::sync::Arc;
+
+/// The host memory that a run may use when it is not told: effectively no limit.
+const UNLIMITED: ByteSize = ByteSize(u64::MAX / 4);
+
+/// The page-locked memory that a run may have when it is not told.
+const PAGE_LOCKED: ByteSize = ByteSize::mib(1024);
+
+/// The settings of a run on which admission depends.
+pub(crate) struct AdmissionSettings {
+    pub devices: Vec<DeviceSpec>,
+    pub host_memory: ByteSize,
+    pub page_locked: ByteSize,
+    pub disk: Option<DiskSpec>,
+    pub placement: OptimizerPlacement,
+    pub plans: Plans,
+    pub probe: Arc<dyn MemoryProbe>,
+    pub own_link: Option<Box<OwnLink>>,
+}
+
+impl AdmissionSettings {
+    /// The defaults on these devices.
+    ///
+    /// # Errors
+    /// [`EngineError::NoDevice`], and [`EngineError::MixedDevices`] where not all are of one kind.
+    pub(crate) fn new(devices: Vec<DeviceSpec>) -> Result<Self, EngineError> {
+        let first = devices.first().ok_or(EngineError::NoDevice)?;
+        let kind = |spec: &DeviceSpec| std::mem::discriminant(&spec.kind);
+        if let Some(other) = devices.iter().find(|other| kind(other) != kind(first)) {
+            let (first, other) = (first.name.clone(), other.name.clone());
+            return Err(EngineError::MixedDevices { first, other });
+        }
+        Ok(Self {
+            devices,
+            host_memory: UNLIMITED,
+            page_locked: PAGE_LOCKED,
+            disk: None,
+            placement: OptimizerPlacement::default(),
+            plans: Plans::default(),
+            probe: Arc::new(AllocatorProbe),
+            own_link: None,
+        })
+    }
+
+    /// Opens the devices over a store.
+    ///
+    /// # Errors
+    /// A device that cannot be had, and [`EngineError::MixedDevices`] where not all are of one model.
+    pub(crate) fn open_devices(&self, store: &Arc<dyn TierStore>) -> Result<Vec<LogicalDevice>, EngineError> {
+        let locked = PageLocked::new(self.page_locked);
+        let open = |(index, spec): (usize, &DeviceSpec)| {
+            let (spec, probe, own_link) = (spec.clone(), self.probe.clone(), self.own_link.as_deref());
+            LogicalDevice::new(DeviceId(index), spec, store.clone(), probe, &locked, own_link)
+        };
+        let devices: Vec<LogicalDevice> =
+            self.devices.iter().enumerate().map(open).collect::<Result<_, _>>()?;
+        if let Some(other) = devices.iter().find(|other| other.model != devices[0].model) {
+            let named = |device: &LogicalDevice| format!("{} ({})", device.spec.name, device.model);
+            return Err(EngineError::MixedDevices { first: named(&devices[0]), other: named(other) });
+        }
+        Ok(devices)
+    }
+}

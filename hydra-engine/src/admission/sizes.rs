@@ -1,0 +1,115 @@
+//! The bytes of a task on which its room in memory depends.
+
+use super::division::StoredImages;
+use super::gradients::GradientBytes;
+use super::images::stored_bytes;
+use super::placement::PlacedTask;
+use crate::train_task::TrainTask;
+use hydra_core::ImageLayout;
+use hydra_partition::PartitionPlan;
+
+/// The host memory that a task takes, beside its masters, while it is within a minibatch.
+#[derive(Debug)]
+pub(super) enum Remaining {
+    /// Nothing is left to do.
+    Nothing,
+    /// Only evaluations.
+    Evaluation,
+    /// Gradients of which the optimizer lets go as they come.
+    Training,
+    /// Gradients of microbatches, which take so many bytes with their sums.
+    Accumulation(u64),
+}
+
+/// The bytes of a task, as far as its room depends on them.
+#[derive(Debug)]
+pub(super) struct TaskSizes {
+    /// Its images in the store.
+    pub images: StoredImages,
+    /// The batches of a minibatch, or of an evaluation.
+    pub batches: u64,
+    /// Boundary activations at the cut-points, and their gradients.
+    pub boundaries: u64,
+    pub gradients: GradientBytes,
+    pub remaining: Remaining,
+    /// True if gradients stay on the device.
+    pub device_homed: bool,
+}
+
+impl TaskSizes {
+    pub(super) fn of(placed: &PlacedTask<'_>) -> Self {
+        let PlacedTask { task, batch, plan, optimizer } = placed;
+        let microbatches = if task.evaluate_only { 1 } else { task.spec.accumulate as u64 };
+        let batch_bytes = batch.inputs.len_bytes() + batch.targets.len_bytes();
+        Self {
+            images: stored_images(task, plan, optimizer.on_device()),
+            batches: batch_bytes.saturating_mul(microbatches),
+            boundaries: boundary_bytes(task, plan),
+            gradients: GradientBytes::of(&task.chain, &task.spec, &plan.shards()),
+            remaining: Remaining::of(task, plan),
+            device_homed: optimizer.on_device(),
+        }
+    }
+
+    /// Returns true if nothing is left to do.
+    pub(super) fn is_finished(&self) -> bool {
+        matches!(self.remaining, Remaining::Nothing)
+    }
+
+    /// Host bytes within a minibatch, if there is room for the gradients of so many shards.
+    pub(super) fn active(&self, shards: usize) -> u64 {
+        let gradients = match self.remaining {
+            Remaining::Nothing => return 0,
+            Remaining::Evaluation => 0,
+            Remaining::Training => self.gradients.room(shards),
+            Remaining::Accumulation(bytes) => bytes,
+        };
+        gradients.saturating_add(self.boundaries).saturating_add(self.batches)
+    }
+
+    /// Those of them for gradients that the optimizer may step with as they come; nothing limits gradients on a device.
+    pub(super) fn gradient_room(&self, shards: usize) -> u64 {
+        if self.device_homed { u64::MAX } else { self.gradients.room(shards) }
+    }
+}
+
+impl Remaining {
+    fn of(task: &TrainTask, plan: &PartitionPlan) -> Self {
+        match (task.is_finished(), task.evaluate_only, task.spec.accumulate) {
+            (true, ..) => Self::Nothing,
+            (_, true, _) => Self::Evaluation,
+            (.., 0 | 1) => Self::Training,
+            _ => Self::Accumulation(summed_bytes(task, plan)),
+        }
+    }
+}
+
+fn stored_images(task: &TrainTask, plan: &PartitionPlan, device_homed: bool) -> StoredImages {
+    let images = task.chain.images().iter();
+    let stored = |bytes: u64| if task.is_finished() { 0 } else { bytes };
+    StoredImages {
+        masters: images.clone().map(|image| stored(stored_bytes(image, &task.spec))).collect(),
+        promoted: images.map(ImageLayout::bytes).collect(),
+        shards: plan.shards().into_iter().map(|range| task.chain.images_of(range)).collect(),
+        may_leave: !device_homed && !task.is_finished(),
+    }
+}
+
+/// The bytes of boundary activations at the cut-points, with one more of them for what is under way: in training, with
+/// one gradient of them in each direction.
+fn boundary_bytes(task: &TrainTask, plan: &PartitionPlan) -> u64 {
+    let inputs = plan.shards.iter().skip(1).map(|shard| plan.layers[shard.first].input_bytes);
+    let directions = if task.evaluate_only { 1 } else { 2 };
+    inputs.clone().sum::<u64>() + directions * inputs.max().unwrap_or(0)
+}
+
+/// The bytes of gradients of microbatches, which are added up in `f32`: uses of the next one wait for the last of them,
+/// and while the sum is kept the gradients of one more shard arrive.
+fn summed_bytes(task: &TrainTask, plan: &PartitionPlan) -> u64 {
+    let summed = |image: &ImageLayout| {
+        let uses = image.bytes() * image.layers.len() as u64;
+        uses.max(image.moment_bytes()) + (uses - image.bytes())
+    };
+    let sums: u64 = task.chain.images().iter().filter(|image| image.trained).map(summed).sum();
+    sums + plan.shards.iter().map(|shard| shard.gradient_bytes).max().unwrap_or(0)
+}

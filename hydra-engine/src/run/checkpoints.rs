@@ -1,0 +1,49 @@
+//! Whose checkpoint is due.
+//!
+//! One is written at a time, and the other tasks compute meanwhile, but for the one that was saved the longest ago: it waits
+//! for its turn. Of tasks that stop all wait.
+
+use crate::checkpoint::CheckpointEvery;
+use crate::task::{LiveTask, Request};
+use hydra_core::TaskId;
+
+/// Who may be saved, as far as the writer is concerned.
+#[derive(Clone, Copy)]
+pub(super) enum Turn {
+    /// The writer has nothing to do.
+    Anyone,
+    /// The writer is at work, and this task comes next.
+    Only(Option<TaskId>),
+}
+
+impl Turn {
+    /// Whose turn it is.
+    pub(super) fn of(tasks: &[LiveTask]) -> Self {
+        let open = || tasks.iter().filter(|task| !task.phase.is_over());
+        let is_written = |task: &LiveTask| task.request == Some(Request::Checkpoint);
+        if !open().any(is_written) {
+            return Self::Anyone;
+        }
+        let waits = |task: &&LiveTask| !is_written(task) && task.wants_checkpoint();
+        let last_s = |task: &LiveTask| task.checkpoint.last_s();
+        let longest = open().filter(waits).min_by(|a, b| last_s(a).total_cmp(&last_s(b)));
+        Self::Only(longest.map(LiveTask::id))
+    }
+
+    /// Returns whether it is this task's turn.
+    pub(super) fn is(self, task: TaskId) -> bool {
+        match self {
+            Self::Anyone => true,
+            Self::Only(only) => only == Some(task),
+        }
+    }
+}
+
+/// Marks the tasks whose checkpoint is due.
+pub(super) fn mark_due(tasks: &mut [LiveTask], every: CheckpointEvery, now_s: f64) {
+    let turn = Turn::of(tasks);
+    for task in tasks {
+        let passed = task.checkpoint.has_run(every, &task.cursor, now_s) && turn.is(task.id());
+        task.checkpoint.due = (task.phase.ends_at_rest() || passed) && task.wants_checkpoint();
+    }
+}

@@ -1,0 +1,238 @@
+//! Claiming: which device runs what next, and what it is given to do so.
+
+use super::devices::{DeviceState, Next};
+use super::threads::DeviceThreads;
+use crate::device::{ComputeJob, PromoteJob};
+use crate::error::{EngineError, guarded};
+use crate::protocol::{HostRoom, Inputs, Ticket};
+use crate::stages::ShardTask;
+use crate::task::{Claim, LiveTask};
+use hydra_core::{DeviceId, HostTensor};
+use hydra_sched::{ModelIndex, ModelView, Policy, PolicyKind, Request, ShardTaskKind, View};
+use hydra_spill::{Reservation, SpillError};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+/// The policy of a run, and the claims so far.
+pub(super) struct Claiming {
+    policy: Box<dyn Policy>,
+    pub policy_name: &'static str,
+    /// Whether the next shard task is promoted while one computes.
+    pub prefetch: bool,
+    tickets: Ticket,
+    decisions: u64,
+    /// Whether the policy has held back a device for which something could be claimed.
+    held_back: bool,
+}
+
+/// The run as claims see it.
+pub(super) struct Board<'a> {
+    pub tasks: &'a mut [LiveTask],
+    pub devices: &'a mut [DeviceState],
+    pub threads: &'a [DeviceThreads],
+    pub host: &'a HostRoom,
+}
+
+/// The jobs of a claim, for the workers of its device.
+pub(super) struct Jobs {
+    pub device: usize,
+    pub promote: PromoteJob,
+    pub compute: ComputeJob,
+}
+
+impl Claiming {
+    /// # Errors
+    /// A policy that panics when it is asked for its name.
+    pub(super) fn new(policy: Box<dyn Policy>, prefetch: bool) -> Result<Self, EngineError> {
+        let policy_name = guarded("the policy", || Ok(policy.name()))?;
+        Ok(Self { policy, policy_name, prefetch, tickets: 0, decisions: 0, held_back: false })
+    }
+
+    /// The ticket of the next claim.
+    pub(super) fn next_ticket(&self) -> Ticket {
+        self.tickets
+    }
+
+    /// Goes on without a policy that breaks its contract.
+    fn dismiss(&mut self, why: &str) {
+        let other = PolicyKind::default().build(0);
+        tracing::error!("the policy `{}` {why}: the run goes on with `{}`", self.policy_name, other.name());
+        (self.policy_name, self.policy) = (other.name(), other);
+    }
+
+    /// Claims where nothing runs and nothing is awaited. A policy that then holds every device back is dismissed.
+    pub(super) fn insist(&mut self, board: &mut Board<'_>) -> Vec<Result<Jobs, (usize, EngineError)>> {
+        self.held_back = false;
+        let jobs = self.claim_all(board);
+        if self.held_back && board.devices.iter().all(|device| device.next.is_none()) {
+            self.dismiss("holds devices back although nothing runs");
+        }
+        jobs
+    }
+
+    /// Claims what devices run next: first for those that have nothing, then, as far as there is room in the double
+    /// buffers, for those that compute. Gives the jobs, or the task that fails and why.
+    pub(super) fn claim_all(&mut self, board: &mut Board<'_>) -> Vec<Result<Jobs, (usize, EngineError)>> {
+        let mut claimed = Vec::new();
+        for busy in [false, true] {
+            for device in 0..board.devices.len() {
+                let state = &board.devices[device];
+                let has_room = state.next.is_none() && !state.lost;
+                if has_room && state.active.is_some() == busy && (self.prefetch || !busy) {
+                    claimed.extend(self.claim(board, device));
+                }
+            }
+        }
+        claimed
+    }
+
+    /// Claims a shard task for the device, if one can be.
+    fn claim(&mut self, board: &mut Board<'_>, device: usize) -> Option<Result<Jobs, (usize, EngineError)>> {
+        let index = self.choose(board, device)?;
+        let task = &mut board.tasks[index];
+        let next = task.claimable(DeviceId(device), self.prefetch)?;
+        if task.memory.active.is_none() {
+            task.memory.active = board.host.try_reserve(task.facts.active_bytes, task.facts.name());
+        }
+        task.memory.active.as_ref()?;
+        let jobs = self.begin(task, &board.threads[device], &next).transpose()?;
+        Some(jobs.map_err(|error| (index, error)).map(|(jobs, claimed)| {
+            board.devices[device].next = Some(claimed);
+            jobs
+        }))
+    }
+
+    /// The task that the policy chooses for a device.
+    fn choose(&mut self, board: &Board<'_>, device: usize) -> Option<usize> {
+        let views: Vec<ModelView> =
+            board.tasks.iter().filter_map(|task| board.view(task, device, self.prefetch)).collect();
+        let request = Request::new(device, board.devices.len(), self.decisions);
+        let request = if self.policy.waits() { board.awaiting(request, device) } else { request };
+        let view = View { request, claimable: &views };
+        match guarded("the policy", || Ok(self.policy.choose(&view))) {
+            Ok(Some(ModelIndex(index))) if views.iter().any(|view| view.model.0 == index) => {
+                return Some(index);
+            }
+            Ok(None) => self.held_back |= !views.is_empty(),
+            Ok(Some(ModelIndex(index))) => {
+                let of = board.tasks.len();
+                self.dismiss(&format!("chose model {index} of {of}, which cannot be claimed"));
+            }
+            Err(error) => self.dismiss(&format!("failed ({error})")),
+        }
+        None
+    }
+
+    /// Claims a shard task; nothing if device memory for the promotion is not there yet.
+    fn begin(
+        &mut self,
+        task: &mut LiveTask,
+        threads: &DeviceThreads,
+        next: &ShardTask,
+    ) -> Result<Option<(Jobs, Next)>, EngineError> {
+        let budget = threads.device.manager.budget();
+        // The parameters first: the rules leave room for them beside any shard that computes.
+        let params = task.facts.plan.shards[next.shard].param_bytes - homed_bytes(task, next);
+        let Some(reservation) = budget.try_reserve(params, task.facts.name()) else { return Ok(None) };
+        let (ticket, device) = (self.tickets, threads.device.id);
+        let (claim, inputs) = match task.claim(ticket, device, *next) {
+            Ok(claimed) => claimed,
+            // Its data cannot be read. When what is under way has ended, what it has trained is saved.
+            Err(error) => {
+                task.doom(error);
+                return Ok(None);
+            }
+        };
+        self.tickets += 1;
+        self.decisions += 1;
+        jobs(task, threads, claim, inputs, reservation).map(Some)
+    }
+}
+
+/// The jobs of a claim whose promotion has its memory, apart from its inputs if the device has no room for them yet.
+fn jobs(
+    task: &LiveTask,
+    threads: &DeviceThreads,
+    claim: Claim,
+    inputs: Inputs<HostTensor>,
+    mut reservation: Reservation,
+) -> Result<(Jobs, Next), EngineError> {
+    let (ticket, next, budget) = (claim.ticket, &claim.what, threads.device.manager.budget());
+    let (inputs, late) = match budget.try_reserve(inputs.bytes(), task.facts.name()) {
+        Some(more) => {
+            reservation.merge(more);
+            (inputs, Inputs::default())
+        }
+        None => (Inputs::default(), inputs),
+    };
+    let fill = threads.buffer.begin_fill(ticket).map_err(SpillError::from)?;
+    let abandoned = Arc::new(AtomicBool::new(false));
+    let compute = ComputeJob {
+        ticket,
+        chain: task.facts.chain().clone(),
+        work: claim.work.clone(),
+        follows: claim.from_handoff,
+        late,
+        rest: need_bytes(task, next).saturating_sub(homed_bytes(task, next) + reservation.bytes()),
+        abandoned: abandoned.clone(),
+    };
+    let images = task.facts.images_of_shard(next.shard).to_vec();
+    let promote = PromoteJob { ticket, task: task.id(), fill, images, inputs, reservation };
+    Ok((Jobs { device: threads.device.id.0, promote, compute }, Next { claim, abandoned }))
+}
+
+impl Board<'_> {
+    /// A task as the policy sees it, if the device can claim its next shard task.
+    fn view(&self, task: &LiveTask, device: usize, prefetch: bool) -> Option<ModelView> {
+        let next = task.claimable(DeviceId(device), prefetch)?;
+        let has_room = task.memory.active.is_some() || self.host.available() >= task.facts.active_bytes;
+        has_room.then(|| task.view(&next))
+    }
+
+    /// Returns whether a device could claim something.
+    pub(super) fn has_claimable(&self, prefetch: bool) -> bool {
+        let devices = || (0..self.devices.len()).filter(|device| !self.devices[*device].lost);
+        let mut open = self.tasks.iter().filter(|task| !task.phase.is_over());
+        open.any(|task| devices().any(|device| self.view(task, device, prefetch).is_some()))
+    }
+
+    /// The question of a device, with the models whose masters it may wait for. They become final, or the task fails or
+    /// stops; each of these is an event, after which every device without a next shard task asks again.
+    fn awaiting(&self, request: Request, device: usize) -> Request {
+        let request = Request { soon: self.soon(device), ..request };
+        let last = self.devices[device].last.map(|task| &self.tasks[task.0]);
+        let Some((task, next)) = last.and_then(|task| Some((task, task.awaited()?))) else { return request };
+        let open = self.tasks.iter().filter(|task| !task.phase.is_over());
+        Request {
+            awaited: Some(task.view(&next)),
+            awaited_s: task.alone_s(),
+            even_s: open.map(LiveTask::remaining_s).sum::<f64>() / self.devices.len() as f64,
+            ..request
+        }
+    }
+
+    /// The longest of the models that will have been stepped and can be promoted before the device's shard task ends, by
+    /// what these took before. Times are those that were measured; no clock is read.
+    fn soon(&self, device: usize) -> Option<ModelView> {
+        let state = &self.devices[device];
+        let active = state.active.as_ref()?;
+        let costs = &self.tasks[active.task.0].costs;
+        let end_s = state.ended_s? + costs.of(active.what.kind, active.what.shard);
+        let waits = |task: &LiveTask| Some((task.view(&task.awaited()?), task.promoted_s()?));
+        Request::longest_in_time(self.tasks.iter().filter_map(waits), end_s)
+    }
+}
+
+/// Bytes of a shard's parameters that have room on the device as long as the task runs.
+fn homed_bytes(task: &LiveTask, next: &ShardTask) -> u64 {
+    if task.facts.placement.on_device() { task.facts.plan.shards[next.shard].param_bytes } else { 0 }
+}
+
+/// Device bytes of a shard task. A forward without a graph keeps and makes less than a backward.
+fn need_bytes(task: &LiveTask, next: &ShardTask) -> u64 {
+    let shard = &task.facts.plan.shards[next.shard];
+    match next.kind {
+        ShardTaskKind::Backward => shard.need_bytes.max(shard.verified_bytes.unwrap_or(0)),
+        ShardTaskKind::Forward | ShardTaskKind::Evaluate => shard.forward_need_bytes,
+    }
+}

@@ -1,0 +1,200 @@
+//! What each event means for the run.
+
+use super::Run;
+use super::devices::{abandon, start};
+use crate::device::DownloadJob;
+use crate::error::{EngineError, with_causes};
+use crate::observer::{RunEvent, Track, Work};
+use crate::optimizer::HostJob;
+use crate::protocol::{Event, Made, Ticket, Time, Written};
+use crate::stages::TaskState;
+use crate::task::{CheckpointClock, Claim, Progress};
+use hydra_core::{DeviceId, TaskId};
+
+impl Run {
+    pub(super) fn handle(&mut self, event: Event) {
+        match event {
+            Event::Promoted { device, task, ticket, time, failure } => {
+                let of = self.devices[device.0].promoted(ticket, failure);
+                if of.is_some_and(|(shard, _)| shard == 0) {
+                    self.tasks[task.0].waits.promote_s = time.seconds();
+                }
+                self.copied(device, task, Work::Promote, of.unwrap_or_default(), time);
+            }
+            Event::Loaded { task, loaded } => self.tasks[task.0].loaded(loaded),
+            Event::Started { device, ticket } => {
+                if let Some(claim) = start(&mut self.devices, device, ticket) {
+                    self.tasks[claim.task.0].flight.start(claim, device);
+                }
+            }
+            Event::ShardDone { device, ticket, time, stalled_s, result, lost } => {
+                let result = self.devices[device.0].with_cause(ticket, result);
+                let result = result.map_err(|error| self.named(device, lost, error));
+                self.shard_done(device, ticket, time, stalled_s, result);
+                if lost {
+                    self.lose(device);
+                }
+            }
+            Event::OutputDown { device, task, ticket, of, time, result } => {
+                self.copied(device, task, Work::TakeDown, of, time);
+                self.journal.recorder.output_down(task, of.0, time.end_s);
+                match result {
+                    Ok(output) => self.tasks[task.0].sweep.output_arrived(ticket, output),
+                    Err(error) => {
+                        let next = self.claiming.next_ticket();
+                        let fate = self.tasks[task.0].output_lost(of.1, next, error);
+                        self.meet(task.0, fate);
+                    }
+                }
+            }
+            Event::GradientsDown { device, task, of, time, failure } => {
+                self.tasks[task.0].flight.downloading -= 1;
+                self.copied(device, task, Work::TakeDown, of, time);
+                if let Some(error) = failure {
+                    let fate = self.tasks[task.0].gradients_lost(of.1, error);
+                    self.meet(task.0, fate);
+                }
+            }
+            Event::Stepped { task, image, step, time } => {
+                self.tasks[task.0].stepped(image, step, time);
+                self.journal.span(Track::Optimizer, task, Work::Step, (image, step), time);
+            }
+            Event::HostFailed { task, error } => self.fail(task.0, error),
+            Event::Restored { task } => self.tasks[task.0].restored(),
+            Event::Checkpointed { task, result, time } => self.checkpointed(task, result, time),
+            Event::Written { task, result } => self.written(task, result),
+        }
+    }
+
+    /// The error of a shard task, with the device's name where that is gone.
+    fn named(&self, device: DeviceId, lost: bool, source: EngineError) -> EngineError {
+        match lost {
+            true => EngineError::DeviceLost { device: self.device_name(device), source: Box::new(source) },
+            false => source,
+        }
+    }
+
+    fn device_name(&self, device: DeviceId) -> String {
+        self.threads.devices[device.0].device.spec.name.clone()
+    }
+
+    /// Leaves a device out that computes nothing any more.
+    fn lose(&mut self, device: DeviceId) {
+        if !std::mem::replace(&mut self.devices[device.0].lost, true) {
+            let name = self.device_name(device);
+            tracing::error!("the device `{name}` computes nothing any more: the run goes on without it");
+        }
+    }
+
+    fn copied(&mut self, device: DeviceId, task: TaskId, work: Work, of: (usize, usize), time: Time) {
+        self.devices[device.0].copy_s += time.seconds();
+        self.journal.span(Track::Copy(device), task, work, of, time);
+    }
+
+    fn shard_done(
+        &mut self,
+        device: DeviceId,
+        ticket: Ticket,
+        time: Time,
+        stalled_s: f64,
+        result: Result<Option<Made>, EngineError>,
+    ) {
+        let Some((claim, had_begun)) = self.devices[device.0].take(ticket) else { return };
+        let task = &mut self.tasks[claim.task.0];
+        let made = match result {
+            Ok(Some(made)) => made,
+            Ok(None) => return task.flight.drop_all(),
+            Err(error) => {
+                task.flight.fail(had_begun);
+                let fate = task.fails_at(&claim.what, claim.ticket, error);
+                self.meet(claim.task.0, fate);
+                return abandon(&self.devices, claim.task);
+            }
+        };
+        self.devices[device.0].count(time, stalled_s);
+        self.journal.computed(device, &claim, time);
+        match task.gives_up_on(&claim) {
+            true => task.flight.drop_all(),
+            false => self.finished(device, &claim, made, time),
+        }
+    }
+
+    /// A shard task ended well: what it made goes down.
+    fn finished(&mut self, device: DeviceId, claim: &Claim, mut made: Made, time: Time) {
+        let handed = self.devices[device.0].takes_over(claim);
+        let task = &mut self.tasks[claim.task.0];
+        task.hand_over(claim, handed, &mut made.computed.output);
+        let progress = match task.finished(claim, made.computed.measured.take(), time) {
+            Ok(progress) => progress,
+            Err(error) => {
+                let fate = task.fails_in(claim.what.step, error);
+                return self.meet(claim.task.0, fate);
+            }
+        };
+        task.flight.downloading += 1;
+        let job = DownloadJob {
+            ticket: claim.ticket,
+            task: claim.task,
+            chain: task.facts.chain().clone(),
+            at: claim.at,
+            made,
+            shard: claim.what.shard,
+            stays: task.facts.placement.on_device(),
+        };
+        // A worker's channel closes only with the run.
+        let _ = self.threads.devices[device.0].download.send(job);
+        if let Progress::Evaluated { best: true, .. } = progress {
+            let _ = self.threads.host.send(HostJob::Snapshot { task: claim.task });
+        }
+        self.journal.progress(&self.tasks[claim.task.0], progress, time.end_s);
+    }
+
+    /// A checkpoint was written, or could not be.
+    fn checkpointed(&mut self, id: TaskId, result: Result<u64, EngineError>, time: Time) {
+        let task = &mut self.tasks[id.0];
+        if task.phase.is_over() {
+            return;
+        }
+        task.request = None;
+        task.checkpoint = CheckpointClock::saved_at(&task.cursor, time.end_s);
+        match result {
+            Ok(bytes) => {
+                task.results.checkpoint_error = None;
+                let (step, seconds, at_s) = (task.cursor.step(), time.seconds(), time.end_s);
+                self.journal.observe(&RunEvent::Checkpointed { task: id, step, bytes, seconds, at_s });
+            }
+            Err(error) => self.checkpoint_failed(id, &error),
+        }
+    }
+
+    /// Tells that a checkpoint could not be written; the task goes on.
+    fn checkpoint_failed(&mut self, id: TaskId, error: &EngineError) {
+        let (task, error, at_s) = (&mut self.tasks[id.0], with_causes(error), self.journal.clock.now());
+        task.results.checkpoint_error = Some(error.clone());
+        let step = task.cursor.step();
+        self.journal.observe(&RunEvent::CheckpointFailed { task: id, step, error: &error, at_s });
+    }
+
+    fn written(&mut self, id: TaskId, result: Result<Written, EngineError>) {
+        let task = &mut self.tasks[id.0];
+        if task.phase.is_over() {
+            return;
+        }
+        let mut written = match result {
+            Ok(written) => written,
+            Err(error) => {
+                let error = task.with_checkpoint(error);
+                return self.fail(id.0, error);
+            }
+        };
+        let unsaved = written.unsaved.take();
+        task.written(written);
+        match unsaved {
+            Some(error) => self.checkpoint_failed(id, &error),
+            // One that was stopped has an earlier one.
+            None if task.phase.state() == Some(TaskState::Done) => task.results.checkpoint_error = None,
+            None => {}
+        }
+        self.end(id.0);
+    }
+}

@@ -1,0 +1,155 @@
+//! The first masters of tasks: drawn or read, or those of a checkpoint.
+//!
+//! They go into the store group by group, so that a model that host memory has no room for is never whole in it.
+
+use super::memory::RunMemory;
+use crate::admission::{best_bytes, groups};
+use crate::checkpoint::{ImageValues, Reader};
+use crate::error::{EngineError, guarded};
+use crate::task::Facts;
+use crate::weights::initial_image;
+use hydra_core::{Chain, FloatType, TrainSpec};
+use hydra_spill::{DeviceLink, ImageId, Masters, NarrowFloats, Reservation, SpillError, TierStore};
+use rayon::prelude::*;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Where a task's first masters come from.
+enum Source {
+    Drawn { chain: Arc<Chain>, spec: TrainSpec },
+    Saved { chain: Arc<Chain>, reader: Box<Reader> },
+}
+
+impl Source {
+    fn of(facts: &Facts) -> Result<Self, EngineError> {
+        let chain = facts.chain().clone();
+        Ok(match &facts.task.resume {
+            Some(checkpoint) => Self::Saved { chain, reader: Box::new(checkpoint.reader()?) },
+            None => Self::Drawn { chain, spec: facts.task.spec.clone() },
+        })
+    }
+
+    /// The images that follow those that were given so far.
+    fn next(&mut self, group: Range<usize>) -> Result<Vec<ImageValues>, EngineError> {
+        match self {
+            Self::Drawn { chain, spec } => {
+                group.into_par_iter().map(|image| drawn(chain, spec, image)).collect()
+            }
+            Self::Saved { chain, reader } => {
+                chain.images()[group].iter().map(|image| Ok(reader.image(image)?)).collect()
+            }
+        }
+    }
+
+    fn finish(self, moments: usize) -> Result<(), EngineError> {
+        match self {
+            Self::Drawn { .. } => Ok(()),
+            Self::Saved { reader, .. } => Ok(reader.finish(moments)?),
+        }
+    }
+}
+
+fn drawn(chain: &Chain, spec: &TrainSpec, image: usize) -> Result<ImageValues, EngineError> {
+    let params = initial_image(chain, image, spec.seed)?;
+    let moments = if chain.images()[image].trained { spec.optimizer.moments() } else { 0 };
+    Ok(ImageValues { moments: vec![vec![0.0; params.len()]; moments], params, best: None })
+}
+
+/// Puts the first masters of tasks into the store.
+pub(super) struct FirstMasters<'a> {
+    pub store: &'a dyn TierStore,
+    pub memory: &'a mut RunMemory,
+    /// Makes a home for what is promoted from host memory.
+    pub link: &'a dyn DeviceLink,
+}
+
+impl FirstMasters<'_> {
+    /// Puts those of one task there; returns whether its best masters so far are among them.
+    ///
+    /// # Errors
+    /// Weights that cannot be read.
+    pub(super) fn put(&mut self, facts: &Facts) -> Result<bool, EngineError> {
+        const WHAT: &str = "reading the first weights";
+        let mut source = guarded(WHAT, || Source::of(facts))?;
+        let mut best = false;
+        for group in self.groups(facts) {
+            let (rooms, passing) = self.rooms(facts, group.clone())?;
+            let images = guarded(WHAT, || source.next(group.clone()))?;
+            for ((image, values), room) in group.zip(images).zip(rooms) {
+                best |= values.best.is_some();
+                self.insert(facts, image, values, room)?;
+            }
+            drop(passing);
+        }
+        source.finish(facts.task.spec.optimizer.moments())?;
+        Ok(best)
+    }
+
+    /// The images of a task that are made together.
+    fn groups(&self, facts: &Facts) -> Vec<Range<usize>> {
+        let images = 0..facts.chain().images().len();
+        let bytes: Vec<u64> = images.clone().map(|image| facts.stored_bytes(image)).collect();
+        let on_disk: Vec<bool> = images.map(|image| facts.lives_on_disk(image)).collect();
+        groups(&on_disk, &bytes, self.memory.disk.working.capacity())
+    }
+
+    /// Room for each image of a group where it will live and, for those that leave host memory, there until they have.
+    fn rooms(
+        &mut self,
+        facts: &Facts,
+        group: Range<usize>,
+    ) -> Result<(Vec<Reservation>, Option<Reservation>), EngineError> {
+        let mut passing = None;
+        let mut rooms = Vec::new();
+        for image in group {
+            let bytes = facts.stored_bytes(image);
+            if !facts.lives_on_disk(image) {
+                let room = self.memory.host.reserve(bytes, facts.name());
+                rooms.push(room.map_err(SpillError::from)?);
+                continue;
+            }
+            let on_its_way = self.memory.disk.working.reserve(bytes, facts.name());
+            add(&mut passing, on_its_way.map_err(SpillError::from)?);
+            rooms.push(self.memory.disk.room(facts.id, bytes)?);
+        }
+        Ok((rooms, passing))
+    }
+
+    fn insert(
+        &self,
+        facts: &Facts,
+        image: usize,
+        values: ImageValues,
+        mut room: Reservation,
+    ) -> Result<(), EngineError> {
+        let ImageValues { params, moments, best } = values;
+        let (layout, id) = (&facts.chain().images()[image], ImageId::new(facts.id, image));
+        if let Some(bytes) = best_bytes(layout, &facts.task.spec) {
+            // Before there are any, nobody asks for them.
+            let best = best.unwrap_or_else(|| vec![0.0; params.len()]);
+            self.store.insert(id.snapshot(), Masters::new(best, Vec::new()), room.split(bytes))?;
+        }
+        let home = |values: Vec<f32>| match facts.placement.on_device() || facts.lives_on_disk(image) {
+            // They leave host memory.
+            true => values.into(),
+            false => self.link.pin(values),
+        };
+        let masters = match layout.float {
+            FloatType::F32 => Masters::new(home(params), moments),
+            // The masters themselves do not move.
+            float => {
+                let narrow = Some(NarrowFloats::of(&params, float, home));
+                Masters { narrow, ..Masters::new(params, moments) }
+            }
+        };
+        self.store.insert(id, masters, room)?;
+        Ok(())
+    }
+}
+
+fn add(sum: &mut Option<Reservation>, more: Reservation) {
+    match sum {
+        Some(sum) => sum.merge(more),
+        None => *sum = Some(more),
+    }
+}

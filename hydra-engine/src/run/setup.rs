@@ -1,0 +1,97 @@
+//! A run that was admitted: all that the event loop starts from.
+
+use crate::admission::{Admission, DiskTier};
+use crate::checkpoint::{self, CheckpointEvery, Identity};
+use crate::device::LogicalDevice;
+use crate::error::{EngineError, refused};
+use crate::observer::{Observer, Silent};
+use crate::protocol::StopFlag;
+use crate::report::RunReport;
+use crate::train_task::TrainTask;
+use hydra_sched::{Policy, PolicyKind};
+use hydra_spill::DeviceHomeStore;
+use std::fmt;
+use std::sync::Arc;
+
+/// The policy that was chosen.
+pub(crate) enum PolicyChoice {
+    Kind(PolicyKind),
+    Own(Box<dyn Policy>),
+}
+
+/// The settings of a run on which admission does not depend.
+pub(crate) struct RunSettings {
+    pub policy: PolicyChoice,
+    pub prefetch: bool,
+    pub every: CheckpointEvery,
+    pub seed: u64,
+    pub stop: StopFlag,
+    pub observer: Box<dyn Observer>,
+}
+
+impl Default for RunSettings {
+    fn default() -> Self {
+        Self {
+            policy: PolicyChoice::Kind(PolicyKind::default()),
+            prefetch: true,
+            every: CheckpointEvery::default(),
+            seed: 0,
+            stop: StopFlag::new(),
+            observer: Box::new(Silent),
+        }
+    }
+}
+
+/// A run that fits, and has not started. Its devices are open.
+pub struct AdmittedRun {
+    pub(crate) tasks: Vec<TrainTask>,
+    pub(crate) admission: Admission,
+    pub(crate) devices: Vec<LogicalDevice>,
+    pub(crate) store: Arc<DeviceHomeStore>,
+    pub(crate) disk: DiskTier,
+    /// The identity of each task that has checkpoints.
+    pub(crate) identities: Vec<Option<Identity>>,
+    pub(crate) settings: RunSettings,
+}
+
+impl fmt::Debug for AdmittedRun {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AdmittedRun").field("admission", &self.admission).finish_non_exhaustive()
+    }
+}
+
+impl AdmittedRun {
+    /// The needs of the run.
+    pub fn admission(&self) -> &Admission {
+        &self.admission
+    }
+
+    /// Hears what happens from here on, in the place of who heard the pilot passes.
+    pub fn observer(mut self, observer: Box<dyn Observer>) -> Self {
+        self.settings.observer = observer;
+        self
+    }
+
+    /// Reserves the space on the disk that masters are to live in, as [`start`](Self::start) does where nobody did
+    /// before.
+    ///
+    /// # Errors
+    /// [`SpillError::DiskRoom`](hydra_spill::SpillError::DiskRoom) where the disk has no room; it can be tried again.
+    pub fn reserve_disk(&mut self) -> Result<(), EngineError> {
+        self.disk.reserve(&self.tasks, &self.admission)
+    }
+
+    /// Trains every task and reports. A task that fails is set aside and reported.
+    ///
+    /// # Errors
+    /// Those for which the run could not start: as [`reserve_disk`](Self::reserve_disk), and a checkpoint's file or a
+    /// thread that cannot be made.
+    pub fn start(mut self) -> Result<RunReport, EngineError> {
+        self.reserve_disk()?;
+        for task in self.tasks.iter().filter(|task| !task.is_finished()) {
+            let prepared = task.checkpoint_file().map_or(Ok(()), checkpoint::prepare);
+            prepared.map_err(EngineError::from).map_err(refused(&task.name))?;
+        }
+        super::run(self)
+    }
+}

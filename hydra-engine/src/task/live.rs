@@ -1,0 +1,410 @@
+//! A task while it runs: what it can do next, and what its shard tasks bring about.
+
+use super::checkpoint_clock::CheckpointClock;
+use super::facts::Facts;
+use super::flight::Flight;
+use super::gradient_room::GradientRoom;
+use super::phase::Phase;
+use super::results::{Progress, Results, Underway};
+use super::sweep::{ReadAhead, SweepBuffers};
+use super::waits::Waits;
+use crate::admission::{AdmittedTask, GradientBytes};
+use crate::checkpoint::Identity;
+use crate::device::ShardWork;
+use crate::error::EngineError;
+use crate::optimizer::MicroStep;
+use crate::protocol::{Inputs, Loaded, Output, Reading, Ticket, Time};
+use crate::stages::{Cursor, EvaluationKind, ShardTask, Stage, Sweep};
+use crate::train_task::TrainTask;
+use hydra_core::{DeviceId, HostTensor, Measured, Pass, Sampler, TaskId};
+use hydra_sched::{CostError, CostModel, ModelIndex, ModelView, ShardTaskKind};
+use hydra_spill::Reservation;
+
+/// A shard task that a device has claimed.
+#[derive(Clone, Debug)]
+pub(crate) struct Claim {
+    pub ticket: Ticket,
+    pub task: TaskId,
+    pub what: ShardTask,
+    pub work: ShardWork,
+    pub at: MicroStep,
+    /// Loss terms of the microbatch or evaluation batch.
+    pub terms: usize,
+    /// Whether its primary input is what the shard task before it on the device leaves.
+    pub from_handoff: bool,
+}
+
+/// What another thread was asked to do with a task at rest, which waits for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Request {
+    Checkpoint,
+    Restore,
+    Write,
+}
+
+/// The memory of a task beside its masters.
+pub(crate) struct TaskMemory {
+    /// Host memory while it is within a sweep: gradients and boundary activations.
+    pub active: Option<Reservation>,
+    /// What its gradients take of that.
+    pub gradients: GradientRoom,
+    /// Memory of the device that its masters live on, for gradients that wait there.
+    pub waiting: Option<Reservation>,
+}
+
+/// A task while it runs.
+pub(crate) struct LiveTask {
+    pub facts: Facts,
+    pub phase: Phase,
+    pub request: Option<Request>,
+    pub cursor: Cursor,
+    pub costs: CostModel,
+    /// Minibatches that each image has been stepped for; frozen ones are always up to date.
+    pub(super) versions: Vec<usize>,
+    sampler: Sampler,
+    pub flight: Flight,
+    pub sweep: SweepBuffers,
+    pub ahead: ReadAhead,
+    pub memory: TaskMemory,
+    pub results: Results,
+    pub(super) underway: Underway,
+    pub checkpoint: CheckpointClock,
+    pub waits: Waits,
+}
+
+impl LiveTask {
+    pub(crate) fn new(
+        id: TaskId,
+        task: TrainTask,
+        admitted: &AdmittedTask,
+        identity: Option<Identity>,
+    ) -> Result<Self, CostError> {
+        let facts = Facts::new(id, task, admitted, identity);
+        let (chain, spec) = (facts.chain(), &facts.task.spec);
+        let cursor = Cursor::new(facts.program());
+        let gradients = GradientBytes::of(chain, spec, &facts.shards);
+        let gradients = GradientRoom::new(gradients, admitted.gradient_bytes, chain.images().len());
+        let frozen = |trained: bool| if trained { 0 } else { usize::MAX };
+        let forward: Vec<f64> = facts.plan.shards.iter().map(|shard| shard.forward_s).collect();
+        let backward = facts.plan.shards.iter().map(|shard| shard.backward_s).collect();
+        Ok(Self {
+            phase: Phase::Running,
+            request: None,
+            costs: CostModel::new(forward.clone(), backward, forward)?,
+            versions: chain.images().iter().map(|image| frozen(image.trained)).collect(),
+            sampler: Sampler::new(facts.task.train.len(), spec.batch, spec.seed, spec.shuffle),
+            flight: Flight::default(),
+            sweep: SweepBuffers::new(facts.shards.len()),
+            ahead: ReadAhead::default(),
+            memory: TaskMemory { active: None, gradients, waiting: None },
+            results: Results::default(),
+            underway: Underway::default(),
+            checkpoint: CheckpointClock::new(&cursor),
+            waits: Waits::default(),
+            cursor,
+            facts,
+        })
+    }
+
+    pub(crate) fn id(&self) -> TaskId {
+        self.facts.id
+    }
+
+    /// Estimated seconds of compute that no one has claimed yet.
+    pub(crate) fn remaining_s(&self) -> f64 {
+        self.costs.remaining_s(&self.cursor.left())
+    }
+
+    /// The next shard task, if `device` can claim it now.
+    pub(crate) fn claimable(&self, device: DeviceId, prefetch: bool) -> Option<ShardTask> {
+        if self.phase.is_over() || self.request.is_some() {
+            return None;
+        }
+        let follows = self.flight.followed_on(device, prefetch).ok()?;
+        let next = self.cursor.peek().filter(|_| !matches!(self.phase, Phase::Doomed { .. }))?;
+        if self.stops_before(&next) || self.awaits_verdict() {
+            return None;
+        }
+        let ready = !self.ahead.reads_for(Sweep::of(&next))
+            && self.has_final_masters(&next)
+            && self.sweep.has_inputs(&next, follows.as_ref())
+            && !self.lacks_gradient_room(&next);
+        ready.then_some(next)
+    }
+
+    /// The task as policies see it, if its next shard task is `next`.
+    pub(crate) fn view(&self, next: &ShardTask) -> ModelView {
+        ModelView {
+            model: ModelIndex(self.id().0),
+            remaining_s: self.remaining_s(),
+            submitted: self.id().0 as u64,
+            next_shard: next.shard,
+            cached: false,
+            continues: self.flight.running().is_some(),
+        }
+    }
+
+    /// The next shard task, if it waits for the optimizer and any device may claim it afterwards.
+    pub(crate) fn awaited(&self) -> Option<ShardTask> {
+        let open = !self.phase.is_over() && !self.flight.is_claimed();
+        let waits = |next: &ShardTask| !self.stops_before(next) && !self.has_final_masters(next);
+        self.cursor.peek().filter(|next| open && waits(next))
+    }
+
+    /// Returns whether the task ends, or is saved, before this shard task, which is next.
+    fn stops_before(&self, next: &ShardTask) -> bool {
+        (self.phase.ends_at_rest() || self.checkpoint.due) && self.is_between_sweeps(next)
+    }
+
+    /// When the shard that waits for the optimizer can have been promoted, once that was measured.
+    pub(crate) fn promoted_s(&self) -> Option<f64> {
+        self.waits.promoted_s().filter(|_| self.flight.running().is_none())
+    }
+
+    /// Estimated seconds to the end of the task if it waits for no other.
+    pub(crate) fn alone_s(&self) -> f64 {
+        let minibatches = self.cursor.program().steps.saturating_sub(self.cursor.step());
+        self.remaining_s() + self.waits.of_minibatches(minibatches)
+    }
+
+    /// Returns whether what is next begins a minibatch or an evaluation batch, so that the task may end here.
+    fn is_between_sweeps(&self, next: &ShardTask) -> bool {
+        self.cursor.at_minibatch_start() || matches!(next.stage, Stage::Evaluate { .. }) && next.shard == 0
+    }
+
+    /// Returns whether an evaluation computes yet that may be the last one.
+    fn awaits_verdict(&self) -> bool {
+        let periodic = EvaluationKind::Periodic;
+        let evaluates =
+            |task: ShardTask| matches!(task.stage, Stage::Evaluate { kind, .. } if kind == periodic);
+        let may_end = self.facts.task.spec.patience.is_some() && self.flight.running().is_some_and(evaluates);
+        may_end && self.cursor.at_minibatch_start()
+    }
+
+    fn has_final_masters(&self, next: &ShardTask) -> bool {
+        self.facts.images_of_shard(next.shard).iter().all(|image| self.versions[*image] >= next.step)
+    }
+
+    /// Returns whether every trained image has been stepped for every minibatch that was trained.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.versions.iter().all(|version| *version >= self.cursor.step())
+    }
+
+    fn lacks_gradient_room(&self, next: &ShardTask) -> bool {
+        next.kind == ShardTaskKind::Backward && !self.memory.gradients.has_room(next.shard)
+    }
+
+    /// Returns whether the next shard task waits for the optimizer to let go of gradients.
+    pub(crate) fn awaits_steps(&self) -> bool {
+        self.cursor.peek().is_some_and(|next| self.lacks_gradient_room(&next))
+    }
+
+    fn starts_sweep(&self, next: &ShardTask) -> bool {
+        next.shard == 0 && next.kind != ShardTaskKind::Backward
+            || self.facts.shards.len() == 1 && next.kind == ShardTaskKind::Backward
+    }
+
+    /// Claims `next` for `device`: moves the cursor and gives the claim with the inputs that are there.
+    ///
+    /// # Errors
+    /// Data that cannot be read.
+    pub(crate) fn claim(
+        &mut self,
+        ticket: Ticket,
+        device: DeviceId,
+        next: ShardTask,
+    ) -> Result<(Claim, Inputs<HostTensor>), EngineError> {
+        if self.starts_sweep(&next) {
+            self.begin_sweep(&next)?;
+        }
+        let (inputs, from_handoff) = self.sweep.inputs(&next);
+        debug_assert!(!from_handoff || self.flight.running().is_some());
+        let (batch, total) = self.sweep.batch(&next);
+        let (terms, weight) = (batch.terms, batch.terms as f64 / total.max(1) as f64);
+        let microbatch = match next.stage {
+            Stage::Train { microbatch } => microbatch,
+            _ => 0,
+        };
+        let program = self.cursor.program();
+        let at = MicroStep { step: next.step, microbatch, of: program.microbatches_of(next.step) };
+        let work = ShardWork {
+            layers: self.facts.shards[next.shard].clone(),
+            kind: next.kind,
+            last: next.shard + 1 == self.facts.shards.len(),
+            input_gradients: next.kind == ShardTaskKind::Backward && next.shard > program.first_trained,
+            weight,
+            key: Pass::key_of(self.facts.task.spec.seed, next.step, microbatch),
+            step: next.step,
+        };
+        if next.kind == ShardTaskKind::Backward {
+            self.memory.gradients.claimed(next.shard);
+        }
+        self.cursor.advance();
+        self.flight.claim(device);
+        Ok((Claim { ticket, task: self.id(), what: next, work, at, terms, from_handoff }, inputs))
+    }
+
+    fn begin_sweep(&mut self, next: &ShardTask) -> Result<(), EngineError> {
+        self.sweep.begin();
+        if let Some(loaded) = self.ahead.take(Sweep::of(next)) {
+            self.sweep.set_batches(loaded.batches?);
+        } else if let Some(reading) = self.reading(next) {
+            self.sweep.set_batches(reading.batches()?);
+        }
+        Ok(())
+    }
+
+    /// What is read for a sweep that begins with this shard task; nothing where its batches are there.
+    fn reading(&mut self, next: &ShardTask) -> Option<Reading> {
+        let task = &self.facts.task;
+        let float = task.chain.float_type();
+        let (data, parts) = match next.stage {
+            Stage::Train { microbatch: 0 } => {
+                let items = self.sampler.items(next.step);
+                let parts = task.spec.microbatches(&items).into_iter().map(<[usize]>::to_vec).collect();
+                (task.train.clone(), parts)
+            }
+            Stage::Evaluate { kind, batch } => {
+                let data = self.facts.evaluation_data(kind).clone();
+                let size = task.evaluation_batch();
+                let parts = vec![(batch * size..((batch + 1) * size).min(data.len())).collect()];
+                (data, parts)
+            }
+            _ => return None,
+        };
+        Some(Reading { data, parts, float })
+    }
+
+    /// The shard task with which a sweep begins whose batches can be read ahead now.
+    pub(crate) fn next_to_read(&mut self) -> Option<ShardTask> {
+        let ends = self.phase.is_over() || self.phase.ends_at_rest();
+        if ends || self.ahead.reads() {
+            return None;
+        }
+        let next = self.cursor.peek().filter(|next| self.starts_sweep(next))?;
+        self.ahead.is_free_for(Sweep::of(&next)).then_some(next)
+    }
+
+    /// Begins to read ahead: what is to be read, and for which sweep.
+    pub(crate) fn read_ahead(&mut self, next: &ShardTask) -> Option<(Sweep, Reading)> {
+        let reading = self.reading(next)?;
+        self.ahead.begin(Sweep::of(next));
+        Some((Sweep::of(next), reading))
+    }
+
+    /// Batches were read ahead, or could not be.
+    pub(crate) fn loaded(&mut self, loaded: Loaded) {
+        self.ahead.arrived(loaded, !self.phase.is_over());
+    }
+
+    /// Keeps of the output of `claim` what is needed on the host: nothing if the next shard task of the sweep takes it on
+    /// the device and no other will.
+    pub(crate) fn hand_over<T>(&mut self, claim: &Claim, handed: bool, output: &mut Output<T>) {
+        if !self.sweep.needs_output(claim, handed) {
+            *output = Output::None;
+        }
+        if !matches!(output, Output::None) {
+            self.sweep.expect_output(claim);
+        }
+    }
+
+    /// A shard task ended well: accounts for its loss and tells what it completed.
+    ///
+    /// # Errors
+    /// A loss that is no number.
+    pub(crate) fn finished(
+        &mut self,
+        claim: &Claim,
+        measured: Option<Measured>,
+        time: Time,
+    ) -> Result<Progress, EngineError> {
+        self.flight.finish(claim.ticket);
+        self.results.compute_s += time.seconds();
+        self.costs.observe(claim.what.kind, claim.what.shard, time.seconds());
+        if let Some(measured) = measured {
+            self.add_loss(claim, &measured)?;
+        }
+        Ok(match claim.what.stage {
+            Stage::Train { microbatch } if self.ends_minibatch(claim, microbatch) => {
+                self.end_minibatch(claim, time)
+            }
+            Stage::Evaluate { kind, batch } if claim.work.last => {
+                self.end_batch(kind, batch, claim.what.step)
+            }
+            _ => Progress::Nothing,
+        })
+    }
+
+    fn add_loss(&mut self, claim: &Claim, measured: &Measured) -> Result<(), EngineError> {
+        let (loss, step) = (measured.loss, claim.what.step);
+        match claim.what.stage {
+            Stage::Evaluate { kind, .. } if !loss.is_finite() => {
+                let dataset = Some(self.facts.evaluation_data(kind).name().to_owned());
+                return Err(EngineError::BadLoss { loss, step, dataset });
+            }
+            _ if !loss.is_finite() => return Err(EngineError::BadLoss { loss, step, dataset: None }),
+            Stage::Evaluate { .. } => self.underway.evaluate(measured, claim.terms),
+            _ => self.underway.train(claim.work.weight, loss),
+        }
+        Ok(())
+    }
+
+    fn ends_minibatch(&self, claim: &Claim, microbatch: usize) -> bool {
+        let program = self.cursor.program();
+        claim.what.kind == ShardTaskKind::Backward
+            && claim.what.shard == program.first_trained
+            && microbatch + 1 == program.microbatches_of(claim.what.step)
+    }
+
+    fn end_minibatch(&mut self, claim: &Claim, time: Time) -> Progress {
+        let (step, loss) = (claim.what.step, self.underway.take_loss());
+        let units = self.sampler.items(step).len() * self.sweep.units_per_item();
+        self.results.losses.push(loss);
+        self.results.units += units as u64;
+        // What the next shard task waits for is the optimizer's.
+        let next = self.cursor.peek().filter(|_| !self.flight.is_claimed());
+        let waits = next.is_some_and(|next| !self.has_final_masters(&next));
+        self.waits.begin(waits, time.end_s);
+        Progress::Minibatch { step, loss, units }
+    }
+
+    fn end_batch(&mut self, kind: EvaluationKind, batch: usize, step: usize) -> Progress {
+        let batches = self.cursor.program().batches(kind);
+        if batch + 1 < batches {
+            let units = self.facts.task.evaluation_batch() * self.sweep.units_per_item();
+            return Progress::Evaluating { kind, batch, batches, units };
+        }
+        let result = self.underway.take_evaluation(self.facts.chain());
+        let best = self.results.note(kind, step, &result);
+        let patience = self.facts.task.spec.patience;
+        if kind == EvaluationKind::Periodic
+            && self.cursor.at_minibatch_start()
+            && self.results.exhaust(patience)
+        {
+            self.cursor.stop(true);
+        }
+        Progress::Evaluated { kind, step, result, best }
+    }
+
+    /// The optimizer has stepped an image.
+    pub(crate) fn stepped(&mut self, image: usize, step: usize, time: Time) {
+        self.versions[image] = step + 1;
+        self.memory.gradients.stepped(image);
+        let over = self.cursor.peek().is_none_or(|next| self.has_final_masters(&next));
+        self.results.optimizer_stall_s += self.waits.step(time, over);
+    }
+
+    /// Between two minibatches or evaluation batches, with nothing outstanding: holds no sweep's memory.
+    pub(super) fn is_at_rest(&self) -> bool {
+        self.flight.is_idle()
+            && self.is_settled()
+            && self.cursor.peek().is_none_or(|next| self.is_between_sweeps(&next))
+    }
+
+    /// Returns whether it ended, or is to end, before its length because evaluations got no better.
+    pub(crate) fn stopped_early(&self) -> bool {
+        let shorter = self.results.losses.len() < self.cursor.program().steps;
+        let patience = self.facts.task.spec.patience;
+        self.phase.failure().is_none() && shorter && self.results.exhaust(patience)
+    }
+}

@@ -1,0 +1,128 @@
+//! The results of a task so far, and what an evaluation means for how it goes on.
+
+use crate::checkpoint::SavedResults;
+use crate::protocol::{Evaluation, SavedEvaluation, Sums};
+use crate::stages::EvaluationKind;
+use hydra_core::{Chain, Measured};
+use std::path::PathBuf;
+
+/// The results of a task so far.
+#[derive(Debug, Default)]
+pub(crate) struct Results {
+    pub losses: Vec<f64>,
+    pub units: u64,
+    pub initial: Option<Evaluation>,
+    pub validation: Option<Evaluation>,
+    pub test: Option<Evaluation>,
+    pub periodic: Vec<(usize, Evaluation)>,
+    pub best: Option<(usize, Evaluation)>,
+    /// Why the last checkpoint could not be written.
+    pub checkpoint_error: Option<String>,
+    pub sha256: Option<String>,
+    pub dir: Option<PathBuf>,
+    pub compute_s: f64,
+    pub optimizer_stall_s: f64,
+}
+
+/// The outcome of a shard task, beyond the shard task itself.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Progress {
+    Nothing,
+    Minibatch { step: usize, loss: f64, units: usize },
+    Evaluating { kind: EvaluationKind, batch: usize, batches: usize, units: usize },
+    Evaluated { kind: EvaluationKind, step: usize, result: Evaluation, best: bool },
+}
+
+/// The minibatch and the evaluation that are under way.
+#[derive(Debug, Default)]
+pub(crate) struct Underway {
+    /// The loss of the microbatches so far, by their shares.
+    loss: f64,
+    evaluation: Sums,
+}
+
+impl Underway {
+    /// Adds the loss of a microbatch that has this share of its minibatch.
+    pub(crate) fn train(&mut self, share: f64, loss: f32) {
+        self.loss += share * f64::from(loss);
+    }
+
+    /// Adds a batch of an evaluation, of so many terms.
+    pub(crate) fn evaluate(&mut self, measured: &Measured, terms: usize) {
+        self.evaluation.add(measured, terms);
+    }
+
+    /// The loss of the minibatch, which has ended.
+    pub(crate) fn take_loss(&mut self) -> f64 {
+        std::mem::take(&mut self.loss)
+    }
+
+    /// The evaluation, which has ended.
+    pub(crate) fn take_evaluation(&mut self, chain: &Chain) -> Evaluation {
+        std::mem::take(&mut self.evaluation).mean(chain)
+    }
+
+    /// The sums of the evaluation so far.
+    pub(crate) fn sums(&self) -> &Sums {
+        &self.evaluation
+    }
+
+    /// Goes on with an evaluation of which this much is done.
+    pub(crate) fn resume(&mut self, sums: Sums) {
+        self.evaluation = sums;
+    }
+}
+
+impl Results {
+    /// Those that a checkpoint has of a task of this chain.
+    pub(crate) fn of(saved: SavedResults, chain: &Chain) -> Self {
+        let SavedResults { losses, initial, validation, test, periodic, best } = saved;
+        let of = |saved: SavedEvaluation| saved.evaluation(chain);
+        Self {
+            losses,
+            initial: initial.map(of),
+            validation: validation.map(of),
+            test: test.map(of),
+            periodic: periodic.into_iter().map(|(step, result)| (step, of(result))).collect(),
+            best: best.map(|(step, result)| (step, of(result))),
+            ..Self::default()
+        }
+    }
+
+    /// Notes an evaluation after `step` minibatches; returns whether its weights are the best so far.
+    pub(crate) fn note(&mut self, kind: EvaluationKind, step: usize, result: &Evaluation) -> bool {
+        match kind {
+            EvaluationKind::Initial => self.initial = Some(result.clone()),
+            EvaluationKind::Validation => self.validation = Some(result.clone()),
+            EvaluationKind::Test => self.test = Some(result.clone()),
+            EvaluationKind::Periodic => {
+                self.periodic.push((step, result.clone()));
+                if self.best.as_ref().is_none_or(|(_, best)| result.loss < best.loss) {
+                    self.best = Some((step, result.clone()));
+                    self.validation = Some(result.clone());
+                    return true;
+                }
+            }
+        }
+        false
+    }
+
+    /// Returns whether this many evaluations in a row were no better than the best one.
+    pub(crate) fn exhaust(&self, patience: Option<usize>) -> bool {
+        let best = self.best.as_ref().map(|(step, _)| *step);
+        let since = self.periodic.iter().rev().take_while(|(step, _)| Some(*step) != best).count();
+        patience.is_some_and(|patience| since >= patience)
+    }
+
+    /// What a checkpoint has of them. Times are of one run.
+    pub(crate) fn saved(&self) -> SavedResults {
+        SavedResults {
+            losses: self.losses.clone(),
+            initial: self.initial.clone().map(Into::into),
+            validation: self.validation.clone().map(Into::into),
+            test: self.test.clone().map(Into::into),
+            periodic: self.periodic.iter().map(|(step, result)| (*step, result.clone().into())).collect(),
+            best: self.best.clone().map(|(step, result)| (step, result.into())),
+        }
+    }
+}

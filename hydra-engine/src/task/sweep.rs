@@ -1,0 +1,210 @@
+//! The host memory of a sweep: its batches, and the tensors that its shard tasks hand to each other.
+
+use super::Claim;
+use crate::protocol::{Gradient, Inputs, Loaded, Output, Ticket};
+use crate::stages::{ShardTask, Stage, Sweep};
+use hydra_core::{Batch, HostTensor};
+use hydra_sched::ShardTaskKind;
+
+/// An input that a shard task of the sweep makes.
+#[derive(Debug)]
+struct Slot<T> {
+    maker: Ticket,
+    value: Option<T>,
+}
+
+impl<T> Slot<T> {
+    fn of(maker: Ticket) -> Option<Self> {
+        Some(Self { maker, value: None })
+    }
+}
+
+/// What a sweep has on the host.
+#[derive(Debug)]
+pub(crate) struct SweepBuffers {
+    /// One a microbatch.
+    batches: Vec<Batch>,
+    /// The boundary activation in front of each shard.
+    boundaries: Vec<Option<Slot<Vec<HostTensor>>>>,
+    /// The gradient of the output of a shard.
+    upstream: Option<(usize, Slot<Gradient<HostTensor>>)>,
+}
+
+impl SweepBuffers {
+    /// Nothing yet, of a model of so many shards.
+    pub(crate) fn new(shards: usize) -> Self {
+        Self { batches: Vec::new(), boundaries: (0..shards).map(|_| None).collect(), upstream: None }
+    }
+
+    fn shards(&self) -> usize {
+        self.boundaries.len()
+    }
+
+    /// Lets go of what shard tasks made.
+    pub(crate) fn begin(&mut self) {
+        self.boundaries.iter_mut().for_each(|slot| *slot = None);
+        self.upstream = None;
+    }
+
+    /// The batches of the minibatch or evaluation batch that begins.
+    pub(crate) fn set_batches(&mut self, batches: Vec<Batch>) {
+        self.batches = batches;
+    }
+
+    /// Lets go of everything.
+    pub(crate) fn release(&mut self) {
+        self.begin();
+        self.batches.clear();
+    }
+
+    /// The batch of a shard task, and the loss terms of its whole minibatch.
+    pub(crate) fn batch(&self, next: &ShardTask) -> (&Batch, usize) {
+        let index = match next.stage {
+            Stage::Train { microbatch } => microbatch,
+            _ => 0,
+        };
+        (&self.batches[index], self.batches.iter().map(|batch| batch.terms).sum())
+    }
+
+    /// Tokens (or items) in an item.
+    pub(crate) fn units_per_item(&self) -> usize {
+        self.batches.first().map_or(1, |batch| batch.units / batch.items.max(1))
+    }
+
+    /// Returns whether the inputs of a shard task are on the host, or come from the one that it `follows` on its device.
+    pub(crate) fn has_inputs(&self, next: &ShardTask, follows: Option<&ShardTask>) -> bool {
+        let activation = next.shard == 0
+            || self.boundary(next.shard).is_some()
+            || follows.is_some_and(|running| hands_activation(running, next));
+        let upstream = !self.needs_upstream(next)
+            || self.upstream(next.shard).is_some()
+            || follows.is_some_and(|running| hands_gradient(running, next));
+        activation && upstream
+    }
+
+    /// The inputs of a shard task that are on the host, and whether another one comes from the shard task before it on
+    /// the device.
+    pub(crate) fn inputs(&self, next: &ShardTask) -> (Inputs<HostTensor>, bool) {
+        let (batch, _) = self.batch(next);
+        let last = next.shard + 1 == self.shards();
+        let inputs = Inputs {
+            activation: match next.shard {
+                0 => Some(batch.inputs.parts.clone()),
+                shard => self.boundary(shard).cloned(),
+            },
+            targets: if last { batch.targets.parts.clone() } else { Vec::new() },
+            upstream: self.upstream(next.shard).filter(|_| self.needs_upstream(next)).cloned(),
+        };
+        let follows = inputs.activation.is_none() || self.needs_upstream(next) && inputs.upstream.is_none();
+        (inputs, follows)
+    }
+
+    fn needs_upstream(&self, next: &ShardTask) -> bool {
+        next.kind == ShardTaskKind::Backward && next.shard + 1 < self.shards()
+    }
+
+    fn boundary(&self, shard: usize) -> Option<&Vec<HostTensor>> {
+        self.boundaries[shard].as_ref()?.value.as_ref()
+    }
+
+    fn upstream(&self, shard: usize) -> Option<&Gradient<HostTensor>> {
+        let (of, slot) = self.upstream.as_ref()?;
+        (*of == shard).then_some(())?;
+        slot.value.as_ref()
+    }
+
+    /// Returns whether the output of `claim` is needed on the host, if `handed` tells that the next shard task of the sweep
+    /// takes it on the device.
+    pub(crate) fn needs_output(&self, claim: &Claim, handed: bool) -> bool {
+        let checkpoint = claim.what.kind == ShardTaskKind::Forward && claim.what.shard + 2 < self.shards();
+        !handed || checkpoint
+    }
+
+    /// Announces that the output of `claim` will arrive.
+    pub(crate) fn expect_output(&mut self, claim: &Claim) {
+        match claim.what.kind {
+            ShardTaskKind::Backward => {
+                if let Some(shard) = claim.what.shard.checked_sub(1) {
+                    self.upstream = Slot::of(claim.ticket).map(|slot| (shard, slot));
+                }
+            }
+            ShardTaskKind::Forward | ShardTaskKind::Evaluate => {
+                if let Some(slot) = self.boundaries.get_mut(claim.what.shard + 1) {
+                    *slot = Slot::of(claim.ticket);
+                }
+            }
+        }
+    }
+
+    /// The output of the shard task `maker` has arrived. One of an earlier sweep is dropped.
+    pub(crate) fn output_arrived(&mut self, maker: Ticket, output: Output<HostTensor>) {
+        match output {
+            Output::None => {}
+            Output::Activation(value) => {
+                let mut slots = self.boundaries.iter_mut().flatten();
+                if let Some(slot) = slots.find(|slot| slot.maker == maker) {
+                    slot.value = Some(value);
+                }
+            }
+            Output::Gradient(value) => {
+                if let Some((_, slot)) = self.upstream.as_mut().filter(|(_, slot)| slot.maker == maker) {
+                    slot.value = Some(value);
+                }
+            }
+        }
+    }
+}
+
+fn hands_activation(running: &ShardTask, next: &ShardTask) -> bool {
+    running.kind != ShardTaskKind::Backward && running.stage == next.stage && running.shard + 1 == next.shard
+}
+
+fn hands_gradient(running: &ShardTask, next: &ShardTask) -> bool {
+    running.kind == ShardTaskKind::Backward && running.stage == next.stage && running.shard == next.shard + 1
+}
+
+/// The batches of a task that are read ahead, for at most one sweep at a time.
+#[derive(Default)]
+pub(crate) struct ReadAhead {
+    loading: Option<Sweep>,
+    loaded: Option<Loaded>,
+}
+
+impl ReadAhead {
+    /// Returns whether batches are being read. They have memory of their own, and whatever else becomes of the task does
+    /// not wait for them.
+    pub(crate) fn reads(&self) -> bool {
+        self.loading.is_some()
+    }
+
+    /// Returns whether the batches of this sweep are being read.
+    pub(crate) fn reads_for(&self, sweep: Sweep) -> bool {
+        self.loading == Some(sweep)
+    }
+
+    /// Returns whether the batches of this sweep, which begins next, are neither there nor being read. Those of another
+    /// sweep nobody wants any more.
+    pub(crate) fn is_free_for(&mut self, sweep: Sweep) -> bool {
+        self.loaded.take_if(|loaded| loaded.of != sweep);
+        self.loaded.is_none()
+    }
+
+    pub(crate) fn begin(&mut self, sweep: Sweep) {
+        self.loading = Some(sweep);
+    }
+
+    /// Batches were read ahead, or could not be; nobody wants them of a task that is over.
+    pub(crate) fn arrived(&mut self, loaded: Loaded, wanted: bool) {
+        self.loading = None;
+        self.loaded = Some(loaded).filter(|_| wanted);
+    }
+
+    /// What was read ahead for this sweep.
+    pub(crate) fn take(&mut self, sweep: Sweep) -> Option<Loaded> {
+        self.loaded.take().filter(|loaded| loaded.of == sweep)
+    }
+
+    pub(crate) fn release(&mut self) {
+        self.loaded = None;
+    }
+}

@@ -1,0 +1,16 @@
+//! Exactness: what a task comes to is what the plain loop comes to, bit for bit, and what others compute from the same
+//! weights. Devices are measured, each by itself.
+
+#[path = "../common/mod.rs"]
+mod common;
+mod early_stopping;
+mod floats;
+mod metrics;
+mod parity;
+mod residence;
+mod same_bits;
+
+use hydra_spill::alloc::CountingAllocator;
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator::new(std::alloc::System);

@@ -1,0 +1,47 @@
+//! What a shard task allocated is gone when it ends.
+
+use crate::{alone, common::gpt2_chain};
+use hydra_core::{DeviceId, HostActivation, HostTensor, MemoryProbe, Pass, forward_range, promote_layers};
+use hydra_spill::alloc::{AllocatorProbe, with_tag};
+
+#[test]
+fn forwards_without_a_graph_leave_nothing_behind() {
+    let _alone = alone();
+    let chain = gpt2_chain();
+    let device = burn::tensor::Device::flex();
+    let image = |i: usize| {
+        let mut values = vec![0.0f32; chain.images()[i].elements];
+        chain.source().fill(&chain, i, 0, &mut values).unwrap();
+        bytes::Bytes::copy_from_slice(bytemuck::cast_slice(&values)).into()
+    };
+    let ids = HostActivation::of(HostTensor::int((0..24).map(|i| i % 40).collect(), [2, 12]));
+    let autodiff = device.clone().autodiff();
+    let in_use = |times: usize, training: bool, layer: usize, x: &HostActivation| {
+        with_tag(Some(DeviceId(40)), || {
+            for _ in 0..times {
+                let layers = promote_layers(&chain, layer..layer + 1, &image, &device, false);
+                let targets = ids.to_device(&autodiff);
+                let pass = match training {
+                    true => Pass::train(Pass::key_of(0, 0, 0), targets),
+                    false => Pass::evaluate(targets),
+                };
+                let y = forward_range(&layers, layer, x.to_device(&autodiff), &pass);
+                drop(y.into_host());
+            }
+        });
+        AllocatorProbe.in_use(DeviceId(40))
+    };
+    let mut x = ids.clone();
+    let mut leaks = Vec::new();
+    for layer in 0..chain.len() {
+        for training in [true, false] {
+            let before = in_use(20, training, layer, &x);
+            let after = in_use(100, training, layer, &x);
+            leaks.push((chain.layers()[layer].name.clone(), training, after as i64 - before as i64));
+        }
+        let layers = promote_layers(&chain, layer..layer + 1, &image, &device, false);
+        let pass = Pass::evaluate(ids.to_device(&autodiff));
+        x = forward_range(&layers, layer, x.to_device(&autodiff), &pass).into_host();
+    }
+    assert!(leaks.iter().all(|(_, _, bytes)| *bytes <= 0), "bytes of a hundred forwards: {leaks:?}");
+}

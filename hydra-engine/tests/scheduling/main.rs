@@ -1,0 +1,8 @@
+//! Scheduling: whose turn it is, what a task may do to the others, and the record of it. No counting allocator is
+//! installed: what shards need is estimated from shapes.
+
+#[path = "../common/mod.rs"]
+mod common;
+mod isolation;
+mod patient;
+mod record;

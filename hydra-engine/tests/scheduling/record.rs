@@ -1,0 +1,124 @@
+//! A run that has ended tells what its shard tasks took, as a workload that the simulator replays.
+
+use crate::common::{Settings, adamw, gpt2_chain, spirals, tokens};
+use hydra_core::optimizer::Sgd;
+use hydra_core::{Chain, Length, TrainSpec};
+use hydra_engine::{RunReport, TaskState, TrainTask};
+use hydra_models::mlp;
+use hydra_sched::{EvaluationCost, PolicyKind, SimulationOptions, Workload, simulate};
+use std::sync::Arc;
+
+/// Five minibatches of at most four blocks; evaluations in batches of four.
+fn task(spec: TrainSpec) -> TrainTask {
+    let spec = TrainSpec { length: Length::Steps(5), ..spec };
+    TrainTask::new("task", gpt2_chain(), tokens(11, 1), spec).validation(tokens(5, 3)).test(tokens(4, 2))
+}
+
+fn evaluations(of: &[(u64, u64)]) -> Vec<EvaluationCost> {
+    of.iter().map(|&(after, sweeps)| EvaluationCost { after, sweeps }).collect()
+}
+
+/// The workload of a report, after what holds for every one.
+fn replayed(report: &RunReport) -> &Workload {
+    let workload = report.workload.as_ref().expect("something was trained");
+    assert_eq!(&Workload::from_json(&workload.to_json()).expect("a workload"), workload);
+    let ran: u64 = report.devices.iter().map(|device| device.shard_tasks).sum();
+    assert_eq!(workload.shard_tasks(), ran);
+    for kind in PolicyKind::ALL {
+        let replay = simulate(workload, &mut *kind.build(0), SimulationOptions::default()).expect("a replay");
+        assert_eq!((replay.shard_tasks, replay.promotions), (ran, ran), "{kind}");
+    }
+    let compute_s: f64 = report.devices.iter().map(|device| device.compute_s).sum();
+    assert!((workload.total_s() - compute_s).abs() <= 1e-3 * compute_s, "means times counts are sums");
+    workload
+}
+
+#[test]
+fn the_workload_has_the_shard_tasks_of_the_run() {
+    for policy in [PolicyKind::ShardedLrtfEager, PolicyKind::ShardedLrtf] {
+        let settings =
+            Settings { cuts: Some(vec![2, 4]), devices: 2, others: 2, policy, ..Settings::default() };
+        let report = settings.run(task(adamw(4)));
+        assert!(report.replay_s.is_some_and(|s| s > 0.0));
+        let workload = replayed(&report);
+        assert_eq!(workload.devices.len(), 2);
+        let names: Vec<&str> = workload.tasks.iter().map(|task| task.name.as_str()).collect();
+        assert_eq!(names, ["task", "other-0", "other-1"]);
+        let first = &workload.tasks[0];
+        assert_eq!((first.minibatches, first.shards.len()), (5, 3));
+        assert_eq!(first.evaluations, evaluations(&[(0, 2), (5, 2 + 1)]));
+        let last = &first.shards[2];
+        assert_eq!(last.forward_s, 0.0, "the last forward is part of the backward");
+        assert!(first.step_wait_s > 0.0 && last.backward_s > 0.0 && last.evaluate_s.is_some());
+        assert!(first.shards.iter().all(|shard| shard.promote_s.is_some() && shard.bytes > Some(0)));
+    }
+}
+
+#[test]
+fn evaluations_during_training_and_microbatches_are_there() {
+    let spec = TrainSpec { accumulate: 2, eval_every: Some(2), ..adamw(4) };
+    let report = Settings { cuts: Some(vec![3]), ..Settings::default() }.run(task(spec));
+    let first = &replayed(&report).tasks[0];
+    assert_eq!(report.replay_s, None, "the simulator would step after every microbatch");
+    // Two microbatches in each minibatch; evaluations are in batches of a microbatch's size.
+    assert_eq!(first.minibatches, 5 * 2);
+    let every = [(0, 3), (4, 3), (8, 3), (10, 3 + 2)];
+    assert_eq!(first.evaluations, evaluations(&every));
+}
+
+#[test]
+fn minibatches_of_one_microbatch_are_replayed() {
+    let report = |blocks, minibatches| {
+        let spec = TrainSpec { accumulate: 2, length: Length::Steps(minibatches), ..adamw(2) };
+        Settings::default().run(TrainTask::new("task", gpt2_chain(), tokens(blocks, 1), spec))
+    };
+    // One block cannot be split; of five, the last one is alone.
+    let (whole, split) = (report(1, 2), report(5, 3));
+    assert_eq!(replayed(&whole).tasks[0].minibatches, 2);
+    assert!(whole.replay_s.is_some_and(|s| s > 0.0));
+    assert_eq!(replayed(&split).tasks[0].minibatches, 2 + 2 + 1);
+    assert_eq!(split.replay_s, None);
+}
+
+/// The backward of the engine ends at the first trained layer, that of the simulator at the first shard.
+#[test]
+fn frozen_shards_are_recorded_and_not_replayed() {
+    let device = burn::tensor::Device::flex();
+    let linear = |inputs, outputs| burn::nn::LinearConfig::new(inputs, outputs).init(&device);
+    let chain = Chain::builder("frozen")
+        .frozen("a", mlp::Dense { linear: linear(2, 8) })
+        .layer("b", mlp::Dense { linear: linear(8, 8) })
+        .layer("c", mlp::Classifier { linear: linear(8, 3) })
+        .build()
+        .expect("a chain");
+    let chain = Arc::new(chain);
+    let report = |cuts: Vec<usize>| {
+        let spec = TrainSpec { length: Length::Steps(3), ..adamw(4) };
+        let task = TrainTask::new("task", chain.clone(), spirals(), spec);
+        Settings { cuts: Some(cuts), ..Settings::default() }.run(task)
+    };
+    let frozen = report(vec![1, 2]);
+    assert_eq!((frozen.all_done(), frozen.replay_s), (true, None));
+    let workload = frozen.workload.expect("something was trained");
+    assert_eq!((workload.tasks[0].minibatches, workload.tasks[0].shards[0].backward_s), (3, 0.0));
+    assert!(workload.tasks[0].shards[1].backward_s > 0.0);
+    // With a trained layer in the first shard the backward goes all the way.
+    assert!(report(vec![2]).replay_s.is_some());
+}
+
+#[test]
+fn what_was_not_trained_is_left_out() {
+    let mut run = Settings::default().orchestrator();
+    let broken = TrainSpec { length: Length::Steps(3), ..adamw(4) };
+    let far = hydra_core::OptimizerSpec::from(Sgd { lr: 1e30, momentum: 0.0, weight_decay: 0.0 });
+    let broken = TrainSpec { optimizer: far, clip: None, ..broken };
+    run.submit(TrainTask::new("diverges", gpt2_chain(), tokens(11, 1), broken)).expect("a task");
+    run.submit(task(adamw(4))).expect("a task");
+    let report = run.run().expect("a run");
+    assert_eq!(report.tasks[0].state, TaskState::Failed);
+    assert_eq!(report.replay_s, None, "the run did more than the workload says");
+    let workload = report.workload.expect("one was trained");
+    let diverged = workload.tasks.iter().find(|task| task.name == "diverges");
+    assert!(diverged.is_none_or(|task| task.minibatches == report.tasks[0].steps as u64));
+    assert_eq!(workload.tasks.last().expect("the other").minibatches, 5);
+}

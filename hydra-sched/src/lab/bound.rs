@@ -1,0 +1,380 @@
+//! Lower bounds: what no schedule can be shorter than.
+
+use super::program::{Program, ShardTask};
+use super::{TaskCost, Workload, WorkloadError};
+use crate::policy::ShardTaskKind;
+
+/// Shard tasks up to which the packing bound is computed; it sorts them all.
+const PACKED: u64 = 4096;
+
+/// Lower bounds of a workload's makespan, in seconds. Each holds for every schedule that keeps the
+/// rules of the [simulator](crate::simulate), whatever the policy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
+pub struct LowerBounds {
+    /// The longest model by itself on the fastest device: its shard tasks run one after the other,
+    /// with the promotions that nothing can hide, because the optimizer has just changed the
+    /// masters or nothing ran before.
+    pub chain_s: f64,
+    /// All compute, spread evenly over the devices' speeds, from the arrival of the first model
+    /// and its first promotion on.
+    pub work_s: f64,
+    /// The longest `k` models on the fastest `k` devices, for every `k`, and with the models that
+    /// arrive late, for every arrival. It says what there is to gain where there are fewer models
+    /// than devices, or a few that are much longer than the others. Source for the first part:
+    /// Horvath, Lam and Sethi, "A Level Algorithm for Preemptive Scheduling", 1977.
+    pub level_s: f64,
+    /// The promotions that cannot be saved, one after the other on the links.
+    pub link_s: f64,
+    /// The steps of the host optimizer that a shard task waits for, one after the other: all but those of each
+    /// task's last minibatch, which count where an evaluation follows. Before them is a first minibatch's way to its
+    /// first backward, and after them a last minibatch, or that evaluation. 0 where no shard task waits for a step.
+    pub host_s: f64,
+    /// Of the `k m + 1` longest shard tasks on `m` equal devices, `k + 1` meet on one; 0 for unequal
+    /// devices and for workloads of more than a few thousand shard tasks, where it says little.
+    pub packing_s: f64,
+    /// All compute and the idleness that one model of many short minibatches forces. After each of its
+    /// minibatches its next shard task has to wait for its masters and their promotion. Its device is
+    /// idle for that long, or starts a shard task of another model; each of those can stand in only one such
+    /// gap. With more gaps than shard tasks of other models, the difference stays idle.
+    pub turns_s: f64,
+}
+
+impl LowerBounds {
+    /// The bounds of a workload; `prefetch` as in [`SimulationOptions`](crate::SimulationOptions).
+    ///
+    /// # Errors
+    ///
+    /// [`WorkloadError`] when the workload breaks a rule of [`Workload::check`]: of costs that are no times, or
+    /// with nothing to run or nowhere to run it, there is no bound.
+    pub fn of(workload: &Workload, prefetch: bool) -> Result<Self, WorkloadError> {
+        workload.check()?;
+        Ok(Self::of_valid(workload, prefetch))
+    }
+
+    /// The bounds of a workload that has been checked.
+    pub(crate) fn of_valid(workload: &Workload, prefetch: bool) -> Self {
+        let speeds = fast_first(workload.devices.iter().map(|device| device.speed).collect());
+        let jobs: Vec<Job> = (0..workload.tasks.len()).map(|task| Job::of(workload, task)).collect();
+        let fastest = speeds.first().copied().unwrap_or(1.0);
+        let chain = |task| chain_s(workload, task, fastest, prefetch);
+        Self {
+            chain_s: (0..jobs.len()).map(chain).fold(0.0, f64::max),
+            work_s: first_s(&jobs)
+                + jobs.iter().map(|job| job.work_s).sum::<f64>() / speeds.iter().sum::<f64>(),
+            level_s: levels_s(&jobs, &speeds).max(arrivals_s(&jobs, &speeds)),
+            link_s: link_s(workload),
+            host_s: host_s(workload, fastest),
+            packing_s: packing_s(workload),
+            turns_s: turns_s(workload, &jobs, &speeds),
+        }
+    }
+
+    /// The largest of them.
+    pub fn best_s(&self) -> f64 {
+        let others = [self.work_s, self.level_s, self.link_s, self.host_s, self.packing_s, self.turns_s];
+        others.into_iter().fold(self.chain_s, f64::max)
+    }
+}
+
+/// A model as one number.
+struct Job {
+    /// When its first shard task can start at the earliest.
+    first_s: f64,
+    /// Compute on a device of speed 1.
+    work_s: f64,
+}
+
+impl Job {
+    fn of(workload: &Workload, task: usize) -> Self {
+        let first_s = workload.tasks[task].arrival_s + shortest_promote_s(workload, task, 0);
+        Self { first_s, work_s: workload.task_s(task) }
+    }
+}
+
+fn first_s<'a>(jobs: impl IntoIterator<Item = &'a Job>) -> f64 {
+    jobs.into_iter().map(|job| job.first_s).fold(f64::INFINITY, f64::min)
+}
+
+fn fast_first(mut speeds: Vec<f64>) -> Vec<f64> {
+    speeds.sort_by(|a, b| b.total_cmp(a));
+    speeds
+}
+
+fn levels_s(jobs: &[Job], speeds: &[f64]) -> f64 {
+    let mut longest: Vec<&Job> = jobs.iter().collect();
+    longest.sort_by(|a, b| b.work_s.total_cmp(&a.work_s));
+    let (mut work, mut speed, mut first, mut best) = (0.0, 0.0, f64::INFINITY, 0.0f64);
+    for (index, job) in longest.iter().enumerate() {
+        work += job.work_s;
+        speed += speeds.get(index).copied().unwrap_or(0.0);
+        first = first.min(job.first_s);
+        best = best.max(first + work / speed);
+    }
+    best
+}
+
+fn arrivals_s(jobs: &[Job], speeds: &[f64]) -> f64 {
+    let mut latest: Vec<&Job> = jobs.iter().collect();
+    latest.sort_by(|a, b| b.first_s.total_cmp(&a.first_s));
+    let (mut work, mut speed, mut best) = (0.0, 0.0, 0.0f64);
+    for (index, job) in latest.iter().enumerate() {
+        work += job.work_s;
+        speed += speeds.get(index).copied().unwrap_or(0.0);
+        best = best.max(job.first_s + work / speed);
+    }
+    best
+}
+
+/// The shortest promotion of a shard over all devices.
+fn shortest_promote_s(workload: &Workload, task: usize, shard: usize) -> f64 {
+    // Stated seconds are the same everywhere, and many devices need not be asked.
+    let stated = workload.tasks[task].shards[shard].promote_s.is_some();
+    let devices = if stated { 1 } else { workload.devices.len() };
+    (0..devices).map(|device| workload.promote_s(device, task, shard)).fold(f64::INFINITY, f64::min)
+}
+
+/// The earliest end of a model that has all devices for itself.
+///
+/// A shard task is committed to when the one before it starts, at the earliest, and when its
+/// masters are final; then come its promotion and its compute. A shard that was on a device since its
+/// last step may still be there. The host optimizer steps its shards one after another.
+fn chain_s(workload: &Workload, task: usize, speed: f64, prefetch: bool) -> f64 {
+    let cost = &workload.tasks[task];
+    let shards = cost.shards.len();
+    let promote: Vec<f64> = (0..shards).map(|shard| shortest_promote_s(workload, task, shard)).collect();
+    let (keeps, step_s, mut host_s) = (keeps_copies(workload), cost.step_s(), 0.0f64);
+    let mut final_s = vec![cost.arrival_s; shards];
+    let mut promoted: Vec<Option<u64>> = vec![None; shards];
+    let (mut start_s, mut end_s) = (cost.arrival_s, cost.arrival_s);
+    for ShardTask { minibatch, kind, shard, .. } in Program::of(cost).tasks() {
+        let commit_s = final_s[shard].max(if prefetch { start_s } else { end_s });
+        let stays = keeps && promoted[shard].replace(minibatch) == Some(minibatch);
+        start_s = end_s.max(commit_s + if stays { 0.0 } else { promote[shard] });
+        end_s = start_s + workload.seconds(task, minibatch, kind, shard) / speed;
+        if kind == ShardTaskKind::Backward {
+            host_s = if step_s > 0.0 { host_s.max(end_s) + step_s } else { end_s };
+            final_s[shard] = host_s + cost.step_wait_s;
+        }
+    }
+    end_s
+}
+
+/// Every shard is promoted at least once a minibatch, because the step before it made the copies
+/// stale; where no device keeps copies, every shard task is.
+fn link_s(workload: &Workload) -> f64 {
+    let links = if workload.shared_link { 1 } else { workload.devices.len() };
+    let keeps = keeps_copies(workload);
+    let all = |(task, cost): (usize, &TaskCost)| {
+        let promote: Vec<f64> =
+            (0..cost.shards.len()).map(|shard| shortest_promote_s(workload, task, shard)).collect();
+        let once_s: f64 = promote.iter().sum();
+        let sweep_s = if keeps { once_s } else { cost.sweep().map(|(_, shard)| promote[shard]).sum() };
+        let evaluations_s = if keeps { 0.0 } else { cost.evaluation_sweeps() as f64 * once_s };
+        cost.minibatches as f64 * sweep_s + evaluations_s
+    };
+    workload.tasks.iter().enumerate().map(all).sum::<f64>() / links as f64
+}
+
+/// True if a promotion may be saved.
+fn keeps_copies(workload: &Workload) -> bool {
+    workload.devices.iter().any(|device| device.keeps_copies)
+}
+
+/// The host optimizer is given nothing before a first backward has ended, and what it steps last of what is waited
+/// for is shard 0 of some task, the backward of which is the last of its minibatch: that task promotes the shard anew
+/// and runs everything that comes after.
+fn host_s(workload: &Workload, speed: f64) -> f64 {
+    let (mut head_s, mut steps_s, mut tail_s) = (f64::INFINITY, 0.0, f64::INFINITY);
+    for (task, cost) in workload.tasks.iter().enumerate() {
+        let followed =
+            cost.evaluations.last().is_some_and(|of| of.after == cost.minibatches && of.sweeps > 0);
+        let awaited = if followed { cost.minibatches } else { cost.minibatches - 1 };
+        if awaited == 0 || cost.optimizer_s == 0.0 {
+            continue;
+        }
+        let promote_s = shortest_promote_s(workload, task, 0);
+        let seconds = |of: &ShardTask| workload.seconds(task, of.minibatch, of.kind, of.shard) / speed;
+        let program = Program::of(cost);
+        let mut first = program.tasks();
+        let mut before_s = cost.arrival_s + promote_s;
+        for of in first.by_ref() {
+            before_s += seconds(&of);
+            if of.kind == ShardTaskKind::Backward {
+                break;
+            }
+        }
+        let after_s: f64 = program.tasks_from(awaited).map(|of| seconds(&of)).sum();
+        head_s = head_s.min(before_s);
+        steps_s += awaited as f64 * cost.optimizer_s;
+        tail_s = tail_s.min(cost.step_wait_s + promote_s + after_s);
+    }
+    if steps_s > 0.0 { head_s + steps_s + tail_s } else { 0.0 }
+}
+
+fn turns_s(workload: &Workload, jobs: &[Job], speeds: &[f64]) -> f64 {
+    let all = workload.shard_tasks();
+    let idle_s = |task: usize| {
+        let cost = &workload.tasks[task];
+        let gap_s = cost.least_step_s() + shortest_promote_s(workload, task, 0);
+        let filled = all - cost.shard_tasks();
+        (cost.minibatches - 1).saturating_sub(filled) as f64 * gap_s
+    };
+    let most_idle_s = (0..jobs.len()).map(idle_s).fold(0.0, f64::max);
+    let work: f64 = jobs.iter().map(|job| job.work_s).sum();
+    let slowest = speeds.last().copied().unwrap_or(1.0);
+    first_s(jobs) + (work + most_idle_s * slowest) / speeds.iter().sum::<f64>()
+}
+
+fn packing_s(workload: &Workload) -> f64 {
+    let devices = workload.devices.len();
+    let speed = workload.devices.first().map_or(1.0, |device| device.speed);
+    let equal = workload.devices.iter().all(|device| device.speed == speed);
+    if !equal || workload.shard_tasks() > PACKED {
+        return 0.0;
+    }
+    let mut longest = Vec::new();
+    for (task, cost) in workload.tasks.iter().enumerate() {
+        let of = |of: ShardTask| workload.seconds(task, of.minibatch, of.kind, of.shard);
+        longest.extend(Program::of(cost).tasks().map(of));
+    }
+    longest.sort_by(|a, b| b.total_cmp(a));
+    let mut best = 0.0f64;
+    for last in (0..longest.len()).step_by(devices) {
+        let meet = last / devices + 1;
+        best = best.max(longest[last + 1 - meet..=last].iter().sum::<f64>() / speed);
+    }
+    best
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lab::{DeviceCost, ShardCost};
+
+    fn workload(tasks: Vec<TaskCost>, devices: usize) -> Workload {
+        let devices = vec![DeviceCost::default(); devices];
+        Workload { tasks, devices, shared_link: false, variation: None }
+    }
+
+    fn plain(name: &str, minibatches: u64, shards: &[(f64, f64)]) -> TaskCost {
+        let shards =
+            shards.iter().map(|&(forward, backward)| ShardCost::new(forward, backward, 0.0)).collect();
+        TaskCost::new(name, minibatches, shards)
+    }
+
+    #[test]
+    fn each_bound_has_a_case_of_its_own() {
+        let long = plain("long", 10, &[(0.0, 3.0)]);
+        let short = plain("short", 1, &[(0.0, 3.0)]);
+        let bounds = LowerBounds::of(&workload(vec![long, short.clone()], 2), true).unwrap();
+        assert_eq!((bounds.chain_s, bounds.work_s, bounds.level_s), (30.0, 16.5, 30.0));
+        // Two models keep only two of three devices busy.
+        let two = vec![plain("a", 4, &[(1.0, 2.0), (0.0, 3.0)]), plain("b", 4, &[(1.0, 2.0), (0.0, 3.0)])];
+        let mut unequal = workload(two, 3);
+        unequal.devices[0].speed = 2.0;
+        let bounds = LowerBounds::of(&unequal, true).unwrap();
+        assert_eq!((bounds.chain_s, bounds.work_s, bounds.level_s), (12.0, 12.0, 16.0));
+        // Three shard tasks of 3 seconds on two devices: two meet.
+        let three: Vec<TaskCost> =
+            ["x", "y", "z"].map(|name| TaskCost { name: name.into(), ..short.clone() }).into();
+        let bounds = LowerBounds::of(&workload(three, 2), true).unwrap();
+        assert_eq!((bounds.work_s, bounds.packing_s, bounds.best_s()), (4.5, 6.0, 6.0));
+    }
+
+    /// A workload that [`Workload::check`] refuses has no bounds; it made them panic, infinite, or smaller than they are.
+    #[test]
+    fn what_is_no_workload_has_no_bounds() {
+        let sound = workload(vec![plain("a", 2, &[(1.0, 2.0), (0.0, 3.0)])], 2);
+        type Change = fn(&mut Workload);
+        let refused = |change: Change| {
+            let mut broken = sound.clone();
+            change(&mut broken);
+            [true, false].map(|prefetch| LowerBounds::of(&broken, prefetch).unwrap_err().to_string())
+        };
+        let cases: [(Change, &str); 7] = [
+            (|w| w.devices.clear(), "no device"),
+            (|w| w.tasks.clear(), "no task"),
+            (|w| w.tasks[0].shards.clear(), "task `a`"),
+            (|w| w.tasks[0].minibatches = 0, "no minibatch"),
+            (|w| w.tasks[0].shards[0].forward_s = f64::NAN, "forward_s of shard 0 of task `a` is NaN"),
+            (|w| w.tasks[0].shards[1].backward_s = f64::INFINITY, "backward_s of shard 1"),
+            (|w| w.devices[1].speed = 0.0, "speed of device 1 is 0"),
+        ];
+        for (change, words) in cases {
+            for said in refused(change) {
+                assert!(said.contains(words), "`{words}` is not in: {said}");
+            }
+        }
+        assert_eq!(LowerBounds::of(&sound, true).unwrap(), LowerBounds::of_valid(&sound, true));
+    }
+
+    /// Ten gaps of a second and a half, and three shard tasks to fill them, on one device and on two.
+    #[test]
+    fn gaps_that_nothing_fills_count() {
+        let shard = ShardCost::new(0.0, 2.0, 1.0);
+        let mut long = TaskCost::new("long", 11, vec![shard]);
+        long.optimizer_s = 0.5;
+        let short = plain("short", 1, &[(5.0, 5.0), (0.0, 5.0)]);
+        let mut both = workload(vec![long, short], 1);
+        let bounds = LowerBounds::of(&both, true).unwrap();
+        assert_eq!((bounds.work_s, bounds.turns_s), (37.0, 37.0 + 7.0 * 1.5));
+        let result = crate::lab::simulate(
+            &both,
+            &mut crate::policy::ShardedLrtfEager,
+            crate::lab::SimulationOptions::default(),
+        );
+        assert!(result.unwrap().makespan_s >= bounds.turns_s);
+        both.devices = vec![DeviceCost::default(); 2];
+        assert_eq!(LowerBounds::of(&both, true).unwrap().turns_s, (37.0 + 7.0 * 1.5) / 2.0);
+    }
+
+    #[test]
+    fn arrivals_and_links_count() {
+        let mut late = plain("late", 2, &[(0.0, 3.0)]);
+        late.arrival_s = 10.0;
+        let mut both = workload(
+            vec![plain("early", 1, &[(0.0, 1.0)]), late.clone(), TaskCost { name: "too".into(), ..late }],
+            1,
+        );
+        assert_eq!(LowerBounds::of(&both, true).unwrap().level_s, 10.0 + 12.0);
+        both.tasks[0].shards[0].promote_s = Some(50.0);
+        assert_eq!(LowerBounds::of(&both, true).unwrap().link_s, 50.0);
+    }
+
+    /// A step takes longer than a backward, so that the first shard waits for that of the second one, and then for its
+    /// own.
+    #[test]
+    fn a_model_waits_for_the_steps_of_all_its_shards() {
+        let slow = TaskCost { optimizer_s: 6.0, ..plain("slow", 2, &[(1.0, 2.0), (0.0, 3.0)]) };
+        let alone = workload(vec![slow], 1);
+        let bounds = LowerBounds::of(&alone, true).unwrap();
+        // The backwards end at 4 and 6, the steps at 7 and 10.
+        assert_eq!((bounds.chain_s, bounds.host_s), (10.0 + 6.0, 4.0 + 6.0 + 6.0));
+        let result = crate::lab::simulate(
+            &alone,
+            &mut crate::policy::ShardedLrtfEager,
+            crate::lab::SimulationOptions::default(),
+        );
+        assert_eq!(result.unwrap().gap(), 1.0);
+    }
+
+    /// The copy of a one-shard model is stale after every minibatch, and nothing hides its
+    /// promotion; of two shards, the second one's is hidden behind the first one's shard tasks.
+    #[test]
+    fn promotions_that_cannot_be_hidden_count_in_the_chain() {
+        let one = TaskCost::new("one", 3, vec![ShardCost::new(0.0, 4.0, 0.5)]);
+        assert_eq!(LowerBounds::of(&workload(vec![one.clone()], 1), true).unwrap().chain_s, 3.0 * 4.5);
+        let stepped = TaskCost { optimizer_s: 0.25, ..one };
+        assert_eq!(
+            LowerBounds::of(&workload(vec![stepped], 1), true).unwrap().chain_s,
+            3.0 * 4.5 + 2.0 * 0.25
+        );
+        let two = TaskCost::new("two", 2, vec![ShardCost::new(1.0, 2.0, 0.5), ShardCost::new(0.0, 3.0, 0.5)]);
+        let mut two = workload(vec![two], 1);
+        let chains =
+            |of: &Workload| [true, false].map(|prefetch| LowerBounds::of(of, prefetch).unwrap().chain_s);
+        assert_eq!((chains(&two), LowerBounds::of(&two, true).unwrap().link_s), ([13.0, 15.0], 3.0));
+        two.devices[0].keeps_copies = true;
+        assert_eq!((chains(&two), LowerBounds::of(&two, true).unwrap().link_s), ([13.0, 14.0], 2.0));
+    }
+}

@@ -1,0 +1,109 @@
+//! The views and workloads that policies are held to, drawn at random.
+
+use std::ops::Range;
+
+use proptest::prelude::*;
+
+use crate::lab::{DeviceCost, EvaluationCost, ShardCost, TaskCost, Variation, Workload};
+use crate::policy::cases::any_models;
+use crate::policy::{ModelIndex, ModelView, Request};
+
+/// One decision of one of four devices.
+#[derive(Clone, Debug)]
+pub(crate) struct Decision {
+    /// Of the policy.
+    pub(crate) seed: u64,
+    pub(crate) request: Request,
+    pub(crate) claimable: Vec<ModelView>,
+}
+
+/// A decision between so many models, with models to wait for or without. Those are none of the claimable ones.
+pub(crate) fn any_decision(count: Range<usize>) -> impl Strategy<Value = Decision> {
+    let other = |index| {
+        let named = move |models: Vec<ModelView>| ModelView { model: ModelIndex(index), ..models[0] };
+        prop::option::of(any_models(1..2).prop_map(named))
+    };
+    let waits = (other(super::MODELS - 1), other(super::MODELS - 2), 0.0..9.0f64);
+    (any::<u64>(), any::<u64>(), 0..4usize, waits, any_models(count)).prop_map(
+        |(seed, decision, device, (awaited, soon, even_s), claimable)| {
+            let awaited_s = awaited.map_or(0.0, |model| model.remaining_s);
+            let request = Request { awaited, awaited_s, soon, even_s, ..Request::new(device, 4, decision) };
+            Decision { seed, request, claimable }
+        },
+    )
+}
+
+/// Eighths of seconds, so that many times are equal.
+fn eighths(most: u8) -> impl Strategy<Value = f64> {
+    (0..most).prop_map(|x| f64::from(x) / 8.0)
+}
+
+fn any_shard() -> impl Strategy<Value = ShardCost> {
+    let evaluate = prop::option::of(eighths(9));
+    (eighths(9), eighths(9), evaluate, eighths(5), eighths(9), 1..30u64).prop_map(
+        |(forward_s, backward_s, evaluate_s, promote_s, download_s, bytes)| ShardCost {
+            evaluate_s,
+            download_s,
+            bytes: Some(bytes),
+            ..ShardCost::new(forward_s, backward_s, promote_s)
+        },
+    )
+}
+
+fn any_task() -> impl Strategy<Value = TaskCost> {
+    let evaluations = prop::collection::btree_map(0..6u64, 0..3u64, 0..3);
+    // At the end too, where drift has a last minibatch to go by.
+    let evaluations = (evaluations, 0..3u64);
+    let steps = (eighths(8), prop_oneof![Just(0.0), eighths(8)]);
+    let drift = prop::sample::select(vec![-1.0, -0.5, 0.0, 1.0, 2.0]);
+    let factor = prop::sample::select(vec![0.0, 0.5, 1.0, 2.0, 1e6]);
+    let shards = prop::collection::vec(any_shard(), 1..5);
+    (1..6u64, shards, 0..4u8, steps, (drift, factor), evaluations).prop_map(
+        |(minibatches, shards, arrival, steps, (drift, factor), (mut evaluations, at_the_end))| {
+            let mut task = TaskCost::new("", minibatches, shards);
+            (task.arrival_s, task.drift, task.estimate_factor) = (arrival.into(), drift, factor);
+            (task.optimizer_s, task.step_wait_s) = steps;
+            evaluations.insert(minibatches, at_the_end);
+            let there = evaluations.into_iter().filter(|(after, _)| *after <= minibatches);
+            task.evaluations = there.map(|(after, sweeps)| EvaluationCost { after, sweeps }).collect();
+            task
+        },
+    )
+}
+
+fn any_device() -> impl Strategy<Value = DeviceCost> {
+    let latency = prop_oneof![Just(0.0), eighths(5)];
+    (1..4u8, prop::option::of(60..200u64), any::<bool>(), 4..60u8, latency).prop_map(
+        |(speed, memory_bytes, keeps_copies, link, latency_s)| DeviceCost {
+            speed: speed.into(),
+            memory_bytes,
+            keeps_copies,
+            link_bytes_per_s: Some(link.into()),
+            latency_s,
+        },
+    )
+}
+
+/// A workload of everything that the simulator knows, of one to six tasks.
+pub(crate) fn any_workload() -> impl Strategy<Value = Workload> {
+    let variation = prop::option::of((any::<u64>(), 0.0..0.9f64));
+    let tasks = prop::collection::vec((any_task(), any::<bool>()), 1..7);
+    (tasks, prop::collection::vec(any_device(), 1..5), any::<bool>(), variation).prop_map(
+        |(tasks, devices, shared_link, variation)| {
+            let task = |(index, (mut task, by_bytes)): (usize, (TaskCost, bool))| {
+                task.name = index.to_string();
+                if by_bytes {
+                    task.shards.iter_mut().for_each(|shard| shard.promote_s = None);
+                }
+                task
+            };
+            let variation = variation.map(|(seed, relative)| Variation { seed, relative });
+            Workload {
+                tasks: tasks.into_iter().enumerate().map(task).collect(),
+                devices,
+                shared_link,
+                variation,
+            }
+        },
+    )
+}

@@ -1,0 +1,136 @@
+//! A discrete-event simulation of a run, with the policies that real runs use.
+//!
+//! Virtual time jumps from event to event: a shard task ends, a promotion ends, a model arrives or
+//! its optimizer is done. The rules are those of the engine.
+//!
+//! - A model has at most one shard task computing, and its shard tasks run in order.
+//! - When a shard task starts, its device commits to the next one and promotes that one's
+//!   parameters into its one buffer slot. Without prefetching it commits when it is free.
+//! - A shard task can be committed to when the masters it reads are final: after the backward of
+//!   the previous minibatch and the optimizer's step. What follows on a model's shard task can be
+//!   committed to while that computes, on the same device.
+//! - The host has one optimizer for all models. It takes their shards one after another, in the order in which
+//!   their backwards end; a step of no time waits for none before it.
+//! - A promotion takes the link for its time, in the order of commitments. A copy that is still on
+//!   the device in the right version is not promoted again.
+//! - The output of a shard task is downloaded to the host, in the time that the workload says; until then only
+//!   the device that made it can go on with the model.
+//! - Between commitment and promotion lies the device's latency. Nothing else takes time.
+
+use self::run::Run;
+use super::{LowerBounds, SimulationError, Workload};
+use crate::policy::{Policy, ShardTaskKind};
+
+mod run;
+#[cfg(test)]
+mod tests;
+
+/// Options of a simulation, beside what the workload says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SimulationOptions {
+    /// Devices commit to their next shard task when the current one starts, and promote its
+    /// parameters meanwhile.
+    pub prefetch: bool,
+    /// Record every shard task and promotion in [`Simulation::spans`]. Without it the memory that a
+    /// simulation uses grows with the models, devices and shards, and not with the shard tasks.
+    pub record: bool,
+}
+
+impl Default for SimulationOptions {
+    fn default() -> Self {
+        Self { prefetch: true, record: false }
+    }
+}
+
+/// An occupation of a device or its link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Occupation {
+    /// A shard task computed.
+    Compute(ShardTaskKind),
+    /// Parameters were promoted.
+    Promote,
+}
+
+/// One bar of a Gantt chart.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Span {
+    /// The device, or the device whose buffer a promotion filled.
+    pub device: usize,
+    /// The task's index in the workload.
+    pub task: usize,
+    /// The minibatch.
+    pub minibatch: u64,
+    /// The shard.
+    pub shard: usize,
+    /// The occupation.
+    pub what: Occupation,
+    /// Start in seconds from the start of the run.
+    pub start_s: f64,
+    /// End in seconds from the start of the run.
+    pub end_s: f64,
+}
+
+/// The result of a simulated run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Simulation {
+    /// The policy's name.
+    pub policy: &'static str,
+    /// From the start of the run to the end of the last shard task, in seconds.
+    pub makespan_s: f64,
+    /// When the first shard task started, in seconds from the start of the run.
+    pub first_start_s: f64,
+    /// No schedule is shorter; see [`LowerBounds`].
+    pub bounds: LowerBounds,
+    /// Seconds of compute, per device.
+    pub busy_s: Vec<f64>,
+    /// Shard tasks that ran.
+    pub shard_tasks: u64,
+    /// Promotions that took a link, and those that a copy on the device saved.
+    pub promotions: u64,
+    /// Shard tasks whose parameters were still on the device.
+    pub promotions_saved: u64,
+    /// Bytes of the parameters that were promoted; `None` where the size of one of them is not known.
+    pub promoted_bytes: Option<u64>,
+    /// Seconds in which a device had committed to a shard task and waited for its parameters.
+    pub promotion_wait_s: f64,
+    /// The number of times that the policy was asked with something to choose from, the times at which it took nothing included.
+    pub decisions: u64,
+    /// When each task was over, in seconds from the start of the run.
+    pub finished_s: Vec<f64>,
+    /// Every shard task and promotion in order of their starts, if they were recorded.
+    pub spans: Vec<Span>,
+}
+
+impl Simulation {
+    /// Each device's share of the makespan in which it computed.
+    pub fn utilization(&self) -> Vec<f64> {
+        let share = |busy: &f64| if self.makespan_s > 0.0 { busy / self.makespan_s } else { 0.0 };
+        self.busy_s.iter().map(share).collect()
+    }
+
+    /// The makespan over the best lower bound; 1 when both are 0, and infinite when only the bound is.
+    pub fn gap(&self) -> f64 {
+        let bound = self.bounds.best_s();
+        if bound > 0.0 || self.makespan_s > 0.0 { self.makespan_s / bound } else { 1.0 }
+    }
+}
+
+/// Runs a workload under a policy. The same workload, policy and options give the same result,
+/// bit for bit.
+///
+/// # Errors
+///
+/// [`SimulationError::Workload`] when the workload breaks a rule of [`Workload::check`];
+/// [`SimulationError::NotClaimable`] when the policy answers with a model that it was not shown, and
+/// [`SimulationError::Stuck`] when it answers with none while nothing is under way that it could wait for.
+pub fn simulate(
+    workload: &Workload,
+    policy: &mut dyn Policy,
+    options: SimulationOptions,
+) -> Result<Simulation, SimulationError> {
+    workload.check()?;
+    let bounds = LowerBounds::of_valid(workload, options.prefetch);
+    let mut run = Run::new(workload, policy, options)?;
+    run.work()?;
+    Ok(run.result(bounds))
+}

@@ -1,0 +1,322 @@
+//! The events of a simulated run.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+
+use super::{Occupation, Simulation, SimulationOptions, Span};
+use crate::lab::cached::{Cached, Copies};
+use crate::lab::program::ShardTask;
+use crate::lab::progress::Model;
+use crate::lab::sum::Sum;
+use crate::lab::{LowerBounds, Queue, SimulationError, TaskCost, Workload, WorkloadError};
+use crate::policy::claimable::ordered;
+use crate::policy::{ModelView, Policy, ShardTaskKind};
+
+mod claim;
+
+/// A shard task that a device has committed to or computes.
+#[derive(Clone, Copy)]
+struct Claim {
+    model: usize,
+    task: ShardTask,
+    committed_s: f64,
+    /// When its parameters are on the device.
+    ready_s: f64,
+}
+
+struct Device {
+    active: Option<(Claim, f64)>,
+    /// The model that it computes or computed last.
+    last: Option<usize>,
+    next: Option<Claim>,
+    free_since_s: f64,
+    copies: Copies,
+    link: usize,
+    busy_s: f64,
+    /// Its place in the order in which idle devices are served: the fast ones first.
+    rank: usize,
+}
+
+/// An event; those of the same time are handled in this order.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Event {
+    End {
+        device: usize,
+    },
+    /// The masters that a model waited for are final, or its inputs are there, or it arrives.
+    Final {
+        model: usize,
+    },
+    Promoted {
+        device: usize,
+    },
+}
+
+pub(super) struct Run<'a> {
+    workload: &'a Workload,
+    policy: &'a mut dyn Policy,
+    options: SimulationOptions,
+    now_s: f64,
+    events: BinaryHeap<Reverse<(u64, Event)>>,
+    models: Vec<Model>,
+    devices: Vec<Device>,
+    /// Devices by rank.
+    ranked: Vec<usize>,
+    /// When each link is free.
+    links_s: Vec<f64>,
+    /// When the host optimizer has stepped all that it was given.
+    host_s: f64,
+    /// Models that no device computes or has committed to.
+    queue: Queue,
+    /// Models that wait for their masters, by when they become claimable, for a policy that waits.
+    waiting: BTreeMap<(u64, usize), ModelView>,
+    /// Devices that could commit, as (computes, rank): the idle ones are served first.
+    hungry: BTreeSet<(bool, usize)>,
+    /// Devices by rank whose own model may have become claimable.
+    touched: BTreeSet<usize>,
+    /// Devices that the policy holds back until something happens.
+    held: Vec<(bool, usize)>,
+    /// Those of them, by rank, that could have gone on with the model that they compute: nothing else may be there
+    /// to be asked about when something happens.
+    held_with_own: Vec<usize>,
+    /// Of the models in the queue.
+    cached: Cached,
+    /// Estimated seconds of compute left of all models.
+    left_s: Sum,
+    speeds: f64,
+    result: Simulation,
+}
+
+impl<'a> Run<'a> {
+    pub(super) fn new(
+        workload: &'a Workload,
+        policy: &'a mut dyn Policy,
+        options: SimulationOptions,
+    ) -> Result<Self, WorkloadError> {
+        let model =
+            |task: &TaskCost| -> Result<Model, WorkloadError> { Ok(Model::new(task, task.estimates()?)) };
+        let models: Vec<Model> = workload.tasks.iter().map(model).collect::<Result<_, _>>()?;
+        let left_s = Sum::new(&models.iter().map(Model::left_s).collect::<Vec<f64>>());
+        let ranked = fast_first(workload);
+        let devices = devices(workload, &ranked);
+        let cached = Cached::new(devices.len(), models.len());
+        let result = Simulation {
+            policy: policy.name(),
+            makespan_s: 0.0,
+            first_start_s: f64::INFINITY,
+            bounds: LowerBounds::default(),
+            busy_s: Vec::new(),
+            shard_tasks: 0,
+            promotions: 0,
+            promotions_saved: 0,
+            promoted_bytes: Some(0),
+            promotion_wait_s: 0.0,
+            decisions: 0,
+            finished_s: vec![0.0; models.len()],
+            spans: Vec::new(),
+        };
+        Ok(Self {
+            workload,
+            policy,
+            options,
+            now_s: 0.0,
+            events: BinaryHeap::new(),
+            queue: Queue::new(models.len()),
+            waiting: BTreeMap::new(),
+            hungry: (0..devices.len()).map(|rank| (false, rank)).collect(),
+            touched: BTreeSet::new(),
+            host_s: 0.0,
+            links_s: vec![0.0; if workload.shared_link { 1 } else { devices.len() }],
+            models,
+            devices,
+            ranked,
+            held: Vec::new(),
+            held_with_own: Vec::new(),
+            cached,
+            left_s,
+            speeds: workload.devices.iter().map(|device| device.speed).sum(),
+            result,
+        })
+    }
+
+    pub(super) fn work(&mut self) -> Result<(), SimulationError> {
+        for (model, task) in self.workload.tasks.iter().enumerate() {
+            self.events.push(Reverse((ordered(task.arrival_s), Event::Final { model })));
+        }
+        while let Some(Reverse((key, event))) = self.events.pop() {
+            self.now_s = unordered(key);
+            self.handle(event);
+            while let Some(Reverse((_, event))) = self.pop_at(key) {
+                self.handle(event);
+            }
+            self.commit()?;
+        }
+        self.all_is_done()
+    }
+
+    /// When no event is left, nothing computes, is promoted or stepped, and no model arrives. Work that is left
+    /// then is what the policy would not take.
+    fn all_is_done(&self) -> Result<(), SimulationError> {
+        let shard_tasks = self.workload.shard_tasks();
+        let left = shard_tasks - self.result.shard_tasks;
+        if left == 0 {
+            return Ok(());
+        }
+        Err(SimulationError::Stuck {
+            policy: self.result.policy,
+            at_s: self.now_s,
+            decisions: self.result.decisions,
+            left,
+            shard_tasks,
+            count: self.queue.len(),
+            claimable: self.some_claimable(),
+        })
+    }
+
+    fn pop_at(&mut self, key: u64) -> Option<Reverse<(u64, Event)>> {
+        let same = self.events.peek().is_some_and(|Reverse((next, _))| *next == key);
+        if same { self.events.pop() } else { None }
+    }
+
+    fn at(&mut self, time_s: f64, event: Event) {
+        self.events.push(Reverse((ordered(time_s), event)));
+    }
+
+    fn handle(&mut self, event: Event) {
+        match event {
+            Event::End { device } => self.end(device),
+            Event::Final { model } => self.release(model),
+            Event::Promoted { device } => self.start(device),
+        }
+    }
+
+    /// A shard task is over: what it took corrects the estimate, and the device goes on.
+    fn end(&mut self, device: usize) {
+        let state = &mut self.devices[device];
+        let Some((claim, start_s)) = state.active.take() else { return };
+        let Claim { model, task, .. } = claim;
+        let took_s = self.now_s - start_s;
+        state.busy_s += took_s;
+        state.free_since_s = self.now_s;
+        self.hungry.remove(&(true, state.rank));
+        if state.next.is_none() {
+            self.hungry.insert((false, state.rank));
+        }
+        let state = &mut self.models[model];
+        state.runs_on = None;
+        state.cost.observe(task.kind, task.shard, took_s * self.workload.devices[device].speed);
+        self.result.finished_s[model] = self.now_s;
+        if task.kind == ShardTaskKind::Backward {
+            self.step(device, model, task.shard);
+        }
+        self.download(model, &task);
+        self.count_left(model);
+        self.release(model);
+        self.start(device);
+    }
+
+    /// The host optimizer steps a shard's masters, when it has stepped what was given to it before; the copy on the
+    /// device is stale.
+    fn step(&mut self, device: usize, model: usize, shard: usize) {
+        self.devices[device].copies.forget(model as u32, shard as u32);
+        let cost = &self.workload.tasks[model];
+        let step_s = cost.step_s();
+        let stepped_s = if step_s > 0.0 { self.host_s.max(self.now_s) + step_s } else { self.now_s };
+        self.host_s = self.host_s.max(stepped_s);
+        let final_s = stepped_s + cost.step_wait_s;
+        self.models[model].final_s[shard] = final_s;
+        if shard == 0 {
+            self.models[model].waited_s = final_s - self.now_s;
+        }
+        if final_s > self.now_s {
+            self.at(final_s, Event::Final { model });
+        }
+    }
+
+    /// Downloads the output of a shard task to the host, if its sweep goes on.
+    fn download(&mut self, model: usize, task: &ShardTask) {
+        let shards = &self.workload.tasks[model].shards;
+        let made = task.kind.following(task.shard, shards.len()).is_some();
+        let output_s = self.now_s + if made { shards[task.shard].download_s } else { 0.0 };
+        self.models[model].output_s = output_s;
+        // Nothing waits where the device has gone on with the model.
+        if output_s > self.now_s && !self.models[model].claimed {
+            self.at(output_s, Event::Final { model });
+        }
+    }
+
+    /// Starts what the device has committed to, if it is free and the parameters are there.
+    fn start(&mut self, device: usize) {
+        let state = &mut self.devices[device];
+        let Some(claim) = state.next.filter(|_| state.active.is_none()) else { return };
+        if claim.ready_s > self.now_s {
+            self.at(claim.ready_s, Event::Promoted { device });
+            return;
+        }
+        let Claim { model, task, .. } = claim;
+        let speed = self.workload.devices[device].speed;
+        let end_s = self.now_s + self.workload.seconds(model, task.minibatch, task.kind, task.shard) / speed;
+        let waited_s = self.now_s - state.free_since_s.max(claim.committed_s);
+        state.next = None;
+        state.active = Some((claim, self.now_s));
+        state.last = Some(model);
+        let rank = state.rank;
+        self.models[model].claimed = false;
+        self.models[model].runs_on = Some(device);
+        self.models[model].ran_on = Some(device);
+        self.result.shard_tasks += 1;
+        self.result.first_start_s = self.result.first_start_s.min(self.now_s);
+        self.result.promotion_wait_s += waited_s;
+        self.record(device, model, &task, Occupation::Compute(task.kind), (self.now_s, end_s));
+        self.at(end_s, Event::End { device });
+        if self.options.prefetch {
+            self.hungry.insert((true, rank));
+            self.touched.insert(rank);
+        }
+    }
+
+    fn record(&mut self, device: usize, task: usize, of: &ShardTask, what: Occupation, at: (f64, f64)) {
+        if self.options.record {
+            let (start_s, end_s) = at;
+            let span = Span { device, task, minibatch: of.minibatch, shard: of.shard, what, start_s, end_s };
+            self.result.spans.push(span);
+        }
+    }
+
+    pub(super) fn result(mut self, bounds: LowerBounds) -> Simulation {
+        self.result.bounds = bounds;
+        self.result.makespan_s = self.result.finished_s.iter().copied().fold(0.0, f64::max);
+        self.result.busy_s = self.devices.iter().map(|device| device.busy_s).collect();
+        self.result.spans.sort_by(|a, b| a.start_s.total_cmp(&b.start_s));
+        self.result
+    }
+}
+
+/// The devices in the order in which idle ones are served.
+fn fast_first(workload: &Workload) -> Vec<usize> {
+    let speed = |device: &usize| workload.devices[*device].speed;
+    let mut ranked: Vec<usize> = (0..workload.devices.len()).collect();
+    ranked.sort_by(|a, b| speed(b).total_cmp(&speed(a)));
+    ranked
+}
+
+fn devices(workload: &Workload, ranked: &[usize]) -> Vec<Device> {
+    let mut ranks = vec![0; ranked.len()];
+    ranked.iter().enumerate().for_each(|(rank, device)| ranks[*device] = rank);
+    let device = |(index, rank): (usize, usize)| Device {
+        active: None,
+        last: None,
+        next: None,
+        free_since_s: 0.0,
+        copies: Copies::new(workload.devices[index].memory_bytes),
+        link: if workload.shared_link { 0 } else { index },
+        busy_s: 0.0,
+        rank,
+    };
+    ranks.into_iter().enumerate().map(device).collect()
+}
+
+/// The number whose [`ordered`] bits these are.
+fn unordered(key: u64) -> f64 {
+    f64::from_bits(if key >> 63 == 1 { key & !(1 << 63) } else { !key })
+}

@@ -1,0 +1,284 @@
+//! Claims of a simulated run: which models can be claimed, and what a device that asks is given.
+
+use super::{Claim, Run, unordered};
+use crate::lab::program::ShardTask;
+use crate::lab::progress::Model;
+#[cfg(test)]
+use crate::lab::sum::Sum;
+use crate::lab::{Occupation, SimulationError};
+use crate::policy::claimable::ordered;
+use crate::policy::{ModelIndex, ModelView, Request};
+
+/// Claimable models that an error names.
+const SHOWN: usize = 8;
+
+impl Run<'_> {
+    /// Lets devices commit to a model's next shard task, if its masters are final.
+    pub(super) fn release(&mut self, model: usize) {
+        let state = &self.models[model];
+        let Some(next) = state.claimable(self.now_s) else { return self.wait(model) };
+        if let Some(ready_s) = state.ready_s() {
+            self.waiting.remove(&(ordered(ready_s), model));
+        }
+        match state.runs_on {
+            Some(device) => {
+                self.touched.insert(self.devices[device].rank);
+            }
+            None => self.enqueue(model, &next, false),
+        }
+    }
+
+    /// Puts a model into the queue, or into its new place.
+    fn enqueue(&mut self, model: usize, next: &ShardTask, continues: bool) {
+        self.dequeue(model);
+        self.queue.insert(&*self.policy, view(model, &self.models[model], next, continues));
+        let Some(place) = self.queue.place(ModelIndex(model)).copied() else { return };
+        let devices = &self.devices;
+        let has = |device: usize| devices[device].copies.has(model as u32, next.shard as u32, next.minibatch);
+        self.cached.enter(model, next.minibatch, place, has);
+    }
+
+    /// Takes a model out of the queue; whether it was there.
+    fn dequeue(&mut self, model: usize) -> bool {
+        let Some(place) = self.queue.place(ModelIndex(model)).copied() else { return false };
+        self.cached.leave(model, &place);
+        self.queue.remove(ModelIndex(model)).is_some()
+    }
+
+    /// Notes a model that becomes claimable at a time that is known, when its masters are final.
+    fn wait(&mut self, model: usize) {
+        if !self.policy.waits() {
+            return;
+        }
+        let state = &self.models[model];
+        let (Some(next), Some(ready_s)) = (state.next, state.ready_s()) else { return };
+        let place = (ordered(ready_s), model);
+        if state.final_s[next.shard] > self.now_s {
+            self.waiting.insert(place, view(model, state, &next, false));
+        } else {
+            self.waiting.remove(&place);
+        }
+    }
+
+    /// The longest of the models that wait for their masters and can be promoted before the device's shard task ends,
+    /// by the estimate of that.
+    fn soon(&self, device: usize) -> Option<ModelView> {
+        let (claim, start_s) = self.devices[device].active?;
+        let of = &self.workload.devices[device];
+        let end_s = start_s + self.models[claim.model].cost.of(claim.task.kind, claim.task.shard) / of.speed;
+        let promoted = |(&(ready_s, _), view): (&(u64, usize), &ModelView)| {
+            let promote_s = self.workload.promote_s(device, view.model.0, view.next_shard);
+            (*view, unordered(ready_s) + of.latency_s + promote_s)
+        };
+        let ready = self.waiting.range(..=(ordered(end_s), usize::MAX)).map(promoted);
+        Request::longest_in_time(ready, end_s)
+    }
+
+    /// Lets every device commit that can: idle ones first, fast ones first among them.
+    pub(super) fn commit(&mut self) -> Result<(), SimulationError> {
+        for (_, rank) in std::mem::take(&mut self.held) {
+            let state = &self.devices[self.ranked[rank]];
+            if state.next.is_none() {
+                self.hungry.insert((state.active.is_some(), rank));
+            }
+        }
+        self.touched.extend(self.held_with_own.drain(..));
+        loop {
+            let asks = if self.queue.is_empty() { None } else { self.hungry.first().copied() };
+            if let Some((_, rank)) = asks {
+                self.claim(self.ranked[rank])?;
+            } else if let Some(rank) = self.touched.pop_first() {
+                // Nothing waits, but a device may go on with the model that it computes.
+                if self.hungry.contains(&(true, rank)) {
+                    self.claim(self.ranked[rank])?;
+                }
+            } else {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Asks the policy for the device's next shard task and commits to it.
+    fn claim(&mut self, device: usize) -> Result<(), SimulationError> {
+        let running = self.devices[device].active.map(|(claim, _)| claim.model);
+        if let Some(model) = running {
+            let state = &self.models[model];
+            if let Some(next) = state.claimable(self.now_s) {
+                self.enqueue(model, &next, true);
+            }
+        }
+        let chosen = self.ask(device);
+        if let Some(found) = chosen.filter(|found| self.queue.get(*found).is_none()) {
+            return Err(self.not_claimable(device, found));
+        }
+        let own = running.is_some_and(|model| self.dequeue(model));
+        match chosen {
+            Some(ModelIndex(model)) => {
+                self.dequeue(model);
+                self.promote(device, model);
+            }
+            None => self.hold(device, own),
+        }
+        Ok(())
+    }
+
+    /// The error that says what the policy was just asked, and answered.
+    fn not_claimable(&self, device: usize, found: ModelIndex) -> SimulationError {
+        SimulationError::NotClaimable {
+            policy: self.result.policy,
+            decision: self.claims(),
+            device,
+            at_s: self.now_s,
+            found,
+            task: self.workload.tasks.get(found.0).map(|task| task.name.clone()),
+            count: self.queue.len(),
+            claimable: self.some_claimable(),
+        }
+    }
+
+    /// Asks the device no more before something happens. `own` is whether it could have gone on with the model that
+    /// it computes.
+    fn hold(&mut self, device: usize, own: bool) {
+        let state = &self.devices[device];
+        if own {
+            self.held_with_own.push(state.rank);
+        }
+        let place = (state.active.is_some(), state.rank);
+        if !self.queue.is_empty() && self.hungry.remove(&place) {
+            self.held.push(place);
+        }
+    }
+
+    /// The model that the device computes or computed last, if no other did since and its masters are waited for.
+    fn awaited(&self, device: usize) -> Option<ModelView> {
+        let model = self.devices[device].last?;
+        let state = &self.models[model];
+        let next = state.next.filter(|_| !state.claimed && state.ran_on == Some(device))?;
+        let continues = state.runs_on == Some(device);
+        (state.final_s[next.shard] > self.now_s).then(|| view(model, state, &next, continues))
+    }
+
+    /// Estimated seconds to the end of a model that waits for no other.
+    fn alone_s(&self, device: usize, model: &ModelView) -> f64 {
+        let index = model.model.0;
+        let (state, cost) = (&self.models[index], &self.workload.tasks[index]);
+        let minibatches = state.next.map_or(0, |next| cost.minibatches - next.minibatch);
+        let wait_s = state.waited_s + self.workload.promote_s(device, index, 0);
+        model.remaining_s / self.workload.devices[device].speed + minibatches as f64 * wait_s
+    }
+
+    /// Updates the sum of what is left for one model.
+    pub(super) fn count_left(&mut self, model: usize) {
+        if !self.policy.waits() {
+            return;
+        }
+        self.left_s.set(model, self.models[model].left_s());
+    }
+
+    fn ask(&mut self, device: usize) -> Option<ModelIndex> {
+        if self.queue.is_empty() {
+            return None;
+        }
+        #[cfg(test)]
+        self.check_sums(device);
+        let request = self.request(device);
+        self.result.decisions += 1;
+        self.queue.choose_near(&mut *self.policy, &request, self.cached.of(device))
+    }
+
+    /// Checks the sums and sets that are updated from event to event against those made from scratch.
+    #[cfg(test)]
+    fn check_sums(&self, device: usize) {
+        if self.result.decisions > 64 && !self.result.decisions.is_multiple_of(64) {
+            return;
+        }
+        let there = |view: &&ModelView| {
+            let next = self.models[view.model.0].next.unwrap();
+            let copies = &self.devices[device].copies;
+            copies.has(view.model.0 as u32, next.shard as u32, next.minibatch)
+        };
+        let cached = self.queue.iter().filter(there).map(|view| *self.queue.place(view.model).unwrap());
+        assert_eq!(*self.cached.of(device), cached.collect());
+        if self.policy.waits() {
+            let left_s: Vec<f64> = self.models.iter().map(Model::left_s).collect();
+            assert_eq!(self.left_s.get(), Sum::new(&left_s).get());
+        }
+    }
+
+    /// Shard tasks that devices have committed to: each was promoted, or was there.
+    const fn claims(&self) -> u64 {
+        self.result.promotions + self.result.promotions_saved
+    }
+
+    fn request(&self, device: usize) -> Request {
+        let request = Request::new(device, self.devices.len(), self.claims());
+        if !self.policy.waits() {
+            return request;
+        }
+        let awaited = self.awaited(device);
+        Request {
+            awaited,
+            awaited_s: awaited.map_or(0.0, |model| self.alone_s(device, &model)),
+            soon: self.soon(device),
+            even_s: self.left_s.get() / self.speeds,
+            ..request
+        }
+    }
+
+    /// Commits the device to the model's next shard task and promotes its parameters.
+    fn promote(&mut self, device: usize, model: usize) {
+        let Some(task) = self.models[model].claim() else { return };
+        self.count_left(model);
+        let of = &self.workload.devices[device];
+        let state = &mut self.devices[device];
+        self.hungry.remove(&(state.active.is_some(), state.rank));
+        let mut ready_s = self.now_s;
+        if of.keeps_copies && state.copies.touch(model as u32, task.shard as u32, task.minibatch) {
+            self.result.promotions_saved += 1;
+        } else {
+            let start_s = self.links_s[state.link].max(self.now_s + of.latency_s);
+            ready_s = start_s + self.workload.promote_s(device, model, task.shard);
+            self.links_s[state.link] = ready_s;
+            self.result.promotions += 1;
+            let bytes = self.workload.tasks[model].shards[task.shard].bytes;
+            let promoted = self.result.promoted_bytes.zip(bytes);
+            self.result.promoted_bytes = promoted.map(|(sum, bytes)| sum.saturating_add(bytes));
+            self.record(device, model, &task, Occupation::Promote, (start_s, ready_s));
+            if of.keeps_copies {
+                self.cache(device, model, &task, bytes.unwrap_or(0));
+            }
+        }
+        self.devices[device].next = Some(Claim { model, task, committed_s: self.now_s, ready_s });
+        self.start(device);
+    }
+
+    /// Caches a copy on the device, in the place of others.
+    fn cache(&mut self, device: usize, model: usize, task: &ShardTask, bytes: u64) {
+        let state = &mut self.devices[device];
+        let computes = state.active.map(|(claim, _)| (claim.model as u32, claim.task.shard as u32));
+        let goes = |model: u32, shard: u32| {
+            let model = model as usize;
+            let needed = self.models[model].next.is_some_and(|next| next.shard == shard as usize);
+            if let Some(place) = self.queue.place(ModelIndex(model)).filter(|_| needed) {
+                self.cached.lose(device, model, place);
+            }
+        };
+        state.copies.insert((model as u32, task.shard as u32), task.minibatch, bytes, computes, goes);
+        self.cached.comes(device, model, task.minibatch);
+    }
+
+    pub(super) fn some_claimable(&self) -> Vec<ModelIndex> {
+        self.queue.iter().take(SHOWN).map(|model| model.model).collect()
+    }
+}
+
+fn view(model: usize, state: &Model, next: &ShardTask, continues: bool) -> ModelView {
+    ModelView {
+        model: ModelIndex(model),
+        remaining_s: state.remaining_s(next),
+        submitted: model as u64,
+        next_shard: next.shard,
+        cached: false,
+        continues,
+    }
+}

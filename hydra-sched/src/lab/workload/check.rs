@@ -1,0 +1,137 @@
+//! The rules of a workload.
+
+use std::collections::BTreeSet;
+
+use crate::lab::{DeviceCost, EvaluationCost, ShardCost, TaskCost, Workload, WorkloadError};
+
+impl Workload {
+    /// Checks everything that the functions of this crate rely on.
+    ///
+    /// # Errors
+    ///
+    /// [`WorkloadError`] with what is wrong first.
+    pub fn check(&self) -> Result<(), WorkloadError> {
+        if self.tasks.is_empty() {
+            return Err(WorkloadError::NoTasks);
+        }
+        if self.devices.is_empty() {
+            return Err(WorkloadError::NoDevices);
+        }
+        let mut names = BTreeSet::new();
+        for task in &self.tasks {
+            if !names.insert(task.name.as_str()) {
+                return Err(WorkloadError::DuplicateName { name: task.name.clone() });
+            }
+            check_task(task)?;
+        }
+        let found = self.shard_tasks();
+        if found > MOST_SHARD_TASKS {
+            return Err(WorkloadError::TooManyShardTasks { found, most: MOST_SHARD_TASKS });
+        }
+        if let Some(variation) = self.variation {
+            let allowed = (0.0..1.0).contains(&variation.relative);
+            require(allowed, "variation", "relative", variation.relative, "at least 0 and less than 1")?;
+        }
+        // Of equal devices in a row, the first speaks for all.
+        let differs =
+            |(index, device): &(usize, &DeviceCost)| *index == 0 || self.devices[*index - 1] != **device;
+        let mut devices = self.devices.iter().enumerate().filter(differs);
+        devices.try_for_each(|(index, device)| self.check_device(index, device))?;
+        let total_s = self.at_most_s();
+        require(total_s.is_finite(), "all shard tasks", "the time", total_s, "a finite number of seconds")
+    }
+
+    fn check_device(&self, index: usize, device: &DeviceCost) -> Result<(), WorkloadError> {
+        let of = format!("device {index}");
+        let positive = |x: f64| x.is_finite() && x > 0.0;
+        require(positive(device.speed), &of, "speed", device.speed, "finite and more than 0")?;
+        let latency = device.latency_s.is_finite() && device.latency_s >= 0.0;
+        require(latency, &of, "latency_s", device.latency_s, "finite and not negative")?;
+        if let Some(link) = device.link_bytes_per_s {
+            require(positive(link), &of, "link_bytes_per_s", link, "finite and more than 0")?;
+        }
+        for (task, shard, cost) in self.all_shards() {
+            if cost.promote_s.is_none() && cost.bytes.is_some() && device.link_bytes_per_s.is_none() {
+                return Err(WorkloadError::NoLink { task: task.name.clone(), shard, device: index });
+            }
+        }
+        self.check_memory(index, device)
+    }
+
+    /// Two shards must fit beside each other: what is prefetched may be any model's largest.
+    fn check_memory(&self, index: usize, device: &DeviceCost) -> Result<(), WorkloadError> {
+        let Some(memory) = device.memory_bytes else { return Ok(()) };
+        for (task, shard, cost) in self.all_shards() {
+            let Some(bytes) = cost.bytes else {
+                return Err(WorkloadError::NoBytes { task: task.name.clone(), shard, device: index });
+            };
+            let needed = bytes.saturating_mul(2);
+            if needed > memory {
+                return Err(WorkloadError::Memory {
+                    task: task.name.clone(),
+                    shard,
+                    device: index,
+                    needed,
+                    memory,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn all_shards(&self) -> impl Iterator<Item = (&TaskCost, usize, &ShardCost)> {
+        let of = |task| move |(index, shard)| (task, index, shard);
+        self.tasks.iter().flat_map(move |task| task.shards.iter().enumerate().map(of(task)))
+    }
+}
+
+fn check_task(task: &TaskCost) -> Result<(), WorkloadError> {
+    let of = format!("task `{}`", task.name);
+    let time = |x: f64| x.is_finite() && x >= 0.0;
+    const TIME: &str = "finite and not negative";
+    if task.minibatches == 0 {
+        return Err(WorkloadError::NoMinibatches { task: task.name.clone() });
+    }
+    require(time(task.arrival_s), &of, "arrival_s", task.arrival_s, TIME)?;
+    require(time(task.optimizer_s), &of, "optimizer_s", task.optimizer_s, TIME)?;
+    require(time(task.step_wait_s), &of, "step_wait_s", task.step_wait_s, TIME)?;
+    let factor = (0.0..=MOST_ESTIMATE_FACTOR).contains(&task.estimate_factor);
+    require(factor, &of, "estimate_factor", task.estimate_factor, "at least 0 and at most a million")?;
+    let drift = task.drift.is_finite() && task.drift >= -1.0;
+    require(drift, &of, "drift", task.drift, "finite and at least -1")?;
+    let mut before = None;
+    for &EvaluationCost { after, .. } in &task.evaluations {
+        let rising = before.is_none_or(|before| before < after) && after <= task.minibatches;
+        const EXPECTED: &str = "more than in the entry before and at most `minibatches`";
+        require(rising, &of, "evaluations.after", after as f64, EXPECTED)?;
+        before = Some(after);
+    }
+    for (index, shard) in task.shards.iter().enumerate() {
+        let of = format!("shard {index} of task `{}`", task.name);
+        require(time(shard.forward_s), &of, "forward_s", shard.forward_s, TIME)?;
+        require(time(shard.backward_s), &of, "backward_s", shard.backward_s, TIME)?;
+        let evaluate_s = shard.evaluate_s.unwrap_or(0.0);
+        require(time(evaluate_s), &of, "evaluate_s", evaluate_s, TIME)?;
+        require(time(shard.download_s), &of, "take_down_s", shard.download_s, TIME)?;
+        let promote_s = shard.promote_s.unwrap_or(0.0);
+        require(time(promote_s), &of, "promote_s", promote_s, TIME)?;
+    }
+    task.estimates().map(drop)
+}
+
+/// The error that says which rule does not hold.
+fn require(
+    holds: bool,
+    of: &str,
+    field: &'static str,
+    found: f64,
+    expected: &'static str,
+) -> Result<(), WorkloadError> {
+    if holds { Ok(()) } else { Err(WorkloadError::Value { of: of.to_owned(), field, found, expected }) }
+}
+
+/// More shard tasks than this, which take hours to simulate, are taken for a slip of the keyboard.
+const MOST_SHARD_TASKS: u64 = 10_000_000_000;
+
+/// Estimates that are wrong by more than this are taken for a slip of the keyboard.
+const MOST_ESTIMATE_FACTOR: f64 = 1e6;

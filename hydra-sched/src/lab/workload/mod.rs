@@ -1,0 +1,199 @@
+//! The work to schedule, as stated costs: the JSON format and its rules.
+
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize};
+
+use super::WorkloadError;
+
+mod check;
+mod costs;
+#[cfg(test)]
+mod tests;
+
+/// Tasks and devices, as stated or measured costs. `docs/scheduling.md` describes the format.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Workload {
+    /// The models to train, in submission order.
+    pub tasks: Vec<TaskCost>,
+    /// The devices. In JSON a number stands for that many equal ones.
+    #[serde(deserialize_with = "devices")]
+    pub devices: Vec<DeviceCost>,
+    /// All devices are fed over one link, and not each over its own.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub shared_link: bool,
+    /// Random variation of the times of shard tasks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub variation: Option<Variation>,
+}
+
+/// One model and its training.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TaskCost {
+    /// Its name, unlike that of every other task.
+    pub name: String,
+    /// The number of minibatches that it trains: training sweeps over its shards. At least one.
+    pub minibatches: u64,
+    /// Its shards, in the order of the forward pass.
+    pub shards: Vec<ShardCost>,
+    /// When it is submitted, in seconds from the start of the run.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub arrival_s: f64,
+    /// Seconds of the host optimizer for one minibatch, spread evenly over the shards. There is one optimizer for
+    /// all tasks, and it steps one shard after another, in the order in which their backwards end.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub optimizer_s: f64,
+    /// Seconds from the end of a shard's backward, or of its step where `optimizer_s` is stated too, until its
+    /// masters are final, whatever other tasks do. What a recorded run waited is stated here: it has the queue before
+    /// the host optimizer in it, which `optimizer_s` would count again.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub step_wait_s: f64,
+    /// The first estimates that the policy is told, as a multiple of the stated costs; 1 where nothing is said.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub estimate_factor: f64,
+    /// The time by which the last minibatch is longer than the first, as a share of it; the costs grow
+    /// (or shrink, down to -1) evenly in between. Evaluations cost what the minibatch after them does, and
+    /// those at the end what the last one did.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub drift: f64,
+    /// Evaluation sweeps between the minibatches, in the order of `after`, each place once.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub evaluations: Vec<EvaluationCost>,
+}
+
+/// Evaluation sweeps of a task: the forward of every shard, as often as there are batches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EvaluationCost {
+    /// Minibatches trained before them; 0 is before training.
+    pub after: u64,
+    /// The number of sweeps.
+    pub sweeps: u64,
+}
+
+/// The costs of one shard on a device of speed 1.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ShardCost {
+    /// Seconds of its forward. That of a model's last shard is no part of training, because its
+    /// `backward_s` is that of the fused forward and backward; it counts in evaluations where `evaluate_s` is not
+    /// given, and says which share of the fused task a pipeline does in its forwards.
+    pub forward_s: f64,
+    /// Seconds of its backward, the recomputed forward included.
+    pub backward_s: f64,
+    /// Seconds of its forward in an evaluation; `forward_s` where nothing is said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub evaluate_s: Option<f64>,
+    /// Seconds of a promotion of its parameters, whichever the link.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub promote_s: Option<f64>,
+    /// Bytes of its parameters: what `memory_bytes` is compared with, and instead of `promote_s`
+    /// divided by `link_bytes_per_s`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<u64>,
+    /// Seconds from the end of a shard task until its output for the next one of its sweep is downloaded to
+    /// the host. Before that, only the device that made it can go on with the model. 0 where nothing is said.
+    #[serde(rename = "take_down_s", default, skip_serializing_if = "is_zero")]
+    pub download_s: f64,
+}
+
+/// One logical device.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DeviceCost {
+    /// Seconds of the stated compute that it does in a second; 1 where nothing is said.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub speed: f64,
+    /// Bytes for copies of parameters. Without it a device has room for two shards of any size:
+    /// the one that computes and the one that is prefetched.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
+    /// Bandwidth from the host to the device.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub link_bytes_per_s: Option<f64>,
+    /// Copies of parameters stay until their place is needed. Where nothing is said it is false, as in the engine: a copy
+    /// goes when its shard task ends, and every shard task is promoted anew.
+    #[serde(default)]
+    pub keeps_copies: bool,
+    /// Seconds from the moment at which it can commit to a shard task until that one's promotion begins:
+    /// the time of decisions, and of threads that have to wake up. 0 where nothing is said.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub latency_s: f64,
+}
+
+impl Default for DeviceCost {
+    fn default() -> Self {
+        Self { speed: 1.0, memory_bytes: None, link_bytes_per_s: None, keeps_copies: false, latency_s: 0.0 }
+    }
+}
+
+/// Random variation of the time of each shard task.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Variation {
+    /// Seed of the draws. A draw is a function of the seed, the task's index, the minibatch, the
+    /// shard and the kind of shard task, and of nothing that a policy decides.
+    pub seed: u64,
+    /// A time is multiplied by a number drawn evenly from `1 - relative .. 1 + relative`.
+    pub relative: f64,
+}
+
+impl Workload {
+    /// Reads a workload and checks it.
+    ///
+    /// # Errors
+    ///
+    /// [`WorkloadError`] when the text is not JSON of this format, or says what cannot be.
+    pub fn from_json(text: &str) -> Result<Self, WorkloadError> {
+        let workload: Self = serde_json::from_str(text)?;
+        workload.check()?;
+        Ok(workload)
+    }
+
+    /// The workload as JSON, on several lines. Times that are no numbers become `null`.
+    pub fn to_json(&self) -> String {
+        // Writing into a string fails only for keys that are no strings, and there are none.
+        serde_json::to_string_pretty(self).unwrap_or_default()
+    }
+
+    /// The same tasks on `count` equal devices: each like the first one, if there is one.
+    pub fn on_devices(&self, count: usize) -> Self {
+        let device = self.devices.first().cloned().unwrap_or_default();
+        Self { devices: vec![device; count], ..self.clone() }
+    }
+}
+
+/// More devices than this are taken for a slip of the keyboard.
+const MOST_DEVICES: u64 = 1_000_000;
+
+fn devices<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<DeviceCost>, D::Error> {
+    let value = serde_json::Value::deserialize(deserializer)?;
+    if value.is_array() {
+        return serde_json::from_value(value)
+            .map_err(|error| D::Error::custom(format!("`devices`: {error}")));
+    }
+    match value.as_u64().filter(|count| *count <= MOST_DEVICES) {
+        Some(count) => Ok(vec![DeviceCost::default(); count as usize]),
+        None => Err(D::Error::custom(format!(
+            "`devices` must be a list of devices or how many there are, up to {MOST_DEVICES}; found {value}"
+        ))),
+    }
+}
+
+const fn one() -> f64 {
+    1.0
+}
+
+fn is_one(x: &f64) -> bool {
+    *x == 1.0
+}
+
+fn is_zero(x: &f64) -> bool {
+    *x == 0.0
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_false(x: &bool) -> bool {
+    !x
+}

@@ -1,0 +1,52 @@
+//! Errors of policy names and estimates.
+
+use thiserror::Error;
+
+use super::ShardTaskKind;
+
+/// A policy that cannot be built.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum PolicyError {
+    /// No policy has this name.
+    #[error("no scheduling policy is called `{found}`; choose one of: {expected}")]
+    Unknown {
+        /// The name that was given.
+        found: String,
+        /// The names there are, separated by commas.
+        expected: String,
+    },
+}
+
+/// Estimates that a [`CostModel`](crate::CostModel) cannot be made of.
+#[derive(Clone, Debug, PartialEq, Error)]
+pub enum CostError {
+    /// There is no shard.
+    #[error("a model needs at least one shard to be scheduled, and the estimates have none")]
+    NoShards,
+    /// The three lists do not describe the same shards.
+    #[error(
+        "the estimates must have one time per shard and kind of shard task; found {forward} \
+         forward, {backward} backward and {evaluate} evaluate times: partition the model again"
+    )]
+    Lengths {
+        /// The number of forward times.
+        forward: usize,
+        /// The number of backward times.
+        backward: usize,
+        /// The number of evaluate times.
+        evaluate: usize,
+    },
+    /// A time is negative, infinite or not a number.
+    #[error(
+        "the estimated {kind} of shard {shard} takes {found} s; a time must be finite and not \
+         negative: partition the model again"
+    )]
+    Seconds {
+        /// The kind of shard task.
+        kind: ShardTaskKind,
+        /// The shard.
+        shard: usize,
+        /// The time that was given, in seconds.
+        found: f64,
+    },
+}

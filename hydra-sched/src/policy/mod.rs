@@ -1,0 +1,27 @@
+//! The floor that runs and simulations share: the policy port, the policies, what they see, and the remaining time.
+//!
+//! It may touch numbers that it is handed. It imports nothing of the laboratory, keeps no copy of a run's state,
+//! reads no clock and draws from no generator that others share.
+
+mod baseline;
+#[cfg(any(test, feature = "conformance"))]
+pub(crate) mod cases;
+pub(crate) mod claimable;
+mod error;
+mod kind;
+mod lrtf;
+mod port;
+pub(crate) mod random;
+mod remaining;
+mod sweep;
+mod view;
+
+pub use baseline::{Fifo, Random, RoundRobin, Srtf};
+pub use claimable::{Claimable, Priority};
+pub use error::{CostError, PolicyError};
+pub use kind::PolicyKind;
+pub use lrtf::{ShardedLrtf, ShardedLrtfEager, ShardedLrtfLocal};
+pub use port::Policy;
+pub use remaining::{CostModel, WorkLeft};
+pub use sweep::ShardTaskKind;
+pub use view::{ModelIndex, ModelView, Request, View};

@@ -1,0 +1,399 @@
+//! The one formula for the remaining time of a model.
+
+use super::{CostError, ShardTaskKind};
+
+/// The weight of a new measurement in the moving average. A quarter follows a lasting change
+/// (a processor that slows down) within about ten minibatches, and shrugs off a single slow one.
+const NEW_WEIGHT: f64 = 0.25;
+
+/// Work left, as counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WorkLeft {
+    /// Whole training sweeps (microbatches, forward and backward) not yet begun.
+    pub sweeps: u64,
+    /// Whole evaluation sweeps not yet begun.
+    pub evaluations: u64,
+    /// The next shard task inside the sweep that has begun; `None` at a sweep's start.
+    pub position: Option<(ShardTaskKind, usize)>,
+}
+
+/// Estimated seconds of each kind of shard task of one model, corrected as shard tasks finish.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CostModel {
+    forward: Track,
+    backward: Track,
+    evaluate: Track,
+}
+
+impl CostModel {
+    /// Starts from a plan's estimates, in seconds, each list with one entry per shard.
+    ///
+    /// The backward of the last shard is its fused forward and backward. The forward of the last
+    /// shard is never a shard task of its own: its entry stands for itself in [`CostModel::of`]
+    /// and counts nowhere.
+    ///
+    /// # Errors
+    ///
+    /// [`CostError`] when there is no shard, the lists differ in length, or a time is negative,
+    /// infinite or not a number.
+    pub fn new(forward_s: Vec<f64>, backward_s: Vec<f64>, evaluate_s: Vec<f64>) -> Result<Self, CostError> {
+        let (forward, backward, evaluate) = (forward_s.len(), backward_s.len(), evaluate_s.len());
+        if forward != backward || backward != evaluate {
+            return Err(CostError::Lengths { forward, backward, evaluate });
+        }
+        if backward == 0 {
+            return Err(CostError::NoShards);
+        }
+        check_seconds(ShardTaskKind::Forward, &forward_s)?;
+        check_seconds(ShardTaskKind::Backward, &backward_s)?;
+        check_seconds(ShardTaskKind::Evaluate, &evaluate_s)?;
+        Ok(Self {
+            forward: Track::new(forward_s, forward - 1, Direction::Up),
+            backward: Track::new(backward_s, backward, Direction::Down),
+            evaluate: Track::new(evaluate_s, evaluate, Direction::Up),
+        })
+    }
+
+    /// The number of shards; at least one.
+    pub fn shards(&self) -> usize {
+        self.backward.seconds.len()
+    }
+
+    /// The estimated seconds of one shard task.
+    ///
+    /// # Panics
+    ///
+    /// When the model has no such shard, as indexing does.
+    #[track_caller]
+    pub fn of(&self, kind: ShardTaskKind, shard: usize) -> f64 {
+        self.must_have(kind, shard);
+        self.track(kind).seconds[shard]
+    }
+
+    /// Corrects the estimate of one shard task by a measured time, in seconds.
+    ///
+    /// The first measurement replaces the estimate; later ones move it by an exponential moving
+    /// average. A time that is negative, infinite or not a number says nothing and is passed
+    /// over, so that an estimate is always finite.
+    ///
+    /// # Panics
+    ///
+    /// When the model has no such shard, as indexing does, whatever the time. Times are measured and may be
+    /// anything; the shard is the one that the caller has just run.
+    #[track_caller]
+    pub fn observe(&mut self, kind: ShardTaskKind, shard: usize, seconds: f64) {
+        self.must_have(kind, shard);
+        if is_time(seconds) {
+            self.track_mut(kind).observe(shard, seconds);
+        }
+    }
+
+    /// Estimated seconds of compute of a whole training sweep.
+    pub fn sweep_s(&self) -> f64 {
+        self.forward.total() + self.backward.total()
+    }
+
+    /// Estimated seconds of compute of a whole evaluation sweep.
+    pub fn evaluation_s(&self) -> f64 {
+        self.evaluate.total()
+    }
+
+    /// Estimated seconds of compute left: the rest of the sweep that has begun, the shard task at
+    /// its position included, and every sweep that has not. Takes constant time.
+    ///
+    /// # Panics
+    ///
+    /// When the position names a shard that the model does not have, as indexing does.
+    #[track_caller]
+    pub fn remaining_s(&self, left: &WorkLeft) -> f64 {
+        if let Some((kind, shard)) = left.position {
+            self.must_have(kind, shard);
+        }
+        self.rest_of_sweep_s(left.position)
+            + times(left.sweeps, self.sweep_s())
+            + times(left.evaluations, self.evaluation_s())
+    }
+
+    /// Panics with both numbers, where indexing would do so with that of an inner list.
+    #[track_caller]
+    fn must_have(&self, kind: ShardTaskKind, shard: usize) {
+        let shards = self.shards();
+        assert!(
+            shard < shards,
+            "there is no {kind} of shard {shard}: the model of these costs has {shards} shards, counted from 0"
+        );
+    }
+
+    fn rest_of_sweep_s(&self, position: Option<(ShardTaskKind, usize)>) -> f64 {
+        match position {
+            None => 0.0,
+            Some((ShardTaskKind::Forward, shard)) => self.forward.rest[shard] + self.backward.total(),
+            Some((ShardTaskKind::Backward, shard)) => self.backward.rest[shard],
+            Some((ShardTaskKind::Evaluate, shard)) => self.evaluate.rest[shard],
+        }
+    }
+
+    fn track(&self, kind: ShardTaskKind) -> &Track {
+        match kind {
+            ShardTaskKind::Forward => &self.forward,
+            ShardTaskKind::Backward => &self.backward,
+            ShardTaskKind::Evaluate => &self.evaluate,
+        }
+    }
+
+    fn track_mut(&mut self, kind: ShardTaskKind) -> &mut Track {
+        match kind {
+            ShardTaskKind::Forward => &mut self.forward,
+            ShardTaskKind::Backward => &mut self.backward,
+            ShardTaskKind::Evaluate => &mut self.evaluate,
+        }
+    }
+}
+
+/// The order in which a sweep visits the shards with one kind of shard task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Direction {
+    Up,
+    Down,
+}
+
+/// One kind of shard task over all shards, with its sums kept ready.
+#[derive(Clone, Debug, PartialEq)]
+struct Track {
+    /// Estimated seconds, per shard.
+    seconds: Vec<f64>,
+    /// True if a measurement has replaced the plan's estimate, per shard.
+    measured: Vec<bool>,
+    /// Seconds from a shard's task to the last of this kind in the sweep, both included, per
+    /// shard. Summed anew at each measurement: differences would let rounding errors pile up.
+    rest: Vec<f64>,
+    /// The shards below it have a task of this kind.
+    counted: usize,
+    direction: Direction,
+}
+
+impl Track {
+    fn new(seconds: Vec<f64>, counted: usize, direction: Direction) -> Self {
+        let shards = seconds.len();
+        let mut track =
+            Self { seconds, measured: vec![false; shards], rest: vec![0.0; shards], counted, direction };
+        track.sum();
+        track
+    }
+
+    fn observe(&mut self, shard: usize, seconds: f64) {
+        let estimate = &mut self.seconds[shard];
+        if self.measured[shard] {
+            *estimate += NEW_WEIGHT * (seconds - *estimate);
+        } else {
+            *estimate = seconds;
+            self.measured[shard] = true;
+        }
+        self.sum();
+    }
+
+    fn sum(&mut self) {
+        let mut rest = 0.0;
+        for i in 0..self.counted {
+            let shard = match self.direction {
+                Direction::Up => self.counted - 1 - i,
+                Direction::Down => i,
+            };
+            rest += self.seconds[shard];
+            self.rest[shard] = rest;
+        }
+    }
+
+    /// Seconds of all tasks of this kind in a sweep.
+    fn total(&self) -> f64 {
+        match self.direction {
+            Direction::Up => self.rest[0],
+            Direction::Down => self.rest[self.counted - 1],
+        }
+    }
+}
+
+fn check_seconds(kind: ShardTaskKind, seconds: &[f64]) -> Result<(), CostError> {
+    match seconds.iter().position(|&s| !is_time(s)) {
+        None => Ok(()),
+        Some(shard) => Err(CostError::Seconds { kind, shard, found: seconds[shard] }),
+    }
+}
+
+fn is_time(seconds: f64) -> bool {
+    seconds.is_finite() && seconds >= 0.0
+}
+
+/// Nothing of something that overflowed to infinity is nothing, where the product is not a number.
+fn times(count: u64, seconds: f64) -> f64 {
+    if count == 0 { 0.0 } else { count as f64 * seconds }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::ShardTaskKind::{Backward, Evaluate, Forward};
+    use super::*;
+    use crate::policy::sweep::tasks_from;
+
+    const KINDS: [ShardTaskKind; 3] = [Forward, Backward, Evaluate];
+
+    fn three_shards() -> CostModel {
+        CostModel::new(vec![1.0, 2.0, 64.0], vec![4.0, 8.0, 16.0], vec![0.25, 0.5, 0.125]).unwrap()
+    }
+
+    fn at(kind: ShardTaskKind, shard: usize) -> WorkLeft {
+        WorkLeft { position: Some((kind, shard)), ..WorkLeft::default() }
+    }
+
+    #[test]
+    fn counts_the_rest_of_the_sweep_from_its_position() {
+        let cost = three_shards();
+        assert_eq!(cost.remaining_s(&at(Forward, 0)), 31.0);
+        assert_eq!(cost.remaining_s(&at(Forward, 1)), 30.0);
+        assert_eq!(cost.remaining_s(&at(Backward, 2)), 28.0);
+        assert_eq!(cost.remaining_s(&at(Backward, 1)), 12.0);
+        assert_eq!(cost.remaining_s(&at(Backward, 0)), 4.0);
+        assert_eq!(cost.remaining_s(&at(Evaluate, 0)), 0.875);
+        assert_eq!(cost.remaining_s(&at(Evaluate, 2)), 0.125);
+        assert_eq!(cost.remaining_s(&WorkLeft::default()), 0.0);
+    }
+
+    #[test]
+    fn counts_whole_sweeps() {
+        let left = WorkLeft { sweeps: 3, evaluations: 2, position: Some((Backward, 1)) };
+        assert_eq!(three_shards().remaining_s(&left), 12.0 + 3.0 * 31.0 + 2.0 * 0.875);
+    }
+
+    #[test]
+    fn one_shard_has_only_its_fused_task() {
+        let cost = CostModel::new(vec![8.0], vec![2.0], vec![0.5]).unwrap();
+        assert_eq!((cost.shards(), cost.sweep_s(), cost.evaluation_s()), (1, 2.0, 0.5));
+        assert_eq!(cost.remaining_s(&at(Backward, 0)), 2.0);
+    }
+
+    #[test]
+    fn the_first_measurement_replaces_and_later_ones_average() {
+        let mut cost = three_shards();
+        cost.observe(Backward, 1, 2.0);
+        assert_eq!(cost.of(Backward, 1), 2.0);
+        assert_eq!(cost.sweep_s(), 25.0);
+        cost.observe(Backward, 1, 6.0);
+        assert_eq!(cost.of(Backward, 1), 3.0);
+        assert_eq!(cost.remaining_s(&at(Backward, 1)), 7.0);
+        assert_eq!(cost.of(Backward, 0), 4.0);
+        assert_eq!(cost.of(Evaluate, 1), 0.5);
+    }
+
+    #[test]
+    fn measurements_that_are_no_times_are_passed_over() {
+        let mut cost = three_shards();
+        for kind in KINDS {
+            for seconds in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, -1.0] {
+                cost.observe(kind, 0, seconds);
+            }
+        }
+        assert_eq!(cost, three_shards());
+    }
+
+    #[test]
+    fn a_shard_that_is_not_there_is_named() {
+        let said = |ask: &dyn Fn(&mut CostModel)| {
+            let asked = std::panic::AssertUnwindSafe(|| ask(&mut three_shards()));
+            let panic = std::panic::catch_unwind(asked).expect_err("there are three shards");
+            panic.downcast_ref::<String>().expect("a message").clone()
+        };
+        for kind in KINDS {
+            let asks: [&dyn Fn(&mut CostModel); 4] = [
+                &|cost| _ = cost.of(kind, 3),
+                &|cost| cost.observe(kind, 3, 1.0),
+                &|cost| cost.observe(kind, 3, f64::NAN),
+                &|cost| _ = cost.remaining_s(&at(kind, 3)),
+            ];
+            for ask in asks {
+                let expected = format!("no {kind} of shard 3: the model of these costs has 3 shards");
+                assert!(said(ask).contains(&expected), "{}", said(ask));
+            }
+        }
+    }
+
+    #[test]
+    fn times_too_large_to_add_still_give_no_nan() {
+        let max = vec![f64::MAX; 2];
+        let cost = CostModel::new(max.clone(), max.clone(), max).unwrap();
+        assert_eq!(cost.remaining_s(&WorkLeft::default()), 0.0);
+        let left = WorkLeft { sweeps: u64::MAX, evaluations: 0, position: None };
+        assert_eq!(cost.remaining_s(&left), f64::INFINITY);
+    }
+
+    #[test]
+    fn refuses_estimates_that_make_no_sense() {
+        assert_eq!(CostModel::new(vec![], vec![], vec![]), Err(CostError::NoShards));
+        let lengths = CostModel::new(vec![1.0], vec![1.0, 1.0], vec![1.0, 1.0]).unwrap_err();
+        assert_eq!(lengths, CostError::Lengths { forward: 1, backward: 2, evaluate: 2 });
+        let negative = CostModel::new(vec![1.0, 1.0], vec![1.0, -2.0], vec![1.0, 1.0]).unwrap_err();
+        assert_eq!(negative, CostError::Seconds { kind: Backward, shard: 1, found: -2.0 });
+        assert!(negative.to_string().contains("backward of shard 1 takes -2 s"), "{negative}");
+        assert!(CostModel::new(vec![1.0], vec![1.0], vec![f64::NAN]).is_err());
+    }
+
+    fn any_cost() -> impl Strategy<Value = CostModel> {
+        prop::collection::vec((0.0..9.0f64, 0.0..9.0f64, 0.0..9.0f64), 1..8).prop_map(|times| {
+            let pick = |f: fn(&(f64, f64, f64)) -> f64| times.iter().map(f).collect();
+            CostModel::new(pick(|t| t.0), pick(|t| t.1), pick(|t| t.2)).unwrap()
+        })
+    }
+
+    fn close(a: f64, b: f64) -> bool {
+        (a - b).abs() <= 1e-12 * (1.0 + a.abs() + b.abs())
+    }
+
+    proptest! {
+        /// The sums kept ready equal adding up the sweep's shard tasks one by one, after any
+        /// measurements.
+        #[test]
+        fn agrees_with_walking_the_sweep(
+            mut cost in any_cost(),
+            measurements in prop::collection::vec(
+                (0..3usize, any::<prop::sample::Index>(), 0.0..9.0f64),
+                0..30,
+            ),
+            sweeps in 0..50u64,
+            evaluations in 0..50u64,
+        ) {
+            let shards = cost.shards();
+            for (kind, shard, seconds) in measurements {
+                cost.observe(KINDS[kind], shard.index(shards), seconds);
+            }
+            let walk = |start| -> f64 {
+                tasks_from(start, shards).iter().map(|&(kind, shard)| cost.of(kind, shard)).sum()
+            };
+            let training = ShardTaskKind::training_start(shards);
+            let evaluation = ShardTaskKind::evaluation_start();
+            let whole = sweeps as f64 * walk(training) + evaluations as f64 * walk(evaluation);
+            for start in [training, evaluation] {
+                for position in tasks_from(start, shards) {
+                    let left = WorkLeft { sweeps, evaluations, position: Some(position) };
+                    prop_assert!(close(cost.remaining_s(&left), walk(position) + whole));
+                }
+            }
+            let left = WorkLeft { sweeps, evaluations, position: None };
+            prop_assert!(close(cost.remaining_s(&left), whole));
+        }
+
+        /// Measuring the same time again and again leads to it.
+        #[test]
+        fn converges_to_a_steady_time(
+            mut cost in any_cost(),
+            first in 0.0..9.0f64,
+            steady in 0.0..9.0f64,
+        ) {
+            cost.observe(Evaluate, 0, first);
+            for _ in 0..100 {
+                cost.observe(Evaluate, 0, steady);
+            }
+            prop_assert!((cost.of(Evaluate, 0) - steady).abs() < 1e-9);
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! The link of a device that CubeCL reaches, by CubeCL's own copies.
+
+use crate::memory::aligned::at_alignment;
+use crate::{DeviceLink, Direction, LinkError};
+use bytes::Bytes;
+use hydra_core::cube::{CubeAdapter, CubeBytes};
+use hydra_core::{DeviceBytes, DeviceError};
+use std::mem::size_of_val;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// The link of a device behind CubeCL: each buffer is one of CubeCL's pools, and CubeCL copies it.
+///
+/// It serves every runtime of CubeCL, and NVIDIA's cards where memory cannot be page-locked. CubeCL copies on
+/// the stream of the calling thread and orders it with those of others.
+#[derive(Debug)]
+pub struct CubeLink {
+    name: String,
+    adapter: CubeAdapter,
+    uploaded: AtomicU64,
+    downloaded: AtomicU64,
+}
+
+impl CubeLink {
+    /// The link of the device of `adapter`, which messages call `device`.
+    pub fn new(device: &str, adapter: CubeAdapter) -> Self {
+        Self {
+            name: format!("CubeCL's copies, {device}"),
+            adapter,
+            uploaded: AtomicU64::new(0),
+            downloaded: AtomicU64::new(0),
+        }
+    }
+
+    fn failed(&self, direction: Direction, bytes: usize, error: DeviceError) -> LinkError {
+        LinkError::Transfer { link: self.name.clone(), direction, bytes: bytes as u64, source: error.into() }
+    }
+}
+
+impl DeviceLink for CubeLink {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn upload(&self, host: &Bytes) -> Result<DeviceBytes, LinkError> {
+        self.upload_all(std::slice::from_ref(host)).map(|mut all| all.remove(0))
+    }
+
+    fn upload_all(&self, host: &[Bytes]) -> Result<Vec<DeviceBytes>, LinkError> {
+        let total = host.iter().map(Bytes::len).sum();
+        let copies =
+            self.adapter.write(host).map_err(|error| self.failed(Direction::Upload, total, error))?;
+        self.uploaded.fetch_add(total as u64, Relaxed);
+        Ok(copies.into_iter().map(|copy| DeviceBytes::Buffer(Arc::new(copy))).collect())
+    }
+
+    fn download(&self, device: &DeviceBytes) -> Result<Bytes, LinkError> {
+        let elsewhere = || LinkError::Elsewhere { link: self.name.clone() };
+        let bytes: &CubeBytes = device.as_buffer().ok_or_else(elsewhere)?;
+        let read = bytes.read().map_err(|error| self.failed(Direction::Download, device.len(), error))?;
+        self.downloaded.fetch_add(read.len() as u64, Relaxed);
+        // CubeCL reads to where its pools have room.
+        at_alignment(read).map_err(|source| LinkError::Memory {
+            link: self.name.clone(),
+            direction: Direction::Download,
+            bytes: device.len() as u64,
+            source,
+        })
+    }
+
+    fn download_into(&self, device: &DeviceBytes, out: &mut [f32]) -> Result<(), LinkError> {
+        let (expected, found) = (size_of_val(out) as u64, device.len() as u64);
+        if expected != found {
+            return Err(LinkError::Length { link: self.name.clone(), expected, found });
+        }
+        bytemuck::cast_slice_mut(out).copy_from_slice(&self.download(device)?);
+        Ok(())
+    }
+
+    fn moved(&self, direction: Direction) -> u64 {
+        match direction {
+            Direction::Upload => self.uploaded.load(Relaxed),
+            Direction::Download => self.downloaded.load(Relaxed),
+        }
+    }
+}
+
+#[cfg(all(test, feature = "wgpu"))]
+mod tests {
+    use super::*;
+    use crate::link::conformance::conforms;
+
+    #[test]
+    fn the_link_of_a_device_behind_cubecl_conforms() {
+        match CubeAdapter::wgpu(0) {
+            Ok(adapter) => conforms(&CubeLink::new("wgpu:0", adapter)),
+            Err(error) => eprintln!("skipped: {error}"),
+        }
+    }
+}

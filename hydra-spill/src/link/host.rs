@@ -1,0 +1,130 @@
+//! Links of logical devices that are a part of this machine's CPU.
+
+use super::{DeviceLink, Direction, LinkError};
+use crate::alloc;
+use crate::memory::aligned::{AlignedBytes, ELEMENT_ALIGN, room};
+use bytes::Bytes;
+use hydra_core::{DeviceBytes, DeviceId};
+use std::collections::TryReserveError;
+use std::mem::size_of_val;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// The link of a logical device that is a part of this machine's CPU: real copies within host memory.
+///
+/// The counting allocator charges uploads to the device and downloads to the host.
+#[derive(Debug)]
+pub struct HostCopyLink {
+    name: String,
+    device: DeviceId,
+    uploaded: AtomicU64,
+    downloaded: AtomicU64,
+}
+
+impl HostCopyLink {
+    /// The link of `device`.
+    pub fn new(device: DeviceId) -> Self {
+        let (uploaded, downloaded) = (AtomicU64::new(0), AtomicU64::new(0));
+        Self { name: format!("host copy, {device}"), device, uploaded, downloaded }
+    }
+
+    fn reachable<'a>(&self, device: &'a DeviceBytes) -> Result<&'a Bytes, LinkError> {
+        device.as_host().ok_or_else(|| LinkError::Elsewhere { link: self.name.clone() })
+    }
+
+    fn memory_error(&self, direction: Direction, bytes: usize, source: TryReserveError) -> LinkError {
+        LinkError::Memory { link: self.name.clone(), direction, bytes: bytes as u64, source }
+    }
+}
+
+impl DeviceLink for HostCopyLink {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn upload(&self, host: &Bytes) -> Result<DeviceBytes, LinkError> {
+        let storage = alloc::with_tag(Some(self.device), || room(host.len()));
+        let storage = storage.map_err(|e| self.memory_error(Direction::Upload, host.len(), e))?;
+        self.uploaded.fetch_add(host.len() as u64, Relaxed);
+        Ok(Bytes::from_owner(AlignedBytes::fill(storage, host)).into())
+    }
+
+    fn download(&self, device: &DeviceBytes) -> Result<Bytes, LinkError> {
+        let device = self.reachable(device)?;
+        alloc::with_tag(None, || {
+            let storage = room(device.len());
+            let storage = storage.map_err(|e| self.memory_error(Direction::Download, device.len(), e))?;
+            let bytes = AlignedBytes::fill(storage, device);
+            self.downloaded.fetch_add(device.len() as u64, Relaxed);
+            Ok(Bytes::from_owner(bytes))
+        })
+    }
+
+    fn download_into(&self, device: &DeviceBytes, out: &mut [f32]) -> Result<(), LinkError> {
+        let device = self.reachable(device)?;
+        let (expected, found) = (size_of_val(out) as u64, device.len() as u64);
+        if expected != found {
+            return Err(LinkError::Length { link: self.name.clone(), expected, found });
+        }
+        bytemuck::cast_slice_mut(out).copy_from_slice(device);
+        self.downloaded.fetch_add(found, Relaxed);
+        Ok(())
+    }
+
+    fn moved(&self, direction: Direction) -> u64 {
+        match direction {
+            Direction::Upload => self.uploaded.load(Relaxed),
+            Direction::Download => self.downloaded.load(Relaxed),
+        }
+    }
+}
+
+/// The link of a logical device that reads the host's memory in place: what it gives is a view of what it was
+/// given. Only bytes whose alignment suits no tensor are copied.
+///
+/// Memory stays charged to whoever allocated it: images and batches to the host, what shard tasks made to the
+/// device, also while the host reads it.
+#[derive(Debug)]
+pub struct ZeroCopyLink {
+    name: String,
+    copies: HostCopyLink,
+}
+
+impl ZeroCopyLink {
+    /// The link of `device`.
+    pub fn new(device: DeviceId) -> Self {
+        Self { name: format!("shared memory, {device}"), copies: HostCopyLink::new(device) }
+    }
+}
+
+fn is_aligned(bytes: &Bytes) -> bool {
+    bytes.as_ptr().addr().is_multiple_of(ELEMENT_ALIGN)
+}
+
+impl DeviceLink for ZeroCopyLink {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn zero_copy(&self) -> bool {
+        true
+    }
+
+    fn upload(&self, host: &Bytes) -> Result<DeviceBytes, LinkError> {
+        if is_aligned(host) { Ok(host.clone().into()) } else { self.copies.upload(host) }
+    }
+
+    fn download(&self, device: &DeviceBytes) -> Result<Bytes, LinkError> {
+        match device.as_host().filter(|bytes| is_aligned(bytes)) {
+            Some(bytes) => Ok(bytes.clone()),
+            None => self.copies.download(device),
+        }
+    }
+
+    fn download_into(&self, device: &DeviceBytes, out: &mut [f32]) -> Result<(), LinkError> {
+        self.copies.download_into(device, out)
+    }
+
+    fn moved(&self, direction: Direction) -> u64 {
+        self.copies.moved(direction)
+    }
+}

@@ -1,0 +1,320 @@
+//! The port through which bytes move between the host and one device.
+//!
+//! A link copies whole buffers up to a device or down to the host and blocks until a copy is done; who
+//! calls it from which thread decides what overlaps. [`HostCopyLink`] serves a logical device that is a
+//! part of this machine's CPU and has memory of its own, [`ZeroCopyLink`] one that reads the host's memory in
+//! place, and [`SimulatedLink`] slows another link down to a given bandwidth, so that what a GPU's transfers
+//! cost shows in tests on a machine without one. The links of GPUs stand beside this file. The conformance
+//! suite runs on every link.
+//!
+//! It may touch memory and the tags of the allocator. It never knows of images or stores.
+
+use crate::Floats;
+use bytes::Bytes;
+use hydra_core::DeviceBytes;
+use std::collections::TryReserveError;
+use std::fmt;
+use std::sync::Arc;
+
+#[cfg(test)]
+pub(crate) mod conformance;
+#[cfg(feature = "cube")]
+mod cube;
+mod host;
+mod simulated;
+
+#[cfg(feature = "cube")]
+pub use cube::CubeLink;
+pub use host::{HostCopyLink, ZeroCopyLink};
+pub use simulated::SimulatedLink;
+
+/// The direction of a copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// From the host to the device.
+    Upload,
+    /// From the device to the host.
+    Download,
+}
+
+impl fmt::Display for Direction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Upload => "up to the device",
+            Self::Download => "down to the host",
+        })
+    }
+}
+
+/// Why a copy was not made.
+#[derive(Debug, thiserror::Error)]
+pub enum LinkError {
+    /// The caller's buffer does not have the size of what is copied into it.
+    #[error(
+        "link `{link}`: the buffer on the device has {found} bytes, the caller's {expected}; give buffers of the same shape"
+    )]
+    Length {
+        /// The link's name.
+        link: String,
+        /// Bytes of the caller's buffer.
+        expected: u64,
+        /// Bytes of the buffer on the device.
+        found: u64,
+    },
+    /// The heap has no room for the copy, although a budget had.
+    #[error(
+        "link `{link}`: no memory for {bytes} bytes {direction}; set budgets below what the machine has free"
+    )]
+    Memory {
+        /// The link's name.
+        link: String,
+        /// The direction of the copy.
+        direction: Direction,
+        /// The size of the copy.
+        bytes: u64,
+        /// The heap's answer.
+        #[source]
+        source: TryReserveError,
+    },
+    /// The bytes are in the memory of a device that this link does not reach.
+    #[error(
+        "link `{link}`: the bytes are in another device's memory; copy them with the link that brought them"
+    )]
+    Elsewhere {
+        /// The link's name.
+        link: String,
+    },
+    /// The device or its driver failed during a copy.
+    #[error("link `{link}`: a copy of {bytes} bytes {direction} failed; see the cause")]
+    Transfer {
+        /// The link's name.
+        link: String,
+        /// The direction of the copy.
+        direction: Direction,
+        /// The size of the copy.
+        bytes: u64,
+        /// The error of the driver.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+}
+
+/// Moves bytes between the host and one device.
+///
+/// Uploaded bytes are never written after the copy, and they are aligned for every element type
+/// ([`ELEMENT_ALIGN`] at least), as tensors are read from it in place.
+pub trait DeviceLink: Send + Sync {
+    /// A name for messages and reports.
+    fn name(&self) -> &str;
+
+    /// Returns whether what it gives may be a view of what it was given, which nobody can write then for as long as
+    /// the view lives. Otherwise it is a copy that is independent of it.
+    fn zero_copy(&self) -> bool {
+        false
+    }
+
+    /// Copies host bytes into memory of the device. Dropping the last clone of the result frees that
+    /// memory.
+    ///
+    /// # Errors
+    /// [`LinkError::Memory`] if the device has no room, [`LinkError::Transfer`] if the device fails.
+    fn upload(&self, host: &Bytes) -> Result<DeviceBytes, LinkError>;
+
+    /// Copies several buffers in, which are let go of together as a rule: what a shard task is promoted with.
+    ///
+    /// # Errors
+    /// As [`upload`](Self::upload).
+    fn upload_all(&self, host: &[Bytes]) -> Result<Vec<DeviceBytes>, LinkError> {
+        host.iter().map(|bytes| self.upload(bytes)).collect()
+    }
+
+    /// Copies bytes of the device into new host memory.
+    ///
+    /// # Errors
+    /// [`LinkError::Memory`] if the host has no room, [`LinkError::Transfer`] if the device fails,
+    /// [`LinkError::Elsewhere`].
+    fn download(&self, device: &DeviceBytes) -> Result<Bytes, LinkError>;
+
+    /// Copies several buffers out, which come down together as a rule: what a shard task made.
+    ///
+    /// # Errors
+    /// As [`download`](Self::download).
+    fn download_all(&self, device: &[DeviceBytes]) -> Result<Vec<Bytes>, LinkError> {
+        device.iter().map(|bytes| self.download(bytes)).collect()
+    }
+
+    /// Copies floats of the device into the caller's buffer.
+    ///
+    /// # Errors
+    /// [`LinkError::Length`] if `device` does not have four bytes for each element of `out`, which then
+    /// stays as it is; [`LinkError::Transfer`] if the device fails, [`LinkError::Elsewhere`].
+    fn download_into(&self, device: &DeviceBytes, out: &mut [f32]) -> Result<(), LinkError>;
+
+    /// These floats where this link copies them from best, as far as there is room: masters live there.
+    fn pin(&self, floats: Vec<f32>) -> Floats {
+        floats.into()
+    }
+
+    /// Gets ready for promotions of up to so many bytes, two of them at a time. What is more or larger takes
+    /// another way, which may be slower.
+    ///
+    /// # Errors
+    /// [`LinkError::Transfer`] if the device has no room for them.
+    fn prepare(&self, _promotion: u64) -> Result<(), LinkError> {
+        Ok(())
+    }
+
+    /// Bytes moved in this direction so far; a view moves none.
+    fn moved(&self, direction: Direction) -> u64;
+}
+
+impl<L: DeviceLink + ?Sized> DeviceLink for Arc<L> {
+    fn name(&self) -> &str {
+        (**self).name()
+    }
+
+    fn zero_copy(&self) -> bool {
+        (**self).zero_copy()
+    }
+
+    fn upload(&self, host: &Bytes) -> Result<DeviceBytes, LinkError> {
+        (**self).upload(host)
+    }
+
+    fn upload_all(&self, host: &[Bytes]) -> Result<Vec<DeviceBytes>, LinkError> {
+        (**self).upload_all(host)
+    }
+
+    fn download(&self, device: &DeviceBytes) -> Result<Bytes, LinkError> {
+        (**self).download(device)
+    }
+
+    fn download_all(&self, device: &[DeviceBytes]) -> Result<Vec<Bytes>, LinkError> {
+        (**self).download_all(device)
+    }
+
+    fn download_into(&self, device: &DeviceBytes, out: &mut [f32]) -> Result<(), LinkError> {
+        (**self).download_into(device, out)
+    }
+
+    fn pin(&self, floats: Vec<f32>) -> Floats {
+        (**self).pin(floats)
+    }
+
+    fn prepare(&self, promotion: u64) -> Result<(), LinkError> {
+        (**self).prepare(promotion)
+    }
+
+    fn moved(&self, direction: Direction) -> u64 {
+        (**self).moved(direction)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::conformance::{aligned, conforms, floats, pattern};
+    use super::simulated::Lane;
+    use super::*;
+    use crate::alloc::{self, AllocatorProbe};
+    use crate::memory::ALIGN;
+    use hydra_core::{Bandwidth, DeviceId, MemoryProbe};
+    use proptest::prelude::*;
+    use std::time::Duration;
+
+    const FAST: Bandwidth = Bandwidth(64e9);
+    const PROBE: AllocatorProbe = AllocatorProbe;
+
+    // Devices of the tests of this file: 20 to 29.
+    fn links(first: usize) -> [Box<dyn DeviceLink>; 3] {
+        let copies = || HostCopyLink::new(DeviceId(first));
+        [
+            Box::new(copies()),
+            Box::new(SimulatedLink::new(copies(), FAST, Duration::from_micros(1))),
+            Box::new(ZeroCopyLink::new(DeviceId(first + 2))),
+        ]
+    }
+
+    #[test]
+    fn every_link_conforms() {
+        links(20).iter().for_each(|link| conforms(link.as_ref()));
+    }
+
+    #[test]
+    fn what_is_copied_in_is_charged_to_the_device_and_what_comes_out_is_not() {
+        let device = DeviceId(24);
+        let link = HostCopyLink::new(device);
+        let len = 1 << 20;
+        let copy = link.upload(&Bytes::from(pattern(0, len))).unwrap();
+        let charged = (len + ALIGN - 1) as u64;
+        assert_eq!(PROBE.in_use(device), charged);
+        let back = alloc::with_tag(Some(device), || link.download(&copy)).unwrap();
+        let clone = copy.clone();
+        drop(copy);
+        assert_eq!((PROBE.in_use(device), back.len()), (charged, len));
+        std::thread::spawn(|| drop(clone)).join().unwrap();
+        assert_eq!((PROBE.in_use(device), PROBE.peak(device)), (0, charged));
+    }
+
+    #[test]
+    fn what_is_shared_stays_charged_to_who_made_it() {
+        let (device, len) = (DeviceId(29), 1 << 20);
+        let link = ZeroCopyLink::new(device);
+        let host = aligned(&pattern(0, len));
+        let copy = link.upload(&host).unwrap();
+        assert_eq!((PROBE.in_use(device), copy.len()), (0, len));
+        let made = DeviceBytes::from(alloc::with_tag(Some(device), || aligned(&pattern(1, len))));
+        let charged = PROBE.in_use(device);
+        let taken = link.download(&made).unwrap();
+        drop(made);
+        assert!(charged >= len as u64 && PROBE.in_use(device) == charged);
+        drop(taken);
+        assert_eq!(PROBE.in_use(device), 0);
+    }
+
+    #[test]
+    fn a_copy_is_due_after_latency_and_transfer() {
+        let due = |bandwidth, bytes| {
+            let latency = Duration::from_micros(20);
+            SimulatedLink::new(HostCopyLink::new(DeviceId(27)), Bandwidth(bandwidth), latency).due(bytes)
+        };
+        assert_eq!(due(1e9, 1_000_000), Duration::from_micros(1020));
+        assert_eq!(due(1e9, 0), Duration::from_micros(20));
+        for odd in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+            assert_eq!(due(odd, 1000), Duration::from_micros(20), "{odd}");
+        }
+    }
+
+    #[test]
+    fn a_simulated_link_passes_errors_on_and_names_itself() {
+        let link = SimulatedLink::new(HostCopyLink::new(DeviceId(28)), Bandwidth(1e9), Duration::ZERO);
+        assert_eq!(link.name(), "host copy, device 28, simulated at 953.67 MiB/s");
+        let error = link.download_into(&floats(&[1.0]).into(), &mut [0.0; 2]).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "link `host copy, device 28`: the buffer on the device has 4 bytes, the caller's 8; give buffers of the same shape"
+        );
+    }
+
+    proptest! {
+        // Copies and sleeps of made-up lengths: the times add up, whatever the clock does.
+        #[test]
+        fn oversleeping_is_made_up_for(copies in prop::collection::vec((0u64..5000, 0u64..3000, 0u64..2000), 1..50)) {
+            let time = Duration::from_micros;
+            let (mut lane, mut wanted, mut spent) = (Lane::default(), Duration::ZERO, Duration::ZERO);
+            for (due, taken, oversleeps) in copies {
+                let (due, taken) = (time(due), time(taken));
+                let rest = lane.rest(due, taken);
+                prop_assert!(taken + rest <= due.max(taken));
+                let mut slept = Duration::ZERO;
+                if !rest.is_zero() {
+                    slept = rest + time(oversleeps);
+                    lane.slept(rest, slept);
+                }
+                wanted += due.max(taken);
+                spent += taken + slept;
+                // Never faster than the bandwidth in sum, and never slower by more than what is owed.
+                prop_assert_eq!(spent, wanted + lane.overslept);
+            }
+        }
+    }
+}

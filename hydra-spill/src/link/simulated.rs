@@ -1,0 +1,119 @@
+//! A link that is as slow as it is told to be.
+
+use super::{DeviceLink, Direction, LinkError};
+use crate::Floats;
+use bytes::Bytes;
+use hydra_core::{Bandwidth, DeviceBytes};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// A link that is as slow as a given bandwidth and latency make it: a copy of `n` bytes takes at least
+/// `latency + n / bandwidth` (on average, see below), or as long as the inner link takes. One copy at a
+/// time runs in each direction, and the directions are independent, as those of a PCIe bus are.
+///
+/// The thread sleeps for what is left after the real copy. Sleeping takes longer than asked, so what a sleep
+/// took too long comes off the following ones in its direction, and the average over many copies is right.
+#[derive(Debug)]
+pub struct SimulatedLink<L> {
+    name: String,
+    inner: L,
+    bandwidth: Bandwidth,
+    latency: Duration,
+    uploads: Mutex<Lane>,
+    downloads: Mutex<Lane>,
+}
+
+impl<L: DeviceLink> SimulatedLink<L> {
+    /// Slows `inner` down to `bandwidth` in each direction, with `latency` before each copy. A bandwidth
+    /// that is not a positive number leaves the latency alone.
+    pub fn new(inner: L, bandwidth: Bandwidth, latency: Duration) -> Self {
+        let name = format!("{}, simulated at {bandwidth}", inner.name());
+        Self { name, inner, bandwidth, latency, uploads: Mutex::default(), downloads: Mutex::default() }
+    }
+
+    /// The time that a copy of so many bytes is to take.
+    pub(super) fn due(&self, bytes: usize) -> Duration {
+        let transfer = Duration::try_from_secs_f64(bytes as f64 / self.bandwidth.0);
+        self.latency.saturating_add(transfer.unwrap_or_default())
+    }
+
+    fn timed<R>(
+        &self,
+        lane: &Mutex<Lane>,
+        bytes: usize,
+        copy: impl FnOnce() -> Result<R, LinkError>,
+    ) -> Result<R, LinkError> {
+        // Held until the copy's time is over, so that the next one in this direction waits.
+        let mut lane = lane.lock().unwrap_or_else(PoisonError::into_inner);
+        let start = Instant::now();
+        let copied = copy()?;
+        let rest = lane.rest(self.due(bytes), start.elapsed());
+        if !rest.is_zero() {
+            lane.slept(rest, sleep(rest));
+        }
+        Ok(copied)
+    }
+}
+
+impl<L: DeviceLink> DeviceLink for SimulatedLink<L> {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn zero_copy(&self) -> bool {
+        self.inner.zero_copy()
+    }
+
+    fn upload(&self, host: &Bytes) -> Result<DeviceBytes, LinkError> {
+        self.timed(&self.uploads, host.len(), || self.inner.upload(host))
+    }
+
+    fn download(&self, device: &DeviceBytes) -> Result<Bytes, LinkError> {
+        self.timed(&self.downloads, device.len(), || self.inner.download(device))
+    }
+
+    fn download_into(&self, device: &DeviceBytes, out: &mut [f32]) -> Result<(), LinkError> {
+        self.timed(&self.downloads, device.len(), || self.inner.download_into(device, out))
+    }
+
+    fn pin(&self, floats: Vec<f32>) -> Floats {
+        self.inner.pin(floats)
+    }
+
+    fn prepare(&self, promotion: u64) -> Result<(), LinkError> {
+        self.inner.prepare(promotion)
+    }
+
+    fn moved(&self, direction: Direction) -> u64 {
+        self.inner.moved(direction)
+    }
+}
+
+/// One direction of a simulated link.
+#[derive(Debug, Default)]
+pub(super) struct Lane {
+    /// The time that earlier sleeps took too long, less what later ones were shortened by.
+    pub(super) overslept: Duration,
+}
+
+impl Lane {
+    /// The time that is left to sleep of the `due` time when the copy itself has `taken` some of it.
+    pub(super) fn rest(&mut self, due: Duration, taken: Duration) -> Duration {
+        let rest = due.saturating_sub(taken);
+        let shortened = self.overslept.min(rest);
+        self.overslept -= shortened;
+        rest - shortened
+    }
+
+    pub(super) fn slept(&mut self, asked: Duration, took: Duration) {
+        self.overslept += took.saturating_sub(asked);
+    }
+}
+
+/// Sleeps at least that long and returns how long it was.
+#[expect(clippy::disallowed_methods, reason = "a simulated link stands for the passing of time")]
+fn sleep(time: Duration) -> Duration {
+    let start = Instant::now();
+    std::thread::sleep(time);
+    start.elapsed()
+}

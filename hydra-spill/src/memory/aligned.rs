@@ -1,0 +1,63 @@
+//! Bytes at addresses that suit every tensor.
+
+#[cfg(feature = "cube")]
+use bytes::Bytes;
+use std::collections::TryReserveError;
+use std::io;
+
+/// The alignment, in bytes, of the copies that [`DeviceLink::upload`](crate::DeviceLink::upload) and
+/// [`DeviceLink::download`](crate::DeviceLink::download) return.
+pub const ALIGN: usize = 64;
+
+/// The alignment, in bytes, of whatever they return: enough for every element type.
+pub const ELEMENT_ALIGN: usize = 16;
+
+/// Room for `len` bytes and for the shift that aligns them.
+pub(crate) fn room(len: usize) -> Result<Vec<u8>, TryReserveError> {
+    let mut storage = Vec::new();
+    storage.try_reserve_exact(len.saturating_add(ALIGN - 1))?;
+    Ok(storage)
+}
+
+/// These bytes, at a multiple of [`ALIGN`].
+#[cfg(feature = "cube")]
+pub(crate) fn at_alignment(bytes: Bytes) -> Result<Bytes, TryReserveError> {
+    match bytes.as_ptr().addr().is_multiple_of(ALIGN) {
+        true => Ok(bytes),
+        false => Ok(Bytes::from_owner(AlignedBytes::fill(room(bytes.len())?, &bytes))),
+    }
+}
+
+/// Bytes that begin at a multiple of [`ALIGN`], which a `Vec<u8>` alone does not promise.
+#[derive(Debug)]
+pub(crate) struct AlignedBytes {
+    storage: Vec<u8>,
+    start: usize,
+}
+
+impl AlignedBytes {
+    /// Copies `bytes` into storage that has [`room`] for them, so that it does not move. Only the shift
+    /// is filled with zeros, the rest is written once.
+    pub(crate) fn fill(mut storage: Vec<u8>, bytes: &[u8]) -> Self {
+        let start = storage.as_ptr().addr().wrapping_neg() % ALIGN;
+        storage.clear();
+        storage.resize(start, 0);
+        storage.extend_from_slice(bytes);
+        Self { storage, start }
+    }
+
+    /// So many bytes, which `fill` writes into zeros.
+    pub(crate) fn filled(len: usize, fill: impl FnOnce(&mut [u8]) -> io::Result<()>) -> io::Result<Self> {
+        let mut storage = room(len)?;
+        let start = storage.as_ptr().addr().wrapping_neg() % ALIGN;
+        storage.resize(start + len, 0);
+        fill(&mut storage[start..])?;
+        Ok(Self { storage, start })
+    }
+}
+
+impl AsRef<[u8]> for AlignedBytes {
+    fn as_ref(&self) -> &[u8] {
+        &self.storage[self.start..]
+    }
+}

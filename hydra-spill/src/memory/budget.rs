@@ -1,0 +1,447 @@
+//! Memory budgets: nothing is allocated on a device or kept on the host without a reservation.
+
+use hydra_core::ByteSize;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// A budget did not give what was asked of it.
+#[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
+pub enum BudgetError {
+    /// Fewer bytes are free than were asked for.
+    #[error(
+        "`{owner}` needs {} of `{budget}`, of which {} of {} are free; the rest is held by {holders}: {}",
+        ByteSize(*requested).at_least(), ByteSize(*available), ByteSize(*capacity), advice(*requested, *capacity)
+    )]
+    Refused {
+        /// The bytes that were asked for.
+        requested: u64,
+        /// The bytes that were free.
+        available: u64,
+        /// The bytes of the whole budget.
+        capacity: u64,
+        /// The budget's name.
+        budget: String,
+        /// The owner that asked.
+        owner: String,
+        /// Those who hold the most of the rest, and how much each.
+        holders: String,
+    },
+}
+
+fn advice(requested: u64, capacity: u64) -> &'static str {
+    match requested > capacity {
+        true => "it can never fit; raise the budget, or ask for less with smaller shards or a smaller batch",
+        false => "wait until some of it is released, raise the budget, or train fewer tasks at once",
+    }
+}
+
+/// How many holders a refusal names.
+const NAMED_HOLDERS: usize = 3;
+
+/// The bytes of one memory, such as `cpu:0` or `host memory`. Clones share the same bytes.
+#[derive(Clone, Debug)]
+pub struct Budget {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    name: String,
+    capacity: u64,
+    state: Mutex<State>,
+    released: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    used: u64,
+    peak: u64,
+    /// Bytes by owner; an owner without bytes has no entry.
+    holders: BTreeMap<Arc<str>, u64>,
+}
+
+/// Bytes of a [`Budget`] that are someone's until this is dropped.
+#[derive(Debug)]
+#[must_use = "a reservation is released when it is dropped"]
+pub struct Reservation {
+    budget: Budget,
+    owner: Arc<str>,
+    bytes: u64,
+}
+
+impl Budget {
+    /// A budget of `capacity`, all of it free.
+    pub fn new(name: impl Into<String>, capacity: ByteSize) -> Self {
+        let (name, capacity) = (name.into(), capacity.bytes());
+        Self { inner: Arc::new(Inner { name, capacity, state: Mutex::default(), released: Condvar::new() }) }
+    }
+
+    /// The name, for messages.
+    pub fn name(&self) -> &str {
+        &self.inner.name
+    }
+
+    /// All bytes, free or not.
+    pub fn capacity(&self) -> u64 {
+        self.inner.capacity
+    }
+
+    /// The bytes that are reserved.
+    pub fn used(&self) -> u64 {
+        self.state().used
+    }
+
+    /// The most bytes that were reserved at once, since the start or the last [`reset_peak`](Self::reset_peak).
+    pub fn peak(&self) -> u64 {
+        self.state().peak
+    }
+
+    /// The bytes that are free.
+    pub fn available(&self) -> u64 {
+        self.capacity() - self.used()
+    }
+
+    /// Forgets the peak: it starts again at what is reserved now.
+    pub fn reset_peak(&self) {
+        let mut state = self.state();
+        state.peak = state.used;
+    }
+
+    /// Reserves `bytes` for `owner`, whom refusals of others will name.
+    ///
+    /// # Errors
+    /// [`BudgetError::Refused`] if fewer are free; it names who holds the most.
+    pub fn reserve(&self, bytes: u64, owner: impl Into<String>) -> Result<Reservation, BudgetError> {
+        self.take(self.state(), bytes, owner.into().into())
+    }
+
+    /// Like [`reserve`](Self::reserve), but waits until enough bytes are free, for `patience` at most.
+    ///
+    /// # Errors
+    /// [`BudgetError::Refused`], at once if `bytes` are more than the capacity.
+    pub fn reserve_when_free(
+        &self,
+        bytes: u64,
+        owner: impl Into<String>,
+        patience: Duration,
+    ) -> Result<Reservation, BudgetError> {
+        let short = |state: &mut State| bytes <= self.capacity() && bytes > self.capacity() - state.used;
+        let waited = self.inner.released.wait_timeout_while(self.state(), patience, short);
+        let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        self.take(state, bytes, owner.into().into())
+    }
+
+    fn take(
+        &self,
+        mut state: MutexGuard<'_, State>,
+        bytes: u64,
+        owner: Arc<str>,
+    ) -> Result<Reservation, BudgetError> {
+        let available = self.capacity() - state.used;
+        if bytes > available {
+            return Err(BudgetError::Refused {
+                requested: bytes,
+                available,
+                capacity: self.capacity(),
+                budget: self.name().to_owned(),
+                owner: owner.to_string(),
+                holders: state.biggest_holders(),
+            });
+        }
+        state.used += bytes;
+        state.peak = state.peak.max(state.used);
+        state.hold(&owner, bytes);
+        drop(state);
+        Ok(Reservation { budget: self.clone(), owner, bytes })
+    }
+
+    /// Reserves `bytes` for `owner`, or `None` if fewer are free.
+    pub fn try_reserve(&self, bytes: u64, owner: impl Into<String>) -> Option<Reservation> {
+        // A refusal that nobody reads need not be put into words.
+        if bytes > self.available() {
+            return None;
+        }
+        self.reserve(bytes, owner).ok()
+    }
+
+    /// Returns whether `other` is this budget, not one that only looks like it.
+    pub fn is(&self, other: &Budget) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Nothing panics halfway through a change of the state, so a poisoned one is as good as any.
+        self.inner.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn hold(&mut self, owner: &Arc<str>, bytes: u64) {
+        if bytes > 0 {
+            *self.holders.entry(owner.clone()).or_default() += bytes;
+        }
+    }
+
+    fn let_go(&mut self, owner: &Arc<str>, bytes: u64) {
+        if let Some(held) = self.holders.get_mut(owner) {
+            *held -= bytes;
+            if *held == 0 {
+                self.holders.remove(owner);
+            }
+        }
+    }
+
+    fn biggest_holders(&self) -> String {
+        let mut holders: Vec<_> = self.holders.iter().collect();
+        holders.sort_by_key(|(_, bytes)| std::cmp::Reverse(**bytes));
+        let named = holders.iter().take(NAMED_HOLDERS);
+        let mut text: Vec<_> =
+            named.map(|(owner, bytes)| format!("`{owner}` ({})", ByteSize(**bytes))).collect();
+        match holders.len() {
+            0 => return "nobody".to_owned(),
+            n if n > NAMED_HOLDERS => text.push(format!("{} more", n - NAMED_HOLDERS)),
+            _ => {}
+        }
+        text.join(", ")
+    }
+}
+
+impl Reservation {
+    /// The reserved bytes.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Whose they are.
+    pub fn owner(&self) -> &str {
+        &self.owner
+    }
+
+    /// The budget that they are of.
+    pub fn budget(&self) -> &Budget {
+        &self.budget
+    }
+
+    /// Takes `bytes` off into a reservation of its own, of the same owner.
+    ///
+    /// # Panics
+    /// If there are fewer: the caller reserved less than it hands out.
+    #[track_caller]
+    pub fn split(&mut self, bytes: u64) -> Reservation {
+        let (owner, reserved) = (&self.owner, self.bytes);
+        assert!(bytes <= reserved, "`{owner}` reserved {reserved} bytes, {bytes} cannot be split off");
+        self.bytes -= bytes;
+        Reservation { budget: self.budget.clone(), owner: self.owner.clone(), bytes }
+    }
+
+    /// Releases all but `bytes`; nothing changes if there are no more than that.
+    pub fn shrink_to(&mut self, bytes: u64) {
+        if bytes < self.bytes {
+            drop(self.split(self.bytes - bytes));
+        }
+    }
+
+    /// Adds the bytes of `other`, which become this owner's.
+    ///
+    /// # Panics
+    /// If `other` is of another budget: bytes cannot move between memories.
+    #[track_caller]
+    pub fn merge(&mut self, mut other: Reservation) {
+        let (ours, theirs) = (self.budget.name(), other.budget.name());
+        assert!(
+            self.budget.is(&other.budget),
+            "`{}` reserved of `{ours}`, `{}` of `{theirs}`: they cannot be merged",
+            self.owner,
+            other.owner
+        );
+        let bytes = std::mem::take(&mut other.bytes);
+        let mut state = self.budget.state();
+        state.let_go(&other.owner, bytes);
+        state.hold(&self.owner, bytes);
+        drop(state);
+        self.bytes += bytes;
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        let mut state = self.budget.state();
+        state.used -= self.bytes;
+        state.let_go(&self.owner, self.bytes);
+        drop(state);
+        self.budget.inner.released.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn budget(bytes: u64) -> Budget {
+        Budget::new("cpu:0", ByteSize(bytes))
+    }
+
+    #[test]
+    fn a_patient_owner_gets_what_others_release() {
+        let budget = budget(100);
+        let held = budget.reserve(80, "a").unwrap();
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| budget.reserve_when_free(50, "b", Duration::from_secs(60)));
+            drop(held);
+            assert_eq!(waiter.join().unwrap().unwrap().bytes(), 50);
+        });
+        assert!(
+            budget.reserve_when_free(101, "c", Duration::from_secs(60)).is_err(),
+            "never free: refused at once"
+        );
+        let _held = budget.reserve(100, "a").unwrap();
+        assert!(budget.reserve_when_free(1, "d", Duration::from_millis(1)).is_err());
+    }
+
+    #[test]
+    fn a_refusal_names_what_was_asked_what_there_is_and_who_holds_the_rest() {
+        let budget = budget(10 << 20);
+        let held: Vec<_> = [("a", 1), ("b", 4), ("c", 2), ("d", 1)]
+            .map(|(owner, mib)| budget.reserve(mib << 20, owner).unwrap())
+            .into();
+        let error = budget.reserve(3 << 20, "task 7").unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "`task 7` needs 3.00 MiB of `cpu:0`, of which 2.00 MiB of 10.00 MiB are free; the rest is held by \
+             `b` (4.00 MiB), `c` (2.00 MiB), `a` (1.00 MiB), 1 more: wait until some of it is released, raise \
+             the budget, or train fewer tasks at once"
+        );
+        assert!(budget.try_reserve(3 << 20, "task 7").is_none());
+        drop(held);
+        assert!(budget.try_reserve(3 << 20, "task 7").is_some());
+        assert!(budget.try_reserve(10 << 20, "task 7").is_some(), "all of it");
+        let error = budget.reserve(u64::MAX, "task 7").unwrap_err().to_string();
+        assert!(error.contains("held by nobody: it can never fit"), "{error}");
+    }
+
+    #[test]
+    fn the_peak_stays_until_it_is_reset() {
+        let budget = budget(100);
+        let rest = budget.reserve(30, "a").unwrap();
+        drop(budget.reserve(60, "b").unwrap());
+        assert_eq!((budget.used(), budget.peak(), budget.available()), (30, 90, 70));
+        budget.reset_peak();
+        assert_eq!(budget.peak(), 30);
+        drop(rest);
+    }
+
+    #[test]
+    #[should_panic(expected = "`a` reserved of `cpu:0`, `b` of `cpu:1`")]
+    fn reservations_of_different_budgets_do_not_merge() {
+        let other = Budget::new("cpu:1", ByteSize(10));
+        budget(10).reserve(1, "a").unwrap().merge(other.reserve(1, "b").unwrap());
+    }
+
+    #[test]
+    #[should_panic(expected = "`a` reserved 3 bytes, 4 cannot be split off")]
+    fn no_more_is_split_off_than_there_is() {
+        drop(budget(10).reserve(3, "a").unwrap().split(4));
+    }
+
+    #[test]
+    fn threads_together_never_get_more_than_there_is() {
+        let budget = budget(100);
+        std::thread::scope(|scope| {
+            for thread in 0..4_u64 {
+                let budget = &budget;
+                scope.spawn(move || {
+                    let mut held = Vec::new();
+                    for i in 0..2000_u64 {
+                        match budget.reserve((i * 7 + thread * 13) % 40, format!("thread {thread}")) {
+                            Ok(reservation) => held.push(reservation),
+                            Err(_) => held.truncate(held.len() / 2),
+                        }
+                        assert!(budget.used() <= budget.capacity());
+                    }
+                });
+            }
+        });
+        assert!(budget.peak() <= 100 && budget.peak() > 40, "{}", budget.peak());
+        assert_eq!(budget.used(), 0);
+        assert!(budget.state().holders.is_empty());
+    }
+
+    #[derive(Clone, Debug)]
+    enum Op {
+        Reserve { bytes: u64, owner: u8 },
+        Release(prop::sample::Index),
+        Split(prop::sample::Index, u64),
+        Shrink(prop::sample::Index, u64),
+        Merge(prop::sample::Index, prop::sample::Index),
+    }
+
+    fn op() -> impl Strategy<Value = Op> {
+        let at = any::<prop::sample::Index>;
+        prop_oneof![
+            4 => (0..60_u64, 0..4_u8).prop_map(|(bytes, owner)| Op::Reserve { bytes, owner }),
+            2 => at().prop_map(Op::Release),
+            1 => (at(), 0..60_u64).prop_map(|(i, bytes)| Op::Split(i, bytes)),
+            1 => (at(), 0..60_u64).prop_map(|(i, bytes)| Op::Shrink(i, bytes)),
+            1 => (at(), at()).prop_map(|(i, j)| Op::Merge(i, j)),
+        ]
+    }
+
+    fn apply(op: Op, budget: &Budget, held: &mut Vec<Reservation>) {
+        if let Op::Reserve { bytes, owner } = op {
+            let free = budget.available();
+            match budget.reserve(bytes, format!("owner {owner}")) {
+                Ok(reservation) => held.push(reservation),
+                Err(BudgetError::Refused { available, .. }) => {
+                    assert!(available == free && bytes > free);
+                }
+            }
+            return;
+        }
+        if held.is_empty() {
+            return;
+        }
+        match op {
+            Op::Reserve { .. } => {}
+            Op::Release(i) => drop(held.swap_remove(i.index(held.len()))),
+            Op::Split(i, bytes) => {
+                let from = i.get_mut(held);
+                let part = from.split(bytes.min(from.bytes()));
+                held.push(part);
+            }
+            Op::Shrink(i, bytes) => i.get_mut(held).shrink_to(bytes),
+            Op::Merge(i, j) => {
+                let other = held.swap_remove(i.index(held.len()));
+                match held.is_empty() {
+                    true => held.push(other),
+                    false => j.get_mut(held).merge(other),
+                }
+            }
+        }
+    }
+
+    fn check(budget: &Budget, held: &[Reservation]) {
+        let mut owners = BTreeMap::new();
+        for reservation in held.iter().filter(|r| r.bytes() > 0) {
+            *owners.entry(reservation.owner.clone()).or_insert(0) += reservation.bytes();
+        }
+        let state = budget.state();
+        assert_eq!(state.used, held.iter().map(Reservation::bytes).sum::<u64>());
+        assert_eq!(state.holders, owners);
+        assert!(state.used <= state.peak && state.peak <= budget.capacity());
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_used_is_what_reservations_hold(ops in prop::collection::vec(op(), 0..80)) {
+            let (budget, mut held) = (budget(100), Vec::new());
+            for op in ops {
+                apply(op, &budget, &mut held);
+                check(&budget, &held);
+            }
+            drop(held);
+            check(&budget, &[]);
+        }
+    }
+}

@@ -1,0 +1,12 @@
+//! Memory of the host: budgets that count it, and buffers of floats and bytes in it.
+//!
+//! It may touch the heap and nothing else of this crate. It never knows of images, stores or links.
+
+pub(crate) mod aligned;
+mod budget;
+mod floats;
+
+pub(crate) use aligned::ALIGN;
+pub use aligned::ELEMENT_ALIGN;
+pub use budget::{Budget, BudgetError, Reservation};
+pub use floats::{Floats, NarrowFloats, PinnedMemory};

@@ -1,0 +1,214 @@
+//! The promises of every store, whatever its tier.
+
+use super::*;
+use crate::Budget;
+use crate::{Floats, NarrowFloats};
+use hydra_core::{ByteSize, FloatType, TaskId};
+
+pub(crate) const ID: ImageId = ImageId::new(TaskId(3), 5);
+
+pub(crate) fn budget() -> Budget {
+    Budget::new("host memory", ByteSize::mib(1))
+}
+
+pub(crate) fn masters() -> Masters {
+    let ramp = |scale: f32| (0..300).map(|i| i as f32 * scale).collect::<Vec<_>>();
+    Masters::new(ramp(1.0), vec![ramp(0.5), ramp(-0.25)])
+}
+
+pub(crate) fn insert(store: &dyn TierStore, id: ImageId, budget: &Budget) {
+    let masters = masters();
+    let reservation = budget.reserve(masters.len_bytes(), id.to_string()).unwrap();
+    store.insert(id, masters, reservation).unwrap();
+}
+
+/// Runs the suite; `make` gives an empty store.
+pub(crate) fn run(make: &dyn Fn() -> Box<dyn TierStore>) {
+    what_goes_in_comes_out(make().as_ref());
+    what_does_not_belong_is_refused(make().as_ref());
+    views_hold_off_writers(make().as_ref());
+    a_writer_holds_off_everyone(make().as_ref());
+    writers_put_back_what_they_wrote(make().as_ref());
+    nobody_sees_half_of_a_write(make().as_ref());
+    what_moves_is_what_the_masters_were_rounded_to(make().as_ref());
+}
+
+fn floats(view: &ImageView) -> &[f32] {
+    bytemuck::cast_slice(&view.bytes)
+}
+
+fn busy_with(result: Result<(), SpillError>) -> Option<usize> {
+    match result {
+        Err(SpillError::ImageBusy { image, readers }) => {
+            assert_eq!(image, ID);
+            Some(readers)
+        }
+        _ => None,
+    }
+}
+
+fn what_goes_in_comes_out(store: &dyn TierStore) {
+    let budget = budget();
+    let other = ImageId { task: TaskId(2), ..ID };
+    insert(store, ID, &budget);
+    insert(store, other, &budget);
+    let best = Masters::new(vec![7.0; 4], Vec::new());
+    store.insert(ID.snapshot(), best.clone(), budget.reserve(16, "best").unwrap()).unwrap();
+    assert_eq!(budget.used(), 2 * masters().len_bytes() + 16);
+    let mut writer = store.write(ID.snapshot()).unwrap();
+    writer.params[3] = 8.0;
+    writer.commit();
+    let view = store.read_masters(ID.snapshot()).unwrap();
+    assert_eq!((floats(&view), view.version), (&[7.0, 7.0, 7.0, 8.0][..], 1));
+    drop(view);
+    store.discard(ID.snapshot()).unwrap();
+    let view = store.read(ID).unwrap();
+    assert_eq!((floats(&view), view.version), (&masters().params[..], 0));
+    drop(view);
+    assert_eq!(store.remove(ID).unwrap(), masters());
+    assert_eq!(budget.used(), masters().len_bytes());
+    let missing = |result| matches!(result, Err(SpillError::ImageMissing { image: ID }));
+    assert!(missing(store.read(ID).map(drop)));
+    assert!(missing(store.write(ID).map(drop)));
+    assert!(missing(store.version(ID).map(drop)));
+    assert!(missing(store.remove(ID).map(drop)));
+    assert_eq!(store.remove(other).unwrap(), masters());
+    assert_eq!(budget.used(), 0);
+}
+
+fn what_does_not_belong_is_refused(store: &dyn TierStore) {
+    let budget = budget();
+    let reserve = |bytes| budget.reserve(bytes, "someone").unwrap();
+    let needed = masters().len_bytes();
+    let small = store.insert(ID, masters(), reserve(needed - 1));
+    let Err(SpillError::ReservationTooSmall { needed: n, reserved, owner }) = small else {
+        panic!("expected a reservation that is too small, found {small:?}")
+    };
+    assert_eq!((n, reserved, owner.as_str()), (needed, needed - 1, "someone"));
+    let uneven = Masters { moments: vec![vec![0.0; 300], vec![0.0; 299]], ..masters() };
+    let uneven = store.insert(ID, uneven, reserve(needed));
+    assert!(matches!(uneven, Err(SpillError::MomentLength { params: 300, moment: 1, found: 299, .. })));
+    assert_eq!(budget.used(), 0, "a refused insertion releases its reservation");
+
+    insert(store, ID, &budget);
+    let again = store.insert(ID, Masters::default(), reserve(0));
+    assert!(matches!(again, Err(SpillError::ImageExists { image: ID })));
+    assert_eq!(store.remove(ID).unwrap(), masters());
+}
+
+fn views_hold_off_writers(store: &dyn TierStore) {
+    let budget = budget();
+    insert(store, ID, &budget);
+    let (one, two) = (store.read(ID).unwrap(), store.read(ID).unwrap());
+    assert_eq!(busy_with(store.write(ID).map(drop)), Some(2));
+    drop(two);
+    let slice = one.bytes.slice(8..16);
+    drop(one);
+    assert_eq!(busy_with(store.write(ID).map(drop)), Some(1));
+    assert_eq!(busy_with(store.remove(ID).map(drop)), Some(1));
+    assert_eq!(bytemuck::cast_slice::<u8, f32>(&slice), [2.0, 3.0]);
+    assert_eq!(floats(&store.read(ID).unwrap()), &masters().params[..]);
+    drop(slice);
+    drop(store.write(ID).unwrap());
+    assert_eq!(store.remove(ID).unwrap(), masters());
+}
+
+fn a_writer_holds_off_everyone(store: &dyn TierStore) {
+    let budget = budget();
+    insert(store, ID, &budget);
+    let writer = store.write(ID).unwrap();
+    assert_eq!(busy_with(store.read(ID).map(drop)), Some(0));
+    assert_eq!(busy_with(store.write(ID).map(drop)), Some(0));
+    assert_eq!(busy_with(store.remove(ID).map(drop)), Some(0));
+    assert_eq!(store.version(ID).unwrap(), 0);
+    assert_eq!(budget.used(), masters().len_bytes(), "a writer's masters stay charged");
+    drop(writer);
+    assert!(store.read(ID).is_ok());
+}
+
+fn writers_put_back_what_they_wrote(store: &dyn TierStore) {
+    let budget = budget();
+    insert(store, ID, &budget);
+    let mut expected = masters();
+    for version in 1..4 {
+        let mut writer = store.write(ID).unwrap();
+        assert_eq!(*writer, expected);
+        writer.params[version] = -1.0;
+        writer.moments[1][version] = 7.0;
+        writer.commit();
+        expected.params[version] = -1.0;
+        expected.moments[1][version] = 7.0;
+        assert_eq!(store.version(ID).unwrap(), version as u64);
+        let view = store.read(ID).unwrap();
+        assert_eq!((floats(&view), view.version), (&expected.params[..], version as u64));
+    }
+    drop(store.write(ID).unwrap());
+    assert_eq!(store.version(ID).unwrap(), 3);
+    assert_eq!(store.remove(ID).unwrap(), expected);
+}
+
+fn nobody_sees_half_of_a_write(store: &dyn TierStore) {
+    let budget = budget();
+    let zeros = Masters::new(vec![0.0; 4096], Vec::new());
+    let reservation = budget.reserve(zeros.len_bytes(), "zeros").unwrap();
+    store.insert(ID, zeros, reservation).unwrap();
+    let read = || {
+        for _ in 0..500 {
+            match store.read(ID) {
+                Ok(view) => assert!(floats(&view).iter().all(|x| *x == view.version as f32)),
+                Err(error) => assert_eq!(busy_with(Err(error)), Some(0)),
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(read);
+        scope.spawn(read);
+        // Readers end after a while, so the writer gets its turns at last.
+        while store.version(ID).unwrap() < 100 {
+            let next = store.version(ID).unwrap() + 1;
+            match store.write(ID) {
+                Ok(mut writer) => {
+                    writer.params.fill(next as f32);
+                    writer.commit();
+                }
+                Err(_) => std::thread::yield_now(),
+            }
+        }
+    });
+    assert!(floats(&store.read(ID).unwrap()).iter().all(|x| *x == 100.0));
+}
+
+fn what_moves_is_what_the_masters_were_rounded_to(store: &dyn TierStore) {
+    let budget = budget();
+    let values: Vec<f32> = (0..301).map(|i| i as f32 * 0.1 - 7.0).collect();
+    let narrow = |values: &[f32]| NarrowFloats::of(values, FloatType::Bf16, Floats::from);
+    let with = |narrow| Masters { narrow: Some(narrow), ..Masters::new(values.clone(), Vec::new()) };
+    let reserve = |bytes| budget.reserve(bytes, "someone").unwrap();
+    let short = store.insert(ID, with(narrow(&values[1..])), reserve(2000));
+    assert!(matches!(short, Err(SpillError::NarrowLength { params: 301, found: 300, .. })));
+    let small = store.insert(ID, with(narrow(&values)), reserve(301 * 6 - 1));
+    assert!(matches!(small, Err(SpillError::ReservationTooSmall { needed: 1806, .. })));
+    store.insert(ID, with(narrow(&values)), reserve(301 * 6)).unwrap();
+
+    let (moving, masters) = (store.read(ID).unwrap(), store.read_masters(ID).unwrap());
+    assert_eq!(
+        (bytemuck::cast_slice::<u8, u16>(&moving.bytes), floats(&masters)),
+        (&*narrow(&values), &values[..])
+    );
+    drop(moving);
+    assert_eq!(busy_with(store.write(ID).map(drop)), Some(1));
+    drop(masters);
+    let moving = store.read(ID).unwrap();
+    assert_eq!(busy_with(store.write(ID).map(drop)), Some(1));
+    drop(moving);
+    let mut writer = store.write(ID).unwrap();
+    writer.params.fill(1.25);
+    writer.round();
+    writer.commit();
+    let moving = store.read(ID).unwrap().bytes;
+    assert_eq!(bytemuck::cast_slice::<u8, u16>(&moving), [0x3FA0; 301]);
+    drop(moving);
+    let mut written = Masters::new(vec![1.25; 301], Vec::new());
+    written.narrow = Some(narrow(&written.params));
+    assert_eq!((store.remove(ID).unwrap(), budget.used()), (written, 0));
+}

@@ -1,0 +1,592 @@
+//! The tier of tasks whose masters live on a device.
+//!
+//! If parameters, moments, gradients and whatever computes fit a device all at once, nothing need travel: the
+//! masters stay there, shard tasks read them in place, or what they are rounded to beside them, and they are stepped
+//! there. Everyone else sees a store like any other: what is read comes down as a copy, what is written goes up
+//! again.
+
+use super::{check, readers};
+use crate::{Budget, DeviceLink, Floats, ImageId, ImageKind, ImageView, ImageWriter, LinkError, Masters};
+use crate::{NarrowFloats, Reservation, SpillError, TierStore};
+use bytes::Bytes;
+use hydra_core::{DeviceBytes, FloatType, TaskId, with_causes};
+use std::any::Any;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+/// The masters of an image in the memory of a device.
+#[derive(Clone, Debug)]
+pub struct DeviceMasters {
+    /// The parameters, laid out as the image.
+    pub params: DeviceBytes,
+    /// The parameters rounded to 16 bits, where that is what shard tasks read.
+    pub narrow: Option<DeviceNarrow>,
+    /// The optimizer's moments, each laid out as the parameters.
+    pub moments: Vec<DeviceBytes>,
+}
+
+/// Floats of 16 bits in the memory of a device.
+#[derive(Clone, Debug)]
+pub struct DeviceNarrow {
+    /// Their type.
+    pub float: FloatType,
+    /// Two bytes for each.
+    pub bytes: DeviceBytes,
+}
+
+impl DeviceMasters {
+    /// The bytes that shard tasks read.
+    fn moving(&self) -> &DeviceBytes {
+        self.narrow.as_ref().map_or(&self.params, |narrow| &narrow.bytes)
+    }
+}
+
+/// The masters of an image on a device, out of their store to be stepped there: nobody else has them. They are
+/// written in place, or replaced by others of the same length.
+///
+/// Dropped without [`commit`](Self::commit) they go back under the old version: what was written is not undone.
+#[must_use = "dropping a writer puts the masters back under the old version"]
+pub struct DeviceWriter {
+    masters: DeviceMasters,
+    put_back: Option<Box<dyn FnOnce(DeviceMasters, bool) + Send>>,
+}
+
+impl DeviceWriter {
+    /// Puts the masters back as the next version. The device has finished what writes them.
+    pub fn commit(mut self) {
+        self.finish(true);
+    }
+
+    fn finish(&mut self, committed: bool) {
+        if let Some(put_back) = self.put_back.take() {
+            put_back(self.masters.clone(), committed);
+        }
+    }
+}
+
+impl Drop for DeviceWriter {
+    fn drop(&mut self) {
+        self.finish(false);
+    }
+}
+
+impl Deref for DeviceWriter {
+    type Target = DeviceMasters;
+
+    fn deref(&self) -> &DeviceMasters {
+        &self.masters
+    }
+}
+
+impl DerefMut for DeviceWriter {
+    fn deref_mut(&mut self) -> &mut DeviceMasters {
+        &mut self.masters
+    }
+}
+
+impl fmt::Debug for DeviceWriter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("DeviceWriter").field(&self.masters).finish()
+    }
+}
+
+/// Which tasks live where.
+struct DeviceHome {
+    tasks: BTreeSet<TaskId>,
+    link: Arc<dyn DeviceLink>,
+    budget: Budget,
+}
+
+/// A store that keeps the masters of some tasks on a device, and everything else in the store below.
+///
+/// An image there takes a reservation of the device's beside that of the host, which stays: a copy of it may come
+/// down at any time.
+pub struct DeviceHomeStore {
+    below: Arc<dyn TierStore>,
+    home: Arc<OnceLock<DeviceHome>>,
+    slots: Slots,
+}
+
+type Slots = Arc<Mutex<BTreeMap<ImageId, Slot>>>;
+
+struct Slot {
+    content: Content,
+    version: u64,
+    /// Released after the content is freed, for fields are dropped in this order.
+    _reservations: [Reservation; 2],
+}
+
+enum Content {
+    /// Every reader has a clone of the lease.
+    AtRest { masters: DeviceMasters, lease: Arc<()> },
+    /// A writer has the masters.
+    Out,
+    /// They could not be brought up again.
+    Lost { problem: String },
+}
+
+impl Content {
+    fn new(masters: DeviceMasters) -> Self {
+        Self::AtRest { masters, lease: Arc::new(()) }
+    }
+
+    /// The masters, for one reader more.
+    fn read(&self, id: ImageId) -> Result<(&DeviceMasters, Arc<()>), SpillError> {
+        match self {
+            Self::AtRest { masters, lease } => Ok((masters, lease.clone())),
+            Self::Out => Err(SpillError::ImageBusy { image: id, readers: 0 }),
+            Self::Lost { problem } => Err(SpillError::ImageLost { image: id, problem: problem.clone() }),
+        }
+    }
+
+    /// The masters, if nobody reads them.
+    fn take(&mut self, id: ImageId) -> Result<DeviceMasters, SpillError> {
+        if let Self::AtRest { lease, .. } = self
+            && let readers @ 1.. = readers(lease)
+        {
+            return Err(SpillError::ImageBusy { image: id, readers });
+        }
+        let masters = self.read(id)?.0.clone();
+        *self = Self::Out;
+        Ok(masters)
+    }
+}
+
+impl DeviceHomeStore {
+    /// A store in which nothing lives on a device yet.
+    pub fn new(below: Arc<dyn TierStore>) -> Self {
+        Self { below, home: Arc::default(), slots: Slots::default() }
+    }
+
+    /// The same store over another that is the same as the one below, as one that reads through other memory.
+    pub fn over(&self, below: Arc<dyn TierStore>) -> Self {
+        Self { below, home: self.home.clone(), slots: self.slots.clone() }
+    }
+
+    /// Makes the images of these tasks live on the device of `link`, whose memory `budget` counts, from when they
+    /// are inserted. It is said once.
+    pub fn assign(&self, tasks: impl IntoIterator<Item = TaskId>, link: Arc<dyn DeviceLink>, budget: Budget) {
+        let first = self.home.set(DeviceHome { tasks: tasks.into_iter().collect(), link, budget });
+        debug_assert!(first.is_ok(), "a store is told once who lives where");
+    }
+
+    /// The home of an image, if it is not in the store below.
+    fn home(&self, id: ImageId) -> Option<&DeviceHome> {
+        let is_homed = |home: &&DeviceHome| home.tasks.contains(&id.task);
+        self.home.get().filter(|_| id.kind == ImageKind::Masters).filter(is_homed)
+    }
+
+    fn slots(&self) -> MutexGuard<'_, BTreeMap<ImageId, Slot>> {
+        lock(&self.slots)
+    }
+
+    /// Calls `f` with the content of an image and its version.
+    fn slot<T>(
+        &self,
+        id: ImageId,
+        f: impl FnOnce(&mut Content, u64) -> Result<T, SpillError>,
+    ) -> Result<T, SpillError> {
+        let mut slots = self.slots();
+        let slot = slots.get_mut(&id).ok_or(SpillError::ImageMissing { image: id })?;
+        f(&mut slot.content, slot.version)
+    }
+
+    /// A copy of a part of the masters.
+    fn view(
+        &self,
+        home: &DeviceHome,
+        id: ImageId,
+        of: fn(&DeviceMasters) -> &DeviceBytes,
+    ) -> Result<ImageView, SpillError> {
+        let (part, lease, version) = self.slot(id, |content, version| {
+            content.read(id).map(|(masters, lease)| (of(masters).clone(), lease, version))
+        })?;
+        let bytes = home.link.download(&part)?;
+        Ok(ImageView { bytes: Bytes::from_owner(Leased { bytes, _lease: lease }), version })
+    }
+
+    /// Takes the masters out; whoever has them gives them back with what this gives too.
+    fn take(&self, id: ImageId) -> Result<(DeviceMasters, impl FnOnce(Content, bool) + use<>), SpillError> {
+        let masters = self.slot(id, |content, _| content.take(id))?;
+        let slots = self.slots.clone();
+        let put_back = move |content, committed| {
+            // The slot is still there: an image that is being written cannot be removed.
+            if let Some(slot) = lock(&slots).get_mut(&id) {
+                slot.content = content;
+                slot.version += u64::from(committed);
+            }
+        };
+        Ok((masters, put_back))
+    }
+}
+
+fn upload(link: &dyn DeviceLink, masters: Masters) -> Result<DeviceMasters, LinkError> {
+    let params = link.upload(&Bytes::from_owner(masters.params))?;
+    let narrow = masters.narrow.map(|narrow| {
+        let float = narrow.float_type();
+        link.upload(&Bytes::from_owner(narrow)).map(|bytes| DeviceNarrow { float, bytes })
+    });
+    let moments =
+        masters.moments.into_iter().map(|moment| link.upload(&Bytes::from_owner(Floats::from(moment))));
+    Ok(DeviceMasters { params, narrow: narrow.transpose()?, moments: moments.collect::<Result<_, _>>()? })
+}
+
+/// Masters on the host. What moves is not copied: it is what they are rounded to.
+fn download(link: &dyn DeviceLink, masters: &DeviceMasters) -> Result<Masters, LinkError> {
+    let download = |bytes: &DeviceBytes| {
+        let mut floats = vec![0.0; bytes.len() / size_of::<f32>()];
+        link.download_into(bytes, &mut floats).map(|()| floats)
+    };
+    let moments = masters.moments.iter().map(download).collect::<Result<_, _>>()?;
+    let params = download(&masters.params)?;
+    let narrow = masters.narrow.as_ref().map(|narrow| NarrowFloats::of(&params, narrow.float, Floats::from));
+    Ok(Masters { narrow, ..Masters::new(params, moments) })
+}
+
+fn lock(slots: &Slots) -> MutexGuard<'_, BTreeMap<ImageId, Slot>> {
+    // Nothing panics halfway through a change of a slot, so a poisoned map is as good as any.
+    slots.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl TierStore for DeviceHomeStore {
+    fn insert(&self, id: ImageId, masters: Masters, reservation: Reservation) -> Result<(), SpillError> {
+        let Some(home) = self.home(id) else {
+            return self.below.insert(id, masters, reservation);
+        };
+        check(id, &masters, &reservation)?;
+        if self.slots().contains_key(&id) {
+            return Err(SpillError::ImageExists { image: id });
+        }
+        let room = home.budget.reserve(masters.len_bytes(), reservation.owner())?;
+        let content = Content::new(upload(home.link.as_ref(), masters)?);
+        self.slots().insert(id, Slot { content, version: 0, _reservations: [room, reservation] });
+        Ok(())
+    }
+
+    fn read(&self, id: ImageId) -> Result<ImageView, SpillError> {
+        let Some(home) = self.home(id) else { return self.below.read(id) };
+        self.view(home, id, DeviceMasters::moving)
+    }
+
+    fn read_masters(&self, id: ImageId) -> Result<ImageView, SpillError> {
+        let Some(home) = self.home(id) else { return self.below.read_masters(id) };
+        self.view(home, id, |masters| &masters.params)
+    }
+
+    fn write(&self, id: ImageId) -> Result<ImageWriter, SpillError> {
+        let Some(home) = self.home(id) else { return self.below.write(id) };
+        let (homed, put_back) = self.take(id)?;
+        let masters = match download(home.link.as_ref(), &homed) {
+            Ok(masters) => masters,
+            Err(error) => {
+                put_back(Content::new(homed), false);
+                return Err(error.into());
+            }
+        };
+        let link = home.link.clone();
+        Ok(ImageWriter::new(masters, move |masters, committed| {
+            if !committed {
+                return put_back(Content::new(homed), false);
+            }
+            // Both may not fit.
+            drop(homed);
+            let lost = |error| Content::Lost { problem: with_causes(&error) };
+            let content = upload(link.as_ref(), masters).map_or_else(lost, Content::new);
+            put_back(content, true);
+        }))
+    }
+
+    fn version(&self, id: ImageId) -> Result<u64, SpillError> {
+        match self.home(id) {
+            Some(_) => self.slot(id, |_, version| Ok(version)),
+            None => self.below.version(id),
+        }
+    }
+
+    fn remove(&self, id: ImageId) -> Result<Masters, SpillError> {
+        let Some(home) = self.home(id) else { return self.below.remove(id) };
+        let (homed, put_back) = self.take(id)?;
+        let masters = download(home.link.as_ref(), &homed);
+        put_back(Content::new(homed), false);
+        let masters = masters?;
+        self.slots().remove(&id);
+        Ok(masters)
+    }
+
+    fn discard(&self, id: ImageId) -> Result<(), SpillError> {
+        let Some(_) = self.home(id) else { return self.below.discard(id) };
+        let mut slots = self.slots();
+        let slot = slots.get_mut(&id).ok_or(SpillError::ImageMissing { image: id })?;
+        match slot.content.take(id) {
+            Ok(_) | Err(SpillError::ImageLost { .. }) => drop(slots.remove(&id)),
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    fn on_device(&self, id: ImageId) -> Result<Option<(DeviceBytes, u64)>, SpillError> {
+        let Some(_) = self.home(id) else { return Ok(None) };
+        self.slot(id, |content, version| {
+            let (masters, lease) = content.read(id)?;
+            Ok(Some((masters.moving().leased(lease), version)))
+        })
+    }
+
+    fn write_on_device(&self, id: ImageId) -> Result<DeviceWriter, SpillError> {
+        let Some(_) = self.home(id) else { return self.below.write_on_device(id) };
+        let (masters, put_back) = self.take(id)?;
+        let put_back = move |masters, committed| put_back(Content::new(masters), committed);
+        Ok(DeviceWriter { masters, put_back: Some(Box::new(put_back)) })
+    }
+}
+
+/// A copy that counts as a reader of what it is a copy of.
+struct Leased {
+    bytes: Bytes,
+    _lease: Arc<dyn Any + Send + Sync>,
+}
+
+impl AsRef<[u8]> for Leased {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::conformance::{self, ID, masters};
+    use super::*;
+    use crate::{Direction, DramStore, HostCopyLink, SpillManager};
+    use hydra_core::{ByteSize, DeviceId};
+    use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+    const DEVICE: DeviceId = DeviceId(2);
+
+    /// A store in which the conformance suite's tasks live on a device, but for task 9.
+    fn store(link: Arc<dyn DeviceLink>) -> (Arc<DeviceHomeStore>, Budget) {
+        let store = DeviceHomeStore::new(Arc::new(DramStore::new()));
+        let budget = Budget::new("cpu:2", ByteSize::mib(1));
+        store.assign([TaskId(2), TaskId(3)], link, budget.clone());
+        (Arc::new(store), budget)
+    }
+
+    fn copies() -> Arc<dyn DeviceLink> {
+        Arc::new(HostCopyLink::new(DEVICE))
+    }
+
+    struct Shared(Arc<DeviceHomeStore>);
+
+    impl TierStore for Shared {
+        fn insert(&self, id: ImageId, masters: Masters, room: Reservation) -> Result<(), SpillError> {
+            self.0.insert(id, masters, room)
+        }
+
+        fn read(&self, id: ImageId) -> Result<ImageView, SpillError> {
+            self.0.read(id)
+        }
+
+        fn read_masters(&self, id: ImageId) -> Result<ImageView, SpillError> {
+            self.0.read_masters(id)
+        }
+
+        fn write(&self, id: ImageId) -> Result<ImageWriter, SpillError> {
+            self.0.write(id)
+        }
+
+        fn version(&self, id: ImageId) -> Result<u64, SpillError> {
+            self.0.version(id)
+        }
+
+        fn remove(&self, id: ImageId) -> Result<Masters, SpillError> {
+            self.0.remove(id)
+        }
+    }
+
+    #[test]
+    fn the_store_of_a_device_conforms() {
+        conformance::run(&|| Box::new(Shared(store(copies()).0)));
+        let empty = || DeviceHomeStore::new(Arc::new(DramStore::new()));
+        conformance::run(&|| Box::new(empty()));
+    }
+
+    #[test]
+    fn a_promotion_of_what_lives_there_moves_nothing() {
+        let (store, budget) = store(copies());
+        let host = conformance::budget();
+        let elsewhere = ImageId::new(TaskId(9), 5);
+        conformance::insert(store.as_ref(), ID, &host);
+        conformance::insert(store.as_ref(), elsewhere, &host);
+        assert_eq!(budget.used(), masters().len_bytes(), "one of the tasks lives on the device");
+        let link = Arc::new(HostCopyLink::new(DEVICE));
+        let manager = SpillManager::new(DEVICE, budget.clone(), store.clone(), link);
+        let resident = manager.promote(ID.task, &[5], budget.reserve(0, "shard").unwrap()).unwrap();
+        assert_eq!((resident.bytes(), resident.version(5), manager.uploaded_bytes()), (1200, Some(0), 0));
+        let image = resident.image(5);
+        assert!(resident.holds(&image.slice(8..16)), "what is a view of it has to be taken apart");
+        assert_eq!(bytemuck::cast_slice::<u8, f32>(image.as_host().unwrap()), &masters().params[..]);
+        drop(image);
+        let busy = store.write_on_device(ID).unwrap_err();
+        assert!(matches!(busy, SpillError::ImageBusy { readers: 1, .. }), "{busy}");
+        drop(resident);
+        drop(store.write_on_device(ID).unwrap());
+        assert!(matches!(store.write_on_device(elsewhere), Err(SpillError::ImageMissing { .. })));
+        let best = Masters::new(vec![1.0; 300], Vec::new());
+        store.insert(ID.snapshot(), best, host.reserve(1200, "best").unwrap()).unwrap();
+        assert!(store.on_device(ID.snapshot()).unwrap().is_none(), "the best masters stay on the host");
+        assert_eq!(budget.used(), masters().len_bytes());
+        let spilled = manager.promote(TaskId(9), &[5], budget.reserve(1200, "shard").unwrap()).unwrap();
+        assert_eq!(manager.uploaded_bytes(), 1200);
+        drop(spilled);
+    }
+
+    #[test]
+    fn a_step_on_the_device_is_the_next_version_for_everyone() {
+        let (store, budget) = store(copies());
+        let host = conformance::budget();
+        conformance::insert(store.as_ref(), ID, &host);
+        let mut writer = store.write_on_device(ID).unwrap();
+        let busy = store.read(ID).unwrap_err();
+        assert!(matches!(busy, SpillError::ImageBusy { readers: 0, .. }), "{busy}");
+        assert!(store.on_device(ID).is_err() && store.discard(ID).is_err());
+        writer.params = Bytes::from_owner(Floats::from(vec![4.0; 300])).into();
+        writer.moments[1] = writer.params.clone();
+        writer.commit();
+        assert_eq!(store.version(ID).unwrap(), 1);
+        let (copy, version) = store.on_device(ID).unwrap().unwrap();
+        assert_eq!((copy.len(), version), (1200, 1));
+        drop(copy);
+        let view = store.read(ID).unwrap();
+        assert_eq!(bytemuck::cast_slice::<u8, f32>(&view.bytes), [4.0; 300]);
+        drop(view);
+        let stepped = Masters::new(vec![4.0; 300], vec![masters().moments[0].clone(), vec![4.0; 300]]);
+        assert_eq!(*store.write(ID).unwrap(), stepped);
+        store.discard(ID).unwrap();
+        assert_eq!((budget.used(), host.used()), (0, 0));
+        assert!(matches!(store.discard(ID), Err(SpillError::ImageMissing { .. })));
+    }
+
+    #[test]
+    fn what_shard_tasks_read_there_is_what_the_masters_are_rounded_to() {
+        let (store, budget) = store(copies());
+        let host = conformance::budget();
+        let narrow = |masters: Masters| {
+            let narrow = NarrowFloats::of(&masters.params, FloatType::Bf16, Floats::from);
+            Masters { narrow: Some(narrow), ..masters }
+        };
+        let masters = narrow(masters());
+        let bits: Vec<u16> = masters.narrow.as_deref().unwrap().to_vec();
+        store.insert(ID, masters.clone(), host.reserve(300 * 14, "task").unwrap()).unwrap();
+        assert_eq!(budget.used(), 300 * 14, "masters, what they are rounded to, and two moments");
+        let (copy, _) = store.on_device(ID).unwrap().unwrap();
+        assert_eq!(bytemuck::cast_slice::<u8, u16>(copy.as_host().unwrap()), bits);
+        drop(copy);
+
+        let mut writer = store.write_on_device(ID).unwrap();
+        let ones = NarrowFloats::of(&[1.0; 300], FloatType::Bf16, Floats::from);
+        writer.params = Bytes::from_owner(Floats::from(vec![1.0; 300])).into();
+        writer.narrow.as_mut().unwrap().bytes = Bytes::from_owner(ones).into();
+        writer.commit();
+        let view = store.read(ID).unwrap();
+        assert_eq!(bytemuck::cast_slice::<u8, u16>(&view.bytes), [0x3F80; 300]);
+        drop(view);
+        let view = store.read_masters(ID).unwrap();
+        assert_eq!(bytemuck::cast_slice::<u8, f32>(&view.bytes), [1.0; 300]);
+        drop(view);
+        let stepped = narrow(Masters::new(vec![1.0; 300], masters.moments));
+        assert_eq!(store.remove(ID).unwrap(), stepped);
+        assert_eq!((budget.used(), host.used()), (0, 0));
+    }
+
+    #[test]
+    fn a_device_without_room_refuses_an_image() {
+        let store = DeviceHomeStore::new(Arc::new(DramStore::new()));
+        store.assign([ID.task], copies(), Budget::new("cpu:2", ByteSize(3599)));
+        let host = conformance::budget();
+        let room = host.reserve(3600, "task").unwrap();
+        let refused = store.insert(ID, masters(), room).unwrap_err();
+        assert!(matches!(refused, SpillError::Budget(_)), "{refused}");
+        assert_eq!(host.used(), 0);
+        assert!(matches!(store.read(ID), Err(SpillError::ImageMissing { .. })));
+    }
+
+    /// A link that fails on demand.
+    struct Failing {
+        copies: HostCopyLink,
+        fails: AtomicBool,
+    }
+
+    impl Failing {
+        fn attempt(&self, direction: Direction, bytes: usize) -> Result<(), LinkError> {
+            match self.fails.load(Relaxed) {
+                false => Ok(()),
+                true => Err(LinkError::Transfer {
+                    link: "failing".to_owned(),
+                    direction,
+                    bytes: bytes as u64,
+                    source: "the device fell off the bus".into(),
+                }),
+            }
+        }
+    }
+
+    impl DeviceLink for Failing {
+        fn name(&self) -> &str {
+            "failing"
+        }
+
+        fn upload(&self, host: &Bytes) -> Result<DeviceBytes, LinkError> {
+            self.attempt(Direction::Upload, host.len())?;
+            self.copies.upload(host)
+        }
+
+        fn download(&self, device: &DeviceBytes) -> Result<Bytes, LinkError> {
+            self.attempt(Direction::Download, device.len())?;
+            self.copies.download(device)
+        }
+
+        fn download_into(&self, device: &DeviceBytes, out: &mut [f32]) -> Result<(), LinkError> {
+            self.attempt(Direction::Download, device.len())?;
+            self.copies.download_into(device, out)
+        }
+
+        fn moved(&self, direction: Direction) -> u64 {
+            self.copies.moved(direction)
+        }
+    }
+
+    #[test]
+    fn what_could_not_be_brought_up_again_is_lost_and_says_so() {
+        let link = Failing { copies: HostCopyLink::new(DEVICE), fails: AtomicBool::new(true) };
+        let link = Arc::new(link);
+        let (store, budget) = store(link.clone());
+        let host = conformance::budget();
+        let room = || host.reserve(masters().len_bytes(), "task").unwrap();
+        assert!(matches!(store.insert(ID, masters(), room()), Err(SpillError::Link(_))));
+        assert_eq!((budget.used(), host.used()), (0, 0), "what was not brought up holds nothing");
+        link.fails.store(false, Relaxed);
+        store.insert(ID, masters(), room()).unwrap();
+        link.fails.store(true, Relaxed);
+        assert!(matches!(store.write(ID), Err(SpillError::Link(_))));
+        assert!(matches!(store.read(ID), Err(SpillError::Link(_))));
+        assert!(matches!(store.remove(ID), Err(SpillError::Link(_))));
+        link.fails.store(false, Relaxed);
+        assert_eq!(store.version(ID).unwrap(), 0);
+        let mut writer = store.write(ID).unwrap();
+        writer.params[0] = 1.0;
+        link.fails.store(true, Relaxed);
+        writer.commit();
+        link.fails.store(false, Relaxed);
+        let lost = store.read(ID).map(drop).unwrap_err().to_string();
+        assert!(
+            lost.ends_with(
+                "a copy of 1200 bytes up to the device failed; see the cause: the device fell off the bus"
+            ),
+            "{lost}"
+        );
+        assert!(matches!(store.on_device(ID), Err(SpillError::ImageLost { .. })));
+        store.discard(ID).unwrap();
+        assert_eq!((budget.used(), host.used()), (0, 0));
+    }
+}

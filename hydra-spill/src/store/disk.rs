@@ -1,0 +1,708 @@
+//! The tier of images that host memory has no room for: files.
+//!
+//! All images of a task lie in one file without a name, whose space is taken before the first of them comes, so that
+//! a full disk shows before anything is trained (where the system takes space for a file) and nothing is left behind
+//! when the process is killed. What moves at a promotion lies first in an image, so that it is one read of exactly
+//! those bytes. Nothing is synced: checkpoints are what survives a run, and this is its scratch. A system tells only
+//! those who sync that a disk has lost what was written. So checksums stay in memory, and the next read finds it out.
+//!
+//! All that is read or written passes through memory of the host, which is reserved of a budget for that alone.
+
+use super::scratch::{Moved, PartOf, Place, Positioned, Scratch, Shape, Stored, scratch_file};
+use super::{check, readers};
+use crate::memory::aligned::AlignedBytes;
+use crate::{Budget, ImageId, ImageView, ImageWriter, Masters, Reservation, SpillError, TierStore};
+use bytes::Bytes;
+use hydra_core::{TaskId, with_causes};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// A store that keeps some images in files, and all others in the store below.
+///
+/// An image lives here from when it is [assigned](Self::assign) until it is removed. The reservation that it is
+/// inserted with is of the disk's budget.
+pub struct DiskStore {
+    below: Arc<dyn TierStore>,
+    slots: Slots,
+    moved: Arc<Moved>,
+    /// The memory that bytes on their way pass through, where that is not what its images were assigned with.
+    working: Option<Budget>,
+}
+
+type Slots = Arc<Mutex<BTreeMap<ImageId, Slot>>>;
+
+struct Slot {
+    place: Place,
+    content: Content,
+    version: u64,
+    reservation: Option<Reservation>,
+}
+
+enum Content {
+    /// There is room, and nothing was inserted.
+    Empty,
+    /// Every reader has a clone of the lease.
+    AtRest { stored: Stored, lease: Arc<()> },
+    /// A writer has the masters.
+    Out,
+    /// The masters that a writer left could not be written.
+    Lost { problem: String },
+}
+
+impl Content {
+    fn at_rest(stored: Stored) -> Self {
+        Self::AtRest { stored, lease: Arc::new(()) }
+    }
+
+    /// The stored image, for one reader more.
+    fn read(&self, id: ImageId) -> Result<(Stored, Arc<()>), SpillError> {
+        match self {
+            Self::AtRest { stored, lease } => Ok((stored.clone(), lease.clone())),
+            Self::Empty => Err(SpillError::ImageMissing { image: id }),
+            Self::Out => Err(SpillError::ImageBusy { image: id, readers: 0 }),
+            Self::Lost { problem } => Err(SpillError::ImageLost { image: id, problem: problem.clone() }),
+        }
+    }
+
+    /// Takes the stored image for a writer, if nobody reads it.
+    fn take(&mut self, id: ImageId) -> Result<Stored, SpillError> {
+        if let Self::AtRest { lease, .. } = self
+            && let readers @ 1.. = readers(lease)
+        {
+            return Err(SpillError::ImageBusy { image: id, readers });
+        }
+        let (stored, _) = self.read(id)?;
+        *self = Self::Out;
+        Ok(stored)
+    }
+}
+
+/// The bytes of all images; more than a file can have if there are so many.
+fn bytes_of(images: &[(ImageId, u64)]) -> u64 {
+    images.iter().fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes))
+}
+
+/// A copy of a part of an image, which counts as its reader.
+struct View {
+    bytes: AlignedBytes,
+    /// Released after the bytes are freed, for fields are dropped in this order.
+    _room: Reservation,
+    _lease: Arc<()>,
+}
+
+impl AsRef<[u8]> for View {
+    fn as_ref(&self) -> &[u8] {
+        self.bytes.as_ref()
+    }
+}
+
+impl DiskStore {
+    /// A store in which nothing lives on the disk yet.
+    pub fn new(below: Arc<dyn TierStore>) -> Self {
+        Self { below, slots: Slots::default(), moved: Arc::default(), working: None }
+    }
+
+    /// The same store, in which what is read or written is in memory that is reserved of `working` instead. Who uses it
+    /// takes none from others, however much is held of what was read.
+    pub fn within(&self, working: Budget) -> Self {
+        let (below, slots, moved) = (self.below.clone(), self.slots.clone(), self.moved.clone());
+        Self { below, slots, moved, working: Some(working) }
+    }
+
+    /// Makes images live in files in `dir`, each of so many bytes of masters, and takes the space of all of them.
+    /// Bytes that are read of them or written are in memory that is reserved of `working` for that time.
+    ///
+    /// # Errors
+    /// [`SpillError::DiskRoom`] where the directory cannot be written to or has no room; then none of the
+    /// images lives there.
+    pub fn assign(&self, dir: &Path, working: &Budget, images: &[(ImageId, u64)]) -> Result<(), SpillError> {
+        let mut tasks: BTreeMap<TaskId, Vec<(ImageId, u64)>> = BTreeMap::new();
+        images.iter().for_each(|image| tasks.entry(image.0.task).or_default().push(*image));
+        let no_room = |source| SpillError::DiskRoom { dir: dir.to_owned(), bytes: bytes_of(images), source };
+        let mut assigned = BTreeMap::new();
+        for images in tasks.into_values() {
+            let file = scratch_file(dir, bytes_of(&images)).map_err(no_room)?;
+            assigned.extend(self.slots_in(file, dir, working, &images));
+        }
+        self.slots().append(&mut assigned);
+        Ok(())
+    }
+
+    /// Empty slots one after the other in a file.
+    fn slots_in(
+        &self,
+        file: Box<dyn Positioned>,
+        dir: &Path,
+        working: &Budget,
+        images: &[(ImageId, u64)],
+    ) -> BTreeMap<ImageId, Slot> {
+        let (dir, working, moved) = (dir.to_owned(), working.clone(), self.moved.clone());
+        let scratch = Arc::new(Scratch { file, dir, working, moved });
+        let mut end = 0;
+        let slot = |&(id, bytes): &(ImageId, u64)| {
+            let place = Place { scratch: scratch.clone(), offset: end, bytes };
+            end += bytes;
+            (id, Slot { place, content: Content::Empty, version: 0, reservation: None })
+        };
+        images.iter().map(slot).collect()
+    }
+
+    /// Bytes that were read from files so far.
+    pub fn bytes_read(&self) -> u64 {
+        self.moved.read.load(Relaxed)
+    }
+
+    /// Bytes that were written to files so far.
+    pub fn bytes_written(&self) -> u64 {
+        self.moved.written.load(Relaxed)
+    }
+
+    fn slots(&self) -> MutexGuard<'_, BTreeMap<ImageId, Slot>> {
+        lock(&self.slots)
+    }
+
+    fn holds(&self, id: ImageId) -> bool {
+        self.slots().contains_key(&id)
+    }
+
+    fn slot<T>(
+        &self,
+        id: ImageId,
+        f: impl FnOnce(&mut Slot) -> Result<T, SpillError>,
+    ) -> Result<T, SpillError> {
+        self.slots().get_mut(&id).map_or(Err(SpillError::ImageMissing { image: id }), f)
+    }
+
+    /// Host memory for bytes that come up from a place.
+    fn room(&self, place: &Place, id: ImageId, bytes: u64) -> Result<Reservation, SpillError> {
+        let working = self.working.as_ref().unwrap_or(&place.scratch.working);
+        Ok(working.reserve(bytes, id.to_string())?)
+    }
+
+    fn view(&self, id: ImageId, of: PartOf) -> Result<ImageView, SpillError> {
+        let (place, (stored, lease), version) =
+            self.slot(id, |slot| Ok((slot.place.clone(), slot.content.read(id)?, slot.version)))?;
+        let (range, part) = of(&stored.shape);
+        let room = self.room(&place, id, range.end - range.start)?;
+        let bytes = place.view(id, range, stored.sums[part])?;
+        Ok(ImageView { bytes: Bytes::from_owner(View { bytes, _room: room, _lease: lease }), version })
+    }
+
+    /// Takes the masters out, with the memory that they are in.
+    fn take(&self, id: ImageId) -> Result<(Place, Stored, Masters, Reservation), SpillError> {
+        let (place, stored) = self.slot(id, |slot| Ok((slot.place.clone(), slot.content.take(id)?)))?;
+        let loaded = self.room(&place, id, stored.shape.bytes());
+        let loaded = loaded.and_then(|room| Ok((place.load(id, &stored)?, room)));
+        match loaded {
+            Ok((masters, room)) => Ok((place, stored, masters, room)),
+            Err(error) => {
+                put_back(&self.slots, id, Content::at_rest(stored), false);
+                Err(error)
+            }
+        }
+    }
+}
+
+fn lock(slots: &Slots) -> MutexGuard<'_, BTreeMap<ImageId, Slot>> {
+    // Nothing panics halfway through a change of a slot, so a poisoned map is as good as any.
+    slots.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn put_back(slots: &Slots, id: ImageId, content: Content, committed: bool) {
+    // The slot is still there: an image that is being written cannot be removed.
+    if let Some(slot) = lock(slots).get_mut(&id) {
+        slot.content = content;
+        slot.version += u64::from(committed);
+    }
+}
+
+/// Writes `masters` to a place and returns its content.
+fn written(place: &Place, id: ImageId, shape: Shape, masters: &Masters) -> Content {
+    if Shape::of(masters) != shape {
+        return Content::Lost { problem: "its lengths are others than before".to_owned() };
+    }
+    match place.save(id, masters) {
+        Ok(stored) => Content::at_rest(stored),
+        Err(error) => Content::Lost { problem: with_causes(&error) },
+    }
+}
+
+impl TierStore for DiskStore {
+    fn insert(&self, id: ImageId, masters: Masters, reservation: Reservation) -> Result<(), SpillError> {
+        if !self.holds(id) {
+            return self.below.insert(id, masters, reservation);
+        }
+        check(id, &masters, &reservation)?;
+        let shape = Shape::of(&masters);
+        let place = self.slot(id, |slot| match slot.content {
+            Content::Empty if shape.bytes() <= slot.place.bytes => {
+                slot.content = Content::Out;
+                Ok(slot.place.clone())
+            }
+            Content::Empty => Err(SpillError::ReservationTooSmall {
+                needed: shape.bytes(),
+                reserved: slot.place.bytes,
+                owner: reservation.owner().to_owned(),
+            }),
+            _ => Err(SpillError::ImageExists { image: id }),
+        })?;
+        let saved = place.save(id, &masters);
+        self.slot(id, |slot| {
+            slot.content = Content::Empty;
+            slot.content = Content::at_rest(saved?);
+            slot.reservation = Some(reservation);
+            Ok(())
+        })
+    }
+
+    fn read(&self, id: ImageId) -> Result<ImageView, SpillError> {
+        if self.holds(id) { self.view(id, Shape::moving) } else { self.below.read(id) }
+    }
+
+    fn read_masters(&self, id: ImageId) -> Result<ImageView, SpillError> {
+        if self.holds(id) { self.view(id, Shape::params) } else { self.below.read_masters(id) }
+    }
+
+    fn write(&self, id: ImageId) -> Result<ImageWriter, SpillError> {
+        if !self.holds(id) {
+            return self.below.write(id);
+        }
+        let (place, stored, masters, room) = self.take(id)?;
+        let home = self.slots.clone();
+        Ok(ImageWriter::new(masters, move |masters, committed| {
+            let content = match committed {
+                true => written(&place, id, stored.shape, &masters),
+                false => Content::at_rest(stored),
+            };
+            // Whoever comes next may need the room.
+            drop(masters);
+            drop(room);
+            put_back(&home, id, content, committed);
+        }))
+    }
+
+    fn version(&self, id: ImageId) -> Result<u64, SpillError> {
+        if !self.holds(id) {
+            return self.below.version(id);
+        }
+        self.slot(id, |slot| match slot.content {
+            Content::Empty => Err(SpillError::ImageMissing { image: id }),
+            _ => Ok(slot.version),
+        })
+    }
+
+    fn remove(&self, id: ImageId) -> Result<Masters, SpillError> {
+        if !self.holds(id) {
+            return self.below.remove(id);
+        }
+        let (_, _, masters, _room) = self.take(id)?;
+        // Its file goes without the lock, as when it is discarded.
+        let _gone = self.slots().remove(&id);
+        Ok(masters)
+    }
+
+    fn discard(&self, id: ImageId) -> Result<(), SpillError> {
+        if !self.holds(id) {
+            return self.below.discard(id);
+        }
+        let mut slots = self.slots();
+        let slot = slots.get_mut(&id).ok_or(SpillError::ImageMissing { image: id })?;
+        if let Err(error @ SpillError::ImageBusy { .. }) = slot.content.take(id) {
+            return Err(error);
+        }
+        // What was never inserted or is lost has room to give up too. The last image's file may take long to go, for
+        // which nobody else is to wait.
+        let gone = slots.remove(&id);
+        drop(slots);
+        drop(gone);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::conformance::{self, ID, masters};
+    use super::*;
+    use crate::{BudgetError, DramStore, NarrowFloats};
+    use hydra_core::{ByteSize, FloatType};
+    use std::io;
+    use std::sync::atomic::AtomicBool;
+
+    const ROOM: u64 = 1 << 15;
+    const OTHER: ImageId = ImageId { task: TaskId(2), ..ID };
+    const ELSEWHERE: ImageId = ImageId { task: TaskId(9), ..ID };
+
+    fn working() -> Budget {
+        Budget::new("host memory for masters on the disk", ByteSize::mib(1))
+    }
+
+    /// A store in which the conformance suite's images live on the disk.
+    fn store(working: &Budget) -> DiskStore {
+        let store = DiskStore::new(Arc::new(DramStore::new()));
+        store.assign(&std::env::temp_dir(), working, &[(OTHER, ROOM), (ID, ROOM)]).unwrap();
+        store
+    }
+
+    /// A file in memory that fails on demand.
+    struct Failing {
+        content: Mutex<Vec<u8>>,
+        fails: Arc<AtomicBool>,
+    }
+
+    impl Failing {
+        fn attempt(&self) -> io::Result<MutexGuard<'_, Vec<u8>>> {
+            match self.fails.load(Relaxed) {
+                true => Err(io::Error::other("the disk is gone")),
+                false => Ok(self.content.lock().unwrap()),
+            }
+        }
+    }
+
+    impl Positioned for Failing {
+        fn read_at(&self, at: u64, out: &mut [u8]) -> io::Result<()> {
+            let content = self.attempt()?;
+            out.copy_from_slice(&content[at as usize..][..out.len()]);
+            Ok(())
+        }
+
+        fn write_at(&self, at: u64, bytes: &[u8]) -> io::Result<()> {
+            self.attempt()?[at as usize..][..bytes.len()].copy_from_slice(bytes);
+            Ok(())
+        }
+    }
+
+    fn failing(working: &Budget) -> (DiskStore, Arc<AtomicBool>) {
+        let store = DiskStore::new(Arc::new(DramStore::new()));
+        let fails = Arc::new(AtomicBool::new(false));
+        let file = Failing { content: Mutex::new(vec![0; ROOM as usize]), fails: fails.clone() };
+        let mut slots = store.slots_in(Box::new(file), Path::new("/scratch"), working, &[(ID, ROOM)]);
+        store.slots().append(&mut slots);
+        (store, fails)
+    }
+
+    #[test]
+    fn the_disk_store_conforms() {
+        conformance::run(&|| Box::new(store(&working())));
+        conformance::run(&|| Box::new(DiskStore::new(Arc::new(DramStore::new()))));
+    }
+
+    /// A file in memory that loses what is written to it.
+    struct Forgetful(Failing);
+
+    impl Positioned for Forgetful {
+        fn read_at(&self, at: u64, out: &mut [u8]) -> io::Result<()> {
+            self.0.read_at(at, out)
+        }
+
+        fn write_at(&self, at: u64, bytes: &[u8]) -> io::Result<()> {
+            match self.0.fails.load(Relaxed) {
+                true => Ok(()),
+                false => self.0.write_at(at, bytes),
+            }
+        }
+    }
+
+    impl Forgetful {
+        fn store(working: &Budget) -> (DiskStore, Arc<AtomicBool>) {
+            let store = DiskStore::new(Arc::new(DramStore::new()));
+            let forgets = Arc::new(AtomicBool::new(false));
+            let file = Failing { content: Mutex::new(vec![0; ROOM as usize]), fails: forgets.clone() };
+            let file = Box::new(Self(file));
+            let mut slots = store.slots_in(file, Path::new("/scratch"), working, &[(ID, ROOM)]);
+            store.slots().append(&mut slots);
+            (store, forgets)
+        }
+    }
+
+    #[test]
+    fn what_a_disk_has_lost_is_not_taken_for_masters() {
+        let (working, host) = (working(), conformance::budget());
+        let (store, forgets) = Forgetful::store(&working);
+        conformance::insert(&store, ID, &host);
+        let mut writer = store.write(ID).unwrap();
+        writer.params[0] += 1.0;
+        forgets.store(true, Relaxed);
+        writer.commit();
+        forgets.store(false, Relaxed);
+        for error in [store.read(ID).unwrap_err(), store.write(ID).unwrap_err()] {
+            let cause = std::error::Error::source(&error).unwrap().to_string();
+            assert!(error.to_string().contains("could not be read in `/scratch`"), "{error}");
+            assert_eq!(cause, "what is there is not what was written");
+        }
+        assert_eq!(working.used(), 0);
+    }
+
+    #[test]
+    fn only_what_is_settled_lives_on_the_disk() {
+        let (working, host) = (working(), conformance::budget());
+        let store = store(&working);
+        conformance::insert(&store, ID, &host);
+        conformance::insert(&store, ELSEWHERE, &host);
+        assert_eq!((store.bytes_written(), store.bytes_read()), (3600, 0));
+        assert_eq!((store.holds(ID), store.holds(ELSEWHERE)), (true, false));
+        drop(store.read(ELSEWHERE).unwrap());
+        assert!(matches!(store.read(OTHER), Err(SpillError::ImageMissing { image: OTHER })));
+        assert!(matches!(store.version(OTHER), Err(SpillError::ImageMissing { image: OTHER })));
+        assert_eq!((store.bytes_read(), working.peak()), (0, 0));
+        store.discard(OTHER).unwrap();
+        store.discard(ID).unwrap();
+        assert_eq!(host.used(), masters().len_bytes(), "what is elsewhere");
+        assert!(matches!(store.discard(ID), Err(SpillError::ImageMissing { image: ID })));
+    }
+
+    #[test]
+    fn a_promotion_reads_exactly_what_moves_and_reserves_it() {
+        let (working, host) = (working(), conformance::budget());
+        let store = store(&working);
+        conformance::insert(&store, ID, &host);
+        let view = store.read(ID).unwrap();
+        assert_eq!((store.bytes_read(), working.used()), (1200, 1200));
+        assert!(view.bytes.as_ptr().addr().is_multiple_of(crate::memory::ALIGN), "it can be read in place");
+        let slice = view.bytes.slice(0..4);
+        drop(view);
+        assert_eq!(working.used(), 1200, "a slice of a view keeps all of it");
+        drop(slice);
+
+        let narrow = NarrowFloats::of(&[1.5; 300], FloatType::Bf16, Into::into);
+        let mixed = Masters { narrow: Some(narrow), ..Masters::new(vec![1.5; 300], vec![vec![2.0; 300]]) };
+        store.insert(OTHER, mixed.clone(), host.reserve(3000, "bf16").unwrap()).unwrap();
+        let view = store.read(OTHER).unwrap();
+        assert_eq!((store.bytes_read(), working.used()), (1800, 600));
+        assert_eq!(bytemuck::cast_slice::<u8, u16>(&view.bytes), [0x3FC0; 300]);
+        drop(view);
+        let view = store.read_masters(OTHER).unwrap();
+        assert_eq!((view.bytes.len(), working.used()), (1200, 1200));
+        drop(view);
+        let writer = store.write(OTHER).unwrap();
+        assert_eq!((&*writer, working.used()), (&mixed, 3000));
+        drop(writer);
+        assert_eq!((working.used(), working.peak()), (0, 3000));
+    }
+
+    /// If the file system takes space for a file at all, all of it is taken before anything is written.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn space_is_taken_when_images_are_settled() {
+        use std::fs;
+        use std::os::unix::fs::MetadataExt;
+        let dir = tempfile::tempdir().unwrap();
+        let at = dir.path().canonicalize().unwrap();
+        let flags = rustix::fs::FallocateFlags::empty();
+        if let Err(why) = rustix::fs::fallocate(tempfile::tempfile_in(&at).unwrap(), flags, 0, 1) {
+            eprintln!("skipped: the file system of {} takes no space for a file: {why}", at.display());
+            return;
+        }
+        let store = DiskStore::new(Arc::new(DramStore::new()));
+        store.assign(&at, &working(), &[(ID, 300 << 10), (ID.snapshot(), 100 << 10)]).unwrap();
+        let open = fs::read_dir("/proc/self/fd").unwrap().flatten().map(|file| file.path());
+        let mut scratch = open.filter(|file| fs::read_link(file).is_ok_and(|file| file.starts_with(&at)));
+        let file = fs::metadata(scratch.next().unwrap()).unwrap();
+        assert_eq!((file.len(), scratch.next()), (400 << 10, None));
+        assert!(file.blocks() * 512 >= file.len(), "{} blocks", file.blocks());
+    }
+
+    /// Images of one task, that is of one file.
+    fn neighbours(store: &DiskStore, host: &Budget) -> [(ImageId, Masters); 3] {
+        let next = ImageId::new(ID.task, ID.image + 1);
+        let narrow = NarrowFloats::of(&[1.5; 301], FloatType::Bf16, Into::into);
+        let mixed = Masters { narrow: Some(narrow), ..Masters::new(vec![1.5; 301], vec![vec![2.0; 301]]) };
+        let images =
+            [(ID, masters()), (ID.snapshot(), Masters::new(vec![7.0; 5], Vec::new())), (next, mixed)];
+        for (id, masters) in &images {
+            let room = host.reserve(masters.len_bytes(), "task").unwrap();
+            store.insert(*id, masters.clone(), room).unwrap();
+        }
+        images
+    }
+
+    #[test]
+    fn images_of_one_file_leave_each_other_alone() {
+        let (working, host) = (working(), conformance::budget());
+        let store = DiskStore::new(Arc::new(DramStore::new()));
+        let next = ImageId::new(ID.task, ID.image + 1);
+        store
+            .assign(&std::env::temp_dir(), &working, &[(ID, 3600), (ID.snapshot(), 20), (next, 3010)])
+            .unwrap();
+        let mut images = neighbours(&store, &host);
+        for (step, at) in [0, 2, 1, 0, 1, 2].into_iter().enumerate() {
+            let (id, masters) = &mut images[at];
+            let mut writer = store.write(*id).unwrap();
+            for masters in [&mut *writer, masters] {
+                masters.params.fill(step as f32);
+                masters.round();
+            }
+            writer.commit();
+            for (id, masters) in &images {
+                assert_eq!(*store.write(*id).unwrap(), *masters, "{id}");
+                let view = store.read_masters(*id).unwrap();
+                assert_eq!(bytemuck::cast_slice::<u8, f32>(&view.bytes), &masters.params[..], "{id}");
+            }
+        }
+        for (id, masters) in images {
+            assert_eq!(store.remove(id).unwrap(), masters);
+        }
+        assert_eq!((working.used(), host.used()), (0, 0));
+    }
+
+    /// The file has a hole where the first image would lie, and takes no more space than the others.
+    #[cfg(unix)]
+    #[test]
+    fn an_image_may_lie_beyond_four_gibibytes_of_its_file() {
+        let (working, host) = (working(), conformance::budget());
+        let store = DiskStore::new(Arc::new(DramStore::new()));
+        let file = Box::new(tempfile::tempfile().unwrap());
+        let hole = (ImageId::new(ID.task, 0), 9 << 30);
+        let mut slots = store.slots_in(file, Path::new("/scratch"), &working, &[hole, (ID, ROOM)]);
+        store.slots().append(&mut slots);
+        conformance::insert(&store, ID, &host);
+        store.write(ID).unwrap().commit();
+        assert_eq!(store.remove(ID).unwrap(), masters());
+    }
+
+    #[test]
+    fn a_read_that_fails_changes_no_version() {
+        let (working, host) = (working(), conformance::budget());
+        let (store, fails) = failing(&working);
+        conformance::insert(&store, ID, &host);
+        store.write(ID).unwrap().commit();
+        fails.store(true, Relaxed);
+        assert!(store.write(ID).is_err() && store.read(ID).is_err());
+        fails.store(false, Relaxed);
+        assert_eq!(store.version(ID).unwrap(), 1);
+        assert_eq!(store.read(ID).unwrap().version, 1);
+        assert_eq!(store.remove(ID).unwrap(), masters());
+    }
+
+    #[test]
+    fn a_writer_of_another_length_loses_its_image_alone() {
+        let (working, host) = (working(), conformance::budget());
+        let store = store(&working);
+        conformance::insert(&store, ID, &host);
+        conformance::insert(&store, OTHER, &host);
+        let mut writer = store.write(ID).unwrap();
+        writer.moments.pop();
+        writer.commit();
+        let lost = store.read(ID).unwrap_err().to_string();
+        assert!(
+            lost.ends_with("was lost when it was put back: its lengths are others than before"),
+            "{lost}"
+        );
+        assert_eq!(store.remove(OTHER).unwrap(), masters());
+    }
+
+    #[test]
+    fn a_writer_that_is_dropped_writes_nothing() {
+        let (working, host) = (working(), conformance::budget());
+        let store = store(&working);
+        conformance::insert(&store, ID, &host);
+        let mut writer = store.write(ID).unwrap();
+        writer.params.fill(9.0);
+        drop(writer);
+        assert_eq!((store.bytes_written(), store.version(ID).unwrap()), (3600, 0));
+        assert_eq!(store.remove(ID).unwrap(), masters());
+    }
+
+    #[test]
+    fn what_could_not_be_written_back_is_lost_and_says_so() {
+        let (working, host) = (working(), conformance::budget());
+        let (store, fails) = failing(&working);
+        let room = || host.reserve(masters().len_bytes(), "task").unwrap();
+        fails.store(true, Relaxed);
+        assert!(matches!(store.insert(ID, masters(), room()), Err(SpillError::Disk { .. })));
+        assert_eq!(host.used(), 0, "what was not written holds nothing");
+        fails.store(false, Relaxed);
+        store.insert(ID, masters(), room()).unwrap();
+        fails.store(true, Relaxed);
+        let error = store.read(ID).unwrap_err();
+        assert_eq!(
+            with_causes(&error),
+            "image 5 of task 3 could not be read in `/scratch`: the disk is gone"
+        );
+        assert!(matches!(store.write(ID), Err(SpillError::Disk { .. })));
+        assert!(matches!(store.remove(ID), Err(SpillError::Disk { .. })));
+        fails.store(false, Relaxed);
+        assert_eq!(*store.write(ID).unwrap(), masters());
+        let mut writer = store.write(ID).unwrap();
+        writer.params[0] = 1.0;
+        fails.store(true, Relaxed);
+        writer.commit();
+        fails.store(false, Relaxed);
+        let lost = "image 5 of task 3 was lost when it was put back: image 5 of task 3 could not be written in \
+                    `/scratch`: the disk is gone";
+        assert_eq!(store.read(ID).unwrap_err().to_string(), lost);
+        assert_eq!(store.write(ID).unwrap_err().to_string(), lost);
+        store.discard(ID).unwrap();
+        assert_eq!((working.used(), host.used()), (0, 0));
+    }
+
+    #[test]
+    fn without_room_in_host_memory_an_image_stays_as_it_is() {
+        let (working, host) = (Budget::new("working", ByteSize(3600)), conformance::budget());
+        let store = store(&working);
+        conformance::insert(&store, ID, &host);
+        let held = working.reserve(2401, "someone").unwrap();
+        let refused = store.read(ID).unwrap_err();
+        assert!(
+            matches!(refused, SpillError::Budget(BudgetError::Refused { requested: 1200, .. })),
+            "{refused}"
+        );
+        assert!(matches!(store.write(ID), Err(SpillError::Budget(_))));
+        drop(held);
+        drop(store.write(ID).unwrap());
+        assert_eq!(store.remove(ID).unwrap(), masters());
+    }
+
+    #[test]
+    fn who_reads_within_a_budget_of_its_own_takes_nothing_from_others() {
+        let (working, own, host) = (working(), Budget::new("own", ByteSize(3600)), conformance::budget());
+        let store = store(&working);
+        conformance::insert(&store, ID, &host);
+        let theirs = store.within(own.clone());
+        let held = [(); 3].map(|()| theirs.read_masters(ID).unwrap().bytes);
+        assert_eq!((own.used(), working.used()), (3600, 0));
+        let refused = theirs.read_masters(ID).unwrap_err();
+        assert!(
+            matches!(refused, SpillError::Budget(BudgetError::Refused { requested: 1200, .. })),
+            "{refused}"
+        );
+        drop(store.read(ID).unwrap());
+        assert!(matches!(store.write(ID), Err(SpillError::ImageBusy { readers: 3, .. })), "they are readers");
+        drop(held);
+        let mut writer = theirs.write(ID).unwrap();
+        assert_eq!((own.used(), working.peak()), (3600, 1200));
+        writer.params[0] = 7.0;
+        writer.commit();
+        assert_eq!((store.version(ID).unwrap(), store.bytes_read()), (1, theirs.bytes_read()));
+        assert_eq!(store.remove(ID).unwrap().params[0], 7.0);
+        assert!(matches!(theirs.read(ID), Err(SpillError::ImageMissing { .. })), "it is one store");
+    }
+
+    #[test]
+    fn a_directory_without_room_is_refused_and_named() {
+        let store = DiskStore::new(Arc::new(DramStore::new()));
+        let dir = std::env::temp_dir();
+        let missing = dir.join("there is no such directory");
+        let refused = |dir: &Path, bytes| {
+            let error = store.assign(dir, &working(), &[(OTHER, 1), (ID, bytes)]).unwrap_err();
+            assert!(matches!(error, SpillError::DiskRoom { .. }) && !store.holds(OTHER), "{error}");
+            error.to_string()
+        };
+        assert!(refused(&missing, 1023).starts_with("no room could be made for 1.00 KiB of masters in `"));
+        assert!(
+            refused(&dir, u64::MAX).contains("of masters in"),
+            "more than can be counted, with the other"
+        );
+        let both = store.assign(&dir, &working(), &[(ID, u64::MAX), (ID.snapshot(), 2)]).unwrap_err();
+        assert!(matches!(both, SpillError::DiskRoom { bytes: u64::MAX, .. }), "{both}");
+        let said = refused(&dir, 1 << 60);
+        assert!(said.contains("of masters in") && said.contains(&dir.display().to_string()), "{said}");
+
+        let (working, host) = (working(), conformance::budget());
+        store.assign(&dir, &working, &[(ID, 3599)]).unwrap();
+        let larger = store.insert(ID, masters(), host.reserve(3600, "task").unwrap());
+        assert!(matches!(larger, Err(SpillError::ReservationTooSmall { needed: 3600, reserved: 3599, .. })));
+        assert_eq!(host.used(), 0);
+    }
+}

@@ -1,0 +1,137 @@
+//! Errors of stores, and of whatever moves images.
+
+use super::image::ImageId;
+use crate::{BudgetError, BufferError, LinkError};
+use hydra_core::ByteSize;
+use std::io;
+use std::path::PathBuf;
+
+/// Bytes could not be kept or moved.
+#[derive(Debug, thiserror::Error)]
+pub enum SpillError {
+    /// A budget refused a reservation.
+    #[error(transparent)]
+    Budget(#[from] BudgetError),
+    /// A link failed to copy.
+    #[error(transparent)]
+    Link(#[from] LinkError),
+    /// A link could not be set up: there is no page-locked memory left, or a card's driver has failed.
+    #[error(transparent)]
+    Setup(Box<dyn std::error::Error + Send + Sync>),
+    /// The double buffer was used out of turn.
+    #[error(transparent)]
+    Buffer(#[from] BufferError),
+    /// An image is in use by someone whom the caller excludes.
+    #[error("{image} is busy: {}", busy(*readers))]
+    ImageBusy {
+        /// The image.
+        image: ImageId,
+        /// How many views of it are alive; zero if it is being written.
+        readers: usize,
+    },
+    /// A directory has no room for masters.
+    #[error(
+        "no room could be made for {} of masters in `{}`: free some there, give another directory, or more host \
+         memory",
+        ByteSize(*bytes), dir.display()
+    )]
+    DiskRoom {
+        /// The directory.
+        dir: PathBuf,
+        /// The bytes that were asked for.
+        bytes: u64,
+        /// The error of the system.
+        #[source]
+        source: io::Error,
+    },
+    /// Masters on the disk could not be read or written.
+    #[error("{image} could not be {done} in `{}`", dir.display())]
+    Disk {
+        /// The image.
+        image: ImageId,
+        /// The operation: read or written.
+        done: &'static str,
+        /// The directory of the file.
+        dir: PathBuf,
+        /// The error of the system.
+        #[source]
+        source: io::Error,
+    },
+    /// The new masters of an image could not be put back, and the old ones are gone.
+    #[error("{image} was lost when it was put back: {problem}")]
+    ImageLost {
+        /// The image.
+        image: ImageId,
+        /// The reason.
+        problem: String,
+    },
+    /// The store does not hold an image.
+    #[error("{image} is not in the store: insert it before use and remove it only after its task has ended")]
+    ImageMissing {
+        /// The image.
+        image: ImageId,
+    },
+    /// The store holds an image of that name already.
+    #[error("{image} is in the store already: remove it before another is inserted in its place")]
+    ImageExists {
+        /// The image.
+        image: ImageId,
+    },
+    /// An optimizer moment has another length than the parameters.
+    #[error(
+        "{image} has {params} parameters, but its moment {moment} has {found} elements: give it {params}"
+    )]
+    MomentLength {
+        /// The image.
+        image: ImageId,
+        /// The elements of the parameters.
+        params: usize,
+        /// The moment's index.
+        moment: usize,
+        /// The elements of the moment.
+        found: usize,
+    },
+    /// The parameters that move are not as many as those that they were rounded from.
+    #[error(
+        "{image} has {params} parameters, but {found} of 16 bits to move in their place: give it {params}"
+    )]
+    NarrowLength {
+        /// The image.
+        image: ImageId,
+        /// The elements of the parameters.
+        params: usize,
+        /// The elements of those of 16 bits.
+        found: usize,
+    },
+    /// A reservation does not cover the bytes that it was given for.
+    #[error(
+        "the reservation of `{owner}` is {}, at least {} are needed: reserve what the images take",
+        ByteSize(*reserved), ByteSize(*needed).at_least()
+    )]
+    ReservationTooSmall {
+        /// The bytes that are needed: all of those counted until it no longer sufficed.
+        needed: u64,
+        /// The bytes of the reservation.
+        reserved: u64,
+        /// Whose reservation it is.
+        owner: String,
+    },
+    /// A reservation was made against another budget than the one whose bytes it was given for.
+    #[error("the reservation of `{owner}` is of `{found}`, expected one of `{expected}`: reserve it there")]
+    ReservationElsewhere {
+        /// The budget that the bytes belong to.
+        expected: String,
+        /// The budget of the reservation.
+        found: String,
+        /// Whose reservation it is.
+        owner: String,
+    },
+}
+
+fn busy(readers: usize) -> String {
+    match readers {
+        0 => "it is being written; commit or drop its writer first".to_owned(),
+        1 => "1 reader holds it; drop its view first".to_owned(),
+        n => format!("{n} readers hold it; drop their views first"),
+    }
+}

@@ -1,0 +1,149 @@
+//! Images: their names, their masters, and the ways in which a store lends them.
+
+use crate::{Floats, NarrowFloats};
+use hydra_core::TaskId;
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+
+/// The name of an image in a store: images of the same index belong to different tasks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ImageId {
+    /// The task.
+    pub task: TaskId,
+    /// The image's index in the task's chain.
+    pub image: usize,
+    /// The part of the image.
+    pub kind: ImageKind,
+}
+
+/// The parts of an image that a store holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ImageKind {
+    /// The masters, which are trained.
+    Masters,
+    /// A copy of the parameters at their best, which no shard task reads: it stays on the host.
+    Snapshot,
+}
+
+impl ImageId {
+    /// The masters of an image.
+    pub const fn new(task: TaskId, image: usize) -> Self {
+        Self { task, image, kind: ImageKind::Masters }
+    }
+
+    /// The copy of its best parameters.
+    pub const fn snapshot(self) -> Self {
+        Self { kind: ImageKind::Snapshot, ..self }
+    }
+}
+
+impl fmt::Display for ImageId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.kind == ImageKind::Snapshot {
+            f.write_str("the best of ")?;
+        }
+        write!(f, "image {} of {}", self.image, self.task)
+    }
+}
+
+/// The truth about an image: its parameters and what the optimizer remembers of them.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Masters {
+    /// The parameters, laid out as the image.
+    pub params: Floats,
+    /// The parameters rounded to 16 bits, where that is what moves.
+    pub narrow: Option<NarrowFloats>,
+    /// The optimizer's moments, each laid out as the parameters: none for a frozen image or plain SGD, one
+    /// for momentum, two for Adam.
+    pub moments: Vec<Vec<f32>>,
+}
+
+impl Masters {
+    /// Masters that move as they are.
+    pub fn new(params: impl Into<Floats>, moments: Vec<Vec<f32>>) -> Self {
+        Self { params: params.into(), narrow: None, moments }
+    }
+
+    /// The bytes of parameters, in both types, and moments.
+    pub fn len_bytes(&self) -> u64 {
+        let elements = self.params.len() + self.moments.iter().map(Vec::len).sum::<usize>();
+        let narrow = self.narrow.as_ref().map_or(0, |narrow| size_of_val(&**narrow));
+        (elements * size_of::<f32>() + narrow) as u64
+    }
+
+    /// Rounds all parameters anew, as after a write to them that was no step of the optimizer.
+    pub fn round(&mut self) {
+        if let Some(narrow) = &mut self.narrow {
+            narrow.float.narrow(&self.params, narrow);
+        }
+    }
+}
+
+/// The parameters of an image as they were at one version. It counts as a reader until `bytes` and all
+/// clones and slices of them are dropped.
+#[derive(Clone, Debug)]
+pub struct ImageView {
+    /// The parameters, in the machine's order.
+    pub bytes: bytes::Bytes,
+    /// How many writes were committed before.
+    pub version: u64,
+}
+
+type PutBack = Box<dyn FnOnce(Masters, bool) + Send>;
+
+/// The masters of an image, out of their store to be written.
+///
+/// Dropped without [`commit`](Self::commit), as when a step panics, they go back as they are under the old
+/// version: what was written need not be undone, nor rounded yet where that is what moves. The lengths are the image's and must
+/// stay what they are.
+#[must_use = "dropping a writer puts the masters back under the old version"]
+pub struct ImageWriter {
+    masters: Masters,
+    put_back: Option<PutBack>,
+}
+
+impl ImageWriter {
+    /// For implementors of a store: `put_back` is called once, with the masters and whether they were
+    /// committed.
+    pub fn new(masters: Masters, put_back: impl FnOnce(Masters, bool) + Send + 'static) -> Self {
+        Self { masters, put_back: Some(Box::new(put_back)) }
+    }
+
+    /// Puts the masters back as the next version.
+    pub fn commit(mut self) {
+        self.finish(true);
+    }
+
+    fn finish(&mut self, committed: bool) {
+        if let Some(put_back) = self.put_back.take() {
+            put_back(std::mem::take(&mut self.masters), committed);
+        }
+    }
+}
+
+impl Drop for ImageWriter {
+    fn drop(&mut self) {
+        self.finish(false);
+    }
+}
+
+impl Deref for ImageWriter {
+    type Target = Masters;
+
+    fn deref(&self) -> &Masters {
+        &self.masters
+    }
+}
+
+impl DerefMut for ImageWriter {
+    fn deref_mut(&mut self) -> &mut Masters {
+        &mut self.masters
+    }
+}
+
+impl fmt::Debug for ImageWriter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (params, moments) = (self.masters.params.len(), self.masters.moments.len());
+        f.debug_struct("ImageWriter").field("params", &params).field("moments", &moments).finish()
+    }
+}

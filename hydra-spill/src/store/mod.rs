@@ -1,0 +1,130 @@
+//! The tiers that masters live in.
+//!
+//! A store keeps each image of parameters with its optimizer moments, and holds one rule above all: nobody
+//! reads an image while it is written. Readers get shared bytes without a copy and count for as long as any
+//! clone or slice of them lives; a writer gets the masters themselves, once the count is zero.
+//!
+//! It may touch memory and links. It never decides what moves when, and never names a card.
+
+use crate::Reservation;
+use hydra_core::DeviceBytes;
+use std::sync::Arc;
+
+#[cfg(test)]
+pub(crate) mod conformance;
+mod device_home;
+mod disk;
+mod dram;
+mod error;
+mod image;
+mod scratch;
+
+pub use device_home::{DeviceHomeStore, DeviceMasters, DeviceNarrow, DeviceWriter};
+pub use disk::DiskStore;
+pub use dram::DramStore;
+pub use error::SpillError;
+pub use image::{ImageId, ImageKind, ImageView, ImageWriter, Masters};
+
+/// A place that keeps images.
+///
+/// It is a port: behind it stand memory of the host, files, and the memory of a device. Whatever the tier, a read never
+/// sees half of a write, a version names one content, and an image that is in use is refused with
+/// [`SpillError::ImageBusy`] instead of waited for, because who waits is the scheduler's to decide.
+pub trait TierStore: Send + Sync {
+    /// Takes an image in, at version 0. The reservation is the store's until the image is removed.
+    ///
+    /// # Errors
+    /// [`SpillError::ImageExists`], [`SpillError::MomentLength`], [`SpillError::NarrowLength`], or
+    /// [`SpillError::ReservationTooSmall`] if the reservation does not cover parameters and moments.
+    fn insert(&self, id: ImageId, masters: Masters, reservation: Reservation) -> Result<(), SpillError>;
+
+    /// The parameters as they move, to be read: rounded where the masters have them so. Several readers at once
+    /// are welcome.
+    ///
+    /// # Errors
+    /// [`SpillError::ImageMissing`], or [`SpillError::ImageBusy`] while a writer is out.
+    fn read(&self, id: ImageId) -> Result<ImageView, SpillError>;
+
+    /// The masters' parameters, `f32`, to be read; else as [`read`](Self::read).
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    fn read_masters(&self, id: ImageId) -> Result<ImageView, SpillError>;
+
+    /// The masters, to be written in place.
+    ///
+    /// # Errors
+    /// [`SpillError::ImageMissing`], or [`SpillError::ImageBusy`] while anyone reads or writes the image.
+    fn write(&self, id: ImageId) -> Result<ImageWriter, SpillError>;
+
+    /// How many writes were committed; while a writer is out, without that one.
+    ///
+    /// # Errors
+    /// [`SpillError::ImageMissing`].
+    fn version(&self, id: ImageId) -> Result<u64, SpillError>;
+
+    /// Gives an image up and releases its reservation.
+    ///
+    /// # Errors
+    /// [`SpillError::ImageMissing`], or [`SpillError::ImageBusy`] while anyone reads or writes the image.
+    fn remove(&self, id: ImageId) -> Result<Masters, SpillError>;
+
+    /// Gives an image up, as [`remove`](Self::remove), when nobody wants what was in it.
+    ///
+    /// # Errors
+    /// As [`remove`](Self::remove).
+    fn discard(&self, id: ImageId) -> Result<(), SpillError> {
+        self.remove(id).map(drop)
+    }
+
+    /// The parameters of an image that lives on a device, to be read there, and how many writes were committed;
+    /// `None` if it lives on the host. Whoever has them is a reader.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    fn on_device(&self, _id: ImageId) -> Result<Option<(DeviceBytes, u64)>, SpillError> {
+        Ok(None)
+    }
+
+    /// The masters of an image that lives on a device, to be stepped there.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write), and [`SpillError::ImageMissing`] if it lives on the host.
+    fn write_on_device(&self, id: ImageId) -> Result<DeviceWriter, SpillError> {
+        Err(SpillError::ImageMissing { image: id })
+    }
+}
+
+/// How many hold a lease beside its store. Where nobody does, all that readers did is over, which the count by itself
+/// would not promise.
+pub(crate) fn readers(lease: &mut Arc<()>) -> usize {
+    match Arc::get_mut(lease) {
+        Some(()) => 0,
+        // The last reader may have left since, but it was there when it mattered.
+        None => (Arc::strong_count(lease) - 1).max(1),
+    }
+}
+
+/// Checks that the moments are as long as the parameters and that `reservation` covers both.
+pub(crate) fn check(id: ImageId, masters: &Masters, reservation: &Reservation) -> Result<(), SpillError> {
+    let params = masters.params.len();
+    if let Some(narrow) = masters.narrow.as_ref().filter(|narrow| narrow.len() != params) {
+        return Err(SpillError::NarrowLength { image: id, params, found: narrow.len() });
+    }
+    if let Some(moment) = masters.moments.iter().position(|m| m.len() != params) {
+        let found = masters.moments[moment].len();
+        return Err(SpillError::MomentLength { image: id, params, moment, found });
+    }
+    covers(reservation, masters.len_bytes())
+}
+
+/// Checks that `reservation` is enough for `needed` bytes.
+pub(crate) fn covers(reservation: &Reservation, needed: u64) -> Result<(), SpillError> {
+    let reserved = reservation.bytes();
+    match needed <= reserved {
+        true => Ok(()),
+        false => {
+            Err(SpillError::ReservationTooSmall { needed, reserved, owner: reservation.owner().to_owned() })
+        }
+    }
+}
