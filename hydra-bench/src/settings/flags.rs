@@ -191,8 +191,12 @@ mod tests {
         let file: Vec<&str> = groups.into_iter().flatten().map(|key| flag_of(key).0).collect();
         for name in names::<RunSettings>() {
             let name = name.as_str();
-            // No run has both a plan and a disk of its own in a file that every machine can read.
-            assert!(["plan", "disk"].contains(&name) || file.contains(&name), "{name} in {file:?}");
+            // No run has both a plan and a disk of its own in a file that every machine can read, and this one's schedule
+            // decays all along.
+            assert!(
+                ["plan", "disk", "decay_steps"].contains(&name) || file.contains(&name),
+                "{name} in {file:?}"
+            );
         }
     }
 

@@ -228,7 +228,7 @@ fn workloads_that_cannot_be_used() {
 fn flags_that_are_wrong_are_usage_errors() {
     let small = kept("small");
     for (flag, value, parts) in [
-        ("--policy", "lifo", ["`lifo`", "sharded-lrtf, fifo"]),
+        ("--policy", "lifo", ["`lifo`", "sharded-lrtf, sharded-lrtf-eager, fifo"]),
         ("--devices", "0", ["`0`", "from 1 to 1000000"]),
         ("--devices", "-1", ["`-1`", "--devices"]),
         ("--devices", "1000001", ["`1000001`", "--devices"]),

@@ -120,7 +120,7 @@ impl DeviceMemory for CubeMemory {
     ) -> Result<(), EngineError> {
         for param in &layout.params {
             let value = HostTensor::float(values[param.range()].to_vec(), param.shape.clone());
-            let value = self.link.copy_in(&value.bytes).map_err(hydra_spill::SpillError::from)?;
+            let value = self.link.upload(&value.bytes).map_err(hydra_spill::SpillError::from)?;
             round(cube(&value), &CubeFloats::wide(param_of(&masters.params, param)));
             // It is let go of when the device has read it, and so is one parameter's at most.
             wait()?;
