@@ -1,4 +1,4 @@
-//! Whose checkpoint is due.
+//! The checkpoints that are due.
 //!
 //! One is written at a time, and the other tasks compute meanwhile, but for the one that was saved the longest ago: it waits
 //! for its turn. Of tasks that stop all wait.
@@ -7,7 +7,7 @@ use crate::checkpoint::CheckpointEvery;
 use crate::task::{LiveTask, Request};
 use hydra_core::TaskId;
 
-/// Who may be saved, as far as the writer is concerned.
+/// The tasks that the writer could save now.
 #[derive(Clone, Copy)]
 pub(super) enum Turn {
     /// The writer has nothing to do.

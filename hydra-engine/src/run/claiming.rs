@@ -17,11 +17,11 @@ use std::sync::atomic::AtomicBool;
 pub(super) struct Claiming {
     policy: Box<dyn Policy>,
     pub policy_name: &'static str,
-    /// Whether the next shard task is promoted while one computes.
+    /// True if the next shard task is promoted while one computes.
     pub prefetch: bool,
     tickets: Ticket,
     decisions: u64,
-    /// Whether the policy has held back a device for which something could be claimed.
+    /// True if the policy has held back a device for which something could be claimed.
     held_back: bool,
 }
 

@@ -27,7 +27,7 @@ pub(super) struct DeviceState {
     pub copy_s: f64,
     pub stall_s: f64,
     pub shard_tasks: u64,
-    /// Whether it computes nothing any more.
+    /// True if it computes nothing any more.
     pub lost: bool,
     /// Why a shard task that was claimed for it could not be promoted.
     not_promoted: Option<(Ticket, EngineError)>,

@@ -1,4 +1,4 @@
-//! What each event means for the run.
+//! The meaning of each event for the run.
 
 use super::Run;
 use super::devices::{abandon, start};

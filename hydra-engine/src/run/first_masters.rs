@@ -14,7 +14,7 @@ use rayon::prelude::*;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Where a task's first masters come from.
+/// The source of a task's first masters.
 enum Source {
     Drawn { chain: Arc<Chain>, spec: TrainSpec },
     Saved { chain: Arc<Chain>, reader: Box<Reader> },

@@ -1,4 +1,4 @@
-//! What a run tells its observer, and when.
+//! The journal of a run: events for its observer, and their times.
 
 use super::record::Recorder;
 use crate::observer::{Observer, RunEvent, Span, Track, Work};

@@ -6,9 +6,9 @@ use crate::protocol::HostRoom;
 use hydra_core::ByteSize;
 use hydra_spill::{Reservation, SpillError};
 
-/// What a run was admitted with, and what of it is taken.
+/// The memory that a run was admitted with.
 pub(super) struct RunMemory {
-    /// What it may use of the host's memory, of which there is `budget`.
+    /// Its part of the host's memory, which is `budget`.
     pub host: HostRoom,
     pub budget: ByteSize,
     pub admitted: u64,

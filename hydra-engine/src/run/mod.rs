@@ -43,7 +43,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use threads::{DeviceThreads, Threads};
 
-/// How often the loop looks at the stop flag while nothing happens.
+/// The interval at which the loop looks at the stop flag while nothing happens.
 const TICK: Duration = Duration::from_millis(50);
 
 /// A run.
@@ -208,7 +208,7 @@ impl Run {
         }
     }
 
-    /// Where no device is left, every task ends with what it had.
+    /// Ends every task with what it has, if no device is left.
     fn end_without_devices(&mut self) {
         if !self.devices.iter().all(|device| device.lost) {
             return;

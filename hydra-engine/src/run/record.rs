@@ -1,4 +1,4 @@
-//! What a run's shard tasks took, as a workload: the simulator can replay it, under other policies too.
+//! A run as the costs of its shard tasks, a workload: the simulator can replay it, under other policies too.
 
 use crate::device::DeviceSpec;
 use crate::error::guarded;
@@ -111,7 +111,7 @@ impl Recorder {
         workload.check().ok().map(|()| workload)
     }
 
-    /// Whether the simulator's rules are those of this run: every task was trained, its minibatches had one
+    /// Returns whether the simulator's rules are those of this run: every task was trained, its minibatches had one
     /// microbatch each, and their backward passes went down to the first shard. Where they end before frozen
     /// shards, or several make a minibatch, the simulator would promote and step what the run did not.
     pub(crate) fn is_as_simulated(&self) -> bool {
@@ -145,7 +145,7 @@ impl Recorder {
         }
     }
 
-    /// What the last shard task of a shard made is on the host.
+    /// The output of the last shard task of a shard is on the host.
     pub(crate) fn output_down(&mut self, task: TaskId, shard: usize, at_s: f64) {
         let Some(task) = self.tasks.get_mut(task.0) else { return };
         task.down_s = task.down_s.max(at_s);

@@ -113,7 +113,7 @@ fn wait_for(threads: Vec<JoinHandle<()>>) {
 /// The threads of a device beside its pool's: one for copies in each direction.
 const COPIERS: usize = 2;
 
-/// How many threads the host optimizer has. Those of CPU devices compute by themselves, so it has as many as they; beside
+/// The number of threads of the host optimizer. Those of CPU devices compute by themselves, so it has as many as they; beside
 /// GPUs it has the processors that feeding these leaves. Its bits do not depend on them.
 fn host_threads<'a>(devices: impl Iterator<Item = &'a DeviceSpec> + Clone, processors: usize) -> usize {
     let of = |gpu: bool| devices.clone().filter(move |spec| (spec.kind != DeviceKind::Cpu) == gpu);

@@ -3,10 +3,10 @@
 use crate::checkpoint::CheckpointEvery;
 use crate::stages::{Cursor, Stage};
 
-/// Where and when a task was saved last, or should have been, and whether it is to be saved again.
+/// The place and time of a task's last checkpoint, written or not, and whether the next one is due.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CheckpointClock {
-    /// Whether a checkpoint is to be written before the next minibatch.
+    /// True if a checkpoint is to be written before the next minibatch.
     pub due: bool,
     /// Minibatches trained, and what came next.
     step: usize,

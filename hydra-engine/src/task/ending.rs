@@ -1,4 +1,4 @@
-//! How a task begins from its checkpoint, rests, stops and fails.
+//! The ends of a task's life: beginning from a checkpoint, resting, stopping, failing.
 
 use super::checkpoint_clock::CheckpointClock;
 use super::live::{Claim, LiveTask, Request};
@@ -12,7 +12,7 @@ use crate::stages::{Cursor, EvaluationKind, ShardTask, Stage};
 use hydra_sched::ShardTaskKind;
 use std::path::{Path, PathBuf};
 
-/// What is to be done with a task that has come to rest.
+/// The next thing to do with a task that has come to rest.
 pub(crate) enum Rest {
     /// Nothing: it goes on, or waits.
     Nothing,
@@ -26,17 +26,17 @@ pub(crate) enum Rest {
     Over,
 }
 
-/// What a failure means for its task.
+/// The meaning of a failure for its task.
 pub(crate) enum Fate {
     /// Nothing that was not said before, or not yet: it ends when what is under way has ended.
     GoesOn,
-    /// What is claimed of it comes to nothing; what it has trained is written.
+    /// Its claims come to nothing; what it has trained is written.
     GivesUp,
     /// It is set aside.
     Fails(EngineError),
 }
 
-/// Where a task begins that goes on from a checkpoint.
+/// The place where a task begins that goes on from a checkpoint.
 pub(crate) struct Resumed {
     /// Minibatches trained before, and in all.
     pub step: usize,
@@ -75,7 +75,7 @@ impl LiveTask {
         self.cursor = Cursor::resumed(self.cursor.program().clone(), step, stage);
     }
 
-    /// What a checkpoint says of the task at rest.
+    /// The state of the task at rest, for a checkpoint.
     fn state(&self) -> Option<Box<State>> {
         let position = match self.cursor.stage() {
             Stage::Evaluate { kind, batch } => {

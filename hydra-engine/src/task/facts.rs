@@ -1,4 +1,4 @@
-//! What does not change of a task while it runs.
+//! The facts of a task that do not change while it runs.
 
 use crate::admission::{AdmittedTask, Placement, stored_bytes};
 use crate::checkpoint::Identity;
@@ -20,7 +20,7 @@ pub(crate) struct Facts {
     pub shards: Vec<Range<usize>>,
     /// The images that each shard reads.
     images: Vec<Vec<usize>>,
-    /// Whether each image lives on the disk; nothing where none does.
+    /// True for each image on the disk; empty if none is.
     on_disk: Vec<bool>,
     /// Bytes of masters on the disk.
     pub disk_bytes: u64,
@@ -28,7 +28,7 @@ pub(crate) struct Facts {
     pub batch_bytes: u64,
     /// Host bytes while it is within a minibatch.
     pub active_bytes: u64,
-    /// What its checkpoints say of it, if it has any.
+    /// The identity that its checkpoints have, if it has any.
     pub identity: Option<Identity>,
 }
 

@@ -60,13 +60,13 @@ impl Flight {
         self.running = Some(Running { device, ticket: claim.ticket, what: claim.what });
     }
 
-    /// What computed has ended well.
+    /// The shard task that computed has ended well.
     pub(crate) fn finish(&mut self, ticket: Ticket) {
         debug_assert!(self.running.is_none_or(|running| running.ticket == ticket));
         self.running = None;
     }
 
-    /// What ran or was claimed comes to nothing.
+    /// The shard tasks that ran or were claimed come to nothing.
     pub(crate) fn drop_all(&mut self) {
         (self.running, self.claimed) = (None, None);
     }

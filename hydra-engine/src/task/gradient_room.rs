@@ -7,7 +7,7 @@
 
 use crate::admission::GradientBytes;
 
-/// What a model's gradients take of their room.
+/// The room of a task's gradients, and what is taken of it.
 #[derive(Debug)]
 pub(crate) struct GradientRoom {
     bytes: GradientBytes,
@@ -23,7 +23,7 @@ impl GradientRoom {
         Self { bytes, room, waiting: vec![0; images], taken: 0 }
     }
 
-    /// Whether there is room for what a shard's backward pass makes.
+    /// Returns whether there is room for the gradients of a shard's backward pass.
     pub(crate) fn has_room(&self, shard: usize) -> bool {
         let made: u64 = self.bytes.shards[shard].iter().map(|(_, bytes)| bytes).sum();
         self.bytes.together || self.taken + made <= self.room

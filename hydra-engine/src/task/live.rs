@@ -30,11 +30,11 @@ pub(crate) struct Claim {
     pub at: MicroStep,
     /// Loss terms of the microbatch or evaluation batch.
     pub terms: usize,
-    /// Whether its primary input is what the shard task before it on the device leaves.
+    /// True if its primary input is the output of the shard task before it on the device.
     pub from_handoff: bool,
 }
 
-/// What another thread was asked to do with a task at rest, which waits for it.
+/// A request to another thread, for which a task at rest waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Request {
     Checkpoint,
@@ -46,9 +46,9 @@ pub(crate) enum Request {
 pub(crate) struct TaskMemory {
     /// Host memory while it is within a sweep: gradients and boundary activations.
     pub active: Option<Reservation>,
-    /// What its gradients take of that.
+    /// The room of its gradients within that.
     pub gradients: GradientRoom,
-    /// Memory of the device that its masters live on, for gradients that wait there.
+    /// Memory of the device, for gradients of device-homed masters that wait.
     pub waiting: Option<Reservation>,
 }
 
@@ -254,7 +254,7 @@ impl LiveTask {
         Ok(())
     }
 
-    /// What is read for a sweep that begins with this shard task; nothing where its batches are there.
+    /// The items to read for a sweep that begins with this shard task; `None` if its batches have been read.
     fn reading(&mut self, next: &ShardTask) -> Option<Reading> {
         let task = &self.facts.task;
         let float = task.chain.float_type();

@@ -18,7 +18,7 @@ use std::sync::Arc;
 /// Why a task failed.
 pub(crate) type Failure = Arc<EngineError>;
 
-/// What becomes of a task.
+/// The phase of a task's life.
 #[derive(Debug)]
 pub(crate) enum Phase {
     /// It evaluates and trains, and comes to its end.
@@ -34,7 +34,7 @@ pub(crate) enum Phase {
     Ended { state: TaskState, failure: Option<Failure> },
 }
 
-/// What happens to a task.
+/// A change in a task's life.
 #[derive(Debug)]
 pub(crate) enum Change {
     /// It is told to stop.
@@ -120,7 +120,7 @@ impl Phase {
         }
     }
 
-    /// How it ended, once it has.
+    /// The state in which it ended, once it has.
     pub(crate) fn state(&self) -> Option<TaskState> {
         match self {
             Self::Ended { state, .. } => Some(*state),
@@ -166,7 +166,7 @@ mod tests {
         }
     }
 
-    /// How far a life has come: no change leads back.
+    /// The age of a life: no change leads back.
     fn age(phase: &Phase) -> u8 {
         match phase {
             Phase::Running => 0,

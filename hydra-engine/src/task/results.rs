@@ -114,7 +114,7 @@ impl Results {
         patience.is_some_and(|patience| since >= patience)
     }
 
-    /// What a checkpoint has of them. Times are of one run.
+    /// The part of them that a checkpoint has. Times are of one run.
     pub(crate) fn saved(&self) -> SavedResults {
         SavedResults {
             losses: self.losses.clone(),

@@ -19,7 +19,7 @@ impl<T> Slot<T> {
     }
 }
 
-/// What a sweep has on the host.
+/// The host side of a sweep.
 #[derive(Debug)]
 pub(crate) struct SweepBuffers {
     /// One a microbatch.
@@ -199,7 +199,7 @@ impl ReadAhead {
         self.loaded = Some(loaded).filter(|_| wanted);
     }
 
-    /// What was read ahead for this sweep.
+    /// The batches that were read ahead for this sweep.
     pub(crate) fn take(&mut self, sweep: Sweep) -> Option<Loaded> {
         self.loaded.take().filter(|loaded| loaded.of == sweep)
     }

@@ -1,4 +1,4 @@
-//! What a task waits for between its minibatches.
+//! The waits of a task between its minibatches.
 
 use crate::protocol::Time;
 
