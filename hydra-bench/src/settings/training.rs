@@ -40,10 +40,10 @@ pub(crate) struct TrainingSettings {
     /// Exactly so many minibatches, wrapping into further epochs; with --epochs, at most so many
     #[arg(long, value_name = "N", value_parser = values::count, allow_hyphen_values = true)]
     pub(crate) steps: Option<usize>,
-    /// AdamW (betas 0.9 and 0.999, epsilon 1e-8) or SGD (momentum 0.9)
+    /// The rule by which parameters follow gradients: AdamW (betas 0.9 and 0.999, epsilon 1e-8), SGD (momentum 0.9) ..
     #[arg(long, default_value = "adamw", value_parser = PossibleValuesParser::new(OptimizerSpec::names()))]
     pub(crate) optimizer: String,
-    /// Weight decay: decoupled for AdamW, coupled for SGD
+    /// Weight decay: coupled for SGD, decoupled otherwise
     #[arg(long, value_name = "X", default_value = "0.01", value_parser = values::decay, allow_hyphen_values = true)]
     pub(crate) weight_decay: f64,
     /// Spare norms and biases from weight decay
