@@ -47,11 +47,13 @@
 
 mod adamw;
 mod elements;
+mod lion;
 mod sgd;
 mod spec;
 
 pub use adamw::{AdamW, AdamWConstants};
 pub use elements::Elements;
+pub use lion::Lion;
 pub use sgd::{Sgd, SgdConstants};
 pub use spec::OptimizerSpec;
 
@@ -60,7 +62,7 @@ use std::any::Any;
 use std::fmt;
 
 /// The optimizers that files and command lines may name without a task that brings them.
-const REGISTERED: &[Registered] = &[adamw::REGISTERED, sgd::REGISTERED];
+const REGISTERED: &[Registered] = &[adamw::REGISTERED, sgd::REGISTERED, lion::REGISTERED];
 
 /// An optimizer by its name.
 struct Registered {
