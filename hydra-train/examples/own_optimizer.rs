@@ -6,8 +6,8 @@
 //! ```
 
 use hydra_train::mlp::{self, Spirals};
+use hydra_train::model::optimizer::{Elements, Optimizer, Step};
 use hydra_train::model::{CoreError, Settings};
-use hydra_train::optimizer::Step;
 use hydra_train::prelude::*;
 use std::error::Error;
 
