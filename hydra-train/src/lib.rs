@@ -42,6 +42,7 @@
 //!   `own_model`, from its layers and its dataset to weights that are saved and read back.
 //! - A language model: [`gpt2`] with [`data`], [`tokenizer`] and [`weights`].
 //! - Checkpoints, budgets, disk, observers: [`Orchestrator`](engine::Orchestrator) and [`TrainTask`](engine::TrainTask).
+//! - An optimizer of one's own: [`optimizer`], and the example `own_optimizer`.
 //! - The loop that all of it equals bit for bit: [`plain`].
 //! - A scheduling policy of one's own, and a simulator for it: [`policy`].
 //!
@@ -59,13 +60,13 @@
 pub use burn;
 
 pub mod model {
-    //! What a model is and how it learns: layers, chains, activations, training specs.
+    //! Models and how they learn: layers, chains, activations, training specs.
     #[doc(inline)]
     pub use hydra_core::*;
 }
 
 pub mod data {
-    //! What a model learns from: the port, and texts cut into blocks of tokens.
+    //! Data: the port, and texts cut into blocks of tokens.
     #[doc(inline)]
     pub use hydra_core::{Batch, Dataset, DatasetError, HostActivation, HostTensor, Sampler};
     #[doc(inline)]
@@ -73,7 +74,7 @@ pub mod data {
 }
 
 pub mod weights {
-    //! Where first values come from and trained ones go to: the ports, and safetensors for any chain.
+    //! Sources of first values and writers of trained ones: the ports, and safetensors for any chain.
     #[doc(inline)]
     pub use hydra_core::{ImageReader, ModelWriter, SeededInit, WeightError, WeightSource};
     #[doc(inline)]
@@ -87,19 +88,19 @@ pub mod engine {
 }
 
 pub mod memory {
-    //! Where bytes are and how they move: budgets, stores, links, and the allocator that measures.
+    //! Memory, and how bytes move: budgets, stores, links, and the allocator that measures.
     #[doc(inline)]
     pub use hydra_spill::*;
 }
 
 pub mod partition {
-    //! Where a model is cut: costs, rules, and the plans that are saved.
+    //! Partitioning: costs, rules, and the plans that are saved.
     #[doc(inline)]
     pub use hydra_partition::*;
 }
 
 pub mod policy {
-    //! Who runs next: the port, the policies, and the laboratory that simulates and compares them.
+    //! Scheduling: the port, the policies, and the laboratory that simulates and compares them.
     #[doc(inline)]
     pub use hydra_sched::*;
 }
@@ -112,7 +113,7 @@ pub use hydra_engine::plain;
 pub use hydra_models::{ModelError, cnn, gpt2, mlp, ops, tokenizer};
 
 pub mod prelude {
-    //! What most programs import: `use hydra_train::prelude::*;`.
+    //! The imports of most programs: `use hydra_train::prelude::*;`.
     //!
     //! Burn itself is among it, and of Burn what a layer is made of; so is `Arc`, in which chains and datasets are shared.
 
