@@ -6,9 +6,8 @@
 use super::state::SCHEMA;
 use super::{Position, State};
 use crate::error::{CheckpointError, EngineError};
-use bytes::Bytes;
-use hydra_core::{Chain, ImageLayout, replace_file};
-use hydra_spill::Masters;
+use hydra_core::{Chain, ImageLayout, TaskId, replace_file};
+use hydra_spill::{ImageId, SpillError, TierStore};
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use serde::Deserialize;
 use std::collections::HashMap;
@@ -28,19 +27,15 @@ const NO_CHECKSUM: &[u8] = b"00000000";
 /// Bytes that are written and read at once.
 const PIECE: usize = 1 << 20;
 
-/// Where the tensors of a checkpoint come from.
-pub(crate) trait Tensors {
-    /// Calls `f` with the masters of an image, which nobody changes meanwhile.
-    fn masters(&self, image: usize, f: &mut dyn FnMut(&Masters)) -> Result<(), EngineError>;
-
-    /// Whether there are best masters.
-    fn has_best(&self) -> bool;
-
-    /// The parameters of a trained image at their best.
-    fn best(&self, image: usize) -> Result<Bytes, EngineError>;
+/// The masters of a task of which nothing is under way.
+pub(crate) struct Tensors<'a> {
+    pub store: &'a dyn TierStore,
+    pub task: TaskId,
+    /// True if the snapshot of the best ones is written too.
+    pub best: bool,
 }
 
-/// What a tensor is of a parameter.
+/// The role that a tensor has for a parameter.
 #[derive(Clone, Copy)]
 enum Part {
     Masters,
@@ -68,23 +63,21 @@ impl Part {
     }
 }
 
-/// Writes a checkpoint in the place of the one that may be there; gives its bytes. Without tensors it is a
-/// state alone, as of a finished task.
+/// Writes a checkpoint in the place of an earlier one and returns its bytes; without tensors it is a state alone.
 ///
 /// # Errors
-/// [`CheckpointError::Write`], and what the tensors' source refuses. The earlier checkpoint is then still there.
+/// [`CheckpointError::Write`], and what the store refuses. The earlier checkpoint is then still there.
 pub(crate) fn write(
     path: &Path,
     state: &State,
     chain: &Chain,
-    tensors: Option<&dyn Tensors>,
+    tensors: Option<&Tensors<'_>>,
 ) -> Result<u64, EngineError> {
     let failed = |source| CheckpointError::Write { path: path.to_owned(), source };
     if let Some(dir) = path.parent() {
         std::fs::create_dir_all(dir).map_err(failed)?;
     }
-    let write = |file: &mut File| write_to(file, state, chain, tensors);
-    replace_file(path, write).map_err(|failure| match failure {
+    replace_file(path, |file| write_to(file, state, chain, tensors)).map_err(|failure| match failure {
         Failure::Io(source) => failed(source).into(),
         Failure::Source(error) => error,
     })?;
@@ -107,7 +100,7 @@ fn write_to(
     file: &mut File,
     state: &State,
     chain: &Chain,
-    tensors: Option<&dyn Tensors>,
+    tensors: Option<&Tensors<'_>>,
 ) -> Result<(), Failure> {
     let header = header(state, chain, tensors)?;
     let checksum = checksum_at(&header).ok_or_else(|| io::Error::other("the header has no checksum"))?;
@@ -122,7 +115,7 @@ fn write_content(
     header: &[u8],
     state: &State,
     chain: &Chain,
-    tensors: Option<&dyn Tensors>,
+    tensors: Option<&Tensors<'_>>,
 ) -> Result<crc32fast::Hasher, Failure> {
     let mut out = Summed::new(BufWriter::with_capacity(PIECE, file));
     out.write_all(&(header.len() as u64).to_le_bytes())?;
@@ -141,34 +134,32 @@ fn write_image(
     index: usize,
     image: &ImageLayout,
     state: &State,
-    tensors: &dyn Tensors,
+    tensors: &Tensors<'_>,
 ) -> Result<(), Failure> {
-    let parts = Part::of(image, state.moments(), tensors.has_best());
+    let refused = |error: SpillError| Failure::Source(error.into());
     let mut put = |values: &[f32]| {
         let mut params = image.params.iter();
         params.try_for_each(|param| out.write_all(bytemuck::cast_slice(&values[param.range()])))
     };
-    let mut written: io::Result<()> = Ok(());
-    let mut write = |masters: &Masters| {
-        parts.iter().try_for_each(|part| match part {
-            Part::Masters => put(&masters.params),
-            Part::Moment(moment) => put(&masters.moments[*moment]),
-            Part::Best => Ok(()),
-        })
-    };
-    tensors.masters(index, &mut |masters| written = write(masters)).map_err(Failure::Source)?;
-    written?;
-    if parts.iter().any(|part| matches!(part, Part::Best)) {
-        put(bytemuck::cast_slice(&tensors.best(index).map_err(Failure::Source)?))?;
+    let id = ImageId::new(tensors.task, index);
+    // They go back as they are, under the same version.
+    let masters = tensors.store.write(id).map_err(refused)?;
+    put(&masters.params)?;
+    let moments = if image.trained { state.moments() } else { 0 };
+    masters.moments[..moments].iter().try_for_each(|moment| put(moment))?;
+    drop(masters);
+    if image.trained && tensors.best {
+        let best = tensors.store.read_masters(id.snapshot()).map_err(refused)?;
+        put(bytemuck::cast_slice(&best.bytes))?;
     }
     Ok(())
 }
 
 /// The header with no checksum yet: all tensors in the order of the file, without gaps.
-fn header(state: &State, chain: &Chain, tensors: Option<&dyn Tensors>) -> io::Result<Vec<u8>> {
+fn header(state: &State, chain: &Chain, tensors: Option<&Tensors<'_>>) -> io::Result<Vec<u8>> {
     let mut end = 0;
     let mut infos = Vec::new();
-    let best = tensors.is_some_and(Tensors::has_best);
+    let best = tensors.is_some_and(|tensors| tensors.best);
     for image in chain.images().iter().filter(|_| tensors.is_some()) {
         for part in Part::of(image, state.moments(), best) {
             for param in &image.params {
