@@ -166,12 +166,11 @@ impl HostOptimizer {
         // A task that failed meanwhile has been forgotten; its late gradients go with it.
         let Some(state) = self.tasks.get_mut(&task) else { return Ok(()) };
         let mut complete = Vec::new();
-        let (pool, added) = (&self.pool, &mut complete);
         profile::time(Part::Optimizer, || {
             contributions.into_iter().try_for_each(|contribution| {
-                let image = contribution.image;
-                if state.add(at, contribution, pool)? {
-                    added.push(image);
+                let (image, layout) = (contribution.image, &state.chain.images()[contribution.image]);
+                if state.images[image].take(layout, at, contribution, &self.pool)? == at.of {
+                    complete.push(image);
                 }
                 Ok::<_, EngineError>(())
             })
@@ -285,18 +284,6 @@ impl HostOptimizer {
 }
 
 impl TaskState {
-    /// Adds a contribution; whether the image's gradient of the minibatch is complete now.
-    fn add(
-        &mut self,
-        at: MicroStep,
-        contribution: Contribution,
-        pool: &rayon::ThreadPool,
-    ) -> Result<bool, EngineError> {
-        let image = contribution.image;
-        let layout = &self.chain.images()[image];
-        Ok(self.images[image].take(layout, at, contribution, pool)? == at.of)
-    }
-
     /// The images that are trained.
     fn trained(&self) -> Vec<usize> {
         let images = self.chain.images().iter().enumerate();
@@ -304,8 +291,7 @@ impl TaskState {
     }
 
     fn all_complete(&self, microbatches: usize) -> bool {
-        let trained = self.chain.images().iter().zip(&self.images).filter(|(layout, _)| layout.trained);
-        trained.into_iter().all(|(_, gathered)| gathered.added == microbatches)
+        self.trained().into_iter().all(|image| self.images[image].added == microbatches)
     }
 }
 
