@@ -1,8 +1,7 @@
 //! The plain training loop: one resident, unsharded model, one step after another.
 //!
-//! This is the reference that spilled training is compared with, bit for bit, and it stays as plain as it
-//! can be: the whole chain is one graph, the optimizer is a scalar loop, nothing overlaps. It shares with
-//! the engine only what defines a task: the data order, the schedule, and the optimizer's formula.
+//! This is the reference that spilled training is compared with, bit for bit: the whole chain is one graph, the optimizer
+//! is a scalar loop, nothing overlaps. Data order, schedule and the optimizer's formula alone are the engine's too.
 
 use crate::error::{EngineError, guarded};
 use crate::optimizer::{TaskStep, clip_factor, global_norm, sum_of_squares};
@@ -14,7 +13,7 @@ use hydra_core::{
     TrainSpec, gather, loss_value,
 };
 
-/// What the plain loop gives.
+/// The results of the plain loop.
 #[derive(Clone, Debug)]
 pub struct PlainRun {
     /// The mean loss of each minibatch, before its update.

@@ -26,7 +26,7 @@ pub struct TaskReport {
     /// The failure, for programs. It is not written with the report.
     #[serde(skip)]
     pub failure: Option<Arc<EngineError>>,
-    /// How its model was cut, and where it lived.
+    /// The division of its model, and the homes of its masters.
     #[serde(flatten)]
     pub plan: PlanReport,
     /// Minibatches trained.
@@ -52,7 +52,7 @@ pub struct TaskReport {
     pub times: TaskTimes,
 }
 
-/// How a task's model was cut, and where it lived.
+/// The division of a task's model, and the homes of its masters.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct PlanReport {
     /// Parameters of the model.
@@ -89,7 +89,7 @@ pub struct CheckpointReport {
     /// Minibatches that an earlier run trained, if this one went on from a checkpoint.
     #[serde(default)]
     pub resumed_at: Option<usize>,
-    /// Why its last checkpoint could not be written, if it could not.
+    /// The reason for which its last checkpoint could not be written, if it could not.
     #[serde(default)]
     pub checkpoint_error: Option<String>,
 }

@@ -121,17 +121,16 @@ impl TrainTask {
         self
     }
 
-    /// Begins where the checkpoint says, and comes to the bits to which the task would have come. The task must be as
-    /// it was: chain, spec, data and kind of device; budgets, cuts, the number of devices, threads and policy may
-    /// differ. One that is finished is not trained again, and reported as it was; if it has the trained weights and this
-    /// task a writer, its model is written.
+    /// Begins where the checkpoint says, and comes to the bits to which the task would have come. Chain, spec, data and kind
+    /// of device must be as they were; budgets, cuts, the number of devices, threads and policy may differ. One that is
+    /// finished is not trained again; if it has the trained weights and this task a writer, its model is written.
     pub fn resume_from(mut self, checkpoint: Checkpoint) -> Self {
         self.resume = Some(checkpoint);
         self
     }
 
-    /// A flag that stops this task, and no other, at the end of the minibatch that has begun: it then has the weights of
-    /// that minibatch, or the best ones where the spec keeps them, and is written and reported as stopped.
+    /// A flag that stops this task alone at the end of the minibatch that has begun: with the weights of that minibatch, or
+    /// the best ones of a spec that evaluates periodically, it is written and reported as stopped.
     pub fn stop_flag(mut self, stop: StopFlag) -> Self {
         self.stop = stop;
         self

@@ -78,8 +78,7 @@ pub struct Admission {
     pub disk_bytes: u64,
     /// The budget of the disk, where there is one.
     pub disk_budget_bytes: Option<u64>,
-    /// Models that may be within a minibatch at once. When a task has ended, what its masters took may be room for
-    /// more.
+    /// Models that may be within a minibatch at once, until the masters of a task that ended leave room for more.
     pub active_models: usize,
     /// Estimated seconds of the run: all compute over the devices, or the longest task.
     pub estimated_s: f64,

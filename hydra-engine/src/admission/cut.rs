@@ -24,10 +24,7 @@ pub(super) struct Limits {
 }
 
 impl Limits {
-    /// The limits of tasks on devices of at least `budget` bytes.
-    ///
-    /// # Errors
-    /// A task that does not fit, named.
+    /// The limits of tasks on devices of at least `budget` bytes; a task that does not fit is refused by name.
     pub(super) fn of(tasks: &[MeasuredTask<'_>], budget: u64) -> Result<Self, EngineError> {
         let demand = |measured| {
             let MeasuredTask { task, costs, .. }: &MeasuredTask<'_> = measured;

@@ -9,7 +9,7 @@
 //! - one image at the writer, which hashes, writes and saves one after the other. It is set apart, because code of a task
 //!   may hold what it reads there: what does not fit is refused to that task alone.
 //!
-//! The copy of an image's best parameters, where one is kept, lives where the image does, and is part of its masters here.
+//! The snapshot of an image's best parameters is where the image is, and part of its masters here.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -104,8 +104,7 @@ pub(crate) fn divide(tasks: &[&StoredImages], room: u64, devices: usize) -> Resu
     }
 }
 
-/// Leaves what is larger than `limit` in host memory, and of the rest what finds room beside the most that it can need
-/// on the disk.
+/// Leaves what is larger than `limit` in host memory, and of the rest what finds room beside the most that it can need.
 fn under(tasks: &[&StoredImages], limit: u64, room: u64, devices: usize) -> Division {
     let leaves = |task: &&StoredImages| {
         task.masters.iter().map(|bytes| task.may_leave && *bytes <= limit).collect::<Vec<_>>()

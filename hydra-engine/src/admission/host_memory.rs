@@ -1,5 +1,4 @@
-//! The search for room: how much host memory each task of a run takes, and what goes to the disk; a pure function of
-//! sizes.
+//! The search for room in host memory and on the disk for each task of a run: a pure function of sizes.
 
 use super::division::{Division, StoredImages, divide};
 use super::gradients::FLOWING;
@@ -45,10 +44,7 @@ pub(super) struct Room {
 
 impl HostMemory<'_> {
     /// Finds the room of a run. A model within a minibatch has room for all of its gradients if then nothing has to
-    /// leave host memory and each device can have a model; otherwise for those of some shards.
-    ///
-    /// # Errors
-    /// As [`room_with`](Self::room_with), with the gradients of one shard.
+    /// leave host memory and each device can have a model; otherwise for those of some shards, at least of one.
     pub(super) fn find_room(&self, tasks: &[TaskSizes]) -> Result<Room, EngineError> {
         let wanted = self.devices.min(tasks.iter().filter(|task| !task.is_finished()).count());
         let mut most: Option<Room> = None;
@@ -72,10 +68,7 @@ impl HostMemory<'_> {
 
     /// The room of a run in which a model has room for the gradients of so many shards. Masters are there for the whole
     /// run, in host memory or on the disk; as many models as fit beside those in host memory may be within a minibatch
-    /// at once, and at least the largest one must.
-    ///
-    /// # Errors
-    /// [`EngineError::HostMemory`] and [`EngineError::DiskMemory`], with what is needed.
+    /// at once, and at least the largest one must. An error says what is needed.
     fn room_with(&self, shards: usize, tasks: &[TaskSizes]) -> Result<Room, EngineError> {
         let active: Vec<u64> = tasks.iter().map(|task| task.active(shards)).collect();
         let mut descending: Vec<u64> = active.iter().copied().filter(|bytes| *bytes > 0).collect();

@@ -58,9 +58,6 @@ impl HashedData {
     }
 
     /// The identity of a task on such a device.
-    ///
-    /// # Errors
-    /// Data that cannot be read.
     fn identity(
         &mut self,
         task: &TrainTask,

@@ -1,9 +1,7 @@
-//! The third step: each task's optimizer is placed on the host, where spilled masters are, or on the device, if its
-//! masters can be device-homed.
+//! The third step: each task's optimizer is placed on the host, or on the device if its masters can be device-homed.
 //!
-//! A device-homed task costs no transfers: neither its parameters nor its gradients travel. That pays whenever it is
-//! possible, so the choice is one of room and of bits: a step on the device is chosen where everything fits at once and
-//! where it is the host's to the bit, and otherwise only on request.
+//! A device-homed task costs no transfers, so a step on the device is chosen where everything fits at once and where it
+//! is the host's to the bit, and otherwise only on request.
 
 use super::cut::{CutTask, Limits};
 use super::images::{master_bytes, waiting};

@@ -1,7 +1,7 @@
 //! The file: a safetensors header with the state in its metadata, then every tensor, image by image.
 //!
-//! It is written and read from front to back, one image at a time. A checksum over all of it stands in the header:
-//! the header is written with zeros in its place, and they are replaced when the tensors are there.
+//! It is written and read from front to back, one image at a time. A checksum over all of it stands in the header, which
+//! is written with zeros in its place first.
 
 use super::state::SCHEMA;
 use super::{Position, State};
@@ -63,10 +63,7 @@ impl Part {
     }
 }
 
-/// Writes a checkpoint in the place of an earlier one and returns its bytes; without tensors it is a state alone.
-///
-/// # Errors
-/// [`CheckpointError::Write`], and what the store refuses. The earlier checkpoint is then still there.
+/// Writes a checkpoint and returns its bytes; without tensors it is a state alone. Where that fails, an earlier one stays.
 pub(crate) fn write(
     path: &Path,
     state: &State,
@@ -183,7 +180,7 @@ fn header(state: &State, chain: &Chain, tensors: Option<&Tensors<'_>>) -> io::Re
     }
 }
 
-/// Where the checksum's digits stand in a header. A text within it cannot look like them: its quotes are escaped.
+/// The place of the checksum's digits in a header. No text within it looks like them: its quotes are escaped.
 fn checksum_at(header: &[u8]) -> Option<usize> {
     let at = header.windows(CHECKSUM.len()).position(|window| window == CHECKSUM)? + CHECKSUM.len();
     header.get(at..at + NO_CHECKSUM.len()).map(|_| at)
@@ -225,13 +222,13 @@ impl<T: Read> Read for Summed<T> {
     }
 }
 
-/// What is read of an image.
+/// The values of an image that were read.
 #[derive(Debug, PartialEq)]
 pub(crate) struct ImageValues {
     pub params: Vec<f32>,
     /// None for a frozen image.
     pub moments: Vec<Vec<f32>>,
-    /// None where no best masters were kept, or for a frozen image.
+    /// None for a frozen image, or where there is no snapshot.
     pub best: Option<Vec<f32>>,
 }
 
@@ -243,7 +240,7 @@ pub(crate) struct Reader {
     metadata: Metadata,
     checksum: String,
     data: Summed<BufReader<File>>,
-    /// Whether it has best masters.
+    /// True if it has best masters.
     best: bool,
     /// Moments that it has of each trained parameter.
     moments: usize,
@@ -295,7 +292,7 @@ impl Reader {
         &self.checksum
     }
 
-    /// Whether there are tensors.
+    /// Returns true if there are tensors.
     pub(crate) fn has_tensors(&self) -> bool {
         self.metadata.data_len() > 0
     }
@@ -323,11 +320,7 @@ impl Reader {
         }
     }
 
-    /// Makes sure that what was read, image by image, is everything and what was written: with as many `moments` as
-    /// the task's optimizer keeps.
-    ///
-    /// # Errors
-    /// [`CheckpointError`], where the tensors are not the chain's or have changed.
+    /// Refuses the checkpoint if what was read is not everything that was written, with so many moments.
     pub(crate) fn finish(self, moments: usize) -> Result<(), CheckpointError> {
         // Earlier versions wrote those of a task whose model could not be written, too.
         if !self.state.is_trained() && self.moments != moments {
@@ -346,10 +339,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Reads the next image of the chain.
-    ///
-    /// # Errors
-    /// [`CheckpointError`], where the tensors are not the chain's or cannot be read.
+    /// Reads the next image of the chain, if its tensors are those of the file.
     pub(crate) fn image(&mut self, image: &ImageLayout) -> Result<ImageValues, CheckpointError> {
         let mut values = ImageValues { params: Vec::new(), moments: Vec::new(), best: None };
         for part in Part::of(image, self.moments, self.best) {

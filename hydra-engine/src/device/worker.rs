@@ -1,7 +1,5 @@
-//! The threads of a device: one that computes and one for copies in each direction.
-//!
-//! The copy worker fills the device's double buffer, the compute worker takes from it; what a shard task
-//! made goes down to the host on the third thread, while the next shard task computes.
+//! The threads of a device: the copy worker fills its double buffer, the compute worker takes from it, and the download
+//! worker downloads the results of a shard task while the next one computes.
 
 use super::LogicalDevice;
 use super::executor::{self, Promoted, ShardWork};
@@ -16,8 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// The output of the last shard task, still on the device, with the reservation that it shares with the
-/// copy on its way down.
+/// The output of the last shard task on the device, with the reservation that it shares with its download.
 struct HandedOn {
     output: Output<DeviceTensor>,
     charge: Arc<Reservation>,
@@ -31,7 +28,7 @@ struct Ready {
     _handed: Option<Arc<Reservation>>,
 }
 
-/// How often a shard task that waits for memory looks whether its task has failed meanwhile.
+/// The time after which a shard task that waits for memory looks for a failure of its task.
 const LOOK_UP: Duration = Duration::from_millis(100);
 
 pub(crate) type Buffer = DoubleBuffer<Promoted>;
@@ -101,8 +98,7 @@ impl Worker {
             let promote = || Ok(self.promoted(task, &images, inputs, reservation)?);
             let promoted = profile::time(Part::Transfer, || guarded("a promotion", promote));
             let time = self.reporter.since(start_s);
-            // The reason is sent before the compute worker, which waits for this, can report that it came
-            // to nothing.
+            // The reason is sent before the compute worker, which waits for this, can report the failure.
             let (promoted, failure) = match promoted {
                 Ok(promoted) => (Some(promoted), None),
                 Err(error) => (None, Some(error)),
@@ -133,8 +129,7 @@ impl Worker {
         Ok(inputs.replaced(self.device.manager.upload(&tensors)?))
     }
 
-    /// The compute worker. It runs on a thread of the device's pool, so that a shard task starts without a
-    /// change of threads, and takes the next one without asking: it was claimed while this one computed.
+    /// The compute worker, on a thread of the device's pool: a shard task starts without a change of threads.
     pub(crate) fn compute(&self, jobs: &Receiver<ComputeJob>) {
         // Glue is host memory; what shard tasks allocate is the device's.
         alloc::with_tag(None, || {

@@ -20,8 +20,7 @@ pub(crate) struct WriterStores {
 }
 
 impl WriterStores {
-    /// The store, with all of that room for whoever uses this. So nobody is refused what a writer of a task's own holds, and
-    /// it is refused what does not fit beside that.
+    /// The store, with all of that room for one user: nobody is refused what a writer of a task's own holds.
     fn open(&self) -> DeviceHomeStore {
         let room = Budget::new("host memory for writing a model", ByteSize(self.room));
         self.device_home.over(Arc::new(self.disk.within(room)))

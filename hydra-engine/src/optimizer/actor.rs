@@ -1,9 +1,8 @@
 //! The host optimizer: gathers gradients and steps masters, on its own threads, while devices compute.
 //!
-//! It is one actor. Contributions of layers arrive in any order; each image adds those of one microbatch
-//! in chain order and microbatches in theirs, so the sum never depends on devices or timing. An image is
-//! stepped as soon as its last contribution is there, or, with clipping, when the whole gradient is. What has a
-//! device for its home is gathered and stepped on it, in the same order and by the same actor.
+//! It is one actor. Contributions of layers arrive in any order; each image adds those of one microbatch in chain order
+//! and microbatches in theirs, so the sum never depends on devices or timing. An image is stepped when its last
+//! contribution has arrived, with clipping when the whole gradient has; device-homed ones on their device.
 
 use super::arithmetic::{TaskStep, clip_factor, global_norm};
 use super::gradient::{ImageGradient, ImageSum};
@@ -30,7 +29,7 @@ pub(crate) enum HostJob {
     Register { task: TaskId, chain: Arc<Chain>, spec: TrainSpec, steps: usize, best: bool },
     /// Gradients of one shard of one microbatch.
     Gradients { task: TaskId, at: MicroStep, contributions: Vec<Contribution> },
-    /// The same for a task whose home is the device, where they are; the reservation is for them.
+    /// The same for a device-homed task; the reservation is that of the gradients on the device.
     DeviceGradients {
         task: TaskId,
         at: MicroStep,
@@ -56,7 +55,7 @@ pub(crate) struct MicroStep {
     pub of: usize,
 }
 
-/// What one layer gives an image.
+/// The gradients that one layer gives an image, by slot.
 type UsesOf<S> = Vec<Option<<S as ImageSum>::Use>>;
 
 /// The gradient of one image of one minibatch, as it arrives.
@@ -79,16 +78,16 @@ struct TaskState {
     spec: TrainSpec,
     steps: usize,
     images: Vec<Gathered<ImageGradient>>,
-    /// The same of a task whose home is the device.
+    /// The same of a device-homed task.
     device_images: Vec<Gathered<DeviceGradient>>,
-    /// Whether the store has its best masters.
+    /// True if the store has its best masters.
     best: bool,
 }
 
 pub(crate) struct HostOptimizer {
     store: Arc<dyn TierStore>,
     pool: Arc<rayon::ThreadPool>,
-    /// Of the device that may be a task's home.
+    /// Of the device for device-homed tasks.
     device: DeviceStepper,
     writer: Sender<WriterJob>,
     reporter: Reporter,
@@ -215,8 +214,7 @@ impl HostOptimizer {
         Ok(())
     }
 
-    /// Adds gradients on the device and steps what is complete. A task whose home it is is not clipped, so no
-    /// image waits for another.
+    /// Adds gradients on the device and steps what is complete; nothing that is device-homed is clipped.
     fn gather_on_device(
         &mut self,
         task: TaskId,
@@ -296,7 +294,7 @@ impl TaskState {
 }
 
 impl<S: ImageSum> Gathered<S> {
-    /// Takes a contribution and adds what can be added; how many microbatches are in the sum now.
+    /// Takes a contribution, adds what can be added, and returns the number of microbatches in the sum.
     fn take(
         &mut self,
         layout: &ImageLayout,
@@ -314,7 +312,7 @@ impl<S: ImageSum> Gathered<S> {
         Ok(self.added)
     }
 
-    /// Adds every microbatch whose turn it is and whose contributions are all there.
+    /// Adds every microbatch whose turn it is and whose contributions have all arrived.
     fn sum_up(&mut self, layout: &ImageLayout, adder: &S::Adder) {
         while self.waiting.get(&self.added).is_some_and(|uses| uses.iter().all(Option::is_some)) {
             let uses = self.waiting.remove(&self.added).unwrap_or_default();

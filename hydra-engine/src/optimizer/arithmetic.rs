@@ -1,8 +1,7 @@
 //! Steps of images in host memory, and clipping.
 //!
-//! The formulas are the optimizers' own ([`hydra_core::optimizer`]): every element is a function of its own
-//! parameter, gradient and moments, so a step gives the same bits whatever the chunks and threads. The only
-//! reduction is the global norm, in `f64`, over fixed blocks in chain order.
+//! The formulas are the optimizers' own ([`hydra_core::optimizer`]): element by element, so a step gives the same bits
+//! whatever the chunks and threads. The only reduction is the global norm, in `f64`, over fixed blocks in chain order.
 
 use super::gradient::{CHUNK, ImageGradient, ParamGradient};
 use hydra_core::optimizer::{Elements, Optimizer, Step};
@@ -91,8 +90,7 @@ fn step_param(
     });
 }
 
-/// The global norm of all gradients of a chain, in chain order; `squares` gives the sum of squares of the
-/// gradient of a parameter, by image and slot.
+/// The global norm of all gradients of a chain; `squares` gives the sum of squares of one by image and slot.
 pub(crate) fn global_norm(chain: &Chain, squares: impl Fn(usize, usize) -> f64) -> f64 {
     let images = chain.images().iter().enumerate().filter(|(_, image)| image.trained);
     let slots = images.flat_map(|(i, image)| (0..image.params.len()).map(move |slot| (i, slot)));

@@ -1,9 +1,8 @@
 //! The gradient of an image on the host: what its layers gave, added up in a fixed order.
 //!
-//! The tensors that backward passes made are kept as they are. Where several layers name a parameter, their
-//! gradients are added chunk by chunk where they are read, so that no sum of a large table is ever written;
-//! only microbatches are added into a buffer. The sum is the same to the bit however it is read: the uses in
-//! chain order, then the microbatches in theirs.
+//! Where several layers name a parameter, their gradients are added chunk by chunk as they are read, so that no sum of a
+//! large table is ever written; only microbatches are added into a buffer. The sum is the same to the bit however it is
+//! read: the uses in chain order, then the microbatches in theirs.
 
 use burn::tensor::DType;
 use hydra_core::{HostTensor, ImageLayout};
@@ -22,10 +21,10 @@ fn vectorized<F: pulp::NullaryFnOnce>(f: F) -> F::Output {
 
 /// The gradient of an image: the sum of what its layers and the microbatches gave.
 pub(crate) trait ImageSum: Sized {
-    /// What a layer gives a parameter.
+    /// The gradient that a layer gives a parameter.
     type Use;
 
-    /// What adds.
+    /// The means of addition.
     type Adder: ?Sized;
 
     /// The gradient of one microbatch: for each layer that names the image, in chain order, what it gave.
@@ -35,12 +34,12 @@ pub(crate) trait ImageSum: Sized {
     fn add(self, next: &Self, adder: &Self::Adder) -> Self;
 }
 
-/// What one layer gives an image: a gradient for each parameter by slot, none where the loss does not reach it.
+/// The gradients that one layer gives an image, by slot; none where the loss does not reach the parameter.
 pub(crate) type Uses = Vec<Option<HostTensor>>;
 
 /// The gradient of a parameter.
 pub(crate) enum ParamGradient {
-    /// What each of its layers gave, in chain order; none is zero.
+    /// The gradients that its layers gave, in chain order; none is zero.
     Uses { len: usize, tensors: Uses },
     /// The sum over microbatches.
     Sum(Vec<f32>),
@@ -78,7 +77,7 @@ impl ParamGradient {
         }
     }
 
-    /// What `read` makes of the elements in `range`, of which there are [`CHUNK`] at most.
+    /// Reads the elements in `range`, of which there are [`CHUNK`] at most.
     pub(crate) fn chunk<'a, R>(&'a self, range: Range<usize>, read: impl FnOnce(&[f32]) -> R) -> R {
         let (first, others) = match self {
             Self::Sum(sum) => return read(&sum[range]),

@@ -1,7 +1,4 @@
-//! Gathering gradients and stepping masters of a task whose home is a device.
-//!
-//! The order of all additions is that of `gradient.rs`; what adds and steps is the device's memory, of which the kinds
-//! are told apart in [`memory_of`] alone.
+//! Gathering gradients and stepping masters of a device-homed task. The order of all additions is that of `gradient.rs`.
 
 use super::arithmetic::TaskStep;
 use super::check::{OptimizerCheck, Tried};
@@ -29,11 +26,7 @@ fn memory_of(link: Arc<dyn DeviceLink>, burn: &Device) -> Box<dyn DeviceMemory> 
     Box::new(HostMemory)
 }
 
-/// Compares the optimizer of the device of `link`, on which `burn` computes, with the host's; `None` if the device's
-/// memory is the host's.
-///
-/// # Errors
-/// What the device says.
+/// Compares the optimizer of the device of `link`, on which `burn` computes, with the host's; `None` if both are the same.
 pub(crate) fn compare(
     link: Arc<dyn DeviceLink>,
     burn: &Device,
@@ -92,7 +85,7 @@ fn add(
     }
 }
 
-/// Steps masters on the device that is their home.
+/// Steps device-homed masters.
 pub(crate) struct DeviceStepper {
     name: String,
     burn: Device,
@@ -102,8 +95,7 @@ pub(crate) struct DeviceStepper {
 }
 
 impl DeviceStepper {
-    /// The stepper of the device called `name`; `stream` is that of the thread that computes, whose masters and
-    /// gradients these are.
+    /// The stepper of the device called `name`; `stream` is that of the thread that computes.
     pub(crate) fn new(
         name: String,
         burn: Device,
@@ -115,12 +107,12 @@ impl DeviceStepper {
         Self { name, burn, measured_as, stream, memory }
     }
 
-    /// What adds gradients on the device.
+    /// The memory, which adds gradients.
     pub(crate) fn memory(&self) -> &(dyn DeviceMemory + 'static) {
         self.memory.as_ref()
     }
 
-    /// Whether this optimizer can step masters on the device.
+    /// Returns true if this optimizer can step masters on the device.
     pub(crate) fn steps(&self, optimizer: &dyn Optimizer) -> bool {
         self.memory.steps(optimizer)
     }
@@ -142,7 +134,7 @@ impl DeviceStepper {
         self.finish_masters(masters, "the optimizer's step")
     }
 
-    /// Puts other values in the place of an image's parameters, until the device has finished. The moments stay.
+    /// Replaces an image's parameters, but not its moments, until the device has finished.
     pub(crate) fn replace(
         &self,
         layout: &ImageLayout,
@@ -217,7 +209,7 @@ mod tests {
         (0..n as u64).map(|i| Key::new(key).normal(i) as f32).collect()
     }
 
-    /// What two layers give two parameters in three microbatches; also nothing, and zeros of either sign.
+    /// The gradients of two layers for two parameters in three microbatches; also none, and zeros of either sign.
     fn uses() -> Vec<Vec<Vec<Option<Vec<f32>>>>> {
         let some = |key: u64| Some(numbers(key, LEN));
         let minus = || Some(vec![-0.0; LEN]);
@@ -286,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_where_a_task_lives_is_the_hosts() {
+    fn a_step_on_a_device_is_the_hosts() {
         let plain = OptimizerSpec::from(Sgd { lr: 0.1, momentum: 0.0, weight_decay: 0.01 });
         for float in [FloatType::F32, FloatType::Bf16, FloatType::F16] {
             for spec in [OptimizerSpec::adamw(1e-2), OptimizerSpec::sgd(1e-2), plain.clone()] {

@@ -1,4 +1,4 @@
-//! What a chain is worth on a dataset: the mean of its loss and of its metrics over all terms.
+//! The evaluation of a chain on a dataset: the mean of its loss and of its metrics over all terms.
 
 use hydra_core::{Chain, Measured};
 use serde::{Deserialize, Serialize};
