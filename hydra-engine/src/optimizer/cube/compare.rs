@@ -6,7 +6,7 @@ use burn::tensor::Device;
 use bytes::Bytes;
 use hydra_core::cube::CubeBytes;
 use hydra_core::optimizer::{AdamW, Elements, Optimizer, Sgd, Step};
-use hydra_core::{DeviceBytes, DeviceError, FloatType, HostTensor, Key, OptimizerSpec, finish};
+use hydra_core::{DeviceBytes, FloatType, HostTensor, Key, OptimizerSpec, finish};
 use hydra_spill::{DeviceLink, Direction, LinkError, SpillError};
 use std::ops::Range;
 use std::sync::Arc;
@@ -20,49 +20,34 @@ const STEPS: [usize; 4] = [0, 1, 2, 5000];
 struct Rule {
     name: &'static str,
     spec: OptimizerSpec,
-    /// What its moments are drawn as.
-    moments: &'static [What],
     clip: Option<f32>,
 }
 
 fn rules() -> [Rule; 6] {
-    const ADAMW: &[What] = &[What::Signed, What::Square];
-    const MOMENTUM: &[What] = &[What::Signed];
-    let rule = |name, spec, moments, clip| Rule { name, spec, moments, clip };
+    let rule = |name, spec, clip| Rule { name, spec, clip };
     let adamw = || OptimizerSpec::adamw(1e-3);
     let other = AdamW { lr: 0.03, beta1: 0.8, beta2: 0.95, eps: 1e-6, weight_decay: 0.1 };
     let sgd = |momentum| OptimizerSpec::from(Sgd { lr: 0.05, momentum, weight_decay: 1e-3 });
-    let clip = Some(0.37);
     [
-        rule("AdamW", adamw(), ADAMW, None),
-        rule("AdamW, clipped", adamw(), ADAMW, clip),
-        rule("AdamW, other constants", other.into(), ADAMW, None),
-        rule("SGD with momentum", sgd(0.9), MOMENTUM, None),
-        rule("SGD with momentum, clipped", sgd(0.9), MOMENTUM, clip),
-        rule("SGD", sgd(0.0), &[], None),
+        rule("AdamW", adamw(), None),
+        rule("AdamW, clipped", adamw(), Some(0.37)),
+        rule("AdamW, other constants", other.into(), None),
+        rule("SGD with momentum", sgd(0.9), None),
+        rule("SGD with momentum, clipped", sgd(0.9), Some(0.37)),
+        rule("SGD", sgd(0.0), None),
     ]
 }
 
-/// What values are drawn for.
-#[derive(Clone, Copy)]
-enum What {
-    /// Parameters, gradients, SGD's momentum and AdamW's first moment.
-    Signed,
-    /// AdamW's second moment, which is never negative.
-    Square,
+/// Drawn values: in the first half as in training, in the second from everywhere.
+fn drawn(key: Key, scale: f64) -> Vec<f32> {
+    let ordinary = (0..ELEMENTS as u64).map(|i| (scale * key.normal(i)) as f32);
+    ordinary.chain((0..ELEMENTS as u64).map(|i| extreme(key.fold(1).bits(i)))).collect()
 }
 
-/// Drawn values: in the first half as in training, in the second from everywhere.
-fn drawn(key: Key, scale: f64, what: What) -> Vec<f32> {
-    let ordinary = |i: u64| match what {
-        What::Signed => (scale * key.normal(i)) as f32,
-        What::Square => (scale * key.normal(i)).powi(2) as f32,
-    };
-    let signed = |i: u64| match what {
-        What::Signed => extreme(key.fold(1).bits(i)),
-        What::Square => extreme(key.fold(1).bits(i)).abs(),
-    };
-    (0..ELEMENTS as u64).map(ordinary).chain((0..ELEMENTS as u64).map(signed)).collect()
+/// Drawn values of AdamW's second moment, which is never negative.
+fn drawn_squares(key: Key, scale: f64) -> Vec<f32> {
+    let ordinary = (0..ELEMENTS as u64).map(|i| (scale * key.normal(i)).powi(2) as f32);
+    ordinary.chain((0..ELEMENTS as u64).map(|i| extreme(key.fold(1).bits(i)).abs())).collect()
 }
 
 /// A finite number of any size: also zeros and denormal numbers, of either sign.
@@ -80,7 +65,7 @@ fn extreme(bits: u64) -> f32 {
 
 /// Gradients of this type. Those of 16 bits are drawn from all that there are, where others are from everywhere.
 fn gradient(key: Key, float: FloatType) -> HostTensor {
-    let ordinary = HostTensor::float(drawn(key, 1e-2, What::Signed), [2 * ELEMENTS]).in_type(float);
+    let ordinary = HostTensor::float(drawn(key, 1e-2), [2 * ELEMENTS]).in_type(float);
     if float == FloatType::F32 {
         return ordinary;
     }
@@ -91,8 +76,8 @@ fn gradient(key: Key, float: FloatType) -> HostTensor {
     HostTensor::view(Bytes::from(bytes), ordinary.shape, ordinary.dtype)
 }
 
-/// What is to be rounded to a type of 16 bits: parameters as in training, values from everywhere, and what lies
-/// in the middle between two neighbours, or next to that.
+/// Values to round to a type of 16 bits: parameters as in training, values from everywhere, and those in the middle
+/// between two neighbours, or next to that.
 fn unrounded(key: Key, float: FloatType) -> Vec<f32> {
     let middle = |i: u64| {
         let bits = (i / 3 * 7) as u16;
@@ -107,13 +92,13 @@ fn unrounded(key: Key, float: FloatType) -> Vec<f32> {
             _ => middle.next_down(),
         }
     };
-    let mut values = drawn(key, 0.1, What::Signed);
+    let mut values = drawn(key, 0.1);
     values.extend((0..2 * ELEMENTS as u64).map(middle));
     values
 }
 
 impl Rule {
-    /// Whether a task with this optimizer, whose gradients are not clipped, is stepped by it.
+    /// Returns true if a task with this optimizer, whose gradients are not clipped, is stepped by it.
     fn serves(&self, spec: &OptimizerSpec) -> bool {
         let alike = self.spec.name() == spec.name() && self.spec.moments() == spec.moments();
         alike && self.clip.is_none()
@@ -121,9 +106,6 @@ impl Rule {
 }
 
 /// Steps, adds up and rounds drawn elements on the device of `link`, on which `burn` computes, and on the host.
-///
-/// # Errors
-/// What the device says, and [`LinkError::Elsewhere`] if it is none of CubeCL's.
 pub(super) fn compare(
     link: &dyn DeviceLink,
     burn: &Device,
@@ -133,7 +115,7 @@ pub(super) fn compare(
     compare_with(&update, link, burn, tried)
 }
 
-/// What steps a run of elements on the host.
+/// Steps a run of elements on the host.
 type Stepper = dyn Fn(&dyn Optimizer, &Step, Elements<'_, '_>);
 
 fn compare_with(
@@ -207,20 +189,18 @@ impl OnDevice<'_> {
 
     /// Waits until the device has finished.
     fn finish(&self) -> Result<(), SpillError> {
-        finish(self.burn, &[]).map_err(|error| self.failed(error))
-    }
-
-    fn failed(&self, error: DeviceError) -> SpillError {
-        let link = self.link.name().to_owned();
-        LinkError::Transfer { link, direction: Direction::Upload, bytes: 0, source: error.into() }.into()
+        finish(self.burn, &[]).map_err(|error| {
+            let link = self.link.name().to_owned();
+            LinkError::Transfer { link, direction: Direction::Upload, bytes: 0, source: error.into() }.into()
+        })
     }
 
     fn rule(&self, rule: &Rule, float: FloatType, here: &Stepper) -> Result<RuleCheck, SpillError> {
         let key = Key::new(4);
         let kernel = rules::kernel(&*rule.spec).expect("a rule with a kernel");
-        let mut params = drawn(key.fold(0), 0.1, What::Signed);
-        let mut moments: Vec<Vec<f32>> =
-            (1..).zip(rule.moments).map(|(i, what)| drawn(key.fold(i), 1e-2, *what)).collect();
+        let mut params = drawn(key.fold(0), 0.1);
+        let drawn = [drawn(key.fold(1), 1e-2), drawn_squares(key.fold(2), 1e-2)];
+        let mut moments: Vec<Vec<f32>> = drawn.into_iter().take(rule.spec.moments()).collect();
         let params_there = self.up(&params)?;
         let moments_there = moments.iter().map(|m| self.up(m)).collect::<Result<Vec<_>, _>>()?;
         let mut found = Found::new(rule.name, float);
@@ -245,7 +225,7 @@ impl OnDevice<'_> {
     fn sums(&self, float: FloatType) -> Result<RuleCheck, SpillError> {
         let key = Key::new(5);
         let parts = [0, 1, 2].map(|i| gradient(key.fold(i), float));
-        let wide = drawn(key.fold(3), 1e-2, What::Signed);
+        let wide = drawn(key.fold(3), 1e-2);
         let [a, b, c] = parts.each_ref().map(|part| part.floats(0..2 * ELEMENTS));
         let [a_there, b_there, c_there] = parts.each_ref().map(|part| self.tensor_up(part, float));
         let (a_there, b_there, c_there) = (a_there?, b_there?, c_there?);
@@ -309,7 +289,7 @@ mod tests {
 
     #[test]
     fn values_are_drawn_from_everywhere() {
-        let (signed, square) = (drawn(Key::new(1), 0.1, What::Signed), drawn(Key::new(1), 0.1, What::Square));
+        let (signed, square) = (drawn(Key::new(1), 0.1), drawn_squares(Key::new(1), 0.1));
         let (ordinary, extreme) = signed.split_at(ELEMENTS);
         assert!(ordinary.iter().all(|x| x.abs() < 1.0) && signed.iter().all(|x| x.is_finite()));
         assert!(square.iter().all(|x| x.is_finite() && *x >= 0.0));
