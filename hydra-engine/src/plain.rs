@@ -45,30 +45,22 @@ pub fn train_on(
     spec: &TrainSpec,
     device: &Device,
 ) -> Result<PlainRun, EngineError> {
-    guarded("the plain loop", || train_plainly(chain, data, spec, device))
-}
-
-fn train_plainly(
-    chain: &Chain,
-    data: &dyn Dataset,
-    spec: &TrainSpec,
-    device: &Device,
-) -> Result<PlainRun, EngineError> {
-    spec.validate()?;
-    let mut model = Model::new(chain, spec, device.clone().autodiff())?;
-    let mut sampler = Sampler::new(data.len(), spec.batch, spec.seed, spec.shuffle);
-    let steps = spec.steps(data.len());
-    let mut run =
-        PlainRun { losses: vec![], gradient_norms: vec![], images: vec![], weights_sha256: String::new() };
-    for step in 0..steps {
-        let items = sampler.items(step);
-        let (loss, grads) = model.gradients(data, &items, step)?;
-        run.losses.push(loss);
-        run.gradient_norms.push(model.update(grads, step, steps));
-    }
-    let mut hash = WeightHash::default();
-    model.images.iter().enumerate().for_each(|(i, image)| hash.add(chain, i, image));
-    Ok(PlainRun { images: model.images, weights_sha256: hash.finish(), ..run })
+    guarded("the plain loop", || {
+        spec.validate()?;
+        let mut model = Model::new(chain, spec, device.clone().autodiff())?;
+        let mut sampler = Sampler::new(data.len(), spec.batch, spec.seed, spec.shuffle);
+        let steps = spec.steps(data.len());
+        let (mut losses, mut gradient_norms) = (Vec::new(), Vec::new());
+        for step in 0..steps {
+            let items = sampler.items(step);
+            let (loss, grads) = model.gradients(data, &items, step)?;
+            losses.push(loss);
+            gradient_norms.push(model.update(grads, step, steps));
+        }
+        let mut hash = WeightHash::default();
+        model.images.iter().enumerate().for_each(|(i, image)| hash.add(chain, i, image));
+        Ok(PlainRun { losses, gradient_norms, images: model.images, weights_sha256: hash.finish() })
+    })
 }
 
 struct Model<'a> {

@@ -93,20 +93,11 @@ impl HostMemory<'_> {
     /// Divides masters beside models within a minibatch, whose bytes come largest first.
     fn divide(&self, tasks: &[&StoredImages], active: &[u64]) -> Result<Division, EngineError> {
         let all = Division::all_in_memory(tasks);
-        let needed = with_largest(all.in_memory, active, 1);
         match self.disk {
             Some(disk) if with_largest(all.in_memory, active, self.devices) > self.budget => {
                 self.divide_with(disk, tasks, active)
             }
-            _ if needed <= self.budget => Ok(all),
-            _ => Err(EngineError::HostMemory {
-                needed,
-                masters: all.in_memory,
-                working: None,
-                active: with_largest(0, active, 1),
-                tasks: tasks.len(),
-                budget: self.budget,
-            }),
+            _ => self.beside(all, None, with_largest(0, active, 1), tasks.len()),
         }
     }
 
@@ -138,19 +129,27 @@ impl HostMemory<'_> {
 
     /// Divides masters between the disk and what host memory has beside so many `active` bytes.
     fn divide_beside(&self, active: u64, tasks: &[&StoredImages]) -> Result<Division, EngineError> {
-        let needed = |division: &Division| active.saturating_add(division.needed());
         let divided = divide(tasks, self.budget.saturating_sub(active), self.devices);
         let (Ok(division) | Err(division)) = divided;
-        match needed(&division) <= self.budget {
+        let working = Some(division.working);
+        self.beside(division, working, active, tasks.len())
+    }
+
+    /// The division of so many tasks, if it has room beside so many `active` bytes.
+    fn beside(
+        &self,
+        division: Division,
+        working: Option<u64>,
+        active: u64,
+        tasks: usize,
+    ) -> Result<Division, EngineError> {
+        let (needed, masters) = (active.saturating_add(division.needed()), division.in_memory);
+        match needed <= self.budget {
             true => Ok(division),
-            false => Err(EngineError::HostMemory {
-                needed: needed(&division),
-                masters: division.in_memory,
-                working: Some(division.working),
-                active,
-                tasks: tasks.len(),
-                budget: self.budget,
-            }),
+            false => {
+                let budget = self.budget;
+                Err(EngineError::HostMemory { needed, masters, working, active, tasks, budget })
+            }
         }
     }
 }

@@ -141,7 +141,7 @@ impl<'a> TaskNeeds<'a> {
     fn of(cut: &CutTask<'a>, stepper: &DeviceStepper) -> Self {
         let (task, shards) = (cut.task, &cut.plan.shards);
         let clipped = task.spec.clip.map(|_| "its gradients are clipped by the norm of all of them");
-        let steps = stepper.steps(&*task.spec.optimizer);
+        let steps = stepper.memory().steps(&*task.spec.optimizer);
         let without_kernel = (!steps).then_some("the device has no kernel for its optimizer");
         Self {
             name: &task.name,

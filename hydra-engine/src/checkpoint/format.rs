@@ -74,7 +74,8 @@ pub(crate) fn write(
     if let Some(dir) = path.parent() {
         std::fs::create_dir_all(dir).map_err(failed)?;
     }
-    replace_file(path, |file| write_to(file, state, chain, tensors)).map_err(|failure| match failure {
+    let content = Content { state, chain, tensors };
+    replace_file(path, |file| content.write_to(file)).map_err(|failure| match failure {
         Failure::Io(source) => failed(source).into(),
         Failure::Source(error) => error,
     })?;
@@ -93,90 +94,86 @@ impl From<io::Error> for Failure {
     }
 }
 
-fn write_to(
-    file: &mut File,
-    state: &State,
-    chain: &Chain,
-    tensors: Option<&Tensors<'_>>,
-) -> Result<(), Failure> {
-    let header = header(state, chain, tensors)?;
-    let checksum = checksum_at(&header).ok_or_else(|| io::Error::other("the header has no checksum"))?;
-    let sum = write_content(file, &header, state, chain, tensors)?;
-    file.seek(SeekFrom::Start((PREFIX + checksum) as u64))?;
-    Ok(file.write_all(digits(sum).as_bytes())?)
+/// All that a checkpoint is written from.
+struct Content<'a> {
+    state: &'a State,
+    chain: &'a Chain,
+    tensors: Option<&'a Tensors<'a>>,
 }
 
-/// Writes header and tensors; gives the checksum.
-fn write_content(
-    file: &mut File,
-    header: &[u8],
-    state: &State,
-    chain: &Chain,
-    tensors: Option<&Tensors<'_>>,
-) -> Result<crc32fast::Hasher, Failure> {
-    let mut out = Summed::new(BufWriter::with_capacity(PIECE, file));
-    out.write_all(&(header.len() as u64).to_le_bytes())?;
-    out.write_all(header)?;
-    if let Some(tensors) = tensors {
-        for (index, image) in chain.images().iter().enumerate() {
-            write_image(&mut out, index, image, state, tensors)?;
-        }
-    }
-    out.flush()?;
-    Ok(out.sum)
-}
-
-fn write_image(
-    out: &mut impl Write,
-    index: usize,
-    image: &ImageLayout,
-    state: &State,
-    tensors: &Tensors<'_>,
-) -> Result<(), Failure> {
-    let refused = |error: SpillError| Failure::Source(error.into());
-    let mut put = |values: &[f32]| {
-        let mut params = image.params.iter();
-        params.try_for_each(|param| out.write_all(bytemuck::cast_slice(&values[param.range()])))
-    };
-    let id = ImageId::new(tensors.task, index);
-    // They go back as they are, under the same version.
-    let masters = tensors.store.write(id).map_err(refused)?;
-    put(&masters.params)?;
-    let moments = if image.trained { state.moments() } else { 0 };
-    masters.moments[..moments].iter().try_for_each(|moment| put(moment))?;
-    drop(masters);
-    if image.trained && tensors.best {
-        let best = tensors.store.read_masters(id.snapshot()).map_err(refused)?;
-        put(bytemuck::cast_slice(&best.bytes))?;
-    }
-    Ok(())
-}
-
-/// The header with no checksum yet: all tensors in the order of the file, without gaps.
-fn header(state: &State, chain: &Chain, tensors: Option<&Tensors<'_>>) -> io::Result<Vec<u8>> {
-    let mut end = 0;
-    let mut infos = Vec::new();
-    let best = tensors.is_some_and(|tensors| tensors.best);
-    for image in chain.images().iter().filter(|_| tensors.is_some()) {
-        for part in Part::of(image, state.moments(), best) {
-            for param in &image.params {
-                let start = end;
-                end += param.len * size_of::<f32>();
-                let shape = param.shape.clone();
-                let info = TensorInfo { dtype: Dtype::F32, shape, data_offsets: (start, end) };
-                infos.push((part.name(&param.name), info));
+impl Content<'_> {
+    fn write_to(&self, file: &mut File) -> Result<(), Failure> {
+        let header = self.header()?;
+        let checksum = checksum_at(&header).ok_or_else(|| io::Error::other("the header has no checksum"))?;
+        let mut out = Summed::new(BufWriter::with_capacity(PIECE, &mut *file));
+        out.write_all(&(header.len() as u64).to_le_bytes())?;
+        out.write_all(&header)?;
+        if let Some(tensors) = self.tensors {
+            for (index, image) in self.chain.images().iter().enumerate() {
+                self.write_image(&mut out, index, image, tensors)?;
             }
         }
+        out.flush()?;
+        let sum = out.sum.clone();
+        drop(out);
+        file.seek(SeekFrom::Start((PREFIX + checksum) as u64))?;
+        Ok(file.write_all(digits(sum).as_bytes())?)
     }
-    let no_checksum = String::from_utf8_lossy(NO_CHECKSUM).into_owned();
-    let metadata =
-        HashMap::from([(STATE.to_owned(), serde_json::to_string(state)?), ("crc32".to_owned(), no_checksum)]);
-    let metadata = Metadata::new(Some(metadata), infos).map_err(io::Error::other)?;
-    let mut header = serde_json::to_vec(&metadata)?;
-    header.resize(header.len().next_multiple_of(8), b' ');
-    match header.len() as u64 > LONGEST_HEADER {
-        true => Err(io::Error::other(format!("its header of {} bytes is too long", header.len()))),
-        false => Ok(header),
+
+    fn write_image(
+        &self,
+        out: &mut impl Write,
+        index: usize,
+        image: &ImageLayout,
+        tensors: &Tensors<'_>,
+    ) -> Result<(), Failure> {
+        let refused = |error: SpillError| Failure::Source(error.into());
+        let mut put = |values: &[f32]| {
+            let mut params = image.params.iter();
+            params.try_for_each(|param| out.write_all(bytemuck::cast_slice(&values[param.range()])))
+        };
+        let id = ImageId::new(tensors.task, index);
+        // They go back as they are, under the same version.
+        let masters = tensors.store.write(id).map_err(refused)?;
+        put(&masters.params)?;
+        let moments = if image.trained { self.state.moments() } else { 0 };
+        masters.moments[..moments].iter().try_for_each(|moment| put(moment))?;
+        drop(masters);
+        if image.trained && tensors.best {
+            let best = tensors.store.read_masters(id.snapshot()).map_err(refused)?;
+            put(bytemuck::cast_slice(&best.bytes))?;
+        }
+        Ok(())
+    }
+
+    /// The header with no checksum yet: all tensors in the order of the file, without gaps.
+    fn header(&self) -> io::Result<Vec<u8>> {
+        let mut end = 0;
+        let mut infos = Vec::new();
+        let best = self.tensors.is_some_and(|tensors| tensors.best);
+        for image in self.chain.images().iter().filter(|_| self.tensors.is_some()) {
+            for part in Part::of(image, self.state.moments(), best) {
+                for param in &image.params {
+                    let start = end;
+                    end += param.len * size_of::<f32>();
+                    let shape = param.shape.clone();
+                    let info = TensorInfo { dtype: Dtype::F32, shape, data_offsets: (start, end) };
+                    infos.push((part.name(&param.name), info));
+                }
+            }
+        }
+        let no_checksum = String::from_utf8_lossy(NO_CHECKSUM).into_owned();
+        let metadata = HashMap::from([
+            (STATE.to_owned(), serde_json::to_string(self.state)?),
+            ("crc32".to_owned(), no_checksum),
+        ]);
+        let metadata = Metadata::new(Some(metadata), infos).map_err(io::Error::other)?;
+        let mut header = serde_json::to_vec(&metadata)?;
+        header.resize(header.len().next_multiple_of(8), b' ');
+        match header.len() as u64 > LONGEST_HEADER {
+            true => Err(io::Error::other(format!("its header of {} bytes is too long", header.len()))),
+            false => Ok(header),
+        }
     }
 }
 

@@ -241,7 +241,7 @@ impl HostOptimizer {
             self.reporter.send(Event::Stepped { task, image, step: at.step, time });
         }
         // What was added may still be read by the device, and its reservation ends here.
-        if added { self.device.wait() } else { Ok(()) }
+        if added { self.device.finish(&[], "adding gradients") } else { Ok(()) }
     }
 
     fn snapshot(&mut self, task: TaskId) -> Result<(), EngineError> {

@@ -10,9 +10,7 @@ use super::host_memory::HostMemory;
 use crate::error::EngineError;
 use burn::backend::StreamId;
 use burn::tensor::Device;
-use hydra_core::{
-    DeviceBytes, DeviceError, DeviceId, DeviceTensor, FloatType, ImageLayout, Optimizer, finish,
-};
+use hydra_core::{DeviceBytes, DeviceError, DeviceId, DeviceTensor, FloatType, ImageLayout, finish};
 use hydra_spill::{DeviceLink, DeviceMasters, SpillError, alloc};
 use std::sync::Arc;
 
@@ -112,11 +110,6 @@ impl DeviceStepper {
         self.memory.as_ref()
     }
 
-    /// Returns true if this optimizer can step masters on the device.
-    pub(crate) fn steps(&self, optimizer: &dyn Optimizer) -> bool {
-        self.memory.steps(optimizer)
-    }
-
     /// Runs `f` with what it allocates charged to the device, and what it has a GPU do on the stream of the device.
     pub(crate) fn charged<T>(&self, f: impl FnOnce() -> T) -> T {
         alloc::with_tag(Some(self.measured_as), || self.stream.executes(f))
@@ -146,13 +139,8 @@ impl DeviceStepper {
         self.finish_masters(masters, WHAT)
     }
 
-    /// Waits for everything that was given to the device.
-    pub(crate) fn wait(&self) -> Result<(), EngineError> {
-        self.finish(&[], "adding gradients")
-    }
-
     /// Waits for everything that was given to the device, also by the thread that computes.
-    fn finish(&self, made: &[&DeviceTensor], what: &str) -> Result<(), EngineError> {
+    pub(crate) fn finish(&self, made: &[&DeviceTensor], what: &str) -> Result<(), EngineError> {
         let failed = |error: DeviceError| EngineError::Device {
             device: self.name.clone(),
             problem: format!("{what} failed: {error}"),
