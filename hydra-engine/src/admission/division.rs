@@ -61,12 +61,7 @@ pub(crate) struct Division {
 }
 
 impl Division {
-    /// The division that leaves everything in host memory.
-    pub(super) fn all_in_memory(tasks: &[&StoredImages]) -> Self {
-        Self::of(tasks, tasks.iter().map(|task| vec![false; task.masters.len()]).collect(), 0)
-    }
-
-    fn of(tasks: &[&StoredImages], on_disk: Vec<Vec<bool>>, devices: usize) -> Self {
+    pub(super) fn of(tasks: &[&StoredImages], on_disk: Vec<Vec<bool>>, devices: usize) -> Self {
         let all: u64 = tasks.iter().flat_map(|task| &task.masters).sum();
         let with_disk = || tasks.iter().zip(&on_disk);
         let promotion = with_disk().map(|(task, on_disk)| task.promotion(on_disk)).max().unwrap_or(0);

@@ -92,7 +92,8 @@ impl HostMemory<'_> {
 
     /// Divides masters beside models within a minibatch, whose bytes come largest first.
     fn divide(&self, tasks: &[&StoredImages], active: &[u64]) -> Result<Division, EngineError> {
-        let all = Division::all_in_memory(tasks);
+        let nothing = tasks.iter().map(|task| vec![false; task.masters.len()]).collect();
+        let all = Division::of(tasks, nothing, 0);
         match self.disk {
             Some(disk) if with_largest(all.in_memory, active, self.devices) > self.budget => {
                 self.divide_with(disk, tasks, active)

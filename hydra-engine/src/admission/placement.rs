@@ -132,14 +132,11 @@ fn homed_bytes(chain: &Chain, spec: &TrainSpec) -> u64 {
     chain.images().iter().map(|image| master_bytes(image, spec)).sum::<u64>() + waiting(chain, spec)
 }
 
-/// The bytes of a shard's largest shard task without its parameters.
-fn need_beside_params(shard: &ShardPlan) -> u64 {
-    shard.need_bytes.max(shard.verified_bytes.unwrap_or(0)).saturating_sub(shard.param_bytes)
-}
-
 impl<'a> TaskNeeds<'a> {
     fn of(cut: &CutTask<'a>, stepper: &DeviceStepper) -> Self {
         let (task, shards) = (cut.task, &cut.plan.shards);
+        let need = |shard: &ShardPlan| shard.need_bytes.max(shard.verified_bytes.unwrap_or(0));
+        let compute = shards.iter().map(|shard| need(shard).saturating_sub(shard.param_bytes)).max();
         let clipped = task.spec.clip.map(|_| "its gradients are clipped by the norm of all of them");
         let steps = stepper.memory().steps(&*task.spec.optimizer);
         let without_kernel = (!steps).then_some("the device has no kernel for its optimizer");
@@ -148,7 +145,7 @@ impl<'a> TaskNeeds<'a> {
             obstacle: clipped.or(without_kernel),
             untrained: task.evaluate_only,
             homed: homed_bytes(&task.chain, &task.spec),
-            compute: shards.iter().map(need_beside_params).max().unwrap_or(0),
+            compute: compute.unwrap_or(0),
             params: shards.iter().map(|shard| shard.param_bytes).max().unwrap_or(0),
         }
     }

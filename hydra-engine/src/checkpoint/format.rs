@@ -235,7 +235,8 @@ pub(crate) struct Reader {
     path: PathBuf,
     state: State,
     metadata: Metadata,
-    checksum: String,
+    /// The checksum that the file says it has.
+    pub(super) checksum: String,
     data: Summed<BufReader<File>>,
     /// True if it has best masters.
     best: bool,
@@ -282,11 +283,6 @@ impl Reader {
         let best = has(Part::Best);
         let moments = (0..).take_while(|moment| has(Part::Moment(*moment))).count();
         Ok(Self { path: path.to_owned(), state, metadata, checksum, data, best, moments, at: 0 })
-    }
-
-    /// The checksum that the file says it has.
-    pub(crate) fn checksum(&self) -> &str {
-        &self.checksum
     }
 
     /// Returns true if there are tensors.

@@ -52,7 +52,7 @@ impl Checkpoint {
     pub fn open(path: impl Into<PathBuf>) -> Result<Self, CheckpointError> {
         let path = path.into();
         let reader = Reader::open(&path)?;
-        let (checksum, weights) = (reader.checksum().to_owned(), reader.has_tensors());
+        let (checksum, weights) = (reader.checksum.clone(), reader.has_tensors());
         Ok(Self { path, state: reader.into_state()?, checksum, weights })
     }
 
@@ -84,7 +84,7 @@ impl Checkpoint {
     /// Opens the file again, to read the tensors.
     pub(crate) fn reader(&self) -> Result<Reader, CheckpointError> {
         let reader = Reader::open(&self.path)?;
-        match reader.checksum() == self.checksum {
+        match reader.checksum == self.checksum {
             true => Ok(reader),
             false => Err(CheckpointError::Changed { path: self.path.clone() }),
         }

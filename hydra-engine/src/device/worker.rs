@@ -301,20 +301,14 @@ impl Worker {
                 }
                 let Some(gradient) = gradient else { continue };
                 let expected = params[at.slot].len * chain.images()[at.image].float.bytes();
-                self.check_length(expected as u64, &gradient)?;
+                let (expected, found) = (expected as u64, gradient.len_bytes());
+                if expected != found {
+                    let link = self.device.manager.link().name().to_owned();
+                    return Err(LinkError::Length { link, expected, found }.into());
+                }
                 contributions[index].gradients[at.slot] = Some(gradient);
             }
         }
         Ok(contributions)
-    }
-
-    /// A gradient has as many bytes as its parameter, whose type is the chain's.
-    fn check_length(&self, expected: u64, gradient: &DeviceTensor) -> Result<(), SpillError> {
-        let found = gradient.len_bytes();
-        if expected == found {
-            return Ok(());
-        }
-        let link = self.device.manager.link().name().to_owned();
-        Err(LinkError::Length { link, expected, found }.into())
     }
 }

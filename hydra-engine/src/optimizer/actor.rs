@@ -177,7 +177,8 @@ impl HostOptimizer {
         if state.spec.clip.is_none() {
             return complete.into_iter().try_for_each(|image| self.step(task, at.step, image, None));
         }
-        if complete.is_empty() || !state.all_complete(at.of) {
+        let trained = state.trained();
+        if complete.is_empty() || trained.iter().any(|image| state.images[*image].added != at.of) {
             return Ok(());
         }
         let state = &self.tasks[&task];
@@ -187,7 +188,7 @@ impl HostOptimizer {
         let norm = || self.pool.install(|| global_norm(&state.chain, squares));
         let norm = profile::time(Part::Optimizer, norm);
         let factor = state.spec.clip.map(|clip| clip_factor(clip, norm));
-        state.trained().into_iter().try_for_each(|image| self.step(task, at.step, image, factor))
+        trained.into_iter().try_for_each(|image| self.step(task, at.step, image, factor))
     }
 
     fn step(
@@ -287,10 +288,6 @@ impl TaskState {
         let images = self.chain.images().iter().enumerate();
         images.filter(|(_, layout)| layout.trained).map(|(image, _)| image).collect()
     }
-
-    fn all_complete(&self, microbatches: usize) -> bool {
-        self.trained().into_iter().all(|image| self.images[image].added == microbatches)
-    }
 }
 
 impl<S: ImageSum> Gathered<S> {
@@ -328,22 +325,9 @@ impl<S: ImageSum> Gathered<S> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::tied;
     use super::*;
-    use hydra_core::{FloatType, ImageParam, Init};
-
-    /// A parameter of one element that two layers name.
-    fn layout() -> ImageLayout {
-        let param = ImageParam {
-            name: "tied".to_owned(),
-            shape: vec![1],
-            offset: 0,
-            len: 1,
-            init: Init::Zeros,
-            given: None,
-        };
-        let (name, params) = ("tied".to_owned(), vec![param]);
-        ImageLayout { name, params, elements: 128, layers: vec![0, 3], trained: true, float: FloatType::F32 }
-    }
+    use hydra_core::FloatType;
 
     fn gather(order: &[(usize, usize)]) -> (Option<f32>, usize) {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
@@ -352,7 +336,7 @@ mod tests {
             let uses = gathered.waiting.entry(microbatch).or_insert_with(|| vec![None, None]);
             let value = [[1e8, 1.0], [-1e8, 3.0]][microbatch][use_];
             uses[use_] = Some(vec![Some(HostTensor::float(vec![value], [1]))]);
-            gathered.sum_up(&layout(), &pool);
+            gathered.sum_up(&tied(1, 1, FloatType::F32), &pool);
         }
         (gathered.sum.map(|sum| sum.params[0].chunk(0..1, |c| c[0])), gathered.added)
     }

@@ -106,11 +106,12 @@ pub(crate) fn clip_factor(clip: f64, norm: f64) -> f32 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::numbers;
     use super::*;
     use burn::optim::AdamWConfig;
     use burn::tensor::{Device, Tensor, TensorData};
     use hydra_core::optimizer::{AdamW, Sgd};
-    use hydra_core::{HostTensor, Key, OptimizerSpec};
+    use hydra_core::{HostTensor, OptimizerSpec};
 
     fn gradient(values: &[f32]) -> ParamGradient {
         let tensor = HostTensor::float(values.to_vec(), [values.len()]);
@@ -124,10 +125,6 @@ mod tests {
     /// A step of a parameter that decays.
     fn at(index: usize, rate: f64) -> Step {
         Step { index, rate, decays: true }
-    }
-
-    fn numbers(key: u64, n: usize) -> Vec<f32> {
-        (0..n as u64).map(|i| Key::new(key).normal(i) as f32).collect()
     }
 
     #[test]

@@ -104,9 +104,12 @@ impl ParamGradient {
         for other in others.iter().flatten() {
             if is_wide(other) {
                 add(sum, part(other));
-            } else {
-                add_widened(sum, other, range.clone());
+                continue;
             }
+            let mut scratch = [0.0; CHUNK];
+            let wide = &mut scratch[..range.len()];
+            other.read_floats(range.clone(), wide);
+            add(sum, wide);
         }
         read(sum)
     }
@@ -145,13 +148,6 @@ fn add(total: &mut [f32], part: &[f32]) {
     vectorized(|| total.iter_mut().zip(part).for_each(|(total, part)| *total += *part));
 }
 
-fn add_widened(total: &mut [f32], part: &HostTensor, range: Range<usize>) {
-    let mut scratch = [0.0; CHUNK];
-    let wide = &mut scratch[..range.len()];
-    part.read_floats(range, wide);
-    add(total, wide);
-}
-
 /// The sum of the squares of a slice, in the order of [`ParamGradient::sum_of_squares`].
 pub(crate) fn sum_of_squares(values: &[f32]) -> f64 {
     sum_over_blocks(values.len(), |range| block_of_squares(&values[range]))
@@ -179,12 +175,9 @@ fn block_of_squares(block: &[f32]) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::numbers;
     use super::*;
-    use hydra_core::{FloatType, Key};
-
-    fn numbers(key: u64, n: usize) -> Vec<f32> {
-        (0..n as u64).map(|i| Key::new(key).normal(i) as f32).collect()
-    }
+    use hydra_core::FloatType;
 
     fn uses(len: usize, tensors: &[Option<&[f32]>]) -> ParamGradient {
         let tensors = tensors.iter().map(|t| t.map(|t| HostTensor::float(t.to_vec(), [len]))).collect();

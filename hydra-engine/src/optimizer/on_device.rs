@@ -164,37 +164,17 @@ impl DeviceStepper {
 #[cfg(test)]
 mod tests {
     use super::super::gradient::ImageGradient;
+    use super::super::tests::{numbers, tied};
     use super::*;
     use bytes::Bytes;
     use hydra_core::optimizer::Sgd;
-    use hydra_core::{HostTensor, ImageParam, Init, Key, OptimizerSpec, TrainSpec};
+    use hydra_core::{HostTensor, OptimizerSpec, TrainSpec};
     use hydra_spill::{DeviceNarrow, Floats, Masters, NarrowFloats};
 
     const LEN: usize = 300;
 
-    /// Two parameters that two layers name.
     fn layout(float: FloatType) -> ImageLayout {
-        let param = |index: usize| ImageParam {
-            name: format!("p{index}"),
-            shape: vec![LEN],
-            offset: index * 384,
-            len: LEN,
-            init: Init::Zeros,
-            given: None,
-        };
-        let params = vec![param(0), param(1)];
-        ImageLayout {
-            name: "tied".to_owned(),
-            params,
-            elements: 768,
-            layers: vec![0, 3],
-            trained: true,
-            float,
-        }
-    }
-
-    fn numbers(key: u64, n: usize) -> Vec<f32> {
-        (0..n as u64).map(|i| Key::new(key).normal(i) as f32).collect()
+        tied(2, LEN, float)
     }
 
     /// The gradients of two layers for two parameters in three microbatches; also none, and zeros of either sign.
