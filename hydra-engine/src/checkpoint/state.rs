@@ -5,6 +5,7 @@ use crate::protocol::{SavedEvaluation, Sums};
 use crate::stages::{EvaluationKind, Stage};
 use hydra_core::TrainSpec;
 use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 /// The version of the format.
@@ -119,44 +120,37 @@ pub(crate) struct DataIdentity {
 impl Identity {
     /// Refuses a checkpoint, whose identity this is, for a task of another identity.
     pub(crate) fn check(&self, path: &Path, task: &Self) -> Result<(), CheckpointError> {
-        let pair = |what: &str, of: fn(&Self) -> String| (what.to_owned(), of(self), of(task));
-        let mut pairs = vec![
-            pair("device", |of| of.backend.clone()),
-            pair("precision", |of| {
-                if of.config.is_empty() { "the default".to_owned() } else { of.config.clone() }
-            }),
-            pair("type of floats", |of| of.float.clone()),
-            pair("architecture", |of| short(&of.architecture)),
-            pair("bits of optimizer steps", |of| {
-                if of.exact { "the host's" } else { "the device's" }.to_owned()
-            }),
-            pair("training data", |of| described(of.train.as_ref())),
-            pair("validation data", |of| described(of.validation.as_ref())),
-            pair("test data", |of| described(of.test.as_ref())),
-            pair("validation before training", |of| of.initial_validation.to_string()),
-        ];
-        pairs.extend(fields(&self.spec, &task.spec));
-        match pairs.into_iter().find(|(_, saved, task)| saved != task) {
-            Some((what, found, expected)) => {
+        let now: HashMap<String, String> = task.properties().into_iter().collect();
+        let now = |what: &String| now.get(what).cloned().unwrap_or_default();
+        match self.properties().into_iter().find(|(what, saved)| *saved != now(what)) {
+            Some((what, found)) => {
+                let expected = now(&what);
                 Err(CheckpointError::Other { path: path.to_owned(), what, found, expected })
             }
             None => Ok(()),
         }
     }
-}
 
-/// The fields of two specs, side by side.
-fn fields(saved: &TrainSpec, task: &TrainSpec) -> Vec<(String, String, String)> {
-    let values = |spec: &TrainSpec| match serde_json::to_value(spec) {
-        Ok(serde_json::Value::Object(fields)) => fields,
-        _ => serde_json::Map::new(),
-    };
-    let task = values(task);
-    let pair = |(name, saved): (String, serde_json::Value)| {
-        let now = task.get(&name).map(ToString::to_string).unwrap_or_default();
-        (name.replace('_', " "), saved.to_string(), now)
-    };
-    values(saved).into_iter().map(pair).collect()
+    /// All of it in words, by name.
+    fn properties(&self) -> Vec<(String, String)> {
+        let config = if self.config.is_empty() { "the default" } else { &self.config };
+        let exact = if self.exact { "the host's" } else { "the device's" };
+        let named = [
+            ("device", self.backend.clone()),
+            ("precision", config.to_owned()),
+            ("type of floats", self.float.clone()),
+            ("architecture", short(&self.architecture)),
+            ("bits of optimizer steps", exact.to_owned()),
+            ("training data", described(self.train.as_ref())),
+            ("validation data", described(self.validation.as_ref())),
+            ("test data", described(self.test.as_ref())),
+            ("validation before training", self.initial_validation.to_string()),
+        ];
+        let spec = serde_json::to_value(&self.spec).unwrap_or_default();
+        let spec = spec.as_object().into_iter().flatten();
+        let spec = spec.map(|(name, value)| (name.replace('_', " "), value.to_string()));
+        named.into_iter().map(|(name, value)| (name.to_owned(), value)).chain(spec).collect()
+    }
 }
 
 /// The beginning of a hash.

@@ -161,18 +161,16 @@ struct OnDevice<'a> {
 }
 
 impl OnDevice<'_> {
-    fn bytes_up(&self, host: &Bytes) -> Result<CubeBytes, SpillError> {
-        let there = self.link.upload(host)?;
-        let elsewhere = || LinkError::Elsewhere { link: self.link.name().to_owned() };
-        Ok(there.as_buffer::<CubeBytes>().ok_or_else(elsewhere)?.clone())
-    }
-
     fn up(&self, values: &[f32]) -> Result<CubeBytes, SpillError> {
-        self.bytes_up(&HostTensor::float(values.to_vec(), [values.len()]).bytes)
+        let tensor = HostTensor::float(values.to_vec(), [values.len()]);
+        Ok(self.tensor_up(&tensor, FloatType::F32)?.bytes)
     }
 
     fn tensor_up(&self, tensor: &HostTensor, float: FloatType) -> Result<CubeFloats, SpillError> {
-        Ok(CubeFloats { bytes: self.bytes_up(&tensor.bytes)?, float })
+        let uploaded = self.link.upload(&tensor.bytes)?;
+        let elsewhere = || LinkError::Elsewhere { link: self.link.name().to_owned() };
+        let bytes = uploaded.as_buffer::<CubeBytes>().ok_or_else(elsewhere)?.clone();
+        Ok(CubeFloats { bytes, float })
     }
 
     fn down(&self, there: &CubeBytes) -> Result<Vec<f32>, SpillError> {
