@@ -106,11 +106,9 @@ impl TrainTask {
         Self { output: Some((writer, dir)), ..self }
     }
 
-    /// Writes checkpoints into this file, whose directory is made: as often as the run says
-    /// ([`Orchestrator::checkpoint_every`](crate::Orchestrator::checkpoint_every)), when the run is asked to stop,
-    /// and a last one when the task was trained to its end: of the results alone where the model was written
-    /// ([`write_to`](Self::write_to)), and with the trained weights, as `masters/<parameter>`, where it was not. It
-    /// replaces what was in the file.
+    /// Writes checkpoints into this file, whose directory is made: as often as
+    /// [`Orchestrator::checkpoint_every`](crate::Orchestrator::checkpoint_every) says, when the run is asked to stop, and at
+    /// the task's end: of the results alone where the model was [written](Self::write_to), else with the trained weights.
     pub fn checkpoint_to(self, file: PathBuf) -> Self {
         Self { checkpoint: Some(file), ..self }
     }

@@ -183,7 +183,7 @@ impl HostOptimizer {
         }
         let state = &self.tasks[&task];
         let squares = |image: usize, slot: usize| {
-            state.images[image].sum.as_ref().map_or(0.0, |sum| sum.params[slot].sum_of_squares())
+            state.images[image].sum.as_ref().map_or(0.0, |sum| sum[slot].sum_of_squares())
         };
         let norm = || self.pool.install(|| global_norm(&state.chain, squares));
         let norm = profile::time(Part::Optimizer, norm);
@@ -338,7 +338,7 @@ mod tests {
             uses[use_] = Some(vec![Some(HostTensor::float(vec![value], [1]))]);
             gathered.sum_up(&tied(1, 1, FloatType::F32), &pool);
         }
-        (gathered.sum.map(|sum| sum.params[0].chunk(0..1, |c| c[0])), gathered.added)
+        (gathered.sum.map(|sum| sum[0].chunk(0..1, |c| c[0])), gathered.added)
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! The formulas are the optimizers' own ([`hydra_core::optimizer`]): element by element, so a step gives the same bits
 //! whatever the chunks and threads. The only reduction is the global norm, in `f64`, over fixed blocks in chain order.
 
-use super::gradient::{CHUNK, ImageGradient, ParamGradient};
+use super::gradient::{CHUNK, ParamGradient};
 use hydra_core::optimizer::{Elements, Optimizer, Step};
 use hydra_core::{Chain, FloatType, ImageLayout, ImageParam, TrainSpec};
 use hydra_spill::{Masters, NarrowFloats};
@@ -32,10 +32,10 @@ impl<'a> TaskStep<'a> {
     }
 
     /// Steps a whole image, in parallel over the current thread pool.
-    pub(crate) fn image(&self, layout: &ImageLayout, masters: &mut Masters, gradient: &ImageGradient) {
+    pub(crate) fn image(&self, layout: &ImageLayout, masters: &mut Masters, gradient: &[ParamGradient]) {
         let Masters { params, narrow, moments } = masters;
         let float = narrow.as_ref().map(NarrowFloats::float_type);
-        for (param, gradient) in layout.params.iter().zip(&gradient.params) {
+        for (param, gradient) in layout.params.iter().zip(gradient) {
             let range = param.range();
             let moments: Vec<&mut [f32]> = moments.iter_mut().map(|m| &mut m[range.clone()]).collect();
             let narrow = narrow.as_mut().map(|narrow| &mut narrow[range.clone()]);

@@ -14,7 +14,7 @@ pub(crate) enum Tried<'a> {
 }
 
 /// The number of values of a rule of the optimizer that a device computed otherwise than the host.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct RuleCheck {
     /// The rule, such as `AdamW`, and the type of the gradients if they are not `f32`.
     pub rule: String,

@@ -46,9 +46,7 @@ pub(crate) enum ParamGradient {
 }
 
 /// The gradients of an image's parameters, by slot.
-pub(crate) struct ImageGradient {
-    pub params: Vec<ParamGradient>,
-}
+pub(crate) type ImageGradient = Vec<ParamGradient>;
 
 impl ImageSum for ImageGradient {
     type Use = HostTensor;
@@ -60,12 +58,11 @@ impl ImageSum for ImageGradient {
             params.iter_mut().zip(layer).for_each(|(uses, gradient)| uses.push(gradient));
         }
         let params = layout.params.iter().zip(params);
-        Self { params: params.map(|(p, tensors)| ParamGradient::Uses { len: p.len, tensors }).collect() }
+        params.map(|(p, tensors)| ParamGradient::Uses { len: p.len, tensors }).collect()
     }
 
     fn add(self, next: &Self, pool: &rayon::ThreadPool) -> Self {
-        let params = self.params.into_iter().zip(&next.params);
-        pool.install(|| Self { params: params.map(|(sum, next)| sum.add(next)).collect() })
+        pool.install(|| self.into_iter().zip(next).map(|(sum, next)| sum.add(next)).collect())
     }
 }
 

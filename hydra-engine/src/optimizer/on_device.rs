@@ -34,9 +34,7 @@ pub(crate) fn compare(
 }
 
 /// The gradients of an image's parameters on their device, by slot; nothing is zero.
-pub(crate) struct DeviceGradient {
-    params: Vec<Option<DeviceFloats>>,
-}
+pub(crate) type DeviceGradient = Vec<Option<DeviceFloats>>;
 
 impl ImageSum for DeviceGradient {
     type Use = DeviceTensor;
@@ -61,12 +59,11 @@ impl ImageSum for DeviceGradient {
                 }
             }
         }
-        Self { params }
+        params
     }
 
     fn add(self, next: &Self, memory: &dyn DeviceMemory) -> Self {
-        let params = self.params.into_iter().zip(&next.params);
-        Self { params: params.map(|(sum, next)| add(sum, next.as_ref(), memory)).collect() }
+        self.into_iter().zip(next).map(|(sum, next)| add(sum, next.as_ref(), memory)).collect()
     }
 }
 
@@ -121,9 +118,9 @@ impl DeviceStepper {
         step: &TaskStep<'_>,
         layout: &ImageLayout,
         masters: &mut DeviceMasters,
-        gradient: &DeviceGradient,
+        gradient: &[Option<DeviceFloats>],
     ) -> Result<(), EngineError> {
-        self.charged(|| self.memory.step(step, layout, masters, &gradient.params));
+        self.charged(|| self.memory.step(step, layout, masters, gradient));
         self.finish_masters(masters, "the optimizer's step")
     }
 

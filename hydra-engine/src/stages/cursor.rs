@@ -193,16 +193,12 @@ impl Cursor {
             Stage::Evaluate { kind, batch } if batch + 1 < self.program.batches(kind) => {
                 self.enter(Stage::Evaluate { kind, batch: batch + 1 });
             }
-            Stage::Evaluate { kind, .. } => self.after_evaluation(kind),
+            Stage::Evaluate { kind, .. } => match kind {
+                EvaluationKind::Initial | EvaluationKind::Periodic => self.after_minibatches(),
+                EvaluationKind::Validation => self.final_test(),
+                EvaluationKind::Test => self.stage = Stage::Write,
+            },
             waiting => self.stage = waiting,
-        }
-    }
-
-    fn after_evaluation(&mut self, kind: EvaluationKind) {
-        match kind {
-            EvaluationKind::Initial | EvaluationKind::Periodic => self.after_minibatches(),
-            EvaluationKind::Validation => self.final_test(),
-            EvaluationKind::Test => self.stage = Stage::Write,
         }
     }
 

@@ -201,7 +201,7 @@ impl OnDevice<'_> {
         let mut moments: Vec<Vec<f32>> = drawn.into_iter().take(rule.spec.moments()).collect();
         let params_there = self.up(&params)?;
         let moments_there = moments.iter().map(|m| self.up(m)).collect::<Result<Vec<_>, _>>()?;
-        let mut found = Found::new(rule.name, float);
+        let mut found = RuleCheck::of(rule.name, float);
         for index in STEPS {
             let grads = gradient(key.fold(3 + index as u64), float);
             let step = Step { index, rate: rule.spec.lr(), decays: true };
@@ -211,12 +211,12 @@ impl OnDevice<'_> {
             let mut moments: Vec<&mut [f32]> = moments.iter_mut().map(|m| &mut m[..]).collect();
             let grads = grads.floats(0..2 * ELEMENTS);
             here(&*rule.spec, &step, Elements::new(&mut params, &grads, &mut moments, rule.clip));
-            found.compare(&params, &self.down(&params_there)?);
+            found.count(&params, &self.down(&params_there)?);
             for (here, there) in moments.iter().zip(&moments_there) {
-                found.compare(here, &self.down(there)?);
+                found.count(here, &self.down(there)?);
             }
         }
-        Ok(found.0)
+        Ok(found)
     }
 
     /// Sums of gradients; also of one that is a sum already.
@@ -233,10 +233,10 @@ impl OnDevice<'_> {
         self.finish()?;
         let here: Vec<f32> = a.iter().zip(&*b).zip(&*c).map(|((a, b), c)| (a + b) + c).collect();
         let mixed: Vec<f32> = a.iter().zip(&wide).map(|(a, wide)| a + wide).collect();
-        let mut found = Found::new("sums of gradients", float);
-        found.compare(&here, &self.down(&sum_there)?);
-        found.compare(&mixed, &self.down(&mixed_there)?);
-        Ok(found.0)
+        let mut found = RuleCheck::of("sums of gradients", float);
+        found.count(&here, &self.down(&sum_there)?);
+        found.count(&mixed, &self.down(&mixed_there)?);
+        Ok(found)
     }
 
     /// Masters rounded to what shard tasks read.
@@ -247,36 +247,33 @@ impl OnDevice<'_> {
         let there = self.tensor_up(&zeros, float)?;
         round(&self.up(&values)?, &there);
         self.finish()?;
-        let mut found = Found::new("rounding", float);
-        found.compare(&here.floats(0..values.len()), &self.floats_down(&there)?);
-        Ok(found.0)
+        let mut found = RuleCheck::of("rounding", float);
+        found.count(&here.floats(0..values.len()), &self.floats_down(&there)?);
+        Ok(found)
     }
 }
 
-struct Found(RuleCheck);
-
-impl Found {
-    fn new(rule: &str, float: FloatType) -> Self {
+impl RuleCheck {
+    fn of(rule: &str, float: FloatType) -> Self {
         let rule = match float {
             FloatType::F32 => rule.to_owned(),
             narrow => format!("{rule} in {narrow}"),
         };
-        let (ordinary, ordinary_differing, extreme, extreme_differing) = (0, 0, 0, 0);
-        Self(RuleCheck { rule, ordinary, ordinary_differing, extreme, extreme_differing, example: None })
+        Self { rule, ..Self::default() }
     }
 
     /// Counts the values that differ. Any two that are no numbers are alike: a task with such fails.
-    fn compare(&mut self, here: &[f32], there: &[f32]) {
+    fn count(&mut self, here: &[f32], there: &[f32]) {
         let differs = |(a, b): &(&f32, &f32)| a.to_bits() != b.to_bits() && !(a.is_nan() && b.is_nan());
-        let count =
+        let differing =
             |range: Range<usize>| here[range.clone()].iter().zip(&there[range]).filter(differs).count();
-        self.0.ordinary += ELEMENTS;
-        self.0.ordinary_differing += count(0..ELEMENTS);
-        self.0.extreme += here.len() - ELEMENTS;
-        self.0.extreme_differing += count(ELEMENTS..here.len());
-        if self.0.example.is_none() {
+        self.ordinary += ELEMENTS;
+        self.ordinary_differing += differing(0..ELEMENTS);
+        self.extreme += here.len() - ELEMENTS;
+        self.extreme_differing += differing(ELEMENTS..here.len());
+        if self.example.is_none() {
             let first = here.iter().zip(there).find(|pair| differs(pair));
-            self.0.example = first.map(|(here, there)| format!("{here:e} on the host, {there:e} there"));
+            self.example = first.map(|(here, there)| format!("{here:e} on the host, {there:e} there"));
         }
     }
 }
@@ -336,12 +333,12 @@ mod tests {
     fn a_bit_that_differs_is_found() {
         let here = vec![1.0; ELEMENTS + 3];
         let mut there = here.clone();
-        let mut found = Found::new("rule", FloatType::F32);
-        found.compare(&here, &there);
-        assert!(OptimizerCheck { rules: vec![found.0.clone()] }.is_exact());
+        let mut found = RuleCheck::of("rule", FloatType::F32);
+        found.count(&here, &there);
+        assert!(OptimizerCheck { rules: vec![found.clone()] }.is_exact());
         (there[7], there[ELEMENTS]) = (1.0 + f32::EPSILON, -1.0);
-        found.compare(&here, &there);
-        let check = OptimizerCheck { rules: vec![found.0] };
+        found.count(&here, &there);
+        let check = OptimizerCheck { rules: vec![found] };
         assert_eq!((check.is_exact(), check.differing(), check.values()), (false, 2, 2 * here.len()));
         let example = check.rules[0].example.as_deref();
         assert_eq!(example, Some("1e0 on the host, 1.0000001e0 there"));
