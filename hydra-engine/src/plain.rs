@@ -1,8 +1,7 @@
 //! The plain training loop: one resident, unsharded model, one step after another.
 //!
-//! This is the reference that spilled training is compared with, bit for bit, and it stays as plain as it
-//! can be: the whole chain is one graph, the optimizer is a scalar loop, nothing overlaps. It shares with
-//! the engine only what defines a task: the data order, the schedule, and the optimizer's formula.
+//! This is the reference that spilled training is compared with, bit for bit: the whole chain is one graph, the optimizer
+//! is a scalar loop, nothing overlaps. Data order, schedule and the optimizer's formula alone are the engine's too.
 
 use crate::error::{EngineError, guarded};
 use crate::optimizer::{TaskStep, clip_factor, global_norm, sum_of_squares};
@@ -14,7 +13,7 @@ use hydra_core::{
     TrainSpec, gather, loss_value,
 };
 
-/// What the plain loop gives.
+/// The results of the plain loop.
 #[derive(Clone, Debug)]
 pub struct PlainRun {
     /// The mean loss of each minibatch, before its update.
@@ -46,30 +45,22 @@ pub fn train_on(
     spec: &TrainSpec,
     device: &Device,
 ) -> Result<PlainRun, EngineError> {
-    guarded("the plain loop", || train_plainly(chain, data, spec, device))
-}
-
-fn train_plainly(
-    chain: &Chain,
-    data: &dyn Dataset,
-    spec: &TrainSpec,
-    device: &Device,
-) -> Result<PlainRun, EngineError> {
-    spec.validate()?;
-    let mut model = Model::new(chain, spec, device.clone().autodiff())?;
-    let mut sampler = Sampler::new(data.len(), spec.batch, spec.seed, spec.shuffle);
-    let steps = spec.steps(data.len());
-    let mut run =
-        PlainRun { losses: vec![], gradient_norms: vec![], images: vec![], weights_sha256: String::new() };
-    for step in 0..steps {
-        let items = sampler.items(step);
-        let (loss, grads) = model.gradients(data, &items, step)?;
-        run.losses.push(loss);
-        run.gradient_norms.push(model.update(grads, step, steps));
-    }
-    let mut hash = WeightHash::default();
-    model.images.iter().enumerate().for_each(|(i, image)| hash.add(chain, i, image));
-    Ok(PlainRun { images: model.images, weights_sha256: hash.finish(), ..run })
+    guarded("the plain loop", || {
+        spec.validate()?;
+        let mut model = Model::new(chain, spec, device.clone().autodiff())?;
+        let mut sampler = Sampler::new(data.len(), spec.batch, spec.seed, spec.shuffle);
+        let steps = spec.steps(data.len());
+        let (mut losses, mut gradient_norms) = (Vec::new(), Vec::new());
+        for step in 0..steps {
+            let items = sampler.items(step);
+            let (loss, grads) = model.gradients(data, &items, step)?;
+            losses.push(loss);
+            gradient_norms.push(model.update(grads, step, steps));
+        }
+        let mut hash = WeightHash::default();
+        model.images.iter().enumerate().for_each(|(i, image)| hash.add(chain, i, image));
+        Ok(PlainRun { losses, gradient_norms, images: model.images, weights_sha256: hash.finish() })
+    })
 }
 
 struct Model<'a> {

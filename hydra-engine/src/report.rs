@@ -26,7 +26,7 @@ pub struct TaskReport {
     /// The failure, for programs. It is not written with the report.
     #[serde(skip)]
     pub failure: Option<Arc<EngineError>>,
-    /// How its model was cut, and where it lived.
+    /// The division of its model, and the homes of its masters.
     #[serde(flatten)]
     pub plan: PlanReport,
     /// Minibatches trained.
@@ -52,7 +52,7 @@ pub struct TaskReport {
     pub times: TaskTimes,
 }
 
-/// How a task's model was cut, and where it lived.
+/// The division of a task's model, and the homes of its masters.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct PlanReport {
     /// Parameters of the model.
@@ -89,7 +89,7 @@ pub struct CheckpointReport {
     /// Minibatches that an earlier run trained, if this one went on from a checkpoint.
     #[serde(default)]
     pub resumed_at: Option<usize>,
-    /// Why its last checkpoint could not be written, if it could not.
+    /// The reason for which its last checkpoint could not be written, if it could not.
     #[serde(default)]
     pub checkpoint_error: Option<String>,
 }
@@ -153,10 +153,8 @@ pub struct RunReport {
     /// No schedule of the same shard tasks could be shorter: the larger of all compute over the number of
     /// devices and the longest task with the optimizer time it could not hide.
     pub lower_bound_s: f64,
-    /// The makespan that the simulator predicts from [`RunReport::workload`], under the same policy. `None`
-    /// where not every task was trained to its end, and where one accumulates gradients over microbatches
-    /// or has frozen shards before its first trained layer: the simulator knows neither. Nor is there one where a
-    /// task went on from a checkpoint.
+    /// The makespan that the simulator predicts from [`RunReport::workload`], under the same policy. `None` where a task was
+    /// not trained from its beginning to its end, accumulates gradients, or has frozen shards before its first trained layer.
     #[serde(default)]
     pub replay_s: Option<f64>,
     /// Trained tokens (or items) a second over the makespan.
@@ -178,9 +176,8 @@ pub struct RunReport {
     /// The most of what was admitted that was reserved at once. It includes what was set aside for work on masters on the disk.
     #[serde(default)]
     pub host_peak_bytes: u64,
-    /// The run as its mean measured costs, for [`hydra_sched::simulate`]: what was trained and evaluated of each
-    /// task that trained at all. A microbatch stands as a minibatch of its own, and layers without
-    /// gradients as backwards of no time. It is not serialized with the report.
+    /// The run as its mean measured costs, for [`hydra_sched::simulate`], of each task that trained. A microbatch stands as
+    /// a minibatch, and layers without gradients as backwards of no time. It is not serialized with the report.
     #[serde(skip)]
     pub workload: Option<Workload>,
 }

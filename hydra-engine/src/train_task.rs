@@ -82,59 +82,48 @@ impl TrainTask {
     }
 
     /// Evaluates on this data before and after training, and during it if the spec says so.
-    pub fn validation(mut self, data: Arc<dyn Dataset>) -> Self {
-        self.validation = Some(data);
-        self
+    pub fn validation(self, data: Arc<dyn Dataset>) -> Self {
+        Self { validation: Some(data), ..self }
     }
 
     /// Evaluates on this data after training.
-    pub fn test(mut self, data: Arc<dyn Dataset>) -> Self {
-        self.test = Some(data);
-        self
+    pub fn test(self, data: Arc<dyn Dataset>) -> Self {
+        Self { test: Some(data), ..self }
     }
 
     /// A description for the report.
-    pub fn config(mut self, config: serde_json::Value) -> Self {
-        self.config = config;
-        self
+    pub fn config(self, config: serde_json::Value) -> Self {
+        Self { config, ..self }
     }
 
     /// Cut-points given by hand; the run is refused where they do not fit.
-    pub fn cuts(mut self, cuts: Vec<usize>) -> Self {
-        self.cuts = Some(cuts);
-        self
+    pub fn cuts(self, cuts: Vec<usize>) -> Self {
+        Self { cuts: Some(cuts), ..self }
     }
 
     /// Writes the trained model into `dir`.
-    pub fn write_to(mut self, writer: Arc<dyn ModelWriter>, dir: PathBuf) -> Self {
-        self.output = Some((writer, dir));
-        self
+    pub fn write_to(self, writer: Arc<dyn ModelWriter>, dir: PathBuf) -> Self {
+        Self { output: Some((writer, dir)), ..self }
     }
 
-    /// Writes checkpoints into this file, whose directory is made: as often as the run says
-    /// ([`Orchestrator::checkpoint_every`](crate::Orchestrator::checkpoint_every)), when the run is asked to stop,
-    /// and a last one when the task was trained to its end: of the results alone where the model was written
-    /// ([`write_to`](Self::write_to)), and with the trained weights, as `masters/<parameter>`, where it was not. It
-    /// replaces what was in the file.
-    pub fn checkpoint_to(mut self, file: PathBuf) -> Self {
-        self.checkpoint = Some(file);
-        self
+    /// Writes checkpoints into this file, whose directory is made: as often as
+    /// [`Orchestrator::checkpoint_every`](crate::Orchestrator::checkpoint_every) says, when the run is asked to stop, and at
+    /// the task's end: of the results alone where the model was [written](Self::write_to), else with the trained weights.
+    pub fn checkpoint_to(self, file: PathBuf) -> Self {
+        Self { checkpoint: Some(file), ..self }
     }
 
-    /// Begins where the checkpoint says, and comes to the bits to which the task would have come. The task must be as
-    /// it was: chain, spec, data and kind of device; budgets, cuts, the number of devices, threads and policy may
-    /// differ. One that is finished is not trained again, and reported as it was; if it has the trained weights and this
-    /// task a writer, its model is written.
-    pub fn resume_from(mut self, checkpoint: Checkpoint) -> Self {
-        self.resume = Some(checkpoint);
-        self
+    /// Begins where the checkpoint says, and comes to the bits to which the task would have come. Chain, spec, data and kind
+    /// of device must be as they were; budgets, cuts, the number of devices, threads and policy may differ. One that is
+    /// finished is not trained again; if it has the trained weights and this task a writer, its model is written.
+    pub fn resume_from(self, checkpoint: Checkpoint) -> Self {
+        Self { resume: Some(checkpoint), ..self }
     }
 
-    /// A flag that stops this task, and no other, at the end of the minibatch that has begun: it then has the weights of
-    /// that minibatch, or the best ones where the spec keeps them, and is written and reported as stopped.
-    pub fn stop_flag(mut self, stop: StopFlag) -> Self {
-        self.stop = stop;
-        self
+    /// A flag that stops this task alone at the end of the minibatch that has begun: with the weights of that minibatch, or
+    /// the best ones of a spec that evaluates periodically, it is written and reported as stopped.
+    pub fn stop_flag(self, stop: StopFlag) -> Self {
+        Self { stop, ..self }
     }
 
     pub(crate) fn checkpoint_file(&self) -> Option<&Path> {
@@ -152,9 +141,8 @@ impl TrainTask {
     }
 
     /// Evaluates on the validation data before training, or does not; on by default.
-    pub fn initial_validation(mut self, on: bool) -> Self {
-        self.initial_validation = on;
-        self
+    pub fn initial_validation(self, on: bool) -> Self {
+        Self { initial_validation: on, ..self }
     }
 }
 

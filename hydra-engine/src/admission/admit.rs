@@ -1,10 +1,10 @@
 //! Admission itself: all steps in their order, and what comes of them.
 
 use super::check::check;
-use super::cut::{Limits, cut};
+use super::cut::{CutTask, Limits, cut};
 use super::host_memory::{HostMemory, Room};
 use super::measure::{Pilot, Tell, measure};
-use super::placement::{PlacedTask, Placement, place};
+use super::placement::{Placement, place};
 use super::settings::AdmissionSettings;
 use super::sizes::TaskSizes;
 use crate::checkpoint::Checkpoint;
@@ -78,8 +78,7 @@ pub struct Admission {
     pub disk_bytes: u64,
     /// The budget of the disk, where there is one.
     pub disk_budget_bytes: Option<u64>,
-    /// Models that may be within a minibatch at once. When a task has ended, what its masters took may be room for
-    /// more.
+    /// Models that may be within a minibatch at once, until the masters of a task that ended leave room for more.
     pub active_models: usize,
     /// Estimated seconds of the run: all compute over the devices, or the longest task.
     pub estimated_s: f64,
@@ -100,17 +99,15 @@ pub(crate) fn admit(
     let budget = devices.iter().map(|device| device.spec.memory.bytes()).min().unwrap_or(0);
     let limits = Limits::of(&measured, budget)?;
     let cut = cut(measured, &limits, &pilot)?;
-    let placed = place(settings.placement, cut, &limits, devices)?;
-    let sizes: Vec<TaskSizes> = placed.iter().map(TaskSizes::of).collect();
+    let placed = place(settings.placement, &cut, &limits, devices)?;
+    let sizes: Vec<TaskSizes> = cut.iter().zip(&placed).map(|(cut, on)| TaskSizes::of(cut, on)).collect();
     let (budget, disk) = (settings.host_memory.bytes(), settings.disk.as_ref());
     let room = HostMemory { budget, disk, devices: devices.len() }.find_room(&sizes)?;
-    let admitted = |(index, placed)| AdmittedTask::new(placed, &sizes[index], &room, index);
-    let tasks: Vec<AdmittedTask> = placed.into_iter().enumerate().map(admitted).collect();
+    let admitted = |(index, (cut, on))| AdmittedTask::new(cut, on, &sizes[index], &room, index);
+    let tasks: Vec<AdmittedTask> = cut.into_iter().zip(placed).enumerate().map(admitted).collect();
+    let named = |device: &LogicalDevice| (device.spec.name.clone(), device.spec.memory.bytes());
     Ok(Admission {
-        devices: devices
-            .iter()
-            .map(|device| (device.spec.name.clone(), device.spec.memory.bytes()))
-            .collect(),
+        devices: devices.iter().map(named).collect(),
         reserve_bytes: limits.reserve,
         host_budget_bytes: budget,
         host_admitted_bytes: room.admitted,
@@ -126,8 +123,8 @@ pub(crate) fn admit(
 
 impl AdmittedTask {
     /// The task of this index in its room.
-    fn new(placed: PlacedTask<'_>, sizes: &TaskSizes, room: &Room, index: usize) -> Self {
-        let PlacedTask { task, batch, plan, optimizer } = placed;
+    fn new(cut: CutTask<'_>, optimizer: Placement, sizes: &TaskSizes, room: &Room, index: usize) -> Self {
+        let CutTask { task, batch, plan, .. } = cut;
         let items = task.train.len();
         let units_per_item = (batch.units / batch.items.max(1)) as u64;
         let on_disk = room.division.on_disk[index].clone();

@@ -19,7 +19,12 @@ fn check_data(task: &TrainTask) -> Result<(), EngineError> {
         let dataset = data.name().to_owned();
         return Err(EngineError::EmptyDataset { task: task.name.clone(), dataset });
     }
-    check_order(task)?;
+    let draws_order = task.spec.shuffle && !task.evaluate_only;
+    if draws_order && u32::try_from(task.train.len()).is_err() {
+        let expected =
+            "false for a dataset of more than 4294967295 items: each has 8 bytes in the order of an epoch";
+        return Err(CoreError::Spec { name: "shuffle", found: "true".to_owned(), expected }.into());
+    }
     let expected = item_shapes(task.train.as_ref())?;
     for data in datasets() {
         let found = item_shapes(data.as_ref())?;
@@ -27,17 +32,6 @@ fn check_data(task: &TrainTask) -> Result<(), EngineError> {
             let dataset = data.name().to_owned();
             return Err(EngineError::ItemShapes { dataset, expected, found });
         }
-    }
-    Ok(())
-}
-
-/// Refuses an order of items that no memory holds.
-fn check_order(task: &TrainTask) -> Result<(), CoreError> {
-    let draws_order = task.spec.shuffle && !task.evaluate_only;
-    if draws_order && u32::try_from(task.train.len()).is_err() {
-        let expected =
-            "false for a dataset of more than 4294967295 items: each has 8 bytes in the order of an epoch";
-        return Err(CoreError::Spec { name: "shuffle", found: "true".to_owned(), expected });
     }
     Ok(())
 }

@@ -4,7 +4,7 @@ use super::measure::{Costs, MeasuredTask, Pilot};
 use crate::error::{EngineError, refused};
 use crate::train_task::TrainTask;
 use hydra_core::Batch;
-use hydra_partition::{Demand, Fingerprint, PartitionPlan, Rules, choose_reserve};
+use hydra_partition::{Demand, PartitionPlan, Rules, choose_reserve};
 use std::sync::Arc;
 
 /// A task with the plan of its shards.
@@ -24,10 +24,7 @@ pub(super) struct Limits {
 }
 
 impl Limits {
-    /// The limits of tasks on devices of at least `budget` bytes.
-    ///
-    /// # Errors
-    /// A task that does not fit, named.
+    /// The limits of tasks on devices of at least `budget` bytes; a task that does not fit is refused by name.
     pub(super) fn of(tasks: &[MeasuredTask<'_>], budget: u64) -> Result<Self, EngineError> {
         let demand = |measured| {
             let MeasuredTask { task, costs, .. }: &MeasuredTask<'_> = measured;
@@ -64,7 +61,7 @@ fn plan(
     pilot: &Pilot<'_>,
     others: &[CutTask<'_>],
 ) -> Result<Arc<PartitionPlan>, EngineError> {
-    let MeasuredTask { task, costs, .. } = measured;
+    let MeasuredTask { task, batch, costs } = measured;
     let fingerprint = costs.fingerprint.clone().under(limits.budget, limits.reserve);
     let fingerprint = fingerprint.cut_at(task.cuts.as_deref());
     let same = |cut: &&CutTask<'_>| Arc::ptr_eq(&cut.costs, costs) && cut.plan.fingerprint == fingerprint;
@@ -76,22 +73,12 @@ fn plan(
     let plan = match pilot.plans.path.as_deref().map(find).transpose()?.flatten() {
         Some(plan) if plan.rules == rules => plan.check_layers(&task.chain).map(|()| plan)?,
         // None, or one with another margin.
-        _ => new_plan(measured, fingerprint, rules, pilot)?,
+        _ => pilot.with_partitioner(task, |partitioner| {
+            let mut plan = partitioner.plan(&costs.profile, fingerprint, rules, task.cuts.as_deref())?;
+            partitioner.verify(&mut plan, &task.chain, batch, pilot.device)?;
+            Ok::<_, EngineError>(plan)
+        })?,
     };
     tracing::info!(task = task.name, "partition plan\n{plan}");
     Ok(Arc::new(plan))
-}
-
-fn new_plan(
-    measured: &MeasuredTask<'_>,
-    fingerprint: Fingerprint,
-    rules: Rules,
-    pilot: &Pilot<'_>,
-) -> Result<PartitionPlan, EngineError> {
-    let MeasuredTask { task, batch, costs } = measured;
-    pilot.with_partitioner(task, |partitioner| {
-        let mut plan = partitioner.plan(&costs.profile, fingerprint, rules, task.cuts.as_deref())?;
-        partitioner.verify(&mut plan, &task.chain, batch, pilot.device)?;
-        Ok(plan)
-    })
 }

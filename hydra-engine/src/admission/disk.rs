@@ -41,10 +41,7 @@ impl DiskTier {
         }
     }
 
-    /// Makes the files in which the images live that do not stay in host memory, unless they are there.
-    ///
-    /// # Errors
-    /// [`SpillError::DiskRoom`] where the disk has no room; the files are not there then.
+    /// Makes the files of the images on the disk, unless they exist. Where the disk has no room, none is made.
     pub(crate) fn reserve(&mut self, tasks: &[TrainTask], admission: &Admission) -> Result<(), EngineError> {
         let Some(DiskSpec { dir, budget }) = &self.wanted else { return Ok(()) };
         let budget = Budget::new(format!("disk `{}`", dir.display()), *budget);
@@ -75,7 +72,7 @@ fn largest_on_disk((task, admitted): (&TrainTask, &AdmittedTask)) -> Option<u64>
     images.filter(|(_, on_disk)| **on_disk).map(|(layout, _)| stored_bytes(layout, &task.spec)).max()
 }
 
-/// The images of a task that live on the disk, each with its copy where one is kept, and their bytes.
+/// The images of a task on the disk, each with the snapshot of its best parameters if it has one, and their bytes.
 fn images_of<'a>(
     id: TaskId,
     task: &'a TrainTask,

@@ -9,7 +9,7 @@
 //! - one image at the writer, which hashes, writes and saves one after the other. It is set apart, because code of a task
 //!   may hold what it reads there: what does not fit is refused to that task alone.
 //!
-//! The copy of an image's best parameters, where one is kept, lives where the image does, and is part of its masters here.
+//! The snapshot of an image's best parameters is where the image is, and part of its masters here.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -61,12 +61,7 @@ pub(crate) struct Division {
 }
 
 impl Division {
-    /// The division that leaves everything in host memory.
-    pub(super) fn all_in_memory(tasks: &[&StoredImages]) -> Self {
-        Self::of(tasks, tasks.iter().map(|task| vec![false; task.masters.len()]).collect(), 0)
-    }
-
-    fn of(tasks: &[&StoredImages], on_disk: Vec<Vec<bool>>, devices: usize) -> Self {
+    pub(super) fn of(tasks: &[&StoredImages], on_disk: Vec<Vec<bool>>, devices: usize) -> Self {
         let all: u64 = tasks.iter().flat_map(|task| &task.masters).sum();
         let with_disk = || tasks.iter().zip(&on_disk);
         let promotion = with_disk().map(|(task, on_disk)| task.promotion(on_disk)).max().unwrap_or(0);
@@ -104,8 +99,7 @@ pub(crate) fn divide(tasks: &[&StoredImages], room: u64, devices: usize) -> Resu
     }
 }
 
-/// Leaves what is larger than `limit` in host memory, and of the rest what finds room beside the most that it can need
-/// on the disk.
+/// Leaves what is larger than `limit` in host memory, and of the rest what finds room beside the most that it can need.
 fn under(tasks: &[&StoredImages], limit: u64, room: u64, devices: usize) -> Division {
     let leaves = |task: &&StoredImages| {
         task.masters.iter().map(|bytes| task.may_leave && *bytes <= limit).collect::<Vec<_>>()

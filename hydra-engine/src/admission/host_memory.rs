@@ -1,5 +1,4 @@
-//! The search for room: how much host memory each task of a run takes, and what goes to the disk; a pure function of
-//! sizes.
+//! The search for room in host memory and on the disk for each task of a run: a pure function of sizes.
 
 use super::division::{Division, StoredImages, divide};
 use super::gradients::FLOWING;
@@ -45,10 +44,7 @@ pub(super) struct Room {
 
 impl HostMemory<'_> {
     /// Finds the room of a run. A model within a minibatch has room for all of its gradients if then nothing has to
-    /// leave host memory and each device can have a model; otherwise for those of some shards.
-    ///
-    /// # Errors
-    /// As [`room_with`](Self::room_with), with the gradients of one shard.
+    /// leave host memory and each device can have a model; otherwise for those of some shards, at least of one.
     pub(super) fn find_room(&self, tasks: &[TaskSizes]) -> Result<Room, EngineError> {
         let wanted = self.devices.min(tasks.iter().filter(|task| !task.is_finished()).count());
         let mut most: Option<Room> = None;
@@ -72,10 +68,7 @@ impl HostMemory<'_> {
 
     /// The room of a run in which a model has room for the gradients of so many shards. Masters are there for the whole
     /// run, in host memory or on the disk; as many models as fit beside those in host memory may be within a minibatch
-    /// at once, and at least the largest one must.
-    ///
-    /// # Errors
-    /// [`EngineError::HostMemory`] and [`EngineError::DiskMemory`], with what is needed.
+    /// at once, and at least the largest one must. An error says what is needed.
     fn room_with(&self, shards: usize, tasks: &[TaskSizes]) -> Result<Room, EngineError> {
         let active: Vec<u64> = tasks.iter().map(|task| task.active(shards)).collect();
         let mut descending: Vec<u64> = active.iter().copied().filter(|bytes| *bytes > 0).collect();
@@ -99,21 +92,13 @@ impl HostMemory<'_> {
 
     /// Divides masters beside models within a minibatch, whose bytes come largest first.
     fn divide(&self, tasks: &[&StoredImages], active: &[u64]) -> Result<Division, EngineError> {
-        let all = Division::all_in_memory(tasks);
-        let needed = with_largest(all.in_memory, active, 1);
+        let nothing = tasks.iter().map(|task| vec![false; task.masters.len()]).collect();
+        let all = Division::of(tasks, nothing, 0);
         match self.disk {
             Some(disk) if with_largest(all.in_memory, active, self.devices) > self.budget => {
                 self.divide_with(disk, tasks, active)
             }
-            _ if needed <= self.budget => Ok(all),
-            _ => Err(EngineError::HostMemory {
-                needed,
-                masters: all.in_memory,
-                working: None,
-                active: with_largest(0, active, 1),
-                tasks: tasks.len(),
-                budget: self.budget,
-            }),
+            _ => self.beside(all, None, with_largest(0, active, 1), tasks.len()),
         }
     }
 
@@ -145,19 +130,27 @@ impl HostMemory<'_> {
 
     /// Divides masters between the disk and what host memory has beside so many `active` bytes.
     fn divide_beside(&self, active: u64, tasks: &[&StoredImages]) -> Result<Division, EngineError> {
-        let needed = |division: &Division| active.saturating_add(division.needed());
         let divided = divide(tasks, self.budget.saturating_sub(active), self.devices);
         let (Ok(division) | Err(division)) = divided;
-        match needed(&division) <= self.budget {
+        let working = Some(division.working);
+        self.beside(division, working, active, tasks.len())
+    }
+
+    /// The division of so many tasks, if it has room beside so many `active` bytes.
+    fn beside(
+        &self,
+        division: Division,
+        working: Option<u64>,
+        active: u64,
+        tasks: usize,
+    ) -> Result<Division, EngineError> {
+        let (needed, masters) = (active.saturating_add(division.needed()), division.in_memory);
+        match needed <= self.budget {
             true => Ok(division),
-            false => Err(EngineError::HostMemory {
-                needed: needed(&division),
-                masters: division.in_memory,
-                working: Some(division.working),
-                active,
-                tasks: tasks.len(),
-                budget: self.budget,
-            }),
+            false => {
+                let budget = self.budget;
+                Err(EngineError::HostMemory { needed, masters, working, active, tasks, budget })
+            }
         }
     }
 }

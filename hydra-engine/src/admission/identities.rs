@@ -1,7 +1,6 @@
 //! The identities of a run's tasks: all that their bits depend on.
 
 use super::admit::{Admission, AdmittedTask};
-use super::placement::Placement;
 use crate::checkpoint::{DataIdentity, Identity};
 use crate::device::{DeviceKind, LogicalDevice};
 use crate::error::{EngineError, guarded, refused};
@@ -24,63 +23,45 @@ pub(crate) fn identities(
     config: &str,
 ) -> Result<Vec<Option<Identity>>, EngineError> {
     let mut hashed = HashedData::default();
-    let mut identity = |task: &TrainTask, placement: &Placement| {
+    let mut identity = |task: &TrainTask, admitted: &AdmittedTask| {
         if task.checkpoint.is_none() && task.resume.is_none() {
             return Ok(None);
         }
-        let identity = hashed.identity(task, device, config, placement)?;
-        if let Some(checkpoint) = &task.resume {
-            checkpoint.state().identity.check(checkpoint.path(), &identity)?;
-        }
-        Ok(Some(identity))
-    };
-    let named = |(task, admitted): (&TrainTask, &AdmittedTask)| {
-        identity(task, &admitted.optimizer).map_err(refused(&task.name))
-    };
-    tasks.iter().zip(&admission.tasks).map(named).collect()
-}
-
-/// The datasets that were hashed. Those that tasks share are read once.
-#[derive(Default)]
-struct HashedData {
-    data: Vec<(Arc<dyn Dataset>, DataIdentity)>,
-}
-
-impl HashedData {
-    fn of_data(&mut self, data: &Arc<dyn Dataset>) -> Result<DataIdentity, EngineError> {
-        let same = |known: &Arc<dyn Dataset>| std::ptr::addr_eq(Arc::as_ptr(known), Arc::as_ptr(data));
-        if let Some((_, identity)) = self.data.iter().find(|(known, _)| same(known)) {
-            return Ok(identity.clone());
-        }
-        let identity = data_identity(data.as_ref())?;
-        self.data.push((data.clone(), identity.clone()));
-        Ok(identity)
-    }
-
-    /// The identity of a task on such a device.
-    ///
-    /// # Errors
-    /// Data that cannot be read.
-    fn identity(
-        &mut self,
-        task: &TrainTask,
-        device: &LogicalDevice,
-        config: &str,
-        placement: &Placement,
-    ) -> Result<Identity, EngineError> {
-        let mut data = |data: Option<&Arc<dyn Dataset>>| data.map(|data| self.of_data(data)).transpose();
-        Ok(Identity {
+        let mut data = |data: Option<&Arc<dyn Dataset>>| data.map(|data| hashed.identity(data)).transpose();
+        let identity = Identity {
             backend: backend(device),
             config: config.to_owned(),
             float: task.chain.float_type().to_string(),
             architecture: hexadecimal(Sha256::new_with_prefix(task.chain.architecture())),
-            exact: placement.exact,
+            exact: admitted.optimizer.exact,
             spec: task.spec.clone(),
             train: data(Some(&task.train))?,
             validation: data(task.validation.as_ref())?,
             test: data(task.test.as_ref())?,
             initial_validation: task.initial_validation,
-        })
+        };
+        if let Some(checkpoint) = &task.resume {
+            checkpoint.state().identity.check(checkpoint.path(), &identity)?;
+        }
+        Ok(Some(identity))
+    };
+    let tasks = tasks.iter().zip(&admission.tasks);
+    tasks.map(|(task, admitted)| identity(task, admitted).map_err(refused(&task.name))).collect()
+}
+
+/// The datasets that were hashed. Those that tasks share are read once.
+#[derive(Default)]
+struct HashedData(Vec<(Arc<dyn Dataset>, DataIdentity)>);
+
+impl HashedData {
+    fn identity(&mut self, data: &Arc<dyn Dataset>) -> Result<DataIdentity, EngineError> {
+        let same = |known: &Arc<dyn Dataset>| std::ptr::addr_eq(Arc::as_ptr(known), Arc::as_ptr(data));
+        if let Some((_, identity)) = self.0.iter().find(|(known, _)| same(known)) {
+            return Ok(identity.clone());
+        }
+        let identity = data_identity(data.as_ref())?;
+        self.0.push((data.clone(), identity.clone()));
+        Ok(identity)
     }
 }
 

@@ -8,12 +8,12 @@ pub(super) fn master_bytes(image: &ImageLayout, spec: &TrainSpec) -> u64 {
     image.master_bytes() + moments * image.moment_bytes()
 }
 
-/// The bytes of the copy of an image's best parameters, where one is kept.
+/// The bytes of the snapshot of an image's best parameters, if its task takes one.
 pub(crate) fn best_bytes(image: &ImageLayout, spec: &TrainSpec) -> Option<u64> {
     (image.trained && spec.eval_every.is_some()).then(|| image.moment_bytes())
 }
 
-/// The bytes that a store holds of an image: its masters and, where one is kept, the copy of its best parameters.
+/// The bytes that a store holds of an image: its masters and the snapshot of its best parameters.
 pub(crate) fn stored_bytes(image: &ImageLayout, spec: &TrainSpec) -> u64 {
     master_bytes(image, spec) + best_bytes(image, spec).unwrap_or(0)
 }

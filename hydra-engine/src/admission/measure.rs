@@ -65,9 +65,12 @@ impl Pilot<'_> {
         let batch = batch.in_type(task.chain.float_type());
         let fingerprint = Fingerprint::new(&task.chain, &batch, &self.plans.config)
             .on(self.device.spec.threads, &self.device.model);
-        let same = |costs: &&Arc<Costs>| {
-            same_model(&costs.chain, &task.chain) && costs.fingerprint.same_costs(&fingerprint)
+        // Names and shapes do not say what a layer computes: they are enough only where a note says the rest.
+        let same_model = |chain: &Arc<Chain>| {
+            let noted = !chain.note().is_empty();
+            Arc::ptr_eq(chain, &task.chain) || noted && chain.architecture() == task.chain.architecture()
         };
+        let same = |of: &&Arc<Costs>| same_model(&of.chain) && of.fingerprint.same_costs(&fingerprint);
         let known = others.iter().map(|other| &other.costs).find(same).cloned();
         let costs = known.map_or_else(|| self.costs(task, &batch, fingerprint).map(Arc::new), Ok)?;
         Ok(MeasuredTask { task, batch, costs })
@@ -97,10 +100,4 @@ impl Pilot<'_> {
         let told = |progress| (self.tell)(&task.name, progress);
         work(&PilotPartitioner::new(&values).telling(&told))
     }
-}
-
-/// Returns true if what was measured of one chain holds for the other. Names and shapes do not say what a layer computes, so
-/// they are enough only where whoever built the chains says the rest.
-fn same_model(one: &Arc<Chain>, other: &Arc<Chain>) -> bool {
-    Arc::ptr_eq(one, other) || !one.note().is_empty() && one.architecture() == other.architecture()
 }

@@ -1,7 +1,5 @@
-//! Admission: whether a run fits, what it needs, and where everything of it lives, known before it starts.
-//!
-//! Each step takes the tasks of the one before and adds what it knows: they are measured, cut, placed and, when there is
-//! room for them, admitted.
+//! Admission: the needs of a run and the homes of everything in it, before it starts. Tasks are measured, cut, placed and,
+//! when there is room for them, admitted.
 //!
 //! May touch: devices, for their pilot passes; tasks as they were submitted; memory as numbers.
 //! Never: trains, starts a thread of a run, or changes what it was given.

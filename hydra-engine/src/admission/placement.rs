@@ -1,9 +1,7 @@
-//! The third step: each task's optimizer is placed on the host, where spilled masters are, or on the device, if its
-//! masters can be device-homed.
+//! The third step: each task's optimizer is placed on the host, or on the device if its masters can be device-homed.
 //!
-//! A device-homed task costs no transfers: neither its parameters nor its gradients travel. That pays whenever it is
-//! possible, so the choice is one of room and of bits: a step on the device is chosen where everything fits at once and
-//! where it is the host's to the bit, and otherwise only on request.
+//! A device-homed task costs no transfers, so a step on the device is chosen where everything fits at once and where it
+//! is the host's to the bit, and otherwise only on request.
 
 use super::cut::{CutTask, Limits};
 use super::images::{master_bytes, waiting};
@@ -11,10 +9,9 @@ use crate::device::{DeviceKind, LogicalDevice};
 use crate::error::{EngineError, guarded, with_causes};
 use crate::optimizer::{self, DeviceStepper, OptimizerCheck, Tried};
 use crate::train_task::TrainTask;
-use hydra_core::{Batch, ByteSize, Chain, FloatType, OptimizerSpec, TrainSpec};
-use hydra_partition::{PartitionPlan, ShardPlan};
+use hydra_core::{ByteSize, Chain, FloatType, OptimizerSpec, TrainSpec};
+use hydra_partition::ShardPlan;
 use serde::{Deserialize, Serialize};
-use std::sync::Arc;
 
 /// The place where optimizers are to step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -68,14 +65,6 @@ impl Placement {
     }
 }
 
-/// A task with the place of its optimizer.
-pub(super) struct PlacedTask<'a> {
-    pub task: &'a TrainTask,
-    pub batch: Batch,
-    pub plan: Arc<PartitionPlan>,
-    pub optimizer: Placement,
-}
-
 /// The needs of a task on a device, as far as the choice depends on them.
 struct TaskNeeds<'a> {
     name: &'a str,
@@ -104,12 +93,12 @@ struct DeviceRoom<'a> {
 }
 
 /// Places the optimizer of every task of a run.
-pub(super) fn place<'a>(
+pub(super) fn place(
     asked: OptimizerPlacement,
-    tasks: Vec<CutTask<'a>>,
+    tasks: &[CutTask<'_>],
     limits: &Limits,
     devices: &[LogicalDevice],
-) -> Result<Vec<PlacedTask<'a>>, EngineError> {
+) -> Result<Vec<Placement>, EngineError> {
     let device = devices.first().ok_or(EngineError::NoDevice)?;
     let room = DeviceRoom {
         name: &device.spec.name,
@@ -122,12 +111,7 @@ pub(super) fn place<'a>(
     let stepper = device.stepper();
     let needs: Vec<TaskNeeds<'_>> = tasks.iter().map(|cut| TaskNeeds::of(cut, &stepper)).collect();
     let homed = tasks.iter().zip(&needs).filter(|(_, needs)| needs.may_be_homed()).map(|(cut, _)| cut.task);
-    let placements = choose(asked, &needs, &room, || step_is_exact(device, homed))?;
-    let placed = |(cut, optimizer)| {
-        let CutTask { task, batch, plan, .. } = cut;
-        PlacedTask { task, batch, plan, optimizer }
-    };
-    Ok(tasks.into_iter().zip(placements).map(placed).collect())
+    choose(asked, &needs, &room, || step_is_exact(device, homed))
 }
 
 /// Tries whether a step on the device has the host's bits, for all of these tasks.
@@ -148,23 +132,20 @@ fn homed_bytes(chain: &Chain, spec: &TrainSpec) -> u64 {
     chain.images().iter().map(|image| master_bytes(image, spec)).sum::<u64>() + waiting(chain, spec)
 }
 
-/// The bytes of a shard's largest shard task without its parameters.
-fn need_beside_params(shard: &ShardPlan) -> u64 {
-    shard.need_bytes.max(shard.verified_bytes.unwrap_or(0)).saturating_sub(shard.param_bytes)
-}
-
 impl<'a> TaskNeeds<'a> {
     fn of(cut: &CutTask<'a>, stepper: &DeviceStepper) -> Self {
         let (task, shards) = (cut.task, &cut.plan.shards);
+        let need = |shard: &ShardPlan| shard.need_bytes.max(shard.verified_bytes.unwrap_or(0));
+        let compute = shards.iter().map(|shard| need(shard).saturating_sub(shard.param_bytes)).max();
         let clipped = task.spec.clip.map(|_| "its gradients are clipped by the norm of all of them");
-        let steps = stepper.steps(&*task.spec.optimizer);
+        let steps = stepper.memory().steps(&*task.spec.optimizer);
         let without_kernel = (!steps).then_some("the device has no kernel for its optimizer");
         Self {
             name: &task.name,
             obstacle: clipped.or(without_kernel),
             untrained: task.evaluate_only,
             homed: homed_bytes(&task.chain, &task.spec),
-            compute: shards.iter().map(need_beside_params).max().unwrap_or(0),
+            compute: compute.unwrap_or(0),
             params: shards.iter().map(|shard| shard.param_bytes).max().unwrap_or(0),
         }
     }
@@ -210,24 +191,20 @@ impl DeviceRoom<'_> {
     /// The place of all that may be device-homed, when it was tried whether steps are `exact`.
     fn placement(&self, insists: bool, exact: Result<bool, EngineError>) -> Result<Placement, EngineError> {
         let name = self.name;
-        let device = |exact, why: String| Placement { on: Place::Device, exact, why };
-        Ok(match (exact, insists) {
-            (Ok(true), true) => device(true, "asked for; a step there is the host's to the bit".to_owned()),
-            (Ok(false), true) => {
-                device(false, "asked for, although a step there is not the host's to the bit".to_owned())
-            }
-            (Err(error), true) => return Err(error),
+        let why = match (&exact, insists) {
+            (Ok(true), true) => "asked for; a step there is the host's to the bit".to_owned(),
             (Ok(true), false) => {
-                device(true, format!("everything fits {name}, and a step there is the host's to the bit"))
+                format!("everything fits {name}, and a step there is the host's to the bit")
             }
-            (Ok(false), false) => {
-                Placement::host(format!("a step on {name} would not be the host's to the bit"))
-            }
-            (Err(error), false) => {
-                let error = with_causes(&error);
-                Placement::host(format!("a step on {name} failed when it was tried: {error}"))
-            }
-        })
+            (Ok(false), true) => "asked for, although a step there is not the host's to the bit".to_owned(),
+            (Ok(false), false) => format!("a step on {name} would not be the host's to the bit"),
+            (Err(error), _) => format!("a step on {name} failed when it was tried: {}", with_causes(error)),
+        };
+        match exact {
+            Err(error) if insists => Err(error),
+            Ok(exact) if exact || insists => Ok(Placement { on: Place::Device, exact, why }),
+            _ => Ok(Placement::host(why)),
+        }
     }
 }
 
@@ -256,10 +233,10 @@ fn choose(
     {
         return Err(refusal(task, obstacle.to_owned()));
     }
-    if !tasks.iter().any(TaskNeeds::may_be_homed) {
-        return Ok(tasks.iter().map(|task| task.placed(&Placement::default())).collect());
-    }
-    let homed = room.placement(insists, exact())?;
+    let homed = match tasks.iter().any(TaskNeeds::may_be_homed) {
+        true => room.placement(insists, exact())?,
+        false => Placement::default(),
+    };
     Ok(tasks.iter().map(|task| task.placed(&homed)).collect())
 }
 

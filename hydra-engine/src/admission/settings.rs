@@ -28,10 +28,7 @@ pub(crate) struct AdmissionSettings {
 }
 
 impl AdmissionSettings {
-    /// The defaults on these devices.
-    ///
-    /// # Errors
-    /// [`EngineError::NoDevice`], and [`EngineError::MixedDevices`] where not all are of one kind.
+    /// The defaults on these devices, of which there is at least one and all are of one kind.
     pub(crate) fn new(devices: Vec<DeviceSpec>) -> Result<Self, EngineError> {
         let first = devices.first().ok_or(EngineError::NoDevice)?;
         let kind = |spec: &DeviceSpec| std::mem::discriminant(&spec.kind);
@@ -51,10 +48,7 @@ impl AdmissionSettings {
         })
     }
 
-    /// Opens the devices over a store.
-    ///
-    /// # Errors
-    /// A device that cannot be had, and [`EngineError::MixedDevices`] where not all are of one model.
+    /// Opens the devices over a store, if all are of one model.
     pub(crate) fn open_devices(&self, store: &Arc<dyn TierStore>) -> Result<Vec<LogicalDevice>, EngineError> {
         let locked = PageLocked::new(self.page_locked);
         let open = |(index, spec): (usize, &DeviceSpec)| {

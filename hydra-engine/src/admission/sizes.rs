@@ -1,9 +1,10 @@
 //! The bytes of a task on which its room in memory depends.
 
+use super::cut::CutTask;
 use super::division::StoredImages;
 use super::gradients::GradientBytes;
 use super::images::stored_bytes;
-use super::placement::PlacedTask;
+use super::placement::Placement;
 use crate::train_task::TrainTask;
 use hydra_core::ImageLayout;
 use hydra_partition::PartitionPlan;
@@ -37,8 +38,8 @@ pub(super) struct TaskSizes {
 }
 
 impl TaskSizes {
-    pub(super) fn of(placed: &PlacedTask<'_>) -> Self {
-        let PlacedTask { task, batch, plan, optimizer } = placed;
+    pub(super) fn of(cut: &CutTask<'_>, optimizer: &Placement) -> Self {
+        let CutTask { task, batch, plan, .. } = cut;
         let microbatches = if task.evaluate_only { 1 } else { task.spec.accumulate as u64 };
         let batch_bytes = batch.inputs.len_bytes() + batch.targets.len_bytes();
         Self {

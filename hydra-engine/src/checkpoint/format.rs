@@ -1,14 +1,13 @@
 //! The file: a safetensors header with the state in its metadata, then every tensor, image by image.
 //!
-//! It is written and read from front to back, one image at a time. A checksum over all of it stands in the header:
-//! the header is written with zeros in its place, and they are replaced when the tensors are there.
+//! It is written and read from front to back, one image at a time. A checksum over all of it stands in the header, which
+//! is written with zeros in its place first.
 
 use super::state::SCHEMA;
 use super::{Position, State};
 use crate::error::{CheckpointError, EngineError};
-use bytes::Bytes;
-use hydra_core::{Chain, ImageLayout, replace_file};
-use hydra_spill::Masters;
+use hydra_core::{Chain, ImageLayout, TaskId, replace_file};
+use hydra_spill::{ImageId, SpillError, TierStore};
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use serde::Deserialize;
 use std::collections::HashMap;
@@ -28,19 +27,15 @@ const NO_CHECKSUM: &[u8] = b"00000000";
 /// Bytes that are written and read at once.
 const PIECE: usize = 1 << 20;
 
-/// Where the tensors of a checkpoint come from.
-pub(crate) trait Tensors {
-    /// Calls `f` with the masters of an image, which nobody changes meanwhile.
-    fn masters(&self, image: usize, f: &mut dyn FnMut(&Masters)) -> Result<(), EngineError>;
-
-    /// Whether there are best masters.
-    fn has_best(&self) -> bool;
-
-    /// The parameters of a trained image at their best.
-    fn best(&self, image: usize) -> Result<Bytes, EngineError>;
+/// The masters of a task of which nothing is under way.
+pub(crate) struct Tensors<'a> {
+    pub store: &'a dyn TierStore,
+    pub task: TaskId,
+    /// True if the snapshot of the best ones is written too.
+    pub best: bool,
 }
 
-/// What a tensor is of a parameter.
+/// The role that a tensor has for a parameter.
 #[derive(Clone, Copy)]
 enum Part {
     Masters,
@@ -68,23 +63,19 @@ impl Part {
     }
 }
 
-/// Writes a checkpoint in the place of the one that may be there; gives its bytes. Without tensors it is a
-/// state alone, as of a finished task.
-///
-/// # Errors
-/// [`CheckpointError::Write`], and what the tensors' source refuses. The earlier checkpoint is then still there.
+/// Writes a checkpoint and returns its bytes; without tensors it is a state alone. Where that fails, an earlier one stays.
 pub(crate) fn write(
     path: &Path,
     state: &State,
     chain: &Chain,
-    tensors: Option<&dyn Tensors>,
+    tensors: Option<&Tensors<'_>>,
 ) -> Result<u64, EngineError> {
     let failed = |source| CheckpointError::Write { path: path.to_owned(), source };
     if let Some(dir) = path.parent() {
         std::fs::create_dir_all(dir).map_err(failed)?;
     }
-    let write = |file: &mut File| write_to(file, state, chain, tensors);
-    replace_file(path, write).map_err(|failure| match failure {
+    let content = Content { state, chain, tensors };
+    replace_file(path, |file| content.write_to(file)).map_err(|failure| match failure {
         Failure::Io(source) => failed(source).into(),
         Failure::Source(error) => error,
     })?;
@@ -103,96 +94,90 @@ impl From<io::Error> for Failure {
     }
 }
 
-fn write_to(
-    file: &mut File,
-    state: &State,
-    chain: &Chain,
-    tensors: Option<&dyn Tensors>,
-) -> Result<(), Failure> {
-    let header = header(state, chain, tensors)?;
-    let checksum = checksum_at(&header).ok_or_else(|| io::Error::other("the header has no checksum"))?;
-    let sum = write_content(file, &header, state, chain, tensors)?;
-    file.seek(SeekFrom::Start((PREFIX + checksum) as u64))?;
-    Ok(file.write_all(digits(sum).as_bytes())?)
+/// All that a checkpoint is written from.
+struct Content<'a> {
+    state: &'a State,
+    chain: &'a Chain,
+    tensors: Option<&'a Tensors<'a>>,
 }
 
-/// Writes header and tensors; gives the checksum.
-fn write_content(
-    file: &mut File,
-    header: &[u8],
-    state: &State,
-    chain: &Chain,
-    tensors: Option<&dyn Tensors>,
-) -> Result<crc32fast::Hasher, Failure> {
-    let mut out = Summed::new(BufWriter::with_capacity(PIECE, file));
-    out.write_all(&(header.len() as u64).to_le_bytes())?;
-    out.write_all(header)?;
-    if let Some(tensors) = tensors {
-        for (index, image) in chain.images().iter().enumerate() {
-            write_image(&mut out, index, image, state, tensors)?;
-        }
-    }
-    out.flush()?;
-    Ok(out.sum)
-}
-
-fn write_image(
-    out: &mut impl Write,
-    index: usize,
-    image: &ImageLayout,
-    state: &State,
-    tensors: &dyn Tensors,
-) -> Result<(), Failure> {
-    let parts = Part::of(image, state.moments(), tensors.has_best());
-    let mut put = |values: &[f32]| {
-        let mut params = image.params.iter();
-        params.try_for_each(|param| out.write_all(bytemuck::cast_slice(&values[param.range()])))
-    };
-    let mut written: io::Result<()> = Ok(());
-    let mut write = |masters: &Masters| {
-        parts.iter().try_for_each(|part| match part {
-            Part::Masters => put(&masters.params),
-            Part::Moment(moment) => put(&masters.moments[*moment]),
-            Part::Best => Ok(()),
-        })
-    };
-    tensors.masters(index, &mut |masters| written = write(masters)).map_err(Failure::Source)?;
-    written?;
-    if parts.iter().any(|part| matches!(part, Part::Best)) {
-        put(bytemuck::cast_slice(&tensors.best(index).map_err(Failure::Source)?))?;
-    }
-    Ok(())
-}
-
-/// The header with no checksum yet: all tensors in the order of the file, without gaps.
-fn header(state: &State, chain: &Chain, tensors: Option<&dyn Tensors>) -> io::Result<Vec<u8>> {
-    let mut end = 0;
-    let mut infos = Vec::new();
-    let best = tensors.is_some_and(Tensors::has_best);
-    for image in chain.images().iter().filter(|_| tensors.is_some()) {
-        for part in Part::of(image, state.moments(), best) {
-            for param in &image.params {
-                let start = end;
-                end += param.len * size_of::<f32>();
-                let shape = param.shape.clone();
-                let info = TensorInfo { dtype: Dtype::F32, shape, data_offsets: (start, end) };
-                infos.push((part.name(&param.name), info));
+impl Content<'_> {
+    fn write_to(&self, file: &mut File) -> Result<(), Failure> {
+        let header = self.header()?;
+        let checksum = checksum_at(&header).ok_or_else(|| io::Error::other("the header has no checksum"))?;
+        let mut out = Summed::new(BufWriter::with_capacity(PIECE, &mut *file));
+        out.write_all(&(header.len() as u64).to_le_bytes())?;
+        out.write_all(&header)?;
+        if let Some(tensors) = self.tensors {
+            for (index, image) in self.chain.images().iter().enumerate() {
+                self.write_image(&mut out, index, image, tensors)?;
             }
         }
+        out.flush()?;
+        let sum = out.sum.clone();
+        drop(out);
+        file.seek(SeekFrom::Start((PREFIX + checksum) as u64))?;
+        Ok(file.write_all(digits(sum).as_bytes())?)
     }
-    let no_checksum = String::from_utf8_lossy(NO_CHECKSUM).into_owned();
-    let metadata =
-        HashMap::from([(STATE.to_owned(), serde_json::to_string(state)?), ("crc32".to_owned(), no_checksum)]);
-    let metadata = Metadata::new(Some(metadata), infos).map_err(io::Error::other)?;
-    let mut header = serde_json::to_vec(&metadata)?;
-    header.resize(header.len().next_multiple_of(8), b' ');
-    match header.len() as u64 > LONGEST_HEADER {
-        true => Err(io::Error::other(format!("its header of {} bytes is too long", header.len()))),
-        false => Ok(header),
+
+    fn write_image(
+        &self,
+        out: &mut impl Write,
+        index: usize,
+        image: &ImageLayout,
+        tensors: &Tensors<'_>,
+    ) -> Result<(), Failure> {
+        let refused = |error: SpillError| Failure::Source(error.into());
+        let mut put = |values: &[f32]| {
+            let mut params = image.params.iter();
+            params.try_for_each(|param| out.write_all(bytemuck::cast_slice(&values[param.range()])))
+        };
+        let id = ImageId::new(tensors.task, index);
+        // They go back as they are, under the same version.
+        let masters = tensors.store.write(id).map_err(refused)?;
+        put(&masters.params)?;
+        let moments = if image.trained { self.state.moments() } else { 0 };
+        masters.moments[..moments].iter().try_for_each(|moment| put(moment))?;
+        drop(masters);
+        if image.trained && tensors.best {
+            let best = tensors.store.read_masters(id.snapshot()).map_err(refused)?;
+            put(bytemuck::cast_slice(&best.bytes))?;
+        }
+        Ok(())
+    }
+
+    /// The header with no checksum yet: all tensors in the order of the file, without gaps.
+    fn header(&self) -> io::Result<Vec<u8>> {
+        let mut end = 0;
+        let mut infos = Vec::new();
+        let best = self.tensors.is_some_and(|tensors| tensors.best);
+        for image in self.chain.images().iter().filter(|_| self.tensors.is_some()) {
+            for part in Part::of(image, self.state.moments(), best) {
+                for param in &image.params {
+                    let start = end;
+                    end += param.len * size_of::<f32>();
+                    let shape = param.shape.clone();
+                    let info = TensorInfo { dtype: Dtype::F32, shape, data_offsets: (start, end) };
+                    infos.push((part.name(&param.name), info));
+                }
+            }
+        }
+        let no_checksum = String::from_utf8_lossy(NO_CHECKSUM).into_owned();
+        let metadata = HashMap::from([
+            (STATE.to_owned(), serde_json::to_string(self.state)?),
+            ("crc32".to_owned(), no_checksum),
+        ]);
+        let metadata = Metadata::new(Some(metadata), infos).map_err(io::Error::other)?;
+        let mut header = serde_json::to_vec(&metadata)?;
+        header.resize(header.len().next_multiple_of(8), b' ');
+        match header.len() as u64 > LONGEST_HEADER {
+            true => Err(io::Error::other(format!("its header of {} bytes is too long", header.len()))),
+            false => Ok(header),
+        }
     }
 }
 
-/// Where the checksum's digits stand in a header. A text within it cannot look like them: its quotes are escaped.
+/// The place of the checksum's digits in a header. No text within it looks like them: its quotes are escaped.
 fn checksum_at(header: &[u8]) -> Option<usize> {
     let at = header.windows(CHECKSUM.len()).position(|window| window == CHECKSUM)? + CHECKSUM.len();
     header.get(at..at + NO_CHECKSUM.len()).map(|_| at)
@@ -234,13 +219,13 @@ impl<T: Read> Read for Summed<T> {
     }
 }
 
-/// What is read of an image.
+/// The values of an image that were read.
 #[derive(Debug, PartialEq)]
 pub(crate) struct ImageValues {
     pub params: Vec<f32>,
     /// None for a frozen image.
     pub moments: Vec<Vec<f32>>,
-    /// None where no best masters were kept, or for a frozen image.
+    /// None for a frozen image, or where there is no snapshot.
     pub best: Option<Vec<f32>>,
 }
 
@@ -250,9 +235,10 @@ pub(crate) struct Reader {
     path: PathBuf,
     state: State,
     metadata: Metadata,
-    checksum: String,
+    /// The checksum that the file says it has.
+    pub(super) checksum: String,
     data: Summed<BufReader<File>>,
-    /// Whether it has best masters.
+    /// True if it has best masters.
     best: bool,
     /// Moments that it has of each trained parameter.
     moments: usize,
@@ -299,12 +285,7 @@ impl Reader {
         Ok(Self { path: path.to_owned(), state, metadata, checksum, data, best, moments, at: 0 })
     }
 
-    /// The checksum that the file says it has.
-    pub(crate) fn checksum(&self) -> &str {
-        &self.checksum
-    }
-
-    /// Whether there are tensors.
+    /// Returns true if there are tensors.
     pub(crate) fn has_tensors(&self) -> bool {
         self.metadata.data_len() > 0
     }
@@ -332,11 +313,7 @@ impl Reader {
         }
     }
 
-    /// Makes sure that what was read, image by image, is everything and what was written: with as many `moments` as
-    /// the task's optimizer keeps.
-    ///
-    /// # Errors
-    /// [`CheckpointError`], where the tensors are not the chain's or have changed.
+    /// Refuses the checkpoint if what was read is not everything that was written, with so many moments.
     pub(crate) fn finish(self, moments: usize) -> Result<(), CheckpointError> {
         // Earlier versions wrote those of a task whose model could not be written, too.
         if !self.state.is_trained() && self.moments != moments {
@@ -355,10 +332,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Reads the next image of the chain.
-    ///
-    /// # Errors
-    /// [`CheckpointError`], where the tensors are not the chain's or cannot be read.
+    /// Reads the next image of the chain, if its tensors are those of the file.
     pub(crate) fn image(&mut self, image: &ImageLayout) -> Result<ImageValues, CheckpointError> {
         let mut values = ImageValues { params: Vec::new(), moments: Vec::new(), best: None };
         for part in Part::of(image, self.moments, self.best) {

@@ -1,9 +1,8 @@
 //! Checkpoints: a task's masters, moments and results as one file, from which training goes on to the same bits.
 //!
-//! A task is kept where nothing of it is under way: between two minibatches, or two batches of an evaluation. All
-//! that a shard task depends on beside its masters is a function of the spec and the step (data order, dropout,
-//! learning rate), so the masters, the optimizer's moments, the best masters so far and the step are the whole
-//! truth.
+//! A task is saved where nothing of it is under way: between two minibatches, or two batches of an evaluation. Data order,
+//! dropout and learning rate are functions of the spec and the step, so the masters, their moments, the best masters so
+//! far and the step are the whole truth.
 //!
 //! The file is in the safetensors format, so that other programs read the tensors too: `masters/NAME`, `moment1/NAME`,
 //! `moment2/NAME` and `best/NAME`, all `F32`. It is replaced as a whole when the next one is complete and on the disk.
@@ -18,8 +17,7 @@ use crate::error::CheckpointError;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// When a task that has a file for it is kept. Whatever is chosen, it also is when the run is asked to stop and when
-/// it has ended.
+/// The times at which a task is saved; it also is when the run is asked to stop and when it has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CheckpointEvery {
     /// After every so many minibatches (at least one).
@@ -35,15 +33,13 @@ impl Default for CheckpointEvery {
     }
 }
 
-/// A checkpoint that was opened: its header was read and checked.
-///
-/// Give it to [`TrainTask::resume_from`](crate::TrainTask::resume_from).
+/// A checkpoint with a checked header, for [`TrainTask::resume_from`](crate::TrainTask::resume_from).
 #[derive(Clone, Debug)]
 pub struct Checkpoint {
     path: PathBuf,
     state: State,
     checksum: String,
-    /// Whether it has weights.
+    /// True if it has weights.
     weights: bool,
 }
 
@@ -56,7 +52,7 @@ impl Checkpoint {
     pub fn open(path: impl Into<PathBuf>) -> Result<Self, CheckpointError> {
         let path = path.into();
         let reader = Reader::open(&path)?;
-        let (checksum, weights) = (reader.checksum().to_owned(), reader.has_tensors());
+        let (checksum, weights) = (reader.checksum.clone(), reader.has_tensors());
         Ok(Self { path, state: reader.into_state()?, checksum, weights })
     }
 
@@ -75,12 +71,12 @@ impl Checkpoint {
         self.state.steps
     }
 
-    /// Whether the task was trained to its end and, if it had a writer, its model written.
+    /// Returns true if the task was trained to its end and, if it had a writer, its model written.
     pub fn is_finished(&self) -> bool {
         matches!(self.state.position, Position::Finished { .. })
     }
 
-    /// Whether it has the weights of a finished task whose model nobody has written.
+    /// Returns true if it has the weights of a finished task whose model nobody has written.
     pub(crate) fn is_unwritten(&self) -> bool {
         self.weights && matches!(self.state.position, Position::Finished { dir: None, .. })
     }
@@ -88,7 +84,7 @@ impl Checkpoint {
     /// Opens the file again, to read the tensors.
     pub(crate) fn reader(&self) -> Result<Reader, CheckpointError> {
         let reader = Reader::open(&self.path)?;
-        match reader.checksum() == self.checksum {
+        match reader.checksum == self.checksum {
             true => Ok(reader),
             false => Err(CheckpointError::Changed { path: self.path.clone() }),
         }
@@ -99,10 +95,7 @@ impl Checkpoint {
     }
 }
 
-/// Makes the directory of a checkpoint, and sees whether a file can be written there.
-///
-/// # Errors
-/// [`CheckpointError::Write`].
+/// Makes the directory of a checkpoint, and tries to write a file there.
 pub(crate) fn prepare(path: &Path) -> Result<(), CheckpointError> {
     let try_it = || {
         if path.is_dir() || path.file_name().is_none() {

@@ -1,16 +1,17 @@
-//! What a checkpoint says of a task beside its tensors, as JSON in the file's header.
+//! The state of a task in a checkpoint beside its tensors, as JSON in the file's header.
 
 use crate::error::CheckpointError;
 use crate::protocol::{SavedEvaluation, Sums};
 use crate::stages::{EvaluationKind, Stage};
 use hydra_core::TrainSpec;
 use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 /// The version of the format.
 pub(crate) const SCHEMA: u32 = 1;
 
-/// Where a task stands between two minibatches or two batches of an evaluation, and what it has to show.
+/// The position and the results of a task between two minibatches or two batches of an evaluation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct State {
     pub schema: u32,
@@ -23,15 +24,16 @@ pub(crate) struct State {
 }
 
 impl State {
-    /// Whether the best masters so far belong to it.
+    /// Returns true if the best masters so far belong to it.
     pub(crate) fn has_best(&self) -> bool {
-        let before = |kind| matches!(kind, EvaluationKind::Initial | EvaluationKind::Periodic);
-        let there = match self.position {
+        let before_the_end = match self.position {
             Position::Train | Position::Restore => true,
-            Position::Evaluate { kind, .. } => before(kind),
+            Position::Evaluate { kind, .. } => {
+                matches!(kind, EvaluationKind::Initial | EvaluationKind::Periodic)
+            }
             Position::Write | Position::Finished { .. } => false,
         };
-        there && self.results.best.is_some()
+        before_the_end && self.results.best.is_some()
     }
 
     /// Moments of each trained parameter that are written: nobody steps a task that was trained to its end.
@@ -39,13 +41,13 @@ impl State {
         if self.is_trained() { 0 } else { self.identity.spec.optimizer.moments() }
     }
 
-    /// Whether it was trained to its end.
+    /// Returns true if it was trained to its end.
     pub(super) fn is_trained(&self) -> bool {
         matches!(self.position, Position::Write | Position::Finished { .. })
     }
 }
 
-/// What a task does next.
+/// The next work of a task.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Position {
@@ -78,7 +80,7 @@ impl Position {
     }
 }
 
-/// The results that a task had when it was kept. Times are of one run and not kept.
+/// The results that a task had when it was saved, without the times of its run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct SavedResults {
     pub losses: Vec<f64>,
@@ -92,14 +94,14 @@ pub(crate) struct SavedResults {
 /// All that a task's bits depend on, on one build and one processor.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Identity {
-    /// What computes: a task stays on one kind of device.
+    /// The hardware: a task stays on one kind of device.
     pub backend: String,
-    /// What else decides how devices compute, such as a precision of products.
+    /// Other settings of devices that decide bits, such as a precision of products.
     pub config: String,
     pub float: String,
     /// SHA-256 of what the chain says of its architecture.
     pub architecture: String,
-    /// Whether the optimizer's steps are the host's to the bit.
+    /// True if the optimizer's steps are the host's to the bit.
     pub exact: bool,
     pub spec: TrainSpec,
     pub train: Option<DataIdentity>,
@@ -118,44 +120,37 @@ pub(crate) struct DataIdentity {
 impl Identity {
     /// Refuses a checkpoint, whose identity this is, for a task of another identity.
     pub(crate) fn check(&self, path: &Path, task: &Self) -> Result<(), CheckpointError> {
-        let pair = |what: &str, of: fn(&Self) -> String| (what.to_owned(), of(self), of(task));
-        let mut pairs = vec![
-            pair("device", |of| of.backend.clone()),
-            pair("precision", |of| {
-                if of.config.is_empty() { "the default".to_owned() } else { of.config.clone() }
-            }),
-            pair("type of floats", |of| of.float.clone()),
-            pair("architecture", |of| short(&of.architecture)),
-            pair("bits of optimizer steps", |of| {
-                if of.exact { "the host's" } else { "the device's" }.to_owned()
-            }),
-            pair("training data", |of| described(of.train.as_ref())),
-            pair("validation data", |of| described(of.validation.as_ref())),
-            pair("test data", |of| described(of.test.as_ref())),
-            pair("validation before training", |of| of.initial_validation.to_string()),
-        ];
-        pairs.extend(fields(&self.spec, &task.spec));
-        match pairs.into_iter().find(|(_, kept, task)| kept != task) {
-            Some((what, found, expected)) => {
+        let now: HashMap<String, String> = task.properties().into_iter().collect();
+        let now = |what: &String| now.get(what).cloned().unwrap_or_default();
+        match self.properties().into_iter().find(|(what, saved)| *saved != now(what)) {
+            Some((what, found)) => {
+                let expected = now(&what);
                 Err(CheckpointError::Other { path: path.to_owned(), what, found, expected })
             }
             None => Ok(()),
         }
     }
-}
 
-/// The fields of two specs, side by side.
-fn fields(kept: &TrainSpec, task: &TrainSpec) -> Vec<(String, String, String)> {
-    let values = |spec: &TrainSpec| match serde_json::to_value(spec) {
-        Ok(serde_json::Value::Object(fields)) => fields,
-        _ => serde_json::Map::new(),
-    };
-    let task = values(task);
-    let pair = |(name, kept): (String, serde_json::Value)| {
-        let now = task.get(&name).map(ToString::to_string).unwrap_or_default();
-        (name.replace('_', " "), kept.to_string(), now)
-    };
-    values(kept).into_iter().map(pair).collect()
+    /// All of it in words, by name.
+    fn properties(&self) -> Vec<(String, String)> {
+        let config = if self.config.is_empty() { "the default" } else { &self.config };
+        let exact = if self.exact { "the host's" } else { "the device's" };
+        let named = [
+            ("device", self.backend.clone()),
+            ("precision", config.to_owned()),
+            ("type of floats", self.float.clone()),
+            ("architecture", short(&self.architecture)),
+            ("bits of optimizer steps", exact.to_owned()),
+            ("training data", described(self.train.as_ref())),
+            ("validation data", described(self.validation.as_ref())),
+            ("test data", described(self.test.as_ref())),
+            ("validation before training", self.initial_validation.to_string()),
+        ];
+        let spec = serde_json::to_value(&self.spec).unwrap_or_default();
+        let spec = spec.as_object().into_iter().flatten();
+        let spec = spec.map(|(name, value)| (name.replace('_', " "), value.to_string()));
+        named.into_iter().map(|(name, value)| (name.to_owned(), value)).chain(spec).collect()
+    }
 }
 
 /// The beginning of a hash.

@@ -2,7 +2,7 @@
 
 use super::LogicalDevice;
 use crate::error::EngineError;
-use crate::protocol::{Computed, Gradient, Output};
+use crate::protocol::{Computed, Gradient, Inputs, Output};
 use hydra_core::{
     Activation, AnyTensor, BackwardFrom, Chain, DeviceTensor, Key, Layer, Measured, Pass, ShardBackward,
     backward_range, finish, forget_graphs, forward_range, panic_message, promote_layers,
@@ -12,14 +12,14 @@ use hydra_spill::{ResidentCopy, alloc};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// What a shard task is, beside its bytes.
+/// A shard task without its bytes.
 #[derive(Clone, Debug)]
 pub(crate) struct ShardWork {
     pub layers: Range<usize>,
     pub kind: ShardTaskKind,
-    /// Whether the shard ends in the loss.
+    /// True if the shard ends in the loss.
     pub last: bool,
-    /// Whether an earlier shard needs the gradient of the input.
+    /// True if an earlier shard needs the gradient of the input.
     pub input_gradients: bool,
     /// The microbatch's share of the minibatch's loss terms.
     pub weight: f64,
@@ -29,13 +29,10 @@ pub(crate) struct ShardWork {
     pub step: usize,
 }
 
-/// What a shard task reads, all in device memory. It is kept until the device has finished the shard task.
-pub(crate) struct ShardInputs {
+/// The resident copy and the inputs of a shard task, all in device memory until the device has finished it.
+pub(crate) struct Promoted {
     pub resident: ResidentCopy,
-    pub activation: Vec<DeviceTensor>,
-    pub targets: Vec<DeviceTensor>,
-    /// The gradient of the output, for a backward that does not start at the loss.
-    pub upstream: Gradient<DeviceTensor>,
+    pub inputs: Inputs<DeviceTensor>,
 }
 
 /// Runs a shard task, on a thread of the device's pool, until the device has finished it; a panic in a layer
@@ -44,13 +41,10 @@ pub(crate) fn run(
     device: &LogicalDevice,
     chain: &Chain,
     work: &ShardWork,
-    inputs: ShardInputs,
+    promoted: Promoted,
 ) -> Result<Computed, EngineError> {
     let run = || {
-        let computed = match work.kind {
-            ShardTaskKind::Forward | ShardTaskKind::Evaluate => forward(device, chain, work, &inputs),
-            ShardTaskKind::Backward => backward(device, chain, work, &inputs),
-        };
+        let computed = computed(device, chain, work, &promoted);
         finish(&device.burn, &computed.made()).map(|()| computed)
     };
     let tag = Some(device.measured_as());
@@ -90,66 +84,64 @@ fn names(chain: &Chain, range: &Range<usize>) -> String {
     }
 }
 
-fn layers(
-    device: &LogicalDevice,
-    chain: &Chain,
-    work: &ShardWork,
-    resident: &ResidentCopy,
-) -> Vec<Box<dyn Layer>> {
+/// Promotes the layers, and runs them forward and, in a backward shard task, backward.
+fn computed(device: &LogicalDevice, chain: &Chain, work: &ShardWork, promoted: &Promoted) -> Computed {
+    let Promoted { resident, inputs } = promoted;
+    let autodiff = device.burn.clone().autodiff();
     let track = work.kind == ShardTaskKind::Backward;
-    promote_layers(chain, work.layers.clone(), &|image| resident.image(image), &device.burn, track)
-}
-
-fn pass(device: &LogicalDevice, work: &ShardWork, targets: &[DeviceTensor]) -> Pass {
-    let targets = Activation::from_device_tensors(targets, &device.burn.clone().autodiff());
-    match work.kind {
+    let image = |image| resident.image(image);
+    let layers = promote_layers(chain, work.layers.clone(), &image, &device.burn, track);
+    let targets = Activation::from_device_tensors(&inputs.targets, &autodiff);
+    let pass = match work.kind {
         ShardTaskKind::Evaluate => Pass::evaluate(targets),
         ShardTaskKind::Forward | ShardTaskKind::Backward => Pass::train(work.key, targets),
+    };
+    let x = Activation::from_device_tensors(inputs.activation.as_deref().unwrap_or_default(), &autodiff);
+    if track {
+        return backward(device, chain, work, promoted, layers, x, &pass);
     }
-}
-
-fn forward(device: &LogicalDevice, chain: &Chain, work: &ShardWork, inputs: &ShardInputs) -> Computed {
-    let layers = layers(device, chain, work, &inputs.resident);
-    let pass = pass(device, work, &inputs.targets);
-    let x = Activation::from_device_tensors(&inputs.activation, &device.burn.clone().autodiff());
     let y = forward_range(&layers, work.layers.start, x, &pass);
-    if work.last {
-        return Computed {
-            output: Output::None,
-            gradients: Vec::new(),
-            measured: Some(Measured::of(chain, y)),
-        };
-    }
-    let parts = y.into_parts().into_iter().map(|part| inputs.apart(part)).collect();
-    Computed { output: Output::Activation(parts), gradients: Vec::new(), measured: None }
+    let (output, measured) = match work.last {
+        true => (Output::None, Some(Measured::of(chain, y))),
+        false => {
+            let parts = y.into_parts().into_iter().map(|part| promoted.apart(part)).collect();
+            (Output::Activation(parts), None)
+        }
+    };
+    Computed { output, gradients: Vec::new(), measured }
 }
 
-impl ShardInputs {
-    /// What outlives a shard task is no view of what was promoted for it: a tensor that a layer passed on is
-    /// copied, but for inputs on the host, which stay for whoever views them.
+impl Promoted {
+    /// The tensor in memory of its own: what outlives a shard task is no view of what was promoted for it. A tensor that
+    /// a layer passed on is copied, but for inputs on the host, which stay for whoever views them.
     fn apart(&self, tensor: AnyTensor) -> DeviceTensor {
         let tensor = tensor.into_device_tensor();
-        let inputs = self.activation.iter().chain(&self.targets).chain(self.upstream.iter().flatten());
-        let mut inputs = inputs.filter(|input| input.bytes.as_host().is_none());
+        let mut inputs = self.inputs.tensors().filter(|input| input.bytes.as_host().is_none());
         let promoted =
             self.resident.holds(&tensor.bytes) || inputs.any(|input| input.bytes.overlaps(&tensor.bytes));
         if promoted { tensor.copied() } else { tensor }
     }
 }
 
-fn backward(device: &LogicalDevice, chain: &Chain, work: &ShardWork, inputs: &ShardInputs) -> Computed {
-    let layers = layers(device, chain, work, &inputs.resident);
-    let pass = pass(device, work, &inputs.targets);
-    let x = Activation::from_device_tensors(&inputs.activation, &device.burn.clone().autodiff());
+fn backward(
+    device: &LogicalDevice,
+    chain: &Chain,
+    work: &ShardWork,
+    promoted: &Promoted,
+    layers: Vec<Box<dyn Layer>>,
+    x: Activation,
+    pass: &Pass,
+) -> Computed {
+    let upstream = promoted.inputs.upstream.iter().flatten();
     let from = match work.last {
         true => BackwardFrom::Loss { weight: work.weight },
-        false => BackwardFrom::Gradient(
-            inputs.upstream.iter().map(|g| g.as_ref().map(|g| g.to_device(&device.burn))).collect(),
-        ),
+        false => {
+            BackwardFrom::Gradient(upstream.map(|g| g.as_ref().map(|g| g.to_device(&device.burn))).collect())
+        }
     };
-    let done = backward_range(layers, work.layers.start, x, from, &pass, work.input_gradients);
+    let done = backward_range(layers, work.layers.start, x, from, pass, work.input_gradients);
     let apart = |gradients: Vec<Option<AnyTensor>>| -> Gradient<DeviceTensor> {
-        gradients.into_iter().map(|g| g.map(|g| inputs.apart(g))).collect()
+        gradients.into_iter().map(|g| g.map(|g| promoted.apart(g))).collect()
     };
     let ShardBackward { loss, inputs, layers } = done;
     let output = match work.input_gradients {

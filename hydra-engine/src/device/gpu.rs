@@ -1,4 +1,4 @@
-//! GPUs as logical devices: what computes, the way to its memory, and what measures it.
+//! GPUs as logical devices: their hardware, the way to its memory, and its probe.
 
 use super::{DeviceKind, DeviceSpec, Hardware};
 use crate::error::EngineError;
@@ -30,10 +30,7 @@ impl PageLocked {
     }
 }
 
-/// Opens the GPU of `spec`.
-///
-/// # Errors
-/// [`EngineError::Device`] if the machine or this build lacks it.
+/// Opens the GPU of `spec`, if the machine and this build have it.
 pub(crate) fn hardware(spec: &DeviceSpec, locked: &PageLocked) -> Result<Hardware, EngineError> {
     let _ = locked;
     match spec.kind {
@@ -85,7 +82,7 @@ fn cuda(spec: &DeviceSpec, card: usize, locked: &PageLocked) -> Result<Hardware,
     Ok(opened(there.name.clone(), adapter, link))
 }
 
-/// What there is of CUDA, looked for once: that takes each card's context for a moment.
+/// The findings of a search for CUDA, made once: it takes each card's context for a moment.
 #[cfg(feature = "cuda")]
 fn found() -> &'static hydra_spill::cuda::CudaFindings {
     static FOUND: std::sync::OnceLock<hydra_spill::cuda::CudaFindings> = std::sync::OnceLock::new();

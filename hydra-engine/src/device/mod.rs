@@ -29,7 +29,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What computes.
+/// The hardware that computes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DeviceKind {
     /// Threads of this machine's CPU.
@@ -47,12 +47,12 @@ pub enum DeviceKind {
     },
 }
 
-/// What a logical device is made of.
+/// The description of a logical device.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeviceSpec {
     /// A name for reports, such as `cpu:0`.
     pub name: String,
-    /// What computes.
+    /// The hardware that computes.
     pub kind: DeviceKind,
     /// Compute threads of a CPU; one feeds a GPU, whose host optimizer has what processors are left.
     pub threads: usize,
@@ -62,10 +62,9 @@ pub struct DeviceSpec {
     pub link: Option<Bandwidth>,
     /// A simulated link's latency per transfer.
     pub latency: Duration,
-    /// How many logical devices the GPU has, this one included.
+    /// The number of logical devices that the GPU has, this one included.
     pub sharing: usize,
-    /// Whether it reads masters and batches where they are on the host, and leaves there what it makes:
-    /// nothing is copied. A device behind a simulated link copies all the same.
+    /// True if it reads and writes host memory directly, without copies, unless it is behind a simulated link.
     pub zero_copy: bool,
 }
 
@@ -117,19 +116,18 @@ impl DeviceSpec {
     }
 }
 
-/// What stands in front of a device's link, or in its place.
+/// Makes the link that stands in front of a device's own, or in its place.
 pub(crate) type OwnLink = dyn Fn(&DeviceSpec, Arc<dyn DeviceLink>) -> Arc<dyn DeviceLink> + Send + Sync;
 
 /// A device that is set up: its threads, its budget, its link.
 pub(crate) struct LogicalDevice {
     pub id: DeviceId,
     pub spec: DeviceSpec,
-    /// What it is and what its memory is measured by: the costs of one kind of device are not those of another.
+    /// The hardware and the probe of its memory: the costs of one kind of device are not those of another.
     pub model: String,
     pub burn: burn::tensor::Device,
     pub pool: Arc<rayon::ThreadPool>,
-    /// A GPU's stream of CubeCL's: that of the thread that computes. What other threads have the device do, and what
-    /// they allocate there, goes on it too; on a CPU it means nothing.
+    /// The stream of the thread that computes, which other threads use for a GPU too; on a CPU it means nothing.
     pub stream: StreamId,
     pub manager: Arc<SpillManager>,
     pub probe: Arc<dyn MemoryProbe>,
@@ -141,9 +139,9 @@ pub(crate) struct LogicalDevice {
 /// Numbers that are doubled to see whether a device computes.
 const TRIAL: usize = 64;
 
-/// What a kind of device brings.
+/// The parts that a kind of device brings.
 pub(crate) struct Hardware {
-    /// What it is, as far as results and costs depend on it.
+    /// The hardware, as far as results and costs depend on it.
     pub model: String,
     pub burn: burn::tensor::Device,
     pub link: Arc<dyn DeviceLink>,
@@ -152,7 +150,7 @@ pub(crate) struct Hardware {
 }
 
 impl Hardware {
-    /// What `spec` asks for; `probe` measures a CPU.
+    /// Opens the hardware of `spec`; `probe` measures a CPU.
     pub(crate) fn open(
         spec: &DeviceSpec,
         measured_as: DeviceId,
@@ -211,15 +209,14 @@ impl LogicalDevice {
         Ok(Self { id, spec, model, burn, pool: Arc::new(pool), stream, manager, probe, pilot, tag })
     }
 
-    /// Gives back what the device keeps for later beyond the budgets of all logical devices that it has.
+    /// Frees memory that the device caches beyond the budgets of all its logical devices.
     pub(crate) fn trim(&self) {
         let budgets = self.manager.budget().capacity().saturating_mul(self.spec.sharing as u64);
         self.probe.trim(self.measured_as(), budgets);
     }
 
-    /// Whether it still computes, tells of its memory and is reached by its link. Asked on the compute worker's thread
-    /// after a shard task that failed: a GPU that is gone, or whose driver has given up, fails everything that comes
-    /// after.
+    /// Returns true if it still computes, tells of its memory and is reached by its link, after a shard task that failed:
+    /// a GPU that is gone, or whose driver has given up, fails everything that comes after.
     pub(crate) fn computes(&self) -> bool {
         let trial = AssertUnwindSafe(|| alloc::with_tag(Some(self.measured_as()), || self.doubles()));
         let tried = catch_unwind(trial).unwrap_or_else(|panic| {
@@ -231,7 +228,7 @@ impl LogicalDevice {
         tried.unwrap_or_else(|error| matches!(error, DeviceError::OutOfMemory { .. }))
     }
 
-    /// Brings numbers to the device, has them doubled there and takes them back; whether that went well.
+    /// Has the device double numbers, and returns true if it does.
     fn doubles(&self) -> Result<bool, DeviceError> {
         let of_spill = |error| match error {
             SpillError::Link(error) => of_link(error),
@@ -249,7 +246,7 @@ impl LogicalDevice {
         Ok(doubled.iter().copied().eq(given.iter().map(|number| 2.0 * number)))
     }
 
-    /// What steps masters whose home it is.
+    /// The stepper of device-homed masters.
     pub(crate) fn stepper(&self) -> DeviceStepper {
         let (name, link) = (self.spec.name.clone(), self.manager.shared_link());
         DeviceStepper::new(name, self.burn.clone(), self.measured_as(), self.stream, link)
@@ -261,8 +258,7 @@ impl LogicalDevice {
     }
 }
 
-/// Makes every thread of the pool allocate the buffers that matrix products keep for each thread, so that a
-/// pilot pass finds them there and they do not appear in the middle of a run.
+/// Makes every thread of the pool allocate its buffers for matrix products, before a pilot pass measures anything.
 fn warm_up(pool: &rayon::ThreadPool, device: &burn::tensor::Device) {
     const SIDE: usize = 256;
     pool.broadcast(|_| {
@@ -294,7 +290,7 @@ impl PilotDevice for LogicalDevice {
     }
 }
 
-/// What a link says, with what the device said of it if that is known.
+/// The error of a link, or the device's own where that is known.
 fn of_link(error: LinkError) -> DeviceError {
     match error {
         LinkError::Transfer { source, .. } if source.is::<DeviceError>() => {

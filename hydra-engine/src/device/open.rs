@@ -1,4 +1,4 @@
-//! A device by itself, outside of any run: what measures the machine asks for one.
+//! A device by itself, outside of any run, for measurements of the machine.
 
 use super::{DeviceSpec, Hardware, PageLocked};
 use crate::error::EngineError;
@@ -14,7 +14,7 @@ pub struct OpenDevice {
     pub burn: burn::tensor::Device,
     /// The way to its memory.
     pub link: Arc<dyn DeviceLink>,
-    /// What measures its memory.
+    /// The probe of its memory.
     pub probe: Arc<dyn MemoryProbe>,
     tag: alloc::TagLease,
 }
@@ -43,13 +43,12 @@ impl OpenDevice {
     /// these types, which the device has. `None` for a device whose memory is the host's, where they are the same code.
     ///
     /// # Errors
-    /// What the device says.
+    /// Those of the device.
     pub fn compare_optimizer(&self, floats: &[FloatType]) -> Result<Option<OptimizerCheck>, EngineError> {
         Ok(optimizer::compare(self.link.clone(), &self.burn, Tried::Every(floats))?)
     }
 
-    /// The device as its probe knows it. What a thread allocates on a CPU is charged to it while the thread
-    /// has this tag ([`alloc::with_tag`]).
+    /// The device as its probe knows it; a thread with this tag ([`alloc::with_tag`]) allocates for it.
     pub fn measured_as(&self) -> DeviceId {
         self.tag.device()
     }

@@ -1,29 +1,20 @@
-//! The threads of a device: one that computes and one for copies in each direction.
-//!
-//! The copy worker fills the device's double buffer, the compute worker takes from it; what a shard task
-//! made goes down to the host on the third thread, while the next shard task computes.
+//! The threads of a device: the copy worker fills its double buffer, the compute worker takes from it, and the download
+//! worker downloads the results of a shard task while the next one computes.
 
 use super::LogicalDevice;
-use super::executor::{self, ShardInputs, ShardWork};
+use super::executor::{self, Promoted, ShardWork};
 use crate::error::{EngineError, guarded};
 use crate::optimizer::{Contribution, HostJob, MicroStep};
 use crate::protocol::{Event, Gradient, Inputs, Made, Output, Reporter, Ticket};
 use crossbeam_channel::{Receiver, Sender};
 use hydra_core::profile::{self, Part};
 use hydra_core::{Chain, DeviceTensor, HostTensor, TaskId};
-use hydra_spill::{DoubleBuffer, FillGuard, LinkError, Reservation, ResidentCopy, SpillError, alloc};
+use hydra_spill::{DoubleBuffer, FillGuard, LinkError, Reservation, SpillError, alloc};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// What waits in the double buffer for its shard task.
-pub(crate) struct Promoted {
-    pub resident: ResidentCopy,
-    pub inputs: Inputs<DeviceTensor>,
-}
-
-/// The output of the last shard task, still on the device, with the reservation that it shares with the
-/// copy on its way down.
+/// The output of the last shard task on the device, with the reservation that it shares with its download.
 struct HandedOn {
     output: Output<DeviceTensor>,
     charge: Arc<Reservation>,
@@ -31,19 +22,18 @@ struct HandedOn {
 
 /// A shard task that can start.
 struct Ready {
-    resident: ResidentCopy,
-    inputs: Inputs<DeviceTensor>,
+    promoted: Promoted,
     reservation: Reservation,
     /// Covers the input that was handed on.
     _handed: Option<Arc<Reservation>>,
 }
 
-/// How often a shard task that waits for memory looks whether its task has failed meanwhile.
+/// The time after which a shard task that waits for memory looks for a failure of its task.
 const LOOK_UP: Duration = Duration::from_millis(100);
 
 pub(crate) type Buffer = DoubleBuffer<Promoted>;
 
-/// Brings a shard's images and those inputs that are on the host already.
+/// Uploads a shard's images and those inputs that are on the host already.
 pub(crate) struct PromoteJob {
     pub ticket: Ticket,
     pub task: TaskId,
@@ -58,7 +48,7 @@ pub(crate) struct ComputeJob {
     pub ticket: Ticket,
     pub chain: Arc<Chain>,
     pub work: ShardWork,
-    /// Whether it takes the output of the shard task before it on this device.
+    /// True if it takes the output of the shard task before it on this device.
     pub follows: bool,
     /// Host inputs for which the device had no room during the promotion.
     pub late: Inputs<HostTensor>,
@@ -68,7 +58,7 @@ pub(crate) struct ComputeJob {
     pub abandoned: Arc<AtomicBool>,
 }
 
-/// Takes what a shard task made down to the host.
+/// Downloads the results of a shard task.
 pub(crate) struct DownloadJob {
     pub ticket: Ticket,
     pub task: TaskId,
@@ -77,11 +67,11 @@ pub(crate) struct DownloadJob {
     pub made: Made,
     /// The shard, for the trace.
     pub shard: usize,
-    /// Whether the task lives on the device: its gradients stay there.
-    pub stays: bool,
+    /// True if the task is device-homed: its gradients are not downloaded.
+    pub device_homed: bool,
 }
 
-/// What the threads of a device share.
+/// The state that the threads of a device share.
 #[derive(Clone)]
 pub(crate) struct Worker {
     pub device: Arc<LogicalDevice>,
@@ -90,7 +80,7 @@ pub(crate) struct Worker {
 }
 
 impl Made {
-    /// What the next shard task on the device may take over.
+    /// The output, for the next shard task on the device.
     fn hand_on(&self) -> Option<HandedOn> {
         let output = self.computed.output.clone();
         (!matches!(output, Output::None)).then(|| HandedOn { output, charge: self.output.clone() })
@@ -108,8 +98,7 @@ impl Worker {
             let promote = || Ok(self.promoted(task, &images, inputs, reservation)?);
             let promoted = profile::time(Part::Transfer, || guarded("a promotion", promote));
             let time = self.reporter.since(start_s);
-            // The reason is sent before the compute worker, which waits for this, can report that it came
-            // to nothing.
+            // The reason is sent before the compute worker, which waits for this, can report the failure.
             let (promoted, failure) = match promoted {
                 Ok(promoted) => (Some(promoted), None),
                 Err(error) => (None, Some(error)),
@@ -140,8 +129,7 @@ impl Worker {
         Ok(inputs.replaced(self.device.manager.upload(&tensors)?))
     }
 
-    /// The compute worker. It runs on a thread of the device's pool, so that a shard task starts without a
-    /// change of threads, and takes the next one without asking: it was claimed while this one computed.
+    /// The compute worker, on a thread of the device's pool: a shard task starts without a change of threads.
     pub(crate) fn compute(&self, jobs: &Receiver<ComputeJob>) {
         // Glue is host memory; what shard tasks allocate is the device's.
         alloc::with_tag(None, || {
@@ -175,10 +163,10 @@ impl Worker {
         handed_on
     }
 
-    /// Waits for the promotion and for memory, and brings in what the promotion could not. `None` if the
+    /// Waits for the promotion and for memory, and uploads what the promotion could not. `None` if the
     /// task has failed meanwhile.
     fn ready(&self, job: &ComputeJob, last: Option<HandedOn>) -> Result<Option<Ready>, EngineError> {
-        let promoted = self.buffer.activate(job.ticket).map_err(SpillError::from)?;
+        let mut promoted = self.buffer.activate(job.ticket).map_err(SpillError::from)?;
         // What the shard task before it left is let go of before memory is waited for, unless this one
         // takes it; it is then paid for already.
         let last = last.filter(|_| job.follows);
@@ -186,9 +174,8 @@ impl Worker {
         let Some(reservation) = self.wait_for_memory(job, job.rest.saturating_sub(paid))? else {
             return Ok(None);
         };
-        let Promoted { resident, mut inputs } = promoted;
         if job.late.bytes() > 0 {
-            inputs = profile::time(Part::Transfer, || self.upload(&job.late))?;
+            promoted.inputs = profile::time(Part::Transfer, || self.upload(&job.late))?;
         }
         let Some(HandedOn { output, charge }) = last else {
             if job.follows {
@@ -196,14 +183,14 @@ impl Worker {
                 let problem = "has no output of the shard task before".to_owned();
                 return Err(EngineError::Worker { worker: self.device.spec.name.clone(), problem });
             }
-            return Ok(Some(Ready { resident, inputs, reservation, _handed: None }));
+            return Ok(Some(Ready { promoted, reservation, _handed: None }));
         };
         match output {
             Output::None => {}
-            Output::Activation(boundary) => inputs.activation = Some(boundary),
-            Output::Gradient(gradient) => inputs.upstream = Some(gradient),
+            Output::Activation(boundary) => promoted.inputs.activation = Some(boundary),
+            Output::Gradient(gradient) => promoted.inputs.upstream = Some(gradient),
         }
-        Ok(Some(Ready { resident, inputs, reservation, _handed: Some(charge) }))
+        Ok(Some(Ready { promoted, reservation, _handed: Some(charge) }))
     }
 
     /// Waits until others have released what is missing; `None` if the task fails meanwhile. The rules of
@@ -221,59 +208,37 @@ impl Worker {
     }
 
     fn compute_one(&self, job: &ComputeJob, ready: Ready) -> Result<Made, EngineError> {
-        let Ready { resident, inputs, mut reservation, _handed } = ready;
-        let inputs = ShardInputs {
-            resident,
-            activation: inputs.activation.unwrap_or_default(),
-            targets: inputs.targets,
-            upstream: inputs.upstream.unwrap_or_default(),
-        };
-        let computed = executor::run(&self.device, &job.chain, &job.work, inputs)?;
+        let Ready { promoted, mut reservation, _handed } = ready;
+        let computed = executor::run(&self.device, &job.chain, &job.work, promoted)?;
         self.device.trim();
         reservation.shrink_to(computed.room());
         let output = reservation.split(computed.output.bytes().min(reservation.bytes()));
         Ok(Made { computed, output: Arc::new(output), gradients: reservation })
     }
 
-    /// The worker that takes outputs and gradients down.
+    /// The download worker.
     pub(crate) fn download(&self, jobs: &Receiver<DownloadJob>, host: &Sender<HostJob>) {
         alloc::tag_thread(None);
         for job in jobs {
             let (device, task, ticket) = (self.device.id, job.task, job.ticket);
-            let DownloadJob { chain, at, made, shard, stays, .. } = job;
+            let DownloadJob { chain, at, made, shard, device_homed, .. } = job;
             let of = (shard, at.step);
             let Made { computed, output: output_charge, gradients: reservation } = made;
             let start_s = self.reporter.now();
             if !matches!(computed.output, Output::None) {
                 let down = || Ok(self.output_down(computed.output)?);
                 let result = profile::time(Part::Transfer, || guarded("copying an output", down));
-                self.reporter.send(Event::OutputDown {
-                    device,
-                    task,
-                    ticket,
-                    of,
-                    time: self.reporter.since(start_s),
-                    result,
-                });
+                let time = self.reporter.since(start_s);
+                self.reporter.send(Event::OutputDown { device, task, ticket, of, time, result });
             }
             drop(output_charge);
             let start_s = self.reporter.now();
             let gradients = computed.gradients;
-            let down = || Ok(self.gradients_down(task, at, &chain, gradients, reservation, stays)?);
-            let failure = match profile::time(Part::Transfer, || guarded("copying gradients", down)) {
-                Ok(job) => {
-                    job.into_iter().for_each(|job| drop(host.send(job)));
-                    None
-                }
-                Err(error) => Some(error),
-            };
-            self.reporter.send(Event::GradientsDown {
-                device,
-                task,
-                of,
-                time: self.reporter.since(start_s),
-                failure,
-            });
+            let down = || Ok(self.gradients_down(task, at, &chain, gradients, reservation, device_homed)?);
+            let down = profile::time(Part::Transfer, || guarded("copying gradients", down));
+            let failure = down.map(|job| job.into_iter().for_each(|job| drop(host.send(job)))).err();
+            let time = self.reporter.since(start_s);
+            self.reporter.send(Event::GradientsDown { device, task, of, time, failure });
         }
     }
 
@@ -288,7 +253,7 @@ impl Worker {
         })
     }
 
-    /// What the optimizer is to do with the gradients of a shard task, which come down for that or stay.
+    /// The optimizer's job with the gradients of a shard task, which are downloaded for it unless the task is device-homed.
     fn gradients_down(
         &self,
         task: TaskId,
@@ -296,29 +261,28 @@ impl Worker {
         chain: &Chain,
         layers: Vec<(usize, Gradient<DeviceTensor>)>,
         reservation: Reservation,
-        stays: bool,
+        device_homed: bool,
     ) -> Result<Option<HostJob>, SpillError> {
         if layers.is_empty() {
             return Ok(None);
         }
         let contributions = self.contributions(chain, layers)?;
-        if stays {
+        if device_homed {
             return Ok(Some(HostJob::DeviceGradients { task, at, contributions, reservation }));
         }
         let whose: Vec<_> = contributions.iter().map(|of| (of.layer, of.image, of.gradients.len())).collect();
         let all = contributions.into_iter().flat_map(|of| of.gradients).collect();
         let mut down = self.device.manager.download(all)?.into_iter();
         drop(reservation);
-        let mut contribution = |(layer, image, slots)| Contribution {
-            layer,
-            image,
-            gradients: down.by_ref().take(slots).collect(),
+        let of = |(layer, image, slots)| {
+            let gradients = down.by_ref().take(slots).collect();
+            Contribution { layer, image, gradients }
         };
-        let contributions: Vec<Contribution> = whose.into_iter().map(&mut contribution).collect();
+        let contributions: Vec<Contribution> = whose.into_iter().map(of).collect();
         Ok((!contributions.is_empty()).then_some(HostJob::Gradients { task, at, contributions }))
     }
 
-    /// What each layer gives each image, by slot of the image.
+    /// The gradients that each layer gives each image, by slot of the image.
     fn contributions(
         &self,
         chain: &Chain,
@@ -337,20 +301,14 @@ impl Worker {
                 }
                 let Some(gradient) = gradient else { continue };
                 let expected = params[at.slot].len * chain.images()[at.image].float.bytes();
-                self.check_length(expected as u64, &gradient)?;
+                let (expected, found) = (expected as u64, gradient.len_bytes());
+                if expected != found {
+                    let link = self.device.manager.link().name().to_owned();
+                    return Err(LinkError::Length { link, expected, found }.into());
+                }
                 contributions[index].gradients[at.slot] = Some(gradient);
             }
         }
         Ok(contributions)
-    }
-
-    /// A gradient has as many bytes as its parameter, whose type is the chain's.
-    fn check_length(&self, expected: u64, gradient: &DeviceTensor) -> Result<(), SpillError> {
-        let found = gradient.len_bytes();
-        if expected == found {
-            return Ok(());
-        }
-        let link = self.device.manager.link().name().to_owned();
-        Err(LinkError::Length { link, expected, found }.into())
     }
 }

@@ -1,12 +1,9 @@
 //! Reading batches ahead, on threads of their own: a dataset that takes long keeps no device and no other task waiting.
 //!
 //! While the last shard task of a minibatch is under way, the batches of the next one are read, as far as host memory has
-//! room for them that neither masters nor models within a minibatch can need. Where it has none, they are read when they
-//! are needed, by whoever needs them. They are the same batches either way.
-//!
-//! Nothing waits for a read but the minibatch that needs it. A task that only reads is at rest: it gives up the memory of
-//! its last minibatch, is kept, and stops. A dataset that never returns costs the run a loader and the room of its
-//! batches, and outlives it: its thread ends when it returns, or with the process.
+//! room that neither masters nor models within a minibatch can need; otherwise they are read when they are needed. They
+//! are the same batches either way. Nothing waits for a read but the minibatch that needs it. A dataset that never returns
+//! costs the run a loader and the room of its batches, and its thread ends when it returns, or with the process.
 
 use crate::protocol::{Event, Loaded, Reading, Reporter, RoomAhead};
 use crate::stages::Sweep;

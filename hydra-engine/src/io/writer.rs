@@ -7,7 +7,7 @@ use crate::weights::WeightHash;
 use bytes::Bytes;
 use crossbeam_channel::Receiver;
 use hydra_core::{ByteSize, Chain, ImageParam, ImageReader, ModelWriter, TaskId, WeightError};
-use hydra_spill::{Budget, DeviceHomeStore, DiskStore, ImageId, Masters, SpillError, TierStore};
+use hydra_spill::{Budget, DeviceHomeStore, DiskStore, ImageId, SpillError, TierStore};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -20,8 +20,7 @@ pub(crate) struct WriterStores {
 }
 
 impl WriterStores {
-    /// The store, with all of that room for whoever uses this. So nobody is refused what a writer of a task's own holds, and
-    /// it is refused what does not fit beside that.
+    /// The store, with all of that room for one user: nobody is refused what a writer of a task's own holds.
     fn open(&self) -> DeviceHomeStore {
         let room = Budget::new("host memory for writing a model", ByteSize(self.room));
         self.device_home.over(Arc::new(self.disk.within(room)))
@@ -53,30 +52,6 @@ pub(crate) struct WriteJob {
     pub finished: Option<(PathBuf, Box<State>)>,
 }
 
-/// Masters of a task of which nothing is under way.
-struct StoreTensors<'a> {
-    store: &'a dyn TierStore,
-    task: TaskId,
-    best: bool,
-}
-
-impl Tensors for StoreTensors<'_> {
-    fn masters(&self, image: usize, f: &mut dyn FnMut(&Masters)) -> Result<(), EngineError> {
-        // They go back as they are, under the same version.
-        let writer = self.store.write(ImageId::new(self.task, image))?;
-        f(&writer);
-        Ok(())
-    }
-
-    fn has_best(&self) -> bool {
-        self.best
-    }
-
-    fn best(&self, image: usize) -> Result<Bytes, EngineError> {
-        Ok(self.store.read_masters(ImageId::new(self.task, image).snapshot())?.bytes)
-    }
-}
-
 struct StoreReader<'a> {
     store: &'a dyn TierStore,
     task: TaskId,
@@ -106,7 +81,11 @@ pub(crate) fn run(stores: &WriterStores, jobs: &Receiver<WriterJob>, reporter: &
             }
             WriterJob::Checkpoint { job, best } => {
                 let (task, start_s) = (job.task, reporter.now());
-                let result = guarded("writing a checkpoint", || checkpoint(&stores.open(), &job, best));
+                let write = || {
+                    let tensors = Tensors { store: &stores.open(), task, best };
+                    checkpoint::write(&job.file, &job.state, &job.chain, Some(&tensors))
+                };
+                let result = guarded("writing a checkpoint", write);
                 Event::Checkpointed { task, result, time: reporter.since(start_s) }
             }
         };
@@ -118,14 +97,18 @@ fn write(stores: &WriterStores, job: WriteJob) -> Result<Written, EngineError> {
     let WriteJob { task, chain, output, finished } = job;
     // What is read for the task's own writer is in room of its own: it may hold it for longer than it writes.
     let (store, theirs) = (&stores.open(), &stores.open());
+    let masters = Tensors { store, task, best: false };
     let sha256 = hashed(&chain, &StoreReader { store, task, chain: &chain })?;
     let dir = match output {
         Some((writer, dir)) => {
             let reader = StoreReader { store: theirs, task, chain: &chain };
             let written = guarded("writing the model", || Ok(writer.write(&chain, &reader, &dir)?));
             if let Err(source) = written {
-                let checkpoint =
-                    finished.map(|(file, state)| save_unwritten(store, task, &chain, file, &state));
+                // Then only writing it is left to do.
+                let save = |(file, state): (PathBuf, Box<State>)| {
+                    checkpoint::write(&file, &state, &chain, Some(&masters)).map(|_| file).map_err(Box::new)
+                };
+                let checkpoint = finished.map(save);
                 return Err(EngineError::NotWritten { checkpoint, source: Box::new(source) });
             }
             Some(dir)
@@ -135,9 +118,7 @@ fn write(stores: &WriterStores, job: WriteJob) -> Result<Written, EngineError> {
     let finish = |(file, mut state): (PathBuf, Box<State>)| {
         state.position = Position::Finished { sha256: sha256.clone(), dir: dir.clone() };
         // Where no model was written, this is all that there is of it.
-        let masters = StoreTensors { store, task, best: false };
-        let tensors = dir.is_none().then_some(&masters as &dyn Tensors);
-        checkpoint::write(&file, &state, &chain, tensors).err()
+        checkpoint::write(&file, &state, &chain, dir.is_none().then_some(&masters)).err()
     };
     let unsaved = finished.and_then(finish);
     Ok(Written { sha256, dir, unsaved })
@@ -156,22 +137,4 @@ fn hashed(chain: &Chain, reader: &StoreReader<'_>) -> Result<String, EngineError
         hash.add(chain, image, values);
     }
     Ok(hash.finish())
-}
-
-/// Saves the masters of a task whose model could not be written, so that only that is left to do. Gives the file.
-fn save_unwritten(
-    store: &dyn TierStore,
-    task: TaskId,
-    chain: &Chain,
-    file: PathBuf,
-    state: &State,
-) -> Result<PathBuf, Box<EngineError>> {
-    let tensors = StoreTensors { store, task, best: false };
-    checkpoint::write(&file, state, chain, Some(&tensors))?;
-    Ok(file)
-}
-
-fn checkpoint(store: &dyn TierStore, job: &CheckpointJob, best: bool) -> Result<u64, EngineError> {
-    let tensors = StoreTensors { store, task: job.task, best };
-    checkpoint::write(&job.file, &job.state, &job.chain, Some(&tensors))
 }

@@ -1,9 +1,8 @@
 //! The host optimizer: gathers gradients and steps masters, on its own threads, while devices compute.
 //!
-//! It is one actor. Contributions of layers arrive in any order; each image adds those of one microbatch
-//! in chain order and microbatches in theirs, so the sum never depends on devices or timing. An image is
-//! stepped as soon as its last contribution is there, or, with clipping, when the whole gradient is. What has a
-//! device for its home is gathered and stepped on it, in the same order and by the same actor.
+//! It is one actor. Contributions of layers arrive in any order; each image adds those of one microbatch in chain order
+//! and microbatches in theirs, so the sum never depends on devices or timing. An image is stepped when its last
+//! contribution has arrived, with clipping when the whole gradient has; device-homed ones on their device.
 
 use super::arithmetic::{TaskStep, clip_factor, global_norm};
 use super::gradient::{ImageGradient, ImageSum};
@@ -30,7 +29,7 @@ pub(crate) enum HostJob {
     Register { task: TaskId, chain: Arc<Chain>, spec: TrainSpec, steps: usize, best: bool },
     /// Gradients of one shard of one microbatch.
     Gradients { task: TaskId, at: MicroStep, contributions: Vec<Contribution> },
-    /// The same for a task whose home is the device, where they are; the reservation is for them.
+    /// The same for a device-homed task; the reservation is that of the gradients on the device.
     DeviceGradients {
         task: TaskId,
         at: MicroStep,
@@ -56,7 +55,7 @@ pub(crate) struct MicroStep {
     pub of: usize,
 }
 
-/// What one layer gives an image.
+/// The gradients that one layer gives an image, by slot.
 type UsesOf<S> = Vec<Option<<S as ImageSum>::Use>>;
 
 /// The gradient of one image of one minibatch, as it arrives.
@@ -79,16 +78,16 @@ struct TaskState {
     spec: TrainSpec,
     steps: usize,
     images: Vec<Gathered<ImageGradient>>,
-    /// The same of a task whose home is the device.
+    /// The same of a device-homed task.
     device_images: Vec<Gathered<DeviceGradient>>,
-    /// Whether the store has its best masters.
+    /// True if the store has its best masters.
     best: bool,
 }
 
 pub(crate) struct HostOptimizer {
     store: Arc<dyn TierStore>,
     pool: Arc<rayon::ThreadPool>,
-    /// Of the device that may be a task's home.
+    /// Of the device for device-homed tasks.
     device: DeviceStepper,
     writer: Sender<WriterJob>,
     reporter: Reporter,
@@ -166,12 +165,11 @@ impl HostOptimizer {
         // A task that failed meanwhile has been forgotten; its late gradients go with it.
         let Some(state) = self.tasks.get_mut(&task) else { return Ok(()) };
         let mut complete = Vec::new();
-        let (pool, added) = (&self.pool, &mut complete);
         profile::time(Part::Optimizer, || {
             contributions.into_iter().try_for_each(|contribution| {
-                let image = contribution.image;
-                if state.add(at, contribution, pool)? {
-                    added.push(image);
+                let (image, layout) = (contribution.image, &state.chain.images()[contribution.image]);
+                if state.images[image].take(layout, at, contribution, &self.pool)? == at.of {
+                    complete.push(image);
                 }
                 Ok::<_, EngineError>(())
             })
@@ -179,17 +177,18 @@ impl HostOptimizer {
         if state.spec.clip.is_none() {
             return complete.into_iter().try_for_each(|image| self.step(task, at.step, image, None));
         }
-        if complete.is_empty() || !state.all_complete(at.of) {
+        let trained = state.trained();
+        if complete.is_empty() || trained.iter().any(|image| state.images[*image].added != at.of) {
             return Ok(());
         }
         let state = &self.tasks[&task];
         let squares = |image: usize, slot: usize| {
-            state.images[image].sum.as_ref().map_or(0.0, |sum| sum.params[slot].sum_of_squares())
+            state.images[image].sum.as_ref().map_or(0.0, |sum| sum[slot].sum_of_squares())
         };
         let norm = || self.pool.install(|| global_norm(&state.chain, squares));
         let norm = profile::time(Part::Optimizer, norm);
         let factor = state.spec.clip.map(|clip| clip_factor(clip, norm));
-        state.trained().into_iter().try_for_each(|image| self.step(task, at.step, image, factor))
+        trained.into_iter().try_for_each(|image| self.step(task, at.step, image, factor))
     }
 
     fn step(
@@ -216,8 +215,7 @@ impl HostOptimizer {
         Ok(())
     }
 
-    /// Adds gradients on the device and steps what is complete. A task whose home it is is not clipped, so no
-    /// image waits for another.
+    /// Adds gradients on the device and steps what is complete; nothing that is device-homed is clipped.
     fn gather_on_device(
         &mut self,
         task: TaskId,
@@ -244,7 +242,7 @@ impl HostOptimizer {
             self.reporter.send(Event::Stepped { task, image, step: at.step, time });
         }
         // What was added may still be read by the device, and its reservation ends here.
-        if added { self.device.wait() } else { Ok(()) }
+        if added { self.device.finish(&[], "adding gradients") } else { Ok(()) }
     }
 
     fn snapshot(&mut self, task: TaskId) -> Result<(), EngineError> {
@@ -285,32 +283,15 @@ impl HostOptimizer {
 }
 
 impl TaskState {
-    /// Adds a contribution; whether the image's gradient of the minibatch is complete now.
-    fn add(
-        &mut self,
-        at: MicroStep,
-        contribution: Contribution,
-        pool: &rayon::ThreadPool,
-    ) -> Result<bool, EngineError> {
-        let image = contribution.image;
-        let layout = &self.chain.images()[image];
-        Ok(self.images[image].take(layout, at, contribution, pool)? == at.of)
-    }
-
     /// The images that are trained.
     fn trained(&self) -> Vec<usize> {
         let images = self.chain.images().iter().enumerate();
         images.filter(|(_, layout)| layout.trained).map(|(image, _)| image).collect()
     }
-
-    fn all_complete(&self, microbatches: usize) -> bool {
-        let trained = self.chain.images().iter().zip(&self.images).filter(|(layout, _)| layout.trained);
-        trained.into_iter().all(|(_, gathered)| gathered.added == microbatches)
-    }
 }
 
 impl<S: ImageSum> Gathered<S> {
-    /// Takes a contribution and adds what can be added; how many microbatches are in the sum now.
+    /// Takes a contribution, adds what can be added, and returns the number of microbatches in the sum.
     fn take(
         &mut self,
         layout: &ImageLayout,
@@ -328,7 +309,7 @@ impl<S: ImageSum> Gathered<S> {
         Ok(self.added)
     }
 
-    /// Adds every microbatch whose turn it is and whose contributions are all there.
+    /// Adds every microbatch whose turn it is and whose contributions have all arrived.
     fn sum_up(&mut self, layout: &ImageLayout, adder: &S::Adder) {
         while self.waiting.get(&self.added).is_some_and(|uses| uses.iter().all(Option::is_some)) {
             let uses = self.waiting.remove(&self.added).unwrap_or_default();
@@ -344,22 +325,9 @@ impl<S: ImageSum> Gathered<S> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::tied;
     use super::*;
-    use hydra_core::{FloatType, ImageParam, Init};
-
-    /// A parameter of one element that two layers name.
-    fn layout() -> ImageLayout {
-        let param = ImageParam {
-            name: "tied".to_owned(),
-            shape: vec![1],
-            offset: 0,
-            len: 1,
-            init: Init::Zeros,
-            given: None,
-        };
-        let (name, params) = ("tied".to_owned(), vec![param]);
-        ImageLayout { name, params, elements: 128, layers: vec![0, 3], trained: true, float: FloatType::F32 }
-    }
+    use hydra_core::FloatType;
 
     fn gather(order: &[(usize, usize)]) -> (Option<f32>, usize) {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
@@ -368,9 +336,9 @@ mod tests {
             let uses = gathered.waiting.entry(microbatch).or_insert_with(|| vec![None, None]);
             let value = [[1e8, 1.0], [-1e8, 3.0]][microbatch][use_];
             uses[use_] = Some(vec![Some(HostTensor::float(vec![value], [1]))]);
-            gathered.sum_up(&layout(), &pool);
+            gathered.sum_up(&tied(1, 1, FloatType::F32), &pool);
         }
-        (gathered.sum.map(|sum| sum.params[0].chunk(0..1, |c| c[0])), gathered.added)
+        (gathered.sum.map(|sum| sum[0].chunk(0..1, |c| c[0])), gathered.added)
     }
 
     #[test]

@@ -1,10 +1,9 @@
 //! Steps of images in host memory, and clipping.
 //!
-//! The formulas are the optimizers' own ([`hydra_core::optimizer`]): every element is a function of its own
-//! parameter, gradient and moments, so a step gives the same bits whatever the chunks and threads. The only
-//! reduction is the global norm, in `f64`, over fixed blocks in chain order.
+//! The formulas are the optimizers' own ([`hydra_core::optimizer`]): element by element, so a step gives the same bits
+//! whatever the chunks and threads. The only reduction is the global norm, in `f64`, over fixed blocks in chain order.
 
-use super::gradient::{CHUNK, ImageGradient, ParamGradient};
+use super::gradient::{CHUNK, ParamGradient};
 use hydra_core::optimizer::{Elements, Optimizer, Step};
 use hydra_core::{Chain, FloatType, ImageLayout, ImageParam, TrainSpec};
 use hydra_spill::{Masters, NarrowFloats};
@@ -33,10 +32,10 @@ impl<'a> TaskStep<'a> {
     }
 
     /// Steps a whole image, in parallel over the current thread pool.
-    pub(crate) fn image(&self, layout: &ImageLayout, masters: &mut Masters, gradient: &ImageGradient) {
+    pub(crate) fn image(&self, layout: &ImageLayout, masters: &mut Masters, gradient: &[ParamGradient]) {
         let Masters { params, narrow, moments } = masters;
         let float = narrow.as_ref().map(NarrowFloats::float_type);
-        for (param, gradient) in layout.params.iter().zip(&gradient.params) {
+        for (param, gradient) in layout.params.iter().zip(gradient) {
             let range = param.range();
             let moments: Vec<&mut [f32]> = moments.iter_mut().map(|m| &mut m[range.clone()]).collect();
             let narrow = narrow.as_mut().map(|narrow| &mut narrow[range.clone()]);
@@ -91,8 +90,7 @@ fn step_param(
     });
 }
 
-/// The global norm of all gradients of a chain, in chain order; `squares` gives the sum of squares of the
-/// gradient of a parameter, by image and slot.
+/// The global norm of all gradients of a chain; `squares` gives the sum of squares of one by image and slot.
 pub(crate) fn global_norm(chain: &Chain, squares: impl Fn(usize, usize) -> f64) -> f64 {
     let images = chain.images().iter().enumerate().filter(|(_, image)| image.trained);
     let slots = images.flat_map(|(i, image)| (0..image.params.len()).map(move |slot| (i, slot)));
@@ -108,11 +106,12 @@ pub(crate) fn clip_factor(clip: f64, norm: f64) -> f32 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::numbers;
     use super::*;
     use burn::optim::AdamWConfig;
     use burn::tensor::{Device, Tensor, TensorData};
     use hydra_core::optimizer::{AdamW, Sgd};
-    use hydra_core::{HostTensor, Key, OptimizerSpec};
+    use hydra_core::{HostTensor, OptimizerSpec};
 
     fn gradient(values: &[f32]) -> ParamGradient {
         let tensor = HostTensor::float(values.to_vec(), [values.len()]);
@@ -126,10 +125,6 @@ mod tests {
     /// A step of a parameter that decays.
     fn at(index: usize, rate: f64) -> Step {
         Step { index, rate, decays: true }
-    }
-
-    fn numbers(key: u64, n: usize) -> Vec<f32> {
-        (0..n as u64).map(|i| Key::new(key).normal(i) as f32).collect()
     }
 
     #[test]

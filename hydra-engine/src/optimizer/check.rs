@@ -1,9 +1,9 @@
-//! What a comparison of a device's optimizer with the host's found.
+//! The findings of a comparison of a device's optimizer with the host's.
 
 use hydra_core::{FloatType, OptimizerSpec};
 use serde::Serialize;
 
-/// What is tried.
+/// The rules that are tried.
 #[derive(Clone, Copy, Debug)]
 #[cfg_attr(not(feature = "cube"), allow(dead_code, reason = "only GPUs are tried"))]
 pub(crate) enum Tried<'a> {
@@ -13,8 +13,8 @@ pub(crate) enum Tried<'a> {
     Tasks(&'a [(OptimizerSpec, FloatType)]),
 }
 
-/// How many values of a rule of the optimizer a device computed otherwise than the host.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+/// The number of values of a rule of the optimizer that a device computed otherwise than the host.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct RuleCheck {
     /// The rule, such as `AdamW`, and the type of the gradients if they are not `f32`.
     pub rule: String,
@@ -38,7 +38,7 @@ pub struct OptimizerCheck {
 }
 
 impl OptimizerCheck {
-    /// Whether not a bit differs. Only then may a task be stepped on the device unasked.
+    /// Returns true if not a bit differs. Only then may a task be stepped on the device unasked.
     pub fn is_exact(&self) -> bool {
         self.differing() == 0
     }

@@ -13,7 +13,7 @@ use hydra_spill::{DeviceMasters, SpillError};
 pub(crate) struct DeviceFloats {
     pub bytes: DeviceBytes,
     pub float: FloatType,
-    /// Whether they are a sum that was made here, which is `f32`, and may be added to in place.
+    /// True if they are a sum that was made here, which is `f32` and may be added to in place.
     pub own: bool,
 }
 
@@ -25,7 +25,7 @@ impl DeviceFloats {
 
 /// The memory of a device, with the arithmetic that is done in it. Nothing waits for the device but where it says so.
 pub(crate) trait DeviceMemory: Send + Sync {
-    /// Whether this optimizer can step masters here.
+    /// Returns true if this optimizer can step masters here.
     fn steps(&self, optimizer: &dyn Optimizer) -> bool;
 
     /// The sum of two gradients. Nothing is zero, which is added too, for the sake of the other's sign.
@@ -45,8 +45,7 @@ pub(crate) trait DeviceMemory: Send + Sync {
         gradient: &[Option<DeviceFloats>],
     );
 
-    /// Puts other values in the place of an image's parameters, one after another; `wait` waits until the device has
-    /// done what it was given. The moments stay.
+    /// Replaces an image's parameters, but not its moments, one by one; `wait` waits until the device has finished.
     fn replace(
         &self,
         layout: &ImageLayout,
@@ -56,8 +55,5 @@ pub(crate) trait DeviceMemory: Send + Sync {
     ) -> Result<(), EngineError>;
 
     /// Compares the arithmetic here with the host's; `None` if it is the same code.
-    ///
-    /// # Errors
-    /// What the device says.
     fn compare(&self, tried: Tried<'_>) -> Result<Option<OptimizerCheck>, SpillError>;
 }

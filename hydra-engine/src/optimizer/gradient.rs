@@ -1,9 +1,8 @@
 //! The gradient of an image on the host: what its layers gave, added up in a fixed order.
 //!
-//! The tensors that backward passes made are kept as they are. Where several layers name a parameter, their
-//! gradients are added chunk by chunk where they are read, so that no sum of a large table is ever written;
-//! only microbatches are added into a buffer. The sum is the same to the bit however it is read: the uses in
-//! chain order, then the microbatches in theirs.
+//! Where several layers name a parameter, their gradients are added chunk by chunk as they are read, so that no sum of a
+//! large table is ever written; only microbatches are added into a buffer. The sum is the same to the bit however it is
+//! read: the uses in chain order, then the microbatches in theirs.
 
 use burn::tensor::DType;
 use hydra_core::{HostTensor, ImageLayout};
@@ -22,10 +21,10 @@ fn vectorized<F: pulp::NullaryFnOnce>(f: F) -> F::Output {
 
 /// The gradient of an image: the sum of what its layers and the microbatches gave.
 pub(crate) trait ImageSum: Sized {
-    /// What a layer gives a parameter.
+    /// The gradient that a layer gives a parameter.
     type Use;
 
-    /// What adds.
+    /// The means of addition.
     type Adder: ?Sized;
 
     /// The gradient of one microbatch: for each layer that names the image, in chain order, what it gave.
@@ -35,21 +34,19 @@ pub(crate) trait ImageSum: Sized {
     fn add(self, next: &Self, adder: &Self::Adder) -> Self;
 }
 
-/// What one layer gives an image: a gradient for each parameter by slot, none where the loss does not reach it.
+/// The gradients that one layer gives an image, by slot; none where the loss does not reach the parameter.
 pub(crate) type Uses = Vec<Option<HostTensor>>;
 
 /// The gradient of a parameter.
 pub(crate) enum ParamGradient {
-    /// What each of its layers gave, in chain order; none is zero.
+    /// The gradients that its layers gave, in chain order; none is zero.
     Uses { len: usize, tensors: Uses },
     /// The sum over microbatches.
     Sum(Vec<f32>),
 }
 
 /// The gradients of an image's parameters, by slot.
-pub(crate) struct ImageGradient {
-    pub params: Vec<ParamGradient>,
-}
+pub(crate) type ImageGradient = Vec<ParamGradient>;
 
 impl ImageSum for ImageGradient {
     type Use = HostTensor;
@@ -61,12 +58,11 @@ impl ImageSum for ImageGradient {
             params.iter_mut().zip(layer).for_each(|(uses, gradient)| uses.push(gradient));
         }
         let params = layout.params.iter().zip(params);
-        Self { params: params.map(|(p, tensors)| ParamGradient::Uses { len: p.len, tensors }).collect() }
+        params.map(|(p, tensors)| ParamGradient::Uses { len: p.len, tensors }).collect()
     }
 
     fn add(self, next: &Self, pool: &rayon::ThreadPool) -> Self {
-        let params = self.params.into_iter().zip(&next.params);
-        pool.install(|| Self { params: params.map(|(sum, next)| sum.add(next)).collect() })
+        pool.install(|| self.into_iter().zip(next).map(|(sum, next)| sum.add(next)).collect())
     }
 }
 
@@ -78,7 +74,7 @@ impl ParamGradient {
         }
     }
 
-    /// What `read` makes of the elements in `range`, of which there are [`CHUNK`] at most.
+    /// Reads the elements in `range`, of which there are [`CHUNK`] at most.
     pub(crate) fn chunk<'a, R>(&'a self, range: Range<usize>, read: impl FnOnce(&[f32]) -> R) -> R {
         let (first, others) = match self {
             Self::Sum(sum) => return read(&sum[range]),
@@ -105,9 +101,12 @@ impl ParamGradient {
         for other in others.iter().flatten() {
             if is_wide(other) {
                 add(sum, part(other));
-            } else {
-                add_widened(sum, other, range.clone());
+                continue;
             }
+            let mut scratch = [0.0; CHUNK];
+            let wide = &mut scratch[..range.len()];
+            other.read_floats(range.clone(), wide);
+            add(sum, wide);
         }
         read(sum)
     }
@@ -146,13 +145,6 @@ fn add(total: &mut [f32], part: &[f32]) {
     vectorized(|| total.iter_mut().zip(part).for_each(|(total, part)| *total += *part));
 }
 
-fn add_widened(total: &mut [f32], part: &HostTensor, range: Range<usize>) {
-    let mut scratch = [0.0; CHUNK];
-    let wide = &mut scratch[..range.len()];
-    part.read_floats(range, wide);
-    add(total, wide);
-}
-
 /// The sum of the squares of a slice, in the order of [`ParamGradient::sum_of_squares`].
 pub(crate) fn sum_of_squares(values: &[f32]) -> f64 {
     sum_over_blocks(values.len(), |range| block_of_squares(&values[range]))
@@ -180,12 +172,9 @@ fn block_of_squares(block: &[f32]) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::numbers;
     use super::*;
-    use hydra_core::{FloatType, Key};
-
-    fn numbers(key: u64, n: usize) -> Vec<f32> {
-        (0..n as u64).map(|i| Key::new(key).normal(i) as f32).collect()
-    }
+    use hydra_core::FloatType;
 
     fn uses(len: usize, tensors: &[Option<&[f32]>]) -> ParamGradient {
         let tensors = tensors.iter().map(|t| t.map(|t| HostTensor::float(t.to_vec(), [len]))).collect();

@@ -1,6 +1,4 @@
-//! The memory of a CPU device that has one of its own: the host's code serves it, by any optimizer.
-//!
-//! A device's bytes are not written in place, so for as long as a step runs an image's masters are there twice, which
+//! The memory of a CPU device, which the host's code serves. While a step runs an image's masters are in it twice, which
 //! no budget counts: such a device stands for a GPU in tests.
 
 use super::arithmetic::TaskStep;

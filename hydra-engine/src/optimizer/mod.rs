@@ -19,3 +19,28 @@ pub(crate) use check::Tried;
 pub use check::{OptimizerCheck, RuleCheck};
 pub(crate) use gradient::sum_of_squares;
 pub(crate) use on_device::{DeviceStepper, compare};
+
+#[cfg(test)]
+mod tests {
+    use hydra_core::{FloatType, ImageLayout, ImageParam, Init, Key};
+
+    pub(super) fn numbers(key: u64, n: usize) -> Vec<f32> {
+        (0..n as u64).map(|i| Key::new(key).normal(i) as f32).collect()
+    }
+
+    /// An image of parameters that two layers name.
+    pub(super) fn tied(params: usize, len: usize, float: FloatType) -> ImageLayout {
+        let room = len.next_multiple_of(128);
+        let param = |index: usize| ImageParam {
+            name: format!("p{index}"),
+            shape: vec![len],
+            offset: index * room,
+            len,
+            init: Init::Zeros,
+            given: None,
+        };
+        let (name, elements) = ("tied".to_owned(), params * room);
+        let params = (0..params).map(param).collect();
+        ImageLayout { name, params, elements, layers: vec![0, 3], trained: true, float }
+    }
+}

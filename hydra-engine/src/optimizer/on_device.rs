@@ -1,7 +1,4 @@
-//! Gathering gradients and stepping masters of a task whose home is a device.
-//!
-//! The order of all additions is that of `gradient.rs`; what adds and steps is the device's memory, of which the kinds
-//! are told apart in [`memory_of`] alone.
+//! Gathering gradients and stepping masters of a device-homed task. The order of all additions is that of `gradient.rs`.
 
 use super::arithmetic::TaskStep;
 use super::check::{OptimizerCheck, Tried};
@@ -13,9 +10,7 @@ use super::host_memory::HostMemory;
 use crate::error::EngineError;
 use burn::backend::StreamId;
 use burn::tensor::Device;
-use hydra_core::{
-    DeviceBytes, DeviceError, DeviceId, DeviceTensor, FloatType, ImageLayout, Optimizer, finish,
-};
+use hydra_core::{DeviceBytes, DeviceError, DeviceId, DeviceTensor, FloatType, ImageLayout, finish};
 use hydra_spill::{DeviceLink, DeviceMasters, SpillError, alloc};
 use std::sync::Arc;
 
@@ -29,11 +24,7 @@ fn memory_of(link: Arc<dyn DeviceLink>, burn: &Device) -> Box<dyn DeviceMemory> 
     Box::new(HostMemory)
 }
 
-/// Compares the optimizer of the device of `link`, on which `burn` computes, with the host's; `None` if the device's
-/// memory is the host's.
-///
-/// # Errors
-/// What the device says.
+/// Compares the optimizer of the device of `link`, on which `burn` computes, with the host's; `None` if both are the same.
 pub(crate) fn compare(
     link: Arc<dyn DeviceLink>,
     burn: &Device,
@@ -43,9 +34,7 @@ pub(crate) fn compare(
 }
 
 /// The gradients of an image's parameters on their device, by slot; nothing is zero.
-pub(crate) struct DeviceGradient {
-    params: Vec<Option<DeviceFloats>>,
-}
+pub(crate) type DeviceGradient = Vec<Option<DeviceFloats>>;
 
 impl ImageSum for DeviceGradient {
     type Use = DeviceTensor;
@@ -70,12 +59,11 @@ impl ImageSum for DeviceGradient {
                 }
             }
         }
-        Self { params }
+        params
     }
 
     fn add(self, next: &Self, memory: &dyn DeviceMemory) -> Self {
-        let params = self.params.into_iter().zip(&next.params);
-        Self { params: params.map(|(sum, next)| add(sum, next.as_ref(), memory)).collect() }
+        self.into_iter().zip(next).map(|(sum, next)| add(sum, next.as_ref(), memory)).collect()
     }
 }
 
@@ -92,7 +80,7 @@ fn add(
     }
 }
 
-/// Steps masters on the device that is their home.
+/// Steps device-homed masters.
 pub(crate) struct DeviceStepper {
     name: String,
     burn: Device,
@@ -102,8 +90,7 @@ pub(crate) struct DeviceStepper {
 }
 
 impl DeviceStepper {
-    /// The stepper of the device called `name`; `stream` is that of the thread that computes, whose masters and
-    /// gradients these are.
+    /// The stepper of the device called `name`; `stream` is that of the thread that computes.
     pub(crate) fn new(
         name: String,
         burn: Device,
@@ -115,14 +102,9 @@ impl DeviceStepper {
         Self { name, burn, measured_as, stream, memory }
     }
 
-    /// What adds gradients on the device.
+    /// The memory, which adds gradients.
     pub(crate) fn memory(&self) -> &(dyn DeviceMemory + 'static) {
         self.memory.as_ref()
-    }
-
-    /// Whether this optimizer can step masters on the device.
-    pub(crate) fn steps(&self, optimizer: &dyn Optimizer) -> bool {
-        self.memory.steps(optimizer)
     }
 
     /// Runs `f` with what it allocates charged to the device, and what it has a GPU do on the stream of the device.
@@ -136,13 +118,13 @@ impl DeviceStepper {
         step: &TaskStep<'_>,
         layout: &ImageLayout,
         masters: &mut DeviceMasters,
-        gradient: &DeviceGradient,
+        gradient: &[Option<DeviceFloats>],
     ) -> Result<(), EngineError> {
-        self.charged(|| self.memory.step(step, layout, masters, &gradient.params));
+        self.charged(|| self.memory.step(step, layout, masters, gradient));
         self.finish_masters(masters, "the optimizer's step")
     }
 
-    /// Puts other values in the place of an image's parameters, until the device has finished. The moments stay.
+    /// Replaces an image's parameters, but not its moments, until the device has finished.
     pub(crate) fn replace(
         &self,
         layout: &ImageLayout,
@@ -154,13 +136,8 @@ impl DeviceStepper {
         self.finish_masters(masters, WHAT)
     }
 
-    /// Waits for everything that was given to the device.
-    pub(crate) fn wait(&self) -> Result<(), EngineError> {
-        self.finish(&[], "adding gradients")
-    }
-
     /// Waits for everything that was given to the device, also by the thread that computes.
-    fn finish(&self, made: &[&DeviceTensor], what: &str) -> Result<(), EngineError> {
+    pub(crate) fn finish(&self, made: &[&DeviceTensor], what: &str) -> Result<(), EngineError> {
         let failed = |error: DeviceError| EngineError::Device {
             device: self.name.clone(),
             problem: format!("{what} failed: {error}"),
@@ -184,40 +161,20 @@ impl DeviceStepper {
 #[cfg(test)]
 mod tests {
     use super::super::gradient::ImageGradient;
+    use super::super::tests::{numbers, tied};
     use super::*;
     use bytes::Bytes;
     use hydra_core::optimizer::Sgd;
-    use hydra_core::{HostTensor, ImageParam, Init, Key, OptimizerSpec, TrainSpec};
+    use hydra_core::{HostTensor, OptimizerSpec, TrainSpec};
     use hydra_spill::{DeviceNarrow, Floats, Masters, NarrowFloats};
 
     const LEN: usize = 300;
 
-    /// Two parameters that two layers name.
     fn layout(float: FloatType) -> ImageLayout {
-        let param = |index: usize| ImageParam {
-            name: format!("p{index}"),
-            shape: vec![LEN],
-            offset: index * 384,
-            len: LEN,
-            init: Init::Zeros,
-            given: None,
-        };
-        let params = vec![param(0), param(1)];
-        ImageLayout {
-            name: "tied".to_owned(),
-            params,
-            elements: 768,
-            layers: vec![0, 3],
-            trained: true,
-            float,
-        }
+        tied(2, LEN, float)
     }
 
-    fn numbers(key: u64, n: usize) -> Vec<f32> {
-        (0..n as u64).map(|i| Key::new(key).normal(i) as f32).collect()
-    }
-
-    /// What two layers give two parameters in three microbatches; also nothing, and zeros of either sign.
+    /// The gradients of two layers for two parameters in three microbatches; also none, and zeros of either sign.
     fn uses() -> Vec<Vec<Vec<Option<Vec<f32>>>>> {
         let some = |key: u64| Some(numbers(key, LEN));
         let minus = || Some(vec![-0.0; LEN]);
@@ -286,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_where_a_task_lives_is_the_hosts() {
+    fn a_step_on_a_device_is_the_hosts() {
         let plain = OptimizerSpec::from(Sgd { lr: 0.1, momentum: 0.0, weight_decay: 0.01 });
         for float in [FloatType::F32, FloatType::Bf16, FloatType::F16] {
             for spec in [OptimizerSpec::adamw(1e-2), OptimizerSpec::sgd(1e-2), plain.clone()] {

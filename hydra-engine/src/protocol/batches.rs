@@ -6,7 +6,7 @@ use crate::stages::Sweep;
 use hydra_core::{Batch, Dataset, DatasetError, FloatType, gather};
 use std::sync::Arc;
 
-/// What a sweep reads.
+/// The items that a sweep reads.
 pub(crate) struct Reading {
     pub data: Arc<dyn Dataset>,
     /// The items of each microbatch.
@@ -15,10 +15,7 @@ pub(crate) struct Reading {
 }
 
 impl Reading {
-    /// The batches, one a microbatch.
-    ///
-    /// # Errors
-    /// Those of the dataset, whose panics are errors too.
+    /// The batches, one a microbatch; the dataset's panics are errors too.
     pub(crate) fn batches(&self) -> Result<Vec<Batch>, EngineError> {
         let batch =
             |part: &Vec<usize>| Ok::<_, DatasetError>(gather(self.data.as_ref(), part)?.in_type(self.float));
@@ -26,8 +23,7 @@ impl Reading {
     }
 }
 
-/// Batches that were read ahead, with the host memory that they take. Why they could not be read is said when they are
-/// needed, and what was trained before is not lost.
+/// Batches that were read ahead, with their host memory. An error counts only when they are needed.
 pub(crate) struct Loaded {
     pub of: Sweep,
     pub batches: Result<Vec<Batch>, EngineError>,

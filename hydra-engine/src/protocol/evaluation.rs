@@ -1,4 +1,4 @@
-//! What a chain is worth on a dataset: the mean of its loss and of its metrics over all terms.
+//! The evaluation of a chain on a dataset: the mean of its loss and of its metrics over all terms.
 
 use hydra_core::{Chain, Measured};
 use serde::{Deserialize, Serialize};
@@ -149,25 +149,25 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_comes_back() {
+    fn what_is_saved_comes_back() {
         let text = serde_json::to_string(&sums()).unwrap();
         assert_eq!(text, r#"{"sum":18.0,"terms":6,"metrics":[4.0,null]}"#);
         let back: Sums = serde_json::from_str(&text).unwrap();
         assert_eq!((back.loss, back.terms, back.metrics[0]), (18.0, 6, 4.0));
         assert!(back.metrics[1].is_nan());
         let chain = chain().language_model().build().unwrap();
-        let kept = serde_json::to_string(&SavedEvaluation::from(sums().mean(&chain))).unwrap();
-        let kept = serde_json::from_str::<SavedEvaluation>(&kept).unwrap().evaluation(&chain);
-        assert_eq!((kept.loss, kept.perplexity), (3.0, Some(3f64.exp())));
-        assert_eq!(kept.metrics["right"], 4.0 / 6.0);
-        assert!(kept.metrics["close"].is_nan());
+        let saved = serde_json::to_string(&SavedEvaluation::from(sums().mean(&chain))).unwrap();
+        let saved = serde_json::from_str::<SavedEvaluation>(&saved).unwrap().evaluation(&chain);
+        assert_eq!((saved.loss, saved.perplexity), (3.0, Some(3f64.exp())));
+        assert_eq!(saved.metrics["right"], 4.0 / 6.0);
+        assert!(saved.metrics["close"].is_nan());
     }
 
     #[test]
     fn checkpoints_from_before_metrics_are_read() {
         let sums: Sums = serde_json::from_str(r#"{"sum":1.5,"terms":3}"#).unwrap();
         assert_eq!(sums, Sums { loss: 1.5, terms: 3, metrics: Vec::new() });
-        let kept: SavedEvaluation = serde_json::from_str(r#"{"loss":0.5,"terms":3}"#).unwrap();
-        assert_eq!(kept.evaluation(&chain().build().unwrap()), sums.mean(&chain().build().unwrap()));
+        let saved: SavedEvaluation = serde_json::from_str(r#"{"loss":0.5,"terms":3}"#).unwrap();
+        assert_eq!(saved.evaluation(&chain().build().unwrap()), sums.mean(&chain().build().unwrap()));
     }
 }

@@ -1,4 +1,4 @@
-//! What the orchestrator hears. The enum is closed: its loop matches every case.
+//! The events that the orchestrator hears. The enum is closed: its loop matches every case.
 
 use super::{Clock, Loaded, Made, Output, Time};
 use crate::error::EngineError;
@@ -23,7 +23,7 @@ pub(crate) enum Event {
         stalled_s: f64,
         /// `None` if there was nothing to compute, because the task had failed.
         result: Result<Option<Made>, EngineError>,
-        /// Whether the device computes nothing any more.
+        /// True if the device computes nothing any more.
         lost: bool,
     },
     /// The output of a shard task (`of`: shard and minibatch) is on the host.
@@ -82,10 +82,10 @@ impl Reporter {
     }
 }
 
-/// What the writer gives.
+/// The writer's result.
 pub(crate) struct Written {
     pub sha256: String,
     pub dir: Option<std::path::PathBuf>,
-    /// Why the checkpoint does not say so, if it was to.
+    /// The error of the checkpoint that was to say so.
     pub unsaved: Option<EngineError>,
 }

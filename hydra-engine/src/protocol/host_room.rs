@@ -6,7 +6,7 @@
 use hydra_core::ByteSize;
 use hydra_spill::{Budget, BudgetError, Reservation};
 
-/// What a run was admitted with.
+/// The host memory that a run was admitted with.
 pub(crate) struct HostRoom {
     all: Budget,
     /// Counts what is read ahead, which is reserved of both.
@@ -15,8 +15,7 @@ pub(crate) struct HostRoom {
 
 /// Host memory for batches that are read ahead.
 pub(crate) struct RoomAhead {
-    /// The part gets it back before the whole does, for fields are dropped in this order: what is left to models is never
-    /// seen larger than it is.
+    /// Dropped before the whole, in the order of the fields: models never see more than is left to them.
     _part: Reservation,
     _whole: Reservation,
 }
@@ -36,9 +35,6 @@ impl HostRoom {
     }
 
     /// Room for masters, or for work on them.
-    ///
-    /// # Errors
-    /// As [`Budget::reserve`]: there is less than was admitted.
     pub(crate) fn reserve(&self, bytes: u64, owner: &str) -> Result<Reservation, BudgetError> {
         self.all.reserve(bytes, owner)
     }

@@ -7,30 +7,7 @@ use std::sync::Arc;
 /// The gradient of each tensor of an activation.
 pub(crate) type Gradient<T> = Vec<Option<T>>;
 
-/// A tensor on one side of a link.
-pub(crate) trait LenBytes {
-    /// The number of bytes.
-    fn len_bytes(&self) -> u64;
-}
-
-impl LenBytes for HostTensor {
-    fn len_bytes(&self) -> u64 {
-        Self::len_bytes(self)
-    }
-}
-
-impl LenBytes for DeviceTensor {
-    fn len_bytes(&self) -> u64 {
-        Self::len_bytes(self)
-    }
-}
-
-/// The bytes of these tensors.
-pub(crate) fn len_bytes<'a, T: LenBytes + 'a>(tensors: impl IntoIterator<Item = &'a T>) -> u64 {
-    tensors.into_iter().map(LenBytes::len_bytes).sum()
-}
-
-/// What a shard task hands to the next one of its sweep, on the device or on the host.
+/// The tensors that a shard task hands to the next one of its sweep, on the device or on the host.
 #[derive(Clone, Debug)]
 pub(crate) enum Output<T> {
     /// Nothing: the sweep ends here.
@@ -41,18 +18,22 @@ pub(crate) enum Output<T> {
     Gradient(Gradient<T>),
 }
 
-impl<T: LenBytes> Output<T> {
+impl Output<DeviceTensor> {
+    fn tensors(&self) -> Vec<&DeviceTensor> {
+        match self {
+            Self::None => Vec::new(),
+            Self::Activation(boundary) => boundary.iter().collect(),
+            Self::Gradient(gradient) => gradient.iter().flatten().collect(),
+        }
+    }
+
     /// The number of bytes.
     pub(crate) fn bytes(&self) -> u64 {
-        match self {
-            Self::None => 0,
-            Self::Activation(boundary) => len_bytes(boundary),
-            Self::Gradient(gradient) => len_bytes(gradient.iter().flatten()),
-        }
+        self.tensors().into_iter().map(DeviceTensor::len_bytes).sum()
     }
 }
 
-/// What a compute worker made; all bytes are still device memory.
+/// The results of a compute worker; all bytes are still device memory.
 pub(crate) struct Computed {
     pub output: Output<DeviceTensor>,
     /// For each layer with trained parameters: its index in the chain and its gradients.
@@ -64,27 +45,21 @@ pub(crate) struct Computed {
 impl Computed {
     /// All tensors.
     pub(crate) fn made(&self) -> Vec<&DeviceTensor> {
-        let output: Vec<&DeviceTensor> = match &self.output {
-            Output::None => Vec::new(),
-            Output::Activation(parts) => parts.iter().collect(),
-            Output::Gradient(parts) => parts.iter().flatten().collect(),
-        };
         let gradients = self.gradients.iter().flat_map(|(_, of)| of.iter().flatten());
-        output.into_iter().chain(gradients).collect()
+        self.output.tensors().into_iter().chain(gradients).collect()
     }
 
-    /// What outputs and gradients take on the device until they are down.
+    /// The bytes that outputs and gradients take on the device until they are downloaded.
     pub(crate) fn room(&self) -> u64 {
-        let made = self.made();
-        UPKEEP * made.len() as u64 + len_bytes(made)
+        self.made().into_iter().map(|tensor| UPKEEP + tensor.len_bytes()).sum()
     }
 }
 
-/// What a tensor takes beside its bytes, in bytes: its shape, who holds it, and the headers of these blocks. Some
-/// 350 were measured. It matters where a model has many small tensors.
+/// Bytes of a tensor beside its elements: its shape, who holds it, and the headers of these blocks. Some 350 were
+/// measured. It matters where a model has many small tensors.
 const UPKEEP: u64 = 512;
 
-/// What a shard task made, with the device memory that it takes until it is down.
+/// The results of a shard task, with the device memory that they take until they are downloaded.
 pub(crate) struct Made {
     pub computed: Computed,
     /// Shared with whoever takes the output over on the device.
@@ -106,9 +81,9 @@ impl<T> Default for Inputs<T> {
     }
 }
 
-impl<T: LenBytes> Inputs<T> {
+impl Inputs<HostTensor> {
     pub(crate) fn bytes(&self) -> u64 {
-        len_bytes(self.tensors())
+        self.tensors().map(HostTensor::len_bytes).sum()
     }
 }
 

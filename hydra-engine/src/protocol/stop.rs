@@ -18,7 +18,7 @@ impl StopFlag {
         self.0.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the run was asked to stop.
+    /// Returns true if the run was asked to stop.
     pub fn is_stopped(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }

@@ -1,4 +1,4 @@
-//! Where a task stands: which shard task comes next, as a pure state machine.
+//! The position of a task, and the shard task that comes next: a pure state machine.
 //!
 //! A task evaluates, trains minibatch after minibatch with evaluations in between, evaluates again, and
 //! writes its model. A minibatch is one *sweep* for each microbatch: forward of every shard but the last,
@@ -7,7 +7,7 @@
 use super::{EvaluationKind, ShardTask, Stage};
 use hydra_sched::{ShardTaskKind, WorkLeft};
 
-/// What a task is made of, in counts.
+/// The parts of a task, in counts.
 #[derive(Clone, Debug)]
 pub(crate) struct Program {
     /// Shards of the model.
@@ -38,7 +38,7 @@ impl Program {
         if kind == EvaluationKind::Test { self.test } else { self.validation }
     }
 
-    /// Whether the weights are evaluated after `done` minibatches, while training.
+    /// Returns true if the weights are evaluated after `done` minibatches, while training.
     fn evaluates_after(&self, done: usize) -> bool {
         let due = |every: usize| done.is_multiple_of(every) || done == self.steps;
         self.validation > 0 && done > 0 && self.eval_every.is_some_and(due)
@@ -66,8 +66,7 @@ impl Cursor {
         cursor
     }
 
-    /// A task that has trained `step` minibatches and goes on at `stage`: with the next minibatch, with a batch of an
-    /// evaluation, or not at all.
+    /// A task that has trained `step` minibatches and goes on at `stage`.
     pub(crate) fn resumed(program: Program, step: usize, stage: Stage) -> Self {
         let mut cursor = Self { stage, step, position: (ShardTaskKind::Evaluate, 0), program };
         cursor.enter(stage);
@@ -98,7 +97,7 @@ impl Cursor {
         }
     }
 
-    /// Whether the next shard task is the first of a minibatch.
+    /// Returns true if the next shard task is the first of a minibatch.
     pub(crate) fn at_minibatch_start(&self) -> bool {
         self.stage == (Stage::Train { microbatch: 0 }) && self.position == self.sweep_start()
     }
@@ -194,16 +193,12 @@ impl Cursor {
             Stage::Evaluate { kind, batch } if batch + 1 < self.program.batches(kind) => {
                 self.enter(Stage::Evaluate { kind, batch: batch + 1 });
             }
-            Stage::Evaluate { kind, .. } => self.after_evaluation(kind),
+            Stage::Evaluate { kind, .. } => match kind {
+                EvaluationKind::Initial | EvaluationKind::Periodic => self.after_minibatches(),
+                EvaluationKind::Validation => self.final_test(),
+                EvaluationKind::Test => self.stage = Stage::Write,
+            },
             waiting => self.stage = waiting,
-        }
-    }
-
-    fn after_evaluation(&mut self, kind: EvaluationKind) {
-        match kind {
-            EvaluationKind::Initial | EvaluationKind::Periodic => self.after_minibatches(),
-            EvaluationKind::Validation => self.final_test(),
-            EvaluationKind::Test => self.stage = Stage::Write,
         }
     }
 

@@ -10,7 +10,7 @@ pub(crate) use cursor::{Cursor, Program};
 use hydra_sched::ShardTaskKind;
 use serde::{Deserialize, Serialize};
 
-/// Which data an evaluation used, and when.
+/// The data of an evaluation, and its time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum EvaluationKind {
@@ -24,7 +24,7 @@ pub enum EvaluationKind {
     Test,
 }
 
-/// How a task ended.
+/// The state in which a task ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TaskState {
@@ -36,7 +36,7 @@ pub enum TaskState {
     Stopped,
 }
 
-/// What a task does now.
+/// The work of a task now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
     /// Evaluating batch `batch`.
@@ -61,7 +61,7 @@ pub(crate) struct ShardTask {
     pub step: usize,
 }
 
-/// What is trained or evaluated with batches that are read together: a minibatch, or a batch of an evaluation.
+/// A minibatch, or a batch of an evaluation: its batches are read together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sweep {
     pub stage: Stage,

@@ -6,7 +6,7 @@ use burn::tensor::Device;
 use bytes::Bytes;
 use hydra_core::cube::CubeBytes;
 use hydra_core::optimizer::{AdamW, Elements, Optimizer, Sgd, Step};
-use hydra_core::{DeviceBytes, DeviceError, FloatType, HostTensor, Key, OptimizerSpec, finish};
+use hydra_core::{DeviceBytes, FloatType, HostTensor, Key, OptimizerSpec, finish};
 use hydra_spill::{DeviceLink, Direction, LinkError, SpillError};
 use std::ops::Range;
 use std::sync::Arc;
@@ -20,49 +20,34 @@ const STEPS: [usize; 4] = [0, 1, 2, 5000];
 struct Rule {
     name: &'static str,
     spec: OptimizerSpec,
-    /// What its moments are drawn as.
-    moments: &'static [What],
     clip: Option<f32>,
 }
 
 fn rules() -> [Rule; 6] {
-    const ADAMW: &[What] = &[What::Signed, What::Square];
-    const MOMENTUM: &[What] = &[What::Signed];
-    let rule = |name, spec, moments, clip| Rule { name, spec, moments, clip };
+    let rule = |name, spec, clip| Rule { name, spec, clip };
     let adamw = || OptimizerSpec::adamw(1e-3);
     let other = AdamW { lr: 0.03, beta1: 0.8, beta2: 0.95, eps: 1e-6, weight_decay: 0.1 };
     let sgd = |momentum| OptimizerSpec::from(Sgd { lr: 0.05, momentum, weight_decay: 1e-3 });
-    let clip = Some(0.37);
     [
-        rule("AdamW", adamw(), ADAMW, None),
-        rule("AdamW, clipped", adamw(), ADAMW, clip),
-        rule("AdamW, other constants", other.into(), ADAMW, None),
-        rule("SGD with momentum", sgd(0.9), MOMENTUM, None),
-        rule("SGD with momentum, clipped", sgd(0.9), MOMENTUM, clip),
-        rule("SGD", sgd(0.0), &[], None),
+        rule("AdamW", adamw(), None),
+        rule("AdamW, clipped", adamw(), Some(0.37)),
+        rule("AdamW, other constants", other.into(), None),
+        rule("SGD with momentum", sgd(0.9), None),
+        rule("SGD with momentum, clipped", sgd(0.9), Some(0.37)),
+        rule("SGD", sgd(0.0), None),
     ]
 }
 
-/// What values are drawn for.
-#[derive(Clone, Copy)]
-enum What {
-    /// Parameters, gradients, SGD's momentum and AdamW's first moment.
-    Signed,
-    /// AdamW's second moment, which is never negative.
-    Square,
+/// Drawn values: in the first half as in training, in the second from everywhere.
+fn drawn(key: Key, scale: f64) -> Vec<f32> {
+    let ordinary = (0..ELEMENTS as u64).map(|i| (scale * key.normal(i)) as f32);
+    ordinary.chain((0..ELEMENTS as u64).map(|i| extreme(key.fold(1).bits(i)))).collect()
 }
 
-/// Drawn values: in the first half as in training, in the second from everywhere.
-fn drawn(key: Key, scale: f64, what: What) -> Vec<f32> {
-    let ordinary = |i: u64| match what {
-        What::Signed => (scale * key.normal(i)) as f32,
-        What::Square => (scale * key.normal(i)).powi(2) as f32,
-    };
-    let signed = |i: u64| match what {
-        What::Signed => extreme(key.fold(1).bits(i)),
-        What::Square => extreme(key.fold(1).bits(i)).abs(),
-    };
-    (0..ELEMENTS as u64).map(ordinary).chain((0..ELEMENTS as u64).map(signed)).collect()
+/// Drawn values of AdamW's second moment, which is never negative.
+fn drawn_squares(key: Key, scale: f64) -> Vec<f32> {
+    let ordinary = (0..ELEMENTS as u64).map(|i| (scale * key.normal(i)).powi(2) as f32);
+    ordinary.chain((0..ELEMENTS as u64).map(|i| extreme(key.fold(1).bits(i)).abs())).collect()
 }
 
 /// A finite number of any size: also zeros and denormal numbers, of either sign.
@@ -80,7 +65,7 @@ fn extreme(bits: u64) -> f32 {
 
 /// Gradients of this type. Those of 16 bits are drawn from all that there are, where others are from everywhere.
 fn gradient(key: Key, float: FloatType) -> HostTensor {
-    let ordinary = HostTensor::float(drawn(key, 1e-2, What::Signed), [2 * ELEMENTS]).in_type(float);
+    let ordinary = HostTensor::float(drawn(key, 1e-2), [2 * ELEMENTS]).in_type(float);
     if float == FloatType::F32 {
         return ordinary;
     }
@@ -91,8 +76,8 @@ fn gradient(key: Key, float: FloatType) -> HostTensor {
     HostTensor::view(Bytes::from(bytes), ordinary.shape, ordinary.dtype)
 }
 
-/// What is to be rounded to a type of 16 bits: parameters as in training, values from everywhere, and what lies
-/// in the middle between two neighbours, or next to that.
+/// Values to round to a type of 16 bits: parameters as in training, values from everywhere, and those in the middle
+/// between two neighbours, or next to that.
 fn unrounded(key: Key, float: FloatType) -> Vec<f32> {
     let middle = |i: u64| {
         let bits = (i / 3 * 7) as u16;
@@ -107,13 +92,13 @@ fn unrounded(key: Key, float: FloatType) -> Vec<f32> {
             _ => middle.next_down(),
         }
     };
-    let mut values = drawn(key, 0.1, What::Signed);
+    let mut values = drawn(key, 0.1);
     values.extend((0..2 * ELEMENTS as u64).map(middle));
     values
 }
 
 impl Rule {
-    /// Whether a task with this optimizer, whose gradients are not clipped, is stepped by it.
+    /// Returns true if a task with this optimizer, whose gradients are not clipped, is stepped by it.
     fn serves(&self, spec: &OptimizerSpec) -> bool {
         let alike = self.spec.name() == spec.name() && self.spec.moments() == spec.moments();
         alike && self.clip.is_none()
@@ -121,9 +106,6 @@ impl Rule {
 }
 
 /// Steps, adds up and rounds drawn elements on the device of `link`, on which `burn` computes, and on the host.
-///
-/// # Errors
-/// What the device says, and [`LinkError::Elsewhere`] if it is none of CubeCL's.
 pub(super) fn compare(
     link: &dyn DeviceLink,
     burn: &Device,
@@ -133,7 +115,7 @@ pub(super) fn compare(
     compare_with(&update, link, burn, tried)
 }
 
-/// What steps a run of elements on the host.
+/// Steps a run of elements on the host.
 type Stepper = dyn Fn(&dyn Optimizer, &Step, Elements<'_, '_>);
 
 fn compare_with(
@@ -179,18 +161,16 @@ struct OnDevice<'a> {
 }
 
 impl OnDevice<'_> {
-    fn bytes_up(&self, host: &Bytes) -> Result<CubeBytes, SpillError> {
-        let there = self.link.upload(host)?;
-        let elsewhere = || LinkError::Elsewhere { link: self.link.name().to_owned() };
-        Ok(there.as_buffer::<CubeBytes>().ok_or_else(elsewhere)?.clone())
-    }
-
     fn up(&self, values: &[f32]) -> Result<CubeBytes, SpillError> {
-        self.bytes_up(&HostTensor::float(values.to_vec(), [values.len()]).bytes)
+        let tensor = HostTensor::float(values.to_vec(), [values.len()]);
+        Ok(self.tensor_up(&tensor, FloatType::F32)?.bytes)
     }
 
     fn tensor_up(&self, tensor: &HostTensor, float: FloatType) -> Result<CubeFloats, SpillError> {
-        Ok(CubeFloats { bytes: self.bytes_up(&tensor.bytes)?, float })
+        let uploaded = self.link.upload(&tensor.bytes)?;
+        let elsewhere = || LinkError::Elsewhere { link: self.link.name().to_owned() };
+        let bytes = uploaded.as_buffer::<CubeBytes>().ok_or_else(elsewhere)?.clone();
+        Ok(CubeFloats { bytes, float })
     }
 
     fn down(&self, there: &CubeBytes) -> Result<Vec<f32>, SpillError> {
@@ -207,23 +187,21 @@ impl OnDevice<'_> {
 
     /// Waits until the device has finished.
     fn finish(&self) -> Result<(), SpillError> {
-        finish(self.burn, &[]).map_err(|error| self.failed(error))
-    }
-
-    fn failed(&self, error: DeviceError) -> SpillError {
-        let link = self.link.name().to_owned();
-        LinkError::Transfer { link, direction: Direction::Upload, bytes: 0, source: error.into() }.into()
+        finish(self.burn, &[]).map_err(|error| {
+            let link = self.link.name().to_owned();
+            LinkError::Transfer { link, direction: Direction::Upload, bytes: 0, source: error.into() }.into()
+        })
     }
 
     fn rule(&self, rule: &Rule, float: FloatType, here: &Stepper) -> Result<RuleCheck, SpillError> {
         let key = Key::new(4);
         let kernel = rules::kernel(&*rule.spec).expect("a rule with a kernel");
-        let mut params = drawn(key.fold(0), 0.1, What::Signed);
-        let mut moments: Vec<Vec<f32>> =
-            (1..).zip(rule.moments).map(|(i, what)| drawn(key.fold(i), 1e-2, *what)).collect();
+        let mut params = drawn(key.fold(0), 0.1);
+        let drawn = [drawn(key.fold(1), 1e-2), drawn_squares(key.fold(2), 1e-2)];
+        let mut moments: Vec<Vec<f32>> = drawn.into_iter().take(rule.spec.moments()).collect();
         let params_there = self.up(&params)?;
         let moments_there = moments.iter().map(|m| self.up(m)).collect::<Result<Vec<_>, _>>()?;
-        let mut found = Found::new(rule.name, float);
+        let mut found = RuleCheck::of(rule.name, float);
         for index in STEPS {
             let grads = gradient(key.fold(3 + index as u64), float);
             let step = Step { index, rate: rule.spec.lr(), decays: true };
@@ -233,19 +211,19 @@ impl OnDevice<'_> {
             let mut moments: Vec<&mut [f32]> = moments.iter_mut().map(|m| &mut m[..]).collect();
             let grads = grads.floats(0..2 * ELEMENTS);
             here(&*rule.spec, &step, Elements::new(&mut params, &grads, &mut moments, rule.clip));
-            found.compare(&params, &self.down(&params_there)?);
+            found.count(&params, &self.down(&params_there)?);
             for (here, there) in moments.iter().zip(&moments_there) {
-                found.compare(here, &self.down(there)?);
+                found.count(here, &self.down(there)?);
             }
         }
-        Ok(found.0)
+        Ok(found)
     }
 
     /// Sums of gradients; also of one that is a sum already.
     fn sums(&self, float: FloatType) -> Result<RuleCheck, SpillError> {
         let key = Key::new(5);
         let parts = [0, 1, 2].map(|i| gradient(key.fold(i), float));
-        let wide = drawn(key.fold(3), 1e-2, What::Signed);
+        let wide = drawn(key.fold(3), 1e-2);
         let [a, b, c] = parts.each_ref().map(|part| part.floats(0..2 * ELEMENTS));
         let [a_there, b_there, c_there] = parts.each_ref().map(|part| self.tensor_up(part, float));
         let (a_there, b_there, c_there) = (a_there?, b_there?, c_there?);
@@ -255,10 +233,10 @@ impl OnDevice<'_> {
         self.finish()?;
         let here: Vec<f32> = a.iter().zip(&*b).zip(&*c).map(|((a, b), c)| (a + b) + c).collect();
         let mixed: Vec<f32> = a.iter().zip(&wide).map(|(a, wide)| a + wide).collect();
-        let mut found = Found::new("sums of gradients", float);
-        found.compare(&here, &self.down(&sum_there)?);
-        found.compare(&mixed, &self.down(&mixed_there)?);
-        Ok(found.0)
+        let mut found = RuleCheck::of("sums of gradients", float);
+        found.count(&here, &self.down(&sum_there)?);
+        found.count(&mixed, &self.down(&mixed_there)?);
+        Ok(found)
     }
 
     /// Masters rounded to what shard tasks read.
@@ -269,36 +247,33 @@ impl OnDevice<'_> {
         let there = self.tensor_up(&zeros, float)?;
         round(&self.up(&values)?, &there);
         self.finish()?;
-        let mut found = Found::new("rounding", float);
-        found.compare(&here.floats(0..values.len()), &self.floats_down(&there)?);
-        Ok(found.0)
+        let mut found = RuleCheck::of("rounding", float);
+        found.count(&here.floats(0..values.len()), &self.floats_down(&there)?);
+        Ok(found)
     }
 }
 
-struct Found(RuleCheck);
-
-impl Found {
-    fn new(rule: &str, float: FloatType) -> Self {
+impl RuleCheck {
+    fn of(rule: &str, float: FloatType) -> Self {
         let rule = match float {
             FloatType::F32 => rule.to_owned(),
             narrow => format!("{rule} in {narrow}"),
         };
-        let (ordinary, ordinary_differing, extreme, extreme_differing) = (0, 0, 0, 0);
-        Self(RuleCheck { rule, ordinary, ordinary_differing, extreme, extreme_differing, example: None })
+        Self { rule, ..Self::default() }
     }
 
     /// Counts the values that differ. Any two that are no numbers are alike: a task with such fails.
-    fn compare(&mut self, here: &[f32], there: &[f32]) {
+    fn count(&mut self, here: &[f32], there: &[f32]) {
         let differs = |(a, b): &(&f32, &f32)| a.to_bits() != b.to_bits() && !(a.is_nan() && b.is_nan());
-        let count =
+        let differing =
             |range: Range<usize>| here[range.clone()].iter().zip(&there[range]).filter(differs).count();
-        self.0.ordinary += ELEMENTS;
-        self.0.ordinary_differing += count(0..ELEMENTS);
-        self.0.extreme += here.len() - ELEMENTS;
-        self.0.extreme_differing += count(ELEMENTS..here.len());
-        if self.0.example.is_none() {
+        self.ordinary += ELEMENTS;
+        self.ordinary_differing += differing(0..ELEMENTS);
+        self.extreme += here.len() - ELEMENTS;
+        self.extreme_differing += differing(ELEMENTS..here.len());
+        if self.example.is_none() {
             let first = here.iter().zip(there).find(|pair| differs(pair));
-            self.0.example = first.map(|(here, there)| format!("{here:e} on the host, {there:e} there"));
+            self.example = first.map(|(here, there)| format!("{here:e} on the host, {there:e} there"));
         }
     }
 }
@@ -309,7 +284,7 @@ mod tests {
 
     #[test]
     fn values_are_drawn_from_everywhere() {
-        let (signed, square) = (drawn(Key::new(1), 0.1, What::Signed), drawn(Key::new(1), 0.1, What::Square));
+        let (signed, square) = (drawn(Key::new(1), 0.1), drawn_squares(Key::new(1), 0.1));
         let (ordinary, extreme) = signed.split_at(ELEMENTS);
         assert!(ordinary.iter().all(|x| x.abs() < 1.0) && signed.iter().all(|x| x.is_finite()));
         assert!(square.iter().all(|x| x.is_finite() && *x >= 0.0));
@@ -358,12 +333,12 @@ mod tests {
     fn a_bit_that_differs_is_found() {
         let here = vec![1.0; ELEMENTS + 3];
         let mut there = here.clone();
-        let mut found = Found::new("rule", FloatType::F32);
-        found.compare(&here, &there);
-        assert!(OptimizerCheck { rules: vec![found.0.clone()] }.is_exact());
+        let mut found = RuleCheck::of("rule", FloatType::F32);
+        found.count(&here, &there);
+        assert!(OptimizerCheck { rules: vec![found.clone()] }.is_exact());
         (there[7], there[ELEMENTS]) = (1.0 + f32::EPSILON, -1.0);
-        found.compare(&here, &there);
-        let check = OptimizerCheck { rules: vec![found.0] };
+        found.count(&here, &there);
+        let check = OptimizerCheck { rules: vec![found] };
         assert_eq!((check.is_exact(), check.differing(), check.values()), (false, 2, 2 * here.len()));
         let example = check.rules[0].example.as_deref();
         assert_eq!(example, Some("1e0 on the host, 1.0000001e0 there"));

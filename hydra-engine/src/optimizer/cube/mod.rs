@@ -1,6 +1,6 @@
 //! The memory of devices of CubeCL: sums, steps and rounding as kernels that have the host's formulas.
 //!
-//! Whether a device gives the host's bits is not assumed: `compare.rs` tries it.
+//! That a device gives the host's bits is not assumed: `compare.rs` tries it.
 
 mod compare;
 mod kernels;
