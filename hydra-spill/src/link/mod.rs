@@ -15,6 +15,7 @@ use hydra_core::DeviceBytes;
 use std::collections::TryReserveError;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 #[cfg(test)]
 pub(crate) mod conformance;
@@ -46,55 +47,45 @@ impl fmt::Display for Direction {
     }
 }
 
+/// The bytes that a link has moved in each direction.
+#[derive(Debug, Default)]
+pub(crate) struct Moved([AtomicU64; 2]);
+
+impl Moved {
+    pub fn add(&self, direction: Direction, bytes: usize) {
+        self.0[direction as usize].fetch_add(bytes as u64, Relaxed);
+    }
+
+    pub fn get(&self, direction: Direction) -> u64 {
+        self.0[direction as usize].load(Relaxed)
+    }
+}
+
 /// Why a copy was not made.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "each field is what the message says of it")]
 pub enum LinkError {
     /// The caller's buffer does not have the size of what is copied into it.
     #[error(
         "link `{link}`: the buffer on the device has {found} bytes, the caller's {expected}; give buffers of the same shape"
     )]
-    Length {
-        /// The link's name.
-        link: String,
-        /// Bytes of the caller's buffer.
-        expected: u64,
-        /// Bytes of the buffer on the device.
-        found: u64,
-    },
+    Length { link: String, expected: u64, found: u64 },
     /// The heap has no room for the copy, although a budget had.
     #[error(
         "link `{link}`: no memory for {bytes} bytes {direction}; set budgets below what the machine has free"
     )]
-    Memory {
-        /// The link's name.
-        link: String,
-        /// The direction of the copy.
-        direction: Direction,
-        /// The size of the copy.
-        bytes: u64,
-        /// The heap's answer.
-        #[source]
-        source: TryReserveError,
-    },
+    Memory { link: String, direction: Direction, bytes: u64, source: TryReserveError },
     /// The bytes are in the memory of a device that this link does not reach.
     #[error(
         "link `{link}`: the bytes are in another device's memory; copy them with the link that brought them"
     )]
-    Elsewhere {
-        /// The link's name.
-        link: String,
-    },
+    Elsewhere { link: String },
     /// The device or its driver failed during a copy.
     #[error("link `{link}`: a copy of {bytes} bytes {direction} failed; see the cause")]
     Transfer {
-        /// The link's name.
         link: String,
-        /// The direction of the copy.
         direction: Direction,
-        /// The size of the copy.
         bytes: u64,
-        /// The error of the driver.
-        #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
 }

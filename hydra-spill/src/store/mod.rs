@@ -8,7 +8,6 @@
 
 use crate::Reservation;
 use hydra_core::DeviceBytes;
-use std::sync::Arc;
 
 #[cfg(test)]
 pub(crate) mod conformance;
@@ -18,12 +17,13 @@ mod dram;
 mod error;
 mod image;
 mod scratch;
+mod slots;
 
 pub use device_home::{DeviceHomeStore, DeviceMasters, DeviceNarrow, DeviceWriter};
 pub use disk::DiskStore;
 pub use dram::DramStore;
 pub use error::SpillError;
-pub use image::{ImageId, ImageKind, ImageView, ImageWriter, Masters};
+pub use image::{ImageId, ImageKind, ImageView, ImageWriter, Masters, Writer};
 
 /// A place that keeps images.
 ///
@@ -92,16 +92,6 @@ pub trait TierStore: Send + Sync {
     /// As [`write`](Self::write), and [`SpillError::ImageMissing`] if it lives on the host.
     fn write_on_device(&self, id: ImageId) -> Result<DeviceWriter, SpillError> {
         Err(SpillError::ImageMissing { image: id })
-    }
-}
-
-/// How many hold a lease beside its store. Where nobody does, all that readers did is over, which the count by itself
-/// would not promise.
-pub(crate) fn readers(lease: &mut Arc<()>) -> usize {
-    match Arc::get_mut(lease) {
-        Some(()) => 0,
-        // The last reader may have left since, but it was there when it mattered.
-        None => (Arc::strong_count(lease) - 1).max(1),
     }
 }
 
