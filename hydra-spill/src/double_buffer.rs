@@ -41,57 +41,29 @@ impl fmt::Display for SlotState {
 
 /// A move that the state of a double buffer does not allow. The state is as before.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "each field is what the message says of it")]
 pub enum BufferError {
     /// A prefetch was begun while another one fills or waits.
     #[error("cannot prefetch ticket {ticket}: the slot is {state}; activate or cancel that one first")]
-    Occupied {
-        /// The ticket that was refused.
-        ticket: Ticket,
-        /// The prefetch slot's state.
-        state: SlotState,
-    },
+    Occupied { ticket: Ticket, state: SlotState },
     /// A ticket is not above the tickets before it.
     #[error("cannot prefetch ticket {ticket} after ticket {last}: tickets ascend; take one above {last}")]
-    OutOfOrder {
-        /// The ticket that was refused.
-        ticket: Ticket,
-        /// The last ticket that was begun.
-        last: Ticket,
-    },
+    OutOfOrder { ticket: Ticket, last: Ticket },
     /// A payload was handed in for a ticket that the slot is not filling.
     #[error("cannot complete ticket {ticket}: the slot is {state}; begin the fill in this buffer first")]
-    NotFilling {
-        /// The ticket that was refused.
-        ticket: Ticket,
-        /// The prefetch slot's state.
-        state: SlotState,
-    },
+    NotFilling { ticket: Ticket, state: SlotState },
     /// The ticket's prefetch was cancelled.
     #[error("the prefetch of ticket {ticket} was cancelled; begin again with a new ticket")]
-    Cancelled {
-        /// The cancelled ticket.
-        ticket: Ticket,
-    },
+    Cancelled { ticket: Ticket },
     /// A ticket was asked for that is not in the prefetch slot, so that waiting could last for ever.
     #[error("ticket {ticket} was not begun, or is over: the slot is {state}; begin its fill first")]
-    NotBegun {
-        /// The ticket that was refused.
-        ticket: Ticket,
-        /// The prefetch slot's state.
-        state: SlotState,
-    },
+    NotBegun { ticket: Ticket, state: SlotState },
     /// A ticket was activated while one is active.
     #[error("cannot activate ticket {ticket}: ticket {active} is active; retire it first")]
-    Busy {
-        /// The ticket that was refused.
-        ticket: Ticket,
-        /// The ticket that is active.
-        active: Ticket,
-    },
+    Busy { ticket: Ticket, active: Ticket },
     /// A ticket was retired that is not active.
     #[error("cannot retire ticket {ticket}: {}; activate it first", active_name(*.active))]
     NotActive {
-        /// The ticket that was refused.
         ticket: Ticket,
         /// The ticket that is active, if any.
         active: Option<Ticket>,

@@ -26,11 +26,11 @@ const IDLE: &str = "idle page-locked buffers";
 
 /// Why there is no page-locked memory to be had.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "each field is what the message says of it")]
 pub enum PinnedError {
     /// The budget of page-locked memory is used up.
     #[error("no page-locked memory is left; `--pinned-memory` sets how much there may be")]
     Budget {
-        /// The refusal: what was asked for, what there is, and who has it.
         #[from]
         source: BudgetError,
     },
@@ -46,9 +46,7 @@ pub enum PinnedError {
         requested: u64,
         /// The bytes that are locked already.
         locked: u64,
-        /// The owner that asked.
         owner: String,
-        /// The error of the driver.
         source: DriverError,
     },
 }
