@@ -23,7 +23,6 @@ use super::{Claimable, ModelIndex, ModelView, Priority, Request, View};
 /// decisions, so that a decision costs a logarithm.
 ///
 /// # Example
-///
 /// A policy of one's own: each model is to be done by a time, and the one with the least time to spare goes
 /// first. Of those that have up to a second more, one whose next shard is on the device is as good.
 ///

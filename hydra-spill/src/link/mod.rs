@@ -14,7 +14,6 @@ use bytes::Bytes;
 use hydra_core::DeviceBytes;
 use std::collections::TryReserveError;
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 #[cfg(test)]
@@ -159,48 +158,6 @@ pub trait DeviceLink: Send + Sync {
     fn moved(&self, direction: Direction) -> u64;
 }
 
-impl<L: DeviceLink + ?Sized> DeviceLink for Arc<L> {
-    fn name(&self) -> &str {
-        (**self).name()
-    }
-
-    fn zero_copy(&self) -> bool {
-        (**self).zero_copy()
-    }
-
-    fn upload(&self, host: &Bytes) -> Result<DeviceBytes, LinkError> {
-        (**self).upload(host)
-    }
-
-    fn upload_all(&self, host: &[Bytes]) -> Result<Vec<DeviceBytes>, LinkError> {
-        (**self).upload_all(host)
-    }
-
-    fn download(&self, device: &DeviceBytes) -> Result<Bytes, LinkError> {
-        (**self).download(device)
-    }
-
-    fn download_all(&self, device: &[DeviceBytes]) -> Result<Vec<Bytes>, LinkError> {
-        (**self).download_all(device)
-    }
-
-    fn download_into(&self, device: &DeviceBytes, out: &mut [f32]) -> Result<(), LinkError> {
-        (**self).download_into(device, out)
-    }
-
-    fn pin(&self, floats: Vec<f32>) -> Floats {
-        (**self).pin(floats)
-    }
-
-    fn prepare(&self, promotion: u64) -> Result<(), LinkError> {
-        (**self).prepare(promotion)
-    }
-
-    fn moved(&self, direction: Direction) -> u64 {
-        (**self).moved(direction)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::conformance::{aligned, conforms, floats, pattern};
@@ -210,6 +167,7 @@ mod tests {
     use crate::memory::ALIGN;
     use hydra_core::{Bandwidth, DeviceId, MemoryProbe};
     use proptest::prelude::*;
+    use std::sync::Arc;
     use std::time::Duration;
 
     const FAST: Bandwidth = Bandwidth(64e9);
@@ -217,10 +175,14 @@ mod tests {
 
     // Devices of the tests of this file: 20 to 29.
     fn links(first: usize) -> [Box<dyn DeviceLink>; 3] {
-        let copies = || HostCopyLink::new(DeviceId(first));
+        let copies = HostCopyLink::new(DeviceId(first));
         [
-            Box::new(copies()),
-            Box::new(SimulatedLink::new(copies(), FAST, Duration::from_micros(1))),
+            Box::new(copies),
+            Box::new(SimulatedLink::new(
+                Arc::new(HostCopyLink::new(DeviceId(first))),
+                FAST,
+                Duration::from_micros(1),
+            )),
             Box::new(ZeroCopyLink::new(DeviceId(first + 2))),
         ]
     }
@@ -266,7 +228,8 @@ mod tests {
     fn a_copy_is_due_after_latency_and_transfer() {
         let due = |bandwidth, bytes| {
             let latency = Duration::from_micros(20);
-            SimulatedLink::new(HostCopyLink::new(DeviceId(27)), Bandwidth(bandwidth), latency).due(bytes)
+            SimulatedLink::new(Arc::new(HostCopyLink::new(DeviceId(27))), Bandwidth(bandwidth), latency)
+                .due(bytes)
         };
         assert_eq!(due(1e9, 1_000_000), Duration::from_micros(1020));
         assert_eq!(due(1e9, 0), Duration::from_micros(20));
@@ -277,7 +240,8 @@ mod tests {
 
     #[test]
     fn a_simulated_link_passes_errors_on_and_names_itself() {
-        let link = SimulatedLink::new(HostCopyLink::new(DeviceId(28)), Bandwidth(1e9), Duration::ZERO);
+        let link =
+            SimulatedLink::new(Arc::new(HostCopyLink::new(DeviceId(28))), Bandwidth(1e9), Duration::ZERO);
         assert_eq!(link.name(), "host copy, device 28, simulated at 953.67 MiB/s");
         let error = link.download_into(&floats(&[1.0]).into(), &mut [0.0; 2]).unwrap_err();
         assert_eq!(
