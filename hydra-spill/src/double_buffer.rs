@@ -117,7 +117,8 @@ impl<T, M: Monitor> fmt::Debug for DoubleBuffer<T, M> {
 impl<T, M: Monitor> DoubleBuffer<T, M> {
     /// An empty buffer over the monitor `M`.
     pub fn with_monitor() -> Self {
-        let state = State { prefetch: Slot::Empty, active: None, last: None, cancelled: None };
+        let state =
+            State { prefetch: SlotState::Empty, payload: None, active: None, last: None, cancelled: None };
         Self { cell: M::guard(state) }
     }
 
@@ -145,9 +146,9 @@ impl<T, M: Monitor> DoubleBuffer<T, M> {
     /// Nothing happens if the token is of another buffer.
     pub fn cancel(&self, fill: FillGuard) {
         M::enter(&self.cell, |state| {
-            if state.prefetch.state() == SlotState::Filling(fill.ticket) {
+            if state.prefetch == SlotState::Filling(fill.ticket) {
                 state.cancelled = Some(fill.ticket);
-                state.prefetch = Slot::Empty;
+                state.prefetch = SlotState::Empty;
             }
         });
     }
@@ -178,37 +179,15 @@ impl<T, M: Monitor> DoubleBuffer<T, M> {
 
     /// The prefetch slot's state and the active ticket.
     pub fn state(&self) -> (SlotState, Option<Ticket>) {
-        M::enter(&self.cell, |state| (state.prefetch.state(), state.active))
-    }
-}
-
-/// The prefetch slot with its payload.
-enum Slot<T> {
-    Empty,
-    Filling(Ticket),
-    Ready(Ticket, T),
-}
-
-impl<T> Slot<T> {
-    fn state(&self) -> SlotState {
-        match self {
-            Self::Empty => SlotState::Empty,
-            Self::Filling(ticket) => SlotState::Filling(*ticket),
-            Self::Ready(ticket, _) => SlotState::Ready(*ticket),
-        }
-    }
-
-    fn take(&mut self) -> Option<T> {
-        match std::mem::replace(self, Self::Empty) {
-            Self::Ready(_, payload) => Some(payload),
-            Self::Empty | Self::Filling(_) => None,
-        }
+        M::enter(&self.cell, |state| (state.prefetch, state.active))
     }
 }
 
 /// The state that the monitor guards.
 struct State<T> {
-    prefetch: Slot<T>,
+    prefetch: SlotState,
+    /// The payload of a slot that is ready.
+    payload: Option<T>,
     active: Option<Ticket>,
     /// The last ticket that was begun.
     last: Option<Ticket>,
@@ -219,7 +198,7 @@ struct State<T> {
 
 impl<T> State<T> {
     fn begin_fill(&mut self, ticket: Ticket) -> Result<FillGuard, BufferError> {
-        let state = self.prefetch.state();
+        let state = self.prefetch;
         if state != SlotState::Empty {
             return Err(BufferError::Occupied { ticket, state });
         }
@@ -227,14 +206,14 @@ impl<T> State<T> {
             return Err(BufferError::OutOfOrder { ticket, last });
         }
         self.last = Some(ticket);
-        self.prefetch = Slot::Filling(ticket);
+        self.prefetch = SlotState::Filling(ticket);
         Ok(FillGuard { ticket })
     }
 
     fn complete(&mut self, ticket: Ticket, payload: T) -> (Result<(), BufferError>, Option<T>) {
-        match self.prefetch.state() {
+        match self.prefetch {
             SlotState::Filling(at) if at == ticket => {
-                self.prefetch = Slot::Ready(ticket, payload);
+                (self.prefetch, self.payload) = (SlotState::Ready(ticket), Some(payload));
                 (Ok(()), None)
             }
             _ if self.cancelled == Some(ticket) => (Err(BufferError::Cancelled { ticket }), Some(payload)),
@@ -247,11 +226,11 @@ impl<T> State<T> {
         if let Some(active) = self.active {
             return Some(Err(BufferError::Busy { ticket, active }));
         }
-        match self.prefetch.state() {
+        match self.prefetch {
             SlotState::Filling(at) if at == ticket => None,
             SlotState::Ready(at) if at == ticket => {
-                let payload = self.prefetch.take()?;
-                self.active = Some(ticket);
+                let payload = self.payload.take()?;
+                (self.prefetch, self.active) = (SlotState::Empty, Some(ticket));
                 Some(Ok(payload))
             }
             _ if self.cancelled == Some(ticket) => Some(Err(BufferError::Cancelled { ticket })),

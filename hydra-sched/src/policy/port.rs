@@ -82,8 +82,11 @@ pub trait Policy: Send {
     fn name(&self) -> &'static str;
 
     /// The model's place in the policy's order: the least comes first. It depends on the model
-    /// alone and neither on where it is cached nor on earlier answers.
-    fn priority(&self, model: &ModelView) -> Priority;
+    /// alone and neither on where it is cached nor on earlier answers. Unless a policy says otherwise, it is the order
+    /// of submission.
+    fn priority(&self, model: &ModelView) -> Priority {
+        Priority::first_submitted(model)
+    }
 
     /// The model that the device takes, or `None` to leave it with what it computes until
     /// something happens. Unless a policy says otherwise, it is the first in its order, and `None`

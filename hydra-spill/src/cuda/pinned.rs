@@ -83,10 +83,7 @@ impl PinnedPool {
         Ok(PinnedBuffer { block, len, home: self.shelf.clone() })
     }
 
-    /// A copy of these floats for `owner`.
-    ///
-    /// # Errors
-    /// As [`take`](Self::take).
+    /// A copy of these floats for `owner`. Errors are those of [`take`](Self::take).
     pub fn floats(&self, values: &[f32], owner: &str) -> Result<PinnedFloats, PinnedError> {
         let mut buffer = self.take(size_of_val(values), owner)?;
         buffer.copy_from_slice(bytemuck::cast_slice(values));

@@ -111,9 +111,7 @@ pub trait DeviceLink: Send + Sync {
     fn upload(&self, host: &Bytes) -> Result<DeviceBytes, LinkError>;
 
     /// Copies several buffers in, which are let go of together as a rule: what a shard task is promoted with.
-    ///
-    /// # Errors
-    /// As [`upload`](Self::upload).
+    /// Errors are those of [`upload`](Self::upload).
     fn upload_all(&self, host: &[Bytes]) -> Result<Vec<DeviceBytes>, LinkError> {
         host.iter().map(|bytes| self.upload(bytes)).collect()
     }
@@ -126,9 +124,7 @@ pub trait DeviceLink: Send + Sync {
     fn download(&self, device: &DeviceBytes) -> Result<Bytes, LinkError>;
 
     /// Copies several buffers out, which come down together as a rule: what a shard task made.
-    ///
-    /// # Errors
-    /// As [`download`](Self::download).
+    /// Errors are those of [`download`](Self::download).
     fn download_all(&self, device: &[DeviceBytes]) -> Result<Vec<Bytes>, LinkError> {
         device.iter().map(|bytes| self.download(bytes)).collect()
     }

@@ -46,9 +46,7 @@ pub trait TierStore: Send + Sync {
     fn read(&self, id: ImageId) -> Result<ImageView, SpillError>;
 
     /// The masters' parameters, `f32`, to be read; else as [`read`](Self::read).
-    ///
-    /// # Errors
-    /// As [`read`](Self::read).
+    /// Errors are those of [`read`](Self::read).
     fn read_masters(&self, id: ImageId) -> Result<ImageView, SpillError>;
 
     /// The masters, to be written in place.
@@ -70,18 +68,13 @@ pub trait TierStore: Send + Sync {
     fn remove(&self, id: ImageId) -> Result<Masters, SpillError>;
 
     /// Gives an image up, as [`remove`](Self::remove), when nobody wants what was in it.
-    ///
-    /// # Errors
-    /// As [`remove`](Self::remove).
+    /// Errors are those of [`remove`](Self::remove).
     fn discard(&self, id: ImageId) -> Result<(), SpillError> {
         self.remove(id).map(drop)
     }
 
     /// The parameters of an image that lives on a device, to be read there, and how many writes were committed;
-    /// `None` if it lives on the host. Whoever has them is a reader.
-    ///
-    /// # Errors
-    /// As [`read`](Self::read).
+    /// `None` if it lives on the host. Whoever has them is a reader. Errors are those of [`read`](Self::read).
     fn on_device(&self, _id: ImageId) -> Result<Option<(DeviceBytes, u64)>, SpillError> {
         Ok(None)
     }
