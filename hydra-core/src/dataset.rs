@@ -110,17 +110,11 @@ fn broken(data: &dyn Dataset, items: &[usize], found: String) -> DatasetError {
 
 /// Why a batch could not be made.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "each field is what the message says of it")]
 pub enum DatasetError {
     /// An index beyond the dataset.
     #[error("dataset `{dataset}` has {len} items; item {index} was asked for")]
-    OutOfRange {
-        /// The dataset's name.
-        dataset: String,
-        /// The index asked for.
-        index: usize,
-        /// The number of items.
-        len: usize,
-    },
+    OutOfRange { dataset: String, index: usize, len: usize },
     /// A batch is not what was asked for.
     #[error(
         "dataset `{dataset}` was asked for {asked} items, the first of them item {first}, and its batch {found}: the \
@@ -128,24 +122,15 @@ pub enum DatasetError {
          least 1, inputs are integers or floats of 32 or 16 bits, and tensors have the bytes of their shapes"
     )]
     Contract {
-        /// The dataset's name.
         dataset: String,
-        /// How many items were asked for.
         asked: usize,
         /// The first of them.
         first: usize,
-        /// The shape or type that the batch has instead.
         found: String,
     },
     /// Reading the items failed.
     #[error("dataset `{dataset}` could not be read")]
-    Read {
-        /// The dataset's name.
-        dataset: String,
-        /// Why.
-        #[source]
-        source: Box<dyn std::error::Error + Send + Sync>,
-    },
+    Read { dataset: String, source: Box<dyn std::error::Error + Send + Sync> },
 }
 
 /// Which items a step trains on: a pure function of (seed, step).

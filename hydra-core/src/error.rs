@@ -2,31 +2,22 @@
 
 /// An invalid chain or training spec.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "each field is what the message says of it")]
 pub enum CoreError {
     /// A chain without layers.
     #[error("chain `{chain}` has no layers: add at least the layer that returns the loss")]
-    EmptyChain {
-        /// The chain's name.
-        chain: String,
-    },
+    EmptyChain { chain: String },
     /// Two layers of one name.
     #[error(
         "chain `{chain}` has two layers called `{layer}`; names must differ, because weights are stored under them"
     )]
-    DuplicateLayer {
-        /// The chain's name.
-        chain: String,
-        /// The layer's name.
-        layer: String,
-    },
+    DuplicateLayer { chain: String, layer: String },
     /// A layer names one parameter twice.
     #[error(
         "layer `{layer}` of chain `{chain}` has the parameter `{param}` twice; parameters can be shared between layers, not within one"
     )]
     SharedWithinLayer {
-        /// The chain's name.
         chain: String,
-        /// The layer's name.
         layer: String,
         /// The second of the two places.
         param: String,
@@ -35,32 +26,16 @@ pub enum CoreError {
     #[error(
         "parameter `{param}` of layer `{layer}` holds values of type {found}, expected F32: masters are kept in f32"
     )]
-    GivenDtype {
-        /// The layer's name.
-        layer: String,
-        /// The parameter's path.
-        param: String,
-        /// The type found.
-        found: String,
-    },
+    GivenDtype { layer: String, param: String, found: String },
     /// The code of a layer panicked while its chain was built.
     #[error("layer `{layer}` of chain `{chain}` panicked while the chain was built: {message}")]
-    LayerPanicked {
-        /// The chain's name.
-        chain: String,
-        /// The layer's name.
-        layer: String,
-        /// The message of the panic.
-        message: String,
-    },
+    LayerPanicked { chain: String, layer: String, message: String },
     /// A layer keeps state from one forward to the next.
     #[error(
         "layer `{layer}` of chain `{chain}` keeps running statistics in `{param}`, which are not supported, because a layer must compute the same whenever it is recomputed; use LayerNorm or GroupNorm"
     )]
     RunningStatistics {
-        /// The chain's name.
         chain: String,
-        /// The layer's name.
         layer: String,
         /// The path of the first of them.
         param: String,
@@ -69,88 +44,45 @@ pub enum CoreError {
     #[error(
         "layer `{layer}` of chain `{chain}` is frozen in part: Burn trains `{trained}` and not `{frozen}`; split the layer in two and freeze one as a whole, with `ChainBuilder::frozen` or Burn's `freeze`"
     )]
-    PartlyFrozen {
-        /// The chain's name.
-        chain: String,
-        /// The layer's name.
-        layer: String,
-        /// The path of a parameter that is frozen.
-        frozen: String,
-        /// The path of one that is not.
-        trained: String,
-    },
+    PartlyFrozen { chain: String, layer: String, frozen: String, trained: String },
     /// A parameter is stored in a form from which the one that forwards see cannot be told.
     #[error(
         "parameter `{param}` of layer `{layer}` has a load mapper that does more than to permute dimensions; give it values before the chain is built"
     )]
-    StoredForm {
-        /// The layer's name.
-        layer: String,
-        /// The parameter's path.
-        param: String,
-    },
+    StoredForm { layer: String, param: String },
     /// A lazy parameter's own initializer is none that can be drawn with a task's seed.
     #[error(
         "the initializer of parameter `{param}` of layer `{layer}` is not recognised as a uniform distribution, a normal one or fixed values: say how to draw it in `Forward::init`, or read it before the chain is built, so that its values are taken (no other thread may draw from Burn's generator meanwhile)"
     )]
-    UnknownInitializer {
-        /// The layer's name.
-        layer: String,
-        /// The parameter's path.
-        param: String,
-    },
+    UnknownInitializer { layer: String, param: String },
     /// A parameter that is tied between layers has different shapes.
     #[error(
         "chain `{chain}`: `{first}` and `{second}` share a parameter but have shapes {first_shape:?} and {second_shape:?}"
     )]
     TiedShapes {
-        /// The chain's name.
         chain: String,
         /// The parameter's full name in the first layer.
         first: String,
-        /// The parameter's full name in the other layer.
         second: String,
-        /// Its shape in the first.
         first_shape: Vec<usize>,
-        /// Its shape in the other.
         second_shape: Vec<usize>,
     },
     /// A tied parameter is frozen in one layer and trained in another.
     #[error(
         "chain `{chain}`: the shared parameter `{param}` is frozen in one layer and trained in another; freeze both layers or none"
     )]
-    TiedFrozen {
-        /// The chain's name.
-        chain: String,
-        /// The parameter's full name.
-        param: String,
-    },
+    TiedFrozen { chain: String, param: String },
     /// A metric that cannot be told from another number of an evaluation.
     #[error(
         "chain `{chain}` has a metric called `{metric}`; metrics need names that differ from one another and from `loss`"
     )]
-    MetricName {
-        /// The chain's name.
-        chain: String,
-        /// The metric's name.
-        metric: String,
-    },
+    MetricName { chain: String, metric: String },
     /// Every layer is frozen.
     #[error("chain `{chain}` has nothing to train: every layer with parameters is frozen")]
-    NothingToTrain {
-        /// The chain's name.
-        chain: String,
-    },
+    NothingToTrain { chain: String },
     /// A value of a training spec is out of its range.
     #[error("`{name}` is {found}, expected {expected}")]
-    Spec {
-        /// The value's name.
-        name: &'static str,
-        /// The value that was given.
-        found: String,
-        /// The values that are allowed.
-        expected: &'static str,
-    },
+    Spec { name: &'static str, found: String, expected: &'static str },
 }
 
 /// The message of an error with its causes, in one line.

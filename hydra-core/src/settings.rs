@@ -18,29 +18,17 @@ pub enum Setting {
     Text(String),
 }
 
-impl From<bool> for Setting {
-    fn from(flag: bool) -> Self {
-        Self::Flag(flag)
-    }
+macro_rules! setting_from {
+    ($($from:ty: $setting:expr),*) => {$(
+        impl From<$from> for Setting {
+            fn from(value: $from) -> Self {
+                $setting(value)
+            }
+        }
+    )*};
 }
 
-impl From<usize> for Setting {
-    fn from(count: usize) -> Self {
-        Self::Count(count as u64)
-    }
-}
-
-impl From<f64> for Setting {
-    fn from(number: f64) -> Self {
-        Self::Number(number)
-    }
-}
-
-impl From<&str> for Setting {
-    fn from(text: &str) -> Self {
-        Self::Text(text.to_owned())
-    }
-}
+setting_from!(bool: Self::Flag, usize: |count| Self::Count(count as u64), f64: Self::Number, &str: |text: &str| Self::Text(text.to_owned()));
 
 /// All settings of an optimizer or a schedule, written in their order; that order makes no difference otherwise.
 #[derive(Clone, Debug, Default, Deserialize)]

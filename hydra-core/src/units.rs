@@ -45,21 +45,16 @@ impl TryFrom<Written<f64>> for Bandwidth {
 
 /// Why a size or a bandwidth was not understood.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[allow(missing_docs, reason = "each field is what the message says of it")]
 pub enum UnitError {
     /// The text is not a number followed by a unit.
     #[error(
         "`{found}` is not a size: expected a positive number with an optional unit B, KB, MB, GB, TB, KiB, MiB, GiB or TiB, such as 64MiB"
     )]
-    Size {
-        /// The value that was given.
-        found: String,
-    },
+    Size { found: String },
     /// The text is not a size followed by `/s`.
     #[error("`{found}` is not a bandwidth: expected a size per second, such as 8GiB/s")]
-    Bandwidth {
-        /// The value that was given.
-        found: String,
-    },
+    Bandwidth { found: String },
 }
 
 const UNITS: [(&str, f64); 10] = [

@@ -1,12 +1,13 @@
 //! A small residual network over images, without running statistics.
 
+use crate::ModelError;
 use crate::ops::{ACCURACY, classified};
-use crate::{ModelError, synthetic};
+use crate::synthetic::{self, recorded_init};
 use burn::module::Module;
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::{GroupNorm, GroupNormConfig, Linear, LinearConfig, PaddingConfig2d};
 use burn::tensor::{Device, Tensor, activation};
-use hydra_core::{Activation, Batch, Chain, Dataset, DatasetError, Forward, Init, Key, Pass};
+use hydra_core::{Activation, Batch, Chain, Dataset, DatasetError, Forward, Key, Pass};
 
 /// A 3x3 convolution, a group normalization and, where asked for, a rectifier.
 #[derive(Module, Debug)]
@@ -50,10 +51,7 @@ impl Forward for Stem {
         Activation::of(activation::relu(self.body.forward(x.into_float::<4>())))
     }
 
-    // The values that recorded runs began with.
-    fn init(&self, name: &str, shape: &[usize]) -> Init {
-        Init::default_for(name, shape)
-    }
+    recorded_init!();
 }
 
 /// Two convolutions and the residual around them (He et al., 2016); shapes stay what they are.
@@ -72,10 +70,7 @@ impl Forward for Residual {
         Activation::of(activation::relu(x + self.second.forward(y)))
     }
 
-    // The values that recorded runs began with.
-    fn init(&self, name: &str, shape: &[usize]) -> Init {
-        Init::default_for(name, shape)
-    }
+    recorded_init!();
 }
 
 /// The last layer: the mean over the image, an affine map to classes, and the mean cross-entropy,
@@ -95,10 +90,7 @@ impl Forward for Pool {
         classified(logits, pass)
     }
 
-    // The values that recorded runs began with.
-    fn init(&self, name: &str, shape: &[usize]) -> Init {
-        Init::default_for(name, shape)
-    }
+    recorded_init!();
 }
 
 /// The shape of a residual network.
@@ -204,7 +196,7 @@ impl Dataset for Waves {
 mod tests {
     use super::*;
     use crate::synthetic::testing::{backward, bf16_agrees, descend, shards_agree, with_threads};
-    use hydra_core::FloatType;
+    use hydra_core::{FloatType, Init};
 
     fn small() -> Chain {
         chain(CnnConfig { inputs: 2, channels: 4, stages: 2, blocks: 1, classes: 3 }).unwrap()

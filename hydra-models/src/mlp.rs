@@ -1,7 +1,8 @@
 //! Multilayer perceptrons over points in the plane: small chains for tests and first steps.
 
+use crate::ModelError;
 use crate::ops::{ACCURACY, classified, dropout};
-use crate::{ModelError, synthetic};
+use crate::synthetic::{self, recorded_init};
 use burn::module::Module;
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::tensor::{Device, Tensor, activation};
@@ -19,10 +20,7 @@ impl Forward for Dense {
         Activation::of(activation::relu(self.linear.forward(x.into_float::<2>())))
     }
 
-    // The values that recorded runs began with.
-    fn init(&self, name: &str, shape: &[usize]) -> Init {
-        Init::default_for(name, shape)
-    }
+    recorded_init!();
 }
 
 /// The last layer: an affine map to classes and the mean cross-entropy, `[items, in]` to `[1]`. The pass's
@@ -39,10 +37,7 @@ impl Forward for Classifier {
         classified(logits, pass)
     }
 
-    // The values that recorded runs began with.
-    fn init(&self, name: &str, shape: &[usize]) -> Init {
-        Init::default_for(name, shape)
-    }
+    recorded_init!();
 }
 
 fn linear(inputs: usize, outputs: usize) -> Linear {
@@ -113,10 +108,7 @@ impl Forward for Open {
         Activation::of(hidden).and(self.residual.forward(x)).and(quadrant)
     }
 
-    // The values that recorded runs began with.
-    fn init(&self, name: &str, shape: &[usize]) -> Init {
-        Init::default_for(name, shape)
-    }
+    recorded_init!();
 }
 
 impl Forward for Mix {
@@ -127,10 +119,7 @@ impl Forward for Mix {
         Activation::of(hidden).and(residual).and(x.part(2).into_int::<1>())
     }
 
-    // The values that recorded runs began with.
-    fn init(&self, name: &str, shape: &[usize]) -> Init {
-        Init::default_for(name, shape)
-    }
+    recorded_init!();
 }
 
 impl Forward for Close {

@@ -2,6 +2,16 @@
 
 use hydra_core::{Batch, DatasetError, HostActivation, HostTensor};
 
+/// The first values that recorded runs began with, for an `impl Forward`.
+macro_rules! recorded_init {
+    () => {
+        fn init(&self, name: &str, shape: &[usize]) -> hydra_core::Init {
+            hydra_core::Init::default_for(name, shape)
+        }
+    };
+}
+pub(crate) use recorded_init;
+
 /// A batch of `items`, each an array of `shape` with a class, both made by `item`.
 pub(crate) fn batch(
     dataset: &str,

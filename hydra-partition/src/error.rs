@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 /// Why a model could not be partitioned, or a plan not be used.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "each field is what the message says of it")]
 pub enum PartitionError {
     /// A layer does not fit the device even as a shard of its own.
     #[error(
@@ -17,15 +18,12 @@ pub enum PartitionError {
         ByteSize(*.margin)
     )]
     LayerTooLarge {
-        /// The layer's name.
         layer: String,
         /// The smallest budget in bytes under which every layer of the model fits by itself, with this double buffer.
         needed: u64,
         /// The budget there is, in bytes.
         budget: u64,
-        /// Bytes of the layer's parameters.
         param_bytes: u64,
-        /// Bytes of everything that the layer's backward pass needs at once, parameters included.
         need_bytes: u64,
         /// Those of them that are in use on the device before anything is brought there.
         standing_bytes: u64,
@@ -50,11 +48,8 @@ pub enum PartitionError {
         first: usize,
         /// The layer after its last.
         end: usize,
-        /// Bytes it needs.
         need: u64,
-        /// Bytes of the budget that the double buffer and the margin leave.
         room: u64,
-        /// Bytes of its parameters.
         param_bytes: u64,
         /// The double buffer in bytes.
         reserve: u64,
@@ -65,29 +60,20 @@ pub enum PartitionError {
          budget, a smaller batch or a shorter context"
     )]
     Unfinished {
-        /// The chain's name.
         chain: String,
         /// The layer's name, or the first and the last of a shard's.
         layer: String,
-        /// The error of the device.
         source: DeviceError,
     },
     /// Cut-points that were given by hand are not ascending, or not inside the chain.
     #[error("the cut-points {cuts:?} do not cut {layers} layers: expected ascending numbers from 1 to {}", .layers.saturating_sub(1))]
-    CutPoints {
-        /// The value that was given.
-        cuts: Vec<usize>,
-        /// The number of layers.
-        layers: usize,
-    },
+    CutPoints { cuts: Vec<usize>, layers: usize },
     /// A layer panicked during the pilot pass.
     #[error("layer `{layer}` of chain `{chain}` failed in the pilot pass: {message}")]
     Layer {
-        /// The chain's name.
         chain: String,
         /// The layer's name, or the first and the last one's where a whole shard ran.
         layer: String,
-        /// Its message.
         message: String,
     },
     /// A layer's output is not a function of its parameters, its input and its pass.
@@ -96,93 +82,36 @@ pub enum PartitionError {
          the backward pass, so it has to be a function of parameters, input and `Pass` alone; use `pass.site(0).dropout` \
          instead of a dropout that draws from random state of its own, and keep no running statistics"
     )]
-    Unrepeatable {
-        /// The chain's name.
-        chain: String,
-        /// The layer's name.
-        layer: String,
-    },
+    Unrepeatable { chain: String, layer: String },
     /// The masters of an image could not be had.
     #[error("the pilot pass could not read the parameters of layers {} to {}", .layers.start, .layers.end.saturating_sub(1))]
-    Weights {
-        /// The layers whose parameters were being read.
-        layers: Range<usize>,
-        /// Why.
-        #[source]
-        source: WeightError,
-    },
+    Weights { layers: Range<usize>, source: WeightError },
     /// The device did not run what the pilot pass asked of it.
     #[error("{device} did not run the pilot pass")]
-    Device {
-        /// The device.
-        device: DeviceId,
-        /// Why, where it is known.
-        #[source]
-        source: Option<Box<dyn std::error::Error + Send + Sync>>,
-    },
+    Device { device: DeviceId, source: Option<Box<dyn std::error::Error + Send + Sync>> },
     /// A plan is verified against a chain of other layers.
     #[error("the plan describes the layers {expected:?} and chain `{chain}` has {found:?}: make a new plan")]
-    OtherChain {
-        /// The chain's name.
-        chain: String,
-        /// The layers of the plan.
-        expected: Vec<String>,
-        /// The layers of the chain.
-        found: Vec<String>,
-    },
+    OtherChain { chain: String, expected: Vec<String>, found: Vec<String> },
     /// A plan's file, or a directory of plans, could not be read.
     #[error("the partition plan {} could not be read", path.display())]
-    Read {
-        /// The file or directory.
-        path: PathBuf,
-        /// Why.
-        #[source]
-        source: std::io::Error,
-    },
+    Read { path: PathBuf, source: std::io::Error },
     /// A file holds no partition plan.
     #[error("{} is not a partition plan: delete it, or name another file", path.display())]
-    NotAPlan {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        #[source]
-        source: serde_json::Error,
-    },
+    NotAPlan { path: PathBuf, source: serde_json::Error },
     /// A plan of another version of the format.
     #[error("the partition plan {} has schema {found}, expected {expected}: make it again", path.display())]
-    Schema {
-        /// The file.
-        path: PathBuf,
-        /// The file's schema.
-        found: u64,
-        /// The schema that this version reads.
-        expected: u32,
-    },
+    Schema { path: PathBuf, found: u64, expected: u32 },
     /// A plan whose shards are not its layers, each once and in order.
     #[error("the shards of the partition plan {} do not cover its {layers} layers in order: make it again", path.display())]
-    Uncovered {
-        /// The file.
-        path: PathBuf,
-        /// The number of layers.
-        layers: usize,
-    },
+    Uncovered { path: PathBuf, layers: usize },
     /// A plan that was changed, or made by other rules.
     #[error(
         "the shards of the partition plan {} are not what its layers and rules give: make it again", path.display()
     )]
-    Inconsistent {
-        /// The file.
-        path: PathBuf,
-    },
+    Inconsistent { path: PathBuf },
     /// A plan could not be written.
     #[error("the partition plan could not be written to {}", path.display())]
-    Write {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        #[source]
-        source: std::io::Error,
-    },
+    Write { path: PathBuf, source: std::io::Error },
 }
 
 fn stands(bytes: u64) -> String {

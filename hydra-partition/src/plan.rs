@@ -258,9 +258,7 @@ impl PartitionPlan {
 
     /// The costs of a plan in `path` whose fingerprint has the [`same costs`](Fingerprint::same_costs):
     /// enough to cut under another budget or double buffer without a pilot pass.
-    ///
-    /// # Errors
-    /// Those of [`find`](Self::find).
+    /// Errors are those of [`find`](Self::find).
     pub fn find_profile(path: &Path, fingerprint: &Fingerprint) -> Result<Option<Profile>, PartitionError> {
         let same = |plan: &Self| fingerprint.same_costs(&plan.fingerprint);
         Ok(plans_in(path)?.into_iter().find(same).map(|plan| plan.profile()))

@@ -31,7 +31,6 @@
 //! | | `conformance` | the suite that every policy has to pass, those of other crates too (feature `conformance`) |
 //!
 //! # Example
-//!
 //! Two models wait for one device. The second has less work in each minibatch and more
 //! minibatches to go, so its remaining time is longer and Sharded-LRTF takes it.
 //!

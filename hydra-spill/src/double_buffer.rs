@@ -41,57 +41,29 @@ impl fmt::Display for SlotState {
 
 /// A move that the state of a double buffer does not allow. The state is as before.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "each field is what the message says of it")]
 pub enum BufferError {
     /// A prefetch was begun while another one fills or waits.
     #[error("cannot prefetch ticket {ticket}: the slot is {state}; activate or cancel that one first")]
-    Occupied {
-        /// The ticket that was refused.
-        ticket: Ticket,
-        /// The prefetch slot's state.
-        state: SlotState,
-    },
+    Occupied { ticket: Ticket, state: SlotState },
     /// A ticket is not above the tickets before it.
     #[error("cannot prefetch ticket {ticket} after ticket {last}: tickets ascend; take one above {last}")]
-    OutOfOrder {
-        /// The ticket that was refused.
-        ticket: Ticket,
-        /// The last ticket that was begun.
-        last: Ticket,
-    },
+    OutOfOrder { ticket: Ticket, last: Ticket },
     /// A payload was handed in for a ticket that the slot is not filling.
     #[error("cannot complete ticket {ticket}: the slot is {state}; begin the fill in this buffer first")]
-    NotFilling {
-        /// The ticket that was refused.
-        ticket: Ticket,
-        /// The prefetch slot's state.
-        state: SlotState,
-    },
+    NotFilling { ticket: Ticket, state: SlotState },
     /// The ticket's prefetch was cancelled.
     #[error("the prefetch of ticket {ticket} was cancelled; begin again with a new ticket")]
-    Cancelled {
-        /// The cancelled ticket.
-        ticket: Ticket,
-    },
+    Cancelled { ticket: Ticket },
     /// A ticket was asked for that is not in the prefetch slot, so that waiting could last for ever.
     #[error("ticket {ticket} was not begun, or is over: the slot is {state}; begin its fill first")]
-    NotBegun {
-        /// The ticket that was refused.
-        ticket: Ticket,
-        /// The prefetch slot's state.
-        state: SlotState,
-    },
+    NotBegun { ticket: Ticket, state: SlotState },
     /// A ticket was activated while one is active.
     #[error("cannot activate ticket {ticket}: ticket {active} is active; retire it first")]
-    Busy {
-        /// The ticket that was refused.
-        ticket: Ticket,
-        /// The ticket that is active.
-        active: Ticket,
-    },
+    Busy { ticket: Ticket, active: Ticket },
     /// A ticket was retired that is not active.
     #[error("cannot retire ticket {ticket}: {}; activate it first", active_name(*.active))]
     NotActive {
-        /// The ticket that was refused.
         ticket: Ticket,
         /// The ticket that is active, if any.
         active: Option<Ticket>,
@@ -145,7 +117,8 @@ impl<T, M: Monitor> fmt::Debug for DoubleBuffer<T, M> {
 impl<T, M: Monitor> DoubleBuffer<T, M> {
     /// An empty buffer over the monitor `M`.
     pub fn with_monitor() -> Self {
-        let state = State { prefetch: Slot::Empty, active: None, last: None, cancelled: None };
+        let state =
+            State { prefetch: SlotState::Empty, payload: None, active: None, last: None, cancelled: None };
         Self { cell: M::guard(state) }
     }
 
@@ -173,9 +146,9 @@ impl<T, M: Monitor> DoubleBuffer<T, M> {
     /// Nothing happens if the token is of another buffer.
     pub fn cancel(&self, fill: FillGuard) {
         M::enter(&self.cell, |state| {
-            if state.prefetch.state() == SlotState::Filling(fill.ticket) {
+            if state.prefetch == SlotState::Filling(fill.ticket) {
                 state.cancelled = Some(fill.ticket);
-                state.prefetch = Slot::Empty;
+                state.prefetch = SlotState::Empty;
             }
         });
     }
@@ -206,37 +179,15 @@ impl<T, M: Monitor> DoubleBuffer<T, M> {
 
     /// The prefetch slot's state and the active ticket.
     pub fn state(&self) -> (SlotState, Option<Ticket>) {
-        M::enter(&self.cell, |state| (state.prefetch.state(), state.active))
-    }
-}
-
-/// The prefetch slot with its payload.
-enum Slot<T> {
-    Empty,
-    Filling(Ticket),
-    Ready(Ticket, T),
-}
-
-impl<T> Slot<T> {
-    fn state(&self) -> SlotState {
-        match self {
-            Self::Empty => SlotState::Empty,
-            Self::Filling(ticket) => SlotState::Filling(*ticket),
-            Self::Ready(ticket, _) => SlotState::Ready(*ticket),
-        }
-    }
-
-    fn take(&mut self) -> Option<T> {
-        match std::mem::replace(self, Self::Empty) {
-            Self::Ready(_, payload) => Some(payload),
-            Self::Empty | Self::Filling(_) => None,
-        }
+        M::enter(&self.cell, |state| (state.prefetch, state.active))
     }
 }
 
 /// The state that the monitor guards.
 struct State<T> {
-    prefetch: Slot<T>,
+    prefetch: SlotState,
+    /// The payload of a slot that is ready.
+    payload: Option<T>,
     active: Option<Ticket>,
     /// The last ticket that was begun.
     last: Option<Ticket>,
@@ -247,7 +198,7 @@ struct State<T> {
 
 impl<T> State<T> {
     fn begin_fill(&mut self, ticket: Ticket) -> Result<FillGuard, BufferError> {
-        let state = self.prefetch.state();
+        let state = self.prefetch;
         if state != SlotState::Empty {
             return Err(BufferError::Occupied { ticket, state });
         }
@@ -255,14 +206,14 @@ impl<T> State<T> {
             return Err(BufferError::OutOfOrder { ticket, last });
         }
         self.last = Some(ticket);
-        self.prefetch = Slot::Filling(ticket);
+        self.prefetch = SlotState::Filling(ticket);
         Ok(FillGuard { ticket })
     }
 
     fn complete(&mut self, ticket: Ticket, payload: T) -> (Result<(), BufferError>, Option<T>) {
-        match self.prefetch.state() {
+        match self.prefetch {
             SlotState::Filling(at) if at == ticket => {
-                self.prefetch = Slot::Ready(ticket, payload);
+                (self.prefetch, self.payload) = (SlotState::Ready(ticket), Some(payload));
                 (Ok(()), None)
             }
             _ if self.cancelled == Some(ticket) => (Err(BufferError::Cancelled { ticket }), Some(payload)),
@@ -275,11 +226,11 @@ impl<T> State<T> {
         if let Some(active) = self.active {
             return Some(Err(BufferError::Busy { ticket, active }));
         }
-        match self.prefetch.state() {
+        match self.prefetch {
             SlotState::Filling(at) if at == ticket => None,
             SlotState::Ready(at) if at == ticket => {
-                let payload = self.prefetch.take()?;
-                self.active = Some(ticket);
+                let payload = self.payload.take()?;
+                (self.prefetch, self.active) = (SlotState::Empty, Some(ticket));
                 Some(Ok(payload))
             }
             _ if self.cancelled == Some(ticket) => Some(Err(BufferError::Cancelled { ticket })),

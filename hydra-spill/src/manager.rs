@@ -97,10 +97,7 @@ impl SpillManager {
     }
 
     /// Promotes images together with tensors of the host, which a shard task reads beside them. The tensors'
-    /// bytes are the caller's to reserve, or part of the reservation.
-    ///
-    /// # Errors
-    /// As [`promote`](Self::promote).
+    /// bytes are the caller's to reserve, or part of the reservation. Errors are those of [`promote`](Self::promote).
     pub fn promote_with(
         &self,
         task: TaskId,
@@ -152,10 +149,7 @@ impl SpillManager {
         }
     }
 
-    /// Copies tensors from the host to the device. The bytes are the caller's to reserve.
-    ///
-    /// # Errors
-    /// Those of the link.
+    /// Copies tensors from the host to the device. The bytes are the caller's to reserve. Errors are those of the link.
     pub fn upload(&self, tensors: &[HostTensor]) -> Result<Vec<DeviceTensor>, SpillError> {
         let bytes: Vec<_> = tensors.iter().map(|tensor| tensor.bytes.clone()).collect();
         let copies = self.link.upload_all(&bytes)?;
@@ -163,9 +157,7 @@ impl SpillManager {
     }
 
     /// Copies tensors from the device to the host, those of them that there are, and drops them there.
-    ///
-    /// # Errors
-    /// Those of the link.
+    /// Errors are those of the link.
     pub fn download(
         &self,
         tensors: Vec<Option<DeviceTensor>>,

@@ -7,50 +7,23 @@ type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Why weights could not be read or written.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "each field is what the message says of it")]
 pub enum WeightError {
     /// A parameter's values could not be had.
     #[error("the weights of `{param}` could not be read")]
-    Read {
-        /// The parameter's full name.
-        param: String,
-        /// Why.
-        #[source]
-        source: BoxError,
-    },
+    Read { param: String, source: BoxError },
     /// An image could not be had.
     #[error("image {image} of chain `{chain}` could not be read")]
-    Image {
-        /// The chain's name.
-        chain: String,
-        /// The image's index.
-        image: usize,
-        /// Why.
-        #[source]
-        source: BoxError,
-    },
+    Image { chain: String, image: usize, source: BoxError },
     /// An image finds no room beside those that were read before and are still held.
     #[error(
         "image {image} of chain `{chain}` finds no room beside those that are held: let go of each image before the next \
          is read"
     )]
-    NoRoom {
-        /// The chain's name.
-        chain: String,
-        /// The image's index.
-        image: usize,
-        /// The refusal, with what there is and who holds it.
-        #[source]
-        source: BoxError,
-    },
+    NoRoom { chain: String, image: usize, source: BoxError },
     /// A model could not be written.
     #[error("the model could not be written to {}", path.display())]
-    Write {
-        /// The file or directory.
-        path: PathBuf,
-        /// Why.
-        #[source]
-        source: BoxError,
-    },
+    Write { path: PathBuf, source: BoxError },
 }
 
 /// Gives a chain its first values, one image at a time, so that a model is never whole in memory for it.

@@ -50,6 +50,12 @@ pub enum DeviceBytes {
     Buffer(Arc<dyn DeviceBuffer>),
 }
 
+impl Default for DeviceBytes {
+    fn default() -> Self {
+        Self::Host(Bytes::new())
+    }
+}
+
 impl DeviceBytes {
     /// The number of bytes.
     pub fn len(&self) -> usize {
@@ -184,6 +190,7 @@ impl From<HostTensor> for DeviceTensor {
 ///
 /// A tensor that could not be computed panics when it is read, with this as the panic's payload.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "each field is what the message says of it")]
 pub enum DeviceError {
     /// There was no memory for what had to be computed.
     #[error("the device had no memory left for {}", ByteSize(*bytes))]
@@ -193,10 +200,7 @@ pub enum DeviceError {
     },
     /// Something else went wrong.
     #[error("the device could not finish its work: {message}")]
-    Failed {
-        /// The message of its runtime.
-        message: String,
-    },
+    Failed { message: String },
 }
 
 impl DeviceError {

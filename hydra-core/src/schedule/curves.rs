@@ -8,13 +8,9 @@ use crate::{CoreError, Settings};
 #[derive(Clone, Copy, Debug)]
 pub struct Constant;
 
-impl Constant {
-    pub(super) const NAME: &str = "constant";
-}
-
 impl Curve for Constant {
     fn name(&self) -> &str {
-        Self::NAME
+        "constant"
     }
 
     fn factor(&self, _: usize, _: usize) -> f64 {
@@ -26,13 +22,9 @@ impl Curve for Constant {
 #[derive(Clone, Copy, Debug)]
 pub struct Linear;
 
-impl Linear {
-    pub(super) const NAME: &str = "linear";
-}
-
 impl Curve for Linear {
     fn name(&self) -> &str {
-        Self::NAME
+        "linear"
     }
 
     fn factor(&self, step: usize, steps: usize) -> f64 {
@@ -44,13 +36,9 @@ impl Curve for Linear {
 #[derive(Clone, Copy, Debug)]
 pub struct Cosine;
 
-impl Cosine {
-    pub(super) const NAME: &str = "cosine";
-}
-
 impl Curve for Cosine {
     fn name(&self) -> &str {
-        Self::NAME
+        "cosine"
     }
 
     fn factor(&self, step: usize, steps: usize) -> f64 {
@@ -68,8 +56,6 @@ pub struct WarmupStableDecay {
 }
 
 impl WarmupStableDecay {
-    pub(super) const NAME: &str = "wsd";
-
     pub(super) fn read(settings: &Settings) -> Result<Self, CoreError> {
         Ok(Self { decay_steps: settings.count("decay_steps")? })
     }
@@ -77,7 +63,7 @@ impl WarmupStableDecay {
 
 impl Curve for WarmupStableDecay {
     fn name(&self) -> &str {
-        Self::NAME
+        "wsd"
     }
 
     fn settings(&self) -> Settings {

@@ -99,12 +99,10 @@ impl<'de> Deserialize<'de> for Schedule {
         let described = Description::deserialize(deserializer)?;
         let (warmup, settings) = (described.warmup, &described.settings);
         Ok(match described.kind.as_str() {
-            Constant::NAME => Self::new(Constant, warmup),
-            Linear::NAME => Self::new(Linear, warmup),
-            Cosine::NAME => Self::new(Cosine, warmup),
-            WarmupStableDecay::NAME => {
-                Self::new(WarmupStableDecay::read(settings).map_err(D::Error::custom)?, warmup)
-            }
+            "constant" => Self::new(Constant, warmup),
+            "linear" => Self::new(Linear, warmup),
+            "cosine" => Self::new(Cosine, warmup),
+            "wsd" => Self::new(WarmupStableDecay::read(settings).map_err(D::Error::custom)?, warmup),
             _ => Self::new(described, warmup),
         })
     }

@@ -70,7 +70,15 @@ impl FloatType {
     /// If it is `f32`, or the lengths differ.
     pub fn narrow(self, values: &[f32], out: &mut [u16]) {
         assert_eq!(values.len(), out.len(), "values to round, and room for them");
-        pulp::Arch::new().dispatch(Narrow { float: self, values, out });
+        let pairs = out.iter_mut().zip(values);
+        pulp::Arch::new().dispatch(
+            #[inline(always)]
+            || match self {
+                Self::Bf16 => pairs.for_each(|(out, x)| *out = bf16::from_f32(*x).to_bits()),
+                Self::F16 => pairs.for_each(|(out, x)| *out = f16::from_f32(*x).to_bits()),
+                Self::F32 => panic!("f32 is not rounded"),
+            },
+        );
     }
 
     /// The values of `bits` of this type of 16 bits.
@@ -79,7 +87,15 @@ impl FloatType {
     /// If it is `f32`, or the lengths differ.
     pub fn widen(self, bits: &[u16], out: &mut [f32]) {
         assert_eq!(bits.len(), out.len(), "values to widen, and room for them");
-        pulp::Arch::new().dispatch(Widen { float: self, bits, out });
+        let pairs = out.iter_mut().zip(bits);
+        pulp::Arch::new().dispatch(
+            #[inline(always)]
+            || match self {
+                Self::Bf16 => pairs.for_each(|(out, bits)| *out = f32::from_bits(u32::from(*bits) << 16)),
+                Self::F16 => pairs.for_each(|(out, bits)| *out = f16::from_bits(*bits).to_f32()),
+                Self::F32 => panic!("f32 is not widened"),
+            },
+        );
     }
 }
 
@@ -90,47 +106,6 @@ impl fmt::Display for FloatType {
             Self::Bf16 => "bf16",
             Self::F16 => "f16",
         })
-    }
-}
-
-/// Types, and no closures, because only what is certainly inlined is compiled for the processor's vectors.
-struct Narrow<'a> {
-    float: FloatType,
-    values: &'a [f32],
-    out: &'a mut [u16],
-}
-
-impl pulp::NullaryFnOnce for Narrow<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn call(self) {
-        let pairs = self.out.iter_mut().zip(self.values);
-        match self.float {
-            FloatType::Bf16 => pairs.for_each(|(out, x)| *out = bf16::from_f32(*x).to_bits()),
-            FloatType::F16 => pairs.for_each(|(out, x)| *out = f16::from_f32(*x).to_bits()),
-            FloatType::F32 => panic!("f32 is not rounded"),
-        }
-    }
-}
-
-struct Widen<'a> {
-    float: FloatType,
-    bits: &'a [u16],
-    out: &'a mut [f32],
-}
-
-impl pulp::NullaryFnOnce for Widen<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn call(self) {
-        let pairs = self.out.iter_mut().zip(self.bits);
-        match self.float {
-            FloatType::Bf16 => pairs.for_each(|(out, bits)| *out = f32::from_bits(u32::from(*bits) << 16)),
-            FloatType::F16 => pairs.for_each(|(out, bits)| *out = f16::from_bits(*bits).to_f32()),
-            FloatType::F32 => panic!("f32 is not widened"),
-        }
     }
 }
 

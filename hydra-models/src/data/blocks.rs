@@ -36,10 +36,7 @@ impl TokenBlocks {
         Self::named("the text", tokens, spec)
     }
 
-    /// The same, with a name for messages.
-    ///
-    /// # Errors
-    /// As [`new`](Self::new).
+    /// The same, with a name for messages. Errors are those of [`new`](Self::new).
     pub fn named(
         name: impl Into<Arc<str>>,
         tokens: impl Into<Arc<[u32]>>,

@@ -80,10 +80,7 @@ impl Corpus {
         Self { name: "builtin".to_owned(), kind: CorpusKind::Builtin, splits }
     }
 
-    /// The corpus of a `--data` value: `builtin`, or a path.
-    ///
-    /// # Errors
-    /// As [`open`](Self::open).
+    /// The corpus of a `--data` value: `builtin`, or a path. Errors are those of [`open`](Self::open).
     pub fn load(data: &str) -> Result<Self, DataError> {
         if data == "builtin" { Ok(Self::builtin()) } else { Self::open(Path::new(data)) }
     }

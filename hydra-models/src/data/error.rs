@@ -7,85 +7,45 @@ use crate::tokenizer::TokenizerError;
 
 /// A corpus that cannot be read, or a text that gives no blocks.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "each field is what the message says of it")]
 pub enum DataError {
     /// Nothing is at the path.
     #[error("no data at `{path}`: give a WikiText directory, a plain-text file or `builtin`", path = path.display())]
-    Missing {
-        /// The path given.
-        path: PathBuf,
-    },
+    Missing { path: PathBuf },
     /// A directory without a split.
     #[error("`{path}` holds none of the files looked for: {names}", path = directory.display(), names = looked_for.join(", "))]
-    NoSplits {
-        /// The directory.
-        directory: PathBuf,
-        /// The file names looked for.
-        looked_for: Vec<&'static str>,
-    },
+    NoSplits { directory: PathBuf, looked_for: Vec<&'static str> },
     /// A split that the corpus does not have.
     #[error("`{corpus}` has no {split} split: add one of {names}", names = looked_for.join(", "))]
-    SplitMissing {
-        /// The corpus's name.
-        corpus: String,
-        /// The split asked for.
-        split: Split,
-        /// The file names it could have.
-        looked_for: Vec<&'static str>,
-    },
+    SplitMissing { corpus: String, split: Split, looked_for: Vec<&'static str> },
     /// A word that names no split.
     #[error("`{found}` is not a split: expected train, validation or test")]
-    UnknownSplit {
-        /// The value that was given.
-        found: String,
-    },
+    UnknownSplit { found: String },
     /// A file without text.
     #[error("`{path}` has no text: every line of it is blank", path = path.display())]
-    Empty {
-        /// The file.
-        path: PathBuf,
-    },
+    Empty { path: PathBuf },
     /// A file that is not UTF-8.
     #[error("`{path}` is not UTF-8: the byte at offset {offset} cannot stand there; convert the file", path = path.display())]
     NotUtf8 {
-        /// The file.
         path: PathBuf,
         /// The first wrong byte, counted from zero.
         offset: usize,
     },
     /// A file that could not be read.
     #[error("`{path}` could not be read", path = path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        #[source]
-        source: std::io::Error,
-    },
+    Read { path: PathBuf, source: std::io::Error },
     /// The text could not be tokenized.
     #[error("the {split} split of `{corpus}` could not be tokenized")]
-    Tokenize {
-        /// The corpus's name.
-        corpus: String,
-        /// The split.
-        split: Split,
-        /// Why.
-        #[source]
-        source: TokenizerError,
-    },
+    Tokenize { corpus: String, split: Split, source: TokenizerError },
     /// A context too short for a prediction.
     #[error("a context of {context} has nothing to predict: the smallest is 2")]
-    ContextTooShort {
-        /// The context asked for.
-        context: usize,
-    },
+    ContextTooShort { context: usize },
     /// A text shorter than one block.
     #[error("{name} has {tokens} tokens, fewer than one block of context {context}: {}", advice(*tokens))]
     TooFewTokens {
-        /// The name of the tokens.
         name: String,
         /// How many there are; also the largest usable context, if it is 2 or more.
         tokens: usize,
-        /// The context asked for.
         context: usize,
     },
     /// A token id that the model has no embedding for.
@@ -94,13 +54,10 @@ pub enum DataError {
          use the model's own tokenizer"
     )]
     TokenOutOfRange {
-        /// The name of the tokens.
         name: String,
         /// The token's position, counted from zero.
         position: usize,
-        /// Its id.
         id: u32,
-        /// The number of ids of the model.
         vocab_size: usize,
     },
 }

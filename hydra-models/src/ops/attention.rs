@@ -5,17 +5,10 @@
 //! inverse of the sum of the exponentials. Both in one, as log-sum-exp, would not do where scores are so large
 //! that it rounds the sum away.
 
+use super::autodiff::*;
 use super::kernels::{Mat, MatMut, Write, matmul_here, vectorized};
 use super::math::{exp, max, sum, sum2};
 use super::tensors::{flex, float_type, floats, one_type, owned};
-use burn::backend::autodiff::{
-    Autodiff,
-    checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
-    grads::Gradients,
-    ops::{Backward, Ops, OpsKind},
-};
-use burn::backend::tensor::FloatTensor;
-use burn::backend::{Backend, Dispatch, Flex, TensorMetadata, backend_extension};
 use burn::tensor::Tensor;
 use burn_flex::FlexTensor;
 use hydra_core::profile::{self, Part};

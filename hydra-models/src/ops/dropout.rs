@@ -3,17 +3,10 @@
 //! Burn's own product would keep its factors, and its table of graphs the inputs of an untracked forward until
 //! somebody's next backward; nothing is kept here but the mask's key.
 
+use super::autodiff::*;
 use super::kernels::vectorized;
 use super::math::ELEMENTS;
 use super::tensors::{flex, float_type, floats, one_type, owned};
-use burn::backend::autodiff::{
-    Autodiff,
-    checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
-    grads::Gradients,
-    ops::{Backward, Ops, OpsKind},
-};
-use burn::backend::tensor::FloatTensor;
-use burn::backend::{Backend, Dispatch, Flex, TensorMetadata, backend_extension};
 use burn::tensor::Tensor;
 use burn_flex::FlexTensor;
 use hydra_core::profile::{self, Part};
@@ -121,13 +114,9 @@ impl<B: DropoutOps> Backward<B, 2> for DropoutOntoBackward {
 
     fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
         let gradient = grads.consume::<B>(&ops.node);
-        let [residual, x] = ops.parents;
-        if let Some(node) = x {
-            grads.register::<B>(node.id, B::drop_out(gradient.clone(), ops.state));
-        }
-        if let Some(node) = residual {
-            grads.register::<B>(node.id, gradient);
-        }
+        let [residual, x] = parents(&ops);
+        let for_x = x.map(|_| B::drop_out(gradient.clone(), ops.state));
+        register::<B, 2>(grads, [x, residual], [for_x, Some(gradient)]);
     }
 }
 

@@ -1,14 +1,7 @@
 //! Rows of the tokens' table by their numbers, plus those of the positions.
 
+use super::autodiff::*;
 use super::tensors::{bits, flex, flex_bits, float_type, floats, one_type, owned, widened};
-use burn::backend::autodiff::{
-    Autodiff,
-    checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
-    grads::Gradients,
-    ops::{Backward, Ops, OpsKind},
-};
-use burn::backend::tensor::{FloatTensor, IntTensor};
-use burn::backend::{Backend, Dispatch, Flex, TensorMetadata, backend_extension};
 use burn::tensor::{DType, Int, Tensor};
 use burn_flex::FlexTensor;
 use hydra_core::FloatType;

@@ -1,16 +1,9 @@
 //! The activation of GPT-2.
 
+use super::autodiff::*;
 use super::kernels::{map, map2};
 use super::math::exp;
 use super::tensors::{flex, float_type, floats, one_type, owned};
-use burn::backend::autodiff::{
-    Autodiff,
-    checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
-    grads::Gradients,
-    ops::{Backward, Ops, OpsKind},
-};
-use burn::backend::tensor::FloatTensor;
-use burn::backend::{Backend, Dispatch, Flex, TensorMetadata, backend_extension};
 use burn::tensor::Tensor;
 use hydra_core::profile::{self, Part};
 

@@ -1,17 +1,10 @@
 //! The output head and its loss as one operation, so that logits are never whole in memory.
 
+use super::autodiff::*;
 use super::embedding::integers;
 use super::kernels::{Keep, Mat, product_into, vectorized};
 use super::math::{ELEMENTS, exp_in_place, max};
 use super::tensors::{flex, float_type, floats, one_type, owned, rounded};
-use burn::backend::autodiff::{
-    Autodiff,
-    checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
-    grads::Gradients,
-    ops::{Backward, Ops, OpsKind},
-};
-use burn::backend::tensor::{FloatTensor, IntTensor};
-use burn::backend::{Backend, Dispatch, Flex, TensorMetadata, backend_extension};
 use burn::tensor::{Int, Tensor};
 use burn_flex::FlexTensor;
 use hydra_core::FloatType;
@@ -243,11 +236,8 @@ impl<B: HeadKernels> Backward<B, 2> for HeadBackward {
 
     fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
         let factor = grads.consume::<B>(&ops.node);
-        for (node, gradient) in ops.parents.into_iter().zip(ops.state) {
-            if let (Some(node), Some(gradient)) = (node, gradient) {
-                grads.register::<B>(node.id, B::scaled(gradient, &factor));
-            }
-        }
+        let nodes = parents(&ops);
+        register::<B, 2>(grads, nodes, ops.state.map(|gradient| Some(B::scaled(gradient?, &factor))));
     }
 }
 

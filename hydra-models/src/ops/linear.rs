@@ -1,15 +1,8 @@
 //! The affine map of a sequence of vectors, alone or onto a residual.
 
+use super::autodiff::*;
 use super::kernels::{Mat, Start, product, sum_rows};
 use super::tensors::{flex, float_type, floats, one_type, owned};
-use burn::backend::autodiff::{
-    Autodiff, NodeId,
-    checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
-    grads::Gradients,
-    ops::{Backward, Ops, OpsKind},
-};
-use burn::backend::tensor::FloatTensor;
-use burn::backend::{Backend, Dispatch, Flex, TensorMetadata, backend_extension};
 use burn::tensor::Tensor;
 use burn_flex::FlexTensor;
 use hydra_core::profile::{self, Part};
@@ -134,11 +127,7 @@ fn pull_back<B: AffineKernels>(
     grads: &mut Gradients,
 ) {
     let gradients = B::affine_backward(x, weight, gradient, nodes.map(|node| node.is_some()));
-    for (node, gradient) in nodes.into_iter().zip(gradients) {
-        if let (Some(node), Some(gradient)) = (node, gradient) {
-            grads.register::<B>(node, gradient);
-        }
-    }
+    register::<B, 3>(grads, nodes, gradients);
 }
 
 #[derive(Debug)]
@@ -149,7 +138,8 @@ impl<B: AffineKernels> Backward<B, 3> for AffineBackward {
 
     fn backward(self, ops: Ops<Self::State, 3>, grads: &mut Gradients, _: &mut Checkpointer) {
         let gradient = grads.consume::<B>(&ops.node);
-        pull_back::<B>(ops.state, gradient, ops.parents.map(|parent| parent.map(|node| node.id)), grads);
+        let nodes = parents(&ops);
+        pull_back::<B>(ops.state, gradient, nodes, grads);
     }
 }
 
@@ -162,11 +152,9 @@ impl<B: AffineKernels> Backward<B, 4> for AffineOntoBackward {
 
     fn backward(self, ops: Ops<Self::State, 4>, grads: &mut Gradients, _: &mut Checkpointer) {
         let gradient = grads.consume::<B>(&ops.node);
-        let [residual, nodes @ ..] = ops.parents.map(|parent| parent.map(|node| node.id));
+        let [residual, nodes @ ..] = parents(&ops);
         pull_back::<B>(ops.state, gradient.clone(), nodes, grads);
-        if let Some(node) = residual {
-            grads.register::<B>(node, gradient);
-        }
+        register::<B, 1>(grads, [residual], [Some(gradient)]);
     }
 }
 

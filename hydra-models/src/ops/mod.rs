@@ -10,6 +10,7 @@
 //! which their units take in no other type; and a head's gradients that a factor scales are rounded again.)
 
 mod attention;
+mod autodiff;
 mod classify;
 #[cfg(feature = "cube")]
 mod cube;

@@ -1,16 +1,9 @@
 //! Layer normalization.
 
+use super::autodiff::*;
 use super::kernels::vectorized;
 use super::math::{sum, sum2, sums};
 use super::tensors::{flex, float_type, floats, one_type, owned, rounded};
-use burn::backend::autodiff::{
-    Autodiff,
-    checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
-    grads::Gradients,
-    ops::{Backward, Ops, OpsKind},
-};
-use burn::backend::tensor::FloatTensor;
-use burn::backend::{Backend, Dispatch, Flex, TensorMetadata, backend_extension};
 use burn::tensor::Tensor;
 use burn_flex::FlexTensor;
 use hydra_core::profile::{self, Part};
@@ -180,13 +173,8 @@ impl<B: NormKernels> Backward<B, 3> for NormBackward {
 
     fn backward(self, ops: Ops<Self::State, 3>, grads: &mut Gradients, _: &mut Checkpointer) {
         let gradient = grads.consume::<B>(&ops.node);
-        let (x, weight, epsilon) = ops.state;
-        let gradients = B::norm_rows_backward(x, weight, gradient, epsilon);
-        for (node, gradient) in ops.parents.into_iter().zip(gradients) {
-            if let Some(node) = node {
-                grads.register::<B>(node.id, gradient);
-            }
-        }
+        let (nodes, (x, weight, epsilon)) = (parents(&ops), ops.state);
+        register::<B, 3>(grads, nodes, B::norm_rows_backward(x, weight, gradient, epsilon).map(Some));
     }
 }
 

@@ -4,49 +4,26 @@ use std::path::PathBuf;
 
 /// A tokenizer that cannot be had, or a text it cannot encode.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "each field is what the message says of it")]
 pub enum TokenizerError {
     /// The directory that should hold the tokenizer is missing.
     #[error("`{path}` is not a directory: give the directory that holds the model's files", path = directory.display())]
-    NotADirectory {
-        /// The path given.
-        directory: PathBuf,
-    },
+    NotADirectory { directory: PathBuf },
     /// A tokenizer file could not be read.
     #[error("the tokenizer file `{path}` could not be read", path = path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        #[source]
-        source: std::io::Error,
-    },
+    Read { path: PathBuf, source: std::io::Error },
     /// A tokenizer file is not what its name says.
     #[error("the tokenizer file `{path}` is broken: replace it by the model's original one", path = path.display())]
-    Parse {
-        /// The file.
-        path: PathBuf,
-        /// The error of the library.
-        #[source]
-        source: Box<dyn std::error::Error + Send + Sync>,
-    },
+    Parse { path: PathBuf, source: Box<dyn std::error::Error + Send + Sync> },
     /// One of `vocab.json` and `merges.txt` stands alone.
     #[error("`{directory}` has `{found}` but no `{missing}`; a byte-pair tokenizer needs both", directory = directory.display())]
-    Incomplete {
-        /// The directory.
-        directory: PathBuf,
-        /// The file that is there.
-        found: &'static str,
-        /// The file that is not.
-        missing: &'static str,
-    },
+    Incomplete { directory: PathBuf, found: &'static str, missing: &'static str },
     /// A line of `merges.txt` is not two tokens.
     #[error("line {line} of `{path}` is `{found}`, expected two tokens with a space between them", path = path.display())]
     Merge {
-        /// The file.
         path: PathBuf,
         /// The line, counted from one.
         line: usize,
-        /// The text that stands there.
         found: String,
     },
     /// A model without a tokenizer of its own has fewer ids than bytes.
@@ -55,7 +32,6 @@ pub enum TokenizerError {
          add `tokenizer.json` (or `vocab.json` and `merges.txt`) to the model's directory"
     )]
     VocabularyTooSmall {
-        /// The model's vocabulary.
         vocab_size: usize,
         /// The smallest one that bytes fit.
         smallest: usize,
@@ -71,23 +47,12 @@ pub enum TokenizerError {
     /// A directory's tokenizer refused a text.
     #[error("the tokenizer `{tokenizer}` could not encode the text that begins with {start:?}")]
     Encode {
-        /// The tokenizer's name.
         tokenizer: String,
         /// The first characters of the text.
         start: String,
-        /// The error of the library.
-        #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// A directory's tokenizer could not turn ids into text.
     #[error("the tokenizer `{tokenizer}` could not decode {ids} ids")]
-    Decode {
-        /// The tokenizer's name.
-        tokenizer: String,
-        /// The number of ids.
-        ids: usize,
-        /// The error of the library.
-        #[source]
-        source: Box<dyn std::error::Error + Send + Sync>,
-    },
+    Decode { tokenizer: String, ids: usize, source: Box<dyn std::error::Error + Send + Sync> },
 }

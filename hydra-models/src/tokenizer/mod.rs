@@ -85,9 +85,7 @@ impl Tokenizer {
 
     /// The ids of every non-blank line of `text`, each line encoded by itself with its newline, one after the
     /// other. Lines are encoded in parallel; the result does not depend on the number of threads.
-    ///
-    /// # Errors
-    /// As [`encode`](Self::encode).
+    /// Errors are those of [`encode`](Self::encode).
     pub fn encode_lines(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
         let lines: Vec<&str> = text.split_inclusive('\n').filter(|line| !line.trim().is_empty()).collect();
         let chunks = lines.par_chunks(LINES_PER_CHUNK).map(|lines| self.encode_each(lines));

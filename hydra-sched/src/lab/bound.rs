@@ -43,7 +43,6 @@ impl LowerBounds {
     /// The bounds of a workload; `prefetch` as in [`SimulationOptions`](crate::SimulationOptions).
     ///
     /// # Errors
-    ///
     /// [`WorkloadError`] when the workload breaks a rule of [`Workload::check`]: of costs that are no times, or
     /// with nothing to run or nowhere to run it, there is no bound.
     pub fn of(workload: &Workload, prefetch: bool) -> Result<Self, WorkloadError> {
@@ -249,7 +248,8 @@ fn packing_s(workload: &Workload) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lab::{DeviceCost, ShardCost};
+    use crate::lab::{DeviceCost, ShardCost, SimulationOptions, simulate};
+    use crate::policy::ShardedLrtfEager;
 
     fn workload(tasks: Vec<TaskCost>, devices: usize) -> Workload {
         let devices = vec![DeviceCost::default(); devices];
@@ -318,11 +318,7 @@ mod tests {
         let mut both = workload(vec![long, short], 1);
         let bounds = LowerBounds::of(&both, true).unwrap();
         assert_eq!((bounds.work_s, bounds.turns_s), (37.0, 37.0 + 7.0 * 1.5));
-        let result = crate::lab::simulate(
-            &both,
-            &mut crate::policy::ShardedLrtfEager,
-            crate::lab::SimulationOptions::default(),
-        );
+        let result = simulate(&both, &mut ShardedLrtfEager, SimulationOptions::default());
         assert!(result.unwrap().makespan_s >= bounds.turns_s);
         both.devices = vec![DeviceCost::default(); 2];
         assert_eq!(LowerBounds::of(&both, true).unwrap().turns_s, (37.0 + 7.0 * 1.5) / 2.0);
@@ -350,11 +346,7 @@ mod tests {
         let bounds = LowerBounds::of(&alone, true).unwrap();
         // The backwards end at 4 and 6, the steps at 7 and 10.
         assert_eq!((bounds.chain_s, bounds.host_s), (10.0 + 6.0, 4.0 + 6.0 + 6.0));
-        let result = crate::lab::simulate(
-            &alone,
-            &mut crate::policy::ShardedLrtfEager,
-            crate::lab::SimulationOptions::default(),
-        );
+        let result = simulate(&alone, &mut ShardedLrtfEager, SimulationOptions::default());
         assert_eq!(result.unwrap().gap(), 1.0);
     }
 

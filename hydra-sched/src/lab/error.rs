@@ -6,6 +6,7 @@ use crate::policy::{CostError, ModelIndex};
 
 /// A workload that cannot be simulated.
 #[derive(Debug, Error)]
+#[allow(missing_docs, reason = "each field is what the message says of it")]
 pub enum WorkloadError {
     /// The text is not JSON, or not of the format.
     #[error("this is not a workload: expected JSON as docs/scheduling.md describes it")]
@@ -18,91 +19,41 @@ pub enum WorkloadError {
     NoDevices,
     /// Two tasks have one name.
     #[error("two tasks are called `{name}`; give each its own name")]
-    DuplicateName {
-        /// The name.
-        name: String,
-    },
+    DuplicateName { name: String },
     /// A task trains nothing.
     #[error("task `{task}` has no minibatch; `minibatches` must be at least 1")]
-    NoMinibatches {
-        /// The task.
-        task: String,
-    },
+    NoMinibatches { task: String },
     /// The workload is longer than anyone would wait for.
     #[error("the workload has {found} shard tasks, more than {most}: look for a slip in `minibatches`")]
-    TooManyShardTasks {
-        /// Shard tasks of all tasks.
-        found: u64,
-        /// The most that are simulated.
-        most: u64,
-    },
+    TooManyShardTasks { found: u64, most: u64 },
     /// A number is out of its range.
     #[error("{field} of {of} is {found}; it must be {expected}")]
-    Value {
-        /// The owner of the number.
-        of: String,
-        /// The field.
-        field: &'static str,
-        /// The number that was given.
-        found: f64,
-        /// The numbers that are allowed.
-        expected: &'static str,
-    },
+    Value { of: String, field: &'static str, found: f64, expected: &'static str },
     /// The policy's estimates cannot be made of the costs.
     #[error("the costs of task `{task}` cannot be used")]
-    Costs {
-        /// The task.
-        task: String,
-        /// The error.
-        #[source]
-        source: CostError,
-    },
+    Costs { task: String, source: CostError },
     /// A shard's size is given without the bandwidth that makes a time of it.
     #[error(
         "shard {shard} of task `{task}` has `bytes` and no `promote_s`, and device {device} has no \
          `link_bytes_per_s`: give one of the two"
     )]
-    NoLink {
-        /// The task.
-        task: String,
-        /// The shard.
-        shard: usize,
-        /// The device.
-        device: usize,
-    },
+    NoLink { task: String, shard: usize, device: usize },
     /// A device's memory is given, and a shard's size is not.
     #[error(
         "device {device} has `memory_bytes`, and shard {shard} of task `{task}` has no `bytes`: give them"
     )]
-    NoBytes {
-        /// The task.
-        task: String,
-        /// The shard.
-        shard: usize,
-        /// The device.
-        device: usize,
-    },
+    NoBytes { task: String, shard: usize, device: usize },
     /// A device cannot hold two of a shard.
     #[error(
         "device {device} has {memory} bytes, and shard {shard} of task `{task}` needs {needed}: room for itself and \
          for one as large that is prefetched. Cut smaller shards, or give more `memory_bytes`"
     )]
-    Memory {
-        /// The task.
-        task: String,
-        /// The shard.
-        shard: usize,
-        /// The device.
-        device: usize,
-        /// Bytes it needs.
-        needed: u64,
-        /// Bytes there are.
-        memory: u64,
-    },
+    Memory { task: String, shard: usize, device: usize, needed: u64, memory: u64 },
 }
 
 /// A simulation that has no result.
 #[derive(Debug, Error)]
+#[allow(missing_docs, reason = "each field is what the message says of it")]
 pub enum SimulationError {
     /// The workload breaks a rule.
     #[error(transparent)]
@@ -116,19 +67,15 @@ pub enum SimulationError {
         one_of(*.count, .claimable)
     )]
     NotClaimable {
-        /// The policy's name.
         policy: &'static str,
         /// Its number; see [`Request::decision`](crate::Request::decision).
         decision: u64,
-        /// The device that asked.
         device: usize,
         /// When, in seconds from the start of the run.
         at_s: f64,
-        /// The answer.
         found: ModelIndex,
         /// The name of that task; `None` where the workload has no such task.
         task: Option<String>,
-        /// The number of models that could be claimed.
         count: usize,
         /// The first of them in submission order, eight at most.
         claimable: Vec<ModelIndex>,
@@ -142,17 +89,12 @@ pub enum SimulationError {
         one_of(*.count, .claimable)
     )]
     Stuck {
-        /// The policy's name.
         policy: &'static str,
         /// When, in seconds from the start of the run.
         at_s: f64,
-        /// The number of times that the policy was asked.
         decisions: u64,
-        /// Shard tasks that no device has computed.
         left: u64,
-        /// Shard tasks of the workload.
         shard_tasks: u64,
-        /// The number of models that can be claimed.
         count: usize,
         /// The first of them in submission order, eight at most.
         claimable: Vec<ModelIndex>,

@@ -36,7 +36,6 @@ pub struct Exact {
 /// result is Sharded-LRTF's, proven only if it meets the lower bound.
 ///
 /// # Errors
-///
 /// [`SimulationError::Workload`] when the workload breaks a rule of [`Workload::check`].
 pub fn exact(workload: &Workload, most_nodes: u64) -> Result<Exact, SimulationError> {
     let mut free = without_transfers(workload);

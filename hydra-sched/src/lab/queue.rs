@@ -49,7 +49,6 @@ impl Queue {
     /// Puts a model in, or in its new place.
     ///
     /// # Panics
-    ///
     /// When the queue was made for fewer models, as indexing does.
     pub fn insert(&mut self, policy: &dyn Policy, view: ModelView) {
         let model = view.model.0;

@@ -11,10 +11,6 @@ impl Policy for Fifo {
     fn name(&self) -> &'static str {
         PolicyKind::Fifo.name()
     }
-
-    fn priority(&self, model: &ModelView) -> Priority {
-        Priority::first_submitted(model)
-    }
 }
 
 /// Shortest remaining time first; equal times go to the model submitted first.
@@ -61,10 +57,6 @@ impl Policy for Random {
         PolicyKind::Random.name()
     }
 
-    fn priority(&self, model: &ModelView) -> Priority {
-        Priority::first_submitted(model)
-    }
-
     fn pick(&mut self, request: &Request, from: &dyn Claimable) -> Option<ModelIndex> {
         // The draw is a rank in submission order, not a place in the view.
         let rank = below(self.draw(request), from.count());
@@ -84,10 +76,6 @@ pub struct RoundRobin {
 impl Policy for RoundRobin {
     fn name(&self) -> &'static str {
         PolicyKind::RoundRobin.name()
-    }
-
-    fn priority(&self, model: &ModelView) -> Priority {
-        Priority::first_submitted(model)
     }
 
     fn pick(&mut self, _: &Request, from: &dyn Claimable) -> Option<ModelIndex> {

@@ -6,19 +6,16 @@ use super::ShardTaskKind;
 
 /// A policy that cannot be built.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[allow(missing_docs, reason = "each field is what the message says of it")]
 pub enum PolicyError {
     /// No policy has this name.
     #[error("no scheduling policy is called `{found}`; choose one of: {expected}")]
-    Unknown {
-        /// The name that was given.
-        found: String,
-        /// The names there are, separated by commas.
-        expected: String,
-    },
+    Unknown { found: String, expected: String },
 }
 
 /// Estimates that a [`CostModel`](crate::CostModel) cannot be made of.
 #[derive(Clone, Debug, PartialEq, Error)]
+#[allow(missing_docs, reason = "each field is what the message says of it")]
 pub enum CostError {
     /// There is no shard.
     #[error("a model needs at least one shard to be scheduled, and the estimates have none")]
@@ -28,23 +25,14 @@ pub enum CostError {
         "the estimates must have one time per shard and kind of shard task; found {forward} \
          forward, {backward} backward and {evaluate} evaluate times: partition the model again"
     )]
-    Lengths {
-        /// The number of forward times.
-        forward: usize,
-        /// The number of backward times.
-        backward: usize,
-        /// The number of evaluate times.
-        evaluate: usize,
-    },
+    Lengths { forward: usize, backward: usize, evaluate: usize },
     /// A time is negative, infinite or not a number.
     #[error(
         "the estimated {kind} of shard {shard} takes {found} s; a time must be finite and not \
          negative: partition the model again"
     )]
     Seconds {
-        /// The kind of shard task.
         kind: ShardTaskKind,
-        /// The shard.
         shard: usize,
         /// The time that was given, in seconds.
         found: f64,

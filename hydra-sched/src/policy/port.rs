@@ -23,7 +23,6 @@ use super::{Claimable, ModelIndex, ModelView, Priority, Request, View};
 /// decisions, so that a decision costs a logarithm.
 ///
 /// # Example
-///
 /// A policy of one's own: each model is to be done by a time, and the one with the least time to spare goes
 /// first. Of those that have up to a second more, one whose next shard is on the device is as good.
 ///
@@ -83,8 +82,11 @@ pub trait Policy: Send {
     fn name(&self) -> &'static str;
 
     /// The model's place in the policy's order: the least comes first. It depends on the model
-    /// alone and neither on where it is cached nor on earlier answers.
-    fn priority(&self, model: &ModelView) -> Priority;
+    /// alone and neither on where it is cached nor on earlier answers. Unless a policy says otherwise, it is the order
+    /// of submission.
+    fn priority(&self, model: &ModelView) -> Priority {
+        Priority::first_submitted(model)
+    }
 
     /// The model that the device takes, or `None` to leave it with what it computes until
     /// something happens. Unless a policy says otherwise, it is the first in its order, and `None`

@@ -33,7 +33,6 @@ impl CostModel {
     /// and counts nowhere.
     ///
     /// # Errors
-    ///
     /// [`CostError`] when there is no shard, the lists differ in length, or a time is negative,
     /// infinite or not a number.
     pub fn new(forward_s: Vec<f64>, backward_s: Vec<f64>, evaluate_s: Vec<f64>) -> Result<Self, CostError> {
@@ -62,7 +61,6 @@ impl CostModel {
     /// The estimated seconds of one shard task.
     ///
     /// # Panics
-    ///
     /// When the model has no such shard, as indexing does.
     #[track_caller]
     pub fn of(&self, kind: ShardTaskKind, shard: usize) -> f64 {
@@ -77,7 +75,6 @@ impl CostModel {
     /// over, so that an estimate is always finite.
     ///
     /// # Panics
-    ///
     /// When the model has no such shard, as indexing does, whatever the time. Times are measured and may be
     /// anything; the shard is the one that the caller has just run.
     #[track_caller]
@@ -102,7 +99,6 @@ impl CostModel {
     /// its position included, and every sweep that has not. Takes constant time.
     ///
     /// # Panics
-    ///
     /// When the position names a shard that the model does not have, as indexing does.
     #[track_caller]
     pub fn remaining_s(&self, left: &WorkLeft) -> f64 {

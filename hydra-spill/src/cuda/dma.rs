@@ -8,12 +8,12 @@
 
 use super::driver::{CopyStream, Driver, DriverError};
 use super::pinned::{PinnedBuffer, PinnedPool};
+use crate::link::Moved;
 use crate::memory::ALIGN;
 use crate::{Direction, LinkError, SpillError, alloc};
 use bytes::Bytes;
 use std::collections::TryReserveError;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The bytes of a staging chunk, of which each direction has two.
@@ -31,8 +31,7 @@ pub struct Dma {
     pool: PinnedPool,
     uploads: Mutex<Lane>,
     downloads: Mutex<Lane>,
-    uploaded: AtomicU64,
-    downloaded: AtomicU64,
+    moved: Moved,
 }
 
 impl Dma {
@@ -51,14 +50,7 @@ impl Dma {
         let owner = format!("staging of link `{name}`");
         let lane = || Lane::new(driver, &pool, chunk, &owner).map(Mutex::new);
         let (uploads, downloads) = (lane()?, lane()?);
-        Ok(Self {
-            name,
-            pool,
-            uploads,
-            downloads,
-            uploaded: AtomicU64::new(0),
-            downloaded: AtomicU64::new(0),
-        })
+        Ok(Self { name, pool, uploads, downloads, moved: Moved::default() })
     }
 
     /// Copies each part's bytes to its address on the card.
@@ -127,7 +119,7 @@ impl Dma {
 
     /// Bytes copied in this direction so far.
     pub fn moved(&self, direction: Direction) -> u64 {
-        self.counter(direction).load(Relaxed)
+        self.moved.get(direction)
     }
 
     /// The link's name.
@@ -140,30 +132,18 @@ impl Dma {
         &self.pool
     }
 
-    fn counter(&self, direction: Direction) -> &AtomicU64 {
-        match direction {
-            Direction::Upload => &self.uploaded,
-            Direction::Download => &self.downloaded,
-        }
-    }
-
     fn count(
         &self,
         direction: Direction,
         bytes: usize,
         copied: Result<(), DriverError>,
     ) -> Result<(), LinkError> {
-        let bytes = bytes as u64;
-        match copied {
-            Ok(()) => {
-                self.counter(direction).fetch_add(bytes, Relaxed);
-                Ok(())
-            }
-            Err(error) => {
-                let source = Box::new(error);
-                Err(LinkError::Transfer { link: self.name.clone(), direction, bytes, source })
-            }
-        }
+        copied.map(|()| self.moved.add(direction, bytes)).map_err(|error| LinkError::Transfer {
+            link: self.name.clone(),
+            direction,
+            bytes: bytes as u64,
+            source: error.into(),
+        })
     }
 }
 

@@ -9,25 +9,21 @@ use std::ptr::NonNull;
 
 /// A call of the driver that failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "each field is what the message says of it")]
 pub enum DriverError {
     /// The driver answered with an error.
     #[error("{call} failed with {code}: {meaning}")]
     Call {
-        /// The function of the driver.
         call: &'static str,
         /// The driver's name of the error, such as `CUDA_ERROR_OUT_OF_MEMORY`.
         code: String,
-        /// The meaning that the driver gives.
         meaning: String,
     },
     /// There is no driver to call.
     #[error(
         "the driver's library {library} was not found; install the driver of the card, or use CPU devices"
     )]
-    Missing {
-        /// The library's file name.
-        library: &'static str,
-    },
+    Missing { library: &'static str },
 }
 
 impl From<DriverError> for SpillError {

@@ -26,11 +26,11 @@ const IDLE: &str = "idle page-locked buffers";
 
 /// Why there is no page-locked memory to be had.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "each field is what the message says of it")]
 pub enum PinnedError {
     /// The budget of page-locked memory is used up.
     #[error("no page-locked memory is left; `--pinned-memory` sets how much there may be")]
     Budget {
-        /// The refusal: what was asked for, what there is, and who has it.
         #[from]
         source: BudgetError,
     },
@@ -46,9 +46,7 @@ pub enum PinnedError {
         requested: u64,
         /// The bytes that are locked already.
         locked: u64,
-        /// The owner that asked.
         owner: String,
-        /// The error of the driver.
         source: DriverError,
     },
 }
@@ -85,10 +83,7 @@ impl PinnedPool {
         Ok(PinnedBuffer { block, len, home: self.shelf.clone() })
     }
 
-    /// A copy of these floats for `owner`.
-    ///
-    /// # Errors
-    /// As [`take`](Self::take).
+    /// A copy of these floats for `owner`. Errors are those of [`take`](Self::take).
     pub fn floats(&self, values: &[f32], owner: &str) -> Result<PinnedFloats, PinnedError> {
         let mut buffer = self.take(size_of_val(values), owner)?;
         buffer.copy_from_slice(bytemuck::cast_slice(values));

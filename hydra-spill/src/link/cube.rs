@@ -1,13 +1,12 @@
 //! The link of a device that CubeCL reaches, by CubeCL's own copies.
 
+use super::{DeviceLink, Direction, LinkError, Moved};
 use crate::memory::aligned::at_alignment;
-use crate::{DeviceLink, Direction, LinkError};
 use bytes::Bytes;
 use hydra_core::cube::{CubeAdapter, CubeBytes};
 use hydra_core::{DeviceBytes, DeviceError};
 use std::mem::size_of_val;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// The link of a device behind CubeCL: each buffer is one of CubeCL's pools, and CubeCL copies it.
 ///
@@ -17,19 +16,13 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 pub struct CubeLink {
     name: String,
     adapter: CubeAdapter,
-    uploaded: AtomicU64,
-    downloaded: AtomicU64,
+    moved: Moved,
 }
 
 impl CubeLink {
     /// The link of the device of `adapter`, which messages call `device`.
     pub fn new(device: &str, adapter: CubeAdapter) -> Self {
-        Self {
-            name: format!("CubeCL's copies, {device}"),
-            adapter,
-            uploaded: AtomicU64::new(0),
-            downloaded: AtomicU64::new(0),
-        }
+        Self { name: format!("CubeCL's copies, {device}"), adapter, moved: Moved::default() }
     }
 
     fn failed(&self, direction: Direction, bytes: usize, error: DeviceError) -> LinkError {
@@ -50,7 +43,7 @@ impl DeviceLink for CubeLink {
         let total = host.iter().map(Bytes::len).sum();
         let copies =
             self.adapter.write(host).map_err(|error| self.failed(Direction::Upload, total, error))?;
-        self.uploaded.fetch_add(total as u64, Relaxed);
+        self.moved.add(Direction::Upload, total);
         Ok(copies.into_iter().map(|copy| DeviceBytes::Buffer(Arc::new(copy))).collect())
     }
 
@@ -58,7 +51,7 @@ impl DeviceLink for CubeLink {
         let elsewhere = || LinkError::Elsewhere { link: self.name.clone() };
         let bytes: &CubeBytes = device.as_buffer().ok_or_else(elsewhere)?;
         let read = bytes.read().map_err(|error| self.failed(Direction::Download, device.len(), error))?;
-        self.downloaded.fetch_add(read.len() as u64, Relaxed);
+        self.moved.add(Direction::Download, read.len());
         // CubeCL reads to where its pools have room.
         at_alignment(read).map_err(|source| LinkError::Memory {
             link: self.name.clone(),
@@ -78,10 +71,7 @@ impl DeviceLink for CubeLink {
     }
 
     fn moved(&self, direction: Direction) -> u64 {
-        match direction {
-            Direction::Upload => self.uploaded.load(Relaxed),
-            Direction::Download => self.downloaded.load(Relaxed),
-        }
+        self.moved.get(direction)
     }
 }
 

@@ -1,13 +1,12 @@
 //! Links of logical devices that are a part of this machine's CPU.
 
-use super::{DeviceLink, Direction, LinkError};
+use super::{DeviceLink, Direction, LinkError, Moved};
 use crate::alloc;
 use crate::memory::aligned::{AlignedBytes, ELEMENT_ALIGN, room};
 use bytes::Bytes;
 use hydra_core::{DeviceBytes, DeviceId};
 use std::collections::TryReserveError;
 use std::mem::size_of_val;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// The link of a logical device that is a part of this machine's CPU: real copies within host memory.
 ///
@@ -16,15 +15,13 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 pub struct HostCopyLink {
     name: String,
     device: DeviceId,
-    uploaded: AtomicU64,
-    downloaded: AtomicU64,
+    moved: Moved,
 }
 
 impl HostCopyLink {
     /// The link of `device`.
     pub fn new(device: DeviceId) -> Self {
-        let (uploaded, downloaded) = (AtomicU64::new(0), AtomicU64::new(0));
-        Self { name: format!("host copy, {device}"), device, uploaded, downloaded }
+        Self { name: format!("host copy, {device}"), device, moved: Moved::default() }
     }
 
     fn reachable<'a>(&self, device: &'a DeviceBytes) -> Result<&'a Bytes, LinkError> {
@@ -44,7 +41,7 @@ impl DeviceLink for HostCopyLink {
     fn upload(&self, host: &Bytes) -> Result<DeviceBytes, LinkError> {
         let storage = alloc::with_tag(Some(self.device), || room(host.len()));
         let storage = storage.map_err(|e| self.memory_error(Direction::Upload, host.len(), e))?;
-        self.uploaded.fetch_add(host.len() as u64, Relaxed);
+        self.moved.add(Direction::Upload, host.len());
         Ok(Bytes::from_owner(AlignedBytes::fill(storage, host)).into())
     }
 
@@ -54,7 +51,7 @@ impl DeviceLink for HostCopyLink {
             let storage = room(device.len());
             let storage = storage.map_err(|e| self.memory_error(Direction::Download, device.len(), e))?;
             let bytes = AlignedBytes::fill(storage, device);
-            self.downloaded.fetch_add(device.len() as u64, Relaxed);
+            self.moved.add(Direction::Download, device.len());
             Ok(Bytes::from_owner(bytes))
         })
     }
@@ -66,15 +63,12 @@ impl DeviceLink for HostCopyLink {
             return Err(LinkError::Length { link: self.name.clone(), expected, found });
         }
         bytemuck::cast_slice_mut(out).copy_from_slice(device);
-        self.downloaded.fetch_add(found, Relaxed);
+        self.moved.add(Direction::Download, device.len());
         Ok(())
     }
 
     fn moved(&self, direction: Direction) -> u64 {
-        match direction {
-            Direction::Upload => self.uploaded.load(Relaxed),
-            Direction::Download => self.downloaded.load(Relaxed),
-        }
+        self.moved.get(direction)
     }
 }
 

@@ -14,7 +14,7 @@ use bytes::Bytes;
 use hydra_core::DeviceBytes;
 use std::collections::TryReserveError;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 #[cfg(test)]
 pub(crate) mod conformance;
@@ -46,55 +46,45 @@ impl fmt::Display for Direction {
     }
 }
 
+/// The bytes that a link has moved in each direction.
+#[derive(Debug, Default)]
+pub(crate) struct Moved([AtomicU64; 2]);
+
+impl Moved {
+    pub fn add(&self, direction: Direction, bytes: usize) {
+        self.0[direction as usize].fetch_add(bytes as u64, Relaxed);
+    }
+
+    pub fn get(&self, direction: Direction) -> u64 {
+        self.0[direction as usize].load(Relaxed)
+    }
+}
+
 /// Why a copy was not made.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "each field is what the message says of it")]
 pub enum LinkError {
     /// The caller's buffer does not have the size of what is copied into it.
     #[error(
         "link `{link}`: the buffer on the device has {found} bytes, the caller's {expected}; give buffers of the same shape"
     )]
-    Length {
-        /// The link's name.
-        link: String,
-        /// Bytes of the caller's buffer.
-        expected: u64,
-        /// Bytes of the buffer on the device.
-        found: u64,
-    },
+    Length { link: String, expected: u64, found: u64 },
     /// The heap has no room for the copy, although a budget had.
     #[error(
         "link `{link}`: no memory for {bytes} bytes {direction}; set budgets below what the machine has free"
     )]
-    Memory {
-        /// The link's name.
-        link: String,
-        /// The direction of the copy.
-        direction: Direction,
-        /// The size of the copy.
-        bytes: u64,
-        /// The heap's answer.
-        #[source]
-        source: TryReserveError,
-    },
+    Memory { link: String, direction: Direction, bytes: u64, source: TryReserveError },
     /// The bytes are in the memory of a device that this link does not reach.
     #[error(
         "link `{link}`: the bytes are in another device's memory; copy them with the link that brought them"
     )]
-    Elsewhere {
-        /// The link's name.
-        link: String,
-    },
+    Elsewhere { link: String },
     /// The device or its driver failed during a copy.
     #[error("link `{link}`: a copy of {bytes} bytes {direction} failed; see the cause")]
     Transfer {
-        /// The link's name.
         link: String,
-        /// The direction of the copy.
         direction: Direction,
-        /// The size of the copy.
         bytes: u64,
-        /// The error of the driver.
-        #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
 }
@@ -121,9 +111,7 @@ pub trait DeviceLink: Send + Sync {
     fn upload(&self, host: &Bytes) -> Result<DeviceBytes, LinkError>;
 
     /// Copies several buffers in, which are let go of together as a rule: what a shard task is promoted with.
-    ///
-    /// # Errors
-    /// As [`upload`](Self::upload).
+    /// Errors are those of [`upload`](Self::upload).
     fn upload_all(&self, host: &[Bytes]) -> Result<Vec<DeviceBytes>, LinkError> {
         host.iter().map(|bytes| self.upload(bytes)).collect()
     }
@@ -136,9 +124,7 @@ pub trait DeviceLink: Send + Sync {
     fn download(&self, device: &DeviceBytes) -> Result<Bytes, LinkError>;
 
     /// Copies several buffers out, which come down together as a rule: what a shard task made.
-    ///
-    /// # Errors
-    /// As [`download`](Self::download).
+    /// Errors are those of [`download`](Self::download).
     fn download_all(&self, device: &[DeviceBytes]) -> Result<Vec<Bytes>, LinkError> {
         device.iter().map(|bytes| self.download(bytes)).collect()
     }
@@ -168,48 +154,6 @@ pub trait DeviceLink: Send + Sync {
     fn moved(&self, direction: Direction) -> u64;
 }
 
-impl<L: DeviceLink + ?Sized> DeviceLink for Arc<L> {
-    fn name(&self) -> &str {
-        (**self).name()
-    }
-
-    fn zero_copy(&self) -> bool {
-        (**self).zero_copy()
-    }
-
-    fn upload(&self, host: &Bytes) -> Result<DeviceBytes, LinkError> {
-        (**self).upload(host)
-    }
-
-    fn upload_all(&self, host: &[Bytes]) -> Result<Vec<DeviceBytes>, LinkError> {
-        (**self).upload_all(host)
-    }
-
-    fn download(&self, device: &DeviceBytes) -> Result<Bytes, LinkError> {
-        (**self).download(device)
-    }
-
-    fn download_all(&self, device: &[DeviceBytes]) -> Result<Vec<Bytes>, LinkError> {
-        (**self).download_all(device)
-    }
-
-    fn download_into(&self, device: &DeviceBytes, out: &mut [f32]) -> Result<(), LinkError> {
-        (**self).download_into(device, out)
-    }
-
-    fn pin(&self, floats: Vec<f32>) -> Floats {
-        (**self).pin(floats)
-    }
-
-    fn prepare(&self, promotion: u64) -> Result<(), LinkError> {
-        (**self).prepare(promotion)
-    }
-
-    fn moved(&self, direction: Direction) -> u64 {
-        (**self).moved(direction)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::conformance::{aligned, conforms, floats, pattern};
@@ -219,6 +163,7 @@ mod tests {
     use crate::memory::ALIGN;
     use hydra_core::{Bandwidth, DeviceId, MemoryProbe};
     use proptest::prelude::*;
+    use std::sync::Arc;
     use std::time::Duration;
 
     const FAST: Bandwidth = Bandwidth(64e9);
@@ -226,10 +171,14 @@ mod tests {
 
     // Devices of the tests of this file: 20 to 29.
     fn links(first: usize) -> [Box<dyn DeviceLink>; 3] {
-        let copies = || HostCopyLink::new(DeviceId(first));
+        let copies = HostCopyLink::new(DeviceId(first));
         [
-            Box::new(copies()),
-            Box::new(SimulatedLink::new(copies(), FAST, Duration::from_micros(1))),
+            Box::new(copies),
+            Box::new(SimulatedLink::new(
+                Arc::new(HostCopyLink::new(DeviceId(first))),
+                FAST,
+                Duration::from_micros(1),
+            )),
             Box::new(ZeroCopyLink::new(DeviceId(first + 2))),
         ]
     }
@@ -275,7 +224,8 @@ mod tests {
     fn a_copy_is_due_after_latency_and_transfer() {
         let due = |bandwidth, bytes| {
             let latency = Duration::from_micros(20);
-            SimulatedLink::new(HostCopyLink::new(DeviceId(27)), Bandwidth(bandwidth), latency).due(bytes)
+            SimulatedLink::new(Arc::new(HostCopyLink::new(DeviceId(27))), Bandwidth(bandwidth), latency)
+                .due(bytes)
         };
         assert_eq!(due(1e9, 1_000_000), Duration::from_micros(1020));
         assert_eq!(due(1e9, 0), Duration::from_micros(20));
@@ -286,7 +236,8 @@ mod tests {
 
     #[test]
     fn a_simulated_link_passes_errors_on_and_names_itself() {
-        let link = SimulatedLink::new(HostCopyLink::new(DeviceId(28)), Bandwidth(1e9), Duration::ZERO);
+        let link =
+            SimulatedLink::new(Arc::new(HostCopyLink::new(DeviceId(28))), Bandwidth(1e9), Duration::ZERO);
         assert_eq!(link.name(), "host copy, device 28, simulated at 953.67 MiB/s");
         let error = link.download_into(&floats(&[1.0]).into(), &mut [0.0; 2]).unwrap_err();
         assert_eq!(

@@ -4,7 +4,7 @@ use super::{DeviceLink, Direction, LinkError};
 use crate::Floats;
 use bytes::Bytes;
 use hydra_core::{Bandwidth, DeviceBytes};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// A link that is as slow as a given bandwidth and latency make it: a copy of `n` bytes takes at least
@@ -13,20 +13,19 @@ use std::time::{Duration, Instant};
 ///
 /// The thread sleeps for what is left after the real copy. Sleeping takes longer than asked, so what a sleep
 /// took too long comes off the following ones in its direction, and the average over many copies is right.
-#[derive(Debug)]
-pub struct SimulatedLink<L> {
+pub struct SimulatedLink {
     name: String,
-    inner: L,
+    inner: Arc<dyn DeviceLink>,
     bandwidth: Bandwidth,
     latency: Duration,
     uploads: Mutex<Lane>,
     downloads: Mutex<Lane>,
 }
 
-impl<L: DeviceLink> SimulatedLink<L> {
+impl SimulatedLink {
     /// Slows `inner` down to `bandwidth` in each direction, with `latency` before each copy. A bandwidth
     /// that is not a positive number leaves the latency alone.
-    pub fn new(inner: L, bandwidth: Bandwidth, latency: Duration) -> Self {
+    pub fn new(inner: Arc<dyn DeviceLink>, bandwidth: Bandwidth, latency: Duration) -> Self {
         let name = format!("{}, simulated at {bandwidth}", inner.name());
         Self { name, inner, bandwidth, latency, uploads: Mutex::default(), downloads: Mutex::default() }
     }
@@ -55,7 +54,7 @@ impl<L: DeviceLink> SimulatedLink<L> {
     }
 }
 
-impl<L: DeviceLink> DeviceLink for SimulatedLink<L> {
+impl DeviceLink for SimulatedLink {
     fn name(&self) -> &str {
         &self.name
     }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 /// A budget did not give what was asked of it.
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
+#[allow(missing_docs, reason = "each field is what the message says of it")]
 pub enum BudgetError {
     /// Fewer bytes are free than were asked for.
     #[error(
@@ -18,13 +19,9 @@ pub enum BudgetError {
         requested: u64,
         /// The bytes that were free.
         available: u64,
-        /// The bytes of the whole budget.
         capacity: u64,
-        /// The budget's name.
         budget: String,
-        /// The owner that asked.
         owner: String,
-        /// Those who hold the most of the rest, and how much each.
         holders: String,
     },
 }

@@ -23,7 +23,7 @@ pub(crate) fn insert(store: &dyn TierStore, id: ImageId, budget: &Budget) {
 }
 
 /// Runs the suite; `make` gives an empty store.
-pub(crate) fn run(make: &dyn Fn() -> Box<dyn TierStore>) {
+pub(crate) fn run(make: &dyn Fn() -> std::sync::Arc<dyn TierStore>) {
     what_goes_in_comes_out(make().as_ref());
     what_does_not_belong_is_refused(make().as_ref());
     views_hold_off_writers(make().as_ref());

@@ -5,19 +5,18 @@
 //! there. Everyone else sees a store like any other: what is read comes down as a copy, what is written goes up
 //! again.
 
-use super::{check, readers};
+use super::slots::{self, Content, Slots};
+use super::{Writer, check};
 use crate::{Budget, DeviceLink, Floats, ImageId, ImageKind, ImageView, ImageWriter, LinkError, Masters};
 use crate::{NarrowFloats, Reservation, SpillError, TierStore};
 use bytes::Bytes;
 use hydra_core::{DeviceBytes, FloatType, TaskId, with_causes};
 use std::any::Any;
-use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
-use std::ops::{Deref, DerefMut};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::collections::BTreeSet;
+use std::sync::{Arc, OnceLock};
 
 /// The masters of an image in the memory of a device.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct DeviceMasters {
     /// The parameters, laid out as the image.
     pub params: DeviceBytes,
@@ -45,54 +44,9 @@ impl DeviceMasters {
 
 /// The masters of an image on a device, out of their store to be stepped there: nobody else has them. They are
 /// written in place, or replaced by others of the same length.
-///
-/// Dropped without [`commit`](Self::commit) they go back under the old version: what was written is not undone.
-#[must_use = "dropping a writer puts the masters back under the old version"]
-pub struct DeviceWriter {
-    masters: DeviceMasters,
-    put_back: Option<Box<dyn FnOnce(DeviceMasters, bool) + Send>>,
-}
+pub type DeviceWriter = Writer<DeviceMasters>;
 
-impl DeviceWriter {
-    /// Puts the masters back as the next version. The device has finished what writes them.
-    pub fn commit(mut self) {
-        self.finish(true);
-    }
-
-    fn finish(&mut self, committed: bool) {
-        if let Some(put_back) = self.put_back.take() {
-            put_back(self.masters.clone(), committed);
-        }
-    }
-}
-
-impl Drop for DeviceWriter {
-    fn drop(&mut self) {
-        self.finish(false);
-    }
-}
-
-impl Deref for DeviceWriter {
-    type Target = DeviceMasters;
-
-    fn deref(&self) -> &DeviceMasters {
-        &self.masters
-    }
-}
-
-impl DerefMut for DeviceWriter {
-    fn deref_mut(&mut self) -> &mut DeviceMasters {
-        &mut self.masters
-    }
-}
-
-impl fmt::Debug for DeviceWriter {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("DeviceWriter").field(&self.masters).finish()
-    }
-}
-
-/// Which tasks live where.
+/// The tasks that are homed on a device.
 struct DeviceHome {
     tasks: BTreeSet<TaskId>,
     link: Arc<dyn DeviceLink>,
@@ -106,52 +60,7 @@ struct DeviceHome {
 pub struct DeviceHomeStore {
     below: Arc<dyn TierStore>,
     home: Arc<OnceLock<DeviceHome>>,
-    slots: Slots,
-}
-
-type Slots = Arc<Mutex<BTreeMap<ImageId, Slot>>>;
-
-struct Slot {
-    content: Content,
-    version: u64,
-    /// Released after the content is freed, for fields are dropped in this order.
-    _reservations: [Reservation; 2],
-}
-
-enum Content {
-    /// Every reader has a clone of the lease.
-    AtRest { masters: DeviceMasters, lease: Arc<()> },
-    /// A writer has the masters.
-    Out,
-    /// They could not be brought up again.
-    Lost { problem: String },
-}
-
-impl Content {
-    fn new(masters: DeviceMasters) -> Self {
-        Self::AtRest { masters, lease: Arc::new(()) }
-    }
-
-    /// The masters, for one reader more.
-    fn read(&self, id: ImageId) -> Result<(&DeviceMasters, Arc<()>), SpillError> {
-        match self {
-            Self::AtRest { masters, lease } => Ok((masters, lease.clone())),
-            Self::Out => Err(SpillError::ImageBusy { image: id, readers: 0 }),
-            Self::Lost { problem } => Err(SpillError::ImageLost { image: id, problem: problem.clone() }),
-        }
-    }
-
-    /// The masters, if nobody reads them.
-    fn take(&mut self, id: ImageId) -> Result<DeviceMasters, SpillError> {
-        if let Self::AtRest { lease, .. } = self
-            && let readers @ 1.. = readers(lease)
-        {
-            return Err(SpillError::ImageBusy { image: id, readers });
-        }
-        let masters = self.read(id)?.0.clone();
-        *self = Self::Out;
-        Ok(masters)
-    }
+    slots: Slots<DeviceMasters>,
 }
 
 impl DeviceHomeStore {
@@ -178,21 +87,6 @@ impl DeviceHomeStore {
         self.home.get().filter(|_| id.kind == ImageKind::Masters).filter(is_homed)
     }
 
-    fn slots(&self) -> MutexGuard<'_, BTreeMap<ImageId, Slot>> {
-        lock(&self.slots)
-    }
-
-    /// Calls `f` with the content of an image and its version.
-    fn slot<T>(
-        &self,
-        id: ImageId,
-        f: impl FnOnce(&mut Content, u64) -> Result<T, SpillError>,
-    ) -> Result<T, SpillError> {
-        let mut slots = self.slots();
-        let slot = slots.get_mut(&id).ok_or(SpillError::ImageMissing { image: id })?;
-        f(&mut slot.content, slot.version)
-    }
-
     /// A copy of a part of the masters.
     fn view(
         &self,
@@ -200,25 +94,20 @@ impl DeviceHomeStore {
         id: ImageId,
         of: fn(&DeviceMasters) -> &DeviceBytes,
     ) -> Result<ImageView, SpillError> {
-        let (part, lease, version) = self.slot(id, |content, version| {
-            content.read(id).map(|(masters, lease)| (of(masters).clone(), lease, version))
+        let (part, lease, version) = slots::slot(&self.slots, id, |slot| {
+            slot.content.read(id).map(|(masters, lease)| (of(masters).clone(), lease, slot.version))
         })?;
         let bytes = home.link.download(&part)?;
         Ok(ImageView { bytes: Bytes::from_owner(Leased { bytes, _lease: lease }), version })
     }
 
     /// Takes the masters out; whoever has them gives them back with what this gives too.
-    fn take(&self, id: ImageId) -> Result<(DeviceMasters, impl FnOnce(Content, bool) + use<>), SpillError> {
-        let masters = self.slot(id, |content, _| content.take(id))?;
-        let slots = self.slots.clone();
-        let put_back = move |content, committed| {
-            // The slot is still there: an image that is being written cannot be removed.
-            if let Some(slot) = lock(&slots).get_mut(&id) {
-                slot.content = content;
-                slot.version += u64::from(committed);
-            }
-        };
-        Ok((masters, put_back))
+    fn take(
+        &self,
+        id: ImageId,
+    ) -> Result<(DeviceMasters, impl FnOnce(Content<DeviceMasters>, bool) + use<>), SpillError> {
+        let (masters, slots) = (slots::take(&self.slots, id)?, self.slots.clone());
+        Ok((masters, move |content, committed| slots::put_back(&slots, id, content, committed)))
     }
 }
 
@@ -245,23 +134,17 @@ fn download(link: &dyn DeviceLink, masters: &DeviceMasters) -> Result<Masters, L
     Ok(Masters { narrow, ..Masters::new(params, moments) })
 }
 
-fn lock(slots: &Slots) -> MutexGuard<'_, BTreeMap<ImageId, Slot>> {
-    // Nothing panics halfway through a change of a slot, so a poisoned map is as good as any.
-    slots.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl TierStore for DeviceHomeStore {
     fn insert(&self, id: ImageId, masters: Masters, reservation: Reservation) -> Result<(), SpillError> {
         let Some(home) = self.home(id) else {
             return self.below.insert(id, masters, reservation);
         };
         check(id, &masters, &reservation)?;
-        if self.slots().contains_key(&id) {
+        if slots::lock(&self.slots).contains_key(&id) {
             return Err(SpillError::ImageExists { image: id });
         }
         let room = home.budget.reserve(masters.len_bytes(), reservation.owner())?;
-        let content = Content::new(upload(home.link.as_ref(), masters)?);
-        self.slots().insert(id, Slot { content, version: 0, _reservations: [room, reservation] });
+        slots::insert(&self.slots, id, upload(home.link.as_ref(), masters)?, vec![room, reservation]);
         Ok(())
     }
 
@@ -281,26 +164,26 @@ impl TierStore for DeviceHomeStore {
         let masters = match download(home.link.as_ref(), &homed) {
             Ok(masters) => masters,
             Err(error) => {
-                put_back(Content::new(homed), false);
+                put_back(Content::at_rest(homed), false);
                 return Err(error.into());
             }
         };
         let link = home.link.clone();
         Ok(ImageWriter::new(masters, move |masters, committed| {
             if !committed {
-                return put_back(Content::new(homed), false);
+                return put_back(Content::at_rest(homed), false);
             }
             // Both may not fit.
             drop(homed);
             let lost = |error| Content::Lost { problem: with_causes(&error) };
-            let content = upload(link.as_ref(), masters).map_or_else(lost, Content::new);
+            let content = upload(link.as_ref(), masters).map_or_else(lost, Content::at_rest);
             put_back(content, true);
         }))
     }
 
     fn version(&self, id: ImageId) -> Result<u64, SpillError> {
         match self.home(id) {
-            Some(_) => self.slot(id, |_, version| Ok(version)),
+            Some(_) => slots::slot(&self.slots, id, |slot| Ok(slot.version)),
             None => self.below.version(id),
         }
     }
@@ -309,36 +192,29 @@ impl TierStore for DeviceHomeStore {
         let Some(home) = self.home(id) else { return self.below.remove(id) };
         let (homed, put_back) = self.take(id)?;
         let masters = download(home.link.as_ref(), &homed);
-        put_back(Content::new(homed), false);
+        put_back(Content::at_rest(homed), false);
         let masters = masters?;
-        self.slots().remove(&id);
+        slots::lock(&self.slots).remove(&id);
         Ok(masters)
     }
 
     fn discard(&self, id: ImageId) -> Result<(), SpillError> {
-        let Some(_) = self.home(id) else { return self.below.discard(id) };
-        let mut slots = self.slots();
-        let slot = slots.get_mut(&id).ok_or(SpillError::ImageMissing { image: id })?;
-        match slot.content.take(id) {
-            Ok(_) | Err(SpillError::ImageLost { .. }) => drop(slots.remove(&id)),
-            Err(error) => return Err(error),
-        }
-        Ok(())
+        if self.home(id).is_some() { slots::discard(&self.slots, id) } else { self.below.discard(id) }
     }
 
     fn on_device(&self, id: ImageId) -> Result<Option<(DeviceBytes, u64)>, SpillError> {
         let Some(_) = self.home(id) else { return Ok(None) };
-        self.slot(id, |content, version| {
-            let (masters, lease) = content.read(id)?;
-            Ok(Some((masters.moving().leased(lease), version)))
+        slots::slot(&self.slots, id, |slot| {
+            let (masters, lease) = slot.content.read(id)?;
+            Ok(Some((masters.moving().leased(lease), slot.version)))
         })
     }
 
     fn write_on_device(&self, id: ImageId) -> Result<DeviceWriter, SpillError> {
         let Some(_) = self.home(id) else { return self.below.write_on_device(id) };
         let (masters, put_back) = self.take(id)?;
-        let put_back = move |masters, committed| put_back(Content::new(masters), committed);
-        Ok(DeviceWriter { masters, put_back: Some(Box::new(put_back)) })
+        let put_back = move |masters, committed| put_back(Content::at_rest(masters), committed);
+        Ok(DeviceWriter::new(masters, put_back))
     }
 }
 
@@ -376,39 +252,10 @@ mod tests {
         Arc::new(HostCopyLink::new(DEVICE))
     }
 
-    struct Shared(Arc<DeviceHomeStore>);
-
-    impl TierStore for Shared {
-        fn insert(&self, id: ImageId, masters: Masters, room: Reservation) -> Result<(), SpillError> {
-            self.0.insert(id, masters, room)
-        }
-
-        fn read(&self, id: ImageId) -> Result<ImageView, SpillError> {
-            self.0.read(id)
-        }
-
-        fn read_masters(&self, id: ImageId) -> Result<ImageView, SpillError> {
-            self.0.read_masters(id)
-        }
-
-        fn write(&self, id: ImageId) -> Result<ImageWriter, SpillError> {
-            self.0.write(id)
-        }
-
-        fn version(&self, id: ImageId) -> Result<u64, SpillError> {
-            self.0.version(id)
-        }
-
-        fn remove(&self, id: ImageId) -> Result<Masters, SpillError> {
-            self.0.remove(id)
-        }
-    }
-
     #[test]
     fn the_store_of_a_device_conforms() {
-        conformance::run(&|| Box::new(Shared(store(copies()).0)));
-        let empty = || DeviceHomeStore::new(Arc::new(DramStore::new()));
-        conformance::run(&|| Box::new(empty()));
+        conformance::run(&|| store(copies()).0);
+        conformance::run(&|| Arc::new(DeviceHomeStore::new(Arc::new(DramStore::new()))));
     }
 
     #[test]

@@ -8,16 +8,17 @@
 //!
 //! All that is read or written passes through memory of the host, which is reserved of a budget for that alone.
 
+use super::check;
 use super::scratch::{Moved, PartOf, Place, Positioned, Scratch, Shape, Stored, scratch_file};
-use super::{check, readers};
+use super::slots::{self, Content, Slot, Slots};
 use crate::memory::aligned::AlignedBytes;
 use crate::{Budget, ImageId, ImageView, ImageWriter, Masters, Reservation, SpillError, TierStore};
 use bytes::Bytes;
 use hydra_core::{TaskId, with_causes};
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A store that keeps some images in files, and all others in the store below.
 ///
@@ -25,58 +26,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// inserted with is of the disk's budget.
 pub struct DiskStore {
     below: Arc<dyn TierStore>,
-    slots: Slots,
+    slots: Slots<Stored, Place>,
     moved: Arc<Moved>,
     /// The memory that bytes on their way pass through, where that is not what its images were assigned with.
     working: Option<Budget>,
-}
-
-type Slots = Arc<Mutex<BTreeMap<ImageId, Slot>>>;
-
-struct Slot {
-    place: Place,
-    content: Content,
-    version: u64,
-    reservation: Option<Reservation>,
-}
-
-enum Content {
-    /// There is room, and nothing was inserted.
-    Empty,
-    /// Every reader has a clone of the lease.
-    AtRest { stored: Stored, lease: Arc<()> },
-    /// A writer has the masters.
-    Out,
-    /// The masters that a writer left could not be written.
-    Lost { problem: String },
-}
-
-impl Content {
-    fn at_rest(stored: Stored) -> Self {
-        Self::AtRest { stored, lease: Arc::new(()) }
-    }
-
-    /// The stored image, for one reader more.
-    fn read(&self, id: ImageId) -> Result<(Stored, Arc<()>), SpillError> {
-        match self {
-            Self::AtRest { stored, lease } => Ok((stored.clone(), lease.clone())),
-            Self::Empty => Err(SpillError::ImageMissing { image: id }),
-            Self::Out => Err(SpillError::ImageBusy { image: id, readers: 0 }),
-            Self::Lost { problem } => Err(SpillError::ImageLost { image: id, problem: problem.clone() }),
-        }
-    }
-
-    /// Takes the stored image for a writer, if nobody reads it.
-    fn take(&mut self, id: ImageId) -> Result<Stored, SpillError> {
-        if let Self::AtRest { lease, .. } = self
-            && let readers @ 1.. = readers(lease)
-        {
-            return Err(SpillError::ImageBusy { image: id, readers });
-        }
-        let (stored, _) = self.read(id)?;
-        *self = Self::Out;
-        Ok(stored)
-    }
 }
 
 /// The bytes of all images; more than a file can have if there are so many.
@@ -126,7 +79,7 @@ impl DiskStore {
             let file = scratch_file(dir, bytes_of(&images)).map_err(no_room)?;
             assigned.extend(self.slots_in(file, dir, working, &images));
         }
-        self.slots().append(&mut assigned);
+        slots::lock(&self.slots).append(&mut assigned);
         Ok(())
     }
 
@@ -137,14 +90,14 @@ impl DiskStore {
         dir: &Path,
         working: &Budget,
         images: &[(ImageId, u64)],
-    ) -> BTreeMap<ImageId, Slot> {
+    ) -> BTreeMap<ImageId, Slot<Stored, Place>> {
         let (dir, working, moved) = (dir.to_owned(), working.clone(), self.moved.clone());
         let scratch = Arc::new(Scratch { file, dir, working, moved });
         let mut end = 0;
         let slot = |&(id, bytes): &(ImageId, u64)| {
             let place = Place { scratch: scratch.clone(), offset: end, bytes };
             end += bytes;
-            (id, Slot { place, content: Content::Empty, version: 0, reservation: None })
+            (id, Slot { place, content: Content::Empty, version: 0, reservations: Vec::new() })
         };
         images.iter().map(slot).collect()
     }
@@ -159,20 +112,8 @@ impl DiskStore {
         self.moved.written.load(Relaxed)
     }
 
-    fn slots(&self) -> MutexGuard<'_, BTreeMap<ImageId, Slot>> {
-        lock(&self.slots)
-    }
-
     fn holds(&self, id: ImageId) -> bool {
-        self.slots().contains_key(&id)
-    }
-
-    fn slot<T>(
-        &self,
-        id: ImageId,
-        f: impl FnOnce(&mut Slot) -> Result<T, SpillError>,
-    ) -> Result<T, SpillError> {
-        self.slots().get_mut(&id).map_or(Err(SpillError::ImageMissing { image: id }), f)
+        slots::lock(&self.slots).contains_key(&id)
     }
 
     /// Host memory for bytes that come up from a place.
@@ -182,8 +123,10 @@ impl DiskStore {
     }
 
     fn view(&self, id: ImageId, of: PartOf) -> Result<ImageView, SpillError> {
-        let (place, (stored, lease), version) =
-            self.slot(id, |slot| Ok((slot.place.clone(), slot.content.read(id)?, slot.version)))?;
+        let (place, stored, lease, version) = slots::slot(&self.slots, id, |slot| {
+            let (stored, lease) = slot.content.read(id)?;
+            Ok((slot.place.clone(), stored.clone(), lease, slot.version))
+        })?;
         let (range, part) = of(&stored.shape);
         let room = self.room(&place, id, range.end - range.start)?;
         let bytes = place.view(id, range, stored.sums[part])?;
@@ -192,34 +135,22 @@ impl DiskStore {
 
     /// Takes the masters out, with the memory that they are in.
     fn take(&self, id: ImageId) -> Result<(Place, Stored, Masters, Reservation), SpillError> {
-        let (place, stored) = self.slot(id, |slot| Ok((slot.place.clone(), slot.content.take(id)?)))?;
+        let (place, stored) =
+            slots::slot(&self.slots, id, |slot| Ok((slot.place.clone(), slot.content.take(id)?)))?;
         let loaded = self.room(&place, id, stored.shape.bytes());
         let loaded = loaded.and_then(|room| Ok((place.load(id, &stored)?, room)));
         match loaded {
             Ok((masters, room)) => Ok((place, stored, masters, room)),
             Err(error) => {
-                put_back(&self.slots, id, Content::at_rest(stored), false);
+                slots::put_back(&self.slots, id, Content::at_rest(stored), false);
                 Err(error)
             }
         }
     }
 }
 
-fn lock(slots: &Slots) -> MutexGuard<'_, BTreeMap<ImageId, Slot>> {
-    // Nothing panics halfway through a change of a slot, so a poisoned map is as good as any.
-    slots.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn put_back(slots: &Slots, id: ImageId, content: Content, committed: bool) {
-    // The slot is still there: an image that is being written cannot be removed.
-    if let Some(slot) = lock(slots).get_mut(&id) {
-        slot.content = content;
-        slot.version += u64::from(committed);
-    }
-}
-
 /// Writes `masters` to a place and returns its content.
-fn written(place: &Place, id: ImageId, shape: Shape, masters: &Masters) -> Content {
+fn written(place: &Place, id: ImageId, shape: Shape, masters: &Masters) -> Content<Stored> {
     if Shape::of(masters) != shape {
         return Content::Lost { problem: "its lengths are others than before".to_owned() };
     }
@@ -236,7 +167,7 @@ impl TierStore for DiskStore {
         }
         check(id, &masters, &reservation)?;
         let shape = Shape::of(&masters);
-        let place = self.slot(id, |slot| match slot.content {
+        let place = slots::slot(&self.slots, id, |slot| match slot.content {
             Content::Empty if shape.bytes() <= slot.place.bytes => {
                 slot.content = Content::Out;
                 Ok(slot.place.clone())
@@ -249,10 +180,10 @@ impl TierStore for DiskStore {
             _ => Err(SpillError::ImageExists { image: id }),
         })?;
         let saved = place.save(id, &masters);
-        self.slot(id, |slot| {
+        slots::slot(&self.slots, id, |slot| {
             slot.content = Content::Empty;
             slot.content = Content::at_rest(saved?);
-            slot.reservation = Some(reservation);
+            slot.reservations.push(reservation);
             Ok(())
         })
     }
@@ -279,7 +210,7 @@ impl TierStore for DiskStore {
             // Whoever comes next may need the room.
             drop(masters);
             drop(room);
-            put_back(&home, id, content, committed);
+            slots::put_back(&home, id, content, committed);
         }))
     }
 
@@ -287,7 +218,7 @@ impl TierStore for DiskStore {
         if !self.holds(id) {
             return self.below.version(id);
         }
-        self.slot(id, |slot| match slot.content {
+        slots::slot(&self.slots, id, |slot| match slot.content {
             Content::Empty => Err(SpillError::ImageMissing { image: id }),
             _ => Ok(slot.version),
         })
@@ -299,25 +230,12 @@ impl TierStore for DiskStore {
         }
         let (_, _, masters, _room) = self.take(id)?;
         // Its file goes without the lock, as when it is discarded.
-        let _gone = self.slots().remove(&id);
+        let _gone = slots::lock(&self.slots).remove(&id);
         Ok(masters)
     }
 
     fn discard(&self, id: ImageId) -> Result<(), SpillError> {
-        if !self.holds(id) {
-            return self.below.discard(id);
-        }
-        let mut slots = self.slots();
-        let slot = slots.get_mut(&id).ok_or(SpillError::ImageMissing { image: id })?;
-        if let Err(error @ SpillError::ImageBusy { .. }) = slot.content.take(id) {
-            return Err(error);
-        }
-        // What was never inserted or is lost has room to give up too. The last image's file may take long to go, for
-        // which nobody else is to wait.
-        let gone = slots.remove(&id);
-        drop(slots);
-        drop(gone);
-        Ok(())
+        if self.holds(id) { slots::discard(&self.slots, id) } else { self.below.discard(id) }
     }
 }
 
@@ -329,6 +247,7 @@ mod tests {
     use hydra_core::{ByteSize, FloatType};
     use std::io;
     use std::sync::atomic::AtomicBool;
+    use std::sync::{Mutex, MutexGuard};
 
     const ROOM: u64 = 1 << 15;
     const OTHER: ImageId = ImageId { task: TaskId(2), ..ID };
@@ -378,14 +297,14 @@ mod tests {
         let fails = Arc::new(AtomicBool::new(false));
         let file = Failing { content: Mutex::new(vec![0; ROOM as usize]), fails: fails.clone() };
         let mut slots = store.slots_in(Box::new(file), Path::new("/scratch"), working, &[(ID, ROOM)]);
-        store.slots().append(&mut slots);
+        slots::lock(&store.slots).append(&mut slots);
         (store, fails)
     }
 
     #[test]
     fn the_disk_store_conforms() {
-        conformance::run(&|| Box::new(store(&working())));
-        conformance::run(&|| Box::new(DiskStore::new(Arc::new(DramStore::new()))));
+        conformance::run(&|| Arc::new(store(&working())));
+        conformance::run(&|| Arc::new(DiskStore::new(Arc::new(DramStore::new()))));
     }
 
     /// A file in memory that loses what is written to it.
@@ -411,7 +330,7 @@ mod tests {
             let file = Failing { content: Mutex::new(vec![0; ROOM as usize]), fails: forgets.clone() };
             let file = Box::new(Self(file));
             let mut slots = store.slots_in(file, Path::new("/scratch"), working, &[(ID, ROOM)]);
-            store.slots().append(&mut slots);
+            slots::lock(&store.slots).append(&mut slots);
             (store, forgets)
         }
     }
@@ -555,7 +474,7 @@ mod tests {
         let file = Box::new(tempfile::tempfile().unwrap());
         let hole = (ImageId::new(ID.task, 0), 9 << 30);
         let mut slots = store.slots_in(file, Path::new("/scratch"), &working, &[hole, (ID, ROOM)]);
-        store.slots().append(&mut slots);
+        slots::lock(&store.slots).append(&mut slots);
         conformance::insert(&store, ID, &host);
         store.write(ID).unwrap().commit();
         assert_eq!(store.remove(ID).unwrap(), masters());

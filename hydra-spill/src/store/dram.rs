@@ -1,30 +1,22 @@
 //! The tier of images in ordinary host memory.
 
+use super::slots::{self, Content, Slots};
 use super::{TierStore, check};
 use crate::{Floats, ImageId, ImageView, ImageWriter, Masters, NarrowFloats, Reservation, SpillError};
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use bytes::Bytes;
+use std::sync::Arc;
 
 /// Images in ordinary host memory.
 #[derive(Debug, Default)]
 pub struct DramStore {
-    slots: Arc<Mutex<BTreeMap<ImageId, Slot>>>,
+    slots: Slots<Stored>,
 }
 
+/// Masters whose parameters every view that is out shares.
 #[derive(Debug)]
-struct Slot {
-    content: Content,
-    version: u64,
-    /// Released after the content is freed, for fields are dropped in this order.
-    _reservation: Reservation,
-}
-
-#[derive(Debug)]
-enum Content {
-    /// Every view that is out shares `params`.
-    AtRest { params: Arc<Params>, moments: Vec<Vec<f32>> },
-    /// A writer has the masters.
-    Out,
+struct Stored {
+    params: Arc<Params>,
+    moments: Vec<Vec<f32>>,
 }
 
 #[derive(Debug)]
@@ -33,46 +25,29 @@ struct Params {
     narrow: Option<NarrowFloats>,
 }
 
-struct Wide(Arc<Params>);
+/// A view of the parameters, or of what moves of them. The lease is released last, for fields are dropped in this order.
+struct View {
+    params: Arc<Params>,
+    of: fn(&Params) -> &[u8],
+    _lease: Arc<()>,
+}
 
-impl AsRef<[u8]> for Wide {
+impl AsRef<[u8]> for View {
     fn as_ref(&self) -> &[u8] {
-        self.0.wide.as_ref()
+        (self.of)(&self.params)
     }
 }
 
-/// The bytes that move.
-struct Moving(Arc<Params>);
-
-impl AsRef<[u8]> for Moving {
-    fn as_ref(&self) -> &[u8] {
-        match &self.0.narrow {
-            Some(narrow) => narrow.as_ref(),
-            None => self.0.wide.as_ref(),
-        }
+impl From<Masters> for Stored {
+    fn from(Masters { params: wide, narrow, moments }: Masters) -> Self {
+        Self { params: Arc::new(Params { wide, narrow }), moments }
     }
 }
 
-impl Content {
-    fn new(masters: Masters) -> Self {
-        let Masters { params: wide, narrow, moments } = masters;
-        Self::AtRest { params: Arc::new(Params { wide, narrow }), moments }
-    }
-
-    /// The masters, if nobody reads them; otherwise the number of readers.
-    fn take(&mut self) -> Result<Masters, usize> {
-        match std::mem::replace(self, Self::Out) {
-            Self::Out => Err(0),
-            Self::AtRest { params, moments } => match Arc::try_unwrap(params) {
-                Ok(Params { wide, narrow }) => Ok(Masters { params: wide, narrow, moments }),
-                Err(params) => {
-                    // The last reader may have left since, but it was there when it mattered.
-                    let readers = (Arc::strong_count(&params) - 1).max(1);
-                    *self = Self::AtRest { params, moments };
-                    Err(readers)
-                }
-            },
-        }
+impl From<Stored> for Masters {
+    fn from(Stored { params, moments }: Stored) -> Self {
+        let Params { wide: params, narrow } = Arc::into_inner(params).expect("nobody reads what was taken");
+        Self { params, narrow, moments }
     }
 }
 
@@ -82,70 +57,49 @@ impl DramStore {
         Self::default()
     }
 
-    fn slots(&self) -> MutexGuard<'_, BTreeMap<ImageId, Slot>> {
-        lock(&self.slots)
+    fn view(&self, id: ImageId, of: fn(&Params) -> &[u8]) -> Result<ImageView, SpillError> {
+        slots::slot(&self.slots, id, |slot| {
+            let (stored, lease) = slot.content.read(id)?;
+            let view = View { params: stored.params.clone(), of, _lease: lease };
+            Ok(ImageView { bytes: Bytes::from_owner(view), version: slot.version })
+        })
     }
-
-    fn view(&self, id: ImageId, of: fn(Arc<Params>) -> bytes::Bytes) -> Result<ImageView, SpillError> {
-        let slots = self.slots();
-        let slot = slots.get(&id).ok_or(SpillError::ImageMissing { image: id })?;
-        match &slot.content {
-            Content::AtRest { params, .. } => {
-                Ok(ImageView { bytes: of(params.clone()), version: slot.version })
-            }
-            Content::Out => Err(SpillError::ImageBusy { image: id, readers: 0 }),
-        }
-    }
-}
-
-fn lock(slots: &Mutex<BTreeMap<ImageId, Slot>>) -> MutexGuard<'_, BTreeMap<ImageId, Slot>> {
-    // Nothing panics halfway through a change of a slot, so a poisoned map is as good as any.
-    slots.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl TierStore for DramStore {
     fn insert(&self, id: ImageId, masters: Masters, reservation: Reservation) -> Result<(), SpillError> {
         check(id, &masters, &reservation)?;
-        let mut slots = self.slots();
-        if slots.contains_key(&id) {
+        if slots::lock(&self.slots).contains_key(&id) {
             return Err(SpillError::ImageExists { image: id });
         }
-        slots.insert(id, Slot { content: Content::new(masters), version: 0, _reservation: reservation });
+        slots::insert(&self.slots, id, masters.into(), vec![reservation]);
         Ok(())
     }
 
     fn read(&self, id: ImageId) -> Result<ImageView, SpillError> {
-        self.view(id, |params| bytes::Bytes::from_owner(Moving(params)))
+        self.view(id, |params| params.narrow.as_ref().map_or(params.wide.as_ref(), AsRef::as_ref))
     }
 
     fn read_masters(&self, id: ImageId) -> Result<ImageView, SpillError> {
-        self.view(id, |params| bytes::Bytes::from_owner(Wide(params)))
+        self.view(id, |params| params.wide.as_ref())
     }
 
     fn write(&self, id: ImageId) -> Result<ImageWriter, SpillError> {
-        let mut slots = self.slots();
-        let slot = slots.get_mut(&id).ok_or(SpillError::ImageMissing { image: id })?;
-        let masters = slot.content.take().map_err(|readers| SpillError::ImageBusy { image: id, readers })?;
-        let home = self.slots.clone();
-        Ok(ImageWriter::new(masters, move |masters, committed| {
-            // The slot is still there: an image that is being written cannot be removed.
-            if let Some(slot) = lock(&home).get_mut(&id) {
-                slot.content = Content::new(masters);
-                slot.version += u64::from(committed);
-            }
-        }))
+        let (masters, home) = (slots::take(&self.slots, id)?.into(), self.slots.clone());
+        let put_back = move |masters: Masters, committed| {
+            slots::put_back(&home, id, Content::at_rest(masters.into()), committed);
+        };
+        Ok(ImageWriter::new(masters, put_back))
     }
 
     fn version(&self, id: ImageId) -> Result<u64, SpillError> {
-        self.slots().get(&id).map(|slot| slot.version).ok_or(SpillError::ImageMissing { image: id })
+        slots::slot(&self.slots, id, |slot| Ok(slot.version))
     }
 
     fn remove(&self, id: ImageId) -> Result<Masters, SpillError> {
-        let mut slots = self.slots();
-        let slot = slots.get_mut(&id).ok_or(SpillError::ImageMissing { image: id })?;
-        let masters = slot.content.take().map_err(|readers| SpillError::ImageBusy { image: id, readers })?;
-        slots.remove(&id);
-        Ok(masters)
+        let stored = slots::take(&self.slots, id)?;
+        slots::lock(&self.slots).remove(&id);
+        Ok(stored.into())
     }
 }
 
@@ -156,7 +110,7 @@ mod tests {
 
     #[test]
     fn the_dram_store_conforms() {
-        conformance::run(&|| Box::new(DramStore::new()));
+        conformance::run(&|| Arc::new(DramStore::new()));
     }
 
     #[test]

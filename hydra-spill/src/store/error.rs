@@ -8,6 +8,7 @@ use std::path::PathBuf;
 
 /// Bytes could not be kept or moved.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "each field is what the message says of it")]
 pub enum SpillError {
     /// A budget refused a reservation.
     #[error(transparent)]
@@ -24,7 +25,6 @@ pub enum SpillError {
     /// An image is in use by someone whom the caller excludes.
     #[error("{image} is busy: {}", busy(*readers))]
     ImageBusy {
-        /// The image.
         image: ImageId,
         /// How many views of it are alive; zero if it is being written.
         readers: usize,
@@ -36,69 +36,34 @@ pub enum SpillError {
         ByteSize(*bytes), dir.display()
     )]
     DiskRoom {
-        /// The directory.
         dir: PathBuf,
         /// The bytes that were asked for.
         bytes: u64,
-        /// The error of the system.
-        #[source]
         source: io::Error,
     },
     /// Masters on the disk could not be read or written.
     #[error("{image} could not be {done} in `{}`", dir.display())]
-    Disk {
-        /// The image.
-        image: ImageId,
-        /// The operation: read or written.
-        done: &'static str,
-        /// The directory of the file.
-        dir: PathBuf,
-        /// The error of the system.
-        #[source]
-        source: io::Error,
-    },
+    Disk { image: ImageId, done: &'static str, dir: PathBuf, source: io::Error },
     /// The new masters of an image could not be put back, and the old ones are gone.
     #[error("{image} was lost when it was put back: {problem}")]
-    ImageLost {
-        /// The image.
-        image: ImageId,
-        /// The reason.
-        problem: String,
-    },
+    ImageLost { image: ImageId, problem: String },
     /// The store does not hold an image.
     #[error("{image} is not in the store: insert it before use and remove it only after its task has ended")]
-    ImageMissing {
-        /// The image.
-        image: ImageId,
-    },
+    ImageMissing { image: ImageId },
     /// The store holds an image of that name already.
     #[error("{image} is in the store already: remove it before another is inserted in its place")]
-    ImageExists {
-        /// The image.
-        image: ImageId,
-    },
+    ImageExists { image: ImageId },
     /// An optimizer moment has another length than the parameters.
     #[error(
         "{image} has {params} parameters, but its moment {moment} has {found} elements: give it {params}"
     )]
-    MomentLength {
-        /// The image.
-        image: ImageId,
-        /// The elements of the parameters.
-        params: usize,
-        /// The moment's index.
-        moment: usize,
-        /// The elements of the moment.
-        found: usize,
-    },
+    MomentLength { image: ImageId, params: usize, moment: usize, found: usize },
     /// The parameters that move are not as many as those that they were rounded from.
     #[error(
         "{image} has {params} parameters, but {found} of 16 bits to move in their place: give it {params}"
     )]
     NarrowLength {
-        /// The image.
         image: ImageId,
-        /// The elements of the parameters.
         params: usize,
         /// The elements of those of 16 bits.
         found: usize,
@@ -111,21 +76,12 @@ pub enum SpillError {
     ReservationTooSmall {
         /// The bytes that are needed: all of those counted until it no longer sufficed.
         needed: u64,
-        /// The bytes of the reservation.
         reserved: u64,
-        /// Whose reservation it is.
         owner: String,
     },
     /// A reservation was made against another budget than the one whose bytes it was given for.
     #[error("the reservation of `{owner}` is of `{found}`, expected one of `{expected}`: reserve it there")]
-    ReservationElsewhere {
-        /// The budget that the bytes belong to.
-        expected: String,
-        /// The budget of the reservation.
-        found: String,
-        /// Whose reservation it is.
-        owner: String,
-    },
+    ReservationElsewhere { expected: String, found: String, owner: String },
 }
 
 fn busy(readers: usize) -> String {

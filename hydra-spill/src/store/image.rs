@@ -89,27 +89,27 @@ pub struct ImageView {
     pub version: u64,
 }
 
-type PutBack = Box<dyn FnOnce(Masters, bool) + Send>;
+/// The masters of an image, out of their store to be written; nobody else has them.
+pub type ImageWriter = Writer<Masters>;
 
-/// The masters of an image, out of their store to be written.
+/// The masters of an image in the form `M`, out of their store to be written.
 ///
 /// Dropped without [`commit`](Self::commit), as when a step panics, they go back as they are under the old
-/// version: what was written need not be undone, nor rounded yet where that is what moves. The lengths are the image's and must
-/// stay what they are.
+/// version: what was written need not be undone, nor rounded yet where that is what moves. The lengths are the image's
+/// and must stay what they are.
 #[must_use = "dropping a writer puts the masters back under the old version"]
-pub struct ImageWriter {
-    masters: Masters,
-    put_back: Option<PutBack>,
+pub struct Writer<M: Default> {
+    masters: M,
+    put_back: Option<Box<dyn FnOnce(M, bool) + Send>>,
 }
 
-impl ImageWriter {
-    /// For implementors of a store: `put_back` is called once, with the masters and whether they were
-    /// committed.
-    pub fn new(masters: Masters, put_back: impl FnOnce(Masters, bool) + Send + 'static) -> Self {
+impl<M: Default> Writer<M> {
+    /// For implementors of a store: `put_back` is called once, with the masters and whether they were committed.
+    pub fn new(masters: M, put_back: impl FnOnce(M, bool) + Send + 'static) -> Self {
         Self { masters, put_back: Some(Box::new(put_back)) }
     }
 
-    /// Puts the masters back as the next version.
+    /// Puts the masters back as the next version; a device has finished what writes them.
     pub fn commit(mut self) {
         self.finish(true);
     }
@@ -121,29 +121,28 @@ impl ImageWriter {
     }
 }
 
-impl Drop for ImageWriter {
+impl<M: Default> Drop for Writer<M> {
     fn drop(&mut self) {
         self.finish(false);
     }
 }
 
-impl Deref for ImageWriter {
-    type Target = Masters;
+impl<M: Default> Deref for Writer<M> {
+    type Target = M;
 
-    fn deref(&self) -> &Masters {
+    fn deref(&self) -> &M {
         &self.masters
     }
 }
 
-impl DerefMut for ImageWriter {
-    fn deref_mut(&mut self) -> &mut Masters {
+impl<M: Default> DerefMut for Writer<M> {
+    fn deref_mut(&mut self) -> &mut M {
         &mut self.masters
     }
 }
 
-impl fmt::Debug for ImageWriter {
+impl<M: Default> fmt::Debug for Writer<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (params, moments) = (self.masters.params.len(), self.masters.moments.len());
-        f.debug_struct("ImageWriter").field("params", &params).field("moments", &moments).finish()
+        f.debug_struct("Writer").finish_non_exhaustive()
     }
 }

@@ -8,7 +8,6 @@
 
 use crate::Reservation;
 use hydra_core::DeviceBytes;
-use std::sync::Arc;
 
 #[cfg(test)]
 pub(crate) mod conformance;
@@ -18,12 +17,13 @@ mod dram;
 mod error;
 mod image;
 mod scratch;
+mod slots;
 
 pub use device_home::{DeviceHomeStore, DeviceMasters, DeviceNarrow, DeviceWriter};
 pub use disk::DiskStore;
 pub use dram::DramStore;
 pub use error::SpillError;
-pub use image::{ImageId, ImageKind, ImageView, ImageWriter, Masters};
+pub use image::{ImageId, ImageKind, ImageView, ImageWriter, Masters, Writer};
 
 /// A place that keeps images.
 ///
@@ -46,9 +46,7 @@ pub trait TierStore: Send + Sync {
     fn read(&self, id: ImageId) -> Result<ImageView, SpillError>;
 
     /// The masters' parameters, `f32`, to be read; else as [`read`](Self::read).
-    ///
-    /// # Errors
-    /// As [`read`](Self::read).
+    /// Errors are those of [`read`](Self::read).
     fn read_masters(&self, id: ImageId) -> Result<ImageView, SpillError>;
 
     /// The masters, to be written in place.
@@ -70,18 +68,13 @@ pub trait TierStore: Send + Sync {
     fn remove(&self, id: ImageId) -> Result<Masters, SpillError>;
 
     /// Gives an image up, as [`remove`](Self::remove), when nobody wants what was in it.
-    ///
-    /// # Errors
-    /// As [`remove`](Self::remove).
+    /// Errors are those of [`remove`](Self::remove).
     fn discard(&self, id: ImageId) -> Result<(), SpillError> {
         self.remove(id).map(drop)
     }
 
     /// The parameters of an image that lives on a device, to be read there, and how many writes were committed;
-    /// `None` if it lives on the host. Whoever has them is a reader.
-    ///
-    /// # Errors
-    /// As [`read`](Self::read).
+    /// `None` if it lives on the host. Whoever has them is a reader. Errors are those of [`read`](Self::read).
     fn on_device(&self, _id: ImageId) -> Result<Option<(DeviceBytes, u64)>, SpillError> {
         Ok(None)
     }
@@ -92,16 +85,6 @@ pub trait TierStore: Send + Sync {
     /// As [`write`](Self::write), and [`SpillError::ImageMissing`] if it lives on the host.
     fn write_on_device(&self, id: ImageId) -> Result<DeviceWriter, SpillError> {
         Err(SpillError::ImageMissing { image: id })
-    }
-}
-
-/// How many hold a lease beside its store. Where nobody does, all that readers did is over, which the count by itself
-/// would not promise.
-pub(crate) fn readers(lease: &mut Arc<()>) -> usize {
-    match Arc::get_mut(lease) {
-        Some(()) => 0,
-        // The last reader may have left since, but it was there when it mattered.
-        None => (Arc::strong_count(lease) - 1).max(1),
     }
 }
 

@@ -24,7 +24,6 @@
 //! ```
 //!
 //! # Example
-//!
 //! ```
 //! use hydra_sched::{ModelView, Policy, Priority, conformance};
 //!
@@ -85,7 +84,6 @@ pub struct Broken {
 /// [`PolicyKind::build`](crate::PolicyKind::build) does; one that draws nothing ignores the seed.
 ///
 /// # Panics
-///
 /// With what [`check`] gives, if the policy breaks a rule.
 pub fn run(build: &dyn Fn(u64) -> Box<dyn Policy>) {
     if let Err(broken) = check(build) {
@@ -96,7 +94,6 @@ pub fn run(build: &dyn Fn(u64) -> Box<dyn Policy>) {
 /// As [`run`], with the broken rule as a value.
 ///
 /// # Errors
-///
 /// [`Broken`], with the first rule that the policy breaks.
 pub fn check(build: &dyn Fn(u64) -> Box<dyn Policy>) -> Result<(), Broken> {
     let suite = Suite { build, policy: build(0).name() };

@@ -119,7 +119,6 @@ impl Simulation {
 /// bit for bit.
 ///
 /// # Errors
-///
 /// [`SimulationError::Workload`] when the workload breaks a rule of [`Workload::check`];
 /// [`SimulationError::NotClaimable`] when the policy answers with a model that it was not shown, and
 /// [`SimulationError::Stuck`] when it answers with none while nothing is under way that it could wait for.

@@ -182,7 +182,6 @@ pub struct DoesNotFit {
 /// Every strategy on one workload, with the stated costs; `record` keeps [`Outcome::spans`].
 ///
 /// # Errors
-///
 /// [`SimulationError::Workload`] when the workload breaks a rule of [`Workload::check`].
 pub fn compare(workload: &Workload, record: bool) -> Result<Vec<Row>, SimulationError> {
     workload.check()?;

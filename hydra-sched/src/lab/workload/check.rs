@@ -8,7 +8,6 @@ impl Workload {
     /// Checks everything that the functions of this crate rely on.
     ///
     /// # Errors
-    ///
     /// [`WorkloadError`] with what is wrong first.
     pub fn check(&self) -> Result<(), WorkloadError> {
         if self.tasks.is_empty() {

@@ -18,7 +18,6 @@ impl Workload {
     /// Seconds of compute of one task on a device of speed 1, as they turn out.
     ///
     /// # Panics
-    ///
     /// When the workload has no such task, as indexing does.
     pub fn task_s(&self, task: usize) -> f64 {
         let cost = &self.tasks[task];
@@ -40,7 +39,6 @@ impl Workload {
     /// drift and variation.
     ///
     /// # Panics
-    ///
     /// When the workload has no such task or the task no such shard, as indexing does.
     pub fn seconds(&self, task: usize, minibatch: u64, kind: ShardTaskKind, shard: usize) -> f64 {
         let cost = &self.tasks[task];
@@ -54,7 +52,6 @@ impl Workload {
     /// Seconds of a promotion of a shard to a device.
     ///
     /// # Panics
-    ///
     /// When the workload has no such device or task, or the task no such shard, as indexing does.
     pub fn promote_s(&self, device: usize, task: usize, shard: usize) -> f64 {
         let cost = &self.tasks[task].shards[shard];

@@ -143,7 +143,6 @@ impl Workload {
     /// Reads a workload and checks it.
     ///
     /// # Errors
-    ///
     /// [`WorkloadError`] when the text is not JSON of this format, or says what cannot be.
     pub fn from_json(text: &str) -> Result<Self, WorkloadError> {
         let workload: Self = serde_json::from_str(text)?;
