@@ -72,13 +72,9 @@ fn row(mib: usize, locked: bool, rates: &Rates) -> Value {
 
 fn judge(must: bool, locks: bool, (mib, rates): (usize, &Rates), rows: Vec<Value>) -> Found {
     let gb = |rate: f64| rate * 1e-9;
-    let figure = format!(
-        "{:.1} GB/s up, {:.1} down, {:.1} and {:.1} at once",
-        gb(rates.up),
-        gb(rates.down),
-        gb(rates.up_beside),
-        gb(rates.down_beside)
-    );
+    let [up, down] = [rates.up, rates.down].map(gb);
+    let [up_beside, down_beside] = [rates.up_beside, rates.down_beside].map(gb);
+    let figure = format!("{up:.1} GB/s up, {down:.1} down, {up_beside:.1} and {down_beside:.1} at once");
     if !must {
         let why = "only an NVIDIA card has page-locked memory and a lane for each direction; the figures are of \
                    ordinary memory";
@@ -86,13 +82,12 @@ fn judge(must: bool, locks: bool, (mib, rates): (usize, &Rates), rows: Vec<Value
     }
     let kept = (rates.up_beside / rates.up).min(rates.down_beside / rates.down);
     let passes = locks && kept >= BOTH;
+    let (kept, asked) = (100.0 * kept, 100.0 * BOTH);
     let says = match locks {
         false => "too little could be page-locked: see `ulimit -l` and --pinned-memory".to_owned(),
         true => format!(
-            "with {mib} MiB of page-locked memory, both directions at once each keep {:.0} % or more of what they \
-             have alone; {:.0} % is asked for",
-            100.0 * kept,
-            100.0 * BOTH
+            "with {mib} MiB of page-locked memory, both directions at once each keep {kept:.0} % or more of what they \
+             have alone; {asked:.0} % is asked for"
         ),
     };
     Found::new(Verdict::of(passes), figure, says, rows)
@@ -110,8 +105,7 @@ fn rates(subject: &Subject, link: &dyn DeviceLink, bytes: usize, locked: bool) -
     Ok(Rates { up: rate(up), down: rate(down), up_beside: rate(up_beside), down_beside: rate(down_beside) })
 }
 
-/// Ordinary or page-locked memory of the size of what is there. A link gives what it fetches page-locked memory,
-/// as far as there is some.
+/// Ordinary or page-locked memory of this size. A link downloads into page-locked memory, as far as there is some.
 fn ends(link: &dyn DeviceLink, there: &DeviceBytes, locked: bool) -> Result<Ends> {
     let from = if locked { link.download(there)? } else { bytes_of(pattern(0, there.len() / 4)) };
     Ok(Ends { locked, from, into: if locked { Vec::new() } else { vec![0.0; there.len() / 4] } })
@@ -131,22 +125,15 @@ fn read(link: &dyn DeviceLink, there: &DeviceBytes, ends: &mut Ends) -> Result<(
 }
 
 /// Seconds of a copy up and of a copy down while the other direction is busy all the time.
-fn both(
-    link: &dyn DeviceLink,
-    there: &DeviceBytes,
-    ends: &mut Ends,
-    repetitions: usize,
-) -> Result<(f64, f64)> {
+fn both(link: &dyn DeviceLink, there: &DeviceBytes, ends: &mut Ends, times: usize) -> Result<(f64, f64)> {
     let from = ends.from.clone();
     let (both, busy) = (Barrier::new(2), AtomicUsize::new(2));
-    let (up, down) = (Repeated { both: &both, busy: &busy }, Repeated { both: &both, busy: &busy });
-    let up = || up.seconds(repetitions, || bring(link, &from));
-    let down = || down.seconds(repetitions, || read(link, there, ends));
-    beside(up, down)
+    let repeated = || Repeated { both: &both, busy: &busy };
+    let (up, down) = (repeated(), repeated());
+    beside(|| up.seconds(times, || bring(link, &from)), || down.seconds(times, || read(link, there, ends)))
 }
 
-/// One of two that begin together and repeat until each has done so often enough: the quicker one leaves the other
-/// never alone.
+/// One of two that begin together and repeat until each has done so often enough: neither is ever alone.
 struct Repeated<'a> {
     both: &'a Barrier,
     /// The number of those that have not yet.
@@ -244,10 +231,10 @@ fn judge_overlap(must: bool, alone: [f64; 2], together: f64, rows: Vec<Value>) -
         return Found::new(Verdict::NotApplicable, figure, why, rows);
     }
     if apart < APART {
+        let [compute, copies] = alone;
         let says = format!(
-            "alone, computation took {:.4} s and copies {:.4} s: too different to tell whether one runs beside \
-             the other",
-            alone[0], alone[1]
+            "alone, computation took {compute:.4} s and copies {copies:.4} s: too different to tell whether one \
+             runs beside the other"
         );
         return Found::new(Verdict::Fails, figure, says, rows);
     }
@@ -360,10 +347,8 @@ mod tests {
         let judged = |must, locks, up, down| judge(must, locks, (16, &rates(up, down)), Vec::new());
         let good = judged(true, true, 4.5e10, 3.4e10);
         assert_eq!(good.figure, "50.0 GB/s up, 40.0 down, 45.0 and 34.0 at once");
-        assert!(
-            good.verdict == Verdict::Pass && good.says.contains("with 16 MiB of page-locked"),
-            "{good:?}"
-        );
+        assert!(good.verdict == Verdict::Pass, "{good:?}");
+        assert!(good.says.contains("with 16 MiB of page-locked"), "{good:?}");
         assert!(good.says.contains("85 % or more"), "the worse of both: {good:?}");
         assert_eq!(judged(true, true, 5e10, 3e10).verdict, Verdict::Fails);
         assert_eq!(judged(true, false, 5e10, 4e10).verdict, Verdict::Fails, "not page-locked");
