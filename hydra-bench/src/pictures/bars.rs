@@ -12,9 +12,7 @@ const TOP: i32 = 64;
 const ROW: i32 = 24;
 const GAP: i32 = 10;
 
-/// One row.
 pub(crate) struct Bar {
-    /// The name beside the bar.
     pub(crate) name: String,
     /// Its length; `None` where there is none to show.
     pub(crate) value: Option<f64>,

@@ -16,7 +16,6 @@ impl Canvas<'_> {
         self.root.draw(&Text::new(one_line(text), at, style)).map_err(|error| anyhow!("{error}"))
     }
 
-    /// Fills a rectangle.
     pub(crate) fn fill(&self, corners: [(i32, i32); 2], colour: RGBColor) -> Result<()> {
         self.root.draw(&Rectangle::new(corners, colour.filled())).map_err(|error| anyhow!("{error}"))
     }

@@ -46,7 +46,6 @@ pub(crate) struct Timeline {
     end_s: f64,
 }
 
-/// The spans of one device.
 #[derive(Clone, Default)]
 struct Lane {
     compute: Vec<Bar>,
@@ -60,7 +59,6 @@ struct Bar {
     end_s: f32,
 }
 
-/// The content of a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Label {
     task: u32,

@@ -21,7 +21,6 @@ impl Unit {
         }
     }
 
-    /// A time in this unit.
     pub(crate) fn show(self, seconds: f64) -> String {
         match self {
             Self::Milliseconds => format!("{} ms", fixed(1e3 * seconds, 3)),

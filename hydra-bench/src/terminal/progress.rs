@@ -19,7 +19,6 @@ const WHOLE_STYLE: &str =
 // Of a task that trains no minibatch now: what stands where the time that is left did is its message's.
 const RESTING_STYLE: &str = "{prefix:>12} {bar:12} {pos:>5}/{len:<5} {wide_msg}";
 
-/// Draws the bars.
 pub(crate) struct Progress {
     multi: MultiProgress,
     pilot: Option<ProgressBar>,
@@ -270,7 +269,6 @@ fn utilizations(devices: &[Device], now_s: f64) -> String {
     devices.iter().map(share).collect::<Vec<_>>().join("  ")
 }
 
-/// The progress of an evaluation.
 struct Batches {
     done: usize,
     all: usize,
