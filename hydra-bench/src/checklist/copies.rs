@@ -80,13 +80,13 @@ fn judge(must: bool, locks: bool, (mib, rates): (usize, &Rates), rows: Vec<Value
                    ordinary memory";
         return Found::new(Verdict::NotApplicable, figure, why, rows);
     }
-    let kept = (rates.up_beside / rates.up).min(rates.down_beside / rates.down);
-    let passes = locks && kept >= BOTH;
-    let (kept, asked) = (100.0 * kept, 100.0 * BOTH);
+    let part = (rates.up_beside / rates.up).min(rates.down_beside / rates.down);
+    let passes = locks && part >= BOTH;
+    let (part, asked) = (100.0 * part, 100.0 * BOTH);
     let says = match locks {
         false => "too little could be page-locked: see `ulimit -l` and --pinned-memory".to_owned(),
         true => format!(
-            "with {mib} MiB of page-locked memory, both directions at once each keep {kept:.0} % or more of what they \
+            "with {mib} MiB of page-locked memory, both directions at once each keep {part:.0} % or more of what they \
              have alone; {asked:.0} % is asked for"
         ),
     };
@@ -96,41 +96,44 @@ fn judge(must: bool, locks: bool, (mib, rates): (usize, &Rates), rows: Vec<Value
 /// The rates of copies of so many bytes.
 fn rates(subject: &Subject, link: &dyn DeviceLink, bytes: usize, locked: bool) -> Result<Rates> {
     let repetitions = subject.pick(8, 2);
-    let there = link.upload(&bytes_of(pattern(0, bytes / 4)))?;
-    let mut ends = ends(link, &there, locked)?;
-    let up = best_of(repetitions, || bring(link, &ends.from))?;
-    let down = best_of(repetitions, || read(link, &there, &mut ends))?;
-    let (up_beside, down_beside) = both(link, &there, &mut ends, repetitions.max(4))?;
+    let uploaded = link.upload(&bytes_of(pattern(0, bytes / 4)))?;
+    let mut ends = ends(link, &uploaded, locked)?;
+    let up = best_of(repetitions, || upload(link, &ends.from))?;
+    let down = best_of(repetitions, || download(link, &uploaded, &mut ends))?;
+    let (up_beside, down_beside) = both(link, &uploaded, &mut ends, repetitions.max(4))?;
     let rate = |seconds: f64| bytes as f64 / seconds;
     Ok(Rates { up: rate(up), down: rate(down), up_beside: rate(up_beside), down_beside: rate(down_beside) })
 }
 
 /// Ordinary or page-locked memory of this size. A link downloads into page-locked memory, as far as there is some.
-fn ends(link: &dyn DeviceLink, there: &DeviceBytes, locked: bool) -> Result<Ends> {
-    let from = if locked { link.download(there)? } else { bytes_of(pattern(0, there.len() / 4)) };
-    Ok(Ends { locked, from, into: if locked { Vec::new() } else { vec![0.0; there.len() / 4] } })
+fn ends(link: &dyn DeviceLink, uploaded: &DeviceBytes, locked: bool) -> Result<Ends> {
+    let from = if locked { link.download(uploaded)? } else { bytes_of(pattern(0, uploaded.len() / 4)) };
+    Ok(Ends { locked, from, into: if locked { Vec::new() } else { vec![0.0; uploaded.len() / 4] } })
 }
 
-fn bring(link: &dyn DeviceLink, from: &Bytes) -> Result<()> {
+fn upload(link: &dyn DeviceLink, from: &Bytes) -> Result<()> {
     link.upload(from)?;
     Ok(())
 }
 
-fn read(link: &dyn DeviceLink, there: &DeviceBytes, ends: &mut Ends) -> Result<()> {
+fn download(link: &dyn DeviceLink, uploaded: &DeviceBytes, ends: &mut Ends) -> Result<()> {
     match ends.locked {
-        true => drop(link.download(there)?),
-        false => link.download_into(there, &mut ends.into)?,
+        true => drop(link.download(uploaded)?),
+        false => link.download_into(uploaded, &mut ends.into)?,
     }
     Ok(())
 }
 
 /// Seconds of a copy up and of a copy down while the other direction is busy all the time.
-fn both(link: &dyn DeviceLink, there: &DeviceBytes, ends: &mut Ends, times: usize) -> Result<(f64, f64)> {
+fn both(link: &dyn DeviceLink, uploaded: &DeviceBytes, ends: &mut Ends, times: usize) -> Result<(f64, f64)> {
     let from = ends.from.clone();
     let (both, busy) = (Barrier::new(2), AtomicUsize::new(2));
     let repeated = || Repeated { both: &both, busy: &busy };
     let (up, down) = (repeated(), repeated());
-    beside(|| up.seconds(times, || bring(link, &from)), || down.seconds(times, || read(link, there, ends)))
+    beside(
+        || up.seconds(times, || upload(link, &from)),
+        || down.seconds(times, || download(link, uploaded, ends)),
+    )
 }
 
 /// One of two that begin together and repeat until each has done so often enough: neither is ever alone.
@@ -185,12 +188,12 @@ pub(super) fn overlap(subject: &Subject) -> Result<Found> {
     let device = subject.open()?;
     let (bytes, side) = (subject.pick(64, 4) * MIB, subject.pick(2048, 256));
     device.link.prepare(bytes as u64)?;
-    let there = device.link.upload(&bytes_of(pattern(0, bytes / 4)))?;
-    let from = device.link.download(&there)?;
-    drop(there);
+    let uploaded = device.link.upload(&bytes_of(pattern(0, bytes / 4)))?;
+    let from = device.link.download(&uploaded)?;
+    drop(uploaded);
     let ones = Tensor::<2>::ones([side, side], &device.burn);
     let compute = |products| multiply(&device.burn, &ones, products);
-    let copy = |copies| (0..copies).try_for_each(|_| bring(device.link.as_ref(), &from));
+    let copy = |copies| (0..copies).try_for_each(|_| upload(device.link.as_ref(), &from));
     // Long beside the start of a thread, and as long as each other.
     let rounds = subject.pick(5, 3);
     let products = times_for(subject.pick(20e-3, 5e-3), compute)?;
@@ -298,13 +301,13 @@ fn promote(link: &dyn DeviceLink, count: usize, to: SyncSender<Swap>) -> Result<
 fn inspect(device: &OpenDevice, from: &Receiver<Swap>) -> Result<Vec<String>> {
     let mut wrong = Vec::new();
     for (swap, promoted) in from.iter().enumerate() {
-        for (part, (there, sent)) in promoted.iter().zip(parts(swap)).enumerate() {
+        for (part, (uploaded, sent)) in promoted.iter().zip(parts(swap)).enumerate() {
             let exact: u64 = sent.iter().map(|value| *value as u64).sum();
             // Reading it back waits for the device, so that the range may be filled again.
-            let sum = values(floats_of(&device.burn, there.clone()).sum())[0];
+            let sum = values(floats_of(&device.burn, uploaded.clone()).sum())[0];
             if sum as u64 != exact {
                 wrong.push(format!("swap {swap}, part {part}: the device's sum is {sum}, not {exact}"));
-            } else if device.link.download(there)? != bytes_of(sent) {
+            } else if device.link.download(uploaded)? != bytes_of(sent) {
                 wrong.push(format!("swap {swap}, part {part}: other bytes came back"));
             }
         }
@@ -446,8 +449,8 @@ mod tests {
     #[test]
     fn a_tensor_of_the_device_is_a_view_of_what_was_promoted() {
         let device = Device::flex();
-        let there: DeviceBytes = bytes_of(vec![1.0, 2.0, 4.0]).into();
-        assert_eq!(values(floats_of(&device, there)), [1.0, 2.0, 4.0]);
+        let uploaded: DeviceBytes = bytes_of(vec![1.0, 2.0, 4.0]).into();
+        assert_eq!(values(floats_of(&device, uploaded)), [1.0, 2.0, 4.0]);
         let tensor = crate::checklist::subject::tensor(&device, vec![3.0; 4], [2, 2]);
         assert_eq!(values(tensor), [3.0; 4]);
     }

@@ -111,8 +111,8 @@ fn rate(subject: &Subject, device: &Device, side: usize, product: Product) -> Re
     let (a, b) = (matrix(1), matrix(2));
     let (row, column) = (side / 3, side / 5);
     let exact: f32 = (0..side).map(|k| a[row * side + k] * b[k * side + column]).sum();
-    let there = |values| tensor(device, values, [side, side]).cast(product.dtype());
-    let (a, b) = (there(a), there(b));
+    let upload = |values| tensor(device, values, [side, side]).cast(product.dtype());
+    let (a, b) = (upload(a), upload(b));
     let made = product.of(a.clone(), b.clone()).slice([row..row + 1, column..column + 1]);
     let found = values(made)[0];
     // The sum is exact, and bf16 rounds it to eight bits.
@@ -190,7 +190,7 @@ pub(super) fn contexts(subject: &Subject) -> Result<Found> {
 /// A forward and a backward, of which the gradient's first value is read.
 type Run = Box<dyn Fn() -> Result<f32>>;
 
-/// Brings the inputs for a context to the device.
+/// Uploads the inputs for a context.
 type Op = fn(&Device, usize, &Shape) -> Run;
 
 /// Seconds and the bytes beyond the inputs.

@@ -194,10 +194,10 @@ pub(super) fn spilled(subject: &Subject) -> Result<Found> {
     let (cut, _) = on_host(memory)?;
     let all = subject.device.memory;
     let mut rows = vec![whole.row("resident", all, &stepped), cut.row("spilled", memory, &stepped)];
-    if let Some(stays) = stepped_on_device(subject, &stepped)? {
-        let losses = &stays.losses;
+    if let Some(on_device) = stepped_on_device(subject, &stepped)? {
+        let losses = &on_device.losses;
         ensure!(*losses == whole.losses, "stepped on the device, the losses are others: {losses:?}");
-        rows.push(stays.row("resident, optimizer there", all, &stepped));
+        rows.push(on_device.row("resident, optimizer there", all, &stepped));
     }
     rows.iter_mut().for_each(|row| row["takes_whole_bytes"] = json!(resident));
     Ok(judge_spilled(subject, &whole, &cut, memory.bytes() as f64 / resident as f64, rows))

@@ -158,14 +158,14 @@ fn submit(
     Ok(())
 }
 
-/// Takes down the inputs of a run that begins. Of one that goes on, refuses others for tasks that begin from the start.
+/// Notes the inputs of a run that begins. Of one that goes on, refuses others for tasks that begin from the start.
 fn check_inputs_of(spec: &mut RunSpec, dir: &RunDir, model: &Model, texts: &Texts) -> Result<()> {
     let now = || Inputs::of(&model.described()?, model.files(), texts.tokens());
     if !dir.is_resumed() {
         spec.inputs = Some(now()?);
         return Ok(());
     }
-    // A run of the time before inputs were taken down has none.
+    // A run of the time before inputs were noted has none.
     let Some(begun) = &spec.inputs else { return Ok(()) };
     for Configuration { name, .. } in spec.training.grid()? {
         if !dir.checkpoint_file(&name)?.exists() {

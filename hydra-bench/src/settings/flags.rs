@@ -137,7 +137,7 @@ pub(crate) fn named_of<T: DeserializeOwned + Clone + Send + Sync + 'static>(
         .try_map(|name| T::deserialize(IntoDeserializer::<NameError>::into_deserializer(name.as_str())))
 }
 
-/// A deserializer that takes down the names of an enum's variants, and reads nothing.
+/// A deserializer that notes the names of an enum's variants, and reads nothing.
 struct Variants(&'static [&'static str]);
 
 impl<'de> Deserializer<'de> for &mut Variants {
