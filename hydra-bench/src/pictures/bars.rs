@@ -21,9 +21,6 @@ pub(crate) struct Bar {
 }
 
 /// Draws the bars as SVG, from 0 to the longest one, or to `full` where that is given.
-///
-/// # Errors
-/// A drawing that the library refuses.
 pub(crate) fn draw(title: &str, note: &str, full: Option<f64>, bars: &[Bar]) -> Result<String> {
     let longest = bars.iter().filter_map(|bar| bar.value).fold(0.0, f64::max);
     let full = full.unwrap_or(longest);

@@ -187,7 +187,7 @@ mod tests {
         log.observe(&RunEvent::Ended { task, state: TaskState::Failed, error: Some("broke"), at_s: 3.0 });
         log.observe(&RunEvent::Span(SPAN));
         let ended = log.finish().unwrap();
-        assert_eq!(ended.timeline.end_s(), 1.0);
+        assert_eq!(ended.timeline.end_s, 1.0);
         assert!(ended.metrics.is_ok() && ended.trace.is_ok());
         assert!(log.finish().is_err(), "a log ends once");
         let text = std::fs::read_to_string(dir.path().join("m")).unwrap();
@@ -211,7 +211,7 @@ mod tests {
         (0..1000).for_each(|_| log.observe(&RunEvent::Span(SPAN)));
         log.observe(&RunEvent::Stopping);
         let ended = log.finish().unwrap();
-        assert_eq!(ended.timeline.end_s(), 1.0);
+        assert_eq!(ended.timeline.end_s, 1.0);
         assert!(ended.metrics.is_ok() && ended.trace.is_err());
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "{\"event\":\"stopping\"}\n");
     }
