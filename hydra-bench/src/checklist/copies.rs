@@ -72,27 +72,22 @@ fn row(mib: usize, locked: bool, rates: &Rates) -> Value {
 
 fn judge(must: bool, locks: bool, (mib, rates): (usize, &Rates), rows: Vec<Value>) -> Found {
     let gb = |rate: f64| rate * 1e-9;
-    let figure = format!(
-        "{:.1} GB/s up, {:.1} down, {:.1} and {:.1} at once",
-        gb(rates.up),
-        gb(rates.down),
-        gb(rates.up_beside),
-        gb(rates.down_beside)
-    );
+    let [up, down] = [rates.up, rates.down].map(gb);
+    let [up_beside, down_beside] = [rates.up_beside, rates.down_beside].map(gb);
+    let figure = format!("{up:.1} GB/s up, {down:.1} down, {up_beside:.1} and {down_beside:.1} at once");
     if !must {
         let why = "only an NVIDIA card has page-locked memory and a lane for each direction; the figures are of \
                    ordinary memory";
         return Found::new(Verdict::NotApplicable, figure, why, rows);
     }
-    let kept = (rates.up_beside / rates.up).min(rates.down_beside / rates.down);
-    let passes = locks && kept >= BOTH;
+    let part = (rates.up_beside / rates.up).min(rates.down_beside / rates.down);
+    let passes = locks && part >= BOTH;
+    let (part, asked) = (100.0 * part, 100.0 * BOTH);
     let says = match locks {
         false => "too little could be page-locked: see `ulimit -l` and --pinned-memory".to_owned(),
         true => format!(
-            "with {mib} MiB of page-locked memory, both directions at once each keep {:.0} % or more of what they \
-             have alone; {:.0} % is asked for",
-            100.0 * kept,
-            100.0 * BOTH
+            "with {mib} MiB of page-locked memory, both directions at once each keep {part:.0} % or more of what they \
+             have alone; {asked:.0} % is asked for"
         ),
     };
     Found::new(Verdict::of(passes), figure, says, rows)
@@ -101,52 +96,47 @@ fn judge(must: bool, locks: bool, (mib, rates): (usize, &Rates), rows: Vec<Value
 /// The rates of copies of so many bytes.
 fn rates(subject: &Subject, link: &dyn DeviceLink, bytes: usize, locked: bool) -> Result<Rates> {
     let repetitions = subject.pick(8, 2);
-    let there = link.upload(&bytes_of(pattern(0, bytes / 4)))?;
-    let mut ends = ends(link, &there, locked)?;
-    let up = best_of(repetitions, || bring(link, &ends.from))?;
-    let down = best_of(repetitions, || read(link, &there, &mut ends))?;
-    let (up_beside, down_beside) = both(link, &there, &mut ends, repetitions.max(4))?;
+    let uploaded = link.upload(&bytes_of(pattern(0, bytes / 4)))?;
+    let mut ends = ends(link, &uploaded, locked)?;
+    let up = best_of(repetitions, || upload(link, &ends.from))?;
+    let down = best_of(repetitions, || download(link, &uploaded, &mut ends))?;
+    let (up_beside, down_beside) = both(link, &uploaded, &mut ends, repetitions.max(4))?;
     let rate = |seconds: f64| bytes as f64 / seconds;
     Ok(Rates { up: rate(up), down: rate(down), up_beside: rate(up_beside), down_beside: rate(down_beside) })
 }
 
-/// Ordinary or page-locked memory of the size of what is there. A link gives what it fetches page-locked memory,
-/// as far as there is some.
-fn ends(link: &dyn DeviceLink, there: &DeviceBytes, locked: bool) -> Result<Ends> {
-    let from = if locked { link.download(there)? } else { bytes_of(pattern(0, there.len() / 4)) };
-    Ok(Ends { locked, from, into: if locked { Vec::new() } else { vec![0.0; there.len() / 4] } })
+/// Ordinary or page-locked memory of this size. A link downloads into page-locked memory, as far as there is some.
+fn ends(link: &dyn DeviceLink, uploaded: &DeviceBytes, locked: bool) -> Result<Ends> {
+    let from = if locked { link.download(uploaded)? } else { bytes_of(pattern(0, uploaded.len() / 4)) };
+    Ok(Ends { locked, from, into: if locked { Vec::new() } else { vec![0.0; uploaded.len() / 4] } })
 }
 
-fn bring(link: &dyn DeviceLink, from: &Bytes) -> Result<()> {
+fn upload(link: &dyn DeviceLink, from: &Bytes) -> Result<()> {
     link.upload(from)?;
     Ok(())
 }
 
-fn read(link: &dyn DeviceLink, there: &DeviceBytes, ends: &mut Ends) -> Result<()> {
+fn download(link: &dyn DeviceLink, uploaded: &DeviceBytes, ends: &mut Ends) -> Result<()> {
     match ends.locked {
-        true => drop(link.download(there)?),
-        false => link.download_into(there, &mut ends.into)?,
+        true => drop(link.download(uploaded)?),
+        false => link.download_into(uploaded, &mut ends.into)?,
     }
     Ok(())
 }
 
 /// Seconds of a copy up and of a copy down while the other direction is busy all the time.
-fn both(
-    link: &dyn DeviceLink,
-    there: &DeviceBytes,
-    ends: &mut Ends,
-    repetitions: usize,
-) -> Result<(f64, f64)> {
+fn both(link: &dyn DeviceLink, uploaded: &DeviceBytes, ends: &mut Ends, times: usize) -> Result<(f64, f64)> {
     let from = ends.from.clone();
     let (both, busy) = (Barrier::new(2), AtomicUsize::new(2));
-    let (up, down) = (Repeated { both: &both, busy: &busy }, Repeated { both: &both, busy: &busy });
-    let up = || up.seconds(repetitions, || bring(link, &from));
-    let down = || down.seconds(repetitions, || read(link, there, ends));
-    beside(up, down)
+    let repeated = || Repeated { both: &both, busy: &busy };
+    let (up, down) = (repeated(), repeated());
+    beside(
+        || up.seconds(times, || upload(link, &from)),
+        || down.seconds(times, || download(link, uploaded, ends)),
+    )
 }
 
-/// One of two that begin together and repeat until each has done so often enough: the quicker one leaves the other
-/// never alone.
+/// One of two that begin together and repeat until each has done so often enough: neither is ever alone.
 struct Repeated<'a> {
     both: &'a Barrier,
     /// The number of those that have not yet.
@@ -198,12 +188,12 @@ pub(super) fn overlap(subject: &Subject) -> Result<Found> {
     let device = subject.open()?;
     let (bytes, side) = (subject.pick(64, 4) * MIB, subject.pick(2048, 256));
     device.link.prepare(bytes as u64)?;
-    let there = device.link.upload(&bytes_of(pattern(0, bytes / 4)))?;
-    let from = device.link.download(&there)?;
-    drop(there);
+    let uploaded = device.link.upload(&bytes_of(pattern(0, bytes / 4)))?;
+    let from = device.link.download(&uploaded)?;
+    drop(uploaded);
     let ones = Tensor::<2>::ones([side, side], &device.burn);
     let compute = |products| multiply(&device.burn, &ones, products);
-    let copy = |copies| (0..copies).try_for_each(|_| bring(device.link.as_ref(), &from));
+    let copy = |copies| (0..copies).try_for_each(|_| upload(device.link.as_ref(), &from));
     // Long beside the start of a thread, and as long as each other.
     let rounds = subject.pick(5, 3);
     let products = times_for(subject.pick(20e-3, 5e-3), compute)?;
@@ -244,10 +234,10 @@ fn judge_overlap(must: bool, alone: [f64; 2], together: f64, rows: Vec<Value>) -
         return Found::new(Verdict::NotApplicable, figure, why, rows);
     }
     if apart < APART {
+        let [compute, copies] = alone;
         let says = format!(
-            "alone, computation took {:.4} s and copies {:.4} s: too different to tell whether one runs beside \
-             the other",
-            alone[0], alone[1]
+            "alone, computation took {compute:.4} s and copies {copies:.4} s: too different to tell whether one \
+             runs beside the other"
         );
         return Found::new(Verdict::Fails, figure, says, rows);
     }
@@ -311,13 +301,13 @@ fn promote(link: &dyn DeviceLink, count: usize, to: SyncSender<Swap>) -> Result<
 fn inspect(device: &OpenDevice, from: &Receiver<Swap>) -> Result<Vec<String>> {
     let mut wrong = Vec::new();
     for (swap, promoted) in from.iter().enumerate() {
-        for (part, (there, sent)) in promoted.iter().zip(parts(swap)).enumerate() {
+        for (part, (uploaded, sent)) in promoted.iter().zip(parts(swap)).enumerate() {
             let exact: u64 = sent.iter().map(|value| *value as u64).sum();
             // Reading it back waits for the device, so that the range may be filled again.
-            let sum = values(floats_of(&device.burn, there.clone()).sum())[0];
+            let sum = values(floats_of(&device.burn, uploaded.clone()).sum())[0];
             if sum as u64 != exact {
                 wrong.push(format!("swap {swap}, part {part}: the device's sum is {sum}, not {exact}"));
-            } else if device.link.download(there)? != bytes_of(sent) {
+            } else if device.link.download(uploaded)? != bytes_of(sent) {
                 wrong.push(format!("swap {swap}, part {part}: other bytes came back"));
             }
         }
@@ -360,10 +350,8 @@ mod tests {
         let judged = |must, locks, up, down| judge(must, locks, (16, &rates(up, down)), Vec::new());
         let good = judged(true, true, 4.5e10, 3.4e10);
         assert_eq!(good.figure, "50.0 GB/s up, 40.0 down, 45.0 and 34.0 at once");
-        assert!(
-            good.verdict == Verdict::Pass && good.says.contains("with 16 MiB of page-locked"),
-            "{good:?}"
-        );
+        assert!(good.verdict == Verdict::Pass, "{good:?}");
+        assert!(good.says.contains("with 16 MiB of page-locked"), "{good:?}");
         assert!(good.says.contains("85 % or more"), "the worse of both: {good:?}");
         assert_eq!(judged(true, true, 5e10, 3e10).verdict, Verdict::Fails);
         assert_eq!(judged(true, false, 5e10, 4e10).verdict, Verdict::Fails, "not page-locked");
@@ -461,8 +449,8 @@ mod tests {
     #[test]
     fn a_tensor_of_the_device_is_a_view_of_what_was_promoted() {
         let device = Device::flex();
-        let there: DeviceBytes = bytes_of(vec![1.0, 2.0, 4.0]).into();
-        assert_eq!(values(floats_of(&device, there)), [1.0, 2.0, 4.0]);
+        let uploaded: DeviceBytes = bytes_of(vec![1.0, 2.0, 4.0]).into();
+        assert_eq!(values(floats_of(&device, uploaded)), [1.0, 2.0, 4.0]);
         let tensor = crate::checklist::subject::tensor(&device, vec![3.0; 4], [2, 2]);
         assert_eq!(values(tensor), [3.0; 4]);
     }

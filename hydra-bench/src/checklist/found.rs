@@ -7,7 +7,6 @@ use serde_json::Value;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
-/// The verdict of an item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Verdict {
@@ -23,15 +22,12 @@ impl Verdict {
     }
 }
 
-/// The findings of an item.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Found {
     pub(crate) verdict: Verdict,
     /// Why.
     pub(crate) says: String,
-    /// The figure that stands for the item.
     pub(crate) figure: String,
-    /// Everything that was measured.
     pub(crate) rows: Vec<Value>,
 }
 
@@ -47,6 +43,12 @@ impl Found {
 
     pub(crate) fn not_applicable(says: impl Into<String>) -> Self {
         Self::new(Verdict::NotApplicable, "-", says, Vec::new())
+    }
+
+    /// Fails with the problems, or passes and says `good` where there are none.
+    pub(crate) fn of(problems: &[String], figure: String, good: impl Into<String>, rows: Vec<Value>) -> Self {
+        let says = if problems.is_empty() { good.into() } else { problems.join("; ") };
+        Self::new(Verdict::of(problems.is_empty()), figure, says, rows)
     }
 }
 

@@ -17,8 +17,7 @@ pub(crate) struct Item {
     pub(crate) run: fn(&Subject) -> Result<Found>,
 }
 
-/// The items in the order in which they run: the cold start can be seen only before everything else, and what most
-/// depends on comes before what takes long.
+/// The items in the order in which they run: the cold start, then those on which most depends, then those that take long.
 pub(crate) const ITEMS: [Item; 12] = [
     Item { number: 9, name: "first step against later steps", run: training::cold_start },
     Item { number: 1, name: "kernels compile, the loss falls, same bits", run: training::learns },
@@ -35,7 +34,6 @@ pub(crate) const ITEMS: [Item; 12] = [
     Item { number: 5, name: "out of memory", run: memory::out_of_memory },
 ];
 
-/// An item that was run.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Done {
     pub(crate) item: usize,
@@ -72,8 +70,7 @@ impl Panics {
 /// The findings of the items, and why those after the last one were not tried.
 pub(crate) type Ran = (Vec<Done>, Option<anyhow::Error>);
 
-/// Runs the items until the device does not compute any more. A kernel that fails can spoil it for the whole process, and
-/// whatever came afterwards would fail in its stead.
+/// Runs the items until the device does not compute any more: a kernel that fails can spoil it for the whole process.
 pub(crate) fn run_items(items: &[&Item], json: bool, subject: &Subject, panics: &Panics) -> Result<Ran> {
     let bar = if interactive() { ProgressBar::new_spinner() } else { ProgressBar::hidden() };
     bar.enable_steady_tick(Duration::from_millis(200));

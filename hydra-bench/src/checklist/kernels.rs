@@ -75,10 +75,8 @@ pub(super) fn products(subject: &Subject) -> Result<Found> {
         }
         best.extend(fastest.map(|fastest| (product, fastest)));
     }
-    let keeps = [Product::Gpt2(DType::F32), Product::Burn(DType::F32)]
-        .map(|product| guarded(|| workers.run(|| keeps_f32(&device.burn, product))));
-    let [gpt2, burn] = keeps;
-    let keeps = [gpt2?, burn?];
+    let keeps = |product| guarded(|| workers.run(|| keeps_f32(&device.burn, product)));
+    let keeps = [keeps(Product::Gpt2(DType::F32))?, keeps(Product::Burn(DType::F32))?];
     rows.push(json!({"gpt2_keeps_f32": keeps[0], "burn_keeps_f32": keeps[1]}));
     Ok(judge_products(&best, keeps, &wrong, rows))
 }
@@ -87,10 +85,7 @@ fn judge_products(best: &[(Product, f64)], keeps: [bool; 2], wrong: &[String], r
     let figure: Vec<String> =
         best.iter().map(|(product, rate)| format!("{} {rate:.3}", product.name())).collect();
     let figure = format!("{} TFLOP/s", figure.join(", "));
-    let burn = match keeps[1] {
-        true => "and so do Burn's",
-        false => "Burn's are made in less, such as TF32",
-    };
+    let burn = if keeps[1] { "and so do Burn's" } else { "Burn's are made in less, such as TF32" };
     let (verdict, says) = match (wrong, keeps[0]) {
         ([], true) => (Verdict::Pass, format!("the values are right; GPT-2's products keep f32, {burn}")),
         ([], false) => {
@@ -116,8 +111,8 @@ fn rate(subject: &Subject, device: &Device, side: usize, product: Product) -> Re
     let (a, b) = (matrix(1), matrix(2));
     let (row, column) = (side / 3, side / 5);
     let exact: f32 = (0..side).map(|k| a[row * side + k] * b[k * side + column]).sum();
-    let there = |values| tensor(device, values, [side, side]).cast(product.dtype());
-    let (a, b) = (there(a), there(b));
+    let upload = |values| tensor(device, values, [side, side]).cast(product.dtype());
+    let (a, b) = (upload(a), upload(b));
     let made = product.of(a.clone(), b.clone()).slice([row..row + 1, column..column + 1]);
     let found = values(made)[0];
     // The sum is exact, and bf16 rounds it to eight bits.
@@ -166,9 +161,10 @@ pub(super) fn contexts(subject: &Subject) -> Result<Found> {
         true => Shape { width: 64, heads: 4, vocabulary: 1000, chunk_rows: 64 },
     };
     let (mut rows, mut problems, mut figures) = (Vec::new(), Vec::new(), Vec::new());
-    for (op, run) in [("attention", attention as Op), ("head", head as Op)] {
+    for (op, make) in [("attention", attention as Op), ("head", head as Op)] {
         for &context in contexts {
-            match guarded(|| workers.run(|| measured(subject, &device, run, context, &shape))) {
+            let run = || measured(subject, &device, make(&device.burn, context, &shape));
+            match guarded(|| workers.run(run)) {
                 Ok((seconds, peak)) => {
                     rows.push(json!({"op": op, "context": context, "seconds": seconds, "peak_bytes": peak}));
                     let last = context == contexts[contexts.len() - 1];
@@ -183,32 +179,23 @@ pub(super) fn contexts(subject: &Subject) -> Result<Found> {
         }
     }
     let figure = if figures.is_empty() { "-".to_owned() } else { figures.join(", ") };
-    let says = match problems.as_slice() {
-        [] => format!(
-            "forward and backward, batch 1, width {}, {} heads, a vocabulary of {}; the figure is of the longest",
-            shape.width, shape.heads, shape.vocabulary
-        ),
-        _ => problems.join("; "),
-    };
-    Ok(Found::new(Verdict::of(problems.is_empty()), figure, says, rows))
+    let Shape { width, heads, vocabulary, .. } = shape;
+    let good = format!(
+        "forward and backward, batch 1, width {width}, {heads} heads, a vocabulary of {vocabulary}; the figure is of \
+         the longest"
+    );
+    Ok(Found::of(&problems, figure, good, rows))
 }
 
 /// A forward and a backward, of which the gradient's first value is read.
 type Run = Box<dyn Fn() -> Result<f32>>;
 
-/// Brings the inputs for a context to the device.
+/// Uploads the inputs for a context.
 type Op = fn(&Device, usize, &Shape) -> Run;
 
 /// Seconds and the bytes beyond the inputs.
-fn measured(
-    subject: &Subject,
-    device: &OpenDevice,
-    op: Op,
-    context: usize,
-    shape: &Shape,
-) -> Result<(f64, u64)> {
+fn measured(subject: &Subject, device: &OpenDevice, run: Run) -> Result<(f64, u64)> {
     let (probe, id) = (device.probe.as_ref(), device.measured_as());
-    let run = op(&device.burn, context, shape);
     // What is made once, such as kernels and threads' buffers, is made now.
     let value = run()?;
     ensure!(value.is_finite(), "the gradient is {value}");
@@ -241,10 +228,9 @@ fn head(device: &Device, context: usize, shape: &Shape) -> Run {
     let table = tensor(&device, table, [shape.vocabulary, shape.width]).require_grad();
     let targets = (0..context).map(|i| (i * 7 % shape.vocabulary) as i32).collect();
     let targets: Tensor<1, Int> = HostTensor::int(targets, [context]).to_device(&device).into_int();
-    let chunk = shape.chunk_rows;
-    Box::new(move || {
-        first_gradient(&hidden, head_loss(hidden.clone(), table.clone(), targets.clone(), chunk))
-    })
+    let (chunk, of) = (shape.chunk_rows, hidden.clone());
+    let loss = move || head_loss(hidden.clone(), table.clone(), targets.clone(), chunk);
+    Box::new(move || first_gradient(&of, loss()))
 }
 
 /// The first value of the gradient; reading it waits for the device.
@@ -269,14 +255,8 @@ mod tests {
 
     #[test]
     fn a_wrong_value_fails_and_a_missing_bf16_does_not() {
-        let found = |keeps, wrong: &[String]| {
-            judge_products(
-                &[(Product::Gpt2(DType::F32), 1.0), (Product::Burn(DType::F32), 2.0)],
-                keeps,
-                wrong,
-                Vec::new(),
-            )
-        };
+        let best = [(Product::Gpt2(DType::F32), 1.0), (Product::Burn(DType::F32), 2.0)];
+        let found = |keeps, wrong: &[String]| judge_products(&best, keeps, wrong, Vec::new());
         assert_eq!(found([true, true], &[]).verdict, Verdict::Pass);
         assert_eq!(found([true, false], &[]).verdict, Verdict::Pass, "Burn's choice is its own");
         assert_eq!(found([false, false], &[]).verdict, Verdict::Fails);

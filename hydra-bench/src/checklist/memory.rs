@@ -18,8 +18,7 @@ const BEYOND_ALL_CARDS: u64 = 4 << 40;
 /// Allocates until the device refuses, and computes afterwards.
 pub(super) fn out_of_memory(subject: &Subject) -> Result<Found> {
     if subject.is_cpu() {
-        let why = "a CPU device's memory is the host's, which nobody takes whole";
-        return Ok(Found::not_applicable(why));
+        return Ok(Found::not_applicable("a CPU device's memory is the host's, which nobody takes whole"));
     }
     if !subject.oom {
         return Ok(Found::not_applicable("only with --oom, because it takes all memory that the device has"));
@@ -116,20 +115,21 @@ pub(super) fn plateau(subject: &Subject) -> Result<Found> {
     })?;
     let swaps: u64 = rows.iter().filter_map(|row| row["swaps"].as_u64()).sum();
     let figure = format!("{} after {swaps} swaps", ByteSize(most));
-    let (verdict, says) = match (problems.as_slice(), grown.as_slice()) {
-        ([_, ..], _) => (Verdict::Fails, format!("not every model trained: {}", problems.join("; "))),
-        _ if subject.is_cpu() => {
-            let why = "a CPU device has no pools; the figure is the memory of the whole process";
-            (Verdict::NotApplicable, why.to_owned())
-        }
-        (_, []) => {
-            let says = "in the second half of each run what the device reserved did not go on growing";
-            (Verdict::Pass, says.to_owned())
-        }
-        _ => (
-            Verdict::Fails,
-            format!("what the device reserves still grows in the second half: {}", grown.join(", ")),
-        ),
+    let (problems, growing) = (problems.join("; "), grown.join(", "));
+    let (verdict, says) = if !problems.is_empty() {
+        (Verdict::Fails, format!("not every model trained: {problems}"))
+    } else if subject.is_cpu() {
+        (
+            Verdict::NotApplicable,
+            "a CPU device has no pools; the figure is the memory of the whole process".into(),
+        )
+    } else if growing.is_empty() {
+        (
+            Verdict::Pass,
+            "in the second half of each run what the device reserved did not go on growing".into(),
+        )
+    } else {
+        (Verdict::Fails, format!("what the device reserves still grows in the second half: {growing}"))
     };
     Ok(Found::new(verdict, figure, says, rows))
 }
@@ -148,19 +148,16 @@ impl Watched {
         self.reserved[at(quarters.start)..at(quarters.end)].iter().copied().max().unwrap_or(0)
     }
 
-    /// Returns true if the last quarter reserves more than the third, and that more than all before: what grows without an end
-    /// does so in both. Memory is freed a while after its last use, so a single page more tells nothing; twice as much
-    /// does.
+    /// Returns true if each of the last two quarters reserves more than all before it, or one of them twice as much as the
+    /// first half: memory is freed a while after its last use, so a single page more tells nothing.
     fn grown(&self) -> bool {
         let (first, third, last) = (self.most(0..2), self.most(2..3), self.most(3..4));
         (third > first && last > third) || third.max(last) >= (2 * first).max(1)
     }
 
     fn row(&self, model: &str) -> Value {
-        json!({
-            "model": model, "swaps": self.swaps, "minibatches": self.reserved.len(),
-            "reserved_bytes": self.reserved,
-        })
+        let Self { reserved, swaps } = self;
+        json!({"model": model, "swaps": swaps, "minibatches": reserved.len(), "reserved_bytes": reserved})
     }
 }
 

@@ -24,7 +24,7 @@ pub(super) fn steps(subject: &Subject) -> Result<Found> {
     Ok(judge(&check, &problems, subject.is_cuda(), rows))
 }
 
-/// A small model that lives on the device beside the same one stepped on the host.
+/// A small device-homed model beside the same one stepped on the host.
 fn trained(subject: &Subject, model: &Model) -> Result<Value> {
     let spec = TrainSpec { clip: None, ..model.spec(subject.pick(20, 4)) };
     let run = |placement| -> Result<TaskReport> {
@@ -33,11 +33,11 @@ fn trained(subject: &Subject, model: &Model) -> Result<Value> {
         run.submit(TrainTask::new(model.name, chain, data, spec.clone()).cuts(model.cuts.clone()))?;
         Ok(finished(run.run()?)?.tasks.remove(0))
     };
-    let (here, there) = (run(OptimizerPlacement::Host)?, run(OptimizerPlacement::Device)?);
+    let (host, device) = (run(OptimizerPlacement::Host)?, run(OptimizerPlacement::Device)?);
     Ok(json!({
-        "model": model.name, "same_weights": here.weights_sha256 == there.weights_sha256,
-        "same_losses": here.losses == there.losses, "stall_on_host_s": here.times.optimizer_stall_s,
-        "stall_on_device_s": there.times.optimizer_stall_s,
+        "model": model.name, "same_weights": host.weights_sha256 == device.weights_sha256,
+        "same_losses": host.losses == device.losses, "stall_on_host_s": host.times.optimizer_stall_s,
+        "stall_on_device_s": device.times.optimizer_stall_s,
     }))
 }
 

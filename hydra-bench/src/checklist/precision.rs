@@ -38,10 +38,10 @@ pub(super) fn losses(subject: &Subject) -> Result<Found> {
         let found = train(subject, way.float, &device.burn);
         set_precision(Precision::F32);
         let found = found?;
-        let worst = farthest(&expected, &found);
-        rows.push(
-            json!({"floats": way.name, "worst": worst, "bound": way.bound, "losses": found, "cpu": expected}),
-        );
+        let (worst, bound) = (farthest(&expected, &found), way.bound);
+        rows.push(json!({
+            "floats": way.name, "worst": worst, "bound": bound, "losses": found, "cpu": expected,
+        }));
     }
     Ok(judge(rows))
 }

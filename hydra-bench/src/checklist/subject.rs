@@ -41,7 +41,6 @@ impl Subject {
         OpenDevice::new(&self.device, self.page_locked).context("the device could not be opened")
     }
 
-    /// Makes sure that the device computes at all.
     pub(super) fn computes(&self) -> Result<()> {
         computes(&self.open()?.burn)
     }
@@ -51,7 +50,6 @@ impl Subject {
         self.placed(memory, OptimizerPlacement::Host)
     }
 
-    /// The same with optimizers elsewhere.
     pub(super) fn placed(&self, memory: ByteSize, placement: OptimizerPlacement) -> Result<Orchestrator> {
         let device = DeviceSpec { memory, ..self.device.clone() };
         let run = Orchestrator::new(vec![device])?.page_locked_memory(self.page_locked);
@@ -64,7 +62,6 @@ pub(super) fn sync(device: &Device) -> Result<()> {
     Ok(finish(device, &[])?)
 }
 
-/// A tensor of these values on the device.
 pub(super) fn tensor<const D: usize>(device: &Device, values: Vec<f32>, shape: [usize; D]) -> Tensor<D> {
     HostTensor::float(values, shape).to_device(device).into_float()
 }
@@ -75,7 +72,6 @@ pub(super) fn floats_of(device: &Device, bytes: DeviceBytes) -> Tensor<1> {
     DeviceTensor::view(bytes, [elements], DType::F32).to_device(device).into_float()
 }
 
-/// A tensor's values on the host.
 pub(super) fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
     AnyTensor::from(tensor.cast(DType::F32)).into_host().as_f32().to_vec()
 }
@@ -131,7 +127,6 @@ pub(super) fn computes(device: &Device) -> Result<()> {
     if found == expected { Ok(()) } else { bail!("doubled numbers are others than they must be") }
 }
 
-/// Returns true if a device computes with floats of this type.
 pub(super) fn supports(device: &Device, float: FloatType) -> bool {
     #[cfg(any(feature = "cuda", feature = "wgpu"))]
     return hydra_models::ops::supports(device, float.dtype());

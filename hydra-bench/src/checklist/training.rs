@@ -25,13 +25,11 @@ pub(super) struct Model {
     pub(super) name: &'static str,
     pub(super) chain: Arc<Chain>,
     pub(super) data: Arc<dyn Dataset>,
-    /// The cut-points when it is spilled.
     pub(super) cuts: Vec<usize>,
     batch: usize,
 }
 
 impl Model {
-    /// A training of so many minibatches.
     pub(super) fn spec(&self, steps: usize) -> TrainSpec {
         let spec = TrainSpec::new(OptimizerSpec::adamw(3e-3), self.batch);
         TrainSpec { length: Length::Steps(steps), clip: Some(1.0), ..spec }
@@ -108,11 +106,8 @@ pub(super) fn learns(subject: &Subject) -> Result<Found> {
     let mut rows = Vec::new();
     let problems = each_model(subject, &mut rows, |model| learned(subject, model))?;
     let figures: Vec<String> = rows.iter().filter_map(fall).collect();
-    let says = match problems.as_slice() {
-        [] => "every spilled run has the losses and the weights of the plain loop, to the bit".to_owned(),
-        _ => problems.join("; "),
-    };
-    Ok(Found::new(Verdict::of(problems.is_empty()), figures.join(", "), says, rows))
+    let good = "every spilled run has the losses and the weights of the plain loop, to the bit";
+    Ok(Found::of(&problems, figures.join(", "), good, rows))
 }
 
 fn fall(row: &Value) -> Option<String> {
@@ -131,21 +126,18 @@ fn learned(subject: &Subject, model: &Model) -> Result<Value> {
     run.submit(task.cuts(model.cuts.clone()))?;
     let report = finished(run.run()?)?;
     let task = &report.tasks[0];
-    ensure!(falls(&plain.losses), "the loss does not fall: {:?}", plain.losses);
+    let (shards, losses, expected) = (task.plan.shards, &task.losses, &plain.losses);
+    ensure!(falls(expected), "the loss does not fall: {expected:?}");
     ensure!(
-        task.losses == plain.losses,
-        "the losses of {} shards are not those of the plain loop: {:?} against {:?}",
-        task.plan.shards,
-        task.losses,
-        plain.losses
+        losses == expected,
+        "the losses of {shards} shards are not those of the plain loop: {losses:?} against {expected:?}"
     );
     ensure!(
         task.weights_sha256.as_deref() == Some(&plain.weights_sha256),
-        "the weights of {} shards are not those of the plain loop, although the losses are",
-        task.plan.shards
+        "the weights of {shards} shards are not those of the plain loop, although the losses are"
     );
     Ok(json!({
-        "model": model.name, "shards": task.plan.shards, "losses": task.losses,
+        "model": model.name, "shards": shards, "losses": losses,
         "weights_sha256": task.weights_sha256,
     }))
 }
@@ -157,17 +149,13 @@ fn falls(losses: &[f64]) -> bool {
     finite && losses.len() >= 4 && pair(&losses[losses.len() - 2..]) < pair(&losses[..2])
 }
 
-/// The first training step of the process beside later ones.
 pub(super) fn cold_start(subject: &Subject) -> Result<Found> {
     let mut rows = Vec::new();
     let problems = each_model(subject, &mut rows, |model| first_and_later(subject, model))?;
     let seconds = |name: &str| rows.iter().filter_map(|row| row[name].as_f64()).sum::<f64>();
     let figure = format!("{:.3} s, then {:.3} s", seconds("first_s"), seconds("later_s"));
-    let says = match problems.as_slice() {
-        [] => "a first step finds no kernel compiled; the sum of the models is shown".to_owned(),
-        _ => problems.join("; "),
-    };
-    Ok(Found::new(Verdict::of(problems.is_empty()), figure, says, rows))
+    let good = "a first step finds no kernel compiled; the sum of the models is shown";
+    Ok(Found::of(&problems, figure, good, rows))
 }
 
 fn first_and_later(subject: &Subject, model: &Model) -> Result<Value> {
@@ -180,7 +168,6 @@ fn first_and_later(subject: &Subject, model: &Model) -> Result<Value> {
     Ok(json!({"model": model.name, "open_s": open_s, "first_s": first, "later_s": shortest, "later": later}))
 }
 
-/// The model that is stepped whole and spilled.
 struct Stepped {
     preset: &'static str,
     context: usize,
@@ -207,13 +194,10 @@ pub(super) fn spilled(subject: &Subject) -> Result<Found> {
     let (cut, _) = on_host(memory)?;
     let all = subject.device.memory;
     let mut rows = vec![whole.row("resident", all, &stepped), cut.row("spilled", memory, &stepped)];
-    if let Some(stays) = stepped_there(subject, &stepped)? {
-        ensure!(
-            stays.losses == whole.losses,
-            "stepped on the device, the losses are others: {:?}",
-            stays.losses
-        );
-        rows.push(stays.row("resident, optimizer there", all, &stepped));
+    if let Some(on_device) = stepped_on_device(subject, &stepped)? {
+        let losses = &on_device.losses;
+        ensure!(*losses == whole.losses, "stepped on the device, the losses are others: {losses:?}");
+        rows.push(on_device.row("resident, optimizer there", all, &stepped));
     }
     rows.iter_mut().for_each(|row| row["takes_whole_bytes"] = json!(resident));
     Ok(judge_spilled(subject, &whole, &cut, memory.bytes() as f64 / resident as f64, rows))
@@ -222,23 +206,18 @@ pub(super) fn spilled(subject: &Subject) -> Result<Found> {
 fn judge_spilled(subject: &Subject, whole: &Timeline, cut: &Timeline, share: f64, rows: Vec<Value>) -> Found {
     let ratio = cut.step_s() / cut.compute_s().max(cut.transfer_s());
     let over = cut.step_s() / whole.step_s();
+    let (copies, shards) = (cut.transfer_s(), cut.shards);
     let figure = format!("{ratio:.2} of the longer part, {over:.2} of the resident step");
     if whole.losses != cut.losses {
-        return Found::new(
-            Verdict::Fails,
-            figure,
-            "the losses of the spilled run are not the resident one's",
-            rows,
-        );
+        let says = "the losses of the spilled run are not the resident one's";
+        return Found::new(Verdict::Fails, figure, says, rows);
     }
     let says = format!(
-        "with {:.0} % of the memory, in {} shards, a step takes {:.4} s, of computation {:.4} s and of copies \
-         {:.4} s in the busier direction; the losses are the resident run's",
+        "with {:.0} % of the memory, in {shards} shards, a step takes {:.4} s, of computation {:.4} s and of \
+         copies {copies:.4} s in the busier direction; the losses are the resident run's",
         100.0 * share,
-        cut.shards,
         cut.step_s(),
-        cut.compute_s(),
-        cut.transfer_s()
+        cut.compute_s()
     );
     if !subject.is_cuda() {
         let says = format!("{says}; no bound is set for other devices than NVIDIA's");
@@ -247,7 +226,6 @@ fn judge_spilled(subject: &Subject, whole: &Timeline, cut: &Timeline, share: f64
     Found::new(Verdict::of(ratio <= SPILLED), figure, format!("{says}; {SPILLED} is allowed"), rows)
 }
 
-/// When what happened in a run.
 #[derive(Clone, Debug, Default)]
 struct Timeline {
     warmup: usize,
@@ -258,7 +236,6 @@ struct Timeline {
     /// Between the first minibatch and the last.
     stall_s: f64,
     losses: Vec<f64>,
-    /// The ends of the minibatches.
     ends: Vec<f64>,
     spans: Vec<Span>,
 }
@@ -295,19 +272,16 @@ impl Timeline {
         self.of(&[Work::Promote]).max(self.of(&[Work::TakeDown]))
     }
 
-    /// The wait for the optimizer before a step; before the first there is none.
-    fn step_stall_s(&self) -> f64 {
-        self.stall_s / (self.ends.len() - 1) as f64
-    }
-
     fn row(&self, variant: &str, memory: ByteSize, stepped: &Stepped) -> Value {
+        // The wait for the optimizer before a step; before the first there is none.
+        let step_stall_s = self.stall_s / (self.ends.len() - 1) as f64;
         json!({
             "variant": variant, "model": stepped.preset, "context": stepped.context, "batch": stepped.batch,
             "budget_bytes": memory.bytes(), "peak_bytes": self.peak_bytes, "shards": self.shards,
             "step_s": self.step_s(), "compute_s": self.compute_s(), "up_s": self.of(&[Work::Promote]),
             "down_s": self.of(&[Work::TakeDown]), "run_up_bytes": self.moved[0],
             "run_down_bytes": self.moved[1], "optimizer_s": self.of(&[Work::Step]),
-            "optimizer_stall_s": self.step_stall_s(), "losses": self.losses,
+            "optimizer_stall_s": step_stall_s, "losses": self.losses,
         })
     }
 }
@@ -325,8 +299,8 @@ impl Observer for Recording {
     }
 }
 
-/// The same where all stays on the device and is stepped there; `None` where that is not possible to the bit.
-fn stepped_there(subject: &Subject, stepped: &Stepped) -> Result<Option<Timeline>> {
+/// The same with the optimizer on the device; `None` where that is not possible to the bit.
+fn stepped_on_device(subject: &Subject, stepped: &Stepped) -> Result<Option<Timeline>> {
     let run = || subject.placed(subject.device.memory, OptimizerPlacement::Auto);
     let mut asked = run()?;
     asked.submit(stepped.task()?)?;
@@ -336,7 +310,6 @@ fn stepped_there(subject: &Subject, stepped: &Stepped) -> Result<Option<Timeline
     }
 }
 
-/// Steps in a run with so much memory.
 fn step(stepped: &Stepped, run: Orchestrator, memory: ByteSize) -> Result<(Timeline, Admission)> {
     let timeline = Arc::new(Mutex::new(Timeline { warmup: stepped.warmup, ..Timeline::default() }));
     let mut run = run.observer(Box::new(Recording(timeline.clone())));

@@ -62,7 +62,6 @@ pub(crate) enum Command {
 }
 
 impl Cli {
-    /// Does what the command line says.
     pub(crate) fn run(self, around: &Surroundings) -> anyhow::Result<Outcome> {
         match self.command {
             None => select::run(self.select, around),

@@ -34,6 +34,17 @@ fn spec(line: &str) -> Result<RunSpec> {
     }
 }
 
+/// Reads a spec that a file has.
+fn load(text: &str) -> Result<RunSpec> {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), text).unwrap();
+    RunSpec::load(file.path(), &MACHINE)
+}
+
+fn refused(text: &str) -> String {
+    format!("{:#}", load(text).unwrap_err())
+}
+
 #[test]
 fn the_default_is_twelve_configurations_on_two_small_devices() {
     let spec = spec("--steps 3").unwrap();
@@ -65,30 +76,18 @@ fn a_spec_comes_back_from_its_file() {
                 --disk-memory 4GiB --disk . --optimizer-placement host --checkpoint-every 90s";
     for line in [line, "", "train"] {
         let spec = spec(line).unwrap();
-        let dir = tempfile::tempdir().unwrap();
-        let file = dir.path().join("spec.toml");
-        std::fs::write(&file, spec.to_toml().unwrap()).unwrap();
-        assert_eq!(RunSpec::load(&file, &MACHINE).unwrap(), spec);
+        assert_eq!(load(&spec.to_toml().unwrap()).unwrap(), spec);
     }
 }
 
 #[test]
 fn specs_that_an_earlier_version_wrote_are_read_and_written_alike() {
     for text in [ALL_SETTINGS, DEFAULTS] {
-        let dir = tempfile::tempdir().unwrap();
-        let file = dir.path().join("spec.toml");
-        std::fs::write(&file, text).unwrap();
-        assert_eq!(RunSpec::load(&file, &MACHINE).unwrap().to_toml().unwrap(), text);
+        assert_eq!(load(text).unwrap().to_toml().unwrap(), text);
     }
-}
-
-#[test]
-fn policies_that_runs_do_not_take_any_more_are_read_from_specs() {
-    let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("spec.toml");
+    // Policies that runs do not take any more.
     for name in ["sharded-lrtf-patient", "sharded-lrtf-local"] {
-        std::fs::write(&file, DEFAULTS.replace("\"sharded-lrtf\"", &format!("\"{name}\""))).unwrap();
-        assert!(RunSpec::load(&file, &MACHINE).is_ok(), "{name}");
+        assert!(load(&DEFAULTS.replace("\"sharded-lrtf\"", &format!("\"{name}\""))).is_ok(), "{name}");
     }
 }
 
@@ -122,25 +121,17 @@ fn what_is_given_when_a_run_goes_on_wins_over_what_it_began_with() {
 
 #[test]
 fn a_broken_spec_is_told_from_a_missing_one() {
-    let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("spec.toml");
-    let says = |error: anyhow::Error| format!("{error:#}");
-    assert!(says(RunSpec::load(&file, &MACHINE).unwrap_err()).contains("could not be read"));
-    std::fs::write(&file, "model = 3").unwrap();
-    assert!(says(RunSpec::load(&file, &MACHINE).unwrap_err()).contains("is not a spec"));
+    let missing = RunSpec::load("there/is/none".as_ref(), &MACHINE).unwrap_err();
+    assert!(missing.to_string().contains("could not be read"), "{missing:#}");
+    assert!(refused("model = 3").contains("is not a spec"));
     let good = spec("").unwrap().to_toml().unwrap();
-    std::fs::write(&file, good.replace("cpu:2x1", "tpu:2")).unwrap();
-    assert!(says(RunSpec::load(&file, &MACHINE).unwrap_err()).contains("`tpu:2`"));
-    std::fs::write(&file, good.replace("lr = [0.003", "lr = [-0.003")).unwrap();
-    assert!(says(RunSpec::load(&file, &MACHINE).unwrap_err()).contains("learning rate"));
-    std::fs::write(&file, good.replace("format = 1", "format = 9")).unwrap();
-    assert!(says(RunSpec::load(&file, &MACHINE).unwrap_err()).contains("format 9"));
+    assert!(refused(&good.replace("cpu:2x1", "tpu:2")).contains("`tpu:2`"));
+    assert!(refused(&good.replace("lr = [0.003", "lr = [-0.003")).contains("learning rate"));
+    assert!(refused(&good.replace("format = 1", "format = 9")).contains("format 9"));
 }
 
 #[test]
 fn a_spec_in_a_file_has_the_limits_of_the_flags() {
-    let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("spec.toml");
     let good = "train --steps 3 --epochs 2 --cuts 1,2 --clip 1 --context 8 --dropout 0.5 --eval-every 2 --patience 3 \
                 --device-memory 16MiB --link 1KiB/s";
     let good = spec(good).unwrap().to_toml().unwrap();
@@ -167,8 +158,7 @@ fn a_spec_in_a_file_has_the_limits_of_the_flags() {
         ("cuts = [1, 2]", "cuts = [0, 2]", "cuts: `0` is not a cut-point"),
     ] {
         assert!(good.contains(line), "{line} in {good}");
-        std::fs::write(&file, good.replace(line, changed)).unwrap();
-        let error = format!("{:#}", RunSpec::load(&file, &MACHINE).unwrap_err());
+        let error = refused(&good.replace(line, changed));
         assert!(error.contains("cannot be run") && error.contains(says), "{changed}: {error}");
     }
 }
@@ -182,6 +172,8 @@ fn combinations_that_make_no_sense_are_usage_errors() {
         ("--disk .", "give --disk-memory too"),
         ("--disk-memory 1GiB --disk there/is/none", "--disk `there/is/none` names no directory"),
         ("--devices cpu:2 --optimizer-placement device", "is for GPUs, and --devices cpu:2 names none"),
+        ("train --lr 1 --batch 2 --steps 9 --schedule wsd", "give decay_steps too"),
+        ("train --lr 1 --batch 2 --steps 9 --decay-steps 4", "for the schedule wsd alone"),
     ] {
         let error = spec(line).unwrap_err();
         assert!(error.downcast_ref::<Usage>().is_some(), "{error:#}");
@@ -199,11 +191,8 @@ fn devices_that_are_not_in_the_build_are_refused_in_flags_and_in_files() {
     let refused = says(spec("--devices cuda:0/2 --device-memory 1GiB").unwrap_err());
     assert!(refused.contains("`--devices cuda:0/2` cannot be used here"), "{refused}");
     assert!(refused.contains("this build has no CUDA"), "{refused}");
-    let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("spec.toml");
     let good = spec("").unwrap().to_toml().unwrap();
-    std::fs::write(&file, good.replace("cpu:2x1", "cuda:0/2")).unwrap();
-    assert!(says(RunSpec::load(&file, &MACHINE).unwrap_err()).ends_with(&refused));
+    assert!(says(load(&good.replace("cpu:2x1", "cuda:0/2")).unwrap_err()).ends_with(&refused));
 }
 
 #[test]
@@ -242,11 +231,4 @@ fn a_schedule_that_decays_last_says_how_long() {
     let text = wsd.to_toml().unwrap();
     assert!(text.contains("schedule = \"wsd\"") && text.contains("decay_steps = 4\n"), "{text}");
     assert!(!spec("--schedule linear").unwrap().to_toml().unwrap().contains("decay_steps"));
-    for (line, says) in
-        [("--schedule wsd", "give decay_steps too"), ("--decay-steps 4", "for the schedule wsd alone")]
-    {
-        let error = spec(line).unwrap_err();
-        assert!(error.downcast_ref::<Usage>().is_some(), "{error:#}");
-        assert!(format!("{error:#}").contains(says), "{error:#}");
-    }
 }

@@ -33,8 +33,8 @@ fn beside_a_spec_stand_only_output_flags() {
     let mut command = Cli::command();
     command.build();
     let spec = command.get_arguments().find(|flag| flag.get_id() == "spec").unwrap();
-    let conflicts: Vec<&str> =
-        command.get_arg_conflicts_with(spec).iter().map(|flag| flag.get_id().as_str()).collect();
+    let conflicts = command.get_arg_conflicts_with(spec);
+    let conflicts: Vec<&str> = conflicts.iter().map(|flag| flag.get_id().as_str()).collect();
     let allowed =
         ["spec", "out", "force", "dry_run", "record", "json", "checkpoint_every", "help", "version"];
     for flag in command.get_arguments() {

@@ -1,4 +1,4 @@
-//! `hydra check`: whether a device does what training needs, item by item, each with figures and a verdict.
+//! `hydra check`: the checklist of a device, item by item, each with figures and a verdict.
 
 use crate::checklist::found::Verdict;
 use crate::checklist::items::{Done, ITEMS, Item, Panics, run_items};
@@ -48,8 +48,8 @@ pub(crate) fn run(args: CheckArgs, around: &Surroundings) -> Result<Outcome> {
     }
     let subject = subject(&args, around)?;
     let panics = Panics::collect();
-    let asked: Vec<&Item> =
-        ITEMS.iter().filter(|item| args.only.is_empty() || args.only.contains(&item.number)).collect();
+    let is_asked = |item: &&Item| args.only.is_empty() || args.only.contains(&item.number);
+    let asked: Vec<&Item> = ITEMS.iter().filter(is_asked).collect();
     // Named as the engine's threads are.
     let thread = std::thread::Builder::new().name("hydra-check".to_owned());
     let (done, unusable) = std::thread::scope(|scope| {
@@ -57,15 +57,11 @@ pub(crate) fn run(args: CheckArgs, around: &Surroundings) -> Result<Outcome> {
         items.join().unwrap_or_else(|panic| bail!("the check ended early: {}", panic_message(&*panic)))
     })?;
     let failed = done.iter().filter(|done| done.found.verdict == Verdict::Fails).count();
-    print(&if args.json {
-        format!("{}\n", whole(&subject, &done, failed))
-    } else {
-        render(&subject, &done)
+    print(&match args.json {
+        true => format!("{}\n", whole(&subject, &done, failed)),
+        false => render(&subject, &done),
     })?;
-    match unusable {
-        Some(unusable) => Err(unusable),
-        None => Ok(if failed == 0 { Outcome::Done } else { Outcome::Failed }),
-    }
+    unusable.map_or(Ok(if failed == 0 { Outcome::Done } else { Outcome::Failed }), Err)
 }
 
 fn subject(args: &CheckArgs, around: &Surroundings) -> Result<Subject> {
@@ -84,12 +80,8 @@ fn subject(args: &CheckArgs, around: &Surroundings) -> Result<Subject> {
     let mut device = devices.remove(0);
     // What is checked is copies; a device that shares the host's memory makes none.
     device.zero_copy = false;
-    Ok(Subject {
-        device,
-        page_locked: args.pinned_memory.unwrap_or(PAGE_LOCKED),
-        quick: args.quick,
-        oom: args.oom,
-    })
+    let page_locked = args.pinned_memory.unwrap_or(PAGE_LOCKED);
+    Ok(Subject { device, page_locked, quick: args.quick, oom: args.oom })
 }
 
 fn whole(subject: &Subject, done: &[Done], failed: usize) -> Value {
@@ -109,12 +101,8 @@ fn render(subject: &Subject, done: &[Done]) -> String {
         let verdict = json!(found.verdict).as_str().unwrap_or_default().to_owned();
         table.row(vec![item.to_string(), (*name).to_owned(), verdict, found.figure.clone()]);
     }
-    let mut text = table.render();
-    text.push('\n');
-    for Done { item, found, .. } in done {
-        text.push_str(&format!("{item:>2}: {}\n", found.says));
-    }
-    text
+    let reasons = done.iter().map(|Done { item, found, .. }| format!("{item:>2}: {}\n", found.says));
+    format!("{}\n{}", table.render(), reasons.collect::<String>())
 }
 
 #[cfg(test)]

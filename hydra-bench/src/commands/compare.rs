@@ -3,14 +3,13 @@
 use crate::laboratory::{LabArgs, Measured, gantt, largest, load, mean, measure};
 use crate::pictures::bars::{self, Bar};
 use crate::pictures::schedule;
-use crate::run_dir::{check_not_read, remove};
+use crate::run_dir::{check_not_read, could_not, remove};
 use crate::settings::values;
 use crate::terminal::{Outcome, Table, Unit, fixed, print, tell};
 use anyhow::{Context, Result};
 use clap::Args;
 use hydra_sched::{
-    LowerBounds, PolicyKind, PowerModel, Row, SimulationOptions, Strategy, TaskCost, Workload, WorkloadError,
-    compare,
+    LowerBounds, PolicyKind, PowerModel, Row, SimulationOptions, Strategy, TaskCost, Workload, compare,
 };
 use serde::Serialize;
 use std::fs;
@@ -41,17 +40,15 @@ pub(crate) struct CompareArgs {
 /// Compares, draws and prints.
 pub(crate) fn run(args: &CompareArgs) -> Result<Outcome> {
     if let Some(dir) = &args.out {
-        for name in FILES {
-            check_not_read("--out", &dir.join(name), &[("--workload", &args.lab.workload)])?;
-        }
+        let read: [(&str, &Path); 1] = [("--workload", &args.lab.workload)];
+        FILES.iter().try_for_each(|name| check_not_read("--out", &dir.join(name), &read))?;
     }
     let workload = load(&args.lab)?;
     let power = PowerModel { busy_w: args.busy_watts, idle_w: args.idle_watts };
     let rows = compare(&workload, false)?;
     let seed = args.lab.seed.unwrap_or(0);
     let drawn = args.out.is_some() && drawable(&workload);
-    let mut policies = Vec::new();
-    let mut picture = None;
+    let (mut policies, mut picture) = (Vec::new(), None);
     for policy in PolicyKind::ALL {
         let record = drawn && policy == PolicyKind::default();
         let options = SimulationOptions { record, ..SimulationOptions::default() };
@@ -79,7 +76,6 @@ fn drawable(workload: &Workload) -> bool {
     checked.is_ok()
 }
 
-/// The result, as `--json` prints it.
 #[derive(Debug, Serialize)]
 struct Report {
     devices: usize,
@@ -154,15 +150,10 @@ fn strategy_row(row: &Row, sharp_s: f64, power: PowerModel) -> StrategyRow {
 }
 
 impl Report {
-    fn new(
-        workload: &Workload,
-        power: PowerModel,
-        rows: &[Row],
-        policies: Vec<PolicyRow>,
-    ) -> Result<Self, WorkloadError> {
+    fn new(workload: &Workload, power: PowerModel, rows: &[Row], policies: Vec<PolicyRow>) -> Result<Self> {
+        let bounds = LowerBounds::of(workload, true)?;
         let sharp = rows.iter().find(|row| row.strategy == Strategy::Sharp);
         let sharp_s = sharp.and_then(|row| row.outcome.as_ref().ok()).map_or(0.0, |sharp| sharp.runtime_s);
-        let bounds = LowerBounds::of(workload, true)?;
         Ok(Self {
             devices: workload.devices.len(),
             tasks: workload.tasks.len(),
@@ -202,8 +193,8 @@ impl Report {
     }
 
     fn strategy_table(&self, unit: Unit) -> String {
-        let mut table =
-            Table::new("<strategy|>runtime|>utilization|>device-hours|>kWh|>SHARP is faster by|<".split('|'));
+        let names = "<strategy|>runtime|>utilization|>device-hours|>kWh|>SHARP is faster by|<";
+        let mut table = Table::new(names.split('|'));
         for row in &self.strategies {
             let mut cells = vec![row.strategy.to_owned()];
             match &row.figures {
@@ -223,9 +214,8 @@ impl Report {
     }
 
     fn policy_table(&self, unit: Unit) -> String {
-        let mut table = Table::new(
-            "<policy|>makespan|>over the bound|>utilization|>promotions|>saved|>ns a decision".split('|'),
-        );
+        let names = "<policy|>makespan|>over the bound|>utilization|>promotions|>saved|>ns a decision";
+        let mut table = Table::new(names.split('|'));
         for row in &self.policies {
             table.row(vec![
                 row.policy.to_owned(),
@@ -242,25 +232,27 @@ impl Report {
 
     /// Writes the result and the pictures into a directory, which is made if it is not there.
     fn write(&self, dir: &Path, json: &str, schedule: Option<&str>) -> Result<()> {
-        fs::create_dir_all(dir)
-            .with_context(|| format!("the directory `{}` could not be made", dir.display()))?;
+        fs::create_dir_all(dir).with_context(|| format!("the directory {}", could_not(dir, "made")))?;
         let write = |name: &str, text: &str| {
             let file = dir.join(name);
-            fs::write(&file, text).with_context(|| format!("`{}` could not be written", file.display()))
+            fs::write(&file, text).with_context(|| could_not(&file, "written"))
         };
         let unit = self.unit();
         let on = format!("{} tasks on {} devices", self.tasks, self.devices);
         let runtime = self.bars(|figures| (figures.runtime_s, unit.show(figures.runtime_s)));
         let used = self.bars(|figures| (figures.utilization, percent(figures.utilization)));
-        let gaps: Vec<Bar> = self.policies.iter().map(gap_bar).collect();
+        // The part above the bound is drawn, and the whole ratio said.
+        let gap = |row: &PolicyRow| {
+            let label = format!("{} times the bound", fixed(row.over_bound, 4));
+            Bar { name: row.policy.to_owned(), value: Some((row.over_bound - 1.0).max(0.0)), label }
+        };
+        let gaps: Vec<Bar> = self.policies.iter().map(gap).collect();
         let bound = format!("{on}; no schedule is shorter than {}", unit.show(self.lower_bound_s));
         write("compare.json", &format!("{json}\n"))?;
         write("runtime.svg", &bars::draw("Runtime of each strategy", &on, None, &runtime)?)?;
         write("utilization.svg", &bars::draw("Utilization of the devices", &on, Some(1.0), &used)?)?;
-        write(
-            "policies.svg",
-            &bars::draw("What the makespan of each policy has above the lower bound", &bound, None, &gaps)?,
-        )?;
+        let title = "What the makespan of each policy has above the lower bound";
+        write("policies.svg", &bars::draw(title, &bound, None, &gaps)?)?;
         match schedule {
             Some(svg) => write("schedule.svg", svg),
             // That of another comparison must not stand beside these results.
@@ -287,13 +279,7 @@ fn left_out(workload: &Workload) -> Vec<&'static str> {
         ("wrong estimates", any(|task| task.estimate_factor != 1.0)),
         ("evaluations", any(|task| task.evaluation_sweeps() > 0)),
     ];
-    parts.into_iter().filter(|(_, there)| *there).map(|(name, _)| name).collect()
-}
-
-/// The bar of a policy: what is above the bound is drawn, and the whole ratio said.
-fn gap_bar(row: &PolicyRow) -> Bar {
-    let label = format!("{} times the bound", fixed(row.over_bound, 4));
-    Bar { name: row.policy.to_owned(), value: Some((row.over_bound - 1.0).max(0.0)), label }
+    parts.into_iter().filter_map(|(name, is_used)| is_used.then_some(name)).collect()
 }
 
 fn percent(share: f64) -> String {

@@ -1,4 +1,4 @@
-//! `hydra doctor`: what a GPU needs, and what of it is here.
+//! `hydra doctor`: the needs of a GPU, and those that are met here.
 
 use crate::machine::{Findings, Machine, Report};
 use crate::terminal::{Outcome, print};

@@ -39,46 +39,34 @@ pub(crate) fn run(args: EvalArgs, around: &Surroundings) -> Result<Outcome> {
     let blocks = Arc::new(model.blocks(&corpus, args.split, context)?);
     let tokens = blocks.tokens().len();
     let orchestrator = orchestrator(&devices, spec.dtype, spec.seed, around)?;
-    let task =
-        EvaluationTask { chain: model.chain.clone(), data: blocks, batch: args.batch, seed: spec.seed };
-    let result = orchestrator.evaluate(task).map_err(|error| explain(error, &spec))?;
-    print(&match args.json {
-        true => {
-            let mut result = serde_json::to_value(&result)?;
-            result["tokens"] = json!(tokens);
-            format!("{result:#}\n")
-        }
-        false => {
-            let perplexity =
-                result.perplexity.map_or(String::new(), |value| format!(", perplexity {value:.4}"));
-            format!(
-                "{} split of {}: loss {:.6}{perplexity} over {} predicted of {tokens} tokens\n",
-                args.split,
-                spec.text(),
-                result.loss,
-                result.terms,
-            )
-        }
-    })?;
+    let (chain, batch, seed) = (model.chain.clone(), args.batch, spec.seed);
+    let result = orchestrator.evaluate(EvaluationTask { chain, data: blocks, batch, seed });
+    let result = result.map_err(|error| explain(error, &spec))?;
+    if args.json {
+        let mut json = serde_json::to_value(&result)?;
+        json["tokens"] = json!(tokens);
+        print(&format!("{json:#}\n"))?;
+        return Ok(Outcome::Done);
+    }
+    let perplexity = result.perplexity.map_or(String::new(), |value| format!(", perplexity {value:.4}"));
+    let (split, text, loss, terms) = (args.split, spec.text(), result.loss, result.terms);
+    print(&format!(
+        "{split} split of {text}: loss {loss:.6}{perplexity} over {terms} predicted of {tokens} tokens\n"
+    ))?;
     Ok(Outcome::Done)
 }
 
 /// A loss that is no number is told in words that are not about training.
 fn explain(error: EngineError, spec: &ModelSettings) -> anyhow::Error {
-    let bad = match &error {
-        EngineError::Failed { source, .. } => match **source {
-            EngineError::BadLoss { loss, .. } => Some(loss),
-            _ => None,
-        },
-        _ => None,
-    };
-    match bad {
-        Some(loss) => anyhow!(
+    if let EngineError::Failed { source, .. } = &error
+        && let EngineError::BadLoss { loss, .. } = **source
+    {
+        return anyhow!(
             "the loss of `{}` over `{}` is {loss}: weights that are not finite or too large give no loss; \
              check the model, or evaluate it on another text",
             spec.name(),
             spec.text()
-        ),
-        None => anyhow::Error::new(error).context("the model could not be evaluated"),
+        );
     }
+    anyhow::Error::new(error).context("the model could not be evaluated")
 }

@@ -63,11 +63,8 @@ fn plan(args: &PartitionArgs, around: &Surroundings) -> Result<Arc<PartitionPlan
     let corpus = Corpus::load(spec.text())?;
     let blocks = model.blocks(&corpus, Split::Train, context)?;
     // Only the microbatch decides where a model is cut, not how it learns.
-    let train = TrainSpec {
-        accumulate: args.accumulate,
-        seed: spec.seed,
-        ..TrainSpec::new(OptimizerSpec::adamw(1e-3), args.batch)
-    };
+    let train = TrainSpec::new(OptimizerSpec::adamw(1e-3), args.batch);
+    let train = TrainSpec { accumulate: args.accumulate, seed: spec.seed, ..train };
     train.validate().map_err(Usage::from_error)?;
     let mut task = TrainTask::new(spec.name(), model.chain.clone(), Arc::new(blocks), train);
     if let Some(cuts) = devices.cuts.clone() {
@@ -75,8 +72,8 @@ fn plan(args: &PartitionArgs, around: &Surroundings) -> Result<Arc<PartitionPlan
     }
     // Nothing trains, so nothing is on a disk either.
     let devices = DeviceSettings { disk_memory: None, ..devices };
-    let mut orchestrator =
-        orchestrator(&devices, spec.dtype, spec.seed, around)?.host_memory(ANY_HOST_MEMORY);
+    let orchestrator = orchestrator(&devices, spec.dtype, spec.seed, around)?;
+    let mut orchestrator = orchestrator.host_memory(ANY_HOST_MEMORY);
     orchestrator.submit(task)?;
     let run = orchestrator.admit().context("the model could not be partitioned")?;
     let task = run.admission().tasks.first().context("nothing was admitted")?;

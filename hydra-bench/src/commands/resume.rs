@@ -1,12 +1,9 @@
 //! `hydra resume`: a run that was interrupted goes on.
 
-use crate::commands::report;
-use crate::commands::report::ReportArgs;
+use crate::commands::report::{self, ReportArgs};
 use crate::run_dir::{PLANS, REPORT, Report, RunDir, RunSpec, SPEC, read_report};
-use crate::session::Surroundings;
-use crate::session::run;
-use crate::settings::flags::Given;
-use crate::settings::{CheckpointSettings, DeviceSettings, ResultSettings};
+use crate::session::{Surroundings, run};
+use crate::settings::{CheckpointSettings, DeviceSettings, ResultSettings, flags::Given};
 use crate::terminal::{Outcome, tell};
 use anyhow::{Result, bail};
 use clap::Args;
@@ -102,14 +99,12 @@ impl Left {
     /// The models that are gone, if any, and what to do about it: a finished task's checkpoint has its results alone.
     fn gone_from(&self, dir: &RunDir) -> Option<String> {
         let names: Vec<String> = self.gone.iter().map(|name| format!("`{name}`")).collect();
-        (!names.is_empty()).then(|| {
-            format!(
-                "these tasks were trained to their end, and their models are gone from `{0}/models`: {1}; to train them \
-                 again, remove what `{0}/checkpoints` has of them, and go on with: hydra resume {0}",
-                dir.path().display(),
-                names.join(", ")
-            )
-        })
+        let (dir, all) = (dir.path().display(), names.join(", "));
+        let says = format!(
+            "these tasks were trained to their end, and their models are gone from `{dir}/models`: {all}; to train them \
+             again, remove what `{dir}/checkpoints` has of them, and go on with: hydra resume {dir}"
+        );
+        (!names.is_empty()).then_some(says)
     }
 
     fn shown(&self) -> String {

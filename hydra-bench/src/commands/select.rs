@@ -1,8 +1,7 @@
 //! `hydra select`: a grid of configurations is trained and ranked.
 
 use crate::run_dir::{CommandName, RunSpec};
-use crate::session::Surroundings;
-use crate::session::run;
+use crate::session::{Surroundings, run};
 use crate::settings::{CheckpointSettings, OutSettings, RunSettings, flags};
 use crate::terminal::Outcome;
 use anyhow::Result;

@@ -3,12 +3,12 @@
 use crate::laboratory::{LabArgs, Measured, gantt, largest, load, mean, measure};
 use crate::pictures::canvas::one_line;
 use crate::pictures::schedule;
-use crate::run_dir::check_not_read;
+use crate::run_dir::{check_not_read, could_not};
 use crate::settings::policy_help;
 use crate::terminal::{Outcome, Table, Unit, fixed, print};
 use anyhow::{Context, Result};
 use clap::Args;
-use hydra_sched::{LowerBounds, PolicyKind, SimulationOptions, Workload};
+use hydra_sched::{LowerBounds, PolicyKind, SimulationOptions, TaskCost, Workload};
 use serde::Serialize;
 use std::fs;
 use std::path::PathBuf;
@@ -47,20 +47,17 @@ pub(crate) fn run(args: &SimulateArgs) -> Result<Outcome> {
             .context("--gantt cannot draw this workload")?;
     }
     let options = SimulationOptions { prefetch: !args.no_prefetch, record: args.gantt.is_some() };
-    let seed = args.lab.seed.unwrap_or(0);
-    let measured = measure(&workload, args.policy, seed, options)?;
-    let report = Report::new(&workload, args.policy, seed, !args.no_prefetch, &measured);
+    let measured = measure(&workload, args.policy, args.lab.seed.unwrap_or(0), options)?;
+    let report = Report::new(&workload, args, &measured);
     // The result comes first: it is there even if the picture cannot be written.
     print(&if args.json { report.json()? } else { report.render() })?;
     if let Some(file) = &args.gantt {
         let svg = gantt(&workload, &measured.run)?;
-        fs::write(file, svg)
-            .with_context(|| format!("the picture `{}` could not be written", file.display()))?;
+        fs::write(file, svg).with_context(|| format!("the picture {}", could_not(file, "written")))?;
     }
     Ok(Outcome::Done)
 }
 
-/// The result, as `--json` prints it.
 #[derive(Debug, Serialize)]
 struct Report<'a> {
     policy: &'static str,
@@ -74,12 +71,26 @@ struct Report<'a> {
     bounds: LowerBounds,
     utilization: Vec<f64>,
     shard_tasks: u64,
+    #[serde(flatten)]
+    promoted: Promoted,
+    #[serde(flatten)]
+    decided: Decided,
+    tasks: Vec<Task<'a>>,
+}
+
+/// The promotions of a simulation.
+#[derive(Debug, Serialize)]
+struct Promoted {
     promotions: u64,
     promotions_saved: u64,
     promotion_wait_s: f64,
+}
+
+/// The decisions of the policy, and the mean time of one.
+#[derive(Debug, Serialize)]
+struct Decided {
     decisions: u64,
     decision_ns: f64,
-    tasks: Vec<Task<'a>>,
 }
 
 #[derive(Debug, Serialize)]
@@ -90,22 +101,17 @@ struct Task<'a> {
 }
 
 impl<'a> Report<'a> {
-    fn new(
-        workload: &'a Workload,
-        policy: PolicyKind,
-        seed: u64,
-        prefetch: bool,
-        Measured { run, decision_ns }: &Measured,
-    ) -> Self {
-        let task = |(task, finished_s): (&'a hydra_sched::TaskCost, &f64)| Task {
+    fn new(workload: &'a Workload, args: &SimulateArgs, Measured { run, decision_ns }: &Measured) -> Self {
+        let task = |(task, finished_s): (&'a TaskCost, &f64)| Task {
             name: &task.name,
             arrival_s: task.arrival_s,
             finished_s: *finished_s,
         };
+        let (promotions, promotions_saved) = (run.promotions, run.promotions_saved);
         Self {
-            policy: policy.name(),
-            seed,
-            prefetch,
+            policy: args.policy.name(),
+            seed: args.lab.seed.unwrap_or(0),
+            prefetch: !args.no_prefetch,
             devices: workload.devices.len(),
             makespan_s: run.makespan_s,
             first_start_s: run.first_start_s,
@@ -114,11 +120,8 @@ impl<'a> Report<'a> {
             bounds: run.bounds,
             utilization: run.utilization(),
             shard_tasks: run.shard_tasks,
-            promotions: run.promotions,
-            promotions_saved: run.promotions_saved,
-            promotion_wait_s: run.promotion_wait_s,
-            decisions: run.decisions,
-            decision_ns: *decision_ns,
+            promoted: Promoted { promotions, promotions_saved, promotion_wait_s: run.promotion_wait_s },
+            decided: Decided { decisions: run.decisions, decision_ns: *decision_ns },
             tasks: workload.tasks.iter().zip(&run.finished_s).map(task).collect(),
         }
     }
@@ -134,26 +137,24 @@ impl<'a> Report<'a> {
         let mut row = |name: &str, text: String| table.row(vec![name.to_owned(), text]);
         row("makespan", unit.show(self.makespan_s));
         let (bound, name) = (unit.show(self.lower_bound_s), largest(&self.bounds));
-        row(
-            "lower bound",
-            format!("{bound} ({name}); the makespan is {} times that", fixed(self.over_bound, 4)),
-        );
+        let over = fixed(self.over_bound, 4);
+        row("lower bound", format!("{bound} ({name}); the makespan is {over} times that"));
         row("utilization", self.utilization_text());
-        let (taken, saved) = (self.promotions, self.promotions_saved);
-        let wait = Unit::of(self.promotion_wait_s).show(self.promotion_wait_s);
-        row("promotions", format!("{taken}, and {saved} that a copy saved; devices waited {wait} for them"));
-        row("decisions", format!("{}, {:.0} ns each as measured", self.decisions, self.decision_ns));
-        let body = table.render();
+        let Promoted { promotions, promotions_saved: saved, promotion_wait_s } = self.promoted;
+        let wait = Unit::of(promotion_wait_s).show(promotion_wait_s);
+        row(
+            "promotions",
+            format!("{promotions}, and {saved} that a copy saved; devices waited {wait} for them"),
+        );
+        let Decided { decisions, decision_ns } = self.decided;
+        row("decisions", format!("{decisions}, {decision_ns:.0} ns each as measured"));
+        let Self { policy, shard_tasks, devices, .. } = self;
+        let (count, tasks, body) = (self.tasks.len(), self.tasks_text(unit), table.render());
+        let prefetch = if self.prefetch { "" } else { ", without prefetching" };
+        // The table's heading is empty.
+        let body = body.trim_start_matches('\n');
         format!(
-            "{}: {} tasks with {} shard tasks on {} devices{}\n{}\n{}",
-            self.policy,
-            self.tasks.len(),
-            self.shard_tasks,
-            self.devices,
-            if self.prefetch { "" } else { ", without prefetching" },
-            // The table's heading is empty.
-            body.trim_start_matches('\n'),
-            self.tasks_text(unit),
+            "{policy}: {count} tasks with {shard_tasks} shard tasks on {devices} devices{prefetch}\n{body}\n{tasks}"
         )
     }
 
@@ -161,10 +162,8 @@ impl<'a> Report<'a> {
         let share = |share: &f64| format!("{:.1}%", 100.0 * share);
         let each: Vec<String> = self.utilization.iter().take(SHOWN_DEVICES).map(share).collect();
         let all = share(&mean(&self.utilization));
-        match self.utilization.len() > SHOWN_DEVICES {
-            true => format!("{all} in the mean; {} ...", each.join(" ")),
-            false => format!("{all} in the mean; {}", each.join(" ")),
-        }
+        let more = if self.utilization.len() > SHOWN_DEVICES { " ..." } else { "" };
+        format!("{all} in the mean; {}{more}", each.join(" "))
     }
 
     fn tasks_text(&self, unit: Unit) -> String {

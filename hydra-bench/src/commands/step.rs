@@ -62,7 +62,6 @@ enum Reference {
     C,
 }
 
-/// The model that is stepped.
 struct Subject {
     name: String,
     config: Gpt2Config,
@@ -90,7 +89,12 @@ pub(crate) fn run(args: StepArgs, around: &Surroundings) -> Result<Outcome> {
     let device = &devices(&spec, &around.machine)[0];
     let threads = (device.kind == DeviceKind::Cpu).then_some(device.threads);
     let measured = meter.measured(args.warmup, threads)?;
-    let result = json(&args, &spec, &subject, &report, &measured);
+    let mut result = settings(&args, &spec, &subject, &report);
+    if let (Some(all), Value::Object(more)) =
+        (result.as_object_mut(), figures(&args, &subject, &report, &measured))
+    {
+        all.extend(more);
+    }
     print(&if args.json { format!("{result}\n") } else { render(&result) })?;
     Ok(Outcome::Done)
 }
@@ -101,8 +105,8 @@ impl Subject {
             return Self::reference(reference);
         }
         let name = args.model.clone().unwrap_or_else(|| DEFAULT_MODEL.to_owned());
-        let (config, weights) =
-            named(&name).with_context(|| format!("the model `{name}` could not be loaded"))?;
+        let loaded = named(&name).with_context(|| format!("the model `{name}` could not be loaded"));
+        let (config, weights) = loaded?;
         let context = context_of(&config, args.context)?;
         Ok(Self { context, batch: args.batch.unwrap_or(8), config, weights, name })
     }
@@ -119,9 +123,7 @@ impl Subject {
         Ok(match reference {
             Reference::A => of("a", 4, 256, 4, 128, 8),
             Reference::B => of("b", 6, 512, 8, 256, 4),
-            Reference::C => {
-                Self { name: "c".to_owned(), config: gpt2.clone(), weights: None, context: 512, batch: 1 }
-            }
+            Reference::C => Self { config: gpt2.clone(), ..of("c", 12, 768, 12, 512, 1) },
         })
     }
 
@@ -134,27 +136,19 @@ impl Subject {
             vocabulary: self.config.vocab_size as u64,
             len: steps.saturating_mul(self.batch),
         };
-        let spec = TrainSpec {
-            length: Length::Steps(steps),
-            seed: args.seed,
-            shuffle: false,
-            ..TrainSpec::new(OptimizerSpec::adamw(1e-4), self.batch)
-        };
+        let spec = TrainSpec::new(OptimizerSpec::adamw(1e-4), self.batch);
+        let spec = TrainSpec { length: Length::Steps(steps), seed: args.seed, shuffle: false, ..spec };
         let task = TrainTask::new("step", Arc::new(chain), Arc::new(data), spec);
-        Ok(match cuts {
-            Some(cuts) => task.cuts(cuts),
-            None => task,
-        })
+        Ok(if let Some(cuts) = cuts { task.cuts(cuts) } else { task })
     }
 
     fn tokens(&self) -> f64 {
         (self.batch * self.context) as f64
     }
 
-    /// Arithmetic of a training step: six for each token and parameter of a matrix that multiplies it
-    /// (forward, and backward to the input and to the matrix), and twelve for each layer, width, token and
-    /// token that it attends to (scores and values, all of them: nothing is taken off for the causal mask).
-    /// Recomputation is not counted.
+    /// Arithmetic of a training step: six for each token and parameter of a matrix that multiplies it (forward, and
+    /// backward to the input and to the matrix), and twelve for each layer, width, token and token that it attends to
+    /// (scores and values; nothing is taken off for the causal mask). Recomputation is not counted.
     fn flops(&self) -> f64 {
         let config = &self.config;
         let (layers, width) = (config.n_layer as f64, config.n_embd as f64);
@@ -162,23 +156,6 @@ impl Subject {
         let maps = layers * block + config.vocab_size as f64 * width;
         (6.0 * maps + 12.0 * layers * width * self.context as f64) * self.tokens()
     }
-}
-
-/// The settings of the measurement and its figures, in one object.
-fn json(
-    args: &StepArgs,
-    devices: &DeviceSettings,
-    subject: &Subject,
-    report: &RunReport,
-    measured: &Measured,
-) -> Value {
-    let parts = [settings(args, devices, subject, report), figures(args, subject, report, measured)];
-    parts
-        .iter()
-        .filter_map(Value::as_object)
-        .flatten()
-        .map(|(name, value)| (name.clone(), value.clone()))
-        .collect()
 }
 
 fn settings(args: &StepArgs, devices: &DeviceSettings, subject: &Subject, report: &RunReport) -> Value {
@@ -216,15 +193,11 @@ fn render(result: &Value) -> String {
     let many = |count: f64, one: &str| format!("{count} {one}{}", if count == 1.0 { "" } else { "s" });
     let allocations = result["allocations_per_step"].as_f64();
     let threads = allocations.map(|_| format!(" of {}", many(number("threads"), "thread")));
+    let [parameters, batch, context] = ["parameters", "batch", "context"].map(number);
+    let (model, on, threads) = (text("model"), text("devices"), threads.unwrap_or_default());
+    let shards = many(number("shards"), "shard");
     let mut out = format!(
-        "{}: {} parameters, batch {}, context {}, {}{}, {}\n\n",
-        text("model"),
-        number("parameters"),
-        number("batch"),
-        number("context"),
-        text("devices"),
-        threads.unwrap_or_default(),
-        many(number("shards"), "shard"),
+        "{model}: {parameters} parameters, batch {batch}, context {context}, {on}{threads}, {shards}\n\n"
     );
     let mut table = Table::new(["<part", ">seconds a step"]);
     for (name, seconds) in result["parts"].as_object().into_iter().flatten() {
@@ -233,20 +206,17 @@ fn render(result: &Value) -> String {
     out.push_str(&table.render());
     let peak = result["matmul_peak_gflops"].as_f64();
     let peak = peak.map(|peak| format!(" of {peak:.1} in a product of large matrices")).unwrap_or_default();
-    out.push_str(&format!(
-        "\n{:.1} tokens/s at best, {:.1} in the median\n{:.1} GFLOP/s{peak}\n\
-         peak RSS {}, {:.0} page faults {}\n",
-        number("tokens_per_s_best"),
-        number("tokens_per_s_median"),
-        number("gflops"),
-        ByteSize(number("peak_rss_bytes") as u64),
-        number("page_faults_per_step"),
-        match allocations {
-            Some(allocations) => format!("and {allocations:.0} allocations of the device a step"),
-            None => format!("a step; peak of the device {}", ByteSize(number("device_peak_bytes") as u64)),
-        },
-    ));
-    out
+    let [best, median, gflops] = ["tokens_per_s_best", "tokens_per_s_median", "gflops"].map(number);
+    let [rss, on_device] = ["peak_rss_bytes", "device_peak_bytes"].map(|name| ByteSize(number(name) as u64));
+    let faults = number("page_faults_per_step");
+    let device = match allocations {
+        Some(allocations) => format!("and {allocations:.0} allocations of the device a step"),
+        None => format!("a step; peak of the device {on_device}"),
+    };
+    out + &format!(
+        "\n{best:.1} tokens/s at best, {median:.1} in the median\n{gflops:.1} GFLOP/s{peak}\n\
+         peak RSS {rss}, {faults:.0} page faults {device}\n"
+    )
 }
 
 #[cfg(test)]

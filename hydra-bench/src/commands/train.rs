@@ -1,8 +1,7 @@
 //! `hydra train`: one configuration is trained.
 
 use crate::run_dir::{CommandName, RunSpec};
-use crate::session::Surroundings;
-use crate::session::run;
+use crate::session::{Surroundings, run};
 use crate::settings::{CheckpointSettings, OutSettings, RunSettings};
 use crate::terminal::Outcome;
 use anyhow::Result;

@@ -35,8 +35,7 @@ impl Policy for Timed {
     }
 }
 
-/// A simulation, and the mean measured nanoseconds in which the policy answered, the reading of the clock
-/// included.
+/// A simulation, and the mean measured nanoseconds in which the policy answered, with the reading of the clock.
 pub(crate) struct Measured {
     pub(crate) run: Simulation,
     pub(crate) decision_ns: f64,
@@ -66,9 +65,8 @@ pub(crate) fn largest(bounds: &LowerBounds) -> &'static str {
         ("packing", bounds.packing_s),
         ("turns", bounds.turns_s),
     ];
-    all.into_iter()
-        .reduce(|best, bound| if bound.1 > best.1 { bound } else { best })
-        .map_or("", |(name, _)| name)
+    let largest = all.into_iter().reduce(|best, bound| if bound.1 > best.1 { bound } else { best });
+    largest.map_or("", |(name, _)| name)
 }
 
 /// The Gantt picture of a simulation whose spans were recorded.
@@ -107,8 +105,8 @@ mod tests {
                 assert!(watched.decision_ns > 0.0);
             }
         }
-        let makespan_s =
-            |kind| measure(&drawn, kind, 7, SimulationOptions::default()).unwrap().run.makespan_s;
+        let options = SimulationOptions::default();
+        let makespan_s = |kind| measure(&drawn, kind, 7, options).unwrap().run.makespan_s;
         assert!(makespan_s(PolicyKind::ShardedLrtf) != makespan_s(PolicyKind::ShardedLrtfEager));
     }
 

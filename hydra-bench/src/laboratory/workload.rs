@@ -41,17 +41,14 @@ pub(crate) fn load(args: &LabArgs) -> Result<Workload> {
         if standard_input { io::read_to_string(io::stdin()) } else { fs::read_to_string(&args.workload) };
     let text = text.with_context(|| format!("{name} could not be read"))?;
     let workload = parse(&text, args).with_context(|| format!("{name} cannot be used"))?;
-    note_of_size(workload.shard_tasks()).into_iter().for_each(|note| tell(&note));
+    note_of_size(workload.shard_tasks()).iter().for_each(|note| tell(note));
     Ok(workload)
 }
 
 /// The note on a workload that keeps its user waiting.
 fn note_of_size(shard_tasks: u64) -> Option<String> {
-    (shard_tasks > LONG).then(|| {
-        format!(
-            "note: {shard_tasks} shard tasks take minutes or hours to simulate; with fewer minibatches it is sooner"
-        )
-    })
+    let how = "take minutes or hours to simulate; with fewer minibatches it is sooner";
+    (shard_tasks > LONG).then(|| format!("note: {shard_tasks} shard tasks {how}"))
 }
 
 fn parse(text: &str, args: &LabArgs) -> Result<Workload, WorkloadError> {

@@ -34,15 +34,12 @@ pub(crate) struct Findings {
     pub(crate) wgpu_in_build: bool,
     /// The version of NVIDIA's kernel module, while it is loaded.
     pub(crate) kernel_module: Option<String>,
-    /// The driver's library. A build without CUDA knows no version.
     pub(crate) driver: Library,
-    /// Why the driver could not be started.
+    /// The reason why the driver could not be started.
     pub(crate) driver_problem: Option<String>,
-    /// The compiler's library.
     pub(crate) compiler: Library,
-    /// Why a small kernel could not be compiled.
+    /// The reason why a small kernel could not be compiled.
     pub(crate) compiler_problem: Option<String>,
-    /// CUDA's headers.
     pub(crate) headers: Headers,
     /// The cards; a build without CUDA knows only names.
     pub(crate) cards: Vec<Card>,
@@ -52,50 +49,40 @@ pub(crate) struct Findings {
     pub(crate) vulkan_drivers: Vec<String>,
     /// The memory that a process may lock.
     pub(crate) locked_memory: Option<Limit>,
-    /// The host's memory that is free.
-    pub(crate) host_free_bytes: Option<ByteSize>,
-    /// True if a control group leaves that, and the machine has more.
-    pub(crate) host_is_limited: bool,
-    /// The cores that this process may use.
-    pub(crate) cores: usize,
+    #[serde(flatten)]
+    pub(crate) machine: Machine,
     /// The memory of the device that is made when nobody says which.
     pub(crate) cpu_device_bytes: Option<ByteSize>,
 }
 
-/// A library.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Library {
     /// True if it can be loaded, or, in a build without CUDA, if its file is there.
     pub(crate) found: bool,
-    /// Its file, in a folder that is looked through.
     pub(crate) path: Option<PathBuf>,
     /// The version of CUDA that it says.
     pub(crate) version: Option<Version>,
 }
 
-/// CUDA's headers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Headers {
     /// The folder that has them in its `include`.
     pub(crate) root: Option<PathBuf>,
-    /// The version that they say.
     pub(crate) version: Option<Version>,
     /// Those of [`HEADERS`] that are not in it.
     pub(crate) missing: Vec<String>,
 }
 
-/// A card.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Card {
     pub(crate) name: String,
     pub(crate) capability: Option<Version>,
     pub(crate) total_bytes: Option<ByteSize>,
     pub(crate) free_bytes: Option<ByteSize>,
-    /// Why it cannot be used.
+    /// The reason why it cannot be used.
     pub(crate) problem: Option<String>,
 }
 
-/// A version, or a compute capability.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(into = "String")]
 pub(crate) struct Version(pub(crate) u32, pub(crate) u32);
@@ -112,7 +99,6 @@ impl From<Version> for String {
     }
 }
 
-/// A limit of the system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Limit {
@@ -135,9 +121,7 @@ impl Findings {
             cards: cards_of_the_kernel(Path::new(KERNEL_CARDS)),
             vulkan_drivers: vulkan_drivers(),
             locked_memory: locked_memory(&limits),
-            host_free_bytes: machine.available,
-            host_is_limited: machine.limited,
-            cores: machine.cores,
+            machine: *machine,
             cpu_device_bytes: machine.device_share(1).ok(),
             ..Self::default()
         };
@@ -177,17 +161,11 @@ impl Findings {
     }
 }
 
+#[cfg(not(feature = "cuda"))]
+use headers_root_by_files as headers_root;
 /// The folder from which CubeCL takes the headers.
 #[cfg(feature = "cuda")]
-fn headers_root() -> Option<PathBuf> {
-    hydra_spill::cuda::headers_root()
-}
-
-/// The folder from which CubeCL would take the headers.
-#[cfg(not(feature = "cuda"))]
-fn headers_root() -> Option<PathBuf> {
-    headers_root_by_files()
-}
+use hydra_spill::cuda::headers_root;
 
 /// As `install::cuda_path` of `cubecl-cuda` 0.11.3 has it; a test compares the two where both are built.
 #[cfg(any(test, not(feature = "cuda")))]
@@ -232,11 +210,8 @@ fn library_folders() -> Vec<PathBuf> {
     lists.sort_unstable();
     let listed = lists.iter().filter_map(|list| std::fs::read_to_string(list).ok());
     let listed: Vec<PathBuf> = listed.flat_map(|text| folders_in(&text)).collect();
-    named_folders(&named)
-        .into_iter()
-        .chain(listed)
-        .chain(LIBRARY_FOLDERS.split(':').map(PathBuf::from))
-        .collect()
+    let usual = LIBRARY_FOLDERS.split(':').map(PathBuf::from);
+    named_folders(&named).into_iter().chain(listed).chain(usual).collect()
 }
 
 fn named_folders(list: &OsString) -> Vec<PathBuf> {
@@ -274,11 +249,9 @@ fn vulkan_drivers() -> Vec<String> {
     let named: Vec<PathBuf> = named.flat_map(|list| named_folders(&list)).collect();
     let listed = || VULKAN_FOLDERS.into_iter().flat_map(std::fs::read_dir).flatten().flatten();
     let files = if named.is_empty() { listed().map(|entry| entry.path()).collect() } else { named };
-    let json =
-        |path: &PathBuf| path.extension().is_some_and(|extension| extension == "json") && path.exists();
-    let names = files.into_iter().filter(json);
-    let mut names: Vec<String> =
-        names.filter_map(|path| Some(path.file_stem()?.to_string_lossy().into_owned())).collect();
+    let json = |path: &PathBuf| path.extension().is_some_and(|end| end == "json") && path.exists();
+    let name = |path: PathBuf| Some(path.file_stem()?.to_string_lossy().into_owned());
+    let mut names: Vec<String> = files.into_iter().filter(json).filter_map(name).collect();
     names.sort_unstable();
     names
 }
@@ -311,11 +284,10 @@ mod tests {
     fn the_kernel_module_tells_the_cards() {
         let root = tempfile::tempdir().unwrap();
         assert_eq!(cards_of_the_kernel(&root.path().join("none")), []);
-        for (folder, text) in
-            [("0000:41:00.0", "Model: \t\t Second\nIRQ: 7\n"), ("0000:01:00.0", "Model: First\n")]
-        {
-            std::fs::create_dir(root.path().join(folder)).unwrap();
-            std::fs::write(root.path().join(folder).join("information"), text).unwrap();
+        for (id, text) in [("41", "Model: \t\t Second\nIRQ: 7\n"), ("01", "Model: First\n")] {
+            let folder = root.path().join(format!("0000:{id}:00.0"));
+            std::fs::create_dir(&folder).unwrap();
+            std::fs::write(folder.join("information"), text).unwrap();
         }
         let names: Vec<String> = cards_of_the_kernel(root.path()).into_iter().map(|card| card.name).collect();
         assert_eq!(names, ["First", "Second"]);

@@ -8,15 +8,11 @@ use anyhow::{Result, bail};
 use hydra_core::ByteSize;
 use serde::Serialize;
 
-/// The share of its card's memory that a device takes when nobody says how much: the driver's context and
-/// the kernels need some, and so does what is left between allocations.
+/// The share of its card's memory that a device takes when nobody says how much: driver and kernels need the rest.
 const CARD_SHARE: (u64, u64) = (9, 10);
 const BUILD: &str = "cargo build --release -p hydra-bench --features";
 
-/// The memory of each device when nobody says how much, after making sure that the devices can be had at all.
-///
-/// # Errors
-/// The things that are missing for a GPU, in the words of `hydra doctor`; a budget that is larger than the card.
+/// The memory of each device, those that can be had; an error says what is missing, in the words of `hydra doctor`.
 pub(crate) fn memory(devices: &DevicesArg, asked: Option<ByteSize>, machine: &Machine) -> Result<ByteSize> {
     match devices {
         DevicesArg::Cpu { count, .. } => asked.map_or_else(|| machine.device_share(*count), Ok),
@@ -35,13 +31,12 @@ pub(crate) fn memory(devices: &DevicesArg, asked: Option<ByteSize>, machine: &Ma
 
 /// The memory of each logical device on these cards.
 pub(super) fn gpus_memory(gpus: &Gpus, asked: Option<ByteSize>, cards: &[Card]) -> Result<ByteSize> {
-    let logical = gpus.logical as u64;
+    let (logical, devices) = (gpus.logical as u64, counted(gpus.logical, "device"));
     let totals = gpus.cards.iter().filter_map(|&card| Some((card, cards.get(card)?.total_bytes?)));
     let smallest = totals.min_by_key(|(_, total)| *total);
     match (asked, smallest) {
         (Some(asked), Some((card, total))) if asked.bytes().saturating_mul(logical) > total.bytes() => bail!(
-            "card {card} has {total} of memory, and {} of {asked} were asked for: give a smaller --device-memory",
-            counted(gpus.logical, "device")
+            "card {card} has {total} of memory, and {devices} of {asked} were asked for: give a smaller --device-memory"
         ),
         (Some(asked), _) => Ok(asked),
         (None, Some((_, total))) => Ok(ByteSize(total.bytes() / CARD_SHARE.1 * CARD_SHARE.0 / logical)),
@@ -130,18 +125,14 @@ fn missing_compiler(found: &Findings) -> Option<Missing> {
 fn missing_headers(found: &Findings) -> Option<Missing> {
     let how = "install the CUDA toolkit, or `pip install nvidia-cuda-runtime nvidia-cuda-crt nvidia-cuda-cccl` of \
                NVRTC's version, and name the folder that has `include` in CUDA_PATH";
-    let headers = &found.headers;
-    match &headers.root {
-        None => Some(Missing::new(
-            "CUDA's headers were not found (CUDA_PATH is not set, and neither /usr/local/cuda nor /opt/cuda is there)",
-            how,
-        )),
-        Some(_) if headers.missing.is_empty() => None,
-        Some(root) => {
-            let what = format!("`{}` lacks the headers {}", root.display(), headers.missing.join(", "));
-            Some(Missing::new(what, how))
-        }
-    }
+    let what = match &found.headers.root {
+        None => "CUDA's headers were not found (CUDA_PATH is not set, and neither /usr/local/cuda nor /opt/cuda is \
+                 there)"
+            .to_owned(),
+        Some(_) if found.headers.missing.is_empty() => return None,
+        Some(root) => format!("`{}` lacks the headers {}", root.display(), found.headers.missing.join(", ")),
+    };
+    Some(Missing::new(what, how))
 }
 
 /// A driver does not load what a newer compiler than itself has made.
@@ -157,13 +148,13 @@ fn compiler_and_driver_disagree(found: &Findings) -> Option<Missing> {
 
 fn missing_card(found: &Findings, index: usize) -> Option<Missing> {
     let Some(card) = found.cards.get(index) else {
-        let there = match found.cards.as_slice() {
+        let what = match found.cards.as_slice() {
             [] => "there is no GPU".to_owned(),
             [_] => format!("there is no card {index}, only card 0"),
             cards => format!("there is no card {index}, only the cards 0 to {}", cards.len() - 1),
         };
         let how = "see what `nvidia-smi` lists; CUDA_VISIBLE_DEVICES and containers hide cards";
-        return Some(Missing::new(there, how));
+        return Some(Missing::new(what, how));
     };
     let problem = card.problem.as_ref()?;
     let what = format!("card {index} ({}) cannot be used: {problem}", card.name);
@@ -177,11 +168,9 @@ pub(super) fn missing_for_wgpu(found: &Findings) -> Vec<Missing> {
         return vec![Missing::new("this build has no Vulkan (the feature `wgpu`)", how)];
     }
     if cfg!(target_os = "linux") && found.vulkan_drivers.is_empty() {
+        let what = "there is no Vulkan driver (no file lists one in /usr/share/vulkan/icd.d)";
         let how = "install one, such as `mesa-vulkan-drivers`, or name its file in VK_DRIVER_FILES";
-        return vec![Missing::new(
-            "there is no Vulkan driver (no file lists one in /usr/share/vulkan/icd.d)",
-            how,
-        )];
+        return vec![Missing::new(what, how)];
     }
     Vec::new()
 }

@@ -35,7 +35,6 @@ const MAX_CARD: usize = 63;
 pub(crate) enum DevicesArg {
     /// Some threads of the processor each.
     Cpu {
-        /// The number of devices.
         count: usize,
         /// The compute threads of each; `None` shares the cores evenly.
         threads: Option<usize>,
@@ -56,7 +55,6 @@ pub(crate) struct Gpus {
 }
 
 impl Gpus {
-    /// The number of logical devices.
     pub(crate) fn count(&self) -> usize {
         self.cards.len() * self.logical
     }
@@ -117,8 +115,7 @@ impl FromStr for DevicesArg {
 
 /// Reads what stands behind `cpu:`.
 fn cpus(text: &str) -> Result<DevicesArg, String> {
-    let (count, threads) =
-        text.split_once('x').map_or((text, None), |(count, threads)| (count, Some(threads)));
+    let (count, threads) = text.split_once('x').map_or((text, None), |(count, each)| (count, Some(each)));
     let count = within(count, 1, MAX_DEVICES).ok_or("has no usable number of devices")?;
     let threads = threads.map(|text| within(text, 1, MAX_THREADS).ok_or("has no usable number of threads"));
     Ok(DevicesArg::Cpu { count, threads: threads.transpose()? })
@@ -161,14 +158,15 @@ mod tests {
             assert_eq!(devices(text).to_string(), text);
         }
         assert_eq!(devices("cpu"), DevicesArg::ONE_CPU);
-        for (rest, cards, logical) in [
-            ("0", vec![0], 1),
-            ("0,1", vec![0, 1], 1),
-            ("3,1", vec![3, 1], 1),
-            ("0/2", vec![0], 2),
-            ("0,1/3", vec![0, 1], 3),
-        ] {
-            let gpus = Gpus { cards, logical };
+        let cases: [(&str, &[usize], usize); 5] = [
+            ("0", &[0], 1),
+            ("0,1", &[0, 1], 1),
+            ("3,1", &[3, 1], 1),
+            ("0/2", &[0], 2),
+            ("0,1/3", &[0, 1], 3),
+        ];
+        for (rest, cards, logical) in cases {
+            let gpus = Gpus { cards: cards.to_vec(), logical };
             assert_eq!(devices(&format!("cuda:{rest}")), DevicesArg::Cuda(gpus.clone()));
             assert_eq!(devices(&format!("wgpu:{rest}")), DevicesArg::Wgpu(gpus.clone()));
             assert_eq!(DevicesArg::Cuda(gpus.clone()).to_string(), format!("cuda:{rest}"));
@@ -187,11 +185,8 @@ mod tests {
 
     #[test]
     fn devices_share_the_cores_evenly() {
-        assert_eq!(threads_of_each(1, None, 8), 8);
-        assert_eq!(threads_of_each(2, None, 8), 4);
-        assert_eq!(threads_of_each(3, None, 8), 2);
-        assert_eq!(threads_of_each(4, None, 2), 1);
-        assert_eq!(threads_of_each(2, Some(3), 2), 3);
+        assert_eq!([1, 2, 3].map(|count| threads_of_each(count, None, 8)), [8, 4, 2]);
+        assert_eq!((threads_of_each(4, None, 2), threads_of_each(2, Some(3), 2)), (1, 3));
     }
 
     #[test]

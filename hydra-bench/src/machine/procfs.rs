@@ -19,7 +19,6 @@ pub(crate) fn of_this_process(name: &str) -> Option<ByteSize> {
 /// Memory that can be had without swapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Available {
-    /// The size.
     pub(crate) size: ByteSize,
     /// True if a control group, such as that of a container, leaves less than the machine has.
     pub(crate) limited: bool,
@@ -65,8 +64,8 @@ fn control_groups(root: &Path) -> Option<ByteSize> {
 
 /// The memory that the group in a line of `/proc/self/cgroup` leaves: `0::PATH` in version 2, `ID:CONTROLLERS:PATH` in version 1.
 fn group(root: &Path, line: &str) -> Option<ByteSize> {
-    let (id, (controllers, path)) =
-        line.split_once(':').and_then(|(id, rest)| Some((id, rest.split_once(':')?)))?;
+    let (id, rest) = line.split_once(':')?;
+    let (controllers, path) = rest.split_once(':')?;
     let controller = match (id, controllers) {
         ("0", "") => V2,
         (_, names) if names.split(',').any(|name| name == "memory") => V1,
@@ -87,9 +86,7 @@ impl Controller {
         let limit = number(self.limit)?;
         let stat = fs::read_to_string(dir.join("memory.stat")).unwrap_or_default();
         let field = |name: &str| -> Option<u64> {
-            let (_, size) =
-                stat.lines().filter_map(|line| line.split_once(' ')).find(|(of, _)| *of == name)?;
-            size.trim().parse().ok()
+            stat.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))?.trim().parse().ok()
         };
         let reclaimable: u64 = self.reclaimable.into_iter().filter_map(field).sum();
         let used = number(self.usage).unwrap_or(0).saturating_sub(reclaimable);

@@ -3,6 +3,7 @@
 use crate::machine::findings::{Card, DRIVER, Findings, Library, Limit};
 use crate::machine::gpus::{Missing, counted, gpus_memory, missing_for_cuda, refusal};
 use crate::machine::names::Gpus;
+use crate::machine::resources::Machine;
 use hydra_core::ByteSize;
 use serde::Serialize;
 use std::fmt;
@@ -36,19 +37,10 @@ impl Report {
     /// The report about these findings.
     pub(crate) fn of(findings: Findings) -> Self {
         let missing = missing_for_cuda(&findings, &[0]);
-        let verdict = match missing.is_empty() {
-            true => usable(&findings.cards),
-            false => refusal("cuda:0", &missing),
-        };
-        Self {
-            schema: SCHEMA,
-            usable: missing.is_empty(),
-            verdict,
-            missing,
-            rows: rows(&findings),
-            not_measured: NOT_MEASURED.to_owned(),
-            findings,
-        }
+        let (usable, rows) = (missing.is_empty(), rows(&findings));
+        let verdict = if usable { can_be_used(&findings.cards) } else { refusal("cuda:0", &missing) };
+        let not_measured = NOT_MEASURED.to_owned();
+        Self { schema: SCHEMA, usable, verdict, missing, rows, not_measured, findings }
     }
 }
 
@@ -62,7 +54,7 @@ impl fmt::Display for Report {
     }
 }
 
-fn usable(cards: &[Card]) -> String {
+fn can_be_used(cards: &[Card]) -> String {
     let gpus = Gpus { cards: vec![0], logical: 1 };
     let card = cards.first().map_or("a card", |card| &card.name);
     match gpus_memory(&gpus, None, cards) {
@@ -83,24 +75,18 @@ fn rows(found: &Findings) -> Vec<Row> {
         row("compiler", library(found, &found.compiler, "NVRTC", "is of CUDA")),
         row("headers", headers(found)),
     ];
-    match found.cards.as_slice() {
-        [] => rows.push(row("GPUs", "none".to_owned())),
-        cards => {
-            rows.extend(cards.iter().enumerate().map(|(i, card)| row(&format!("card {i}"), words(card))))
-        }
-    }
+    rows.extend(found.cards.is_empty().then(|| row("GPUs", "none".to_owned())));
+    rows.extend(found.cards.iter().enumerate().map(|(i, card)| row(&format!("card {i}"), words(card))));
     if found.cards.len() > 1 && found.asked {
         rows.push(row("peer access", peers(found)));
     }
     rows.push(row("Vulkan drivers", vulkan(found)));
     rows.push(row("locked memory", locked(found.locked_memory)));
-    let limit = if found.host_is_limited { "free within the limit of a control group" } else { "free" };
-    rows.push(row("host memory", size_or(found.host_free_bytes, limit)));
-    let threads = counted(found.cores, "thread");
-    rows.push(row(
-        "CPU devices",
-        format!("cpu:1 by default: {threads}, {}", size_or(found.cpu_device_bytes, "of memory")),
-    ));
+    let Machine { available, limited, cores } = found.machine;
+    let limit = if limited { "free within the limit of a control group" } else { "free" };
+    rows.push(row("host memory", size_or(available, limit)));
+    let (threads, memory) = (counted(cores, "thread"), size_or(found.cpu_device_bytes, "of memory"));
+    rows.push(row("CPU devices", format!("cpu:1 by default: {threads}, {memory}")));
     rows
 }
 
@@ -110,11 +96,8 @@ fn build(found: &Findings) -> String {
         true => "",
         false => "; without it the rest is known by files alone, and nothing is loaded",
     };
-    format!(
-        "{} CUDA (feature `cuda`), {} Vulkan (feature `wgpu`){said}",
-        has(found.cuda_in_build),
-        has(found.wgpu_in_build)
-    )
+    let (cuda, vulkan) = (has(found.cuda_in_build), has(found.wgpu_in_build));
+    format!("{cuda} CUDA (feature `cuda`), {vulkan} Vulkan (feature `wgpu`){said}")
 }
 
 fn library(found: &Findings, library: &Library, name: &str, version_is: &str) -> String {
@@ -159,9 +142,8 @@ fn words(card: &Card) -> String {
 }
 
 fn peers(found: &Findings) -> String {
-    let pairs: Vec<String> =
-        found.peers.iter().map(|(reader, owner)| format!("{reader} reads {owner}")).collect();
-    if pairs.is_empty() { "none".to_owned() } else { pairs.join(", ") }
+    let pairs = found.peers.iter().map(|(reader, owner)| format!("{reader} reads {owner}"));
+    if found.peers.is_empty() { "none".to_owned() } else { pairs.collect::<Vec<_>>().join(", ") }
 }
 
 fn vulkan(found: &Findings) -> String {
@@ -182,10 +164,7 @@ fn locked(limit: Option<Limit>) -> String {
 }
 
 fn size_or(size: Option<ByteSize>, what: &str) -> String {
-    size.map_or_else(
-        || "the system does not tell how much memory".to_owned(),
-        |size| format!("{size} {what}"),
-    )
+    size.map_or("the system does not tell how much memory".to_owned(), |size| format!("{size} {what}"))
 }
 
 #[cfg(test)]
@@ -212,14 +191,13 @@ mod tests {
             driver: library(Version(13, 2)),
             compiler: library(Version(13, 0)),
             headers: Headers {
-                root: Some(PathBuf::from("/usr/local/cuda")),
+                root: Some("/usr/local/cuda".into()),
                 version: Some(Version(13, 0)),
-                missing: Vec::new(),
+                missing: vec![],
             },
             cards: (0..cards).map(card).collect(),
             locked_memory: Some(Limit::Bytes(ByteSize::mib(8))),
-            host_free_bytes: Some(ByteSize::mib(4096)),
-            cores: 2,
+            machine: Machine { available: Some(ByteSize::mib(4096)), limited: false, cores: 2 },
             cpu_device_bytes: Some(ByteSize::mib(1638)),
             ..Findings::default()
         }
@@ -227,13 +205,8 @@ mod tests {
 
     /// The same machine without a driver, a compiler, headers and cards.
     fn bare() -> Findings {
-        Findings {
-            kernel_module: None,
-            driver: Library::default(),
-            compiler: Library::default(),
-            headers: Headers::default(),
-            ..complete(0)
-        }
+        let (driver, compiler, headers) = Default::default();
+        Findings { kernel_module: None, driver, compiler, headers, ..complete(0) }
     }
 
     fn whats(found: &Findings, cards: &[usize]) -> Vec<String> {
@@ -267,9 +240,12 @@ mod tests {
 
     #[test]
     fn the_limit_of_a_control_group_is_said() {
-        let says = |host_is_limited| Report::of(Findings { host_is_limited, ..complete(1) }).to_string();
-        assert!(says(true).contains("4.00 GiB free within the limit of a control group\n"));
-        assert!(says(false).contains("4.00 GiB free\n"));
+        let mut found = complete(1);
+        assert!(Report::of(found.clone()).to_string().contains("4.00 GiB free\n"));
+        found.machine.limited = true;
+        assert!(
+            Report::of(found).to_string().contains("4.00 GiB free within the limit of a control group\n")
+        );
     }
 
     #[test]
@@ -278,11 +254,8 @@ mod tests {
         assert!(!report.usable);
         let whats = whats(&bare(), &[0]);
         assert_eq!(whats.len(), 3, "{whats:?}");
-        for (what, part) in
-            whats.iter().zip(["no NVIDIA driver (libcuda.so.1", "NVRTC was not found", "headers"])
-        {
-            assert!(what.contains(part), "{part} in {what}");
-        }
+        let parts = ["no NVIDIA driver (libcuda.so.1", "NVRTC was not found", "headers"];
+        assert!(whats.iter().zip(parts).all(|(what, part)| what.contains(part)), "{whats:?}");
         let text = report.to_string();
         assert!(text.ends_with(&format!("{}\n", report.verdict)), "the verdict is last:\n{text}");
         for part in ["not loaded", "libcuda.so.1 not found", "NVRTC not found", "GPUs            none"] {
@@ -297,23 +270,15 @@ mod tests {
         assert!(whats[0].starts_with("this build has no CUDA") && whats.len() == 4, "{whats:?}");
         let library = Library { found: true, path: Some("/usr/lib64/libcuda.so.1".into()), version: None };
         let named = Card { name: "Made-up".to_owned(), ..Card::default() };
-        let found = Findings {
-            cuda_in_build: false,
-            asked: false,
-            driver: library,
-            cards: vec![named],
-            ..complete(0)
-        };
+        let without = Findings { cuda_in_build: false, asked: false, ..complete(0) };
+        let found = Findings { driver: library, cards: vec![named], ..without };
         one(&found, &[0], "this build has no CUDA");
         let text = Report::of(found).to_string();
-        for part in [
-            "known by files alone",
-            "libcuda.so.1 found at /usr/lib64/libcuda.so.1",
-            "card 0          Made-up\n",
-        ] {
+        let parts = "known by files alone|libcuda.so.1 found at /usr/lib64/libcuda.so.1|card 0          Made-up\n|\
+                     cargo build --release -p hydra-bench --features cuda";
+        for part in parts.split('|') {
             assert!(text.contains(part), "{part:?} in\n{text}");
         }
-        assert!(text.contains("cargo build --release -p hydra-bench --features cuda"), "{text}");
     }
 
     #[test]
@@ -328,9 +293,8 @@ mod tests {
     #[test]
     fn headers_that_are_not_there_or_not_whole() {
         one(&Findings { headers: Headers::default(), ..complete(1) }, &[0], "CUDA_PATH is not set");
-        let missing = vec!["include/crt".to_owned(), "include/cccl".to_owned()];
         let mut found = complete(1);
-        found.headers.missing = missing;
+        found.headers.missing = vec!["include/crt".to_owned(), "include/cccl".to_owned()];
         // The compiler cannot use them either, which is not another thing to put right.
         found.compiler_problem = Some("cannot open source file \"crt/mma.h\"".to_owned());
         one(&found, &[0], "`/usr/local/cuda` lacks the headers include/crt, include/cccl");
@@ -359,15 +323,11 @@ mod tests {
         assert!(missing_for_cuda(&found, &[0]).is_empty());
         one(&found, &[0, 1], "card 1 (Made-up 1) cannot be used: it gives no context");
         assert!(Report::of(found).to_string().contains("cannot be used: it gives no context"));
+        let found = Findings { driver: Library::default(), ..complete(0) };
+        one(&found, &[0], "the kernel module is loaded, but libcuda.so.1 was not found");
         // What cannot be asked is not said to be missing.
         let found = Findings { driver_problem: Some("system not yet initialized".to_owned()), ..complete(0) };
         one(&found, &[0], "the driver could not be started: system not yet initialized");
-    }
-
-    #[test]
-    fn a_kernel_module_without_a_library_is_told_from_no_driver() {
-        let found = Findings { driver: Library::default(), ..complete(0) };
-        one(&found, &[0], "the kernel module is loaded, but libcuda.so.1 was not found");
     }
 
     #[test]
@@ -401,15 +361,11 @@ mod tests {
         assert_eq!(memory(gpus(&[0, 1], 2), None), Ok(ByteSize::mib(2_250)));
         assert_eq!(memory(gpus(&[0], 2), Some(ByteSize::mib(5_000))), Ok(ByteSize::mib(5_000)));
         let refused = memory(gpus(&[0, 1], 2), Some(ByteSize::mib(2_501))).unwrap_err();
-        assert!(
-            refused.contains("card 1 has 4.88 GiB") && refused.contains("2 devices of 2.44 GiB"),
-            "{refused}"
-        );
-        let blind = [Card::default()];
-        assert!(
-            gpus_memory(&gpus(&[0], 1), None, &blind).unwrap_err().to_string().contains("--device-memory")
-        );
-        assert!(gpus_memory(&gpus(&[0], 1), Some(ByteSize::mib(1)), &blind).is_ok());
+        assert!(refused.contains("card 1 has 4.88 GiB"), "{refused}");
+        assert!(refused.contains("2 devices of 2.44 GiB"), "{refused}");
+        let blind = |asked| gpus_memory(&gpus(&[0], 1), asked, &[Card::default()]);
+        assert!(blind(None).unwrap_err().to_string().contains("--device-memory"));
+        assert!(blind(Some(ByteSize::mib(1))).is_ok());
     }
 
     #[test]

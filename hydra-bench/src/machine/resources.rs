@@ -1,31 +1,32 @@
 //! The machine's cores and free memory.
 
 use crate::machine::procfs;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
 use hydra_core::ByteSize;
+use serde::Serialize;
 use std::path::Path;
 
-/// The share of free memory that the devices get together when nobody says how much, as a fraction.
-/// On a CPU they share the DRAM with the masters, so neither may take it all.
+/// The share of free memory that all devices get when nobody says how much: on a CPU the masters need the rest.
 const DEVICE_SHARE: (u64, u64) = (2, 5);
 /// The share of free memory that a run may use in all.
 const RUN_SHARE: (u64, u64) = (9, 10);
 /// The least that the host gets, as a share of free memory, however large the devices' budgets are.
 const HOST_SHARE: (u64, u64) = (1, 2);
 
-/// The machine as it was found.
-#[derive(Clone, Copy, Debug)]
+/// The memory and the cores of the machine, under the names that `hydra doctor` gives them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct Machine {
-    /// Cores that this process may use.
-    pub(crate) cores: usize,
     /// Memory that can be had without swapping; `None` where the system does not tell.
+    #[serde(rename = "host_free_bytes")]
     pub(crate) available: Option<ByteSize>,
     /// True if that is what a control group leaves, such as that of a container.
+    #[serde(rename = "host_is_limited")]
     pub(crate) limited: bool,
+    /// Cores that this process may use.
+    pub(crate) cores: usize,
 }
 
 impl Machine {
-    /// Looks at the machine.
     pub(crate) fn look() -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let found = procfs::available(Path::new("/"));
@@ -38,16 +39,16 @@ impl Machine {
         let available = self.available.context(
             "the system does not tell how much memory is free: give --device-memory, such as --device-memory 1GiB",
         )?;
-        match share(available, DEVICE_SHARE) / count.max(1) as u64 {
-            0 => {
-                bail!("no memory is free, or none within the limit of a control group: give --device-memory")
-            }
-            bytes => Ok(ByteSize(bytes)),
-        }
+        let bytes = share(available, DEVICE_SHARE) / count.max(1) as u64;
+        ensure!(
+            bytes > 0,
+            "no memory is free, or none within the limit of a control group: give --device-memory"
+        );
+        Ok(ByteSize(bytes))
     }
 
-    /// The host's part when nobody says how much: what a run may use without the devices' budgets, but not
-    /// less than half of what is free, because a budget that is larger than the machine will not be used up.
+    /// The host's part when nobody says how much: that of a run without the devices' budgets, but at least half of what
+    /// is free, because a budget that is larger than the machine will not be used up.
     pub(crate) fn host_share(&self, devices: ByteSize) -> Option<ByteSize> {
         let available = self.available?;
         let rest = share(available, RUN_SHARE).saturating_sub(devices.bytes());

@@ -12,9 +12,7 @@ const TOP: i32 = 64;
 const ROW: i32 = 24;
 const GAP: i32 = 10;
 
-/// One row.
 pub(crate) struct Bar {
-    /// The name beside the bar.
     pub(crate) name: String,
     /// Its length; `None` where there is none to show.
     pub(crate) value: Option<f64>,
@@ -23,9 +21,6 @@ pub(crate) struct Bar {
 }
 
 /// Draws the bars as SVG, from 0 to the longest one, or to `full` where that is given.
-///
-/// # Errors
-/// A drawing that the library refuses.
 pub(crate) fn draw(title: &str, note: &str, full: Option<f64>, bars: &[Bar]) -> Result<String> {
     let longest = bars.iter().filter_map(|bar| bar.value).fold(0.0, f64::max);
     let full = full.unwrap_or(longest);

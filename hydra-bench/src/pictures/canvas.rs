@@ -6,7 +6,7 @@ use plotters::prelude::*;
 
 /// An SVG picture in the making; places are in pixels from the upper left corner.
 pub(crate) struct Canvas<'a> {
-    root: DrawingArea<SVGBackend<'a>, Shift>,
+    pub(super) root: DrawingArea<SVGBackend<'a>, Shift>,
 }
 
 impl Canvas<'_> {
@@ -16,24 +16,19 @@ impl Canvas<'_> {
         self.root.draw(&Text::new(one_line(text), at, style)).map_err(|error| anyhow!("{error}"))
     }
 
-    /// Fills a rectangle.
     pub(crate) fn fill(&self, corners: [(i32, i32); 2], colour: RGBColor) -> Result<()> {
         self.root.draw(&Rectangle::new(corners, colour.filled())).map_err(|error| anyhow!("{error}"))
     }
 }
 
 /// The SVG text of what `draw` puts on a white canvas of this size.
-///
-/// # Errors
-/// The errors of `draw`, or a drawing that the library refuses.
 pub(crate) fn svg(size: (u32, u32), draw: impl FnOnce(&Canvas<'_>) -> Result<()>) -> Result<String> {
     let mut svg = String::new();
-    {
-        let canvas = Canvas { root: SVGBackend::with_string(&mut svg, size).into_drawing_area() };
-        canvas.root.fill(&WHITE).map_err(|error| anyhow!("{error}"))?;
-        draw(&canvas)?;
-        canvas.root.present().map_err(|error| anyhow!("{error}"))?;
-    }
+    let canvas = Canvas { root: SVGBackend::with_string(&mut svg, size).into_drawing_area() };
+    canvas.root.fill(&WHITE).map_err(|error| anyhow!("{error}"))?;
+    draw(&canvas)?;
+    canvas.root.present().map_err(|error| anyhow!("{error}"))?;
+    drop(canvas);
     Ok(svg)
 }
 

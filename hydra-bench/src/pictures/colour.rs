@@ -13,8 +13,7 @@ pub(crate) enum Shade {
     Dark,
 }
 
-/// The colour of the task at `index`. Hues are a golden angle apart, so that neighbours differ however many
-/// tasks there are.
+/// The colour of the task at `index`. Hues are a golden angle apart: neighbours differ however many tasks there are.
 pub(crate) fn task_colour(index: usize, shade: Shade) -> RGBColor {
     let hue = (index as f64 * 0.618_033_988_749_895).fract();
     let (saturation, lightness) = match shade {

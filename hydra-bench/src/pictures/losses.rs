@@ -1,5 +1,6 @@
 //! The picture of the loss curves: one for each task, thinned to what a picture can show.
 
+use crate::pictures::canvas::{Canvas, svg};
 use crate::pictures::colour::{Shade, task_colour};
 use anyhow::{Result, anyhow};
 use hydra_engine::TaskReport;
@@ -12,51 +13,36 @@ const POINTS: usize = 400;
 const LEGEND_TASKS: usize = 24;
 
 /// Draws the training losses as SVG, by minibatch.
-///
-/// # Errors
-/// A drawing that the library refuses.
 pub(crate) fn draw(tasks: &[TaskReport]) -> Result<String> {
     let curves: Vec<Vec<(f64, f64)>> = tasks.iter().map(|task| curve(&task.losses)).collect();
     let (low, high) = range(curves.iter().flatten().map(|point| point.1));
     let longest = tasks.iter().map(|task| task.losses.len()).max().unwrap_or(1).max(2) as f64;
-    let mut svg = String::new();
-    {
-        let root = SVGBackend::with_string(&mut svg, SIZE).into_drawing_area();
-        draw_chart(&root, tasks, &curves, 0.0..longest, low..high).map_err(|error| anyhow!("{error}"))?;
-        root.present().map_err(|error| anyhow!("{error}"))?;
-    }
-    Ok(svg)
+    svg(SIZE, |canvas| {
+        let drawn = draw_chart(canvas, tasks, &curves, [0.0..longest, low..high]);
+        drawn.map_err(|error| anyhow!("{error}"))
+    })
 }
 
-type Area<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
-
 fn draw_chart(
-    root: &Area<'_>,
+    canvas: &Canvas<'_>,
     tasks: &[TaskReport],
     curves: &[Vec<(f64, f64)>],
-    x: std::ops::Range<f64>,
-    y: std::ops::Range<f64>,
+    [x, y]: [std::ops::Range<f64>; 2],
 ) -> Result<(), Box<dyn std::error::Error>> {
-    root.fill(&WHITE)?;
-    let mut chart = ChartBuilder::on(root)
+    let mut chart = ChartBuilder::on(&canvas.root)
         .caption("Training loss of each minibatch, before its update", ("sans-serif", 20))
         .margin(12)
         .x_label_area_size(36)
         .y_label_area_size(56)
         .build_cartesian_2d(x, y)?;
-    chart
-        .configure_mesh()
-        .x_desc("minibatch")
-        .y_desc("loss (natural logarithm)")
-        .max_light_lines(2)
-        .draw()?;
+    let mut mesh = chart.configure_mesh();
+    mesh.x_desc("minibatch").y_desc("loss (natural logarithm)").max_light_lines(2).draw()?;
     for (index, (task, curve)) in tasks.iter().zip(curves).enumerate() {
         let colour = task_colour(index, Shade::Dark);
         let series = chart.draw_series(LineSeries::new(curve.iter().copied(), colour.stroke_width(2)))?;
         if index < LEGEND_TASKS {
-            series
-                .label(task.name.clone())
-                .legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], colour.stroke_width(2)));
+            let line = move |(x, y)| PathElement::new([(x, y), (x + 16, y)], colour.stroke_width(2));
+            series.label(task.name.clone()).legend(line);
         }
     }
     if !curves.is_empty() {
@@ -70,8 +56,7 @@ fn draw_chart(
     Ok(())
 }
 
-/// The means of at most [`POINTS`] parts of the losses, at the middle minibatch of each; what is no number
-/// is left out.
+/// The means of the numbers in at most [`POINTS`] parts of the losses, at the middle minibatch of each.
 fn curve(losses: &[f64]) -> Vec<(f64, f64)> {
     let part = losses.len().div_ceil(POINTS).max(1);
     let point = |(index, part_of): (usize, &[f64])| {

@@ -1,12 +1,9 @@
 //! The picture of the schedule: a Gantt chart with a row for each device and a colour for each task.
 //!
-//! A run has far more shard tasks than a picture has pixels. So each row is a line of pixel columns, each
-//! column shows what filled most of it, and equal neighbours are one rectangle: the number of elements is
-//! bounded by the width, however long the run. Of a run that is too long to see its shard tasks, a second
-//! panel shows a stretch from the middle.
-//!
-//! Simulated runs are drawn by the same code, with their promotions as a strip below each row where shard tasks
-//! can be told apart. A promotion is at least a column wide there, so that short ones are seen too.
+//! A run has far more shard tasks than a picture has pixels. So each row is a line of pixel columns, each column shows
+//! what filled most of it, and equal neighbours are one rectangle: the width bounds the number of elements. Of a run that
+//! is too long to see its shard tasks, a second panel shows a stretch from the middle. Simulated runs have their promotions
+//! as a strip below each row where shard tasks can be told apart, each at least a column wide.
 
 use crate::pictures::canvas::{Canvas, svg};
 use crate::pictures::colour::{Shade, task_colour};
@@ -42,11 +39,11 @@ const MAX_ROWS: usize = 256;
 pub(crate) struct Timeline {
     title: String,
     lanes: Vec<Lane>,
-    kept: usize,
-    end_s: f64,
+    spans: usize,
+    /// The end of the last span.
+    pub(crate) end_s: f64,
 }
 
-/// The spans of one device.
 #[derive(Clone, Default)]
 struct Lane {
     compute: Vec<Bar>,
@@ -60,7 +57,6 @@ struct Bar {
     end_s: f32,
 }
 
-/// The content of a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Label {
     task: u32,
@@ -78,7 +74,7 @@ struct Block {
 impl Timeline {
     /// An empty timeline of so many devices.
     pub(crate) fn new(devices: usize) -> Self {
-        Self { title: "Schedule".to_owned(), lanes: vec![Lane::default(); devices], kept: 0, end_s: 0.0 }
+        Self { title: "Schedule".to_owned(), lanes: vec![Lane::default(); devices], spans: 0, end_s: 0.0 }
     }
 
     /// The spans of so many devices in a simulation.
@@ -101,7 +97,7 @@ impl Timeline {
     /// Takes note of a span, if it is one of compute.
     pub(crate) fn push(&mut self, span: &Span) {
         let Track::Compute(device) = span.track else { return };
-        if self.kept >= MAX_SPANS {
+        if self.spans >= MAX_SPANS {
             return;
         }
         let Some(lane) = self.lanes.get_mut(device.0) else { return };
@@ -111,21 +107,11 @@ impl Timeline {
             _ => Shade::Dark,
         };
         lane.compute.push(Bar::new(span.task.0, shade, span.start_s, span.end_s));
-        self.kept += 1;
+        self.spans += 1;
         self.end_s = self.end_s.max(span.end_s);
     }
 
-    /// When the last span ended.
-    pub(crate) fn end_s(&self) -> f64 {
-        self.end_s
-    }
-
-    fn has_promotions(&self) -> bool {
-        self.lanes.iter().any(|lane| !lane.promotions.is_empty())
-    }
-
-    /// The whole run, and if its shard tasks cannot be told apart there, a stretch from the middle in which
-    /// they can.
+    /// The whole run, and if its shard tasks cannot be told apart there, a stretch from the middle where they can.
     fn stretches(&self) -> Vec<Range<f64>> {
         let bars = || self.lanes.iter().flat_map(|lane| &lane.compute);
         let busy: f64 = bars().map(|bar| f64::from(bar.end_s - bar.start_s)).sum();
@@ -137,10 +123,7 @@ impl Timeline {
     }
 }
 
-/// Refuses a simulated run that is too large to be kept and drawn.
-///
-/// # Errors
-/// Too many devices or shard tasks.
+/// Refuses a simulated run with too many devices or shard tasks to be drawn.
 pub(crate) fn check_size(devices: usize, shard_tasks: u64) -> Result<()> {
     ensure!(
         devices <= MAX_ROWS,
@@ -175,7 +158,10 @@ fn row(bars: &[Bar], stretch: &Range<f64>, columns: usize) -> Vec<Block> {
         let last = (end.ceil() as usize).min(columns);
         for (column, cell) in cells.iter_mut().enumerate().take(last).skip(start as usize) {
             let covered = end.min(column as f64 + 1.0) - start.max(column as f64);
-            add(cell, bar.label, covered);
+            match cell.iter_mut().find(|(other, _)| *other == bar.label) {
+                Some((_, sum)) => *sum += covered,
+                None => cell.push((bar.label, covered)),
+            }
         }
     }
     runs(cells.iter().map(|cell| most(cell)))
@@ -192,13 +178,6 @@ fn strip(bars: &[Bar], stretch: &Range<f64>, columns: usize) -> Vec<Block> {
         cells[first..last].fill(Some(bar.label));
     }
     runs(cells.into_iter())
-}
-
-fn add(cell: &mut Vec<(Label, f64)>, label: Label, covered: f64) {
-    match cell.iter_mut().find(|(other, _)| *other == label) {
-        Some((_, sum)) => *sum += covered,
-        None => cell.push((label, covered)),
-    }
 }
 
 /// The content that fills most of a column; `None` where it is idle for more than half of it.
@@ -236,16 +215,10 @@ pub(crate) fn draw(
     svg((WIDTH, height as u32), |canvas| {
         let sheet = Sheet { canvas, timeline, devices, utilizations };
         for (index, stretch) in stretches.iter().enumerate() {
+            let (name, seconds) = (&timeline.title, fixed(stretch.end - stretch.start, 2));
             let title = match index {
-                0 => {
-                    format!(
-                        "{}: {} s on {} devices",
-                        timeline.title,
-                        fixed(timeline.end_s(), 2),
-                        devices.len()
-                    )
-                }
-                _ => format!("A stretch from the middle, {} s long", fixed(stretch.end - stretch.start, 2)),
+                0 => format!("{name}: {seconds} s on {} devices", devices.len()),
+                _ => format!("A stretch from the middle, {seconds} s long"),
             };
             sheet.panel(stretch, index + 1 == stretches.len(), &title, index as i32 * panel)?;
         }
@@ -314,11 +287,11 @@ impl Sheet<'_, '_> {
             self.canvas.text((x + 20, y), 13, task)?;
         }
         let y = y + (tasks.len().div_ceil(LEGEND_COLUMNS) as i32) * LEGEND_LINE;
-        let promotion =
-            self.timeline.has_promotions().then_some((Shade::Dark, "promotion, below a row", STRIP));
-        let shades =
-            [(Shade::Light, "forward", 14), (Shade::Dark, "backward", 14), (Shade::Pale, "evaluation", 14)];
-        for (index, (shade, name, height)) in shades.into_iter().chain(promotion).enumerate() {
+        let promotes = self.timeline.lanes.iter().any(|lane| !lane.promotions.is_empty());
+        let promotion = promotes.then_some((Shade::Dark, "promotion, below a row", STRIP));
+        let shades = [(Shade::Light, "forward"), (Shade::Dark, "backward"), (Shade::Pale, "evaluation")];
+        let shades = shades.map(|(shade, name)| (shade, name, 14)).into_iter().chain(promotion);
+        for (index, (shade, name, height)) in shades.enumerate() {
             let x = LEFT + index as i32 * column;
             self.swatch(x, y, height, task_colour(0, shade))?;
             self.canvas.text((x + 20, y), 13, name)?;
@@ -341,8 +314,8 @@ fn ticks(stretch: &Range<f64>) -> Vec<f64> {
         return vec![stretch.start];
     }
     let magnitude = 10_f64.powf(raw.log10().floor());
-    let step = [1.0, 2.0, 5.0, 10.0].map(|m| m * magnitude).into_iter().find(|s| *s >= raw * 0.999);
-    let step = step.unwrap_or(10.0 * magnitude);
+    let steps = [1.0, 2.0, 5.0, 10.0].map(|m| m * magnitude);
+    let step = steps.into_iter().find(|s| *s >= raw * 0.999).unwrap_or(10.0 * magnitude);
     let first = (stretch.start / step).ceil();
     let last = stretch.end + 1e-4 * step;
     (0..100).map(|i| (first + f64::from(i)) * step).take_while(|tick| *tick <= last).collect()
@@ -350,10 +323,7 @@ fn ticks(stretch: &Range<f64>) -> Vec<f64> {
 
 fn short(seconds: f64) -> String {
     let text = fixed(seconds, 6);
-    if text.contains('e') {
-        return text;
-    }
-    text.trim_end_matches('0').trim_end_matches('.').to_owned()
+    if text.contains('e') { text } else { text.trim_end_matches('0').trim_end_matches('.').to_owned() }
 }
 
 #[cfg(test)]
@@ -381,17 +351,11 @@ mod tests {
             span(0, 9, 3.0, 3.2),
             span(1, 1, 9.0, 10.0),
         ]);
-        let light = |task| Label { task, shade: Shade::Light };
+        let light = |from, to, task| Block { from, to, label: Label { task, shade: Shade::Light } };
         let row = |device: usize, stretch, columns| row(&timeline.lanes[device].compute, stretch, columns);
-        assert_eq!(
-            row(0, &(0.0..10.0), 10),
-            [Block { from: 0, to: 2, label: light(7) }, Block { from: 2, to: 3, label: light(8) }]
-        );
-        assert_eq!(row(1, &(0.0..10.0), 10), [Block { from: 9, to: 10, label: light(1) }]);
-        assert_eq!(
-            row(0, &(1.5..2.5), 2),
-            [Block { from: 0, to: 1, label: light(7) }, Block { from: 1, to: 2, label: light(8) },]
-        );
+        assert_eq!(row(0, &(0.0..10.0), 10), [light(0, 2, 7), light(2, 3, 8)]);
+        assert_eq!(row(1, &(0.0..10.0), 10), [light(9, 10, 1)]);
+        assert_eq!(row(0, &(1.5..2.5), 2), [light(0, 1, 7), light(1, 2, 8)]);
         assert!(row(0, &(4.0..9.0), 5).is_empty());
         assert_eq!(timeline.stretches(), [0.0..10.0]);
     }
@@ -399,11 +363,12 @@ mod tests {
     /// Device 0 promotes and computes model 7, device 1 model 8, whose promotion takes no time.
     #[test]
     fn promotions_of_a_simulation_are_seen() {
+        let (minibatch, shard) = (0, 0);
         let span = |device: usize, task, what, start_s, end_s| hydra_sched::Span {
             device,
             task,
-            minibatch: 0,
-            shard: 0,
+            minibatch,
+            shard,
             what,
             start_s,
             end_s,
@@ -425,8 +390,8 @@ mod tests {
         assert_eq!(row(&timeline.lanes[1].compute, &(0.0..10.0), 10), [dark(0, 10, 8)]);
         let devices = ["device 0".to_owned(), "device 1".to_owned()];
         let svg = draw(&timeline, &devices, &[0.6, 1.0], &vec!["a".to_owned(); 9]).unwrap();
-        assert!(svg.contains("Simulated: 10.00 s on 2 devices") && svg.contains("promotion, below a row"));
-        assert!(svg.contains("device 1"));
+        let parts = ["Simulated: 10.00 s on 2 devices", "promotion, below a row", "device 1"];
+        assert!(parts.iter().all(|part| svg.contains(part)));
     }
 
     #[test]
@@ -461,8 +426,6 @@ mod tests {
         assert_eq!(ticks(&(0.0..10.0)), (0..=10).map(f64::from).collect::<Vec<_>>());
         assert_eq!(ticks(&(12.0..35.0)), [15.0, 20.0, 25.0, 30.0, 35.0]);
         assert_eq!(ticks(&(0.0..0.0)), [0.0]);
-        assert_eq!(short(0.25), "0.25");
-        assert_eq!(short(20.0), "20");
-        assert_eq!(short(2e299), "2.000e299");
+        assert_eq!([0.25, 20.0, 2e299].map(short), ["0.25", "20", "2.000e299"]);
     }
 }

@@ -1,9 +1,7 @@
 //! The run directory: what a run leaves behind, each file written so that a reader never sees half of it.
 
-use crate::run_dir::paths::{
-    check_utf8, check_writable, end_of_lines, entries, existing, free_bytes, remove, same_disk,
-};
-use anyhow::{Context, Result, bail};
+use crate::run_dir::paths::*;
+use anyhow::{Context, Result, bail, ensure};
 use hydra_core::{ByteSize, UNFINISHED, replace_file};
 use std::fs::{self, File, TryLockError};
 use std::io::{ErrorKind, Write};
@@ -25,8 +23,7 @@ pub(crate) const PLANS: &str = "plans";
 const MODELS: &str = "models";
 const CHECKPOINTS: &str = "checkpoints";
 
-/// The directory of one run. It is taken in two steps: what could be wrong with it is said at once, and what
-/// is in it goes only when the run [begins](RunDir::begin).
+/// The directory of one run. It is checked at once, and what is in it goes only when the run [begins](RunDir::begin).
 #[derive(Debug)]
 pub(crate) struct RunDir {
     path: PathBuf,
@@ -51,8 +48,7 @@ pub(crate) struct FileBytes {
 }
 
 impl RunDir {
-    /// The directory `out`, which must be empty or missing unless `force`, and must be one that can be made
-    /// and written to. Nothing in it changes, and it is not made yet.
+    /// The directory `out`, which must be usable, and empty or missing unless `force`. It is neither made nor changed.
     pub(crate) fn at(out: &Path, force: bool) -> Result<Self> {
         check_utf8(out)?;
         let mut dir = Self::new(out, force, false);
@@ -72,16 +68,12 @@ impl RunDir {
 
     /// The directory of a run that goes on. Nobody else has it from now on.
     pub(crate) fn resume(path: &Path) -> Result<Self> {
-        if !path.is_dir() {
-            bail!("`{}` is not a run directory: there is no such directory", path.display());
-        }
+        let shown = path.display();
+        ensure!(path.is_dir(), "`{shown}` is not a run directory: there is no such directory");
         check_utf8(path)?;
         let mut dir = Self { resumed: true, ..Self::new(path, false, false) };
-        if !dir.file(SPEC).is_file() {
-            bail!("`{}` is not a run directory: it has no {SPEC}", path.display());
-        }
-        check_writable(path)
-            .with_context(|| format!("the run directory `{}` cannot be written to", path.display()))?;
+        ensure!(dir.file(SPEC).is_file(), "`{shown}` is not a run directory: it has no {SPEC}");
+        check_writable(path).with_context(|| format!("the run directory `{shown}` cannot be written to"))?;
         dir.take()?;
         Ok(dir)
     }
@@ -108,9 +100,9 @@ impl RunDir {
     }
 
     fn check_usable(&self) -> Result<()> {
-        check_writable(&self.check_vacant()?).with_context(|| {
-            format!("the run directory `{}` cannot be written to: give another --out", self.path.display())
-        })
+        let shown = self.path.display();
+        check_writable(&self.check_vacant()?)
+            .with_context(|| format!("the run directory `{shown}` cannot be written to: give another --out"))
     }
 
     /// Makes the directory, or removes the run that is in it, and nothing else that may be there.
@@ -118,7 +110,7 @@ impl RunDir {
         if self.resumed {
             self.sweep()?;
             // It would be taken for that of the run that goes on.
-            return self.remove(REPORT);
+            return remove(&self.file(REPORT));
         }
         let made = !self.path.exists();
         fs::create_dir_all(&self.path)
@@ -133,42 +125,38 @@ impl RunDir {
         Ok(())
     }
 
-    /// Refuses a directory that holds something, unless it is to be replaced, and a path that no directory
-    /// can have; gives the directory, or the nearest one above it that exists.
+    /// Returns the directory, or the nearest one above it, if it is empty or to be replaced, or can be made.
     fn check_vacant(&self) -> Result<PathBuf> {
         let shown = self.path.display();
         let path = std::path::absolute(&self.path)
             .with_context(|| format!("the run directory `{shown}` could not be made"))?;
-        // A link that leads nowhere is there and is no directory.
-        let there = |path: &&Path| fs::symlink_metadata(path).is_ok();
-        let existing = path.ancestors().find(there).unwrap_or(&path);
+        // A link that leads nowhere exists and is no directory.
+        let exists = |path: &&Path| fs::symlink_metadata(path).is_ok();
+        let existing = path.ancestors().find(exists).unwrap_or(&path);
         if existing != path && !existing.is_dir() {
             bail!("the run directory `{shown}` could not be made: `{}` is a file", existing.display());
         }
-        if !existing.is_dir() {
-            bail!("the run directory `{shown}` is a file: give another --out");
-        }
+        ensure!(existing.is_dir(), "the run directory `{shown}` is a file: give another --out");
         if existing == path && !self.force {
-            let mut entries = fs::read_dir(&path)
-                .with_context(|| format!("the run directory `{shown}` could not be read"))?;
-            if entries.next().is_some() {
-                bail!(
-                    "the run directory `{shown}` is not empty: give another --out, or --force to replace the \
-                     run in it"
-                );
-            }
+            let entries = fs::read_dir(&path);
+            let entries =
+                entries.with_context(|| format!("the run directory `{shown}` could not be read"))?;
+            ensure!(
+                entries.count() == 0,
+                "the run directory `{shown}` is not empty: give another --out, or --force to replace the run in it"
+            );
         }
         Ok(existing.to_owned())
     }
 
     /// Refuses to remove what has the name of a run's file where no run is: somebody's own `models`, for instance.
     fn check_replaceable(&self) -> Result<()> {
-        let there = |name: &&str| fs::symlink_metadata(self.path.join(name)).is_ok();
-        match CONTENTS.into_iter().find(there) {
-            Some(name) if !there(&SPEC) => bail!(
-                "`{}` is not a run directory, for it has no {SPEC}, and its `{name}` would be lost: give another --out, or \
-                 move that away",
-                self.path.display()
+        let (shown, exists) =
+            (self.path.display(), |name: &&str| fs::symlink_metadata(self.file(name)).is_ok());
+        match CONTENTS.into_iter().find(exists) {
+            Some(name) if !exists(&SPEC) => bail!(
+                "`{shown}` is not a run directory, for it has no {SPEC}, and its `{name}` would be lost: give another \
+                 --out, or move that away"
             ),
             _ => Ok(()),
         }
@@ -199,9 +187,9 @@ impl RunDir {
     fn clear(&self) -> Result<()> {
         // The spec, which makes it a run directory, goes last.
         CONTENTS.iter().rev().try_for_each(|name| {
-            self.remove(name)?;
+            remove(&self.file(name))?;
             // What a run that was killed has left.
-            self.remove(&format!("{name}{UNFINISHED}"))
+            remove(&self.file(&format!("{name}{UNFINISHED}")))
         })
     }
 
@@ -215,13 +203,7 @@ impl RunDir {
         parts.try_for_each(|path| remove(&path))
     }
 
-    /// Removes a file or a directory in the directory, if it is there.
-    fn remove(&self, name: &str) -> Result<()> {
-        remove(&self.path.join(name))
-    }
-
-    /// Gives the directory back after a run that came to nothing: removes its files, if it had begun, and the
-    /// directory, if this run made it.
+    /// Removes the files of a run that came to nothing, if it had begun, and the directory, if this run made it.
     pub(crate) fn discard(self) {
         if self.begun {
             // What cannot be removed stays, and the error that ended the run is the one to tell.
@@ -233,28 +215,24 @@ impl RunDir {
         }
     }
 
-    /// The directory.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The path of what is named so in the directory.
     pub(crate) fn file(&self, name: &str) -> PathBuf {
         self.path.join(name)
     }
 
-    /// Returns true if a run goes on here.
     pub(crate) fn is_resumed(&self) -> bool {
         self.resumed
     }
 
-    /// Refuses a run whose checkpoints and models would not find room on their disk, or whose masters would not, in
-    /// this directory, on theirs, which may be the same.
+    /// Refuses a run whose checkpoints and models, or masters (in this directory), find no room on their disks.
     pub(crate) fn check_room(&self, files: &FileBytes, masters: Option<(&Path, u64)>) -> Result<()> {
         // The checkpoints of a run that goes on are replaced.
-        let there = entries(&self.path.join(CHECKPOINTS)).filter_map(|path| path.metadata().ok());
-        let there: u64 = there.map(|file| file.len()).sum();
-        let more = files.checkpoints.saturating_sub(there).saturating_add(files.beside);
+        let replaced = entries(&self.file(CHECKPOINTS)).filter_map(|path| path.metadata().ok());
+        let replaced: u64 = replaced.map(|file| file.len()).sum();
+        let more = files.checkpoints.saturating_sub(replaced).saturating_add(files.beside);
         let here = existing(&self.path);
         let beside = masters.filter(|(dir, _)| same_disk(existing(dir), here)).map_or(0, |(_, bytes)| bytes);
         match free_bytes(here) {
@@ -283,30 +261,24 @@ impl RunDir {
 
     /// The checkpoint of a task: `checkpoints/<task>.safetensors`.
     pub(crate) fn checkpoint_file(&self, task: &str) -> Result<PathBuf> {
-        let dir = std::path::absolute(self.path.join(CHECKPOINTS))
-            .with_context(|| format!("`{}` is not a usable path", self.path.display()))?;
-        Ok(dir.join(format!("{}.safetensors", safe_name(task))))
+        Ok(absolute(&self.file(CHECKPOINTS))?.join(format!("{}.safetensors", safe_name(task))))
     }
 
     /// Writes `spec.toml`, unless a run goes on, whose spec stays as it was.
     pub(crate) fn write_spec(&self, text: &str) -> Result<()> {
-        if self.resumed {
-            return Ok(());
-        }
-        self.write(SPEC, text)
+        if self.resumed { Ok(()) } else { self.write(SPEC, text) }
     }
 
     /// The file for the plan of a task: `plans/<task>.json`.
     pub(crate) fn plan_file(&self, task: &str) -> Result<PathBuf> {
-        let dir = self.path.join(PLANS);
-        fs::create_dir_all(&dir).with_context(|| format!("`{}` could not be made", dir.display()))?;
+        let dir = self.file(PLANS);
+        fs::create_dir_all(&dir).with_context(|| could_not(&dir, "made"))?;
         Ok(dir.join(format!("{}.json", safe_name(task))))
     }
 
     /// The directory for the model of a task, as an absolute path.
     pub(crate) fn model_dir(&self, task: &str) -> Result<PathBuf> {
-        let path = self.path.join(MODELS).join(safe_name(task));
-        std::path::absolute(&path).with_context(|| format!("`{}` is not a usable path", path.display()))
+        absolute(&self.file(MODELS).join(safe_name(task)))
     }
 
     /// Opens `metrics.jsonl`; where a run goes on, at its end, behind the last whole line.
@@ -321,40 +293,33 @@ impl RunDir {
             file.set_len(whole)?;
             Ok::<_, std::io::Error>(file)
         };
-        open().with_context(|| format!("`{}` could not be opened", path.display()))
+        open().with_context(|| could_not(&path, "opened"))
     }
 
-    /// Opens a file in the directory, which is empty then.
     pub(crate) fn open(&self, name: &str) -> Result<File> {
-        let path = self.path.join(name);
-        File::create(&path).with_context(|| format!("`{}` could not be made", path.display()))
+        let path = self.file(name);
+        File::create(&path).with_context(|| could_not(&path, "made"))
     }
 
-    /// Writes a file in the directory.
     pub(crate) fn write(&self, name: &str, text: &str) -> Result<()> {
-        let path = self.path.join(name);
+        let path = self.file(name);
         let written = replace_file(&path, |file| file.write_all(text.as_bytes()));
-        written.with_context(|| format!("`{}` could not be written", path.display()))
+        written.with_context(|| could_not(&path, "written"))
     }
 }
 
 /// Reads `report.json` of a run directory.
 pub(crate) fn read_report(dir: &Path) -> Result<String> {
-    if !dir.is_dir() {
-        bail!("`{}` is not a run directory: there is no such directory", dir.display());
-    }
-    let path = dir.join(REPORT);
+    let (path, shown) = (dir.join(REPORT), dir.display());
+    ensure!(dir.is_dir(), "`{shown}` is not a run directory: there is no such directory");
     match fs::read_to_string(&path) {
-        Err(error) if error.kind() == ErrorKind::NotFound && dir.join(SPEC).is_file() => {
-            bail!(
-                "`{0}` has no {REPORT}: the run has not ended; if it was interrupted, go on with: hydra resume {0}",
-                dir.display()
-            )
-        }
+        Err(error) if error.kind() == ErrorKind::NotFound && dir.join(SPEC).is_file() => bail!(
+            "`{shown}` has no {REPORT}: the run has not ended; if it was interrupted, go on with: hydra resume {shown}"
+        ),
         Err(error) if error.kind() == ErrorKind::NotFound => {
-            bail!("`{}` is not a run directory: it has neither {SPEC} nor {REPORT}", dir.display())
+            bail!("`{shown}` is not a run directory: it has neither {SPEC} nor {REPORT}")
         }
-        result => result.with_context(|| format!("`{}` could not be read", path.display())),
+        result => result.with_context(|| could_not(&path, "read")),
     }
 }
 
@@ -410,10 +375,8 @@ mod tests {
         let mine = root.path().join("models/mine");
         fs::create_dir_all(&mine).unwrap();
         let error = RunDir::at(root.path(), true).unwrap_err().to_string();
-        assert!(
-            error.contains("is not a run directory") && error.contains("`models` would be lost"),
-            "{error}"
-        );
+        let says = ["is not a run directory", "`models` would be lost"];
+        assert!(says.iter().all(|part| error.contains(part)), "{error}");
         fs::rename(root.path().join(MODELS), root.path().join("kept")).unwrap();
         let mut dir = RunDir::at(root.path(), true).unwrap();
         fs::create_dir_all(&mine).unwrap();
@@ -460,18 +423,15 @@ mod tests {
         let files = |checkpoints, beside| FileBytes { checkpoints, beside };
         dir.check_room(&files(1, 1), Some((root.path(), 1))).unwrap();
         if free_bytes(root.path()).is_some() {
-            let said =
-                dir.check_room(&files(1, 0), Some((root.path(), u64::MAX / 2))).unwrap_err().to_string();
+            let masters = Some((root.path(), u64::MAX / 2));
+            let refused = |files, masters| dir.check_room(&files, masters).unwrap_err().to_string();
+            let said = refused(files(1, 0), masters);
             assert!(said.contains("more in the run directory") && said.contains(" for masters"), "{said}");
-            let said =
-                dir.check_room(&files(0, 0), Some((root.path(), u64::MAX / 2))).unwrap_err().to_string();
+            let said = refused(files(0, 0), masters);
             assert!(said.contains("masters and optimizer state take"), "{said}");
-            let said = dir.check_room(&files(u64::MAX / 2, 0), None).unwrap_err().to_string();
-            assert!(
-                said.contains("checkpoints and models take up to")
-                    && said.contains("--checkpoint-every never"),
-                "{said}"
-            );
+            let said = refused(files(u64::MAX / 2, 0), None);
+            assert!(said.contains("checkpoints and models take up to"), "{said}");
+            assert!(said.contains("--checkpoint-every never"), "{said}");
         }
     }
 
@@ -497,15 +457,10 @@ mod tests {
         one.write_spec("x = 1").unwrap();
         one.discard();
         assert!(RunDir::next_in(&parent, "select").unwrap().path().ends_with("runs/select-1"));
-    }
-
-    #[test]
-    fn a_directory_that_was_there_is_not_discarded() {
-        let root = tempfile::tempdir().unwrap();
         let mut dir = RunDir::at(root.path(), false).unwrap();
         dir.begin().unwrap();
         dir.discard();
-        assert!(root.path().is_dir());
+        assert!(root.path().is_dir(), "a directory that was there is not discarded");
     }
 
     #[test]
@@ -522,9 +477,7 @@ mod tests {
 
     #[test]
     fn names_are_safe() {
-        assert_eq!(safe_name("b16-lr3e-4"), "b16-lr3e-4");
-        assert_eq!(safe_name("../../etc/passwd"), "_.._etc_passwd");
-        assert_eq!(safe_name("..."), "task");
-        assert_eq!(safe_name("a b/c\\d:é"), "a_b_c_d__");
+        let names = ["b16-lr3e-4", "../../etc/passwd", "...", "a b/c\\d:é"].map(safe_name);
+        assert_eq!(names, ["b16-lr3e-4", "_.._etc_passwd", "task", "a_b_c_d__"]);
     }
 }

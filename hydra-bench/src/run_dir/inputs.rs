@@ -3,6 +3,7 @@
 //! A checkpoint says of data and architecture what it needs to refuse others; a task without one has nothing but this,
 //! and only this says something of first weights.
 
+use crate::run_dir::paths::could_not;
 use crate::settings::ModelSettings;
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
@@ -30,7 +31,7 @@ impl Inputs {
         let mut hash = Sha256::new_with_prefix(described);
         for file in weights {
             let read = File::open(file).and_then(|mut file| io::copy(&mut file, &mut hash));
-            read.with_context(|| format!("`{}` could not be read", file.display()))?;
+            read.with_context(|| could_not(file, "read"))?;
         }
         Ok(Self { model_sha256: format!("{:x}", hash.finalize()), data_sha256: hash_of_tokens(splits) })
     }

@@ -1,7 +1,7 @@
 //! The final report as text: a leaderboard by validation perplexity (by loss, if the models are no language models), the devices, and what moved.
 
 use crate::terminal::{Table, thousands};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
 use hydra_core::ByteSize;
 use hydra_engine::{Place, Placement, REPORT_SCHEMA, Transfers};
 use serde::Deserialize;
@@ -47,7 +47,7 @@ struct Task {
 }
 
 impl Task {
-    /// Why it failed, and what it leaves.
+    /// The reason of its failure, and its best weights.
     fn failure(&self) -> String {
         let why = self.error.as_deref().unwrap_or("no reason is known");
         match (self.best_step, &self.model_dir) {
@@ -92,21 +92,20 @@ struct Device {
 }
 
 impl Report {
-    /// Reads `report.json`.
     pub(crate) fn parse(json: &str) -> Result<Self> {
         let value: serde_json::Value = serde_json::from_str(json).context("the report is broken JSON")?;
         let schema = value.get("schema").and_then(serde_json::Value::as_u64);
         let schema = schema.context("the report has no schema: is it a report of this program?")?;
-        if schema != u64::from(REPORT_SCHEMA) {
-            bail!("the report has schema {schema}, and this program reads schema {REPORT_SCHEMA}");
-        }
+        ensure!(
+            schema == u64::from(REPORT_SCHEMA),
+            "the report has schema {schema}, and this program reads schema {REPORT_SCHEMA}"
+        );
         serde_json::from_value(value).context("the report does not have what its schema says")
     }
 
     /// The tasks that failed, with the reason.
     pub(crate) fn failures(&self) -> Vec<String> {
-        let failed = self.tasks.iter().filter(|task| task.state == "failed");
-        failed.map(Task::failure).collect()
+        self.tasks.iter().filter(|task| task.state == "failed").map(Task::failure).collect()
     }
 
     /// Returns true if a task was stopped before its end.
@@ -119,38 +118,28 @@ impl Report {
         self.tasks.iter().all(|task| task.state == "done")
     }
 
-    /// The number of tasks.
     pub(crate) fn len(&self) -> usize {
         self.tasks.len()
     }
 
-    /// The report as text.
     pub(crate) fn render(&self) -> String {
-        let mut text = self.ranking();
-        text.push('\n');
-        text.push_str(&self.device_table());
-        text.push('\n');
-        text.push_str(&self.summary());
-        text.push_str(&self.optimizers());
-        text
+        let (ranking, devices) = (self.ranking(), self.device_table());
+        format!("{ranking}\n{devices}\n{}{}", self.summary(), self.optimizers())
     }
 
     /// The tasks that were stepped on the device, if any, and why; and those whose bits are not the host's.
     fn optimizers(&self) -> String {
         let mut text = String::new();
         let on_device = |task: &&Task| task.optimizer.on == Place::Device;
-        let there: Vec<&Task> = self.tasks.iter().filter(on_device).collect();
-        if let Some(first) = there.first() {
-            let (there, all) = (there.len(), self.tasks.len());
-            text.push_str(&format!(
-                "optimizer on the device for {there} of {all} tasks: {}\n",
-                first.optimizer.why
-            ));
+        let on_device: Vec<&Task> = self.tasks.iter().filter(on_device).collect();
+        if let Some(first) = on_device.first() {
+            let (some, all, why) = (on_device.len(), self.tasks.len(), &first.optimizer.why);
+            text = format!("optimizer on the device for {some} of {all} tasks: {why}\n");
         }
-        let inexact: Vec<&str> =
-            there.iter().filter(|task| !task.optimizer.exact).map(|task| task.name.as_str()).collect();
-        if !inexact.is_empty() {
-            let names = inexact.join(", ");
+        let inexact = on_device.iter().filter(|task| !task.optimizer.exact);
+        let names: Vec<&str> = inexact.map(|task| task.name.as_str()).collect();
+        if !names.is_empty() {
+            let names = names.join(", ");
             text.push_str(&format!("not the bits of a run whose optimizer is on the host: {names}\n"));
         }
         text
@@ -165,14 +154,12 @@ impl Report {
         );
         let mut table = Table::new(names.split('|'));
         for (rank, task) in self.ranked() {
+            let (batch, lr) = (task.config.get("batch"), task.config["lr"].as_f64());
             table.row(vec![
                 rank.map_or_else(|| "-".to_owned(), |rank| rank.to_string()),
                 task.name.clone(),
-                task.config.get("batch").map_or_else(|| "-".to_owned(), ToString::to_string),
-                task.config
-                    .get("lr")
-                    .and_then(serde_json::Value::as_f64)
-                    .map_or("-".into(), |lr| format!("{lr:e}")),
+                batch.map_or_else(|| "-".to_owned(), ToString::to_string),
+                lr.map_or("-".into(), |lr| format!("{lr:e}")),
                 task.shards.to_string(),
                 task.steps.to_string(),
                 cell(task.initial_validation.as_ref()),
@@ -314,10 +301,8 @@ mod tests {
         let ranked: Vec<_> = report.ranked().iter().map(|(_, task)| task.name.as_str()).collect();
         assert_eq!(ranked, ["diverged", "best", "worse", "broken"]);
         let text = report.render();
-        assert!(
-            text.contains("validation loss") && text.contains("0.125") && !text.contains("ppl"),
-            "{text}"
-        );
+        let parts = ["validation loss", "0.125", "ppl"].map(|part| text.contains(part));
+        assert_eq!(parts, [true, true, false], "{text}");
     }
 
     #[test]
@@ -337,8 +322,7 @@ mod tests {
     #[test]
     fn a_failed_task_says_where_its_best_weights_are() {
         let mut json = report();
-        let failed =
-            json["tasks"].as_array_mut().unwrap().iter_mut().find(|task| task["name"] == "broken").unwrap();
+        let failed = &mut json["tasks"][1];
         (failed["best_step"], failed["model_dir"]) = (json!(2), json!("/runs/broken"));
         let said = Report::parse(&json.to_string()).unwrap().failures();
         let expected =
@@ -353,17 +337,9 @@ mod tests {
         for part in ["1  best", "3e-4", "250.0", "4.250", "done"] {
             assert!(best.contains(part), "{part} in {best}");
         }
-        for part in [
-            "91.7%",
-            "8.00 MiB",
-            "16.00 MiB",
-            "12.00 s",
-            "11.50 s",
-            "11.80 s: 0.983 of it",
-            "12.3k tokens/s",
-            "1.00 GiB",
-            "inf",
-        ] {
+        let parts =
+            "91.7%|8.00 MiB|16.00 MiB|12.00 s|11.50 s|11.80 s: 0.983 of it|12.3k tokens/s|1.00 GiB|inf";
+        for part in parts.split('|') {
             assert!(text.contains(part), "{part} in\n{text}");
         }
     }

@@ -1,21 +1,29 @@
 //! Questions about paths: what lies in what, what can be written, and how much room there is.
 
 use crate::terminal::Usage;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
+/// The context of an error: what could not be done with a path.
+pub(crate) fn could_not(path: &Path, what: &str) -> String {
+    format!("`{}` could not be {what}", path.display())
+}
+
+/// The absolute path of this one.
+pub(super) fn absolute(path: &Path) -> Result<PathBuf> {
+    std::path::absolute(path).with_context(|| format!("`{}` is not a usable path", path.display()))
+}
+
 /// Refuses a path that the report, which is JSON, could not name.
 pub(super) fn check_utf8(path: &Path) -> Result<()> {
-    let whole =
-        std::path::absolute(path).with_context(|| format!("`{}` is not a usable path", path.display()))?;
-    if whole.to_str().is_none() {
-        bail!(
-            "the path of the run directory `{}` is not UTF-8, and the report could not name it: give another --out",
-            whole.display()
-        );
-    }
+    let whole = absolute(path)?;
+    let shown = whole.display();
+    ensure!(
+        whole.to_str().is_some(),
+        "the path of the run directory `{shown}` is not UTF-8, and the report could not name it: give another --out"
+    );
     Ok(())
 }
 
@@ -23,15 +31,13 @@ pub(super) fn check_utf8(path: &Path) -> Result<()> {
 pub(crate) fn remove(path: &Path) -> Result<()> {
     let removed = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
     match removed {
-        Err(error) if error.kind() != ErrorKind::NotFound => {
-            Err(error).with_context(|| format!("`{}` could not be removed", path.display()))
-        }
-        _ => Ok(()),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        removed => removed.with_context(|| could_not(path, "removed")),
     }
 }
 
 /// The entries of a directory, if it can be listed.
-pub(super) fn entries(dir: &Path) -> impl Iterator<Item = PathBuf> + use<> {
+pub(crate) fn entries(dir: &Path) -> impl Iterator<Item = PathBuf> + use<> {
     fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path())
 }
 
@@ -76,10 +82,10 @@ pub(crate) fn check_not_read(flag: &str, file: &Path, read: &[(&str, &Path)]) ->
     // Of a terminal or a pipe nothing is lost.
     let Some(written) = fs::canonicalize(file).ok().filter(|path| path.is_file()) else { return Ok(()) };
     match read.iter().find(|(_, path)| fs::canonicalize(path).is_ok_and(|path| path == written)) {
-        Some((of, _)) => Err(Usage::new(format!(
-            "{flag} `{}` would replace the file that {of} names: give another",
-            file.display()
-        ))),
+        Some((of, _)) => {
+            let file = file.display();
+            Err(Usage::new(format!("{flag} `{file}` would replace the file that {of} names: give another")))
+        }
         None => Ok(()),
     }
 }

@@ -8,8 +8,7 @@ use std::fs::File;
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Listens to a run and writes what it hears. A full disk must not end the training, and a file that fails harms no
-/// other: the first error of each is told at the end.
+/// Writes what a run says. A file that fails ends neither the training nor the others: its first error is told at the end.
 pub(crate) struct RunLog {
     tasks: Vec<String>,
     metrics: Lines,
@@ -22,9 +21,7 @@ pub(crate) struct RunLog {
 pub(crate) struct Ended {
     /// The compute spans, for the picture of the schedule.
     pub(crate) timeline: Timeline,
-    /// The first error of writing `metrics.jsonl`, if any.
     pub(crate) metrics: io::Result<()>,
-    /// The first error of writing the trace, if any.
     pub(crate) trace: io::Result<()>,
 }
 
@@ -33,26 +30,13 @@ pub(crate) struct Ended {
 pub(crate) struct SharedRunLog(Arc<Mutex<Option<RunLog>>>);
 
 impl SharedRunLog {
-    /// A log of these tasks on these devices.
-    pub(crate) fn new(
-        metrics: File,
-        trace: File,
-        tasks: Vec<String>,
-        devices: &[String],
-    ) -> io::Result<Self> {
-        let log = RunLog {
-            timeline: Timeline::new(devices.len()),
-            tasks,
-            metrics: Lines::new(metrics)?,
-            trace: Ok(TraceWriter::new(BufWriter::new(trace), devices)?),
-        };
-        Ok(Self(Arc::new(Mutex::new(Some(log)))))
+    pub(crate) fn new(metrics: File, trace: File, tasks: Vec<String>, on: &[String]) -> io::Result<Self> {
+        let (metrics, timeline) = (Lines::new(metrics)?, Timeline::new(on.len()));
+        let trace = Ok(TraceWriter::new(BufWriter::new(trace), on)?);
+        Ok(Self(Arc::new(Mutex::new(Some(RunLog { tasks, metrics, trace, timeline })))))
     }
 
-    /// Ends the log.
-    ///
-    /// # Errors
-    /// If it has ended before.
+    /// Ends the log, once.
     pub(crate) fn finish(&self) -> io::Result<Ended> {
         let log = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
         let log = log.ok_or_else(|| io::Error::other("the run log has ended before"))?;
@@ -92,7 +76,6 @@ struct Lines {
     whole: u64,
     /// True if a part of a line may be behind them.
     torn: bool,
-    /// The first error.
     failed: Option<io::Error>,
 }
 
@@ -197,21 +180,14 @@ mod tests {
         let file = |name: &str| File::create(dir.path().join(name)).unwrap();
         let mut log = log(file("m"), file("t"));
         let task = TaskId(0);
-        log.observe(&RunEvent::Minibatch {
-            task,
-            step: 0,
-            steps: 2,
-            loss: f64::NAN,
-            rate: 0.1,
-            units: 64,
-            at_s: 1.0,
-        });
+        let (steps, units, loss) = (2, 64, f64::NAN);
+        log.observe(&RunEvent::Minibatch { task, step: 0, steps, loss, rate: 0.1, units, at_s: 1.0 });
         let result = Evaluation { loss: 2.0, perplexity: Some(7.4), terms: 1, metrics: BTreeMap::new() };
         log.observe(&RunEvent::Evaluated { task, kind: EvaluationKind::Test, step: 1, result, at_s: 2.0 });
         log.observe(&RunEvent::Ended { task, state: TaskState::Failed, error: Some("broke"), at_s: 3.0 });
         log.observe(&RunEvent::Span(SPAN));
         let ended = log.finish().unwrap();
-        assert_eq!(ended.timeline.end_s(), 1.0);
+        assert_eq!(ended.timeline.end_s, 1.0);
         assert!(ended.metrics.is_ok() && ended.trace.is_ok());
         assert!(log.finish().is_err(), "a log ends once");
         let text = std::fs::read_to_string(dir.path().join("m")).unwrap();
@@ -235,7 +211,7 @@ mod tests {
         (0..1000).for_each(|_| log.observe(&RunEvent::Span(SPAN)));
         log.observe(&RunEvent::Stopping);
         let ended = log.finish().unwrap();
-        assert_eq!(ended.timeline.end_s(), 1.0);
+        assert_eq!(ended.timeline.end_s, 1.0);
         assert!(ended.metrics.is_ok() && ended.trace.is_err());
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "{\"event\":\"stopping\"}\n");
     }

@@ -7,7 +7,7 @@ use crate::settings::{
     CheckpointArg, CheckpointSettings, DeviceSettings, ModelSettings, RunSettings, TrainingSettings,
 };
 use crate::terminal::Usage;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
 use hydra_core::TrainSpec;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -37,7 +37,6 @@ impl CommandName {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct RunSpec {
-    /// [`SPEC_FORMAT`].
     pub(crate) format: u32,
     pub(crate) command: CommandName,
     #[serde(default)]
@@ -45,7 +44,6 @@ pub(crate) struct RunSpec {
     pub(crate) model: ModelSettings,
     pub(crate) training: TrainingSettings,
     pub(crate) devices: DeviceSettings,
-    /// The model and the text as they were when the run began; set when they have been read.
     #[serde(default)]
     pub(crate) inputs: Option<Inputs>,
 }
@@ -53,16 +51,10 @@ pub(crate) struct RunSpec {
 impl RunSpec {
     /// The spec of a run that begins with these settings.
     pub(crate) fn new(command: CommandName, settings: RunSettings, machine: &Machine) -> Result<Self> {
+        let (format, checkpoint_every) = (SPEC_FORMAT, CheckpointArg::default());
         let devices = settings.devices.resolve(machine)?;
-        let spec = Self {
-            format: SPEC_FORMAT,
-            command,
-            checkpoint_every: CheckpointArg::default(),
-            model: settings.model.resolve()?,
-            training: settings.training.resolve(),
-            devices,
-            inputs: None,
-        };
+        let (model, training) = (settings.model.resolve()?, settings.training.resolve());
+        let spec = Self { format, command, checkpoint_every, model, training, devices, inputs: None };
         spec.check()?;
         Ok(spec)
     }
@@ -74,17 +66,15 @@ impl RunSpec {
         Ok(spec)
     }
 
-    /// The spec of a run that goes on, with the settings of devices that it had, but for what is given now. Its plans are
-    /// looked for in `plans`.
+    /// The spec of a run that goes on: its settings of devices, with those that are given now, and its plans in `plans`.
     pub(crate) fn resume(
         file: &Path,
         plans: &Path,
-        devices: &Given<DeviceSettings>,
+        given: &Given<DeviceSettings>,
         machine: &Machine,
     ) -> Result<Self> {
-        let mut spec = Self::read(file)?;
-        spec.devices = spec.devices.resumed(devices, plans, machine)?;
-        Ok(spec)
+        let spec = Self::read(file)?;
+        Ok(Self { devices: spec.devices.resumed(given, plans, machine)?, ..spec })
     }
 
     /// This spec with checkpoints as often as the flag says, if it is given.
@@ -94,8 +84,8 @@ impl RunSpec {
 
     fn read(file: &Path) -> Result<Self> {
         let shown = file.display();
-        let text =
-            std::fs::read_to_string(file).with_context(|| format!("the spec `{shown}` could not be read"))?;
+        let text = std::fs::read_to_string(file);
+        let text = text.with_context(|| format!("the spec `{shown}` could not be read"))?;
         let no_spec = || format!("`{shown}` is not a spec: give the spec.toml of a run directory");
         let table: Table = toml::from_str(&text).with_context(no_spec)?;
         check_values(&table).with_context(|| cannot_be_run(file))?;
@@ -104,7 +94,6 @@ impl RunSpec {
         Ok(spec)
     }
 
-    /// The text of `spec.toml`.
     pub(crate) fn to_toml(&self) -> Result<String> {
         let body = toml::to_string(self).context("the spec could not be written as TOML")?;
         Ok(format!(
@@ -118,7 +107,6 @@ impl RunSpec {
         self.training.check(self.model.seed)
     }
 
-    /// The entry of a configuration in the report.
     pub(crate) fn describe(&self, spec: &TrainSpec) -> serde_json::Value {
         serde_json::json!({
             "model": self.model.model, "data": self.model.data, "context": self.model.context,
@@ -134,19 +122,13 @@ fn cannot_be_run(file: &Path) -> String {
 
 /// Refuses another format, and values that the flags would not take.
 fn check_values(spec: &Table) -> Result<()> {
-    match spec.get("format").and_then(toml::Value::as_integer) {
-        Some(format) if format != i64::from(SPEC_FORMAT) => {
-            bail!("it has format {format}, and this program reads format {SPEC_FORMAT}")
-        }
-        _ => {}
-    }
-    let groups: [(&str, fn(&Table) -> Result<(), Usage>); 3] = [
-        ("model", flags::check::<ModelSettings>),
-        ("training", flags::check::<TrainingSettings>),
-        ("devices", flags::check::<DeviceSettings>),
-    ];
-    for (name, check) in groups {
-        spec.get(name).and_then(toml::Value::as_table).map_or(Ok(()), check)?;
-    }
-    Ok(())
+    let format = spec.get("format").and_then(toml::Value::as_integer).unwrap_or(i64::from(SPEC_FORMAT));
+    ensure!(
+        format == i64::from(SPEC_FORMAT),
+        "it has format {format}, and this program reads format {SPEC_FORMAT}"
+    );
+    let group = |name: &str| spec.get(name).and_then(toml::Value::as_table);
+    group("model").map_or(Ok(()), flags::check::<ModelSettings>)?;
+    group("training").map_or(Ok(()), flags::check::<TrainingSettings>)?;
+    Ok(group("devices").map_or(Ok(()), flags::check::<DeviceSettings>)?)
 }

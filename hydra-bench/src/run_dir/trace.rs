@@ -7,6 +7,8 @@ use serde_json::json;
 use std::io::{self, Write};
 
 const PROCESS: u32 = 1;
+/// The track of the optimizer, below those of any number of devices.
+const OPTIMIZER_THREAD: usize = 1_000_000;
 
 /// Writes trace events one by one, so that a long run needs no memory for them.
 pub(crate) struct TraceWriter<W: Write> {
@@ -19,9 +21,8 @@ impl<W: Write> TraceWriter<W> {
     pub(crate) fn new(out: W, devices: &[String]) -> io::Result<Self> {
         let mut trace = Self { out, first: true };
         trace.out.write_all(b"{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n")?;
-        trace.event(&json!({
-            "ph": "M", "pid": PROCESS, "name": "process_name", "args": { "name": "hydra" },
-        }))?;
+        let args = json!({"name": "hydra"});
+        trace.event(&json!({"ph": "M", "pid": PROCESS, "name": "process_name", "args": args}))?;
         for (index, device) in devices.iter().enumerate() {
             trace.name_track(1 + 2 * index, &format!("{device} compute"))?;
             trace.name_track(2 + 2 * index, &format!("{device} copy"))?;
@@ -31,14 +32,11 @@ impl<W: Write> TraceWriter<W> {
     }
 
     fn name_track(&mut self, thread: usize, name: &str) -> io::Result<()> {
-        let args = json!({ "name": name });
-        self.event(
-            &json!({ "ph": "M", "pid": PROCESS, "tid": thread, "name": "thread_name", "args": args }),
-        )?;
-        let args = json!({ "sort_index": thread });
-        self.event(
-            &json!({ "ph": "M", "pid": PROCESS, "tid": thread, "name": "thread_sort_index", "args": args }),
-        )
+        let parts =
+            [("thread_name", json!({"name": name})), ("thread_sort_index", json!({"sort_index": thread}))];
+        parts.into_iter().try_for_each(|(name, args)| {
+            self.event(&json!({"ph": "M", "pid": PROCESS, "tid": thread, "name": name, "args": args}))
+        })
     }
 
     /// Writes a span of the task called `task`.
@@ -68,9 +66,6 @@ impl<W: Write> TraceWriter<W> {
         Ok(self.out)
     }
 }
-
-/// Below the tracks of any number of devices.
-const OPTIMIZER_THREAD: usize = 1_000_000;
 
 fn thread(track: Track) -> usize {
     match track {

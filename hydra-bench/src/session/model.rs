@@ -15,9 +15,7 @@ const DEFAULT_CONTEXT: usize = 512;
 
 /// A GPT-2 with its tokenizer, as a preset or a directory describes it.
 pub(crate) struct Model {
-    /// The hollow chain; its tasks share it.
     pub(crate) chain: Arc<Chain>,
-    /// Writes it as a Hugging Face directory.
     pub(crate) writer: Arc<dyn ModelWriter>,
     config: Gpt2Config,
     tokenizer: Tokenizer,
@@ -33,14 +31,12 @@ impl Model {
         let directory = weights.is_some().then(|| Path::new(spec.name()));
         let tokenizer = Tokenizer::for_model(directory, config.vocab_size).with_context(failed)?;
         let config = with_dropout(config, spec.dropout);
-        let files =
-            weights.as_ref().map_or_else(Vec::new, |weights| weights.files().map(PathBuf::from).collect());
+        let files = weights.iter().flat_map(|weights| weights.files().map(PathBuf::from)).collect();
         let writer = weights.as_ref().map_or_else(|| Gpt2Writer::new(config.clone()), Gpt2Writer::from);
         let chain = chain(&config, weights).with_context(failed)?.with_float_type(spec.dtype);
         Ok(Self { chain: Arc::new(chain), writer: Arc::new(writer), config, tokenizer, files })
     }
 
-    /// The files that its weights are in, none if they are drawn.
     pub(crate) fn files(&self) -> &[PathBuf] {
         &self.files
     }
@@ -51,18 +47,14 @@ impl Model {
         serde_json::to_string(&config).context("the configuration could not be written as JSON")
     }
 
-    /// The context that was asked for, if the model has the positions, or the default.
+    /// [`context_of`] this model.
     pub(crate) fn context(&self, asked: Option<usize>) -> Result<usize, Usage> {
         context_of(&self.config, asked)
     }
 
-    /// The blocks of a split for this model.
     pub(crate) fn blocks(&self, corpus: &Corpus, split: Split, context: usize) -> Result<TokenBlocks> {
-        Ok(corpus.blocks(
-            split,
-            &self.tokenizer,
-            BlockSpec { context, vocab_size: self.config.vocab_size },
-        )?)
+        let form = BlockSpec { context, vocab_size: self.config.vocab_size };
+        Ok(corpus.blocks(split, &self.tokenizer, form)?)
     }
 
     /// The texts of a corpus; validation and test may be missing.
@@ -86,7 +78,6 @@ pub(crate) struct Texts {
 }
 
 impl Texts {
-    /// Their tokens, split by split.
     pub(crate) fn tokens(&self) -> [Option<&[u32]>; 3] {
         [Some(&self.train), self.validation.as_ref(), self.test.as_ref()].map(|blocks| Some(blocks?.tokens()))
     }
@@ -112,14 +103,14 @@ fn with_dropout(mut config: Gpt2Config, dropout: Option<f64>) -> Gpt2Config {
 /// The context that was asked for, if the model has the positions, or the default.
 pub(crate) fn context_of(model: &Gpt2Config, asked: Option<usize>) -> Result<usize, Usage> {
     let positions = model.n_positions;
-    match asked {
-        Some(context) if context > positions => Err(Usage::new(format!(
-            "--context {context} is longer than the model, which has {positions} positions: \
-             give --context {positions} or less"
-        ))),
-        Some(context) => Ok(context),
-        None => Ok(positions.min(DEFAULT_CONTEXT)),
+    let context = asked.unwrap_or(positions.min(DEFAULT_CONTEXT));
+    if context <= positions {
+        return Ok(context);
     }
+    Err(Usage::new(format!(
+        "--context {context} is longer than the model, which has {positions} positions: give --context {positions} \
+         or less"
+    )))
 }
 
 #[cfg(test)]

@@ -5,25 +5,24 @@ use anyhow::{Context, Result};
 use hydra_core::ByteSize;
 use hydra_engine::{Admission, AdmittedTask};
 use hydra_partition::ShardPlan;
-use serde_json::{Value, json};
+use serde_json::json;
 
 /// The admission as JSON, in which each task says how it is cut.
 pub(crate) fn json(admission: &Admission) -> Result<String> {
+    let needs = |shard: &ShardPlan| {
+        json!({
+            "first": shard.first, "end": shard.end, "need_bytes": shard.need_bytes,
+            "verified_bytes": shard.verified_bytes,
+        })
+    };
     let mut value = serde_json::to_value(admission).context("the admission could not be written as JSON")?;
     for (index, task) in admission.tasks.iter().enumerate() {
         let cut = &mut value["tasks"][index];
         cut["cut_points"] = json!(task.plan.cut_points);
         cut["shards"] = json!(task.plan.shards.len());
-        cut["shard_needs"] = task.plan.shards.iter().map(shard).collect();
+        cut["shard_needs"] = task.plan.shards.iter().map(needs).collect();
     }
     Ok(format!("{value:#}\n"))
-}
-
-fn shard(shard: &ShardPlan) -> Value {
-    json!({
-        "first": shard.first, "end": shard.end, "need_bytes": shard.need_bytes,
-        "verified_bytes": shard.verified_bytes,
-    })
 }
 
 /// The admission as text.
@@ -34,22 +33,18 @@ pub(crate) fn render(admission: &Admission) -> String {
         text.push_str(&format!("{name}: {budget}, {reserve} of it for the double buffer\n"));
     }
     if let Some(budget) = admission.disk_budget_bytes {
-        let (disk, working) = (ByteSize(admission.disk_bytes), ByteSize(admission.host_working_bytes));
-        let budget = ByteSize(budget);
+        let [disk, working, budget] =
+            [admission.disk_bytes, admission.host_working_bytes, budget].map(ByteSize);
         text.push_str(&format!(
             "disk: {disk} of {budget} for masters, for work on which host memory has {working}\n"
         ));
     }
-    text.push_str(&format!(
-        "host memory: {} of {}, up to {} models within a minibatch\nestimated time: {} of compute; transfers between \
-         host and devices are left out\n\
-         nothing was trained (--dry-run)\n",
-        ByteSize(admission.host_admitted_bytes),
-        ByteSize(admission.host_budget_bytes),
-        admission.active_models,
-        duration(admission.estimated_s),
-    ));
-    text
+    let [admitted, budget] = [admission.host_admitted_bytes, admission.host_budget_bytes].map(ByteSize);
+    let (models, time) = (admission.active_models, duration(admission.estimated_s));
+    text + &format!(
+        "host memory: {admitted} of {budget}, up to {models} models within a minibatch\nestimated time: {time} of \
+         compute; transfers between host and devices are left out\nnothing was trained (--dry-run)\n"
+    )
 }
 
 fn tasks(tasks: &[AdmittedTask], with_disk: bool) -> String {

@@ -6,7 +6,7 @@ use crate::settings::DeviceSettings;
 use crate::terminal::{Progress, Usage};
 use anyhow::{Context, Result};
 use hydra_core::{ByteSize, FloatType};
-use hydra_engine::{DeviceSpec, Orchestrator};
+use hydra_engine::{DeviceKind, DeviceSpec, Orchestrator};
 use hydra_models::ops::{Precision, set_precision};
 use hydra_partition::PartitionPlan;
 use std::path::PathBuf;
@@ -14,9 +14,7 @@ use std::path::PathBuf;
 /// The surroundings of every command.
 #[derive(Clone)]
 pub(crate) struct Surroundings {
-    /// The machine.
     pub(crate) machine: Machine,
-    /// The terminal that bars and log lines share.
     pub(crate) terminal: indicatif::MultiProgress,
 }
 
@@ -40,9 +38,8 @@ pub(crate) fn devices(spec: &DeviceSettings, machine: &Machine) -> Vec<DeviceSpe
 /// Refuses a type of floats that a GPU neither stores nor computes with; CPUs widen it.
 #[cfg(any(feature = "cuda", feature = "wgpu"))]
 fn check_floats(devices: &[DeviceSpec], dtype: FloatType) -> Result<()> {
-    use anyhow::bail;
+    use anyhow::ensure;
     use hydra_core::cube::CubeAdapter;
-    use hydra_engine::DeviceKind;
     for device in devices.iter().filter(|_| dtype != FloatType::F32) {
         let adapter = match device.kind {
             #[cfg(feature = "cuda")]
@@ -51,12 +48,11 @@ fn check_floats(devices: &[DeviceSpec], dtype: FloatType) -> Result<()> {
             DeviceKind::Wgpu { adapter } => CubeAdapter::wgpu(adapter)?,
             _ => continue,
         };
-        if !hydra_models::ops::supports(&adapter.burn, dtype.dtype()) {
-            bail!(
-                "`{}` does not compute with {dtype}: leave --dtype out, or give another device",
-                device.name
-            );
-        }
+        let (name, supported) = (&device.name, hydra_models::ops::supports(&adapter.burn, dtype.dtype()));
+        ensure!(
+            supported,
+            "`{name}` does not compute with {dtype}: leave --dtype out, or give another device"
+        );
     }
     Ok(())
 }
@@ -76,16 +72,12 @@ pub(crate) fn orchestrator(
     let devices = devices(spec, &around.machine);
     check_floats(&devices, dtype)?;
     set_precision(spec.precision);
-    let budgets = match spec.devices() {
-        // Such a card has memory of its own, so its devices take none of the host's.
-        DevicesArg::Cuda(_) => 0,
-        DevicesArg::Cpu { .. } | DevicesArg::Wgpu(_) => {
-            devices.iter().map(|device| device.memory.bytes()).sum()
-        }
-    };
-    let mut orchestrator = Orchestrator::new(devices)?.policy(spec.policy).prefetch(spec.prefetch).seed(seed);
-    orchestrator = orchestrator.observer(Box::new(Progress::new(around.terminal.clone())));
-    orchestrator = orchestrator.optimizer_placement(spec.optimizer_placement);
+    // NVIDIA's cards have memory of their own, so their devices take none of the host's.
+    let on_host = devices.iter().filter(|device| !matches!(device.kind, DeviceKind::Cuda { .. }));
+    let budgets = on_host.map(|device| device.memory.bytes()).sum();
+    let progress = Box::new(Progress::new(around.terminal.clone()));
+    let orchestrator = Orchestrator::new(devices)?.policy(spec.policy).prefetch(spec.prefetch).seed(seed);
+    let mut orchestrator = orchestrator.observer(progress).optimizer_placement(spec.optimizer_placement);
     if let Some(memory) = spec.host_memory.or_else(|| around.machine.host_share(ByteSize(budgets))) {
         orchestrator = orchestrator.host_memory(memory);
     }
@@ -124,20 +116,16 @@ fn disk(spec: &DeviceSettings) -> Result<Option<(PathBuf, ByteSize)>> {
 pub(crate) fn note_of_cuts(spec: &DeviceSettings) -> Option<String> {
     let (cuts, path) = (spec.cuts.as_ref()?, spec.plan.as_ref()?);
     // What cannot be read is an error when the plans are used.
-    let files: Vec<PathBuf> = match std::fs::read_dir(path) {
-        Ok(entries) => entries.flatten().map(|entry| entry.path()).collect(),
-        Err(_) => vec![path.clone()],
-    };
     let has_them = |file: &PathBuf| PartitionPlan::load(file).is_ok_and(|plan| plan.cut_points == *cuts);
+    let files: Vec<PathBuf> = if path.is_dir() { paths::entries(path).collect() } else { vec![path.clone()] };
     if files.iter().any(has_them) {
         return None;
     }
     let cuts: Vec<String> = cuts.iter().map(ToString::to_string).collect();
+    let (cuts, path) = (cuts.join(","), path.display());
     Some(format!(
-        "note: --cuts {} decide where the model is cut; no plan at `{}` has these cut-points, and at most its \
-         measurements are used",
-        cuts.join(","),
-        path.display()
+        "note: --cuts {cuts} decide where the model is cut; no plan at `{path}` has these cut-points, and at most its \
+         measurements are used"
     ))
 }
 

@@ -3,15 +3,14 @@
 use crate::pictures::{losses, schedule};
 use crate::run_dir::{
     FileBytes, Inputs, LOSSES, METRICS, REPORT, Report, RunDir, RunSpec, SCHEDULE, SharedRunLog, TRACE,
-    WORKLOAD, check_not_read, lies_in,
+    WORKLOAD, check_not_read, could_not, lies_in,
 };
 use crate::session::model::{Model, Texts, note_of_batch};
 use crate::session::needs;
 use crate::session::orchestrator::{Surroundings, devices, note_of_cuts, orchestrator};
 use crate::settings::{CheckpointArg, Configuration, OutSettings, ResultSettings};
-use crate::terminal::stop;
-use crate::terminal::{Interrupted, Outcome, Progress, Usage, print, render, tell};
-use anyhow::{Context, Result};
+use crate::terminal::{Interrupted, Outcome, Progress, Usage, print, render, stop, tell};
+use anyhow::{Context, Result, bail, ensure};
 use hydra_engine::{
     Admission, AdmittedRun, Checkpoint, CheckpointEvery, Observer, Orchestrator, RunEvent, RunReport,
     StopFlag, TrainTask,
@@ -44,8 +43,7 @@ pub(crate) fn run(mut spec: RunSpec, out: &OutSettings, around: &Surroundings) -
     run_in(dir, &mut spec, &out.results, None, around)
 }
 
-/// Runs a spec in its directory: from the beginning, or from the checkpoints that are there. `note` is said when
-/// nothing can refuse the run any more.
+/// Runs a spec in its directory, from the beginning or its checkpoints. `note` is said when nothing can refuse the run.
 pub(crate) fn run_in(
     mut dir: RunDir,
     spec: &mut RunSpec,
@@ -53,16 +51,15 @@ pub(crate) fn run_in(
     note: Option<&str>,
     around: &Surroundings,
 ) -> Result<Outcome> {
-    match Prepared::new(spec, &mut dir, around) {
-        Ok(prepared) => {
-            note.into_iter().for_each(tell);
-            prepared.run(&dir, results)
-        }
+    let prepared = match Prepared::new(spec, &mut dir, around) {
+        Ok(prepared) => prepared,
         Err(error) => {
             dir.discard();
-            Err(error)
+            return Err(error);
         }
-    }
+    };
+    note.into_iter().for_each(tell);
+    prepared.run(&dir, results)
 }
 
 /// Refuses a run that would read what lies in its own run directory, and so might remove it first.
@@ -73,18 +70,16 @@ fn check_inputs(spec: &RunSpec, out: &Path) -> Result<(), Usage> {
     let inputs = [("--model", Some(model)), ("--data", Some(data)), ("--plan", plan), ("--disk", disk)];
     for (flag, path) in inputs {
         if let Some(path) = path.filter(|path| path.exists() && lies_in(path, out)) {
+            let (path, out) = (path.display(), out.display());
             return Err(Usage::new(format!(
-                "{flag} `{}` lies in the run directory `{}`, which the run replaces: give another --out",
-                path.display(),
-                out.display()
+                "{flag} `{path}` lies in the run directory `{out}`, which the run replaces: give another --out"
             )));
         }
     }
     Ok(())
 }
 
-/// Refuses a file that could not be written when the run is over. What is in it stays, and where there is none,
-/// none is left.
+/// Refuses a file that could not be written when the run is over. The file stays as it is.
 pub(crate) fn check_record(file: &Path) -> Result<(), Usage> {
     let shown = file.display();
     let parent = file.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -114,7 +109,7 @@ fn record(dir: &RunDir, report: &RunReport, file: Option<&Path>) -> Vec<Result<(
         return Vec::new();
     };
     let json = format!("{}\n", workload.to_json());
-    let write = |file: &Path| fs::write(file, &json).with_context(|| unwritten(file));
+    let write = |file: &Path| fs::write(file, &json).with_context(|| could_not(file, "written"));
     std::iter::once(dir.write(WORKLOAD, &json)).chain(file.map(write)).collect()
 }
 
@@ -123,17 +118,12 @@ pub(crate) fn tell_unrecorded(file: &Path) {
     tell(&format!("note: nothing was trained, and nothing recorded into `{}`", file.display()));
 }
 
-fn unwritten(file: &Path) -> String {
-    format!("`{}` could not be written", file.display())
-}
-
 fn dry_run(spec: &mut RunSpec, dir: &Path, json: bool, around: &Surroundings) -> Result<Outcome> {
     let devices = spec.devices.with_disk_in(dir);
     let mut orchestrator = orchestrator(&devices, spec.model.dtype, spec.model.seed, around)?;
     submit(&mut orchestrator, spec, None, false)?;
     let run = orchestrator.admit().context("the run was refused")?;
-    let text = if json { needs::json(run.admission())? } else { needs::render(run.admission()) };
-    print(&text)?;
+    print(&if json { needs::json(run.admission())? } else { needs::render(run.admission()) })?;
     Ok(Outcome::Done)
 }
 
@@ -149,8 +139,8 @@ fn submit(
     spec.model.context = Some(context);
     let texts = model.texts(spec.model.text(), context)?;
     if spec.training.eval_every.is_some() && texts.validation.is_none() {
-        let text = format!("--eval-every needs validation data, and `{}` has none", spec.model.text());
-        return Err(Usage::new(text).into());
+        let text = spec.model.text();
+        bail!(Usage::new(format!("--eval-every needs validation data, and `{text}` has none")));
     }
     let batches =
         spec.training.batch.iter().filter_map(|&batch| note_of_batch(batch, texts.train.len(), context));
@@ -168,14 +158,14 @@ fn submit(
     Ok(())
 }
 
-/// Takes down the inputs of a run that begins. Of one that goes on, refuses others for tasks that begin from the start.
+/// Notes the inputs of a run that begins. Of one that goes on, refuses others for tasks that begin from the start.
 fn check_inputs_of(spec: &mut RunSpec, dir: &RunDir, model: &Model, texts: &Texts) -> Result<()> {
     let now = || Inputs::of(&model.described()?, model.files(), texts.tokens());
     if !dir.is_resumed() {
         spec.inputs = Some(now()?);
         return Ok(());
     }
-    // A run of the time before inputs were taken down has none.
+    // A run of the time before inputs were noted has none.
     let Some(begun) = &spec.inputs else { return Ok(()) };
     for Configuration { name, .. } in spec.training.grid()? {
         if !dir.checkpoint_file(&name)?.exists() {
@@ -187,9 +177,8 @@ fn check_inputs_of(spec: &mut RunSpec, dir: &RunDir, model: &Model, texts: &Text
 
 fn task(spec: &RunSpec, configuration: &Configuration, model: &Model, texts: &Texts) -> Result<TrainTask> {
     let train = spec.training.of(configuration, spec.model.seed, texts.train.len())?;
-    let config = spec.describe(&train);
-    let task = TrainTask::new(&configuration.name, model.chain.clone(), texts.train.clone(), train);
-    let mut task = task.config(config);
+    let (config, chain, data) = (spec.describe(&train), model.chain.clone(), texts.train.clone());
+    let mut task = TrainTask::new(&configuration.name, chain, data, train).config(config);
     if let Some(validation) = &texts.validation {
         task = task.validation(validation.clone());
     }
@@ -228,7 +217,6 @@ struct Prepared {
     run: AdmittedRun,
     logged: Logged,
     stop: StopFlag,
-    /// True if checkpoints are written.
     checkpoints: bool,
 }
 
@@ -243,24 +231,21 @@ impl Prepared {
     fn new(spec: &mut RunSpec, dir: &mut RunDir, around: &Surroundings) -> Result<Self> {
         let stop = StopFlag::new();
         stop::on_interrupt(stop.clone(), around.terminal.clone())?;
-        let tasks: Vec<String> =
-            spec.training.grid()?.into_iter().map(|configuration| configuration.name).collect();
-        let devices: Vec<String> =
-            devices(&spec.devices, &around.machine).into_iter().map(|device| device.name).collect();
+        let tasks: Vec<String> = spec.training.grid()?.into_iter().map(|one| one.name).collect();
+        let devices = devices(&spec.devices, &around.machine).into_iter().map(|device| device.name);
+        let devices: Vec<String> = devices.collect();
         let on = spec.devices.with_disk_in(dir.path());
-        let mut orchestrator =
-            orchestrator(&on, spec.model.dtype, spec.model.seed, around)?.stop_flag(stop.clone());
+        let orchestrator = orchestrator(&on, spec.model.dtype, spec.model.seed, around)?;
         let CheckpointArg(every) = spec.checkpoint_every;
         let checkpoints = every.is_some();
-        orchestrator = orchestrator.checkpoint_every(every.unwrap_or(CheckpointEvery::Time(Duration::MAX)));
+        let every = every.unwrap_or(CheckpointEvery::Time(Duration::MAX));
+        let mut orchestrator = orchestrator.stop_flag(stop.clone()).checkpoint_every(every);
         submit(&mut orchestrator, spec, Some(dir), checkpoints)?;
         let mut run = orchestrator.admit().context("the run was refused")?;
         let admission = run.admission().clone();
         let disk = on.disk.as_deref().filter(|_| admission.disk_bytes > 0);
         dir.check_room(&file_bytes(&admission, checkpoints), disk.map(|disk| (disk, admission.disk_bytes)))?;
-        if stop.is_stopped() {
-            return Err(Interrupted.into());
-        }
+        ensure!(!stop.is_stopped(), Interrupted);
         let text = spec.to_toml()?;
         if disk.is_some_and(Path::is_dir) {
             run.reserve_disk().context("the run was refused")?;
@@ -281,8 +266,8 @@ impl Prepared {
     fn run(self, dir: &RunDir, asked: &ResultSettings) -> Result<Outcome> {
         let Self { run, logged, stop, checkpoints } = self;
         let report = run.start().context("the run ended early")?;
-        let text =
-            serde_json::to_string_pretty(&report).context("the report could not be written as JSON")?;
+        let text = serde_json::to_string_pretty(&report);
+        let text = text.context("the report could not be written as JSON")?;
         let readable = Report::parse(&text)?;
         let shown = match asked.json {
             true => format!("{text}\n"),
@@ -316,15 +301,14 @@ impl Logged {
         let picture = schedule::draw(&ended.timeline, &self.devices, &utilizations, &self.tasks);
         let picture = picture.context("the schedule could not be drawn");
         vec![
-            ended.metrics.with_context(|| unwritten(&dir.file(METRICS))),
-            ended.trace.with_context(|| unwritten(&dir.file(TRACE))),
+            ended.metrics.with_context(|| could_not(&dir.file(METRICS), "written")),
+            ended.trace.with_context(|| could_not(&dir.file(TRACE), "written")),
             picture.and_then(|picture| dir.write(SCHEDULE, &picture)),
         ]
     }
 }
 
-/// The most that checkpoints and models take on the disk: a checkpoint of each task, and beside them the next one of one
-/// task, or the models of a run that is stopped, whose checkpoints stay.
+/// The most bytes on the disk: a checkpoint of each task, and beside them the next one of a task, or the models.
 fn file_bytes(admission: &Admission, written: bool) -> FileBytes {
     let unfinished = || admission.tasks.iter().filter(|task| task.master_bytes > 0);
     let checkpoints = || unfinished().map(|task| task.master_bytes).filter(|_| written);

@@ -54,25 +54,21 @@ impl FromStr for CheckpointArg {
             return Ok(Self(None));
         }
         let digits = trimmed.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-        let seconds = match &trimmed[digits.len()..] {
-            "" => None,
-            "s" => Some(1),
-            "m" => Some(60),
-            "h" => Some(3600),
-            _ => return Err(no_interval(text)),
-        };
-        let count = digits.parse::<u32>().ok().filter(|count| *count > 0).ok_or_else(|| no_interval(text))?;
-        Ok(Self(Some(match seconds {
-            Some(seconds) => CheckpointEvery::Time(Duration::from_secs(u64::from(count) * seconds)),
-            None => CheckpointEvery::Minibatches(count as usize),
-        })))
+        let time =
+            |count: u32, seconds| CheckpointEvery::Time(Duration::from_secs(u64::from(count) * seconds));
+        let count = digits.parse::<u32>().ok().filter(|count| *count > 0);
+        let every = count.and_then(|count| match &trimmed[digits.len()..] {
+            "" => Some(CheckpointEvery::Minibatches(count as usize)),
+            "s" => Some(time(count, 1)),
+            "m" => Some(time(count, 60)),
+            "h" => Some(time(count, 3600)),
+            _ => None,
+        });
+        let expected = "a time such as 90s, 10m or 2h, minibatches such as 500, or `never`";
+        every
+            .map(|every| Self(Some(every)))
+            .ok_or_else(|| format!("`{text}` is no interval; expected {expected}"))
     }
-}
-
-fn no_interval(text: &str) -> String {
-    format!(
-        "`{text}` is no interval; expected a time such as 90s, 10m or 2h, minibatches such as 500, or `never`"
-    )
 }
 
 #[cfg(test)]
@@ -83,21 +79,14 @@ mod tests {
     fn intervals_are_read_as_they_are_written() {
         let seconds = |seconds| CheckpointArg(Some(CheckpointEvery::Time(Duration::from_secs(seconds))));
         let minibatches = CheckpointArg(Some(CheckpointEvery::Minibatches(500)));
-        let cases = [
-            ("90s", seconds(90)),
-            ("10m", seconds(600)),
-            ("2h", seconds(7200)),
-            ("500", minibatches),
-            ("never", CheckpointArg(None)),
-        ];
-        for (text, arg) in cases {
+        let times = [("90s", seconds(90)), ("10m", seconds(600)), ("2h", seconds(7200))];
+        for (text, arg) in times.into_iter().chain([("500", minibatches), ("never", CheckpointArg(None))]) {
             assert_eq!((text.parse(), arg.to_string().as_str()), (Ok(arg), text));
         }
         assert_eq!(" 120s ".parse::<CheckpointArg>().map(String::from), Ok("2m".to_owned()));
         for text in ["", "m", "0", "-5", "1.5h", "10 m", "5d", "5000000000"] {
-            assert!(
-                text.parse::<CheckpointArg>().unwrap_err().starts_with(&format!("`{text}` is no interval"))
-            );
+            let said = text.parse::<CheckpointArg>().unwrap_err();
+            assert!(said.starts_with(&format!("`{text}` is no interval")), "{said}");
         }
     }
 }

@@ -1,10 +1,9 @@
 //! The devices of a run, their memory and the host's, and who runs next on them.
 
 use super::{flags, values};
-use crate::machine::gpus;
-use crate::machine::{DevicesArg, Machine};
+use crate::machine::{DevicesArg, Machine, gpus};
 use crate::terminal::Usage;
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::{ArgAction, Args};
 use hydra_core::{Bandwidth, ByteSize, FloatType};
 use hydra_engine::OptimizerPlacement;
@@ -86,9 +85,6 @@ pub(crate) fn policy_help(offered: &[PolicyKind]) -> String {
 
 impl DeviceSettings {
     /// These settings with the defaults of the machine in place of what is not given; paths become absolute.
-    ///
-    /// # Errors
-    /// Settings that make no sense together, and devices or memory that this machine does not have.
     pub(crate) fn resolve(self, machine: &Machine) -> Result<Self> {
         self.check()?;
         let devices = self.devices();
@@ -105,8 +101,7 @@ impl DeviceSettings {
         })
     }
 
-    /// The settings of a run that goes on: with the flags that are given now, and else as the run was begun. Its plans
-    /// are looked for in `plans`.
+    /// The settings of a run that goes on: as it was begun, but for the flags that are given now, with its plans in `plans`.
     pub(crate) fn resumed(
         &self,
         given: &flags::Given<Self>,
@@ -117,13 +112,12 @@ impl DeviceSettings {
         let begun = Self { device_memory: memory, zero_copy: false, ..self.clone() };
         let mut settings = given.over(&begun)?;
         if let Some(gone) =
-            settings.disk.as_deref().filter(|dir| self.disk.as_deref() == Some(*dir) && !dir.is_dir())
+            self.disk.as_deref().filter(|dir| settings.disk.as_deref() == Some(*dir) && !dir.is_dir())
         {
-            return Err(Usage::new(format!(
-                "the run was begun with --disk `{}`, which is no directory any more: give another --disk",
-                gone.display()
-            ))
-            .into());
+            let gone = gone.display();
+            bail!(Usage::new(format!(
+                "the run was begun with --disk `{gone}`, which is no directory any more: give another --disk"
+            )));
         }
         settings.plan = settings.plan.or_else(|| plans.is_dir().then(|| plans.to_owned()));
         settings.resolve(machine)
@@ -134,7 +128,6 @@ impl DeviceSettings {
         Self { disk: self.disk.clone().or_else(|| Some(dir.to_owned())), ..self.clone() }
     }
 
-    /// The names of the devices.
     pub(crate) fn devices(&self) -> DevicesArg {
         self.devices.clone().unwrap_or(DevicesArg::ONE_CPU)
     }
@@ -144,7 +137,6 @@ impl DeviceSettings {
         self.device_memory.unwrap_or_default()
     }
 
-    /// Refuses settings that make no sense together.
     fn check(&self) -> Result<(), Usage> {
         let devices = self.devices();
         match (&devices, self.link) {
@@ -192,10 +184,8 @@ mod tests {
 
     #[test]
     fn products_of_16_bits_have_one_precision() {
-        let check = |dtype, precision| {
-            DeviceSettings { precision, ..Default::default() }.check_dtype(dtype).map_err(|e| e.to_string())
-        };
-        let said = check(FloatType::Bf16, Precision::Tf32).unwrap_err();
+        let check = |dtype, precision| DeviceSettings { precision, ..Default::default() }.check_dtype(dtype);
+        let said = check(FloatType::Bf16, Precision::Tf32).unwrap_err().to_string();
         assert!(said.ends_with("leave one of the two out"), "{said}");
         assert!(check(FloatType::Bf16, Precision::F32).is_ok());
         assert!(check(FloatType::F32, Precision::Tf32).is_ok());

@@ -67,14 +67,14 @@ fn text_of(value: &Value) -> String {
     }
 }
 
-/// Why a value is refused; `None` if something else than this value is wrong, such as a flag that is missing beside it.
+/// The reason why a value is refused; `None` if something else than this value is wrong, such as a flag that is missing beside it.
 fn refusal(error: &clap::Error, text: &str) -> Option<String> {
     match error.kind() {
         ErrorKind::ValueValidation => Some(error.source()?.to_string()),
         ErrorKind::InvalidValue => {
-            let expected =
-                error.get(ContextKind::ValidValue).map(|names| format!(": expected one of {names}"));
-            Some(format!("`{text}` is not known{}", expected.unwrap_or_default()))
+            let names = error.get(ContextKind::ValidValue);
+            let expected = names.map(|names| format!(": expected one of {names}")).unwrap_or_default();
+            Some(format!("`{text}` is not known{expected}"))
         }
         _ => None,
     }
@@ -137,7 +137,7 @@ pub(crate) fn named_of<T: DeserializeOwned + Clone + Send + Sync + 'static>(
         .try_map(|name| T::deserialize(IntoDeserializer::<NameError>::into_deserializer(name.as_str())))
 }
 
-/// A deserializer that takes down the names of an enum's variants, and reads nothing.
+/// A deserializer that notes the names of an enum's variants, and reads nothing.
 struct Variants(&'static [&'static str]);
 
 impl<'de> Deserializer<'de> for &mut Variants {
@@ -177,10 +177,8 @@ mod tests {
         assert_eq!(toml::from_str::<TrainingSettings>("").unwrap(), TrainingSettings::default());
         let devices = "device_memory = '64MiB'\nhost_memory = 1024\nlink = '1KiB/s'\nprefetch = false\ndevices = 'cpu:2'";
         let devices: DeviceSettings = toml::from_str(devices).unwrap();
-        assert_eq!(
-            (devices.device_memory, devices.host_memory),
-            (Some(ByteSize::mib(64)), Some(ByteSize(1024)))
-        );
+        assert_eq!(devices.device_memory, Some(ByteSize::mib(64)));
+        assert_eq!(devices.host_memory, Some(ByteSize(1024)));
         assert!(!devices.prefetch);
     }
 
@@ -191,12 +189,9 @@ mod tests {
         let file: Vec<&str> = groups.into_iter().flatten().map(|key| flag_of(key).0).collect();
         for name in names::<RunSettings>() {
             let name = name.as_str();
-            // No run has both a plan and a disk of its own in a file that every machine can read, and this one's schedule
-            // decays all along.
-            assert!(
-                ["plan", "disk", "decay_steps"].contains(&name) || file.contains(&name),
-                "{name} in {file:?}"
-            );
+            // No file that every machine can read has both a plan and a disk, and this one's schedule decays all along.
+            let absent = ["plan", "disk", "decay_steps"];
+            assert!(absent.contains(&name) || file.contains(&name), "{name} in {file:?}");
         }
     }
 

@@ -59,12 +59,10 @@ pub(crate) fn dtypes() -> impl TypedValueParser<Value = FloatType> {
 }
 
 impl ModelSettings {
-    /// The model by name or path.
     pub(crate) fn name(&self) -> &str {
         self.model.as_deref().unwrap_or(DEFAULT_MODEL)
     }
 
-    /// The text by name or path.
     pub(crate) fn text(&self) -> &str {
         self.data.as_deref().unwrap_or(BUILTIN)
     }

@@ -5,17 +5,14 @@ use crate::machine::DevicesArg;
 use clap::Args;
 use hydra_core::ByteSize;
 
-/// The minibatch sizes and learning rates of a grid for which nobody gives any. The rates suit training from scratch,
-/// which presets do.
+/// The minibatch sizes and learning rates of a grid for which nobody gives any; the rates suit training from scratch.
 const BATCHES: [usize; 2] = [16, 8];
 const RATES: [f64; 6] = [3e-3, 1e-3, 6e-4, 3e-4, 1e-4, 3e-5];
-/// The minibatch sizes of the demo. They are not 16 and 8, because a block takes as much at 16 as two do at 8: no one
-/// budget would cut both models that often.
+/// The minibatch sizes of the demo. A block takes as much at 16 as two do at 8: no one budget would cut both that often.
 const DEMO_BATCHES: [usize; 2] = [12, 8];
 /// The devices of the demo: two logical ones of one thread.
 const DEMO_DEVICES: DevicesArg = DevicesArg::Cpu { count: 2, threads: Some(1) };
-/// The memory of each: a block of the model fits alone at both batch sizes, and two fit at neither, so that each of its
-/// four blocks is a shard.
+/// The memory of each: one block of the model fits at both batch sizes, and two at neither, so each of the four is a shard.
 const DEMO_MEMORY: ByteSize = ByteSize::mib(12);
 
 /// The settings that a spec holds.
@@ -46,8 +43,7 @@ impl RunSettings {
         self
     }
 
-    /// True if nothing is given that decides which models train on what. Other batches end the demo, because its memory
-    /// is made for its own.
+    /// Returns true if nothing is given that decides which models train on what; the demo's memory is made for its batches.
     fn is_demo(&self) -> bool {
         self.model.model.is_none()
             && self.model.data.is_none()

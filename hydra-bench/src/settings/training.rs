@@ -96,19 +96,17 @@ impl TrainingSettings {
     /// Refuses settings that make no sense together.
     pub(crate) fn check(&self, seed: u64) -> Result<(), Usage> {
         if self.batch.is_empty() || self.lr.is_empty() {
-            return Err(Usage::new(
-                "there is nothing to train: give at least one batch size and one learning rate",
-            ));
+            let says = "there is nothing to train: give at least one batch size and one learning rate";
+            return Err(Usage::new(says));
         }
         if self.patience.is_some() && self.eval_every.is_none() {
             return Err(Usage::new("patience counts evaluations during training: give eval_every too"));
         }
-        match (self.schedule == WSD, self.decay_steps) {
-            (true, None) => {
-                return Err(Usage::new("the schedule wsd decays over its last steps: give decay_steps too"));
-            }
-            (false, Some(_)) => return Err(Usage::new("decay_steps is for the schedule wsd alone")),
-            _ => {}
+        if self.schedule == WSD && self.decay_steps.is_none() {
+            return Err(Usage::new("the schedule wsd decays over its last steps: give decay_steps too"));
+        }
+        if self.schedule != WSD && self.decay_steps.is_some() {
+            return Err(Usage::new("decay_steps is for the schedule wsd alone"));
         }
         for configuration in self.grid()? {
             check_accumulate(self.accumulate, configuration.batch)?;
@@ -124,9 +122,9 @@ impl TrainingSettings {
             for &lr in &self.lr {
                 let name = format!("b{batch}-lr{lr:e}");
                 if grid.iter().any(|other| other.name == name) {
-                    return Err(Usage::new(format!(
-                        "batch {batch} with learning rate {lr:e} is given twice: give each once"
-                    )));
+                    let twice =
+                        format!("batch {batch} with learning rate {lr:e} is given twice: give each once");
+                    return Err(Usage::new(twice));
                 }
                 grid.push(Configuration { name, batch, lr });
             }
@@ -135,20 +133,15 @@ impl TrainingSettings {
     }
 
     /// The training of a configuration on a dataset of `items` items.
-    pub(crate) fn of(
-        &self,
-        configuration: &Configuration,
-        seed: u64,
-        items: usize,
-    ) -> Result<TrainSpec, Usage> {
+    pub(crate) fn of(&self, one: &Configuration, seed: u64, items: usize) -> Result<TrainSpec, Usage> {
         Ok(TrainSpec {
-            optimizer: self.optimizer(configuration.lr)?,
+            optimizer: self.optimizer(one.lr)?,
             schedule: self.schedule()?,
             decay: if self.no_decay_norms { Decay::Matrices } else { Decay::All },
             clip: self.clip,
-            batch: configuration.batch,
+            batch: one.batch,
             accumulate: self.accumulate,
-            length: self.length(items.div_ceil(configuration.batch)),
+            length: self.length(items.div_ceil(one.batch)),
             seed,
             shuffle: self.shuffle,
             eval_every: self.eval_every,
@@ -164,9 +157,9 @@ impl TrainingSettings {
     }
 
     fn schedule(&self) -> Result<Schedule, Usage> {
-        let found = SCHEDULES.iter().find(|(name, _)| *name == self.schedule);
-        let (_, schedule) =
-            found.ok_or_else(|| unknown("a schedule", &self.schedule, &SCHEDULES.map(|(name, _)| name)))?;
+        let (names, found) =
+            (SCHEDULES.map(|(name, _)| name), SCHEDULES.iter().find(|of| of.0 == self.schedule));
+        let (_, schedule) = found.ok_or_else(|| unknown("a schedule", &self.schedule, &names))?;
         Ok(schedule(self.decay_steps.unwrap_or_default(), self.warmup))
     }
 
@@ -185,11 +178,11 @@ fn unknown(what: &str, name: &str, names: &[&str]) -> Usage {
 
 /// Refuses more microbatches than a minibatch has items.
 pub(crate) fn check_accumulate(accumulate: usize, batch: usize) -> Result<(), Usage> {
-    match accumulate > batch {
-        true => Err(Usage::new(format!(
-            "--accumulate {accumulate} cuts --batch {batch} into more microbatches than it has items: give \
-             --accumulate {batch} or less, or a larger --batch"
-        ))),
-        false => Ok(()),
+    if accumulate <= batch {
+        return Ok(());
     }
+    Err(Usage::new(format!(
+        "--accumulate {accumulate} cuts --batch {batch} into more microbatches than it has items: give \
+         --accumulate {batch} or less, or a larger --batch"
+    )))
 }

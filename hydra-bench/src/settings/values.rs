@@ -1,6 +1,7 @@
 //! Readers of flag values: each says what was found and what was expected.
 
 use hydra_sched::PolicyKind;
+use std::ops::RangeInclusive;
 
 /// The largest minibatch that is not taken for a slip of the hand.
 const MAX_BATCH: usize = 65_536;
@@ -29,76 +30,43 @@ fn float(text: &str, what: &str, in_range: impl Fn(f64) -> bool) -> Result<f64, 
     }
 }
 
-fn integer(text: &str, what: &str, least: usize, most: usize) -> Result<usize, String> {
+fn integer(text: &str, what: &str, range: RangeInclusive<usize>) -> Result<usize, String> {
     if text.trim().is_empty() {
         return Err(format!("a value is empty: expected {what}"));
     }
     let value: Option<usize> = text.trim().parse().ok();
-    value.filter(|n| (least..=most).contains(n)).ok_or_else(|| format!("`{text}` is not {what}"))
+    value.filter(|n| range.contains(n)).ok_or_else(|| format!("`{text}` is not {what}"))
 }
 
-/// A learning rate.
-pub(crate) fn rate(text: &str) -> Result<f64, String> {
-    float(text, "a learning rate, a finite number of zero or above such as 3e-4", |x| x >= 0.0)
+/// Defines readers of numbers, each by its name, what it expects and what is in its range.
+macro_rules! readers {
+    ($type:ty, $read:ident: $($name:ident, $what:expr, $range:expr;)*) => {
+        $(pub(crate) fn $name(text: &str) -> Result<$type, String> {
+            $read(text, &format!($what), $range)
+        })*
+    };
 }
 
-/// A weight decay.
-pub(crate) fn decay(text: &str) -> Result<f64, String> {
-    float(text, "a weight decay, a finite number of zero or above such as 0.01", |x| x >= 0.0)
+readers! { f64, float:
+    rate, "a learning rate, a finite number of zero or above such as 3e-4", |x| x >= 0.0;
+    decay, "a weight decay, a finite number of zero or above such as 0.01", |x| x >= 0.0;
+    clip, "a largest gradient norm, a finite number above zero such as 1.0", |x| x > 0.0;
+    dropout, "a probability from 0 up to, but not including, 1", |x| (0.0..1.0).contains(&x);
+    watts, "watts, a finite number of zero or above such as 300", |x| x >= 0.0;
 }
 
-/// A largest gradient norm.
-pub(crate) fn clip(text: &str) -> Result<f64, String> {
-    float(text, "a largest gradient norm, a finite number above zero such as 1.0", |x| x > 0.0)
-}
-
-/// A dropout probability.
-pub(crate) fn dropout(text: &str) -> Result<f64, String> {
-    float(text, "a probability from 0 up to, but not including, 1", |x| (0.0..1.0).contains(&x))
-}
-
-/// A minibatch size.
-pub(crate) fn batch(text: &str) -> Result<usize, String> {
-    integer(text, &format!("a batch size, a whole number from 1 to {MAX_BATCH}"), 1, MAX_BATCH)
-}
-
-/// A context length.
-pub(crate) fn context(text: &str) -> Result<usize, String> {
-    let what = format!("a context length, a whole number from 2 (one token and its target) to {MAX_CONTEXT}");
-    integer(text, &what, 2, MAX_CONTEXT)
-}
-
-/// A count that cannot be zero.
-pub(crate) fn count(text: &str) -> Result<usize, String> {
-    integer(text, &format!("a whole number from 1 to {MAX_COUNT}"), 1, MAX_COUNT)
-}
-
-/// A number of simulated devices.
-pub(crate) fn simulated_devices(text: &str) -> Result<usize, String> {
-    let most = MAX_SIMULATED_DEVICES;
-    integer(text, &format!("a number of devices, a whole number from 1 to {most}"), 1, most)
-}
-
-/// Electric power.
-pub(crate) fn watts(text: &str) -> Result<f64, String> {
-    float(text, "watts, a finite number of zero or above such as 300", |x| x >= 0.0)
-}
-
-/// A number of warmup steps.
-pub(crate) fn warmup(text: &str) -> Result<usize, String> {
-    integer(text, &format!("a whole number from 0 to {MAX_COUNT}"), 0, MAX_COUNT)
-}
-
-/// A cut-point.
-pub(crate) fn cut(text: &str) -> Result<usize, String> {
-    let what =
-        format!("a cut-point, the number (from 1 to {MAX_COUNT}) of the layer at which a shard begins");
-    integer(text, &what, 1, MAX_COUNT)
+readers! { usize, integer:
+    batch, "a batch size, a whole number from 1 to {MAX_BATCH}", 1..=MAX_BATCH;
+    context, "a context length, a whole number from 2 (one token and its target) to {MAX_CONTEXT}", 2..=MAX_CONTEXT;
+    count, "a whole number from 1 to {MAX_COUNT}", 1..=MAX_COUNT;
+    simulated_devices, "a number of devices, a whole number from 1 to {MAX_SIMULATED_DEVICES}", 1..=MAX_SIMULATED_DEVICES;
+    warmup, "a whole number from 0 to {MAX_COUNT}", 0..=MAX_COUNT;
+    cut, "a cut-point, the number (from 1 to {MAX_COUNT}) of the layer at which a shard begins", 1..=MAX_COUNT;
 }
 
 /// A seed; at most what a TOML file can hold.
 pub(crate) fn seed(text: &str) -> Result<u64, String> {
-    integer(text, "a seed, a whole number from 0 to 2^63 - 1", 0, i64::MAX as usize).map(|n| n as u64)
+    integer(text, "a seed, a whole number from 0 to 2^63 - 1", 0..=i64::MAX as usize).map(|n| n as u64)
 }
 
 /// `--policy` of a run, which keeps no copies on its devices.

@@ -18,7 +18,6 @@ pub(crate) struct Usage {
 }
 
 impl Usage {
-    /// A usage error that says this.
     pub(crate) fn new(message: impl Into<String>) -> Self {
         Self { message: message.into(), source: None }
     }
@@ -37,11 +36,8 @@ pub(crate) struct Interrupted;
 /// The end of a command that had no error of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// Everything was done.
     Done,
-    /// Something failed, and was said.
     Failed,
-    /// The run was interrupted and reported.
     Interrupted,
 }
 

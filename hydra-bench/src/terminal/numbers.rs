@@ -21,7 +21,6 @@ impl Unit {
         }
     }
 
-    /// A time in this unit.
     pub(crate) fn show(self, seconds: f64) -> String {
         match self {
             Self::Milliseconds => format!("{} ms", fixed(1e3 * seconds, 3)),
@@ -46,9 +45,7 @@ mod tests {
         assert_eq!(Unit::of(100.0).show(0.25), "0.25 s");
         assert_eq!(Unit::of(7200.0).show(1800.0), "0.500 h");
         assert_eq!(Unit::of(1e300).show(3.6e303), "1.000e300 h");
-        assert_eq!(
-            [0.5, 999_999_999.0, 1e9, -1e9].map(|x| fixed(x, 1)),
-            ["0.5", "999999999.0", "1.000e9", "-1.000e9"]
-        );
+        let fixed = [0.5, 999_999_999.0, 1e9, -1e9].map(|x| fixed(x, 1));
+        assert_eq!(fixed, ["0.5", "999999999.0", "1.000e9", "-1.000e9"]);
     }
 }

@@ -19,7 +19,6 @@ const WHOLE_STYLE: &str =
 // Of a task that trains no minibatch now: what stands where the time that is left did is its message's.
 const RESTING_STYLE: &str = "{prefix:>12} {bar:12} {pos:>5}/{len:<5} {wide_msg}";
 
-/// Draws the bars.
 pub(crate) struct Progress {
     multi: MultiProgress,
     pilot: Option<ProgressBar>,
@@ -31,6 +30,7 @@ pub(crate) struct Progress {
     only_evaluates: bool,
 }
 
+#[derive(Default)]
 struct TaskBar {
     name: String,
     /// Minibatches to train, or the batches of the evaluation where nothing is trained.
@@ -61,15 +61,8 @@ impl Progress {
         if !interactive() {
             multi.set_draw_target(ProgressDrawTarget::hidden());
         }
-        Self {
-            multi,
-            pilot: None,
-            whole: ProgressBar::hidden(),
-            tasks: Vec::new(),
-            devices: Vec::new(),
-            crowded: false,
-            only_evaluates: false,
-        }
+        let (pilot, whole, tasks, devices) = (None, ProgressBar::hidden(), Vec::new(), Vec::new());
+        Self { multi, pilot, whole, tasks, devices, crowded: false, only_evaluates: false }
     }
 
     fn pilot(&mut self, task: &str, progress: PilotProgress) {
@@ -77,10 +70,7 @@ impl Progress {
             PilotProgress::Measured { done, layers } => (done, layers, "layers measured"),
             PilotProgress::Verified { done, layers } => (done, layers, "layers tried in shards"),
         };
-        let (multi, prefix) = (&self.multi, task.to_owned());
-        let new =
-            || multi.add(ProgressBar::new(layers as u64).with_style(style(TASK_STYLE)).with_prefix(prefix));
-        let bar = self.pilot.get_or_insert_with(new);
+        let bar = self.pilot.get_or_insert_with(|| self.multi.add(bar_of(task, layers)));
         bar.set_message(message);
         bar.set_position(done as u64);
         if done == layers {
@@ -108,14 +98,12 @@ impl Progress {
             let idle = !self.crowded && !self.only_evaluates;
             let bar = idle.then(|| self.add_bar(&task.name, task.steps));
             let (name, steps, unit) = (task.name.clone(), task.steps, task.unit.clone());
-            let of =
-                TaskBar { name, steps, bar, evaluation: None, started_s: None, before: 0, units: 0, unit };
-            self.tasks.push(of);
+            self.tasks.push(TaskBar { name, steps, bar, unit, ..TaskBar::default() });
         }
     }
 
     fn add_bar(&self, name: &str, steps: usize) -> ProgressBar {
-        let bar = ProgressBar::new(steps as u64).with_style(style(TASK_STYLE)).with_prefix(name.to_owned());
+        let bar = bar_of(name, steps);
         if self.only_evaluates { self.multi.add(bar) } else { self.multi.insert_before(&self.whole, bar) }
     }
 
@@ -134,15 +122,14 @@ impl Progress {
         let started_s = *task.started_s.get_or_insert(at_s);
         bar.inc(1);
         self.whole.inc(1);
-        bar.set_message(match at_s > started_s {
-            // The first minibatch began before the clock of the task, so it is not counted.
-            true => {
-                task.units += units;
-                let rate = thousands(task.units as f64 / (at_s - started_s));
-                format!("loss {}  {rate} {}/s", short(loss, 4), task.unit)
-            }
-            false => format!("loss {}", short(loss, 4)),
-        });
+        let mut message = format!("loss {}", short(loss, 4));
+        // The first minibatch began before the clock of the task, so it is not counted.
+        if at_s > started_s {
+            task.units += units;
+            let rate = thousands(task.units as f64 / (at_s - started_s));
+            message += &format!("  {rate} {}/s", task.unit);
+        }
+        bar.set_message(message);
     }
 
     fn evaluating(&mut self, task: TaskId, kind: EvaluationKind, batches: Batches, at_s: f64) {
@@ -204,19 +191,15 @@ impl Progress {
         let Some(bar) = &task.bar else { return };
         // What it did not train, nobody waits for.
         self.whole.dec_length(bar.length().unwrap_or(0).saturating_sub(bar.position()));
-        match self.crowded || self.only_evaluates {
-            true => {
-                bar.finish_and_clear();
-                self.multi.remove(bar);
-            }
-            false => {
-                bar.set_style(style(RESTING_STYLE));
-                // The state stands where the time that is left did.
-                let state = serde_json::json!(state);
-                let state = state.as_str().unwrap_or_default();
-                bar.abandon_with_message(format!("{state:<9}  {}", bar.message()));
-            }
+        if self.crowded || self.only_evaluates {
+            bar.finish_and_clear();
+            return self.multi.remove(bar);
         }
+        bar.set_style(style(RESTING_STYLE));
+        // The state stands where the time that is left did.
+        let state = serde_json::json!(state);
+        let state = state.as_str().unwrap_or_default();
+        bar.abandon_with_message(format!("{state:<9}  {}", bar.message()));
     }
 }
 
@@ -251,6 +234,10 @@ impl Drop for Progress {
     }
 }
 
+fn bar_of(name: &str, steps: usize) -> ProgressBar {
+    ProgressBar::new(steps as u64).with_style(style(TASK_STYLE)).with_prefix(name.to_owned())
+}
+
 /// Puts a bar where an earlier run left it; what that took says nothing about the time that is left.
 fn go_on(bar: &ProgressBar, at: usize) {
     bar.set_position(at as u64);
@@ -270,7 +257,6 @@ fn utilizations(devices: &[Device], now_s: f64) -> String {
     devices.iter().map(share).collect::<Vec<_>>().join("  ")
 }
 
-/// The progress of an evaluation.
 struct Batches {
     done: usize,
     all: usize,
@@ -363,17 +349,11 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_diverge_are_short() {
-        assert_eq!((short(4.470_21, 4), short(-99_999.0, 2)), ("4.4702".to_owned(), "-99999.00".to_owned()));
-        assert_eq!((short(1.234e30, 4), short(f64::INFINITY, 2)), ("1.23e30".to_owned(), "inf".to_owned()));
-    }
-
-    #[test]
-    fn rates_are_short() {
-        assert_eq!(thousands(950.2), "950");
-        assert_eq!(thousands(12_345.0), "12.3k");
-        assert_eq!(thousands(4_560_000.0), "4.56M");
-        assert_eq!(thousands(f64::NAN), "-");
+    fn numbers_are_short() {
+        assert_eq!([4.470_21, 1.234e30].map(|value| short(value, 4)), ["4.4702", "1.23e30"]);
+        assert_eq!([-99_999.0, f64::INFINITY].map(|value| short(value, 2)), ["-99999.00", "inf"]);
+        let rates = [950.2, 12_345.0, 4_560_000.0, f64::NAN].map(thousands);
+        assert_eq!(rates, ["950", "12.3k", "4.56M", "-"]);
     }
 
     #[test]

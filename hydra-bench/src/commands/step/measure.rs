@@ -20,7 +20,6 @@ struct Sample {
     at_s: f64,
     page_faults: u64,
     allocations: u64,
-    /// Seconds of shard tasks since the start.
     compute_s: f64,
     /// Since the sample before, in the order of the parts.
     parts: [f64; profile::Part::ALL.len()],
@@ -47,7 +46,6 @@ struct Samples {
     compute_s: f64,
 }
 
-/// Gathers samples of a run.
 pub(super) struct Meter(Arc<Mutex<Samples>>);
 
 /// Takes a sample at the end of every minibatch.
@@ -64,8 +62,7 @@ impl Meter {
         (Self(samples.clone()), Sampling(samples))
     }
 
-    /// The costs of the minibatches after the first `warmup`. Also times products of large matrices on so many
-    /// threads, if the device is a CPU's.
+    /// The costs of the minibatches after the first `warmup`, and on a CPU's threads those of products of large matrices.
     pub(super) fn measured(&self, warmup: usize, threads: Option<usize>) -> Result<Measured> {
         let peak_rss_bytes = procfs::of_this_process("VmHWM").unwrap_or_default().bytes();
         let samples = lock(&self.0);
@@ -115,13 +112,11 @@ pub(super) struct Measured {
     /// Seconds by name. On a CPU device `other` is what is left of the step; parts on several threads at the same
     /// time may be more than the step together, and then nothing is left. What a GPU computes is not told apart.
     pub(super) parts: Vec<(&'static str, f64)>,
-    /// Minor page faults of the process.
     pub(super) page_faults: f64,
     /// Blocks that were allocated for CPU devices.
     pub(super) allocations: Option<f64>,
     /// Of the process, products of large matrices excepted.
     pub(super) peak_rss_bytes: u64,
-    /// Of a CPU device.
     pub(super) matmul_peak_gflops: Option<f64>,
 }
 
@@ -152,7 +147,6 @@ impl Measured {
         }
     }
 
-    /// The shortest step.
     pub(super) fn best_s(&self) -> f64 {
         self.step_s.iter().copied().fold(f64::INFINITY, f64::min)
     }
@@ -161,12 +155,8 @@ impl Measured {
     pub(super) fn median_s(&self) -> f64 {
         let mut sorted = self.step_s.clone();
         sorted.sort_by(f64::total_cmp);
-        let middle = sorted.len() / 2;
-        if sorted.len().is_multiple_of(2) {
-            (sorted[middle - 1] + sorted[middle]) / 2.0
-        } else {
-            sorted[middle]
-        }
+        let (below, above) = (sorted[(sorted.len() - 1) / 2], sorted[sorted.len() / 2]);
+        (below + above) / 2.0
     }
 }
 
@@ -189,8 +179,7 @@ fn matmul_peak(threads: usize) -> Result<f64> {
     Ok(flops / seconds * 1e-9)
 }
 
-/// The minor faults in the text of `/proc/self/stat`: the tenth field, of which the second, the program's
-/// name in parentheses, may hold blanks.
+/// The minor faults in `/proc/self/stat`: the tenth field; the second, the program's name in parentheses, may hold blanks.
 fn minor_faults(stat: &str) -> Option<u64> {
     let (_, rest) = stat.rsplit_once(')')?;
     rest.split_whitespace().nth(7)?.parse().ok()
@@ -218,10 +207,8 @@ mod tests {
         };
         let samples = [sample(1.0, 10, 9.0), sample(3.0, 14, 0.125), sample(4.0, 20, 0.0625)];
         let measured = Measured::of(&samples, true);
-        assert_eq!(
-            (measured.step_s.as_slice(), measured.best_s(), measured.median_s()),
-            (&[2.0, 1.0][..], 1.0, 1.5)
-        );
+        assert_eq!(measured.step_s, [2.0, 1.0]);
+        assert_eq!((measured.best_s(), measured.median_s()), (1.0, 1.5));
         assert_eq!((measured.page_faults, measured.allocations), (5.0, Some(10.0)));
         assert_eq!(measured.parts[0], ("matmul", 0.09375));
         assert_eq!(measured.parts.last(), Some(&("other", 0.75)));
