@@ -1,4 +1,4 @@
-//! Who runs next: scheduling policies as pure functions of a view, and a laboratory for them.
+//! The choice of who runs next: scheduling policies as pure functions of a view, and a laboratory for them.
 //!
 //! Hydra interleaves the shard tasks of many models on few devices. Whenever a device needs its
 //! next shard task, the models that may be claimed are put into a [`View`], and a [`Policy`]

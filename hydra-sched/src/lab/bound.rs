@@ -252,8 +252,7 @@ mod tests {
     use crate::policy::ShardedLrtfEager;
 
     fn workload(tasks: Vec<TaskCost>, devices: usize) -> Workload {
-        let devices = vec![DeviceCost::default(); devices];
-        Workload { tasks, devices, shared_link: false, variation: None }
+        Workload::new(tasks, vec![DeviceCost::default(); devices])
     }
 
     fn plain(name: &str, minibatches: u64, shards: &[(f64, f64)]) -> TaskCost {

@@ -66,12 +66,7 @@ impl Draw {
         let models = numbers.whole(self.models.0, self.models.1);
         let devices = numbers.whole(self.devices.0, self.devices.1.min(models));
         let task = |index| self.task(index, &mut numbers);
-        Workload {
-            tasks: (0..models).map(task).collect(),
-            devices: vec![DeviceCost::default(); devices],
-            shared_link: false,
-            variation: None,
-        }
+        Workload::new((0..models).map(task).collect(), vec![DeviceCost::default(); devices])
     }
 
     fn task(&self, index: usize, numbers: &mut Numbers) -> TaskCost {

@@ -229,13 +229,8 @@ mod tests {
         let task = |(index, s): (usize, &f64)| {
             TaskCost::new(index.to_string(), 1, vec![ShardCost::new(0.0, *s, 0.0)])
         };
-        let devices = vec![DeviceCost::default(); devices];
-        Workload {
-            tasks: seconds.iter().enumerate().map(task).collect(),
-            devices,
-            shared_link: false,
-            variation: None,
-        }
+        let tasks = seconds.iter().enumerate().map(task).collect();
+        Workload::new(tasks, vec![DeviceCost::default(); devices])
     }
 
     fn small() -> Draw {

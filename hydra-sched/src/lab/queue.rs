@@ -107,9 +107,9 @@ impl Queue {
 
     fn replay(&mut self, model: usize) {
         let mut node = self.leaves + model;
-        let there = self.models[model].is_some();
-        self.winner[node] = if there { model as u32 } else { NONE };
-        self.count[node] = u32::from(there);
+        let queued = self.models[model].is_some();
+        self.winner[node] = if queued { model as u32 } else { NONE };
+        self.count[node] = u32::from(queued);
         while node > 1 {
             node /= 2;
             self.winner[node] = self.game(self.winner[2 * node], self.winner[2 * node + 1]);

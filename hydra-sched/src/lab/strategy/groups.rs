@@ -169,7 +169,7 @@ pub(super) fn stages(cost: &TaskCost, most: usize) -> Vec<usize> {
     cut(high * (1.0 + 1e-12))
 }
 
-/// Whether every model's training state fits groups of this many devices; what is not known fits.
+/// Checks that every model's training state fits groups of this many devices; what is not known fits.
 pub(super) fn fits(workload: &Workload, size: usize) -> Result<(), DoesNotFit> {
     let memory: Option<Vec<u64>> = workload.devices.iter().map(|device| device.memory_bytes).collect();
     let Some(memory) = memory else { return Ok(()) };

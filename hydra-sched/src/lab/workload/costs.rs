@@ -1,10 +1,15 @@
 //! Sums over the costs of a workload.
 
-use crate::lab::{ShardCost, TaskCost, Variation, Workload, WorkloadError};
+use crate::lab::{DeviceCost, ShardCost, TaskCost, Variation, Workload, WorkloadError};
 use crate::policy::random::{keyed, unit};
 use crate::policy::{CostModel, ShardTaskKind};
 
 impl Workload {
+    /// A workload of which nothing else is said.
+    pub fn new(tasks: Vec<TaskCost>, devices: Vec<DeviceCost>) -> Self {
+        Self { tasks, devices, shared_link: false, variation: None }
+    }
+
     /// The number of shard tasks of the workload.
     pub fn shard_tasks(&self) -> u64 {
         self.tasks.iter().map(TaskCost::shard_tasks).fold(0, u64::saturating_add)
