@@ -19,8 +19,7 @@ pub struct Draw {
     pub shards: (usize, usize),
     /// Fewest and most shard tasks of a model; it has whole minibatches, and at least one.
     pub shard_tasks: (u64, u64),
-    /// Shortest and longest scale of a model's forwards, in seconds; a backward takes twice to
-    /// three times as long.
+    /// Shortest and longest scale of a model's forwards, in seconds; a backward takes twice to three times as long.
     pub forward_s: (f64, f64),
     /// Seconds of every promotion.
     pub promote_s: f64,

@@ -379,8 +379,7 @@ fn bytes_are_counted_as_they_are_promoted() {
     assert_eq!(lrtf(&workload).promoted_bytes, None);
 }
 
-/// Estimates that are wrong by a factor, for half of the models each way, are put right by the
-/// first measurements.
+/// Estimates that are wrong by a factor, for half of the models each way, are put right by the first measurements.
 #[test]
 fn wrong_estimates_are_corrected() {
     let draw = Draw { models: (8, 24), devices: (2, 6), ..Draw::default() };

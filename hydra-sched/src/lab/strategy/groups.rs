@@ -14,8 +14,7 @@ pub(super) enum Inside {
     Pipelined,
 }
 
-/// Groups of `size` devices, each with one model at a time; the longest models first where there are
-/// several groups.
+/// Groups of `size` devices, each with one model at a time; the longest models first where there are several groups.
 pub(super) fn groups(
     workload: &Workload,
     size: usize,
@@ -101,8 +100,7 @@ impl Minibatch {
                 for (kind, shard) in cost.sweep() {
                     let (stage, costs) = (stage_of(shard), &cost.shards[shard]);
                     let share = 1.0 / (workload.devices[group[stage]].speed * microbatches as f64);
-                    // The last shard's forward is fused with its backward only where nothing is
-                    // between them.
+                    // The last shard's forward is fused with its backward only where nothing is between them.
                     let fused = kind == ShardTaskKind::Backward && shard + 1 == cost.shards.len();
                     let forward_s = match kind {
                         ShardTaskKind::Backward if !fused => 0.0,

@@ -40,8 +40,7 @@ impl Workload {
         evaluations + (0..cost.minibatches).map(minibatch).sum::<f64>()
     }
 
-    /// Seconds that a shard task turns out to take on a device of speed 1: its stated cost with
-    /// drift and variation.
+    /// Seconds that a shard task turns out to take on a device of speed 1: its stated cost with drift and variation.
     ///
     /// # Panics
     /// When the workload has no such task or the task no such shard, as indexing does.
