@@ -28,7 +28,8 @@ macro_rules! setting_from {
     )*};
 }
 
-setting_from!(bool: Self::Flag, usize: |count| Self::Count(count as u64), f64: Self::Number, &str: |text: &str| Self::Text(text.to_owned()));
+setting_from!(bool: Self::Flag, f64: Self::Number);
+setting_from!(usize: |count| Self::Count(count as u64), &str: |text: &str| Self::Text(text.to_owned()));
 
 /// All settings of an optimizer or a schedule, written in their order; that order makes no difference otherwise.
 #[derive(Clone, Debug, Default, Deserialize)]

@@ -4,7 +4,7 @@ use crate::error::{at_least_zero, countable, in_range, positive};
 use crate::{CoreError, ImageParam, OptimizerSpec, Schedule};
 use serde::{Deserialize, Serialize};
 
-/// Which parameters decay.
+/// The parameters that decay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Decay {
@@ -32,7 +32,7 @@ pub struct TrainSpec {
     pub optimizer: OptimizerSpec,
     /// The learning-rate schedule.
     pub schedule: Schedule,
-    /// Which parameters decay.
+    /// The parameters that decay.
     pub decay: Decay,
     /// The largest global norm of the gradient; a larger one is scaled down to it.
     pub clip: Option<f64>,
@@ -85,7 +85,7 @@ impl TrainSpec {
         self.optimizer.lr() * self.schedule.factor(step, total)
     }
 
-    /// Whether a parameter is one of those that decay.
+    /// Returns true if a parameter is one of those that decay.
     pub fn decays(&self, param: &ImageParam) -> bool {
         self.decay == Decay::All || !param.is_vector()
     }
@@ -161,30 +161,19 @@ mod tests {
         let base = TrainSpec::new(OptimizerSpec::adamw(1e-3), 8);
         assert!(base.validate().is_ok());
         let bad = [
-            TrainSpec { optimizer: OptimizerSpec::adamw(f64::NAN), ..base.clone() },
-            TrainSpec { optimizer: OptimizerSpec::adamw(-1.0), ..base.clone() },
-            TrainSpec { batch: 0, ..base.clone() },
-            TrainSpec { accumulate: 9, ..base.clone() },
-            TrainSpec { clip: Some(0.0), ..base.clone() },
-            TrainSpec { length: Length::Steps(0), ..base.clone() },
-            TrainSpec { length: Length::Steps(usize::MAX), ..base.clone() },
-            TrainSpec { length: Length::Epochs(usize::MAX), ..base.clone() },
-            TrainSpec { eval_every: Some(0), ..base.clone() },
-            TrainSpec { eval_every: Some(1), patience: Some(0), ..base.clone() },
-            TrainSpec { patience: Some(1), ..base.clone() },
+            ("learning rate", TrainSpec { optimizer: OptimizerSpec::adamw(f64::NAN), ..base.clone() }),
+            ("learning rate", TrainSpec { optimizer: OptimizerSpec::adamw(-1.0), ..base.clone() }),
+            ("batch", TrainSpec { batch: 0, ..base.clone() }),
+            ("accumulate", TrainSpec { accumulate: 9, ..base.clone() }),
+            ("clip", TrainSpec { clip: Some(0.0), ..base.clone() }),
+            ("steps", TrainSpec { length: Length::Steps(0), ..base.clone() }),
+            ("steps", TrainSpec { length: Length::Steps(usize::MAX), ..base.clone() }),
+            ("epochs", TrainSpec { length: Length::Epochs(usize::MAX), ..base.clone() }),
+            ("eval-every", TrainSpec { eval_every: Some(0), ..base.clone() }),
+            ("patience", TrainSpec { eval_every: Some(1), patience: Some(0), ..base.clone() }),
+            ("patience", TrainSpec { patience: Some(1), ..base.clone() }),
         ];
-        let names = [
-            "learning rate",
-            "learning rate",
-            "batch",
-            "accumulate",
-            "clip",
-            "steps",
-            "steps",
-            "epochs",
-            "eval-every",
-        ];
-        for (spec, name) in bad.iter().zip(names) {
+        for (name, spec) in bad {
             let message = spec.validate().unwrap_err().to_string();
             assert!(message.starts_with(&format!("`{name}`")), "{message}");
         }
@@ -199,28 +188,20 @@ mod tests {
         assert!(adamw(0.0, 0.0, 0.0, 0.0, 0.0).is_ok());
         for bad in [nan, inf, -inf, -1e-9] {
             let wrong = [
-                adamw(bad, 0.9, 0.9, 1e-8, 0.0),
-                adamw(0.1, bad, 0.9, 1e-8, 0.0),
-                adamw(0.1, 0.9, bad, 1e-8, 0.0),
-                adamw(0.1, 0.9, 0.9, bad, 0.0),
-                adamw(0.1, 0.9, 0.9, 1e-8, bad),
-                with(Sgd { lr: bad, momentum: 0.9, weight_decay: 0.0 }.into()),
-                with(Sgd { lr: 0.1, momentum: bad, weight_decay: 0.0 }.into()),
-                with(Sgd { lr: 0.1, momentum: 0.9, weight_decay: bad }.into()),
-                TrainSpec { clip: Some(bad), ..TrainSpec::new(OptimizerSpec::sgd(0.1), 8) }.validate(),
+                ("learning rate", adamw(bad, 0.9, 0.9, 1e-8, 0.0)),
+                ("beta1", adamw(0.1, bad, 0.9, 1e-8, 0.0)),
+                ("beta2", adamw(0.1, 0.9, bad, 1e-8, 0.0)),
+                ("epsilon", adamw(0.1, 0.9, 0.9, bad, 0.0)),
+                ("weight decay", adamw(0.1, 0.9, 0.9, 1e-8, bad)),
+                ("learning rate", with(Sgd { lr: bad, momentum: 0.9, weight_decay: 0.0 }.into())),
+                ("momentum", with(Sgd { lr: 0.1, momentum: bad, weight_decay: 0.0 }.into())),
+                ("weight decay", with(Sgd { lr: 0.1, momentum: 0.9, weight_decay: bad }.into())),
+                (
+                    "clip",
+                    TrainSpec { clip: Some(bad), ..TrainSpec::new(OptimizerSpec::sgd(0.1), 8) }.validate(),
+                ),
             ];
-            let names = [
-                "learning rate",
-                "beta1",
-                "beta2",
-                "epsilon",
-                "weight decay",
-                "learning rate",
-                "momentum",
-                "weight decay",
-                "clip",
-            ];
-            for (wrong, name) in wrong.into_iter().zip(names) {
+            for (name, wrong) in wrong {
                 let message = wrong.unwrap_err().to_string();
                 assert!(message.starts_with(&format!("`{name}` is {bad}")), "{message}");
             }

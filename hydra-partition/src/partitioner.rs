@@ -492,8 +492,7 @@ mod tests {
         let mut plan = plan(&chain, &profile, 2, None);
         let before = plan.shards();
         assert!(before[0].len() >= 3, "{before:?}");
-        // So much more for every further layer that the first shard is just too large, and one layer less
-        // is not.
+        // So much more for every further layer that the first shard is just too large, and one layer less is not.
         let mut alone = plan.clone();
         verify(&mut alone, &chain).unwrap();
         let slack = plan.rules.room() + plan.rules.margin / 2 - alone.shards[0].verified_bytes.unwrap();

@@ -256,9 +256,8 @@ impl PartitionPlan {
         Ok(plans.into_iter().find(|plan| plan.fingerprint == *fingerprint))
     }
 
-    /// The costs of a plan in `path` whose fingerprint has the [`same costs`](Fingerprint::same_costs):
-    /// enough to cut under another budget or double buffer without a pilot pass.
-    /// Errors are those of [`find`](Self::find).
+    /// The costs of a plan in `path` whose fingerprint has the [`same costs`](Fingerprint::same_costs): enough to cut
+    /// under another budget or double buffer without a pilot pass. Errors are those of [`find`](Self::find).
     pub fn find_profile(path: &Path, fingerprint: &Fingerprint) -> Result<Option<Profile>, PartitionError> {
         let same = |plan: &Self| fingerprint.same_costs(&plan.fingerprint);
         Ok(plans_in(path)?.into_iter().find(same).map(|plan| plan.profile()))

@@ -1,14 +1,12 @@
-//! Who runs next: scheduling policies as pure functions of a view, and a laboratory for them.
+//! The choice of who runs next: scheduling policies as pure functions of a view, and a laboratory for them.
 //!
-//! Hydra interleaves the shard tasks of many models on few devices. Whenever a device needs its
-//! next shard task, the models that may be claimed are put into a [`View`], and a [`Policy`]
-//! answers with one of them. Nothing else is asked of a policy, so the real run, a simulation and
-//! a test use the same code.
+//! Hydra interleaves the shard tasks of many models on few devices. Whenever a device needs its next shard task, the
+//! models that may be claimed are put into a [`View`], and a [`Policy`] answers with one of them. Nothing else is
+//! asked of a policy, so the real run, a simulation and a test use the same code.
 //!
-//! The laboratory takes a [`Workload`] of stated or measured costs and says how long a policy takes
-//! for it ([`simulate()`]), what no schedule can beat ([`LowerBounds`]), what the best one is for a
-//! small case ([`exact()`]), and what other ways to train the same models would cost
-//! ([`compare()`]).
+//! The laboratory takes a [`Workload`] of stated or measured costs and says how long a policy takes for it
+//! ([`simulate()`]), what no schedule can beat ([`LowerBounds`]), what the best one is for a small case
+//! ([`exact()`]), and what other ways to train the same models would cost ([`compare()`]).
 //!
 //! Two rooms, of which the first imports nothing of the second:
 //!

@@ -117,6 +117,6 @@ pub struct Step {
     pub index: usize,
     /// The learning rate, scheduled.
     pub rate: f64,
-    /// Whether the parameter is one of those that decay.
+    /// True if the parameter is one of those that decay.
     pub decays: bool,
 }

@@ -30,7 +30,7 @@ pub struct SgdConstants {
     pub rate: f32,
     pub decay: f32,
     pub momentum: f32,
-    /// Whether the moment is the gradient itself, as in the first step.
+    /// True if the moment is the gradient itself, as in the first step.
     pub first: bool,
 }
 

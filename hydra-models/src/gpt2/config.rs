@@ -290,9 +290,19 @@ mod tests {
         assert_eq!(serde_json::from_value::<Gpt2Config>(back).unwrap(), config);
     }
 
+    fn base() -> Gpt2Config {
+        Gpt2Config::preset("bytes-tiny").unwrap()
+    }
+
+    fn refused(bad: &[(Gpt2Config, &str)]) {
+        for (config, message) in bad {
+            let error = config.validate().unwrap_err().to_string();
+            assert!(error.starts_with(message), "{error}");
+        }
+    }
+
     #[test]
     fn what_cannot_be_built_is_named() {
-        let base = || Gpt2Config::preset("bytes-tiny").unwrap();
         let bad = [
             (Gpt2Config { model_type: "llama".into(), ..base() }, "`model_type` is llama, expected gpt2"),
             (Gpt2Config { model_type: String::new(), ..base() }, "`model_type` is missing"),
@@ -312,15 +322,11 @@ mod tests {
             (Gpt2Config { add_cross_attention: true, ..base() }, "`add_cross_attention` is true"),
             (Gpt2Config { tie_word_embeddings: false, ..base() }, "`tie_word_embeddings` is false"),
         ];
-        for (config, message) in bad {
-            let error = config.validate().unwrap_err().to_string();
-            assert!(error.starts_with(message), "{error}");
-        }
+        refused(&bad);
     }
 
     #[test]
     fn sizes_that_no_machine_has_are_refused() {
-        let base = || Gpt2Config::preset("bytes-tiny").unwrap();
         let bad = [
             (Gpt2Config { vocab_size: usize::MAX, ..base() }, "`vocab_size` is"),
             (Gpt2Config { n_positions: 1 << 31, ..base() }, "`n_positions` is 2147483648, expected at most"),
@@ -331,10 +337,7 @@ mod tests {
             (Gpt2Config { n_layer: usize::MAX, ..base() }, "`n_layer` is"),
             (Gpt2Config { n_inner: Some(1 << 40), ..base() }, "`n_inner` is 1099511627776, expected at most"),
         ];
-        for (config, message) in bad {
-            let error = config.validate().unwrap_err().to_string();
-            assert!(error.starts_with(message), "{error}");
-        }
+        refused(&bad);
         let (vocab_size, n_positions, n_embd) = (MOST_IDS, MOST_IDS, WIDEST);
         let largest = Gpt2Config { vocab_size, n_positions, n_embd, n_layer: DEEPEST, ..base() };
         largest.validate().unwrap();
@@ -348,7 +351,7 @@ mod tests {
     #[test]
     fn other_names_of_a_size_must_agree() {
         let config = |name: &str, value: usize| {
-            let mut config = Gpt2Config::preset("bytes-tiny").unwrap();
+            let mut config = base();
             config.other.insert(name.to_owned(), value.into());
             config
         };

@@ -16,10 +16,9 @@ pub const IGNORED: i32 = -1;
 
 /// The mean cross-entropy, `F32` of shape `[1]`, of logits `hidden @ table^T` against `targets`.
 ///
-/// `hidden` is `[positions, width]`, `table` `[vocabulary, width]`, and `targets` holds an id for each
-/// position or a negative number ([`IGNORED`]) where there is nothing to predict. Logits are computed for
-/// `chunk_rows` positions at a time; when anything is tracked, the gradients are computed in the same go and
-/// kept until the backward.
+/// `hidden` is `[positions, width]`, `table` `[vocabulary, width]`, and `targets` holds an id for each position or a
+/// negative number ([`IGNORED`]) where there is nothing to predict. Logits are computed for `chunk_rows` positions at
+/// a time; when anything is tracked, the gradients are computed in the same go and kept until the backward.
 ///
 /// # Panics
 /// If shapes do not fit, float types differ, an id is not below the vocabulary, no position has a target, or

@@ -11,9 +11,8 @@ const PACKED: u64 = 4096;
 /// rules of the [simulator](crate::simulate), whatever the policy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
 pub struct LowerBounds {
-    /// The longest model by itself on the fastest device: its shard tasks run one after the other,
-    /// with the promotions that nothing can hide, because the optimizer has just changed the
-    /// masters or nothing ran before.
+    /// The longest model by itself on the fastest device: its shard tasks run one after the other, with the
+    /// promotions that nothing can hide, because the optimizer has just changed the masters or nothing ran before.
     pub chain_s: f64,
     /// All compute, spread evenly over the devices' speeds, from the arrival of the first model
     /// and its first promotion on.
@@ -252,8 +251,7 @@ mod tests {
     use crate::policy::ShardedLrtfEager;
 
     fn workload(tasks: Vec<TaskCost>, devices: usize) -> Workload {
-        let devices = vec![DeviceCost::default(); devices];
-        Workload { tasks, devices, shared_link: false, variation: None }
+        Workload::new(tasks, vec![DeviceCost::default(); devices])
     }
 
     fn plain(name: &str, minibatches: u64, shards: &[(f64, f64)]) -> TaskCost {

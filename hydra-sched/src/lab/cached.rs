@@ -41,14 +41,14 @@ impl Copies {
 
     /// True if this version of the shard is there, which makes it the most recently used copy.
     pub(crate) fn touch(&mut self, model: u32, shard: u32, version: u64) -> bool {
-        let there = self.has(model, shard, version);
-        if let Some(copy) = self.copies.get_mut(&(model, shard)).filter(|_| there) {
+        let cached = self.has(model, shard, version);
+        if let Some(copy) = self.copies.get_mut(&(model, shard)).filter(|_| cached) {
             self.clock += 1;
             self.by_use.remove(&copy.used);
             self.by_use.insert(self.clock, (model, shard));
             copy.used = self.clock;
         }
-        there
+        cached
     }
 
     /// Puts a copy in the place of those that were used longest ago, but never of the one that

@@ -19,8 +19,7 @@ pub struct Draw {
     pub shards: (usize, usize),
     /// Fewest and most shard tasks of a model; it has whole minibatches, and at least one.
     pub shard_tasks: (u64, u64),
-    /// Shortest and longest scale of a model's forwards, in seconds; a backward takes twice to
-    /// three times as long.
+    /// Shortest and longest scale of a model's forwards, in seconds; a backward takes twice to three times as long.
     pub forward_s: (f64, f64),
     /// Seconds of every promotion.
     pub promote_s: f64,
@@ -66,12 +65,7 @@ impl Draw {
         let models = numbers.whole(self.models.0, self.models.1);
         let devices = numbers.whole(self.devices.0, self.devices.1.min(models));
         let task = |index| self.task(index, &mut numbers);
-        Workload {
-            tasks: (0..models).map(task).collect(),
-            devices: vec![DeviceCost::default(); devices],
-            shared_link: false,
-            variation: None,
-        }
+        Workload::new((0..models).map(task).collect(), vec![DeviceCost::default(); devices])
     }
 
     fn task(&self, index: usize, numbers: &mut Numbers) -> TaskCost {

@@ -5,10 +5,9 @@
 //! branch and bound solves it. The MILP itself is written out in docs/scheduling.md, and the
 //! features `milp` and `highs` solve it with general solvers to compare.
 //!
-//! Shard tasks are placed in the order of their starts. Some shortest schedule is found that way:
-//! take one, list its shard tasks by start, and place each as early as what was placed allows; no
-//! start moves later. At a start, devices of one speed that are free differ in nothing that comes
-//! after, so one of each speed is tried.
+//! Shard tasks are placed in the order of their starts. Some shortest schedule is found that way: take one, list its
+//! shard tasks by start, and place each as early as what was placed allows; no start moves later. At a start, devices
+//! of one speed that are free differ in nothing that comes after, so one of each speed is tried.
 
 use std::collections::BTreeSet;
 
@@ -229,13 +228,8 @@ mod tests {
         let task = |(index, s): (usize, &f64)| {
             TaskCost::new(index.to_string(), 1, vec![ShardCost::new(0.0, *s, 0.0)])
         };
-        let devices = vec![DeviceCost::default(); devices];
-        Workload {
-            tasks: seconds.iter().enumerate().map(task).collect(),
-            devices,
-            shared_link: false,
-            variation: None,
-        }
+        let tasks = seconds.iter().enumerate().map(task).collect();
+        Workload::new(tasks, vec![DeviceCost::default(); devices])
     }
 
     fn small() -> Draw {

@@ -231,8 +231,7 @@ mod tests {
         let job =
             |(index, s): (usize, f64)| TaskCost::new(index.to_string(), 1, vec![ShardCost::new(0.0, s, 0.0)]);
         let tasks = [5.0, 5.0, 4.0, 4.0, 3.0, 3.0, 3.0].into_iter().enumerate().map(job).collect();
-        let devices = vec![DeviceCost::default(); 3];
-        let workload = Workload { tasks, devices, shared_link: false, variation: None };
+        let workload = Workload::new(tasks, vec![DeviceCost::default(); 3]);
         assert!((highs_makespan_s(&workload, 1_000_000).unwrap() - 9.0).abs() < 1e-6);
         assert_eq!(highs_makespan_s(&Workload { tasks: Vec::new(), ..workload }, 1), None);
     }

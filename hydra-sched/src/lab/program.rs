@@ -143,8 +143,7 @@ mod tests {
     fn the_places_of_evaluations_rise_and_are_in_the_task() {
         let check = |evaluations: &[(u64, u64)]| {
             let devices = vec![crate::lab::DeviceCost::default()];
-            let tasks = vec![task(1, 3, evaluations)];
-            crate::lab::Workload { tasks, devices, shared_link: false, variation: None }.check()
+            crate::lab::Workload::new(vec![task(1, 3, evaluations)], devices).check()
         };
         assert!(check(&[(0, 1), (2, 0), (3, 9)]).is_ok());
         for wrong in [&[(1, 1), (1, 1)][..], &[(2, 1), (1, 1)], &[(4, 1)]] {

@@ -9,10 +9,9 @@ const NONE: u32 = u32::MAX;
 
 /// Claimable models kept in a policy's order, for up to millions of models.
 ///
-/// A tournament: the models are the leaves of a binary tree in submission order, and every node
-/// knows the first in the policy's order among the leaves below it, and how many there are. A
-/// model that comes or goes replays the games on its way to the root, so each change and each
-/// question takes a time logarithmic in the number of models.
+/// A tournament: the models are the leaves of a binary tree in submission order, and every node knows the first in
+/// the policy's order among the leaves below it, and how many there are. A model that comes or goes replays the games
+/// on its way to the root, so each change and each question takes a time logarithmic in the number of models.
 #[derive(Clone, Debug)]
 pub struct Queue {
     /// Leaves; a power of two.
@@ -107,9 +106,9 @@ impl Queue {
 
     fn replay(&mut self, model: usize) {
         let mut node = self.leaves + model;
-        let there = self.models[model].is_some();
-        self.winner[node] = if there { model as u32 } else { NONE };
-        self.count[node] = u32::from(there);
+        let queued = self.models[model].is_some();
+        self.winner[node] = if queued { model as u32 } else { NONE };
+        self.count[node] = u32::from(queued);
         while node > 1 {
             node /= 2;
             self.winner[node] = self.game(self.winner[2 * node], self.winner[2 * node + 1]);

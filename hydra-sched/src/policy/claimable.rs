@@ -4,11 +4,10 @@ use super::{ModelIndex, ModelView};
 
 /// A model's place in a policy's order; the least comes first.
 ///
-/// Equal times go to the model submitted first, and the index decides between equal counts, so
-/// that the order is total and no choice depends on where a model stands in a view. Times are
-/// ordered as by [`f64::total_cmp`], so that a time that is not a number has its place too (a
-/// positive one after every number). What holds of times holds of the keys of
-/// [`Priority::least_first`] and [`Priority::greatest_first`].
+/// Equal times go to the model submitted first, and the index decides between equal counts, so that the order is
+/// total and no choice depends on where a model stands in a view. Times are ordered as by [`f64::total_cmp`], so that
+/// a time that is not a number has its place too (a positive one after every number). What holds of times holds of
+/// the keys of [`Priority::least_first`] and [`Priority::greatest_first`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Priority {
     key: u64,

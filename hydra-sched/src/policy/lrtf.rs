@@ -4,26 +4,23 @@ use super::{Claimable, ModelIndex, ModelView, Policy, PolicyKind, Priority, Requ
 
 /// Sharded longest-remaining-time-first, holding a device back for the model that decides when the run ends.
 ///
-/// A model computes at most one shard task at a time, so the makespan is at least its whole
-/// remaining time. Working off the longest first keeps the remaining times level, and with it the
-/// number of models that can still fill the devices near the end of a run. Source: Nagrecha and
-/// Kumar, "Hydra: A System for Large Multi-Model Deep Learning", arXiv 2110.08633, whose form is
-/// [`ShardedLrtfEager`].
+/// A model computes at most one shard task at a time, so the makespan is at least its whole remaining time. Working
+/// off the longest first keeps the remaining times level, and with it the number of models that can still fill the
+/// devices near the end of a run. Source: Nagrecha and Kumar, "Hydra: A System for Large Multi-Model Deep Learning",
+/// arXiv 2110.08633, whose form is [`ShardedLrtfEager`].
 ///
-/// At the end of a minibatch a model cannot be claimed until its masters are final. A device that
-/// has committed to another model meanwhile makes it wait for a whole shard task, in every
-/// minibatch. That is right while other models fill the time, and wrong for a model that has more
-/// work left than an even share of all work: the run cannot end before it. For such a model the
-/// device waits, if it is also longer than everything that can be claimed. The length of the model
-/// counts its own waits for its optimizer and for promotions, which nothing shortens.
+/// At the end of a minibatch a model cannot be claimed until its masters are final. A device that has committed to
+/// another model meanwhile makes it wait for a whole shard task, in every minibatch. That is right while other models
+/// fill the time, and wrong for a model that has more work left than an even share of all work: the run cannot end
+/// before it. For such a model the device waits, if it is also longer than everything that can be claimed. The length
+/// of the model counts its own waits for its optimizer and for promotions, which nothing shortens.
 ///
 /// Nor does a device commit to a model where a longer one can be claimed soon enough to be promoted
 /// while the device computes ([`Request::soon`]): waiting for that costs nothing. Where [`Request`]
 /// names no model to wait for, the answer is that of [`ShardedLrtfEager`].
 ///
-/// Equal times go to the model submitted first. Times are compared by [`f64::total_cmp`], so that
-/// a time that is not a number has its place in the order (a positive one before every number)
-/// and the choice stays defined.
+/// Equal times go to the model submitted first. Times are compared by [`f64::total_cmp`], so that a time that is not
+/// a number has its place in the order (a positive one before every number) and the choice stays defined.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ShardedLrtf;
 
@@ -71,8 +68,7 @@ impl Policy for ShardedLrtfEager {
     }
 }
 
-/// Sharded-LRTF that prefers a model whose next shard is already on the device, where that costs
-/// little.
+/// Sharded-LRTF that prefers a model whose next shard is already on the device, where that costs little.
 ///
 /// Among the claimable models whose next shard is cached it takes the one with the longest
 /// remaining time, if that is at least `1 - tolerance` times the longest of all; otherwise it does

@@ -5,16 +5,14 @@ use super::{Claimable, ModelIndex, ModelView, Priority, Request, View};
 
 /// Decides which model's next shard task a device takes.
 ///
-/// The decision is about one device and one shard task, taken when the device needs it, and not
-/// about a whole schedule: measured times differ from estimates, models fail, and a plan made
-/// beforehand would have to be repaired. What has to hold in every schedule (a model is claimed at
-/// most once, its shard tasks run in order, its masters are final) is not left to the policy; it
-/// is in the choice of the models that the [`View`] shows.
+/// The decision is about one device and one shard task, taken when the device needs it, and not about a whole
+/// schedule: measured times differ from estimates, models fail, and a plan made beforehand would have to be repaired.
+/// What has to hold in every schedule (a model is claimed at most once, its shard tasks run in order, its masters are
+/// final) is not left to the policy; it is in the choice of the models that the [`View`] shows.
 ///
-/// An implementation is a function of what it is shown, of its own seed and, for
-/// [`RoundRobin`], of its earlier answers. It reads no clock and no global generator, so that a
-/// recorded run can be replayed. The results of training never depend on it, only their order in
-/// time.
+/// An implementation is a function of what it is shown, of its own seed and, for [`RoundRobin`], of its earlier
+/// answers. It reads no clock and no global generator, so that a recorded run can be replayed. The results of
+/// training never depend on it, only their order in time.
 ///
 /// A policy is written once and asked in two ways. It says in which order it would take the models
 /// ([`Policy::priority`]) and, where that is not all, how it picks from what is ordered
@@ -81,18 +79,16 @@ pub trait Policy: Send {
     /// The name the policy is chosen by and reported under.
     fn name(&self) -> &'static str;
 
-    /// The model's place in the policy's order: the least comes first. It depends on the model
-    /// alone and neither on where it is cached nor on earlier answers. Unless a policy says otherwise, it is the order
-    /// of submission.
+    /// The model's place in the policy's order: the least comes first. It depends on the model alone and neither on
+    /// where it is cached nor on earlier answers. Unless a policy says otherwise, it is the order of submission.
     fn priority(&self, model: &ModelView) -> Priority {
         Priority::first_submitted(model)
     }
 
-    /// The model that the device takes, or `None` to leave it with what it computes until
-    /// something happens. Unless a policy says otherwise, it is the first in its order, and `None`
-    /// only when nothing is claimable; a policy may hold a device back only for
-    /// [`Request::awaited`] or [`Request::soon`], which are sure to become claimable or to end. Whoever
-    /// asks does so again when that happens, so that a device that is held back never stays so.
+    /// The model that the device takes, or `None` to leave it with what it computes until something happens. Unless a
+    /// policy says otherwise, it is the first in its order, and `None` only when nothing is claimable; a policy may
+    /// hold a device back only for [`Request::awaited`] or [`Request::soon`], which are sure to become claimable or
+    /// to end. Whoever asks does so again when that happens, so that a device that is held back never stays so.
     ///
     /// An answer that `from` does not show, and a device that is held back for nothing, end a simulation with
     /// [`SimulationError`](crate::SimulationError).
@@ -107,8 +103,7 @@ pub trait Policy: Send {
         false
     }
 
-    /// The model whose next shard task the device takes, one of `view.claimable`; `None` as
-    /// [`Policy::pick`] says.
+    /// The model whose next shard task the device takes, one of `view.claimable`; `None` as [`Policy::pick`] says.
     fn choose(&mut self, view: &View<'_>) -> Option<ModelIndex> {
         let listed = Listed::new(view.claimable, |model| self.priority(model));
         self.pick(&view.request, &listed)

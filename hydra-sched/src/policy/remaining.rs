@@ -28,9 +28,8 @@ pub struct CostModel {
 impl CostModel {
     /// Starts from a plan's estimates, in seconds, each list with one entry per shard.
     ///
-    /// The backward of the last shard is its fused forward and backward. The forward of the last
-    /// shard is never a shard task of its own: its entry stands for itself in [`CostModel::of`]
-    /// and counts nowhere.
+    /// The backward of the last shard is its fused forward and backward. The forward of the last shard is never a
+    /// shard task of its own: its entry stands for itself in [`CostModel::of`] and counts nowhere.
     ///
     /// # Errors
     /// [`CostError`] when there is no shard, the lists differ in length, or a time is negative,
@@ -70,9 +69,8 @@ impl CostModel {
 
     /// Corrects the estimate of one shard task by a measured time, in seconds.
     ///
-    /// The first measurement replaces the estimate; later ones move it by an exponential moving
-    /// average. A time that is negative, infinite or not a number says nothing and is passed
-    /// over, so that an estimate is always finite.
+    /// The first measurement replaces the estimate; later ones move it by an exponential moving average. A time that
+    /// is negative, infinite or not a number says nothing and is passed over, so that an estimate is always finite.
     ///
     /// # Panics
     /// When the model has no such shard, as indexing does, whatever the time. Times are measured and may be
@@ -346,8 +344,7 @@ mod tests {
     }
 
     proptest! {
-        /// The sums kept ready equal adding up the sweep's shard tasks one by one, after any
-        /// measurements.
+        /// The sums kept ready equal adding up the sweep's shard tasks one by one, after any measurements.
         #[test]
         fn agrees_with_walking_the_sweep(
             mut cost in any_cost(),

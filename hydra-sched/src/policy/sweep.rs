@@ -6,10 +6,9 @@ use serde::{Deserialize, Serialize};
 
 /// The kind of a shard task: forward, backward or evaluation of its shard.
 ///
-/// A training sweep (one microbatch) over a model of `S` shards has `2 S - 1` shard tasks: forward
-/// of shards `0 ..= S-2`, then backward of shards `S-1 ..= 0`, of which the first is fused with
-/// the last shard's forward. A model of one shard has the single task backward 0. An evaluation
-/// sweep has the `S` tasks evaluate `0 ..= S-1`.
+/// A training sweep (one microbatch) over a model of `S` shards has `2 S - 1` shard tasks: forward of shards `0 ..=
+/// S-2`, then backward of shards `S-1 ..= 0`, of which the first is fused with the last shard's forward. A model of
+/// one shard has the single task backward 0. An evaluation sweep has the `S` tasks evaluate `0 ..= S-1`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ShardTaskKind {
@@ -32,8 +31,7 @@ impl ShardTaskKind {
         (Self::Evaluate, 0)
     }
 
-    /// The shard task after this kind's on `shard`, in a sweep over `shards` shards; `None` at the
-    /// sweep's end.
+    /// The shard task after this kind's on `shard`, in a sweep over `shards` shards; `None` at the sweep's end.
     pub const fn following(self, shard: usize, shards: usize) -> Option<(Self, usize)> {
         match self {
             Self::Forward if shard + 2 < shards => Some((Self::Forward, shard + 1)),

@@ -23,16 +23,14 @@ pub struct ModelView {
     /// True if a copy of the next shard is on the asking device, so that nothing has to be moved. The simulator keeps
     /// copies where the workload says so; a run keeps none, and this is false.
     pub cached: bool,
-    /// It is computing on the asking device right now, so that its next shard task can follow
-    /// there.
+    /// It is computing on the asking device right now, so that its next shard task can follow there.
     pub continues: bool,
 }
 
 /// The view that a policy decides from: a device that asks, and the models that it can claim now.
 ///
-/// A model that is claimed already, or whose masters are not final for the shard task it needs
-/// next, is never in `claimable`: the policy cannot break that rule because it cannot take such a
-/// model.
+/// A model that is claimed already, or whose masters are not final for the shard task it needs next, is never in
+/// `claimable`: the policy cannot break that rule because it cannot take such a model.
 #[derive(Clone, Copy, Debug)]
 pub struct View<'a> {
     /// The device, and what it may wait for.

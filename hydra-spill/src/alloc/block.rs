@@ -40,10 +40,9 @@ pub(super) fn whole(layout: Layout, size: usize) -> Option<Layout> {
 
 /// The offset of the next block of this layout in its allocation.
 ///
-/// An allocator places all large blocks alike, at the beginning of a page. A loop over several of them then
-/// reads and writes addresses that differ in nothing that the first-level cache looks at, and is two to
-/// three times as slow as memory. So large blocks begin at one line of a page after another, in steps that
-/// keep neighbours far apart.
+/// An allocator places all large blocks alike, at the beginning of a page. A loop over several of them then reads and
+/// writes addresses that differ in nothing that the first-level cache looks at, and is two to three times as slow as
+/// memory. So large blocks begin at one line of a page after another, in steps that keep neighbours far apart.
 pub(super) fn next_offset(layout: Layout) -> usize {
     static COLOUR: AtomicU64 = AtomicU64::new(0);
     const STEP: u64 = 25;

@@ -290,8 +290,7 @@ impl PinnedBuffer {
         Bytes::from_owner(self)
     }
 
-    /// The address of the first byte, for writers that take turns with a card and so cannot borrow the
-    /// whole buffer.
+    /// The address of the first byte, for writers that take turns with a card and so cannot borrow the whole buffer.
     pub(super) fn base(&self) -> *mut u8 {
         // No bytes are aligned too.
         self.block.as_ref().map_or(ptr::without_provenance_mut(PAGE), |block| block.memory.as_ptr())

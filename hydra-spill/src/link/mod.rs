@@ -1,11 +1,10 @@
 //! The port through which bytes move between the host and one device.
 //!
-//! A link copies whole buffers up to a device or down to the host and blocks until a copy is done; who
-//! calls it from which thread decides what overlaps. [`HostCopyLink`] serves a logical device that is a
-//! part of this machine's CPU and has memory of its own, [`ZeroCopyLink`] one that reads the host's memory in
-//! place, and [`SimulatedLink`] slows another link down to a given bandwidth, so that what a GPU's transfers
-//! cost shows in tests on a machine without one. The links of GPUs stand beside this file. The conformance
-//! suite runs on every link.
+//! A link copies whole buffers up to a device or down to the host and blocks until a copy is done; who calls it from
+//! which thread decides what overlaps. [`HostCopyLink`] serves a logical device that is a part of this machine's CPU
+//! and has memory of its own, [`ZeroCopyLink`] one that reads the host's memory in place, and [`SimulatedLink`] slows
+//! another link down to a given bandwidth, so that what a GPU's transfers cost shows in tests on a machine without
+//! one. The links of GPUs stand beside this file. The conformance suite runs on every link.
 //!
 //! It may touch memory and the tags of the allocator. It never knows of images or stores.
 
@@ -103,8 +102,7 @@ pub trait DeviceLink: Send + Sync {
         false
     }
 
-    /// Copies host bytes into memory of the device. Dropping the last clone of the result frees that
-    /// memory.
+    /// Copies host bytes into memory of the device. Dropping the last clone of the result frees that memory.
     ///
     /// # Errors
     /// [`LinkError::Memory`] if the device has no room, [`LinkError::Transfer`] if the device fails.

@@ -1,9 +1,8 @@
 //! The tier of tasks whose masters live on a device.
 //!
-//! If parameters, moments, gradients and whatever computes fit a device all at once, nothing need travel: the
-//! masters stay there, shard tasks read them in place, or what they are rounded to beside them, and they are stepped
-//! there. Everyone else sees a store like any other: what is read comes down as a copy, what is written goes up
-//! again.
+//! If parameters, moments, gradients and whatever computes fit a device all at once, nothing need travel: the masters
+//! stay there, shard tasks read them in place, or what they are rounded to beside them, and they are stepped there.
+//! Everyone else sees a store like any other: what is read comes down as a copy, what is written goes up again.
 
 use super::slots::{self, Content, Slots};
 use super::{Writer, check};

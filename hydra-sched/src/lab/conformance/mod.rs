@@ -74,7 +74,7 @@ pub struct Broken {
     pub policy: &'static str,
     /// The rule, as a clause.
     pub rule: &'static str,
-    /// What was found instead.
+    /// The finding, in words.
     pub found: String,
     /// The case, as Rust writes it for debugging.
     pub case: String,
@@ -166,8 +166,8 @@ impl Suite<'_> {
 
     fn takes_a_claimable_one(&self, of: &Decision) -> TestCaseResult {
         if let Some(chosen) = self.choice(of.seed, of.request, &of.claimable) {
-            let there = of.claimable.iter().any(|model| model.model == chosen);
-            prop_assert!(there, "{:?} was taken, which cannot be claimed", chosen);
+            let claimable = of.claimable.iter().any(|model| model.model == chosen);
+            prop_assert!(claimable, "{:?} was taken, which cannot be claimed", chosen);
         }
         Ok(())
     }

@@ -28,8 +28,7 @@ mod tests;
 /// Options of a simulation, beside what the workload says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SimulationOptions {
-    /// Devices commit to their next shard task when the current one starts, and promote its
-    /// parameters meanwhile.
+    /// Devices commit to their next shard task when the current one starts, and promote its parameters meanwhile.
     pub prefetch: bool,
     /// Record every shard task and promotion in [`Simulation::spans`]. Without it the memory that a
     /// simulation uses grows with the models, devices and shards, and not with the shard tasks.
@@ -115,8 +114,7 @@ impl Simulation {
     }
 }
 
-/// Runs a workload under a policy. The same workload, policy and options give the same result,
-/// bit for bit.
+/// Runs a workload under a policy. The same workload, policy and options give the same result, bit for bit.
 ///
 /// # Errors
 /// [`SimulationError::Workload`] when the workload breaks a rule of [`Workload::check`];

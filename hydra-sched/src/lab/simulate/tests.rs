@@ -11,8 +11,7 @@ use crate::policy::{Claimable, ModelIndex, ModelView, PolicyKind, Priority, Requ
 
 /// A workload on devices that keep copies.
 fn on(tasks: Vec<TaskCost>, devices: usize) -> Workload {
-    let devices = vec![DeviceCost { keeps_copies: true, ..DeviceCost::default() }; devices];
-    Workload { tasks, devices, shared_link: false, variation: None }
+    Workload::new(tasks, vec![DeviceCost { keeps_copies: true, ..DeviceCost::default() }; devices])
 }
 
 fn one_shard(name: &str, minibatches: u64, backward_s: f64, promote_s: f64) -> TaskCost {
@@ -153,7 +152,7 @@ fn evaluations_come_before_and_after_training() {
     assert_eq!(lrtf(&workload).promotions, 9);
 }
 
-/// Where copies do not stay, the next shard task promotes its parameters anew even if the one that computes
+/// Without cached copies the next shard task promotes its parameters anew even if the one that computes
 /// reads the same ones.
 #[test]
 fn without_copies_every_shard_task_is_promoted() {
@@ -380,8 +379,7 @@ fn bytes_are_counted_as_they_are_promoted() {
     assert_eq!(lrtf(&workload).promoted_bytes, None);
 }
 
-/// Estimates that are wrong by a factor, for half of the models each way, are put right by the
-/// first measurements.
+/// Estimates that are wrong by a factor, for half of the models each way, are put right by the first measurements.
 #[test]
 fn wrong_estimates_are_corrected() {
     let draw = Draw { models: (8, 24), devices: (2, 6), ..Draw::default() };

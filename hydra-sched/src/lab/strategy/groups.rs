@@ -14,8 +14,7 @@ pub(super) enum Inside {
     Pipelined,
 }
 
-/// Groups of `size` devices, each with one model at a time; the longest models first where there are
-/// several groups.
+/// Groups of `size` devices, each with one model at a time; the longest models first where there are several groups.
 pub(super) fn groups(
     workload: &Workload,
     size: usize,
@@ -101,8 +100,7 @@ impl Minibatch {
                 for (kind, shard) in cost.sweep() {
                     let (stage, costs) = (stage_of(shard), &cost.shards[shard]);
                     let share = 1.0 / (workload.devices[group[stage]].speed * microbatches as f64);
-                    // The last shard's forward is fused with its backward only where nothing is
-                    // between them.
+                    // The last shard's forward is fused with its backward only where nothing is between them.
                     let fused = kind == ShardTaskKind::Backward && shard + 1 == cost.shards.len();
                     let forward_s = match kind {
                         ShardTaskKind::Backward if !fused => 0.0,
@@ -169,7 +167,7 @@ pub(super) fn stages(cost: &TaskCost, most: usize) -> Vec<usize> {
     cut(high * (1.0 + 1e-12))
 }
 
-/// Whether every model's training state fits groups of this many devices; what is not known fits.
+/// Checks that every model's training state fits groups of this many devices; what is not known fits.
 pub(super) fn fits(workload: &Workload, size: usize) -> Result<(), DoesNotFit> {
     let memory: Option<Vec<u64>> = workload.devices.iter().map(|device| device.memory_bytes).collect();
     let Some(memory) = memory else { return Ok(()) };

@@ -132,7 +132,7 @@ pub struct Outcome {
     pub busy_s: Vec<f64>,
     /// Bytes that all devices received from each other or from the host, where sizes are known.
     pub moved_bytes: Option<u64>,
-    /// What the devices did, if it was recorded.
+    /// The spans of all devices, if they were recorded.
     pub spans: Vec<Span>,
 }
 
@@ -161,7 +161,7 @@ impl Outcome {
 pub struct Row {
     /// The strategy.
     pub strategy: Strategy,
-    /// What came of it, or the first task that it has no room for.
+    /// The outcome, or the first task that it has no room for.
     pub outcome: Result<Outcome, DoesNotFit>,
 }
 

@@ -8,7 +8,7 @@ fn workload(models: usize, shards: usize, devices: usize) -> Workload {
     list[shards - 1].backward_s = 3.0;
     let task = |index: usize| TaskCost::new(index.to_string(), 2, list.clone());
     let devices = vec![DeviceCost { keeps_copies: true, ..DeviceCost::default() }; devices];
-    Workload { tasks: (0..models).map(task).collect(), devices, shared_link: false, variation: None }
+    Workload::new((0..models).map(task).collect(), devices)
 }
 
 fn of(workload: &Workload, strategy: Strategy) -> Outcome {

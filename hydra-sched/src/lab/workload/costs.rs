@@ -1,10 +1,15 @@
 //! Sums over the costs of a workload.
 
-use crate::lab::{ShardCost, TaskCost, Variation, Workload, WorkloadError};
+use crate::lab::{DeviceCost, ShardCost, TaskCost, Variation, Workload, WorkloadError};
 use crate::policy::random::{keyed, unit};
 use crate::policy::{CostModel, ShardTaskKind};
 
 impl Workload {
+    /// A workload of which nothing else is said.
+    pub fn new(tasks: Vec<TaskCost>, devices: Vec<DeviceCost>) -> Self {
+        Self { tasks, devices, shared_link: false, variation: None }
+    }
+
     /// The number of shard tasks of the workload.
     pub fn shard_tasks(&self) -> u64 {
         self.tasks.iter().map(TaskCost::shard_tasks).fold(0, u64::saturating_add)
@@ -35,8 +40,7 @@ impl Workload {
         evaluations + (0..cost.minibatches).map(minibatch).sum::<f64>()
     }
 
-    /// Seconds that a shard task turns out to take on a device of speed 1: its stated cost with
-    /// drift and variation.
+    /// Seconds that a shard task turns out to take on a device of speed 1: its stated cost with drift and variation.
     ///
     /// # Panics
     /// When the workload has no such task or the task no such shard, as indexing does.

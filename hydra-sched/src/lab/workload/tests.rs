@@ -42,7 +42,7 @@ fn a_number_of_devices_is_that_many_equal_ones() {
 fn a_task_without_shards_has_no_work() {
     let task = TaskCost::new("a", 3, Vec::new());
     assert_eq!((task.sweep().count(), task.sweep_s(), task.shard_tasks()), (0, 0.0, 0));
-    let workload = Workload { tasks: vec![task], devices: Vec::new(), shared_link: false, variation: None };
+    let workload = Workload::new(vec![task], Vec::new());
     assert_eq!(workload.total_s(), 0.0);
 }
 
@@ -88,11 +88,8 @@ fn drift_ends_with_the_last_minibatch() {
         let workload = task(minibatches, drift);
         assert_eq!(times(&workload), expected, "{minibatches} minibatches, drift {drift}");
         assert_eq!(workload.task_s(0), expected.iter().sum::<f64>());
-        let run = crate::lab::simulate(
-            &workload,
-            &mut crate::policy::ShardedLrtfEager,
-            crate::lab::SimulationOptions::default(),
-        );
+        let options = crate::lab::SimulationOptions::default();
+        let run = crate::lab::simulate(&workload, &mut crate::policy::ShardedLrtfEager, options);
         assert_eq!(run.unwrap().makespan_s, workload.task_s(0));
     }
 }
