@@ -457,6 +457,7 @@ mod tests {
         one.write_spec("x = 1").unwrap();
         one.discard();
         assert!(RunDir::next_in(&parent, "select").unwrap().path().ends_with("runs/select-1"));
+        let root = tempfile::tempdir().unwrap();
         let mut dir = RunDir::at(root.path(), false).unwrap();
         dir.begin().unwrap();
         dir.discard();
