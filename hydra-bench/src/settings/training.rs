@@ -9,8 +9,10 @@ use hydra_core::schedule::{Constant, Cosine, Linear, WarmupStableDecay};
 use hydra_core::{Decay, Length, OptimizerSpec, Schedule, TrainSpec};
 use serde::{Deserialize, Serialize};
 
-/// The schedules by name, each with its decay steps and its warmup.
-const SCHEDULES: [(&str, fn(usize, usize) -> Schedule); 4] = [
+/// A schedule's name, and itself with its decay steps and its warmup.
+type NamedSchedule = (&'static str, fn(usize, usize) -> Schedule);
+
+const SCHEDULES: [NamedSchedule; 4] = [
     ("constant", |_, warmup| Schedule::new(Constant, warmup)),
     ("linear", |_, warmup| Schedule::new(Linear, warmup)),
     ("cosine", |_, warmup| Schedule::new(Cosine, warmup)),

@@ -100,13 +100,10 @@ impl DeviceHomeStore {
         Ok(ImageView { bytes: Bytes::from_owner(Leased { bytes, _lease: lease }), version })
     }
 
-    /// Takes the masters out; whoever has them gives them back with what this gives too.
-    fn take(
-        &self,
-        id: ImageId,
-    ) -> Result<(DeviceMasters, impl FnOnce(Content<DeviceMasters>, bool) + use<>), SpillError> {
-        let (masters, slots) = (slots::take(&self.slots, id)?, self.slots.clone());
-        Ok((masters, move |content, committed| slots::put_back(&slots, id, content, committed)))
+    /// Gives masters back that were taken out.
+    fn put_back(&self, id: ImageId) -> impl FnOnce(Content<DeviceMasters>, bool) + use<> {
+        let slots = self.slots.clone();
+        move |content, committed| slots::put_back(&slots, id, content, committed)
     }
 }
 
@@ -159,7 +156,7 @@ impl TierStore for DeviceHomeStore {
 
     fn write(&self, id: ImageId) -> Result<ImageWriter, SpillError> {
         let Some(home) = self.home(id) else { return self.below.write(id) };
-        let (homed, put_back) = self.take(id)?;
+        let (homed, put_back) = (slots::take(&self.slots, id)?, self.put_back(id));
         let masters = match download(home.link.as_ref(), &homed) {
             Ok(masters) => masters,
             Err(error) => {
@@ -189,7 +186,7 @@ impl TierStore for DeviceHomeStore {
 
     fn remove(&self, id: ImageId) -> Result<Masters, SpillError> {
         let Some(home) = self.home(id) else { return self.below.remove(id) };
-        let (homed, put_back) = self.take(id)?;
+        let (homed, put_back) = (slots::take(&self.slots, id)?, self.put_back(id));
         let masters = download(home.link.as_ref(), &homed);
         put_back(Content::at_rest(homed), false);
         let masters = masters?;
@@ -211,7 +208,7 @@ impl TierStore for DeviceHomeStore {
 
     fn write_on_device(&self, id: ImageId) -> Result<DeviceWriter, SpillError> {
         let Some(_) = self.home(id) else { return self.below.write_on_device(id) };
-        let (masters, put_back) = self.take(id)?;
+        let (masters, put_back) = (slots::take(&self.slots, id)?, self.put_back(id));
         let put_back = move |masters, committed| put_back(Content::at_rest(masters), committed);
         Ok(DeviceWriter::new(masters, put_back))
     }
