@@ -7,8 +7,6 @@ use super::WorkloadError;
 
 mod check;
 mod costs;
-#[cfg(test)]
-mod tests;
 
 /// Tasks and devices, as stated or measured costs. `docs/scheduling.md` describes the format.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -1,5 +1,6 @@
-use super::*;
-use crate::policy::ShardTaskKind;
+//! Workloads as text: what is read, what is written, and what each rule says of one that breaks it.
+
+use hydra_sched::*;
 
 const FULL: &str = r#"{
     "tasks": [
@@ -88,8 +89,8 @@ fn drift_ends_with_the_last_minibatch() {
         let workload = task(minibatches, drift);
         assert_eq!(times(&workload), expected, "{minibatches} minibatches, drift {drift}");
         assert_eq!(workload.task_s(0), expected.iter().sum::<f64>());
-        let options = crate::lab::SimulationOptions::default();
-        let run = crate::lab::simulate(&workload, &mut crate::policy::ShardedLrtfEager, options);
+        let options = SimulationOptions::default();
+        let run = simulate(&workload, &mut ShardedLrtfEager, options);
         assert_eq!(run.unwrap().makespan_s, workload.task_s(0));
     }
 }
