@@ -10,7 +10,7 @@ use super::{Claimable, ModelIndex, ModelView, Priority, Request, View};
 /// What has to hold in every schedule (a model is claimed at most once, its shard tasks run in order, its masters are
 /// final) is not left to the policy; it is in the choice of the models that the [`View`] shows.
 ///
-/// An implementation is a function of what it is shown, of its own seed and, for [`RoundRobin`], of its earlier
+/// An implementation is a function of what it is shown, of its own seed and, for [`RoundRobin`](crate::RoundRobin), of its earlier
 /// answers. It reads no clock and no global generator, so that a recorded run can be replayed. The results of
 /// training never depend on it, only their order in time.
 ///
