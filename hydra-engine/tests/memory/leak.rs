@@ -35,9 +35,12 @@ fn forwards_without_a_graph_leave_nothing_behind() {
     let mut leaks = Vec::new();
     for layer in 0..chain.len() {
         for training in [true, false] {
-            let before = in_use(20, training, layer, &x);
-            let after = in_use(100, training, layer, &x);
-            leaks.push((chain.layers()[layer].name.clone(), training, after as i64 - before as i64));
+            // A leak grows with every hundred. A block of the thread pool's queue is charged once to whoever needed it, at
+            // a moment that depends on the tests before this one.
+            let [before, after, again] =
+                [20, 100, 100].map(|times| in_use(times, training, layer, &x) as i64);
+            let grown = (after - before).min(again - after);
+            leaks.push((chain.layers()[layer].name.clone(), training, grown));
         }
         let layers = promote_layers(&chain, layer..layer + 1, &image, &device, false);
         let pass = Pass::evaluate(ids.to_device(&autodiff));
