@@ -33,7 +33,7 @@ mod task;
 mod train_task;
 mod weights;
 
-pub use admission::{Admission, AdmittedTask, OptimizerPlacement, Place, Placement};
+pub use admission::{Admission, AdmittedTask, LeftOut, OptimizerPlacement, Place, Placement};
 pub use checkpoint::{Checkpoint, CheckpointEvery};
 pub use device::{DeviceKind, DeviceSpec, OpenDevice};
 pub use error::{CheckpointError, EngineError};

@@ -66,6 +66,13 @@ pub enum RunEvent<'a> {
     },
     /// Every task was admitted; nothing has run yet.
     Admitted(&'a Admission),
+    /// A task begins: its first masters are there. Where host memory has no room for all, some wait until others end.
+    Began {
+        /// The task.
+        task: TaskId,
+        /// Seconds since the run began.
+        at_s: f64,
+    },
     /// A span ended.
     Span(Span),
     /// A task finished a minibatch.

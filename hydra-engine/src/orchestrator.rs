@@ -73,6 +73,21 @@ impl Orchestrator {
         self
     }
 
+    /// Lets tasks wait: those for whose masters host memory has no room begin when others have ended, in the order of the
+    /// policy, and at most `concurrent` tasks have begun at once. First values are drawn, and files of weights read, when a
+    /// task begins. Without this all tasks begin at the start, and a run for which there is no room is refused.
+    pub fn in_turn(mut self, concurrent: usize) -> Self {
+        self.admission.concurrent = Some(concurrent.max(1));
+        self
+    }
+
+    /// Leaves out of the run a task that can never fit, in the memory of a device or of the host, instead of refusing the run;
+    /// [`RunReport::left_out`] says which and why. The run is refused if nothing is left of it.
+    pub fn leave_out_what_never_fits(mut self) -> Self {
+        self.admission.leave_out = true;
+        self
+    }
+
     /// The scheduling policy; Sharded-LRTF by default.
     pub fn policy(mut self, policy: PolicyKind) -> Self {
         self.run.policy = PolicyChoice::Kind(policy);
@@ -184,7 +199,7 @@ impl Orchestrator {
     /// A device that cannot be had, a task that is refused, and memory that does not suffice
     /// ([`EngineError::HostMemory`], [`EngineError::DiskMemory`]).
     pub fn admit(self) -> Result<AdmittedRun, EngineError> {
-        let Self { admission: settings, run: mut run_settings, tasks } = self;
+        let Self { admission: settings, run: mut run_settings, mut tasks } = self;
         let on_disk = Arc::new(DiskStore::new(Arc::new(DramStore::new())));
         let store = Arc::new(DeviceHomeStore::new(on_disk.clone()));
         let tiers: Arc<dyn TierStore> = store.clone();
@@ -192,6 +207,7 @@ impl Orchestrator {
         let told = pilot_progress(run_settings.observer.as_mut());
         let admission = admit(&tasks, &devices, &settings, &told)?;
         drop(told);
+        tasks.retain(|task| admission.left_out.iter().all(|left| left.name != task.name));
         let identities = identities(&tasks, &admission, &devices[0], &settings.plans.config)?;
         let homed = |(i, task): (usize, &AdmittedTask)| task.optimizer.on_device().then_some(TaskId(i));
         let homed = admission.tasks.iter().enumerate().filter_map(homed);

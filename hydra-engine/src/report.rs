@@ -1,6 +1,6 @@
 //! The report of a run; `docs/report.md` documents the JSON.
 
-use crate::admission::Placement;
+use crate::admission::{LeftOut, Placement};
 use crate::error::EngineError;
 use crate::protocol::Evaluation;
 use crate::stages::TaskState;
@@ -165,6 +165,9 @@ pub struct RunReport {
     pub prefetch: bool,
     /// The tasks, in the order of submission.
     pub tasks: Vec<TaskReport>,
+    /// Tasks that can never fit, without which the run went on.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub left_out: Vec<LeftOut>,
     /// The devices.
     pub devices: Vec<DeviceReport>,
     /// The bytes that moved.
@@ -183,8 +186,8 @@ pub struct RunReport {
 }
 
 impl RunReport {
-    /// Returns true if every task ended as [`TaskState::Done`].
+    /// Returns true if every task ended as [`TaskState::Done`], and none was left out.
     pub fn all_done(&self) -> bool {
-        self.tasks.iter().all(|task| task.state == TaskState::Done)
+        self.left_out.is_empty() && self.tasks.iter().all(|task| task.state == TaskState::Done)
     }
 }

@@ -3,7 +3,7 @@
 use crate::terminal::{Table, thousands};
 use anyhow::{Context, Result, ensure};
 use hydra_core::ByteSize;
-use hydra_engine::{Place, Placement, REPORT_SCHEMA, Transfers};
+use hydra_engine::{LeftOut, Place, Placement, REPORT_SCHEMA, Transfers};
 use serde::Deserialize;
 
 /// The part of a report that the leaderboard reads. Numbers that JSON has not (an infinite perplexity, the loss of a
@@ -18,6 +18,9 @@ pub(crate) struct Report {
     policy: String,
     prefetch: bool,
     tasks: Vec<Task>,
+    /// Reports of the time before tasks could be left out do not have it.
+    #[serde(default)]
+    left_out: Vec<LeftOut>,
     devices: Vec<Device>,
     transfers: Transfers,
     host_admitted_bytes: u64,
@@ -103,9 +106,11 @@ impl Report {
         serde_json::from_value(value).context("the report does not have what its schema says")
     }
 
-    /// The tasks that failed, with the reason.
+    /// The tasks that failed or were left out, with the reason.
     pub(crate) fn failures(&self) -> Vec<String> {
-        self.tasks.iter().filter(|task| task.state == "failed").map(Task::failure).collect()
+        let failed = self.tasks.iter().filter(|task| task.state == "failed").map(Task::failure);
+        let left_out = |task: &LeftOut| format!("{} was left out: {}", task.name, task.reason);
+        failed.chain(self.left_out.iter().map(left_out)).collect()
     }
 
     /// Returns true if a task was stopped before its end.
@@ -115,11 +120,11 @@ impl Report {
 
     /// Returns true if every task was trained to its end.
     pub(crate) fn all_done(&self) -> bool {
-        self.tasks.iter().all(|task| task.state == "done")
+        self.left_out.is_empty() && self.tasks.iter().all(|task| task.state == "done")
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.tasks.len()
+        self.tasks.len() + self.left_out.len()
     }
 
     pub(crate) fn render(&self) -> String {
@@ -154,12 +159,12 @@ impl Report {
         );
         let mut table = Table::new(names.split('|'));
         for (rank, task) in self.ranked() {
-            let (batch, lr) = (task.config.get("batch"), task.config["lr"].as_f64());
+            let (batch, lr) = hyperparameters(&task.config);
             table.row(vec![
                 rank.map_or_else(|| "-".to_owned(), |rank| rank.to_string()),
                 task.name.clone(),
-                batch.map_or_else(|| "-".to_owned(), ToString::to_string),
-                lr.map_or("-".into(), |lr| format!("{lr:e}")),
+                batch,
+                lr,
                 task.shards.to_string(),
                 task.steps.to_string(),
                 cell(task.initial_validation.as_ref()),
@@ -167,6 +172,12 @@ impl Report {
                 cell(task.test.as_ref()),
                 if task.stopped_early { format!("{} early", task.state) } else { task.state.clone() },
             ]);
+        }
+        for LeftOut { name, config, .. } in &self.left_out {
+            let (batch, lr) = hyperparameters(config);
+            let none = || "-".to_owned();
+            let state = "left out".to_owned();
+            table.row(vec![none(), name.clone(), batch, lr, none(), none(), none(), none(), none(), state]);
         }
         table.render()
     }
@@ -235,6 +246,13 @@ impl Report {
             ByteSize(self.host_budget_bytes),
         )
     }
+}
+
+/// The minibatch size and the learning rate of a configuration.
+fn hyperparameters(config: &serde_json::Value) -> (String, String) {
+    let (batch, lr) = (config.get("batch"), config["lr"].as_f64());
+    let batch = batch.map_or_else(|| "-".to_owned(), ToString::to_string);
+    (batch, lr.map_or("-".into(), |lr| format!("{lr:e}")))
 }
 
 fn cell(evaluation: Option<&Evaluation>) -> String {

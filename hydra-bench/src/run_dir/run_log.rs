@@ -124,6 +124,7 @@ fn line(event: &RunEvent<'_>, tasks: &[String]) -> Option<Value> {
         RunEvent::Pilot { .. } | RunEvent::Admitted(_) | RunEvent::Span(_) | RunEvent::Evaluating { .. } => {
             return None;
         }
+        RunEvent::Began { task, at_s } => json!({ "event": "begin", "task": name(task), "at_s": at_s }),
         RunEvent::Minibatch { task, step, steps, loss, rate, units, at_s } => json!({
             "event": "minibatch", "task": name(task), "step": step, "steps": steps, "loss": loss,
             "rate": rate, "units": units, "at_s": at_s,

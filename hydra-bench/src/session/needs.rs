@@ -3,7 +3,7 @@
 use crate::terminal::Table;
 use anyhow::{Context, Result};
 use hydra_core::ByteSize;
-use hydra_engine::{Admission, AdmittedTask};
+use hydra_engine::{Admission, AdmittedTask, LeftOut};
 use hydra_partition::ShardPlan;
 use serde_json::json;
 
@@ -37,6 +37,15 @@ pub(crate) fn render(admission: &Admission) -> String {
             [admission.disk_bytes, admission.host_working_bytes, budget].map(ByteSize);
         text.push_str(&format!(
             "disk: {disk} of {budget} for masters, for work on which host memory has {working}\n"
+        ));
+    }
+    for LeftOut { name, reason, .. } in &admission.left_out {
+        text.push_str(&format!("left out: {name}, which can never fit: {reason}\n"));
+    }
+    if let Some(most) = admission.in_turn {
+        let limit = if most < admission.tasks.len() { format!(", at most {most}") } else { String::new() };
+        text.push_str(&format!(
+            "tasks begin in turn: so many at once as host memory has room for{limit}; the others wait until some have ended\n"
         ));
     }
     let [admitted, budget] = [admission.host_admitted_bytes, admission.host_budget_bytes].map(ByteSize);
@@ -100,6 +109,8 @@ mod tests {
             disk_bytes: 3 << 30,
             disk_budget_bytes: Some(4 << 30),
             active_models: 3,
+            in_turn: Some(1),
+            left_out: Vec::new(),
             estimated_s: 90.0,
         };
         let text = render(&admission);
@@ -107,6 +118,7 @@ mod tests {
             "cpu:0: 64.00 MiB, 8.00 MiB",
             "1.00 GiB of 2.00 GiB",
             "up to 3 models",
+            "tasks begin in turn",
             "3.00 GiB of 4.00 GiB for masters, for work on which host memory has 64.00 MiB",
             "90.0 s of compute; transfers",
         ] {

@@ -81,6 +81,10 @@ pub(crate) fn orchestrator(
     if let Some(memory) = spec.host_memory.or_else(|| around.machine.host_share(ByteSize(budgets))) {
         orchestrator = orchestrator.host_memory(memory);
     }
+    orchestrator = orchestrator.in_turn(spec.concurrent.unwrap_or(usize::MAX));
+    if !spec.strict {
+        orchestrator = orchestrator.leave_out_what_never_fits();
+    }
     if let Some((dir, memory)) = disk(spec)? {
         orchestrator = orchestrator.disk(dir, memory);
     }

@@ -231,7 +231,6 @@ impl Prepared {
     fn new(spec: &mut RunSpec, dir: &mut RunDir, around: &Surroundings) -> Result<Self> {
         let stop = StopFlag::new();
         stop::on_interrupt(stop.clone(), around.terminal.clone())?;
-        let tasks: Vec<String> = spec.training.grid()?.into_iter().map(|one| one.name).collect();
         let devices = devices(&spec.devices, &around.machine).into_iter().map(|device| device.name);
         let devices: Vec<String> = devices.collect();
         let on = spec.devices.with_disk_in(dir.path());
@@ -243,6 +242,7 @@ impl Prepared {
         submit(&mut orchestrator, spec, Some(dir), checkpoints)?;
         let mut run = orchestrator.admit().context("the run was refused")?;
         let admission = run.admission().clone();
+        let tasks: Vec<String> = admission.tasks.iter().map(|task| task.name.clone()).collect();
         let disk = on.disk.as_deref().filter(|_| admission.disk_bytes > 0);
         dir.check_room(&file_bytes(&admission, checkpoints), disk.map(|disk| (disk, admission.disk_bytes)))?;
         ensure!(!stop.is_stopped(), Interrupted);

@@ -42,6 +42,14 @@ pub(crate) struct DeviceSettings {
     /// The directory for them, in files that nobody sees and that end with the run [default: the run directory, if any]
     #[arg(long, value_name = "DIR")]
     pub(crate) disk: Option<PathBuf>,
+    /// The most tasks that have begun at once: others wait until one has ended [default: as many as host memory has room for]
+    #[arg(long, value_name = "N", value_parser = values::count, allow_hyphen_values = true)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) concurrent: Option<usize>,
+    /// Refuse the run if one task can never fit, instead of leaving that task out
+    #[arg(long)]
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) strict: bool,
     /// The part of the host memory that may be page-locked for NVIDIA's GPUs [default: half of what is free]
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     #[serde(rename = "pinned_memory_bytes", alias = "pinned_memory")]

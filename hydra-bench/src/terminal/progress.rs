@@ -216,7 +216,7 @@ impl Observer for Progress {
             RunEvent::Evaluated { task, ref result, .. } => self.evaluated(task, result),
             RunEvent::Ended { task, state, .. } => self.end(task, state),
             RunEvent::Resumed { task, step, .. } => self.resumed(task, step),
-            RunEvent::Checkpointed { .. } => {}
+            RunEvent::Began { .. } | RunEvent::Checkpointed { .. } => {}
             RunEvent::CheckpointFailed { task, error, .. } => self.warn(task, error),
             RunEvent::Stopping => self.whole.set_message("stopping"),
         }

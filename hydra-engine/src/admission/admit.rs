@@ -3,6 +3,7 @@
 use super::check::check;
 use super::cut::{CutTask, Limits, cut};
 use super::host_memory::{HostMemory, Room};
+use super::left_out::{LeftOut, Misfits};
 use super::measure::{Pilot, Tell, measure};
 use super::placement::{Placement, place};
 use super::settings::AdmissionSettings;
@@ -80,6 +81,10 @@ pub struct Admission {
     pub disk_budget_bytes: Option<u64>,
     /// Models that may be within a minibatch at once, until the masters of a task that ended leave room for more.
     pub active_models: usize,
+    /// The most tasks that have begun at once, where they begin in turn: as host memory has room, and others end.
+    pub in_turn: Option<usize>,
+    /// Tasks that can never fit, without which the run goes on.
+    pub left_out: Vec<LeftOut>,
     /// Estimated seconds of the run: all compute over the devices, or the longest task.
     pub estimated_s: f64,
 }
@@ -97,12 +102,19 @@ pub(crate) fn admit(
     check(tasks)?;
     let measured = measure(tasks, &pilot)?;
     let budget = devices.iter().map(|device| device.spec.memory.bytes()).min().unwrap_or(0);
-    let limits = Limits::of(&measured, budget)?;
-    let cut = cut(measured, &limits, &pilot)?;
-    let placed = place(settings.placement, &cut, &limits, devices)?;
-    let sizes: Vec<TaskSizes> = cut.iter().zip(&placed).map(|(cut, on)| TaskSizes::of(cut, on)).collect();
+    let mut misfits = Misfits::new(settings.leave_out);
+    let (measured, limits) = Limits::for_those_that_fit(measured, budget, &mut misfits)?;
+    let mut cut = cut(measured, &limits, &pilot, &mut misfits)?;
     let (budget, disk) = (settings.host_memory.bytes(), settings.disk.as_ref());
-    let room = HostMemory { budget, disk, devices: devices.len() }.find_room(&sizes)?;
+    let host = HostMemory { budget, disk, devices: devices.len(), concurrent: settings.concurrent };
+    let (placed, sizes) = loop {
+        let placed = place(settings.placement, &cut, &limits, devices)?;
+        let sizes: Vec<TaskSizes> = cut.iter().zip(&placed).map(|(cut, on)| TaskSizes::of(cut, on)).collect();
+        if !leave_out(&mut cut, &sizes, &host, &mut misfits)? {
+            break (placed, sizes);
+        }
+    };
+    let room = host.find_room(&sizes)?;
     let admitted = |(index, (cut, on))| AdmittedTask::new(cut, on, &sizes[index], &room, index);
     let tasks: Vec<AdmittedTask> = cut.into_iter().zip(placed).enumerate().map(admitted).collect();
     let named = |device: &LogicalDevice| (device.spec.name.clone(), device.spec.memory.bytes());
@@ -116,9 +128,36 @@ pub(crate) fn admit(
         disk_bytes: room.division.disk,
         disk_budget_bytes: disk.map(|disk| disk.budget.bytes()),
         active_models: room.active_models,
+        in_turn: room.in_turn,
+        left_out: misfits.left_out,
         estimated_s: run_s(&tasks, devices.len()),
         tasks,
     })
+}
+
+/// Leaves out tasks that have no room in host memory by themselves, if that is allowed; returns whether there were any.
+fn leave_out(
+    cut: &mut Vec<CutTask<'_>>,
+    sizes: &[TaskSizes],
+    host: &HostMemory<'_>,
+    misfits: &mut Misfits,
+) -> Result<bool, EngineError> {
+    if !misfits.allowed {
+        return Ok(false);
+    }
+    let (all, mut sizes) = (cut.len(), sizes.iter());
+    let mut left = Ok(());
+    cut.retain(|task| {
+        let alone = sizes.next().map(|sizes| host.find_room(std::slice::from_ref(sizes)));
+        let Some(Err(error)) = alone else { return true };
+        if left.is_ok() {
+            left = misfits.leave(task.task, error);
+        }
+        false
+    });
+    left?;
+    misfits.check(cut)?;
+    Ok(cut.len() < all)
 }
 
 impl AdmittedTask {

@@ -1,5 +1,6 @@
 //! The second step: each model is cut into shards for which every device has room.
 
+use super::left_out::Misfits;
 use super::measure::{Costs, MeasuredTask, Pilot};
 use crate::error::{EngineError, refused};
 use crate::train_task::TrainTask;
@@ -24,8 +25,33 @@ pub(super) struct Limits {
 }
 
 impl Limits {
+    /// The limits of tasks on devices of at least `budget` bytes. A task that does not fit is refused by name, or left out:
+    /// of two that do not fit together the later one.
+    pub(super) fn for_those_that_fit<'a>(
+        tasks: Vec<MeasuredTask<'a>>,
+        budget: u64,
+        misfits: &mut Misfits,
+    ) -> Result<(Vec<MeasuredTask<'a>>, Self), EngineError> {
+        if !misfits.allowed || Self::of(&tasks, budget).is_ok() {
+            let limits = Self::of(&tasks, budget)?;
+            return Ok((tasks, limits));
+        }
+        let mut fitting: Vec<MeasuredTask<'a>> = Vec::new();
+        for measured in tasks {
+            let task = measured.task;
+            fitting.push(measured);
+            if let Err(error) = Self::of(&fitting, budget) {
+                fitting.pop();
+                misfits.leave(task, error)?;
+            }
+        }
+        misfits.check(&fitting)?;
+        let limits = Self::of(&fitting, budget)?;
+        Ok((fitting, limits))
+    }
+
     /// The limits of tasks on devices of at least `budget` bytes; a task that does not fit is refused by name.
-    pub(super) fn of(tasks: &[MeasuredTask<'_>], budget: u64) -> Result<Self, EngineError> {
+    fn of(tasks: &[MeasuredTask<'_>], budget: u64) -> Result<Self, EngineError> {
         let demand = |measured| {
             let MeasuredTask { task, costs, .. }: &MeasuredTask<'_> = measured;
             Demand { profile: &costs.profile, cuts: task.cuts.as_deref() }
@@ -44,13 +70,19 @@ pub(super) fn cut<'a>(
     tasks: Vec<MeasuredTask<'a>>,
     limits: &Limits,
     pilot: &Pilot<'_>,
+    misfits: &mut Misfits,
 ) -> Result<Vec<CutTask<'a>>, EngineError> {
     let mut cut: Vec<CutTask<'a>> = Vec::new();
     for measured in tasks {
-        let plan = plan(&measured, limits, pilot, &cut).map_err(refused(&measured.task.name))?;
-        let MeasuredTask { task, batch, costs } = measured;
-        cut.push(CutTask { task, batch, costs, plan });
+        match plan(&measured, limits, pilot, &cut) {
+            Ok(plan) => {
+                let MeasuredTask { task, batch, costs } = measured;
+                cut.push(CutTask { task, batch, costs, plan });
+            }
+            Err(error) => misfits.leave(measured.task, error)?,
+        }
     }
+    misfits.check(&cut)?;
     Ok(cut)
 }
 

@@ -54,15 +54,9 @@ impl DiskTier {
         Ok(())
     }
 
-    /// Takes the space of an image that comes there now.
-    pub(crate) fn room(&mut self, task: TaskId, bytes: u64) -> Result<Reservation, EngineError> {
-        let room = self.rooms[task.0].as_mut().map(|room| room.split(bytes));
-        Ok(room.ok_or(SpillError::ImageMissing { image: ImageId::new(task, 0) })?)
-    }
-
-    /// Gives up what a task has not taken.
-    pub(crate) fn release(&mut self, task: TaskId) {
-        self.rooms[task.0] = None;
+    /// Takes the space of a task that begins, or that will not.
+    pub(crate) fn take_room(&mut self, task: TaskId) -> Option<Reservation> {
+        self.rooms[task.0].take()
     }
 }
 

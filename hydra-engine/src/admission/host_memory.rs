@@ -23,6 +23,8 @@ pub(super) struct HostMemory<'a> {
     pub disk: Option<&'a DiskSpec>,
     /// Devices that want a model each.
     pub devices: usize,
+    /// The most tasks that begin before others have ended; `None` if all begin at the start.
+    pub concurrent: Option<usize>,
 }
 
 /// The room that a run takes.
@@ -40,12 +42,82 @@ pub(super) struct Room {
     pub gradient_shards: usize,
     /// The homes of masters.
     pub division: Division,
+    /// The most tasks that have begun at once, where they begin in turn, as host memory has room.
+    pub in_turn: Option<usize>,
 }
 
 impl HostMemory<'_> {
-    /// Finds the room of a run. A model within a minibatch has room for all of its gradients if then nothing has to
-    /// leave host memory and each device can have a model; otherwise for those of some shards, at least of one.
+    /// Finds the room of a run: at once for all of its tasks, or else, where tasks may wait, for those that begin together.
     pub(super) fn find_room(&self, tasks: &[TaskSizes]) -> Result<Room, EngineError> {
+        let at_once = self.room_at_once(tasks);
+        let Some(concurrent) = self.concurrent else { return at_once };
+        let limited = concurrent < tasks.iter().filter(|task| !task.is_finished()).count();
+        match at_once {
+            Ok(room) if !limited => Ok(room),
+            Ok(room) if room.division.disk == 0 => Ok(Room { in_turn: Some(concurrent), ..room }),
+            at_once => self.room_in_turn(tasks, concurrent).or_else(|alone| match at_once {
+                Ok(room) => Ok(Room { in_turn: limited.then_some(concurrent), ..room }),
+                // On the disk more has room than beside it.
+                Err(all) => Err(if self.disk.is_some() { all } else { alone }),
+            }),
+        }
+    }
+
+    /// The room of tasks that begin in turn, all of them in host memory: any that fit together may have begun at once, at
+    /// most `concurrent`. Gradients have as much room as lets each device have a model.
+    fn room_in_turn(&self, tasks: &[TaskSizes], concurrent: usize) -> Result<Room, EngineError> {
+        let open = || tasks.iter().filter(|task| !task.is_finished());
+        let wanted = self.devices.min(concurrent).min(open().count());
+        let mut most: Option<(usize, usize)> = None;
+        for shards in [usize::MAX, FLOWING, 3, 2, 1] {
+            let models = self.together(&needs(open(), shards));
+            if most.is_none_or(|(_, before)| models > before) {
+                most = Some((shards, models));
+            }
+            if models >= wanted {
+                break;
+            }
+        }
+        let (shards, models) = most.filter(|(_, models)| *models > 0).unwrap_or((1, 0));
+        let needs = needs(open(), shards);
+        if models == 0
+            && let Some(largest) = needs.first()
+        {
+            return Err(largest.refused(self.budget));
+        }
+        let models = models.min(concurrent);
+        let first = |count: usize| needs.iter().take(count).map(Need::bytes).fold(0, u64::saturating_add);
+        // Reading ahead has what those that compute leave.
+        let mut batches: Vec<u64> = open().map(|task| task.batches).collect();
+        batches.sort_unstable_by(|a, b| b.cmp(a));
+        let batches = batches.iter().take(wanted).fold(0, |sum: u64, bytes| sum.saturating_add(*bytes));
+        let ahead = batches.min(self.budget - first(models.min(wanted)));
+        let stored: Vec<&StoredImages> = tasks.iter().map(|task| &task.images).collect();
+        let in_memory = tasks.iter().map(|task| vec![false; task.images.masters.len()]).collect();
+        Ok(Room {
+            admitted: first(concurrent).min(self.budget - ahead) + ahead,
+            ahead,
+            active_models: models,
+            active: tasks.iter().map(|task| task.active(shards)).collect(),
+            gradient_shards: shards,
+            division: Division::of(&stored, in_memory, 0),
+            in_turn: Some(concurrent),
+        })
+    }
+
+    /// The number of tasks that fit together, whichever they are; their needs come largest first.
+    fn together(&self, needs: &[Need]) -> usize {
+        let mut sum = 0_u64;
+        let fits = |need: &&Need| {
+            sum = sum.saturating_add(need.bytes());
+            sum <= self.budget
+        };
+        needs.iter().take_while(fits).count()
+    }
+
+    /// Finds the room of tasks that all begin at the start. A model within a minibatch has room for all of its gradients if then nothing has to
+    /// leave host memory and each device can have a model; otherwise for those of some shards, at least of one.
+    fn room_at_once(&self, tasks: &[TaskSizes]) -> Result<Room, EngineError> {
         let wanted = self.devices.min(tasks.iter().filter(|task| !task.is_finished()).count());
         let mut most: Option<Room> = None;
         for shards in [usize::MAX, FLOWING, 3, 2] {
@@ -87,7 +159,8 @@ impl HostMemory<'_> {
         let batches =
             tasks.iter().zip(&active).filter(|(_, active)| **active > 0).map(|(task, _)| task.batches);
         let ahead = batches.fold(0, u64::saturating_add).min(self.budget - most);
-        Ok(Room { admitted: most + ahead, ahead, active_models, active, gradient_shards: shards, division })
+        let (admitted, gradient_shards) = (most + ahead, shards);
+        Ok(Room { admitted, ahead, active_models, active, gradient_shards, division, in_turn: None })
     }
 
     /// Divides masters beside models within a minibatch, whose bytes come largest first.
@@ -155,6 +228,33 @@ impl HostMemory<'_> {
     }
 }
 
+/// The host memory that a task needs by itself.
+struct Need {
+    masters: u64,
+    active: u64,
+}
+
+impl Need {
+    fn bytes(&self) -> u64 {
+        self.masters.saturating_add(self.active)
+    }
+
+    /// The refusal of a task that does not fit by itself.
+    fn refused(&self, budget: u64) -> EngineError {
+        let Self { masters, active } = *self;
+        EngineError::HostMemory { needed: self.bytes(), masters, working: None, active, tasks: 1, budget }
+    }
+}
+
+/// The needs of tasks with room for the gradients of so many shards, the largest first.
+fn needs<'a>(tasks: impl Iterator<Item = &'a TaskSizes>, shards: usize) -> Vec<Need> {
+    let need =
+        |task: &TaskSizes| Need { masters: task.images.masters.iter().sum(), active: task.active(shards) };
+    let mut needs: Vec<Need> = tasks.map(need).collect();
+    needs.sort_unstable_by_key(|need| std::cmp::Reverse(need.bytes()));
+    needs
+}
+
 /// The bytes of the first `models` models within a minibatch, in the order of their sizes, beside others.
 fn with_largest(others: u64, descending: &[u64], models: usize) -> u64 {
     descending.iter().take(models).fold(others, |sum, bytes| sum.saturating_add(*bytes))
@@ -212,14 +312,16 @@ mod tests {
     fn gradients_have_the_room_that_is_left() {
         let two = [0; 2].map(|_| task(&[10; 8], 1, Remaining::Training));
         let found = |budget: u64| {
-            let room = HostMemory { budget, disk: None, devices: 2 }.find_room(&two).unwrap();
+            let room =
+                HostMemory { budget, disk: None, devices: 2, concurrent: None }.find_room(&two).unwrap();
             (room.gradient_shards, room.active_models)
         };
         // Masters of 480, and within a minibatch 2 beside gradients of 10 a shard.
         assert_eq!([644, 643, 564, 563].map(found), [(usize::MAX, 2), (4, 2), (4, 2), (3, 2)]);
         assert_eq!([524, 523, 504, 503].map(found), [(2, 2), (1, 2), (1, 2), (2, 1)]);
         assert_eq!(found(492), (1, 1));
-        let little = HostMemory { budget: 491, disk: None, devices: 2 }.find_room(&two).unwrap_err();
+        let little =
+            HostMemory { budget: 491, disk: None, devices: 2, concurrent: None }.find_room(&two).unwrap_err();
         assert!(matches!(little, EngineError::HostMemory { needed: 492, masters: 480, active: 12, .. }));
     }
 
@@ -232,7 +334,7 @@ mod tests {
             devices in 1_usize..4,
         ) {
             let disk = on_disk.map(disk);
-            let host = HostMemory { budget, disk: disk.as_ref(), devices };
+            let host = HostMemory { budget, disk: disk.as_ref(), devices, concurrent: None };
             match host.find_room(&tasks) {
                 Ok(room) => {
                     let mut active: Vec<u64> = room.active.iter().copied().filter(|bytes| *bytes > 0).collect();
@@ -259,6 +361,31 @@ mod tests {
         }
 
         #[test]
+        fn tasks_that_begin_in_turn_fit_if_each_does(
+            tasks in prop::collection::vec(drawn(), 1..6),
+            budget in 0_u64..3000,
+            devices in 1_usize..4,
+            concurrent in 1_usize..7,
+        ) {
+            let host = HostMemory { budget, disk: None, devices, concurrent: Some(concurrent) };
+            let needs = needs(tasks.iter().filter(|task| !task.is_finished()), 1);
+            match host.find_room(&tasks) {
+                Ok(room) => {
+                    prop_assert!(room.admitted <= budget && room.ahead <= room.admitted);
+                    let needs = tasks.iter().zip(&room.active).map(|(task, active)| task.images.masters.iter().sum::<u64>() + active);
+                    prop_assert!(needs.max().unwrap_or(0) <= room.admitted - room.ahead, "each has room by itself");
+                    let all = HostMemory { concurrent: None, ..host }.find_room(&tasks);
+                    prop_assert!(room.in_turn.is_some() || all.is_ok());
+                }
+                Err(EngineError::HostMemory { needed, tasks, .. }) => {
+                    prop_assert_eq!((needed, tasks), (needs[0].bytes(), 1));
+                    prop_assert!(needed > budget);
+                }
+                Err(error) => prop_assert!(false, "{error}"),
+            }
+        }
+
+        #[test]
         fn more_host_memory_never_leaves_a_device_without_a_model(
             tasks in prop::collection::vec(drawn(), 1..5),
             budget in 0_u64..3000,
@@ -266,7 +393,7 @@ mod tests {
             devices in 1_usize..4,
         ) {
             let models = |budget: u64| {
-                let room = HostMemory { budget, disk: None, devices }.find_room(&tasks);
+                let room = HostMemory { budget, disk: None, devices, concurrent: None }.find_room(&tasks);
                 room.map_or(0, |room| room.active_models.min(devices))
             };
             prop_assert!(models(budget) <= models(budget + more));

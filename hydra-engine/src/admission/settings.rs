@@ -25,6 +25,10 @@ pub(crate) struct AdmissionSettings {
     pub plans: Plans,
     pub probe: Arc<dyn MemoryProbe>,
     pub own_link: Option<Box<OwnLink>>,
+    /// The most tasks that begin before others have ended, where tasks may wait for room.
+    pub concurrent: Option<usize>,
+    /// True if a task that can never fit is left out of the run, false if the run is refused.
+    pub leave_out: bool,
 }
 
 impl AdmissionSettings {
@@ -45,6 +49,8 @@ impl AdmissionSettings {
             plans: Plans::default(),
             probe: Arc::new(AllocatorProbe),
             own_link: None,
+            concurrent: None,
+            leave_out: false,
         })
     }
 

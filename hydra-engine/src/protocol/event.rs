@@ -9,6 +9,8 @@ use hydra_core::{DeviceId, HostTensor, TaskId};
 pub(crate) type Ticket = u64;
 
 pub(crate) enum Event {
+    /// The first masters of a task are in the store, its best ones so far among them or not, or could not be put there.
+    Begun { task: TaskId, result: Result<bool, EngineError> },
     /// Batches were read ahead, or could not be.
     Loaded { task: TaskId, loaded: Loaded },
     /// A promotion ended; the payload is about to be in the device's double buffer.

@@ -7,7 +7,7 @@ use crate::error::{EngineError, guarded};
 use crate::protocol::{HostRoom, Inputs, Ticket};
 use crate::stages::ShardTask;
 use crate::task::{Claim, LiveTask};
-use hydra_core::{DeviceId, HostTensor};
+use hydra_core::{DeviceId, HostTensor, TaskId};
 use hydra_sched::{ModelIndex, ModelView, Policy, PolicyKind, Request, ShardTaskKind, View};
 use hydra_spill::{Reservation, SpillError};
 use std::sync::Arc;
@@ -84,6 +84,17 @@ impl Claiming {
             }
         }
         claimed
+    }
+
+    /// The task that begins next, of those for which there is room: the one of whose shard tasks the policy would choose
+    /// the first one.
+    pub(super) fn choose_next(&mut self, devices: usize, waiting: &[&LiveTask]) -> Option<TaskId> {
+        let views: Vec<ModelView> = waiting.iter().map(|task| task.first_view()).collect();
+        let view = View { request: Request::new(0, devices, self.decisions), claimable: &views };
+        let chosen = guarded("the policy", || Ok(self.policy.choose(&view)));
+        let chosen = chosen.ok().flatten().map(|model| TaskId(model.0));
+        let is_one = |id: &TaskId| waiting.iter().any(|task| task.id() == *id);
+        chosen.filter(is_one).or_else(|| waiting.first().map(|task| task.id()))
     }
 
     /// Claims a shard task for the device, if one can be.

@@ -14,6 +14,7 @@ use hydra_core::{DeviceId, TaskId};
 impl Run {
     pub(super) fn handle(&mut self, event: Event) {
         match event {
+            Event::Begun { task, result } => self.begun(task, result),
             Event::Promoted { device, task, ticket, time, failure } => {
                 let of = self.devices[device.0].promoted(ticket, failure);
                 if of.is_some_and(|(shard, _)| shard == 0) {

@@ -2,12 +2,14 @@
 //!
 //! They go into the store group by group, so that a model that host memory has no room for is never whole in it.
 
-use super::memory::RunMemory;
+use super::memory::MastersRoom;
 use crate::admission::{best_bytes, groups};
 use crate::checkpoint::{ImageValues, Reader};
 use crate::error::{EngineError, guarded};
+use crate::protocol::{Event, Reporter};
 use crate::task::Facts;
 use crate::weights::initial_image;
+use crossbeam_channel::Receiver;
 use hydra_core::{Chain, FloatType, TrainSpec};
 use hydra_spill::{DeviceLink, ImageId, Masters, NarrowFloats, Reservation, SpillError, TierStore};
 use rayon::prelude::*;
@@ -55,74 +57,66 @@ fn drawn(chain: &Chain, spec: &TrainSpec, image: usize) -> Result<ImageValues, E
     Ok(ImageValues { moments: vec![vec![0.0; params.len()]; moments], params, best: None })
 }
 
-/// Puts the first masters of tasks into the store.
-pub(super) struct FirstMasters<'a> {
-    pub store: &'a dyn TierStore,
-    pub memory: &'a mut RunMemory,
-    /// Makes a home for what is promoted from host memory.
-    pub link: &'a dyn DeviceLink,
+/// Puts the first masters of one task after the other, until every sender of them is gone.
+pub(super) fn run(jobs: &Receiver<FirstMasters>, reporter: &Reporter) {
+    for masters in jobs {
+        let task = masters.facts.id;
+        let result = guarded("putting the first masters", || masters.put());
+        reporter.send(Event::Begun { task, result });
+    }
 }
 
-impl FirstMasters<'_> {
-    /// Puts those of one task there; returns whether its best masters so far are among them.
+/// The first masters of a task, with their room. Whichever thread has them puts them into the store.
+pub(super) struct FirstMasters {
+    pub facts: Arc<Facts>,
+    pub store: Arc<dyn TierStore>,
+    /// Makes a home for what is promoted from host memory.
+    pub link: Arc<dyn DeviceLink>,
+    pub room: MastersRoom,
+}
+
+impl FirstMasters {
+    /// Puts them there; returns whether the task's best masters so far are among them.
     ///
     /// # Errors
     /// Weights that cannot be read.
-    pub(super) fn put(&mut self, facts: &Facts) -> Result<bool, EngineError> {
+    pub(super) fn put(mut self) -> Result<bool, EngineError> {
         const WHAT: &str = "reading the first weights";
-        let mut source = guarded(WHAT, || Source::of(facts))?;
+        let mut source = guarded(WHAT, || Source::of(&self.facts))?;
         let mut best = false;
-        for group in self.groups(facts) {
-            let (rooms, passing) = self.rooms(facts, group.clone())?;
+        for group in self.groups() {
             let images = guarded(WHAT, || source.next(group.clone()))?;
-            for ((image, values), room) in group.zip(images).zip(rooms) {
+            for (image, values) in group.zip(images) {
                 best |= values.best.is_some();
-                self.insert(facts, image, values, room)?;
+                let room = self.room(image)?;
+                self.insert(image, values, room)?;
             }
-            drop(passing);
         }
-        source.finish(facts.task.spec.optimizer.moments())?;
+        source.finish(self.facts.task.spec.optimizer.moments())?;
         Ok(best)
     }
 
-    /// The images of a task that are made together.
-    fn groups(&self, facts: &Facts) -> Vec<Range<usize>> {
-        let images = 0..facts.chain().images().len();
-        let bytes: Vec<u64> = images.clone().map(|image| facts.stored_bytes(image)).collect();
-        let on_disk: Vec<bool> = images.map(|image| facts.lives_on_disk(image)).collect();
-        groups(&on_disk, &bytes, self.memory.disk.working.capacity())
+    /// The images that are made together.
+    fn groups(&self) -> Vec<Range<usize>> {
+        let images = 0..self.facts.chain().images().len();
+        let bytes: Vec<u64> = images.clone().map(|image| self.facts.stored_bytes(image)).collect();
+        let on_disk: Vec<bool> = images.map(|image| self.facts.lives_on_disk(image)).collect();
+        groups(&on_disk, &bytes, self.room.passing.bytes())
     }
 
-    /// Room for each image of a group where it will live and, for those that leave host memory, there until they have.
-    fn rooms(
-        &mut self,
-        facts: &Facts,
-        group: Range<usize>,
-    ) -> Result<(Vec<Reservation>, Option<Reservation>), EngineError> {
-        let mut passing = None;
-        let mut rooms = Vec::new();
-        for image in group {
-            let bytes = facts.stored_bytes(image);
-            if !facts.lives_on_disk(image) {
-                let room = self.memory.host.reserve(bytes, facts.name());
-                rooms.push(room.map_err(SpillError::from)?);
-                continue;
-            }
-            let on_its_way = self.memory.disk.working.reserve(bytes, facts.name());
-            add(&mut passing, on_its_way.map_err(SpillError::from)?);
-            rooms.push(self.memory.disk.room(facts.id, bytes)?);
+    /// Room for an image where it will live.
+    fn room(&mut self, image: usize) -> Result<Reservation, EngineError> {
+        let bytes = self.facts.stored_bytes(image);
+        if !self.facts.lives_on_disk(image) {
+            return Ok(self.room.host.split(bytes));
         }
-        Ok((rooms, passing))
+        let room = self.room.disk.as_mut().map(|room| room.split(bytes));
+        Ok(room.ok_or(SpillError::ImageMissing { image: ImageId::new(self.facts.id, image) })?)
     }
 
-    fn insert(
-        &self,
-        facts: &Facts,
-        image: usize,
-        values: ImageValues,
-        mut room: Reservation,
-    ) -> Result<(), EngineError> {
+    fn insert(&self, image: usize, values: ImageValues, mut room: Reservation) -> Result<(), EngineError> {
         let ImageValues { params, moments, best } = values;
+        let facts = &self.facts;
         let (layout, id) = (&facts.chain().images()[image], ImageId::new(facts.id, image));
         if let Some(bytes) = best_bytes(layout, &facts.task.spec) {
             // Before there are any, nobody asks for them.
@@ -144,12 +138,5 @@ impl FirstMasters<'_> {
         };
         self.store.insert(id, masters, room)?;
         Ok(())
-    }
-}
-
-fn add(sum: &mut Option<Reservation>, more: Reservation) {
-    match sum {
-        Some(sum) => sum.merge(more),
-        None => *sum = Some(more),
     }
 }

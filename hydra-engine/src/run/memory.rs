@@ -3,8 +3,19 @@
 use crate::admission::{Admission, DiskTier};
 use crate::error::EngineError;
 use crate::protocol::HostRoom;
+use crate::task::Facts;
 use hydra_core::ByteSize;
 use hydra_spill::{Reservation, SpillError};
+
+/// Room for the masters of a task that begins.
+pub(super) struct MastersRoom {
+    /// For what lives in host memory.
+    pub host: Reservation,
+    /// For what lives on the disk.
+    pub disk: Option<Reservation>,
+    /// In host memory, for what leaves it until it has.
+    pub passing: Reservation,
+}
 
 /// The memory that a run was admitted with.
 pub(super) struct RunMemory {
@@ -12,6 +23,8 @@ pub(super) struct RunMemory {
     pub host: HostRoom,
     pub budget: ByteSize,
     pub admitted: u64,
+    /// Bytes of it for masters and for models within a minibatch.
+    pub for_tasks: u64,
     pub disk: DiskTier,
     /// Host memory in which the disk's masters are used, whoever of its users needs how much.
     _working: Reservation,
@@ -22,7 +35,19 @@ impl RunMemory {
         let host = HostRoom::new(admission.host_admitted_bytes, admission.host_ahead_bytes);
         let working = host.reserve(disk.working.capacity() + disk.writing, disk.working.name());
         let _working = working.map_err(SpillError::from)?;
-        let budget = ByteSize(admission.host_budget_bytes);
-        Ok(Self { host, budget, admitted: admission.host_admitted_bytes, disk, _working })
+        let (budget, admitted) = (ByteSize(admission.host_budget_bytes), admission.host_admitted_bytes);
+        Ok(Self { for_tasks: host.available(), host, budget, admitted, disk, _working })
+    }
+
+    /// Room for the masters of a task, if it is free. While nothing else uses what lives on the disk (`idle`), its masters
+    /// pass through the memory that is set aside for that.
+    pub(super) fn for_masters(&mut self, facts: &Facts, idle: bool) -> Option<MastersRoom> {
+        let (name, working) = (facts.name(), &self.disk.working);
+        let passing = match facts.largest_on_disk() {
+            Some(_) if idle => working.try_reserve(working.capacity(), name)?,
+            largest => self.host.try_reserve(largest.unwrap_or(0), name)?,
+        };
+        let host = self.host.try_reserve(facts.memory_bytes, name)?;
+        Some(MastersRoom { host, disk: self.disk.take_room(facts.id), passing })
     }
 }

@@ -10,6 +10,7 @@ mod events;
 mod first_masters;
 mod journal;
 mod memory;
+mod queue;
 mod record;
 mod setup;
 mod summary;
@@ -18,7 +19,7 @@ mod threads;
 pub use setup::AdmittedRun;
 pub(crate) use setup::{PolicyChoice, RunSettings};
 
-use crate::admission::waiting;
+use crate::admission::{LeftOut, waiting};
 use crate::checkpoint::CheckpointEvery;
 use crate::error::{EngineError, with_causes};
 use crate::io::loader::LoadJob;
@@ -28,7 +29,7 @@ use crate::optimizer::HostJob;
 use crate::protocol::{Clock, Event, Reporter, StopFlag};
 use crate::report::RunReport;
 use crate::stages::TaskState;
-use crate::task::{Change, Fate, LiveTask, Phase, Rest, Resumed};
+use crate::task::{Change, Fate, LiveTask, Phase, Request, Rest, Resumed};
 use checkpoints::{Turn, mark_due};
 use claiming::{Board, Claiming, Jobs};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
@@ -38,6 +39,7 @@ use hydra_core::TaskId;
 use hydra_spill::{ImageId, SpillError, TierStore};
 use journal::Journal;
 use memory::RunMemory;
+use queue::Queue;
 use record::{Recorder, replay_s};
 use std::sync::Arc;
 use std::time::Duration;
@@ -53,11 +55,14 @@ pub(crate) struct Run {
     threads: Threads,
     store: Arc<dyn TierStore>,
     memory: RunMemory,
+    queue: Queue,
     claiming: Claiming,
     every: CheckpointEvery,
     stop: StopFlag,
     stopping: bool,
     journal: Journal,
+    /// Tasks that are no part of it.
+    left_out: Vec<LeftOut>,
     /// Images of tasks that have ended.
     to_discard: Vec<ImageId>,
 }
@@ -76,7 +81,9 @@ fn run(admitted: AdmittedRun) -> Result<RunReport, EngineError> {
     let mut report = summary::report(&run);
     report.workload = run.journal.recorder.workload();
     let from_the_start = report.tasks.iter().all(|task| task.checkpoints.resumed_at.is_none());
-    let comparable = from_the_start && report.all_done() && run.journal.recorder.is_as_simulated();
+    let in_turn = run.queue.is_in_turn();
+    let comparable =
+        !in_turn && from_the_start && report.all_done() && run.journal.recorder.is_as_simulated();
     let whole = report.workload.as_ref().filter(|_| comparable);
     report.replay_s = whole.zip(kind).and_then(|(workload, kind)| replay_s(workload, kind, seed, prefetch));
     let reading = run.tasks.iter().any(|task| task.ahead.reads());
@@ -111,6 +118,7 @@ impl Run {
             PolicyChoice::Own(policy) => policy,
         };
         let mut run = Self {
+            queue: Queue::new(admission.in_turn, threads.devices.len()),
             claiming: Claiming::new(policy, prefetch)?,
             devices: threads.devices.iter().map(|_| DeviceState::default()).collect(),
             tasks: live,
@@ -121,36 +129,69 @@ impl Run {
             stop,
             stopping: false,
             journal,
+            left_out: admission.left_out,
             to_discard: Vec::new(),
         };
-        run.put_first_masters();
+        run.begin_at_start();
         run.make_room_for_promotions()?;
         Ok(run)
     }
 
-    /// Puts every task's first masters into the store. A task whose weights cannot be read fails.
-    fn put_first_masters(&mut self) {
-        for index in 0..self.tasks.len() {
-            if !self.tasks[index].phase.is_over()
-                && let Err(error) = self.begin(index)
-            {
-                self.fail(index, error);
-            }
+    /// Puts the first masters of the tasks for which there is room, before anything else is done.
+    fn begin_at_start(&mut self) {
+        while let Some(masters) = self.next_to_begin(true) {
+            let task = masters.facts.id;
+            self.begun(task, masters.put());
         }
     }
 
-    fn begin(&mut self, index: usize) -> Result<(), EngineError> {
-        let manager = &self.threads.devices[0].device.manager;
-        let task = &mut self.tasks[index];
-        let (store, link) = (self.store.as_ref(), manager.link());
-        let best = FirstMasters { store, memory: &mut self.memory, link }.put(&task.facts)?;
+    /// Has the first masters put of tasks for which there is room now.
+    fn begin_waiting(&mut self) {
+        let idle = !self.tasks.iter().any(LiveTask::has_begun);
+        while let Some(masters) = self.next_to_begin(idle) {
+            self.tasks[masters.facts.id.0].request = Some(Request::FirstMasters);
+            // The channel closes only with the run.
+            let _ = self.threads.masters.send(masters);
+        }
+    }
+
+    /// A task that begins: its first masters, with their room. `idle` if nothing uses what lives on the disk.
+    fn next_to_begin(&mut self, idle: bool) -> Option<FirstMasters> {
+        let waiting = self.queue.may_begin(&self.tasks, &self.memory);
+        let id = match self.queue.is_in_turn() {
+            true => self.claiming.choose_next(self.devices.len(), &waiting)?,
+            false => waiting.first()?.id(),
+        };
+        let task = &mut self.tasks[id.0];
+        let room = self.memory.for_masters(&task.facts, idle)?;
+        task.phase.change(Change::Begin);
+        let link = self.threads.devices[0].device.manager.shared_link();
+        Some(FirstMasters { facts: task.facts.clone(), store: self.store.clone(), link, room })
+    }
+
+    /// The first masters of a task are in place, or could not be put there: then it fails.
+    fn begun(&mut self, id: TaskId, result: Result<bool, EngineError>) {
+        let begun = result.and_then(|best| self.register(id, best));
+        self.tasks[id.0].request = None;
+        match begun {
+            Ok(()) => {
+                let at_s = self.journal.clock.now();
+                self.journal.observe(&RunEvent::Began { task: id, at_s });
+            }
+            Err(error) => self.fail(id.0, error),
+        }
+    }
+
+    fn register(&mut self, id: TaskId, best: bool) -> Result<(), EngineError> {
+        let task = &mut self.tasks[id.0];
         let (chain, spec) = (task.facts.chain().clone(), task.facts.task.spec.clone());
         let steps = task.cursor.program().steps;
-        let _ = self.threads.host.send(HostJob::Register { task: task.id(), chain, spec, steps, best });
+        let _ = self.threads.host.send(HostJob::Register { task: id, chain, spec, steps, best });
         if task.facts.placement.on_device() {
             // Room for the gradients that wait there.
             let bytes = waiting(task.facts.chain(), &task.facts.task.spec);
-            let room = manager.budget().reserve(bytes, task.facts.name()).map_err(SpillError::from)?;
+            let budget = self.threads.devices[0].device.manager.budget();
+            let room = budget.reserve(bytes, task.facts.name()).map_err(SpillError::from)?;
             task.memory.waiting = Some(room);
         }
         Ok(())
@@ -172,6 +213,7 @@ impl Run {
             self.check_stop();
             self.discard();
             self.end_without_devices();
+            self.begin_waiting();
             mark_due(&mut self.tasks, self.every, self.journal.clock.now());
             (0..self.tasks.len()).for_each(|index| self.settle(index));
             self.read_ahead();
@@ -197,9 +239,14 @@ impl Run {
 
     fn check_stop(&mut self) {
         let asked = self.stop.is_stopped() && !self.stopping;
-        for task in &mut self.tasks {
+        for index in 0..self.tasks.len() {
+            let task = &mut self.tasks[index];
             if asked || task.facts.task.stop.is_stopped() {
+                let waited = task.phase.is_waiting();
                 task.phase.change(Change::Stop);
+                if waited {
+                    self.end(index);
+                }
             }
         }
         if asked {
@@ -274,7 +321,7 @@ impl Run {
     fn check_progress(&mut self) {
         let open = || self.tasks.iter().filter(|task| !task.phase.is_over());
         let downloading = self.tasks.iter().any(|task| task.flight.downloading > 0);
-        let idle = self.devices.iter().all(DeviceState::is_idle);
+        let idle = self.devices.iter().all(DeviceState::is_idle) && self.to_discard.is_empty();
         if !idle || downloading || !open().all(LiveTask::awaits_nothing) {
             return;
         }
@@ -319,7 +366,7 @@ impl Run {
         let _ = self.threads.host.send(HostJob::Forget { task: task.id() });
         self.to_discard.extend(task.facts.stored_images());
         self.discard();
-        self.memory.disk.release(TaskId(index));
+        drop(self.memory.disk.take_room(TaskId(index)));
         tell_end(&self.tasks[index], &mut self.journal);
     }
 

@@ -215,6 +215,7 @@ impl Observer for Recorder {
             RunEvent::Span(span) => self.span(span),
             RunEvent::Minibatch { task, step, at_s, .. } => self.minibatch(*task, *step, *at_s),
             RunEvent::Pilot { .. }
+            | RunEvent::Began { .. }
             | RunEvent::Resumed { .. }
             | RunEvent::Evaluating { .. }
             | RunEvent::Checkpointed { .. }

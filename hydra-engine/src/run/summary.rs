@@ -28,6 +28,7 @@ pub(super) fn report(run: &Run) -> RunReport {
         policy: run.claiming.policy_name.to_owned(),
         prefetch: run.claiming.prefetch,
         tasks: run.tasks.iter().map(task_report).collect(),
+        left_out: run.left_out.clone(),
         devices,
         transfers: Transfers {
             promoted_bytes: managers().map(|m| m.uploaded_bytes()).sum(),

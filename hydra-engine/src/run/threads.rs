@@ -1,5 +1,6 @@
 //! The threads of a run and the channels to them.
 
+use super::first_masters::{self, FirstMasters};
 use crate::device::{
     Buffer, ComputeJob, DeviceKind, DeviceSpec, DownloadJob, LogicalDevice, PromoteJob, Worker,
 };
@@ -27,6 +28,8 @@ pub(crate) struct Threads {
     pub devices: Vec<DeviceThreads>,
     pub host: Sender<HostJob>,
     pub writer: Sender<WriterJob>,
+    /// Puts the first masters of tasks that begin while others run.
+    pub masters: Sender<FirstMasters>,
     loaders: Loaders,
     handles: Vec<JoinHandle<()>>,
 }
@@ -82,12 +85,17 @@ impl Threads {
         let write_reporter = reporter.clone();
         let write = move || writer::run(&stores, &write_jobs, &write_reporter);
         handles.push(spawn("hydra-writer".to_owned(), write)?);
+        let (masters, first_masters) = unbounded();
+        let begun = reporter.clone();
+        handles.push(spawn("hydra-first-masters".to_owned(), move || {
+            first_masters::run(&first_masters, &begun)
+        })?);
         let loaders = Loaders::start(tasks, reporter)?;
         let mut started = Vec::new();
         for device in devices {
             started.push(start_device(device, reporter, &host, &mut handles)?);
         }
-        Ok(Self { devices: started, host, writer, loaders, handles })
+        Ok(Self { devices: started, host, writer, masters, loaders, handles })
     }
 
     /// Has batches read, on the first thread that has nothing else to read.
@@ -98,8 +106,8 @@ impl Threads {
 
     /// Ends the threads and waits for them; not for the loaders, if some are `reading`.
     pub(crate) fn join(self, reading: bool) {
-        let Self { devices, host, writer, loaders, handles } = self;
-        drop((devices, host, writer));
+        let Self { devices, host, writer, masters, loaders, handles } = self;
+        drop((devices, host, writer, masters));
         loaders.end(reading);
         wait_for(handles);
     }

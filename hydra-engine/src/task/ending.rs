@@ -107,7 +107,7 @@ impl LiveTask {
         // What is on its way down of a task that failed may be stepped yet.
         let fails = self.phase.gave_up() || matches!(self.phase, Phase::Doomed { .. });
         let stepped = !fails || self.flight.downloading == 0;
-        if self.phase.is_over() || self.request.is_some() || !self.is_at_rest() || !stepped {
+        if !self.has_begun() || self.request.is_some() || !self.is_at_rest() || !stepped {
             return Rest::Nothing;
         }
         if self.memory.active.is_some() {
@@ -278,6 +278,7 @@ impl LiveTask {
     pub(crate) fn without_device(&mut self, ticket: Ticket) -> Fate {
         let waits = !self.phase.gave_up() && self.request.is_none() && self.flight.is_idle();
         match self.cursor.peek().filter(|_| waits) {
+            Some(_) if self.phase.is_waiting() => Fate::Fails(EngineError::NoDeviceLeft),
             Some(next) => self.fails_at(&next, ticket, EngineError::NoDeviceLeft),
             None => Fate::GoesOn,
         }

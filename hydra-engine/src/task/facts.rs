@@ -22,7 +22,8 @@ pub(crate) struct Facts {
     images: Vec<Vec<usize>>,
     /// True for each image on the disk; empty if none is.
     on_disk: Vec<bool>,
-    /// Bytes of masters on the disk.
+    /// Bytes of masters in host memory, and on the disk.
+    pub memory_bytes: u64,
     pub disk_bytes: u64,
     /// Host bytes of the batches of a minibatch.
     pub batch_bytes: u64,
@@ -47,6 +48,7 @@ impl Facts {
             plan: admitted.plan.clone(),
             placement: admitted.optimizer.clone(),
             on_disk: admitted.on_disk.clone(),
+            memory_bytes: admitted.master_bytes - admitted.disk_bytes,
             disk_bytes: admitted.disk_bytes,
             batch_bytes: admitted.batch_bytes,
             active_bytes: admitted.active_bytes,
@@ -79,6 +81,12 @@ impl Facts {
     /// The bytes of what the store holds of an image.
     pub(crate) fn stored_bytes(&self, image: usize) -> u64 {
         stored_bytes(&self.chain().images()[image], &self.task.spec)
+    }
+
+    /// The bytes of its largest image on the disk, if any lives there.
+    pub(crate) fn largest_on_disk(&self) -> Option<u64> {
+        let images = 0..self.on_disk.len();
+        images.filter(|image| self.on_disk[*image]).map(|image| self.stored_bytes(image)).max()
     }
 
     /// All that the store has of the task: masters, and the copies of the best ones.

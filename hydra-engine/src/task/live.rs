@@ -19,6 +19,7 @@ use crate::train_task::TrainTask;
 use hydra_core::{DeviceId, HostTensor, Measured, Pass, Sampler, TaskId};
 use hydra_sched::{CostError, CostModel, ModelIndex, ModelView, ShardTaskKind};
 use hydra_spill::Reservation;
+use std::sync::Arc;
 
 /// A shard task that a device has claimed.
 #[derive(Clone, Debug)]
@@ -37,6 +38,7 @@ pub(crate) struct Claim {
 /// A request to another thread, for which a task at rest waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Request {
+    FirstMasters,
     Checkpoint,
     Restore,
     Write,
@@ -54,7 +56,7 @@ pub(crate) struct TaskMemory {
 
 /// A task while it runs.
 pub(crate) struct LiveTask {
-    pub facts: Facts,
+    pub facts: Arc<Facts>,
     pub phase: Phase,
     pub request: Option<Request>,
     pub cursor: Cursor,
@@ -88,7 +90,7 @@ impl LiveTask {
         let forward: Vec<f64> = facts.plan.shards.iter().map(|shard| shard.forward_s).collect();
         let backward = facts.plan.shards.iter().map(|shard| shard.backward_s).collect();
         Ok(Self {
-            phase: Phase::Running,
+            phase: Phase::Waiting,
             request: None,
             costs: CostModel::new(forward.clone(), backward, forward)?,
             versions: chain.images().iter().map(|image| frozen(image.trained)).collect(),
@@ -102,12 +104,17 @@ impl LiveTask {
             checkpoint: CheckpointClock::new(&cursor),
             waits: Waits::default(),
             cursor,
-            facts,
+            facts: Arc::new(facts),
         })
     }
 
     pub(crate) fn id(&self) -> TaskId {
         self.facts.id
+    }
+
+    /// Returns whether it has masters, or will soon.
+    pub(crate) fn has_begun(&self) -> bool {
+        !self.phase.is_over() && !self.phase.is_waiting()
     }
 
     /// Estimated seconds of compute that no one has claimed yet.
@@ -117,7 +124,7 @@ impl LiveTask {
 
     /// The next shard task, if `device` can claim it now.
     pub(crate) fn claimable(&self, device: DeviceId, prefetch: bool) -> Option<ShardTask> {
-        if self.phase.is_over() || self.request.is_some() {
+        if !self.has_begun() || self.request.is_some() {
             return None;
         }
         let follows = self.flight.followed_on(device, prefetch).ok()?;
@@ -134,11 +141,20 @@ impl LiveTask {
 
     /// The task as policies see it, if its next shard task is `next`.
     pub(crate) fn view(&self, next: &ShardTask) -> ModelView {
+        self.view_of(next.shard)
+    }
+
+    /// The task as policies see it before it begins.
+    pub(crate) fn first_view(&self) -> ModelView {
+        self.view_of(0)
+    }
+
+    fn view_of(&self, next_shard: usize) -> ModelView {
         ModelView {
             model: ModelIndex(self.id().0),
             remaining_s: self.remaining_s(),
             submitted: self.id().0 as u64,
-            next_shard: next.shard,
+            next_shard,
             cached: false,
             continues: self.flight.running().is_some(),
         }
@@ -146,7 +162,7 @@ impl LiveTask {
 
     /// The next shard task, if it waits for the optimizer and any device may claim it afterwards.
     pub(crate) fn awaited(&self) -> Option<ShardTask> {
-        let open = !self.phase.is_over() && !self.flight.is_claimed();
+        let open = self.has_begun() && !self.flight.is_claimed();
         let waits = |next: &ShardTask| !self.stops_before(next) && !self.has_final_masters(next);
         self.cursor.peek().filter(|next| open && waits(next))
     }
@@ -277,8 +293,7 @@ impl LiveTask {
 
     /// The shard task with which a sweep begins whose batches can be read ahead now.
     pub(crate) fn next_to_read(&mut self) -> Option<ShardTask> {
-        let ends = self.phase.is_over() || self.phase.ends_at_rest();
-        if ends || self.ahead.reads() {
+        if !self.has_begun() || self.phase.ends_at_rest() || self.ahead.reads() {
             return None;
         }
         let next = self.cursor.peek().filter(|next| self.starts_sweep(next))?;

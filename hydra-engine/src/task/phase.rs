@@ -1,6 +1,8 @@
 //! The life of a task, as one enum with one table of transitions.
 //!
 //! ```text
+//! Waiting --begin--> Running      Waiting --stop--> Ended (stopped)
+//!
 //! Running --stop--> Stopping --close--> Closing (stopped) --written--> Ended (stopped)
 //!    |                 |                    |
 //!    +------doom-------+--> Doomed --close--+--> Closing (failed) --written--> Ended (failed)
@@ -21,6 +23,8 @@ pub(crate) type Failure = Arc<EngineError>;
 /// The phase of a task's life.
 #[derive(Debug)]
 pub(crate) enum Phase {
+    /// It has no masters yet: it begins when there is room for them.
+    Waiting,
     /// It evaluates and trains, and comes to its end.
     Running,
     /// It was told to stop, and ends before its next minibatch or evaluation batch.
@@ -37,6 +41,8 @@ pub(crate) enum Phase {
 /// A change in a task's life.
 #[derive(Debug)]
 pub(crate) enum Change {
+    /// It has room for its masters.
+    Begin,
     /// It is told to stop.
     Stop,
     /// The shard task of this ticket, or its data, failed before anything of the minibatch was stepped.
@@ -54,7 +60,7 @@ pub(crate) enum Change {
 impl Phase {
     /// Goes where `change` leads.
     pub(crate) fn change(&mut self, change: Change) {
-        *self = std::mem::replace(self, Self::Running).after(change);
+        *self = std::mem::replace(self, Self::Waiting).after(change);
     }
 
     /// The table. What went wrong first is why.
@@ -64,6 +70,11 @@ impl Phase {
         match (self, change) {
             (over @ Self::Ended { .. }, _) => over,
 
+            (Self::Waiting, Change::Begin) => Self::Running,
+            (begun, Change::Begin) => begun,
+            (Self::Waiting, Change::Doom { error, .. } | Change::GiveUp(error)) => failed(Arc::new(error)),
+            (Self::Waiting, Change::Stop | Change::Close { .. }) => ended(TaskState::Stopped, None),
+
             (Self::Doomed { error, .. }, Change::Fail(_)) => failed(Arc::new(error)),
             (Self::Closing { failure: Some(first) }, Change::Fail(_)) => failed(first),
             (_, Change::Fail(error)) => failed(Arc::new(error)),
@@ -71,7 +82,7 @@ impl Phase {
             (Self::Closing { failure: Some(first) }, Change::Written) => failed(first),
             (Self::Doomed { error, .. }, Change::Written) => failed(Arc::new(error)),
             (Self::Closing { failure: None }, Change::Written) => ended(TaskState::Stopped, None),
-            (Self::Running | Self::Stopping, Change::Written) => ended(TaskState::Done, None),
+            (Self::Waiting | Self::Running | Self::Stopping, Change::Written) => ended(TaskState::Done, None),
 
             (closing @ Self::Closing { failure: Some(_) }, _) => closing,
             (Self::Doomed { error, .. }, Change::Close { trained: false }) => failed(Arc::new(error)),
@@ -90,6 +101,11 @@ impl Phase {
             (_, Change::Stop) => Self::Stopping,
             (_, Change::Close { .. }) => Self::Closing { failure: None },
         }
+    }
+
+    /// Returns whether the task has no masters yet.
+    pub(crate) fn is_waiting(&self) -> bool {
+        matches!(self, Self::Waiting)
     }
 
     /// Returns whether the task is over.
@@ -162,6 +178,7 @@ mod tests {
             2 => Change::Close { trained: ticket.is_some() },
             3 => Change::GiveUp(error(at)),
             4 => Change::Fail(error(at)),
+            5 => Change::Begin,
             _ => Change::Written,
         }
     }
@@ -169,12 +186,13 @@ mod tests {
     /// The age of a life: no change leads back.
     fn age(phase: &Phase) -> u8 {
         match phase {
-            Phase::Running => 0,
-            Phase::Stopping => 1,
-            Phase::Doomed { .. } => 2,
-            Phase::Closing { failure: None } => 3,
-            Phase::Closing { failure: Some(_) } => 4,
-            Phase::Ended { .. } => 5,
+            Phase::Waiting => 0,
+            Phase::Running => 1,
+            Phase::Stopping => 2,
+            Phase::Doomed { .. } => 3,
+            Phase::Closing { failure: None } => 4,
+            Phase::Closing { failure: Some(_) } => 5,
+            Phase::Ended { .. } => 6,
         }
     }
 
@@ -191,6 +209,23 @@ mod tests {
         phase.change(Change::Stop);
         phase.change(Change::Written);
         assert_eq!(phase.state(), Some(TaskState::Done));
+    }
+
+    #[test]
+    fn a_task_that_waits_begins_or_ends_with_nothing() {
+        let after = |change: Change| {
+            let mut phase = Phase::Waiting;
+            phase.change(change);
+            phase
+        };
+        assert!(matches!(after(Change::Begin), Phase::Running));
+        assert_eq!(after(Change::Stop).state(), Some(TaskState::Stopped));
+        assert_eq!(after(Change::Fail(error(1))).state(), Some(TaskState::Failed));
+        assert_eq!(
+            after(Change::Written).state(),
+            Some(TaskState::Done),
+            "a checkpoint says that it is finished"
+        );
     }
 
     #[test]
@@ -218,15 +253,16 @@ mod tests {
     proptest! {
         /// Whatever befalls a task, its life goes one way, its first error is why it fails, and only what is written ends well.
         #[test]
-        fn lives_go_one_way(events in prop::collection::vec((0..6_u8, prop::option::of(0..9_u64)), 0..24)) {
-            let mut phase = Phase::Running;
+        fn lives_go_one_way(events in prop::collection::vec((0..7_u8, prop::option::of(0..9_u64)), 0..24)) {
+            let mut phase = Phase::Waiting;
             let mut first: Option<u64> = None;
-            let mut written = false;
+            let (mut begun, mut written) = (false, false);
             for (at, (kind, ticket)) in events.into_iter().enumerate() {
                 let at = at as u64 + 1;
                 let (before, ticket_before) = (age(&phase), phase.doomed_before());
                 if !phase.is_over() {
-                    written |= kind == 5;
+                    begun |= kind == 5;
+                    written |= kind == 6;
                     // In a task that only has to be written no shard task is left that could doom it.
                     if matches!(kind, 3 | 4) || kind == 1 && !phase.is_closing() {
                         first.get_or_insert(at);
@@ -243,7 +279,8 @@ mod tests {
                 }
                 match phase.state() {
                     Some(TaskState::Failed) => prop_assert!(first.is_some()),
-                    Some(TaskState::Done | TaskState::Stopped) => prop_assert!(written && first.is_none()),
+                    Some(TaskState::Done) => prop_assert!(written && first.is_none()),
+                    Some(TaskState::Stopped) => prop_assert!((written || !begun) && first.is_none()),
                     None => {}
                 }
             }
