@@ -84,11 +84,11 @@ fn a_task_ends_when_it_gets_no_better() {
         let whole = Settings::default().task(case.task());
         let mut early = 0;
         for patience in [1, 2, 3] {
-            let settings = |devices, prefetch, cuts, resident, others| Settings {
+            let settings = |devices, prefetch, cuts, zero_copy, others| Settings {
                 devices,
                 prefetch,
                 cuts: Some(cuts),
-                resident,
+                zero_copy,
                 others,
                 ..Settings::default()
             };

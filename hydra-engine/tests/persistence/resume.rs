@@ -98,7 +98,7 @@ fn from_every_checkpoint_the_bits_are_those_of_the_whole_run() {
     assert_eq!(copies.len(), 7, "the last one stands before the last evaluation");
     let elsewhere = [
         Settings { cuts: Some(vec![1, 2, 3]), devices: 2, others: 1, ..Settings::default() },
-        Settings { threads: 2, prefetch: false, resident: true, ..Settings::default() },
+        Settings { threads: 2, prefetch: false, zero_copy: true, ..Settings::default() },
     ];
     for (index, copy) in copies.iter().enumerate() {
         let checkpoint = Checkpoint::open(copy).unwrap();
