@@ -302,7 +302,7 @@ fn a_panic_leaves_nothing_on_the_device() {
     drop(std::panic::take_hook());
     // The threads of the pool end by themselves, and with them what they keep for matrix products.
     let gone = || in_use() < before + 200_000;
-    (0..500).take_while(|_| !gone()).for_each(|_| std::thread::park_timeout(Duration::from_millis(10)));
+    (0..6000).take_while(|_| !gone()).for_each(|_| std::thread::park_timeout(Duration::from_millis(10)));
     // A graph of one microbatch saves more than half a mebibyte.
     assert!(gone(), "{before} bytes in use before, {} after", in_use());
 }

@@ -561,6 +561,6 @@ fn a_dataset_that_does_not_return_keeps_no_run_from_ending() {
     // The thread ends when the dataset returns, and lets go of it.
     open(&gate);
     let read = || Arc::strong_count(&data) == 1;
-    (0..1000).take_while(|_| !read()).for_each(|_| std::thread::park_timeout(Duration::from_millis(10)));
+    (0..6000).take_while(|_| !read()).for_each(|_| std::thread::park_timeout(Duration::from_millis(10)));
     assert!(read());
 }
