@@ -243,6 +243,7 @@ impl Suite<'_> {
         let options = SimulationOptions { prefetch: false, record: false };
         let run = simulate(&free, &mut *(self.build)(seed), options);
         let run = run.map_err(|error| TestCaseError::fail(error.to_string()))?;
+        prop_assert_eq!(run.decisions, run.shard_tasks, "a device was held back for nothing");
         let (speed, count) = (free.devices[0].speed, devices as f64);
         let longest_s = (0..free.tasks.len()).map(|task| free.task_s(task)).fold(0.0, f64::max) / speed;
         let (total_s, most) = (free.total_s() / speed, run.makespan_s * count * (1.0 + 1e-9));
