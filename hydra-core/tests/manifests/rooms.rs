@@ -115,7 +115,7 @@ fn members(group: &str) -> Vec<&str> {
     members
 }
 
-/// What is wrong with a crate's imports: `files` are its modules, with what each names.
+/// The faults of a crate's imports: `files` are its modules, with what each names.
 fn broken_rooms(floors: &[&[&str]], files: &[(Vec<String>, BTreeSet<Vec<String>>)]) -> Vec<String> {
     let floor = |room: &str| floors.iter().position(|floor| floor.contains(&room));
     let mut broken = Vec::new();

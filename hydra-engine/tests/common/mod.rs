@@ -1,4 +1,4 @@
-//! What the integration tests share: small chains, data, and runs under drawn settings.
+//! Parts that the integration tests share: small chains, data, and runs under drawn settings.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 use burn::module::Module;

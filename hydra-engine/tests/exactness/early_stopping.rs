@@ -66,7 +66,7 @@ fn ends_after(whole: &TaskReport, patience: usize) -> usize {
     STEPS
 }
 
-/// What a task with this much patience has to show, by what it would have done with more.
+/// Holds a task with this much patience to what it would have done with more.
 fn agrees(task: &TaskReport, whole: &TaskReport, patience: usize, what: &str) {
     let end = ends_after(whole, patience);
     assert_eq!((task.state, task.error.as_deref()), (TaskState::Done, None), "{what}");

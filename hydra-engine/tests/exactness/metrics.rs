@@ -1,4 +1,4 @@
-//! What evaluations measure beside the loss.
+//! Metrics: the numbers that evaluations measure beside the loss.
 
 use crate::common::{Settings, adamw, mlp_chain, spirals};
 use burn::module::Module;

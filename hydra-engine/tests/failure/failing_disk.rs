@@ -31,7 +31,7 @@ impl Damage {
         }
     }
 
-    /// What the task that had its masters there says.
+    /// The words of the task that had its masters there.
     fn said(self) -> &'static str {
         match self {
             Self::Shorter => "failed to fill whole buffer",

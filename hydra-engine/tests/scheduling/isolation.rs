@@ -1,4 +1,4 @@
-//! What goes wrong in one task stays there; what cannot work is refused before anything trains.
+//! Isolation: what goes wrong in one task stays there; what cannot work is refused before anything trains.
 
 use crate::common::{Fragile, PLENTY, Points, Read, Settings, adamw, gpt2_chain, mlp_chain, spirals, tokens};
 use hydra_core::optimizer::Sgd;
@@ -414,7 +414,7 @@ fn a_policy_of_ones_own_chooses_and_one_that_is_none_is_dismissed() {
     }
 }
 
-/// What one thread waits for and another opens.
+/// A gate that one thread waits for and another opens.
 type Gate = Arc<(Mutex<bool>, Condvar)>;
 
 fn open(gate: &Gate) {
@@ -422,7 +422,7 @@ fn open(gate: &Gate) {
     gate.1.notify_all();
 }
 
-/// Whether it opens soon enough.
+/// True if it opens soon enough.
 fn opens(gate: &Gate) -> bool {
     let patience = Duration::from_secs(60);
     let (open, _) = gate.1.wait_timeout_while(gate.0.lock().unwrap(), patience, |open| !*open).unwrap();
