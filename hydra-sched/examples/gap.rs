@@ -1,4 +1,4 @@
-//! The distance of policies from the lower bound on 1,000 drawn workloads, and Sharded-LRTF from the
+//! The distance of policies from the lower bound on 1,000 drawn workloads, and that of Sharded-LRTF from the
 //! optimum on small ones. Writes `rows.csv`, pictures and a summary.
 
 mod common;

@@ -5,7 +5,7 @@ use super::{DoesNotFit, Outcome, STATE};
 use crate::lab::{TaskCost, Workload};
 use crate::policy::ShardTaskKind;
 
-/// How a group of devices works on its one model.
+/// The way in which a group of devices works on its one model.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Inside {
     /// One shard task after the other.
