@@ -359,7 +359,10 @@ mod tests {
         conformance::insert(&store, ID, &host);
         let view = store.read(ID).unwrap();
         assert_eq!((store.bytes_read(), working.used()), (1200, 1200));
-        assert!(view.bytes.as_ptr().addr().is_multiple_of(crate::memory::ALIGN), "it can be read in place");
+        assert!(
+            view.bytes.as_ptr().addr().is_multiple_of(crate::memory::aligned::ALIGN),
+            "it can be read in place"
+        );
         let slice = view.bytes.slice(0..4);
         drop(view);
         assert_eq!(working.used(), 1200, "a slice of a view keeps all of it");
