@@ -139,8 +139,7 @@ impl TierStore for DeviceHomeStore {
             return Err(SpillError::ImageExists { image: id });
         }
         let room = home.budget.reserve(masters.len_bytes(), reservation.owner())?;
-        slots::insert(&self.slots, id, upload(home.link.as_ref(), masters)?, vec![room, reservation]);
-        Ok(())
+        slots::insert(&self.slots, id, upload(home.link.as_ref(), masters)?, vec![room, reservation])
     }
 
     fn read(&self, id: ImageId) -> Result<ImageView, SpillError> {
