@@ -214,7 +214,7 @@ fn an_import_that_runs_up_is_found_wherever_it_hides() {
     for up in [
         "use crate::attic::Thing;",
         "use crate::{ground::A, attic::{B, C}};",
-        "fn f() -> crate::attic::Thing { todo!() }",
+        "fn f() -> crate::attic::Thing { made() }",
         "use crate::beside::Neighbour;",
         "use crate::Exported;",
         "#[cfg(test)]\nmod tests;\nuse crate::attic::Thing;",

@@ -121,7 +121,7 @@ fn step_is_exact<'a>(
 ) -> Result<bool, EngineError> {
     let stepped: Vec<(OptimizerSpec, FloatType)> =
         tasks.map(|task| (task.spec.optimizer.clone(), task.chain.float_type())).collect();
-    let compare = || optimizer::compare(device.manager.shared_link(), &device.burn, Tried::Tasks(&stepped));
+    let compare = || optimizer::compare(device.manager.link().clone(), &device.burn, Tried::Tasks(&stepped));
     let check = guarded("the optimizer's step on the device", || Ok(device.pool.install(compare)?))?;
     // A CPU device is stepped by the host's code.
     Ok(check.is_none_or(|check: OptimizerCheck| check.is_exact()))

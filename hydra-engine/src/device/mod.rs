@@ -248,7 +248,7 @@ impl LogicalDevice {
 
     /// The stepper of device-homed masters.
     pub(crate) fn stepper(&self) -> DeviceStepper {
-        let (name, link) = (self.spec.name.clone(), self.manager.shared_link());
+        let (name, link) = (self.spec.name.clone(), self.manager.link().clone());
         DeviceStepper::new(name, self.burn.clone(), self.measured_as(), self.stream, link)
     }
 

@@ -120,7 +120,7 @@ impl Worker {
         reservation: Reservation,
     ) -> Result<Promoted, SpillError> {
         let tensors: Vec<HostTensor> = inputs.tensors().cloned().collect();
-        let (resident, there) = self.device.manager.promote_with(task, images, &tensors, reservation)?;
+        let (resident, there) = self.device.manager.promote(task, images, &tensors, reservation)?;
         Ok(Promoted { resident, inputs: inputs.replaced(there) })
     }
 

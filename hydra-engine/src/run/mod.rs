@@ -142,7 +142,7 @@ impl Run {
     fn begin(&mut self, index: usize) -> Result<(), EngineError> {
         let manager = &self.threads.devices[0].device.manager;
         let task = &mut self.tasks[index];
-        let (store, link) = (self.store.as_ref(), manager.link());
+        let (store, link) = (self.store.as_ref(), manager.link().as_ref());
         let best = FirstMasters { store, memory: &mut self.memory, link }.put(&task.facts)?;
         let (chain, spec) = (task.facts.chain().clone(), task.facts.task.spec.clone());
         let steps = task.cursor.program().steps;
