@@ -107,9 +107,11 @@ impl Claiming {
         let views: Vec<ModelView> =
             board.tasks.iter().filter_map(|task| board.view(task, device, self.prefetch)).collect();
         let request = Request::new(device, board.devices.len(), self.decisions);
-        let request = if self.policy.waits() { board.awaiting(request, device) } else { request };
-        let view = View { request, claimable: &views };
-        match guarded("the policy", || Ok(self.policy.choose(&view))) {
+        let choose = || {
+            let request = if self.policy.waits() { board.awaiting(request, device) } else { request };
+            Ok(self.policy.choose(&View { request, claimable: &views }))
+        };
+        match guarded("the policy", choose) {
             Ok(Some(ModelIndex(index))) if views.iter().any(|view| view.model.0 == index) => {
                 return Some(index);
             }
