@@ -221,11 +221,10 @@ impl Run {
 
     /// Has done what a task needs that has come to rest.
     fn settle(&mut self, index: usize) {
-        let turn = Turn::of(&self.tasks);
-        let task = &mut self.tasks[index];
-        let id = task.id();
+        let id = TaskId(index);
+        let may_save = self.tasks[index].checkpoint.due && Turn::of(&self.tasks).is(id);
         // The channels close only with the run.
-        match task.settle(turn.is(id)) {
+        match self.tasks[index].settle(may_save) {
             Rest::Nothing => {}
             Rest::Checkpoint(job) => drop(self.threads.host.send(HostJob::Checkpoint(job))),
             Rest::Restore => drop(self.threads.host.send(HostJob::Restore { task: id })),
