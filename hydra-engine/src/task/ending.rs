@@ -54,7 +54,7 @@ impl LiveTask {
             _ => position.stage(),
         };
         match position {
-            Position::Evaluate { sums, .. } => self.underway.resume(sums),
+            Position::Evaluate { sums, .. } => self.underway.evaluation = sums,
             Position::Finished { sha256, dir } if stage == Stage::Finished => {
                 // Its model may have been moved to where the task would write it now.
                 let here = self.facts.task.output_dir().filter(|here| dir.is_some() && here.is_dir());
@@ -79,7 +79,7 @@ impl LiveTask {
     fn state(&self) -> Option<Box<State>> {
         let position = match self.cursor.stage() {
             Stage::Evaluate { kind, batch } => {
-                Position::Evaluate { kind, batch, sums: self.underway.sums().clone() }
+                Position::Evaluate { kind, batch, sums: self.underway.evaluation.clone() }
             }
             Stage::Restore => Position::Restore,
             Stage::Write => Position::Write,

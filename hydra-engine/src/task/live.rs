@@ -343,8 +343,8 @@ impl LiveTask {
                 return Err(EngineError::BadLoss { loss, step, dataset });
             }
             _ if !loss.is_finite() => return Err(EngineError::BadLoss { loss, step, dataset: None }),
-            Stage::Evaluate { .. } => self.underway.evaluate(measured, claim.terms),
-            _ => self.underway.train(claim.work.weight, loss),
+            Stage::Evaluate { .. } => self.underway.evaluation.add(measured, claim.terms),
+            _ => self.underway.loss += claim.work.weight * f64::from(loss),
         }
         Ok(())
     }
@@ -357,7 +357,7 @@ impl LiveTask {
     }
 
     fn end_minibatch(&mut self, claim: &Claim, time: Time) -> Progress {
-        let (step, loss) = (claim.what.step, self.underway.take_loss());
+        let (step, loss) = (claim.what.step, std::mem::take(&mut self.underway.loss));
         let units = self.sampler.items(step).len() * self.sweep.units_per_item();
         self.results.losses.push(loss);
         self.results.units += units as u64;
@@ -374,7 +374,7 @@ impl LiveTask {
             let units = self.facts.task.evaluation_batch() * self.sweep.units_per_item();
             return Progress::Evaluating { kind, batch, batches, units };
         }
-        let result = self.underway.take_evaluation(self.facts.chain());
+        let result = std::mem::take(&mut self.underway.evaluation).mean(self.facts.chain());
         let best = self.results.note(kind, step, &result);
         let patience = self.facts.task.spec.patience;
         if kind == EvaluationKind::Periodic
