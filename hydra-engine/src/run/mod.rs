@@ -28,7 +28,7 @@ use crate::optimizer::HostJob;
 use crate::protocol::{Clock, Event, Reporter, StopFlag};
 use crate::report::RunReport;
 use crate::stages::TaskState;
-use crate::task::{Change, Fate, LiveTask, Phase, Rest, Resumed};
+use crate::task::{Change, Fate, LiveTask, Phase, Rest};
 use checkpoints::{Turn, mark_due};
 use claiming::{Board, Claiming, Jobs};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
@@ -333,10 +333,12 @@ impl Run {
 /// Begins where the task's checkpoint says, if it has one.
 fn resume(task: &mut LiveTask, journal: &mut Journal) {
     let at_s = journal.clock.now();
-    let Some(Resumed { step, steps }) = task.resume(at_s) else { return };
-    journal.observe(&RunEvent::Resumed { task: task.id(), step, steps, at_s });
-    if task.phase.is_over() {
-        tell_end(task, journal);
+    if task.resume(at_s) {
+        let (step, steps) = (task.cursor.step(), task.cursor.program().steps);
+        journal.observe(&RunEvent::Resumed { task: task.id(), step, steps, at_s });
+        if task.phase.is_over() {
+            tell_end(task, journal);
+        }
     }
 }
 

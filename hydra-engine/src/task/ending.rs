@@ -36,18 +36,11 @@ pub(crate) enum Fate {
     Fails(EngineError),
 }
 
-/// The place where a task begins that goes on from a checkpoint.
-pub(crate) struct Resumed {
-    /// Minibatches trained before, and in all.
-    pub step: usize,
-    pub steps: usize,
-}
-
 impl LiveTask {
-    /// Goes to where the task's checkpoint says.
-    pub(crate) fn resume(&mut self, at_s: f64) -> Option<Resumed> {
-        let state = self.facts.task.resume.as_ref().map(Checkpoint::state)?.clone();
-        let State { step, position, results, .. } = state;
+    /// Goes to where the task's checkpoint says; returns whether it has one.
+    pub(crate) fn resume(&mut self, at_s: f64) -> bool {
+        let Some(state) = self.facts.task.resume.as_ref().map(Checkpoint::state) else { return false };
+        let State { step, position, results, .. } = state.clone();
         self.results = Results::of(results, self.facts.chain());
         let stage = match position {
             Position::Finished { .. } if !self.facts.task.is_finished() => Stage::Write,
@@ -68,7 +61,7 @@ impl LiveTask {
         self.checkpoint = CheckpointClock::saved_at(&self.cursor, at_s);
         // Frozen images are always up to date.
         self.versions.iter_mut().filter(|version| **version == 0).for_each(|version| *version = step);
-        Some(Resumed { step, steps: self.cursor.program().steps })
+        true
     }
 
     fn go_to(&mut self, step: usize, stage: Stage) {

@@ -99,7 +99,8 @@ impl LiveTask {
             memory: TaskMemory { active: None, gradients, waiting: None },
             results: Results::default(),
             underway: Underway::default(),
-            checkpoint: CheckpointClock::new(&cursor),
+            // At its first stage there is nothing to save: it is drawn or read again.
+            checkpoint: CheckpointClock::saved_at(&cursor, 0.0),
             waits: Waits::default(),
             cursor,
             facts,
