@@ -139,7 +139,7 @@ impl Run {
             at: claim.at,
             made,
             shard: claim.what.shard,
-            device_homed: task.facts.placement.on_device(),
+            device_homed: task.facts.on_device(),
         };
         // A worker's channel closes only with the run.
         let _ = self.threads.devices[device.0].download.send(job);

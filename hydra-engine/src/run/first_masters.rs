@@ -98,21 +98,18 @@ impl FirstMasters<'_> {
         &mut self,
         facts: &Facts,
         group: Range<usize>,
-    ) -> Result<(Vec<Reservation>, Option<Reservation>), EngineError> {
-        let mut passing = None;
-        let mut rooms = Vec::new();
-        for image in group {
-            let bytes = facts.stored_bytes(image);
-            if !facts.lives_on_disk(image) {
-                let room = self.memory.host.reserve(bytes, facts.name());
-                rooms.push(room.map_err(SpillError::from)?);
-                continue;
+    ) -> Result<(Vec<Reservation>, Reservation), EngineError> {
+        let leaving = group.clone().filter(|image| facts.lives_on_disk(*image));
+        let passing = leaving.map(|image| facts.stored_bytes(image)).sum();
+        let passing = self.memory.disk.working.reserve(passing, facts.name()).map_err(SpillError::from)?;
+        let mut room = |image: usize| match facts.lives_on_disk(image) {
+            true => self.memory.disk.room(facts.id, facts.stored_bytes(image)),
+            false => {
+                let room = self.memory.host.reserve(facts.stored_bytes(image), facts.name());
+                Ok(room.map_err(SpillError::from)?)
             }
-            let on_its_way = self.memory.disk.working.reserve(bytes, facts.name());
-            add(&mut passing, on_its_way.map_err(SpillError::from)?);
-            rooms.push(self.memory.disk.room(facts.id, bytes)?);
-        }
-        Ok((rooms, passing))
+        };
+        Ok((group.map(&mut room).collect::<Result<_, _>>()?, passing))
     }
 
     fn insert(
@@ -129,7 +126,7 @@ impl FirstMasters<'_> {
             let best = best.unwrap_or_else(|| vec![0.0; params.len()]);
             self.store.insert(id.snapshot(), Masters::new(best, Vec::new()), room.split(bytes))?;
         }
-        let home = |values: Vec<f32>| match facts.placement.on_device() || facts.lives_on_disk(image) {
+        let home = |values: Vec<f32>| match facts.on_device() || facts.lives_on_disk(image) {
             // They leave host memory.
             true => values.into(),
             false => self.link.pin(values),
@@ -144,12 +141,5 @@ impl FirstMasters<'_> {
         };
         self.store.insert(id, masters, room)?;
         Ok(())
-    }
-}
-
-fn add(sum: &mut Option<Reservation>, more: Reservation) {
-    match sum {
-        Some(sum) => sum.merge(more),
-        None => *sum = Some(more),
     }
 }

@@ -147,7 +147,7 @@ impl Run {
         let (chain, spec) = (task.facts.chain().clone(), task.facts.task.spec.clone());
         let steps = task.cursor.program().steps;
         let _ = self.threads.host.send(HostJob::Register { task: task.id(), chain, spec, steps, best });
-        if task.facts.placement.on_device() {
+        if task.facts.on_device() {
             // Room for the gradients that wait there.
             let bytes = waiting(task.facts.chain(), &task.facts.task.spec);
             let room = manager.budget().reserve(bytes, task.facts.name()).map_err(SpillError::from)?;
@@ -158,8 +158,8 @@ impl Run {
 
     /// Makes room for promotions of what does not stay on a device.
     fn make_room_for_promotions(&self) -> Result<(), EngineError> {
-        let spilled = self.tasks.iter().map(|task| &task.facts).filter(|facts| !facts.placement.on_device());
-        let promotion = spilled.map(|facts| facts.plan.promotion_bytes()).max().unwrap_or(0);
+        let spilled = self.tasks.iter().map(|task| &task.facts).filter(|facts| !facts.on_device());
+        let promotion = spilled.map(|facts| facts.admitted.plan.promotion_bytes()).max().unwrap_or(0);
         for DeviceThreads { device, .. } in &self.threads.devices {
             device.manager.link().prepare(promotion).map_err(SpillError::from)?;
             device.probe.reset_peak(device.measured_as());
@@ -237,9 +237,8 @@ impl Run {
     fn read_ahead(&mut self) {
         for task in &mut self.tasks {
             let Some(next) = task.next_to_read() else { continue };
-            let Some(room) = self.memory.host.try_ahead(task.facts.batch_bytes, task.facts.name()) else {
-                continue;
-            };
+            let bytes = task.facts.admitted.batch_bytes;
+            let Some(room) = self.memory.host.try_ahead(bytes, task.facts.name()) else { continue };
             let Some((of, reading)) = task.read_ahead(&next) else { continue };
             self.threads.load(LoadJob { task: task.id(), of, reading, room });
         }
@@ -288,7 +287,8 @@ impl Run {
             return;
         }
         for index in indices {
-            let (available, needed) = (self.memory.host.available(), self.tasks[index].facts.active_bytes);
+            let needed = self.tasks[index].facts.admitted.active_bytes;
+            let available = self.memory.host.available();
             self.fail(index, EngineError::NoProgress { available, needed });
         }
     }

@@ -85,8 +85,8 @@ impl LiveTask {
         let gradients = GradientBytes::of(chain, spec, &facts.shards);
         let gradients = GradientRoom::new(gradients, admitted.gradient_bytes, chain.images().len());
         let frozen = |trained: bool| if trained { 0 } else { usize::MAX };
-        let forward: Vec<f64> = facts.plan.shards.iter().map(|shard| shard.forward_s).collect();
-        let backward = facts.plan.shards.iter().map(|shard| shard.backward_s).collect();
+        let forward: Vec<f64> = facts.admitted.plan.shards.iter().map(|shard| shard.forward_s).collect();
+        let backward = facts.admitted.plan.shards.iter().map(|shard| shard.backward_s).collect();
         Ok(Self {
             phase: Phase::Running,
             request: None,
@@ -183,7 +183,7 @@ impl LiveTask {
     }
 
     fn has_final_masters(&self, next: &ShardTask) -> bool {
-        self.facts.images_of_shard(next.shard).iter().all(|image| self.versions[*image] >= next.step)
+        self.facts.images[next.shard].iter().all(|image| self.versions[*image] >= next.step)
     }
 
     /// Returns whether every trained image has been stepped for every minibatch that was trained.
