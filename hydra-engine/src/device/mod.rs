@@ -157,20 +157,16 @@ impl Hardware {
         probe: Arc<dyn MemoryProbe>,
         locked: &PageLocked,
     ) -> Result<Self, EngineError> {
-        match spec.kind {
-            DeviceKind::Cpu => Ok(Self::cpu(spec, measured_as, probe)),
-            DeviceKind::Cuda { .. } | DeviceKind::Wgpu { .. } => gpu::hardware(spec, locked),
+        if spec.kind != DeviceKind::Cpu {
+            return gpu::hardware(spec, locked);
         }
-    }
-
-    fn cpu(spec: &DeviceSpec, measured_as: DeviceId, probe: Arc<dyn MemoryProbe>) -> Self {
         let copies: Arc<dyn DeviceLink> = Arc::new(HostCopyLink::new(measured_as));
         let link: Arc<dyn DeviceLink> = match spec.zero_copy && spec.link.is_none() {
             true => Arc::new(ZeroCopyLink::new(measured_as)),
             false => copies.clone(),
         };
         let model = if probe.measures() { "allocator" } else { "shapes" };
-        Self { model: model.to_owned(), burn: burn::tensor::Device::flex(), link, probe, pilot: copies }
+        Ok(Self { model: model.to_owned(), burn: burn::tensor::Device::flex(), link, probe, pilot: copies })
     }
 }
 

@@ -170,10 +170,6 @@ mod tests {
 
     const LEN: usize = 300;
 
-    fn layout(float: FloatType) -> ImageLayout {
-        tied(2, LEN, float)
-    }
-
     /// The gradients of two layers for two parameters in three microbatches; also none, and zeros of either sign.
     fn uses() -> Vec<Vec<Vec<Option<Vec<f32>>>>> {
         let some = |key: u64| Some(numbers(key, LEN));
@@ -190,7 +186,7 @@ mod tests {
         let one = |slots: Vec<Option<Vec<f32>>>| slots.into_iter().map(|slot| slot.map(given)).collect();
         let micro = uses().into_iter().map(|layers| {
             let layers = layers.into_iter().map(one).collect();
-            S::of_microbatch(&layout(float), layers, adder)
+            S::of_microbatch(&tied(2, LEN, float), layers, adder)
         });
         micro.reduce(|sum, next| sum.add(&next, adder)).unwrap()
     }
@@ -218,12 +214,12 @@ mod tests {
         let narrow = rounded.map(|float| NarrowFloats::of(&params, float, Floats::from));
         let mut here = Masters { narrow, ..Masters::new(params, moments) };
         let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap();
-        step.image(&layout(float), &mut here, &sum::<ImageGradient>(float, |tensor| tensor, &pool));
+        step.image(&tied(2, LEN, float), &mut here, &sum::<ImageGradient>(float, |tensor| tensor, &pool));
         let device = |tensor: HostTensor| DeviceTensor::view(up(tensor.bytes), tensor.shape, tensor.dtype);
         let link = Arc::new(hydra_spill::HostCopyLink::new(DeviceId(0)));
         let stepper = DeviceStepper::new("device".into(), burn, DeviceId(0), StreamId::current(), link);
         let gradient = sum::<DeviceGradient>(float, device, stepper.memory());
-        stepper.step(&step, &layout(float), &mut there, &gradient).unwrap();
+        stepper.step(&step, &tied(2, LEN, float), &mut there, &gradient).unwrap();
         (here, there)
     }
 

@@ -19,8 +19,8 @@ pub(super) struct Claiming {
     pub policy_name: &'static str,
     /// True if the next shard task is promoted while one computes.
     pub prefetch: bool,
-    tickets: Ticket,
-    decisions: u64,
+    /// The ticket of the next claim: the number of claims so far.
+    pub tickets: Ticket,
     /// True if the policy has held back a device for which something could be claimed.
     held_back: bool,
 }
@@ -45,12 +45,7 @@ impl Claiming {
     /// A policy that panics when it is asked for its name.
     pub(super) fn new(policy: Box<dyn Policy>, prefetch: bool) -> Result<Self, EngineError> {
         let policy_name = guarded("the policy", || Ok(policy.name()))?;
-        Ok(Self { policy, policy_name, prefetch, tickets: 0, decisions: 0, held_back: false })
-    }
-
-    /// The ticket of the next claim.
-    pub(super) fn next_ticket(&self) -> Ticket {
-        self.tickets
+        Ok(Self { policy, policy_name, prefetch, tickets: 0, held_back: false })
     }
 
     /// Goes on without a policy that breaks its contract.
@@ -106,7 +101,7 @@ impl Claiming {
     fn choose(&mut self, board: &Board<'_>, device: usize) -> Option<usize> {
         let views: Vec<ModelView> =
             board.tasks.iter().filter_map(|task| board.view(task, device, self.prefetch)).collect();
-        let request = Request::new(device, board.devices.len(), self.decisions);
+        let request = Request::new(device, board.devices.len(), self.tickets);
         let choose = || {
             let request = if self.policy.waits() { board.awaiting(request, device) } else { request };
             Ok(self.policy.choose(&View { request, claimable: &views }))
@@ -146,7 +141,6 @@ impl Claiming {
             }
         };
         self.tickets += 1;
-        self.decisions += 1;
         jobs(task, threads, claim, inputs, reservation).map(Some)
     }
 }

@@ -41,7 +41,7 @@ impl Run {
                 match result {
                     Ok(output) => self.tasks[task.0].sweep.output_arrived(ticket, output),
                     Err(error) => {
-                        let next = self.claiming.next_ticket();
+                        let next = self.claiming.tickets;
                         let fate = self.tasks[task.0].output_lost(of.1, next, error);
                         self.meet(task.0, fate);
                     }

@@ -214,7 +214,7 @@ impl Run {
             return;
         }
         for index in 0..self.tasks.len() {
-            let fate = self.tasks[index].without_device(self.claiming.next_ticket());
+            let fate = self.tasks[index].without_device(self.claiming.tickets);
             self.meet(index, fate);
         }
     }

@@ -183,9 +183,7 @@ impl Recorder {
         task.last = Some((step, at_s));
         task.stepped_s = at_s;
     }
-}
 
-impl Recorder {
     /// Tells the observer, whose panic is no reason to lose what was trained.
     fn tell(&mut self, event: &RunEvent<'_>) {
         let Some(observer) = &mut self.observer else { return };
@@ -214,14 +212,7 @@ impl Observer for Recorder {
             }
             RunEvent::Span(span) => self.span(span),
             RunEvent::Minibatch { task, step, at_s, .. } => self.minibatch(*task, *step, *at_s),
-            RunEvent::Pilot { .. }
-            | RunEvent::Resumed { .. }
-            | RunEvent::Evaluating { .. }
-            | RunEvent::Checkpointed { .. }
-            | RunEvent::CheckpointFailed { .. }
-            | RunEvent::Evaluated { .. }
-            | RunEvent::Ended { .. }
-            | RunEvent::Stopping => {}
+            _ => {}
         }
         self.tell(event);
     }

@@ -10,7 +10,6 @@ use crate::report::{
 use crate::stages::TaskState;
 use crate::task::LiveTask;
 
-/// The report of a run that has ended.
 pub(super) fn report(run: &Run) -> RunReport {
     let makespan_s = run.journal.makespan_s();
     let devices: Vec<DeviceReport> =
