@@ -14,7 +14,7 @@ pub use open::OpenDevice;
 pub(crate) use worker::{Buffer, ComputeJob, DownloadJob, PromoteJob, Worker};
 
 use crate::error::{EngineError, with_causes};
-use crate::optimizer::DeviceStepper;
+use crate::optimizer::{DeviceStepper, memory_of};
 use burn::backend::StreamId;
 use burn::tensor::Tensor;
 use hydra_core::{
@@ -244,8 +244,13 @@ impl LogicalDevice {
 
     /// The stepper of device-homed masters.
     pub(crate) fn stepper(&self) -> DeviceStepper {
-        let (name, link) = (self.spec.name.clone(), self.manager.shared_link());
-        DeviceStepper::new(name, self.burn.clone(), self.measured_as(), self.stream, link)
+        DeviceStepper {
+            name: self.spec.name.clone(),
+            burn: self.burn.clone(),
+            measured_as: self.measured_as(),
+            stream: self.stream,
+            memory: memory_of(self.manager.shared_link(), &self.burn),
+        }
     }
 
     /// The device as the memory probe knows it: devices of other runs in this process have other figures.

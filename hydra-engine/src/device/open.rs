@@ -2,7 +2,7 @@
 
 use super::{DeviceSpec, Hardware, PageLocked};
 use crate::error::EngineError;
-use crate::optimizer::{self, OptimizerCheck, Tried};
+use crate::optimizer::{OptimizerCheck, Tried, memory_of};
 use hydra_core::{ByteSize, DeviceId, FloatType, MemoryProbe};
 use hydra_spill::{DeviceLink, alloc, alloc::AllocatorProbe};
 use std::fmt;
@@ -45,7 +45,7 @@ impl OpenDevice {
     /// # Errors
     /// Those of the device.
     pub fn compare_optimizer(&self, floats: &[FloatType]) -> Result<Option<OptimizerCheck>, EngineError> {
-        Ok(optimizer::compare(self.link.clone(), &self.burn, Tried::Every(floats))?)
+        Ok(memory_of(self.link.clone(), &self.burn).compare(Tried::Every(floats))?)
     }
 
     /// The device as its probe knows it; a thread with this tag ([`alloc::with_tag`]) allocates for it.

@@ -222,7 +222,7 @@ impl HostOptimizer {
         for contribution in contributions {
             let (image, start_s) = (contribution.image, self.reporter.now());
             let (layout, gathered) = (&state.chain.images()[image], &mut state.device_images[image]);
-            let memory = self.device.memory();
+            let memory = self.device.memory.as_ref();
             if self.device.charged(|| gathered.take(layout, at, contribution, memory))? < at.of {
                 added = true;
                 continue;
