@@ -28,7 +28,7 @@ use crate::optimizer::HostJob;
 use crate::protocol::{Clock, Event, Reporter, StopFlag};
 use crate::report::RunReport;
 use crate::stages::TaskState;
-use crate::task::{Change, Fate, LiveTask, Phase, Rest};
+use crate::task::{Change, Facts, Fate, LiveTask, Phase, Rest};
 use checkpoints::{Turn, mark_due};
 use claiming::{Board, Claiming, Jobs};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
@@ -98,7 +98,7 @@ impl Run {
         for (i, ((task, admitted), identity)) in
             tasks.into_iter().zip(&admission.tasks).zip(identities).enumerate()
         {
-            let mut task = LiveTask::new(TaskId(i), task, admitted, identity)?;
+            let mut task = LiveTask::new(Facts::new(TaskId(i), task, admitted.clone(), identity))?;
             resume(&mut task, &mut journal);
             live.push(task);
         }

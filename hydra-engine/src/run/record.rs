@@ -115,7 +115,10 @@ impl Recorder {
     /// microbatch each, and their backward passes went down to the first shard. Where they end before frozen
     /// shards, or several make a minibatch, the simulator would promote and step what the run did not.
     pub(crate) fn is_as_simulated(&self) -> bool {
-        self.tasks.iter().all(Task::is_as_simulated)
+        self.tasks.iter().all(|task| {
+            let whole = |shard: &Shard| shard.backward.count == task.trained;
+            task.trained > 0 && task.trained == task.minibatches && task.shards.iter().all(whole)
+        })
     }
 
     fn span(&mut self, span: &Span) {
@@ -219,11 +222,6 @@ impl Observer for Recorder {
 }
 
 impl Task {
-    fn is_as_simulated(&self) -> bool {
-        let whole = |shard: &Shard| shard.backward.count == self.trained;
-        self.trained > 0 && self.trained == self.minibatches && self.shards.iter().all(whole)
-    }
-
     fn evaluated(&mut self) {
         match self.evaluations.last_mut().filter(|of| of.after == self.trained) {
             Some(of) => of.sweeps += 1,

@@ -26,7 +26,7 @@ impl Facts {
     pub(crate) fn new(
         id: TaskId,
         task: TrainTask,
-        admitted: &AdmittedTask,
+        admitted: AdmittedTask,
         identity: Option<Identity>,
     ) -> Self {
         let shards = admitted.plan.shards();
@@ -34,7 +34,7 @@ impl Facts {
             id,
             images: shards.iter().map(|range| task.chain.images_of(range.clone())).collect(),
             shards,
-            admitted: admitted.clone(),
+            admitted,
             identity,
             task,
         }

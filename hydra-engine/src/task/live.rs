@@ -8,14 +8,12 @@ use super::phase::Phase;
 use super::results::{Progress, Results, Underway};
 use super::sweep::{ReadAhead, SweepBuffers};
 use super::waits::Waits;
-use crate::admission::{AdmittedTask, GradientBytes};
-use crate::checkpoint::Identity;
+use crate::admission::GradientBytes;
 use crate::device::ShardWork;
 use crate::error::EngineError;
 use crate::optimizer::MicroStep;
 use crate::protocol::{Inputs, Loaded, Output, Reading, Ticket, Time};
 use crate::stages::{Cursor, EvaluationKind, ShardTask, Stage, Sweep};
-use crate::train_task::TrainTask;
 use hydra_core::{DeviceId, HostTensor, Measured, Pass, Sampler, TaskId};
 use hydra_sched::{CostError, CostModel, ModelIndex, ModelView, ShardTaskKind};
 use hydra_spill::Reservation;
@@ -73,17 +71,11 @@ pub(crate) struct LiveTask {
 }
 
 impl LiveTask {
-    pub(crate) fn new(
-        id: TaskId,
-        task: TrainTask,
-        admitted: &AdmittedTask,
-        identity: Option<Identity>,
-    ) -> Result<Self, CostError> {
-        let facts = Facts::new(id, task, admitted, identity);
+    pub(crate) fn new(facts: Facts) -> Result<Self, CostError> {
         let (chain, spec) = (facts.chain(), &facts.task.spec);
         let cursor = Cursor::new(facts.program());
         let gradients = GradientBytes::of(chain, spec, &facts.shards);
-        let gradients = GradientRoom::new(gradients, admitted.gradient_bytes, chain.images().len());
+        let gradients = GradientRoom::new(gradients, facts.admitted.gradient_bytes, chain.images().len());
         let frozen = |trained: bool| if trained { 0 } else { usize::MAX };
         let forward: Vec<f64> = facts.admitted.plan.shards.iter().map(|shard| shard.forward_s).collect();
         let backward = facts.admitted.plan.shards.iter().map(|shard| shard.backward_s).collect();
@@ -248,9 +240,9 @@ impl LiveTask {
     fn begin_sweep(&mut self, next: &ShardTask) -> Result<(), EngineError> {
         self.sweep.begin();
         if let Some(loaded) = self.ahead.take(Sweep::of(next)) {
-            self.sweep.set_batches(loaded.batches?);
+            self.sweep.batches = loaded.batches?;
         } else if let Some(reading) = self.reading(next) {
-            self.sweep.set_batches(reading.batches()?);
+            self.sweep.batches = reading.batches()?;
         }
         Ok(())
     }
