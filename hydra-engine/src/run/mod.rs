@@ -95,10 +95,9 @@ impl Run {
         journal.observe(&RunEvent::Admitted(&admission));
         let memory = RunMemory::new(&admission, disk)?;
         let mut live = Vec::new();
-        for (i, ((task, admitted), identity)) in
-            tasks.into_iter().zip(&admission.tasks).zip(identities).enumerate()
-        {
-            let mut task = LiveTask::new(Facts::new(TaskId(i), task, admitted.clone(), identity))?;
+        let submitted = tasks.into_iter().zip(admission.tasks).zip(identities);
+        for (i, ((task, admitted), identity)) in submitted.enumerate() {
+            let mut task = LiveTask::new(Facts::new(TaskId(i), task, admitted, identity))?;
             resume(&mut task, &mut journal);
             live.push(task);
         }
