@@ -4,7 +4,7 @@
 
 use super::memory::RunMemory;
 use crate::admission::{best_bytes, groups};
-use crate::checkpoint::{ImageValues, Reader};
+use crate::checkpoint::{Checkpoint, ImageValues, Reader};
 use crate::error::{EngineError, guarded};
 use crate::task::Facts;
 use crate::weights::initial_image;
@@ -12,40 +12,17 @@ use hydra_core::{Chain, FloatType, TrainSpec};
 use hydra_spill::{DeviceLink, ImageId, Masters, NarrowFloats, Reservation, SpillError, TierStore};
 use rayon::prelude::*;
 use std::ops::Range;
-use std::sync::Arc;
 
-/// The source of a task's first masters.
-enum Source {
-    Drawn { chain: Arc<Chain>, spec: TrainSpec },
-    Saved { chain: Arc<Chain>, reader: Box<Reader> },
-}
-
-impl Source {
-    fn of(facts: &Facts) -> Result<Self, EngineError> {
-        let chain = facts.chain().clone();
-        Ok(match &facts.task.resume {
-            Some(checkpoint) => Self::Saved { chain, reader: Box::new(checkpoint.reader()?) },
-            None => Self::Drawn { chain, spec: facts.task.spec.clone() },
-        })
-    }
-
-    /// The images that follow those that were given so far.
-    fn next(&mut self, group: Range<usize>) -> Result<Vec<ImageValues>, EngineError> {
-        match self {
-            Self::Drawn { chain, spec } => {
-                group.into_par_iter().map(|image| drawn(chain, spec, image)).collect()
-            }
-            Self::Saved { chain, reader } => {
-                chain.images()[group].iter().map(|image| Ok(reader.image(image)?)).collect()
-            }
-        }
-    }
-
-    fn finish(self, moments: usize) -> Result<(), EngineError> {
-        match self {
-            Self::Drawn { .. } => Ok(()),
-            Self::Saved { reader, .. } => Ok(reader.finish(moments)?),
-        }
+/// The first values of a group of images: the next ones of its checkpoint, or drawn.
+fn values(
+    facts: &Facts,
+    reader: Option<&mut Reader>,
+    group: Range<usize>,
+) -> Result<Vec<ImageValues>, EngineError> {
+    let (chain, spec) = (facts.chain(), &facts.task.spec);
+    match reader {
+        Some(reader) => chain.images()[group].iter().map(|image| Ok(reader.image(image)?)).collect(),
+        None => group.into_par_iter().map(|image| drawn(chain, spec, image)).collect(),
     }
 }
 
@@ -70,18 +47,21 @@ impl FirstMasters<'_> {
     /// Weights that cannot be read.
     pub(super) fn put(&mut self, facts: &Facts) -> Result<bool, EngineError> {
         const WHAT: &str = "reading the first weights";
-        let mut source = guarded(WHAT, || Source::of(facts))?;
+        let checkpoint = facts.task.resume.as_ref();
+        let mut reader = guarded(WHAT, || Ok(checkpoint.map(Checkpoint::reader).transpose()?))?;
         let mut best = false;
         for group in self.groups(facts) {
             let (rooms, passing) = self.rooms(facts, group.clone())?;
-            let images = guarded(WHAT, || source.next(group.clone()))?;
+            let images = guarded(WHAT, || values(facts, reader.as_mut(), group.clone()))?;
             for ((image, values), room) in group.zip(images).zip(rooms) {
                 best |= values.best.is_some();
                 self.insert(facts, image, values, room)?;
             }
             drop(passing);
         }
-        source.finish(facts.task.spec.optimizer.moments())?;
+        if let Some(reader) = reader {
+            reader.finish(facts.task.spec.optimizer.moments())?;
+        }
         Ok(best)
     }
 
@@ -98,21 +78,18 @@ impl FirstMasters<'_> {
         &mut self,
         facts: &Facts,
         group: Range<usize>,
-    ) -> Result<(Vec<Reservation>, Option<Reservation>), EngineError> {
-        let mut passing = None;
-        let mut rooms = Vec::new();
-        for image in group {
-            let bytes = facts.stored_bytes(image);
-            if !facts.lives_on_disk(image) {
-                let room = self.memory.host.reserve(bytes, facts.name());
-                rooms.push(room.map_err(SpillError::from)?);
-                continue;
+    ) -> Result<(Vec<Reservation>, Reservation), EngineError> {
+        let leaving = group.clone().filter(|image| facts.lives_on_disk(*image));
+        let passing = leaving.map(|image| facts.stored_bytes(image)).sum();
+        let passing = self.memory.disk.working.reserve(passing, facts.name()).map_err(SpillError::from)?;
+        let mut room = |image: usize| match facts.lives_on_disk(image) {
+            true => self.memory.disk.room(facts.id, facts.stored_bytes(image)),
+            false => {
+                let room = self.memory.host.reserve(facts.stored_bytes(image), facts.name());
+                Ok(room.map_err(SpillError::from)?)
             }
-            let on_its_way = self.memory.disk.working.reserve(bytes, facts.name());
-            add(&mut passing, on_its_way.map_err(SpillError::from)?);
-            rooms.push(self.memory.disk.room(facts.id, bytes)?);
-        }
-        Ok((rooms, passing))
+        };
+        Ok((group.map(&mut room).collect::<Result<_, _>>()?, passing))
     }
 
     fn insert(
@@ -129,7 +106,7 @@ impl FirstMasters<'_> {
             let best = best.unwrap_or_else(|| vec![0.0; params.len()]);
             self.store.insert(id.snapshot(), Masters::new(best, Vec::new()), room.split(bytes))?;
         }
-        let home = |values: Vec<f32>| match facts.placement.on_device() || facts.lives_on_disk(image) {
+        let home = |values: Vec<f32>| match facts.on_device() || facts.lives_on_disk(image) {
             // They leave host memory.
             true => values.into(),
             false => self.link.pin(values),
@@ -144,12 +121,5 @@ impl FirstMasters<'_> {
         };
         self.store.insert(id, masters, room)?;
         Ok(())
-    }
-}
-
-fn add(sum: &mut Option<Reservation>, more: Reservation) {
-    match sum {
-        Some(sum) => sum.merge(more),
-        None => *sum = Some(more),
     }
 }

@@ -28,7 +28,7 @@ use crate::optimizer::HostJob;
 use crate::protocol::{Clock, Event, Reporter, StopFlag};
 use crate::report::RunReport;
 use crate::stages::TaskState;
-use crate::task::{Change, Fate, LiveTask, Phase, Rest, Resumed};
+use crate::task::{Change, Facts, Fate, LiveTask, Phase, Rest};
 use checkpoints::{Turn, mark_due};
 use claiming::{Board, Claiming, Jobs};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
@@ -95,10 +95,9 @@ impl Run {
         journal.observe(&RunEvent::Admitted(&admission));
         let memory = RunMemory::new(&admission, disk)?;
         let mut live = Vec::new();
-        for (i, ((task, admitted), identity)) in
-            tasks.into_iter().zip(&admission.tasks).zip(identities).enumerate()
-        {
-            let mut task = LiveTask::new(TaskId(i), task, admitted, identity)?;
+        let submitted = tasks.into_iter().zip(admission.tasks).zip(identities);
+        for (i, ((task, admitted), identity)) in submitted.enumerate() {
+            let mut task = LiveTask::new(Facts::new(TaskId(i), task, admitted, identity))?;
             resume(&mut task, &mut journal);
             live.push(task);
         }
@@ -147,7 +146,7 @@ impl Run {
         let (chain, spec) = (task.facts.chain().clone(), task.facts.task.spec.clone());
         let steps = task.cursor.program().steps;
         let _ = self.threads.host.send(HostJob::Register { task: task.id(), chain, spec, steps, best });
-        if task.facts.placement.on_device() {
+        if task.facts.on_device() {
             // Room for the gradients that wait there.
             let bytes = waiting(task.facts.chain(), &task.facts.task.spec);
             let room = manager.budget().reserve(bytes, task.facts.name()).map_err(SpillError::from)?;
@@ -158,8 +157,8 @@ impl Run {
 
     /// Makes room for promotions of what does not stay on a device.
     fn make_room_for_promotions(&self) -> Result<(), EngineError> {
-        let spilled = self.tasks.iter().map(|task| &task.facts).filter(|facts| !facts.placement.on_device());
-        let promotion = spilled.map(|facts| facts.plan.promotion_bytes()).max().unwrap_or(0);
+        let spilled = self.tasks.iter().map(|task| &task.facts).filter(|facts| !facts.on_device());
+        let promotion = spilled.map(|facts| facts.admitted.plan.promotion_bytes()).max().unwrap_or(0);
         for DeviceThreads { device, .. } in &self.threads.devices {
             device.manager.link().prepare(promotion).map_err(SpillError::from)?;
             device.probe.reset_peak(device.measured_as());
@@ -214,18 +213,17 @@ impl Run {
             return;
         }
         for index in 0..self.tasks.len() {
-            let fate = self.tasks[index].without_device(self.claiming.next_ticket());
+            let fate = self.tasks[index].without_device(self.claiming.tickets);
             self.meet(index, fate);
         }
     }
 
     /// Has done what a task needs that has come to rest.
     fn settle(&mut self, index: usize) {
-        let turn = Turn::of(&self.tasks);
-        let task = &mut self.tasks[index];
-        let id = task.id();
+        let id = TaskId(index);
+        let may_save = self.tasks[index].checkpoint.due && Turn::of(&self.tasks).is(id);
         // The channels close only with the run.
-        match task.settle(turn.is(id)) {
+        match self.tasks[index].settle(may_save) {
             Rest::Nothing => {}
             Rest::Checkpoint(job) => drop(self.threads.host.send(HostJob::Checkpoint(job))),
             Rest::Restore => drop(self.threads.host.send(HostJob::Restore { task: id })),
@@ -238,9 +236,8 @@ impl Run {
     fn read_ahead(&mut self) {
         for task in &mut self.tasks {
             let Some(next) = task.next_to_read() else { continue };
-            let Some(room) = self.memory.host.try_ahead(task.facts.batch_bytes, task.facts.name()) else {
-                continue;
-            };
+            let bytes = task.facts.admitted.batch_bytes;
+            let Some(room) = self.memory.host.try_ahead(bytes, task.facts.name()) else { continue };
             let Some((of, reading)) = task.read_ahead(&next) else { continue };
             self.threads.load(LoadJob { task: task.id(), of, reading, room });
         }
@@ -289,7 +286,8 @@ impl Run {
             return;
         }
         for index in indices {
-            let (available, needed) = (self.memory.host.available(), self.tasks[index].facts.active_bytes);
+            let needed = self.tasks[index].facts.admitted.active_bytes;
+            let available = self.memory.host.available();
             self.fail(index, EngineError::NoProgress { available, needed });
         }
     }
@@ -334,10 +332,12 @@ impl Run {
 /// Begins where the task's checkpoint says, if it has one.
 fn resume(task: &mut LiveTask, journal: &mut Journal) {
     let at_s = journal.clock.now();
-    let Some(Resumed { step, steps }) = task.resume(at_s) else { return };
-    journal.observe(&RunEvent::Resumed { task: task.id(), step, steps, at_s });
-    if task.phase.is_over() {
-        tell_end(task, journal);
+    if task.resume(at_s) {
+        let (step, steps) = (task.cursor.step(), task.cursor.program().steps);
+        journal.observe(&RunEvent::Resumed { task: task.id(), step, steps, at_s });
+        if task.phase.is_over() {
+            tell_end(task, journal);
+        }
     }
 }
 
