@@ -15,6 +15,6 @@ pub(crate) use directory::{
 };
 pub(crate) use inputs::Inputs;
 pub(crate) use leaderboard::Report;
-pub(crate) use paths::{check_not_read, could_not, lies_in, remove};
+pub(crate) use paths::{check_not_read, could_not, lies_in, remove_file};
 pub(crate) use run_log::SharedRunLog;
 pub(crate) use spec::{CommandName, RunSpec};

@@ -28,11 +28,18 @@ pub(super) fn check_utf8(path: &Path) -> Result<()> {
 }
 
 /// Removes a file or a directory, if it is there.
-pub(crate) fn remove(path: &Path) -> Result<()> {
-    let removed = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
-    match removed {
+pub(super) fn remove(path: &Path) -> Result<()> {
+    match path.is_dir() {
+        true => fs::remove_dir_all(path).with_context(|| could_not(path, "removed")),
+        false => remove_file(path),
+    }
+}
+
+/// Removes a file, if it is there; a directory of that name stays, and is an error.
+pub(crate) fn remove_file(file: &Path) -> Result<()> {
+    match fs::remove_file(file) {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-        removed => removed.with_context(|| could_not(path, "removed")),
+        removed => removed.with_context(|| could_not(file, "removed")),
     }
 }
 
@@ -117,6 +124,20 @@ pub(super) fn same_disk(_: &Path, _: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_directory_is_not_removed_for_a_file_of_its_name() {
+        let root = tempfile::tempdir().unwrap();
+        let picture = root.path().join("schedule.svg");
+        remove_file(&picture).unwrap();
+        fs::create_dir(&picture).unwrap();
+        assert!(remove_file(&picture).unwrap_err().to_string().ends_with("could not be removed"));
+        assert!(picture.is_dir());
+        remove(&picture).unwrap();
+        fs::write(&picture, "old").unwrap();
+        remove_file(&picture).unwrap();
+        assert!(!picture.exists());
+    }
 
     #[test]
     fn what_lies_in_a_directory() {
