@@ -1,5 +1,5 @@
 //! The scheduler's laboratory: workloads of stated costs, and policies that are simulated and timed on them.
-//! It may touch `hydra-sched`, `settings` and `terminal`.
+//! It may touch `hydra-sched`, `settings`, `terminal` and the picture of a schedule.
 //! It never trains anything and never asks the engine.
 
 pub(crate) mod measure;

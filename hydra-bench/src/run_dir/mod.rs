@@ -1,5 +1,5 @@
 //! The run directory: its files, its lock, the spec and the logs, each written so that a reader never sees half of it.
-//! It may touch the disk, `settings`, and the pictures' timeline.
+//! It may touch the disk, `settings`, `machine`, `terminal` and the pictures' timeline.
 //! It never loads a model and never talks to a device.
 
 pub(crate) mod directory;

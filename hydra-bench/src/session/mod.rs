@@ -1,5 +1,5 @@
 //! A session with the engine: the model and the texts, devices and the orchestrator that settings ask for.
-//! It may touch every crate below and the rooms of settings, machine and run directory.
+//! It may touch every crate below and every room below it.
 //! It never reads flags that are not in `settings`, and never prints results.
 
 pub(crate) mod model;
