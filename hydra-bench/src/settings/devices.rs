@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 /// The devices of a run.
 #[derive(Clone, Debug, PartialEq, Args, Serialize, Deserialize)]
 #[command(next_help_heading = "Devices")]
-#[serde(default, deny_unknown_fields)]
+#[serde(default = "flags::defaults", deny_unknown_fields)]
 pub(crate) struct DeviceSettings {
     /// cpu:N (N logical devices that share the cores evenly), cpu:NxT (T threads each), cuda:0 or cuda:0,1
     /// (NVIDIA's GPUs), cuda:0/2 (two logical devices on one), or wgpu: likewise [default: cpu:1]
@@ -69,12 +69,6 @@ pub(crate) struct DeviceSettings {
     /// A plan, or a directory of plans, to use where the fingerprint matches
     #[arg(long, value_name = "FILE|DIR")]
     pub(crate) plan: Option<PathBuf>,
-}
-
-impl Default for DeviceSettings {
-    fn default() -> Self {
-        flags::defaults()
-    }
 }
 
 /// The help of `--policy` where these are offered.
@@ -184,7 +178,7 @@ mod tests {
 
     #[test]
     fn products_of_16_bits_have_one_precision() {
-        let check = |dtype, precision| DeviceSettings { precision, ..Default::default() }.check_dtype(dtype);
+        let check = |dtype, precision| DeviceSettings { precision, ..flags::defaults() }.check_dtype(dtype);
         let said = check(FloatType::Bf16, Precision::Tf32).unwrap_err().to_string();
         assert!(said.ends_with("leave one of the two out"), "{said}");
         assert!(check(FloatType::Bf16, Precision::F32).is_ok());

@@ -173,8 +173,8 @@ mod tests {
 
     #[test]
     fn every_group_has_defaults_and_reads_its_flags_by_name() {
-        assert_eq!(ModelSettings::default(), defaults());
-        assert_eq!(toml::from_str::<TrainingSettings>("").unwrap(), TrainingSettings::default());
+        assert_eq!(toml::from_str::<ModelSettings>("").unwrap(), defaults());
+        assert_eq!(toml::from_str::<TrainingSettings>("").unwrap(), defaults());
         let devices = "device_memory = '64MiB'\nhost_memory = 1024\nlink = '1KiB/s'\nprefetch = false\ndevices = 'cpu:2'";
         let devices: DeviceSettings = toml::from_str(devices).unwrap();
         assert_eq!(devices.device_memory, Some(ByteSize::mib(64)));

@@ -16,7 +16,7 @@ const BUILTIN: &str = "builtin";
 /// The model and its text.
 #[derive(Clone, Debug, PartialEq, Args, Serialize, Deserialize)]
 #[command(next_help_heading = "Model and data")]
-#[serde(default, deny_unknown_fields)]
+#[serde(default = "flags::defaults", deny_unknown_fields)]
 pub(crate) struct ModelSettings {
     #[arg(long, value_name = "PRESET|FILE.json|DIR", value_parser = NonEmptyStringValueParser::new(), help = model_help())]
     pub(crate) model: Option<String>,
@@ -36,12 +36,6 @@ pub(crate) struct ModelSettings {
     /// The seed of initial weights, data order and dropout
     #[arg(long, value_name = "N", default_value = "0", value_parser = values::seed, allow_hyphen_values = true)]
     pub(crate) seed: u64,
-}
-
-impl Default for ModelSettings {
-    fn default() -> Self {
-        flags::defaults()
-    }
 }
 
 /// The help of `--model`.

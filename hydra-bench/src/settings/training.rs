@@ -25,7 +25,7 @@ const WSD: &str = "wsd";
 /// The grid and what its configurations have in common.
 #[derive(Clone, Debug, PartialEq, Args, Serialize, Deserialize)]
 #[command(next_help_heading = "Training")]
-#[serde(default, deny_unknown_fields)]
+#[serde(default = "flags::defaults", deny_unknown_fields)]
 pub(crate) struct TrainingSettings {
     /// Minibatch sizes, separated by commas [default: 16,8; of the demo 12,8]
     #[arg(long, value_name = "N,..", value_delimiter = ',', value_parser = values::batch, allow_hyphen_values = true)]
@@ -72,12 +72,6 @@ pub(crate) struct TrainingSettings {
     /// End a task after N of these evaluations in a row without a better one (early stopping) [default: off]
     #[arg(long, value_name = "N", value_parser = values::count, allow_hyphen_values = true, requires = "eval_every")]
     pub(crate) patience: Option<usize>,
-}
-
-impl Default for TrainingSettings {
-    fn default() -> Self {
-        flags::defaults()
-    }
 }
 
 /// One configuration of the grid.
