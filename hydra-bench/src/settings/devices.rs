@@ -48,11 +48,11 @@ pub(crate) struct DeviceSettings {
     pub(crate) pinned_memory: Option<ByteSize>,
     /// The numbers that GPT-2's matrix products multiply on NVIDIA's GPUs: f32, or tf32 with 10 bits of mantissa, for which
     /// they have faster units
-    #[arg(long, default_value = "f32", value_parser = flags::named::<Precision>())]
+    #[arg(long, default_value = "f32", value_parser = flags::named::<Precision>(&["f32", "tf32"]))]
     pub(crate) precision: Precision,
     /// The place where optimizers step: auto (on a GPU if everything stays there at once and a step has the host's bits, else
     /// on the host), host, or device (also if its bits are others, which the report says)
-    #[arg(long, value_name = "PLACE", default_value = "auto", value_parser = flags::named::<OptimizerPlacement>())]
+    #[arg(long, value_name = "PLACE", default_value = "auto", value_parser = flags::named::<OptimizerPlacement>(&["auto", "host", "device"]))]
     pub(crate) optimizer_placement: OptimizerPlacement,
     /// Simulate a link of this bandwidth between host and devices, such as 8GiB/s [default: none]
     #[arg(long, value_name = "SIZE/s", allow_hyphen_values = true)]

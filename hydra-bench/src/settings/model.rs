@@ -49,7 +49,7 @@ pub(crate) fn model_help() -> String {
 
 /// A reader of `--dtype`. The third type is for devices in tests.
 pub(crate) fn dtypes() -> impl TypedValueParser<Value = FloatType> {
-    flags::named_of(&["f32", "bf16"])
+    flags::named(&["f32", "bf16"])
 }
 
 impl ModelSettings {
