@@ -24,7 +24,7 @@ fn spec(line: &str) -> Result<RunSpec> {
     let cli = Cli::try_parse_from(["hydra"].into_iter().chain(line.split_whitespace())).unwrap();
     let select = |args: SelectArgs| {
         RunSpec::new(CommandName::Select, args.settings.with_grid(), &MACHINE)
-            .map(|spec| spec.checkpointed(args.checkpoints))
+            .map(|spec| spec.checkpointed(args.out.checkpoints))
     };
     match cli.command {
         None => select(cli.select),

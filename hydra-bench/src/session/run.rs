@@ -20,7 +20,8 @@ use std::path::Path;
 use std::time::Duration;
 
 /// Runs a spec, or says what it would need.
-pub(crate) fn run(mut spec: RunSpec, out: &OutSettings, around: &Surroundings) -> Result<Outcome> {
+pub(crate) fn run(spec: RunSpec, out: &OutSettings, around: &Surroundings) -> Result<Outcome> {
+    let mut spec = spec.checkpointed(out.checkpoints);
     if let Some(path) = &out.out {
         check_inputs(&spec, path)?;
     }
