@@ -146,16 +146,13 @@ impl TrainingSettings {
     }
 
     fn optimizer(&self, rate: f64) -> Result<OptimizerSpec, Usage> {
-        OptimizerSpec::named(&self.optimizer, rate, self.weight_decay).ok_or_else(|| {
-            let names: Vec<&str> = OptimizerSpec::names().collect();
-            unknown("an optimizer", &self.optimizer, &names)
-        })
+        OptimizerSpec::named(&self.optimizer, rate, self.weight_decay)
+            .ok_or_else(|| unknown("an optimizer", &self.optimizer))
     }
 
     fn schedule(&self) -> Result<Schedule, Usage> {
-        let (names, found) =
-            (SCHEDULES.map(|(name, _)| name), SCHEDULES.iter().find(|of| of.0 == self.schedule));
-        let (_, schedule) = found.ok_or_else(|| unknown("a schedule", &self.schedule, &names))?;
+        let found = SCHEDULES.iter().find(|of| of.0 == self.schedule);
+        let (_, schedule) = found.ok_or_else(|| unknown("a schedule", &self.schedule))?;
         Ok(schedule(self.decay_steps.unwrap_or_default(), self.warmup))
     }
 
@@ -168,8 +165,9 @@ impl TrainingSettings {
     }
 }
 
-fn unknown(what: &str, name: &str, names: &[&str]) -> Usage {
-    Usage::new(format!("`{name}` is not {what}: expected {}", values::any_of(names)))
+/// Flags and files are refused names that are not known before it comes to this.
+fn unknown(what: &str, name: &str) -> Usage {
+    Usage::new(format!("`{name}` is not {what}"))
 }
 
 /// Refuses more microbatches than a minibatch has items.
