@@ -47,24 +47,18 @@ impl SharedRunLog {
 
 impl Observer for SharedRunLog {
     fn observe(&mut self, event: &RunEvent<'_>) {
-        if let Some(log) = self.0.lock().unwrap_or_else(PoisonError::into_inner).as_mut() {
-            log.write(event);
-        }
-    }
-}
-
-impl RunLog {
-    fn write(&mut self, event: &RunEvent<'_>) {
+        let mut log = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(log) = log.as_mut() else { return };
         if let RunEvent::Span(span) = event {
-            self.timeline.push(span);
-            let task = self.tasks.get(span.task.0).map_or("", String::as_str);
-            if let Ok(trace) = &mut self.trace
+            log.timeline.push(span);
+            let task = log.tasks.get(span.task.0).map_or("", String::as_str);
+            if let Ok(trace) = &mut log.trace
                 && let Err(error) = trace.span(span, task)
             {
-                self.trace = Err(error);
+                log.trace = Err(error);
             }
-        } else if let Some(line) = line(event, &self.tasks) {
-            self.metrics.push(&line);
+        } else if let Some(line) = line(event, &log.tasks) {
+            log.metrics.push(&line);
         }
     }
 }

@@ -20,7 +20,7 @@ pub(crate) struct Model {
     config: Gpt2Config,
     tokenizer: Tokenizer,
     /// The files that its weights are in, if it has some.
-    files: Vec<PathBuf>,
+    pub(crate) files: Vec<PathBuf>,
 }
 
 impl Model {
@@ -35,10 +35,6 @@ impl Model {
         let writer = weights.as_ref().map_or_else(|| Gpt2Writer::new(config.clone()), Gpt2Writer::from);
         let chain = chain(&config, weights).with_context(failed)?.with_float_type(spec.dtype);
         Ok(Self { chain: Arc::new(chain), writer: Arc::new(writer), config, tokenizer, files })
-    }
-
-    pub(crate) fn files(&self) -> &[PathBuf] {
-        &self.files
     }
 
     /// All that its configuration says of what is computed and drawn.

@@ -161,8 +161,8 @@ fn submit(
 
 /// Notes the inputs of a run that begins. Of one that goes on, refuses others for tasks that begin from the start.
 fn check_inputs_of(spec: &mut RunSpec, dir: &RunDir, model: &Model, texts: &Texts) -> Result<()> {
-    let now = || Inputs::of(&model.described()?, model.files(), texts.tokens());
-    if !dir.is_resumed() {
+    let now = || Inputs::of(&model.described()?, &model.files, texts.tokens());
+    if !dir.resumed {
         spec.inputs = Some(now()?);
         return Ok(());
     }
@@ -202,7 +202,7 @@ fn with_files(
 ) -> Result<TrainTask> {
     let mut task = task.write_to(model.writer.clone(), dir.model_dir(name)?);
     let checkpoint = dir.checkpoint_file(name)?;
-    let task_is_resumed = dir.is_resumed() && checkpoint.exists();
+    let task_is_resumed = dir.resumed && checkpoint.exists();
     if task_is_resumed {
         task = task.resume_from(Checkpoint::open(&checkpoint)?);
     }
