@@ -89,7 +89,8 @@ pub(crate) fn note_of_batch(batch: usize, blocks: usize, context: usize) -> Opti
     })
 }
 
-fn with_dropout(mut config: Gpt2Config, dropout: Option<f64>) -> Gpt2Config {
+/// A configuration with one probability for every dropout, if it is given.
+pub(crate) fn with_dropout(mut config: Gpt2Config, dropout: Option<f64>) -> Gpt2Config {
     if let Some(dropout) = dropout {
         (config.resid_pdrop, config.embd_pdrop, config.attn_pdrop) = (dropout, dropout, dropout);
     }
