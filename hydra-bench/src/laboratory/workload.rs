@@ -70,12 +70,7 @@ fn parse(text: &str, args: &LabArgs) -> Result<Workload, WorkloadError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    const UNEQUAL: &str = r#"{
-        "tasks": [{"name": "a", "minibatches": 2, "shards": [{"forward_s": 1, "backward_s": 2, "promote_s": 0.5}]}],
-        "devices": [{"speed": 2}, {"speed": 1}],
-        "variation": {"seed": 3, "relative": 0.1}
-    }"#;
+    use crate::laboratory::UNEQUAL;
 
     fn args(devices: Option<usize>, seed: Option<u64>) -> LabArgs {
         LabArgs { workload: "-".into(), devices, keep_copies: false, seed }
