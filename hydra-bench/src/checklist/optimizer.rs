@@ -69,13 +69,11 @@ mod tests {
 
     #[test]
     fn a_device_that_must_be_exact_and_is_not_fails() {
-        let rule = |rule: &str, extreme_differing| RuleCheck {
+        let eight = RuleCheck { ordinary: 8, extreme: 8, ..RuleCheck::default() };
+        let rule = |rule: &str, differing| RuleCheck {
             rule: rule.to_owned(),
-            ordinary: 8,
-            ordinary_differing: 0,
-            extreme: 8,
-            extreme_differing,
-            example: None,
+            extreme_differing: differing,
+            ..eight.clone()
         };
         let check = OptimizerCheck { rules: vec![rule("AdamW", 1), rule("SGD", 0)] };
         let [must, may] = [true, false].map(|must| judge(&check, &[], must, Vec::new()));

@@ -350,8 +350,7 @@ impl Stepped {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hydra_core::{DeviceId, TaskId};
-    use hydra_engine::Track;
+    use crate::pictures::schedule::span;
 
     #[test]
     fn a_loss_falls_if_it_ends_below_its_beginning() {
@@ -363,15 +362,6 @@ mod tests {
 
     #[test]
     fn the_window_is_what_follows_the_warmup() {
-        let span = |work, start_s, end_s| Span {
-            track: Track::Compute(DeviceId(0)),
-            task: TaskId(0),
-            work,
-            shard: 0,
-            step: 0,
-            start_s,
-            end_s,
-        };
         let timeline = Timeline {
             warmup: 1,
             ends: vec![1.0, 3.0, 5.0],
