@@ -88,11 +88,12 @@ impl RunDir {
         Ok(())
     }
 
-    /// Refuses if no default run directory could be made; nothing is.
-    pub(crate) fn check_next() -> Result<()> {
-        let parent = Path::new(DEFAULT_PARENT);
-        check_utf8(parent)?;
-        Self { path: parent.to_owned(), force: true, ..Self::default() }.check_usable()
+    /// The directory of default run directories, if one could be made there; nothing is.
+    pub(crate) fn parent_of_next() -> Result<Self> {
+        let dir = Self { path: DEFAULT_PARENT.into(), force: true, ..Self::default() };
+        check_utf8(&dir.path)?;
+        dir.check_usable()?;
+        Ok(dir)
     }
 
     fn check_usable(&self) -> Result<()> {
