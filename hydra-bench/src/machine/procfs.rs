@@ -21,7 +21,8 @@ pub(crate) fn of_this_process(name: &str) -> Option<ByteSize> {
 pub(crate) fn available(root: &Path) -> Option<(ByteSize, bool)> {
     let free = fs::read_to_string(root.join("proc/meminfo")).ok();
     let free = free.and_then(|text| size_of("MemAvailable", &text));
-    let room = control_groups(root);
+    let groups = fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
+    let room = groups.lines().filter_map(|line| group(root, line)).min();
     let size = free.into_iter().chain(room).min()?;
     Some((size, free != Some(size)))
 }
@@ -49,13 +50,8 @@ const V2: Controller = Controller {
     reclaimable: ["inactive_file", "active_file"],
 };
 
-/// The least that a control group of this process has left, of its own and of those above it.
-fn control_groups(root: &Path) -> Option<ByteSize> {
-    let groups = fs::read_to_string(root.join("proc/self/cgroup")).ok()?;
-    groups.lines().filter_map(|line| group(root, line)).min()
-}
-
-/// The memory that the group in a line of `/proc/self/cgroup` leaves: `0::PATH` in version 2, `ID:CONTROLLERS:PATH` in version 1.
+/// The least memory that the group in a line of `/proc/self/cgroup`, or one above it, leaves: `0::PATH` in version 2,
+/// `ID:CONTROLLERS:PATH` in version 1.
 fn group(root: &Path, line: &str) -> Option<ByteSize> {
     let (id, rest) = line.split_once(':')?;
     let (controllers, path) = rest.split_once(':')?;
