@@ -11,7 +11,7 @@ pub(crate) mod spec;
 pub(crate) mod trace;
 
 pub(crate) use directory::{
-    FileBytes, LOSSES, METRICS, PLANS, REPORT, RunDir, SCHEDULE, SPEC, TRACE, WORKLOAD, read_report,
+    FileBytes, LOSSES, METRICS, REPORT, RunDir, SCHEDULE, TRACE, WORKLOAD, read_report,
 };
 pub(crate) use inputs::Inputs;
 pub(crate) use leaderboard::Report;

@@ -88,13 +88,10 @@ pub(crate) fn lies_in(path: &Path, dir: &Path) -> bool {
 pub(crate) fn check_not_read(flag: &str, file: &Path, read: &[(&str, &Path)]) -> Result<(), Usage> {
     // Of a terminal or a pipe nothing is lost.
     let Some(written) = fs::canonicalize(file).ok().filter(|path| path.is_file()) else { return Ok(()) };
-    match read.iter().find(|(_, path)| fs::canonicalize(path).is_ok_and(|path| path == written)) {
-        Some((of, _)) => {
-            let file = file.display();
-            Err(Usage::new(format!("{flag} `{file}` would replace the file that {of} names: give another")))
-        }
-        None => Ok(()),
-    }
+    let is_it = |(_, path): &&(&str, &Path)| fs::canonicalize(path).is_ok_and(|path| path == written);
+    let Some((of, _)) = read.iter().find(is_it) else { return Ok(()) };
+    let file = file.display();
+    Err(Usage::new(format!("{flag} `{file}` would replace the file that {of} names: give another")))
 }
 
 /// Tries a directory with a file of an unused name, which is removed again.
