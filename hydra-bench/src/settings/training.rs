@@ -9,9 +9,6 @@ use hydra_core::{Decay, Length, OptimizerSpec, Schedule, TrainSpec};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-/// The schedules by name; a test holds each to a curve of the core.
-const SCHEDULES: [&str; 4] = ["constant", "linear", "cosine", WSD];
-
 /// The schedule that has decay steps.
 const WSD: &str = "wsd";
 
@@ -48,7 +45,7 @@ pub(crate) struct TrainingSettings {
     #[arg(long, value_name = "X", value_parser = values::clip, allow_hyphen_values = true)]
     pub(crate) clip: Option<f64>,
     /// The learning rate's shape after the warmup; wsd is constant until the last --decay-steps (warmup-stable-decay)
-    #[arg(long, default_value = SCHEDULES[0], value_parser = PossibleValuesParser::new(SCHEDULES))]
+    #[arg(long, default_value = "constant", value_parser = PossibleValuesParser::new(Schedule::names()))]
     pub(crate) schedule: String,
     /// Minibatches over which the learning rate rises from zero
     #[arg(long, value_name = "N", default_value = "0", value_parser = values::warmup, allow_hyphen_values = true)]
@@ -176,7 +173,7 @@ mod tests {
 
     #[test]
     fn every_schedule_is_a_curve_of_the_core() {
-        for schedule in SCHEDULES {
+        for schedule in Schedule::names() {
             let decay_steps = (schedule == WSD).then_some(3);
             let settings =
                 TrainingSettings { schedule: schedule.to_owned(), decay_steps, ..flags::defaults() };
