@@ -1,6 +1,6 @@
 //! The promise of the same bits on a device with memory of its own: the spilled run equals the plain loop on
 //! that device. With the feature `wgpu` the device is any that has a driver for Vulkan, also one in software.
-#![cfg_attr(not(feature = "wgpu"), allow(dead_code, unused_imports))]
+#![cfg_attr(not(feature = "cube"), allow(dead_code, unused_imports))]
 
 mod common;
 
@@ -45,7 +45,7 @@ fn spec() -> TrainSpec {
     TrainSpec { length: Length::Steps(4), clip: Some(0.7), ..TrainSpec::new(OptimizerSpec::adamw(3e-3), 8) }
 }
 
-#[cfg(feature = "wgpu")]
+#[cfg(feature = "cube")]
 mod on_a_device {
     use super::*;
     use hydra_core::cube::CubeAdapter;

@@ -59,6 +59,16 @@ impl CubeAdapter {
     /// integrated ones, then virtual ones, and last the CPU.
     ///
     /// # Errors
+    /// If the machine has no such adapter, or this build not the feature.
+    #[cfg(not(feature = "wgpu"))]
+    pub fn wgpu(index: usize) -> Result<Self, DeviceError> {
+        Err(DeviceError::new(format!("this build has no feature `wgpu`, and so no adapter {index}")))
+    }
+
+    /// The adapter of this number of those that have a driver for Vulkan: first the discrete GPUs, then the
+    /// integrated ones, then virtual ones, and last the CPU.
+    ///
+    /// # Errors
     /// If the machine has no such adapter.
     #[cfg(feature = "wgpu")]
     pub fn wgpu(index: usize) -> Result<Self, DeviceError> {
@@ -401,7 +411,7 @@ mod trimming {
     }
 }
 
-#[cfg(all(test, feature = "wgpu"))]
+#[cfg(all(test, feature = "cube"))]
 mod tests {
     use super::*;
     use crate::finish;

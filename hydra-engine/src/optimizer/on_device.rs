@@ -225,7 +225,7 @@ mod tests {
         }
     }
 
-    #[cfg(feature = "wgpu")]
+    #[cfg(feature = "cube")]
     #[test]
     fn a_step_on_a_gpu_is_the_hosts_where_no_product_is_rounded() {
         use hydra_core::cube::{CubeAdapter, CubeBytes};

@@ -71,7 +71,7 @@ impl DeviceLink for CubeLink {
     }
 }
 
-#[cfg(all(test, feature = "wgpu"))]
+#[cfg(all(test, feature = "cube"))]
 mod tests {
     use super::*;
     use crate::link::conformance::conforms;
