@@ -121,11 +121,10 @@ pub(crate) fn positive(name: &'static str, value: usize) -> Result<(), CoreError
 
 pub(crate) fn countable(name: &'static str, value: usize) -> Result<(), CoreError> {
     match u32::try_from(value) {
-        Ok(0) | Err(_) => Err(CoreError::Spec {
-            name,
-            found: value.to_string(),
-            expected: "at least 1 and at most 4294967295",
-        }),
-        Ok(_) => Ok(()),
+        Ok(1..) => Ok(()),
+        _ => {
+            let expected = "at least 1 and at most 4294967295";
+            Err(CoreError::Spec { name, found: value.to_string(), expected })
+        }
     }
 }

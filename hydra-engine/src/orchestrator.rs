@@ -212,7 +212,7 @@ impl Orchestrator {
         let homed = |(i, task): (usize, &AdmittedTask)| task.optimizer.on_device().then_some(TaskId(i));
         let homed = admission.tasks.iter().enumerate().filter_map(homed);
         let manager = &devices[0].manager;
-        store.assign(homed, manager.shared_link(), manager.budget().clone());
+        store.assign(homed, manager.link().clone(), manager.budget().clone());
         let disk = DiskTier::new(on_disk, settings.disk, &tasks, &admission);
         Ok(AdmittedRun { tasks, admission, devices, store, disk, identities, settings: run_settings })
     }

@@ -74,9 +74,8 @@ struct Model<'a> {
 
 impl<'a> Model<'a> {
     fn new(chain: &'a Chain, spec: &'a TrainSpec, device: Device) -> Result<Self, EngineError> {
-        let images: Result<Vec<_>, _> =
-            (0..chain.images().len()).map(|i| initial_image(chain, i, spec.seed)).collect();
-        let images = images?;
+        let images = (0..chain.images().len()).map(|i| initial_image(chain, i, spec.seed));
+        let images = images.collect::<Result<Vec<_>, _>>()?;
         let moments = images.iter().map(|i| vec![vec![0.0; i.len()]; spec.optimizer.moments()]).collect();
         Ok(Self { chain, spec, device, images, moments })
     }
@@ -88,10 +87,9 @@ impl<'a> Model<'a> {
         items: &[usize],
         step: usize,
     ) -> Result<(f64, Vec<Vec<f32>>), EngineError> {
-        let batches: Result<Vec<Batch>, _> =
-            self.spec.microbatches(items).into_iter().map(|part| gather(data, part)).collect();
-        let batches: Vec<Batch> =
-            batches?.into_iter().map(|batch| batch.in_type(self.chain.float_type())).collect();
+        let parts = self.spec.microbatches(items).into_iter();
+        let batches = parts.map(|part| Ok(gather(data, part)?.in_type(self.chain.float_type())));
+        let batches: Vec<Batch> = batches.collect::<Result<_, EngineError>>()?;
         let terms: usize = batches.iter().map(|b| b.terms).sum();
         let mut total: Vec<Vec<f32>> = self.images.iter().map(|i| vec![0.0; i.len()]).collect();
         let mut loss = 0.0;

@@ -54,15 +54,13 @@ impl TrainTask {
         self.spec.microbatch().min(self.train.len()).max(1)
     }
 
-    /// Batches of an evaluation on `data`.
-    pub(crate) fn evaluation_batches(&self, data: Option<&Arc<dyn Dataset>>) -> usize {
-        data.map_or(0, |data| data.len().div_ceil(self.evaluation_batch()))
-    }
-
     /// The counts of what the task is made of, if it is cut into these shards and its first trained layer is `first_trained`.
     pub(crate) fn program(&self, shards: &[Range<usize>], first_trained: usize) -> Program {
         let spec = &self.spec;
         let items = self.train.len();
+        let batches = |data: &Option<Arc<dyn Dataset>>| {
+            data.as_ref().map_or(0, |data| data.len().div_ceil(self.evaluation_batch()))
+        };
         let last = match items % spec.batch {
             0 => spec.batch.min(items),
             rest => rest,
@@ -74,8 +72,8 @@ impl TrainTask {
             epoch: items.div_ceil(spec.batch).max(1),
             microbatches: spec.accumulate.clamp(1, spec.batch.min(items).max(1)),
             last_microbatches: spec.accumulate.clamp(1, last.max(1)),
-            validation: self.evaluation_batches(self.validation.as_ref()),
-            test: self.evaluation_batches(self.test.as_ref()),
+            validation: batches(&self.validation),
+            test: batches(&self.test),
             initial_validation: self.initial_validation,
             eval_every: spec.eval_every,
         }

@@ -1,6 +1,6 @@
 //! The promise of the same bits on a device with memory of its own: the spilled run equals the plain loop on
 //! that device. With the feature `wgpu` the device is any that has a driver for Vulkan, also one in software.
-#![cfg_attr(not(feature = "wgpu"), allow(dead_code, unused_imports))]
+#![cfg_attr(not(feature = "cube"), allow(dead_code, unused_imports))]
 
 mod common;
 
@@ -45,7 +45,7 @@ fn spec() -> TrainSpec {
     TrainSpec { length: Length::Steps(4), clip: Some(0.7), ..TrainSpec::new(OptimizerSpec::adamw(3e-3), 8) }
 }
 
-#[cfg(feature = "wgpu")]
+#[cfg(feature = "cube")]
 mod on_a_device {
     use super::*;
     use hydra_core::cube::CubeAdapter;
@@ -171,7 +171,7 @@ mod on_a_device {
                 run.submit(TrainTask::new("other", mlp_chain(), spirals(), other)).unwrap();
                 let report = run.run().unwrap();
                 agrees(&report, &plain, &format!("{name}, {accumulate} microbatches, cuts {cuts:?}"));
-                assert_eq!(report.tasks[0].optimizer.on, Place::Device, "{name}");
+                assert_eq!(report.tasks[0].plan.optimizer.on, Place::Device, "{name}");
             }
         }
     }
@@ -195,13 +195,13 @@ mod on_a_device {
         };
         let [host, auto, device] =
             [OptimizerPlacement::Host, OptimizerPlacement::Auto, OptimizerPlacement::Device].map(placed);
-        eprintln!("auto: {:?}", auto.optimizer);
-        assert_eq!((host.optimizer.on, device.optimizer.on), (Place::Host, Place::Device));
+        eprintln!("auto: {:?}", auto.plan.optimizer);
+        assert_eq!((host.plan.optimizer.on, device.plan.optimizer.on), (Place::Host, Place::Device));
         // Whatever the device: unasked, the bits are the host's.
-        assert_eq!((&auto.weights_sha256, auto.optimizer.exact), (&host.weights_sha256, true));
-        assert_eq!(auto.optimizer.on == Place::Device, device.optimizer.exact);
-        assert!(!device.optimizer.exact || device.weights_sha256 == host.weights_sha256);
-        assert_eq!(device.evaluations.len(), host.evaluations.len());
+        assert_eq!((&auto.weights_sha256, auto.plan.optimizer.exact), (&host.weights_sha256, true));
+        assert_eq!(auto.plan.optimizer.on == Place::Device, device.plan.optimizer.exact);
+        assert!(!device.plan.optimizer.exact || device.weights_sha256 == host.weights_sha256);
+        assert_eq!(device.validations.evaluations.len(), host.validations.evaluations.len());
         for (there, here) in device.losses.iter().zip(&host.losses) {
             assert!((there - here).abs() < 1e-5 * here.abs(), "{there} against {here}");
         }
@@ -229,8 +229,8 @@ mod on_a_device {
         assert!(matches!(refused, EngineError::OptimizerPlacement { .. }), "{refused}");
         let report = with(OptimizerPlacement::Auto).run().unwrap();
         for task in &report.tasks {
-            assert_eq!((task.error.as_deref(), task.optimizer.on), (None, Place::Host));
-            assert!(task.optimizer.why.contains("everything would take"), "{}", task.optimizer.why);
+            assert_eq!((task.error.as_deref(), task.plan.optimizer.on), (None, Place::Host));
+            assert!(task.plan.optimizer.why.contains("everything would take"), "{}", task.plan.optimizer.why);
         }
     }
 
@@ -256,9 +256,13 @@ mod on_a_device {
             run.submit(task.validation(tokens(5, 3)).test(tokens(4, 2))).unwrap();
             run.run().unwrap().tasks.remove(0)
         });
-        assert_eq!((device.error.as_deref(), device.optimizer.on), (None, Place::Device));
-        assert!(device.best_step.is_some_and(|step| step < steps), "{:?}", device.evaluations);
-        assert_eq!((device.evaluations, device.test), (host.evaluations, host.test));
+        assert_eq!((device.error.as_deref(), device.plan.optimizer.on), (None, Place::Device));
+        assert!(
+            device.validations.best_step.is_some_and(|step| step < steps),
+            "{:?}",
+            device.validations.evaluations
+        );
+        assert_eq!((device.validations.evaluations, device.test), (host.validations.evaluations, host.test));
         assert_eq!(device.weights_sha256, host.weights_sha256);
     }
 

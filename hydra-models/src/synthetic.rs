@@ -130,15 +130,8 @@ pub(crate) mod testing {
         let cut = cut(plain, chain, &frozen(chain, &masters(chain)), batch, cuts);
         let whole = backward_on(plain, chain, batch);
         assert_eq!(cut.0, whole.0);
-        let differs = |(a, b): (&Vec<f32>, &Vec<f32>)| a != b;
-        let different: Vec<usize> = cut
-            .1
-            .iter()
-            .zip(&whole.1)
-            .enumerate()
-            .filter(|(_, pair)| differs(*pair))
-            .map(|(i, _)| i)
-            .collect();
+        let pairs = cut.1.iter().zip(&whole.1).enumerate();
+        let different: Vec<usize> = pairs.filter(|(_, (a, b))| a != b).map(|(i, _)| i).collect();
         assert!(different.is_empty(), "the gradients of parameters {different:?} differ");
     }
 

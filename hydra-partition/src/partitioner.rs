@@ -285,8 +285,12 @@ mod tests {
     /// Bytes of a layer's gradients: a matrix and a bias.
     const GRADIENT: u64 = (WIDTH as u64 + 1) * WIDTH as u64 * 4;
 
+    fn measured(chain: &Chain, batch: &Batch, device: &dyn PilotDevice) -> Result<Profile, PartitionError> {
+        PilotPartitioner::new(&FirstValues::new(chain, 0)).measure(chain, batch, device)
+    }
+
     fn measure(chain: &Chain, device: &dyn PilotDevice) -> Profile {
-        PilotPartitioner::new(&FirstValues::new(chain, 0)).measure(chain, &toy::batch(2), device).unwrap()
+        measured(chain, &toy::batch(2), device).unwrap()
     }
 
     /// A plan for the smallest budget that gives at most so many shards.
@@ -346,9 +350,7 @@ mod tests {
     #[test]
     fn integers_that_ride_along_have_bytes_and_no_gradient() {
         let chain = toy::carrying_chain();
-        let images = FirstValues::new(&chain, 0);
-        let profile =
-            PilotPartitioner::new(&images).measure(&chain, &toy::carrying_batch(2), &BLIND).unwrap();
+        let profile = measured(&chain, &toy::carrying_batch(2), &BLIND).unwrap();
         let bytes: Vec<[u64; 4]> = profile
             .layers
             .iter()
@@ -409,8 +411,7 @@ mod tests {
     fn sixteen_bits_are_widened_where_nothing_is_measured() {
         let wide = measure(&toy::telling_chain(), &BLIND);
         let chain = toy::telling_chain().with_float_type(FloatType::Bf16);
-        let (images, batch) = (FirstValues::new(&chain, 0), toy::batch(2).in_type(FloatType::Bf16));
-        let narrow = PilotPartitioner::new(&images).measure(&chain, &batch, &BLIND).unwrap();
+        let narrow = measured(&chain, &toy::batch(2).in_type(FloatType::Bf16), &BLIND).unwrap();
         let [wide, narrow] = [&wide, &narrow].map(|profile| &profile.layers[0]);
         assert_eq!((2 * narrow.param_bytes, 2 * narrow.output_bytes), (wide.param_bytes, wide.output_bytes));
         // Parameters and gradients in 32 bits, beside what the layer says.
@@ -420,8 +421,7 @@ mod tests {
     #[test]
     fn a_layer_that_panics_is_named_with_its_message() {
         let chain = toy::broken_chain();
-        let images = FirstValues::new(&chain, 0);
-        let error = PilotPartitioner::new(&images).measure(&chain, &toy::batch(2), &BLIND).unwrap_err();
+        let error = measured(&chain, &toy::batch(2), &BLIND).unwrap_err();
         let message = error.to_string();
         assert!(message.contains("layer `bad` of chain `broken`"), "{message}");
         assert!(message.contains("this layer is broken"), "{message}");
@@ -430,11 +430,8 @@ mod tests {
     #[test]
     fn a_layer_with_another_output_each_time_is_refused() {
         let chain = toy::counting_chain();
-        let images = FirstValues::new(&chain, 0);
-        let measure = |device: &dyn PilotDevice| {
-            PilotPartitioner::new(&images).measure(&chain, &toy::batch(2), device).unwrap_err()
-        };
-        for error in [measure(&BLIND), measure(&SCRIPTED)] {
+        let devices: [&dyn PilotDevice; 2] = [&BLIND, &SCRIPTED];
+        for error in devices.map(|device| measured(&chain, &toy::batch(2), device).unwrap_err()) {
             assert!(
                 matches!(&error, PartitionError::Unrepeatable { layer, .. } if layer == "counts"),
                 "{error}"

@@ -190,7 +190,6 @@ impl Pilot<'_> {
             images,
             x: self.upload(x).map_err(unfinished)?,
             targets,
-            device: self.device.burn(),
             meter: Meter { probe: self.device.probe(), id: self.device.id(), device: self.device.burn() },
             input_gradients: self.has_input_gradient(range.start),
             range,
@@ -280,7 +279,6 @@ struct Staged<'a> {
     images: BTreeMap<usize, DeviceBytes>,
     x: Vec<DeviceTensor>,
     targets: Vec<DeviceTensor>,
-    device: Device,
     meter: Meter<'a>,
     input_gradients: bool,
 }
@@ -295,11 +293,11 @@ impl Staged<'_> {
 
     fn layers(&self, track: bool) -> Vec<Box<dyn Layer>> {
         let image = |image: usize| self.images[&image].clone();
-        promote_layers(self.chain, self.range.clone(), &image, &self.device, track)
+        promote_layers(self.chain, self.range.clone(), &image, &self.meter.device, track)
     }
 
     fn input(&self) -> Activation {
-        Activation::from_device_tensors(&self.x, &self.device.clone().autodiff())
+        Activation::from_device_tensors(&self.x, &self.meter.device.clone().autodiff())
     }
 
     fn pass(&self) -> Pass {
@@ -307,7 +305,7 @@ impl Staged<'_> {
     }
 
     fn targets(&self) -> Activation {
-        Activation::from_device_tensors(&self.targets, &self.device.clone().autodiff())
+        Activation::from_device_tensors(&self.targets, &self.meter.device.clone().autodiff())
     }
 
     /// The forward without a graph.
@@ -377,7 +375,8 @@ impl Staged<'_> {
 
     fn from(&self, upstream: Option<&[Option<DeviceTensor>]>) -> BackwardFrom {
         let Some(upstream) = upstream else { return BackwardFrom::Loss { weight: 1.0 } };
-        let to_device = |part: &Option<DeviceTensor>| part.as_ref().map(|part| part.to_device(&self.device));
+        let to_device =
+            |part: &Option<DeviceTensor>| part.as_ref().map(|part| part.to_device(&self.meter.device));
         BackwardFrom::Gradient(upstream.iter().map(to_device).collect())
     }
 }

@@ -238,32 +238,25 @@ pub fn broken_chain() -> Chain {
     builder.layer("loss", Distance { hold: 0 }).build().unwrap()
 }
 
-/// A linear layer that hands integers on beside its floats.
+/// A linear layer that hands integers on beside its floats, or drops them.
 #[derive(Module, Debug)]
 struct Carry {
     linear: Linear,
+    drops: bool,
 }
 
 impl Forward for Carry {
     fn forward(&self, x: Activation, _: &Pass) -> Activation {
-        Activation::of(self.linear.forward(x.part(0).into_float::<2>())).and(x.part(1))
+        let y = Activation::of(self.linear.forward(x.part(0).into_float::<2>()));
+        if self.drops { y } else { y.and(x.part(1)) }
     }
 }
 
 /// Two layers that hand integers on, a layer that drops them, and a loss.
 pub fn carrying_chain() -> Chain {
-    #[derive(Module, Debug)]
-    struct Drop {
-        linear: Linear,
-    }
-    impl Forward for Drop {
-        fn forward(&self, x: Activation, _: &Pass) -> Activation {
-            Activation::of(self.linear.forward(x.part(0).into_float::<2>()))
-        }
-    }
-    let linear = || LinearConfig::new(WIDTH, WIDTH).init(&Device::flex());
-    let builder = Chain::builder("carrying").layer("a", Carry { linear: linear() });
-    let builder = builder.layer("b", Carry { linear: linear() }).layer("c", Drop { linear: linear() });
+    let layer = |drops| Carry { linear: LinearConfig::new(WIDTH, WIDTH).init(&Device::flex()), drops };
+    let builder = Chain::builder("carrying").layer("a", layer(false));
+    let builder = builder.layer("b", layer(false)).layer("c", layer(true));
     builder.layer("loss", Distance { hold: 0 }).build().unwrap()
 }
 

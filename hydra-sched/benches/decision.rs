@@ -1,4 +1,4 @@
-//! What the scheduler costs: one decision with a list and with a queue, and simulated shard tasks.
+//! The scheduler's cost: one decision with a list and with a queue, and simulated shard tasks.
 #![allow(missing_docs, reason = "criterion makes a public function of the group")]
 
 use std::hint::black_box;

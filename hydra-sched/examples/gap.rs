@@ -1,4 +1,4 @@
-//! How far policies are from the lower bound on 1,000 drawn workloads, and Sharded-LRTF from the
+//! The distance of policies from the lower bound on 1,000 drawn workloads, and that of Sharded-LRTF from the
 //! optimum on small ones. Writes `rows.csv`, pictures and a summary.
 
 mod common;
@@ -21,7 +21,7 @@ struct Case {
     draw: Draw,
     prefetch: bool,
     policy: fn(u64) -> Box<dyn Policy>,
-    /// What is different from the drawn workload.
+    /// The change to the drawn workload.
     change: fn(&mut Workload),
 }
 

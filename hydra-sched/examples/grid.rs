@@ -91,7 +91,7 @@ const WHY: &str = "\n## Where the ratios differ from the paper's, and why\n\n\
     these costs cannot say how much of that is which. By them, ZeRO-3 on fast links is SHARP's equal in runtime, and \
     moves its bytes between devices all the time.\n\n## Assumptions\n\n";
 
-/// What the paper says SHARP is faster by, where it says it.
+/// The factor by which SHARP is faster in the paper, where it says one.
 fn paper(strategy: Strategy) -> &'static str {
     match strategy {
         Strategy::ModelParallel => "about 4",

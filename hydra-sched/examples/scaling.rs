@@ -70,7 +70,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// What is possible is the same for every policy and stands below the last one.
+/// The possible speedup is the same for every policy and stands below the last one.
 fn result_is_last(policy: &str) -> bool {
     policy == ShardedLrtf.name()
 }

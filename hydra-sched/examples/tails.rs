@@ -1,4 +1,4 @@
-//! How near to the lower bound the default policy ends where one model is longer than an even share of all work. Writes
+//! The default policy's distance from the lower bound where one model is longer than an even share of all work. Writes
 //! `rows.csv`, the first twelve workloads for `hydra simulate`, and a summary.
 
 mod common;

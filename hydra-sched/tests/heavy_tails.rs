@@ -1,4 +1,4 @@
-//! What the default policy promises where one model is longer than an even share of all work.
+//! The default policy's promise where one model is longer than an even share of all work.
 
 use hydra_sched::{Draw, PolicyKind, SimulationOptions, simulate};
 

@@ -9,7 +9,7 @@ use hydra_sched::{
 /// that is among the heaviest half; its device is left free for a model that comes soon and is heavier than all.
 struct Weighted {
     weights: Vec<f64>,
-    /// Whether it says that it waits.
+    /// It says that it waits.
     waits: bool,
 }
 

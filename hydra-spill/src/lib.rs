@@ -26,7 +26,8 @@
 //! let (device, budget) = (DeviceId(0), Budget::new("cpu:0", ByteSize(1024)));
 //! let link = Arc::new(HostCopyLink::new(device));
 //! let manager = SpillManager::new(device, budget.clone(), store.clone(), link);
-//! let resident = manager.promote(id.task, &[id.image], budget.reserve(1024, "task 0")?)?;
+//! let room = budget.reserve(1024, "task 0")?;
+//! let (resident, _) = manager.promote(id.task, &[id.image], &[], room)?;
 //! assert_eq!(resident.bytes(), 1024);
 //! assert!(budget.reserve(1, "task 1").is_err());
 //!

@@ -56,7 +56,7 @@ impl ResidentCopy {
     }
 }
 
-/// Brings what shard tasks read into the memory of one device, and takes what they make out of it.
+/// Uploads what shard tasks read to one device, and downloads what they make there.
 ///
 /// It decides nothing: who is promoted when, and against which reservation, is the orchestrator's to say.
 pub struct SpillManager {
@@ -77,28 +77,18 @@ impl SpillManager {
         Self { device, budget, store, link }
     }
 
-    /// Copies images of a task from the store to the device. The images' views are dropped when they are
-    /// copied, so that the optimizer can write the masters while the device computes on the copy; where the
-    /// link shares, the view is the resident copy, and the masters are busy until it is dropped. So they are where
-    /// they live on the device ([`TierStore::on_device`]): then nothing is copied, and the reservation need not
-    /// cover them, for the store's does.
+    /// Copies images of a task from the store to the device, together with tensors of the host that a shard task reads
+    /// beside them. The images' views are dropped when they are copied, so that the optimizer can write the masters while
+    /// the device computes on the copy; where the link shares, the view is the resident copy, and the masters are busy
+    /// until it is dropped. So they are where they live on the device ([`TierStore::on_device`]): then nothing is copied,
+    /// and the reservation need not cover them, for the store's does. The tensors' bytes are the caller's to reserve, or
+    /// part of the reservation.
     ///
     /// # Errors
     /// [`SpillError::ReservationElsewhere`] and [`SpillError::ReservationTooSmall`] if the reservation is not
     /// of this device's budget or does not cover the images, and what the store's read and the link return.
     /// The reservation is released then, and nothing is copied.
     pub fn promote(
-        &self,
-        task: TaskId,
-        images: &[usize],
-        reservation: Reservation,
-    ) -> Result<ResidentCopy, SpillError> {
-        self.promote_with(task, images, &[], reservation).map(|(resident, _)| resident)
-    }
-
-    /// Promotes images together with tensors of the host, which a shard task reads beside them. The tensors'
-    /// bytes are the caller's to reserve, or part of the reservation. Errors are those of [`promote`](Self::promote).
-    pub fn promote_with(
         &self,
         task: TaskId,
         images: &[usize],
@@ -186,13 +176,8 @@ impl SpillManager {
     }
 
     /// The link to the device.
-    pub fn link(&self) -> &dyn DeviceLink {
-        self.link.as_ref()
-    }
-
-    /// The link, for another who copies.
-    pub fn shared_link(&self) -> Arc<dyn DeviceLink> {
-        self.link.clone()
+    pub fn link(&self) -> &Arc<dyn DeviceLink> {
+        &self.link
     }
 
     /// The device.
@@ -214,9 +199,11 @@ fn uploaded(tensor: &HostTensor, bytes: DeviceBytes) -> DeviceTensor {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::link::conformance::FailingLink;
     use crate::{DramStore, HostCopyLink, LinkError, Masters};
     use bytes::Bytes;
     use hydra_core::ByteSize;
+    use std::sync::atomic::Ordering::Relaxed;
 
     const TASK: TaskId = TaskId(1);
     const DEVICE: DeviceId = DeviceId(2);
@@ -244,7 +231,8 @@ mod tests {
         bytes: u64,
         task: TaskId,
     ) -> Result<ResidentCopy, SpillError> {
-        manager.promote(task, images, manager.budget().reserve(bytes, "shard 4")?)
+        let reservation = manager.budget().reserve(bytes, "shard 4")?;
+        manager.promote(task, images, &[], reservation).map(|(resident, _)| resident)
     }
 
     #[test]
@@ -301,7 +289,7 @@ mod tests {
         let missing = promote(&manager, &[0], 400, TaskId(0)).unwrap_err();
         assert!(matches!(missing, SpillError::ImageMissing { image } if image == ImageId::new(TaskId(0), 0)));
         let elsewhere = Budget::new("cpu:2", ByteSize(2000)).reserve(400, "shard 4").unwrap();
-        let elsewhere = manager.promote(TASK, &[0], elsewhere);
+        let elsewhere = manager.promote(TASK, &[0], &[], elsewhere);
         assert!(matches!(elsewhere, Err(SpillError::ReservationElsewhere { .. })));
         let writer = manager.store().write(ImageId::new(TASK, 0)).unwrap();
         let busy = promote(&manager, &[0], 400, TASK).unwrap_err();
@@ -327,7 +315,7 @@ mod tests {
             [HostTensor::float(vec![1.0, -0.0, f32::MAX, 4.0], [2, 2]), HostTensor::int(vec![1, 2, 3], [3])];
         let uploaded = manager.upload(&tensors).unwrap();
         let reservation = manager.budget().reserve(428, "shard 4").unwrap();
-        let (resident, with) = manager.promote_with(TASK, &[0], &tensors, reservation).unwrap();
+        let (resident, with) = manager.promote(TASK, &[0], &tensors, reservation).unwrap();
         assert_eq!((resident.bytes(), manager.uploaded_bytes()), (400, 2 * 28 + 400));
         for uploaded in [uploaded, with] {
             for (host, device) in tensors.iter().zip(&uploaded) {
@@ -342,43 +330,12 @@ mod tests {
         assert_eq!(manager.downloaded_bytes(), 56);
     }
 
-    /// A link that is dead once it has moved 1200 bytes to the device.
-    struct Dying(HostCopyLink);
-
-    impl DeviceLink for Dying {
-        fn name(&self) -> &str {
-            "dying"
-        }
-
-        fn upload(&self, host: &Bytes) -> Result<DeviceBytes, LinkError> {
-            match self.moved(Direction::Upload) < 1200 {
-                true => self.0.upload(host),
-                false => Err(LinkError::Transfer {
-                    link: self.name().to_owned(),
-                    direction: Direction::Upload,
-                    bytes: host.len() as u64,
-                    source: "the device fell off the bus".into(),
-                }),
-            }
-        }
-
-        fn download(&self, device: &DeviceBytes) -> Result<Bytes, LinkError> {
-            self.0.download(device)
-        }
-
-        fn download_into(&self, device: &DeviceBytes, out: &mut [f32]) -> Result<(), LinkError> {
-            self.0.download_into(device, out)
-        }
-
-        fn moved(&self, direction: Direction) -> u64 {
-            self.0.moved(direction)
-        }
-    }
-
     #[test]
     fn a_link_that_fails_leaves_nothing_reserved() {
-        let manager = manager(Dying(HostCopyLink::new(DEVICE)));
+        let (link, fails) = FailingLink::new(DEVICE);
+        let manager = manager(link);
         drop(promote(&manager, &[1, 0], 1200, TASK).unwrap());
+        fails.store(true, Relaxed);
         let failed = promote(&manager, &[0], 400, TASK).map(drop).unwrap_err();
         assert!(matches!(failed, SpillError::Link(LinkError::Transfer { bytes: 400, .. })), "{failed}");
         assert_eq!(manager.budget().used(), 0);

@@ -256,8 +256,6 @@ fn multiply(device: &Device, ones: &Tensor<2>, times: usize) -> Result<()> {
 /// Elements of the parts of a swap: a large one, and one of odd size behind it.
 const PARTS: [usize; 2] = [1 << 20, 777];
 
-type Swap = Vec<DeviceBytes>;
-
 /// Promotions one after another, the next made while the device computes on the last.
 pub(super) fn swaps(subject: &Subject) -> Result<Found> {
     let device = subject.open()?;
@@ -285,7 +283,7 @@ fn parts(swap: usize) -> Vec<Vec<f32>> {
     PARTS.iter().enumerate().map(|(part, elements)| pattern(swap * PARTS.len() + part, *elements)).collect()
 }
 
-fn promote(link: &dyn DeviceLink, count: usize, to: SyncSender<Swap>) -> Result<usize> {
+fn promote(link: &dyn DeviceLink, count: usize, to: SyncSender<Vec<DeviceBytes>>) -> Result<usize> {
     for swap in 0..count {
         let host: Vec<Bytes> = parts(swap).into_iter().map(bytes_of).collect();
         let promoted = link.upload_all(&host)?;
@@ -298,7 +296,7 @@ fn promote(link: &dyn DeviceLink, count: usize, to: SyncSender<Swap>) -> Result<
 }
 
 /// Returns the faults of the swaps that come.
-fn inspect(device: &OpenDevice, from: &Receiver<Swap>) -> Result<Vec<String>> {
+fn inspect(device: &OpenDevice, from: &Receiver<Vec<DeviceBytes>>) -> Result<Vec<String>> {
     let mut wrong = Vec::new();
     for (swap, promoted) in from.iter().enumerate() {
         for (part, (uploaded, sent)) in promoted.iter().zip(parts(swap)).enumerate() {

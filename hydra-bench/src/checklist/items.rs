@@ -1,7 +1,7 @@
 //! The items in their order, run one by one.
 
 use super::found::{Found, Verdict, guarded};
-use super::subject::Subject;
+use super::subject::{Subject, computes};
 use super::{copies, kernels, memory, optimizer, precision, training};
 use crate::terminal::{interactive, print};
 use anyhow::Result;
@@ -88,7 +88,7 @@ pub(crate) fn run_items(items: &[&Item], json: bool, subject: &Subject, panics: 
         }
         let failed = result.found.verdict == Verdict::Fails;
         done.push(result);
-        if let (true, Err(error)) = (failed, guarded(|| subject.computes())) {
+        if let (true, Err(error)) = (failed, guarded(|| computes(&subject.open()?.burn))) {
             let left: Vec<String> = items[at + 1..].iter().map(|item| item.number.to_string()).collect();
             unusable = Some(gone(item.number, &left, error));
             break;
@@ -99,7 +99,7 @@ pub(crate) fn run_items(items: &[&Item], json: bool, subject: &Subject, panics: 
     Ok((done, unusable))
 }
 
-pub(crate) fn gone(after: usize, left: &[String], error: anyhow::Error) -> anyhow::Error {
+fn gone(after: usize, left: &[String], error: anyhow::Error) -> anyhow::Error {
     let rest = match left {
         [] => "no item is left".to_owned(),
         left => format!("try the others in another process: --only {}", left.join(",")),

@@ -2,12 +2,12 @@
 
 use super::found::{Found, Verdict, guarded};
 use super::subject::{Subject, computes};
-use super::training::{Model, each_model, finished};
+use super::training::{Model, each_model};
 use crate::machine::procfs;
 use anyhow::{Context, Result};
 use burn::tensor::{Device, Tensor};
 use hydra_core::{AnyTensor, ByteSize, DeviceError, DeviceTensor, finish};
-use hydra_engine::{Observer, OpenDevice, RunEvent, Track, TrainTask, Work};
+use hydra_engine::{Observer, OpenDevice, RunEvent, Track, Work};
 use serde_json::{Value, json};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -111,7 +111,10 @@ pub(super) fn plateau(subject: &Subject) -> Result<Found> {
         let watched = watched(subject, model)?;
         most = most.max(watched.most(2..4));
         grown.extend(watched.grown().then_some(model.name));
-        Ok(watched.row(model.name))
+        let Watched { reserved, swaps } = watched;
+        Ok(json!({
+            "model": model.name, "swaps": swaps, "minibatches": reserved.len(), "reserved_bytes": reserved,
+        }))
     })?;
     let swaps: u64 = rows.iter().filter_map(|row| row["swaps"].as_u64()).sum();
     let figure = format!("{} after {swaps} swaps", ByteSize(most));
@@ -154,11 +157,6 @@ impl Watched {
         let (first, third, last) = (self.most(0..2), self.most(2..3), self.most(3..4));
         (third > first && last > third) || third.max(last) >= (2 * first).max(1)
     }
-
-    fn row(&self, model: &str) -> Value {
-        let Self { reserved, swaps } = self;
-        json!({"model": model, "swaps": swaps, "minibatches": reserved.len(), "reserved_bytes": reserved})
-    }
 }
 
 struct Watch {
@@ -189,10 +187,8 @@ fn watched(subject: &Subject, model: &Model) -> Result<Watched> {
     let steps = subject.pick(500usize, 40).div_ceil(swaps).max(4);
     let seen = Arc::new(Mutex::new(Watched::default()));
     let watch = Watch { device: subject.open()?, cpu: subject.is_cpu(), seen: seen.clone() };
-    let mut run = subject.orchestrator(subject.device.memory)?.observer(Box::new(watch));
-    let task = TrainTask::new(model.name, model.chain.clone(), model.data.clone(), model.spec(steps));
-    run.submit(task.cuts(model.cuts.clone()))?;
-    finished(run.run()?)?;
+    let run = subject.orchestrator(subject.device.memory)?.observer(Box::new(watch));
+    model.train(run, model.spec(steps))?;
     let watched = seen.lock().unwrap_or_else(PoisonError::into_inner).clone();
     (watched.reserved.len() == steps).then_some(watched).context("a minibatch was not seen")
 }

@@ -1,5 +1,5 @@
 //! The checklist of a device: whether it does what training needs, item by item, each with figures and a verdict.
-//! It may open devices, run the engine on them and read `terminal`.
+//! It may open devices, run the engine on them, and touch `terminal`, the tokens of `session` and the memory in `machine`.
 //! It never reads flags, and an item never looks at what another one found.
 
 mod copies;

@@ -2,10 +2,10 @@
 
 use super::found::{Found, Verdict};
 use super::subject::{Subject, supports};
-use super::training::{Model, each_model, finished};
+use super::training::{Model, each_model};
 use anyhow::Result;
 use hydra_core::{FloatType, TrainSpec};
-use hydra_engine::{OptimizerCheck, OptimizerPlacement, RuleCheck, TaskReport, TrainTask};
+use hydra_engine::{OptimizerCheck, OptimizerPlacement, RuleCheck, TaskReport};
 use serde_json::{Value, json};
 
 /// The optimizer's steps on the device beside the host's, bit by bit: of drawn elements, and in training.
@@ -28,10 +28,8 @@ pub(super) fn steps(subject: &Subject) -> Result<Found> {
 fn trained(subject: &Subject, model: &Model) -> Result<Value> {
     let spec = TrainSpec { clip: None, ..model.spec(subject.pick(20, 4)) };
     let run = |placement| -> Result<TaskReport> {
-        let mut run = subject.placed(subject.device.memory, placement)?;
-        let (chain, data) = (model.chain.clone(), model.data.clone());
-        run.submit(TrainTask::new(model.name, chain, data, spec.clone()).cuts(model.cuts.clone()))?;
-        Ok(finished(run.run()?)?.tasks.remove(0))
+        let run = subject.placed(subject.device.memory, placement)?;
+        Ok(model.train(run, spec.clone())?.tasks.remove(0))
     };
     let (host, device) = (run(OptimizerPlacement::Host)?, run(OptimizerPlacement::Device)?);
     Ok(json!({
@@ -71,13 +69,11 @@ mod tests {
 
     #[test]
     fn a_device_that_must_be_exact_and_is_not_fails() {
-        let rule = |rule: &str, extreme_differing| RuleCheck {
+        let eight = RuleCheck { ordinary: 8, extreme: 8, ..RuleCheck::default() };
+        let rule = |rule: &str, differing| RuleCheck {
             rule: rule.to_owned(),
-            ordinary: 8,
-            ordinary_differing: 0,
-            extreme: 8,
-            extreme_differing,
-            example: None,
+            extreme_differing: differing,
+            ..eight.clone()
         };
         let check = OptimizerCheck { rules: vec![rule("AdamW", 1), rule("SGD", 0)] };
         let [must, may] = [true, false].map(|must| judge(&check, &[], must, Vec::new()));

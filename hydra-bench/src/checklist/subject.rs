@@ -41,10 +41,6 @@ impl Subject {
         OpenDevice::new(&self.device, self.page_locked).context("the device could not be opened")
     }
 
-    pub(super) fn computes(&self) -> Result<()> {
-        computes(&self.open()?.burn)
-    }
-
     /// A run on the device with so much of its memory, whose optimizers step on the host: what is checked is copies.
     pub(super) fn orchestrator(&self, memory: ByteSize) -> Result<Orchestrator> {
         self.placed(memory, OptimizerPlacement::Host)

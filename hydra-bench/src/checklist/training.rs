@@ -3,14 +3,14 @@
 
 use super::found::{Found, Verdict, guarded, timed};
 use super::subject::{Subject, supports};
-use crate::session::Synthetic;
+use crate::session::{Synthetic, with_dropout};
 use anyhow::{Context, Result, bail, ensure};
 use hydra_core::{ByteSize, Chain, Dataset, FloatType, Key, Length, OptimizerSpec, TrainSpec};
 use hydra_engine::{
     Admission, Observer, OptimizerPlacement, Orchestrator, Place, RunEvent, RunReport, Span, TrainTask, Work,
     plain,
 };
-use hydra_models::data::{BlockSpec, Corpus, Split};
+use hydra_models::data::{BlockSpec, Corpus, Split, TokenBlocks};
 use hydra_models::gpt2::{Gpt2Config, chain};
 use hydra_models::mlp;
 use hydra_models::tokenizer::Tokenizer;
@@ -34,21 +34,29 @@ impl Model {
         let spec = TrainSpec::new(OptimizerSpec::adamw(3e-3), self.batch);
         TrainSpec { length: Length::Steps(steps), clip: Some(1.0), ..spec }
     }
+
+    /// Trains it in a run, in shards.
+    pub(super) fn train(&self, mut run: Orchestrator, spec: TrainSpec) -> Result<RunReport> {
+        let task = TrainTask::new(self.name, self.chain.clone(), self.data.clone(), spec);
+        run.submit(task.cuts(self.cuts.clone()))?;
+        finished(run.run()?)
+    }
 }
 
 /// A small GPT-2 with floats of this type on the device.
 pub(super) fn gpt2(subject: &Subject, float: FloatType) -> Result<Model> {
+    let name = if float == FloatType::F32 { "gpt2" } else { "gpt2 in bf16" };
     let config = Gpt2Config::preset("bytes-tiny")?;
+    let chain = chain(&config, None)?.with_float_type(float);
+    let data = text(&config, subject.pick(64, 16))?;
+    Ok(Model { name, chain: Arc::new(chain), data, cuts: vec![1, 3, 5], batch: 8 })
+}
+
+/// The built-in text for such a model.
+fn text(config: &Gpt2Config, context: usize) -> Result<Arc<TokenBlocks>> {
     let tokenizer = Tokenizer::for_model(None, config.vocab_size)?;
-    let form = BlockSpec { context: subject.pick(64, 16), vocab_size: config.vocab_size };
-    let data = Corpus::builtin().blocks(Split::Train, &tokenizer, form)?;
-    Ok(Model {
-        name: if float == FloatType::F32 { "gpt2" } else { "gpt2 in bf16" },
-        chain: Arc::new(chain(&config, None)?.with_float_type(float)),
-        data: Arc::new(data),
-        cuts: vec![1, 3, 5],
-        batch: 8,
-    })
+    let form = BlockSpec { context, vocab_size: config.vocab_size };
+    Ok(Arc::new(Corpus::builtin().blocks(Split::Train, &tokenizer, form)?))
 }
 
 /// One of dense layers, which needs only what Burn has, and some of GPT-2 with the layers of this project.
@@ -61,19 +69,11 @@ fn small_models(subject: &Subject) -> Result<Vec<Model>> {
         // All of the points, so that few steps show whether it learns.
         batch: 64,
     };
-    let config = Gpt2Config::preset("bytes-tiny")?;
-    let (corpus, tokenizer) = (Corpus::builtin(), Tokenizer::for_model(None, config.vocab_size)?);
     // Sizes that are no multiple of anything, and one block at a time: some devices pad rows.
-    let odd = Gpt2Config { n_embd: 42, n_head: 2, n_layer: 2, n_positions: 50, ..config };
-    let data =
-        corpus.blocks(Split::Train, &tokenizer, BlockSpec { context: 50, vocab_size: odd.vocab_size })?;
-    let uneven = Model {
-        name: "gpt2 of odd sizes",
-        chain: Arc::new(chain(&odd, None)?),
-        data: Arc::new(data),
-        cuts: vec![1, 2, 3],
-        batch: 1,
-    };
+    let tiny = Gpt2Config::preset("bytes-tiny")?;
+    let odd = Gpt2Config { n_embd: 42, n_head: 2, n_layer: 2, n_positions: 50, ..tiny };
+    let (name, data, chain) = ("gpt2 of odd sizes", text(&odd, 50)?, chain(&odd, None)?);
+    let uneven = Model { name, chain: Arc::new(chain), data, cuts: vec![1, 2, 3], batch: 1 };
     let mut models = vec![dense, gpt2(subject, FloatType::F32)?, uneven];
     if supports(&subject.open()?.burn, FloatType::Bf16) {
         models.push(gpt2(subject, FloatType::Bf16)?);
@@ -121,10 +121,7 @@ fn learned(subject: &Subject, model: &Model) -> Result<Value> {
     let device = subject.open()?;
     let plain = plain::train_on(&model.chain, model.data.as_ref(), &spec, &device.burn)?;
     drop(device);
-    let task = TrainTask::new(model.name, model.chain.clone(), model.data.clone(), spec);
-    let mut run = subject.orchestrator(subject.device.memory)?;
-    run.submit(task.cuts(model.cuts.clone()))?;
-    let report = finished(run.run()?)?;
+    let report = model.train(subject.orchestrator(subject.device.memory)?, spec)?;
     let task = &report.tasks[0];
     let (shards, losses, expected) = (task.plan.shards, &task.losses, &plain.losses);
     ensure!(falls(expected), "the loss does not fall: {expected:?}");
@@ -327,7 +324,7 @@ fn step(stepped: &Stepped, run: Orchestrator, memory: ByteSize) -> Result<(Timel
 }
 
 /// The report of a run whose first task must not have failed.
-pub(super) fn finished(report: RunReport) -> Result<RunReport> {
+fn finished(report: RunReport) -> Result<RunReport> {
     match &report.tasks[0].error {
         Some(error) => bail!("{error}"),
         None => Ok(report),
@@ -336,8 +333,7 @@ pub(super) fn finished(report: RunReport) -> Result<RunReport> {
 
 impl Stepped {
     fn task(&self) -> Result<TrainTask> {
-        let preset = Gpt2Config::preset(self.preset)?;
-        let config = Gpt2Config { resid_pdrop: 0.0, embd_pdrop: 0.0, attn_pdrop: 0.0, ..preset };
+        let config = with_dropout(Gpt2Config::preset(self.preset)?, Some(0.0));
         let steps = self.warmup + self.steps;
         let data = Synthetic {
             key: Key::new(0),
@@ -354,8 +350,7 @@ impl Stepped {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hydra_core::{DeviceId, TaskId};
-    use hydra_engine::Track;
+    use crate::pictures::schedule::span;
 
     #[test]
     fn a_loss_falls_if_it_ends_below_its_beginning() {
@@ -367,15 +362,6 @@ mod tests {
 
     #[test]
     fn the_window_is_what_follows_the_warmup() {
-        let span = |work, start_s, end_s| Span {
-            track: Track::Compute(DeviceId(0)),
-            task: TaskId(0),
-            work,
-            shard: 0,
-            step: 0,
-            start_s,
-            end_s,
-        };
         let timeline = Timeline {
             warmup: 1,
             ends: vec![1.0, 3.0, 5.0],

@@ -24,7 +24,7 @@ fn spec(line: &str) -> Result<RunSpec> {
     let cli = Cli::try_parse_from(["hydra"].into_iter().chain(line.split_whitespace())).unwrap();
     let select = |args: SelectArgs| {
         RunSpec::new(CommandName::Select, args.settings.with_grid(), &MACHINE)
-            .map(|spec| spec.checkpointed(args.checkpoints))
+            .map(|spec| spec.checkpointed(args.out.checkpoints))
     };
     match cli.command {
         None => select(cli.select),
@@ -95,13 +95,13 @@ fn specs_that_an_earlier_version_wrote_are_read_and_written_alike() {
 fn what_is_given_when_a_run_goes_on_wins_over_what_it_began_with() {
     let resumed = |text: &str, line: &str| {
         let dir = tempfile::tempdir().unwrap();
-        let file = dir.path().join("spec.toml");
-        std::fs::write(&file, text).unwrap();
+        std::fs::write(dir.path().join("spec.toml"), text).unwrap();
+        std::fs::create_dir(dir.path().join("plans")).unwrap();
         let line = ["hydra", "resume", "DIR"].into_iter().chain(line.split_whitespace());
         let Some(Command::Resume(args)) = Cli::try_parse_from(line).unwrap().command else {
             panic!("not resume")
         };
-        RunSpec::resume(&file, dir.path(), &args.devices, &MACHINE).unwrap().devices
+        RunSpec::resume(dir.path(), &args.devices, &MACHINE).unwrap().devices
     };
     let begun = resumed(ALL_SETTINGS, "");
     assert_eq!((begun.memory(), begun.prefetch, begun.policy), (ByteSize::mib(64), false, PolicyKind::Srtf));

@@ -5,7 +5,7 @@ use crate::checklist::items::{Done, ITEMS, Item, Panics, run_items};
 use crate::checklist::subject::Subject;
 use crate::machine::DevicesArg;
 use crate::session::{Surroundings, devices};
-use crate::settings::DeviceSettings;
+use crate::settings::{DeviceSettings, flags};
 use crate::terminal::{Outcome, Table, Usage, print};
 use anyhow::{Result, bail};
 use clap::Args;
@@ -69,7 +69,7 @@ fn subject(args: &CheckArgs, around: &Surroundings) -> Result<Subject> {
         devices: args.devices.clone(),
         device_memory: args.device_memory,
         pinned_memory: args.pinned_memory,
-        ..DeviceSettings::default()
+        ..flags::defaults()
     };
     let spec = asked.resolve(&around.machine)?;
     let mut devices = devices(&spec, &around.machine);

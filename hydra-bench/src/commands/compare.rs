@@ -3,7 +3,7 @@
 use crate::laboratory::{LabArgs, Measured, gantt, largest, load, mean, measure};
 use crate::pictures::bars::{self, Bar};
 use crate::pictures::schedule;
-use crate::run_dir::{check_not_read, could_not, remove};
+use crate::run_dir::{check_not_read, could_not, remove_file};
 use crate::settings::values;
 use crate::terminal::{Outcome, Table, Unit, fixed, print, tell};
 use anyhow::{Context, Result};
@@ -256,7 +256,7 @@ impl Report {
         match schedule {
             Some(svg) => write("schedule.svg", svg),
             // That of another comparison must not stand beside these results.
-            None => remove(&dir.join("schedule.svg")),
+            None => remove_file(&dir.join("schedule.svg")),
         }
     }
 

@@ -34,9 +34,8 @@ pub(crate) fn run(args: EvalArgs, around: &Surroundings) -> Result<Outcome> {
     let spec = args.model.clone().resolve()?;
     devices.check_dtype(spec.dtype)?;
     let model = Model::load(&spec)?;
-    let context = model.context(spec.context)?;
     let corpus = Corpus::load(spec.text())?;
-    let blocks = Arc::new(model.blocks(&corpus, args.split, context)?);
+    let blocks = Arc::new(model.blocks(&corpus, args.split)?);
     let tokens = blocks.tokens().len();
     let orchestrator = orchestrator(&devices, spec.dtype, spec.seed, around)?;
     let (chain, batch, seed) = (model.chain.clone(), args.batch, spec.seed);

@@ -59,9 +59,8 @@ fn plan(args: &PartitionArgs, around: &Surroundings) -> Result<Arc<PartitionPlan
     devices.check_dtype(spec.dtype)?;
     note_of_cuts(&devices).iter().for_each(|note| tell(note));
     let model = Model::load(&spec)?;
-    let context = model.context(spec.context)?;
     let corpus = Corpus::load(spec.text())?;
-    let blocks = model.blocks(&corpus, Split::Train, context)?;
+    let blocks = model.blocks(&corpus, Split::Train)?;
     // Only the microbatch decides where a model is cut, not how it learns.
     let train = TrainSpec::new(OptimizerSpec::adamw(1e-3), args.batch);
     let train = TrainSpec { accumulate: args.accumulate, seed: spec.seed, ..train };

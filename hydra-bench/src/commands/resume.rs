@@ -1,7 +1,7 @@
 //! `hydra resume`: a run that was interrupted goes on.
 
 use crate::commands::report::{self, ReportArgs};
-use crate::run_dir::{PLANS, REPORT, Report, RunDir, RunSpec, SPEC, read_report};
+use crate::run_dir::{REPORT, Report, RunDir, RunSpec, read_report};
 use crate::session::{Surroundings, run};
 use crate::settings::{CheckpointSettings, DeviceSettings, ResultSettings, flags::Given};
 use crate::terminal::{Outcome, tell};
@@ -28,7 +28,7 @@ pub(crate) struct ResumeArgs {
 pub(crate) fn run(args: &ResumeArgs, around: &Surroundings) -> Result<Outcome> {
     args.results.record.as_deref().map_or(Ok(()), run::check_record)?;
     let dir = RunDir::resume(&args.dir)?;
-    let mut spec = RunSpec::resume(&dir.file(SPEC), &dir.file(PLANS), &args.devices, &around.machine)?;
+    let mut spec = RunSpec::resume(dir.path(), &args.devices, &around.machine)?;
     spec = spec.checkpointed(args.checkpoints);
     if let Some(file) = &args.results.record {
         run::check_record_replaces_nothing(file, &spec)?;

@@ -2,7 +2,7 @@
 
 use crate::run_dir::{CommandName, RunSpec};
 use crate::session::{Surroundings, run};
-use crate::settings::{CheckpointSettings, OutSettings, RunSettings, flags};
+use crate::settings::{OutSettings, RunSettings, flags};
 use crate::terminal::Outcome;
 use anyhow::Result;
 use clap::Args;
@@ -15,8 +15,6 @@ pub(crate) struct SelectArgs {
     pub(crate) settings: RunSettings,
     #[command(flatten)]
     pub(crate) out: OutSettings,
-    #[command(flatten)]
-    pub(crate) checkpoints: CheckpointSettings,
     /// Run what a run directory's spec.toml says; only --out, --force, --dry-run, --record, --json and --checkpoint-every may stand beside it
     #[arg(long, value_name = "FILE", conflicts_with_all = flags::names::<RunSettings>())]
     pub(crate) spec: Option<PathBuf>,
@@ -24,10 +22,9 @@ pub(crate) struct SelectArgs {
 
 /// Trains the grid.
 pub(crate) fn run(args: SelectArgs, around: &Surroundings) -> Result<Outcome> {
-    let SelectArgs { settings, out, checkpoints, spec } = args;
-    let spec = match spec {
-        Some(file) => RunSpec::load(&file, &around.machine)?,
-        None => RunSpec::new(CommandName::Select, settings.with_grid(), &around.machine)?,
+    let spec = match &args.spec {
+        Some(file) => RunSpec::load(file, &around.machine)?,
+        None => RunSpec::new(CommandName::Select, args.settings.with_grid(), &around.machine)?,
     };
-    run::run(spec.checkpointed(checkpoints), &out, around)
+    run::run(spec, &args.out, around)
 }

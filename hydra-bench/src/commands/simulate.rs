@@ -50,7 +50,8 @@ pub(crate) fn run(args: &SimulateArgs) -> Result<Outcome> {
     let measured = measure(&workload, args.policy, args.lab.seed.unwrap_or(0), options)?;
     let report = Report::new(&workload, args, &measured);
     // The result comes first: it is there even if the picture cannot be written.
-    print(&if args.json { report.json()? } else { report.render() })?;
+    let json = || serde_json::to_string_pretty(&report).context("the result could not be written as JSON");
+    print(&if args.json { json()? + "\n" } else { report.render() })?;
     if let Some(file) = &args.gantt {
         let svg = gantt(&workload, &measured.run)?;
         fs::write(file, svg).with_context(|| format!("the picture {}", could_not(file, "written")))?;
@@ -124,11 +125,6 @@ impl<'a> Report<'a> {
             decided: Decided { decisions: run.decisions, decision_ns: *decision_ns },
             tasks: workload.tasks.iter().zip(&run.finished_s).map(task).collect(),
         }
-    }
-
-    fn json(&self) -> Result<String> {
-        let text = serde_json::to_string_pretty(self).context("the result could not be written as JSON")?;
-        Ok(text + "\n")
     }
 
     fn render(&self) -> String {

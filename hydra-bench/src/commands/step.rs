@@ -2,7 +2,7 @@
 
 mod measure;
 
-use crate::session::{Surroundings, Synthetic, context_of, devices, orchestrator};
+use crate::session::{Surroundings, Synthetic, context_of, devices, orchestrator, with_dropout};
 use crate::settings::{DEFAULT_MODEL, DeviceSettings, OUTPUT, dtypes, model_help, values};
 use crate::terminal::{Outcome, Table, print};
 use anyhow::{Context, Result, bail};
@@ -75,14 +75,13 @@ pub(crate) fn run(args: StepArgs, around: &Surroundings) -> Result<Outcome> {
     let spec = args.devices.clone().resolve(&around.machine)?;
     spec.check_dtype(args.dtype)?;
     let mut subject = Subject::new(&args)?;
-    let config = &mut subject.config;
-    (config.resid_pdrop, config.embd_pdrop, config.attn_pdrop) = (args.dropout, args.dropout, args.dropout);
+    subject.config = with_dropout(subject.config, Some(args.dropout));
     let mut orchestrator = orchestrator(&spec, args.dtype, args.seed, around)?;
     orchestrator.submit(subject.task(&args, spec.cuts.clone())?)?;
     let run = orchestrator.admit().context("the run was refused")?;
     // Bars are drawn until here: nothing is drawn beside what is measured.
-    let (meter, observer) = Meter::new();
-    let report = run.observer(Box::new(observer)).start().context("the run ended early")?;
+    let meter = Meter::default();
+    let report = run.observer(Box::new(meter.clone())).start().context("the run ended early")?;
     if let Some(error) = &report.tasks[0].error {
         bail!("the steps could not be made: {error}");
     }

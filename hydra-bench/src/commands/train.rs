@@ -2,7 +2,7 @@
 
 use crate::run_dir::{CommandName, RunSpec};
 use crate::session::{Surroundings, run};
-use crate::settings::{CheckpointSettings, OutSettings, RunSettings};
+use crate::settings::{OutSettings, RunSettings};
 use crate::terminal::Outcome;
 use anyhow::Result;
 use clap::{Arg, ArgAction, Args};
@@ -16,8 +16,6 @@ pub(crate) struct TrainArgs {
     pub(crate) settings: RunSettings,
     #[command(flatten)]
     pub(crate) out: OutSettings,
-    #[command(flatten)]
-    pub(crate) checkpoints: CheckpointSettings,
 }
 
 /// A flag of a grid that takes one value.
@@ -28,5 +26,5 @@ fn one(flag: Arg, value_name: &'static str, default: &'static str) -> Arg {
 /// Trains the configuration.
 pub(crate) fn run(args: TrainArgs, around: &Surroundings) -> Result<Outcome> {
     let spec = RunSpec::new(CommandName::Train, args.settings, &around.machine)?;
-    run::run(spec.checkpointed(args.checkpoints), &args.out, around)
+    run::run(spec, &args.out, around)
 }

@@ -87,17 +87,11 @@ pub(crate) fn mean(numbers: &[f64]) -> f64 {
 mod tests {
     use super::*;
 
-    const VARYING: &str = r#"{
-        "tasks": [{"name": "a", "minibatches": 2, "shards": [{"forward_s": 1, "backward_s": 2, "promote_s": 0.5}]}],
-        "devices": [{"speed": 2}, {"speed": 1}],
-        "variation": {"seed": 3, "relative": 0.1}
-    }"#;
-
     #[test]
     fn a_watch_changes_nothing() {
         // A drawn workload on which waiting pays, and one that varies.
         let drawn = hydra_sched::Draw::default().workload(3);
-        for workload in [&drawn, &serde_json::from_str(VARYING).unwrap()] {
+        for workload in [&drawn, &serde_json::from_str(crate::laboratory::UNEQUAL).unwrap()] {
             for policy in PolicyKind::ALL {
                 let watched = measure(workload, policy, 7, SimulationOptions::default()).unwrap();
                 let alone = simulate(workload, &mut *policy.build(7), SimulationOptions::default()).unwrap();

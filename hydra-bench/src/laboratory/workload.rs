@@ -32,13 +32,11 @@ pub(crate) struct LabArgs {
 
 /// Reads the workload and changes it as the flags say.
 pub(crate) fn load(args: &LabArgs) -> Result<Workload> {
-    let standard_input = args.workload.as_os_str() == "-";
-    let name = match standard_input {
-        true => "the workload on standard input".to_owned(),
-        false => format!("the workload `{}`", args.workload.display()),
+    let file = &args.workload;
+    let (name, text) = match file.as_os_str() == "-" {
+        true => ("the workload on standard input".to_owned(), io::read_to_string(io::stdin())),
+        false => (format!("the workload `{}`", file.display()), fs::read_to_string(file)),
     };
-    let text =
-        if standard_input { io::read_to_string(io::stdin()) } else { fs::read_to_string(&args.workload) };
     let text = text.with_context(|| format!("{name} could not be read"))?;
     let workload = parse(&text, args).with_context(|| format!("{name} cannot be used"))?;
     note_of_size(workload.shard_tasks()).iter().for_each(|note| tell(note));
@@ -70,12 +68,7 @@ fn parse(text: &str, args: &LabArgs) -> Result<Workload, WorkloadError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    const UNEQUAL: &str = r#"{
-        "tasks": [{"name": "a", "minibatches": 2, "shards": [{"forward_s": 1, "backward_s": 2, "promote_s": 0.5}]}],
-        "devices": [{"speed": 2}, {"speed": 1}],
-        "variation": {"seed": 3, "relative": 0.1}
-    }"#;
+    use crate::laboratory::UNEQUAL;
 
     fn args(devices: Option<usize>, seed: Option<u64>) -> LabArgs {
         LabArgs { workload: "-".into(), devices, keep_copies: false, seed }

@@ -1,5 +1,5 @@
 //! The machine: cores, free memory, and what a GPU needs and finds here.
-//! It may read the system's files and ask drivers; of this crate it imports `terminal` and names of devices.
+//! It may read the system's files and ask drivers; of this crate it imports nothing.
 //! It never opens a device for training and never changes the system.
 
 pub(crate) mod findings;

@@ -16,21 +16,15 @@ pub(crate) fn of_this_process(name: &str) -> Option<ByteSize> {
     size_of(name, &fs::read_to_string("/proc/self/status").ok()?)
 }
 
-/// Memory that can be had without swapping.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Available {
-    pub(crate) size: ByteSize,
-    /// True if a control group, such as that of a container, leaves less than the machine has.
-    pub(crate) limited: bool,
-}
-
-/// The memory that can be had where the file system begins at `root`; `None` where it does not tell.
-pub(crate) fn available(root: &Path) -> Option<Available> {
+/// The memory that can be had without swapping where the file system begins at `root`, and true if a control group, such
+/// as that of a container, leaves less than the machine has; `None` where it does not tell.
+pub(crate) fn available(root: &Path) -> Option<(ByteSize, bool)> {
     let free = fs::read_to_string(root.join("proc/meminfo")).ok();
     let free = free.and_then(|text| size_of("MemAvailable", &text));
-    let room = control_groups(root);
+    let groups = fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
+    let room = groups.lines().filter_map(|line| group(root, line)).min();
     let size = free.into_iter().chain(room).min()?;
-    Some(Available { size, limited: free != Some(size) })
+    Some((size, free != Some(size)))
 }
 
 /// The files of the memory controller of one version.
@@ -56,13 +50,8 @@ const V2: Controller = Controller {
     reclaimable: ["inactive_file", "active_file"],
 };
 
-/// The least that a control group of this process has left, of its own and of those above it.
-fn control_groups(root: &Path) -> Option<ByteSize> {
-    let groups = fs::read_to_string(root.join("proc/self/cgroup")).ok()?;
-    groups.lines().filter_map(|line| group(root, line)).min()
-}
-
-/// The memory that the group in a line of `/proc/self/cgroup` leaves: `0::PATH` in version 2, `ID:CONTROLLERS:PATH` in version 1.
+/// The least memory that the group in a line of `/proc/self/cgroup`, or one above it, leaves: `0::PATH` in version 2,
+/// `ID:CONTROLLERS:PATH` in version 1.
 fn group(root: &Path, line: &str) -> Option<ByteSize> {
     let (id, rest) = line.split_once(':')?;
     let (controllers, path) = rest.split_once(':')?;
@@ -115,7 +104,7 @@ mod tests {
             fs::create_dir_all(file.parent().unwrap()).unwrap();
             fs::write(file, text).unwrap();
         }
-        available(root.path()).map(|available| (available.size.bytes(), available.limited))
+        available(root.path()).map(|(size, limited)| (size.bytes(), limited))
     }
 
     const MACHINE: (&str, &str) = ("proc/meminfo", "MemAvailable: 1000 kB\n");

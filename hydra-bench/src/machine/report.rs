@@ -22,7 +22,7 @@ pub(crate) struct Report {
     verdict: String,
     missing: Vec<Missing>,
     rows: Vec<Row>,
-    not_measured: String,
+    not_measured: &'static str,
     findings: Findings,
 }
 
@@ -39,8 +39,7 @@ impl Report {
         let missing = missing_for_cuda(&findings, &[0]);
         let (usable, rows) = (missing.is_empty(), rows(&findings));
         let verdict = if usable { can_be_used(&findings.cards) } else { refusal("cuda:0", &missing) };
-        let not_measured = NOT_MEASURED.to_owned();
-        Self { schema: SCHEMA, usable, verdict, missing, rows, not_measured, findings }
+        Self { schema: SCHEMA, usable, verdict, missing, rows, not_measured: NOT_MEASURED, findings }
     }
 }
 

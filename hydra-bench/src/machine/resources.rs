@@ -29,9 +29,8 @@ pub(crate) struct Machine {
 impl Machine {
     pub(crate) fn look() -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let found = procfs::available(Path::new("/"));
-        let available = found.map(|found| found.size);
-        Self { cores, available, limited: found.is_some_and(|found| found.limited) }
+        let (available, limited) = procfs::available(Path::new("/")).unzip();
+        Self { cores, available, limited: limited.unwrap_or(false) }
     }
 
     /// The memory of each of `count` devices when nobody says how much.

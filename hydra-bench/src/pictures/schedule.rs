@@ -326,6 +326,13 @@ fn short(seconds: f64) -> String {
     if text.contains('e') { text } else { text.trim_end_matches('0').trim_end_matches('.').to_owned() }
 }
 
+/// A span of the first task, for tests.
+#[cfg(test)]
+pub(crate) fn span(work: Work, start_s: f64, end_s: f64) -> Span {
+    let (device, task) = (hydra_core::DeviceId(0), hydra_core::TaskId(0));
+    Span { track: Track::Compute(device), task, work, shard: 0, step: 0, start_s, end_s }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -333,7 +340,7 @@ mod tests {
 
     fn span(device: usize, task: usize, start_s: f64, end_s: f64) -> Span {
         let track = Track::Compute(DeviceId(device));
-        Span { track, task: TaskId(task), work: Work::Forward, shard: 0, step: 0, start_s, end_s }
+        Span { track, task: TaskId(task), ..super::span(Work::Forward, start_s, end_s) }
     }
 
     fn timeline(spans: &[Span]) -> Timeline {

@@ -24,7 +24,7 @@ const MODELS: &str = "models";
 const CHECKPOINTS: &str = "checkpoints";
 
 /// The directory of one run. It is checked at once, and what is in it goes only when the run [begins](RunDir::begin).
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct RunDir {
     path: PathBuf,
     force: bool,
@@ -33,7 +33,7 @@ pub(crate) struct RunDir {
     /// True if the files of a run that are in it are this run's.
     begun: bool,
     /// True if a run goes on here: what is in it stays.
-    resumed: bool,
+    pub(crate) resumed: bool,
     /// The directory, locked until this is dropped or the process ends.
     lock: Option<File>,
 }
@@ -51,7 +51,7 @@ impl RunDir {
     /// The directory `out`, which must be usable, and empty or missing unless `force`. It is neither made nor changed.
     pub(crate) fn at(out: &Path, force: bool) -> Result<Self> {
         check_utf8(out)?;
-        let mut dir = Self::new(out, force, false);
+        let mut dir = Self { path: out.to_owned(), force, ..Self::default() };
         dir.check_usable()?;
         if out.is_dir() {
             dir.check_replaceable()?;
@@ -62,16 +62,12 @@ impl RunDir {
         Ok(dir)
     }
 
-    fn new(path: &Path, force: bool, created: bool) -> Self {
-        Self { path: path.to_owned(), force, created, begun: false, resumed: false, lock: None }
-    }
-
     /// The directory of a run that goes on. Nobody else has it from now on.
     pub(crate) fn resume(path: &Path) -> Result<Self> {
         let shown = path.display();
         ensure!(path.is_dir(), "`{shown}` is not a run directory: there is no such directory");
         check_utf8(path)?;
-        let mut dir = Self { resumed: true, ..Self::new(path, false, false) };
+        let mut dir = Self { path: path.to_owned(), resumed: true, ..Self::default() };
         ensure!(dir.file(SPEC).is_file(), "`{shown}` is not a run directory: it has no {SPEC}");
         check_writable(path).with_context(|| format!("the run directory `{shown}` cannot be written to"))?;
         dir.take()?;
@@ -92,11 +88,12 @@ impl RunDir {
         Ok(())
     }
 
-    /// Refuses if no default run directory could be made; nothing is.
-    pub(crate) fn check_next() -> Result<()> {
-        let parent = Path::new(DEFAULT_PARENT);
-        check_utf8(parent)?;
-        Self::new(parent, true, false).check_usable()
+    /// The directory of default run directories, if one could be made there; nothing is.
+    pub(crate) fn parent_of_next() -> Result<Self> {
+        let dir = Self { path: DEFAULT_PARENT.into(), force: true, ..Self::default() };
+        check_utf8(&dir.path)?;
+        dir.check_usable()?;
+        Ok(dir)
     }
 
     fn check_usable(&self) -> Result<()> {
@@ -176,7 +173,7 @@ impl RunDir {
             let path = parent.join(format!("{command}-{number}"));
             // `create_dir` decides between two programs that take the same number at the same time.
             match fs::create_dir(&path) {
-                Ok(()) => return Ok(Self::new(&path, false, true)),
+                Ok(()) => return Ok(Self { path, created: true, ..Self::default() }),
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
                 Err(error) => return Err(error).with_context(|| make(&path)),
             }
@@ -221,10 +218,6 @@ impl RunDir {
 
     pub(crate) fn file(&self, name: &str) -> PathBuf {
         self.path.join(name)
-    }
-
-    pub(crate) fn is_resumed(&self) -> bool {
-        self.resumed
     }
 
     /// Refuses a run whose checkpoints and models, or masters (in this directory), find no room on their disks.

@@ -40,9 +40,7 @@ struct Task {
     initial_validation: Option<Evaluation>,
     validation: Option<Evaluation>,
     test: Option<Evaluation>,
-    #[serde(default)]
     best_step: Option<usize>,
-    #[serde(default)]
     model_dir: Option<String>,
     /// Reports of the time before optimizers on devices do not have it.
     #[serde(default)]

@@ -1,5 +1,5 @@
 //! The run directory: its files, its lock, the spec and the logs, each written so that a reader never sees half of it.
-//! It may touch the disk, `settings`, and the pictures' timeline.
+//! It may touch the disk, `settings`, `machine`, `terminal` and the pictures' timeline.
 //! It never loads a model and never talks to a device.
 
 pub(crate) mod directory;
@@ -11,10 +11,10 @@ pub(crate) mod spec;
 pub(crate) mod trace;
 
 pub(crate) use directory::{
-    FileBytes, LOSSES, METRICS, PLANS, REPORT, RunDir, SCHEDULE, SPEC, TRACE, WORKLOAD, read_report,
+    FileBytes, LOSSES, METRICS, REPORT, RunDir, SCHEDULE, TRACE, WORKLOAD, read_report,
 };
 pub(crate) use inputs::Inputs;
 pub(crate) use leaderboard::Report;
-pub(crate) use paths::{check_not_read, could_not, lies_in, remove};
+pub(crate) use paths::{check_not_read, could_not, lies_in, remove_file};
 pub(crate) use run_log::SharedRunLog;
 pub(crate) use spec::{CommandName, RunSpec};

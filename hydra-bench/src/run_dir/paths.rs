@@ -28,11 +28,18 @@ pub(super) fn check_utf8(path: &Path) -> Result<()> {
 }
 
 /// Removes a file or a directory, if it is there.
-pub(crate) fn remove(path: &Path) -> Result<()> {
-    let removed = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
-    match removed {
+pub(super) fn remove(path: &Path) -> Result<()> {
+    match path.is_dir() {
+        true => fs::remove_dir_all(path).with_context(|| could_not(path, "removed")),
+        false => remove_file(path),
+    }
+}
+
+/// Removes a file, if it is there; a directory of that name stays, and is an error.
+pub(crate) fn remove_file(file: &Path) -> Result<()> {
+    match fs::remove_file(file) {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-        removed => removed.with_context(|| could_not(path, "removed")),
+        removed => removed.with_context(|| could_not(file, "removed")),
     }
 }
 
@@ -81,13 +88,10 @@ pub(crate) fn lies_in(path: &Path, dir: &Path) -> bool {
 pub(crate) fn check_not_read(flag: &str, file: &Path, read: &[(&str, &Path)]) -> Result<(), Usage> {
     // Of a terminal or a pipe nothing is lost.
     let Some(written) = fs::canonicalize(file).ok().filter(|path| path.is_file()) else { return Ok(()) };
-    match read.iter().find(|(_, path)| fs::canonicalize(path).is_ok_and(|path| path == written)) {
-        Some((of, _)) => {
-            let file = file.display();
-            Err(Usage::new(format!("{flag} `{file}` would replace the file that {of} names: give another")))
-        }
-        None => Ok(()),
-    }
+    let is_it = |(_, path): &&(&str, &Path)| fs::canonicalize(path).is_ok_and(|path| path == written);
+    let Some((of, _)) = read.iter().find(is_it) else { return Ok(()) };
+    let file = file.display();
+    Err(Usage::new(format!("{flag} `{file}` would replace the file that {of} names: give another")))
 }
 
 /// Tries a directory with a file of an unused name, which is removed again.
@@ -117,6 +121,20 @@ pub(super) fn same_disk(_: &Path, _: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_directory_is_not_removed_for_a_file_of_its_name() {
+        let root = tempfile::tempdir().unwrap();
+        let picture = root.path().join("schedule.svg");
+        remove_file(&picture).unwrap();
+        fs::create_dir(&picture).unwrap();
+        assert!(remove_file(&picture).unwrap_err().to_string().ends_with("could not be removed"));
+        assert!(picture.is_dir());
+        remove(&picture).unwrap();
+        fs::write(&picture, "old").unwrap();
+        remove_file(&picture).unwrap();
+        assert!(!picture.exists());
+    }
 
     #[test]
     fn what_lies_in_a_directory() {

@@ -47,24 +47,18 @@ impl SharedRunLog {
 
 impl Observer for SharedRunLog {
     fn observe(&mut self, event: &RunEvent<'_>) {
-        if let Some(log) = self.0.lock().unwrap_or_else(PoisonError::into_inner).as_mut() {
-            log.write(event);
-        }
-    }
-}
-
-impl RunLog {
-    fn write(&mut self, event: &RunEvent<'_>) {
+        let mut log = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(log) = log.as_mut() else { return };
         if let RunEvent::Span(span) = event {
-            self.timeline.push(span);
-            let task = self.tasks.get(span.task.0).map_or("", String::as_str);
-            if let Ok(trace) = &mut self.trace
+            log.timeline.push(span);
+            let task = log.tasks.get(span.task.0).map_or("", String::as_str);
+            if let Ok(trace) = &mut log.trace
                 && let Err(error) = trace.span(span, task)
             {
-                self.trace = Err(error);
+                log.trace = Err(error);
             }
-        } else if let Some(line) = line(event, &self.tasks) {
-            self.metrics.push(&line);
+        } else if let Some(line) = line(event, &log.tasks) {
+            log.metrics.push(&line);
         }
     }
 }
@@ -157,19 +151,10 @@ fn line(event: &RunEvent<'_>, tasks: &[String]) -> Option<Value> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hydra_core::{DeviceId, TaskId};
-    use hydra_engine::{Evaluation, EvaluationKind, Span, TaskState, Track, Work};
+    use crate::pictures::schedule::span;
+    use hydra_core::TaskId;
+    use hydra_engine::{Evaluation, EvaluationKind, TaskState, Work};
     use std::collections::BTreeMap;
-
-    const SPAN: Span = Span {
-        track: Track::Compute(DeviceId(0)),
-        task: TaskId(0),
-        work: Work::Forward,
-        shard: 0,
-        step: 0,
-        start_s: 0.0,
-        end_s: 1.0,
-    };
 
     fn log(metrics: File, trace: File) -> SharedRunLog {
         SharedRunLog::new(metrics, trace, vec!["one".into()], &["cpu:0".into()]).unwrap()
@@ -186,7 +171,7 @@ mod tests {
         let result = Evaluation { loss: 2.0, perplexity: Some(7.4), terms: 1, metrics: BTreeMap::new() };
         log.observe(&RunEvent::Evaluated { task, kind: EvaluationKind::Test, step: 1, result, at_s: 2.0 });
         log.observe(&RunEvent::Ended { task, state: TaskState::Failed, error: Some("broke"), at_s: 3.0 });
-        log.observe(&RunEvent::Span(SPAN));
+        log.observe(&RunEvent::Span(span(Work::Forward, 0.0, 1.0)));
         let ended = log.finish().unwrap();
         assert_eq!(ended.timeline.end_s, 1.0);
         assert!(ended.metrics.is_ok() && ended.trace.is_ok());
@@ -209,7 +194,7 @@ mod tests {
         let file = File::create(&path).unwrap();
         let mut log = log(file, File::open(&path).unwrap());
         // More than is written at once.
-        (0..1000).for_each(|_| log.observe(&RunEvent::Span(SPAN)));
+        (0..1000).for_each(|_| log.observe(&RunEvent::Span(span(Work::Forward, 0.0, 1.0))));
         log.observe(&RunEvent::Stopping);
         let ended = log.finish().unwrap();
         assert_eq!(ended.timeline.end_s, 1.0);

@@ -1,6 +1,7 @@
 //! The spec of a run: every flag resolved, saved in the run directory, re-runnable.
 
 use crate::machine::Machine;
+use crate::run_dir::directory::{PLANS, SPEC};
 use crate::run_dir::inputs::Inputs;
 use crate::settings::flags::{self, Given};
 use crate::settings::{
@@ -66,15 +67,10 @@ impl RunSpec {
         Ok(spec)
     }
 
-    /// The spec of a run that goes on: its settings of devices, with those that are given now, and its plans in `plans`.
-    pub(crate) fn resume(
-        file: &Path,
-        plans: &Path,
-        given: &Given<DeviceSettings>,
-        machine: &Machine,
-    ) -> Result<Self> {
-        let spec = Self::read(file)?;
-        Ok(Self { devices: spec.devices.resumed(given, plans, machine)?, ..spec })
+    /// The spec of a run that goes on in its directory, with its plans and with the settings of devices that are given now.
+    pub(crate) fn resume(dir: &Path, given: &Given<DeviceSettings>, machine: &Machine) -> Result<Self> {
+        let spec = Self::read(&dir.join(SPEC))?;
+        Ok(Self { devices: spec.devices.resumed(given, &dir.join(PLANS), machine)?, ..spec })
     }
 
     /// This spec with checkpoints as often as the flag says, if it is given.

@@ -1,5 +1,5 @@
 //! A session with the engine: the model and the texts, devices and the orchestrator that settings ask for.
-//! It may touch every crate below and the rooms of settings, machine and run directory.
+//! It may touch every crate below and every room below it.
 //! It never reads flags that are not in `settings`, and never prints results.
 
 pub(crate) mod model;
@@ -8,6 +8,6 @@ pub(crate) mod orchestrator;
 pub(crate) mod run;
 pub(crate) mod synthetic;
 
-pub(crate) use model::{Model, context_of};
+pub(crate) use model::{Model, context_of, with_dropout};
 pub(crate) use orchestrator::{Surroundings, devices, note_of_cuts, orchestrator};
 pub(crate) use synthetic::Synthetic;

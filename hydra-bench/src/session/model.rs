@@ -17,10 +17,12 @@ const DEFAULT_CONTEXT: usize = 512;
 pub(crate) struct Model {
     pub(crate) chain: Arc<Chain>,
     pub(crate) writer: Arc<dyn ModelWriter>,
+    /// The tokens of a block.
+    pub(crate) context: usize,
     config: Gpt2Config,
     tokenizer: Tokenizer,
     /// The files that its weights are in, if it has some.
-    files: Vec<PathBuf>,
+    pub(crate) files: Vec<PathBuf>,
 }
 
 impl Model {
@@ -34,11 +36,8 @@ impl Model {
         let files = weights.iter().flat_map(|weights| weights.files().map(PathBuf::from)).collect();
         let writer = weights.as_ref().map_or_else(|| Gpt2Writer::new(config.clone()), Gpt2Writer::from);
         let chain = chain(&config, weights).with_context(failed)?.with_float_type(spec.dtype);
-        Ok(Self { chain: Arc::new(chain), writer: Arc::new(writer), config, tokenizer, files })
-    }
-
-    pub(crate) fn files(&self) -> &[PathBuf] {
-        &self.files
+        let context = context_of(&config, spec.context)?;
+        Ok(Self { chain: Arc::new(chain), writer: Arc::new(writer), context, config, tokenizer, files })
     }
 
     /// All that its configuration says of what is computed and drawn.
@@ -47,20 +46,15 @@ impl Model {
         serde_json::to_string(&config).context("the configuration could not be written as JSON")
     }
 
-    /// [`context_of`] this model.
-    pub(crate) fn context(&self, asked: Option<usize>) -> Result<usize, Usage> {
-        context_of(&self.config, asked)
-    }
-
-    pub(crate) fn blocks(&self, corpus: &Corpus, split: Split, context: usize) -> Result<TokenBlocks> {
-        let form = BlockSpec { context, vocab_size: self.config.vocab_size };
+    pub(crate) fn blocks(&self, corpus: &Corpus, split: Split) -> Result<TokenBlocks> {
+        let form = BlockSpec { context: self.context, vocab_size: self.config.vocab_size };
         Ok(corpus.blocks(split, &self.tokenizer, form)?)
     }
 
     /// The texts of a corpus; validation and test may be missing.
-    pub(crate) fn texts(&self, data: &str, context: usize) -> Result<Texts> {
+    pub(crate) fn texts(&self, data: &str) -> Result<Texts> {
         let corpus = Corpus::load(data)?;
-        let blocks = |split| self.blocks(&corpus, split, context).map(Arc::new);
+        let blocks = |split| self.blocks(&corpus, split).map(Arc::new);
         let optional = |split| corpus.has(split).then(|| blocks(split)).transpose();
         Ok(Texts {
             train: blocks(Split::Train)?,
@@ -93,7 +87,8 @@ pub(crate) fn note_of_batch(batch: usize, blocks: usize, context: usize) -> Opti
     })
 }
 
-fn with_dropout(mut config: Gpt2Config, dropout: Option<f64>) -> Gpt2Config {
+/// A configuration with one probability for every dropout, if it is given.
+pub(crate) fn with_dropout(mut config: Gpt2Config, dropout: Option<f64>) -> Gpt2Config {
     if let Some(dropout) = dropout {
         (config.resid_pdrop, config.embd_pdrop, config.attn_pdrop) = (dropout, dropout, dropout);
     }

@@ -144,7 +144,7 @@ mod tests {
             devices: Some("cpu:2".parse().unwrap()),
             device_memory: Some(ByteSize::mib(3)),
             link: Some(Bandwidth(1e9)),
-            ..DeviceSettings::default()
+            ..crate::settings::flags::defaults()
         };
         let machine = Machine { cores: 6, available: None, limited: false };
         let devices = devices(&spec, &machine);

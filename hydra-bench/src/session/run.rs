@@ -20,7 +20,8 @@ use std::path::Path;
 use std::time::Duration;
 
 /// Runs a spec, or says what it would need.
-pub(crate) fn run(mut spec: RunSpec, out: &OutSettings, around: &Surroundings) -> Result<Outcome> {
+pub(crate) fn run(spec: RunSpec, out: &OutSettings, around: &Surroundings) -> Result<Outcome> {
+    let mut spec = spec.checkpointed(out.checkpoints);
     if let Some(path) = &out.out {
         check_inputs(&spec, path)?;
     }
@@ -28,18 +29,12 @@ pub(crate) fn run(mut spec: RunSpec, out: &OutSettings, around: &Surroundings) -
         check_record(file)?;
         check_record_replaces_nothing(file, &spec)?;
     }
+    let dir = out.out.as_deref().map(|path| RunDir::at(path, out.force)).transpose()?;
     if out.dry_run {
-        match &out.out {
-            Some(path) => RunDir::at(path, out.force).map(|_| ())?,
-            None => RunDir::check_next()?,
-        }
-        let dir = out.out.as_deref().unwrap_or(Path::new("runs"));
-        return dry_run(&mut spec, dir, out.results.json, around);
+        let dir = dir.map_or_else(RunDir::parent_of_next, Ok)?;
+        return dry_run(&mut spec, dir.path(), out.results.json, around);
     }
-    let dir = match &out.out {
-        Some(path) => RunDir::at(path, out.force)?,
-        None => RunDir::next(spec.command.name())?,
-    };
+    let dir = dir.map_or_else(|| RunDir::next(spec.command.name()), Ok)?;
     run_in(dir, &mut spec, &out.results, None, around)
 }
 
@@ -121,29 +116,23 @@ pub(crate) fn tell_unrecorded(file: &Path) {
 fn dry_run(spec: &mut RunSpec, dir: &Path, json: bool, around: &Surroundings) -> Result<Outcome> {
     let devices = spec.devices.with_disk_in(dir);
     let mut orchestrator = orchestrator(&devices, spec.model.dtype, spec.model.seed, around)?;
-    submit(&mut orchestrator, spec, None, false)?;
+    submit(&mut orchestrator, spec, None)?;
     let run = orchestrator.admit().context("the run was refused")?;
     print(&if json { needs::json(run.admission())? } else { needs::render(run.admission()) })?;
     Ok(Outcome::Done)
 }
 
 /// Loads model and texts and submits every configuration; sets the context of the spec.
-fn submit(
-    orchestrator: &mut Orchestrator,
-    spec: &mut RunSpec,
-    dir: Option<&RunDir>,
-    checkpoints: bool,
-) -> Result<()> {
+fn submit(orchestrator: &mut Orchestrator, spec: &mut RunSpec, dir: Option<&RunDir>) -> Result<()> {
     let model = Model::load(&spec.model)?;
-    let context = model.context(spec.model.context)?;
-    spec.model.context = Some(context);
-    let texts = model.texts(spec.model.text(), context)?;
+    spec.model.context = Some(model.context);
+    let texts = model.texts(spec.model.text())?;
     if spec.training.eval_every.is_some() && texts.validation.is_none() {
         let text = spec.model.text();
         bail!(Usage::new(format!("--eval-every needs validation data, and `{text}` has none")));
     }
-    let batches =
-        spec.training.batch.iter().filter_map(|&batch| note_of_batch(batch, texts.train.len(), context));
+    let (blocks, context) = (texts.train.len(), model.context);
+    let batches = spec.training.batch.iter().filter_map(|&batch| note_of_batch(batch, blocks, context));
     batches.chain(note_of_cuts(&spec.devices)).for_each(|note| tell(&note));
     if let Some(dir) = dir {
         check_inputs_of(spec, dir, &model, &texts)?;
@@ -151,7 +140,7 @@ fn submit(
     for configuration in spec.training.grid()? {
         let task = task(spec, &configuration, &model, &texts)?;
         orchestrator.submit(match dir {
-            Some(dir) => with_files(task, &configuration.name, dir, &model, checkpoints)?,
+            Some(dir) => with_files(task, &configuration.name, dir, &model, spec)?,
             None => task,
         })?;
     }
@@ -160,8 +149,8 @@ fn submit(
 
 /// Notes the inputs of a run that begins. Of one that goes on, refuses others for tasks that begin from the start.
 fn check_inputs_of(spec: &mut RunSpec, dir: &RunDir, model: &Model, texts: &Texts) -> Result<()> {
-    let now = || Inputs::of(&model.described()?, model.files(), texts.tokens());
-    if !dir.is_resumed() {
+    let now = || Inputs::of(&model.described()?, &model.files, texts.tokens());
+    if !dir.resumed {
         spec.inputs = Some(now()?);
         return Ok(());
     }
@@ -192,21 +181,15 @@ fn task(spec: &RunSpec, configuration: &Configuration, model: &Model, texts: &Te
 }
 
 /// The task with what it writes into the run directory, and the checkpoint in there that it goes on from.
-fn with_files(
-    task: TrainTask,
-    name: &str,
-    dir: &RunDir,
-    model: &Model,
-    checkpoints: bool,
-) -> Result<TrainTask> {
+fn with_files(task: TrainTask, name: &str, dir: &RunDir, model: &Model, spec: &RunSpec) -> Result<TrainTask> {
     let mut task = task.write_to(model.writer.clone(), dir.model_dir(name)?);
     let checkpoint = dir.checkpoint_file(name)?;
-    let task_is_resumed = dir.is_resumed() && checkpoint.exists();
+    let task_is_resumed = dir.resumed && checkpoint.exists();
     if task_is_resumed {
         task = task.resume_from(Checkpoint::open(&checkpoint)?);
     }
     // What is there is to say at last that the task is finished.
-    if checkpoints || task_is_resumed {
+    if spec.checkpoint_every.0.is_some() || task_is_resumed {
         task = task.checkpoint_to(checkpoint);
     }
     Ok(task)
@@ -239,7 +222,7 @@ impl Prepared {
         let checkpoints = every.is_some();
         let every = every.unwrap_or(CheckpointEvery::Time(Duration::MAX));
         let mut orchestrator = orchestrator.stop_flag(stop.clone()).checkpoint_every(every);
-        submit(&mut orchestrator, spec, Some(dir), checkpoints)?;
+        submit(&mut orchestrator, spec, Some(dir))?;
         let mut run = orchestrator.admit().context("the run was refused")?;
         let admission = run.admission().clone();
         let tasks: Vec<String> = admission.tasks.iter().map(|task| task.name.clone()).collect();

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 /// The devices of a run.
 #[derive(Clone, Debug, PartialEq, Args, Serialize, Deserialize)]
 #[command(next_help_heading = "Devices")]
-#[serde(default, deny_unknown_fields)]
+#[serde(default = "flags::defaults", deny_unknown_fields)]
 pub(crate) struct DeviceSettings {
     /// cpu:N (N logical devices that share the cores evenly), cpu:NxT (T threads each), cuda:0 or cuda:0,1
     /// (NVIDIA's GPUs), cuda:0/2 (two logical devices on one), or wgpu: likewise [default: cpu:1]
@@ -56,11 +56,11 @@ pub(crate) struct DeviceSettings {
     pub(crate) pinned_memory: Option<ByteSize>,
     /// The numbers that GPT-2's matrix products multiply on NVIDIA's GPUs: f32, or tf32 with 10 bits of mantissa, for which
     /// they have faster units
-    #[arg(long, default_value = "f32", value_parser = flags::named::<Precision>())]
+    #[arg(long, default_value = "f32", value_parser = flags::named::<Precision>(&["f32", "tf32"]))]
     pub(crate) precision: Precision,
     /// The place where optimizers step: auto (on a GPU if everything stays there at once and a step has the host's bits, else
     /// on the host), host, or device (also if its bits are others, which the report says)
-    #[arg(long, value_name = "PLACE", default_value = "auto", value_parser = flags::named::<OptimizerPlacement>())]
+    #[arg(long, value_name = "PLACE", default_value = "auto", value_parser = flags::named::<OptimizerPlacement>(&["auto", "host", "device"]))]
     pub(crate) optimizer_placement: OptimizerPlacement,
     /// Simulate a link of this bandwidth between host and devices, such as 8GiB/s [default: none]
     #[arg(long, value_name = "SIZE/s", allow_hyphen_values = true)]
@@ -77,12 +77,6 @@ pub(crate) struct DeviceSettings {
     /// A plan, or a directory of plans, to use where the fingerprint matches
     #[arg(long, value_name = "FILE|DIR")]
     pub(crate) plan: Option<PathBuf>,
-}
-
-impl Default for DeviceSettings {
-    fn default() -> Self {
-        flags::defaults()
-    }
 }
 
 /// The help of `--policy` where these are offered.
@@ -192,7 +186,7 @@ mod tests {
 
     #[test]
     fn products_of_16_bits_have_one_precision() {
-        let check = |dtype, precision| DeviceSettings { precision, ..Default::default() }.check_dtype(dtype);
+        let check = |dtype, precision| DeviceSettings { precision, ..flags::defaults() }.check_dtype(dtype);
         let said = check(FloatType::Bf16, Precision::Tf32).unwrap_err().to_string();
         assert!(said.ends_with("leave one of the two out"), "{said}");
         assert!(check(FloatType::Bf16, Precision::F32).is_ok());

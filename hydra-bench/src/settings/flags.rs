@@ -6,9 +6,9 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::error::{ContextKind, ErrorKind};
 use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches, Id};
+use serde::Serialize;
 use serde::de::value::Error as NameError;
-use serde::de::{DeserializeOwned, Deserializer, Error as _, IntoDeserializer, Visitor};
-use serde::{Serialize, forward_to_deserialize_any};
+use serde::de::{DeserializeOwned, IntoDeserializer};
 use std::error::Error;
 use toml::{Table, Value};
 
@@ -121,46 +121,12 @@ impl<S: Args> FromArgMatches for Given<S> {
     }
 }
 
-/// A reader of an enum by the names that files have for its variants.
-pub(crate) fn named<T: DeserializeOwned + Clone + Send + Sync + 'static>() -> impl TypedValueParser<Value = T>
-{
-    let mut variants = Variants(&[]);
-    let _ = T::deserialize(&mut variants);
-    named_of(variants.0)
-}
-
-/// The same of some of its names.
-pub(crate) fn named_of<T: DeserializeOwned + Clone + Send + Sync + 'static>(
+/// A reader of an enum by names that files have for its variants.
+pub(crate) fn named<T: DeserializeOwned + Clone + Send + Sync + 'static>(
     names: &'static [&'static str],
 ) -> impl TypedValueParser<Value = T> {
     PossibleValuesParser::new(names)
         .try_map(|name| T::deserialize(IntoDeserializer::<NameError>::into_deserializer(name.as_str())))
-}
-
-/// A deserializer that notes the names of an enum's variants, and reads nothing.
-struct Variants(&'static [&'static str]);
-
-impl<'de> Deserializer<'de> for &mut Variants {
-    type Error = NameError;
-
-    fn deserialize_enum<V: Visitor<'de>>(
-        self,
-        _: &'static str,
-        variants: &'static [&'static str],
-        _: V,
-    ) -> Result<V::Value, NameError> {
-        self.0 = variants;
-        Err(NameError::custom("nothing is read"))
-    }
-
-    fn deserialize_any<V: Visitor<'de>>(self, _: V) -> Result<V::Value, NameError> {
-        Err(NameError::custom("not an enum"))
-    }
-
-    forward_to_deserialize_any! {
-        bool i8 i16 i32 i64 u8 u16 u32 u64 f32 f64 char str string bytes byte_buf option unit unit_struct
-        newtype_struct seq tuple tuple_struct map struct identifier ignored_any
-    }
 }
 
 #[cfg(test)]
@@ -168,13 +134,11 @@ mod tests {
     use super::*;
     use crate::settings::{DeviceSettings, ModelSettings, RunSettings, TrainingSettings};
     use hydra_core::ByteSize;
-    use hydra_engine::OptimizerPlacement;
-    use serde::Deserialize;
 
     #[test]
     fn every_group_has_defaults_and_reads_its_flags_by_name() {
-        assert_eq!(ModelSettings::default(), defaults());
-        assert_eq!(toml::from_str::<TrainingSettings>("").unwrap(), TrainingSettings::default());
+        assert_eq!(toml::from_str::<ModelSettings>("").unwrap(), defaults());
+        assert_eq!(toml::from_str::<TrainingSettings>("").unwrap(), defaults());
         let devices = "device_memory = '64MiB'\nhost_memory = 1024\nlink = '1KiB/s'\nprefetch = false\ndevices = 'cpu:2'";
         let devices: DeviceSettings = toml::from_str(devices).unwrap();
         assert_eq!(devices.device_memory, Some(ByteSize::mib(64)));
@@ -197,8 +161,18 @@ mod tests {
 
     #[test]
     fn names_of_an_enum_are_those_of_files() {
-        let mut variants = Variants(&[]);
-        assert!(OptimizerPlacement::deserialize(&mut variants).is_err());
-        assert!(variants.0.starts_with(&["auto", "host", "device"]), "{:?}", variants.0);
+        let devices = command::<DeviceSettings>();
+        for (flag, unknown) in [
+            ("precision", toml::from_str::<DeviceSettings>("precision = '?'")),
+            ("optimizer_placement", toml::from_str("optimizer_placement = '?'")),
+        ] {
+            let flag = devices.get_arguments().find(|known| known.get_id() == flag).unwrap();
+            let names: Vec<String> =
+                flag.get_possible_values().iter().map(|name| format!("`{}`", name.get_name())).collect();
+            // What serde expects are all the variants.
+            let error = unknown.unwrap_err().message().replace(" or ", ", ");
+            assert!(error.trim_end().ends_with(&names.join(", ")), "{names:?} in {error}");
+        }
+        assert!(toml::from_str::<DeviceSettings>("optimizer_placement = 'auto'").is_ok());
     }
 }

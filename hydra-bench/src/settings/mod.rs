@@ -1,5 +1,5 @@
 //! The settings of commands: each group of flags is one struct, which the command line and files read alike.
-//! It may touch the library's types that settings name, and what `machine` says of devices and memory.
+//! It may touch the library's types that settings name, what `machine` says of devices and memory, and `terminal`.
 //! It never opens a device, a model or a run directory.
 
 mod checkpoints;

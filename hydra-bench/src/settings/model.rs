@@ -16,7 +16,7 @@ const BUILTIN: &str = "builtin";
 /// The model and its text.
 #[derive(Clone, Debug, PartialEq, Args, Serialize, Deserialize)]
 #[command(next_help_heading = "Model and data")]
-#[serde(default, deny_unknown_fields)]
+#[serde(default = "flags::defaults", deny_unknown_fields)]
 pub(crate) struct ModelSettings {
     #[arg(long, value_name = "PRESET|FILE.json|DIR", value_parser = NonEmptyStringValueParser::new(), help = model_help())]
     pub(crate) model: Option<String>,
@@ -38,12 +38,6 @@ pub(crate) struct ModelSettings {
     pub(crate) seed: u64,
 }
 
-impl Default for ModelSettings {
-    fn default() -> Self {
-        flags::defaults()
-    }
-}
-
 /// The help of `--model`.
 pub(crate) fn model_help() -> String {
     let presets = PRESETS.map(|preset| preset.name);
@@ -55,7 +49,7 @@ pub(crate) fn model_help() -> String {
 
 /// A reader of `--dtype`. The third type is for devices in tests.
 pub(crate) fn dtypes() -> impl TypedValueParser<Value = FloatType> {
-    flags::named_of(&["f32", "bf16"])
+    flags::named(&["f32", "bf16"])
 }
 
 impl ModelSettings {

@@ -1,5 +1,6 @@
 //! The places of results.
 
+use super::CheckpointSettings;
 use clap::Args;
 use std::path::PathBuf;
 
@@ -21,6 +22,8 @@ pub(crate) struct OutSettings {
     pub(crate) dry_run: bool,
     #[command(flatten)]
     pub(crate) results: ResultSettings,
+    #[command(flatten)]
+    pub(crate) checkpoints: CheckpointSettings,
 }
 
 /// The results that a run gives beside its directory.

@@ -16,7 +16,7 @@ const DEMO_DEVICES: DevicesArg = DevicesArg::Cpu { count: 2, threads: Some(1) };
 const DEMO_MEMORY: ByteSize = ByteSize::mib(12);
 
 /// The settings that a spec holds.
-#[derive(Clone, Debug, Default, Args)]
+#[derive(Clone, Debug, Args)]
 pub(crate) struct RunSettings {
     #[command(flatten)]
     pub(crate) model: ModelSettings,

@@ -5,19 +5,9 @@ use crate::terminal::Usage;
 use anyhow::Result;
 use clap::builder::PossibleValuesParser;
 use clap::{ArgAction, Args};
-use hydra_core::schedule::{Constant, Cosine, Linear, WarmupStableDecay};
 use hydra_core::{Decay, Length, OptimizerSpec, Schedule, TrainSpec};
 use serde::{Deserialize, Serialize};
-
-/// A schedule's name, and itself with its decay steps and its warmup.
-type NamedSchedule = (&'static str, fn(usize, usize) -> Schedule);
-
-const SCHEDULES: [NamedSchedule; 4] = [
-    ("constant", |_, warmup| Schedule::new(Constant, warmup)),
-    ("linear", |_, warmup| Schedule::new(Linear, warmup)),
-    ("cosine", |_, warmup| Schedule::new(Cosine, warmup)),
-    (WSD, |decay_steps, warmup| Schedule::new(WarmupStableDecay { decay_steps }, warmup)),
-];
+use serde_json::json;
 
 /// The schedule that has decay steps.
 const WSD: &str = "wsd";
@@ -25,7 +15,7 @@ const WSD: &str = "wsd";
 /// The grid and what its configurations have in common.
 #[derive(Clone, Debug, PartialEq, Args, Serialize, Deserialize)]
 #[command(next_help_heading = "Training")]
-#[serde(default, deny_unknown_fields)]
+#[serde(default = "flags::defaults", deny_unknown_fields)]
 pub(crate) struct TrainingSettings {
     /// Minibatch sizes, separated by commas [default: 16,8; of the demo 12,8]
     #[arg(long, value_name = "N,..", value_delimiter = ',', value_parser = values::batch, allow_hyphen_values = true)]
@@ -55,7 +45,7 @@ pub(crate) struct TrainingSettings {
     #[arg(long, value_name = "X", value_parser = values::clip, allow_hyphen_values = true)]
     pub(crate) clip: Option<f64>,
     /// The learning rate's shape after the warmup; wsd is constant until the last --decay-steps (warmup-stable-decay)
-    #[arg(long, default_value = SCHEDULES[0].0, value_parser = PossibleValuesParser::new(SCHEDULES.map(|(name, _)| name)))]
+    #[arg(long, default_value = "constant", value_parser = PossibleValuesParser::new(Schedule::names()))]
     pub(crate) schedule: String,
     /// Minibatches over which the learning rate rises from zero
     #[arg(long, value_name = "N", default_value = "0", value_parser = values::warmup, allow_hyphen_values = true)]
@@ -72,12 +62,6 @@ pub(crate) struct TrainingSettings {
     /// End a task after N of these evaluations in a row without a better one (early stopping) [default: off]
     #[arg(long, value_name = "N", value_parser = values::count, allow_hyphen_values = true, requires = "eval_every")]
     pub(crate) patience: Option<usize>,
-}
-
-impl Default for TrainingSettings {
-    fn default() -> Self {
-        flags::defaults()
-    }
 }
 
 /// One configuration of the grid.
@@ -152,17 +136,15 @@ impl TrainingSettings {
     }
 
     fn optimizer(&self, rate: f64) -> Result<OptimizerSpec, Usage> {
-        OptimizerSpec::named(&self.optimizer, rate, self.weight_decay).ok_or_else(|| {
-            let names: Vec<&str> = OptimizerSpec::names().collect();
-            unknown("an optimizer", &self.optimizer, &names)
-        })
+        OptimizerSpec::named(&self.optimizer, rate, self.weight_decay)
+            .ok_or_else(|| Usage::new(format!("`{}` is not an optimizer", self.optimizer)))
     }
 
+    /// The schedule as files name it, which the core reads.
     fn schedule(&self) -> Result<Schedule, Usage> {
-        let (names, found) =
-            (SCHEDULES.map(|(name, _)| name), SCHEDULES.iter().find(|of| of.0 == self.schedule));
-        let (_, schedule) = found.ok_or_else(|| unknown("a schedule", &self.schedule, &names))?;
-        Ok(schedule(self.decay_steps.unwrap_or_default(), self.warmup))
+        let (kind, warmup, decay_steps) = (&self.schedule, self.warmup, self.decay_steps.unwrap_or_default());
+        let described = json!({"kind": kind, "warmup": warmup, "decay_steps": decay_steps});
+        serde_json::from_value(described).map_err(Usage::from_error)
     }
 
     fn length(&self, steps_per_epoch: usize) -> Length {
@@ -174,10 +156,6 @@ impl TrainingSettings {
     }
 }
 
-fn unknown(what: &str, name: &str, names: &[&str]) -> Usage {
-    Usage::new(format!("`{name}` is not {what}: expected {}", values::any_of(names)))
-}
-
 /// Refuses more microbatches than a minibatch has items.
 pub(crate) fn check_accumulate(accumulate: usize, batch: usize) -> Result<(), Usage> {
     if accumulate <= batch {
@@ -187,4 +165,19 @@ pub(crate) fn check_accumulate(accumulate: usize, batch: usize) -> Result<(), Us
         "--accumulate {accumulate} cuts --batch {batch} into more microbatches than it has items: give \
          --accumulate {batch} or less, or a larger --batch"
     )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_schedule_is_a_curve_of_the_core() {
+        for schedule in Schedule::names() {
+            let decay_steps = (schedule == WSD).then_some(3);
+            let settings =
+                TrainingSettings { schedule: schedule.to_owned(), decay_steps, ..flags::defaults() };
+            settings.schedule().unwrap().validate().unwrap();
+        }
+    }
 }

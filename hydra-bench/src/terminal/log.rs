@@ -3,7 +3,6 @@
 use crate::terminal::error::tell;
 use crate::terminal::progress;
 use std::env::{self, VarError};
-use std::ffi::OsString;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
@@ -14,20 +13,16 @@ pub(crate) fn to(terminal: &indicatif::MultiProgress) {
     let default = if progress::interactive() { "warn" } else { "error" };
     let (filter, note) = filter(env::var(VARIABLE), default);
     note.iter().for_each(|note| tell(note));
+    let colours = env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     let writer = progress::LogWriter(terminal.clone());
     let subscriber = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .without_time()
         .with_target(false)
-        .with_ansi(progress::interactive() && !no_colour(env::var_os("NO_COLOR")))
+        .with_ansi(progress::interactive() && colours)
         .with_writer(move || writer.clone());
     // Fails where a program that calls `run` logs already.
     let _ = subscriber.try_init();
-}
-
-/// Returns true if this value of `NO_COLOR` asks for a log without colours, as any does that is not empty.
-fn no_colour(asked: Option<OsString>) -> bool {
-    asked.is_some_and(|value| !value.is_empty())
 }
 
 /// The filter that was asked for, or the default; and what to say of one that was probably not meant.

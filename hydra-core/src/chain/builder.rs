@@ -3,8 +3,7 @@
 use super::image::{ImageLayout, ParamRef};
 use super::{Chain, ChainLayer};
 use crate::{
-    CoreError, Declared, FloatType, Forward, HostTensor, Init, Layer, OwnInit, SeededInit, WeightSource,
-    panic_message,
+    CoreError, Declared, FloatType, Forward, Init, Layer, OwnInit, SeededInit, WeightSource, panic_message,
 };
 use burn::module::ParamId;
 use burn::tensor::DType;
@@ -268,7 +267,9 @@ impl Layout<'_> {
         for (Declared { info, given, .. }, init) in params.into_iter().zip(inits) {
             let full = format!("{name}.{}", info.name);
             if self.uses[&info.id] > 1 {
-                refs.push(self.place_tied(index, full, info.id, info.shape, init, given, frozen)?);
+                let mut shared = ImageLayout::new(full.clone(), index, !frozen);
+                let slot = shared.push(full, info.shape, init, given);
+                refs.push(ParamRef { image: self.tie(info.id, shared)?, slot });
                 continue;
             }
             let image = *own.get_or_insert_with(|| {
@@ -280,38 +281,27 @@ impl Layout<'_> {
         Ok(refs)
     }
 
-    #[allow(clippy::too_many_arguments)]
-    fn place_tied(
-        &mut self,
-        index: usize,
-        full: String,
-        id: ParamId,
-        shape: Vec<usize>,
-        init: Init,
-        given: Option<HostTensor>,
-        frozen: bool,
-    ) -> Result<ParamRef, CoreError> {
+    /// The image of a shared parameter: `found`, unless a layer before has named it.
+    fn tie(&mut self, id: ParamId, found: ImageLayout) -> Result<usize, CoreError> {
         let Some(&image) = self.tied.get(&id) else {
-            let mut layout = ImageLayout::new(full.clone(), index, !frozen);
-            layout.push(full, shape, init, given);
-            self.images.push(layout);
+            self.images.push(found);
             self.tied.insert(id, self.images.len() - 1);
-            return Ok(ParamRef { image: self.images.len() - 1, slot: 0 });
+            return Ok(self.images.len() - 1);
         };
         let layout = &mut self.images[image];
-        if layout.params[0].shape != shape {
+        if layout.params[0].shape != found.params[0].shape {
             return Err(CoreError::TiedShapes {
                 chain: self.chain.to_owned(),
                 first: layout.name.clone(),
-                second: full,
+                second: found.name,
                 first_shape: layout.params[0].shape.clone(),
-                second_shape: shape,
+                second_shape: found.params[0].shape.clone(),
             });
         }
-        if layout.trained == frozen {
+        if layout.trained != found.trained {
             return Err(CoreError::TiedFrozen { chain: self.chain.to_owned(), param: layout.name.clone() });
         }
-        layout.layers.push(index);
-        Ok(ParamRef { image, slot: 0 })
+        layout.layers.extend(found.layers);
+        Ok(image)
     }
 }

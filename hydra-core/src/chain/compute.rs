@@ -4,7 +4,6 @@
 //! run. Everything runs on the *autodiff* device, tracked or not: Burn's plain device fuses some ops that
 //! its autodiff device decomposes, and the two differ in the last bits.
 
-use super::layer::scale;
 use crate::{Activation, AnyTensor, Chain, DeviceBytes, Layer, Pass, vector_jacobian};
 use burn::tensor::{DType, Device, Gradients, Tensor};
 use std::ops::Range;
@@ -72,15 +71,12 @@ pub fn promote_layers(
 /// layers nor `x`, which is on the autodiff device, may be tracked.
 pub fn forward_range(layers: &[Box<dyn Layer>], first: usize, x: Activation, pass: &Pass) -> Activation {
     let y = run(layers, first, x, pass);
-    forget_untracked(&y);
+    autodiff_device(&y).iter().for_each(forget_graphs);
     y
 }
 
-fn forget_untracked(y: &Activation) {
-    let device = y.parts().iter().find_map(AnyTensor::float_device);
-    if let Some(device) = device.filter(Device::is_autodiff) {
-        forget_graphs(&device);
-    }
+fn autodiff_device(x: &Activation) -> Option<Device> {
+    x.parts().iter().find_map(AnyTensor::float_device).filter(Device::is_autodiff)
 }
 
 /// Clears graphs that no tensor belongs to any more, on any device.
@@ -125,17 +121,15 @@ pub fn backward_range(
         }
     };
     let Some(mut gradients) = gradients else {
-        let none = |layer: &dyn Layer| layer.params().iter().map(|_| None).collect();
-        let inputs = if input_gradients { x.parts().iter().map(|_| None).collect() } else { Vec::new() };
-        let gradients = layers.iter().map(|layer| none(layer.as_ref())).collect();
-        let device = x.parts().iter().find_map(AnyTensor::float_device);
+        let inputs = if input_gradients { vec![None; x.parts().len()] } else { Vec::new() };
+        let gradients = layers.iter().map(|layer| vec![None; layer.params().len()]).collect();
+        let device = autodiff_device(&x);
         drop((x, layers));
-        device.filter(Device::is_autodiff).iter().for_each(forget_graphs);
+        device.iter().for_each(forget_graphs);
         return ShardBackward { loss, inputs, layers: gradients };
     };
-    let take = |part: &AnyTensor, gradients: &mut Gradients| part.take_gradient(gradients);
     let inputs = match input_gradients {
-        true => x.parts().iter().map(|part| take(part, &mut gradients)).collect(),
+        true => x.parts().iter().map(|part| part.take_gradient(&mut gradients)).collect(),
         false => Vec::new(),
     };
     drop(x);
@@ -151,7 +145,7 @@ fn from_loss(y: Activation, weight: f64) -> (Option<f32>, Option<Gradients>) {
     );
     let loss = y.into_float::<1>();
     let value = loss_value(&loss);
-    let weighted = scale(loss.into(), weight).into_float::<1>();
+    let weighted = if weight == 1.0 { loss } else { loss.mul_scalar(weight as f32) };
     let gradients = weighted.is_tracked().then(|| weighted.backward());
     (Some(value), gradients)
 }

@@ -7,10 +7,9 @@
 
 use super::initializer::{Form, Guesses, OwnInit};
 use super::level::level;
-use crate::tensor::by_rank;
 use crate::{Activation, AnyTensor, DeviceTensor, HostTensor, Key, Pass};
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
-use burn::tensor::{Device, DispatchTensor, Gradients, Shape, Tensor};
+use burn::tensor::{Device, Gradients, Shape, Tensor};
 use rayon::prelude::*;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -355,21 +354,6 @@ impl ModuleVisitor for TakeGradients<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         self.taken.push(param.val().grad_remove(self.gradients).map(Into::into));
     }
-}
-
-/// Adds a scalar factor to a loss of shape `[1]`, for microbatches that weigh less than the whole.
-pub(crate) fn scale(loss: AnyTensor, factor: f64) -> AnyTensor {
-    match loss {
-        AnyTensor::Float(t) if factor != 1.0 => scale_float(t, factor),
-        loss => loss,
-    }
-}
-
-fn scale_float(tensor: DispatchTensor, factor: f64) -> AnyTensor {
-    use burn::backend::TensorMetadata;
-    by_rank!(tensor.shape().num_dims(), D => {
-        Tensor::<D>::from_dispatch(tensor).mul_scalar(factor as f32).into()
-    })
 }
 
 #[cfg(test)]

@@ -59,6 +59,16 @@ impl CubeAdapter {
     /// integrated ones, then virtual ones, and last the CPU.
     ///
     /// # Errors
+    /// If the machine has no such adapter, or this build not the feature.
+    #[cfg(not(feature = "wgpu"))]
+    pub fn wgpu(index: usize) -> Result<Self, DeviceError> {
+        Err(DeviceError::new(format!("this build has no feature `wgpu`, and so no adapter {index}")))
+    }
+
+    /// The adapter of this number of those that have a driver for Vulkan: first the discrete GPUs, then the
+    /// integrated ones, then virtual ones, and last the CPU.
+    ///
+    /// # Errors
     /// If the machine has no such adapter.
     #[cfg(feature = "wgpu")]
     pub fn wgpu(index: usize) -> Result<Self, DeviceError> {
@@ -401,45 +411,27 @@ mod trimming {
     }
 }
 
-#[cfg(all(test, feature = "wgpu"))]
+#[cfg(all(test, feature = "cube"))]
 mod tests {
     use super::*;
+    use crate::finish;
     use bytes::Bytes;
-    use std::ops::Deref;
-    use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+    use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 
     /// Whoever measures the device has it alone, for its memory is everybody's: others read, who measures writes.
     static DEVICE: RwLock<()> = RwLock::new(());
 
-    /// A device to test on; says why there is none.
+    /// A device to test on, or `None` with the reason printed.
     fn open() -> Option<CubeAdapter> {
         let adapter = CubeAdapter::wgpu(0);
         adapter.inspect_err(|error| eprintln!("skipped: {error}")).ok()
     }
 
-    /// The device for a test, which has it, alone or beside others, for as long as this lives.
-    struct Held<G> {
-        adapter: CubeAdapter,
-        _guard: G,
-    }
-
-    impl<G> Deref for Held<G> {
-        type Target = CubeAdapter;
-
-        fn deref(&self) -> &CubeAdapter {
-            &self.adapter
-        }
-    }
-
-    fn adapter() -> Option<Held<RwLockReadGuard<'static, ()>>> {
+    /// The device for a test, which has it beside others for as long as the guard lives.
+    fn adapter() -> Option<(RwLockReadGuard<'static, ()>, CubeAdapter)> {
         // A test that failed leaves nothing behind that others could not work with.
-        let _guard = DEVICE.read().unwrap_or_else(PoisonError::into_inner);
-        open().map(|adapter| Held { adapter, _guard })
-    }
-
-    fn adapter_alone() -> Option<Held<RwLockWriteGuard<'static, ()>>> {
-        let _guard = DEVICE.write().unwrap_or_else(PoisonError::into_inner);
-        open().map(|adapter| Held { adapter, _guard })
+        let guard = DEVICE.read().unwrap_or_else(PoisonError::into_inner);
+        open().map(|adapter| (guard, adapter))
     }
 
     fn on_device(adapter: &CubeAdapter, tensor: &HostTensor) -> DeviceTensor {
@@ -449,7 +441,7 @@ mod tests {
 
     #[test]
     fn tensors_are_views_of_device_memory() {
-        let Some(adapter) = adapter() else { return };
+        let Some((_guard, adapter)) = adapter() else { return };
         let values: Vec<f32> = (0..512).map(|i| i as f32).collect();
         let host = HostTensor::float(values.clone(), [512]);
         let image = on_device(&adapter, &host);
@@ -473,7 +465,7 @@ mod tests {
 
     #[test]
     fn a_buffer_that_is_longer_than_its_tensor_is_cut() {
-        let Some(adapter) = adapter() else { return };
+        let Some((_guard, adapter)) = adapter() else { return };
         // As CubeCL pads the only row of a tensor on NVIDIA's cards.
         let padded = HostTensor::float((0..128).map(|i| i as f32).collect(), [128]);
         let handle = adapter.client.create_from_slice(&padded.bytes);
@@ -487,7 +479,7 @@ mod tests {
 
     #[test]
     fn what_is_uploaded_is_as_dense_as_what_is_promoted() {
-        let Some(adapter) = adapter() else { return };
+        let Some((_guard, adapter)) = adapter() else { return };
         let host = HostTensor::float((0..300).map(|i| i as f32).collect(), [3, 100]);
         for device in [adapter.burn.clone(), adapter.burn.clone().autodiff()] {
             let tensor: Tensor<2> = host.to_device(&device).into_float();
@@ -501,7 +493,7 @@ mod tests {
 
     #[test]
     fn only_what_is_on_a_lease_has_to_be_taken_apart() {
-        let Some(adapter) = adapter() else { return };
+        let Some((_guard, adapter)) = adapter() else { return };
         let host = HostTensor::float((0..512).map(|i| i as f32).collect(), [512]);
         let bytes = on_device(&adapter, &host).bytes;
         let lease = Arc::new(());
@@ -519,7 +511,7 @@ mod tests {
 
     #[test]
     fn what_no_device_has_memory_for_is_an_error_and_the_device_goes_on() {
-        let Some(adapter) = adapter() else { return };
+        let Some((_guard, adapter)) = adapter() else { return };
         let huge = Tensor::<1>::ones([1_usize << 45], &adapter.burn);
         let made = AnyTensor::from(huge + 1.0).into_device_tensor();
         let error = finish(&adapter.burn, &[&made]).unwrap_err();
@@ -533,7 +525,8 @@ mod tests {
 
     #[test]
     fn the_probe_sees_what_is_allocated() {
-        let Some(adapter) = adapter_alone() else { return };
+        let _alone = DEVICE.write().unwrap_or_else(PoisonError::into_inner);
+        let Some(adapter) = open() else { return };
         let (probe, id) = (CubeProbe::new(adapter.client.clone()), DeviceId(0));
         probe.reset_peak(id);
         let before = probe.in_use(id);

@@ -87,9 +87,7 @@ impl DeviceBytes {
     /// These bytes on a lease; see [`DeviceBuffer::leased`].
     pub fn leased(&self, lease: Arc<dyn Any + Send + Sync>) -> Self {
         match self {
-            Self::Host(bytes) => {
-                Self::Host(Bytes::from_owner(Leased { bytes: bytes.clone(), _lease: lease }))
-            }
+            Self::Host(bytes) => Self::Host(leased(bytes.clone(), lease)),
             Self::Buffer(buffer) => Self::Buffer(buffer.leased(lease)),
         }
     }
@@ -121,6 +119,11 @@ impl DeviceBytes {
             _ => false,
         }
     }
+}
+
+/// Bytes on a lease, which is dropped behind them with the last clone and slice of what is given.
+pub fn leased(bytes: Bytes, lease: Arc<dyn Any + Send + Sync>) -> Bytes {
+    Bytes::from_owner(Leased { bytes, _lease: lease })
 }
 
 struct Leased {

@@ -8,6 +8,6 @@ mod memory;
 mod probe;
 mod transfer;
 
-pub use memory::{DeviceBuffer, DeviceBytes, DeviceError, DeviceTensor, panic_message};
+pub use memory::{DeviceBuffer, DeviceBytes, DeviceError, DeviceTensor, leased, panic_message};
 pub use probe::MemoryProbe;
 pub use transfer::finish;

@@ -13,6 +13,17 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt;
 use std::sync::Arc;
 
+/// Reads a curve from its settings, behind a warmup.
+type Read = fn(&Settings, usize) -> Result<Schedule, CoreError>;
+
+/// The curves that come with Hydra, by their names.
+const REGISTERED: [(&str, Read); 4] = [
+    ("constant", |_, warmup| Ok(Schedule::new(Constant, warmup))),
+    ("linear", |_, warmup| Ok(Schedule::new(Linear, warmup))),
+    ("cosine", |_, warmup| Ok(Schedule::new(Cosine, warmup))),
+    ("wsd", |settings, warmup| Ok(Schedule::new(WarmupStableDecay::read(settings)?, warmup))),
+];
+
 /// The course of the learning rate after the warmup.
 pub trait Curve: fmt::Debug + Send + Sync {
     /// The name that files and checkpoints know it by, which no other curve has.
@@ -51,6 +62,11 @@ impl Schedule {
     /// A curve after `warmup` steps over which the rate rises linearly from zero; the first of them has rate zero.
     pub fn new(curve: impl Curve + 'static, warmup: usize) -> Self {
         Self { curve: Arc::new(curve), warmup }
+    }
+
+    /// The names of the curves that come with Hydra.
+    pub fn names() -> impl ExactSizeIterator<Item = &'static str> {
+        REGISTERED.iter().map(|(name, _)| *name)
     }
 
     /// The factor on the base rate at `step` (from zero) of `total` steps.
@@ -98,13 +114,10 @@ impl<'de> Deserialize<'de> for Schedule {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let described = Description::deserialize(deserializer)?;
         let (warmup, settings) = (described.warmup, &described.settings);
-        Ok(match described.kind.as_str() {
-            "constant" => Self::new(Constant, warmup),
-            "linear" => Self::new(Linear, warmup),
-            "cosine" => Self::new(Cosine, warmup),
-            "wsd" => Self::new(WarmupStableDecay::read(settings).map_err(D::Error::custom)?, warmup),
-            _ => Self::new(described, warmup),
-        })
+        match REGISTERED.iter().find(|(name, _)| *name == described.kind) {
+            Some((_, read)) => read(settings, warmup).map_err(D::Error::custom),
+            None => Ok(Self::new(described, warmup)),
+        }
     }
 }
 

@@ -1,14 +1,12 @@
-//! The host memory that a model's gradients take within a minibatch.
-//!
-//! A backward pass makes gradients shard by shard, and the optimizer lets go of them image by image. Where it may step as
-//! soon as an image's gradient is complete, not all of them are ever there at once.
+//! The host memory that a model's gradients take within a minibatch; `task/gradient_room.rs` says why that may be less
+//! than all of them.
 
 use hydra_core::{Chain, TrainSpec};
 use std::ops::Range;
 
 /// The shards for whose gradients a model has host memory: the one that is claimed, the one that computes, one that is
 /// downloaded and one that the optimizer steps.
-pub(crate) const FLOWING: usize = 4;
+pub(super) const FLOWING: usize = 4;
 
 /// The bytes of a model's gradients.
 #[derive(Clone, Debug)]
@@ -68,16 +66,11 @@ impl GradientBytes {
 mod tests {
     use super::*;
 
-    /// Shards that each make gradients of some of the images.
-    fn bytes(shards: &[&[(usize, u64)]]) -> GradientBytes {
-        let shards: Vec<Vec<(usize, u64)>> = shards.iter().map(|made| made.to_vec()).collect();
-        GradientBytes::made_by(shards, false)
-    }
-
     #[test]
     fn room_is_for_shards_and_for_what_several_of_them_use() {
         // A tied embedding in the first and the last shard.
-        let tied = bytes(&[&[(0, 100), (1, 10)], &[(2, 30)], &[(3, 20)], &[(4, 5), (0, 100)]]);
+        let shards = [vec![(0, 100), (1, 10)], vec![(2, 30)], vec![(3, 20)], vec![(4, 5), (0, 100)]];
+        let tied = GradientBytes::made_by(shards.to_vec(), false);
         assert_eq!([1, 2, 3].map(|shards| tied.room(shards)), [230, 260, 265]);
         let together = GradientBytes { together: true, ..tied };
         assert_eq!(together.room(1), 265);

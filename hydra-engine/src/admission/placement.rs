@@ -7,7 +7,7 @@ use super::cut::{CutTask, Limits};
 use super::images::{master_bytes, waiting};
 use crate::device::{DeviceKind, LogicalDevice};
 use crate::error::{EngineError, guarded, with_causes};
-use crate::optimizer::{self, DeviceStepper, OptimizerCheck, Tried};
+use crate::optimizer::{DeviceStepper, OptimizerCheck, Tried};
 use crate::train_task::TrainTask;
 use hydra_core::{ByteSize, Chain, FloatType, OptimizerSpec, TrainSpec};
 use hydra_partition::ShardPlan;
@@ -111,17 +111,18 @@ pub(super) fn place(
     let stepper = device.stepper();
     let needs: Vec<TaskNeeds<'_>> = tasks.iter().map(|cut| TaskNeeds::of(cut, &stepper)).collect();
     let homed = tasks.iter().zip(&needs).filter(|(_, needs)| needs.may_be_homed()).map(|(cut, _)| cut.task);
-    choose(asked, &needs, &room, || step_is_exact(device, homed))
+    choose(asked, &needs, &room, || step_is_exact(device, &stepper, homed))
 }
 
 /// Tries whether a step on the device has the host's bits, for all of these tasks.
 fn step_is_exact<'a>(
     device: &LogicalDevice,
+    stepper: &DeviceStepper,
     tasks: impl Iterator<Item = &'a TrainTask>,
 ) -> Result<bool, EngineError> {
     let stepped: Vec<(OptimizerSpec, FloatType)> =
         tasks.map(|task| (task.spec.optimizer.clone(), task.chain.float_type())).collect();
-    let compare = || optimizer::compare(device.manager.shared_link(), &device.burn, Tried::Tasks(&stepped));
+    let compare = || stepper.memory.compare(Tried::Tasks(&stepped));
     let check = guarded("the optimizer's step on the device", || Ok(device.pool.install(compare)?))?;
     // A CPU device is stepped by the host's code.
     Ok(check.is_none_or(|check: OptimizerCheck| check.is_exact()))
@@ -138,7 +139,7 @@ impl<'a> TaskNeeds<'a> {
         let need = |shard: &ShardPlan| shard.need_bytes.max(shard.verified_bytes.unwrap_or(0));
         let compute = shards.iter().map(|shard| need(shard).saturating_sub(shard.param_bytes)).max();
         let clipped = task.spec.clip.map(|_| "its gradients are clipped by the norm of all of them");
-        let steps = stepper.memory().steps(&*task.spec.optimizer);
+        let steps = stepper.memory.steps(&*task.spec.optimizer);
         let without_kernel = (!steps).then_some("the device has no kernel for its optimizer");
         Self {
             name: &task.name,

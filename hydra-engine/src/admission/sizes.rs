@@ -47,7 +47,12 @@ impl TaskSizes {
             batches: batch_bytes.saturating_mul(microbatches),
             boundaries: boundary_bytes(task, plan),
             gradients: GradientBytes::of(&task.chain, &task.spec, &plan.shards()),
-            remaining: Remaining::of(task, plan),
+            remaining: match (task.is_finished(), task.evaluate_only, task.spec.accumulate) {
+                (true, ..) => Remaining::Nothing,
+                (_, true, _) => Remaining::Evaluation,
+                (.., 0 | 1) => Remaining::Training,
+                _ => Remaining::Accumulation(summed_bytes(task, plan)),
+            },
             device_homed: optimizer.on_device(),
         }
     }
@@ -71,17 +76,6 @@ impl TaskSizes {
     /// Those of them for gradients that the optimizer may step with as they come; nothing limits gradients on a device.
     pub(super) fn gradient_room(&self, shards: usize) -> u64 {
         if self.device_homed { u64::MAX } else { self.gradients.room(shards) }
-    }
-}
-
-impl Remaining {
-    fn of(task: &TrainTask, plan: &PartitionPlan) -> Self {
-        match (task.is_finished(), task.evaluate_only, task.spec.accumulate) {
-            (true, ..) => Self::Nothing,
-            (_, true, _) => Self::Evaluation,
-            (.., 0 | 1) => Self::Training,
-            _ => Self::Accumulation(summed_bytes(task, plan)),
-        }
     }
 }
 

@@ -105,7 +105,8 @@ impl Content<'_> {
     fn write_to(&self, file: &mut File) -> Result<(), Failure> {
         let header = self.header()?;
         let checksum = checksum_at(&header).ok_or_else(|| io::Error::other("the header has no checksum"))?;
-        let mut out = Summed::new(BufWriter::with_capacity(PIECE, &mut *file));
+        let inner = BufWriter::with_capacity(PIECE, &mut *file);
+        let mut out = Summed { inner, sum: crc32fast::Hasher::new() };
         out.write_all(&(header.len() as u64).to_le_bytes())?;
         out.write_all(&header)?;
         if let Some(tensors) = self.tensors {
@@ -193,12 +194,6 @@ struct Summed<T> {
     sum: crc32fast::Hasher,
 }
 
-impl<T> Summed<T> {
-    fn new(inner: T) -> Self {
-        Self { inner, sum: crc32fast::Hasher::new() }
-    }
-}
-
 impl<T: Write> Write for Summed<T> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let written = self.inner.write(bytes)?;
@@ -275,7 +270,7 @@ impl Reader {
         let digits = at..at + NO_CHECKSUM.len();
         let checksum = String::from_utf8_lossy(&header[digits.clone()]).into_owned();
         header[digits].copy_from_slice(NO_CHECKSUM);
-        let mut data = Summed::new(file);
+        let mut data = Summed { inner: file, sum: crc32fast::Hasher::new() };
         data.sum.update(&prefix);
         data.sum.update(&header);
         let names = metadata.offset_keys();

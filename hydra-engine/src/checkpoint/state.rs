@@ -26,14 +26,11 @@ pub(crate) struct State {
 impl State {
     /// Returns true if the best masters so far belong to it.
     pub(crate) fn has_best(&self) -> bool {
-        let before_the_end = match self.position {
-            Position::Train | Position::Restore => true,
-            Position::Evaluate { kind, .. } => {
-                matches!(kind, EvaluationKind::Initial | EvaluationKind::Periodic)
-            }
-            Position::Write | Position::Finished { .. } => false,
-        };
-        before_the_end && self.results.best.is_some()
+        let tests = matches!(
+            self.position,
+            Position::Evaluate { kind: EvaluationKind::Validation | EvaluationKind::Test, .. }
+        );
+        !tests && !self.is_trained() && self.results.best.is_some()
     }
 
     /// Moments of each trained parameter that are written: nobody steps a task that was trained to its end.

@@ -14,7 +14,7 @@ pub use open::OpenDevice;
 pub(crate) use worker::{Buffer, ComputeJob, DownloadJob, PromoteJob, Worker};
 
 use crate::error::{EngineError, with_causes};
-use crate::optimizer::DeviceStepper;
+use crate::optimizer::{DeviceStepper, memory_of};
 use burn::backend::StreamId;
 use burn::tensor::Tensor;
 use hydra_core::{
@@ -157,20 +157,16 @@ impl Hardware {
         probe: Arc<dyn MemoryProbe>,
         locked: &PageLocked,
     ) -> Result<Self, EngineError> {
-        match spec.kind {
-            DeviceKind::Cpu => Ok(Self::cpu(spec, measured_as, probe)),
-            DeviceKind::Cuda { .. } | DeviceKind::Wgpu { .. } => gpu::hardware(spec, locked),
+        if spec.kind != DeviceKind::Cpu {
+            return gpu::hardware(spec, locked);
         }
-    }
-
-    fn cpu(spec: &DeviceSpec, measured_as: DeviceId, probe: Arc<dyn MemoryProbe>) -> Self {
         let copies: Arc<dyn DeviceLink> = Arc::new(HostCopyLink::new(measured_as));
         let link: Arc<dyn DeviceLink> = match spec.zero_copy && spec.link.is_none() {
             true => Arc::new(ZeroCopyLink::new(measured_as)),
             false => copies.clone(),
         };
         let model = if probe.measures() { "allocator" } else { "shapes" };
-        Self { model: model.to_owned(), burn: burn::tensor::Device::flex(), link, probe, pilot: copies }
+        Ok(Self { model: model.to_owned(), burn: burn::tensor::Device::flex(), link, probe, pilot: copies })
     }
 }
 
@@ -236,8 +232,8 @@ impl LogicalDevice {
         };
         self.probe.in_use(self.measured_as());
         let given: Vec<f32> = (0..TRIAL).map(|i| i as f32).collect();
-        let there = self.manager.upload(&[HostTensor::float(given.clone(), [TRIAL])]).map_err(of_spill)?;
-        let doubled: Tensor<1> = there[0].to_device(&self.burn).into_float().mul_scalar(2.0);
+        let uploaded = self.manager.upload(&[HostTensor::float(given.clone(), [TRIAL])]).map_err(of_spill)?;
+        let doubled: Tensor<1> = uploaded[0].to_device(&self.burn).into_float().mul_scalar(2.0);
         let doubled = AnyTensor::from(doubled).into_device_tensor();
         finish(&self.burn, &[&doubled])?;
         let doubled = self.manager.download(vec![Some(doubled)]).map_err(of_spill)?;
@@ -248,8 +244,13 @@ impl LogicalDevice {
 
     /// The stepper of device-homed masters.
     pub(crate) fn stepper(&self) -> DeviceStepper {
-        let (name, link) = (self.spec.name.clone(), self.manager.shared_link());
-        DeviceStepper::new(name, self.burn.clone(), self.measured_as(), self.stream, link)
+        DeviceStepper {
+            name: self.spec.name.clone(),
+            burn: self.burn.clone(),
+            measured_as: self.measured_as(),
+            stream: self.stream,
+            memory: memory_of(self.manager.link().clone(), &self.burn),
+        }
     }
 
     /// The device as the memory probe knows it: devices of other runs in this process have other figures.

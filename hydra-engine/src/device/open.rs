@@ -2,7 +2,7 @@
 
 use super::{DeviceSpec, Hardware, PageLocked};
 use crate::error::EngineError;
-use crate::optimizer::{self, OptimizerCheck, Tried};
+use crate::optimizer::{OptimizerCheck, Tried, memory_of};
 use hydra_core::{ByteSize, DeviceId, FloatType, MemoryProbe};
 use hydra_spill::{DeviceLink, alloc, alloc::AllocatorProbe};
 use std::fmt;
@@ -45,7 +45,7 @@ impl OpenDevice {
     /// # Errors
     /// Those of the device.
     pub fn compare_optimizer(&self, floats: &[FloatType]) -> Result<Option<OptimizerCheck>, EngineError> {
-        Ok(optimizer::compare(self.link.clone(), &self.burn, Tried::Every(floats))?)
+        Ok(memory_of(self.link.clone(), &self.burn).compare(Tried::Every(floats))?)
     }
 
     /// The device as its probe knows it; a thread with this tag ([`alloc::with_tag`]) allocates for it.
@@ -62,8 +62,8 @@ mod tests {
     fn a_cpu_device_opens_and_copies() {
         let spec = &DeviceSpec::cpu(ByteSize::mib(1));
         let device = OpenDevice::new(spec, ByteSize::mib(1)).unwrap();
-        let there = device.link.upload(&bytes::Bytes::from_static(b"some bytes")).unwrap();
-        assert_eq!(device.link.download(&there).unwrap(), &b"some bytes"[..]);
+        let uploaded = device.link.upload(&bytes::Bytes::from_static(b"some bytes")).unwrap();
+        assert_eq!(device.link.download(&uploaded).unwrap(), &b"some bytes"[..]);
         assert_eq!(device.compare_optimizer(&[FloatType::F32]).unwrap(), None);
     }
 }

@@ -95,7 +95,12 @@ impl Worker {
             let start_s = self.reporter.now();
             let PromoteJob { ticket, task, fill, images, inputs, reservation } = job;
             let device = self.device.id;
-            let promote = || Ok(self.promoted(task, &images, inputs, reservation)?);
+            let promote = move || {
+                let tensors: Vec<HostTensor> = inputs.tensors().cloned().collect();
+                let manager = &self.device.manager;
+                let (resident, uploaded) = manager.promote(task, &images, &tensors, reservation)?;
+                Ok(Promoted { resident, inputs: inputs.replaced(uploaded) })
+            };
             let promoted = profile::time(Part::Transfer, || guarded("a promotion", promote));
             let time = self.reporter.since(start_s);
             // The reason is sent before the compute worker, which waits for this, can report the failure.
@@ -110,23 +115,6 @@ impl Worker {
                 None => self.buffer.cancel(fill),
             }
         }
-    }
-
-    fn promoted(
-        &self,
-        task: TaskId,
-        images: &[usize],
-        inputs: Inputs<HostTensor>,
-        reservation: Reservation,
-    ) -> Result<Promoted, SpillError> {
-        let tensors: Vec<HostTensor> = inputs.tensors().cloned().collect();
-        let (resident, there) = self.device.manager.promote_with(task, images, &tensors, reservation)?;
-        Ok(Promoted { resident, inputs: inputs.replaced(there) })
-    }
-
-    fn upload(&self, inputs: &Inputs<HostTensor>) -> Result<Inputs<DeviceTensor>, SpillError> {
-        let tensors: Vec<HostTensor> = inputs.tensors().cloned().collect();
-        Ok(inputs.replaced(self.device.manager.upload(&tensors)?))
     }
 
     /// The compute worker, on a thread of the device's pool: a shard task starts without a change of threads.
@@ -175,7 +163,9 @@ impl Worker {
             return Ok(None);
         };
         if job.late.bytes() > 0 {
-            promoted.inputs = profile::time(Part::Transfer, || self.upload(&job.late))?;
+            let late: Vec<HostTensor> = job.late.tensors().cloned().collect();
+            let uploaded = profile::time(Part::Transfer, || self.device.manager.upload(&late))?;
+            promoted.inputs = job.late.replaced(uploaded);
         }
         let Some(HandedOn { output, charge }) = last else {
             if job.follows {

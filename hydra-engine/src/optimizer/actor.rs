@@ -59,18 +59,13 @@ pub(crate) struct MicroStep {
 type UsesOf<S> = Vec<Option<<S as ImageSum>::Use>>;
 
 /// The gradient of one image of one minibatch, as it arrives.
+#[derive(Default)]
 struct Gathered<S: ImageSum> {
     /// Per microbatch: the contributions by the position of their layer among the image's.
     waiting: BTreeMap<usize, Vec<Option<UsesOf<S>>>>,
     /// Microbatches in the sum.
     added: usize,
     sum: Option<S>,
-}
-
-impl<S: ImageSum> Default for Gathered<S> {
-    fn default() -> Self {
-        Self { waiting: BTreeMap::new(), added: 0, sum: None }
-    }
 }
 
 struct TaskState {
@@ -227,7 +222,7 @@ impl HostOptimizer {
         for contribution in contributions {
             let (image, start_s) = (contribution.image, self.reporter.now());
             let (layout, gathered) = (&state.chain.images()[image], &mut state.device_images[image]);
-            let memory = self.device.memory();
+            let memory = self.device.memory.as_ref();
             if self.device.charged(|| gathered.take(layout, at, contribution, memory))? < at.of {
                 added = true;
                 continue;

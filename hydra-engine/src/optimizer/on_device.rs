@@ -1,7 +1,6 @@
 //! Gathering gradients and stepping masters of a device-homed task. The order of all additions is that of `gradient.rs`.
 
 use super::arithmetic::TaskStep;
-use super::check::{OptimizerCheck, Tried};
 #[cfg(feature = "cube")]
 use super::cube::CubeMemory;
 use super::device_memory::{DeviceFloats, DeviceMemory};
@@ -11,26 +10,17 @@ use crate::error::EngineError;
 use burn::backend::StreamId;
 use burn::tensor::Device;
 use hydra_core::{DeviceBytes, DeviceError, DeviceId, DeviceTensor, FloatType, ImageLayout, finish};
-use hydra_spill::{DeviceLink, DeviceMasters, SpillError, alloc};
+use hydra_spill::{DeviceLink, DeviceMasters, alloc};
 use std::sync::Arc;
 
 /// The memory of the device on which `burn` computes and to which `link` leads.
-fn memory_of(link: Arc<dyn DeviceLink>, burn: &Device) -> Box<dyn DeviceMemory> {
+pub(crate) fn memory_of(link: Arc<dyn DeviceLink>, burn: &Device) -> Box<dyn DeviceMemory> {
     #[cfg(feature = "cube")]
     if hydra_core::cube::place(burn).is_some() {
         return Box::new(CubeMemory { link, burn: burn.clone() });
     }
     let _ = (link, burn);
     Box::new(HostMemory)
-}
-
-/// Compares the optimizer of the device of `link`, on which `burn` computes, with the host's; `None` if both are the same.
-pub(crate) fn compare(
-    link: Arc<dyn DeviceLink>,
-    burn: &Device,
-    tried: Tried<'_>,
-) -> Result<Option<OptimizerCheck>, SpillError> {
-    memory_of(link, burn).compare(tried)
 }
 
 /// The gradients of an image's parameters on their device, by slot; nothing is zero.
@@ -82,31 +72,15 @@ fn add(
 
 /// Steps device-homed masters.
 pub(crate) struct DeviceStepper {
-    name: String,
-    burn: Device,
-    measured_as: DeviceId,
-    stream: StreamId,
-    memory: Box<dyn DeviceMemory>,
+    pub name: String,
+    pub burn: Device,
+    pub measured_as: DeviceId,
+    /// The stream of the thread that computes.
+    pub stream: StreamId,
+    pub memory: Box<dyn DeviceMemory>,
 }
 
 impl DeviceStepper {
-    /// The stepper of the device called `name`; `stream` is that of the thread that computes.
-    pub(crate) fn new(
-        name: String,
-        burn: Device,
-        measured_as: DeviceId,
-        stream: StreamId,
-        link: Arc<dyn DeviceLink>,
-    ) -> Self {
-        let memory = memory_of(link, &burn);
-        Self { name, burn, measured_as, stream, memory }
-    }
-
-    /// The memory, which adds gradients.
-    pub(crate) fn memory(&self) -> &(dyn DeviceMemory + 'static) {
-        self.memory.as_ref()
-    }
-
     /// Runs `f` with what it allocates charged to the device, and what it has a GPU do on the stream of the device.
     pub(crate) fn charged<T>(&self, f: impl FnOnce() -> T) -> T {
         alloc::with_tag(Some(self.measured_as), || self.stream.executes(f))
@@ -170,10 +144,6 @@ mod tests {
 
     const LEN: usize = 300;
 
-    fn layout(float: FloatType) -> ImageLayout {
-        tied(2, LEN, float)
-    }
-
     /// The gradients of two layers for two parameters in three microbatches; also none, and zeros of either sign.
     fn uses() -> Vec<Vec<Vec<Option<Vec<f32>>>>> {
         let some = |key: u64| Some(numbers(key, LEN));
@@ -190,7 +160,7 @@ mod tests {
         let one = |slots: Vec<Option<Vec<f32>>>| slots.into_iter().map(|slot| slot.map(given)).collect();
         let micro = uses().into_iter().map(|layers| {
             let layers = layers.into_iter().map(one).collect();
-            S::of_microbatch(&layout(float), layers, adder)
+            S::of_microbatch(&tied(2, LEN, float), layers, adder)
         });
         micro.reduce(|sum, next| sum.add(&next, adder)).unwrap()
     }
@@ -218,12 +188,14 @@ mod tests {
         let narrow = rounded.map(|float| NarrowFloats::of(&params, float, Floats::from));
         let mut here = Masters { narrow, ..Masters::new(params, moments) };
         let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap();
-        step.image(&layout(float), &mut here, &sum::<ImageGradient>(float, |tensor| tensor, &pool));
+        step.image(&tied(2, LEN, float), &mut here, &sum::<ImageGradient>(float, |tensor| tensor, &pool));
         let device = |tensor: HostTensor| DeviceTensor::view(up(tensor.bytes), tensor.shape, tensor.dtype);
         let link = Arc::new(hydra_spill::HostCopyLink::new(DeviceId(0)));
-        let stepper = DeviceStepper::new("device".into(), burn, DeviceId(0), StreamId::current(), link);
-        let gradient = sum::<DeviceGradient>(float, device, stepper.memory());
-        stepper.step(&step, &layout(float), &mut there, &gradient).unwrap();
+        let (name, memory) = ("device".to_owned(), memory_of(link, &burn));
+        let stepper =
+            DeviceStepper { name, burn, measured_as: DeviceId(0), stream: StreamId::current(), memory };
+        let gradient = sum::<DeviceGradient>(float, device, stepper.memory.as_ref());
+        stepper.step(&step, &tied(2, LEN, float), &mut there, &gradient).unwrap();
         (here, there)
     }
 
@@ -253,7 +225,7 @@ mod tests {
         }
     }
 
-    #[cfg(feature = "wgpu")]
+    #[cfg(feature = "cube")]
     #[test]
     fn a_step_on_a_gpu_is_the_hosts_where_no_product_is_rounded() {
         use hydra_core::cube::{CubeAdapter, CubeBytes};

@@ -66,7 +66,7 @@ mod tests {
 
     #[test]
     fn what_is_read_ahead_and_what_models_need_take_nothing_from_each_other() {
-        let room = HostRoom { all: Budget::new("all", ByteSize(100)), ahead: Budget::new("a", ByteSize(30)) };
+        let room = HostRoom::new(100, 30);
         let masters = room.reserve(50, "masters").unwrap();
         assert_eq!(room.available(), 20);
         let batch = room.try_ahead(20, "reads").unwrap();

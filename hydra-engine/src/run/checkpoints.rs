@@ -25,8 +25,7 @@ impl Turn {
             return Self::Anyone;
         }
         let waits = |task: &&LiveTask| !is_written(task) && task.wants_checkpoint();
-        let last_s = |task: &LiveTask| task.checkpoint.last_s();
-        let longest = open().filter(waits).min_by(|a, b| last_s(a).total_cmp(&last_s(b)));
+        let longest = open().filter(waits).min_by(|a, b| a.checkpoint.at_s.total_cmp(&b.checkpoint.at_s));
         Self::Only(longest.map(LiveTask::id))
     }
 

@@ -19,8 +19,8 @@ pub(super) struct Claiming {
     pub policy_name: &'static str,
     /// True if the next shard task is promoted while one computes.
     pub prefetch: bool,
-    tickets: Ticket,
-    decisions: u64,
+    /// The ticket of the next claim: the number of claims so far.
+    pub tickets: Ticket,
     /// True if the policy has held back a device for which something could be claimed.
     held_back: bool,
 }
@@ -45,12 +45,7 @@ impl Claiming {
     /// A policy that panics when it is asked for its name.
     pub(super) fn new(policy: Box<dyn Policy>, prefetch: bool) -> Result<Self, EngineError> {
         let policy_name = guarded("the policy", || Ok(policy.name()))?;
-        Ok(Self { policy, policy_name, prefetch, tickets: 0, decisions: 0, held_back: false })
-    }
-
-    /// The ticket of the next claim.
-    pub(super) fn next_ticket(&self) -> Ticket {
-        self.tickets
+        Ok(Self { policy, policy_name, prefetch, tickets: 0, held_back: false })
     }
 
     /// Goes on without a policy that breaks its contract.
@@ -90,7 +85,7 @@ impl Claiming {
     /// the first one.
     pub(super) fn choose_next(&mut self, devices: usize, waiting: &[&LiveTask]) -> Option<TaskId> {
         let views: Vec<ModelView> = waiting.iter().map(|task| task.first_view()).collect();
-        let view = View { request: Request::new(0, devices, self.decisions), claimable: &views };
+        let view = View { request: Request::new(0, devices, self.tickets), claimable: &views };
         let chosen = guarded("the policy", || Ok(self.policy.choose(&view)));
         let chosen = chosen.ok().flatten().map(|model| TaskId(model.0));
         let is_one = |id: &TaskId| waiting.iter().any(|task| task.id() == *id);
@@ -103,7 +98,7 @@ impl Claiming {
         let task = &mut board.tasks[index];
         let next = task.claimable(DeviceId(device), self.prefetch)?;
         if task.memory.active.is_none() {
-            task.memory.active = board.host.try_reserve(task.facts.active_bytes, task.facts.name());
+            task.memory.active = board.host.try_reserve(task.facts.admitted.active_bytes, task.facts.name());
         }
         task.memory.active.as_ref()?;
         let jobs = self.begin(task, &board.threads[device], &next).transpose()?;
@@ -117,10 +112,12 @@ impl Claiming {
     fn choose(&mut self, board: &Board<'_>, device: usize) -> Option<usize> {
         let views: Vec<ModelView> =
             board.tasks.iter().filter_map(|task| board.view(task, device, self.prefetch)).collect();
-        let request = Request::new(device, board.devices.len(), self.decisions);
-        let request = if self.policy.waits() { board.awaiting(request, device) } else { request };
-        let view = View { request, claimable: &views };
-        match guarded("the policy", || Ok(self.policy.choose(&view))) {
+        let request = Request::new(device, board.devices.len(), self.tickets);
+        let choose = || {
+            let request = if self.policy.waits() { board.awaiting(request, device) } else { request };
+            Ok(self.policy.choose(&View { request, claimable: &views }))
+        };
+        match guarded("the policy", choose) {
             Ok(Some(ModelIndex(index))) if views.iter().any(|view| view.model.0 == index) => {
                 return Some(index);
             }
@@ -143,7 +140,7 @@ impl Claiming {
     ) -> Result<Option<(Jobs, Next)>, EngineError> {
         let budget = threads.device.manager.budget();
         // The parameters first: the rules leave room for them beside any shard that computes.
-        let params = task.facts.plan.shards[next.shard].param_bytes - homed_bytes(task, next);
+        let params = task.facts.admitted.plan.shards[next.shard].param_bytes - homed_bytes(task, next);
         let Some(reservation) = budget.try_reserve(params, task.facts.name()) else { return Ok(None) };
         let (ticket, device) = (self.tickets, threads.device.id);
         let (claim, inputs) = match task.claim(ticket, device, *next) {
@@ -155,7 +152,6 @@ impl Claiming {
             }
         };
         self.tickets += 1;
-        self.decisions += 1;
         jobs(task, threads, claim, inputs, reservation).map(Some)
     }
 }
@@ -187,7 +183,7 @@ fn jobs(
         rest: need_bytes(task, next).saturating_sub(homed_bytes(task, next) + reservation.bytes()),
         abandoned: abandoned.clone(),
     };
-    let images = task.facts.images_of_shard(next.shard).to_vec();
+    let images = task.facts.images[next.shard].to_vec();
     let promote = PromoteJob { ticket, task: task.id(), fill, images, inputs, reservation };
     Ok((Jobs { device: threads.device.id.0, promote, compute }, Next { claim, abandoned }))
 }
@@ -196,7 +192,8 @@ impl Board<'_> {
     /// A task as the policy sees it, if the device can claim its next shard task.
     fn view(&self, task: &LiveTask, device: usize, prefetch: bool) -> Option<ModelView> {
         let next = task.claimable(DeviceId(device), prefetch)?;
-        let has_room = task.memory.active.is_some() || self.host.available() >= task.facts.active_bytes;
+        let needed = task.facts.admitted.active_bytes;
+        let has_room = task.memory.active.is_some() || self.host.available() >= needed;
         has_room.then(|| task.view(&next))
     }
 
@@ -236,12 +233,13 @@ impl Board<'_> {
 
 /// Bytes of a shard's parameters that have room on the device as long as the task runs.
 fn homed_bytes(task: &LiveTask, next: &ShardTask) -> u64 {
-    if task.facts.placement.on_device() { task.facts.plan.shards[next.shard].param_bytes } else { 0 }
+    let facts = &task.facts;
+    if facts.on_device() { facts.admitted.plan.shards[next.shard].param_bytes } else { 0 }
 }
 
 /// Device bytes of a shard task. A forward without a graph keeps and makes less than a backward.
 fn need_bytes(task: &LiveTask, next: &ShardTask) -> u64 {
-    let shard = &task.facts.plan.shards[next.shard];
+    let shard = &task.facts.admitted.plan.shards[next.shard];
     match next.kind {
         ShardTaskKind::Backward => shard.need_bytes.max(shard.verified_bytes.unwrap_or(0)),
         ShardTaskKind::Forward | ShardTaskKind::Evaluate => shard.forward_need_bytes,

@@ -42,7 +42,7 @@ impl Run {
                 match result {
                     Ok(output) => self.tasks[task.0].sweep.output_arrived(ticket, output),
                     Err(error) => {
-                        let next = self.claiming.next_ticket();
+                        let next = self.claiming.tickets;
                         let fate = self.tasks[task.0].output_lost(of.1, next, error);
                         self.meet(task.0, fate);
                     }
@@ -140,7 +140,7 @@ impl Run {
             at: claim.at,
             made,
             shard: claim.what.shard,
-            device_homed: task.facts.placement.on_device(),
+            device_homed: task.facts.on_device(),
         };
         // A worker's channel closes only with the run.
         let _ = self.threads.devices[device.0].download.send(job);

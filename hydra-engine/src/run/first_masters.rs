@@ -4,7 +4,7 @@
 
 use super::memory::MastersRoom;
 use crate::admission::{best_bytes, groups};
-use crate::checkpoint::{ImageValues, Reader};
+use crate::checkpoint::{Checkpoint, ImageValues, Reader};
 use crate::error::{EngineError, guarded};
 use crate::protocol::{Event, Reporter};
 use crate::task::Facts;
@@ -16,38 +16,16 @@ use rayon::prelude::*;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// The source of a task's first masters.
-enum Source {
-    Drawn { chain: Arc<Chain>, spec: TrainSpec },
-    Saved { chain: Arc<Chain>, reader: Box<Reader> },
-}
-
-impl Source {
-    fn of(facts: &Facts) -> Result<Self, EngineError> {
-        let chain = facts.chain().clone();
-        Ok(match &facts.task.resume {
-            Some(checkpoint) => Self::Saved { chain, reader: Box::new(checkpoint.reader()?) },
-            None => Self::Drawn { chain, spec: facts.task.spec.clone() },
-        })
-    }
-
-    /// The images that follow those that were given so far.
-    fn next(&mut self, group: Range<usize>) -> Result<Vec<ImageValues>, EngineError> {
-        match self {
-            Self::Drawn { chain, spec } => {
-                group.into_par_iter().map(|image| drawn(chain, spec, image)).collect()
-            }
-            Self::Saved { chain, reader } => {
-                chain.images()[group].iter().map(|image| Ok(reader.image(image)?)).collect()
-            }
-        }
-    }
-
-    fn finish(self, moments: usize) -> Result<(), EngineError> {
-        match self {
-            Self::Drawn { .. } => Ok(()),
-            Self::Saved { reader, .. } => Ok(reader.finish(moments)?),
-        }
+/// The first values of a group of images: the next ones of its checkpoint, or drawn.
+fn values(
+    facts: &Facts,
+    reader: Option<&mut Reader>,
+    group: Range<usize>,
+) -> Result<Vec<ImageValues>, EngineError> {
+    let (chain, spec) = (facts.chain(), &facts.task.spec);
+    match reader {
+        Some(reader) => chain.images()[group].iter().map(|image| Ok(reader.image(image)?)).collect(),
+        None => group.into_par_iter().map(|image| drawn(chain, spec, image)).collect(),
     }
 }
 
@@ -82,17 +60,20 @@ impl FirstMasters {
     /// Weights that cannot be read.
     pub(super) fn put(mut self) -> Result<bool, EngineError> {
         const WHAT: &str = "reading the first weights";
-        let mut source = guarded(WHAT, || Source::of(&self.facts))?;
+        let checkpoint = self.facts.task.resume.as_ref();
+        let mut reader = guarded(WHAT, || Ok(checkpoint.map(Checkpoint::reader).transpose()?))?;
         let mut best = false;
         for group in self.groups() {
-            let images = guarded(WHAT, || source.next(group.clone()))?;
+            let images = guarded(WHAT, || values(&self.facts, reader.as_mut(), group.clone()))?;
             for (image, values) in group.zip(images) {
                 best |= values.best.is_some();
                 let room = self.room(image)?;
                 self.insert(image, values, room)?;
             }
         }
-        source.finish(self.facts.task.spec.optimizer.moments())?;
+        if let Some(reader) = reader {
+            reader.finish(self.facts.task.spec.optimizer.moments())?;
+        }
         Ok(best)
     }
 
@@ -123,7 +104,7 @@ impl FirstMasters {
             let best = best.unwrap_or_else(|| vec![0.0; params.len()]);
             self.store.insert(id.snapshot(), Masters::new(best, Vec::new()), room.split(bytes))?;
         }
-        let home = |values: Vec<f32>| match facts.placement.on_device() || facts.lives_on_disk(image) {
+        let home = |values: Vec<f32>| match facts.on_device() || facts.lives_on_disk(image) {
             // They leave host memory.
             true => values.into(),
             false => self.link.pin(values),

@@ -47,7 +47,7 @@ impl RunMemory {
             Some(_) if idle => working.try_reserve(working.capacity(), name)?,
             largest => self.host.try_reserve(largest.unwrap_or(0), name)?,
         };
-        let host = self.host.try_reserve(facts.memory_bytes, name)?;
+        let host = self.host.try_reserve(facts.memory_bytes(), name)?;
         Some(MastersRoom { host, disk: self.disk.take_room(facts.id), passing })
     }
 }

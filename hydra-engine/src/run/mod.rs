@@ -29,7 +29,7 @@ use crate::optimizer::HostJob;
 use crate::protocol::{Clock, Event, Reporter, StopFlag};
 use crate::report::RunReport;
 use crate::stages::TaskState;
-use crate::task::{Change, Fate, LiveTask, Phase, Request, Rest, Resumed};
+use crate::task::{Change, Facts, Fate, LiveTask, Phase, Request, Rest};
 use checkpoints::{Turn, mark_due};
 use claiming::{Board, Claiming, Jobs};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
@@ -102,10 +102,9 @@ impl Run {
         journal.observe(&RunEvent::Admitted(&admission));
         let memory = RunMemory::new(&admission, disk)?;
         let mut live = Vec::new();
-        for (i, ((task, admitted), identity)) in
-            tasks.into_iter().zip(&admission.tasks).zip(identities).enumerate()
-        {
-            let mut task = LiveTask::new(TaskId(i), task, admitted, identity)?;
+        let submitted = tasks.into_iter().zip(admission.tasks).zip(identities);
+        for (i, ((task, admitted), identity)) in submitted.enumerate() {
+            let mut task = LiveTask::new(Facts::new(TaskId(i), task, admitted, identity))?;
             resume(&mut task, &mut journal);
             live.push(task);
         }
@@ -139,7 +138,7 @@ impl Run {
 
     /// Puts the first masters of the tasks for which there is room, before anything else is done.
     fn begin_at_start(&mut self) {
-        while let Some(masters) = self.next_to_begin(true) {
+        while let Some(masters) = self.next_to_begin(|_| true) {
             let task = masters.facts.id;
             self.begun(task, masters.put());
         }
@@ -147,16 +146,17 @@ impl Run {
 
     /// Has the first masters put of tasks for which there is room now.
     fn begin_waiting(&mut self) {
-        let idle = !self.tasks.iter().any(LiveTask::has_begun);
-        while let Some(masters) = self.next_to_begin(idle) {
+        let is_idle = |tasks: &[LiveTask]| !tasks.iter().any(LiveTask::has_begun);
+        while let Some(masters) = self.next_to_begin(is_idle) {
             self.tasks[masters.facts.id.0].request = Some(Request::FirstMasters);
             // The channel closes only with the run.
             let _ = self.threads.masters.send(masters);
         }
     }
 
-    /// A task that begins: its first masters, with their room. `idle` if nothing uses what lives on the disk.
-    fn next_to_begin(&mut self, idle: bool) -> Option<FirstMasters> {
+    /// A task that begins: its first masters, with their room. `is_idle` says whether nothing uses what lives on the disk.
+    fn next_to_begin(&mut self, is_idle: impl Fn(&[LiveTask]) -> bool) -> Option<FirstMasters> {
+        let idle = is_idle(&self.tasks);
         let waiting = self.queue.may_begin(&self.tasks, &self.memory);
         let id = match self.queue.is_in_turn() {
             true => self.claiming.choose_next(self.devices.len(), &waiting)?,
@@ -165,7 +165,7 @@ impl Run {
         let task = &mut self.tasks[id.0];
         let room = self.memory.for_masters(&task.facts, idle)?;
         task.phase.change(Change::Begin);
-        let link = self.threads.devices[0].device.manager.shared_link();
+        let link = self.threads.devices[0].device.manager.link().clone();
         Some(FirstMasters { facts: task.facts.clone(), store: self.store.clone(), link, room })
     }
 
@@ -187,7 +187,7 @@ impl Run {
         let (chain, spec) = (task.facts.chain().clone(), task.facts.task.spec.clone());
         let steps = task.cursor.program().steps;
         let _ = self.threads.host.send(HostJob::Register { task: id, chain, spec, steps, best });
-        if task.facts.placement.on_device() {
+        if task.facts.on_device() {
             // Room for the gradients that wait there.
             let bytes = waiting(task.facts.chain(), &task.facts.task.spec);
             let budget = self.threads.devices[0].device.manager.budget();
@@ -199,8 +199,8 @@ impl Run {
 
     /// Makes room for promotions of what does not stay on a device.
     fn make_room_for_promotions(&self) -> Result<(), EngineError> {
-        let spilled = self.tasks.iter().map(|task| &task.facts).filter(|facts| !facts.placement.on_device());
-        let promotion = spilled.map(|facts| facts.plan.promotion_bytes()).max().unwrap_or(0);
+        let spilled = self.tasks.iter().map(|task| &task.facts).filter(|facts| !facts.on_device());
+        let promotion = spilled.map(|facts| facts.admitted.plan.promotion_bytes()).max().unwrap_or(0);
         for DeviceThreads { device, .. } in &self.threads.devices {
             device.manager.link().prepare(promotion).map_err(SpillError::from)?;
             device.probe.reset_peak(device.measured_as());
@@ -261,18 +261,17 @@ impl Run {
             return;
         }
         for index in 0..self.tasks.len() {
-            let fate = self.tasks[index].without_device(self.claiming.next_ticket());
+            let fate = self.tasks[index].without_device(self.claiming.tickets);
             self.meet(index, fate);
         }
     }
 
     /// Has done what a task needs that has come to rest.
     fn settle(&mut self, index: usize) {
-        let turn = Turn::of(&self.tasks);
-        let task = &mut self.tasks[index];
-        let id = task.id();
+        let id = TaskId(index);
+        let may_save = self.tasks[index].checkpoint.due && Turn::of(&self.tasks).is(id);
         // The channels close only with the run.
-        match task.settle(turn.is(id)) {
+        match self.tasks[index].settle(may_save) {
             Rest::Nothing => {}
             Rest::Checkpoint(job) => drop(self.threads.host.send(HostJob::Checkpoint(job))),
             Rest::Restore => drop(self.threads.host.send(HostJob::Restore { task: id })),
@@ -285,9 +284,8 @@ impl Run {
     fn read_ahead(&mut self) {
         for task in &mut self.tasks {
             let Some(next) = task.next_to_read() else { continue };
-            let Some(room) = self.memory.host.try_ahead(task.facts.batch_bytes, task.facts.name()) else {
-                continue;
-            };
+            let bytes = task.facts.admitted.batch_bytes;
+            let Some(room) = self.memory.host.try_ahead(bytes, task.facts.name()) else { continue };
             let Some((of, reading)) = task.read_ahead(&next) else { continue };
             self.threads.load(LoadJob { task: task.id(), of, reading, room });
         }
@@ -336,7 +334,8 @@ impl Run {
             return;
         }
         for index in indices {
-            let (available, needed) = (self.memory.host.available(), self.tasks[index].facts.active_bytes);
+            let needed = self.tasks[index].facts.admitted.active_bytes;
+            let available = self.memory.host.available();
             self.fail(index, EngineError::NoProgress { available, needed });
         }
     }
@@ -381,10 +380,12 @@ impl Run {
 /// Begins where the task's checkpoint says, if it has one.
 fn resume(task: &mut LiveTask, journal: &mut Journal) {
     let at_s = journal.clock.now();
-    let Some(Resumed { step, steps }) = task.resume(at_s) else { return };
-    journal.observe(&RunEvent::Resumed { task: task.id(), step, steps, at_s });
-    if task.phase.is_over() {
-        tell_end(task, journal);
+    if task.resume(at_s) {
+        let (step, steps) = (task.cursor.step(), task.cursor.program().steps);
+        journal.observe(&RunEvent::Resumed { task: task.id(), step, steps, at_s });
+        if task.phase.is_over() {
+            tell_end(task, journal);
+        }
     }
 }
 

@@ -36,9 +36,9 @@ impl Queue {
     fn has_room(&self, task: &Facts, begun: &[&Facts], memory: &RunMemory) -> bool {
         let Some(most) = self.in_turn else { return true };
         let all = || begun.iter().copied().chain([task]);
-        let mut active: Vec<u64> = all().map(|facts| facts.active_bytes).collect();
+        let mut active: Vec<u64> = all().map(|facts| facts.admitted.active_bytes).collect();
         active.sort_unstable_by(|a, b| b.cmp(a));
-        let masters: u64 = all().map(|facts| facts.memory_bytes).sum();
+        let masters: u64 = all().map(|facts| facts.memory_bytes()).sum();
         let within: u64 = active.iter().take(self.devices).sum();
         begun.len() < most && masters + within <= memory.for_tasks
     }

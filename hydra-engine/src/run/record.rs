@@ -115,7 +115,10 @@ impl Recorder {
     /// microbatch each, and their backward passes went down to the first shard. Where they end before frozen
     /// shards, or several make a minibatch, the simulator would promote and step what the run did not.
     pub(crate) fn is_as_simulated(&self) -> bool {
-        self.tasks.iter().all(Task::is_as_simulated)
+        self.tasks.iter().all(|task| {
+            let whole = |shard: &Shard| shard.backward.count == task.trained;
+            task.trained > 0 && task.trained == task.minibatches && task.shards.iter().all(whole)
+        })
     }
 
     fn span(&mut self, span: &Span) {
@@ -183,9 +186,7 @@ impl Recorder {
         task.last = Some((step, at_s));
         task.stepped_s = at_s;
     }
-}
 
-impl Recorder {
     /// Tells the observer, whose panic is no reason to lose what was trained.
     fn tell(&mut self, event: &RunEvent<'_>) {
         let Some(observer) = &mut self.observer else { return };
@@ -214,26 +215,13 @@ impl Observer for Recorder {
             }
             RunEvent::Span(span) => self.span(span),
             RunEvent::Minibatch { task, step, at_s, .. } => self.minibatch(*task, *step, *at_s),
-            RunEvent::Pilot { .. }
-            | RunEvent::Began { .. }
-            | RunEvent::Resumed { .. }
-            | RunEvent::Evaluating { .. }
-            | RunEvent::Checkpointed { .. }
-            | RunEvent::CheckpointFailed { .. }
-            | RunEvent::Evaluated { .. }
-            | RunEvent::Ended { .. }
-            | RunEvent::Stopping => {}
+            _ => {}
         }
         self.tell(event);
     }
 }
 
 impl Task {
-    fn is_as_simulated(&self) -> bool {
-        let whole = |shard: &Shard| shard.backward.count == self.trained;
-        self.trained > 0 && self.trained == self.minibatches && self.shards.iter().all(whole)
-    }
-
     fn evaluated(&mut self) {
         match self.evaluations.last_mut().filter(|of| of.after == self.trained) {
             Some(of) => of.sweeps += 1,

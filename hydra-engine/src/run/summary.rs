@@ -10,7 +10,6 @@ use crate::report::{
 use crate::stages::TaskState;
 use crate::task::LiveTask;
 
-/// The report of a run that has ended.
 pub(super) fn report(run: &Run) -> RunReport {
     let makespan_s = run.journal.makespan_s();
     let devices: Vec<DeviceReport> =
@@ -75,9 +74,9 @@ fn task_report(task: &LiveTask) -> TaskReport {
         plan: PlanReport {
             parameters: facts.chain().parameters(),
             shards: facts.shards.len(),
-            cut_points: facts.plan.cut_points.clone(),
-            disk_bytes: facts.disk_bytes,
-            optimizer: facts.placement.clone(),
+            cut_points: facts.admitted.plan.cut_points.clone(),
+            disk_bytes: facts.admitted.disk_bytes,
+            optimizer: facts.admitted.optimizer.clone(),
         },
         steps: results.losses.len(),
         losses: results.losses.clone(),

@@ -55,8 +55,7 @@ pub(crate) struct Cursor {
 
 impl Cursor {
     pub(crate) fn new(program: Program) -> Self {
-        let mut cursor =
-            Self { stage: Stage::Finished, step: 0, position: (ShardTaskKind::Evaluate, 0), program };
+        let mut cursor = Self::resumed(program, 0, Stage::Finished);
         let validates = cursor.program.initial_validation && cursor.program.validation > 0;
         if validates && cursor.program.steps > 0 {
             cursor.enter(Stage::Evaluate { kind: EvaluationKind::Initial, batch: 0 });

@@ -11,23 +11,14 @@ pub(crate) struct CheckpointClock {
     /// Minibatches trained, and what came next.
     step: usize,
     stage: Stage,
-    at_s: f64,
+    /// When that was, in seconds.
+    pub at_s: f64,
 }
 
 impl CheckpointClock {
-    /// At a task's first stage there is nothing to save: it is drawn or read again.
-    pub(crate) fn new(cursor: &Cursor) -> Self {
-        Self::saved_at(cursor, 0.0)
-    }
-
     /// The task was saved where it stands. One that could not be is not tried again here, but when the next is due.
     pub(crate) fn saved_at(cursor: &Cursor, at_s: f64) -> Self {
         Self { due: false, step: cursor.step(), stage: cursor.stage(), at_s }
-    }
-
-    /// When the task was saved last, in seconds.
-    pub(crate) fn last_s(&self) -> f64 {
-        self.at_s
     }
 
     /// Returns whether the interval has passed.

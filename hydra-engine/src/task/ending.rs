@@ -36,25 +36,18 @@ pub(crate) enum Fate {
     Fails(EngineError),
 }
 
-/// The place where a task begins that goes on from a checkpoint.
-pub(crate) struct Resumed {
-    /// Minibatches trained before, and in all.
-    pub step: usize,
-    pub steps: usize,
-}
-
 impl LiveTask {
-    /// Goes to where the task's checkpoint says.
-    pub(crate) fn resume(&mut self, at_s: f64) -> Option<Resumed> {
-        let state = self.facts.task.resume.as_ref().map(Checkpoint::state)?.clone();
-        let State { step, position, results, .. } = state;
+    /// Goes to where the task's checkpoint says; returns whether it has one.
+    pub(crate) fn resume(&mut self, at_s: f64) -> bool {
+        let Some(state) = self.facts.task.resume.as_ref().map(Checkpoint::state) else { return false };
+        let State { step, position, results, .. } = state.clone();
         self.results = Results::of(results, self.facts.chain());
         let stage = match position {
             Position::Finished { .. } if !self.facts.task.is_finished() => Stage::Write,
             _ => position.stage(),
         };
         match position {
-            Position::Evaluate { sums, .. } => self.underway.resume(sums),
+            Position::Evaluate { sums, .. } => self.underway.evaluation = sums,
             Position::Finished { sha256, dir } if stage == Stage::Finished => {
                 // Its model may have been moved to where the task would write it now.
                 let here = self.facts.task.output_dir().filter(|here| dir.is_some() && here.is_dir());
@@ -68,7 +61,7 @@ impl LiveTask {
         self.checkpoint = CheckpointClock::saved_at(&self.cursor, at_s);
         // Frozen images are always up to date.
         self.versions.iter_mut().filter(|version| **version == 0).for_each(|version| *version = step);
-        Some(Resumed { step, steps: self.cursor.program().steps })
+        true
     }
 
     fn go_to(&mut self, step: usize, stage: Stage) {
@@ -79,7 +72,7 @@ impl LiveTask {
     fn state(&self) -> Option<Box<State>> {
         let position = match self.cursor.stage() {
             Stage::Evaluate { kind, batch } => {
-                Position::Evaluate { kind, batch, sums: self.underway.sums().clone() }
+                Position::Evaluate { kind, batch, sums: self.underway.evaluation.clone() }
             }
             Stage::Restore => Position::Restore,
             Stage::Write => Position::Write,

@@ -1,11 +1,10 @@
 //! The facts of a task that do not change while it runs.
 
-use crate::admission::{AdmittedTask, Placement, stored_bytes};
+use crate::admission::{AdmittedTask, stored_bytes};
 use crate::checkpoint::Identity;
 use crate::stages::{EvaluationKind, Program};
 use crate::train_task::TrainTask;
 use hydra_core::{Chain, Dataset, TaskId};
-use hydra_partition::PartitionPlan;
 use hydra_spill::ImageId;
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,21 +13,11 @@ use std::sync::Arc;
 pub(crate) struct Facts {
     pub id: TaskId,
     pub task: TrainTask,
-    pub plan: Arc<PartitionPlan>,
-    pub placement: Placement,
+    pub admitted: AdmittedTask,
     /// The layers of each shard.
     pub shards: Vec<Range<usize>>,
     /// The images that each shard reads.
-    images: Vec<Vec<usize>>,
-    /// True for each image on the disk; empty if none is.
-    on_disk: Vec<bool>,
-    /// Bytes of masters in host memory, and on the disk.
-    pub memory_bytes: u64,
-    pub disk_bytes: u64,
-    /// Host bytes of the batches of a minibatch.
-    pub batch_bytes: u64,
-    /// Host bytes while it is within a minibatch.
-    pub active_bytes: u64,
+    pub images: Vec<Vec<usize>>,
     /// The identity that its checkpoints have, if it has any.
     pub identity: Option<Identity>,
 }
@@ -37,7 +26,7 @@ impl Facts {
     pub(crate) fn new(
         id: TaskId,
         task: TrainTask,
-        admitted: &AdmittedTask,
+        admitted: AdmittedTask,
         identity: Option<Identity>,
     ) -> Self {
         let shards = admitted.plan.shards();
@@ -45,13 +34,7 @@ impl Facts {
             id,
             images: shards.iter().map(|range| task.chain.images_of(range.clone())).collect(),
             shards,
-            plan: admitted.plan.clone(),
-            placement: admitted.optimizer.clone(),
-            on_disk: admitted.on_disk.clone(),
-            memory_bytes: admitted.master_bytes - admitted.disk_bytes,
-            disk_bytes: admitted.disk_bytes,
-            batch_bytes: admitted.batch_bytes,
-            active_bytes: admitted.active_bytes,
+            admitted,
             identity,
             task,
         }
@@ -69,13 +52,14 @@ impl Facts {
         self.task.program(&self.shards, self.chain().first_trained())
     }
 
-    pub(crate) fn images_of_shard(&self, shard: usize) -> &[usize] {
-        &self.images[shard]
+    /// Returns whether its masters are device-homed.
+    pub(crate) fn on_device(&self) -> bool {
+        self.admitted.optimizer.on_device()
     }
 
     /// Returns whether an image's masters live on the disk.
     pub(crate) fn lives_on_disk(&self, image: usize) -> bool {
-        self.on_disk.get(image).copied().unwrap_or(false)
+        self.admitted.on_disk[image]
     }
 
     /// The bytes of what the store holds of an image.
@@ -85,8 +69,13 @@ impl Facts {
 
     /// The bytes of its largest image on the disk, if any lives there.
     pub(crate) fn largest_on_disk(&self) -> Option<u64> {
-        let images = 0..self.on_disk.len();
-        images.filter(|image| self.on_disk[*image]).map(|image| self.stored_bytes(image)).max()
+        let images = 0..self.chain().images().len();
+        images.filter(|image| self.lives_on_disk(*image)).map(|image| self.stored_bytes(image)).max()
+    }
+
+    /// The bytes of its masters in host memory.
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        self.admitted.master_bytes - self.admitted.disk_bytes
     }
 
     /// All that the store has of the task: masters, and the copies of the best ones.

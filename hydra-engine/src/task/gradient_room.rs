@@ -52,15 +52,10 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::BTreeSet;
 
-    /// Shards that each make gradients of some of the images.
-    fn bytes(shards: &[&[(usize, u64)]]) -> GradientBytes {
-        let shards: Vec<Vec<(usize, u64)>> = shards.iter().map(|made| made.to_vec()).collect();
-        GradientBytes::made_by(shards, false)
-    }
-
     #[test]
     fn a_shard_waits_until_there_is_room() {
-        let mut room = GradientRoom::new(bytes(&[&[(0, 30)], &[(1, 30)], &[(2, 30)]]), 60, 3);
+        let bytes = GradientBytes::made_by((0..3).map(|image| vec![(image, 30)]).collect(), false);
+        let mut room = GradientRoom::new(bytes, 60, 3);
         room.claimed(2);
         assert!(room.has_room(1));
         room.claimed(1);

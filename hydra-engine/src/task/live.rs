@@ -8,14 +8,12 @@ use super::phase::Phase;
 use super::results::{Progress, Results, Underway};
 use super::sweep::{ReadAhead, SweepBuffers};
 use super::waits::Waits;
-use crate::admission::{AdmittedTask, GradientBytes};
-use crate::checkpoint::Identity;
+use crate::admission::GradientBytes;
 use crate::device::ShardWork;
 use crate::error::EngineError;
 use crate::optimizer::MicroStep;
 use crate::protocol::{Inputs, Loaded, Output, Reading, Ticket, Time};
 use crate::stages::{Cursor, EvaluationKind, ShardTask, Stage, Sweep};
-use crate::train_task::TrainTask;
 use hydra_core::{DeviceId, HostTensor, Measured, Pass, Sampler, TaskId};
 use hydra_sched::{CostError, CostModel, ModelIndex, ModelView, ShardTaskKind};
 use hydra_spill::Reservation;
@@ -75,20 +73,14 @@ pub(crate) struct LiveTask {
 }
 
 impl LiveTask {
-    pub(crate) fn new(
-        id: TaskId,
-        task: TrainTask,
-        admitted: &AdmittedTask,
-        identity: Option<Identity>,
-    ) -> Result<Self, CostError> {
-        let facts = Facts::new(id, task, admitted, identity);
+    pub(crate) fn new(facts: Facts) -> Result<Self, CostError> {
         let (chain, spec) = (facts.chain(), &facts.task.spec);
         let cursor = Cursor::new(facts.program());
         let gradients = GradientBytes::of(chain, spec, &facts.shards);
-        let gradients = GradientRoom::new(gradients, admitted.gradient_bytes, chain.images().len());
+        let gradients = GradientRoom::new(gradients, facts.admitted.gradient_bytes, chain.images().len());
         let frozen = |trained: bool| if trained { 0 } else { usize::MAX };
-        let forward: Vec<f64> = facts.plan.shards.iter().map(|shard| shard.forward_s).collect();
-        let backward = facts.plan.shards.iter().map(|shard| shard.backward_s).collect();
+        let forward: Vec<f64> = facts.admitted.plan.shards.iter().map(|shard| shard.forward_s).collect();
+        let backward = facts.admitted.plan.shards.iter().map(|shard| shard.backward_s).collect();
         Ok(Self {
             phase: Phase::Waiting,
             request: None,
@@ -101,7 +93,8 @@ impl LiveTask {
             memory: TaskMemory { active: None, gradients, waiting: None },
             results: Results::default(),
             underway: Underway::default(),
-            checkpoint: CheckpointClock::new(&cursor),
+            // At its first stage there is nothing to save: it is drawn or read again.
+            checkpoint: CheckpointClock::saved_at(&cursor, 0.0),
             waits: Waits::default(),
             cursor,
             facts: Arc::new(facts),
@@ -198,7 +191,7 @@ impl LiveTask {
     }
 
     fn has_final_masters(&self, next: &ShardTask) -> bool {
-        self.facts.images_of_shard(next.shard).iter().all(|image| self.versions[*image] >= next.step)
+        self.facts.images[next.shard].iter().all(|image| self.versions[*image] >= next.step)
     }
 
     /// Returns whether every trained image has been stepped for every minibatch that was trained.
@@ -263,9 +256,9 @@ impl LiveTask {
     fn begin_sweep(&mut self, next: &ShardTask) -> Result<(), EngineError> {
         self.sweep.begin();
         if let Some(loaded) = self.ahead.take(Sweep::of(next)) {
-            self.sweep.set_batches(loaded.batches?);
+            self.sweep.batches = loaded.batches?;
         } else if let Some(reading) = self.reading(next) {
-            self.sweep.set_batches(reading.batches()?);
+            self.sweep.batches = reading.batches()?;
         }
         Ok(())
     }
@@ -358,8 +351,8 @@ impl LiveTask {
                 return Err(EngineError::BadLoss { loss, step, dataset });
             }
             _ if !loss.is_finite() => return Err(EngineError::BadLoss { loss, step, dataset: None }),
-            Stage::Evaluate { .. } => self.underway.evaluate(measured, claim.terms),
-            _ => self.underway.train(claim.work.weight, loss),
+            Stage::Evaluate { .. } => self.underway.evaluation.add(measured, claim.terms),
+            _ => self.underway.loss += claim.work.weight * f64::from(loss),
         }
         Ok(())
     }
@@ -372,7 +365,7 @@ impl LiveTask {
     }
 
     fn end_minibatch(&mut self, claim: &Claim, time: Time) -> Progress {
-        let (step, loss) = (claim.what.step, self.underway.take_loss());
+        let (step, loss) = (claim.what.step, std::mem::take(&mut self.underway.loss));
         let units = self.sampler.items(step).len() * self.sweep.units_per_item();
         self.results.losses.push(loss);
         self.results.units += units as u64;
@@ -389,7 +382,7 @@ impl LiveTask {
             let units = self.facts.task.evaluation_batch() * self.sweep.units_per_item();
             return Progress::Evaluating { kind, batch, batches, units };
         }
-        let result = self.underway.take_evaluation(self.facts.chain());
+        let result = std::mem::take(&mut self.underway.evaluation).mean(self.facts.chain());
         let best = self.results.note(kind, step, &result);
         let patience = self.facts.task.spec.patience;
         if kind == EvaluationKind::Periodic

@@ -15,7 +15,7 @@ mod sweep;
 mod waits;
 
 pub(crate) use checkpoint_clock::CheckpointClock;
-pub(crate) use ending::{Fate, Rest, Resumed};
+pub(crate) use ending::{Fate, Rest};
 pub(crate) use facts::Facts;
 pub(crate) use live::{Claim, LiveTask, Request};
 pub(crate) use phase::{Change, Phase};

@@ -3,7 +3,7 @@
 use crate::checkpoint::SavedResults;
 use crate::protocol::{Evaluation, SavedEvaluation, Sums};
 use crate::stages::EvaluationKind;
-use hydra_core::{Chain, Measured};
+use hydra_core::Chain;
 use std::path::PathBuf;
 
 /// The results of a task so far.
@@ -37,40 +37,8 @@ pub(crate) enum Progress {
 #[derive(Debug, Default)]
 pub(crate) struct Underway {
     /// The loss of the microbatches so far, by their shares.
-    loss: f64,
-    evaluation: Sums,
-}
-
-impl Underway {
-    /// Adds the loss of a microbatch that has this share of its minibatch.
-    pub(crate) fn train(&mut self, share: f64, loss: f32) {
-        self.loss += share * f64::from(loss);
-    }
-
-    /// Adds a batch of an evaluation, of so many terms.
-    pub(crate) fn evaluate(&mut self, measured: &Measured, terms: usize) {
-        self.evaluation.add(measured, terms);
-    }
-
-    /// The loss of the minibatch, which has ended.
-    pub(crate) fn take_loss(&mut self) -> f64 {
-        std::mem::take(&mut self.loss)
-    }
-
-    /// The evaluation, which has ended.
-    pub(crate) fn take_evaluation(&mut self, chain: &Chain) -> Evaluation {
-        std::mem::take(&mut self.evaluation).mean(chain)
-    }
-
-    /// The sums of the evaluation so far.
-    pub(crate) fn sums(&self) -> &Sums {
-        &self.evaluation
-    }
-
-    /// Goes on with an evaluation of which this much is done.
-    pub(crate) fn resume(&mut self, sums: Sums) {
-        self.evaluation = sums;
-    }
+    pub loss: f64,
+    pub evaluation: Sums,
 }
 
 impl Results {

@@ -13,17 +13,11 @@ struct Slot<T> {
     value: Option<T>,
 }
 
-impl<T> Slot<T> {
-    fn of(maker: Ticket) -> Option<Self> {
-        Some(Self { maker, value: None })
-    }
-}
-
 /// The host side of a sweep.
 #[derive(Debug)]
 pub(crate) struct SweepBuffers {
-    /// One a microbatch.
-    batches: Vec<Batch>,
+    /// The batches of the minibatch or evaluation batch, one a microbatch.
+    pub batches: Vec<Batch>,
     /// The boundary activation in front of each shard.
     boundaries: Vec<Option<Slot<Vec<HostTensor>>>>,
     /// The gradient of the output of a shard.
@@ -44,11 +38,6 @@ impl SweepBuffers {
     pub(crate) fn begin(&mut self) {
         self.boundaries.iter_mut().for_each(|slot| *slot = None);
         self.upstream = None;
-    }
-
-    /// The batches of the minibatch or evaluation batch that begins.
-    pub(crate) fn set_batches(&mut self, batches: Vec<Batch>) {
-        self.batches = batches;
     }
 
     /// Lets go of everything.
@@ -125,12 +114,12 @@ impl SweepBuffers {
         match claim.what.kind {
             ShardTaskKind::Backward => {
                 if let Some(shard) = claim.what.shard.checked_sub(1) {
-                    self.upstream = Slot::of(claim.ticket).map(|slot| (shard, slot));
+                    self.upstream = Some((shard, Slot { maker: claim.ticket, value: None }));
                 }
             }
             ShardTaskKind::Forward | ShardTaskKind::Evaluate => {
                 if let Some(slot) = self.boundaries.get_mut(claim.what.shard + 1) {
-                    *slot = Slot::of(claim.ticket);
+                    *slot = Some(Slot { maker: claim.ticket, value: None });
                 }
             }
         }

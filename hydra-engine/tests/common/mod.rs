@@ -1,4 +1,4 @@
-//! What the integration tests share: small chains, data, and runs under drawn settings.
+//! Parts that the integration tests share: small chains, data, and runs under drawn settings.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 use burn::module::Module;
@@ -47,7 +47,7 @@ pub struct Settings {
     pub devices: usize,
     pub threads: usize,
     pub memory: ByteSize,
-    pub resident: bool,
+    pub zero_copy: bool,
     pub cuts: Option<Vec<usize>>,
     pub policy: PolicyKind,
     pub prefetch: bool,
@@ -60,7 +60,7 @@ impl Default for Settings {
             devices: 1,
             threads: 1,
             memory: PLENTY,
-            resident: false,
+            zero_copy: false,
             cuts: None,
             policy: PolicyKind::ShardedLrtf,
             prefetch: true,
@@ -72,7 +72,7 @@ impl Default for Settings {
 impl Settings {
     pub fn orchestrator(&self) -> Orchestrator {
         let device = DeviceSpec::cpu(self.memory).threads(self.threads);
-        let device = if self.resident { device.zero_copy() } else { device };
+        let device = if self.zero_copy { device.zero_copy() } else { device };
         let orchestrator = Orchestrator::new(device.times(self.devices)).expect("devices");
         orchestrator.policy(self.policy).prefetch(self.prefetch).seed(5)
     }

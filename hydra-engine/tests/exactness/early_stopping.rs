@@ -66,7 +66,7 @@ fn ends_after(whole: &TaskReport, patience: usize) -> usize {
     STEPS
 }
 
-/// What a task with this much patience has to show, by what it would have done with more.
+/// Holds a task with this much patience to what it would have done with more.
 fn agrees(task: &TaskReport, whole: &TaskReport, patience: usize, what: &str) {
     let end = ends_after(whole, patience);
     assert_eq!((task.state, task.error.as_deref()), (TaskState::Done, None), "{what}");
@@ -84,11 +84,11 @@ fn a_task_ends_when_it_gets_no_better() {
         let whole = Settings::default().task(case.task());
         let mut early = 0;
         for patience in [1, 2, 3] {
-            let settings = |devices, prefetch, cuts, resident, others| Settings {
+            let settings = |devices, prefetch, cuts, zero_copy, others| Settings {
                 devices,
                 prefetch,
                 cuts: Some(cuts),
-                resident,
+                zero_copy,
                 others,
                 ..Settings::default()
             };

@@ -35,7 +35,7 @@ fn shards_equal_the_plain_loop() {
             cut.clone(),
             Settings { prefetch: false, threads: 2, ..cut.clone() },
             Settings { devices: 2, others: 2, cuts: Some(vec![2]), ..Settings::default() },
-            Settings { resident: true, cuts: Some(vec![1, 3]), ..Settings::default() },
+            Settings { zero_copy: true, cuts: Some(vec![1, 3]), ..Settings::default() },
         ] {
             agrees(&chain, &data, &settings, &spec());
         }

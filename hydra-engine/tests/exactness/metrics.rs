@@ -1,4 +1,4 @@
-//! What evaluations measure beside the loss.
+//! Metrics: the numbers that evaluations measure beside the loss.
 
 use crate::common::{Settings, adamw, mlp_chain, spirals};
 use burn::module::Module;
@@ -80,7 +80,7 @@ fn metrics_are_means_over_all_items_however_the_chain_is_cut() {
     };
     let settings = [
         Settings { cuts: Some(vec![1, 2, 3]), devices: 2, others: 1, ..Settings::default() },
-        Settings { threads: 2, prefetch: false, resident: true, ..Settings::default() },
+        Settings { threads: 2, prefetch: false, zero_copy: true, ..Settings::default() },
     ];
     for settings in settings {
         assert_eq!(evaluations(&settings.task(task(mlp_chain()))), evaluations(&whole), "{settings:?}");

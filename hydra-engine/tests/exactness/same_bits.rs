@@ -47,12 +47,12 @@ fn shards_equal_the_plain_loop() {
 }
 
 #[test]
-fn a_resident_model_copies_nothing_and_equals_the_plain_loop() {
-    let resident = Settings { resident: true, threads: 2, ..Settings::default() };
-    agrees(&resident, &spec());
-    agrees(&resident, &TrainSpec { accumulate: 3, clip: None, ..spec() });
-    agrees(&Settings { cuts: Some(vec![1, 3]), others: 1, ..resident.clone() }, &spec());
-    let report = resident.run(task(&spec()).validation(tokens(5, 3)));
+fn a_zero_copy_model_copies_nothing_and_equals_the_plain_loop() {
+    let zero_copy = Settings { zero_copy: true, threads: 2, ..Settings::default() };
+    agrees(&zero_copy, &spec());
+    agrees(&zero_copy, &TrainSpec { accumulate: 3, clip: None, ..spec() });
+    agrees(&Settings { cuts: Some(vec![1, 3]), others: 1, ..zero_copy.clone() }, &spec());
+    let report = zero_copy.run(task(&spec()).validation(tokens(5, 3)));
     let moved = report.transfers.promoted_bytes + report.transfers.demoted_bytes;
     assert_eq!((report.tasks[0].state, report.tasks[0].plan.shards, moved), (TaskState::Done, 1, 0));
 }
@@ -107,8 +107,8 @@ fn chains_that_are_no_language_models_train_spilled() {
         [(mlp_chain(), spirals()), (Arc::new(mlp::two_stream_chain(8, 3, 3).expect("a chain")), spirals())];
     for (chain, data) in chains {
         let plain = plain::train(&chain, data.as_ref(), &spec).expect("the plain loop");
-        for resident in [false, true] {
-            let settings = Settings { cuts: Some(vec![1, 2]), resident, ..Settings::default() };
+        for zero_copy in [false, true] {
+            let settings = Settings { cuts: Some(vec![1, 2]), zero_copy, ..Settings::default() };
             let report = settings.task(TrainTask::new("task", chain.clone(), data.clone(), spec.clone()));
             assert_eq!((report.error, &report.losses), (None, &plain.losses));
             assert_eq!(report.weights_sha256.as_ref(), Some(&plain.weights_sha256));
@@ -119,7 +119,7 @@ fn chains_that_are_no_language_models_train_spilled() {
 #[test]
 fn best_weights_are_put_back() {
     best_weights_return(&Settings { cuts: Some(vec![2, 3]), ..Settings::default() });
-    best_weights_return(&Settings { resident: true, ..Settings::default() });
+    best_weights_return(&Settings { zero_copy: true, ..Settings::default() });
 }
 
 fn best_weights_return(settings: &Settings) {
@@ -144,13 +144,13 @@ prop_compose! {
     fn settings()(
         devices in 1usize..=2,
         threads in 1usize..=2,
-        resident: bool,
+        zero_copy: bool,
         cuts in prop::collection::btree_set(1usize..5, 0..=4),
         policy in prop::sample::select(PolicyKind::ALL.to_vec()),
         prefetch: bool,
         others in 0usize..=2,
     ) -> Settings {
-        Settings { devices, threads, memory: PLENTY, resident, cuts: Some(cuts.into_iter().collect()), policy, prefetch, others }
+        Settings { devices, threads, memory: PLENTY, zero_copy, cuts: Some(cuts.into_iter().collect()), policy, prefetch, others }
     }
 }
 

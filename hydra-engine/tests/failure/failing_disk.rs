@@ -31,7 +31,7 @@ impl Damage {
         }
     }
 
-    /// What the task that had its masters there says.
+    /// The words of the task that had its masters there.
     fn said(self) -> &'static str {
         match self {
             Self::Shorter => "failed to fill whole buffer",
@@ -113,8 +113,8 @@ fn damaged(settings: &Settings, large: &TrainTask, spec: &TrainSpec, damage: Dam
 #[test]
 fn a_file_that_is_damaged_fails_its_task_and_no_other() {
     for (damage, clip) in [(Damage::Shorter, None), (Damage::Other, Some(0.7)), (Damage::Other, None)] {
-        for (devices, prefetch, resident) in [(1, true, false), (2, true, true), (1, false, false)] {
-            let settings = Settings { devices, prefetch, resident, ..Settings::default() };
+        for (devices, prefetch, zero_copy) in [(1, true, false), (2, true, true), (1, false, false)] {
+            let settings = Settings { devices, prefetch, zero_copy, ..Settings::default() };
             damaged(&settings, &large(&spec(clip)), &spec(clip), damage);
         }
     }

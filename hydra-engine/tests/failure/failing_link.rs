@@ -19,7 +19,7 @@ struct Fault {
     direction: Direction,
     /// Copies in this direction before the one that fails.
     after: usize,
-    /// Whether the device's link is dead from then on.
+    /// The device's link is dead from then on.
     for_good: bool,
     copies: AtomicUsize,
     dead: Mutex<Option<String>>,
@@ -38,7 +38,7 @@ impl Fault {
         self.copies() > self.after
     }
 
-    /// Whether this copy of the device fails.
+    /// True if this copy of the device fails.
     fn strikes(&self, device: &str, direction: Direction) -> bool {
         let mut dead = self.dead.lock().unwrap_or_else(PoisonError::into_inner);
         if dead.as_deref() == Some(device) {

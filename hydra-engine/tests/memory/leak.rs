@@ -1,4 +1,4 @@
-//! What a shard task allocated is gone when it ends.
+//! Leaks: what a shard task allocated is gone when it ends.
 
 use crate::{alone, common::gpt2_chain};
 use hydra_core::{DeviceId, HostActivation, HostTensor, MemoryProbe, Pass, forward_range, promote_layers};

@@ -228,8 +228,8 @@ fn a_layer_may_give_its_parameters_away() {
     let chain = Arc::new(chain.layer("b", dense(8, 8)).layer("c", head(8)).build().unwrap());
     let spec = spec(4, 6);
     let plain = plain::train(&chain, points(24).as_ref(), &spec).unwrap();
-    for (cuts, resident) in [(vec![], true), (vec![1, 2], true), (vec![2, 3], true), (vec![2], false)] {
-        let settings = Settings { cuts: Some(cuts), resident, ..Settings::default() };
+    for (cuts, zero_copy) in [(vec![], true), (vec![1, 2], true), (vec![2, 3], true), (vec![2], false)] {
+        let settings = Settings { cuts: Some(cuts), zero_copy, ..Settings::default() };
         let task = TrainTask::new("task", chain.clone(), points(24), spec.clone()).validation(points(8));
         let report = settings.task(task);
         assert_eq!((report.error, report.weights_sha256), (None, Some(plain.weights_sha256.clone())));
@@ -302,7 +302,7 @@ fn a_panic_leaves_nothing_on_the_device() {
     drop(std::panic::take_hook());
     // The threads of the pool end by themselves, and with them what they keep for matrix products.
     let gone = || in_use() < before + 200_000;
-    (0..500).take_while(|_| !gone()).for_each(|_| std::thread::park_timeout(Duration::from_millis(10)));
+    (0..6000).take_while(|_| !gone()).for_each(|_| std::thread::park_timeout(Duration::from_millis(10)));
     // A graph of one microbatch saves more than half a mebibyte.
     assert!(gone(), "{before} bytes in use before, {} after", in_use());
 }

@@ -190,9 +190,9 @@ fn other_chains_and_types_of_floats_train_from_the_disk() {
     for (chain, data) in chains {
         let spec = TrainSpec { clip: None, ..spec() };
         let task = TrainTask::new("task", chain.clone(), data, spec.clone());
-        for resident in [false, true] {
+        for zero_copy in [false, true] {
             let cuts = if chain.layers().len() > 5 { vec![1, 3, 4, 7] } else { vec![1, 2] };
-            let settings = Settings { cuts: Some(cuts), resident, ..Settings::default() };
+            let settings = Settings { cuts: Some(cuts), zero_copy, ..Settings::default() };
             let (least, all) = bounds(&settings, &task);
             agrees(&settings, &task, (&chain, &spec), least);
             agrees(&settings, &task, (&chain, &spec), (least + all) / 2);
@@ -222,8 +222,8 @@ fn evaluated() -> TrainTask {
 fn best_weights_are_put_back_on_the_disk() {
     let whole = Settings::default().task(evaluated());
     assert!(whole.validations.best_step.is_some());
-    for resident in [false, true] {
-        let settings = Settings { cuts: Some(vec![2, 5, 7]), resident, ..Settings::default() };
+    for zero_copy in [false, true] {
+        let settings = Settings { cuts: Some(vec![2, 5, 7]), zero_copy, ..Settings::default() };
         let (least, all) = bounds(&settings, &evaluated());
         let report = run(&settings, &evaluated(), least).tasks.remove(0);
         assert!(report.plan.disk_bytes > 0);
@@ -479,14 +479,14 @@ prop_compose! {
     fn settings()(
         devices in 1usize..=2,
         threads in 1usize..=2,
-        resident: bool,
+        zero_copy: bool,
         cuts in prop::collection::btree_set(1usize..10, 0..=6),
         policy in prop::sample::select(PolicyKind::ALL.to_vec()),
         prefetch: bool,
         others in 0usize..=2,
     ) -> Settings {
         let cuts = Some(cuts.into_iter().collect());
-        Settings { devices, threads, resident, cuts, policy, prefetch, others, ..Settings::default() }
+        Settings { devices, threads, zero_copy, cuts, policy, prefetch, others, ..Settings::default() }
     }
 }
 

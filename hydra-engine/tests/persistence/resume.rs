@@ -67,7 +67,7 @@ fn kept_every(
     (report, copies)
 }
 
-/// What must not differ between a run and one that went on.
+/// The parts of a report that must not differ between a run and one that went on.
 fn outcome(report: &TaskReport) -> impl PartialEq + std::fmt::Debug + use<> {
     let bits: Vec<u64> = report.losses.iter().map(|loss| loss.to_bits()).collect();
     let evaluations =
@@ -98,7 +98,7 @@ fn from_every_checkpoint_the_bits_are_those_of_the_whole_run() {
     assert_eq!(copies.len(), 7, "the last one stands before the last evaluation");
     let elsewhere = [
         Settings { cuts: Some(vec![1, 2, 3]), devices: 2, others: 1, ..Settings::default() },
-        Settings { threads: 2, prefetch: false, resident: true, ..Settings::default() },
+        Settings { threads: 2, prefetch: false, zero_copy: true, ..Settings::default() },
     ];
     for (index, copy) in copies.iter().enumerate() {
         let checkpoint = Checkpoint::open(copy).unwrap();
@@ -242,7 +242,7 @@ struct Count {
 }
 
 impl Count {
-    /// Whether a checkpoint is half written, under another name until it is whole.
+    /// True while a checkpoint is half written, under another name until it is whole.
     fn is_writing(&self) -> bool {
         let files = fs::read_dir(&self.dir).unwrap();
         files.flatten().any(|file| file.path().extension().is_some_and(|end| end == "part"))

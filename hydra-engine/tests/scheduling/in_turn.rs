@@ -17,7 +17,7 @@ fn spec(index: usize) -> TrainSpec {
 }
 
 fn task(index: usize) -> TrainTask {
-    TrainTask::new(format!("{index}"), gpt2_chain(), tokens(7, 1), spec(index)).cuts(vec![1, 3])
+    TrainTask::new(format!("{index}"), gpt2_chain(), tokens(7, 1), spec(index)).cuts(vec![1, 2, 3, 4])
 }
 
 /// Weights of plain training.
@@ -56,7 +56,9 @@ fn run(settings: &Settings, host: u64, set: impl FnOnce(Orchestrator) -> Orchest
     let begun = Arc::new(Mutex::new(Begun::default()));
     let orchestrator = settings.orchestrator().host_memory(ByteSize(host));
     let mut run = set(orchestrator.observer(Box::new(Watch(begun.clone()))));
-    (0..TASKS).for_each(|index| drop(run.submit(task(index)).unwrap()));
+    for index in 0..TASKS {
+        run.submit(task(index)).unwrap();
+    }
     let report = run.run().unwrap();
     let begun = std::mem::take(&mut *begun.lock().unwrap());
     (report, begun)
@@ -68,6 +70,21 @@ fn needs() -> (u64, u64) {
     run.submit(task(0)).unwrap();
     let admission = run.admit().unwrap().admission().clone();
     (admission.tasks[0].master_bytes, admission.tasks[0].active_bytes)
+}
+
+/// Bytes of host memory that a refused run needs.
+fn needed(error: EngineError) -> u64 {
+    match error {
+        EngineError::HostMemory { needed, .. } => needed,
+        other => panic!("{other}"),
+    }
+}
+
+/// The least bytes of host memory in which a task is trained without a disk.
+fn least() -> u64 {
+    let mut run = Settings::default().orchestrator().host_memory(ByteSize(1)).in_turn(1);
+    run.submit(task(0)).unwrap();
+    needed(run.admit().unwrap_err())
 }
 
 fn check(report: &RunReport) {
@@ -86,7 +103,7 @@ fn tasks_that_wait_have_the_bits_that_they_have_alone() {
         [(1, PolicyKind::ShardedLrtf), (2, PolicyKind::ShardedLrtf), (2, PolicyKind::Random)]
     {
         let settings = Settings { devices, policy, ..Settings::default() };
-        let host = 3 * masters + 2 * active;
+        let host = 3 * (masters + active);
         let (report, begun) = run(&settings, host, |run| run.in_turn(usize::MAX));
         check(&report);
         assert_eq!((begun.most, begun.order.len()), (3, TASKS));
@@ -129,8 +146,12 @@ fn masters_on_the_disk_begin_in_turn_too() {
     let (report, begun) = run(&settings, 4 * masters + active, on_disk);
     check(&report);
     assert_eq!(begun.most, TASKS, "what the disk has room for need not wait");
-    let host = masters / 2 + 2 * active;
-    let (report, begun) = run(&settings, host, |run| on_disk(run).in_turn(2));
+    // Less than a task needs that is whole in host memory.
+    let mut tight = on_disk(Settings::default().orchestrator()).host_memory(ByteSize(1)).in_turn(2);
+    tight.submit(task(0)).unwrap();
+    let host = needed(tight.admit().unwrap_err());
+    assert!(host < least(), "{host} {}", least());
+    let (report, begun) = run(&Settings::default(), host, |run| on_disk(run).in_turn(2));
     check(&report);
     assert!(begun.most <= 2 && report.transfers.disk_read_bytes > 0, "{report:?}");
 }
@@ -141,7 +162,7 @@ fn what_waits_at_a_stop_ends_with_nothing_and_a_run_that_goes_on_trains_it() {
     let dir = tempfile::tempdir().unwrap();
     let file = |index: usize| dir.path().join(format!("{index}.ckpt"));
     let go = |stop: Option<StopFlag>| {
-        let run = Settings::default().orchestrator().host_memory(ByteSize(2 * masters + active));
+        let run = Settings::default().orchestrator().host_memory(ByteSize(2 * (masters + active)));
         let mut run = run.in_turn(usize::MAX);
         if let Some(stop) = stop {
             run = run.observer(Box::new(StopAtFirst(stop.clone()))).stop_flag(stop);
@@ -177,17 +198,24 @@ impl Observer for StopAtFirst {
 
 #[test]
 fn a_task_that_can_never_fit_is_left_out_and_the_others_run() {
-    let (masters, active) = needs();
     let small = || TrainTask::new("small", mlp_chain(), spirals(), spec(0));
     let submit = |host: u64, memory: ByteSize, leave_out: bool, tasks: Vec<TrainTask>| {
         let run = Settings { memory, ..Settings::default() }.orchestrator().host_memory(ByteSize(host));
         let run = run.in_turn(usize::MAX);
         let mut run = if leave_out { run.leave_out_what_never_fits() } else { run };
-        tasks.into_iter().for_each(|task| drop(run.submit(task).unwrap()));
+        for task in tasks {
+            run.submit(task).unwrap();
+        }
         run.run()
     };
-    let (little, plenty) = (masters + active - 1, 1 << 40);
-    let (tight, wide) = (ByteSize(70_000), Settings::default().memory);
+    let (little, plenty) = (least() - 1, 1 << 40);
+    let on_device = |task: TrainTask| {
+        let mut run = Settings::default().orchestrator();
+        run.submit(task).unwrap();
+        run.admit().unwrap().admission().tasks[0].plan.min_device_memory_bytes
+    };
+    let (tight, wide) =
+        (ByteSize(on_device(small()).midpoint(on_device(task(0)))), Settings::default().memory);
     let expected = plain::train(&mlp_chain(), spirals().as_ref(), &spec(0)).unwrap().weights_sha256;
     for (host, memory) in [(little, wide), (plenty, tight)] {
         let config = serde_json::json!({ "lr": 1 });
@@ -203,11 +231,7 @@ fn a_task_that_can_never_fit_is_left_out_and_the_others_run() {
         assert!(submit(host, memory, true, vec![task(0), task(1)]).is_err(), "nothing would be left");
     }
     let error = submit(little, wide, true, vec![task(0)]).unwrap_err();
-    let needed = masters + active;
     let EngineError::Task { task, source } = error else { panic!("{error}") };
     assert_eq!(task, "0");
-    assert!(
-        matches!(*source, EngineError::HostMemory { needed: n, tasks: 1, .. } if n <= needed),
-        "{source}"
-    );
+    assert!(matches!(*source, EngineError::HostMemory { needed, tasks: 1, .. } if needed == little + 1));
 }

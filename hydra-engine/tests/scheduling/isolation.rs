@@ -1,4 +1,4 @@
-//! What goes wrong in one task stays there; what cannot work is refused before anything trains.
+//! Isolation: what goes wrong in one task stays there; what cannot work is refused before anything trains.
 
 use crate::common::{Fragile, PLENTY, Points, Read, Settings, adamw, gpt2_chain, mlp_chain, spirals, tokens};
 use hydra_core::optimizer::Sgd;
@@ -374,8 +374,8 @@ fn one_task_is_stopped_and_the_others_go_on() {
     assert_eq!(second.losses.len(), 400);
 }
 
-/// A policy that answers as it is told.
-struct Told(fn(&View<'_>) -> Option<ModelIndex>);
+/// A policy that answers as it is told: which model it chooses, and whether it waits for any.
+struct Told(fn(&View<'_>) -> Option<ModelIndex>, fn() -> bool);
 
 impl Policy for Told {
     fn name(&self) -> &'static str {
@@ -386,6 +386,10 @@ impl Policy for Told {
         PolicyKind::Fifo.build(0).priority(model)
     }
 
+    fn waits(&self) -> bool {
+        (self.1)()
+    }
+
     fn choose(&mut self, view: &View<'_>) -> Option<ModelIndex> {
         (self.0)(view)
     }
@@ -394,17 +398,17 @@ impl Policy for Told {
 #[test]
 fn a_policy_of_ones_own_chooses_and_one_that_is_none_is_dismissed() {
     let plain = plain::train(&gpt2_chain(), tokens(11, 1).as_ref(), &steps(6)).unwrap();
-    type Answer = (fn(&View<'_>) -> Option<ModelIndex>, &'static str);
-    let answers: [Answer; 5] = [
-        (|view| view.claimable.last().map(|model| model.model), "told"),
-        (|_| None, "sharded-lrtf"),
-        (|_| Some(ModelIndex(0)), "sharded-lrtf"),
-        (|_| Some(ModelIndex(999)), "sharded-lrtf"),
-        (|_| panic!("no idea"), "sharded-lrtf"),
+    let answers = [
+        (Told(|view| view.claimable.last().map(|model| model.model), || false), "told"),
+        (Told(|_| None, || false), "sharded-lrtf"),
+        (Told(|_| Some(ModelIndex(0)), || false), "sharded-lrtf"),
+        (Told(|_| Some(ModelIndex(999)), || false), "sharded-lrtf"),
+        (Told(|_| panic!("no idea"), || false), "sharded-lrtf"),
+        (Told(|_| None, || panic!("no idea")), "sharded-lrtf"),
     ];
-    for (answer, name) in answers {
+    for (told, name) in answers {
         let mut run = Settings { devices: 2, ..Settings::default() }.orchestrator();
-        run = run.own_policy(Box::new(Told(answer)));
+        run = run.own_policy(Box::new(told));
         for task in ["one", "two", "three"] {
             run.submit(TrainTask::new(task, gpt2_chain(), tokens(11, 1), steps(6)).cuts(vec![1, 3])).unwrap();
         }
@@ -414,7 +418,7 @@ fn a_policy_of_ones_own_chooses_and_one_that_is_none_is_dismissed() {
     }
 }
 
-/// What one thread waits for and another opens.
+/// A gate that one thread waits for and another opens.
 type Gate = Arc<(Mutex<bool>, Condvar)>;
 
 fn open(gate: &Gate) {
@@ -422,7 +426,7 @@ fn open(gate: &Gate) {
     gate.1.notify_all();
 }
 
-/// Whether it opens soon enough.
+/// True if it opens soon enough.
 fn opens(gate: &Gate) -> bool {
     let patience = Duration::from_secs(60);
     let (open, _) = gate.1.wait_timeout_while(gate.0.lock().unwrap(), patience, |open| !*open).unwrap();
@@ -561,6 +565,6 @@ fn a_dataset_that_does_not_return_keeps_no_run_from_ending() {
     // The thread ends when the dataset returns, and lets go of it.
     open(&gate);
     let read = || Arc::strong_count(&data) == 1;
-    (0..1000).take_while(|_| !read()).for_each(|_| std::thread::park_timeout(Duration::from_millis(10)));
+    (0..6000).take_while(|_| !read()).for_each(|_| std::thread::park_timeout(Duration::from_millis(10)));
     assert!(read());
 }

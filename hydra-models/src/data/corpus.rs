@@ -191,6 +191,10 @@ mod tests {
         dir
     }
 
+    fn blocks(corpus: &Corpus, split: Split, context: usize) -> TokenBlocks {
+        corpus.blocks(split, &Tokenizer::Bytes, BlockSpec { context, vocab_size: 256 }).unwrap()
+    }
+
     #[test]
     fn the_forms_of_a_directory() {
         for names in [
@@ -211,13 +215,7 @@ mod tests {
         let dir = dir(&[("wiki.test.raw", b"only a test\n")]);
         let corpus = Corpus::open(dir.path()).unwrap();
         assert_eq!(Split::ALL.map(|split| corpus.has(split)), [false, false, true]);
-        assert_eq!(
-            corpus
-                .blocks(Split::Test, &Tokenizer::Bytes, BlockSpec { context: 4, vocab_size: 256 })
-                .unwrap()
-                .len(),
-            3
-        );
+        assert_eq!(blocks(&corpus, Split::Test, 4).len(), 3);
         let error = corpus.text(Split::Train).unwrap_err();
         assert!(matches!(error, DataError::SplitMissing { split: Split::Train, .. }));
         assert!(
@@ -299,8 +297,7 @@ mod tests {
     fn the_builtin_corpus_gives_blocks_in_every_split() {
         let corpus = Corpus::load("builtin").unwrap();
         for split in Split::ALL {
-            let blocks =
-                corpus.blocks(split, &Tokenizer::Bytes, BlockSpec { context: 64, vocab_size: 256 }).unwrap();
+            let blocks = blocks(&corpus, split, 64);
             let lines = corpus.text(split).unwrap().lines().filter(|line| !line.is_empty());
             let bytes: usize = lines.map(|line| line.len() + 1).sum();
             assert_eq!((blocks.tokens().len(), blocks.len()), (bytes, bytes / 64));

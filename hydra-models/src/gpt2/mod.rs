@@ -75,7 +75,7 @@ pub fn hf_name(param: &str) -> String {
 
 #[cfg(test)]
 mod testing {
-    pub use crate::weights::testing::Images;
+    pub use crate::weights::testing::{Broken, Images};
 
     use super::Gpt2Config;
 

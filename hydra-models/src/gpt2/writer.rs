@@ -84,7 +84,7 @@ fn same_file(a: &Path, b: &Path) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{Images, config};
+    use super::super::testing::{Broken, Images, config};
     use super::*;
     use crate::gpt2::chain;
     use tempfile::TempDir;
@@ -141,13 +141,6 @@ mod tests {
 
     #[test]
     fn an_image_that_cannot_be_read_leaves_no_file() {
-        struct Broken;
-        impl ImageReader for Broken {
-            fn image(&self, image: usize) -> Result<bytes::Bytes, WeightError> {
-                let source = io::Error::other("gone").into();
-                Err(WeightError::Image { chain: "c".to_owned(), image, source })
-            }
-        }
         let dir = TempDir::new().unwrap();
         let chain = chain(&config(), None).unwrap();
         let error = Gpt2Writer::new(config()).write(&chain, &Broken, dir.path()).unwrap_err();

@@ -34,7 +34,7 @@ pub struct Attention {
 /// shape `[batch, tokens, width]`.
 ///
 /// # Panics
-/// If the last dimension is not three times a multiple of the heads, or the elements are neither `F32` nor `BF16`.
+/// If the last dimension is not three times a multiple of the heads, or the elements are no `F32`, `BF16` or `F16`.
 pub fn causal_attention(qkv: Tensor<3>, options: Attention, pass: &Pass) -> Tensor<3> {
     let (heads, triple) = (options.heads, qkv.dims()[2]);
     assert!(

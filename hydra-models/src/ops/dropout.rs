@@ -16,7 +16,7 @@ use rayon::prelude::*;
 /// [`Site::dropout`] of `x`, to the same bits.
 ///
 /// # Panics
-/// If the elements are neither `F32` nor `BF16`.
+/// If the elements are no `F32`, `BF16` or `F16`.
 pub fn dropout<const D: usize>(x: Tensor<D>, probability: f64, site: Site) -> Tensor<D> {
     one_type("dropout", [x.dtype()]);
     match site.dropout_mask(probability) {

@@ -11,7 +11,7 @@ use hydra_core::profile::{self, Part};
 /// `gelu_new`, elementwise: [`reference::gelu_tanh`](super::reference::gelu_tanh).
 ///
 /// # Panics
-/// If the elements are neither `F32` nor `BF16`.
+/// If the elements are no `F32`, `BF16` or `F16`.
 pub fn gelu_tanh<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     one_type("gelu_tanh", [x.dtype()]);
     Tensor::from_dispatch(<Dispatch as GeluOps>::gelu_tanh(x.into_dispatch()))

@@ -209,34 +209,23 @@ mod tests {
         (x, floats.leaf(normal(2, [shape[2]]) + 1.0), floats.leaf(normal(3, [shape[2]])))
     }
 
-    fn upstream(floats: Floats, shape: [usize; 3]) -> Tensor<3> {
-        floats.of(normal(4, shape))
-    }
-
     fn run(
         norm: impl Fn(Tensor<3>, Tensor<1>, Tensor<1>, f64) -> Tensor<3>,
         floats: Floats,
-        shape: [usize; 3],
-    ) -> [Vec<f32>; 4] {
-        run_of(norm, inputs(floats, shape), upstream(floats, shape))
-    }
-
-    fn run_of(
-        norm: impl Fn(Tensor<3>, Tensor<1>, Tensor<1>, f64) -> Tensor<3>,
         (x, weight, bias): Inputs,
-        upstream: Tensor<3>,
     ) -> [Vec<f32>; 4] {
         let y = norm(x.clone(), weight.clone(), bias.clone(), 1e-5);
         let out = values(&y);
-        let grads = (y * upstream).sum().backward();
+        let grads = (y * floats.of(normal(4, x.dims()))).sum().backward();
         [out, gradient(&x, &grads), gradient(&weight, &grads), gradient(&bias, &grads)]
     }
 
     #[test]
     fn values_and_gradients_equal_the_reference() {
         for shape in [[1, 1, 2], [2, 3, 5], [3, 50, 48], [1, 7, 1100]] {
-            let [fast, slow] =
-                [run(layer_norm, Floats::F32, shape), run(reference::layer_norm, Floats::F32, shape)];
+            let inputs = || inputs(Floats::F32, shape);
+            let fast = run(layer_norm, Floats::F32, inputs());
+            let slow = run(reference::layer_norm, Floats::F32, inputs());
             for (fast, slow) in fast.iter().zip(&slow) {
                 // A row of two is plus or minus one, and its gradient nearly nothing.
                 assert!(distance(fast, slow) < 2e-6 || shape[2] == 2, "{shape:?}");
@@ -245,13 +234,9 @@ mod tests {
     }
 
     /// The output and the gradients in `f64`, with loops.
-    fn exact(floats: Floats, shape: [usize; 3]) -> [Vec<f32>; 4] {
-        exact_of(inputs(floats, shape), upstream(floats, shape))
-    }
-
-    fn exact_of((x, weight, bias): Inputs, upstream: Tensor<3>) -> [Vec<f32>; 4] {
+    fn exact(floats: Floats, (x, weight, bias): Inputs) -> [Vec<f32>; 4] {
         let wide = |v: Vec<f32>| v.into_iter().map(f64::from).collect::<Vec<_>>();
-        let n = x.dims()[2];
+        let (n, upstream) = (x.dims()[2], floats.of(normal(4, x.dims())));
         let (g, x, weight, bias) =
             (wide(values(&upstream)), wide(values(&x)), wide(values(&weight)), wide(values(&bias)));
         let (mut y, mut dx) = (vec![0.0; x.len()], vec![0.0; x.len()]);
@@ -277,7 +262,8 @@ mod tests {
     #[test]
     fn values_and_gradients_equal_the_exact_ones() {
         for shape in [[1, 1, 3], [2, 3, 5], [3, 50, 48], [1, 7, 1100]] {
-            let (found, exact) = (run(layer_norm, Floats::F32, shape), exact(Floats::F32, shape));
+            let inputs = || inputs(Floats::F32, shape);
+            let (found, exact) = (run(layer_norm, Floats::F32, inputs()), exact(Floats::F32, inputs()));
             for (i, (found, exact)) in found.iter().zip(&exact).enumerate() {
                 assert!(distance(found, exact) < 2e-6, "{shape:?}, {i}: {}", distance(found, exact));
             }
@@ -306,11 +292,8 @@ mod tests {
         for (deviation, offset) in
             [(1.0, 1000.0), (0.1, 100.0), (1e-2, 0.0), (1e-4, 0.0), (1e-8, 0.0), (1e6, 1e7)]
         {
-            let shape = [2, 3, 768];
-            let (found, exact) = (
-                run_of(layer_norm, rows(shape, deviation, offset), upstream(Floats::F32, shape)),
-                exact_of(rows(shape, deviation, offset), upstream(Floats::F32, shape)),
-            );
+            let case = || rows([2, 3, 768], deviation, offset);
+            let (found, exact) = (run(layer_norm, Floats::F32, case()), exact(Floats::F32, case()));
             // The mean of a row is a number of 32 bits.
             let bound = 2e-6 + f64::from(f32::EPSILON * offset / deviation);
             for (i, (found, exact)) in found.iter().zip(&exact).enumerate() {
@@ -328,8 +311,7 @@ mod tests {
         ) {
             let (shape, deviation) = ([batch, tokens, width], 2f32.powi(size));
             let case = || rows(shape, deviation, deviation * offset as f32);
-            let found = run_of(layer_norm, case(), upstream(Floats::F32, shape));
-            let exact = exact_of(case(), upstream(Floats::F32, shape));
+            let (found, exact) = (run(layer_norm, Floats::F32, case()), exact(Floats::F32, case()));
             for (i, (found, exact)) in found.iter().zip(&exact).enumerate() {
                 proptest::prop_assert!(distance(found, exact) < 1e-5, "{i}: {}", distance(found, exact));
             }
@@ -357,8 +339,9 @@ mod tests {
     #[test]
     fn bf16_is_rounded_once() {
         for shape in [[1, 1, 3], [2, 3, 5], [3, 50, 48], [1, 7, 1100]] {
-            let (found, exact) = (run(layer_norm, Floats::Bf16, shape), exact(Floats::Bf16, shape));
-            let widened = run(layer_norm, Floats::Widened, shape);
+            let run = |floats| run(layer_norm, floats, inputs(floats, shape));
+            let (found, widened) = (run(Floats::Bf16), run(Floats::Widened));
+            let exact = exact(Floats::Bf16, inputs(Floats::Bf16, shape));
             for (i, found) in found.iter().enumerate() {
                 assert_rounded(found, &widened[i]);
                 assert_within(ROUNDING, &format!("layer_norm {shape:?}, {i}"), found, &exact[i]);
@@ -369,8 +352,9 @@ mod tests {
     #[test]
     fn bits_do_not_depend_on_threads_or_tracking() {
         for floats in [Floats::F32, Floats::Bf16] {
-            let one = with_threads(1, || run(layer_norm, floats, [5, 40, 33]));
-            assert_eq!(one, with_threads(3, || run(layer_norm, floats, [5, 40, 33])));
+            let run = || run(layer_norm, floats, inputs(floats, [5, 40, 33]));
+            let one = with_threads(1, run);
+            assert_eq!(one, with_threads(3, run));
             let (x, weight, bias) = inputs(floats, [5, 40, 33]);
             assert_eq!(values(&layer_norm(untracked(x), untracked(weight), untracked(bias), 1e-5)), one[0]);
         }

@@ -103,11 +103,15 @@ fn read_json(path: &Path) -> Result<Tokenizer, TokenizerError> {
     read(path)?.parse().map_err(|source: tokenizers::Error| broken(path, source))
 }
 
+/// The id of each token of a file.
+fn read_ids(path: &Path) -> Result<BTreeMap<String, u32>, TokenizerError> {
+    serde_json::from_str(&read(path)?).map_err(|source| broken(path, source))
+}
+
 /// GPT-2's tokenizer of these two files, as Hugging Face builds it: byte-level, without a space put in front,
 /// and `<|endoftext|>` is one token if the vocabulary has it, and so is each of `added_tokens.json`.
 fn read_pair(vocab_path: &Path, merges_path: &Path) -> Result<Tokenizer, TokenizerError> {
-    let vocab: BTreeMap<String, u32> =
-        serde_json::from_str(&read(vocab_path)?).map_err(|source| broken(vocab_path, source))?;
+    let vocab = read_ids(vocab_path)?;
     let special = vocab.contains_key(END_OF_TEXT);
     let merges = parse_merges(&read(merges_path)?, merges_path)?;
     let mut tokenizer =
@@ -131,9 +135,7 @@ fn byte_level(vocab: Vocab, merges: Merges) -> tokenizers::Result<Tokenizer> {
 
 /// Adds the tokens of a file that gives ids to further strings.
 fn add_tokens(tokenizer: &mut Tokenizer, path: &Path) -> Result<(), TokenizerError> {
-    let added: BTreeMap<String, u32> =
-        serde_json::from_str(&read(path)?).map_err(|source| broken(path, source))?;
-    let mut added: Vec<(u32, String)> = added.into_iter().map(|(token, id)| (id, token)).collect();
+    let mut added: Vec<(u32, String)> = read_ids(path)?.into_iter().map(|(token, id)| (id, token)).collect();
     added.sort();
     for (id, token) in added {
         // The library gives the ids after the vocabulary's, one after the other.
@@ -293,24 +295,16 @@ mod tests {
 
     #[test]
     fn broken_files_are_named() {
-        let error = failure(&[("tokenizer.json", "{\"model\": 3}")]);
-        assert!(
-            matches!(&error, TokenizerError::Parse { path, .. } if path.ends_with("tokenizer.json")),
-            "{error}"
-        );
-        let error = failure(&[("vocab.json", "[1]"), ("merges.txt", "")]);
-        assert!(
-            matches!(&error, TokenizerError::Parse { path, .. } if path.ends_with("vocab.json")),
-            "{error}"
-        );
+        let names = |file: &str, files: &[(&str, &str)]| {
+            let error = failure(files);
+            assert!(matches!(&error, TokenizerError::Parse { path, .. } if path.ends_with(file)), "{error}");
+        };
+        names("tokenizer.json", &[("tokenizer.json", "{\"model\": 3}")]);
+        names("vocab.json", &[("vocab.json", "[1]"), ("merges.txt", "")]);
         let vocab = small_vocab().to_string();
         let error = failure(&[("vocab.json", &vocab), ("merges.txt", "#version: 0.2\na b\nab\n")]);
         assert!(matches!(error, TokenizerError::Merge { line: 3, .. }), "{error}");
-        let error = failure(&[("vocab.json", &vocab), ("merges.txt", "a unknown\n")]);
-        assert!(
-            matches!(&error, TokenizerError::Parse { path, .. } if path.ends_with("merges.txt")),
-            "{error}"
-        );
+        names("merges.txt", &[("vocab.json", &vocab), ("merges.txt", "a unknown\n")]);
     }
 
     #[test]

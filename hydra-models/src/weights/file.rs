@@ -75,14 +75,15 @@ impl TensorFile {
         if a.shape != b.shape || a.dtype != b.dtype {
             return Ok(Some(false));
         }
-        let (mut ours, mut theirs) = (self.bytes(a)?, other.bytes(b)?);
+        let failed = |file: &Self, source| ModelError::Read { path: file.path.clone(), source };
+        let open = |file: &Self, info| file.open_at(info).map_err(|source| failed(file, source));
+        let (mut ours, mut theirs) = (open(self, a)?, open(other, b)?);
         let (mut left, mut right) = (vec![0; PIECE], vec![0; PIECE]);
         let mut rest = a.data_offsets.1 - a.data_offsets.0;
         while rest > 0 {
             let piece = rest.min(PIECE);
-            let read = |file: &Self, source| ModelError::Read { path: file.path.clone(), source };
-            ours.read_exact(&mut left[..piece]).map_err(|source| read(self, source))?;
-            theirs.read_exact(&mut right[..piece]).map_err(|source| read(other, source))?;
+            ours.read_exact(&mut left[..piece]).map_err(|source| failed(self, source))?;
+            theirs.read_exact(&mut right[..piece]).map_err(|source| failed(other, source))?;
             if left[..piece] != right[..piece] {
                 return Ok(Some(false));
             }
@@ -92,10 +93,6 @@ impl TensorFile {
     }
 
     /// The file, open where a tensor's bytes begin.
-    fn bytes(&self, info: &TensorInfo) -> Result<File, ModelError> {
-        self.open_at(info).map_err(|source| ModelError::Read { path: self.path.clone(), source })
-    }
-
     fn open_at(&self, info: &TensorInfo) -> io::Result<File> {
         let mut file = File::open(&self.path)?;
         file.seek(SeekFrom::Start(self.data + info.data_offsets.0 as u64))?;

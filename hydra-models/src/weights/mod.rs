@@ -66,6 +66,16 @@ pub(crate) mod testing {
         }
     }
 
+    /// Masters that cannot be read.
+    pub struct Broken;
+
+    impl ImageReader for Broken {
+        fn image(&self, image: usize) -> Result<bytes::Bytes, WeightError> {
+            let source = std::io::Error::other("gone").into();
+            Err(WeightError::Image { chain: "c".to_owned(), image, source })
+        }
+    }
+
     impl ImageReader for Images {
         fn image(&self, image: usize) -> Result<bytes::Bytes, WeightError> {
             Ok(self.0[image].clone())

@@ -138,7 +138,7 @@ impl WeightSource for SafetensorsSource {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::Images;
+    use super::super::testing::{Broken, Images};
     use super::*;
     use crate::mlp;
     use burn::module::{Module, Param};
@@ -269,13 +269,6 @@ mod tests {
 
     #[test]
     fn a_damaged_file_is_refused_and_a_write_that_fails_leaves_the_old_one() {
-        struct Broken;
-        impl ImageReader for Broken {
-            fn image(&self, image: usize) -> Result<bytes::Bytes, WeightError> {
-                let source = std::io::Error::other("gone").into();
-                Err(WeightError::Image { chain: "c".to_owned(), image, source })
-            }
-        }
         let chain = tied(None);
         let (dir, images) = written(&chain, 1);
         let model = dir.path().join("model");

@@ -1,4 +1,4 @@
-//! What the experiments share: a folder of results, and a small picture of lines.
+//! Parts that the experiments share: a folder of results, and a small picture of lines.
 
 #![allow(dead_code, reason = "each experiment uses a part of it")]
 

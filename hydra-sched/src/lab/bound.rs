@@ -51,7 +51,8 @@ impl LowerBounds {
 
     /// The bounds of a workload that has been checked.
     pub(crate) fn of_valid(workload: &Workload, prefetch: bool) -> Self {
-        let speeds = fast_first(workload.devices.iter().map(|device| device.speed).collect());
+        let mut speeds: Vec<f64> = workload.devices.iter().map(|device| device.speed).collect();
+        speeds.sort_by(|a, b| b.total_cmp(a));
         let jobs: Vec<Job> = (0..workload.tasks.len()).map(|task| Job::of(workload, task)).collect();
         let fastest = speeds.first().copied().unwrap_or(1.0);
         let chain = |task| chain_s(workload, task, fastest, prefetch);
@@ -59,7 +60,8 @@ impl LowerBounds {
             chain_s: (0..jobs.len()).map(chain).fold(0.0, f64::max),
             work_s: first_s(&jobs)
                 + jobs.iter().map(|job| job.work_s).sum::<f64>() / speeds.iter().sum::<f64>(),
-            level_s: levels_s(&jobs, &speeds).max(arrivals_s(&jobs, &speeds)),
+            level_s: level_s(&jobs, &speeds, |job| job.work_s)
+                .max(level_s(&jobs, &speeds, |job| job.first_s)),
             link_s: link_s(workload),
             host_s: host_s(workload, fastest),
             packing_s: packing_s(workload),
@@ -93,32 +95,16 @@ fn first_s<'a>(jobs: impl IntoIterator<Item = &'a Job>) -> f64 {
     jobs.into_iter().map(|job| job.first_s).fold(f64::INFINITY, f64::min)
 }
 
-fn fast_first(mut speeds: Vec<f64>) -> Vec<f64> {
-    speeds.sort_by(|a, b| b.total_cmp(a));
-    speeds
-}
-
-fn levels_s(jobs: &[Job], speeds: &[f64]) -> f64 {
-    let mut longest: Vec<&Job> = jobs.iter().collect();
-    longest.sort_by(|a, b| b.work_s.total_cmp(&a.work_s));
+/// The jobs with the largest keys on as many of the fastest devices, for every number of them.
+fn level_s(jobs: &[Job], speeds: &[f64], key: impl Fn(&Job) -> f64) -> f64 {
+    let mut largest: Vec<&Job> = jobs.iter().collect();
+    largest.sort_by(|a, b| key(b).total_cmp(&key(a)));
     let (mut work, mut speed, mut first, mut best) = (0.0, 0.0, f64::INFINITY, 0.0f64);
-    for (index, job) in longest.iter().enumerate() {
+    for (index, job) in largest.iter().enumerate() {
         work += job.work_s;
         speed += speeds.get(index).copied().unwrap_or(0.0);
         first = first.min(job.first_s);
         best = best.max(first + work / speed);
-    }
-    best
-}
-
-fn arrivals_s(jobs: &[Job], speeds: &[f64]) -> f64 {
-    let mut latest: Vec<&Job> = jobs.iter().collect();
-    latest.sort_by(|a, b| b.first_s.total_cmp(&a.first_s));
-    let (mut work, mut speed, mut best) = (0.0, 0.0, 0.0f64);
-    for (index, job) in latest.iter().enumerate() {
-        work += job.work_s;
-        speed += speeds.get(index).copied().unwrap_or(0.0);
-        best = best.max(job.first_s + work / speed);
     }
     best
 }

@@ -147,13 +147,15 @@ impl Search {
 
     /// The shard tasks that can be placed next: the longest chains first, so that good schedules come early.
     fn moves(&self, last_s: f64) -> Vec<(f64, usize, usize)> {
+        let mut devices: Vec<usize> = (0..self.free_s.len()).collect();
+        devices.sort_by(|a, b| self.free_s[*a].total_cmp(&self.free_s[*b]));
         let mut moves = Vec::new();
         for (index, chain) in self.chains.iter().enumerate() {
             if chain.placed == chain.seconds.len() {
                 continue;
             }
             let mut tried: Vec<f64> = Vec::new();
-            for device in self.earliest_first() {
+            for &device in &devices {
                 if !tried.contains(&self.speeds[device]) {
                     tried.push(self.speeds[device]);
                     moves.push((chain.ready_s.max(self.free_s[device]).max(last_s), index, device));
@@ -163,12 +165,6 @@ impl Search {
         let rest = |chain: usize| self.chains[chain].rest[self.chains[chain].placed];
         moves.sort_by(|a, b| a.0.total_cmp(&b.0).then(rest(b.1).total_cmp(&rest(a.1))));
         moves
-    }
-
-    fn earliest_first(&self) -> Vec<usize> {
-        let mut devices: Vec<usize> = (0..self.free_s.len()).collect();
-        devices.sort_by(|a, b| self.free_s[*a].total_cmp(&self.free_s[*b]));
-        devices
     }
 
     /// No schedule that goes on from here is shorter.
@@ -207,15 +203,8 @@ fn chain(workload: &Workload, task: usize) -> Chain {
     let cost = &workload.tasks[task];
     let of = |of: ShardTask| workload.seconds(task, of.minibatch, of.kind, of.shard);
     let seconds: Vec<f64> = Program::of(cost).tasks().map(of).collect();
-    let mut rest: Vec<f64> = seconds
-        .iter()
-        .rev()
-        .scan(0.0, |sum, s| {
-            *sum += s;
-            Some(*sum)
-        })
-        .collect();
-    rest.reverse();
+    let mut rest = seconds.clone();
+    (1..rest.len()).rev().for_each(|later| rest[later - 1] += rest[later]);
     Chain { seconds, rest, placed: 0, ready_s: cost.arrival_s }
 }
 

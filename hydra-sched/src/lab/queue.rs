@@ -64,7 +64,7 @@ impl Queue {
 
     /// The model as it was put in, if it is there.
     pub fn get(&self, model: ModelIndex) -> Option<&ModelView> {
-        self.models.get(model.0)?.as_ref().map(|(_, view)| view)
+        self.at(model.0).map(|(_, view)| view)
     }
 
     /// The models as they were put in, in submission order.
@@ -74,7 +74,7 @@ impl Queue {
 
     /// The first in the policy's order.
     pub fn first(&self) -> Option<ModelView> {
-        self.view(self.winner[1])
+        self.view(1)
     }
 
     /// Asks the policy for one of the models; `cached` are those, if they are in the queue, whose
@@ -101,7 +101,7 @@ impl Queue {
 
     /// The model's place in the policy's order, if it is there.
     pub(crate) fn place(&self, model: ModelIndex) -> Option<&Priority> {
-        self.models.get(model.0)?.as_ref().map(|(priority, _)| priority)
+        self.at(model.0).map(|(priority, _)| priority)
     }
 
     fn replay(&mut self, model: usize) {
@@ -117,25 +117,21 @@ impl Queue {
     }
 
     fn game(&self, a: u32, b: u32) -> u32 {
-        match (self.priority(a), self.priority(b)) {
-            (Some(first), Some(second)) => {
-                if second < first {
-                    b
-                } else {
-                    a
-                }
-            }
-            (Some(_), None) => a,
-            (None, _) => b,
+        match [a, b].map(|model| self.at(model as usize).map(|(priority, _)| priority)) {
+            [Some(first), Some(second)] if second < first => b,
+            [Some(_), _] => a,
+            [None, _] => b,
         }
     }
 
-    fn priority(&self, model: u32) -> Option<&Priority> {
-        if model == NONE { None } else { self.models[model as usize].as_ref().map(|(priority, _)| priority) }
+    /// The model of this index, if it is there; [`NONE`] is the index of no model.
+    fn at(&self, model: usize) -> Option<&(Priority, ModelView)> {
+        self.models.get(model)?.as_ref()
     }
 
-    fn view(&self, model: u32) -> Option<ModelView> {
-        if model == NONE { None } else { self.models[model as usize].as_ref().map(|(_, view)| *view) }
+    /// The winner at a node of the tree.
+    fn view(&self, node: usize) -> Option<ModelView> {
+        self.at(self.winner[node] as usize).map(|(_, view)| *view)
     }
 
     /// The number of models below this index.
@@ -193,7 +189,7 @@ impl Claimable for Queued<'_> {
                 node += 1;
             }
         }
-        queue.view(queue.winner[node]).map(|view| self.seen(view))
+        queue.view(node).map(|view| self.seen(view))
     }
 
     fn submitted_after(&self, (_, model): (u64, ModelIndex)) -> Option<ModelView> {

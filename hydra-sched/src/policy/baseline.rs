@@ -1,6 +1,6 @@
 //! The policies that Sharded-LRTF is compared with.
 
-use super::random::{below, splitmix64};
+use super::random::{below, keyed};
 use super::{Claimable, ModelIndex, ModelView, Policy, PolicyKind, Priority, Request};
 
 /// First in, first out: the claimable model that was submitted first.
@@ -47,8 +47,7 @@ impl Random {
 
     /// Sixty-four random bits for one decision of one device.
     fn draw(&self, request: &Request) -> u64 {
-        let decision = splitmix64(splitmix64(self.seed) ^ request.decision);
-        splitmix64(decision ^ request.device as u64)
+        keyed(self.seed, &[request.decision, request.device as u64])
     }
 }
 

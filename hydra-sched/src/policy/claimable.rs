@@ -70,8 +70,8 @@ pub trait Claimable {
     /// The first model after this one in submission order.
     fn submitted_after(&self, after: (u64, ModelIndex)) -> Option<ModelView>;
 
-    /// All of them in submission order, each with whether its next shard is on the asking device. This takes a
-    /// time linear in their number, where the questions above take a logarithm from a [`Queue`](crate::Queue).
+    /// All of them in submission order. This takes a time linear in their number, where the questions above take a
+    /// logarithm from a [`Queue`](crate::Queue).
     fn iter(&self) -> Box<dyn Iterator<Item = ModelView> + '_> {
         Box::new((0..self.count()).filter_map(|rank| self.nth_submitted(rank)))
     }

@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn the_local_one_prefers_what_is_resident_within_the_tolerance() {
+    fn the_local_one_prefers_what_is_cached_within_the_tolerance() {
         let mut claimable = models(&[(10.0, 0), (9.5, 1), (9.8, 2), (8.0, 3)]);
         let choose = |claimable: &[ModelView], tolerance| {
             ShardedLrtfLocal::new(tolerance).choose(&view_of(claimable)).unwrap().0

@@ -20,9 +20,8 @@ pub struct WorkLeft {
 /// Estimated seconds of each kind of shard task of one model, corrected as shard tasks finish.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CostModel {
-    forward: Track,
-    backward: Track,
-    evaluate: Track,
+    /// Of forwards, backwards and evaluations, in the order of the kinds.
+    tracks: [Track; 3],
 }
 
 impl CostModel {
@@ -45,16 +44,14 @@ impl CostModel {
         check_seconds(ShardTaskKind::Forward, &forward_s)?;
         check_seconds(ShardTaskKind::Backward, &backward_s)?;
         check_seconds(ShardTaskKind::Evaluate, &evaluate_s)?;
-        Ok(Self {
-            forward: Track::new(forward_s, forward - 1, Direction::Up),
-            backward: Track::new(backward_s, backward, Direction::Down),
-            evaluate: Track::new(evaluate_s, evaluate, Direction::Up),
-        })
+        let forward = Track::new(forward_s, forward - 1, Direction::Up);
+        let backward = Track::new(backward_s, backward, Direction::Down);
+        Ok(Self { tracks: [forward, backward, Track::new(evaluate_s, evaluate, Direction::Up)] })
     }
 
     /// The number of shards; at least one.
     pub fn shards(&self) -> usize {
-        self.backward.seconds.len()
+        self.track(ShardTaskKind::Backward).seconds.len()
     }
 
     /// The estimated seconds of one shard task.
@@ -79,18 +76,18 @@ impl CostModel {
     pub fn observe(&mut self, kind: ShardTaskKind, shard: usize, seconds: f64) {
         self.must_have(kind, shard);
         if is_time(seconds) {
-            self.track_mut(kind).observe(shard, seconds);
+            self.tracks[kind as usize].observe(shard, seconds);
         }
     }
 
     /// Estimated seconds of compute of a whole training sweep.
     pub fn sweep_s(&self) -> f64 {
-        self.forward.total() + self.backward.total()
+        self.track(ShardTaskKind::Forward).total() + self.track(ShardTaskKind::Backward).total()
     }
 
     /// Estimated seconds of compute of a whole evaluation sweep.
     pub fn evaluation_s(&self) -> f64 {
-        self.evaluate.total()
+        self.track(ShardTaskKind::Evaluate).total()
     }
 
     /// Estimated seconds of compute left: the rest of the sweep that has begun, the shard task at
@@ -121,26 +118,15 @@ impl CostModel {
     fn rest_of_sweep_s(&self, position: Option<(ShardTaskKind, usize)>) -> f64 {
         match position {
             None => 0.0,
-            Some((ShardTaskKind::Forward, shard)) => self.forward.rest[shard] + self.backward.total(),
-            Some((ShardTaskKind::Backward, shard)) => self.backward.rest[shard],
-            Some((ShardTaskKind::Evaluate, shard)) => self.evaluate.rest[shard],
+            Some((kind @ ShardTaskKind::Forward, shard)) => {
+                self.track(kind).rest[shard] + self.track(ShardTaskKind::Backward).total()
+            }
+            Some((kind, shard)) => self.track(kind).rest[shard],
         }
     }
 
     fn track(&self, kind: ShardTaskKind) -> &Track {
-        match kind {
-            ShardTaskKind::Forward => &self.forward,
-            ShardTaskKind::Backward => &self.backward,
-            ShardTaskKind::Evaluate => &self.evaluate,
-        }
-    }
-
-    fn track_mut(&mut self, kind: ShardTaskKind) -> &mut Track {
-        match kind {
-            ShardTaskKind::Forward => &mut self.forward,
-            ShardTaskKind::Backward => &mut self.backward,
-            ShardTaskKind::Evaluate => &mut self.evaluate,
-        }
+        &self.tracks[kind as usize]
     }
 }
 

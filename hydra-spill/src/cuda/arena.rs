@@ -1,7 +1,7 @@
 //! Ranges for promotions in one allocation on a card.
 //!
 //! Placement has two ends: a range goes to the bottom if there is room, else to the top, else into the smallest
-//! hole that takes it. With two ranges alive at a time, one computed on and one brought in, each is at an end
+//! hole that takes it. With two ranges alive at a time, one computed on and one uploaded, each is at an end
 //! of its own, and so two always fit that fit together, whatever came before them.
 //!
 //! A range may be written anew when its [`Lease`] is dropped. Whoever lets the card read a range keeps the lease until the
@@ -90,8 +90,8 @@ impl<M: Monitor> Arena<M> {
         placed.map(|start| self.lease(start, len))
     }
 
-    /// Like [`place`](Self::place), but waits until there is a hole, as the models of the tests do. Whoever holds all ranges of an arena
-    /// waits for ever.
+    /// Like [`place`](Self::place), but waits until there is a hole, as the models of the tests do. Whoever holds all
+    /// ranges of an arena waits for ever.
     ///
     /// # Errors
     /// [`ArenaFull`], at once, if the whole arena is too small.
@@ -335,7 +335,7 @@ mod tests {
     /// How many promotions there are in a model; the second takes the place of the first.
     const ROUNDS: u64 = 2;
 
-    /// Brings in the payloads, one after another, as soon as there is a place for each.
+    /// Uploads the payloads, one after another, as soon as there is a place for each.
     fn copier(
         arena: &Model,
         card: &Arc<Card>,

@@ -2,6 +2,7 @@
 
 use super::arena::{ARENA_ALIGN, Arena, offsets};
 use super::dma::Dma;
+use crate::link::check_length;
 use crate::{DeviceLink, Direction, Floats, LinkError};
 use bytes::Bytes;
 use hydra_core::{DeviceBytes, DeviceError};
@@ -30,14 +31,6 @@ pub unsafe trait CardMemory: Send + Sync + 'static {
     /// # Errors
     /// If the card has no room.
     fn allocate(&self, len: u64, for_good: bool) -> Result<DeviceBytes, DeviceError>;
-
-    /// A range of allocated bytes. The lease is dropped with the last clone and slice of it.
-    fn lend(
-        &self,
-        bytes: &DeviceBytes,
-        range: Range<usize>,
-        lease: Arc<dyn Any + Send + Sync>,
-    ) -> DeviceBytes;
 
     /// The places of bytes, in the order that they are given in; `None` for those that are not on this card. All are
     /// asked for at once, because each question may wait until a queue of the card's computations has been seen to.
@@ -104,7 +97,7 @@ impl<M: CardMemory> CardLink<M> {
             let (first, lease) = (lease.start(), Arc::new(lease));
             let part = |slot: Range<usize>| {
                 let range = slot.start + first as usize..slot.end + first as usize;
-                self.memory.lend(&lent.bytes, range, lease.clone())
+                lent.bytes.leased(lease.clone()).slice(range)
             };
             let bytes = slots().map(part).collect();
             return Ok(Ranges { bytes, addresses: addresses(lent.address + first, &starts), _place: None });
@@ -162,11 +155,8 @@ impl<M: CardMemory> DeviceLink for CardLink<M> {
     }
 
     fn download_into(&self, device: &DeviceBytes, out: &mut [f32]) -> Result<(), LinkError> {
-        let (expected, found) = (size_of_val(out) as u64, device.len() as u64);
         let place = self.locate(Direction::Download, device)?;
-        if expected != found {
-            return Err(LinkError::Length { link: self.name().to_owned(), expected, found });
-        }
+        check_length(self.name(), device.len(), out)?;
         // SAFETY: as above, and there are as many bytes as `out` has.
         unsafe { self.dma.download_into(&mut [(place.address, bytemuck::cast_slice_mut(out))]) }
     }
@@ -271,8 +261,8 @@ mod tests {
             unreachable!("links do not compute")
         }
 
-        fn leased(&self, _: Arc<dyn Any + Send + Sync>) -> Arc<dyn DeviceBuffer> {
-            unreachable!("links do not lend what they were given")
+        fn leased(&self, lease: Arc<dyn Any + Send + Sync>) -> Arc<dyn DeviceBuffer> {
+            Arc::new(Self { _lease: Some(lease), ..self.clone() })
         }
 
         fn as_any(&self) -> &dyn Any {
@@ -290,16 +280,6 @@ mod tests {
             let of = Allocation { driver: self.0.clone(), address: self.0.allocate(len as usize) };
             let bytes = HeapBytes { of: Arc::new(of), range: 0..len as usize, _lease: None };
             Ok(DeviceBytes::Buffer(Arc::new(bytes)))
-        }
-
-        fn lend(
-            &self,
-            bytes: &DeviceBytes,
-            range: Range<usize>,
-            lease: Arc<dyn Any + Send + Sync>,
-        ) -> DeviceBytes {
-            let bytes = bytes.as_buffer::<HeapBytes>().unwrap().clone();
-            DeviceBytes::Buffer(HeapBytes { _lease: Some(lease), ..bytes }.slice(range))
         }
 
         fn locate(&self, bytes: &[DeviceBytes]) -> Result<Vec<Option<Place>>, DeviceError> {

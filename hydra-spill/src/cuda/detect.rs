@@ -172,9 +172,7 @@ fn card(ordinal: usize, device: CUdevice) -> (CudaCard, Option<Arc<CudaContext>>
 }
 
 /// Loads a compiled kernel, as CubeCL does: the driver makes the card's own code of it, with a compiler of its own.
-///
-/// # Errors
-/// Loads the trial kernel; the error is the driver's.
+/// The error is the driver's.
 fn load_trial(context: &CudaContext, ptx: &[c_char]) -> Result<(), String> {
     let load = || {
         context.bind_to_thread()?;
@@ -208,10 +206,8 @@ fn reads(from: CUdevice, to: CUdevice) -> bool {
 }
 
 /// Compiles a kernel that does nothing to PTX, with the headers that CubeCL's kernels include, as CubeCL does.
-/// `cooperative_groups.h` is not among them, because it takes more than a second.
-///
-/// # Errors
-/// Compiles the trial kernel; the error is the compiler's, in one line.
+/// `cooperative_groups.h` is not among them, because it takes more than a second. The error is the compiler's, in one
+/// line.
 fn compile_trial(root: &Path, capability: (u32, u32)) -> Result<Vec<c_char>, String> {
     const SOURCE: &CStr =
         c"#include <cuda_fp16.h>\n#include <cuda_bf16.h>\n#include <mma.h>\nextern \"C\" __global__ void trial() {}\n";

@@ -9,10 +9,9 @@
 use super::driver::{CopyStream, Driver, DriverError};
 use super::pinned::{PinnedBuffer, PinnedPool};
 use crate::link::Moved;
-use crate::memory::ALIGN;
+use crate::memory::aligned::AlignedBytes;
 use crate::{Direction, LinkError, SpillError, alloc};
 use bytes::Bytes;
-use std::collections::TryReserveError;
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -108,7 +107,7 @@ impl Dma {
         if let Ok(buffer) = self.pool.take(len, &self.name) {
             return Ok(Landing::Pinned(buffer));
         }
-        let heap = alloc::with_tag(None, || HeapBuffer::new(len));
+        let heap = alloc::with_tag(None, || AlignedBytes::zeros(len));
         heap.map(Landing::Heap).map_err(|source| LinkError::Memory {
             link: self.name.clone(),
             direction: Direction::Download,
@@ -161,14 +160,14 @@ fn lock(lane: &Mutex<Lane>) -> MutexGuard<'_, Lane> {
 /// New host memory.
 enum Landing {
     Pinned(PinnedBuffer),
-    Heap(HeapBuffer),
+    Heap(AlignedBytes),
 }
 
 impl Landing {
     fn bytes(&mut self) -> &mut [u8] {
         match self {
             Self::Pinned(buffer) => buffer,
-            Self::Heap(buffer) => &mut buffer.storage[buffer.start..],
+            Self::Heap(buffer) => buffer.as_mut(),
         }
     }
 
@@ -177,28 +176,6 @@ impl Landing {
             Self::Pinned(buffer) => buffer.into_bytes(),
             Self::Heap(buffer) => Bytes::from_owner(buffer),
         }
-    }
-}
-
-/// Heap memory that begins at a multiple of 64 bytes.
-struct HeapBuffer {
-    storage: Vec<u8>,
-    start: usize,
-}
-
-impl HeapBuffer {
-    fn new(len: usize) -> Result<Self, TryReserveError> {
-        let mut storage: Vec<u8> = Vec::new();
-        storage.try_reserve_exact(len.saturating_add(ALIGN - 1))?;
-        let start = storage.as_ptr().addr().wrapping_neg() % ALIGN;
-        storage.resize(start + len, 0);
-        Ok(Self { storage, start })
-    }
-}
-
-impl AsRef<[u8]> for HeapBuffer {
-    fn as_ref(&self) -> &[u8] {
-        &self.storage[self.start..]
     }
 }
 
@@ -381,6 +358,8 @@ mod tests {
     use super::super::fake::{Failure, FakeDriver, PACES, Pace};
     use super::super::pinned::PinnedError;
     use super::*;
+    use crate::link::conformance::pattern;
+    use crate::memory::aligned::ALIGN;
     use crate::{Budget, BudgetError};
     use hydra_core::ByteSize;
     use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -437,10 +416,6 @@ mod tests {
         fn moved(&self) -> (u64, u64) {
             (self.dma.moved(Direction::Upload), self.dma.moved(Direction::Download))
         }
-    }
-
-    fn pattern(seed: usize, len: usize) -> Vec<u8> {
-        (0..len).map(|i| (i * 31 + seed * 17 + (i >> 8)) as u8).collect()
     }
 
     const CHUNKS: [usize; 3] = [1, 4096, 1 << 16];

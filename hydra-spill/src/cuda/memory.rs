@@ -5,8 +5,6 @@ use cubecl_cuda::CudaRuntime;
 use cubecl_runtime::runtime::Runtime;
 use hydra_core::cube::{CubeAdapter, CubeBytes, of_runtime};
 use hydra_core::{DeviceBytes, DeviceError, finish};
-use std::any::Any;
-use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 /// The size from which an allocation is made by itself also if it is soon freed again.
@@ -60,15 +58,6 @@ unsafe impl CardMemory for CudaMemory {
         })?;
         client.check([&handle]).map_err(of_runtime)?;
         Ok(DeviceBytes::Buffer(Arc::new(self.adapter.bytes(handle))))
-    }
-
-    fn lend(
-        &self,
-        bytes: &DeviceBytes,
-        range: Range<usize>,
-        lease: Arc<dyn Any + Send + Sync>,
-    ) -> DeviceBytes {
-        bytes.leased(lease).slice(range)
     }
 
     fn locate(&self, bytes: &[DeviceBytes]) -> Result<Vec<Option<Place>>, DeviceError> {

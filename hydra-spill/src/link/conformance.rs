@@ -1,8 +1,62 @@
 //! The promises of every link.
 
-use super::{DeviceLink, Direction, LinkError};
+use super::{DeviceLink, Direction, HostCopyLink, LinkError};
 use crate::memory::aligned::{ALIGN, AlignedBytes, ELEMENT_ALIGN, room};
 use bytes::Bytes;
+use hydra_core::{DeviceBytes, DeviceId};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+/// A link that fails on demand.
+pub(crate) struct FailingLink {
+    copies: HostCopyLink,
+    fails: Arc<AtomicBool>,
+}
+
+impl FailingLink {
+    /// The link of `device`, and the switch by which it fails.
+    pub(crate) fn new(device: DeviceId) -> (Self, Arc<AtomicBool>) {
+        let fails = Arc::new(AtomicBool::new(false));
+        (Self { copies: HostCopyLink::new(device), fails: fails.clone() }, fails)
+    }
+
+    fn attempt(&self, direction: Direction, bytes: usize) -> Result<(), LinkError> {
+        match self.fails.load(Relaxed) {
+            false => Ok(()),
+            true => Err(LinkError::Transfer {
+                link: "failing".to_owned(),
+                direction,
+                bytes: bytes as u64,
+                source: "the device fell off the bus".into(),
+            }),
+        }
+    }
+}
+
+impl DeviceLink for FailingLink {
+    fn name(&self) -> &str {
+        "failing"
+    }
+
+    fn upload(&self, host: &Bytes) -> Result<DeviceBytes, LinkError> {
+        self.attempt(Direction::Upload, host.len())?;
+        self.copies.upload(host)
+    }
+
+    fn download(&self, device: &DeviceBytes) -> Result<Bytes, LinkError> {
+        self.attempt(Direction::Download, device.len())?;
+        self.copies.download(device)
+    }
+
+    fn download_into(&self, device: &DeviceBytes, out: &mut [f32]) -> Result<(), LinkError> {
+        self.attempt(Direction::Download, device.len())?;
+        self.copies.download_into(device, out)
+    }
+
+    fn moved(&self, direction: Direction) -> u64 {
+        self.copies.moved(direction)
+    }
+}
 
 pub(crate) fn pattern(seed: usize, len: usize) -> Vec<u8> {
     (0..len).map(|i| (i * 31 + seed * 17 + (i >> 8)) as u8).collect()
@@ -39,7 +93,7 @@ fn contents_arrive_aligned_and_counted(link: &dyn DeviceLink) {
             [Some(&back), device.as_host()].into_iter().flatten().all(|b| b.as_ptr().addr() % align == 0)
         );
         if link.zero_copy() {
-            // It was copied in, off its alignment, and then shared.
+            // It was copied, off its alignment, and then shared.
             assert_eq!(
                 (link.moved(Direction::Upload) - up, link.moved(Direction::Download) - down),
                 (len as u64, 0)

@@ -1,11 +1,10 @@
 //! The link of a device that CubeCL reaches, by CubeCL's own copies.
 
-use super::{DeviceLink, Direction, LinkError, Moved};
+use super::{DeviceLink, Direction, LinkError, Moved, check_length};
 use crate::memory::aligned::at_alignment;
 use bytes::Bytes;
 use hydra_core::cube::{CubeAdapter, CubeBytes};
 use hydra_core::{DeviceBytes, DeviceError};
-use std::mem::size_of_val;
 use std::sync::Arc;
 
 /// The link of a device behind CubeCL: each buffer is one of CubeCL's pools, and CubeCL copies it.
@@ -62,10 +61,7 @@ impl DeviceLink for CubeLink {
     }
 
     fn download_into(&self, device: &DeviceBytes, out: &mut [f32]) -> Result<(), LinkError> {
-        let (expected, found) = (size_of_val(out) as u64, device.len() as u64);
-        if expected != found {
-            return Err(LinkError::Length { link: self.name.clone(), expected, found });
-        }
+        check_length(&self.name, device.len(), out)?;
         bytemuck::cast_slice_mut(out).copy_from_slice(&self.download(device)?);
         Ok(())
     }
@@ -75,7 +71,7 @@ impl DeviceLink for CubeLink {
     }
 }
 
-#[cfg(all(test, feature = "wgpu"))]
+#[cfg(all(test, feature = "cube"))]
 mod tests {
     use super::*;
     use crate::link::conformance::conforms;

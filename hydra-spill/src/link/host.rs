@@ -1,12 +1,11 @@
 //! Links of logical devices that are a part of this machine's CPU.
 
-use super::{DeviceLink, Direction, LinkError, Moved};
+use super::{DeviceLink, Direction, LinkError, Moved, check_length};
 use crate::alloc;
 use crate::memory::aligned::{AlignedBytes, ELEMENT_ALIGN, room};
 use bytes::Bytes;
 use hydra_core::{DeviceBytes, DeviceId};
 use std::collections::TryReserveError;
-use std::mem::size_of_val;
 
 /// The link of a logical device that is a part of this machine's CPU: real copies within host memory.
 ///
@@ -58,10 +57,7 @@ impl DeviceLink for HostCopyLink {
 
     fn download_into(&self, device: &DeviceBytes, out: &mut [f32]) -> Result<(), LinkError> {
         let device = self.reachable(device)?;
-        let (expected, found) = (size_of_val(out) as u64, device.len() as u64);
-        if expected != found {
-            return Err(LinkError::Length { link: self.name.clone(), expected, found });
-        }
+        check_length(&self.name, device.len(), out)?;
         bytemuck::cast_slice_mut(out).copy_from_slice(device);
         self.moved.add(Direction::Download, device.len());
         Ok(())

@@ -88,6 +88,15 @@ pub enum LinkError {
     },
 }
 
+/// Refuses a buffer of the caller's that has another length than the bytes on the device.
+pub(crate) fn check_length(link: &str, device: usize, out: &[f32]) -> Result<(), LinkError> {
+    let (expected, found) = (size_of_val(out) as u64, device as u64);
+    match expected == found {
+        true => Ok(()),
+        false => Err(LinkError::Length { link: link.to_owned(), expected, found }),
+    }
+}
+
 /// Moves bytes between the host and one device.
 ///
 /// Uploaded bytes are never written after the copy, and they are aligned for every element type
@@ -108,7 +117,7 @@ pub trait DeviceLink: Send + Sync {
     /// [`LinkError::Memory`] if the device has no room, [`LinkError::Transfer`] if the device fails.
     fn upload(&self, host: &Bytes) -> Result<DeviceBytes, LinkError>;
 
-    /// Copies several buffers in, which are let go of together as a rule: what a shard task is promoted with.
+    /// Uploads several buffers, which are let go of together as a rule: what a shard task is promoted with.
     /// Errors are those of [`upload`](Self::upload).
     fn upload_all(&self, host: &[Bytes]) -> Result<Vec<DeviceBytes>, LinkError> {
         host.iter().map(|bytes| self.upload(bytes)).collect()
@@ -121,7 +130,7 @@ pub trait DeviceLink: Send + Sync {
     /// [`LinkError::Elsewhere`].
     fn download(&self, device: &DeviceBytes) -> Result<Bytes, LinkError>;
 
-    /// Copies several buffers out, which come down together as a rule: what a shard task made.
+    /// Downloads several buffers, which come down together as a rule: what a shard task made.
     /// Errors are those of [`download`](Self::download).
     fn download_all(&self, device: &[DeviceBytes]) -> Result<Vec<Bytes>, LinkError> {
         device.iter().map(|bytes| self.download(bytes)).collect()
@@ -158,7 +167,7 @@ mod tests {
     use super::simulated::Lane;
     use super::*;
     use crate::alloc::{self, AllocatorProbe};
-    use crate::memory::ALIGN;
+    use crate::memory::aligned::ALIGN;
     use hydra_core::{Bandwidth, DeviceId, MemoryProbe};
     use proptest::prelude::*;
     use std::sync::Arc;
@@ -169,9 +178,8 @@ mod tests {
 
     // Devices of the tests of this file: 20 to 29.
     fn links(first: usize) -> [Box<dyn DeviceLink>; 3] {
-        let copies = HostCopyLink::new(DeviceId(first));
         [
-            Box::new(copies),
+            Box::new(HostCopyLink::new(DeviceId(first))),
             Box::new(SimulatedLink::new(
                 Arc::new(HostCopyLink::new(DeviceId(first))),
                 FAST,

@@ -3,7 +3,6 @@
 #[cfg(feature = "cube")]
 use bytes::Bytes;
 use std::collections::TryReserveError;
-use std::io;
 
 /// The alignment, in bytes, of the copies that [`DeviceLink::upload`](crate::DeviceLink::upload) and
 /// [`DeviceLink::download`](crate::DeviceLink::download) return.
@@ -46,13 +45,18 @@ impl AlignedBytes {
         Self { storage, start }
     }
 
-    /// So many bytes, which `fill` writes into zeros.
-    pub(crate) fn filled(len: usize, fill: impl FnOnce(&mut [u8]) -> io::Result<()>) -> io::Result<Self> {
+    /// So many zeros.
+    pub(crate) fn zeros(len: usize) -> Result<Self, TryReserveError> {
         let mut storage = room(len)?;
         let start = storage.as_ptr().addr().wrapping_neg() % ALIGN;
         storage.resize(start + len, 0);
-        fill(&mut storage[start..])?;
         Ok(Self { storage, start })
+    }
+}
+
+impl AsMut<[u8]> for AlignedBytes {
+    fn as_mut(&mut self) -> &mut [u8] {
+        &mut self.storage[self.start..]
     }
 }
 

@@ -6,7 +6,6 @@ pub(crate) mod aligned;
 mod budget;
 mod floats;
 
-pub(crate) use aligned::ALIGN;
 pub use aligned::ELEMENT_ALIGN;
 pub use budget::{Budget, BudgetError, Reservation};
 pub use floats::{Floats, NarrowFloats, PinnedMemory};

@@ -26,6 +26,7 @@ pub(crate) fn insert(store: &dyn TierStore, id: ImageId, budget: &Budget) {
 pub(crate) fn run(make: &dyn Fn() -> std::sync::Arc<dyn TierStore>) {
     what_goes_in_comes_out(make().as_ref());
     what_does_not_belong_is_refused(make().as_ref());
+    of_several_insertions_at_once_one_succeeds(make().as_ref());
     views_hold_off_writers(make().as_ref());
     a_writer_holds_off_everyone(make().as_ref());
     writers_put_back_what_they_wrote(make().as_ref());
@@ -94,6 +95,20 @@ fn what_does_not_belong_is_refused(store: &dyn TierStore) {
     let again = store.insert(ID, Masters::default(), reserve(0));
     assert!(matches!(again, Err(SpillError::ImageExists { image: ID })));
     assert_eq!(store.remove(ID).unwrap(), masters());
+}
+
+fn of_several_insertions_at_once_one_succeeds(store: &dyn TierStore) {
+    let (budget, start) = (budget(), std::sync::Barrier::new(4));
+    let insert = || {
+        let reservation = budget.reserve(masters().len_bytes(), "someone").unwrap();
+        start.wait();
+        store.insert(ID, masters(), reservation).is_ok()
+    };
+    let inserted = std::thread::scope(|scope| {
+        let threads = [(); 4].map(|()| scope.spawn(insert));
+        threads.map(|thread| usize::from(thread.join().unwrap())).iter().sum::<usize>()
+    });
+    assert_eq!((inserted, budget.used()), (1, masters().len_bytes()));
 }
 
 fn views_hold_off_writers(store: &dyn TierStore) {

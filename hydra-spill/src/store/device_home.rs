@@ -9,8 +9,7 @@ use super::{Writer, check};
 use crate::{Budget, DeviceLink, Floats, ImageId, ImageKind, ImageView, ImageWriter, LinkError, Masters};
 use crate::{NarrowFloats, Reservation, SpillError, TierStore};
 use bytes::Bytes;
-use hydra_core::{DeviceBytes, FloatType, TaskId, with_causes};
-use std::any::Any;
+use hydra_core::{DeviceBytes, FloatType, TaskId, leased, with_causes};
 use std::collections::BTreeSet;
 use std::sync::{Arc, OnceLock};
 
@@ -97,7 +96,7 @@ impl DeviceHomeStore {
             slot.content.read(id).map(|(masters, lease)| (of(masters).clone(), lease, slot.version))
         })?;
         let bytes = home.link.download(&part)?;
-        Ok(ImageView { bytes: Bytes::from_owner(Leased { bytes, _lease: lease }), version })
+        Ok(ImageView { bytes: leased(bytes, lease), version })
     }
 
     /// Gives masters back that were taken out.
@@ -140,8 +139,7 @@ impl TierStore for DeviceHomeStore {
             return Err(SpillError::ImageExists { image: id });
         }
         let room = home.budget.reserve(masters.len_bytes(), reservation.owner())?;
-        slots::insert(&self.slots, id, upload(home.link.as_ref(), masters)?, vec![room, reservation]);
-        Ok(())
+        slots::insert(&self.slots, id, upload(home.link.as_ref(), masters)?, vec![room, reservation])
     }
 
     fn read(&self, id: ImageId) -> Result<ImageView, SpillError> {
@@ -214,25 +212,14 @@ impl TierStore for DeviceHomeStore {
     }
 }
 
-/// A copy that counts as a reader of what it is a copy of.
-struct Leased {
-    bytes: Bytes,
-    _lease: Arc<dyn Any + Send + Sync>,
-}
-
-impl AsRef<[u8]> for Leased {
-    fn as_ref(&self) -> &[u8] {
-        &self.bytes
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::conformance::{self, ID, masters};
     use super::*;
-    use crate::{Direction, DramStore, HostCopyLink, SpillManager};
+    use crate::link::conformance::FailingLink;
+    use crate::{DramStore, HostCopyLink, SpillManager};
     use hydra_core::{ByteSize, DeviceId};
-    use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+    use std::sync::atomic::Ordering::Relaxed;
 
     const DEVICE: DeviceId = DeviceId(2);
 
@@ -264,7 +251,11 @@ mod tests {
         assert_eq!(budget.used(), masters().len_bytes(), "one of the tasks lives on the device");
         let link = Arc::new(HostCopyLink::new(DEVICE));
         let manager = SpillManager::new(DEVICE, budget.clone(), store.clone(), link);
-        let resident = manager.promote(ID.task, &[5], budget.reserve(0, "shard").unwrap()).unwrap();
+        let promote = |task, bytes| {
+            let reservation = budget.reserve(bytes, "shard").unwrap();
+            manager.promote(task, &[5], &[], reservation).unwrap().0
+        };
+        let resident = promote(ID.task, 0);
         assert_eq!((resident.bytes(), resident.version(5), manager.uploaded_bytes()), (1200, Some(0), 0));
         let image = resident.image(5);
         assert!(resident.holds(&image.slice(8..16)), "what is a view of it has to be taken apart");
@@ -279,7 +270,7 @@ mod tests {
         store.insert(ID.snapshot(), best, host.reserve(1200, "best").unwrap()).unwrap();
         assert!(store.on_device(ID.snapshot()).unwrap().is_none(), "the best masters stay on the host");
         assert_eq!(budget.used(), masters().len_bytes());
-        let spilled = manager.promote(TaskId(9), &[5], budget.reserve(1200, "shard").unwrap()).unwrap();
+        let spilled = promote(TaskId(9), 1200);
         assert_eq!(manager.uploaded_bytes(), 1200);
         drop(spilled);
     }
@@ -354,73 +345,28 @@ mod tests {
         assert!(matches!(store.read(ID), Err(SpillError::ImageMissing { .. })));
     }
 
-    /// A link that fails on demand.
-    struct Failing {
-        copies: HostCopyLink,
-        fails: AtomicBool,
-    }
-
-    impl Failing {
-        fn attempt(&self, direction: Direction, bytes: usize) -> Result<(), LinkError> {
-            match self.fails.load(Relaxed) {
-                false => Ok(()),
-                true => Err(LinkError::Transfer {
-                    link: "failing".to_owned(),
-                    direction,
-                    bytes: bytes as u64,
-                    source: "the device fell off the bus".into(),
-                }),
-            }
-        }
-    }
-
-    impl DeviceLink for Failing {
-        fn name(&self) -> &str {
-            "failing"
-        }
-
-        fn upload(&self, host: &Bytes) -> Result<DeviceBytes, LinkError> {
-            self.attempt(Direction::Upload, host.len())?;
-            self.copies.upload(host)
-        }
-
-        fn download(&self, device: &DeviceBytes) -> Result<Bytes, LinkError> {
-            self.attempt(Direction::Download, device.len())?;
-            self.copies.download(device)
-        }
-
-        fn download_into(&self, device: &DeviceBytes, out: &mut [f32]) -> Result<(), LinkError> {
-            self.attempt(Direction::Download, device.len())?;
-            self.copies.download_into(device, out)
-        }
-
-        fn moved(&self, direction: Direction) -> u64 {
-            self.copies.moved(direction)
-        }
-    }
-
     #[test]
     fn what_could_not_be_brought_up_again_is_lost_and_says_so() {
-        let link = Failing { copies: HostCopyLink::new(DEVICE), fails: AtomicBool::new(true) };
-        let link = Arc::new(link);
-        let (store, budget) = store(link.clone());
+        let (link, fails) = FailingLink::new(DEVICE);
+        let (store, budget) = store(Arc::new(link));
+        fails.store(true, Relaxed);
         let host = conformance::budget();
         let room = || host.reserve(masters().len_bytes(), "task").unwrap();
         assert!(matches!(store.insert(ID, masters(), room()), Err(SpillError::Link(_))));
         assert_eq!((budget.used(), host.used()), (0, 0), "what was not brought up holds nothing");
-        link.fails.store(false, Relaxed);
+        fails.store(false, Relaxed);
         store.insert(ID, masters(), room()).unwrap();
-        link.fails.store(true, Relaxed);
+        fails.store(true, Relaxed);
         assert!(matches!(store.write(ID), Err(SpillError::Link(_))));
         assert!(matches!(store.read(ID), Err(SpillError::Link(_))));
         assert!(matches!(store.remove(ID), Err(SpillError::Link(_))));
-        link.fails.store(false, Relaxed);
+        fails.store(false, Relaxed);
         assert_eq!(store.version(ID).unwrap(), 0);
         let mut writer = store.write(ID).unwrap();
         writer.params[0] = 1.0;
-        link.fails.store(true, Relaxed);
+        fails.store(true, Relaxed);
         writer.commit();
-        link.fails.store(false, Relaxed);
+        fails.store(false, Relaxed);
         let lost = store.read(ID).map(drop).unwrap_err().to_string();
         assert!(
             lost.ends_with(

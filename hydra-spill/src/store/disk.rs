@@ -11,10 +11,9 @@
 use super::check;
 use super::scratch::{Moved, PartOf, Place, Positioned, Scratch, Shape, Stored, scratch_file};
 use super::slots::{self, Content, Slot, Slots};
-use crate::memory::aligned::AlignedBytes;
 use crate::{Budget, ImageId, ImageView, ImageWriter, Masters, Reservation, SpillError, TierStore};
 use bytes::Bytes;
-use hydra_core::{TaskId, with_causes};
+use hydra_core::{TaskId, leased, with_causes};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -35,20 +34,6 @@ pub struct DiskStore {
 /// The bytes of all images; more than a file can have if there are so many.
 fn bytes_of(images: &[(ImageId, u64)]) -> u64 {
     images.iter().fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes))
-}
-
-/// A copy of a part of an image, which counts as its reader.
-struct View {
-    bytes: AlignedBytes,
-    /// Released after the bytes are freed, for fields are dropped in this order.
-    _room: Reservation,
-    _lease: Arc<()>,
-}
-
-impl AsRef<[u8]> for View {
-    fn as_ref(&self) -> &[u8] {
-        self.bytes.as_ref()
-    }
 }
 
 impl DiskStore {
@@ -129,8 +114,8 @@ impl DiskStore {
         })?;
         let (range, part) = of(&stored.shape);
         let room = self.room(&place, id, range.end - range.start)?;
-        let bytes = place.view(id, range, stored.sums[part])?;
-        Ok(ImageView { bytes: Bytes::from_owner(View { bytes, _room: room, _lease: lease }), version })
+        let bytes = Bytes::from_owner(place.view(id, range, stored.sums[part])?);
+        Ok(ImageView { bytes: leased(bytes, Arc::new((room, lease))), version })
     }
 
     /// Takes the masters out, with the memory that they are in.
@@ -292,13 +277,21 @@ mod tests {
         }
     }
 
-    fn failing(working: &Budget) -> (DiskStore, Arc<AtomicBool>) {
+    /// A store whose images lie in this file.
+    fn store_in(file: impl Positioned + 'static, working: &Budget, images: &[(ImageId, u64)]) -> DiskStore {
         let store = DiskStore::new(Arc::new(DramStore::new()));
-        let fails = Arc::new(AtomicBool::new(false));
-        let file = Failing { content: Mutex::new(vec![0; ROOM as usize]), fails: fails.clone() };
-        let mut slots = store.slots_in(Box::new(file), Path::new("/scratch"), working, &[(ID, ROOM)]);
+        let mut slots = store.slots_in(Box::new(file), Path::new("/scratch"), working, images);
         slots::lock(&store.slots).append(&mut slots);
-        (store, fails)
+        store
+    }
+
+    fn failing<F: Positioned + 'static>(
+        working: &Budget,
+        file: fn(Failing) -> F,
+    ) -> (DiskStore, Arc<AtomicBool>) {
+        let fails = Arc::new(AtomicBool::new(false));
+        let content = Failing { content: Mutex::new(vec![0; ROOM as usize]), fails: fails.clone() };
+        (store_in(file(content), working, &[(ID, ROOM)]), fails)
     }
 
     #[test]
@@ -323,22 +316,10 @@ mod tests {
         }
     }
 
-    impl Forgetful {
-        fn store(working: &Budget) -> (DiskStore, Arc<AtomicBool>) {
-            let store = DiskStore::new(Arc::new(DramStore::new()));
-            let forgets = Arc::new(AtomicBool::new(false));
-            let file = Failing { content: Mutex::new(vec![0; ROOM as usize]), fails: forgets.clone() };
-            let file = Box::new(Self(file));
-            let mut slots = store.slots_in(file, Path::new("/scratch"), working, &[(ID, ROOM)]);
-            slots::lock(&store.slots).append(&mut slots);
-            (store, forgets)
-        }
-    }
-
     #[test]
     fn what_a_disk_has_lost_is_not_taken_for_masters() {
         let (working, host) = (working(), conformance::budget());
-        let (store, forgets) = Forgetful::store(&working);
+        let (store, forgets) = failing(&working, Forgetful);
         conformance::insert(&store, ID, &host);
         let mut writer = store.write(ID).unwrap();
         writer.params[0] += 1.0;
@@ -378,7 +359,10 @@ mod tests {
         conformance::insert(&store, ID, &host);
         let view = store.read(ID).unwrap();
         assert_eq!((store.bytes_read(), working.used()), (1200, 1200));
-        assert!(view.bytes.as_ptr().addr().is_multiple_of(crate::memory::ALIGN), "it can be read in place");
+        assert!(
+            view.bytes.as_ptr().addr().is_multiple_of(crate::memory::aligned::ALIGN),
+            "it can be read in place"
+        );
         let slice = view.bytes.slice(0..4);
         drop(view);
         assert_eq!(working.used(), 1200, "a slice of a view keeps all of it");
@@ -470,11 +454,8 @@ mod tests {
     #[test]
     fn an_image_may_lie_beyond_four_gibibytes_of_its_file() {
         let (working, host) = (working(), conformance::budget());
-        let store = DiskStore::new(Arc::new(DramStore::new()));
-        let file = Box::new(tempfile::tempfile().unwrap());
         let hole = (ImageId::new(ID.task, 0), 9 << 30);
-        let mut slots = store.slots_in(file, Path::new("/scratch"), &working, &[hole, (ID, ROOM)]);
-        slots::lock(&store.slots).append(&mut slots);
+        let store = store_in(tempfile::tempfile().unwrap(), &working, &[hole, (ID, ROOM)]);
         conformance::insert(&store, ID, &host);
         store.write(ID).unwrap().commit();
         assert_eq!(store.remove(ID).unwrap(), masters());
@@ -483,7 +464,7 @@ mod tests {
     #[test]
     fn a_read_that_fails_changes_no_version() {
         let (working, host) = (working(), conformance::budget());
-        let (store, fails) = failing(&working);
+        let (store, fails) = failing(&working, |file| file);
         conformance::insert(&store, ID, &host);
         store.write(ID).unwrap().commit();
         fails.store(true, Relaxed);
@@ -526,7 +507,7 @@ mod tests {
     #[test]
     fn what_could_not_be_written_back_is_lost_and_says_so() {
         let (working, host) = (working(), conformance::budget());
-        let (store, fails) = failing(&working);
+        let (store, fails) = failing(&working, |file| file);
         let room = || host.reserve(masters().len_bytes(), "task").unwrap();
         fails.store(true, Relaxed);
         assert!(matches!(store.insert(ID, masters(), room()), Err(SpillError::Disk { .. })));

@@ -69,11 +69,7 @@ impl DramStore {
 impl TierStore for DramStore {
     fn insert(&self, id: ImageId, masters: Masters, reservation: Reservation) -> Result<(), SpillError> {
         check(id, &masters, &reservation)?;
-        if slots::lock(&self.slots).contains_key(&id) {
-            return Err(SpillError::ImageExists { image: id });
-        }
-        slots::insert(&self.slots, id, masters.into(), vec![reservation]);
-        Ok(())
+        slots::insert(&self.slots, id, masters.into(), vec![reservation])
     }
 
     fn read(&self, id: ImageId) -> Result<ImageView, SpillError> {

@@ -168,8 +168,12 @@ impl Place {
 
     pub fn view(&self, id: ImageId, range: Range<u64>, sum: u32) -> Result<AlignedBytes, SpillError> {
         let len = usize::try_from(range.end - range.start).unwrap_or(usize::MAX);
-        let read = |out: &mut [u8]| self.read_into(range.start, out).and_then(|()| verify(out, sum));
-        AlignedBytes::filled(len, read).map_err(self.failed(id, "read"))
+        let read = || {
+            let mut bytes = AlignedBytes::zeros(len)?;
+            self.read_into(range.start, bytes.as_mut())?;
+            verify(bytes.as_ref(), sum).map(|()| bytes)
+        };
+        read().map_err(self.failed(id, "read"))
     }
 
     pub fn load(&self, id: ImageId, stored: &Stored) -> Result<Masters, SpillError> {

@@ -3,6 +3,7 @@
 use super::SpillError;
 use crate::{ImageId, Reservation};
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Images in the form `T`, each in a place `P` where its store has such.
@@ -83,10 +84,21 @@ pub(super) fn slot<T, P, R>(
     lock(slots).get_mut(&id).map_or(Err(SpillError::ImageMissing { image: id }), f)
 }
 
-/// Fills a new slot with an image.
-pub(super) fn insert<T>(slots: &Slots<T>, id: ImageId, stored: T, reservations: Vec<Reservation>) {
-    let content = Content::at_rest(stored);
-    lock(slots).insert(id, Slot { content, version: 0, place: (), reservations });
+/// Fills a new slot with an image, unless there is one of that name.
+pub(super) fn insert<T>(
+    slots: &Slots<T>,
+    id: ImageId,
+    stored: T,
+    reservations: Vec<Reservation>,
+) -> Result<(), SpillError> {
+    let slot = Slot { content: Content::at_rest(stored), version: 0, place: (), reservations };
+    match lock(slots).entry(id) {
+        Entry::Occupied(_) => Err(SpillError::ImageExists { image: id }),
+        Entry::Vacant(vacant) => {
+            vacant.insert(slot);
+            Ok(())
+        }
+    }
 }
 
 /// Takes an image for a writer, if nobody reads it.

@@ -46,26 +46,19 @@ struct Samples {
     compute_s: f64,
 }
 
+/// Takes a sample at the end of every minibatch. Clones share them.
+#[derive(Clone, Default)]
 pub(super) struct Meter(Arc<Mutex<Samples>>);
 
-/// Takes a sample at the end of every minibatch.
-struct Sampling(Arc<Mutex<Samples>>);
-
-fn lock(samples: &Mutex<Samples>) -> MutexGuard<'_, Samples> {
-    samples.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Meter {
-    /// A meter and the observer that feeds it.
-    pub(super) fn new() -> (Self, impl Observer) {
-        let samples = Arc::new(Mutex::new(Samples::default()));
-        (Self(samples.clone()), Sampling(samples))
+    fn samples(&self) -> MutexGuard<'_, Samples> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The costs of the minibatches after the first `warmup`, and on a CPU's threads those of products of large matrices.
     pub(super) fn measured(&self, warmup: usize, threads: Option<usize>) -> Result<Measured> {
         let peak_rss_bytes = procfs::of_this_process("VmHWM").unwrap_or_default().bytes();
-        let samples = lock(&self.0);
+        let samples = self.samples();
         let all: Vec<Sample> = samples.start.iter().chain(&samples.minibatches).copied().collect();
         let measured = all.get(warmup..).filter(|samples| samples.len() > 1);
         let measured = measured.context("the run ended before a minibatch was measured")?;
@@ -75,17 +68,17 @@ impl Meter {
     }
 }
 
-impl Observer for Sampling {
+impl Observer for Meter {
     fn observe(&mut self, event: &RunEvent<'_>) {
         match event {
             RunEvent::Admitted(_) => {
                 profile::start();
                 profile::take();
-                lock(&self.0).start = Some(Sample::take(0.0, 0.0));
+                self.samples().start = Some(Sample::take(0.0, 0.0));
             }
             // The first shard task begins the first minibatch.
             RunEvent::Span(span) if matches!(span.track, Track::Compute(_)) => {
-                let mut samples = lock(&self.0);
+                let mut samples = self.samples();
                 samples.compute_s += span.end_s - span.start_s;
                 if samples.minibatches.is_empty()
                     && let Some(start) = &mut samples.start
@@ -95,7 +88,7 @@ impl Observer for Sampling {
                 }
             }
             RunEvent::Minibatch { at_s, .. } => {
-                let mut samples = lock(&self.0);
+                let mut samples = self.samples();
                 let sample = Sample::take(*at_s, samples.compute_s);
                 samples.minibatches.push(sample);
             }

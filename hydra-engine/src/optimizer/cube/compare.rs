@@ -345,7 +345,7 @@ mod tests {
     }
 
     /// The formulas of the host with a fused operation that rounds twice, as a device has that has none.
-    #[cfg(feature = "wgpu")]
+    #[cfg(feature = "cube")]
     fn step_rounding_twice(optimizer: &dyn Optimizer, step: &Step, elements: Elements<'_, '_>) {
         use hydra_core::optimizer::{AdamWConstants, SgdConstants};
         let fma = |a: f32, b: f32, c: f32| a * b + c;
@@ -370,7 +370,7 @@ mod tests {
         });
     }
 
-    #[cfg(feature = "wgpu")]
+    #[cfg(feature = "cube")]
     #[test]
     fn the_kernels_are_the_formulas_of_the_host() {
         let adapter = hydra_core::cube::CubeAdapter::wgpu(0);

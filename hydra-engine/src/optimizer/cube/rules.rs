@@ -61,21 +61,13 @@ impl Kernel for Sgd {
             [] => kernels::sgd::launch(
                 client, count, units, params, grads, -rate, decay, factor, clipped, float,
             ),
-            [buffer, ..] => kernels::sgd_with_momentum::launch(
-                client,
-                count,
-                units,
-                params,
-                grads,
-                wide(buffer),
-                -rate,
-                decay,
-                momentum,
-                factor,
-                clipped,
-                first,
-                float,
-            ),
+            [buffer, ..] => {
+                let buffer = wide(buffer);
+                kernels::sgd_with_momentum::launch(
+                    client, count, units, params, grads, buffer, -rate, decay, momentum, factor, clipped,
+                    first, float,
+                );
+            }
         }
     }
 }

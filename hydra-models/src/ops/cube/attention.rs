@@ -175,7 +175,7 @@ impl AttentionKernels for Cube {
     }
 }
 
-#[cfg(all(test, feature = "wgpu"))]
+#[cfg(all(test, feature = "cube"))]
 mod tests {
     use super::super::tests::{device, normal};
     use super::*;

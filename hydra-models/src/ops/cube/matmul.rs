@@ -152,7 +152,7 @@ pub(super) fn transposed(mut tensor: CubeTensor) -> CubeTensor {
     tensor
 }
 
-#[cfg(all(test, feature = "wgpu"))]
+#[cfg(all(test, feature = "cube"))]
 mod tests {
     use super::super::tests::{device, normal};
     use super::*;

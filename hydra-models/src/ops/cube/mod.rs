@@ -15,7 +15,7 @@ mod matmul;
 mod norm;
 mod tensors;
 
-#[cfg(all(test, feature = "wgpu"))]
+#[cfg(all(test, feature = "cube"))]
 mod tests;
 
 pub use tensors::supports;

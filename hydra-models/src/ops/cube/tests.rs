@@ -1,24 +1,19 @@
-//! The ops on the software Vulkan driver against the ops on the CPU.
+//! The ops on whatever has a driver for Vulkan against the ops on the CPU.
 
 use crate::gpt2::{self, Gpt2Config};
 use crate::ops::testing::{distance, values};
 use crate::ops::{self, Attention, IGNORED, supports};
 use crate::synthetic::testing::{backward_on, shards_agree_on};
 use crate::{cnn, mlp};
-use burn::tensor::{DType, Device, DeviceKind, FloatDType, Gradients, Int, Tensor, TensorData};
-use cubecl::device::WgpuDeviceKind;
+use burn::tensor::{DType, Device, FloatDType, Gradients, Int, Tensor, TensorData};
 use half::f16;
+use hydra_core::cube::CubeAdapter;
 use hydra_core::{Activation, Batch, Chain, Dataset, HostActivation, HostTensor, Key, Pass};
 
-/// The software Vulkan driver, where there is one.
+/// The device; says why there is none.
 pub(super) fn device() -> Option<Device> {
-    match cubecl::Device::vulkan(WgpuDeviceKind::Cpu) {
-        Ok(_) => Some(Device::wgpu(DeviceKind::Cpu)),
-        Err(error) => {
-            println!("skipped: no software Vulkan driver: {error}");
-            None
-        }
-    }
+    let adapter = CubeAdapter::wgpu(0).inspect_err(|error| println!("skipped: {error}"));
+    adapter.ok().map(|adapter| adapter.burn)
 }
 
 /// Normal numbers of a deviation, on a device.

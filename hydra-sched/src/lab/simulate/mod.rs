@@ -70,7 +70,7 @@ pub struct Span {
 }
 
 /// The result of a simulated run.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Simulation {
     /// The policy's name.
     pub policy: &'static str,

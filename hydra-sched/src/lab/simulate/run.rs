@@ -102,18 +102,10 @@ impl<'a> Run<'a> {
         let cached = Cached::new(devices.len(), models.len());
         let result = Simulation {
             policy: policy.name(),
-            makespan_s: 0.0,
             first_start_s: f64::INFINITY,
-            bounds: LowerBounds::default(),
-            busy_s: Vec::new(),
-            shard_tasks: 0,
-            promotions: 0,
-            promotions_saved: 0,
             promoted_bytes: Some(0),
-            promotion_wait_s: 0.0,
-            decisions: 0,
             finished_s: vec![0.0; models.len()],
-            spans: Vec::new(),
+            ..Simulation::default()
         };
         Ok(Self {
             workload,

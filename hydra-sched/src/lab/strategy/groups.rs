@@ -5,7 +5,7 @@ use super::{DoesNotFit, Outcome, STATE};
 use crate::lab::{TaskCost, Workload};
 use crate::policy::ShardTaskKind;
 
-/// How a group of devices works on its one model.
+/// The way in which a group of devices works on its one model.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Inside {
     /// One shard task after the other.
@@ -21,7 +21,6 @@ pub(super) fn groups(
     inside: Inside,
     record: bool,
 ) -> Result<Outcome, DoesNotFit> {
-    let size = size.clamp(1, workload.devices.len());
     fits(workload, size)?;
     // A rest of devices that makes no whole group stays idle.
     let groups: Vec<Vec<usize>> = (0..workload.devices.len() / size)
@@ -95,11 +94,11 @@ impl Minibatch {
                 made
             }
             Inside::Pipelined => {
-                let microbatches = first.len();
                 let mut stages = vec![(0.0, 0.0); first.len()];
                 for (kind, shard) in cost.sweep() {
                     let (stage, costs) = (stage_of(shard), &cost.shards[shard]);
-                    let share = 1.0 / (workload.devices[group[stage]].speed * microbatches as f64);
+                    // A microbatch of as many as there are stages.
+                    let share = 1.0 / (workload.devices[group[stage]].speed * first.len() as f64);
                     // The last shard's forward is fused with its backward only where nothing is between them.
                     let fused = kind == ShardTaskKind::Backward && shard + 1 == cost.shards.len();
                     let forward_s = match kind {
@@ -109,31 +108,27 @@ impl Minibatch {
                     stages[stage].0 += forward_s * share;
                     stages[stage].1 += (costs.seconds(kind) - forward_s) * share;
                 }
-                Self::pipelined(&stages, group, &first, microbatches)
+                Self::pipelined(&stages, group, &first)
             }
         }
     }
 
     /// GPipe: the forwards of all microbatches, then the backwards, the last first.
-    fn pipelined(stages: &[(f64, f64)], group: &[usize], first: &[usize], microbatches: usize) -> Self {
+    fn pipelined(stages: &[(f64, f64)], group: &[usize], first: &[usize]) -> Self {
         let mut made = Self { length_s: 0.0, bars: Vec::new() };
         let mut free_s = vec![0.0f64; stages.len()];
-        for _ in 0..microbatches {
-            let mut input_s = 0.0f64;
-            for (stage, (forward_s, _)) in stages.iter().enumerate() {
-                let start_s = input_s.max(free_s[stage]);
-                made.push(group[stage], ShardTaskKind::Forward, first[stage], start_s, *forward_s);
-                input_s = start_s + forward_s;
-                free_s[stage] = input_s;
-            }
-        }
-        for _ in 0..microbatches {
-            let mut input_s = 0.0f64;
-            for (stage, (_, backward_s)) in stages.iter().enumerate().rev() {
-                let start_s = input_s.max(free_s[stage]);
-                made.push(group[stage], ShardTaskKind::Backward, first[stage], start_s, *backward_s);
-                input_s = start_s + backward_s;
-                free_s[stage] = input_s;
+        for kind in [ShardTaskKind::Forward, ShardTaskKind::Backward] {
+            for _microbatch in 0..stages.len() {
+                let mut input_s = 0.0f64;
+                for place in 0..stages.len() {
+                    let forward = kind == ShardTaskKind::Forward;
+                    let stage = if forward { place } else { stages.len() - 1 - place };
+                    let seconds = if forward { stages[stage].0 } else { stages[stage].1 };
+                    let start_s = input_s.max(free_s[stage]);
+                    made.push(group[stage], kind, first[stage], start_s, seconds);
+                    input_s = start_s + seconds;
+                    free_s[stage] = input_s;
+                }
             }
         }
         made

@@ -74,13 +74,9 @@ impl Line {
 
     /// The task that is taken at this time, or as soon as there is one.
     pub(super) fn next(&mut self, workload: &Workload, free_s: f64) -> Option<usize> {
-        while let Some(place) = self.later.last().copied() {
-            if self.here.is_empty() || workload.tasks[self.order[place]].arrival_s <= free_s {
-                self.here.insert(place);
-                self.later.pop();
-            } else {
-                break;
-            }
+        let arrived = |place: usize| workload.tasks[self.order[place]].arrival_s <= free_s;
+        while let Some(place) = self.later.pop_if(|place| self.here.is_empty() || arrived(*place)) {
+            self.here.insert(place);
         }
         self.here.pop_first().map(|place| self.order[place])
     }

@@ -18,7 +18,7 @@ pub struct Workload {
     #[serde(deserialize_with = "devices")]
     pub devices: Vec<DeviceCost>,
     /// All devices are fed over one link, and not each over its own.
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub shared_link: bool,
     /// Random variation of the times of shard tasks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -36,16 +36,16 @@ pub struct TaskCost {
     /// Its shards, in the order of the forward pass.
     pub shards: Vec<ShardCost>,
     /// When it is submitted, in seconds from the start of the run.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub arrival_s: f64,
     /// Seconds of the host optimizer for one minibatch, spread evenly over the shards. There is one optimizer for
     /// all tasks, and it steps one shard after another, in the order in which their backwards end.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub optimizer_s: f64,
     /// Seconds from the end of a shard's backward, or of its step where `optimizer_s` is stated too, until its
     /// masters are final, whatever other tasks do. What a recorded run waited is stated here: it has the queue before
     /// the host optimizer in it, which `optimizer_s` would count again.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub step_wait_s: f64,
     /// The first estimates that the policy is told, as a multiple of the stated costs; 1 where nothing is said.
     #[serde(default = "one", skip_serializing_if = "is_one")]
@@ -53,7 +53,7 @@ pub struct TaskCost {
     /// The time by which the last minibatch is longer than the first, as a share of it; the costs grow
     /// (or shrink, down to -1) evenly in between. Evaluations cost what the minibatch after them does, and
     /// those at the end what the last one did.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub drift: f64,
     /// Evaluation sweeps between the minibatches, in the order of `after`, each place once.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -92,7 +92,7 @@ pub struct ShardCost {
     pub bytes: Option<u64>,
     /// Seconds from the end of a shard task until its output for the next one of its sweep is downloaded to
     /// the host. Before that, only the device that made it can go on with the model. 0 where nothing is said.
-    #[serde(rename = "take_down_s", default, skip_serializing_if = "is_zero")]
+    #[serde(rename = "take_down_s", default, skip_serializing_if = "is_default")]
     pub download_s: f64,
 }
 
@@ -116,7 +116,7 @@ pub struct DeviceCost {
     pub keeps_copies: bool,
     /// Seconds from the moment at which it can commit to a shard task until that one's promotion begins:
     /// the time of decisions, and of threads that have to wake up. 0 where nothing is said.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub latency_s: f64,
 }
 
@@ -186,11 +186,6 @@ fn is_one(x: &f64) -> bool {
     *x == 1.0
 }
 
-fn is_zero(x: &f64) -> bool {
-    *x == 0.0
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
-fn is_false(x: &bool) -> bool {
-    !x
+fn is_default<T: Default + PartialEq>(x: &T) -> bool {
+    *x == T::default()
 }
