@@ -2,7 +2,7 @@
 
 mod measure;
 
-use crate::session::{Surroundings, Synthetic, context_of, devices, orchestrator, with_dropout};
+use crate::session::{Surroundings, Synthetic, admit, context_of, devices, orchestrator, with_dropout};
 use crate::settings::{DEFAULT_MODEL, DeviceSettings, OUTPUT, dtypes, model_help, values};
 use crate::terminal::{Outcome, Table, print};
 use anyhow::{Context, Result, bail};
@@ -78,7 +78,7 @@ pub(crate) fn run(args: StepArgs, around: &Surroundings) -> Result<Outcome> {
     subject.config = with_dropout(subject.config, Some(args.dropout));
     let mut orchestrator = orchestrator(&spec, args.dtype, args.seed, around)?;
     orchestrator.submit(subject.task(&args, spec.cuts.clone())?)?;
-    let run = orchestrator.admit().context("the run was refused")?;
+    let run = admit(orchestrator)?;
     // Bars are drawn until here: nothing is drawn beside what is measured.
     let meter = Meter::default();
     let report = run.observer(Box::new(meter.clone())).start().context("the run ended early")?;

@@ -9,5 +9,5 @@ pub(crate) mod run;
 pub(crate) mod synthetic;
 
 pub(crate) use model::{Model, context_of, with_dropout};
-pub(crate) use orchestrator::{Surroundings, devices, note_of_cuts, orchestrator};
+pub(crate) use orchestrator::{Surroundings, admit, devices, note_of_cuts, orchestrator};
 pub(crate) use synthetic::Synthetic;

@@ -6,9 +6,9 @@ use crate::settings::DeviceSettings;
 use crate::terminal::{Progress, Usage};
 use anyhow::{Context, Result};
 use hydra_core::{ByteSize, FloatType};
-use hydra_engine::{DeviceKind, DeviceSpec, Orchestrator};
+use hydra_engine::{AdmittedRun, DeviceKind, DeviceSpec, EngineError, Orchestrator};
 use hydra_models::ops::{Precision, set_precision};
-use hydra_partition::PartitionPlan;
+use hydra_partition::{PartitionError, PartitionPlan};
 use std::path::PathBuf;
 
 /// The surroundings of every command.
@@ -101,6 +101,34 @@ pub(crate) fn orchestrator(
         orchestrator = orchestrator.plans(plan.clone());
     }
     Ok(orchestrator)
+}
+
+/// Admits a run; a refusal for want of memory names the flags that are ways out.
+pub(crate) fn admit(orchestrator: Orchestrator) -> Result<AdmittedRun> {
+    orchestrator.admit().map_err(|error| {
+        let ways_out = ways_out(&error);
+        anyhow::Error::from(error).context(format!("the run was refused{ways_out}"))
+    })
+}
+
+fn ways_out(error: &EngineError) -> &'static str {
+    use PartitionError::{LayerTooLarge, ShardTooLarge};
+    match error {
+        EngineError::Task { source, .. } => ways_out(source),
+        EngineError::HostMemory { working: Some(_), .. } => {
+            "; ways out: more --host-memory, or a smaller --batch"
+        }
+        EngineError::HostMemory { .. } => {
+            "; ways out: more --host-memory, masters on a disk (--disk-memory), or an optimizer with fewer moments \
+             (--optimizer)"
+        }
+        EngineError::DiskMemory { .. } => "; ways out: more --disk-memory, or more --host-memory",
+        EngineError::Partition(LayerTooLarge { .. } | ShardTooLarge { .. }) => {
+            "; ways out: more --device-memory, a smaller --batch or the same with --accumulate, a shorter --context, or \
+             --dtype bf16"
+        }
+        _ => "",
+    }
 }
 
 /// The directory for masters that host memory has no room for, and how much may be there.

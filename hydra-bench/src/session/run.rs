@@ -7,7 +7,7 @@ use crate::run_dir::{
 };
 use crate::session::model::{Model, Texts, note_of_batch};
 use crate::session::needs;
-use crate::session::orchestrator::{Surroundings, devices, note_of_cuts, orchestrator};
+use crate::session::orchestrator::{Surroundings, admit, devices, note_of_cuts, orchestrator};
 use crate::settings::{CheckpointArg, Configuration, OutSettings, ResultSettings};
 use crate::terminal::{Interrupted, Outcome, Progress, Usage, print, render, stop, tell};
 use anyhow::{Context, Result, bail, ensure};
@@ -117,7 +117,7 @@ fn dry_run(spec: &mut RunSpec, dir: &Path, json: bool, around: &Surroundings) ->
     let devices = spec.devices.with_disk_in(dir);
     let mut orchestrator = orchestrator(&devices, spec.model.dtype, spec.model.seed, around)?;
     submit(&mut orchestrator, spec, None)?;
-    let run = orchestrator.admit().context("the run was refused")?;
+    let run = admit(orchestrator)?;
     print(&if json { needs::json(run.admission())? } else { needs::render(run.admission()) })?;
     Ok(Outcome::Done)
 }
@@ -223,7 +223,7 @@ impl Prepared {
         let every = every.unwrap_or(CheckpointEvery::Time(Duration::MAX));
         let mut orchestrator = orchestrator.stop_flag(stop.clone()).checkpoint_every(every);
         submit(&mut orchestrator, spec, Some(dir))?;
-        let mut run = orchestrator.admit().context("the run was refused")?;
+        let mut run = admit(orchestrator)?;
         let admission = run.admission().clone();
         let tasks: Vec<String> = admission.tasks.iter().map(|task| task.name.clone()).collect();
         let disk = on.disk.as_deref().filter(|_| admission.disk_bytes > 0);

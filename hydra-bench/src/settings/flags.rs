@@ -153,8 +153,9 @@ mod tests {
         let file: Vec<&str> = groups.into_iter().flatten().map(|key| flag_of(key).0).collect();
         for name in names::<RunSettings>() {
             let name = name.as_str();
-            // No file that every machine can read has both a plan and a disk, and this one's schedule decays all along.
-            let absent = ["plan", "disk", "decay_steps"];
+            // No file that every machine can read has both a plan and a disk, this one's schedule decays all along, and it is of
+            // the time before tasks could wait.
+            let absent = ["plan", "disk", "decay_steps", "concurrent", "strict"];
             assert!(absent.contains(&name) || file.contains(&name), "{name} in {file:?}");
         }
     }

@@ -7,6 +7,7 @@ mod disk;
 mod doctor;
 mod endings;
 mod flags;
+mod in_turn;
 mod lab;
 mod resume;
 mod runs;

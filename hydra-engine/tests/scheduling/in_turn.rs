@@ -170,7 +170,7 @@ fn what_waits_at_a_stop_ends_with_nothing_and_a_run_that_goes_on_trains_it() {
         for index in 0..TASKS {
             let mut task = task(index).checkpoint_to(file(index));
             if file(index).exists() {
-                task = task.resume_from(Checkpoint::open(&file(index)).unwrap());
+                task = task.resume_from(Checkpoint::open(file(index)).unwrap());
             }
             run.submit(task).unwrap();
         }
