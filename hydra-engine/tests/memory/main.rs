@@ -3,6 +3,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod backtraces;
 mod leak;
 mod tight;
 
