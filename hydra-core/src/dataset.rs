@@ -1,6 +1,7 @@
 //! Datasets, which a chain learns from: functions of (seed, step).
 
 use crate::{FloatType, HostActivation, HostTensor, Key};
+use std::sync::Arc;
 
 /// One batch on the host.
 #[derive(Clone, Debug)]
@@ -51,6 +52,37 @@ pub trait Dataset: Send + Sync {
     /// The name of what [`Batch::units`] counts, in the plural.
     fn unit(&self) -> &'static str {
         "items"
+    }
+}
+
+/// The first items of a dataset, to evaluate on less than all of it.
+pub struct FirstItems {
+    data: Arc<dyn Dataset>,
+    items: usize,
+}
+
+impl FirstItems {
+    /// The first `items` items of `data`, or all if there are fewer.
+    pub fn new(data: Arc<dyn Dataset>, items: usize) -> Self {
+        Self { items: items.min(data.len()), data }
+    }
+}
+
+impl Dataset for FirstItems {
+    fn name(&self) -> &str {
+        self.data.name()
+    }
+
+    fn len(&self) -> usize {
+        self.items
+    }
+
+    fn batch(&self, items: &[usize]) -> Result<Batch, DatasetError> {
+        self.data.batch(items)
+    }
+
+    fn unit(&self) -> &'static str {
+        self.data.unit()
     }
 }
 
@@ -204,6 +236,34 @@ mod tests {
             (0..4).map(|step| sampler.items(step)).collect::<Vec<_>>(),
             [&[2, 9, 5, 4][..], &[3, 8, 6, 1], &[7, 0], &[6, 9, 4, 2]]
         );
+    }
+
+    #[test]
+    fn the_first_items_are_those_of_the_dataset() {
+        struct Numbers;
+        impl Dataset for Numbers {
+            fn name(&self) -> &str {
+                "numbers"
+            }
+
+            fn len(&self) -> usize {
+                5
+            }
+
+            fn batch(&self, items: &[usize]) -> Result<Batch, DatasetError> {
+                let x = HostTensor::float(items.iter().map(|i| *i as f32).collect(), [items.len(), 1]);
+                let (x, n) = (HostActivation::of(x), items.len());
+                Ok(Batch { inputs: x.clone(), targets: x, items: n, terms: n, units: n })
+            }
+
+            fn unit(&self) -> &'static str {
+                "points"
+            }
+        }
+        let first = |items| FirstItems::new(Arc::new(Numbers), items);
+        assert_eq!([3, 5, 9].map(|items| first(items).len()), [3, 5, 5]);
+        let (three, unit) = (gather(&first(3), &[2, 0]).unwrap(), first(3).unit());
+        assert_eq!((three.inputs, unit), (gather(&Numbers, &[2, 0]).unwrap().inputs, "points"));
     }
 
     #[test]

@@ -40,7 +40,7 @@ mod tensor;
 mod units;
 
 pub use chain::*;
-pub use dataset::{Batch, Dataset, DatasetError, Sampler, gather, gather_items};
+pub use dataset::{Batch, Dataset, DatasetError, FirstItems, Sampler, gather, gather_items};
 pub use device::*;
 pub use error::{CoreError, with_causes};
 pub use files::{UNFINISHED, replace_file};

@@ -127,7 +127,14 @@ impl Report {
 
     pub(crate) fn render(&self) -> String {
         let (ranking, devices) = (self.ranking(), self.device_table());
-        format!("{ranking}\n{devices}\n{}{}", self.summary(), self.optimizers())
+        format!("{ranking}{}\n{devices}\n{}{}", self.limit(), self.summary(), self.optimizers())
+    }
+
+    /// The bound on evaluations, where there was one.
+    fn limit(&self) -> String {
+        let limits = self.tasks.iter().filter_map(|task| task.config["eval_limit"].as_u64());
+        let said = |blocks| format!("evaluated on the first {blocks} blocks of each text (--eval-limit)\n");
+        limits.max().map_or_else(String::new, said)
     }
 
     /// The tasks that were stepped on the device, if any, and why; and those whose bits are not the host's.

@@ -104,11 +104,13 @@ impl RunSpec {
     }
 
     pub(crate) fn describe(&self, spec: &TrainSpec) -> serde_json::Value {
-        serde_json::json!({
+        let mut config = serde_json::json!({
             "model": self.model.model, "data": self.model.data, "context": self.model.context,
             "dropout": self.model.dropout, "dtype": self.model.dtype, "batch": spec.batch,
             "lr": spec.optimizer.lr(), "training": spec,
-        })
+        });
+        self.training.eval_limit.iter().for_each(|blocks| config["eval_limit"] = (*blocks).into());
+        config
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::settings::ModelSettings;
 use crate::terminal::Usage;
 use anyhow::{Context, Result};
-use hydra_core::{Chain, ModelWriter};
+use hydra_core::{Chain, Dataset, FirstItems, ModelWriter};
 use hydra_models::data::{BlockSpec, Corpus, Split, TokenBlocks};
 use hydra_models::gpt2::{self, Gpt2Config, Gpt2Writer, chain};
 use hydra_models::tokenizer::Tokenizer;
@@ -72,6 +72,17 @@ pub(crate) struct Texts {
 }
 
 impl Texts {
+    /// The validation and the test data: all blocks, or the first ones.
+    pub(crate) fn evaluated(&self, limit: Option<usize>) -> [Option<Arc<dyn Dataset>>; 2] {
+        [&self.validation, &self.test].map(|blocks| {
+            let blocks = blocks.clone()?;
+            Some(match limit {
+                Some(most) => Arc::new(FirstItems::new(blocks, most)),
+                None => blocks as Arc<dyn Dataset>,
+            })
+        })
+    }
+
     pub(crate) fn tokens(&self) -> [Option<&[u32]>; 3] {
         [Some(&self.train), self.validation.as_ref(), self.test.as_ref()].map(|blocks| Some(blocks?.tokens()))
     }

@@ -11,12 +11,14 @@ use crate::session::orchestrator::{Surroundings, admit, devices, note_of_cuts, o
 use crate::settings::{CheckpointArg, Configuration, OutSettings, ResultSettings};
 use crate::terminal::{Interrupted, Outcome, Progress, Usage, print, render, stop, tell};
 use anyhow::{Context, Result, bail, ensure};
+use hydra_core::Dataset;
 use hydra_engine::{
     Admission, AdmittedRun, Checkpoint, CheckpointEvery, Observer, Orchestrator, RunEvent, RunReport,
     StopFlag, TrainTask,
 };
 use std::fs::{self, File, OpenOptions};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Runs a spec, or says what it would need.
@@ -137,8 +139,9 @@ fn submit(orchestrator: &mut Orchestrator, spec: &mut RunSpec, dir: Option<&RunD
     if let Some(dir) = dir {
         check_inputs_of(spec, dir, &model, &texts)?;
     }
+    let evaluated = texts.evaluated(spec.training.eval_limit);
     for configuration in spec.training.grid()? {
-        let task = task(spec, &configuration, &model, &texts)?;
+        let task = task(spec, &configuration, &model, &texts, &evaluated)?;
         orchestrator.submit(match dir {
             Some(dir) => with_files(task, &configuration.name, dir, &model, spec)?,
             None => task,
@@ -164,14 +167,23 @@ fn check_inputs_of(spec: &mut RunSpec, dir: &RunDir, model: &Model, texts: &Text
     Ok(())
 }
 
-fn task(spec: &RunSpec, configuration: &Configuration, model: &Model, texts: &Texts) -> Result<TrainTask> {
+/// A configuration's task, which is evaluated on this validation and this test data.
+fn task(
+    spec: &RunSpec,
+    configuration: &Configuration,
+    model: &Model,
+    texts: &Texts,
+    evaluated: &[Option<Arc<dyn Dataset>>; 2],
+) -> Result<TrainTask> {
     let train = spec.training.of(configuration, spec.model.seed, texts.train.len())?;
     let (config, chain, data) = (spec.describe(&train), model.chain.clone(), texts.train.clone());
     let mut task = TrainTask::new(&configuration.name, chain, data, train).config(config);
-    if let Some(validation) = &texts.validation {
+    task = task.initial_validation(spec.training.initial_validation);
+    let [validation, test] = evaluated;
+    if let Some(validation) = validation {
         task = task.validation(validation.clone());
     }
-    if let Some(test) = &texts.test {
+    if let Some(test) = test {
         task = task.test(test.clone());
     }
     if let Some(cuts) = &spec.devices.cuts {

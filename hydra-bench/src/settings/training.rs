@@ -62,6 +62,14 @@ pub(crate) struct TrainingSettings {
     /// End a task after N of these evaluations in a row without a better one (early stopping) [default: off]
     #[arg(long, value_name = "N", value_parser = values::count, allow_hyphen_values = true, requires = "eval_every")]
     pub(crate) patience: Option<usize>,
+    /// Evaluate on the first N blocks of the validation and of the test data [default: on all]
+    #[arg(long, value_name = "N", value_parser = values::count, allow_hyphen_values = true)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) eval_limit: Option<usize>,
+    /// Train at once, without evaluating on the validation data first
+    #[arg(long = "no-initial-validation", action = ArgAction::SetFalse)]
+    #[serde(skip_serializing_if = "Clone::clone")]
+    pub(crate) initial_validation: bool,
 }
 
 /// One configuration of the grid.

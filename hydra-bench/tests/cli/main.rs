@@ -6,6 +6,7 @@ mod common;
 mod disk;
 mod doctor;
 mod endings;
+mod evaluations;
 mod flags;
 mod in_turn;
 mod lab;

@@ -1,6 +1,7 @@
 //! Memory: budgets hold to the byte, and what ends leaves nothing behind. These tests read memory of the whole process,
 //! so one runs at a time.
 
+mod backtraces;
 #[path = "../common/mod.rs"]
 mod common;
 mod leak;

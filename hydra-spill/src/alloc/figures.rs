@@ -17,7 +17,7 @@ pub fn with_tag<R>(device: Option<DeviceId>, f: impl FnOnce() -> R) -> R {
             set_tag(self.0);
         }
     }
-    let _restore = Restore(tag());
+    let _restore = Restore(own_tag());
     tag_thread(device);
     f()
 }
@@ -30,7 +30,7 @@ pub fn tag_thread(device: Option<DeviceId>) {
 /// The device that this thread's allocations are charged to; `None` for the host.
 #[cfg(test)]
 pub(super) fn current_tag() -> Option<DeviceId> {
-    match tag() {
+    match own_tag() {
         HOST => None,
         tag => Some(DeviceId(usize::from(tag) - 1)),
     }
@@ -46,8 +46,8 @@ pub struct TagLease(DeviceId);
 static LEASED: AtomicU64 = AtomicU64::new(0);
 
 impl TagLease {
-    /// Takes the free figures that count the least, the lowest of several: a thread that still ends, or a cache that its
-    /// panic has filled for good, is charged to whoever had the figures before.
+    /// Takes the free figures that count the least, the lowest of several: a thread that still ends is charged to whoever
+    /// had the figures before.
     pub fn take() -> Self {
         let mut leased = LEASED.load(Relaxed);
         loop {
@@ -106,8 +106,14 @@ pub(super) fn tag_of(device: DeviceId) -> u8 {
     (device.0.min(MAX_DEVICES - 1) + 1) as u8
 }
 
-/// The thread's tag; the host's while the thread ends and its locals are gone.
+/// The tag of what the thread allocates now: the host's while it panics. The message, and the debug information that is read
+/// for a backtrace and stays for the next one, are no device's, wherever the panic began.
 pub(super) fn tag() -> u8 {
+    if std::thread::panicking() { HOST } else { own_tag() }
+}
+
+/// The thread's tag; the host's while the thread ends and its locals are gone.
+fn own_tag() -> u8 {
     TAG.try_with(Cell::get).unwrap_or(HOST)
 }
 

@@ -414,6 +414,32 @@ mod tests {
     }
 
     #[test]
+    fn what_a_panic_allocates_is_no_devices() {
+        /// Keeps what it allocates while the stack unwinds, as a backtrace keeps debug information.
+        struct Keeps<'a>(&'a std::sync::Mutex<Vec<u8>>);
+        impl Drop for Keeps<'_> {
+            fn drop(&mut self) {
+                *self.0.lock().unwrap() = vec![1; 1 << 20];
+                let tagged = with_tag(Some(DeviceId(36)), || vec![1; 1 << 20]);
+                self.0.lock().unwrap().extend(tagged);
+            }
+        }
+        let (device, kept) = (DeviceId(35), std::sync::Mutex::default());
+        let panics = || {
+            with_tag(Some(device), || {
+                let _keeps = Keeps(&kept);
+                std::panic::resume_unwind(Box::new(()))
+            })
+        };
+        let panicked: thread::Result<()> = std::panic::catch_unwind(std::panic::AssertUnwindSafe(panics));
+        assert!(panicked.is_err());
+        assert_eq!(kept.into_inner().unwrap().len(), 2 << 20);
+        assert_eq!(([35, 36].map(|of| PROBE.peak(DeviceId(of))), current_tag()), ([0, 0], None));
+        drop(bytes_on(device, 100));
+        assert_eq!(PROBE.peak(device), 100, "what comes after is charged again");
+    }
+
+    #[test]
     fn tags_nest_and_come_back_after_a_panic() {
         assert_eq!(current_tag(), None);
         with_tag(Some(DeviceId(3)), || {
