@@ -1,15 +1,18 @@
-//! `hydra report`: the leaderboard of a finished run.
+//! `hydra report`: the leaderboard of a run, as far as it has come.
 
-use crate::run_dir::{Report, read_report};
+use crate::run_dir::{Journal, Report, is_taken, is_unfinished, read_report};
 use crate::terminal::{Outcome, print};
 use anyhow::{Context, Result};
 use clap::Args;
-use std::path::PathBuf;
+use hydra_engine::REPORT_SCHEMA;
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 /// `hydra report`.
 #[derive(Debug, Args)]
 pub(crate) struct ReportArgs {
-    /// A run directory
+    /// A run directory, also of a run that is under way or was killed
     #[arg(value_name = "DIR")]
     pub(crate) dir: PathBuf,
     /// Print the report as JSON, alone on standard output
@@ -17,11 +20,86 @@ pub(crate) struct ReportArgs {
     pub(crate) json: bool,
 }
 
-/// Prints the report of a run directory.
+/// Prints the report of a run directory, or what there is of a run that has none yet.
 pub(crate) fn run(args: &ReportArgs) -> Result<Outcome> {
+    if is_unfinished(&args.dir) {
+        return so_far(args);
+    }
     let text = read_report(&args.dir)?;
     let report = Report::parse(&text)
         .with_context(|| format!("the report in `{}` cannot be shown", args.dir.display()))?;
     print(&if args.json { text } else { report.render() })?;
     Ok(Outcome::Done)
+}
+
+fn so_far(args: &ReportArgs) -> Result<Outcome> {
+    let (running, journal) = (is_taken(&args.dir), Journal::read(&args.dir)?);
+    let tasks = journal.report(running);
+    let text = match args.json {
+        true => {
+            let state = if running { "running" } else { "stopped" };
+            let (time, at_s) = (journal.time, journal.at_s);
+            let json = json!({
+                "schema": REPORT_SCHEMA, "state": state, "last_event_time": time, "at_s": at_s, "tasks": tasks,
+            });
+            format!("{}\n", serde_json::to_string_pretty(&json)?)
+        }
+        false => {
+            let now =
+                SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0.0, |t| t.as_secs_f64());
+            let ending = ending(&journal, &tasks, running, now, &args.dir);
+            let report = Report::so_far(tasks)?;
+            let failures: String = report.failures().iter().map(|failure| format!("{failure}\n")).collect();
+            format!("{}\n{failures}{ending}", report.ranking())
+        }
+    };
+    print(&text)?;
+    Ok(Outcome::Done)
+}
+
+/// The state of the run in words.
+fn ending(journal: &Journal, tasks: &[Value], running: bool, now: f64, dir: &Path) -> String {
+    let states = Journal::states(tasks);
+    let counts: Vec<String> = states.iter().map(|(state, count)| format!("{count} {state}")).collect();
+    let (counts, dir) = (counts.join(", "), dir.display());
+    let age = journal.time.map(|time| format!("{} ago, ", duration(now - time))).unwrap_or_default();
+    let last = match journal.at_s {
+        at_s if at_s > 0.0 => format!("the last event was {age}after {} of running", duration(at_s)),
+        _ => "nothing has happened yet".to_owned(),
+    };
+    match running {
+        true => format!("the run is under way: {counts}; {last}\n"),
+        false => format!(
+            "the run has not ended, and is not running: {counts}; {last}\ngo on with: hydra resume {dir}\n"
+        ),
+    }
+}
+
+/// A time in words: seconds, or minutes, hours or days with one decimal.
+fn duration(seconds: f64) -> String {
+    match seconds.max(0.0) {
+        s if s < 120.0 => format!("{s:.0} s"),
+        s if s < 7200.0 => format!("{:.1} min", s / 60.0),
+        s if s < 172_800.0 => format!("{:.1} h", s / 3600.0),
+        s => format!("{:.1} days", s / 86400.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn how_the_run_stands_is_said() {
+        let tasks = [json!({ "state": "done" }), json!({ "state": "running" }), json!({ "state": "done" })];
+        let journal = Journal { at_s: 90.0, time: Some(1000.0), ..Journal::default() };
+        let says = |running| ending(&journal, &tasks, running, 1003.0, Path::new("here"));
+        assert_eq!(
+            says(true),
+            "the run is under way: 2 done, 1 running; the last event was 3 s ago, after 90 s of running\n"
+        );
+        assert!(says(false).ends_with("\ngo on with: hydra resume here\n"));
+        assert!(ending(&Journal::default(), &[], true, 0.0, Path::new("")).contains("nothing has happened"));
+        assert_eq!([-1.0, 150.0, 9000.0, 200_000.0].map(duration), ["0 s", "2.5 min", "2.5 h", "2.3 days"]);
+    }
 }

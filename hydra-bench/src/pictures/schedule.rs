@@ -34,6 +34,9 @@ const DETAIL_TASKS: f64 = 60.0;
 const MAX_SPANS: usize = 1 << 21;
 /// Devices of a simulation that can be drawn, a row each.
 const MAX_ROWS: usize = 256;
+/// Columns of all rows of a schedule that can be zoomed, and the most of one.
+const ZOOM_COLUMNS: usize = 80_000;
+const ZOOM_ROW: usize = 24_000;
 
 /// The compute spans of a run, and of a simulated one its promotions.
 pub(crate) struct Timeline {
@@ -120,6 +123,33 @@ impl Timeline {
         let detail = length > 0.0 && 2.0 * length < self.end_s;
         let detail = detail.then(|| middle - length / 2.0..middle + length / 2.0);
         iter::once(0.0..self.end_s).chain(detail).collect()
+    }
+}
+
+/// A schedule for a viewer that can zoom.
+pub(crate) struct Zoomable {
+    pub(crate) columns: usize,
+    /// For each device its rectangles: from column, to column, task, shade, and so on.
+    pub(crate) lanes: Vec<Vec<usize>>,
+    /// For each task its colours: forward, backward, evaluation.
+    pub(crate) colours: Vec<[String; 3]>,
+}
+
+impl Timeline {
+    /// The whole run in many more columns than a picture has.
+    pub(crate) fn zoomable(&self, tasks: usize) -> Zoomable {
+        let columns = (ZOOM_COLUMNS / self.lanes.len().max(1)).clamp(1000, ZOOM_ROW);
+        let shades = [Shade::Light, Shade::Dark, Shade::Pale];
+        let numbers = |block: Block| {
+            let shade = shades.iter().position(|shade| *shade == block.label.shade).unwrap_or(0);
+            [block.from, block.to, block.label.task as usize, shade]
+        };
+        let lane =
+            |lane: &Lane| row(&lane.compute, &(0.0..self.end_s), columns).into_iter().flat_map(numbers);
+        let lanes = self.lanes.iter().map(|one| lane(one).collect()).collect();
+        let hex = |RGBColor(red, green, blue)| format!("#{red:02x}{green:02x}{blue:02x}");
+        let colours = (0..tasks).map(|task| shades.map(|shade| hex(task_colour(task, shade)))).collect();
+        Zoomable { columns, lanes, colours }
     }
 }
 

@@ -10,14 +10,16 @@ use std::path::{Path, PathBuf};
 /// The directory for run directories when nobody names one.
 const DEFAULT_PARENT: &str = "runs";
 /// Everything a run puts into its directory, and so what `--force` removes.
-const CONTENTS: [&str; 10] =
-    [SPEC, REPORT, METRICS, TRACE, SCHEDULE, LOSSES, WORKLOAD, PLANS, MODELS, CHECKPOINTS];
+const CONTENTS: [&str; 12] =
+    [SPEC, REPORT, METRICS, TRACE, SCHEDULE, LOSSES, LEADERBOARD, PAGE, WORKLOAD, PLANS, MODELS, CHECKPOINTS];
 pub(crate) const SPEC: &str = "spec.toml";
 pub(crate) const REPORT: &str = "report.json";
 pub(crate) const METRICS: &str = "metrics.jsonl";
 pub(crate) const TRACE: &str = "trace.json";
 pub(crate) const SCHEDULE: &str = "schedule.svg";
 pub(crate) const LOSSES: &str = "losses.svg";
+pub(crate) const LEADERBOARD: &str = "leaderboard.svg";
+pub(crate) const PAGE: &str = "report.html";
 pub(crate) const WORKLOAD: &str = "workload.json";
 pub(crate) const PLANS: &str = "plans";
 const MODELS: &str = "models";
@@ -301,6 +303,17 @@ impl RunDir {
     }
 }
 
+/// Returns true if a run is in a directory now, where the system says so.
+pub(crate) fn is_taken(dir: &Path) -> bool {
+    // The lock that is tried goes at once; a shared one lets others ask at the same time.
+    File::open(dir).is_ok_and(|dir| matches!(dir.try_lock_shared(), Err(TryLockError::WouldBlock)))
+}
+
+/// Returns true if a run has begun in a directory, and there is no report of it yet.
+pub(crate) fn is_unfinished(dir: &Path) -> bool {
+    dir.join(SPEC).is_file() && !dir.join(REPORT).exists()
+}
+
 /// Reads `report.json` of a run directory.
 pub(crate) fn read_report(dir: &Path) -> Result<String> {
     let (path, shown) = (dir.join(REPORT), dir.display());
@@ -313,16 +326,6 @@ pub(crate) fn read_report(dir: &Path) -> Result<String> {
             bail!("`{shown}` is not a run directory: it has neither {SPEC} nor {REPORT}")
         }
         result => result.with_context(|| could_not(&path, "read")),
-    }
-}
-
-/// A task's name as the name of a file or directory on any system.
-fn safe_name(task: &str) -> String {
-    let safe = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' };
-    let name: String = task.chars().take(100).map(safe).collect();
-    match name.trim_start_matches('.') {
-        "" => "task".to_owned(),
-        name => name.to_owned(),
     }
 }
 

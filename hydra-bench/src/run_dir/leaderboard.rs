@@ -6,9 +6,12 @@ use hydra_core::ByteSize;
 use hydra_engine::{LeftOut, Place, Placement, REPORT_SCHEMA, Transfers};
 use serde::Deserialize;
 
+/// Minibatches over which the training loss of a task that has not come to its end is averaged.
+const LAST: usize = 10;
+
 /// The part of a report that the leaderboard reads. Numbers that JSON has not (an infinite perplexity, the loss of a
 /// diverged task) are `null` there, so all of them are optional here.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Default, Deserialize)]
 pub(crate) struct Report {
     makespan_s: Option<f64>,
     lower_bound_s: Option<f64>,
@@ -17,7 +20,7 @@ pub(crate) struct Report {
     tokens_per_s: Option<f64>,
     policy: String,
     prefetch: bool,
-    tasks: Vec<Task>,
+    pub(super) tasks: Vec<Task>,
     /// Reports of the time before tasks could be left out do not have it.
     #[serde(default)]
     left_out: Vec<LeftOut>,
@@ -28,19 +31,29 @@ pub(crate) struct Report {
 }
 
 #[derive(Debug, Deserialize)]
-struct Task {
-    name: String,
-    config: serde_json::Value,
-    state: String,
+pub(super) struct Task {
+    pub(super) name: String,
+    pub(super) config: serde_json::Value,
+    pub(super) state: String,
+    /// The work of a task of a run that is under way.
+    #[serde(default)]
+    doing: Option<String>,
     error: Option<String>,
-    shards: usize,
-    steps: usize,
+    shards: Option<usize>,
+    pub(super) steps: usize,
+    /// Minibatches in all, of a run that is under way.
+    #[serde(default)]
+    steps_in_all: Option<usize>,
+    #[serde(default)]
+    pub(super) losses: Vec<Option<f64>>,
     #[serde(default)]
     stopped_early: bool,
-    initial_validation: Option<Evaluation>,
-    validation: Option<Evaluation>,
+    pub(super) initial_validation: Option<Evaluation>,
+    #[serde(default)]
+    pub(super) evaluations: Vec<(usize, Evaluation)>,
+    pub(super) validation: Option<Evaluation>,
     test: Option<Evaluation>,
-    best_step: Option<usize>,
+    pub(super) best_step: Option<usize>,
     model_dir: Option<String>,
     /// Reports of the time before optimizers on devices do not have it.
     #[serde(default)]
@@ -58,19 +71,46 @@ impl Task {
             _ => format!("{}: {why}", self.name),
         }
     }
+
+    /// Its validation; of a task that has not come to its end, the best one so far, after so many minibatches.
+    pub(super) fn validated(&self) -> Option<(Option<usize>, &Evaluation)> {
+        let before = |a: &&(usize, Evaluation), b: &&(usize, Evaluation)| a.1.value().total_cmp(&b.1.value());
+        let so_far = || self.evaluations.iter().min_by(before).map(|(step, result)| (Some(*step), result));
+        self.validation.as_ref().map(|result| (None, result)).or_else(so_far)
+    }
+
+    /// The mean of its last losses that are numbers, over up to [`LAST`] minibatches.
+    pub(super) fn training_loss(&self) -> Option<f64> {
+        let last = &self.losses[self.losses.len().saturating_sub(LAST)..];
+        let numbers: Vec<f64> = last.iter().copied().flatten().collect();
+        (!numbers.is_empty()).then(|| numbers.iter().sum::<f64>() / numbers.len() as f64)
+    }
+
+    /// Returns true if it could have gone on.
+    fn is_unfinished(&self) -> bool {
+        !matches!(self.state.as_str(), "done" | "failed")
+    }
+
+    fn state(&self) -> String {
+        match &self.doing {
+            Some(doing) => doing.clone(),
+            None if self.stopped_early => format!("{} early", self.state),
+            None => self.state.clone(),
+        }
+    }
 }
 
 #[derive(Debug, Deserialize)]
-struct Evaluation {
-    loss: Option<f64>,
+pub(super) struct Evaluation {
+    pub(super) loss: Option<f64>,
     /// Absent if the model is no language model, and `null` if it is not finite.
     #[serde(default, deserialize_with = "present")]
-    perplexity: Option<Option<f64>>,
+    pub(super) perplexity: Option<Option<f64>>,
 }
 
 impl Evaluation {
     /// The number that ranks it: its perplexity, or its loss if it has none.
-    fn value(&self) -> f64 {
+    pub(super) fn value(&self) -> f64 {
         self.perplexity.unwrap_or(self.loss).unwrap_or(f64::INFINITY)
     }
 }
@@ -102,6 +142,12 @@ impl Report {
             "the report has schema {schema}, and this program reads schema {REPORT_SCHEMA}"
         );
         serde_json::from_value(value).context("the report does not have what its schema says")
+    }
+
+    /// The tasks of a run that has no report yet, each as a report has it, as far as it is known.
+    pub(crate) fn so_far(tasks: Vec<serde_json::Value>) -> Result<Self> {
+        let tasks = serde_json::from_value(tasks.into()).context("the run's metrics make no report")?;
+        Ok(Self { tasks, ..Self::default() })
     }
 
     /// The tasks that failed or were left out, with the reason.
@@ -155,45 +201,83 @@ impl Report {
         text
     }
 
-    fn ranking(&self) -> String {
-        let evaluations = self.tasks.iter().flat_map(|t| [&t.initial_validation, &t.validation, &t.test]);
-        let all_of_language = evaluations.flatten().all(|evaluation| evaluation.perplexity.is_some());
+    /// The tasks as a table, and what in it is not the last word.
+    pub(crate) fn ranking(&self) -> String {
+        let evaluations = self.tasks.iter().flat_map(|t| {
+            let periodic = t.evaluations.iter().map(|(_, result)| result);
+            [&t.initial_validation, &t.validation, &t.test].into_iter().flatten().chain(periodic)
+        });
+        let all_of_language = evaluations.into_iter().all(|evaluation| evaluation.perplexity.is_some());
         let what = if all_of_language { "ppl" } else { "loss" };
+        let unfinished = self.tasks.iter().any(Task::is_unfinished);
+        let training = if unfinished { "|>training loss" } else { "" };
         let names = format!(
-            ">rank|<task|>batch|>lr|>shards|>steps|>initial {what}|>validation {what}|>test {what}|<state"
+            ">rank|<task|>batch|>lr|>shards|>steps|>initial {what}{training}|>validation {what}|>test {what}|<state"
         );
         let mut table = Table::new(names.split('|'));
         for (rank, task) in self.ranked() {
             let (batch, lr) = hyperparameters(&task.config);
-            table.row(vec![
-                rank.map_or_else(|| "-".to_owned(), |rank| rank.to_string()),
+            let shown = |cell: Option<String>| cell.unwrap_or_else(|| "-".to_owned());
+            let mut cells = vec![
+                shown(rank.map(|rank| rank.to_string())),
                 task.name.clone(),
                 batch,
                 lr,
-                task.shards.to_string(),
-                task.steps.to_string(),
+                shown(task.shards.map(|shards| shards.to_string())),
+                task.steps_in_all.map_or(task.steps.to_string(), |all| format!("{} of {all}", task.steps)),
                 cell(task.initial_validation.as_ref()),
-                cell(task.validation.as_ref()),
-                cell(task.test.as_ref()),
-                if task.stopped_early { format!("{} early", task.state) } else { task.state.clone() },
-            ]);
+            ];
+            cells.extend(unfinished.then(|| shown(task.training_loss().map(number))));
+            let validation = task.validated().map(|(step, result)| match step {
+                Some(step) => format!("{} ({step})", number(result.value())),
+                None => number(result.value()),
+            });
+            cells.extend([shown(validation), cell(task.test.as_ref()), task.state()]);
+            table.row(cells);
         }
         for LeftOut { name, config, .. } in &self.left_out {
             let (batch, lr) = hyperparameters(config);
-            let none = || "-".to_owned();
-            let state = "left out".to_owned();
-            table.row(vec![none(), name.clone(), batch, lr, none(), none(), none(), none(), none(), state]);
+            let mut row = vec!["-".to_owned(), name.clone(), batch, lr];
+            row.resize(if unfinished { 10 } else { 9 }, "-".to_owned());
+            row.push("left out".to_owned());
+            table.row(row);
         }
-        table.render()
+        format!("{}{}", table.render(), self.notes(unfinished))
+    }
+
+    /// The meaning of numbers of tasks that have not come to their end.
+    fn notes(&self, unfinished: bool) -> String {
+        let so_far = self.tasks.iter().any(|task| task.validated().is_some_and(|(step, _)| step.is_some()));
+        let mut notes = Vec::new();
+        notes.extend(unfinished.then(|| format!("training loss: the mean of the last {LAST} minibatches")));
+        notes.extend(so_far.then(|| "validation (n): the best so far, after n minibatches".to_owned()));
+        let ranked = !self.is_validated() && self.tasks.iter().any(|task| task.training_loss().is_some());
+        notes.extend(
+            (unfinished && ranked)
+                .then(|| "ranked by training loss: nothing that was trained is validated yet".to_owned()),
+        );
+        if notes.is_empty() { String::new() } else { format!("{}\n", notes.join("; ")) }
+    }
+
+    /// Returns true if a task was validated after it had been trained.
+    pub(super) fn is_validated(&self) -> bool {
+        self.tasks.iter().any(|task| task.validated().is_some())
     }
 
     /// The tasks by validation perplexity or loss, of which equal ones have equal ranks; failed ones and those that were not
-    /// validated have none and come last, the failed ones behind the others.
+    /// validated have none and come last, by training loss, the failed ones behind the others. Where a run has not come to its
+    /// end and no task was validated, the training loss ranks them.
     fn ranked(&self) -> Vec<(Option<usize>, &Task)> {
-        let key = |task: &Task| match (task.state == "failed", &task.validation) {
-            (false, Some(validation)) => (0, validation.value()),
-            (false, None) => (1, 0.0),
-            (true, _) => (2, 0.0),
+        let by_training = !self.is_validated() && self.tasks.iter().any(Task::is_unfinished);
+        let key = |task: &Task| {
+            let training = task.training_loss();
+            match (task.state == "failed", task.validated()) {
+                (false, Some((_, validation))) => (0, validation.value()),
+                (false, None) if by_training && training.is_some() => (0, training.unwrap_or(f64::INFINITY)),
+                (false, None) if task.is_unfinished() => (1, training.unwrap_or(f64::INFINITY)),
+                (false, None) => (1, f64::INFINITY),
+                (true, _) => (2, 0.0),
+            }
         };
         let before = |a: &&Task, b: &&Task| {
             let ((a, a_value), (b, b_value)) = (key(a), key(b));
@@ -340,6 +424,34 @@ mod tests {
         let text = report.render();
         let last: Vec<&str> = text.lines().take(6).skip(4).map(str::trim_start).collect();
         assert!(last[0].starts_with("-  diverged") && last[1].starts_with("-  broken"), "{text}");
+    }
+
+    /// The rows of the table, each as its words.
+    fn rows(text: &str) -> Vec<Vec<&str>> {
+        text.lines().map(|line| line.split_whitespace().collect()).collect()
+    }
+
+    #[test]
+    fn stopped_tasks_show_what_they_have() {
+        let mut json = report();
+        for (task, loss) in json["tasks"].as_array_mut().unwrap().iter_mut().zip([4.5, 4.25, 3.5, 4.0]) {
+            (task["state"], task["validation"], task["losses"]) =
+                (json!("stopped"), json!(null), json!([loss, null]));
+        }
+        let text = Report::parse(&json.to_string()).unwrap().render();
+        let names: Vec<[&str; 2]> = rows(&text)[1..5].iter().map(|row| [row[0], row[1]]).collect();
+        assert_eq!(names, [["1", "best"], ["2", "diverged"], ["3", "broken"], ["4", "worse"]], "{text}");
+        assert!(rows(&text)[1].contains(&"3.500") && text.contains("ranked by training loss"), "{text}");
+        json["tasks"][0]["evaluations"] = json!([
+            [10, { "loss": 2.0, "perplexity": 7.5, "predicted_tokens": 9 }],
+            [20, { "loss": 2.1, "perplexity": 8.5, "predicted_tokens": 9 }],
+        ]);
+        let text = Report::parse(&json.to_string()).unwrap().render();
+        let rows = rows(&text);
+        assert_eq!(rows[1][..2], ["1", "worse"], "{text}");
+        assert!(rows[1].windows(2).any(|cells| cells == ["7.500", "(10)"]), "{text}");
+        assert_eq!(rows[2][..2], ["-", "best"], "what is not validated stands behind, by its loss: {text}");
+        assert!(text.contains("validation (n): the best so far") && !text.contains("ranked by"), "{text}");
     }
 
     #[test]

@@ -1,9 +1,11 @@
 //! The run directory: its files, its lock, the spec and the logs, each written so that a reader never sees half of it.
-//! It may touch the disk, `settings`, `machine`, `terminal` and the pictures' timeline.
+//! It may touch the disk, `settings`, `machine`, `terminal` and the pictures' timeline and curves.
 //! It never loads a model and never talks to a device.
 
 pub(crate) mod directory;
+pub(crate) mod drawn;
 pub(crate) mod inputs;
+pub(crate) mod journal;
 pub(crate) mod leaderboard;
 pub(crate) mod paths;
 pub(crate) mod run_log;
@@ -11,9 +13,11 @@ pub(crate) mod spec;
 pub(crate) mod trace;
 
 pub(crate) use directory::{
-    FileBytes, LOSSES, METRICS, REPORT, RunDir, SCHEDULE, TRACE, WORKLOAD, read_report,
+    FileBytes, LEADERBOARD, LOSSES, METRICS, PAGE, REPORT, RunDir, SCHEDULE, TRACE, WORKLOAD, is_taken,
+    is_unfinished, read_report,
 };
 pub(crate) use inputs::Inputs;
+pub(crate) use journal::Journal;
 pub(crate) use leaderboard::Report;
 pub(crate) use paths::{check_not_read, could_not, lies_in, remove_file};
 pub(crate) use run_log::SharedRunLog;

@@ -118,6 +118,16 @@ pub(super) fn same_disk(_: &Path, _: &Path) -> bool {
     true
 }
 
+/// A task's name as the name of a file or directory on any system.
+pub(crate) fn safe_name(task: &str) -> String {
+    let safe = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' };
+    let name: String = task.chars().take(100).map(safe).collect();
+    match name.trim_start_matches('.') {
+        "" => "task".to_owned(),
+        name => name.to_owned(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,4 +1,4 @@
-//! The run log: every event of a run as a line of `metrics.jsonl`, every span in the trace.
+//! The run log: every event of a run as a line of `metrics.jsonl`, with the clock's time, and every span in the trace.
 
 use crate::pictures::schedule::Timeline;
 use crate::run_dir::trace::TraceWriter;
@@ -7,11 +7,14 @@ use serde_json::{Value, json};
 use std::fs::File;
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::SystemTime;
 
 /// Writes what a run says. A file that fails ends neither the training nor the others: its first error is told at the end.
 pub(crate) struct RunLog {
     tasks: Vec<String>,
     metrics: Lines,
+    /// The run's seconds when this part of it began.
+    from_s: f64,
     /// The trace, or why there is no more of it.
     trace: io::Result<TraceWriter<BufWriter<File>>>,
     timeline: Timeline,
@@ -30,10 +33,27 @@ pub(crate) struct Ended {
 pub(crate) struct SharedRunLog(Arc<Mutex<Option<RunLog>>>);
 
 impl SharedRunLog {
-    pub(crate) fn new(metrics: File, trace: File, tasks: Vec<String>, on: &[String]) -> io::Result<Self> {
+    /// Goes on with `metrics`, whose last event was `from_s` seconds after the run's start.
+    pub(crate) fn new(
+        metrics: File,
+        trace: File,
+        tasks: Vec<String>,
+        on: &[String],
+        from_s: f64,
+    ) -> io::Result<Self> {
         let (metrics, timeline) = (Lines::new(metrics)?, Timeline::new(on.len()));
         let trace = Ok(TraceWriter::new(BufWriter::new(trace), on)?);
-        Ok(Self(Arc::new(Mutex::new(Some(RunLog { tasks, metrics, trace, timeline })))))
+        Ok(Self(Arc::new(Mutex::new(Some(RunLog { tasks, metrics, from_s, trace, timeline })))))
+    }
+
+    /// Writes the configuration of each task, and how many minibatches it has in all.
+    pub(crate) fn configurations(&self, tasks: impl IntoIterator<Item = (String, Value, usize)>) {
+        let mut log = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        for (task, config, steps) in tasks {
+            let line =
+                json!({ "event": "task", "task": task, "config": config, "steps": steps, "at_s": 0.0 });
+            log.iter_mut().for_each(|log| log.push(line.clone()));
+        }
     }
 
     /// Ends the log, once.
@@ -42,6 +62,18 @@ impl SharedRunLog {
         let log = log.ok_or_else(|| io::Error::other("the run log has ended before"))?;
         let trace = log.trace.and_then(TraceWriter::finish).map(drop);
         Ok(Ended { timeline: log.timeline, metrics: log.metrics.finish(), trace })
+    }
+}
+
+impl RunLog {
+    /// Writes a line with the clock's time, and its seconds as they are of the whole run.
+    fn push(&mut self, mut line: Value) {
+        if let Some(at_s) = line["at_s"].as_f64() {
+            line["at_s"] = json!(self.from_s + at_s);
+        }
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        line["time"] = json!(now.map_or(0.0, |now| now.as_millis() as f64 / 1e3));
+        self.metrics.push(&line);
     }
 }
 
@@ -58,7 +90,7 @@ impl Observer for SharedRunLog {
                 log.trace = Err(error);
             }
         } else if let Some(line) = line(event, &log.tasks) {
-            log.metrics.push(&line);
+            log.push(line);
         }
     }
 }
@@ -157,7 +189,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     fn log(metrics: File, trace: File) -> SharedRunLog {
-        SharedRunLog::new(metrics, trace, vec!["one".into()], &["cpu:0".into()]).unwrap()
+        SharedRunLog::new(metrics, trace, vec!["one".into()], &["cpu:0".into()], 10.0).unwrap()
     }
 
     #[test]
@@ -165,6 +197,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = |name: &str| File::create(dir.path().join(name)).unwrap();
         let mut log = log(file("m"), file("t"));
+        log.configurations([("one".to_owned(), json!({ "lr": 0.5 }), 2)]);
         let task = TaskId(0);
         let (steps, units, loss) = (2, 64, f64::NAN);
         log.observe(&RunEvent::Minibatch { task, step: 0, steps, loss, rate: 0.1, units, at_s: 1.0 });
@@ -178,7 +211,13 @@ mod tests {
         assert!(log.finish().is_err(), "a log ends once");
         let text = std::fs::read_to_string(dir.path().join("m")).unwrap();
         let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-        assert_eq!(lines.len(), 3);
+        assert_eq!(lines.len(), 4);
+        assert_eq!((&lines[0]["event"], &lines[0]["config"]["lr"]), (&json!("task"), &json!(0.5)));
+        let at_s: Vec<f64> = lines.iter().map(|line| line["at_s"].as_f64().unwrap()).collect();
+        assert_eq!(at_s, [10.0, 11.0, 12.0, 13.0], "the seconds go on");
+        let time = |line: &Value| line["time"].as_f64().unwrap();
+        assert!(lines.iter().all(|line| time(line) > 1.7e9), "the clock is said");
+        let lines = &lines[1..];
         assert_eq!((&lines[0]["event"], &lines[0]["loss"]), (&json!("minibatch"), &Value::Null));
         assert_eq!((&lines[1]["kind"], &lines[1]["task"]), (&json!("test"), &json!("one")));
         assert_eq!((&lines[1]["perplexity"], &lines[1]["predicted_tokens"]), (&json!(7.4), &json!(1)));
@@ -199,7 +238,8 @@ mod tests {
         let ended = log.finish().unwrap();
         assert_eq!(ended.timeline.end_s, 1.0);
         assert!(ended.metrics.is_ok() && ended.trace.is_err());
-        assert_eq!(std::fs::read_to_string(&path).unwrap(), "{\"event\":\"stopping\"}\n");
+        let line = std::fs::read_to_string(&path).unwrap();
+        assert!(line.starts_with("{\"event\":\"stopping\",\"time\":") && line.ends_with("}\n"), "{line}");
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //! It may touch every crate below and every room below it.
 //! It never reads flags that are not in `settings`, and never prints results.
 
+pub(crate) mod logged;
 pub(crate) mod model;
 pub(crate) mod needs;
 pub(crate) mod orchestrator;

@@ -1,10 +1,10 @@
 //! `hydra select` and `hydra train`: a grid of configurations, of many or of one.
 
-use crate::pictures::{losses, schedule};
 use crate::run_dir::{
-    FileBytes, Inputs, LOSSES, METRICS, REPORT, Report, RunDir, RunSpec, SCHEDULE, SharedRunLog, TRACE,
-    WORKLOAD, check_not_read, could_not, lies_in,
+    FileBytes, Inputs, Journal, REPORT, Report, RunDir, RunSpec, SharedRunLog, TRACE, WORKLOAD,
+    check_not_read, could_not, lies_in,
 };
+use crate::session::logged::Logged;
 use crate::session::model::{Model, Texts, note_of_batch};
 use crate::session::needs;
 use crate::session::orchestrator::{Surroundings, admit, devices, note_of_cuts, orchestrator};
@@ -13,9 +13,10 @@ use crate::terminal::{Interrupted, Outcome, Progress, Usage, print, render, stop
 use anyhow::{Context, Result, bail, ensure};
 use hydra_core::Dataset;
 use hydra_engine::{
-    Admission, AdmittedRun, Checkpoint, CheckpointEvery, Observer, Orchestrator, RunEvent, RunReport,
-    StopFlag, TrainTask,
+    Admission, AdmittedRun, AdmittedTask, Checkpoint, CheckpointEvery, Observer, Orchestrator, RunEvent,
+    RunReport, StopFlag, TrainTask,
 };
+use serde_json::Value;
 use std::fs::{self, File, OpenOptions};
 use std::path::Path;
 use std::sync::Arc;
@@ -215,13 +216,6 @@ struct Prepared {
     checkpoints: bool,
 }
 
-/// The logs of a run, from which pictures are drawn when it is over.
-struct Logged {
-    log: SharedRunLog,
-    tasks: Vec<String>,
-    devices: Vec<String>,
-}
-
 impl Prepared {
     fn new(spec: &mut RunSpec, dir: &mut RunDir, around: &Surroundings) -> Result<Self> {
         let stop = StopFlag::new();
@@ -251,11 +245,13 @@ impl Prepared {
         run.reserve_disk().context("the run was refused")?;
         dir.write_spec(&text)?;
         write_plans(dir, &admission)?;
-        let log = SharedRunLog::new(dir.metrics()?, dir.open(TRACE)?, tasks.clone(), &devices)
+        let from_s = if dir.resumed { Journal::read(dir.path())?.at_s } else { 0.0 };
+        let log = SharedRunLog::new(dir.metrics()?, dir.open(TRACE)?, tasks.clone(), &devices, from_s)
             .context("the run log could not be begun")?;
+        log.configurations(configurations(spec, &admission)?);
         let observer = Both(log.clone(), Progress::new(around.terminal.clone()));
         let run = run.observer(Box::new(observer));
-        Ok(Self { run, logged: Logged { log, tasks, devices }, stop, checkpoints })
+        Ok(Self { run, logged: Logged { log, tasks, devices, spec: text }, stop, checkpoints })
     }
 
     fn run(self, dir: &RunDir, asked: &ResultSettings) -> Result<Outcome> {
@@ -269,9 +265,7 @@ impl Prepared {
             false => format!("{}\nresults in {}\n", readable.render(), dir.path().display()),
         };
         // Whatever cannot be written, what was trained is reported, and everything else is written.
-        let mut results = logged.end(dir, &report);
-        let picture = losses::draw(&report.tasks).context("the loss curves could not be drawn");
-        results.push(picture.and_then(|picture| dir.write(LOSSES, &picture)));
+        let mut results = logged.end(dir, &report, &readable);
         results.extend(record(dir, &report, asked.record.as_deref()));
         // The last file: a run that is killed before it is put together again when it goes on.
         results.push(dir.write(REPORT, &format!("{text}\n")));
@@ -285,22 +279,16 @@ impl Prepared {
     }
 }
 
-impl Logged {
-    /// Ends the log and draws the schedule from it.
-    fn end(&self, dir: &RunDir, report: &RunReport) -> Vec<Result<()>> {
-        let ended = match self.log.finish() {
-            Ok(ended) => ended,
-            Err(error) => return vec![Err(error).context("the run log could not be ended")],
-        };
-        let utilizations: Vec<f64> = report.devices.iter().map(|device| device.utilization).collect();
-        let picture = schedule::draw(&ended.timeline, &self.devices, &utilizations, &self.tasks);
-        let picture = picture.context("the schedule could not be drawn");
-        vec![
-            ended.metrics.with_context(|| could_not(&dir.file(METRICS), "written")),
-            ended.trace.with_context(|| could_not(&dir.file(TRACE), "written")),
-            picture.and_then(|picture| dir.write(SCHEDULE, &picture)),
-        ]
-    }
+/// The configuration of each task that was admitted, and its minibatches.
+fn configurations(spec: &RunSpec, admission: &Admission) -> Result<Vec<(String, Value, usize)>> {
+    let grid = spec.training.grid()?;
+    let described = |task: &AdmittedTask| {
+        let one = grid.iter().find(|one| one.name == task.name);
+        let train = one.map(|one| spec.training.of(one, spec.model.seed, task.items)).transpose()?;
+        let config = train.map_or(Value::Null, |train| spec.describe(&train));
+        Ok((task.name.clone(), config, task.steps))
+    };
+    admission.tasks.iter().map(described).collect()
 }
 
 /// The most bytes on the disk: a checkpoint of each task, and beside them the next one of a task, or the models.

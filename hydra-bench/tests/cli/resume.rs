@@ -77,9 +77,12 @@ fn a_killed_run_goes_on_to_the_results_of_one_that_was_left_alone() {
     fails(&taken, 1, &["a run is in the directory", "wait until it has ended"]);
     let replaced = ["--force", "--dry-run", "--out", killed.to_str().unwrap()];
     fails(&replaced, 1, &["a run is in the directory"]);
+    reported(&killed, "the run is under way: 2 running; the last event was ", "training");
     drop(halted);
     let before = events(&killed);
-    fails(&["report", killed.to_str().unwrap()], 1, &["has not ended", "go on with: hydra resume"]);
+    reported(&killed, "go on with: hydra resume", "stopped");
+    let so_far: Value = serde_json::from_str(&says(&["report", killed.to_str().unwrap(), "--json"])).unwrap();
+    assert_eq!((&so_far["state"], &so_far["tasks"][0]["config"]["lr"]), (&"stopped".into(), &1e-3.into()));
     let said = resume(
         &killed,
         &[
@@ -109,9 +112,24 @@ fn a_killed_run_goes_on_to_the_results_of_one_that_was_left_alone() {
     nothing_is_left(&killed);
 }
 
+/// Asserts that a run without a report is shown as far as it has come, with this in its end and this state of its tasks.
+fn reported(dir: &Path, end: &str, state: &str) {
+    let said = says(&["report", dir.to_str().unwrap()]);
+    for task in TASKS {
+        let row = said.lines().find(|line| line.contains(task)).unwrap();
+        let parts = [" of 40", state, " 3 "];
+        assert!(parts.iter().all(|part| row.contains(part)), "{said}");
+    }
+    assert!(said.contains(end) && said.contains("training loss"), "{said}");
+}
+
 /// What happened after the last checkpoint is trained again, to the same losses, and nothing else is.
 fn check_what_was_trained_again(before: &[Value], all: &[Value]) {
     let after = &all[before.len()..];
+    let seconds =
+        |events: &[Value]| -> Vec<f64> { events.iter().filter_map(|e| e["at_s"].as_f64()).collect() };
+    let last = seconds(before).into_iter().fold(0.0, f64::max);
+    assert!(seconds(after).iter().all(|at_s| *at_s >= last), "the seconds go on");
     let resumed: Vec<&Value> = after.iter().filter(|event| event["event"] == "resumed").collect();
     assert_eq!(resumed.len(), 2);
     for task in TASKS {

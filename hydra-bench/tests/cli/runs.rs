@@ -30,10 +30,15 @@ fn a_run_directory_holds_everything() {
     check_report(&json(&dir.join("report.json")));
     check_metrics(&fs::read_to_string(dir.join("metrics.jsonl")).unwrap());
     check_trace(&json(&dir.join("trace.json")));
-    for (name, part) in [("schedule.svg", "cpu:1"), ("losses.svg", "b4-lr3e-4")] {
+    let pictures =
+        [("schedule.svg", "cpu:1"), ("losses.svg", "b4-lr3e-4"), ("leaderboard.svg", "best: b4-lr1e-3")];
+    for (name, part) in pictures {
         let svg = fs::read_to_string(dir.join(name)).unwrap();
         assert!(svg.starts_with("<svg") && svg.contains(part), "{name}");
     }
+    let page = fs::read_to_string(dir.join("report.html")).unwrap();
+    let whole = ["makespan", "tokens trained", "batch 4", "device_memory", "\"lanes\":[["];
+    assert!(page.starts_with("<!DOCTYPE html>") && whole.iter().all(|part| page.contains(part)), "{page}");
     for task in ["b4-lr1e-3", "b4-lr3e-4"] {
         assert_eq!(json(&dir.join(format!("plans/{task}.json")))["cut_points"], serde_json::json!([2, 4]));
         let model = dir.join("models").join(task);
@@ -41,7 +46,7 @@ fn a_run_directory_holds_everything() {
         assert!(model.join("model.safetensors").is_file());
     }
     let left: Vec<_> = fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-    assert_eq!(left.len(), 10, "{left:?}");
+    assert_eq!(left.len(), 12, "{left:?}");
     shown_again_and_refused(&dir, &printed);
 }
 
@@ -79,6 +84,10 @@ fn check_metrics(lines: &str) {
     let lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let count = |event: &str| lines.iter().filter(|line| line["event"] == event).count();
     assert_eq!((count("minibatch"), count("end")), (4, 2));
+    let first: Vec<(&Value, &Value)> =
+        lines[..2].iter().map(|line| (&line["event"], &line["config"]["lr"])).collect();
+    assert_eq!(first, [(&"task".into(), &1e-3.into()), (&"task".into(), &3e-4.into())]);
+    assert!(lines.iter().all(|line| line["time"].as_f64() > Some(1.7e9)), "the clock is in every line");
     let kinds = |kind: &str| lines.iter().filter(|line| line["kind"] == kind).count();
     assert_eq!((kinds("initial"), kinds("test")), (2, 2));
     assert!(kinds("periodic") >= 2);

@@ -1,0 +1,102 @@
+//! One page of HTML with everything that a run shows: the leaderboard, the pictures, and the schedule, which can be zoomed.
+//! It reads nothing from anywhere else, so it opens without a network.
+
+use crate::pictures::canvas::one_line;
+use crate::pictures::schedule::Timeline;
+use crate::pictures::svg::escape;
+use anyhow::Result;
+use serde_json::json;
+
+const SCRIPT: &str = include_str!("schedule.js");
+const STYLE: &str = "body { font-family: Helvetica, Arial, sans-serif; color: #222; max-width: 1300px; margin: 24px auto; \
+padding: 0 16px; } h1 { font-size: 24px; } h2 { font-size: 19px; margin-top: 36px; } pre { background: #f6f6f6; padding: 12px; \
+overflow-x: auto; font-size: 13px; } figure { margin: 16px 0; overflow-x: auto; } svg { max-width: 100%; height: auto; } \
+canvas { width: 100%; cursor: grab; } .note { color: #5a5a5a; font-size: 14px; min-height: 18px; }";
+
+/// What a page shows.
+pub(crate) struct Page<'a> {
+    pub(crate) title: &'a str,
+    /// The leaderboard, devices and transfers, as the terminal shows them.
+    pub(crate) summary: &'a str,
+    /// Pictures as SVG.
+    pub(crate) pictures: [&'a str; 2],
+    /// The schedule as SVG, for viewers without scripts.
+    pub(crate) schedule: &'a str,
+    pub(crate) timeline: &'a Timeline,
+    pub(crate) devices: &'a [String],
+    pub(crate) tasks: &'a [String],
+    /// The spec, as its file has it.
+    pub(crate) spec: &'a str,
+}
+
+impl Page<'_> {
+    /// The text of the page.
+    pub(crate) fn draw(&self) -> Result<String> {
+        let Self { title, summary, pictures: [losses, leaderboard], schedule, spec, .. } = self;
+        let (title, summary, spec) = (escape(&one_line(title)), escape(summary), escape(spec));
+        let (resolution, data) = self.data()?;
+        Ok(format!(
+            "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<title>{title}</title>\n\
+             <style>{STYLE}</style>\n</head>\n<body>\n<h1>{title}</h1>\n<pre>{summary}</pre>\n\
+             <h2>Losses</h2>\n<figure>{losses}</figure>\n\
+             <h2>Hyper-parameters</h2>\n<figure>{leaderboard}</figure>\n\
+             <h2>Schedule</h2>\n<p class=\"note\">The wheel zooms, dragging moves, a double click shows the whole run; \
+             shown to {resolution} ms. Light: forward; dark: backward; pale: evaluation.</p>\n\
+             <canvas id=\"schedule\"></canvas>\n<p class=\"note\" id=\"schedule-says\"></p>\n\
+             <details><summary>The schedule as a picture</summary><figure>{schedule}</figure></details>\n\
+             <h2>The run's settings</h2>\n<details><summary>spec.toml</summary><pre>{spec}</pre></details>\n\
+             <script>\nconst data = {data};\n{SCRIPT}</script>\n</body>\n</html>\n"
+        ))
+    }
+
+    /// The milliseconds of a column, and what the script reads.
+    fn data(&self) -> Result<(String, String)> {
+        let zoomable = self.timeline.zoomable(self.tasks.len());
+        let resolution = 1e3 * self.timeline.end_s / zoomable.columns as f64;
+        let tasks: Vec<String> = self.tasks.iter().map(|task| one_line(task)).collect();
+        let data = json!({
+            "devices": self.devices, "tasks": tasks, "colours": zoomable.colours, "columns": zoomable.columns,
+            "seconds": self.timeline.end_s.max(1e-9), "lanes": zoomable.lanes,
+        });
+        // The text of a script ends where it says so, also within quotes.
+        Ok((format!("{resolution:.2}"), serde_json::to_string(&data)?.replace('<', "\\u003c")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pictures::schedule::span;
+    use hydra_engine::Work;
+
+    #[test]
+    fn a_page_stands_by_itself() {
+        let mut timeline = Timeline::new(1);
+        timeline.push(&span(Work::Forward, 0.0, 1.0));
+        timeline.push(&span(Work::Backward, 1.0, 2.0));
+        let (devices, tasks) = (["cpu:0".to_owned()], ["</script>".to_owned()]);
+        let page = Page {
+            title: "a <run>",
+            summary: "rank & task",
+            pictures: ["<svg id=\"1\"></svg>", "<svg id=\"2\"></svg>"],
+            schedule: "<svg id=\"3\"></svg>",
+            timeline: &timeline,
+            devices: &devices,
+            tasks: &tasks,
+            spec: "format = 1",
+        };
+        let html = page.draw().unwrap();
+        for part in
+            ["<h1>a &lt;run&gt;</h1>", "rank &amp; task", "<svg id=\"1\">", "<svg id=\"3\">", "format = 1"]
+        {
+            assert!(html.contains(part), "{part} in {html}");
+        }
+        assert_eq!(html.matches("</script>").count(), 1, "a task's name ends no script");
+        let columns = page.timeline.zoomable(1).columns;
+        let half = columns / 2;
+        assert!(html.contains(&format!("\"lanes\":[[0,{half},0,0,{half},{columns},0,1]]")), "{html}");
+        let loads = ["http:", "https:", "src=", "href=", "@import"];
+        let own = html.replace("http://www.w3.org/2000/svg", "");
+        assert!(loads.iter().all(|part| !own.contains(part)), "a page that loads something");
+    }
+}

@@ -1,0 +1,104 @@
+//! The tasks of a report as curves for pictures.
+
+use crate::pictures::curves::{Curve, Curves};
+use crate::run_dir::journal::Journal;
+use crate::run_dir::leaderboard::{Report, Task};
+
+impl Report {
+    /// The curves of the tasks, over the tokens that `journal` counts; where it does not, over batch times context, which is
+    /// more than there are in the last minibatch of an epoch.
+    pub(crate) fn curves(&self, journal: &Journal) -> Curves {
+        let validated = self.is_validated();
+        let trained: Option<Vec<Vec<f64>>> = self.tasks.iter().map(|task| trained(task, journal)).collect();
+        let unit = if trained.is_some() { "tokens" } else { "minibatches" };
+        let minibatches = |task: &Task| (0..=task.losses.len()).map(|count| count as f64).collect();
+        let trained = trained.unwrap_or_else(|| self.tasks.iter().map(minibatches).collect());
+        let tasks = self.tasks.iter().zip(&trained).map(|(task, at)| curve(task, at, validated)).collect();
+        let measure = if validated { "validation loss" } else { "training loss" };
+        Curves { unit: unit.to_owned(), measure: measure.to_owned(), tasks }
+    }
+}
+
+/// The tokens trained after no, one, two ... minibatches, if they are known.
+fn trained(task: &Task, journal: &Journal) -> Option<Vec<f64>> {
+    let of = |key: &str| task.config.get(key).and_then(serde_json::Value::as_f64);
+    let noted = journal.tasks.iter().find(|entry| entry.name == task.name).map(|entry| &entry.units);
+    let noted = noted.filter(|units| units.len() >= task.losses.len());
+    let every = of("batch").zip(of("context")).map(|(batch, context)| batch * context);
+    let units = |step: usize| noted.map(|units| units[step] as f64).or(every);
+    let mut sum = 0.0;
+    let sums = (0..task.losses.len()).map(|step| {
+        sum += units(step)?;
+        Some(sum)
+    });
+    std::iter::once(Some(0.0)).chain(sums).collect()
+}
+
+fn curve(task: &Task, trained: &[f64], validated: bool) -> Curve {
+    let at = |step: usize| trained.get(step).or(trained.last()).copied().unwrap_or(0.0);
+    let number = |loss: Option<f64>| loss.unwrap_or(f64::NAN);
+    let training = task.losses.iter().enumerate().map(|(step, loss)| (at(step + 1), number(*loss)));
+    let initial = task.initial_validation.iter().map(|result| (0.0, number(result.loss)));
+    let periodic = task.evaluations.iter().map(|(step, result)| (at(*step), number(result.loss)));
+    // Where the best weights were put back, the last validation is one of those before it.
+    let last = task.validation.iter().filter(|_| task.best_step.is_none_or(|step| step == task.steps));
+    let last = last.filter(|_| task.evaluations.last().is_none_or(|(step, _)| *step < task.steps));
+    let last = last.map(|result| (at(task.steps), number(result.loss)));
+    let result = match task.validated() {
+        Some((_, result)) => Some((number(result.loss), result.perplexity.map(number))),
+        None if !validated => task.training_loss().map(|loss| (loss, None)),
+        None => None,
+    };
+    Curve {
+        name: task.name.clone(),
+        batch: task.config["batch"].as_f64(),
+        lr: task.config["lr"].as_f64(),
+        state: task.state.clone(),
+        training: training.collect(),
+        validation: initial.chain(periodic).chain(last).collect(),
+        result,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn report(more: serde_json::Value) -> Report {
+        let mut task = json!({
+            "name": "a", "config": { "batch": 2, "context": 8, "lr": 0.1 }, "state": "done", "steps": 2,
+            "losses": [5.0, null], "initial_validation": { "loss": 5.5, "predicted_tokens": 9 },
+            "validation": { "loss": 4.0, "perplexity": 54.6, "predicted_tokens": 9 },
+        });
+        more.as_object().unwrap().iter().for_each(|(key, value)| task[key] = value.clone());
+        Report::so_far(vec![task]).unwrap()
+    }
+
+    #[test]
+    fn curves_are_over_tokens() {
+        let curves = report(json!({})).curves(&Journal::default());
+        let curve = &curves.tasks[0];
+        assert_eq!(
+            (curves.unit.as_str(), curve.training[0], curve.training[1].0),
+            ("tokens", (16.0, 5.0), 32.0)
+        );
+        assert_eq!(curve.validation, [(0.0, 5.5), (32.0, 4.0)]);
+        assert_eq!(curve.result, Some((4.0, Some(54.6))));
+        let unknown = report(json!({ "config": { "lr": 0.1 } })).curves(&Journal::default());
+        assert_eq!((unknown.unit.as_str(), unknown.tasks[0].training[0].0), ("minibatches", 1.0));
+    }
+
+    #[test]
+    fn a_stopped_task_is_ranked_by_what_it_has() {
+        let stopped = report(json!({ "state": "stopped", "validation": null })).curves(&Journal::default());
+        assert_eq!((stopped.measure.as_str(), stopped.tasks[0].result), ("training loss", Some((5.0, None))));
+        let evaluations = json!([[1, { "loss": 4.5, "predicted_tokens": 9 }]]);
+        let stopped = report(json!({ "state": "stopped", "validation": null, "evaluations": evaluations }));
+        let stopped = stopped.curves(&Journal::default());
+        assert_eq!(
+            (stopped.measure.as_str(), stopped.tasks[0].result),
+            ("validation loss", Some((4.5, None)))
+        );
+    }
+}

@@ -1,0 +1,262 @@
+//! A run as far as it has come, out of its spec and the lines of `metrics.jsonl`: for a report before there is one.
+
+use crate::run_dir::directory::{METRICS, PLANS, SPEC};
+use crate::run_dir::paths::{could_not, safe_name};
+use crate::run_dir::spec::RunSpec;
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::ErrorKind;
+use std::path::Path;
+
+/// The events of a run so far.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Journal {
+    /// The tasks, in the order of the grid or, without a spec, of their first events.
+    pub(crate) tasks: Vec<Entry>,
+    /// The run's seconds at its last event, over all of its parts.
+    pub(crate) at_s: f64,
+    /// The clock's time at the last event, in seconds since 1970; none in files of the time before they had it.
+    pub(crate) time: Option<f64>,
+}
+
+/// A task so far.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Entry {
+    pub(crate) name: String,
+    pub(crate) config: Value,
+    /// `waiting` before its first event, `running` after it, and then the state in which it ended.
+    pub(crate) state: String,
+    pub(crate) error: Option<String>,
+    shards: Option<usize>,
+    /// Minibatches in all.
+    planned: Option<u64>,
+    /// The loss of each minibatch, `null` where it is no number, or where its line is missing.
+    losses: Vec<Value>,
+    /// Tokens (or items) of each minibatch.
+    pub(crate) units: Vec<u64>,
+    initial: Option<Value>,
+    /// Validations while it trained: minibatches done and the result.
+    evaluations: Vec<(u64, Value)>,
+    validation: Option<Value>,
+    test: Option<Value>,
+    time: Option<f64>,
+}
+
+impl Journal {
+    /// Reads what there is of a run in its directory.
+    pub(crate) fn read(dir: &Path) -> Result<Self> {
+        let path = dir.join(METRICS);
+        let text = match fs::read(&path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Vec::new(),
+            read => read.with_context(|| could_not(&path, "read"))?,
+        };
+        let mut journal = Self::default();
+        grid(dir).into_iter().for_each(|(name, config)| journal.entry(&name).config = config);
+        // The last line may be half written.
+        let lines = text.split(|byte| *byte == b'\n');
+        lines.filter_map(|line| serde_json::from_slice(line).ok()).for_each(|line| journal.note(&line));
+        for task in &mut journal.tasks {
+            task.shards = shards(dir, &task.name);
+        }
+        Ok(journal)
+    }
+
+    fn entry(&mut self, name: &str) -> &mut Entry {
+        let place = self.tasks.iter().position(|task| task.name == name).unwrap_or(self.tasks.len());
+        if place == self.tasks.len() {
+            let (name, state) = (name.to_owned(), "waiting".to_owned());
+            self.tasks.push(Entry { name, state, ..Entry::default() });
+        }
+        &mut self.tasks[place]
+    }
+
+    /// Takes note of an event.
+    fn note(&mut self, line: &Value) {
+        let (at_s, time) = (line["at_s"].as_f64(), line["time"].as_f64());
+        self.at_s = at_s.unwrap_or(self.at_s).max(self.at_s);
+        self.time = time.or(self.time);
+        if let Some(name) = line["task"].as_str() {
+            self.entry(name).note(line);
+        }
+    }
+
+    /// The tasks with what is known of them, under the keys of a report; `running` says whether a run is in the directory.
+    pub(crate) fn report(&self, running: bool) -> Vec<Value> {
+        self.tasks.iter().map(|task| task.report(running)).collect()
+    }
+
+    /// How many tasks are in which state.
+    pub(crate) fn states(tasks: &[Value]) -> BTreeMap<&str, usize> {
+        let mut counts = BTreeMap::new();
+        for task in tasks {
+            *counts.entry(task["state"].as_str().unwrap_or_default()).or_insert(0) += 1;
+        }
+        counts
+    }
+}
+
+impl Entry {
+    fn note(&mut self, line: &Value) {
+        let event = line["event"].as_str().unwrap_or_default();
+        if event == "task" {
+            self.config = line["config"].clone();
+            self.planned = line["steps"].as_u64().or(self.planned);
+            return;
+        }
+        self.time = line["time"].as_f64().or(self.time);
+        if !event.starts_with("checkpoint") {
+            "running".clone_into(&mut self.state);
+        }
+        let step = line["step"].as_u64().unwrap_or_default();
+        match event {
+            "minibatch" => {
+                self.goes_on_from(step);
+                self.planned = line["steps"].as_u64().or(self.planned);
+                self.losses.push(line["loss"].clone());
+                self.units.push(line["units"].as_u64().unwrap_or_default());
+            }
+            "resumed" => {
+                self.goes_on_from(step);
+                self.planned = line["steps"].as_u64().or(self.planned);
+            }
+            "evaluation" => self.evaluated(line, step),
+            "end" => {
+                line["state"].as_str().unwrap_or("done").clone_into(&mut self.state);
+                self.error = line["error"].as_str().map(str::to_owned);
+            }
+            _ => {}
+        }
+    }
+
+    /// Forgets what a run that was killed had trained after its last checkpoint: it is trained again.
+    fn goes_on_from(&mut self, step: u64) {
+        // Lines that could not be written are missing, but not very many of them.
+        let trained = usize::try_from(step).unwrap_or(usize::MAX).min(self.losses.len() + (1 << 20));
+        self.losses.resize(trained, Value::Null);
+        self.units.resize(trained, self.units.last().copied().unwrap_or_default());
+        self.evaluations.retain(|(at, _)| *at <= step);
+        (self.validation, self.test, self.error) = (None, None, None);
+    }
+
+    fn evaluated(&mut self, line: &Value, step: u64) {
+        let mut result = json!({ "loss": line["loss"], "predicted_tokens": line["predicted_tokens"] });
+        if let Some(perplexity) = line.get("perplexity") {
+            result["perplexity"] = perplexity.clone();
+        }
+        match line["kind"].as_str() {
+            Some("initial") => self.initial = Some(result),
+            Some("periodic") => {
+                self.evaluations.retain(|(at, _)| *at < step);
+                self.evaluations.push((step, result));
+            }
+            Some("validation") => self.validation = Some(result),
+            Some("test") => self.test = Some(result),
+            _ => {}
+        }
+    }
+
+    fn report(&self, running: bool) -> Value {
+        let left = !running && self.state == "running";
+        json!({
+            "name": self.name, "config": self.config, "state": if left { "stopped" } else { &self.state },
+            "doing": self.doing(running), "error": self.error, "shards": self.shards, "steps": self.losses.len(),
+            "steps_in_all": self.planned, "losses": self.losses, "initial_validation": self.initial,
+            "evaluations": self.evaluations, "validation": self.validation, "test": self.test,
+            "last_event_time": self.time,
+        })
+    }
+
+    /// The work of a task that has begun and not ended.
+    fn doing(&self, running: bool) -> Option<&'static str> {
+        if !running || self.state != "running" {
+            return None;
+        }
+        let trained = self.losses.len() as u64;
+        Some(match self.planned {
+            Some(planned) if trained >= planned && planned > 0 => "evaluating",
+            _ if trained == 0 && self.initial.is_none() => "beginning",
+            _ => "training",
+        })
+    }
+}
+
+/// The configurations of the spec's grid, as far as the spec can be read: batch and learning rate.
+fn grid(dir: &Path) -> Vec<(String, Value)> {
+    let Ok(text) = fs::read_to_string(dir.join(SPEC)) else { return Vec::new() };
+    let Ok(spec) = toml::from_str::<RunSpec>(&text) else { return Vec::new() };
+    let grid = spec.training.grid().unwrap_or_default();
+    let config = |batch: usize, lr: f64| json!({ "batch": batch, "lr": lr, "context": spec.model.context });
+    grid.into_iter().map(|one| (one.name, config(one.batch, one.lr))).collect()
+}
+
+/// The shards of a task, as its plan says.
+fn shards(dir: &Path, task: &str) -> Option<usize> {
+    let plan = fs::read(dir.join(PLANS).join(format!("{}.json", safe_name(task)))).ok()?;
+    let plan: Value = serde_json::from_slice(&plan).ok()?;
+    plan["cut_points"].as_array().map(|cuts| cuts.len() + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn journal(lines: &[Value]) -> Journal {
+        let mut journal = Journal::default();
+        lines.iter().for_each(|line| journal.note(line));
+        journal
+    }
+
+    fn minibatch(step: u64, loss: f64, at_s: f64) -> Value {
+        json!({ "event": "minibatch", "task": "a", "step": step, "steps": 4, "loss": loss, "units": 64, "at_s": at_s, "time": 100.0 + at_s })
+    }
+
+    #[test]
+    fn what_a_killed_run_trained_again_counts_once() {
+        let evaluation = json!({ "event": "evaluation", "task": "a", "kind": "periodic", "step": 2, "loss": 3.5, "predicted_tokens": 9 });
+        let lines = [
+            json!({ "event": "task", "task": "a", "config": { "batch": 2 }, "steps": 4 }),
+            json!({ "event": "task", "task": "b", "config": { "batch": 4 }, "steps": 4 }),
+            minibatch(0, 5.0, 1.0),
+            minibatch(1, 4.0, 2.0),
+            evaluation,
+            json!({ "event": "resumed", "task": "a", "step": 1, "steps": 4, "at_s": 3.0, "time": 200.0 }),
+            minibatch(1, 4.0, 4.0),
+        ];
+        let killed = journal(&lines[..5]);
+        let [a, b] = <[Value; 2]>::try_from(killed.report(false)).unwrap();
+        assert_eq!((&a["state"], &a["steps"], &a["steps_in_all"]), (&"stopped".into(), &2.into(), &4.into()));
+        assert_eq!(
+            (&a["evaluations"][0][0], &b["state"], &b["doing"]),
+            (&2.into(), &"waiting".into(), &Value::Null)
+        );
+        assert_eq!(killed.report(true)[0]["doing"], "training");
+        let going_on = journal(&lines);
+        let a = &going_on.report(true)[0];
+        assert_eq!((&a["losses"], &a["evaluations"]), (&json!([5.0, 4.0]), &json!([])));
+        assert_eq!((going_on.at_s, going_on.time), (4.0, Some(104.0)));
+    }
+
+    #[test]
+    fn a_task_that_ended_says_how() {
+        let end = json!({ "event": "end", "task": "a", "state": "failed", "error": "broke", "at_s": 3.0 });
+        let ended = journal(&[minibatch(0, 5.0, 1.0), end]);
+        let a = &ended.report(true)[0];
+        assert_eq!(
+            (&a["state"], &a["error"], &a["doing"]),
+            (&"failed".into(), &"broke".into(), &Value::Null)
+        );
+        assert_eq!(Journal::states(&ended.report(true)), BTreeMap::from([("failed", 1)]));
+    }
+
+    #[test]
+    fn a_half_written_line_is_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let text = format!("{}\n{{\"event\":\"min", minibatch(0, 5.0, 1.0));
+        fs::write(dir.path().join(METRICS), text).unwrap();
+        let journal = Journal::read(dir.path()).unwrap();
+        assert_eq!((journal.tasks.len(), journal.tasks[0].units.as_slice()), (1, &[64][..]));
+        assert!(Journal::read(&dir.path().join("nowhere")).unwrap().tasks.is_empty());
+    }
+}

@@ -1,0 +1,68 @@
+//! The end of a run's log: its pictures, and the page that has them all.
+
+use crate::pictures::page::Page;
+use crate::pictures::schedule::Timeline;
+use crate::pictures::{grid, losses, schedule};
+use crate::run_dir::{
+    Journal, LEADERBOARD, LOSSES, METRICS, PAGE, Report, RunDir, SCHEDULE, SharedRunLog, TRACE, could_not,
+};
+use anyhow::{Context, Result};
+use hydra_engine::RunReport;
+
+/// The logs of a run, from which pictures are drawn when it is over.
+pub(crate) struct Logged {
+    pub(crate) log: SharedRunLog,
+    pub(crate) tasks: Vec<String>,
+    pub(crate) devices: Vec<String>,
+    /// The text of the spec.
+    pub(crate) spec: String,
+}
+
+impl Logged {
+    /// Ends the log and draws what it and the report tell.
+    pub(crate) fn end(&self, dir: &RunDir, report: &RunReport, readable: &Report) -> Vec<Result<()>> {
+        let ended = match self.log.finish() {
+            Ok(ended) => ended,
+            Err(error) => return vec![Err(error).context("the run log could not be ended")],
+        };
+        let mut results = vec![
+            ended.metrics.with_context(|| could_not(&dir.file(METRICS), "written")),
+            ended.trace.with_context(|| could_not(&dir.file(TRACE), "written")),
+        ];
+        match self.draw(dir, report, readable, &ended.timeline) {
+            Ok(pictures) => {
+                results.extend(pictures.iter().map(|(name, picture)| dir.write(name, picture)));
+            }
+            Err(error) => results.push(Err(error).context("the pictures could not be drawn")),
+        }
+        results
+    }
+
+    /// The pictures and the page, each with the name of its file.
+    fn draw(
+        &self,
+        dir: &RunDir,
+        report: &RunReport,
+        readable: &Report,
+        timeline: &Timeline,
+    ) -> Result<[(&'static str, String); 4]> {
+        let utilizations: Vec<f64> = report.devices.iter().map(|device| device.utilization).collect();
+        let schedule = schedule::draw(timeline, &self.devices, &utilizations, &self.tasks)?;
+        // Without its lines, the tokens are counted from the configuration.
+        let curves = readable.curves(&Journal::read(dir.path()).unwrap_or_default());
+        let (losses, leaderboard) = (losses::draw(&curves), grid::draw(&curves));
+        let shown = dir.path().display();
+        let page = Page {
+            title: &format!("Hydra: {} tasks in {shown}", report.tasks.len()),
+            summary: &readable.render(),
+            pictures: [&losses, &leaderboard],
+            schedule: &schedule,
+            timeline,
+            devices: &self.devices,
+            tasks: &self.tasks,
+            spec: &self.spec,
+        };
+        let page = page.draw()?;
+        Ok([(SCHEDULE, schedule), (LOSSES, losses), (LEADERBOARD, leaderboard), (PAGE, page)])
+    }
+}
