@@ -6,7 +6,7 @@ use std::path::Path;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use super::{BlockSpec, DataError, TokenBlocks, builtin, text, wikitext};
+use super::{BlockSpec, DataError, Records, TokenBlocks, builtin, text, wikitext};
 use crate::tokenizer::Tokenizer;
 
 /// A part of a corpus.
@@ -119,6 +119,13 @@ impl Corpus {
     /// Returns whether the corpus has this split.
     pub fn has(&self, split: Split) -> bool {
         self.splits[split as usize].is_some()
+    }
+
+    /// The records that the text consists of, where it is a file of data rather than plain text: blocks are cut from
+    /// their punctuation and the names of their fields too.
+    pub fn records(&self) -> Option<Records> {
+        let text = self.splits.iter().flatten().next()?;
+        Records::found(text, Path::new(&self.name))
     }
 
     /// The text of a split.
