@@ -41,8 +41,10 @@ impl Turn {
 /// Marks the tasks whose checkpoint is due.
 pub(super) fn mark_due(tasks: &mut [LiveTask], every: CheckpointEvery, now_s: f64) {
     let turn = Turn::of(tasks);
+    let open = tasks.iter_mut().filter(|task| !task.phase.is_over() && task.facts.task.checkpoint.is_some());
+    let saved = open.map(|task| usize::from(task.checkpoint.has_begun(&task.cursor, now_s))).sum();
     for task in tasks {
-        let passed = task.checkpoint.has_run(every, &task.cursor, now_s) && turn.is(task.id());
+        let passed = task.checkpoint.has_run(every, saved, &task.cursor, now_s) && turn.is(task.id());
         task.checkpoint.due = (task.phase.ends_at_rest() || passed) && task.wants_checkpoint();
     }
 }
