@@ -7,6 +7,7 @@ mod disk;
 mod doctor;
 mod endings;
 mod flags;
+mod install;
 mod lab;
 mod resume;
 mod runs;
