@@ -334,6 +334,7 @@ fn a_task_that_begins_from_the_start_needs_the_model_and_the_data_of_the_runs_be
     fs::remove_file(run.join("report.json")).unwrap();
     fails(&["resume", run.to_str().unwrap()], 1, &["task `b4-lr1e-3` has", "the data `", &data]);
     fs::write(&data, text).unwrap();
-    assert_eq!(resume(&run, &[]), "note: the run goes on: 2 from the start\n");
+    let said = resume(&run, &[]);
+    assert_eq!(said, "note: the run goes on: 2 from the start (`b4-lr1e-3`, `b4-lr1e-4`)\n");
     assert_eq!(results(&run), before);
 }
