@@ -114,7 +114,8 @@ impl Orchestrator {
         self
     }
 
-    /// The interval of checkpoints, of tasks with a file for them ([`TrainTask::checkpoint_to`]); ten minutes by default.
+    /// The interval of checkpoints, of tasks with a file for them ([`TrainTask::checkpoint_to`]);
+    /// [`CheckpointEvery::Auto`] by default.
     pub fn checkpoint_every(mut self, every: CheckpointEvery) -> Self {
         self.run.every = every;
         self

@@ -3,11 +3,11 @@
 //! It never does anything itself.
 
 use crate::commands::{
-    check, compare, doctor, eval, partition, report, resume, select, simulate, step, train,
+    check, compare, completions, doctor, eval, man, partition, report, resume, select, simulate, step, train,
 };
 use crate::session::Surroundings;
 use crate::terminal::Outcome;
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 const AFTER_HELP: &str = "\
 Without a subcommand, `hydra` is `hydra select`. Without --model, --data, --batch, --devices, --device-memory \
@@ -22,6 +22,12 @@ wrong, and 130 when the run was interrupted. HYDRA_LOG=info shows the run's log 
 const AFTER_RESUME: &str = "\
 What is not given is as the run was begun, whatever the defaults above: its devices and their memory, and how often \
 it writes checkpoints. Results do not depend on it, but for the kind of device, --precision and --optimizer-placement.";
+
+/// Of `hydra completions`: where the shells look.
+const AFTER_COMPLETIONS: &str = "\
+Bash: hydra completions bash > ~/.local/share/bash-completion/completions/hydra
+Zsh:  hydra completions zsh > DIR/_hydra, where DIR is one of $fpath
+Fish: hydra completions fish > ~/.config/fish/completions/hydra.fish";
 
 /// Train many models, each larger than a device's memory, on few devices, exactly.
 #[derive(Debug, Parser)]
@@ -59,6 +65,11 @@ pub(crate) enum Command {
     Simulate(simulate::SimulateArgs),
     /// Compare ways to train a workload of stated costs, and scheduling policies
     Compare(compare::CompareArgs),
+    /// Print the script with which a shell completes this command line
+    #[command(after_help = AFTER_COMPLETIONS)]
+    Completions(completions::CompletionsArgs),
+    /// Write the manual pages
+    Man(man::ManArgs),
 }
 
 impl Cli {
@@ -76,6 +87,8 @@ impl Cli {
             Some(Command::Report(args)) => report::run(&args),
             Some(Command::Simulate(args)) => simulate::run(&args),
             Some(Command::Compare(args)) => compare::run(&args),
+            Some(Command::Completions(args)) => completions::run(&args, Self::command()),
+            Some(Command::Man(args)) => man::run(&args, Self::command()),
         }
     }
 }

@@ -1,8 +1,8 @@
 //! `hydra eval`: the loss of a model over a text.
 
-use crate::session::{Model, Surroundings, orchestrator};
+use crate::session::{Model, Surroundings, note_of_memory, note_of_records, orchestrator};
 use crate::settings::{DeviceSettings, ModelSettings, OUTPUT, values};
-use crate::terminal::{Outcome, print};
+use crate::terminal::{Outcome, print, tell};
 use anyhow::{Result, anyhow};
 use clap::Args;
 use hydra_engine::{EngineError, EvaluationTask};
@@ -35,8 +35,10 @@ pub(crate) fn run(args: EvalArgs, around: &Surroundings) -> Result<Outcome> {
     devices.check_dtype(spec.dtype)?;
     let model = Model::load(&spec)?;
     let corpus = Corpus::load(spec.text())?;
+    note_of_records(&corpus).as_deref().into_iter().for_each(tell);
     let blocks = Arc::new(model.blocks(&corpus, args.split)?);
     let tokens = blocks.tokens().len();
+    note_of_memory(&devices, &around.machine).as_deref().into_iter().for_each(tell);
     let orchestrator = orchestrator(&devices, spec.dtype, spec.seed, around)?;
     let (chain, batch, seed) = (model.chain.clone(), args.batch, spec.seed);
     let result = orchestrator.evaluate(EvaluationTask { chain, data: blocks, batch, seed });

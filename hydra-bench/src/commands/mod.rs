@@ -4,8 +4,10 @@
 
 pub(crate) mod check;
 pub(crate) mod compare;
+pub(crate) mod completions;
 pub(crate) mod doctor;
 pub(crate) mod eval;
+pub(crate) mod man;
 pub(crate) mod partition;
 pub(crate) mod report;
 pub(crate) mod resume;

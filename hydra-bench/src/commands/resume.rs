@@ -34,9 +34,9 @@ pub(crate) fn run(args: &ResumeArgs, around: &Surroundings) -> Result<Outcome> {
         run::check_record_replaces_nothing(file, &spec)?;
     }
     let mut left = left(&dir, &spec)?;
-    if left.new == spec.training.grid()?.len() && was_trained(&dir, &spec)? {
+    if left.new.len() == spec.training.grid()?.len() && was_trained(&dir, &spec)? {
         // It wrote no checkpoints (`--checkpoint-every never`), and came to its end.
-        left = Left { finished: left.new, new: 0, ..left };
+        left = Left { finished: left.new.len(), new: Vec::new(), ..left };
     }
     let note = match left.gone_from(&dir) {
         Some(gone) if left.is_nothing() => bail!(gone),
@@ -62,12 +62,16 @@ fn was_trained(dir: &RunDir, spec: &RunSpec) -> Result<bool> {
     Ok(report.is_ok_and(|report| report.all_done()))
 }
 
+/// The tasks that are named at most.
+const NAMES: usize = 8;
+
 /// The progress of a run's tasks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Left {
     finished: usize,
     begun: usize,
-    new: usize,
+    /// Those without a checkpoint.
+    new: Vec<String>,
     /// The finished tasks whose models are not there any more.
     gone: Vec<String>,
 }
@@ -76,24 +80,23 @@ fn left(dir: &RunDir, spec: &RunSpec) -> Result<Left> {
     let mut left = Left::default();
     for configuration in spec.training.grid()? {
         let file = dir.checkpoint_file(&configuration.name)?;
-        let count = match file.exists() {
-            false => &mut left.new,
+        match file.exists() {
+            false => left.new.push(configuration.name),
             true if Checkpoint::open(&file)?.is_finished() => {
                 if !dir.model_dir(&configuration.name)?.is_dir() {
                     left.gone.push(configuration.name);
                 }
-                &mut left.finished
+                left.finished += 1;
             }
-            true => &mut left.begun,
-        };
-        *count += 1;
+            true => left.begun += 1,
+        }
     }
     Ok(left)
 }
 
 impl Left {
     fn is_nothing(&self) -> bool {
-        self.begun + self.new == 0
+        self.begun == 0 && self.new.is_empty()
     }
 
     /// The models that are gone, if any, and what to do about it: a finished task's checkpoint has its results alone.
@@ -111,11 +114,20 @@ impl Left {
         if self.is_nothing() {
             return "nothing is left to do: every task has been trained to its end".to_owned();
         }
-        let counts =
-            [(self.begun, "from a checkpoint"), (self.new, "from the start"), (self.finished, "finished")];
+        let new = format!("from the start ({})", self.new_names());
+        let counts = [(self.begun, "from a checkpoint"), (self.new.len(), &new), (self.finished, "finished")];
         let some = counts.into_iter().filter(|(count, _)| *count > 0);
         let shown: Vec<String> = some.map(|(count, how)| format!("{count} {how}")).collect();
         format!("the run goes on: {}", shown.join(", "))
+    }
+
+    /// The tasks that begin from the start; of many the first ones.
+    fn new_names(&self) -> String {
+        let names: Vec<String> = self.new.iter().take(NAMES).map(|name| format!("`{name}`")).collect();
+        match self.new.len().saturating_sub(NAMES) {
+            0 => names.join(", "),
+            more => format!("{} and {more} more", names.join(", ")),
+        }
     }
 }
 
@@ -127,6 +139,16 @@ mod tests {
     fn what_is_left_is_counted() {
         let left = Left { finished: 9, begun: 2, ..Left::default() };
         assert_eq!(left.shown(), "the run goes on: 2 from a checkpoint, 9 finished");
-        assert!(Left { begun: 0, ..left }.shown().starts_with("nothing is left"));
+        assert!(Left { begun: 0, ..left.clone() }.shown().starts_with("nothing is left"));
+        let new = |count: usize| {
+            Left { new: (1..=count).map(|n| format!("t{n}")).collect(), ..left.clone() }.shown()
+        };
+        assert!(new(2).contains("checkpoint, 2 from the start (`t1`, `t2`), 9 finished"), "{}", new(2));
+        assert!(new(8).contains("`t7`, `t8`), 9"), "{}", new(8));
+        assert!(
+            new(60).contains("60 from the start (`t1`, ") && new(60).contains("`t8` and 52 more)"),
+            "{}",
+            new(60)
+        );
     }
 }

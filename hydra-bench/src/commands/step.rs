@@ -2,9 +2,11 @@
 
 mod measure;
 
-use crate::session::{Surroundings, Synthetic, admit, context_of, devices, orchestrator, with_dropout};
+use crate::session::{
+    Surroundings, Synthetic, admit, context_of, devices, note_of_memory, orchestrator, with_dropout,
+};
 use crate::settings::{DEFAULT_MODEL, DeviceSettings, OUTPUT, dtypes, model_help, values};
-use crate::terminal::{Outcome, Table, print};
+use crate::terminal::{Outcome, Table, print, tell};
 use anyhow::{Context, Result, bail};
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, ValueEnum};
@@ -76,6 +78,7 @@ pub(crate) fn run(args: StepArgs, around: &Surroundings) -> Result<Outcome> {
     spec.check_dtype(args.dtype)?;
     let mut subject = Subject::new(&args)?;
     subject.config = with_dropout(subject.config, Some(args.dropout));
+    note_of_memory(&spec, &around.machine).as_deref().into_iter().for_each(tell);
     let mut orchestrator = orchestrator(&spec, args.dtype, args.seed, around)?;
     orchestrator.submit(subject.task(&args, spec.cuts.clone())?)?;
     let run = admit(orchestrator)?;

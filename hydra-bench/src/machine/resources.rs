@@ -53,6 +53,43 @@ impl Machine {
         let rest = share(available, RUN_SHARE).saturating_sub(devices.bytes());
         Some(ByteSize(rest.max(share(available, HOST_SHARE))))
     }
+
+    /// The note on budgets that are larger than the memory that is free: that of the host, and of each of so many CPU
+    /// devices.
+    pub(crate) fn note_of_budgets(
+        &self,
+        host: Option<ByteSize>,
+        devices: Option<(usize, ByteSize)>,
+    ) -> Option<String> {
+        let available = self.available?;
+        let on_devices = devices.map(|(count, each)| each.bytes().saturating_mul(count as u64));
+        let is_more = |bytes: Option<u64>| bytes.is_some_and(|bytes| bytes > available.bytes());
+        let host_bytes = host.map(|host| host.bytes());
+        let said = match (host, devices, on_devices) {
+            (Some(host), _, _) if is_more(host_bytes) => format!("--host-memory {host} is"),
+            (_, Some((count, each)), Some(all)) if is_more(on_devices) => match count {
+                1 => format!("--device-memory {each} is"),
+                _ => format!(
+                    "--device-memory {each} on each of {count} devices is {}, which is",
+                    ByteSize(all)
+                ),
+            },
+            (Some(host), Some(_), Some(all)) if is_more(Some(all.saturating_add(host.bytes()))) => {
+                let sum = ByteSize(all.saturating_add(host.bytes()));
+                format!(
+                    "--host-memory {host} and --device-memory, {} on all devices, are {sum}, which is",
+                    ByteSize(all)
+                )
+            }
+            _ => return None,
+        };
+        let free =
+            if self.limited { "that the limit of a control group leaves" } else { "of memory that are free" };
+        Some(format!(
+            "note: {said} more than the {available} {free} here: a run that comes to need more than these is slowed down \
+             by swapping, or killed by the system"
+        ))
+    }
 }
 
 fn share(of: ByteSize, (part, whole): (u64, u64)) -> u64 {
@@ -75,5 +112,37 @@ mod tests {
         assert_eq!(blind.host_share(ByteSize(1)), None);
         let full = Machine { cores: 2, available: Some(ByteSize(0)), limited: true };
         assert!(full.device_share(1).unwrap_err().to_string().contains("limit of a control group"));
+    }
+
+    #[test]
+    fn budgets_beyond_the_machine_are_said_with_both_figures() {
+        let gib = |count: u64| ByteSize(count << 30);
+        let machine = Machine { cores: 2, available: Some(gib(24)), limited: false };
+        let note = |host: Option<u64>, devices: Option<(usize, u64)>| {
+            machine.note_of_budgets(host.map(gib), devices.map(|(count, each)| (count, gib(each))))
+        };
+        for fits in
+            [note(None, None), note(Some(24), None), note(None, Some((2, 12))), note(Some(12), Some((1, 12)))]
+        {
+            assert_eq!(fits, None);
+        }
+        for (note, figure) in [
+            (note(Some(1024), None), "--host-memory 1024.00 GiB is more"),
+            (note(Some(1024), Some((1, 1))), "--host-memory 1024.00 GiB is more"),
+            (note(None, Some((1, 25))), "--device-memory 25.00 GiB is more"),
+            (note(None, Some((3, 10))), "on each of 3 devices is 30.00 GiB, which is more"),
+            (note(Some(20), Some((2, 4))), "8.00 GiB on all devices, are 28.00 GiB, which is more"),
+            (note(None, Some((usize::MAX, 1))), "--device-memory 1.00 GiB on each of"),
+        ] {
+            let note = note.unwrap();
+            let rest = "more than the 24.00 GiB of memory that are free here";
+            assert!(note.contains(figure) && note.contains(rest) && !note.contains('\n'), "{note}");
+            assert!(note.contains("swapping, or killed"), "{note}");
+        }
+        let blind = Machine { available: None, ..machine };
+        assert_eq!(blind.note_of_budgets(Some(gib(1024)), None), None);
+        let limited = Machine { limited: true, ..machine };
+        let note = limited.note_of_budgets(Some(gib(25)), None).unwrap();
+        assert!(note.contains("24.00 GiB that the limit of a control group leaves"), "{note}");
     }
 }

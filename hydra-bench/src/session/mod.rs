@@ -9,6 +9,6 @@ pub(crate) mod orchestrator;
 pub(crate) mod run;
 pub(crate) mod synthetic;
 
-pub(crate) use model::{Model, context_of, with_dropout};
-pub(crate) use orchestrator::{Surroundings, admit, devices, note_of_cuts, orchestrator};
+pub(crate) use model::{Model, context_of, note_of_records, with_dropout};
+pub(crate) use orchestrator::{Surroundings, admit, devices, note_of_cuts, note_of_memory, orchestrator};
 pub(crate) use synthetic::Synthetic;

@@ -1,10 +1,10 @@
 //! The model and the texts that a spec names.
 
 use crate::settings::ModelSettings;
-use crate::terminal::Usage;
+use crate::terminal::{Usage, tell};
 use anyhow::{Context, Result};
 use hydra_core::{Chain, Dataset, FirstItems, ModelWriter};
-use hydra_models::data::{BlockSpec, Corpus, Split, TokenBlocks};
+use hydra_models::data::{BlockSpec, Corpus, Records, Split, TokenBlocks};
 use hydra_models::gpt2::{self, Gpt2Config, Gpt2Writer, chain};
 use hydra_models::tokenizer::Tokenizer;
 use std::path::{Path, PathBuf};
@@ -54,6 +54,7 @@ impl Model {
     /// The texts of a corpus; validation and test may be missing.
     pub(crate) fn texts(&self, data: &str) -> Result<Texts> {
         let corpus = Corpus::load(data)?;
+        note_of_records(&corpus).as_deref().into_iter().for_each(tell);
         let blocks = |split| self.blocks(&corpus, split).map(Arc::new);
         let optional = |split| corpus.has(split).then(|| blocks(split)).transpose();
         Ok(Texts {
@@ -98,6 +99,40 @@ pub(crate) fn note_of_batch(batch: usize, blocks: usize, context: usize) -> Opti
     })
 }
 
+/// The names that a note lists at most.
+const NAMES: usize = 6;
+
+/// The note on a file of records, of which every character is trained on as if it were text.
+pub(crate) fn note_of_records(corpus: &Corpus) -> Option<String> {
+    let name = corpus.name();
+    let (found, field) = match corpus.records()? {
+        Records::JsonLines { fields } => {
+            (format!("JSON in every line{}", named("fields", &fields)), fields.into_iter().next())
+        }
+        Records::Json => ("one value of JSON".to_owned(), None),
+        Records::Table { separator: ',', columns } => {
+            (format!("a table with commas between its columns{}", named("names", &columns)), None)
+        }
+        Records::Table { columns, .. } => {
+            (format!("a table with tabs between its columns{}", named("names", &columns)), None)
+        }
+    };
+    let text = "write what is to be learned into a text file and give that";
+    let how = field.map_or(text.to_owned(), |field| {
+        format!("{text}, such as with: jq -r '.[\"{field}\"]' {name} > text.txt")
+    });
+    Some(format!(
+        "note: `{name}` is read as plain text, punctuation and names of fields and all; it has {found}: {how}"
+    ))
+}
+
+/// The first of some names, in words.
+fn named(what: &str, names: &[String]) -> String {
+    let some: Vec<String> = names.iter().take(NAMES).map(|name| format!("`{name}`")).collect();
+    let more = if names.len() > NAMES { " .." } else { "" };
+    if some.is_empty() { String::new() } else { format!(" with the {what} {}{more}", some.join(", ")) }
+}
+
 /// A configuration with one probability for every dropout, if it is given.
 pub(crate) fn with_dropout(mut config: Gpt2Config, dropout: Option<f64>) -> Gpt2Config {
     if let Some(dropout) = dropout {
@@ -140,6 +175,35 @@ mod tests {
         let note = note_of_batch(9, 8, 32).unwrap();
         assert!(note.contains("batch 9") && note.contains("8 blocks of 32 tokens"), "{note}");
         assert!(!note.contains('\n'), "one line");
+    }
+
+    #[test]
+    fn records_are_said_with_what_they_have() {
+        let dir = tempfile::tempdir().unwrap();
+        let note = |name: &str, text: &str| {
+            std::fs::write(dir.path().join(name), text).unwrap();
+            note_of_records(&Corpus::open(&dir.path().join(name)).unwrap())
+        };
+        let lines =
+            note("a.jsonl", &"{\"id\": 7, \"prompt\": \"why\", \"answer\": \"so\"}\n".repeat(9)).unwrap();
+        for part in [
+            "is read as plain text",
+            "the fields `answer`, `prompt`, `id`",
+            "jq -r '.[\"answer\"]'",
+            "a.jsonl > text",
+        ] {
+            assert!(lines.contains(part), "{part} in {lines}");
+        }
+        let table = note("a.csv", &"a,b,c,d,e,f,g\n".repeat(9)).unwrap();
+        assert!(
+            table.contains(
+                "a table with commas between its columns with the names `a`, `b`, `c`, `d`, `e`, `f` ..:"
+            ),
+            "{table}"
+        );
+        assert!(note("a.json", "[\n1,\n2,\n3\n]\n").unwrap().contains("it has one value of JSON: write"));
+        assert_eq!(note("a.txt", "some words, and more\n"), None);
+        assert_eq!(note_of_records(&Corpus::builtin()), None);
     }
 
     #[test]

@@ -144,6 +144,16 @@ fn disk(spec: &DeviceSettings) -> Result<Option<(PathBuf, ByteSize)>> {
     Ok(Some((dir, memory)))
 }
 
+/// The note on budgets that are larger than what is free. NVIDIA's cards have memory of their own.
+pub(crate) fn note_of_memory(spec: &DeviceSettings, machine: &Machine) -> Option<String> {
+    let devices = match spec.devices() {
+        // What nobody gave is a share of what is free.
+        DevicesArg::Cpu { count, .. } if !spec.zero_copy => Some((count, spec.memory())),
+        _ => None,
+    };
+    machine.note_of_budgets(spec.host_memory, devices)
+}
+
 /// The note on cuts by hand when there is also a plan, and none that has these cuts.
 pub(crate) fn note_of_cuts(spec: &DeviceSettings) -> Option<String> {
     let (cuts, path) = (spec.cuts.as_ref()?, spec.plan.as_ref()?);

@@ -1,5 +1,6 @@
 //! `hydra select` and `hydra train`: a grid of configurations, of many or of one.
 
+use crate::machine::Machine;
 use crate::run_dir::{
     FileBytes, Inputs, Journal, REPORT, Report, RunDir, RunSpec, SharedRunLog, TRACE, WORKLOAD,
     check_not_read, could_not, lies_in,
@@ -7,7 +8,9 @@ use crate::run_dir::{
 use crate::session::logged::Logged;
 use crate::session::model::{Model, Texts, note_of_batch};
 use crate::session::needs;
-use crate::session::orchestrator::{Surroundings, admit, devices, note_of_cuts, orchestrator};
+use crate::session::orchestrator::{
+    Surroundings, admit, devices, note_of_cuts, note_of_memory, orchestrator,
+};
 use crate::settings::{CheckpointArg, Configuration, OutSettings, ResultSettings};
 use crate::terminal::{Interrupted, Outcome, Progress, Usage, print, render, stop, tell};
 use anyhow::{Context, Result, bail, ensure};
@@ -119,14 +122,19 @@ pub(crate) fn tell_unrecorded(file: &Path) {
 fn dry_run(spec: &mut RunSpec, dir: &Path, json: bool, around: &Surroundings) -> Result<Outcome> {
     let devices = spec.devices.with_disk_in(dir);
     let mut orchestrator = orchestrator(&devices, spec.model.dtype, spec.model.seed, around)?;
-    submit(&mut orchestrator, spec, None)?;
+    submit(&mut orchestrator, spec, None, &around.machine)?;
     let run = admit(orchestrator)?;
     print(&if json { needs::json(run.admission())? } else { needs::render(run.admission()) })?;
     Ok(Outcome::Done)
 }
 
 /// Loads model and texts and submits every configuration; sets the context of the spec.
-fn submit(orchestrator: &mut Orchestrator, spec: &mut RunSpec, dir: Option<&RunDir>) -> Result<()> {
+fn submit(
+    orchestrator: &mut Orchestrator,
+    spec: &mut RunSpec,
+    dir: Option<&RunDir>,
+    machine: &Machine,
+) -> Result<()> {
     let model = Model::load(&spec.model)?;
     spec.model.context = Some(model.context);
     let texts = model.texts(spec.model.text())?;
@@ -136,7 +144,8 @@ fn submit(orchestrator: &mut Orchestrator, spec: &mut RunSpec, dir: Option<&RunD
     }
     let (blocks, context) = (texts.train.len(), model.context);
     let batches = spec.training.batch.iter().filter_map(|&batch| note_of_batch(batch, blocks, context));
-    batches.chain(note_of_cuts(&spec.devices)).for_each(|note| tell(&note));
+    let notes = batches.chain(spec.training.note_of_warmup(blocks)?).chain(note_of_cuts(&spec.devices));
+    notes.chain(note_of_memory(&spec.devices, machine)).for_each(|note| tell(&note));
     if let Some(dir) = dir {
         check_inputs_of(spec, dir, &model, &texts)?;
     }
@@ -228,7 +237,7 @@ impl Prepared {
         let checkpoints = every.is_some();
         let every = every.unwrap_or(CheckpointEvery::Time(Duration::MAX));
         let mut orchestrator = orchestrator.stop_flag(stop.clone()).checkpoint_every(every);
-        submit(&mut orchestrator, spec, Some(dir))?;
+        submit(&mut orchestrator, spec, Some(dir), &around.machine)?;
         let mut run = admit(orchestrator)?;
         let admission = run.admission().clone();
         let tasks: Vec<String> = admission.tasks.iter().map(|task| task.name.clone()).collect();

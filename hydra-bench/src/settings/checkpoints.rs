@@ -12,13 +12,14 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, Default, Args)]
 #[command(next_help_heading = "Checkpoints")]
 pub(crate) struct CheckpointSettings {
-    /// Checkpoint every model, with its optimizer's state, after so long (90s, 10m, 2h) or so many of its minibatches
-    /// (500), for `hydra resume`; or never [default: 10m]
-    #[arg(long, value_name = "TIME|N|never", allow_hyphen_values = true)]
+    /// Checkpoint every model, with its optimizer's state, for `hydra resume`: auto (soon at first, then after a twentieth of
+    /// what has run, in less than a hundredth of the time), after so long (90s, 10m, 2h), after so many of its minibatches
+    /// (500), or never [default: auto]
+    #[arg(long, value_name = "auto|TIME|N|never", allow_hyphen_values = true)]
     pub(crate) checkpoint_every: Option<CheckpointArg>,
 }
 
-/// `--checkpoint-every`: a time, so many minibatches, or never.
+/// `--checkpoint-every`: by what is measured, a time, so many minibatches, or never.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub(crate) struct CheckpointArg(pub(crate) Option<CheckpointEvery>);
@@ -33,6 +34,7 @@ impl fmt::Display for CheckpointArg {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             None => write!(f, "never"),
+            Some(CheckpointEvery::Auto) => write!(f, "auto"),
             Some(CheckpointEvery::Minibatches(count)) => write!(f, "{count}"),
             Some(CheckpointEvery::Time(time)) => match time.as_secs() {
                 hours if hours.is_multiple_of(3600) => write!(f, "{}h", hours / 3600),
@@ -50,8 +52,10 @@ impl FromStr for CheckpointArg {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let trimmed = text.trim();
-        if trimmed == "never" {
-            return Ok(Self(None));
+        match trimmed {
+            "never" => return Ok(Self(None)),
+            "auto" => return Ok(Self(Some(CheckpointEvery::Auto))),
+            _ => {}
         }
         let digits = trimmed.trim_end_matches(|c: char| c.is_ascii_alphabetic());
         let time =
@@ -64,7 +68,7 @@ impl FromStr for CheckpointArg {
             "h" => Some(time(count, 3600)),
             _ => None,
         });
-        let expected = "a time such as 90s, 10m or 2h, minibatches such as 500, or `never`";
+        let expected = "`auto`, a time such as 90s, 10m or 2h, minibatches such as 500, or `never`";
         every
             .map(|every| Self(Some(every)))
             .ok_or_else(|| format!("`{text}` is no interval; expected {expected}"))
@@ -80,7 +84,8 @@ mod tests {
         let seconds = |seconds| CheckpointArg(Some(CheckpointEvery::Time(Duration::from_secs(seconds))));
         let minibatches = CheckpointArg(Some(CheckpointEvery::Minibatches(500)));
         let times = [("90s", seconds(90)), ("10m", seconds(600)), ("2h", seconds(7200))];
-        for (text, arg) in times.into_iter().chain([("500", minibatches), ("never", CheckpointArg(None))]) {
+        let words = [("never", CheckpointArg(None)), ("auto", CheckpointArg::default())];
+        for (text, arg) in times.into_iter().chain(words).chain([("500", minibatches)]) {
             assert_eq!((text.parse(), arg.to_string().as_str()), (Ok(arg), text));
         }
         assert_eq!(" 120s ".parse::<CheckpointArg>().map(String::from), Ok("2m".to_owned()));

@@ -20,7 +20,7 @@ const BUILTIN: &str = "builtin";
 pub(crate) struct ModelSettings {
     #[arg(long, value_name = "PRESET|FILE.json|DIR", value_parser = NonEmptyStringValueParser::new(), help = model_help())]
     pub(crate) model: Option<String>,
-    /// `builtin`, a WikiText directory or a plain-text file (its last tenth is held out) [default: builtin]
+    /// `builtin`, a WikiText directory or a plain-text file (its last two tenths are validation and test) [default: builtin]
     #[arg(long, value_name = "builtin|DIR|FILE", value_parser = NonEmptyStringValueParser::new())]
     pub(crate) data: Option<String>,
     /// Tokens in a block [default: the model's positions, at most 512]

@@ -143,6 +143,26 @@ impl TrainingSettings {
         })
     }
 
+    /// The note on a warmup that training of `items` items does not outlast.
+    pub(crate) fn note_of_warmup(&self, items: usize) -> Result<Option<String>, Usage> {
+        let mut most: Option<(usize, f64)> = None;
+        for configuration in self.grid()? {
+            let spec = self.of(&configuration, 0, items)?;
+            let steps = spec.steps(items);
+            if self.warmup >= steps && most.is_none_or(|(longest, _)| longest < steps) {
+                most = Some((steps, spec.schedule.factor(steps.saturating_sub(1), steps)));
+            }
+        }
+        Ok(most.map(|(steps, share)| {
+            format!(
+                "note: --warmup {} is not over when training is, after {steps} minibatches: the learning rate only rises, to \
+                 {:.1}% of --lr; give a shorter --warmup, or more --steps or --epochs",
+                self.warmup,
+                100.0 * share
+            )
+        }))
+    }
+
     fn optimizer(&self, rate: f64) -> Result<OptimizerSpec, Usage> {
         OptimizerSpec::named(&self.optimizer, rate, self.weight_decay)
             .ok_or_else(|| Usage::new(format!("`{}` is not an optimizer", self.optimizer)))
@@ -178,6 +198,27 @@ pub(crate) fn check_accumulate(accumulate: usize, batch: usize) -> Result<(), Us
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_warmup_as_long_as_the_training_is_said_with_both_numbers() {
+        let note = |warmup, steps: Option<usize>| {
+            let grid = TrainingSettings { batch: vec![8, 4], lr: vec![1e-3], ..flags::defaults() };
+            TrainingSettings { warmup, steps, epochs: steps.is_none().then_some(1), ..grid }
+                .note_of_warmup(40)
+                .unwrap()
+        };
+        let said = note(100, Some(3)).unwrap();
+        assert!(said.contains("--warmup 100 ") && said.contains("after 3 minibatches"), "{said}");
+        assert!(said.contains("to 2.0% of --lr") && !said.contains('\n'), "{said}");
+        assert_eq!((note(0, Some(1)), note(2, Some(3))), (None, None));
+        assert!(note(3, Some(3)).is_some(), "the rate it rises to is never trained with");
+        // Five minibatches of eight, ten of four: of those that the warmup fills, the longest.
+        assert_eq!(note(4, None), None);
+        assert!(note(9, None).unwrap().contains("after 5 minibatches"));
+        assert!(
+            note(10, None).unwrap().contains("after 10 minibatches: the learning rate only rises, to 90.0%")
+        );
+    }
 
     #[test]
     fn every_schedule_is_a_curve_of_the_core() {

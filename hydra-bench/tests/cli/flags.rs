@@ -310,6 +310,40 @@ fn a_batch_beyond_the_text_is_noted() {
     assert!(err.starts_with("note: batch 64 is more than") && err.lines().count() == 1, "{err}");
 }
 
+/// What a dry run of a second says on standard error; it is refused for none of it.
+fn noted(more: &[&str]) -> String {
+    let base = ["train", "--dry-run", "--batch", "4", "--context", "16", "--devices", "cpu:1x1"];
+    let output = hydra(&[&base[..], more].concat()).output().unwrap();
+    let err = text(&output.stderr);
+    assert!(output.status.success() && err.lines().count() <= 1, "{err}");
+    err
+}
+
+#[test]
+fn what_trains_otherwise_than_it_seems_is_noted() {
+    let small = ["--device-memory", "64MiB"];
+    let with = |more: &[&str]| noted(&[&small[..], more].concat());
+    let warmup = with(&["--warmup", "100", "--steps", "3"]);
+    assert!(warmup.contains("--warmup 100 ") && warmup.contains("after 3 minibatches"), "{warmup}");
+    assert_eq!(with(&["--warmup", "2", "--steps", "3"]), "");
+    let host = with(&["--steps", "3", "--host-memory", "1000TiB"]);
+    assert!(host.starts_with("note: --host-memory 1024000.00 GiB is more than the "), "{host}");
+    let device = noted(&["--steps", "3", "--device-memory", "1000TiB"]);
+    assert!(device.starts_with("note: --device-memory 1024000.00 GiB is more than the "), "{device}");
+
+    let root = tempfile::tempdir().unwrap();
+    let data = |name: &str, line: &str| {
+        let file = root.path().join(name);
+        fs::write(&file, line.repeat(60)).unwrap();
+        with(&["--steps", "3", "--data", file.to_str().unwrap()])
+    };
+    let lines = data("a.jsonl", "{\"id\": 7, \"text\": \"some words\"}\n");
+    assert!(lines.contains("is read as plain text") && lines.contains("the fields `text`, `id`"), "{lines}");
+    let table = data("a.csv", "7,some words and more\n");
+    assert!(table.contains("a table with commas"), "{table}");
+    assert_eq!(data("a.txt", "some words, and more of them\n"), "");
+}
+
 #[test]
 fn reports_that_cannot_be_shown() {
     let root = tempfile::tempdir().unwrap();

@@ -9,6 +9,7 @@ mod endings;
 mod evaluations;
 mod flags;
 mod in_turn;
+mod install;
 mod lab;
 mod resume;
 mod runs;

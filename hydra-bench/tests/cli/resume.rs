@@ -237,7 +237,7 @@ fn what_cannot_go_on_is_refused() {
     fails(&["resume", &path("run")], 1, &["is not a checkpoint", "it has 4 bytes"]);
     fs::remove_file(&file).unwrap();
     let said = resume(&run, &["--link", "8GiB/s"]);
-    assert_eq!(said, "note: the run goes on: 1 from a checkpoint, 1 from the start\n");
+    assert_eq!(said, "note: the run goes on: 1 from a checkpoint, 1 from the start (`b4-lr1e-3`)\n");
 }
 
 /// A run of a second that has ended.
@@ -300,13 +300,16 @@ fn a_finished_run_says_that_it_records_nothing_and_which_model_is_gone() {
     fs::write(dir.join("report.json"), report).unwrap();
     // What it says to do helps.
     fs::remove_file(dir.join("checkpoints/b4-lr3e-4.safetensors")).unwrap();
-    assert_eq!(resume(&dir, &[]), "note: the run goes on: 1 from the start, 1 finished\n");
+    assert_eq!(resume(&dir, &[]), "note: the run goes on: 1 from the start (`b4-lr3e-4`), 1 finished\n");
     assert_eq!(results(&dir), before);
     // While there is something left, it does not hinder.
     fs::remove_dir_all(dir.join("models/b4-lr3e-4")).unwrap();
     fs::remove_file(dir.join("checkpoints/b4-lr1e-3.safetensors")).unwrap();
     let said = resume(&dir, &[]);
-    assert!(said.starts_with("note: the run goes on: 1 from the start, 1 finished\nnote: "), "{said}");
+    assert!(
+        said.starts_with("note: the run goes on: 1 from the start (`b4-lr1e-3`), 1 finished\nnote: "),
+        "{said}"
+    );
     assert!(said.contains(gone[1]), "{said}");
 }
 
@@ -349,6 +352,7 @@ fn a_task_that_begins_from_the_start_needs_the_model_and_the_data_of_the_runs_be
     fs::remove_file(run.join("report.json")).unwrap();
     fails(&["resume", run.to_str().unwrap()], 1, &["task `b4-lr1e-3` has", "the data `", &data]);
     fs::write(&data, text).unwrap();
-    assert_eq!(resume(&run, &[]), "note: the run goes on: 2 from the start\n");
+    let said = resume(&run, &[]);
+    assert_eq!(said, "note: the run goes on: 2 from the start (`b4-lr1e-3`, `b4-lr1e-4`)\n");
     assert_eq!(results(&run), before);
 }

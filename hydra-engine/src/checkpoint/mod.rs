@@ -8,9 +8,11 @@
 //! `moment2/NAME` and `best/NAME`, all `F32`. It is replaced as a whole when the next one is complete and on the disk.
 
 mod format;
+mod interval;
 mod state;
 
 pub(crate) use format::{ImageValues, Reader, Tensors, write};
+pub(crate) use interval::{estimated_cost_s, interval_s};
 pub(crate) use state::{DataIdentity, Identity, Position, SCHEMA, SavedResults, State};
 
 use crate::error::CheckpointError;
@@ -18,19 +20,16 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// The times at which a task is saved; it also is when the run is asked to stop and when it has ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CheckpointEvery {
+    /// As often as what was measured allows: after a twentieth of the time that the task has run, which is soon at first,
+    /// and at most ten minutes; but so that the checkpoints of all tasks together take less than a hundredth of the time.
+    #[default]
+    Auto,
     /// After every so many minibatches (at least one).
     Minibatches(usize),
     /// At the first opportunity after so long.
     Time(Duration),
-}
-
-impl Default for CheckpointEvery {
-    /// Ten minutes.
-    fn default() -> Self {
-        Self::Time(Duration::from_secs(600))
-    }
 }
 
 /// A checkpoint with a checked header, for [`TrainTask::resume_from`](crate::TrainTask::resume_from).

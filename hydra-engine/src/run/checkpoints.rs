@@ -41,8 +41,13 @@ impl Turn {
 /// Marks the tasks whose checkpoint is due.
 pub(super) fn mark_due(tasks: &mut [LiveTask], every: CheckpointEvery, now_s: f64) {
     let turn = Turn::of(tasks);
+    // The writer is one: whoever it owes a checkpoint waits for as long as a model takes.
+    let is_writing = |task: &LiveTask| !task.phase.is_over() && task.request == Some(Request::Write);
+    let held = every == CheckpointEvery::Auto && tasks.iter().any(is_writing);
+    let open = tasks.iter_mut().filter(|task| !task.phase.is_over() && task.facts.task.checkpoint.is_some());
+    let saved = open.map(|task| usize::from(task.checkpoint.has_begun(&task.cursor, now_s))).sum();
     for task in tasks {
-        let passed = task.checkpoint.has_run(every, &task.cursor, now_s) && turn.is(task.id());
-        task.checkpoint.due = (task.phase.ends_at_rest() || passed) && task.wants_checkpoint();
+        let passed = task.checkpoint.has_run(every, saved, &task.cursor, now_s) && turn.is(task.id());
+        task.checkpoint.due = (task.phase.ends_at_rest() || passed && !held) && task.wants_checkpoint();
     }
 }

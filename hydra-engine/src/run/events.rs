@@ -8,7 +8,7 @@ use crate::observer::{RunEvent, Track, Work};
 use crate::optimizer::HostJob;
 use crate::protocol::{Event, Made, Ticket, Time, Written};
 use crate::stages::TaskState;
-use crate::task::{CheckpointClock, Claim, Progress};
+use crate::task::{Claim, Progress};
 use hydra_core::{DeviceId, TaskId};
 
 impl Run {
@@ -157,7 +157,7 @@ impl Run {
             return;
         }
         task.request = None;
-        task.checkpoint = CheckpointClock::saved_at(&task.cursor, time.end_s);
+        task.checkpoint.saved(&task.cursor, time);
         match result {
             Ok(bytes) => {
                 task.results.checkpoint_error = None;

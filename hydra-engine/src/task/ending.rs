@@ -58,7 +58,7 @@ impl LiveTask {
             _ => {}
         }
         self.go_to(step, stage);
-        self.checkpoint = CheckpointClock::saved_at(&self.cursor, at_s);
+        self.checkpoint = CheckpointClock::new(&self.cursor, at_s, self.facts.admitted.master_bytes);
         // Frozen images are always up to date.
         self.versions.iter_mut().filter(|version| **version == 0).for_each(|version| *version = step);
         true

@@ -94,7 +94,7 @@ impl LiveTask {
             results: Results::default(),
             underway: Underway::default(),
             // At its first stage there is nothing to save: it is drawn or read again.
-            checkpoint: CheckpointClock::saved_at(&cursor, 0.0),
+            checkpoint: CheckpointClock::new(&cursor, 0.0, facts.admitted.master_bytes),
             waits: Waits::default(),
             cursor,
             facts: Arc::new(facts),

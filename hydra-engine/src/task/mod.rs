@@ -14,7 +14,6 @@ mod results;
 mod sweep;
 mod waits;
 
-pub(crate) use checkpoint_clock::CheckpointClock;
 pub(crate) use ending::{Fate, Rest};
 pub(crate) use facts::Facts;
 pub(crate) use live::{Claim, LiveTask, Request};

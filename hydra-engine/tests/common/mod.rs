@@ -6,12 +6,13 @@ use hydra_core::{
     Activation, Batch, ByteSize, Chain, Dataset, DatasetError, Forward, HostActivation, HostTensor,
     OptimizerSpec, Pass, TrainSpec,
 };
-use hydra_engine::{DeviceSpec, Orchestrator, RunReport, TaskReport, TrainTask};
+use hydra_engine::{CheckpointEvery, DeviceSpec, Orchestrator, RunReport, TaskReport, TrainTask};
 use hydra_models::data::{BlockSpec, TokenBlocks};
 use hydra_models::gpt2::{self, Gpt2Config};
 use hydra_models::{cnn, mlp};
 use hydra_sched::PolicyKind;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Plenty for every model of the tests.
 pub const PLENTY: ByteSize = ByteSize::mib(256);
@@ -74,6 +75,8 @@ impl Settings {
         let device = DeviceSpec::cpu(self.memory).threads(self.threads);
         let device = if self.zero_copy { device.zero_copy() } else { device };
         let orchestrator = Orchestrator::new(device.times(self.devices)).expect("devices");
+        // No checkpoint is due by what a clock says.
+        let orchestrator = orchestrator.checkpoint_every(CheckpointEvery::Time(Duration::from_secs(3600)));
         orchestrator.policy(self.policy).prefetch(self.prefetch).seed(5)
     }
 

@@ -386,6 +386,8 @@ fn a_writer_that_holds_what_it_was_given_is_refused_more_and_takes_nothing_from_
     let with = |host: u64| {
         let settings = Settings { policy: PolicyKind::Fifo, ..Settings::default() };
         let run = settings.orchestrator().host_memory(ByteSize(host)).disk(dir.path().to_owned(), PLENTY);
+        // However soon its checkpoint would be due, the other task does not wait for a writer at work.
+        let run = run.checkpoint_every(CheckpointEvery::Auto);
         let mut run = run.observer(Box::new(Trained(gate.clone())));
         let task = |name: &str, steps: usize| {
             let spec = TrainSpec { length: Length::Steps(steps), clip: None, ..adamw(4) };

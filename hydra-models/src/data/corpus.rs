@@ -6,7 +6,7 @@ use std::path::Path;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use super::{BlockSpec, DataError, TokenBlocks, builtin, text, wikitext};
+use super::{BlockSpec, DataError, Records, TokenBlocks, builtin, text, wikitext};
 use crate::tokenizer::Tokenizer;
 
 /// A part of a corpus.
@@ -61,7 +61,7 @@ pub enum CorpusKind {
     Builtin,
     /// A directory with a file for each split.
     WikiText,
-    /// One file, the last tenth of it held out.
+    /// One file, cut into train, validation and test.
     PlainText,
 }
 
@@ -89,8 +89,8 @@ impl Corpus {
     ///
     /// A directory has `wiki.{train,valid,test}.tokens`, `wiki.{train,valid,test}.raw` or `{train,valid,test}.txt`
     /// (`validation.txt` too), read in this order of preference; splits may be missing until they are asked for.
-    /// Of a file the last tenth of the bytes, from the next line on, is held out from training. It serves as
-    /// validation and as test: halves of it would often be too short for one block.
+    /// Of a file the last tenth of the bytes, from the next line on, is the test text, and the tenth before it the
+    /// validation text: what is chosen by the one is not tested on it.
     ///
     /// # Errors
     /// Nothing at the path, a directory without any split, and a file that is unreadable, blank or not UTF-8.
@@ -101,7 +101,7 @@ impl Corpus {
         let (kind, splits) = if path.is_dir() {
             (CorpusKind::WikiText, wikitext::read(path)?)
         } else {
-            (CorpusKind::PlainText, split_file(text::read(path)?))
+            (CorpusKind::PlainText, text::parts(text::read(path)?).map(Some))
         };
         Ok(Self { name: path.display().to_string(), kind, splits: splits.map(|text| text.map(Cow::Owned)) })
     }
@@ -119,6 +119,13 @@ impl Corpus {
     /// Returns whether the corpus has this split.
     pub fn has(&self, split: Split) -> bool {
         self.splits[split as usize].is_some()
+    }
+
+    /// The records that the text consists of, where it is a file of data rather than plain text: blocks are cut from
+    /// their punctuation and the names of their fields too.
+    pub fn records(&self) -> Option<Records> {
+        let text = self.splits.iter().flatten().next()?;
+        Records::found(text, Path::new(&self.name))
     }
 
     /// The text of a split.
@@ -168,11 +175,6 @@ impl fmt::Debug for Corpus {
             .field("bytes", &bytes)
             .finish()
     }
-}
-
-fn split_file(mut text: String) -> [Option<String>; 3] {
-    let held_out = text.split_off(text::held_out(&text));
-    [Some(text), Some(held_out.clone()), Some(held_out)]
 }
 
 #[cfg(test)]
@@ -273,15 +275,14 @@ mod tests {
     }
 
     #[test]
-    fn a_plain_file_holds_its_last_tenth_out() {
+    fn a_plain_file_is_cut_into_three_parts_that_share_nothing() {
         let text: String = (0..200).map(|i| format!("line {i:03}\n")).collect();
         let dir = dir(&[("novel", text.as_bytes())]);
         let corpus = Corpus::open(&dir.path().join("novel")).unwrap();
         assert_eq!(corpus.kind(), CorpusKind::PlainText);
         let [train, validation, test] = Split::ALL.map(|split| corpus.text(split).unwrap());
-        assert_eq!(format!("{train}{validation}"), text);
-        assert_eq!(validation.lines().count(), 20);
-        assert_eq!(validation, test);
+        assert_eq!(format!("{train}{validation}{test}"), text);
+        assert_eq!([train, validation, test].map(|part| part.lines().count()), [160, 20, 20]);
     }
 
     #[test]

@@ -10,9 +10,11 @@ mod builtin;
 mod builtin_text;
 mod corpus;
 mod error;
+mod records;
 mod text;
 mod wikitext;
 
 pub use blocks::{BlockSpec, TokenBlocks};
 pub use corpus::{Corpus, CorpusKind, Split};
 pub use error::DataError;
+pub use records::Records;

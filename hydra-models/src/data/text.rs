@@ -18,12 +18,20 @@ pub(super) fn read(path: &Path) -> Result<String, DataError> {
     Ok(text)
 }
 
-/// The start of the last tenth of `text`, which is held out.
+/// Cuts a text into train, validation and test: eight tenths, a tenth and a tenth of the bytes, each part from the next
+/// line on.
+pub(super) fn parts(mut text: String) -> [String; 3] {
+    let test = text.split_off(last_part(&text, 10));
+    let validation = text.split_off(last_part(&text, 9));
+    [text, validation, test]
+}
+
+/// The start of the last `parts`th of `text`.
 ///
-/// That is the first line that begins in the last tenth of the bytes. If none with text does, it is the last
-/// line of the text, and in a text of one line the first character of the last tenth.
-pub(super) fn held_out(text: &str) -> usize {
-    let mark = ceil_char(text, text.len() - text.len() / 10);
+/// That is the first line that begins in that part of the bytes. If none with text does, it is the last line of the
+/// text, and in a text of one line the first character of the part.
+fn last_part(text: &str, parts: usize) -> usize {
+    let mark = ceil_char(text, text.len() - text.len() / parts);
     let next = text[..mark]
         .ends_with('\n')
         .then_some(mark)
@@ -48,7 +56,7 @@ mod tests {
     use super::*;
 
     fn cut(text: &str) -> (&str, &str) {
-        text.split_at(held_out(text))
+        text.split_at(last_part(text, 10))
     }
 
     #[test]
@@ -88,6 +96,17 @@ mod tests {
             if lines > 1 {
                 prop_assert!(!train.trim().is_empty() && !held.trim().is_empty());
                 prop_assert!(train.ends_with('\n'));
+            }
+        }
+
+        #[test]
+        fn any_text_has_three_parts_that_share_nothing(text in "[a-cé\u{1F600} \n]{0,90}") {
+            let parts = parts(text.clone());
+            prop_assert_eq!(parts.concat(), text.clone());
+            let lines = text.lines().filter(|line| !line.trim().is_empty()).count();
+            if lines > 2 {
+                prop_assert!(parts.iter().all(|part| !part.trim().is_empty()));
+                prop_assert!(parts[..2].iter().all(|part| part.ends_with('\n')));
             }
         }
     }

@@ -1,0 +1,34 @@
+//! `hydra completions`: what a shell needs to complete the command line.
+
+use crate::terminal::{Outcome, print};
+use anyhow::{Context, Result};
+use clap::{Args, Command, ValueEnum};
+use clap_complete::Shell;
+
+/// `hydra completions`.
+#[derive(Debug, Args)]
+pub(crate) struct CompletionsArgs {
+    /// The shell
+    pub(crate) shell: ShellName,
+}
+
+/// The shells that scripts are made for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ShellName {
+    Bash,
+    Zsh,
+    Fish,
+}
+
+/// Prints the script that completes this command line.
+pub(crate) fn run(args: &CompletionsArgs, mut line: Command) -> Result<Outcome> {
+    let shell = match args.shell {
+        ShellName::Bash => Shell::Bash,
+        ShellName::Zsh => Shell::Zsh,
+        ShellName::Fish => Shell::Fish,
+    };
+    let (mut script, name) = (Vec::new(), line.get_name().to_owned());
+    clap_complete::generate(shell, &mut line, name, &mut script);
+    print(&String::from_utf8(script).context("the script is not UTF-8")?)?;
+    Ok(Outcome::Done)
+}

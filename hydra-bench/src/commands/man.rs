@@ -1,0 +1,32 @@
+//! `hydra man`: the manual pages.
+
+use crate::run_dir::could_not;
+use crate::terminal::{Outcome, print};
+use anyhow::{Context, Result};
+use clap::{Args, Command};
+use clap_mangen::Man;
+use std::fs;
+use std::path::PathBuf;
+
+/// `hydra man`.
+#[derive(Debug, Args)]
+pub(crate) struct ManArgs {
+    /// The directory for hydra.1 and a page for each command, made if it is missing; or -, to print hydra.1
+    #[arg(value_name = "DIR|-")]
+    pub(crate) to: PathBuf,
+}
+
+/// Writes the pages of this command line; those of the same names are replaced.
+pub(crate) fn run(args: &ManArgs, line: Command) -> Result<Outcome> {
+    if args.to.as_os_str() == "-" {
+        let mut page = Vec::new();
+        // As in the files.
+        let line = line.disable_help_subcommand(true);
+        Man::new(line).render(&mut page).context("the page could not be made")?;
+        print(&String::from_utf8(page).context("the page is not UTF-8")?)?;
+        return Ok(Outcome::Done);
+    }
+    fs::create_dir_all(&args.to).with_context(|| could_not(&args.to, "made"))?;
+    clap_mangen::generate_to(line, &args.to).with_context(|| could_not(&args.to, "written into"))?;
+    Ok(Outcome::Done)
+}
