@@ -1,0 +1,70 @@
+//! Equal layers: a plan is the same whether they are measured once or each.
+
+use crate::alone;
+use crate::common::Settings;
+use burn::module::Module;
+use hydra_core::{Activation, ByteSize, Chain, Dataset, Forward, Init, OptimizerSpec, Pass, TrainSpec};
+use hydra_engine::TrainTask;
+use hydra_models::data::{BlockSpec, TokenBlocks};
+use hydra_models::gpt2::{self, Block, Embed, Gpt2Config, Head};
+use hydra_partition::PartitionPlan;
+use std::sync::Arc;
+
+/// A block that does not say what it computes.
+#[derive(Module, Debug)]
+struct Silent {
+    block: Block,
+}
+
+impl Forward for Silent {
+    fn forward(&self, x: Activation, pass: &Pass) -> Activation {
+        Forward::forward(&self.block, x, pass)
+    }
+
+    fn init(&self, name: &str, shape: &[usize]) -> Init {
+        Forward::init(&self.block, name.trim_start_matches("block."), shape)
+    }
+}
+
+/// A GPT-2 whose blocks are measured each.
+fn silent(config: &Gpt2Config) -> Chain {
+    let embed = Embed::new(config);
+    let head = Head::new(config, &embed.wte);
+    let builder = Chain::builder("silent").layer("embed", embed);
+    let block = |index| Silent { block: Block::new(config, index) };
+    let builder = (0..config.n_layer).fold(builder, |b, index| b.layer(format!("h.{index}"), block(index)));
+    builder.layer("head", head).language_model().build().expect("a chain")
+}
+
+/// The plan of a chain on a device with so much memory, without the seconds.
+fn plan(chain: &Arc<Chain>, data: &Arc<dyn Dataset>, memory: u64) -> PartitionPlan {
+    let spec = TrainSpec::new(OptimizerSpec::adamw(1e-3), 2);
+    let mut run = Settings { memory: ByteSize(memory), ..Settings::default() }.orchestrator();
+    run.submit(TrainTask::new("task", chain.clone(), data.clone(), spec)).expect("a task");
+    let run = run.admit().expect("a run");
+    let mut plan = PartitionPlan::clone(&run.admission().tasks[0].plan);
+    plan.layers.iter_mut().for_each(|layer| (layer.forward_s, layer.backward_s) = (0.0, 0.0));
+    plan.shards.iter_mut().for_each(|shard| (shard.forward_s, shard.backward_s) = (0.0, 0.0));
+    plan
+}
+
+#[test]
+fn plans_of_gpt2_are_those_of_blocks_that_are_measured_each() {
+    let _alone = alone();
+    for preset in ["bytes-tiny", "bytes-small", "gpt2-mini"] {
+        let config = Gpt2Config::preset(preset).unwrap();
+        let form = BlockSpec { context: 32, vocab_size: config.vocab_size };
+        let ids = (0..8 * 32).map(|i| i * 7 % 256).collect();
+        let data: Arc<dyn Dataset> = Arc::new(TokenBlocks::new(ids, form).unwrap());
+        let (once, each) = (Arc::new(gpt2::chain(&config, None).unwrap()), Arc::new(silent(&config)));
+        let ample = plan(&each, &data, 1 << 30);
+        let (least, whole) = (ample.min_device_memory_bytes, ample.single_shard_bytes);
+        for memory in [least, (3 * least + whole) / 4, least.midpoint(whole), whole] {
+            let [once, each] = [&once, &each].map(|chain| plan(chain, &data, memory));
+            assert_eq!(once.layers, each.layers, "{preset} in {memory}");
+            assert_eq!(once.shards, each.shards, "{preset} in {memory}");
+            assert_eq!((once.rules, once.cut_points), (each.rules, each.cut_points), "{preset} in {memory}");
+            assert!(once.shards.iter().all(|shard| shard.verified_bytes.is_some()));
+        }
+    }
+}
