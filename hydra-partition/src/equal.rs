@@ -207,6 +207,15 @@ mod tests {
     }
 
     #[test]
+    fn an_image_of_several_layers_is_drawn_once() {
+        let chain = toy::tied_chain();
+        let values = FirstValues::new(&chain, 0);
+        let tied = (0..chain.images().len()).find(|image| chain.images()[*image].layers.len() > 1).unwrap();
+        let drawn = [0; 2].map(|_| values.image(tied).unwrap());
+        assert_eq!(drawn[0].as_ptr(), drawn[1].as_ptr());
+    }
+
+    #[test]
     fn progress_goes_up_to_all_layers() {
         let chain = toy::noted_chain(&[Some(""); 5]);
         let told = RefCell::new(Vec::new());
