@@ -10,6 +10,9 @@
 //! 3. [`PilotPartitioner::plan`] cuts greedily under the [`Rules`], or checks cuts that were given by hand.
 //! 4. [`PilotPartitioner::verify`] runs every shard and rolls a layer back where one does not fit.
 //!
+//! Layers that say what they compute ([`Forward::note`](hydra_core::Forward::note)) and are equal are measured once, and
+//! shards of equal layers run once: of a model that repeats a block, a pilot pass runs as much as of one with two blocks.
+//!
 //! The [`PartitionPlan`] is saved as JSON with the [`Fingerprint`] of all it depends on, and used again
 //! where that matches. The device is a port, [`PilotDevice`], that whoever owns compute workers implements.
 //!
@@ -50,6 +53,7 @@
 
 mod cost;
 mod cut;
+mod equal;
 mod error;
 mod fingerprint;
 mod partitioner;

@@ -1,6 +1,7 @@
 //! The partitioner: measures, cuts, verifies.
 
 use crate::cut::{cut_from, shard_too_large, too_large};
+use crate::equal::Known;
 use crate::pilot::{Care, Pilot, Ran};
 use crate::{
     Fingerprint, LayerCost, PartitionError, PartitionPlan, PilotDevice, Profile, Rules, ShardPlan,
@@ -71,6 +72,9 @@ impl<'a> PilotPartitioner<'a> {
     /// one on `device`, forward and backward, and measures each. The boundary between two layers waits on the host, so
     /// that never more than one layer is on the device.
     ///
+    /// A layer with a [note](hydra_core::Forward::note) that equals an earlier one costs what that one does: it is not run,
+    /// and the next layer is given its input, which its output looks like.
+    ///
     /// If the device's probe does not measure, bytes follow from shapes, and a warning says so.
     ///
     /// # Errors
@@ -93,16 +97,22 @@ impl<'a> PilotPartitioner<'a> {
         }
         let pilot = self.pilot(chain, batch, device);
         let mut x = batch.inputs.clone();
-        let mut layers = Vec::with_capacity(chain.len());
+        let mut layers: Vec<LayerCost> = Vec::with_capacity(chain.len());
+        let mut known: Known<usize> = Known::new();
         for layer in 0..chain.len() {
-            let care = if measured { Care::Rehearsed } else { Care::Repeated };
-            let ran = pilot.run(layer..layer + 1, &x, care)?;
-            let cost = pilot.boundary_cost(layer, &x, &ran);
-            let cost =
-                if measured { measured_cost(cost, &ran) } else { pilot.estimate(layer, cost, &x, &ran) };
-            tracing::debug!(layer = cost.name, ?cost, "measured a layer");
+            let kind = pilot.kind(layer..layer + 1, &x);
+            let cost = match known.of(kind.as_ref()) {
+                Some(equal) => {
+                    LayerCost { name: chain.layers()[layer].name.clone(), ..layers[*equal].clone() }
+                }
+                None => {
+                    let (cost, output) = pilot.layer_cost(layer, &x, measured)?;
+                    known.add(kind, &output, layer);
+                    x = output;
+                    cost
+                }
+            };
             layers.push(cost);
-            x = ran.output;
             (self.told)(PilotProgress::Measured { done: layer + 1, layers: chain.len() });
         }
         let standing_bytes = pilot.standing_bytes().next_multiple_of(GRAIN);
@@ -134,6 +144,9 @@ impl<'a> PilotPartitioner<'a> {
     /// If a shard needs more than buffer and half the margin leave, the plan gives its last layer to the next shard,
     /// cuts all that follows anew, and tries again. Does nothing where the probe does not measure.
     ///
+    /// A shard of layers that equal those of an earlier one, in their order, is taken to need what that one did, as
+    /// in [`measure`](Self::measure).
+    ///
     /// # Errors
     /// [`PartitionError::LayerTooLarge`] if a single layer does not fit, [`PartitionError::ShardTooLarge`]
     /// if a shard that was cut by hand does not, [`PartitionError::OtherChain`] if the plan is not one of
@@ -153,9 +166,10 @@ impl<'a> PilotPartitioner<'a> {
         let pilot = self.pilot(chain, batch, device);
         let mut x = batch.inputs.clone();
         let mut shard = 0;
+        let mut known = Known::new();
         while let Some(range) = plan.shards.get(shard).map(ShardPlan::range) {
             let cuttable = range.len() > 1 && plan.fingerprint.cuts.is_none();
-            let ran = match pilot.run(range, &x, Care::Plain) {
+            let ran = match pilot.run_shard(range, &x, &mut known) {
                 // A budget may promise more than the device has.
                 Err(PartitionError::Unfinished { source: DeviceError::OutOfMemory { .. }, .. })
                     if cuttable =>
@@ -188,6 +202,37 @@ impl<'a> PilotPartitioner<'a> {
 }
 
 impl Pilot<'_> {
+    /// Runs a layer: its cost, from its memory or from shapes, and its output.
+    fn layer_cost(
+        &self,
+        layer: usize,
+        x: &HostActivation,
+        measured: bool,
+    ) -> Result<(LayerCost, HostActivation), PartitionError> {
+        let care = if measured { Care::Rehearsed } else { Care::Repeated };
+        let ran = self.run(layer..layer + 1, x, care)?;
+        let cost = self.boundary_cost(layer, x, &ran);
+        let cost = if measured { measured_cost(cost, &ran) } else { self.estimate(layer, cost, x, &ran) };
+        tracing::debug!(layer = cost.name, ?cost, "measured a layer");
+        Ok((cost, ran.output))
+    }
+
+    /// Runs a shard, or takes what an equal one needed, and then its input for its output.
+    fn run_shard(
+        &self,
+        range: Range<usize>,
+        x: &HostActivation,
+        known: &mut Known<Ran>,
+    ) -> Result<Ran, PartitionError> {
+        let kind = self.kind(range.clone(), x);
+        if let Some(equal) = known.of(kind.as_ref()) {
+            return Ok(Ran { output: x.clone(), ..equal.clone() });
+        }
+        let ran = self.run(range, x, Care::Plain)?;
+        known.add(kind, &ran.output, Ran { output: HostActivation::default(), ..ran.clone() });
+        Ok(ran)
+    }
+
     /// The cost of a layer that ran, as far as names, shapes and times tell.
     fn boundary_cost(&self, layer: usize, x: &HostActivation, ran: &Ran) -> LayerCost {
         let range = layer..layer + 1;

@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, panic_any};
+use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 /// The value of every element of the gradient that a pilot pass sends upstream: small, and no denormal.
@@ -48,25 +49,43 @@ pub trait PilotDevice {
 }
 
 /// The first values of a chain as the masters of a pilot pass, for which it matters little what they are.
-#[derive(Clone, Copy, Debug)]
+///
+/// Of the images that several layers name, such as a table of tokens, the last one that was drawn is held in memory.
+#[derive(Debug)]
 pub struct FirstValues<'a> {
     chain: &'a Chain,
     seed: u64,
+    tied: Mutex<Option<(usize, Bytes)>>,
 }
 
 impl<'a> FirstValues<'a> {
     /// The first values of `chain` for a task's seed.
     pub fn new(chain: &'a Chain, seed: u64) -> Self {
-        Self { chain, seed }
+        Self { chain, seed, tied: Mutex::default() }
+    }
+
+    fn draw(&self, image: usize) -> Result<Bytes, WeightError> {
+        let mut values = vec![0.0; self.chain.images()[image].elements];
+        self.chain.source().fill(self.chain, image, self.seed, &mut values)?;
+        let elements = values.len();
+        Ok(HostTensor::float(values, [elements]).bytes)
     }
 }
 
 impl ImageReader for FirstValues<'_> {
     fn image(&self, image: usize) -> Result<Bytes, WeightError> {
-        let mut values = vec![0.0; self.chain.images()[image].elements];
-        self.chain.source().fill(self.chain, image, self.seed, &mut values)?;
-        let elements = values.len();
-        Ok(HostTensor::float(values, [elements]).bytes)
+        if self.chain.images()[image].layers.len() == 1 {
+            return self.draw(image);
+        }
+        let mut tied = self.tied.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, drawn)) = tied.as_ref().filter(|(held, _)| *held == image) {
+            return Ok(drawn.clone());
+        }
+        // Before the next one is drawn, the last is let go.
+        *tied = None;
+        let drawn = self.draw(image)?;
+        *tied = Some((image, drawn.clone()));
+        Ok(drawn)
     }
 }
 

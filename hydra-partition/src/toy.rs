@@ -154,6 +154,8 @@ pub struct Dense {
     bump: usize,
     working: usize,
     breaks: bool,
+    #[module(skip)]
+    note: Option<&'static str>,
 }
 
 impl Forward for Dense {
@@ -167,12 +169,16 @@ impl Forward for Dense {
         assert_eq!(inputs[0][1], WIDTH);
         (self.working > 0).then_some(self.working as u64)
     }
+
+    fn note(&self) -> Option<String> {
+        self.note.map(str::to_owned)
+    }
 }
 
 /// A linear layer that holds and bumps so much.
 pub fn dense(hold: usize, bump: usize) -> Dense {
     let linear = LinearConfig::new(WIDTH, WIDTH).init(&Device::flex());
-    Dense { linear, hold, bump, working: 0, breaks: false }
+    Dense { linear, hold, bump, working: 0, breaks: false, note: None }
 }
 
 /// The mean squared distance to the targets.
@@ -215,6 +221,36 @@ pub fn measuring_chain() -> Chain {
 /// `layers` linear layers that hold 1000 bytes and bump 5000, and a loss.
 pub fn chain(layers: usize) -> Chain {
     let builder = (0..layers).fold(Chain::builder("toy"), |b, k| b.layer(format!("l{k}"), dense(1000, 5000)));
+    builder.layer("loss", Distance { hold: 500 }).build().unwrap()
+}
+
+/// Another layer with the parameters of [`Dense`].
+#[derive(Module, Debug)]
+struct Bent {
+    linear: Linear,
+}
+
+impl Forward for Bent {
+    fn forward(&self, x: Activation, _: &Pass) -> Activation {
+        run_layer(1000, 5000);
+        Activation::of(self.linear.forward(x.into_float::<2>()).tanh())
+    }
+
+    fn note(&self) -> Option<String> {
+        Some(String::new())
+    }
+}
+
+/// The layers of [`chain`], each with its note, and a loss. A layer called `!` is frozen, and one called `~` is of another
+/// type; both have the note of one that is called by nothing.
+pub fn noted_chain(notes: &[Option<&'static str>]) -> Chain {
+    let layer = |note| Dense { note, ..dense(1000, 5000) };
+    let linear = || LinearConfig::new(WIDTH, WIDTH).init(&Device::flex());
+    let builder = notes.iter().enumerate().fold(Chain::builder("toy"), |builder, (k, note)| match note {
+        Some("!") => builder.frozen(format!("l{k}"), layer(Some(""))),
+        Some("~") => builder.layer(format!("l{k}"), Bent { linear: linear() }),
+        note => builder.layer(format!("l{k}"), layer(*note)),
+    });
     builder.layer("loss", Distance { hold: 500 }).build().unwrap()
 }
 

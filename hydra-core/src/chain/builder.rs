@@ -3,7 +3,8 @@
 use super::image::{ImageLayout, ParamRef};
 use super::{Chain, ChainLayer};
 use crate::{
-    CoreError, Declared, FloatType, Forward, Init, Layer, OwnInit, SeededInit, WeightSource, panic_message,
+    CoreError, Declared, FloatType, Forward, Init, Layer, LayerNote, OwnInit, SeededInit, WeightSource,
+    panic_message,
 };
 use burn::module::ParamId;
 use burn::tensor::DType;
@@ -52,7 +53,7 @@ impl ChainBuilder {
     /// Sets what makes this chain differ from others of the same names and shapes, such as dropout, the activation or
     /// the number of attention heads. It is part of [`Chain::architecture`], by which saved plans and checkpoints are
     /// known: without it, those of a chain that differs in nothing else would be taken for this one's. Chains that have
-    /// one and are the same by it are measured once.
+    /// one and are the same by it are measured once; [`Forward::note`] does that for the layers of a chain.
     pub fn note(mut self, note: impl Into<String>) -> Self {
         self.note = note.into();
         self
@@ -128,9 +129,9 @@ impl ChainBuilder {
         let mut layers = Vec::new();
         for (index, (mut part, layer)) in parts.into_iter().enumerate() {
             let layer = part.hollow(&self.name, layer, |id| layout.tied.contains_key(&id))?;
-            let (name, frozen) = (part.name.clone(), part.frozen);
+            let (name, frozen, note) = (part.name.clone(), part.frozen, part.note.take());
             let params = layout.place(index, part)?;
-            layers.push(ChainLayer { name, params, frozen, layer });
+            layers.push(ChainLayer { name, params, frozen, note, layer });
         }
         let images = layout.images;
         let trained = images.iter().any(|image| image.trained);
@@ -174,6 +175,7 @@ fn guarded<T>(chain: &str, layer: &str, run: impl FnOnce() -> T) -> Result<T, Co
 struct Part {
     name: String,
     frozen: bool,
+    note: Option<LayerNote>,
     params: Vec<Declared>,
     /// How each of them gets its first values.
     inits: Vec<Init>,
@@ -181,12 +183,12 @@ struct Part {
 
 impl Part {
     fn declared(chain: &str, name: String, layer: &dyn Layer, frozen: bool) -> Result<Self, CoreError> {
-        let (params, inits) = guarded(chain, &name, || {
+        let (params, inits, note) = guarded(chain, &name, || {
             let params = layer.declared();
             let inits = params.iter().map(|p| layer.init(&p.info.name, &p.info.shape)).collect();
-            (params, inits)
+            (params, inits, layer.note())
         })?;
-        let mut part = Self { name, frozen, params, inits };
+        let mut part = Self { name, frozen, note, params, inits };
         part.check(chain)?;
         part.frozen |= part.frozen_by_burn(chain)?;
         Ok(part)

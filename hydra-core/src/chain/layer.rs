@@ -11,6 +11,7 @@ use crate::{Activation, AnyTensor, DeviceTensor, HostTensor, Key, Pass};
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Device, Gradients, Shape, Tensor};
 use rayon::prelude::*;
+use std::any::TypeId;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// How a parameter gets its first values, element by element, as a function of a key.
@@ -143,6 +144,55 @@ pub trait Forward: Module {
     fn working_bytes(&self, _inputs: &[Vec<usize>]) -> Option<u64> {
         None
     }
+
+    /// Names all that decides what this layer computes and costs beside its type, the names and shapes of its parameters and
+    /// the shapes of its input: a number of heads, dropout, the activation, or an empty text where there is nothing.
+    /// Layers of one type with equal notes, parameters and inputs are measured once, which spares most of a pilot pass
+    /// where a chain repeats a block. Name every field, also one that comes later: two layers that differ and say the
+    /// same are both taken for what the first of them was measured to need. The default, `None`, makes no other layer
+    /// be taken for this one.
+    ///
+    /// It is called once, when the chain is built. A derived `Debug` of a struct that holds the options will do:
+    ///
+    /// ```
+    /// # use burn::{module::Module, nn::Linear};
+    /// # use hydra_core::{Activation, Forward, Pass};
+    /// #[derive(Clone, Debug)]
+    /// struct Options {
+    ///     heads: usize,
+    ///     dropout: f64,
+    /// }
+    ///
+    /// #[derive(Module, Debug)]
+    /// struct Block {
+    ///     linear: Linear,
+    ///     #[module(skip)]
+    ///     options: Options,
+    /// }
+    ///
+    /// impl Forward for Block {
+    ///     fn forward(&self, x: Activation, pass: &Pass) -> Activation {
+    ///         let x = self.linear.forward(x.into_float::<2>());
+    ///         Activation::of(pass.site(0).dropout(x, self.options.dropout))
+    ///     }
+    ///
+    ///     fn note(&self) -> Option<String> {
+    ///         Some(format!("{:?}", self.options))
+    ///     }
+    /// }
+    /// ```
+    fn note(&self) -> Option<String> {
+        None
+    }
+}
+
+/// A layer's type with its [`note`](Forward::note): what it computes, beside names and shapes.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct LayerNote {
+    /// The type of the module.
+    pub module: TypeId,
+    /// The note.
+    pub text: String,
 }
 
 /// A parameter of a layer.
@@ -190,6 +240,9 @@ pub trait Layer: Send + Sync {
     /// See [`Forward::working_bytes`].
     fn working_bytes(&self, inputs: &[Vec<usize>]) -> Option<u64>;
 
+    /// See [`Forward::note`].
+    fn note(&self) -> Option<LayerNote>;
+
     /// A resident copy on `device` with these parameters, in the order of [`params`](Self::params).
     /// With `track`, the parameters gather gradients; `device` must then be an autodiff device.
     fn promote(&self, params: &[DeviceTensor], device: &Device, track: bool) -> Box<dyn Layer>;
@@ -232,6 +285,10 @@ impl<M: Forward + Sync + 'static> Layer for M {
 
     fn working_bytes(&self, inputs: &[Vec<usize>]) -> Option<u64> {
         Forward::working_bytes(self, inputs)
+    }
+
+    fn note(&self) -> Option<LayerNote> {
+        Forward::note(self).map(|text| LayerNote { module: TypeId::of::<M>(), text })
     }
 
     fn promote(&self, params: &[DeviceTensor], device: &Device, track: bool) -> Box<dyn Layer> {

@@ -17,7 +17,7 @@ pub use builder::ChainBuilder;
 pub use compute::*;
 pub use image::*;
 pub use initializer::OwnInit;
-pub use layer::{Declared, Forward, Init, Layer, ParamInfo};
+pub use layer::{Declared, Forward, Init, Layer, LayerNote, ParamInfo};
 pub use pass::{DropoutMask, Mode, Pass, Site};
 pub use vjp::vector_jacobian;
 pub use weights::*;
@@ -34,6 +34,8 @@ pub struct ChainLayer {
     pub params: Vec<ParamRef>,
     /// True if its parameters keep their first values.
     pub frozen: bool,
+    /// Its type and note, if it has one ([`Forward::note`]).
+    pub note: Option<LayerNote>,
     layer: Box<dyn Layer>,
 }
 

@@ -65,7 +65,8 @@ impl Pilot<'_> {
         let batch = batch.in_type(task.chain.float_type());
         let fingerprint = Fingerprint::new(&task.chain, &batch, &self.plans.config)
             .on(self.device.spec.threads, &self.device.model);
-        // Names and shapes do not say what a layer computes: they are enough only where a note says the rest.
+        // Names and shapes do not say what a layer computes: they are enough only where the chain's note says the rest.
+        // (Layers within the chain have notes of their own, which the partitioner compares.)
         let same_model = |chain: &Arc<Chain>| {
             let noted = !chain.note().is_empty();
             Arc::ptr_eq(chain, &task.chain) || noted && chain.architecture() == task.chain.architecture()

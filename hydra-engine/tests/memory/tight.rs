@@ -112,6 +112,19 @@ fn chains_that_differ_in_nothing_but_what_they_compute_are_measured_each() {
     assert!(matches!(&error, EngineError::Task { task, .. } if task == "1"), "{error}");
 }
 
+#[test]
+fn layers_of_a_chain_that_differ_in_nothing_but_what_they_compute_are_measured_each() {
+    let _alone = alone();
+    let chain = Chain::builder("uneven").layer("a", dense(2, 16)).layer("light", Swell { times: 1 });
+    let chain = chain.layer("heavy", Swell { times: 4000 }).layer("light again", Swell { times: 1 });
+    let chain = Arc::new(chain.layer("c", head(16)).build().unwrap());
+    let mut run = Settings::default().orchestrator();
+    run.submit(TrainTask::new("task", chain, spirals(), spec(20, 2))).unwrap();
+    let plan = run.admit().unwrap().admission().tasks[0].plan.clone();
+    let [light, heavy, again] = [1, 2, 3].map(|layer| plan.layers[layer].peak_bytes);
+    assert!(heavy > light + (1 << 20) && again < heavy / 2, "{light} {heavy} {again}");
+}
+
 /// Burn's dropout, which draws its masks from a state of its own.
 #[expect(clippy::disallowed_types, reason = "it is what is to be refused")]
 #[derive(Module, Debug)]

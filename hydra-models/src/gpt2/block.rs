@@ -143,6 +143,10 @@ impl Forward for Block {
         let attention = ops::attention_working_elements([batch, tokens, width], self.options.heads);
         Some(((vectors + attention) * size_of::<f32>()) as u64)
     }
+
+    fn note(&self) -> Option<String> {
+        Some(format!("{:?}, epsilon {} {}", self.options, self.ln_1.epsilon, self.ln_2.epsilon))
+    }
 }
 
 #[cfg(test)]

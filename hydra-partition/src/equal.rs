@@ -1,0 +1,229 @@
+//! Layers and shards that are equal: what one of them was measured to need, the others need too.
+
+use crate::pilot::Pilot;
+use burn::tensor::DType;
+use hydra_core::{HostActivation, LayerNote, ParamRef};
+use std::ops::Range;
+
+/// All that the costs of a range of layers depend on, on one device and in one chain.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Kind {
+    layers: Vec<LayerKind>,
+    /// The input's tensors: types and shapes.
+    input: Vec<(DType, Vec<usize>)>,
+    /// True if a backward gives the gradient of the input.
+    has_input_gradient: bool,
+    /// True if there is a backward at all.
+    has_backward: bool,
+    /// True if the last layer is the loss, which takes the targets.
+    is_last: bool,
+}
+
+#[derive(Debug, PartialEq)]
+struct LayerKind {
+    note: LayerNote,
+    frozen: bool,
+    params: Vec<ParamKind>,
+}
+
+#[derive(Debug, PartialEq)]
+struct ParamKind {
+    /// The path of fields within the layer.
+    name: String,
+    shape: Vec<usize>,
+    /// The image that holds it, counted from the first one that the range names: ties within the range show here.
+    image: usize,
+    trained: bool,
+}
+
+impl Pilot<'_> {
+    /// Returns what these layers share with those that cost the same, or `None` where a layer does not say what it computes.
+    pub fn kind(&self, range: Range<usize>, x: &HostActivation) -> Option<Kind> {
+        let mut images = Vec::new();
+        let layers = range.clone().map(|layer| self.layer_kind(layer, &mut images));
+        Some(Kind {
+            layers: layers.collect::<Option<_>>()?,
+            input: forms(x),
+            has_input_gradient: self.has_input_gradient(range.start),
+            has_backward: self.has_backward(range.end),
+            is_last: range.end == self.chain.len(),
+        })
+    }
+
+    fn layer_kind(&self, layer: usize, images: &mut Vec<usize>) -> Option<LayerKind> {
+        let layer = &self.chain.layers()[layer];
+        let note = layer.note.clone()?;
+        let param = |(at, name): (&ParamRef, String)| {
+            let image = images.iter().position(|image| *image == at.image).unwrap_or_else(|| {
+                images.push(at.image);
+                images.len() - 1
+            });
+            let layout = &self.chain.images()[at.image];
+            ParamKind { name, shape: layout.params[at.slot].shape.clone(), image, trained: layout.trained }
+        };
+        let names = layer.layer().params().into_iter().map(|param| param.name);
+        let params = layer.params.iter().zip(names).map(param).collect();
+        Some(LayerKind { note, frozen: layer.frozen, params })
+    }
+}
+
+fn forms(x: &HostActivation) -> Vec<(DType, Vec<usize>)> {
+    x.parts.iter().map(|part| (part.dtype, part.shape.clone())).collect()
+}
+
+/// Needs of one range of each kind, as far as a later one can be passed over for it.
+///
+/// A range that is passed over gives no output, so only kinds are known whose output looks like their input: what comes
+/// next is run on what the range was given. Blocks that repeat in a model are such.
+#[derive(Debug)]
+pub(crate) struct Known<T>(Vec<(Kind, T)>);
+
+impl<T> Known<T> {
+    /// Knows nothing yet.
+    pub fn new() -> Self {
+        Self(Vec::new())
+    }
+
+    /// Returns what a range of this kind was measured to need.
+    pub fn of(&self, kind: Option<&Kind>) -> Option<&T> {
+        let kind = kind?;
+        self.0.iter().find(|(known, _)| known == kind).map(|(_, needs)| needs)
+    }
+
+    /// Adds what a range of this kind needed, which gave this output.
+    pub fn add(&mut self, kind: Option<Kind>, output: &HostActivation, needs: T) {
+        if let Some(kind) = kind.filter(|kind| kind.input == forms(output)) {
+            self.0.push((kind, needs));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::toy::{self, Inline, LedgerProbe};
+    use crate::{
+        Fingerprint, FirstValues, PartitionPlan, PilotDevice, PilotPartitioner, PilotProgress, Profile,
+        Rules, choose_reserve,
+    };
+    use bytes::Bytes;
+    use hydra_core::{Chain, ImageReader, WeightError};
+    use std::cell::RefCell;
+
+    const SCRIPTED: Inline<LedgerProbe> = Inline(LedgerProbe);
+
+    /// First values, and which images were read: those of layers that were run.
+    struct Reads<'a> {
+        values: FirstValues<'a>,
+        images: RefCell<Vec<usize>>,
+    }
+
+    impl<'a> Reads<'a> {
+        fn of(chain: &'a Chain) -> Self {
+            Self { values: FirstValues::new(chain, 0), images: RefCell::default() }
+        }
+    }
+
+    impl ImageReader for Reads<'_> {
+        fn image(&self, image: usize) -> Result<Bytes, WeightError> {
+            self.images.borrow_mut().push(image);
+            self.values.image(image)
+        }
+    }
+
+    /// The costs of a chain but for seconds, and the layers that were run.
+    fn measure(chain: &Chain, device: &dyn PilotDevice) -> (Profile, Vec<usize>) {
+        toy::stand(0);
+        let images = Reads::of(chain);
+        let mut profile = PilotPartitioner::new(&images).measure(chain, &toy::batch(2), device).unwrap();
+        profile.layers.iter_mut().for_each(|layer| (layer.forward_s, layer.backward_s) = (0.0, 0.0));
+        (profile, images.images.into_inner())
+    }
+
+    fn verify(profile: &Profile, chain: &Chain, budget: u64) -> (PartitionPlan, Vec<usize>) {
+        let images = Reads::of(chain);
+        let partitioner = PilotPartitioner::new(&images);
+        let reserve = choose_reserve(&[profile.into()], budget).unwrap();
+        let rules = Rules::new(budget, reserve, profile.measured);
+        let fingerprint = Fingerprint::new(chain, &toy::batch(2), "");
+        let mut plan = partitioner.plan(profile, fingerprint, rules, None).unwrap();
+        partitioner.verify(&mut plan, chain, &toy::batch(2), &SCRIPTED).unwrap();
+        plan.shards.iter_mut().for_each(|shard| (shard.forward_s, shard.backward_s) = (0.0, 0.0));
+        (plan, images.images.into_inner())
+    }
+
+    #[test]
+    fn layers_that_say_the_same_are_measured_once() {
+        let (each, noted) = (toy::noted_chain(&[None; 7]), toy::noted_chain(&[Some(""); 7]));
+        let devices: [&dyn PilotDevice; 2] = [&SCRIPTED, &toy::BLIND];
+        for device in devices {
+            let ((expected, all), (profile, first)) = (measure(&each, device), measure(&noted, device));
+            assert_eq!(profile, expected);
+            // A backward ends in the first layer: it alone has no gradient of its input.
+            assert_eq!((all, first), ((0..7).collect(), vec![0, 1]));
+        }
+    }
+
+    #[test]
+    fn layers_that_differ_in_anything_are_measured_each() {
+        let (none, some, other) = (None, Some(""), Some("other"));
+        let (frozen, bent) = (Some("!"), Some("~"));
+        let cases = [
+            (vec![none; 4], vec![0, 1, 2, 3]),
+            (vec![some, some, none, none, some], vec![0, 1, 2, 3]),
+            (vec![some, some, other, some, other], vec![0, 1, 2]),
+            (vec![some, some, frozen, some, frozen], vec![0, 1, 2]),
+            (vec![some, some, bent, some, bent], vec![0, 1, 2]),
+            // Nothing is trained below the third: no backward reaches the first two, which are equal.
+            (vec![frozen, frozen, some, some, some], vec![0, 2, 3]),
+        ];
+        for (notes, expected) in cases {
+            assert_eq!(measure(&toy::noted_chain(&notes), &SCRIPTED).1, expected, "{notes:?}");
+        }
+    }
+
+    #[test]
+    fn shards_of_equal_layers_are_verified_once_and_the_plan_is_the_same() {
+        let (each, noted) = (toy::noted_chain(&[None; 11]), toy::noted_chain(&[Some(""); 11]));
+        let profile = measure(&each, &SCRIPTED).0;
+        let two = budget_for(&profile, 2);
+        for (crowd, most) in [(0, 6), (200, 12), (1 << 20, 12)] {
+            toy::crowd(crowd);
+            let ((expected, all), (plan, first)) =
+                (verify(&profile, &each, two), verify(&profile, &noted, two));
+            assert_eq!((&plan.shards, &plan.cut_points), (&expected.shards, &expected.cut_points), "{crowd}");
+            assert!(first.len() <= most && first.len() < all.len(), "{crowd}: {first:?} of {all:?}");
+        }
+    }
+
+    /// The least budget whose shards have so many layers or more.
+    fn budget_for(profile: &Profile, layers: usize) -> u64 {
+        let long = |budget: &u64| {
+            let Ok(reserve) = choose_reserve(&[profile.into()], *budget) else { return false };
+            let cut = crate::cut(profile, &Rules::new(*budget, reserve, profile.measured));
+            cut.is_ok_and(|shards| shards[0].len() >= layers)
+        };
+        let least = crate::min_device_memory_bytes(profile);
+        (least..=crate::single_shard_bytes(profile)).find(long).unwrap()
+    }
+
+    #[test]
+    fn an_image_of_several_layers_is_drawn_once() {
+        let chain = toy::tied_chain();
+        let values = FirstValues::new(&chain, 0);
+        let tied = (0..chain.images().len()).find(|image| chain.images()[*image].layers.len() > 1).unwrap();
+        let drawn = [0; 2].map(|_| values.image(tied).unwrap());
+        assert_eq!(drawn[0].as_ptr(), drawn[1].as_ptr());
+    }
+
+    #[test]
+    fn progress_goes_up_to_all_layers() {
+        let chain = toy::noted_chain(&[Some(""); 5]);
+        let told = RefCell::new(Vec::new());
+        let tell = |progress| told.borrow_mut().push(progress);
+        let images = FirstValues::new(&chain, 0);
+        PilotPartitioner::new(&images).telling(&tell).measure(&chain, &toy::batch(2), &SCRIPTED).unwrap();
+        let all: Vec<PilotProgress> =
+            (1..=6).map(|done| PilotProgress::Measured { done, layers: 6 }).collect();
+        assert_eq!(told.into_inner(), all);
+    }
+}
