@@ -8,6 +8,7 @@ mod doctor;
 mod endings;
 mod flags;
 mod lab;
+mod progress;
 mod resume;
 mod runs;
 mod step;
