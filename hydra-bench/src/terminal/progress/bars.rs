@@ -3,7 +3,6 @@
 use super::known::{Batches, Known, Phase, Pilot, Task};
 use super::words::{best, rate, short, time};
 use hydra_engine::{EvaluationKind, TaskState};
-use std::cmp::Ordering;
 
 /// Terminals with so many columns have room for whole words.
 const WIDE: usize = 110;
@@ -74,40 +73,26 @@ fn of_tasks(known: &Known, width: usize, room: usize) -> Vec<String> {
 /// The tasks that are shown where there is room for so many, as they were submitted: the best, those that failed and that
 /// run, those that are done by their validation, and those that wait.
 fn chosen(known: &Known, room: usize) -> Vec<usize> {
-    let failed = known.tasks.iter().filter(|task| task.has_failed());
-    let failed = failed.count().min(room / FAILED);
     let best = known.best().map(|(task, _)| task);
-    let mut order: Vec<usize> = (0..known.tasks.len()).collect();
     let mut failures = 0;
-    let groups: Vec<(u8, usize)> = known
-        .tasks
-        .iter()
-        .enumerate()
-        .map(|(index, task)| {
-            let group = match task.phase {
-                _ if best == Some(index) => 0,
-                Phase::Ended(TaskState::Failed) => {
-                    failures += 1;
-                    if failures <= failed { 1 } else { 3 }
-                }
-                Phase::Running { .. } => 2,
-                Phase::Ended(_) => 4,
-                Phase::Waiting => 5,
-            };
-            // Of those that run, whoever has begun first keeps its row until it ends.
-            let turn = if let Phase::Running { turn } = task.phase { turn } else { 0 };
-            (group, turn)
-        })
-        .collect();
-    let loss = |task: usize| known.tasks[task].best.map_or(f64::INFINITY, |best| best.loss);
-    let by_loss = |a: usize, b: usize| match (groups[a].0, groups[b].0) {
-        (4, 4) => loss(a).total_cmp(&loss(b)),
-        _ => Ordering::Equal,
+    let place = |(index, task): (usize, &Task)| {
+        failures += usize::from(task.has_failed());
+        let (group, place) = match task.phase {
+            _ if best == Some(index) => (0, 0.0),
+            Phase::Ended(TaskState::Failed) if failures <= room / FAILED => (1, 0.0),
+            // Whichever has begun first keeps its row until it ends.
+            Phase::Running { turn } => (2, turn as f64),
+            Phase::Ended(TaskState::Failed) => (3, 0.0),
+            Phase::Ended(_) => (4, task.best.map_or(f64::INFINITY, |best| best.loss)),
+            Phase::Waiting => (5, 0.0),
+        };
+        (group, place, index)
     };
-    order.sort_by(|&a, &b| groups[a].cmp(&groups[b]).then(by_loss(a, b)));
-    order.truncate(room);
-    order.sort_unstable();
-    order
+    let mut places: Vec<(u8, f64, usize)> = known.tasks.iter().enumerate().map(place).collect();
+    places.sort_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
+    let mut shown: Vec<usize> = places.into_iter().take(room).map(|(.., index)| index).collect();
+    shown.sort_unstable();
+    shown
 }
 
 fn of_task(task: &Task, name: usize, width: usize) -> String {

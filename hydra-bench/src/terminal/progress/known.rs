@@ -190,7 +190,7 @@ impl Task {
             EvaluationKind::Test => self.test = Some(score),
             _ => {
                 self.validation = Some(score);
-                let best = self.best.filter(|best| best.loss <= score.loss);
+                let best = self.best.filter(|best| best.loss.total_cmp(&score.loss).is_le());
                 self.best = Some(best.unwrap_or(score));
             }
         }
