@@ -62,7 +62,6 @@ fn resume(dir: &Path, more: &[&str]) -> String {
     let output = hydra(&[&["resume", dir.to_str().unwrap()], more].concat()).output().unwrap();
     let err = text(&output.stderr);
     assert!(output.status.success(), "{err}");
-    assert_eq!(err.starts_with("run directory: "), err.contains("the run goes on"), "{err}");
     notes(&err)
 }
 
