@@ -121,7 +121,8 @@ fn cells(task: &Task, wide: bool) -> Vec<String> {
     };
     let running = matches!(task.phase, Phase::Running { .. });
     let training = if wide { "training" } else { "train" };
-    let loss = task.loss.filter(|_| running && task.evaluation.is_none());
+    let stopped = task.phase == Phase::Ended(TaskState::Stopped);
+    let loss = task.loss.filter(|_| (running || stopped) && task.evaluation.is_none());
     cells.extend(loss.map(|loss| format!("{training} loss {}", short(loss, 4))));
     cells.extend(figures(task, wide));
     let pace = task.pace.rate().filter(|_| running && task.evaluation.is_none());
