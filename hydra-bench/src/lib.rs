@@ -34,7 +34,7 @@ use machine::resources::Machine;
 use session::orchestrator::Surroundings;
 use std::ffi::OsString;
 use std::process::ExitCode;
-use terminal::{error, log};
+use terminal::{Show, error, interactive, log};
 
 /// Does what the arguments say (the first is the program's name) and gives the exit status: 0 when all was
 /// done, 1 when something failed, 2 when the command line is wrong, 130 when the run was interrupted.
@@ -49,7 +49,9 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
             return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
         }
     };
-    let around = Surroundings { machine: Machine::look(), terminal: indicatif::MultiProgress::new() };
+    // Of a run, a flag says how progress is shown; other commands draw bars where they can.
+    let show = if interactive() { Show::Bars } else { Show::Nothing };
+    let around = Surroundings { machine: Machine::look(), terminal: indicatif::MultiProgress::new(), show };
     log::to(&around.terminal);
     keep_worker_panics_quiet();
     match cli.run(&around) {

@@ -35,8 +35,18 @@ fn beside_a_spec_stand_only_output_flags() {
     let spec = command.get_arguments().find(|flag| flag.get_id() == "spec").unwrap();
     let conflicts = command.get_arg_conflicts_with(spec);
     let conflicts: Vec<&str> = conflicts.iter().map(|flag| flag.get_id().as_str()).collect();
-    let allowed =
-        ["spec", "out", "force", "dry_run", "record", "json", "checkpoint_every", "help", "version"];
+    let allowed = [
+        "spec",
+        "out",
+        "force",
+        "dry_run",
+        "record",
+        "json",
+        "progress",
+        "checkpoint_every",
+        "help",
+        "version",
+    ];
     for flag in command.get_arguments() {
         let id = flag.get_id().as_str();
         assert_ne!(conflicts.contains(&id), allowed.contains(&id), "--{id} is in neither or both");

@@ -3,7 +3,7 @@
 use crate::machine::{DevicesArg, Gpus, Machine, threads_of_each};
 use crate::run_dir::paths;
 use crate::settings::DeviceSettings;
-use crate::terminal::{Progress, Usage};
+use crate::terminal::{Progress, Show, Usage};
 use anyhow::{Context, Result};
 use hydra_core::{ByteSize, FloatType};
 use hydra_engine::{AdmittedRun, DeviceKind, DeviceSpec, EngineError, Orchestrator};
@@ -16,6 +16,20 @@ use std::path::PathBuf;
 pub(crate) struct Surroundings {
     pub(crate) machine: Machine,
     pub(crate) terminal: indicatif::MultiProgress,
+    /// The way in which an orchestrator shows how far it is.
+    pub(crate) show: Show,
+}
+
+impl Surroundings {
+    /// The same with another way to show progress.
+    pub(crate) fn showing(&self, show: Show) -> Self {
+        Self { show, ..self.clone() }
+    }
+
+    /// An observer that shows how far a run is.
+    pub(crate) fn progress(&self) -> Progress {
+        Progress::new(self.terminal.clone(), self.show)
+    }
 }
 
 /// The logical devices of a spec, named `cpu:0`, `cpu:1` and so on.
@@ -62,7 +76,7 @@ fn check_floats(_: &[DeviceSpec], _: FloatType) -> Result<()> {
     Ok(())
 }
 
-/// An orchestrator on the devices of a spec, for chains of a type of floats, with nothing submitted. It draws bars.
+/// An orchestrator on the devices of a spec, for chains of a type of floats, with nothing submitted. It shows its progress.
 pub(crate) fn orchestrator(
     spec: &DeviceSettings,
     dtype: FloatType,
@@ -75,7 +89,7 @@ pub(crate) fn orchestrator(
     // NVIDIA's cards have memory of their own, so their devices take none of the host's.
     let on_host = devices.iter().filter(|device| !matches!(device.kind, DeviceKind::Cuda { .. }));
     let budgets = on_host.map(|device| device.memory.bytes()).sum();
-    let progress = Box::new(Progress::new(around.terminal.clone()));
+    let progress = Box::new(around.progress());
     let orchestrator = Orchestrator::new(devices)?.policy(spec.policy).prefetch(spec.prefetch).seed(seed);
     let mut orchestrator = orchestrator.observer(progress).optimizer_placement(spec.optimizer_placement);
     if let Some(memory) = spec.host_memory.or_else(|| around.machine.host_share(ByteSize(budgets))) {

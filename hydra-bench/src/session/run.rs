@@ -12,7 +12,7 @@ use crate::session::orchestrator::{
     Surroundings, admit, devices, note_of_cuts, note_of_memory, orchestrator,
 };
 use crate::settings::{CheckpointArg, Configuration, OutSettings, ResultSettings};
-use crate::terminal::{Interrupted, Outcome, Progress, Usage, print, render, stop, tell};
+use crate::terminal::{Interrupted, Outcome, Show, Usage, print, render, stop, tell};
 use anyhow::{Context, Result, bail, ensure};
 use hydra_core::Dataset;
 use hydra_engine::{
@@ -38,13 +38,16 @@ pub(crate) fn run(spec: RunSpec, out: &OutSettings, around: &Surroundings) -> Re
     let dir = out.out.as_deref().map(|path| RunDir::at(path, out.force)).transpose()?;
     if out.dry_run {
         let dir = dir.map_or_else(RunDir::parent_of_next, Ok)?;
-        return dry_run(&mut spec, dir.path(), out.results.json, around);
+        // It has no directory to name, and its lines are those that it prints.
+        let show = if out.results.progress.show() == Show::Bars { Show::Bars } else { Show::Nothing };
+        return dry_run(&mut spec, dir.path(), out.results.json, &around.showing(show));
     }
     let dir = dir.map_or_else(|| RunDir::next(spec.command.name()), Ok)?;
     run_in(dir, &mut spec, &out.results, None, around)
 }
 
-/// Runs a spec in its directory, from the beginning or its checkpoints. `note` is said when nothing can refuse the run.
+/// Runs a spec in its directory, which is named first, from the beginning or its checkpoints. `note` is said when nothing
+/// can refuse the run.
 pub(crate) fn run_in(
     mut dir: RunDir,
     spec: &mut RunSpec,
@@ -52,6 +55,10 @@ pub(crate) fn run_in(
     note: Option<&str>,
     around: &Surroundings,
 ) -> Result<Outcome> {
+    let around = &around.showing(results.progress.show());
+    if around.show != Show::Nothing {
+        tell(&format!("run directory: {}", dir.path().display()));
+    }
     let prepared = match Prepared::new(spec, &mut dir, around) {
         Ok(prepared) => prepared,
         Err(error) => {
@@ -258,7 +265,7 @@ impl Prepared {
         let log = SharedRunLog::new(dir.metrics()?, dir.open(TRACE)?, tasks.clone(), &devices, from_s)
             .context("the run log could not be begun")?;
         log.configurations(configurations(spec, &admission)?);
-        let observer = Both(log.clone(), Progress::new(around.terminal.clone()));
+        let observer = Both(log.clone(), around.progress());
         let run = run.observer(Box::new(observer));
         Ok(Self { run, logged: Logged { log, tasks, devices, spec: text }, stop, checkpoints })
     }

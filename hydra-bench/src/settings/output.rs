@@ -1,7 +1,8 @@
 //! The places of results.
 
 use super::CheckpointSettings;
-use clap::Args;
+use crate::terminal::{Show, interactive};
+use clap::{Args, ValueEnum};
 use std::path::PathBuf;
 
 /// The heading of flags about what is written and printed.
@@ -36,4 +37,31 @@ pub(crate) struct ResultSettings {
     /// Print the final report as JSON, alone on standard output
     #[arg(long)]
     pub(crate) json: bool,
+    /// Show on standard error how far the run is
+    #[arg(long, value_enum, value_name = "HOW", default_value = "auto")]
+    pub(crate) progress: ProgressArg,
+}
+
+/// `--progress`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ProgressArg {
+    /// Bars on a terminal, and lines in a pipe
+    Auto,
+    /// A bar for the whole and for each task that matters
+    Bars,
+    /// A line for each evaluation, for each task that ends, and every ten seconds for the whole
+    Lines,
+    /// Nothing but errors, notes and warnings
+    None,
+}
+
+impl ProgressArg {
+    pub(crate) fn show(self) -> Show {
+        match self {
+            Self::Bars => Show::Bars,
+            Self::Auto if interactive() => Show::Bars,
+            Self::Auto | Self::Lines => Show::Lines,
+            Self::None => Show::Nothing,
+        }
+    }
 }

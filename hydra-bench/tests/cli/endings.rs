@@ -1,7 +1,7 @@
 //! How a run ends where something fails: everything that is known is said, and everything else is written.
 #![cfg(target_os = "linux")]
 
-use crate::common::{interrupt, json, spawn, text, wait_for};
+use crate::common::{interrupt, json, notes, spawn, text, wait_for};
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
@@ -49,7 +49,7 @@ fn files_fail_for_themselves_and_each_is_named_beside_the_tasks() {
         "never",
     ]);
     let output = command.arg("--out").arg(&dir).output().unwrap();
-    let err = text(&output.stderr);
+    let err = notes(&text(&output.stderr));
     assert_eq!(output.status.code(), Some(1), "{err}");
     assert!(
         err.starts_with("error: 1 of 1 tasks failed\n  b4-lr3e-4: the trained model could not be"),
@@ -71,7 +71,7 @@ fn an_interrupted_run_says_how_to_go_on_where_a_task_has_failed() {
     let root = tempfile::tempdir().unwrap();
     let dir = root.path().join("run");
     let output = interrupted("select --lr 1e30,1e-3 --steps 1000000", &dir, Stdio::piped(), 3, 1);
-    let err = text(&output.stderr);
+    let err = notes(&text(&output.stderr));
     assert_eq!(output.status.code(), Some(130), "{err}");
     assert!(err.starts_with("error: 1 of 2 tasks failed\n  b4-lr1e30: the loss is "), "{err}");
     assert!(err.ends_with(&format!("\nnote: go on with: hydra resume {}\n", dir.display())), "{err}");
@@ -89,7 +89,7 @@ fn an_interrupted_run_says_how_to_go_on_where_its_report_cannot_be_printed() {
     let dir = root.path().join("run");
     let full = fs::File::options().write(true).open("/dev/full").unwrap();
     let output = interrupted("train --steps 1000000", &dir, full.into(), 1, 0);
-    let err = text(&output.stderr);
+    let err = notes(&text(&output.stderr));
     assert_eq!(output.status.code(), Some(130), "{err}");
     assert!(err.starts_with("error: standard output could not be written\n  caused by: "), "{err}");
     assert!(err.ends_with(&format!("\nnote: go on with: hydra resume {}\n", dir.display())), "{err}");

@@ -1,6 +1,6 @@
 //! Whole runs, small ones: what they print and what they leave in their directory.
 
-use crate::common::{fails, grid, hydra, interrupt, json, says, spawn, text, wait_for};
+use crate::common::{fails, grid, hydra, interrupt, json, notes, says, spawn, text, wait_for};
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
@@ -347,7 +347,7 @@ fn an_interrupted_run_writes_what_it_has() {
     interrupt(&child);
     let output = child.wait_with_output().unwrap();
     let how = format!("note: go on with: hydra resume {}\n", dir.display());
-    assert_eq!((output.status.code(), text(&output.stderr)), (Some(130), how));
+    assert_eq!((output.status.code(), notes(&text(&output.stderr))), (Some(130), how));
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(json(&dir.join("report.json")), report);
     let task = &report["tasks"][0];
@@ -398,7 +398,7 @@ fn a_diverging_task_fails_with_its_step_and_the_others_go_on() {
         dir.to_str().unwrap(),
     ];
     let output = hydra(&arguments).output().unwrap();
-    let err = text(&output.stderr);
+    let err = notes(&text(&output.stderr));
     assert_eq!(output.status.code(), Some(1), "{err}");
     assert!(err.starts_with("error: 1 of 2 tasks failed") && err.contains("step"), "{err}");
     let report = json(&dir.join("report.json"));

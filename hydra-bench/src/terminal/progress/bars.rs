@@ -1,0 +1,200 @@
+//! The rows of a terminal that show a run: the whole first, then the tasks that matter, the rest as counts.
+
+use super::known::{Batches, Known, Phase, Pilot, Task};
+use super::words::{best, rate, short, time};
+use hydra_engine::{EvaluationKind, TaskState};
+
+/// Terminals with so many columns have room for whole words.
+const WIDE: usize = 110;
+/// Columns of a name at most, where there are few.
+const NAME: usize = 16;
+/// Of the rows of tasks, one in so many is for those that failed, however many run.
+const FAILED: usize = 4;
+
+/// At most `height` rows of at most `width` columns each.
+pub(super) fn rows(known: &Known, width: usize, height: usize) -> Vec<String> {
+    let mut rows: Vec<String> = known.pilot.iter().map(|pilot| of_pilot(pilot, width)).collect();
+    if !known.tasks.is_empty() {
+        if !known.only_evaluates() {
+            rows.extend(head(known, width));
+        }
+        rows.extend(of_tasks(known, width, height.saturating_sub(rows.len())));
+    }
+    rows.truncate(height);
+    rows
+}
+
+fn of_pilot(pilot: &Pilot, width: usize) -> String {
+    let Pilot { task, done, layers, verb } = pilot;
+    let row = format!("{task} {} {done}/{layers}", bar(*done, *layers, length(width)));
+    with(row, [format!("layers {verb}")], width)
+}
+
+/// The whole: how far it is, who does what, and the best so far.
+fn head(known: &Known, width: usize) -> Vec<String> {
+    let (done, all) = known.minibatches();
+    let row = format!("the whole {} {done}/{all}", bar(done, all, length(width)));
+    let unit = known.tasks.first().map_or("", |task| task.unit.as_str());
+    let mut cells = vec![format!("{:.0}%", (100.0 * done as f64 / all.max(1) as f64).floor())];
+    if let Some(left_s) = known.left_s() {
+        cells.push(format!("{} left", time(left_s)));
+    }
+    cells.extend(known.pace.rate().map(|pace| rate(pace, unit)));
+    cells.push(format!("{} gone", time(known.gone_s())));
+    let mut head = vec![with(row, cells, width)];
+    let counts = Known::counts(known.tasks.iter());
+    let stopping = known.stopping && !known.has_ended();
+    let devices = known.devices.iter().map(|device| format!("{} {:.0}%", device.name, device.utilization()));
+    let counts = format!("{}: {counts}", plural(known.tasks.len(), "task"));
+    head.push(with(counts, stopping.then(|| "stopping".to_owned()).into_iter().chain(devices), width));
+    let only = known.tasks.len() == 1;
+    head.extend(best(known).filter(|_| !only).map(|best| clipped(&best, width)));
+    head
+}
+
+/// The rows of tasks: all that find room, or those that matter and a row that counts the others.
+fn of_tasks(known: &Known, width: usize, room: usize) -> Vec<String> {
+    let all = known.tasks.len();
+    let shown = chosen(known, if all <= room { room } else { room.saturating_sub(1) });
+    let longest = shown.iter().map(|&task| known.tasks[task].name.chars().count()).max().unwrap_or(0);
+    let name = if width < WIDE { longest.min(NAME) } else { longest.min(width / 4) };
+    let row = |&task: &usize| of_task(&known.tasks[task], name, width);
+    let mut rows: Vec<String> = shown.iter().map(row).collect();
+    if shown.len() < all && room > 0 {
+        let others = || known.tasks.iter().enumerate().filter(|(index, _)| !shown.contains(index));
+        let counts = Known::counts(others().map(|(_, task)| task));
+        let count = all - shown.len();
+        let of_all = shown.is_empty();
+        rows.push(clipped(&if of_all { counts } else { format!("{count} others: {counts}") }, width));
+    }
+    rows
+}
+
+/// The tasks that are shown where there is room for so many, as they were submitted: the best, those that failed and that
+/// run, those that are done by their validation, and those that wait.
+fn chosen(known: &Known, room: usize) -> Vec<usize> {
+    let best = known.best().map(|(task, _)| task);
+    let mut failures = 0;
+    let place = |(index, task): (usize, &Task)| {
+        failures += usize::from(task.has_failed());
+        let (group, place) = match task.phase {
+            _ if best == Some(index) => (0, 0.0),
+            Phase::Ended(TaskState::Failed) if failures <= room / FAILED => (1, 0.0),
+            // Whichever has begun first keeps its row until it ends.
+            Phase::Running { turn } => (2, turn as f64),
+            Phase::Ended(TaskState::Failed) => (3, 0.0),
+            Phase::Ended(_) => (4, task.best.map_or(f64::INFINITY, |best| best.loss)),
+            Phase::Waiting => (5, 0.0),
+        };
+        (group, place, index)
+    };
+    let mut places: Vec<(u8, f64, usize)> = known.tasks.iter().enumerate().map(place).collect();
+    places.sort_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
+    let mut shown: Vec<usize> = places.into_iter().take(room).map(|(.., index)| index).collect();
+    shown.sort_unstable();
+    shown
+}
+
+fn of_task(task: &Task, name: usize, width: usize) -> String {
+    let (done, all) = match &task.evaluation {
+        Some(batches) if task.steps == 0 => (batches.done, batches.all),
+        _ => (task.done, task.steps),
+    };
+    let clipped = clipped(&task.name, name);
+    let row = format!("{clipped:>name$} {} {done:>5}/{all:<5}", bar(done, all, length(width)));
+    with(row, cells(task, width >= WIDE), width)
+}
+
+/// The cells behind a task's bar, the most important first.
+fn cells(task: &Task, wide: bool) -> Vec<String> {
+    let early = task.phase == Phase::Ended(TaskState::Done) && task.done < task.steps;
+    let mut cells = match (&task.evaluation, task.phase) {
+        (Some(batches), _) => of_evaluation(batches, task, wide),
+        (None, Phase::Running { .. }) => {
+            task.left_s().map(|left_s| format!("{:>3} left", time(left_s))).into_iter().collect()
+        }
+        (None, _) if early => vec!["done early".to_owned()],
+        (None, _) => {
+            let error = task.error.iter().map(|error| format!(": {}", error.replace('\n', " ")));
+            vec![task.word().to_owned() + &error.collect::<String>()]
+        }
+    };
+    let running = matches!(task.phase, Phase::Running { .. });
+    let training = if wide { "training" } else { "train" };
+    let stopped = task.phase == Phase::Ended(TaskState::Stopped);
+    let loss = task.loss.filter(|_| (running || stopped) && task.evaluation.is_none());
+    cells.extend(loss.map(|loss| format!("{training} loss {}", short(loss, 4))));
+    cells.extend(figures(task, wide));
+    let pace = task.pace.rate().filter(|_| running && task.evaluation.is_none());
+    cells.extend(pace.map(|pace| rate(pace, &task.unit)));
+    cells
+}
+
+/// The figures of its evaluations: the test, the best validation, and the last one where it is another.
+fn figures(task: &Task, wide: bool) -> Vec<String> {
+    let last = task.validation.filter(|last| task.best.is_some_and(|best| best.loss < last.loss));
+    let initial = task.initial.filter(|_| task.best.is_none());
+    let best = if last.is_some() { ["best val", "best validation"] } else { ["val", "validation"] };
+    let all = [
+        (task.best, best),
+        (initial, ["initial val", "initial validation"]),
+        (task.test, ["test", "test"]),
+        (last, ["last val", "last validation"]),
+    ];
+    let shown = all.into_iter().filter_map(|(score, [brief, whole])| {
+        score.map(|score| if wide { score.named(whole) } else { score.brief(brief) })
+    });
+    shown.collect()
+}
+
+fn of_evaluation(batches: &Batches, task: &Task, wide: bool) -> Vec<String> {
+    let Batches { kind, done, all, pace, .. } = batches;
+    let what = match kind {
+        EvaluationKind::Test => "testing",
+        _ => "validating",
+    };
+    let mut cells = Vec::new();
+    if task.steps > 0 {
+        cells.push(format!("{what} {done}/{all}"));
+    }
+    cells.extend(batches.left_s().map(|left_s| format!("{} left", time(left_s))));
+    let pace = pace.rate().filter(|_| wide || task.steps == 0);
+    cells.extend(pace.map(|pace| rate(pace, &task.unit)));
+    cells
+}
+
+/// Columns of a bar.
+fn length(width: usize) -> usize {
+    if width < WIDE { 8 } else { 20 }
+}
+
+fn bar(done: usize, all: usize, length: usize) -> String {
+    // Full when everything is done, and not before.
+    let full = (done * length).checked_div(all).unwrap_or(0).min(length);
+    "█".repeat(full) + &"░".repeat(length - full)
+}
+
+/// The row with those cells behind it that find room. The first is clipped, others are left out: half a number is wrong.
+fn with(mut row: String, cells: impl IntoIterator<Item = String>, width: usize) -> String {
+    for (place, cell) in cells.into_iter().enumerate() {
+        if place > 0 && row.chars().count() + 2 + cell.chars().count() > width {
+            continue;
+        }
+        row += "  ";
+        row += &cell;
+    }
+    clipped(&row, width)
+}
+
+/// The text, or what of it finds room in so many columns, with an ellipsis.
+fn clipped(text: &str, width: usize) -> String {
+    if text.chars().count() <= width {
+        return text.to_owned();
+    }
+    let Some(kept) = width.checked_sub(1) else { return String::new() };
+    format!("{}…", text.chars().take(kept).collect::<String>())
+}
+
+fn plural(count: usize, what: &str) -> String {
+    if count == 1 { format!("1 {what}") } else { format!("{count} {what}s") }
+}

@@ -1,0 +1,334 @@
+//! The knowledge of a run that its events give, at times that come from outside. Nothing is printed here.
+
+use hydra_core::TaskId;
+use hydra_engine::{Admission, Evaluation, EvaluationKind, RunEvent, Span, TaskState, Track};
+use hydra_partition::PilotProgress;
+use std::collections::BTreeMap;
+
+/// A run as far as it has been heard of. Times are seconds of one clock, whose zero is anywhere.
+#[derive(Debug, Default)]
+pub(super) struct Known {
+    pub(super) now_s: f64,
+    pub(super) admitted_s: f64,
+    pub(super) pilot: Option<Pilot>,
+    pub(super) tasks: Vec<Task>,
+    pub(super) devices: Vec<Device>,
+    /// Of all minibatches of this run.
+    pub(super) pace: Pace,
+    pub(super) stopping: bool,
+    /// Tasks that have begun.
+    begun: usize,
+}
+
+/// The pilot pass that is under way.
+#[derive(Debug)]
+pub(super) struct Pilot {
+    pub(super) task: String,
+    pub(super) done: usize,
+    pub(super) layers: usize,
+    pub(super) verb: &'static str,
+}
+
+#[derive(Debug)]
+pub(super) struct Device {
+    pub(super) name: String,
+    busy_s: f64,
+    /// The end of the last span of any device, seconds since the run began.
+    until_s: f64,
+}
+
+#[derive(Debug)]
+pub(super) struct Task {
+    pub(super) name: String,
+    /// The name of what is trained on: tokens or items.
+    pub(super) unit: String,
+    /// Minibatches to train; none where the task is an evaluation.
+    pub(super) steps: usize,
+    /// Minibatches that are trained, by an earlier run too.
+    pub(super) done: usize,
+    pub(super) phase: Phase,
+    /// The loss of the last minibatch.
+    pub(super) loss: Option<f64>,
+    /// Of the validation data: before training, the last one since then, and the best of these.
+    pub(super) initial: Option<Score>,
+    pub(super) validation: Option<Score>,
+    pub(super) best: Option<Score>,
+    pub(super) test: Option<Score>,
+    pub(super) error: Option<String>,
+    pub(super) evaluation: Option<Batches>,
+    /// Of the minibatches that this run trained.
+    pub(super) pace: Pace,
+    units_of_step: f64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    Waiting,
+    /// Has begun, as the `turn`-th of the tasks.
+    Running {
+        turn: usize,
+    },
+    Ended(TaskState),
+}
+
+/// The result of an evaluation.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Score {
+    pub(super) loss: f64,
+    /// Of a language model.
+    pub(super) perplexity: Option<f64>,
+    /// Minibatches trained before it.
+    pub(super) step: usize,
+}
+
+/// The evaluation that is under way.
+#[derive(Debug)]
+pub(super) struct Batches {
+    pub(super) kind: EvaluationKind,
+    pub(super) done: usize,
+    pub(super) all: usize,
+    pub(super) pace: Pace,
+    /// Tokens (or items) of a batch.
+    units: usize,
+}
+
+/// Units over time, measured from the end of the first piece of work, whose beginning nobody has seen.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Pace {
+    first_s: Option<f64>,
+    last_s: f64,
+    units: f64,
+}
+
+impl Pace {
+    pub(super) fn add(&mut self, units: f64, at_s: f64) {
+        if self.first_s.is_some() {
+            self.units += units;
+        }
+        self.first_s.get_or_insert(at_s);
+        self.last_s = at_s;
+    }
+
+    /// Units a second, if two pieces of work have ended at different times.
+    pub(super) fn rate(&self) -> Option<f64> {
+        let seconds = self.last_s - self.first_s?;
+        (seconds > 0.0 && self.units > 0.0).then(|| self.units / seconds)
+    }
+
+    /// Seconds that so many units will take, if there is something to do and a pace.
+    pub(super) fn left_s(&self, units: f64) -> Option<f64> {
+        self.rate().filter(|_| units > 0.0).map(|rate| units / rate)
+    }
+}
+
+impl Batches {
+    pub(super) fn left_s(&self) -> Option<f64> {
+        self.pace.left_s((self.all.saturating_sub(self.done) * self.units) as f64)
+    }
+}
+
+impl Device {
+    /// The share of the run in which it computed, in percent.
+    pub(super) fn utilization(&self) -> f64 {
+        100.0 * self.busy_s / self.until_s.max(1e-9)
+    }
+}
+
+impl Task {
+    /// A task that waits: its minibatches, and the tokens (or items) of all of them.
+    pub(super) fn new(name: &str, unit: &str, steps: usize, units: u64) -> Self {
+        Self {
+            name: name.to_owned(),
+            unit: unit.to_owned(),
+            steps,
+            done: 0,
+            phase: Phase::Waiting,
+            loss: None,
+            initial: None,
+            validation: None,
+            best: None,
+            test: None,
+            error: None,
+            evaluation: None,
+            pace: Pace::default(),
+            units_of_step: units as f64 / steps.max(1) as f64,
+        }
+    }
+
+    /// Tokens (or items) that it has yet to train on.
+    fn units_left(&self) -> f64 {
+        match self.phase {
+            Phase::Ended(_) => 0.0,
+            _ => self.steps.saturating_sub(self.done) as f64 * self.units_of_step,
+        }
+    }
+
+    pub(super) fn left_s(&self) -> Option<f64> {
+        self.pace.left_s(self.units_left())
+    }
+
+    pub(super) fn has_failed(&self) -> bool {
+        self.phase == Phase::Ended(TaskState::Failed)
+    }
+
+    /// The phase in a word: `waiting`, `running`, `done`, `failed` or `stopped`.
+    pub(super) fn word(&self) -> &'static str {
+        match self.phase {
+            Phase::Waiting => "waiting",
+            Phase::Running { .. } => "running",
+            Phase::Ended(TaskState::Done) => "done",
+            Phase::Ended(TaskState::Failed) => "failed",
+            Phase::Ended(_) => "stopped",
+        }
+    }
+
+    fn evaluated(&mut self, kind: EvaluationKind, step: usize, result: &Evaluation) {
+        self.evaluation = None;
+        let score = Score { loss: result.loss, perplexity: result.perplexity, step };
+        match kind {
+            EvaluationKind::Initial => self.initial = Some(score),
+            EvaluationKind::Test => self.test = Some(score),
+            _ => {
+                self.validation = Some(score);
+                let best = self.best.filter(|best| best.loss.total_cmp(&score.loss).is_le());
+                self.best = Some(best.unwrap_or(score));
+            }
+        }
+    }
+}
+
+impl Known {
+    /// Learns from an event that happened at `now_s`.
+    pub(super) fn observe(&mut self, event: &RunEvent<'_>, now_s: f64) {
+        self.now_s = now_s;
+        match *event {
+            RunEvent::Pilot { task, progress } => self.pilot = Pilot::of(task, progress),
+            RunEvent::Admitted(admission) => self.admitted(admission),
+            RunEvent::Span(ref span) => self.span(span),
+            RunEvent::Minibatch { task, step, loss, units, .. } => {
+                self.minibatch(task, step, loss, units as f64);
+            }
+            RunEvent::Evaluating { task, kind, batch, batches, units, .. } => {
+                self.evaluating(task, kind, (batch + 1, batches), units);
+            }
+            RunEvent::Evaluated { task, kind, step, ref result, .. } => {
+                self.begun(task).into_iter().for_each(|task| task.evaluated(kind, step, result));
+            }
+            RunEvent::Resumed { task, step, .. } => {
+                self.tasks.get_mut(task.0).into_iter().for_each(|task| task.done = step);
+            }
+            RunEvent::Ended { task, state, error, .. } => self.ended(task, state, error),
+            RunEvent::Stopping => self.stopping = true,
+            RunEvent::Began { .. } | RunEvent::Checkpointed { .. } | RunEvent::CheckpointFailed { .. } => {}
+        }
+    }
+
+    fn admitted(&mut self, admission: &Admission) {
+        let tasks = admission.tasks.iter();
+        let tasks = tasks.map(|task| Task::new(&task.name, &task.unit, task.steps, task.units));
+        self.expect(tasks.collect(), admission.devices.iter().map(|(name, _)| name.as_str()));
+    }
+
+    /// Tasks that wait, and devices that are idle.
+    pub(super) fn expect<'a>(&mut self, tasks: Vec<Task>, devices: impl Iterator<Item = &'a str>) {
+        let idle = |name: &str| Device { name: name.to_owned(), busy_s: 0.0, until_s: 0.0 };
+        (self.admitted_s, self.pilot) = (self.now_s, None);
+        (self.tasks, self.devices) = (tasks, devices.map(idle).collect());
+    }
+
+    fn span(&mut self, span: &Span) {
+        let Track::Compute(device) = span.track else { return };
+        if let Some(device) = self.devices.get_mut(device.0) {
+            device.busy_s += span.end_s - span.start_s;
+        }
+        self.devices.iter_mut().for_each(|device| device.until_s = device.until_s.max(span.end_s));
+    }
+
+    /// The task, which is running from now on, if it was waiting.
+    fn begun(&mut self, task: TaskId) -> Option<&mut Task> {
+        let task = self.tasks.get_mut(task.0)?;
+        if task.phase == Phase::Waiting {
+            task.phase = Phase::Running { turn: self.begun };
+            self.begun += 1;
+        }
+        Some(task)
+    }
+
+    fn minibatch(&mut self, task: TaskId, step: usize, loss: f64, units: f64) {
+        let now_s = self.now_s;
+        self.pace.add(units, now_s);
+        let Some(task) = self.begun(task) else { return };
+        task.pace.add(units, now_s);
+        task.done = step + 1;
+        task.loss = Some(loss);
+    }
+
+    fn evaluating(&mut self, task: TaskId, kind: EvaluationKind, (done, all): (usize, usize), units: usize) {
+        let now_s = self.now_s;
+        let Some(task) = self.begun(task) else { return };
+        let before = task.evaluation.take().filter(|before| before.kind == kind);
+        let (mut pace, before) = before.map_or_else(Default::default, |before| (before.pace, before.done));
+        pace.add((done.saturating_sub(before) * units) as f64, now_s);
+        task.evaluation = Some(Batches { kind, done, all, pace, units });
+    }
+
+    fn ended(&mut self, task: TaskId, state: TaskState, error: Option<&str>) {
+        let Some(task) = self.tasks.get_mut(task.0) else { return };
+        task.phase = Phase::Ended(state);
+        task.evaluation = None;
+        task.error = error.map(ToOwned::to_owned);
+    }
+
+    /// True if nothing is trained.
+    pub(super) fn only_evaluates(&self) -> bool {
+        self.tasks.iter().all(|task| task.steps == 0)
+    }
+
+    /// Minibatches that are trained, and those that will be when all ends well: a task that was done early trains no more.
+    pub(super) fn minibatches(&self) -> (usize, usize) {
+        let all = |task: &Task| match task.phase {
+            Phase::Ended(TaskState::Done) => task.done,
+            _ => task.steps,
+        };
+        (self.tasks.iter().map(|task| task.done).sum(), self.tasks.iter().map(all).sum())
+    }
+
+    pub(super) fn gone_s(&self) -> f64 {
+        self.now_s - self.admitted_s
+    }
+
+    /// Seconds that training will take yet, if something is left and a pace was measured.
+    pub(super) fn left_s(&self) -> Option<f64> {
+        self.pace.left_s(self.tasks.iter().map(Task::units_left).sum())
+    }
+
+    pub(super) fn has_ended(&self) -> bool {
+        self.tasks.iter().all(|task| matches!(task.phase, Phase::Ended(_)))
+    }
+
+    /// The task with the best validation after minibatches, and that.
+    pub(super) fn best(&self) -> Option<(usize, Score)> {
+        let scores = self.tasks.iter().enumerate().filter_map(|(index, task)| Some((index, task.best?)));
+        scores.min_by(|(_, a), (_, b)| a.loss.total_cmp(&b.loss))
+    }
+
+    /// Counts of tasks by phase: `4 running, 31 waiting, 12 done, 1 failed`.
+    pub(super) fn counts<'a>(tasks: impl Iterator<Item = &'a Task>) -> String {
+        let mut counts = BTreeMap::new();
+        tasks.for_each(|task| *counts.entry(task.word()).or_insert(0) += 1);
+        let words = ["running", "waiting", "done", "failed", "stopped"];
+        let shown = words.iter().filter_map(|word| Some(format!("{} {word}", counts.get(word)?)));
+        shown.collect::<Vec<_>>().join(", ")
+    }
+}
+
+impl Pilot {
+    /// The pass after some progress; none if it was the last.
+    fn of(task: &str, progress: PilotProgress) -> Option<Self> {
+        let (done, layers, verb) = match progress {
+            PilotProgress::Measured { done, layers } => (done, layers, "measured"),
+            PilotProgress::Verified { done, layers } => (done, layers, "tried in shards"),
+        };
+        (done < layers).then(|| Self { task: task.to_owned(), done, layers, verb })
+    }
+}

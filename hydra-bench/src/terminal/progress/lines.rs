@@ -1,0 +1,94 @@
+//! The lines that tell of a run where no bars can be: in a pipe, or in a file.
+
+use super::known::{Known, Pilot, Score, Task};
+use super::words::{best, rate, short, time};
+use hydra_core::TaskId;
+use hydra_engine::{EvaluationKind, RunEvent, TaskState};
+
+/// Seconds from one line for the whole to the next.
+const EVERY_S: f64 = 10.0;
+
+/// The lines of a run, which remember when the last one for the whole was said.
+#[derive(Debug, Default)]
+pub(super) struct Lines {
+    said_s: f64,
+}
+
+impl Lines {
+    /// The lines to say after an event, of which `known` knows already.
+    pub(super) fn after(&mut self, event: &RunEvent<'_>, known: &Known) -> Vec<String> {
+        if let RunEvent::Admitted(_) = event {
+            self.said_s = known.now_s;
+        }
+        let mut lines: Vec<String> = of_event(event, known).into_iter().collect();
+        if known.now_s - self.said_s >= EVERY_S {
+            self.said_s = known.now_s;
+            lines.extend(whole(known));
+        }
+        lines
+    }
+}
+
+/// The line of an evaluation, or of a task's end.
+fn of_event(event: &RunEvent<'_>, known: &Known) -> Option<String> {
+    let task = |task: TaskId| known.tasks.get(task.0);
+    match *event {
+        RunEvent::Evaluated { task: id, kind, step, ref result, .. } => {
+            let of = task(id)?;
+            let score = Score { loss: result.loss, perplexity: result.perplexity, step };
+            Some(evaluated(of, kind, &score, known.best() == Some((id.0, score))))
+        }
+        RunEvent::Ended { task: id, state, error, .. } => Some(ended(task(id)?, state, error)),
+        _ => None,
+    }
+}
+
+fn evaluated(task: &Task, kind: EvaluationKind, score: &Score, is_best: bool) -> String {
+    let what = if kind == EvaluationKind::Test { "test" } else { "validation" };
+    let mut line = format!("{}: {}", task.name, score.named(what));
+    if score.perplexity.is_some() {
+        line += &format!(" (loss {})", short(score.loss, 4));
+    }
+    line += &match (kind, score.step) {
+        (EvaluationKind::Initial, 0) => " before training".to_owned(),
+        (_, step) => format!(" after {step} of {} minibatches", task.steps),
+    };
+    if is_best && kind != EvaluationKind::Initial && kind != EvaluationKind::Test {
+        line += ", the best so far";
+    }
+    line
+}
+
+fn ended(task: &Task, state: TaskState, error: Option<&str>) -> String {
+    let Task { name, done, steps, .. } = task;
+    let early = if state == TaskState::Done && done < steps { " early" } else { "" };
+    let error = error.map_or(String::new(), |error| format!(": {}", error.replace('\n', " ")));
+    format!("{name}: {}{early} after {done} of {steps} minibatches{error}", task.word())
+}
+
+/// The whole in one line, if there is one yet: how far, how fast, how long yet, who does what, and the best so far.
+fn whole(known: &Known) -> Option<String> {
+    if let Some(pilot) = &known.pilot {
+        let Pilot { task, done, layers, verb } = pilot;
+        return Some(format!("{task}: {done} of {layers} layers {verb}"));
+    }
+    let (done, all) = known.minibatches();
+    let mut line = format!("the whole: {done} of {all} minibatches");
+    let unit = &known.tasks.first()?.unit;
+    for part in [
+        known.pace.rate().map(|pace| rate(pace, unit)),
+        known.left_s().map(|left_s| format!("{} left", time(left_s))),
+        Some(format!("{} gone", time(known.gone_s()))),
+    ] {
+        part.into_iter().for_each(|part| line += &format!(", {part}"));
+    }
+    line += &format!("; {}", Known::counts(known.tasks.iter()));
+    let mut evaluated = known.tasks.iter().filter_map(|task| Some((task, task.evaluation.as_ref()?)));
+    if let Some((task, batches)) = evaluated.next() {
+        let others = evaluated.count();
+        let more = if others == 0 { String::new() } else { format!(" and of {others} others") };
+        line += &format!("; evaluation of {}{more}: {} of {} batches", task.name, batches.done, batches.all);
+    }
+    best(known).into_iter().for_each(|best| line += &format!("; {best}"));
+    Some(line)
+}

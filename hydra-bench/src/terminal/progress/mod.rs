@@ -1,0 +1,157 @@
+//! The progress of a run on standard error: bars on a terminal, lines in a pipe. What is known of the run is in `known`,
+//! and drawn by `bars` or told by `lines`, none of which reads a clock.
+
+mod bars;
+mod known;
+mod lines;
+#[cfg(test)]
+mod tests;
+mod words;
+
+use crate::terminal::error::tell;
+use console::Term;
+use hydra_core::TaskId;
+use hydra_engine::{Observer, RunEvent};
+use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use known::Known;
+use lines::Lines;
+use std::io::{self, IsTerminal, Write};
+use std::time::Instant;
+pub(crate) use words::thousands;
+
+/// Bars are drawn no more often, but for what is more than a step.
+const DRAWN_EVERY_S: f64 = 0.1;
+
+/// The way in which progress is shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Show {
+    Bars,
+    Lines,
+    Nothing,
+}
+
+/// Listens to a run, or to what is measured before it, and shows how far it is.
+pub(crate) struct Progress {
+    multi: MultiProgress,
+    show: Show,
+    known: Known,
+    lines: Lines,
+    /// The rows that are on the terminal.
+    bar: Option<ProgressBar>,
+    drawn_s: f64,
+    /// Rows and columns of the terminal.
+    size: fn() -> (u16, u16),
+    clock: Instant,
+}
+
+/// Returns true if standard error is a terminal: only then bars and warnings are shown unasked.
+pub(crate) fn interactive() -> bool {
+    io::stderr().is_terminal()
+}
+
+impl Progress {
+    /// Progress on standard error.
+    pub(crate) fn new(multi: MultiProgress, show: Show) -> Self {
+        match show {
+            Show::Bars if interactive() => {}
+            // Somebody has asked for bars, who may know of a terminal behind the pipe.
+            Show::Bars => multi.set_draw_target(ProgressDrawTarget::term_like(Box::new(Term::stderr()))),
+            Show::Lines | Show::Nothing => multi.set_draw_target(ProgressDrawTarget::hidden()),
+        }
+        Self::on(multi, show, || Term::stderr().size())
+    }
+
+    /// Progress on a terminal of so many rows and columns.
+    fn on(multi: MultiProgress, show: Show, size: fn() -> (u16, u16)) -> Self {
+        let (known, lines, bar) = (Known::default(), Lines::default(), None);
+        Self { multi, show, known, lines, bar, drawn_s: f64::NEG_INFINITY, size, clock: Instant::now() }
+    }
+
+    fn observe_at(&mut self, event: &RunEvent<'_>, now_s: f64) {
+        self.known.observe(event, now_s);
+        if let RunEvent::CheckpointFailed { task, error, .. } = *event {
+            self.warn(task, error);
+        }
+        match self.show {
+            Show::Bars if !self.can_wait(event, now_s) => {
+                self.drawn_s = now_s;
+                self.draw();
+            }
+            Show::Lines => self.lines.after(event, &self.known).iter().for_each(|line| tell(line)),
+            Show::Bars | Show::Nothing => {}
+        }
+    }
+
+    /// Returns true for one of many small steps, when bars have just been drawn.
+    fn can_wait(&self, event: &RunEvent<'_>, now_s: f64) -> bool {
+        let small =
+            matches!(event, RunEvent::Span(_) | RunEvent::Minibatch { .. } | RunEvent::Evaluating { .. });
+        small && now_s - self.drawn_s < DRAWN_EVERY_S
+    }
+
+    fn draw(&mut self) {
+        let (height, width) = (self.size)();
+        // A row as wide as the terminal may take two, and the last one is for the cursor.
+        let [width, height] = [width, height].map(|size| usize::from(size).saturating_sub(1));
+        let rows = bars::rows(&self.known, width, height);
+        if rows.is_empty() {
+            return self.clear();
+        }
+        let bar = self.bar.get_or_insert_with(|| {
+            // One bar whose message is all rows.
+            let style = ProgressStyle::with_template("{msg}");
+            let style = style.unwrap_or_else(|_| ProgressStyle::default_bar());
+            self.multi.add(ProgressBar::new_spinner().with_style(style))
+        });
+        bar.set_message(rows.join("\n"));
+    }
+
+    fn clear(&mut self) {
+        if let Some(bar) = self.bar.take() {
+            bar.finish_and_clear();
+            self.multi.remove(&bar);
+        }
+    }
+
+    fn warn(&self, task: TaskId, text: &str) {
+        let name = self.known.tasks.get(task.0).map_or("", |task| task.name.as_str());
+        self.multi.suspend(|| tell(&format!("warning: {name}: {text}")));
+    }
+}
+
+impl Observer for Progress {
+    fn observe(&mut self, event: &RunEvent<'_>) {
+        self.observe_at(event, self.clock.elapsed().as_secs_f64());
+    }
+}
+
+impl Drop for Progress {
+    /// Leaves the rows of a run as they are at its end, and nothing of what was only measured.
+    fn drop(&mut self) {
+        if self.known.only_evaluates() {
+            return self.clear();
+        }
+        if self.show == Show::Bars {
+            self.draw();
+        }
+        if let Some(bar) = self.bar.take() {
+            bar.abandon();
+            // The bars leave the cursor at the end of their last row.
+            tell("");
+        }
+    }
+}
+
+/// Writes log lines above the bars.
+#[derive(Clone)]
+pub(crate) struct LogWriter(pub(crate) MultiProgress);
+
+impl Write for LogWriter {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.suspend(|| io::stderr().write(bytes))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        io::stderr().flush()
+    }
+}

@@ -1,0 +1,79 @@
+//! Figures in the words that rows and lines share.
+
+use super::known::{Known, Score};
+
+impl Score {
+    /// `validation perplexity 5.60`, or the loss of what is no language model.
+    pub(super) fn named(&self, of: &str) -> String {
+        match self.perplexity {
+            Some(perplexity) => format!("{of} perplexity {}", short(perplexity, 2)),
+            None => format!("{of} loss {}", short(self.loss, 4)),
+        }
+    }
+
+    /// `val ppl 5.60`, where there is little room.
+    pub(super) fn brief(&self, of: &str) -> String {
+        match self.perplexity {
+            Some(perplexity) => format!("{of} ppl {}", short(perplexity, 2)),
+            None => format!("{of} loss {}", short(self.loss, 4)),
+        }
+    }
+}
+
+/// The best validation so far, with its task.
+pub(super) fn best(known: &Known) -> Option<String> {
+    let (task, score) = known.best()?;
+    Some(format!("best so far: {}, {}", known.tasks[task].name, score.named("validation")))
+}
+
+/// `12.3k tokens/s`.
+pub(super) fn rate(rate: f64, unit: &str) -> String {
+    format!("{} {unit}/s", thousands(rate))
+}
+
+/// A number with so many decimals, or with three digits where it is large: a loss that diverges leaves room for the rest.
+pub(super) fn short(value: f64, decimals: usize) -> String {
+    if value.abs() < 1e5 { format!("{value:.decimals$}") } else { format!("{value:.2e}") }
+}
+
+/// A time with at most five characters: `45s`, `12m`, `3h05m`, `6d`. What takes less than a second takes one.
+pub(super) fn time(seconds: f64) -> String {
+    let minutes = (seconds / 60.0).round();
+    match seconds {
+        s if !s.is_finite() => "-".to_owned(),
+        s if s <= 99.0 => format!("{:.0}s", s.ceil().max(1.0)),
+        s if s < 5970.0 => format!("{minutes:.0}m"),
+        s if s < 360_000.0 => format!("{:.0}h{:02.0}m", (minutes / 60.0).floor(), minutes % 60.0),
+        s => format!("{:.0}d", s / 86_400.0),
+    }
+}
+
+/// A rate with at most four digits: `950`, `12.3k`, `4.56M`.
+pub(crate) fn thousands(value: f64) -> String {
+    match value {
+        v if !v.is_finite() => "-".to_owned(),
+        v if v < 1e3 => format!("{v:.0}"),
+        v if v < 1e6 => format!("{:.1}k", v / 1e3),
+        v => format!("{:.2}M", v / 1e6),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_short() {
+        assert_eq!([4.470_21, 1.234e30].map(|value| short(value, 4)), ["4.4702", "1.23e30"]);
+        assert_eq!([-99_999.0, f64::INFINITY].map(|value| short(value, 2)), ["-99999.00", "inf"]);
+        let rates = [950.2, 12_345.0, 4_560_000.0, f64::NAN].map(thousands);
+        assert_eq!(rates, ["950", "12.3k", "4.56M", "-"]);
+    }
+
+    #[test]
+    fn times_are_short() {
+        let times = [0.001, 45.2, 99.0, 99.1, 3600.0, 5969.0, 7500.0, 359_999.0, 6e5, f64::INFINITY];
+        let shown = ["1s", "46s", "99s", "2m", "60m", "99m", "2h05m", "100h00m", "7d", "-"];
+        assert_eq!(times.map(time), shown);
+    }
+}
