@@ -18,7 +18,9 @@ pub fn notes(err: &str) -> String {
     let is_progress = |line: &&str| {
         let of_run = ["run directory: ", "the whole: "].iter().any(|start| line.starts_with(start));
         let of_task = [": validation ", ": test ", ": done ", ": stopped after ", ": failed after "];
-        of_run || of_task.iter().any(|part| line.contains(part)) || line.contains(" layers ")
+        let is_note = ["note: ", "error: ", "warning: ", "  "].iter().any(|start| line.starts_with(start));
+        let of_task = of_task.iter().any(|part| line.contains(part)) || line.contains(" layers ");
+        of_run || (of_task && !is_note)
     };
     err.split_inclusive('\n').filter(|line| !is_progress(line)).collect()
 }
