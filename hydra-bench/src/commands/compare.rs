@@ -98,6 +98,22 @@ struct StrategyRow {
     figures: Option<Figures>,
     does_not_fit: Option<String>,
     assumptions: &'static str,
+    leaves_idle: &'static str,
+}
+
+impl StrategyRow {
+    /// What does not fit, or how much it leaves idle, and the reason.
+    fn why(&self) -> String {
+        let Self { strategy, leaves_idle, .. } = self;
+        match (&self.figures, &self.does_not_fit) {
+            (Some(figures), _) if figures.utilization < 0.9995 => {
+                format!("  {strategy} leaves {} idle: {leaves_idle}\n", percent(1.0 - figures.utilization))
+            }
+            (Some(_), _) => format!("  {strategy} leaves nothing idle\n"),
+            (None, Some(why)) => format!("  {strategy} does not fit: {why}\n"),
+            (None, None) => String::new(),
+        }
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -146,7 +162,7 @@ fn strategy_row(row: &Row, sharp_s: f64, power: PowerModel) -> StrategyRow {
     });
     let does_not_fit = row.outcome.as_ref().err().map(ToString::to_string);
     let (strategy, assumptions) = (row.strategy.name(), row.strategy.assumptions());
-    StrategyRow { strategy, figures, does_not_fit, assumptions }
+    StrategyRow { strategy, figures, does_not_fit, assumptions, leaves_idle: row.strategy.leaves_idle() }
 }
 
 impl Report {
@@ -180,8 +196,9 @@ impl Report {
             [] => String::new(),
             left_out => format!("The strategies leave out the workload's {}.\n", left_out.join(", ")),
         };
+        let why: String = self.strategies.iter().map(StrategyRow::why).collect();
         format!(
-            "{} tasks with {} shard tasks on {} devices\n\n{}\nEnergy: {busy_w} W a device that computes and {idle_w} W \
+            "{} tasks with {} shard tasks on {} devices\n\n{}\nWhy:\n{why}\nEnergy: {busy_w} W a device that computes and {idle_w} W \
              one that does not. What each strategy assumes is in\ndocs/scheduling.md and, with --json, in the result.\n\
              {left_out}\nPolicies of SHARP; no schedule is shorter than {bound} ({name}):\n\n{}",
             self.tasks,
@@ -193,7 +210,7 @@ impl Report {
     }
 
     fn strategy_table(&self, unit: Unit) -> String {
-        let names = "<strategy|>runtime|>utilization|>device-hours|>kWh|>SHARP is faster by|<";
+        let names = "<strategy|>runtime|>utilization|>device-hours|>kWh|>SHARP is faster by";
         let mut table = Table::new(names.split('|'));
         for row in &self.strategies {
             let mut cells = vec![row.strategy.to_owned()];
@@ -207,7 +224,6 @@ impl Report {
                 ]),
                 None => cells.extend(["-"; 5].map(str::to_owned)),
             }
-            cells.extend(row.does_not_fit.as_ref().map(|why| format!("does not fit: {why}")));
             table.row(cells);
         }
         table.render()

@@ -115,7 +115,9 @@ fn both_print_short_tables() {
     for part in [
         "SHARP is faster by",
         "task-parallel",
-        "does not fit: task `batch 16 rate 3e-4` needs 24000000000 bytes",
+        "task-parallel does not fit: task `batch 16 rate 3e-4` needs 24000000000 bytes",
+        "model-parallel leaves 75.0% idle: one stage of one model computes at a time",
+        "data-parallel leaves nothing idle",
         "250 W",
         "docs/scheduling.md",
         "over the bound",
@@ -123,6 +125,19 @@ fn both_print_short_tables() {
     ] {
         assert!(told.contains(part), "{part} in {told}");
     }
+}
+
+#[test]
+fn models_that_no_device_holds_are_trained_by_those_that_spill() {
+    let result = json_of(&["compare", "--json", "--workload", &kept("larger-than-devices")]);
+    let rows = result["strategies"].as_array().unwrap();
+    let fits = rows.iter().filter(|row| row["does_not_fit"].is_null());
+    let names: Vec<&str> = fits.map(|row| row["strategy"].as_str().unwrap()).collect();
+    assert_eq!(names, ["spilled-task-parallel", "sharp"]);
+    // They promote the same shards as on larger devices, and take as long.
+    let on_larger = json_of(&["compare", "--json", "--workload", &kept("paper-grid")]);
+    let sharp = |of: &Value| of["strategies"].as_array().unwrap().last().unwrap()["runtime_s"].clone();
+    assert_eq!(sharp(&result), sharp(&on_larger));
 }
 
 #[test]

@@ -99,6 +99,22 @@ impl Strategy {
             }
         }
     }
+
+    /// The reason for which devices are idle under it, to stand beside how much they are.
+    pub const fn leaves_idle(self) -> &'static str {
+        match self {
+            Self::ModelParallel => "one stage of one model computes at a time, and the other devices wait for it",
+            Self::Pipeline => "stages wait while each minibatch's microbatches fill and drain the pipeline",
+            Self::TaskParallel => "a device that has no model left waits for those that still train",
+            Self::SpilledTaskParallel => {
+                "nothing fills a model's waits for its optimizer and its promotions, and a device that has no model \
+                 left waits for those that still train"
+            }
+            Self::DataParallel => "devices wait for shards that take longer to move than to compute",
+            Self::Hybrid => "within a group one device computes at a time, and a group that has no model left waits",
+            Self::Sharp => "devices wait only where no model has something to compute",
+        }
+    }
 }
 
 impl fmt::Display for Strategy {
