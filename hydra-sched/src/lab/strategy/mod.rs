@@ -103,7 +103,9 @@ impl Strategy {
     /// The reason for which devices are idle under it, to stand beside how much they are.
     pub const fn leaves_idle(self) -> &'static str {
         match self {
-            Self::ModelParallel => "one stage of one model computes at a time, and the other devices wait for it",
+            Self::ModelParallel => {
+                "one stage of one model computes at a time, and the other devices wait for it"
+            }
             Self::Pipeline => "stages wait while each minibatch's microbatches fill and drain the pipeline",
             Self::TaskParallel => "a device that has no model left waits for those that still train",
             Self::SpilledTaskParallel => {
@@ -111,7 +113,9 @@ impl Strategy {
                  left waits for those that still train"
             }
             Self::DataParallel => "devices wait for shards that take longer to move than to compute",
-            Self::Hybrid => "within a group one device computes at a time, and a group that has no model left waits",
+            Self::Hybrid => {
+                "within a group one device computes at a time, and a group that has no model left waits"
+            }
             Self::Sharp => "devices wait only where no model has something to compute",
         }
     }
