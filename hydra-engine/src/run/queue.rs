@@ -22,24 +22,23 @@ impl Queue {
 
     /// The tasks that may begin now.
     pub(super) fn may_begin<'a>(&self, tasks: &'a [LiveTask], memory: &RunMemory) -> Vec<&'a LiveTask> {
-        let mut waiting = tasks.iter().filter(|task| task.phase.is_waiting()).peekable();
-        if waiting.peek().is_none() {
+        let waiting = tasks.iter().filter(|task| task.phase.is_waiting());
+        let Some(most) = self.in_turn else { return waiting.collect() };
+        let begun = || tasks.iter().filter(|task| task.has_begun()).map(|task| &task.facts);
+        if begun().count() >= most || waiting.clone().next().is_none() {
             return Vec::new();
         }
-        let begun: Vec<&Facts> =
-            tasks.iter().filter(|task| task.has_begun()).map(|task| task.facts.as_ref()).collect();
-        waiting.filter(|task| self.has_room(&task.facts, &begun, memory)).collect()
-    }
-
-    /// Returns whether a task has room beside those that have begun: its masters, and for each device one of them within a
-    /// minibatch, the largest.
-    fn has_room(&self, task: &Facts, begun: &[&Facts], memory: &RunMemory) -> bool {
-        let Some(most) = self.in_turn else { return true };
-        let all = || begun.iter().copied().chain([task]);
-        let mut active: Vec<u64> = all().map(|facts| facts.admitted.active_bytes).collect();
+        let masters: u64 = begun().map(|facts| facts.memory_bytes()).sum();
+        // Those within a minibatch that need the most, one for each device, the largest first.
+        let mut active: Vec<u64> = begun().map(|facts| facts.admitted.active_bytes).collect();
         active.sort_unstable_by(|a, b| b.cmp(a));
-        let masters: u64 = all().map(|facts| facts.memory_bytes()).sum();
-        let within: u64 = active.iter().take(self.devices).sum();
-        begun.len() < most && masters + within <= memory.for_tasks
+        active.truncate(self.devices);
+        let within: u64 = active.iter().sum();
+        let least = if active.len() < self.devices { 0 } else { active.last().copied().unwrap_or(0) };
+        let has_room = |facts: &Facts| {
+            let more = facts.admitted.active_bytes.saturating_sub(least);
+            masters + facts.memory_bytes() + within + more <= memory.for_tasks
+        };
+        waiting.filter(|task| has_room(&task.facts)).collect()
     }
 }
