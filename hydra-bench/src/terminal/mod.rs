@@ -11,5 +11,5 @@ pub(crate) mod table;
 
 pub(crate) use error::{Interrupted, Outcome, Usage, print, render, tell};
 pub(crate) use numbers::{Unit, fixed};
-pub(crate) use progress::{Progress, Show, interactive, thousands};
+pub(crate) use progress::{Progress, Show, interactive, thousands, time};
 pub(crate) use table::Table;

@@ -17,7 +17,7 @@ use known::Known;
 use lines::Lines;
 use std::io::{self, IsTerminal, Write};
 use std::time::Instant;
-pub(crate) use words::thousands;
+pub(crate) use words::{thousands, time};
 
 /// Bars are drawn no more often, but for what is more than a step.
 const DRAWN_EVERY_S: f64 = 0.1;

@@ -37,7 +37,7 @@ pub(super) fn short(value: f64, decimals: usize) -> String {
 }
 
 /// A time with at most five characters: `45s`, `12m`, `3h05m`, `6d`. What takes less than a second takes one.
-pub(super) fn time(seconds: f64) -> String {
+pub(crate) fn time(seconds: f64) -> String {
     let minutes = (seconds / 60.0).round();
     match seconds {
         s if !s.is_finite() => "-".to_owned(),
