@@ -122,6 +122,10 @@ impl Entry {
                 self.planned = line["steps"].as_u64().or(self.planned);
             }
             "evaluation" => self.evaluated(line, step),
+            "left_out" => {
+                "left out".clone_into(&mut self.state);
+                self.error = line["reason"].as_str().map(str::to_owned);
+            }
             "end" => {
                 line["state"].as_str().unwrap_or("done").clone_into(&mut self.state);
                 self.error = line["error"].as_str().map(str::to_owned);
@@ -248,6 +252,16 @@ mod tests {
             (&"failed".into(), &"broke".into(), &Value::Null)
         );
         assert_eq!(Journal::states(&ended.report(true)), BTreeMap::from([("failed", 1)]));
+    }
+
+    #[test]
+    fn a_task_that_is_left_out_waits_for_nothing() {
+        let left_out = json!({ "event": "left_out", "task": "a", "reason": "too large", "at_s": 0.0 });
+        let a = &journal(&[left_out]).report(true)[0];
+        assert_eq!(
+            (&a["state"], &a["error"], &a["doing"]),
+            (&"left out".into(), &"too large".into(), &Value::Null)
+        );
     }
 
     #[test]

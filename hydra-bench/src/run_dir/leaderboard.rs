@@ -152,7 +152,8 @@ impl Report {
 
     /// The tasks that failed or were left out, with the reason.
     pub(crate) fn failures(&self) -> Vec<String> {
-        let failed = self.tasks.iter().filter(|task| task.state == "failed").map(Task::failure);
+        let has_failed = |task: &&Task| matches!(task.state.as_str(), "failed" | "left out");
+        let failed = self.tasks.iter().filter(has_failed).map(Task::failure);
         let left_out = |task: &LeftOut| format!("{} was left out: {}", task.name, task.reason);
         failed.chain(self.left_out.iter().map(left_out)).collect()
     }

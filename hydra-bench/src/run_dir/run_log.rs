@@ -2,7 +2,7 @@
 
 use crate::pictures::schedule::Timeline;
 use crate::run_dir::trace::TraceWriter;
-use hydra_engine::{Observer, RunEvent};
+use hydra_engine::{LeftOut, Observer, RunEvent};
 use serde_json::{Value, json};
 use std::fs::File;
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
@@ -81,6 +81,11 @@ impl Observer for SharedRunLog {
     fn observe(&mut self, event: &RunEvent<'_>) {
         let mut log = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(log) = log.as_mut() else { return };
+        if let RunEvent::Admitted(admission) = event {
+            for LeftOut { name, reason, .. } in &admission.left_out {
+                log.push(json!({ "event": "left_out", "task": name, "reason": reason, "at_s": 0.0 }));
+            }
+        }
         if let RunEvent::Span(span) = event {
             log.timeline.push(span);
             let task = log.tasks.get(span.task.0).map_or("", String::as_str);

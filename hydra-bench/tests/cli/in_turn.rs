@@ -93,6 +93,8 @@ fn a_configuration_that_can_never_fit_is_left_out_and_the_others_are_trained() {
     assert!(shown.lines().any(|line| line.contains("b512-lr1e-3") && line.ends_with("left out")), "{shown}");
     let report = json(&out.join("report.json"));
     assert_eq!(report["left_out"][0]["config"]["batch"], 512);
+    let events = std::fs::read_to_string(out.join("metrics.jsonl")).unwrap();
+    assert!(events.lines().any(|line| line.contains("left_out") && line.contains("b512-lr1e-3")), "{events}");
     assert_eq!(report["tasks"][0]["state"], "done");
     // Nothing of it is left to do but what never fits.
     let again = hydra(&["resume", out.to_str().unwrap(), "--device-memory", "1GiB"]).output().unwrap();
