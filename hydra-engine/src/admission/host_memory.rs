@@ -115,8 +115,9 @@ impl HostMemory<'_> {
         needs.iter().take_while(fits).count()
     }
 
-    /// Finds the room of tasks that all begin at the start. A model within a minibatch has room for all of its gradients if then nothing has to
-    /// leave host memory and each device can have a model; otherwise for those of some shards, at least of one.
+    /// Finds the room of tasks that all begin at the start. A model within a minibatch has room for all of its gradients if
+    /// then nothing has to leave host memory and each device can have a model; otherwise for those of some shards, at
+    /// least of one.
     fn room_at_once(&self, tasks: &[TaskSizes]) -> Result<Room, EngineError> {
         let wanted = self.devices.min(tasks.iter().filter(|task| !task.is_finished()).count());
         let mut most: Option<Room> = None;
