@@ -17,7 +17,8 @@ use super::{Claimable, ModelIndex, ModelView, Policy, PolicyKind, Priority, Requ
 ///
 /// Nor does a device commit to a model where a longer one can be claimed soon enough to be promoted
 /// while the device computes ([`Request::soon`]): waiting for that costs nothing. Where [`Request`]
-/// names no model to wait for, the answer is that of [`ShardedLrtfEager`].
+/// names no model to wait for, the answer is that of [`ShardedLrtfLocal`]: a model whose next shard is on the device
+/// already goes before one that is hardly longer.
 ///
 /// Equal times go to the model submitted first. Times are compared by [`f64::total_cmp`], so that a time that is not
 /// a number has its place in the order (a positive one before every number) and the choice stays defined.
@@ -49,7 +50,7 @@ impl Policy for ShardedLrtf {
         let longer = |model: Option<ModelView>| model.is_some_and(|of| of.remaining_s > longest.remaining_s);
         let decides = request.awaited_s >= Self::SHARE * request.even_s;
         let waits = longer(request.soon) || (longer(request.awaited) && decides);
-        (!waits).then_some(longest.model)
+        (!waits).then(|| near(from, longest, ShardedLrtfLocal::TOLERANCE).model)
     }
 }
 
@@ -107,11 +108,15 @@ impl Policy for ShardedLrtfLocal {
     }
 
     fn pick(&mut self, _: &Request, from: &dyn Claimable) -> Option<ModelIndex> {
-        let longest = from.first()?;
-        let least = longest.remaining_s * (1.0 - self.tolerance);
-        let near = from.first_cached().filter(|model| model.remaining_s >= least);
-        Some(near.unwrap_or(longest).model)
+        Some(near(from, from.first()?, self.tolerance).model)
     }
+}
+
+/// The longest of the models whose next shard is cached, if it is shorter than the longest of all by no more than this
+/// share of it; else that one: the promotion that is saved, weighed against the level of the remaining times.
+fn near(from: &dyn Claimable, longest: ModelView, tolerance: f64) -> ModelView {
+    let least = longest.remaining_s * (1.0 - tolerance);
+    from.first_cached().filter(|model| model.remaining_s >= least).unwrap_or(longest)
 }
 
 #[cfg(test)]
@@ -151,6 +156,15 @@ mod tests {
         assert_eq!(choose(&claimable, f64::NAN), 0);
         claimable[0].cached = true;
         assert_eq!(choose(&claimable, 0.5), 0);
+    }
+
+    #[test]
+    fn the_default_prefers_what_is_cached_where_that_costs_little() {
+        let mut claimable = models(&[(100.0, 0), (98.5, 1), (97.5, 2)]);
+        claimable[2].cached = true;
+        assert_eq!(ShardedLrtf.choose(&view_of(&claimable)), Some(ModelIndex(0)));
+        claimable[1].cached = true;
+        assert_eq!(ShardedLrtf.choose(&view_of(&claimable)), Some(ModelIndex(1)));
     }
 
     #[test]

@@ -20,8 +20,7 @@ pub struct ModelView {
     pub submitted: u64,
     /// The shard whose parameters the model's next shard task reads.
     pub next_shard: usize,
-    /// True if a copy of the next shard is on the asking device, so that nothing has to be moved. The simulator keeps
-    /// copies where the workload says so; a run keeps none, and this is false.
+    /// True if a copy of the next shard is on the asking device, so that nothing has to be moved.
     pub cached: bool,
     /// It is computing on the asking device right now, so that its next shard task can follow there.
     pub continues: bool,
