@@ -46,5 +46,5 @@ pub use report::{
     Validations,
 };
 pub use run::AdmittedRun;
-pub use stages::{EvaluationKind, TaskState};
+pub use stages::{EvaluationKind, TaskState, Visit};
 pub use train_task::{EvaluationTask, TrainTask};

@@ -133,6 +133,12 @@ pub struct DeviceReport {
 pub struct Transfers {
     /// Bytes that were uploaded: parameters, boundary activations and gradients.
     pub promoted_bytes: u64,
+    /// The parameters among them.
+    #[serde(default)]
+    pub parameter_bytes: u64,
+    /// Bytes of parameters that shard tasks found on their device, where they had stayed since an earlier one.
+    #[serde(default)]
+    pub cached_bytes: u64,
     /// Bytes that were downloaded: boundary activations and gradients. Demoting parameters moves none.
     pub demoted_bytes: u64,
     /// Bytes that were read of the disk: what was promoted or evaluated of masters there, and what was stepped or saved.

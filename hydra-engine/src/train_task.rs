@@ -2,7 +2,7 @@
 
 use crate::checkpoint::Checkpoint;
 use crate::protocol::StopFlag;
-use crate::stages::Program;
+use crate::stages::{Program, Visit};
 use hydra_core::{Chain, Dataset, ModelWriter, TrainSpec};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -24,6 +24,8 @@ pub struct TrainTask {
     pub(crate) resume: Option<Checkpoint>,
     pub(crate) initial_validation: bool,
     pub(crate) stop: StopFlag,
+    /// The microbatches of a visit, where they are not chosen by what they cost.
+    pub(crate) visit: Option<usize>,
     /// True for a task that trains nothing: only the test data is evaluated.
     pub(crate) evaluate_only: bool,
 }
@@ -45,6 +47,7 @@ impl TrainTask {
             resume: None,
             initial_validation: true,
             stop: StopFlag::new(),
+            visit: None,
             evaluate_only: false,
         }
     }
@@ -55,7 +58,7 @@ impl TrainTask {
     }
 
     /// The counts of what the task is made of, if it is cut into these shards and its first trained layer is `first_trained`.
-    pub(crate) fn program(&self, shards: &[Range<usize>], first_trained: usize) -> Program {
+    pub(crate) fn program(&self, shards: &[Range<usize>], first_trained: usize, visit: Visit) -> Program {
         let spec = &self.spec;
         let items = self.train.len();
         let batches = |data: &Option<Arc<dyn Dataset>>| {
@@ -72,6 +75,7 @@ impl TrainTask {
             epoch: items.div_ceil(spec.batch).max(1),
             microbatches: spec.accumulate.clamp(1, spec.batch.min(items).max(1)),
             last_microbatches: spec.accumulate.clamp(1, last.max(1)),
+            visit,
             validation: batches(&self.validation),
             test: batches(&self.test),
             initial_validation: self.initial_validation,
@@ -97,6 +101,13 @@ impl TrainTask {
     /// Cut-points given by hand; the run is refused where they do not fit.
     pub fn cuts(self, cuts: Vec<usize>) -> Self {
         Self { cuts: Some(cuts), ..self }
+    }
+
+    /// The microbatches that a promoted shard takes before the next shard has its turn, from 1 to `accumulate`, which takes
+    /// host memory for the boundary activations of all of them; chosen by what it costs where this is not said. It changes
+    /// no bit.
+    pub fn visit(self, microbatches: usize) -> Self {
+        Self { visit: Some(microbatches), ..self }
     }
 
     /// Writes the trained model into `dir`.

@@ -10,7 +10,7 @@
 //!
 //! ```
 //! use hydra_core::{ByteSize, DeviceId, TaskId};
-//! use hydra_spill::{Budget, DramStore, HostCopyLink, ImageId, Masters, SpillManager, TierStore};
+//! use hydra_spill::{Budget, DramStore, HeldCopies, HostCopyLink, ImageId, Masters, SpillManager, TierStore};
 //! use std::sync::Arc;
 //!
 //! # fn main() -> Result<(), hydra_spill::SpillError> {
@@ -27,7 +27,7 @@
 //! let link = Arc::new(HostCopyLink::new(device));
 //! let manager = SpillManager::new(device, budget.clone(), store.clone(), link);
 //! let room = budget.reserve(1024, "task 0")?;
-//! let (resident, _) = manager.promote(id.task, &[id.image], &[], room)?;
+//! let (resident, _) = manager.promote(id.task, &[id.image], &[], HeldCopies::default(), room)?;
 //! assert_eq!(resident.bytes(), 1024);
 //! assert!(budget.reserve(1, "task 1").is_err());
 //!
@@ -51,6 +51,7 @@
 
 #[allow(unsafe_code, reason = "a global allocator is an unsafe trait")]
 pub mod alloc;
+mod copies;
 #[allow(unsafe_code, reason = "the driver is C")]
 pub mod cuda;
 mod double_buffer;
@@ -60,6 +61,7 @@ mod memory;
 mod monitor;
 mod store;
 
+pub use copies::HeldCopies;
 pub use double_buffer::{BufferError, DoubleBuffer, FillGuard, SlotState, Ticket};
 #[cfg(feature = "cube")]
 pub use link::CubeLink;

@@ -1,18 +1,20 @@
 //! Moving images and activations between a store and the memory of one device.
 
+use crate::copies::{Copies, HeldCopies, ImageCopy};
+use crate::memory::aligned::ALIGN;
 use crate::store::covers;
-use crate::{Budget, DeviceLink, Direction, ImageId, Reservation, SpillError, TierStore};
+use crate::{Budget, BudgetError, DeviceLink, Direction, ImageId, Reservation, SpillError, TierStore};
 use hydra_core::{DeviceBytes, DeviceId, DeviceTensor, HostTensor, TaskId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// Images of one task in a device's memory: copies that are read and dropped, never written back.
 #[derive(Debug)]
 #[must_use = "a resident copy is dropped with this"]
 pub struct ResidentCopy {
-    /// Each image's bytes in device memory and the version that they are a copy of.
-    images: BTreeMap<usize, (DeviceBytes, u64)>,
-    /// Released after the bytes are freed, for fields are dropped in this order.
+    images: BTreeMap<usize, Arc<ImageCopy>>,
+    /// Released after the bytes are freed, for fields are dropped in this order. It covers what no copy does.
     reservation: Reservation,
 }
 
@@ -25,7 +27,7 @@ impl ResidentCopy {
     #[track_caller]
     pub fn image(&self, image: usize) -> DeviceBytes {
         match self.images.get(&image) {
-            Some((bytes, _)) => bytes.clone(),
+            Some(copy) => copy.bytes.clone(),
             None => panic!(
                 "image {image} was read, but `{}` promoted only {:?}",
                 self.reservation.owner(),
@@ -37,17 +39,17 @@ impl ResidentCopy {
     /// Returns whether these bytes are a view of an image. Bytes that outlive the resident copy must not be: where the
     /// link shares, nobody could write the masters meanwhile, and where it copies, the memory is used again.
     pub fn holds(&self, bytes: &DeviceBytes) -> bool {
-        self.images.values().any(|(image, _)| image.overlaps(bytes))
+        self.images.values().any(|copy| copy.bytes.overlaps(bytes))
     }
 
     /// The bytes of all images.
     pub fn bytes(&self) -> u64 {
-        self.images.values().map(|(bytes, _)| bytes.len() as u64).sum()
+        self.images.values().map(|copy| copy.len()).sum()
     }
 
     /// The version that an image is a copy of, if it is here.
     pub fn version(&self, image: usize) -> Option<u64> {
-        self.images.get(&image).map(|(_, version)| *version)
+        self.images.get(&image).map(|copy| copy.version)
     }
 
     /// The indices of the images, ascending.
@@ -55,6 +57,9 @@ impl ResidentCopy {
         self.images.keys().copied()
     }
 }
+
+/// Bytes of a copy beside its parameters, that align it: a shard task's need covers them, and a cached copy has its own.
+const UPKEEP: u64 = ALIGN as u64;
 
 /// Uploads what shard tasks read to one device, and downloads what they make there.
 ///
@@ -64,6 +69,8 @@ pub struct SpillManager {
     budget: Budget,
     store: Arc<dyn TierStore>,
     link: Arc<dyn DeviceLink>,
+    /// The copies that stay; `None` if each goes with its shard task.
+    copies: Option<Copies>,
 }
 
 impl SpillManager {
@@ -74,11 +81,81 @@ impl SpillManager {
         store: Arc<dyn TierStore>,
         link: Arc<dyn DeviceLink>,
     ) -> Self {
-        Self { device, budget, store, link }
+        Self { device, budget, store, link, copies: None }
     }
 
-    /// Copies images of a task from the store to the device, together with tensors of the host that a shard task reads
-    /// beside them. The images' views are dropped when they are copied, so that the optimizer can write the masters while
+    /// Lets copies stay on the device when their shard task has ended, in room that nothing else needs, or not; not by
+    /// default. What a link gives that is no copy, or that is let go of together, does not stay.
+    pub fn cache_copies(mut self, on: bool) -> Self {
+        let can = !self.link.zero_copy() && self.link.frees_each();
+        self.copies = (on && can).then(Copies::default);
+        self
+    }
+
+    /// Returns whether copies stay.
+    pub fn caches_copies(&self) -> bool {
+        self.copies.is_some()
+    }
+
+    /// The images of a task that are on the device already, in the version that the store has: they stay until a shard
+    /// task has read them.
+    pub fn hold(&self, task: TaskId, images: &[usize]) -> HeldCopies {
+        let held = |&image: &usize| {
+            let id = ImageId::new(task, image);
+            let version = self.store.version(id).ok()?;
+            Some((image, self.copies.as_ref()?.hold(id, version)?))
+        };
+        HeldCopies { images: images.iter().filter_map(held).collect() }
+    }
+
+    /// Says what each cached copy is worth; those that are worth nothing go at once, and the others in this order when a
+    /// reservation needs their room.
+    pub fn rate_copies(&self, worth: impl Fn(ImageId) -> f64) {
+        self.copies.iter().for_each(|copies| copies.rate(&worth));
+    }
+
+    /// Lets go of the cached copies of which this is true: of images that are written now, or that nobody reads any more.
+    /// A shard task that holds one goes on with it.
+    pub fn forget_copies(&self, is_one: impl Fn(&ImageId) -> bool) {
+        self.copies.iter().for_each(|copies| copies.forget(&is_one));
+    }
+
+    /// Room on the device, for which cached copies go where it takes no more than that; `None` if it does.
+    pub fn try_reserve(&self, bytes: u64, owner: &str) -> Option<Reservation> {
+        let missing = bytes.saturating_sub(self.budget.available());
+        if let Some(copies) = self.copies.as_ref().filter(|_| missing > 0) {
+            copies.evict(missing);
+        }
+        self.budget.try_reserve(bytes, owner)
+    }
+
+    /// Like [`try_reserve`](Self::try_reserve), but waits until others have released what is missing, for `patience` at
+    /// most.
+    ///
+    /// # Errors
+    /// [`BudgetError::Refused`], at once if `bytes` are more than the capacity.
+    pub fn reserve_when_free(
+        &self,
+        bytes: u64,
+        owner: &str,
+        patience: Duration,
+    ) -> Result<Reservation, BudgetError> {
+        let end = Instant::now() + patience;
+        loop {
+            let releases = self.budget.releases();
+            if let Some(reservation) = self.try_reserve(bytes, owner) {
+                return Ok(reservation);
+            }
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() || bytes > self.budget.capacity() {
+                return self.budget.reserve(bytes, owner);
+            }
+            self.budget.wait_for_release(releases, left);
+        }
+    }
+
+    /// Copies images of a task from the store to the device, but for those that are `held` there, together with tensors of
+    /// the host that a shard task reads beside them. The images' views are dropped when they are copied, so that the optimizer can write the masters while
     /// the device computes on the copy; where the link shares, the view is the resident copy, and the masters are busy
     /// until it is dropped. So they are where they live on the device ([`TierStore::on_device`]): then nothing is copied,
     /// and the reservation need not cover them, for the store's does. The tensors' bytes are the caller's to reserve, or
@@ -93,11 +170,13 @@ impl SpillManager {
         task: TaskId,
         images: &[usize],
         inputs: &[HostTensor],
-        reservation: Reservation,
+        held: HeldCopies,
+        mut reservation: Reservation,
     ) -> Result<(ResidentCopy, Vec<DeviceTensor>), SpillError> {
         self.owns(&reservation)?;
         let mut images: BTreeSet<usize> = images.iter().copied().collect();
         let (mut bytes, mut versions, mut needed) = (Vec::new(), Vec::new(), 0);
+        images.retain(|image| !held.images.contains_key(image));
         let homed = self.on_device(task, &images)?;
         images.retain(|image| !homed.contains_key(image));
         for &image in &images {
@@ -109,8 +188,19 @@ impl SpillManager {
         }
         bytes.extend(inputs.iter().map(|input| input.bytes.clone()));
         let mut copies = self.link.upload_all(&bytes)?.into_iter();
-        let copied = images.into_iter().zip(copies.by_ref().zip(versions));
-        let images = copied.chain(homed).collect();
+        let copied =
+            images.into_iter().zip(copies.by_ref().zip(versions)).map(|(image, (bytes, version))| {
+                let cache = self.copies.as_ref().zip(self.budget.try_reserve(UPKEEP, reservation.owner()));
+                let Some((copies, upkeep)) = cache else {
+                    return (image, ImageCopy::new(bytes, version, None));
+                };
+                let mut room = reservation.split(bytes.len() as u64);
+                room.merge(upkeep);
+                let copy = ImageCopy::new(bytes, version, Some(room));
+                copies.insert(ImageId::new(task, image), copy.clone());
+                (image, copy)
+            });
+        let images = copied.chain(homed).chain(held.images).collect();
         let inputs = inputs.iter().zip(copies).map(|(input, copy)| uploaded(input, copy)).collect();
         Ok((ResidentCopy { images, reservation }, inputs))
     }
@@ -120,10 +210,10 @@ impl SpillManager {
         &self,
         task: TaskId,
         images: &BTreeSet<usize>,
-    ) -> Result<BTreeMap<usize, (DeviceBytes, u64)>, SpillError> {
+    ) -> Result<BTreeMap<usize, Arc<ImageCopy>>, SpillError> {
         let homed = |&image: &usize| {
             let copy = self.store.on_device(ImageId::new(task, image)).transpose()?;
-            Some(copy.map(|copy| (image, copy)))
+            Some(copy.map(|(bytes, version)| (image, ImageCopy::new(bytes, version, None))))
         };
         images.iter().filter_map(homed).collect()
     }
@@ -232,7 +322,7 @@ mod tests {
         task: TaskId,
     ) -> Result<ResidentCopy, SpillError> {
         let reservation = manager.budget().reserve(bytes, "shard 4")?;
-        manager.promote(task, images, &[], reservation).map(|(resident, _)| resident)
+        manager.promote(task, images, &[], HeldCopies::default(), reservation).map(|(resident, _)| resident)
     }
 
     #[test]
@@ -289,7 +379,7 @@ mod tests {
         let missing = promote(&manager, &[0], 400, TaskId(0)).unwrap_err();
         assert!(matches!(missing, SpillError::ImageMissing { image } if image == ImageId::new(TaskId(0), 0)));
         let elsewhere = Budget::new("cpu:2", ByteSize(2000)).reserve(400, "shard 4").unwrap();
-        let elsewhere = manager.promote(TASK, &[0], &[], elsewhere);
+        let elsewhere = manager.promote(TASK, &[0], &[], HeldCopies::default(), elsewhere);
         assert!(matches!(elsewhere, Err(SpillError::ReservationElsewhere { .. })));
         let writer = manager.store().write(ImageId::new(TASK, 0)).unwrap();
         let busy = promote(&manager, &[0], 400, TASK).unwrap_err();
@@ -315,7 +405,8 @@ mod tests {
             [HostTensor::float(vec![1.0, -0.0, f32::MAX, 4.0], [2, 2]), HostTensor::int(vec![1, 2, 3], [3])];
         let uploaded = manager.upload(&tensors).unwrap();
         let reservation = manager.budget().reserve(428, "shard 4").unwrap();
-        let (resident, with) = manager.promote(TASK, &[0], &tensors, reservation).unwrap();
+        let (resident, with) =
+            manager.promote(TASK, &[0], &tensors, HeldCopies::default(), reservation).unwrap();
         assert_eq!((resident.bytes(), manager.uploaded_bytes()), (400, 2 * 28 + 400));
         for uploaded in [uploaded, with] {
             for (host, device) in tensors.iter().zip(&uploaded) {
@@ -328,6 +419,95 @@ mod tests {
             assert_eq!(manager.download(gapped.into()).unwrap(), [first, None, second]);
         }
         assert_eq!(manager.downloaded_bytes(), 56);
+    }
+
+    /// A manager whose copies stay, over `manager`'s store and budget.
+    fn caching(link: impl DeviceLink + 'static) -> SpillManager {
+        manager(link).cache_copies(true)
+    }
+
+    /// Promotes images with the room that is missing, as a shard task does, and ends it.
+    fn read(manager: &SpillManager, images: &[usize]) -> u64 {
+        let held = manager.hold(TASK, images);
+        let needed: u64 = images.iter().map(|image| 400 * (*image as u64 + 1)).sum();
+        let reservation = manager.try_reserve(needed - held.bytes(), "shard 4").expect("room");
+        let before = manager.uploaded_bytes();
+        let (resident, _) = manager.promote(TASK, images, &[], held, reservation).unwrap();
+        for &image in images {
+            assert_eq!(floats(&resident.image(image)).len(), 100 * (image + 1));
+        }
+        manager.uploaded_bytes() - before
+    }
+
+    #[test]
+    fn copies_stay_until_their_masters_change() {
+        let manager = caching(HostCopyLink::new(DEVICE));
+        assert_eq!((read(&manager, &[0, 1]), read(&manager, &[0, 1])), (1200, 0));
+        assert_eq!(manager.budget().used(), 1200 + 2 * UPKEEP);
+        manager.store().write(ImageId::new(TASK, 1)).unwrap().commit();
+        assert_eq!(manager.hold(TASK, &[0, 1]).bytes(), 400, "one of another version is none");
+        assert_eq!(read(&manager, &[0, 1]), 800);
+        manager.forget_copies(|id| id.image == 0);
+        assert_eq!(read(&manager, &[0, 1]), 400);
+        manager.forget_copies(|_| true);
+        assert_eq!(manager.budget().used(), 0);
+    }
+
+    #[test]
+    fn copies_go_when_their_room_is_needed_those_of_the_least_worth_first() {
+        let manager = caching(HostCopyLink::new(DEVICE));
+        read(&manager, &[0, 1]);
+        manager.rate_copies(|id| if id.image == 0 { 1.0 } else { 2.0 });
+        assert_eq!(read(&manager, &[2]), 1200);
+        let there: Vec<usize> = (0..3).filter(|image| manager.hold(TASK, &[*image]).bytes() > 0).collect();
+        assert_eq!(there, [2], "both had to go for 1200 of 2000 bytes");
+        read(&manager, &[0]);
+        manager.rate_copies(|id| if id.image == 0 { 2.0 } else { 1.0 });
+        read(&manager, &[1]);
+        assert_eq!((manager.hold(TASK, &[0]).bytes(), manager.hold(TASK, &[2]).bytes()), (400, 0));
+    }
+
+    #[test]
+    fn a_copy_that_a_shard_task_holds_does_not_go() {
+        let manager = caching(HostCopyLink::new(DEVICE));
+        read(&manager, &[0, 1]);
+        let held = manager.hold(TASK, &[0]);
+        assert!(manager.try_reserve(1600, "shard 4").is_none());
+        assert_eq!(manager.hold(TASK, &[1]).bytes(), 800, "what is not enough does not go for nothing");
+        let reservation = manager.try_reserve(1500, "shard 4").expect("that of image 1");
+        assert_eq!(manager.hold(TASK, &[0, 1]).bytes(), 400);
+        manager.rate_copies(|_| 0.0);
+        let (resident, _) = manager
+            .promote(TASK, &[0], &[], held, reservation)
+            .expect("a copy that nobody wants is there to its holder");
+        assert_eq!(resident.version(0), Some(0));
+        drop(resident);
+        assert_eq!(manager.budget().used(), 0);
+    }
+
+    #[test]
+    fn who_waits_for_memory_gets_that_of_copies_and_what_others_release() {
+        let manager = caching(HostCopyLink::new(DEVICE));
+        read(&manager, &[0]);
+        let minute = Duration::from_secs(60);
+        let other = manager.try_reserve(1000, "another").expect("room");
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| manager.reserve_when_free(1900, "shard 4", minute));
+            drop(other);
+            assert_eq!(waiter.join().unwrap().expect("room").bytes(), 1900);
+        });
+        assert_eq!(manager.budget().used(), 0);
+        assert!(manager.reserve_when_free(2001, "shard 4", minute).is_err(), "never free: refused at once");
+        let _other = manager.try_reserve(2000, "another").expect("all of it");
+        assert!(manager.reserve_when_free(1, "shard 4", Duration::from_millis(1)).is_err());
+    }
+
+    #[test]
+    fn views_and_what_goes_together_do_not_stay() {
+        let manager = caching(crate::ZeroCopyLink::new(DEVICE));
+        read(&manager, &[0, 1]);
+        assert_eq!((manager.hold(TASK, &[0, 1]).bytes(), manager.budget().used()), (0, 0));
+        assert!(manager.store().write(ImageId::new(TASK, 0)).is_ok(), "no view is left");
     }
 
     #[test]

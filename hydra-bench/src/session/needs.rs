@@ -6,6 +6,7 @@ use hydra_core::ByteSize;
 use hydra_engine::{Admission, AdmittedTask, LeftOut};
 use hydra_partition::ShardPlan;
 use serde_json::json;
+use std::collections::BTreeMap;
 
 /// The admission as JSON, in which each task says how it is cut.
 pub(crate) fn json(admission: &Admission) -> Result<String> {
@@ -48,12 +49,30 @@ pub(crate) fn render(admission: &Admission) -> String {
             "tasks begin in turn: so many at once as host memory has room for{limit}; the others wait until some have ended\n"
         ));
     }
+    text.push_str(&visits(&admission.tasks));
     let [admitted, budget] = [admission.host_admitted_bytes, admission.host_budget_bytes].map(ByteSize);
     let (models, time) = (admission.active_models, duration(admission.estimated_s));
     text + &format!(
         "host memory: {admitted} of {budget}, up to {models} models within a minibatch\nestimated time: {time} of \
          compute; transfers between host and devices are left out\nnothing was trained (--dry-run)\n"
     )
+}
+
+/// The visits that have more than one sweep, each with the number of tasks that make it.
+fn visits(tasks: &[AdmittedTask]) -> String {
+    let mut visits: BTreeMap<(usize, usize), usize> = BTreeMap::new();
+    for AdmittedTask { visit, .. } in tasks {
+        *visits.entry((visit.microbatches, visit.batches)).or_default() += 1;
+    }
+    visits.remove(&(1, 1));
+    let line = |((microbatches, batches), count): ((usize, usize), usize)| {
+        format!(
+            "visits of {count} of {} tasks: a promoted shard computes {microbatches} of the microbatches of a minibatch, and \
+             {batches} of the batches of an evaluation, before the next has its turn\n",
+            tasks.len()
+        )
+    };
+    visits.into_iter().map(line).collect()
 }
 
 fn tasks(tasks: &[AdmittedTask], with_disk: bool) -> String {

@@ -42,7 +42,8 @@ pub(crate) fn devices(spec: &DeviceSettings, machine: &Machine) -> Vec<DeviceSpe
     match spec.devices() {
         DevicesArg::Cpu { count, threads } => {
             let device = DeviceSpec::cpu(memory).threads(threads_of_each(count, threads, machine.cores));
-            DeviceSpec { link: spec.link, zero_copy: spec.zero_copy, ..device }.times(count)
+            DeviceSpec { link: spec.link, zero_copy: spec.zero_copy, caches: spec.cache, ..device }
+                .times(count)
         }
         DevicesArg::Cuda(gpus) => on_gpus(&gpus, DeviceSpec::cuda),
         DevicesArg::Wgpu(gpus) => on_gpus(&gpus, DeviceSpec::wgpu),

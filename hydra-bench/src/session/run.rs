@@ -142,6 +142,7 @@ fn submit(
     dir: Option<&RunDir>,
     machine: &Machine,
 ) -> Result<()> {
+    spec.devices.check_visit(spec.training.accumulate)?;
     let model = Model::load(&spec.model)?;
     spec.model.context = Some(model.context);
     let texts = model.texts(spec.model.text())?;
@@ -205,6 +206,9 @@ fn task(
     }
     if let Some(cuts) = &spec.devices.cuts {
         task = task.cuts(cuts.clone());
+    }
+    if let Some(visit) = spec.devices.visit {
+        task = task.visit(visit);
     }
     Ok(task)
 }

@@ -69,6 +69,15 @@ pub(crate) struct DeviceSettings {
     /// Promote a shard only when its device is free
     #[arg(long = "no-prefetch", action = ArgAction::SetFalse)]
     pub(crate) prefetch: bool,
+    /// The microbatches that a promoted shard takes before the next one has its turn, up to --accumulate [default: as many as
+    /// move the least bytes, as far as host memory has room for their boundary activations]
+    #[arg(long, value_name = "K", value_parser = values::count, allow_hyphen_values = true)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) visit: Option<usize>,
+    /// Let go of a shard's parameters on the device with its shard task, also where there is room for them
+    #[arg(long = "no-cache", action = ArgAction::SetFalse)]
+    #[serde(default = "on", skip_serializing_if = "Clone::clone")]
+    pub(crate) cache: bool,
     #[arg(long, value_name = "POLICY", default_value_t, hide_default_value = true, value_parser = values::policy_of_run, help = policy_help(&PolicyKind::RUNS))]
     pub(crate) policy: PolicyKind,
     /// Cut-points by hand, separated by commas: the layers at which a new shard begins; they win over --plan
@@ -77,6 +86,10 @@ pub(crate) struct DeviceSettings {
     /// A plan, or a directory of plans, to use where the fingerprint matches
     #[arg(long, value_name = "FILE|DIR")]
     pub(crate) plan: Option<PathBuf>,
+}
+
+const fn on() -> bool {
+    true
 }
 
 /// The help of `--policy` where these are offered.
@@ -158,6 +171,17 @@ impl DeviceSettings {
         .map_err(Usage::new)
     }
 
+    /// Refuses a visit of more microbatches than a minibatch has.
+    pub(crate) fn check_visit(&self, accumulate: usize) -> Result<(), Usage> {
+        match self.visit.filter(|visit| *visit > accumulate) {
+            Some(visit) => Err(Usage::new(format!(
+                "--visit {visit} is more than the microbatches of a minibatch, which --accumulate {accumulate} says: give \
+                 {accumulate} or less, or leave it out"
+            ))),
+            None => Ok(()),
+        }
+    }
+
     /// Refuses a directory that is not there, or that nothing is to be in.
     fn check_disk(&self) -> Result<(), String> {
         match self.disk.as_deref().map(|dir| (dir.is_dir(), dir.display())) {
@@ -183,6 +207,16 @@ impl DeviceSettings {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_visit_is_of_one_minibatch() {
+        let settings = DeviceSettings { visit: Some(4), ..flags::defaults() };
+        let said = settings.check_visit(3).unwrap_err().to_string();
+        assert!(said.contains("--visit 4 is more") && said.contains("give 3 or less"), "{said}");
+        assert!(
+            settings.check_visit(4).is_ok() && flags::defaults::<DeviceSettings>().check_visit(1).is_ok()
+        );
+    }
 
     #[test]
     fn products_of_16_bits_have_one_precision() {

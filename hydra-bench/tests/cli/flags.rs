@@ -32,6 +32,8 @@ fn help_names_every_command_and_flag() {
         "--device-memory",
         "--link",
         "--no-prefetch",
+        "--no-cache",
+        "--visit",
         "--cuts",
         "--policy",
         "--data",

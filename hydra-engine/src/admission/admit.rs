@@ -8,10 +8,11 @@ use super::measure::{Pilot, Tell, measure};
 use super::placement::{Placement, place};
 use super::settings::AdmissionSettings;
 use super::sizes::TaskSizes;
+use super::visit::{VisitDevices, least_sizes, widen};
 use crate::checkpoint::Checkpoint;
 use crate::device::LogicalDevice;
 use crate::error::EngineError;
-use crate::stages::Cursor;
+use crate::stages::{Cursor, Visit};
 use crate::train_task::TrainTask;
 use hydra_core::Length;
 use hydra_partition::PartitionPlan;
@@ -45,6 +46,8 @@ pub struct AdmittedTask {
     pub(crate) on_disk: Vec<bool>,
     /// Host bytes of gradients and boundary activations while it is within a minibatch.
     pub active_bytes: u64,
+    /// The sweeps that it makes together, shard by shard.
+    pub visit: Visit,
     /// Those of them for the batches of a minibatch.
     #[serde(skip)]
     pub(crate) batch_bytes: u64,
@@ -109,12 +112,14 @@ pub(crate) fn admit(
     let host = HostMemory { budget, disk, devices: devices.len(), concurrent: settings.concurrent };
     let (placed, sizes) = loop {
         let placed = place(settings.placement, &cut, &limits, devices)?;
-        let sizes: Vec<TaskSizes> = cut.iter().zip(&placed).map(|(cut, on)| TaskSizes::of(cut, on)).collect();
+        let sizes = least_sizes(&cut, &placed);
         if !leave_out(&mut cut, &sizes, &host, &mut misfits)? {
             break (placed, sizes);
         }
     };
-    let room = host.find_room(&sizes)?;
+    let cache = devices.iter().all(|device| device.manager.caches_copies());
+    let visits = VisitDevices { budget: limits.budget, count: devices.len(), cache };
+    let (sizes, room) = widen(&cut, &placed, &visits, &host, sizes)?;
     let admitted = |(index, (cut, on))| AdmittedTask::new(cut, on, &sizes[index], &room, index);
     let tasks: Vec<AdmittedTask> = cut.into_iter().zip(placed).enumerate().map(admitted).collect();
     let named = |device: &LogicalDevice| (device.spec.name.clone(), device.spec.memory.bytes());
@@ -178,6 +183,7 @@ impl AdmittedTask {
             disk_bytes: sizes.images.disk_bytes(&on_disk),
             on_disk,
             active_bytes: room.active[index],
+            visit: sizes.visit,
             batch_bytes: sizes.batches,
             gradient_bytes: sizes.gradient_room(room.gradient_shards),
             estimated_s: task_s(task, &plan),
@@ -203,7 +209,7 @@ fn trained_items(task: &TrainTask) -> u64 {
 
 /// Seconds of compute that a task has before it.
 fn task_s(task: &TrainTask, plan: &PartitionPlan) -> f64 {
-    let program = task.program(&plan.shards(), 0);
+    let program = task.program(&plan.shards(), 0, Visit::ONE);
     let cursor = match task.resume.as_ref().map(Checkpoint::state) {
         Some(state) => Cursor::resumed(program, state.step, state.position.stage()),
         None => Cursor::new(program),

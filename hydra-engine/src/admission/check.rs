@@ -1,10 +1,11 @@
-//! The check of tasks' data, before anything is measured.
+//! The check of tasks, before anything is measured.
 
 use crate::error::{EngineError, guarded, refused};
 use crate::train_task::TrainTask;
 use hydra_core::{CoreError, Dataset, gather_items};
 
-/// Refuses a run without tasks, and tasks whose datasets are empty, disagree or cannot be shuffled.
+/// Refuses a run without tasks, and tasks whose visits no minibatch has, or whose datasets are empty, disagree or cannot
+/// be shuffled.
 pub(super) fn check(tasks: &[TrainTask]) -> Result<(), EngineError> {
     if tasks.is_empty() {
         return Err(EngineError::NoTask);
@@ -13,6 +14,10 @@ pub(super) fn check(tasks: &[TrainTask]) -> Result<(), EngineError> {
 }
 
 fn check_data(task: &TrainTask) -> Result<(), EngineError> {
+    let accumulate = task.spec.accumulate.max(1);
+    if let Some(visit) = task.visit.filter(|visit| !(1..=accumulate).contains(visit)) {
+        return Err(EngineError::Visit { visit, accumulate });
+    }
     let datasets = [Some(&task.train), task.validation.as_ref(), task.test.as_ref()];
     let datasets = || datasets.into_iter().flatten();
     if let Some(data) = datasets().find(|data| data.is_empty()) {

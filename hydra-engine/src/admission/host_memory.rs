@@ -266,6 +266,7 @@ mod tests {
     use super::super::gradients::GradientBytes;
     use super::super::sizes::Remaining;
     use super::*;
+    use crate::stages::Visit;
     use proptest::prelude::*;
 
     /// A task of AdamW in `f32`, each image a shard.
@@ -286,6 +287,7 @@ mod tests {
                 false,
             ),
             remaining,
+            visit: Visit::ONE,
             device_homed: false,
         }
     }

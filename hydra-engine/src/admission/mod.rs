@@ -18,6 +18,7 @@ mod measure;
 mod placement;
 mod settings;
 mod sizes;
+mod visit;
 
 pub(crate) use admit::admit;
 pub use admit::{Admission, AdmittedTask};

@@ -5,6 +5,7 @@ use super::division::StoredImages;
 use super::gradients::GradientBytes;
 use super::images::stored_bytes;
 use super::placement::Placement;
+use crate::stages::Visit;
 use crate::train_task::TrainTask;
 use hydra_core::ImageLayout;
 use hydra_partition::PartitionPlan;
@@ -33,26 +34,29 @@ pub(super) struct TaskSizes {
     pub boundaries: u64,
     pub gradients: GradientBytes,
     pub remaining: Remaining,
+    /// The sweeps of its visits.
+    pub visit: Visit,
     /// True if gradients stay on the device.
     pub device_homed: bool,
 }
 
 impl TaskSizes {
-    pub(super) fn of(cut: &CutTask<'_>, optimizer: &Placement) -> Self {
+    pub(super) fn of(cut: &CutTask<'_>, optimizer: &Placement, visit: Visit) -> Self {
         let CutTask { task, batch, plan, .. } = cut;
         let microbatches = if task.evaluate_only { 1 } else { task.spec.accumulate as u64 };
         let batch_bytes = batch.inputs.len_bytes() + batch.targets.len_bytes();
         Self {
             images: stored_images(task, plan, optimizer.on_device()),
-            batches: batch_bytes.saturating_mul(microbatches),
-            boundaries: boundary_bytes(task, plan),
+            batches: batch_bytes.saturating_mul(microbatches.max(visit.batches as u64)),
+            boundaries: boundary_bytes(task, plan, visit),
             gradients: GradientBytes::of(&task.chain, &task.spec, &plan.shards()),
             remaining: match (task.is_finished(), task.evaluate_only, task.spec.accumulate) {
                 (true, ..) => Remaining::Nothing,
                 (_, true, _) => Remaining::Evaluation,
                 (.., 0 | 1) => Remaining::Training,
-                _ => Remaining::Accumulation(summed_bytes(task, plan)),
+                _ => Remaining::Accumulation(summed_bytes(task, plan, visit)),
             },
+            visit,
             device_homed: optimizer.on_device(),
         }
     }
@@ -90,20 +94,26 @@ fn stored_images(task: &TrainTask, plan: &PartitionPlan, device_homed: bool) -> 
     }
 }
 
-/// The bytes of boundary activations at the cut-points, with one more of them for what is under way: in training, with
-/// one gradient of them in each direction.
-fn boundary_bytes(task: &TrainTask, plan: &PartitionPlan) -> u64 {
+/// The bytes of boundary activations at the cut-points of all sweeps of a visit, with one more of them for what is under
+/// way: in training, with one gradient of them for each sweep.
+fn boundary_bytes(task: &TrainTask, plan: &PartitionPlan, visit: Visit) -> u64 {
     let inputs = plan.shards.iter().skip(1).map(|shard| plan.layers[shard.first].input_bytes);
-    let directions = if task.evaluate_only { 1 } else { 2 };
-    inputs.clone().sum::<u64>() + directions * inputs.max().unwrap_or(0)
+    let (all, largest) = (inputs.clone().sum::<u64>(), inputs.max().unwrap_or(0));
+    let of = |sweeps: usize, gradients: usize| {
+        (sweeps as u64).saturating_mul(all).saturating_add((1 + gradients as u64).saturating_mul(largest))
+    };
+    match task.evaluate_only {
+        true => of(visit.batches, 0),
+        false => of(visit.microbatches, visit.microbatches).max(of(visit.batches, 0)),
+    }
 }
 
-/// The bytes of gradients of microbatches, which are added up in `f32`: uses of the next one wait for the last of them,
+/// The bytes of gradients of microbatches, which are added up in `f32`: uses of those of a visit wait for the last of them,
 /// and while the sum is kept the gradients of one more shard arrive.
-fn summed_bytes(task: &TrainTask, plan: &PartitionPlan) -> u64 {
+fn summed_bytes(task: &TrainTask, plan: &PartitionPlan, visit: Visit) -> u64 {
     let summed = |image: &ImageLayout| {
         let uses = image.bytes() * image.layers.len() as u64;
-        uses.max(image.moment_bytes()) + (uses - image.bytes())
+        uses.max(image.moment_bytes()) + visit.microbatches as u64 * (uses - image.bytes())
     };
     let sums: u64 = task.chain.images().iter().filter(|image| image.trained).map(summed).sum();
     sums + plan.shards.iter().map(|shard| shard.gradient_bytes).max().unwrap_or(0)

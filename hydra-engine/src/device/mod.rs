@@ -66,6 +66,9 @@ pub struct DeviceSpec {
     pub sharing: usize,
     /// True if it reads and writes host memory directly, without copies, unless it is behind a simulated link.
     pub zero_copy: bool,
+    /// True if copies of parameters stay after their shard task, in memory that nothing else needs, for as long as their
+    /// masters do not change.
+    pub caches: bool,
 }
 
 impl DeviceSpec {
@@ -86,7 +89,17 @@ impl DeviceSpec {
 
     fn of(kind: DeviceKind, name: String, memory: ByteSize) -> Self {
         let latency = Duration::ZERO;
-        Self { name, kind, threads: 1, memory, link: None, latency, sharing: 1, zero_copy: false }
+        Self {
+            name,
+            kind,
+            threads: 1,
+            memory,
+            link: None,
+            latency,
+            sharing: 1,
+            zero_copy: false,
+            caches: true,
+        }
     }
 
     /// This device with so many compute threads, at least one.
@@ -108,6 +121,11 @@ impl DeviceSpec {
     /// This device with the host's memory as its own; a GPU has none of the host's and stays as it is.
     pub fn zero_copy(self) -> Self {
         Self { zero_copy: true, ..self }
+    }
+
+    /// This device with copies that stay after their shard task, as they do by default, or that go with it.
+    pub fn cache_copies(self, on: bool) -> Self {
+        Self { caches: on, ..self }
     }
 
     /// This device behind a simulated link.
@@ -201,7 +219,8 @@ impl LogicalDevice {
             None => link,
         };
         let budget = Budget::new(spec.name.clone(), spec.memory);
-        let manager = Arc::new(SpillManager::new(id, budget, store, link));
+        let manager = SpillManager::new(id, budget, store, link).cache_copies(spec.caches);
+        let manager = Arc::new(manager);
         Ok(Self { id, spec, model, burn, pool: Arc::new(pool), stream, manager, probe, pilot, tag })
     }
 

@@ -9,7 +9,7 @@ use crate::protocol::{Event, Gradient, Inputs, Made, Output, Reporter, Ticket};
 use crossbeam_channel::{Receiver, Sender};
 use hydra_core::profile::{self, Part};
 use hydra_core::{Chain, DeviceTensor, HostTensor, TaskId};
-use hydra_spill::{DoubleBuffer, FillGuard, LinkError, Reservation, SpillError, alloc};
+use hydra_spill::{DoubleBuffer, FillGuard, HeldCopies, LinkError, Reservation, SpillError, alloc};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -33,12 +33,14 @@ const LOOK_UP: Duration = Duration::from_millis(100);
 
 pub(crate) type Buffer = DoubleBuffer<Promoted>;
 
-/// Uploads a shard's images and those inputs that are on the host already.
+/// Uploads those of a shard's images that are not on the device, and those inputs that are on the host already.
 pub(crate) struct PromoteJob {
     pub ticket: Ticket,
     pub task: TaskId,
     pub fill: FillGuard,
     pub images: Vec<usize>,
+    /// Those of the images that are on the device already.
+    pub held: HeldCopies,
     pub inputs: Inputs<HostTensor>,
     pub reservation: Reservation,
 }
@@ -93,12 +95,12 @@ impl Worker {
         alloc::tag_thread(None);
         for job in jobs {
             let start_s = self.reporter.now();
-            let PromoteJob { ticket, task, fill, images, inputs, reservation } = job;
+            let PromoteJob { ticket, task, fill, images, held, inputs, reservation } = job;
             let device = self.device.id;
             let promote = move || {
                 let tensors: Vec<HostTensor> = inputs.tensors().cloned().collect();
                 let manager = &self.device.manager;
-                let (resident, uploaded) = manager.promote(task, &images, &tensors, reservation)?;
+                let (resident, uploaded) = manager.promote(task, &images, &tensors, held, reservation)?;
                 Ok(Promoted { resident, inputs: inputs.replaced(uploaded) })
             };
             let promoted = profile::time(Part::Transfer, || guarded("a promotion", promote));
@@ -186,11 +188,13 @@ impl Worker {
     /// Waits until others have released what is missing; `None` if the task fails meanwhile. The rules of
     /// partitioning leave room for every shard beside what is on its way down, so the wait ends.
     fn wait_for_memory(&self, job: &ComputeJob, bytes: u64) -> Result<Option<Reservation>, EngineError> {
-        let budget = self.device.manager.budget();
+        let manager = &self.device.manager;
         while !job.abandoned.load(Ordering::Relaxed) {
-            match budget.reserve_when_free(bytes, "shard task", LOOK_UP) {
+            match manager.reserve_when_free(bytes, "shard task", LOOK_UP) {
                 Ok(reservation) => return Ok(Some(reservation)),
-                Err(error) if bytes > budget.capacity() => return Err(SpillError::from(error).into()),
+                Err(error) if bytes > manager.budget().capacity() => {
+                    return Err(SpillError::from(error).into());
+                }
                 Err(_) => {}
             }
         }

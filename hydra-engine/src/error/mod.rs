@@ -226,6 +226,16 @@ pub enum EngineError {
         /// Host bytes that the task needs within a minibatch.
         needed: u64,
     },
+    /// A visit is to have as many microbatches as no minibatch has.
+    #[error(
+        "a visit of {visit} microbatches, where a minibatch has {accumulate}; give from 1 to {accumulate}, or none"
+    )]
+    Visit {
+        /// The microbatches of the visit.
+        visit: usize,
+        /// The microbatches of a minibatch.
+        accumulate: usize,
+    },
     /// Items of a dataset differ in shape from those of the training data.
     #[error(
         "dataset `{dataset}` has items of shapes {found:?}, the training data of shapes {expected:?}; they must agree"

@@ -6,10 +6,10 @@ use crate::device::{ComputeJob, PromoteJob};
 use crate::error::{EngineError, guarded};
 use crate::protocol::{HostRoom, Inputs, Ticket};
 use crate::stages::ShardTask;
-use crate::task::{Claim, LiveTask};
+use crate::task::{Claim, LiveTask, ParameterBytes};
 use hydra_core::{DeviceId, HostTensor, TaskId};
 use hydra_sched::{ModelIndex, ModelView, Policy, PolicyKind, Request, ShardTaskKind, View};
-use hydra_spill::{Reservation, SpillError};
+use hydra_spill::{HeldCopies, ImageId, Reservation, SpillError};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -95,6 +95,7 @@ impl Claiming {
     /// Claims a shard task for the device, if one can be.
     fn claim(&mut self, board: &mut Board<'_>, device: usize) -> Option<Result<Jobs, (usize, EngineError)>> {
         let index = self.choose(board, device)?;
+        board.rate_copies(device);
         let task = &mut board.tasks[index];
         let next = task.claimable(DeviceId(device), self.prefetch)?;
         if task.memory.active.is_none() {
@@ -138,10 +139,12 @@ impl Claiming {
         threads: &DeviceThreads,
         next: &ShardTask,
     ) -> Result<Option<(Jobs, Next)>, EngineError> {
-        let budget = threads.device.manager.budget();
+        let manager = &threads.device.manager;
+        let held = manager.hold(task.id(), &task.facts.images[next.shard]);
         // The parameters first: the rules leave room for them beside any shard that computes.
-        let params = task.facts.admitted.plan.shards[next.shard].param_bytes - homed_bytes(task, next);
-        let Some(reservation) = budget.try_reserve(params, task.facts.name()) else { return Ok(None) };
+        let there = homed_bytes(task, next) + held.bytes();
+        let params = task.facts.admitted.plan.shards[next.shard].param_bytes - there;
+        let Some(reservation) = manager.try_reserve(params, task.facts.name()) else { return Ok(None) };
         let (ticket, device) = (self.tickets, threads.device.id);
         let (claim, inputs) = match task.claim(ticket, device, *next) {
             Ok(claimed) => claimed,
@@ -152,7 +155,9 @@ impl Claiming {
             }
         };
         self.tickets += 1;
-        jobs(task, threads, claim, inputs, reservation).map(Some)
+        let promoted = if manager.link().zero_copy() { 0 } else { params };
+        let parameters = ParameterBytes { promoted, cached: held.bytes() };
+        jobs(task, threads, Claim { parameters, ..claim }, inputs, (held, reservation)).map(Some)
     }
 }
 
@@ -162,10 +167,10 @@ fn jobs(
     threads: &DeviceThreads,
     claim: Claim,
     inputs: Inputs<HostTensor>,
-    mut reservation: Reservation,
+    (held, mut reservation): (HeldCopies, Reservation),
 ) -> Result<(Jobs, Next), EngineError> {
-    let (ticket, next, budget) = (claim.ticket, &claim.what, threads.device.manager.budget());
-    let (inputs, late) = match budget.try_reserve(inputs.bytes(), task.facts.name()) {
+    let (ticket, next) = (claim.ticket, &claim.what);
+    let (inputs, late) = match threads.device.manager.try_reserve(inputs.bytes(), task.facts.name()) {
         Some(more) => {
             reservation.merge(more);
             (inputs, Inputs::default())
@@ -180,11 +185,12 @@ fn jobs(
         work: claim.work.clone(),
         follows: claim.from_handoff,
         late,
-        rest: need_bytes(task, next).saturating_sub(homed_bytes(task, next) + reservation.bytes()),
+        rest: need_bytes(task, next)
+            .saturating_sub(homed_bytes(task, next) + held.bytes() + reservation.bytes()),
         abandoned: abandoned.clone(),
     };
     let images = task.facts.images[next.shard].to_vec();
-    let promote = PromoteJob { ticket, task: task.id(), fill, images, inputs, reservation };
+    let promote = PromoteJob { ticket, task: task.id(), fill, images, held, inputs, reservation };
     Ok((Jobs { device: threads.device.id.0, promote, compute }, Next { claim, abandoned }))
 }
 
@@ -194,7 +200,21 @@ impl Board<'_> {
         let next = task.claimable(DeviceId(device), prefetch)?;
         let needed = task.facts.admitted.active_bytes;
         let has_room = task.memory.active.is_some() || self.host.available() >= needed;
-        has_room.then(|| task.view(&next))
+        let cached = || self.has_copies(task, &next, device);
+        has_room.then(|| ModelView { cached: cached(), ..task.view(&next) })
+    }
+
+    /// Returns whether all that a shard task promotes is on the device already.
+    fn has_copies(&self, task: &LiveTask, next: &ShardTask, device: usize) -> bool {
+        let images = &task.facts.images[next.shard];
+        let held = self.threads[device].device.manager.hold(task.id(), images);
+        held.bytes() > 0 && held.bytes() == task.facts.admitted.plan.shards[next.shard].param_bytes
+    }
+
+    /// Says which of a device's cached copies are worth keeping most.
+    fn rate_copies(&self, device: usize) {
+        let worth = |id: ImageId| self.tasks[id.task.0].copy_worth(id.image);
+        self.threads[device].device.manager.rate_copies(worth);
     }
 
     /// Returns whether a device could claim something.

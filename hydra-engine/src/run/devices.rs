@@ -2,7 +2,7 @@
 
 use crate::error::EngineError;
 use crate::protocol::{Made, Ticket, Time};
-use crate::task::Claim;
+use crate::task::{Claim, ParameterBytes};
 use hydra_core::{DeviceId, TaskId};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,6 +27,8 @@ pub(super) struct DeviceState {
     pub copy_s: f64,
     pub stall_s: f64,
     pub shard_tasks: u64,
+    /// Bytes of the parameters that its shard tasks read.
+    pub parameters: ParameterBytes,
     /// True if it computes nothing any more.
     pub lost: bool,
     /// Why a shard task that was claimed for it could not be promoted.
@@ -39,16 +41,16 @@ impl DeviceState {
         self.active.is_none() && self.next.is_none()
     }
 
-    /// The shard and minibatch of a claim. Its promotion ended, and may have failed: the shard task comes to nothing then,
-    /// and says so next.
-    pub(super) fn promoted(
-        &mut self,
-        ticket: Ticket,
-        failure: Option<EngineError>,
-    ) -> Option<(usize, usize)> {
+    /// The claim whose promotion ended, and may have failed: the shard task comes to nothing then, and says so next.
+    pub(super) fn promoted(&mut self, ticket: Ticket, failure: Option<EngineError>) -> Option<&Claim> {
         self.not_promoted = failure.map(|error| (ticket, error));
         let mut claims = self.next.iter().map(|next| &next.claim).chain(&self.active);
-        claims.find(|claim| claim.ticket == ticket).map(|claim| (claim.what.shard, claim.what.step))
+        let claim = claims.find(|claim| claim.ticket == ticket)?;
+        if self.not_promoted.is_none() {
+            self.parameters.promoted += claim.parameters.promoted;
+            self.parameters.cached += claim.parameters.cached;
+        }
+        Some(claim)
     }
 
     /// The result of a shard task, with what kept it from being promoted as its error.

@@ -10,17 +10,22 @@ use crate::protocol::{Event, Made, Ticket, Time, Written};
 use crate::stages::TaskState;
 use crate::task::{Claim, Progress};
 use hydra_core::{DeviceId, TaskId};
+use hydra_spill::ImageId;
 
 impl Run {
     pub(super) fn handle(&mut self, event: Event) {
         match event {
             Event::Begun { task, result } => self.begun(task, result),
             Event::Promoted { device, task, ticket, time, failure } => {
-                let of = self.devices[device.0].promoted(ticket, failure);
-                if of.is_some_and(|(shard, _)| shard == 0) {
+                let claim = self.devices[device.0].promoted(ticket, failure);
+                let (of, parameters) = claim.map_or_else(Default::default, |claim| {
+                    ((claim.what.shard, claim.what.step), claim.parameters)
+                });
+                if of.0 == 0 && parameters.cached == 0 {
                     self.tasks[task.0].waits.promote_s = time.seconds();
                 }
-                self.copied(device, task, Work::Promote, of.unwrap_or_default(), time);
+                self.journal.recorder.promoted(task, of.0, parameters, time);
+                self.copied(device, task, Work::Promote, of, time);
             }
             Event::Loaded { task, loaded } => self.tasks[task.0].loaded(loaded),
             Event::Started { device, ticket } => {
@@ -57,14 +62,23 @@ impl Run {
                 }
             }
             Event::Stepped { task, image, step, time } => {
+                self.forget_copies(|id| *id == ImageId::new(task, image));
                 self.tasks[task.0].stepped(image, step, time);
                 self.journal.span(Track::Optimizer, task, Work::Step, (image, step), time);
             }
             Event::HostFailed { task, error } => self.fail(task.0, error),
-            Event::Restored { task } => self.tasks[task.0].restored(),
+            Event::Restored { task } => {
+                self.forget_copies(|id| id.task == task);
+                self.tasks[task.0].restored();
+            }
             Event::Checkpointed { task, result, time } => self.checkpointed(task, result, time),
             Event::Written { task, result } => self.written(task, result),
         }
+    }
+
+    /// Lets go of the cached copies of which this is true, on every device.
+    pub(super) fn forget_copies(&self, is_one: impl Fn(&ImageId) -> bool) {
+        self.threads.devices.iter().for_each(|threads| threads.device.manager.forget_copies(&is_one));
     }
 
     /// The error of a shard task, with the device's name where that is gone.
@@ -82,6 +96,7 @@ impl Run {
     /// Leaves a device out that computes nothing any more.
     fn lose(&mut self, device: DeviceId) {
         if !std::mem::replace(&mut self.devices[device.0].lost, true) {
+            self.threads.devices[device.0].device.manager.forget_copies(|_| true);
             let name = self.device_name(device);
             tracing::error!("the device `{name}` computes nothing any more: the run goes on without it");
         }

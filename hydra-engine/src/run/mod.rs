@@ -362,8 +362,9 @@ impl Run {
         let task = &mut self.tasks[index];
         task.release();
         abandon(&self.devices, task.id());
-        let _ = self.threads.host.send(HostJob::Forget { task: task.id() });
-        self.to_discard.extend(task.facts.stored_images());
+        self.forget_copies(|id| id.task == TaskId(index));
+        let _ = self.threads.host.send(HostJob::Forget { task: TaskId(index) });
+        self.to_discard.extend(self.tasks[index].facts.stored_images());
         self.discard();
         drop(self.memory.disk.take_room(TaskId(index)));
         tell_end(&self.tasks[index], &mut self.journal);

@@ -3,6 +3,8 @@
 use crate::device::DeviceSpec;
 use crate::error::guarded;
 use crate::observer::{Observer, RunEvent, Span, Track, Work};
+use crate::protocol::Time;
+use crate::task::ParameterBytes;
 use hydra_core::TaskId;
 use hydra_sched::{
     DeviceCost, EvaluationCost, PolicyKind, ShardCost, SimulationOptions, TaskCost, Workload, simulate,
@@ -138,13 +140,27 @@ impl Recorder {
             Work::Forward => shard.forward.add(seconds),
             Work::Backward => shard.backward.add(seconds),
             Work::Evaluate => shard.evaluate.add(seconds),
-            Work::Promote => shard.promote.add(seconds),
-            Work::TakeDown | Work::Step => {}
+            Work::Promote | Work::TakeDown | Work::Step => {}
         }
         match span.work {
             Work::Backward if last => task.begun += 1,
             Work::Evaluate if last => task.evaluated(),
             _ => {}
+        }
+    }
+
+    /// A shard was promoted; but for the part of it that was on the device.
+    pub(crate) fn promoted(&mut self, task: TaskId, shard: usize, bytes: ParameterBytes, time: Time) {
+        let Some(shard) = self.tasks.get_mut(task.0).and_then(|task| task.shards.get_mut(shard)) else {
+            return;
+        };
+        match bytes {
+            // Of a small part the time says little of the whole.
+            ParameterBytes { promoted, cached } if cached < promoted => {
+                shard.promote.add(time.seconds() * (promoted + cached) as f64 / promoted as f64);
+            }
+            ParameterBytes { cached: 0, .. } => shard.promote.add(time.seconds()),
+            ParameterBytes { .. } => {}
         }
     }
 

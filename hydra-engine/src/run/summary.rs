@@ -31,6 +31,8 @@ pub(super) fn report(run: &Run) -> RunReport {
         devices,
         transfers: Transfers {
             promoted_bytes: managers().map(|m| m.uploaded_bytes()).sum(),
+            parameter_bytes: run.devices.iter().map(|device| device.parameters.promoted).sum(),
+            cached_bytes: run.devices.iter().map(|device| device.parameters.cached).sum(),
             demoted_bytes: managers().map(|m| m.downloaded_bytes()).sum(),
             disk_read_bytes: run.memory.disk.store.bytes_read(),
             disk_written_bytes: run.memory.disk.store.bytes_written(),

@@ -3,9 +3,29 @@
 //! A task evaluates, trains minibatch after minibatch with evaluations in between, evaluates again, and
 //! writes its model. A minibatch is one *sweep* for each microbatch: forward of every shard but the last,
 //! the last shard's forward fused with its backward, and backward down to the first trained shard.
+//!
+//! Several sweeps may be made in one *visit*, breadth-first: each shard has its turn for all microbatches of the visit, or
+//! for all batches of an evaluation's, before the next shard has. What is added up over microbatches or batches comes in
+//! their order all the same, so a visit changes no bit.
 
 use super::{EvaluationKind, ShardTask, Stage};
-use hydra_sched::{ShardTaskKind, WorkLeft};
+use hydra_sched::{CostModel, ShardTaskKind, WorkLeft};
+use serde::Serialize;
+use std::ops::Range;
+
+/// The sweeps that are made in one visit, at most: a promoted shard has its turn for all of them before the next shard has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Visit {
+    /// Microbatches of a minibatch.
+    pub microbatches: usize,
+    /// Batches of an evaluation.
+    pub batches: usize,
+}
+
+impl Visit {
+    /// One sweep after the other.
+    pub(crate) const ONE: Self = Self { microbatches: 1, batches: 1 };
+}
 
 /// The parts of a task, in counts.
 #[derive(Clone, Debug)]
@@ -20,6 +40,8 @@ pub(crate) struct Program {
     pub epoch: usize,
     pub microbatches: usize,
     pub last_microbatches: usize,
+    /// The most microbatches, and the most batches of an evaluation, that a visit has; at least one.
+    pub visit: Visit,
     /// Batches of the validation and the test data; zero where there is none.
     pub validation: usize,
     pub test: usize,
@@ -51,6 +73,8 @@ pub(crate) struct Cursor {
     stage: Stage,
     step: usize,
     position: (ShardTaskKind, usize),
+    /// The microbatches or batches of the visit.
+    visit: Range<usize>,
 }
 
 impl Cursor {
@@ -67,7 +91,7 @@ impl Cursor {
 
     /// A task that has trained `step` minibatches and goes on at `stage`.
     pub(crate) fn resumed(program: Program, step: usize, stage: Stage) -> Self {
-        let mut cursor = Self { stage, step, position: (ShardTaskKind::Evaluate, 0), program };
+        let mut cursor = Self { stage, step, position: (ShardTaskKind::Evaluate, 0), visit: 0..1, program };
         cursor.enter(stage);
         cursor
     }
@@ -98,16 +122,49 @@ impl Cursor {
 
     /// Returns true if the next shard task is the first of a minibatch.
     pub(crate) fn at_minibatch_start(&self) -> bool {
-        self.stage == (Stage::Train { microbatch: 0 }) && self.position == self.sweep_start()
+        self.stage == (Stage::Train { microbatch: 0 }) && self.starts_visit()
+    }
+
+    /// Returns true if the next shard task is the first of a visit.
+    pub(crate) fn starts_visit(&self) -> bool {
+        self.sweep() == self.visit.start && self.position == self.sweep_start()
+    }
+
+    /// The microbatches of the visit, or the batches of an evaluation's.
+    pub(crate) fn visit(&self) -> Range<usize> {
+        self.visit.clone()
+    }
+
+    /// The microbatch or batch of the next shard task.
+    fn sweep(&self) -> usize {
+        self.stage.sweep()
     }
 
     /// Goes to the shard task after the next one.
     pub(crate) fn advance(&mut self) {
+        if self.sweep() + 1 < self.visit.end {
+            return self.set_sweep(self.sweep() + 1);
+        }
+        match self.following() {
+            Some(position) => {
+                self.position = position;
+                self.set_sweep(self.visit.start);
+            }
+            None => self.end_visit(),
+        }
+    }
+
+    /// The position after this one in a sweep.
+    fn following(&self) -> Option<(ShardTaskKind, usize)> {
         let (kind, shard) = self.position;
         let over = kind == ShardTaskKind::Backward && shard == self.program.first_trained;
-        match kind.following(shard, self.program.shards).filter(|_| !over) {
-            Some(position) => self.position = position,
-            None => self.end_sweep(),
+        kind.following(shard, self.program.shards).filter(|_| !over)
+    }
+
+    fn set_sweep(&mut self, to: usize) {
+        match &mut self.stage {
+            Stage::Train { microbatch: sweep } | Stage::Evaluate { batch: sweep, .. } => *sweep = to,
+            Stage::Restore | Stage::Write | Stage::Finished => {}
         }
     }
 
@@ -128,7 +185,21 @@ impl Cursor {
     /// Work that no one has claimed yet.
     pub(crate) fn left(&self) -> WorkLeft {
         let p = &self.program;
-        let begun = |start| (self.position != start).then_some(self.position);
+        let begun = self.peek().is_some() && !self.starts_visit();
+        // Of the visit: sweeps at the position beside the next one, and sweeps beyond it.
+        let (also, past) = match begun {
+            true => (self.visit.end - self.sweep() - 1, self.sweep() - self.visit.start),
+            false => (0, 0),
+        };
+        let position = begun.then_some(self.position);
+        let visited = |sweeps, evaluations| WorkLeft {
+            sweeps,
+            evaluations,
+            position,
+            also: also as u64,
+            past: past as u64,
+        };
+        let not_begun = if begun { self.visit.end } else { self.visit.start };
         let later = |step: usize| (p.steps - step.min(p.steps)) as u64 * p.microbatches as u64;
         let at_the_end = if p.eval_every.is_some() { 0 } else { p.validation };
         let final_evaluations = (at_the_end + p.test) as u64;
@@ -140,17 +211,13 @@ impl Cursor {
             None => 0,
         };
         match self.stage {
-            Stage::Train { microbatch } => {
-                let position = begun(self.sweep_start());
-                let here = (p.microbatches_of(self.step) - microbatch) as u64 - u64::from(position.is_some());
-                let evaluations = final_evaluations + periodic(self.step);
-                WorkLeft { sweeps: later(self.step + 1) + here, evaluations, position }
+            Stage::Train { .. } => {
+                let here = (p.microbatches_of(self.step) - not_begun) as u64;
+                visited(later(self.step + 1) + here, final_evaluations + periodic(self.step))
             }
-            Stage::Evaluate { kind, batch } => {
-                let position = begun(ShardTaskKind::evaluation_start());
+            Stage::Evaluate { kind, .. } => {
                 // A checkpoint that is not of this task may say a batch that is not there; it is refused later.
-                let left = p.batches(kind).saturating_sub(batch) as u64;
-                let here = left.saturating_sub(u64::from(position.is_some()));
+                let here = p.batches(kind).saturating_sub(not_begun) as u64;
                 let after = match kind {
                     EvaluationKind::Initial | EvaluationKind::Periodic => {
                         final_evaluations + periodic(self.step)
@@ -158,29 +225,60 @@ impl Cursor {
                     EvaluationKind::Validation => p.test as u64,
                     EvaluationKind::Test => 0,
                 };
-                WorkLeft { sweeps: later(self.step), evaluations: here + after, position }
+                visited(later(self.step), here + after)
             }
-            Stage::Restore => WorkLeft { sweeps: 0, evaluations: p.test as u64, position: None },
+            Stage::Restore => WorkLeft { evaluations: p.test as u64, ..WorkLeft::default() },
             Stage::Write | Stage::Finished => WorkLeft::default(),
         }
     }
 
+    /// Estimated seconds of the task's own compute until a shard task that no one has claimed reads the parameters of a
+    /// shard in the version that they have now; `None` if they are stepped before, as `trained` ones are at the end of a
+    /// minibatch, or if nothing reads them any more.
+    pub(crate) fn until_read_s(&self, costs: &CostModel, shard: usize, trained: bool) -> Option<f64> {
+        let p = &self.program;
+        let (trains, evaluates) = (Some(ShardTaskKind::Forward), Some(ShardTaskKind::Evaluate));
+        let then = match self.stage {
+            Stage::Train { .. } if self.visit.end < p.microbatches_of(self.step) => trains,
+            Stage::Train { .. } if trained => None,
+            Stage::Train { .. } if p.evaluates_after(self.step + 1) => evaluates,
+            Stage::Train { .. } if self.step + 1 < p.steps => trains,
+            Stage::Train { .. } => evaluates.filter(|_| p.validation + p.test > 0),
+            Stage::Evaluate { kind, .. } if self.visit.end < p.batches(kind) => evaluates,
+            Stage::Evaluate { kind: EvaluationKind::Test, .. } => None,
+            Stage::Evaluate { .. } if self.step < p.steps => trains,
+            Stage::Evaluate { .. } => evaluates.filter(|_| p.validation + p.test > 0),
+            Stage::Restore | Stage::Write | Stage::Finished => return None,
+        };
+        let s = costs.until_read_s(self.position, shard, p.first_trained, then)?;
+        // Each shard has as many shard tasks in turn as the visit has sweeps.
+        Some(s * self.visit.len() as f64)
+    }
+
     fn sweep_start(&self) -> (ShardTaskKind, usize) {
-        ShardTaskKind::training_start(self.program.shards)
+        match self.stage {
+            Stage::Train { .. } => ShardTaskKind::training_start(self.program.shards),
+            _ => ShardTaskKind::evaluation_start(),
+        }
     }
 
     fn enter(&mut self, stage: Stage) {
         self.stage = stage;
-        self.position = match stage {
-            Stage::Train { .. } => self.sweep_start(),
-            _ => ShardTaskKind::evaluation_start(),
+        self.position = self.sweep_start();
+        let (p, first) = (&self.program, self.sweep());
+        let end = match stage {
+            Stage::Train { .. } => (first + p.visit.microbatches).min(p.microbatches_of(self.step)),
+            Stage::Evaluate { kind, .. } => (first + p.visit.batches).min(p.batches(kind)),
+            Stage::Restore | Stage::Write | Stage::Finished => 1,
         };
+        self.visit = first..end.max(first + 1);
     }
 
-    fn end_sweep(&mut self) {
+    fn end_visit(&mut self) {
+        let next = self.visit.end;
         match self.stage {
-            Stage::Train { microbatch } if microbatch + 1 < self.program.microbatches_of(self.step) => {
-                self.enter(Stage::Train { microbatch: microbatch + 1 });
+            Stage::Train { .. } if next < self.program.microbatches_of(self.step) => {
+                self.enter(Stage::Train { microbatch: next });
             }
             Stage::Train { .. } => {
                 self.step += 1;
@@ -189,8 +287,8 @@ impl Cursor {
                     false => self.after_minibatches(),
                 }
             }
-            Stage::Evaluate { kind, batch } if batch + 1 < self.program.batches(kind) => {
-                self.enter(Stage::Evaluate { kind, batch: batch + 1 });
+            Stage::Evaluate { kind, .. } if next < self.program.batches(kind) => {
+                self.enter(Stage::Evaluate { kind, batch: next });
             }
             Stage::Evaluate { kind, .. } => match kind {
                 EvaluationKind::Initial | EvaluationKind::Periodic => self.after_minibatches(),
@@ -234,6 +332,7 @@ mod tests {
             epoch: 2,
             microbatches: 2,
             last_microbatches: 1,
+            visit: Visit::ONE,
             validation: 2,
             test: 1,
             initial_validation: true,
@@ -285,6 +384,75 @@ mod tests {
             "Write".to_owned(),
         ];
         assert_eq!(log, expected.join(" "));
+    }
+
+    /// Shard tasks with their sweeps.
+    fn swept(mut cursor: Cursor) -> Vec<String> {
+        let mut log = Vec::new();
+        while let Some(task) = cursor.peek() {
+            log.push(format!("{}{}/{}", &task.kind.to_string()[..1], task.shard, task.stage.sweep()));
+            cursor.advance();
+        }
+        log
+    }
+
+    #[test]
+    fn a_visit_takes_its_sweeps_shard_by_shard() {
+        let visit = Visit { microbatches: 2, batches: 3 };
+        let five =
+            Program { steps: 1, epoch: 9, microbatches: 5, visit, validation: 4, test: 0, ..program() };
+        let log = swept(Cursor::new(Program { shards: 2, ..five })).join(" ");
+        let evaluate = "e0/0 e0/1 e0/2 e1/0 e1/1 e1/2 e0/3 e1/3";
+        let train = "f0/0 f0/1 b1/0 b1/1 b0/0 b0/1 f0/2 f0/3 b1/2 b1/3 b0/2 b0/3 f0/4 b1/4 b0/4";
+        assert_eq!(log, format!("{evaluate} {train} {evaluate}"));
+    }
+
+    #[test]
+    fn a_visit_begins_where_an_evaluation_goes_on() {
+        let stage = Stage::Evaluate { kind: EvaluationKind::Initial, batch: 1 };
+        let p = Program { validation: 6, visit: Visit { microbatches: 1, batches: 4 }, ..program() };
+        let log = swept(Cursor::resumed(p, 0, stage));
+        assert_eq!(log[..5], ["e0/1", "e0/2", "e0/3", "e0/4", "e1/1"]);
+    }
+
+    #[test]
+    fn what_is_left_of_a_visit_counts_down_by_one_shard_task_each() {
+        for (microbatches, batches) in [(1, 1), (2, 2), (3, 1), (9, 9)] {
+            let p = Program {
+                microbatches: 3,
+                last_microbatches: 3,
+                visit: Visit { microbatches, batches },
+                ..program()
+            };
+            let one = vec![1.0; p.shards];
+            let costs = CostModel::new(one.clone(), one.clone(), one).unwrap();
+            let mut cursor = Cursor::new(p);
+            let mut left = Vec::new();
+            while cursor.peek().is_some() {
+                left.push(costs.remaining_s(&cursor.left()));
+                cursor.advance();
+            }
+            let expected: Vec<f64> = (1..=left.len()).rev().map(|n| n as f64).collect();
+            assert_eq!(left, expected, "{microbatches} {batches}");
+        }
+    }
+
+    #[test]
+    fn a_copy_is_read_again_before_its_masters_change_or_never() {
+        let one = vec![1.0; 3];
+        let costs = CostModel::new(one.clone(), one.clone(), one).unwrap();
+        let p = Program { steps: 2, epoch: 9, initial_validation: false, visit: Visit::ONE, ..program() };
+        let mut cursor = Cursor::new(p);
+        let until = |cursor: &Cursor, trained| -> Vec<Option<f64>> {
+            (0..3).map(|shard| cursor.until_read_s(&costs, shard, trained)).collect()
+        };
+        assert_eq!(until(&cursor, true), [Some(0.0), Some(1.0), Some(2.0)]);
+        // Before the backward of shard 1, of the first microbatch and of the second.
+        (0..3).for_each(|_| cursor.advance());
+        assert_eq!(until(&cursor, true), [Some(1.0), Some(0.0), Some(4.0)]);
+        (0..5).for_each(|_| cursor.advance());
+        assert_eq!(until(&cursor, true), [Some(1.0), Some(0.0), None]);
+        assert_eq!(until(&cursor, false), [Some(1.0), Some(0.0), Some(4.0)]);
     }
 
     #[test]

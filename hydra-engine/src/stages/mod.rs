@@ -5,6 +5,7 @@
 
 mod cursor;
 
+pub use cursor::Visit;
 pub(crate) use cursor::{Cursor, Program};
 
 use hydra_sched::ShardTaskKind;
@@ -51,6 +52,16 @@ pub(crate) enum Stage {
     Finished,
 }
 
+impl Stage {
+    /// The microbatch or the batch; zero where there is none.
+    pub(crate) fn sweep(&self) -> usize {
+        match self {
+            Self::Evaluate { batch: sweep, .. } | Self::Train { microbatch: sweep } => *sweep,
+            Self::Restore | Self::Write | Self::Finished => 0,
+        }
+    }
+}
+
 /// One unit of scheduling.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ShardTask {
@@ -61,7 +72,7 @@ pub(crate) struct ShardTask {
     pub step: usize,
 }
 
-/// A minibatch, or a batch of an evaluation: its batches are read together.
+/// A minibatch, or a visit of an evaluation, by its first shard task: its batches are read together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sweep {
     pub stage: Stage,

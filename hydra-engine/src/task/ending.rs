@@ -214,6 +214,10 @@ impl LiveTask {
         }
         let stage = match next.stage {
             Stage::Train { .. } => Stage::Train { microbatch: 0 },
+            // Of a visit those batches are evaluated whose last shard was.
+            Stage::Evaluate { kind, .. } if next.shard + 1 < self.facts.shards.len() => {
+                Stage::Evaluate { kind, batch: self.cursor.visit().start }
+            }
             stage => stage,
         };
         self.go_to(next.step, stage);

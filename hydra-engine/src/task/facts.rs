@@ -49,7 +49,7 @@ impl Facts {
     }
 
     pub(crate) fn program(&self) -> Program {
-        self.task.program(&self.shards, self.chain().first_trained())
+        self.task.program(&self.shards, self.chain().first_trained(), self.admitted.visit)
     }
 
     /// Returns whether its masters are device-homed.

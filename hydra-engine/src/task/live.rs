@@ -15,9 +15,18 @@ use crate::optimizer::MicroStep;
 use crate::protocol::{Inputs, Loaded, Output, Reading, Ticket, Time};
 use crate::stages::{Cursor, EvaluationKind, ShardTask, Stage, Sweep};
 use hydra_core::{DeviceId, HostTensor, Measured, Pass, Sampler, TaskId};
-use hydra_sched::{CostError, CostModel, ModelIndex, ModelView, ShardTaskKind};
+use hydra_sched::{CopyUse, CostError, CostModel, ModelIndex, ModelView, ShardTaskKind};
 use hydra_spill::Reservation;
 use std::sync::Arc;
+
+/// Bytes of the parameters that shard tasks read.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct ParameterBytes {
+    /// Promoted for them.
+    pub promoted: u64,
+    /// On their device already.
+    pub cached: u64,
+}
 
 /// A shard task that a device has claimed.
 #[derive(Clone, Debug)]
@@ -31,6 +40,7 @@ pub(crate) struct Claim {
     pub terms: usize,
     /// True if its primary input is the output of the shard task before it on the device.
     pub from_handoff: bool,
+    pub parameters: ParameterBytes,
 }
 
 /// A request to another thread, for which a task at rest waits.
@@ -153,6 +163,17 @@ impl LiveTask {
         }
     }
 
+    /// The worth of a resident copy of an image after its shard task, which decides what stays on a device.
+    pub(crate) fn copy_worth(&self, image: usize) -> f64 {
+        // One that is about to be stepped is of no use.
+        let final_ = self.versions[image] >= self.cursor.step() && !self.phase.is_over();
+        let trained = self.facts.chain().images()[image].trained;
+        let reads = |(shard, _): (usize, _)| self.cursor.until_read_s(&self.costs, shard, trained);
+        let readers = self.facts.images.iter().enumerate().filter(|(_, images)| images.contains(&image));
+        let next_use_s = readers.filter_map(reads).min_by(f64::total_cmp).filter(|_| final_);
+        CopyUse { next_use_s, cost_per_byte: 1.0 }.worth()
+    }
+
     /// The next shard task, if it waits for the optimizer and any device may claim it afterwards.
     pub(crate) fn awaited(&self) -> Option<ShardTask> {
         let open = self.has_begun() && !self.flight.is_claimed();
@@ -178,7 +199,8 @@ impl LiveTask {
 
     /// Returns whether what is next begins a minibatch or an evaluation batch, so that the task may end here.
     fn is_between_sweeps(&self, next: &ShardTask) -> bool {
-        self.cursor.at_minibatch_start() || matches!(next.stage, Stage::Evaluate { .. }) && next.shard == 0
+        self.cursor.at_minibatch_start()
+            || matches!(next.stage, Stage::Evaluate { .. }) && self.cursor.starts_visit()
     }
 
     /// Returns whether an evaluation computes yet that may be the last one.
@@ -208,11 +230,6 @@ impl LiveTask {
         self.cursor.peek().is_some_and(|next| self.lacks_gradient_room(&next))
     }
 
-    fn starts_sweep(&self, next: &ShardTask) -> bool {
-        next.shard == 0 && next.kind != ShardTaskKind::Backward
-            || self.facts.shards.len() == 1 && next.kind == ShardTaskKind::Backward
-    }
-
     /// Claims `next` for `device`: moves the cursor and gives the claim with the inputs that are there.
     ///
     /// # Errors
@@ -223,8 +240,8 @@ impl LiveTask {
         device: DeviceId,
         next: ShardTask,
     ) -> Result<(Claim, Inputs<HostTensor>), EngineError> {
-        if self.starts_sweep(&next) {
-            self.begin_sweep(&next)?;
+        if self.cursor.starts_visit() {
+            self.begin_visit(&next)?;
         }
         let (inputs, from_handoff) = self.sweep.inputs(&next);
         debug_assert!(!from_handoff || self.flight.running().is_some());
@@ -250,11 +267,12 @@ impl LiveTask {
         }
         self.cursor.advance();
         self.flight.claim(device);
-        Ok((Claim { ticket, task: self.id(), what: next, work, at, terms, from_handoff }, inputs))
+        let parameters = ParameterBytes::default();
+        Ok((Claim { ticket, task: self.id(), what: next, work, at, terms, from_handoff, parameters }, inputs))
     }
 
-    fn begin_sweep(&mut self, next: &ShardTask) -> Result<(), EngineError> {
-        self.sweep.begin();
+    fn begin_visit(&mut self, next: &ShardTask) -> Result<(), EngineError> {
+        self.sweep.begin(self.cursor.visit());
         if let Some(loaded) = self.ahead.take(Sweep::of(next)) {
             self.sweep.batches = loaded.batches?;
         } else if let Some(reading) = self.reading(next) {
@@ -263,7 +281,7 @@ impl LiveTask {
         Ok(())
     }
 
-    /// The items to read for a sweep that begins with this shard task; `None` if its batches have been read.
+    /// The items to read for a visit that begins with this shard task; `None` if its batches have been read.
     fn reading(&mut self, next: &ShardTask) -> Option<Reading> {
         let task = &self.facts.task;
         let float = task.chain.float_type();
@@ -273,10 +291,11 @@ impl LiveTask {
                 let parts = task.spec.microbatches(&items).into_iter().map(<[usize]>::to_vec).collect();
                 (task.train.clone(), parts)
             }
-            Stage::Evaluate { kind, batch } => {
+            Stage::Evaluate { kind, .. } => {
                 let data = self.facts.evaluation_data(kind).clone();
                 let size = task.evaluation_batch();
-                let parts = vec![(batch * size..((batch + 1) * size).min(data.len())).collect()];
+                let part = |batch: usize| (batch * size..((batch + 1) * size).min(data.len())).collect();
+                let parts = self.cursor.visit().map(part).collect();
                 (data, parts)
             }
             _ => return None,
@@ -284,12 +303,12 @@ impl LiveTask {
         Some(Reading { data, parts, float })
     }
 
-    /// The shard task with which a sweep begins whose batches can be read ahead now.
+    /// The shard task with which a visit begins whose batches can be read ahead now.
     pub(crate) fn next_to_read(&mut self) -> Option<ShardTask> {
         if !self.has_begun() || self.phase.ends_at_rest() || self.ahead.reads() {
             return None;
         }
-        let next = self.cursor.peek().filter(|next| self.starts_sweep(next))?;
+        let next = self.cursor.peek().filter(|_| self.cursor.starts_visit())?;
         self.ahead.is_free_for(Sweep::of(&next)).then_some(next)
     }
 

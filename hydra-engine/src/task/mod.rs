@@ -16,6 +16,6 @@ mod waits;
 
 pub(crate) use ending::{Fate, Rest};
 pub(crate) use facts::Facts;
-pub(crate) use live::{Claim, LiveTask, Request};
+pub(crate) use live::{Claim, LiveTask, ParameterBytes, Request};
 pub(crate) use phase::{Change, Phase};
 pub(crate) use results::Progress;

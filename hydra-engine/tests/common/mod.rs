@@ -52,6 +52,8 @@ pub struct Settings {
     pub cuts: Option<Vec<usize>>,
     pub policy: PolicyKind,
     pub prefetch: bool,
+    pub cache: bool,
+    pub visit: Option<usize>,
     pub others: usize,
 }
 
@@ -65,6 +67,8 @@ impl Default for Settings {
             cuts: None,
             policy: PolicyKind::ShardedLrtf,
             prefetch: true,
+            cache: true,
+            visit: None,
             others: 0,
         }
     }
@@ -72,7 +76,7 @@ impl Default for Settings {
 
 impl Settings {
     pub fn orchestrator(&self) -> Orchestrator {
-        let device = DeviceSpec::cpu(self.memory).threads(self.threads);
+        let device = DeviceSpec::cpu(self.memory).threads(self.threads).cache_copies(self.cache);
         let device = if self.zero_copy { device.zero_copy() } else { device };
         let orchestrator = Orchestrator::new(device.times(self.devices)).expect("devices");
         // No checkpoint is due by what a clock says.
@@ -85,6 +89,10 @@ impl Settings {
         let mut run = self.orchestrator();
         let task = match &self.cuts {
             Some(cuts) => task.cuts(cuts.clone()),
+            None => task,
+        };
+        let task = match self.visit {
+            Some(visit) => task.visit(visit),
             None => task,
         };
         run.submit(task).expect("a task");

@@ -3,6 +3,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod copies;
 mod early_stopping;
 mod floats;
 mod metrics;

@@ -148,9 +148,11 @@ prop_compose! {
         cuts in prop::collection::btree_set(1usize..5, 0..=4),
         policy in prop::sample::select(PolicyKind::ALL.to_vec()),
         prefetch: bool,
+        cache: bool,
         others in 0usize..=2,
     ) -> Settings {
-        Settings { devices, threads, memory: PLENTY, zero_copy, cuts: Some(cuts.into_iter().collect()), policy, prefetch, others }
+        let cuts = Some(cuts.into_iter().collect());
+        Settings { devices, threads, memory: PLENTY, zero_copy, cuts, policy, prefetch, cache, visit: None, others }
     }
 }
 

@@ -127,6 +127,11 @@ impl<M: CardMemory> DeviceLink for CardLink<M> {
         self.dma.name()
     }
 
+    fn frees_each(&self) -> bool {
+        // A promotion has one place in the arena.
+        false
+    }
+
     fn upload(&self, host: &Bytes) -> Result<DeviceBytes, LinkError> {
         self.upload_all(std::slice::from_ref(host)).map(|mut all| all.remove(0))
     }

@@ -34,6 +34,11 @@ impl DeviceLink for CubeLink {
         &self.name
     }
 
+    fn frees_each(&self) -> bool {
+        // Pools give a page back when nothing on it is used.
+        false
+    }
+
     fn upload(&self, host: &Bytes) -> Result<DeviceBytes, LinkError> {
         self.upload_all(std::slice::from_ref(host)).map(|mut all| all.remove(0))
     }

@@ -111,6 +111,12 @@ pub trait DeviceLink: Send + Sync {
         false
     }
 
+    /// Returns whether the memory of each buffer that it uploads is free for others as soon as that buffer is dropped, so
+    /// that some may stay while others go. Otherwise what is uploaded together is let go of together.
+    fn frees_each(&self) -> bool {
+        true
+    }
+
     /// Copies host bytes into memory of the device. Dropping the last clone of the result frees that memory.
     ///
     /// # Errors

@@ -63,6 +63,10 @@ impl DeviceLink for SimulatedLink {
         self.inner.zero_copy()
     }
 
+    fn frees_each(&self) -> bool {
+        self.inner.frees_each()
+    }
+
     fn upload(&self, host: &Bytes) -> Result<DeviceBytes, LinkError> {
         self.timed(&self.uploads, host.len(), || self.inner.upload(host))
     }

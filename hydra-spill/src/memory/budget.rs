@@ -54,6 +54,8 @@ struct Inner {
 struct State {
     used: u64,
     peak: u64,
+    /// The number of releases so far.
+    releases: u64,
     /// Bytes by owner; an owner without bytes has no entry.
     holders: BTreeMap<Arc<str>, u64>,
 }
@@ -113,20 +115,15 @@ impl Budget {
         self.take(self.state(), bytes, owner.into().into())
     }
 
-    /// Like [`reserve`](Self::reserve), but waits until enough bytes are free, for `patience` at most.
-    ///
-    /// # Errors
-    /// [`BudgetError::Refused`], at once if `bytes` are more than the capacity.
-    pub fn reserve_when_free(
-        &self,
-        bytes: u64,
-        owner: impl Into<String>,
-        patience: Duration,
-    ) -> Result<Reservation, BudgetError> {
-        let short = |state: &mut State| bytes <= self.capacity() && bytes > self.capacity() - state.used;
-        let waited = self.inner.released.wait_timeout_while(self.state(), patience, short);
-        let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        self.take(state, bytes, owner.into().into())
+    /// The number of releases so far, for [`wait_for_release`](Self::wait_for_release).
+    pub(crate) fn releases(&self) -> u64 {
+        self.state().releases
+    }
+
+    /// Waits for a release after the first `seen`, for `patience` at most.
+    pub(crate) fn wait_for_release(&self, seen: u64, patience: Duration) {
+        let none = |state: &mut State| state.releases == seen;
+        drop(self.inner.released.wait_timeout_while(self.state(), patience, none));
     }
 
     fn take(
@@ -265,6 +262,7 @@ impl Drop for Reservation {
     fn drop(&mut self) {
         let mut state = self.budget.state();
         state.used -= self.bytes;
+        state.releases += 1;
         state.let_go(&self.owner, self.bytes);
         drop(state);
         self.budget.inner.released.notify_all();
@@ -278,23 +276,6 @@ mod tests {
 
     fn budget(bytes: u64) -> Budget {
         Budget::new("cpu:0", ByteSize(bytes))
-    }
-
-    #[test]
-    fn a_patient_owner_gets_what_others_release() {
-        let budget = budget(100);
-        let held = budget.reserve(80, "a").unwrap();
-        std::thread::scope(|scope| {
-            let waiter = scope.spawn(|| budget.reserve_when_free(50, "b", Duration::from_secs(60)));
-            drop(held);
-            assert_eq!(waiter.join().unwrap().unwrap().bytes(), 50);
-        });
-        assert!(
-            budget.reserve_when_free(101, "c", Duration::from_secs(60)).is_err(),
-            "never free: refused at once"
-        );
-        let _held = budget.reserve(100, "a").unwrap();
-        assert!(budget.reserve_when_free(1, "d", Duration::from_millis(1)).is_err());
     }
 
     #[test]

@@ -217,7 +217,7 @@ mod tests {
     use super::super::conformance::{self, ID, masters};
     use super::*;
     use crate::link::conformance::FailingLink;
-    use crate::{DramStore, HostCopyLink, SpillManager};
+    use crate::{DramStore, HeldCopies, HostCopyLink, SpillManager};
     use hydra_core::{ByteSize, DeviceId};
     use std::sync::atomic::Ordering::Relaxed;
 
@@ -253,7 +253,7 @@ mod tests {
         let manager = SpillManager::new(DEVICE, budget.clone(), store.clone(), link);
         let promote = |task, bytes| {
             let reservation = budget.reserve(bytes, "shard").unwrap();
-            manager.promote(task, &[5], &[], reservation).unwrap().0
+            manager.promote(task, &[5], &[], HeldCopies::default(), reservation).unwrap().0
         };
         let resident = promote(ID.task, 0);
         assert_eq!((resident.bytes(), resident.version(5), manager.uploaded_bytes()), (1200, Some(0), 0));

@@ -1,0 +1,158 @@
+//! The choice of how many sweeps a visit has: what moves over the link decides, and host memory limits it.
+//!
+//! With `K` microbatches in a visit a minibatch of `N` promotes what its device has no room for `2 ceil(N / K)` times.
+//! The boundary activations and gradients of more than one do not stay on the device between two shards: they go down and
+//! come up again.
+
+use super::cut::CutTask;
+use super::host_memory::{HostMemory, Room};
+use super::placement::Placement;
+use super::sizes::TaskSizes;
+use crate::error::EngineError;
+use crate::stages::Visit;
+
+/// The most batches that a visit of an evaluation has.
+const MOST_BATCHES: usize = 16;
+
+/// The bytes of a model that move over the link to its device.
+struct Traffic {
+    /// Parameters that one pass over all shards promotes.
+    promoted: u64,
+    /// Boundary activations of one sweep.
+    boundaries: u64,
+}
+
+impl Traffic {
+    /// Those of a task on a device with so much memory, which so many tasks share.
+    fn of(cut: &CutTask<'_>, budget: u64, tasks: usize) -> Self {
+        let shards = &cut.plan.shards;
+        let parameters: u64 = shards.iter().map(|shard| shard.param_bytes).sum();
+        let need = shards.iter().map(|shard| shard.need_bytes.max(shard.verified_bytes.unwrap_or(0))).max();
+        let stays = budget.saturating_sub(need.unwrap_or(0)) / tasks.max(1) as u64;
+        let inputs = shards.iter().skip(1).map(|shard| cut.plan.layers[shard.first].input_bytes);
+        Self { promoted: parameters.saturating_sub(stays), boundaries: inputs.sum() }
+    }
+
+    /// Bytes up the link in a minibatch of so many microbatches.
+    fn minibatch(&self, microbatches: usize, visit: usize) -> u64 {
+        let visits = microbatches.div_ceil(visit) as u64;
+        let again = if visit > 1 { 2 * microbatches as u64 * self.boundaries } else { 0 };
+        (2 * visits).saturating_mul(self.promoted).saturating_add(again)
+    }
+
+    /// Bytes up the link in [`MOST_BATCHES`] batches of an evaluation, or a little more.
+    fn evaluation(&self, visit: usize) -> u64 {
+        let again = if visit > 1 { MOST_BATCHES as u64 * self.boundaries } else { 0 };
+        (MOST_BATCHES.div_ceil(visit) as u64).saturating_mul(self.promoted).saturating_add(again)
+    }
+}
+
+/// The number of sweeps with which the least moves; of equal ones the smallest, which takes the least host memory.
+fn cheapest(most: usize, bytes: impl Fn(usize) -> u64) -> usize {
+    (1..=most).min_by_key(|visit| (bytes(*visit), *visit)).unwrap_or(1)
+}
+
+/// The devices of a run, as visits depend on them.
+pub(super) struct VisitDevices {
+    /// Bytes of the smallest one.
+    pub budget: u64,
+    pub count: usize,
+    /// True if copies stay on them after their shard task.
+    pub cache: bool,
+}
+
+/// The visits that a task wants, whatever host memory it takes: with the microbatches that were asked for, or those with
+/// which the least moves.
+fn wanted(cut: &CutTask<'_>, on: &Placement, devices: &VisitDevices, tasks: usize) -> Visit {
+    let least = least(cut);
+    if on.on_device() || !devices.cache || cut.plan.shards.len() < 2 {
+        return least;
+    }
+    let program = cut.task.program(&cut.plan.shards(), 0, Visit::ONE);
+    let traffic = Traffic::of(cut, devices.budget, tasks.div_ceil(devices.count.max(1)));
+    let microbatches = program.microbatches;
+    let chosen = || cheapest(microbatches, |visit| traffic.minibatch(microbatches, visit));
+    let batches = program.validation.max(program.test).min(MOST_BATCHES);
+    Visit {
+        microbatches: cut.task.visit.unwrap_or_else(chosen),
+        batches: cheapest(batches, |visit| traffic.evaluation(visit)),
+    }
+}
+
+/// The visits that a task has at least: one sweep each, if it did not ask for more.
+fn least(cut: &CutTask<'_>) -> Visit {
+    Visit { microbatches: cut.task.visit.unwrap_or(1), ..Visit::ONE }
+}
+
+/// The sizes of tasks with visits of one sweep, where nothing else was asked for.
+pub(super) fn least_sizes(cut: &[CutTask<'_>], placed: &[Placement]) -> Vec<TaskSizes> {
+    cut.iter().zip(placed).map(|(cut, on)| TaskSizes::of(cut, on, least(cut))).collect()
+}
+
+/// Widens visits as far as tasks want it and host memory has room for: nothing goes to the disk for it, and no device
+/// stays without a model. Gives the sizes and the room.
+pub(super) fn widen(
+    cut: &[CutTask<'_>],
+    placed: &[Placement],
+    devices: &VisitDevices,
+    host: &HostMemory<'_>,
+    least_sizes: Vec<TaskSizes>,
+) -> Result<(Vec<TaskSizes>, Room), EngineError> {
+    let least_room = host.find_room(&least_sizes)?;
+    let is_as_good = |room: &Room| {
+        room.division.disk <= least_room.division.disk
+            && room.active_models >= least_room.active_models.min(devices.count)
+            && room.gradient_shards >= least_room.gradient_shards
+            && room.in_turn == least_room.in_turn
+    };
+    let wanted: Vec<Visit> =
+        cut.iter().zip(placed).map(|(task, on)| wanted(task, on, devices, cut.len())).collect();
+    let mut limit = wanted.iter().map(|visit| visit.microbatches.max(visit.batches)).max().unwrap_or(1);
+    while limit > 1 {
+        let sizes = |((task, on), wanted): ((&CutTask<'_>, &Placement), &Visit)| {
+            TaskSizes::of(task, on, wanted.limited(limit, task.task.visit))
+        };
+        let sizes: Vec<TaskSizes> = cut.iter().zip(placed).zip(&wanted).map(sizes).collect();
+        match host.find_room(&sizes) {
+            Ok(room) if is_as_good(&room) => return Ok((sizes, room)),
+            _ => limit /= 2,
+        }
+    }
+    Ok((least_sizes, least_room))
+}
+
+impl Visit {
+    /// These visits with at most so many sweeps each, but for the microbatches that were `asked` for.
+    fn limited(self, limit: usize, asked: Option<usize>) -> Self {
+        let microbatches = asked.unwrap_or(self.microbatches.min(limit));
+        Self { microbatches, batches: self.batches.min(limit) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_visit_is_as_long_as_saves_more_than_boundaries_cost() {
+        let chosen = |promoted, boundaries, microbatches| {
+            let traffic = Traffic { promoted, boundaries };
+            let training = cheapest(microbatches, |visit| traffic.minibatch(microbatches, visit));
+            (training, cheapest(MOST_BATCHES, |visit| traffic.evaluation(visit)))
+        };
+        assert_eq!(chosen(1000, 1, 8), (8, 16));
+        assert_eq!(chosen(1000, 1, 1), (1, 16));
+        // Twice four microbatches' boundaries cost as much as three promotions of everything.
+        assert_eq!(chosen(100, 75, 4), (1, 16));
+        assert_eq!(chosen(100, 74, 4).0, 4);
+        assert_eq!(chosen(100, 94, 4).1, 1);
+        assert_eq!(chosen(0, 1, 8), (1, 1), "what stays on the device need not be visited");
+    }
+
+    #[test]
+    fn what_was_asked_for_is_not_limited() {
+        let visit = Visit { microbatches: 8, batches: 16 };
+        assert_eq!(visit.limited(4, None), Visit { microbatches: 4, batches: 4 });
+        assert_eq!(visit.limited(4, Some(8)), Visit { microbatches: 8, batches: 4 });
+    }
+}

@@ -1,0 +1,186 @@
+//! One promotion, many uses: copies that stay on a device, and visits of several microbatches. They save bytes, and no bit
+//! depends on them.
+
+use crate::common::{Settings, adamw, config, tokens};
+use hydra_core::{ByteSize, Chain, Length, TrainSpec};
+use hydra_engine::{EngineError, RunReport, TrainTask, plain};
+use hydra_models::gpt2::{self, Gpt2Config};
+use proptest::prelude::*;
+use std::sync::{Arc, OnceLock};
+
+/// A GPT-2 whose parameters are most of what it needs.
+fn chain() -> Arc<Chain> {
+    let wide = Gpt2Config { n_embd: 96, n_layer: 4, ..config() };
+    Arc::new(gpt2::chain(&wide, None).expect("a chain"))
+}
+
+/// Minibatches of four microbatches, of an epoch with a smaller last one.
+fn spec() -> TrainSpec {
+    TrainSpec { length: Length::Steps(4), accumulate: 4, eval_every: Some(2), ..adamw(4) }
+}
+
+fn task() -> TrainTask {
+    TrainTask::new("task", chain(), tokens(11, 1), spec()).validation(tokens(5, 3)).test(tokens(4, 2))
+}
+
+fn cut() -> Settings {
+    Settings { cuts: Some(vec![1, 2, 3, 4]), ..Settings::default() }
+}
+
+/// Device memory for two shards of this task at once, with these threads, and not much more.
+fn tight_for(task: TrainTask, threads: usize) -> ByteSize {
+    let mut run = Settings { threads, ..Settings::default() }.orchestrator();
+    run.submit(task).expect("a task");
+    let least = run.admit().expect("it fits").admission().tasks[0].plan.min_device_memory_bytes;
+    ByteSize(least + least / 64)
+}
+
+fn tight() -> ByteSize {
+    static TIGHT: OnceLock<ByteSize> = OnceLock::new();
+    *TIGHT.get_or_init(|| tight_for(task(), 1))
+}
+
+/// Device memory for two shards of the largest task of drawn settings, with the most threads.
+fn tight_for_all() -> ByteSize {
+    static TIGHT: OnceLock<ByteSize> = OnceLock::new();
+    let whole = || TrainTask::new("task", chain(), tokens(11, 1), adamw(3));
+    *TIGHT.get_or_init(|| tight_for(whole(), 2))
+}
+
+/// All that a run must not change.
+fn outcome(report: &RunReport) -> String {
+    let task = &report.tasks[0];
+    format!(
+        "{:?} {:?} {:?} {:?} {:?} {:?}",
+        task.error, task.losses, task.validations, task.validation, task.test, task.weights_sha256
+    )
+}
+
+fn reference() -> &'static str {
+    static OUTCOME: OnceLock<String> = OnceLock::new();
+    OUTCOME.get_or_init(|| {
+        outcome(&Settings { cache: false, visit: Some(1), ..Settings::default() }.run(task()))
+    })
+}
+
+#[test]
+fn copies_and_visits_equal_the_plain_loop() {
+    let spec = TrainSpec { eval_every: None, ..spec() };
+    let plain = plain::train(&chain(), tokens(11, 1).as_ref(), &spec).expect("the plain loop");
+    for visit in [None, Some(1), Some(2), Some(3), Some(4)] {
+        for memory in [tight(), Settings::default().memory] {
+            let cuts = if memory == tight() { None } else { cut().cuts };
+            let settings = Settings { visit, memory, cuts, ..Settings::default() };
+            let report = settings.task(TrainTask::new("task", chain(), tokens(11, 1), spec.clone()));
+            assert_eq!(report.error, None, "{settings:?}");
+            assert_eq!(
+                (report.losses, report.weights_sha256),
+                (plain.losses.clone(), Some(plain.weights_sha256.clone())),
+                "{settings:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn what_has_room_is_promoted_once_for_each_version_of_it() {
+    let report = cut().run(task());
+    assert_eq!(outcome(&report), reference());
+    let parameters: u64 = chain().images().iter().map(|image| image.bytes()).sum();
+    let stepped = 4 * parameters;
+    // The first masters, and after each step; the best ones come back before the last evaluation.
+    let moved = report.transfers.parameter_bytes;
+    assert!((stepped..=stepped + 2 * parameters).contains(&moved), "{moved} of {parameters}");
+    assert!(report.transfers.cached_bytes > moved);
+    let without = Settings { cache: false, ..cut() }.run(task());
+    assert_eq!((outcome(&without), without.transfers.cached_bytes), (reference().to_owned(), 0));
+    assert_eq!(without.transfers.parameter_bytes, moved + report.transfers.cached_bytes);
+}
+
+#[test]
+fn a_visit_promotes_each_shard_twice_a_minibatch() {
+    let spec = TrainSpec { eval_every: None, length: Length::Steps(2), shuffle: false, ..spec() };
+    let run = |visit| {
+        let task = TrainTask::new("task", chain(), tokens(8, 1), spec.clone()).initial_validation(false);
+        Settings { memory: tight(), visit: Some(visit), ..Settings::default() }.run(task)
+    };
+    let [one, four] = [1, 4].map(run);
+    assert_eq!(one.tasks[0].weights_sha256, four.tasks[0].weights_sha256);
+    assert!(one.tasks[0].plan.shards > 2, "{:?}", one.tasks[0].plan);
+    let [each, together] = [&one, &four].map(|report| report.transfers.parameter_bytes);
+    let parameters: u64 = chain().images().iter().map(|image| image.bytes()).sum();
+    assert!(
+        together <= 2 * 2 * parameters && 5 * together <= 2 * each,
+        "{together} of {each}, of {parameters}"
+    );
+}
+
+#[test]
+fn visits_are_chosen_by_what_they_save_and_within_what_there_is() {
+    let admitted = |settings: Settings, host: Option<u64>| {
+        let mut run = settings.orchestrator();
+        if let Some(bytes) = host {
+            run = run.host_memory(ByteSize(bytes));
+        }
+        run.submit(task()).expect("a task");
+        run.admit().map(|run| (run.admission().tasks[0].visit, run.admission().host_admitted_bytes))
+    };
+    let spilled = Settings { memory: tight(), ..Settings::default() };
+    let (visit, bytes) = admitted(spilled.clone(), None).expect("it fits");
+    assert_eq!(
+        (visit.microbatches, visit.batches),
+        (4, 4),
+        "a fifth batch of an evaluation would save nothing"
+    );
+    assert_eq!(admitted(cut(), None).expect("it fits").0.microbatches, 1, "what stays on the device");
+    assert_eq!(
+        admitted(Settings { cache: false, ..spilled.clone() }, None).expect("it fits").0.microbatches,
+        1
+    );
+    // In less host memory visits are shorter, in the least they are of one sweep.
+    let length = |host: u64| admitted(spilled.clone(), Some(host)).map(|(visit, _)| visit.microbatches);
+    let (mut least, mut most) = (0, bytes);
+    while most - least > 1024 {
+        let middle = least.midpoint(most);
+        *(if length(middle).is_ok() { &mut most } else { &mut least }) = middle;
+    }
+    let mut lengths: Vec<usize> = (0..12).map(|more| length(most + (more << 14)).expect("it fits")).collect();
+    lengths.dedup();
+    assert_eq!(lengths, [1, 2, 4]);
+}
+
+#[test]
+fn a_visit_that_no_minibatch_has_is_refused() {
+    for visit in [0, 5] {
+        let mut run = Settings::default().orchestrator();
+        run.submit(task().visit(visit)).expect("a task");
+        let error = run.admit().expect_err("no such visit");
+        let EngineError::Task { source, .. } = &error else { panic!("{error:?}") };
+        let expected =
+            format!("a visit of {visit} microbatches, where a minibatch has 4; give from 1 to 4, or none");
+        assert_eq!(source.to_string(), expected);
+    }
+}
+
+prop_compose! {
+    fn settings()(
+        devices in 1usize..=2,
+        threads in 1usize..=2,
+        memory in 0_u64..=4,
+        visit in prop::option::of(1usize..=4),
+        cache: bool,
+        prefetch: bool,
+        others in 0usize..=2,
+    ) -> Settings {
+        let memory = ByteSize(tight_for_all().bytes() * (16 + memory) / 16);
+        Settings { devices, threads, memory, visit, cache, prefetch, others, ..Settings::default() }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 16, ..ProptestConfig::default() })]
+    #[test]
+    fn no_copy_and_no_visit_changes_a_bit(settings in settings()) {
+        prop_assert_eq!(outcome(&settings.run(task())), reference());
+    }
+}

@@ -1,0 +1,127 @@
+//! Copies that stay on a device when their shard task has ended, in room that nothing else needs.
+//!
+//! A cached copy is clean, so it can go at any time. Which one goes first is said from outside, by its worth; one that a
+//! shard task holds does not go.
+
+use crate::{ImageId, Reservation};
+use hydra_core::DeviceBytes;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// The bytes of an image in a device's memory, and the version that they are a copy of.
+#[derive(Debug)]
+pub(crate) struct ImageCopy {
+    pub bytes: DeviceBytes,
+    pub version: u64,
+    /// Released after the bytes are freed, for fields are dropped in this order. `None` where others hold their room.
+    room: Option<Reservation>,
+}
+
+impl ImageCopy {
+    pub(crate) fn new(bytes: DeviceBytes, version: u64, room: Option<Reservation>) -> Arc<Self> {
+        Arc::new(Self { bytes, version, room })
+    }
+
+    pub(crate) fn len(&self) -> u64 {
+        self.bytes.len() as u64
+    }
+
+    /// The bytes that are free when it has gone.
+    fn room_bytes(&self) -> u64 {
+        self.room.as_ref().map_or(0, Reservation::bytes)
+    }
+}
+
+/// Cached copies that a shard task which was claimed will read: they stay until this is dropped.
+#[derive(Debug, Default)]
+#[must_use = "the copies can go when this is dropped"]
+pub struct HeldCopies {
+    pub(crate) images: BTreeMap<usize, Arc<ImageCopy>>,
+}
+
+impl HeldCopies {
+    /// The bytes of all of them.
+    pub fn bytes(&self) -> u64 {
+        self.images.values().map(|copy| copy.len()).sum()
+    }
+}
+
+/// The cached copies of one device.
+#[derive(Debug, Default)]
+pub(crate) struct Copies {
+    cached: Mutex<BTreeMap<ImageId, Cached>>,
+}
+
+#[derive(Debug)]
+struct Cached {
+    copy: Arc<ImageCopy>,
+    worth: f64,
+}
+
+impl Cached {
+    /// Returns whether a shard task holds it.
+    fn is_held(&self) -> bool {
+        Arc::strong_count(&self.copy) > 1
+    }
+}
+
+impl Copies {
+    /// Puts a copy among those that stay, in the place of another version.
+    pub(crate) fn insert(&self, id: ImageId, copy: Arc<ImageCopy>) {
+        // What was read last is worth most, until the next rating.
+        let _gone = self.lock().insert(id, Cached { copy, worth: f64::INFINITY });
+    }
+
+    /// The copy of this version of an image, which stays for as long as the caller holds it.
+    pub(crate) fn hold(&self, id: ImageId, version: u64) -> Option<Arc<ImageCopy>> {
+        let cached = self.lock();
+        cached.get(&id).filter(|of| of.copy.version == version).map(|of| of.copy.clone())
+    }
+
+    /// Says what each copy is worth, and lets go of those that are worth nothing.
+    pub(crate) fn rate(&self, worth: impl Fn(ImageId) -> f64) {
+        let mut cached = self.lock();
+        cached.iter_mut().for_each(|(id, of)| of.worth = worth(*id));
+        let worthless: Vec<ImageId> =
+            cached.iter().filter(|(_, of)| of.worth <= 0.0).map(|(id, _)| *id).collect();
+        let _gone: Vec<_> = worthless.iter().filter_map(|id| cached.remove(id)).collect();
+        drop(cached);
+    }
+
+    /// Lets go of the copies of which this is true.
+    pub(crate) fn forget(&self, is_one: impl Fn(&ImageId) -> bool) {
+        let mut cached = self.lock();
+        let ids: Vec<ImageId> = cached.keys().copied().filter(is_one).collect();
+        let _gone: Vec<_> = ids.iter().filter_map(|id| cached.remove(id)).collect();
+        drop(cached);
+    }
+
+    /// Lets go of the copies that are worth least and that nobody holds, of at least so many bytes; of none if all of
+    /// them together have fewer.
+    pub(crate) fn evict(&self, bytes: u64) {
+        let mut cached = self.lock();
+        let mut free: Vec<(f64, ImageId, u64)> = cached
+            .iter()
+            .filter(|(_, of)| !of.is_held())
+            .map(|(id, of)| (of.worth, *id, of.copy.room_bytes()))
+            .collect();
+        if free.iter().map(|(.., room)| room).sum::<u64>() < bytes {
+            return;
+        }
+        free.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+        let mut freed = 0;
+        let goes = free.iter().take_while(|(.., room)| {
+            let goes = freed < bytes;
+            freed += room;
+            goes
+        });
+        let _gone: Vec<_> = goes.filter_map(|(_, id, _)| cached.remove(id)).collect();
+        // The memory is freed, and its room released, when the lock is not held.
+        drop(cached);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<ImageId, Cached>> {
+        // Nothing panics halfway through a change, so a poisoned one is as good as any.
+        self.cached.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
