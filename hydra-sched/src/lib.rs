@@ -41,8 +41,8 @@
 //!
 //! // The first stands before the backward of shard 0; the second is between two minibatches.
 //! let position = Some((ShardTaskKind::Backward, 0));
-//! let first = WorkLeft { sweeps: 1, evaluations: 0, position };
-//! let second = WorkLeft { sweeps: 5, evaluations: 2, position: None };
+//! let first = WorkLeft { sweeps: 1, evaluations: 0, position, ..WorkLeft::default() };
+//! let second = WorkLeft { sweeps: 5, evaluations: 2, position: None, ..WorkLeft::default() };
 //! assert_eq!(two_shards.remaining_s(&first), 2.0 + (1.0 + 3.0 + 2.0));
 //! assert_eq!(one_shard.remaining_s(&second), 5.0 * 2.0 + 2.0 * 0.5);
 //!
@@ -115,7 +115,7 @@ pub use lab::{
     Workload, WorkloadError, compare, exact, simulate, without_transfers,
 };
 pub use policy::{
-    Claimable, CostError, CostModel, Fifo, ModelIndex, ModelView, Policy, PolicyError, PolicyKind, Priority,
+    Claimable, CopyUse, CostError, CostModel, Fifo, ModelIndex, ModelView, Policy, PolicyError, PolicyKind, Priority,
     Random, Request, RoundRobin, ShardTaskKind, ShardedLrtf, ShardedLrtfEager, ShardedLrtfLocal, Srtf, View,
     WorkLeft,
 };

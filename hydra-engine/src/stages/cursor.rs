@@ -144,7 +144,7 @@ impl Cursor {
                 let position = begun(self.sweep_start());
                 let here = (p.microbatches_of(self.step) - microbatch) as u64 - u64::from(position.is_some());
                 let evaluations = final_evaluations + periodic(self.step);
-                WorkLeft { sweeps: later(self.step + 1) + here, evaluations, position }
+                WorkLeft { sweeps: later(self.step + 1) + here, evaluations, position, ..WorkLeft::default() }
             }
             Stage::Evaluate { kind, batch } => {
                 let position = begun(ShardTaskKind::evaluation_start());
@@ -158,9 +158,14 @@ impl Cursor {
                     EvaluationKind::Validation => p.test as u64,
                     EvaluationKind::Test => 0,
                 };
-                WorkLeft { sweeps: later(self.step), evaluations: here + after, position }
+                WorkLeft {
+                    sweeps: later(self.step),
+                    evaluations: here + after,
+                    position,
+                    ..WorkLeft::default()
+                }
             }
-            Stage::Restore => WorkLeft { sweeps: 0, evaluations: p.test as u64, position: None },
+            Stage::Restore => WorkLeft { evaluations: p.test as u64, ..WorkLeft::default() },
             Stage::Write | Stage::Finished => WorkLeft::default(),
         }
     }

@@ -80,10 +80,13 @@ impl Program {
         let position = Some((next.kind, next.shard));
         let sweeps = self.minibatches - next.minibatch;
         match next.kind {
-            ShardTaskKind::Evaluate => {
-                WorkLeft { sweeps, evaluations: here - next.sweep - 1 + later, position }
-            }
-            _ => WorkLeft { sweeps: sweeps - 1, evaluations: later, position },
+            ShardTaskKind::Evaluate => WorkLeft {
+                sweeps,
+                evaluations: here - next.sweep - 1 + later,
+                position,
+                ..WorkLeft::default()
+            },
+            _ => WorkLeft { sweeps: sweeps - 1, evaluations: later, position, ..WorkLeft::default() },
         }
     }
 

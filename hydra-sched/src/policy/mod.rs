@@ -7,6 +7,7 @@ mod baseline;
 #[cfg(any(test, feature = "conformance"))]
 pub(crate) mod cases;
 pub(crate) mod claimable;
+mod copy_worth;
 mod error;
 mod kind;
 mod lrtf;
@@ -18,6 +19,7 @@ mod view;
 
 pub use baseline::{Fifo, Random, RoundRobin, Srtf};
 pub use claimable::{Claimable, Priority};
+pub use copy_worth::CopyUse;
 pub use error::{CostError, PolicyError};
 pub use kind::PolicyKind;
 pub use lrtf::{ShardedLrtf, ShardedLrtfEager, ShardedLrtfLocal};

@@ -15,6 +15,11 @@ pub struct WorkLeft {
     pub evaluations: u64,
     /// The next shard task inside the sweep that has begun; `None` at a sweep's start.
     pub position: Option<(ShardTaskKind, usize)>,
+    /// Of sweeps that are made together, shard by shard: those beside that one which have this shard task before them
+    /// too, and those which have just done it.
+    pub also: u64,
+    /// See `also`.
+    pub past: u64,
 }
 
 /// Estimated seconds of each kind of shard task of one model, corrected as shard tasks finish.
@@ -100,9 +105,60 @@ impl CostModel {
         if let Some((kind, shard)) = left.position {
             self.must_have(kind, shard);
         }
-        self.rest_of_sweep_s(left.position)
+        let here_s = self.rest_of_sweep_s(left.position);
+        let done_s = left.position.map_or(0.0, |(kind, shard)| self.track(kind).seconds[shard]);
+        here_s
+            + times(left.also, here_s)
+            + times(left.past, (here_s - done_s).max(0.0))
             + times(left.sweeps, self.sweep_s())
             + times(left.evaluations, self.evaluation_s())
+    }
+
+    /// Estimated seconds of the model's own compute until a shard task reads this shard: 0 if the next one does, which
+    /// is `next`. A backward pass ends at the shard `down_to`. `then` is the kind of the sweep that follows, if it reads
+    /// the same masters. `None` if nothing reads them any more. Takes constant time.
+    ///
+    /// # Panics
+    /// When the model has no such shard, as indexing does.
+    #[track_caller]
+    pub fn until_read_s(
+        &self,
+        next: (ShardTaskKind, usize),
+        shard: usize,
+        down_to: usize,
+        then: Option<ShardTaskKind>,
+    ) -> Option<f64> {
+        self.must_have(next.0, next.1);
+        self.must_have(next.0, shard);
+        let backward = self.track(ShardTaskKind::Backward);
+        let below = down_to.checked_sub(1).map_or(0.0, |shard| backward.rest[shard]);
+        let in_sweep = |(kind, at): (ShardTaskKind, usize)| match kind {
+            ShardTaskKind::Backward => {
+                (down_to..=at).contains(&shard).then(|| backward.rest[at] - backward.rest[shard])
+            }
+            ShardTaskKind::Evaluate => {
+                let track = self.track(kind);
+                (at <= shard).then(|| track.rest[at] - track.rest[shard])
+            }
+            ShardTaskKind::Forward => {
+                let track = self.track(kind);
+                match shard {
+                    _ if shard + 1 == self.shards() => Some(track.rest[at]),
+                    _ if at <= shard => Some(track.rest[at] - track.rest[shard]),
+                    _ if down_to <= shard => Some(track.rest[at] + backward.total() - backward.rest[shard]),
+                    _ => None,
+                }
+            }
+        };
+        in_sweep(next).or_else(|| {
+            let trains = next.0 != ShardTaskKind::Evaluate;
+            let rest_s = self.rest_of_sweep_s(Some(next)) - if trains { below } else { 0.0 };
+            let start = match then? {
+                ShardTaskKind::Evaluate => ShardTaskKind::evaluation_start(),
+                _ => ShardTaskKind::training_start(self.shards()),
+            };
+            in_sweep(start).map(|more_s| rest_s + more_s)
+        })
     }
 
     /// Panics with both numbers, where indexing would do so with that of an inner list.
@@ -242,7 +298,8 @@ mod tests {
 
     #[test]
     fn counts_whole_sweeps() {
-        let left = WorkLeft { sweeps: 3, evaluations: 2, position: Some((Backward, 1)) };
+        let left =
+            WorkLeft { sweeps: 3, evaluations: 2, position: Some((Backward, 1)), ..WorkLeft::default() };
         assert_eq!(three_shards().remaining_s(&left), 12.0 + 3.0 * 31.0 + 2.0 * 0.875);
     }
 
@@ -303,7 +360,7 @@ mod tests {
         let max = vec![f64::MAX; 2];
         let cost = CostModel::new(max.clone(), max.clone(), max).unwrap();
         assert_eq!(cost.remaining_s(&WorkLeft::default()), 0.0);
-        let left = WorkLeft { sweeps: u64::MAX, evaluations: 0, position: None };
+        let left = WorkLeft { sweeps: u64::MAX, evaluations: 0, position: None, ..WorkLeft::default() };
         assert_eq!(cost.remaining_s(&left), f64::INFINITY);
     }
 
@@ -353,12 +410,39 @@ mod tests {
             let whole = sweeps as f64 * walk(training) + evaluations as f64 * walk(evaluation);
             for start in [training, evaluation] {
                 for position in tasks_from(start, shards) {
-                    let left = WorkLeft { sweeps, evaluations, position: Some(position) };
+                    let left = WorkLeft { sweeps, evaluations, position: Some(position), ..WorkLeft::default() };
                     prop_assert!(close(cost.remaining_s(&left), walk(position) + whole));
                 }
             }
-            let left = WorkLeft { sweeps, evaluations, position: None };
+            let left = WorkLeft { sweeps, evaluations, position: None, ..WorkLeft::default() };
             prop_assert!(close(cost.remaining_s(&left), whole));
+        }
+
+        /// What is kept ready equals walking to the first shard task that reads the shard, in this sweep and the next.
+        #[test]
+        fn the_next_read_is_where_a_walk_meets_it(cost in any_cost(), down_to in 0..8usize, then in 0..3usize) {
+            let shards = cost.shards();
+            let down_to = down_to.min(shards - 1);
+            let then = [None, Some(Forward), Some(Evaluate)][then];
+            let starts = [ShardTaskKind::training_start(shards), ShardTaskKind::evaluation_start()];
+            let sweep = |start| {
+                let skipped = |task: &(ShardTaskKind, usize)| task.0 == Backward && task.1 < down_to;
+                tasks_from(start, shards).into_iter().filter(move |task| !skipped(task))
+            };
+            let next_sweep: Vec<_> = then.map(|kind| sweep(starts[usize::from(kind == Evaluate)])).into_iter().flatten().collect();
+            for start in starts {
+                let tasks: Vec<_> = sweep(start).collect();
+                for (place, next) in tasks.iter().enumerate() {
+                    let ahead: Vec<_> = tasks[place..].iter().chain(&next_sweep).collect();
+                    for shard in 0..shards {
+                        let meets = ahead.iter().position(|(_, at)| *at == shard);
+                        let walked = meets.map(|n| ahead[..n].iter().map(|(kind, at)| cost.of(*kind, *at)).sum::<f64>());
+                        let found = cost.until_read_s(*next, shard, down_to, then);
+                        prop_assert_eq!(found.is_some(), walked.is_some());
+                        prop_assert!(found.zip(walked).is_none_or(|(a, b)| close(a, b)), "{found:?} {walked:?}");
+                    }
+                }
+            }
         }
 
         /// Measuring the same time again and again leads to it.
