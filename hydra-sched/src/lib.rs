@@ -111,11 +111,11 @@ pub use lab::highs_makespan_s;
 pub use lab::milp_makespan_s;
 pub use lab::{
     DeviceCost, DoesNotFit, Draw, EvaluationCost, Exact, LowerBounds, Occupation, Outcome, PowerModel, Queue,
-    Row, ShardCost, Simulation, SimulationError, SimulationOptions, Span, Strategy, TaskCost, Variation,
-    Workload, WorkloadError, compare, exact, simulate, without_transfers,
+    Replacement, Row, ShardCost, Simulation, SimulationError, SimulationOptions, Span, Strategy, TaskCost,
+    Variation, Workload, WorkloadError, compare, exact, simulate, without_transfers,
 };
 pub use policy::{
-    Claimable, CopyUse, CostError, CostModel, Fifo, ModelIndex, ModelView, Policy, PolicyError, PolicyKind, Priority,
-    Random, Request, RoundRobin, ShardTaskKind, ShardedLrtf, ShardedLrtfEager, ShardedLrtfLocal, Srtf, View,
-    WorkLeft,
+    Claimable, CopyUse, CostError, CostModel, Fifo, ModelIndex, ModelView, Policy, PolicyError, PolicyKind,
+    Priority, Random, Request, RoundRobin, ShardTaskKind, ShardedLrtf, ShardedLrtfEager, ShardedLrtfLocal,
+    Srtf, View, WorkLeft,
 };

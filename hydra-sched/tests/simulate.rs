@@ -2,7 +2,8 @@
 
 use hydra_sched::{
     Claimable, DeviceCost, Draw, EvaluationCost, ModelIndex, ModelView, Occupation, Policy, PolicyKind,
-    Priority, Request, ShardCost, ShardTaskKind, Simulation, SimulationOptions, TaskCost, Workload, simulate,
+    Priority, Replacement, Request, ShardCost, ShardTaskKind, Simulation, SimulationOptions, TaskCost,
+    Workload, simulate,
 };
 
 /// A workload on devices that keep copies.
@@ -338,6 +339,22 @@ fn memory_keeps_copies_between_forward_and_backward() {
     let plenty = lrtf(&workload);
     assert_eq!((plenty.promotions, plenty.promotions_saved), (3 * 8, 3 * 7));
     assert_eq!(plenty.bounds, scarce.bounds);
+}
+
+/// Room for four of six shards, by hand. A minibatch turns round, and what was read last is read next: each choice keeps
+/// two shards less than there are. Evaluations go round in a circle, where what was used longest ago is what is read next.
+#[test]
+fn what_is_read_next_stays() {
+    let shard = |_| ShardCost { bytes: Some(10), ..ShardCost::new(1.0, 2.0, 0.1) };
+    let mut task = TaskCost::new("a", 1, (0..6).map(shard).collect());
+    task.evaluations = vec![EvaluationCost { after: 1, sweeps: 3 }];
+    let promotions = |replacement| {
+        let mut workload = on(vec![task.clone()], 1);
+        (workload.devices[0].memory_bytes, workload.devices[0].replacement) = (Some(40), replacement);
+        lrtf(&workload).promotions
+    };
+    assert_eq!(promotions(Replacement::NextUse), (6 + 2) + (6 + 2 + 4));
+    assert_eq!(promotions(Replacement::LeastRecent), (6 + 2) + 3 * 6);
 }
 
 /// The bounds know nothing of take-downs and latencies.

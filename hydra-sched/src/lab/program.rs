@@ -52,9 +52,14 @@ impl Program {
 
     /// The shard task after this one; `None` at the end.
     pub(crate) fn after(&self, task: &ShardTask) -> Option<ShardTask> {
-        if let Some((kind, shard)) = task.kind.following(task.shard, self.shards) {
-            return Some(ShardTask { kind, shard, ..*task });
+        match task.kind.following(task.shard, self.shards) {
+            Some((kind, shard)) => Some(ShardTask { kind, shard, ..*task }),
+            None => self.sweep_after(task),
         }
+    }
+
+    /// The first shard task of the sweep after this one's; `None` at the end.
+    pub(crate) fn sweep_after(&self, task: &ShardTask) -> Option<ShardTask> {
         match task.kind {
             ShardTaskKind::Evaluate if task.sweep + 1 < self.here(task.minibatch).0 => {
                 Some(self.evaluation(task.minibatch, task.sweep + 1))

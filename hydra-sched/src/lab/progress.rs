@@ -63,6 +63,14 @@ impl Model {
         self.next.map_or(0.0, |next| self.remaining_s(&next))
     }
 
+    /// Estimated seconds of its own compute until a shard task that no device has committed to reads a copy of this version
+    /// of a shard; `None` if its masters are stepped before, or if nothing reads it any more.
+    pub(crate) fn until_read_s(&self, shard: usize, version: u64) -> Option<f64> {
+        let next = self.next.filter(|next| next.minibatch == version)?;
+        let then = self.program.sweep_after(&next).filter(|then| then.minibatch == version);
+        self.cost.until_read_s((next.kind, next.shard), shard, 0, then.map(|then| then.kind))
+    }
+
     /// A device commits to the next shard task.
     pub(crate) fn claim(&mut self) -> Option<ShardTask> {
         let task = self.next?;

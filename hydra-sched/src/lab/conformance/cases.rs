@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use proptest::prelude::*;
 
-use crate::lab::{DeviceCost, EvaluationCost, ShardCost, TaskCost, Variation, Workload};
+use crate::lab::{DeviceCost, EvaluationCost, Replacement, ShardCost, TaskCost, Variation, Workload};
 use crate::policy::cases::any_models;
 use crate::policy::{ModelIndex, ModelView, Request};
 
@@ -73,11 +73,13 @@ fn any_task() -> impl Strategy<Value = TaskCost> {
 
 fn any_device() -> impl Strategy<Value = DeviceCost> {
     let latency = prop_oneof![Just(0.0), eighths(5)];
-    (1..4u8, prop::option::of(60..200u64), any::<bool>(), 4..60u8, latency).prop_map(
-        |(speed, memory_bytes, keeps_copies, link, latency_s)| DeviceCost {
+    let copies = (any::<bool>(), prop::sample::select(Replacement::ALL.to_vec()));
+    (1..4u8, prop::option::of(60..200u64), copies, 4..60u8, latency).prop_map(
+        |(speed, memory_bytes, (keeps_copies, replacement), link, latency_s)| DeviceCost {
             speed: speed.into(),
             memory_bytes,
             keeps_copies,
+            replacement,
             link_bytes_per_s: Some(link.into()),
             latency_s,
         },

@@ -114,6 +114,9 @@ pub struct DeviceCost {
     /// goes when its shard task ends, and every shard task is promoted anew.
     #[serde(default)]
     pub keeps_copies: bool,
+    /// The copy that goes when a device that keeps them needs its room.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub replacement: Replacement,
     /// Seconds from the moment at which it can commit to a shard task until that one's promotion begins:
     /// the time of decisions, and of threads that have to wake up. 0 where nothing is said.
     #[serde(default, skip_serializing_if = "is_default")]
@@ -122,7 +125,39 @@ pub struct DeviceCost {
 
 impl Default for DeviceCost {
     fn default() -> Self {
-        Self { speed: 1.0, memory_bytes: None, link_bytes_per_s: None, keeps_copies: false, latency_s: 0.0 }
+        Self {
+            speed: 1.0,
+            memory_bytes: None,
+            link_bytes_per_s: None,
+            keeps_copies: false,
+            replacement: Replacement::default(),
+            latency_s: 0.0,
+        }
+    }
+}
+
+/// The choice of the copy that goes when a device needs room for another one. One that computes never goes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Replacement {
+    /// The copy that is worth least by what is known of the future, as in the engine; see
+    /// [`CopyUse`](crate::CopyUse).
+    #[default]
+    NextUse,
+    /// The copy that was used longest ago: what is usual, to compare with.
+    LeastRecent,
+}
+
+impl Replacement {
+    /// Every choice.
+    pub const ALL: [Self; 2] = [Self::NextUse, Self::LeastRecent];
+
+    /// Its name in workloads and on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::NextUse => "next-use",
+            Self::LeastRecent => "least-recent",
+        }
     }
 }
 

@@ -1,13 +1,14 @@
 //! Claims of a simulated run: which models can be claimed, and what a device that asks is given.
 
 use super::{Claim, Run, unordered};
+use crate::lab::cached::{Copy, Key};
 use crate::lab::program::ShardTask;
 use crate::lab::progress::Model;
 #[cfg(test)]
 use crate::lab::sum::Sum;
-use crate::lab::{Occupation, SimulationError};
+use crate::lab::{Occupation, Replacement, SimulationError};
 use crate::policy::claimable::ordered;
-use crate::policy::{ModelIndex, ModelView, Request};
+use crate::policy::{CopyUse, ModelIndex, ModelView, Request};
 
 /// Claimable models that an error names.
 const SHOWN: usize = 8;
@@ -254,17 +255,31 @@ impl Run<'_> {
 
     /// Caches a copy on the device, in the place of others.
     fn cache(&mut self, device: usize, model: usize, task: &ShardTask, bytes: u64) {
-        let state = &mut self.devices[device];
-        let computes = state.active.map(|(claim, _)| (claim.model as u32, claim.task.shard as u32));
-        let goes = |model: u32, shard: u32| {
-            let model = model as usize;
-            let needed = self.models[model].next.is_some_and(|next| next.shard == shard as usize);
-            if let Some(place) = self.queue.place(ModelIndex(model)).filter(|_| needed) {
-                self.cached.lose(device, model, place);
+        let Self { models, devices, queue, cached, workload, .. } = self;
+        let computes = devices[device].active.map(|(claim, _)| (claim.model as u32, claim.task.shard as u32));
+        let worth = |(model, shard): Key, copy: &Copy| {
+            let (model, shard) = (model as usize, shard as usize);
+            match workload.devices[device].replacement {
+                Replacement::LeastRecent => copy.used as f64,
+                Replacement::NextUse => {
+                    let next_use_s = models[model].until_read_s(shard, copy.version);
+                    // Where no memory is stated, each copy takes one of two places.
+                    let room = workload.devices[device].memory_bytes.map_or(1, |_| copy.bytes.max(1));
+                    let cost_per_byte = workload.promote_s(device, model, shard) / room as f64;
+                    CopyUse { next_use_s, cost_per_byte }.worth()
+                }
             }
         };
-        state.copies.insert((model as u32, task.shard as u32), task.minibatch, bytes, computes, goes);
-        self.cached.comes(device, model, task.minibatch);
+        let goes = |model: u32, shard: u32| {
+            let model = model as usize;
+            let needed = models[model].next.is_some_and(|next| next.shard == shard as usize);
+            if let Some(place) = queue.place(ModelIndex(model)).filter(|_| needed) {
+                cached.lose(device, model, place);
+            }
+        };
+        let copies = &mut devices[device].copies;
+        copies.insert((model as u32, task.shard as u32), (task.minibatch, bytes), computes, worth, goes);
+        cached.comes(device, model, task.minibatch);
     }
 
     pub(super) fn some_claimable(&self) -> Vec<ModelIndex> {
