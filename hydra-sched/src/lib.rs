@@ -19,6 +19,7 @@
 //! | | `baseline` | [`Fifo`], [`Srtf`], [`Random`], [`RoundRobin`], which it is compared with |
 //! | | `sweep` | [`ShardTaskKind`] and the order of the shard tasks in one sweep |
 //! | | `remaining` | [`CostModel`] and [`WorkLeft`]: the one formula for remaining time |
+//! | | `copy_worth` | [`CopyUse`]: the one formula for what a copy on a device is worth |
 //! | `lab` | `workload` | [`Workload`]: tasks and devices as costs, from and to JSON |
 //! | | `simulate` | [`simulate()`]: the discrete-event simulator |
 //! | | `queue` | [`Queue`], which keeps thousands of models in a policy's order |
@@ -110,9 +111,9 @@ pub use lab::highs_makespan_s;
 #[cfg(feature = "milp")]
 pub use lab::milp_makespan_s;
 pub use lab::{
-    DeviceCost, DoesNotFit, Draw, EvaluationCost, Exact, LowerBounds, Occupation, Outcome, PowerModel, Queue,
-    Replacement, Row, ShardCost, Simulation, SimulationError, SimulationOptions, Span, Strategy, TaskCost,
-    Variation, Workload, WorkloadError, compare, exact, simulate, without_transfers,
+    DeviceCost, DoesNotFit, Draw, Epoch, EvaluationCost, Exact, LowerBounds, Occupation, Outcome, PowerModel,
+    Queue, Replacement, Row, ShardCost, Simulation, SimulationError, SimulationOptions, Span, Strategy,
+    TaskCost, Variation, Workload, WorkloadError, compare, exact, simulate, without_transfers,
 };
 pub use policy::{
     Claimable, CopyUse, CostError, CostModel, Fifo, ModelIndex, ModelView, Policy, PolicyError, PolicyKind,

@@ -132,9 +132,9 @@ pub(crate) struct Cached {
     devices: Vec<BTreeSet<Priority>>,
     /// Per model in the queue: the devices on which it is.
     on: Vec<Vec<u32>>,
-    /// Per model: the version of the last copy that came to a device, and all devices to which one of that came. No
-    /// other device has any of it.
-    came: Vec<(u64, Vec<u32>)>,
+    /// Per model: the latest version of a copy that came to a device, and all devices to which one of that came; before it
+    /// the same of the first version, in which frozen shards stay for ever. No other device has any of these.
+    came: Vec<[(u64, Vec<u32>); 2]>,
 }
 
 impl Cached {
@@ -142,13 +142,13 @@ impl Cached {
         Self {
             devices: vec![BTreeSet::new(); devices],
             on: vec![Vec::new(); models],
-            came: vec![(0, Vec::new()); models],
+            came: vec![[(0, Vec::new()), (0, Vec::new())]; models],
         }
     }
 
     /// A copy of this version comes to a device.
     pub(crate) fn comes(&mut self, device: usize, model: usize, version: u64) {
-        let (last, devices) = &mut self.came[model];
+        let (last, devices) = &mut self.came[model][usize::from(version > 0)];
         if *last != version {
             *last = version;
             devices.clear();
@@ -164,7 +164,7 @@ impl Cached {
 
     /// A model with this place comes into the queue. `has` says which devices have its next shard in this version.
     pub(crate) fn enter(&mut self, model: usize, version: u64, place: Priority, has: impl Fn(usize) -> bool) {
-        let (last, devices) = &self.came[model];
+        let (last, devices) = &self.came[model][usize::from(version > 0)];
         if *last != version {
             return;
         }

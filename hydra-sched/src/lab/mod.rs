@@ -31,4 +31,6 @@ pub use milp::milp_makespan_s;
 pub use queue::Queue;
 pub use simulate::{Occupation, Simulation, SimulationOptions, Span, simulate};
 pub use strategy::{DoesNotFit, Outcome, PowerModel, Row, Strategy, compare};
-pub use workload::{DeviceCost, EvaluationCost, Replacement, ShardCost, TaskCost, Variation, Workload};
+pub use workload::{
+    DeviceCost, Epoch, EvaluationCost, Replacement, ShardCost, TaskCost, Variation, Workload,
+};

@@ -8,6 +8,8 @@ use super::WorkloadError;
 mod check;
 mod costs;
 
+pub(crate) use costs::Microbatches;
+
 /// Tasks and devices, as stated or measured costs. `docs/scheduling.md` describes the format.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -31,10 +33,28 @@ pub struct Workload {
 pub struct TaskCost {
     /// Its name, unlike that of every other task.
     pub name: String,
-    /// The number of minibatches that it trains: training sweeps over its shards. At least one.
+    /// The number of minibatches that it trains. At least one.
     pub minibatches: u64,
     /// Its shards, in the order of the forward pass.
     pub shards: Vec<ShardCost>,
+    /// The number of microbatches of a minibatch: training sweeps over its shards before its masters are stepped. At least
+    /// one, which it is where nothing is said.
+    #[serde(default = "once", skip_serializing_if = "is_once")]
+    pub microbatches: u64,
+    /// The epochs, where the last minibatch of each has fewer microbatches.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub epoch: Option<Epoch>,
+    /// The microbatches of a minibatch that a promoted shard takes before the next shard has its turn. At least one, which
+    /// it is where nothing is said.
+    #[serde(default = "once", skip_serializing_if = "is_once")]
+    pub visit: u64,
+    /// The same of evaluation sweeps that have one place.
+    #[serde(default = "once", skip_serializing_if = "is_once")]
+    pub evaluation_visit: u64,
+    /// The first shard that is trained: backward passes end there, and those below are frozen. They are never stepped, and
+    /// copies of them stay valid. 0 where nothing is said.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub first_trained: usize,
     /// When it is submitted, in seconds from the start of the run.
     #[serde(default, skip_serializing_if = "is_default")]
     pub arrival_s: f64,
@@ -58,6 +78,16 @@ pub struct TaskCost {
     /// Evaluation sweeps between the minibatches, in the order of `after`, each place once.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub evaluations: Vec<EvaluationCost>,
+}
+
+/// The epochs of a task, the last minibatches of which are smaller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Epoch {
+    /// Minibatches of an epoch. At least one.
+    pub minibatches: u64,
+    /// Microbatches of the last of them: at least one, and at most as many as of the others.
+    pub last_microbatches: u64,
 }
 
 /// Evaluation sweeps of a task: the forward of every shard, as often as there are batches.
@@ -215,6 +245,14 @@ fn devices<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<DeviceCost>
 
 const fn one() -> f64 {
     1.0
+}
+
+const fn once() -> u64 {
+    1
+}
+
+fn is_once(x: &u64) -> bool {
+    *x == 1
 }
 
 fn is_one(x: &f64) -> bool {
