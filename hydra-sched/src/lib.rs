@@ -25,6 +25,7 @@
 //! | | `queue` | [`Queue`], which keeps thousands of models in a policy's order |
 //! | | `bound` | [`LowerBounds`] |
 //! | | `exact`, `milp` | [`exact()`]: the shortest makespan of small cases; the same by general solvers (features `milp` and `highs`) |
+//! | | `fewest` | [`Simulation::fewest_bytes`]: the least that any choice of copies could promote |
 //! | | `strategy` | [`Strategy`] and [`compare()`]: model, pipeline, data and task parallelism beside SHARP |
 //! | | `draw` | [`Draw`]: workloads at random |
 //! | | `conformance` | the suite that every policy has to pass, those of other crates too (feature `conformance`) |
@@ -112,7 +113,7 @@ pub use lab::highs_makespan_s;
 pub use lab::milp_makespan_s;
 pub use lab::{
     DeviceCost, DoesNotFit, Draw, Epoch, EvaluationCost, Exact, LowerBounds, Occupation, Outcome, PowerModel,
-    Queue, Replacement, Row, ShardCost, Simulation, SimulationError, SimulationOptions, Span, Strategy,
+    Queue, Read, Replacement, Row, ShardCost, Simulation, SimulationError, SimulationOptions, Span, Strategy,
     TaskCost, Variation, Workload, WorkloadError, compare, exact, simulate, without_transfers,
 };
 pub use policy::{

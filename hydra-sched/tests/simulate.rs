@@ -351,7 +351,9 @@ fn what_is_read_next_stays() {
     let promotions = |replacement| {
         let mut workload = on(vec![task.clone()], 1);
         (workload.devices[0].memory_bytes, workload.devices[0].replacement) = (Some(40), replacement);
-        lrtf(&workload).promotions
+        let result = lrtf(&workload);
+        assert_eq!(result.fewest_bytes(&workload), Some(10 * (6 + 2 + 6 + 2 + 4)));
+        result.promotions
     };
     assert_eq!(promotions(Replacement::NextUse), (6 + 2) + (6 + 2 + 4));
     assert_eq!(promotions(Replacement::LeastRecent), (6 + 2) + 3 * 6);

@@ -10,6 +10,7 @@ pub mod conformance;
 mod draw;
 mod error;
 mod exact;
+mod fewest;
 #[cfg(any(feature = "milp", feature = "highs"))]
 mod milp;
 mod program;
@@ -24,6 +25,7 @@ pub use bound::LowerBounds;
 pub use draw::Draw;
 pub use error::{SimulationError, WorkloadError};
 pub use exact::{Exact, exact, without_transfers};
+pub use fewest::Read;
 #[cfg(feature = "highs")]
 pub use milp::highs_makespan_s;
 #[cfg(feature = "milp")]

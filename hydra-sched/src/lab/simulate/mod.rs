@@ -19,7 +19,7 @@
 //! - Between commitment and promotion lies the device's latency. Nothing else takes time.
 
 use self::run::Run;
-use super::{LowerBounds, SimulationError, Workload};
+use super::{LowerBounds, Read, SimulationError, Workload};
 use crate::policy::{Policy, ShardTaskKind};
 
 mod run;
@@ -31,7 +31,7 @@ mod tests;
 pub struct SimulationOptions {
     /// Devices commit to their next shard task when the current one starts, and promote its parameters meanwhile.
     pub prefetch: bool,
-    /// Record every shard task and promotion in [`Simulation::spans`]. Without it the memory that a
+    /// Record every shard task and promotion in [`Simulation::spans`] and [`Simulation::reads`]. Without it the memory that a
     /// simulation uses grows with the models, devices and shards, and not with the shard tasks.
     pub record: bool,
 }
@@ -99,6 +99,8 @@ pub struct Simulation {
     pub finished_s: Vec<f64>,
     /// Every shard task and promotion in order of their starts, if they were recorded.
     pub spans: Vec<Span>,
+    /// Per device: what its shard tasks read, in the order in which it committed to them, if that was recorded.
+    pub reads: Vec<Vec<Read>>,
 }
 
 impl Simulation {

@@ -105,6 +105,7 @@ impl<'a> Run<'a> {
             first_start_s: f64::INFINITY,
             promoted_bytes: Some(0),
             finished_s: vec![0.0; models.len()],
+            reads: if options.record { vec![Vec::new(); devices.len()] } else { Vec::new() },
             ..Simulation::default()
         };
         Ok(Self {

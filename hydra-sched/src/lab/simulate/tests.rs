@@ -98,6 +98,10 @@ proptest! {
             prop_assert!(result.spans.iter().all(|span| span.start_s <= span.end_s));
             let compute: Vec<&Span> = result.spans.iter().filter(|s| s.what != Occupation::Promote).collect();
             parameters_are_there(&workload, &result)?;
+            prop_assert_eq!(result.reads.iter().map(Vec::len).sum::<usize>() as u64, result.shard_tasks);
+            let fewest = result.fewest_bytes(&workload);
+            prop_assert_eq!(fewest.is_some(), workload.devices.iter().all(|of| of.memory_bytes.is_some()));
+            prop_assert!(fewest <= result.promoted_bytes, "{:?} {:?}", fewest, result.promoted_bytes);
             let final_s = finals(&workload, &compute);
             for (index, task) in workload.tasks.iter().enumerate() {
                 let own: Vec<&Span> = compute.iter().copied().filter(|s| s.task == index).collect();
@@ -136,7 +140,7 @@ proptest! {
             prop_assert_eq!(&once, &simulate(&workload, &mut *kind.build(seed), options).unwrap());
             let silent = SimulationOptions { record: false, ..options };
             let silent = simulate(&workload, &mut *kind.build(seed), silent).unwrap();
-            prop_assert_eq!(Simulation { spans: Vec::new(), ..once }, silent);
+            prop_assert_eq!(Simulation { spans: Vec::new(), reads: Vec::new(), ..once }, silent);
         }
     }
 }

@@ -6,7 +6,7 @@ use crate::lab::program::ShardTask;
 use crate::lab::progress::Model;
 #[cfg(test)]
 use crate::lab::sum::Sum;
-use crate::lab::{Occupation, Replacement, SimulationError};
+use crate::lab::{Occupation, Read, Replacement, SimulationError};
 use crate::policy::claimable::ordered;
 use crate::policy::{CopyUse, ModelIndex, ModelView, Request, ShardTaskKind};
 
@@ -237,7 +237,12 @@ impl Run<'_> {
         let version = self.models[model].program.version(&task);
         self.count_left(model);
         let of = &self.workload.devices[device];
+        let bytes = self.workload.tasks[model].shards[task.shard].bytes;
         let state = &mut self.devices[device];
+        if let Some(reads) = self.result.reads.get_mut(device) {
+            let (shard, bytes, beside) = (task.shard, bytes.unwrap_or(0), state.active.is_some());
+            reads.push(Read { task: model, shard, version, bytes, beside });
+        }
         self.hungry.remove(&(state.active.is_some(), state.rank));
         let mut ready_s = self.now_s;
         if of.keeps_copies && state.copies.touch(model as u32, task.shard as u32, version) {
@@ -247,7 +252,6 @@ impl Run<'_> {
             ready_s = start_s + self.workload.promote_s(device, model, task.shard);
             self.links_s[state.link] = ready_s;
             self.result.promotions += 1;
-            let bytes = self.workload.tasks[model].shards[task.shard].bytes;
             let promoted = self.result.promoted_bytes.zip(bytes);
             self.result.promoted_bytes = promoted.map(|(sum, bytes)| sum.saturating_add(bytes));
             self.record(device, model, &task, Occupation::Promote, (start_s, ready_s));
