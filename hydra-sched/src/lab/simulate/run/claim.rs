@@ -272,7 +272,11 @@ impl Run<'_> {
             match workload.devices[device].replacement {
                 Replacement::LeastRecent => copy.used as f64,
                 Replacement::NextUse => {
-                    let next_use_s = models[model].until_read_s(shard, copy.version);
+                    let state = &models[model];
+                    // One that was computed elsewhere last comes here as one of so many devices.
+                    let others =
+                        state.ran_on.filter(|on| *on != device).map_or(1, |_| workload.devices.len());
+                    let next_use_s = state.until_read_s(shard, copy.version).map(|s| s * others as f64);
                     // Where no memory is stated, each copy takes one of two places.
                     let room = workload.devices[device].memory_bytes.map_or(1, |_| copy.bytes.max(1));
                     let cost_per_byte = workload.promote_s(device, model, shard) / room as f64;
