@@ -160,7 +160,7 @@ pub struct RunReport {
     /// devices and the longest task with the optimizer time it could not hide.
     pub lower_bound_s: f64,
     /// The makespan that the simulator predicts from [`RunReport::workload`], under the same policy. `None` where a task was
-    /// not trained from its beginning to its end, accumulates gradients, or has frozen shards before its first trained layer.
+    /// not trained from its beginning to its end.
     #[serde(default)]
     pub replay_s: Option<f64>,
     /// Trained tokens (or items) a second over the makespan.
@@ -185,8 +185,9 @@ pub struct RunReport {
     /// The most of what was admitted that was reserved at once. It includes what was set aside for work on masters on the disk.
     #[serde(default)]
     pub host_peak_bytes: u64,
-    /// The run as its mean measured costs, for [`hydra_sched::simulate`], of each task that trained. A microbatch stands as
-    /// a minibatch, and layers without gradients as backwards of no time. It is not serialized with the report.
+    /// The run as its mean measured costs, for [`hydra_sched::simulate`], of each task that trained. Where minibatches have
+    /// numbers of microbatches that no workload says, a microbatch stands as a minibatch. It is not serialized with the
+    /// report.
     #[serde(skip)]
     pub workload: Option<Workload>,
 }

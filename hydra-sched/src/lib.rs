@@ -19,11 +19,13 @@
 //! | | `baseline` | [`Fifo`], [`Srtf`], [`Random`], [`RoundRobin`], which it is compared with |
 //! | | `sweep` | [`ShardTaskKind`] and the order of the shard tasks in one sweep |
 //! | | `remaining` | [`CostModel`] and [`WorkLeft`]: the one formula for remaining time |
+//! | | `copy_worth` | [`CopyUse`]: the one formula for what a copy on a device is worth |
 //! | `lab` | `workload` | [`Workload`]: tasks and devices as costs, from and to JSON |
 //! | | `simulate` | [`simulate()`]: the discrete-event simulator |
 //! | | `queue` | [`Queue`], which keeps thousands of models in a policy's order |
 //! | | `bound` | [`LowerBounds`] |
 //! | | `exact`, `milp` | [`exact()`]: the shortest makespan of small cases; the same by general solvers (features `milp` and `highs`) |
+//! | | `fewest` | [`Simulation::fewest_bytes`]: the least that any choice of copies could promote |
 //! | | `strategy` | [`Strategy`] and [`compare()`]: model, pipeline, data and task parallelism beside SHARP |
 //! | | `draw` | [`Draw`]: workloads at random |
 //! | | `conformance` | the suite that every policy has to pass, those of other crates too (feature `conformance`) |
@@ -110,9 +112,9 @@ pub use lab::highs_makespan_s;
 #[cfg(feature = "milp")]
 pub use lab::milp_makespan_s;
 pub use lab::{
-    DeviceCost, DoesNotFit, Draw, EvaluationCost, Exact, LowerBounds, Occupation, Outcome, PowerModel, Queue,
-    Row, ShardCost, Simulation, SimulationError, SimulationOptions, Span, Strategy, TaskCost, Variation,
-    Workload, WorkloadError, compare, exact, simulate, without_transfers,
+    DeviceCost, DoesNotFit, Draw, Epoch, EvaluationCost, Exact, LowerBounds, Occupation, Outcome, PowerModel,
+    Queue, Read, Replacement, Row, ShardCost, Simulation, SimulationError, SimulationOptions, Span, Strategy,
+    TaskCost, Variation, Workload, WorkloadError, compare, exact, simulate, without_transfers,
 };
 pub use policy::{
     Claimable, CopyUse, CostError, CostModel, Fifo, ModelIndex, ModelView, Policy, PolicyError, PolicyKind,

@@ -2,7 +2,8 @@
 
 use hydra_sched::{
     Claimable, DeviceCost, Draw, EvaluationCost, ModelIndex, ModelView, Occupation, Policy, PolicyKind,
-    Priority, Request, ShardCost, ShardTaskKind, Simulation, SimulationOptions, TaskCost, Workload, simulate,
+    Priority, Replacement, Request, ShardCost, ShardTaskKind, Simulation, SimulationOptions, TaskCost,
+    Workload, simulate,
 };
 
 /// A workload on devices that keep copies.
@@ -338,6 +339,73 @@ fn memory_keeps_copies_between_forward_and_backward() {
     let plenty = lrtf(&workload);
     assert_eq!((plenty.promotions, plenty.promotions_saved), (3 * 8, 3 * 7));
     assert_eq!(plenty.bounds, scarce.bounds);
+}
+
+/// Room for four of six shards, by hand. A minibatch turns round, and what was read last is read next: each choice keeps
+/// two shards less than there are. Evaluations go round in a circle, where what was used longest ago is what is read next.
+#[test]
+fn what_is_read_next_stays() {
+    let shard = |_| ShardCost { bytes: Some(10), ..ShardCost::new(1.0, 2.0, 0.1) };
+    let mut task = TaskCost::new("a", 1, (0..6).map(shard).collect());
+    task.evaluations = vec![EvaluationCost { after: 1, sweeps: 3 }];
+    let promotions = |replacement| {
+        let mut workload = on(vec![task.clone()], 1);
+        (workload.devices[0].memory_bytes, workload.devices[0].replacement) = (Some(40), replacement);
+        let result = lrtf(&workload);
+        assert_eq!(result.fewest_bytes(&workload), Some(10 * (6 + 2 + 6 + 2 + 4)));
+        result.promotions
+    };
+    assert_eq!(promotions(Replacement::NextUse), (6 + 2) + (6 + 2 + 4));
+    assert_eq!(promotions(Replacement::LeastRecent), (6 + 2) + 3 * 6);
+}
+
+/// Three shards on a device with room for two. Each microbatch by itself promotes the last shard and the first one again; in a
+/// visit of all four, each shard is promoted where it is not left over from the one before.
+#[test]
+fn a_visit_promotes_once_for_all_its_microbatches() {
+    let mut task = TaskCost::new("a", 2, vec![ShardCost::new(1.0, 2.0, 0.5); 3]);
+    task.shards[2].backward_s = 3.0;
+    task.microbatches = 4;
+    let result = |visit| {
+        let task = TaskCost { visit, ..task.clone() };
+        lrtf(&on(vec![task], 1))
+    };
+    let (alone, visited) = (result(1), result(4));
+    assert_eq!((alone.shard_tasks, visited.shard_tasks), (2 * 4 * 5, 2 * 4 * 5));
+    assert_eq!((alone.promotions, visited.promotions), (2 * (4 + 3 * 2), 2 * 4));
+    assert_eq!((visited.makespan_s, visited.gap()), (2.0 * (0.5 + 36.0), 1.0));
+}
+
+/// What a microbatch made is awaited where its turn comes before that is on the host.
+#[test]
+fn the_next_shard_waits_for_what_its_own_microbatch_made() {
+    let shard = ShardCost { download_s: 1.5, ..ShardCost::new(1.0, 1.0, 0.0) };
+    let mut task = TaskCost::new("a", 1, vec![shard; 2]);
+    (task.microbatches, task.visit) = (2, 2);
+    let result = lrtf(&on(vec![task.clone()], 1));
+    let compute = result.spans.iter().filter(|span| span.what != Occupation::Promote);
+    let starts: Vec<_> = compute.map(|span| (span.shard, span.start_s)).collect();
+    // The forwards end at 1 and 2, and what they made is on the host at 2.5 and 3.5; of the backwards that end at 3.5 and 4.5
+    // it is at 5 and 6.
+    assert_eq!(starts, [(0, 0.0), (0, 1.0), (1, 2.5), (1, 3.5), (0, 5.0), (0, 6.0)]);
+    task.visit = 1;
+    assert_eq!(lrtf(&on(vec![task], 1)).makespan_s, 6.0, "handed on, and it waits for nothing");
+}
+
+/// Of three shards only the last is trained: the others are promoted once, and evaluations find them there.
+#[test]
+fn copies_of_frozen_shards_stay_valid() {
+    let shard = ShardCost { bytes: Some(10), ..ShardCost::new(1.0, 2.0, 0.5) };
+    let mut task = TaskCost::new("a", 3, vec![shard; 3]);
+    (task.microbatches, task.first_trained, task.optimizer_s) = (2, 2, 1.5);
+    task.evaluations = vec![EvaluationCost { after: 3, sweeps: 2 }];
+    let mut workload = on(vec![task], 1);
+    workload.devices[0].memory_bytes = Some(40);
+    let result = lrtf(&workload);
+    assert_eq!(result.shard_tasks, 3 * 2 * 3 + 2 * 3);
+    assert_eq!(result.promotions, 2 + 3 + 1, "the last one anew after each of three steps");
+    // Two sweeps of 4 s a minibatch. The step of 1.5 s and the promotion after it hide behind two frozen forwards.
+    assert_eq!((result.makespan_s, result.gap()), (0.5 + 3.0 * 8.0 + 2.0 * 3.0, 1.0));
 }
 
 /// The bounds know nothing of take-downs and latencies.

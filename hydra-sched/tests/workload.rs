@@ -7,9 +7,10 @@ const FULL: &str = r#"{
         {"name": "a", "minibatches": 3, "arrival_s": 2.5, "optimizer_s": 0.5, "step_wait_s": 0.1, "estimate_factor": 2.0, "drift": 1.0,
          "shards": [{"forward_s": 1.0, "backward_s": 2.0, "bytes": 100},
                     {"forward_s": 1.5, "backward_s": 4.0, "bytes": 50, "promote_s": 0.25}]},
-        {"name": "b", "minibatches": 1, "shards": [{"forward_s": 0, "backward_s": 8, "bytes": 10}]}
+        {"name": "b", "minibatches": 1, "microbatches": 4, "visit": 2, "epoch": {"minibatches": 1, "last_microbatches": 3},
+         "shards": [{"forward_s": 0, "backward_s": 8, "bytes": 10}]}
     ],
-    "devices": [{"speed": 2.0, "memory_bytes": 200, "link_bytes_per_s": 50.0}, {"link_bytes_per_s": 100}],
+    "devices": [{"speed": 2.0, "memory_bytes": 200, "replacement": "least-recent", "link_bytes_per_s": 50.0}, {"link_bytes_per_s": 100}],
     "shared_link": true,
     "variation": {"seed": 7, "relative": 0.1}
 }"#;
@@ -24,7 +25,8 @@ fn with(change: impl FnOnce(&mut Workload)) -> WorkloadError {
 fn reads_everything_and_writes_it_again() {
     let workload = Workload::from_json(FULL).unwrap();
     assert_eq!(Workload::from_json(&workload.to_json()).unwrap(), workload);
-    assert_eq!(workload.shard_tasks(), 3 * 3 + 1);
+    assert_eq!(workload.shard_tasks(), 3 * 3 + 3);
+    assert_eq!(workload.devices[0].replacement, Replacement::LeastRecent);
     assert_eq!(workload.promote_s(0, 0, 0), 2.0);
     assert_eq!(workload.promote_s(1, 0, 0), 1.0);
     assert_eq!(workload.promote_s(1, 0, 1), 0.25, "stated seconds come before bytes");
@@ -61,6 +63,22 @@ fn drift_and_variation_change_the_times_within_their_limits() {
         .map(|m| steady.tasks[0].sweep().map(|(kind, shard)| steady.seconds(0, m, kind, shard)).sum::<f64>())
         .sum();
     assert_eq!(steady.task_s(0), walked);
+}
+
+#[test]
+fn microbatches_and_frozen_shards_count_in_every_sum() {
+    let mut task = TaskCost::new("a", 7, vec![ShardCost::new(1.0, 2.0, 0.0); 3]);
+    (task.microbatches, task.first_trained) = (4, 1);
+    task.epoch = Some(Epoch { minibatches: 3, last_microbatches: 1 });
+    assert_eq!((task.training_sweeps(), task.sweep_s()), (4 + 4 + 1 + 4 + 4 + 1 + 4, 1.0 + 1.0 + 2.0 + 2.0));
+    assert_eq!(task.shard_tasks(), 22 * 4);
+    let mut workload = Workload::new(vec![task], vec![DeviceCost::default()]);
+    assert_eq!(workload.task_s(0), 22.0 * 6.0);
+    let run =
+        |workload: &Workload| simulate(workload, &mut ShardedLrtf, SimulationOptions::default()).unwrap();
+    assert_eq!((run(&workload).shard_tasks, run(&workload).makespan_s), (22 * 4, workload.task_s(0)));
+    workload.tasks[0].drift = 1.0;
+    assert!((run(&workload).makespan_s - workload.task_s(0)).abs() < 1e-9);
 }
 
 /// Evaluations at the end stand at a place that no minibatch has.
@@ -128,6 +146,16 @@ fn every_rule_names_what_breaks_it() {
         (with(|w| w.tasks[1].name = "a".into()), "`a`"),
         (with(|w| w.tasks[1].minibatches = 0), "`b`"),
         (with(|w| w.tasks[1].shards.clear()), "`b`"),
+        (with(|w| w.tasks[1].microbatches = 0), "microbatches of task `b` is 0"),
+        (with(|w| w.tasks[1].visit = 0), "visit of task `b` is 0"),
+        (with(|w| w.tasks[1].evaluation_visit = 0), "evaluation_visit of task `b` is 0"),
+        (
+            with(|w| w.tasks[1].epoch = Some(Epoch { minibatches: 0, last_microbatches: 1 })),
+            "epoch.minibatches of",
+        ),
+        (with(|w| w.tasks[1].microbatches = 2), "epoch.last_microbatches of task `b` is 3"),
+        (with(|w| w.tasks[0].first_trained = 2), "first_trained of task `a` is 2; it must be less than"),
+        (with(|w| (w.tasks[1].microbatches, w.tasks[1].minibatches) = (u64::MAX, u64::MAX)), "shard tasks"),
         (with(|w| w.tasks[1].minibatches = u64::MAX), "shard tasks"),
         (with(|w| w.tasks[0].shards[1].backward_s = -2.0), "backward_s of shard 1 of task `a` is -2"),
         (with(|w| w.tasks[0].shards[1].forward_s = f64::NAN), "forward_s of shard 1 of task `a` is NaN"),

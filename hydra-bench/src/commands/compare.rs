@@ -1,6 +1,6 @@
 //! `hydra compare`: ways to train a workload, and policies, side by side.
 
-use crate::laboratory::{LabArgs, Measured, gantt, largest, load, mean, measure};
+use crate::laboratory::{CopiesRow, LabArgs, Measured, compare_copies, gantt, largest, load, mean, measure};
 use crate::pictures::bars::{self, Bar};
 use crate::pictures::schedule;
 use crate::run_dir::{check_not_read, could_not, remove_file};
@@ -8,6 +8,7 @@ use crate::settings::values;
 use crate::terminal::{Outcome, Table, Unit, fixed, print, tell};
 use anyhow::{Context, Result};
 use clap::Args;
+use hydra_core::ByteSize;
 use hydra_sched::{
     LowerBounds, PolicyKind, PowerModel, Row, SimulationOptions, Strategy, TaskCost, Workload, compare,
 };
@@ -16,7 +17,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The files that are written into the directory of `--out`.
-const FILES: [&str; 5] = ["compare.json", "runtime.svg", "utilization.svg", "policies.svg", "schedule.svg"];
+const FILES: [&str; 6] =
+    ["compare.json", "runtime.svg", "utilization.svg", "policies.svg", "copies.svg", "schedule.svg"];
 
 /// `hydra compare`.
 #[derive(Debug, Args)]
@@ -58,7 +60,8 @@ pub(crate) fn run(args: &CompareArgs) -> Result<Outcome> {
         }
         policies.push(PolicyRow::new(policy, &measured));
     }
-    let report = Report::new(&workload, power, &rows, policies)?;
+    let copies = compare_copies(&workload, seed)?;
+    let report = Report::new(&workload, power, &rows, (policies, copies))?;
     let json = serde_json::to_string_pretty(&report).context("the result could not be written as JSON")?;
     print(&if args.json { format!("{json}\n") } else { report.render() })?;
     if let Some(dir) = &args.out {
@@ -89,6 +92,8 @@ struct Report {
     bounds: LowerBounds,
     strategies: Vec<StrategyRow>,
     policies: Vec<PolicyRow>,
+    /// Under the default policy, where devices keep copies.
+    copies: Vec<CopiesRow>,
 }
 
 #[derive(Debug, Serialize)]
@@ -166,7 +171,12 @@ fn strategy_row(row: &Row, sharp_s: f64, power: PowerModel) -> StrategyRow {
 }
 
 impl Report {
-    fn new(workload: &Workload, power: PowerModel, rows: &[Row], policies: Vec<PolicyRow>) -> Result<Self> {
+    fn new(
+        workload: &Workload,
+        power: PowerModel,
+        rows: &[Row],
+        (policies, copies): (Vec<PolicyRow>, Vec<CopiesRow>),
+    ) -> Result<Self> {
         let bounds = LowerBounds::of(workload, true)?;
         let sharp = rows.iter().find(|row| row.strategy == Strategy::Sharp);
         let sharp_s = sharp.and_then(|row| row.outcome.as_ref().ok()).map_or(0.0, |sharp| sharp.runtime_s);
@@ -180,6 +190,7 @@ impl Report {
             bounds,
             strategies: rows.iter().map(|row| strategy_row(row, sharp_s, power)).collect(),
             policies,
+            copies,
         })
     }
 
@@ -206,7 +217,7 @@ impl Report {
             self.devices,
             self.strategy_table(unit),
             self.policy_table(unit),
-        )
+        ) + &self.copies_table(unit)
     }
 
     fn strategy_table(&self, unit: Unit) -> String {
@@ -246,6 +257,30 @@ impl Report {
         table.render()
     }
 
+    fn copies_table(&self, unit: Unit) -> String {
+        let names = "<copies that stay|>promoted|>over the fewest|>promotions|>saved|>makespan";
+        let mut table = Table::new(names.split('|'));
+        for row in &self.copies {
+            table.row(vec![
+                row.copies.to_owned(),
+                ByteSize(row.promoted_bytes).to_string(),
+                fixed(row.over_fewest, 4),
+                row.promotions.to_string(),
+                row.promotions_saved.to_string(),
+                unit.show(row.makespan_s),
+            ]);
+        }
+        match self.copies.is_empty() {
+            true => String::new(),
+            false => format!(
+                "\nCopies under {}, over the fewest bytes that any choice of what goes would promote in the same \
+                 schedule:\n\n{}",
+                PolicyKind::default(),
+                table.render()
+            ),
+        }
+    }
+
     /// Writes the result and the pictures into a directory, which is made if it is not there.
     fn write(&self, dir: &Path, json: &str, schedule: Option<&str>) -> Result<()> {
         fs::create_dir_all(dir).with_context(|| format!("the directory {}", could_not(dir, "made")))?;
@@ -269,6 +304,14 @@ impl Report {
         write("utilization.svg", &bars::draw("Utilization of the devices", &on, Some(1.0), &used)?)?;
         let title = "What the makespan of each policy has above the lower bound";
         write("policies.svg", &bars::draw(title, &bound, None, &gaps)?)?;
+        let copies: Vec<Bar> = self.copies.iter().map(copies_bar).collect();
+        match copies.is_empty() {
+            true => remove_file(&dir.join("copies.svg"))?,
+            false => write(
+                "copies.svg",
+                &bars::draw("Bytes promoted by what stays on devices", &on, None, &copies)?,
+            )?,
+        }
         match schedule {
             Some(svg) => write("schedule.svg", svg),
             // That of another comparison must not stand beside these results.
@@ -284,6 +327,12 @@ impl Report {
         };
         self.strategies.iter().map(bar).collect()
     }
+}
+
+fn copies_bar(row: &CopiesRow) -> Bar {
+    let (promoted, over) = (ByteSize(row.promoted_bytes), fixed(row.over_fewest, 4));
+    let label = format!("{promoted}, {over} times the fewest");
+    Bar { name: row.copies.to_owned(), value: Some(row.promoted_bytes as f64), label }
 }
 
 /// The parts of a workload that [`compare`] leaves out.

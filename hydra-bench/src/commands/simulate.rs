@@ -8,6 +8,7 @@ use crate::settings::policy_help;
 use crate::terminal::{Outcome, Table, Unit, fixed, print};
 use anyhow::{Context, Result};
 use clap::Args;
+use hydra_core::ByteSize;
 use hydra_sched::{LowerBounds, PolicyKind, SimulationOptions, TaskCost, Workload};
 use serde::Serialize;
 use std::fs;
@@ -85,6 +86,8 @@ struct Promoted {
     promotions: u64,
     promotions_saved: u64,
     promotion_wait_s: f64,
+    /// `null` where the size of a shard is not known.
+    promoted_bytes: Option<u64>,
 }
 
 /// The decisions of the policy, and the mean time of one.
@@ -121,7 +124,12 @@ impl<'a> Report<'a> {
             bounds: run.bounds,
             utilization: run.utilization(),
             shard_tasks: run.shard_tasks,
-            promoted: Promoted { promotions, promotions_saved, promotion_wait_s: run.promotion_wait_s },
+            promoted: Promoted {
+                promotions,
+                promotions_saved,
+                promotion_wait_s: run.promotion_wait_s,
+                promoted_bytes: run.promoted_bytes,
+            },
             decided: Decided { decisions: run.decisions, decision_ns: *decision_ns },
             tasks: workload.tasks.iter().zip(&run.finished_s).map(task).collect(),
         }
@@ -136,12 +144,16 @@ impl<'a> Report<'a> {
         let over = fixed(self.over_bound, 4);
         row("lower bound", format!("{bound} ({name}); the makespan is {over} times that"));
         row("utilization", self.utilization_text());
-        let Promoted { promotions, promotions_saved: saved, promotion_wait_s } = self.promoted;
+        let Promoted { promotions, promotions_saved: saved, promotion_wait_s, promoted_bytes } =
+            self.promoted;
         let wait = Unit::of(promotion_wait_s).show(promotion_wait_s);
         row(
             "promotions",
             format!("{promotions}, and {saved} that a copy saved; devices waited {wait} for them"),
         );
+        if let Some(bytes) = promoted_bytes {
+            row("promoted", ByteSize(bytes).to_string());
+        }
         let Decided { decisions, decision_ns } = self.decided;
         row("decisions", format!("{decisions}, {decision_ns:.0} ns each as measured"));
         let Self { policy, shard_tasks, devices, .. } = self;

@@ -2,9 +2,11 @@
 //! It may touch `hydra-sched`, `settings`, `terminal` and the picture of a schedule.
 //! It never trains anything and never asks the engine.
 
+pub(crate) mod copies;
 pub(crate) mod measure;
 pub(crate) mod workload;
 
+pub(crate) use copies::{CopiesRow, compare_copies};
 pub(crate) use measure::{Measured, gantt, largest, mean, measure};
 pub(crate) use workload::{LabArgs, load};
 

@@ -4,7 +4,7 @@ use crate::settings::values;
 use crate::terminal::tell;
 use anyhow::{Context, Result};
 use clap::Args;
-use hydra_sched::{Workload, WorkloadError};
+use hydra_sched::{Replacement, Workload, WorkloadError};
 use std::path::PathBuf;
 use std::{fs, io};
 
@@ -24,6 +24,10 @@ pub(crate) struct LabArgs {
     /// workload says]
     #[arg(long)]
     pub(crate) keep_copies: bool,
+    /// The copy that goes when a device that keeps copies needs its room: next-use or least-recent [default: as the
+    /// workload says]
+    #[arg(long, value_name = "RULE", value_parser = values::replacement)]
+    pub(crate) replacement: Option<Replacement>,
     /// The seed of the policy `random`, and of the variation of a workload that has one [default: 0, and the
     /// workload's own]
     #[arg(long, value_name = "N", value_parser = values::seed, allow_hyphen_values = true)]
@@ -57,7 +61,10 @@ fn parse(text: &str, args: &LabArgs) -> Result<Workload, WorkloadError> {
         }
         workload = workload.on_devices(count);
     }
-    workload.devices.iter_mut().for_each(|device| device.keeps_copies |= args.keep_copies);
+    for device in &mut workload.devices {
+        device.keeps_copies |= args.keep_copies;
+        device.replacement = args.replacement.unwrap_or(device.replacement);
+    }
     if let (Some(seed), Some(variation)) = (args.seed, &mut workload.variation) {
         variation.seed = seed;
     }
@@ -71,7 +78,7 @@ mod tests {
     use crate::laboratory::UNEQUAL;
 
     fn args(devices: Option<usize>, seed: Option<u64>) -> LabArgs {
-        LabArgs { workload: "-".into(), devices, keep_copies: false, seed }
+        LabArgs { workload: "-".into(), devices, keep_copies: false, replacement: None, seed }
     }
 
     #[test]
@@ -81,6 +88,10 @@ mod tests {
         let changed = parse(UNEQUAL, &args(Some(3), Some(9))).unwrap();
         assert_eq!(changed.devices.iter().map(|device| device.speed).collect::<Vec<_>>(), [2.0; 3]);
         assert_eq!(changed.variation.unwrap().seed, 9);
+        let copies =
+            LabArgs { keep_copies: true, replacement: Some(Replacement::LeastRecent), ..args(None, None) };
+        let copies = parse(UNEQUAL, &copies).unwrap();
+        assert!(copies.devices.iter().all(|d| d.keeps_copies && d.replacement == Replacement::LeastRecent));
         let none = UNEQUAL.replace(r#"[{"speed": 2}, {"speed": 1}]"#, "0");
         assert!(matches!(parse(&none, &args(None, None)), Err(WorkloadError::NoDevices)));
         assert_eq!(parse(&none, &args(Some(4), None)).unwrap().devices.len(), 4);

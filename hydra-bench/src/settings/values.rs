@@ -1,6 +1,6 @@
 //! Readers of flag values: each says what was found and what was expected.
 
-use hydra_sched::PolicyKind;
+use hydra_sched::{PolicyKind, Replacement};
 use std::ops::RangeInclusive;
 
 /// The largest minibatch that is not taken for a slip of the hand.
@@ -67,6 +67,13 @@ readers! { usize, integer:
 /// A seed; at most what a TOML file can hold.
 pub(crate) fn seed(text: &str) -> Result<u64, String> {
     integer(text, "a seed, a whole number from 0 to 2^63 - 1", 0..=i64::MAX as usize).map(|n| n as u64)
+}
+
+/// `--replacement` of simulated devices.
+pub(crate) fn replacement(text: &str) -> Result<Replacement, String> {
+    let named = Replacement::ALL.into_iter().find(|rule| rule.name() == text);
+    let all = Replacement::ALL.map(Replacement::name);
+    named.ok_or_else(|| format!("`{text}` is no rule of which copy goes: expected {}", any_of(&all)))
 }
 
 /// `--policy` of a run, which keeps no copies on its devices.

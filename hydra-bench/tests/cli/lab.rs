@@ -176,6 +176,30 @@ fn a_comparison_has_every_strategy_and_policy() {
     }
 }
 
+/// The fewest bytes are Belady's where all copies of a workload are of one size, as they are in these.
+#[test]
+fn what_copies_save_is_compared_with_the_fewest_bytes() {
+    let root = tempfile::tempdir().unwrap();
+    let out = root.path().to_str().unwrap();
+    let workload = |name: &str| format!("{}/runs/cached-copies/{name}.json", env!("CARGO_MANIFEST_DIR"));
+    for (name, most) in [("accumulation", 1.0), ("evaluations", 1.05)] {
+        let result = json_of(&["compare", "--json", "--workload", &workload(name), "--out", out]);
+        let copies = result["copies"].as_array().unwrap();
+        let names: Vec<&str> = copies.iter().map(|row| row["copies"].as_str().unwrap()).collect();
+        assert_eq!(names, ["none", "least-recent", "next-use"]);
+        let bytes = |row: usize| copies[row]["promoted_bytes"].as_u64().unwrap();
+        assert!(bytes(0) > bytes(1) && bytes(1) > bytes(2), "{copies:?}");
+        assert!(copies[2]["over_fewest"].as_f64().unwrap() <= most, "{copies:?}");
+        assert!(read(&root.path().join("copies.svg")).contains("least-recent"));
+        let told = says(&["simulate", "--workload", &workload(name), "--replacement", "least-recent"]);
+        assert!(told.contains(&format!("{}, and", copies[1]["promotions"])), "{told}");
+    }
+    // Where no device keeps copies there is nothing to compare, and no picture stays of another workload.
+    let result = json_of(&["compare", "--json", "--workload", &kept("small"), "--out", out]);
+    assert_eq!(result["copies"].as_array().unwrap().len(), 0);
+    assert!(!root.path().join("copies.svg").exists());
+}
+
 #[test]
 fn what_strategies_leave_out_is_said() {
     let varied = one_task(&format!(r#""minibatches": 3, "drift": 0.5, {SHARD}"#));
@@ -249,6 +273,7 @@ fn flags_that_are_wrong_are_usage_errors() {
         ("--devices", "1000001", ["`1000001`", "--devices"]),
         ("--devices", "cpu:2", ["`cpu:2`", "--devices"]),
         ("--seed", "x", ["`x`", "--seed"]),
+        ("--replacement", "lru", ["`lru`", "next-use or least-recent"]),
     ] {
         fails(&["simulate", "--workload", &small, flag, value], 2, &parts);
     }

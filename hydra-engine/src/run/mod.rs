@@ -97,7 +97,7 @@ impl Run {
             admitted;
         let RunSettings { policy, prefetch, every, seed, stop, observer } = settings;
         let store: Arc<dyn TierStore> = device_home.clone();
-        let recorder = Recorder::new(observer, prefetch, devices.iter().map(|device| &device.spec));
+        let recorder = Recorder::new(observer, prefetch, &devices);
         let mut journal = Journal::new(recorder, clock);
         journal.observe(&RunEvent::Admitted(&admission));
         let memory = RunMemory::new(&admission, disk)?;

@@ -1,13 +1,14 @@
 //! A run as the costs of its shard tasks, a workload: the simulator can replay it, under other policies too.
 
-use crate::device::DeviceSpec;
+use crate::device::LogicalDevice;
 use crate::error::guarded;
 use crate::observer::{Observer, RunEvent, Span, Track, Work};
 use crate::protocol::Time;
 use crate::task::ParameterBytes;
 use hydra_core::TaskId;
+use hydra_partition::ShardPlan;
 use hydra_sched::{
-    DeviceCost, EvaluationCost, PolicyKind, ShardCost, SimulationOptions, TaskCost, Workload, simulate,
+    DeviceCost, Epoch, EvaluationCost, PolicyKind, ShardCost, SimulationOptions, TaskCost, Workload, simulate,
 };
 
 /// Listens to a run in front of another observer, and adds up what it hears.
@@ -32,10 +33,13 @@ struct Device {
 struct Task {
     name: String,
     shards: Vec<Shard>,
-    /// Training sweeps, and evaluation sweeps by the training sweeps before them.
+    /// Training sweeps, and evaluation sweeps by the minibatches before them.
     trained: u64,
     evaluations: Vec<EvaluationCost>,
-    minibatches: u64,
+    /// The training sweeps of each minibatch.
+    minibatches: Vec<u64>,
+    /// Of training and of evaluations: shard tasks of one shard in a row.
+    visits: [Turns; 2],
     /// Training sweeps of the minibatch that has begun.
     begun: u64,
     /// The last minibatch, when it ended, and when its last step did.
@@ -45,6 +49,21 @@ struct Task {
     down_s: f64,
     /// Seconds from the ends of minibatches to those of their last steps.
     steps_s: f64,
+}
+
+/// Shard tasks of one kind and shard in a row.
+#[derive(Default)]
+struct Turns {
+    last: Option<(Work, usize)>,
+    now: u64,
+    most: u64,
+}
+
+impl Turns {
+    fn add(&mut self, work: Work, shard: usize) {
+        self.now = if self.last.replace((work, shard)) == Some((work, shard)) { self.now + 1 } else { 1 };
+        self.most = self.most.max(self.now);
+    }
 }
 
 #[derive(Default)]
@@ -85,15 +104,16 @@ impl Recorder {
     pub(crate) fn new<'a>(
         observer: Box<dyn Observer>,
         prefetch: bool,
-        devices: impl IntoIterator<Item = &'a DeviceSpec>,
+        devices: impl IntoIterator<Item = &'a LogicalDevice>,
     ) -> Self {
-        let cost = |spec: &DeviceSpec| DeviceCost {
-            link_bytes_per_s: spec.link.map(|link| link.0),
-            keeps_copies: false,
+        let cost = |device: &LogicalDevice| DeviceCost {
+            link_bytes_per_s: device.spec.link.map(|link| link.0),
+            keeps_copies: device.manager.caches_copies(),
+            memory_bytes: device.manager.caches_copies().then_some(device.spec.memory.bytes()),
             ..DeviceCost::default()
         };
         let device =
-            |spec| Device { cost: cost(spec), promoted: Vec::new(), last: None, latency: Mean::default() };
+            |of| Device { cost: cost(of), promoted: Vec::new(), last: None, latency: Mean::default() };
         Self {
             observer: Some(observer),
             prefetch,
@@ -113,14 +133,12 @@ impl Recorder {
         workload.check().ok().map(|()| workload)
     }
 
-    /// Returns whether the simulator's rules are those of this run: every task was trained, its minibatches had one
-    /// microbatch each, and their backward passes went down to the first shard. Where they end before frozen
-    /// shards, or several make a minibatch, the simulator would promote and step what the run did not.
+    /// Returns whether the simulator's rules are those of this run: every task was trained, its minibatches had as many
+    /// microbatches as a workload can say, and all backward passes went down to the same shard.
     pub(crate) fn is_as_simulated(&self) -> bool {
-        self.tasks.iter().all(|task| {
-            let whole = |shard: &Shard| shard.backward.count == task.trained;
-            task.trained > 0 && task.trained == task.minibatches && task.shards.iter().all(whole)
-        })
+        let is =
+            |task: &Task| task.trained > 0 && task.microbatches().is_some() && task.first_trained().is_some();
+        self.tasks.iter().all(is)
     }
 
     fn span(&mut self, span: &Span) {
@@ -135,6 +153,7 @@ impl Recorder {
         if matches!(span.work, Work::Forward | Work::Backward | Work::Evaluate) {
             shard.ended_s = span.end_s;
             task.down_s = span.end_s;
+            task.visits[usize::from(span.work == Work::Evaluate)].add(span.work, span.shard);
         }
         match span.work {
             Work::Forward => shard.forward.add(seconds),
@@ -154,13 +173,11 @@ impl Recorder {
         let Some(shard) = self.tasks.get_mut(task.0).and_then(|task| task.shards.get_mut(shard)) else {
             return;
         };
-        match bytes {
-            // Of a small part the time says little of the whole.
-            ParameterBytes { promoted, cached } if cached < promoted => {
-                shard.promote.add(time.seconds() * (promoted + cached) as f64 / promoted as f64);
-            }
-            ParameterBytes { cached: 0, .. } => shard.promote.add(time.seconds()),
-            ParameterBytes { .. } => {}
+        let ParameterBytes { promoted, cached } = bytes;
+        if promoted > 0 {
+            shard.promote.add(time.seconds() * (promoted + cached) as f64 / promoted as f64);
+        } else if cached == 0 {
+            shard.promote.add(time.seconds());
         }
     }
 
@@ -197,8 +214,9 @@ impl Recorder {
     fn minibatch(&mut self, task: TaskId, step: usize, at_s: f64) {
         let Some(task) = self.tasks.get_mut(task.0) else { return };
         task.steps_s += task.waited_s();
-        task.trained += std::mem::take(&mut task.begun);
-        task.minibatches += 1;
+        let sweeps = std::mem::take(&mut task.begun);
+        task.trained += sweeps;
+        task.minibatches.push(sweeps);
         task.last = Some((step, at_s));
         task.stepped_s = at_s;
     }
@@ -228,6 +246,14 @@ impl Observer for Recorder {
                     ..Task::default()
                 };
                 self.tasks = admission.tasks.iter().map(task).collect();
+                // Copies have what no shard task needs beside its parameters.
+                let shards = admission.tasks.iter().flat_map(|task| &task.plan.shards);
+                let beside =
+                    |of: &ShardPlan| of.need_bytes.max(of.verified_bytes.unwrap_or(0)) - of.param_bytes;
+                let working = shards.map(beside).max().unwrap_or(0);
+                for memory in self.devices.iter_mut().filter_map(|device| device.cost.memory_bytes.as_mut()) {
+                    *memory = memory.saturating_sub(working);
+                }
             }
             RunEvent::Span(span) => self.span(span),
             RunEvent::Minibatch { task, step, at_s, .. } => self.minibatch(*task, *step, *at_s),
@@ -239,10 +265,32 @@ impl Observer for Recorder {
 
 impl Task {
     fn evaluated(&mut self) {
-        match self.evaluations.last_mut().filter(|of| of.after == self.trained) {
+        let after = self.minibatches.len() as u64;
+        match self.evaluations.last_mut().filter(|of| of.after == after) {
             Some(of) => of.sweeps += 1,
-            None => self.evaluations.push(EvaluationCost { after: self.trained, sweeps: 1 }),
+            None => self.evaluations.push(EvaluationCost { after, sweeps: 1 }),
         }
+    }
+
+    /// The microbatches of a minibatch, and the epochs where the last minibatch of each has fewer; `None` where that is not
+    /// what was trained.
+    fn microbatches(&self) -> Option<(u64, Option<Epoch>)> {
+        let each = self.minibatches.iter().copied().max()?;
+        let Some(first) = self.minibatches.iter().position(|sweeps| *sweeps < each) else {
+            return Some((each, None));
+        };
+        let (epoch, last) = (first + 1, self.minibatches[first]);
+        let is_last = |minibatch: usize| minibatch % epoch == first;
+        let expected = |minibatch| if is_last(minibatch) { last } else { each };
+        let regular = (0..self.minibatches.len()).all(|of| self.minibatches[of] == expected(of));
+        let epoch = Epoch { minibatches: epoch as u64, last_microbatches: last };
+        (regular && last > 0).then_some((each, Some(epoch)))
+    }
+
+    /// The shard down to which all backward passes went; `None` if not all went down to one.
+    fn first_trained(&self) -> Option<usize> {
+        let first = self.shards.iter().position(|shard| shard.backward.count > 0)?;
+        self.shards[first..].iter().all(|shard| shard.backward.count == self.trained).then_some(first)
     }
 
     /// When a device, after its shard task `last`, could commit to this task's next one, the promotion of which
@@ -272,9 +320,23 @@ impl Task {
     fn cost(&self) -> TaskCost {
         let shards = self.shards.iter().map(Shard::cost).collect();
         let waits_s = self.steps_s + self.waited_s();
-        let mut cost = TaskCost::new(&self.name, self.trained, shards);
-        cost.step_wait_s = nanos(waits_s / self.trained as f64);
+        let mut cost = TaskCost::new(&self.name, self.minibatches.len() as u64, shards);
+        cost.step_wait_s = nanos(waits_s / self.minibatches.len() as f64);
         cost.evaluations.clone_from(&self.evaluations);
+        cost.first_trained = self.first_trained().unwrap_or(0);
+        // The sweeps of a single shard have one order, whatever the visit.
+        if self.shards.len() > 1 {
+            [cost.visit, cost.evaluation_visit] = [&self.visits[0], &self.visits[1]].map(|of| of.most.max(1));
+        }
+        match self.microbatches() {
+            Some((microbatches, epoch)) => (cost.microbatches, cost.epoch) = (microbatches, epoch),
+            // Each microbatch stands as a minibatch.
+            None => {
+                let sweeps = |after: u64| self.minibatches.iter().take(after as usize).sum();
+                cost.evaluations.iter_mut().for_each(|of| of.after = sweeps(of.after));
+                cost.minibatches = self.trained;
+            }
+        }
         cost
     }
 }

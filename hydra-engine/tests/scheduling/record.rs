@@ -5,7 +5,7 @@ use hydra_core::optimizer::Sgd;
 use hydra_core::{Chain, Length, TrainSpec};
 use hydra_engine::{RunReport, TaskState, TrainTask};
 use hydra_models::mlp;
-use hydra_sched::{EvaluationCost, PolicyKind, SimulationOptions, Workload, simulate};
+use hydra_sched::{Epoch, EvaluationCost, PolicyKind, SimulationOptions, Workload, simulate};
 use std::sync::Arc;
 
 /// Five minibatches of at most four blocks; evaluations in batches of four.
@@ -26,7 +26,7 @@ fn replayed(report: &RunReport) -> &Workload {
     assert_eq!(workload.shard_tasks(), ran);
     for kind in PolicyKind::ALL {
         let replay = simulate(workload, &mut *kind.build(0), SimulationOptions::default()).expect("a replay");
-        assert_eq!((replay.shard_tasks, replay.promotions), (ran, ran), "{kind}");
+        assert_eq!((replay.shard_tasks, replay.promotions + replay.promotions_saved), (ran, ran), "{kind}");
     }
     let compute_s: f64 = report.devices.iter().map(|device| device.compute_s).sum();
     assert!((workload.total_s() - compute_s).abs() <= 1e-3 * compute_s, "means times counts are sums");
@@ -59,30 +59,32 @@ fn evaluations_during_training_and_microbatches_are_there() {
     let spec = TrainSpec { accumulate: 2, eval_every: Some(2), ..adamw(4) };
     let report = Settings { cuts: Some(vec![3]), ..Settings::default() }.run(task(spec));
     let first = &replayed(&report).tasks[0];
-    assert_eq!(report.replay_s, None, "the simulator would step after every microbatch");
-    // Two microbatches in each minibatch; evaluations are in batches of a microbatch's size.
-    assert_eq!(first.minibatches, 5 * 2);
-    let every = [(0, 3), (4, 3), (8, 3), (10, 3 + 2)];
+    assert!(report.replay_s.is_some_and(|s| s > 0.0));
+    assert_eq!((first.minibatches, first.microbatches, first.epoch), (5, 2, None));
+    let every = [(0, 3), (2, 3), (4, 3), (5, 3 + 2)];
     assert_eq!(first.evaluations, evaluations(&every));
 }
 
 #[test]
-fn minibatches_of_one_microbatch_are_replayed() {
+fn smaller_last_minibatches_of_epochs_are_replayed() {
     let report = |blocks, minibatches| {
         let spec = TrainSpec { accumulate: 2, length: Length::Steps(minibatches), ..adamw(2) };
         Settings::default().run(TrainTask::new("task", gpt2_chain(), tokens(blocks, 1), spec))
     };
     // One block cannot be split; of five, the last one is alone.
-    let (whole, split) = (report(1, 2), report(5, 3));
-    assert_eq!(replayed(&whole).tasks[0].minibatches, 2);
-    assert!(whole.replay_s.is_some_and(|s| s > 0.0));
-    assert_eq!(replayed(&split).tasks[0].minibatches, 2 + 2 + 1);
-    assert_eq!(split.replay_s, None);
+    let (whole, split) = (report(1, 2), report(5, 4));
+    let sweeps = |report: &RunReport| {
+        let task = &replayed(report).tasks[0];
+        (task.minibatches, task.microbatches, task.epoch)
+    };
+    assert_eq!(sweeps(&whole), (2, 1, None));
+    assert_eq!(sweeps(&split), (4, 2, Some(Epoch { minibatches: 3, last_microbatches: 1 })));
+    assert!([whole, split].iter().all(|report| report.replay_s.is_some_and(|s| s > 0.0)));
 }
 
-/// The backward of the engine ends at the first trained layer, that of the simulator at the first shard.
+/// The backward of a run ends at the shard of the first trained layer.
 #[test]
-fn frozen_shards_are_recorded_and_not_replayed() {
+fn frozen_shards_are_recorded_and_replayed() {
     let device = burn::tensor::Device::flex();
     let linear = |inputs, outputs| burn::nn::LinearConfig::new(inputs, outputs).init(&device);
     let chain = Chain::builder("frozen")
@@ -98,12 +100,12 @@ fn frozen_shards_are_recorded_and_not_replayed() {
         Settings { cuts: Some(cuts), ..Settings::default() }.run(task)
     };
     let frozen = report(vec![1, 2]);
-    assert_eq!((frozen.all_done(), frozen.replay_s), (true, None));
-    let workload = frozen.workload.expect("something was trained");
-    assert_eq!((workload.tasks[0].minibatches, workload.tasks[0].shards[0].backward_s), (3, 0.0));
-    assert!(workload.tasks[0].shards[1].backward_s > 0.0);
+    assert!(frozen.all_done() && frozen.replay_s.is_some_and(|s| s > 0.0));
+    let first = &replayed(&frozen).tasks[0];
+    assert_eq!((first.minibatches, first.first_trained, first.shards[0].backward_s), (3, 1, 0.0));
+    assert!(first.shards[1].backward_s > 0.0);
     // With a trained layer in the first shard the backward goes all the way.
-    assert!(report(vec![2]).replay_s.is_some());
+    assert_eq!(replayed(&report(vec![2])).tasks[0].first_trained, 0);
 }
 
 #[test]

@@ -21,12 +21,25 @@ impl Run {
 
     /// The same for an example that needs these features of the crate.
     pub fn with_features(example: &str, features: &str) -> io::Result<Self> {
-        let folder = env::args().nth(1).unwrap_or_else(|| format!("hydra-bench/runs/sched-{example}"));
+        Self::make(example, features, &format!("sched-{example}"))
+    }
+
+    /// The same with another name for the folder where no argument says it.
+    pub fn in_folder(example: &str, name: &str) -> io::Result<Self> {
+        Self::make(example, "", name)
+    }
+
+    fn make(example: &str, features: &str, name: &str) -> io::Result<Self> {
+        let folder = env::args().nth(1).unwrap_or_else(|| format!("hydra-bench/runs/{name}"));
         let flag = if features.is_empty() { String::new() } else { format!("--features {features} ") };
         let command = format!("cargo run -p hydra-sched {flag}--example {example} -- {folder}");
         let folder = PathBuf::from(folder);
         fs::create_dir_all(&folder)?;
         Ok(Self { folder, command })
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
     }
 
     pub fn write(&self, name: &str, text: &str) -> io::Result<()> {

@@ -2,7 +2,6 @@
 
 use super::program::{Program, ShardTask};
 use super::{TaskCost, Workload, WorkloadError};
-use crate::policy::ShardTaskKind;
 
 /// Shard tasks up to which the packing bound is computed; it sorts them all.
 const PACKED: u64 = 4096;
@@ -130,12 +129,15 @@ fn chain_s(workload: &Workload, task: usize, speed: f64, prefetch: bool) -> f64 
     let mut final_s = vec![cost.arrival_s; shards];
     let mut promoted: Vec<Option<u64>> = vec![None; shards];
     let (mut start_s, mut end_s) = (cost.arrival_s, cost.arrival_s);
-    for ShardTask { minibatch, kind, shard, .. } in Program::of(cost).tasks() {
+    let program = Program::of(cost);
+    for of in program.tasks() {
+        let ShardTask { minibatch, kind, shard, .. } = of;
         let commit_s = final_s[shard].max(if prefetch { start_s } else { end_s });
-        let stays = keeps && promoted[shard].replace(minibatch) == Some(minibatch);
+        let version = program.version(&of);
+        let stays = keeps && promoted[shard].replace(version) == Some(version);
         start_s = end_s.max(commit_s + if stays { 0.0 } else { promote[shard] });
         end_s = start_s + workload.seconds(task, minibatch, kind, shard) / speed;
-        if kind == ShardTaskKind::Backward {
+        if program.steps(&of) {
             host_s = if step_s > 0.0 { host_s.max(end_s) + step_s } else { end_s };
             final_s[shard] = host_s + cost.step_wait_s;
         }
@@ -143,18 +145,21 @@ fn chain_s(workload: &Workload, task: usize, speed: f64, prefetch: bool) -> f64 
     end_s
 }
 
-/// Every shard is promoted at least once a minibatch, because the step before it made the copies
-/// stale; where no device keeps copies, every shard task is.
+/// Every trained shard is promoted at least once a minibatch, because the step before it made the copies stale, and a
+/// frozen one once; where no device keeps copies, every shard task is.
 fn link_s(workload: &Workload) -> f64 {
     let links = if workload.shared_link { 1 } else { workload.devices.len() };
     let keeps = keeps_copies(workload);
     let all = |(task, cost): (usize, &TaskCost)| {
         let promote: Vec<f64> =
             (0..cost.shards.len()).map(|shard| shortest_promote_s(workload, task, shard)).collect();
-        let once_s: f64 = promote.iter().sum();
-        let sweep_s = if keeps { once_s } else { cost.sweep().map(|(_, shard)| promote[shard]).sum() };
-        let evaluations_s = if keeps { 0.0 } else { cost.evaluation_sweeps() as f64 * once_s };
-        cost.minibatches as f64 * sweep_s + evaluations_s
+        let (frozen, trained) = promote.split_at(cost.first_trained);
+        if keeps {
+            return cost.minibatches as f64 * trained.iter().sum::<f64>() + frozen.iter().sum::<f64>();
+        }
+        let sweep_s: f64 = cost.sweep().map(|(_, shard)| promote[shard]).sum();
+        let evaluations_s = cost.evaluation_sweeps() as f64 * promote.iter().sum::<f64>();
+        cost.training_sweeps() as f64 * sweep_s + evaluations_s
     };
     workload.tasks.iter().enumerate().map(all).sum::<f64>() / links as f64
 }
@@ -164,9 +169,9 @@ fn keeps_copies(workload: &Workload) -> bool {
     workload.devices.iter().any(|device| device.keeps_copies)
 }
 
-/// The host optimizer is given nothing before a first backward has ended, and what it steps last of what is waited
-/// for is shard 0 of some task, the backward of which is the last of its minibatch: that task promotes the shard anew
-/// and runs everything that comes after.
+/// The host optimizer is given nothing before the last backward of a first shard has ended, and what it steps last of what
+/// is waited for is the first trained shard of some task, the backward of which is the last of its minibatch: that task
+/// promotes the shard anew and runs everything that comes after, but for the frozen shards before it.
 fn host_s(workload: &Workload, speed: f64) -> f64 {
     let (mut head_s, mut steps_s, mut tail_s) = (f64::INFINITY, 0.0, f64::INFINITY);
     for (task, cost) in workload.tasks.iter().enumerate() {
@@ -176,18 +181,19 @@ fn host_s(workload: &Workload, speed: f64) -> f64 {
         if awaited == 0 || cost.optimizer_s == 0.0 {
             continue;
         }
-        let promote_s = shortest_promote_s(workload, task, 0);
+        let first = cost.first_trained;
+        let promote_s = shortest_promote_s(workload, task, first);
         let seconds = |of: &ShardTask| workload.seconds(task, of.minibatch, of.kind, of.shard) / speed;
         let program = Program::of(cost);
-        let mut first = program.tasks();
-        let mut before_s = cost.arrival_s + promote_s;
-        for of in first.by_ref() {
+        let mut before_s = cost.arrival_s + shortest_promote_s(workload, task, 0);
+        for of in program.tasks() {
             before_s += seconds(&of);
-            if of.kind == ShardTaskKind::Backward {
+            if program.steps(&of) {
                 break;
             }
         }
-        let after_s: f64 = program.tasks_from(awaited).map(|of| seconds(&of)).sum();
+        let waits = program.tasks_from(awaited).skip_while(|of| of.shard != first);
+        let after_s: f64 = waits.map(|of| seconds(&of)).sum();
         head_s = head_s.min(before_s);
         steps_s += awaited as f64 * cost.optimizer_s;
         tail_s = tail_s.min(cost.step_wait_s + promote_s + after_s);
@@ -199,6 +205,10 @@ fn turns_s(workload: &Workload, jobs: &[Job], speeds: &[f64]) -> f64 {
     let all = workload.shard_tasks();
     let idle_s = |task: usize| {
         let cost = &workload.tasks[task];
+        if cost.first_trained > 0 {
+            // Its frozen shards wait for nothing.
+            return 0.0;
+        }
         let gap_s = cost.least_step_s() + shortest_promote_s(workload, task, 0);
         let filled = all - cost.shard_tasks();
         (cost.minibatches - 1).saturating_sub(filled) as f64 * gap_s

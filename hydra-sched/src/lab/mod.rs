@@ -10,6 +10,7 @@ pub mod conformance;
 mod draw;
 mod error;
 mod exact;
+mod fewest;
 #[cfg(any(feature = "milp", feature = "highs"))]
 mod milp;
 mod program;
@@ -24,6 +25,7 @@ pub use bound::LowerBounds;
 pub use draw::Draw;
 pub use error::{SimulationError, WorkloadError};
 pub use exact::{Exact, exact, without_transfers};
+pub use fewest::Read;
 #[cfg(feature = "highs")]
 pub use milp::highs_makespan_s;
 #[cfg(feature = "milp")]
@@ -31,4 +33,6 @@ pub use milp::milp_makespan_s;
 pub use queue::Queue;
 pub use simulate::{Occupation, Simulation, SimulationOptions, Span, simulate};
 pub use strategy::{DoesNotFit, Outcome, PowerModel, Row, Strategy, compare};
-pub use workload::{DeviceCost, EvaluationCost, ShardCost, TaskCost, Variation, Workload};
+pub use workload::{
+    DeviceCost, Epoch, EvaluationCost, Replacement, ShardCost, TaskCost, Variation, Workload,
+};

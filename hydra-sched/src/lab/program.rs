@@ -1,17 +1,21 @@
 //! The shard tasks of a whole task, in their order: training sweeps, with evaluations between them.
 
+use std::ops::Range;
+
 use super::TaskCost;
+use super::workload::Microbatches;
 use crate::policy::{ShardTaskKind, WorkLeft};
 
 /// One shard task of a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ShardTask {
-    /// Minibatches trained before it: the version of the masters that it reads.
+    /// Minibatches trained before it.
     pub minibatch: u64,
     pub kind: ShardTaskKind,
     pub shard: usize,
-    /// Of an evaluation: the sweeps of the same place that came before its own.
-    sweep: u64,
+    /// The sweeps of the same place that come before its own: microbatches of its minibatch, or evaluations after the same
+    /// minibatch.
+    pub sweep: u64,
 }
 
 /// Evaluation sweeps that follow on the same minibatch.
@@ -28,6 +32,11 @@ struct Evaluations {
 pub(crate) struct Program {
     pub shards: usize,
     pub minibatches: u64,
+    /// Backward passes end at this shard, and those below it are never stepped.
+    pub first_trained: usize,
+    /// Microbatches that go through the shards together, and evaluation sweeps of one place.
+    visits: [u64; 2],
+    microbatches: Microbatches,
     evaluations: Vec<Evaluations>,
 }
 
@@ -41,27 +50,82 @@ impl Program {
             evaluations.push(Evaluations { after: of.after, sweeps: of.sweeps, rest });
         }
         evaluations.reverse();
-        Self { shards: task.shards.len(), minibatches: task.minibatches, evaluations }
+        // No place has more sweeps than that.
+        let most = evaluations.iter().map(|of| of.sweeps).fold(1, u64::max);
+        Self {
+            shards: task.shards.len(),
+            minibatches: task.minibatches,
+            first_trained: task.first_trained,
+            visits: [task.visit.min(task.microbatches), task.evaluation_visit.min(most)],
+            microbatches: task.microbatches(),
+            evaluations,
+        }
     }
 
     /// The first shard task.
     pub(crate) fn first(&self) -> ShardTask {
         // Every task trains at least one minibatch, so there always is one.
-        self.begin(0).unwrap_or(self.training(0))
+        self.begin(0).unwrap_or(self.training(0, 0))
     }
 
     /// The shard task after this one; `None` at the end.
     pub(crate) fn after(&self, task: &ShardTask) -> Option<ShardTask> {
-        if let Some((kind, shard)) = task.kind.following(task.shard, self.shards) {
-            return Some(ShardTask { kind, shard, ..*task });
+        let sweeps = self.visited(task);
+        if task.sweep + 1 < sweeps.end {
+            return Some(ShardTask { sweep: task.sweep + 1, ..*task });
         }
-        match task.kind {
-            ShardTaskKind::Evaluate if task.sweep + 1 < self.here(task.minibatch).0 => {
-                Some(self.evaluation(task.minibatch, task.sweep + 1))
-            }
-            ShardTaskKind::Evaluate => self.train(task.minibatch),
-            ShardTaskKind::Forward | ShardTaskKind::Backward => self.begin(task.minibatch + 1),
+        match self.following(task) {
+            Some((kind, shard)) => Some(ShardTask { kind, shard, sweep: sweeps.start, ..*task }),
+            None => self.visit_after(task),
         }
+    }
+
+    /// The shard task of the same sweep that reads what this one makes; `None` at the sweep's end.
+    pub(crate) fn following(&self, task: &ShardTask) -> Option<(ShardTaskKind, usize)> {
+        let over = task.kind == ShardTaskKind::Backward && task.shard == self.first_trained;
+        task.kind.following(task.shard, self.shards).filter(|_| !over)
+    }
+
+    /// The first shard task of the visit after this one's; `None` at the end.
+    pub(crate) fn visit_after(&self, task: &ShardTask) -> Option<ShardTask> {
+        let (next, evaluates) = (self.visited(task).end, task.kind == ShardTaskKind::Evaluate);
+        match next < self.sweeps(task) {
+            true if evaluates => Some(self.evaluation(task.minibatch, next)),
+            true => Some(self.training(task.minibatch, next)),
+            false if evaluates => self.train(task.minibatch),
+            false => self.begin(task.minibatch + 1),
+        }
+    }
+
+    /// The sweeps of its place that a shard task's own goes through the shards with.
+    pub(crate) fn visited(&self, task: &ShardTask) -> Range<u64> {
+        let visit = self.visits[usize::from(task.kind == ShardTaskKind::Evaluate)];
+        let start = task.sweep - task.sweep % visit;
+        start..start.saturating_add(visit).min(self.sweeps(task))
+    }
+
+    /// The most sweeps that go through the shards together.
+    pub(crate) fn largest_visit(&self) -> u64 {
+        self.visits[0].max(self.visits[1])
+    }
+
+    /// True if the shard task is the first of its sweep: it reads nothing that another one makes.
+    pub(crate) fn begins(&self, task: &ShardTask) -> bool {
+        let start = match task.kind {
+            ShardTaskKind::Evaluate => ShardTaskKind::evaluation_start(),
+            _ => ShardTaskKind::training_start(self.shards),
+        };
+        (task.kind, task.shard) == start
+    }
+
+    /// True if the shard's masters are stepped when the shard task ends: it is the last backward of its minibatch.
+    pub(crate) fn steps(&self, task: &ShardTask) -> bool {
+        task.kind == ShardTaskKind::Backward && task.sweep + 1 == self.sweeps(task)
+    }
+
+    /// The version of the masters that a shard task reads: how often they were stepped.
+    pub(crate) fn version(&self, task: &ShardTask) -> u64 {
+        if task.shard < self.first_trained { 0 } else { task.minibatch }
     }
 
     /// All shard tasks, in order.
@@ -76,17 +140,23 @@ impl Program {
 
     /// The work from this shard task on.
     pub(crate) fn left(&self, next: &ShardTask) -> WorkLeft {
-        let (here, later) = self.here(next.minibatch);
-        let position = Some((next.kind, next.shard));
-        let sweeps = self.minibatches - next.minibatch;
-        match next.kind {
-            ShardTaskKind::Evaluate => WorkLeft {
-                sweeps,
-                evaluations: here - next.sweep - 1 + later,
-                position,
-                ..WorkLeft::default()
-            },
-            _ => WorkLeft { sweeps: sweeps - 1, evaluations: later, position, ..WorkLeft::default() },
+        let (_, later) = self.here(next.minibatch);
+        let (visited, position) = (self.visited(next), Some((next.kind, next.shard)));
+        let more = self.sweeps(next) - visited.end;
+        let trains = |from: u64| self.microbatches.before(self.minibatches) - self.microbatches.before(from);
+        let (sweeps, evaluations) = match next.kind {
+            ShardTaskKind::Evaluate => (trains(next.minibatch), more + later),
+            _ => (trains(next.minibatch + 1) + more, later),
+        };
+        let (also, past) = (visited.end - next.sweep - 1, next.sweep - visited.start);
+        WorkLeft { sweeps, evaluations, position, also, past }
+    }
+
+    /// The sweeps of a shard task's place.
+    fn sweeps(&self, task: &ShardTask) -> u64 {
+        match task.kind {
+            ShardTaskKind::Evaluate => self.here(task.minibatch).0,
+            _ => self.microbatches.of(task.minibatch),
         }
     }
 
@@ -105,12 +175,12 @@ impl Program {
     }
 
     fn train(&self, minibatch: u64) -> Option<ShardTask> {
-        (minibatch < self.minibatches).then(|| self.training(minibatch))
+        (minibatch < self.minibatches).then(|| self.training(minibatch, 0))
     }
 
-    fn training(&self, minibatch: u64) -> ShardTask {
+    fn training(&self, minibatch: u64, sweep: u64) -> ShardTask {
         let (kind, shard) = ShardTaskKind::training_start(self.shards);
-        ShardTask { minibatch, kind, shard, sweep: 0 }
+        ShardTask { minibatch, kind, shard, sweep }
     }
 
     fn evaluation(&self, minibatch: u64, sweep: u64) -> ShardTask {
@@ -122,7 +192,7 @@ impl Program {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lab::{EvaluationCost, ShardCost};
+    use crate::lab::{Epoch, EvaluationCost, ShardCost};
 
     fn task(shards: usize, minibatches: u64, evaluations: &[(u64, u64)]) -> TaskCost {
         let mut task = TaskCost::new("a", minibatches, vec![ShardCost::new(1.0, 2.0, 0.0); shards]);
@@ -142,6 +212,34 @@ mod tests {
         assert_eq!(order.join(" "), expected);
     }
 
+    fn order(program: &Program) -> String {
+        let name = |task: ShardTask| {
+            format!("{}{}.{}@{}", &task.kind.to_string()[..1], task.shard, task.sweep, task.minibatch)
+        };
+        program.tasks().map(name).collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn a_visit_takes_its_sweeps_through_a_shard_before_the_next() {
+        let mut cost = task(3, 2, &[(1, 3)]);
+        (cost.microbatches, cost.visit, cost.evaluation_visit, cost.first_trained) = (3, 2, 2, 1);
+        cost.epoch = Some(Epoch { minibatches: 2, last_microbatches: 1 });
+        let expected = [
+            "f0.0@0 f0.1@0 f1.0@0 f1.1@0 b2.0@0 b2.1@0 b1.0@0 b1.1@0",
+            "f0.2@0 f1.2@0 b2.2@0 b1.2@0",
+            "e0.0@1 e0.1@1 e1.0@1 e1.1@1 e2.0@1 e2.1@1",
+            "e0.2@1 e1.2@1 e2.2@1",
+            "f0.0@1 f1.0@1 b2.0@1 b1.0@1",
+        ];
+        assert_eq!(order(&Program::of(&cost)), expected.join(" "));
+        let steps = |program: &Program| program.tasks().filter(|task| program.steps(task)).count();
+        assert_eq!(steps(&Program::of(&cost)), 2 * 2);
+        cost.visit = u64::MAX;
+        assert!(order(&Program::of(&cost)).starts_with("f0.0@0 f0.1@0 f0.2@0 f1.0@0"));
+        let evaluated = order(&Program::of(&task(1, 1, &[(0, 2)])));
+        assert_eq!(evaluated, "e0.0@0 e0.1@0 b0.0@0", "one after another where nothing is said");
+    }
+
     #[test]
     fn the_places_of_evaluations_rise_and_are_in_the_task() {
         let check = |evaluations: &[(u64, u64)]| {
@@ -157,14 +255,19 @@ mod tests {
 
     #[test]
     fn what_is_left_counts_down_by_one_shard_task_each() {
-        for (shards, evaluations) in
-            [(1, &[][..]), (3, &[(0, 2), (3, 1), (4, 1)]), (1, &[(2, 3)]), (2, &[(1, 1)])]
-        {
-            let cost = task(shards, 4, evaluations);
+        let evaluations = [(1, &[][..]), (3, &[(0, 2), (3, 1), (4, 1)]), (1, &[(2, 3)]), (2, &[(1, 1)])];
+        let microbatches = [(1, 1, 1), (4, 1, 2), (4, 3, 4), (2, 2, 1), (3, 9, 2)];
+        let cases =
+            evaluations.into_iter().flat_map(|of| microbatches.map(|microbatches| (of, microbatches)));
+        for ((shards, evaluations), (microbatches, visit, last)) in cases {
+            let mut cost = task(shards, 4, evaluations);
+            (cost.microbatches, cost.visit, cost.evaluation_visit) = (microbatches, visit, visit);
+            cost.first_trained = shards / 2;
+            cost.epoch = Some(Epoch { minibatches: 3, last_microbatches: last });
             let program = Program::of(&cost);
             // With a second for each shard task, what is left is their number.
-            let ones = vec![1.0; shards];
-            let second = crate::policy::CostModel::new(ones.clone(), ones.clone(), ones).unwrap();
+            cost.shards.iter_mut().for_each(|shard| (shard.forward_s, shard.backward_s) = (1.0, 1.0));
+            let second = cost.estimates().unwrap();
             let left: Vec<f64> =
                 program.tasks().map(|task| second.remaining_s(&program.left(&task))).collect();
             let expected: Vec<f64> = (1..=cost.shard_tasks()).rev().map(|n| n as f64).collect();

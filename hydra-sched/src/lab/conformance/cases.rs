@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use proptest::prelude::*;
 
-use crate::lab::{DeviceCost, EvaluationCost, ShardCost, TaskCost, Variation, Workload};
+use crate::lab::{DeviceCost, Epoch, EvaluationCost, Replacement, ShardCost, TaskCost, Variation, Workload};
 use crate::policy::cases::any_models;
 use crate::policy::{ModelIndex, ModelView, Request};
 
@@ -50,6 +50,16 @@ fn any_shard() -> impl Strategy<Value = ShardCost> {
     )
 }
 
+/// Microbatches of a minibatch, the two kinds of visits, epochs, and a first trained shard.
+fn any_sweeps() -> impl Strategy<Value = ((u64, u64, u64), Option<Epoch>, usize)> {
+    let epoch = prop::option::of((1..4u64, 1..4u64));
+    ((1..4u64, 1..5u64, 1..4u64), epoch, 0..4usize).prop_map(|(sweeps, epoch, first_trained)| {
+        let short =
+            |(minibatches, last): (u64, u64)| Epoch { minibatches, last_microbatches: last.min(sweeps.0) };
+        (sweeps, epoch.map(short), first_trained)
+    })
+}
+
 fn any_task() -> impl Strategy<Value = TaskCost> {
     let evaluations = prop::collection::btree_map(0..6u64, 0..3u64, 0..3);
     // At the end too, where drift has a last minibatch to go by.
@@ -58,11 +68,14 @@ fn any_task() -> impl Strategy<Value = TaskCost> {
     let drift = prop::sample::select(vec![-1.0, -0.5, 0.0, 1.0, 2.0]);
     let factor = prop::sample::select(vec![0.0, 0.5, 1.0, 2.0, 1e6]);
     let shards = prop::collection::vec(any_shard(), 1..5);
-    (1..6u64, shards, 0..4u8, steps, (drift, factor), evaluations).prop_map(
-        |(minibatches, shards, arrival, steps, (drift, factor), (mut evaluations, at_the_end))| {
+    let sweeps = prop_oneof![Just(((1, 1, 1), None, 0)), any_sweeps()];
+    (1..6u64, shards, 0..4u8, (steps, sweeps), (drift, factor), evaluations).prop_map(
+        |(minibatches, shards, arrival, (steps, sweeps), (drift, factor), (mut evaluations, at_the_end))| {
             let mut task = TaskCost::new("", minibatches, shards);
             (task.arrival_s, task.drift, task.estimate_factor) = (arrival.into(), drift, factor);
             (task.optimizer_s, task.step_wait_s) = steps;
+            ((task.microbatches, task.visit, task.evaluation_visit), task.epoch, task.first_trained) = sweeps;
+            task.first_trained = task.first_trained.min(task.shards.len() - 1);
             evaluations.insert(minibatches, at_the_end);
             let there = evaluations.into_iter().filter(|(after, _)| *after <= minibatches);
             task.evaluations = there.map(|(after, sweeps)| EvaluationCost { after, sweeps }).collect();
@@ -73,11 +86,13 @@ fn any_task() -> impl Strategy<Value = TaskCost> {
 
 fn any_device() -> impl Strategy<Value = DeviceCost> {
     let latency = prop_oneof![Just(0.0), eighths(5)];
-    (1..4u8, prop::option::of(60..200u64), any::<bool>(), 4..60u8, latency).prop_map(
-        |(speed, memory_bytes, keeps_copies, link, latency_s)| DeviceCost {
+    let copies = (any::<bool>(), prop::sample::select(Replacement::ALL.to_vec()));
+    (1..4u8, prop::option::of(60..200u64), copies, 4..60u8, latency).prop_map(
+        |(speed, memory_bytes, (keeps_copies, replacement), link, latency_s)| DeviceCost {
             speed: speed.into(),
             memory_bytes,
             keeps_copies,
+            replacement,
             link_bytes_per_s: Some(link.into()),
             latency_s,
         },

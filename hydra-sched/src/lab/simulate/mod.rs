@@ -3,11 +3,12 @@
 //! Virtual time jumps from event to event: a shard task ends, a promotion ends, a model arrives or
 //! its optimizer is done. The rules are those of the engine.
 //!
-//! - A model has at most one shard task computing, and its shard tasks run in order.
+//! - A model has at most one shard task computing, and its shard tasks run in order: visit by visit, each shard task for
+//!   all microbatches of the visit before that of the next shard.
 //! - When a shard task starts, its device commits to the next one and promotes that one's
 //!   parameters into its one buffer slot. Without prefetching it commits when it is free.
 //! - A shard task can be committed to when the masters it reads are final: after the backward of
-//!   the previous minibatch and the optimizer's step. What follows on a model's shard task can be
+//!   the previous minibatch and the optimizer's step. What follows on a shard task in its sweep can be
 //!   committed to while that computes, on the same device.
 //! - The host has one optimizer for all models. It takes their shards one after another, in the order in which
 //!   their backwards end; a step of no time waits for none before it.
@@ -18,7 +19,7 @@
 //! - Between commitment and promotion lies the device's latency. Nothing else takes time.
 
 use self::run::Run;
-use super::{LowerBounds, SimulationError, Workload};
+use super::{LowerBounds, Read, SimulationError, Workload};
 use crate::policy::{Policy, ShardTaskKind};
 
 mod run;
@@ -30,7 +31,7 @@ mod tests;
 pub struct SimulationOptions {
     /// Devices commit to their next shard task when the current one starts, and promote its parameters meanwhile.
     pub prefetch: bool,
-    /// Record every shard task and promotion in [`Simulation::spans`]. Without it the memory that a
+    /// Record every shard task and promotion in [`Simulation::spans`] and [`Simulation::reads`]. Without it the memory that a
     /// simulation uses grows with the models, devices and shards, and not with the shard tasks.
     pub record: bool,
 }
@@ -98,6 +99,8 @@ pub struct Simulation {
     pub finished_s: Vec<f64>,
     /// Every shard task and promotion in order of their starts, if they were recorded.
     pub spans: Vec<Span>,
+    /// Per device: what its shard tasks read, in the order in which it committed to them, if that was recorded.
+    pub reads: Vec<Vec<Read>>,
 }
 
 impl Simulation {

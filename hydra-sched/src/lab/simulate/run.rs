@@ -10,7 +10,7 @@ use crate::lab::progress::Model;
 use crate::lab::sum::Sum;
 use crate::lab::{LowerBounds, Queue, SimulationError, TaskCost, Workload, WorkloadError};
 use crate::policy::claimable::ordered;
-use crate::policy::{ModelView, Policy, ShardTaskKind};
+use crate::policy::{ModelView, Policy};
 
 mod claim;
 
@@ -105,6 +105,7 @@ impl<'a> Run<'a> {
             first_start_s: f64::INFINITY,
             promoted_bytes: Some(0),
             finished_s: vec![0.0; models.len()],
+            reads: if options.record { vec![Vec::new(); devices.len()] } else { Vec::new() },
             ..Simulation::default()
         };
         Ok(Self {
@@ -198,7 +199,7 @@ impl<'a> Run<'a> {
         state.runs_on = None;
         state.cost.observe(task.kind, task.shard, took_s * self.workload.devices[device].speed);
         self.result.finished_s[model] = self.now_s;
-        if task.kind == ShardTaskKind::Backward {
+        if state.program.steps(&task) {
             self.step(device, model, task.shard);
         }
         self.download(model, &task);
@@ -217,7 +218,7 @@ impl<'a> Run<'a> {
         self.host_s = self.host_s.max(stepped_s);
         let final_s = stepped_s + cost.step_wait_s;
         self.models[model].final_s[shard] = final_s;
-        if shard == 0 {
+        if shard == cost.first_trained {
             self.models[model].waited_s = final_s - self.now_s;
         }
         if final_s > self.now_s {
@@ -227,12 +228,12 @@ impl<'a> Run<'a> {
 
     /// Downloads the output of a shard task to the host, if its sweep goes on.
     fn download(&mut self, model: usize, task: &ShardTask) {
-        let shards = &self.workload.tasks[model].shards;
-        let made = task.kind.following(task.shard, shards.len()).is_some();
-        let output_s = self.now_s + if made { shards[task.shard].download_s } else { 0.0 };
-        self.models[model].output_s = output_s;
-        // Nothing waits where the device has gone on with the model.
-        if output_s > self.now_s && !self.models[model].claimed {
+        let state = &mut self.models[model];
+        let down_s = self.workload.tasks[model].shards[task.shard].download_s;
+        let output_s = self.now_s + state.program.following(task).map_or(0.0, |_| down_s);
+        state.made(task, output_s);
+        // Nothing waits where the device has gone on with the same sweep.
+        if output_s > self.now_s && (!state.claimed || state.program.largest_visit() > 1) {
             self.at(output_s, Event::Final { model });
         }
     }
@@ -254,7 +255,7 @@ impl<'a> Run<'a> {
         state.last = Some(model);
         let rank = state.rank;
         self.models[model].claimed = false;
-        self.models[model].runs_on = Some(device);
+        self.models[model].runs_on = Some((device, task));
         self.models[model].ran_on = Some(device);
         self.result.shard_tasks += 1;
         self.result.first_start_s = self.result.first_start_s.min(self.now_s);

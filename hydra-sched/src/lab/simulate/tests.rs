@@ -35,8 +35,15 @@ fn parameters_are_there(workload: &Workload, result: &Simulation) -> TestCaseRes
 /// By task, shard and minibatch: when the masters are final at the earliest. The host optimizer steps those of
 /// backwards that ended before, in the order of their ends.
 fn finals(workload: &Workload, compute: &[&Span]) -> BTreeMap<(usize, usize, u64), f64> {
-    let backward = |span: &&Span| span.what == Occupation::Compute(ShardTaskKind::Backward);
-    let mut backwards: Vec<&Span> = compute.iter().copied().filter(backward).collect();
+    let mut done = BTreeMap::new();
+    // The last backward of a shard in a minibatch is that of its last microbatch.
+    let steps = |span: &&Span| {
+        let backward = span.what == Occupation::Compute(ShardTaskKind::Backward);
+        let done: &mut u64 = done.entry((span.task, span.shard, span.minibatch)).or_default();
+        *done += u64::from(backward);
+        backward && *done == workload.tasks[span.task].microbatches().of(span.minibatch)
+    };
+    let mut backwards: Vec<&Span> = compute.iter().copied().filter(steps).collect();
     backwards.sort_by(|a, b| a.end_s.total_cmp(&b.end_s));
     let (mut host_s, mut final_s) = (0.0f64, BTreeMap::new());
     for same in backwards.chunk_by(|a, b| a.end_s == b.end_s) {
@@ -52,13 +59,14 @@ fn finals(workload: &Workload, compute: &[&Span]) -> BTreeMap<(usize, usize, u64
     final_s
 }
 
-/// The output of a shard task for the next one is on the host, unless that follows on the same device.
+/// The output of a shard task for the next one of its sweep is on the host, unless that follows on the same device.
 fn inputs_are_there(task: &TaskCost, own: &[&Span], compute: &[&Span], prefetch: bool) -> TestCaseResult {
-    for pair in own.windows(2) {
-        let Occupation::Compute(kind) = pair[0].what else { continue };
-        if kind.following(pair[0].shard, task.shards.len()).is_none() {
-            continue;
-        }
+    let program = Program::of(task);
+    let tasks: Vec<_> = program.tasks().collect();
+    for (place, of) in tasks.iter().enumerate().filter(|(_, of)| !program.begins(of)) {
+        let made = tasks[..place].iter().rposition(|before| before.sweep == of.sweep).unwrap();
+        prop_assert_eq!(program.following(&tasks[made]), Some((of.kind, of.shard)));
+        let pair = [own[made], own[place]];
         let on_device = compute.iter().filter(|span| span.device == pair[0].device);
         let mut later = on_device.skip_while(|span| !std::ptr::eq(**span, pair[0])).skip(1);
         let follows = later.next().is_some_and(|span| std::ptr::eq(*span, pair[1]));
@@ -90,6 +98,10 @@ proptest! {
             prop_assert!(result.spans.iter().all(|span| span.start_s <= span.end_s));
             let compute: Vec<&Span> = result.spans.iter().filter(|s| s.what != Occupation::Promote).collect();
             parameters_are_there(&workload, &result)?;
+            prop_assert_eq!(result.reads.iter().map(Vec::len).sum::<usize>() as u64, result.shard_tasks);
+            let fewest = result.fewest_bytes(&workload);
+            prop_assert_eq!(fewest.is_some(), workload.devices.iter().all(|of| of.memory_bytes.is_some()));
+            prop_assert!(fewest <= result.promoted_bytes, "{:?} {:?}", fewest, result.promoted_bytes);
             let final_s = finals(&workload, &compute);
             for (index, task) in workload.tasks.iter().enumerate() {
                 let own: Vec<&Span> = compute.iter().copied().filter(|s| s.task == index).collect();
@@ -102,7 +114,8 @@ proptest! {
                 prop_assert!(in_turn(own.iter().copied()));
                 prop_assert!(own[0].start_s >= task.arrival_s);
                 for span in &own {
-                    let stepped = span.minibatch.checked_sub(1).map(|before| (index, span.shard, before));
+                    let trained = span.minibatch.checked_sub(1).filter(|_| span.shard >= task.first_trained);
+                    let stepped = trained.map(|before| (index, span.shard, before));
                     let final_s = stepped.map_or(0.0, |of| final_s[&of]);
                     prop_assert!(span.start_s >= final_s - 1e-9, "{span:?} before {final_s}");
                 }
@@ -127,7 +140,7 @@ proptest! {
             prop_assert_eq!(&once, &simulate(&workload, &mut *kind.build(seed), options).unwrap());
             let silent = SimulationOptions { record: false, ..options };
             let silent = simulate(&workload, &mut *kind.build(seed), silent).unwrap();
-            prop_assert_eq!(Simulation { spans: Vec::new(), ..once }, silent);
+            prop_assert_eq!(Simulation { spans: Vec::new(), reads: Vec::new(), ..once }, silent);
         }
     }
 }

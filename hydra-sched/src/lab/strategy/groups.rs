@@ -170,9 +170,11 @@ pub(super) fn fits(workload: &Workload, size: usize) -> Result<(), DoesNotFit> {
     let groups = memory.chunks_exact(size).map(|group| sum(&mut group.iter().copied()));
     let available = groups.min().unwrap_or(0);
     for task in &workload.tasks {
-        // Where memory is known, so is every size.
-        let bytes = sum(&mut task.shards.iter().filter_map(|shard| shard.bytes));
-        let needed = bytes.saturating_mul(STATE);
+        // Where memory is known, so is every size. Frozen shards have parameters only.
+        let state = |shard: usize| if shard < task.first_trained { 1 } else { STATE };
+        let sizes = task.shards.iter().enumerate();
+        let needed =
+            sum(&mut sizes.filter_map(|(index, shard)| Some(shard.bytes?.saturating_mul(state(index)))));
         if needed > available {
             return Err(DoesNotFit { task: task.name.clone(), needed, available });
         }

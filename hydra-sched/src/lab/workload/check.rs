@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::lab::{DeviceCost, EvaluationCost, ShardCost, TaskCost, Workload, WorkloadError};
+use crate::lab::{DeviceCost, Epoch, EvaluationCost, ShardCost, TaskCost, Workload, WorkloadError};
 
 impl Workload {
     /// Checks everything that the functions of this crate rely on.
@@ -91,6 +91,7 @@ fn check_task(task: &TaskCost) -> Result<(), WorkloadError> {
     if task.minibatches == 0 {
         return Err(WorkloadError::NoMinibatches { task: task.name.clone() });
     }
+    check_sweeps(task, &of)?;
     require(time(task.arrival_s), &of, "arrival_s", task.arrival_s, TIME)?;
     require(time(task.optimizer_s), &of, "optimizer_s", task.optimizer_s, TIME)?;
     require(time(task.step_wait_s), &of, "step_wait_s", task.step_wait_s, TIME)?;
@@ -116,6 +117,28 @@ fn check_task(task: &TaskCost) -> Result<(), WorkloadError> {
         require(time(promote_s), &of, "promote_s", promote_s, TIME)?;
     }
     task.estimates().map(drop)
+}
+
+/// The microbatches, and the shards that their backwards go down to.
+fn check_sweeps(task: &TaskCost, of: &str) -> Result<(), WorkloadError> {
+    const ONCE: &str = "at least 1";
+    require(task.microbatches > 0, of, "microbatches", task.microbatches as f64, ONCE)?;
+    require(task.visit > 0, of, "visit", task.visit as f64, ONCE)?;
+    require(task.evaluation_visit > 0, of, "evaluation_visit", task.evaluation_visit as f64, ONCE)?;
+    if let Some(Epoch { minibatches, last_microbatches: last }) = task.epoch {
+        require(minibatches > 0, of, "epoch.minibatches", minibatches as f64, ONCE)?;
+        let fewer = (1..=task.microbatches).contains(&last);
+        require(fewer, of, "epoch.last_microbatches", last as f64, "at least 1 and at most `microbatches`")?;
+    }
+    let trains = task.first_trained == 0 || task.first_trained < task.shards.len();
+    let found = task.first_trained as f64;
+    require(
+        trains,
+        of,
+        "first_trained",
+        found,
+        "less than the number of shards, of which the last is trained",
+    )
 }
 
 /// The error that says which rule does not hold.

@@ -1,6 +1,6 @@
 //! Sums over the costs of a workload.
 
-use crate::lab::{DeviceCost, ShardCost, TaskCost, Variation, Workload, WorkloadError};
+use crate::lab::{DeviceCost, Epoch, ShardCost, TaskCost, Variation, Workload, WorkloadError};
 use crate::policy::random::{keyed, unit};
 use crate::policy::{CostModel, ShardTaskKind};
 
@@ -27,7 +27,7 @@ impl Workload {
     pub fn task_s(&self, task: usize) -> f64 {
         let cost = &self.tasks[task];
         if self.variation.is_none() && cost.drift == 0.0 {
-            return cost.sweep_s() * cost.minibatches as f64
+            return cost.sweep_s() * cost.training_sweeps() as f64
                 + cost.evaluation_s() * cost.evaluation_sweeps() as f64;
         }
         let evaluation = |after| {
@@ -36,7 +36,8 @@ impl Workload {
         };
         let evaluations: f64 =
             cost.evaluations.iter().map(|of| of.sweeps as f64 * evaluation(of.after)).sum();
-        let minibatch = |m| cost.sweep().map(|(kind, shard)| self.seconds(task, m, kind, shard)).sum::<f64>();
+        let sweep = |m| cost.sweep().map(|(kind, shard)| self.seconds(task, m, kind, shard)).sum::<f64>();
+        let minibatch = |m| cost.microbatches().of(m) as f64 * sweep(m);
         evaluations + (0..cost.minibatches).map(minibatch).sum::<f64>()
     }
 
@@ -75,7 +76,7 @@ impl Workload {
             |s: &ShardCost| s.promote_s.unwrap_or(s.bytes.map_or(0.0, |bytes| bytes as f64 / link));
         let latency_s = self.devices.iter().map(|device| device.latency_s).fold(0.0, f64::max);
         let of = |task: &TaskCost| {
-            let sweeps = 2.0 * (task.minibatches as f64 + task.evaluation_sweeps() as f64);
+            let sweeps = 2.0 * (task.training_sweeps() as f64 + task.evaluation_sweeps() as f64);
             let compute_s = (task.sweep_s() + task.evaluation_s()) * (1.0 + task.drift.max(0.0)) / slowest;
             let moved_s = |s: &ShardCost| latency_s + promote_s(s) + s.download_s;
             let promotions_s: f64 = task.shards.iter().map(moved_s).sum();
@@ -83,6 +84,33 @@ impl Workload {
             task.arrival_s + sweeps * (compute_s + promotions_s + steps_s)
         };
         self.tasks.iter().map(of).sum()
+    }
+}
+
+/// The microbatches of a task's minibatches.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Microbatches {
+    each: u64,
+    epoch: Option<Epoch>,
+}
+
+impl Microbatches {
+    /// Those of a minibatch.
+    pub(crate) const fn of(self, minibatch: u64) -> u64 {
+        match self.epoch {
+            Some(of) if minibatch % of.minibatches == of.minibatches - 1 => of.last_microbatches,
+            _ => self.each,
+        }
+    }
+
+    /// Those of the first minibatches, of so many.
+    pub(crate) fn before(self, minibatches: u64) -> u64 {
+        let (all, each) = (u128::from(minibatches), u128::from(self.each));
+        let fewer = self.epoch.map_or(0, |of| {
+            let ends = minibatches.checked_div(of.minibatches).unwrap_or(0);
+            u128::from(ends) * u128::from(self.each.saturating_sub(of.last_microbatches))
+        });
+        u64::try_from(all * each - fewer).unwrap_or(u64::MAX)
     }
 }
 
@@ -94,6 +122,11 @@ impl TaskCost {
             name,
             minibatches,
             shards,
+            microbatches: 1,
+            epoch: None,
+            visit: 1,
+            evaluation_visit: 1,
+            first_trained: 0,
             arrival_s: 0.0,
             optimizer_s: 0.0,
             step_wait_s: 0.0,
@@ -106,8 +139,19 @@ impl TaskCost {
     /// The number of its shard tasks.
     pub fn shard_tasks(&self) -> u64 {
         let shards = self.shards.len() as u64;
-        let training = self.minibatches.saturating_mul((2 * shards).saturating_sub(1));
+        let sweep = (2 * shards).saturating_sub(1 + self.first_trained as u64);
+        let training = self.training_sweeps().saturating_mul(sweep);
         training.saturating_add(self.evaluation_sweeps().saturating_mul(shards))
+    }
+
+    /// The number of its training sweeps: the microbatches of all minibatches.
+    pub fn training_sweeps(&self) -> u64 {
+        self.microbatches().before(self.minibatches)
+    }
+
+    /// The microbatches of each minibatch.
+    pub(crate) const fn microbatches(&self) -> Microbatches {
+        Microbatches { each: self.microbatches, epoch: self.epoch }
     }
 
     /// The number of its evaluation sweeps.
@@ -120,21 +164,22 @@ impl TaskCost {
         self.shards.iter().map(|shard| shard.seconds(ShardTaskKind::Evaluate)).sum()
     }
 
-    /// The shard tasks of a minibatch, in their order; none where there is no shard.
+    /// The shard tasks of a training sweep, in their order; none where there is no shard.
     pub fn sweep(&self) -> impl Iterator<Item = (ShardTaskKind, usize)> + use<> {
-        let shards = self.shards.len();
+        let (shards, down_to) = (self.shards.len(), self.first_trained);
         let start = (shards > 0).then(|| ShardTaskKind::training_start(shards));
-        std::iter::successors(start, move |&(kind, shard)| kind.following(shard, shards))
+        let sweep = std::iter::successors(start, move |&(kind, shard)| kind.following(shard, shards));
+        sweep.take_while(move |(kind, shard)| *kind != ShardTaskKind::Backward || *shard >= down_to)
     }
 
-    /// Stated seconds of compute of a minibatch.
+    /// Stated seconds of compute of a training sweep.
     pub fn sweep_s(&self) -> f64 {
         self.sweep().map(|(kind, shard)| self.shards[shard].seconds(kind)).sum()
     }
 
-    /// Seconds that the host optimizer takes for one shard of one minibatch.
+    /// Seconds that the host optimizer takes for one trained shard of one minibatch.
     pub(crate) fn step_s(&self) -> f64 {
-        self.optimizer_s / self.shards.len() as f64
+        self.optimizer_s / (self.shards.len() - self.first_trained) as f64
     }
 
     /// Seconds from the end of a shard's backward until its masters are final, where no other task is before it.
@@ -144,8 +189,11 @@ impl TaskCost {
 
     /// The policy's first estimates.
     pub(crate) fn estimates(&self) -> Result<CostModel, WorkloadError> {
-        let of = |kind| self.shards.iter().map(|s| s.seconds(kind) * self.estimate_factor).collect();
-        let (forward, backward) = (of(ShardTaskKind::Forward), of(ShardTaskKind::Backward));
+        let of =
+            |kind| self.shards.iter().map(|s| s.seconds(kind) * self.estimate_factor).collect::<Vec<f64>>();
+        let (forward, mut backward) = (of(ShardTaskKind::Forward), of(ShardTaskKind::Backward));
+        // No backward goes there.
+        backward.iter_mut().take(self.first_trained).for_each(|seconds| *seconds = 0.0);
         CostModel::new(forward, backward, of(ShardTaskKind::Evaluate))
             .map_err(|source| WorkloadError::Costs { task: self.name.clone(), source })
     }

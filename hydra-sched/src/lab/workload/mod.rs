@@ -8,6 +8,8 @@ use super::WorkloadError;
 mod check;
 mod costs;
 
+pub(crate) use costs::Microbatches;
+
 /// Tasks and devices, as stated or measured costs. `docs/scheduling.md` describes the format.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -31,10 +33,28 @@ pub struct Workload {
 pub struct TaskCost {
     /// Its name, unlike that of every other task.
     pub name: String,
-    /// The number of minibatches that it trains: training sweeps over its shards. At least one.
+    /// The number of minibatches that it trains. At least one.
     pub minibatches: u64,
     /// Its shards, in the order of the forward pass.
     pub shards: Vec<ShardCost>,
+    /// The number of microbatches of a minibatch: training sweeps over its shards before its masters are stepped. At least
+    /// one, which it is where nothing is said.
+    #[serde(default = "once", skip_serializing_if = "is_once")]
+    pub microbatches: u64,
+    /// The epochs, where the last minibatch of each has fewer microbatches.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub epoch: Option<Epoch>,
+    /// The microbatches of a minibatch that a promoted shard takes before the next shard has its turn. At least one, which
+    /// it is where nothing is said.
+    #[serde(default = "once", skip_serializing_if = "is_once")]
+    pub visit: u64,
+    /// The same of evaluation sweeps that have one place.
+    #[serde(default = "once", skip_serializing_if = "is_once")]
+    pub evaluation_visit: u64,
+    /// The first shard that is trained: backward passes end there, and those below are frozen. They are never stepped, and
+    /// copies of them stay valid. 0 where nothing is said.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub first_trained: usize,
     /// When it is submitted, in seconds from the start of the run.
     #[serde(default, skip_serializing_if = "is_default")]
     pub arrival_s: f64,
@@ -58,6 +78,16 @@ pub struct TaskCost {
     /// Evaluation sweeps between the minibatches, in the order of `after`, each place once.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub evaluations: Vec<EvaluationCost>,
+}
+
+/// The epochs of a task, the last minibatches of which are smaller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Epoch {
+    /// Minibatches of an epoch. At least one.
+    pub minibatches: u64,
+    /// Microbatches of the last of them: at least one, and at most as many as of the others.
+    pub last_microbatches: u64,
 }
 
 /// Evaluation sweeps of a task: the forward of every shard, as often as there are batches.
@@ -114,6 +144,9 @@ pub struct DeviceCost {
     /// goes when its shard task ends, and every shard task is promoted anew.
     #[serde(default)]
     pub keeps_copies: bool,
+    /// The copy that goes when a device that keeps them needs its room.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub replacement: Replacement,
     /// Seconds from the moment at which it can commit to a shard task until that one's promotion begins:
     /// the time of decisions, and of threads that have to wake up. 0 where nothing is said.
     #[serde(default, skip_serializing_if = "is_default")]
@@ -122,7 +155,39 @@ pub struct DeviceCost {
 
 impl Default for DeviceCost {
     fn default() -> Self {
-        Self { speed: 1.0, memory_bytes: None, link_bytes_per_s: None, keeps_copies: false, latency_s: 0.0 }
+        Self {
+            speed: 1.0,
+            memory_bytes: None,
+            link_bytes_per_s: None,
+            keeps_copies: false,
+            replacement: Replacement::default(),
+            latency_s: 0.0,
+        }
+    }
+}
+
+/// The choice of the copy that goes when a device needs room for another one. One that computes never goes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Replacement {
+    /// The copy that is worth least by what is known of the future, as in the engine; see
+    /// [`CopyUse`](crate::CopyUse).
+    #[default]
+    NextUse,
+    /// The copy that was used longest ago: what is usual, to compare with.
+    LeastRecent,
+}
+
+impl Replacement {
+    /// Every choice.
+    pub const ALL: [Self; 2] = [Self::NextUse, Self::LeastRecent];
+
+    /// Its name in workloads and on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::NextUse => "next-use",
+            Self::LeastRecent => "least-recent",
+        }
     }
 }
 
@@ -180,6 +245,14 @@ fn devices<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<DeviceCost>
 
 const fn one() -> f64 {
     1.0
+}
+
+const fn once() -> u64 {
+    1
+}
+
+fn is_once(x: &u64) -> bool {
+    *x == 1
 }
 
 fn is_one(x: &f64) -> bool {

@@ -1,13 +1,14 @@
 //! Claims of a simulated run: which models can be claimed, and what a device that asks is given.
 
 use super::{Claim, Run, unordered};
+use crate::lab::cached::{Copy, Key};
 use crate::lab::program::ShardTask;
 use crate::lab::progress::Model;
 #[cfg(test)]
 use crate::lab::sum::Sum;
-use crate::lab::{Occupation, SimulationError};
+use crate::lab::{Occupation, Read, Replacement, SimulationError};
 use crate::policy::claimable::ordered;
-use crate::policy::{ModelIndex, ModelView, Request};
+use crate::policy::{CopyUse, ModelIndex, ModelView, Request, ShardTaskKind};
 
 /// Claimable models that an error names.
 const SHOWN: usize = 8;
@@ -21,7 +22,7 @@ impl Run<'_> {
             self.waiting.remove(&(ordered(ready_s), model));
         }
         match state.runs_on {
-            Some(device) => {
+            Some((device, _)) => {
                 self.touched.insert(self.devices[device].rank);
             }
             None => self.enqueue(model, &next, false),
@@ -33,9 +34,9 @@ impl Run<'_> {
         self.dequeue(model);
         self.queue.insert(&*self.policy, view(model, &self.models[model], next, continues));
         let Some(place) = self.queue.place(ModelIndex(model)).copied() else { return };
-        let devices = &self.devices;
-        let has = |device: usize| devices[device].copies.has(model as u32, next.shard as u32, next.minibatch);
-        self.cached.enter(model, next.minibatch, place, has);
+        let (devices, version) = (&self.devices, self.models[model].program.version(next));
+        let has = |device: usize| devices[device].copies.has(model as u32, next.shard as u32, version);
+        self.cached.enter(model, version, place, has);
     }
 
     /// Takes a model out of the queue; whether it was there.
@@ -154,7 +155,7 @@ impl Run<'_> {
         let model = self.devices[device].last?;
         let state = &self.models[model];
         let next = state.next.filter(|_| !state.claimed && state.ran_on == Some(device))?;
-        let continues = state.runs_on == Some(device);
+        let continues = state.runs_on.is_some_and(|(on, _)| on == device);
         (state.final_s[next.shard] > self.now_s).then(|| view(model, state, &next, continues))
     }
 
@@ -163,8 +164,12 @@ impl Run<'_> {
         let index = model.model.0;
         let (state, cost) = (&self.models[index], &self.workload.tasks[index]);
         let minibatches = state.next.map_or(0, |next| cost.minibatches - next.minibatch);
-        let wait_s = state.waited_s + self.workload.promote_s(device, index, 0);
-        model.remaining_s / self.workload.devices[device].speed + minibatches as f64 * wait_s
+        let (first, speed) = (cost.first_trained, self.workload.devices[device].speed);
+        // Frozen shards wait for no step, and hide a part of the wait.
+        let frozen_s: f64 =
+            (0..first).map(|shard| state.cost.of(ShardTaskKind::Forward, shard) / speed).sum();
+        let wait_s = state.waited_s + self.workload.promote_s(device, index, first);
+        model.remaining_s / speed + minibatches as f64 * (wait_s - frozen_s).max(0.0)
     }
 
     /// Updates the sum of what is left for one model.
@@ -195,7 +200,8 @@ impl Run<'_> {
         let there = |view: &&ModelView| {
             let next = self.models[view.model.0].next.unwrap();
             let copies = &self.devices[device].copies;
-            copies.has(view.model.0 as u32, next.shard as u32, next.minibatch)
+            let version = self.models[view.model.0].program.version(&next);
+            copies.has(view.model.0 as u32, next.shard as u32, version)
         };
         let cached = self.queue.iter().filter(there).map(|view| *self.queue.place(view.model).unwrap());
         assert_eq!(*self.cached.of(device), cached.collect());
@@ -228,24 +234,29 @@ impl Run<'_> {
     /// Commits the device to the model's next shard task and promotes its parameters.
     fn promote(&mut self, device: usize, model: usize) {
         let Some(task) = self.models[model].claim() else { return };
+        let version = self.models[model].program.version(&task);
         self.count_left(model);
         let of = &self.workload.devices[device];
+        let bytes = self.workload.tasks[model].shards[task.shard].bytes;
         let state = &mut self.devices[device];
+        if let Some(reads) = self.result.reads.get_mut(device) {
+            let (shard, bytes, beside) = (task.shard, bytes.unwrap_or(0), state.active.is_some());
+            reads.push(Read { task: model, shard, version, bytes, beside });
+        }
         self.hungry.remove(&(state.active.is_some(), state.rank));
         let mut ready_s = self.now_s;
-        if of.keeps_copies && state.copies.touch(model as u32, task.shard as u32, task.minibatch) {
+        if of.keeps_copies && state.copies.touch(model as u32, task.shard as u32, version) {
             self.result.promotions_saved += 1;
         } else {
             let start_s = self.links_s[state.link].max(self.now_s + of.latency_s);
             ready_s = start_s + self.workload.promote_s(device, model, task.shard);
             self.links_s[state.link] = ready_s;
             self.result.promotions += 1;
-            let bytes = self.workload.tasks[model].shards[task.shard].bytes;
             let promoted = self.result.promoted_bytes.zip(bytes);
             self.result.promoted_bytes = promoted.map(|(sum, bytes)| sum.saturating_add(bytes));
             self.record(device, model, &task, Occupation::Promote, (start_s, ready_s));
             if of.keeps_copies {
-                self.cache(device, model, &task, bytes.unwrap_or(0));
+                self.cache(device, model, task.shard, (version, bytes.unwrap_or(0)));
             }
         }
         self.devices[device].next = Some(Claim { model, task, committed_s: self.now_s, ready_s });
@@ -253,18 +264,36 @@ impl Run<'_> {
     }
 
     /// Caches a copy on the device, in the place of others.
-    fn cache(&mut self, device: usize, model: usize, task: &ShardTask, bytes: u64) {
-        let state = &mut self.devices[device];
-        let computes = state.active.map(|(claim, _)| (claim.model as u32, claim.task.shard as u32));
-        let goes = |model: u32, shard: u32| {
-            let model = model as usize;
-            let needed = self.models[model].next.is_some_and(|next| next.shard == shard as usize);
-            if let Some(place) = self.queue.place(ModelIndex(model)).filter(|_| needed) {
-                self.cached.lose(device, model, place);
+    fn cache(&mut self, device: usize, model: usize, shard: usize, (version, bytes): (u64, u64)) {
+        let Self { models, devices, queue, cached, workload, .. } = self;
+        let computes = devices[device].active.map(|(claim, _)| (claim.model as u32, claim.task.shard as u32));
+        let worth = |(model, shard): Key, copy: &Copy| {
+            let (model, shard) = (model as usize, shard as usize);
+            match workload.devices[device].replacement {
+                Replacement::LeastRecent => copy.used as f64,
+                Replacement::NextUse => {
+                    let state = &models[model];
+                    // One that was computed elsewhere last comes here as one of so many devices.
+                    let others =
+                        state.ran_on.filter(|on| *on != device).map_or(1, |_| workload.devices.len());
+                    let next_use_s = state.until_read_s(shard, copy.version).map(|s| s * others as f64);
+                    // Where no memory is stated, each copy takes one of two places.
+                    let room = workload.devices[device].memory_bytes.map_or(1, |_| copy.bytes.max(1));
+                    let cost_per_byte = workload.promote_s(device, model, shard) / room as f64;
+                    CopyUse { next_use_s, cost_per_byte }.worth()
+                }
             }
         };
-        state.copies.insert((model as u32, task.shard as u32), task.minibatch, bytes, computes, goes);
-        self.cached.comes(device, model, task.minibatch);
+        let goes = |model: u32, shard: u32| {
+            let model = model as usize;
+            let needed = models[model].next.is_some_and(|next| next.shard == shard as usize);
+            if let Some(place) = queue.place(ModelIndex(model)).filter(|_| needed) {
+                cached.lose(device, model, place);
+            }
+        };
+        let copies = &mut devices[device].copies;
+        copies.insert((model as u32, shard as u32), (version, bytes), computes, worth, goes);
+        cached.comes(device, model, version);
     }
 
     pub(super) fn some_claimable(&self) -> Vec<ModelIndex> {
