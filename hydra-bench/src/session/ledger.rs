@@ -77,3 +77,43 @@ fn need_of_shards(admission: &Admission) -> u64 {
     let needs = shards.map(|shard| shard.need_bytes.max(shard.verified_bytes.unwrap_or(0)));
     needs.max().unwrap_or(0).saturating_add(admission.reserve_bytes)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hydra_core::Bandwidth;
+
+    #[test]
+    fn devices_take_the_hosts_memory_or_that_of_their_cards() {
+        let admission = Admission {
+            tasks: Vec::new(),
+            devices: Vec::new(),
+            reserve_bytes: 8,
+            host_budget_bytes: 1000,
+            host_admitted_bytes: 100,
+            host_ahead_bytes: 0,
+            host_working_bytes: 0,
+            disk_bytes: 0,
+            disk_budget_bytes: None,
+            active_models: 1,
+            in_turn: None,
+            left_out: Vec::new(),
+            estimated_s: 1.0,
+        };
+        let of = |devices: &[DeviceSpec]| {
+            let admitted = admitted(&admission, devices, "a");
+            assert_eq!((admitted.process, admitted.run.as_str()), (std::process::id(), "a"));
+            (admitted.host_bytes.bytes(), admitted.cards)
+        };
+        let copies = DeviceSpec::cpu(ByteSize(50));
+        let reads = DeviceSpec { zero_copy: true, ..copies.clone() };
+        let linked = DeviceSpec { link: Some(Bandwidth(1e9)), ..reads.clone() };
+        assert_eq!(of(&[copies.clone(), copies]).0, 200);
+        assert_eq!(of(&[reads.clone(), linked]).0, 100 + 8 + 50);
+        assert_eq!(of(&[DeviceSpec { memory: ByteSize(5), ..reads }]).0, 105);
+        let cards: Vec<DeviceSpec> =
+            [1, 1, 2].map(|card| DeviceSpec::cuda(card, ByteSize(30))).into_iter().collect();
+        let on = [(1, 60), (2, 30)].map(|(card, bytes)| (card_name_here(card), ByteSize(bytes)));
+        assert_eq!(of(&cards), (100, on.into()));
+    }
+}
