@@ -30,7 +30,6 @@ mod terminal;
 
 use clap::Parser;
 use cli::Cli;
-use machine::resources::Machine;
 use session::orchestrator::Surroundings;
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -51,7 +50,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     };
     // Of a run, a flag says how progress is shown; other commands draw bars where they can.
     let show = if interactive() { Show::Bars } else { Show::Nothing };
-    let around = Surroundings { machine: Machine::look(), terminal: indicatif::MultiProgress::new(), show };
+    let around = Surroundings::look(show);
     log::to(&around.terminal);
     keep_worker_panics_quiet();
     match cli.run(&around) {

@@ -14,7 +14,9 @@ use hydra_core::{ByteSize, Decay, Length, Schedule};
 use hydra_engine::OptimizerPlacement;
 use hydra_sched::PolicyKind;
 
-const MACHINE: Machine = Machine { cores: 4, available: Some(ByteSize(10_000_000_000)), limited: false };
+const MACHINE: Machine =
+    Machine { cores: 4, free: MEMORY, available: MEMORY, limited: false, others: Vec::new() };
+const MEMORY: Option<ByteSize> = Some(ByteSize(10_000_000_000));
 
 /// Specs that were written before settings were read by serde and clap alike.
 const ALL_SETTINGS: &str = include_str!("../../tests/specs/all-settings.toml");

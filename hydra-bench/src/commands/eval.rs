@@ -1,6 +1,6 @@
 //! `hydra eval`: the loss of a model over a text.
 
-use crate::session::{Model, Surroundings, note_of_memory, note_of_records, orchestrator};
+use crate::session::{Both, Model, Surroundings, note_of_memory, note_of_records, orchestrator};
 use crate::settings::{DeviceSettings, ModelSettings, OUTPUT, values};
 use crate::terminal::{Outcome, print, tell};
 use anyhow::{Result, anyhow};
@@ -30,6 +30,7 @@ pub(crate) struct EvalArgs {
 
 /// Evaluates and prints the result.
 pub(crate) fn run(args: EvalArgs, around: &Surroundings) -> Result<Outcome> {
+    let around = &around.planning();
     let devices = args.devices.clone().resolve(&around.machine)?;
     let spec = args.model.clone().resolve()?;
     devices.check_dtype(spec.dtype)?;
@@ -40,6 +41,8 @@ pub(crate) fn run(args: EvalArgs, around: &Surroundings) -> Result<Outcome> {
     let tokens = blocks.tokens().len();
     note_of_memory(&devices, &around.machine).as_deref().into_iter().for_each(tell);
     let orchestrator = orchestrator(&devices, spec.dtype, spec.seed, around)?;
+    let registrar = around.registrar(&devices, "hydra eval");
+    let orchestrator = orchestrator.observer(Box::new(Both(registrar, around.progress())));
     let (chain, batch, seed) = (model.chain.clone(), args.batch, spec.seed);
     let result = orchestrator.evaluate(EvaluationTask { chain, data: blocks, batch, seed });
     let result = result.map_err(|error| explain(error, &spec))?;

@@ -28,6 +28,7 @@ pub(crate) struct ResumeArgs {
 pub(crate) fn run(args: &ResumeArgs, around: &Surroundings) -> Result<Outcome> {
     args.results.record.as_deref().map_or(Ok(()), run::check_record)?;
     let dir = RunDir::resume(&args.dir)?;
+    let around = &around.planning();
     let mut spec = RunSpec::resume(dir.path(), &args.devices, &around.machine)?;
     spec = spec.checkpointed(args.checkpoints);
     if let Some(file) = &args.results.record {

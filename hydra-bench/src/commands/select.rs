@@ -22,6 +22,7 @@ pub(crate) struct SelectArgs {
 
 /// Trains the grid.
 pub(crate) fn run(args: SelectArgs, around: &Surroundings) -> Result<Outcome> {
+    let around = &around.planning();
     let spec = match &args.spec {
         Some(file) => RunSpec::load(file, &around.machine)?,
         None => RunSpec::new(CommandName::Select, args.settings.with_grid(), &around.machine)?,

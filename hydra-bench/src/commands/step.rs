@@ -3,7 +3,7 @@
 mod measure;
 
 use crate::session::{
-    Surroundings, Synthetic, admit, context_of, devices, note_of_memory, orchestrator, with_dropout,
+    Both, Surroundings, Synthetic, admit, context_of, devices, note_of_memory, orchestrator, with_dropout,
 };
 use crate::settings::{DEFAULT_MODEL, DeviceSettings, OUTPUT, dtypes, model_help, values};
 use crate::terminal::{Outcome, Table, print, tell};
@@ -74,6 +74,7 @@ struct Subject {
 
 /// Runs the steps and prints what they took.
 pub(crate) fn run(args: StepArgs, around: &Surroundings) -> Result<Outcome> {
+    let around = &around.planning();
     let spec = args.devices.clone().resolve(&around.machine)?;
     spec.check_dtype(args.dtype)?;
     let mut subject = Subject::new(&args)?;
@@ -81,10 +82,11 @@ pub(crate) fn run(args: StepArgs, around: &Surroundings) -> Result<Outcome> {
     note_of_memory(&spec, &around.machine).as_deref().into_iter().for_each(tell);
     let mut orchestrator = orchestrator(&spec, args.dtype, args.seed, around)?;
     orchestrator.submit(subject.task(&args, spec.cuts.clone())?)?;
-    let run = admit(orchestrator)?;
+    let run = admit(orchestrator, around)?;
     // Bars are drawn until here: nothing is drawn beside what is measured.
     let meter = Meter::default();
-    let report = run.observer(Box::new(meter.clone())).start().context("the run ended early")?;
+    let observer = Both(around.registrar(&spec, "hydra step"), meter.clone());
+    let report = run.observer(Box::new(observer)).start().context("the run ended early")?;
     if let Some(error) = &report.tasks[0].error {
         bail!("the steps could not be made: {error}");
     }

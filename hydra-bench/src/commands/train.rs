@@ -25,6 +25,7 @@ fn one(flag: Arg, value_name: &'static str, default: &'static str) -> Arg {
 
 /// Trains the configuration.
 pub(crate) fn run(args: TrainArgs, around: &Surroundings) -> Result<Outcome> {
+    let around = &around.planning();
     let spec = RunSpec::new(CommandName::Train, args.settings, &around.machine)?;
     run::run(spec, &args.out, around)
 }

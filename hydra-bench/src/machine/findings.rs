@@ -121,7 +121,7 @@ impl Findings {
             cards: cards_of_the_kernel(Path::new(KERNEL_CARDS)),
             vulkan_drivers: vulkan_drivers(),
             locked_memory: locked_memory(&limits),
-            machine: *machine,
+            machine: machine.clone(),
             cpu_device_bytes: machine.device_share(1).ok(),
             ..Self::default()
         };

@@ -1,7 +1,7 @@
 //! The needs of a GPU and what of them is missing, in the words of `hydra doctor`. A run that asks for a GPU
 //! is refused in the same words.
 
-use crate::machine::findings::{COMPILER, Card, DRIVER, Findings, Library};
+use crate::machine::findings::{COMPILER, DRIVER, Findings, Library};
 use crate::machine::names::{DevicesArg, Gpus};
 use crate::machine::resources::Machine;
 use anyhow::{Result, bail};
@@ -19,7 +19,7 @@ pub(crate) fn memory(devices: &DevicesArg, asked: Option<ByteSize>, machine: &Ma
         DevicesArg::Cuda(gpus) => {
             let found = Findings::look(machine);
             refuse(devices, &missing_for_cuda(&found, &gpus.cards))?;
-            gpus_memory(gpus, asked, &found.cards)
+            gpus_memory(gpus, asked, &found)
         }
         DevicesArg::Wgpu(gpus) => {
             refuse(devices, &missing_for_wgpu(&Findings::look(machine)))?;
@@ -29,17 +29,29 @@ pub(crate) fn memory(devices: &DevicesArg, asked: Option<ByteSize>, machine: &Ma
     }
 }
 
-/// The memory of each logical device on these cards.
-pub(super) fn gpus_memory(gpus: &Gpus, asked: Option<ByteSize>, cards: &[Card]) -> Result<ByteSize> {
+/// The memory of each logical device on these cards. Where nobody says how much, other runs keep what they have admitted.
+pub(super) fn gpus_memory(gpus: &Gpus, asked: Option<ByteSize>, found: &Findings) -> Result<ByteSize> {
     let (logical, devices) = (gpus.logical as u64, counted(gpus.logical, "device"));
-    let totals = gpus.cards.iter().filter_map(|&card| Some((card, cards.get(card)?.total_bytes?)));
-    let smallest = totals.min_by_key(|(_, total)| *total);
+    let totals = gpus.cards.iter().filter_map(|&card| Some((card, found.cards.get(card)?.total_bytes?)));
+    let left = |(card, total): &(usize, ByteSize)| {
+        (total.bytes() / CARD_SHARE.1 * CARD_SHARE.0).saturating_sub(found.machine.admitted_on(*card).bytes())
+    };
+    let smallest = match asked {
+        Some(_) => totals.min_by_key(|(_, total)| *total),
+        None => totals.min_by_key(left),
+    };
     match (asked, smallest) {
         (Some(asked), Some((card, total))) if asked.bytes().saturating_mul(logical) > total.bytes() => bail!(
             "card {card} has {total} of memory, and {devices} of {asked} were asked for: give a smaller --device-memory"
         ),
         (Some(asked), _) => Ok(asked),
-        (None, Some((_, total))) => Ok(ByteSize(total.bytes() / CARD_SHARE.1 * CARD_SHARE.0 / logical)),
+        (None, Some((card, total))) if left(&(card, total)) < logical => bail!(
+            "card {card} has {total} of memory, and other runs have admitted {} of it: wait for one, or give \
+             --device-memory{}",
+            found.machine.admitted_on(card),
+            found.machine.because_of_others()
+        ),
+        (None, Some(card)) => Ok(ByteSize(left(&card) / logical)),
         (None, None) => bail!("the driver does not tell how much memory the card has: give --device-memory"),
     }
 }

@@ -2,7 +2,7 @@
 
 use hydra_core::ByteSize;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// The size behind such a name in a text with lines like `MemAvailable:    8000 kB`, whose unit is 1024 bytes.
 pub(crate) fn size_of(name: &str, text: &str) -> Option<ByteSize> {
@@ -16,15 +16,60 @@ pub(crate) fn of_this_process(name: &str) -> Option<ByteSize> {
     size_of(name, &fs::read_to_string("/proc/self/status").ok()?)
 }
 
-/// The memory that can be had without swapping where the file system begins at `root`, and true if a control group, such
-/// as that of a container, leaves less than the machine has; `None` where it does not tell.
-pub(crate) fn available(root: &Path) -> Option<(ByteSize, bool)> {
-    let free = fs::read_to_string(root.join("proc/meminfo")).ok();
-    let free = free.and_then(|text| size_of("MemAvailable", &text));
-    let groups = fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
-    let room = groups.lines().filter_map(|line| group(root, line)).min();
-    let size = free.into_iter().chain(room).min()?;
-    Some((size, free != Some(size)))
+/// The memory of a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Held {
+    /// Its own memory and what it shares with others, without pages of files.
+    Bytes(ByteSize),
+    /// It is ending and has none any more.
+    Ending,
+    /// Nobody tells, as of a process in another container.
+    Unknown,
+}
+
+impl Held {
+    /// The memory of a process where the file system begins at `root`.
+    pub(super) fn by(root: &Path, process: u32) -> Self {
+        let Ok(text) = fs::read_to_string(root.join(format!("proc/{process}/status"))) else {
+            return Self::Unknown;
+        };
+        let size = |name| size_of(name, &text).map(ByteSize::bytes);
+        // Old systems do not tell the parts.
+        let parts = size("RssAnon").map(|own| own.saturating_add(size("RssShmem").unwrap_or(0)));
+        parts.or_else(|| size("VmRSS")).map_or(Self::Ending, |bytes| Self::Bytes(ByteSize(bytes)))
+    }
+}
+
+/// The memory that can be had without swapping.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Free {
+    pub(super) bytes: ByteSize,
+    /// True if a control group, such as that of a container, leaves less than the machine has.
+    pub(super) limited: bool,
+    /// The bytes that others will not come to use.
+    pub(super) left: ByteSize,
+}
+
+/// The memory that can be had where the file system begins at `root`; `None` where it does not tell. `expected` are bytes
+/// that processes will come to use: they are taken off the machine's, and off those of the control groups that these
+/// processes are in.
+pub(super) fn free(root: &Path, expected: &[(u32, ByteSize)]) -> Option<Free> {
+    let machine = fs::read_to_string(root.join("proc/meminfo")).ok();
+    let machine = machine.and_then(|text| size_of("MemAvailable", &text));
+    let groups: Vec<(PathBuf, ByteSize)> = groups(root, "self")
+        .unwrap_or_default()
+        .iter()
+        .flat_map(|(of, group)| of.rooms(root, group))
+        .collect();
+    let less = |room: ByteSize, counts: &dyn Fn(u32) -> bool| {
+        let expected = expected.iter().filter(|(process, _)| counts(*process));
+        let sum = expected.fold(0_u64, |sum, (_, bytes)| sum.saturating_add(bytes.bytes()));
+        ByteSize(room.bytes().saturating_sub(sum))
+    };
+    let left = groups.iter().map(|(dir, room)| less(*room, &|process| is_in(root, process, dir)));
+    let left = left.chain(machine.map(|room| less(room, &|_| true))).min()?;
+    let bytes = groups.iter().map(|(_, room)| *room).chain(machine).min()?;
+    Some(Free { bytes, limited: machine != Some(bytes), left })
 }
 
 /// The files of the memory controller of one version.
@@ -50,9 +95,14 @@ const V2: Controller = Controller {
     reclaimable: ["inactive_file", "active_file"],
 };
 
-/// The least memory that the group in a line of `/proc/self/cgroup`, or one above it, leaves: `0::PATH` in version 2,
-/// `ID:CONTROLLERS:PATH` in version 1.
-fn group(root: &Path, line: &str) -> Option<ByteSize> {
+/// The groups that have a process's memory: `0::PATH` in version 2 of `/proc/PROCESS/cgroup`, `ID:CONTROLLERS:PATH` in
+/// version 1; `None` where the process does not tell.
+fn groups(root: &Path, process: &str) -> Option<Vec<(Controller, PathBuf)>> {
+    let text = fs::read_to_string(root.join("proc").join(process).join("cgroup")).ok()?;
+    Some(text.lines().filter_map(|line| group(root, line)).collect())
+}
+
+fn group(root: &Path, line: &str) -> Option<(Controller, PathBuf)> {
     let (id, rest) = line.split_once(':')?;
     let (controllers, path) = rest.split_once(':')?;
     let controller = match (id, controllers) {
@@ -60,15 +110,26 @@ fn group(root: &Path, line: &str) -> Option<ByteSize> {
         (_, names) if names.split(',').any(|name| name == "memory") => V1,
         _ => return None,
     };
-    // In a container the path may be that on its host, and what is mounted begin at the container's group: folders
-    // that are not there say nothing, and the mount itself is asked last.
-    let mount = root.join(controller.mount);
-    let group = mount.join(path.trim_start_matches('/'));
-    let above = group.ancestors().take_while(|dir| dir.starts_with(&mount));
-    above.filter_map(|dir| controller.room(dir)).min()
+    let group = root.join(controller.mount).join(path.trim_start_matches('/'));
+    Some((controller, group))
+}
+
+/// Returns true if a process is in the group of this folder or in one below it, or does not tell.
+fn is_in(root: &Path, process: u32, dir: &Path) -> bool {
+    let groups = groups(root, &process.to_string());
+    groups.is_none_or(|groups| groups.iter().any(|(_, group)| group.starts_with(dir)))
 }
 
 impl Controller {
+    /// The memory that a group and each one above it leave, where they have a limit.
+    fn rooms(&self, root: &Path, group: &Path) -> Vec<(PathBuf, ByteSize)> {
+        // In a container the path may be that on its host, and what is mounted begin at the container's group: folders
+        // that are not there say nothing, and the mount itself is asked last.
+        let mount = root.join(self.mount);
+        let above = group.ancestors().take_while(|dir| dir.starts_with(&mount));
+        above.filter_map(|dir| Some((dir.to_owned(), self.room(dir)?))).collect()
+    }
+
     /// The limit of a group less what is in use and cannot be had back at once; `None` where there is no limit.
     fn room(&self, dir: &Path) -> Option<ByteSize> {
         let number = |file: &str| fs::read_to_string(dir.join(file)).ok()?.trim().parse::<u64>().ok();
@@ -98,13 +159,19 @@ mod tests {
 
     /// The memory that is available where the file system has these files.
     fn found(files: &[(&str, &str)]) -> Option<(u64, bool)> {
+        found_beside(files, &[]).map(|(bytes, limited, _)| (bytes, limited))
+    }
+
+    /// The same, and what others leave who will come to use these bytes.
+    fn found_beside(files: &[(&str, &str)], expected: &[(u32, u64)]) -> Option<(u64, bool, u64)> {
         let root = tempfile::tempdir().unwrap();
         for (path, text) in files {
             let file = root.path().join(path);
             fs::create_dir_all(file.parent().unwrap()).unwrap();
             fs::write(file, text).unwrap();
         }
-        available(root.path()).map(|(size, limited)| (size.bytes(), limited))
+        let expected: Vec<_> = expected.iter().map(|(process, bytes)| (*process, ByteSize(*bytes))).collect();
+        free(root.path(), &expected).map(|free| (free.bytes.bytes(), free.limited, free.left.bytes()))
     }
 
     const MACHINE: (&str, &str) = ("proc/meminfo", "MemAvailable: 1000 kB\n");
@@ -152,5 +219,42 @@ mod tests {
         let unlimited = [("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n")];
         assert_eq!(found(&[&files[..2], &unlimited].concat()), Some((FREE, false)));
         assert_eq!(found(&files[1..]), Some((400_000, true)));
+    }
+
+    #[test]
+    fn bytes_that_others_will_use_are_taken_off_where_they_are() {
+        assert_eq!(found_beside(&[MACHINE], &[(1, 24_000), (2, 500_000)]), Some((FREE, false, 500_000)));
+        assert_eq!(found_beside(&[MACHINE], &[(1, FREE), (2, u64::MAX)]), Some((FREE, false, 0)));
+        let groups = [
+            MACHINE,
+            ("proc/self/cgroup", "0::/a/b\n"),
+            ("proc/7/cgroup", "0::/a/c\n"),
+            ("proc/8/cgroup", "0::/d\n"),
+            ("sys/fs/cgroup/a/memory.max", "600000\n"),
+            ("sys/fs/cgroup/a/b/memory.max", "500000\n"),
+        ];
+        // Of processes in another group the machine's memory alone is less; one that does not tell counts everywhere.
+        let left = |expected: &[(u32, u64)]| found_beside(&groups, expected);
+        assert_eq!(left(&[(8, 300_000)]), Some((500_000, true, 500_000)));
+        assert_eq!(left(&[(8, 1_000_000)]), Some((500_000, true, 24_000)));
+        assert_eq!(left(&[(7, 300_000)]), Some((500_000, true, 300_000)));
+        assert_eq!(left(&[(9, 300_000)]), Some((500_000, true, 200_000)));
+    }
+
+    #[test]
+    fn a_process_holds_its_own_memory_and_no_files() {
+        let root = tempfile::tempdir().unwrap();
+        fs::create_dir_all(root.path().join("proc/7")).unwrap();
+        let held = |text: &str| {
+            fs::write(root.path().join("proc/7/status"), text).unwrap();
+            Held::by(root.path(), 7)
+        };
+        let kib = |count: u64| Held::Bytes(ByteSize(count << 10));
+        assert_eq!(held("VmRSS:\t 90 kB\nRssAnon:\t 50 kB\nRssFile:\t 30 kB\nRssShmem:\t 10 kB\n"), kib(60));
+        assert_eq!(held("VmRSS:\t 90 kB\n"), kib(90));
+        assert_eq!(held("Name: hydra\nState: Z (zombie)\n"), Held::Ending);
+        assert_eq!(Held::by(root.path(), 8), Held::Unknown);
+        let own = Held::by(Path::new("/"), std::process::id());
+        assert!(matches!(own, Held::Bytes(_)) || cfg!(not(target_os = "linux")), "{own:?}");
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::machine::findings::{Card, DRIVER, Findings, Library, Limit};
 use crate::machine::gpus::{Missing, counted, gpus_memory, missing_for_cuda, refusal};
+use crate::machine::ledger::in_one_line;
 use crate::machine::names::Gpus;
 use crate::machine::resources::Machine;
 use hydra_core::ByteSize;
@@ -38,7 +39,7 @@ impl Report {
     pub(crate) fn of(findings: Findings) -> Self {
         let missing = missing_for_cuda(&findings, &[0]);
         let (usable, rows) = (missing.is_empty(), rows(&findings));
-        let verdict = if usable { can_be_used(&findings.cards) } else { refusal("cuda:0", &missing) };
+        let verdict = if usable { can_be_used(&findings) } else { refusal("cuda:0", &missing) };
         Self { schema: SCHEMA, usable, verdict, missing, rows, not_measured: NOT_MEASURED, findings }
     }
 }
@@ -53,10 +54,10 @@ impl fmt::Display for Report {
     }
 }
 
-fn can_be_used(cards: &[Card]) -> String {
+fn can_be_used(found: &Findings) -> String {
     let gpus = Gpus { cards: vec![0], logical: 1 };
-    let card = cards.first().map_or("a card", |card| &card.name);
-    match gpus_memory(&gpus, None, cards) {
+    let card = found.cards.first().map_or("a card", |card| &card.name);
+    match gpus_memory(&gpus, None, found) {
         Ok(memory) => format!(
             "`--devices cuda:0` can be used here: {card}, of whose memory a device takes {memory} unless \
              --device-memory says how much"
@@ -81,10 +82,13 @@ fn rows(found: &Findings) -> Vec<Row> {
     }
     rows.push(row("Vulkan drivers", vulkan(found)));
     rows.push(row("locked memory", locked(found.locked_memory)));
-    let Machine { available, limited, cores } = found.machine;
-    let limit = if limited { "free within the limit of a control group" } else { "free" };
-    rows.push(row("host memory", size_or(available, limit)));
-    let (threads, memory) = (counted(cores, "thread"), size_or(found.cpu_device_bytes, "of memory"));
+    let Machine { free, available, limited, cores, others } = &found.machine;
+    let limit = if *limited { "free within the limit of a control group" } else { "free" };
+    let left = available.filter(|left| Some(*left) < *free);
+    let left = left.map(|left| format!(", {left} of it not admitted by other runs")).unwrap_or_default();
+    rows.push(row("host memory", size_or(*free, limit) + &left));
+    rows.extend(in_one_line(others).map(|says| row("other runs", says)));
+    let (threads, memory) = (counted(*cores, "thread"), size_or(found.cpu_device_bytes, "of memory"));
     rows.push(row("CPU devices", format!("cpu:1 by default: {threads}, {memory}")));
     rows
 }
@@ -171,7 +175,11 @@ mod tests {
     use super::*;
     use crate::machine::findings::{Headers, Version};
     use crate::machine::gpus::missing_for_wgpu;
+    use crate::machine::ledger::{Admitted, OtherRun};
+    use crate::machine::resources::card_name_here;
     use std::path::PathBuf;
+
+    const MEMORY: Option<ByteSize> = Some(ByteSize::mib(4096));
 
     /// A machine on which nothing is missing, with so many cards.
     fn complete(cards: usize) -> Findings {
@@ -196,7 +204,7 @@ mod tests {
             },
             cards: (0..cards).map(card).collect(),
             locked_memory: Some(Limit::Bytes(ByteSize::mib(8))),
-            machine: Machine { available: Some(ByteSize::mib(4096)), limited: false, cores: 2 },
+            machine: Machine { free: MEMORY, available: MEMORY, cores: 2, ..Machine::default() },
             cpu_device_bytes: Some(ByteSize::mib(1638)),
             ..Findings::default()
         }
@@ -351,9 +359,9 @@ mod tests {
     #[test]
     fn a_card_is_shared_by_its_logical_devices() {
         let gpus = |cards: &[usize], logical| Gpus { cards: cards.to_vec(), logical };
-        let mut cards = complete(2).cards;
-        cards[1].total_bytes = Some(ByteSize::mib(5_000));
-        let memory = |gpus, asked| gpus_memory(&gpus, asked, &cards).map_err(|error| error.to_string());
+        let mut found = complete(2);
+        found.cards[1].total_bytes = Some(ByteSize::mib(5_000));
+        let memory = |gpus, asked| gpus_memory(&gpus, asked, &found).map_err(|error| error.to_string());
         assert_eq!(memory(gpus(&[0], 1), None), Ok(ByteSize::mib(9_000)));
         assert_eq!(memory(gpus(&[0], 2), None), Ok(ByteSize::mib(4_500)));
         // The smallest card decides, because a budget is that of every device.
@@ -362,9 +370,39 @@ mod tests {
         let refused = memory(gpus(&[0, 1], 2), Some(ByteSize::mib(2_501))).unwrap_err();
         assert!(refused.contains("card 1 has 4.88 GiB"), "{refused}");
         assert!(refused.contains("2 devices of 2.44 GiB"), "{refused}");
-        let blind = |asked| gpus_memory(&gpus(&[0], 1), asked, &[Card::default()]);
+        let without = Findings { cards: vec![Card::default()], ..complete(1) };
+        let blind = |asked| gpus_memory(&gpus(&[0], 1), asked, &without);
         assert!(blind(None).unwrap_err().to_string().contains("--device-memory"));
         assert!(blind(Some(ByteSize::mib(1))).is_ok());
+    }
+
+    #[test]
+    fn other_runs_are_listed_and_leave_less_of_memory_and_cards() {
+        let taking = |card: u64, host: u64| {
+            let cards = [(card_name_here(1), ByteSize::mib(card))].into();
+            let admitted = Admitted { process: 7, run: "a".to_owned(), cards, ..Admitted::default() };
+            let mut found = complete(2);
+            found.machine.available = Some(ByteSize::mib(4096 - host));
+            found.machine.others = vec![OtherRun { admitted, expected: ByteSize::mib(host) }];
+            found
+        };
+        let memory = |cards: &[usize], found: &Findings| {
+            let gpus = Gpus { cards: cards.to_vec(), logical: 1 };
+            gpus_memory(&gpus, None, found).map_err(|error| error.to_string())
+        };
+        let some = taking(2_000, 1024);
+        assert_eq!(memory(&[0], &some), Ok(ByteSize::mib(9_000)));
+        assert_eq!(memory(&[0, 1], &some), Ok(ByteSize::mib(7_000)));
+        let refused = memory(&[0, 1], &taking(9_000, 0)).unwrap_err();
+        assert!(refused.contains("card 1 has 9.77 GiB") && refused.contains("; run `a` of"), "{refused}");
+        let text = Report::of(some).to_string();
+        for part in [
+            "4.00 GiB free, 3.00 GiB of it not admitted by other runs\n",
+            "other runs      run `a` of process 7",
+        ] {
+            assert!(text.contains(part), "{part:?} in\n{text}");
+        }
+        assert!(!Report::of(complete(1)).to_string().contains("other runs"));
     }
 
     #[test]

@@ -1,6 +1,7 @@
-//! The machine's cores and free memory.
+//! The machine's cores and free memory, and the runs that share them.
 
-use crate::machine::procfs;
+use crate::machine::ledger::{Ledger, OtherRun, card_name, in_one_line};
+use crate::machine::procfs::{self, Free};
 use anyhow::{Context, Result, ensure};
 use hydra_core::ByteSize;
 use serde::Serialize;
@@ -14,23 +15,61 @@ const RUN_SHARE: (u64, u64) = (9, 10);
 const HOST_SHARE: (u64, u64) = (1, 2);
 
 /// The memory and the cores of the machine, under the names that `hydra doctor` gives them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct Machine {
     /// Memory that can be had without swapping; `None` where the system does not tell.
     #[serde(rename = "host_free_bytes")]
+    pub(crate) free: Option<ByteSize>,
+    /// The part of it that no other run will come to use.
+    #[serde(rename = "host_available_bytes")]
     pub(crate) available: Option<ByteSize>,
-    /// True if that is what a control group leaves, such as that of a container.
+    /// True if a control group, such as that of a container, leaves less than the machine has.
     #[serde(rename = "host_is_limited")]
     pub(crate) limited: bool,
     /// Cores that this process may use.
     pub(crate) cores: usize,
+    /// The other runs that are under way here.
+    #[serde(rename = "other_runs")]
+    pub(crate) others: Vec<OtherRun>,
 }
 
 impl Machine {
-    pub(crate) fn look() -> Self {
+    /// Looks at the machine, and at what other runs say in the ledger, if there is one.
+    pub(crate) fn look(ledger: Option<&Ledger>) -> Self {
+        Self::look_at(Path::new("/"), ledger)
+    }
+
+    /// The machine whose file system begins at `root`.
+    pub(super) fn look_at(root: &Path, ledger: Option<&Ledger>) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let (available, limited) = procfs::available(Path::new("/")).unzip();
-        Self { cores, available, limited: limited.unwrap_or(false) }
+        let others = ledger.map(|ledger| ledger.others(root)).unwrap_or_default();
+        let expected: Vec<(u32, ByteSize)> =
+            others.iter().map(|other| (other.admitted.process, other.expected)).collect();
+        let machine = Self { cores, others, ..Self::default() };
+        match procfs::free(root, &expected) {
+            Some(Free { bytes, limited, left }) => {
+                Self { free: Some(bytes), available: Some(left), limited, ..machine }
+            }
+            None => machine,
+        }
+    }
+
+    /// The line on the other runs that are under way, and on what they leave.
+    pub(crate) fn note_of_others(&self) -> Option<String> {
+        let left = self.available.map(|left| format!(": {left} of host memory are left to plan with"));
+        Some(format!("note: {}{}", in_one_line(&self.others)?, left.unwrap_or_default()))
+    }
+
+    /// The words about other runs that stand behind an error.
+    pub(crate) fn because_of_others(&self) -> String {
+        in_one_line(&self.others).map(|words| format!("; {words}")).unwrap_or_default()
+    }
+
+    /// The memory of a card that other runs have admitted.
+    pub(crate) fn admitted_on(&self, card: usize) -> ByteSize {
+        let name = card_name_here(card);
+        let on_it = self.others.iter().filter_map(|other| other.admitted.cards.get(&name));
+        ByteSize(on_it.fold(0, |sum, bytes| sum.saturating_add(bytes.bytes())))
     }
 
     /// The memory of each of `count` devices when nobody says how much.
@@ -41,7 +80,8 @@ impl Machine {
         let bytes = share(available, DEVICE_SHARE) / count.max(1) as u64;
         ensure!(
             bytes > 0,
-            "no memory is free, or none within the limit of a control group: give --device-memory"
+            "no memory is free, or none within the limit of a control group: give --device-memory{}",
+            self.because_of_others()
         );
         Ok(ByteSize(bytes))
     }
@@ -85,11 +125,17 @@ impl Machine {
         };
         let free =
             if self.limited { "that the limit of a control group leaves" } else { "of memory that are free" };
+        let others = if self.available < self.free { " and that other runs have not admitted" } else { "" };
         Some(format!(
-            "note: {said} more than the {available} {free} here: a run that comes to need more than these is slowed down \
-             by swapping, or killed by the system"
+            "note: {said} more than the {available} {free} here{others}: a run that comes to need more than these is \
+             slowed down by swapping, or killed by the system"
         ))
     }
+}
+
+/// The name by which the runs of this machine know a card.
+pub(crate) fn card_name_here(card: usize) -> String {
+    card_name(card, std::env::var("CUDA_VISIBLE_DEVICES").ok().as_deref())
 }
 
 fn share(of: ByteSize, (part, whole): (u64, u64)) -> u64 {
@@ -99,25 +145,31 @@ fn share(of: ByteSize, (part, whole): (u64, u64)) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::machine::ledger::Admitted;
+
+    /// A machine with so much memory.
+    fn with(available: Option<ByteSize>) -> Machine {
+        Machine { cores: 2, available, free: available, ..Machine::default() }
+    }
 
     #[test]
     fn devices_and_host_share_what_is_free() {
-        let machine = Machine { cores: 2, available: Some(ByteSize(1000)), limited: false };
+        let machine = with(Some(ByteSize(1000)));
         assert_eq!(machine.device_share(2).unwrap(), ByteSize(200));
         assert_eq!(machine.host_share(ByteSize(400)), Some(ByteSize(500)));
         assert_eq!(machine.host_share(ByteSize(100)), Some(ByteSize(800)));
         assert_eq!(machine.host_share(ByteSize(5000)), Some(ByteSize(500)));
-        let blind = Machine { cores: 2, available: None, limited: false };
+        let blind = with(None);
         assert!(blind.device_share(1).unwrap_err().to_string().contains("--device-memory"));
         assert_eq!(blind.host_share(ByteSize(1)), None);
-        let full = Machine { cores: 2, available: Some(ByteSize(0)), limited: true };
+        let full = Machine { limited: true, ..with(Some(ByteSize(0))) };
         assert!(full.device_share(1).unwrap_err().to_string().contains("limit of a control group"));
     }
 
     #[test]
     fn budgets_beyond_the_machine_are_said_with_both_figures() {
         let gib = |count: u64| ByteSize(count << 30);
-        let machine = Machine { cores: 2, available: Some(gib(24)), limited: false };
+        let machine = with(Some(gib(24)));
         let note = |host: Option<u64>, devices: Option<(usize, u64)>| {
             machine.note_of_budgets(host.map(gib), devices.map(|(count, each)| (count, gib(each))))
         };
@@ -139,10 +191,34 @@ mod tests {
             assert!(note.contains(figure) && note.contains(rest) && !note.contains('\n'), "{note}");
             assert!(note.contains("swapping, or killed"), "{note}");
         }
-        let blind = Machine { available: None, ..machine };
+        let blind = with(None);
         assert_eq!(blind.note_of_budgets(Some(gib(1024)), None), None);
-        let limited = Machine { limited: true, ..machine };
+        let limited = Machine { limited: true, ..machine.clone() };
         let note = limited.note_of_budgets(Some(gib(25)), None).unwrap();
-        assert!(note.contains("24.00 GiB that the limit of a control group leaves"), "{note}");
+        assert!(note.contains("24.00 GiB that the limit of a control group leaves here:"), "{note}");
+        let shared = Machine { free: Some(gib(30)), ..machine };
+        let note = shared.note_of_budgets(Some(gib(25)), None).unwrap();
+        assert!(
+            note.contains("24.00 GiB of memory that are free here and that other runs have not"),
+            "{note}"
+        );
+    }
+
+    #[test]
+    fn other_runs_are_named_in_notes_and_errors() {
+        let cards = [(card_name_here(0), ByteSize::mib(5))].into();
+        let admitted = Admitted { process: 7, run: "a".to_owned(), host_bytes: ByteSize(9), at_s: 0, cards };
+        let other = OtherRun { admitted, expected: ByteSize(4) };
+        let alone = with(Some(ByteSize(0)));
+        assert_eq!((alone.note_of_others(), alone.because_of_others()), (None, String::new()));
+        let shared = Machine { others: vec![other.clone(), other], ..alone };
+        let note = shared.note_of_others().unwrap();
+        assert!(note.starts_with("note: run `a` of process 7 has admitted 9 B"), "{note}");
+        assert!(
+            note.ends_with(": 0 B of host memory are left to plan with") && !note.contains('\n'),
+            "{note}"
+        );
+        assert!(shared.device_share(1).unwrap_err().to_string().contains("; run `a` of process 7"));
+        assert_eq!([0, 1].map(|card| shared.admitted_on(card)), [ByteSize::mib(10), ByteSize(0)]);
     }
 }

@@ -2,6 +2,7 @@
 //! It may touch every crate below and every room below it.
 //! It never reads flags that are not in `settings`, and never prints results.
 
+pub(crate) mod ledger;
 pub(crate) mod logged;
 pub(crate) mod model;
 pub(crate) mod needs;
@@ -10,5 +11,7 @@ pub(crate) mod run;
 pub(crate) mod synthetic;
 
 pub(crate) use model::{Model, context_of, note_of_records, with_dropout};
-pub(crate) use orchestrator::{Surroundings, admit, devices, note_of_cuts, note_of_memory, orchestrator};
+pub(crate) use orchestrator::{
+    Both, Surroundings, admit, devices, note_of_cuts, note_of_memory, orchestrator,
+};
 pub(crate) use synthetic::Synthetic;

@@ -1,15 +1,17 @@
 //! An orchestrator with the devices that a spec names.
 
-use crate::machine::{DevicesArg, Gpus, Machine, threads_of_each};
+use crate::machine::{DevicesArg, Gpus, Ledger, Machine, Turn, threads_of_each};
 use crate::run_dir::paths;
+use crate::session::ledger::{Registrar, unseen};
 use crate::settings::DeviceSettings;
-use crate::terminal::{Progress, Show, Usage};
+use crate::terminal::{Progress, Show, Usage, tell};
 use anyhow::{Context, Result};
 use hydra_core::{ByteSize, FloatType};
-use hydra_engine::{AdmittedRun, DeviceKind, DeviceSpec, EngineError, Orchestrator};
+use hydra_engine::{AdmittedRun, DeviceKind, DeviceSpec, EngineError, Observer, Orchestrator, RunEvent};
 use hydra_models::ops::{Precision, set_precision};
 use hydra_partition::{PartitionError, PartitionPlan};
 use std::path::PathBuf;
+use std::sync::Arc;
 
 /// The surroundings of every command.
 #[derive(Clone)]
@@ -18,9 +20,41 @@ pub(crate) struct Surroundings {
     pub(crate) terminal: indicatif::MultiProgress,
     /// The way in which an orchestrator shows how far it is.
     pub(crate) show: Show,
+    /// The turn of this run to plan, if it has one.
+    turn: Option<Arc<Turn>>,
 }
 
 impl Surroundings {
+    /// The surroundings of a command that does not train: other runs leave it what they have not admitted.
+    pub(crate) fn look(show: Show) -> Self {
+        let machine = Machine::look(Ledger::of_user().as_ref());
+        Self { machine, terminal: indicatif::MultiProgress::new(), show, turn: None }
+    }
+
+    /// The surroundings of a command that trains: no other run plans until this one has said what it admits, and one that
+    /// does already is waited for.
+    pub(crate) fn planning(&self) -> Self {
+        let ledger = Ledger::of_user();
+        let turn = ledger.as_ref().map(|ledger| ledger.turn(|process| tell(&waiting(process)))).transpose();
+        let turn = turn.unwrap_or_else(|error| {
+            tell(&unseen(&error.into()));
+            None
+        });
+        let machine = Machine::look(ledger.as_ref());
+        machine.note_of_others().iter().for_each(|note| tell(note));
+        Self { machine, turn: turn.map(Arc::new), ..self.clone() }
+    }
+
+    /// Lets other runs plan before this command has said what it admits: it admits nothing.
+    pub(crate) fn end_turn(&self) {
+        self.turn.iter().for_each(|turn| turn.end());
+    }
+
+    /// An observer that enters into the ledger what a run of this name on these devices admits.
+    pub(crate) fn registrar(&self, spec: &DeviceSettings, run: &str) -> Registrar {
+        Registrar::new(self.turn.clone(), devices(spec, &self.machine), run.to_owned(), self.terminal.clone())
+    }
+
     /// The same with another way to show progress.
     pub(crate) fn showing(&self, show: Show) -> Self {
         Self { show, ..self.clone() }
@@ -29,6 +63,21 @@ impl Surroundings {
     /// An observer that shows how far a run is.
     pub(crate) fn progress(&self) -> Progress {
         Progress::new(self.terminal.clone(), self.show)
+    }
+}
+
+fn waiting(process: Option<u32>) -> String {
+    let planner = process.map_or("another run".to_owned(), |process| format!("the run of process {process}"));
+    format!("note: {planner} is planning: this one waits until that has said how much memory it needs")
+}
+
+/// Two observers of one run.
+pub(crate) struct Both<A, B>(pub(crate) A, pub(crate) B);
+
+impl<A: Observer, B: Observer> Observer for Both<A, B> {
+    fn observe(&mut self, event: &RunEvent<'_>) {
+        self.0.observe(event);
+        self.1.observe(event);
     }
 }
 
@@ -118,11 +167,12 @@ pub(crate) fn orchestrator(
     Ok(orchestrator)
 }
 
-/// Admits a run; a refusal for want of memory names the flags that are ways out.
-pub(crate) fn admit(orchestrator: Orchestrator) -> Result<AdmittedRun> {
+/// Admits a run; a refusal for want of memory names the flags that are ways out, and the runs that have the rest.
+pub(crate) fn admit(orchestrator: Orchestrator, around: &Surroundings) -> Result<AdmittedRun> {
     orchestrator.admit().map_err(|error| {
         let ways_out = ways_out(&error);
-        anyhow::Error::from(error).context(format!("the run was refused{ways_out}"))
+        let others = if ways_out.is_empty() { String::new() } else { around.machine.because_of_others() };
+        anyhow::Error::from(error).context(format!("the run was refused{ways_out}{others}"))
     })
 }
 
@@ -199,7 +249,7 @@ mod tests {
             link: Some(Bandwidth(1e9)),
             ..crate::settings::flags::defaults()
         };
-        let machine = Machine { cores: 6, available: None, limited: false };
+        let machine = Machine { cores: 6, ..Machine::default() };
         let devices = devices(&spec, &machine);
         let names: Vec<&str> = devices.iter().map(|device| device.name.as_str()).collect();
         assert_eq!(names, ["cpu:0", "cpu:1"]);

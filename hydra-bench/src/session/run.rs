@@ -9,15 +9,15 @@ use crate::session::logged::Logged;
 use crate::session::model::{Model, Texts, note_of_batch};
 use crate::session::needs;
 use crate::session::orchestrator::{
-    Surroundings, admit, devices, note_of_cuts, note_of_memory, orchestrator,
+    Both, Surroundings, admit, devices, note_of_cuts, note_of_memory, orchestrator,
 };
 use crate::settings::{CheckpointArg, Configuration, OutSettings, ResultSettings};
 use crate::terminal::{Interrupted, Outcome, Show, Usage, print, render, stop, tell};
 use anyhow::{Context, Result, bail, ensure};
 use hydra_core::Dataset;
 use hydra_engine::{
-    Admission, AdmittedRun, AdmittedTask, Checkpoint, CheckpointEvery, Observer, Orchestrator, RunEvent,
-    RunReport, StopFlag, TrainTask,
+    Admission, AdmittedRun, AdmittedTask, Checkpoint, CheckpointEvery, Orchestrator, RunReport, StopFlag,
+    TrainTask,
 };
 use serde_json::Value;
 use std::fs::{self, File, OpenOptions};
@@ -128,9 +128,10 @@ pub(crate) fn tell_unrecorded(file: &Path) {
 
 fn dry_run(spec: &mut RunSpec, dir: &Path, json: bool, around: &Surroundings) -> Result<Outcome> {
     let devices = spec.devices.with_disk_in(dir);
+    around.end_turn();
     let mut orchestrator = orchestrator(&devices, spec.model.dtype, spec.model.seed, around)?;
     submit(&mut orchestrator, spec, None, &around.machine)?;
-    let run = admit(orchestrator)?;
+    let run = admit(orchestrator, around)?;
     print(&if json { needs::json(run.admission())? } else { needs::render(run.admission()) })?;
     Ok(Outcome::Done)
 }
@@ -249,7 +250,7 @@ impl Prepared {
         let every = every.unwrap_or(CheckpointEvery::Time(Duration::MAX));
         let mut orchestrator = orchestrator.stop_flag(stop.clone()).checkpoint_every(every);
         submit(&mut orchestrator, spec, Some(dir), &around.machine)?;
-        let mut run = admit(orchestrator)?;
+        let mut run = admit(orchestrator, around)?;
         let admission = run.admission().clone();
         let tasks: Vec<String> = admission.tasks.iter().map(|task| task.name.clone()).collect();
         let disk = on.disk.as_deref().filter(|_| admission.disk_bytes > 0);
@@ -269,7 +270,8 @@ impl Prepared {
         let log = SharedRunLog::new(dir.metrics()?, dir.open(TRACE)?, tasks.clone(), &devices, from_s)
             .context("the run log could not be begun")?;
         log.configurations(configurations(spec, &admission)?);
-        let observer = Both(log.clone(), around.progress());
+        let registrar = around.registrar(&spec.devices, &shown(dir.path()));
+        let observer = Both(registrar, Both(log.clone(), around.progress()));
         let run = run.observer(Box::new(observer));
         Ok(Self { run, logged: Logged { log, tasks, devices, spec: text }, stop, checkpoints })
     }
@@ -297,6 +299,11 @@ impl Prepared {
         }
         Ok(outcome)
     }
+}
+
+/// The run directory by a name that tells other runs where it is.
+fn shown(dir: &Path) -> String {
+    std::path::absolute(dir).unwrap_or_else(|_| dir.to_owned()).display().to_string()
 }
 
 /// The configuration of each task that was admitted, and its minibatches.
@@ -339,14 +346,4 @@ fn outcome(report: &Report, errors: &[anyhow::Error], interrupted: bool) -> Outc
         return Outcome::Interrupted;
     }
     if failures.is_empty() && errors.is_empty() { Outcome::Done } else { Outcome::Failed }
-}
-
-/// Two observers of one run.
-struct Both<A, B>(A, B);
-
-impl<A: Observer, B: Observer> Observer for Both<A, B> {
-    fn observe(&mut self, event: &RunEvent<'_>) {
-        self.0.observe(event);
-        self.1.observe(event);
-    }
 }

@@ -5,10 +5,11 @@ use serde_json::Value;
 use std::path::Path;
 use std::process::{Child, Stdio};
 
-/// The program with these arguments, in a folder of its own so that default run directories are no trouble.
+/// The program with these arguments, in a folder of its own so that default run directories are no trouble, and without a
+/// ledger, so that tests do not wait for each other.
 pub fn hydra(arguments: &[&str]) -> Command {
     let mut command = Command::cargo_bin("hydra").unwrap();
-    command.args(arguments).env_remove("HYDRA_LOG").env("RUST_BACKTRACE", "1");
+    command.args(arguments).env_remove("HYDRA_LOG").env("HYDRA_LEDGER", "").env("RUST_BACKTRACE", "1");
     command.current_dir(env!("CARGO_TARGET_TMPDIR"));
     command
 }
@@ -66,8 +67,14 @@ pub fn text(bytes: &[u8]) -> String {
 
 /// The program with these arguments, while it runs.
 pub fn spawn(arguments: &[&str], out: Stdio) -> Child {
+    spawn_with(arguments, "", out)
+}
+
+/// The same with a ledger in this folder.
+pub fn spawn_with(arguments: &[&str], ledger: &str, out: Stdio) -> Child {
     let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_hydra"));
-    command.args(arguments).env_remove("HYDRA_LOG").stdout(out).stderr(Stdio::piped());
+    command.args(arguments).env_remove("HYDRA_LOG").env("HYDRA_LEDGER", ledger);
+    command.stdout(out).stderr(Stdio::piped());
     command.spawn().unwrap()
 }
 

@@ -11,6 +11,7 @@ mod flags;
 mod in_turn;
 mod install;
 mod lab;
+mod ledger;
 mod progress;
 mod resume;
 mod runs;
