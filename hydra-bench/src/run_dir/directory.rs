@@ -10,8 +10,21 @@ use std::path::{Path, PathBuf};
 /// The directory for run directories when nobody names one.
 const DEFAULT_PARENT: &str = "runs";
 /// Everything a run puts into its directory, and so what `--force` removes.
-const CONTENTS: [&str; 12] =
-    [SPEC, REPORT, METRICS, TRACE, SCHEDULE, LOSSES, LEADERBOARD, PAGE, WORKLOAD, PLANS, MODELS, CHECKPOINTS];
+const CONTENTS: [&str; 13] = [
+    SPEC,
+    REPORT,
+    METRICS,
+    TRACE,
+    SCHEDULE,
+    LOSSES,
+    LEADERBOARD,
+    MEMORY,
+    PAGE,
+    WORKLOAD,
+    PLANS,
+    MODELS,
+    CHECKPOINTS,
+];
 pub(crate) const SPEC: &str = "spec.toml";
 pub(crate) const REPORT: &str = "report.json";
 pub(crate) const METRICS: &str = "metrics.jsonl";
@@ -19,6 +32,7 @@ pub(crate) const TRACE: &str = "trace.json";
 pub(crate) const SCHEDULE: &str = "schedule.svg";
 pub(crate) const LOSSES: &str = "losses.svg";
 pub(crate) const LEADERBOARD: &str = "leaderboard.svg";
+pub(crate) const MEMORY: &str = "memory.svg";
 pub(crate) const PAGE: &str = "report.html";
 pub(crate) const WORKLOAD: &str = "workload.json";
 pub(crate) const PLANS: &str = "plans";

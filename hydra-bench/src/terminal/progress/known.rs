@@ -219,7 +219,10 @@ impl Known {
             }
             RunEvent::Ended { task, state, error, .. } => self.ended(task, state, error),
             RunEvent::Stopping => self.stopping = true,
-            RunEvent::Began { .. } | RunEvent::Checkpointed { .. } | RunEvent::CheckpointFailed { .. } => {}
+            RunEvent::Began { .. }
+            | RunEvent::Memory { .. }
+            | RunEvent::Checkpointed { .. }
+            | RunEvent::CheckpointFailed { .. } => {}
         }
     }
 
