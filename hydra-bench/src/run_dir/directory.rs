@@ -311,10 +311,15 @@ impl RunDir {
     }
 
     pub(crate) fn write(&self, name: &str, text: &str) -> Result<()> {
-        let path = self.file(name);
-        let written = replace_file(&path, |file| file.write_all(text.as_bytes()));
-        written.with_context(|| could_not(&path, "written"))
+        write_in(&self.path, name, text)
     }
+}
+
+/// Writes a file of a run directory, whoever is in it.
+pub(crate) fn write_in(dir: &Path, name: &str, text: &str) -> Result<()> {
+    let path = dir.join(name);
+    let written = replace_file(&path, |file| file.write_all(text.as_bytes()));
+    written.with_context(|| could_not(&path, "written"))
 }
 
 /// Returns true if a run is in a directory now, where the system says so.

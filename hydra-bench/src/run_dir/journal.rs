@@ -93,6 +93,12 @@ impl Journal {
         self.tasks.iter().map(|task| task.report(running)).collect()
     }
 
+    /// Returns true if every task has come to its end: of a run that is under way, only the writing is left.
+    pub(crate) fn has_ended(&self) -> bool {
+        let open = |task: &Entry| matches!(task.state.as_str(), "waiting" | "running");
+        !self.tasks.is_empty() && !self.tasks.iter().any(open)
+    }
+
     /// How many tasks are in which state.
     pub(crate) fn states(tasks: &[Value]) -> BTreeMap<&str, usize> {
         let mut counts = BTreeMap::new();
@@ -251,7 +257,12 @@ mod tests {
     #[test]
     fn a_task_that_ended_says_how() {
         let end = json!({ "event": "end", "task": "a", "state": "failed", "error": "broke", "at_s": 3.0 });
+        let begun = journal(&[minibatch(0, 5.0, 1.0)]);
         let ended = journal(&[minibatch(0, 5.0, 1.0), end]);
+        assert_eq!(
+            [Journal::default(), begun, ended.clone()].map(|run| run.has_ended()),
+            [false, false, true]
+        );
         let a = &ended.report(true)[0];
         assert_eq!(
             (&a["state"], &a["error"], &a["doing"]),

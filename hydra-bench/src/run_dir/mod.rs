@@ -13,7 +13,8 @@ pub(crate) mod spec;
 pub(crate) mod trace;
 
 pub(crate) use directory::{
-    FileBytes, METRICS, PAGE, REPORT, RunDir, SCHEDULE, TRACE, WORKLOAD, is_taken, is_unfinished, read_report,
+    FileBytes, METRICS, PAGE, REPORT, RunDir, SCHEDULE, SPEC, TRACE, WORKLOAD, is_taken, is_unfinished,
+    read_report, write_in,
 };
 pub(crate) use inputs::Inputs;
 pub(crate) use journal::Journal;

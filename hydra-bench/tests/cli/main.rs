@@ -14,4 +14,5 @@ mod lab;
 mod progress;
 mod resume;
 mod runs;
+mod so_far;
 mod step;
