@@ -2,6 +2,7 @@
 //! It reads nothing from anywhere else, so it opens without a network.
 
 use crate::pictures::canvas::one_line;
+use crate::pictures::colour::Palette;
 use crate::pictures::schedule::Timeline;
 use crate::pictures::svg::escape;
 use anyhow::Result;
@@ -37,6 +38,7 @@ pub(crate) struct Schedule<'a> {
     /// As SVG, for viewers without scripts.
     pub(crate) svg: &'a str,
     pub(crate) timeline: &'a Timeline,
+    pub(crate) palette: &'a Palette,
     pub(crate) devices: &'a [String],
     pub(crate) tasks: &'a [String],
 }
@@ -77,7 +79,7 @@ impl Schedule<'_> {
 
     /// The milliseconds of a column, and what the script reads.
     fn data(&self) -> Result<(String, String)> {
-        let zoomable = self.timeline.zoomable(self.tasks.len());
+        let zoomable = self.timeline.zoomable(self.tasks.len(), self.palette);
         let resolution = 1e3 * self.timeline.end_s / zoomable.columns as f64;
         let tasks: Vec<String> = self.tasks.iter().map(|task| one_line(task)).collect();
         let data = json!({
@@ -107,7 +109,13 @@ mod tests {
             title: "a <run>",
             summary: "rank & task",
             pictures: &[picture],
-            schedule: Some(Schedule { svg, timeline: &timeline, devices: &devices, tasks: &tasks }),
+            schedule: Some(Schedule {
+                svg,
+                timeline: &timeline,
+                palette: &Palette::default(),
+                devices: &devices,
+                tasks: &tasks,
+            }),
             spec: "format = 1",
         };
         let html = page.draw().unwrap();
@@ -119,7 +127,7 @@ mod tests {
         assert!(bare.contains("<svg id=\"1\">") && bare.ends_with("</html>\n"), "{bare}");
         assert!(!bare.contains("Schedule") && !bare.contains("<script>"), "{bare}");
         assert_eq!(html.matches("</script>").count(), 1, "a task's name ends no script");
-        let columns = timeline.zoomable(1).columns;
+        let columns = timeline.zoomable(1, &Palette::default()).columns;
         let half = columns / 2;
         assert!(html.contains(&format!("\"lanes\":[[0,{half},0,0,{half},{columns},0,1]]")), "{html}");
         let loads = ["http:", "https:", "src=", "href=", "@import"];

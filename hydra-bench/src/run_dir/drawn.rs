@@ -22,7 +22,7 @@ impl Report {
 
     /// The curves of the tasks, over the tokens that `journal` counts; where it does not, over batch times context, which is
     /// more than there are in the last minibatch of an epoch.
-    fn curves(&self, journal: &Journal) -> Curves {
+    pub(crate) fn curves(&self, journal: &Journal) -> Curves {
         let validated = self.is_validated();
         let trained: Option<Vec<Vec<f64>>> = self.tasks.iter().map(|task| trained(task, journal)).collect();
         let unit = if trained.is_some() { "tokens" } else { "minibatches" };

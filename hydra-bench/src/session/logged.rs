@@ -44,14 +44,21 @@ impl Logged {
         timeline: &Timeline,
     ) -> Result<Vec<(&'static str, String)>> {
         let utilizations: Vec<f64> = report.devices.iter().map(|device| device.utilization).collect();
-        let schedule = schedule::draw(timeline, &self.devices, &utilizations, &self.tasks)?;
         // Without its lines, the tokens are counted from the configuration.
-        let pictures = readable.pictures(&Journal::read(dir.path()).unwrap_or_default());
+        let journal = Journal::read(dir.path()).unwrap_or_default();
+        let (pictures, palette) = (readable.pictures(&journal), readable.curves(&journal).palette());
+        let schedule = schedule::draw(timeline, &self.devices, &utilizations, &self.tasks, &palette)?;
         let page = Page {
             title: &format!("Hydra: {} tasks in {}", report.tasks.len(), dir.path().display()),
             summary: &readable.render(),
             pictures: &pictures,
-            schedule: Some(Schedule { svg: &schedule, timeline, devices: &self.devices, tasks: &self.tasks }),
+            schedule: Some(Schedule {
+                svg: &schedule,
+                timeline,
+                palette: &palette,
+                devices: &self.devices,
+                tasks: &self.tasks,
+            }),
             spec: &self.spec,
         };
         let page = page.draw()?;

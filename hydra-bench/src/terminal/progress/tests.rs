@@ -9,6 +9,7 @@ use hydra_core::{DeviceId, TaskId};
 use hydra_engine::{Evaluation, EvaluationKind, Observer, RunEvent, Span, TaskState, Track, Work};
 use hydra_partition::PilotProgress;
 use indicatif::{MultiProgress, ProgressDrawTarget, TermLike};
+use std::convert::Infallible;
 use std::io;
 use std::num::NonZero;
 use std::sync::{Arc, Mutex, mpsc};
@@ -215,7 +216,7 @@ impl Told {
         display.known = waiting(1);
         let (go, goes) = mpsc::channel();
         let now_s = self.now_s.clone();
-        let is_last = move |_: &_| {
+        let is_last = move |_: &mpsc::Receiver<Infallible>| {
             let ended = goes.recv().is_err();
             *now_s.lock().unwrap() += 1.0;
             ended
