@@ -37,7 +37,7 @@ pub use admission::{Admission, AdmittedTask, LeftOut, OptimizerPlacement, Place,
 pub use checkpoint::{Checkpoint, CheckpointEvery};
 pub use device::{DeviceKind, DeviceSpec, OpenDevice};
 pub use error::{CheckpointError, EngineError};
-pub use observer::{Observer, RunEvent, Silent, Span, Track, Work};
+pub use observer::{Observer, RunEvent, Silent, Span, TierMemory, Track, Work};
 pub use optimizer::{OptimizerCheck, RuleCheck};
 pub use orchestrator::Orchestrator;
 pub use protocol::{Evaluation, StopFlag};

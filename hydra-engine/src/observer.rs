@@ -53,6 +53,19 @@ pub struct Span {
     pub end_s: f64,
 }
 
+/// The memory of one tier at one moment of a run.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct TierMemory {
+    /// `host memory`, `disk`, or the name of a device.
+    pub name: String,
+    /// The bytes that are reserved.
+    pub reserved_bytes: u64,
+    /// The most that were reserved at once since the moment before, or, at the first, until then.
+    pub peak_bytes: u64,
+    /// The tier's budget.
+    pub budget_bytes: u64,
+}
+
 /// Something that happened. Names and steps are those of the task.
 #[derive(Debug)]
 pub enum RunEvent<'a> {
@@ -117,6 +130,14 @@ pub enum RunEvent<'a> {
         step: usize,
         /// The result.
         result: Evaluation,
+        /// Seconds since the run began.
+        at_s: f64,
+    },
+    /// The memory of the run: before anything is computed, at the ends of minibatches and of batches of evaluations, but at
+    /// most twice a second, and at the end.
+    Memory {
+        /// Host memory, the disk if masters live there, and the devices in their order.
+        tiers: &'a [TierMemory],
         /// Seconds since the run began.
         at_s: f64,
     },

@@ -1,11 +1,13 @@
-//! `hydra report`: the leaderboard of a run, as far as it has come.
+//! `hydra report`: the leaderboard of a run, as far as it has come, and its pictures so far.
 
-use crate::run_dir::{Journal, Report, is_taken, is_unfinished, read_report};
-use crate::terminal::{Outcome, print, time};
+use crate::pictures::page::Page;
+use crate::run_dir::{Journal, PAGE, Report, SPEC, is_taken, is_unfinished, read_report, write_in};
+use crate::terminal::{Outcome, print, tell, time};
 use anyhow::{Context, Result};
 use clap::Args;
 use hydra_engine::REPORT_SCHEMA;
 use serde_json::{Value, json};
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -18,6 +20,11 @@ pub(crate) struct ReportArgs {
     /// Print the report as JSON, alone on standard output
     #[arg(long)]
     pub(crate) json: bool,
+    /// Draw losses.svg, leaderboard.svg, memory.svg and report.html into DIR, of a run that has not ended
+    ///
+    /// A run that has ended has drawn them itself, with its schedule, and they stay as they are.
+    #[arg(long)]
+    pub(crate) pictures: bool,
 }
 
 /// Prints the report of a run directory, or what there is of a run that has none yet.
@@ -29,32 +36,61 @@ pub(crate) fn run(args: &ReportArgs) -> Result<Outcome> {
     let report = Report::parse(&text)
         .with_context(|| format!("the report in `{}` cannot be shown", args.dir.display()))?;
     print(&if args.json { text } else { report.render() })?;
+    if args.pictures {
+        tell("note: the run has ended, and has drawn its pictures itself: nothing is drawn");
+    }
     Ok(Outcome::Done)
 }
 
 fn so_far(args: &ReportArgs) -> Result<Outcome> {
     let (running, journal) = (is_taken(&args.dir), Journal::read(&args.dir)?);
     let tasks = journal.report(running);
-    let text = match args.json {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0.0, |t| t.as_secs_f64());
+    let ending = ending(&journal, &tasks, running, now, &args.dir);
+    let json = args.json.then(|| as_json(&journal, &tasks, running)).transpose()?;
+    let report = Report::so_far(tasks)?;
+    let failures: String = report.failures().iter().map(|failure| format!("{failure}\n")).collect();
+    let text = format!("{}\n{failures}{ending}", report.ranking());
+    print(json.as_ref().unwrap_or(&text))?;
+    match args.pictures {
+        true if running && journal.has_ended() => {
+            tell("note: every task has ended, and the run draws its pictures itself: nothing is drawn");
+        }
         true => {
-            let state = if running { "running" } else { "stopped" };
-            let (time, at_s) = (journal.time, journal.at_s);
-            let json = json!({
-                "schema": REPORT_SCHEMA, "state": state, "last_event_time": time, "at_s": at_s, "tasks": tasks,
-            });
-            format!("{}\n", serde_json::to_string_pretty(&json)?)
+            let drawn = draw(&args.dir, &journal, &report, &text)?;
+            if !args.json {
+                print(&format!("drawn into {}: {}\n", args.dir.display(), drawn.join(", ")))?;
+            }
         }
-        false => {
-            let now =
-                SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0.0, |t| t.as_secs_f64());
-            let ending = ending(&journal, &tasks, running, now, &args.dir);
-            let report = Report::so_far(tasks)?;
-            let failures: String = report.failures().iter().map(|failure| format!("{failure}\n")).collect();
-            format!("{}\n{failures}{ending}", report.ranking())
-        }
-    };
-    print(&text)?;
+        false => {}
+    }
     Ok(Outcome::Done)
+}
+
+fn as_json(journal: &Journal, tasks: &[Value], running: bool) -> Result<String> {
+    let state = if running { "running" } else { "stopped" };
+    let (time, at_s) = (journal.time, journal.at_s);
+    let json = json!({
+        "schema": REPORT_SCHEMA, "state": state, "last_event_time": time, "at_s": at_s, "tasks": tasks,
+    });
+    Ok(format!("{}\n", serde_json::to_string_pretty(&json)?))
+}
+
+/// Draws a run that has no report yet, as far as it has come, and returns the files; `summary` is what the terminal shows.
+fn draw(dir: &Path, journal: &Journal, report: &Report, summary: &str) -> Result<Vec<&'static str>> {
+    let pictures = report.pictures(journal);
+    let page = Page {
+        title: &format!("Hydra: {} tasks in {}, so far", report.len(), dir.display()),
+        summary,
+        pictures: &pictures,
+        schedule: None,
+        spec: &fs::read_to_string(dir.join(SPEC)).unwrap_or_default(),
+    };
+    let page = page.draw()?;
+    let files = pictures.iter().map(|picture| (picture.file, &picture.svg)).chain([(PAGE, &page)]);
+    // A run that has ended meanwhile has drawn its own, which say more.
+    let files = files.filter(|_| is_unfinished(dir));
+    files.map(|(name, text)| write_in(dir, name, text).map(|()| name)).collect()
 }
 
 /// The state of the run in words.

@@ -1,5 +1,6 @@
 //! Policies that are simulated, with a watch; the bounds beside them, and their picture.
 
+use crate::pictures::colour::Palette;
 use crate::pictures::schedule::{self, Timeline};
 use anyhow::Result;
 use hydra_sched::{
@@ -75,7 +76,7 @@ pub(crate) fn gantt(workload: &Workload, run: &Simulation) -> Result<String> {
     let timeline = Timeline::simulated(format!("Simulated under {}", run.policy), devices, &run.spans);
     let devices: Vec<String> = (0..devices).map(|device| format!("device {device}")).collect();
     let tasks: Vec<String> = workload.tasks.iter().map(|task| task.name.clone()).collect();
-    schedule::draw(&timeline, &devices, &run.utilization(), &tasks)
+    schedule::draw(&timeline, &devices, &run.utilization(), &tasks, &Palette::default())
 }
 
 /// The mean of some numbers, 0 of none.

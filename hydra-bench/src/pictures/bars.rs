@@ -1,7 +1,7 @@
 //! A bar chart: a name, a bar and its number in each row.
 
 use crate::pictures::canvas::{Canvas, svg};
-use crate::pictures::colour::{Shade, task_colour};
+use crate::pictures::colour::{Palette, Shade};
 use anyhow::Result;
 
 const WIDTH: i32 = 960;
@@ -39,7 +39,10 @@ fn row(canvas: &Canvas<'_>, index: usize, bar: &Bar, full: f64) -> Result<()> {
     canvas.text((16, top + 5), 14, &bar.name)?;
     if bar.value.is_some() {
         // Even a bar of no length has a pixel, so that the row is seen to have one.
-        canvas.fill([(LEFT, top), (right.max(LEFT + 1), top + ROW)], task_colour(index, Shade::Light))?;
+        canvas.fill(
+            [(LEFT, top), (right.max(LEFT + 1), top + ROW)],
+            Palette::default().of(index, Shade::Light),
+        )?;
     }
     canvas.text((right + 8, top + 5), 13, &bar.label)
 }

@@ -12,7 +12,11 @@ pub(crate) struct Canvas<'a> {
 impl Canvas<'_> {
     /// Writes one line; what cannot be shown in it, such as a line break in a task's name, is replaced.
     pub(crate) fn text(&self, at: (i32, i32), size: i32, text: &str) -> Result<()> {
-        let style = ("sans-serif", size).into_font().color(&BLACK);
+        self.coloured(at, size, BLACK, text)
+    }
+
+    pub(crate) fn coloured(&self, at: (i32, i32), size: i32, colour: RGBColor, text: &str) -> Result<()> {
+        let style = ("sans-serif", size).into_font().color(&colour);
         self.root.draw(&Text::new(one_line(text), at, style)).map_err(|error| anyhow!("{error}"))
     }
 

@@ -1,6 +1,7 @@
 //! Colours of tasks in pictures.
 
 use plotters::style::RGBColor;
+use std::collections::BTreeSet;
 
 /// The lightness of a task's colour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -9,7 +10,7 @@ pub(crate) enum Shade {
     Pale,
     /// Forward.
     Light,
-    /// Backward, and curves.
+    /// Backward.
     Dark,
 }
 
@@ -40,38 +41,63 @@ pub(crate) fn ordered(index: usize, count: usize) -> String {
     format!("#{red:02x}{green:02x}{blue:02x}")
 }
 
-/// The colour of the task at `index`. Hues are a golden angle apart: neighbours differ however many tasks there are.
-pub(crate) fn task_colour(index: usize, shade: Shade) -> RGBColor {
-    let hue = (index as f64 * 0.618_033_988_749_895).fract();
-    let (saturation, lightness) = match shade {
-        Shade::Pale => (0.45, 0.84),
-        Shade::Light => (0.65, 0.66),
-        Shade::Dark => (0.70, 0.42),
-    };
-    rgb(hue, saturation, lightness)
+/// Colours of tasks, which repeat where there are more tasks.
+#[derive(Clone, Debug)]
+pub(crate) struct Palette(Vec<RGBColor>);
+
+impl Default for Palette {
+    /// Those of [`CATEGORIES`].
+    fn default() -> Self {
+        Self(CATEGORIES.map(rgb).to_vec())
+    }
 }
 
-/// Hue, saturation and lightness in [0, 1], after the CSS Color Module.
-fn rgb(hue: f64, saturation: f64, lightness: f64) -> RGBColor {
-    let spread = saturation * lightness.min(1.0 - lightness);
-    let channel = |n: f64| {
-        let k = (n + hue * 12.0) % 12.0;
-        let value = lightness - spread * (k - 3.0).min(9.0 - k).clamp(-1.0, 1.0);
-        (value * 255.0).round() as u8
-    };
-    RGBColor(channel(0.0), channel(8.0), channel(4.0))
+impl Palette {
+    /// The colours of these lines, if they tell apart as many as there are: each is another one, and they are few. The
+    /// default where they do not.
+    pub(crate) fn of_lines(lines: &[String]) -> Self {
+        let distinct = lines.iter().collect::<BTreeSet<_>>().len() == lines.len();
+        match distinct && (1..=ORDERED.len()).contains(&lines.len()) {
+            true => Self(lines.iter().map(|colour| rgb(colour)).collect()),
+            false => Self::default(),
+        }
+    }
+
+    /// Returns true if so many tasks have colours of their own.
+    pub(crate) fn tells_apart(&self, tasks: usize) -> bool {
+        tasks <= self.0.len()
+    }
+
+    /// The colour of the task at `index`.
+    pub(crate) fn of(&self, index: usize, shade: Shade) -> RGBColor {
+        let white = match shade {
+            Shade::Pale => 0.75,
+            Shade::Light => 0.5,
+            Shade::Dark => 0.0,
+        };
+        let RGBColor(red, green, blue) = self.0[index % self.0.len()];
+        let mixed = |channel: u8| (f64::from(channel) * (1.0 - white) + 255.0 * white).round() as u8;
+        RGBColor(mixed(red), mixed(green), mixed(blue))
+    }
+}
+
+/// Black or white, whichever can be read on a colour.
+pub(crate) fn ink(on: RGBColor) -> RGBColor {
+    let RGBColor(red, green, blue) = on;
+    let bright = 0.299 * f64::from(red) + 0.587 * f64::from(green) + 0.114 * f64::from(blue);
+    if bright > 140.0 { RGBColor(0, 0, 0) } else { RGBColor(255, 255, 255) }
+}
+
+/// The colour of `#rrggbb`; black is what cannot be read.
+fn rgb(hex: &str) -> RGBColor {
+    let channel =
+        |at: usize| hex.get(at..at + 2).and_then(|two| u8::from_str_radix(two, 16).ok()).unwrap_or(0);
+    RGBColor(channel(1), channel(3), channel(5))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn known_colours() {
-        assert_eq!(rgb(0.0, 1.0, 0.5), RGBColor(255, 0, 0));
-        assert_eq!(rgb(1.0 / 3.0, 1.0, 0.5), RGBColor(0, 255, 0));
-        assert_eq!(rgb(0.5, 0.0, 1.0), RGBColor(255, 255, 255));
-    }
 
     #[test]
     fn values_in_order_go_from_dark_to_light() {
@@ -80,11 +106,44 @@ mod tests {
     }
 
     #[test]
-    fn tasks_differ() {
-        let mut colours: Vec<_> =
-            (0..24).map(|i| task_colour(i, Shade::Dark)).map(|c| (c.0, c.1, c.2)).collect();
-        colours.sort_unstable();
-        colours.dedup();
-        assert_eq!(colours.len(), 24);
+    fn tasks_have_the_colours_of_the_other_pictures() {
+        let palette = Palette::default();
+        let shades = [Shade::Dark, Shade::Light, Shade::Pale].map(|shade| palette.of(1, shade));
+        assert_eq!(shades, [RGBColor(213, 94, 0), RGBColor(234, 175, 128), RGBColor(245, 215, 191)]);
+        assert_eq!(palette.of(8, Shade::Dark), palette.of(1, Shade::Dark));
+        assert!(palette.tells_apart(7) && !palette.tells_apart(8));
+        let lines = ["#440154", "#27828d"].map(str::to_owned);
+        assert_eq!(Palette::of_lines(&lines).of(1, Shade::Dark), RGBColor(0x27, 0x82, 0x8d));
+        let blue = RGBColor(0, 114, 178);
+        assert_eq!(Palette::of_lines(&[lines.clone(), lines].concat()).of(0, Shade::Dark), blue);
+        assert_eq!(Palette::of_lines(&[]).of(0, Shade::Dark), blue);
+    }
+
+    /// Colours as those see them who lack a kind of cone (Vienot, Brettel and Mollon, 1999), told apart as in CIE 1976.
+    #[test]
+    fn neighbours_differ_for_the_colour_blind() {
+        let deutan = [[0.29275, 0.70725, 0.0], [0.29275, 0.70725, 0.0], [-0.02234, 0.02234, 1.0]];
+        let protan = [[0.11238, 0.88762, 0.0], [0.11238, 0.88762, 0.0], [0.00401, -0.00401, 1.0]];
+        let palette = Palette::default();
+        let tasks = palette.0.len();
+        for sees in [deutan, protan] {
+            let seen = |index: usize| lab(&sees, palette.of(index, Shade::Dark));
+            for (a, b) in (0..tasks).flat_map(|a| (0..a).map(move |b| (a, b))) {
+                let apart = seen(a).iter().zip(seen(b)).map(|(a, b)| (a - b).powi(2)).sum::<f64>().sqrt();
+                assert!(apart > 15.0, "{a} and {b}: {apart}");
+            }
+        }
+    }
+
+    fn lab(sees: &[[f64; 3]; 3], RGBColor(red, green, blue): RGBColor) -> [f64; 3] {
+        let linear = [red, green, blue].map(|channel| (f64::from(channel) / 255.0).powf(2.2));
+        let times = |rows: &[[f64; 3]; 3], of: [f64; 3]| {
+            rows.map(|row| row.iter().zip(of).map(|(a, b)| a * b).sum::<f64>())
+        };
+        let xyz = [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]];
+        let [x, y, z] = times(&xyz, times(sees, linear));
+        let root = |value: f64| if value > 0.008_856 { value.cbrt() } else { 7.787 * value + 16.0 / 116.0 };
+        let [x, y, z] = [x / 0.9505, y, z / 1.089].map(root);
+        [116.0 * y - 16.0, 500.0 * (x - y), 200.0 * (y - z)]
     }
 }

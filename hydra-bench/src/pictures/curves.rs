@@ -1,6 +1,6 @@
 //! The tasks of a run as pictures show them: hyper-parameters, losses over what was trained, and the best one.
 
-use crate::pictures::colour::{CATEGORIES, ordered};
+use crate::pictures::colour::{CATEGORIES, Palette, ordered};
 use crate::pictures::svg::Stroke;
 
 /// The dashes of lines, of which neighbours can be told apart.
@@ -70,6 +70,13 @@ impl Curves {
     /// The best task, if one has a result.
     pub(crate) fn best(&self) -> Option<usize> {
         self.ranked().first().copied().filter(|index| self.tasks[*index].rank_by().is_some())
+    }
+
+    /// The tasks' colours where there are no lines.
+    pub(crate) fn palette(&self) -> Palette {
+        let style = self.style();
+        let colour = |(index, task): (usize, &Curve)| style.of(index, task).colour;
+        Palette::of_lines(&self.tasks.iter().enumerate().map(colour).collect::<Vec<_>>())
     }
 
     /// How lines tell the tasks apart.
@@ -142,6 +149,8 @@ pub(crate) fn made(rates: &[f64], batches: &[f64], minibatches: usize) -> Curves
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pictures::colour::Shade;
+    use plotters::style::RGBColor;
     use std::collections::BTreeSet;
 
     #[test]
@@ -167,5 +176,9 @@ mod tests {
         let colours: BTreeSet<String> =
             one_rate.tasks.iter().map(|task| one_rate.style().of(0, task).colour).collect();
         assert_eq!(colours.len(), 3, "one learning rate: the batch sizes have the colours");
+        let hex = |RGBColor(red, green, blue)| format!("#{red:02x}{green:02x}{blue:02x}");
+        let of = |curves: &Curves, index| hex(curves.palette().of(index, Shade::Dark));
+        assert_eq!(of(&one_rate, 2), one_rate.style().of(2, &one_rate.tasks[2]).colour, "as their lines");
+        assert_eq!(of(&curves, 1), CATEGORIES[1], "dashes tell lines apart, and here there are none");
     }
 }

@@ -2,6 +2,7 @@
 //! It reads nothing from anywhere else, so it opens without a network.
 
 use crate::pictures::canvas::one_line;
+use crate::pictures::colour::Palette;
 use crate::pictures::schedule::Timeline;
 use crate::pictures::svg::escape;
 use anyhow::Result;
@@ -18,40 +19,67 @@ pub(crate) struct Page<'a> {
     pub(crate) title: &'a str,
     /// The leaderboard, devices and transfers, as the terminal shows them.
     pub(crate) summary: &'a str,
-    /// Pictures as SVG.
-    pub(crate) pictures: [&'a str; 2],
-    /// The schedule as SVG, for viewers without scripts.
-    pub(crate) schedule: &'a str,
-    pub(crate) timeline: &'a Timeline,
-    pub(crate) devices: &'a [String],
-    pub(crate) tasks: &'a [String],
+    pub(crate) pictures: &'a [Picture],
+    /// The schedule, of a run that has ended.
+    pub(crate) schedule: Option<Schedule<'a>>,
     /// The spec, as its file has it.
     pub(crate) spec: &'a str,
+}
+
+/// A picture with its heading on the page, and the name of its file.
+pub(crate) struct Picture {
+    pub(crate) title: &'static str,
+    pub(crate) file: &'static str,
+    pub(crate) svg: String,
+}
+
+/// A schedule that can be zoomed.
+pub(crate) struct Schedule<'a> {
+    /// As SVG, for viewers without scripts.
+    pub(crate) svg: &'a str,
+    pub(crate) timeline: &'a Timeline,
+    pub(crate) palette: &'a Palette,
+    pub(crate) devices: &'a [String],
+    pub(crate) tasks: &'a [String],
 }
 
 impl Page<'_> {
     /// The text of the page.
     pub(crate) fn draw(&self) -> Result<String> {
-        let Self { title, summary, pictures: [losses, leaderboard], schedule, spec, .. } = self;
+        let Self { title, summary, pictures, schedule, spec } = self;
         let (title, summary, spec) = (escape(&one_line(title)), escape(summary), escape(spec));
-        let (resolution, data) = self.data()?;
+        let figure =
+            |Picture { title, svg, .. }: &Picture| format!("<h2>{title}</h2>\n<figure>{svg}</figure>\n");
+        let pictures: String = pictures.iter().map(figure).collect();
+        let schedule = schedule.as_ref().map(Schedule::draw).transpose()?;
+        let [schedule, script] = schedule.unwrap_or_default();
         Ok(format!(
             "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<title>{title}</title>\n\
              <style>{STYLE}</style>\n</head>\n<body>\n<h1>{title}</h1>\n<pre>{summary}</pre>\n\
-             <h2>Losses</h2>\n<figure>{losses}</figure>\n\
-             <h2>Hyper-parameters</h2>\n<figure>{leaderboard}</figure>\n\
-             <h2>Schedule</h2>\n<p class=\"note\">The wheel zooms, dragging moves, a double click shows the whole run; \
+             {pictures}{schedule}\
+             <h2>The run's settings</h2>\n<details><summary>spec.toml</summary><pre>{spec}</pre></details>\n\
+             {script}</body>\n</html>\n"
+        ))
+    }
+}
+
+impl Schedule<'_> {
+    /// The schedule's part of the page, and the script that draws in it.
+    fn draw(&self) -> Result<[String; 2]> {
+        let (resolution, data) = self.data()?;
+        let part = format!(
+            "<h2>Schedule</h2>\n<p class=\"note\">The wheel zooms, dragging moves, a double click shows the whole run; \
              shown to {resolution} ms. Light: forward; dark: backward; pale: evaluation.</p>\n\
              <canvas id=\"schedule\"></canvas>\n<p class=\"note\" id=\"schedule-says\"></p>\n\
-             <details><summary>The schedule as a picture</summary><figure>{schedule}</figure></details>\n\
-             <h2>The run's settings</h2>\n<details><summary>spec.toml</summary><pre>{spec}</pre></details>\n\
-             <script>\nconst data = {data};\n{SCRIPT}</script>\n</body>\n</html>\n"
-        ))
+             <details><summary>The schedule as a picture</summary><figure>{}</figure></details>\n",
+            self.svg
+        );
+        Ok([part, format!("<script>\nconst data = {data};\n{SCRIPT}</script>\n")])
     }
 
     /// The milliseconds of a column, and what the script reads.
     fn data(&self) -> Result<(String, String)> {
-        let zoomable = self.timeline.zoomable(self.tasks.len());
+        let zoomable = self.timeline.zoomable(self.tasks.len(), self.palette);
         let resolution = 1e3 * self.timeline.end_s / zoomable.columns as f64;
         let tasks: Vec<String> = self.tasks.iter().map(|task| one_line(task)).collect();
         let data = json!({
@@ -75,24 +103,31 @@ mod tests {
         timeline.push(&span(Work::Forward, 0.0, 1.0));
         timeline.push(&span(Work::Backward, 1.0, 2.0));
         let (devices, tasks) = (["cpu:0".to_owned()], ["</script>".to_owned()]);
+        let picture = Picture { title: "Losses", file: "losses.svg", svg: "<svg id=\"1\"></svg>".to_owned() };
+        let svg = "<svg id=\"3\"></svg>";
         let page = Page {
             title: "a <run>",
             summary: "rank & task",
-            pictures: ["<svg id=\"1\"></svg>", "<svg id=\"2\"></svg>"],
-            schedule: "<svg id=\"3\"></svg>",
-            timeline: &timeline,
-            devices: &devices,
-            tasks: &tasks,
+            pictures: &[picture],
+            schedule: Some(Schedule {
+                svg,
+                timeline: &timeline,
+                palette: &Palette::default(),
+                devices: &devices,
+                tasks: &tasks,
+            }),
             spec: "format = 1",
         };
         let html = page.draw().unwrap();
-        for part in
-            ["<h1>a &lt;run&gt;</h1>", "rank &amp; task", "<svg id=\"1\">", "<svg id=\"3\">", "format = 1"]
-        {
+        let parts = ["<h1>a &lt;run&gt;</h1>", "rank &amp; task", "<h2>Losses</h2>\n<figure><svg id=\"1\">"];
+        for part in parts.into_iter().chain([svg, "format = 1"]) {
             assert!(html.contains(part), "{part} in {html}");
         }
+        let bare = Page { schedule: None, ..page }.draw().unwrap();
+        assert!(bare.contains("<svg id=\"1\">") && bare.ends_with("</html>\n"), "{bare}");
+        assert!(!bare.contains("Schedule") && !bare.contains("<script>"), "{bare}");
         assert_eq!(html.matches("</script>").count(), 1, "a task's name ends no script");
-        let columns = page.timeline.zoomable(1).columns;
+        let columns = timeline.zoomable(1, &Palette::default()).columns;
         let half = columns / 2;
         assert!(html.contains(&format!("\"lanes\":[[0,{half},0,0,{half},{columns},0,1]]")), "{html}");
         let loads = ["http:", "https:", "src=", "href=", "@import"];

@@ -22,6 +22,12 @@ impl Scale {
         self.pixels.start + share.clamp(-10.0, 10.0) * (self.pixels.end - self.pixels.start)
     }
 
+    /// The same line in a unit of so much.
+    pub(crate) fn in_unit(&self, unit: f64) -> Self {
+        let values = self.values.start / unit..self.values.end / unit;
+        Self { values, pixels: self.pixels.clone() }
+    }
+
     /// Round values, about `count` of them.
     pub(crate) fn ticks(&self, count: f64) -> Vec<f64> {
         let raw = (self.values.end - self.values.start) / count;
@@ -75,6 +81,7 @@ mod tests {
         assert_eq!(scale.ticks(5.0), [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]);
         assert!(Scale::new(3.0..3.0, 0.0..1.0).at(3.0).is_finite());
         assert!(scale.at(1e300).is_finite());
+        assert_eq!(scale.in_unit(5.0).ticks(2.0), [0.0, 1.0, 2.0]);
         assert_eq!([0.0, 0.25, 1500.0, 2e6].map(short), ["0", "0.25", "1.5k", "2M"]);
     }
 

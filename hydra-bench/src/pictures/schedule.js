@@ -5,6 +5,10 @@
   const canvas = document.getElementById("schedule"), says = document.getElementById("schedule-says");
   const LEFT = 90, TOP = 8, ROW = 40, GAP = 10, AXIS = 26, kinds = ["forward", "backward", "evaluation"];
   let from = 0, to = data.columns, dragged = null;
+  const ink = (colour) => {
+    const [red, green, blue] = [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16));
+    return 0.299 * red + 0.587 * green + 0.114 * blue > 140 ? "#000" : "#fff";
+  };
   const seconds = (column) => column * data.seconds / data.columns;
   const width = () => canvas.clientWidth - LEFT - 8;
   const column = (x) => from + (x - LEFT) / width() * (to - from);
@@ -26,8 +30,16 @@
       for (let i = 0; i < lane.length; i += 4) {
         if (lane[i + 1] <= from || lane[i] >= to) continue;
         const left = Math.max(place(lane[i]), LEFT), right = Math.min(place(lane[i + 1]), LEFT + width());
-        pen.fillStyle = data.colours[lane[i + 2]][lane[i + 3]];
+        const colour = data.colours[lane[i + 2]][lane[i + 3]], name = data.tasks[lane[i + 2]];
+        pen.fillStyle = colour;
         pen.fillRect(left, y, Math.max(right - left, 0.5), ROW);
+        // Where colours repeat, names tell neighbours apart.
+        if (right - left > 30 && pen.measureText(name).width + 10 < right - left) {
+          pen.fillStyle = ink(colour);
+          pen.fillText(name, left + 5, y + ROW / 2 + 4);
+          pen.fillStyle = "#fff";
+          pen.fillRect(left, y, 1, ROW);
+        }
       }
     });
     const raw = seconds(to - from) / 8, power = 10 ** Math.floor(Math.log10(raw));

@@ -6,12 +6,12 @@
 //! as a strip below each row where shard tasks can be told apart, each at least a column wide.
 
 use crate::pictures::canvas::{Canvas, svg};
-use crate::pictures::colour::{Shade, task_colour};
+use crate::pictures::colour::{Palette, Shade, ink};
 use crate::terminal::fixed;
 use anyhow::{Result, ensure};
 use hydra_engine::{Span, Track, Work};
 use hydra_sched::{Occupation, ShardTaskKind};
-use plotters::style::{BLACK, RGBColor};
+use plotters::style::{BLACK, RGBColor, WHITE};
 use std::iter;
 use std::ops::Range;
 
@@ -27,7 +27,11 @@ const AXIS: i32 = 36;
 const LEGEND_COLUMNS: usize = 5;
 const LEGEND_LINE: i32 = 20;
 /// Tasks that the legend names; of more, the rest is counted.
-const LEGEND_TASKS: usize = 30;
+const LEGEND_TASKS: usize = 100;
+/// The size of a number on a rectangle, the pixels of each digit, and those beside it.
+const NUMBER: i32 = 12;
+const DIGIT: usize = 6;
+const BESIDE: usize = 4;
 /// Shard tasks of a device that can be told apart side by side.
 const DETAIL_TASKS: f64 = 60.0;
 /// Spans that are kept for the picture; a longer run is shown up to there.
@@ -137,7 +141,7 @@ pub(crate) struct Zoomable {
 
 impl Timeline {
     /// The whole run in many more columns than a picture has.
-    pub(crate) fn zoomable(&self, tasks: usize) -> Zoomable {
+    pub(crate) fn zoomable(&self, tasks: usize, palette: &Palette) -> Zoomable {
         let columns = (ZOOM_COLUMNS / self.lanes.len().max(1)).clamp(1000, ZOOM_ROW);
         let shades = [Shade::Light, Shade::Dark, Shade::Pale];
         let numbers = |block: Block| {
@@ -148,7 +152,7 @@ impl Timeline {
             |lane: &Lane| row(&lane.compute, &(0.0..self.end_s), columns).into_iter().flat_map(numbers);
         let lanes = self.lanes.iter().map(|one| lane(one).collect()).collect();
         let hex = |RGBColor(red, green, blue)| format!("#{red:02x}{green:02x}{blue:02x}");
-        let colours = (0..tasks).map(|task| shades.map(|shade| hex(task_colour(task, shade)))).collect();
+        let colours = (0..tasks).map(|task| shades.map(|shade| hex(palette.of(task, shade)))).collect();
         Zoomable { columns, lanes, colours }
     }
 }
@@ -235,6 +239,7 @@ pub(crate) fn draw(
     devices: &[String],
     utilizations: &[f64],
     tasks: &[String],
+    palette: &Palette,
 ) -> Result<String> {
     let shown = tasks.len().min(LEGEND_TASKS);
     let legend_lines = shown.div_ceil(LEGEND_COLUMNS) as i32 + 2;
@@ -243,7 +248,8 @@ pub(crate) fn draw(
     let legend = stretches.len() as i32 * panel;
     let height = legend + (legend_lines + 1) * LEGEND_LINE;
     svg((WIDTH, height as u32), |canvas| {
-        let sheet = Sheet { canvas, timeline, devices, utilizations };
+        let numbered = !palette.tells_apart(tasks.len());
+        let sheet = Sheet { canvas, timeline, devices, utilizations, palette, numbered };
         for (index, stretch) in stretches.iter().enumerate() {
             let (name, seconds) = (&timeline.title, fixed(stretch.end - stretch.start, 2));
             let title = match index {
@@ -261,6 +267,9 @@ struct Sheet<'a, 'b> {
     timeline: &'a Timeline,
     devices: &'a [String],
     utilizations: &'a [f64],
+    palette: &'a Palette,
+    /// True if rectangles say which task they are, because colours do not.
+    numbered: bool,
 }
 
 impl Sheet<'_, '_> {
@@ -282,17 +291,41 @@ impl Sheet<'_, '_> {
         self.canvas.fill([(LEFT, top), (right, top + ROW)], RGBColor(240, 240, 240))?;
         let Some(lane) = self.timeline.lanes.get(device) else { return Ok(()) };
         let columns = (right - LEFT) as usize;
-        self.blocks(row(&lane.compute, stretch, columns), top, ROW)?;
+        let blocks = row(&lane.compute, stretch, columns);
+        self.blocks(&blocks, top, ROW)?;
+        if near && self.numbered {
+            self.numbers(&blocks, top)?;
+        }
         match near {
-            true => self.blocks(strip(&lane.promotions, stretch, columns), top + ROW + 1, STRIP),
+            true => self.blocks(&strip(&lane.promotions, stretch, columns), top + ROW + 1, STRIP),
             false => Ok(()),
         }
     }
 
-    fn blocks(&self, blocks: Vec<Block>, top: i32, height: i32) -> Result<()> {
-        blocks.into_iter().try_for_each(|block| {
+    fn blocks(&self, blocks: &[Block], top: i32, height: i32) -> Result<()> {
+        blocks.iter().try_for_each(|block| {
             let corners = [(LEFT + block.from as i32, top), (LEFT + block.to as i32, top + height)];
-            self.canvas.fill(corners, task_colour(block.label.task as usize, block.label.shade))
+            self.canvas.fill(corners, self.colour(block))
+        })
+    }
+
+    fn colour(&self, block: &Block) -> RGBColor {
+        self.palette.of(block.label.task as usize, block.label.shade)
+    }
+
+    /// The task's number in the legend on each rectangle that has room for it, behind an edge that parts neighbours of one
+    /// colour.
+    fn numbers(&self, blocks: &[Block], top: i32) -> Result<()> {
+        blocks.iter().try_for_each(|block| {
+            let (from, number) = (LEFT + block.from as i32, (block.label.task + 1).to_string());
+            let room = block.to - block.from;
+            if room < DIGIT * number.len() + BESIDE {
+                return Ok(());
+            }
+            let ink = ink(self.colour(block));
+            self.canvas.fill([(from, top), (from + 1, top + ROW)], WHITE)?;
+            let x = from + (room - DIGIT * number.len()) as i32 / 2 + 1;
+            self.canvas.coloured((x, top + (ROW - NUMBER) / 2), NUMBER, ink, &number)
         })
     }
 
@@ -313,8 +346,9 @@ impl Sheet<'_, '_> {
         for (index, task) in tasks.iter().enumerate() {
             let x = LEFT + (index % LEGEND_COLUMNS) as i32 * column;
             let y = y + (index / LEGEND_COLUMNS) as i32 * LEGEND_LINE;
-            self.swatch(x, y, 14, task_colour(index, Shade::Dark))?;
-            self.canvas.text((x + 20, y), 13, task)?;
+            self.swatch(x, y, 14, self.palette.of(index, Shade::Dark))?;
+            let number = if self.numbered { format!("{}: ", index + 1) } else { String::new() };
+            self.canvas.text((x + 20, y), 13, &format!("{number}{task}"))?;
         }
         let y = y + (tasks.len().div_ceil(LEGEND_COLUMNS) as i32) * LEGEND_LINE;
         let promotes = self.timeline.lanes.iter().any(|lane| !lane.promotions.is_empty());
@@ -323,7 +357,7 @@ impl Sheet<'_, '_> {
         let shades = shades.map(|(shade, name)| (shade, name, 14)).into_iter().chain(promotion);
         for (index, (shade, name, height)) in shades.enumerate() {
             let x = LEFT + index as i32 * column;
-            self.swatch(x, y, height, task_colour(0, shade))?;
+            self.swatch(x, y, height, self.palette.of(0, shade))?;
             self.canvas.text((x + 20, y), 13, name)?;
         }
         match more {
@@ -426,7 +460,8 @@ mod tests {
         assert!(strip(1, &(0.0..10.0)).is_empty());
         assert_eq!(row(&timeline.lanes[1].compute, &(0.0..10.0), 10), [dark(0, 10, 8)]);
         let devices = ["device 0".to_owned(), "device 1".to_owned()];
-        let svg = draw(&timeline, &devices, &[0.6, 1.0], &vec!["a".to_owned(); 9]).unwrap();
+        let svg =
+            draw(&timeline, &devices, &[0.6, 1.0], &vec!["a".to_owned(); 9], &Palette::default()).unwrap();
         let parts = ["Simulated: 10.00 s on 2 devices", "promotion, below a row", "device 1"];
         assert!(parts.iter().all(|part| svg.contains(part)));
     }
@@ -444,7 +479,7 @@ mod tests {
             (0..50_000).map(|i| span(i % 2, i % 12, i as f64 / 100.0, i as f64 / 100.0 + 0.01)).collect();
         let devices = ["cpu:0".to_owned(), "cpu:1".to_owned()];
         let tasks: Vec<String> = (0..12).map(|i| format!("task {i}")).collect();
-        let svg = draw(&timeline(&many), &devices, &[0.5, 0.5], &tasks).unwrap();
+        let svg = draw(&timeline(&many), &devices, &[0.5, 0.5], &tasks, &Palette::default()).unwrap();
         assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
         assert!(svg.matches("<rect").count() < 4 * WIDTH as usize + 100);
         for text in ["cpu:1", "50.0% busy", "task 11", "backward", "500.00 s on 2", "middle, 0.60 s long"] {
@@ -452,9 +487,31 @@ mod tests {
         }
     }
 
+    /// Two devices with twelve tasks, or as many as are given names: one after the other, a second each.
+    fn drawn_of(tasks: usize) -> String {
+        let spans: Vec<Span> =
+            (0..24).map(|i| span(i % 2, i / 2, (i / 2) as f64, (i / 2) as f64 + 1.0)).collect();
+        let devices = ["cpu:0".to_owned(), "cpu:1".to_owned()];
+        let tasks: Vec<String> = (0..tasks).map(|i| format!("task {i}")).collect();
+        draw(&timeline(&spans), &devices, &[1.0, 1.0], &tasks, &Palette::default()).unwrap()
+    }
+
+    #[test]
+    fn where_colours_repeat_numbers_say_which_task_it_is() {
+        let svg = drawn_of(12);
+        let texts = |part: &str| svg.lines().filter(|line| line.trim() == part).count();
+        for number in 1..=12 {
+            assert!(texts(&format!("{number}: task {}", number - 1)) == 1, "the legend: {svg}");
+            assert_eq!(texts(&number.to_string()), 2, "on each device: {svg}");
+        }
+        assert!(["#80B9D9", "#EAAF80"].iter().all(|forward| svg.contains(forward)), "{svg}");
+        let few = drawn_of(7);
+        assert!(!few.contains("7: task 6") && few.contains("task 6"), "colours suffice: {few}");
+    }
+
     #[test]
     fn an_empty_run_can_be_drawn() {
-        let svg = draw(&Timeline::new(1), &["cpu:0".to_owned()], &[0.0], &[]).unwrap();
+        let svg = draw(&Timeline::new(1), &["cpu:0".to_owned()], &[0.0], &[], &Palette::default()).unwrap();
         assert!(svg.contains("cpu:0"));
     }
 

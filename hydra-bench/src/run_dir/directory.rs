@@ -10,8 +10,21 @@ use std::path::{Path, PathBuf};
 /// The directory for run directories when nobody names one.
 const DEFAULT_PARENT: &str = "runs";
 /// Everything a run puts into its directory, and so what `--force` removes.
-const CONTENTS: [&str; 12] =
-    [SPEC, REPORT, METRICS, TRACE, SCHEDULE, LOSSES, LEADERBOARD, PAGE, WORKLOAD, PLANS, MODELS, CHECKPOINTS];
+const CONTENTS: [&str; 13] = [
+    SPEC,
+    REPORT,
+    METRICS,
+    TRACE,
+    SCHEDULE,
+    LOSSES,
+    LEADERBOARD,
+    MEMORY,
+    PAGE,
+    WORKLOAD,
+    PLANS,
+    MODELS,
+    CHECKPOINTS,
+];
 pub(crate) const SPEC: &str = "spec.toml";
 pub(crate) const REPORT: &str = "report.json";
 pub(crate) const METRICS: &str = "metrics.jsonl";
@@ -19,6 +32,7 @@ pub(crate) const TRACE: &str = "trace.json";
 pub(crate) const SCHEDULE: &str = "schedule.svg";
 pub(crate) const LOSSES: &str = "losses.svg";
 pub(crate) const LEADERBOARD: &str = "leaderboard.svg";
+pub(crate) const MEMORY: &str = "memory.svg";
 pub(crate) const PAGE: &str = "report.html";
 pub(crate) const WORKLOAD: &str = "workload.json";
 pub(crate) const PLANS: &str = "plans";
@@ -297,10 +311,15 @@ impl RunDir {
     }
 
     pub(crate) fn write(&self, name: &str, text: &str) -> Result<()> {
-        let path = self.file(name);
-        let written = replace_file(&path, |file| file.write_all(text.as_bytes()));
-        written.with_context(|| could_not(&path, "written"))
+        write_in(&self.path, name, text)
     }
+}
+
+/// Writes a file of a run directory, whoever is in it.
+pub(crate) fn write_in(dir: &Path, name: &str, text: &str) -> Result<()> {
+    let path = dir.join(name);
+    let written = replace_file(&path, |file| file.write_all(text.as_bytes()));
+    written.with_context(|| could_not(&path, "written"))
 }
 
 /// Returns true if a run is in a directory now, where the system says so.

@@ -1,10 +1,25 @@
-//! The tasks of a report as curves for pictures.
+//! A report and the lines of `metrics.jsonl` as pictures.
 
 use crate::pictures::curves::{Curve, Curves};
+use crate::pictures::page::Picture;
+use crate::pictures::{grid, losses, memory};
+use crate::run_dir::directory::{LEADERBOARD, LOSSES, MEMORY};
 use crate::run_dir::journal::Journal;
 use crate::run_dir::leaderboard::{Report, Task};
 
 impl Report {
+    /// The pictures that a run has from its beginning. What the directory holds of memory is a part of `journal` alone.
+    pub(crate) fn pictures(&self, journal: &Journal) -> Vec<Picture> {
+        let curves = self.curves(journal);
+        let mut pictures = vec![
+            Picture { title: "Losses", file: LOSSES, svg: losses::draw(&curves) },
+            Picture { title: "Hyper-parameters", file: LEADERBOARD, svg: grid::draw(&curves) },
+        ];
+        let memory = memory::draw(&journal.memory);
+        pictures.extend(memory.map(|svg| Picture { title: "Memory", file: MEMORY, svg }));
+        pictures
+    }
+
     /// The curves of the tasks, over the tokens that `journal` counts; where it does not, over batch times context, which is
     /// more than there are in the last minibatch of an epoch.
     pub(crate) fn curves(&self, journal: &Journal) -> Curves {

@@ -1,9 +1,11 @@
 //! A run as far as it has come, out of its spec and the lines of `metrics.jsonl`: for a report before there is one.
 
+use crate::pictures::memory::Moment;
 use crate::run_dir::directory::{METRICS, PLANS, SPEC};
 use crate::run_dir::paths::{could_not, safe_name};
 use crate::run_dir::spec::RunSpec;
 use anyhow::{Context, Result};
+use serde::Deserialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fs;
@@ -19,6 +21,8 @@ pub(crate) struct Journal {
     pub(crate) at_s: f64,
     /// The clock's time at the last event, in seconds since 1970; none in files of the time before they had it.
     pub(crate) time: Option<f64>,
+    /// The memory of the run; nothing in files of the time before they had it.
+    pub(crate) memory: Vec<Moment>,
 }
 
 /// A task so far.
@@ -80,11 +84,19 @@ impl Journal {
         if let Some(name) = line["task"].as_str() {
             self.entry(name).note(line);
         }
+        let tiers = line.get("tiers").and_then(|tiers| Vec::deserialize(tiers).ok());
+        self.memory.extend(at_s.zip(tiers).map(|(at_s, tiers)| Moment { at_s, tiers }));
     }
 
     /// The tasks with what is known of them, under the keys of a report; `running` says whether a run is in the directory.
     pub(crate) fn report(&self, running: bool) -> Vec<Value> {
         self.tasks.iter().map(|task| task.report(running)).collect()
+    }
+
+    /// Returns true if every task has come to its end: of a run that is under way, only the writing is left.
+    pub(crate) fn has_ended(&self) -> bool {
+        let open = |task: &Entry| matches!(task.state.as_str(), "waiting" | "running");
+        !self.tasks.is_empty() && !self.tasks.iter().any(open)
     }
 
     /// How many tasks are in which state.
@@ -245,7 +257,12 @@ mod tests {
     #[test]
     fn a_task_that_ended_says_how() {
         let end = json!({ "event": "end", "task": "a", "state": "failed", "error": "broke", "at_s": 3.0 });
+        let begun = journal(&[minibatch(0, 5.0, 1.0)]);
         let ended = journal(&[minibatch(0, 5.0, 1.0), end]);
+        assert_eq!(
+            [Journal::default(), begun, ended.clone()].map(|run| run.has_ended()),
+            [false, false, true]
+        );
         let a = &ended.report(true)[0];
         assert_eq!(
             (&a["state"], &a["error"], &a["doing"]),
@@ -262,6 +279,17 @@ mod tests {
             (&a["state"], &a["error"], &a["doing"]),
             (&"left out".into(), &"too large".into(), &Value::Null)
         );
+    }
+
+    #[test]
+    fn memory_is_kept_with_its_times() {
+        let tier = |bytes: u64| json!({ "name": "cpu:0", "reserved_bytes": bytes, "peak_bytes": 9, "budget_bytes": 10 });
+        let line = |at_s: f64, tiers: Value| json!({ "event": "memory", "tiers": tiers, "at_s": at_s });
+        let lines = [line(1.0, json!([tier(2)])), line(2.0, json!("half")), line(3.0, json!([tier(4)]))];
+        let journal = journal(&lines);
+        let kept: Vec<(f64, u64)> =
+            journal.memory.iter().map(|moment| (moment.at_s, moment.tiers[0].reserved_bytes)).collect();
+        assert_eq!((kept, journal.at_s, journal.tasks.len()), (vec![(1.0, 2), (3.0, 4)], 3.0, 0));
     }
 
     #[test]

@@ -1,5 +1,5 @@
 //! The run directory: its files, its lock, the spec and the logs, each written so that a reader never sees half of it.
-//! It may touch the disk, `settings`, `machine`, `terminal` and the pictures' timeline and curves.
+//! It may touch the disk, `settings`, `machine`, `terminal` and the pictures.
 //! It never loads a model and never talks to a device.
 
 pub(crate) mod directory;
@@ -13,8 +13,8 @@ pub(crate) mod spec;
 pub(crate) mod trace;
 
 pub(crate) use directory::{
-    FileBytes, LEADERBOARD, LOSSES, METRICS, PAGE, REPORT, RunDir, SCHEDULE, TRACE, WORKLOAD, is_taken,
-    is_unfinished, read_report,
+    FileBytes, METRICS, PAGE, REPORT, RunDir, SCHEDULE, SPEC, TRACE, WORKLOAD, is_taken, is_unfinished,
+    read_report, write_in,
 };
 pub(crate) use inputs::Inputs;
 pub(crate) use journal::Journal;

@@ -168,6 +168,7 @@ fn line(event: &RunEvent<'_>, tasks: &[String]) -> Option<Value> {
             result.perplexity.iter().for_each(|perplexity| line["perplexity"] = json!(perplexity));
             line
         }
+        RunEvent::Memory { tiers, at_s } => json!({ "event": "memory", "tiers": tiers, "at_s": at_s }),
         RunEvent::Ended { task, state, error, at_s } => json!({
             "event": "end", "task": name(task), "state": state, "error": error, "at_s": at_s,
         }),
@@ -190,7 +191,7 @@ mod tests {
     use super::*;
     use crate::pictures::schedule::span;
     use hydra_core::TaskId;
-    use hydra_engine::{Evaluation, EvaluationKind, TaskState, Work};
+    use hydra_engine::{Evaluation, EvaluationKind, TaskState, TierMemory, Work};
     use std::collections::BTreeMap;
 
     fn log(metrics: File, trace: File) -> SharedRunLog {
@@ -209,6 +210,9 @@ mod tests {
         let result = Evaluation { loss: 2.0, perplexity: Some(7.4), terms: 1, metrics: BTreeMap::new() };
         log.observe(&RunEvent::Evaluated { task, kind: EvaluationKind::Test, step: 1, result, at_s: 2.0 });
         log.observe(&RunEvent::Ended { task, state: TaskState::Failed, error: Some("broke"), at_s: 3.0 });
+        let [reserved_bytes, peak_bytes, budget_bytes] = [2, 3, 4];
+        let tier = TierMemory { name: "cpu:0".to_owned(), reserved_bytes, peak_bytes, budget_bytes };
+        log.observe(&RunEvent::Memory { tiers: &[tier], at_s: 4.0 });
         log.observe(&RunEvent::Span(span(Work::Forward, 0.0, 1.0)));
         let ended = log.finish().unwrap();
         assert_eq!(ended.timeline.end_s, 1.0);
@@ -216,10 +220,10 @@ mod tests {
         assert!(log.finish().is_err(), "a log ends once");
         let text = std::fs::read_to_string(dir.path().join("m")).unwrap();
         let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-        assert_eq!(lines.len(), 4);
+        assert_eq!(lines.len(), 5);
         assert_eq!((&lines[0]["event"], &lines[0]["config"]["lr"]), (&json!("task"), &json!(0.5)));
         let at_s: Vec<f64> = lines.iter().map(|line| line["at_s"].as_f64().unwrap()).collect();
-        assert_eq!(at_s, [10.0, 11.0, 12.0, 13.0], "the seconds go on");
+        assert_eq!(at_s, [10.0, 11.0, 12.0, 13.0, 14.0], "the seconds go on");
         let time = |line: &Value| line["time"].as_f64().unwrap();
         assert!(lines.iter().all(|line| time(line) > 1.7e9), "the clock is said");
         let lines = &lines[1..];
@@ -227,6 +231,8 @@ mod tests {
         assert_eq!((&lines[1]["kind"], &lines[1]["task"]), (&json!("test"), &json!("one")));
         assert_eq!((&lines[1]["perplexity"], &lines[1]["predicted_tokens"]), (&json!(7.4), &json!(1)));
         assert_eq!(lines[2]["error"], "broke");
+        let tier = json!({ "name": "cpu:0", "reserved_bytes": 2, "peak_bytes": 3, "budget_bytes": 4 });
+        assert_eq!((&lines[3]["event"], &lines[3]["tiers"]), (&json!("memory"), &json!([tier])));
         let trace: Value = serde_json::from_slice(&std::fs::read(dir.path().join("t")).unwrap()).unwrap();
         assert!(trace["traceEvents"].as_array().unwrap().iter().any(|event| event["ph"] == "X"));
     }

@@ -1,11 +1,8 @@
 //! The end of a run's log: its pictures, and the page that has them all.
 
-use crate::pictures::page::Page;
-use crate::pictures::schedule::Timeline;
-use crate::pictures::{grid, losses, schedule};
-use crate::run_dir::{
-    Journal, LEADERBOARD, LOSSES, METRICS, PAGE, Report, RunDir, SCHEDULE, SharedRunLog, TRACE, could_not,
-};
+use crate::pictures::page::{Page, Schedule};
+use crate::pictures::schedule::{self, Timeline};
+use crate::run_dir::{Journal, METRICS, PAGE, Report, RunDir, SCHEDULE, SharedRunLog, TRACE, could_not};
 use anyhow::{Context, Result};
 use hydra_engine::RunReport;
 
@@ -45,24 +42,27 @@ impl Logged {
         report: &RunReport,
         readable: &Report,
         timeline: &Timeline,
-    ) -> Result<[(&'static str, String); 4]> {
+    ) -> Result<Vec<(&'static str, String)>> {
         let utilizations: Vec<f64> = report.devices.iter().map(|device| device.utilization).collect();
-        let schedule = schedule::draw(timeline, &self.devices, &utilizations, &self.tasks)?;
         // Without its lines, the tokens are counted from the configuration.
-        let curves = readable.curves(&Journal::read(dir.path()).unwrap_or_default());
-        let (losses, leaderboard) = (losses::draw(&curves), grid::draw(&curves));
-        let shown = dir.path().display();
+        let journal = Journal::read(dir.path()).unwrap_or_default();
+        let (pictures, palette) = (readable.pictures(&journal), readable.curves(&journal).palette());
+        let schedule = schedule::draw(timeline, &self.devices, &utilizations, &self.tasks, &palette)?;
         let page = Page {
-            title: &format!("Hydra: {} tasks in {shown}", report.tasks.len()),
+            title: &format!("Hydra: {} tasks in {}", report.tasks.len(), dir.path().display()),
             summary: &readable.render(),
-            pictures: [&losses, &leaderboard],
-            schedule: &schedule,
-            timeline,
-            devices: &self.devices,
-            tasks: &self.tasks,
+            pictures: &pictures,
+            schedule: Some(Schedule {
+                svg: &schedule,
+                timeline,
+                palette: &palette,
+                devices: &self.devices,
+                tasks: &self.tasks,
+            }),
             spec: &self.spec,
         };
         let page = page.draw()?;
-        Ok([(SCHEDULE, schedule), (LOSSES, losses), (LEADERBOARD, leaderboard), (PAGE, page)])
+        let pictures = pictures.into_iter().map(|picture| (picture.file, picture.svg));
+        Ok([(SCHEDULE, schedule), (PAGE, page)].into_iter().chain(pictures).collect())
     }
 }

@@ -58,8 +58,10 @@ fn files_fail_for_themselves_and_each_is_named_beside_the_tasks() {
     assert!(err.contains("run/trace.json` could not be written\n  caused by: "), "{err}");
     assert!(!err.contains("metrics.jsonl") && !err.contains(".svg"), "{err}");
     assert!(text(&output.stdout).contains("results in"));
-    let trained = events(&dir).iter().filter(|event| event["event"] == "minibatch").count();
-    assert_eq!((trained, &events(&dir).last().unwrap()["event"]), (4, &"end".into()));
+    let told = events(&dir);
+    let trained = told.iter().filter(|event| event["event"] == "minibatch").count();
+    let [.., end, memory] = &told[..] else { panic!("{told:?}") };
+    assert_eq!((trained, &end["event"], &memory["event"]), (4, &"end".into(), &"memory".into()));
     for name in ["schedule.svg", "losses.svg", "workload.json"] {
         assert!(dir.join(name).is_file(), "{name}");
     }

@@ -15,4 +15,5 @@ mod ledger;
 mod progress;
 mod resume;
 mod runs;
+mod so_far;
 mod step;

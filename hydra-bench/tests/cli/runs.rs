@@ -30,14 +30,18 @@ fn a_run_directory_holds_everything() {
     check_report(&json(&dir.join("report.json")));
     check_metrics(&fs::read_to_string(dir.join("metrics.jsonl")).unwrap());
     check_trace(&json(&dir.join("trace.json")));
-    let pictures =
-        [("schedule.svg", "cpu:1"), ("losses.svg", "b4-lr3e-4"), ("leaderboard.svg", "best: b4-lr1e-3")];
+    let pictures = [
+        ("schedule.svg", "cpu:1"),
+        ("losses.svg", "b4-lr3e-4"),
+        ("leaderboard.svg", "best: b4-lr1e-3"),
+        ("memory.svg", "budget 64.00 MiB"),
+    ];
     for (name, part) in pictures {
         let svg = fs::read_to_string(dir.join(name)).unwrap();
         assert!(svg.starts_with("<svg") && svg.contains(part), "{name}");
     }
     let page = fs::read_to_string(dir.join("report.html")).unwrap();
-    let whole = ["makespan", "tokens trained", "batch 4", "device_memory", "\"lanes\":[["];
+    let whole = ["makespan", "tokens trained", "batch 4", ">host memory<", "device_memory", "\"lanes\":[["];
     assert!(page.starts_with("<!DOCTYPE html>") && whole.iter().all(|part| page.contains(part)), "{page}");
     for task in ["b4-lr1e-3", "b4-lr3e-4"] {
         assert_eq!(json(&dir.join(format!("plans/{task}.json")))["cut_points"], serde_json::json!([2, 4]));
@@ -46,7 +50,7 @@ fn a_run_directory_holds_everything() {
         assert!(model.join("model.safetensors").is_file());
     }
     let left: Vec<_> = fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-    assert_eq!(left.len(), 12, "{left:?}");
+    assert_eq!(left.len(), 13, "{left:?}");
     shown_again_and_refused(&dir, &printed);
 }
 
@@ -91,6 +95,12 @@ fn check_metrics(lines: &str) {
     let kinds = |kind: &str| lines.iter().filter(|line| line["kind"] == kind).count();
     assert_eq!((kinds("initial"), kinds("test")), (2, 2));
     assert!(kinds("periodic") >= 2);
+    let memory: Vec<&Value> = lines.iter().filter(|line| line["event"] == "memory").collect();
+    let names = |line: &Value| -> Vec<Value> {
+        line["tiers"].as_array().unwrap().iter().map(|tier| tier["name"].clone()).collect()
+    };
+    assert!(memory.len() >= 2 && lines.last() == memory.last().copied(), "{memory:?}");
+    assert!(memory.iter().all(|line| names(line) == ["host memory", "cpu:0", "cpu:1"]), "{memory:?}");
 }
 
 fn check_trace(trace: &Value) {

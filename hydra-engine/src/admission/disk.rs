@@ -16,6 +16,8 @@ pub(crate) struct DiskTier {
     pub working: Budget,
     /// Bytes of host memory for what the writer reads.
     pub writing: u64,
+    /// The space for masters, from when it is reserved.
+    pub budget: Option<Budget>,
     /// Space for the images of each task that are not there yet.
     rooms: Vec<Option<Reservation>>,
     /// The directory in which space is to be reserved yet.
@@ -36,6 +38,7 @@ impl DiskTier {
             store,
             working: Budget::new("host memory for masters on the disk", working),
             writing,
+            budget: None,
             rooms: tasks.iter().map(|_| None).collect(),
             wanted: spec.filter(|_| admission.disk_bytes > 0),
         }
@@ -50,7 +53,7 @@ impl DiskTier {
         let images = |(index, (task, admitted))| images_of(TaskId(index), task, admitted);
         let images: Vec<_> = tasks.iter().zip(&admission.tasks).enumerate().flat_map(images).collect();
         self.store.assign(dir, &self.working, &images)?;
-        (self.rooms, self.wanted) = (rooms, None);
+        (self.rooms, self.budget, self.wanted) = (rooms, Some(budget), None);
         Ok(())
     }
 

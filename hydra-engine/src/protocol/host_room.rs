@@ -54,6 +54,11 @@ impl HostRoom {
         Some(RoomAhead { _whole: self.all.try_reserve(bytes, owner)?, _part: part })
     }
 
+    /// All of it.
+    pub(crate) fn budget(&self) -> &Budget {
+        &self.all
+    }
+
     /// The most bytes that were reserved at once.
     pub(crate) fn peak(&self) -> u64 {
         self.all.peak()

@@ -162,7 +162,11 @@ impl Run {
         if let Progress::Evaluated { best: true, .. } = progress {
             let _ = self.threads.host.send(HostJob::Snapshot { task: claim.task });
         }
+        let ends_something = !matches!(progress, Progress::Nothing);
         self.journal.progress(&self.tasks[claim.task.0], progress, time.end_s);
+        if ends_something && self.journal.memory_is_due(time.end_s) {
+            self.tell_memory(time.end_s);
+        }
     }
 
     /// A checkpoint was written, or could not be.

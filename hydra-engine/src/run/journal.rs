@@ -1,11 +1,15 @@
 //! The journal of a run: events for its observer, and their times.
 
 use super::record::Recorder;
-use crate::observer::{Observer, RunEvent, Span, Track, Work};
+use crate::observer::{Observer, RunEvent, Span, TierMemory, Track, Work};
 use crate::protocol::{Clock, Time};
 use crate::task::{Claim, LiveTask, Progress};
 use hydra_core::{DeviceId, TaskId};
 use hydra_sched::ShardTaskKind;
+
+/// Seconds from one word about memory to the next at least, and of a run so far: a run of any length has only so many.
+const MEMORY_EVERY_S: f64 = 0.5;
+const MEMORY_EVERY_SHARE: f64 = 0.002;
 
 /// The observer of a run, its clock, and from when to when shard tasks ran.
 pub(super) struct Journal {
@@ -13,11 +17,13 @@ pub(super) struct Journal {
     pub clock: Clock,
     first_start_s: Option<f64>,
     last_end_s: f64,
+    /// When memory was last told of.
+    memory_s: f64,
 }
 
 impl Journal {
     pub(super) fn new(recorder: Recorder, clock: Clock) -> Self {
-        Self { recorder, clock, first_start_s: None, last_end_s: 0.0 }
+        Self { recorder, clock, first_start_s: None, last_end_s: 0.0, memory_s: f64::NEG_INFINITY }
     }
 
     pub(super) fn observe(&mut self, event: &RunEvent<'_>) {
@@ -64,5 +70,39 @@ impl Journal {
                 self.observe(&RunEvent::Evaluated { task, kind, step, result, at_s });
             }
         }
+    }
+
+    /// Returns whether it is time to tell of memory again.
+    pub(super) fn memory_is_due(&self, at_s: f64) -> bool {
+        at_s - self.memory_s >= MEMORY_EVERY_S.max(MEMORY_EVERY_SHARE * at_s)
+    }
+
+    pub(super) fn memory(&mut self, tiers: &[TierMemory], at_s: f64) {
+        self.memory_s = at_s;
+        self.observe(&RunEvent::Memory { tiers, at_s });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::observer::Silent;
+
+    #[test]
+    fn memory_is_told_of_twice_a_second_and_of_a_long_run_more_rarely() {
+        let clock = Clock::start();
+        let mut journal = Journal::new(Recorder::new(Box::new(Silent), true, []), clock);
+        let mut told = Vec::new();
+        for at_s in (0..400_000).map(|i| f64::from(i) / 10.0) {
+            if journal.memory_is_due(at_s) {
+                journal.memory(&[], at_s);
+                told.push(at_s);
+            }
+        }
+        assert_eq!(told[..4], [0.0, 0.5, 1.0, 1.5]);
+        assert!(told.windows(2).all(|pair| pair[1] - pair[0] >= 0.5));
+        // Ten hours and more.
+        assert!(told.len() < 3500, "{}", told.len());
+        assert!(told.windows(2).all(|pair| pair[1] - pair[0] < 0.5 + 0.003 * pair[1]), "and no more rarely");
     }
 }

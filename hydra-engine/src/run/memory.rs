@@ -2,10 +2,12 @@
 
 use crate::admission::{Admission, DiskTier};
 use crate::error::EngineError;
+use crate::observer::TierMemory;
 use crate::protocol::HostRoom;
 use crate::task::Facts;
 use hydra_core::ByteSize;
-use hydra_spill::{Reservation, SpillError};
+use hydra_spill::{Budget, Reservation, SpillError};
+use std::iter;
 
 /// Room for the masters of a task that begins.
 pub(super) struct MastersRoom {
@@ -49,5 +51,20 @@ impl RunMemory {
         };
         let host = self.host.try_reserve(facts.memory_bytes(), name)?;
         Some(MastersRoom { host, disk: self.disk.take_room(facts.id), passing })
+    }
+
+    /// The host's part, the disk's, and those of the devices, each with the most of it that was reserved since this was
+    /// last asked.
+    pub(super) fn tiers<'a>(&self, devices: impl Iterator<Item = &'a Budget>) -> Vec<TierMemory> {
+        let tier = |name: &str, budget: &Budget, budget_bytes| TierMemory {
+            name: name.to_owned(),
+            reserved_bytes: budget.used(),
+            peak_bytes: budget.take_recent_peak(),
+            budget_bytes,
+        };
+        let host = tier("host memory", self.host.budget(), self.budget.bytes());
+        let disk = self.disk.budget.as_ref().map(|disk| tier("disk", disk, disk.capacity()));
+        let devices = devices.map(|device| tier(device.name(), device, device.capacity()));
+        iter::once(host).chain(disk).chain(devices).collect()
     }
 }

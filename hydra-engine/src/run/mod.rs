@@ -77,7 +77,9 @@ fn run(admitted: AdmittedRun) -> Result<RunReport, EngineError> {
         PolicyChoice::Own(_) => None,
     };
     let mut run = Run::start(admitted, events, clock)?;
+    run.tell_memory(clock.now());
     run.work(&inbox);
+    run.tell_memory(clock.now());
     let mut report = summary::report(&run);
     report.workload = run.journal.recorder.workload();
     let from_the_start = report.tasks.iter().all(|task| task.checkpoints.resumed_at.is_none());
@@ -235,6 +237,12 @@ impl Run {
                 Err(RecvTimeoutError::Disconnected) => return,
             }
         }
+    }
+
+    /// Tells how much of each tier is reserved.
+    fn tell_memory(&mut self, at_s: f64) {
+        let devices = self.threads.devices.iter().map(|threads| threads.device.manager.budget());
+        self.journal.memory(&self.memory.tiers(devices), at_s);
     }
 
     fn check_stop(&mut self) {

@@ -10,7 +10,7 @@ use hydra_core::{
 };
 use hydra_engine::{
     Checkpoint, CheckpointEvery, EngineError, EvaluationTask, Observer, Orchestrator, RunEvent, RunReport,
-    TaskReport, TaskState, TrainTask, plain,
+    TaskReport, TaskState, TierMemory, TrainTask, plain,
 };
 use hydra_models::gpt2::{self, Gpt2Config, Gpt2Writer};
 use hydra_models::mlp;
@@ -501,4 +501,73 @@ proptest! {
         let report = run(&settings, &task, least + (all - least) * share / 100);
         prop_assert_eq!(report.tasks[0].weights_sha256.as_deref(), Some(plain_hash()));
     }
+}
+
+/// A word of a run about its tiers.
+#[derive(Debug)]
+struct Told {
+    tiers: Vec<TierMemory>,
+    at_s: f64,
+    /// True if something was computed after it.
+    then_computed: bool,
+}
+
+/// Keeps what a run says about its tiers.
+#[derive(Clone, Default)]
+struct Tiers(Arc<Mutex<Vec<Told>>>);
+
+impl Observer for Tiers {
+    fn observe(&mut self, event: &RunEvent<'_>) {
+        let mut told = self.0.lock().unwrap();
+        match event {
+            RunEvent::Memory { tiers, at_s } => {
+                told.push(Told { tiers: tiers.to_vec(), at_s: *at_s, then_computed: false });
+            }
+            RunEvent::Minibatch { .. } | RunEvent::Evaluated { .. } | RunEvent::Evaluating { .. } => {
+                told.iter_mut().for_each(|before| before.then_computed = true);
+            }
+            _ => {}
+        }
+    }
+}
+
+#[test]
+fn a_run_tells_how_much_of_each_tier_is_reserved() {
+    let dir = TempDir::new().expect("a directory");
+    let settings = Settings { devices: 2, cuts: Some(vec![2, 6]), others: 1, ..Settings::default() };
+    let host = bounds(&settings, &evaluated()).0;
+    let heard = Tiers::default();
+    let run = settings.orchestrator().host_memory(ByteSize(host)).disk(dir.path().to_owned(), PLENTY);
+    let run = run.observer(Box::new(heard.clone()));
+    let report = submitted(run, &settings, &evaluated()).run().expect("a run");
+    let told = heard.0.lock().unwrap();
+
+    let (first, last) = (&told[0], &told[told.len() - 1]);
+    assert!(
+        first.then_computed && !last.then_computed,
+        "the first before anything is computed, the last when all is"
+    );
+    let times: Vec<f64> = told.iter().map(|told| told.at_s).collect();
+    // The last one comes when the run ends.
+    assert!(times[..times.len() - 1].windows(2).all(|pair| pair[1] - pair[0] >= 0.5), "{times:?}");
+    let names = ["host memory", "disk", "cpu:0", "cpu:1"];
+    let budgets = [host, PLENTY.bytes(), settings.memory.bytes(), settings.memory.bytes()];
+    for Told { tiers, .. } in told.iter() {
+        assert_eq!(tiers.iter().map(|tier| tier.name.as_str()).collect::<Vec<_>>(), names);
+        assert_eq!(tiers.iter().map(|tier| tier.budget_bytes).collect::<Vec<_>>(), budgets);
+        let within = |tier: &TierMemory| {
+            tier.reserved_bytes <= tier.peak_bytes && tier.peak_bytes <= tier.budget_bytes
+        };
+        assert!(tiers.iter().all(within), "{tiers:?}");
+    }
+    let disk: u64 = report.tasks.iter().map(|task| task.plan.disk_bytes).sum();
+    assert!(disk > 0);
+    assert_eq!(first.tiers[1].reserved_bytes, disk);
+    assert!(last.tiers[1].reserved_bytes < disk, "tasks that end leave the disk");
+    // Whatever came and went between two of them is in the peak of one.
+    let most = |tier: usize| told.iter().map(|told| told.tiers[tier].peak_bytes).max().unwrap();
+    assert_eq!(most(0), report.host_peak_bytes);
+    let came_and_went = |tier: &TierMemory| tier.peak_bytes > tier.reserved_bytes;
+    let computing = |tier: usize| told.iter().any(|told| came_and_went(&told.tiers[tier]));
+    assert!(computing(2) || computing(3), "shard tasks have given back what they reserved: {told:?}");
 }

@@ -54,6 +54,8 @@ struct Inner {
 struct State {
     used: u64,
     peak: u64,
+    /// The most since it was last taken.
+    recent_peak: u64,
     /// The number of releases so far.
     releases: u64,
     /// Bytes by owner; an owner without bytes has no entry.
@@ -94,6 +96,14 @@ impl Budget {
     /// The most bytes that were reserved at once, since the start or the last [`reset_peak`](Self::reset_peak).
     pub fn peak(&self) -> u64 {
         self.state().peak
+    }
+
+    /// The most bytes that were reserved at once since this was last asked, or since the start. There is one such mark: who
+    /// asks takes it, and [`peak`](Self::peak) is left as it is.
+    pub fn take_recent_peak(&self) -> u64 {
+        let mut state = self.state();
+        let used = state.used;
+        std::mem::replace(&mut state.recent_peak, used)
     }
 
     /// The bytes that are free.
@@ -145,6 +155,7 @@ impl Budget {
         }
         state.used += bytes;
         state.peak = state.peak.max(state.used);
+        state.recent_peak = state.recent_peak.max(state.used);
         state.hold(&owner, bytes);
         drop(state);
         Ok(Reservation { budget: self.clone(), owner, bytes })
@@ -311,6 +322,19 @@ mod tests {
     }
 
     #[test]
+    fn the_recent_peak_is_of_the_time_since_it_was_taken() {
+        let budget = budget(100);
+        let rest = budget.reserve(30, "a").unwrap();
+        drop(budget.reserve(60, "b").unwrap());
+        assert_eq!([(); 2].map(|()| budget.take_recent_peak()), [90, 30]);
+        drop(rest);
+        assert_eq!([(); 2].map(|()| budget.take_recent_peak()), [30, 0]);
+        drop(budget.reserve(20, "c").unwrap());
+        budget.reset_peak();
+        assert_eq!((budget.take_recent_peak(), budget.peak()), (20, 0), "the two are apart");
+    }
+
+    #[test]
     #[should_panic(expected = "`a` reserved of `cpu:0`, `b` of `cpu:1`")]
     fn reservations_of_different_budgets_do_not_merge() {
         let other = Budget::new("cpu:1", ByteSize(10));
@@ -407,7 +431,8 @@ mod tests {
         let state = budget.state();
         assert_eq!(state.used, held.iter().map(Reservation::bytes).sum::<u64>());
         assert_eq!(state.holders, owners);
-        assert!(state.used <= state.peak && state.peak <= budget.capacity());
+        assert!(state.used <= state.recent_peak && state.recent_peak <= state.peak);
+        assert!(state.peak <= budget.capacity());
     }
 
     proptest! {

@@ -58,7 +58,7 @@ fn of_tasks(known: &Known, width: usize, room: usize) -> Vec<String> {
     let shown = chosen(known, if all <= room { room } else { room.saturating_sub(1) });
     let longest = shown.iter().map(|&task| known.tasks[task].name.chars().count()).max().unwrap_or(0);
     let name = if width < WIDE { longest.min(NAME) } else { longest.min(width / 4) };
-    let row = |&task: &usize| of_task(&known.tasks[task], name, width);
+    let row = |&task: &usize| of_task(&known.tasks[task], known.now_s, name, width);
     let mut rows: Vec<String> = shown.iter().map(row).collect();
     if shown.len() < all && room > 0 {
         let others = || known.tasks.iter().enumerate().filter(|(index, _)| !shown.contains(index));
@@ -95,23 +95,23 @@ fn chosen(known: &Known, room: usize) -> Vec<usize> {
     shown
 }
 
-fn of_task(task: &Task, name: usize, width: usize) -> String {
+fn of_task(task: &Task, now_s: f64, name: usize, width: usize) -> String {
     let (done, all) = match &task.evaluation {
         Some(batches) if task.steps == 0 => (batches.done, batches.all),
         _ => (task.done, task.steps),
     };
     let clipped = clipped(&task.name, name);
     let row = format!("{clipped:>name$} {} {done:>5}/{all:<5}", bar(done, all, length(width)));
-    with(row, cells(task, width >= WIDE), width)
+    with(row, cells(task, now_s, width >= WIDE), width)
 }
 
 /// The cells behind a task's bar, the most important first.
-fn cells(task: &Task, wide: bool) -> Vec<String> {
+fn cells(task: &Task, now_s: f64, wide: bool) -> Vec<String> {
     let early = task.phase == Phase::Ended(TaskState::Done) && task.done < task.steps;
     let mut cells = match (&task.evaluation, task.phase) {
-        (Some(batches), _) => of_evaluation(batches, task, wide),
+        (Some(batches), _) => of_evaluation(batches, task, now_s, wide),
         (None, Phase::Running { .. }) => {
-            task.left_s().map(|left_s| format!("{:>3} left", time(left_s))).into_iter().collect()
+            task.left_s(now_s).map(|left_s| format!("{:>3} left", time(left_s))).into_iter().collect()
         }
         (None, _) if early => vec!["done early".to_owned()],
         (None, _) => {
@@ -147,7 +147,7 @@ fn figures(task: &Task, wide: bool) -> Vec<String> {
     shown.collect()
 }
 
-fn of_evaluation(batches: &Batches, task: &Task, wide: bool) -> Vec<String> {
+fn of_evaluation(batches: &Batches, task: &Task, now_s: f64, wide: bool) -> Vec<String> {
     let Batches { kind, done, all, pace, .. } = batches;
     let what = match kind {
         EvaluationKind::Test => "testing",
@@ -157,7 +157,7 @@ fn of_evaluation(batches: &Batches, task: &Task, wide: bool) -> Vec<String> {
     if task.steps > 0 {
         cells.push(format!("{what} {done}/{all}"));
     }
-    cells.extend(batches.left_s().map(|left_s| format!("{} left", time(left_s))));
+    cells.extend(batches.left_s(now_s).map(|left_s| format!("{} left", time(left_s))));
     let pace = pace.rate().filter(|_| wide || task.steps == 0);
     cells.extend(pace.map(|pace| rate(pace, &task.unit)));
     cells

@@ -98,6 +98,8 @@ pub(super) struct Pace {
     first_s: Option<f64>,
     last_s: f64,
     units: f64,
+    /// Units of the last piece.
+    piece: f64,
 }
 
 impl Pace {
@@ -106,7 +108,7 @@ impl Pace {
             self.units += units;
         }
         self.first_s.get_or_insert(at_s);
-        self.last_s = at_s;
+        (self.last_s, self.piece) = (at_s, units);
     }
 
     /// Units a second, if two pieces of work have ended at different times.
@@ -115,15 +117,18 @@ impl Pace {
         (seconds > 0.0 && self.units > 0.0).then(|| self.units / seconds)
     }
 
-    /// Seconds that so many units will take, if there is something to do and a pace.
-    pub(super) fn left_s(&self, units: f64) -> Option<f64> {
-        self.rate().filter(|_| units > 0.0).map(|rate| units / rate)
+    /// Seconds that so many units will take from now on, if there is something to do and a pace. What is done of a piece that
+    /// has not ended is guessed from the pace, and is a whole piece at most, however long it takes.
+    pub(super) fn left_s(&self, units: f64, now_s: f64) -> Option<f64> {
+        let rate = self.rate().filter(|_| units > 0.0)?;
+        let under_way = (rate * (now_s - self.last_s)).clamp(0.0, self.piece);
+        Some((units - under_way).max(0.0) / rate)
     }
 }
 
 impl Batches {
-    pub(super) fn left_s(&self) -> Option<f64> {
-        self.pace.left_s((self.all.saturating_sub(self.done) * self.units) as f64)
+    pub(super) fn left_s(&self, now_s: f64) -> Option<f64> {
+        self.pace.left_s((self.all.saturating_sub(self.done) * self.units) as f64, now_s)
     }
 }
 
@@ -163,8 +168,8 @@ impl Task {
         }
     }
 
-    pub(super) fn left_s(&self) -> Option<f64> {
-        self.pace.left_s(self.units_left())
+    pub(super) fn left_s(&self, now_s: f64) -> Option<f64> {
+        self.pace.left_s(self.units_left(), now_s)
     }
 
     pub(super) fn has_failed(&self) -> bool {
@@ -219,7 +224,10 @@ impl Known {
             }
             RunEvent::Ended { task, state, error, .. } => self.ended(task, state, error),
             RunEvent::Stopping => self.stopping = true,
-            RunEvent::Began { .. } | RunEvent::Checkpointed { .. } | RunEvent::CheckpointFailed { .. } => {}
+            RunEvent::Began { .. }
+            | RunEvent::Memory { .. }
+            | RunEvent::Checkpointed { .. }
+            | RunEvent::CheckpointFailed { .. } => {}
         }
     }
 
@@ -299,7 +307,7 @@ impl Known {
 
     /// Seconds that training will take yet, if something is left and a pace was measured.
     pub(super) fn left_s(&self) -> Option<f64> {
-        self.pace.left_s(self.tasks.iter().map(Task::units_left).sum())
+        self.pace.left_s(self.tasks.iter().map(Task::units_left).sum(), self.now_s)
     }
 
     pub(super) fn has_ended(&self) -> bool {

@@ -20,12 +20,16 @@ impl Lines {
         if let RunEvent::Admitted(_) = event {
             self.said_s = known.now_s;
         }
-        let mut lines: Vec<String> = of_event(event, known).into_iter().collect();
-        if known.now_s - self.said_s >= EVERY_S {
-            self.said_s = known.now_s;
-            lines.extend(whole(known));
+        of_event(event, known).into_iter().chain(self.due(known)).collect()
+    }
+
+    /// The line for the whole, where it is time for one.
+    pub(super) fn due(&mut self, known: &Known) -> Option<String> {
+        if known.now_s - self.said_s < EVERY_S {
+            return None;
         }
-        lines
+        self.said_s = known.now_s;
+        whole(known)
     }
 }
 

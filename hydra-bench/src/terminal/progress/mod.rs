@@ -1,11 +1,12 @@
 //! The progress of a run on standard error: bars on a terminal, lines in a pipe. What is known of the run is in `known`,
-//! and drawn by `bars` or told by `lines`, none of which reads a clock.
+//! and drawn by `bars` or told by `lines`, none of which reads a clock; `ticker` has both go on while nothing happens.
 
 mod bars;
 mod known;
 mod lines;
 #[cfg(test)]
 mod tests;
+mod ticker;
 mod words;
 
 use crate::terminal::error::tell;
@@ -16,7 +17,9 @@ use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use known::Known;
 use lines::Lines;
 use std::io::{self, IsTerminal, Write};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
+use ticker::Ticker;
 pub(crate) use words::{thousands, time};
 
 /// Bars are drawn no more often, but for what is more than a step.
@@ -32,6 +35,13 @@ pub(crate) enum Show {
 
 /// Listens to a run, or to what is measured before it, and shows how far it is.
 pub(crate) struct Progress {
+    /// Dropped before the display, in the order of the fields: what is shown last is how the run ended.
+    _ticker: Option<Ticker>,
+    display: Arc<Mutex<Display>>,
+}
+
+/// What is shown, and where.
+struct Display {
     multi: MultiProgress,
     show: Show,
     known: Known,
@@ -39,9 +49,17 @@ pub(crate) struct Progress {
     /// The rows that are on the terminal.
     bar: Option<ProgressBar>,
     drawn_s: f64,
+    outside: Outside,
+}
+
+/// What a display asks of the world around it.
+struct Outside {
     /// Rows and columns of the terminal.
     size: fn() -> (u16, u16),
-    clock: Instant,
+    /// Seconds.
+    clock: Box<dyn Fn() -> f64 + Send>,
+    /// Says a line.
+    say: Box<dyn Fn(&str) + Send>,
 }
 
 /// Returns true if standard error is a terminal: only then bars and warnings are shown unasked.
@@ -58,39 +76,69 @@ impl Progress {
             Show::Bars => multi.set_draw_target(ProgressDrawTarget::term_like(Box::new(Term::stderr()))),
             Show::Lines | Show::Nothing => multi.set_draw_target(ProgressDrawTarget::hidden()),
         }
-        Self::on(multi, show, || Term::stderr().size())
+        let begun = Instant::now();
+        let outside = Outside {
+            size: || Term::stderr().size(),
+            clock: Box::new(move || begun.elapsed().as_secs_f64()),
+            say: Box::new(tell),
+        };
+        let shown = show != Show::Nothing;
+        Self::of(Display::new(multi, show, outside), |tick| shown.then(|| Ticker::start(tick)))
     }
 
-    /// Progress on a terminal of so many rows and columns.
-    fn on(multi: MultiProgress, show: Show, size: fn() -> (u16, u16)) -> Self {
+    /// A display that something else has go on too, while nothing is heard.
+    fn of(display: Display, ticker: impl FnOnce(Tick) -> Option<Ticker>) -> Self {
+        let display = Arc::new(Mutex::new(display));
+        let ticking = display.clone();
+        let tick = move || ticking.lock().unwrap_or_else(PoisonError::into_inner).tick();
+        Self { _ticker: ticker(Box::new(tick)), display }
+    }
+}
+
+/// Has a display go on.
+type Tick = Box<dyn FnMut() + Send>;
+
+impl Display {
+    fn new(multi: MultiProgress, show: Show, outside: Outside) -> Self {
         let (known, lines, bar) = (Known::default(), Lines::default(), None);
-        Self { multi, show, known, lines, bar, drawn_s: f64::NEG_INFINITY, size, clock: Instant::now() }
+        Self { multi, show, known, lines, bar, drawn_s: f64::NEG_INFINITY, outside }
     }
 
-    fn observe_at(&mut self, event: &RunEvent<'_>, now_s: f64) {
+    fn observe(&mut self, event: &RunEvent<'_>) {
+        let now_s = (self.outside.clock)();
         self.known.observe(event, now_s);
         if let RunEvent::CheckpointFailed { task, error, .. } = *event {
             self.warn(task, error);
         }
         match self.show {
-            Show::Bars if !self.can_wait(event, now_s) => {
-                self.drawn_s = now_s;
-                self.draw();
+            Show::Bars if !self.can_wait(event, now_s) => self.draw(),
+            Show::Lines => {
+                self.lines.after(event, &self.known).iter().for_each(|line| (self.outside.say)(line))
             }
-            Show::Lines => self.lines.after(event, &self.known).iter().for_each(|line| tell(line)),
             Show::Bars | Show::Nothing => {}
+        }
+    }
+
+    /// Goes on while nothing is heard: times have changed.
+    fn tick(&mut self) {
+        self.known.now_s = (self.outside.clock)();
+        match self.show {
+            Show::Bars => self.draw(),
+            Show::Lines => self.lines.due(&self.known).iter().for_each(|line| (self.outside.say)(line)),
+            Show::Nothing => {}
         }
     }
 
     /// Returns true for one of many small steps, when bars have just been drawn.
     fn can_wait(&self, event: &RunEvent<'_>, now_s: f64) -> bool {
-        let small =
-            matches!(event, RunEvent::Span(_) | RunEvent::Minibatch { .. } | RunEvent::Evaluating { .. });
+        use RunEvent::{Evaluating, Memory, Minibatch, Span};
+        let small = matches!(event, Span(_) | Minibatch { .. } | Evaluating { .. } | Memory { .. });
         small && now_s - self.drawn_s < DRAWN_EVERY_S
     }
 
     fn draw(&mut self) {
-        let (height, width) = (self.size)();
+        self.drawn_s = self.known.now_s;
+        let (height, width) = (self.outside.size)();
         // A row as wide as the terminal may take two, and the last one is for the cursor.
         let [width, height] = [width, height].map(|size| usize::from(size).saturating_sub(1));
         let rows = bars::rows(&self.known, width, height);
@@ -121,11 +169,11 @@ impl Progress {
 
 impl Observer for Progress {
     fn observe(&mut self, event: &RunEvent<'_>) {
-        self.observe_at(event, self.clock.elapsed().as_secs_f64());
+        self.display.lock().unwrap_or_else(PoisonError::into_inner).observe(event);
     }
 }
 
-impl Drop for Progress {
+impl Drop for Display {
     /// Leaves the rows of a run as they are at its end, and nothing of what was only measured.
     fn drop(&mut self) {
         if self.known.only_evaluates() {

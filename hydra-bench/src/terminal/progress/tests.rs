@@ -3,14 +3,16 @@
 
 use super::known::{Known, Task};
 use super::lines::Lines;
-use super::{Progress, Show, bars};
+use super::ticker::Ticker;
+use super::{Display, Outside, Progress, Show, bars};
 use hydra_core::{DeviceId, TaskId};
-use hydra_engine::{Evaluation, EvaluationKind, RunEvent, Span, TaskState, Track, Work};
+use hydra_engine::{Evaluation, EvaluationKind, Observer, RunEvent, Span, TaskState, Track, Work};
 use hydra_partition::PilotProgress;
 use indicatif::{MultiProgress, ProgressDrawTarget, TermLike};
+use std::convert::Infallible;
 use std::io;
 use std::num::NonZero;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
 
 /// Minibatches of each task, and tokens of each minibatch.
 const STEPS: usize = 200;
@@ -176,12 +178,92 @@ impl TermLike for Screen {
 fn drawn(size: fn() -> (u16, u16), events: &[(RunEvent<'_>, f64)]) -> (Vec<String>, usize) {
     let (rows, columns) = size();
     let screen = Screen::new(rows, columns);
-    let target = ProgressDrawTarget::term_like(Box::new(screen.clone()));
-    let mut progress = Progress::on(MultiProgress::with_draw_target(target), Show::Bars, size);
-    progress.known = waiting(60);
-    events.iter().for_each(|(event, at_s)| progress.observe_at(event, *at_s));
-    drop(progress);
+    let told = Told::default();
+    let mut display = told.display(Show::Bars, &screen, size);
+    display.known = waiting(60);
+    for (event, at_s) in events {
+        told.clock_is(*at_s);
+        display.observe(event);
+    }
+    drop(display);
     screen.read()
+}
+
+/// A clock that stands still until it is set, and what was said.
+#[derive(Clone, Default)]
+struct Told {
+    now_s: Arc<Mutex<f64>>,
+    lines: Arc<Mutex<Vec<String>>>,
+}
+
+impl Told {
+    fn clock_is(&self, now_s: f64) {
+        *self.now_s.lock().unwrap() = now_s;
+    }
+
+    fn display(&self, show: Show, screen: &Screen, size: fn() -> (u16, u16)) -> Display {
+        let target = ProgressDrawTarget::term_like(Box::new(screen.clone()));
+        let (now_s, lines) = (self.now_s.clone(), self.lines.clone());
+        let clock = Box::new(move || *now_s.lock().unwrap());
+        let say = Box::new(move |line: &str| lines.lock().unwrap().push(line.to_owned()));
+        Display::new(MultiProgress::with_draw_target(target), show, Outside { size, clock, say })
+    }
+
+    /// The terminal after a run of one task has told these events, and so many seconds have gone by in silence.
+    fn after_silence(&self, show: Show, events: &[(RunEvent<'_>, f64)], seconds: usize) -> Vec<String> {
+        let screen = Screen::new(24, 80);
+        let mut display = self.display(show, &screen, || (24, 80));
+        display.known = waiting(1);
+        let (go, goes) = mpsc::channel();
+        let now_s = self.now_s.clone();
+        let is_last = move |_: &mpsc::Receiver<Infallible>| {
+            let ended = goes.recv().is_err();
+            *now_s.lock().unwrap() += 1.0;
+            ended
+        };
+        let mut progress = Progress::of(display, |tick| Some(Ticker::after(is_last, tick)));
+        for (event, at_s) in events {
+            self.clock_is(*at_s);
+            progress.observe(event);
+        }
+        (0..seconds).for_each(|_| go.send(()).unwrap());
+        drop(go);
+        // The display is alive, so that it does not draw its end.
+        let display = progress.display.clone();
+        drop(progress);
+        let rows = screen.read().0;
+        drop(display);
+        rows
+    }
+}
+
+#[test]
+fn on_a_terminal_time_goes_on_while_nothing_happens() {
+    let events = [(minibatch(0, 189), 0.0), (minibatch(0, 190), 10.0)];
+    let after = |seconds| Told::default().after_silence(Show::Bars, &events, seconds);
+    for (seconds, left, gone) in [(0, "90s left", "10s gone"), (3, "87s left", "13s gone")] {
+        let rows = after(seconds);
+        assert!(rows[0].contains(left) && rows[0].ends_with(gone), "{rows:#?}");
+        assert!(row(&rows[2..], "b8-lr0e-4").contains(left), "{rows:#?}");
+    }
+    let rows = after(25);
+    assert!(
+        rows[0].contains("80s left"),
+        "a minibatch that takes longer than the others is one yet: {rows:#?}"
+    );
+    assert!(rows[0].ends_with("35s gone"), "{rows:#?}");
+}
+
+#[test]
+fn in_a_pipe_the_whole_is_told_every_ten_seconds_while_nothing_happens() {
+    let told = Told::default();
+    told.after_silence(Show::Lines, &[(minibatch(0, 0), 1.0), (minibatch(0, 1), 3.0)], 18);
+    let whole =
+        |gone| format!("the whole: 2 of 200 minibatches, 500 tokens/s, 7m left, {gone}s gone; 1 running");
+    assert_eq!(*told.lines.lock().unwrap(), [whole(10), whole(20)]);
+    let told = Told::default();
+    told.after_silence(Show::Nothing, &[(minibatch(0, 0), 1.0)], 30);
+    assert!(told.lines.lock().unwrap().is_empty());
 }
 
 #[test]

@@ -1,0 +1,76 @@
+//! The pictures of a run that has not ended: `hydra report --pictures`.
+
+use crate::common::{Halted, fails, grid, hydra, notes, says, spawn, text, wait_for};
+use std::fs;
+use std::path::Path;
+use std::process::Stdio;
+
+const DRAWN: [&str; 4] = ["losses.svg", "leaderboard.svg", "memory.svg", "report.html"];
+
+/// What `hydra report` prints, which it draws too.
+fn drawn(dir: &Path) -> String {
+    let said = says(&["report", dir.to_str().unwrap(), "--pictures"]);
+    let end = format!("\ndrawn into {}: {}\n", dir.display(), DRAWN.join(", "));
+    assert!(said.ends_with(&end), "{said}");
+    said
+}
+
+#[test]
+fn a_run_that_is_under_way_or_was_killed_is_drawn_when_asked_for() {
+    let root = tempfile::tempdir().unwrap();
+    let dir = root.path().join("run");
+    let out = ["--out", dir.to_str().unwrap()];
+    let child = spawn(&[&grid("--steps 1000000 --cuts 2,4")[..], &out].concat(), Stdio::piped());
+    wait_for(|| {
+        fs::read_to_string(dir.join("metrics.jsonl")).is_ok_and(|lines| lines.contains("\"minibatch\""))
+    });
+    // However long it takes to ask, it is where it was.
+    let halted = Halted::new(child);
+    says(&["report", dir.to_str().unwrap()]);
+    assert!(!DRAWN.iter().any(|name| dir.join(name).exists()), "nothing is drawn unasked");
+    drawn(&dir);
+    let page = || fs::read_to_string(dir.join("report.html")).unwrap();
+    let parts = [
+        "2 tasks in",
+        "so far</h1>",
+        "the run is under way: ",
+        "tokens trained",
+        ">host memory<",
+        "device_memory",
+    ];
+    assert!(parts.iter().all(|part| page().contains(part)), "{}", page());
+    assert!(!page().contains("Schedule"), "{}", page());
+    let part = |name: &str| fs::read_to_string(dir.join(name)).unwrap();
+    assert!(part("losses.svg").contains("b4-lr3e-4") && part("memory.svg").contains("budget 64.00 MiB"));
+    assert!(part("leaderboard.svg").starts_with("<svg"));
+
+    drop(halted);
+    drawn(&dir);
+    assert!(page().contains("go on with: hydra resume"), "{}", page());
+    let json = says(&["report", dir.to_str().unwrap(), "--pictures", "--json"]);
+    assert!(serde_json::from_str::<serde_json::Value>(&json).is_ok(), "alone: {json}");
+    // A run of the time before memory was noted has no picture of it.
+    let lines = fs::read_to_string(dir.join("metrics.jsonl")).unwrap();
+    let lines: String = lines.split_inclusive('\n').filter(|line| !line.contains("\"memory\"")).collect();
+    fs::write(dir.join("metrics.jsonl"), lines).unwrap();
+    fs::remove_file(dir.join("memory.svg")).unwrap();
+    let said = says(&["report", dir.to_str().unwrap(), "--pictures"]);
+    assert!(said.ends_with(": losses.svg, leaderboard.svg, report.html\n"), "{said}");
+    assert!(!dir.join("memory.svg").exists() && !page().contains("host memory"));
+}
+
+#[test]
+fn the_pictures_of_a_run_that_has_ended_stay_as_they_are() {
+    let root = tempfile::tempdir().unwrap();
+    let dir = root.path().join("run");
+    says(&[&grid("--steps 2 --cuts 2,4")[..], &["--out", dir.to_str().unwrap()]].concat());
+    let read = || DRAWN.map(|name| fs::read(dir.join(name)).unwrap());
+    let before = read();
+    let output = hydra(&["report", dir.to_str().unwrap(), "--pictures"]).output().unwrap();
+    assert!(output.status.success() && text(&output.stdout).contains("makespan"));
+    let note = "note: the run has ended, and has drawn its pictures itself: nothing is drawn\n";
+    assert_eq!(notes(&text(&output.stderr)), note);
+    assert!(read() == before);
+    let nowhere = root.path().join("nowhere");
+    fails(&["report", nowhere.to_str().unwrap(), "--pictures"], 1, &["no such directory"]);
+}
