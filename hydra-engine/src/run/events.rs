@@ -147,6 +147,7 @@ impl Run {
         if let Progress::Evaluated { best: true, .. } = progress {
             let _ = self.threads.host.send(HostJob::Snapshot { task: claim.task });
         }
+        let progress = self.first_evaluations.hear(&self.tasks[claim.task.0], progress);
         self.journal.progress(&self.tasks[claim.task.0], progress, time.end_s);
     }
 

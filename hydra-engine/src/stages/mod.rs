@@ -39,6 +39,8 @@ pub enum TaskState {
 /// The work of a task now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
+    /// Waiting for a batch of a first evaluation that other tasks share, or for its result.
+    Shared,
     /// Evaluating batch `batch`.
     Evaluate { kind: EvaluationKind, batch: usize },
     /// Training microbatch `microbatch` of the current minibatch.

@@ -49,7 +49,8 @@ impl Facts {
     }
 
     pub(crate) fn program(&self) -> Program {
-        self.task.program(&self.shards, self.chain().first_trained())
+        let program = self.task.program(&self.shards, self.chain().first_trained());
+        Program { shared: self.admitted.first_evaluation.is_some(), ..program }
     }
 
     /// Returns whether its masters are device-homed.
