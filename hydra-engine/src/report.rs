@@ -74,6 +74,9 @@ pub struct PlanReport {
 pub struct Validations {
     /// Validation before training.
     pub initial_validation: Option<Evaluation>,
+    /// The tasks that computed it, if it was not this one alone: tasks that begin with equal weights evaluate them once.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub initial_validation_by: Vec<String>,
     /// Validations during training: minibatches done and the result.
     pub evaluations: Vec<(usize, Evaluation)>,
     /// Minibatches after which the final weights were reached, if the best ones are the final ones.

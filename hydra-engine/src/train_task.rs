@@ -2,7 +2,7 @@
 
 use crate::checkpoint::Checkpoint;
 use crate::protocol::StopFlag;
-use crate::stages::{Program, Visit};
+use crate::stages::{Cursor, Program, Visit};
 use hydra_core::{Chain, Dataset, ModelWriter, TrainSpec};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -79,7 +79,16 @@ impl TrainTask {
             validation: batches(&self.validation),
             test: batches(&self.test),
             initial_validation: self.initial_validation,
+            shared: false,
             eval_every: spec.eval_every,
+        }
+    }
+
+    /// The place where a task of this program begins, or goes on after its checkpoint.
+    pub(crate) fn beginning(&self, program: Program) -> Cursor {
+        match self.resume.as_ref().map(Checkpoint::state) {
+            Some(state) => Cursor::resumed(program, state.step, state.position.stage()),
+            None => Cursor::new(program),
         }
     }
 

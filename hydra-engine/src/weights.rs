@@ -22,6 +22,11 @@ impl WeightHash {
         }
     }
 
+    /// Adds the hash of other masters.
+    pub(crate) fn add_hash(&mut self, other: Self) {
+        self.0.update(other.0.finalize());
+    }
+
     /// The hash in hexadecimal.
     pub(crate) fn finish(self) -> String {
         hexadecimal(self.0)

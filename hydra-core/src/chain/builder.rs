@@ -53,7 +53,8 @@ impl ChainBuilder {
     /// Sets what makes this chain differ from others of the same names and shapes, such as dropout, the activation or
     /// the number of attention heads. It is part of [`Chain::architecture`], by which saved plans and checkpoints are
     /// known: without it, those of a chain that differs in nothing else would be taken for this one's. Chains that have
-    /// one and are the same by it are measured once; [`Forward::note`] does that for the layers of a chain.
+    /// one and are the same by it are measured once; [`Forward::note`] does that for the layers of a chain. Tasks of such
+    /// chains that begin with the same weights and validate on one dataset are evaluated once before they train.
     pub fn note(mut self, note: impl Into<String>) -> Self {
         self.note = note.into();
         self

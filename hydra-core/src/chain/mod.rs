@@ -190,9 +190,23 @@ impl Chain {
     /// A text that is the same for chains of the same architecture: names and shapes of all layers, what is
     /// tied and what is frozen, and the builder's note.
     pub fn architecture(&self) -> String {
+        self.described(|layer| if layer.frozen { "!" } else { "" })
+    }
+
+    /// Returns whether evaluations of both are known to have the same bits from the same values and the same batches. They
+    /// have if it is one chain, or if both have a [note](ChainBuilder::note) and differ at most in what is frozen.
+    pub fn evaluates_as(&self, other: &Self) -> bool {
+        let noted = |chain: &Self| !chain.note.is_empty();
+        let notes = |chain: &Self| chain.layers.iter().map(|layer| layer.note.clone()).collect::<Vec<_>>();
+        let says = |chain: &Self| (chain.float, chain.language_model, chain.described(|_| ""), notes(chain));
+        std::ptr::eq(self, other) || noted(self) && noted(other) && says(self) == says(other)
+    }
+
+    /// Names and shapes of all layers, each with its mark, what is tied, and the builder's note.
+    fn described(&self, mark: impl Fn(&ChainLayer) -> &'static str) -> String {
         let layer = |l: &ChainLayer| {
             let params: Vec<String> = l.params.iter().map(|p| self.describe(p)).collect();
-            format!("{}{}({})", l.name, if l.frozen { "!" } else { "" }, params.join(","))
+            format!("{}{}({})", l.name, mark(l), params.join(","))
         };
         let layers: Vec<String> = self.layers.iter().map(layer).collect();
         let metrics = if self.metrics.is_empty() { String::new() } else { format!("{:?}", self.metrics) };
@@ -222,6 +236,22 @@ mod tests {
     impl Forward for Dense {
         fn forward(&self, x: Activation, _: &Pass) -> Activation {
             Activation::of(self.linear.forward(x.into_float::<2>()))
+        }
+    }
+
+    /// A [`Dense`] that says what it computes.
+    #[derive(Module, Debug)]
+    struct Noted {
+        linear: Linear,
+    }
+
+    impl Forward for Noted {
+        fn forward(&self, x: Activation, _: &Pass) -> Activation {
+            Activation::of(self.linear.forward(x.into_float::<2>()))
+        }
+
+        fn note(&self) -> Option<String> {
+            Some(String::new())
         }
     }
 
@@ -347,6 +377,31 @@ mod tests {
         };
         assert_eq!((chain(false).first_trained(), chain(true).first_trained()), (1, 2));
         assert_ne!(chain(false).architecture(), chain(true).architecture());
+    }
+
+    #[test]
+    fn chains_evaluate_alike_if_their_notes_say_so_whatever_is_frozen() {
+        let builder = || Chain::builder("c").note("two layers").layer("a", dense(2, 2));
+        let chain = |builder: ChainBuilder| builder.layer("b", dense(2, 2)).build().unwrap();
+        let (one, other) = (chain(builder()), chain(builder()));
+        assert!(one.evaluates_as(&one) && one.evaluates_as(&other));
+        let frozen = Chain::builder("c").note("two layers").frozen("a", dense(2, 2));
+        assert!(one.evaluates_as(&chain(frozen)));
+        let silent = || chain(Chain::builder("c").layer("a", dense(2, 2)));
+        let same = silent();
+        assert!(same.evaluates_as(&same) && !same.evaluates_as(&silent()), "nobody says what it computes");
+        let others = [
+            silent(),
+            chain(builder().note("two others")),
+            chain(builder().metrics(["accuracy"])),
+            chain(builder().language_model()),
+            chain(builder()).with_float_type(FloatType::Bf16),
+            chain(Chain::builder("c").note("two layers").layer("a", Plain { unused: 0 })),
+            builder().layer("b", Noted { linear: dense(2, 2).linear }).build().unwrap(),
+        ];
+        for other in others {
+            assert!(!one.evaluates_as(&other), "{}", other.architecture());
+        }
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Admission itself: all steps in their order, and what comes of them.
 
+use super::alike::equal_first_evaluations;
 use super::check::check;
 use super::cut::{CutTask, Limits, cut};
 use super::host_memory::{HostMemory, Room};
@@ -9,10 +10,9 @@ use super::placement::{Placement, place};
 use super::settings::AdmissionSettings;
 use super::sizes::TaskSizes;
 use super::visit::{VisitDevices, least_sizes, widen};
-use crate::checkpoint::Checkpoint;
 use crate::device::LogicalDevice;
 use crate::error::EngineError;
-use crate::stages::{Cursor, Visit};
+use crate::stages::{Program, Visit};
 use crate::train_task::TrainTask;
 use hydra_core::Length;
 use hydra_partition::PartitionPlan;
@@ -54,6 +54,10 @@ pub struct AdmittedTask {
     /// Those of them for gradients that the optimizer may step with as they come.
     #[serde(skip)]
     pub(crate) gradient_bytes: u64,
+    /// The first of the tasks, this one among them, whose evaluations before training may be one; none if no other's may
+    /// be this one's.
+    #[serde(skip)]
+    pub(crate) first_evaluation: Option<usize>,
     /// Estimated seconds of compute.
     pub estimated_s: f64,
     /// The place where its optimizer steps.
@@ -120,7 +124,9 @@ pub(crate) fn admit(
     let cache = devices.iter().all(|device| device.manager.caches_copies());
     let visits = VisitDevices { budget: limits.budget, count: devices.len(), cache };
     let (sizes, room) = widen(&cut, &placed, &visits, &host, sizes)?;
-    let admitted = |(index, (cut, on))| AdmittedTask::new(cut, on, &sizes[index], &room, index);
+    let equal = equal_first_evaluations(&cut.iter().map(|cut| cut.task).collect::<Vec<_>>());
+    let admitted =
+        |(index, (cut, on))| AdmittedTask::new(cut, on, &sizes[index], &room, (index, equal[index]));
     let tasks: Vec<AdmittedTask> = cut.into_iter().zip(placed).enumerate().map(admitted).collect();
     let named = |device: &LogicalDevice| (device.spec.name.clone(), device.spec.memory.bytes());
     Ok(Admission {
@@ -166,8 +172,15 @@ fn leave_out(
 }
 
 impl AdmittedTask {
-    /// The task of this index in its room.
-    fn new(cut: CutTask<'_>, optimizer: Placement, sizes: &TaskSizes, room: &Room, index: usize) -> Self {
+    /// The task of this index in its room, with the first of those whose first evaluation may be its own.
+    fn new(
+        cut: CutTask<'_>,
+        optimizer: Placement,
+        sizes: &TaskSizes,
+        room: &Room,
+        (index, first_evaluation): (usize, Option<usize>),
+    ) -> Self {
+        let evaluates_for_others = first_evaluation == Some(index);
         let CutTask { task, batch, plan, .. } = cut;
         let items = task.train.len();
         let units_per_item = (batch.units / batch.items.max(1)) as u64;
@@ -186,7 +199,8 @@ impl AdmittedTask {
             visit: sizes.visit,
             batch_bytes: sizes.batches,
             gradient_bytes: sizes.gradient_room(room.gradient_shards),
-            estimated_s: task_s(task, &plan),
+            first_evaluation,
+            estimated_s: task_s(task, &plan, first_evaluation.is_some() && !evaluates_for_others),
             optimizer,
             plan,
         }
@@ -207,13 +221,10 @@ fn trained_items(task: &TrainTask) -> u64 {
     }
 }
 
-/// Seconds of compute that a task has before it.
-fn task_s(task: &TrainTask, plan: &PartitionPlan) -> f64 {
-    let program = task.program(&plan.shards(), 0, Visit::ONE);
-    let cursor = match task.resume.as_ref().map(Checkpoint::state) {
-        Some(state) => Cursor::resumed(program, state.step, state.position.stage()),
-        None => Cursor::new(program),
-    };
+/// Seconds of compute that a task has before it, without its first evaluation if that is `shared` and another's.
+fn task_s(task: &TrainTask, plan: &PartitionPlan, shared: bool) -> f64 {
+    let program = Program { shared, ..task.program(&plan.shards(), 0, Visit::ONE) };
+    let cursor = task.beginning(program);
     let forward: f64 = plan.shards.iter().map(|shard| shard.forward_s).sum();
     let backward: f64 = plan.shards.iter().map(|shard| shard.backward_s).sum();
     // The last shard's forward is in its backward.

@@ -1,6 +1,7 @@
 //! The identities of a run's tasks: all that their bits depend on.
 
 use super::admit::{Admission, AdmittedTask};
+use super::alike::is_same;
 use crate::checkpoint::{DataIdentity, Identity};
 use crate::device::{DeviceKind, LogicalDevice};
 use crate::error::{EngineError, guarded, refused};
@@ -55,8 +56,7 @@ struct HashedData(Vec<(Arc<dyn Dataset>, DataIdentity)>);
 
 impl HashedData {
     fn identity(&mut self, data: &Arc<dyn Dataset>) -> Result<DataIdentity, EngineError> {
-        let same = |known: &Arc<dyn Dataset>| std::ptr::addr_eq(Arc::as_ptr(known), Arc::as_ptr(data));
-        if let Some((_, identity)) = self.0.iter().find(|(known, _)| same(known)) {
+        if let Some((_, identity)) = self.0.iter().find(|(known, _)| is_same(known, data)) {
             return Ok(identity.clone());
         }
         let identity = data_identity(data.as_ref())?;

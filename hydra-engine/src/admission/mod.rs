@@ -5,6 +5,7 @@
 //! Never: trains, starts a thread of a run, or changes what it was given.
 
 mod admit;
+mod alike;
 mod check;
 mod cut;
 mod disk;

@@ -82,6 +82,9 @@ impl Position {
 pub(crate) struct SavedResults {
     pub losses: Vec<f64>,
     pub initial: Option<SavedEvaluation>,
+    /// The tasks that computed that, if it was not this one alone.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub initial_by: Vec<String>,
     pub validation: Option<SavedEvaluation>,
     pub test: Option<SavedEvaluation>,
     pub periodic: Vec<(usize, SavedEvaluation)>,

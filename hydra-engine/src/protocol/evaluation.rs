@@ -43,6 +43,14 @@ impl Sums {
         }
     }
 
+    /// Adds the sums of the batch that comes next, to the bits that [`add`](Self::add) comes to.
+    pub(crate) fn append(&mut self, batch: &Self) {
+        self.loss += batch.loss;
+        self.terms += batch.terms;
+        self.metrics.resize(batch.metrics.len(), 0.0);
+        self.metrics.iter_mut().zip(&batch.metrics).for_each(|(sum, of_batch)| *sum += of_batch);
+    }
+
     /// The means, the metrics under the names that the chain has for them.
     pub(crate) fn mean(&self, chain: &Chain) -> Evaluation {
         let over = self.terms.max(1) as f64;
@@ -128,6 +136,30 @@ mod tests {
         sums.add(&Measured { loss: 2.0, metrics: vec![0.5, f32::NAN] }, 4);
         sums.add(&Measured { loss: 5.0, metrics: vec![1.0, 1.0] }, 2);
         sums
+    }
+
+    #[test]
+    fn batches_that_are_appended_are_added_to_the_bit() {
+        let batches: Vec<(Measured, usize)> = (0..40_u32)
+            .map(|i| {
+                (
+                    Measured { loss: (i as f32 * 0.37).sin(), metrics: vec![0.1 * i as f32, -0.0] },
+                    1 + i as usize % 5,
+                )
+            })
+            .collect();
+        let (mut added, mut appended) = (Sums::default(), Sums::default());
+        for (batch, terms) in &batches {
+            added.add(batch, *terms);
+            let mut alone = Sums::default();
+            alone.add(batch, *terms);
+            appended.append(&alone);
+        }
+        let bits = |sums: &Sums| {
+            let metrics = sums.metrics.iter().map(|sum| sum.to_bits()).collect::<Vec<_>>();
+            (sums.loss.to_bits(), sums.terms, metrics)
+        };
+        assert_eq!(bits(&appended), bits(&added));
     }
 
     #[test]

@@ -9,8 +9,8 @@ use hydra_core::{DeviceId, HostTensor, TaskId};
 pub(crate) type Ticket = u64;
 
 pub(crate) enum Event {
-    /// The first masters of a task are in the store, its best ones so far among them or not, or could not be put there.
-    Begun { task: TaskId, result: Result<bool, EngineError> },
+    /// The first masters of a task are in the store, or could not be put there.
+    Begun { task: TaskId, result: Result<Begun, EngineError> },
     /// Batches were read ahead, or could not be.
     Loaded { task: TaskId, loaded: Loaded },
     /// A promotion ended; the payload is about to be in the device's double buffer.
@@ -82,6 +82,14 @@ impl Reporter {
     pub(crate) fn since(&self, start_s: f64) -> Time {
         Time { start_s, end_s: self.now() }
     }
+}
+
+/// The first masters of a task, which are in the store.
+pub(crate) struct Begun {
+    /// True if its best ones so far are among them.
+    pub best: bool,
+    /// The hash of their parameters, of a task whose first evaluation may be that of others.
+    pub weights: Option<String>,
 }
 
 /// The writer's result.

@@ -15,7 +15,7 @@ pub(crate) use batches::{Loaded, Reading};
 pub(crate) use clock::{Clock, Time};
 pub use evaluation::Evaluation;
 pub(crate) use evaluation::{SavedEvaluation, Sums};
-pub(crate) use event::{Event, Reporter, Ticket, Written};
+pub(crate) use event::{Begun, Event, Reporter, Ticket, Written};
 pub(crate) use host_room::{HostRoom, RoomAhead};
 pub(crate) use payload::{Computed, Gradient, Inputs, Made, Output};
 pub use stop::StopFlag;

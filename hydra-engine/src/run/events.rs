@@ -163,6 +163,7 @@ impl Run {
             let _ = self.threads.host.send(HostJob::Snapshot { task: claim.task });
         }
         let ends_something = !matches!(progress, Progress::Nothing);
+        let progress = self.first_evaluations.hear(&self.tasks[claim.task.0], progress);
         self.journal.progress(&self.tasks[claim.task.0], progress, time.end_s);
         if ends_something && self.journal.memory_is_due(time.end_s) {
             self.tell_memory(time.end_s);

@@ -6,9 +6,9 @@ use super::memory::MastersRoom;
 use crate::admission::{best_bytes, groups};
 use crate::checkpoint::{Checkpoint, ImageValues, Reader};
 use crate::error::{EngineError, guarded};
-use crate::protocol::{Event, Reporter};
+use crate::protocol::{Begun, Event, Reporter};
 use crate::task::Facts;
-use crate::weights::initial_image;
+use crate::weights::{WeightHash, initial_image};
 use crossbeam_channel::Receiver;
 use hydra_core::{Chain, FloatType, TrainSpec};
 use hydra_spill::{DeviceLink, ImageId, Masters, NarrowFloats, Reservation, SpillError, TierStore};
@@ -54,17 +54,19 @@ pub(super) struct FirstMasters {
 }
 
 impl FirstMasters {
-    /// Puts them there; returns whether the task's best masters so far are among them.
+    /// Puts them there, and hashes them if another task may begin with the same ones and the same evaluation.
     ///
     /// # Errors
     /// Weights that cannot be read.
-    pub(super) fn put(mut self) -> Result<bool, EngineError> {
+    pub(super) fn put(mut self) -> Result<Begun, EngineError> {
         const WHAT: &str = "reading the first weights";
         let checkpoint = self.facts.task.resume.as_ref();
         let mut reader = guarded(WHAT, || Ok(checkpoint.map(Checkpoint::reader).transpose()?))?;
         let mut best = false;
+        let mut weights = self.facts.admitted.first_evaluation.map(|_| WeightHash::default());
         for group in self.groups() {
             let images = guarded(WHAT, || values(&self.facts, reader.as_mut(), group.clone()))?;
+            weights.iter_mut().for_each(|hash| self.hash(hash, group.clone(), &images));
             for (image, values) in group.zip(images) {
                 best |= values.best.is_some();
                 let room = self.room(image)?;
@@ -74,7 +76,19 @@ impl FirstMasters {
         if let Some(reader) = reader {
             reader.finish(self.facts.task.spec.optimizer.moments())?;
         }
-        Ok(best)
+        Ok(Begun { best, weights: weights.map(WeightHash::finish) })
+    }
+
+    /// Adds the hashes of these images, each of which is hashed by itself.
+    fn hash(&self, hash: &mut WeightHash, group: Range<usize>, images: &[ImageValues]) {
+        let chain = self.facts.chain();
+        let of = |(image, values): (usize, &ImageValues)| {
+            let mut hash = WeightHash::default();
+            hash.add(chain, image, &values.params);
+            hash
+        };
+        let hashes: Vec<WeightHash> = group.into_par_iter().zip(images).map(of).collect();
+        hashes.into_iter().for_each(|image| hash.add_hash(image));
     }
 
     /// The images that are made together.

@@ -57,7 +57,7 @@ impl Journal {
     pub(super) fn progress(&mut self, of: &LiveTask, progress: Progress, at_s: f64) {
         let task = of.id();
         match progress {
-            Progress::Nothing => {}
+            Progress::Nothing | Progress::SharedBatch { .. } => {}
             Progress::Minibatch { step, loss, units } => {
                 let steps = of.cursor.program().steps;
                 let rate = of.facts.task.spec.rate(step, steps);

@@ -7,12 +7,14 @@ mod checkpoints;
 mod claiming;
 mod devices;
 mod events;
+mod first_evaluations;
 mod first_masters;
 mod journal;
 mod memory;
 mod queue;
 mod record;
 mod setup;
+mod shared_evaluation;
 mod summary;
 mod threads;
 
@@ -26,7 +28,7 @@ use crate::io::loader::LoadJob;
 use crate::io::writer::{WriterJob, WriterStores};
 use crate::observer::RunEvent;
 use crate::optimizer::HostJob;
-use crate::protocol::{Clock, Event, Reporter, StopFlag};
+use crate::protocol::{Begun, Clock, Event, Reporter, StopFlag};
 use crate::report::RunReport;
 use crate::stages::TaskState;
 use crate::task::{Change, Facts, Fate, LiveTask, Phase, Request, Rest};
@@ -34,6 +36,7 @@ use checkpoints::{Turn, mark_due};
 use claiming::{Board, Claiming, Jobs};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 use devices::{DeviceState, abandon};
+use first_evaluations::FirstEvaluations;
 use first_masters::FirstMasters;
 use hydra_core::TaskId;
 use hydra_spill::{ImageId, SpillError, TierStore};
@@ -57,6 +60,7 @@ pub(crate) struct Run {
     memory: RunMemory,
     queue: Queue,
     claiming: Claiming,
+    first_evaluations: FirstEvaluations,
     every: CheckpointEvery,
     stop: StopFlag,
     stopping: bool,
@@ -121,6 +125,7 @@ impl Run {
         let mut run = Self {
             queue: Queue::new(admission.in_turn, threads.devices.len()),
             claiming: Claiming::new(policy, prefetch)?,
+            first_evaluations: FirstEvaluations::default(),
             devices: threads.devices.iter().map(|_| DeviceState::default()).collect(),
             tasks: live,
             threads,
@@ -172,11 +177,12 @@ impl Run {
     }
 
     /// The first masters of a task are in place, or could not be put there: then it fails.
-    fn begun(&mut self, id: TaskId, result: Result<bool, EngineError>) {
-        let begun = result.and_then(|best| self.register(id, best));
+    fn begun(&mut self, id: TaskId, result: Result<Begun, EngineError>) {
+        let begun = result.and_then(|begun| self.register(id, begun.best).map(|()| begun.weights));
         self.tasks[id.0].request = None;
         match begun {
-            Ok(()) => {
+            Ok(weights) => {
+                self.first_evaluations.join(&self.tasks[id.0], weights);
                 let at_s = self.journal.clock.now();
                 self.journal.observe(&RunEvent::Began { task: id, at_s });
             }
@@ -216,8 +222,11 @@ impl Run {
             self.discard();
             self.end_without_devices();
             self.begin_waiting();
+            self.share_first_evaluations();
             mark_due(&mut self.tasks, self.every, self.journal.clock.now());
             (0..self.tasks.len()).for_each(|index| self.settle(index));
+            // Tasks that have ended leave open what they had taken.
+            self.share_first_evaluations();
             self.read_ahead();
             self.claim(Claiming::claim_all);
             match inbox.recv_timeout(TICK) {

@@ -84,6 +84,7 @@ fn task_report(task: &LiveTask) -> TaskReport {
         losses: results.losses.clone(),
         validations: Validations {
             initial_validation: results.initial.clone(),
+            initial_validation_by: results.initial_by.clone(),
             evaluations: results.periodic.clone(),
             best_step: results.best.as_ref().map(|(step, _)| *step),
             stopped_early: task.stopped_early(),

@@ -46,6 +46,8 @@ pub(crate) struct Program {
     pub validation: usize,
     pub test: usize,
     pub initial_validation: bool,
+    /// True if other tasks may compute batches of its first evaluation, so that it is told which ones to evaluate.
+    pub shared: bool,
     pub eval_every: Option<usize>,
 }
 
@@ -58,6 +60,11 @@ impl Program {
     /// Batches of an evaluation.
     pub(crate) fn batches(&self, kind: EvaluationKind) -> usize {
         if kind == EvaluationKind::Test { self.test } else { self.validation }
+    }
+
+    /// Returns true if the batches of an evaluation are divided among tasks.
+    pub(crate) fn shares(&self, kind: EvaluationKind) -> bool {
+        self.shared && kind == EvaluationKind::Initial
     }
 
     /// Returns true if the weights are evaluated after `done` minibatches, while training.
@@ -75,25 +82,39 @@ pub(crate) struct Cursor {
     position: (ShardTaskKind, usize),
     /// The microbatches or batches of the visit.
     visit: Range<usize>,
+    /// Batches of a shared first evaluation, from the first one, of which the task knows the sums.
+    evaluated: usize,
 }
 
 impl Cursor {
     pub(crate) fn new(program: Program) -> Self {
-        let mut cursor = Self::resumed(program, 0, Stage::Finished);
-        let validates = cursor.program.initial_validation && cursor.program.validation > 0;
-        if validates && cursor.program.steps > 0 {
-            cursor.enter(Stage::Evaluate { kind: EvaluationKind::Initial, batch: 0 });
-        } else {
-            cursor.after_minibatches();
+        let validates = program.initial_validation && program.validation > 0;
+        if validates && program.steps > 0 {
+            return Self::resumed(program, 0, Stage::Evaluate { kind: EvaluationKind::Initial, batch: 0 });
         }
+        let mut cursor = Self::resumed(program, 0, Stage::Finished);
+        cursor.after_minibatches();
         cursor
     }
 
     /// A task that has trained `step` minibatches and goes on at `stage`.
     pub(crate) fn resumed(program: Program, step: usize, stage: Stage) -> Self {
-        let mut cursor = Self { stage, step, position: (ShardTaskKind::Evaluate, 0), visit: 0..1, program };
-        cursor.enter(stage);
+        let mut cursor =
+            Self { stage, step, position: (ShardTaskKind::Evaluate, 0), visit: 0..1, evaluated: 0, program };
+        match stage {
+            Stage::Evaluate { kind, batch } if cursor.program.shares(kind) => {
+                cursor.evaluated = batch;
+                cursor.stage = Stage::Shared;
+            }
+            stage => cursor.enter(stage),
+        }
         cursor
+    }
+
+    /// Goes back to the beginning of a minibatch or evaluation batch, or on to another stage.
+    pub(crate) fn go_to(&mut self, step: usize, stage: Stage) {
+        self.step = step;
+        self.enter(stage);
     }
 
     pub(crate) fn program(&self) -> &Program {
@@ -102,6 +123,28 @@ impl Cursor {
 
     pub(crate) fn stage(&self) -> Stage {
         self.stage
+    }
+
+    /// The stage from which a checkpoint goes on: of a shared evaluation, the first batch whose sums are not known.
+    pub(crate) fn saved_stage(&self) -> Stage {
+        match self.is_in_shared_evaluation() {
+            true => Stage::Evaluate { kind: EvaluationKind::Initial, batch: self.evaluated },
+            false => self.stage,
+        }
+    }
+
+    /// Batches of a shared first evaluation, from the first one, of which the task knows the sums.
+    pub(crate) fn evaluated(&self) -> usize {
+        self.evaluated
+    }
+
+    /// Returns true if the task evaluates batches of a first evaluation with others, or waits for them.
+    pub(crate) fn is_in_shared_evaluation(&self) -> bool {
+        match self.stage {
+            Stage::Shared => true,
+            Stage::Evaluate { kind, .. } => self.program.shares(kind),
+            _ => false,
+        }
     }
 
     /// Minibatches that have been trained or are being finished.
@@ -116,7 +159,7 @@ impl Cursor {
             Stage::Evaluate { .. } | Stage::Train { .. } => {
                 Some(ShardTask { stage: self.stage, kind, shard, step: self.step })
             }
-            Stage::Restore | Stage::Write | Stage::Finished => None,
+            Stage::Shared | Stage::Restore | Stage::Write | Stage::Finished => None,
         }
     }
 
@@ -164,8 +207,23 @@ impl Cursor {
     fn set_sweep(&mut self, to: usize) {
         match &mut self.stage {
             Stage::Train { microbatch: sweep } | Stage::Evaluate { batch: sweep, .. } => *sweep = to,
-            Stage::Restore | Stage::Write | Stage::Finished => {}
+            Stage::Shared | Stage::Restore | Stage::Write | Stage::Finished => {}
         }
+    }
+
+    /// Evaluates this batch next, of a first evaluation that is shared.
+    pub(crate) fn take_batch(&mut self, batch: usize) {
+        self.enter(Stage::Evaluate { kind: EvaluationKind::Initial, batch });
+    }
+
+    /// The sums of so many batches of a shared first evaluation, from the first one, are known.
+    pub(crate) fn know_batches(&mut self, evaluated: usize) {
+        self.evaluated = evaluated;
+    }
+
+    /// Leaves a shared first evaluation, the result of which is there.
+    pub(crate) fn end_shared_evaluation(&mut self) {
+        self.after_minibatches();
     }
 
     /// Ends training here, at the end of a minibatch or within an evaluation: what is left is to write.
@@ -217,7 +275,8 @@ impl Cursor {
             }
             Stage::Evaluate { kind, .. } => {
                 // A checkpoint that is not of this task may say a batch that is not there; it is refused later.
-                let here = p.batches(kind).saturating_sub(not_begun) as u64;
+                let batches = if p.shares(kind) { self.visit.end } else { p.batches(kind) };
+                let here = batches.saturating_sub(not_begun) as u64;
                 let after = match kind {
                     EvaluationKind::Initial | EvaluationKind::Periodic => {
                         final_evaluations + periodic(self.step)
@@ -226,6 +285,11 @@ impl Cursor {
                     EvaluationKind::Test => 0,
                 };
                 visited(later(self.step), here + after)
+            }
+            // Others may evaluate what is left of that.
+            Stage::Shared => {
+                let evaluations = final_evaluations + periodic(self.step);
+                WorkLeft { sweeps: later(self.step), evaluations, ..WorkLeft::default() }
             }
             Stage::Restore => WorkLeft { evaluations: p.test as u64, ..WorkLeft::default() },
             Stage::Write | Stage::Finished => WorkLeft::default(),
@@ -248,6 +312,10 @@ impl Cursor {
             Stage::Evaluate { kind: EvaluationKind::Test, .. } => None,
             Stage::Evaluate { .. } if self.step < p.steps => trains,
             Stage::Evaluate { .. } => evaluates.filter(|_| p.validation + p.test > 0),
+            Stage::Shared => {
+                let training = ShardTaskKind::training_start(p.shards);
+                return costs.until_read_s(training, shard, p.first_trained, None);
+            }
             Stage::Restore | Stage::Write | Stage::Finished => return None,
         };
         let s = costs.until_read_s(self.position, shard, p.first_trained, then)?;
@@ -268,8 +336,10 @@ impl Cursor {
         let (p, first) = (&self.program, self.sweep());
         let end = match stage {
             Stage::Train { .. } => (first + p.visit.microbatches).min(p.microbatches_of(self.step)),
+            // Of a shared one the task is told batch by batch what to evaluate.
+            Stage::Evaluate { kind, .. } if p.shares(kind) => first + 1,
             Stage::Evaluate { kind, .. } => (first + p.visit.batches).min(p.batches(kind)),
-            Stage::Restore | Stage::Write | Stage::Finished => 1,
+            Stage::Shared | Stage::Restore | Stage::Write | Stage::Finished => 1,
         };
         self.visit = first..end.max(first + 1);
     }
@@ -287,6 +357,7 @@ impl Cursor {
                     false => self.after_minibatches(),
                 }
             }
+            Stage::Evaluate { kind, .. } if self.program.shares(kind) => self.stage = Stage::Shared,
             Stage::Evaluate { kind, .. } if next < self.program.batches(kind) => {
                 self.enter(Stage::Evaluate { kind, batch: next });
             }
@@ -336,6 +407,7 @@ mod tests {
             validation: 2,
             test: 1,
             initial_validation: true,
+            shared: false,
             eval_every: None,
         }
     }
@@ -470,6 +542,30 @@ mod tests {
         let one =
             Program { shards: 1, steps: 2, epoch: 5, microbatches: 1, validation: 0, test: 0, ..program() };
         assert_eq!(run(Cursor::new(one)), ["b0@0", "b0@1", "Write"]);
+    }
+
+    #[test]
+    fn a_shared_evaluation_is_told_its_batches_and_waits_between_them() {
+        let initial = |batch| Stage::Evaluate { kind: EvaluationKind::Initial, batch };
+        let shared = || Program { shared: true, ..program() };
+        let mut cursor = Cursor::new(shared());
+        let alone = Cursor::new(program()).left();
+        assert_eq!((cursor.stage(), cursor.peek(), cursor.saved_stage()), (Stage::Shared, None, initial(0)));
+        assert_eq!(cursor.left(), WorkLeft { evaluations: alone.evaluations - 2, ..alone });
+        cursor.take_batch(1);
+        for shard in 0..3 {
+            let next = cursor.peek().unwrap();
+            assert_eq!((next.stage, next.shard, cursor.saved_stage()), (initial(1), shard, initial(0)));
+            cursor.advance();
+        }
+        assert_eq!(cursor.stage(), Stage::Shared);
+        cursor.know_batches(1);
+        assert_eq!(cursor.saved_stage(), initial(1));
+        let resumed = Cursor::resumed(shared(), 0, cursor.saved_stage());
+        assert_eq!((resumed.stage(), resumed.evaluated()), (Stage::Shared, 1));
+        cursor.end_shared_evaluation();
+        assert!(cursor.at_minibatch_start());
+        assert_eq!(run(cursor), run(Cursor::resumed(program(), 0, Stage::Train { microbatch: 0 })));
     }
 
     #[test]

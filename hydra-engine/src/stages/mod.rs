@@ -40,6 +40,8 @@ pub enum TaskState {
 /// The work of a task now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
+    /// Waiting for a batch of a first evaluation that other tasks share, or for its result.
+    Shared,
     /// Evaluating batch `batch`.
     Evaluate { kind: EvaluationKind, batch: usize },
     /// Training microbatch `microbatch` of the current minibatch.
@@ -57,7 +59,7 @@ impl Stage {
     pub(crate) fn sweep(&self) -> usize {
         match self {
             Self::Evaluate { batch: sweep, .. } | Self::Train { microbatch: sweep } => *sweep,
-            Self::Restore | Self::Write | Self::Finished => 0,
+            Self::Shared | Self::Restore | Self::Write | Self::Finished => 0,
         }
     }
 }

@@ -57,7 +57,7 @@ impl LiveTask {
             }
             _ => {}
         }
-        self.go_to(step, stage);
+        self.cursor = Cursor::resumed(self.cursor.program().clone(), step, stage);
         self.checkpoint = CheckpointClock::new(&self.cursor, at_s, self.facts.admitted.master_bytes);
         // Frozen images are always up to date.
         self.versions.iter_mut().filter(|version| **version == 0).for_each(|version| *version = step);
@@ -65,12 +65,12 @@ impl LiveTask {
     }
 
     fn go_to(&mut self, step: usize, stage: Stage) {
-        self.cursor = Cursor::resumed(self.cursor.program().clone(), step, stage);
+        self.cursor.go_to(step, stage);
     }
 
     /// The state of the task at rest, for a checkpoint.
     fn state(&self) -> Option<Box<State>> {
-        let position = match self.cursor.stage() {
+        let position = match self.cursor.saved_stage() {
             Stage::Evaluate { kind, batch } => {
                 Position::Evaluate { kind, batch, sums: self.underway.evaluation.clone() }
             }
@@ -274,10 +274,17 @@ impl LiveTask {
     /// No device is left for the task. What it has claimed fails by itself.
     pub(crate) fn without_device(&mut self, ticket: Ticket) -> Fate {
         let waits = !self.phase.gave_up() && self.request.is_none() && self.flight.is_idle();
-        match self.cursor.peek().filter(|_| waits) {
-            Some(_) if self.phase.is_waiting() => Fate::Fails(EngineError::NoDeviceLeft),
+        let next = self.cursor.peek();
+        if !waits || next.is_none() && self.cursor.stage() != Stage::Shared {
+            return Fate::GoesOn;
+        }
+        match next {
+            _ if self.phase.is_waiting() => Fate::Fails(EngineError::NoDeviceLeft),
             Some(next) => self.fails_at(&next, ticket, EngineError::NoDeviceLeft),
-            None => Fate::GoesOn,
+            None => {
+                self.doom(EngineError::NoDeviceLeft);
+                Fate::GoesOn
+            }
         }
     }
 

@@ -49,7 +49,9 @@ impl Facts {
     }
 
     pub(crate) fn program(&self) -> Program {
-        self.task.program(&self.shards, self.chain().first_trained(), self.admitted.visit)
+        let visit = self.admitted.visit;
+        let program = self.task.program(&self.shards, self.chain().first_trained(), visit);
+        Program { shared: self.admitted.first_evaluation.is_some(), ..program }
     }
 
     /// Returns whether its masters are device-homed.

@@ -370,7 +370,9 @@ impl LiveTask {
                 return Err(EngineError::BadLoss { loss, step, dataset });
             }
             _ if !loss.is_finite() => return Err(EngineError::BadLoss { loss, step, dataset: None }),
-            Stage::Evaluate { .. } => self.underway.evaluation.add(measured, claim.terms),
+            Stage::Evaluate { kind, .. } => {
+                self.underway.sums(self.cursor.program().shares(kind)).add(measured, claim.terms)
+            }
             _ => self.underway.loss += claim.work.weight * f64::from(loss),
         }
         Ok(())
@@ -397,8 +399,11 @@ impl LiveTask {
 
     fn end_batch(&mut self, kind: EvaluationKind, batch: usize, step: usize) -> Progress {
         let batches = self.cursor.program().batches(kind);
+        let units = self.facts.task.evaluation_batch() * self.sweep.units_per_item();
+        if self.cursor.program().shares(kind) {
+            return Progress::SharedBatch { batch, sums: std::mem::take(&mut self.underway.batch), units };
+        }
         if batch + 1 < batches {
-            let units = self.facts.task.evaluation_batch() * self.sweep.units_per_item();
             return Progress::Evaluating { kind, batch, batches, units };
         }
         let result = std::mem::take(&mut self.underway.evaluation).mean(self.facts.chain());

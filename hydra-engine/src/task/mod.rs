@@ -11,6 +11,7 @@ mod gradient_room;
 mod live;
 mod phase;
 mod results;
+mod shared;
 mod sweep;
 mod waits;
 

@@ -12,6 +12,8 @@ pub(crate) struct Results {
     pub losses: Vec<f64>,
     pub units: u64,
     pub initial: Option<Evaluation>,
+    /// The tasks that computed that, if it was not this one alone.
+    pub initial_by: Vec<String>,
     pub validation: Option<Evaluation>,
     pub test: Option<Evaluation>,
     pub periodic: Vec<(usize, Evaluation)>,
@@ -28,9 +30,29 @@ pub(crate) struct Results {
 #[derive(Debug, PartialEq)]
 pub(crate) enum Progress {
     Nothing,
-    Minibatch { step: usize, loss: f64, units: usize },
-    Evaluating { kind: EvaluationKind, batch: usize, batches: usize, units: usize },
-    Evaluated { kind: EvaluationKind, step: usize, result: Evaluation, best: bool },
+    Minibatch {
+        step: usize,
+        loss: f64,
+        units: usize,
+    },
+    Evaluating {
+        kind: EvaluationKind,
+        batch: usize,
+        batches: usize,
+        units: usize,
+    },
+    /// A batch of a first evaluation that is shared.
+    SharedBatch {
+        batch: usize,
+        sums: Sums,
+        units: usize,
+    },
+    Evaluated {
+        kind: EvaluationKind,
+        step: usize,
+        result: Evaluation,
+        best: bool,
+    },
 }
 
 /// The minibatch and the evaluation that are under way.
@@ -39,16 +61,26 @@ pub(crate) struct Underway {
     /// The loss of the microbatches so far, by their shares.
     pub loss: f64,
     pub evaluation: Sums,
+    /// The batch of a shared evaluation, whose other sums come from whoever computes them.
+    pub batch: Sums,
+}
+
+impl Underway {
+    /// Sums of an evaluation, which of a `shared` one are those of its batch.
+    pub(crate) fn sums(&mut self, shared: bool) -> &mut Sums {
+        if shared { &mut self.batch } else { &mut self.evaluation }
+    }
 }
 
 impl Results {
     /// Those that a checkpoint has of a task of this chain.
     pub(crate) fn of(saved: SavedResults, chain: &Chain) -> Self {
-        let SavedResults { losses, initial, validation, test, periodic, best } = saved;
+        let SavedResults { losses, initial, initial_by, validation, test, periodic, best } = saved;
         let of = |saved: SavedEvaluation| saved.evaluation(chain);
         Self {
             losses,
             initial: initial.map(of),
+            initial_by,
             validation: validation.map(of),
             test: test.map(of),
             periodic: periodic.into_iter().map(|(step, result)| (step, of(result))).collect(),
@@ -87,6 +119,7 @@ impl Results {
         SavedResults {
             losses: self.losses.clone(),
             initial: self.initial.clone().map(Into::into),
+            initial_by: self.initial_by.clone(),
             validation: self.validation.clone().map(Into::into),
             test: self.test.clone().map(Into::into),
             periodic: self.periodic.iter().map(|(step, result)| (*step, result.clone().into())).collect(),

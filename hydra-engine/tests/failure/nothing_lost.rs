@@ -309,6 +309,34 @@ fn the_run_goes_on_without_a_device_that_is_gone() {
 }
 
 #[test]
+fn tasks_that_share_an_evaluation_go_on_without_a_device_or_end_without_any() {
+    let (chain, data) = (mlp_chain(), spirals());
+    let run = |devices: usize, after: usize| {
+        let settings = Settings { devices, ..Settings::default() };
+        let mut run = settings.orchestrator().probe(Dies::after(after));
+        for index in 0..8 {
+            let task = TrainTask::new(format!("task {index}"), chain.clone(), data.clone(), spec(6));
+            run.submit(task.validation(data.clone()).cuts(vec![1])).unwrap();
+        }
+        run.run().unwrap()
+    };
+    let whole = run(2, usize::MAX);
+    // In the middle of the evaluation.
+    for after in [3, 4, 7] {
+        let report = run(2, after);
+        let failed = report.tasks.iter().filter(|task| task.state == TaskState::Failed).count();
+        assert!((1..=2).contains(&failed), "{report:?}");
+        let done = |task: &&TaskReport| task.state == TaskState::Done;
+        for (task, expected) in report.tasks.iter().zip(&whole.tasks).filter(|(task, _)| done(task)) {
+            assert_eq!(task.validations.initial_validation, expected.validations.initial_validation);
+            assert_eq!(task.weights_sha256, expected.weights_sha256);
+        }
+        let report = run(1, after);
+        assert!(report.tasks.iter().all(|task| task.state == TaskState::Failed), "{report:?}");
+    }
+}
+
+#[test]
 fn without_any_device_tasks_end_with_what_they_had() {
     let dir = TempDir::new().unwrap();
     let mut run = Settings::default().orchestrator().probe(Dies::after(42));

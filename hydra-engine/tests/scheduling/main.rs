@@ -5,5 +5,6 @@
 mod common;
 mod in_turn;
 mod isolation;
+mod once;
 mod patient;
 mod record;

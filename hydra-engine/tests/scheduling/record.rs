@@ -66,6 +66,27 @@ fn evaluations_during_training_and_microbatches_are_there() {
 }
 
 #[test]
+fn an_evaluation_that_tasks_share_is_recorded_once_with_those_that_computed_it() {
+    let (chain, validation) = (gpt2_chain(), tokens(5, 3));
+    for devices in [1, 2] {
+        let mut run = Settings { devices, ..Settings::default() }.orchestrator();
+        for index in 0..4 {
+            let spec = TrainSpec { length: Length::Steps(5), ..adamw(4) };
+            let task = TrainTask::new(format!("{index}"), chain.clone(), tokens(11, 1), spec);
+            run.submit(task.validation(validation.clone())).expect("a task");
+        }
+        let report = run.run().expect("a run");
+        assert!(report.replay_s.is_some_and(|s| s > 0.0));
+        let tasks = &replayed(&report).tasks;
+        let sweeps = |after: u64| {
+            let all = tasks.iter().flat_map(|task| &task.evaluations);
+            all.filter(|of| of.after == after).map(|of| of.sweeps).sum::<u64>()
+        };
+        assert_eq!((sweeps(0), sweeps(5)), (2, 4 * 2));
+    }
+}
+
+#[test]
 fn smaller_last_minibatches_of_epochs_are_replayed() {
     let report = |blocks, minibatches| {
         let spec = TrainSpec { accumulate: 2, length: Length::Steps(minibatches), ..adamw(2) };

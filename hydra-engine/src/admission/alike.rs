@@ -1,0 +1,46 @@
+//! The tasks that begin with the same evaluation, if they begin with equal weights.
+
+use crate::stages::{EvaluationKind, Stage, Visit};
+use crate::train_task::TrainTask;
+use hydra_core::Dataset;
+use std::sync::Arc;
+
+/// Returns whether two datasets are one object.
+pub(super) fn is_same(one: &Arc<dyn Dataset>, other: &Arc<dyn Dataset>) -> bool {
+    std::ptr::addr_eq(Arc::as_ptr(one), Arc::as_ptr(other))
+}
+
+/// For each task the first one whose evaluation before training is the same if they begin with equal weights; none where
+/// no other task's is.
+///
+/// Nothing is taken for equal that may differ: the validation data is one object, read in batches of as many items, and the
+/// chains are [known to evaluate alike](hydra_core::Chain::evaluates_as). The devices of a run are of one kind.
+pub(super) fn equal_first_evaluations(tasks: &[&TrainTask]) -> Vec<Option<usize>> {
+    let mut firsts: Vec<usize> = Vec::new();
+    let mut first_of = |index: usize| {
+        let task = tasks[index];
+        task.validation.as_ref().filter(|_| evaluates_first(task))?;
+        let known = firsts.iter().copied().find(|first| evaluate_alike(tasks[*first], task));
+        Some(known.unwrap_or_else(|| {
+            firsts.push(index);
+            index
+        }))
+    };
+    let first: Vec<Option<usize>> = (0..tasks.len()).map(&mut first_of).collect();
+    let is_shared = |of: &usize| first.iter().filter(|first| **first == Some(*of)).count() > 1;
+    first.iter().map(|first| first.filter(is_shared)).collect()
+}
+
+/// Returns whether a task has an evaluation before training yet to do.
+fn evaluates_first(task: &TrainTask) -> bool {
+    let whole = 0..task.chain.len();
+    let program = task.program(std::slice::from_ref(&whole), 0, Visit::ONE);
+    matches!(task.beginning(program).stage(), Stage::Evaluate { kind: EvaluationKind::Initial, .. })
+}
+
+fn evaluate_alike(one: &TrainTask, other: &TrainTask) -> bool {
+    let data = one.validation.as_ref().zip(other.validation.as_ref());
+    data.is_some_and(|(one, other)| is_same(one, other))
+        && one.evaluation_batch() == other.evaluation_batch()
+        && one.chain.evaluates_as(&other.chain)
+}

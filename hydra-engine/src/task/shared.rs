@@ -1,0 +1,50 @@
+//! A task's part in a first evaluation that it shares with others.
+
+use super::live::LiveTask;
+use super::phase::Phase;
+use super::results::Progress;
+use crate::protocol::Sums;
+use crate::stages::{EvaluationKind, Stage};
+
+impl LiveTask {
+    /// Returns whether it computes batches of a shared evaluation, or waits for the result.
+    pub(crate) fn shares_evaluation(&self) -> bool {
+        let goes_on = matches!(self.phase, Phase::Running | Phase::Stopping | Phase::Doomed { .. });
+        goes_on && self.cursor.is_in_shared_evaluation()
+    }
+
+    /// Returns whether it can be told what others have computed. One that is being saved is told when its checkpoint is written.
+    pub(crate) fn hears_of_batches(&self) -> bool {
+        matches!(self.phase, Phase::Running | Phase::Stopping) && self.request.is_none()
+    }
+
+    /// Returns whether it could compute another batch of a shared evaluation.
+    pub(crate) fn awaits_batch(&self) -> bool {
+        let goes_on = matches!(self.phase, Phase::Running) && self.request.is_none() && !self.checkpoint.due;
+        goes_on && self.cursor.stage() == Stage::Shared
+    }
+
+    /// The batches of a shared evaluation, from the first one, whose sums it knows, and these.
+    pub(crate) fn known_batches(&self) -> (usize, Sums) {
+        (self.cursor.evaluated(), self.underway.evaluation.clone())
+    }
+
+    /// Learns the sums of the batches from the first one to this one.
+    pub(crate) fn know_batches(&mut self, (batches, sums): &(usize, Sums)) {
+        if self.cursor.evaluated() != *batches {
+            self.cursor.know_batches(*batches);
+            self.underway.evaluation = sums.clone();
+        }
+    }
+
+    /// Ends a shared evaluation, all of whose batches are known; tasks of these names have computed them.
+    pub(crate) fn end_shared_evaluation(&mut self, by: &[String]) -> Progress {
+        let kind = EvaluationKind::Initial;
+        let result = std::mem::take(&mut self.underway.evaluation).mean(self.facts.chain());
+        let best = self.results.note(kind, 0, &result);
+        let alone = by == [self.facts.task.name.clone()];
+        self.results.initial_by = if alone { Vec::new() } else { by.to_vec() };
+        self.cursor.end_shared_evaluation();
+        Progress::Evaluated { kind, step: 0, result, best }
+    }
+}
