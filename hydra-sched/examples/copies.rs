@@ -100,7 +100,7 @@ fn picture(groups: &[(&str, Vec<Row>)]) -> String {
 }
 
 const TEXT: &str = "Bytes of parameters that are promoted where no copy stays on a device, where the copy goes that was used \
-longest ago, and where the one goes that is worth least by what is known of the future, as in a run. *Over the fewest* is \
+longest ago, and where the one goes that is worth least by what is known of the future. *Over the fewest* is \
 over what no choice could do better, had it known the whole schedule that came of it: Belady's optimum, for all copies of a \
 workload are of one size. Virtual time, under the default policy.\n\n\
 - *accumulation*: GPT-2 XL in 16 shards of three blocks, four microbatches a minibatch, on a device with room for half \
