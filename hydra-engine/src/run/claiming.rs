@@ -2,7 +2,7 @@
 
 use super::devices::{DeviceState, Next};
 use super::threads::DeviceThreads;
-use crate::device::{ComputeJob, PromoteJob};
+use crate::device::{Adding, ComputeJob, PromoteJob};
 use crate::error::{EngineError, guarded};
 use crate::protocol::{HostRoom, Inputs, Ticket};
 use crate::stages::ShardTask;
@@ -184,8 +184,9 @@ fn jobs(
         chain: task.facts.chain().clone(),
         work: claim.work.clone(),
         follows: claim.from_handoff,
+        adding: claim.adding,
         late,
-        rest: need_bytes(task, next)
+        rest: (need_bytes(task, next) + sum_bytes(task, &claim))
             .saturating_sub(homed_bytes(task, next) + held.bytes() + reservation.bytes()),
         abandoned: abandoned.clone(),
     };
@@ -255,6 +256,14 @@ impl Board<'_> {
 fn homed_bytes(task: &LiveTask, next: &ShardTask) -> u64 {
     let facts = &task.facts;
     if facts.on_device() { facts.admitted.plan.shards[next.shard].param_bytes } else { 0 }
+}
+
+/// Device bytes of the sum that a shard task makes of its gradients and those before it.
+fn sum_bytes(task: &LiveTask, claim: &Claim) -> u64 {
+    match claim.adding {
+        Adding::Next => task.facts.admitted.plan.shards[claim.what.shard].gradient_bytes,
+        Adding::Nothing | Adding::First => 0,
+    }
 }
 
 /// Device bytes of a shard task. A forward without a graph keeps and makes less than a backward.

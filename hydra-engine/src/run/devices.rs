@@ -1,5 +1,6 @@
 //! The devices of a run: what each computes and has claimed, and what it has done.
 
+use crate::device::Adding;
 use crate::error::EngineError;
 use crate::protocol::{Made, Ticket, Time};
 use crate::task::{Claim, ParameterBytes};
@@ -79,6 +80,12 @@ impl DeviceState {
         self.compute_s += time.seconds();
         self.stall_s += stalled_s;
         self.shard_tasks += 1;
+    }
+
+    /// Returns whether the shard task that follows adds its gradients to those of `claim`.
+    pub(super) fn adds_to(&self, claim: &Claim) -> bool {
+        let next = self.next.as_ref().map(|next| &next.claim);
+        next.is_some_and(|next| next.task == claim.task && next.adding == Adding::Next)
     }
 
     /// Returns whether the shard task that follows takes over on the device what `claim` leaves.

@@ -138,7 +138,11 @@ impl Run {
     /// A shard task ended well: what it made goes down.
     fn finished(&mut self, device: DeviceId, claim: &Claim, mut made: Made, time: Time) {
         let handed = self.devices[device.0].takes_over(claim);
+        let sums_taken = self.devices[device.0].adds_to(claim);
         let task = &mut self.tasks[claim.task.0];
+        if sums_taken {
+            made.give_up_sums(task.facts.chain());
+        }
         task.hand_over(claim, handed, &mut made.computed.output);
         let progress = match task.finished(claim, made.computed.measured.take(), time) {
             Ok(progress) => progress,
@@ -154,6 +158,8 @@ impl Run {
             chain: task.facts.chain().clone(),
             at: claim.at,
             made,
+            adding: claim.adding,
+            sums_taken,
             shard: claim.what.shard,
             device_homed: task.facts.on_device(),
         };

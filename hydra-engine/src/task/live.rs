@@ -9,12 +9,12 @@ use super::results::{Progress, Results, Underway};
 use super::sweep::{ReadAhead, SweepBuffers};
 use super::waits::Waits;
 use crate::admission::GradientBytes;
-use crate::device::ShardWork;
+use crate::device::{Adding, ShardWork};
 use crate::error::EngineError;
 use crate::optimizer::MicroStep;
 use crate::protocol::{Inputs, Loaded, Output, Reading, Ticket, Time};
 use crate::stages::{Cursor, EvaluationKind, ShardTask, Stage, Sweep};
-use hydra_core::{DeviceId, HostTensor, Measured, Pass, Sampler, TaskId};
+use hydra_core::{DeviceId, FloatType, HostTensor, Measured, Pass, Sampler, TaskId};
 use hydra_sched::{CopyUse, CostError, CostModel, ModelIndex, ModelView, ShardTaskKind};
 use hydra_spill::Reservation;
 use std::sync::Arc;
@@ -40,6 +40,7 @@ pub(crate) struct Claim {
     pub terms: usize,
     /// True if its primary input is the output of the shard task before it on the device.
     pub from_handoff: bool,
+    pub adding: Adding,
     pub parameters: ParameterBytes,
 }
 
@@ -265,10 +266,32 @@ impl LiveTask {
         if next.kind == ShardTaskKind::Backward {
             self.memory.gradients.claimed(next.shard);
         }
+        let adding = self.adding(&next);
         self.cursor.advance();
         self.flight.claim(device);
         let parameters = ParameterBytes::default();
-        Ok((Claim { ticket, task: self.id(), what: next, work, at, terms, from_handoff, parameters }, inputs))
+        let claim =
+            Claim { ticket, task: self.id(), what: next, work, at, terms, from_handoff, adding, parameters };
+        Ok((claim, inputs))
+    }
+
+    /// The part of a backward shard task in a sum of gradients on its device: of a visit that begins with the minibatch,
+    /// where the plan leaves room for the sum and for the next one.
+    fn adding(&self, next: &ShardTask) -> Adding {
+        let (visit, plan) = (self.cursor.visit(), &self.facts.admitted.plan);
+        let shard = &plan.shards[next.shard];
+        let needed = shard.need_bytes.max(shard.verified_bytes.unwrap_or(0)) + 2 * shard.gradient_bytes;
+        let possible = next.kind == ShardTaskKind::Backward
+            && (visit.start == 0 && visit.len() > 1)
+            && !self.facts.on_device()
+            && self.facts.chain().float_type() == FloatType::F32
+            && needed + plan.rules.reserve <= plan.rules.budget;
+        match next.stage.sweep() {
+            _ if !possible => Adding::Nothing,
+            0 => Adding::First,
+            _ if self.flight.may_add_to(next) => Adding::Next,
+            _ => Adding::Nothing,
+        }
     }
 
     fn begin_visit(&mut self, next: &ShardTask) -> Result<(), EngineError> {
