@@ -12,7 +12,7 @@ mod worker;
 pub(crate) use executor::ShardWork;
 pub(crate) use gpu::PageLocked;
 pub use open::OpenDevice;
-pub(crate) use worker::{Adding, Buffer, ComputeJob, DownloadJob, PromoteJob, Worker};
+pub(crate) use worker::{Adding, Buffer, ComputeJob, DownloadJob, GradientPart, PromoteJob, Worker};
 
 use crate::error::{EngineError, with_causes};
 use crate::optimizer::{DeviceStepper, memory_of};

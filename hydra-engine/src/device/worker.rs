@@ -6,7 +6,7 @@ use super::executor::{self, Promoted, ShardWork};
 use super::sums::{self, Sums};
 use crate::error::{EngineError, guarded};
 use crate::optimizer::{Contribution, HostJob, MicroStep};
-use crate::protocol::{Event, Inputs, LayerGradients, Made, Output, Reporter, Ticket};
+use crate::protocol::{Computed, Event, Inputs, LayerGradients, Made, Output, Reporter, Ticket};
 use crossbeam_channel::{Receiver, Sender};
 use hydra_core::profile::{self, Part};
 use hydra_core::{Chain, DeviceTensor, HostTensor, TaskId};
@@ -79,6 +79,27 @@ pub(crate) enum Adding {
     Next,
 }
 
+/// The gradients of a shard task that are downloaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum GradientPart {
+    All,
+    /// Those that do not add up on the device.
+    Others,
+    /// Those that do.
+    Sums,
+}
+
+impl GradientPart {
+    /// Returns whether gradients that add up, or that do not, are among them.
+    fn has(self, adds_up: bool) -> bool {
+        match self {
+            Self::All => true,
+            Self::Others => !adds_up,
+            Self::Sums => adds_up,
+        }
+    }
+}
+
 /// Downloads the results of a shard task.
 pub(crate) struct DownloadJob {
     pub ticket: Ticket,
@@ -87,8 +108,7 @@ pub(crate) struct DownloadJob {
     pub at: MicroStep,
     pub made: Made,
     pub adding: Adding,
-    /// True if the next shard task has taken over the gradients that add up.
-    pub sums_taken: bool,
+    pub part: GradientPart,
     /// The shard, for the trace.
     pub shard: usize,
     /// True if the task is device-homed: its gradients are not downloaded.
@@ -117,15 +137,20 @@ impl Made {
         }
     }
 
-    /// Lets go of the gradients that the next shard task has taken over.
-    pub(crate) fn give_up_sums(&mut self, chain: &Chain) {
+    /// Takes out the gradients that add up, for the next shard task, which adds to them, or for a download by themselves.
+    pub(crate) fn take_sums(&mut self, chain: &Chain) -> Self {
+        let mut sums = Vec::new();
         for (layer, gradients) in &mut self.computed.gradients {
-            for (param, gradient) in gradients.iter_mut().enumerate() {
-                gradient.take_if(|_| sums::adds_up(chain, *layer, param));
-            }
+            let take = |(param, gradient): (usize, &mut Option<DeviceTensor>)| {
+                gradient.take_if(|_| sums::adds_up(chain, *layer, param))
+            };
+            sums.push((*layer, gradients.iter_mut().enumerate().map(take).collect()));
         }
-        let none = self.gradients.split(0);
-        self.sums = Arc::new(none);
+        let mut none = self.gradients.split(0);
+        let output = Arc::new(none.split(0));
+        let charge = std::mem::replace(&mut self.sums, Arc::new(none));
+        let computed = Computed { output: Output::None, gradients: sums, measured: None };
+        Self { computed, output, gradients: self.gradients.split(0), sums: charge }
     }
 }
 
@@ -273,7 +298,7 @@ impl Worker {
         alloc::tag_thread(None);
         for job in jobs {
             let (device, task, ticket) = (self.device.id, job.task, job.ticket);
-            let DownloadJob { chain, at, made, adding, sums_taken, shard, device_homed, .. } = job;
+            let DownloadJob { chain, at, made, adding, part, shard, device_homed, .. } = job;
             let of = (shard, at.step);
             let Made { computed, output: output_charge, gradients: reservation, sums: sums_charge } = made;
             let start_s = self.reporter.now();
@@ -287,7 +312,7 @@ impl Worker {
             let start_s = self.reporter.now();
             let gradients = computed.gradients;
             let down = || {
-                let contributions = self.contributions(&chain, at, gradients, adding, sums_taken)?;
+                let contributions = self.contributions(&chain, at, gradients, adding, part)?;
                 Ok(self.gradients_down(task, at, contributions, (reservation, sums_charge), device_homed)?)
             };
             let down = profile::time(Part::Transfer, || guarded("copying gradients", down));
@@ -336,21 +361,21 @@ impl Worker {
         Ok(Some(HostJob::Gradients { task, at, contributions }))
     }
 
-    /// The gradients that each layer gives each image, by slot of the image, but for those that the next shard task has taken.
+    /// The gradients that each layer gives each image, by slot of the image.
     fn contributions(
         &self,
         chain: &Chain,
         of: MicroStep,
         layers: LayerGradients,
         adding: Adding,
-        sums_taken: bool,
+        part: GradientPart,
     ) -> Result<Vec<Contribution<DeviceTensor>>, SpillError> {
         let mut contributions: Vec<Contribution<DeviceTensor>> = Vec::new();
         for (layer, gradients) in layers {
             let first = contributions.len();
             for (param, (at, gradient)) in chain.layers()[layer].params.iter().zip(gradients).enumerate() {
                 let adds_up = adding != Adding::Nothing && sums::adds_up(chain, layer, param);
-                if adds_up && sums_taken {
+                if !part.has(adds_up) {
                     continue;
                 }
                 let params = &chain.images()[at.image].params;

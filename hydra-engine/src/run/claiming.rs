@@ -4,7 +4,7 @@ use super::devices::{DeviceState, Next};
 use super::threads::DeviceThreads;
 use crate::device::{Adding, ComputeJob, PromoteJob};
 use crate::error::{EngineError, guarded};
-use crate::protocol::{HostRoom, Inputs, Ticket};
+use crate::protocol::{HostRoom, Inputs, Made, Ticket};
 use crate::stages::ShardTask;
 use crate::task::{Claim, LiveTask, ParameterBytes};
 use hydra_core::{DeviceId, HostTensor, TaskId};
@@ -38,6 +38,8 @@ pub(super) struct Jobs {
     pub device: usize,
     pub promote: PromoteJob,
     pub compute: ComputeJob,
+    /// Gradients that waited on devices for a shard task that another one has come before, by device.
+    pub sums: Vec<(usize, Claim, Made)>,
 }
 
 impl Claiming {
@@ -102,10 +104,12 @@ impl Claiming {
             task.memory.active = board.host.try_reserve(task.facts.admitted.active_bytes, task.facts.name());
         }
         task.memory.active.as_ref()?;
-        let jobs = self.begin(task, &board.threads[device], &next).transpose()?;
+        let sums_wait = board.devices[device].sums_wait_for(task.id(), &next);
+        let jobs = self.begin(task, &board.threads[device], &next, sums_wait).transpose()?;
         Some(jobs.map_err(|error| (index, error)).map(|(jobs, claimed)| {
+            let sums = board.release_sums(device, &claimed.claim);
             board.devices[device].next = Some(claimed);
-            jobs
+            Jobs { sums, ..jobs }
         }))
     }
 
@@ -138,6 +142,7 @@ impl Claiming {
         task: &mut LiveTask,
         threads: &DeviceThreads,
         next: &ShardTask,
+        sums_wait: bool,
     ) -> Result<Option<(Jobs, Next)>, EngineError> {
         let manager = &threads.device.manager;
         let held = manager.hold(task.id(), &task.facts.images[next.shard]);
@@ -146,7 +151,7 @@ impl Claiming {
         let params = task.facts.admitted.plan.shards[next.shard].param_bytes - there;
         let Some(reservation) = manager.try_reserve(params, task.facts.name()) else { return Ok(None) };
         let (ticket, device) = (self.tickets, threads.device.id);
-        let (claim, inputs) = match task.claim(ticket, device, *next) {
+        let (claim, inputs) = match task.claim(ticket, device, *next, sums_wait) {
             Ok(claimed) => claimed,
             // Its data cannot be read. When what is under way has ended, what it has trained is saved.
             Err(error) => {
@@ -192,10 +197,23 @@ fn jobs(
     };
     let images = task.facts.images[next.shard].to_vec();
     let promote = PromoteJob { ticket, task: task.id(), fill, images, held, inputs, reservation };
-    Ok((Jobs { device: threads.device.id.0, promote, compute }, Next { claim, abandoned }))
+    let sums = Vec::new();
+    Ok((Jobs { device: threads.device.id.0, promote, compute, sums }, Next { claim, abandoned }))
 }
 
 impl Board<'_> {
+    /// The gradients that nothing will be added to any more where `claim` is computed next, on this device.
+    fn release_sums(&mut self, device: usize, claim: &Claim) -> Vec<(usize, Claim, Made)> {
+        let mut released = Vec::new();
+        for (index, state) in self.devices.iter_mut().enumerate() {
+            let is_taken = index == device && claim.adding == Adding::Next;
+            let is_over = |(of, _): &mut (Claim, Made)| index == device || of.task == claim.task;
+            let sums = state.sums.take_if(is_over).filter(|_| !is_taken);
+            released.extend(sums.map(|(of, made)| (index, of, made)));
+        }
+        released
+    }
+
     /// A task as the policy sees it, if the device can claim its next shard task.
     fn view(&self, task: &LiveTask, device: usize, prefetch: bool) -> Option<ModelView> {
         let next = task.claimable(DeviceId(device), prefetch)?;

@@ -23,6 +23,7 @@ pub(crate) use setup::{PolicyChoice, RunSettings};
 
 use crate::admission::{LeftOut, waiting};
 use crate::checkpoint::CheckpointEvery;
+use crate::device::GradientPart;
 use crate::error::{EngineError, with_causes};
 use crate::io::loader::LoadJob;
 use crate::io::writer::{WriterJob, WriterStores};
@@ -38,7 +39,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 use devices::{DeviceState, abandon};
 use first_evaluations::FirstEvaluations;
 use first_masters::FirstMasters;
-use hydra_core::TaskId;
+use hydra_core::{DeviceId, TaskId};
 use hydra_spill::{ImageId, SpillError, TierStore};
 use journal::Journal;
 use memory::RunMemory;
@@ -321,10 +322,13 @@ impl Run {
         };
         for claimed in claim(&mut self.claiming, board) {
             match claimed {
-                Ok(Jobs { device, promote, compute }) => {
+                Ok(Jobs { device, promote, compute, sums }) => {
                     let threads = &self.threads.devices[device];
                     let _ = threads.promote.send(promote);
                     let _ = threads.compute.send(compute);
+                    for (device, claim, made) in sums {
+                        self.download(DeviceId(device), &claim, made, GradientPart::Sums);
+                    }
                 }
                 Err((index, error)) => self.fail(index, error),
             }
@@ -380,6 +384,9 @@ impl Run {
         task.release();
         abandon(&self.devices, task.id());
         self.forget_copies(|id| id.task == TaskId(index));
+        for device in &mut self.devices {
+            device.sums.take_if(|(claim, _)| claim.task == TaskId(index));
+        }
         let _ = self.threads.host.send(HostJob::Forget { task: TaskId(index) });
         self.to_discard.extend(self.tasks[index].facts.stored_images());
         self.discard();

@@ -56,10 +56,7 @@ impl Flight {
     /// on its device, where alone this one can be claimed now.
     pub(crate) fn may_add_to(&self, next: &ShardTask) -> bool {
         self.running.is_some_and(|running| {
-            let before = running.what;
-            running.adding != Adding::Nothing
-                && (before.kind, before.shard, before.step) == (next.kind, next.shard, next.step)
-                && before.stage.sweep() + 1 == next.stage.sweep()
+            running.adding != Adding::Nothing && running.what.is_microbatch_before(next)
         })
     }
 

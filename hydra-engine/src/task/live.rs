@@ -231,7 +231,8 @@ impl LiveTask {
         self.cursor.peek().is_some_and(|next| self.lacks_gradient_room(&next))
     }
 
-    /// Claims `next` for `device`: moves the cursor and gives the claim with the inputs that are there.
+    /// Claims `next` for `device`: moves the cursor and gives the claim with the inputs that are there. `sums_wait` if the
+    /// gradients of the microbatch before wait there, to which its own can be added.
     ///
     /// # Errors
     /// Data that cannot be read.
@@ -240,6 +241,7 @@ impl LiveTask {
         ticket: Ticket,
         device: DeviceId,
         next: ShardTask,
+        sums_wait: bool,
     ) -> Result<(Claim, Inputs<HostTensor>), EngineError> {
         if self.cursor.starts_visit() {
             self.begin_visit(&next)?;
@@ -266,7 +268,7 @@ impl LiveTask {
         if next.kind == ShardTaskKind::Backward {
             self.memory.gradients.claimed(next.shard);
         }
-        let adding = self.adding(&next);
+        let adding = self.adding(&next, sums_wait);
         self.cursor.advance();
         self.flight.claim(device);
         let parameters = ParameterBytes::default();
@@ -275,9 +277,18 @@ impl LiveTask {
         Ok((claim, inputs))
     }
 
+    /// Returns whether the next shard task, which no device has claimed, adds its gradients to those of `claim` if it is
+    /// computed on the same device.
+    pub(crate) fn may_add_to(&self, claim: &Claim) -> bool {
+        let open =
+            !self.phase.is_over() && !self.phase.gave_up() && !matches!(self.phase, Phase::Doomed { .. });
+        let next = self.cursor.peek().filter(|_| open && !self.flight.is_claimed());
+        claim.adding != Adding::Nothing && next.is_some_and(|next| claim.what.is_microbatch_before(&next))
+    }
+
     /// The part of a backward shard task in a sum of gradients on its device: of a visit that begins with the minibatch,
     /// where the plan leaves room for the sum and for the next one.
-    fn adding(&self, next: &ShardTask) -> Adding {
+    fn adding(&self, next: &ShardTask, sums_wait: bool) -> Adding {
         let (visit, plan) = (self.cursor.visit(), &self.facts.admitted.plan);
         let shard = &plan.shards[next.shard];
         let needed = shard.need_bytes.max(shard.verified_bytes.unwrap_or(0)) + 2 * shard.gradient_bytes;
@@ -289,7 +300,7 @@ impl LiveTask {
         match next.stage.sweep() {
             _ if !possible => Adding::Nothing,
             0 => Adding::First,
-            _ if self.flight.may_add_to(next) => Adding::Next,
+            _ if sums_wait || self.flight.may_add_to(next) => Adding::Next,
             _ => Adding::Nothing,
         }
     }
