@@ -109,12 +109,14 @@ fn boundary_bytes(task: &TrainTask, plan: &PartitionPlan, visit: Visit) -> u64 {
 }
 
 /// The bytes of gradients of microbatches, which are added up in `f32`: uses of those of a visit wait for the last of them,
-/// and while the sum is kept the gradients of one more shard arrive.
+/// and while the sum is kept those of one more shard arrive, from each microbatch of the visit where another device was
+/// faster than the first one's.
 fn summed_bytes(task: &TrainTask, plan: &PartitionPlan, visit: Visit) -> u64 {
     let summed = |image: &ImageLayout| {
         let uses = image.bytes() * image.layers.len() as u64;
         uses.max(image.moment_bytes()) + visit.microbatches as u64 * (uses - image.bytes())
     };
     let sums: u64 = task.chain.images().iter().filter(|image| image.trained).map(summed).sum();
-    sums + plan.shards.iter().map(|shard| shard.gradient_bytes).max().unwrap_or(0)
+    let largest = plan.shards.iter().map(|shard| shard.gradient_bytes).max().unwrap_or(0);
+    sums + visit.microbatches as u64 * largest
 }

@@ -226,8 +226,8 @@ impl Board<'_> {
     /// Returns whether all that a shard task promotes is on the device already.
     fn has_copies(&self, task: &LiveTask, next: &ShardTask, device: usize) -> bool {
         let images = &task.facts.images[next.shard];
-        let held = self.threads[device].device.manager.hold(task.id(), images);
-        held.bytes() > 0 && held.bytes() == task.facts.admitted.plan.shards[next.shard].param_bytes
+        let cached = self.threads[device].device.manager.cached_bytes(task.id(), images);
+        cached > 0 && cached == task.facts.admitted.plan.shards[next.shard].param_bytes
     }
 
     /// Says which of a device's cached copies are worth keeping most.

@@ -18,14 +18,14 @@ impl Run {
             Event::Begun { task, result } => self.begun(task, result),
             Event::Promoted { device, task, ticket, time, failure } => {
                 let claim = self.devices[device.0].promoted(ticket, failure);
-                let (of, parameters) = claim.map_or_else(Default::default, |claim| {
-                    ((claim.what.shard, claim.what.step), claim.parameters)
-                });
-                if of.0 == 0 && parameters.cached == 0 {
-                    self.tasks[task.0].waits.promote_s = time.seconds();
+                let claim = claim.map(|claim| ((claim.what.shard, claim.what.step), claim.parameters));
+                if let Some(((shard, _), parameters)) = claim {
+                    if shard == 0 && parameters.cached == 0 {
+                        self.tasks[task.0].waits.promote_s = time.seconds();
+                    }
+                    self.journal.recorder.promoted(task, shard, parameters, time);
                 }
-                self.journal.recorder.promoted(task, of.0, parameters, time);
-                self.copied(device, task, Work::Promote, of, time);
+                self.copied(device, task, Work::Promote, claim.unwrap_or_default().0, time);
             }
             Event::Loaded { task, loaded } => self.tasks[task.0].loaded(loaded),
             Event::Started { device, ticket } => {

@@ -199,9 +199,10 @@ impl Run {
         if task.facts.on_device() {
             // Room for the gradients that wait there.
             let bytes = waiting(task.facts.chain(), &task.facts.task.spec);
-            let budget = self.threads.devices[0].device.manager.budget();
-            let room = budget.reserve(bytes, task.facts.name()).map_err(SpillError::from)?;
-            task.memory.waiting = Some(room);
+            let manager = &self.threads.devices[0].device.manager;
+            let room = manager.try_reserve(bytes, task.facts.name());
+            let refused = || manager.budget().reserve(bytes, task.facts.name()).map_err(SpillError::from);
+            task.memory.waiting = Some(room.map_or_else(refused, Ok)?);
         }
         Ok(())
     }

@@ -19,6 +19,9 @@ use hydra_sched::{CopyUse, CostError, CostModel, ModelIndex, ModelView, ShardTas
 use hydra_spill::Reservation;
 use std::sync::Arc;
 
+/// The cost of promoting a byte from the disk, where one from host memory costs 1: it moves twice.
+const DISK_COST: f64 = 2.0;
+
 /// Bytes of the parameters that shard tasks read.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct ParameterBytes {
@@ -169,10 +172,12 @@ impl LiveTask {
         // One that is about to be stepped is of no use.
         let final_ = self.versions[image] >= self.cursor.step() && !self.phase.is_over();
         let trained = self.facts.chain().images()[image].trained;
-        let reads = |(shard, _): (usize, _)| self.cursor.until_read_s(&self.costs, shard, trained);
-        let readers = self.facts.images.iter().enumerate().filter(|(_, images)| images.contains(&image));
+        let reads = |shard: &usize| self.cursor.until_read_s(&self.costs, *shard, trained);
+        let readers = self.facts.readers[image].iter();
         let next_use_s = readers.filter_map(reads).min_by(f64::total_cmp).filter(|_| final_);
-        CopyUse { next_use_s, cost_per_byte: 1.0 }.worth()
+        // What lives on the disk is read there first.
+        let cost_per_byte = if self.facts.lives_on_disk(image) { DISK_COST } else { 1.0 };
+        CopyUse { next_use_s, cost_per_byte }.worth()
     }
 
     /// The next shard task, if it waits for the optimizer and any device may claim it afterwards.
