@@ -57,7 +57,7 @@ fn beside_a_spec_stand_only_output_flags() {
 
 #[test]
 fn wrong_values_name_the_flag_and_what_was_given() {
-    let cases: [(&[&str], &str, &str); 19] = [
+    let cases: [(&[&str], &str, &str); 18] = [
         (&["--lr", "fast"], "--lr", "`fast` is not a number"),
         (&["--lr", "1e-3,nan"], "--lr", "`nan`"),
         (&["--lr", "-1"], "--lr", "`-1`"),
