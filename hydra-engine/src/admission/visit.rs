@@ -91,8 +91,8 @@ fn asked(cut: &CutTask<'_>, on: &Placement) -> Option<usize> {
 }
 
 /// The sizes of tasks with visits of one sweep, where nothing else was asked for.
-pub(super) fn least_sizes(cut: &[CutTask<'_>], placed: &[Placement]) -> Vec<TaskSizes> {
-    cut.iter().zip(placed).map(|(cut, on)| TaskSizes::of(cut, on, least(cut, on))).collect()
+pub(super) fn least_sizes(cut: &[CutTask<'_>], placed: &[Placement], devices: usize) -> Vec<TaskSizes> {
+    cut.iter().zip(placed).map(|(cut, on)| TaskSizes::of(cut, on, least(cut, on), devices)).collect()
 }
 
 /// Widens visits as far as tasks want it and host memory has room for: nothing goes to the disk for it, and no device
@@ -117,7 +117,7 @@ pub(super) fn widen(
     let mut limit = wanted.iter().map(|visit| visit.microbatches.max(visit.batches)).max().unwrap_or(1);
     while limit > 1 {
         let sizes = |((task, on), wanted): ((&CutTask<'_>, &Placement), &Visit)| {
-            TaskSizes::of(task, on, wanted.limited(limit, asked(task, on)))
+            TaskSizes::of(task, on, wanted.limited(limit, asked(task, on)), devices.count)
         };
         let sizes: Vec<TaskSizes> = cut.iter().zip(placed).zip(&wanted).map(sizes).collect();
         match host.find_room(&sizes) {

@@ -158,7 +158,7 @@ fn visits_are_chosen_by_what_they_save_and_within_what_there_is() {
         let middle = least.midpoint(most);
         *(if length(middle).is_ok() { &mut most } else { &mut least }) = middle;
     }
-    let mut lengths: Vec<usize> = (0..12).map(|more| length(most + (more << 14)).expect("it fits")).collect();
+    let mut lengths: Vec<usize> = (0..24).map(|more| length(most + (more << 16)).expect("it fits")).collect();
     lengths.dedup();
     assert_eq!(lengths, [1, 2, 4]);
 }
