@@ -242,36 +242,68 @@ impl Forecast {
         let rate = self.links.iter().filter_map(|link| link.bytes_per_s()).reduce(f64::min);
         let slowest = devices.iter().map(|device| device.speed).fold(f64::INFINITY, f64::min);
         let room = devices.iter().map(|device| device.memory_bytes.unwrap_or(0)).min().unwrap_or(0);
+        let room = room / tasks.len().div_ceil(devices.len()).max(1) as u64;
         for (cost, task) in tasks.iter_mut().zip(&self.tasks) {
             let Some(rate) = rate else { continue };
             for (shard, next) in cost.shards.iter_mut().zip(task.shards.iter().skip(1)) {
                 shard.download_s = next.1 as f64 / rate;
             }
             if !task.device_homed {
+                let activations =
+                    (0..cost.shards.len()).map(|shard| activation_bytes(cost, &task.shards, shard));
+                let activations: Vec<f64> = activations.collect();
+                for (shard, with) in cost.shards.iter_mut().zip(activations) {
+                    shard.promote_s = Some((shard.bytes.unwrap_or(0) as f64 + with) / rate);
+                }
                 cost.step_wait_s = gradients_wait_s(cost, &task.shards, (rate, slowest, room));
             }
         }
     }
 }
 
+/// Bytes of activations and gradients of them that are uploaded with a shard's parameters, in the mean over its promotions of a
+/// training visit: the input of its backward, and in a visit of several sweeps what otherwise is handed on.
+fn activation_bytes(cost: &TaskCost, moved: &[(u64, u64)], shard: usize) -> f64 {
+    let (trained, last) = (shard >= cost.first_trained, shard + 1 == moved.len());
+    let (input, gradient) = (moved[shard].1, moved.get(shard + 1).map_or(0, |next| next.1));
+    let is_handed_on = cost.visit == 1;
+    let forward = if is_handed_on || last { 0 } else { input };
+    let backward = match (trained, last) {
+        (false, _) => 0,
+        (true, true) => {
+            if is_handed_on {
+                0
+            } else {
+                input
+            }
+        }
+        (true, false) => input + if is_handed_on { 0 } else { gradient },
+    };
+    let promotions = u64::from(!last) + u64::from(trained);
+    (cost.visit * (forward + backward)) as f64 / promotions.max(1) as f64
+}
+
 /// Seconds from the end of a minibatch's last backward until all its gradients have been downloaded, over a link in the order
 /// in which they are made.
 fn gradients_wait_s(cost: &TaskCost, moved: &[(u64, u64)], (rate, speed, room): (f64, f64, u64)) -> f64 {
-    let bytes = |shard: usize| cost.shards[shard].bytes.unwrap_or(0) as f64;
-    let stays = (0..cost.shards.len()).map(bytes).sum::<f64>() <= room as f64;
+    let bytes = |shard: usize| cost.shards[shard].bytes.unwrap_or(0);
+    // A backward finds the copies of the shards that the forward passed last.
+    let stays = |shard: usize| (shard..cost.shards.len()).map(bytes).sum::<u64>() <= room;
     let (mut made_s, mut down_s, mut left) = (0.0_f64, 0.0_f64, cost.microbatches);
     while left > 0 {
         let visit = cost.visit.min(left);
         left -= visit;
-        let promote_s = |shard| if stays { 0.0 } else { bytes(shard) / rate / visit as f64 };
         for (kind, shard) in cost.sweep() {
             let trains = kind == hydra_sched::ShardTaskKind::Backward;
             let down = match trains {
                 true => moved[shard].0 + if shard > cost.first_trained { moved[shard].1 } else { 0 },
                 false => moved.get(shard + 1).map_or(0, |next| next.1),
             };
+            let is_there = trains && shard + 1 < cost.shards.len() && stays(shard);
+            let promoted = if is_there { 0 } else { bytes(shard) };
+            let promote_s = promoted as f64 / rate / visit as f64;
             for _ in 0..visit {
-                made_s += (cost.shards[shard].seconds(kind) / speed).max(promote_s(shard));
+                made_s += (cost.shards[shard].seconds(kind) / speed).max(promote_s);
                 down_s = down_s.max(made_s) + down as f64 / rate;
             }
         }
@@ -458,6 +490,20 @@ mod tests {
     }
 
     #[test]
+    fn activations_go_up_that_are_not_handed_on() {
+        let shard = || ShardCost::new(1.0, 2.0, 0.0);
+        let mut cost = TaskCost::new("a", 1, vec![shard(), shard(), shard()]);
+        let moved = [(0, 0), (0, 10), (0, 100)];
+        let up = |cost: &TaskCost| [0, 1, 2].map(|shard| activation_bytes(cost, &moved, shard));
+        // Each shard but the last is promoted for its forward and for its backward.
+        assert_eq!(up(&cost), [0.0, 5.0, 0.0]);
+        (cost.microbatches, cost.visit) = (2, 2);
+        assert_eq!(up(&cost), [10.0, 120.0, 200.0]);
+        cost.first_trained = 2;
+        assert_eq!(up(&cost), [0.0, 20.0, 200.0]);
+    }
+
+    #[test]
     fn gradients_are_waited_for_when_the_link_is_slower_than_the_backward() {
         let shard = || ShardCost { bytes: Some(0), ..ShardCost::new(1.0, 2.0, 0.0) };
         let mut cost = TaskCost::new("a", 1, vec![shard(), shard()]);
@@ -471,6 +517,12 @@ mod tests {
         (cost.microbatches, cost.visit) = (2, 2);
         // Backwards end at 4, 6, 8 and 10 s, downloads at 9, 14, 19 and 24 s.
         assert_eq!(wait(&cost), 14.0);
+        (cost.microbatches, cost.visit) = (1, 1);
+        cost.shards.iter_mut().for_each(|shard| shard.bytes = Some(9));
+        // Promotions of 9 s end at 9 and 18 s; the copy of the last shard stays where there is room, not that of the first.
+        assert_eq!(gradients_wait_s(&cost, &[(5, 0), (5, 0)], (1.0, 1.0, 9)), 5.0);
+        // Both stay: backwards end at 11 and 13 s, downloads at 16 and 21 s.
+        assert_eq!(gradients_wait_s(&cost, &[(5, 0), (5, 0)], (1.0, 1.0, 18)), 8.0);
     }
 
     #[test]
