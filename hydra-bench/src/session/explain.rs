@@ -1,10 +1,9 @@
 //! The prediction of a run as text: what stays, what moves and why, how long it takes, what binds and what would help.
 
-use super::needs::duration;
 use super::prediction::{Binding, DevicePrediction, Prediction, TaskPrediction};
 use crate::terminal::Table;
 use hydra_core::{Bandwidth, ByteSize};
-use hydra_engine::{Admission, LinkRate};
+use hydra_engine::LinkRate;
 
 /// What a column of the table holds, and why it moves.
 const WHY: &str = "\
@@ -12,26 +11,6 @@ promoted: parameters, up the link, for each shard once forward and once backward
 activations: between shards; down when they are made, up again for the backward and for what does not follow at once
 gradients: of parameters, down to the host's optimizer, of each microbatch
 ";
-
-/// The times that no prediction has.
-pub(crate) fn left_out(admission: &Admission, moves: bool) -> Vec<String> {
-    let mut left = vec![
-        "the host optimizer's steps, which nothing has measured yet".to_owned(),
-        "reading batches, and writing checkpoints and models".to_owned(),
-    ];
-    if moves {
-        left.push(
-            "uploads of activations to shards whose parameters stayed, and tasks that wait for each other on a link down".to_owned(),
-        );
-    }
-    if admission.disk_bytes > 0 {
-        left.push("the disk: reads for promotions and steps, and writes of steps".to_owned());
-    }
-    if admission.in_turn.is_some() {
-        left.push("waiting for other tasks to end: all tasks begin at once in the simulation".to_owned());
-    }
-    left
-}
 
 /// The prediction as text; every line is ended.
 pub(crate) fn render(prediction: &Prediction) -> String {
@@ -142,5 +121,25 @@ fn relief(prediction: &Prediction) -> String {
         true => "nothing that was tried helps by a tenth: device memory, devices, their compute and links, microbatches\n"
             .to_owned(),
         false => format!("what would help: {}\n", helps.join("; ")),
+    }
+}
+
+/// Seconds as people say them.
+pub(super) fn duration(seconds: f64) -> String {
+    match seconds {
+        s if s < 1.0 => format!("{:.1} ms", 1e3 * s),
+        s if s < 120.0 => format!("{s:.1} s"),
+        s if s < 7200.0 => format!("{:.0} min", s / 60.0),
+        s => format!("{:.1} h", s / 3600.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_are_short() {
+        assert_eq!([0.5, 3.25, 600.0, 36_000.0].map(duration), ["500.0 ms", "3.2 s", "10 min", "10.0 h"]);
     }
 }

@@ -1,6 +1,6 @@
 //! The needs of a run, as `--dry-run` and `hydra explain` print them, with the prediction of how it will go.
 
-use super::explain;
+use super::explain::{self, duration};
 use super::prediction::Prediction;
 use crate::terminal::Table;
 use anyhow::{Context, Result};
@@ -113,24 +113,9 @@ fn need(shard: &ShardPlan) -> u64 {
     shard.need_bytes.max(shard.verified_bytes.unwrap_or(0))
 }
 
-/// Seconds as people say them.
-pub(super) fn duration(seconds: f64) -> String {
-    match seconds {
-        s if s < 1.0 => format!("{:.1} ms", 1e3 * s),
-        s if s < 120.0 => format!("{s:.1} s"),
-        s if s < 7200.0 => format!("{:.0} min", s / 60.0),
-        s => format!("{:.1} h", s / 3600.0),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn durations_are_short() {
-        assert_eq!([0.5, 3.25, 600.0, 36_000.0].map(duration), ["500.0 ms", "3.2 s", "10 min", "10.0 h"]);
-    }
 
     #[test]
     fn an_admission_says_devices_and_host() {

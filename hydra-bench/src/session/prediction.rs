@@ -1,8 +1,7 @@
 //! The time of a run before it begins: its costs are simulated, also with more of what it may lack.
 
-use super::explain;
 use anyhow::Result;
-use hydra_engine::{AdmittedRun, Forecast, ForecastTask, LinkRate};
+use hydra_engine::{Admission, AdmittedRun, Forecast, ForecastTask, LinkRate};
 use hydra_sched::{Occupation, ShardTaskKind, Simulation, SimulationOptions, Span, TaskCost, simulate};
 use serde::Serialize;
 
@@ -97,7 +96,7 @@ impl Prediction {
     pub(crate) fn of_run(run: &AdmittedRun, batch: usize) -> Result<Option<Self>> {
         let admission = run.admission();
         let Some(forecast) = run.forecast()? else { return Ok(None) };
-        let left_out = explain::left_out(admission, moves(&forecast));
+        let left_out = left_out(admission, moves(&forecast));
         let batch_may_grow = admission.tasks.iter().all(|task| 4 * batch <= task.items);
         Self::of(forecast, left_out, batch_may_grow).map(Some)
     }
@@ -131,6 +130,26 @@ impl Prediction {
             left_out,
         })
     }
+}
+
+/// The times that no prediction has.
+fn left_out(admission: &Admission, moves: bool) -> Vec<String> {
+    let mut left = vec![
+        "the host optimizer's steps, which nothing has measured yet".to_owned(),
+        "reading batches, and writing checkpoints and models".to_owned(),
+    ];
+    if moves {
+        left.push(
+            "uploads of activations to shards whose parameters stayed, and tasks that wait for each other on a link down".to_owned(),
+        );
+    }
+    if admission.disk_bytes > 0 {
+        left.push("the disk: reads for promotions and steps, and writes of steps".to_owned());
+    }
+    if admission.in_turn.is_some() {
+        left.push("waiting for other tasks to end: all tasks begin at once in the simulation".to_owned());
+    }
+    left
 }
 
 fn moves(forecast: &Forecast) -> bool {

@@ -187,12 +187,11 @@ impl Forecast {
     /// another training.
     pub fn with_microbatches(mut self, times: u64) -> Self {
         for (cost, task) in self.workload.tasks.iter_mut().zip(&mut self.tasks) {
-            let after = |minibatches: u64| minibatches.div_ceil(times);
-            cost.minibatches = after(cost.minibatches);
+            cost.minibatches = cost.minibatches.div_ceil(times);
             cost.microbatches *= times;
             cost.visit = cost.microbatches;
             cost.epoch = None;
-            merge_evaluations(cost, after);
+            merge_evaluations(cost, |minibatches| minibatches.div_ceil(times));
             task.gradient_down_bytes *= times;
             task.boundary_down_bytes *= times;
         }
