@@ -45,6 +45,6 @@ pub use report::{
     CheckpointReport, DeviceReport, PlanReport, REPORT_SCHEMA, RunReport, TaskReport, TaskTimes, Transfers,
     Validations,
 };
-pub use run::AdmittedRun;
+pub use run::{AdmittedRun, Forecast, ForecastTask, LinkRate};
 pub use stages::{EvaluationKind, TaskState, Visit};
 pub use train_task::{EvaluationTask, TrainTask};

@@ -3,7 +3,8 @@
 //! It never does anything itself.
 
 use crate::commands::{
-    check, compare, completions, doctor, eval, man, partition, report, resume, select, simulate, step, train,
+    check, compare, completions, doctor, eval, explain, man, partition, report, resume, select, simulate,
+    step, train,
 };
 use crate::session::Surroundings;
 use crate::terminal::Outcome;
@@ -22,6 +23,11 @@ wrong, and 130 when the run was interrupted. HYDRA_LOG=info shows the run's log 
 const AFTER_RESUME: &str = "\
 What is not given is as the run was begun, whatever the defaults above: its devices and their memory, and how often \
 it writes checkpoints. Results do not depend on it, but for the kind of device, --precision and --optimizer-placement.";
+
+/// Of `hydra explain`, which takes the flags of a run.
+const AFTER_EXPLAIN: &str = "\
+Nothing is trained but a pilot pass. The same is printed by `hydra select`, `hydra train` and a spec with --dry-run. The \
+exit status is 0 when the run fits, 1 when it does not, and 2 when the command line is wrong.";
 
 /// Of `hydra completions`: where the shells look.
 const AFTER_COMPLETIONS: &str = "\
@@ -48,6 +54,9 @@ pub(crate) enum Command {
     Train(Box<train::TrainArgs>),
     /// Evaluate a model on a text
     Eval(Box<eval::EvalArgs>),
+    /// Say what a run needs, what it would move over which link, how long it would take and what would make it faster
+    #[command(after_help = AFTER_EXPLAIN)]
+    Explain(Box<explain::ExplainArgs>),
     /// Measure a model and show where it is cut for a device's memory
     Partition(Box<partition::PartitionArgs>),
     /// Measure how fast a training step is and where its time goes
@@ -79,6 +88,7 @@ impl Cli {
             Some(Command::Select(args)) => select::run(*args, around),
             Some(Command::Train(args)) => train::run(*args, around),
             Some(Command::Eval(args)) => eval::run(*args, around),
+            Some(Command::Explain(args)) => explain::run(*args, around),
             Some(Command::Partition(args)) => partition::run(*args, around),
             Some(Command::Step(args)) => step::run(*args, around),
             Some(Command::Doctor(args)) => doctor::run(&args, &around.machine),

@@ -142,6 +142,7 @@ fn flags_stand_where_they_belong_in_the_help() {
         ("train", "batch", "Training"),
         ("select", "lr", "Training"),
         ("eval", "json", OUTPUT),
+        ("explain", "json", OUTPUT),
         ("partition", "out", OUTPUT),
         ("step", "json", OUTPUT),
         ("resume", "record", OUTPUT),

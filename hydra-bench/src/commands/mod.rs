@@ -7,6 +7,7 @@ pub(crate) mod compare;
 pub(crate) mod completions;
 pub(crate) mod doctor;
 pub(crate) mod eval;
+pub(crate) mod explain;
 pub(crate) mod man;
 pub(crate) mod partition;
 pub(crate) mod report;

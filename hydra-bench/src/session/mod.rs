@@ -2,11 +2,13 @@
 //! It may touch every crate below and every room below it.
 //! It never reads flags that are not in `settings`, and never prints results.
 
+mod explain;
 pub(crate) mod ledger;
 pub(crate) mod logged;
 pub(crate) mod model;
 pub(crate) mod needs;
 pub(crate) mod orchestrator;
+mod prediction;
 pub(crate) mod run;
 pub(crate) mod synthetic;
 

@@ -1,5 +1,7 @@
-//! The needs of a run, as `--dry-run` prints them.
+//! The needs of a run, as `--dry-run` and `hydra explain` print them, with the prediction of how it will go.
 
+use super::explain::{self, duration};
+use super::prediction::Prediction;
 use crate::terminal::Table;
 use anyhow::{Context, Result};
 use hydra_core::ByteSize;
@@ -8,8 +10,8 @@ use hydra_partition::ShardPlan;
 use serde_json::json;
 use std::collections::BTreeMap;
 
-/// The admission as JSON, in which each task says how it is cut.
-pub(crate) fn json(admission: &Admission) -> Result<String> {
+/// The admission as JSON, in which each task says how it is cut, and the prediction.
+pub(crate) fn json(admission: &Admission, prediction: Option<&Prediction>) -> Result<String> {
     let needs = |shard: &ShardPlan| {
         json!({
             "first": shard.first, "end": shard.end, "need_bytes": shard.need_bytes,
@@ -23,11 +25,12 @@ pub(crate) fn json(admission: &Admission) -> Result<String> {
         cut["shards"] = json!(task.plan.shards.len());
         cut["shard_needs"] = task.plan.shards.iter().map(needs).collect();
     }
+    value["prediction"] = serde_json::to_value(prediction).context("the prediction is no JSON")?;
     Ok(format!("{value:#}\n"))
 }
 
-/// The admission as text.
-pub(crate) fn render(admission: &Admission) -> String {
+/// The admission as text, with the prediction.
+pub(crate) fn render(admission: &Admission, prediction: Option<&Prediction>) -> String {
     let mut text = format!("{}\n", tasks(&admission.tasks, admission.disk_budget_bytes.is_some()));
     for (name, budget) in &admission.devices {
         let (budget, reserve) = (ByteSize(*budget), ByteSize(admission.reserve_bytes));
@@ -52,10 +55,15 @@ pub(crate) fn render(admission: &Admission) -> String {
     text.push_str(&visits(&admission.tasks));
     let [admitted, budget] = [admission.host_admitted_bytes, admission.host_budget_bytes].map(ByteSize);
     let (models, time) = (admission.active_models, duration(admission.estimated_s));
-    text + &format!(
+    text.push_str(&format!(
         "host memory: {admitted} of {budget}, up to {models} models within a minibatch\nestimated time: {time} of \
-         compute; transfers between host and devices are left out\nnothing was trained (--dry-run)\n"
-    )
+         compute; transfers between host and devices are left out\n"
+    ));
+    let predicted = prediction.map_or_else(
+        || "no predicted time: the simulator does not take so large a run\n".to_owned(),
+        explain::render,
+    );
+    format!("{text}{predicted}nothing was trained (--dry-run)\n")
 }
 
 /// The visits that have more than one sweep, each with the number of tasks that make it.
@@ -77,7 +85,9 @@ fn visits(tasks: &[AdmittedTask]) -> String {
 
 fn tasks(tasks: &[AdmittedTask], with_disk: bool) -> String {
     let on_disk = with_disk.then_some(">on the disk");
-    let names = ["<task", ">parameters", ">minibatches", ">trained on", ">shards", ">masters"].into_iter();
+    let names =
+        ["<task", ">parameters", ">minibatches", ">trained on", ">shards", ">largest shard", ">masters"]
+            .into_iter();
     let mut table = Table::new(names.chain(on_disk).chain([">in a minibatch", ">estimated", "<cut-points"]));
     for task in tasks {
         let cuts: Vec<String> = task.plan.cut_points.iter().map(ToString::to_string).collect();
@@ -87,6 +97,7 @@ fn tasks(tasks: &[AdmittedTask], with_disk: bool) -> String {
             task.steps.to_string(),
             format!("{} {}", task.units, task.unit),
             task.plan.shards.len().to_string(),
+            ByteSize(task.plan.shards.iter().map(need).max().unwrap_or(0)).to_string(),
             ByteSize(task.master_bytes).to_string(),
         ];
         row.extend(with_disk.then(|| ByteSize(task.disk_bytes).to_string()));
@@ -97,23 +108,14 @@ fn tasks(tasks: &[AdmittedTask], with_disk: bool) -> String {
     table.render()
 }
 
-/// Seconds as people say them.
-fn duration(seconds: f64) -> String {
-    match seconds {
-        s if s < 120.0 => format!("{s:.1} s"),
-        s if s < 7200.0 => format!("{:.0} min", s / 60.0),
-        s => format!("{:.1} h", s / 3600.0),
-    }
+/// The bytes of a device that a shard needs, as measured where that is more.
+fn need(shard: &ShardPlan) -> u64 {
+    shard.need_bytes.max(shard.verified_bytes.unwrap_or(0))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn durations_are_short() {
-        assert_eq!([3.25, 600.0, 36_000.0].map(duration), ["3.2 s", "10 min", "10.0 h"]);
-    }
 
     #[test]
     fn an_admission_says_devices_and_host() {
@@ -132,7 +134,8 @@ mod tests {
             left_out: Vec::new(),
             estimated_s: 90.0,
         };
-        let text = render(&admission);
+        let text = render(&admission, None);
+        assert!(text.contains("no predicted time"), "{text}");
         for part in [
             "cpu:0: 64.00 MiB, 8.00 MiB",
             "1.00 GiB of 2.00 GiB",
@@ -143,6 +146,6 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part} in\n{text}");
         }
-        assert!(json(&admission).unwrap().contains("\"active_models\": 3"));
+        assert!(json(&admission, None).unwrap().contains("\"active_models\": 3"));
     }
 }

@@ -11,6 +11,7 @@ use crate::session::needs;
 use crate::session::orchestrator::{
     Both, Surroundings, admit, devices, note_of_cuts, note_of_memory, orchestrator,
 };
+use crate::session::prediction::Prediction;
 use crate::settings::{CheckpointArg, Configuration, OutSettings, ResultSettings};
 use crate::terminal::{Interrupted, Outcome, Show, Usage, print, render, stop, tell};
 use anyhow::{Context, Result, bail, ensure};
@@ -44,6 +45,11 @@ pub(crate) fn run(spec: RunSpec, out: &OutSettings, around: &Surroundings) -> Re
     }
     let dir = dir.map_or_else(|| RunDir::next(spec.command.name()), Ok)?;
     run_in(dir, &mut spec, &out.results, None, around)
+}
+
+/// Says what a run needs, what it moves and how long it would take. It has no directory.
+pub(crate) fn explain(mut spec: RunSpec, json: bool, around: &Surroundings) -> Result<Outcome> {
+    dry_run(&mut spec, RunDir::parent_of_next()?.path(), json, around)
 }
 
 /// Runs a spec in its directory, which is named first, from the beginning or its checkpoints. `note` is said when nothing
@@ -132,7 +138,10 @@ fn dry_run(spec: &mut RunSpec, dir: &Path, json: bool, around: &Surroundings) ->
     let mut orchestrator = orchestrator(&devices, spec.model.dtype, spec.model.seed, around)?;
     submit(&mut orchestrator, spec, None, &around.machine)?;
     let run = admit(orchestrator, around)?;
-    print(&if json { needs::json(run.admission())? } else { needs::render(run.admission()) })?;
+    let largest = spec.training.batch.iter().max().copied().unwrap_or(1);
+    let prediction = Prediction::of_run(&run, largest)?;
+    let (admission, prediction) = (run.admission(), prediction.as_ref());
+    print(&if json { needs::json(admission, prediction)? } else { needs::render(admission, prediction) })?;
     Ok(Outcome::Done)
 }
 

@@ -17,6 +17,7 @@ fn help_names_every_command_and_flag() {
         "select",
         "train",
         "eval",
+        "explain",
         "partition",
         "step",
         "doctor",

@@ -5,10 +5,12 @@
 
 mod checkpoints;
 mod claiming;
+mod costs;
 mod devices;
 mod events;
 mod first_evaluations;
 mod first_masters;
+mod forecast;
 mod journal;
 mod memory;
 mod queue;
@@ -18,6 +20,7 @@ mod shared_evaluation;
 mod summary;
 mod threads;
 
+pub use forecast::{Forecast, ForecastTask, LinkRate};
 pub use setup::AdmittedRun;
 pub(crate) use setup::{PolicyChoice, RunSettings};
 

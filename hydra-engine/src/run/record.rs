@@ -1,12 +1,12 @@
 //! A run as the costs of its shard tasks, a workload: the simulator can replay it, under other policies too.
 
+use super::costs::{device_cost, leave_room_for_copies};
 use crate::device::LogicalDevice;
 use crate::error::guarded;
 use crate::observer::{Observer, RunEvent, Span, Track, Work};
 use crate::protocol::Time;
 use crate::task::ParameterBytes;
 use hydra_core::TaskId;
-use hydra_partition::ShardPlan;
 use hydra_sched::{
     DeviceCost, Epoch, EvaluationCost, PolicyKind, ShardCost, SimulationOptions, TaskCost, Workload, simulate,
 };
@@ -106,14 +106,8 @@ impl Recorder {
         prefetch: bool,
         devices: impl IntoIterator<Item = &'a LogicalDevice>,
     ) -> Self {
-        let cost = |device: &LogicalDevice| DeviceCost {
-            link_bytes_per_s: device.spec.link.map(|link| link.0),
-            keeps_copies: device.manager.caches_copies(),
-            memory_bytes: device.manager.caches_copies().then_some(device.spec.memory.bytes()),
-            ..DeviceCost::default()
-        };
         let device =
-            |of| Device { cost: cost(of), promoted: Vec::new(), last: None, latency: Mean::default() };
+            |of| Device { cost: device_cost(of), promoted: Vec::new(), last: None, latency: Mean::default() };
         Self {
             observer: Some(observer),
             prefetch,
@@ -246,14 +240,7 @@ impl Observer for Recorder {
                     ..Task::default()
                 };
                 self.tasks = admission.tasks.iter().map(task).collect();
-                // Copies have what no shard task needs beside its parameters.
-                let shards = admission.tasks.iter().flat_map(|task| &task.plan.shards);
-                let beside =
-                    |of: &ShardPlan| of.need_bytes.max(of.verified_bytes.unwrap_or(0)) - of.param_bytes;
-                let working = shards.map(beside).max().unwrap_or(0);
-                for memory in self.devices.iter_mut().filter_map(|device| device.cost.memory_bytes.as_mut()) {
-                    *memory = memory.saturating_sub(working);
-                }
+                leave_room_for_copies(self.devices.iter_mut().map(|device| &mut device.cost), admission);
             }
             RunEvent::Span(span) => self.span(span),
             RunEvent::Minibatch { task, step, at_s, .. } => self.minibatch(*task, *step, *at_s),

@@ -1,0 +1,294 @@
+//! The time of a run before it begins: its costs are simulated, also with more of what it may lack.
+
+use anyhow::Result;
+use hydra_engine::{Admission, AdmittedRun, Forecast, ForecastTask, LinkRate};
+use hydra_sched::{Occupation, ShardTaskKind, Simulation, SimulationOptions, Span, TaskCost, simulate};
+use serde::Serialize;
+
+/// Shard tasks that are simulated at most; of a longer run, an even part is simulated.
+const MOST_SHARD_TASKS: u64 = 400_000;
+/// Minibatches of each task that show what one takes.
+const SHOWN_MINIBATCHES: u64 = 6;
+/// A change is named if it makes a run so many times as fast.
+const HELPS: f64 = 1.1;
+/// Where nothing is busy for this share of the time, nothing of it is what binds.
+const BUSY: f64 = 0.5;
+
+/// The prediction of a run.
+#[derive(Debug, Serialize)]
+pub(crate) struct Prediction {
+    /// Seconds from the start of the first shard task to the end of the last one, as in a report.
+    pub(crate) makespan_s: f64,
+    /// One in so many of the run's minibatches was simulated.
+    pub(crate) simulated_one_in: u64,
+    /// The devices with their links and the share of the time in which each computes.
+    pub(crate) devices: Vec<DevicePrediction>,
+    /// Shares of the time in which links upload parameters, and download activations and gradients, in the mean over the
+    /// devices; 0 where nothing is moved.
+    pub(crate) link_up: f64,
+    pub(crate) link_down: f64,
+    /// Bytes of parameters that the run promotes, and the share of promotions that a cached copy saves.
+    pub(crate) promoted_bytes: u64,
+    pub(crate) saved: f64,
+    pub(crate) tasks: Vec<TaskPrediction>,
+    pub(crate) binding: Binding,
+    /// The largest of the shares.
+    pub(crate) busy: f64,
+    /// The changes that help, the one that helps most first.
+    pub(crate) relief: Vec<Relief>,
+    /// What the prediction has no time for.
+    pub(crate) left_out: Vec<String>,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct DevicePrediction {
+    pub(crate) name: String,
+    pub(crate) link: LinkRate,
+    pub(crate) computes: f64,
+    /// Bytes for copies of parameters that stay, beside what computes; `null` where none stay.
+    pub(crate) copies_bytes: Option<u64>,
+}
+
+/// A minibatch of a task, beside the others, and the task's end.
+#[derive(Debug, Serialize)]
+pub(crate) struct TaskPrediction {
+    #[serde(flatten)]
+    pub(crate) moved: ForecastTask,
+    /// Seconds from the end of a minibatch to that of the next.
+    pub(crate) minibatch_s: f64,
+    /// Bytes of parameters that it promotes.
+    pub(crate) promoted_bytes: u64,
+    /// When the task is over, in seconds from the same start.
+    pub(crate) finished_s: f64,
+}
+
+/// What a run waits for most of the time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Binding {
+    Compute,
+    LinkUp,
+    LinkDown,
+    /// No device and no link is busy most of the time: tasks wait for their own steps and promotions.
+    Waits,
+}
+
+/// A change that makes the run faster.
+#[derive(Debug, PartialEq, Serialize)]
+pub(crate) struct Relief {
+    pub(crate) change: &'static str,
+    /// Today's time over that with the change.
+    pub(crate) factor: f64,
+}
+
+/// A run that was simulated.
+struct Outcome {
+    run: Simulation,
+    one_in: u64,
+    makespan_s: f64,
+    up: f64,
+    down: f64,
+}
+
+impl Prediction {
+    /// The prediction of a run whose largest minibatch has so many items; none for a run that is larger than the simulator
+    /// takes.
+    pub(crate) fn of_run(run: &AdmittedRun, batch: usize) -> Result<Option<Self>> {
+        let admission = run.admission();
+        let Some(forecast) = run.forecast()? else { return Ok(None) };
+        let left_out = left_out(admission, moves(&forecast));
+        let batch_may_grow = admission.tasks.iter().all(|task| 4 * batch <= task.items);
+        Self::of(forecast, left_out, batch_may_grow).map(Some)
+    }
+
+    /// Simulates a forecast. `batch_may_grow` is false where the data has no minibatch of four times the items.
+    fn of(forecast: Forecast, left_out: Vec<String>, batch_may_grow: bool) -> Result<Self> {
+        let whole = outcome(&forecast)?;
+        let computes = share_of(&whole.run.busy_s, whole.makespan_s / whole.one_in as f64);
+        let mean = computes.iter().sum::<f64>() / computes.len().max(1) as f64;
+        let (binding, busy) = binding(mean, whole.up, whole.down);
+        let device = |(index, name): (usize, &String)| DevicePrediction {
+            name: name.clone(),
+            link: forecast.links[index],
+            computes: computes[index],
+            copies_bytes: forecast.workload.devices[index].memory_bytes,
+        };
+        let promoted = whole.run.promoted_bytes.unwrap_or(0).saturating_mul(whole.one_in);
+        let all = (whole.run.promotions + whole.run.promotions_saved).max(1);
+        Ok(Self {
+            makespan_s: whole.makespan_s,
+            simulated_one_in: whole.one_in,
+            devices: forecast.devices.iter().enumerate().map(device).collect(),
+            link_up: whole.up,
+            link_down: whole.down,
+            promoted_bytes: if moves(&forecast) { promoted } else { 0 },
+            saved: whole.run.promotions_saved as f64 / all as f64,
+            tasks: tasks(&forecast, &whole)?,
+            binding,
+            busy,
+            relief: relief(&forecast, whole.makespan_s, batch_may_grow)?,
+            left_out,
+        })
+    }
+}
+
+/// The times that no prediction has.
+fn left_out(admission: &Admission, moves: bool) -> Vec<String> {
+    let mut left = vec![
+        "the host optimizer's steps, which nothing has measured yet".to_owned(),
+        "reading batches, and writing checkpoints and models".to_owned(),
+    ];
+    if moves {
+        left.push(
+            "uploads of activations to shards whose parameters stayed, and tasks that wait for each other on a link down".to_owned(),
+        );
+    }
+    if admission.disk_bytes > 0 {
+        left.push("the disk: reads for promotions and steps, and writes of steps".to_owned());
+    }
+    if admission.in_turn.is_some() {
+        left.push("waiting for other tasks to end: all tasks begin at once in the simulation".to_owned());
+    }
+    left
+}
+
+fn moves(forecast: &Forecast) -> bool {
+    forecast.tasks.iter().any(|task| !task.device_homed)
+        && forecast.links.iter().any(|link| link.bytes_per_s().is_some())
+}
+
+fn share_of(busy_s: &[f64], makespan_s: f64) -> Vec<f64> {
+    busy_s.iter().map(|busy| if makespan_s > 0.0 { busy / makespan_s } else { 0.0 }).collect()
+}
+
+/// The resource that is busy for the greatest share of the time, and the share.
+fn binding(computes: f64, up: f64, down: f64) -> (Binding, f64) {
+    let shares = [(Binding::Compute, computes), (Binding::LinkUp, up), (Binding::LinkDown, down)];
+    let (of, share) = shares
+        .into_iter()
+        .fold((Binding::Waits, 0.0), |best, next| if next.1 > best.1 { next } else { best });
+    if share < BUSY { (Binding::Waits, share) } else { (of, share) }
+}
+
+/// Simulates a run, or an even part of a long one.
+fn outcome(forecast: &Forecast) -> Result<Outcome> {
+    let one_in = forecast.workload.shard_tasks().div_ceil(MOST_SHARD_TASKS).max(1);
+    let part = forecast.clone().divided(one_in);
+    let run = simulated(&part, false)?;
+    let rates = part.links.iter().filter_map(|link| link.bytes_per_s());
+    let (rate, links) = (rates.clone().fold(f64::INFINITY, f64::min), rates.count().max(1));
+    let down_s =
+        (0..part.tasks.len()).map(|task| part.downloaded_bytes(task)).sum::<f64>() / rate / links as f64;
+    // Devices that wait for nothing else wait for what they download.
+    let part_s = (run.makespan_s - run.first_start_s).max(down_s);
+    let homed = |task: usize| part.tasks[task].device_homed;
+    let all_homed = (0..part.tasks.len()).all(homed);
+    let promoted = if all_homed { 0 } else { run.promoted_bytes.unwrap_or(0) };
+    let up_s = promoted as f64 / rate / links as f64;
+    let share = |s: f64| if part_s > 0.0 { s / part_s } else { 0.0 };
+    Ok(Outcome { one_in, makespan_s: part_s * one_in as f64, up: share(up_s), down: share(down_s), run })
+}
+
+fn simulated(forecast: &Forecast, record: bool) -> Result<Simulation> {
+    let options = SimulationOptions { prefetch: forecast.prefetch, record };
+    Ok(simulate(&forecast.workload, &mut *forecast.policy.build(forecast.seed), options)?)
+}
+
+/// The minibatches of the tasks, from the first few of all of them together, without evaluations.
+fn tasks(forecast: &Forecast, whole: &Outcome) -> Result<Vec<TaskPrediction>> {
+    let first = forecast.clone().first_minibatches(SHOWN_MINIBATCHES, false);
+    let run = simulated(&first, true)?;
+    let task = |(index, moved): (usize, &ForecastTask)| {
+        let spans = || run.spans.iter().filter(move |span| span.task == index);
+        let (minibatch_s, promoted_bytes) = minibatch(&first.workload.tasks[index], spans());
+        TaskPrediction {
+            moved: moved.clone(),
+            minibatch_s,
+            promoted_bytes: if moves(forecast) && !moved.device_homed { promoted_bytes } else { 0 },
+            finished_s: (whole.run.finished_s[index] - whole.run.first_start_s) * whole.one_in as f64,
+        }
+    };
+    Ok(forecast.tasks.iter().enumerate().map(task).collect())
+}
+
+/// Seconds of a minibatch, and bytes that it promotes, in the mean; without the first one, where there are more.
+fn minibatch<'a>(cost: &TaskCost, spans: impl Iterator<Item = &'a Span>) -> (f64, u64) {
+    let mut ends = vec![0.0_f64; cost.minibatches as usize];
+    let mut promoted = vec![0_u64; cost.minibatches as usize];
+    for span in spans {
+        let at = span.minibatch as usize;
+        match span.what {
+            Occupation::Promote => promoted[at] += cost.shards[span.shard].bytes.unwrap_or(0),
+            Occupation::Compute(ShardTaskKind::Backward) => ends[at] = ends[at].max(span.end_s),
+            Occupation::Compute(_) => {}
+        }
+    }
+    let (first_s, skipped) = if ends.len() > 1 { (ends[0], 1) } else { (0.0, 0) };
+    let count = (ends.len() - skipped).max(1);
+    let last_s = ends.last().copied().unwrap_or(0.0);
+    let bytes: u64 = promoted.iter().skip(skipped).sum();
+    ((last_s - first_s) / count as f64, bytes / count as u64)
+}
+
+/// The changes that help.
+fn relief(forecast: &Forecast, makespan_s: f64, batch_may_grow: bool) -> Result<Vec<Relief>> {
+    let mut changes: Vec<(&'static str, Forecast)> = vec![
+        ("twice the device memory", forecast.clone().with_memory(2)),
+        ("one device more", forecast.clone().with_another_device()),
+        ("devices that compute twice as fast", forecast.clone().with_speed(2.0)),
+    ];
+    if moves(forecast) {
+        changes.push(("a link twice as fast", forecast.clone().with_links(2.0)));
+        let long = forecast.workload.tasks.iter().all(|task| task.minibatches >= 4);
+        if batch_may_grow && long {
+            let change = "minibatches of four times as many microbatches (--batch and --accumulate times 4: another training)";
+            changes.push((change, forecast.clone().with_microbatches(4)));
+        }
+    }
+    let mut relief = Vec::new();
+    for (change, forecast) in changes {
+        let factor = makespan_s / outcome(&forecast)?.makespan_s;
+        if factor > HELPS && factor.is_finite() {
+            relief.push(Relief { change, factor });
+        }
+    }
+    relief.sort_by(|a, b| b.factor.total_cmp(&a.factor));
+    Ok(relief)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hydra_sched::ShardCost;
+
+    #[test]
+    fn the_busiest_binds_and_nothing_does_that_is_idle_most_of_the_time() {
+        assert_eq!(binding(0.3, 0.71, 0.2), (Binding::LinkUp, 0.71));
+        assert_eq!(binding(0.9, 0.71, 0.2), (Binding::Compute, 0.9));
+        assert_eq!(binding(0.3, 0.4, 0.95), (Binding::LinkDown, 0.95));
+        assert_eq!(binding(0.3, 0.4, 0.2), (Binding::Waits, 0.4));
+    }
+
+    #[test]
+    fn a_minibatch_is_what_comes_between_two_ends() {
+        let shard = ShardCost { bytes: Some(7), ..ShardCost::new(1.0, 2.0, 1.0) };
+        let cost = TaskCost::new("a", 3, vec![shard]);
+        let span = |minibatch: u64, what, start_s: f64, end_s: f64| Span {
+            device: 0,
+            task: 0,
+            minibatch,
+            shard: 0,
+            what,
+            start_s,
+            end_s,
+        };
+        let train = Occupation::Compute(ShardTaskKind::Backward);
+        let spans: Vec<Span> = (0..3)
+            .flat_map(|m| {
+                let at = 10.0 * m as f64;
+                [span(m, Occupation::Promote, at, at + 1.0), span(m, train, at + 1.0, at + 3.0)]
+            })
+            .collect();
+        assert_eq!(minibatch(&cost, spans.iter()), (10.0, 7));
+    }
+}

@@ -1,0 +1,93 @@
+//! What `hydra explain` says of a run that it does not make.
+
+use crate::common::{fails, says};
+use serde_json::Value;
+
+/// A small run that is cut into several shards behind a simulated link.
+const RUN: &str = "--steps 4 --batch 4 --context 32 --devices cpu:1x1 --device-memory 64MiB --cuts 2,4 --link 64MiB/s \
+                   --eval-limit 4";
+
+fn with<'a>(command: &'a str, more: &'a str) -> Vec<&'a str> {
+    std::iter::once(command).chain(RUN.split_whitespace()).chain(more.split_whitespace()).collect()
+}
+
+#[test]
+fn it_says_what_moves_how_long_it_takes_what_binds_and_what_helps() {
+    let root = tempfile::tempdir().unwrap();
+    let out = root.path().join("run");
+    let dry_run = [&with("train", "--dry-run")[..], &["--out", out.to_str().unwrap()]].concat();
+    for printed in [says(&with("explain", "")), says(&dry_run)] {
+        for part in [
+            "largest shard",
+            "a simulated link of 64.00 MiB/s; copies of parameters have ",
+            "every minibatch:",
+            "gradients down",
+            "predicted time: ",
+            "busy: cpu:0 ",
+            "what binds is ",
+            "not in the predicted time: the host optimizer's steps",
+            "nothing was trained",
+        ] {
+            assert!(printed.contains(part), "{part} in\n{printed}");
+        }
+        assert!(printed.contains("what would help: ") || printed.contains("nothing that was tried helps"));
+    }
+    assert!(!out.exists());
+}
+
+#[test]
+fn its_json_has_the_needs_and_the_prediction() {
+    let read = |arguments: &[&str]| -> Value { serde_json::from_str(&says(arguments)).unwrap() };
+    let explained = read(&with("explain", "--json --lr 1e-3,3e-4"));
+    assert_eq!(explained["tasks"].as_array().unwrap().len(), 2);
+    assert_eq!(explained["tasks"][0]["shards"], 3);
+    let prediction = &explained["prediction"];
+    assert!(prediction["makespan_s"].as_f64().unwrap() > 0.0, "{prediction}");
+    assert_eq!(prediction["simulated_one_in"], 1);
+    assert_eq!(prediction["devices"][0]["link"]["kind"], "simulated");
+    assert_eq!(prediction["devices"][0]["link"]["bytes_per_s"], 64.0 * 1024.0 * 1024.0);
+    for task in prediction["tasks"].as_array().unwrap() {
+        // Masters change with every minibatch, so each promotes all parameters once at least.
+        let [all, promoted] = ["parameter_bytes", "promoted_bytes"].map(|key| task[key].as_u64().unwrap());
+        assert!(all > 0 && promoted >= all && promoted <= 2 * all, "{task}");
+        assert!(
+            task["gradient_down_bytes"].as_u64() > Some(0) && task["boundary_up_bytes"].as_u64() > Some(0)
+        );
+        assert!(task["finished_s"].as_f64() <= prediction["makespan_s"].as_f64(), "{prediction}");
+    }
+    let named = ["compute", "link-up", "link-down", "waits"].map(Value::from);
+    assert!(named.contains(&prediction["binding"]), "{prediction}");
+    for relief in prediction["relief"].as_array().unwrap() {
+        assert!(relief["factor"].as_f64() > Some(1.1), "{relief}");
+    }
+    // A link that takes a minute for a model binds whatever else the machine does.
+    let slow: Vec<&str> = with("train", "--dry-run --json");
+    let slow: Vec<&str> = slow.into_iter().map(|of| if of == "64MiB/s" { "64KiB/s" } else { of }).collect();
+    let slow = read(&slow);
+    assert_ne!(slow["prediction"]["binding"], "compute", "{slow}");
+    let helps = &slow["prediction"]["relief"];
+    let link =
+        |relief: &Value| relief["change"] == "a link twice as fast" && relief["factor"].as_f64() > Some(1.5);
+    assert!(helps.as_array().unwrap().iter().any(link), "{helps}");
+}
+
+#[test]
+fn without_a_copy_no_link_is_in_it() {
+    let run =
+        ["explain", "--steps", "2", "--batch", "2", "--context", "16", "--devices", "cpu:1x1", "--json"];
+    let explained: Value = serde_json::from_str(&says(&run)).unwrap();
+    let prediction = &explained["prediction"];
+    assert_eq!(prediction["devices"][0]["link"], serde_json::json!({ "kind": "zero-copy" }));
+    let moved = ["link_up", "link_down"].map(|key| prediction[key].as_f64().unwrap());
+    assert_eq!((moved, prediction["promoted_bytes"].as_u64()), ([0.0, 0.0], Some(0)), "{prediction}");
+    assert_ne!(prediction["binding"], "link-up");
+}
+
+#[test]
+fn it_refuses_what_a_run_refuses() {
+    fails(&with("explain", "--visit 2"), 2, &["--visit 2"]);
+    fails(&with("explain", "--accumulate 5"), 2, &["--accumulate 5"]);
+    fails(&["explain", "--device-memory", "64KiB", "--batch", "2", "--strict"], 1, &["the run was refused"]);
+    let unknown = crate::common::hydra(&["explain", "--out", "runs"]).output().unwrap();
+    assert_eq!(unknown.status.code(), Some(2), "it writes nothing");
+}

@@ -1,0 +1,30 @@
+//! Costs of devices that are known before anything runs, for recorded and for predicted runs alike.
+
+use crate::admission::Admission;
+use crate::device::LogicalDevice;
+use hydra_partition::ShardPlan;
+use hydra_sched::DeviceCost;
+
+/// The costs of a device, with its whole budget as room for copies; its link's bandwidth where that is simulated.
+pub(super) fn device_cost(device: &LogicalDevice) -> DeviceCost {
+    let caches = device.manager.caches_copies();
+    DeviceCost {
+        link_bytes_per_s: device.spec.link.map(|link| link.0),
+        keeps_copies: caches,
+        memory_bytes: caches.then_some(device.spec.memory.bytes()),
+        ..DeviceCost::default()
+    }
+}
+
+/// Leaves copies the room that no shard task needs beside its parameters.
+pub(super) fn leave_room_for_copies<'a>(
+    devices: impl Iterator<Item = &'a mut DeviceCost>,
+    admission: &Admission,
+) {
+    let shards = admission.tasks.iter().flat_map(|task| &task.plan.shards);
+    let beside = |of: &ShardPlan| of.need_bytes.max(of.verified_bytes.unwrap_or(0)) - of.param_bytes;
+    let working = shards.map(beside).max().unwrap_or(0);
+    for memory in devices.filter_map(|device| device.memory_bytes.as_mut()) {
+        *memory = memory.saturating_sub(working);
+    }
+}

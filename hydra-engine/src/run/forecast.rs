@@ -1,0 +1,538 @@
+//! A run as the costs that are known before it starts, a workload: the simulator can tell how long it will take.
+//!
+//! Compute is what the pilot pass measured, links are as they were described or as one upload measured them. What nothing
+//! has measured yet is 0: the host's optimizer, reading a disk, batches, and writing what was trained.
+
+use super::costs::{device_cost, leave_room_for_copies};
+use super::setup::{AdmittedRun, PolicyChoice};
+use crate::admission::{AdmittedTask, stored_bytes};
+use crate::device::LogicalDevice;
+use crate::error::EngineError;
+use crate::protocol::Clock;
+use crate::stages::Program;
+use crate::train_task::TrainTask;
+use hydra_core::HostTensor;
+use hydra_partition::ShardPlan;
+use hydra_sched::{DeviceCost, Epoch, EvaluationCost, PolicyKind, ShardCost, TaskCost, Workload};
+use hydra_spill::SpillError;
+use serde::Serialize;
+
+/// Bytes of the upload that measures a link.
+const MEASURED_BYTES: u64 = 16 << 20;
+
+/// The bandwidth of a device's link, in each direction.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(tag = "kind", rename_all = "kebab-case")]
+pub enum LinkRate {
+    /// The device reads the masters where they are: parameters are not moved.
+    ZeroCopy,
+    /// Simulated, as it was asked for.
+    Simulated {
+        /// Bytes in a second.
+        bytes_per_s: f64,
+    },
+    /// Measured by uploading bytes.
+    Measured {
+        /// Bytes in a second, of the fastest of a few uploads.
+        bytes_per_s: f64,
+        /// Bytes of an upload.
+        bytes: u64,
+    },
+}
+
+impl LinkRate {
+    /// Bytes in a second; none where nothing is moved.
+    pub fn bytes_per_s(self) -> Option<f64> {
+        match self {
+            Self::ZeroCopy => None,
+            Self::Simulated { bytes_per_s } | Self::Measured { bytes_per_s, .. } => Some(bytes_per_s),
+        }
+    }
+
+    /// The same link, so many times as fast.
+    fn times(self, factor: f64) -> Self {
+        match self {
+            Self::ZeroCopy => Self::ZeroCopy,
+            Self::Simulated { bytes_per_s } => Self::Simulated { bytes_per_s: bytes_per_s * factor },
+            Self::Measured { bytes_per_s, bytes } => {
+                Self::Measured { bytes_per_s: bytes_per_s * factor, bytes }
+            }
+        }
+    }
+}
+
+/// The bytes of a task that its promotions, its sweeps and its steps move.
+#[derive(Clone, Debug, Serialize)]
+pub struct ForecastTask {
+    /// The task's name.
+    pub name: String,
+    /// Parameters of all shards: what a pass over them reads on the device.
+    pub parameter_bytes: u64,
+    /// Boundary activations, and gradients of them, that a minibatch uploads at least: those that are not handed on from one
+    /// shard task to the next on the device.
+    pub boundary_up_bytes: u64,
+    /// Boundary activations and gradients of them that a minibatch downloads.
+    pub boundary_down_bytes: u64,
+    /// Gradients of parameters that a minibatch downloads: those of each microbatch.
+    pub gradient_down_bytes: u64,
+    /// Of the parameters, those that are read from the disk for a promotion.
+    pub disk_parameter_bytes: u64,
+    /// Masters and moments on the disk that the step of a minibatch reads and writes again.
+    pub disk_step_bytes: u64,
+    /// True if its masters are on the device as long as it runs, and neither parameters nor their gradients are moved.
+    pub device_homed: bool,
+    /// Of each shard: bytes of its gradients, and of its input (0 for the first).
+    #[serde(skip)]
+    shards: Vec<(u64, u64)>,
+}
+
+/// The costs of a run, as far as they are known before it starts.
+#[derive(Clone, Debug)]
+pub struct Forecast {
+    /// The costs, for the simulator.
+    pub workload: Workload,
+    /// The names of the devices.
+    pub devices: Vec<String>,
+    /// Their links.
+    pub links: Vec<LinkRate>,
+    /// The tasks, in the workload's order.
+    pub tasks: Vec<ForecastTask>,
+    /// The policy; that of a run by default where it has one of its own.
+    pub policy: PolicyKind,
+    /// Its seed.
+    pub seed: u64,
+    /// True if the next shard task is promoted while one computes.
+    pub prefetch: bool,
+    /// The budget of each device.
+    budgets: Vec<u64>,
+}
+
+impl AdmittedRun {
+    /// The costs of the run from its beginning; `None` where a task trains nothing or goes on from a checkpoint, or where the
+    /// costs are more than the simulator takes. Links that are not simulated are measured by a few small uploads.
+    ///
+    /// # Errors
+    /// Those of a link that is measured.
+    pub fn forecast(&self) -> Result<Option<Forecast>, EngineError> {
+        let links: Vec<LinkRate> = self.devices.iter().map(link_rate).collect::<Result<_, _>>()?;
+        let (tasks, admitted) = (&self.tasks, &self.admission.tasks);
+        if tasks.iter().any(|task| task.evaluate_only || task.resume.is_some()) {
+            return Ok(None);
+        }
+        let device = |(device, link): (&LogicalDevice, &LinkRate)| DeviceCost {
+            link_bytes_per_s: link.bytes_per_s(),
+            ..device_cost(device)
+        };
+        let mut devices: Vec<DeviceCost> = self.devices.iter().zip(&links).map(device).collect();
+        leave_room_for_copies(devices.iter_mut(), &self.admission);
+        let programs: Vec<Program> = tasks.iter().zip(admitted).map(program).collect();
+        let evaluated = first_evaluations(admitted, &programs, devices.len());
+        let moves = links.iter().any(|link| link.bytes_per_s().is_some());
+        let costs = admitted.iter().zip(&programs).zip(evaluated);
+        let costs = costs.map(|((task, program), initial)| task_cost(task, program, initial, moves));
+        let mut forecast = Forecast {
+            workload: Workload::new(costs.collect(), devices),
+            devices: self.devices.iter().map(|device| device.spec.name.clone()).collect(),
+            tasks: tasks.iter().zip(admitted).zip(&programs).map(moved).collect(),
+            policy: match self.settings.policy {
+                PolicyChoice::Kind(kind) => kind,
+                PolicyChoice::Own(_) => PolicyKind::default(),
+            },
+            seed: self.settings.seed,
+            prefetch: self.settings.prefetch,
+            budgets: self.devices.iter().map(|device| device.spec.memory.bytes()).collect(),
+            links,
+        };
+        forecast.settle();
+        Ok(forecast.workload.check().is_ok().then_some(forecast))
+    }
+}
+
+impl Forecast {
+    /// The same run on devices with so many times the memory. Shards stay as they are cut.
+    pub fn with_memory(mut self, times: u64) -> Self {
+        for (device, budget) in self.workload.devices.iter_mut().zip(&self.budgets) {
+            let more = budget.saturating_mul(times.saturating_sub(1));
+            device.memory_bytes = device.memory_bytes.map(|memory| memory.saturating_add(more));
+        }
+        self.settle();
+        self
+    }
+
+    /// The same run behind links that are so many times as fast.
+    pub fn with_links(mut self, times: f64) -> Self {
+        self.links.iter_mut().for_each(|link| *link = link.times(times));
+        self.settle();
+        self
+    }
+
+    /// The same run on devices that compute so many times as fast.
+    pub fn with_speed(mut self, times: f64) -> Self {
+        self.workload.devices.iter_mut().for_each(|device| device.speed *= times);
+        self.settle();
+        self
+    }
+
+    /// The same run with one more device, which is like the last one.
+    pub fn with_another_device(mut self) -> Self {
+        let device = self.workload.devices.last().cloned();
+        self.workload.devices.extend(device);
+        self.links.extend(self.links.last().copied());
+        self.budgets.extend(self.budgets.last().copied());
+        self.devices.push("one more".to_owned());
+        self
+    }
+
+    /// The same items in minibatches of so many times as many microbatches, one visit each, and so in fewer minibatches:
+    /// another training.
+    pub fn with_microbatches(mut self, times: u64) -> Self {
+        for (cost, task) in self.workload.tasks.iter_mut().zip(&mut self.tasks) {
+            cost.minibatches = cost.minibatches.div_ceil(times);
+            cost.microbatches *= times;
+            cost.visit = cost.microbatches;
+            cost.epoch = None;
+            merge_evaluations(cost, |minibatches| minibatches.div_ceil(times));
+            task.gradient_down_bytes *= times;
+            task.boundary_down_bytes *= times;
+        }
+        self.settle();
+        self
+    }
+
+    /// The run's first part, in which each task has at most so many minibatches, perhaps with its evaluations.
+    pub fn first_minibatches(mut self, most: u64, evaluations: bool) -> Self {
+        for cost in &mut self.workload.tasks {
+            cost.minibatches = cost.minibatches.min(most);
+            let left = cost.minibatches;
+            cost.evaluations.retain(|of| evaluations && of.after <= left);
+        }
+        self
+    }
+
+    /// The run with a `by`-th part of its minibatches and of the sweeps of its evaluations.
+    pub fn divided(mut self, by: u64) -> Self {
+        for cost in &mut self.workload.tasks {
+            cost.minibatches = cost.minibatches.div_ceil(by);
+            cost.evaluations.iter_mut().for_each(|of| of.sweeps = of.sweeps.div_ceil(by));
+            merge_evaluations(cost, |minibatches| minibatches.div_ceil(by));
+        }
+        self
+    }
+
+    /// Bytes of a task in all that are downloaded: boundary activations and gradients.
+    pub fn downloaded_bytes(&self, task: usize) -> f64 {
+        let (cost, moved) = (&self.workload.tasks[task], &self.tasks[task]);
+        let boundaries: u64 = moved.shards.iter().map(|(_, input)| input).sum();
+        let each = (moved.gradient_down_bytes + moved.boundary_down_bytes) as f64;
+        let sweeps = cost.training_sweeps() as f64 / cost.microbatches as f64;
+        sweeps * each + (cost.evaluation_sweeps() * boundaries) as f64
+    }
+
+    /// Puts into the workload what follows from links, devices and microbatches.
+    fn settle(&mut self) {
+        let Workload { tasks, devices, .. } = &mut self.workload;
+        let largest = tasks.iter().flat_map(|task| &task.shards).filter_map(|shard| shard.bytes).max();
+        for (device, link) in devices.iter_mut().zip(&self.links) {
+            device.link_bytes_per_s = link.bytes_per_s();
+            // Two shards have room beside each other, whatever else a shard task needs.
+            let least = 2 * largest.unwrap_or(0);
+            device.memory_bytes = device.memory_bytes.map(|memory| memory.max(least));
+        }
+        let rate = self.links.iter().filter_map(|link| link.bytes_per_s()).reduce(f64::min);
+        let slowest = devices.iter().map(|device| device.speed).fold(f64::INFINITY, f64::min);
+        let room = devices.iter().map(|device| device.memory_bytes.unwrap_or(0)).min().unwrap_or(0);
+        let room = room / tasks.len().div_ceil(devices.len()).max(1) as u64;
+        for (cost, task) in tasks.iter_mut().zip(&self.tasks) {
+            let Some(rate) = rate else { continue };
+            for (shard, next) in cost.shards.iter_mut().zip(task.shards.iter().skip(1)) {
+                shard.download_s = next.1 as f64 / rate;
+            }
+            if !task.device_homed {
+                let activations =
+                    (0..cost.shards.len()).map(|shard| activation_bytes(cost, &task.shards, shard));
+                let activations: Vec<f64> = activations.collect();
+                for (shard, with) in cost.shards.iter_mut().zip(activations) {
+                    shard.promote_s = Some((shard.bytes.unwrap_or(0) as f64 + with) / rate);
+                }
+                cost.step_wait_s = gradients_wait_s(cost, &task.shards, (rate, slowest, room));
+            }
+        }
+    }
+}
+
+/// Bytes of activations and gradients of them that are uploaded with a shard's parameters, in the mean over its promotions of a
+/// training visit: the input of its backward, and in a visit of several sweeps what otherwise is handed on.
+fn activation_bytes(cost: &TaskCost, moved: &[(u64, u64)], shard: usize) -> f64 {
+    let (trained, last) = (shard >= cost.first_trained, shard + 1 == moved.len());
+    let (input, gradient) = (moved[shard].1, moved.get(shard + 1).map_or(0, |next| next.1));
+    let is_handed_on = cost.visit == 1;
+    let forward = if is_handed_on || last { 0 } else { input };
+    let backward = match (trained, last) {
+        (false, _) => 0,
+        (true, true) => {
+            if is_handed_on {
+                0
+            } else {
+                input
+            }
+        }
+        (true, false) => input + if is_handed_on { 0 } else { gradient },
+    };
+    let promotions = u64::from(!last) + u64::from(trained);
+    (cost.visit * (forward + backward)) as f64 / promotions.max(1) as f64
+}
+
+/// Seconds from the end of a minibatch's last backward until all its gradients have been downloaded, over a link in the order
+/// in which they are made.
+fn gradients_wait_s(cost: &TaskCost, moved: &[(u64, u64)], (rate, speed, room): (f64, f64, u64)) -> f64 {
+    let bytes = |shard: usize| cost.shards[shard].bytes.unwrap_or(0);
+    // A backward finds the copies of the shards that the forward passed last.
+    let stays = |shard: usize| (shard..cost.shards.len()).map(bytes).sum::<u64>() <= room;
+    let (mut made_s, mut down_s, mut left) = (0.0_f64, 0.0_f64, cost.microbatches);
+    while left > 0 {
+        let visit = cost.visit.min(left);
+        left -= visit;
+        for (kind, shard) in cost.sweep() {
+            let trains = kind == hydra_sched::ShardTaskKind::Backward;
+            let down = match trains {
+                true => moved[shard].0 + if shard > cost.first_trained { moved[shard].1 } else { 0 },
+                false => moved.get(shard + 1).map_or(0, |next| next.1),
+            };
+            let is_there = trains && shard + 1 < cost.shards.len() && stays(shard);
+            let promoted = if is_there { 0 } else { bytes(shard) };
+            let promote_s = promoted as f64 / rate / visit as f64;
+            for _ in 0..visit {
+                made_s += (cost.shards[shard].seconds(kind) / speed).max(promote_s);
+                down_s = down_s.max(made_s) + down as f64 / rate;
+            }
+        }
+    }
+    (down_s - made_s).max(0.0)
+}
+
+/// The evaluations of a task the minibatches of which are numbered anew; those of one place become one.
+fn merge_evaluations(cost: &mut TaskCost, after: impl Fn(u64) -> u64) {
+    let mut merged: Vec<EvaluationCost> = Vec::new();
+    for of in &cost.evaluations {
+        let after = after(of.after).min(cost.minibatches);
+        match merged.last_mut().filter(|last| last.after == after) {
+            Some(last) => last.sweeps += of.sweeps,
+            None => merged.push(EvaluationCost { after, sweeps: of.sweeps }),
+        }
+    }
+    cost.evaluations = merged;
+}
+
+/// The link of a device; one that is not simulated is measured.
+fn link_rate(device: &LogicalDevice) -> Result<LinkRate, EngineError> {
+    if let Some(rate) = device.spec.link {
+        return Ok(LinkRate::Simulated { bytes_per_s: rate.0 });
+    }
+    if device.manager.link().zero_copy() {
+        return Ok(LinkRate::ZeroCopy);
+    }
+    let elements = MEASURED_BYTES.min(device.manager.budget().available() / 2) as usize / size_of::<f32>();
+    let bytes = (elements.max(1) * size_of::<f32>()) as u64;
+    let _room = device.manager.budget().reserve(bytes, "a measurement").map_err(SpillError::from)?;
+    let sent = [HostTensor::float(vec![1.0; elements.max(1)], [elements.max(1)])];
+    let mut best_s = f64::INFINITY;
+    for _ in 0..4 {
+        let clock = Clock::start();
+        drop(device.stream.executes(|| device.manager.upload(&sent))?);
+        best_s = best_s.min(clock.now());
+    }
+    Ok(LinkRate::Measured { bytes_per_s: bytes as f64 / best_s.max(1e-9), bytes })
+}
+
+fn program((task, admitted): (&TrainTask, &AdmittedTask)) -> Program {
+    task.program(&admitted.plan.shards(), task.chain.first_trained(), admitted.visit)
+}
+
+/// The batches of each task's evaluation before training: tasks that begin equal divide one among as many of them as there
+/// are devices.
+fn first_evaluations(tasks: &[AdmittedTask], programs: &[Program], devices: usize) -> Vec<u64> {
+    let batches = |index: usize| {
+        let program = &programs[index];
+        if program.initial_validation && program.steps > 0 { program.validation as u64 } else { 0 }
+    };
+    let of = |index: usize| {
+        let Some(first) = tasks[index].first_evaluation else { return batches(index) };
+        let same = |task: &&AdmittedTask| task.first_evaluation == Some(first);
+        let rank = tasks[..index].iter().filter(same).count() as u64;
+        let share = tasks.iter().filter(same).count().min(devices).max(1) as u64;
+        let all = batches(index);
+        if rank < share { all / share + u64::from(rank < all % share) } else { 0 }
+    };
+    (0..tasks.len()).map(of).collect()
+}
+
+/// The costs of a task, the links' left out.
+fn task_cost(task: &AdmittedTask, program: &Program, initial: u64, moves: bool) -> TaskCost {
+    let promoted = moves && !task.optimizer.on_device();
+    let shard = |shard: &ShardPlan| ShardCost {
+        forward_s: shard.forward_s,
+        backward_s: shard.backward_s,
+        promote_s: (!promoted).then_some(0.0),
+        bytes: Some(shard.param_bytes),
+        ..ShardCost::default()
+    };
+    let shards = task.plan.shards.iter().map(shard).collect();
+    let mut cost = TaskCost::new(&task.name, program.steps as u64, shards);
+    cost.first_trained = program.first_trained;
+    cost.microbatches = program.microbatches as u64;
+    if program.last_microbatches < program.microbatches {
+        let last_microbatches = program.last_microbatches as u64;
+        cost.epoch = Some(Epoch { minibatches: program.epoch as u64, last_microbatches });
+    }
+    // The sweeps of a single shard have one order, whatever the visit.
+    if cost.shards.len() > 1 {
+        cost.visit = program.visit.microbatches as u64;
+        cost.evaluation_visit = program.visit.batches as u64;
+    }
+    cost.evaluations = evaluations(program, initial);
+    cost
+}
+
+/// The evaluations of a task, `initial` batches of which come before training.
+fn evaluations(program: &Program, initial: u64) -> Vec<EvaluationCost> {
+    let (steps, validation) = (program.steps as u64, program.validation as u64);
+    let periodic = program.eval_every.filter(|_| validation > 0);
+    let during = periodic.into_iter().flat_map(|every| (1..steps).filter(move |at| at % every as u64 == 0));
+    let during = during.map(|after| (after, validation));
+    let all = std::iter::once((0, initial)).chain(during).chain([(steps, validation + program.test as u64)]);
+    let some = all.filter(|(_, sweeps)| *sweeps > 0);
+    some.map(|(after, sweeps)| EvaluationCost { after, sweeps }).collect()
+}
+
+/// The bytes that a task moves.
+fn moved(((task, admitted), program): ((&TrainTask, &AdmittedTask), &Program)) -> ForecastTask {
+    let plan = &admitted.plan;
+    let input = |shard: &ShardPlan| if shard.first == 0 { 0 } else { plan.layers[shard.first].input_bytes };
+    let homed = admitted.optimizer.on_device();
+    let trained = |index: usize| index >= program.first_trained;
+    let gradients = |(index, shard): (usize, &ShardPlan)| {
+        if trained(index) && !homed { shard.gradient_bytes } else { 0 }
+    };
+    let shards: Vec<(u64, u64)> =
+        plan.shards.iter().enumerate().map(|of| (gradients(of), input(of.1))).collect();
+    let (microbatches, last) = (program.microbatches as u64, shards.len() - 1);
+    let inputs =
+        |from: usize, to: usize| shards.iter().take(to).skip(from).map(|(_, input)| input).sum::<u64>();
+    let backward = |from: usize| inputs(from.max(1), last + 1);
+    // The input of each backward, but the last shard's, was downloaded by the forward.
+    let mut up = inputs(program.first_trained, last);
+    if program.visit.microbatches > 1 {
+        up += backward(0) + backward(program.first_trained + 1);
+    }
+    let on_disk = || task.chain.images().iter().zip(&admitted.on_disk).filter(|(_, on_disk)| **on_disk);
+    ForecastTask {
+        name: admitted.name.clone(),
+        parameter_bytes: plan.shards.iter().map(|shard| shard.param_bytes).sum(),
+        boundary_up_bytes: microbatches * up,
+        boundary_down_bytes: microbatches * (backward(0) + backward(program.first_trained + 1)),
+        gradient_down_bytes: microbatches * shards.iter().map(|(gradients, _)| gradients).sum::<u64>(),
+        disk_parameter_bytes: on_disk().map(|(image, _)| image.bytes()).sum(),
+        disk_step_bytes: on_disk()
+            .filter(|(image, _)| image.trained)
+            .map(|(image, _)| stored_bytes(image, &task.spec))
+            .sum(),
+        device_homed: homed,
+        shards,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn program(eval_every: Option<usize>) -> Program {
+        Program {
+            shards: 2,
+            first_trained: 0,
+            steps: 5,
+            epoch: 5,
+            microbatches: 1,
+            last_microbatches: 1,
+            visit: crate::stages::Visit::ONE,
+            validation: 3,
+            test: 2,
+            initial_validation: true,
+            shared: false,
+            eval_every,
+        }
+    }
+
+    #[test]
+    fn evaluations_come_where_the_cursor_makes_them() {
+        for eval_every in [None, Some(2), Some(5), Some(9)] {
+            let program = program(eval_every);
+            let mut cursor = crate::stages::Cursor::new(program.clone());
+            let mut made: Vec<EvaluationCost> = Vec::new();
+            loop {
+                if let Some(task) = cursor.peek() {
+                    if task.kind == hydra_sched::ShardTaskKind::Evaluate && task.shard == 1 {
+                        let after = task.step as u64;
+                        match made.last_mut().filter(|of| of.after == after) {
+                            Some(of) => of.sweeps += 1,
+                            None => made.push(EvaluationCost { after, sweeps: 1 }),
+                        }
+                    }
+                    cursor.advance();
+                } else if cursor.stage() == crate::stages::Stage::Restore {
+                    cursor.waited(false);
+                } else {
+                    break;
+                }
+            }
+            assert_eq!(evaluations(&program, 3), made, "{eval_every:?}");
+        }
+    }
+
+    #[test]
+    fn activations_go_up_that_are_not_handed_on() {
+        let shard = || ShardCost::new(1.0, 2.0, 0.0);
+        let mut cost = TaskCost::new("a", 1, vec![shard(), shard(), shard()]);
+        let moved = [(0, 0), (0, 10), (0, 100)];
+        let up = |cost: &TaskCost| [0, 1, 2].map(|shard| activation_bytes(cost, &moved, shard));
+        // Each shard but the last is promoted for its forward and for its backward.
+        assert_eq!(up(&cost), [0.0, 5.0, 0.0]);
+        (cost.microbatches, cost.visit) = (2, 2);
+        assert_eq!(up(&cost), [10.0, 120.0, 200.0]);
+        cost.first_trained = 2;
+        assert_eq!(up(&cost), [0.0, 20.0, 200.0]);
+    }
+
+    #[test]
+    fn gradients_are_waited_for_when_the_link_is_slower_than_the_backward() {
+        let shard = || ShardCost { bytes: Some(0), ..ShardCost::new(1.0, 2.0, 0.0) };
+        let mut cost = TaskCost::new("a", 1, vec![shard(), shard()]);
+        // One byte a second: each backward makes five seconds of gradients in two.
+        let wait = |cost: &TaskCost| gradients_wait_s(cost, &[(5, 0), (5, 0)], (1.0, 1.0, 0));
+        // The first ends at 3 s and is down at 8 s, the second, of 5 s, at 13 s.
+        assert_eq!(wait(&cost), 8.0);
+        cost.first_trained = 1;
+        assert_eq!(wait(&cost), 5.0);
+        cost.first_trained = 0;
+        (cost.microbatches, cost.visit) = (2, 2);
+        // Backwards end at 4, 6, 8 and 10 s, downloads at 9, 14, 19 and 24 s.
+        assert_eq!(wait(&cost), 14.0);
+        (cost.microbatches, cost.visit) = (1, 1);
+        cost.shards.iter_mut().for_each(|shard| shard.bytes = Some(9));
+        // Promotions of 9 s end at 9 and 18 s; the copy of the last shard stays where there is room, not that of the first.
+        assert_eq!(gradients_wait_s(&cost, &[(5, 0), (5, 0)], (1.0, 1.0, 9)), 5.0);
+        // Both stay: backwards end at 11 and 13 s, downloads at 16 and 21 s.
+        assert_eq!(gradients_wait_s(&cost, &[(5, 0), (5, 0)], (1.0, 1.0, 18)), 8.0);
+    }
+
+    #[test]
+    fn a_part_of_a_run_has_its_evaluations_in_their_places() {
+        let mut cost = TaskCost::new("a", 10, vec![ShardCost::new(1.0, 2.0, 0.0)]);
+        cost.evaluations = [(0, 4), (4, 4), (5, 4), (10, 8)]
+            .map(|(after, sweeps)| EvaluationCost { after, sweeps })
+            .to_vec();
+        cost.minibatches = 4;
+        merge_evaluations(&mut cost, |after| after.div_ceil(3));
+        let found: Vec<(u64, u64)> = cost.evaluations.iter().map(|of| (of.after, of.sweeps)).collect();
+        assert_eq!(found, [(0, 4), (2, 8), (4, 8)]);
+    }
+}
