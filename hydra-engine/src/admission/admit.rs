@@ -14,7 +14,7 @@ use crate::device::LogicalDevice;
 use crate::error::EngineError;
 use crate::stages::{Program, Visit};
 use crate::train_task::TrainTask;
-use hydra_core::Length;
+use hydra_core::{Chain, FloatType, Length};
 use hydra_partition::PartitionPlan;
 use serde::Serialize;
 use std::sync::Arc;
@@ -172,6 +172,17 @@ fn leave_out(
 }
 
 impl AdmittedTask {
+    /// Returns whether the gradients that a shard makes of the microbatches of a visit can add up on a device: where the
+    /// plan leaves room for the sum and for the next one, and both are `f32`.
+    pub(crate) fn adds_up_gradients(&self, chain: &Chain, shard: usize) -> bool {
+        let (rules, shard) = (self.plan.rules, &self.plan.shards[shard]);
+        let needed = shard.need_bytes.max(shard.verified_bytes.unwrap_or(0)) + 2 * shard.gradient_bytes;
+        self.visit.microbatches > 1
+            && !self.optimizer.on_device()
+            && chain.float_type() == FloatType::F32
+            && needed + rules.reserve <= rules.budget
+    }
+
     /// The task of this index in its room, with the first of those whose first evaluation may be its own.
     fn new(
         cut: CutTask<'_>,

@@ -410,8 +410,15 @@ fn moved(((task, admitted), program): ((&TrainTask, &AdmittedTask), &Program)) -
     let input = |shard: &ShardPlan| if shard.first == 0 { 0 } else { plan.layers[shard.first].input_bytes };
     let homed = admitted.optimizer.on_device();
     let trained = |index: usize| index >= program.first_trained;
+    // Of a microbatch in the mean: of those of the first visit that add up on the device one sum is downloaded.
+    let chain = &task.chain;
     let gradients = |(index, shard): (usize, &ShardPlan)| {
-        if trained(index) && !homed { shard.gradient_bytes } else { 0 }
+        let microbatches = program.microbatches as u64;
+        let summed = (program.visit.microbatches as u64).min(microbatches) - 1;
+        let images = chain.images_of(shard.range()).into_iter().map(|image| &chain.images()[image]);
+        let single: u64 = images.filter(|of| of.trained && of.layers.len() == 1).map(|of| of.bytes()).sum();
+        let saved = if admitted.adds_up_gradients(chain, index) { summed * single / microbatches } else { 0 };
+        if trained(index) && !homed { shard.gradient_bytes.saturating_sub(saved) } else { 0 }
     };
     let shards: Vec<(u64, u64)> =
         plan.shards.iter().enumerate().map(|of| (gradients(of), input(of.1))).collect();

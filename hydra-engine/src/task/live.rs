@@ -14,7 +14,7 @@ use crate::error::EngineError;
 use crate::optimizer::MicroStep;
 use crate::protocol::{Inputs, Loaded, Output, Reading, Ticket, Time};
 use crate::stages::{Cursor, EvaluationKind, ShardTask, Stage, Sweep};
-use hydra_core::{DeviceId, FloatType, HostTensor, Measured, Pass, Sampler, TaskId};
+use hydra_core::{DeviceId, HostTensor, Measured, Pass, Sampler, TaskId};
 use hydra_sched::{CopyUse, CostError, CostModel, ModelIndex, ModelView, ShardTaskKind};
 use hydra_spill::Reservation;
 use std::sync::Arc;
@@ -291,17 +291,12 @@ impl LiveTask {
         claim.adding != Adding::Nothing && next.is_some_and(|next| claim.what.is_microbatch_before(&next))
     }
 
-    /// The part of a backward shard task in a sum of gradients on its device: of a visit that begins with the minibatch,
-    /// where the plan leaves room for the sum and for the next one.
+    /// The part of a backward shard task in a sum of gradients on its device, of a visit that begins with the minibatch.
     fn adding(&self, next: &ShardTask, sums_wait: bool) -> Adding {
-        let (visit, plan) = (self.cursor.visit(), &self.facts.admitted.plan);
-        let shard = &plan.shards[next.shard];
-        let needed = shard.need_bytes.max(shard.verified_bytes.unwrap_or(0)) + 2 * shard.gradient_bytes;
+        let visit = self.cursor.visit();
         let possible = next.kind == ShardTaskKind::Backward
             && (visit.start == 0 && visit.len() > 1)
-            && !self.facts.on_device()
-            && self.facts.chain().float_type() == FloatType::F32
-            && needed + plan.rules.reserve <= plan.rules.budget;
+            && self.facts.admitted.adds_up_gradients(self.facts.chain(), next.shard);
         match next.stage.sweep() {
             _ if !possible => Adding::Nothing,
             0 => Adding::First,
