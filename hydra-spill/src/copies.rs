@@ -78,6 +78,11 @@ impl Copies {
         cached.get(&id).filter(|of| of.copy.version == version).map(|of| of.copy.clone())
     }
 
+    /// The bytes of this version of an image, if its copy is there.
+    pub(crate) fn bytes(&self, id: ImageId, version: u64) -> Option<u64> {
+        self.lock().get(&id).filter(|of| of.copy.version == version).map(|of| of.copy.len())
+    }
+
     /// Says what each copy is worth, and lets go of those that are worth nothing.
     pub(crate) fn rate(&self, worth: impl Fn(ImageId) -> f64) {
         let mut cached = self.lock();

@@ -100,12 +100,22 @@ impl SpillManager {
     /// The images of a task that are on the device already, in the version that the store has: they stay until a shard
     /// task has read them.
     pub fn hold(&self, task: TaskId, images: &[usize]) -> HeldCopies {
+        let Some(copies) = &self.copies else { return HeldCopies::default() };
         let held = |&image: &usize| {
             let id = ImageId::new(task, image);
-            let version = self.store.version(id).ok()?;
-            Some((image, self.copies.as_ref()?.hold(id, version)?))
+            Some((image, copies.hold(id, self.store.version(id).ok()?)?))
         };
         HeldCopies { images: images.iter().filter_map(held).collect() }
+    }
+
+    /// The bytes of those of the images of a task that are on the device already, in the version that the store has.
+    pub fn cached_bytes(&self, task: TaskId, images: &[usize]) -> u64 {
+        let Some(copies) = &self.copies else { return 0 };
+        let bytes = |&image: &usize| {
+            let id = ImageId::new(task, image);
+            copies.bytes(id, self.store.version(id).ok()?)
+        };
+        images.iter().filter_map(bytes).sum()
     }
 
     /// Says what each cached copy is worth; those that are worth nothing go at once, and the others in this order when a
@@ -190,7 +200,8 @@ impl SpillManager {
         let mut copies = self.link.upload_all(&bytes)?.into_iter();
         let copied =
             images.into_iter().zip(copies.by_ref().zip(versions)).map(|(image, (bytes, version))| {
-                let cache = self.copies.as_ref().zip(self.budget.try_reserve(UPKEEP, reservation.owner()));
+                let upkeep = || self.try_reserve(UPKEEP, reservation.owner());
+                let cache = self.copies.as_ref().and_then(|copies| Some((copies, upkeep()?)));
                 let Some((copies, upkeep)) = cache else {
                     return (image, ImageCopy::new(bytes, version, None));
                 };

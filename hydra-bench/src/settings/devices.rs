@@ -78,7 +78,7 @@ pub(crate) struct DeviceSettings {
     #[arg(long = "no-cache", action = ArgAction::SetFalse)]
     #[serde(default = "on", skip_serializing_if = "Clone::clone")]
     pub(crate) cache: bool,
-    #[arg(long, value_name = "POLICY", default_value_t, hide_default_value = true, value_parser = values::policy_of_run, help = policy_help(&PolicyKind::RUNS))]
+    #[arg(long, value_name = "POLICY", default_value_t, hide_default_value = true, help = policy_help(&PolicyKind::ALL))]
     pub(crate) policy: PolicyKind,
     /// Cut-points by hand, separated by commas: the layers at which a new shard begins; they win over --plan
     #[arg(long, value_name = "N,..", value_delimiter = ',', value_parser = values::cut, allow_hyphen_values = true)]

@@ -1,6 +1,6 @@
 //! Readers of flag values: each says what was found and what was expected.
 
-use hydra_sched::{PolicyKind, Replacement};
+use hydra_sched::Replacement;
 use std::ops::RangeInclusive;
 
 /// The largest minibatch that is not taken for a slip of the hand.
@@ -74,18 +74,6 @@ pub(crate) fn replacement(text: &str) -> Result<Replacement, String> {
     let named = Replacement::ALL.into_iter().find(|rule| rule.name() == text);
     let all = Replacement::ALL.map(Replacement::name);
     named.ok_or_else(|| format!("`{text}` is no rule of which copy goes: expected {}", any_of(&all)))
-}
-
-/// `--policy` of a run, which keeps no copies on its devices.
-pub(crate) fn policy_of_run(text: &str) -> Result<PolicyKind, String> {
-    let of = PolicyKind::RUNS.map(PolicyKind::name).join(", ");
-    match text.parse::<PolicyKind>() {
-        Ok(kind) if PolicyKind::RUNS.contains(&kind) => Ok(kind),
-        Ok(kind) => Err(format!(
-            "`{kind}` decides by copies that stay on devices, and a run keeps no copies; choose one of: {of}"
-        )),
-        Err(_) => Err(format!("no scheduling policy is called `{text}`; choose one of: {of}")),
-    }
 }
 
 #[cfg(test)]

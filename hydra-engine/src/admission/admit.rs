@@ -116,7 +116,7 @@ pub(crate) fn admit(
     let host = HostMemory { budget, disk, devices: devices.len(), concurrent: settings.concurrent };
     let (placed, sizes) = loop {
         let placed = place(settings.placement, &cut, &limits, devices)?;
-        let sizes = least_sizes(&cut, &placed);
+        let sizes = least_sizes(&cut, &placed, devices.len());
         if !leave_out(&mut cut, &sizes, &host, &mut misfits)? {
             break (placed, sizes);
         }

@@ -41,7 +41,7 @@ pub(super) struct TaskSizes {
 }
 
 impl TaskSizes {
-    pub(super) fn of(cut: &CutTask<'_>, optimizer: &Placement, visit: Visit) -> Self {
+    pub(super) fn of(cut: &CutTask<'_>, optimizer: &Placement, visit: Visit, devices: usize) -> Self {
         let CutTask { task, batch, plan, .. } = cut;
         let microbatches = if task.evaluate_only { 1 } else { task.spec.accumulate as u64 };
         let batch_bytes = batch.inputs.len_bytes() + batch.targets.len_bytes();
@@ -54,7 +54,7 @@ impl TaskSizes {
                 (true, ..) => Remaining::Nothing,
                 (_, true, _) => Remaining::Evaluation,
                 (.., 0 | 1) => Remaining::Training,
-                _ => Remaining::Accumulation(summed_bytes(task, plan, visit)),
+                _ => Remaining::Accumulation(summed_bytes(task, plan, visit, devices)),
             },
             visit,
             device_homed: optimizer.on_device(),
@@ -109,12 +109,14 @@ fn boundary_bytes(task: &TrainTask, plan: &PartitionPlan, visit: Visit) -> u64 {
 }
 
 /// The bytes of gradients of microbatches, which are added up in `f32`: uses of those of a visit wait for the last of them,
-/// and while the sum is kept the gradients of one more shard arrive.
-fn summed_bytes(task: &TrainTask, plan: &PartitionPlan, visit: Visit) -> u64 {
+/// and while the sum is kept those of one more shard arrive, from each microbatch of the visit where another device was
+/// faster than the first one's.
+fn summed_bytes(task: &TrainTask, plan: &PartitionPlan, visit: Visit, devices: usize) -> u64 {
     let summed = |image: &ImageLayout| {
         let uses = image.bytes() * image.layers.len() as u64;
         uses.max(image.moment_bytes()) + visit.microbatches as u64 * (uses - image.bytes())
     };
     let sums: u64 = task.chain.images().iter().filter(|image| image.trained).map(summed).sum();
-    sums + plan.shards.iter().map(|shard| shard.gradient_bytes).max().unwrap_or(0)
+    let largest = plan.shards.iter().map(|shard| shard.gradient_bytes).max().unwrap_or(0);
+    sums + largest * if devices > 1 { visit.microbatches as u64 } else { 1 }
 }

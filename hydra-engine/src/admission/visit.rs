@@ -11,7 +11,8 @@ use super::sizes::TaskSizes;
 use crate::error::EngineError;
 use crate::stages::Visit;
 
-/// The most batches that a visit of an evaluation has.
+/// The most batches that a visit of an evaluation has: with as many, parameters are a sixteenth of what moved before, and
+/// checkpoints within the evaluation are no further apart.
 const MOST_BATCHES: usize = 16;
 
 /// The bytes of a model that move over the link to its device.
@@ -64,7 +65,7 @@ pub(super) struct VisitDevices {
 /// The visits that a task wants, whatever host memory it takes: with the microbatches that were asked for, or those with
 /// which the least moves.
 fn wanted(cut: &CutTask<'_>, on: &Placement, devices: &VisitDevices, tasks: usize) -> Visit {
-    let least = least(cut);
+    let least = least(cut, on);
     if on.on_device() || !devices.cache || cut.plan.shards.len() < 2 {
         return least;
     }
@@ -80,17 +81,22 @@ fn wanted(cut: &CutTask<'_>, on: &Placement, devices: &VisitDevices, tasks: usiz
 }
 
 /// The visits that a task has at least: one sweep each, if it did not ask for more.
-fn least(cut: &CutTask<'_>) -> Visit {
-    Visit { microbatches: cut.task.visit.unwrap_or(1), ..Visit::ONE }
+fn least(cut: &CutTask<'_>, on: &Placement) -> Visit {
+    Visit { microbatches: asked(cut, on).unwrap_or(1), ..Visit::ONE }
+}
+
+/// The microbatches that were asked for; one that is device-homed has nothing to promote, and makes one sweep after another.
+fn asked(cut: &CutTask<'_>, on: &Placement) -> Option<usize> {
+    if on.on_device() { Some(1) } else { cut.task.visit }
 }
 
 /// The sizes of tasks with visits of one sweep, where nothing else was asked for.
-pub(super) fn least_sizes(cut: &[CutTask<'_>], placed: &[Placement]) -> Vec<TaskSizes> {
-    cut.iter().zip(placed).map(|(cut, on)| TaskSizes::of(cut, on, least(cut))).collect()
+pub(super) fn least_sizes(cut: &[CutTask<'_>], placed: &[Placement], devices: usize) -> Vec<TaskSizes> {
+    cut.iter().zip(placed).map(|(cut, on)| TaskSizes::of(cut, on, least(cut, on), devices)).collect()
 }
 
 /// Widens visits as far as tasks want it and host memory has room for: nothing goes to the disk for it, and no device
-/// stays without a model. Gives the sizes and the room.
+/// stays without a model, nor a model alone with the waits that another one fills. Gives the sizes and the room.
 pub(super) fn widen(
     cut: &[CutTask<'_>],
     placed: &[Placement],
@@ -101,7 +107,8 @@ pub(super) fn widen(
     let least_room = host.find_room(&least_sizes)?;
     let is_as_good = |room: &Room| {
         room.division.disk <= least_room.division.disk
-            && room.active_models >= least_room.active_models.min(devices.count)
+            && room.active_models >= least_room.active_models.min(devices.count + 1)
+            && room.ahead >= least_room.ahead
             && room.gradient_shards >= least_room.gradient_shards
             && room.in_turn == least_room.in_turn
     };
@@ -110,7 +117,7 @@ pub(super) fn widen(
     let mut limit = wanted.iter().map(|visit| visit.microbatches.max(visit.batches)).max().unwrap_or(1);
     while limit > 1 {
         let sizes = |((task, on), wanted): ((&CutTask<'_>, &Placement), &Visit)| {
-            TaskSizes::of(task, on, wanted.limited(limit, task.task.visit))
+            TaskSizes::of(task, on, wanted.limited(limit, asked(task, on)), devices.count)
         };
         let sizes: Vec<TaskSizes> = cut.iter().zip(placed).zip(&wanted).map(sizes).collect();
         match host.find_room(&sizes) {

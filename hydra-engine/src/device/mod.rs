@@ -6,19 +6,22 @@
 mod executor;
 mod gpu;
 mod open;
+mod sums;
 mod worker;
 
 pub(crate) use executor::ShardWork;
 pub(crate) use gpu::PageLocked;
 pub use open::OpenDevice;
-pub(crate) use worker::{Buffer, ComputeJob, DownloadJob, PromoteJob, Worker};
+pub(crate) use worker::{Adding, Buffer, ComputeJob, DownloadJob, GradientPart, PromoteJob, Worker};
 
 use crate::error::{EngineError, with_causes};
 use crate::optimizer::{DeviceStepper, memory_of};
+use crate::protocol::LayerGradients;
 use burn::backend::StreamId;
 use burn::tensor::Tensor;
 use hydra_core::{
-    AnyTensor, Bandwidth, ByteSize, DeviceBytes, DeviceError, DeviceId, HostTensor, MemoryProbe, finish,
+    AnyTensor, Bandwidth, ByteSize, Chain, DeviceBytes, DeviceError, DeviceId, DeviceTensor, HostTensor,
+    MemoryProbe, finish,
 };
 use hydra_partition::{PartitionError, PilotDevice};
 use hydra_spill::{
@@ -28,6 +31,7 @@ use hydra_spill::{
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
+use sums::Sums;
 
 /// The hardware that computes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -259,6 +263,18 @@ impl LogicalDevice {
         let doubled = doubled.into_iter().flatten().next();
         let doubled = doubled.as_ref().map_or(&[][..], HostTensor::as_f32);
         Ok(doubled.iter().copied().eq(given.iter().map(|number| 2.0 * number)))
+    }
+
+    /// Adds the gradients of a microbatch to the sums of those before it, on the device.
+    fn add_gradients(&self, chain: &Chain, sums: Sums, next: &mut LayerGradients) -> Result<(), EngineError> {
+        let memory = memory_of(self.manager.link().clone(), &self.burn);
+        let add = || sums::add(chain, memory.as_ref(), &sums.gradients, next);
+        alloc::with_tag(Some(self.measured_as()), add);
+        let made: Vec<&DeviceTensor> = next.iter().flat_map(|(_, of)| of.iter().flatten()).collect();
+        finish(&self.burn, &made).map_err(|error| EngineError::Worker {
+            worker: self.spec.name.clone(),
+            problem: error.to_string(),
+        })
     }
 
     /// The stepper of device-homed masters.

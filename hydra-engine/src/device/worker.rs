@@ -3,9 +3,10 @@
 
 use super::LogicalDevice;
 use super::executor::{self, Promoted, ShardWork};
+use super::sums::{self, Sums};
 use crate::error::{EngineError, guarded};
 use crate::optimizer::{Contribution, HostJob, MicroStep};
-use crate::protocol::{Event, Gradient, Inputs, Made, Output, Reporter, Ticket};
+use crate::protocol::{Computed, Event, Inputs, LayerGradients, Made, Output, Reporter, Ticket};
 use crossbeam_channel::{Receiver, Sender};
 use hydra_core::profile::{self, Part};
 use hydra_core::{Chain, DeviceTensor, HostTensor, TaskId};
@@ -14,10 +15,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// The output of the last shard task on the device, with the reservation that it shares with its download.
+/// What the last shard task on the device left there for the next one.
 struct HandedOn {
+    /// Its output, with the reservation that it shares with its download.
     output: Output<DeviceTensor>,
     charge: Arc<Reservation>,
+    /// The gradients to which the next one may add its own.
+    sums: Option<Sums>,
 }
 
 /// A shard task that can start.
@@ -26,6 +30,8 @@ struct Ready {
     reservation: Reservation,
     /// Covers the input that was handed on.
     _handed: Option<Arc<Reservation>>,
+    /// The gradients to which it adds its own.
+    sums: Option<Sums>,
 }
 
 /// The time after which a shard task that waits for memory looks for a failure of its task.
@@ -52,12 +58,46 @@ pub(crate) struct ComputeJob {
     pub work: ShardWork,
     /// True if it takes the output of the shard task before it on this device.
     pub follows: bool,
+    pub adding: Adding,
     /// Host inputs for which the device had no room during the promotion.
     pub late: Inputs<HostTensor>,
     /// Device bytes beyond those that the promotion reserved.
     pub rest: u64,
     /// Set when the task fails: the promotion then only leaves the double buffer.
     pub abandoned: Arc<AtomicBool>,
+}
+
+/// The part of a shard task in a sum of gradients on its device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Adding {
+    /// None: its gradients are downloaded by themselves.
+    #[default]
+    Nothing,
+    /// The next one may add to its gradients.
+    First,
+    /// It adds its gradients to those of the shard task before it on this device, and the next one may add to them.
+    Next,
+}
+
+/// The gradients of a shard task that are downloaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum GradientPart {
+    All,
+    /// Those that do not add up on the device.
+    Others,
+    /// Those that do.
+    Sums,
+}
+
+impl GradientPart {
+    /// Returns whether gradients that add up, or that do not, are among them.
+    fn has(self, adds_up: bool) -> bool {
+        match self {
+            Self::All => true,
+            Self::Others => !adds_up,
+            Self::Sums => adds_up,
+        }
+    }
 }
 
 /// Downloads the results of a shard task.
@@ -67,6 +107,8 @@ pub(crate) struct DownloadJob {
     pub chain: Arc<Chain>,
     pub at: MicroStep,
     pub made: Made,
+    pub adding: Adding,
+    pub part: GradientPart,
     /// The shard, for the trace.
     pub shard: usize,
     /// True if the task is device-homed: its gradients are not downloaded.
@@ -82,10 +124,33 @@ pub(crate) struct Worker {
 }
 
 impl Made {
-    /// The output, for the next shard task on the device.
-    fn hand_on(&self) -> Option<HandedOn> {
-        let output = self.computed.output.clone();
-        (!matches!(output, Output::None)).then(|| HandedOn { output, charge: self.output.clone() })
+    /// The output, and gradients that add up, for the next shard task on the device.
+    fn hand_on(&self, job: &ComputeJob) -> HandedOn {
+        let sums = || Sums {
+            gradients: sums::summable(&job.chain, &self.computed.gradients),
+            _charge: self.sums.clone(),
+        };
+        HandedOn {
+            output: self.computed.output.clone(),
+            charge: self.output.clone(),
+            sums: (job.adding != Adding::Nothing).then(sums),
+        }
+    }
+
+    /// Takes out the gradients that add up, for the next shard task, which adds to them, or for a download by themselves.
+    pub(crate) fn take_sums(&mut self, chain: &Chain) -> Self {
+        let mut sums = Vec::new();
+        for (layer, gradients) in &mut self.computed.gradients {
+            let take = |(param, gradient): (usize, &mut Option<DeviceTensor>)| {
+                gradient.take_if(|_| sums::adds_up(chain, *layer, param))
+            };
+            sums.push((*layer, gradients.iter_mut().enumerate().map(take).collect()));
+        }
+        let mut none = self.gradients.split(0);
+        let output = Arc::new(none.split(0));
+        let charge = std::mem::replace(&mut self.sums, Arc::new(none));
+        let computed = Computed { output: Output::None, gradients: sums, measured: None };
+        Self { computed, output, gradients: self.gradients.split(0), sums: charge }
     }
 }
 
@@ -146,7 +211,8 @@ impl Worker {
         let time = self.reporter.since(start_s);
         let retired = self.buffer.retire(ticket);
         debug_assert!(retired.is_ok() || result.is_err());
-        let handed_on = result.as_ref().ok().and_then(Option::as_ref).and_then(Made::hand_on);
+        let made = result.as_ref().ok().and_then(Option::as_ref);
+        let handed_on = made.map(|made| made.hand_on(&job));
         let lost = result.is_err() && !self.device.computes();
         let stalled_s = start_s - waited_s;
         self.reporter.send(Event::ShardDone { device, ticket, time, stalled_s, result, lost });
@@ -159,6 +225,11 @@ impl Worker {
         let mut promoted = self.buffer.activate(job.ticket).map_err(SpillError::from)?;
         // What the shard task before it left is let go of before memory is waited for, unless this one
         // takes it; it is then paid for already.
+        let mut last = last;
+        let sums = last.as_mut().and_then(|last| last.sums.take()).filter(|_| job.adding == Adding::Next);
+        if job.adding == Adding::Next && sums.is_none() {
+            return Err(self.nothing_before());
+        }
         let last = last.filter(|_| job.follows);
         let paid = last.as_ref().map_or(0, |handed| handed.output.bytes());
         let Some(reservation) = self.wait_for_memory(job, job.rest.saturating_sub(paid))? else {
@@ -169,20 +240,24 @@ impl Worker {
             let uploaded = profile::time(Part::Transfer, || self.device.manager.upload(&late))?;
             promoted.inputs = job.late.replaced(uploaded);
         }
-        let Some(HandedOn { output, charge }) = last else {
+        let Some(HandedOn { output, charge, .. }) = last else {
             if job.follows {
-                // The shard task before it has failed, and its error was heard first.
-                let problem = "has no output of the shard task before".to_owned();
-                return Err(EngineError::Worker { worker: self.device.spec.name.clone(), problem });
+                return Err(self.nothing_before());
             }
-            return Ok(Some(Ready { promoted, reservation, _handed: None }));
+            return Ok(Some(Ready { promoted, reservation, _handed: None, sums }));
         };
         match output {
             Output::None => {}
             Output::Activation(boundary) => promoted.inputs.activation = Some(boundary),
             Output::Gradient(gradient) => promoted.inputs.upstream = Some(gradient),
         }
-        Ok(Some(Ready { promoted, reservation, _handed: Some(charge) }))
+        Ok(Some(Ready { promoted, reservation, _handed: Some(charge), sums }))
+    }
+
+    /// The error of a shard task that takes over from one that has failed, whose error was heard first.
+    fn nothing_before(&self) -> EngineError {
+        let problem = "has no output of the shard task before".to_owned();
+        EngineError::Worker { worker: self.device.spec.name.clone(), problem }
     }
 
     /// Waits until others have released what is missing; `None` if the task fails meanwhile. The rules of
@@ -202,12 +277,20 @@ impl Worker {
     }
 
     fn compute_one(&self, job: &ComputeJob, ready: Ready) -> Result<Made, EngineError> {
-        let Ready { promoted, mut reservation, _handed } = ready;
-        let computed = executor::run(&self.device, &job.chain, &job.work, promoted)?;
+        let Ready { promoted, mut reservation, _handed, sums } = ready;
+        let mut computed = executor::run(&self.device, &job.chain, &job.work, promoted)?;
+        if let Some(sums) = sums {
+            self.device.add_gradients(&job.chain, sums, &mut computed.gradients)?;
+        }
         self.device.trim();
         reservation.shrink_to(computed.room());
         let output = reservation.split(computed.output.bytes().min(reservation.bytes()));
-        Ok(Made { computed, output: Arc::new(output), gradients: reservation })
+        let add_up = match job.adding {
+            Adding::Nothing => 0,
+            _ => sums::bytes(&sums::summable(&job.chain, &computed.gradients)),
+        };
+        let sums = Arc::new(reservation.split(add_up.min(reservation.bytes())));
+        Ok(Made { computed, output: Arc::new(output), gradients: reservation, sums })
     }
 
     /// The download worker.
@@ -215,9 +298,9 @@ impl Worker {
         alloc::tag_thread(None);
         for job in jobs {
             let (device, task, ticket) = (self.device.id, job.task, job.ticket);
-            let DownloadJob { chain, at, made, shard, device_homed, .. } = job;
+            let DownloadJob { chain, at, made, adding, part, shard, device_homed, .. } = job;
             let of = (shard, at.step);
-            let Made { computed, output: output_charge, gradients: reservation } = made;
+            let Made { computed, output: output_charge, gradients: reservation, sums: sums_charge } = made;
             let start_s = self.reporter.now();
             if !matches!(computed.output, Output::None) {
                 let down = || Ok(self.output_down(computed.output)?);
@@ -228,7 +311,10 @@ impl Worker {
             drop(output_charge);
             let start_s = self.reporter.now();
             let gradients = computed.gradients;
-            let down = || Ok(self.gradients_down(task, at, &chain, gradients, reservation, device_homed)?);
+            let down = || {
+                let contributions = self.contributions(&chain, at, gradients, adding, part)?;
+                Ok(self.gradients_down(task, at, contributions, (reservation, sums_charge), device_homed)?)
+            };
             let down = profile::time(Part::Transfer, || guarded("copying gradients", down));
             let failure = down.map(|job| job.into_iter().for_each(|job| drop(host.send(job)))).err();
             let time = self.reporter.since(start_s);
@@ -252,46 +338,54 @@ impl Worker {
         &self,
         task: TaskId,
         at: MicroStep,
-        chain: &Chain,
-        layers: Vec<(usize, Gradient<DeviceTensor>)>,
-        reservation: Reservation,
+        contributions: Vec<Contribution<DeviceTensor>>,
+        (reservation, sums): (Reservation, Arc<Reservation>),
         device_homed: bool,
     ) -> Result<Option<HostJob>, SpillError> {
-        if layers.is_empty() {
+        if contributions.is_empty() {
             return Ok(None);
         }
-        let contributions = self.contributions(chain, layers)?;
         if device_homed {
             return Ok(Some(HostJob::DeviceGradients { task, at, contributions, reservation }));
         }
-        let whose: Vec<_> = contributions.iter().map(|of| (of.layer, of.image, of.gradients.len())).collect();
+        let whose = |of: &Contribution<DeviceTensor>| (of.layer, of.image, of.first, of.gradients.len());
+        let whose: Vec<_> = contributions.iter().map(whose).collect();
         let all = contributions.into_iter().flat_map(|of| of.gradients).collect();
         let mut down = self.device.manager.download(all)?.into_iter();
-        drop(reservation);
-        let of = |(layer, image, slots)| {
+        drop((reservation, sums));
+        let of = |(layer, image, first, slots)| {
             let gradients = down.by_ref().take(slots).collect();
-            Contribution { layer, image, gradients }
+            Contribution { layer, image, first, gradients }
         };
         let contributions: Vec<Contribution> = whose.into_iter().map(of).collect();
-        Ok((!contributions.is_empty()).then_some(HostJob::Gradients { task, at, contributions }))
+        Ok(Some(HostJob::Gradients { task, at, contributions }))
     }
 
     /// The gradients that each layer gives each image, by slot of the image.
     fn contributions(
         &self,
         chain: &Chain,
-        layers: Vec<(usize, Gradient<DeviceTensor>)>,
+        of: MicroStep,
+        layers: LayerGradients,
+        adding: Adding,
+        part: GradientPart,
     ) -> Result<Vec<Contribution<DeviceTensor>>, SpillError> {
         let mut contributions: Vec<Contribution<DeviceTensor>> = Vec::new();
         for (layer, gradients) in layers {
             let first = contributions.len();
-            for (at, gradient) in chain.layers()[layer].params.iter().zip(gradients) {
+            for (param, (at, gradient)) in chain.layers()[layer].params.iter().zip(gradients).enumerate() {
+                let adds_up = adding != Adding::Nothing && sums::adds_up(chain, layer, param);
+                if !part.has(adds_up) {
+                    continue;
+                }
                 let params = &chain.images()[at.image].params;
                 let of_image = contributions[first..].iter().position(|c| c.image == at.image);
                 let index = of_image.map_or(contributions.len(), |i| first + i);
                 if of_image.is_none() {
                     let gradients = params.iter().map(|_| None).collect();
-                    contributions.push(Contribution { layer, image: at.image, gradients });
+                    // A sum begins at the first microbatch.
+                    let first = if adds_up { 0 } else { of.microbatch };
+                    contributions.push(Contribution { layer, image: at.image, first, gradients });
                 }
                 let Some(gradient) = gradient else { continue };
                 let expected = params[at.slot].len * chain.images()[at.image].float.bytes();

@@ -21,6 +21,9 @@ use std::sync::Arc;
 pub(crate) struct Contribution<T = HostTensor> {
     pub layer: usize,
     pub image: usize,
+    /// The first of the microbatches whose gradients were added up on their device: that of the contribution, or the first
+    /// of the minibatch.
+    pub first: usize,
     pub gradients: Vec<Option<T>>,
 }
 
@@ -294,10 +297,14 @@ impl<S: ImageSum> Gathered<S> {
         contribution: Contribution<S::Use>,
         adder: &S::Adder,
     ) -> Result<usize, EngineError> {
-        let Contribution { layer, image, gradients } = contribution;
+        let Contribution { layer, image, first, gradients } = contribution;
         let position = layout.layers.iter().position(|l| *l == layer);
         let position = position.ok_or(EngineError::StrayGradient { layer, image })?;
         let none = || layout.layers.iter().map(|_| None).collect();
+        // A sum stands for its last microbatch, when those before it are not waited for.
+        if first < at.microbatch {
+            self.added = at.microbatch;
+        }
         let uses = self.waiting.entry(at.microbatch).or_insert_with(none);
         uses[position] = Some(gradients);
         self.sum_up(layout, adder);
@@ -342,6 +349,21 @@ mod tests {
         assert_eq!(in_order, (Some((1e8 + 1.0) + (-1e8 + 3.0)), 2));
         assert_eq!(gather(&[(1, 1), (0, 1), (1, 0), (0, 0)]), in_order);
         assert_eq!(gather(&[(0, 1), (1, 0), (1, 1), (0, 0)]), in_order);
+    }
+
+    #[test]
+    fn a_sum_of_microbatches_stands_for_all_of_them() {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
+        let mut gathered = Gathered::<ImageGradient>::default();
+        let mut layout = tied(1, 1, FloatType::F32);
+        layout.layers = vec![0];
+        let mut take = |first, microbatch, value: f32| {
+            let at = MicroStep { step: 0, microbatch, of: 4 };
+            let gradients = vec![Some(HostTensor::float(vec![value], [1]))];
+            gathered.take(&layout, at, Contribution { layer: 0, image: 0, first, gradients }, &pool).unwrap()
+        };
+        assert_eq!([take(3, 3, 1.0), take(0, 1, 1e8), take(2, 2, -1e8)], [0, 2, 4]);
+        assert_eq!(gathered.sum.map(|sum| sum[0].chunk(0..1, |c| c[0])), Some(1.0));
     }
 
     #[test]

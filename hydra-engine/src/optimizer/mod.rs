@@ -17,6 +17,7 @@ pub(crate) use actor::{Contribution, HostJob, HostOptimizer, MicroStep};
 pub(crate) use arithmetic::{TaskStep, clip_factor, global_norm};
 pub(crate) use check::Tried;
 pub use check::{OptimizerCheck, RuleCheck};
+pub(crate) use device_memory::{DeviceFloats, DeviceMemory};
 pub(crate) use gradient::sum_of_squares;
 pub(crate) use on_device::{DeviceStepper, memory_of};
 

@@ -17,5 +17,5 @@ pub use evaluation::Evaluation;
 pub(crate) use evaluation::{SavedEvaluation, Sums};
 pub(crate) use event::{Begun, Event, Reporter, Ticket, Written};
 pub(crate) use host_room::{HostRoom, RoomAhead};
-pub(crate) use payload::{Computed, Gradient, Inputs, Made, Output};
+pub(crate) use payload::{Computed, Gradient, Inputs, LayerGradients, Made, Output};
 pub use stop::StopFlag;

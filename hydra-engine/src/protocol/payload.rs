@@ -7,6 +7,9 @@ use std::sync::Arc;
 /// The gradient of each tensor of an activation.
 pub(crate) type Gradient<T> = Vec<Option<T>>;
 
+/// For each layer with trained parameters: its index in the chain and its gradients.
+pub(crate) type LayerGradients = Vec<(usize, Gradient<DeviceTensor>)>;
+
 /// The tensors that a shard task hands to the next one of its sweep, on the device or on the host.
 #[derive(Clone, Debug)]
 pub(crate) enum Output<T> {
@@ -36,8 +39,7 @@ impl Output<DeviceTensor> {
 /// The results of a compute worker; all bytes are still device memory.
 pub(crate) struct Computed {
     pub output: Output<DeviceTensor>,
-    /// For each layer with trained parameters: its index in the chain and its gradients.
-    pub gradients: Vec<(usize, Gradient<DeviceTensor>)>,
+    pub gradients: LayerGradients,
     /// The mean loss of the microbatch, at the last shard, with the chain's metrics in an evaluation.
     pub measured: Option<Measured>,
 }
@@ -65,6 +67,8 @@ pub(crate) struct Made {
     /// Shared with whoever takes the output over on the device.
     pub output: Arc<Reservation>,
     pub gradients: Reservation,
+    /// That of the gradients to which the next shard task may add its own, shared with it.
+    pub sums: Arc<Reservation>,
 }
 
 /// The inputs of a shard task that are on the host already.

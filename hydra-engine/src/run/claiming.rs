@@ -2,9 +2,9 @@
 
 use super::devices::{DeviceState, Next};
 use super::threads::DeviceThreads;
-use crate::device::{ComputeJob, PromoteJob};
+use crate::device::{Adding, ComputeJob, PromoteJob};
 use crate::error::{EngineError, guarded};
-use crate::protocol::{HostRoom, Inputs, Ticket};
+use crate::protocol::{HostRoom, Inputs, Made, Ticket};
 use crate::stages::ShardTask;
 use crate::task::{Claim, LiveTask, ParameterBytes};
 use hydra_core::{DeviceId, HostTensor, TaskId};
@@ -38,6 +38,8 @@ pub(super) struct Jobs {
     pub device: usize,
     pub promote: PromoteJob,
     pub compute: ComputeJob,
+    /// Gradients that waited on devices for a shard task that another one has come before, by device.
+    pub sums: Vec<(usize, Claim, Made)>,
 }
 
 impl Claiming {
@@ -102,10 +104,12 @@ impl Claiming {
             task.memory.active = board.host.try_reserve(task.facts.admitted.active_bytes, task.facts.name());
         }
         task.memory.active.as_ref()?;
-        let jobs = self.begin(task, &board.threads[device], &next).transpose()?;
+        let sums_wait = board.devices[device].sums_wait_for(task.id(), &next);
+        let jobs = self.begin(task, &board.threads[device], &next, sums_wait).transpose()?;
         Some(jobs.map_err(|error| (index, error)).map(|(jobs, claimed)| {
+            let sums = board.release_sums(device, &claimed.claim);
             board.devices[device].next = Some(claimed);
-            jobs
+            Jobs { sums, ..jobs }
         }))
     }
 
@@ -138,6 +142,7 @@ impl Claiming {
         task: &mut LiveTask,
         threads: &DeviceThreads,
         next: &ShardTask,
+        sums_wait: bool,
     ) -> Result<Option<(Jobs, Next)>, EngineError> {
         let manager = &threads.device.manager;
         let held = manager.hold(task.id(), &task.facts.images[next.shard]);
@@ -146,7 +151,7 @@ impl Claiming {
         let params = task.facts.admitted.plan.shards[next.shard].param_bytes - there;
         let Some(reservation) = manager.try_reserve(params, task.facts.name()) else { return Ok(None) };
         let (ticket, device) = (self.tickets, threads.device.id);
-        let (claim, inputs) = match task.claim(ticket, device, *next) {
+        let (claim, inputs) = match task.claim(ticket, device, *next, sums_wait) {
             Ok(claimed) => claimed,
             // Its data cannot be read. When what is under way has ended, what it has trained is saved.
             Err(error) => {
@@ -184,17 +189,31 @@ fn jobs(
         chain: task.facts.chain().clone(),
         work: claim.work.clone(),
         follows: claim.from_handoff,
+        adding: claim.adding,
         late,
-        rest: need_bytes(task, next)
+        rest: (need_bytes(task, next) + sum_bytes(task, &claim))
             .saturating_sub(homed_bytes(task, next) + held.bytes() + reservation.bytes()),
         abandoned: abandoned.clone(),
     };
     let images = task.facts.images[next.shard].to_vec();
     let promote = PromoteJob { ticket, task: task.id(), fill, images, held, inputs, reservation };
-    Ok((Jobs { device: threads.device.id.0, promote, compute }, Next { claim, abandoned }))
+    let sums = Vec::new();
+    Ok((Jobs { device: threads.device.id.0, promote, compute, sums }, Next { claim, abandoned }))
 }
 
 impl Board<'_> {
+    /// The gradients that nothing will be added to any more where `claim` is computed next, on this device.
+    fn release_sums(&mut self, device: usize, claim: &Claim) -> Vec<(usize, Claim, Made)> {
+        let mut released = Vec::new();
+        for (index, state) in self.devices.iter_mut().enumerate() {
+            let is_taken = index == device && claim.adding == Adding::Next;
+            let is_over = |(of, _): &mut (Claim, Made)| index == device || of.task == claim.task;
+            let sums = state.sums.take_if(is_over).filter(|_| !is_taken);
+            released.extend(sums.map(|(of, made)| (index, of, made)));
+        }
+        released
+    }
+
     /// A task as the policy sees it, if the device can claim its next shard task.
     fn view(&self, task: &LiveTask, device: usize, prefetch: bool) -> Option<ModelView> {
         let next = task.claimable(DeviceId(device), prefetch)?;
@@ -207,8 +226,8 @@ impl Board<'_> {
     /// Returns whether all that a shard task promotes is on the device already.
     fn has_copies(&self, task: &LiveTask, next: &ShardTask, device: usize) -> bool {
         let images = &task.facts.images[next.shard];
-        let held = self.threads[device].device.manager.hold(task.id(), images);
-        held.bytes() > 0 && held.bytes() == task.facts.admitted.plan.shards[next.shard].param_bytes
+        let cached = self.threads[device].device.manager.cached_bytes(task.id(), images);
+        cached > 0 && cached == task.facts.admitted.plan.shards[next.shard].param_bytes
     }
 
     /// Says which of a device's cached copies are worth keeping most.
@@ -255,6 +274,14 @@ impl Board<'_> {
 fn homed_bytes(task: &LiveTask, next: &ShardTask) -> u64 {
     let facts = &task.facts;
     if facts.on_device() { facts.admitted.plan.shards[next.shard].param_bytes } else { 0 }
+}
+
+/// Device bytes of the sum that a shard task makes of its gradients and those before it.
+fn sum_bytes(task: &LiveTask, claim: &Claim) -> u64 {
+    match claim.adding {
+        Adding::Next => task.facts.admitted.plan.shards[claim.what.shard].gradient_bytes,
+        Adding::Nothing | Adding::First => 0,
+    }
 }
 
 /// Device bytes of a shard task. A forward without a graph keeps and makes less than a backward.

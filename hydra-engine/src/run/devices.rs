@@ -1,7 +1,9 @@
 //! The devices of a run: what each computes and has claimed, and what it has done.
 
+use crate::device::Adding;
 use crate::error::EngineError;
 use crate::protocol::{Made, Ticket, Time};
+use crate::stages::ShardTask;
 use crate::task::{Claim, ParameterBytes};
 use hydra_core::{DeviceId, TaskId};
 use std::sync::Arc;
@@ -29,6 +31,8 @@ pub(super) struct DeviceState {
     pub shard_tasks: u64,
     /// Bytes of the parameters that its shard tasks read.
     pub parameters: ParameterBytes,
+    /// The gradients of the last shard task, to which the next one may add its own.
+    pub sums: Option<(Claim, Made)>,
     /// True if it computes nothing any more.
     pub lost: bool,
     /// Why a shard task that was claimed for it could not be promoted.
@@ -79,6 +83,19 @@ impl DeviceState {
         self.compute_s += time.seconds();
         self.stall_s += stalled_s;
         self.shard_tasks += 1;
+    }
+
+    /// Returns whether the shard task that follows adds its gradients to those of `claim`.
+    pub(super) fn adds_to(&self, claim: &Claim) -> bool {
+        let next = self.next.as_ref().map(|next| &next.claim);
+        next.is_some_and(|next| next.task == claim.task && next.adding == Adding::Next)
+    }
+
+    /// Returns whether gradients wait to which this shard task of a task can add its own.
+    pub(super) fn sums_wait_for(&self, task: TaskId, next: &ShardTask) -> bool {
+        self.sums
+            .as_ref()
+            .is_some_and(|(claim, _)| claim.task == task && claim.what.is_microbatch_before(next))
     }
 
     /// Returns whether the shard task that follows takes over on the device what `claim` leaves.

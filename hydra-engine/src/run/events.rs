@@ -2,7 +2,7 @@
 
 use super::Run;
 use super::devices::{abandon, start};
-use crate::device::DownloadJob;
+use crate::device::{DownloadJob, GradientPart};
 use crate::error::{EngineError, with_causes};
 use crate::observer::{RunEvent, Track, Work};
 use crate::optimizer::HostJob;
@@ -18,14 +18,14 @@ impl Run {
             Event::Begun { task, result } => self.begun(task, result),
             Event::Promoted { device, task, ticket, time, failure } => {
                 let claim = self.devices[device.0].promoted(ticket, failure);
-                let (of, parameters) = claim.map_or_else(Default::default, |claim| {
-                    ((claim.what.shard, claim.what.step), claim.parameters)
-                });
-                if of.0 == 0 && parameters.cached == 0 {
-                    self.tasks[task.0].waits.promote_s = time.seconds();
+                let claim = claim.map(|claim| ((claim.what.shard, claim.what.step), claim.parameters));
+                if let Some(((shard, _), parameters)) = claim {
+                    if shard == 0 && parameters.cached == 0 {
+                        self.tasks[task.0].waits.promote_s = time.seconds();
+                    }
+                    self.journal.recorder.promoted(task, shard, parameters, time);
                 }
-                self.journal.recorder.promoted(task, of.0, parameters, time);
-                self.copied(device, task, Work::Promote, of, time);
+                self.copied(device, task, Work::Promote, claim.unwrap_or_default().0, time);
             }
             Event::Loaded { task, loaded } => self.tasks[task.0].loaded(loaded),
             Event::Started { device, ticket } => {
@@ -138,6 +138,7 @@ impl Run {
     /// A shard task ended well: what it made goes down.
     fn finished(&mut self, device: DeviceId, claim: &Claim, mut made: Made, time: Time) {
         let handed = self.devices[device.0].takes_over(claim);
+        let sums_taken = self.devices[device.0].adds_to(claim);
         let task = &mut self.tasks[claim.task.0];
         task.hand_over(claim, handed, &mut made.computed.output);
         let progress = match task.finished(claim, made.computed.measured.take(), time) {
@@ -147,18 +148,13 @@ impl Run {
                 return self.meet(claim.task.0, fate);
             }
         };
-        task.flight.downloading += 1;
-        let job = DownloadJob {
-            ticket: claim.ticket,
-            task: claim.task,
-            chain: task.facts.chain().clone(),
-            at: claim.at,
-            made,
-            shard: claim.what.shard,
-            device_homed: task.facts.on_device(),
-        };
-        // A worker's channel closes only with the run.
-        let _ = self.threads.devices[device.0].download.send(job);
+        let waits = self.devices[device.0].next.is_none() && task.may_add_to(claim);
+        let part = if sums_taken || waits { GradientPart::Others } else { GradientPart::All };
+        if part == GradientPart::Others {
+            let sums = made.take_sums(task.facts.chain());
+            self.devices[device.0].sums = waits.then(|| (claim.clone(), sums));
+        }
+        self.download(device, claim, made, part);
         if let Progress::Evaluated { best: true, .. } = progress {
             let _ = self.threads.host.send(HostJob::Snapshot { task: claim.task });
         }
@@ -168,6 +164,25 @@ impl Run {
         if ends_something && self.journal.memory_is_due(time.end_s) {
             self.tell_memory(time.end_s);
         }
+    }
+
+    /// Has downloaded what a shard task made, with this part of its gradients.
+    pub(super) fn download(&mut self, device: DeviceId, claim: &Claim, made: Made, part: GradientPart) {
+        let task = &mut self.tasks[claim.task.0];
+        task.flight.downloading += 1;
+        let job = DownloadJob {
+            ticket: claim.ticket,
+            task: claim.task,
+            chain: task.facts.chain().clone(),
+            at: claim.at,
+            made,
+            adding: claim.adding,
+            part,
+            shard: claim.what.shard,
+            device_homed: task.facts.on_device(),
+        };
+        // A worker's channel closes only with the run.
+        let _ = self.threads.devices[device.0].download.send(job);
     }
 
     /// A checkpoint was written, or could not be.

@@ -26,6 +26,7 @@ pub(crate) use setup::{PolicyChoice, RunSettings};
 
 use crate::admission::{LeftOut, waiting};
 use crate::checkpoint::CheckpointEvery;
+use crate::device::GradientPart;
 use crate::error::{EngineError, with_causes};
 use crate::io::loader::LoadJob;
 use crate::io::writer::{WriterJob, WriterStores};
@@ -41,7 +42,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 use devices::{DeviceState, abandon};
 use first_evaluations::FirstEvaluations;
 use first_masters::FirstMasters;
-use hydra_core::TaskId;
+use hydra_core::{DeviceId, TaskId};
 use hydra_spill::{ImageId, SpillError, TierStore};
 use journal::Journal;
 use memory::RunMemory;
@@ -201,9 +202,10 @@ impl Run {
         if task.facts.on_device() {
             // Room for the gradients that wait there.
             let bytes = waiting(task.facts.chain(), &task.facts.task.spec);
-            let budget = self.threads.devices[0].device.manager.budget();
-            let room = budget.reserve(bytes, task.facts.name()).map_err(SpillError::from)?;
-            task.memory.waiting = Some(room);
+            let manager = &self.threads.devices[0].device.manager;
+            let room = manager.try_reserve(bytes, task.facts.name());
+            let refused = || manager.budget().reserve(bytes, task.facts.name()).map_err(SpillError::from);
+            task.memory.waiting = Some(room.map_or_else(refused, Ok)?);
         }
         Ok(())
     }
@@ -324,10 +326,13 @@ impl Run {
         };
         for claimed in claim(&mut self.claiming, board) {
             match claimed {
-                Ok(Jobs { device, promote, compute }) => {
+                Ok(Jobs { device, promote, compute, sums }) => {
                     let threads = &self.threads.devices[device];
                     let _ = threads.promote.send(promote);
                     let _ = threads.compute.send(compute);
+                    for (device, claim, made) in sums {
+                        self.download(DeviceId(device), &claim, made, GradientPart::Sums);
+                    }
                 }
                 Err((index, error)) => self.fail(index, error),
             }
@@ -383,6 +388,9 @@ impl Run {
         task.release();
         abandon(&self.devices, task.id());
         self.forget_copies(|id| id.task == TaskId(index));
+        for device in &mut self.devices {
+            device.sums.take_if(|(claim, _)| claim.task == TaskId(index));
+        }
         let _ = self.threads.host.send(HostJob::Forget { task: TaskId(index) });
         self.to_discard.extend(self.tasks[index].facts.stored_images());
         self.discard();

@@ -74,6 +74,15 @@ pub(crate) struct ShardTask {
     pub step: usize,
 }
 
+impl ShardTask {
+    /// Returns whether it is the same for the microbatch before that of `next`.
+    pub(crate) fn is_microbatch_before(&self, next: &Self) -> bool {
+        (self.kind, self.shard, self.step) == (next.kind, next.shard, next.step)
+            && matches!(next.stage, Stage::Train { .. })
+            && self.stage.sweep() + 1 == next.stage.sweep()
+    }
+}
+
 /// A minibatch, or a visit of an evaluation, by its first shard task: its batches are read together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sweep {

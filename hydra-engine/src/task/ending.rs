@@ -215,8 +215,8 @@ impl LiveTask {
         let stage = match next.stage {
             Stage::Train { .. } => Stage::Train { microbatch: 0 },
             // Of a visit those batches are evaluated whose last shard was.
-            Stage::Evaluate { kind, .. } if next.shard + 1 < self.facts.shards.len() => {
-                Stage::Evaluate { kind, batch: self.cursor.visit().start }
+            Stage::Evaluate { kind, batch } if next.shard + 1 < self.facts.shards.len() => {
+                Stage::Evaluate { kind, batch: self.sweep.visit_of(batch) }
             }
             stage => stage,
         };

@@ -16,8 +16,9 @@ pub(crate) struct Facts {
     pub admitted: AdmittedTask,
     /// The layers of each shard.
     pub shards: Vec<Range<usize>>,
-    /// The images that each shard reads.
+    /// The images that each shard reads, and the shards that read each image.
     pub images: Vec<Vec<usize>>,
+    pub readers: Vec<Vec<usize>>,
     /// The identity that its checkpoints have, if it has any.
     pub identity: Option<Identity>,
 }
@@ -30,14 +31,13 @@ impl Facts {
         identity: Option<Identity>,
     ) -> Self {
         let shards = admitted.plan.shards();
-        Self {
-            id,
-            images: shards.iter().map(|range| task.chain.images_of(range.clone())).collect(),
-            shards,
-            admitted,
-            identity,
-            task,
+        let images: Vec<Vec<usize>> =
+            shards.iter().map(|range| task.chain.images_of(range.clone())).collect();
+        let mut readers = vec![Vec::new(); task.chain.images().len()];
+        for (shard, images) in images.iter().enumerate() {
+            images.iter().for_each(|image| readers[*image].push(shard));
         }
+        Self { id, images, readers, shards, admitted, identity, task }
     }
 
     pub(crate) fn name(&self) -> &str {

@@ -1,6 +1,7 @@
 //! The shard tasks of a task that are under way.
 
 use super::Claim;
+use crate::device::Adding;
 use crate::protocol::Ticket;
 use crate::stages::ShardTask;
 use hydra_core::DeviceId;
@@ -21,6 +22,7 @@ struct Running {
     device: DeviceId,
     ticket: Ticket,
     what: ShardTask,
+    adding: Adding,
 }
 
 impl Flight {
@@ -50,6 +52,14 @@ impl Flight {
         }
     }
 
+    /// Returns whether the gradients of the shard task that computes are those of the microbatch before, and can be added to
+    /// on its device, where alone this one can be claimed now.
+    pub(crate) fn may_add_to(&self, next: &ShardTask) -> bool {
+        self.running.is_some_and(|running| {
+            running.adding != Adding::Nothing && running.what.is_microbatch_before(next)
+        })
+    }
+
     pub(crate) fn claim(&mut self, device: DeviceId) {
         self.claimed = Some(device);
     }
@@ -57,7 +67,8 @@ impl Flight {
     /// A claim has started to compute.
     pub(crate) fn start(&mut self, claim: &Claim, device: DeviceId) {
         self.claimed = None;
-        self.running = Some(Running { device, ticket: claim.ticket, what: claim.what });
+        let Claim { ticket, what, adding, .. } = *claim;
+        self.running = Some(Running { device, ticket, what, adding });
     }
 
     /// The shard task that computed has ended well.

@@ -9,15 +9,18 @@ use super::results::{Progress, Results, Underway};
 use super::sweep::{ReadAhead, SweepBuffers};
 use super::waits::Waits;
 use crate::admission::GradientBytes;
-use crate::device::ShardWork;
+use crate::device::{Adding, ShardWork};
 use crate::error::EngineError;
 use crate::optimizer::MicroStep;
 use crate::protocol::{Inputs, Loaded, Output, Reading, Ticket, Time};
 use crate::stages::{Cursor, EvaluationKind, ShardTask, Stage, Sweep};
-use hydra_core::{DeviceId, HostTensor, Measured, Pass, Sampler, TaskId};
+use hydra_core::{DeviceId, FloatType, HostTensor, Measured, Pass, Sampler, TaskId};
 use hydra_sched::{CopyUse, CostError, CostModel, ModelIndex, ModelView, ShardTaskKind};
 use hydra_spill::Reservation;
 use std::sync::Arc;
+
+/// The cost of promoting a byte from the disk, where one from host memory costs 1: it moves twice.
+const DISK_COST: f64 = 2.0;
 
 /// Bytes of the parameters that shard tasks read.
 #[derive(Clone, Copy, Debug, Default)]
@@ -40,6 +43,7 @@ pub(crate) struct Claim {
     pub terms: usize,
     /// True if its primary input is the output of the shard task before it on the device.
     pub from_handoff: bool,
+    pub adding: Adding,
     pub parameters: ParameterBytes,
 }
 
@@ -168,10 +172,12 @@ impl LiveTask {
         // One that is about to be stepped is of no use.
         let final_ = self.versions[image] >= self.cursor.step() && !self.phase.is_over();
         let trained = self.facts.chain().images()[image].trained;
-        let reads = |(shard, _): (usize, _)| self.cursor.until_read_s(&self.costs, shard, trained);
-        let readers = self.facts.images.iter().enumerate().filter(|(_, images)| images.contains(&image));
+        let reads = |shard: &usize| self.cursor.until_read_s(&self.costs, *shard, trained);
+        let readers = self.facts.readers[image].iter();
         let next_use_s = readers.filter_map(reads).min_by(f64::total_cmp).filter(|_| final_);
-        CopyUse { next_use_s, cost_per_byte: 1.0 }.worth()
+        // What lives on the disk is read there first.
+        let cost_per_byte = if self.facts.lives_on_disk(image) { DISK_COST } else { 1.0 };
+        CopyUse { next_use_s, cost_per_byte }.worth()
     }
 
     /// The next shard task, if it waits for the optimizer and any device may claim it afterwards.
@@ -230,7 +236,8 @@ impl LiveTask {
         self.cursor.peek().is_some_and(|next| self.lacks_gradient_room(&next))
     }
 
-    /// Claims `next` for `device`: moves the cursor and gives the claim with the inputs that are there.
+    /// Claims `next` for `device`: moves the cursor and gives the claim with the inputs that are there. `sums_wait` if the
+    /// gradients of the microbatch before wait there, to which its own can be added.
     ///
     /// # Errors
     /// Data that cannot be read.
@@ -239,6 +246,7 @@ impl LiveTask {
         ticket: Ticket,
         device: DeviceId,
         next: ShardTask,
+        sums_wait: bool,
     ) -> Result<(Claim, Inputs<HostTensor>), EngineError> {
         if self.cursor.starts_visit() {
             self.begin_visit(&next)?;
@@ -265,10 +273,41 @@ impl LiveTask {
         if next.kind == ShardTaskKind::Backward {
             self.memory.gradients.claimed(next.shard);
         }
+        let adding = self.adding(&next, sums_wait);
         self.cursor.advance();
         self.flight.claim(device);
         let parameters = ParameterBytes::default();
-        Ok((Claim { ticket, task: self.id(), what: next, work, at, terms, from_handoff, parameters }, inputs))
+        let claim =
+            Claim { ticket, task: self.id(), what: next, work, at, terms, from_handoff, adding, parameters };
+        Ok((claim, inputs))
+    }
+
+    /// Returns whether the next shard task, which no device has claimed, adds its gradients to those of `claim` if it is
+    /// computed on the same device.
+    pub(crate) fn may_add_to(&self, claim: &Claim) -> bool {
+        let open =
+            !self.phase.is_over() && !self.phase.gave_up() && !matches!(self.phase, Phase::Doomed { .. });
+        let next = self.cursor.peek().filter(|_| open && !self.flight.is_claimed());
+        claim.adding != Adding::Nothing && next.is_some_and(|next| claim.what.is_microbatch_before(&next))
+    }
+
+    /// The part of a backward shard task in a sum of gradients on its device: of a visit that begins with the minibatch,
+    /// where the plan leaves room for the sum and for the next one.
+    fn adding(&self, next: &ShardTask, sums_wait: bool) -> Adding {
+        let (visit, plan) = (self.cursor.visit(), &self.facts.admitted.plan);
+        let shard = &plan.shards[next.shard];
+        let needed = shard.need_bytes.max(shard.verified_bytes.unwrap_or(0)) + 2 * shard.gradient_bytes;
+        let possible = next.kind == ShardTaskKind::Backward
+            && (visit.start == 0 && visit.len() > 1)
+            && !self.facts.on_device()
+            && self.facts.chain().float_type() == FloatType::F32
+            && needed + plan.rules.reserve <= plan.rules.budget;
+        match next.stage.sweep() {
+            _ if !possible => Adding::Nothing,
+            0 => Adding::First,
+            _ if sums_wait || self.flight.may_add_to(next) => Adding::Next,
+            _ => Adding::Nothing,
+        }
     }
 
     fn begin_visit(&mut self, next: &ShardTask) -> Result<(), EngineError> {

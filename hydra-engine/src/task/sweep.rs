@@ -74,6 +74,11 @@ impl SweepBuffers {
         self.sweeps.get(next.stage.sweep().checked_sub(self.visit.start)?)
     }
 
+    /// The first sweep of the visit that has this one, which is its own where that visit has not begun.
+    pub(crate) fn visit_of(&self, sweep: usize) -> usize {
+        if self.visit.contains(&sweep) { self.visit.start } else { sweep }
+    }
+
     /// The batch of a shard task, and the loss terms of its whole minibatch.
     pub(crate) fn batch(&self, next: &ShardTask) -> (&Batch, usize) {
         let index = match next.stage {

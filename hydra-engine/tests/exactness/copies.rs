@@ -116,6 +116,20 @@ fn a_visit_promotes_each_shard_twice_a_minibatch() {
 }
 
 #[test]
+fn gradients_of_a_visit_add_up_on_the_device() {
+    let spec = TrainSpec { eval_every: None, length: Length::Steps(2), shuffle: false, ..spec() };
+    let run = |visit| {
+        let task = TrainTask::new("task", chain(), tokens(8, 1), spec.clone());
+        Settings { visit: Some(visit), ..cut() }.run(task)
+    };
+    let [one, two, four] = [1, 2, 4].map(run);
+    for other in [&two, &four] {
+        assert_eq!(one.tasks[0].weights_sha256, other.tasks[0].weights_sha256);
+        assert_eq!(one.tasks[0].losses, other.tasks[0].losses);
+    }
+}
+
+#[test]
 fn visits_are_chosen_by_what_they_save_and_within_what_there_is() {
     let admitted = |settings: Settings, host: Option<u64>| {
         let mut run = settings.orchestrator();
@@ -144,7 +158,7 @@ fn visits_are_chosen_by_what_they_save_and_within_what_there_is() {
         let middle = least.midpoint(most);
         *(if length(middle).is_ok() { &mut most } else { &mut least }) = middle;
     }
-    let mut lengths: Vec<usize> = (0..12).map(|more| length(most + (more << 14)).expect("it fits")).collect();
+    let mut lengths: Vec<usize> = (0..24).map(|more| length(most + (more << 16)).expect("it fits")).collect();
     lengths.dedup();
     assert_eq!(lengths, [1, 2, 4]);
 }

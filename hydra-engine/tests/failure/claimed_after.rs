@@ -120,27 +120,31 @@ fn half_a_minibatch_is_none() {
 
 #[test]
 fn half_an_evaluation_is_none() {
-    let files = Files::new();
-    // Three batches of evaluation after two minibatches, of which the first fails, and then does not.
+    // Three batches of evaluation after two minibatches, of which one fails, and then does not. In two shards the one
+    // after it is claimed when it does.
     let spec = TrainSpec { eval_every: Some(2), ..spec(4) };
     let task = || {
         let task = TrainTask::new("task", chain(false), Arc::new(good(48)), spec.clone());
         task.validation(Arc::new(good(24))).initial_validation(false)
     };
     let expected = whole().task(task());
-    // The pilot pass evaluates nothing of a chain without metrics.
-    FAILS.store(1, Relaxed);
-    let failed = whole().task(task().checkpoint_to(files.file.clone()));
-    FAILS.store(0, Relaxed);
-    assert_eq!(
-        (failed.state, failed.losses.len(), failed.validations.best_step),
-        (TaskState::Failed, 2, None)
-    );
-    assert!(failed.validations.evaluations.is_empty(), "{:?}", failed.validations.evaluations);
-    let resumed = whole().task(task().resume_from(files.kept()));
-    assert_eq!((resumed.state, resumed.losses), (TaskState::Done, expected.losses));
-    assert_eq!(resumed.validations.evaluations, expected.validations.evaluations);
-    assert_eq!(resumed.weights_sha256, expected.weights_sha256);
+    let cut = Settings { cuts: Some(vec![2]), ..whole() };
+    for (settings, fails) in [(whole(), 1), (cut.clone(), 1), (cut, 3)] {
+        let files = Files::new();
+        // The pilot pass evaluates nothing of a chain without metrics.
+        FAILS.store(fails, Relaxed);
+        let failed = settings.task(task().checkpoint_to(files.file.clone()));
+        FAILS.store(0, Relaxed);
+        assert_eq!(
+            (failed.state, failed.losses.len(), failed.validations.best_step),
+            (TaskState::Failed, 2, None)
+        );
+        assert!(failed.validations.evaluations.is_empty(), "{:?}", failed.validations.evaluations);
+        let resumed = settings.task(task().resume_from(files.kept()));
+        assert_eq!((resumed.state, &resumed.losses), (TaskState::Done, &expected.losses));
+        assert_eq!(resumed.validations.evaluations, expected.validations.evaluations, "{fails}");
+        assert_eq!(resumed.weights_sha256, expected.weights_sha256);
+    }
 }
 
 #[test]

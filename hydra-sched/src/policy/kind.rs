@@ -28,8 +28,7 @@ pub enum PolicyKind {
     Random,
     /// In turns: [`RoundRobin`].
     RoundRobin,
-    /// Longest remaining time first, but what is cached where that costs little: [`ShardedLrtfLocal`]. Where devices
-    /// keep no copies, as in a run, it decides as [`PolicyKind::ShardedLrtfEager`] does.
+    /// Longest remaining time first, but what is cached where that costs little: [`ShardedLrtfLocal`].
     ShardedLrtfLocal,
 }
 
@@ -44,10 +43,6 @@ impl PolicyKind {
         Self::RoundRobin,
         Self::ShardedLrtfLocal,
     ];
-
-    /// The policies of a run: all but the one that decides by copies that stay on devices, which a run does not keep.
-    pub const RUNS: [Self; 6] =
-        [Self::ShardedLrtf, Self::ShardedLrtfEager, Self::Fifo, Self::Srtf, Self::Random, Self::RoundRobin];
 
     /// The name in specs, flags and reports, such as `sharded-lrtf`.
     pub const fn name(self) -> &'static str {

@@ -174,7 +174,9 @@ fn what_a_run_does() {
     let Some(folder) = std::env::var_os(RUN).map(PathBuf::from) else { return };
     let told = || std::io::stdin().lines().next();
     let ledger = Ledger::at(&folder);
-    let turn = ledger.turn(|process| eprintln!("waits for {}", process.unwrap())).unwrap();
+    // Who plans may not have said who it is yet.
+    let named = |process: Option<u32>| process.map_or("somebody".to_owned(), |process| process.to_string());
+    let turn = ledger.turn(|process| eprintln!("waits for {}", named(process))).unwrap();
     let machine = Machine::look_at(folder.parent().unwrap(), Some(&ledger));
     let devices = machine.device_share(1).unwrap();
     let host = machine.host_share(devices).unwrap();
