@@ -80,6 +80,7 @@ fn without_a_copy_no_link_is_in_it() {
     assert_eq!(prediction["devices"][0]["link"], serde_json::json!({ "kind": "zero-copy" }));
     let moved = ["link_up", "link_down"].map(|key| prediction[key].as_f64().unwrap());
     assert_eq!((moved, prediction["promoted_bytes"].as_u64()), ([0.0, 0.0], Some(0)), "{prediction}");
+    assert_eq!(prediction["tasks"][0]["gradient_down_bytes"], 0, "{prediction}");
     assert_ne!(prediction["binding"], "link-up");
 }
 

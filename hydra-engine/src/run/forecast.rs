@@ -19,6 +19,8 @@ use serde::Serialize;
 
 /// Bytes of the upload that measures a link.
 const MEASURED_BYTES: u64 = 16 << 20;
+/// Uploads that measure it.
+const UPLOADS: u32 = 4;
 
 /// The bandwidth of a device's link, in each direction.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -33,7 +35,7 @@ pub enum LinkRate {
     },
     /// Measured by uploading bytes.
     Measured {
-        /// Bytes in a second, of the fastest of a few uploads.
+        /// Bytes in a second, in the mean of a few uploads.
         bytes_per_s: f64,
         /// Bytes of an upload.
         bytes: u64,
@@ -133,7 +135,7 @@ impl AdmittedRun {
         let mut forecast = Forecast {
             workload: Workload::new(costs.collect(), devices),
             devices: self.devices.iter().map(|device| device.spec.name.clone()).collect(),
-            tasks: tasks.iter().zip(admitted).zip(&programs).map(moved).collect(),
+            tasks: tasks.iter().zip(admitted).zip(&programs).map(|of| moved(of, moves)).collect(),
             policy: match self.settings.policy {
                 PolicyChoice::Kind(kind) => kind,
                 PolicyChoice::Own(_) => PolicyKind::default(),
@@ -286,10 +288,11 @@ fn activation_bytes(cost: &TaskCost, moved: &[(u64, u64)], shard: usize) -> f64 
 /// in which they are made.
 fn gradients_wait_s(cost: &TaskCost, moved: &[(u64, u64)], (rate, speed, room): (f64, f64, u64)) -> f64 {
     let bytes = |shard: usize| cost.shards[shard].bytes.unwrap_or(0);
-    // A backward finds the copies of the shards that the forward passed last.
-    let stays = |shard: usize| (shard..cost.shards.len()).map(bytes).sum::<u64>() <= room;
+    let fit = |shards: std::ops::Range<usize>| shards.map(bytes).sum::<u64>() <= room;
+    let last = cost.shards.len() - 1;
     let (mut made_s, mut down_s, mut left) = (0.0_f64, 0.0_f64, cost.microbatches);
     while left > 0 {
+        let is_first = left == cost.microbatches;
         let visit = cost.visit.min(left);
         left -= visit;
         for (kind, shard) in cost.sweep() {
@@ -298,7 +301,11 @@ fn gradients_wait_s(cost: &TaskCost, moved: &[(u64, u64)], (rate, speed, room): 
                 true => moved[shard].0 + if shard > cost.first_trained { moved[shard].1 } else { 0 },
                 false => moved.get(shard + 1).map_or(0, |next| next.1),
             };
-            let is_there = trains && shard + 1 < cost.shards.len() && stays(shard);
+            // A backward finds the copies of the shards that were passed last, a forward those of the visit before.
+            let is_there = match trains && shard < last {
+                true => fit(shard..last + 1),
+                false => !is_first && fit(0..shard + 1),
+            };
             let promoted = if is_there { 0 } else { bytes(shard) };
             let promote_s = promoted as f64 / rate / visit as f64;
             for _ in 0..visit {
@@ -335,13 +342,12 @@ fn link_rate(device: &LogicalDevice) -> Result<LinkRate, EngineError> {
     let bytes = (elements.max(1) * size_of::<f32>()) as u64;
     let _room = device.manager.budget().reserve(bytes, "a measurement").map_err(SpillError::from)?;
     let sent = [HostTensor::float(vec![1.0; elements.max(1)], [elements.max(1)])];
-    let mut best_s = f64::INFINITY;
-    for _ in 0..4 {
-        let clock = Clock::start();
+    let clock = Clock::start();
+    for _ in 0..UPLOADS {
         drop(device.stream.executes(|| device.manager.upload(&sent))?);
-        best_s = best_s.min(clock.now());
     }
-    Ok(LinkRate::Measured { bytes_per_s: bytes as f64 / best_s.max(1e-9), bytes })
+    let each_s = clock.now() / f64::from(UPLOADS);
+    Ok(LinkRate::Measured { bytes_per_s: bytes as f64 / each_s.max(1e-9), bytes })
 }
 
 fn program((task, admitted): (&TrainTask, &AdmittedTask)) -> Program {
@@ -404,10 +410,11 @@ fn evaluations(program: &Program, initial: u64) -> Vec<EvaluationCost> {
     some.map(|(after, sweeps)| EvaluationCost { after, sweeps }).collect()
 }
 
-/// The bytes that a task moves.
-fn moved(((task, admitted), program): ((&TrainTask, &AdmittedTask), &Program)) -> ForecastTask {
+/// The bytes that a task moves; none between host and devices that read its memory in place.
+fn moved(((task, admitted), program): ((&TrainTask, &AdmittedTask), &Program), moves: bool) -> ForecastTask {
     let plan = &admitted.plan;
-    let input = |shard: &ShardPlan| if shard.first == 0 { 0 } else { plan.layers[shard.first].input_bytes };
+    let input =
+        |shard: &ShardPlan| if shard.first == 0 || !moves { 0 } else { plan.layers[shard.first].input_bytes };
     let homed = admitted.optimizer.on_device();
     let trained = |index: usize| index >= program.first_trained;
     // Of a microbatch in the mean: of those of the first visit that add up on the device one sum is downloaded.
@@ -418,7 +425,7 @@ fn moved(((task, admitted), program): ((&TrainTask, &AdmittedTask), &Program)) -
         let images = chain.images_of(shard.range()).into_iter().map(|image| &chain.images()[image]);
         let single: u64 = images.filter(|of| of.trained && of.layers.len() == 1).map(|of| of.bytes()).sum();
         let saved = if admitted.adds_up_gradients(chain, index) { summed * single / microbatches } else { 0 };
-        if trained(index) && !homed { shard.gradient_bytes.saturating_sub(saved) } else { 0 }
+        if trained(index) && moves && !homed { shard.gradient_bytes.saturating_sub(saved) } else { 0 }
     };
     let shards: Vec<(u64, u64)> =
         plan.shards.iter().enumerate().map(|of| (gradients(of), input(of.1))).collect();
