@@ -22,6 +22,7 @@
 pub mod cnn;
 pub mod data;
 mod error;
+pub mod family;
 pub mod gpt2;
 pub mod mlp;
 pub mod ops;

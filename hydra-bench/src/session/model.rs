@@ -5,21 +5,21 @@ use crate::terminal::{Usage, tell};
 use anyhow::{Context, Result};
 use hydra_core::{Chain, Dataset, FirstItems, ModelWriter};
 use hydra_models::data::{BlockSpec, Corpus, Records, Split, TokenBlocks};
-use hydra_models::gpt2::{self, Gpt2Config, Gpt2Writer, chain};
+use hydra_models::family::{self, Reads};
 use hydra_models::tokenizer::Tokenizer;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// The context when nobody says which, if the model has so many positions.
 const DEFAULT_CONTEXT: usize = 512;
 
-/// A GPT-2 with its tokenizer, as a preset or a directory describes it.
+/// A model with its tokenizer, as a preset, a file or a directory describes it.
 pub(crate) struct Model {
     pub(crate) chain: Arc<Chain>,
     pub(crate) writer: Arc<dyn ModelWriter>,
     /// The tokens of a block.
     pub(crate) context: usize,
-    config: Gpt2Config,
+    model: Box<dyn family::Model>,
     tokenizer: Tokenizer,
     /// The files that its weights are in, if it has some.
     pub(crate) files: Vec<PathBuf>,
@@ -29,25 +29,24 @@ impl Model {
     /// Reads the model of a spec. Weights are checked now and read when a task begins.
     pub(crate) fn load(spec: &ModelSettings) -> Result<Self> {
         let failed = || format!("the model `{}` could not be loaded", spec.name());
-        let (config, weights) = gpt2::named(spec.name()).with_context(failed)?;
-        let directory = weights.is_some().then(|| Path::new(spec.name()));
-        let tokenizer = Tokenizer::for_model(directory, config.vocab_size).with_context(failed)?;
-        let config = with_dropout(config, spec.dropout);
-        let files = weights.iter().flat_map(|weights| weights.files().map(PathBuf::from)).collect();
-        let writer = weights.as_ref().map_or_else(|| Gpt2Writer::new(config.clone()), Gpt2Writer::from);
-        let chain = chain(&config, weights).with_context(failed)?.with_float_type(spec.dtype);
-        let context = context_of(&config, spec.context)?;
-        Ok(Self { chain: Arc::new(chain), writer: Arc::new(writer), context, config, tokenizer, files })
+        let mut model = family::load(spec.name()).with_context(failed)?;
+        spec.dropout.into_iter().for_each(|dropout| model.set_dropout(dropout));
+        let Reads::Tokens { vocabulary, .. } = model.reads();
+        let tokenizer = Tokenizer::for_model(model.directory(), vocabulary).with_context(failed)?;
+        let chain = model.chain().with_context(failed)?.with_float_type(spec.dtype);
+        let context = context_of(model.reads(), spec.context)?;
+        let (writer, files) = (model.writer(), model.files());
+        Ok(Self { chain: Arc::new(chain), writer, context, model, tokenizer, files })
     }
 
     /// All that its configuration says of what is computed and drawn.
     pub(crate) fn described(&self) -> Result<String> {
-        let config = Gpt2Config { other: Default::default(), ..self.config.clone() };
-        serde_json::to_string(&config).context("the configuration could not be written as JSON")
+        Ok(self.model.description()?.to_string())
     }
 
     pub(crate) fn blocks(&self, corpus: &Corpus, split: Split) -> Result<TokenBlocks> {
-        let form = BlockSpec { context: self.context, vocab_size: self.config.vocab_size };
+        let Reads::Tokens { vocabulary: vocab_size, .. } = self.model.reads();
+        let form = BlockSpec { context: self.context, vocab_size };
         Ok(corpus.blocks(split, &self.tokenizer, form)?)
     }
 
@@ -133,17 +132,11 @@ fn named(what: &str, names: &[String]) -> String {
     if some.is_empty() { String::new() } else { format!(" with the {what} {}{more}", some.join(", ")) }
 }
 
-/// A configuration with one probability for every dropout, if it is given.
-pub(crate) fn with_dropout(mut config: Gpt2Config, dropout: Option<f64>) -> Gpt2Config {
-    if let Some(dropout) = dropout {
-        (config.resid_pdrop, config.embd_pdrop, config.attn_pdrop) = (dropout, dropout, dropout);
-    }
-    config
-}
-
 /// The context that was asked for, if the model has the positions, or the default.
-pub(crate) fn context_of(model: &Gpt2Config, asked: Option<usize>) -> Result<usize, Usage> {
-    let positions = model.n_positions;
+pub(crate) fn context_of(
+    Reads::Tokens { positions, .. }: Reads,
+    asked: Option<usize>,
+) -> Result<usize, Usage> {
     let context = asked.unwrap_or(positions.min(DEFAULT_CONTEXT));
     if context <= positions {
         return Ok(context);
@@ -160,8 +153,7 @@ mod tests {
 
     #[test]
     fn a_context_fits_the_positions() {
-        let preset = Gpt2Config::preset("bytes-tiny").unwrap();
-        let context = |asked, n_positions| context_of(&Gpt2Config { n_positions, ..preset.clone() }, asked);
+        let context = |asked, positions| context_of(Reads::Tokens { positions, vocabulary: 256 }, asked);
         assert_eq!(context(None, 128).unwrap(), 128);
         assert_eq!(context(None, 1024).unwrap(), 512);
         assert_eq!(context(Some(1024), 1024).unwrap(), 1024);
@@ -204,13 +196,5 @@ mod tests {
         assert!(note("a.json", "[\n1,\n2,\n3\n]\n").unwrap().contains("it has one value of JSON: write"));
         assert_eq!(note("a.txt", "some words, and more\n"), None);
         assert_eq!(note_of_records(&Corpus::builtin()), None);
-    }
-
-    #[test]
-    fn dropout_is_all_three() {
-        let config = Gpt2Config::preset("bytes-tiny").unwrap();
-        let changed = with_dropout(config.clone(), Some(0.25));
-        assert_eq!([changed.resid_pdrop, changed.embd_pdrop, changed.attn_pdrop], [0.25; 3]);
-        assert_eq!(with_dropout(config.clone(), None), config);
     }
 }

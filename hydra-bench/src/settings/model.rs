@@ -5,7 +5,7 @@ use anyhow::{Context, Result};
 use clap::Args;
 use clap::builder::{NonEmptyStringValueParser, TypedValueParser};
 use hydra_core::FloatType;
-use hydra_models::gpt2::PRESETS;
+use hydra_models::family;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
@@ -40,7 +40,7 @@ pub(crate) struct ModelSettings {
 
 /// The help of `--model`.
 pub(crate) fn model_help() -> String {
-    let presets = PRESETS.map(|preset| preset.name);
+    let presets: Vec<&str> = family::presets().map(|preset| preset.name).collect();
     format!(
         "A preset ({}) or a configuration, trained from scratch, or a Hugging Face directory [default: {DEFAULT_MODEL}]",
         values::any_of(&presets)

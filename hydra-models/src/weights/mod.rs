@@ -35,12 +35,14 @@
 //! ```
 
 mod file;
+mod json;
 mod source;
 mod write;
 
 pub use source::{SafetensorsSource, SafetensorsWriter};
 
 pub(crate) use file::TensorFile;
+pub(crate) use json::read_json;
 pub(crate) use write::{failed, write_tensors};
 
 /// The file's name, which is the one that Hugging Face transformers looks for.
