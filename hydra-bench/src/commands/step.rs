@@ -110,7 +110,7 @@ impl Subject {
         }
         let name = args.model.clone().unwrap_or_else(|| DEFAULT_MODEL.to_owned());
         let model = family::load(&name).with_context(|| format!("the model `{name}` could not be loaded"))?;
-        let context = context_of(model.reads(), args.context)?;
+        let context = context_of(model.reads(), args.context)?.most();
         Ok(Self { context, batch: args.batch.unwrap_or(8), model, name })
     }
 

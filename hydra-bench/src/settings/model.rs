@@ -5,6 +5,7 @@ use anyhow::{Context, Result};
 use clap::Args;
 use clap::builder::{NonEmptyStringValueParser, TypedValueParser};
 use hydra_core::FloatType;
+use hydra_models::data::LossOn;
 use hydra_models::family;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -20,12 +21,17 @@ const BUILTIN: &str = "builtin";
 pub(crate) struct ModelSettings {
     #[arg(long, value_name = "PRESET|FILE.json|DIR", value_parser = NonEmptyStringValueParser::new(), help = model_help())]
     pub(crate) model: Option<String>,
-    /// `builtin`, a WikiText directory or a plain-text file (its last two tenths are validation and test) [default: builtin]
+    /// `builtin`, a WikiText directory, a plain-text file, or instruction data: FILE.jsonl or a directory with
+    /// {train,validation,test}.jsonl. Of a file the last two tenths are validation and test [default: builtin]
     #[arg(long, value_name = "builtin|DIR|FILE", value_parser = NonEmptyStringValueParser::new())]
     pub(crate) data: Option<String>,
-    /// Tokens in a block [default: the model's positions, at most 512]
+    /// Tokens in a block or an example [default: the model's positions, at most 512, and at most the longest example]
     #[arg(long, value_name = "N", value_parser = values::context, allow_hyphen_values = true)]
     pub(crate) context: Option<usize>,
+    /// The tokens of instruction data whose prediction counts: what the model is to say, or prompts too
+    #[arg(long, default_value = "completions", value_parser = loss_on())]
+    #[serde(skip_serializing_if = "is_default")]
+    pub(crate) loss_on: LossOn,
     /// The probability of every dropout in the model [default: as its configuration says]
     #[arg(long, value_name = "P", value_parser = values::dropout, allow_hyphen_values = true)]
     pub(crate) dropout: Option<f64>,
@@ -52,6 +58,11 @@ pub(crate) fn dtypes() -> impl TypedValueParser<Value = FloatType> {
     flags::named(&["f32", "bf16"])
 }
 
+/// A reader of `--loss-on`.
+fn loss_on() -> impl TypedValueParser<Value = LossOn> {
+    flags::named(&LossOn::NAMES)
+}
+
 impl ModelSettings {
     pub(crate) fn name(&self) -> &str {
         self.model.as_deref().unwrap_or(DEFAULT_MODEL)
@@ -70,6 +81,11 @@ impl ModelSettings {
             ..self
         })
     }
+}
+
+/// Leaves what nobody asked for out of specs.
+fn is_default(loss_on: &LossOn) -> bool {
+    *loss_on == LossOn::default()
 }
 
 fn absolute(path: &str) -> Result<String> {

@@ -340,8 +340,9 @@ fn what_trains_otherwise_than_it_seems_is_noted() {
         fs::write(&file, line.repeat(60)).unwrap();
         with(&["--steps", "3", "--data", file.to_str().unwrap()])
     };
-    let lines = data("a.jsonl", "{\"id\": 7, \"text\": \"some words\"}\n");
+    let lines = data("a.data", "{\"id\": 7, \"text\": \"some words\"}\n");
     assert!(lines.contains("is read as plain text") && lines.contains("the fields `text`, `id`"), "{lines}");
+    assert_eq!(data("a.jsonl", "{\"id\": 7, \"text\": \"some words\"}\n"), "");
     let table = data("a.csv", "7,some words and more\n");
     assert!(table.contains("a table with commas"), "{table}");
     assert_eq!(data("a.txt", "some words, and more of them\n"), "");
