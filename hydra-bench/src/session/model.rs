@@ -36,6 +36,7 @@ impl Model {
         let Reads::Tokens { vocabulary, .. } = model.reads();
         let tokenizer = Tokenizer::for_model(model.directory(), vocabulary).with_context(failed)?;
         let chain = model.chain().with_context(failed)?.with_float_type(spec.dtype);
+        let chain = training(chain, &spec.train)?;
         let context = context_of(model.reads(), spec.context)?;
         let (chain, writer, files) = (Arc::new(chain), model.writer(), model.files());
         Ok(Self { chain, writer, files, model, context, loss_on: spec.loss_on, tokenizer })
@@ -172,6 +173,36 @@ fn named(what: &str, names: &[String]) -> String {
     if some.is_empty() { String::new() } else { format!(" with the {what} {}{more}", some.join(", ")) }
 }
 
+/// The chain with nothing trained but these layers, or as it is where none are named.
+fn training(chain: Chain, layers: &[String]) -> Result<Chain, Usage> {
+    if layers.is_empty() {
+        return Ok(chain);
+    }
+    let mut names = Vec::new();
+    for layer in layers {
+        match layer.strip_prefix("last:") {
+            Some(count) => names.extend(last_layers(&chain, count)?),
+            None => names.push(layer.clone()),
+        }
+    }
+    chain.training_only(&names).map_err(|error| Usage::new(format!("--train: {error}")))
+}
+
+/// The names of the last layers before the head.
+fn last_layers(chain: &Chain, count: &str) -> Result<Vec<String>, Usage> {
+    let names: Vec<&String> = chain.layers().iter().map(|layer| &layer.name).collect();
+    let blocks = &names[1..names.len() - 1];
+    match count.parse::<usize>() {
+        Ok(count) if (1..=blocks.len()).contains(&count) => {
+            Ok(blocks[blocks.len() - count..].iter().map(|name| (*name).clone()).collect())
+        }
+        _ => Err(Usage::new(format!(
+            "--train last:{count} is no number of layers between the first and the head: the model has {}",
+            blocks.len()
+        ))),
+    }
+}
+
 /// The context that was asked for, if the model has the positions, or the default.
 pub(crate) fn context_of(
     Reads::Tokens { positions, .. }: Reads,
@@ -199,6 +230,27 @@ mod tests {
         assert_eq!(context(Some(1024), 1024).unwrap(), Context::Exactly(1024));
         let error = context(Some(129), 128).unwrap_err().to_string();
         assert!(error.contains("129") && error.contains("128 positions"), "{error}");
+    }
+
+    #[test]
+    fn layers_are_trained_by_name_or_counted_from_the_end() {
+        let chain = || family::load("bytes-tiny").unwrap().chain().unwrap();
+        let trained = |layers: &[&str]| {
+            let layers: Vec<String> = layers.iter().map(|layer| (*layer).to_owned()).collect();
+            training(chain(), &layers).map(|chain| {
+                let layers = chain.layers().iter().filter(|layer| !layer.frozen);
+                layers.map(|layer| layer.name.clone()).collect::<Vec<_>>().join(" ")
+            })
+        };
+        assert_eq!(trained(&[]).unwrap(), "embed h.0 h.1 h.2 h.3 head");
+        assert_eq!(trained(&["last:2", "head"]).unwrap(), "h.2 h.3 head");
+        assert_eq!(trained(&["h.0", "last:1"]).unwrap(), "h.0 h.3");
+        for wrong in ["last:0", "last:5", "last:x", "last:"] {
+            let error = trained(&[wrong]).unwrap_err().to_string();
+            assert!(error.contains(wrong) && error.contains("the model has 4"), "{error}");
+        }
+        let error = trained(&["h.7"]).unwrap_err().to_string();
+        assert!(error.contains("--train") && error.contains("`h.7`") && error.contains("`h.3`"), "{error}");
     }
 
     #[test]

@@ -35,6 +35,11 @@ pub(crate) struct ModelSettings {
     /// The probability of every dropout in the model [default: as its configuration says]
     #[arg(long, value_name = "P", value_parser = values::dropout, allow_hyphen_values = true)]
     pub(crate) dropout: Option<f64>,
+    /// Train these layers alone and keep the others as they are: their names, separated by commas, or last:N for the last
+    /// N before the head [default: all]
+    #[arg(long, value_name = "LAYER,..", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new())]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) train: Vec<String>,
     /// The type of parameters, activations and gradients on devices, and of what moves between them and the host,
     /// where masters are f32
     #[arg(long, default_value = "f32", value_parser = dtypes())]

@@ -349,6 +349,13 @@ fn what_trains_otherwise_than_it_seems_is_noted() {
 }
 
 #[test]
+fn layers_that_no_model_has_are_refused() {
+    fails(&["select", "--train", "h.9"], 2, &["--train", "`h.9`", "`head`"]);
+    fails(&["select", "--train", "last:9"], 2, &["--train last:9", "the model has 4"]);
+    fails(&["select", "--train", ""], 2, &["--train"]);
+}
+
+#[test]
 fn reports_that_cannot_be_shown() {
     let root = tempfile::tempdir().unwrap();
     let at = |name: &str| root.path().join(name).to_str().unwrap().to_owned();
