@@ -25,6 +25,7 @@ mod error;
 pub mod gpt2;
 pub mod mlp;
 pub mod ops;
+pub mod parts;
 mod synthetic;
 pub mod tokenizer;
 pub mod weights;

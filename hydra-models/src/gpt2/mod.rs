@@ -11,11 +11,12 @@ mod parts;
 mod weights;
 mod writer;
 
+pub use crate::parts::{Norm, Table};
 pub use block::{Block, Mlp, SelfAttention};
 pub use config::{Gpt2Config, PRESETS, Preset};
 pub use embed::Embed;
 pub use head::{Head, logits};
-pub use parts::{Affine, Norm, Table};
+pub use parts::Affine;
 pub use weights::{Gpt2Dir, named};
 pub use writer::Gpt2Writer;
 
