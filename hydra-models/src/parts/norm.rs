@@ -27,3 +27,25 @@ impl Norm {
         ops::layer_norm(x, self.weight.val(), self.bias.val(), self.epsilon)
     }
 }
+
+/// A normalization by the root of the mean square.
+#[derive(Module, Debug)]
+pub struct RmsNorm {
+    /// `[width]`.
+    pub weight: Param<Tensor<1>>,
+    /// The number that is added to the mean square.
+    pub epsilon: f64,
+}
+
+impl RmsNorm {
+    /// A normalization without values.
+    pub fn new(width: usize, epsilon: f64) -> Self {
+        Self { weight: hollow([width]), epsilon }
+    }
+
+    /// Normalizes the last dimension of `[batch, tokens, width]`; where that is several times as wide as the weight,
+    /// each part of that width by itself.
+    pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
+        ops::rms_norm(x, self.weight.val(), self.epsilon)
+    }
+}
