@@ -1,8 +1,8 @@
-//! The workload: GPT-2, an MLP and a CNN chain, tokenizers, datasets, Hugging Face weights.
+//! The workload: GPT-2, Llama and its relatives, an MLP and a CNN chain, tokenizers, datasets, Hugging Face weights.
 //!
 //! A model here is a function from a description to a [`Chain`](hydra_core::Chain): [`gpt2::chain`] for a
-//! [`gpt2::Gpt2Config`] (a preset, or the one of a Hugging Face directory), [`mlp::chain`] and
-//! [`cnn::chain`] for tests and first steps. [`data`] and [`tokenizer`] make token blocks of texts, and
+//! [`gpt2::Gpt2Config`] (a preset, or the one of a Hugging Face directory), [`decoder::chain`] for the
+//! [`decoder::DecoderConfig`] of a Llama, Mistral or Qwen, [`mlp::chain`] and [`cnn::chain`] for tests and first steps. [`data`] and [`tokenizer`] make token blocks of texts, and
 //! [`ops`] holds the operations whose backward is written by hand. [`weights`] saves any chain and reads it back.
 //!
 //! ```
@@ -21,11 +21,13 @@
 
 pub mod cnn;
 pub mod data;
+pub mod decoder;
 mod error;
 pub mod family;
 pub mod gpt2;
 pub mod mlp;
 pub mod ops;
+pub mod parts;
 mod synthetic;
 pub mod tokenizer;
 pub mod weights;

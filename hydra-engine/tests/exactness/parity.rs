@@ -1,11 +1,12 @@
-//! Ten training steps of GPT-2 against Hugging Face Transformers, spilled over shards. One reference model is in the
-//! repository, with the tests of `hydra-models`; another, beside the repository, is taken where it is there.
+//! Ten training steps against Hugging Face Transformers, spilled over shards. One reference model, of GPT-2, is in the
+//! repository, with the tests of `hydra-models`; others, beside the repository, are taken where they are there.
 
 use crate::common::Settings;
 use hydra_core::schedule::{Constant, Cosine, Linear};
-use hydra_core::{Length, OptimizerSpec, Schedule, TrainSpec};
-use hydra_engine::TrainTask;
+use hydra_core::{Chain, Length, OptimizerSpec, Schedule, TrainSpec};
+use hydra_engine::{TrainTask, plain};
 use hydra_models::data::{BlockSpec, TokenBlocks};
+use hydra_models::decoder::{self, DecoderDir};
 use hydra_models::gpt2::{self, Gpt2Dir};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -32,35 +33,55 @@ fn batches(dir: &Path) -> (TokenBlocks, usize) {
     (TokenBlocks::new(tokens, BlockSpec { context: *context, vocab_size: 257 }).expect("blocks"), *items)
 }
 
-fn check(dir: &Path, variant: &str, clip: Option<f64>, schedule: Schedule) {
-    let (data, batch) = batches(dir);
-    let text = std::fs::read_to_string(dir.join(format!("train_{variant}.json"))).expect("the reference");
-    let reference: serde_json::Value = serde_json::from_str(&text).expect("JSON");
-    let expected: Vec<f64> = serde_json::from_value(reference["losses"].clone()).expect("losses");
-    let model = Gpt2Dir::open(dir).expect("a checkpoint");
-    let chain = gpt2::chain(&model.config().clone(), Some(model)).expect("a chain");
-    let spec = TrainSpec {
+fn spec(batch: usize, clip: Option<f64>, schedule: Schedule) -> TrainSpec {
+    TrainSpec {
         schedule,
         clip,
         shuffle: false,
         length: Length::Steps(10),
         ..TrainSpec::new(OptimizerSpec::adamw(1e-3), batch)
-    };
+    }
+}
+
+/// Asserts that ten steps spilled over three shards give the losses of a file, and the bits of the plain loop.
+fn check(dir: &Path, file: &str, chain: Chain, clip: Option<f64>, schedule: Schedule) {
+    let (data, batch) = batches(dir);
+    let text = std::fs::read_to_string(dir.join(file)).expect("the reference");
+    let reference: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    let expected: Vec<f64> = serde_json::from_value(reference["losses"].clone()).expect("losses");
+    let (chain, data, spec) = (Arc::new(chain), Arc::new(data), spec(batch, clip, schedule));
+    let plain = plain::train(&chain, data.as_ref(), &spec).expect("the plain loop");
     let settings = Settings { cuts: Some(vec![1, 3]), ..Settings::default() };
-    let report = settings.task(TrainTask::new("parity", Arc::new(chain), Arc::new(data), spec));
+    let report = settings.task(TrainTask::new("parity", chain, data, spec));
     assert_eq!(report.error, None);
     let worst = report.losses.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
-    println!("{} {variant}: losses differ by {worst:.2e} at most", dir.display());
+    println!("{} {file}: losses differ by {worst:.2e} at most", dir.display());
     assert_eq!(report.losses.len(), expected.len());
-    assert!(worst < 1e-5, "{variant}: {:?} against {expected:?}", report.losses);
+    assert!(worst < 1e-5, "{file}: {:?} against {expected:?}", report.losses);
+    assert_eq!(report.losses, plain.losses, "{file}");
+    assert_eq!(report.weights_sha256.as_deref(), Some(plain.weights_sha256.as_str()), "{file}");
 }
 
 #[test]
 fn ten_losses_of_every_variant_agree_with_hugging_face() {
     for name in ["tiny", "tiny_pert"] {
         let Some(dir) = parity(name) else { continue };
-        check(&dir, "const", None, Schedule::new(Constant, 0));
-        check(&dir, "cosine", Some(1.0), Schedule::new(Cosine, 3));
-        check(&dir, "linear", Some(1.0), Schedule::new(Linear, 3));
+        let chain = || {
+            let model = Gpt2Dir::open(&dir).expect("a checkpoint");
+            gpt2::chain(&model.config().clone(), Some(model)).expect("a chain")
+        };
+        check(&dir, "train_const.json", chain(), None, Schedule::new(Constant, 0));
+        check(&dir, "train_cosine.json", chain(), Some(1.0), Schedule::new(Cosine, 3));
+        check(&dir, "train_linear.json", chain(), Some(1.0), Schedule::new(Linear, 3));
+    }
+}
+
+#[test]
+fn ten_losses_of_every_decoder_agree_with_hugging_face() {
+    for name in ["llama_tiny", "llama3_tiny", "mistral_tiny", "qwen2_tiny", "qwen3_tiny"] {
+        let Some(dir) = parity(name) else { continue };
+        let model = DecoderDir::open(&dir).expect("a checkpoint");
+        let chain = decoder::chain(&model.config().clone(), Some(model)).expect("a chain");
+        check(&dir, "train.json", chain, Some(1.0), Schedule::new(Cosine, 3));
     }
 }

@@ -17,14 +17,14 @@ mod load;
 
 pub use load::load;
 
-use crate::{ModelError, gpt2};
+use crate::{ModelError, decoder, gpt2};
 use hydra_core::{Chain, ModelWriter};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// The families that are known, in the order in which their presets are listed.
-pub const FAMILIES: &[&dyn Family] = &[&gpt2::Gpt2Family];
+pub const FAMILIES: &[&dyn Family] = &[&gpt2::Gpt2Family, &decoder::DecoderFamily];
 
 /// Models that are described by configurations of one form.
 pub trait Family: Sync {

@@ -2,8 +2,9 @@
 
 use super::{Gpt2Config, Norm, Table};
 use crate::ops;
+use crate::parts::next_tokens;
 use burn::module::Module;
-use burn::tensor::{Device, FloatDType, Int, Tensor};
+use burn::tensor::{Device, FloatDType, Tensor};
 use hydra_core::{
     Activation, AnyTensor, Chain, DeviceBytes, Forward, Init, Pass, forward_range, promote_layers,
 };
@@ -26,18 +27,10 @@ impl Head {
     pub fn new(config: &Gpt2Config, wte: &Table) -> Self {
         Self {
             ln_f: Norm::new(config.n_embd, config.layer_norm_epsilon),
-            wte: Table { weight: wte.weight.clone() },
+            wte: wte.tied(),
             chunk_rows: config.chunk_rows(),
         }
     }
-}
-
-/// The targets of tokens: the next one, and nothing at the end of a sequence.
-fn shifted(ids: Tensor<2, Int>) -> Tensor<1, Int> {
-    let [batch, tokens] = ids.dims();
-    let next = ids.clone().narrow(1, 1, tokens - 1);
-    let none = ids.narrow(1, 0, 1).full_like(ops::IGNORED);
-    Tensor::cat(vec![next, none], 1).reshape([batch * tokens])
 }
 
 impl Forward for Head {
@@ -53,7 +46,7 @@ impl Forward for Head {
             targets.dims()
         );
         let hidden = self.ln_f.forward(x).reshape([batch * tokens, width]);
-        let loss = ops::head_loss(hidden, self.wte.weight.val(), shifted(targets), self.chunk_rows);
+        let loss = ops::head_loss(hidden, self.wte.weight.val(), next_tokens(targets), self.chunk_rows);
         Activation::of(loss)
     }
 
@@ -97,17 +90,4 @@ pub fn logits(
     let (x, table) = (x.cast(FloatDType::F32), table.cast(FloatDType::F32));
     let logits = x.reshape([batch * tokens, width]).matmul(table.transpose());
     logits.reshape([batch, tokens, config.vocab_size])
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use hydra_core::HostTensor;
-
-    #[test]
-    fn a_token_predicts_the_next_and_the_last_nothing() {
-        let ids = HostTensor::int(vec![1, 2, 3, 4, 5, 6], [2, 3]).to_device(&Device::flex().autodiff());
-        let targets = AnyTensor::from(shifted(ids.into_int())).into_host();
-        assert_eq!(targets.as_i32(), [2, 3, -1, 5, 6, -1]);
-    }
 }

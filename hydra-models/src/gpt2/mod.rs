@@ -12,12 +12,13 @@ mod parts;
 mod weights;
 mod writer;
 
+pub use crate::parts::{Norm, Table};
 pub use block::{Block, Mlp, SelfAttention};
 pub use config::Gpt2Config;
 pub use embed::Embed;
 pub use family::{Gpt2, Gpt2Family};
 pub use head::{Head, logits};
-pub use parts::{Affine, Norm, Table};
+pub use parts::Affine;
 pub use weights::Gpt2Dir;
 pub use writer::Gpt2Writer;
 

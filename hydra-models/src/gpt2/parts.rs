@@ -1,28 +1,9 @@
-//! The parameters of GPT-2's modules, with the fields' names as in Hugging Face transformers.
+//! The maps of GPT-2's modules.
 
 use crate::ops;
-use burn::module::{Module, Param, ParamId};
-use burn::tensor::{Device, Shape, Tensor};
-
-/// A parameter with a shape and no memory; a chain gives it values when it promotes the layer.
-pub(crate) fn hollow<const D: usize>(shape: [usize; D]) -> Param<Tensor<D>> {
-    let absent = |_: &Device, _: bool| panic!("a parameter was read before its layer was promoted");
-    Param::uninitialized(ParamId::new(), absent, Device::flex(), true, Shape::from(shape))
-}
-
-/// A table of vectors, one for each token or position.
-#[derive(Module, Debug)]
-pub struct Table {
-    /// `[rows, width]`.
-    pub weight: Param<Tensor<2>>,
-}
-
-impl Table {
-    /// A table without values.
-    pub fn new(rows: usize, width: usize) -> Self {
-        Self { weight: hollow([rows, width]) }
-    }
-}
+use crate::parts::hollow;
+use burn::module::{Module, Param};
+use burn::tensor::Tensor;
 
 /// An affine map, which transformers calls `Conv1D`.
 #[derive(Module, Debug)]
@@ -47,28 +28,5 @@ impl Affine {
     /// Adds the map of `[batch, tokens, in]` to a residual `[batch, tokens, out]`.
     pub fn forward_onto(&self, residual: Tensor<3>, x: Tensor<3>) -> Tensor<3> {
         ops::linear_onto(residual, x, self.weight.val(), self.bias.val())
-    }
-}
-
-/// A layer normalization.
-#[derive(Module, Debug)]
-pub struct Norm {
-    /// `[width]`.
-    pub weight: Param<Tensor<1>>,
-    /// `[width]`.
-    pub bias: Param<Tensor<1>>,
-    /// The number that is added to the variance.
-    pub epsilon: f64,
-}
-
-impl Norm {
-    /// A normalization without values.
-    pub fn new(width: usize, epsilon: f64) -> Self {
-        Self { weight: hollow([width]), bias: hollow([width]), epsilon }
-    }
-
-    /// Normalizes the last dimension of `[batch, tokens, width]`.
-    pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
-        ops::layer_norm(x, self.weight.val(), self.bias.val(), self.epsilon)
     }
 }

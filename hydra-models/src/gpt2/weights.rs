@@ -2,40 +2,26 @@
 
 use super::{Gpt2Config, chain, hf_name};
 use crate::ModelError;
-use crate::weights::{TensorFile, WEIGHTS, read_json};
+use crate::weights::{CONFIG, Directory, Naming, in_file, read_json};
 use hydra_core::{Chain, WeightError, WeightSource};
-use serde::Deserialize;
-use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Component, Path, PathBuf};
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
 
-pub(super) const CONFIG: &str = "config.json";
-const INDEX: &str = "model.safetensors.index.json";
-/// The embedding, with which the head is tied, and the head where it is stored all the same.
-const EMBEDDING: &str = "transformer.wte.weight";
-const HEAD: &str = "lm_head.weight";
+const NAMING: Naming = Naming {
+    prefix: "transformer.",
+    blocks: "h.",
+    depth: "n_layer",
+    embedding: "transformer.wte.weight",
+    exact: false,
+    name: hf_name,
+};
 
 /// A directory with a GPT-2's `config.json` and its weights, in `model.safetensors` or in the files that
 /// `model.safetensors.index.json` names. Everything but the weights' values is read and checked when it is
 /// opened; the values are read image by image. Cloning it is cheap.
 #[derive(Clone, Debug)]
 pub struct Gpt2Dir {
-    directory: PathBuf,
     config: Gpt2Config,
-    tensors: Arc<BTreeMap<String, Place>>,
-}
-
-/// The place of a parameter's values.
-#[derive(Clone, Debug)]
-struct Place {
-    file: Arc<TensorFile>,
-    /// The tensor's name in the file.
-    tensor: String,
-}
-
-#[derive(Deserialize)]
-struct Index {
-    weight_map: BTreeMap<String, String>,
+    weights: Directory,
 }
 
 impl Gpt2Dir {
@@ -48,19 +34,8 @@ impl Gpt2Dir {
     pub fn open(directory: impl Into<PathBuf>) -> Result<Self, ModelError> {
         let directory = directory.into();
         let config = read_config(&directory.join(CONFIG))?;
-        let files = open_files(&directory)?;
-        check_layers(&directory, &config, &files)?;
-        let mut tensors = BTreeMap::new();
-        for image in chain(&config, None)?.images() {
-            for param in &image.params {
-                let name = hf_name(&param.name);
-                let place = find(&directory, &files, &name)?;
-                place.file.check(&place.tensor, &param.shape)?;
-                tensors.insert(name, place);
-            }
-        }
-        check_head(&directory, &files, tensors.get(EMBEDDING))?;
-        Ok(Self { directory, config, tensors: Arc::new(tensors) })
+        let weights = Directory::open(directory, NAMING, &chain(&config, None)?, config.n_layer)?;
+        Ok(Self { config, weights })
     }
 
     /// The model's configuration.
@@ -70,132 +45,25 @@ impl Gpt2Dir {
 
     /// The directory.
     pub fn directory(&self) -> &Path {
-        &self.directory
+        self.weights.path()
     }
 
     /// The files that the weights are in, in the order of their names.
     pub fn files(&self) -> impl Iterator<Item = &Path> {
-        let files: BTreeSet<&Path> = self.tensors.values().map(|place| place.file.path.as_path()).collect();
-        files.into_iter()
-    }
-
-    fn read(&self, name: &str, out: &mut [f32]) -> Result<(), ModelError> {
-        match self.tensors.get(name) {
-            Some(place) => place.file.read(&place.tensor, out),
-            None => Err(ModelError::TensorMissing { place: self.directory.clone(), tensor: name.to_owned() }),
-        }
+        self.weights.files()
     }
 }
 
 impl WeightSource for Gpt2Dir {
-    fn fill(&self, chain: &Chain, image: usize, _: u64, out: &mut [f32]) -> Result<(), WeightError> {
-        for param in &chain.images()[image].params {
-            self.read(&hf_name(&param.name), &mut out[param.range()])
-                .map_err(|source| WeightError::Read { param: param.name.clone(), source: source.into() })?;
-        }
-        Ok(())
+    fn fill(&self, chain: &Chain, image: usize, seed: u64, out: &mut [f32]) -> Result<(), WeightError> {
+        self.weights.fill(chain, image, seed, out)
     }
 }
 
 pub(super) fn read_config(path: &Path) -> Result<Gpt2Config, ModelError> {
     let config: Gpt2Config = read_json(path)?;
-    let refused = |source| ModelError::ConfigFile { path: path.to_owned(), source: Box::new(source) };
-    config.validate().map_err(refused)?;
+    config.validate().map_err(|source| in_file(path, source))?;
     Ok(config)
-}
-
-/// One file, or those of the index in the order of their names.
-fn open_files(directory: &Path) -> Result<Vec<Arc<TensorFile>>, ModelError> {
-    let (single, index) = (directory.join(WEIGHTS), directory.join(INDEX));
-    if single.is_file() {
-        return Ok(vec![Arc::new(TensorFile::open(&single)?)]);
-    }
-    if !index.is_file() {
-        let looked_for = vec![WEIGHTS, INDEX];
-        return Err(ModelError::NoWeights { directory: directory.to_owned(), looked_for });
-    }
-    let names: BTreeSet<String> = read_json::<Index>(&index)?.weight_map.into_values().collect();
-    let open = |file: String| {
-        let path = directory.join(&file);
-        // A name that leads out of the directory is as good as none.
-        let inside = Path::new(&file).components().all(|c| matches!(c, Component::Normal(_)));
-        match inside && path.is_file() {
-            true => TensorFile::open(&path).map(Arc::new),
-            false => Err(ModelError::ShardMissing { index: index.clone(), file }),
-        }
-    };
-    names.into_iter().map(open).collect()
-}
-
-/// The tensor of this name, with or without the prefix that models without a head are saved without.
-fn find(directory: &Path, files: &[Arc<TensorFile>], name: &str) -> Result<Place, ModelError> {
-    let bare = name.strip_prefix("transformer.").unwrap_or(name);
-    let named = |tensor: &str| {
-        let files = files.iter().filter(|file| file.info(tensor).is_some());
-        files.map(|file| Place { file: file.clone(), tensor: tensor.to_owned() }).collect::<Vec<_>>()
-    };
-    let mut places = named(name);
-    places.extend(named(bare));
-    if let [one, other, ..] = places.as_slice() {
-        return Err(ModelError::TensorTwice {
-            path: one.file.path.clone(),
-            tensor: one.tensor.clone(),
-            other_path: other.file.path.clone(),
-            other: other.tensor.clone(),
-        });
-    }
-    places.pop().ok_or_else(|| {
-        let place = match files {
-            [file] => file.path.clone(),
-            _ => directory.to_owned(),
-        };
-        ModelError::TensorMissing { place, tensor: name.to_owned() }
-    })
-}
-
-/// The block that a tensor belongs to, such as 3 for `transformer.h.3.ln_1.bias`.
-fn block_of(tensor: &str) -> Option<usize> {
-    let bare = tensor.strip_prefix("transformer.").unwrap_or(tensor);
-    bare.strip_prefix("h.")?.split_once('.')?.0.parse().ok()
-}
-
-/// Refuses weights of more blocks than the configuration has: the model would be another one, cut short.
-fn check_layers(directory: &Path, config: &Gpt2Config, files: &[Arc<TensorFile>]) -> Result<(), ModelError> {
-    let names = files.iter().flat_map(|file| file.names());
-    let beyond = names.filter_map(|name| block_of(&name).map(|block| (block, name)));
-    let beyond: BTreeSet<(usize, String)> = beyond.filter(|(block, _)| *block >= config.n_layer).collect();
-    let (Some((_, tensor)), Some((last, _))) = (beyond.first(), beyond.last()) else { return Ok(()) };
-    let needed = last.saturating_add(1);
-    let source = ModelError::Config {
-        name: "n_layer",
-        found: config.n_layer.to_string(),
-        expected: format!(
-            "{needed}, because the weights have the tensor `{tensor}`: take the config.json that belongs to \
-             the weights, or remove the further blocks from them"
-        ),
-    };
-    Err(ModelError::ConfigFile { path: directory.join(CONFIG), source: Box::new(source) })
-}
-
-/// Refuses a stored head that is not the embedding.
-fn check_head(
-    directory: &Path,
-    files: &[Arc<TensorFile>],
-    embedding: Option<&Place>,
-) -> Result<(), ModelError> {
-    let Some(head) = files.iter().find(|file| file.info(HEAD).is_some()) else { return Ok(()) };
-    let Some(embedding) = embedding else { return Ok(()) };
-    if head.same(HEAD, &embedding.file, &embedding.tensor)? != Some(false) {
-        return Ok(());
-    }
-    let source = ModelError::Config {
-        name: HEAD,
-        found: format!("different from `{}`", embedding.tensor),
-        expected: "the same shape, type and values, because the head is tied to the embedding: tie them and save the model \
-                   again"
-            .to_owned(),
-    };
-    Err(ModelError::ConfigFile { path: directory.to_owned(), source: Box::new(source) })
 }
 
 #[cfg(test)]
@@ -203,10 +71,12 @@ mod tests {
     use super::super::testing::{Images, config};
     use super::super::{Gpt2Writer, logits};
     use super::*;
+    use crate::weights::{HEAD, INDEX, WEIGHTS};
     use burn::tensor::DType;
     use half::{bf16, f16};
     use hydra_core::{AnyTensor, FloatType, HostTensor, ModelWriter};
     use safetensors::tensor::{Dtype, SafeTensors, TensorView, serialize};
+    use std::collections::BTreeMap;
     use std::fs;
     use tempfile::TempDir;
 
@@ -341,14 +211,14 @@ mod tests {
     fn a_stored_head_must_be_the_embedding() {
         let (dir, images) = written();
         let (file, mut tensors) = (dir.path().join(WEIGHTS), f32_bytes(dir.path()));
-        tensors.insert(HEAD.to_owned(), tensors[EMBEDDING].clone());
+        tensors.insert(HEAD.to_owned(), tensors[NAMING.embedding].clone());
         save(&file, Dtype::F32, &tensors);
         assert_eq!(load(dir.path()), images);
         *tensors.get_mut(HEAD).unwrap().1.last_mut().unwrap() ^= 1;
         save(&file, Dtype::F32, &tensors);
         assert!(reason(dir.path()).contains("`lm_head.weight` is different from `transformer.wte.weight`"));
         // As a model has whose head alone was given more ids.
-        let (shape, mut bytes) = tensors[EMBEDDING].clone();
+        let (shape, mut bytes) = tensors[NAMING.embedding].clone();
         bytes.resize(bytes.len() + 4 * shape[1], 0);
         tensors.insert(HEAD.to_owned(), (vec![shape[0] + 1, shape[1]], bytes));
         save(&file, Dtype::F32, &tensors);

@@ -1,13 +1,9 @@
 //! Writing a GPT-2 as Hugging Face transformers does.
 
-use super::weights::CONFIG;
 use super::{Gpt2Config, Gpt2Dir, hf_name};
-use crate::tokenizer::TOKENIZER_FILES;
-use crate::weights::{WEIGHTS, failed, write_tensors};
-use hydra_core::{Chain, ImageReader, ModelWriter, WeightError, replace_file};
-use serde_json::{Value, json};
-use std::fs::{self, File};
-use std::io::{self, Write};
+use crate::weights::{CONFIG, Export, failed};
+use hydra_core::{Chain, ImageReader, ModelWriter, WeightError};
+use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
 
 /// Writes a trained GPT-2 into a directory that transformers' `from_pretrained` and [`Gpt2Dir`] read:
@@ -19,8 +15,6 @@ pub struct Gpt2Writer {
     source: Option<PathBuf>,
 }
 
-const GENERATION: &str = "generation_config.json";
-
 /// The id of GPT-2's `<|endoftext|>`.
 const GPT2_END: usize = 50_256;
 
@@ -30,33 +24,14 @@ impl Gpt2Writer {
         Self { config, source: None }
     }
 
-    fn config_text(&self) -> serde_json::Result<Vec<u8>> {
-        let mut config = serde_json::to_value(&self.config)?;
-        if let Value::Object(config) = &mut config {
-            config.insert("architectures".to_owned(), json!(["GPT2LMHeadModel"]));
-            config.insert("dtype".to_owned(), json!("float32"));
-            config.remove("torch_dtype");
-            // Absent, transformers takes GPT-2's, which smaller vocabularies do not have.
-            let end = (GPT2_END < self.config.vocab_size).then_some(GPT2_END);
-            for key in ["bos_token_id", "eos_token_id"] {
-                config.entry(key).or_insert(json!(end));
-            }
+    fn json(&self) -> serde_json::Result<Map<String, Value>> {
+        let mut config: Map<String, Value> = serde_json::from_value(serde_json::to_value(&self.config)?)?;
+        // Absent, transformers takes GPT-2's, which smaller vocabularies do not have.
+        let end = (GPT2_END < self.config.vocab_size).then_some(GPT2_END);
+        for key in ["bos_token_id", "eos_token_id"] {
+            config.entry(key).or_insert(json!(end));
         }
-        let mut text = serde_json::to_vec_pretty(&config)?;
-        text.push(b'\n');
-        Ok(text)
-    }
-
-    fn copy_from_source(&self, dir: &Path) -> Result<(), WeightError> {
-        let Some(source) = &self.source else { return Ok(()) };
-        for name in TOKENIZER_FILES.into_iter().chain([GENERATION]) {
-            let (from, to) = (source.join(name), dir.join(name));
-            if from.is_file() && !same_file(&from, &to) {
-                let copy = |out: &mut File| io::copy(&mut File::open(&from)?, out).map(drop);
-                replace_file(&to, copy).map_err(|e| failed(&to, e))?;
-            }
-        }
-        Ok(())
+        Ok(config)
     }
 }
 
@@ -69,17 +44,10 @@ impl From<&Gpt2Dir> for Gpt2Writer {
 
 impl ModelWriter for Gpt2Writer {
     fn write(&self, chain: &Chain, images: &dyn ImageReader, dir: &Path) -> Result<(), WeightError> {
-        fs::create_dir_all(dir).map_err(|e| failed(dir, e))?;
-        let (weights, config) = (dir.join(WEIGHTS), dir.join(CONFIG));
-        write_tensors(chain, images, &weights, &hf_name)?;
-        let text = self.config_text().map_err(|e| failed(&config, e.into()))?;
-        replace_file(&config, |out| out.write_all(&text)).map_err(|e| failed(&config, e))?;
-        self.copy_from_source(dir)
+        let config = self.json().map_err(|e| failed(&dir.join(CONFIG), e.into()))?;
+        let (architecture, source) = ("GPT2LMHeadModel", self.source.as_deref());
+        Export { config, architecture, source, name: &hf_name }.write(chain, images, dir)
     }
-}
-
-fn same_file(a: &Path, b: &Path) -> bool {
-    matches!((a.canonicalize(), b.canonicalize()), (Ok(a), Ok(b)) if a == b)
 }
 
 #[cfg(test)]
@@ -87,7 +55,11 @@ mod tests {
     use super::super::testing::{Broken, Images, config};
     use super::*;
     use crate::gpt2::chain;
+    use crate::weights::WEIGHTS;
+    use std::fs;
     use tempfile::TempDir;
+
+    const GENERATION: &str = "generation_config.json";
 
     fn write(writer: &Gpt2Writer, dir: &Path) -> Result<(), WeightError> {
         let chain = chain(&config(), None).unwrap();

@@ -1,4 +1,4 @@
-//! Rows of the tokens' table by their numbers, plus those of the positions.
+//! Rows of the tokens' table by their numbers, alone or plus those of the positions.
 
 use super::autodiff::*;
 use super::tensors::{bits, flex, flex_bits, float_type, floats, one_type, owned, widened};
@@ -25,7 +25,16 @@ pub fn embedding(tokens: Tensor<2>, positions: Tensor<2>, ids: Tensor<2, Int>) -
     Tensor::from_dispatch(<Dispatch as EmbeddingOps>::embed(tokens, positions, ids.into_dispatch()))
 }
 
-/// The lookup as an op of the backends.
+/// The rows of `tokens`, `[vocabulary, width]`, that `ids`, `[batch, length]`, name: `[batch, length, width]`.
+///
+/// # Panics
+/// If an id names no row, or the elements are no `F32`, `BF16` or `F16`.
+pub fn lookup(tokens: Tensor<2>, ids: Tensor<2, Int>) -> Tensor<3> {
+    one_type("lookup", [tokens.dtype()]);
+    Tensor::from_dispatch(<Dispatch as EmbeddingOps>::lookup(tokens.into_dispatch(), ids.into_dispatch()))
+}
+
+/// The lookup as ops of the backends.
 #[backend_extension(Autodiff, Flex, Cube: cfg(feature = "cube"))]
 pub(crate) trait EmbeddingOps: Backend {
     /// The rows of `tokens` that `ids` name, plus those of `positions`.
@@ -34,6 +43,9 @@ pub(crate) trait EmbeddingOps: Backend {
         positions: FloatTensor<Self>,
         ids: IntTensor<Self>,
     ) -> FloatTensor<Self>;
+
+    /// The rows of `tokens` that `ids` name.
+    fn lookup(tokens: FloatTensor<Self>, ids: IntTensor<Self>) -> FloatTensor<Self>;
 }
 
 /// The operations that a backend must compute for it to be differentiable.
@@ -94,6 +106,25 @@ impl EmbeddingOps for Flex {
             flex(out, [batch, length, width], float)
         })
     }
+
+    fn lookup(tokens: FloatTensor<Self>, ids: IntTensor<Self>) -> FloatTensor<Self> {
+        profile::time(Part::Embedding, || {
+            let ([rows, width], [batch, length]) = (tokens.shape().dims(), ids.shape().dims());
+            let (float, numbers) = (float_type(&tokens), row_numbers(ids, rows));
+            let (tokens, shape) = (tokens.to_contiguous(), [batch, length, width]);
+            match float {
+                FloatType::F32 => flex(gathered(floats(&tokens), width, &numbers), shape, float),
+                narrow => flex_bits(gathered(bits(&tokens), width, &numbers), shape, narrow),
+            }
+        })
+    }
+}
+
+/// The rows of a table that have these numbers.
+fn gathered<T: Copy>(table: &[T], width: usize, numbers: &[usize]) -> Vec<T> {
+    let mut out = Vec::with_capacity(numbers.len() * width);
+    numbers.iter().for_each(|row| out.extend_from_slice(&table[row * width..][..width]));
+    out
 }
 
 /// The sums of the rows of `gradient` that `number` gives the same number, for so many numbers.
@@ -171,6 +202,21 @@ impl<B: EmbeddingKernels> Backward<B, 2> for EmbeddingBackward {
     }
 }
 
+#[derive(Debug)]
+struct LookupBackward;
+
+impl<B: EmbeddingKernels> Backward<B, 1> for LookupBackward {
+    type State = (usize, IntTensor<B>);
+
+    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let gradient = grads.consume::<B>(&ops.node);
+        let (rows, ids) = ops.state;
+        if let [Some(node)] = ops.parents {
+            grads.register::<B>(node.id, B::token_gradient(rows, ids, gradient));
+        }
+    }
+}
+
 impl<B: EmbeddingKernels, C: CheckpointStrategy> EmbeddingOps for Autodiff<B, C> {
     fn embed(
         tokens: FloatTensor<Self>,
@@ -186,6 +232,17 @@ impl<B: EmbeddingKernels, C: CheckpointStrategy> EmbeddingOps for Autodiff<B, C>
                 prep.finish((rows, ids), out)
             }
             OpsKind::UnTracked(prep) => prep.finish(B::embed(tokens, positions, ids)),
+        }
+    }
+
+    fn lookup(tokens: FloatTensor<Self>, ids: IntTensor<Self>) -> FloatTensor<Self> {
+        let (rows, nodes, tokens) = (tokens.shape()[0], [tokens.node()], tokens.into_primitive());
+        match LookupBackward.prepare::<C>(nodes).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => {
+                let out = B::lookup(tokens, ids.clone());
+                prep.finish((rows, ids), out)
+            }
+            OpsKind::UnTracked(prep) => prep.finish(B::lookup(tokens, ids)),
         }
     }
 }
@@ -267,6 +324,28 @@ mod tests {
             let (tokens, positions) = (untracked(table(floats, 1, 5)), untracked(table(floats, 3, 7)));
             assert_eq!(values(&embedding(tokens, positions, ids([[4, 0, 4], [1, 4, 2]]))), one[0]);
         }
+    }
+
+    #[test]
+    fn a_lookup_has_the_bits_of_an_embedding_whose_positions_are_zero() {
+        let alone = |tokens: Tensor<2>, positions: Tensor<2>, ids: Tensor<2, Int>| {
+            // Tracked like the other, so that it has a gradient.
+            lookup(tokens, ids) + positions.sum().mul_scalar(0.0).reshape([1, 1, 1])
+        };
+        let summed = |tokens, positions: Tensor<2>, ids| embedding(tokens, positions.mul_scalar(0.0), ids);
+        for floats in [Floats::F32, Floats::Bf16] {
+            let (found, expected) = (run(alone, floats), run(summed, floats));
+            assert_eq!(found[..2], expected[..2]);
+            let tokens = untracked(table(floats, 1, 5));
+            assert_eq!(values(&lookup(tokens, ids([[4, 0, 4], [1, 4, 2]]))), found[0]);
+            assert_eq!(with_threads(1, || run(alone, floats)), with_threads(3, || run(alone, floats)));
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "id 5 is not below the table's 5 rows")]
+    fn an_id_beyond_the_table_of_a_lookup_is_named() {
+        lookup(normal(1, [5, 4]), ids([[4, 0, 4], [1, 5, 2]]));
     }
 
     #[test]

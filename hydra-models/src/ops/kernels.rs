@@ -118,7 +118,7 @@ impl<'a> MatMut<'a> {
 
     /// Columns of it, to write for a while.
     #[track_caller]
-    fn cols(&mut self, cols: Range<usize>) -> MatMut<'_> {
+    pub(super) fn cols(&mut self, cols: Range<usize>) -> MatMut<'_> {
         assert!(cols.start <= cols.end && cols.end <= self.cols, "columns {cols:?} of {}", self.cols);
         let skipped = if self.rows == 0 || cols.is_empty() { 0 } else { cols.start };
         // SAFETY: an element of the first row, or the first of all.
@@ -336,6 +336,8 @@ pub(super) enum Start<'a> {
     Nothing,
     /// The same row, to every row.
     Rows(&'a [f32]),
+    /// A matrix of the product's shape.
+    Matrix(&'a [f32]),
     /// A matrix of the product's shape, and the same row to every row.
     Sum(&'a [f32], &'a [f32]),
 }
@@ -350,6 +352,10 @@ pub(super) fn product(start: Start<'_>, a: Mat<'_>, b: Mat<'_>) -> Vec<f32> {
     let (mut out, keep) = match start {
         Start::Nothing => (Vec::new(), Keep::Nothing),
         Start::Rows(row) => (filled_rows(rows, cols, |_, out| _ = out.write_copy_of_slice(row)), Keep::Sum),
+        Start::Matrix(sum) => {
+            assert!(sum.len() == rows * cols, "a product [{rows}, {cols}] is added to");
+            (sum.to_vec(), Keep::Sum)
+        }
         Start::Sum(sum, row) => {
             assert!(sum.len() == rows * cols && row.len() == cols, "a product [{rows}, {cols}] is added to");
             let add = |i: usize, out: &mut [MaybeUninit<f32>]| {

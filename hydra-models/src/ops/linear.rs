@@ -1,9 +1,11 @@
-//! The affine map of a sequence of vectors, alone or onto a residual.
+//! Linear maps of a sequence of vectors, alone or onto a residual, with a bias or without.
+//!
+//! A weight lies as the files of its family have it, and is never copied into the other form.
 
 use super::autodiff::*;
 use super::kernels::{Mat, Start, product, sum_rows};
 use super::tensors::{flex, float_type, floats, one_type, owned};
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 use burn_flex::FlexTensor;
 use hydra_core::profile::{self, Part};
 
@@ -13,8 +15,7 @@ use hydra_core::profile::{self, Part};
 /// If the shapes do not fit or float types differ.
 pub fn linear(x: Tensor<3>, weight: Tensor<2>, bias: Tensor<1>) -> Tensor<3> {
     one_type("linear", [x.dtype(), weight.dtype(), bias.dtype()]);
-    let (x, weight, bias) = (x.into_dispatch(), weight.into_dispatch(), bias.into_dispatch());
-    Tensor::from_dispatch(<Dispatch as AffineOps>::affine(x, weight, bias))
+    map(None, x, weight, Some(bias), Form::InOut)
 }
 
 /// `residual + x @ weight + bias`: [`linear`] onto a residual of shape `[batch, tokens, out]`.
@@ -23,19 +24,94 @@ pub fn linear(x: Tensor<3>, weight: Tensor<2>, bias: Tensor<1>) -> Tensor<3> {
 /// If the shapes do not fit or float types differ.
 pub fn linear_onto(residual: Tensor<3>, x: Tensor<3>, weight: Tensor<2>, bias: Tensor<1>) -> Tensor<3> {
     let ([batch, tokens, _], [outputs]) = (x.dims(), bias.dims());
-    let (expected, found) = ([batch, tokens, outputs], residual.dims());
-    assert!(found == expected, "linear_onto expects a residual of shape {expected:?}, found {found:?}");
+    fits("linear_onto", &residual, [batch, tokens, outputs]);
     one_type("linear_onto", [residual.dtype(), x.dtype(), weight.dtype(), bias.dtype()]);
-    let (residual, x) = (residual.into_dispatch(), x.into_dispatch());
-    let (weight, bias) = (weight.into_dispatch(), bias.into_dispatch());
-    Tensor::from_dispatch(<Dispatch as AffineOps>::affine_onto(residual, x, weight, bias))
+    map(Some(residual), x, weight, Some(bias), Form::InOut)
 }
 
-/// The map as ops of the backends.
+/// `x @ weight^T + bias` for `x` of shape `[batch, tokens, in]`, a weight `[out, in]` and a bias `[out]` or none.
+///
+/// # Panics
+/// If the shapes do not fit or float types differ.
+pub fn linear_transposed(x: Tensor<3>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tensor<3> {
+    check_transposed("linear_transposed", x.dtype(), &x, &weight, bias.as_ref());
+    map(None, x, weight, bias, Form::OutIn)
+}
+
+/// `residual + x @ weight^T + bias`: [`linear_transposed`] onto a residual of shape `[batch, tokens, out]`.
+///
+/// # Panics
+/// If the shapes do not fit or float types differ.
+pub fn linear_transposed_onto(
+    residual: Tensor<3>,
+    x: Tensor<3>,
+    weight: Tensor<2>,
+    bias: Option<Tensor<1>>,
+) -> Tensor<3> {
+    let ([batch, tokens, _], [outputs, _]) = (x.dims(), weight.dims());
+    fits("linear_transposed_onto", &residual, [batch, tokens, outputs]);
+    check_transposed("linear_transposed_onto", residual.dtype(), &x, &weight, bias.as_ref());
+    map(Some(residual), x, weight, bias, Form::OutIn)
+}
+
+#[track_caller]
+fn fits(op: &str, residual: &Tensor<3>, expected: [usize; 3]) {
+    let found = residual.dims();
+    assert!(found == expected, "{op} expects a residual of shape {expected:?}, found {found:?}");
+}
+
+#[track_caller]
+fn check_transposed(op: &str, first: DType, x: &Tensor<3>, weight: &Tensor<2>, bias: Option<&Tensor<1>>) {
+    let ([_, _, inputs], [outputs, expected]) = (x.dims(), weight.dims());
+    assert!(inputs == expected, "{op} expects vectors of the weight's {expected} inputs, found {inputs}");
+    let found = bias.map_or(outputs, |bias| bias.dims()[0]);
+    assert!(found == outputs, "{op} expects a bias of the weight's {outputs} outputs, found {found}");
+    one_type(op, [first, x.dtype(), weight.dtype(), bias.map_or(first, Tensor::dtype)]);
+}
+
+/// How a weight's matrix lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// `[in, out]`, as those of transformers' `Conv1D`.
+    InOut,
+    /// `[out, in]`, as those of its `Linear`.
+    OutIn,
+}
+
+impl Form {
+    /// The number of outputs of a weight of this shape.
+    pub(super) fn outputs(self, [rows, cols]: [usize; 2]) -> usize {
+        if self == Self::InOut { cols } else { rows }
+    }
+}
+
+fn map(
+    residual: Option<Tensor<3>>,
+    x: Tensor<3>,
+    weight: Tensor<2>,
+    bias: Option<Tensor<1>>,
+    form: Form,
+) -> Tensor<3> {
+    let residual = residual.map(Tensor::into_dispatch);
+    let (x, weight, bias) = (x.into_dispatch(), weight.into_dispatch(), bias.map(Tensor::into_dispatch));
+    Tensor::from_dispatch(match (residual, bias) {
+        (None, Some(bias)) => <Dispatch as AffineOps>::affine(x, weight, bias, form),
+        (Some(residual), Some(bias)) => <Dispatch as AffineOps>::affine_onto(residual, x, weight, bias, form),
+        (None, None) => <Dispatch as AffineOps>::product(x, weight, form),
+        (Some(residual), None) => <Dispatch as AffineOps>::product_onto(residual, x, weight, form),
+    })
+}
+
+/// The maps as ops of the backends; `weight` stands for the matrix `[in, out]`, however it lies.
 #[backend_extension(Autodiff, Flex, Cube: cfg(feature = "cube"))]
 pub(crate) trait AffineOps: Backend {
     /// `x @ weight + bias`.
-    fn affine(x: FloatTensor<Self>, weight: FloatTensor<Self>, bias: FloatTensor<Self>) -> FloatTensor<Self>;
+    fn affine(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        form: Form,
+    ) -> FloatTensor<Self>;
 
     /// `residual + x @ weight + bias`.
     fn affine_onto(
@@ -43,6 +119,18 @@ pub(crate) trait AffineOps: Backend {
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
         bias: FloatTensor<Self>,
+        form: Form,
+    ) -> FloatTensor<Self>;
+
+    /// `x @ weight`.
+    fn product(x: FloatTensor<Self>, weight: FloatTensor<Self>, form: Form) -> FloatTensor<Self>;
+
+    /// `residual + x @ weight`.
+    fn product_onto(
+        residual: FloatTensor<Self>,
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        form: Form,
     ) -> FloatTensor<Self>;
 }
 
@@ -53,6 +141,7 @@ pub(crate) trait AffineKernels: AffineOps {
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
         gradient: FloatTensor<Self>,
+        form: Form,
         wanted: [bool; 3],
     ) -> [Option<FloatTensor<Self>>; 3];
 }
@@ -63,24 +152,44 @@ fn as_rows(x: &FlexTensor) -> Mat<'_> {
     Mat::new(floats(x), batch * tokens, width)
 }
 
-fn map(residual: Option<FlexTensor>, x: FlexTensor, weight: FlexTensor, bias: FlexTensor) -> FlexTensor {
+/// The matrix `[in, out]` of a weight.
+fn as_matrix(weight: &FlexTensor, form: Form) -> Mat<'_> {
+    let [rows, cols] = weight.shape().dims();
+    let matrix = Mat::new(floats(weight), rows, cols);
+    if form == Form::InOut { matrix } else { matrix.t() }
+}
+
+fn mapped(
+    residual: Option<FlexTensor>,
+    x: FlexTensor,
+    weight: FlexTensor,
+    bias: Option<FlexTensor>,
+    form: Form,
+) -> FlexTensor {
     profile::time(Part::Matmul, || {
         let float = float_type(&x);
-        let (x, weight, bias) = (owned(x), owned(weight), owned(bias));
-        let ([batch, tokens, _], [inputs, outputs]) = (x.shape().dims(), weight.shape().dims());
+        let (x, weight, bias) = (owned(x), owned(weight), bias.map(owned));
+        let ([batch, tokens, _], outputs) = (x.shape().dims(), form.outputs(weight.shape().dims()));
         let residual = residual.map(owned);
-        let start = match &residual {
-            Some(residual) => Start::Sum(floats(residual), floats(&bias)),
-            None => Start::Rows(floats(&bias)),
+        let start = match (&residual, &bias) {
+            (Some(residual), Some(bias)) => Start::Sum(floats(residual), floats(bias)),
+            (Some(residual), None) => Start::Matrix(floats(residual)),
+            (None, Some(bias)) => Start::Rows(floats(bias)),
+            (None, None) => Start::Nothing,
         };
-        let y = product(start, as_rows(&x), Mat::new(floats(&weight), inputs, outputs));
+        let y = product(start, as_rows(&x), as_matrix(&weight, form));
         flex(y, [batch, tokens, outputs], float)
     })
 }
 
 impl AffineOps for Flex {
-    fn affine(x: FloatTensor<Self>, weight: FloatTensor<Self>, bias: FloatTensor<Self>) -> FloatTensor<Self> {
-        map(None, x, weight, bias)
+    fn affine(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        form: Form,
+    ) -> FloatTensor<Self> {
+        mapped(None, x, weight, Some(bias), form)
     }
 
     fn affine_onto(
@@ -88,8 +197,22 @@ impl AffineOps for Flex {
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
         bias: FloatTensor<Self>,
+        form: Form,
     ) -> FloatTensor<Self> {
-        map(Some(residual), x, weight, bias)
+        mapped(Some(residual), x, weight, Some(bias), form)
+    }
+
+    fn product(x: FloatTensor<Self>, weight: FloatTensor<Self>, form: Form) -> FloatTensor<Self> {
+        mapped(None, x, weight, None, form)
+    }
+
+    fn product_onto(
+        residual: FloatTensor<Self>,
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        form: Form,
+    ) -> FloatTensor<Self> {
+        mapped(Some(residual), x, weight, None, form)
     }
 }
 
@@ -98,77 +221,81 @@ impl AffineKernels for Flex {
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
         gradient: FloatTensor<Self>,
+        form: Form,
         wanted: [bool; 3],
     ) -> [Option<FloatTensor<Self>>; 3] {
         profile::time(Part::Matmul, || {
             let float = float_type(&x);
             let (x, weight, gradient) = (owned(x), owned(weight), owned(gradient));
-            let [inputs, outputs] = weight.shape().dims();
             let (rows, gradients) = (as_rows(&x), as_rows(&gradient));
             let for_x = || {
-                let weight = Mat::new(floats(&weight), inputs, outputs);
-                flex(product(Start::Nothing, gradients, weight.t()), x.shape(), float)
+                let turned = as_matrix(&weight, form).t();
+                flex(product(Start::Nothing, gradients, turned), x.shape(), float)
             };
-            let for_weight = || flex(product(Start::Nothing, rows.t(), gradients), weight.shape(), float);
-            let for_bias = || flex(sum_rows(gradients), [outputs], float);
+            let for_weight = || {
+                let (left, right) = if form == Form::InOut { (rows, gradients) } else { (gradients, rows) };
+                flex(product(Start::Nothing, left.t(), right), weight.shape(), float)
+            };
+            let for_bias = || flex(sum_rows(gradients), [form.outputs(weight.shape().dims())], float);
             [wanted[0].then(for_x), wanted[1].then(for_weight), wanted[2].then(for_bias)]
         })
     }
 }
 
-/// The tensors saved for the backward: `x` and the weight.
-type Saved<B> = (FloatTensor<B>, FloatTensor<B>);
+/// What is saved for the backward: `x`, the weight and how it lies.
+type Saved<B> = (FloatTensor<B>, FloatTensor<B>, Form);
 
-/// Registers the gradients of `x`, weight and bias, as far as they are tracked.
-fn pull_back<B: AffineKernels>(
-    (x, weight): Saved<B>,
-    gradient: FloatTensor<B>,
-    nodes: [Option<NodeId>; 3],
-    grads: &mut Gradients,
-) {
-    let gradients = B::affine_backward(x, weight, gradient, nodes.map(|node| node.is_some()));
-    register::<B, 3>(grads, nodes, gradients);
+/// The backward of all the maps. Their parents are the residual, where there is one, `x`, the weight and the bias,
+/// where there is one.
+#[derive(Debug)]
+struct AffineBackward {
+    /// True if the first parent is a residual, whose gradient is the output's.
+    onto: bool,
 }
 
-#[derive(Debug)]
-struct AffineBackward;
-
-impl<B: AffineKernels> Backward<B, 3> for AffineBackward {
+impl<B: AffineKernels, const N: usize> Backward<B, N> for AffineBackward {
     type State = Saved<B>;
 
-    fn backward(self, ops: Ops<Self::State, 3>, grads: &mut Gradients, _: &mut Checkpointer) {
+    fn backward(self, ops: Ops<Self::State, N>, grads: &mut Gradients, _: &mut Checkpointer) {
         let gradient = grads.consume::<B>(&ops.node);
         let nodes = parents(&ops);
-        pull_back::<B>(ops.state, gradient, nodes, grads);
+        let (residual, maps) = nodes.split_at(usize::from(self.onto));
+        let nodes: [Option<NodeId>; 3] = std::array::from_fn(|i| maps.get(i).copied().flatten());
+        let (x, weight, form) = ops.state;
+        let wanted = nodes.map(|node| node.is_some());
+        let gradients = B::affine_backward(x, weight, gradient.clone(), form, wanted);
+        register::<B, 3>(grads, nodes, gradients);
+        if let [Some(residual)] = residual {
+            grads.register::<B>(*residual, gradient);
+        }
     }
 }
 
-/// The same with the residual as the first parent, whose gradient is the output's.
-#[derive(Debug)]
-struct AffineOntoBackward;
-
-impl<B: AffineKernels> Backward<B, 4> for AffineOntoBackward {
-    type State = Saved<B>;
-
-    fn backward(self, ops: Ops<Self::State, 4>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let gradient = grads.consume::<B>(&ops.node);
-        let [residual, nodes @ ..] = parents(&ops);
-        pull_back::<B>(ops.state, gradient.clone(), nodes, grads);
-        register::<B, 1>(grads, [residual], [Some(gradient)]);
-    }
+/// A map of `$x` by `$weight`, which saves both where one of the nodes is tracked.
+macro_rules! tracked {
+    ($onto:expr, $nodes:expr, $x:ident, $weight:ident, $form:ident, $map:expr) => {{
+        let nodes = $nodes;
+        let ($x, $weight) = ($x.into_primitive(), $weight.into_primitive());
+        match (AffineBackward { onto: $onto }).prepare::<C>(nodes).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => {
+                let saved = ($x.clone(), $weight.clone(), $form);
+                let y = $map;
+                prep.finish(saved, y)
+            }
+            OpsKind::UnTracked(prep) => prep.finish($map),
+        }
+    }};
 }
 
 impl<B: AffineKernels, C: CheckpointStrategy> AffineOps for Autodiff<B, C> {
-    fn affine(x: FloatTensor<Self>, weight: FloatTensor<Self>, bias: FloatTensor<Self>) -> FloatTensor<Self> {
-        let nodes = [x.node(), weight.node(), bias.node()];
-        let (x, weight, bias) = (x.into_primitive(), weight.into_primitive(), bias.into_primitive());
-        match AffineBackward.prepare::<C>(nodes).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => {
-                let y = B::affine(x.clone(), weight.clone(), bias);
-                prep.finish((x, weight), y)
-            }
-            OpsKind::UnTracked(prep) => prep.finish(B::affine(x, weight, bias)),
-        }
+    fn affine(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        form: Form,
+    ) -> FloatTensor<Self> {
+        let (nodes, bias) = ([x.node(), weight.node(), bias.node()], bias.into_primitive());
+        tracked!(false, nodes, x, weight, form, B::affine(x, weight, bias, form))
     }
 
     fn affine_onto(
@@ -176,17 +303,26 @@ impl<B: AffineKernels, C: CheckpointStrategy> AffineOps for Autodiff<B, C> {
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
         bias: FloatTensor<Self>,
+        form: Form,
     ) -> FloatTensor<Self> {
         let nodes = [residual.node(), x.node(), weight.node(), bias.node()];
-        let (residual, x) = (residual.into_primitive(), x.into_primitive());
-        let (weight, bias) = (weight.into_primitive(), bias.into_primitive());
-        match AffineOntoBackward.prepare::<C>(nodes).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => {
-                let y = B::affine_onto(residual, x.clone(), weight.clone(), bias);
-                prep.finish((x, weight), y)
-            }
-            OpsKind::UnTracked(prep) => prep.finish(B::affine_onto(residual, x, weight, bias)),
-        }
+        let (residual, bias) = (residual.into_primitive(), bias.into_primitive());
+        tracked!(true, nodes, x, weight, form, B::affine_onto(residual, x, weight, bias, form))
+    }
+
+    fn product(x: FloatTensor<Self>, weight: FloatTensor<Self>, form: Form) -> FloatTensor<Self> {
+        tracked!(false, [x.node(), weight.node()], x, weight, form, B::product(x, weight, form))
+    }
+
+    fn product_onto(
+        residual: FloatTensor<Self>,
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        form: Form,
+    ) -> FloatTensor<Self> {
+        let nodes = [residual.node(), x.node(), weight.node()];
+        let residual = residual.into_primitive();
+        tracked!(true, nodes, x, weight, form, B::product_onto(residual, x, weight, form))
     }
 }
 
@@ -297,6 +433,87 @@ mod tests {
             let y = if onto { linear_onto(residual, x, w, b) } else { linear(x, w, b) };
             assert_eq!(values(&y), one[0]);
         }
+    }
+
+    /// A weight `[in, out]` as `[out, in]`.
+    fn turned(weight: &Tensor<2>) -> Tensor<2> {
+        let [inputs, outputs] = weight.dims();
+        let values = values(weight);
+        let turned = (0..inputs * outputs).map(|i| values[i % inputs * outputs + i / inputs]).collect();
+        let turned = burn::tensor::TensorData::new(turned, [outputs, inputs]);
+        Tensor::from_data(turned, (&weight.device(), weight.dtype())).require_grad()
+    }
+
+    impl Case {
+        /// What [`Case::run`] gives, of a transposed weight, whose gradient is turned back; without a bias if there is
+        /// none.
+        fn run_transposed(self, onto: bool, bias: bool) -> [Vec<f32>; 5] {
+            let ([x, residual], (weight, b)) = (self.inputs(), self.params());
+            let (weight, b) = (turned(&weight), bias.then_some(b));
+            let (w, bias) = (weight.clone(), b.clone());
+            let y = match onto {
+                true => linear_transposed_onto(residual.clone(), x.clone(), w, bias),
+                false => linear_transposed(x.clone(), w, bias),
+            };
+            let out = values(&y);
+            let grads = (y * self.upstream()).sum().backward();
+            let residual = if onto { gradient(&residual, &grads) } else { Vec::new() };
+            let [outputs, inputs] = weight.dims();
+            let by_outputs = gradient(&weight, &grads);
+            let for_weight = (0..inputs * outputs).map(|i| by_outputs[i % outputs * inputs + i / outputs]);
+            let for_bias = b.map_or_else(Vec::new, |bias| gradient(&bias, &grads));
+            [out, gradient(&x, &grads), residual, for_weight.collect(), for_bias]
+        }
+    }
+
+    #[test]
+    fn transposed_weights_give_the_exact_values_and_gradients_with_a_bias_and_without() {
+        for (case, onto) in CASES.iter().flat_map(|case| [(case, false), (case, true)]) {
+            let exact = case.exact(onto);
+            let (with, without) = (case.run_transposed(onto, true), case.run_transposed(onto, false));
+            for (i, (found, exact)) in with.iter().zip(&exact).enumerate() {
+                assert!(distance(found, exact) < 1e-6, "{:?}, {i}: {}", case.shape, distance(found, exact));
+            }
+            let bias = values(&case.params().1);
+            let less: Vec<f32> = exact[0].iter().zip(bias.iter().cycle()).map(|(y, b)| y - b).collect();
+            assert!(distance(&without[0], &less) < 1e-6);
+            // What a bias adds decides no other gradient.
+            assert_eq!(without[1..4], with[1..4]);
+        }
+    }
+
+    #[test]
+    fn transposed_weights_in_bf16_are_rounded_once_and_threads_change_no_bits() {
+        for (onto, bias) in [(false, false), (false, true), (true, false), (true, true)] {
+            let run = |floats| Case { floats, ..CASES[3] }.run_transposed(onto, bias);
+            for (found, widened) in run(Floats::Bf16).iter().zip(run(Floats::Widened)) {
+                assert_rounded(found, &widened);
+            }
+            for floats in [Floats::F32, Floats::Bf16] {
+                let one = with_threads(1, || run(floats));
+                assert_eq!(one, with_threads(3, || run(floats)));
+                let case = Case { floats, ..CASES[3] };
+                let ([x, residual], (w, b)) = (case.inputs().map(untracked), case.params());
+                let (w, b) = (untracked(turned(&w)), bias.then(|| untracked(b)));
+                let y = match onto {
+                    true => linear_transposed_onto(residual, x, w, b),
+                    false => linear_transposed(x, w, b),
+                };
+                assert_eq!(values(&y), one[0]);
+            }
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "expects vectors of the weight's 4 inputs, found 5")]
+    fn a_transposed_weight_of_other_inputs_is_named() {
+        linear_transposed(normal(1, [1, 2, 5]), normal(2, [5, 4]), None);
+    }
+
+    #[test]
+    #[should_panic(expected = "expects a bias of the weight's 5 outputs, found 4")]
+    fn a_bias_of_other_outputs_is_named() {
+        linear_transposed(normal(1, [1, 2, 4]), normal(2, [5, 4]), Some(normal(3, [4])));
     }
 
     #[test]

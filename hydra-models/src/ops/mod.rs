@@ -24,22 +24,28 @@ mod linear;
 mod math;
 mod norm;
 mod precision;
+mod rms_norm;
+mod swiglu;
 mod tensors;
 
 pub mod reference;
 
-pub(crate) use attention::working_elements as attention_working_elements;
-pub use attention::{Attention, causal_attention};
+pub use attention::{
+    Attention, GroupedAttention, Rotary, RotaryScaling, causal_attention, grouped_attention,
+};
+pub(crate) use attention::{grouped_working_elements, working_elements as attention_working_elements};
 pub use classify::{ACCURACY, accuracy, classification_loss, classified};
 #[cfg(feature = "cube")]
 pub use cube::supports;
 pub use dropout::{dropout, dropout_onto};
-pub use embedding::embedding;
+pub use embedding::{embedding, lookup};
 pub use gelu::gelu_tanh;
 pub use head::{IGNORED, head_loss};
-pub use linear::{linear, linear_onto};
+pub use linear::{linear, linear_onto, linear_transposed, linear_transposed_onto};
 pub use norm::layer_norm;
 pub use precision::{Precision, set_precision};
+pub use rms_norm::rms_norm;
+pub use swiglu::swiglu;
 
 #[cfg(test)]
 mod testing {

@@ -1,7 +1,7 @@
 //! The same functions as compositions of Burn's own operations: slow, whole, and what the kernels are tested against.
 
-use super::Attention;
-use burn::tensor::{Int, Tensor, activation, module};
+use super::{Attention, GroupedAttention, Rotary};
+use burn::tensor::{Int, Tensor, TensorData, activation, module};
 use hydra_core::Pass;
 
 /// The mean loss of [`head_loss`](super::head_loss), with all logits in memory at once.
@@ -18,6 +18,19 @@ pub fn layer_norm(x: Tensor<3>, weight: Tensor<1>, bias: Tensor<1>, epsilon: f64
     let centered = x.clone() - x.mean_dim(2);
     let variance = centered.clone().powi_scalar(2).mean_dim(2);
     centered / (variance + epsilon).sqrt() * weight.unsqueeze() + bias.unsqueeze()
+}
+
+/// [`rms_norm`](super::rms_norm): rows as wide as the weight, divided by the root of their mean square.
+pub fn rms_norm(x: Tensor<3>, weight: Tensor<1>, epsilon: f64) -> Tensor<3> {
+    let (shape, [width]) = (x.dims(), weight.dims());
+    let rows = x.reshape([-1, width as i32]);
+    let mean = rows.clone().powi_scalar(2).mean_dim(1);
+    (rows / (mean + epsilon).sqrt() * weight.unsqueeze()).reshape(shape)
+}
+
+/// [`swiglu`](super::swiglu()): `gate / (1 + e^-gate) * up`.
+pub fn swiglu<const D: usize>(gate: Tensor<D>, up: Tensor<D>) -> Tensor<D> {
+    gate.clone() * activation::sigmoid(gate) * up
 }
 
 /// [`gelu_tanh`](super::gelu_tanh): `x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))`.
@@ -41,10 +54,58 @@ pub fn causal_attention(qkv: Tensor<3>, options: Attention, pass: &Pass) -> Tens
     weights.matmul(part(2)).swap_dims(1, 2).reshape([batch, tokens, width])
 }
 
+/// [`grouped_attention`](super::grouped_attention), with all scores and weights in memory, and keys and values copied for
+/// each head of queries.
+pub fn grouped_attention(
+    queries: Tensor<3>,
+    keys: Tensor<3>,
+    values: Tensor<3>,
+    attention: &GroupedAttention,
+    pass: &Pass,
+) -> Tensor<3> {
+    let ([batch, tokens, width], GroupedAttention { heads, key_heads, .. }) = (queries.dims(), attention);
+    let (head_width, count) = (width / heads, heads / key_heads);
+    // [batch, heads, tokens, head width]
+    let split = |x: Tensor<3>, heads: usize| x.reshape([batch, tokens, heads, head_width]).swap_dims(1, 2);
+    let turned = |x: Tensor<4>| match &attention.rotary {
+        Some(rotary) => turned(x, rotary),
+        None => x,
+    };
+    let shared = |x: Tensor<4>| {
+        let copies = x.unsqueeze_dim::<5>(2).repeat_dim(2, count);
+        copies.reshape([batch, *heads, tokens, head_width])
+    };
+    let (queries, keys) = (turned(split(queries, *heads)), shared(turned(split(keys, *key_heads))));
+    let scores = queries.matmul(keys.swap_dims(2, 3));
+    let weights = windowed_softmax(scores, attention.scale, attention.window.unwrap_or(tokens));
+    let weights = pass.site(attention.site).dropout(weights, attention.dropout);
+    weights.matmul(shared(split(values, *key_heads))).swap_dims(1, 2).reshape([batch, tokens, width])
+}
+
+/// `x * cosines + rotate_half(x) * sines`, in the words of transformers, for `[batch, heads, tokens, head width]`.
+fn turned(x: Tensor<4>, rotary: &Rotary) -> Tensor<4> {
+    let [_, _, tokens, width] = x.dims();
+    let angles = TensorData::new(rotary.rotation(tokens).first(tokens).to_vec(), [tokens, width]);
+    let angles = Tensor::<2>::from_data(angles, &x.device()).unsqueeze::<4>();
+    let half = |x: &Tensor<4>, i: usize| x.clone().narrow(3, i * width / 2, width / 2);
+    let [cosines, sines] = [0, 1].map(|i| half(&angles, i));
+    let (a, b) = (half(&x, 0), half(&x, 1));
+    let first = a.clone() * cosines.clone() - b.clone() * sines.clone();
+    Tensor::cat(vec![first, b * cosines + a * sines], 3)
+}
+
 /// The softmax of scaled scores whose upper triangle is minus infinity.
 fn causal_softmax(scores: Tensor<4>, scale: f64) -> Tensor<4> {
+    let tokens = scores.dims()[2];
+    windowed_softmax(scores, scale, tokens)
+}
+
+/// The same where queries see so many keys, their own among them.
+fn windowed_softmax(scores: Tensor<4>, scale: f64, window: usize) -> Tensor<4> {
     let [_, _, tokens, _] = scores.dims();
-    let mask = Tensor::<2>::ones([tokens, tokens], &scores.device()).tril(0).equal_elem(0.0);
+    let before = Tensor::<2>::ones([tokens, tokens], &scores.device()).tril(0);
+    let seen = before.triu(1 - window.min(tokens) as i64);
+    let mask = seen.equal_elem(0.0);
     activation::softmax((scores * scale).mask_fill(mask.unsqueeze(), f32::NEG_INFINITY), 3)
 }
 

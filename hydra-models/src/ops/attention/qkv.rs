@@ -1,20 +1,14 @@
-//! Causal self-attention over queries, keys and values that one map made, as one operation.
-//!
-//! Weights are computed for a block of queries at a time and are gone after it; for the backward they are
-//! computed again from two numbers of each row (Dao et al., "FlashAttention", 2022): the largest score and the
-//! inverse of the sum of the exponentials. Both in one, as log-sum-exp, would not do where scores are so large
-//! that it rounds the sum away.
+//! Attention over queries, keys and values that one map made side by side, each head with keys of its own.
 
-use super::autodiff::*;
-use super::kernels::{Mat, MatMut, Write, matmul_here, vectorized};
-use super::math::{exp, max, sum, sum2};
-use super::tensors::{flex, float_type, floats, one_type, owned};
+use super::STATISTICS;
+use super::group::{self, Form, Group, Parts};
+use crate::ops::autodiff::*;
+use crate::ops::kernels::{Mat, MatMut};
+use crate::ops::tensors::{flex, float_type, floats, one_type, owned};
 use burn::tensor::Tensor;
 use burn_flex::FlexTensor;
 use hydra_core::profile::{self, Part};
 use hydra_core::{DropoutMask, FloatType, Pass};
-use rayon::prelude::*;
-use std::ops::Range;
 
 /// How attention is computed.
 #[derive(Clone, Copy, Debug)]
@@ -50,15 +44,19 @@ pub fn causal_attention(qkv: Tensor<3>, options: Attention, pass: &Pass) -> Tens
 /// The most elements that attention has at hand beside its input and output and their gradients: what is
 /// saved for each row, and the scratch memory of each head, were all of them computed at once.
 pub(crate) fn working_elements([batch, tokens, width]: [usize; 3], heads: usize) -> usize {
-    batch * heads * (STATISTICS * tokens + Scratch::elements(tokens, width / heads))
+    batch * heads * (STATISTICS * tokens + group::scratch_elements(form(tokens, width / heads)))
+}
+
+fn form(tokens: usize, head_width: usize) -> Form {
+    Form { tokens, head_width, count: 1, window: tokens, turned: false }
 }
 
 /// The arguments of the kernels.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Options {
-    pub(super) heads: usize,
-    pub(super) scale: f32,
-    pub(super) mask: Option<DropoutMask>,
+    pub(in crate::ops) heads: usize,
+    pub(in crate::ops) scale: f32,
+    pub(in crate::ops) mask: Option<DropoutMask>,
 }
 
 /// Attention as an op of the backends.
@@ -88,112 +86,13 @@ pub(crate) trait AttentionKernels: AttentionOps {
 /// The tensors of the forward that the backward needs.
 #[derive(Clone, Debug)]
 pub(crate) struct Saved<T> {
-    pub(super) qkv: T,
-    pub(super) output: T,
-    pub(super) statistics: T,
-}
-
-/// Numbers that are saved for each row of scores.
-pub(super) const STATISTICS: usize = 2;
-
-/// Queries whose weights are in memory at a time, for each head that is being computed.
-const BLOCK: usize = 32;
-
-/// Elements of a cache line, and of the widest vector.
-const LINE: usize = 16;
-
-/// The blocks of queries.
-fn blocks(tokens: usize) -> impl DoubleEndedIterator<Item = Range<usize>> {
-    (0..tokens.div_ceil(BLOCK)).map(move |i| i * BLOCK..tokens.min((i + 1) * BLOCK))
-}
-
-/// One head of one sequence.
-#[derive(Clone, Copy)]
-struct Head<'a> {
-    // Each of `[tokens, head width]`.
-    queries: Mat<'a>,
-    keys: Mat<'a>,
-    values: Mat<'a>,
-    tokens: usize,
-    scale: f32,
-    mask: Option<DropoutMask>,
-    /// The head's number in `[batch, heads]`.
-    number: usize,
-}
-
-/// The gradients of a head's queries, keys and values, each `[tokens, head width]`.
-type Parts<'a> = [MatMut<'a>; 3];
-
-/// Sums of each row that a head's backward has.
-struct Known<'a> {
-    output: Mat<'a>,
-    d_output: Mat<'a>,
-    statistics: &'a [[f32; STATISTICS]],
-}
-
-/// Memory of one worker, reused from block to block and from head to head.
-struct Scratch {
-    /// `[queries of a block, keys up to its last]`.
-    weights: Vec<f32>,
-    /// Likewise, in the backward only.
-    gradients: Vec<f32>,
-    factors: Vec<f32>,
-    /// `[head width, tokens]`, so that matrix products read them as they lie for each block.
-    keys: Vec<f32>,
-    /// Likewise, in the backward only.
-    values: Vec<f32>,
-}
-
-impl Scratch {
-    /// For the backward, which needs more than the forward.
-    fn elements(tokens: usize, head_width: usize) -> usize {
-        (2 * tokens.min(BLOCK) + 1) * tokens + 2 * head_width * padded(tokens)
-    }
-
-    fn forward(tokens: usize, head_width: usize) -> Self {
-        Self {
-            weights: vec![0.0; tokens.min(BLOCK) * tokens],
-            gradients: Vec::new(),
-            factors: vec![0.0; tokens],
-            keys: vec![0.0; head_width * padded(tokens)],
-            values: Vec::new(),
-        }
-    }
-
-    fn backward(tokens: usize, head_width: usize) -> Self {
-        let gradients = vec![0.0; tokens.min(BLOCK) * tokens];
-        Self {
-            gradients,
-            values: vec![0.0; head_width * padded(tokens)],
-            ..Self::forward(tokens, head_width)
-        }
-    }
-}
-
-/// Elements from one row of transposed keys to the next: an odd number of cache lines, because rows that lie
-/// a power of two apart would push one another out of the cache.
-fn padded(tokens: usize) -> usize {
-    (tokens.div_ceil(LINE) | 1) * LINE
-}
-
-/// Writes `[tokens, head width]` as `[head width, padded tokens]`.
-fn transpose(from: Mat<'_>, tokens: usize, out: &mut [f32]) {
-    let stride = padded(tokens);
-    for token in 0..tokens {
-        for (out, &x) in out.chunks_exact_mut(stride).zip(from.row(token)) {
-            out[token] = x;
-        }
-    }
-}
-
-/// The first `end` columns of what [`transpose`] wrote.
-fn up_to(end: usize, transposed: &[f32], tokens: usize) -> Mat<'_> {
-    let stride = padded(tokens);
-    Mat::new(transposed, transposed.len() / stride, stride).cols(0..end)
+    pub(in crate::ops) qkv: T,
+    pub(in crate::ops) output: T,
+    pub(in crate::ops) statistics: T,
 }
 
 /// The heads of a batch in the order `[batch, heads]`.
-fn heads<'a>(qkv: &'a [f32], [_, tokens, triple]: [usize; 3], options: Options) -> Vec<Head<'a>> {
+fn heads<'a>(qkv: &'a [f32], [_, tokens, triple]: [usize; 3], options: Options) -> Vec<Group<'a>> {
     let Options { heads, scale, mask } = options;
     let head_width = triple / 3 / heads;
     let sequences = qkv.chunks(tokens * triple).map(|data| Mat::new(data, tokens, triple)).enumerate();
@@ -203,7 +102,8 @@ fn heads<'a>(qkv: &'a [f32], [_, tokens, triple]: [usize; 3], options: Options) 
             data.cols(first..first + head_width)
         };
         let (queries, keys, values) = (part(0), part(1), part(2));
-        Head { queries, keys, values, tokens, scale, mask, number: sequence * heads + head }
+        let (form, number) = (form(tokens, head_width), sequence * heads + head);
+        Group { queries, keys, values, form, scale, mask, rotation: None, number }
     };
     sequences.flat_map(|(sequence, data)| (0..heads).map(move |i| head(sequence, data, i))).collect()
 }
@@ -217,189 +117,29 @@ fn parts(sequence: &mut [f32], tokens: usize, head_width: usize) -> impl Iterato
     queries.into_iter().zip(keys).zip(values).map(|((queries, keys), values)| [queries, keys, values])
 }
 
-impl Head<'_> {
-    /// The head's columns of `[batch, tokens, heads * head width]`.
-    fn own_columns<'a>(&self, data: &'a [f32], heads: usize, width: usize) -> Mat<'a> {
-        let (sequence, head, head_width) = (self.number / heads, self.number % heads, width / heads);
-        let data = &data[sequence * self.tokens * width..][..self.tokens * width];
-        Mat::new(data, self.tokens, width).cols(head * head_width..(head + 1) * head_width)
-    }
-
-    /// The scaled scores of a block of queries with the keys up to its last.
-    fn scores(&self, rows: &Range<usize>, keys: &[f32], out: &mut [f32]) {
-        let (queries, keys) = (self.queries.rows(rows.clone()), up_to(rows.end, keys, self.tokens));
-        let mut out = MatMut::new(out, rows.len(), rows.end);
-        matmul_here(&mut out, Write::Set, self.scale, queries, keys);
-    }
-
-    /// The factors of dropout for a query's weights with `keys` keys.
-    fn factors<'a>(&self, query: usize, keys: usize, factors: &'a mut [f32]) -> Option<&'a [f32]> {
-        let (mask, factors) = (self.mask?, &mut factors[..vectors(query, keys)]);
-        let row = (self.number * self.tokens + query) as u64;
-        mask.fill(row * self.tokens as u64, factors);
-        Some(factors)
-    }
-
-    /// Writes the output and the rows' statistics.
-    fn forward(&self, out: &mut MatMut<'_>, statistics: &mut [[f32; STATISTICS]], scratch: &mut Scratch) {
-        transpose(self.keys, self.tokens, &mut scratch.keys);
-        for rows in blocks(self.tokens) {
-            let (len, end) = (rows.len(), rows.end);
-            let statistics = &mut statistics[rows.clone()];
-            let weights = &mut scratch.weights[..len * end];
-            self.scores(&rows, &scratch.keys, weights);
-            for (i, weights) in weights.chunks_exact_mut(end).enumerate() {
-                let query = rows.start + i;
-                let factors = self.factors(query, end, &mut scratch.factors);
-                statistics[i] = vectorized(
-                    #[inline(always)]
-                    || exponentials(weights, query, factors),
-                );
-            }
-            let mut out = out.rows(rows);
-            let weights = Mat::new(weights, len, end);
-            matmul_here(&mut out, Write::Set, 1.0, weights, self.values.rows(0..end));
-            for (i, [_, inverse]) in statistics.iter().enumerate() {
-                out.row(i).iter_mut().for_each(|x| *x *= inverse);
-            }
-        }
-    }
-
-    /// Writes the gradients of queries, keys and values.
-    fn backward(&self, d: &mut Parts<'_>, known: Known<'_>, scratch: &mut Scratch) {
-        let [d_queries, d_keys, d_values] = d;
-        transpose(self.keys, self.tokens, &mut scratch.keys);
-        transpose(self.values, self.tokens, &mut scratch.values);
-        // The last block sees every key, so what it sets the others add to.
-        for rows in blocks(self.tokens).rev() {
-            let (len, end) = (rows.len(), rows.end);
-            let write = if end == self.tokens { Write::Set } else { Write::Add };
-            self.weights_and_gradients(&rows, &known, scratch);
-            let weights = Mat::new(&scratch.weights[..len * end], len, end);
-            let gradients = Mat::new(&scratch.gradients[..len * end], len, end);
-            let (queries, keys) = (self.queries.rows(rows.clone()), self.keys.rows(0..end));
-            let d_output = known.d_output.rows(rows.clone());
-            matmul_here(&mut d_values.rows(0..end), write, 1.0, weights.t(), d_output);
-            matmul_here(&mut d_queries.rows(rows), Write::Set, self.scale, gradients, keys);
-            matmul_here(&mut d_keys.rows(0..end), write, self.scale, gradients.t(), queries);
-        }
-    }
-
-    /// Leaves a block's weights after dropout and the gradients of its scores in the scratch memory.
-    fn weights_and_gradients(&self, rows: &Range<usize>, known: &Known<'_>, scratch: &mut Scratch) {
-        let (len, end) = (rows.len(), rows.end);
-        let (weights, gradients) = (&mut scratch.weights[..len * end], &mut scratch.gradients[..len * end]);
-        self.scores(rows, &scratch.keys, weights);
-        let values = up_to(end, &scratch.values, self.tokens);
-        let d_output = known.d_output.rows(rows.clone());
-        matmul_here(&mut MatMut::new(gradients, len, end), Write::Set, 1.0, d_output, values);
-        let both = weights.chunks_exact_mut(end).zip(gradients.chunks_exact_mut(end));
-        for (query, (weights, gradients)) in rows.clone().zip(both) {
-            let factors = self.factors(query, end, &mut scratch.factors);
-            let row = (known.output.row(query), known.d_output.row(query), known.statistics[query]);
-            vectorized(
-                #[inline(always)]
-                || weights_and_gradients(weights, gradients, query, factors, row),
-            );
-        }
-    }
-}
-
-/// The keys up to the query in whole vectors, as far as there are keys.
-#[inline(always)]
-fn vectors(query: usize, keys: usize) -> usize {
-    (query + 1).next_multiple_of(LINE).min(keys)
-}
-
-/// Turns the scores of a query into `e^(score - largest)` after dropout, zero for later keys. Returns the
-/// row's statistics.
-#[inline(always)]
-fn exponentials(scores: &mut [f32], query: usize, factors: Option<&[f32]>) -> [f32; STATISTICS] {
-    let (near, far) = scores.split_at_mut(vectors(query, scores.len()));
-    near[query + 1..].fill(f32::NEG_INFINITY);
-    let largest = max(near);
-    near.iter_mut().for_each(|x| *x = exp(*x - largest));
-    near[query + 1..].fill(0.0);
-    far.fill(0.0);
-    let total = sum(near, |x| x);
-    if let Some(factors) = factors {
-        near.iter_mut().zip(factors).for_each(|(x, factor)| *x *= factor);
-    }
-    [largest, (1.0 / total) as f32]
-}
-
-/// Turns the scores of a query into its weights after dropout, and the gradients of those into the
-/// gradients of the scores; zero for later keys.
-#[inline(always)]
-fn weights_and_gradients(
-    scores: &mut [f32],
-    gradients: &mut [f32],
-    query: usize,
-    factors: Option<&[f32]>,
-    (output, d_output, [largest, inverse]): (&[f32], &[f32], [f32; STATISTICS]),
-) {
-    let near = vectors(query, scores.len());
-    // The mean of the weights' gradients, by the weights.
-    let mean = sum2(output, d_output, |a, b| a * b) as f32;
-    let both = scores[..near].iter_mut().zip(&mut gradients[..near]);
-    match factors {
-        None => both.for_each(|(x, g)| {
-            *x = exp(*x - largest) * inverse;
-            *g = *x * (*g - mean);
-        }),
-        Some(factors) => both.zip(factors).for_each(|((x, g), factor)| {
-            let weight = exp(*x - largest) * inverse;
-            *x = weight * factor;
-            *g = weight * (*g * factor - mean);
-        }),
-    }
-    scores[query + 1..].fill(0.0);
-    gradients[query + 1..].fill(0.0);
-}
-
 fn forward(qkv: FlexTensor, options: Options) -> (FlexTensor, FlexTensor) {
     let float = float_type(&qkv);
     let qkv = owned(qkv);
-    let shape: [usize; 3] = qkv.shape().dims();
-    let ([batch, tokens, triple], count) = (shape, options.heads);
-    let (width, head_width) = (triple / 3, triple / 3 / count);
-    let mut output = vec![0.0; batch * tokens * width];
-    let mut statistics = vec![0.0; batch * count * tokens * STATISTICS];
-    if !output.is_empty() {
-        let heads = heads(floats(&qkv), shape, options).into_par_iter();
-        let outputs = output.chunks_mut(tokens * width);
-        let outputs: Vec<MatMut<'_>> =
-            outputs.flat_map(|data| MatMut::new(data, tokens, width).split_cols(head_width)).collect();
-        let rows = statistics.as_chunks_mut().0.par_chunks_mut(tokens);
-        heads.zip(outputs).zip(rows).for_each_init(
-            || Scratch::forward(tokens, head_width),
-            |scratch, ((head, mut output), statistics)| head.forward(&mut output, statistics, scratch),
-        );
-    }
-    let statistics = flex(statistics, [batch, count, tokens, STATISTICS], FloatType::F32);
-    (flex(output, [batch, tokens, width], float), statistics)
+    let [batch, tokens, triple] = qkv.shape().dims();
+    let (groups, shape) =
+        (heads(floats(&qkv), [batch, tokens, triple], options), [batch, tokens, triple / 3]);
+    let (output, statistics) = group::forward(&groups, shape);
+    let statistics = flex(statistics, [batch, options.heads, tokens, STATISTICS], FloatType::F32);
+    (flex(output, shape, float), statistics)
 }
 
 fn backward(saved: Saved<FlexTensor>, gradient: FlexTensor, options: Options) -> FlexTensor {
     let float = float_type(&saved.qkv);
     let (qkv, output, gradient) = (owned(saved.qkv), owned(saved.output), owned(gradient));
     let shape: [usize; 3] = qkv.shape().dims();
-    let ([_, tokens, triple], count) = (shape, options.heads);
-    let (width, head_width) = (triple / 3, triple / 3 / count);
+    let [_, tokens, triple] = shape;
     let mut d_qkv = vec![0.0; shape.iter().product()];
     if !d_qkv.is_empty() {
-        let heads = heads(floats(&qkv), shape, options).into_par_iter();
+        let groups = heads(floats(&qkv), shape, options);
+        let head_width = triple / 3 / options.heads;
         let parts = d_qkv.chunks_mut(tokens * triple).flat_map(|data| parts(data, tokens, head_width));
-        let parts: Vec<Parts<'_>> = parts.collect();
-        let rows = floats(&saved.statistics).as_chunks().0.par_chunks(tokens);
-        let of_output = [floats(&output), floats(&gradient)];
-        heads.zip(parts).zip(rows).for_each_init(
-            || Scratch::backward(tokens, head_width),
-            |scratch, ((head, mut parts), statistics)| {
-                let [output, d_output] = of_output.map(|data| head.own_columns(data, count, width));
-                head.backward(&mut parts, Known { output, d_output, statistics }, scratch);
-            },
-        );
+        let known = [floats(&output), floats(&gradient)];
+        group::backward(&groups, parts.collect(), known, floats(&saved.statistics), triple / 3);
     }
     flex(d_qkv, shape, float)
 }
@@ -457,8 +197,9 @@ impl<B: AttentionKernels, C: CheckpointStrategy> AttentionOps for Autodiff<B, C>
 
 #[cfg(test)]
 mod tests {
-    use super::super::{reference, testing::*};
+    use super::group::BLOCK;
     use super::*;
+    use crate::ops::{reference, testing::*};
     use burn::tensor::{Device, TensorData};
     use hydra_core::Activation;
     use proptest::prelude::*;

@@ -1,0 +1,163 @@
+//! The layer between: attention and a network for each token, each with a residual.
+
+use super::DecoderConfig;
+use crate::ops;
+use crate::parts::{Linear, RmsNorm};
+use burn::module::Module;
+use burn::tensor::Tensor;
+use hydra_core::{Activation, Forward, Init, Pass};
+
+/// The maps of self-attention.
+#[derive(Module, Debug)]
+pub struct Attention {
+    /// To queries, `[heads * head width, width]`.
+    pub q_proj: Linear,
+    /// To keys, `[key heads * head width, width]`.
+    pub k_proj: Linear,
+    /// To values, likewise.
+    pub v_proj: Linear,
+    /// Back, `[width, heads * head width]`.
+    pub o_proj: Linear,
+    /// Of each head's queries, where the model has it.
+    pub q_norm: Option<RmsNorm>,
+    /// Of each head's keys, likewise.
+    pub k_norm: Option<RmsNorm>,
+}
+
+/// The maps of the network.
+#[derive(Module, Debug)]
+pub struct Mlp {
+    /// To the gates, `[inner, width]`.
+    pub gate_proj: Linear,
+    /// To what they let pass, `[inner, width]`.
+    pub up_proj: Linear,
+    /// Back, `[width, inner]`.
+    pub down_proj: Linear,
+}
+
+/// A transformer block, pre-normalized: `[batch, tokens, width]` stays that.
+#[derive(Module, Debug)]
+pub struct Block {
+    /// Before attention.
+    pub input_layernorm: RmsNorm,
+    /// Attention.
+    pub self_attn: Attention,
+    /// Before the network.
+    pub post_attention_layernorm: RmsNorm,
+    /// The network.
+    pub mlp: Mlp,
+    #[module(skip)]
+    options: Options,
+}
+
+#[derive(Clone, Debug)]
+struct Options {
+    attention: ops::GroupedAttention,
+    /// The standard deviation of first values.
+    deviation: f64,
+    inner: usize,
+}
+
+impl Options {
+    fn new(config: &DecoderConfig, index: usize) -> Self {
+        let attention = ops::GroupedAttention {
+            heads: config.num_attention_heads,
+            key_heads: config.num_key_value_heads,
+            scale: 1.0 / (config.head_dim as f64).sqrt(),
+            window: config.window(index),
+            rotary: Some(config.rotary()),
+            dropout: config.attention_dropout,
+            site: 0,
+        };
+        Self { attention, deviation: config.initializer_range, inner: config.intermediate_size }
+    }
+}
+
+impl Attention {
+    fn new(config: &DecoderConfig) -> Self {
+        let (width, head) = (config.hidden_size, config.head_dim);
+        let (queries, keys) = (config.num_attention_heads * head, config.num_key_value_heads * head);
+        let (bias, norms) = (config.has_qkv_bias(), config.has_head_norms());
+        let norm = || norms.then(|| RmsNorm::new(head, config.rms_norm_eps));
+        Self {
+            q_proj: Linear::new(width, queries, bias),
+            k_proj: Linear::new(width, keys, bias),
+            v_proj: Linear::new(width, keys, bias),
+            o_proj: Linear::new(queries, width, config.has_output_bias()),
+            q_norm: norm(),
+            k_norm: norm(),
+        }
+    }
+
+    /// The result of attention, before it is mapped back.
+    fn attend(&self, x: Tensor<3>, attention: &ops::GroupedAttention, pass: &Pass) -> Tensor<3> {
+        let normed = |x, norm: &Option<RmsNorm>| match norm {
+            Some(norm) => norm.forward(x),
+            None => x,
+        };
+        let queries = normed(self.q_proj.forward(x.clone()), &self.q_norm);
+        let keys = normed(self.k_proj.forward(x.clone()), &self.k_norm);
+        ops::grouped_attention(queries, keys, self.v_proj.forward(x), attention, pass)
+    }
+}
+
+impl Mlp {
+    fn new(config: &DecoderConfig) -> Self {
+        let (width, inner, bias) = (config.hidden_size, config.intermediate_size, config.has_mlp_bias());
+        Self {
+            gate_proj: Linear::new(width, inner, bias),
+            up_proj: Linear::new(width, inner, bias),
+            down_proj: Linear::new(inner, width, bias),
+        }
+    }
+
+    /// The network's inner vectors.
+    fn inner(&self, x: Tensor<3>) -> Tensor<3> {
+        ops::swiglu(self.gate_proj.forward(x.clone()), self.up_proj.forward(x))
+    }
+}
+
+impl Block {
+    /// The block at `index`, without values.
+    pub fn new(config: &DecoderConfig, index: usize) -> Self {
+        let norm = || RmsNorm::new(config.hidden_size, config.rms_norm_eps);
+        Self {
+            input_layernorm: norm(),
+            self_attn: Attention::new(config),
+            post_attention_layernorm: norm(),
+            mlp: Mlp::new(config),
+            options: Options::new(config, index),
+        }
+    }
+}
+
+impl Forward for Block {
+    fn forward(&self, x: Activation, pass: &Pass) -> Activation {
+        let x = x.into_float::<3>();
+        let attended =
+            self.self_attn.attend(self.input_layernorm.forward(x.clone()), &self.options.attention, pass);
+        let x = self.self_attn.o_proj.forward_onto(x, attended);
+        let inner = self.mlp.inner(self.post_attention_layernorm.forward(x.clone()));
+        Activation::of(self.mlp.down_proj.forward_onto(x, inner))
+    }
+
+    fn init(&self, name: &str, _: &[usize]) -> Init {
+        match name {
+            _ if name.ends_with("bias") => Init::Zeros,
+            _ if name.ends_with("norm.weight") => Init::Ones,
+            _ => Init::Normal(self.options.deviation),
+        }
+    }
+
+    fn working_bytes(&self, inputs: &[Vec<usize>]) -> Option<u64> {
+        let [batch, tokens, width] = *inputs.first()?.as_slice() else { return None };
+        let [queries, _] = self.self_attn.q_proj.weight.lazy_shape().dims();
+        let vectors = batch * tokens * (12 * width + 12 * queries + 8 * self.options.inner);
+        let attention = ops::grouped_working_elements([batch, tokens, queries], &self.options.attention);
+        Some(((vectors + attention) * size_of::<f32>()) as u64)
+    }
+
+    fn note(&self) -> Option<String> {
+        Some(format!("{:?}, epsilon {}", self.options, self.input_layernorm.epsilon))
+    }
+}

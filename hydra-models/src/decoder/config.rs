@@ -1,0 +1,291 @@
+//! The shape of a decoder, as Hugging Face's `config.json` describes it.
+
+use crate::ModelError;
+use crate::ops::{Rotary, RotaryScaling};
+use serde_json::{Map, Value};
+
+/// The models that are read; all of them are built of the same layers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Model {
+    /// Llama 1 to 3, and others that say `llama`, such as SmolLM2.
+    Llama,
+    /// Mistral 7B.
+    Mistral,
+    /// Qwen2 and Qwen2.5.
+    Qwen2,
+    /// Qwen3 without experts.
+    Qwen3,
+}
+
+impl Model {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Llama, Self::Mistral, Self::Qwen2, Self::Qwen3];
+
+    /// The `model_type` of its configurations.
+    pub fn model_type(self) -> &'static str {
+        match self {
+            Self::Llama => "llama",
+            Self::Mistral => "mistral",
+            Self::Qwen2 => "qwen2",
+            Self::Qwen3 => "qwen3",
+        }
+    }
+
+    /// The class of transformers with a language model's head.
+    pub fn architecture(self) -> &'static str {
+        match self {
+            Self::Llama => "LlamaForCausalLM",
+            Self::Mistral => "MistralForCausalLM",
+            Self::Qwen2 => "Qwen2ForCausalLM",
+            Self::Qwen3 => "Qwen3ForCausalLM",
+        }
+    }
+
+    /// The class without a head.
+    pub(super) fn base(self) -> &'static str {
+        match self {
+            Self::Llama => "LlamaModel",
+            Self::Mistral => "MistralModel",
+            Self::Qwen2 => "Qwen2Model",
+            Self::Qwen3 => "Qwen3Model",
+        }
+    }
+}
+
+/// The tokens that a block's attention sees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LayerType {
+    /// All that came before.
+    Full,
+    /// Those that [`DecoderConfig::sliding_window`] reaches.
+    Sliding,
+}
+
+/// The rotary position embedding of a model.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rope {
+    /// The base of the frequencies.
+    pub theta: f64,
+    /// How they are scaled.
+    pub scaling: RotaryScaling,
+}
+
+/// A decoder's configuration, with the names and defaults of Hugging Face transformers, which differ from model to
+/// model. Keys that are not known here are kept and written back.
+///
+/// It is read from JSON and written to it (`serde`). What older files call `rope_theta` and `rope_scaling`, and those of
+/// transformers 5 `rope_parameters`, is [`rope`](Self::rope).
+#[derive(Clone, Debug, PartialEq)]
+pub struct DecoderConfig {
+    /// The model.
+    pub model: Model,
+    /// The number of token ids.
+    pub vocab_size: usize,
+    /// The longest sequence in tokens.
+    pub max_position_embeddings: usize,
+    /// The width of the residual.
+    pub hidden_size: usize,
+    /// The width of the blocks' networks.
+    pub intermediate_size: usize,
+    /// The number of blocks.
+    pub num_hidden_layers: usize,
+    /// The number of heads of queries.
+    pub num_attention_heads: usize,
+    /// The number of heads of keys and of values; it divides that of queries.
+    pub num_key_value_heads: usize,
+    /// The width of a head; even.
+    pub head_dim: usize,
+    /// The activation of the gates.
+    pub hidden_act: String,
+    /// The number that is added to the mean square in normalizations.
+    pub rms_norm_eps: f64,
+    /// The standard deviation of first values.
+    pub initializer_range: f64,
+    /// The probability of dropout of attention weights.
+    pub attention_dropout: f64,
+    /// True if the maps of attention have biases; of a Llama or Qwen3, others do not ask.
+    pub attention_bias: bool,
+    /// True if the maps of the networks have biases; of a Llama, others do not ask.
+    pub mlp_bias: bool,
+    /// True if the head's table is the embedding's.
+    pub tie_word_embeddings: bool,
+    /// The position embedding.
+    pub rope: Rope,
+    /// The most tokens that a token sees in blocks of type [`Sliding`](LayerType::Sliding), itself among them. Without
+    /// one, all blocks see everything.
+    pub sliding_window: Option<usize>,
+    /// The first block that has the window, where `layer_types` does not say which do.
+    pub max_window_layers: usize,
+    /// The type of each block, where the file says so.
+    pub layer_types: Option<Vec<LayerType>>,
+    /// The file as it was read; where a field says something else by now, that is what is written.
+    pub other: Map<String, Value>,
+}
+
+/// Logits of a chunk take at most so many bytes.
+const CHUNK_BYTES: usize = 64 << 20;
+
+/// Ids and positions are numbers of 32 bits.
+const MOST_IDS: usize = i32::MAX as usize;
+
+/// With these, the bytes of all parameters and of their optimizer's state are a number of 64 bits.
+const WIDEST: usize = 1 << 20;
+const DEEPEST: usize = 1 << 12;
+
+/// Two names of one function.
+const ACTIVATIONS: [&str; 2] = ["silu", "swish"];
+
+impl DecoderConfig {
+    /// Tokens whose logits the head holds at once: 256, fewer for large vocabularies, so that a chunk of logits takes
+    /// at most 64 MiB. A constant of the model, because it decides in which order gradients are added.
+    pub fn chunk_rows(&self) -> usize {
+        (CHUNK_BYTES / (size_of::<f32>() * self.vocab_size.max(1))).clamp(16, 256)
+    }
+
+    /// The window of the block at `index`, if it has one.
+    pub fn window(&self, index: usize) -> Option<usize> {
+        let slides = match &self.layer_types {
+            Some(types) => types.get(index) == Some(&LayerType::Sliding),
+            None => index >= self.max_window_layers,
+        };
+        self.sliding_window.filter(|_| slides)
+    }
+
+    /// Returns whether the maps to queries, keys and values have biases.
+    pub fn has_qkv_bias(&self) -> bool {
+        self.model == Model::Qwen2 || self.has_output_bias()
+    }
+
+    /// Returns whether the map of attention's result has a bias.
+    pub fn has_output_bias(&self) -> bool {
+        matches!(self.model, Model::Llama | Model::Qwen3) && self.attention_bias
+    }
+
+    /// Returns whether the maps of the networks have biases.
+    pub fn has_mlp_bias(&self) -> bool {
+        self.model == Model::Llama && self.mlp_bias
+    }
+
+    /// Returns whether the queries and keys of each head are normalized.
+    pub fn has_head_norms(&self) -> bool {
+        self.model == Model::Qwen3
+    }
+
+    /// What turns queries and keys.
+    pub(super) fn rotary(&self) -> Rotary {
+        Rotary::new(self.head_dim, self.rope.theta, self.rope.scaling)
+    }
+
+    /// Checks that a model of this configuration can be built and means what transformers means by it.
+    ///
+    /// # Errors
+    /// The first value that cannot.
+    pub fn validate(&self) -> Result<(), ModelError> {
+        self.validate_sizes()?;
+        self.validate_heads()?;
+        self.validate_windows()?;
+        self.validate_numbers()?;
+        self.validate_rope()?;
+        match ACTIVATIONS.contains(&self.hidden_act.as_str()) {
+            true => Ok(()),
+            false => Err(refuse("hidden_act", &self.hidden_act, ACTIVATIONS.join(" or "))),
+        }
+    }
+
+    fn validate_sizes(&self) -> Result<(), ModelError> {
+        let sizes = [
+            ("vocab_size", self.vocab_size, MOST_IDS),
+            ("max_position_embeddings", self.max_position_embeddings, MOST_IDS),
+            ("hidden_size", self.hidden_size, WIDEST),
+            ("intermediate_size", self.intermediate_size, 4 * WIDEST),
+            ("num_hidden_layers", self.num_hidden_layers, DEEPEST),
+            ("num_attention_heads", self.num_attention_heads, WIDEST),
+            ("num_key_value_heads", self.num_key_value_heads, WIDEST),
+            ("head_dim", self.head_dim, WIDEST),
+        ];
+        if let Some((name, size, most)) = sizes.iter().find(|(_, size, most)| !(1..=*most).contains(size)) {
+            let expected = if *size == 0 { "at least 1".to_owned() } else { format!("at most {most}") };
+            return Err(refuse(name, size, expected));
+        }
+        if self.max_position_embeddings < 2 {
+            let expected = "at least 2, so that a token can be predicted";
+            return Err(refuse("max_position_embeddings", self.max_position_embeddings, expected));
+        }
+        Ok(())
+    }
+
+    fn validate_heads(&self) -> Result<(), ModelError> {
+        let (heads, key_heads, width) = (self.num_attention_heads, self.num_key_value_heads, self.head_dim);
+        if !heads.is_multiple_of(key_heads) {
+            let expected = format!("a divisor of num_attention_heads, which is {heads}");
+            return Err(refuse("num_key_value_heads", key_heads, expected));
+        }
+        if !width.is_multiple_of(2) {
+            let expected = "an even number, because the rotary embedding turns pairs (where it is not given, it is \
+                            hidden_size over num_attention_heads)";
+            return Err(refuse("head_dim", width, expected));
+        }
+        if heads * width > 4 * WIDEST {
+            let expected = format!("at most {} with {heads} heads", 4 * WIDEST / heads);
+            return Err(refuse("head_dim", width, expected));
+        }
+        Ok(())
+    }
+
+    fn validate_windows(&self) -> Result<(), ModelError> {
+        if self.sliding_window == Some(0) {
+            return Err(refuse("sliding_window", 0, "at least 1, or null where there is none"));
+        }
+        let Some(types) = &self.layer_types else { return Ok(()) };
+        if types.len() != self.num_hidden_layers {
+            let expected = format!(
+                "one for each of the blocks, of which num_hidden_layers is {}",
+                self.num_hidden_layers
+            );
+            return Err(refuse("layer_types", format!("a list of {}", types.len()), expected));
+        }
+        if types.contains(&LayerType::Sliding) && self.sliding_window.is_none() {
+            let expected =
+                "full_attention alone, because there is no sliding_window (or use_sliding_window is false)";
+            return Err(refuse("layer_types", "sliding_attention for some blocks", expected));
+        }
+        Ok(())
+    }
+
+    fn validate_numbers(&self) -> Result<(), ModelError> {
+        if !(0.0..1.0).contains(&self.attention_dropout) {
+            return Err(refuse("attention_dropout", self.attention_dropout, "at least 0 and below 1"));
+        }
+        positive(&[("rms_norm_eps", self.rms_norm_eps), ("initializer_range", self.initializer_range)])
+    }
+
+    fn validate_rope(&self) -> Result<(), ModelError> {
+        positive(&[("rope_theta", self.rope.theta)])?;
+        let RotaryScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_positions } =
+            self.rope.scaling
+        else {
+            return Ok(());
+        };
+        let (low, high) = (("low_freq_factor", low_freq_factor), ("high_freq_factor", high_freq_factor));
+        positive(&[("factor", factor), low, high])?;
+        if high_freq_factor <= low_freq_factor {
+            let expected = format!("more than low_freq_factor, which is {low_freq_factor}");
+            return Err(refuse("high_freq_factor", high_freq_factor, expected));
+        }
+        match original_positions {
+            0 => Err(refuse("original_max_position_embeddings", 0, "at least 1")),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn positive(numbers: &[(&'static str, f64)]) -> Result<(), ModelError> {
+    match numbers.iter().find(|(_, x)| !(x.is_finite() && *x > 0.0)) {
+        Some((name, found)) => Err(refuse(name, found, "a number above 0")),
+        None => Ok(()),
+    }
+}
+
+pub(super) fn refuse(name: &'static str, found: impl ToString, expected: impl Into<String>) -> ModelError {
+    ModelError::Config { name, found: found.to_string(), expected: expected.into() }
+}

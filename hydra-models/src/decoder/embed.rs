@@ -1,0 +1,71 @@
+//! The first layer: ids become vectors.
+
+use super::DecoderConfig;
+use crate::ops;
+use crate::parts::Table;
+use burn::module::Module;
+use hydra_core::{Activation, Forward, Init, Pass};
+
+/// The embedding of tokens: ids `[batch, tokens]` become `[batch, tokens, width]`.
+#[derive(Module, Debug)]
+pub struct Embed {
+    /// The tokens' table, `[vocabulary, width]`; a tied head names it too.
+    pub embed_tokens: Table,
+    /// The longest sequence in tokens.
+    pub positions: usize,
+    /// The standard deviation of first values.
+    pub deviation: f64,
+}
+
+impl Embed {
+    /// The layer without values.
+    pub fn new(config: &DecoderConfig) -> Self {
+        Self {
+            embed_tokens: Table::new(config.vocab_size, config.hidden_size),
+            positions: config.max_position_embeddings,
+            deviation: config.initializer_range,
+        }
+    }
+}
+
+impl Forward for Embed {
+    /// # Panics
+    /// If there are more tokens than positions, or an id is not below the vocabulary.
+    fn forward(&self, x: Activation, _: &Pass) -> Activation {
+        let ids = x.into_int::<2>();
+        let ([_, tokens], positions) = (ids.dims(), self.positions);
+        assert!(
+            tokens <= positions,
+            "a sequence of {tokens} tokens is longer than the model's {positions} positions: \
+             use a shorter context"
+        );
+        Activation::of(ops::lookup(self.embed_tokens.weight.val(), ids))
+    }
+
+    fn init(&self, _: &str, _: &[usize]) -> Init {
+        Init::Normal(self.deviation)
+    }
+
+    fn working_bytes(&self, inputs: &[Vec<usize>]) -> Option<u64> {
+        let [batch, tokens] = *inputs.first()?.as_slice() else { return None };
+        let [_, width] = self.embed_tokens.weight.lazy_shape().dims();
+        Some((4 * batch * tokens * width * size_of::<f32>()) as u64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hydra_core::{HostTensor, Layer};
+
+    #[test]
+    #[should_panic(expected = "a sequence of 129 tokens is longer than the model's 128 positions")]
+    fn a_context_that_is_too_long_is_refused() {
+        let embed = Embed::new(&DecoderConfig::preset("bytes-llama-tiny").unwrap());
+        let device = burn::tensor::Device::flex().autodiff();
+        let table = HostTensor::float(vec![0.0; 256 * 64], [256, 64]);
+        let layer = embed.promote(&[table.into()], &device, &[false]);
+        let ids = HostTensor::int(vec![1; 129], [1, 129]).to_device(&device).into_int::<2>();
+        layer.forward(Activation::of(ids), &Pass::evaluate(Activation::default()));
+    }
+}

@@ -1,0 +1,97 @@
+//! The last layer: from vectors to the loss.
+
+use super::DecoderConfig;
+use crate::ops;
+use crate::parts::{RmsNorm, Table, next_tokens};
+use burn::module::Module;
+use burn::tensor::{Device, FloatDType, Tensor};
+use hydra_core::{
+    Activation, AnyTensor, Chain, DeviceBytes, Forward, Init, Pass, forward_range, promote_layers,
+};
+
+/// The final normalization and the head, whose table is its own or that of the token embedding. From
+/// `[batch, tokens, width]` it computes the mean loss over `batch * (tokens - 1)` predicted tokens, of shape
+/// `[1]`; the pass's targets are the ids `[batch, tokens]` that went into the model.
+#[derive(Module, Debug)]
+pub struct Head {
+    /// The final normalization.
+    pub norm: RmsNorm,
+    /// The table, `[vocabulary, width]`.
+    pub lm_head: Table,
+    /// Tokens whose logits are in memory at once.
+    pub chunk_rows: usize,
+    /// The standard deviation of first values.
+    pub deviation: f64,
+}
+
+impl Head {
+    /// The layer without values; where the head is tied, its table is the parameter of `embedding`.
+    pub fn new(config: &DecoderConfig, embedding: &Table) -> Self {
+        let own = || Table::new(config.vocab_size, config.hidden_size);
+        Self {
+            norm: RmsNorm::new(config.hidden_size, config.rms_norm_eps),
+            lm_head: if config.tie_word_embeddings { embedding.tied() } else { own() },
+            chunk_rows: config.chunk_rows(),
+            deviation: config.initializer_range,
+        }
+    }
+}
+
+impl Forward for Head {
+    /// # Panics
+    /// If the targets have another shape than the tokens, or sequences have fewer than two tokens.
+    fn forward(&self, x: Activation, pass: &Pass) -> Activation {
+        let (x, targets) = (x.into_float::<3>(), pass.targets().part(0).into_int::<2>());
+        let [batch, tokens, width] = x.dims();
+        assert!(
+            targets.dims() == [batch, tokens] && tokens > 1,
+            "expected targets of shape {:?} with at least two tokens, found {:?}",
+            [batch, tokens],
+            targets.dims()
+        );
+        let hidden = self.norm.forward(x).reshape([batch * tokens, width]);
+        let (table, targets) = (self.lm_head.weight.val(), next_tokens(targets));
+        Activation::of(ops::head_loss(hidden, table, targets, self.chunk_rows))
+    }
+
+    fn init(&self, name: &str, _: &[usize]) -> Init {
+        if name.starts_with("norm") { Init::Ones } else { Init::Normal(self.deviation) }
+    }
+
+    fn working_bytes(&self, inputs: &[Vec<usize>]) -> Option<u64> {
+        let [batch, tokens, width] = *inputs.first()?.as_slice() else { return None };
+        let [vocabulary, _] = self.lm_head.weight.lazy_shape().dims();
+        let elements = 2 * self.chunk_rows * vocabulary + 8 * batch * tokens * width + 8192 * width;
+        Some((elements * size_of::<f32>()) as u64)
+    }
+}
+
+/// The `F32` logits `[batch, tokens, vocabulary]` of a decoder for ids `[batch, tokens]`, without dropout, on the
+/// plain `device`. Layers are promoted one after the other from what `image` gives; the logits are whole.
+///
+/// # Panics
+/// If `chain` is not the chain of `config`, or the ids do not fit it.
+pub fn logits(
+    config: &DecoderConfig,
+    chain: &Chain,
+    image: &dyn Fn(usize) -> DeviceBytes,
+    ids: AnyTensor,
+    device: &Device,
+) -> Tensor<3> {
+    let pass = Pass::evaluate(Activation::default());
+    let last = chain.len() - 1;
+    let x = (0..last).fold([ids].into_iter().collect(), |x: Activation, index| {
+        forward_range(&promote_layers(chain, index..index + 1, image, device, false), index, x, &pass)
+    });
+    let device = device.clone().autodiff();
+    let params: Vec<AnyTensor> =
+        chain.layer_params(last, image).iter().map(|p| p.to_device(&device)).collect();
+    let [weight, table] = params.try_into().expect("the head has a norm and a table");
+    let x = x.into_float::<3>();
+    let [batch, tokens, width] = x.dims();
+    let x = ops::rms_norm(x, weight.into_float(), config.rms_norm_eps);
+    let table: Tensor<2> = table.into_float();
+    let (x, table) = (x.cast(FloatDType::F32), table.cast(FloatDType::F32));
+    let logits = x.reshape([batch * tokens, width]).matmul(table.transpose());
+    logits.reshape([batch, tokens, config.vocab_size])
+}

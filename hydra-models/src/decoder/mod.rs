@@ -1,0 +1,254 @@
+//! Decoders as Hugging Face transformers defines them: Llama, Mistral, Qwen2 and Qwen3, all described by one
+//! configuration. As a chain: the embedding, one layer for each block, and the head with its loss.
+//!
+//! Modules and parameters are called as in Hugging Face transformers, so that [`hf_name`] only has to exchange a prefix,
+//! and weights lie as they do in its files.
+
+mod block;
+mod config;
+mod embed;
+mod family;
+mod head;
+mod json;
+mod presets;
+mod weights;
+mod writer;
+
+pub use block::{Attention, Block, Mlp};
+pub use config::{DecoderConfig, LayerType, Model, Rope};
+pub use embed::Embed;
+pub use family::{Decoder, DecoderFamily};
+pub use head::{Head, logits};
+pub use weights::DecoderDir;
+pub use writer::DecoderWriter;
+
+use crate::ModelError;
+use hydra_core::Chain;
+
+/// The chain of a decoder: layers `embed`, `layers.0`, `layers.1` and so on, and `head`. First values come from
+/// `source`, or from the task's seed as Hugging Face draws them (other numbers, the same distributions).
+///
+/// Inputs are ids `[batch, tokens]`, and the targets are the same ids: the head shifts them, so that the
+/// loss is a mean over `batch * (tokens - 1)` terms. Where a head is tied, its table is the token embedding's: one
+/// parameter that both layers name.
+///
+/// # Errors
+/// A value of `config` that [`DecoderConfig::validate`] refuses.
+pub fn chain(config: &DecoderConfig, source: Option<DecoderDir>) -> Result<Chain, ModelError> {
+    config.validate()?;
+    let embed = Embed::new(config);
+    let head = Head::new(config, &embed.embed_tokens);
+    let mut chain = Chain::builder(name(config)).note(note(config)).layer("embed", embed);
+    for index in 0..config.num_hidden_layers {
+        chain = chain.layer(format!("layers.{index}"), Block::new(config, index));
+    }
+    let chain = chain.layer("head", head).language_model();
+    let chain = match source {
+        Some(source) => chain.weights(source),
+        None => chain,
+    };
+    Ok(chain.build()?)
+}
+
+/// The settings that costs and results depend on beside names and shapes.
+fn note(config: &DecoderConfig) -> String {
+    let windows = (0..config.num_hidden_layers).map(|index| match config.window(index) {
+        Some(window) => window.to_string(),
+        None => "-".to_owned(),
+    });
+    format!(
+        "{:?}, dropout {}, epsilon {}, chunk {}, windows {}",
+        config.rope,
+        config.attention_dropout,
+        config.rms_norm_eps,
+        config.chunk_rows(),
+        windows.collect::<Vec<_>>().join(" "),
+    )
+}
+
+/// A name that tells apart chains whose parameters have the same shapes but compute something else.
+fn name(config: &DecoderConfig) -> String {
+    let DecoderConfig { model, num_hidden_layers, hidden_size, .. } = config;
+    let (heads, key_heads) = (config.num_attention_heads, config.num_key_value_heads);
+    format!("{}-{num_hidden_layers}x{hidden_size}-{heads}-{key_heads}-heads", model.model_type())
+}
+
+/// The name that Hugging Face gives a parameter of a [`chain`]: `embed.embed_tokens.weight` is
+/// `model.embed_tokens.weight`, `layers.0.mlp.up_proj.weight` is `model.layers.0.mlp.up_proj.weight`, and
+/// `head.lm_head.weight` is `lm_head.weight`.
+pub fn hf_name(param: &str) -> String {
+    match param.strip_prefix("head.lm_head.") {
+        Some(own) => format!("lm_head.{own}"),
+        None => {
+            let own = param.strip_prefix("embed.").or_else(|| param.strip_prefix("head.")).unwrap_or(param);
+            format!("model.{own}")
+        }
+    }
+}
+
+#[cfg(test)]
+mod testing {
+    pub use crate::weights::testing::{Broken, Images};
+
+    use super::DecoderConfig;
+
+    /// A model of a few hundred parameters with the keys of a file that differ.
+    pub fn config(keys: serde_json::Value) -> DecoderConfig {
+        let file = serde_json::json!({
+            "model_type": "llama", "vocab_size": 11, "max_position_embeddings": 64, "hidden_size": 8,
+            "intermediate_size": 12, "num_hidden_layers": 2, "num_attention_heads": 2,
+            "num_key_value_heads": 1, "tie_word_embeddings": false,
+        });
+        let (serde_json::Value::Object(mut file), serde_json::Value::Object(keys)) = (file, keys) else {
+            panic!("objects");
+        };
+        file.extend(keys);
+        DecoderConfig::from_json(file).unwrap()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::synthetic::testing::{backward, bf16_agrees, shards_agree, with_threads};
+    use hydra_core::{Batch, HostActivation, HostTensor};
+    use serde_json::json;
+    use std::collections::BTreeSet;
+
+    /// Models that differ in all that they can, of width 64 over bytes.
+    fn models() -> Vec<DecoderConfig> {
+        let llama3 = json!({
+            "rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0, "original_max_position_embeddings": 32,
+        });
+        let own = [
+            json!({"model_type": "llama", "attention_bias": true, "mlp_bias": true, "rope_parameters": llama3}),
+            json!({"model_type": "mistral", "sliding_window": 20, "tie_word_embeddings": true}),
+            json!({"model_type": "qwen2", "use_sliding_window": true, "sliding_window": 33, "max_window_layers": 1}),
+            json!({"model_type": "qwen3", "head_dim": 20, "attention_bias": true}),
+        ];
+        let sizes = json!({
+            "vocab_size": 256, "max_position_embeddings": 128, "hidden_size": 64, "intermediate_size": 176,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "attention_dropout": 0.1,
+        });
+        let with_sizes = |own: serde_json::Value| {
+            let mut keys = sizes.as_object().unwrap().clone();
+            keys.extend(own.as_object().unwrap().clone());
+            testing::config(keys.into())
+        };
+        own.into_iter().map(with_sizes).collect()
+    }
+
+    fn names(config: &DecoderConfig) -> BTreeSet<String> {
+        let chain = chain(config, None).unwrap();
+        chain.images().iter().flat_map(|i| i.params.iter().map(|p| hf_name(&p.name))).collect()
+    }
+
+    #[test]
+    fn parameters_are_named_as_in_transformers() {
+        let [llama, mistral, qwen2, qwen3] = models().try_into().unwrap();
+        let has = |config: &DecoderConfig, name: &str| names(config).contains(name);
+        assert_eq!(names(&mistral).len(), 1 + 2 * 9 + 1);
+        let blocks = ["model.layers.1.self_attn.q_proj.weight", "model.layers.0.input_layernorm.weight"];
+        for name in ["model.embed_tokens.weight", "model.norm.weight"].into_iter().chain(blocks) {
+            assert!([&llama, &mistral, &qwen2, &qwen3].iter().all(|config| has(config, name)), "{name}");
+        }
+        let tells = [
+            ("lm_head.weight", [true, false, true, true]),
+            ("model.layers.0.self_attn.k_proj.bias", [true, false, true, true]),
+            ("model.layers.0.self_attn.o_proj.bias", [true, false, false, true]),
+            ("model.layers.0.mlp.down_proj.bias", [true, false, false, false]),
+            ("model.layers.1.self_attn.q_norm.weight", [false, false, false, true]),
+        ];
+        for (name, there) in tells {
+            assert_eq!([&llama, &mistral, &qwen2, &qwen3].map(|config| has(config, name)), there, "{name}");
+        }
+        let chain = chain(&mistral, None).unwrap();
+        assert_eq!((chain.len(), chain.images()[0].layers.as_slice()), (4, &[0, 3][..]), "the table is tied");
+    }
+
+    #[test]
+    fn weights_lie_as_in_the_files_of_transformers() {
+        let chain = chain(&models()[3], None).unwrap();
+        let shape = |name: &str| {
+            let mut params = chain.images().iter().flat_map(|image| &image.params);
+            params.find(|param| hf_name(&param.name) == name).unwrap().shape.clone()
+        };
+        assert_eq!(shape("model.layers.0.self_attn.q_proj.weight"), [80, 64]);
+        assert_eq!(shape("model.layers.0.self_attn.v_proj.weight"), [40, 64]);
+        assert_eq!(shape("model.layers.0.self_attn.o_proj.weight"), [64, 80]);
+        assert_eq!(shape("model.layers.0.mlp.gate_proj.weight"), [176, 64]);
+        assert_eq!(shape("model.layers.0.self_attn.k_norm.weight"), [20]);
+    }
+
+    fn batch() -> Batch {
+        let ids: Vec<i32> = (0..3 * 96).map(|i| (i * 31) % 256).collect();
+        let ids = HostActivation::of(HostTensor::int(ids, [3, 96]));
+        Batch { inputs: ids.clone(), targets: ids, items: 3, terms: 3 * 95, units: 3 * 96 }
+    }
+
+    #[test]
+    fn bits_depend_neither_on_cuts_nor_on_threads_with_dropout() {
+        for config in models() {
+            let (chain, batch) = (chain(&config, None).unwrap(), batch());
+            shards_agree(&chain, &batch, &[0, 1, 2, 3, 4]);
+            shards_agree(&chain, &batch, &[0, 2, 4]);
+            let one = with_threads(1, || backward(&chain, &batch));
+            assert_eq!(one, with_threads(3, || backward(&chain, &batch)));
+        }
+    }
+
+    #[test]
+    fn every_model_computes_in_bf16_with_dropout() {
+        for config in models() {
+            bf16_agrees(|| chain(&config, None).unwrap(), &batch(), &[0, 1, 3, 4]);
+        }
+    }
+
+    #[test]
+    fn what_a_layer_computes_is_told_apart() {
+        let note = |config: &DecoderConfig, layer: usize| {
+            chain(config, None).unwrap().layers()[layer].layer().note().expect("a note").text
+        };
+        let [llama, _, qwen2, _] = models().try_into().unwrap();
+        assert_eq!(note(&llama, 1), note(&llama, 2));
+        assert_ne!(note(&qwen2, 1), note(&qwen2, 2), "the second has a window");
+        let mut other = llama.clone();
+        other.rope.theta = 20_000.0;
+        assert_ne!(note(&llama, 1), note(&other, 1));
+        assert_ne!(chain(&llama, None).unwrap().note(), chain(&other, None).unwrap().note());
+    }
+
+    #[test]
+    fn hollow_layers_know_what_they_need() {
+        let chain = chain(&models()[0], None).unwrap();
+        let bytes =
+            |layer: usize, shape: &[usize]| chain.layers()[layer].layer().working_bytes(&[shape.to_vec()]);
+        assert!(bytes(0, &[2, 128]).unwrap() > bytes(0, &[1, 128]).unwrap());
+        assert!(bytes(1, &[2, 128, 64]).unwrap() > 16 * 2 * 128 * 64 * 4);
+        assert!(bytes(3, &[2, 128, 64]).unwrap() >= 256 * 256 * 4, "a chunk of logits");
+        assert_eq!(bytes(1, &[2, 128]), None);
+    }
+
+    #[test]
+    fn first_values_are_distributed_as_in_transformers() {
+        for config in models() {
+            let chain = chain(&config, None).unwrap();
+            for (index, image) in chain.images().iter().enumerate() {
+                let mut out = vec![0.0; image.elements];
+                chain.source().fill(&chain, index, 1, &mut out).unwrap();
+                for param in &image.params {
+                    let values = &out[param.range()];
+                    let n = values.len() as f64;
+                    let std = (values.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>() / n).sqrt();
+                    let expected = match param.name.as_str() {
+                        name if name.ends_with("bias") => 0.0,
+                        name if name.contains("norm") => 1.0,
+                        _ => config.initializer_range,
+                    };
+                    assert!((std - expected).abs() <= 0.1 * expected, "{}: {std} for {expected}", param.name);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,242 @@
+//! A decoder in a Hugging Face directory: what it is and where its tensors lie.
+
+use super::{DecoderConfig, chain, hf_name};
+use crate::ModelError;
+use crate::weights::{CONFIG, Directory, Naming, in_file, read_json};
+use hydra_core::{Chain, WeightError, WeightSource};
+use std::path::{Path, PathBuf};
+
+const NAMING: Naming = Naming {
+    prefix: "model.",
+    blocks: "layers.",
+    depth: "num_hidden_layers",
+    embedding: "model.embed_tokens.weight",
+    exact: true,
+    name: hf_name,
+};
+
+/// A directory with a decoder's `config.json` and its weights, in `model.safetensors` or in the files that
+/// `model.safetensors.index.json` names. Everything but the weights' values is read and checked when it is
+/// opened; the values are read image by image. Cloning it is cheap.
+#[derive(Clone, Debug)]
+pub struct DecoderDir {
+    config: DecoderConfig,
+    weights: Directory,
+}
+
+impl DecoderDir {
+    /// Reads the configuration and the headers of all weight files.
+    ///
+    /// # Errors
+    /// A file that is missing or damaged, a configuration that [`DecoderConfig::read`] refuses or that has
+    /// fewer blocks than the weights, a tensor that is missing, there twice, or of another shape or type than
+    /// expected, a tensor of a block that the model does not have, and a stored head that is not the embedding where the
+    /// head is tied.
+    pub fn open(directory: impl Into<PathBuf>) -> Result<Self, ModelError> {
+        let directory = directory.into();
+        let config = DecoderConfig::read(&directory.join(CONFIG))?;
+        let weights = Directory::open(directory, NAMING, &chain(&config, None)?, config.num_hidden_layers)?;
+        Ok(Self { config, weights })
+    }
+
+    /// The model's configuration.
+    pub fn config(&self) -> &DecoderConfig {
+        &self.config
+    }
+
+    /// The directory.
+    pub fn directory(&self) -> &Path {
+        self.weights.path()
+    }
+
+    /// The files that the weights are in, in the order of their names.
+    pub fn files(&self) -> impl Iterator<Item = &Path> {
+        self.weights.files()
+    }
+}
+
+impl DecoderConfig {
+    /// Reads a `config.json`, and checks it.
+    ///
+    /// # Errors
+    /// A file that cannot be read or is no JSON, and one that describes a model that is not supported.
+    pub fn read(path: &Path) -> Result<Self, ModelError> {
+        let config = Self::from_json(read_json(path)?);
+        let checked = config.and_then(|config| config.validate().map(|()| config));
+        checked.map_err(|source| in_file(path, source))
+    }
+}
+
+impl WeightSource for DecoderDir {
+    fn fill(&self, chain: &Chain, image: usize, seed: u64, out: &mut [f32]) -> Result<(), WeightError> {
+        self.weights.fill(chain, image, seed, out)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{Images, config};
+    use super::super::{DecoderWriter, logits};
+    use super::*;
+    use crate::weights::{HEAD, INDEX, WEIGHTS};
+    use burn::tensor::{DType, Device};
+    use hydra_core::{AnyTensor, HostTensor, ModelWriter};
+    use safetensors::tensor::{Dtype, SafeTensors, TensorView, serialize};
+    use serde_json::{Value, json};
+    use std::collections::BTreeMap;
+    use std::fs;
+    use tempfile::TempDir;
+
+    /// A directory with a model of seed 7, as the writer writes it.
+    fn written(keys: Value) -> (TempDir, Images) {
+        let (dir, config) = (TempDir::new().unwrap(), config(keys));
+        let chain = chain(&config, None).unwrap();
+        let images = Images::of(&chain, 7);
+        DecoderWriter::new(config).write(&chain, &images, dir.path()).unwrap();
+        (dir, images)
+    }
+
+    fn load(dir: &Path) -> Images {
+        let source = DecoderDir::open(dir).unwrap();
+        let chain = chain(&source.config().clone(), Some(source)).unwrap();
+        Images::of(&chain, 0)
+    }
+
+    type Tensors = BTreeMap<String, (Vec<usize>, Vec<u8>)>;
+
+    /// The tensors of a written model, by name.
+    fn tensors(dir: &Path) -> Tensors {
+        let bytes = fs::read(dir.join(WEIGHTS)).unwrap();
+        let file = SafeTensors::deserialize(&bytes).unwrap();
+        let tensor =
+            |(name, view): (String, TensorView)| (name, (view.shape().to_vec(), view.data().to_vec()));
+        file.tensors().into_iter().map(tensor).collect()
+    }
+
+    fn save(path: &Path, tensors: &Tensors) {
+        let views = tensors.iter().map(|(name, (shape, bytes))| {
+            (name.clone(), TensorView::new(Dtype::F32, shape.clone(), bytes).unwrap())
+        });
+        fs::write(path, serialize(views, None).unwrap()).unwrap();
+    }
+
+    /// The message of what an open refuses, and of its cause.
+    fn refusal(dir: &Path) -> String {
+        hydra_core::with_causes(&DecoderDir::open(dir).unwrap_err())
+    }
+
+    #[test]
+    fn what_was_written_loads_to_the_same_bits() {
+        let llama3 = json!({
+            "rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0, "original_max_position_embeddings": 32,
+        });
+        for keys in [
+            json!({}),
+            json!({"tie_word_embeddings": true, "attention_bias": true, "mlp_bias": true}),
+            json!({"rope_parameters": llama3, "head_dim": 6}),
+            json!({"model_type": "mistral", "sliding_window": 5}),
+            json!({"model_type": "qwen2", "use_sliding_window": true, "max_window_layers": 1}),
+            json!({"model_type": "qwen3"}),
+        ] {
+            let (dir, images) = written(keys.clone());
+            assert_eq!(load(dir.path()), images, "{keys}");
+            let found = DecoderDir::open(dir.path()).unwrap().config().clone();
+            let other = found.other.clone();
+            assert_eq!(found, DecoderConfig { other, ..config(keys) });
+        }
+    }
+
+    #[test]
+    fn several_files_and_names_without_the_prefix_are_read() {
+        let (dir, images) = written(json!({}));
+        let mut halves = [BTreeMap::new(), BTreeMap::new()];
+        for (i, (name, tensor)) in tensors(dir.path()).into_iter().enumerate() {
+            halves[i % 2].insert(name.strip_prefix("model.").unwrap_or(&name).to_owned(), tensor);
+        }
+        // What an older checkpoint may hold besides.
+        halves[0].insert("layers.0.self_attn.rotary_emb.inv_freq".to_owned(), (vec![2], vec![0; 8]));
+        let mut weight_map = BTreeMap::new();
+        for (i, half) in halves.iter().enumerate() {
+            let file = format!("model-{i}.safetensors");
+            save(&dir.path().join(&file), half);
+            weight_map.extend(half.keys().map(|name| (name.clone(), file.clone())));
+        }
+        fs::remove_file(dir.path().join(WEIGHTS)).unwrap();
+        fs::write(dir.path().join(INDEX), json!({"weight_map": weight_map}).to_string()).unwrap();
+        assert_eq!(load(dir.path()), images);
+        assert_eq!(DecoderDir::open(dir.path()).unwrap().files().count(), 2);
+    }
+
+    #[test]
+    fn a_head_is_there_where_it_is_not_tied_and_is_the_embedding_where_it_is() {
+        let (dir, _) = written(json!({}));
+        let (file, mut all) = (dir.path().join(WEIGHTS), tensors(dir.path()));
+        all.remove(HEAD);
+        save(&file, &all);
+        assert!(refusal(dir.path()).contains("has no tensor `lm_head.weight`"));
+
+        let (dir, images) = written(json!({"tie_word_embeddings": true}));
+        let (file, mut all) = (dir.path().join(WEIGHTS), tensors(dir.path()));
+        assert!(!all.contains_key(HEAD));
+        all.insert(HEAD.to_owned(), all[NAMING.embedding].clone());
+        save(&file, &all);
+        assert_eq!(load(dir.path()), images);
+        *all.get_mut(HEAD).unwrap().1.last_mut().unwrap() ^= 1;
+        save(&file, &all);
+        assert!(
+            refusal(dir.path()).contains("`lm_head.weight` is different from `model.embed_tokens.weight`")
+        );
+    }
+
+    #[test]
+    fn tensors_that_the_model_does_not_have_are_named() {
+        let (dir, _) = written(json!({"model_type": "qwen2"}));
+        let (file, good) = (dir.path().join(WEIGHTS), tensors(dir.path()));
+        let with = |name: &str| {
+            let mut more = good.clone();
+            more.insert(name.to_owned(), (vec![1], vec![0; 4]));
+            save(&file, &more);
+            refusal(dir.path())
+        };
+        let more = with("model.layers.2.input_layernorm.weight");
+        assert!(more.contains("`num_hidden_layers` is 2, expected 3"), "{more}");
+        for name in ["model.layers.0.self_attn.q_norm.weight", "layers.1.self_attn.o_proj.bias"] {
+            let unknown = with(name);
+            assert!(unknown.contains(&format!("has the tensor `{name}`")), "{unknown}");
+        }
+    }
+
+    #[test]
+    fn directories_that_hold_no_such_model_are_refused() {
+        let (dir, _) = written(json!({}));
+        let path = dir.path().join(CONFIG);
+        let mut file: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        file["quantization_config"] = json!({"quant_method": "awq"});
+        fs::write(&path, file.to_string()).unwrap();
+        let error = refusal(dir.path());
+        assert!(error.contains("config.json") && error.contains("`quantization_config` is awq"), "{error}");
+        fs::write(&path, "{").unwrap();
+        assert!(matches!(DecoderDir::open(dir.path()), Err(ModelError::Json { .. })));
+        fs::remove_file(&path).unwrap();
+        assert!(matches!(DecoderDir::open(dir.path()), Err(ModelError::Read { .. })));
+    }
+
+    #[test]
+    fn logits_are_those_of_every_position() {
+        let keys = json!({"model_type": "qwen3"});
+        let (_, images) = written(keys.clone());
+        let (config, device) = (config(keys), Device::flex());
+        let chain = chain(&config, None).unwrap();
+        let run = |last| {
+            let ids = HostTensor::int(vec![1, 2, last], [1, 3]).to_device(&device);
+            let image = |i: usize| images.0[i].clone().into();
+            let logits = logits(&config, &chain, &image, ids, &device);
+            assert_eq!((logits.dims(), logits.dtype()), ([1, 3, 11], DType::F32));
+            AnyTensor::from(logits).into_host().as_f32().to_vec()
+        };
+        let (a, b) = (run(3), run(4));
+        assert_eq!(a[..22], b[..22]);
+        assert_ne!(a[22..], b[22..]);
+    }
+}

@@ -1,0 +1,99 @@
+//! Writing a decoder as Hugging Face transformers does.
+
+use super::{DecoderConfig, DecoderDir, hf_name};
+use crate::weights::Export;
+use hydra_core::{Chain, ImageReader, ModelWriter, WeightError};
+use std::path::{Path, PathBuf};
+
+/// Writes a trained decoder into a directory that transformers' `from_pretrained` and [`DecoderDir`] read:
+/// `config.json`, `model.safetensors` in `F32`, and where the model came from a directory, the files of the tokenizer,
+/// the chat template and others like them. Each file gets its name only when it is complete.
+#[derive(Clone, Debug)]
+pub struct DecoderWriter {
+    config: DecoderConfig,
+    source: Option<PathBuf>,
+}
+
+impl DecoderWriter {
+    /// A writer of a model that came from nowhere.
+    pub fn new(config: DecoderConfig) -> Self {
+        Self { config, source: None }
+    }
+}
+
+impl From<&DecoderDir> for DecoderWriter {
+    /// A writer that also copies what belongs to the model in its directory.
+    fn from(source: &DecoderDir) -> Self {
+        Self { config: source.config().clone(), source: Some(source.directory().to_owned()) }
+    }
+}
+
+impl ModelWriter for DecoderWriter {
+    fn write(&self, chain: &Chain, images: &dyn ImageReader, dir: &Path) -> Result<(), WeightError> {
+        let (config, architecture) = (self.config.to_json(), self.config.model.architecture());
+        let source = self.source.as_deref();
+        Export { config, architecture, source, name: &hf_name }.write(chain, images, dir)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::chain;
+    use super::super::testing::{Broken, Images, config};
+    use super::*;
+    use crate::weights::{CONFIG, WEIGHTS};
+    use serde_json::{Value, json};
+    use std::fs;
+    use tempfile::TempDir;
+
+    fn write(writer: &DecoderWriter, dir: &Path) -> Result<(), WeightError> {
+        let chain = chain(&writer.config, None).unwrap();
+        writer.write(&chain, &Images::of(&chain, 1), dir)
+    }
+
+    #[test]
+    fn the_configuration_is_one_that_transformers_reads() {
+        let dir = TempDir::new().unwrap();
+        let keys = json!({"model_type": "qwen3", "torch_dtype": "bfloat16", "architectures": ["Qwen3Model"], "x": 1});
+        write(&DecoderWriter::new(config(keys)), dir.path()).unwrap();
+        let written: Value = serde_json::from_slice(&fs::read(dir.path().join(CONFIG)).unwrap()).unwrap();
+        assert_eq!(written["architectures"], json!(["Qwen3ForCausalLM"]));
+        assert_eq!((&written["model_type"], &written["dtype"]), (&json!("qwen3"), &json!("float32")));
+        assert!(written["x"] == 1 && written.get("torch_dtype").is_none());
+        let bytes = fs::read(dir.path().join(WEIGHTS)).unwrap();
+        let (_, metadata) = safetensors::SafeTensors::read_metadata(&bytes).unwrap();
+        assert_eq!(metadata.metadata().as_ref().unwrap()["format"], "pt");
+        assert_eq!(metadata.info("lm_head.weight").unwrap().shape, [11, 8]);
+    }
+
+    #[test]
+    fn what_belongs_to_a_model_travels() {
+        let (from, to) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+        write(&DecoderWriter::new(config(json!({}))), from.path()).unwrap();
+        let carried = [
+            "tokenizer.json",
+            "tokenizer_config.json",
+            "tokenizer.model",
+            "chat_template.jinja",
+            "generation_config.json",
+            "preprocessor_config.json",
+        ];
+        carried.iter().for_each(|name| fs::write(from.path().join(name), name).unwrap());
+        fs::write(from.path().join("README.md"), "not this").unwrap();
+        let writer = DecoderWriter::from(&DecoderDir::open(from.path()).unwrap());
+        for dir in [to.path(), from.path()] {
+            write(&writer, dir).unwrap();
+            carried.iter().for_each(|name| assert_eq!(&fs::read_to_string(dir.join(name)).unwrap(), name));
+        }
+        assert_eq!(fs::read_dir(to.path()).unwrap().count(), carried.len() + 2);
+    }
+
+    #[test]
+    fn an_image_that_cannot_be_read_leaves_no_file() {
+        let (dir, config) = (TempDir::new().unwrap(), config(json!({})));
+        let chain = chain(&config, None).unwrap();
+        let error = DecoderWriter::new(config).write(&chain, &Broken, dir.path()).unwrap_err();
+        assert!(matches!(error, WeightError::Image { .. }), "{error}");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+}

@@ -1,0 +1,448 @@
+//! Heads of queries that share a head of keys and values, on the CPU.
+
+use super::STATISTICS;
+use super::rotary::Rotation;
+use crate::ops::kernels::{Mat, MatMut, Write, matmul_here, vectorized};
+use crate::ops::math::{exp, max, sum, sum2};
+use hydra_core::DropoutMask;
+use rayon::prelude::*;
+use std::ops::Range;
+
+/// Queries whose weights are in memory at a time, for each head that is being computed.
+pub(super) const BLOCK: usize = 32;
+
+/// Elements of a cache line, and of the widest vector.
+const LINE: usize = 16;
+
+/// The blocks of queries.
+fn blocks(tokens: usize) -> impl DoubleEndedIterator<Item = Range<usize>> {
+    (0..tokens.div_ceil(BLOCK)).map(move |i| i * BLOCK..tokens.min((i + 1) * BLOCK))
+}
+
+/// The form of the groups of an op.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Form {
+    pub tokens: usize,
+    pub head_width: usize,
+    /// Heads of queries in a group.
+    pub count: usize,
+    /// The most keys that a query sees, itself among them; at most the tokens.
+    pub window: usize,
+    /// True if queries and keys are turned.
+    pub turned: bool,
+}
+
+impl Form {
+    /// The keys that the queries of a block see, from a whole line on.
+    fn span(self, rows: &Range<usize>) -> Range<usize> {
+        self.first_seen(rows.start) / LINE * LINE..rows.end
+    }
+
+    /// The first key that a query sees.
+    fn first_seen(self, query: usize) -> usize {
+        (query + 1).saturating_sub(self.window)
+    }
+
+    /// The most keys of a span.
+    fn longest(self) -> usize {
+        self.tokens.min(self.window.saturating_add(BLOCK + LINE))
+    }
+
+    /// The queries of a block, of all heads.
+    fn rows(self) -> usize {
+        self.count * self.tokens.min(BLOCK)
+    }
+
+    /// True if the queries of a block are copied, to be turned or to lie below one another.
+    fn copies(self) -> bool {
+        self.turned || self.count > 1
+    }
+
+    fn copied(self) -> usize {
+        if self.copies() { self.rows() * self.head_width } else { 0 }
+    }
+}
+
+/// Heads of queries of one sequence, with the head of keys and of values that they share.
+#[derive(Clone, Copy)]
+pub(super) struct Group<'a> {
+    /// `[tokens, count * head width]`.
+    pub queries: Mat<'a>,
+    /// `[tokens, head width]`.
+    pub keys: Mat<'a>,
+    /// `[tokens, head width]`.
+    pub values: Mat<'a>,
+    pub form: Form,
+    pub scale: f32,
+    pub mask: Option<DropoutMask>,
+    pub rotation: Option<&'a Rotation>,
+    /// The first head's number in `[batch, heads]`.
+    pub number: usize,
+}
+
+/// The gradients of a group's queries, `[tokens, count * head width]`, and of its keys and values, each
+/// `[tokens, head width]`, which are zero before.
+pub(super) type Parts<'a> = [MatMut<'a>; 3];
+
+/// What a group's backward knows of its forward.
+struct Known<'a> {
+    /// `[tokens, count * head width]`.
+    output: Mat<'a>,
+    /// Likewise.
+    d_output: Mat<'a>,
+    /// Of each head, of each row.
+    statistics: &'a [[f32; STATISTICS]],
+}
+
+/// Memory of one worker, reused from block to block and from group to group.
+struct Scratch {
+    /// `[queries of a block, keys of its span]`, one head's queries below the other's.
+    weights: Vec<f32>,
+    /// Likewise, in the backward only.
+    gradients: Vec<f32>,
+    factors: Vec<f32>,
+    /// `[head width, tokens]`, turned, so that matrix products read them as they lie for each block.
+    keys: Vec<f32>,
+    /// `[head width, tokens]`, in the backward only.
+    values: Vec<f32>,
+    /// The keys as they are, `[tokens, head width]`, where they are turned.
+    turned_keys: Vec<f32>,
+    /// The queries of a block, `[queries of a block, head width]`, where they are copied.
+    queries: Vec<f32>,
+    /// Likewise the gradients of their outputs, in the backward only.
+    d_outputs: Vec<f32>,
+}
+
+/// The elements of the scratch memory for the backward, which needs more than the forward.
+pub(super) fn scratch_elements(form: Form) -> usize {
+    let Form { tokens, head_width, .. } = form;
+    let keys = 2 * head_width * padded(tokens) + if form.turned { tokens * head_width } else { 0 };
+    2 * form.rows() * form.longest() + tokens + keys + 2 * form.copied()
+}
+
+impl Scratch {
+    fn forward(form: Form) -> Self {
+        let Form { tokens, head_width, .. } = form;
+        Self {
+            weights: vec![0.0; form.rows() * form.longest()],
+            gradients: Vec::new(),
+            factors: vec![0.0; tokens],
+            keys: vec![0.0; head_width * padded(tokens)],
+            values: Vec::new(),
+            turned_keys: vec![0.0; if form.turned { tokens * head_width } else { 0 }],
+            queries: vec![0.0; form.copied()],
+            d_outputs: Vec::new(),
+        }
+    }
+
+    fn backward(form: Form) -> Self {
+        Self {
+            gradients: vec![0.0; form.rows() * form.longest()],
+            values: vec![0.0; form.head_width * padded(form.tokens)],
+            d_outputs: vec![0.0; form.copied()],
+            ..Self::forward(form)
+        }
+    }
+}
+
+/// Elements from one row of transposed keys to the next: an odd number of cache lines, because rows that lie
+/// a power of two apart would push one another out of the cache.
+fn padded(tokens: usize) -> usize {
+    (tokens.div_ceil(LINE) | 1) * LINE
+}
+
+/// Writes `[tokens, head width]` as `[head width, padded tokens]`.
+fn transpose(from: Mat<'_>, tokens: usize, out: &mut [f32]) {
+    let stride = padded(tokens);
+    for token in 0..tokens {
+        for (out, &x) in out.chunks_exact_mut(stride).zip(from.row(token)) {
+            out[token] = x;
+        }
+    }
+}
+
+/// The columns of a span of what [`transpose`] wrote.
+fn spanned<'a>(span: &Range<usize>, transposed: &'a [f32], tokens: usize) -> Mat<'a> {
+    let stride = padded(tokens);
+    Mat::new(transposed, transposed.len() / stride, stride).cols(span.clone())
+}
+
+impl Group<'_> {
+    /// The columns of a head of the group.
+    fn head(&self, head: usize) -> Range<usize> {
+        head * self.form.head_width..(head + 1) * self.form.head_width
+    }
+
+    /// The group's columns of `[batch, tokens, heads * head width]`.
+    fn own_columns<'a>(&self, data: &'a [f32], width: usize) -> Mat<'a> {
+        let Form { tokens, head_width, count, .. } = self.form;
+        let heads = width / head_width;
+        let (sequence, head) = (self.number / heads, self.number % heads);
+        let data = &data[sequence * tokens * width..][..tokens * width];
+        Mat::new(data, tokens, width).cols(head * head_width..(head + count) * head_width)
+    }
+
+    /// Lays the keys down transposed, and as they are where they are turned.
+    fn lay_down_keys(&self, keys: &mut [f32], turned_keys: &mut [f32]) {
+        let Form { tokens, head_width, .. } = self.form;
+        for (token, row) in turned_keys.chunks_exact_mut(head_width).enumerate() {
+            row.copy_from_slice(self.keys.row(token));
+            self.turn(row, token);
+        }
+        transpose(self.keys(turned_keys), tokens, keys);
+    }
+
+    /// The keys, turned if they are.
+    fn keys<'a>(&'a self, turned_keys: &'a [f32]) -> Mat<'a> {
+        match self.rotation {
+            Some(_) => Mat::new(turned_keys, self.form.tokens, self.form.head_width),
+            None => self.keys,
+        }
+    }
+
+    fn turn(&self, row: &mut [f32], position: usize) {
+        if let Some(rotation) = self.rotation {
+            vectorized(
+                #[inline(always)]
+                || rotation.turn(row, position),
+            );
+        }
+    }
+
+    /// The rows of a block of `[tokens, count * head width]`, one head's below the other's: a matrix
+    /// `[queries of a block, head width]`.
+    fn stacked<'a>(&self, from: Mat<'a>, rows: &Range<usize>, turned: bool, room: &'a mut [f32]) -> Mat<'a> {
+        let Form { head_width, count, .. } = self.form;
+        if !self.form.copies() {
+            return from.rows(rows.clone());
+        }
+        let room = &mut room[..count * rows.len() * head_width];
+        for (i, out) in room.chunks_exact_mut(head_width).enumerate() {
+            let (head, query) = (i / rows.len(), rows.start + i % rows.len());
+            out.copy_from_slice(&from.row(query)[self.head(head)]);
+            if turned {
+                self.turn(out, query);
+            }
+        }
+        Mat::new(room, count * rows.len(), head_width)
+    }
+
+    /// The factors of dropout for a query's weights in a span.
+    fn factors<'a>(
+        &self,
+        (head, query): (usize, usize),
+        span: &Range<usize>,
+        factors: &'a mut [f32],
+    ) -> Option<&'a [f32]> {
+        let (mask, tokens) = (self.mask?, self.form.tokens);
+        let factors = &mut factors[..vectors(query - span.start, span.len())];
+        let row = ((self.number + head) * tokens + query) as u64;
+        mask.fill(row * tokens as u64 + span.start as u64, factors);
+        Some(factors)
+    }
+
+    /// The keys of a span that a query sees.
+    fn seen(&self, query: usize, span: &Range<usize>) -> Range<usize> {
+        self.form.first_seen(query) - span.start..query + 1 - span.start
+    }
+
+    /// Writes the output and the rows' statistics.
+    fn forward(&self, out: &mut MatMut<'_>, statistics: &mut [[f32; STATISTICS]], scratch: &mut Scratch) {
+        let Form { tokens, count, .. } = self.form;
+        let Scratch { weights, factors, keys, turned_keys, queries, .. } = scratch;
+        self.lay_down_keys(keys, turned_keys);
+        for rows in blocks(tokens) {
+            let (span, len) = (self.form.span(&rows), rows.len());
+            let weights = &mut weights[..count * len * span.len()];
+            let mut scores = MatMut::new(weights, count * len, span.len());
+            let queries = self.stacked(self.queries, &rows, true, queries);
+            matmul_here(&mut scores, Write::Set, self.scale, queries, spanned(&span, keys, tokens));
+            for (i, weights) in weights.chunks_exact_mut(span.len()).enumerate() {
+                let (head, query) = (i / len, rows.start + i % len);
+                let (factors, seen) = (self.factors((head, query), &span, factors), self.seen(query, &span));
+                statistics[head * tokens + query] = vectorized(
+                    #[inline(always)]
+                    || exponentials(weights, seen, factors),
+                );
+            }
+            let (weights, mut out) = (Mat::new(weights, count * len, span.len()), out.rows(rows.clone()));
+            for head in 0..count {
+                let (weights, mut out) =
+                    (weights.rows(head * len..(head + 1) * len), out.cols(self.head(head)));
+                matmul_here(&mut out, Write::Set, 1.0, weights, self.values.rows(span.clone()));
+                for (i, query) in rows.clone().enumerate() {
+                    let [_, inverse] = statistics[head * tokens + query];
+                    out.row(i).iter_mut().for_each(|x| *x *= inverse);
+                }
+            }
+        }
+    }
+
+    /// Writes the gradients of queries, keys and values.
+    fn backward(&self, d: &mut Parts<'_>, known: &Known<'_>, scratch: &mut Scratch) {
+        let Form { tokens, count, .. } = self.form;
+        let Scratch { weights, gradients, factors, keys, values, turned_keys, queries, d_outputs } = scratch;
+        self.lay_down_keys(keys, turned_keys);
+        transpose(self.values, tokens, values);
+        let [d_queries, d_keys, d_values] = d;
+        // The last block sees every key, unless there is a window, so what it sets the others add to.
+        for rows in blocks(tokens).rev() {
+            let (span, len) = (self.form.span(&rows), rows.len());
+            let write = if span == (0..tokens) { Write::Set } else { Write::Add };
+            let (weights, gradients) =
+                (&mut weights[..count * len * span.len()], &mut gradients[..count * len * span.len()]);
+            let queries = self.stacked(self.queries, &rows, true, queries);
+            let d_output = self.stacked(known.d_output, &rows, false, d_outputs);
+            for (out, factor, left, right) in
+                [(&mut *weights, self.scale, queries, &*keys), (&mut *gradients, 1.0, d_output, &*values)]
+            {
+                let mut out = MatMut::new(out, count * len, span.len());
+                matmul_here(&mut out, Write::Set, factor, left, spanned(&span, right, tokens));
+            }
+            self.weights_and_gradients(&rows, [weights, gradients], known, factors);
+            let (weights, gradients) =
+                (Mat::new(weights, count * len, span.len()), Mat::new(gradients, count * len, span.len()));
+            matmul_here(&mut d_values.rows(span.clone()), write, 1.0, weights.t(), d_output);
+            for head in 0..count {
+                let (mut d_queries, keys) = (d_queries.rows(rows.clone()), self.keys(turned_keys));
+                let (mut own, of_head) = (d_queries.cols(self.head(head)), head * len..(head + 1) * len);
+                let keys = keys.rows(span.clone());
+                matmul_here(&mut own, Write::Set, self.scale, gradients.rows(of_head), keys);
+            }
+            matmul_here(&mut d_keys.rows(span), write, self.scale, gradients.t(), queries);
+        }
+        self.turn_back(d_queries, d_keys);
+    }
+
+    /// Makes of the scores of a block, and of the gradients of its weights, the weights after dropout and the gradients
+    /// of the scores.
+    fn weights_and_gradients(
+        &self,
+        rows: &Range<usize>,
+        [weights, gradients]: [&mut [f32]; 2],
+        known: &Known<'_>,
+        factors: &mut [f32],
+    ) {
+        let (span, len) = (self.form.span(rows), rows.len());
+        let both = weights.chunks_exact_mut(span.len()).zip(gradients.chunks_exact_mut(span.len()));
+        for (i, (weights, gradients)) in both.enumerate() {
+            let (head, query) = (i / len, rows.start + i % len);
+            let (factors, seen) = (self.factors((head, query), &span, factors), self.seen(query, &span));
+            let [output, d_output] = [known.output, known.d_output].map(|m| &m.row(query)[self.head(head)]);
+            let row = (output, d_output, known.statistics[head * self.form.tokens + query]);
+            vectorized(
+                #[inline(always)]
+                || weights_and_gradients(weights, gradients, seen, factors, row),
+            );
+        }
+    }
+
+    /// Turns the gradients of turned queries and keys back.
+    fn turn_back(&self, d_queries: &mut MatMut<'_>, d_keys: &mut MatMut<'_>) {
+        let Some(rotation) = self.rotation else { return };
+        for token in 0..self.form.tokens {
+            let queries = d_queries.row(token).chunks_exact_mut(self.form.head_width);
+            vectorized(
+                #[inline(always)]
+                || queries.for_each(|row| rotation.turn_back(row, token)),
+            );
+            rotation.turn_back(d_keys.row(token), token);
+        }
+    }
+}
+
+/// The keys of a span up to the query's own in whole vectors, as far as there are keys.
+#[inline(always)]
+fn vectors(own: usize, keys: usize) -> usize {
+    (own + 1).next_multiple_of(LINE).min(keys)
+}
+
+/// Turns the scores of a query into `e^(score - largest)` after dropout, zero for keys that it does not see. Returns
+/// the row's statistics.
+#[inline(always)]
+fn exponentials(scores: &mut [f32], seen: Range<usize>, factors: Option<&[f32]>) -> [f32; STATISTICS] {
+    let (near, far) = scores.split_at_mut(vectors(seen.end - 1, scores.len()));
+    near[..seen.start].fill(f32::NEG_INFINITY);
+    near[seen.end..].fill(f32::NEG_INFINITY);
+    let largest = max(near);
+    near.iter_mut().for_each(|x| *x = exp(*x - largest));
+    near[..seen.start].fill(0.0);
+    near[seen.end..].fill(0.0);
+    far.fill(0.0);
+    let total = sum(near, |x| x);
+    if let Some(factors) = factors {
+        near.iter_mut().zip(factors).for_each(|(x, factor)| *x *= factor);
+    }
+    [largest, (1.0 / total) as f32]
+}
+
+/// Turns the scores of a query into its weights after dropout, and the gradients of those into the
+/// gradients of the scores; zero for keys that it does not see.
+#[inline(always)]
+fn weights_and_gradients(
+    scores: &mut [f32],
+    gradients: &mut [f32],
+    seen: Range<usize>,
+    factors: Option<&[f32]>,
+    (output, d_output, [largest, inverse]): (&[f32], &[f32], [f32; STATISTICS]),
+) {
+    let near = vectors(seen.end - 1, scores.len());
+    // The mean of the weights' gradients, by the weights.
+    let mean = sum2(output, d_output, |a, b| a * b) as f32;
+    let both = scores[..near].iter_mut().zip(&mut gradients[..near]);
+    match factors {
+        None => both.for_each(|(x, g)| {
+            *x = exp(*x - largest) * inverse;
+            *g = *x * (*g - mean);
+        }),
+        Some(factors) => both.zip(factors).for_each(|((x, g), factor)| {
+            let weight = exp(*x - largest) * inverse;
+            *x = weight * factor;
+            *g = weight * (*g * factor - mean);
+        }),
+    }
+    for row in [scores, gradients] {
+        row[..seen.start].fill(0.0);
+        row[seen.end..].fill(0.0);
+    }
+}
+
+/// The output `[batch, tokens, width]` of all groups, which are in the order of their heads, and the statistics of all
+/// rows.
+pub(super) fn forward(groups: &[Group<'_>], [batch, tokens, width]: [usize; 3]) -> (Vec<f32>, Vec<f32>) {
+    let mut output = vec![0.0; batch * tokens * width];
+    let Some(form) = groups.first().map(|group| group.form).filter(|_| !output.is_empty()) else {
+        return (output, Vec::new());
+    };
+    let mut statistics = vec![0.0; batch * (width / form.head_width) * tokens * STATISTICS];
+    let outputs = output.chunks_mut(tokens * width);
+    let columns = form.count * form.head_width;
+    let outputs: Vec<MatMut<'_>> =
+        outputs.flat_map(|data| MatMut::new(data, tokens, width).split_cols(columns)).collect();
+    let rows = statistics.as_chunks_mut().0.par_chunks_mut(form.count * tokens);
+    groups.par_iter().zip(outputs).zip(rows).for_each_init(
+        || Scratch::forward(form),
+        |scratch, ((group, mut output), statistics)| group.forward(&mut output, statistics, scratch),
+    );
+    (output, statistics)
+}
+
+/// Writes the gradients of all groups, whose `parts` are in their order, for an output `[batch, tokens, width]`, its
+/// gradient and the statistics of all rows.
+pub(super) fn backward(
+    groups: &[Group<'_>],
+    parts: Vec<Parts<'_>>,
+    [output, d_output]: [&[f32]; 2],
+    statistics: &[f32],
+    width: usize,
+) {
+    let Some(form) = groups.first().map(|group| group.form) else { return };
+    let rows = statistics.as_chunks().0.par_chunks(form.count * form.tokens);
+    groups.par_iter().zip(parts).zip(rows).for_each_init(
+        || Scratch::backward(form),
+        |scratch, ((group, mut parts), statistics)| {
+            let [output, d_output] = [output, d_output].map(|data| group.own_columns(data, width));
+            group.backward(&mut parts, &Known { output, d_output, statistics }, scratch);
+        },
+    );
+}

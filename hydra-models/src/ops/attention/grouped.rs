@@ -1,0 +1,580 @@
+//! Attention over queries, keys and values of their own, with fewer heads of keys and values than of queries.
+
+use super::STATISTICS;
+use super::group::{self, Form, Group};
+use super::rotary::{Rotary, Rotation};
+use crate::ops::autodiff::*;
+use crate::ops::kernels::{Mat, MatMut};
+use crate::ops::tensors::{flex, float_type, floats, one_type, owned};
+use burn::tensor::Tensor;
+use burn_flex::FlexTensor;
+use hydra_core::profile::{self, Part};
+use hydra_core::{DropoutMask, FloatType, Pass};
+
+/// How attention of grouped heads is computed.
+#[derive(Clone, Debug)]
+pub struct GroupedAttention {
+    /// The heads of queries.
+    pub heads: usize,
+    /// The heads of keys and values; they divide the heads of queries, and neighbours of those share one.
+    pub key_heads: usize,
+    /// The factor on the scores.
+    pub scale: f64,
+    /// The most tokens that a token sees, itself among them; all before it where there is none.
+    pub window: Option<usize>,
+    /// What turns queries and keys by their positions, if anything does.
+    pub rotary: Option<Rotary>,
+    /// The probability with which an attention weight is dropped while training.
+    pub dropout: f64,
+    /// The pass's site for that dropout, whose elements are the weights `[batch, heads, query, key]`.
+    pub site: u64,
+}
+
+/// Grouped-query attention (Ainslie et al., 2023) in which a token sees itself and what came before, as far back as
+/// the window reaches: queries `[batch, tokens, heads * head width]`, keys and values
+/// `[batch, tokens, key heads * head width]`, of which nothing is copied for the heads that share them. The result has
+/// the shape of the queries.
+///
+/// # Panics
+/// If shapes, heads, the rotary embedding's width or float types do not fit, or the window is zero.
+pub fn grouped_attention(
+    queries: Tensor<3>,
+    keys: Tensor<3>,
+    values: Tensor<3>,
+    attention: &GroupedAttention,
+    pass: &Pass,
+) -> Tensor<3> {
+    check([&queries, &keys, &values], attention);
+    let tokens = queries.dims()[1];
+    let options = GroupedOptions {
+        heads: attention.heads,
+        key_heads: attention.key_heads,
+        scale: attention.scale as f32,
+        window: attention.window.map_or(tokens, |window| window.min(tokens)),
+        rotation: attention.rotary.as_ref().map(|rotary| rotary.rotation(tokens)),
+        mask: pass.site(attention.site).dropout_mask(attention.dropout),
+    };
+    let (queries, keys, values) = (queries.into_dispatch(), keys.into_dispatch(), values.into_dispatch());
+    Tensor::from_dispatch(<Dispatch as GroupedOps>::grouped_attention(queries, keys, values, options))
+}
+
+#[track_caller]
+fn check([queries, keys, values]: [&Tensor<3>; 3], attention: &GroupedAttention) {
+    let GroupedAttention { heads, key_heads, window, rotary, .. } = attention;
+    assert!(
+        *key_heads > 0 && *heads > 0 && heads.is_multiple_of(*key_heads),
+        "grouped_attention expects heads of keys that divide those of queries, found {key_heads} for {heads}"
+    );
+    let [batch, tokens, width] = queries.dims();
+    assert!(
+        width > 0 && width.is_multiple_of(*heads),
+        "grouped_attention of {heads} heads expects queries a multiple of them wide, found {width}"
+    );
+    let (expected, found) = ([batch, tokens, width / heads * key_heads], [keys.dims(), values.dims()]);
+    assert!(
+        found == [expected; 2],
+        "grouped_attention expects keys and values of shape {expected:?}, found {found:?}"
+    );
+    assert!(*window != Some(0), "grouped_attention expects a window of at least one token");
+    let turned = rotary.as_ref().map_or(width / heads, Rotary::width);
+    assert!(
+        turned == width / heads,
+        "grouped_attention expects a rotary embedding as wide as a head, {}; found {turned}",
+        width / heads
+    );
+    one_type("grouped_attention", [queries.dtype(), keys.dtype(), values.dtype()]);
+}
+
+/// The most elements that attention has at hand beside its inputs and output and their gradients, for queries of this
+/// shape: what is saved for each row, and the scratch memory of each group, were all of them computed at once.
+pub(crate) fn working_elements([batch, tokens, width]: [usize; 3], attention: &GroupedAttention) -> usize {
+    let GroupedAttention { heads, key_heads, window, rotary, .. } = attention;
+    let (head_width, count) = (width / heads, heads / key_heads);
+    let window = window.map_or(tokens, |window| window.min(tokens));
+    let form = Form { tokens, head_width, count, window, turned: rotary.is_some() };
+    batch * (heads * STATISTICS * tokens + key_heads * group::scratch_elements(form))
+}
+
+/// The arguments of the kernels.
+#[derive(Clone, Debug)]
+pub(crate) struct GroupedOptions {
+    pub(in crate::ops) heads: usize,
+    pub(in crate::ops) key_heads: usize,
+    pub(in crate::ops) scale: f32,
+    /// At most the tokens.
+    pub(in crate::ops) window: usize,
+    pub(in crate::ops) rotation: Option<Rotation>,
+    pub(in crate::ops) mask: Option<DropoutMask>,
+}
+
+/// Attention as an op of the backends.
+#[backend_extension(Autodiff, Flex, Cube: cfg(feature = "cube"))]
+pub(crate) trait GroupedOps: Backend {
+    /// The output for queries, keys and values.
+    fn grouped_attention(
+        queries: FloatTensor<Self>,
+        keys: FloatTensor<Self>,
+        values: FloatTensor<Self>,
+        options: GroupedOptions,
+    ) -> FloatTensor<Self>;
+}
+
+/// The tensors of the forward that the backward needs.
+#[derive(Clone, Debug)]
+pub(crate) struct GroupedSaved<T> {
+    /// Queries, keys and values.
+    pub(in crate::ops) inputs: [T; 3],
+    pub(in crate::ops) output: T,
+    pub(in crate::ops) statistics: T,
+}
+
+/// The operations that a backend must compute for it to be differentiable.
+pub(crate) trait GroupedKernels: GroupedOps {
+    /// The output, and the statistics of each row of scores, `[batch, heads, tokens, 2]`: the largest, and
+    /// one over the sum of `e^(score - largest)`; those are `F32`.
+    fn grouped_and_statistics(
+        inputs: [FloatTensor<Self>; 3],
+        options: GroupedOptions,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
+
+    /// The gradients with respect to queries, keys and values for that of the output.
+    fn grouped_backward(
+        saved: GroupedSaved<FloatTensor<Self>>,
+        gradient: FloatTensor<Self>,
+        options: GroupedOptions,
+    ) -> [FloatTensor<Self>; 3];
+}
+
+impl GroupedOptions {
+    fn form(&self, [_, tokens, width]: [usize; 3]) -> Form {
+        let Self { heads, key_heads, window, rotation, .. } = self;
+        let (head_width, count) = (width / heads, heads / key_heads);
+        Form { tokens, head_width, count, window: *window, turned: rotation.is_some() }
+    }
+
+    /// The groups of a batch in the order `[batch, key heads]`, for queries of this shape.
+    fn groups<'a>(&'a self, inputs: [&'a [f32]; 3], shape: [usize; 3]) -> Vec<Group<'a>> {
+        let (form, [batch, tokens, _]) = (self.form(shape), shape);
+        let group = |sequence: usize, head: usize| {
+            let part = |i: usize, width: usize| {
+                let all = width * self.key_heads;
+                let data = &inputs[i][sequence * tokens * all..][..tokens * all];
+                Mat::new(data, tokens, all).cols(head * width..(head + 1) * width)
+            };
+            let [keys, values] = [1, 2].map(|i| part(i, form.head_width));
+            Group {
+                queries: part(0, form.count * form.head_width),
+                keys,
+                values,
+                form,
+                scale: self.scale,
+                mask: self.mask,
+                rotation: self.rotation.as_ref(),
+                number: sequence * self.heads + head * form.count,
+            }
+        };
+        (0..batch)
+            .flat_map(|i| (0..self.key_heads).map(move |head| (i, head)))
+            .map(|(i, h)| group(i, h))
+            .collect()
+    }
+}
+
+/// The matrices of all heads of `[batch, tokens, heads * width]`.
+fn split(data: &mut [f32], tokens: usize, heads: usize, width: usize) -> impl Iterator<Item = MatMut<'_>> {
+    let sequences = data.chunks_mut(tokens * heads * width);
+    sequences.flat_map(move |data| MatMut::new(data, tokens, heads * width).split_cols(width))
+}
+
+fn forward(inputs: [FlexTensor; 3], options: &GroupedOptions) -> (FlexTensor, FlexTensor) {
+    let float = float_type(&inputs[0]);
+    let inputs = inputs.map(owned);
+    let shape: [usize; 3] = inputs[0].shape().dims();
+    let groups = options.groups(inputs.each_ref().map(floats), shape);
+    let (output, statistics) = group::forward(&groups, shape);
+    let [batch, tokens, _] = shape;
+    let statistics = flex(statistics, [batch, options.heads, tokens, STATISTICS], FloatType::F32);
+    (flex(output, shape, float), statistics)
+}
+
+fn backward(
+    saved: GroupedSaved<FlexTensor>,
+    gradient: FlexTensor,
+    options: &GroupedOptions,
+) -> [FlexTensor; 3] {
+    let float = float_type(&gradient);
+    let (inputs, output, gradient) = (saved.inputs.map(owned), owned(saved.output), owned(gradient));
+    let shape: [usize; 3] = inputs[0].shape().dims();
+    let form = options.form(shape);
+    let shapes: [[usize; 3]; 3] = inputs.each_ref().map(|input| input.shape().dims());
+    let mut d = shapes.map(|shape| vec![0.0; shape.iter().product()]);
+    if !d[0].is_empty() {
+        let groups = options.groups(inputs.each_ref().map(floats), shape);
+        let [queries, keys, values] = &mut d;
+        let parts = |data, width| split(data, form.tokens, options.key_heads, width);
+        let queries = parts(queries, form.count * form.head_width);
+        let (keys, values) = (parts(keys, form.head_width), parts(values, form.head_width));
+        let parts = queries.zip(keys).zip(values).map(|((q, k), v)| [q, k, v]);
+        let known = [floats(&output), floats(&gradient)];
+        group::backward(&groups, parts.collect(), known, floats(&saved.statistics), shape[2]);
+    }
+    let [queries, keys, values] = d;
+    [(queries, shapes[0]), (keys, shapes[1]), (values, shapes[2])].map(|(d, shape)| flex(d, shape, float))
+}
+
+impl GroupedOps for Flex {
+    fn grouped_attention(
+        queries: FloatTensor<Self>,
+        keys: FloatTensor<Self>,
+        values: FloatTensor<Self>,
+        options: GroupedOptions,
+    ) -> FloatTensor<Self> {
+        Self::grouped_and_statistics([queries, keys, values], options).0
+    }
+}
+
+impl GroupedKernels for Flex {
+    fn grouped_and_statistics(
+        inputs: [FloatTensor<Self>; 3],
+        options: GroupedOptions,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        profile::time(Part::Attention, || forward(inputs, &options))
+    }
+
+    fn grouped_backward(
+        saved: GroupedSaved<FloatTensor<Self>>,
+        gradient: FloatTensor<Self>,
+        options: GroupedOptions,
+    ) -> [FloatTensor<Self>; 3] {
+        profile::time(Part::Attention, || backward(saved, gradient, &options))
+    }
+}
+
+#[derive(Debug)]
+struct GroupedBackward;
+
+impl<B: GroupedKernels> Backward<B, 3> for GroupedBackward {
+    type State = (GroupedSaved<FloatTensor<B>>, GroupedOptions);
+
+    fn backward(self, ops: Ops<Self::State, 3>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let gradient = grads.consume::<B>(&ops.node);
+        let (nodes, (saved, options)) = (parents(&ops), ops.state);
+        register::<B, 3>(grads, nodes, B::grouped_backward(saved, gradient, options).map(Some));
+    }
+}
+
+impl<B: GroupedKernels, C: CheckpointStrategy> GroupedOps for Autodiff<B, C> {
+    fn grouped_attention(
+        queries: FloatTensor<Self>,
+        keys: FloatTensor<Self>,
+        values: FloatTensor<Self>,
+        options: GroupedOptions,
+    ) -> FloatTensor<Self> {
+        let nodes = [queries.node(), keys.node(), values.node()];
+        let inputs = [queries.into_primitive(), keys.into_primitive(), values.into_primitive()];
+        match GroupedBackward.prepare::<C>(nodes).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => {
+                let (output, statistics) = B::grouped_and_statistics(inputs.clone(), options.clone());
+                prep.finish((GroupedSaved { inputs, output: output.clone(), statistics }, options), output)
+            }
+            OpsKind::UnTracked(prep) => {
+                let [queries, keys, values] = inputs;
+                prep.finish(B::grouped_attention(queries, keys, values, options))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::group::BLOCK;
+    use super::super::rotary::RotaryScaling;
+    use super::*;
+    use crate::ops::{causal_attention, reference, testing::*};
+    use hydra_core::Activation;
+    use proptest::prelude::*;
+
+    #[derive(Clone, Copy, Debug)]
+    struct Case {
+        batch: usize,
+        tokens: usize,
+        heads: usize,
+        key_heads: usize,
+        head_width: usize,
+        window: Option<usize>,
+        turned: bool,
+        dropout: f64,
+        floats: Floats,
+    }
+
+    const CASE: Case = Case {
+        batch: 2,
+        tokens: 1,
+        heads: 6,
+        key_heads: 2,
+        head_width: 8,
+        window: None,
+        turned: true,
+        dropout: 0.0,
+        floats: Floats::F32,
+    };
+
+    fn pass() -> Pass {
+        Pass::train(Pass::key_of(1, 2, 3), Activation::default())
+    }
+
+    type Attend = fn(Tensor<3>, Tensor<3>, Tensor<3>, &GroupedAttention, &Pass) -> Tensor<3>;
+
+    impl Case {
+        fn options(self) -> GroupedAttention {
+            let Self { heads, key_heads, window, dropout, head_width, .. } = self;
+            let rotary = self.turned.then(|| Rotary::new(head_width, 50.0, RotaryScaling::Default));
+            GroupedAttention { heads, key_heads, scale: 0.5, window, rotary, dropout, site: 7 }
+        }
+
+        /// Queries, keys and values.
+        fn inputs(self) -> [Tensor<3>; 3] {
+            let Self { batch, tokens, heads, key_heads, head_width, .. } = self;
+            let input = |(seed, heads)| self.floats.leaf(normal(seed, [batch, tokens, heads * head_width]));
+            [(1, heads), (2, key_heads), (3, key_heads)].map(input)
+        }
+
+        fn upstream(self) -> Tensor<3> {
+            self.floats.of(normal(4, [self.batch, self.tokens, self.heads * self.head_width]))
+        }
+
+        /// The output, and the gradients of queries, keys and values for a gradient of normal numbers.
+        fn run(self, attend: Attend) -> [Vec<f32>; 4] {
+            let [queries, keys, values_] = self.inputs();
+            let out = attend(queries.clone(), keys.clone(), values_.clone(), &self.options(), &pass());
+            let found = values(&out);
+            let grads = (out * self.upstream()).sum().backward();
+            let [queries, keys, values_] = [queries, keys, values_].map(|leaf| gradient(&leaf, &grads));
+            [found, queries, keys, values_]
+        }
+
+        fn assert_near(self, found: &[Vec<f32>; 4], expected: &[Vec<f32>; 4], bound: f64) {
+            // Where a query sees one key alone, nothing depends on either's direction.
+            let alone = self.tokens == 1 || self.window == Some(1);
+            for (i, (found, expected)) in found.iter().zip(expected).enumerate() {
+                if alone && (i == 1 || i == 2) {
+                    assert!(found.iter().all(|x| x.abs() < 1e-5), "{self:?}, {i}: {found:?}");
+                    continue;
+                }
+                let error = distance(found, expected);
+                assert!(error < bound, "{self:?}, {i}: {error}");
+            }
+        }
+
+        /// The same in `f64`, with loops.
+        fn exact(self) -> [Vec<f32>; 4] {
+            let wide = |t: &Tensor<3>| values(t).into_iter().map(f64::from).collect::<Vec<_>>();
+            let [mut queries, mut keys, values_] = self.inputs().each_ref().map(wide);
+            self.turn_all(&mut queries, self.heads, 1.0);
+            self.turn_all(&mut keys, self.key_heads, 1.0);
+            let upstream = wide(&self.upstream());
+            let mut out = [&queries, &queries, &keys, &keys].map(|like| vec![0.0; like.len()]);
+            for sequence in 0..self.batch {
+                for (head, query) in (0..self.heads).flat_map(|h| (0..self.tokens).map(move |q| (h, q))) {
+                    self.exact_row([sequence, head, query], [&queries, &keys, &values_, &upstream], &mut out);
+                }
+            }
+            let [_, d_queries, d_keys, _] = &mut out;
+            self.turn_all(d_queries, self.heads, -1.0);
+            self.turn_all(d_keys, self.key_heads, -1.0);
+            out.map(|values| values.into_iter().map(|x| x as f32).collect())
+        }
+
+        /// Turns `[batch, tokens, heads * head width]`, or turns it back.
+        fn turn_all(self, data: &mut [f64], heads: usize, sign: f64) {
+            if !self.turned {
+                return;
+            }
+            let half = self.head_width / 2;
+            for (i, row) in data.chunks_mut(self.head_width).enumerate() {
+                let token = i / heads % self.tokens;
+                for pair in 0..half {
+                    let angle = token as f64 * 50f64.powf(-(pair as f64) / half as f64);
+                    let (sine, cosine) = (sign * angle).sin_cos();
+                    let (a, b) = (row[pair], row[pair + half]);
+                    (row[pair], row[pair + half]) = (a * cosine - b * sine, b * cosine + a * sine);
+                }
+            }
+        }
+
+        fn exact_row(
+            self,
+            [sequence, head, query]: [usize; 3],
+            [queries, keys, values_, upstream]: [&[f64]; 4],
+            [out, d_queries, d_keys, d_values]: &mut [Vec<f64>; 4],
+        ) {
+            let Self { tokens, heads, key_heads, head_width, dropout, .. } = self;
+            let own = ((sequence * tokens + query) * heads + head) * head_width;
+            let at = |key| ((sequence * tokens + key) * key_heads + head / (heads / key_heads)) * head_width;
+            let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+            let vector = |of: &[f64], start: usize| of[start..start + head_width].to_vec();
+            let first = (query + 1).saturating_sub(self.window.unwrap_or(tokens));
+            let score = |key| 0.5 * dot(&vector(queries, own), &vector(keys, at(key)));
+            let scores: Vec<f64> = (first..=query).map(score).collect();
+            let sum: f64 = scores.iter().map(|s| s.exp()).sum();
+            let weights: Vec<f64> = scores.iter().map(|s| s.exp() / sum).collect();
+            let mask = pass().site(7).dropout_mask(dropout);
+            let row = (((sequence * heads + head) * tokens + query) * tokens) as u64;
+            let factor = |key: usize| mask.map_or(1.0, |mask| f64::from(mask.factor(row + key as u64)));
+            let g = vector(upstream, own);
+            let for_weight = |key| dot(&g, &vector(values_, at(key))) * factor(key);
+            let mean: f64 = (first..=query).map(|key| weights[key - first] * for_weight(key)).sum();
+            for key in first..=query {
+                let weight = weights[key - first];
+                let for_score = weight * (for_weight(key) - mean) * 0.5;
+                for i in 0..head_width {
+                    out[own + i] += weight * factor(key) * values_[at(key) + i];
+                    d_queries[own + i] += for_score * keys[at(key) + i];
+                    d_keys[at(key) + i] += for_score * queries[own + i];
+                    d_values[at(key) + i] += weight * factor(key) * g[i];
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn values_and_gradients_equal_the_exact_ones_and_the_reference() {
+        for tokens in [1, 2, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 5] {
+            for (heads, key_heads, window) in
+                [(1, 1, None), (6, 2, None), (4, 1, Some(1)), (6, 3, Some(BLOCK - 1)), (3, 3, Some(50))]
+            {
+                for (turned, dropout) in [(true, 0.0), (false, 0.0), (true, 0.25)] {
+                    let case = Case { tokens, heads, key_heads, window, turned, dropout, ..CASE };
+                    let found = case.run(grouped_attention);
+                    case.assert_near(&found, &case.exact(), 3e-6);
+                    case.assert_near(&found, &case.run(reference::grouped_attention), 3e-6);
+                }
+            }
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(48))]
+        #[test]
+        fn any_sizes_equal_the_exact_ones(
+            batch in 1usize..4, tokens in 1usize..150, key_heads in 1usize..4, count in 1usize..4,
+            pairs in 1usize..10, window in 1usize..200, slides: bool, turned: bool, drops: bool,
+        ) {
+            let (window, dropout) = (slides.then_some(window), if drops { 0.3 } else { 0.0 });
+            let (heads, head_width) = (key_heads * count, 2 * pairs);
+            let case = Case { batch, tokens, heads, key_heads, head_width, window, turned, dropout, ..CASE };
+            case.assert_near(&case.run(grouped_attention), &case.exact(), 1e-5);
+        }
+    }
+
+    /// The same as one operation of queries, keys and values side by side.
+    fn joint(
+        queries: Tensor<3>,
+        keys: Tensor<3>,
+        values: Tensor<3>,
+        attention: &GroupedAttention,
+        pass: &Pass,
+    ) -> Tensor<3> {
+        let GroupedAttention { heads, scale, dropout, site, .. } = *attention;
+        let options = super::super::Attention { heads, scale, dropout, site };
+        causal_attention(Tensor::cat(vec![queries, keys, values], 2), options, pass)
+    }
+
+    #[test]
+    fn heads_of_their_own_that_nothing_turns_have_the_bits_of_the_joint_operation() {
+        for (tokens, dropout) in [(3, 0.0), (BLOCK + 9, 0.2)] {
+            let case = Case { tokens, dropout, key_heads: 6, turned: false, ..CASE };
+            assert_eq!(case.run(grouped_attention), case.run(joint));
+        }
+    }
+
+    #[test]
+    fn a_window_that_reaches_everything_has_the_bits_of_none() {
+        let run = |window| Case { tokens: 2 * BLOCK + 7, window, ..CASE }.run(grouped_attention);
+        assert_eq!(run(Some(2 * BLOCK + 7)), run(None));
+        assert_eq!(run(Some(usize::MAX)), run(None));
+        assert_ne!(run(Some(2 * BLOCK)), run(None));
+    }
+
+    #[test]
+    fn bf16_is_rounded_once_forward_and_once_back() {
+        for (tokens, window, dropout) in
+            [(1, None, 0.0), (BLOCK - 1, Some(9), 0.1), (3 * BLOCK + 5, None, 0.25)]
+        {
+            let case = |floats| Case { tokens, window, dropout, floats, ..CASE };
+            let (found, exact) = (case(Floats::Bf16).run(grouped_attention), case(Floats::Bf16).exact());
+            assert_rounded(&found[0], &case(Floats::Widened).run(grouped_attention)[0]);
+            assert_within(ROUNDING, &format!("attention of {tokens}"), &found[0], &exact[0]);
+            for (found, exact) in found[1..].iter().zip(&exact[1..]) {
+                // The backward reads the output after it was rounded.
+                let what = format!("gradient of attention of {tokens}");
+                if tokens > 1 {
+                    assert_within(2.0 * ROUNDING, &what, found, exact);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn bits_do_not_depend_on_threads_or_tracking() {
+        for (window, floats) in [(None, Floats::F32), (Some(40), Floats::F32), (Some(40), Floats::Bf16)] {
+            let case = Case { tokens: 2 * BLOCK + 7, window, dropout: 0.1, floats, ..CASE };
+            let one = with_threads(1, || case.run(grouped_attention));
+            for threads in [2, 3] {
+                assert_eq!(one, with_threads(threads, || case.run(grouped_attention)));
+            }
+            let [queries, keys, values_] = case.inputs().map(untracked);
+            assert_eq!(values(&grouped_attention(queries, keys, values_, &case.options(), &pass())), one[0]);
+        }
+    }
+
+    #[test]
+    fn a_token_sees_its_window_and_nothing_else() {
+        let case = Case { batch: 1, tokens: 2 * BLOCK, window: Some(5), ..CASE };
+        let attend = |changed: usize| {
+            let [queries, keys, values_] = case.inputs();
+            let width = keys.dims()[2];
+            let moved = |x: Tensor<3>| {
+                let other = normal(9, [1, 1, width]);
+                x.slice_assign([0..1, changed..changed + 1, 0..width], other)
+            };
+            values(&grouped_attention(queries, moved(keys), moved(values_), &case.options(), &pass()))
+        };
+        let width = case.heads * case.head_width;
+        let row = |out: &[f32], token: usize| out[token * width..][..width].to_vec();
+        for changed in [0, 3, BLOCK - 1, BLOCK, 2 * BLOCK - 1] {
+            let (a, b) = (case.run(grouped_attention)[0].clone(), attend(changed));
+            for token in 0..case.tokens {
+                let sees = (changed..changed + 5).contains(&token);
+                assert_eq!(row(&a, token) != row(&b, token), sees, "{token} of {changed}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_is_named() {
+        let refusal = |keys: usize, change: fn(&mut GroupedAttention)| {
+            let mut options = Case { tokens: 3, ..CASE }.options();
+            change(&mut options);
+            let attend = || {
+                let keys = || normal(2, [2, 3, keys]);
+                grouped_attention(normal(1, [2, 3, 48]), keys(), keys(), &options, &pass())
+            };
+            let panic =
+                std::panic::catch_unwind(std::panic::AssertUnwindSafe(attend)).expect_err("a refusal");
+            hydra_core::panic_message(&*panic)
+        };
+        for (refusal, expected) in [
+            (refusal(16, |o| o.key_heads = 4), "heads of keys that divide those of queries, found 4 for 6"),
+            (refusal(16, |o| o.heads = 10), "of 10 heads expects queries a multiple of them wide, found 48"),
+            (refusal(24, |_| {}), "keys and values of shape [2, 3, 16], found [[2, 3, 24], [2, 3, 24]]"),
+            (refusal(16, |o| o.window = Some(0)), "a window of at least one token"),
+            (
+                refusal(16, |o| o.rotary = Some(Rotary::new(6, 1e4, RotaryScaling::Default))),
+                "as wide as a head, 8; found 6",
+            ),
+        ] {
+            assert!(refusal.contains(expected), "{refusal}");
+        }
+    }
+}

@@ -1,0 +1,29 @@
+//! Causal self-attention as one operation: over queries, keys and values that one map made, and over those of three maps,
+//! turned by their positions, where several heads of queries share keys and values.
+//!
+//! Weights are computed for a block of queries at a time and are gone after it; for the backward they are
+//! computed again from two numbers of each row (Dao et al., "FlashAttention", 2022): the largest score and the
+//! inverse of the sum of the exponentials. Both in one, as log-sum-exp, would not do where scores are so large
+//! that it rounds the sum away.
+
+mod group;
+mod grouped;
+mod qkv;
+mod rotary;
+
+pub use grouped::{GroupedAttention, grouped_attention};
+pub use qkv::{Attention, causal_attention};
+pub use rotary::{Rotary, RotaryScaling};
+
+pub(crate) use grouped::working_elements as grouped_working_elements;
+pub(crate) use qkv::working_elements;
+
+#[cfg(feature = "cube")]
+pub(super) use {
+    grouped::{GroupedKernels, GroupedOps, GroupedOptions},
+    qkv::{AttentionKernels, AttentionOps, Options, Saved},
+    rotary::Rotation,
+};
+
+/// Numbers that are saved for each row of scores.
+pub(super) const STATISTICS: usize = 2;

@@ -1,0 +1,22 @@
+//! Parts that families of models have in common, with the fields' names as in Hugging Face transformers.
+//!
+//! Parameters here have shapes and no memory: a chain gives them values when it promotes a layer.
+
+mod linear;
+mod norm;
+mod table;
+mod tokens;
+
+pub use linear::Linear;
+pub use norm::{Norm, RmsNorm};
+pub use table::Table;
+pub(crate) use tokens::next_tokens;
+
+use burn::module::{Param, ParamId};
+use burn::tensor::{Device, Shape, Tensor};
+
+/// A parameter with a shape and no memory.
+pub(crate) fn hollow<const D: usize>(shape: [usize; D]) -> Param<Tensor<D>> {
+    let absent = |_: &Device, _: bool| panic!("a parameter was read before its layer was promoted");
+    Param::uninitialized(ParamId::new(), absent, Device::flex(), true, Shape::from(shape))
+}

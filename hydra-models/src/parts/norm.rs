@@ -1,0 +1,51 @@
+//! Normalizations.
+
+use super::hollow;
+use crate::ops;
+use burn::module::{Module, Param};
+use burn::tensor::Tensor;
+
+/// A layer normalization.
+#[derive(Module, Debug)]
+pub struct Norm {
+    /// `[width]`.
+    pub weight: Param<Tensor<1>>,
+    /// `[width]`.
+    pub bias: Param<Tensor<1>>,
+    /// The number that is added to the variance.
+    pub epsilon: f64,
+}
+
+impl Norm {
+    /// A normalization without values.
+    pub fn new(width: usize, epsilon: f64) -> Self {
+        Self { weight: hollow([width]), bias: hollow([width]), epsilon }
+    }
+
+    /// Normalizes the last dimension of `[batch, tokens, width]`.
+    pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
+        ops::layer_norm(x, self.weight.val(), self.bias.val(), self.epsilon)
+    }
+}
+
+/// A normalization by the root of the mean square.
+#[derive(Module, Debug)]
+pub struct RmsNorm {
+    /// `[width]`.
+    pub weight: Param<Tensor<1>>,
+    /// The number that is added to the mean square.
+    pub epsilon: f64,
+}
+
+impl RmsNorm {
+    /// A normalization without values.
+    pub fn new(width: usize, epsilon: f64) -> Self {
+        Self { weight: hollow([width]), epsilon }
+    }
+
+    /// Normalizes the last dimension of `[batch, tokens, width]`; where that is several times as wide as the weight,
+    /// each part of that width by itself.
+    pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
+        ops::rms_norm(x, self.weight.val(), self.epsilon)
+    }
+}

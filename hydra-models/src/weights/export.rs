@@ -1,0 +1,73 @@
+//! Writing a model as a Hugging Face directory.
+
+use super::{CONFIG, WEIGHTS, failed, write_tensors};
+use crate::tokenizer::TOKENIZER_FILES;
+use hydra_core::{Chain, ImageReader, WeightError, replace_file};
+use serde_json::{Map, Value, json};
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::Path;
+
+/// What a directory holds beside configuration, weights and tokenizer, and what a written model keeps of it.
+const CARRIED: [&str; 6] = [
+    "generation_config.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "tokenizer.model",
+];
+
+/// A model on its way into a directory.
+pub(crate) struct Export<'a> {
+    /// The model's configuration, but for what its writing changes.
+    pub config: Map<String, Value>,
+    /// The class of transformers that reads it.
+    pub architecture: &'static str,
+    /// The directory that the model came from, of which the tokenizer's files and others like them are copied.
+    pub source: Option<&'a Path>,
+    /// The name that Hugging Face gives a parameter.
+    pub name: &'a dyn Fn(&str) -> String,
+}
+
+impl Export<'_> {
+    /// Writes `config.json`, `model.safetensors` in `F32`, and what is copied. Each file gets its name only when it is
+    /// complete.
+    ///
+    /// # Errors
+    /// What cannot be read or written.
+    pub fn write(self, chain: &Chain, images: &dyn ImageReader, dir: &Path) -> Result<(), WeightError> {
+        fs::create_dir_all(dir).map_err(|e| failed(dir, e))?;
+        let (weights, path) = (dir.join(WEIGHTS), dir.join(CONFIG));
+        write_tensors(chain, images, &weights, self.name)?;
+        let source = self.source;
+        let text = self.config_text().map_err(|e| failed(&path, e.into()))?;
+        replace_file(&path, |out| out.write_all(&text)).map_err(|e| failed(&path, e))?;
+        source.map_or(Ok(()), |source| carry(source, dir))
+    }
+
+    fn config_text(mut self) -> serde_json::Result<Vec<u8>> {
+        self.config.insert("architectures".to_owned(), json!([self.architecture]));
+        self.config.insert("dtype".to_owned(), json!("float32"));
+        self.config.remove("torch_dtype");
+        let mut text = serde_json::to_vec_pretty(&self.config)?;
+        text.push(b'\n');
+        Ok(text)
+    }
+}
+
+/// Copies the files that belong to a model, as far as they are there.
+fn carry(source: &Path, dir: &Path) -> Result<(), WeightError> {
+    for name in TOKENIZER_FILES.into_iter().chain(CARRIED) {
+        let (from, to) = (source.join(name), dir.join(name));
+        if from.is_file() && !same_file(&from, &to) {
+            let copy = |out: &mut File| io::copy(&mut File::open(&from)?, out).map(drop);
+            replace_file(&to, copy).map_err(|e| failed(&to, e))?;
+        }
+    }
+    Ok(())
+}
+
+fn same_file(a: &Path, b: &Path) -> bool {
+    matches!((a.canonicalize(), b.canonicalize()), (Ok(a), Ok(b)) if a == b)
+}

@@ -1,0 +1,38 @@
+//! GPT-2.
+
+use crate::reference::{Model, ids, reference};
+use burn::tensor::Device;
+use hydra_core::AnyTensor;
+use hydra_models::gpt2::{Gpt2Dir, Gpt2Writer, chain, hf_name, logits};
+
+/// The reference models that there are.
+fn models() -> impl Iterator<Item = (Model, Gpt2Dir)> {
+    ["tiny", "tiny_pert"].into_iter().filter_map(reference).map(|path| {
+        let source = Gpt2Dir::open(&path).unwrap();
+        (Model::new(path, chain(source.config(), Some(source.clone())).unwrap(), hf_name), source)
+    })
+}
+
+#[test]
+fn logits_equal_those_of_transformers() {
+    for (model, source) in models() {
+        let ids = ids(&model.path).to_device(&Device::flex().autodiff());
+        let found = logits(source.config(), &model.chain, &|i| model.image(i), ids, &Device::flex());
+        model.assert_logits(AnyTensor::from(found).into_host().as_f32());
+    }
+}
+
+#[test]
+fn loss_and_gradients_equal_those_of_transformers() {
+    models().for_each(|(model, _)| model.assert_loss_and_gradients());
+}
+
+#[test]
+fn a_checkpoint_of_transformers_is_written_back_as_it_was() {
+    models().for_each(|(model, source)| model.assert_written_back(&Gpt2Writer::from(&source)));
+}
+
+#[test]
+fn cut_chains_and_untracked_forwards_give_the_same_bits() {
+    models().for_each(|(model, _)| model.assert_cuts_agree());
+}

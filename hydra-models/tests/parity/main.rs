@@ -1,0 +1,6 @@
+//! Models against Hugging Face transformers: logits, loss and gradients of the same weights. One reference model of
+//! GPT-2 is in the repository (`fixtures/parity`); others, beside it, are taken where they are there.
+
+mod decoder;
+mod gpt2;
+mod reference;
