@@ -1,10 +1,11 @@
 //! Decoders behind the port of families.
 
 use super::presets::PRESETS;
-use super::{DecoderConfig, DecoderDir, DecoderWriter, chain};
+use super::{DecoderConfig, DecoderDir, DecoderWriter, adapted_chain, chain, hf_name};
 use crate::ModelError;
-use crate::family::{Family, Model, Preset, Reads};
-use hydra_core::{Chain, ModelWriter};
+use crate::family::{Adapting, Family, Model, Preset, Reads};
+use crate::lora::{AdapterDir, AdapterSource, Lora};
+use hydra_core::{Chain, ModelWriter, WeightSource};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -72,6 +73,18 @@ impl Model for Decoder {
         let from = |weights: &DecoderDir| DecoderWriter::from(weights);
         let fresh = || DecoderWriter::new(self.config.clone());
         Arc::new(self.weights.as_ref().map_or_else(fresh, from))
+    }
+
+    fn adapted(&self, lora: &Lora, adapter: Option<AdapterDir>) -> Result<Chain, ModelError> {
+        let base = self.weights.clone().map(|weights| Arc::new(weights) as Arc<dyn WeightSource>);
+        let fresh = adapted_chain(&self.config, lora, AdapterSource::new(base.clone(), None))?;
+        let Some(adapter) = adapter else { return Ok(fresh) };
+        let adapter = adapter.of(&fresh, hf_name)?;
+        adapted_chain(&self.config, lora, AdapterSource::new(base, Some(adapter)))
+    }
+
+    fn adapting(&self) -> Adapting {
+        Adapting { targets: &["q_proj", "v_proj"], fan_in_fan_out: false, name: hf_name }
     }
 
     fn directory(&self) -> Option<&Path> {
