@@ -9,6 +9,7 @@
 //! | `space` | [`Space`], [`Parameter`], [`Range`], [`Configuration`]; parameters as flags write them ([`parse_parameter`]); files of trials |
 //! | `spec` | [`Spec`] and [`Method`] |
 //! | `tree` | [`Course`], settings as functions of the step, and the [`StageTree`] of equal prefixes |
+//! | `searcher` | the port [`Searcher`], and the methods, one a file: grid, random, halving, Hyperband, ASHA, PBT, TPE |
 //!
 //! Invariant: this crate never spawns a thread, never reads a clock, never does I/O and never draws from a global random
 //! generator; what it answers in all does not depend on the order in which it is told. It knows neither tensors nor models,
@@ -19,11 +20,15 @@
 mod key;
 mod names;
 mod rank;
+mod searcher;
 mod space;
 mod spec;
 mod tree;
 
 pub use rank::{Loss, TrialId};
+pub use searcher::{
+    Action, Asha, Full, Halving, Hyperband, Pbt, Repeat, RungPlan, Searcher, Tpe, brackets, rungs,
+};
 pub use space::{
     Configuration, Parameter, Range, ShorthandError, Space, SpaceError, TrialsError, Value, parse_parameter,
     trials_from_jsonl, trials_from_toml,

@@ -1,0 +1,28 @@
+//! The searchers: which trials there are, how far each is trained, who is stopped and who is forked.
+//!
+//! One a file, behind one port. They may touch spaces, keys and losses. A searcher knows trials by their numbers; that
+//! some are the same for a while, and are trained once, is not its business.
+
+mod asha;
+mod bracket;
+mod draws;
+mod full;
+mod grid;
+mod halving;
+mod hyperband;
+mod kind;
+mod pbt;
+mod port;
+mod random;
+mod tpe;
+
+pub use asha::Asha;
+pub use bracket::{RungPlan, rungs};
+pub use draws::Repeat;
+pub use full::Full;
+pub use halving::Halving;
+pub use hyperband::{Hyperband, brackets};
+pub use kind::build;
+pub use pbt::Pbt;
+pub use port::{Action, Searcher};
+pub use tpe::Tpe;
