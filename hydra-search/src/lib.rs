@@ -74,9 +74,7 @@ mod tree;
 
 pub use rank::{Loss, TrialId};
 pub use search::{Outcome, Report, ReportError, Search, Standing, TrialView, Work};
-pub use searcher::{
-    Action, Asha, Full, Halving, Hyperband, Pbt, Repeat, RungPlan, Searcher, Tpe, brackets, rungs,
-};
+pub use searcher::{Action, Repeat, RungPlan, Searcher, brackets, rungs};
 pub use space::{
     Configuration, Parameter, Range, ShorthandError, Space, SpaceError, TrialsError, Value, parse_parameter,
     trials_from_jsonl, trials_from_toml,

@@ -190,7 +190,8 @@ impl Spec {
     /// [`SpecError`], with the first thing that is wrong.
     pub fn check(&self) -> Result<(), SpecError> {
         self.check_foreign()?;
-        self.check_numbers()?;
+        self.check_counts()?;
+        self.check_shares()?;
         check_all(self.given.clone())?;
         if self.space.is_empty() && self.given.is_empty() {
             return Err(SpecError::Nothing);
@@ -262,7 +263,7 @@ impl Spec {
         }
     }
 
-    fn check_numbers(&self) -> Result<(), SpecError> {
+    fn check_counts(&self) -> Result<(), SpecError> {
         /// More than this is a slip of the hand.
         const MOST: usize = 1_000_000;
         let counts = [
@@ -285,13 +286,16 @@ impl Spec {
                 return Err(SpecError::Field { name, found: found.to_string(), expected });
             }
         }
+        Ok(())
+    }
+
+    fn check_shares(&self) -> Result<(), SpecError> {
         let shares = [
-            ("share", self.share, 0.5, "a share above 0 of at most 0.5"),
-            ("resample", self.resample, 1.0, "a probability from 0 to 1"),
+            ("share", self.share, f64::MIN_POSITIVE..=0.5, "a share above 0 of at most 0.5"),
+            ("resample", self.resample, 0.0..=1.0, "a probability from 0 to 1"),
         ];
-        for (name, found, most, expected) in shares {
-            let least = if name == "share" { f64::MIN_POSITIVE } else { 0.0 };
-            if let Some(found) = found.filter(|found| !(least..=most).contains(found)) {
+        for (name, found, range, expected) in shares {
+            if let Some(found) = found.filter(|found| !range.contains(found)) {
                 return Err(SpecError::Field { name, found: found.to_string(), expected });
             }
         }

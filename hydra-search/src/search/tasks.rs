@@ -314,3 +314,95 @@ impl Tasks {
             .sum()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STEPS: usize = 100;
+
+    /// A course that is `a` up to a step, and something of its own from there.
+    fn parting(at: usize) -> Course {
+        Course::new().then(at, "a").then(STEPS, format!("from {at}"))
+    }
+
+    fn add(tasks: &mut Tasks, course: Course, milestones: &[usize]) -> TrialId {
+        tasks.add(Configuration::new(), milestones.to_vec(), course)
+    }
+
+    fn branch(tasks: &Tasks, trial: TrialId) -> Option<(usize, usize)> {
+        tasks.tree().branch(trial).map(|branch| (branch.parent.0, branch.at))
+    }
+
+    /// One that goes to 10, and one that parts from it at 60 and wants its end.
+    fn two() -> Tasks {
+        let mut tasks = Tasks::default();
+        let first = add(&mut tasks, parting(STEPS), &[10, STEPS]);
+        let second = add(&mut tasks, parting(60), &[10, STEPS]);
+        assert_eq!(branch(&tasks, second), Some((0, 60)));
+        tasks.want(first, 10);
+        tasks.want(second, STEPS);
+        tasks
+    }
+
+    #[test]
+    fn what_is_shared_does_not_depend_on_who_was_faster() {
+        let (mut slow, mut fast) = (two(), two());
+        fast.report(&Report::loss(TrialId(0), 10, 1.0)).unwrap();
+        fast.settle();
+        assert_eq!((slow.task(TrialId(0)).sent, fast.task(TrialId(0)).sent), (10, 60));
+        for tasks in [&mut slow, &mut fast] {
+            // The state at 30 will be passed without being kept, though the slow one is not there yet.
+            let late = add(tasks, parting(30), &[10, STEPS]);
+            assert_eq!(branch(tasks, late), None);
+            // At 60 it is kept for the other one, and may be passed.
+            let later = add(tasks, parting(80), &[10, STEPS]);
+            assert_eq!(branch(tasks, later), Some((0, 80)));
+        }
+    }
+
+    #[test]
+    fn a_trial_shares_where_its_losses_are_known() {
+        let shares = |milestones: &[usize]| {
+            let mut tasks = Tasks::default();
+            let first = add(&mut tasks, parting(STEPS), &[20]);
+            tasks.want(first, 20);
+            let second = add(&mut tasks, parting(STEPS), milestones);
+            branch(&tasks, second)
+        };
+        assert_eq!(shares(&[20, STEPS]), Some((0, STEPS)));
+        assert_eq!(shares(&[10, 20, STEPS]), None, "nobody asks for the loss at 10 on the way to 20");
+        assert_eq!(shares(&[30, STEPS]), Some((0, STEPS)));
+    }
+
+    #[test]
+    fn forks_are_handed_out_when_their_parent_has_been_sent_so_far() {
+        let mut tasks = two();
+        let trials = |tasks: &mut Tasks| tasks.fetch_actions().iter().map(Action::trial).collect::<Vec<_>>();
+        assert_eq!(trials(&mut tasks), [TrialId(0)]);
+        assert_eq!(tasks.held(Vec::new()), [(TrialId(0), 60)]);
+        tasks.report(&Report::loss(TrialId(0), 10, 1.0)).unwrap();
+        tasks.settle();
+        assert_eq!(trials(&mut tasks), [TrialId(0), TrialId(1)]);
+        assert!(tasks.held(Vec::new()).is_empty(), "whoever drives it has the fork now");
+    }
+
+    #[test]
+    fn who_fails_takes_those_along_who_are_still_the_same() {
+        let mut tasks = two();
+        tasks.report(&Report::loss(TrialId(0), 10, 1.0)).unwrap();
+        tasks.settle();
+        tasks.fetch_actions();
+        let told = tasks.report(&Report::Failed { trial: TrialId(0), step: 40 }).unwrap();
+        assert_eq!(told, [(TrialId(1), STEPS, Loss::Lost)]);
+        assert_eq!(
+            tasks.fetch_actions(),
+            [Action::Stop { trial: TrialId(1) }],
+            "it waits for nobody any more"
+        );
+        let late = add(&mut tasks, parting(80), &[10, STEPS]);
+        assert_eq!(tasks.want(late, 10), Some((late, 10, Loss::of(1.0))));
+        assert_eq!(tasks.want(late, STEPS), Some((late, STEPS, Loss::Lost)));
+        assert_eq!(tasks.trained(), 40);
+    }
+}

@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// all losses of that time first, then the workers in their order. Losses that arrive earlier wait for that. So devices,
 /// their number and their speed change nothing; more virtual workers keep more of them busy.
 #[derive(Clone, Debug)]
-pub struct Asha {
+pub(super) struct Asha {
     settings: Vec<Configuration>,
     distinct: Distinct,
     /// How many of them have begun.
@@ -45,7 +45,7 @@ struct Job {
 }
 
 impl Asha {
-    /// `trials` draws for `workers` virtual workers, on rungs as [`Halving`](super::Halving) has them.
+    /// `trials` draws for `workers` virtual workers, on rungs as [`Halving`](super::halving::Halving) has them.
     pub(super) fn new(
         draws: &Draws,
         trials: usize,

@@ -7,7 +7,7 @@ use crate::space::Configuration;
 
 /// Trains every trial to its end. A grid and a random search are this, with different trials.
 #[derive(Clone, Debug)]
-pub struct Full {
+pub(super) struct Full {
     actions: Vec<Action>,
     steps: usize,
     distinct: Distinct,
@@ -15,7 +15,7 @@ pub struct Full {
 
 impl Full {
     /// The distinct ones of these configurations, trained for `steps` minibatches each.
-    pub fn new(draws: impl IntoIterator<Item = Configuration>, steps: usize) -> Self {
+    pub(super) fn new(draws: impl IntoIterator<Item = Configuration>, steps: usize) -> Self {
         let mut distinct = Distinct::default();
         let trials = distinct.take_all(draws.into_iter().enumerate(), 0);
         let start = |(trial, settings)| Action::Start { trial, settings, until: steps };

@@ -1,6 +1,6 @@
 //! Every configuration of lists of values.
 
-use super::Full;
+use super::full::Full;
 use crate::space::{Configuration, Space, SpaceError};
 
 /// The grid of a space after the trials that were given, all of them trained to their end.

@@ -9,7 +9,7 @@ use crate::rank::{Loss, TrialId};
 /// "Non-stochastic best arm identification and hyperparameter optimization", AISTATS 2016, section 3). A decision is made as
 /// soon as it is certain.
 #[derive(Clone, Debug)]
-pub struct Halving {
+pub(super) struct Halving {
     bracket: Bracket,
     distinct: Distinct,
 }

@@ -26,7 +26,7 @@ pub fn brackets(steps: usize, eta: usize, halvings: u32) -> Vec<Vec<RungPlan>> {
 /// The brackets of successive halving that hedge against stopping too early, all at once. The brackets of a search share
 /// nothing but trials that they draw twice.
 #[derive(Clone, Debug)]
-pub struct Hyperband {
+pub(super) struct Hyperband {
     brackets: Vec<Bracket>,
     repeats: Vec<Repeat>,
 }

@@ -1,19 +1,22 @@
 //! The searcher of a spec.
 
+use super::Searcher;
+use super::asha::Asha;
 use super::bracket::whole_log;
 use super::draws::Draws;
 use super::grid::grid;
-use super::pbt::Evolution;
+use super::halving::Halving;
+use super::hyperband::{Hyperband, brackets};
+use super::pbt::{Evolution, Pbt};
 use super::random::random;
-use super::tpe::Batches;
-use super::{Asha, Halving, Hyperband, Pbt, Searcher, Tpe, brackets};
+use super::tpe::{Batches, Tpe};
 use crate::spec::{Method, Spec, SpecError};
 
 /// The searcher that a spec asks for.
 ///
 /// # Errors
 /// [`SpecError`] if the spec asks for nothing that can be searched.
-pub fn build(spec: &Spec, seed: u64) -> Result<Box<dyn Searcher>, SpecError> {
+pub(crate) fn build(spec: &Spec, seed: u64) -> Result<Box<dyn Searcher>, SpecError> {
     spec.check()?;
     let draws = Draws::new(spec.space.clone(), spec.given.clone(), seed);
     let (trials, steps) = (spec.draws(), spec.steps);

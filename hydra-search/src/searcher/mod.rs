@@ -16,13 +16,8 @@ mod port;
 mod random;
 mod tpe;
 
-pub use asha::Asha;
 pub use bracket::{RungPlan, rungs};
 pub use draws::Repeat;
-pub use full::Full;
-pub use halving::Halving;
-pub use hyperband::{Hyperband, brackets};
-pub use kind::build;
-pub use pbt::Pbt;
+pub use hyperband::brackets;
+pub(crate) use kind::build;
 pub use port::{Action, Searcher};
-pub use tpe::Tpe;

@@ -17,7 +17,7 @@ const FACTORS: [f64; 2] = [0.8, 1.2];
 /// The population is compared at equal steps, and what replaces a member is a function of the seed, the member and the
 /// interval, and of the ranking. A member goes on as soon as it is certain that it is none of the worst.
 #[derive(Clone, Debug)]
-pub struct Pbt {
+pub(super) struct Pbt {
     space: Space,
     explored: Vec<String>,
     resample: f64,

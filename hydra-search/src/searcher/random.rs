@@ -1,7 +1,7 @@
 //! Configurations at random (Bergstra and Bengio, "Random search for hyper-parameter optimization", JMLR 13, 2012).
 
-use super::Full;
 use super::draws::Draws;
+use super::full::Full;
 
 /// `trials` draws, all of them trained to their end.
 pub(super) fn random(draws: &Draws, trials: usize, steps: usize) -> Full {

@@ -133,6 +133,30 @@ fn populations_differ_by_their_seeds() {
     assert_ne!(settings(1), settings(2));
 }
 
+/// Two members that are replaced after one interval draw their parents apart, and so do the intervals.
+#[test]
+fn members_and_intervals_draw_apart() {
+    let (mut members, mut intervals) = (0, 0);
+    for seed in 0..50 {
+        let forks: Vec<(TrialId, usize)> = pbt(10, seed)
+            .1
+            .iter()
+            .filter_map(|action| match action {
+                Action::Fork { parent, at, .. } => Some((*parent, *at)),
+                _ => None,
+            })
+            .collect();
+        let pairs = || forks.chunks(2).map(|pair| (pair[0], pair[1]));
+        assert!(pairs().all(|(one, other)| one.1 == other.1));
+        members += pairs().filter(|(one, other)| one.0 != other.0).count();
+        intervals += usize::from(
+            pairs().any(|(one, other)| one.0 == other.0) && pairs().any(|(one, other)| one.0 != other.0),
+        );
+    }
+    assert!((70..130).contains(&members), "half of 200 pairs have two parents: {members}");
+    assert!(intervals > 25, "{intervals} of 50");
+}
+
 /// A quarter is drawn anew, the others go up or down by a fifth.
 #[test]
 fn settings_are_perturbed_or_drawn_anew() {

@@ -55,7 +55,7 @@ fn picks(order: u64, devices: usize) -> impl FnMut(usize) -> usize {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(400))]
+    #![proptest_config(ProptestConfig::with_cases(256))]
 
     #[test]
     fn neither_order_nor_devices_decide(

@@ -13,7 +13,7 @@ fn spec(method: &str, trials: usize, steps: usize) -> Spec {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(200))]
+    #![proptest_config(ProptestConfig::with_cases(128))]
 
     #[test]
     fn every_trial_has_the_losses_that_it_has_alone(

@@ -23,7 +23,7 @@ const CANDIDATES: u64 = 24;
 /// has ended. Each of a batch draws candidates of its own, which keeps them apart. Parameters are taken one by one; one
 /// with conditions has the values of the trials that had it.
 #[derive(Clone, Debug)]
-pub struct Tpe {
+pub(super) struct Tpe {
     draws: Draws,
     key: Key,
     trials: usize,
