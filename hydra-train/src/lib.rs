@@ -40,7 +40,8 @@
 //!
 //! - A model of one's own: [`Forward`](model::Forward), [`Chain::builder`](model::Chain::builder), and the example
 //!   `own_model`, from its layers and its dataset to weights that are saved and read back.
-//! - A language model: [`gpt2`] with [`data`], [`tokenizer`] and [`weights`].
+//! - A language model: [`family`] finds what a name or a Hugging Face directory stands for, [`gpt2`] and [`decoder`] (Llama,
+//!   Mistral, Qwen) are what it finds, with [`data`], [`tokenizer`] and [`weights`]; [`lora`] trains adapters beside one.
 //! - Checkpoints, budgets, disk, observers: [`Orchestrator`](engine::Orchestrator) and [`TrainTask`](engine::TrainTask).
 //! - An optimizer of one's own: [`optimizer`], and the example `own_optimizer`.
 //! - The loop that all of it equals bit for bit: [`plain`].
@@ -110,7 +111,7 @@ pub use hydra_core::{optimizer, schedule};
 #[doc(inline)]
 pub use hydra_engine::plain;
 #[doc(inline)]
-pub use hydra_models::{ModelError, cnn, gpt2, mlp, ops, tokenizer};
+pub use hydra_models::{ModelError, cnn, decoder, family, gpt2, lora, mlp, ops, tokenizer};
 
 pub mod prelude {
     //! The imports of most programs: `use hydra_train::prelude::*;`.
