@@ -2,8 +2,10 @@
 //!
 //! A model here is a function from a description to a [`Chain`](hydra_core::Chain): [`gpt2::chain`] for a
 //! [`gpt2::Gpt2Config`] (a preset, or the one of a Hugging Face directory), [`decoder::chain`] for the
-//! [`decoder::DecoderConfig`] of a Llama, Mistral or Qwen, [`mlp::chain`] and [`cnn::chain`] for tests and first steps. [`data`] and [`tokenizer`] make token blocks of texts, and
-//! [`ops`] holds the operations whose backward is written by hand. [`weights`] saves any chain and reads it back.
+//! [`decoder::DecoderConfig`] of a Llama, Mistral or Qwen, [`mlp::chain`] and [`cnn::chain`] for tests and first steps;
+//! [`family`] finds which of them a name or a directory asks for. [`lora`] puts adapters beside a frozen model. [`data`] and
+//! [`tokenizer`] make blocks of tokens of texts, and examples of instruction data, and [`ops`] holds the operations whose
+//! backward is written by hand. [`weights`] saves any chain and reads it back.
 //!
 //! ```
 //! use hydra_models::gpt2::{self, Gpt2Config};
