@@ -40,11 +40,6 @@ pub enum CoreError {
         /// The path of the first of them.
         param: String,
     },
-    /// A part of a layer is frozen.
-    #[error(
-        "layer `{layer}` of chain `{chain}` is frozen in part: Burn trains `{trained}` and not `{frozen}`; split the layer in two and freeze one as a whole, with `ChainBuilder::frozen` or Burn's `freeze`"
-    )]
-    PartlyFrozen { chain: String, layer: String, frozen: String, trained: String },
     /// A parameter is stored in a form from which the one that forwards see cannot be told.
     #[error(
         "parameter `{param}` of layer `{layer}` has a load mapper that does more than to permute dimensions; give it values before the chain is built"
@@ -77,8 +72,16 @@ pub enum CoreError {
         "chain `{chain}` has a metric called `{metric}`; metrics need names that differ from one another and from `loss`"
     )]
     MetricName { chain: String, metric: String },
-    /// Every layer is frozen.
-    #[error("chain `{chain}` has nothing to train: every layer with parameters is frozen")]
+    /// A layer is to be trained that a chain does not have.
+    #[error("chain `{chain}` has no layer `{layer}` to train; it has {layers}")]
+    NoSuchLayer {
+        chain: String,
+        layer: String,
+        /// The names of those that it has, in words.
+        layers: String,
+    },
+    /// Every parameter is frozen.
+    #[error("chain `{chain}` has nothing to train: every parameter is frozen")]
     NothingToTrain { chain: String },
     /// A value of a training spec is out of its range.
     #[error("`{name}` is {found}, expected {expected}")]

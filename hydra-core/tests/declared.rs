@@ -314,15 +314,35 @@ fn modules_that_the_documents_name_have_first_values() {
 }
 
 #[test]
-fn a_layer_that_is_frozen_in_part_is_refused() {
+fn a_layer_that_is_frozen_in_part_has_two_images() {
     let _alone = alone();
     let two = || Two { a: linear(4, 4).no_grad(), b: linear(4, 4) };
-    let error = build(two()).unwrap_err();
-    let named = matches!(&error, CoreError::PartlyFrozen { layer, frozen, trained, .. }
-        if layer == "a" && frozen == "a.weight" && trained == "b.weight");
-    assert!(named && error.to_string().contains("split the layer"), "{error}");
-    let whole = Chain::builder("c").frozen("a", two()).layer("b", Dense { linear: linear(4, 2) }).build();
-    assert!(!whole.unwrap().images()[0].trained);
+    let chain = build(two()).unwrap();
+    let image = |image: usize| {
+        let layout = &chain.images()[image];
+        let names: Vec<&str> = layout.params.iter().map(|param| param.name.as_str()).collect();
+        (layout.trained, layout.name.as_str(), names)
+    };
+    assert_eq!(image(0), (false, "a", vec!["a.a.weight", "a.a.bias"]));
+    assert_eq!(image(1), (true, "a", vec!["a.b.weight", "a.b.bias"]));
+    assert!(!chain.layers()[0].frozen);
+    assert_eq!(chain.trained_params(0).collect::<Vec<_>>(), [false, false, true, true]);
+    assert_eq!((chain.first_trained(), chain.gradient_bytes(0..1)), (0, (16 + 4) * 4));
+    let whole = build(Two { a: linear(4, 4), b: linear(4, 4) }).unwrap();
+    assert_ne!(chain.architecture(), whole.architecture());
+    let frozen = Chain::builder("c").frozen("a", two()).layer("b", Dense { linear: linear(4, 2) }).build();
+    let frozen = frozen.unwrap();
+    assert!(frozen.layers()[0].frozen && frozen.images().len() == 2 && !frozen.images()[0].trained);
+}
+
+#[test]
+fn burn_freezes_one_parameter_by_itself() {
+    let _alone = alone();
+    let linear = linear(4, 3);
+    let weight = linear.weight.clone().set_require_grad(false);
+    let chain = build(Dense { linear: Linear { weight, ..linear } }).unwrap();
+    assert_eq!(chain.trained_params(0).collect::<Vec<_>>(), [false, true]);
+    assert_eq!((chain.images()[0].trained, chain.images()[1].trained), (false, true));
 }
 
 #[test]

@@ -110,7 +110,8 @@ impl<'a> Model<'a> {
             DeviceBytes::from(masters.in_type(self.chain.float_type()).bytes)
         };
         let layer = |(index, layer): (usize, &hydra_core::ChainLayer)| {
-            layer.layer().promote(&self.chain.layer_params(index, &image), &self.device, !layer.frozen)
+            let trained: Vec<bool> = self.chain.trained_params(index).collect();
+            layer.layer().promote(&self.chain.layer_params(index, &image), &self.device, &trained)
         };
         self.chain.layers().iter().enumerate().map(layer).collect()
     }

@@ -25,6 +25,9 @@ pub enum ModelError {
     /// A file that is not the JSON it should be.
     #[error("`{path}` is not what its name says: replace it by the model's original one", path = path.display())]
     Json { path: PathBuf, source: serde_json::Error },
+    /// A configuration that JSON has no words for.
+    #[error("the configuration could not be written as JSON")]
+    Describe { source: serde_json::Error },
     /// A directory without weights.
     #[error(
         "`{directory}` has no weights: expected {names}; convert others with `save_pretrained`",

@@ -23,6 +23,7 @@ pub mod cnn;
 pub mod data;
 pub mod decoder;
 mod error;
+pub mod family;
 pub mod gpt2;
 pub mod mlp;
 pub mod ops;

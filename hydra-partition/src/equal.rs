@@ -22,7 +22,6 @@ pub(crate) struct Kind {
 #[derive(Debug, PartialEq)]
 struct LayerKind {
     note: LayerNote,
-    frozen: bool,
     params: Vec<ParamKind>,
 }
 
@@ -63,7 +62,7 @@ impl Pilot<'_> {
         };
         let names = layer.layer().params().into_iter().map(|param| param.name);
         let params = layer.params.iter().zip(names).map(param).collect();
-        Some(LayerKind { note, frozen: layer.frozen, params })
+        Some(LayerKind { note, params })
     }
 }
 
@@ -166,13 +165,15 @@ mod tests {
     #[test]
     fn layers_that_differ_in_anything_are_measured_each() {
         let (none, some, other) = (None, Some(""), Some("other"));
-        let (frozen, bent) = (Some("!"), Some("~"));
+        let (frozen, part, bent) = (Some("!"), Some("%"), Some("~"));
         let cases = [
             (vec![none; 4], vec![0, 1, 2, 3]),
             (vec![some, some, none, none, some], vec![0, 1, 2, 3]),
             (vec![some, some, other, some, other], vec![0, 1, 2]),
             (vec![some, some, frozen, some, frozen], vec![0, 1, 2]),
             (vec![some, some, bent, some, bent], vec![0, 1, 2]),
+            // What is frozen of the third is an image of its own.
+            (vec![some, some, part, some, part], vec![0, 1, 2, 3]),
             // Nothing is trained below the third: no backward reaches the first two, which are equal.
             (vec![frozen, frozen, some, some, some], vec![0, 2, 3]),
         ];

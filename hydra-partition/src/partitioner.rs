@@ -382,6 +382,19 @@ mod tests {
     }
 
     #[test]
+    fn a_layer_that_is_frozen_in_part_makes_gradients_of_the_rest() {
+        let chain = toy::noted_chain(&[Some(""), Some("%")]);
+        let profile = measure(&chain, &SCRIPTED);
+        let [trained, part, _] = profile.layers.as_slice() else { panic!("{profile:?}") };
+        let bias = WIDTH as u64 * 4;
+        assert_eq!((trained.gradient_bytes, part.gradient_bytes), (GRADIENT, bias));
+        // Each of its two images is as long as its parameters, aligned.
+        let aligned = |bytes: u64| bytes.next_multiple_of(512);
+        assert_eq!(part.param_bytes, aligned(GRADIENT - bias) + aligned(bias));
+        assert_eq!(part.input_gradient_bytes, BOUNDARY);
+    }
+
+    #[test]
     fn frozen_layers_before_the_first_trained_one_have_no_backward() {
         let chain = toy::frozen_chain();
         let profile = measure(&chain, &SCRIPTED);

@@ -241,13 +241,18 @@ impl Forward for Bent {
     }
 }
 
-/// The layers of [`chain`], each with its note, and a loss. A layer called `!` is frozen, and one called `~` is of another
-/// type; both have the note of one that is called by nothing.
+/// The layers of [`chain`], each with its note, and a loss. A layer called `!` is frozen, one called `%` in part, and one
+/// called `~` is of another type; all have the note of one that is called by nothing.
 pub fn noted_chain(notes: &[Option<&'static str>]) -> Chain {
     let layer = |note| Dense { note, ..dense(1000, 5000) };
     let linear = || LinearConfig::new(WIDTH, WIDTH).init(&Device::flex());
     let builder = notes.iter().enumerate().fold(Chain::builder("toy"), |builder, (k, note)| match note {
         Some("!") => builder.frozen(format!("l{k}"), layer(Some(""))),
+        Some("%") => {
+            let Linear { weight, bias } = linear();
+            let linear = Linear { weight: weight.set_require_grad(false), bias };
+            builder.layer(format!("l{k}"), Dense { linear, ..layer(Some("")) })
+        }
         Some("~") => builder.layer(format!("l{k}"), Bent { linear: linear() }),
         note => builder.layer(format!("l{k}"), layer(*note)),
     });

@@ -3,7 +3,7 @@
 
 use super::found::{Found, Verdict, guarded, timed};
 use super::subject::{Subject, supports};
-use crate::session::{Synthetic, with_dropout};
+use crate::session::Synthetic;
 use anyhow::{Context, Result, bail, ensure};
 use hydra_core::{ByteSize, Chain, Dataset, FloatType, Key, Length, OptimizerSpec, TrainSpec};
 use hydra_engine::{
@@ -11,6 +11,7 @@ use hydra_engine::{
     plain,
 };
 use hydra_models::data::{BlockSpec, Corpus, Split, TokenBlocks};
+use hydra_models::family::{self, Reads};
 use hydra_models::gpt2::{Gpt2Config, chain};
 use hydra_models::mlp;
 use hydra_models::tokenizer::Tokenizer;
@@ -333,17 +334,19 @@ fn finished(report: RunReport) -> Result<RunReport> {
 
 impl Stepped {
     fn task(&self) -> Result<TrainTask> {
-        let config = with_dropout(Gpt2Config::preset(self.preset)?, Some(0.0));
+        let mut model = family::load(self.preset)?;
+        model.set_dropout(0.0);
+        let Reads::Tokens { vocabulary, .. } = model.reads();
         let steps = self.warmup + self.steps;
         let data = Synthetic {
             key: Key::new(0),
             context: self.context,
-            vocabulary: config.vocab_size as u64,
+            vocabulary: vocabulary as u64,
             len: steps * self.batch,
         };
         let spec = TrainSpec::new(OptimizerSpec::adamw(1e-4), self.batch);
         let spec = TrainSpec { length: Length::Steps(steps), shuffle: false, ..spec };
-        Ok(TrainTask::new("step", Arc::new(chain(&config, None)?), Arc::new(data), spec))
+        Ok(TrainTask::new("step", Arc::new(model.chain()?), Arc::new(data), spec))
     }
 }
 

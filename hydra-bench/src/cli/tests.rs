@@ -6,7 +6,7 @@ use crate::settings::{OUTPUT, model_help, policy_help};
 use clap::CommandFactory;
 use clap::error::ErrorKind;
 use hydra_core::ByteSize;
-use hydra_models::gpt2::PRESETS;
+use hydra_models::family;
 use hydra_sched::PolicyKind;
 
 fn fails(arguments: &[&str]) -> clap::Error {
@@ -112,7 +112,7 @@ fn every_policy_is_in_the_help_and_in_the_manual() {
 #[test]
 fn every_preset_is_in_the_help_and_in_the_manual() {
     let page = include_str!("../../../docs/cli.md");
-    for preset in PRESETS {
+    for preset in family::presets() {
         assert!(model_help().contains(preset.name), "{}", preset.name);
         let row = format!("| `{}` | {} |", preset.name, preset.description);
         assert!(page.contains(&row), "{row}");

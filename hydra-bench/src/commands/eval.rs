@@ -1,14 +1,13 @@
 //! `hydra eval`: the loss of a model over a text.
 
-use crate::session::{Both, Model, Surroundings, note_of_memory, note_of_records, orchestrator};
+use crate::session::{Both, Model, Surroundings, note_of_memory, orchestrator};
 use crate::settings::{DeviceSettings, ModelSettings, OUTPUT, values};
 use crate::terminal::{Outcome, print, tell};
 use anyhow::{Result, anyhow};
 use clap::Args;
 use hydra_engine::{EngineError, EvaluationTask};
-use hydra_models::data::{Corpus, Split};
+use hydra_models::data::{Split, TokenSource};
 use serde_json::json;
-use std::sync::Arc;
 
 /// `hydra eval`.
 #[derive(Debug, Args)]
@@ -35,16 +34,14 @@ pub(crate) fn run(args: EvalArgs, around: &Surroundings) -> Result<Outcome> {
     let spec = args.model.clone().resolve()?;
     devices.check_dtype(spec.dtype)?;
     let model = Model::load(&spec)?;
-    let corpus = Corpus::load(spec.text())?;
-    note_of_records(&corpus).as_deref().into_iter().for_each(tell);
-    let blocks = Arc::new(model.blocks(&corpus, args.split)?);
-    let tokens = blocks.tokens().len();
+    let data = model.split(&TokenSource::load(spec.text())?, args.split)?;
+    let tokens = data.tokens();
     note_of_memory(&devices, &around.machine).as_deref().into_iter().for_each(tell);
     let orchestrator = orchestrator(&devices, spec.dtype, spec.seed, around)?;
     let registrar = around.registrar(&devices, "hydra eval");
     let orchestrator = orchestrator.observer(Box::new(Both(registrar, around.progress())));
     let (chain, batch, seed) = (model.chain.clone(), args.batch, spec.seed);
-    let result = orchestrator.evaluate(EvaluationTask { chain, data: blocks, batch, seed });
+    let result = orchestrator.evaluate(EvaluationTask { chain, data, batch, seed });
     let result = result.map_err(|error| explain(error, &spec))?;
     if args.json {
         let mut json = serde_json::to_value(&result)?;

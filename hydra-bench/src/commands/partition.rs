@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use clap::Args;
 use hydra_core::{ByteSize, OptimizerSpec, TrainSpec};
 use hydra_engine::TrainTask;
-use hydra_models::data::{Corpus, Split};
+use hydra_models::data::{Split, TokenSource};
 use hydra_partition::PartitionPlan;
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -59,13 +59,12 @@ fn plan(args: &PartitionArgs, around: &Surroundings) -> Result<Arc<PartitionPlan
     devices.check_dtype(spec.dtype)?;
     note_of_cuts(&devices).iter().for_each(|note| tell(note));
     let model = Model::load(&spec)?;
-    let corpus = Corpus::load(spec.text())?;
-    let blocks = model.blocks(&corpus, Split::Train)?;
+    let data = model.split(&TokenSource::load(spec.text())?, Split::Train)?;
     // Only the microbatch decides where a model is cut, not how it learns.
     let train = TrainSpec::new(OptimizerSpec::adamw(1e-3), args.batch);
     let train = TrainSpec { accumulate: args.accumulate, seed: spec.seed, ..train };
     train.validate().map_err(Usage::from_error)?;
-    let mut task = TrainTask::new(spec.name(), model.chain.clone(), Arc::new(blocks), train);
+    let mut task = TrainTask::new(spec.name(), model.chain.clone(), data, train);
     if let Some(cuts) = devices.cuts.clone() {
         task = task.cuts(cuts);
     }

@@ -3,7 +3,7 @@
 mod measure;
 
 use crate::session::{
-    Both, Surroundings, Synthetic, admit, context_of, devices, note_of_memory, orchestrator, with_dropout,
+    Both, Surroundings, Synthetic, admit, context_of, devices, note_of_memory, orchestrator,
 };
 use crate::settings::{DEFAULT_MODEL, DeviceSettings, OUTPUT, dtypes, model_help, values};
 use crate::terminal::{Outcome, Table, print, tell};
@@ -12,7 +12,8 @@ use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, ValueEnum};
 use hydra_core::{ByteSize, FloatType, Key, Length, OptimizerSpec, TrainSpec};
 use hydra_engine::{DeviceKind, RunReport, TrainTask};
-use hydra_models::gpt2::{Gpt2Config, Gpt2Dir, chain, named};
+use hydra_models::family::{self, Model, Reads};
+use hydra_models::gpt2::{Gpt2, Gpt2Config};
 use measure::{Measured, Meter};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -66,8 +67,7 @@ enum Reference {
 
 struct Subject {
     name: String,
-    config: Gpt2Config,
-    weights: Option<Gpt2Dir>,
+    model: Box<dyn Model>,
     context: usize,
     batch: usize,
 }
@@ -78,7 +78,7 @@ pub(crate) fn run(args: StepArgs, around: &Surroundings) -> Result<Outcome> {
     let spec = args.devices.clone().resolve(&around.machine)?;
     spec.check_dtype(args.dtype)?;
     let mut subject = Subject::new(&args)?;
-    subject.config = with_dropout(subject.config, Some(args.dropout));
+    subject.model.set_dropout(args.dropout);
     note_of_memory(&spec, &around.machine).as_deref().into_iter().for_each(tell);
     let mut orchestrator = orchestrator(&spec, args.dtype, args.seed, around)?;
     orchestrator.submit(subject.task(&args, spec.cuts.clone())?)?;
@@ -93,7 +93,7 @@ pub(crate) fn run(args: StepArgs, around: &Surroundings) -> Result<Outcome> {
     let device = &devices(&spec, &around.machine)[0];
     let threads = (device.kind == DeviceKind::Cpu).then_some(device.threads);
     let measured = meter.measured(args.warmup, threads)?;
-    let mut result = settings(&args, &spec, &subject, &report);
+    let mut result = settings(&args, &spec, &subject, &report)?;
     if let (Some(all), Value::Object(more)) =
         (result.as_object_mut(), figures(&args, &subject, &report, &measured))
     {
@@ -109,35 +109,33 @@ impl Subject {
             return Self::reference(reference);
         }
         let name = args.model.clone().unwrap_or_else(|| DEFAULT_MODEL.to_owned());
-        let loaded = named(&name).with_context(|| format!("the model `{name}` could not be loaded"));
-        let (config, weights) = loaded?;
-        let context = context_of(&config, args.context)?;
-        Ok(Self { context, batch: args.batch.unwrap_or(8), config, weights, name })
+        let model = family::load(&name).with_context(|| format!("the model `{name}` could not be loaded"))?;
+        let context = context_of(model.reads(), args.context)?.most();
+        Ok(Self { context, batch: args.batch.unwrap_or(8), model, name })
     }
 
     fn reference(reference: Reference) -> Result<Self> {
         let gpt2 = Gpt2Config::preset("gpt2")?;
-        let of = |name: &str, n_layer, n_embd, n_head, context, batch| Self {
-            name: name.to_owned(),
-            config: Gpt2Config { n_layer, n_embd, n_head, n_positions: context, ..gpt2.clone() },
-            weights: None,
-            context,
-            batch,
+        let of = |name: &str, n_layer, n_embd, n_head, n_positions, batch| {
+            let config = Gpt2Config { n_layer, n_embd, n_head, n_positions, ..gpt2.clone() };
+            (name.to_owned(), config, n_positions, batch)
         };
-        Ok(match reference {
+        let (name, config, context, batch) = match reference {
             Reference::A => of("a", 4, 256, 4, 128, 8),
             Reference::B => of("b", 6, 512, 8, 256, 4),
-            Reference::C => Self { config: gpt2.clone(), ..of("c", 12, 768, 12, 512, 1) },
-        })
+            Reference::C => ("c".to_owned(), gpt2, 512, 1),
+        };
+        Ok(Self { name, model: Box::new(Gpt2::new(config)), context, batch })
     }
 
     fn task(&self, args: &StepArgs, cuts: Option<Vec<usize>>) -> Result<TrainTask> {
-        let chain = chain(&self.config, self.weights.clone())?.with_float_type(args.dtype);
+        let chain = self.model.chain()?.with_float_type(args.dtype);
+        let Reads::Tokens { vocabulary, .. } = self.model.reads();
         let steps = args.warmup.saturating_add(args.steps);
         let data = Synthetic {
             key: Key::new(args.seed).fold(0x7374_6570),
             context: self.context,
-            vocabulary: self.config.vocab_size as u64,
+            vocabulary: vocabulary as u64,
             len: steps.saturating_mul(self.batch),
         };
         let spec = TrainSpec::new(OptimizerSpec::adamw(1e-4), self.batch);
@@ -150,29 +148,27 @@ impl Subject {
         (self.batch * self.context) as f64
     }
 
-    /// Arithmetic of a training step: six for each token and parameter of a matrix that multiplies it (forward, and
-    /// backward to the input and to the matrix), and twelve for each layer, width, token and token that it attends to
-    /// (scores and values; nothing is taken off for the causal mask). Recomputation is not counted.
+    /// Arithmetic of a training step.
     fn flops(&self) -> f64 {
-        let config = &self.config;
-        let (layers, width) = (config.n_layer as f64, config.n_embd as f64);
-        let block = 4.0 * width * width + 2.0 * width * config.inner() as f64;
-        let maps = layers * block + config.vocab_size as f64 * width;
-        (6.0 * maps + 12.0 * layers * width * self.context as f64) * self.tokens()
+        self.model.flops(self.context) * self.batch as f64
     }
 }
 
-fn settings(args: &StepArgs, devices: &DeviceSettings, subject: &Subject, report: &RunReport) -> Value {
-    let (config, task) = (&subject.config, &report.tasks[0]);
-    json!({
-        "model": subject.name, "layers": config.n_layer, "width": config.n_embd, "heads": config.n_head,
-        "vocabulary": config.vocab_size, "parameters": task.plan.parameters, "context": subject.context,
-        "batch": subject.batch, "dropout": args.dropout, "dtype": args.dtype,
+fn settings(
+    args: &StepArgs,
+    devices: &DeviceSettings,
+    subject: &Subject,
+    report: &RunReport,
+) -> Result<Value> {
+    let task = &report.tasks[0];
+    Ok(json!({
+        "model": subject.name, "configuration": subject.model.description()?,
+        "parameters": task.plan.parameters, "context": subject.context, "batch": subject.batch, "dropout": args.dropout, "dtype": args.dtype,
         "precision": devices.precision, "seed": args.seed, "devices": devices.devices,
         "threads": report.devices[0].threads, "device_memory_bytes": devices.device_memory,
         "resident": devices.zero_copy, "link_bytes_per_s": devices.link, "warmup": args.warmup,
         "steps": args.steps, "shards": task.plan.shards,
-    })
+    }))
 }
 
 fn figures(args: &StepArgs, subject: &Subject, report: &RunReport, measured: &Measured) -> Value {
@@ -239,7 +235,7 @@ mod tests {
             let [l, d, t, b] = [layers, width, context, batch].map(|n| n as f64);
             let expected = (6.0 * (12.0 * l * d * d + 50_257.0 * d) + 12.0 * l * d * t) * b * t;
             assert!((subject.flops() / expected - 1.0).abs() < 1e-12);
-            subject.config.validate().unwrap();
+            subject.model.chain().unwrap();
         }
     }
 

@@ -21,19 +21,19 @@ const PIECE: usize = 1 << 18;
 pub(crate) struct Inputs {
     /// Of the configuration and the bytes of the weights' files.
     model_sha256: String,
-    /// Of the tokens of all splits.
+    /// Of what all splits consist of.
     data_sha256: String,
 }
 
 impl Inputs {
     /// Reads the files of the model's weights; `described` is its configuration.
-    pub(crate) fn of(described: &str, weights: &[PathBuf], splits: [Option<&[u32]>; 3]) -> Result<Self> {
+    pub(crate) fn of(described: &str, weights: &[PathBuf], splits: [Option<Vec<&[u32]>>; 3]) -> Result<Self> {
         let mut hash = Sha256::new_with_prefix(described);
         for file in weights {
             let read = File::open(file).and_then(|mut file| io::copy(&mut file, &mut hash));
             read.with_context(|| could_not(file, "read"))?;
         }
-        Ok(Self { model_sha256: format!("{:x}", hash.finalize()), data_sha256: hash_of_tokens(splits) })
+        Ok(Self { model_sha256: format!("{:x}", hash.finalize()), data_sha256: hash_of_content(splits) })
     }
 
     /// Refuses other inputs than these for a task that begins from the start.
@@ -54,14 +54,20 @@ impl Inputs {
     }
 }
 
-/// The hash of the tokens of some splits, each of which may be missing.
-fn hash_of_tokens(splits: [Option<&[u32]>; 3]) -> String {
+/// The hash of what some splits consist of, each of which may be missing.
+fn hash_of_content(splits: [Option<Vec<&[u32]>>; 3]) -> String {
     let mut hash = Sha256::new();
-    for tokens in splits {
-        hash.update(tokens.map_or(-1, |tokens| tokens.len() as i64).to_le_bytes());
-        for some in tokens.unwrap_or_default().chunks(PIECE) {
-            let bytes: Vec<u8> = some.iter().flat_map(|token| token.to_le_bytes()).collect();
-            hash.update(bytes);
+    for split in splits {
+        let Some(parts) = split else {
+            hash.update((-1_i64).to_le_bytes());
+            continue;
+        };
+        for part in parts {
+            hash.update((part.len() as i64).to_le_bytes());
+            for some in part.chunks(PIECE) {
+                let bytes: Vec<u8> = some.iter().flat_map(|number| number.to_le_bytes()).collect();
+                hash.update(bytes);
+            }
         }
     }
     format!("{:x}", hash.finalize())
@@ -74,12 +80,18 @@ mod tests {
     #[test]
     fn tokens_are_told_apart_by_value_order_and_split() {
         let (a, b): (&[u32], &[u32]) = (&[1, 2], &[2, 1]);
-        let hashes =
-            [[Some(a), None, None], [Some(b), None, None], [None, Some(a), None], [Some(a), Some(&[]), None]];
-        let mut hashes: Vec<String> = hashes.into_iter().map(hash_of_tokens).collect();
-        assert_eq!(hashes[0], hash_of_tokens([Some(&[1, 2]), None, None]));
+        let one = |part| Some(vec![part]);
+        let hashes = [
+            [one(a), None, None],
+            [one(b), None, None],
+            [None, one(a), None],
+            [one(a), one(&[]), None],
+            [Some(vec![a, b]), None, None],
+        ];
+        let mut hashes: Vec<String> = hashes.into_iter().map(hash_of_content).collect();
+        assert_eq!(hashes[0], hash_of_content([one(&[1, 2]), None, None]));
         hashes.sort_unstable();
         hashes.dedup();
-        assert_eq!(hashes.len(), 4);
+        assert_eq!(hashes.len(), 5);
     }
 }

@@ -12,7 +12,7 @@ mod prediction;
 pub(crate) mod run;
 pub(crate) mod synthetic;
 
-pub(crate) use model::{Model, context_of, note_of_records, with_dropout};
+pub(crate) use model::{Model, context_of};
 pub(crate) use orchestrator::{
     Both, Surroundings, admit, devices, note_of_cuts, note_of_memory, orchestrator,
 };

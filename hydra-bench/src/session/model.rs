@@ -1,100 +1,138 @@
-//! The model and the texts that a spec names.
+//! The model and the data that a spec names.
 
 use crate::settings::ModelSettings;
 use crate::terminal::{Usage, tell};
-use anyhow::{Context, Result};
+use anyhow::{Context as _, Result};
 use hydra_core::{Chain, Dataset, FirstItems, ModelWriter};
-use hydra_models::data::{BlockSpec, Corpus, Records, Split, TokenBlocks};
-use hydra_models::gpt2::{self, Gpt2Config, Gpt2Writer, chain};
-use hydra_models::tokenizer::Tokenizer;
-use std::path::{Path, PathBuf};
+use hydra_models::data::{
+    Context, Corpus, LossOn, Records, Split, TokenForm, TokenSource, TokenSplits, Tokens,
+};
+use hydra_models::family::{self, Reads};
+use hydra_models::tokenizer::{Conventions, Tokenizer};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// The context when nobody says which, if the model has so many positions.
 const DEFAULT_CONTEXT: usize = 512;
 
-/// A GPT-2 with its tokenizer, as a preset or a directory describes it.
+/// A model with its tokenizer, as a preset, a file or a directory describes it.
 pub(crate) struct Model {
     pub(crate) chain: Arc<Chain>,
     pub(crate) writer: Arc<dyn ModelWriter>,
-    /// The tokens of a block.
-    pub(crate) context: usize,
-    config: Gpt2Config,
-    tokenizer: Tokenizer,
     /// The files that its weights are in, if it has some.
     pub(crate) files: Vec<PathBuf>,
+    model: Box<dyn family::Model>,
+    context: Context,
+    loss_on: LossOn,
+    tokenizer: Tokenizer,
 }
 
 impl Model {
     /// Reads the model of a spec. Weights are checked now and read when a task begins.
     pub(crate) fn load(spec: &ModelSettings) -> Result<Self> {
         let failed = || format!("the model `{}` could not be loaded", spec.name());
-        let (config, weights) = gpt2::named(spec.name()).with_context(failed)?;
-        let directory = weights.is_some().then(|| Path::new(spec.name()));
-        let tokenizer = Tokenizer::for_model(directory, config.vocab_size).with_context(failed)?;
-        let config = with_dropout(config, spec.dropout);
-        let files = weights.iter().flat_map(|weights| weights.files().map(PathBuf::from)).collect();
-        let writer = weights.as_ref().map_or_else(|| Gpt2Writer::new(config.clone()), Gpt2Writer::from);
-        let chain = chain(&config, weights).with_context(failed)?.with_float_type(spec.dtype);
-        let context = context_of(&config, spec.context)?;
-        Ok(Self { chain: Arc::new(chain), writer: Arc::new(writer), context, config, tokenizer, files })
+        let mut model = family::load(spec.name()).with_context(failed)?;
+        spec.dropout.into_iter().for_each(|dropout| model.set_dropout(dropout));
+        let Reads::Tokens { vocabulary, .. } = model.reads();
+        let tokenizer = Tokenizer::for_model(model.directory(), vocabulary).with_context(failed)?;
+        let chain = model.chain().with_context(failed)?.with_float_type(spec.dtype);
+        let chain = training(chain, &spec.train)?;
+        let context = context_of(model.reads(), spec.context)?;
+        let (chain, writer, files) = (Arc::new(chain), model.writer(), model.files());
+        Ok(Self { chain, writer, files, model, context, loss_on: spec.loss_on, tokenizer })
     }
 
     /// All that its configuration says of what is computed and drawn.
     pub(crate) fn described(&self) -> Result<String> {
-        let config = Gpt2Config { other: Default::default(), ..self.config.clone() };
-        serde_json::to_string(&config).context("the configuration could not be written as JSON")
+        Ok(self.model.description()?.to_string())
     }
 
-    pub(crate) fn blocks(&self, corpus: &Corpus, split: Split) -> Result<TokenBlocks> {
-        let form = BlockSpec { context: self.context, vocab_size: self.config.vocab_size };
-        Ok(corpus.blocks(split, &self.tokenizer, form)?)
+    /// These splits of some data.
+    pub(crate) fn splits(&self, source: &TokenSource, splits: &[Split]) -> Result<TokenSplits> {
+        let Reads::Tokens { vocabulary, .. } = self.model.reads();
+        let conventions = match source {
+            TokenSource::Text(corpus) => {
+                note_of_records(corpus).as_deref().into_iter().for_each(tell);
+                Conventions::default()
+            }
+            TokenSource::Examples(_) => Conventions::of(&self.tokenizer, self.model.directory())?,
+        };
+        let (tokenizer, conventions) = (&self.tokenizer, &conventions);
+        let (context, loss_on) = (self.context, self.loss_on);
+        let splits =
+            source.splits(splits, &TokenForm { tokenizer, conventions, context, vocabulary, loss_on })?;
+        note_of_left_out(splits.left_out, splits.context).as_deref().into_iter().for_each(tell);
+        Ok(splits)
     }
 
-    /// The texts of a corpus; validation and test may be missing.
+    /// One split of some data.
+    pub(crate) fn split(&self, source: &TokenSource, split: Split) -> Result<Arc<dyn Tokens>> {
+        let splits = self.splits(source, &[split])?.splits;
+        splits.into_iter().next().context("a split was asked for")
+    }
+
+    /// All data; validation and test may be missing.
     pub(crate) fn texts(&self, data: &str) -> Result<Texts> {
-        let corpus = Corpus::load(data)?;
-        note_of_records(&corpus).as_deref().into_iter().for_each(tell);
-        let blocks = |split| self.blocks(&corpus, split).map(Arc::new);
-        let optional = |split| corpus.has(split).then(|| blocks(split)).transpose();
-        Ok(Texts {
-            train: blocks(Split::Train)?,
-            validation: optional(Split::Validation)?,
-            test: optional(Split::Test)?,
-        })
+        let source = TokenSource::load(data)?;
+        let (validation, test) = (source.has(Split::Validation), source.has(Split::Test));
+        let wanted = [(Split::Train, true), (Split::Validation, validation), (Split::Test, test)];
+        let wanted: Vec<Split> = wanted.into_iter().filter(|(_, has)| *has).map(|(split, _)| split).collect();
+        let found = self.splits(&source, &wanted)?;
+        let mut splits = found.splits.into_iter();
+        let train = splits.next().context("the train split was asked for")?;
+        let validation = if validation { splits.next() } else { None };
+        Ok(Texts { train, validation, test: splits.next(), context: found.context, items: source.items() })
     }
 }
 
-/// The texts that a run trains on and is measured on.
+/// The data that a run trains on and is measured on.
 pub(crate) struct Texts {
-    pub(crate) train: Arc<TokenBlocks>,
-    pub(crate) validation: Option<Arc<TokenBlocks>>,
-    pub(crate) test: Option<Arc<TokenBlocks>>,
+    pub(crate) train: Arc<dyn Tokens>,
+    pub(crate) validation: Option<Arc<dyn Tokens>>,
+    pub(crate) test: Option<Arc<dyn Tokens>>,
+    /// The tokens of an item.
+    pub(crate) context: usize,
+    /// What items are called.
+    pub(crate) items: &'static str,
 }
 
 impl Texts {
-    /// The validation and the test data: all blocks, or the first ones.
+    /// The validation and the test data: all items, or the first ones.
     pub(crate) fn evaluated(&self, limit: Option<usize>) -> [Option<Arc<dyn Dataset>>; 2] {
-        [&self.validation, &self.test].map(|blocks| {
-            let blocks = blocks.clone()?;
+        [&self.validation, &self.test].map(|data| {
+            let data: Arc<dyn Dataset> = data.clone()?;
             Some(match limit {
-                Some(most) => Arc::new(FirstItems::new(blocks, most)),
-                None => blocks as Arc<dyn Dataset>,
+                Some(most) => Arc::new(FirstItems::new(data, most)),
+                None => data,
             })
         })
     }
 
-    pub(crate) fn tokens(&self) -> [Option<&[u32]>; 3] {
-        [Some(&self.train), self.validation.as_ref(), self.test.as_ref()].map(|blocks| Some(blocks?.tokens()))
+    /// What the splits consist of.
+    pub(crate) fn content(&self) -> [Option<Vec<&[u32]>>; 3] {
+        let [validation, test] =
+            [&self.validation, &self.test].map(|data| data.as_ref().map(|data| data.content()));
+        [Some(self.train.content()), validation, test]
     }
 }
 
-/// The note on a minibatch that is larger than the training text.
-pub(crate) fn note_of_batch(batch: usize, blocks: usize, context: usize) -> Option<String> {
-    (batch > blocks).then(|| {
+/// The note on examples that are not trained on.
+fn note_of_left_out(left_out: usize, context: usize) -> Option<String> {
+    (left_out > 0).then(|| {
         format!(
-            "note: batch {batch} is more than the training text has, {blocks} blocks of {context} tokens: every \
-             minibatch is the whole text; give a smaller --batch, a shorter --context or more --data"
+            "note: {left_out} example{} left out, of which nothing that is to be learned lies within a context of \
+             {context}: give a longer --context",
+            if left_out == 1 { " is" } else { "s are" }
+        )
+    })
+}
+
+/// The note on a minibatch that is larger than the training data of so many `items`.
+pub(crate) fn note_of_batch(batch: usize, train: usize, items: &str, context: usize) -> Option<String> {
+    (batch > train).then(|| {
+        format!(
+            "note: batch {batch} is more than the training data has, {train} {items} of {context} tokens: every \
+             minibatch is all of it; give a smaller --batch, a shorter --context or more --data"
         )
     })
 }
@@ -119,7 +157,9 @@ pub(crate) fn note_of_records(corpus: &Corpus) -> Option<String> {
     };
     let text = "write what is to be learned into a text file and give that";
     let how = field.map_or(text.to_owned(), |field| {
-        format!("{text}, such as with: jq -r '.[\"{field}\"]' {name} > text.txt")
+        let lines =
+            "name it FILE.jsonl if its lines have `text`, `prompt` and `completion`, or `messages`; or";
+        format!("{lines} {text}, such as with: jq -r '.[\"{field}\"]' {name} > text.txt")
     });
     Some(format!(
         "note: `{name}` is read as plain text, punctuation and names of fields and all; it has {found}: {how}"
@@ -133,20 +173,44 @@ fn named(what: &str, names: &[String]) -> String {
     if some.is_empty() { String::new() } else { format!(" with the {what} {}{more}", some.join(", ")) }
 }
 
-/// A configuration with one probability for every dropout, if it is given.
-pub(crate) fn with_dropout(mut config: Gpt2Config, dropout: Option<f64>) -> Gpt2Config {
-    if let Some(dropout) = dropout {
-        (config.resid_pdrop, config.embd_pdrop, config.attn_pdrop) = (dropout, dropout, dropout);
+/// The chain with nothing trained but these layers, or as it is where none are named.
+fn training(chain: Chain, layers: &[String]) -> Result<Chain, Usage> {
+    if layers.is_empty() {
+        return Ok(chain);
     }
-    config
+    let mut names = Vec::new();
+    for layer in layers {
+        match layer.strip_prefix("last:") {
+            Some(count) => names.extend(last_layers(&chain, count)?),
+            None => names.push(layer.clone()),
+        }
+    }
+    chain.training_only(&names).map_err(|error| Usage::new(format!("--train: {error}")))
+}
+
+/// The names of the last layers before the head.
+fn last_layers(chain: &Chain, count: &str) -> Result<Vec<String>, Usage> {
+    let names: Vec<&String> = chain.layers().iter().map(|layer| &layer.name).collect();
+    let blocks = &names[1..names.len() - 1];
+    match count.parse::<usize>() {
+        Ok(count) if (1..=blocks.len()).contains(&count) => {
+            Ok(blocks[blocks.len() - count..].iter().map(|name| (*name).clone()).collect())
+        }
+        _ => Err(Usage::new(format!(
+            "--train last:{count} is no number of layers between the first and the head: the model has {}",
+            blocks.len()
+        ))),
+    }
 }
 
 /// The context that was asked for, if the model has the positions, or the default.
-pub(crate) fn context_of(model: &Gpt2Config, asked: Option<usize>) -> Result<usize, Usage> {
-    let positions = model.n_positions;
-    let context = asked.unwrap_or(positions.min(DEFAULT_CONTEXT));
+pub(crate) fn context_of(
+    Reads::Tokens { positions, .. }: Reads,
+    asked: Option<usize>,
+) -> Result<Context, Usage> {
+    let Some(context) = asked else { return Ok(Context::AtMost(positions.min(DEFAULT_CONTEXT))) };
     if context <= positions {
-        return Ok(context);
+        return Ok(Context::Exactly(context));
     }
     Err(Usage::new(format!(
         "--context {context} is longer than the model, which has {positions} positions: give --context {positions} \
@@ -160,19 +224,39 @@ mod tests {
 
     #[test]
     fn a_context_fits_the_positions() {
-        let preset = Gpt2Config::preset("bytes-tiny").unwrap();
-        let context = |asked, n_positions| context_of(&Gpt2Config { n_positions, ..preset.clone() }, asked);
-        assert_eq!(context(None, 128).unwrap(), 128);
-        assert_eq!(context(None, 1024).unwrap(), 512);
-        assert_eq!(context(Some(1024), 1024).unwrap(), 1024);
+        let context = |asked, positions| context_of(Reads::Tokens { positions, vocabulary: 256 }, asked);
+        assert_eq!(context(None, 128).unwrap(), Context::AtMost(128));
+        assert_eq!(context(None, 1024).unwrap(), Context::AtMost(512));
+        assert_eq!(context(Some(1024), 1024).unwrap(), Context::Exactly(1024));
         let error = context(Some(129), 128).unwrap_err().to_string();
         assert!(error.contains("129") && error.contains("128 positions"), "{error}");
     }
 
     #[test]
+    fn layers_are_trained_by_name_or_counted_from_the_end() {
+        let chain = || family::load("bytes-tiny").unwrap().chain().unwrap();
+        let trained = |layers: &[&str]| {
+            let layers: Vec<String> = layers.iter().map(|layer| (*layer).to_owned()).collect();
+            training(chain(), &layers).map(|chain| {
+                let layers = chain.layers().iter().filter(|layer| !layer.frozen);
+                layers.map(|layer| layer.name.clone()).collect::<Vec<_>>().join(" ")
+            })
+        };
+        assert_eq!(trained(&[]).unwrap(), "embed h.0 h.1 h.2 h.3 head");
+        assert_eq!(trained(&["last:2", "head"]).unwrap(), "h.2 h.3 head");
+        assert_eq!(trained(&["h.0", "last:1"]).unwrap(), "h.0 h.3");
+        for wrong in ["last:0", "last:5", "last:x", "last:"] {
+            let error = trained(&[wrong]).unwrap_err().to_string();
+            assert!(error.contains(wrong) && error.contains("the model has 4"), "{error}");
+        }
+        let error = trained(&["h.7"]).unwrap_err().to_string();
+        assert!(error.contains("--train") && error.contains("`h.7`") && error.contains("`h.3`"), "{error}");
+    }
+
+    #[test]
     fn a_batch_beyond_the_text_is_said() {
-        assert_eq!(note_of_batch(8, 8, 32), None);
-        let note = note_of_batch(9, 8, 32).unwrap();
+        assert_eq!(note_of_batch(8, 8, "blocks", 32), None);
+        let note = note_of_batch(9, 8, "blocks", 32).unwrap();
         assert!(note.contains("batch 9") && note.contains("8 blocks of 32 tokens"), "{note}");
         assert!(!note.contains('\n'), "one line");
     }
@@ -185,12 +269,13 @@ mod tests {
             note_of_records(&Corpus::open(&dir.path().join(name)).unwrap())
         };
         let lines =
-            note("a.jsonl", &"{\"id\": 7, \"prompt\": \"why\", \"answer\": \"so\"}\n".repeat(9)).unwrap();
+            note("a.data", &"{\"id\": 7, \"prompt\": \"why\", \"answer\": \"so\"}\n".repeat(9)).unwrap();
         for part in [
             "is read as plain text",
             "the fields `answer`, `prompt`, `id`",
             "jq -r '.[\"answer\"]'",
-            "a.jsonl > text",
+            "a.data > text",
+            "name it FILE.jsonl if",
         ] {
             assert!(lines.contains(part), "{part} in {lines}");
         }
@@ -204,13 +289,5 @@ mod tests {
         assert!(note("a.json", "[\n1,\n2,\n3\n]\n").unwrap().contains("it has one value of JSON: write"));
         assert_eq!(note("a.txt", "some words, and more\n"), None);
         assert_eq!(note_of_records(&Corpus::builtin()), None);
-    }
-
-    #[test]
-    fn dropout_is_all_three() {
-        let config = Gpt2Config::preset("bytes-tiny").unwrap();
-        let changed = with_dropout(config.clone(), Some(0.25));
-        assert_eq!([changed.resid_pdrop, changed.embd_pdrop, changed.attn_pdrop], [0.25; 3]);
-        assert_eq!(with_dropout(config.clone(), None), config);
     }
 }

@@ -154,15 +154,16 @@ fn submit(
 ) -> Result<()> {
     spec.devices.check_visit(spec.training.accumulate)?;
     let model = Model::load(&spec.model)?;
-    spec.model.context = Some(model.context);
     let texts = model.texts(spec.model.text())?;
+    spec.model.context = Some(texts.context);
     if spec.training.eval_every.is_some() && texts.validation.is_none() {
         let text = spec.model.text();
         bail!(Usage::new(format!("--eval-every needs validation data, and `{text}` has none")));
     }
-    let (blocks, context) = (texts.train.len(), model.context);
-    let batches = spec.training.batch.iter().filter_map(|&batch| note_of_batch(batch, blocks, context));
-    let notes = batches.chain(spec.training.note_of_warmup(blocks)?).chain(note_of_cuts(&spec.devices));
+    let train = texts.train.len();
+    let batch = |batch: &usize| note_of_batch(*batch, train, texts.items, texts.context);
+    let batches = spec.training.batch.iter().filter_map(batch);
+    let notes = batches.chain(spec.training.note_of_warmup(train)?).chain(note_of_cuts(&spec.devices));
     notes.chain(note_of_memory(&spec.devices, machine)).for_each(|note| tell(&note));
     if let Some(dir) = dir {
         check_inputs_of(spec, dir, &model, &texts)?;
@@ -180,7 +181,7 @@ fn submit(
 
 /// Notes the inputs of a run that begins. Of one that goes on, refuses others for tasks that begin from the start.
 fn check_inputs_of(spec: &mut RunSpec, dir: &RunDir, model: &Model, texts: &Texts) -> Result<()> {
-    let now = || Inputs::of(&model.described()?, &model.files, texts.tokens());
+    let now = || Inputs::of(&model.described()?, &model.files, texts.content());
     if !dir.resumed {
         spec.inputs = Some(now()?);
         return Ok(());

@@ -155,7 +155,16 @@ mod tests {
             let name = name.as_str();
             // No file that every machine can read has both a plan and a disk, this one's schedule decays all along, and it is of
             // an earlier version.
-            let new = ["concurrent", "strict", "eval_limit", "initial_validation", "visit", "cache"];
+            let new = [
+                "concurrent",
+                "strict",
+                "eval_limit",
+                "initial_validation",
+                "visit",
+                "cache",
+                "loss_on",
+                "train",
+            ];
             let absent = [&["plan", "disk", "decay_steps"][..], &new].concat();
             assert!(absent.contains(&name) || file.contains(&name), "{name} in {file:?}");
         }

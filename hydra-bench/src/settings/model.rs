@@ -5,7 +5,8 @@ use anyhow::{Context, Result};
 use clap::Args;
 use clap::builder::{NonEmptyStringValueParser, TypedValueParser};
 use hydra_core::FloatType;
-use hydra_models::gpt2::PRESETS;
+use hydra_models::data::LossOn;
+use hydra_models::family;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
@@ -20,15 +21,25 @@ const BUILTIN: &str = "builtin";
 pub(crate) struct ModelSettings {
     #[arg(long, value_name = "PRESET|FILE.json|DIR", value_parser = NonEmptyStringValueParser::new(), help = model_help())]
     pub(crate) model: Option<String>,
-    /// `builtin`, a WikiText directory or a plain-text file (its last two tenths are validation and test) [default: builtin]
+    /// `builtin`, a WikiText directory, a plain-text file, or instruction data: FILE.jsonl or a directory with
+    /// {train,validation,test}.jsonl. Of a file the last two tenths are validation and test [default: builtin]
     #[arg(long, value_name = "builtin|DIR|FILE", value_parser = NonEmptyStringValueParser::new())]
     pub(crate) data: Option<String>,
-    /// Tokens in a block [default: the model's positions, at most 512]
+    /// Tokens in a block or an example [default: the model's positions, at most 512, and at most the longest example]
     #[arg(long, value_name = "N", value_parser = values::context, allow_hyphen_values = true)]
     pub(crate) context: Option<usize>,
+    /// The tokens of instruction data whose prediction counts: what the model is to say, or prompts too
+    #[arg(long, default_value = "completions", value_parser = loss_on())]
+    #[serde(skip_serializing_if = "is_default")]
+    pub(crate) loss_on: LossOn,
     /// The probability of every dropout in the model [default: as its configuration says]
     #[arg(long, value_name = "P", value_parser = values::dropout, allow_hyphen_values = true)]
     pub(crate) dropout: Option<f64>,
+    /// Train these layers alone and keep the others as they are: their names, separated by commas, or last:N for the last
+    /// N before the head [default: all]
+    #[arg(long, value_name = "LAYER,..", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new())]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) train: Vec<String>,
     /// The type of parameters, activations and gradients on devices, and of what moves between them and the host,
     /// where masters are f32
     #[arg(long, default_value = "f32", value_parser = dtypes())]
@@ -40,7 +51,7 @@ pub(crate) struct ModelSettings {
 
 /// The help of `--model`.
 pub(crate) fn model_help() -> String {
-    let presets = PRESETS.map(|preset| preset.name);
+    let presets: Vec<&str> = family::presets().map(|preset| preset.name).collect();
     format!(
         "A preset ({}) or a configuration, trained from scratch, or a Hugging Face directory [default: {DEFAULT_MODEL}]",
         values::any_of(&presets)
@@ -50,6 +61,11 @@ pub(crate) fn model_help() -> String {
 /// A reader of `--dtype`. The third type is for devices in tests.
 pub(crate) fn dtypes() -> impl TypedValueParser<Value = FloatType> {
     flags::named(&["f32", "bf16"])
+}
+
+/// A reader of `--loss-on`.
+fn loss_on() -> impl TypedValueParser<Value = LossOn> {
+    flags::named(&LossOn::NAMES)
 }
 
 impl ModelSettings {
@@ -70,6 +86,11 @@ impl ModelSettings {
             ..self
         })
     }
+}
+
+/// Leaves what nobody asked for out of specs.
+fn is_default(loss_on: &LossOn) -> bool {
+    *loss_on == LossOn::default()
 }
 
 fn absolute(path: &str) -> Result<String> {

@@ -340,11 +340,19 @@ fn what_trains_otherwise_than_it_seems_is_noted() {
         fs::write(&file, line.repeat(60)).unwrap();
         with(&["--steps", "3", "--data", file.to_str().unwrap()])
     };
-    let lines = data("a.jsonl", "{\"id\": 7, \"text\": \"some words\"}\n");
+    let lines = data("a.data", "{\"id\": 7, \"text\": \"some words\"}\n");
     assert!(lines.contains("is read as plain text") && lines.contains("the fields `text`, `id`"), "{lines}");
+    assert_eq!(data("a.jsonl", "{\"id\": 7, \"text\": \"some words\"}\n"), "");
     let table = data("a.csv", "7,some words and more\n");
     assert!(table.contains("a table with commas"), "{table}");
     assert_eq!(data("a.txt", "some words, and more of them\n"), "");
+}
+
+#[test]
+fn layers_that_no_model_has_are_refused() {
+    fails(&["select", "--train", "h.9"], 2, &["--train", "`h.9`", "`head`"]);
+    fails(&["select", "--train", "last:9"], 2, &["--train last:9", "the model has 4"]);
+    fails(&["select", "--train", ""], 2, &["--train"]);
 }
 
 #[test]

@@ -7,6 +7,7 @@ mod disk;
 mod doctor;
 mod endings;
 mod evaluations;
+mod examples;
 mod explain;
 mod flags;
 mod in_turn;

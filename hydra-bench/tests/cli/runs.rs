@@ -20,6 +20,33 @@ fn hashes(report: &Value) -> Vec<String> {
 }
 
 #[test]
+fn layers_that_are_not_trained_are_written_as_they_were() {
+    let root = tempfile::tempdir().unwrap();
+    let dir = |name: &str| root.path().join(name);
+    let weights = |run: &str, task: &str| {
+        fs::read(dir(run).join("models").join(task).join("model.safetensors")).unwrap()
+    };
+    run(&dir("first"), &[]);
+    let base = dir("first/models/b4-lr1e-3");
+    run(&dir("tuned"), &["--model", base.to_str().unwrap(), "--train", "last:1,head"]);
+    let (before, after) = (weights("first", "b4-lr1e-3"), weights("tuned", "b4-lr3e-4"));
+    let tensor = |file: &[u8], name: &str| {
+        let length = u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
+        let header: Value = serde_json::from_slice(&file[8..8 + length]).unwrap();
+        let at = |i: usize| header[name]["data_offsets"][i].as_u64().unwrap() as usize + 8 + length;
+        file[at(0)..at(1)].to_vec()
+    };
+    for (name, stays) in [
+        ("transformer.wte.weight", true),
+        ("transformer.h.2.mlp.c_fc.weight", true),
+        ("transformer.h.3.mlp.c_fc.weight", false),
+        ("transformer.ln_f.bias", false),
+    ] {
+        assert_eq!(tensor(&before, name) == tensor(&after, name), stays, "{name}");
+    }
+}
+
+#[test]
 fn a_run_directory_holds_everything() {
     let root = tempfile::tempdir().unwrap();
     let dir = root.path().join("run");

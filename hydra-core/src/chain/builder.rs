@@ -35,7 +35,8 @@ impl ChainBuilder {
         }
     }
 
-    /// Appends a layer. Layers that hold parameters of the same `ParamId` share them.
+    /// Appends a layer. Layers that hold parameters of the same `ParamId` share them. Those that Burn freezes keep their
+    /// first values ([`Forward`]).
     pub fn layer(self, name: impl Into<String>, module: impl Forward + Sync + 'static) -> Self {
         self.push(name, module, false)
     }
@@ -130,7 +131,8 @@ impl ChainBuilder {
         let mut layers = Vec::new();
         for (index, (mut part, layer)) in parts.into_iter().enumerate() {
             let layer = part.hollow(&self.name, layer, |id| layout.tied.contains_key(&id))?;
-            let (name, frozen, note) = (part.name.clone(), part.frozen, part.note.take());
+            let (name, note) = (part.name.clone(), part.note.take());
+            let frozen = part.frozen || !part.params.is_empty() && !part.trained().any(|trained| trained);
             let params = layout.place(index, part)?;
             layers.push(ChainLayer { name, params, frozen, note, layer });
         }
@@ -175,6 +177,7 @@ fn guarded<T>(chain: &str, layer: &str, run: impl FnOnce() -> T) -> Result<T, Co
 /// A layer while its chain is built.
 struct Part {
     name: String,
+    /// True if it is frozen as a whole, whatever Burn says of its parameters.
     frozen: bool,
     note: Option<LayerNote>,
     params: Vec<Declared>,
@@ -189,9 +192,8 @@ impl Part {
             let inits = params.iter().map(|p| layer.init(&p.info.name, &p.info.shape)).collect();
             (params, inits, layer.note())
         })?;
-        let mut part = Self { name, frozen, note, params, inits };
+        let part = Self { name, frozen, note, params, inits };
         part.check(chain)?;
-        part.frozen |= part.frozen_by_burn(chain)?;
         Ok(part)
     }
 
@@ -215,18 +217,9 @@ impl Part {
         Ok(())
     }
 
-    /// Returns whether Burn trains none of the parameters; a layer that is frozen here anyway may have any.
-    fn frozen_by_burn(&self, chain: &str) -> Result<bool, CoreError> {
-        let first = |trained| self.params.iter().find(|p| p.trained == Some(trained));
-        match (first(false), first(true)) {
-            (Some(frozen), Some(trained)) if !self.frozen => Err(CoreError::PartlyFrozen {
-                chain: chain.to_owned(),
-                layer: self.name.clone(),
-                frozen: frozen.info.name.clone(),
-                trained: trained.info.name.clone(),
-            }),
-            (frozen, trained) => Ok(frozen.is_some() && trained.is_none()),
-        }
+    /// Returns for each parameter whether it is trained: neither the layer nor Burn freezes it.
+    fn trained(&self) -> impl Iterator<Item = bool> {
+        self.params.iter().map(|param| !self.frozen && param.trained == Some(true))
     }
 
     /// The hollow layer. What the module says itself of first values is found out, but for parameters that another
@@ -264,19 +257,21 @@ struct Layout<'a> {
 
 impl Layout<'_> {
     fn place(&mut self, index: usize, part: Part) -> Result<Vec<ParamRef>, CoreError> {
-        let Part { name, frozen, params, inits, .. } = part;
-        let mut own: Option<usize> = None;
+        let trained: Vec<bool> = part.trained().collect();
+        let Part { name, params, inits, .. } = part;
+        // One image for what is frozen, and one for what is trained.
+        let mut own: [Option<usize>; 2] = [None; 2];
         let mut refs = Vec::new();
-        for (Declared { info, given, .. }, init) in params.into_iter().zip(inits) {
+        for ((Declared { info, given, .. }, init), trained) in params.into_iter().zip(inits).zip(trained) {
             let full = format!("{name}.{}", info.name);
             if self.uses[&info.id] > 1 {
-                let mut shared = ImageLayout::new(full.clone(), index, !frozen);
+                let mut shared = ImageLayout::new(full.clone(), index, trained);
                 let slot = shared.push(full, info.shape, init, given);
                 refs.push(ParamRef { image: self.tie(info.id, shared)?, slot });
                 continue;
             }
-            let image = *own.get_or_insert_with(|| {
-                self.images.push(ImageLayout::new(name.clone(), index, !frozen));
+            let image = *own[usize::from(trained)].get_or_insert_with(|| {
+                self.images.push(ImageLayout::new(name.clone(), index, trained));
                 self.images.len() - 1
             });
             refs.push(ParamRef { image, slot: self.images[image].push(full, info.shape, init, given) });

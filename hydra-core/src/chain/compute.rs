@@ -21,7 +21,8 @@ pub enum BackwardFrom {
     Gradient(Vec<Option<AnyTensor>>),
 }
 
-/// The gradients of one layer's parameters, in the layer's order.
+/// The gradients of one layer's parameters, in the layer's order; `None` for those that are frozen, and those that the loss
+/// does not reach.
 pub type LayerGradients = Vec<Option<AnyTensor>>;
 
 /// The result of a shard's backward pass.
@@ -47,7 +48,7 @@ impl ShardBackward {
 }
 
 /// Resident copies of the layers in `range`, their parameters views of what `image` gives. With `track`,
-/// trained layers gather gradients. `device` is the plain device; the copies are on its autodiff device.
+/// trained parameters gather gradients. `device` is the plain device; the copies are on its autodiff device.
 ///
 /// # Panics
 /// If the range reaches beyond the layers, or an image is shorter than its layout.
@@ -61,8 +62,8 @@ pub fn promote_layers(
     let device = device.clone().autodiff();
     range
         .map(|index| {
-            let layer = &chain.layers()[index];
-            layer.layer().promote(&chain.layer_params(index, image), &device, track && !layer.frozen)
+            let tracked: Vec<bool> = chain.trained_params(index).map(|trained| track && trained).collect();
+            chain.layers()[index].layer().promote(&chain.layer_params(index, image), &device, &tracked)
         })
         .collect()
 }
@@ -201,7 +202,7 @@ fn number(value: AnyTensor, what: &str) -> f32 {
 mod tests {
     use super::*;
     use crate::{Forward, HostTensor};
-    use burn::module::Module;
+    use burn::module::{Module, Param};
     use burn::nn::{Linear, LinearConfig};
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -213,6 +214,20 @@ mod tests {
     impl Forward for Dense {
         fn forward(&self, x: Activation, pass: &Pass) -> Activation {
             Activation::of(pass.site(0).dropout(self.linear.forward(x.into_float::<2>()), 0.5))
+        }
+    }
+
+    /// A frozen map beside a trained one.
+    #[derive(Module, Debug)]
+    struct Adapted {
+        base: Linear,
+        adapter: Linear,
+    }
+
+    impl Forward for Adapted {
+        fn forward(&self, x: Activation, _: &Pass) -> Activation {
+            let x = x.into_float::<2>();
+            Activation::of((self.base.forward(x.clone()) + self.adapter.forward(x)).tanh())
         }
     }
 
@@ -319,6 +334,59 @@ mod tests {
             (whole.loss, &halved),
             "the loss is that before its weight"
         );
+    }
+
+    /// A map that holds values, which do not depend on the images that they are in.
+    fn held(from: f32) -> Linear {
+        let values = |count: usize| (0..count).map(|i| (from + i as f32).sin()).collect();
+        let tensor = |values, shape: &[usize]| HostTensor::float(values, shape.to_vec()).to_device(&device());
+        Linear {
+            weight: Param::from_tensor(tensor(values(16), &[4, 4]).into_float()),
+            bias: Some(Param::from_tensor(tensor(values(4), &[4]).into_float())),
+        }
+    }
+
+    /// Gradients of the whole chain, or of it cut before each layer.
+    fn gradients(chain: &Chain, cut: bool) -> Vec<LayerGradients> {
+        let pass = Pass::train(Pass::key_of(1, 2, 3), Activation::default());
+        let ends = if cut { (1..=chain.len()).collect() } else { vec![chain.len()] };
+        let starts = [0].into_iter().chain(ends.iter().copied());
+        let shards: Vec<Range<usize>> = starts.zip(&ends).map(|(start, end)| start..*end).collect();
+        let back = |(from, mut layers): (BackwardFrom, Vec<LayerGradients>), range: &Range<usize>| {
+            let before = promoted(chain, 0..range.start, false);
+            let x = forward_range(&before, 0, input(), &pass);
+            let shard = promoted(chain, range.clone(), true);
+            let wanted = range.start > chain.first_trained();
+            let done = backward_range(shard, range.start, x, from, &pass, wanted);
+            layers.splice(0..0, done.layers);
+            (BackwardFrom::Gradient(done.inputs), layers)
+        };
+        let from_loss = (BackwardFrom::Loss { weight: 1.0 }, Vec::new());
+        let down = shards.iter().rev().take_while(|range| range.end > chain.first_trained());
+        down.fold(from_loss, back).1
+    }
+
+    #[test]
+    fn what_is_trained_of_a_layer_has_the_gradients_that_it_has_where_all_is() {
+        let [first, base, adapter] = [0.1, 0.2, 0.3].map(|from| [from, from + 1.0].map(held));
+        let chain = |freeze: fn(Linear) -> Linear| {
+            let adapted =
+                |at: usize| Adapted { base: freeze(base[at].clone()), adapter: adapter[at].clone() };
+            let builder = Chain::builder("c").layer("a", Dense { linear: freeze(first[0].clone()) });
+            let builder = builder.layer("b", adapted(0)).layer("c", adapted(1));
+            builder.layer("mean", Mean { terms: 0 }).build().unwrap()
+        };
+        let (whole, part) = (chain(|linear| linear), chain(Module::no_grad));
+        assert_eq!((whole.images().len(), part.images().len(), part.first_trained()), (3, 5, 1));
+        let (all, trained) = (gradients(&whole, false), gradients(&part, false));
+        for cut in [gradients(&part, true), trained.clone()] {
+            let last = cut.len() - 3;
+            for (layer, found) in [1, 2].into_iter().zip(&cut[last..]) {
+                assert!(found[..2].iter().all(Option::is_none), "the base of layer {layer}");
+                let adapter = |of: &LayerGradients| host(&of[2..].to_vec());
+                assert_eq!(adapter(found), adapter(&all[layer]), "the adapter of layer {layer}");
+            }
+        }
     }
 
     #[test]

@@ -48,7 +48,8 @@ impl ImageParam {
 }
 
 /// One contiguous buffer of parameters that moves as one: all parameters of a layer that no other layer
-/// names, or one parameter that several layers name (tied).
+/// names, or one parameter that several layers name (tied). A layer that is frozen in part has two: one of what is frozen,
+/// and one of what is trained.
 #[derive(Clone, Debug)]
 pub struct ImageLayout {
     /// The layer's name, or the tied parameter's.

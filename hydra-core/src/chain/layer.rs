@@ -107,8 +107,10 @@ fn drawn(out: &mut [f32], value: impl Fn(u64) -> f32 + Sync) {
 /// another output, for which a run refuses it. A layer keeps no state from one forward to the next, so running statistics,
 /// as in Burn's `BatchNorm`, are refused when a chain is built; `LayerNorm`, `GroupNorm` and `RmsNorm` keep none.
 ///
-/// A layer whose parameters were all frozen by Burn (`freeze`, `no_grad`) is frozen, as with
-/// [`ChainBuilder::frozen`](crate::ChainBuilder::frozen). One with some of them frozen is refused.
+/// Parameters that Burn freezes (`freeze` and `no_grad` of a module, `set_require_grad(false)` of a parameter) keep their
+/// first values and have neither gradients nor moments: a layer with some of them, such as a frozen map with a trained
+/// adapter, is trained in part, and one with no others is frozen, as with
+/// [`ChainBuilder::frozen`](crate::ChainBuilder::frozen).
 pub trait Forward: Module {
     /// The layer's output for `x`. The last layer of a chain returns the mean loss, of shape `[1]`, and finds what to
     /// compare with in [`Pass::targets`]. See [`FloatType`](crate::FloatType) for chains whose floats have 16 bits.
@@ -244,14 +246,17 @@ pub trait Layer: Send + Sync {
     fn note(&self) -> Option<LayerNote>;
 
     /// A resident copy on `device` with these parameters, in the order of [`params`](Self::params).
-    /// With `track`, the parameters gather gradients; `device` must then be an autodiff device.
-    fn promote(&self, params: &[DeviceTensor], device: &Device, track: bool) -> Box<dyn Layer>;
+    /// Those for which `track` is true gather gradients; `device` must then be an autodiff device.
+    ///
+    /// # Panics
+    /// If either has fewer items than the layer has parameters.
+    fn promote(&self, params: &[DeviceTensor], device: &Device, track: &[bool]) -> Box<dyn Layer>;
 
     /// The output for `x`.
     fn forward(&self, x: Activation, pass: &Pass) -> Activation;
 
     /// Takes the gradients of this resident, tracked layer's parameters, in the order of
-    /// [`params`](Self::params); `None` for a parameter that the loss does not reach.
+    /// [`params`](Self::params); `None` for a parameter that is not tracked or that the loss does not reach.
     fn take_gradients(&self, gradients: &mut Gradients) -> Vec<Option<AnyTensor>>;
 }
 
@@ -291,8 +296,8 @@ impl<M: Forward + Sync + 'static> Layer for M {
         Forward::note(self).map(|text| LayerNote { module: TypeId::of::<M>(), text })
     }
 
-    fn promote(&self, params: &[DeviceTensor], device: &Device, track: bool) -> Box<dyn Layer> {
-        let mut promote = Promote { params: params.iter(), device, track };
+    fn promote(&self, params: &[DeviceTensor], device: &Device, track: &[bool]) -> Box<dyn Layer> {
+        let mut promote = Promote { params: params.iter().zip(track), device };
         Box::new(self.clone().map(&mut promote))
     }
 
@@ -386,18 +391,18 @@ impl ModuleMapper for Hollow<'_> {
 }
 
 struct Promote<'a> {
-    params: std::slice::Iter<'a, DeviceTensor>,
+    /// Each with whether it gathers gradients.
+    params: std::iter::Zip<std::slice::Iter<'a, DeviceTensor>, std::slice::Iter<'a, bool>>,
     device: &'a Device,
-    track: bool,
 }
 
 impl ModuleMapper for Promote<'_> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let Some(resident) = self.params.next() else {
+        let Some((resident, track)) = self.params.next() else {
             panic!("fewer parameters were given than the layer has");
         };
         let tensor: Tensor<D> = resident.to_device(self.device).into_float();
-        let tensor = if self.track { tensor.require_grad() } else { tensor };
+        let tensor = if *track { tensor.require_grad() } else { tensor };
         Param::initialized(param.id, tensor)
     }
 }

@@ -5,6 +5,7 @@
 
 mod builder;
 mod compute;
+mod frozen;
 mod image;
 mod initializer;
 mod layer;
@@ -32,7 +33,7 @@ pub struct ChainLayer {
     pub name: String,
     /// Its parameters, in the order of [`Layer::params`].
     pub params: Vec<ParamRef>,
-    /// True if its parameters keep their first values.
+    /// True if all of its parameters keep their first values.
     pub frozen: bool,
     /// Its type and note, if it has one ([`Forward::note`]).
     pub note: Option<LayerNote>,
@@ -163,12 +164,6 @@ impl Chain {
         self.images.iter().map(ImageLayout::parameters).sum()
     }
 
-    /// The first layer that is trained. Backward passes end there.
-    pub fn first_trained(&self) -> usize {
-        let trained = |l: &ChainLayer| l.params.iter().any(|p| self.images[p.image].trained);
-        self.layers.iter().position(trained).unwrap_or(0)
-    }
-
     /// The parameters of the layer at `layer`, as views of images that `image` gives.
     ///
     /// # Panics
@@ -190,7 +185,8 @@ impl Chain {
     /// A text that is the same for chains of the same architecture: names and shapes of all layers, what is
     /// tied and what is frozen, and the builder's note.
     pub fn architecture(&self) -> String {
-        self.described(|layer| if layer.frozen { "!" } else { "" })
+        let layers: Vec<String> = self.layers.iter().map(|l| self.described(l)).collect();
+        self.around(&layers)
     }
 
     /// Returns whether evaluations of both are known to have the same bits from the same values and the same batches. They
@@ -198,24 +194,39 @@ impl Chain {
     pub fn evaluates_as(&self, other: &Self) -> bool {
         let noted = |chain: &Self| !chain.note.is_empty();
         let notes = |chain: &Self| chain.layers.iter().map(|layer| layer.note.clone()).collect::<Vec<_>>();
-        let says = |chain: &Self| (chain.float, chain.language_model, chain.described(|_| ""), notes(chain));
+        let says = |chain: &Self| (chain.float, chain.language_model, chain.computed(), notes(chain));
         std::ptr::eq(self, other) || noted(self) && noted(other) && says(self) == says(other)
     }
 
-    /// Names and shapes of all layers, each with its mark, what is tied, and the builder's note.
-    fn described(&self, mark: impl Fn(&ChainLayer) -> &'static str) -> String {
-        let layer = |l: &ChainLayer| {
-            let params: Vec<String> = l.params.iter().map(|p| self.describe(p)).collect();
-            format!("{}{}({})", l.name, mark(l), params.join(","))
+    /// A layer with its parameters and their images, and marks on what is frozen.
+    fn described(&self, layer: &ChainLayer) -> String {
+        let mark = |frozen: bool| if frozen { "!" } else { "" };
+        let param = |p: &ParamRef| {
+            let (image, param) = (&self.images[p.image], &self.images[p.image].params[p.slot]);
+            // A layer that is frozen as a whole is marked as one.
+            let frozen = mark(!image.trained && !layer.frozen);
+            format!("{}{frozen}@{}{:?}", param.name, p.image, param.shape)
         };
-        let layers: Vec<String> = self.layers.iter().map(layer).collect();
-        let metrics = if self.metrics.is_empty() { String::new() } else { format!("{:?}", self.metrics) };
-        format!("{}[{}]{metrics}:{}", self.name, self.note, layers.join(";"))
+        let params: Vec<String> = layer.params.iter().map(param).collect();
+        format!("{}{}({})", layer.name, mark(layer.frozen), params.join(","))
     }
 
-    fn describe(&self, p: &ParamRef) -> String {
-        let param = &self.images[p.image].params[p.slot];
-        format!("{}@{}{:?}", param.name, p.image, param.shape)
+    /// The same of all layers without what is frozen: a tied parameter has the name of its first layer's.
+    fn computed(&self) -> String {
+        let param = |p: &ParamRef| {
+            let param = &self.images[p.image].params[p.slot];
+            format!("{}{:?}", param.name, param.shape)
+        };
+        let layer = |l: &ChainLayer| {
+            format!("{}({})", l.name, l.params.iter().map(param).collect::<Vec<_>>().join(","))
+        };
+        self.around(&self.layers.iter().map(layer).collect::<Vec<_>>())
+    }
+
+    /// Descriptions of all layers with what else describes the chain.
+    fn around(&self, layers: &[String]) -> String {
+        let metrics = if self.metrics.is_empty() { String::new() } else { format!("{:?}", self.metrics) };
+        format!("{}[{}]{metrics}:{}", self.name, self.note, layers.join(";"))
     }
 }
 
@@ -381,12 +392,17 @@ mod tests {
 
     #[test]
     fn chains_evaluate_alike_if_their_notes_say_so_whatever_is_frozen() {
-        let builder = || Chain::builder("c").note("two layers").layer("a", dense(2, 2));
+        let builder_of = |first| Chain::builder("c").note("two layers").layer("a", first);
+        let builder = || builder_of(dense(2, 2));
         let chain = |builder: ChainBuilder| builder.layer("b", dense(2, 2)).build().unwrap();
         let (one, other) = (chain(builder()), chain(builder()));
         assert!(one.evaluates_as(&one) && one.evaluates_as(&other));
         let frozen = Chain::builder("c").note("two layers").frozen("a", dense(2, 2));
         assert!(one.evaluates_as(&chain(frozen)));
+        let linear = dense(2, 2).linear;
+        let weight = linear.weight.clone().set_require_grad(false);
+        let in_part = builder_of(Dense { linear: Linear { weight, ..linear } });
+        assert!(one.evaluates_as(&chain(in_part)), "whatever images there are");
         let silent = || chain(Chain::builder("c").layer("a", dense(2, 2)));
         let same = silent();
         assert!(same.evaluates_as(&same) && !same.evaluates_as(&silent()), "nobody says what it computes");

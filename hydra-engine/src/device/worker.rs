@@ -375,7 +375,7 @@ impl Worker {
             let first = contributions.len();
             for (param, (at, gradient)) in chain.layers()[layer].params.iter().zip(gradients).enumerate() {
                 let adds_up = adding != Adding::Nothing && sums::adds_up(chain, layer, param);
-                if !part.has(adds_up) {
+                if !part.has(adds_up) || !chain.images()[at.image].trained {
                     continue;
                 }
                 let params = &chain.images()[at.image].params;

@@ -2,6 +2,8 @@
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 use burn::module::Module;
+use burn::nn::{Linear, LinearConfig};
+use burn::tensor::{Device, activation};
 use hydra_core::{
     Activation, Batch, ByteSize, Chain, Dataset, DatasetError, Forward, HostActivation, HostTensor,
     OptimizerSpec, Pass, TrainSpec,
@@ -9,6 +11,7 @@ use hydra_core::{
 use hydra_engine::{CheckpointEvery, DeviceSpec, Orchestrator, RunReport, TaskReport, TrainTask};
 use hydra_models::data::{BlockSpec, TokenBlocks};
 use hydra_models::gpt2::{self, Gpt2Config};
+use hydra_models::ops::ACCURACY;
 use hydra_models::{cnn, mlp};
 use hydra_sched::PolicyKind;
 use std::sync::Arc;
@@ -119,6 +122,38 @@ pub fn spirals() -> Arc<dyn Dataset> {
 
 pub fn cnn_chain() -> Arc<Chain> {
     Arc::new(cnn::chain(cnn::CnnConfig::default()).expect("a chain"))
+}
+
+/// A frozen map with an adapter of two dimensions beside it, which is trained.
+#[derive(Module, Debug)]
+pub struct Adapted {
+    base: Linear,
+    down: Linear,
+    up: Linear,
+}
+
+impl Forward for Adapted {
+    fn forward(&self, x: Activation, _: &Pass) -> Activation {
+        let x = x.into_float::<2>();
+        let adapter = self.up.forward(self.down.forward(x.clone()));
+        Activation::of(activation::relu(self.base.forward(x) + adapter))
+    }
+}
+
+/// A perceptron of five layers: one is frozen, three are in part, and all of the last is trained.
+pub fn adapted_chain() -> Arc<Chain> {
+    let linear = |inputs, outputs| LinearConfig::new(inputs, outputs).init(&Device::flex());
+    let adapted = || Adapted { base: linear(16, 16).no_grad(), down: linear(16, 2), up: linear(2, 16) };
+    let chain = Chain::builder("adapted").frozen("in", mlp::Dense { linear: linear(2, 16) });
+    let chain = chain.layer("a", adapted()).layer("b", adapted()).layer("c", adapted());
+    let chain = chain.layer("out", mlp::Classifier { linear: linear(16, 3) }).metrics([ACCURACY]);
+    Arc::new(chain.build().expect("a chain"))
+}
+
+/// A GPT-2 of which the last block is trained, and the head but for its table.
+pub fn last_layers() -> Arc<Chain> {
+    let chain = gpt2::chain(&config(), None).expect("a chain");
+    Arc::new(chain.training_only(&["h.2", "head"]).expect("layers to train"))
 }
 
 /// The files without a name that this process has open in a directory, the largest last.

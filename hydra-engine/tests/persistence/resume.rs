@@ -1,7 +1,9 @@
 //! Nothing that was trained is lost: a run that goes on from any checkpoint, on other devices, under other budgets,
 //! comes to the bits of the run that was not interrupted.
 
-use crate::common::{self, PLENTY, Settings, adamw, gpt2_chain, mlp_chain, spirals, tokens};
+use crate::common::{
+    self, PLENTY, Settings, adamw, adapted_chain, gpt2_chain, last_layers, mlp_chain, spirals, tokens,
+};
 use hydra_core::optimizer::Sgd;
 use hydra_core::{
     ByteSize, Chain, FloatType, ImageReader, Length, ModelWriter, OptimizerSpec, TrainSpec, WeightError,
@@ -138,7 +140,9 @@ fn every_optimizer_and_kind_of_chain_goes_on() {
         gpt2(TrainSpec { optimizer: sgd(0.0), ..base.clone() }),
         gpt2(TrainSpec { optimizer: sgd(0.9), accumulate: 3, ..base.clone() }),
         TrainTask::new("bf16", narrow, tokens(11, 1), base.clone()),
-        TrainTask::new("perceptron", mlp_chain(), spirals(), TrainSpec { batch: 16, ..base }),
+        TrainTask::new("perceptron", mlp_chain(), spirals(), TrainSpec { batch: 16, ..base.clone() }),
+        TrainTask::new("adapted", adapted_chain(), spirals(), TrainSpec { batch: 16, ..base.clone() }),
+        TrainTask::new("last layers", last_layers(), tokens(11, 1), base),
     ];
     for (index, task) in tasks.into_iter().enumerate() {
         let dir = TempDir::new().unwrap();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use hydra_core::{Batch, Dataset, DatasetError, HostActivation, HostTensor};
 
-use super::DataError;
+use super::{DataError, Tokens};
 
 /// Token ids cut into blocks of `context`; what is left at the end is dropped. Cloning it is cheap.
 ///
@@ -134,6 +134,16 @@ impl Dataset for TokenBlocks {
 
     fn unit(&self) -> &'static str {
         "tokens"
+    }
+}
+
+impl Tokens for TokenBlocks {
+    fn content(&self) -> Vec<&[u32]> {
+        vec![&self.tokens]
+    }
+
+    fn tokens(&self) -> usize {
+        self.tokens.len()
     }
 }
 

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use super::Split;
+use super::examples::ExampleError;
 use crate::tokenizer::TokenizerError;
 
 /// A corpus that cannot be read, or a text that gives no blocks.
@@ -37,6 +38,35 @@ pub enum DataError {
     /// The text could not be tokenized.
     #[error("the {split} split of `{corpus}` could not be tokenized")]
     Tokenize { corpus: String, split: Split, source: TokenizerError },
+    /// A line that is not what instruction data has.
+    #[error(
+        "line {line} of `{path}`: expected {{\"text\": ..}}, {{\"prompt\": .., \"completion\": ..}} or {{\"messages\": \
+         [{{\"role\": .., \"content\": ..}}, ..]}}, found {found}",
+        path = path.display()
+    )]
+    Record {
+        path: PathBuf,
+        /// The line, counted from one.
+        line: usize,
+        found: String,
+    },
+    /// A record that the model has no tokens for.
+    #[error("line {line} of `{path}` is no example for this model", path = path.display())]
+    Example {
+        path: PathBuf,
+        /// The line, counted from one.
+        line: usize,
+        source: ExampleError,
+    },
+    /// Examples of which nothing is trained on.
+    #[error(
+        "{name} has nothing to learn: of {} nothing that counts lies within a context of {context}; give a longer --context",
+        counted(*examples)
+    )]
+    NothingToLearn { name: String, examples: usize, context: usize },
+    /// More tokens than are counted.
+    #[error("{name} has more than 4294967295 tokens: cut it into several files")]
+    TooManyTokens { name: String },
     /// A context too short for a prediction.
     #[error("a context of {context} has nothing to predict: the smallest is 2")]
     ContextTooShort { context: usize },
@@ -60,6 +90,10 @@ pub enum DataError {
         id: u32,
         vocab_size: usize,
     },
+}
+
+fn counted(examples: usize) -> String {
+    format!("{examples} example{}", if examples == 1 { "" } else { "s" })
 }
 
 fn advice(tokens: usize) -> String {

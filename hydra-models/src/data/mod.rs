@@ -2,7 +2,8 @@
 //!
 //! A [`Corpus`] is a text in up to three [`Split`]s: the built-in one, a WikiText directory, or a plain-text
 //! file. Its lines are tokenized one by one, blank lines give nothing, all ids are joined and cut into
-//! [`TokenBlocks`] of the context length, a dataset whose items are blocks.
+//! [`TokenBlocks`] of the context length, a dataset whose items are blocks. [`ExampleFiles`] hold prompts with what a
+//! model is to answer, each of which is an item of [`Examples`]. [`TokenSource`] is either.
 
 mod blocks;
 mod builtin;
@@ -10,11 +11,15 @@ mod builtin;
 mod builtin_text;
 mod corpus;
 mod error;
+mod examples;
 mod records;
+mod source;
 mod text;
 mod wikitext;
 
 pub use blocks::{BlockSpec, TokenBlocks};
 pub use corpus::{Corpus, CorpusKind, Split};
 pub use error::DataError;
+pub use examples::{ExampleError, ExampleFiles, Examples, LossOn, Record};
 pub use records::Records;
+pub use source::{Context, TokenForm, TokenSource, TokenSplits, Tokens};

@@ -64,7 +64,7 @@ mod tests {
         let embed = Embed::new(&DecoderConfig::preset("bytes-llama-tiny").unwrap());
         let device = burn::tensor::Device::flex().autodiff();
         let table = HostTensor::float(vec![0.0; 256 * 64], [256, 64]);
-        let layer = embed.promote(&[table.into()], &device, false);
+        let layer = embed.promote(&[table.into()], &device, &[false]);
         let ids = HostTensor::int(vec![1; 129], [1, 129]).to_device(&device).into_int::<2>();
         layer.forward(Activation::of(ids), &Pass::evaluate(Activation::default()));
     }

@@ -1,6 +1,7 @@
 //! The shape of a GPT-2, as Hugging Face's `config.json` describes it.
 
 use crate::ModelError;
+use crate::family::Preset;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -79,23 +80,12 @@ impl Default for Gpt2Config {
     }
 }
 
-/// A model that has a name.
-#[derive(Clone, Copy, Debug)]
-pub struct Preset {
-    /// The name.
-    pub name: &'static str,
-    /// One line about it.
-    pub description: &'static str,
-    /// `vocab_size`, `n_positions`, `n_embd`, `n_layer` and `n_head`.
-    shape: [usize; 5],
+const fn preset(name: &'static str, description: &'static str, shape: [usize; 5]) -> (Preset, [usize; 5]) {
+    (Preset { name, description }, shape)
 }
 
-const fn preset(name: &'static str, description: &'static str, shape: [usize; 5]) -> Preset {
-    Preset { name, description, shape }
-}
-
-/// The models that have names.
-pub const PRESETS: [Preset; 7] = [
+/// The models that have names, with `vocab_size`, `n_positions`, `n_embd`, `n_layer` and `n_head`.
+pub(super) const PRESETS: [(Preset, [usize; 5]); 7] = [
     preset("gpt2", "GPT-2 small, 124 million parameters", [50_257, 1024, 768, 12, 12]),
     preset("gpt2-medium", "GPT-2 medium, 355 million parameters", [50_257, 1024, 1024, 24, 16]),
     preset("gpt2-large", "GPT-2 large, 774 million parameters", [50_257, 1024, 1280, 36, 20]),
@@ -119,16 +109,16 @@ const ACTIVATIONS: [&str; 4] = ["gelu_new", "gelu_pytorch_tanh", "gelu", "relu"]
 const ARCHITECTURES: [&str; 2] = ["GPT2LMHeadModel", "GPT2Model"];
 
 impl Gpt2Config {
-    /// The model called `name`, one of [`PRESETS`].
+    /// The model called `name`, one of the family's [presets](crate::family::Family::presets).
     ///
     /// # Errors
     /// A name that no preset has.
     pub fn preset(name: &str) -> Result<Self, ModelError> {
-        let Some(preset) = PRESETS.iter().find(|preset| preset.name == name) else {
-            let known = PRESETS.iter().map(|preset| preset.name).collect();
+        let Some((_, shape)) = PRESETS.iter().find(|(preset, _)| preset.name == name) else {
+            let known = PRESETS.iter().map(|(preset, _)| preset.name).collect();
             return Err(ModelError::UnknownPreset { found: name.to_owned(), known });
         };
-        let [vocab_size, n_positions, n_embd, n_layer, n_head] = preset.shape;
+        let [vocab_size, n_positions, n_embd, n_layer, n_head] = *shape;
         let model_type = "gpt2".to_owned();
         Ok(Self { model_type, vocab_size, n_positions, n_embd, n_layer, n_head, ..Self::default() })
     }
@@ -269,10 +259,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn presets_are_valid_and_have_names_of_their_own() {
-        for preset in PRESETS {
+    fn presets_are_valid() {
+        for (preset, _) in PRESETS {
             Gpt2Config::preset(preset.name).unwrap().validate().unwrap();
-            assert_eq!(PRESETS.iter().filter(|p| p.name == preset.name).count(), 1);
         }
         let error = Gpt2Config::preset("gpt3").unwrap_err().to_string();
         assert!(error.starts_with("`gpt3` is not a model: expected gpt2, gpt2-medium,"), "{error}");

@@ -70,7 +70,7 @@ mod tests {
         let embed = Embed::new(&Gpt2Config::preset("bytes-tiny").unwrap());
         let device = burn::tensor::Device::flex().autodiff();
         let values = |rows: usize| HostTensor::float(vec![0.0; rows * 64], [rows, 64]);
-        let layer = embed.promote(&[values(256).into(), values(128).into()], &device, false);
+        let layer = embed.promote(&[values(256).into(), values(128).into()], &device, &[false; 2]);
         let ids = HostTensor::int(vec![1; 129], [1, 129]).to_device(&device).into_int::<2>();
         layer.forward(Activation::of(ids), &Pass::evaluate(Activation::default()));
     }

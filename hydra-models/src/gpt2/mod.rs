@@ -6,6 +6,7 @@
 mod block;
 mod config;
 mod embed;
+mod family;
 mod head;
 mod parts;
 mod weights;
@@ -13,11 +14,12 @@ mod writer;
 
 pub use crate::parts::{Norm, Table};
 pub use block::{Block, Mlp, SelfAttention};
-pub use config::{Gpt2Config, PRESETS, Preset};
+pub use config::Gpt2Config;
 pub use embed::Embed;
+pub use family::{Gpt2, Gpt2Family};
 pub use head::{Head, logits};
 pub use parts::Affine;
-pub use weights::{Gpt2Dir, named};
+pub use weights::Gpt2Dir;
 pub use writer::Gpt2Writer;
 
 use crate::ModelError;

@@ -60,27 +60,10 @@ impl WeightSource for Gpt2Dir {
     }
 }
 
-fn read_config(path: &Path) -> Result<Gpt2Config, ModelError> {
+pub(super) fn read_config(path: &Path) -> Result<Gpt2Config, ModelError> {
     let config: Gpt2Config = read_json(path)?;
     config.validate().map_err(|source| in_file(path, source))?;
     Ok(config)
-}
-
-/// The model that a name stands for: a preset, a configuration in a file `NAME.json` (with weights drawn at
-/// random), or a Hugging Face directory with its weights.
-///
-/// # Errors
-/// A name that is none of these, and what a file or directory lacks.
-pub fn named(name: &str) -> Result<(Gpt2Config, Option<Gpt2Dir>), ModelError> {
-    let path = Path::new(name);
-    if path.is_dir() {
-        let weights = Gpt2Dir::open(path)?;
-        return Ok((weights.config().clone(), Some(weights)));
-    }
-    match path.extension().is_some_and(|extension| extension == "json") {
-        true => Ok((read_config(path)?, None)),
-        false => Ok((Gpt2Config::preset(name)?, None)),
-    }
 }
 
 #[cfg(test)]
@@ -148,22 +131,6 @@ mod tests {
     fn what_was_written_loads_to_the_same_bits() {
         let (dir, images) = written();
         assert_eq!(load(dir.path()), images);
-    }
-
-    #[test]
-    fn a_name_is_a_preset_a_configuration_or_a_directory() {
-        let (dir, _) = written();
-        let name = |path: &Path| path.to_str().unwrap().to_owned();
-        let (whole, weights) = named(&name(dir.path())).unwrap();
-        assert!(whole.n_embd == config().n_embd && weights.is_some());
-        let (found, weights) = named(&name(&dir.path().join(CONFIG))).unwrap();
-        assert!(found == whole && weights.is_none(), "a file gives no weights");
-        assert_eq!(named("bytes-tiny").unwrap().0, Gpt2Config::preset("bytes-tiny").unwrap());
-        assert!(named("gpt3").unwrap_err().to_string().contains("a configuration `FILE.json`"));
-        let missing = named(&name(&dir.path().join("none.json"))).unwrap_err().to_string();
-        assert!(missing.contains("none.json"), "{missing}");
-        fs::write(dir.path().join("broken.json"), "{").unwrap();
-        assert!(named(&name(&dir.path().join("broken.json"))).is_err());
     }
 
     #[test]

@@ -15,6 +15,15 @@ pub enum TokenizerError {
     /// A tokenizer file is not what its name says.
     #[error("the tokenizer file `{path}` is broken: replace it by the model's original one", path = path.display())]
     Parse { path: PathBuf, source: Box<dyn std::error::Error + Send + Sync> },
+    /// The token that ends a text is in no vocabulary.
+    #[error("`{path}` says that `{token}` ends a text, and the tokenizer has no such token", path = path.display())]
+    UnknownEnd { path: PathBuf, token: String },
+    /// A chat template is none.
+    #[error("the chat template in `{path}` is broken: replace it by the model's original one", path = path.display())]
+    Template { path: PathBuf, source: Box<dyn std::error::Error + Send + Sync> },
+    /// A chat template did not write a conversation.
+    #[error("the chat template in `{template}` could not write the conversation")]
+    Render { template: String, source: Box<dyn std::error::Error + Send + Sync> },
     /// One of `vocab.json` and `merges.txt` stands alone.
     #[error("`{directory}` has `{found}` but no `{missing}`; a byte-pair tokenizer needs both", directory = directory.display())]
     Incomplete { directory: PathBuf, found: &'static str, missing: &'static str },

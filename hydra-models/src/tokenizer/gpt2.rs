@@ -34,6 +34,12 @@ pub(super) fn decode(ids: &[u32]) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
+/// The id of the token that is written like this. Only the end of a text has a name of its own.
+pub(super) fn id(token: &str) -> Option<u32> {
+    let only = bpe().encode_with_special_tokens(token);
+    if let [id] = only.as_slice() { Some(*id) } else { None }
+}
+
 fn token(id: u32) -> Vec<u8> {
     bpe()._decode_native_and_split(vec![id]).flatten().collect()
 }

@@ -11,7 +11,7 @@ use tokenizers::{AddedToken, Tokenizer};
 
 use super::TokenizerError;
 
-const END_OF_TEXT: &str = "<|endoftext|>";
+pub(super) const END_OF_TEXT: &str = "<|endoftext|>";
 
 /// A tokenizer read from `tokenizer.json`, or from `vocab.json`, `merges.txt` and, where it is there,
 /// `added_tokens.json`; cloning it is cheap.
@@ -66,7 +66,20 @@ impl HuggingFaceTokenizer {
     }
 
     pub(super) fn encode(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
-        let encoding = self.inner.encode_fast(text, false).map_err(|source| TokenizerError::Encode {
+        self.encode_with(text, false)
+    }
+
+    /// The same with what the tokenizer puts before and after every text.
+    pub(super) fn encode_whole(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
+        self.encode_with(text, true)
+    }
+
+    pub(super) fn id(&self, token: &str) -> Option<u32> {
+        self.inner.token_to_id(token)
+    }
+
+    fn encode_with(&self, text: &str, special: bool) -> Result<Vec<u32>, TokenizerError> {
+        let encoding = self.inner.encode_fast(text, special).map_err(|source| TokenizerError::Encode {
             tokenizer: self.name.to_string(),
             start: text.chars().take(40).collect(),
             source,
@@ -91,7 +104,7 @@ impl HuggingFaceTokenizer {
     }
 }
 
-fn read(path: &Path) -> Result<String, TokenizerError> {
+pub(super) fn read(path: &Path) -> Result<String, TokenizerError> {
     std::fs::read_to_string(path).map_err(|source| TokenizerError::Read { path: path.to_owned(), source })
 }
 

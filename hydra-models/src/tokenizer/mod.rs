@@ -1,5 +1,7 @@
 //! From text to token ids and back: the GPT-2 byte-pair vocabulary, bytes, or a Hugging Face directory's own.
 
+mod chat;
+mod conventions;
 mod error;
 mod gpt2;
 mod huggingface;
@@ -8,6 +10,8 @@ use std::path::Path;
 
 use rayon::prelude::*;
 
+pub use chat::ChatTemplate;
+pub use conventions::Conventions;
 pub use error::TokenizerError;
 pub use gpt2::GPT2_VOCAB;
 pub use huggingface::HuggingFaceTokenizer;
@@ -16,13 +20,14 @@ pub use huggingface::HuggingFaceTokenizer;
 pub const BYTE_VOCAB: usize = 256;
 
 /// The files that make up a directory's tokenizer: what is there of them travels with a written model.
-pub const TOKENIZER_FILES: [&str; 6] = [
+pub const TOKENIZER_FILES: [&str; 7] = [
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "vocab.json",
     "merges.txt",
     "added_tokens.json",
+    "chat_template.jinja",
 ];
 
 /// The longest run of white space in one text, in bytes. The libraries' regular expressions hold a state for
@@ -80,6 +85,27 @@ impl Tokenizer {
         match self {
             Self::HuggingFace(tokenizer) => tokenizer.encode(text),
             _ => gpt2::encode(text),
+        }
+    }
+
+    /// The ids of `text`, with what the tokenizer puts before and after every text, as transformers calls it. Errors are
+    /// those of [`encode`](Self::encode).
+    pub fn encode_whole(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
+        match self {
+            Self::HuggingFace(tokenizer) => {
+                check_whitespace(text)?;
+                tokenizer.encode_whole(text)
+            }
+            _ => self.encode(text),
+        }
+    }
+
+    /// The id of a token by its name, where it is one.
+    pub fn id(&self, token: &str) -> Option<u32> {
+        match self {
+            Self::Gpt2 => gpt2::id(token),
+            Self::Bytes => None,
+            Self::HuggingFace(tokenizer) => tokenizer.id(token),
         }
     }
 

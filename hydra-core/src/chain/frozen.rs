@@ -1,0 +1,162 @@
+//! What of a chain is trained, and what keeps its first values.
+
+use super::{Chain, ChainLayer};
+use crate::CoreError;
+
+/// The layers that an error names at most.
+const NAMED: usize = 12;
+
+impl Chain {
+    /// The chain with nothing trained but these layers, by their names: all others are frozen, as with
+    /// [`ChainBuilder::frozen`](crate::ChainBuilder::frozen), and what was frozen before stays so.
+    ///
+    /// A parameter that several layers name is trained if all of them are: the head of a model whose table of tokens is
+    /// the head's too trains what else it has, and no backward goes down to the table's first use. Images are what they
+    /// were, so first values are too.
+    ///
+    /// # Errors
+    /// [`CoreError::NoSuchLayer`] for a name that no layer has, and [`CoreError::NothingToTrain`] where no parameter of
+    /// these layers is trained.
+    pub fn training_only(mut self, names: &[impl AsRef<str>]) -> Result<Self, CoreError> {
+        for name in names.iter().map(AsRef::as_ref) {
+            if !self.layers.iter().any(|layer| layer.name == name) {
+                let (chain, layers) = (self.name.clone(), self.layer_names());
+                return Err(CoreError::NoSuchLayer { chain, layer: name.to_owned(), layers });
+            }
+        }
+        let is_named = |layer: &ChainLayer| names.iter().any(|name| name.as_ref() == layer.name);
+        let named: Vec<bool> = self.layers.iter().map(is_named).collect();
+        for image in &mut self.images {
+            image.trained &= image.layers.iter().all(|layer| named[*layer]);
+        }
+        let frozen: Vec<bool> = (0..self.len()).map(|layer| !self.trains(layer)).collect();
+        for (layer, frozen) in self.layers.iter_mut().zip(frozen) {
+            layer.frozen |= frozen && !layer.params.is_empty();
+        }
+        match self.images.iter().any(|image| image.trained) {
+            true => Ok(self),
+            false => Err(CoreError::NothingToTrain { chain: self.name }),
+        }
+    }
+
+    /// For each parameter of the layer at `layer`, in its order, whether it is trained.
+    ///
+    /// # Panics
+    /// If there is no such layer.
+    pub fn trained_params(&self, layer: usize) -> impl Iterator<Item = bool> {
+        self.layers[layer].params.iter().map(|param| self.images[param.image].trained)
+    }
+
+    /// The first layer of which something is trained. Backward passes end there.
+    pub fn first_trained(&self) -> usize {
+        (0..self.len()).position(|layer| self.trains(layer)).unwrap_or(0)
+    }
+
+    fn trains(&self, layer: usize) -> bool {
+        self.trained_params(layer).any(|trained| trained)
+    }
+
+    /// The names of the layers; of many the first ones and the last.
+    fn layer_names(&self) -> String {
+        let mut names: Vec<String> = self.layers.iter().map(|layer| format!("`{}`", layer.name)).collect();
+        if names.len() > NAMED {
+            names.splice(NAMED - 2..names.len() - 1, ["..".to_owned()]);
+        }
+        names.join(", ")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Activation, ChainBuilder, Forward, Pass};
+    use burn::module::{Module, Param};
+    use burn::nn::{Linear, LinearConfig};
+    use burn::tensor::{Device, Tensor};
+
+    /// A map with a table, which another layer may have too.
+    #[derive(Module, Debug)]
+    struct Layer {
+        linear: Linear,
+        table: Param<Tensor<2>>,
+    }
+
+    impl Forward for Layer {
+        fn forward(&self, x: Activation, _: &Pass) -> Activation {
+            x
+        }
+    }
+
+    #[derive(Module, Debug)]
+    struct Loss {
+        #[module(skip)]
+        unused: usize,
+    }
+
+    impl Forward for Loss {
+        fn forward(&self, x: Activation, _: &Pass) -> Activation {
+            x
+        }
+    }
+
+    fn table() -> Param<Tensor<2>> {
+        Param::from_tensor(Tensor::ones([2, 2], &Device::flex()))
+    }
+
+    fn layer(table: Param<Tensor<2>>) -> Layer {
+        Layer { linear: LinearConfig::new(2, 2).init(&Device::flex()), table }
+    }
+
+    /// Two layers with a table in common, one with its own between them, and a loss.
+    fn tied() -> Chain {
+        let shared = table();
+        let builder = Chain::builder("c").layer("in", layer(shared.clone())).layer("mid", layer(table()));
+        builder.layer("out", layer(shared)).layer("loss", Loss { unused: 0 }).build().unwrap()
+    }
+
+    fn trained(chain: &Chain) -> Vec<&str> {
+        let images = chain.images().iter().filter(|image| image.trained);
+        images.map(|image| image.name.as_str()).collect()
+    }
+
+    #[test]
+    fn nothing_is_trained_but_the_layers_that_are_named() {
+        let all = tied();
+        let last = tied().training_only(&["mid", "loss"]).unwrap();
+        assert_eq!((trained(&last), last.first_trained()), (vec!["mid"], 1));
+        let frozen: Vec<bool> = last.layers().iter().map(|layer| layer.frozen).collect();
+        assert_eq!(frozen, [true, false, true, false], "the loss has nothing to freeze");
+        let names = |chain: &Chain| chain.images().iter().map(|i| i.name.clone()).collect::<Vec<_>>();
+        assert_eq!(names(&last), names(&all));
+        assert_ne!(last.architecture(), all.architecture());
+        let again = last.training_only(&["in".to_owned(), "mid".to_owned()]).unwrap();
+        assert_eq!(trained(&again), ["mid"], "what is frozen stays so");
+    }
+
+    #[test]
+    fn a_parameter_of_several_layers_is_trained_if_all_of_them_are() {
+        let (head, both) =
+            (tied().training_only(&["out"]).unwrap(), tied().training_only(&["in", "out"]).unwrap());
+        assert_eq!((trained(&head), head.first_trained()), (vec!["out"], 2));
+        assert_eq!(head.trained_params(2).collect::<Vec<_>>(), [true, true, false]);
+        assert_eq!(trained(&both), ["in", "in.table", "out"]);
+        assert!(head.architecture().contains("in.table!@1"), "{}", head.architecture());
+    }
+
+    #[test]
+    fn what_is_no_layer_or_trains_nothing_is_refused() {
+        let error = tied().training_only(&["mid", "head"]).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "chain `c` has no layer `head` to train; it has `in`, `mid`, `out`, `loss`"
+        );
+        let of = |builder: ChainBuilder, index: usize| builder.layer(format!("h.{index}"), layer(table()));
+        let long = (0..20).fold(Chain::builder("long"), of).build().unwrap();
+        let message = long.training_only(&["head"]).unwrap_err().to_string();
+        assert!(message.ends_with("`h.8`, `h.9`, .., `h.19`"), "{message}");
+        for names in [vec![], vec!["loss"]] {
+            let error = tied().training_only(&names).unwrap_err();
+            assert!(matches!(error, CoreError::NothingToTrain { .. }), "{error}");
+        }
+    }
+}

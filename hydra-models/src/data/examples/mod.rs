@@ -1,0 +1,15 @@
+//! Instruction data: examples of what a model is to say, from files with one JSON object a line.
+//!
+//! A [`Record`] is a line: a text, a prompt with its completion, or a conversation. By a tokenizer and its
+//! [`Conventions`](crate::tokenizer::Conventions) it becomes an example, tokens of which some are trained on;
+//! [`Examples`] is the dataset of them.
+
+mod dataset;
+mod encode;
+mod files;
+mod record;
+
+pub use dataset::Examples;
+pub use encode::{ExampleError, LossOn};
+pub use files::ExampleFiles;
+pub use record::Record;

@@ -1,0 +1,105 @@
+//! Which family a name belongs to.
+
+use super::{FAMILIES, Family, Model, presets};
+use crate::ModelError;
+use crate::weights::read_json;
+use serde::Deserialize;
+use std::path::Path;
+
+/// The configuration of a Hugging Face directory.
+const CONFIG: &str = "config.json";
+
+/// The model that a name stands for: a preset, a configuration in a file `NAME.json` (with weights drawn at random), or a
+/// Hugging Face directory with its weights.
+///
+/// # Errors
+/// A name that is none of these, a `model_type` that no family reads, and what a file or directory lacks.
+pub fn load(name: &str) -> Result<Box<dyn Model>, ModelError> {
+    let path = Path::new(name);
+    if path.is_dir() {
+        return family_of(&path.join(CONFIG))?.open(path);
+    }
+    if path.extension().is_some_and(|extension| extension == "json") {
+        return family_of(path)?.configured(path);
+    }
+    let has = |family: &&&dyn Family| family.presets().iter().any(|preset| preset.name == name);
+    match FAMILIES.iter().find(has) {
+        Some(family) => family.preset(name),
+        None => {
+            let known = presets().map(|preset| preset.name).collect();
+            Err(ModelError::UnknownPreset { found: name.to_owned(), known })
+        }
+    }
+}
+
+/// The part of a configuration that says which family it is of.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct OfFamily {
+    model_type: String,
+}
+
+/// The family that reads a configuration file.
+fn family_of(file: &Path) -> Result<&'static dyn Family, ModelError> {
+    let OfFamily { model_type } = read_json(file)?;
+    let family = FAMILIES.iter().find(|family| family.model_types().contains(&model_type.as_str()));
+    family.copied().ok_or_else(|| ModelError::ConfigFile {
+        path: file.to_owned(),
+        source: Box::new(unknown(&model_type)),
+    })
+}
+
+fn unknown(model_type: &str) -> ModelError {
+    let known: Vec<&str> = FAMILIES.iter().flat_map(|family| family.model_types()).copied().collect();
+    let found = if model_type.is_empty() { "missing" } else { model_type };
+    ModelError::Config { name: "model_type", found: found.to_owned(), expected: known.join(" or ") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gpt2::{Gpt2Config, Gpt2Writer, chain};
+    use crate::weights::testing::Images;
+    use hydra_core::ModelWriter;
+    use std::error::Error;
+    use std::fs;
+
+    /// The message of an error and of what is below it.
+    fn refusal(name: &Path) -> String {
+        let Err(error) = load(name.to_str().unwrap()) else { panic!("{} is a model", name.display()) };
+        error.source().map_or(error.to_string(), |source| format!("{error}: {source}"))
+    }
+
+    #[test]
+    fn a_name_is_a_preset_a_configuration_or_a_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = Gpt2Config::preset("bytes-tiny").unwrap();
+        let chain = chain(&config, None).unwrap();
+        Gpt2Writer::new(config).write(&chain, &Images::of(&chain, 1), dir.path()).unwrap();
+        let named = |path: &Path| load(path.to_str().unwrap()).unwrap();
+        let (whole, file) = (named(dir.path()), named(&dir.path().join(CONFIG)));
+        assert_eq!(whole.description().unwrap(), file.description().unwrap());
+        assert_eq!((whole.directory(), file.directory()), (Some(dir.path()), None));
+        assert_eq!((whole.files().len(), file.files().len()), (1, 0), "a file gives no weights");
+        assert_eq!(load("bytes-tiny").unwrap().chain().unwrap().len(), 6);
+    }
+
+    #[test]
+    fn what_is_no_model_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let preset = refusal(Path::new("gpt3"));
+        assert!(preset.starts_with("`gpt3` is not a model: expected gpt2,"), "{preset}");
+        assert!(preset.contains("a configuration `FILE.json`"), "{preset}");
+        assert!(refusal(&dir.path().join("none.json")).contains("none.json"));
+        let file = dir.path().join("other.json");
+        for (text, found) in [
+            ("{", "is not what its name says"),
+            ("{}", "`model_type` is missing, expected gpt2"),
+            (r#"{"model_type": "mamba"}"#, "`model_type` is mamba, expected gpt2"),
+        ] {
+            fs::write(&file, text).unwrap();
+            let refusal = refusal(&file);
+            assert!(refusal.contains(found) && refusal.contains("other.json"), "{refusal}");
+        }
+    }
+}

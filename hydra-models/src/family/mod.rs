@@ -1,0 +1,142 @@
+//! Families of models behind one port, so that a program need not know which it trains.
+//!
+//! A [`Family`] reads the configurations of some architectures and makes a [`Model`] of one: its chain, its writer, its
+//! files, and what it reads. [`load`] finds the family of a name. A further family is a folder of this crate with an
+//! implementation, and a line in [`FAMILIES`].
+//!
+//! ```
+//! use hydra_models::family::{self, Reads};
+//!
+//! let model = family::load("bytes-tiny")?;
+//! assert_eq!(model.reads(), Reads::Tokens { positions: 128, vocabulary: 256 });
+//! assert_eq!(model.chain()?.len(), 6);
+//! # Ok::<(), hydra_models::ModelError>(())
+//! ```
+
+mod load;
+
+pub use load::load;
+
+use crate::{ModelError, gpt2};
+use hydra_core::{Chain, ModelWriter};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// The families that are known, in the order in which their presets are listed.
+pub const FAMILIES: &[&dyn Family] = &[&gpt2::Gpt2Family];
+
+/// Models that are described by configurations of one form.
+pub trait Family: Sync {
+    /// The `model_type`s of the configurations that it reads, as in Hugging Face's `config.json`.
+    fn model_types(&self) -> &'static [&'static str];
+
+    /// The models that have names.
+    fn presets(&self) -> Vec<Preset>;
+
+    /// The preset called `name`, one of [`presets`](Self::presets), without weights.
+    ///
+    /// # Errors
+    /// A name that no preset has.
+    fn preset(&self, name: &str) -> Result<Box<dyn Model>, ModelError>;
+
+    /// The model of a configuration file, without weights.
+    ///
+    /// # Errors
+    /// A file that cannot be read, or a configuration that the family refuses.
+    fn configured(&self, file: &Path) -> Result<Box<dyn Model>, ModelError>;
+
+    /// The model of a Hugging Face directory, with its weights, which are checked now and read when they are asked for.
+    ///
+    /// # Errors
+    /// A configuration that the family refuses, and weights that are missing, damaged or of another model.
+    fn open(&self, directory: &Path) -> Result<Box<dyn Model>, ModelError>;
+}
+
+/// A model that has a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Preset {
+    /// The name.
+    pub name: &'static str,
+    /// One line about it.
+    pub description: &'static str,
+}
+
+/// What a model's batches are made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reads {
+    /// Ids `[items, tokens]`, of which each predicts the next.
+    Tokens {
+        /// The longest sequence in tokens.
+        positions: usize,
+        /// The number of ids.
+        vocabulary: usize,
+    },
+}
+
+/// A model that is described and not in memory.
+pub trait Model: Send + Sync {
+    /// What its batches are made of.
+    fn reads(&self) -> Reads;
+
+    /// Gives every dropout that it has this probability.
+    fn set_dropout(&mut self, probability: f64);
+
+    /// All that its configuration says of what is computed and drawn: two models of one description and of equal files
+    /// are equal.
+    ///
+    /// # Errors
+    /// A configuration that is no JSON.
+    fn description(&self) -> Result<Value, ModelError>;
+
+    /// The chain, whose first values come from its files, or from a task's seed where it has none.
+    ///
+    /// # Errors
+    /// A configuration that cannot be built.
+    fn chain(&self) -> Result<Chain, ModelError>;
+
+    /// A writer of the trained model, in the form that the family reads.
+    fn writer(&self) -> Arc<dyn ModelWriter>;
+
+    /// The Hugging Face directory that it came from, where it came from one.
+    fn directory(&self) -> Option<&Path>;
+
+    /// The files that its weights are in, if it has some.
+    fn files(&self) -> Vec<PathBuf>;
+
+    /// Floating-point operations of a training step on one item of so many tokens: six for each token and parameter of a
+    /// matrix that multiplies it (forward, and backward to the input and to the matrix), and twelve for each layer, width
+    /// of all heads, token and token that it attends to (scores and values; nothing is taken off for the causal mask).
+    /// Recomputation is not counted.
+    fn flops(&self, tokens: usize) -> f64;
+}
+
+/// All presets of all families.
+pub fn presets() -> impl Iterator<Item = Preset> {
+    FAMILIES.iter().flat_map(|family| family.presets())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn names_and_types_belong_to_one_family() {
+        let types: Vec<&str> = FAMILIES.iter().flat_map(|family| family.model_types()).copied().collect();
+        assert_eq!(types.iter().collect::<BTreeSet<_>>().len(), types.len(), "{types:?}");
+        let names: Vec<&str> = presets().map(|preset| preset.name).collect();
+        assert_eq!(names.iter().collect::<BTreeSet<_>>().len(), names.len(), "{names:?}");
+    }
+
+    #[test]
+    fn every_preset_is_a_model_that_counts_its_work() {
+        for preset in presets() {
+            let model = load(preset.name).unwrap();
+            let Reads::Tokens { positions, vocabulary } = model.reads();
+            assert!(positions > 1 && vocabulary >= 256 && model.files().is_empty(), "{}", preset.name);
+            let (short, long) = (model.flops(8), model.flops(16));
+            assert!(short > 0.0 && long > 2.0 * short, "{}: attention grows with the square", preset.name);
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! GPT-2 behind the port of families.
+
+use super::config::PRESETS;
+use super::weights::read_config;
+use super::{Gpt2Config, Gpt2Dir, Gpt2Writer, chain};
+use crate::ModelError;
+use crate::family::{Family, Model, Preset, Reads};
+use hydra_core::{Chain, ModelWriter};
+use serde_json::{Map, Value};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// The family of GPT-2.
+pub struct Gpt2Family;
+
+impl Family for Gpt2Family {
+    fn model_types(&self) -> &'static [&'static str] {
+        &["gpt2"]
+    }
+
+    fn presets(&self) -> Vec<Preset> {
+        PRESETS.map(|(preset, _)| preset).into()
+    }
+
+    fn preset(&self, name: &str) -> Result<Box<dyn Model>, ModelError> {
+        Ok(Box::new(Gpt2::new(Gpt2Config::preset(name)?)))
+    }
+
+    fn configured(&self, file: &Path) -> Result<Box<dyn Model>, ModelError> {
+        Ok(Box::new(Gpt2::new(read_config(file)?)))
+    }
+
+    fn open(&self, directory: &Path) -> Result<Box<dyn Model>, ModelError> {
+        let weights = Gpt2Dir::open(directory)?;
+        Ok(Box::new(Gpt2 { config: weights.config().clone(), weights: Some(weights) }))
+    }
+}
+
+/// A GPT-2 as a configuration or a directory describes it.
+#[derive(Clone, Debug)]
+pub struct Gpt2 {
+    config: Gpt2Config,
+    weights: Option<Gpt2Dir>,
+}
+
+impl Gpt2 {
+    /// A model without weights.
+    pub fn new(config: Gpt2Config) -> Self {
+        Self { config, weights: None }
+    }
+}
+
+impl Model for Gpt2 {
+    fn reads(&self) -> Reads {
+        Reads::Tokens { positions: self.config.n_positions, vocabulary: self.config.vocab_size }
+    }
+
+    fn set_dropout(&mut self, probability: f64) {
+        let config = &mut self.config;
+        (config.resid_pdrop, config.embd_pdrop, config.attn_pdrop) = (probability, probability, probability);
+    }
+
+    fn description(&self) -> Result<Value, ModelError> {
+        let config = Gpt2Config { other: Map::new(), ..self.config.clone() };
+        serde_json::to_value(&config).map_err(|source| ModelError::Describe { source })
+    }
+
+    fn chain(&self) -> Result<Chain, ModelError> {
+        chain(&self.config, self.weights.clone())
+    }
+
+    fn writer(&self) -> Arc<dyn ModelWriter> {
+        let from = |weights: &Gpt2Dir| Gpt2Writer::from(weights);
+        let fresh = || Gpt2Writer::new(self.config.clone());
+        Arc::new(self.weights.as_ref().map_or_else(fresh, from))
+    }
+
+    fn directory(&self) -> Option<&Path> {
+        self.weights.as_ref().map(Gpt2Dir::directory)
+    }
+
+    fn files(&self) -> Vec<PathBuf> {
+        self.weights.iter().flat_map(|weights| weights.files().map(PathBuf::from)).collect()
+    }
+
+    fn flops(&self, tokens: usize) -> f64 {
+        let config = &self.config;
+        let (layers, width, tokens) = (config.n_layer as f64, config.n_embd as f64, tokens as f64);
+        let block = 4.0 * width * width + 2.0 * width * config.inner() as f64;
+        let maps = layers * block + config.vocab_size as f64 * width;
+        (6.0 * maps + 12.0 * layers * width * tokens) * tokens
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dropout_is_all_three() {
+        let mut model = Gpt2::new(Gpt2Config::preset("bytes-tiny").unwrap());
+        model.set_dropout(0.25);
+        let Gpt2Config { resid_pdrop, embd_pdrop, attn_pdrop, .. } = model.config;
+        assert_eq!([resid_pdrop, embd_pdrop, attn_pdrop], [0.25; 3]);
+    }
+
+    #[test]
+    fn the_work_of_a_step_is_six_for_each_weight_and_token() {
+        let model = Gpt2::new(Gpt2Config::preset("bytes-tiny").unwrap());
+        let maps = 4 * 12 * 64 * 64 + 256 * 64;
+        let expected = (6 * maps + 12 * 4 * 64 * 128) * 128;
+        assert_eq!(model.flops(128), expected as f64);
+    }
+}
