@@ -49,7 +49,7 @@ impl Shape {
     /// How the matrix of `parts` times all heads is laid out.
     fn layout(self, group: &Range<usize>, parts: usize) -> kernels::LayoutLaunch {
         let Self { tokens, head_width, options, .. } = self;
-        kernels::LayoutLaunch::new(group.start, options.heads, tokens, head_width, parts)
+        kernels::LayoutLaunch::new(group.start, options.heads, tokens, head_width, parts, 1)
     }
 
     /// A part of a group's heads out of the matrix of all, `[heads, tokens, head width]`.
@@ -80,6 +80,7 @@ impl Shape {
             arg(&scores),
             room,
             arg(statistics),
+            self.tokens,
             self.tokens,
             group.start,
             self.options.scale,
@@ -115,6 +116,7 @@ impl Shape {
             weights_room,
             d_scores_room,
             arg(statistics),
+            self.tokens,
             self.tokens,
             group.start,
             self.options.scale,
