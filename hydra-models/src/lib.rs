@@ -25,6 +25,7 @@ pub mod decoder;
 mod error;
 pub mod family;
 pub mod gpt2;
+pub mod lora;
 pub mod mlp;
 pub mod ops;
 pub mod parts;

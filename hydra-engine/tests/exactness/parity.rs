@@ -7,7 +7,9 @@ use hydra_core::{Chain, Length, OptimizerSpec, Schedule, TrainSpec};
 use hydra_engine::{TrainTask, plain};
 use hydra_models::data::{BlockSpec, TokenBlocks};
 use hydra_models::decoder::{self, DecoderDir};
+use hydra_models::family;
 use hydra_models::gpt2::{self, Gpt2Dir};
+use hydra_models::lora::AdapterDir;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -74,6 +76,15 @@ fn ten_losses_of_every_variant_agree_with_hugging_face() {
         check(&dir, "train_cosine.json", chain(), Some(1.0), Schedule::new(Cosine, 3));
         check(&dir, "train_linear.json", chain(), Some(1.0), Schedule::new(Linear, 3));
     }
+}
+
+#[test]
+fn ten_losses_of_adapters_agree_with_peft() {
+    let Some(dir) = parity("lora_tiny") else { return };
+    let base = family::load(dir.join("base").to_str().expect("a path")).expect("a checkpoint");
+    let adapter = AdapterDir::open(dir.join("adapter")).expect("adapters");
+    let chain = base.adapted(adapter.lora(), Some(adapter.clone())).expect("a chain");
+    check(&dir, "train.json", chain, Some(1.0), Schedule::new(Cosine, 3));
 }
 
 #[test]

@@ -1,8 +1,9 @@
 //! The layer between: attention and a network for each token, each with a residual.
 
 use super::DecoderConfig;
+use crate::lora::{Adaptable, AdaptableMap, adapter_elements};
 use crate::ops;
-use crate::parts::{Linear, RmsNorm};
+use crate::parts::{Adapter, Linear, RmsNorm};
 use burn::module::Module;
 use burn::tensor::Tensor;
 use hydra_core::{Activation, Forward, Init, Pass};
@@ -95,9 +96,9 @@ impl Attention {
             Some(norm) => norm.forward(x),
             None => x,
         };
-        let queries = normed(self.q_proj.forward(x.clone()), &self.q_norm);
-        let keys = normed(self.k_proj.forward(x.clone()), &self.k_norm);
-        ops::grouped_attention(queries, keys, self.v_proj.forward(x), attention, pass)
+        let queries = normed(self.q_proj.forward(x.clone(), pass), &self.q_norm);
+        let keys = normed(self.k_proj.forward(x.clone(), pass), &self.k_norm);
+        ops::grouped_attention(queries, keys, self.v_proj.forward(x, pass), attention, pass)
     }
 }
 
@@ -112,8 +113,8 @@ impl Mlp {
     }
 
     /// The network's inner vectors.
-    fn inner(&self, x: Tensor<3>) -> Tensor<3> {
-        ops::swiglu(self.gate_proj.forward(x.clone()), self.up_proj.forward(x))
+    fn inner(&self, x: Tensor<3>, pass: &Pass) -> Tensor<3> {
+        ops::swiglu(self.gate_proj.forward(x.clone(), pass), self.up_proj.forward(x, pass))
     }
 }
 
@@ -131,17 +132,36 @@ impl Block {
     }
 }
 
+impl Adaptable for Block {
+    fn maps(&mut self) -> Vec<AdaptableMap<'_>> {
+        let Attention { q_proj, k_proj, v_proj, o_proj, .. } = &mut self.self_attn;
+        let Mlp { gate_proj, up_proj, down_proj } = &mut self.mlp;
+        vec![
+            q_proj.adaptable("self_attn.q_proj"),
+            k_proj.adaptable("self_attn.k_proj"),
+            v_proj.adaptable("self_attn.v_proj"),
+            o_proj.adaptable("self_attn.o_proj"),
+            gate_proj.adaptable("mlp.gate_proj"),
+            up_proj.adaptable("mlp.up_proj"),
+            down_proj.adaptable("mlp.down_proj"),
+        ]
+    }
+}
+
 impl Forward for Block {
     fn forward(&self, x: Activation, pass: &Pass) -> Activation {
         let x = x.into_float::<3>();
         let attended =
             self.self_attn.attend(self.input_layernorm.forward(x.clone()), &self.options.attention, pass);
-        let x = self.self_attn.o_proj.forward_onto(x, attended);
-        let inner = self.mlp.inner(self.post_attention_layernorm.forward(x.clone()));
-        Activation::of(self.mlp.down_proj.forward_onto(x, inner))
+        let x = self.self_attn.o_proj.forward_onto(x, attended, pass);
+        let inner = self.mlp.inner(self.post_attention_layernorm.forward(x.clone()), pass);
+        Activation::of(self.mlp.down_proj.forward_onto(x, inner, pass))
     }
 
-    fn init(&self, name: &str, _: &[usize]) -> Init {
+    fn init(&self, name: &str, shape: &[usize]) -> Init {
+        if let Some(init) = Adapter::init(name, shape) {
+            return init;
+        }
         match name {
             _ if name.ends_with("bias") => Init::Zeros,
             _ if name.ends_with("norm.weight") => Init::Ones,
@@ -154,7 +174,8 @@ impl Forward for Block {
         let [queries, _] = self.self_attn.q_proj.weight.lazy_shape().dims();
         let vectors = batch * tokens * (12 * width + 12 * queries + 8 * self.options.inner);
         let attention = ops::grouped_working_elements([batch, tokens, queries], &self.options.attention);
-        Some(((vectors + attention) * size_of::<f32>()) as u64)
+        let adapters = batch * tokens * adapter_elements(self);
+        Some(((vectors + attention + adapters) * size_of::<f32>()) as u64)
     }
 
     fn note(&self) -> Option<String> {

@@ -7,6 +7,7 @@
 mod block;
 mod config;
 mod embed;
+mod family;
 mod head;
 mod json;
 mod presets;
@@ -16,13 +17,14 @@ mod writer;
 pub use block::{Attention, Block, Mlp};
 pub use config::{DecoderConfig, LayerType, Model, Rope};
 pub use embed::Embed;
+pub use family::{Decoder, DecoderFamily};
 pub use head::{Head, logits};
-pub use presets::{PRESETS, Preset};
 pub use weights::DecoderDir;
 pub use writer::DecoderWriter;
 
 use crate::ModelError;
-use hydra_core::Chain;
+use crate::lora::{Adaptable, Lora, adapted, kept};
+use hydra_core::{Chain, ChainBuilder, WeightSource};
 
 /// The chain of a decoder: layers `embed`, `layers.0`, `layers.1` and so on, and `head`. First values come from
 /// `source`, or from the task's seed as Hugging Face draws them (other numbers, the same distributions).
@@ -35,18 +37,38 @@ use hydra_core::Chain;
 /// A value of `config` that [`DecoderConfig::validate`] refuses.
 pub fn chain(config: &DecoderConfig, source: Option<DecoderDir>) -> Result<Chain, ModelError> {
     config.validate()?;
-    let embed = Embed::new(config);
-    let head = Head::new(config, &embed.embed_tokens);
-    let mut chain = Chain::builder(name(config)).note(note(config)).layer("embed", embed);
-    for index in 0..config.num_hidden_layers {
-        chain = chain.layer(format!("layers.{index}"), Block::new(config, index));
-    }
-    let chain = chain.layer("head", head).language_model();
+    let chain = layers(config, None);
     let chain = match source {
         Some(source) => chain.weights(source),
         None => chain,
     };
     Ok(chain.build()?)
+}
+
+/// The same chain frozen, with adapters that are trained, and first values from `source`.
+///
+/// # Errors
+/// Those of [`chain`], and what [`Lora::validate`] refuses.
+pub fn adapted_chain(
+    config: &DecoderConfig,
+    lora: &Lora,
+    source: impl WeightSource + 'static,
+) -> Result<Chain, ModelError> {
+    config.validate()?;
+    lora.validate(&Block::new(config, 0).maps().iter().map(|map| map.name).collect::<Vec<_>>())?;
+    Ok(layers(config, Some(lora)).weights(source).build()?)
+}
+
+/// The layers, trained or adapted.
+fn layers(config: &DecoderConfig, lora: Option<&Lora>) -> ChainBuilder {
+    let embed = Embed::new(config);
+    let head = Head::new(config, &embed.embed_tokens);
+    let note = [note(config)].into_iter().chain(lora.map(Lora::note)).collect::<Vec<_>>().join(", ");
+    let mut chain = kept(Chain::builder(name(config)).note(note), "embed", embed, lora);
+    for index in 0..config.num_hidden_layers {
+        chain = chain.layer(format!("layers.{index}"), adapted(Block::new(config, index), lora));
+    }
+    kept(chain, "head", head, lora).language_model()
 }
 
 /// The settings that costs and results depend on beside names and shapes.

@@ -2,28 +2,18 @@
 
 use super::DecoderConfig;
 use crate::ModelError;
+use crate::family::Preset;
 
-/// A model that has a name.
-#[derive(Clone, Copy, Debug)]
-pub struct Preset {
-    /// The name.
-    pub name: &'static str,
-    /// One line about it.
-    pub description: &'static str,
-    /// Its `config.json`.
-    json: &'static str,
+const fn preset(name: &'static str, description: &'static str, json: &'static str) -> (Preset, &'static str) {
+    (Preset { name, description }, json)
 }
 
-/// The models that have names.
-pub const PRESETS: [Preset; 4] = [
-    Preset { name: "smollm2-135m", description: "SmolLM2, 135 million parameters", json: SMOLLM2 },
-    Preset { name: "qwen2.5-0.5b", description: "Qwen2.5, 494 million parameters", json: QWEN2 },
-    Preset { name: "llama-3.2-1b", description: "Llama 3.2, 1.2 billion parameters", json: LLAMA3 },
-    Preset {
-        name: "bytes-llama-tiny",
-        description: "4 blocks of width 64 over bytes, as a Llama has them",
-        json: BYTES,
-    },
+/// The models that have names, each with its `config.json`.
+pub(super) const PRESETS: [(Preset, &str); 4] = [
+    preset("smollm2-135m", "SmolLM2, 135 million parameters", SMOLLM2),
+    preset("qwen2.5-0.5b", "Qwen2.5, 494 million parameters", QWEN2),
+    preset("llama-3.2-1b", "Llama 3.2, 1.2 billion parameters", LLAMA3),
+    preset("bytes-llama-tiny", "4 blocks of width 64 over bytes, as a Llama has them", BYTES),
 ];
 
 const SMOLLM2: &str = r#"{
@@ -66,17 +56,17 @@ const BYTES: &str = r#"{
 }"#;
 
 impl DecoderConfig {
-    /// The model called `name`, one of [`PRESETS`].
+    /// The model called `name`, one of the family's [presets](crate::family::Family::presets).
     ///
     /// # Errors
     /// A name that no preset has.
     pub fn preset(name: &str) -> Result<Self, ModelError> {
-        let Some(preset) = PRESETS.iter().find(|preset| preset.name == name) else {
-            let known = PRESETS.iter().map(|preset| preset.name).collect();
+        let Some((_, json)) = PRESETS.iter().find(|(preset, _)| preset.name == name) else {
+            let known = PRESETS.iter().map(|(preset, _)| preset.name).collect();
             return Err(ModelError::UnknownPreset { found: name.to_owned(), known });
         };
-        let path = || preset.name.into();
-        let file = serde_json::from_str(preset.json);
+        let path = || name.into();
+        let file = serde_json::from_str(json);
         Self::from_json(file.map_err(|source| ModelError::Json { path: path(), source })?)
     }
 }
@@ -94,7 +84,7 @@ mod tests {
             chain(&config, None).unwrap().parameters()
         };
         assert_eq!(
-            PRESETS.map(|preset| parameters(preset.name)),
+            PRESETS.map(|(preset, _)| parameters(preset.name)),
             [
                 134_515_008,
                 494_032_768,

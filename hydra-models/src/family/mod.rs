@@ -17,14 +17,15 @@ mod load;
 
 pub use load::load;
 
-use crate::{ModelError, gpt2};
+use crate::lora::{AdapterDir, Lora};
+use crate::{ModelError, decoder, gpt2};
 use hydra_core::{Chain, ModelWriter};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// The families that are known, in the order in which their presets are listed.
-pub const FAMILIES: &[&dyn Family] = &[&gpt2::Gpt2Family];
+pub const FAMILIES: &[&dyn Family] = &[&gpt2::Gpt2Family, &decoder::DecoderFamily];
 
 /// Models that are described by configurations of one form.
 pub trait Family: Sync {
@@ -74,6 +75,17 @@ pub enum Reads {
     },
 }
 
+/// What PEFT knows of a family.
+#[derive(Clone, Copy, Debug)]
+pub struct Adapting {
+    /// The maps that are adapted where nobody says which.
+    pub targets: &'static [&'static str],
+    /// True if weights are `[in, out]`.
+    pub fan_in_fan_out: bool,
+    /// The name that transformers gives a parameter.
+    pub name: fn(&str) -> String,
+}
+
 /// A model that is described and not in memory.
 pub trait Model: Send + Sync {
     /// What its batches are made of.
@@ -97,6 +109,15 @@ pub trait Model: Send + Sync {
 
     /// A writer of the trained model, in the form that the family reads.
     fn writer(&self) -> Arc<dyn ModelWriter>;
+
+    /// The chain frozen, with adapters that are trained: fresh ones, or those of a directory.
+    ///
+    /// # Errors
+    /// A configuration that cannot be built, and adapters that do not fit it.
+    fn adapted(&self, lora: &Lora, adapter: Option<AdapterDir>) -> Result<Chain, ModelError>;
+
+    /// The maps that PEFT adapts where nobody says which, and how it sees the weights.
+    fn adapting(&self) -> Adapting;
 
     /// The Hugging Face directory that it came from, where it came from one.
     fn directory(&self) -> Option<&Path>;

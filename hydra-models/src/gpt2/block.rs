@@ -1,7 +1,9 @@
 //! The layer between: attention and a network for each token, each with a residual.
 
 use super::{Affine, Gpt2Config, Norm};
+use crate::lora::{Adaptable, AdaptableMap, adapter_elements};
 use crate::ops;
+use crate::parts::Adapter;
 use burn::module::Module;
 use burn::tensor::{Tensor, activation};
 use hydra_core::{Activation, Forward, Init, Pass};
@@ -96,12 +98,12 @@ impl Block {
     fn attend(&self, x: Tensor<3>, pass: &Pass) -> Tensor<3> {
         let Options { heads, scale, attention_dropout, .. } = self.options;
         let attention = ops::Attention { heads, scale, dropout: attention_dropout, site: 0 };
-        ops::causal_attention(self.attn.c_attn.forward(x), attention, pass)
+        ops::causal_attention(self.attn.c_attn.forward(x, pass), attention, pass)
     }
 
     /// The network's inner vectors.
-    fn inner(&self, x: Tensor<3>) -> Tensor<3> {
-        let x = self.mlp.c_fc.forward(x);
+    fn inner(&self, x: Tensor<3>, pass: &Pass) -> Tensor<3> {
+        let x = self.mlp.c_fc.forward(x, pass);
         match self.options.activate {
             Activate::GeluTanh => ops::gelu_tanh(x),
             Activate::Gelu => activation::gelu(x),
@@ -112,9 +114,21 @@ impl Block {
     /// Adds the map of `x` to the residual, after dropout at `site`.
     fn add(&self, residual: Tensor<3>, map: &Affine, x: Tensor<3>, pass: &Pass, site: u64) -> Tensor<3> {
         match pass.site(site).dropout_mask(self.options.residual_dropout) {
-            Some(mask) => ops::dropout_onto(residual, map.forward(x), mask),
-            None => map.forward_onto(residual, x),
+            Some(mask) => ops::dropout_onto(residual, map.forward(x, pass), mask),
+            None => map.forward_onto(residual, x, pass),
         }
+    }
+}
+
+impl Adaptable for Block {
+    fn maps(&mut self) -> Vec<AdaptableMap<'_>> {
+        let (SelfAttention { c_attn, c_proj }, mlp) = (&mut self.attn, &mut self.mlp);
+        vec![
+            c_attn.adaptable("attn.c_attn"),
+            c_proj.adaptable("attn.c_proj"),
+            mlp.c_fc.adaptable("mlp.c_fc"),
+            mlp.c_proj.adaptable("mlp.c_proj"),
+        ]
     }
 }
 
@@ -123,11 +137,14 @@ impl Forward for Block {
         let x = x.into_float::<3>();
         let inner = self.attend(self.ln_1.forward(x.clone()), pass);
         let x = self.add(x, &self.attn.c_proj, inner, pass, 1);
-        let inner = self.inner(self.ln_2.forward(x.clone()));
+        let inner = self.inner(self.ln_2.forward(x.clone()), pass);
         Activation::of(self.add(x, &self.mlp.c_proj, inner, pass, 2))
     }
 
-    fn init(&self, name: &str, _: &[usize]) -> Init {
+    fn init(&self, name: &str, shape: &[usize]) -> Init {
+        if let Some(init) = Adapter::init(name, shape) {
+            return init;
+        }
         match name {
             _ if name.ends_with("bias") => Init::Zeros,
             _ if name.starts_with("ln_") => Init::Ones,
@@ -141,7 +158,8 @@ impl Forward for Block {
         let inner = self.mlp.c_fc.bias.lazy_shape()[0];
         let vectors = batch * tokens * (32 * width + 8 * inner);
         let attention = ops::attention_working_elements([batch, tokens, width], self.options.heads);
-        Some(((vectors + attention) * size_of::<f32>()) as u64)
+        let adapters = batch * tokens * adapter_elements(self);
+        Some(((vectors + attention + adapters) * size_of::<f32>()) as u64)
     }
 
     fn note(&self) -> Option<String> {

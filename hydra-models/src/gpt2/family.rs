@@ -2,10 +2,11 @@
 
 use super::config::PRESETS;
 use super::weights::read_config;
-use super::{Gpt2Config, Gpt2Dir, Gpt2Writer, chain};
+use super::{Gpt2Config, Gpt2Dir, Gpt2Writer, adapted_chain, chain, hf_name};
 use crate::ModelError;
-use crate::family::{Family, Model, Preset, Reads};
-use hydra_core::{Chain, ModelWriter};
+use crate::family::{Adapting, Family, Model, Preset, Reads};
+use crate::lora::{AdapterDir, AdapterSource, Lora};
+use hydra_core::{Chain, ModelWriter, WeightSource};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -73,6 +74,18 @@ impl Model for Gpt2 {
         let from = |weights: &Gpt2Dir| Gpt2Writer::from(weights);
         let fresh = || Gpt2Writer::new(self.config.clone());
         Arc::new(self.weights.as_ref().map_or_else(fresh, from))
+    }
+
+    fn adapted(&self, lora: &Lora, adapter: Option<AdapterDir>) -> Result<Chain, ModelError> {
+        let base = self.weights.clone().map(|weights| Arc::new(weights) as Arc<dyn WeightSource>);
+        let fresh = adapted_chain(&self.config, lora, AdapterSource::new(base.clone(), None))?;
+        let Some(adapter) = adapter else { return Ok(fresh) };
+        let adapter = adapter.of(&fresh, hf_name)?;
+        adapted_chain(&self.config, lora, AdapterSource::new(base, Some(adapter)))
+    }
+
+    fn adapting(&self) -> Adapting {
+        Adapting { targets: &["c_attn"], fan_in_fan_out: true, name: hf_name }
     }
 
     fn directory(&self) -> Option<&Path> {

@@ -23,7 +23,8 @@ pub use weights::Gpt2Dir;
 pub use writer::Gpt2Writer;
 
 use crate::ModelError;
-use hydra_core::Chain;
+use crate::lora::{Adaptable, Lora, adapted, kept};
+use hydra_core::{Chain, ChainBuilder, WeightSource};
 
 /// The chain of a GPT-2: layers `embed`, `h.0` to `h.{n_layer - 1}` and `head`. First values come from
 /// `source`, or from the task's seed as Hugging Face draws them (other numbers, the same distributions).
@@ -35,18 +36,38 @@ use hydra_core::Chain;
 /// A value of `config` that [`Gpt2Config::validate`] refuses.
 pub fn chain(config: &Gpt2Config, source: Option<Gpt2Dir>) -> Result<Chain, ModelError> {
     config.validate()?;
-    let embed = Embed::new(config);
-    let head = Head::new(config, &embed.wte);
-    let mut chain = Chain::builder(name(config)).note(note(config)).layer("embed", embed);
-    for index in 0..config.n_layer {
-        chain = chain.layer(format!("h.{index}"), Block::new(config, index));
-    }
-    let chain = chain.layer("head", head).language_model();
+    let chain = layers(config, None);
     let chain = match source {
         Some(source) => chain.weights(source),
         None => chain,
     };
     Ok(chain.build()?)
+}
+
+/// The same chain frozen, with adapters that are trained, and first values from `source`.
+///
+/// # Errors
+/// Those of [`chain`], and what [`Lora::validate`] refuses.
+pub fn adapted_chain(
+    config: &Gpt2Config,
+    lora: &Lora,
+    source: impl WeightSource + 'static,
+) -> Result<Chain, ModelError> {
+    config.validate()?;
+    lora.validate(&Block::new(config, 0).maps().iter().map(|map| map.name).collect::<Vec<_>>())?;
+    Ok(layers(config, Some(lora)).weights(source).build()?)
+}
+
+/// The layers, trained or adapted.
+fn layers(config: &Gpt2Config, lora: Option<&Lora>) -> ChainBuilder {
+    let embed = Embed::new(config);
+    let head = Head::new(config, &embed.wte);
+    let note = [note(config)].into_iter().chain(lora.map(Lora::note)).collect::<Vec<_>>().join(", ");
+    let mut chain = kept(Chain::builder(name(config)).note(note), "embed", embed, lora);
+    for index in 0..config.n_layer {
+        chain = chain.layer(format!("h.{index}"), adapted(Block::new(config, index), lora));
+    }
+    kept(chain, "head", head, lora).language_model()
 }
 
 /// The settings that costs and results depend on beside names and shapes.

@@ -1,9 +1,11 @@
 //! The maps of GPT-2's modules.
 
+use crate::lora::AdaptableMap;
 use crate::ops;
-use crate::parts::hollow;
+use crate::parts::{Adapter, hollow};
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
+use hydra_core::Pass;
 
 /// An affine map, which transformers calls `Conv1D`.
 #[derive(Module, Debug)]
@@ -12,21 +14,30 @@ pub struct Affine {
     pub weight: Param<Tensor<2>>,
     /// `[out]`.
     pub bias: Param<Tensor<1>>,
+    /// What is trained beside it while it is frozen.
+    pub lora: Option<Adapter>,
 }
 
 impl Affine {
     /// A map without values.
     pub fn new(inputs: usize, outputs: usize) -> Self {
-        Self { weight: hollow([inputs, outputs]), bias: hollow([outputs]) }
+        Self { weight: hollow([inputs, outputs]), bias: hollow([outputs]), lora: None }
+    }
+
+    /// The map as one that can be adapted.
+    pub(crate) fn adaptable(&mut self, name: &'static str) -> AdaptableMap<'_> {
+        AdaptableMap { name, shape: self.weight.lazy_shape().dims(), adapter: &mut self.lora }
     }
 
     /// Maps `[batch, tokens, in]` to `[batch, tokens, out]`.
-    pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
-        ops::linear(x, self.weight.val(), self.bias.val())
+    pub fn forward(&self, x: Tensor<3>, pass: &Pass) -> Tensor<3> {
+        let y = ops::linear(x.clone(), self.weight.val(), self.bias.val());
+        Adapter::adapt(self.lora.as_ref(), y, x, pass)
     }
 
     /// Adds the map of `[batch, tokens, in]` to a residual `[batch, tokens, out]`.
-    pub fn forward_onto(&self, residual: Tensor<3>, x: Tensor<3>) -> Tensor<3> {
-        ops::linear_onto(residual, x, self.weight.val(), self.bias.val())
+    pub fn forward_onto(&self, residual: Tensor<3>, x: Tensor<3>, pass: &Pass) -> Tensor<3> {
+        let y = ops::linear_onto(residual, x.clone(), self.weight.val(), self.bias.val());
+        Adapter::adapt(self.lora.as_ref(), y, x, pass)
     }
 }

@@ -1,9 +1,11 @@
 //! Maps that transformers calls `Linear`.
 
-use super::hollow;
+use super::{Adapter, hollow};
+use crate::lora::AdaptableMap;
 use crate::ops;
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
+use hydra_core::Pass;
 
 /// A linear map, whose weight lies as in the files of transformers.
 #[derive(Module, Debug)]
@@ -12,25 +14,35 @@ pub struct Linear {
     pub weight: Param<Tensor<2>>,
     /// `[out]`, where it has one.
     pub bias: Option<Param<Tensor<1>>>,
+    /// What is trained beside it while it is frozen.
+    pub lora: Option<Adapter>,
 }
 
 impl Linear {
     /// A map without values.
     pub fn new(inputs: usize, outputs: usize, bias: bool) -> Self {
-        Self { weight: hollow([outputs, inputs]), bias: bias.then(|| hollow([outputs])) }
+        Self { weight: hollow([outputs, inputs]), bias: bias.then(|| hollow([outputs])), lora: None }
     }
 
     fn bias(&self) -> Option<Tensor<1>> {
         self.bias.as_ref().map(Param::val)
     }
 
+    /// The map as one that can be adapted.
+    pub(crate) fn adaptable(&mut self, name: &'static str) -> AdaptableMap<'_> {
+        let [outputs, inputs] = self.weight.lazy_shape().dims();
+        AdaptableMap { name, adapter: &mut self.lora, shape: [inputs, outputs] }
+    }
+
     /// Maps `[batch, tokens, in]` to `[batch, tokens, out]`.
-    pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
-        ops::linear_transposed(x, self.weight.val(), self.bias())
+    pub fn forward(&self, x: Tensor<3>, pass: &Pass) -> Tensor<3> {
+        let y = ops::linear_transposed(x.clone(), self.weight.val(), self.bias());
+        Adapter::adapt(self.lora.as_ref(), y, x, pass)
     }
 
     /// Adds what `x`, `[batch, tokens, in]`, maps to onto a residual `[batch, tokens, out]`.
-    pub fn forward_onto(&self, residual: Tensor<3>, x: Tensor<3>) -> Tensor<3> {
-        ops::linear_transposed_onto(residual, x, self.weight.val(), self.bias())
+    pub fn forward_onto(&self, residual: Tensor<3>, x: Tensor<3>, pass: &Pass) -> Tensor<3> {
+        let y = ops::linear_transposed_onto(residual, x.clone(), self.weight.val(), self.bias());
+        Adapter::adapt(self.lora.as_ref(), y, x, pass)
     }
 }

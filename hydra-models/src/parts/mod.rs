@@ -2,11 +2,13 @@
 //!
 //! Parameters here have shapes and no memory: a chain gives them values when it promotes a layer.
 
+mod adapter;
 mod linear;
 mod norm;
 mod table;
 mod tokens;
 
+pub use adapter::{Adapter, Factor};
 pub use linear::Linear;
 pub use norm::{Norm, RmsNorm};
 pub use table::Table;

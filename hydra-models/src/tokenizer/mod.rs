@@ -20,14 +20,13 @@ pub use huggingface::HuggingFaceTokenizer;
 pub const BYTE_VOCAB: usize = 256;
 
 /// The files that make up a directory's tokenizer: what is there of them travels with a written model.
-pub const TOKENIZER_FILES: [&str; 7] = [
+pub const TOKENIZER_FILES: [&str; 6] = [
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "vocab.json",
     "merges.txt",
     "added_tokens.json",
-    "chat_template.jinja",
 ];
 
 /// The longest run of white space in one text, in bytes. The libraries' regular expressions hold a state for

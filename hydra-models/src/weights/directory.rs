@@ -1,10 +1,11 @@
 //! A Hugging Face directory: where the tensors of a model lie, and what is read of it.
 
-use super::{TensorFile, WEIGHTS, read_json};
+use super::{TensorFile, WEIGHTS};
 use crate::ModelError;
 use hydra_core::{Chain, ImageParam, WeightError, WeightSource};
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
@@ -54,6 +55,12 @@ struct Place {
 #[derive(Deserialize)]
 struct Index {
     weight_map: BTreeMap<String, String>,
+}
+
+/// The JSON in a file.
+pub(crate) fn read_json<T: for<'a> Deserialize<'a>>(path: &Path) -> Result<T, ModelError> {
+    let text = fs::read(path).map_err(|source| ModelError::Read { path: path.to_owned(), source })?;
+    serde_json::from_slice(&text).map_err(|source| ModelError::Json { path: path.to_owned(), source })
 }
 
 /// An error of what a file says, with the file.

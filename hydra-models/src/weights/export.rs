@@ -39,7 +39,7 @@ impl Export<'_> {
     pub fn write(self, chain: &Chain, images: &dyn ImageReader, dir: &Path) -> Result<(), WeightError> {
         fs::create_dir_all(dir).map_err(|e| failed(dir, e))?;
         let (weights, path) = (dir.join(WEIGHTS), dir.join(CONFIG));
-        write_tensors(chain, images, &weights, self.name)?;
+        write_tensors(chain, images, &weights, &|name| Some((self.name)(name)))?;
         let source = self.source;
         let text = self.config_text().map_err(|e| failed(&path, e.into()))?;
         replace_file(&path, |out| out.write_all(&text)).map_err(|e| failed(&path, e))?;

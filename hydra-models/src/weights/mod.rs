@@ -37,18 +37,16 @@
 mod directory;
 mod export;
 mod file;
-mod json;
 mod source;
 mod write;
 
 pub use source::{SafetensorsSource, SafetensorsWriter};
 
-pub(crate) use directory::{CONFIG, Directory, Naming, in_file};
+pub(crate) use directory::{CONFIG, Directory, Naming, in_file, read_json};
 #[cfg(test)]
 pub(crate) use directory::{HEAD, INDEX};
 pub(crate) use export::Export;
 pub(crate) use file::TensorFile;
-pub(crate) use json::read_json;
 pub(crate) use write::{failed, write_tensors};
 
 /// The file's name, which is the one that Hugging Face transformers looks for.

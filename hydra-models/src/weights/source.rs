@@ -18,7 +18,7 @@ pub struct SafetensorsWriter;
 impl ModelWriter for SafetensorsWriter {
     fn write(&self, chain: &Chain, images: &dyn ImageReader, dir: &Path) -> Result<(), WeightError> {
         fs::create_dir_all(dir).map_err(|e| failed(dir, e))?;
-        write_tensors(chain, images, &dir.join(WEIGHTS), &str::to_owned)
+        write_tensors(chain, images, &dir.join(WEIGHTS), &|name| Some(name.to_owned()))
     }
 }
 

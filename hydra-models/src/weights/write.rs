@@ -24,13 +24,13 @@ impl From<io::Error> for Failure {
     }
 }
 
-/// Writes all parameters of `chain` in `F32`, under the names that `name` makes of their full ones. The file gets its
-/// own name only when it is complete, and no more than one image is in memory.
+/// Writes the parameters of `chain` for which `name` makes a name of their full one, in `F32`. The file gets its own name
+/// only when it is complete, and no more than one image is in memory.
 pub(crate) fn write_tensors(
     chain: &Chain,
     images: &dyn ImageReader,
     path: &Path,
-    name: &dyn Fn(&str) -> String,
+    name: &dyn Fn(&str) -> Option<String>,
 ) -> Result<(), WeightError> {
     let write = |file: &mut File| {
         let mut out = BufWriter::with_capacity(1 << 20, file);
@@ -38,8 +38,12 @@ pub(crate) fn write_tensors(
         out.write_all(&(header.len() as u64).to_le_bytes())?;
         out.write_all(&header)?;
         for (index, image) in chain.images().iter().enumerate() {
+            let mut params = image.params.iter().filter(|param| name(&param.name).is_some()).peekable();
+            if params.peek().is_none() {
+                continue;
+            }
             let bytes = images.image(index).map_err(Failure::Weights)?;
-            for param in &image.params {
+            for param in params {
                 let range = param.range();
                 out.write_all(&bytes[range.start * size_of::<f32>()..range.end * size_of::<f32>()])?;
             }
@@ -52,16 +56,17 @@ pub(crate) fn write_tensors(
     })
 }
 
-/// The header: all parameters, image by image, without gaps.
-fn header(chain: &Chain, name: &dyn Fn(&str) -> String) -> io::Result<Vec<u8>> {
+/// The header: what is written, image by image, without gaps.
+fn header(chain: &Chain, name: &dyn Fn(&str) -> Option<String>) -> io::Result<Vec<u8>> {
     let mut end = 0;
     let info = |param: &ImageParam| {
+        let name = name(&param.name)?;
         let start = end;
         end += param.len * size_of::<f32>();
         let info = TensorInfo { dtype: Dtype::F32, shape: param.shape.clone(), data_offsets: (start, end) };
-        (name(&param.name), info)
+        Some((name, info))
     };
-    let tensors = chain.images().iter().flat_map(|image| &image.params).map(info).collect();
+    let tensors = chain.images().iter().flat_map(|image| &image.params).filter_map(info).collect();
     // transformers refuses files that do not name the framework.
     let format = HashMap::from([("format".to_owned(), "pt".to_owned())]);
     let metadata = Metadata::new(Some(format), tensors).map_err(io::Error::other)?;

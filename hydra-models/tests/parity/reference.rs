@@ -91,8 +91,13 @@ impl Model {
         let from = BackwardFrom::Loss { weight: 1.0 };
         let done = backward_range(layers, 0, x, from, &self.pass(&device), false);
         let mut gradients: BTreeMap<String, Vec<f64>> = BTreeMap::new();
-        for (layer, found) in self.chain.layers().iter().zip(done.layers) {
-            for (place, gradient) in layer.params.iter().zip(found) {
+        for (index, (layer, found)) in self.chain.layers().iter().zip(done.layers).enumerate() {
+            let trained = self.chain.trained_params(index);
+            for ((place, gradient), trained) in layer.params.iter().zip(found).zip(trained) {
+                if !trained {
+                    assert!(gradient.is_none());
+                    continue;
+                }
                 let name = (self.hf_name)(&self.chain.images()[place.image].params[place.slot].name);
                 let gradient = gradient.expect("a gradient").into_host();
                 let gradient = gradient.as_f32().iter().map(|&x| f64::from(x));
@@ -107,6 +112,11 @@ impl Model {
             }
         }
         (done.loss.expect("a loss"), gradients)
+    }
+
+    /// The images, to be written.
+    pub fn images(&self) -> impl ImageReader {
+        Images(&self.images)
     }
 
     /// Asserts that logits are those of transformers.

@@ -1,0 +1,147 @@
+//! Decoders behind the port of families.
+
+use super::presets::PRESETS;
+use super::{DecoderConfig, DecoderDir, DecoderWriter, adapted_chain, chain, hf_name};
+use crate::ModelError;
+use crate::family::{Adapting, Family, Model, Preset, Reads};
+use crate::lora::{AdapterDir, AdapterSource, Lora};
+use hydra_core::{Chain, ModelWriter, WeightSource};
+use serde_json::{Map, Value};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// The family of Llama, Mistral, Qwen2 and Qwen3.
+pub struct DecoderFamily;
+
+impl Family for DecoderFamily {
+    fn model_types(&self) -> &'static [&'static str] {
+        &["llama", "mistral", "qwen2", "qwen3"]
+    }
+
+    fn presets(&self) -> Vec<Preset> {
+        PRESETS.map(|(preset, _)| preset).into()
+    }
+
+    fn preset(&self, name: &str) -> Result<Box<dyn Model>, ModelError> {
+        Ok(Box::new(Decoder::new(DecoderConfig::preset(name)?)))
+    }
+
+    fn configured(&self, file: &Path) -> Result<Box<dyn Model>, ModelError> {
+        Ok(Box::new(Decoder::new(DecoderConfig::read(file)?)))
+    }
+
+    fn open(&self, directory: &Path) -> Result<Box<dyn Model>, ModelError> {
+        let weights = DecoderDir::open(directory)?;
+        Ok(Box::new(Decoder { config: weights.config().clone(), weights: Some(weights) }))
+    }
+}
+
+/// A decoder as a configuration or a directory describes it.
+#[derive(Clone, Debug)]
+pub struct Decoder {
+    config: DecoderConfig,
+    weights: Option<DecoderDir>,
+}
+
+impl Decoder {
+    /// A model without weights.
+    pub fn new(config: DecoderConfig) -> Self {
+        Self { config, weights: None }
+    }
+}
+
+impl Model for Decoder {
+    fn reads(&self) -> Reads {
+        let DecoderConfig { max_position_embeddings: positions, vocab_size: vocabulary, .. } = self.config;
+        Reads::Tokens { positions, vocabulary }
+    }
+
+    fn set_dropout(&mut self, probability: f64) {
+        self.config.attention_dropout = probability;
+    }
+
+    fn description(&self) -> Result<Value, ModelError> {
+        let config = DecoderConfig { other: Map::new(), ..self.config.clone() };
+        Ok(Value::Object(config.to_json()))
+    }
+
+    fn chain(&self) -> Result<Chain, ModelError> {
+        chain(&self.config, self.weights.clone())
+    }
+
+    fn writer(&self) -> Arc<dyn ModelWriter> {
+        let from = |weights: &DecoderDir| DecoderWriter::from(weights);
+        let fresh = || DecoderWriter::new(self.config.clone());
+        Arc::new(self.weights.as_ref().map_or_else(fresh, from))
+    }
+
+    fn adapted(&self, lora: &Lora, adapter: Option<AdapterDir>) -> Result<Chain, ModelError> {
+        let base = self.weights.clone().map(|weights| Arc::new(weights) as Arc<dyn WeightSource>);
+        let fresh = adapted_chain(&self.config, lora, AdapterSource::new(base.clone(), None))?;
+        let Some(adapter) = adapter else { return Ok(fresh) };
+        let adapter = adapter.of(&fresh, hf_name)?;
+        adapted_chain(&self.config, lora, AdapterSource::new(base, Some(adapter)))
+    }
+
+    fn adapting(&self) -> Adapting {
+        Adapting { targets: &["q_proj", "v_proj"], fan_in_fan_out: false, name: hf_name }
+    }
+
+    fn directory(&self) -> Option<&Path> {
+        self.weights.as_ref().map(DecoderDir::directory)
+    }
+
+    fn files(&self) -> Vec<PathBuf> {
+        self.weights.iter().flat_map(|weights| weights.files().map(PathBuf::from)).collect()
+    }
+
+    fn flops(&self, tokens: usize) -> f64 {
+        let config = &self.config;
+        let [layers, width, inner, head, vocabulary, tokens] = [
+            config.num_hidden_layers,
+            config.hidden_size,
+            config.intermediate_size,
+            config.head_dim,
+            config.vocab_size,
+            tokens,
+        ]
+        .map(|size| size as f64);
+        let [queries, keys] =
+            [config.num_attention_heads, config.num_key_value_heads].map(|heads| heads as f64 * head);
+        let block = width * (2.0 * queries + 2.0 * keys + 3.0 * inner);
+        let maps = layers * block + vocabulary * width;
+        (6.0 * maps + 12.0 * layers * queries * tokens) * tokens
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Model as Kind;
+    use super::*;
+
+    #[test]
+    fn every_kind_of_decoder_is_read() {
+        let kinds = [Kind::Llama, Kind::Mistral, Kind::Qwen2, Kind::Qwen3];
+        assert_eq!(DecoderFamily.model_types(), kinds.map(Kind::model_type));
+    }
+
+    #[test]
+    fn the_work_of_a_step_is_six_for_each_weight_and_token() {
+        let model = Decoder::new(DecoderConfig::preset("bytes-llama-tiny").unwrap());
+        let maps = 4 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 176) + 256 * 64;
+        let expected = (6 * maps + 12 * 4 * 64 * 128) * 128;
+        assert_eq!(model.flops(128), expected as f64);
+    }
+
+    #[test]
+    fn what_is_computed_is_described() {
+        let config = DecoderConfig::preset("bytes-llama-tiny").unwrap();
+        let mut other = config.clone();
+        other.rope.theta = 20_000.0;
+        let described = |config: DecoderConfig| Decoder::new(config).description().unwrap();
+        assert_ne!(described(config.clone()), described(other));
+        let mut with_notes = config.clone();
+        with_notes.other.insert("x".to_owned(), 1.into());
+        assert_eq!(described(config), described(with_notes));
+    }
+}

@@ -1,0 +1,109 @@
+//! A whole model of a base and its adapters.
+
+use super::Lora;
+use crate::ModelError;
+use crate::family::Model;
+use bytes::Bytes;
+use hydra_core::{Chain, ImageParam, ImageReader, ModelWriter, WeightError};
+use std::path::Path;
+use std::sync::Arc;
+
+/// Writes a model with adapters as one without: each adapted weight becomes `W + (alpha / rank) B A`, whose elements are
+/// added up in `f64` and rounded once. What it computes is that of the model with adapters but for rounding.
+pub struct MergedWriter {
+    /// The model without adapters.
+    plain: Chain,
+    writer: Arc<dyn ModelWriter>,
+    lora: Lora,
+    fan_in_fan_out: bool,
+}
+
+impl MergedWriter {
+    /// A writer of `model` with adapters.
+    ///
+    /// # Errors
+    /// A model that cannot be built.
+    pub fn new(model: &dyn Model, lora: Lora) -> Result<Self, ModelError> {
+        let (plain, writer) = (model.chain()?, model.writer());
+        Ok(Self { plain, writer, lora, fan_in_fan_out: model.adapting().fan_in_fan_out })
+    }
+}
+
+impl ModelWriter for MergedWriter {
+    fn write(&self, chain: &Chain, images: &dyn ImageReader, dir: &Path) -> Result<(), WeightError> {
+        let merged = Merged { writer: self, chain, images };
+        self.writer.write(&self.plain, &merged, dir)
+    }
+}
+
+/// The images of the model without adapters.
+struct Merged<'a> {
+    writer: &'a MergedWriter,
+    chain: &'a Chain,
+    images: &'a dyn ImageReader,
+}
+
+impl Merged<'_> {
+    /// A parameter of the chain with adapters, and the image that it is in.
+    fn find(&self, name: &str) -> Option<(usize, &ImageParam)> {
+        let images = self.chain.images().iter().enumerate();
+        images
+            .flat_map(|(at, image)| image.params.iter().map(move |param| (at, param)))
+            .find(|(_, p)| p.name == name)
+    }
+
+    fn values(&self, (image, param): (usize, &ImageParam)) -> Result<Vec<f32>, WeightError> {
+        let bytes = self.images.image(image)?;
+        let range = param.range();
+        let bytes = &bytes[range.start * size_of::<f32>()..range.end * size_of::<f32>()];
+        Ok(bytemuck::pod_collect_to_vec(bytes))
+    }
+
+    /// A parameter with what its adapter adds.
+    fn merged(&self, name: &str) -> Result<Vec<f32>, WeightError> {
+        let missing = || WeightError::Image {
+            chain: self.chain.name().to_owned(),
+            image: 0,
+            source: format!("it has no parameter `{name}`").into(),
+        };
+        let mut weight = self.values(self.find(name).ok_or_else(missing)?)?;
+        let factor = |which: &str| {
+            let map = name.strip_suffix(".weight")?;
+            self.find(&format!("{map}.lora.{which}.weight"))
+        };
+        if let (Some(a), Some(b)) = (factor("a"), factor("b")) {
+            let inputs = a.1.shape[1];
+            self.add(&mut weight, &self.values(a)?, &self.values(b)?, inputs);
+        }
+        Ok(weight)
+    }
+
+    /// Adds the scaled product of `b`, `[out, rank]`, and `a`, `[rank, in]`.
+    fn add(&self, weight: &mut [f32], a: &[f32], b: &[f32], inputs: usize) {
+        let (rank, scale) = (self.writer.lora.rank, self.writer.lora.scale());
+        let outputs = b.len() / rank;
+        for (output, b) in b.chunks(rank).enumerate() {
+            for input in 0..inputs {
+                let product: f64 =
+                    b.iter().enumerate().map(|(r, b)| f64::from(*b) * f64::from(a[r * inputs + input])).sum();
+                let at = if self.writer.fan_in_fan_out {
+                    input * outputs + output
+                } else {
+                    output * inputs + input
+                };
+                weight[at] = (f64::from(weight[at]) + scale * product) as f32;
+            }
+        }
+    }
+}
+
+impl ImageReader for Merged<'_> {
+    fn image(&self, image: usize) -> Result<Bytes, WeightError> {
+        let layout = &self.writer.plain.images()[image];
+        let mut out = vec![0_f32; layout.elements];
+        for param in &layout.params {
+            out[param.range()].copy_from_slice(&self.merged(&param.name)?);
+        }
+        Ok(Bytes::copy_from_slice(bytemuck::cast_slice(&out)))
+    }
+}

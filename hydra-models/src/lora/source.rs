@@ -1,0 +1,34 @@
+//! First values of a model with adapters.
+
+use super::{AdapterDir, is_adapter};
+use hydra_core::{Chain, SeededInit, WeightError, WeightSource};
+use std::sync::Arc;
+
+/// First values of a frozen model and of its adapters: each from files where they are given, else from the task's seed
+/// (`A` as PEFT draws it, `B` zero, so that a model begins as its base).
+#[derive(Clone)]
+pub struct AdapterSource {
+    /// What gives the frozen values.
+    pub base: Arc<dyn WeightSource>,
+    /// Adapters that were trained before.
+    pub adapter: Option<AdapterDir>,
+}
+
+impl AdapterSource {
+    /// Fresh adapters beside what `base` gives, or where there is none, beside values from the seed.
+    pub fn new(base: Option<Arc<dyn WeightSource>>, adapter: Option<AdapterDir>) -> Self {
+        Self { base: base.unwrap_or_else(|| Arc::new(SeededInit)), adapter }
+    }
+}
+
+impl WeightSource for AdapterSource {
+    fn fill(&self, chain: &Chain, image: usize, seed: u64, out: &mut [f32]) -> Result<(), WeightError> {
+        // Adapters are trained and nothing else is, so they have images of their own.
+        let is_of_adapters = chain.images()[image].params.iter().any(|param| is_adapter(&param.name));
+        match &self.adapter {
+            _ if !is_of_adapters => self.base.fill(chain, image, seed, out),
+            Some(adapter) => adapter.fill(chain, image, seed, out),
+            None => SeededInit.fill(chain, image, seed, out),
+        }
+    }
+}
