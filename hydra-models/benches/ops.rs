@@ -44,8 +44,16 @@ fn grouped(c: &mut Criterion) {
     let pass = Pass::train(Pass::key_of(0, 0, 0), Activation::default());
     for (heads, key_heads, window) in [(9, 3, None), (32, 8, None), (32, 8, Some(128))] {
         let rotary = Some(Rotary::new(64, 1e4, RotaryScaling::Default));
-        let options =
-            GroupedAttention { heads, key_heads, scale: 0.125, window, rotary, dropout: 0.0, site: 0 };
+        let options = GroupedAttention {
+            heads,
+            key_heads,
+            scale: 0.125,
+            causal: true,
+            window,
+            rotary,
+            dropout: 0.0,
+            site: 0,
+        };
         let [queries, keys, values] = [(1, heads), (2, key_heads), (3, key_heads)]
             .map(|(seed, heads)| normal(seed, [1, 512, heads * 64]));
         let inputs = |t| [input(&queries, t), input(&keys, t), input(&values, t)];

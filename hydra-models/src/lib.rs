@@ -1,9 +1,12 @@
-//! The workload: GPT-2, Llama and its relatives, an MLP and a CNN chain, tokenizers, datasets, Hugging Face weights.
+//! The workload: GPT-2, Llama and its relatives, a vision transformer, an MLP and a CNN chain, tokenizers, datasets,
+//! Hugging Face weights.
 //!
 //! A model here is a function from a description to a [`Chain`](hydra_core::Chain): [`gpt2::chain`] for a
 //! [`gpt2::Gpt2Config`] (a preset, or the one of a Hugging Face directory), [`decoder::chain`] for the
-//! [`decoder::DecoderConfig`] of a Llama, Mistral or Qwen, [`mlp::chain`] and [`cnn::chain`] for tests and first steps. [`data`] and [`tokenizer`] make token blocks of texts, and
-//! [`ops`] holds the operations whose backward is written by hand. [`weights`] saves any chain and reads it back.
+//! [`decoder::DecoderConfig`] of a Llama, Mistral or Qwen, [`vit::chain`] for the [`vit::VitConfig`] of a vision
+//! transformer, [`mlp::chain`] and [`cnn::chain`] for tests and first steps. [`data`] and [`tokenizer`] make token
+//! blocks of texts, and [`ops`] holds the operations whose backward is written by hand. [`weights`] saves any chain and
+//! reads it back.
 //!
 //! ```
 //! use hydra_models::gpt2::{self, Gpt2Config};
@@ -31,6 +34,7 @@ pub mod ops;
 pub mod parts;
 mod synthetic;
 pub mod tokenizer;
+pub mod vit;
 pub mod weights;
 
 pub use error::ModelError;

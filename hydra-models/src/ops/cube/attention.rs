@@ -85,6 +85,7 @@ impl Shape {
             group.start,
             self.options.scale,
             draws(self.options.mask),
+            true,
             self.options.mask.is_some(),
             float(output),
         );
@@ -121,6 +122,7 @@ impl Shape {
             group.start,
             self.options.scale,
             draws(self.options.mask),
+            true,
             self.options.mask.is_some(),
             float(qkv),
         );

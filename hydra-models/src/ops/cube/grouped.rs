@@ -102,6 +102,7 @@ impl<'a> Heads<'a> {
             group.start,
             self.options.scale,
             draws(self.options.mask),
+            self.options.causal,
             self.options.mask.is_some(),
             float(output),
         );
@@ -139,6 +140,7 @@ impl<'a> Heads<'a> {
             group.start,
             self.options.scale,
             draws(self.options.mask),
+            self.options.causal,
             self.options.mask.is_some(),
             float(&queries),
         );

@@ -256,13 +256,25 @@ fn a_lookup_equals_that_of_the_cpu() {
 #[test]
 fn grouped_attention_equals_that_of_the_cpu() {
     for (batch, tokens) in [(2, 2), (1, 31), (2, 33), (1, 300)] {
-        for (heads, key_heads, window, dropout) in
-            [(6, 2, None, 0.0), (4, 4, Some(1), 0.0), (6, 3, Some(20), 0.25), (3, 1, Some(400), 0.1)]
-        {
+        for (heads, key_heads, causal, window, dropout) in [
+            (6, 2, true, None, 0.0),
+            (4, 4, true, Some(1), 0.0),
+            (6, 3, true, Some(20), 0.25),
+            (3, 1, true, Some(400), 0.1),
+            (4, 2, false, None, 0.1),
+        ] {
             let op = |on: On<'_>| {
                 let rotary = Some(Rotary::new(8, 50.0, RotaryScaling::Default));
-                let options =
-                    GroupedAttention { heads, key_heads, scale: 0.5, window, rotary, dropout, site: 7 };
+                let options = GroupedAttention {
+                    heads,
+                    key_heads,
+                    scale: 0.5,
+                    causal,
+                    window,
+                    rotary,
+                    dropout,
+                    site: 7,
+                };
                 let leaf = |seed, heads: usize| on.leaf(seed, [batch, tokens, heads * 8], 1.0);
                 let [queries, keys, values] = [leaf(1, heads), leaf(2, key_heads), leaf(3, key_heads)];
                 let leaves = [&queries, &keys, &values].map(|leaf| Leaf::Three(leaf.clone()));

@@ -105,14 +105,18 @@ pub(crate) fn turn_heads<E: Float>(
     }
 }
 
-/// The first key that a query sees through a window of so many.
+/// The first key that a query sees, through a window of so many, and the one behind the last.
 #[cube]
-fn first_seen(query: usize, window: usize) -> usize {
+fn keys_seen(query: usize, tokens: usize, window: usize, #[comptime] causal: bool) -> (usize, usize) {
     let mut first = 0usize;
-    if query >= window {
-        first = query + 1 - window;
+    let mut end = tokens;
+    if causal {
+        end = query + 1;
+        if end > window {
+            first = end - window;
+        }
     }
-    first
+    (first, end)
 }
 
 /// Of a group's scores, `[heads, query, key]`, the weights after dropout, zero for keys that a query does not see, which
@@ -128,6 +132,7 @@ pub(crate) fn attention_weights<E: Float>(
     first_head: usize,
     scale: f32,
     draws: Draws,
+    #[comptime] causal: bool,
     #[comptime] drops: bool,
     #[define(E)] _float: ElemType,
 ) {
@@ -136,11 +141,11 @@ pub(crate) fn attention_weights<E: Float>(
         terminate!();
     }
     let query = CUBE_POS % tokens;
-    let seen = first_seen(query, window);
+    let (seen, end) = keys_seen(query, tokens, window, causal);
     let row = first_head * tokens + CUBE_POS;
     let mut largest = scores[start + query] * scale;
     let mut key = seen + UNIT_POS as usize;
-    while key <= query {
+    while key < end {
         let score = scores[start + key] * scale;
         if score > largest {
             largest = score;
@@ -150,7 +155,7 @@ pub(crate) fn attention_weights<E: Float>(
     let largest = max_units(largest);
     let mut sum = 0.0f32;
     let mut key = seen + UNIT_POS as usize;
-    while key <= query {
+    while key < end {
         sum += f32::exp(scores[start + key] * scale - largest);
         key += UNITS;
     }
@@ -159,7 +164,7 @@ pub(crate) fn attention_weights<E: Float>(
     let mut key = UNIT_POS as usize;
     while key < tokens {
         let mut weight = 0.0f32;
-        if key <= query && key >= seen {
+        if key < end && key >= seen {
             weight = f32::exp(scores[start + key] * scale - largest) * inverse;
             if drops {
                 weight *= factor_at(&draws, &first, key as u32);
@@ -188,6 +193,7 @@ pub(crate) fn attention_weights_backward<E: Float>(
     first_head: usize,
     scale: f32,
     draws: Draws,
+    #[comptime] causal: bool,
     #[comptime] drops: bool,
     #[define(E)] _float: ElemType,
 ) {
@@ -196,13 +202,13 @@ pub(crate) fn attention_weights_backward<E: Float>(
         terminate!();
     }
     let query = CUBE_POS % tokens;
-    let seen = first_seen(query, window);
+    let (seen, end) = keys_seen(query, tokens, window, causal);
     let row = first_head * tokens + CUBE_POS;
     let (largest, inverse) = (statistics[row * 2], statistics[row * 2 + 1]);
     let first = widened(row as u32, tokens as u32);
     let mut mean = 0.0f32;
     let mut key = seen + UNIT_POS as usize;
-    while key <= query {
+    while key < end {
         let weight = f32::exp(scores[start + key] * scale - largest) * inverse;
         let mut gradient = gradients[start + key];
         if drops {
@@ -216,7 +222,7 @@ pub(crate) fn attention_weights_backward<E: Float>(
     while key < tokens {
         let mut weight = 0.0f32;
         let mut gradient = 0.0f32;
-        if key <= query && key >= seen {
+        if key < end && key >= seen {
             weight = f32::exp(scores[start + key] * scale - largest) * inverse;
             let mut factor = 1.0f32;
             if drops {
