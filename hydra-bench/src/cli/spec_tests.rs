@@ -50,9 +50,9 @@ fn refused(text: &str) -> String {
 #[test]
 fn the_default_is_twelve_configurations_on_two_small_devices() {
     let spec = spec("--steps 3").unwrap();
-    let grid = spec.training.grid().unwrap();
+    let grid = spec.grid().unwrap();
     assert_eq!(grid.len(), 12);
-    assert_eq!(grid[0], Configuration { name: "b12-lr3e-3".into(), batch: 12, lr: 3e-3 });
+    assert_eq!(grid[0], Configuration { name: "b12-lr3e-3".into(), batch: 12, lr: 3e-3, lora: None });
     assert_eq!(grid[11].name, "b8-lr3e-5");
     assert_eq!(spec.devices.devices().to_string(), "cpu:2x1");
     assert_eq!(spec.devices.memory(), ByteSize::mib(12));
@@ -202,7 +202,7 @@ fn devices_that_are_not_in_the_build_are_refused_in_flags_and_in_files() {
 fn steps_and_epochs_make_the_length() {
     let length = |line: &str| {
         let spec = spec(line).unwrap();
-        let configuration = Configuration { name: "x".into(), batch: 4, lr: 1e-3 };
+        let configuration = Configuration { name: "x".into(), batch: 4, lr: 1e-3, lora: None };
         spec.training.of(&configuration, 0, 10).unwrap().length
     };
     assert_eq!(length(""), Length::Epochs(1));
@@ -215,7 +215,7 @@ fn steps_and_epochs_make_the_length() {
 #[test]
 fn flags_reach_the_training_spec() {
     let spec = spec("train --lr 0.5 --batch 6 --accumulate 2 --weight-decay 0.2 --no-decay-norms --warmup 4 --schedule linear --seed 3 --no-shuffle").unwrap();
-    let configuration = &spec.training.grid().unwrap()[0];
+    let configuration = &spec.grid().unwrap()[0];
     let train = spec.training.of(configuration, spec.model.seed, 60).unwrap();
     let Some(&AdamW { lr, weight_decay, .. }) = train.optimizer.downcast_ref() else { panic!("not AdamW") };
     assert_eq!((lr, weight_decay), (0.5, 0.2));
@@ -229,7 +229,7 @@ fn flags_reach_the_training_spec() {
 fn a_schedule_that_decays_last_says_how_long() {
     let spec = |line: &str| spec(&format!("train --lr 1 --batch 2 --steps 9 {line}"));
     let wsd = spec("--schedule wsd --decay-steps 4 --warmup 2").unwrap();
-    let train = wsd.training.of(&wsd.training.grid().unwrap()[0], 0, 60).unwrap();
+    let train = wsd.training.of(&wsd.grid().unwrap()[0], 0, 60).unwrap();
     assert_eq!([2, 5, 7].map(|step| train.rate(step, 9)), [1.0, 1.0, 0.5]);
     let text = wsd.to_toml().unwrap();
     assert!(text.contains("schedule = \"wsd\"") && text.contains("decay_steps = 4\n"), "{text}");

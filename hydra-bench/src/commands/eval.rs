@@ -1,10 +1,11 @@
 //! `hydra eval`: the loss of a model over a text.
 
 use crate::session::{Both, Model, Surroundings, note_of_memory, orchestrator};
-use crate::settings::{DeviceSettings, ModelSettings, OUTPUT, values};
+use crate::settings::{AdapterSettings, DeviceSettings, ModelSettings, OUTPUT, values};
 use crate::terminal::{Outcome, print, tell};
 use anyhow::{Result, anyhow};
 use clap::Args;
+use clap::builder::NonEmptyStringValueParser;
 use hydra_engine::{EngineError, EvaluationTask};
 use hydra_models::data::{Split, TokenSource};
 use serde_json::json;
@@ -14,6 +15,9 @@ use serde_json::json;
 pub(crate) struct EvalArgs {
     #[command(flatten)]
     pub(crate) model: ModelSettings,
+    /// Evaluate with the adapters in a directory that PEFT wrote, or a task of a run
+    #[arg(long, value_name = "DIR", value_parser = NonEmptyStringValueParser::new())]
+    pub(crate) adapter: Option<String>,
     /// The part of the text: train, validation or test
     #[arg(long, default_value = "test")]
     pub(crate) split: Split,
@@ -40,7 +44,8 @@ pub(crate) fn run(args: EvalArgs, around: &Surroundings) -> Result<Outcome> {
     let orchestrator = orchestrator(&devices, spec.dtype, spec.seed, around)?;
     let registrar = around.registrar(&devices, "hydra eval");
     let orchestrator = orchestrator.observer(Box::new(Both(registrar, around.progress())));
-    let (chain, batch, seed) = (model.chain.clone(), args.batch, spec.seed);
+    let chain = model.trained(&AdapterSettings::of(args.adapter), None)?.chain;
+    let (batch, seed) = (args.batch, spec.seed);
     let result = orchestrator.evaluate(EvaluationTask { chain, data, batch, seed });
     let result = result.map_err(|error| explain(error, &spec))?;
     if args.json {

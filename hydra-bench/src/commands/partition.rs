@@ -2,7 +2,7 @@
 
 use crate::run_dir::check_not_read;
 use crate::session::{Model, Surroundings, note_of_cuts, orchestrator};
-use crate::settings::{DeviceSettings, ModelSettings, OUTPUT, check_accumulate, values};
+use crate::settings::{AdapterSettings, DeviceSettings, ModelSettings, OUTPUT, check_accumulate, values};
 use crate::terminal::{Outcome, Usage, print, tell};
 use anyhow::{Context, Result};
 use clap::Args;
@@ -28,6 +28,8 @@ pub(crate) struct PartitionArgs {
     /// Microbatches that a minibatch is cut into
     #[arg(long, value_name = "N", default_value = "1", value_parser = values::count)]
     pub(crate) accumulate: usize,
+    #[command(flatten)]
+    pub(crate) adapters: AdapterSettings,
     #[command(flatten)]
     pub(crate) devices: DeviceSettings,
     /// Save the plan as JSON, to be used by --plan
@@ -59,12 +61,14 @@ fn plan(args: &PartitionArgs, around: &Surroundings) -> Result<Arc<PartitionPlan
     devices.check_dtype(spec.dtype)?;
     note_of_cuts(&devices).iter().for_each(|note| tell(note));
     let model = Model::load(&spec)?;
+    args.adapters.check(&spec)?;
+    let trained = model.trained(&args.adapters, args.adapters.lora.first().copied())?;
     let data = model.split(&TokenSource::load(spec.text())?, Split::Train)?;
     // Only the microbatch decides where a model is cut, not how it learns.
     let train = TrainSpec::new(OptimizerSpec::adamw(1e-3), args.batch);
     let train = TrainSpec { accumulate: args.accumulate, seed: spec.seed, ..train };
     train.validate().map_err(Usage::from_error)?;
-    let mut task = TrainTask::new(spec.name(), model.chain.clone(), data, train);
+    let mut task = TrainTask::new(spec.name(), trained.chain, data, train);
     if let Some(cuts) = devices.cuts.clone() {
         task = task.cuts(cuts);
     }

@@ -11,12 +11,15 @@ use clap::{Arg, ArgAction, Args};
 #[derive(Debug, Args)]
 #[command(mut_arg("batch", |flag| one(flag, "N", "8").help("The minibatch size")))]
 #[command(mut_arg("lr", |flag| one(flag, "RATE", "3e-4").help("The learning rate")))]
+#[command(mut_arg("lora", |flag| flag.value_name("RANK").value_delimiter(None).action(ArgAction::Set).help(RANK)))]
 pub(crate) struct TrainArgs {
     #[command(flatten)]
     pub(crate) settings: RunSettings,
     #[command(flatten)]
     pub(crate) out: OutSettings,
 }
+
+const RANK: &str = "The rank of LoRA adapters: the model stays as it is, and adapters are trained beside it";
 
 /// A flag of a grid that takes one value.
 fn one(flag: Arg, value_name: &'static str, default: &'static str) -> Arg {

@@ -202,7 +202,7 @@ impl Entry {
 fn grid(dir: &Path) -> Vec<(String, Value)> {
     let Ok(text) = fs::read_to_string(dir.join(SPEC)) else { return Vec::new() };
     let Ok(spec) = toml::from_str::<RunSpec>(&text) else { return Vec::new() };
-    let grid = spec.training.grid().unwrap_or_default();
+    let grid = spec.grid().unwrap_or_default();
     let config = |batch: usize, lr: f64| json!({ "batch": batch, "lr": lr, "context": spec.model.context });
     grid.into_iter().map(|one| (one.name, config(one.batch, one.lr))).collect()
 }

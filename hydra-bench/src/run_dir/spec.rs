@@ -5,7 +5,8 @@ use crate::run_dir::directory::{PLANS, SPEC};
 use crate::run_dir::inputs::Inputs;
 use crate::settings::flags::{self, Given};
 use crate::settings::{
-    CheckpointArg, CheckpointSettings, DeviceSettings, ModelSettings, RunSettings, TrainingSettings,
+    AdapterSettings, CheckpointArg, CheckpointSettings, Configuration, DeviceSettings, ModelSettings,
+    RunSettings, TrainingSettings,
 };
 use crate::terminal::Usage;
 use anyhow::{Context, Result, ensure};
@@ -44,6 +45,8 @@ pub(crate) struct RunSpec {
     pub(crate) checkpoint_every: CheckpointArg,
     pub(crate) model: ModelSettings,
     pub(crate) training: TrainingSettings,
+    #[serde(default = "flags::defaults", skip_serializing_if = "AdapterSettings::is_none")]
+    pub(crate) adapters: AdapterSettings,
     pub(crate) devices: DeviceSettings,
     #[serde(default)]
     pub(crate) inputs: Option<Inputs>,
@@ -55,7 +58,9 @@ impl RunSpec {
         let (format, checkpoint_every) = (SPEC_FORMAT, CheckpointArg::default());
         let devices = settings.devices.resolve(machine)?;
         let (model, training) = (settings.model.resolve()?, settings.training.resolve());
-        let spec = Self { format, command, checkpoint_every, model, training, devices, inputs: None };
+        let adapters = settings.adapters.resolve()?;
+        let spec =
+            Self { format, command, checkpoint_every, model, training, adapters, devices, inputs: None };
         spec.check()?;
         Ok(spec)
     }
@@ -100,15 +105,22 @@ impl RunSpec {
 
     fn check(&self) -> Result<(), Usage> {
         self.devices.check_dtype(self.model.dtype)?;
+        self.adapters.check(&self.model)?;
         self.training.check(self.model.seed)
     }
 
-    pub(crate) fn describe(&self, spec: &TrainSpec) -> serde_json::Value {
+    /// The configurations, in the order in which they are submitted.
+    pub(crate) fn grid(&self) -> Result<Vec<Configuration>, Usage> {
+        self.adapters.grid(&self.training)
+    }
+
+    pub(crate) fn describe(&self, one: &Configuration, spec: &TrainSpec) -> serde_json::Value {
         let mut config = serde_json::json!({
             "model": self.model.model, "data": self.model.data, "context": self.model.context,
             "dropout": self.model.dropout, "dtype": self.model.dtype, "batch": spec.batch,
             "lr": spec.optimizer.lr(), "training": spec,
         });
+        one.lora.iter().for_each(|rank| config["lora"] = (*rank).into());
         self.training.eval_limit.iter().for_each(|blocks| config["eval_limit"] = (*blocks).into());
         config
     }
@@ -128,5 +140,6 @@ fn check_values(spec: &Table) -> Result<()> {
     let group = |name: &str| spec.get(name).and_then(toml::Value::as_table);
     group("model").map_or(Ok(()), flags::check::<ModelSettings>)?;
     group("training").map_or(Ok(()), flags::check::<TrainingSettings>)?;
+    group("adapters").map_or(Ok(()), flags::check::<AdapterSettings>)?;
     Ok(group("devices").map_or(Ok(()), flags::check::<DeviceSettings>)?)
 }

@@ -1,13 +1,14 @@
 //! The model and the data that a spec names.
 
-use crate::settings::ModelSettings;
+use crate::settings::{AdapterSettings, ModelSettings};
 use crate::terminal::{Usage, tell};
 use anyhow::{Context as _, Result};
-use hydra_core::{Chain, Dataset, FirstItems, ModelWriter};
+use hydra_core::{Chain, Dataset, FirstItems, FloatType, ModelWriter};
 use hydra_models::data::{
     Context, Corpus, LossOn, Records, Split, TokenForm, TokenSource, TokenSplits, Tokens,
 };
 use hydra_models::family::{self, Reads};
+use hydra_models::lora::{AdapterDir, AdapterWriter, MergedWriter};
 use hydra_models::tokenizer::{Conventions, Tokenizer};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -17,11 +18,11 @@ const DEFAULT_CONTEXT: usize = 512;
 
 /// A model with its tokenizer, as a preset, a file or a directory describes it.
 pub(crate) struct Model {
-    pub(crate) chain: Arc<Chain>,
-    pub(crate) writer: Arc<dyn ModelWriter>,
-    /// The files that its weights are in, if it has some.
-    pub(crate) files: Vec<PathBuf>,
     model: Box<dyn family::Model>,
+    name: String,
+    dtype: FloatType,
+    /// The layers that are trained, if not all are.
+    train: Vec<String>,
     context: Context,
     loss_on: LossOn,
     tokenizer: Tokenizer,
@@ -35,11 +36,38 @@ impl Model {
         spec.dropout.into_iter().for_each(|dropout| model.set_dropout(dropout));
         let Reads::Tokens { vocabulary, .. } = model.reads();
         let tokenizer = Tokenizer::for_model(model.directory(), vocabulary).with_context(failed)?;
-        let chain = model.chain().with_context(failed)?.with_float_type(spec.dtype);
-        let chain = training(chain, &spec.train)?;
         let context = context_of(model.reads(), spec.context)?;
-        let (chain, writer, files) = (Arc::new(chain), model.writer(), model.files());
-        Ok(Self { chain, writer, files, model, context, loss_on: spec.loss_on, tokenizer })
+        let (name, train, dtype, loss_on) =
+            (spec.name().to_owned(), spec.train.clone(), spec.dtype, spec.loss_on);
+        Ok(Self { model, name, dtype, train, context, loss_on, tokenizer })
+    }
+
+    /// The model as it is trained, with adapters of this rank, or as the settings say where there is none.
+    pub(crate) fn trained(&self, adapters: &AdapterSettings, rank: Option<usize>) -> Result<Trained> {
+        let failed = || format!("the model `{}` could not be built", self.name);
+        let adapter = adapters.adapter.as_ref().map(AdapterDir::open).transpose()?;
+        let lora = match (&adapter, rank) {
+            (Some(adapter), _) => Some(adapter.lora().clone()),
+            (None, rank) => rank.map(|rank| adapters.of_rank(rank, self.model.adapting().targets)),
+        };
+        let (chain, writer) = match lora {
+            Some(lora) => {
+                let chain = self.model.adapted(&lora, adapter).with_context(failed)?;
+                let writer: Arc<dyn ModelWriter> = match adapters.merge {
+                    true => Arc::new(MergedWriter::new(self.model.as_ref(), lora)?),
+                    false => Arc::new(AdapterWriter::new(self.model.as_ref(), lora)),
+                };
+                (chain, writer)
+            }
+            None => (training(self.model.chain().with_context(failed)?, &self.train)?, self.model.writer()),
+        };
+        Ok(Trained { chain: Arc::new(chain.with_float_type(self.dtype)), writer })
+    }
+
+    /// The files that its weights and those of its adapters are in, as far as they come from files.
+    pub(crate) fn files(&self, adapters: &AdapterSettings) -> Result<Vec<PathBuf>> {
+        let adapter = adapters.adapter.as_ref().map(AdapterDir::open).transpose()?;
+        Ok(self.model.files().into_iter().chain(adapter.map(|adapter| adapter.file())).collect())
     }
 
     /// All that its configuration says of what is computed and drawn.
@@ -83,6 +111,12 @@ impl Model {
         let validation = if validation { splits.next() } else { None };
         Ok(Texts { train, validation, test: splits.next(), context: found.context, items: source.items() })
     }
+}
+
+/// A model as it is trained.
+pub(crate) struct Trained {
+    pub(crate) chain: Arc<Chain>,
+    pub(crate) writer: Arc<dyn ModelWriter>,
 }
 
 /// The data that a run trains on and is measured on.

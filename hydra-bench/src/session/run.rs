@@ -6,7 +6,7 @@ use crate::run_dir::{
     check_not_read, could_not, lies_in,
 };
 use crate::session::logged::Logged;
-use crate::session::model::{Model, Texts, note_of_batch};
+use crate::session::model::{Model, Texts, Trained, note_of_batch};
 use crate::session::needs;
 use crate::session::orchestrator::{
     Both, Surroundings, admit, devices, note_of_cuts, note_of_memory, orchestrator,
@@ -21,6 +21,8 @@ use hydra_engine::{
     TrainTask,
 };
 use serde_json::Value;
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::fs::{self, File, OpenOptions};
 use std::path::Path;
 use std::sync::Arc;
@@ -81,7 +83,14 @@ fn check_inputs(spec: &RunSpec, out: &Path) -> Result<(), Usage> {
     let (model, data) = (Path::new(spec.model.name()), Path::new(spec.model.text()));
     let plan = spec.devices.plan.as_deref();
     let disk = spec.devices.disk.as_deref().filter(|disk| !lies_in(out, disk));
-    let inputs = [("--model", Some(model)), ("--data", Some(data)), ("--plan", plan), ("--disk", disk)];
+    let adapter = spec.adapters.adapter.as_deref().map(Path::new);
+    let inputs = [
+        ("--model", Some(model)),
+        ("--data", Some(data)),
+        ("--adapter", adapter),
+        ("--plan", plan),
+        ("--disk", disk),
+    ];
     for (flag, path) in inputs {
         if let Some(path) = path.filter(|path| path.exists() && lies_in(path, out)) {
             let (path, out) = (path.display(), out.display());
@@ -169,10 +178,16 @@ fn submit(
         check_inputs_of(spec, dir, &model, &texts)?;
     }
     let evaluated = texts.evaluated(spec.training.eval_limit);
-    for configuration in spec.training.grid()? {
-        let task = task(spec, &configuration, &model, &texts, &evaluated)?;
+    // Tasks of one rank have one chain, which is measured once.
+    let mut of_rank: BTreeMap<Option<usize>, Trained> = BTreeMap::new();
+    for configuration in spec.grid()? {
+        let trained = match of_rank.entry(configuration.lora) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(new) => new.insert(model.trained(&spec.adapters, configuration.lora)?),
+        };
+        let task = task(spec, &configuration, trained, &texts, &evaluated)?;
         orchestrator.submit(match dir {
-            Some(dir) => with_files(task, &configuration.name, dir, &model, spec)?,
+            Some(dir) => with_files(task, &configuration.name, dir, trained, spec)?,
             None => task,
         })?;
     }
@@ -181,14 +196,15 @@ fn submit(
 
 /// Notes the inputs of a run that begins. Of one that goes on, refuses others for tasks that begin from the start.
 fn check_inputs_of(spec: &mut RunSpec, dir: &RunDir, model: &Model, texts: &Texts) -> Result<()> {
-    let now = || Inputs::of(&model.described()?, &model.files, texts.content());
+    let files = model.files(&spec.adapters)?;
+    let now = || Inputs::of(&model.described()?, &files, texts.content());
     if !dir.resumed {
         spec.inputs = Some(now()?);
         return Ok(());
     }
     // A run of the time before inputs were noted has none.
     let Some(begun) = &spec.inputs else { return Ok(()) };
-    for Configuration { name, .. } in spec.training.grid()? {
+    for Configuration { name, .. } in spec.grid()? {
         if !dir.checkpoint_file(&name)?.exists() {
             return begun.check(&name, &now()?, &spec.model);
         }
@@ -200,12 +216,13 @@ fn check_inputs_of(spec: &mut RunSpec, dir: &RunDir, model: &Model, texts: &Text
 fn task(
     spec: &RunSpec,
     configuration: &Configuration,
-    model: &Model,
+    trained: &Trained,
     texts: &Texts,
     evaluated: &[Option<Arc<dyn Dataset>>; 2],
 ) -> Result<TrainTask> {
     let train = spec.training.of(configuration, spec.model.seed, texts.train.len())?;
-    let (config, chain, data) = (spec.describe(&train), model.chain.clone(), texts.train.clone());
+    let (config, chain, data) =
+        (spec.describe(configuration, &train), trained.chain.clone(), texts.train.clone());
     let mut task = TrainTask::new(&configuration.name, chain, data, train).config(config);
     task = task.initial_validation(spec.training.initial_validation);
     let [validation, test] = evaluated;
@@ -225,8 +242,14 @@ fn task(
 }
 
 /// The task with what it writes into the run directory, and the checkpoint in there that it goes on from.
-fn with_files(task: TrainTask, name: &str, dir: &RunDir, model: &Model, spec: &RunSpec) -> Result<TrainTask> {
-    let mut task = task.write_to(model.writer.clone(), dir.model_dir(name)?);
+fn with_files(
+    task: TrainTask,
+    name: &str,
+    dir: &RunDir,
+    trained: &Trained,
+    spec: &RunSpec,
+) -> Result<TrainTask> {
+    let mut task = task.write_to(trained.writer.clone(), dir.model_dir(name)?);
     let checkpoint = dir.checkpoint_file(name)?;
     let task_is_resumed = dir.resumed && checkpoint.exists();
     if task_is_resumed {
@@ -318,11 +341,11 @@ fn shown(dir: &Path) -> String {
 
 /// The configuration of each task that was admitted, and its minibatches.
 fn configurations(spec: &RunSpec, admission: &Admission) -> Result<Vec<(String, Value, usize)>> {
-    let grid = spec.training.grid()?;
+    let grid = spec.grid()?;
     let described = |task: &AdmittedTask| {
         let one = grid.iter().find(|one| one.name == task.name);
         let train = one.map(|one| spec.training.of(one, spec.model.seed, task.items)).transpose()?;
-        let config = train.map_or(Value::Null, |train| spec.describe(&train));
+        let config = one.zip(train).map_or(Value::Null, |(one, train)| spec.describe(one, &train));
         Ok((task.name.clone(), config, task.steps))
     };
     admission.tasks.iter().map(described).collect()

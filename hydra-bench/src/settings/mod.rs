@@ -2,6 +2,7 @@
 //! It may touch the library's types that settings name, what `machine` says of devices and memory, and `terminal`.
 //! It never opens a device, a model or a run directory.
 
+mod adapters;
 mod checkpoints;
 mod devices;
 pub(crate) mod flags;
@@ -11,6 +12,7 @@ mod run;
 mod training;
 pub(crate) mod values;
 
+pub(crate) use adapters::AdapterSettings;
 pub(crate) use checkpoints::{CheckpointArg, CheckpointSettings};
 pub(crate) use devices::{DeviceSettings, policy_help};
 pub(crate) use model::{DEFAULT_MODEL, ModelSettings, dtypes, model_help};

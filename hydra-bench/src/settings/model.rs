@@ -93,7 +93,7 @@ fn is_default(loss_on: &LossOn) -> bool {
     *loss_on == LossOn::default()
 }
 
-fn absolute(path: &str) -> Result<String> {
+pub(super) fn absolute(path: &str) -> Result<String> {
     let path = std::path::absolute(path).with_context(|| format!("`{path}` is not a usable path"))?;
     let text = path.to_str().with_context(|| format!("the path `{}` is not UTF-8", path.display()))?;
     Ok(text.to_owned())

@@ -1,6 +1,6 @@
 //! All settings of a run, and the demo.
 
-use super::{DeviceSettings, ModelSettings, TrainingSettings};
+use super::{AdapterSettings, DeviceSettings, ModelSettings, TrainingSettings};
 use crate::machine::DevicesArg;
 use clap::Args;
 use hydra_core::ByteSize;
@@ -22,6 +22,8 @@ pub(crate) struct RunSettings {
     pub(crate) model: ModelSettings,
     #[command(flatten)]
     pub(crate) training: TrainingSettings,
+    #[command(flatten)]
+    pub(crate) adapters: AdapterSettings,
     #[command(flatten)]
     pub(crate) devices: DeviceSettings,
 }

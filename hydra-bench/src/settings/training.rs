@@ -79,6 +79,8 @@ pub(crate) struct Configuration {
     pub(crate) name: String,
     pub(crate) batch: usize,
     pub(crate) lr: f64,
+    /// The rank of its adapters, if it has some of its own.
+    pub(crate) lora: Option<usize>,
 }
 
 impl TrainingSettings {
@@ -120,7 +122,7 @@ impl TrainingSettings {
                         format!("batch {batch} with learning rate {lr:e} is given twice: give each once");
                     return Err(Usage::new(twice));
                 }
-                grid.push(Configuration { name, batch, lr });
+                grid.push(Configuration { name, batch, lr, lora: None });
             }
         }
         Ok(grid)

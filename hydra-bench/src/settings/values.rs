@@ -5,6 +5,8 @@ use std::ops::RangeInclusive;
 
 /// The largest minibatch that is not taken for a slip of the hand.
 const MAX_BATCH: usize = 65_536;
+/// The largest rank that is not taken for a slip of the hand.
+const MAX_RANK: usize = 65_536;
 /// The longest context that is not taken for a slip of the hand.
 const MAX_CONTEXT: usize = 1 << 20;
 /// The most minibatches, epochs or layers that are not taken for a slip of the hand.
@@ -52,11 +54,13 @@ readers! { f64, float:
     decay, "a weight decay, a finite number of zero or above such as 0.01", |x| x >= 0.0;
     clip, "a largest gradient norm, a finite number above zero such as 1.0", |x| x > 0.0;
     dropout, "a probability from 0 up to, but not including, 1", |x| (0.0..1.0).contains(&x);
+    lora_alpha, "a finite number above zero such as 16", |x| x > 0.0;
     watts, "watts, a finite number of zero or above such as 300", |x| x >= 0.0;
 }
 
 readers! { usize, integer:
     batch, "a batch size, a whole number from 1 to {MAX_BATCH}", 1..=MAX_BATCH;
+    lora_rank, "a rank of adapters, a whole number from 1 to {MAX_RANK}", 1..=MAX_RANK;
     context, "a context length, a whole number from 2 (one token and its target) to {MAX_CONTEXT}", 2..=MAX_CONTEXT;
     count, "a whole number from 1 to {MAX_COUNT}", 1..=MAX_COUNT;
     simulated_devices, "a number of devices, a whole number from 1 to {MAX_SIMULATED_DEVICES}", 1..=MAX_SIMULATED_DEVICES;

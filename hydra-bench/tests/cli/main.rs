@@ -1,6 +1,7 @@
 //! The program as a user runs it: every test starts the built `hydra` in a process of its own, and reads what it prints
 //! and writes.
 
+mod adapters;
 mod check;
 mod common;
 mod disk;

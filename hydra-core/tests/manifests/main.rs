@@ -12,6 +12,7 @@ use toml::{Table, Value};
 /// The crates, and which of the others each may import. Dev-dependencies are free.
 const ARROWS: &[(&str, &[&str])] = &[
     ("hydra-sched", &[]),
+    ("hydra-search", &[]),
     ("hydra-core", &[]),
     ("hydra-partition", &["hydra-core"]),
     ("hydra-spill", &["hydra-core"]),
@@ -28,12 +29,20 @@ const ARROWS: &[(&str, &[&str])] = &[
 ];
 
 /// Other people's crates that one of ours must not know, by the beginning of their names: the scheduler has
-/// neither tensors nor threads.
-const STRANGERS: &[(&str, &[&str])] = &[("hydra-sched", &["burn", "rayon", "crossbeam"])];
+/// neither tensors nor threads, nor has the search.
+const STRANGERS: &[(&str, &[&str])] =
+    &[("hydra-sched", &["burn", "rayon", "crossbeam"]), ("hydra-search", &["burn", "rayon", "crossbeam"])];
 
 /// The crates that forbid unsafe code altogether.
-const SAFE: &[&str] =
-    &["hydra-core", "hydra-partition", "hydra-sched", "hydra-engine", "hydra-train", "hydra-bench"];
+const SAFE: &[&str] = &[
+    "hydra-core",
+    "hydra-partition",
+    "hydra-sched",
+    "hydra-search",
+    "hydra-engine",
+    "hydra-train",
+    "hydra-bench",
+];
 
 /// The modules of the other crates that may hold unsafe code.
 const UNSAFE_MODULES: &[&str] = &["kernels", "alloc", "cuda"];
@@ -259,10 +268,11 @@ fn dev_dependencies_are_free_and_unknown_crates_are_not() {
 }
 
 #[test]
-fn the_scheduler_knows_neither_tensors_nor_threads() {
+fn scheduler_and_search_know_neither_tensors_nor_threads() {
     for stranger in ["burn", "burn-flex", "rayon", "crossbeam-channel"] {
         let text: Table = format!("[dependencies]\n{stranger} = \"1\"").parse().unwrap();
         assert_eq!(broken_arrows("hydra-sched", &text, &Table::new()).len(), 1, "{stranger}");
+        assert_eq!(broken_arrows("hydra-search", &text, &Table::new()).len(), 1, "{stranger}");
         assert!(broken_arrows("hydra-engine", &text, &Table::new()).is_empty(), "{stranger}");
     }
 }

@@ -11,6 +11,7 @@ use std::path::Path;
 /// The rooms of the crates that have some, floor by floor from the ground up; rooms of one floor do not know each other.
 const FLOORS: &[(&str, &[&[&str]])] = &[
     ("hydra-sched", &[&["policy"], &["lab"]]),
+    ("hydra-search", &[&["key", "names", "rank"], &["space"], &["spec", "tree"], &["searcher"], &["search"]]),
     (
         "hydra-engine",
         &[

@@ -1,0 +1,158 @@
+//! Adapters: LoRA's, beside a model that is frozen.
+
+use super::{Configuration, ModelSettings, TrainingSettings, values};
+use crate::terminal::Usage;
+use anyhow::Result;
+use clap::Args;
+use clap::builder::NonEmptyStringValueParser;
+use hydra_models::lora::Lora;
+use serde::{Deserialize, Serialize};
+
+/// Adapters: ranks that are compared, and what they have in common.
+#[derive(Clone, Debug, PartialEq, Args, Serialize, Deserialize)]
+#[command(next_help_heading = "Adapters")]
+#[serde(default = "super::flags::defaults", deny_unknown_fields)]
+pub(crate) struct AdapterSettings {
+    /// Ranks of LoRA adapters, separated by commas: the model stays as it is, and adapters are trained beside it [default:
+    /// the model itself is trained]
+    #[arg(long, value_name = "RANK,..", value_delimiter = ',', value_parser = values::lora_rank, allow_hyphen_values = true)]
+    pub(crate) lora: Vec<usize>,
+    /// What an adapter says counts X over its rank times
+    #[arg(long, value_name = "X", default_value = "8", value_parser = values::lora_alpha, allow_hyphen_values = true)]
+    pub(crate) lora_alpha: f64,
+    /// The probability of dropout of what goes into an adapter
+    #[arg(long, value_name = "P", default_value = "0", value_parser = values::dropout, allow_hyphen_values = true)]
+    pub(crate) lora_dropout: f64,
+    /// The maps that get adapters, by the last part of their names [default: as PEFT, c_attn of GPT-2, else q_proj,v_proj]
+    #[arg(long, value_name = "NAME,..", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new())]
+    pub(crate) lora_targets: Vec<String>,
+    /// Begin from the adapters in a directory that PEFT wrote, or a task of an earlier run
+    #[arg(long, value_name = "DIR", value_parser = NonEmptyStringValueParser::new())]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) adapter: Option<String>,
+    /// Write whole models, with the adapters in their weights
+    #[arg(long)]
+    pub(crate) merge: bool,
+}
+
+impl AdapterSettings {
+    /// Those of a model with the adapters of a directory, or without any.
+    pub(crate) fn of(adapter: Option<String>) -> Self {
+        Self { adapter, ..super::flags::defaults() }
+    }
+
+    /// Returns true if nothing is adapted.
+    pub(crate) fn is_none(&self) -> bool {
+        *self == super::flags::defaults()
+    }
+
+    /// These settings with absolute paths.
+    pub(crate) fn resolve(self) -> Result<Self> {
+        let adapter = self.adapter.as_deref().map(super::model::absolute).transpose()?;
+        Ok(Self { adapter, ..self })
+    }
+
+    /// Refuses settings that make no sense together.
+    pub(crate) fn check(&self, model: &ModelSettings) -> Result<(), Usage> {
+        if self.adapter.is_some() && !self.lora.is_empty() {
+            let says = "--adapter has a rank of its own: give it, or --lora";
+            return Err(Usage::new(says));
+        }
+        let adapts = self.adapter.is_some() || !self.lora.is_empty();
+        if adapts && !model.train.is_empty() {
+            return Err(Usage::new(
+                "--train names layers that are trained, and adapters are trained alone: give one of both",
+            ));
+        }
+        if !adapts && !self.is_none() {
+            return Err(Usage::new(
+                "--lora-alpha, --lora-dropout, --lora-targets and --merge are for adapters: give --lora too",
+            ));
+        }
+        match self.lora.iter().enumerate().find(|(at, rank)| self.lora[..*at].contains(rank)) {
+            Some((_, rank)) => Err(Usage::new(format!("--lora {rank} is given twice: give each rank once"))),
+            None => Ok(()),
+        }
+    }
+
+    /// The grid of a training, with each rank for each of its configurations.
+    pub(crate) fn grid(&self, training: &TrainingSettings) -> Result<Vec<Configuration>, Usage> {
+        let grid = training.grid()?;
+        if self.lora.is_empty() {
+            return Ok(grid);
+        }
+        let with = |one: &Configuration, rank: usize| Configuration {
+            name: format!("{}-r{rank}", one.name),
+            lora: Some(rank),
+            ..one.clone()
+        };
+        Ok(grid.iter().flat_map(|one| self.lora.iter().map(|rank| with(one, *rank))).collect())
+    }
+
+    /// Adapters of this rank, of these maps where none are named.
+    pub(crate) fn of_rank(&self, rank: usize, targets: &[&str]) -> Lora {
+        let named = || self.lora_targets.clone();
+        let known = || targets.iter().map(|target| (*target).to_owned()).collect();
+        let targets = if self.lora_targets.is_empty() { known() } else { named() };
+        Lora { rank, alpha: self.lora_alpha, dropout: self.lora_dropout, targets }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::flags;
+    use super::*;
+
+    fn settings() -> AdapterSettings {
+        flags::defaults()
+    }
+
+    #[test]
+    fn each_rank_is_a_configuration_of_each_other_setting() {
+        let training = TrainingSettings { batch: vec![8], lr: vec![1e-3, 3e-4], ..flags::defaults() };
+        let names = |adapters: AdapterSettings| {
+            let grid = adapters.grid(&training).unwrap();
+            grid.into_iter().map(|one| (one.name, one.lora)).collect::<Vec<_>>()
+        };
+        let name = |name: &str, rank| (name.to_owned(), rank);
+        assert_eq!(names(settings()), [name("b8-lr1e-3", None), name("b8-lr3e-4", None)]);
+        assert_eq!(
+            names(AdapterSettings { lora: vec![4, 16], ..settings() }),
+            [
+                name("b8-lr1e-3-r4", Some(4)),
+                name("b8-lr1e-3-r16", Some(16)),
+                name("b8-lr3e-4-r4", Some(4)),
+                name("b8-lr3e-4-r16", Some(16)),
+            ]
+        );
+    }
+
+    #[test]
+    fn what_makes_no_sense_together_is_refused() {
+        let model: ModelSettings = flags::defaults();
+        let lora = || AdapterSettings { lora: vec![4], ..settings() };
+        assert!(lora().check(&model).is_ok() && settings().check(&model).is_ok());
+        let refused =
+            |adapters: AdapterSettings, model: &ModelSettings| adapters.check(model).unwrap_err().to_string();
+        assert!(refused(AdapterSettings { merge: true, ..settings() }, &model).contains("give --lora"));
+        assert!(
+            refused(AdapterSettings { lora: vec![4, 8, 4], ..lora() }, &model)
+                .contains("--lora 4 is given twice")
+        );
+        let both = AdapterSettings { adapter: Some("x".to_owned()), ..lora() };
+        assert!(refused(both, &model).contains("--adapter"));
+        let some = ModelSettings { train: vec!["head".to_owned()], ..model };
+        assert!(refused(lora(), &some).contains("--train"));
+    }
+
+    #[test]
+    fn targets_are_those_of_the_family_unless_they_are_named() {
+        let targets = |settings: AdapterSettings| settings.of_rank(4, &["c_attn"]).targets;
+        assert_eq!(targets(settings()), ["c_attn"]);
+        assert_eq!(
+            targets(AdapterSettings { lora_targets: vec!["mlp.c_proj".to_owned()], ..settings() }),
+            ["mlp.c_proj"]
+        );
+        assert_eq!(settings().of_rank(4, &[]).alpha, Lora::ALPHA);
+    }
+}

@@ -1,0 +1,101 @@
+//! Adapters: trained beside a model of another family than the demo's, on instruction data, spilled.
+
+use crate::common::{fails, json, says};
+use serde_json::Value;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
+use tempfile::TempDir;
+
+/// A small Llama of an earlier run, and instruction data.
+static BASE: LazyLock<(TempDir, PathBuf, PathBuf)> = LazyLock::new(|| {
+    let root = TempDir::new().unwrap();
+    let out = root.path().join("run");
+    let made = "train --model bytes-llama-tiny --batch 4 --context 32 --steps 2 --device-memory 64MiB --out";
+    says(&made.split_whitespace().chain(out.to_str()).collect::<Vec<_>>());
+    let data = root.path().join("chat.jsonl");
+    let line = |i: usize| format!("{{\"prompt\": \"{i} and {i}?\", \"completion\": \" {}\"}}\n", 2 * i);
+    fs::write(&data, (0..60).map(line).collect::<String>()).unwrap();
+    (root, out.join("models/b4-lr3e-4"), data)
+});
+
+/// A grid of adapters beside the base, in a directory.
+fn tuned(out: &Path, more: &str) -> Value {
+    let (_, base, data) = &*BASE;
+    let paths = ["--model", base.to_str().unwrap(), "--data", data.to_str().unwrap()];
+    let grid = "select --batch 8 --lr 1e-3 --steps 3";
+    let grid = grid.split_whitespace().chain(more.split_whitespace()).chain(paths);
+    says(&grid.chain(["--out", out.to_str().unwrap()]).collect::<Vec<_>>());
+    json(&out.join("report.json"))
+}
+
+fn loss(model: &Path, more: &[&str]) -> f64 {
+    let eval = ["eval", "--json", "--data", BASE.2.to_str().unwrap(), "--model", model.to_str().unwrap()];
+    let result: Value = serde_json::from_str(&says(&[&eval[..], more].concat())).unwrap();
+    result["loss"].as_f64().unwrap()
+}
+
+#[test]
+fn a_grid_of_ranks_has_the_bits_of_one_at_a_time_and_adapters_are_evaluated_with_their_base() {
+    let root = TempDir::new().unwrap();
+    let spilled = tuned(
+        &root.path().join("spilled"),
+        "--lora 2,4 --devices cpu:2x1 --device-memory 64MiB --cuts 2,4 --lora-dropout 0.1",
+    );
+    let alone = tuned(
+        &root.path().join("alone"),
+        "--lora 4 --devices cpu:1x1 --device-memory 256MiB --lora-dropout 0.1",
+    );
+    let tasks = spilled["tasks"].as_array().unwrap();
+    let names: Vec<&str> = tasks.iter().map(|task| task["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["b8-lr1e-3-r2", "b8-lr1e-3-r4"]);
+    assert_eq!(tasks[1]["config"]["lora"], 4);
+    assert_eq!(tasks[1]["weights_sha256"], alone["tasks"][0]["weights_sha256"]);
+    assert_eq!(tasks[1]["losses"], alone["tasks"][0]["losses"]);
+    let adapter = root.path().join("alone/models/b8-lr1e-3-r4");
+    let config = json(&adapter.join("adapter_config.json"));
+    assert_eq!((&config["r"], &config["peft_type"]), (&4.into(), &"LORA".into()));
+    assert_eq!(config["target_modules"], serde_json::json!(["q_proj", "v_proj"]));
+    assert!(adapter.join("adapter_model.safetensors").is_file() && !adapter.join("config.json").exists());
+    let reported = alone["tasks"][0]["test"]["loss"].as_f64().unwrap();
+    let evaluated = loss(&BASE.1, &["--adapter", adapter.to_str().unwrap()]);
+    assert!((reported - evaluated).abs() < 1e-6, "{reported} and {evaluated}");
+    assert!((loss(&BASE.1, &[]) - evaluated).abs() > 1e-4, "it has learned something");
+}
+
+#[test]
+fn training_goes_on_from_adapters_and_merged_models_say_the_same() {
+    let root = TempDir::new().unwrap();
+    let first = root.path().join("first");
+    tuned(&first, "--lora 4 --lora-targets q_proj,mlp.down_proj --device-memory 64MiB");
+    let adapter = first.join("models/b8-lr1e-3-r4");
+    let flags = format!("--adapter {} --merge --device-memory 64MiB", adapter.display());
+    let report = tuned(&root.path().join("second"), &flags);
+    let task = &report["tasks"][0];
+    let before = loss(&BASE.1, &["--adapter", adapter.to_str().unwrap()]);
+    let merged = root.path().join("second/models/b8-lr1e-3");
+    assert!(merged.join("config.json").is_file() && !merged.join("adapter_config.json").exists());
+    let trained = task["test"]["loss"].as_f64().unwrap();
+    assert!(trained < before, "{trained} after {before}");
+    let evaluated = loss(&merged, &[]);
+    assert!((trained - evaluated).abs() < 1e-4, "{trained} and {evaluated}");
+}
+
+#[test]
+fn adapters_that_do_not_fit_are_refused_by_name() {
+    let model = ["--model", BASE.1.to_str().unwrap()];
+    let select = |more: &[&'static str]| [&["select"][..], &model, more].concat();
+    fails(&select(&["--lora", "4", "--lora-targets", "c_attn"]), 1, &["`c_attn`", "q_proj", "down_proj"]);
+    fails(&select(&["--lora", "0"]), 2, &["--lora", "rank"]);
+    fails(&select(&["--lora", "4,4"]), 2, &["given twice"]);
+    fails(&select(&["--lora", "4", "--train", "head"]), 2, &["--train"]);
+    fails(&select(&["--merge"]), 2, &["--lora"]);
+    fails(&select(&["--adapter", "nowhere"]), 1, &["adapter_config.json"]);
+    let root = TempDir::new().unwrap();
+    let out = root.path().join("run");
+    let gpt2 = "train --lora 2 --steps 1 --batch 4 --context 32 --device-memory 64MiB --out";
+    says(&gpt2.split_whitespace().chain(out.to_str()).collect::<Vec<_>>());
+    let adapter = out.join("models/b4-lr3e-4-r2");
+    let other = [&["eval"][..], &model, &["--adapter", adapter.to_str().unwrap()]].concat();
+    fails(&other, 1, &["`c_attn`", "expected some of q_proj"]);
+}

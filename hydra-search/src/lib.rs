@@ -1,0 +1,83 @@
+//! Which trials are trained, how far, who is stopped, who is forked, and which one wins.
+//!
+//! A search is asked for by a [`Spec`]: a space of settings, a method, the most that a trial is trained. [`Search`] is its
+//! state machine: it hands out [`Action`]s (start, continue, fork, stop), whoever drives it trains, and reports losses. What
+//! is decided is a function of the spec, the seed and the losses, and never of who was faster, of how many devices there
+//! are, or of interruptions: told the same reports again, a search is what it was. Trials that are the same up to a step
+//! are trained once and forked where they part.
+//!
+//! Rooms, each of which imports only those above it:
+//!
+//! | room | what it holds |
+//! | --- | --- |
+//! | `key`, `names` | random numbers as functions of a key and an index; the nearest of known names |
+//! | `rank` | [`Loss`] and its order; rungs whose decisions are certain |
+//! | `space` | [`Space`], [`Parameter`], [`Range`], [`Configuration`]; parameters as flags write them ([`parse_parameter`]); files of trials |
+//! | `spec` | [`Spec`] and [`Method`] |
+//! | `tree` | [`Course`], settings as functions of the step, and the [`StageTree`] of equal prefixes |
+//! | `searcher` | the port [`Searcher`], and the methods, one a file: grid, random, halving, Hyperband, ASHA, PBT, TPE |
+//! | `search` | [`Search`]: a searcher over the tasks that are trained for it |
+//!
+//! # Example
+//! Three virtual workers search a rate; the "training" is a formula.
+//!
+//! ```
+//! use hydra_search::{Action, Search, Spec, Whole, parse_parameter};
+//!
+//! let spec = Spec::from_toml(r#"
+//!     search = "asha"
+//!     workers = 3
+//!     trials = 12
+//!     steps = 900
+//!
+//!     [space]
+//!     lr = "log:1e-5..1e-2"
+//!     batch = [8, 16]
+//! "#)?;
+//! spec.check_names(&["lr", "batch", "weight_decay"])?;
+//! assert_eq!(spec.space.get("lr"), Some(&parse_parameter("log:1e-5..1e-2")?));
+//!
+//! let mut search = Search::new(&spec, 1, Box::new(Whole { steps: spec.steps }))?;
+//! let mut log = Vec::new();
+//! while search.outcome().is_none() {
+//!     for action in search.actions() {
+//!         if let Action::Start { trial, until, .. } | Action::Continue { trial, until } = action {
+//!             let lr = search.trial(trial).unwrap().settings.get("lr").unwrap().number().unwrap();
+//!             let report = hydra_search::Report::loss(trial, until, (lr.log10() + 3.5).abs() + 9.0 / until as f64);
+//!             search.take(&report)?;
+//!             log.push(report);
+//!         }
+//!     }
+//! }
+//!
+//! // The log of its reports repeats the search.
+//! let mut again = Search::new(&spec, 1, Box::new(Whole { steps: spec.steps }))?;
+//! again.replay(&log)?;
+//! assert_eq!(again.outcome(), search.outcome());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! Invariant: this crate never spawns a thread, never reads a clock, never does I/O and never draws from a global random
+//! generator; what it answers in all does not depend on the order in which it is told. It knows neither tensors nor models,
+//! and which settings a task has is for its caller to say.
+
+#![forbid(unsafe_code)]
+
+mod key;
+mod names;
+mod rank;
+mod search;
+mod searcher;
+mod space;
+mod spec;
+mod tree;
+
+pub use rank::{Loss, TrialId};
+pub use search::{Outcome, Report, ReportError, Search, Standing, TrialView, Work};
+pub use searcher::{Action, Repeat, RungPlan, Searcher, brackets, rungs};
+pub use space::{
+    Configuration, Parameter, Range, ShorthandError, Space, SpaceError, TrialsError, Value, parse_parameter,
+    trials_from_jsonl, trials_from_toml,
+};
+pub use spec::{Method, Spec, SpecError};
+pub use tree::{Branch, Course, Courses, Edge, StageTree, Whole};

@@ -1,0 +1,140 @@
+//! A rung: entrants of which the best go on.
+
+use super::{Loss, TrialId};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What became certain: who goes on, and who does not.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Decisions {
+    pub(crate) advanced: Vec<TrialId>,
+    pub(crate) dropped: Vec<TrialId>,
+}
+
+/// A rung of a known number of entrants, of which the best `keep` go on.
+///
+/// A decision is made when no loss to come can change it: a trial advances as soon as fewer than `keep` can still be
+/// better than it, and dropped once `keep` are. So what is decided depends on which losses are known, never on the order in
+/// which they came, and when all of them are, it is what sorting them would say. A loss that is no number is dropped at
+/// once, also where that leaves fewer than `keep`.
+#[derive(Clone, Debug)]
+pub(crate) struct Rung {
+    keep: usize,
+    /// Entrants whose losses are not known yet: each may still be better than all others.
+    open: usize,
+    ranked: BTreeSet<(Loss, TrialId)>,
+    losses: BTreeMap<TrialId, Loss>,
+    decided: BTreeSet<TrialId>,
+}
+
+impl Rung {
+    pub(crate) fn new(entrants: usize, keep: usize) -> Self {
+        let (ranked, losses, decided) = Default::default();
+        Self { keep, open: entrants, ranked, losses, decided }
+    }
+
+    /// Notes the loss of an entrant.
+    pub(crate) fn told(&mut self, trial: TrialId, loss: Loss) -> Decisions {
+        debug_assert!(self.open > 0 && !self.losses.contains_key(&trial), "an entrant has one loss");
+        self.open = self.open.saturating_sub(1);
+        self.ranked.insert((loss, trial));
+        self.losses.insert(trial, loss);
+        self.decide()
+    }
+
+    /// Notes that one entrant fewer than expected will come.
+    pub(crate) fn one_fewer(&mut self) -> Decisions {
+        self.open = self.open.saturating_sub(1);
+        self.decide()
+    }
+
+    /// The most that can still go on, those who did included.
+    pub(crate) fn most(&self) -> usize {
+        let numbers = self.losses.values().filter(|loss| !loss.is_lost()).count();
+        self.keep.min(numbers + self.open)
+    }
+
+    /// True if every entrant's loss is known.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.open == 0
+    }
+
+    /// The entrants whose losses are numbers, the best first.
+    pub(crate) fn ranking(&self) -> impl Iterator<Item = TrialId> {
+        self.ranked.iter().filter(|(loss, _)| !loss.is_lost()).map(|(_, trial)| *trial)
+    }
+
+    fn decide(&mut self) -> Decisions {
+        let mut decisions = Decisions::default();
+        for (better, (loss, trial)) in self.ranked.iter().enumerate() {
+            let dropped = better >= self.keep || loss.is_lost();
+            let advanced = !dropped && better + self.open < self.keep;
+            if (dropped || advanced) && self.decided.insert(*trial) {
+                let into = if advanced { &mut decisions.advanced } else { &mut decisions.dropped };
+                into.push(*trial);
+            }
+        }
+        decisions
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn ids(of: &[usize]) -> Vec<TrialId> {
+        of.iter().copied().map(TrialId).collect()
+    }
+
+    #[test]
+    fn decisions_wait_until_they_are_certain() {
+        let mut rung = Rung::new(5, 2);
+        let mut tell = |trial, value| {
+            let told = rung.told(TrialId(trial), Loss::of(value));
+            (told.advanced, told.dropped)
+        };
+        assert_eq!(tell(4, 1.0), (vec![], vec![]));
+        assert_eq!(tell(0, 3.0), (vec![], vec![]));
+        assert_eq!(tell(1, 2.0), (vec![], ids(&[0])), "two are better, whoever comes");
+        assert_eq!(tell(2, f64::NAN), (ids(&[4]), ids(&[2])), "one can still be better");
+        assert_eq!(tell(3, 2.0), (ids(&[1]), ids(&[3])), "a tie goes to the lower number");
+    }
+
+    #[test]
+    fn who_does_not_come_can_be_no_better() {
+        let mut rung = Rung::new(3, 2);
+        assert!(rung.told(TrialId(0), Loss::of(1.0)).advanced.is_empty());
+        assert_eq!((rung.most(), rung.is_complete()), (2, false));
+        assert_eq!(rung.one_fewer().advanced, ids(&[0]));
+        rung.told(TrialId(1), Loss::Lost);
+        assert_eq!((rung.most(), rung.is_complete()), (1, true));
+        assert_eq!(rung.ranking().collect::<Vec<_>>(), ids(&[0]));
+    }
+
+    proptest! {
+        /// After every prefix of every order, what is decided is what the whole sorted list says.
+        #[test]
+        fn certain_decisions_are_those_of_the_sorted_list(
+            losses in proptest::collection::vec(prop_oneof![4 => 0..6i32, 1 => Just(-1)], 1..20),
+            keep in 0usize..8,
+            order in any::<u64>(),
+        ) {
+            let loss = |value: &i32| Loss::of(if *value < 0 { f64::NAN } else { f64::from(*value) });
+            let mut sorted: Vec<_> = losses.iter().map(loss).zip((0..).map(TrialId)).collect();
+            let mut arrival: Vec<_> = sorted.clone();
+            arrival.sort_by_key(|(_, trial)| crate::key::Key::new(order).bits(trial.0 as u64));
+            sorted.sort_unstable();
+            let best: BTreeSet<_> =
+                sorted.iter().take(keep).filter(|(loss, _)| !loss.is_lost()).map(|(_, trial)| *trial).collect();
+            let mut rung = Rung::new(losses.len(), keep);
+            let mut seen = BTreeSet::new();
+            for (loss, trial) in arrival {
+                let told = rung.told(trial, loss);
+                prop_assert!(told.advanced.iter().all(|trial| best.contains(trial)));
+                prop_assert!(told.dropped.iter().all(|trial| !best.contains(trial)));
+                prop_assert!(told.advanced.iter().chain(&told.dropped).all(|trial| seen.insert(*trial)));
+            }
+            prop_assert_eq!(seen.len(), losses.len(), "everyone is decided in the end");
+        }
+    }
+}

@@ -1,0 +1,267 @@
+//! The search: a searcher over the tasks that are trained for it.
+
+use super::task::Phase;
+use super::tasks::{Tasks, Told};
+use super::{Outcome, Report, ReportError, Standing, TrialView, Work};
+use crate::rank::{Loss, TrialId};
+use crate::searcher::{Action, Repeat, Searcher, build};
+use crate::space::Configuration;
+use crate::spec::{Spec, SpecError};
+use crate::tree::{Branch, Courses, StageTree};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
+
+/// A search under way, as a state machine: fetch the actions, carry them out in any order and at any speed, report what
+/// comes of them, fetch again. What is decided is a function of the spec, the seed and the losses.
+///
+/// ```
+/// use hydra_search::{Action, Search, Spec, Whole};
+///
+/// let spec = Spec::from_toml("search = 'halving'\ntrials = 9\nsteps = 90\nspace = { lr = 'log:1e-4..1' }")?;
+/// let mut search = Search::new(&spec, 7, Box::new(Whole { steps: spec.steps }))?;
+/// while search.outcome().is_none() {
+///     for action in search.actions() {
+///         // A real driver trains here; this loss falls with the steps and is least at a rate of 0.01.
+///         if let Action::Start { trial, until, .. } | Action::Continue { trial, until } = action {
+///             let lr = search.trial(trial).unwrap().settings.get("lr").unwrap().number().unwrap();
+///             search.report(trial, until, (lr.log10() + 2.0).abs() + 1.0 / until as f64)?;
+///         }
+///     }
+/// }
+/// let best = search.outcome().unwrap().best.unwrap();
+/// assert_eq!(search.trial(best).unwrap().losses.len(), 3, "it was compared at three rungs");
+/// assert_eq!(search.work().trained, 9 * 10 + 3 * 20 + 60);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct Search {
+    searcher: Box<dyn Searcher>,
+    courses: Box<dyn Courses>,
+    tasks: Tasks,
+    trials: Vec<Trial>,
+}
+
+/// What the searcher wants and knows of a trial.
+#[derive(Debug)]
+struct Trial {
+    settings: Configuration,
+    /// Where a fork that the searcher asked for begins.
+    from: usize,
+    losses: BTreeMap<usize, Loss>,
+    wanted: Option<usize>,
+    furthest: usize,
+    stopped: bool,
+}
+
+impl fmt::Debug for Search {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Search")
+            .field("trials", &self.trials)
+            .field("tasks", &self.tasks)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Search {
+    /// The search of a spec. `courses` says what each configuration is trained with, step by step, so that equal prefixes
+    /// are trained once; [`Whole`](crate::Whole) lets only equal configurations share.
+    ///
+    /// # Errors
+    /// [`SpecError`] if the spec asks for nothing that can be searched.
+    pub fn new(spec: &Spec, seed: u64, courses: Box<dyn Courses>) -> Result<Self, SpecError> {
+        Ok(Self::own(build(spec, seed)?, courses))
+    }
+
+    /// The search of a searcher of one's own.
+    pub fn own(searcher: Box<dyn Searcher>, courses: Box<dyn Courses>) -> Self {
+        let mut search = Self { searcher, courses, tasks: Tasks::default(), trials: Vec::new() };
+        search.tell(Vec::new());
+        search
+    }
+
+    /// Takes the reports of a search that was interrupted, in the order in which they were taken. The actions that follow
+    /// from them are forgotten; where every trial stands now is in [`Search::trials`].
+    ///
+    /// # Errors
+    /// [`ReportError`] if they are not those of this spec and seed.
+    pub fn replay<'a>(&mut self, reports: impl IntoIterator<Item = &'a Report>) -> Result<(), ReportError> {
+        reports.into_iter().try_for_each(|report| self.take(report))?;
+        self.actions();
+        Ok(())
+    }
+
+    /// What is to be done, in an order in which it can be. Each action is given once.
+    pub fn actions(&mut self) -> Vec<Action> {
+        self.tasks.fetch_actions()
+    }
+
+    /// Takes the loss of a trial after `step` minibatches, where an action wanted it. One that is no finite number ends the
+    /// trial. The same report twice is one.
+    ///
+    /// # Errors
+    /// [`ReportError`] if no action wanted it; nothing is changed then.
+    pub fn report(&mut self, trial: TrialId, step: usize, loss: f64) -> Result<(), ReportError> {
+        self.take(&Report::loss(trial, step, loss))
+    }
+
+    /// Takes the failure of a trial that had been trained for `step` minibatches. It loses wherever its loss would have
+    /// been wanted, and so do those that were to be forked from it later on.
+    ///
+    /// # Errors
+    /// [`ReportError`] if it is not being trained; nothing is changed then.
+    pub fn fail(&mut self, trial: TrialId, step: usize) -> Result<(), ReportError> {
+        self.take(&Report::Failed { trial, step })
+    }
+
+    /// Takes a report.
+    ///
+    /// # Errors
+    /// [`ReportError`] if it does not follow from the actions; nothing is changed then.
+    pub fn take(&mut self, report: &Report) -> Result<(), ReportError> {
+        let told = self.tasks.report(report)?;
+        self.tell(told);
+        Ok(())
+    }
+
+    /// How the search ended, once nothing is wanted any more.
+    pub fn outcome(&self) -> Option<Outcome> {
+        let over = self.trials.iter().all(|trial| trial.wanted.is_none());
+        over.then(|| Outcome { best: self.leaderboard().into_iter().next() })
+    }
+
+    /// The trials whose last loss is a number: those that were trained furthest first, of them those with the least loss.
+    pub fn leaderboard(&self) -> Vec<TrialId> {
+        let last = |(trial, of): (usize, &Trial)| {
+            let (step, loss) = of.losses.last_key_value()?;
+            (!loss.is_lost()).then_some((Reverse(*step), *loss, TrialId(trial)))
+        };
+        let mut ranked: Vec<_> = self.trials.iter().enumerate().filter_map(last).collect();
+        ranked.sort_unstable();
+        ranked.into_iter().map(|(_, _, trial)| trial).collect()
+    }
+
+    /// Every trial, by number.
+    pub fn trials(&self) -> impl ExactSizeIterator<Item = TrialView<'_>> {
+        (0..self.trials.len()).map(|trial| self.view(TrialId(trial)))
+    }
+
+    /// The trial of this number.
+    pub fn trial(&self, trial: TrialId) -> Option<TrialView<'_>> {
+        (trial.0 < self.trials.len()).then(|| self.view(trial))
+    }
+
+    /// The draws that were equal to an earlier one, and are one trial with it: for the user to be told.
+    pub fn repeats(&self) -> &[Repeat] {
+        self.searcher.repeats()
+    }
+
+    /// The states that a [`Action::Fork`] to come may begin with: which trial's, after how many minibatches. All others
+    /// can go, but where a trial is now. It is asked for after reports and before their actions are carried out.
+    pub fn held(&self) -> Vec<(TrialId, usize)> {
+        self.tasks.held(self.searcher.states())
+    }
+
+    /// The tree of the trials, whose edges are trained once.
+    pub fn tree(&self) -> &StageTree {
+        self.tasks.tree()
+    }
+
+    /// Minibatches so far.
+    pub fn work(&self) -> Work {
+        let apart = self.trials.iter().map(|trial| trial.furthest.saturating_sub(trial.from)).sum();
+        Work { trained: self.tasks.trained(), apart }
+    }
+
+    fn view(&self, trial: TrialId) -> TrialView<'_> {
+        let of = &self.trials[trial.0];
+        let (tree, last) = (self.tree(), of.losses.last_key_value().map_or(0, |(step, _)| *step));
+        TrialView {
+            trial,
+            settings: &of.settings,
+            branch: tree.branch(trial),
+            same_as: tree.is_repeat(trial).then(|| tree.holder(trial, self.tasks.task(trial).end())),
+            task: tree.holder(trial, last),
+            losses: &of.losses,
+            standing: self.standing(trial),
+        }
+    }
+
+    fn standing(&self, trial: TrialId) -> Standing {
+        let (of, task) = (&self.trials[trial.0], self.tasks.task(trial));
+        let finished = of.losses.contains_key(&task.end());
+        match task.phase {
+            _ if task.failed.is_some() => Standing::Failed,
+            Phase::Training => Standing::Training { until: task.sent },
+            _ if finished => Standing::Finished,
+            Phase::Stopped => Standing::Stopped,
+            Phase::Unborn | Phase::Called if of.stopped => Standing::Stopped,
+            Phase::Unborn | Phase::Called => Standing::Shared,
+            Phase::Idle => Standing::Waiting,
+        }
+    }
+
+    /// Tells the searcher, and does what it says, until nothing follows.
+    fn tell(&mut self, told: Vec<Told>) {
+        let mut told = VecDeque::from(told);
+        loop {
+            let actions = self.searcher.next();
+            if !actions.is_empty() {
+                told.extend(self.obey(actions));
+            } else if let Some((trial, step, loss)) = told.pop_front() {
+                let of = &mut self.trials[trial.0];
+                of.losses.insert(step, loss);
+                of.wanted = None;
+                self.searcher.told(trial, step, loss);
+            } else {
+                break;
+            }
+        }
+        self.tasks.settle();
+    }
+
+    /// Notes the searcher's actions; returns the losses that are known already. All trials are placed before any of them is
+    /// trained, so that they can be forked wherever they part.
+    fn obey(&mut self, actions: Vec<Action>) -> Vec<Told> {
+        actions.iter().for_each(|action| self.place(action));
+        let wants = |action: &Action| match *action {
+            Action::Start { trial, until, .. }
+            | Action::Continue { trial, until }
+            | Action::Fork { trial, until, .. } => self.want(trial, until),
+            Action::Stop { trial } => {
+                self.trials[trial.0].stopped = true;
+                self.tasks.let_go(trial);
+                None
+            }
+        };
+        actions.iter().filter_map(wants).collect()
+    }
+
+    fn want(&mut self, trial: TrialId, until: usize) -> Option<Told> {
+        let of = &mut self.trials[trial.0];
+        of.wanted = Some(until);
+        of.furthest = until;
+        self.tasks.want(trial, until)
+    }
+
+    fn place(&mut self, action: &Action) {
+        let milestones = self.searcher.milestones(action.trial());
+        let (settings, from, placed) = match action {
+            Action::Start { settings, .. } => {
+                let course = self.courses.course(settings);
+                (settings, 0, self.tasks.add(settings.clone(), milestones, course))
+            }
+            Action::Fork { parent, at, settings, .. } => {
+                let branch = Branch { parent: *parent, at: *at };
+                (settings, *at, self.tasks.add_fork(settings.clone(), milestones, branch))
+            }
+            Action::Continue { .. } | Action::Stop { .. } => return,
+        };
+        debug_assert_eq!(
+            placed,
+            action.trial(),
+            "a searcher numbers its trials in the order in which it begins them"
+        );
+        let (losses, wanted, stopped) = Default::default();
+        self.trials.push(Trial { settings: settings.clone(), from, losses, wanted, furthest: from, stopped });
+    }
+}

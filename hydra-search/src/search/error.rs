@@ -1,0 +1,27 @@
+//! Reports that a search cannot take.
+
+use crate::rank::TrialId;
+use thiserror::Error;
+
+/// A report that does not follow from the actions of the search.
+#[derive(Clone, Debug, PartialEq, Error)]
+#[allow(missing_docs, reason = "each field is what the message says of it")]
+pub enum ReportError {
+    /// No action began this trial.
+    #[error("trial {trial} was never begun: report those that a Start or a Fork has named")]
+    Unknown { trial: TrialId },
+    /// The trial is not being trained.
+    #[error(
+        "trial {trial} was not to be trained after minibatch {at}, and has a report at {step}: wait for a Continue"
+    )]
+    NotTraining { trial: TrialId, at: usize, step: usize },
+    /// The trial is wanted at another step.
+    #[error("trial {trial} has a report at minibatch {step}, and is wanted at {wanted}")]
+    Step { trial: TrialId, step: usize, wanted: usize },
+    /// The same step was reported with another loss.
+    #[error(
+        "trial {trial} had the loss {before} after minibatch {step}, and is reported with {loss}: training is exact, so this \
+         is another spec, another seed or other data"
+    )]
+    Contradiction { trial: TrialId, step: usize, before: f64, loss: f64 },
+}

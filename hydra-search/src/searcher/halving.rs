@@ -1,0 +1,43 @@
+//! Successive halving.
+
+use super::bracket::{Bracket, halvings};
+use super::draws::{Distinct, Draws};
+use super::{Action, Repeat, Searcher, rungs};
+use crate::rank::{Loss, TrialId};
+
+/// Successive halving with synchronous rungs: the best `1/eta` of the trials at a rung goes on (Jamieson and Talwalkar,
+/// "Non-stochastic best arm identification and hyperparameter optimization", AISTATS 2016, section 3). A decision is made as
+/// soon as it is certain.
+#[derive(Clone, Debug)]
+pub(super) struct Halving {
+    bracket: Bracket,
+    distinct: Distinct,
+}
+
+impl Halving {
+    /// `trials` draws on as many rungs as leave one trial or more for the last, and `first_rung` or more for the first.
+    pub(super) fn new(draws: &Draws, trials: usize, steps: usize, eta: usize, first_rung: usize) -> Self {
+        let mut distinct = Distinct::default();
+        let settings = distinct.take_all((0..trials).map(|number| (number, draws.draw(number))), 0);
+        let plan = rungs(settings.len(), steps, eta, halvings(settings.len(), steps, eta, first_rung));
+        Self { bracket: Bracket::new(0, settings, plan), distinct }
+    }
+}
+
+impl Searcher for Halving {
+    fn told(&mut self, trial: TrialId, step: usize, loss: Loss) {
+        self.bracket.told(trial, step, loss);
+    }
+
+    fn next(&mut self) -> Vec<Action> {
+        self.bracket.next()
+    }
+
+    fn milestones(&self, _: TrialId) -> Vec<usize> {
+        self.bracket.milestones()
+    }
+
+    fn repeats(&self) -> &[Repeat] {
+        self.distinct.repeats()
+    }
+}

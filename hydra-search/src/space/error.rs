@@ -1,0 +1,84 @@
+//! Errors of spaces, of flags that describe parameters, and of files of trials.
+
+use thiserror::Error;
+
+/// A space that nothing can be drawn from.
+#[derive(Clone, Debug, PartialEq, Error)]
+#[allow(missing_docs, reason = "each field is what the message says of it")]
+pub enum SpaceError {
+    /// A range has nothing in it, or its ends are no numbers.
+    #[error("`{name}` goes from {low} to {high}: give two finite numbers, the lower one first")]
+    Ends { name: String, low: f64, high: f64 },
+    /// A logarithmic range reaches zero.
+    #[error("`{name}` is logarithmic and begins at {low}: give a lower end above zero")]
+    Logarithm { name: String, low: f64 },
+    /// A choice has nothing to choose from.
+    #[error("`{name}` has no value to choose from: give at least one")]
+    Empty { name: String },
+    /// A value is not finite.
+    #[error("`{name}` may be {found}: give finite numbers")]
+    NotFinite { name: String, found: f64 },
+    /// A parameter is described as nothing that there is.
+    #[error(
+        "`{name}` is {found}: give a list of values, a text such as \"log:1e-5..1e-2\", or a table with one of \
+         `choice`, `uniform`, `log` and `int`, and `when` if it has conditions"
+    )]
+    Description { name: String, found: String },
+    /// A text that describes a parameter is wrong.
+    #[error("`{name}`: {source}")]
+    Shorthand { name: String, source: ShorthandError },
+    /// A condition names no other parameter.
+    #[error("`{name}` is searched when `{of}` has a value, and `{of}` is no other parameter: {suggestion}")]
+    Condition { name: String, of: String, suggestion: String },
+    /// A condition can never hold.
+    #[error("`{name}` is searched when `{of}` is {value}, which it never is: its values are {values}")]
+    Never { name: String, of: String, value: String, values: String },
+    /// Conditions go round in a circle.
+    #[error("`{name}` depends on itself through the conditions of the space: break the circle")]
+    Circle { name: String },
+    /// A grid needs lists.
+    #[error("a grid tries every value, and `{name}` is a range: give it a list, or search at random")]
+    Endless { name: String },
+    /// A grid is too large.
+    #[error("the grid has more than {most} configurations: give shorter lists, or search at random")]
+    Large { most: usize },
+}
+
+/// A flag that describes no parameter.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[allow(missing_docs, reason = "each field is what the message says of it")]
+pub enum ShorthandError {
+    /// There is a value missing.
+    #[error("`{found}` has an empty value: give values separated by commas, such as 1e-4,3e-4")]
+    Empty { found: String },
+    /// The kind of range is unknown.
+    #[error(
+        "`{found}` is no kind of range: give log:LOW..HIGH, uniform:LOW..HIGH, int:LOW..HIGH, choice:A,B or \
+         values separated by commas"
+    )]
+    Kind { found: String },
+    /// The range has not two ends.
+    #[error("`{found}` has not two ends: give {kind}:LOW..HIGH, such as {example}")]
+    Ends { found: String, kind: &'static str, example: &'static str },
+    /// An end is not what the kind needs.
+    #[error("`{found}` is no {expected}: give {kind}:LOW..HIGH, such as {example}")]
+    Number { found: String, expected: &'static str, kind: &'static str, example: &'static str },
+    /// The ends are the wrong way round, or the range is not one of its kind.
+    #[error("`{found}` has nothing in it: give the lower end first, above zero if it is logarithmic")]
+    Nothing { found: String },
+}
+
+/// A file of trials that cannot be read.
+#[derive(Debug, Error)]
+#[allow(missing_docs, reason = "each field is what the message says of it")]
+pub enum TrialsError {
+    /// It is not TOML with tables named `trial`.
+    #[error("the trials are not TOML with a table [[trial]] for each: {0}")]
+    Toml(#[from] toml::de::Error),
+    /// A line is not a JSON object.
+    #[error("line {line} of the trials is not an object of settings: {source}")]
+    Json { line: usize, source: serde_json::Error },
+    /// A setting is not finite.
+    #[error("trial {trial} has `{name}` = {found}: give a finite number")]
+    NotFinite { trial: usize, name: String, found: f64 },
+}

@@ -1,0 +1,21 @@
+//! What is searched: settings with their values, parameters with their ranges and conditions, and drawing from them.
+//!
+//! It may touch names, values and keys. It knows no trial, no loss and no step, and which names a task has is for the
+//! caller to say.
+
+mod configuration;
+mod error;
+mod parameter;
+mod parameters;
+mod range;
+mod shorthand;
+mod value;
+
+pub(crate) use configuration::check_all;
+pub use configuration::{Configuration, trials_from_jsonl, trials_from_toml};
+pub use error::{ShorthandError, SpaceError, TrialsError};
+pub use parameter::Parameter;
+pub use parameters::Space;
+pub use range::Range;
+pub use shorthand::parse_parameter;
+pub use value::Value;
