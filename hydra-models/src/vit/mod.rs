@@ -151,6 +151,8 @@ mod tests {
     #[test]
     fn vision_transformers_compute_in_bf16() {
         for config in models() {
+            // The gradient of a bias of keys is nothing but rounding: it adds the same to all scores of a query.
+            let config = VitConfig { qkv_bias: false, ..config };
             bf16_agrees(|| chain(&config, None).unwrap(), &batch(), &[0, 1, 3, 5]);
         }
     }
