@@ -78,32 +78,16 @@ pub fn hf_name(param: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cnn::Waves;
     use crate::synthetic::testing::{backward, bf16_agrees, descend, shards_agree, with_threads};
-    use hydra_core::{Batch, Dataset, DatasetError};
+    use hydra_core::{Batch, Dataset};
 
     fn tiny() -> VitConfig {
         VitConfig::preset("vit-tiny").unwrap()
     }
 
-    /// Pictures of waves, whose classes are how long and how steep those are.
-    struct Pictures(crate::cnn::Waves);
-
-    impl Dataset for Pictures {
-        fn name(&self) -> &str {
-            "waves"
-        }
-
-        fn len(&self) -> usize {
-            self.0.len()
-        }
-
-        fn batch(&self, items: &[usize]) -> Result<Batch, DatasetError> {
-            self.0.batch(items)
-        }
-    }
-
-    fn pictures() -> Pictures {
-        Pictures(crate::cnn::Waves::new(1, 12, 3, 32, 4))
+    fn pictures() -> Waves {
+        Waves::new(1, 12, 3, 32, 4)
     }
 
     fn batch() -> Batch {
