@@ -3,7 +3,9 @@
 use burn::tensor::{DType, Device, Int, Tensor, TensorData, module};
 use criterion::Criterion;
 use hydra_core::{Activation, Key, Pass};
-use hydra_models::ops::{self, Attention, causal_attention, reference};
+use hydra_models::ops::{
+    self, Attention, GroupedAttention, Rotary, RotaryScaling, causal_attention, reference,
+};
 
 /// Normal numbers, to be tracked.
 fn normal<const D: usize>(seed: u64, shape: [usize; D]) -> Tensor<D> {
@@ -34,6 +36,37 @@ fn attention(c: &mut Criterion) {
             });
         }
         group.finish();
+    }
+}
+
+/// Heads of SmolLM2 and of Llama 3.2 (1B), the latter also with a window.
+fn grouped(c: &mut Criterion) {
+    let pass = Pass::train(Pass::key_of(0, 0, 0), Activation::default());
+    for (heads, key_heads, window) in [(9, 3, None), (32, 8, None), (32, 8, Some(128))] {
+        let rotary = Some(Rotary::new(64, 1e4, RotaryScaling::Default));
+        let options = GroupedAttention {
+            heads,
+            key_heads,
+            scale: 0.125,
+            causal: true,
+            window,
+            rotary,
+            dropout: 0.0,
+            site: 0,
+        };
+        let [queries, keys, values] = [(1, heads), (2, key_heads), (3, key_heads)]
+            .map(|(seed, heads)| normal(seed, [1, 512, heads * 64]));
+        let inputs = |t| [input(&queries, t), input(&keys, t), input(&values, t)];
+        let fused = |t| {
+            let [queries, keys, values] = inputs(t);
+            ops::grouped_attention(queries, keys, values, &options, &pass)
+        };
+        let composed = |t| {
+            let [queries, keys, values] = inputs(t);
+            reference::grouped_attention(queries, keys, values, &options, &pass)
+        };
+        let name = format!("grouped attention, {heads} heads on {key_heads}, window {window:?}");
+        compare(c, &name, [("fused", &fused), ("reference", &composed)]);
     }
 }
 
@@ -69,6 +102,11 @@ fn linear(c: &mut Criterion) {
             |t| input(&residual, t) + module::linear(input(&x, t), input(&weight, t), Some(input(&bias, t)));
         let name = format!("linear onto a residual, [{tokens}, {inputs}] to {outputs}");
         compare(c, &name, [("fused", &fused), ("reference", &composed)]);
+        let turned = normal(3, [outputs, inputs]);
+        let fused = |t| ops::linear_transposed(input(&x, t), input(&turned, t), None);
+        let composed = |t| module::linear(input(&x, t), input(&turned, t).transpose(), None);
+        let name = format!("linear transposed, [{tokens}, {inputs}] to {outputs}");
+        compare(c, &name, [("fused", &fused), ("reference", &composed)]);
     }
 }
 
@@ -80,6 +118,14 @@ fn rows(c: &mut Criterion) {
     let x = normal(1, [1, 512, 3072]);
     let (fused, composed) = (|t| ops::gelu_tanh(input(&x, t)), |t| reference::gelu_tanh(input(&x, t)));
     compare(c, "gelu_new, [512, 3072]", [("fused", &fused), ("reference", &composed)]);
+    let (x, weight) = (normal(1, [1, 512, 576]), normal(2, [576]));
+    let fused = |t| ops::rms_norm(input(&x, t), input(&weight, t), 1e-5);
+    let composed = |t| reference::rms_norm(input(&x, t), input(&weight, t), 1e-5);
+    compare(c, "rms norm, [512, 576]", [("fused", &fused), ("reference", &composed)]);
+    let (gate, up) = (normal(1, [1, 512, 1536]), normal(2, [1, 512, 1536]));
+    let fused = |t| ops::swiglu(input(&gate, t), input(&up, t));
+    let composed = |t| reference::swiglu(input(&gate, t), input(&up, t));
+    compare(c, "swiglu, [512, 1536]", [("fused", &fused), ("reference", &composed)]);
 }
 
 fn dropout(c: &mut Criterion) {
@@ -118,6 +164,7 @@ fn main() {
     let mut criterion = Criterion::default().configure_from_args();
     rayon::ThreadPoolBuilder::new().num_threads(1).build_global().expect("the pool of one thread");
     attention(&mut criterion);
+    grouped(&mut criterion);
     linear(&mut criterion);
     rows(&mut criterion);
     dropout(&mut criterion);

@@ -3,13 +3,17 @@
 
 use crate::common::Settings;
 use hydra_core::schedule::{Constant, Cosine, Linear};
-use hydra_core::{Chain, Length, OptimizerSpec, Schedule, TrainSpec};
+use hydra_core::{
+    Batch, Chain, Dataset, DatasetError, HostActivation, HostTensor, Length, OptimizerSpec, Schedule,
+    TrainSpec,
+};
 use hydra_engine::{TrainTask, plain};
 use hydra_models::data::{BlockSpec, TokenBlocks};
 use hydra_models::decoder::{self, DecoderDir};
 use hydra_models::family;
 use hydra_models::gpt2::{self, Gpt2Dir};
 use hydra_models::lora::AdapterDir;
+use hydra_models::vit::{self, VitDir};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -24,15 +28,55 @@ fn parity(name: &str) -> Option<PathBuf> {
     found
 }
 
-/// The batches of the reference: `[step, item, position]` token ids.
-fn batches(dir: &Path) -> (TokenBlocks, usize) {
+/// Pictures and their classes, all steps' batches one after the other.
+struct Pictures {
+    /// `[channels, height, width]`.
+    shape: Vec<usize>,
+    pixels: Vec<f32>,
+    classes: Vec<i32>,
+}
+
+impl Dataset for Pictures {
+    fn name(&self) -> &str {
+        "pictures"
+    }
+
+    fn len(&self) -> usize {
+        self.classes.len()
+    }
+
+    fn batch(&self, items: &[usize]) -> Result<Batch, DatasetError> {
+        let (size, n) = (self.shape.iter().product::<usize>(), items.len());
+        let pixels = items.iter().flat_map(|item| &self.pixels[item * size..(item + 1) * size]).copied();
+        let inputs = HostTensor::float(pixels.collect(), [&[n], self.shape.as_slice()].concat());
+        let targets = HostTensor::int(items.iter().map(|item| self.classes[*item]).collect(), [n]);
+        let (inputs, targets) = (HostActivation::of(inputs), HostActivation::of(targets));
+        Ok(Batch { inputs, targets, items: n, terms: n, units: n })
+    }
+}
+
+/// The batches of the reference, `[step, item, ..]`: token ids, or pictures. And how many items one has.
+fn batches(dir: &Path) -> (Arc<dyn Dataset>, usize) {
     let bytes = std::fs::read(dir.join("inputs.safetensors")).expect("the inputs");
     let file = safetensors::SafeTensors::deserialize(&bytes).expect("safetensors");
+    let words = |view: safetensors::tensor::TensorView<'_>| -> Vec<i64> {
+        let words = view.data().chunks_exact(8);
+        words.map(|b| i64::from_le_bytes(b.try_into().expect("eight bytes"))).collect()
+    };
+    if let Ok(pixels) = file.tensor("pixel_values") {
+        let [_, items, shape @ ..] = pixels.shape() else { panic!("five dimensions") };
+        let (items, shape) = (*items, shape.to_vec());
+        let classes = words(file.tensor("labels").expect("labels")).into_iter().map(|class| class as i32);
+        let pixels = pixels.data().chunks_exact(4);
+        let pixels = pixels.map(|b| f32::from_le_bytes(b.try_into().expect("four bytes"))).collect();
+        return (Arc::new(Pictures { shape, pixels, classes: classes.collect() }), items);
+    }
     let ids = file.tensor("input_ids").expect("input_ids");
-    let [_, items, context] = ids.shape() else { panic!("three dimensions") };
-    let words = ids.data().chunks_exact(8).map(|b| i64::from_le_bytes(b.try_into().expect("eight bytes")));
-    let tokens: Vec<u32> = words.map(|id| u32::try_from(id).expect("an id")).collect();
-    (TokenBlocks::new(tokens, BlockSpec { context: *context, vocab_size: 257 }).expect("blocks"), *items)
+    let [_, items, context] = *ids.shape() else { panic!("three dimensions") };
+    let spec = BlockSpec { context, vocab_size: 257 };
+    let ids = words(ids).into_iter().map(|id| u32::try_from(id).expect("an id"));
+    let tokens: Vec<u32> = ids.collect();
+    (Arc::new(TokenBlocks::new(tokens, spec).expect("blocks")), items)
 }
 
 fn spec(batch: usize, clip: Option<f64>, schedule: Schedule) -> TrainSpec {
@@ -51,7 +95,7 @@ fn check(dir: &Path, file: &str, chain: Chain, clip: Option<f64>, schedule: Sche
     let text = std::fs::read_to_string(dir.join(file)).expect("the reference");
     let reference: serde_json::Value = serde_json::from_str(&text).expect("JSON");
     let expected: Vec<f64> = serde_json::from_value(reference["losses"].clone()).expect("losses");
-    let (chain, data, spec) = (Arc::new(chain), Arc::new(data), spec(batch, clip, schedule));
+    let (chain, spec) = (Arc::new(chain), spec(batch, clip, schedule));
     let plain = plain::train(&chain, data.as_ref(), &spec).expect("the plain loop");
     let settings = Settings { cuts: Some(vec![1, 3]), ..Settings::default() };
     let report = settings.task(TrainTask::new("parity", chain, data, spec));
@@ -95,4 +139,12 @@ fn ten_losses_of_every_decoder_agree_with_hugging_face() {
         let chain = decoder::chain(&model.config().clone(), Some(model)).expect("a chain");
         check(&dir, "train.json", chain, Some(1.0), Schedule::new(Cosine, 3));
     }
+}
+
+#[test]
+fn ten_losses_of_a_vision_transformer_agree_with_hugging_face() {
+    let Some(dir) = parity("vit_tiny") else { return };
+    let model = VitDir::open(&dir).expect("a checkpoint");
+    let chain = vit::chain(&model.config().clone(), Some(model)).expect("a chain");
+    check(&dir, "train.json", chain, Some(1.0), Schedule::new(Cosine, 3));
 }

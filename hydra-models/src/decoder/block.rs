@@ -65,6 +65,7 @@ impl Options {
             heads: config.num_attention_heads,
             key_heads: config.num_key_value_heads,
             scale: 1.0 / (config.head_dim as f64).sqrt(),
+            causal: true,
             window: config.window(index),
             rotary: Some(config.rotary()),
             dropout: config.attention_dropout,

@@ -2,6 +2,7 @@
 
 use crate::ModelError;
 use crate::family::Preset;
+use crate::parts::Activate;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -105,7 +106,6 @@ const MOST_IDS: usize = i32::MAX as usize;
 const WIDEST: usize = 1 << 20;
 const DEEPEST: usize = 1 << 12;
 
-const ACTIVATIONS: [&str; 4] = ["gelu_new", "gelu_pytorch_tanh", "gelu", "relu"];
 const ARCHITECTURES: [&str; 2] = ["GPT2LMHeadModel", "GPT2Model"];
 
 impl Gpt2Config {
@@ -233,8 +233,8 @@ impl Gpt2Config {
     }
 
     fn validate_options(&self) -> Result<(), ModelError> {
-        if !ACTIVATIONS.contains(&self.activation_function.as_str()) {
-            return Err(refuse("activation_function", &self.activation_function, ACTIVATIONS.join(", ")));
+        if Activate::named(&self.activation_function).is_none() {
+            return Err(refuse("activation_function", &self.activation_function, Activate::NAMES.join(", ")));
         }
         let options = [
             ("reorder_and_upcast_attn", self.reorder_and_upcast_attn, false),

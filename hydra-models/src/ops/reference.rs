@@ -77,7 +77,10 @@ pub fn grouped_attention(
     };
     let (queries, keys) = (turned(split(queries, *heads)), shared(turned(split(keys, *key_heads))));
     let scores = queries.matmul(keys.swap_dims(2, 3));
-    let weights = windowed_softmax(scores, attention.scale, attention.window.unwrap_or(tokens));
+    let weights = match attention.causal {
+        true => windowed_softmax(scores, attention.scale, attention.window.unwrap_or(tokens)),
+        false => activation::softmax(scores * attention.scale, 3),
+    };
     let weights = pass.site(attention.site).dropout(weights, attention.dropout);
     weights.matmul(shared(split(values, *key_heads))).swap_dims(1, 2).reshape([batch, tokens, width])
 }

@@ -2,12 +2,14 @@
 //!
 //! Parameters here have shapes and no memory: a chain gives them values when it promotes a layer.
 
+mod activate;
 mod adapter;
 mod linear;
 mod norm;
 mod table;
 mod tokens;
 
+pub use activate::Activate;
 pub use adapter::{Adapter, Factor};
 pub use linear::Linear;
 pub use norm::{Norm, RmsNorm};

@@ -233,7 +233,7 @@ mod tests {
     const TURNS: &str = "{% for m in messages %}{{ 'u:' if m.role == 'user' else 'a:' }}{{ m.content }};{% endfor %}{% if add_generation_prompt %}a:{% endif %}";
 
     fn chat(turns: &[&str]) -> Record {
-        let role = |at: usize| if at % 2 == 0 { "user" } else { "assistant" };
+        let role = |at: usize| if at.is_multiple_of(2) { "user" } else { "assistant" };
         let turns = turns.iter().enumerate();
         Record::Chat(turns.map(|(at, text)| json!({"role": role(at), "content": text})).collect())
     }

@@ -28,6 +28,8 @@ pub(super) struct Form {
     pub count: usize,
     /// The most keys that a query sees, itself among them; at most the tokens.
     pub window: usize,
+    /// True if a query sees no later keys; else it sees all.
+    pub causal: bool,
     /// True if queries and keys are turned.
     pub turned: bool,
 }
@@ -35,17 +37,18 @@ pub(super) struct Form {
 impl Form {
     /// The keys that the queries of a block see, from a whole line on.
     fn span(self, rows: &Range<usize>) -> Range<usize> {
-        self.first_seen(rows.start) / LINE * LINE..rows.end
+        if self.causal { self.seen(rows.start).start / LINE * LINE..rows.end } else { 0..self.tokens }
     }
 
-    /// The first key that a query sees.
-    fn first_seen(self, query: usize) -> usize {
-        (query + 1).saturating_sub(self.window)
+    /// The keys that a query sees.
+    fn seen(self, query: usize) -> Range<usize> {
+        if self.causal { (query + 1).saturating_sub(self.window)..query + 1 } else { 0..self.tokens }
     }
 
     /// The most keys of a span.
     fn longest(self) -> usize {
-        self.tokens.min(self.window.saturating_add(BLOCK + LINE))
+        let window = if self.causal { self.window } else { self.tokens };
+        self.tokens.min(window.saturating_add(BLOCK + LINE))
     }
 
     /// The queries of a block, of all heads.
@@ -235,7 +238,7 @@ impl Group<'_> {
         factors: &'a mut [f32],
     ) -> Option<&'a [f32]> {
         let (mask, tokens) = (self.mask?, self.form.tokens);
-        let factors = &mut factors[..vectors(query - span.start, span.len())];
+        let factors = &mut factors[..vectors(self.seen(query, span).end, span.len())];
         let row = ((self.number + head) * tokens + query) as u64;
         mask.fill(row * tokens as u64 + span.start as u64, factors);
         Some(factors)
@@ -243,7 +246,8 @@ impl Group<'_> {
 
     /// The keys of a span that a query sees.
     fn seen(&self, query: usize, span: &Range<usize>) -> Range<usize> {
-        self.form.first_seen(query) - span.start..query + 1 - span.start
+        let seen = self.form.seen(query);
+        seen.start - span.start..seen.end - span.start
     }
 
     /// Writes the output and the rows' statistics.
@@ -285,10 +289,11 @@ impl Group<'_> {
         self.lay_down_keys(keys, turned_keys);
         transpose(self.values, tokens, values);
         let [d_queries, d_keys, d_values] = d;
-        // The last block sees every key, unless there is a window, so what it sets the others add to.
+        // The last block sees every key, unless there is a window, so what it sets the others add to; the room is zero.
         for rows in blocks(tokens).rev() {
             let (span, len) = (self.form.span(&rows), rows.len());
-            let write = if span == (0..tokens) { Write::Set } else { Write::Add };
+            let first = rows.end == tokens && span == (0..tokens);
+            let write = if first { Write::Set } else { Write::Add };
             let (weights, gradients) =
                 (&mut weights[..count * len * span.len()], &mut gradients[..count * len * span.len()]);
             let queries = self.stacked(self.queries, &rows, true, queries);
@@ -351,17 +356,17 @@ impl Group<'_> {
     }
 }
 
-/// The keys of a span up to the query's own in whole vectors, as far as there are keys.
+/// The keys of a span up to the end of those that are seen in whole vectors, as far as there are keys.
 #[inline(always)]
-fn vectors(own: usize, keys: usize) -> usize {
-    (own + 1).next_multiple_of(LINE).min(keys)
+fn vectors(seen: usize, keys: usize) -> usize {
+    seen.next_multiple_of(LINE).min(keys)
 }
 
 /// Turns the scores of a query into `e^(score - largest)` after dropout, zero for keys that it does not see. Returns
 /// the row's statistics.
 #[inline(always)]
 fn exponentials(scores: &mut [f32], seen: Range<usize>, factors: Option<&[f32]>) -> [f32; STATISTICS] {
-    let (near, far) = scores.split_at_mut(vectors(seen.end - 1, scores.len()));
+    let (near, far) = scores.split_at_mut(vectors(seen.end, scores.len()));
     near[..seen.start].fill(f32::NEG_INFINITY);
     near[seen.end..].fill(f32::NEG_INFINITY);
     let largest = max(near);
@@ -386,7 +391,7 @@ fn weights_and_gradients(
     factors: Option<&[f32]>,
     (output, d_output, [largest, inverse]): (&[f32], &[f32], [f32; STATISTICS]),
 ) {
-    let near = vectors(seen.end - 1, scores.len());
+    let near = vectors(seen.end, scores.len());
     // The mean of the weights' gradients, by the weights.
     let mean = sum2(output, d_output, |a, b| a * b) as f32;
     let both = scores[..near].iter_mut().zip(&mut gradients[..near]);

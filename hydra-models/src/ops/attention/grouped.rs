@@ -20,6 +20,8 @@ pub struct GroupedAttention {
     pub key_heads: usize,
     /// The factor on the scores.
     pub scale: f64,
+    /// True if a token sees nothing of what comes after it; else it sees everything, whatever the window.
+    pub causal: bool,
     /// The most tokens that a token sees, itself among them; all before it where there is none.
     pub window: Option<usize>,
     /// What turns queries and keys by their positions, if anything does.
@@ -31,7 +33,7 @@ pub struct GroupedAttention {
 }
 
 /// Grouped-query attention (Ainslie et al., 2023) in which a token sees itself and what came before, as far back as
-/// the window reaches: queries `[batch, tokens, heads * head width]`, keys and values
+/// the window reaches, or all tokens: queries `[batch, tokens, heads * head width]`, keys and values
 /// `[batch, tokens, key heads * head width]`, of which nothing is copied for the heads that share them. The result has
 /// the shape of the queries.
 ///
@@ -50,6 +52,7 @@ pub fn grouped_attention(
         heads: attention.heads,
         key_heads: attention.key_heads,
         scale: attention.scale as f32,
+        causal: attention.causal,
         window: attention.window.map_or(tokens, |window| window.min(tokens)),
         rotation: attention.rotary.as_ref().map(|rotary| rotary.rotation(tokens)),
         mask: pass.site(attention.site).dropout_mask(attention.dropout),
@@ -88,10 +91,10 @@ fn check([queries, keys, values]: [&Tensor<3>; 3], attention: &GroupedAttention)
 /// The most elements that attention has at hand beside its inputs and output and their gradients, for queries of this
 /// shape: what is saved for each row, and the scratch memory of each group, were all of them computed at once.
 pub(crate) fn working_elements([batch, tokens, width]: [usize; 3], attention: &GroupedAttention) -> usize {
-    let GroupedAttention { heads, key_heads, window, rotary, .. } = attention;
+    let GroupedAttention { heads, key_heads, causal, window, rotary, .. } = attention;
     let (head_width, count) = (width / heads, heads / key_heads);
     let window = window.map_or(tokens, |window| window.min(tokens));
-    let form = Form { tokens, head_width, count, window, turned: rotary.is_some() };
+    let form = Form { tokens, head_width, count, window, causal: *causal, turned: rotary.is_some() };
     batch * (heads * STATISTICS * tokens + key_heads * group::scratch_elements(form))
 }
 
@@ -101,6 +104,7 @@ pub(crate) struct GroupedOptions {
     pub(in crate::ops) heads: usize,
     pub(in crate::ops) key_heads: usize,
     pub(in crate::ops) scale: f32,
+    pub(in crate::ops) causal: bool,
     /// At most the tokens.
     pub(in crate::ops) window: usize,
     pub(in crate::ops) rotation: Option<Rotation>,
@@ -147,9 +151,9 @@ pub(crate) trait GroupedKernels: GroupedOps {
 
 impl GroupedOptions {
     fn form(&self, [_, tokens, width]: [usize; 3]) -> Form {
-        let Self { heads, key_heads, window, rotation, .. } = self;
-        let (head_width, count) = (width / heads, heads / key_heads);
-        Form { tokens, head_width, count, window: *window, turned: rotation.is_some() }
+        let Self { heads, key_heads, causal, window, rotation, .. } = self;
+        let (head_width, count, turned) = (width / heads, heads / key_heads, rotation.is_some());
+        Form { tokens, head_width, count, window: *window, causal: *causal, turned }
     }
 
     /// The groups of a batch in the order `[batch, key heads]`, for queries of this shape.
@@ -301,6 +305,7 @@ mod tests {
         heads: usize,
         key_heads: usize,
         head_width: usize,
+        causal: bool,
         window: Option<usize>,
         turned: bool,
         dropout: f64,
@@ -313,6 +318,7 @@ mod tests {
         heads: 6,
         key_heads: 2,
         head_width: 8,
+        causal: true,
         window: None,
         turned: true,
         dropout: 0.0,
@@ -327,9 +333,9 @@ mod tests {
 
     impl Case {
         fn options(self) -> GroupedAttention {
-            let Self { heads, key_heads, window, dropout, head_width, .. } = self;
+            let Self { heads, key_heads, causal, window, dropout, head_width, .. } = self;
             let rotary = self.turned.then(|| Rotary::new(head_width, 50.0, RotaryScaling::Default));
-            GroupedAttention { heads, key_heads, scale: 0.5, window, rotary, dropout, site: 7 }
+            GroupedAttention { heads, key_heads, scale: 0.5, causal, window, rotary, dropout, site: 7 }
         }
 
         /// Queries, keys and values.
@@ -355,7 +361,7 @@ mod tests {
 
         fn assert_near(self, found: &[Vec<f32>; 4], expected: &[Vec<f32>; 4], bound: f64) {
             // Where a query sees one key alone, nothing depends on either's direction.
-            let alone = self.tokens == 1 || self.window == Some(1);
+            let alone = self.tokens == 1 || self.causal && self.window == Some(1);
             for (i, (found, expected)) in found.iter().zip(expected).enumerate() {
                 if alone && (i == 1 || i == 2) {
                     assert!(found.iter().all(|x| x.abs() < 1e-5), "{self:?}, {i}: {found:?}");
@@ -413,9 +419,12 @@ mod tests {
             let at = |key| ((sequence * tokens + key) * key_heads + head / (heads / key_heads)) * head_width;
             let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
             let vector = |of: &[f64], start: usize| of[start..start + head_width].to_vec();
-            let first = (query + 1).saturating_sub(self.window.unwrap_or(tokens));
+            let (first, last) = match self.causal {
+                true => ((query + 1).saturating_sub(self.window.unwrap_or(tokens)), query),
+                false => (0, tokens - 1),
+            };
             let score = |key| 0.5 * dot(&vector(queries, own), &vector(keys, at(key)));
-            let scores: Vec<f64> = (first..=query).map(score).collect();
+            let scores: Vec<f64> = (first..=last).map(score).collect();
             let sum: f64 = scores.iter().map(|s| s.exp()).sum();
             let weights: Vec<f64> = scores.iter().map(|s| s.exp() / sum).collect();
             let mask = pass().site(7).dropout_mask(dropout);
@@ -423,8 +432,8 @@ mod tests {
             let factor = |key: usize| mask.map_or(1.0, |mask| f64::from(mask.factor(row + key as u64)));
             let g = vector(upstream, own);
             let for_weight = |key| dot(&g, &vector(values_, at(key))) * factor(key);
-            let mean: f64 = (first..=query).map(|key| weights[key - first] * for_weight(key)).sum();
-            for key in first..=query {
+            let mean: f64 = (first..=last).map(|key| weights[key - first] * for_weight(key)).sum();
+            for key in first..=last {
                 let weight = weights[key - first];
                 let for_score = weight * (for_weight(key) - mean) * 0.5;
                 for i in 0..head_width {
@@ -444,10 +453,12 @@ mod tests {
                 [(1, 1, None), (6, 2, None), (4, 1, Some(1)), (6, 3, Some(BLOCK - 1)), (3, 3, Some(50))]
             {
                 for (turned, dropout) in [(true, 0.0), (false, 0.0), (true, 0.25)] {
-                    let case = Case { tokens, heads, key_heads, window, turned, dropout, ..CASE };
-                    let found = case.run(grouped_attention);
-                    case.assert_near(&found, &case.exact(), 3e-6);
-                    case.assert_near(&found, &case.run(reference::grouped_attention), 3e-6);
+                    for causal in [true, false] {
+                        let case = Case { tokens, heads, key_heads, causal, window, turned, dropout, ..CASE };
+                        let found = case.run(grouped_attention);
+                        case.assert_near(&found, &case.exact(), 3e-6);
+                        case.assert_near(&found, &case.run(reference::grouped_attention), 3e-6);
+                    }
                 }
             }
         }
@@ -458,11 +469,13 @@ mod tests {
         #[test]
         fn any_sizes_equal_the_exact_ones(
             batch in 1usize..4, tokens in 1usize..150, key_heads in 1usize..4, count in 1usize..4,
-            pairs in 1usize..10, window in 1usize..200, slides: bool, turned: bool, drops: bool,
+            pairs in 1usize..10, window in 1usize..200, causal: bool, slides: bool, turned: bool, drops: bool,
         ) {
             let (window, dropout) = (slides.then_some(window), if drops { 0.3 } else { 0.0 });
             let (heads, head_width) = (key_heads * count, 2 * pairs);
-            let case = Case { batch, tokens, heads, key_heads, head_width, window, turned, dropout, ..CASE };
+            let floats = Floats::F32;
+            let case =
+                Case { batch, tokens, heads, key_heads, head_width, causal, window, turned, dropout, floats };
             case.assert_near(&case.run(grouped_attention), &case.exact(), 1e-5);
         }
     }
@@ -517,8 +530,9 @@ mod tests {
 
     #[test]
     fn bits_do_not_depend_on_threads_or_tracking() {
-        for (window, floats) in [(None, Floats::F32), (Some(40), Floats::F32), (Some(40), Floats::Bf16)] {
-            let case = Case { tokens: 2 * BLOCK + 7, window, dropout: 0.1, floats, ..CASE };
+        for (causal, floats) in [(false, Floats::F32), (true, Floats::F32), (true, Floats::Bf16)] {
+            let window = Some(40);
+            let case = Case { tokens: 2 * BLOCK + 7, causal, window, dropout: 0.1, floats, ..CASE };
             let one = with_threads(1, || case.run(grouped_attention));
             for threads in [2, 3] {
                 assert_eq!(one, with_threads(threads, || case.run(grouped_attention)));

@@ -20,7 +20,7 @@ pub(crate) use qkv::working_elements;
 
 #[cfg(feature = "cube")]
 pub(super) use {
-    grouped::{GroupedKernels, GroupedOps, GroupedOptions},
+    grouped::{GroupedKernels, GroupedOps, GroupedOptions, GroupedSaved},
     qkv::{AttentionKernels, AttentionOps, Options, Saved},
     rotary::Rotation,
 };

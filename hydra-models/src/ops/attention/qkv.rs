@@ -48,7 +48,7 @@ pub(crate) fn working_elements([batch, tokens, width]: [usize; 3], heads: usize)
 }
 
 fn form(tokens: usize, head_width: usize) -> Form {
-    Form { tokens, head_width, count: 1, window: tokens, turned: false }
+    Form { tokens, head_width, count: 1, window: tokens, causal: true, turned: false }
 }
 
 /// The arguments of the kernels.

@@ -49,7 +49,7 @@ impl Shape {
     /// How the matrix of `parts` times all heads is laid out.
     fn layout(self, group: &Range<usize>, parts: usize) -> kernels::LayoutLaunch {
         let Self { tokens, head_width, options, .. } = self;
-        kernels::LayoutLaunch::new(group.start, options.heads, tokens, head_width, parts)
+        kernels::LayoutLaunch::new(group.start, options.heads, tokens, head_width, parts, 1)
     }
 
     /// A part of a group's heads out of the matrix of all, `[heads, tokens, head width]`.
@@ -81,9 +81,11 @@ impl Shape {
             room,
             arg(statistics),
             self.tokens,
+            self.tokens,
             group.start,
             self.options.scale,
             draws(self.options.mask),
+            true,
             self.options.mask.is_some(),
             float(output),
         );
@@ -116,9 +118,11 @@ impl Shape {
             d_scores_room,
             arg(statistics),
             self.tokens,
+            self.tokens,
             group.start,
             self.options.scale,
             draws(self.options.mask),
+            true,
             self.options.mask.is_some(),
             float(qkv),
         );

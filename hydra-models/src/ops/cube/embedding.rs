@@ -32,6 +32,16 @@ impl EmbeddingOps for Cube {
         );
         out
     }
+
+    fn lookup(tokens: FloatTensor<Self>, ids: IntTensor<Self>) -> FloatTensor<Self> {
+        let ([tokens], ids) = (whole([tokens]), whole_ids(ids));
+        let ([_, width], [batch, length]) = (dims(&tokens), dims(&ids));
+        let out = floats(&tokens, [batch, length, width]);
+        let (cubes, float) = (elements(&out, out.meta.num_elements()), float(&out));
+        let (tokens, ids) = (arg(&tokens), arg(&ids));
+        kernels::lookup::launch(&out.client, cubes, units(), tokens, ids, arg(&out), width, f32::NAN, float);
+        out
+    }
 }
 
 /// For each place the next one with the same id, and whether it is the first.

@@ -6,8 +6,8 @@
 
 use super::kernels::sums;
 use super::matmul::{product, transposed};
-use super::tensors::{arg, dims, elements, empty, float, made_of, reshaped, units, whole};
-use crate::ops::linear::{AffineKernels, AffineOps};
+use super::tensors::{arg, dims, elements, empty, float, made_of, reshaped, units, whole, zero_floats};
+use crate::ops::linear::{AffineKernels, AffineOps, Form};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Cube, TensorMetadata};
 use burn::tensor::DType;
@@ -73,11 +73,21 @@ fn as_rows(x: CubeTensor) -> CubeTensor {
     reshaped(x, [batch * tokens, width])
 }
 
+/// The matrix `[in, out]` of a weight, where it lies.
+fn as_matrix(weight: CubeTensor, form: Form) -> CubeTensor {
+    if form == Form::InOut { weight } else { transposed(weight) }
+}
+
 impl AffineOps for Cube {
-    fn affine(x: FloatTensor<Self>, weight: FloatTensor<Self>, bias: FloatTensor<Self>) -> FloatTensor<Self> {
-        let ([batch, tokens, _], [_, outputs]) = (dims(&x), dims(&weight));
+    fn affine(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        form: Form,
+    ) -> FloatTensor<Self> {
+        let ([batch, tokens, _], outputs) = (dims(&x), form.outputs(dims(&weight)));
         let [x, weight, bias] = whole([x, weight, bias]);
-        let xw = product(as_rows(x), weight, DType::F32);
+        let xw = product(as_rows(x), as_matrix(weight, form), DType::F32);
         let (y, room) = made_of(&xw, 0, bias.dtype);
         let (client, cubes) = (&y.client, elements(&y, y.meta.num_elements()));
         sums::add_row::launch(client, cubes, units(), arg(&xw), arg(&bias), room, outputs, float(&y));
@@ -89,10 +99,11 @@ impl AffineOps for Cube {
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
         bias: FloatTensor<Self>,
+        form: Form,
     ) -> FloatTensor<Self> {
-        let ([_, outputs], shape) = (dims(&weight), residual.shape());
+        let (outputs, shape) = (form.outputs(dims(&weight)), residual.shape());
         let [residual, x, weight, bias] = whole([residual, x, weight, bias]);
-        let xw = product(as_rows(x), weight, DType::F32);
+        let xw = product(as_rows(x), as_matrix(weight, form), DType::F32);
         let (y, room) = made_of(&xw, 0, bias.dtype);
         sums::add_row_and_residual::launch(
             &y.client,
@@ -107,6 +118,23 @@ impl AffineOps for Cube {
         );
         reshaped(y, shape)
     }
+
+    fn product(x: FloatTensor<Self>, weight: FloatTensor<Self>, form: Form) -> FloatTensor<Self> {
+        let ([batch, tokens, _], outputs, dtype) = (dims(&x), form.outputs(dims(&weight)), x.dtype);
+        let [x, weight] = whole([x, weight]);
+        reshaped(product(as_rows(x), as_matrix(weight, form), dtype), [batch, tokens, outputs])
+    }
+
+    fn product_onto(
+        residual: FloatTensor<Self>,
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        form: Form,
+    ) -> FloatTensor<Self> {
+        // A bias of zeros is a row that stays in the cache.
+        let bias = zero_floats(&residual, [form.outputs(dims(&weight))]);
+        Self::affine_onto(residual, x, weight, bias, form)
+    }
 }
 
 impl AffineKernels for Cube {
@@ -114,13 +142,17 @@ impl AffineKernels for Cube {
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
         gradient: FloatTensor<Self>,
+        form: Form,
         wanted: [bool; 3],
     ) -> [Option<FloatTensor<Self>>; 3] {
-        let ([_, outputs], shape, dtype) = (dims(&weight), x.shape(), x.dtype);
+        let (outputs, shape, dtype) = (form.outputs(dims(&weight)), x.shape(), x.dtype);
         let [x, weight, gradient] = whole([x, weight, gradient]);
         let gradient = as_rows(gradient);
-        let for_x = || reshaped(product(gradient.clone(), transposed(weight), dtype), shape);
-        let for_weight = || product_over_rows(as_rows(x), gradient.clone(), dtype);
+        let for_x = || reshaped(product(gradient.clone(), transposed(as_matrix(weight, form)), dtype), shape);
+        let for_weight = || match form {
+            Form::InOut => product_over_rows(as_rows(x), gradient.clone(), dtype),
+            Form::OutIn => product_over_rows(gradient.clone(), as_rows(x), dtype),
+        };
         let for_bias = || sum_rows(gradient.clone(), outputs);
         [wanted[0].then(for_x), wanted[1].then(for_weight), wanted[2].then(for_bias)]
     }

@@ -8,11 +8,14 @@ mod attention;
 mod dropout;
 mod embedding;
 mod gelu;
+mod grouped;
 mod head;
 mod kernels;
 mod linear;
 mod matmul;
 mod norm;
+mod rms_norm;
+mod swiglu;
 mod tensors;
 
 #[cfg(all(test, feature = "cube"))]

@@ -16,6 +16,8 @@ pub(crate) struct Layout {
     tokens: usize,
     head_width: usize,
     parts: usize,
+    /// Heads of a group that share one of the matrix; one where each has its own.
+    shared: usize,
 }
 
 /// The index in all heads' matrix of the element at `at` of a group's `[heads, tokens, head width]`.
@@ -27,7 +29,7 @@ fn whole(layout: &Layout, part: usize, at: usize) -> usize {
     let number = layout.first_head + row / layout.tokens;
     let (sequence, head) = (number / layout.heads, number % layout.heads);
     let vector = (sequence * layout.tokens + token) * layout.parts + part;
-    (vector * layout.heads + head) * layout.head_width + column
+    (vector * (layout.heads / layout.shared) + head / layout.shared) * layout.head_width + column
 }
 
 /// Copies a part of a group's heads out of the matrix of all.
@@ -58,8 +60,67 @@ pub(crate) fn merge_heads<E: Float>(
     }
 }
 
-/// Of a group's scores, `[heads, query, key]`, the weights after dropout, zero for later keys, which may be
-/// written over the scores, and the statistics of each row: the largest scaled score and one over the sum of
+/// Adds the heads of a group that share one, in their order, into the matrix of all: one unit for each number of that.
+#[cube(launch)]
+pub(crate) fn merge_shared_heads<E: Float>(
+    group: &[E],
+    all: &mut [E],
+    layout: Layout,
+    #[define(E)] _float: ElemType,
+) {
+    if ABSOLUTE_POS < group.len() / layout.shared {
+        let size = layout.tokens * layout.head_width;
+        let (head, place) = (ABSOLUTE_POS / size, ABSOLUTE_POS % size);
+        let first = head * layout.shared * size + place;
+        let mut sum = 0.0f32;
+        for i in 0..layout.shared {
+            sum += f32::cast_from(group[first + i * size]);
+        }
+        all[whole(&layout, 0usize, first)] = E::cast_from(sum);
+    }
+}
+
+/// Turns the heads of `[batch, tokens, heads, head width]` by the angles of their positions, the cosines of all pairs and
+/// then their sines for each; or back, where `sign` is minus one. One unit for each pair.
+#[cube(launch)]
+pub(crate) fn turn_heads<E: Float>(
+    x: &[E],
+    angles: &[f32],
+    y: &mut [E],
+    tokens: usize,
+    heads: usize,
+    head_width: usize,
+    sign: f32,
+    #[define(E)] _float: ElemType,
+) {
+    let half = head_width / 2usize;
+    if ABSOLUTE_POS < x.len() / 2usize {
+        let (vector, pair) = (ABSOLUTE_POS / half, ABSOLUTE_POS % half);
+        let angle = (vector / heads % tokens) * head_width + pair;
+        let (cosine, sine) = (angles[angle], sign * angles[angle + half]);
+        let at = vector * head_width + pair;
+        let (a, b) = (f32::cast_from(x[at]), f32::cast_from(x[at + half]));
+        y[at] = E::cast_from(a * cosine - b * sine);
+        y[at + half] = E::cast_from(b * cosine + a * sine);
+    }
+}
+
+/// The first key that a query sees, through a window of so many, and the one behind the last.
+#[cube]
+fn keys_seen(query: usize, tokens: usize, window: usize, #[comptime] causal: bool) -> (usize, usize) {
+    let mut first = 0usize;
+    let mut end = tokens;
+    if causal {
+        end = query + 1;
+        if end > window {
+            first = end - window;
+        }
+    }
+    (first, end)
+}
+
+/// Of a group's scores, `[heads, query, key]`, the weights after dropout, zero for keys that a query does not see, which
+/// may be written over the scores, and the statistics of each row: the largest scaled score and one over the sum of
 /// `e^(score - largest)`.
 #[cube(launch)]
 pub(crate) fn attention_weights<E: Float>(
@@ -67,9 +128,11 @@ pub(crate) fn attention_weights<E: Float>(
     weights: &mut [E],
     statistics: &mut [f32],
     tokens: usize,
+    window: usize,
     first_head: usize,
     scale: f32,
     draws: Draws,
+    #[comptime] causal: bool,
     #[comptime] drops: bool,
     #[define(E)] _float: ElemType,
 ) {
@@ -78,10 +141,11 @@ pub(crate) fn attention_weights<E: Float>(
         terminate!();
     }
     let query = CUBE_POS % tokens;
+    let (seen, end) = keys_seen(query, tokens, window, causal);
     let row = first_head * tokens + CUBE_POS;
-    let mut largest = scores[start] * scale;
-    let mut key = UNIT_POS as usize;
-    while key <= query {
+    let mut largest = scores[start + query] * scale;
+    let mut key = seen + UNIT_POS as usize;
+    while key < end {
         let score = scores[start + key] * scale;
         if score > largest {
             largest = score;
@@ -90,8 +154,8 @@ pub(crate) fn attention_weights<E: Float>(
     }
     let largest = max_units(largest);
     let mut sum = 0.0f32;
-    let mut key = UNIT_POS as usize;
-    while key <= query {
+    let mut key = seen + UNIT_POS as usize;
+    while key < end {
         sum += f32::exp(scores[start + key] * scale - largest);
         key += UNITS;
     }
@@ -100,7 +164,7 @@ pub(crate) fn attention_weights<E: Float>(
     let mut key = UNIT_POS as usize;
     while key < tokens {
         let mut weight = 0.0f32;
-        if key <= query {
+        if key < end && key >= seen {
             weight = f32::exp(scores[start + key] * scale - largest) * inverse;
             if drops {
                 weight *= factor_at(&draws, &first, key as u32);
@@ -125,9 +189,11 @@ pub(crate) fn attention_weights_backward<E: Float>(
     d_scores: &mut [E],
     statistics: &[f32],
     tokens: usize,
+    window: usize,
     first_head: usize,
     scale: f32,
     draws: Draws,
+    #[comptime] causal: bool,
     #[comptime] drops: bool,
     #[define(E)] _float: ElemType,
 ) {
@@ -136,12 +202,13 @@ pub(crate) fn attention_weights_backward<E: Float>(
         terminate!();
     }
     let query = CUBE_POS % tokens;
+    let (seen, end) = keys_seen(query, tokens, window, causal);
     let row = first_head * tokens + CUBE_POS;
     let (largest, inverse) = (statistics[row * 2], statistics[row * 2 + 1]);
     let first = widened(row as u32, tokens as u32);
     let mut mean = 0.0f32;
-    let mut key = UNIT_POS as usize;
-    while key <= query {
+    let mut key = seen + UNIT_POS as usize;
+    while key < end {
         let weight = f32::exp(scores[start + key] * scale - largest) * inverse;
         let mut gradient = gradients[start + key];
         if drops {
@@ -155,7 +222,7 @@ pub(crate) fn attention_weights_backward<E: Float>(
     while key < tokens {
         let mut weight = 0.0f32;
         let mut gradient = 0.0f32;
-        if key <= query {
+        if key < end && key >= seen {
             weight = f32::exp(scores[start + key] * scale - largest) * inverse;
             let mut factor = 1.0f32;
             if drops {

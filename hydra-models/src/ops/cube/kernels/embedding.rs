@@ -29,6 +29,28 @@ pub(crate) fn embed<E: Float>(
     }
 }
 
+/// The rows of `tokens` that `ids` name, one unit for each element. The row of an id that names no row is `absent`.
+#[cube(launch)]
+pub(crate) fn lookup<E: Float>(
+    tokens: &[E],
+    ids: &[i32],
+    out: &mut [E],
+    width: usize,
+    absent: f32,
+    #[define(E)] _float: ElemType,
+) {
+    if ABSOLUTE_POS < out.len() {
+        let (place, column) = (ABSOLUTE_POS / width, ABSOLUTE_POS % width);
+        let id = ids[place];
+        let rows = tokens.len() / width;
+        let mut token = E::cast_from(absent);
+        if id >= 0i32 && (id as usize) < rows {
+            token = tokens[id as usize * width + column];
+        }
+        out[ABSOLUTE_POS] = token;
+    }
+}
+
 /// For each place the next one with the same id, and the number of places where there is none; in `first`,
 /// whether no place before it has the id. One unit for each place.
 #[cube(launch)]

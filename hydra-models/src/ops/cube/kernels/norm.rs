@@ -1,4 +1,4 @@
-//! Layer normalization, one row for each cube.
+//! Normalizations, one row for each cube.
 
 use super::UNITS;
 use super::sums::sum_units;
@@ -118,5 +118,79 @@ pub(crate) fn norm_weight_parts<E: Float>(
             sum += f32::cast_from(gradient[at]) * centered * statistics[row * 2 + 1];
         }
         parts[ABSOLUTE_POS] = sum;
+    }
+}
+
+/// One over the root of the mean square of a row that starts at `first`.
+#[cube]
+fn inverse_root<E: Float>(x: &[E], first: usize, width: usize, epsilon: f32) -> f32 {
+    let mut squares = 0.0f32;
+    let mut i = UNIT_POS as usize;
+    while i < width {
+        let value = f32::cast_from(x[first + i]);
+        squares += value * value;
+        i += UNITS;
+    }
+    1.0f32 / f32::sqrt(sum_units(squares) / width as f32 + epsilon)
+}
+
+/// The rows of `x`, `[rows, width]`, over the root of their mean square, times `weight`.
+#[cube(launch)]
+pub(crate) fn rms_rows<E: Float>(
+    x: &[E],
+    weight: &[E],
+    y: &mut [E],
+    width: usize,
+    epsilon: f32,
+    #[define(E)] _float: ElemType,
+) {
+    let first = CUBE_POS * width;
+    if first >= y.len() {
+        terminate!();
+    }
+    let inverse = inverse_root(x, first, width, epsilon);
+    let mut i = UNIT_POS as usize;
+    while i < width {
+        y[first + i] = E::cast_from(f32::cast_from(x[first + i]) * inverse * f32::cast_from(weight[i]));
+        i += UNITS;
+    }
+}
+
+/// The gradient of `x` for that of the output, and for [`norm_weight_parts`] zero and the inverse root of each row,
+/// `[rows, 2]`.
+#[cube(launch)]
+pub(crate) fn rms_rows_backward<E: Float>(
+    x: &[E],
+    weight: &[E],
+    gradient: &[E],
+    out: &mut [E],
+    statistics: &mut [f32],
+    width: usize,
+    epsilon: f32,
+    #[define(E)] _float: ElemType,
+) {
+    let first = CUBE_POS * width;
+    if first >= out.len() {
+        terminate!();
+    }
+    let inverse = inverse_root(x, first, width, epsilon);
+    let mut along = 0.0f32;
+    let mut i = UNIT_POS as usize;
+    while i < width {
+        let inner = f32::cast_from(gradient[first + i]) * f32::cast_from(weight[i]);
+        along += inner * f32::cast_from(x[first + i]) * inverse;
+        i += UNITS;
+    }
+    let along = sum_units(along) / width as f32;
+    let mut i = UNIT_POS as usize;
+    while i < width {
+        let unit = f32::cast_from(x[first + i]) * inverse;
+        let inner = f32::cast_from(gradient[first + i]) * f32::cast_from(weight[i]);
+        out[first + i] = E::cast_from(inverse * (inner - unit * along));
+        i += UNITS;
+    }
+    if UNIT_POS == 0 {
+        statistics[CUBE_POS * 2] = 0.0f32;
+        statistics[CUBE_POS * 2 + 1] = inverse;
     }
 }

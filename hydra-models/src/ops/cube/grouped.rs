@@ -1,0 +1,234 @@
+//! Attention in which heads of queries share keys: the scores of some heads at a time, between matrix products.
+//!
+//! A first form: queries and keys are turned in memory, and keys and values are laid beside the heads that share them,
+//! for as many heads at a time as have their scores in memory.
+
+use super::dropout::draws;
+use super::kernels::attention as kernels;
+use super::matmul::{product, transposed};
+use super::tensors::{arg, dims, elements, float, floats, made_of, rows, units, whole, wide};
+use crate::ops::attention::{GroupedKernels, GroupedOps, GroupedOptions, GroupedSaved, Rotation, STATISTICS};
+use burn::backend::ops::FloatTensorOps;
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Cube, TensorMetadata};
+use burn::tensor::{DType, TensorData};
+use burn_cubecl::tensor::CubeTensor;
+use std::ops::Range;
+
+/// Scores that are in memory at a time, unless the heads that share keys have more.
+const SCORES: usize = 1 << 24;
+
+/// The shape of all heads.
+struct Heads<'a> {
+    batch: usize,
+    tokens: usize,
+    head_width: usize,
+    options: &'a GroupedOptions,
+    /// Heads of queries that share keys.
+    shared: usize,
+    /// Heads that are computed together: whole groups of those.
+    size: usize,
+}
+
+impl<'a> Heads<'a> {
+    fn new(queries: &CubeTensor, options: &'a GroupedOptions) -> Self {
+        let [batch, tokens, width] = dims(queries);
+        let shared = options.heads / options.key_heads;
+        let size = (SCORES / tokens.pow(2) / shared).max(1) * shared;
+        Self { batch, tokens, head_width: width / options.heads, options, shared, size }
+    }
+
+    /// Ranges of `batch * heads` that are computed together.
+    fn groups(&self) -> impl Iterator<Item = Range<usize>> + use<> {
+        let (all, size) = (self.batch * self.options.heads, self.size);
+        (0..all).step_by(size).map(move |first| first..all.min(first + size))
+    }
+
+    fn layout(&self, group: &Range<usize>, shared: usize) -> kernels::LayoutLaunch {
+        let Self { tokens, head_width, options, .. } = self;
+        kernels::LayoutLaunch::new(group.start, options.heads, *tokens, *head_width, 1, shared)
+    }
+
+    /// The heads of a group out of the matrix of all, of which so many share one: `[heads, tokens, head width]`.
+    fn split(&self, all: &CubeTensor, group: &Range<usize>, shared: usize) -> CubeTensor {
+        let out = floats(all, [group.len(), self.tokens, self.head_width]);
+        let (cubes, layout) = (elements(&out, out.meta.num_elements()), self.layout(group, shared));
+        let (client, all, float) = (&out.client, arg(all), float(all));
+        kernels::split_heads::launch(client, cubes, units(), all, arg(&out), layout, 0, float);
+        out
+    }
+
+    /// Queries, keys and values of a group.
+    fn inputs(&self, inputs: &[CubeTensor; 3], group: &Range<usize>) -> [CubeTensor; 3] {
+        let [queries, keys, values] = inputs;
+        let shared = |all| self.split(all, group, self.shared);
+        [self.split(queries, group, 1), shared(keys), shared(values)]
+    }
+
+    /// Writes a group's heads to the matrix of all.
+    fn merge(&self, heads: CubeTensor, all: &CubeTensor, group: &Range<usize>) {
+        let (cubes, layout) = (elements(&heads, heads.meta.num_elements()), self.layout(group, 1));
+        let (client, heads, float) = (&all.client, arg(&heads), float(all));
+        kernels::merge_heads::launch(client, cubes, units(), heads, arg(all), layout, 0, float);
+    }
+
+    /// Writes the sums of heads that share one to the matrix of all.
+    fn merge_shared(&self, heads: CubeTensor, all: &CubeTensor, group: &Range<usize>) {
+        let (cubes, layout) = (elements(&heads, heads.meta.num_elements()), self.layout(group, self.shared));
+        let (client, heads, float) = (&all.client, arg(&heads), float(all));
+        kernels::merge_shared_heads::launch(client, cubes, units(), heads, arg(all), layout, float);
+    }
+
+    /// Computes the output of a group.
+    fn forward(
+        &self,
+        inputs: &[CubeTensor; 3],
+        output: &CubeTensor,
+        statistics: &CubeTensor,
+        group: Range<usize>,
+    ) {
+        let [queries, keys, values] = self.inputs(inputs, &group);
+        let scores = product(queries, transposed(keys), DType::F32);
+        let (weights, room) = made_of(&scores, 0, output.dtype);
+        kernels::attention_weights::launch(
+            &scores.client,
+            rows(&scores, group.len() * self.tokens),
+            units(),
+            arg(&scores),
+            room,
+            arg(statistics),
+            self.tokens,
+            self.options.window,
+            group.start,
+            self.options.scale,
+            draws(self.options.mask),
+            self.options.causal,
+            self.options.mask.is_some(),
+            float(output),
+        );
+        drop(scores);
+        self.merge(product(weights, values, output.dtype), output, &group);
+    }
+
+    /// Computes the gradients of a group's queries, keys and values.
+    fn backward(
+        &self,
+        inputs: &[CubeTensor; 3],
+        statistics: &CubeTensor,
+        d_output: &CubeTensor,
+        [d_queries, d_keys, d_values]: [&CubeTensor; 3],
+        group: Range<usize>,
+    ) {
+        let [queries, keys, values] = self.inputs(inputs, &group);
+        let d_output = self.split(d_output, &group, 1);
+        let dtype = queries.dtype;
+        let scores = product(queries.clone(), transposed(keys.clone()), DType::F32);
+        let gradients = product(d_output.clone(), transposed(values), DType::F32);
+        let (weights, weights_room) = made_of(&scores, 0, dtype);
+        let (d_scores, d_scores_room) = made_of(&gradients, 1, dtype);
+        kernels::attention_weights_backward::launch(
+            &scores.client,
+            rows(&scores, group.len() * self.tokens),
+            units(),
+            arg(&scores),
+            arg(&gradients),
+            weights_room,
+            d_scores_room,
+            arg(statistics),
+            self.tokens,
+            self.options.window,
+            group.start,
+            self.options.scale,
+            draws(self.options.mask),
+            self.options.causal,
+            self.options.mask.is_some(),
+            float(&queries),
+        );
+        drop((scores, gradients));
+        self.merge(product(d_scores.clone(), keys, dtype), d_queries, &group);
+        self.merge_shared(product(transposed(d_scores), queries, dtype), d_keys, &group);
+        self.merge_shared(product(transposed(weights), d_output, dtype), d_values, &group);
+    }
+
+    /// The angles of all positions, on the device of `like`.
+    fn angles(&self, rotation: &Rotation, like: &CubeTensor) -> CubeTensor {
+        let angles = rotation.first(self.tokens).to_vec();
+        let angles = TensorData::new(angles, [self.tokens, self.head_width]);
+        let [angles] = whole([Cube::float_from_data(angles, &like.device)]);
+        angles
+    }
+
+    /// `[batch, tokens, heads * head width]` turned by its positions, or back.
+    fn turned(&self, x: CubeTensor, heads: usize, sign: f32) -> CubeTensor {
+        let Some(rotation) = &self.options.rotation else { return x };
+        let (y, angles) = (floats(&x, x.shape()), self.angles(rotation, &x));
+        kernels::turn_heads::launch(
+            &y.client,
+            elements(&y, y.meta.num_elements() / 2),
+            units(),
+            arg(&x),
+            arg(&angles),
+            arg(&y),
+            self.tokens,
+            heads,
+            self.head_width,
+            sign,
+            float(&y),
+        );
+        y
+    }
+
+    /// Queries and keys turned, and the values.
+    fn turned_inputs(&self, [queries, keys, values]: [CubeTensor; 3]) -> [CubeTensor; 3] {
+        let GroupedOptions { heads, key_heads, .. } = *self.options;
+        [self.turned(queries, heads, 1.0), self.turned(keys, key_heads, 1.0), values]
+    }
+}
+
+impl GroupedOps for Cube {
+    fn grouped_attention(
+        queries: FloatTensor<Self>,
+        keys: FloatTensor<Self>,
+        values: FloatTensor<Self>,
+        options: GroupedOptions,
+    ) -> FloatTensor<Self> {
+        Self::grouped_and_statistics([queries, keys, values], options).0
+    }
+}
+
+impl GroupedKernels for Cube {
+    fn grouped_and_statistics(
+        inputs: [FloatTensor<Self>; 3],
+        options: GroupedOptions,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let inputs = whole(inputs);
+        let heads = Heads::new(&inputs[0], &options);
+        let output = floats(&inputs[0], inputs[0].shape());
+        let statistics = wide(&output, [heads.batch, options.heads, heads.tokens, STATISTICS]);
+        let inputs = heads.turned_inputs(inputs);
+        for group in heads.groups() {
+            heads.forward(&inputs, &output, &statistics, group);
+        }
+        (output, statistics)
+    }
+
+    fn grouped_backward(
+        saved: GroupedSaved<FloatTensor<Self>>,
+        gradient: FloatTensor<Self>,
+        options: GroupedOptions,
+    ) -> [FloatTensor<Self>; 3] {
+        let [queries, keys, values, gradient] = {
+            let [queries, keys, values] = saved.inputs;
+            whole([queries, keys, values, gradient])
+        };
+        let heads = Heads::new(&queries, &options);
+        let [d_queries, d_keys, d_values] = [&queries, &keys, &values].map(|like| floats(like, like.shape()));
+        let inputs = heads.turned_inputs([queries, keys, values]);
+        for group in heads.groups() {
+            let gradients = [&d_queries, &d_keys, &d_values];
+            heads.backward(&inputs, &saved.statistics, &gradient, gradients, group);
+        }
+        let (all, shared) = (options.heads, options.key_heads);
+        [heads.turned(d_queries, all, -1.0), heads.turned(d_keys, shared, -1.0), d_values]
+    }
+}

@@ -1,0 +1,73 @@
+//! Activations between the maps of a network.
+
+use crate::ops;
+use burn::tensor::{Tensor, activation};
+
+/// An activation without gates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activate {
+    /// The Gaussian error linear unit in its tanh approximation.
+    GeluTanh,
+    /// The Gaussian error linear unit.
+    Gelu,
+    /// The rectifier.
+    Relu,
+}
+
+impl Activate {
+    /// The names that transformers has for them.
+    pub(crate) const NAMES: [&str; 4] = ["gelu_new", "gelu_pytorch_tanh", "gelu", "relu"];
+
+    /// The activation that transformers calls so, if it is one of these.
+    pub fn named(name: &str) -> Option<Self> {
+        match name {
+            "gelu_new" | "gelu_pytorch_tanh" => Some(Self::GeluTanh),
+            "gelu" => Some(Self::Gelu),
+            "relu" => Some(Self::Relu),
+            _ => None,
+        }
+    }
+
+    /// The activation of each element.
+    pub fn forward(self, x: Tensor<3>) -> Tensor<3> {
+        match self {
+            Self::GeluTanh => ops::gelu_tanh(x),
+            Self::Gelu => activation::gelu(x),
+            Self::Relu => activation::relu(x),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use burn::tensor::Device;
+    use hydra_core::AnyTensor;
+
+    #[test]
+    fn every_name_is_one() {
+        assert!(Activate::NAMES.iter().all(|name| Activate::named(name).is_some()));
+        assert_eq!(Activate::named("silu"), None);
+    }
+
+    /// The values of the normal distribution's table, and those of its derivative.
+    #[test]
+    fn gelu_is_the_one_without_an_approximation() {
+        let known = [
+            (-5.0, -1.433_258e-6, -7.146_7e-6),
+            (-3.0, -0.004_049_694, -0.011_945_647),
+            (-1.0, -0.158_655_25, -0.083_315_47),
+            (0.0, 0.0, 0.5),
+            (0.5, 0.345_731_23, 0.867_495_1),
+            (1.0, 0.841_344_8, 1.083_315_5),
+            (2.0, 1.954_499_7, 1.085_231_8),
+        ];
+        let x = Tensor::<1>::from_floats(known.map(|(x, ..)| x), &Device::flex().autodiff()).require_grad();
+        let y = activation::gelu(x.clone());
+        let gradient = x.grad(&y.clone().sum().backward()).expect("a gradient");
+        let [y, gradient] = [y, gradient].map(|t| AnyTensor::from(t).into_host().as_f32().to_vec());
+        for (i, (x, value, slope)) in known.into_iter().enumerate() {
+            assert!((y[i] - value).abs() < 5e-7 && (gradient[i] - slope).abs() < 1e-6, "at {x}");
+        }
+    }
+}

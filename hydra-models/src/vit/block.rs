@@ -1,0 +1,146 @@
+//! The layer between: attention and a network for each patch, each with a residual.
+
+use super::VitConfig;
+use crate::ops;
+use crate::parts::{Activate, Linear, Norm};
+use burn::module::Module;
+use burn::tensor::Tensor;
+use hydra_core::{Activation, Forward, Init, Pass};
+
+/// The maps to queries, keys and values, each `[width, width]`.
+#[derive(Module, Debug)]
+pub struct SelfAttention {
+    /// To queries.
+    pub query: Linear,
+    /// To keys.
+    pub key: Linear,
+    /// To values.
+    pub value: Linear,
+}
+
+/// A map in a room of its own.
+#[derive(Module, Debug)]
+pub struct Dense {
+    /// The map.
+    pub dense: Linear,
+}
+
+/// Attention and the map back.
+#[derive(Module, Debug)]
+pub struct Attention {
+    /// What attends.
+    pub attention: SelfAttention,
+    /// Back, `[width, width]`.
+    pub output: Dense,
+}
+
+/// A transformer block, pre-normalized: `[items, patches, width]` stays that.
+#[derive(Module, Debug)]
+pub struct Block {
+    /// Before attention.
+    pub layernorm_before: Norm,
+    /// Attention.
+    pub attention: Attention,
+    /// Before the network.
+    pub layernorm_after: Norm,
+    /// The network's first map, `[inner, width]`.
+    pub intermediate: Dense,
+    /// The network's second map, `[width, inner]`.
+    pub output: Dense,
+    #[module(skip)]
+    options: Options,
+}
+
+#[derive(Clone, Debug)]
+struct Options {
+    attention: ops::GroupedAttention,
+    activate: Activate,
+    /// The probability of dropout before a residual is added.
+    dropout: f64,
+    deviation: f64,
+    inner: usize,
+}
+
+impl Options {
+    fn new(config: &VitConfig) -> Self {
+        let heads = config.num_attention_heads;
+        let attention = ops::GroupedAttention {
+            heads,
+            key_heads: heads,
+            scale: 1.0 / ((config.hidden_size / heads) as f64).sqrt(),
+            causal: false,
+            window: None,
+            rotary: None,
+            dropout: config.attention_probs_dropout_prob,
+            site: 0,
+        };
+        // The configuration's validation lets no other through.
+        let activate = Activate::named(&config.hidden_act).unwrap_or(Activate::Gelu);
+        let (dropout, deviation) = (config.hidden_dropout_prob, config.initializer_range);
+        Self { attention, activate, dropout, deviation, inner: config.intermediate_size }
+    }
+}
+
+impl Block {
+    /// A block without values.
+    pub fn new(config: &VitConfig) -> Self {
+        let (width, inner, bias) = (config.hidden_size, config.intermediate_size, config.qkv_bias);
+        let norm = || Norm::new(width, config.layer_norm_eps);
+        let map = || Linear::new(width, width, bias);
+        let dense = |inputs, outputs| Dense { dense: Linear::new(inputs, outputs, true) };
+        let attention = SelfAttention { query: map(), key: map(), value: map() };
+        Self {
+            layernorm_before: norm(),
+            attention: Attention { attention, output: dense(width, width) },
+            layernorm_after: norm(),
+            intermediate: dense(width, inner),
+            output: dense(inner, width),
+            options: Options::new(config),
+        }
+    }
+
+    /// Attention's result, before it is mapped back.
+    fn attend(&self, x: Tensor<3>, pass: &Pass) -> Tensor<3> {
+        let SelfAttention { query, key, value } = &self.attention.attention;
+        let (queries, keys) = (query.forward(x.clone(), pass), key.forward(x.clone(), pass));
+        ops::grouped_attention(queries, keys, value.forward(x, pass), &self.options.attention, pass)
+    }
+
+    /// Adds the map of `x` to the residual, after dropout at `site`.
+    fn add(&self, residual: Tensor<3>, map: &Dense, x: Tensor<3>, pass: &Pass, site: u64) -> Tensor<3> {
+        match pass.site(site).dropout_mask(self.options.dropout) {
+            Some(mask) => ops::dropout_onto(residual, map.dense.forward(x, pass), mask),
+            None => map.dense.forward_onto(residual, x, pass),
+        }
+    }
+}
+
+impl Forward for Block {
+    fn forward(&self, x: Activation, pass: &Pass) -> Activation {
+        let x = x.into_float::<3>();
+        let attended = self.attend(self.layernorm_before.forward(x.clone()), pass);
+        let x = self.add(x, &self.attention.output, attended, pass, 1);
+        let inner = self.intermediate.dense.forward(self.layernorm_after.forward(x.clone()), pass);
+        let inner = self.options.activate.forward(inner);
+        Activation::of(self.add(x, &self.output, inner, pass, 2))
+    }
+
+    fn init(&self, name: &str, _: &[usize]) -> Init {
+        match name {
+            _ if name.ends_with("bias") => Init::Zeros,
+            _ if name.starts_with("layernorm") => Init::Ones,
+            _ => Init::Normal(self.options.deviation),
+        }
+    }
+
+    fn working_bytes(&self, inputs: &[Vec<usize>]) -> Option<u64> {
+        let [items, patches, width] = *inputs.first()?.as_slice() else { return None };
+        let vectors = items * patches * (32 * width + 8 * self.options.inner);
+        let attention = ops::grouped_working_elements([items, patches, width], &self.options.attention);
+        Some(((vectors + attention) * size_of::<f32>()) as u64)
+    }
+
+    fn note(&self) -> Option<String> {
+        Some(format!("{:?}, epsilon {}", self.options, self.layernorm_before.epsilon))
+    }
+}

@@ -1,0 +1,95 @@
+//! The last layer: from the class token to the loss.
+
+use super::VitConfig;
+use crate::ops::classified;
+use crate::parts::{Linear, Norm};
+use burn::module::Module;
+use burn::tensor::{Device, Tensor};
+use hydra_core::{
+    Activation, AnyTensor, Chain, DeviceBytes, Forward, Init, Pass, forward_range, promote_layers,
+};
+
+/// The final normalization of the class token and the classifier. From `[items, patches, width]` it computes the mean
+/// loss over the items, of shape `[1]`, and in an evaluation their accuracy; the pass's targets are the classes `[items]`.
+#[derive(Module, Debug)]
+pub struct Head {
+    /// The final normalization.
+    pub layernorm: Norm,
+    /// To the classes, `[classes, width]`.
+    pub classifier: Linear,
+    /// The standard deviation of first values.
+    pub deviation: f64,
+}
+
+impl Head {
+    /// The layer without values.
+    pub fn new(config: &VitConfig) -> Self {
+        Self {
+            layernorm: Norm::new(config.hidden_size, config.layer_norm_eps),
+            classifier: Linear::new(config.hidden_size, config.classes(), true),
+            deviation: config.initializer_range,
+        }
+    }
+
+    /// The logits `[items, classes]`.
+    fn logits(&self, x: Tensor<3>, pass: &Pass) -> Tensor<2> {
+        // No other row has a part in them.
+        let token = x.narrow(1, 0, 1);
+        self.classifier.forward(self.layernorm.forward(token), pass).squeeze_dim(1)
+    }
+}
+
+impl Forward for Head {
+    /// # Panics
+    /// If there is not one class for each item.
+    fn forward(&self, x: Activation, pass: &Pass) -> Activation {
+        classified(self.logits(x.into_float(), pass), pass)
+    }
+
+    fn init(&self, name: &str, _: &[usize]) -> Init {
+        match name {
+            _ if name.ends_with("bias") => Init::Zeros,
+            _ if name.starts_with("layernorm") => Init::Ones,
+            _ => Init::Normal(self.deviation),
+        }
+    }
+
+    fn working_bytes(&self, inputs: &[Vec<usize>]) -> Option<u64> {
+        let [items, patches, width] = *inputs.first()?.as_slice() else { return None };
+        let [classes, _] = self.classifier.weight.lazy_shape().dims();
+        let elements = 2 * items * patches * width + 8 * items * (width + classes) + 128 * width;
+        Some((elements * size_of::<f32>()) as u64)
+    }
+}
+
+/// The logits `[items, classes]` of a vision transformer for pictures `[items, channels, side, side]`, without dropout, on
+/// the plain `device`. Layers are promoted one after the other from what `image` gives.
+///
+/// # Panics
+/// If `chain` is not the chain of `config`, or the pictures do not fit it.
+pub fn logits(
+    config: &VitConfig,
+    chain: &Chain,
+    image: &dyn Fn(usize) -> DeviceBytes,
+    pictures: AnyTensor,
+    device: &Device,
+) -> Tensor<2> {
+    let pass = Pass::evaluate(Activation::default());
+    let last = chain.len() - 1;
+    let x = (0..last).fold([pictures].into_iter().collect(), |x: Activation, index| {
+        forward_range(&promote_layers(chain, index..index + 1, image, device, false), index, x, &pass)
+    });
+    let device = device.clone().autodiff();
+    let params: Vec<AnyTensor> =
+        chain.layer_params(last, image).iter().map(|p| p.to_device(&device)).collect();
+    let [norm_weight, norm_bias, weight, bias] =
+        params.try_into().expect("the head has a norm and a classifier");
+    let token = x.into_float::<3>().narrow(1, 0, 1);
+    let token = crate::ops::layer_norm(
+        token,
+        norm_weight.into_float(),
+        norm_bias.into_float(),
+        config.layer_norm_eps,
+    );
+    crate::ops::linear_transposed(token, weight.into_float(), Some(bias.into_float())).squeeze_dim(1)
+}

@@ -1,0 +1,181 @@
+//! The vision transformer (Dosovitskiy et al., 2021) with a classifier, as Hugging Face transformers defines it. As a
+//! chain: the embeddings of patches, one layer for each block, and the head with its loss.
+//!
+//! Modules and parameters are called as in the files of Hugging Face transformers, so that [`hf_name`] only has to
+//! exchange a prefix, and weights lie as they do there.
+
+mod block;
+mod config;
+mod embeddings;
+mod head;
+mod weights;
+mod writer;
+
+pub use block::{Attention, Block, Dense, SelfAttention};
+pub use config::{PRESETS, VitConfig};
+pub use embeddings::{Embeddings, PatchEmbeddings, Projection};
+pub use head::{Head, logits};
+pub use weights::VitDir;
+pub use writer::VitWriter;
+
+use crate::ModelError;
+use crate::ops::ACCURACY;
+use hydra_core::Chain;
+
+/// The chain of a vision transformer: layers `embeddings`, `layer.0`, `layer.1` and so on, and `head`. First values come
+/// from `source`, or from the task's seed with the deviations of Hugging Face's (normal numbers, whose tails are not cut
+/// off).
+///
+/// Inputs are pictures `[items, channels, side, side]`, normalised as the model's preprocessor says, and the targets
+/// their classes `[items]`. Evaluations measure accuracy.
+///
+/// # Errors
+/// A value of `config` that [`VitConfig::validate`] refuses.
+pub fn chain(config: &VitConfig, source: Option<VitDir>) -> Result<Chain, ModelError> {
+    config.validate()?;
+    let mut chain =
+        Chain::builder(name(config)).note(note(config)).layer("embeddings", Embeddings::new(config));
+    for index in 0..config.num_hidden_layers {
+        chain = chain.layer(format!("layer.{index}"), Block::new(config));
+    }
+    let chain = chain.layer("head", Head::new(config)).metrics([ACCURACY]);
+    let chain = match source {
+        Some(source) => chain.weights(source),
+        None => chain,
+    };
+    Ok(chain.build()?)
+}
+
+/// The settings that costs and results depend on beside names and shapes.
+fn note(config: &VitConfig) -> String {
+    format!(
+        "dropout {} {}, epsilon {}, patches of {}",
+        config.hidden_dropout_prob,
+        config.attention_probs_dropout_prob,
+        config.layer_norm_eps,
+        config.patch_size,
+    )
+}
+
+/// A name that tells apart chains whose parameters have the same shapes but compute something else.
+fn name(config: &VitConfig) -> String {
+    let VitConfig { num_hidden_layers, hidden_size, num_attention_heads, hidden_act, .. } = config;
+    format!("vit-{num_hidden_layers}x{hidden_size}-{num_attention_heads}-heads-{hidden_act}")
+}
+
+/// The name that Hugging Face's files give a parameter of a [`chain`]: `embeddings.cls_token` is
+/// `vit.embeddings.cls_token`, `layer.0.output.dense.bias` is `vit.encoder.layer.0.output.dense.bias`,
+/// `head.layernorm.bias` is `vit.layernorm.bias`, and `head.classifier.bias` is `classifier.bias`.
+pub fn hf_name(param: &str) -> String {
+    match param.split_once('.') {
+        Some(("layer", _)) => format!("vit.encoder.{param}"),
+        Some(("head", own)) if own.starts_with("classifier.") => own.to_owned(),
+        Some(("head", own)) => format!("vit.{own}"),
+        _ => format!("vit.{param}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cnn::Waves;
+    use crate::synthetic::testing::{backward, bf16_agrees, descend, shards_agree, with_threads};
+    use hydra_core::{Batch, Dataset};
+
+    fn tiny() -> VitConfig {
+        VitConfig::preset("vit-tiny").unwrap()
+    }
+
+    fn pictures() -> Waves {
+        Waves::new(1, 12, 3, 32, 4)
+    }
+
+    fn batch() -> Batch {
+        pictures().batch(&[0, 1, 2, 3, 4, 7, 11]).unwrap()
+    }
+
+    fn models() -> [VitConfig; 2] {
+        let dropout = VitConfig { hidden_dropout_prob: 0.1, attention_probs_dropout_prob: 0.1, ..tiny() };
+        [VitConfig { qkv_bias: false, hidden_act: "gelu_new".into(), ..tiny() }, dropout]
+    }
+
+    #[test]
+    fn parameters_are_named_and_counted_as_in_transformers() {
+        let base = chain(&VitConfig::preset("vit-base").unwrap(), None).unwrap();
+        assert_eq!(base.parameters(), 86_567_656);
+        let names: Vec<String> =
+            base.images().iter().flat_map(|i| i.params.iter().map(|p| hf_name(&p.name))).collect();
+        for name in [
+            "vit.embeddings.cls_token",
+            "vit.embeddings.position_embeddings",
+            "vit.embeddings.patch_embeddings.projection.weight",
+            "vit.encoder.layer.11.attention.attention.query.bias",
+            "vit.encoder.layer.0.attention.output.dense.weight",
+            "vit.encoder.layer.0.intermediate.dense.weight",
+            "vit.encoder.layer.0.layernorm_before.weight",
+            "vit.layernorm.bias",
+            "classifier.weight",
+        ] {
+            assert!(names.iter().any(|found| found == name), "{name}");
+        }
+        assert_eq!(names.len(), 4 + 12 * 16 + 4);
+    }
+
+    #[test]
+    fn bits_depend_neither_on_cuts_nor_on_threads() {
+        for config in models() {
+            let (chain, batch) = (chain(&config, None).unwrap(), batch());
+            shards_agree(&chain, &batch, &[0, 1, 2, 3, 4, 5]);
+            shards_agree(&chain, &batch, &[0, 3, 5]);
+            let one = with_threads(1, || backward(&chain, &batch));
+            assert_eq!(one, with_threads(3, || backward(&chain, &batch)));
+        }
+    }
+
+    #[test]
+    fn vision_transformers_compute_in_bf16() {
+        for config in models() {
+            // The gradient of a bias of keys is nothing but rounding: it adds the same to all scores of a query.
+            let config = VitConfig { qkv_bias: false, ..config };
+            bf16_agrees(|| chain(&config, None).unwrap(), &batch(), &[0, 1, 3, 5]);
+        }
+    }
+
+    #[test]
+    fn a_vision_transformer_learns_its_pictures() {
+        let (first, last) = descend(&chain(&tiny(), None).unwrap(), &pictures(), 40, 0.1);
+        assert!(last < 0.5 * first, "{first} to {last}");
+    }
+
+    #[test]
+    fn hollow_layers_know_what_they_need() {
+        let chain = chain(&tiny(), None).unwrap();
+        let bytes =
+            |layer: usize, shape: &[usize]| chain.layers()[layer].layer().working_bytes(&[shape.to_vec()]);
+        assert!(bytes(0, &[2, 3, 32, 32]).unwrap() > 2 * 3 * 32 * 32 * 4);
+        assert!(bytes(1, &[2, 17, 48]).unwrap() > 16 * 2 * 17 * 48 * 4);
+        assert_eq!(bytes(1, &[2, 17]), None);
+        let note = |layer: usize| chain.layers()[layer].layer().note();
+        assert!(note(1).is_some() && note(1) == note(2));
+    }
+
+    #[test]
+    fn first_values_are_distributed_as_in_transformers() {
+        let chain = chain(&tiny(), None).unwrap();
+        for (index, image) in chain.images().iter().enumerate() {
+            let mut out = vec![0.0; image.elements];
+            chain.source().fill(&chain, index, 1, &mut out).unwrap();
+            for param in &image.params {
+                let values = &out[param.range()];
+                let n = values.len() as f64;
+                let std = (values.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>() / n).sqrt();
+                let expected = match param.name.as_str() {
+                    name if name.ends_with("bias") => 0.0,
+                    name if name.contains("layernorm") => 1.0,
+                    _ => 0.02,
+                };
+                assert!((std - expected).abs() <= 0.2 * expected, "{}: {std} for {expected}", param.name);
+            }
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! A vision transformer in a Hugging Face directory: what it is and where its tensors lie.
+
+use super::{VitConfig, chain, hf_name};
+use crate::ModelError;
+use crate::weights::{CONFIG, Directory, Naming};
+use hydra_core::{Chain, WeightError, WeightSource};
+use std::path::{Path, PathBuf};
+
+const NAMING: Naming = Naming {
+    prefix: "vit.",
+    blocks: "encoder.layer.",
+    depth: "num_hidden_layers",
+    embedding: "",
+    exact: true,
+    name: hf_name,
+};
+
+/// A directory with a vision transformer's `config.json` and its weights, in `model.safetensors` or in the files that
+/// `model.safetensors.index.json` names. Everything but the weights' values is read and checked when it is
+/// opened; the values are read image by image. Cloning it is cheap.
+#[derive(Clone, Debug)]
+pub struct VitDir {
+    config: VitConfig,
+    weights: Directory,
+}
+
+impl VitDir {
+    /// Reads the configuration and the headers of all weight files.
+    ///
+    /// # Errors
+    /// A file that is missing or damaged, a configuration that [`VitConfig::validate`] refuses or that has
+    /// fewer blocks than the weights, and a tensor that is missing, there twice, or of another shape or type than
+    /// expected.
+    pub fn open(directory: impl Into<PathBuf>) -> Result<Self, ModelError> {
+        let directory = directory.into();
+        let config = VitConfig::read(&directory.join(CONFIG))?;
+        let weights = Directory::open(directory, NAMING, &chain(&config, None)?, config.num_hidden_layers)?;
+        Ok(Self { config, weights })
+    }
+
+    /// The model's configuration.
+    pub fn config(&self) -> &VitConfig {
+        &self.config
+    }
+
+    /// The directory.
+    pub fn directory(&self) -> &Path {
+        self.weights.path()
+    }
+
+    /// The files that the weights are in, in the order of their names.
+    pub fn files(&self) -> impl Iterator<Item = &Path> {
+        self.weights.files()
+    }
+}
+
+impl WeightSource for VitDir {
+    fn fill(&self, chain: &Chain, image: usize, seed: u64, out: &mut [f32]) -> Result<(), WeightError> {
+        self.weights.fill(chain, image, seed, out)
+    }
+}
