@@ -134,13 +134,17 @@ impl Content<'_> {
             params.try_for_each(|param| out.write_all(bytemuck::cast_slice(&values[param.range()])))
         };
         let id = ImageId::new(tensors.task, index);
+        if !image.trained {
+            // Other tasks may read it too.
+            let masters = tensors.store.read_masters(id).map_err(refused)?;
+            return Ok(put(bytemuck::cast_slice(&masters.bytes))?);
+        }
         // They go back as they are, under the same version.
         let masters = tensors.store.write(id).map_err(refused)?;
         put(&masters.params)?;
-        let moments = if image.trained { self.state.moments() } else { 0 };
-        masters.moments[..moments].iter().try_for_each(|moment| put(moment))?;
+        masters.moments[..self.state.moments()].iter().try_for_each(|moment| put(moment))?;
         drop(masters);
-        if image.trained && tensors.best {
+        if tensors.best {
             let best = tensors.store.read_masters(id.snapshot()).map_err(refused)?;
             put(bytemuck::cast_slice(&best.bytes))?;
         }
