@@ -1,12 +1,13 @@
 //! Frozen images that several tasks have in common, which the store keeps once for all of them.
 //!
 //! They are found by what they are made from: names and shapes of parameters, the type that moves, and what their source
-//! says of where its values are from. That they have the same values is seen when they are read.
+//! says of where its values are from. That they have the same values is seen when they are read. Tasks that go on have theirs
+//! in checkpoints, which say whether they are all the same.
 
 use crate::train_task::TrainTask;
 use hydra_core::{Chain, FloatType, TaskId};
 use hydra_spill::ImageId;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 /// An image that several tasks have in common.
@@ -19,7 +20,7 @@ pub(crate) struct SharedImage {
 }
 
 /// All that an image's first values and its home depend on.
-#[derive(PartialEq, Eq, Hash)]
+#[derive(Clone, PartialEq, Eq, Hash)]
 struct Made {
     /// Names and shapes of the parameters.
     params: Vec<(String, Vec<usize>)>,
@@ -27,9 +28,27 @@ struct Made {
     origin: Origin,
     /// True if its home is a device.
     device_homed: bool,
+    /// What a checkpoint has, where checkpoints differ.
+    kept: Option<Kept>,
 }
 
-#[derive(PartialEq, Eq, Hash)]
+/// The frozen values of a checkpoint.
+#[derive(Clone, PartialEq, Eq, Hash)]
+enum Kept {
+    /// Values of this hash.
+    Hash(String),
+    /// Those of the task of this index, whose checkpoint does not tell.
+    Own(usize),
+}
+
+impl Kept {
+    fn of(index: usize, task: &TrainTask) -> Option<Self> {
+        let hash = task.resume.as_ref()?.state().frozen.clone();
+        Some(hash.map_or(Self::Own(index), Self::Hash))
+    }
+}
+
+#[derive(Clone, PartialEq, Eq, Hash)]
 enum Origin {
     /// The words of the source.
     Said(String),
@@ -47,6 +66,7 @@ impl Made {
             float: layout.float,
             origin: said.unwrap_or(Origin::Of { chain: Arc::as_ptr(chain), image, seed }),
             device_homed,
+            kept: None,
         }
     }
 }
@@ -56,24 +76,47 @@ impl Made {
 pub(super) fn shared_images<'a>(
     tasks: impl Iterator<Item = (&'a TrainTask, bool)>,
 ) -> Vec<Vec<Option<ImageId>>> {
-    let mut firsts: HashMap<Made, ImageId> = HashMap::new();
-    let mut users: HashMap<ImageId, BTreeSet<usize>> = HashMap::new();
-    let mut of = |(index, (task, device_homed)): (usize, (&TrainTask, bool))| {
-        let mut image = |(image, trained): (usize, bool)| {
-            if trained || task.is_finished() {
-                return None;
-            }
-            let own = ImageId::new(TaskId(index), image).shared();
-            let first = *firsts.entry(Made::of(task, image, device_homed)).or_insert(own);
-            users.entry(first).or_default().insert(index);
-            Some(first)
-        };
-        let images = task.chain.images().iter().map(|layout| layout.trained).enumerate();
-        images.map(&mut image).collect::<Vec<_>>()
-    };
-    let mut found: Vec<Vec<Option<ImageId>>> = tasks.enumerate().map(&mut of).collect();
-    found.iter_mut().flatten().for_each(|image| *image = image.filter(|image| users[image].len() > 1));
+    let tasks: Vec<(&TrainTask, bool)> = tasks.collect();
+    let kept: Vec<Option<Kept>> =
+        tasks.iter().enumerate().map(|(index, (task, _))| Kept::of(index, task)).collect();
+    let made: Vec<Vec<Option<Made>>> =
+        tasks.iter().map(|(task, device_homed)| frozen(task, *device_homed)).collect();
+    let differ = differing(&made, &kept);
+    let mut users: HashMap<Made, Vec<ImageId>> = HashMap::new();
+    for (index, (made, kept)) in made.iter().zip(&kept).enumerate() {
+        for (image, made) in made.iter().enumerate().filter_map(|(image, made)| Some((image, made.as_ref()?)))
+        {
+            let kept = kept.clone().filter(|_| differ.contains(made));
+            let own = ImageId::new(TaskId(index), image);
+            users.entry(Made { kept, ..made.clone() }).or_default().push(own);
+        }
+    }
+    let mut found: Vec<Vec<Option<ImageId>>> = made.iter().map(|made| vec![None; made.len()]).collect();
+    for users in users.into_values() {
+        let several = users.iter().any(|user| user.task != users[0].task);
+        for user in users.iter().filter(|_| several) {
+            found[user.task.0][user.image] = Some(users[0].shared());
+        }
+    }
     found
+}
+
+/// What images are made from of which checkpoints have other values than one another.
+fn differing(made: &[Vec<Option<Made>>], kept: &[Option<Kept>]) -> HashSet<Made> {
+    let mut checkpoints: HashMap<&Made, HashSet<&Kept>> = HashMap::new();
+    for (made, kept) in made.iter().zip(kept).filter_map(|(made, kept)| Some((made, kept.as_ref()?))) {
+        for made in made.iter().flatten() {
+            checkpoints.entry(made).or_default().insert(kept);
+        }
+    }
+    checkpoints.into_iter().filter(|(_, kept)| kept.len() > 1).map(|(made, _)| made.clone()).collect()
+}
+
+/// What each frozen image of a task is made from; of a task that is finished none is there.
+fn frozen(task: &TrainTask, device_homed: bool) -> Vec<Option<Made>> {
+    let images = task.chain.images().iter().enumerate();
+    let frozen = |trained: bool| !trained && !task.is_finished();
+    images.map(|(image, of)| frozen(of.trained).then(|| Made::of(task, image, device_homed))).collect()
 }
 
 #[cfg(test)]

@@ -292,11 +292,20 @@ impl Reader {
     /// The state. That of a finished task, whose tensors nobody reads later, is what was written.
     pub(crate) fn into_state(mut self) -> Result<State, CheckpointError> {
         if self.metadata.data_len() == 0 || matches!(self.state.position, Position::Finished { .. }) {
-            let read = |source| CheckpointError::Read { path: self.path.clone(), source };
-            io::copy(&mut self.data, &mut io::sink()).map_err(read)?;
-            self.check()?;
+            self.read_all()?;
         }
         Ok(self.state)
+    }
+
+    /// Refuses the checkpoint if it is not what was written, before anything of it is used.
+    pub(crate) fn verify(mut self) -> Result<(), CheckpointError> {
+        self.read_all()
+    }
+
+    fn read_all(&mut self) -> Result<(), CheckpointError> {
+        let read = |source| CheckpointError::Read { path: self.path.clone(), source };
+        io::copy(&mut self.data, &mut io::sink()).map_err(read)?;
+        self.check()
     }
 
     /// Compares the checksum with that of what was read.

@@ -46,6 +46,27 @@ pub(super) fn run(jobs: &Receiver<FirstMasters>, reporter: &Reporter) {
     }
 }
 
+/// The hashes by which it is known what a task began with.
+struct Known {
+    /// Of all masters, where another task may begin with the same ones and the same evaluation.
+    weights: Option<WeightHash>,
+    /// Of those that are frozen, where checkpoints say it: tasks that go on see by it that they have the same.
+    frozen: Option<WeightHash>,
+}
+
+impl Known {
+    /// Returns whether the next image is to be hashed.
+    fn wants(&self, frozen: bool) -> bool {
+        self.weights.is_some() || frozen && self.frozen.is_some()
+    }
+
+    /// Adds the next image.
+    fn add(&mut self, frozen: bool, hashes: &Hashes) {
+        self.weights.iter_mut().for_each(|hash| hash.add_hashes(hashes));
+        self.frozen.iter_mut().filter(|_| frozen).for_each(|hash| hash.add_hashes(hashes));
+    }
+}
+
 /// The first masters of a task, with their room. Whichever thread has them puts them into the store.
 pub(super) struct FirstMasters {
     pub facts: Arc<Facts>,
@@ -56,45 +77,73 @@ pub(super) struct FirstMasters {
 }
 
 impl FirstMasters {
-    /// Puts them there, and hashes them if another task may begin with the same ones and the same evaluation.
+    /// Puts them there, and hashes those that others ask for. What other tasks have put there too is compared.
     ///
     /// # Errors
-    /// Weights that cannot be read.
+    /// Weights that cannot be read, and [`EngineError::Changed`].
     pub(super) fn put(mut self) -> Result<Begun, EngineError> {
         const WHAT: &str = "reading the first weights";
         let checkpoint = self.facts.task.resume.as_ref();
-        let mut reader = guarded(WHAT, || Ok(checkpoint.map(Checkpoint::reader).transpose()?))?;
+        let open = || guarded(WHAT, || Ok(checkpoint.map(Checkpoint::reader).transpose()?));
+        if self.facts.shared_names().next().is_some() {
+            // What others read too must be what was written, before it is there.
+            open()?.map_or(Ok(()), Reader::verify)?;
+        }
+        let mut reader = open()?;
         let mut best = false;
-        let mut weights = self.facts.admitted.first_evaluation.map(|_| WeightHash::default());
+        let mut known = self.known();
         for group in self.groups() {
             let images = guarded(WHAT, || values(&self.facts, reader.as_mut(), group.clone()))?;
-            let hashes = self.hashes(group.clone(), &images, weights.is_some());
-            let of_group = || hashes.iter().flatten();
-            weights.iter_mut().for_each(|hash| of_group().for_each(|hashes| hash.add_hashes(hashes)));
+            let hashes = self.hashes(group.clone(), &images, &known);
             for ((image, values), hashes) in group.zip(images).zip(hashes) {
                 best |= values.best.is_some();
-                match (self.facts.admitted.shared[image], hashes) {
-                    (Some(shared), Some(hashes)) => self.share(shared, image, values, hashes)?,
-                    _ => {
-                        let room = self.room(image)?;
-                        self.insert(image, values, room)?;
-                    }
-                }
+                hashes.iter().for_each(|hashes| known.add(self.is_frozen(image), hashes));
+                self.place(image, values, hashes)?;
             }
         }
         if let Some(reader) = reader {
             reader.finish(self.facts.task.spec.optimizer.moments())?;
         }
-        Ok(Begun { best, weights: weights.map(WeightHash::finish) })
+        let [weights, frozen] = [known.weights, known.frozen].map(|hash| hash.map(WeightHash::finish));
+        Ok(Begun { best, weights, frozen })
     }
 
-    /// The hashes of these images: of `all`, or of those that other tasks have too.
-    fn hashes(&self, group: Range<usize>, images: &[ImageValues], all: bool) -> Vec<Option<Hashes>> {
+    /// The hashes that are asked for, of nothing yet.
+    fn known(&self) -> Known {
+        let (facts, images) = (&self.facts, 0..self.facts.chain().images().len());
+        let kept = facts.identity.is_some() && images.into_iter().any(|image| self.is_frozen(image));
+        Known {
+            weights: facts.admitted.first_evaluation.map(|_| WeightHash::default()),
+            frozen: kept.then(WeightHash::default),
+        }
+    }
+
+    fn is_frozen(&self, image: usize) -> bool {
+        !self.facts.chain().images()[image].trained
+    }
+
+    /// The hashes of these images, of those for which somebody asks.
+    fn hashes(&self, group: Range<usize>, images: &[ImageValues], known: &Known) -> Vec<Option<Hashes>> {
         let (chain, shared) = (self.facts.chain(), &self.facts.admitted.shared);
+        let is_wanted = |image: usize| shared[image].is_some() || known.wants(self.is_frozen(image));
         let of = |(image, values): (usize, &ImageValues)| {
-            (all || shared[image].is_some()).then(|| param_hashes(chain, image, &values.params))
+            is_wanted(image).then(|| param_hashes(chain, image, &values.params))
         };
         group.into_par_iter().zip(images).map(of).collect()
+    }
+
+    /// Puts an image where it will live.
+    fn place(
+        &mut self,
+        image: usize,
+        values: ImageValues,
+        hashes: Option<Hashes>,
+    ) -> Result<(), EngineError> {
+        if let Some((shared, hashes)) = self.facts.admitted.shared[image].zip(hashes) {
+            return self.share(shared, image, values, hashes);
+        }
+        let room = self.room(image)?;
+        self.insert(image, values, room)
     }
 
     /// The images that are made together.

@@ -237,8 +237,12 @@ fn a_device_with_room_for_one_base_promotes_it_for_all() {
     let least = admitted.admission().tasks[0].plan.min_device_memory_bytes;
     let one_base = ByteSize(least + base + base / 4);
     for (memory, devices) in [(one_base, 1), (one_base, 2), (Settings::default().memory, 1)] {
-        let [one, each] = [&together, &apart].map(|chains| promoted(chains, memory, devices));
-        assert!(one as f64 <= 1.15 / TASKS as f64 * each as f64, "{one} of {each} on {devices} devices");
+        let one = promoted(&together, memory, devices) as f64;
+        assert!(one <= 1.15 * devices as f64 * base as f64, "{one} of {base} on {devices} devices");
+        if devices == 1 {
+            let each = promoted(&apart, memory, devices) as f64;
+            assert!(one <= 1.15 / TASKS as f64 * each, "{one} of {each}");
+        }
     }
 }
 
@@ -425,6 +429,69 @@ fn what_is_left_of_interrupted_tasks_shares_a_base_too() {
     }
 }
 
+#[test]
+fn a_damaged_checkpoint_harms_no_task_that_shares_with_it() {
+    let dir = TempDir::new().expect("a directory");
+    let [together, _] = together_and_apart();
+    let file = dir.path().join("task.safetensors");
+    let stop = StopFlag::new();
+    let run = cut().orchestrator().stop_flag(stop.clone()).observer(Box::new(StopAfter(stop, 1)));
+    let mut run = run.checkpoint_every(CheckpointEvery::Minibatches(1));
+    run.submit(task(0, &together[0]).checkpoint_to(file.clone())).expect("a task");
+    run.run().expect("a run");
+    let checkpoint = Checkpoint::open(&file).expect("a checkpoint");
+    // In the first values, which are those of the base.
+    let mut content = std::fs::read(&file).expect("a file");
+    let header = u64::from_le_bytes(content[..8].try_into().expect("a prefix")) as usize;
+    content[8 + header + 1] ^= 1;
+    std::fs::write(&file, &content).expect("a file");
+    let mut run = cut().orchestrator();
+    run.submit(task(0, &together[0]).resume_from(checkpoint)).expect("a task");
+    run.submit(task(1, &together[0])).expect("a task");
+    run.submit(task(2, &together[0])).expect("a task");
+    let tasks = run.run().expect("a run").tasks;
+    let error = tasks[0].error.as_deref().expect("an error");
+    assert!(tasks[0].state == TaskState::Failed && error.contains("is damaged"), "{error}");
+    for (task, expected) in tasks.iter().zip(alone()).skip(1) {
+        assert_eq!((&task.error, task.weights_sha256.as_ref()), (&None, Some(expected)));
+    }
+}
+
+#[test]
+fn checkpoints_of_other_bases_go_on_each_with_its_own() {
+    let dir = TempDir::new().expect("a directory");
+    let file = |index: usize| dir.path().join(format!("{index}.safetensors"));
+    let base = chain(File::called("base"));
+    // The same file, with what it was changed to.
+    let changed = chain(File { stays: 0, ..File::called("base") });
+    for (index, chain) in [&base, &changed].into_iter().enumerate() {
+        let stop = StopFlag::new();
+        let run = cut().orchestrator().stop_flag(stop.clone()).observer(Box::new(StopAfter(stop, 1)));
+        let mut run = run.checkpoint_every(CheckpointEvery::Minibatches(1));
+        run.submit(task(index, chain).checkpoint_to(file(index))).expect("a task");
+        assert_eq!(run.run().expect("a run").tasks[0].state, TaskState::Stopped);
+    }
+    let resumed = |indices: &[usize]| {
+        let mut run = cut().orchestrator();
+        for index in indices {
+            let checkpoint = Checkpoint::open(file(*index)).expect("a checkpoint");
+            run.submit(task(*index, &base).resume_from(checkpoint)).expect("a task");
+        }
+        // One that begins anew has what the file has.
+        run.submit(task(2, &base)).expect("a task");
+        run.admit().expect("it fits")
+    };
+    assert_eq!(resumed(&[0]).admission().shared_bytes(), bytes(&base, false));
+    let run = resumed(&[0, 1]);
+    assert_eq!(run.admission().shared_bytes(), 0);
+    let report = run.start().expect("a run");
+    let plain = plain::train(&changed, spirals().as_ref(), &spec(1)).expect("the plain loop");
+    let expected = [&alone()[0], &plain.weights_sha256, &alone()[2]];
+    for (task, expected) in report.tasks.iter().zip(expected) {
+        assert_eq!((&task.error, task.weights_sha256.as_ref()), (&None, Some(expected)), "{}", task.name);
+    }
+}
+
 /// A run of all that sharing must not depend on.
 #[derive(Clone, Debug)]
 struct Drawn {
@@ -432,7 +499,7 @@ struct Drawn {
     /// Quarters of the base for which devices have room beside what they need.
     quarters: u64,
     concurrent: Option<usize>,
-    /// Sixteenths of the base that are not in host memory, but on the disk.
+    /// Sixteenths of the base that are at most not in host memory, but on the disk.
     on_disk: Option<u64>,
     stop: usize,
     anew: usize,
@@ -472,16 +539,18 @@ proptest! {
         let (plan, host) = (admitted.admission().tasks[0].plan.clone(), admitted.admission().host_admitted_bytes);
         let least = plan.shards.iter().map(|shard| shard.need_bytes + shard.param_bytes).max().expect("shards");
         settings.memory = ByteSize(2 * least + quarters * base / 4);
-        let orchestrator = || {
+        let set = |part: Option<u64>| {
             let run = settings.orchestrator();
             let run = concurrent.into_iter().fold(run, Orchestrator::in_turn);
-            match on_disk {
-                Some(part) => run
-                    .host_memory(ByteSize(host - part * base / 16))
-                    .disk(dir.path().to_owned(), ByteSize::mib(64)),
-                None => run,
-            }
+            part.into_iter().fold(run, |run, part| {
+                let run = run.host_memory(ByteSize(host - part * base / 16));
+                run.disk(dir.path().to_owned(), ByteSize::mib(64))
+            })
         };
+        // What is used on the disk takes host memory too, so less may not do.
+        let fits = |part: &u64| submitted(set(Some(*part)), &settings, &chains).admit().is_ok();
+        let part = on_disk.and_then(|part| (0..=part).rev().find(fits));
+        let orchestrator = || set(part);
         check(&interrupted(orchestrator, (&settings, &chains), stop, anew));
     }
 }
