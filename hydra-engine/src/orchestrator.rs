@@ -20,7 +20,7 @@ use hydra_core::optimizer::Sgd;
 use hydra_core::{ByteSize, MemoryProbe, TaskId, TrainSpec};
 use hydra_partition::PilotProgress;
 use hydra_sched::{Policy, PolicyKind};
-use hydra_spill::{DeviceHomeStore, DeviceLink, DiskStore, DramStore, TierStore};
+use hydra_spill::{DeviceHomeStore, DeviceLink, DiskStore, DramStore, SharedStore, TierStore};
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -202,7 +202,8 @@ impl Orchestrator {
     pub fn admit(self) -> Result<AdmittedRun, EngineError> {
         let Self { admission: settings, run: mut run_settings, mut tasks } = self;
         let on_disk = Arc::new(DiskStore::new(Arc::new(DramStore::new())));
-        let store = Arc::new(DeviceHomeStore::new(on_disk.clone()));
+        let device_home = Arc::new(DeviceHomeStore::new(on_disk.clone()));
+        let store = Arc::new(SharedStore::new(device_home.clone()));
         let tiers: Arc<dyn TierStore> = store.clone();
         let devices = settings.open_devices(&tiers)?;
         let told = pilot_progress(run_settings.observer.as_mut());
@@ -213,9 +214,10 @@ impl Orchestrator {
         let homed = |(i, task): (usize, &AdmittedTask)| task.optimizer.on_device().then_some(TaskId(i));
         let homed = admission.tasks.iter().enumerate().filter_map(homed);
         let manager = &devices[0].manager;
-        store.assign(homed, manager.link().clone(), manager.budget().clone());
+        device_home.assign(homed, manager.link().clone(), manager.budget().clone());
         let disk = DiskTier::new(on_disk, settings.disk, &tasks, &admission);
-        Ok(AdmittedRun { tasks, admission, devices, store, disk, identities, settings: run_settings })
+        let settings = run_settings;
+        Ok(AdmittedRun { tasks, admission, devices, store, device_home, disk, identities, settings })
     }
 
     /// Admits the tasks, trains every one and reports. A task that fails is set aside and reported.

@@ -1,6 +1,7 @@
 //! Making first masters, and hashing masters.
 
 use hydra_core::{Chain, WeightError};
+use hydra_spill::Hashes;
 use sha2::{Digest, Sha256};
 
 /// The first masters of an image.
@@ -8,6 +9,14 @@ pub(crate) fn initial_image(chain: &Chain, image: usize, seed: u64) -> Result<Ve
     let mut out = vec![0.0; chain.images()[image].elements];
     chain.source().fill(chain, image, seed, &mut out)?;
     Ok(out)
+}
+
+/// The SHA-256 of each parameter of an image.
+pub(crate) fn param_hashes(chain: &Chain, image: usize, values: &[f32]) -> Hashes {
+    let params = chain.images()[image].params.iter();
+    params
+        .map(|param| Sha256::digest(bytemuck::cast_slice::<f32, u8>(&values[param.range()])).into())
+        .collect()
 }
 
 /// Hashes masters image by image, in chain order, without alignment gaps.
@@ -22,9 +31,9 @@ impl WeightHash {
         }
     }
 
-    /// Adds the hash of other masters.
-    pub(crate) fn add_hash(&mut self, other: Self) {
-        self.0.update(other.0.finalize());
+    /// Adds the hashes of the parameters of the next image.
+    pub(crate) fn add_hashes(&mut self, hashes: &Hashes) {
+        hashes.iter().for_each(|hash| self.0.update(hash));
     }
 
     /// The hash in hexadecimal.

@@ -6,7 +6,8 @@
 //! promotes images from the store into [`ResidentCopy`] copies, and the [`DoubleBuffer`] lets one shard's copy be filled
 //! while another's is computed on. A resident copy is never changed, so dropping it is all that eviction takes. A
 //! [`DeviceHomeStore`] keeps the masters of some tasks on a device instead, where everything fits it, and a [`DiskStore`]
-//! keeps images in files for which the host has no memory.
+//! keeps images in files for which the host has no memory. A [`SharedStore`] over them keeps once what tasks have in
+//! common.
 //!
 //! ```
 //! use hydra_core::{ByteSize, DeviceId, TaskId};
@@ -70,6 +71,6 @@ pub use manager::{ResidentCopy, SpillManager};
 pub use memory::{Budget, BudgetError, ELEMENT_ALIGN, Floats, NarrowFloats, PinnedMemory, Reservation};
 pub use monitor::{Monitor, StdMonitor};
 pub use store::{
-    DeviceHomeStore, DeviceMasters, DeviceNarrow, DeviceWriter, DiskStore, DramStore, ImageId, ImageKind,
-    ImageView, ImageWriter, Masters, SpillError, TierStore,
+    DeviceHomeStore, DeviceMasters, DeviceNarrow, DeviceWriter, DiskStore, DramStore, Hashes, ImageId,
+    ImageKind, ImageView, ImageWriter, Masters, SharedStore, SpillError, TierStore,
 };

@@ -97,12 +97,17 @@ impl SpillManager {
         self.copies.is_some()
     }
 
+    /// The image of a task, or the one that it has in common with others: a copy of that is there for all of them.
+    fn identity(&self, task: TaskId, image: usize) -> ImageId {
+        self.store.identity(ImageId::new(task, image))
+    }
+
     /// The images of a task that are on the device already, in the version that the store has: they stay until a shard
     /// task has read them.
     pub fn hold(&self, task: TaskId, images: &[usize]) -> HeldCopies {
         let Some(copies) = &self.copies else { return HeldCopies::default() };
         let held = |&image: &usize| {
-            let id = ImageId::new(task, image);
+            let id = self.identity(task, image);
             Some((image, copies.hold(id, self.store.version(id).ok()?)?))
         };
         HeldCopies { images: images.iter().filter_map(held).collect() }
@@ -112,13 +117,13 @@ impl SpillManager {
     pub fn cached_bytes(&self, task: TaskId, images: &[usize]) -> u64 {
         let Some(copies) = &self.copies else { return 0 };
         let bytes = |&image: &usize| {
-            let id = ImageId::new(task, image);
+            let id = self.identity(task, image);
             copies.bytes(id, self.store.version(id).ok()?)
         };
         images.iter().filter_map(bytes).sum()
     }
 
-    /// Says what each cached copy is worth; those that are worth nothing go at once, and the others in this order when a
+    /// Says what each cached copy is worth, by the image that it is a copy of ([`TierStore::identity`]); those that are worth nothing go at once, and the others in this order when a
     /// reservation needs their room.
     pub fn rate_copies(&self, worth: impl Fn(ImageId) -> f64) {
         self.copies.iter().for_each(|copies| copies.rate(&worth));
@@ -208,7 +213,7 @@ impl SpillManager {
                 let mut room = reservation.split(bytes.len() as u64);
                 room.merge(upkeep);
                 let copy = ImageCopy::new(bytes, version, Some(room));
-                copies.insert(ImageId::new(task, image), copy.clone());
+                copies.insert(self.identity(task, image), copy.clone());
                 (image, copy)
             });
         let images = copied.chain(homed).chain(held.images).collect();
@@ -301,7 +306,7 @@ fn uploaded(tensor: &HostTensor, bytes: DeviceBytes) -> DeviceTensor {
 mod tests {
     use super::*;
     use crate::link::conformance::FailingLink;
-    use crate::{DramStore, HostCopyLink, LinkError, Masters};
+    use crate::{DramStore, HostCopyLink, LinkError, Masters, SharedStore};
     use bytes::Bytes;
     use hydra_core::ByteSize;
     use std::sync::atomic::Ordering::Relaxed;
@@ -462,6 +467,31 @@ mod tests {
         assert_eq!(read(&manager, &[0, 1]), 400);
         manager.forget_copies(|_| true);
         assert_eq!(manager.budget().used(), 0);
+    }
+
+    #[test]
+    fn a_copy_of_what_tasks_have_in_common_is_there_for_all_of_them() {
+        let (other, shared) = (TaskId(7), ImageId::new(TASK, 0).shared());
+        let host = Budget::new("host memory", ByteSize::mib(1));
+        let store = SharedStore::new(Arc::new(DramStore::new()));
+        store.join(ImageId::new(TASK, 0), shared, Some(host.reserve(400, "the first").unwrap()));
+        store.join(ImageId::new(other, 4), shared, None);
+        store.put(shared, Masters::new(vec![3.0; 100], Vec::new()), Arc::new([])).unwrap();
+        let link = Arc::new(HostCopyLink::new(DEVICE));
+        let budget = Budget::new("cpu:2", ByteSize(2000));
+        let manager = SpillManager::new(DEVICE, budget, Arc::new(store), link).cache_copies(true);
+        assert_eq!(manager.cached_bytes(other, &[4]), 0);
+        assert_eq!(read(&manager, &[0]), 400);
+        assert_eq!((manager.cached_bytes(other, &[4]), manager.hold(other, &[4]).bytes()), (400, 400));
+        let held = manager.hold(other, &[4]);
+        let room = manager.try_reserve(0, "the other").unwrap();
+        let (resident, _) = manager.promote(other, &[4], &[], held, room).unwrap();
+        assert_eq!((floats(&resident.image(4))[0], manager.uploaded_bytes()), (3.0, 400));
+        drop(resident);
+        manager.rate_copies(|id| if id == shared { 1.0 } else { 0.0 });
+        assert_eq!(manager.cached_bytes(TASK, &[0]), 400);
+        manager.forget_copies(|id| *id == shared);
+        assert_eq!((manager.cached_bytes(other, &[4]), manager.budget().used()), (0, 0));
     }
 
     #[test]

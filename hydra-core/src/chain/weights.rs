@@ -1,6 +1,6 @@
 //! Sources and destinations of parameter values, image by image.
 
-use crate::{Chain, Key};
+use crate::{Chain, Init, Key};
 use std::path::{Path, PathBuf};
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -31,6 +31,16 @@ pub trait WeightSource: Send + Sync {
     /// Writes the values of the image at `image` of `chain` into `out`, which is zeroed and has
     /// [`ImageLayout::elements`](crate::ImageLayout::elements) elements; gaps between parameters stay zero.
     fn fill(&self, chain: &Chain, image: usize, seed: u64, out: &mut [f32]) -> Result<(), WeightError>;
+
+    /// Names all that the values of the image at `image` depend on, beside the names and shapes of its parameters: the
+    /// files that they are read from, or the seed that they are drawn with. A run keeps frozen images of its tasks that
+    /// are alike in all of that once for all of them. Each task's values are compared all the same, and a task whose
+    /// values are others fails, so a file that changes meanwhile is noticed.
+    ///
+    /// The default, `None`, says nothing: only tasks of one chain object and one seed have such images in common.
+    fn origin(&self, _chain: &Chain, _image: usize, _seed: u64) -> Option<String> {
+        None
+    }
 }
 
 /// The source of a chain that was given none: values that the modules held, and [`Init`](crate::Init) for
@@ -49,6 +59,14 @@ impl WeightSource for SeededInit {
             }
         }
         Ok(())
+    }
+
+    fn origin(&self, chain: &Chain, image: usize, seed: u64) -> Option<String> {
+        let params = &chain.images()[image].params;
+        let inits: Vec<Init> = params.iter().map(|param| param.init).collect();
+        // Nobody knows where values that a module held are from.
+        let drawn = params.iter().all(|param| param.given.is_none());
+        drawn.then(|| format!("seed {seed}, drawn as image {image}: {inits:?}"))
     }
 }
 

@@ -8,6 +8,7 @@ use super::left_out::{LeftOut, Misfits};
 use super::measure::{Pilot, Tell, measure};
 use super::placement::{Placement, place};
 use super::settings::AdmissionSettings;
+use super::shared::{SharedImage, shared_images};
 use super::sizes::TaskSizes;
 use super::visit::{VisitDevices, least_sizes, widen};
 use crate::device::LogicalDevice;
@@ -17,6 +18,7 @@ use crate::train_task::TrainTask;
 use hydra_core::{Chain, FloatType, Length};
 use hydra_partition::PartitionPlan;
 use serde::Serialize;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// A task that was admitted. Its plan is not serialized with it; plans are saved in files of their own.
@@ -39,8 +41,13 @@ pub struct AdmittedTask {
     pub plan: Arc<PartitionPlan>,
     /// Bytes of masters and optimizer state, for the whole run, wherever they live.
     pub master_bytes: u64,
-    /// Those of them on the disk.
+    /// Those of them that other tasks have too: they are there once for all of these.
+    pub shared_bytes: u64,
+    /// Those of them on the disk that are its own.
     pub disk_bytes: u64,
+    /// For each image the one that it has in common with others.
+    #[serde(skip)]
+    pub(crate) shared: Vec<Option<SharedImage>>,
     /// True for each image on the disk.
     #[serde(skip)]
     pub(crate) on_disk: Vec<bool>,
@@ -116,6 +123,7 @@ pub(crate) fn admit(
     let host = HostMemory { budget, disk, devices: devices.len(), concurrent: settings.concurrent };
     let (placed, sizes) = loop {
         let placed = place(settings.placement, &cut, &limits, devices)?;
+        share(&mut cut, &placed);
         let sizes = least_sizes(&cut, &placed, devices.len());
         if !leave_out(&mut cut, &sizes, &host, &mut misfits)? {
             break (placed, sizes);
@@ -146,6 +154,12 @@ pub(crate) fn admit(
     })
 }
 
+/// Finds what tasks have in common.
+fn share(cut: &mut [CutTask<'_>], placed: &[Placement]) {
+    let shared = shared_images(cut.iter().zip(placed).map(|(cut, on)| (cut.task, on.on_device())));
+    cut.iter_mut().zip(shared).for_each(|(cut, shared)| cut.shared = shared);
+}
+
 /// Leaves out tasks that have no room in host memory by themselves, if that is allowed; returns whether there were any.
 fn leave_out(
     cut: &mut Vec<CutTask<'_>>,
@@ -171,7 +185,22 @@ fn leave_out(
     Ok(cut.len() < all)
 }
 
+impl Admission {
+    /// Bytes of masters that several tasks have in common, each counted once.
+    pub fn shared_bytes(&self) -> u64 {
+        let images = self.tasks.iter().flat_map(|task| task.shared.iter().flatten());
+        images.collect::<BTreeSet<_>>().into_iter().map(|image| image.bytes).sum()
+    }
+}
+
 impl AdmittedTask {
+    /// The images that it has in common with other tasks: the index of each in its chain, what it is in the store, and
+    /// whether it lives on the disk.
+    pub(crate) fn shared(&self) -> impl Iterator<Item = (usize, SharedImage, bool)> {
+        let images = self.shared.iter().zip(&self.on_disk).enumerate();
+        images.filter_map(|(image, (shared, on_disk))| Some((image, (*shared)?, *on_disk)))
+    }
+
     /// Returns whether the gradients that a shard makes of the microbatches of a visit can add up on a device: where the
     /// plan leaves room for the sum and for the next one, and both are `f32`.
     pub(crate) fn adds_up_gradients(&self, chain: &Chain, shard: usize) -> bool {
@@ -192,7 +221,10 @@ impl AdmittedTask {
         (index, first_evaluation): (usize, Option<usize>),
     ) -> Self {
         let evaluates_for_others = first_evaluation == Some(index);
-        let CutTask { task, batch, plan, .. } = cut;
+        let CutTask { task, batch, plan, shared, .. } = cut;
+        let images = shared.into_iter().zip(&sizes.images.masters);
+        let shared: Vec<Option<SharedImage>> =
+            images.map(|(id, bytes)| id.map(|id| SharedImage { id, bytes: *bytes })).collect();
         let items = task.train.len();
         let units_per_item = (batch.units / batch.items.max(1)) as u64;
         let on_disk = room.division.on_disk[index].clone();
@@ -204,7 +236,9 @@ impl AdmittedTask {
             units: trained_items(task).saturating_mul(units_per_item),
             unit: task.train.unit().to_owned(),
             master_bytes: sizes.images.masters.iter().sum(),
-            disk_bytes: sizes.images.disk_bytes(&on_disk),
+            shared_bytes: shared.iter().flatten().map(|shared| shared.bytes).sum(),
+            disk_bytes: sizes.images.own_disk_bytes(&on_disk),
+            shared,
             on_disk,
             active_bytes: room.active[index],
             visit: sizes.visit,

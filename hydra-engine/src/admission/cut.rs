@@ -6,6 +6,7 @@ use crate::error::{EngineError, refused};
 use crate::train_task::TrainTask;
 use hydra_core::Batch;
 use hydra_partition::{Demand, PartitionPlan, Rules, choose_reserve};
+use hydra_spill::ImageId;
 use std::sync::Arc;
 
 /// A task with the plan of its shards.
@@ -14,6 +15,8 @@ pub(super) struct CutTask<'a> {
     pub batch: Batch,
     costs: Arc<Costs>,
     pub plan: Arc<PartitionPlan>,
+    /// For each image the one that it has in common with other tasks, once that is known.
+    pub shared: Vec<Option<ImageId>>,
 }
 
 /// The limits that the plans of a run keep.
@@ -77,7 +80,7 @@ pub(super) fn cut<'a>(
         match plan(&measured, limits, pilot, &cut) {
             Ok(plan) => {
                 let MeasuredTask { task, batch, costs } = measured;
-                cut.push(CutTask { task, batch, costs, plan });
+                cut.push(CutTask { task, batch, costs, plan, shared: Vec::new() });
             }
             Err(error) => misfits.leave(measured.task, error)?,
         }

@@ -6,7 +6,8 @@ use super::images::{best_bytes, master_bytes, stored_bytes};
 use crate::error::EngineError;
 use crate::train_task::TrainTask;
 use hydra_core::{ByteSize, TaskId};
-use hydra_spill::{Budget, DiskStore, ImageId, Reservation, SpillError};
+use hydra_spill::{Budget, BudgetError, DiskStore, ImageId, Reservation, SpillError};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// The disk of a run, and the host memory in which it is used.
@@ -20,6 +21,8 @@ pub(crate) struct DiskTier {
     pub budget: Option<Budget>,
     /// Space for the images of each task that are not there yet.
     rooms: Vec<Option<Reservation>>,
+    /// Space for those that tasks have in common.
+    shared: BTreeMap<ImageId, Reservation>,
     /// The directory in which space is to be reserved yet.
     wanted: Option<DiskSpec>,
 }
@@ -40,6 +43,7 @@ impl DiskTier {
             writing,
             budget: None,
             rooms: tasks.iter().map(|_| None).collect(),
+            shared: BTreeMap::new(),
             wanted: spec.filter(|_| admission.disk_bytes > 0),
         }
     }
@@ -50,11 +54,21 @@ impl DiskTier {
         let budget = Budget::new(format!("disk `{}`", dir.display()), *budget);
         let rooms = admission.tasks.iter().map(|task| budget.reserve(task.disk_bytes, &task.name).map(Some));
         let rooms = rooms.collect::<Result<_, _>>().map_err(SpillError::from)?;
+        let on_disk = admission.tasks.iter().flat_map(AdmittedTask::shared).filter(|(.., on_disk)| *on_disk);
+        let shared: BTreeMap<ImageId, u64> = on_disk.map(|(_, image, _)| (image.id, image.bytes)).collect();
+        let room = |(id, bytes): (&ImageId, &u64)| Ok((*id, budget.reserve(*bytes, id.to_string())?));
+        let in_common = shared.iter().map(room).collect::<Result<_, BudgetError>>();
+        let in_common = in_common.map_err(SpillError::from)?;
         let images = |(index, (task, admitted))| images_of(TaskId(index), task, admitted);
-        let images: Vec<_> = tasks.iter().zip(&admission.tasks).enumerate().flat_map(images).collect();
-        self.store.assign(dir, &self.working, &images)?;
-        (self.rooms, self.budget, self.wanted) = (rooms, Some(budget), None);
+        let images = tasks.iter().zip(&admission.tasks).enumerate().flat_map(images).chain(shared);
+        self.store.assign(dir, &self.working, &images.collect::<Vec<_>>())?;
+        (self.rooms, self.shared, self.budget, self.wanted) = (rooms, in_common, Some(budget), None);
         Ok(())
+    }
+
+    /// Takes the space of an image that tasks have in common.
+    pub(crate) fn take_shared_room(&mut self, image: ImageId) -> Option<Reservation> {
+        self.shared.remove(&image)
     }
 
     /// Takes the space of a task that begins, or that will not.
@@ -69,14 +83,17 @@ fn largest_on_disk((task, admitted): (&TrainTask, &AdmittedTask)) -> Option<u64>
     images.filter(|(_, on_disk)| **on_disk).map(|(layout, _)| stored_bytes(layout, &task.spec)).max()
 }
 
-/// The images of a task on the disk, each with the snapshot of its best parameters if it has one, and their bytes.
+/// The images of a task on the disk that are its own, each with the snapshot of its best parameters if it has one, and
+/// their bytes.
 fn images_of<'a>(
     id: TaskId,
     task: &'a TrainTask,
     admitted: &'a AdmittedTask,
 ) -> impl Iterator<Item = (ImageId, u64)> + 'a {
     let images = task.chain.images().iter().zip(&admitted.on_disk).enumerate();
-    images.filter(|(_, (_, on_disk))| **on_disk).flat_map(move |(image, (layout, _))| {
+    let own =
+        move |(image, (_, on_disk)): &(usize, (_, &bool))| **on_disk && admitted.shared[*image].is_none();
+    images.filter(own).flat_map(move |(image, (layout, _))| {
         let masters = ImageId::new(id, image);
         let copy = best_bytes(layout, &task.spec).map(|bytes| (masters.snapshot(), bytes));
         std::iter::once((masters, master_bytes(layout, &task.spec))).chain(copy)

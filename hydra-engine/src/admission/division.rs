@@ -11,7 +11,8 @@
 //!
 //! The snapshot of an image's best parameters is where the image is, and part of its masters here.
 
-use std::collections::BTreeSet;
+use hydra_spill::ImageId;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 /// The images of a task in the store.
@@ -23,6 +24,8 @@ pub(crate) struct StoredImages {
     pub promoted: Vec<u64>,
     /// The images that each shard reads.
     pub shards: Vec<Vec<usize>>,
+    /// For each image the one that it has in common with other tasks: together they have one home.
+    pub shared: Vec<Option<ImageId>>,
     /// True if they may live on the disk.
     pub may_leave: bool,
 }
@@ -33,9 +36,26 @@ impl StoredImages {
         self.masters.iter().zip(on_disk).filter(|(_, on_disk)| **on_disk).map(|(bytes, _)| *bytes)
     }
 
-    /// The bytes of all images on the disk.
-    pub(super) fn disk_bytes(&self, on_disk: &[bool]) -> u64 {
-        self.on_disk(on_disk).sum()
+    /// The images with their bytes, and whether others have them too.
+    fn images(&self) -> impl Iterator<Item = (usize, u64, Option<ImageId>)> {
+        let images = self.masters.iter().zip(&self.shared).enumerate();
+        images.map(|(image, (bytes, shared))| (image, *bytes, *shared))
+    }
+
+    /// The images that it has in common with others, with their bytes.
+    pub(super) fn shared(&self) -> impl Iterator<Item = (ImageId, u64)> {
+        self.images().filter_map(|(_, bytes, shared)| Some((shared?, bytes)))
+    }
+
+    /// The bytes of the images that are its own.
+    pub(super) fn own_bytes(&self) -> u64 {
+        self.images().filter(|(.., shared)| shared.is_none()).map(|(_, bytes, _)| bytes).sum()
+    }
+
+    /// The bytes of those of them that are on the disk.
+    pub(super) fn own_disk_bytes(&self, on_disk: &[bool]) -> u64 {
+        let own = self.images().filter(|(image, _, shared)| shared.is_none() && on_disk[*image]);
+        own.map(|(_, bytes, _)| bytes).sum()
     }
 
     /// The bytes that a promotion reads of the disk at most.
@@ -45,6 +65,28 @@ impl StoredImages {
         };
         self.shards.iter().map(read).max().unwrap_or(0)
     }
+}
+
+/// The bytes of all images for which `counts` is true of their task and index, those that tasks have in common once.
+fn bytes_once(tasks: &[&StoredImages], counts: impl Fn(usize, usize) -> bool) -> u64 {
+    let mut seen = BTreeSet::new();
+    let images = tasks.iter().enumerate().flat_map(|(task, of)| of.images().map(move |image| (task, image)));
+    let counted = images.filter(|(task, (image, ..))| counts(*task, *image));
+    let once = counted.filter(|(_, (.., shared))| shared.is_none_or(|id| seen.insert(id)));
+    once.map(|(_, (_, bytes, _))| bytes).sum()
+}
+
+/// The bytes of all images that tasks have in common, each once.
+pub(super) fn shared_bytes(tasks: &[&StoredImages]) -> u64 {
+    bytes_once(tasks, |task, image| tasks[task].shared[image].is_some())
+}
+
+/// The bytes of the largest image that tasks have in common: whoever begins after the first of them reads it beside that
+/// of the store, to see that both are the same.
+pub(super) fn compared_bytes(tasks: &[&StoredImages]) -> u64 {
+    let mut seen = BTreeSet::new();
+    let shared = tasks.iter().flat_map(|task| task.shared());
+    shared.filter(|(id, _)| !seen.insert(*id)).map(|(_, bytes)| bytes).max().unwrap_or(0)
 }
 
 /// The masters in host memory and those on the disk.
@@ -62,11 +104,11 @@ pub(crate) struct Division {
 
 impl Division {
     pub(super) fn of(tasks: &[&StoredImages], on_disk: Vec<Vec<bool>>, devices: usize) -> Self {
-        let all: u64 = tasks.iter().flat_map(|task| &task.masters).sum();
+        let all = bytes_once(tasks, |_, _| true);
         let with_disk = || tasks.iter().zip(&on_disk);
         let promotion = with_disk().map(|(task, on_disk)| task.promotion(on_disk)).max().unwrap_or(0);
         let largest = with_disk().flat_map(|(task, on_disk)| task.on_disk(on_disk)).max().unwrap_or(0);
-        let disk = with_disk().map(|(task, on_disk)| task.disk_bytes(on_disk)).sum();
+        let disk = bytes_once(tasks, |task, image| on_disk[task][image]);
         // A model is on one device at a time.
         let devices = devices.min(tasks.iter().filter(|task| task.may_leave).count());
         let working = 2 * (devices as u64 * promotion + largest);
@@ -107,25 +149,31 @@ fn under(tasks: &[&StoredImages], limit: u64, room: u64, devices: usize) -> Divi
     let mut on_disk: Vec<Vec<bool>> = tasks.iter().map(leaves).collect();
     let most = Division::of(tasks, on_disk.clone(), devices);
     let mut left = room.saturating_sub(most.needed());
+    let mut homes: BTreeMap<ImageId, bool> = BTreeMap::new();
     for (task, on_disk) in tasks.iter().zip(&mut on_disk) {
-        for (bytes, on_disk) in task.masters.iter().zip(on_disk).filter(|(_, on_disk)| **on_disk) {
-            if *bytes <= left {
-                (left, *on_disk) = (left - bytes, false);
+        for ((_, bytes, shared), on_disk) in task.images().zip(on_disk).filter(|(_, on_disk)| **on_disk) {
+            match shared.and_then(|shared| homes.get(&shared)) {
+                Some(home) => *on_disk = *home,
+                None if bytes <= left => (left, *on_disk) = (left - bytes, false),
+                None => {}
             }
+            homes.extend(shared.map(|shared| (shared, *on_disk)));
         }
     }
     Division::of(tasks, on_disk, devices)
 }
 
-/// Images that are made at once when a task begins: those that stay in host memory as many as follow each other, those
-/// that leave as many as there is room for on their way.
-pub(crate) fn groups(on_disk: &[bool], masters: &[u64], working: u64) -> Vec<Range<usize>> {
+/// Images that are made at once when a task begins: those that stay in host memory as many as follow each other, and
+/// those that do not as many as there is `passing` room for.
+pub(crate) fn groups(passing: &[Option<u64>], masters: &[u64]) -> Vec<Range<usize>> {
     let mut groups: Vec<Range<usize>> = Vec::new();
     let mut bytes = 0;
-    for (image, leaves) in on_disk.iter().enumerate() {
+    for (image, room) in passing.iter().enumerate() {
         bytes += masters[image];
         match groups.last_mut() {
-            Some(group) if on_disk[group.start] == *leaves && (!leaves || bytes <= working) => group.end += 1,
+            Some(group) if passing[group.start] == *room && room.is_none_or(|room| bytes <= room) => {
+                group.end += 1;
+            }
             _ => {
                 bytes = masters[image];
                 groups.push(image..image + 1);
@@ -146,8 +194,20 @@ mod tests {
             masters: masters.to_vec(),
             promoted: masters.iter().map(|bytes| bytes / 3).collect(),
             shards: (0..masters.len()).map(|image| vec![image]).collect(),
+            shared: vec![None; masters.len()],
             may_leave: true,
         }
+    }
+
+    /// Tasks whose first images are one and the same.
+    fn sharing(tasks: &[&[u64]]) -> Vec<StoredImages> {
+        let first = ImageId::new(hydra_core::TaskId(0), 0).shared();
+        let sharing = |masters: &&[u64]| {
+            let mut task = task(masters);
+            task.shared[0] = Some(first);
+            task
+        };
+        tasks.iter().map(sharing).collect()
     }
 
     fn divide(tasks: &[StoredImages], room: u64, devices: usize) -> Result<Division, Division> {
@@ -196,6 +256,25 @@ mod tests {
     }
 
     #[test]
+    fn what_tasks_have_in_common_counts_once_and_has_one_home() {
+        let tasks = sharing(&[&[90, 30], &[90, 30], &[90, 30]]);
+        let all: Vec<&StoredImages> = tasks.iter().collect();
+        assert_eq!((shared_bytes(&all), compared_bytes(&all), compared_bytes(&all[..1])), (90, 90, 0));
+        assert_eq!((tasks[0].own_bytes(), tasks[0].shared().collect::<Vec<_>>().len()), (30, 1));
+        let at = |room| divide(&tasks, room, 1).unwrap();
+        assert_eq!((shown(&at(180)), at(180).needed()), (vec!["mm".to_owned(); 3], 180));
+        let some = at(179);
+        assert_eq!((shown(&some), some.needed(), some.disk), (vec!["md".to_owned(); 3], 90 + 80, 90));
+        // One home for what is in common, also where it is not the same for all that is not.
+        let tasks = sharing(&[&[10, 300][..]; 8]);
+        let some = divide(&tasks, 1500, 1).unwrap();
+        assert_eq!(shown(&some), [vec!["mm"; 2], vec!["md"; 6]].concat());
+        assert_eq!((some.in_memory, some.disk), (10 + 2 * 300, 6 * 300));
+        let all_on_disk = divide(&tasks, 0, 1).unwrap_err();
+        assert_eq!((all_on_disk.in_memory + all_on_disk.disk, all_on_disk.on_disk.len()), (10 + 8 * 300, 8));
+    }
+
+    #[test]
     fn a_promotion_reads_of_its_shard_what_is_on_the_disk() {
         let mut one = task(&[30; 4]);
         one.shards = vec![vec![0, 1], vec![2, 3]];
@@ -205,9 +284,11 @@ mod tests {
 
     #[test]
     fn images_are_made_in_groups_that_find_room() {
-        let on_disk = [false, false, true, true, true, false];
-        assert_eq!(groups(&on_disk, &[1, 900, 50, 50, 50, 7], 100), [0..2, 2..4, 4..5, 5..6]);
-        assert!(groups(&[], &[], 0).is_empty());
+        let on_disk = [None, None, Some(100), Some(100), Some(100), None];
+        assert_eq!(groups(&on_disk, &[1, 900, 50, 50, 50, 7]), [0..2, 2..4, 4..5, 5..6]);
+        let both = [Some(100), Some(100), Some(60), Some(60)];
+        assert_eq!(groups(&both, &[30, 200, 50, 10]), [0..1, 1..2, 2..4]);
+        assert!(groups(&[], &[]).is_empty());
     }
 
     proptest! {

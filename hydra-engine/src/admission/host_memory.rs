@@ -1,10 +1,11 @@
 //! The search for room in host memory and on the disk for each task of a run: a pure function of sizes.
 
-use super::division::{Division, StoredImages, divide};
+use super::division::{Division, StoredImages, compared_bytes, divide, shared_bytes};
 use super::gradients::FLOWING;
 use super::sizes::TaskSizes;
 use crate::error::EngineError;
 use hydra_core::ByteSize;
+use std::cmp::Reverse;
 use std::path::PathBuf;
 
 /// A directory for masters, and how many bytes of them.
@@ -70,7 +71,7 @@ impl HostMemory<'_> {
         let wanted = self.devices.min(concurrent).min(open().count());
         let mut most: Option<(usize, usize)> = None;
         for shards in [usize::MAX, FLOWING, 3, 2, 1] {
-            let models = self.together(&needs(open(), shards));
+            let models = self.together(&Needs::of(open(), shards));
             if most.is_none_or(|(_, before)| models > before) {
                 most = Some((shards, models));
             }
@@ -79,23 +80,22 @@ impl HostMemory<'_> {
             }
         }
         let (shards, models) = most.filter(|(_, models)| *models > 0).unwrap_or((1, 0));
-        let needs = needs(open(), shards);
+        let needs = Needs::of(open(), shards);
         if models == 0
-            && let Some(largest) = needs.first()
+            && let Some(largest) = needs.largest.first()
         {
             return Err(largest.refused(self.budget));
         }
         let models = models.min(concurrent);
-        let first = |count: usize| needs.iter().take(count).map(Need::bytes).fold(0, u64::saturating_add);
         // Reading ahead has what those that compute leave.
         let mut batches: Vec<u64> = open().map(|task| task.batches).collect();
         batches.sort_unstable_by(|a, b| b.cmp(a));
         let batches = batches.iter().take(wanted).fold(0, |sum: u64, bytes| sum.saturating_add(*bytes));
-        let ahead = batches.min(self.budget - first(models.min(wanted)));
+        let ahead = batches.min(self.budget - needs.of_any(models.min(wanted)));
         let stored: Vec<&StoredImages> = tasks.iter().map(|task| &task.images).collect();
         let in_memory = tasks.iter().map(|task| vec![false; task.images.masters.len()]).collect();
         Ok(Room {
-            admitted: first(concurrent).min(self.budget - ahead) + ahead,
+            admitted: needs.of_any(concurrent).min(self.budget - ahead) + ahead,
             ahead,
             active_models: models,
             active: tasks.iter().map(|task| task.active(shards)).collect(),
@@ -105,14 +105,9 @@ impl HostMemory<'_> {
         })
     }
 
-    /// The number of tasks that fit together, whichever they are; their needs come largest first.
-    fn together(&self, needs: &[Need]) -> usize {
-        let mut sum = 0_u64;
-        let fits = |need: &&Need| {
-            sum = sum.saturating_add(need.bytes());
-            sum <= self.budget
-        };
-        needs.iter().take_while(fits).count()
+    /// The number of tasks that fit together, whichever they are.
+    fn together(&self, needs: &Needs) -> usize {
+        (1..=needs.largest.len()).take_while(|count| needs.of_any(*count) <= self.budget).count()
     }
 
     /// Finds the room of tasks that all begin at the start. A model within a minibatch has room for all of its gradients if
@@ -155,7 +150,9 @@ impl HostMemory<'_> {
             smallest <= self.budget
         };
         let active_models = descending.iter().rev().take_while(fits).count();
-        let most = with_largest(division.needed(), &descending, active_models).min(self.budget);
+        let beginning = division.needed().saturating_add(compared_bytes(&stored));
+        let most =
+            with_largest(division.needed(), &descending, active_models).max(beginning).min(self.budget);
         // Reading ahead has what nobody else can need.
         let batches =
             tasks.iter().zip(&active).filter(|(_, active)| **active > 0).map(|(task, _)| task.batches);
@@ -172,7 +169,7 @@ impl HostMemory<'_> {
             Some(disk) if with_largest(all.in_memory, active, self.devices) > self.budget => {
                 self.divide_with(disk, tasks, active)
             }
-            _ => self.beside(all, None, with_largest(0, active, 1), tasks.len()),
+            _ => self.beside(all, None, beside_masters(tasks, active, 1), tasks.len()),
         }
     }
 
@@ -185,7 +182,7 @@ impl HostMemory<'_> {
         active: &[u64],
     ) -> Result<Division, EngineError> {
         let fits = |division: &Division| division.disk <= disk.budget.bytes();
-        let beside = |models: usize| self.divide_beside(with_largest(0, active, models), tasks);
+        let beside = |models: usize| self.divide_beside(beside_masters(tasks, active, models), tasks);
         let mut several = (2..=self.devices.min(tasks.len())).rev();
         if let Some(division) = several.find_map(|models| beside(models).ok().filter(fits)) {
             return Ok(division);
@@ -232,6 +229,8 @@ impl HostMemory<'_> {
 /// The host memory that a task needs by itself.
 struct Need {
     masters: u64,
+    /// Those of its masters that no other task has too.
+    own: u64,
     active: u64,
 }
 
@@ -240,20 +239,60 @@ impl Need {
         self.masters.saturating_add(self.active)
     }
 
+    /// The bytes without what others have too.
+    fn own_bytes(&self) -> u64 {
+        self.own.saturating_add(self.active)
+    }
+
     /// The refusal of a task that does not fit by itself.
     fn refused(&self, budget: u64) -> EngineError {
-        let Self { masters, active } = *self;
+        let Self { masters, active, .. } = *self;
         EngineError::HostMemory { needed: self.bytes(), masters, working: None, active, tasks: 1, budget }
     }
 }
 
-/// The needs of tasks with room for the gradients of so many shards, the largest first.
-fn needs<'a>(tasks: impl Iterator<Item = &'a TaskSizes>, shards: usize) -> Vec<Need> {
-    let need =
-        |task: &TaskSizes| Need { masters: task.images.masters.iter().sum(), active: task.active(shards) };
-    let mut needs: Vec<Need> = tasks.map(need).collect();
-    needs.sort_unstable_by_key(|need| std::cmp::Reverse(need.bytes()));
-    needs
+/// The needs of tasks that may begin together.
+struct Needs {
+    /// Of each task by itself, the largest first.
+    largest: Vec<Need>,
+    /// The bytes of each without what others have too, the largest first.
+    own: Vec<u64>,
+    /// Bytes of all that tasks have in common.
+    shared: u64,
+    /// Bytes for comparing that, when a task begins after another.
+    compared: u64,
+}
+
+impl Needs {
+    /// The needs of tasks with room for the gradients of so many shards.
+    fn of<'a>(tasks: impl Iterator<Item = &'a TaskSizes>, shards: usize) -> Self {
+        let tasks: Vec<&TaskSizes> = tasks.collect();
+        let need = |task: &&TaskSizes| Need {
+            masters: task.images.masters.iter().sum(),
+            own: task.images.own_bytes(),
+            active: task.active(shards),
+        };
+        let mut largest: Vec<Need> = tasks.iter().map(need).collect();
+        largest.sort_unstable_by_key(|need| Reverse(need.bytes()));
+        let mut own: Vec<u64> = largest.iter().map(Need::own_bytes).collect();
+        own.sort_unstable_by_key(|bytes| Reverse(*bytes));
+        let images: Vec<&StoredImages> = tasks.iter().map(|task| &task.images).collect();
+        Self { largest, own, shared: shared_bytes(&images), compared: compared_bytes(&images) }
+    }
+
+    /// The bytes that any so many of the tasks need together at most.
+    fn of_any(&self, count: usize) -> u64 {
+        let alone = self.largest.iter().take(count).map(Need::bytes).fold(0, u64::saturating_add);
+        let own = self.own.iter().take(count).fold(self.shared, |sum, bytes| sum.saturating_add(*bytes));
+        let compared = if count > 1 { self.compared } else { 0 };
+        alone.min(own).saturating_add(compared)
+    }
+}
+
+/// Bytes of host memory beside masters: of so many models within a minibatch, whose bytes come largest first, or of what is
+/// compared when tasks begin, before there are such.
+fn beside_masters(tasks: &[&StoredImages], active: &[u64], models: usize) -> u64 {
+    with_largest(0, active, models).max(compared_bytes(tasks))
 }
 
 /// The bytes of the first `models` models within a minibatch, in the order of their sizes, beside others.
@@ -267,6 +306,8 @@ mod tests {
     use super::super::sizes::Remaining;
     use super::*;
     use crate::stages::Visit;
+    use hydra_core::TaskId;
+    use hydra_spill::ImageId;
     use proptest::prelude::*;
 
     /// A task of AdamW in `f32`, each image a shard.
@@ -278,6 +319,7 @@ mod tests {
                 masters: images.iter().map(|bytes| if finished { 0 } else { 3 * bytes }).collect(),
                 promoted: images.to_vec(),
                 shards: shards().map(|(image, _)| vec![image]).collect(),
+                shared: vec![None; images.len()],
                 may_leave: !finished,
             },
             batches: others,
@@ -364,6 +406,36 @@ mod tests {
         }
 
         #[test]
+        fn any_tasks_need_no_more_than_is_said_of_them(
+            tasks in prop::collection::vec((drawn(), prop::option::of(0_usize..3)), 1..6),
+        ) {
+            // The first image of some is one of three that tasks have in common.
+            let share = |(mut task, shared): (TaskSizes, Option<usize>)| {
+                if let Some(shared) = shared.filter(|_| !task.is_finished()) {
+                    task.images.masters[0] = 40 * (1 + shared as u64);
+                    task.images.shared[0] = Some(ImageId::new(TaskId(shared), 0).shared());
+                }
+                task
+            };
+            let tasks: Vec<TaskSizes> = tasks.into_iter().map(share).collect();
+            let needs = Needs::of(tasks.iter(), 2);
+            for some in 1_usize..1 << tasks.len() {
+                let some: Vec<&TaskSizes> = (0..tasks.len()).filter(|task| some >> task & 1 == 1).map(|task| &tasks[task]).collect();
+                let images: Vec<&StoredImages> = some.iter().map(|task| &task.images).collect();
+                let own: u64 = some.iter().map(|task| task.images.own_bytes() + task.active(2)).sum();
+                let exact = own + shared_bytes(&images) + compared_bytes(&images);
+                prop_assert!(exact <= needs.of_any(some.len()));
+            }
+            let host = HostMemory { budget: 1500, disk: None, devices: 1, concurrent: None };
+            if let Ok(room) = host.find_room(&tasks) {
+                let images: Vec<&StoredImages> = tasks.iter().map(|task| &task.images).collect();
+                let own: u64 = images.iter().map(|images| images.own_bytes()).sum();
+                prop_assert_eq!(room.division.in_memory, own + shared_bytes(&images));
+                prop_assert!(room.admitted >= room.division.in_memory + compared_bytes(&images));
+            }
+        }
+
+        #[test]
         fn tasks_that_begin_in_turn_fit_if_each_does(
             tasks in prop::collection::vec(drawn(), 1..6),
             budget in 0_u64..3000,
@@ -371,7 +443,7 @@ mod tests {
             concurrent in 1_usize..7,
         ) {
             let host = HostMemory { budget, disk: None, devices, concurrent: Some(concurrent) };
-            let needs = needs(tasks.iter().filter(|task| !task.is_finished()), 1);
+            let needs = Needs::of(tasks.iter().filter(|task| !task.is_finished()), 1);
             match host.find_room(&tasks) {
                 Ok(room) => {
                     prop_assert!(room.admitted <= budget && room.ahead <= room.admitted);
@@ -381,7 +453,7 @@ mod tests {
                     prop_assert!(room.in_turn.is_some() || all.is_ok());
                 }
                 Err(EngineError::HostMemory { needed, tasks, .. }) => {
-                    prop_assert_eq!((needed, tasks), (needs[0].bytes(), 1));
+                    prop_assert_eq!((needed, tasks), (needs.largest[0].bytes(), 1));
                     prop_assert!(needed > budget);
                 }
                 Err(error) => prop_assert!(false, "{error}"),

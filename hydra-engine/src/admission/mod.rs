@@ -18,6 +18,7 @@ mod left_out;
 mod measure;
 mod placement;
 mod settings;
+mod shared;
 mod sizes;
 mod visit;
 
@@ -32,3 +33,4 @@ pub(crate) use images::{best_bytes, stored_bytes, waiting};
 pub use left_out::LeftOut;
 pub use placement::{OptimizerPlacement, Place, Placement};
 pub(crate) use settings::AdmissionSettings;
+pub(crate) use shared::SharedImage;

@@ -5,6 +5,7 @@
 
 use super::cut::{CutTask, Limits};
 use super::images::{master_bytes, waiting};
+use super::shared::shared_images;
 use crate::device::{DeviceKind, LogicalDevice};
 use crate::error::{EngineError, guarded, with_causes};
 use crate::optimizer::{DeviceStepper, OptimizerCheck, Tried};
@@ -12,6 +13,7 @@ use crate::train_task::TrainTask;
 use hydra_core::{ByteSize, Chain, FloatType, OptimizerSpec, TrainSpec};
 use hydra_partition::ShardPlan;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 
 /// The place where optimizers are to step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -109,9 +111,23 @@ pub(super) fn place(
         margin: tasks.iter().map(|cut| cut.plan.rules.margin).max().unwrap_or(0),
     };
     let stepper = device.stepper();
-    let needs: Vec<TaskNeeds<'_>> = tasks.iter().map(|cut| TaskNeeds::of(cut, &stepper)).collect();
+    let mut needs: Vec<TaskNeeds<'_>> = tasks.iter().map(|cut| TaskNeeds::of(cut, &stepper)).collect();
+    count_once(&mut needs, tasks);
     let homed = tasks.iter().zip(&needs).filter(|(_, needs)| needs.may_be_homed()).map(|(cut, _)| cut.task);
     choose(asked, &needs, &room, || step_is_exact(device, &stepper, homed))
+}
+
+/// Takes what several of the tasks that may be device-homed have in common out of the needs of all but one of them.
+fn count_once(needs: &mut [TaskNeeds<'_>], tasks: &[CutTask<'_>]) {
+    let homed = tasks.iter().zip(needs.iter()).map(|(cut, needs)| (cut.task, needs.may_be_homed()));
+    let shared = shared_images(homed);
+    let mut seen = BTreeSet::new();
+    let all = tasks.iter().zip(needs).zip(shared);
+    for ((cut, needs), shared) in all.filter(|((_, needs), _)| needs.may_be_homed()) {
+        let images = cut.task.chain.images().iter().zip(shared);
+        let again = images.filter(|(_, shared)| shared.is_some_and(|shared| !seen.insert(shared)));
+        needs.homed -= again.map(|(image, _)| master_bytes(image, &cut.task.spec)).sum::<u64>();
+    }
 }
 
 /// Tries whether a step on the device has the host's bits, for all of these tasks.

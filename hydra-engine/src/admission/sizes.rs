@@ -46,7 +46,7 @@ impl TaskSizes {
         let microbatches = if task.evaluate_only { 1 } else { task.spec.accumulate as u64 };
         let batch_bytes = batch.inputs.len_bytes() + batch.targets.len_bytes();
         Self {
-            images: stored_images(task, plan, optimizer.on_device()),
+            images: stored_images(cut, optimizer.on_device()),
             batches: batch_bytes.saturating_mul(microbatches.max(visit.batches as u64)),
             boundaries: boundary_bytes(task, plan, visit),
             gradients: GradientBytes::of(&task.chain, &task.spec, &plan.shards()),
@@ -83,13 +83,15 @@ impl TaskSizes {
     }
 }
 
-fn stored_images(task: &TrainTask, plan: &PartitionPlan, device_homed: bool) -> StoredImages {
+fn stored_images(cut: &CutTask<'_>, device_homed: bool) -> StoredImages {
+    let CutTask { task, plan, shared, .. } = cut;
     let images = task.chain.images().iter();
     let stored = |bytes: u64| if task.is_finished() { 0 } else { bytes };
     StoredImages {
         masters: images.clone().map(|image| stored(stored_bytes(image, &task.spec))).collect(),
         promoted: images.map(ImageLayout::bytes).collect(),
         shards: plan.shards().into_iter().map(|range| task.chain.images_of(range)).collect(),
+        shared: shared.clone(),
         may_leave: !device_homed && !task.is_finished(),
     }
 }

@@ -134,13 +134,17 @@ impl Content<'_> {
             params.try_for_each(|param| out.write_all(bytemuck::cast_slice(&values[param.range()])))
         };
         let id = ImageId::new(tensors.task, index);
+        if !image.trained {
+            // Other tasks may read it too.
+            let masters = tensors.store.read_masters(id).map_err(refused)?;
+            return Ok(put(bytemuck::cast_slice(&masters.bytes))?);
+        }
         // They go back as they are, under the same version.
         let masters = tensors.store.write(id).map_err(refused)?;
         put(&masters.params)?;
-        let moments = if image.trained { self.state.moments() } else { 0 };
-        masters.moments[..moments].iter().try_for_each(|moment| put(moment))?;
+        masters.moments[..self.state.moments()].iter().try_for_each(|moment| put(moment))?;
         drop(masters);
-        if image.trained && tensors.best {
+        if tensors.best {
             let best = tensors.store.read_masters(id.snapshot()).map_err(refused)?;
             put(bytemuck::cast_slice(&best.bytes))?;
         }
@@ -288,11 +292,20 @@ impl Reader {
     /// The state. That of a finished task, whose tensors nobody reads later, is what was written.
     pub(crate) fn into_state(mut self) -> Result<State, CheckpointError> {
         if self.metadata.data_len() == 0 || matches!(self.state.position, Position::Finished { .. }) {
-            let read = |source| CheckpointError::Read { path: self.path.clone(), source };
-            io::copy(&mut self.data, &mut io::sink()).map_err(read)?;
-            self.check()?;
+            self.read_all()?;
         }
         Ok(self.state)
+    }
+
+    /// Refuses the checkpoint if it is not what was written, before anything of it is used.
+    pub(crate) fn verify(mut self) -> Result<(), CheckpointError> {
+        self.read_all()
+    }
+
+    fn read_all(&mut self) -> Result<(), CheckpointError> {
+        let read = |source| CheckpointError::Read { path: self.path.clone(), source };
+        io::copy(&mut self.data, &mut io::sink()).map_err(read)?;
+        self.check()
     }
 
     /// Compares the checksum with that of what was read.

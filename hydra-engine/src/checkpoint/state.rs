@@ -21,6 +21,9 @@ pub(crate) struct State {
     pub steps: usize,
     pub position: Position,
     pub results: SavedResults,
+    /// The hash of its frozen masters, if it has some.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub frozen: Option<String>,
 }
 
 impl State {

@@ -136,6 +136,17 @@ pub enum EngineError {
         /// The budget.
         budget: u64,
     },
+    /// A frozen parameter does not have the values that another task has read from the same place.
+    #[error(
+        "the values of `{param}` from {origin} are others than those that another task of this run has read: what has \
+         changed must be put back, or read under another name"
+    )]
+    Changed {
+        /// The parameter.
+        param: String,
+        /// The file, or what else the values come from.
+        origin: String,
+    },
     /// The disk is to take fewer masters than host memory leaves to it.
     #[error(
         "host memory of {} leaves {} of masters and optimizer state to the disk `{}`, of which the run may have \

@@ -7,12 +7,13 @@ use crate::weights::WeightHash;
 use bytes::Bytes;
 use crossbeam_channel::Receiver;
 use hydra_core::{ByteSize, Chain, ImageParam, ImageReader, ModelWriter, TaskId, WeightError};
-use hydra_spill::{Budget, DeviceHomeStore, DiskStore, ImageId, SpillError, TierStore};
+use hydra_spill::{Budget, DeviceHomeStore, DiskStore, ImageId, SharedStore, SpillError, TierStore};
 use std::path::PathBuf;
 use std::sync::Arc;
 
 /// The run's store, as the writer reads it.
 pub(crate) struct WriterStores {
+    pub shared: Arc<SharedStore>,
     pub device_home: Arc<DeviceHomeStore>,
     pub disk: Arc<DiskStore>,
     /// Host memory for what is read of masters on the disk.
@@ -21,9 +22,9 @@ pub(crate) struct WriterStores {
 
 impl WriterStores {
     /// The store, with all of that room for one user: nobody is refused what a writer of a task's own holds.
-    fn open(&self) -> DeviceHomeStore {
+    fn open(&self) -> SharedStore {
         let room = Budget::new("host memory for writing a model", ByteSize(self.room));
-        self.device_home.over(Arc::new(self.disk.within(room)))
+        self.shared.over(Arc::new(self.device_home.over(Arc::new(self.disk.within(room)))))
     }
 }
 

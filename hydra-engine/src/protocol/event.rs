@@ -90,6 +90,8 @@ pub(crate) struct Begun {
     pub best: bool,
     /// The hash of their parameters, of a task whose first evaluation may be that of others.
     pub weights: Option<String>,
+    /// The hash of those that are frozen, of a task that has checkpoints.
+    pub frozen: Option<String>,
 }
 
 /// The writer's result.

@@ -9,7 +9,7 @@ use crate::stages::ShardTask;
 use crate::task::{Claim, LiveTask, ParameterBytes};
 use hydra_core::{DeviceId, HostTensor, TaskId};
 use hydra_sched::{ModelIndex, ModelView, Policy, PolicyKind, Request, ShardTaskKind, View};
-use hydra_spill::{HeldCopies, ImageId, Reservation, SpillError};
+use hydra_spill::{HeldCopies, ImageId, ImageKind, Reservation, SpillError};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -232,7 +232,15 @@ impl Board<'_> {
 
     /// Says which of a device's cached copies are worth keeping most.
     fn rate_copies(&self, device: usize) {
-        let worth = |id: ImageId| self.tasks[id.task.0].copy_worth(id.image);
+        let worth = |id: ImageId| match id.kind {
+            // Of the tasks that have it, the one that reads it next.
+            ImageKind::Shared => {
+                let users = self.tasks.iter().filter(|task| task.has_begun());
+                let users = users.filter_map(|task| Some(task.copy_worth(task.facts.image_of(id)?)));
+                users.fold(0.0, f64::max)
+            }
+            ImageKind::Masters | ImageKind::Snapshot => self.tasks[id.task.0].copy_worth(id.image),
+        };
         self.threads[device].device.manager.rate_copies(worth);
     }
 

@@ -10,7 +10,7 @@ use crate::protocol::{Event, Made, Ticket, Time, Written};
 use crate::stages::TaskState;
 use crate::task::{Claim, Progress};
 use hydra_core::{DeviceId, TaskId};
-use hydra_spill::ImageId;
+use hydra_spill::{ImageId, ImageKind};
 
 impl Run {
     pub(super) fn handle(&mut self, event: Event) {
@@ -68,7 +68,7 @@ impl Run {
             }
             Event::HostFailed { task, error } => self.fail(task.0, error),
             Event::Restored { task } => {
-                self.forget_copies(|id| id.task == task);
+                self.forget_copies(|id| id.task == task && id.kind != ImageKind::Shared);
                 self.tasks[task.0].restored();
             }
             Event::Checkpointed { task, result, time } => self.checkpointed(task, result, time),

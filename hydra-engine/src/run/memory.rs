@@ -1,12 +1,12 @@
 //! The host memory and the disk of a run.
 
-use crate::admission::{Admission, DiskTier};
+use crate::admission::{Admission, DiskTier, SharedImage};
 use crate::error::EngineError;
 use crate::observer::TierMemory;
 use crate::protocol::HostRoom;
 use crate::task::Facts;
 use hydra_core::ByteSize;
-use hydra_spill::{Budget, Reservation, SpillError};
+use hydra_spill::{Budget, ImageId, Reservation, SharedStore, SpillError};
 use std::iter;
 
 /// Room for the masters of a task that begins.
@@ -17,6 +17,8 @@ pub(super) struct MastersRoom {
     pub disk: Option<Reservation>,
     /// In host memory, for what leaves it until it has.
     pub passing: Reservation,
+    /// In host memory, for what is compared with what other tasks have too.
+    pub compared: Reservation,
 }
 
 /// The memory that a run was admitted with.
@@ -32,6 +34,13 @@ pub(super) struct RunMemory {
     _working: Reservation,
 }
 
+/// The bytes of the largest image that a task has in common with others of which one has brought it: it is read beside
+/// that.
+pub(super) fn compared_bytes(facts: &Facts, store: &SharedStore) -> u64 {
+    let there = facts.shared_names().filter(|(_, shared)| store.has_names(shared.id));
+    there.map(|(_, shared)| shared.bytes).max().unwrap_or(0)
+}
+
 impl RunMemory {
     pub(super) fn new(admission: &Admission, disk: DiskTier) -> Result<Self, EngineError> {
         let host = HostRoom::new(admission.host_admitted_bytes, admission.host_ahead_bytes);
@@ -41,16 +50,38 @@ impl RunMemory {
         Ok(Self { for_tasks: host.available(), host, budget, admitted, disk, _working })
     }
 
-    /// Room for the masters of a task, if it is free. While nothing else uses what lives on the disk (`idle`), its masters
-    /// pass through the memory that is set aside for that.
-    pub(super) fn for_masters(&mut self, facts: &Facts, idle: bool) -> Option<MastersRoom> {
+    /// Room for the masters of a task, if it is free; what it has in common with others has its room in `store`, if it is
+    /// the first to bring it. While nothing else uses what lives on the disk (`idle`), its masters pass through the memory
+    /// that is set aside for that.
+    pub(super) fn for_masters(
+        &mut self,
+        facts: &Facts,
+        store: &SharedStore,
+        idle: bool,
+    ) -> Option<MastersRoom> {
         let (name, working) = (facts.name(), &self.disk.working);
         let passing = match facts.largest_on_disk() {
             Some(_) if idle => working.try_reserve(working.capacity(), name)?,
             largest => self.host.try_reserve(largest.unwrap_or(0), name)?,
         };
-        let host = self.host.try_reserve(facts.memory_bytes(), name)?;
-        Some(MastersRoom { host, disk: self.disk.take_room(facts.id), passing })
+        let compared = self.host.try_reserve(compared_bytes(facts, store), name)?;
+        let brings = |shared: &SharedImage| !store.has_names(shared.id);
+        let brought: u64 = facts.shared_in_memory().filter(brings).map(|shared| shared.bytes).sum();
+        let mut host = self.host.try_reserve(facts.memory_bytes() + brought, name)?;
+        for (name, shared) in facts.shared_names() {
+            // What lives on the disk has its room since the run began.
+            let room = brings(&shared).then(|| host.split(shared.bytes));
+            store.join(name, shared.id, room);
+        }
+        Some(MastersRoom { host, disk: self.disk.take_room(facts.id), passing, compared })
+    }
+
+    /// Gives what tasks have in common on the disk its room, and its names for as long as they have not ended.
+    pub(super) fn share_on_disk<'a>(&mut self, tasks: impl Iterator<Item = &'a Facts>, store: &SharedStore) {
+        let on_disk = tasks.flat_map(|facts| facts.admitted.shared().map(move |shared| (facts.id, shared)));
+        for (task, (image, shared, _)) in on_disk.filter(|(_, (.., on_disk))| *on_disk) {
+            store.join(ImageId::new(task, image), shared.id, self.disk.take_shared_room(shared.id));
+        }
     }
 
     /// The host's part, the disk's, and those of the devices, each with the most of it that was reserved since this was

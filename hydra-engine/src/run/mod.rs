@@ -43,7 +43,7 @@ use devices::{DeviceState, abandon};
 use first_evaluations::FirstEvaluations;
 use first_masters::FirstMasters;
 use hydra_core::{DeviceId, TaskId};
-use hydra_spill::{ImageId, SpillError, TierStore};
+use hydra_spill::{ImageId, ImageKind, SharedStore, SpillError, TierStore};
 use journal::Journal;
 use memory::RunMemory;
 use queue::Queue;
@@ -60,7 +60,7 @@ pub(crate) struct Run {
     tasks: Vec<LiveTask>,
     devices: Vec<DeviceState>,
     threads: Threads,
-    store: Arc<dyn TierStore>,
+    store: Arc<SharedStore>,
     memory: RunMemory,
     queue: Queue,
     claiming: Claiming,
@@ -73,6 +73,8 @@ pub(crate) struct Run {
     left_out: Vec<LeftOut>,
     /// Images of tasks that have ended.
     to_discard: Vec<ImageId>,
+    /// Names under which they read what they had in common with others; tasks that wait may take it over first.
+    to_leave: Vec<ImageId>,
 }
 
 /// Trains the admitted tasks.
@@ -92,8 +94,10 @@ fn run(admitted: AdmittedRun) -> Result<RunReport, EngineError> {
     report.workload = run.journal.recorder.workload();
     let from_the_start = report.tasks.iter().all(|task| task.checkpoints.resumed_at.is_none());
     let in_turn = run.queue.is_in_turn();
+    // The simulator's tasks have copies of their own.
+    let shares = run.tasks.iter().any(|task| task.facts.shared_names().next().is_some());
     let comparable =
-        !in_turn && from_the_start && report.all_done() && run.journal.recorder.is_as_simulated();
+        !in_turn && !shares && from_the_start && report.all_done() && run.journal.recorder.is_as_simulated();
     let whole = report.workload.as_ref().filter(|_| comparable);
     report.replay_s = whole.zip(kind).and_then(|(workload, kind)| replay_s(workload, kind, seed, prefetch));
     let reading = run.tasks.iter().any(|task| task.ahead.reads());
@@ -103,14 +107,14 @@ fn run(admitted: AdmittedRun) -> Result<RunReport, EngineError> {
 
 impl Run {
     fn start(admitted: AdmittedRun, events: Sender<Event>, clock: Clock) -> Result<Self, EngineError> {
-        let AdmittedRun { tasks, admission, devices, store: device_home, disk, identities, settings } =
+        let AdmittedRun { tasks, admission, devices, store, device_home, disk, identities, settings } =
             admitted;
         let RunSettings { policy, prefetch, every, seed, stop, observer } = settings;
-        let store: Arc<dyn TierStore> = device_home.clone();
+        let tiers: Arc<dyn TierStore> = store.clone();
         let recorder = Recorder::new(observer, prefetch, &devices);
         let mut journal = Journal::new(recorder, clock);
         journal.observe(&RunEvent::Admitted(&admission));
-        let memory = RunMemory::new(&admission, disk)?;
+        let mut memory = RunMemory::new(&admission, disk)?;
         let mut live = Vec::new();
         let submitted = tasks.into_iter().zip(admission.tasks).zip(identities);
         for (i, ((task, admitted), identity)) in submitted.enumerate() {
@@ -118,10 +122,12 @@ impl Run {
             resume(&mut task, &mut journal);
             live.push(task);
         }
+        memory.share_on_disk(live.iter().map(|task: &LiveTask| &*task.facts), &store);
         // What the pilot passes left in a device's pools makes room for what stays there and for promotions.
         devices.iter().for_each(|device| device.probe.reset_peak(device.measured_as()));
-        let stores = WriterStores { device_home, disk: memory.disk.store.clone(), room: memory.disk.writing };
-        let threads = Threads::start(devices, live.len(), &store, stores, &Reporter::new(events, clock))?;
+        let (shared, on_disk, room) = (store.clone(), memory.disk.store.clone(), memory.disk.writing);
+        let stores = WriterStores { shared, device_home, disk: on_disk, room };
+        let threads = Threads::start(devices, live.len(), &tiers, stores, &Reporter::new(events, clock))?;
         let policy = match policy {
             PolicyChoice::Kind(kind) => kind.build(seed),
             PolicyChoice::Own(policy) => policy,
@@ -141,6 +147,7 @@ impl Run {
             journal,
             left_out: admission.left_out,
             to_discard: Vec::new(),
+            to_leave: Vec::new(),
         };
         run.begin_at_start();
         run.make_room_for_promotions()?;
@@ -168,13 +175,13 @@ impl Run {
     /// A task that begins: its first masters, with their room. `is_idle` says whether nothing uses what lives on the disk.
     fn next_to_begin(&mut self, is_idle: impl Fn(&[LiveTask]) -> bool) -> Option<FirstMasters> {
         let idle = is_idle(&self.tasks);
-        let waiting = self.queue.may_begin(&self.tasks, &self.memory);
+        let waiting = self.queue.may_begin(&self.tasks, &self.memory, &self.store);
         let id = match self.queue.is_in_turn() {
             true => self.claiming.choose_next(self.devices.len(), &waiting)?,
             false => waiting.first()?.id(),
         };
         let task = &mut self.tasks[id.0];
-        let room = self.memory.for_masters(&task.facts, idle)?;
+        let room = self.memory.for_masters(&task.facts, &self.store, idle)?;
         task.phase.change(Change::Begin);
         let link = self.threads.devices[0].device.manager.link().clone();
         Some(FirstMasters { facts: task.facts.clone(), store: self.store.clone(), link, room })
@@ -182,10 +189,11 @@ impl Run {
 
     /// The first masters of a task are in place, or could not be put there: then it fails.
     fn begun(&mut self, id: TaskId, result: Result<Begun, EngineError>) {
-        let begun = result.and_then(|begun| self.register(id, begun.best).map(|()| begun.weights));
+        let begun = result.and_then(|begun| self.register(id, begun.best).map(|()| begun));
         self.tasks[id.0].request = None;
         match begun {
-            Ok(weights) => {
+            Ok(Begun { weights, frozen, .. }) => {
+                self.tasks[id.0].frozen = frozen;
                 self.first_evaluations.join(&self.tasks[id.0], weights);
                 let at_s = self.journal.clock.now();
                 self.journal.observe(&RunEvent::Began { task: id, at_s });
@@ -227,6 +235,10 @@ impl Run {
             self.discard();
             self.end_without_devices();
             self.begin_waiting();
+            if self.leave() {
+                // There may be room now that was not there before.
+                self.begin_waiting();
+            }
             self.share_first_evaluations();
             mark_due(&mut self.tasks, self.every, self.journal.clock.now());
             (0..self.tasks.len()).for_each(|index| self.settle(index));
@@ -243,6 +255,7 @@ impl Run {
                 self.handle(event);
             }
         }
+        self.leave();
         // Claims of failed tasks may still be under way; their events must not outlive the loop's bookkeeping.
         while !self.devices.iter().all(DeviceState::is_idle) {
             match inbox.recv_timeout(TICK) {
@@ -387,12 +400,14 @@ impl Run {
         let task = &mut self.tasks[index];
         task.release();
         abandon(&self.devices, task.id());
-        self.forget_copies(|id| id.task == TaskId(index));
+        self.forget_copies(|id| id.task == TaskId(index) && id.kind != ImageKind::Shared);
         for device in &mut self.devices {
             device.sums.take_if(|(claim, _)| claim.task == TaskId(index));
         }
         let _ = self.threads.host.send(HostJob::Forget { task: TaskId(index) });
-        self.to_discard.extend(self.tasks[index].facts.stored_images());
+        let facts = &self.tasks[index].facts;
+        self.to_discard.extend(facts.stored_images());
+        self.to_leave.extend(facts.shared_names().map(|(name, _)| name));
         self.discard();
         drop(self.memory.disk.take_room(TaskId(index)));
         tell_end(&self.tasks[index], &mut self.journal);
@@ -401,8 +416,22 @@ impl Run {
     /// Gives up the images of tasks that have ended. One that a worker still reads or writes is tried again when something
     /// else has happened.
     fn discard(&mut self) {
+        if self.to_discard.is_empty() {
+            return;
+        }
         let busy = |id: &ImageId| matches!(self.store.discard(*id), Err(SpillError::ImageBusy { .. }));
         self.to_discard.retain(busy);
+        // What comes under the same name may be something else.
+        self.forget_copies(|id| id.kind == ImageKind::Shared && !self.store.has_names(*id));
+    }
+
+    /// Gives up what tasks that have ended had in common with others, if none that waited has taken it over. Returns
+    /// whether there was anything.
+    fn leave(&mut self) -> bool {
+        let leaves = !self.to_leave.is_empty();
+        self.to_discard.append(&mut self.to_leave);
+        self.discard();
+        leaves
     }
 }
 

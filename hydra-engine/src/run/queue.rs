@@ -1,7 +1,10 @@
 //! The tasks that wait for room in host memory.
 
-use super::memory::RunMemory;
+use super::memory::{RunMemory, compared_bytes};
+use crate::admission::SharedImage;
 use crate::task::{Facts, LiveTask};
+use hydra_spill::SharedStore;
+use std::collections::BTreeSet;
 
 /// When tasks begin: all at the start, or in turn, as others end.
 pub(super) struct Queue {
@@ -21,7 +24,12 @@ impl Queue {
     }
 
     /// The tasks that may begin now.
-    pub(super) fn may_begin<'a>(&self, tasks: &'a [LiveTask], memory: &RunMemory) -> Vec<&'a LiveTask> {
+    pub(super) fn may_begin<'a>(
+        &self,
+        tasks: &'a [LiveTask],
+        memory: &RunMemory,
+        store: &SharedStore,
+    ) -> Vec<&'a LiveTask> {
         let waiting = tasks.iter().filter(|task| task.phase.is_waiting());
         let Some(most) = self.in_turn else { return waiting.collect() };
         let begun = || tasks.iter().filter(|task| task.has_begun()).map(|task| &task.facts);
@@ -29,6 +37,8 @@ impl Queue {
             return Vec::new();
         }
         let masters: u64 = begun().map(|facts| facts.memory_bytes()).sum();
+        let shared: BTreeSet<SharedImage> = begun().flat_map(|facts| facts.shared_in_memory()).collect();
+        let in_common: u64 = shared.iter().map(|shared| shared.bytes).sum();
         // Those within a minibatch that need the most, one for each device, the largest first.
         let mut active: Vec<u64> = begun().map(|facts| facts.admitted.active_bytes).collect();
         active.sort_unstable_by(|a, b| b.cmp(a));
@@ -37,7 +47,9 @@ impl Queue {
         let least = if active.len() < self.devices { 0 } else { active.last().copied().unwrap_or(0) };
         let has_room = |facts: &Facts| {
             let more = facts.admitted.active_bytes.saturating_sub(least);
-            masters + facts.memory_bytes() + within + more <= memory.for_tasks
+            let brought = facts.shared_in_memory().filter(|image| !shared.contains(image));
+            let all = masters + in_common + facts.memory_bytes() + brought.map(|of| of.bytes).sum::<u64>();
+            all + within + more + compared_bytes(facts, store) <= memory.for_tasks
         };
         waiting.filter(|task| has_room(&task.facts)).collect()
     }

@@ -9,7 +9,7 @@ use crate::protocol::StopFlag;
 use crate::report::RunReport;
 use crate::train_task::TrainTask;
 use hydra_sched::{Policy, PolicyKind};
-use hydra_spill::DeviceHomeStore;
+use hydra_spill::{DeviceHomeStore, SharedStore};
 use std::fmt;
 use std::sync::Arc;
 
@@ -47,7 +47,8 @@ pub struct AdmittedRun {
     pub(crate) tasks: Vec<TrainTask>,
     pub(crate) admission: Admission,
     pub(crate) devices: Vec<LogicalDevice>,
-    pub(crate) store: Arc<DeviceHomeStore>,
+    pub(crate) store: Arc<SharedStore>,
+    pub(crate) device_home: Arc<DeviceHomeStore>,
     pub(crate) disk: DiskTier,
     /// The identity of each task that has checkpoints.
     pub(crate) identities: Vec<Option<Identity>>,

@@ -85,6 +85,7 @@ impl LiveTask {
             steps: self.cursor.program().steps,
             position,
             results: self.results.saved(),
+            frozen: self.frozen.clone(),
         }))
     }
 

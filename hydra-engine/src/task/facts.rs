@@ -1,11 +1,12 @@
 //! The facts of a task that do not change while it runs.
 
-use crate::admission::{AdmittedTask, stored_bytes};
+use crate::admission::{AdmittedTask, SharedImage, stored_bytes};
 use crate::checkpoint::Identity;
 use crate::stages::{EvaluationKind, Program};
 use crate::train_task::TrainTask;
 use hydra_core::{Chain, Dataset, TaskId};
 use hydra_spill::ImageId;
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -19,6 +20,8 @@ pub(crate) struct Facts {
     /// The images that each shard reads, and the shards that read each image.
     pub images: Vec<Vec<usize>>,
     pub readers: Vec<Vec<usize>>,
+    /// The images of its chain that it has in common with others.
+    by_shared: BTreeMap<ImageId, usize>,
     /// The identity that its checkpoints have, if it has any.
     pub identity: Option<Identity>,
 }
@@ -37,7 +40,8 @@ impl Facts {
         for (shard, images) in images.iter().enumerate() {
             images.iter().for_each(|image| readers[*image].push(shard));
         }
-        Self { id, images, readers, shards, admitted, identity, task }
+        let by_shared = admitted.shared().map(|(image, shared, _)| (shared.id, image)).collect();
+        Self { id, images, readers, shards, admitted, by_shared, identity, task }
     }
 
     pub(crate) fn name(&self) -> &str {
@@ -75,17 +79,31 @@ impl Facts {
         images.filter(|image| self.lives_on_disk(*image)).map(|image| self.stored_bytes(image)).max()
     }
 
-    /// The bytes of its masters in host memory.
+    /// The bytes of the masters in host memory that are its own.
     pub(crate) fn memory_bytes(&self) -> u64 {
-        self.admitted.master_bytes - self.admitted.disk_bytes
+        self.admitted.master_bytes - self.admitted.shared_bytes - self.admitted.disk_bytes
     }
 
-    /// All that the store has of the task: masters, and the copies of the best ones.
+    /// The masters in host memory that it has in common with others.
+    pub(crate) fn shared_in_memory(&self) -> impl Iterator<Item = SharedImage> {
+        self.admitted.shared().filter(|(.., on_disk)| !on_disk).map(|(_, shared, _)| shared)
+    }
+
+    /// The name under which it reads each image that it has in common with others.
+    pub(crate) fn shared_names(&self) -> impl Iterator<Item = (ImageId, SharedImage)> {
+        self.admitted.shared().map(|(image, shared, _)| (ImageId::new(self.id, image), shared))
+    }
+
+    /// The image in its chain that it has in common with others under this name.
+    pub(crate) fn image_of(&self, shared: ImageId) -> Option<usize> {
+        self.by_shared.get(&shared).copied()
+    }
+
+    /// All that the store has of the task alone: masters, and the copies of the best ones.
     pub(crate) fn stored_images(&self) -> impl Iterator<Item = ImageId> {
-        let id = self.id;
-        (0..self.chain().images().len())
-            .map(move |image| ImageId::new(id, image))
-            .flat_map(|id| [id, id.snapshot()])
+        let shared = self.admitted.shared.iter().enumerate();
+        let own = shared.filter(|(_, shared)| shared.is_none());
+        own.map(|(image, _)| ImageId::new(self.id, image)).flat_map(|id| [id, id.snapshot()])
     }
 
     /// The data that an evaluation reads.

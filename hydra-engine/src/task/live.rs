@@ -83,6 +83,8 @@ pub(crate) struct LiveTask {
     pub results: Results,
     pub(super) underway: Underway,
     pub checkpoint: CheckpointClock,
+    /// The hash of its frozen masters, for its checkpoints.
+    pub frozen: Option<String>,
     pub waits: Waits,
 }
 
@@ -109,6 +111,7 @@ impl LiveTask {
             underway: Underway::default(),
             // At its first stage there is nothing to save: it is drawn or read again.
             checkpoint: CheckpointClock::new(&cursor, 0.0, facts.admitted.master_bytes),
+            frozen: None,
             waits: Waits::default(),
             cursor,
             facts: Arc::new(facts),

@@ -124,12 +124,20 @@ pub fn cnn_chain() -> Arc<Chain> {
     Arc::new(cnn::chain(cnn::CnnConfig::default()).expect("a chain"))
 }
 
-/// A frozen map with an adapter of two dimensions beside it, which is trained.
+/// A frozen map with an adapter of few dimensions beside it, which is trained.
 #[derive(Module, Debug)]
 pub struct Adapted {
     base: Linear,
     down: Linear,
     up: Linear,
+}
+
+impl Adapted {
+    /// A square map of this width, with an adapter of this rank.
+    pub fn new(width: usize, rank: usize) -> Self {
+        let linear = |inputs, outputs| LinearConfig::new(inputs, outputs).init(&Device::flex());
+        Self { base: linear(width, width).no_grad(), down: linear(width, rank), up: linear(rank, width) }
+    }
 }
 
 impl Forward for Adapted {
@@ -143,7 +151,7 @@ impl Forward for Adapted {
 /// A perceptron of five layers: one is frozen, three are in part, and all of the last is trained.
 pub fn adapted_chain() -> Arc<Chain> {
     let linear = |inputs, outputs| LinearConfig::new(inputs, outputs).init(&Device::flex());
-    let adapted = || Adapted { base: linear(16, 16).no_grad(), down: linear(16, 2), up: linear(2, 16) };
+    let adapted = || Adapted::new(16, 2);
     let chain = Chain::builder("adapted").frozen("in", mlp::Dense { linear: linear(2, 16) });
     let chain = chain.layer("a", adapted()).layer("b", adapted()).layer("c", adapted());
     let chain = chain.layer("out", mlp::Classifier { linear: linear(16, 3) }).metrics([ACCURACY]);

@@ -10,6 +10,7 @@ mod metrics;
 mod parity;
 mod residence;
 mod same_bits;
+mod shared;
 
 use hydra_spill::alloc::CountingAllocator;
 

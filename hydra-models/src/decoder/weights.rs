@@ -71,6 +71,10 @@ impl WeightSource for DecoderDir {
     fn fill(&self, chain: &Chain, image: usize, seed: u64, out: &mut [f32]) -> Result<(), WeightError> {
         self.weights.fill(chain, image, seed, out)
     }
+
+    fn origin(&self, chain: &Chain, image: usize, seed: u64) -> Option<String> {
+        self.weights.origin(chain, image, seed)
+    }
 }
 
 #[cfg(test)]

@@ -58,6 +58,10 @@ impl WeightSource for Gpt2Dir {
     fn fill(&self, chain: &Chain, image: usize, seed: u64, out: &mut [f32]) -> Result<(), WeightError> {
         self.weights.fill(chain, image, seed, out)
     }
+
+    fn origin(&self, chain: &Chain, image: usize, seed: u64) -> Option<String> {
+        self.weights.origin(chain, image, seed)
+    }
 }
 
 pub(super) fn read_config(path: &Path) -> Result<Gpt2Config, ModelError> {

@@ -23,12 +23,20 @@ impl AdapterSource {
 
 impl WeightSource for AdapterSource {
     fn fill(&self, chain: &Chain, image: usize, seed: u64, out: &mut [f32]) -> Result<(), WeightError> {
-        // Adapters are trained and nothing else is, so they have images of their own.
-        let is_of_adapters = chain.images()[image].params.iter().any(|param| is_adapter(&param.name));
         match &self.adapter {
-            _ if !is_of_adapters => self.base.fill(chain, image, seed, out),
+            _ if !is_of_adapters(chain, image) => self.base.fill(chain, image, seed, out),
             Some(adapter) => adapter.fill(chain, image, seed, out),
             None => SeededInit.fill(chain, image, seed, out),
         }
     }
+
+    fn origin(&self, chain: &Chain, image: usize, seed: u64) -> Option<String> {
+        // What is trained is no other task's.
+        self.base.origin(chain, image, seed).filter(|_| !is_of_adapters(chain, image))
+    }
+}
+
+/// Returns whether an image is one of adapters: they are trained and nothing else is, so they have images of their own.
+fn is_of_adapters(chain: &Chain, image: usize) -> bool {
+    chain.images()[image].params.iter().any(|param| is_adapter(&param.name))
 }

@@ -121,6 +121,15 @@ impl WeightSource for Directory {
         }
         Ok(())
     }
+
+    /// The files that the values are in.
+    fn origin(&self, chain: &Chain, image: usize, _: u64) -> Option<String> {
+        let params = chain.images()[image].params.iter();
+        let places = params.map(|param| self.tensors.get(&(self.naming.name)(&param.name)));
+        let files = places.map(|place| place.map(|place| place.file.path.display().to_string()));
+        let files: BTreeSet<String> = files.collect::<Option<_>>()?;
+        Some(files.into_iter().collect::<Vec<_>>().join(" and "))
+    }
 }
 
 fn params(chain: &Chain) -> impl Iterator<Item = &ImageParam> {

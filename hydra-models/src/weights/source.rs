@@ -2,7 +2,7 @@
 
 use super::{TensorFile, WEIGHTS, failed, write_tensors};
 use crate::ModelError;
-use hydra_core::{Chain, ImageReader, ModelWriter, SeededInit, WeightError, WeightSource};
+use hydra_core::{Chain, ImageParam, ImageReader, ModelWriter, SeededInit, WeightError, WeightSource};
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
@@ -134,6 +134,16 @@ impl WeightSource for SafetensorsSource {
         }
         Ok(())
     }
+
+    fn origin(&self, chain: &Chain, image: usize, seed: u64) -> Option<String> {
+        let fresh = |param: &ImageParam| self.is_fresh(&param.name);
+        let fresh: Vec<bool> = chain.images()[image].params.iter().map(fresh).collect();
+        let file = self.file.path.display();
+        match fresh.contains(&true) {
+            true => Some(format!("{file} but for {fresh:?}: {}", SeededInit.origin(chain, image, seed)?)),
+            false => Some(file.to_string()),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -198,6 +208,25 @@ mod tests {
         assert_eq!(names, ["in.own", "in.table", "out.own"]);
         assert_eq!(tensors.tensor("in.table").unwrap().shape(), [2, 3]);
         assert_eq!(fs::read_dir(file.parent().unwrap()).unwrap().count(), 1, "no part is left");
+    }
+
+    #[test]
+    fn what_is_read_depends_on_the_file_and_what_is_fresh_on_the_seed_too() {
+        let chain = mlp::chain(&[2, 4], 3).unwrap();
+        let (dir, _) = written(&chain, 1);
+        let source = || SafetensorsSource::open(dir.path().join("model")).unwrap();
+        let origin = |source: &SafetensorsSource, image, seed| source.origin(&chain, image, seed).unwrap();
+        let fresh = source().fresh(["classifier"]);
+        assert!(origin(&source(), 0, 1).ends_with(WEIGHTS));
+        assert_eq!(origin(&source(), 1, 1), origin(&fresh, 0, 2));
+        assert_ne!(origin(&fresh, 1, 1), origin(&fresh, 1, 2));
+        assert_ne!(origin(&fresh, 1, 1), origin(&source(), 1, 1));
+        let (other, _) = written(&chain, 1);
+        let elsewhere = SafetensorsSource::open(other.path().join("model")).unwrap();
+        assert_ne!(origin(&elsewhere, 0, 1), origin(&source(), 0, 1));
+        // Where values that modules hold are from, nobody knows.
+        let held = tied(None);
+        assert_eq!(source().fresh(["in", "out"]).origin(&held, 0, 1), None);
     }
 
     #[test]

@@ -82,7 +82,7 @@ impl DeviceHomeStore {
     /// The home of an image, if it is not in the store below.
     fn home(&self, id: ImageId) -> Option<&DeviceHome> {
         let is_homed = |home: &&DeviceHome| home.tasks.contains(&id.task);
-        self.home.get().filter(|_| id.kind == ImageKind::Masters).filter(is_homed)
+        self.home.get().filter(|_| id.kind != ImageKind::Snapshot).filter(is_homed)
     }
 
     /// A copy of a part of the masters.

@@ -1,8 +1,8 @@
 //! The tier of images that host memory has no room for: files.
 //!
-//! All images of a task lie in one file without a name, whose space is taken before the first of them comes, so that
-//! a full disk shows before anything is trained (where the system takes space for a file) and nothing is left behind
-//! when the process is killed. What moves at a promotion lies first in an image, so that it is one read of exactly
+//! All images of a task lie in one file without a name, and those that it has in common with others in another. Their
+//! space is taken before the first of them comes, so that a full disk shows before anything is trained (where the system
+//! takes space for a file), and nothing is left behind when the process is killed. What moves at a promotion lies first in an image, so that it is one read of exactly
 //! those bytes. Nothing is synced: checkpoints are what survives a run, and this is its scratch. A system tells only
 //! those who sync that a disk has lost what was written. So checksums stay in memory, and the next read finds it out.
 //!
@@ -11,7 +11,9 @@
 use super::check;
 use super::scratch::{Moved, PartOf, Place, Positioned, Scratch, Shape, Stored, scratch_file};
 use super::slots::{self, Content, Slot, Slots};
-use crate::{Budget, ImageId, ImageView, ImageWriter, Masters, Reservation, SpillError, TierStore};
+use crate::{
+    Budget, ImageId, ImageKind, ImageView, ImageWriter, Masters, Reservation, SpillError, TierStore,
+};
 use bytes::Bytes;
 use hydra_core::{TaskId, leased, with_causes};
 use std::collections::BTreeMap;
@@ -56,11 +58,13 @@ impl DiskStore {
     /// [`SpillError::DiskRoom`] where the directory cannot be written to or has no room; then none of the
     /// images lives there.
     pub fn assign(&self, dir: &Path, working: &Budget, images: &[(ImageId, u64)]) -> Result<(), SpillError> {
-        let mut tasks: BTreeMap<TaskId, Vec<(ImageId, u64)>> = BTreeMap::new();
-        images.iter().for_each(|image| tasks.entry(image.0.task).or_default().push(*image));
+        // What a task has in common with others stays when it has ended.
+        let mut files: BTreeMap<(TaskId, bool), Vec<(ImageId, u64)>> = BTreeMap::new();
+        let of = |id: ImageId| (id.task, id.kind == ImageKind::Shared);
+        images.iter().for_each(|image| files.entry(of(image.0)).or_default().push(*image));
         let no_room = |source| SpillError::DiskRoom { dir: dir.to_owned(), bytes: bytes_of(images), source };
         let mut assigned = BTreeMap::new();
-        for images in tasks.into_values() {
+        for images in files.into_values() {
             let file = scratch_file(dir, bytes_of(&images)).map_err(no_room)?;
             assigned.extend(self.slots_in(file, dir, working, &images));
         }

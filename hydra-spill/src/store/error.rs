@@ -53,6 +53,9 @@ pub enum SpillError {
     /// The store holds an image of that name already.
     #[error("{image} is in the store already: remove it before another is inserted in its place")]
     ImageExists { image: ImageId },
+    /// An image is to be written or taken that other tasks have too.
+    #[error("{image} is shared with other tasks: it can be read, and given up, and never written")]
+    ImageShared { image: ImageId },
     /// An optimizer moment has another length than the parameters.
     #[error(
         "{image} has {params} parameters, but its moment {moment} has {found} elements: give it {params}"

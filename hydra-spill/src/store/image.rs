@@ -23,12 +23,19 @@ pub enum ImageKind {
     Masters,
     /// A copy of the parameters at their best, which no shard task reads: it stays on the host.
     Snapshot,
+    /// Masters that nobody trains and several tasks have, of which this is one.
+    Shared,
 }
 
 impl ImageId {
     /// The masters of an image.
     pub const fn new(task: TaskId, image: usize) -> Self {
         Self { task, image, kind: ImageKind::Masters }
+    }
+
+    /// The image that this task has in common with others.
+    pub const fn shared(self) -> Self {
+        Self { kind: ImageKind::Shared, ..self }
     }
 
     /// The copy of its best parameters.
@@ -39,10 +46,12 @@ impl ImageId {
 
 impl fmt::Display for ImageId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.kind == ImageKind::Snapshot {
-            f.write_str("the best of ")?;
-        }
-        write!(f, "image {} of {}", self.image, self.task)
+        let [before, after] = match self.kind {
+            ImageKind::Masters => ["", ""],
+            ImageKind::Snapshot => ["the best of ", ""],
+            ImageKind::Shared => ["", " and other tasks"],
+        };
+        write!(f, "{before}image {} of {}{after}", self.image, self.task)
     }
 }
 

@@ -17,6 +17,7 @@ mod dram;
 mod error;
 mod image;
 mod scratch;
+mod shared;
 mod slots;
 
 pub use device_home::{DeviceHomeStore, DeviceMasters, DeviceNarrow, DeviceWriter};
@@ -24,6 +25,7 @@ pub use disk::DiskStore;
 pub use dram::DramStore;
 pub use error::SpillError;
 pub use image::{ImageId, ImageKind, ImageView, ImageWriter, Masters, Writer};
+pub use shared::{Hashes, SharedStore};
 
 /// A place that keeps images.
 ///
@@ -71,6 +73,12 @@ pub trait TierStore: Send + Sync {
     /// Errors are those of [`remove`](Self::remove).
     fn discard(&self, id: ImageId) -> Result<(), SpillError> {
         self.remove(id).map(drop)
+    }
+
+    /// The image that is read under this name: itself, unless tasks have it in common ([`SharedStore`]). Copies of one image
+    /// are copies for all of its names.
+    fn identity(&self, id: ImageId) -> ImageId {
+        id
     }
 
     /// The parameters of an image that lives on a device, to be read there, and how many writes were committed;

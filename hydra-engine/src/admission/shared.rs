@@ -1,0 +1,207 @@
+//! Frozen images that several tasks have in common, which the store keeps once for all of them.
+//!
+//! They are found by what they are made from: names and shapes of parameters, the type that moves, and what their source
+//! says of where its values are from. That they have the same values is seen when they are read. Tasks that go on have theirs
+//! in checkpoints, which say whether they are all the same.
+
+use crate::train_task::TrainTask;
+use hydra_core::{Chain, FloatType, TaskId};
+use hydra_spill::ImageId;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+/// An image that several tasks have in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct SharedImage {
+    /// Its name in the store.
+    pub id: ImageId,
+    /// The bytes that the store holds of it.
+    pub bytes: u64,
+}
+
+/// All that an image's first values and its home depend on.
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct Made {
+    /// Names and shapes of the parameters.
+    params: Vec<(String, Vec<usize>)>,
+    float: FloatType,
+    origin: Origin,
+    /// True if its home is a device.
+    device_homed: bool,
+    /// What a checkpoint has, where checkpoints differ.
+    kept: Option<Kept>,
+}
+
+/// The frozen values of a checkpoint.
+#[derive(Clone, PartialEq, Eq, Hash)]
+enum Kept {
+    /// Values of this hash.
+    Hash(String),
+    /// Those of the task of this index, whose checkpoint does not tell.
+    Own(usize),
+}
+
+impl Kept {
+    fn of(index: usize, task: &TrainTask) -> Option<Self> {
+        let hash = task.resume.as_ref()?.state().frozen.clone();
+        Some(hash.map_or(Self::Own(index), Self::Hash))
+    }
+}
+
+#[derive(Clone, PartialEq, Eq, Hash)]
+enum Origin {
+    /// The words of the source.
+    Said(String),
+    /// One of the images of a chain, for a seed.
+    Of { chain: *const Chain, image: usize, seed: u64 },
+}
+
+impl Made {
+    fn of(task: &TrainTask, image: usize, device_homed: bool) -> Self {
+        let (chain, seed) = (&task.chain, task.spec.seed);
+        let layout = &chain.images()[image];
+        let said = chain.source().origin(chain, image, seed).map(Origin::Said);
+        Self {
+            params: layout.params.iter().map(|param| (param.name.clone(), param.shape.clone())).collect(),
+            float: layout.float,
+            origin: said.unwrap_or(Origin::Of { chain: Arc::as_ptr(chain), image, seed }),
+            device_homed,
+            kept: None,
+        }
+    }
+}
+
+/// For each image of each task the one that it has in common with others, in the name of the first of them, if there are
+/// any. With each task comes whether it is device-homed: what lives on a device is not what lives on the host.
+pub(super) fn shared_images<'a>(
+    tasks: impl Iterator<Item = (&'a TrainTask, bool)>,
+) -> Vec<Vec<Option<ImageId>>> {
+    let tasks: Vec<(&TrainTask, bool)> = tasks.collect();
+    let kept: Vec<Option<Kept>> =
+        tasks.iter().enumerate().map(|(index, (task, _))| Kept::of(index, task)).collect();
+    let made: Vec<Vec<Option<Made>>> =
+        tasks.iter().map(|(task, device_homed)| frozen(task, *device_homed)).collect();
+    let differ = differing(&made, &kept);
+    let mut users: HashMap<Made, Vec<ImageId>> = HashMap::new();
+    for (index, (made, kept)) in made.iter().zip(&kept).enumerate() {
+        for (image, made) in made.iter().enumerate().filter_map(|(image, made)| Some((image, made.as_ref()?)))
+        {
+            let kept = kept.clone().filter(|_| differ.contains(made));
+            let own = ImageId::new(TaskId(index), image);
+            users.entry(Made { kept, ..made.clone() }).or_default().push(own);
+        }
+    }
+    let mut found: Vec<Vec<Option<ImageId>>> = made.iter().map(|made| vec![None; made.len()]).collect();
+    for users in users.into_values() {
+        let several = users.iter().any(|user| user.task != users[0].task);
+        for user in users.iter().filter(|_| several) {
+            found[user.task.0][user.image] = Some(users[0].shared());
+        }
+    }
+    found
+}
+
+/// What images are made from of which checkpoints have other values than one another.
+fn differing(made: &[Vec<Option<Made>>], kept: &[Option<Kept>]) -> HashSet<Made> {
+    let mut checkpoints: HashMap<&Made, HashSet<&Kept>> = HashMap::new();
+    for (made, kept) in made.iter().zip(kept).filter_map(|(made, kept)| Some((made, kept.as_ref()?))) {
+        for made in made.iter().flatten() {
+            checkpoints.entry(made).or_default().insert(kept);
+        }
+    }
+    checkpoints.into_iter().filter(|(_, kept)| kept.len() > 1).map(|(made, _)| made.clone()).collect()
+}
+
+/// What each frozen image of a task is made from; of a task that is finished none is there.
+fn frozen(task: &TrainTask, device_homed: bool) -> Vec<Option<Made>> {
+    let images = task.chain.images().iter().enumerate();
+    let frozen = |trained: bool| !trained && !task.is_finished();
+    images.map(|(image, of)| frozen(of.trained).then(|| Made::of(task, image, device_homed))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hydra_core::{OptimizerSpec, TrainSpec, WeightError, WeightSource};
+    use hydra_models::mlp::{Classifier, Dense, Spirals};
+
+    /// Says where values are from, or nothing.
+    struct Said(Option<&'static str>);
+
+    impl WeightSource for Said {
+        fn fill(&self, _: &Chain, _: usize, _: u64, _: &mut [f32]) -> Result<(), WeightError> {
+            Ok(())
+        }
+
+        fn origin(&self, _: &Chain, _: usize, _: u64) -> Option<String> {
+            self.0.map(str::to_owned)
+        }
+    }
+
+    fn chain(source: impl WeightSource + 'static, width: usize) -> Arc<Chain> {
+        let linear = |inputs, outputs| {
+            burn::nn::LinearConfig::new(inputs, outputs).init(&burn::tensor::Device::flex())
+        };
+        let builder = Chain::builder("c").frozen("a", Dense { linear: linear(2, 2) });
+        let builder = builder.frozen("b", Dense { linear: linear(2, width) });
+        let chain = builder.layer("c", Classifier { linear: linear(width, 3) }).weights(source);
+        Arc::new(chain.build().unwrap())
+    }
+
+    fn task(chain: &Arc<Chain>, seed: u64) -> TrainTask {
+        let spec = TrainSpec { seed, ..TrainSpec::new(OptimizerSpec::adamw(1e-3), 2) };
+        TrainTask::new("task", chain.clone(), Arc::new(Spirals::new(1, 8, 3)), spec)
+    }
+
+    /// The tasks that have the images of each task, by the first of them.
+    fn shown(tasks: &[(TrainTask, bool)]) -> Vec<Vec<Option<usize>>> {
+        let found = shared_images(tasks.iter().map(|(task, homed)| (task, *homed)));
+        found
+            .into_iter()
+            .map(|images| images.into_iter().map(|id| id.map(|id| id.task.0)).collect())
+            .collect()
+    }
+
+    #[test]
+    fn frozen_images_of_one_origin_are_shared() {
+        let (one, other) = (chain(Said(Some("file")), 4), chain(Said(Some("file")), 4));
+        let tasks = [(task(&one, 0), false), (task(&other, 1), false), (task(&one, 2), false)];
+        assert_eq!(shown(&tasks), vec![vec![Some(0), Some(0), None]; 3]);
+        // The second layer is another, and so is the last, which is trained anyway.
+        let wide = chain(Said(Some("file")), 5);
+        assert_eq!(
+            shown(&[(task(&one, 0), false), (task(&wide, 0), false)]),
+            vec![vec![Some(0), None, None]; 2]
+        );
+    }
+
+    #[test]
+    fn what_may_differ_is_not_shared() {
+        let none = vec![vec![None; 3]; 2];
+        let file = chain(Said(Some("file")), 4);
+        let narrow =
+            |source| Arc::new(Arc::into_inner(chain(source, 4)).unwrap().with_float_type(FloatType::Bf16));
+        let others = [chain(Said(Some("another")), 4), chain(Said(None), 4), narrow(Said(Some("file")))];
+        for other in others {
+            assert_eq!(shown(&[(task(&file, 0), false), (task(&other, 0), false)]), none);
+        }
+        assert_eq!(shown(&[(task(&file, 0), false), (task(&file, 0), true)]), none, "homes");
+        assert_eq!(shown(&[(task(&file, 0), true), (task(&file, 0), true)])[1], [Some(0), Some(0), None]);
+    }
+
+    #[test]
+    fn a_source_that_says_nothing_gives_one_chain_the_same_values_for_one_seed() {
+        let silent = chain(Said(None), 4);
+        let tasks = [0, 0, 1].map(|seed| (task(&silent, seed), false));
+        let found = shown(&tasks);
+        assert_eq!((&found[1][0], &found[2]), (&Some(0), &vec![None; 3]));
+        let drawn = || {
+            let linear = burn::nn::LinearConfig::new(2, 2).init(&burn::tensor::Device::flex());
+            let head = burn::nn::LinearConfig::new(2, 3).init(&burn::tensor::Device::flex());
+            let chain = Chain::builder("c").frozen("a", Dense { linear });
+            Arc::new(chain.layer("b", Classifier { linear: head }).build().unwrap())
+        };
+        let tasks = [(task(&drawn(), 1), false), (task(&drawn(), 1), false), (task(&drawn(), 2), false)];
+        assert_eq!(shown(&tasks), [vec![Some(0), None], vec![Some(0), None], vec![None; 2]]);
+    }
+}

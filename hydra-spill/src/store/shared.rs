@@ -1,0 +1,283 @@
+//! Images that several tasks have in common: stored once in whatever tier, under a name for each task.
+//!
+//! Whoever reads goes by the name that the image would have if it were the task's own. A name is given up as an image is,
+//! and the last one takes the bytes with it. Nobody writes such an image, so no reader ever waits.
+
+use super::{SpillError, TierStore};
+use crate::{DeviceWriter, ImageId, ImageView, ImageWriter, Masters, Reservation};
+use hydra_core::{DeviceBytes, with_causes};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// The SHA-256 of each parameter of an image, by which tasks see that they have the same values.
+pub type Hashes = Arc<[[u8; 32]]>;
+
+/// A store in which images can have several names, over the stores that keep them.
+///
+/// [`join`](Self::join) and [`discard`](TierStore::discard) are for one thread, which decides who begins and who has ended.
+pub struct SharedStore {
+    below: Arc<dyn TierStore>,
+    names: Arc<Mutex<Names>>,
+}
+
+#[derive(Default)]
+struct Names {
+    /// The image that each name stands for.
+    of: BTreeMap<ImageId, ImageId>,
+    shared: BTreeMap<ImageId, Shared>,
+}
+
+/// An image that has names.
+struct Shared {
+    names: usize,
+    content: Content,
+}
+
+enum Content {
+    /// It is not there yet; its room, unless somebody puts it there now.
+    Awaited(Option<Reservation>),
+    There(Hashes),
+    Lost {
+        problem: String,
+    },
+}
+
+impl SharedStore {
+    /// A store in which no image has another name than its own yet.
+    pub fn new(below: Arc<dyn TierStore>) -> Self {
+        Self { below, names: Arc::default() }
+    }
+
+    /// The same names over another store that is the same as the one below, as one that reads through other memory.
+    pub fn over(&self, below: Arc<dyn TierStore>) -> Self {
+        Self { below, names: self.names.clone() }
+    }
+
+    /// Makes `name` a name of the image `shared`, which need not be there yet. The first name brings its room, which covers
+    /// the masters wherever they will live; what others bring is released.
+    pub fn join(&self, name: ImageId, shared: ImageId, room: Option<Reservation>) {
+        let mut names = self.lock();
+        let first = || Shared { names: 0, content: Content::Awaited(room) };
+        if names.of.insert(name, shared).is_none() {
+            names.shared.entry(shared).or_insert_with(first).names += 1;
+        }
+    }
+
+    /// Returns whether an image has a name, and so its room.
+    pub fn has_names(&self, shared: ImageId) -> bool {
+        self.lock().shared.contains_key(&shared)
+    }
+
+    /// The hashes of a shared image, if it is there.
+    pub fn hashes(&self, shared: ImageId) -> Option<Hashes> {
+        match &self.lock().shared.get(&shared)?.content {
+            Content::There(hashes) => Some(hashes.clone()),
+            _ => None,
+        }
+    }
+
+    /// Takes a shared image in, in the room that its first name brought.
+    ///
+    /// # Errors
+    /// Those of [`insert`](TierStore::insert), after which it is lost; [`SpillError::ImageMissing`] where it has no name,
+    /// and [`SpillError::ImageExists`].
+    pub fn put(&self, shared: ImageId, masters: Masters, hashes: Hashes) -> Result<(), SpillError> {
+        let room = match self.lock().shared.get_mut(&shared).map(|shared| &mut shared.content) {
+            Some(Content::Awaited(room)) => room.take(),
+            Some(Content::There(_)) => return Err(SpillError::ImageExists { image: shared }),
+            Some(Content::Lost { problem }) => {
+                return Err(SpillError::ImageLost { image: shared, problem: problem.clone() });
+            }
+            None => None,
+        };
+        let room = room.ok_or(SpillError::ImageMissing { image: shared })?;
+        let inserted = self.below.insert(shared, masters, room);
+        if let Some(of) = self.lock().shared.get_mut(&shared) {
+            of.content = match &inserted {
+                Ok(()) => Content::There(hashes),
+                Err(error) => Content::Lost { problem: with_causes(error) },
+            };
+        }
+        inserted
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Names> {
+        // Nothing panics halfway through a change, so poisoned names are as good as any.
+        self.names.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The image that nobody else has under this name.
+    fn own(&self, id: ImageId) -> Result<ImageId, SpillError> {
+        match self.lock().of.contains_key(&id) {
+            true => Err(SpillError::ImageShared { image: id }),
+            false => Ok(id),
+        }
+    }
+}
+
+impl TierStore for SharedStore {
+    fn insert(&self, id: ImageId, masters: Masters, reservation: Reservation) -> Result<(), SpillError> {
+        self.below.insert(self.own(id)?, masters, reservation)
+    }
+
+    fn read(&self, id: ImageId) -> Result<ImageView, SpillError> {
+        self.below.read(self.identity(id))
+    }
+
+    fn read_masters(&self, id: ImageId) -> Result<ImageView, SpillError> {
+        self.below.read_masters(self.identity(id))
+    }
+
+    fn write(&self, id: ImageId) -> Result<ImageWriter, SpillError> {
+        self.below.write(self.own(id)?)
+    }
+
+    fn version(&self, id: ImageId) -> Result<u64, SpillError> {
+        self.below.version(self.identity(id))
+    }
+
+    fn remove(&self, id: ImageId) -> Result<Masters, SpillError> {
+        self.below.remove(self.own(id)?)
+    }
+
+    /// Gives a name up, and with the last one the image.
+    fn discard(&self, id: ImageId) -> Result<(), SpillError> {
+        let shared = self.identity(id);
+        let is_last = self.lock().shared.get(&shared).is_none_or(|of| of.names == 1);
+        if is_last {
+            // Also where nothing was put there yet: its place on a disk goes too.
+            match self.below.discard(shared) {
+                Err(SpillError::ImageMissing { .. }) if shared != id => {}
+                discarded => discarded?,
+            }
+        }
+        let mut names = self.lock();
+        names.of.remove(&id);
+        let gone = match is_last {
+            true => names.shared.remove(&shared),
+            false => {
+                names.shared.entry(shared).and_modify(|of| of.names -= 1);
+                None
+            }
+        };
+        drop(names);
+        drop(gone);
+        Ok(())
+    }
+
+    fn identity(&self, id: ImageId) -> ImageId {
+        self.lock().of.get(&id).copied().unwrap_or(id)
+    }
+
+    fn on_device(&self, id: ImageId) -> Result<Option<(DeviceBytes, u64)>, SpillError> {
+        self.below.on_device(self.identity(id))
+    }
+
+    fn write_on_device(&self, id: ImageId) -> Result<DeviceWriter, SpillError> {
+        self.below.write_on_device(self.own(id)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::conformance::{self, ID, budget, masters};
+    use super::*;
+    use crate::DramStore;
+    use hydra_core::TaskId;
+
+    const SHARED: ImageId = ID.shared();
+    const OTHER: ImageId = ImageId::new(TaskId(9), 2);
+
+    fn store() -> SharedStore {
+        SharedStore::new(Arc::new(DramStore::new()))
+    }
+
+    fn hashes(of: u8) -> Hashes {
+        Arc::new([[of; 32]])
+    }
+
+    /// A store with an image of two names.
+    fn with_two_names(budget: &crate::Budget) -> SharedStore {
+        let store = store();
+        let room = budget.reserve(masters().len_bytes(), "the first").unwrap();
+        store.join(ID, SHARED, Some(room));
+        store.join(OTHER, SHARED, None);
+        store
+    }
+
+    #[test]
+    fn the_store_of_shared_images_conforms() {
+        conformance::run(&|| Arc::new(store()));
+    }
+
+    #[test]
+    fn an_image_is_there_once_under_all_of_its_names() {
+        let budget = budget();
+        let store = with_two_names(&budget);
+        assert!(store.has_names(SHARED) && store.hashes(SHARED).is_none());
+        assert!(matches!(store.read(ID), Err(SpillError::ImageMissing { .. })), "nobody has put it there");
+        store.put(SHARED, masters(), hashes(1)).unwrap();
+        assert_eq!((store.hashes(SHARED), budget.used()), (Some(hashes(1)), masters().len_bytes()));
+        let again = store.put(SHARED, masters(), hashes(1));
+        assert!(matches!(again, Err(SpillError::ImageExists { .. })));
+        let [one, other] = [ID, OTHER].map(|name| store.read(name).unwrap());
+        assert_eq!((one.bytes.as_ptr(), one.version), (other.bytes.as_ptr(), other.version));
+        assert_eq!([ID, OTHER, SHARED].map(|id| store.identity(id)), [SHARED; 3]);
+        assert_eq!(store.version(OTHER).unwrap(), 0);
+    }
+
+    #[test]
+    fn the_last_name_takes_the_bytes_with_it() {
+        let budget = budget();
+        let store = with_two_names(&budget);
+        store.put(SHARED, masters(), hashes(1)).unwrap();
+        let view = store.read(OTHER).unwrap();
+        store.discard(ID).unwrap();
+        assert!(matches!(store.discard(ID), Err(SpillError::ImageMissing { .. })), "it is no name any more");
+        assert!(store.has_names(SHARED) && budget.used() > 0);
+        assert!(matches!(store.discard(OTHER), Err(SpillError::ImageBusy { readers: 1, .. })));
+        drop(view);
+        store.discard(OTHER).unwrap();
+        assert_eq!((store.has_names(SHARED), budget.used()), (false, 0));
+        // It can come again.
+        let room = budget.reserve(masters().len_bytes(), "the next").unwrap();
+        store.join(OTHER, SHARED, Some(room));
+        store.put(SHARED, masters(), hashes(2)).unwrap();
+        assert_eq!(store.hashes(SHARED), Some(hashes(2)));
+    }
+
+    #[test]
+    fn room_goes_with_the_names_where_nothing_came() {
+        let budget = budget();
+        let store = with_two_names(&budget);
+        [OTHER, ID].into_iter().for_each(|name| store.discard(name).unwrap());
+        assert_eq!((store.has_names(SHARED), budget.used()), (false, 0));
+        let homeless = store.put(SHARED, masters(), hashes(1));
+        assert!(matches!(homeless, Err(SpillError::ImageMissing { image: SHARED })));
+    }
+
+    #[test]
+    fn nobody_writes_what_others_read() {
+        let budget = budget();
+        let store = with_two_names(&budget);
+        store.put(SHARED, masters(), hashes(1)).unwrap();
+        let refused = |result: Result<(), SpillError>| {
+            assert!(matches!(result, Err(SpillError::ImageShared { image: ID })), "{result:?}");
+        };
+        refused(store.write(ID).map(drop));
+        refused(store.write_on_device(ID).map(drop));
+        refused(store.remove(ID).map(drop));
+        refused(store.insert(ID, masters(), budget.reserve(masters().len_bytes(), "own").unwrap()));
+    }
+
+    #[test]
+    fn what_could_not_be_put_there_is_lost_for_all() {
+        let budget = budget();
+        let store = store();
+        store.join(ID, SHARED, Some(budget.reserve(1, "too little").unwrap()));
+        let small = store.put(SHARED, masters(), hashes(1));
+        assert!(matches!(small, Err(SpillError::ReservationTooSmall { .. })));
+        let lost = store.put(SHARED, masters(), hashes(1)).unwrap_err().to_string();
+        assert!(lost.contains("was lost"), "{lost}");
+    }
+}
