@@ -47,6 +47,8 @@ pub struct Span {
     pub shard: usize,
     /// The minibatch, from zero.
     pub step: usize,
+    /// Of a shard task: the microbatch, or the batch of its evaluation, from zero; zero of other work.
+    pub sweep: usize,
     /// Its start.
     pub start_s: f64,
     /// Its end.

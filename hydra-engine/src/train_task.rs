@@ -26,6 +26,8 @@ pub struct TrainTask {
     pub(crate) stop: StopFlag,
     /// The microbatches of a visit, where they are not chosen by what they cost.
     pub(crate) visit: Option<usize>,
+    /// The most devices that compute it at once, where not all may.
+    pub(crate) most_devices: Option<usize>,
     /// True for a task that trains nothing: only the test data is evaluated.
     pub(crate) evaluate_only: bool,
 }
@@ -48,6 +50,7 @@ impl TrainTask {
             initial_validation: true,
             stop: StopFlag::new(),
             visit: None,
+            most_devices: None,
             evaluate_only: false,
         }
     }
@@ -76,6 +79,7 @@ impl TrainTask {
             microbatches: spec.accumulate.clamp(1, spec.batch.min(items).max(1)),
             last_microbatches: spec.accumulate.clamp(1, last.max(1)),
             visit,
+            lanes: 1,
             validation: batches(&self.validation),
             test: batches(&self.test),
             initial_validation: self.initial_validation,
@@ -117,6 +121,13 @@ impl TrainTask {
     /// no bit.
     pub fn visit(self, microbatches: usize) -> Self {
         Self { visit: Some(microbatches), ..self }
+    }
+
+    /// The most devices that compute this task at once, each another visit of its microbatches or batches, as far as there
+    /// are visits and host memory for what waits in them; as many as the run has where this is not said. Other tasks come
+    /// first. It changes no bit.
+    pub fn most_devices(self, most: usize) -> Self {
+        Self { most_devices: Some(most.max(1)), ..self }
     }
 
     /// Writes the trained model into `dir`.

@@ -377,6 +377,26 @@ fn a_visit_promotes_once_for_all_its_microbatches() {
 }
 
 /// What a microbatch made is awaited where its turn comes before that is on the host.
+/// Four microbatches of one model on several devices: as many at once as it has lanes, where nobody else could be computed.
+#[test]
+fn several_devices_compute_a_model_that_is_alone() {
+    let model = |lanes| TaskCost { microbatches: 4, lanes, ..model("a", 3, &[(1.0, 2.0), (0.0, 3.0)]) };
+    let makespan = |tasks: Vec<TaskCost>, devices| {
+        let run = lrtf(&on(tasks, devices));
+        assert!(run.makespan_s >= run.bounds.best_s(), "{:?}", run.bounds);
+        run.makespan_s
+    };
+    // A sweep takes six seconds.
+    assert_eq!([1, 2, 3, 4].map(|devices| makespan(vec![model(4)], devices)), [72.0, 36.0, 36.0, 18.0]);
+    assert_eq!(makespan(vec![model(2)], 4), 36.0);
+    assert_eq!(makespan(vec![model(1)], 4), 72.0);
+    let evaluated = TaskCost { evaluations: vec![EvaluationCost { after: 3, sweeps: 2 }], ..model(2) };
+    assert_eq!(makespan(vec![evaluated], 2), 36.0 + 1.0);
+    // Each of two models has a device of its own, until the short one has ended.
+    let short = TaskCost { name: "b".into(), minibatches: 1, ..model(2) };
+    assert_eq!(makespan(vec![model(2), short], 2), 48.0);
+}
+
 #[test]
 fn the_next_shard_waits_for_what_its_own_microbatch_made() {
     let shard = ShardCost { download_s: 1.5, ..ShardCost::new(1.0, 1.0, 0.0) };

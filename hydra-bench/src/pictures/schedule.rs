@@ -394,7 +394,7 @@ fn short(seconds: f64) -> String {
 #[cfg(test)]
 pub(crate) fn span(work: Work, start_s: f64, end_s: f64) -> Span {
     let (device, task) = (hydra_core::DeviceId(0), hydra_core::TaskId(0));
-    Span { track: Track::Compute(device), task, work, shard: 0, step: 0, start_s, end_s }
+    Span { track: Track::Compute(device), task, work, shard: 0, step: 0, sweep: 0, start_s, end_s }
 }
 
 #[cfg(test)]

@@ -44,11 +44,15 @@ impl<W: Write> TraceWriter<W> {
         let work = work_name(span.work);
         let part = if span.work == Work::Step { "image" } else { "shard" };
         let micros = |seconds: f64| (seconds * 1e9).round() / 1e3;
+        let mut args = json!({ "task": task, "step": span.step, part: span.shard });
+        if let Some(sweep) = sweep_name(span.work) {
+            args[sweep] = json!(span.sweep);
+        }
         self.event(&json!({
             "ph": "X", "pid": PROCESS, "tid": thread(span.track), "ts": micros(span.start_s),
             "dur": micros((span.end_s - span.start_s).max(0.0)),
             "name": format!("{task} {work} {}", span.shard), "cat": work,
-            "args": { "task": task, "step": span.step, part: span.shard },
+            "args": args,
         }))
     }
 
@@ -75,6 +79,15 @@ fn thread(track: Track) -> usize {
     }
 }
 
+/// The name of what a shard task computes.
+fn sweep_name(work: Work) -> Option<&'static str> {
+    match work {
+        Work::Forward | Work::Backward => Some("microbatch"),
+        Work::Evaluate => Some("batch"),
+        Work::Promote | Work::TakeDown | Work::Step => None,
+    }
+}
+
 /// The name of a span.
 pub(crate) fn work_name(work: Work) -> &'static str {
     match work {
@@ -96,8 +109,16 @@ mod tests {
     fn a_trace_is_json_with_named_tracks_and_microseconds() {
         let devices = ["cpu:0".to_owned(), "cpu:1".to_owned()];
         let mut trace = TraceWriter::new(Vec::new(), &devices).unwrap();
-        let span =
-            |track, work| Span { track, task: TaskId(0), work, shard: 2, step: 5, start_s: 0.5, end_s: 0.75 };
+        let span = |track, work| Span {
+            track,
+            task: TaskId(0),
+            work,
+            shard: 2,
+            step: 5,
+            sweep: 3,
+            start_s: 0.5,
+            end_s: 0.75,
+        };
         trace.span(&span(Track::Compute(DeviceId(1)), Work::Backward), "a \"b\"").unwrap();
         trace.span(&span(Track::Copy(DeviceId(1)), Work::Promote), "a").unwrap();
         trace.span(&span(Track::Optimizer, Work::Step), "a").unwrap();

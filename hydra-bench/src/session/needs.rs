@@ -53,6 +53,7 @@ pub(crate) fn render(admission: &Admission, prediction: Option<&Prediction>) -> 
         ));
     }
     text.push_str(&visits(&admission.tasks));
+    text.push_str(&lanes(&admission.tasks));
     let [admitted, budget] = [admission.host_admitted_bytes, admission.host_budget_bytes].map(ByteSize);
     let (models, time) = (admission.active_models, duration(admission.estimated_s));
     text.push_str(&format!(
@@ -81,6 +82,16 @@ fn visits(tasks: &[AdmittedTask]) -> String {
         )
     };
     visits.into_iter().map(line).collect()
+}
+
+/// The devices that compute one model at once, where it may be several.
+fn lanes(tasks: &[AdmittedTask]) -> String {
+    let several = tasks.iter().filter(|task| task.lanes > 1);
+    let Some(most) = several.clone().map(|task| task.lanes).max() else { return String::new() };
+    let (count, all) = (several.count(), tasks.len());
+    format!(
+        "up to {most} devices compute one model at once, of {count} of {all} tasks, where they have no other\n"
+    )
 }
 
 fn tasks(tasks: &[AdmittedTask], with_disk: bool) -> String {

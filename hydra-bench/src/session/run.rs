@@ -238,6 +238,9 @@ fn task(
     if let Some(visit) = spec.devices.visit {
         task = task.visit(visit);
     }
+    if let Some(most) = spec.devices.devices_per_model {
+        task = task.most_devices(most);
+    }
     Ok(task)
 }
 

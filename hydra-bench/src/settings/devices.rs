@@ -74,6 +74,11 @@ pub(crate) struct DeviceSettings {
     #[arg(long, value_name = "K", value_parser = values::count, allow_hyphen_values = true)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) visit: Option<usize>,
+    /// The devices that compute one model at once, at most, each other microbatches (--accumulate) or batches of an evaluation;
+    /// other models come first [default: as many as there are, as far as host memory has room for what waits]
+    #[arg(long, value_name = "N", value_parser = values::count, allow_hyphen_values = true)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) devices_per_model: Option<usize>,
     /// Let go of a shard's parameters on the device with its shard task, also where there is room for them
     #[arg(long = "no-cache", action = ArgAction::SetFalse)]
     #[serde(default = "on", skip_serializing_if = "Clone::clone")]

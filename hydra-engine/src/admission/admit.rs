@@ -3,6 +3,7 @@
 use super::alike::equal_first_evaluations;
 use super::check::check;
 use super::cut::{CutTask, Limits, cut};
+use super::gradients::Window;
 use super::host_memory::{HostMemory, Room};
 use super::left_out::{LeftOut, Misfits};
 use super::measure::{Pilot, Tell, measure};
@@ -55,6 +56,11 @@ pub struct AdmittedTask {
     pub active_bytes: u64,
     /// The sweeps that it makes together, shard by shard.
     pub visit: Visit,
+    /// The most visits of it that are under way at once, and so the most devices that compute it at once.
+    pub lanes: usize,
+    /// The microbatches whose gradients may wait for those of earlier ones.
+    #[serde(skip)]
+    pub(crate) gradient_window: Window,
     /// Those of them for the batches of a minibatch.
     #[serde(skip)]
     pub(crate) batch_bytes: u64,
@@ -99,7 +105,7 @@ pub struct Admission {
     pub in_turn: Option<usize>,
     /// Tasks that can never fit, without which the run goes on.
     pub left_out: Vec<LeftOut>,
-    /// Estimated seconds of the run: all compute over the devices, or the longest task.
+    /// Estimated seconds of the run: all compute over the devices, or the longest task on as many as compute it.
     pub estimated_s: f64,
 }
 
@@ -242,6 +248,8 @@ impl AdmittedTask {
             on_disk,
             active_bytes: room.active[index],
             visit: sizes.visit,
+            lanes: sizes.lanes,
+            gradient_window: sizes.window,
             batch_bytes: sizes.batches,
             gradient_bytes: sizes.gradient_room(room.gradient_shards),
             first_evaluation,
@@ -278,9 +286,9 @@ fn task_s(task: &TrainTask, plan: &PartitionPlan, shared: bool) -> f64 {
     left.sweeps as f64 * (forward - last + backward) + left.evaluations as f64 * forward
 }
 
-/// Seconds that a run takes at least: all compute over the devices, or the longest task.
+/// Seconds that a run takes at least: all compute over the devices, or the longest task on as many as compute it.
 fn run_s(tasks: &[AdmittedTask], devices: usize) -> f64 {
     let compute: f64 = tasks.iter().map(|task| task.estimated_s).sum();
-    let longest = tasks.iter().map(|task| task.estimated_s).fold(0.0, f64::max);
+    let longest = tasks.iter().map(|task| task.estimated_s / task.lanes as f64).fold(0.0, f64::max);
     longest.max(compute / devices as f64)
 }

@@ -8,6 +8,49 @@ use std::ops::Range;
 /// downloaded and one that the optimizer steps.
 pub(super) const FLOWING: usize = 4;
 
+/// The microbatches of a minibatch whose gradients may be on the host at once, from the first one on that is not in the sum:
+/// later ones come first where several devices compute one model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Window {
+    /// Of images that one shard uses.
+    pub own: usize,
+    /// Of images that several shards use: those of a visit wait for the last one of them.
+    pub shared: usize,
+}
+
+impl Window {
+    /// All that are computed.
+    pub(crate) const OPEN: Self = Self { own: usize::MAX, shared: usize::MAX };
+
+    /// That of minibatches of so many microbatches, of which so many visits of so many are under way at once. Microbatches
+    /// of one visit add up on their device before they come; one more than there are lanes does not wait for the sum.
+    pub(super) fn of_lanes(microbatches: usize, visit: usize, lanes: usize) -> Self {
+        match lanes {
+            0 | 1 => Self::OPEN,
+            _ => {
+                let (own, shared) = (visit + lanes, visit.saturating_mul(lanes + 1));
+                Self { own: own.min(microbatches), shared: shared.min(microbatches) }
+            }
+        }
+    }
+
+    /// That of an image that several shards use, or one.
+    pub(crate) fn of(self, shared: bool) -> usize {
+        if shared { self.shared } else { self.own }
+    }
+
+    /// Bytes of the gradients of all images that wait in it, of which those of one microbatch take so many; none where
+    /// microbatches come one after the other.
+    fn bytes(self, own: u64, shared: u64) -> u64 {
+        match self {
+            Self::OPEN => 0,
+            Self { own: of_own, shared: of_shared } => {
+                own.saturating_mul(of_own as u64).saturating_add(shared.saturating_mul(of_shared as u64))
+            }
+        }
+    }
+}
+
 /// The bytes of a model's gradients.
 #[derive(Clone, Debug)]
 pub(crate) struct GradientBytes {
@@ -40,9 +83,9 @@ impl GradientBytes {
 
     /// The bytes of shards that make so much of these images.
     pub(crate) fn made_by(shards: Vec<Vec<(usize, u64)>>, together: bool) -> Self {
-        let users = |image: usize| shards.iter().flatten().filter(|(other, _)| *other == image).count();
         let sum = |made: &[(usize, u64)], shared: bool| -> u64 {
-            made.iter().filter(|(image, _)| (users(*image) > 1) == shared).map(|(_, bytes)| bytes).sum()
+            let of = made.iter().filter(|(image, _)| (users(&shards, *image) > 1) == shared);
+            of.map(|(_, bytes)| bytes).sum()
         };
         Self {
             shared: shards.iter().map(|made| sum(made, true)).sum(),
@@ -53,6 +96,16 @@ impl GradientBytes {
         }
     }
 
+    /// Returns whether several shards use an image.
+    pub(crate) fn is_shared(&self, image: usize) -> bool {
+        users(&self.shards, image) > 1
+    }
+
+    /// Bytes of the gradients that wait in a window.
+    pub(super) fn in_window(&self, window: Window) -> u64 {
+        window.bytes(self.all - self.shared, self.shared)
+    }
+
     /// The room for the gradients of so many shards at once; for all where the optimizer waits for all.
     pub(crate) fn room(&self, shards: usize) -> u64 {
         match self.together {
@@ -60,6 +113,11 @@ impl GradientBytes {
             false => self.largest.saturating_mul(shards as u64).saturating_add(self.shared).min(self.all),
         }
     }
+}
+
+/// The number of shards that use an image.
+fn users(shards: &[Vec<(usize, u64)>], image: usize) -> usize {
+    shards.iter().filter(|made| made.iter().any(|(other, _)| *other == image)).count()
 }
 
 #[cfg(test)]
@@ -74,6 +132,17 @@ mod tests {
         assert_eq!([1, 2, 3].map(|shards| tied.room(shards)), [230, 260, 265]);
         let together = GradientBytes { together: true, ..tied };
         assert_eq!(together.room(1), 265);
+    }
+
+    #[test]
+    fn gradients_wait_only_where_several_devices_compute_a_model() {
+        let tied = GradientBytes::made_by(vec![vec![(0, 100), (1, 10)], vec![(2, 30), (0, 100)]], true);
+        let window = |microbatches, visit, lanes| Window::of_lanes(microbatches, visit, lanes);
+        assert_eq!((window(8, 2, 1), tied.in_window(Window::OPEN)), (Window::OPEN, 0));
+        assert_eq!(window(8, 1, 2), Window { own: 3, shared: 3 });
+        assert_eq!(window(8, 2, 2), Window { own: 4, shared: 6 });
+        assert_eq!(window(4, 2, 2), Window { own: 4, shared: 4 }, "no more than there are");
+        assert_eq!(tied.in_window(window(8, 2, 2)), 4 * 40 + 6 * 200);
     }
 
     #[test]

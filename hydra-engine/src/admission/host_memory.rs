@@ -302,7 +302,7 @@ fn with_largest(others: u64, descending: &[u64], models: usize) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::gradients::GradientBytes;
+    use super::super::gradients::{GradientBytes, Window};
     use super::super::sizes::Remaining;
     use super::*;
     use crate::stages::Visit;
@@ -330,6 +330,8 @@ mod tests {
             ),
             remaining,
             visit: Visit::ONE,
+            lanes: 1,
+            window: Window::OPEN,
             device_homed: false,
         }
     }

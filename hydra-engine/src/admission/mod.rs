@@ -26,7 +26,7 @@ pub(crate) use admit::admit;
 pub use admit::{Admission, AdmittedTask};
 pub(crate) use disk::DiskTier;
 pub(crate) use division::groups;
-pub(crate) use gradients::GradientBytes;
+pub(crate) use gradients::{GradientBytes, Window};
 pub(crate) use host_memory::DiskSpec;
 pub(crate) use identities::identities;
 pub(crate) use images::{best_bytes, stored_bytes, waiting};

@@ -2,13 +2,28 @@
 
 use super::cut::CutTask;
 use super::division::StoredImages;
-use super::gradients::GradientBytes;
+use super::gradients::{GradientBytes, Window};
 use super::images::stored_bytes;
 use super::placement::Placement;
 use crate::stages::Visit;
 use crate::train_task::TrainTask;
 use hydra_core::ImageLayout;
 use hydra_partition::PartitionPlan;
+
+/// How much of a task is computed at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Pace {
+    /// The sweeps of its visits.
+    pub visit: Visit,
+    /// The visits that are under way at once, each on a device.
+    pub lanes: usize,
+}
+
+impl Pace {
+    /// One sweep after the other.
+    #[cfg(test)]
+    pub(super) const ONE: Self = Self { visit: Visit::ONE, lanes: 1 };
+}
 
 /// The host memory that a task takes, beside its masters, while it is within a minibatch.
 #[derive(Debug)]
@@ -36,27 +51,38 @@ pub(super) struct TaskSizes {
     pub remaining: Remaining,
     /// The sweeps of its visits.
     pub visit: Visit,
+    /// The visits that are under way at once.
+    pub lanes: usize,
+    /// The microbatches whose gradients may wait for those of earlier ones.
+    pub window: Window,
     /// True if gradients stay on the device.
     pub device_homed: bool,
 }
 
 impl TaskSizes {
-    pub(super) fn of(cut: &CutTask<'_>, optimizer: &Placement, visit: Visit, devices: usize) -> Self {
+    pub(super) fn of(cut: &CutTask<'_>, optimizer: &Placement, pace: Pace, devices: usize) -> Self {
         let CutTask { task, batch, plan, .. } = cut;
-        let microbatches = if task.evaluate_only { 1 } else { task.spec.accumulate as u64 };
+        let Pace { visit, lanes } = pace;
+        let microbatches = if task.evaluate_only { 1 } else { task.spec.accumulate.max(1) };
+        let training_lanes = lanes.min(microbatches.div_ceil(visit.microbatches));
         let batch_bytes = batch.inputs.len_bytes() + batch.targets.len_bytes();
+        let gradients = GradientBytes::of(&task.chain, &task.spec, &plan.shards());
+        let window = Window::of_lanes(microbatches, visit.microbatches, training_lanes);
+        let in_window = gradients.in_window(window);
         Self {
             images: stored_images(cut, optimizer.on_device()),
-            batches: batch_bytes.saturating_mul(microbatches.max(visit.batches as u64)),
-            boundaries: boundary_bytes(task, plan, visit),
-            gradients: GradientBytes::of(&task.chain, &task.spec, &plan.shards()),
+            batches: batch_bytes.saturating_mul(microbatches.max(visit.batches * lanes) as u64),
+            boundaries: boundary_bytes(task, plan, pace, training_lanes),
             remaining: match (task.is_finished(), task.evaluate_only, task.spec.accumulate) {
                 (true, ..) => Remaining::Nothing,
                 (_, true, _) => Remaining::Evaluation,
                 (.., 0 | 1) => Remaining::Training,
-                _ => Remaining::Accumulation(summed_bytes(task, plan, visit, devices)),
+                _ => Remaining::Accumulation(summed_bytes(task, plan, visit, devices) + in_window),
             },
+            gradients,
+            window,
             visit,
+            lanes,
             device_homed: optimizer.on_device(),
         }
     }
@@ -96,18 +122,18 @@ fn stored_images(cut: &CutTask<'_>, device_homed: bool) -> StoredImages {
     }
 }
 
-/// The bytes of boundary activations at the cut-points of all sweeps of a visit, with one more of them for what is under
-/// way: in training, with one gradient of them for each sweep.
-fn boundary_bytes(task: &TrainTask, plan: &PartitionPlan, visit: Visit) -> u64 {
+/// The bytes of boundary activations at the cut-points of all sweeps of the visits that are under way, with one more of them
+/// in each for what is under way: in training, with one gradient of them for each sweep.
+fn boundary_bytes(task: &TrainTask, plan: &PartitionPlan, pace: Pace, training_lanes: usize) -> u64 {
+    let Pace { visit, lanes } = pace;
     let inputs = plan.shards.iter().skip(1).map(|shard| plan.layers[shard.first].input_bytes);
     let (all, largest) = (inputs.clone().sum::<u64>(), inputs.max().unwrap_or(0));
     let of = |sweeps: usize, gradients: usize| {
         (sweeps as u64).saturating_mul(all).saturating_add((1 + gradients as u64).saturating_mul(largest))
     };
-    match task.evaluate_only {
-        true => of(visit.batches, 0),
-        false => of(visit.microbatches, visit.microbatches).max(of(visit.batches, 0)),
-    }
+    let evaluation = of(visit.batches, 0).saturating_mul(lanes as u64);
+    let training = || of(visit.microbatches, visit.microbatches).saturating_mul(training_lanes as u64);
+    if task.evaluate_only { evaluation } else { evaluation.max(training()) }
 }
 
 /// The bytes of gradients of microbatches, which are added up in `f32`: uses of those of a visit wait for the last of them,

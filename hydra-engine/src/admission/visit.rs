@@ -3,11 +3,13 @@
 //! With `K` microbatches in a visit a minibatch of `N` promotes what its device has no room for `2 ceil(N / K)` times.
 //! The boundary activations and gradients of more than one do not stay on the device between two shards: they go down and
 //! come up again.
+//!
+//! As many visits are under way at once as there are devices for them, each in a lane of its own; host memory limits that too.
 
 use super::cut::CutTask;
 use super::host_memory::{HostMemory, Room};
 use super::placement::Placement;
-use super::sizes::TaskSizes;
+use super::sizes::{Pace, TaskSizes};
 use crate::error::EngineError;
 use crate::stages::Visit;
 
@@ -63,21 +65,42 @@ pub(super) struct VisitDevices {
 }
 
 /// The visits that a task wants, whatever host memory it takes: with the microbatches that were asked for, or those with
-/// which the least moves.
-fn wanted(cut: &CutTask<'_>, on: &Placement, devices: &VisitDevices, tasks: usize) -> Visit {
+/// which the least moves; and as many at once as there are devices.
+fn wanted(cut: &CutTask<'_>, on: &Placement, devices: &VisitDevices, tasks: usize) -> Pace {
+    let visit = wanted_visit(cut, on, devices, tasks);
+    Pace { visit, lanes: lanes(cut, on, visit, devices) }
+}
+
+fn wanted_visit(cut: &CutTask<'_>, on: &Placement, devices: &VisitDevices, tasks: usize) -> Visit {
     let least = least(cut, on);
     if on.on_device() || !devices.cache || cut.plan.shards.len() < 2 {
         return least;
     }
     let program = cut.task.program(&cut.plan.shards(), 0, Visit::ONE);
     let traffic = Traffic::of(cut, devices.budget, tasks.div_ceil(devices.count.max(1)));
+    // Devices that would have nothing else to compute take visits of their own, each over its own link.
+    let each = devices.count.div_ceil(tasks.max(1)).min(cut.task.most_devices.unwrap_or(usize::MAX)).max(1);
     let microbatches = program.microbatches;
-    let chosen = || cheapest(microbatches, |visit| traffic.minibatch(microbatches, visit));
-    let batches = program.validation.max(program.test).min(MOST_BATCHES);
+    let most = microbatches.div_ceil(each);
+    let chosen = || cheapest(most, |visit| traffic.minibatch(microbatches, visit));
+    let batches = program.validation.max(program.test).div_ceil(each).min(MOST_BATCHES);
     Visit {
         microbatches: cut.task.visit.unwrap_or_else(chosen),
         batches: cheapest(batches, |visit| traffic.evaluation(visit)),
     }
+}
+
+/// The visits of this length that can be under way at once: no more than there are of a minibatch or an evaluation. What is
+/// device-homed is on one device.
+fn lanes(cut: &CutTask<'_>, on: &Placement, visit: Visit, devices: &VisitDevices) -> usize {
+    if on.on_device() {
+        return 1;
+    }
+    let program = cut.task.program(&cut.plan.shards(), 0, Visit::ONE);
+    let trained = if cut.task.evaluate_only { 0 } else { program.microbatches.div_ceil(visit.microbatches) };
+    let evaluated = program.validation.max(program.test).div_ceil(visit.batches);
+    let most = cut.task.most_devices.unwrap_or(usize::MAX).min(devices.count);
+    most.min(trained.max(evaluated)).max(1)
 }
 
 /// The visits that a task has at least: one sweep each, if it did not ask for more.
@@ -90,13 +113,15 @@ fn asked(cut: &CutTask<'_>, on: &Placement) -> Option<usize> {
     if on.on_device() { Some(1) } else { cut.task.visit }
 }
 
-/// The sizes of tasks with visits of one sweep, where nothing else was asked for.
+/// The sizes of tasks with one visit at a time of one sweep, where nothing else was asked for.
 pub(super) fn least_sizes(cut: &[CutTask<'_>], placed: &[Placement], devices: usize) -> Vec<TaskSizes> {
-    cut.iter().zip(placed).map(|(cut, on)| TaskSizes::of(cut, on, least(cut, on), devices)).collect()
+    let least = |(cut, on)| TaskSizes::of(cut, on, Pace { visit: least(cut, on), lanes: 1 }, devices);
+    cut.iter().zip(placed).map(least).collect()
 }
 
-/// Widens visits as far as tasks want it and host memory has room for: nothing goes to the disk for it, and no device
-/// stays without a model, nor a model alone with the waits that another one fills. Gives the sizes and the room.
+/// Widens visits, and has several of them under way at once, as far as tasks want it and host memory has room for: nothing
+/// goes to the disk for it, and no device stays without a model, nor a model alone with the waits that another one fills.
+/// Gives the sizes and the room.
 pub(super) fn widen(
     cut: &[CutTask<'_>],
     placed: &[Placement],
@@ -112,27 +137,45 @@ pub(super) fn widen(
             && room.gradient_shards >= least_room.gradient_shards
             && room.in_turn == least_room.in_turn
     };
-    let wanted: Vec<Visit> =
+    let wanted: Vec<Pace> =
         cut.iter().zip(placed).map(|(task, on)| wanted(task, on, devices, cut.len())).collect();
-    let mut limit = wanted.iter().map(|visit| visit.microbatches.max(visit.batches)).max().unwrap_or(1);
-    while limit > 1 {
-        let sizes = |((task, on), wanted): ((&CutTask<'_>, &Placement), &Visit)| {
+    for limit in limits(&wanted, cut.len() < devices.count) {
+        let sizes = |((task, on), wanted): ((&CutTask<'_>, &Placement), &Pace)| {
             TaskSizes::of(task, on, wanted.limited(limit, asked(task, on)), devices.count)
         };
         let sizes: Vec<TaskSizes> = cut.iter().zip(placed).zip(&wanted).map(sizes).collect();
-        match host.find_room(&sizes) {
-            Ok(room) if is_as_good(&room) => return Ok((sizes, room)),
-            _ => limit /= 2,
+        if let Some(room) = host.find_room(&sizes).ok().filter(is_as_good) {
+            return Ok((sizes, room));
         }
     }
     Ok((least_sizes, least_room))
 }
 
-impl Visit {
-    /// These visits with at most so many sweeps each, but for the microbatches that were `asked` for.
-    fn limited(self, limit: usize, asked: Option<usize>) -> Self {
-        let microbatches = asked.unwrap_or(self.microbatches.min(limit));
-        Self { microbatches, batches: self.batches.min(limit) }
+/// The limits of sweeps and lanes to try, the best ones first: several visits at once matter more than long ones where devices
+/// would otherwise have nothing to compute.
+fn limits(wanted: &[Pace], devices_idle: bool) -> Vec<(usize, usize)> {
+    let sweeps = wanted.iter().map(|of| of.visit.microbatches.max(of.visit.batches)).max();
+    let lanes = wanted.iter().map(|of| of.lanes).max();
+    let [sweeps, lanes] = [sweeps, lanes].map(|most| halves(most.unwrap_or(1)));
+    let mut limits: Vec<(usize, usize)> =
+        sweeps.iter().flat_map(|sweeps| lanes.iter().map(|lanes| (*sweeps, *lanes))).collect();
+    if devices_idle {
+        limits.sort_by_key(|(_, lanes)| std::cmp::Reverse(*lanes));
+    }
+    limits
+}
+
+/// A number, its half, and so on down to one.
+fn halves(most: usize) -> Vec<usize> {
+    std::iter::successors(Some(most), |n| Some(n / 2)).take_while(|n| *n > 0).collect()
+}
+
+impl Pace {
+    /// This pace with at most so many sweeps a visit, but for the microbatches that were `asked` for, and so many visits.
+    fn limited(self, (sweeps, lanes): (usize, usize), asked: Option<usize>) -> Self {
+        let microbatches = asked.unwrap_or(self.visit.microbatches.min(sweeps));
+        let visit = Visit { microbatches, batches: self.visit.batches.min(sweeps) };
+        Self { visit, lanes: self.lanes.min(lanes) }
     }
 }
 
@@ -158,8 +201,20 @@ mod tests {
 
     #[test]
     fn what_was_asked_for_is_not_limited() {
-        let visit = Visit { microbatches: 8, batches: 16 };
-        assert_eq!(visit.limited(4, None), Visit { microbatches: 4, batches: 4 });
-        assert_eq!(visit.limited(4, Some(8)), Visit { microbatches: 8, batches: 4 });
+        let pace = Pace { visit: Visit { microbatches: 8, batches: 16 }, lanes: 4 };
+        let limited = |asked| {
+            let Pace { visit, lanes } = pace.limited((4, 2), asked);
+            (visit.microbatches, visit.batches, lanes)
+        };
+        assert_eq!((limited(None), limited(Some(8))), ((4, 4, 2), (8, 4, 2)));
+    }
+
+    #[test]
+    fn several_visits_at_once_go_last_where_devices_would_idle() {
+        let wanted = [Pace { visit: Visit { microbatches: 4, batches: 1 }, lanes: 2 }, Pace::ONE];
+        let busy = [(4, 2), (4, 1), (2, 2), (2, 1), (1, 2), (1, 1)];
+        assert_eq!(limits(&wanted, false), busy);
+        assert_eq!(limits(&wanted, true), [(4, 2), (2, 2), (1, 2), (4, 1), (2, 1), (1, 1)]);
+        assert_eq!(limits(&[], true), [(1, 1)]);
     }
 }

@@ -166,8 +166,14 @@ impl HostOptimizer {
         profile::time(Part::Optimizer, || {
             contributions.into_iter().try_for_each(|contribution| {
                 let (image, layout) = (contribution.image, &state.chain.images()[contribution.image]);
-                if state.images[image].take(layout, at, contribution, &self.pool)? == at.of {
-                    complete.push(image);
+                let gathered = &mut state.images[image];
+                let before = gathered.added;
+                match gathered.take(layout, at, contribution, &self.pool)? {
+                    microbatches if microbatches == at.of => complete.push(image),
+                    microbatches if microbatches > before => {
+                        self.reporter.send(Event::Added { task, image, microbatches });
+                    }
+                    _ => {}
                 }
                 Ok::<_, EngineError>(())
             })

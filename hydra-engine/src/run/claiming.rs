@@ -5,7 +5,7 @@ use super::threads::DeviceThreads;
 use crate::device::{Adding, ComputeJob, PromoteJob};
 use crate::error::{EngineError, guarded};
 use crate::protocol::{HostRoom, Inputs, Made, Ticket};
-use crate::stages::ShardTask;
+use crate::stages::{Next as Claimable, ShardTask};
 use crate::task::{Claim, LiveTask, ParameterBytes};
 use hydra_core::{DeviceId, HostTensor, TaskId};
 use hydra_sched::{ModelIndex, ModelView, Policy, PolicyKind, Request, ShardTaskKind, View};
@@ -104,8 +104,8 @@ impl Claiming {
             task.memory.active = board.host.try_reserve(task.facts.admitted.active_bytes, task.facts.name());
         }
         task.memory.active.as_ref()?;
-        let sums_wait = board.devices[device].sums_wait_for(task.id(), &next);
-        let jobs = self.begin(task, &board.threads[device], &next, sums_wait).transpose()?;
+        let sums_wait = board.devices[device].sums_wait_for(task.id(), &next.what);
+        let jobs = self.begin(task, &board.threads[device], next, sums_wait).transpose()?;
         Some(jobs.map_err(|error| (index, error)).map(|(jobs, claimed)| {
             let sums = board.release_sums(device, &claimed.claim);
             board.devices[device].next = Some(claimed);
@@ -115,8 +115,7 @@ impl Claiming {
 
     /// The task that the policy chooses for a device.
     fn choose(&mut self, board: &Board<'_>, device: usize) -> Option<usize> {
-        let views: Vec<ModelView> =
-            board.tasks.iter().filter_map(|task| board.view(task, device, self.prefetch)).collect();
+        let views = board.views(device, self.prefetch);
         let request = Request::new(device, board.devices.len(), self.tickets);
         let choose = || {
             let request = if self.policy.waits() { board.awaiting(request, device) } else { request };
@@ -141,17 +140,17 @@ impl Claiming {
         &mut self,
         task: &mut LiveTask,
         threads: &DeviceThreads,
-        next: &ShardTask,
+        next: Claimable,
         sums_wait: bool,
     ) -> Result<Option<(Jobs, Next)>, EngineError> {
-        let manager = &threads.device.manager;
-        let held = manager.hold(task.id(), &task.facts.images[next.shard]);
+        let (manager, what) = (&threads.device.manager, &next.what);
+        let held = manager.hold(task.id(), &task.facts.images[what.shard]);
         // The parameters first: the rules leave room for them beside any shard that computes.
-        let there = homed_bytes(task, next) + held.bytes();
-        let params = task.facts.admitted.plan.shards[next.shard].param_bytes - there;
+        let there = homed_bytes(task, what) + held.bytes();
+        let params = task.facts.admitted.plan.shards[what.shard].param_bytes - there;
         let Some(reservation) = manager.try_reserve(params, task.facts.name()) else { return Ok(None) };
         let (ticket, device) = (self.tickets, threads.device.id);
-        let (claim, inputs) = match task.claim(ticket, device, *next, sums_wait) {
+        let (claim, inputs) = match task.claim(ticket, device, next, sums_wait) {
             Ok(claimed) => claimed,
             // Its data cannot be read. When what is under way has ended, what it has trained is saved.
             Err(error) => {
@@ -207,20 +206,38 @@ impl Board<'_> {
         let mut released = Vec::new();
         for (index, state) in self.devices.iter_mut().enumerate() {
             let is_taken = index == device && claim.adding == Adding::Next;
-            let is_over = |(of, _): &mut (Claim, Made)| index == device || of.task == claim.task;
+            let is_over = |(of, _): &mut (Claim, Made)| index == device || of.is_beside(claim);
             let sums = state.sums.take_if(is_over).filter(|_| !is_taken);
             released.extend(sums.map(|(of, made)| (index, of, made)));
         }
         released
     }
 
+    /// The tasks as the policy sees them of which the device can claim a shard task. Those that another device computes
+    /// are among them only where there are no others: so no model is computed by several devices while one that nobody
+    /// computes could be. A device that computes another task waits for that one instead.
+    fn views(&self, device: usize, prefetch: bool) -> Vec<ModelView> {
+        let is_elsewhere = |task: &LiveTask| task.flight.is_elsewhere(DeviceId(device));
+        let views = |of: &dyn Fn(&LiveTask) -> bool| -> Vec<ModelView> {
+            let tasks = self.tasks.iter().filter(|task| of(task));
+            tasks.filter_map(|task| self.view(task, device, prefetch)).collect()
+        };
+        let alone = views(&|task| !is_elsewhere(task));
+        if !alone.is_empty() {
+            return alone;
+        }
+        let active = self.devices[device].active.as_ref().map(|claim| claim.task);
+        views(&|task| is_elsewhere(task) && active.is_none_or(|active| active == task.id()))
+    }
+
     /// A task as the policy sees it, if the device can claim its next shard task.
     fn view(&self, task: &LiveTask, device: usize, prefetch: bool) -> Option<ModelView> {
-        let next = task.claimable(DeviceId(device), prefetch)?;
+        let next = task.claimable(DeviceId(device), prefetch)?.what;
         let needed = task.facts.admitted.active_bytes;
         let has_room = task.memory.active.is_some() || self.host.available() >= needed;
-        let cached = || self.has_copies(task, &next, device);
-        has_room.then(|| ModelView { cached: cached(), ..task.view(&next) })
+        let (continues, cached) =
+            (task.flight.runs_on(DeviceId(device)), || self.has_copies(task, &next, device));
+        has_room.then(|| ModelView { cached: cached(), continues, ..task.view(&next) })
     }
 
     /// Returns whether all that a shard task promotes is on the device already.

@@ -67,14 +67,10 @@ impl DeviceState {
         result.map_err(|error| cause.map_or(error, |(_, cause)| cause))
     }
 
-    /// The claim of a shard task that ended, and whether it had begun: one that could not start has ended in the double
-    /// buffer.
-    pub(super) fn take(&mut self, ticket: Ticket) -> Option<(Claim, bool)> {
-        let active = self.active.take_if(|claim| claim.ticket == ticket).map(|claim| (claim, true));
-        active.or_else(|| {
-            let next = self.next.take_if(|next| next.claim.ticket == ticket);
-            next.map(|next| (next.claim, false))
-        })
+    /// The claim of a shard task that ended; one that could not start has ended in the double buffer.
+    pub(super) fn take(&mut self, ticket: Ticket) -> Option<Claim> {
+        let active = self.active.take_if(|claim| claim.ticket == ticket);
+        active.or_else(|| self.next.take_if(|next| next.claim.ticket == ticket).map(|next| next.claim))
     }
 
     /// A shard task ended well.
@@ -88,7 +84,7 @@ impl DeviceState {
     /// Returns whether the shard task that follows adds its gradients to those of `claim`.
     pub(super) fn adds_to(&self, claim: &Claim) -> bool {
         let next = self.next.as_ref().map(|next| &next.claim);
-        next.is_some_and(|next| next.task == claim.task && next.adding == Adding::Next)
+        next.is_some_and(|next| next.is_beside(claim) && next.adding == Adding::Next)
     }
 
     /// Returns whether gradients wait to which this shard task of a task can add its own.
@@ -101,7 +97,7 @@ impl DeviceState {
     /// Returns whether the shard task that follows takes over on the device what `claim` leaves.
     pub(super) fn takes_over(&self, claim: &Claim) -> bool {
         let next = self.next.as_ref().map(|next| &next.claim);
-        next.is_some_and(|next| next.task == claim.task && next.from_handoff)
+        next.is_some_and(|next| next.is_beside(claim) && next.from_handoff)
     }
 }
 

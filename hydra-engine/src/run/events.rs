@@ -48,7 +48,7 @@ impl Run {
                     Ok(output) => self.tasks[task.0].sweep.output_arrived(ticket, output),
                     Err(error) => {
                         let next = self.claiming.tickets;
-                        let fate = self.tasks[task.0].output_lost(of.1, next, error);
+                        let fate = self.tasks[task.0].output_lost(ticket, of.1, next, error);
                         self.meet(task.0, fate);
                     }
                 }
@@ -61,6 +61,7 @@ impl Run {
                     self.meet(task.0, fate);
                 }
             }
+            Event::Added { task, image, microbatches } => self.tasks[task.0].added(image, microbatches),
             Event::Stepped { task, image, step, time } => {
                 self.forget_copies(|id| *id == ImageId::new(task, image));
                 self.tasks[task.0].stepped(image, step, time);
@@ -115,13 +116,13 @@ impl Run {
         stalled_s: f64,
         result: Result<Option<Made>, EngineError>,
     ) {
-        let Some((claim, had_begun)) = self.devices[device.0].take(ticket) else { return };
+        let Some(claim) = self.devices[device.0].take(ticket) else { return };
         let task = &mut self.tasks[claim.task.0];
         let made = match result {
             Ok(Some(made)) => made,
-            Ok(None) => return task.flight.drop_all(),
+            Ok(None) => return task.flight.end(&claim),
             Err(error) => {
-                task.flight.fail(had_begun);
+                task.flight.end(&claim);
                 let fate = task.fails_at(&claim.what, claim.ticket, error);
                 self.meet(claim.task.0, fate);
                 return abandon(&self.devices, claim.task);
@@ -130,7 +131,7 @@ impl Run {
         self.devices[device.0].count(time, stalled_s);
         self.journal.computed(device, &claim, time);
         match task.gives_up_on(&claim) {
-            true => task.flight.drop_all(),
+            true => task.flight.end(&claim),
             false => self.finished(device, &claim, made, time),
         }
     }

@@ -175,8 +175,18 @@ impl Forecast {
         self
     }
 
-    /// The same run with one more device, which is like the last one.
+    /// The same run with one more device, which is like the last one; it computes other visits of a task that all devices
+    /// compute.
     pub fn with_another_device(mut self) -> Self {
+        let (tasks, devices) = (self.workload.tasks.len(), self.workload.devices.len());
+        for (cost, task) in self.workload.tasks.iter_mut().zip(&self.tasks) {
+            if cost.lanes == devices && !task.device_homed {
+                cost.lanes += 1;
+            }
+            if tasks <= devices {
+                cost.visit = cost.visit.min(cost.microbatches.div_ceil(cost.lanes as u64));
+            }
+        }
         let device = self.workload.devices.last().cloned();
         self.workload.devices.extend(device);
         self.links.extend(self.links.last().copied());
@@ -185,13 +195,13 @@ impl Forecast {
         self
     }
 
-    /// The same items in minibatches of so many times as many microbatches, one visit each, and so in fewer minibatches:
-    /// another training.
+    /// The same items in minibatches of so many times as many microbatches, one visit for each device, and so in fewer
+    /// minibatches: another training.
     pub fn with_microbatches(mut self, times: u64) -> Self {
         for (cost, task) in self.workload.tasks.iter_mut().zip(&mut self.tasks) {
             cost.minibatches = cost.minibatches.div_ceil(times);
             cost.microbatches *= times;
-            cost.visit = cost.microbatches;
+            cost.visit = cost.microbatches.div_ceil(cost.lanes as u64);
             cost.epoch = None;
             merge_evaluations(cost, |minibatches| minibatches.div_ceil(times));
             task.gradient_down_bytes *= times;
@@ -290,9 +300,11 @@ fn gradients_wait_s(cost: &TaskCost, moved: &[(u64, u64)], (rate, speed, room): 
     let bytes = |shard: usize| cost.shards[shard].bytes.unwrap_or(0);
     let fit = |shards: std::ops::Range<usize>| shards.map(bytes).sum::<u64>() <= room;
     let last = cost.shards.len() - 1;
-    let (mut made_s, mut down_s, mut left) = (0.0_f64, 0.0_f64, cost.microbatches);
+    // Each lane has a link of its own.
+    let microbatches = cost.microbatches.div_ceil(cost.lanes as u64);
+    let (mut made_s, mut down_s, mut left) = (0.0_f64, 0.0_f64, microbatches);
     while left > 0 {
-        let is_first = left == cost.microbatches;
+        let is_first = left == microbatches;
         let visit = cost.visit.min(left);
         left -= visit;
         for (kind, shard) in cost.sweep() {
@@ -390,8 +402,9 @@ fn task_cost(task: &AdmittedTask, program: &Program, initial: u64, moves: bool) 
         let last_microbatches = program.last_microbatches as u64;
         cost.epoch = Some(Epoch { minibatches: program.epoch as u64, last_microbatches });
     }
-    // The sweeps of a single shard have one order, whatever the visit.
-    if cost.shards.len() > 1 {
+    cost.lanes = task.lanes;
+    // The sweeps of a single shard have one order in a lane, whatever the visit.
+    if cost.shards.len() > 1 || cost.lanes > 1 {
         cost.visit = program.visit.microbatches as u64;
         cost.evaluation_visit = program.visit.batches as u64;
     }
@@ -471,6 +484,7 @@ mod tests {
             validation: 3,
             test: 2,
             initial_validation: true,
+            lanes: 1,
             shared: false,
             eval_every,
         }
@@ -491,7 +505,7 @@ mod tests {
                             None => made.push(EvaluationCost { after, sweeps: 1 }),
                         }
                     }
-                    cursor.advance();
+                    cursor.advance(0);
                 } else if cursor.stage() == crate::stages::Stage::Restore {
                     cursor.waited(false);
                 } else {

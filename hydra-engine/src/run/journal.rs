@@ -37,7 +37,8 @@ impl Journal {
 
     pub(super) fn span(&mut self, track: Track, task: TaskId, work: Work, of: (usize, usize), time: Time) {
         let ((shard, step), Time { start_s, end_s }) = (of, time);
-        self.observe(&RunEvent::Span(Span { track, task, work, shard, step, start_s, end_s }));
+        let span = Span { track, task, work, shard, step, sweep: 0, start_s, end_s };
+        self.observe(&RunEvent::Span(span));
     }
 
     /// A shard task ended well.
@@ -49,8 +50,10 @@ impl Journal {
             ShardTaskKind::Backward => Work::Backward,
             ShardTaskKind::Evaluate => Work::Evaluate,
         };
-        let of = (claim.what.shard, claim.what.step);
-        self.span(Track::Compute(device), claim.task, work, of, time);
+        let (track, task, what) = (Track::Compute(device), claim.task, &claim.what);
+        let (shard, step, sweep) = (what.shard, what.step, what.stage.sweep());
+        let Time { start_s, end_s } = time;
+        self.observe(&RunEvent::Span(Span { track, task, work, shard, step, sweep, start_s, end_s }));
     }
 
     /// A shard task completed something.

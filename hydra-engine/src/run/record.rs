@@ -38,8 +38,9 @@ struct Task {
     evaluations: Vec<EvaluationCost>,
     /// The training sweeps of each minibatch.
     minibatches: Vec<u64>,
-    /// Of training and of evaluations: shard tasks of one shard in a row.
-    visits: [Turns; 2],
+    /// Sweeps of a visit, in training and in evaluations, and the visits that may be under way at once.
+    visits: [u64; 2],
+    lanes: usize,
     /// Training sweeps of the minibatch that has begun.
     begun: u64,
     /// The last minibatch, when it ended, and when its last step did.
@@ -49,21 +50,6 @@ struct Task {
     down_s: f64,
     /// Seconds from the ends of minibatches to those of their last steps.
     steps_s: f64,
-}
-
-/// Shard tasks of one kind and shard in a row.
-#[derive(Default)]
-struct Turns {
-    last: Option<(Work, usize)>,
-    now: u64,
-    most: u64,
-}
-
-impl Turns {
-    fn add(&mut self, work: Work, shard: usize) {
-        self.now = if self.last.replace((work, shard)) == Some((work, shard)) { self.now + 1 } else { 1 };
-        self.most = self.most.max(self.now);
-    }
 }
 
 #[derive(Default)]
@@ -147,7 +133,6 @@ impl Recorder {
         if matches!(span.work, Work::Forward | Work::Backward | Work::Evaluate) {
             shard.ended_s = span.end_s;
             task.down_s = span.end_s;
-            task.visits[usize::from(span.work == Work::Evaluate)].add(span.work, span.shard);
         }
         match span.work {
             Work::Forward => shard.forward.add(seconds),
@@ -237,6 +222,8 @@ impl Observer for Recorder {
                 let task = |task: &crate::admission::AdmittedTask| Task {
                     name: task.name.clone(),
                     shards: task.plan.shards.iter().map(|of| shard(of.param_bytes)).collect(),
+                    visits: [task.visit.microbatches as u64, task.visit.batches as u64],
+                    lanes: task.lanes,
                     ..Task::default()
                 };
                 self.tasks = admission.tasks.iter().map(task).collect();
@@ -311,9 +298,10 @@ impl Task {
         cost.step_wait_s = nanos(waits_s / self.minibatches.len() as f64);
         cost.evaluations.clone_from(&self.evaluations);
         cost.first_trained = self.first_trained().unwrap_or(0);
-        // The sweeps of a single shard have one order, whatever the visit.
-        if self.shards.len() > 1 {
-            [cost.visit, cost.evaluation_visit] = [&self.visits[0], &self.visits[1]].map(|of| of.most.max(1));
+        cost.lanes = self.lanes;
+        // The sweeps of a single shard have one order in a lane, whatever the visit.
+        if self.shards.len() > 1 || self.lanes > 1 {
+            [cost.visit, cost.evaluation_visit] = self.visits;
         }
         match self.microbatches() {
             Some((microbatches, epoch)) => (cost.microbatches, cost.epoch) = (microbatches, epoch),

@@ -15,7 +15,10 @@ pub(super) fn report(run: &Run) -> RunReport {
     let devices: Vec<DeviceReport> =
         (0..run.devices.len()).map(|device| device_report(run, device, makespan_s)).collect();
     let compute: f64 = devices.iter().map(|d| d.compute_s).sum();
-    let chain_s = |task: &LiveTask| task.results.compute_s + task.results.optimizer_stall_s;
+    // Its shard tasks are one after the other only in a lane.
+    let chain_s = |task: &LiveTask| {
+        task.results.compute_s / task.cursor.lanes() as f64 + task.results.optimizer_stall_s
+    };
     let longest = run.tasks.iter().map(chain_s).fold(0.0, f64::max);
     let units: u64 = run.tasks.iter().map(|task| task.results.units).sum();
     let managers = || run.threads.devices.iter().map(|d| &d.device.manager);

@@ -1,88 +1,54 @@
-//! The position of a task, and the shard task that comes next: a pure state machine.
+//! The position of a task, and the shard tasks that come next: a pure state machine.
 //!
 //! A task evaluates, trains minibatch after minibatch with evaluations in between, evaluates again, and
 //! writes its model. A minibatch is one *sweep* for each microbatch: forward of every shard but the last,
 //! the last shard's forward fused with its backward, and backward down to the first trained shard.
 //!
 //! Several sweeps may be made in one *visit*, breadth-first: each shard has its turn for all microbatches of the visit, or
-//! for all batches of an evaluation's, before the next shard has. What is added up over microbatches or batches comes in
+//! for all batches of an evaluation's, before the next shard has. What is added up over microbatches or batches is added in
 //! their order all the same, so a visit changes no bit.
+//!
+//! Several visits of one minibatch, or of one evaluation, may be under way at once, each in a *lane* of its own. A lane
+//! that ends its visit takes the next one that nobody has begun.
 
-use super::{EvaluationKind, ShardTask, Stage};
+use super::{EvaluationKind, Program, ShardTask, Stage};
 use hydra_sched::{CostModel, ShardTaskKind, WorkLeft};
-use serde::Serialize;
 use std::ops::Range;
 
-/// The sweeps that are made in one visit, at most: a promoted shard has its turn for all of them before the next shard has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Visit {
-    /// Microbatches of a minibatch.
-    pub microbatches: usize,
-    /// Batches of an evaluation.
-    pub batches: usize,
-}
-
-impl Visit {
-    /// One sweep after the other.
-    pub(crate) const ONE: Self = Self { microbatches: 1, batches: 1 };
-}
-
-/// The parts of a task, in counts.
+/// A visit that has begun, and how far its lane is in it.
 #[derive(Clone, Debug)]
-pub(crate) struct Program {
-    /// Shards of the model.
-    pub shards: usize,
-    /// The shard that holds the first trained layer: backward passes end there.
-    pub first_trained: usize,
-    /// Minibatches to train.
-    pub steps: usize,
-    /// Minibatches of an epoch, and the microbatches of a full and of the epoch's last one.
-    pub epoch: usize,
-    pub microbatches: usize,
-    pub last_microbatches: usize,
-    /// The most microbatches, and the most batches of an evaluation, that a visit has; at least one.
-    pub visit: Visit,
-    /// Batches of the validation and the test data; zero where there is none.
-    pub validation: usize,
-    pub test: usize,
-    pub initial_validation: bool,
-    /// True if other tasks may compute batches of its first evaluation, so that it is told which ones to evaluate.
-    pub shared: bool,
-    pub eval_every: Option<usize>,
+struct Begun {
+    /// Its microbatches or batches.
+    sweeps: Range<usize>,
+    /// The one that is next.
+    sweep: usize,
+    position: (ShardTaskKind, usize),
 }
 
-impl Program {
-    /// Microbatches of the minibatch `step`.
-    pub(crate) fn microbatches_of(&self, step: usize) -> usize {
-        if step % self.epoch == self.epoch - 1 { self.last_microbatches } else { self.microbatches }
-    }
-
-    /// Batches of an evaluation.
-    pub(crate) fn batches(&self, kind: EvaluationKind) -> usize {
-        if kind == EvaluationKind::Test { self.test } else { self.validation }
-    }
-
-    /// Returns true if the batches of an evaluation are divided among tasks.
-    pub(crate) fn shares(&self, kind: EvaluationKind) -> bool {
-        self.shared && kind == EvaluationKind::Initial
-    }
-
-    /// Returns true if the weights are evaluated after `done` minibatches, while training.
-    fn evaluates_after(&self, done: usize) -> bool {
-        let due = |every: usize| done.is_multiple_of(every) || done == self.steps;
-        self.validation > 0 && done > 0 && self.eval_every.is_some_and(due)
+impl Begun {
+    /// What is left of it.
+    fn left(&self) -> WorkLeft {
+        WorkLeft {
+            position: Some(self.position),
+            also: (self.sweeps.end - self.sweep - 1) as u64,
+            past: (self.sweep - self.sweeps.start) as u64,
+            ..WorkLeft::default()
+        }
     }
 }
 
 #[derive(Clone, Debug)]
 pub(crate) struct Cursor {
     program: Program,
+    /// With the first microbatch or batch that no visit has begun with.
     stage: Stage,
+    /// The end of those with which visits may begin.
+    until: usize,
     step: usize,
-    position: (ShardTaskKind, usize),
-    /// The microbatches or batches of the visit.
-    visit: Range<usize>,
-    /// Batches of a shared first evaluation, from the first one, of which the task knows the sums.
+    /// The visits that have begun, by lane.
+    lanes: Vec<Option<Begun>>,
+    /// Batches of the evaluation, from the first one, of which the task knows the sums; of a shared one also those that
+    /// others have computed.
     evaluated: usize,
 }
 
@@ -99,8 +65,8 @@ impl Cursor {
 
     /// A task that has trained `step` minibatches and goes on at `stage`.
     pub(crate) fn resumed(program: Program, step: usize, stage: Stage) -> Self {
-        let mut cursor =
-            Self { stage, step, position: (ShardTaskKind::Evaluate, 0), visit: 0..1, evaluated: 0, program };
+        let lanes = (0..program.lanes.max(1)).map(|_| None).collect();
+        let mut cursor = Self { stage, until: 0, step, lanes, evaluated: 0, program };
         match stage {
             Stage::Evaluate { kind, batch } if cursor.program.shares(kind) => {
                 cursor.evaluated = batch;
@@ -125,17 +91,32 @@ impl Cursor {
         self.stage
     }
 
-    /// The stage from which a checkpoint goes on: of a shared evaluation, the first batch whose sums are not known.
+    /// The stage from which a checkpoint goes on: of an evaluation, the first batch whose sums are not known.
     pub(crate) fn saved_stage(&self) -> Stage {
-        match self.is_in_shared_evaluation() {
-            true => Stage::Evaluate { kind: EvaluationKind::Initial, batch: self.evaluated },
-            false => self.stage,
+        match self.stage {
+            Stage::Shared => Stage::Evaluate { kind: EvaluationKind::Initial, batch: self.evaluated },
+            Stage::Evaluate { kind, .. } => Stage::Evaluate { kind, batch: self.evaluated },
+            stage => stage,
         }
     }
 
-    /// Batches of a shared first evaluation, from the first one, of which the task knows the sums.
+    /// The stage in which the next shard task is, or at which it waits: of a shared evaluation, the first batch whose sums are
+    /// not known.
+    pub(crate) fn place(&self) -> Stage {
+        match self.is_in_shared_evaluation() {
+            true => self.saved_stage(),
+            false => self.peek().map_or(self.stage, |next| next.stage),
+        }
+    }
+
+    /// Batches of the evaluation, from the first one, of which the task knows the sums.
     pub(crate) fn evaluated(&self) -> usize {
         self.evaluated
+    }
+
+    /// Returns true if it is in this evaluation, after so many minibatches.
+    pub(crate) fn is_evaluating(&self, kind: EvaluationKind, step: usize) -> bool {
+        self.step == step && matches!(self.stage, Stage::Evaluate { kind: now, .. } if now == kind)
     }
 
     /// Returns true if the task evaluates batches of a first evaluation with others, or waits for them.
@@ -152,63 +133,107 @@ impl Cursor {
         self.step
     }
 
-    /// The next shard task; `None` at a stage that waits or when all is over.
+    /// The number of lanes.
+    pub(crate) fn lanes(&self) -> usize {
+        self.lanes.len()
+    }
+
+    /// Returns true if a lane is in the middle of a visit. If not, its next shard task begins one.
+    pub(crate) fn is_visiting(&self, lane: usize) -> bool {
+        self.lanes[lane].is_some()
+    }
+
+    /// The lanes that are in the middle of a visit, in the order of their microbatches or batches.
+    pub(crate) fn visiting(&self) -> Vec<usize> {
+        let begun = self.lanes.iter().enumerate().filter_map(|(lane, of)| Some((of.as_ref()?, lane)));
+        let mut begun: Vec<(usize, usize)> = begun.map(|(of, lane)| (of.sweeps.start, lane)).collect();
+        begun.sort_unstable();
+        begun.into_iter().map(|(_, lane)| lane).collect()
+    }
+
+    /// A lane's next shard task; `None` where no visit is left for it, at a stage that waits and when all is over.
+    pub(crate) fn peek_in(&self, lane: usize) -> Option<ShardTask> {
+        self.lanes[lane].as_ref().map_or_else(|| self.first_of_next(), |begun| Some(self.next_of(begun)))
+    }
+
+    /// The first shard task of the visit that begins next, if one may.
+    pub(crate) fn first_of_next(&self) -> Option<ShardTask> {
+        self.next_visit().map(|begun| self.next_of(&begun))
+    }
+
+    /// The next shard task of the visit that began first, or of the next one if none is under way; `None` at a stage that
+    /// waits or when all is over.
     pub(crate) fn peek(&self) -> Option<ShardTask> {
-        let (kind, shard) = self.position;
-        match self.stage {
-            Stage::Evaluate { .. } | Stage::Train { .. } => {
-                Some(ShardTask { stage: self.stage, kind, shard, step: self.step })
-            }
-            Stage::Shared | Stage::Restore | Stage::Write | Stage::Finished => None,
-        }
+        self.visiting().first().map_or_else(|| self.first_of_next(), |lane| self.peek_in(*lane))
+    }
+
+    fn next_of(&self, begun: &Begun) -> ShardTask {
+        let ((kind, shard), sweep) = (begun.position, begun.sweep);
+        let stage = match self.stage {
+            Stage::Train { .. } => Stage::Train { microbatch: sweep },
+            Stage::Evaluate { kind, .. } => Stage::Evaluate { kind, batch: sweep },
+            waiting => waiting,
+        };
+        ShardTask { stage, kind, shard, step: self.step }
+    }
+
+    /// Returns true if no visit is under way.
+    pub(crate) fn is_between_visits(&self) -> bool {
+        self.lanes.iter().all(Option::is_none)
     }
 
     /// Returns true if the next shard task is the first of a minibatch.
     pub(crate) fn at_minibatch_start(&self) -> bool {
-        self.stage == (Stage::Train { microbatch: 0 }) && self.starts_visit()
+        self.stage == (Stage::Train { microbatch: 0 }) && self.is_between_visits()
     }
 
-    /// Returns true if the next shard task is the first of a visit.
-    pub(crate) fn starts_visit(&self) -> bool {
-        self.sweep() == self.visit.start && self.position == self.sweep_start()
+    /// The microbatches of a lane's visit, or the batches of an evaluation's: of the next one where none is under way in it.
+    pub(crate) fn visit(&self, lane: usize) -> Range<usize> {
+        self.lanes[lane].as_ref().map_or_else(|| self.next_sweeps(), |begun| begun.sweeps.clone())
     }
 
-    /// The microbatches of the visit, or the batches of an evaluation's.
-    pub(crate) fn visit(&self) -> Range<usize> {
-        self.visit.clone()
+    /// The microbatches of the visit that begins next, or the batches of an evaluation's; none where no visit is left.
+    pub(crate) fn next_sweeps(&self) -> Range<usize> {
+        self.next_visit().map_or(0..0, |begun| begun.sweeps)
     }
 
-    /// The microbatch or batch of the next shard task.
-    fn sweep(&self) -> usize {
-        self.stage.sweep()
+    fn next_visit(&self) -> Option<Begun> {
+        let (p, start) = (&self.program, self.stage.sweep());
+        let most = match self.stage {
+            Stage::Train { .. } => p.visit.microbatches,
+            Stage::Evaluate { .. } => p.visit.batches,
+            Stage::Shared | Stage::Restore | Stage::Write | Stage::Finished => return None,
+        };
+        let sweeps = start..(start + most).min(self.until);
+        (!sweeps.is_empty()).then(|| Begun { sweep: start, sweeps, position: self.sweep_start() })
     }
 
-    /// Goes to the shard task after the next one.
-    pub(crate) fn advance(&mut self) {
-        if self.sweep() + 1 < self.visit.end {
-            return self.set_sweep(self.sweep() + 1);
+    /// Goes to the shard task after a lane's next one.
+    pub(crate) fn advance(&mut self, lane: usize) {
+        let Some(mut begun) = self.lanes[lane].take().or_else(|| self.begin_visit()) else { return };
+        begun.sweep += 1;
+        if begun.sweep == begun.sweeps.end {
+            let Some(position) = self.following(begun.position) else { return self.end_visit() };
+            (begun.position, begun.sweep) = (position, begun.sweeps.start);
         }
-        match self.following() {
-            Some(position) => {
-                self.position = position;
-                self.set_sweep(self.visit.start);
+        self.lanes[lane] = Some(begun);
+    }
+
+    fn begin_visit(&mut self) -> Option<Begun> {
+        let begun = self.next_visit()?;
+        match &mut self.stage {
+            Stage::Train { microbatch: sweep } | Stage::Evaluate { batch: sweep, .. } => {
+                *sweep = begun.sweeps.end
             }
-            None => self.end_visit(),
+            Stage::Shared | Stage::Restore | Stage::Write | Stage::Finished => {}
         }
+        Some(begun)
     }
 
     /// The position after this one in a sweep.
-    fn following(&self) -> Option<(ShardTaskKind, usize)> {
-        let (kind, shard) = self.position;
+    fn following(&self, (kind, shard): (ShardTaskKind, usize)) -> Option<(ShardTaskKind, usize)> {
         let over = kind == ShardTaskKind::Backward && shard == self.program.first_trained;
         kind.following(shard, self.program.shards).filter(|_| !over)
-    }
-
-    fn set_sweep(&mut self, to: usize) {
-        match &mut self.stage {
-            Stage::Train { microbatch: sweep } | Stage::Evaluate { batch: sweep, .. } => *sweep = to,
-            Stage::Shared | Stage::Restore | Stage::Write | Stage::Finished => {}
-        }
     }
 
     /// Evaluates this batch next, of a first evaluation that is shared.
@@ -216,7 +241,7 @@ impl Cursor {
         self.enter(Stage::Evaluate { kind: EvaluationKind::Initial, batch });
     }
 
-    /// The sums of so many batches of a shared first evaluation, from the first one, are known.
+    /// The sums of so many batches of the evaluation, from the first one, are known.
     pub(crate) fn know_batches(&mut self, evaluated: usize) {
         self.evaluated = evaluated;
     }
@@ -240,43 +265,34 @@ impl Cursor {
         }
     }
 
-    /// Work that no one has claimed yet.
+    /// Estimated seconds of compute that no one has claimed yet.
+    pub(crate) fn remaining_s(&self, costs: &CostModel) -> f64 {
+        let begun = self.visiting();
+        let others = begun.iter().skip(1).filter_map(|lane| self.lanes[*lane].as_ref());
+        others.fold(costs.remaining_s(&self.left()), |sum, begun| sum + costs.remaining_s(&begun.left()))
+    }
+
+    /// Work that no one has claimed yet, but for visits under way beside the one that began first.
     pub(crate) fn left(&self) -> WorkLeft {
         let p = &self.program;
-        let begun = self.peek().is_some() && !self.starts_visit();
-        // Of the visit: sweeps at the position beside the next one, and sweeps beyond it.
-        let (also, past) = match begun {
-            true => (self.visit.end - self.sweep() - 1, self.sweep() - self.visit.start),
-            false => (0, 0),
-        };
-        let position = begun.then_some(self.position);
-        let visited = |sweeps, evaluations| WorkLeft {
-            sweeps,
-            evaluations,
-            position,
-            also: also as u64,
-            past: past as u64,
-        };
-        let not_begun = if begun { self.visit.end } else { self.visit.start };
+        let first = self.visiting().first().and_then(|lane| self.lanes[*lane].as_ref());
+        let begun = first.map(Begun::left).unwrap_or_default();
+        let with = |sweeps, evaluations| WorkLeft { sweeps, evaluations, ..begun };
+        // Of this place, with which no visit has begun.
+        let here = self.until.saturating_sub(self.stage.sweep()) as u64;
         let later = |step: usize| (p.steps - step.min(p.steps)) as u64 * p.microbatches as u64;
         let at_the_end = if p.eval_every.is_some() { 0 } else { p.validation };
         let final_evaluations = (at_the_end + p.test) as u64;
         // After every so many minibatches, and after the last.
         let periodic = |step: usize| match p.eval_every {
-            Some(every) => {
-                (p.steps.div_ceil(every) - step.min(p.steps).div_ceil(every)) as u64 * p.validation as u64
+            Some(every) if step < p.steps => {
+                (p.steps.div_ceil(every) - step / every) as u64 * p.validation as u64
             }
-            None => 0,
+            _ => 0,
         };
         match self.stage {
-            Stage::Train { .. } => {
-                let here = (p.microbatches_of(self.step) - not_begun) as u64;
-                visited(later(self.step + 1) + here, final_evaluations + periodic(self.step))
-            }
+            Stage::Train { .. } => with(later(self.step + 1) + here, final_evaluations + periodic(self.step)),
             Stage::Evaluate { kind, .. } => {
-                // A checkpoint that is not of this task may say a batch that is not there; it is refused later.
-                let batches = if p.shares(kind) { self.visit.end } else { p.batches(kind) };
-                let here = batches.saturating_sub(not_begun) as u64;
                 let after = match kind {
                     EvaluationKind::Initial | EvaluationKind::Periodic => {
                         final_evaluations + periodic(self.step)
@@ -284,7 +300,7 @@ impl Cursor {
                     EvaluationKind::Validation => p.test as u64,
                     EvaluationKind::Test => 0,
                 };
-                visited(later(self.step), here + after)
+                with(later(self.step), here + after)
             }
             // Others may evaluate what is left of that.
             Stage::Shared => {
@@ -300,27 +316,41 @@ impl Cursor {
     /// shard in the version that they have now; `None` if they are stepped before, as `trained` ones are at the end of a
     /// minibatch, or if nothing reads them any more.
     pub(crate) fn until_read_s(&self, costs: &CostModel, shard: usize, trained: bool) -> Option<f64> {
+        if self.stage == Stage::Shared {
+            let training = ShardTaskKind::training_start(self.program.shards);
+            return costs.until_read_s(training, shard, self.program.first_trained, None);
+        }
+        let begun = self.lanes.iter().flatten();
+        let in_begun = begun.filter_map(|begun| self.until_read_in(begun, costs, shard, trained));
+        let next = || self.until_read_in(&self.next_visit()?, costs, shard, trained);
+        if self.is_between_visits() { next() } else { in_begun.min_by(f64::total_cmp) }
+    }
+
+    /// The same if it is read in this visit, or in the next one that begins.
+    fn until_read_in(&self, begun: &Begun, costs: &CostModel, shard: usize, trained: bool) -> Option<f64> {
+        let then = self.after_visits(begun.sweeps.end.max(self.stage.sweep()), trained);
+        let s = costs.until_read_s(begun.position, shard, self.program.first_trained, then)?;
+        // Each shard has as many shard tasks in turn as the visit has sweeps.
+        Some(s * begun.sweeps.len() as f64)
+    }
+
+    /// The kind of the sweeps that read the same masters after the visits that end with this sweep; of what is trained if
+    /// that is asked.
+    fn after_visits(&self, end: usize, trained: bool) -> Option<ShardTaskKind> {
         let p = &self.program;
         let (trains, evaluates) = (Some(ShardTaskKind::Forward), Some(ShardTaskKind::Evaluate));
-        let then = match self.stage {
-            Stage::Train { .. } if self.visit.end < p.microbatches_of(self.step) => trains,
+        match self.stage {
+            Stage::Train { .. } if end < self.until => trains,
             Stage::Train { .. } if trained => None,
             Stage::Train { .. } if p.evaluates_after(self.step + 1) => evaluates,
             Stage::Train { .. } if self.step + 1 < p.steps => trains,
             Stage::Train { .. } => evaluates.filter(|_| p.validation + p.test > 0),
-            Stage::Evaluate { kind, .. } if self.visit.end < p.batches(kind) => evaluates,
+            Stage::Evaluate { kind, .. } if end < p.batches(kind) => evaluates,
             Stage::Evaluate { kind: EvaluationKind::Test, .. } => None,
             Stage::Evaluate { .. } if self.step < p.steps => trains,
             Stage::Evaluate { .. } => evaluates.filter(|_| p.validation + p.test > 0),
-            Stage::Shared => {
-                let training = ShardTaskKind::training_start(p.shards);
-                return costs.until_read_s(training, shard, p.first_trained, None);
-            }
-            Stage::Restore | Stage::Write | Stage::Finished => return None,
-        };
-        let s = costs.until_read_s(self.position, shard, p.first_trained, then)?;
-        // Each shard has as many shard tasks in turn as the visit has sweeps.
-        Some(s * self.visit.len() as f64)
+            Stage::Shared | Stage::Restore | Stage::Write | Stage::Finished => None,
+        }
     }
 
     fn sweep_start(&self) -> (ShardTaskKind, usize) {
@@ -332,24 +362,30 @@ impl Cursor {
 
     fn enter(&mut self, stage: Stage) {
         self.stage = stage;
-        self.position = self.sweep_start();
-        let (p, first) = (&self.program, self.sweep());
-        let end = match stage {
-            Stage::Train { .. } => (first + p.visit.microbatches).min(p.microbatches_of(self.step)),
+        self.lanes.iter_mut().for_each(|lane| *lane = None);
+        let (p, first) = (&self.program, self.stage.sweep());
+        self.until = match stage {
+            Stage::Train { .. } => p.microbatches_of(self.step),
             // Of a shared one the task is told batch by batch what to evaluate.
             Stage::Evaluate { kind, .. } if p.shares(kind) => first + 1,
-            Stage::Evaluate { kind, .. } => (first + p.visit.batches).min(p.batches(kind)),
-            Stage::Shared | Stage::Restore | Stage::Write | Stage::Finished => 1,
+            Stage::Evaluate { kind, batch } => {
+                self.evaluated = batch;
+                // A checkpoint that is not of this task may say a batch that is not there; it is refused later.
+                p.batches(kind).max(first + 1)
+            }
+            Stage::Shared | Stage::Restore | Stage::Write | Stage::Finished => 0,
         };
-        self.visit = first..end.max(first + 1);
     }
 
+    /// A visit has ended, and with the last one of its place that.
     fn end_visit(&mut self) {
-        let next = self.visit.end;
+        if self.is_between_visits() && self.next_visit().is_none() {
+            self.end_place();
+        }
+    }
+
+    fn end_place(&mut self) {
         match self.stage {
-            Stage::Train { .. } if next < self.program.microbatches_of(self.step) => {
-                self.enter(Stage::Train { microbatch: next });
-            }
             Stage::Train { .. } => {
                 self.step += 1;
                 match self.program.evaluates_after(self.step) {
@@ -358,9 +394,6 @@ impl Cursor {
                 }
             }
             Stage::Evaluate { kind, .. } if self.program.shares(kind) => self.stage = Stage::Shared,
-            Stage::Evaluate { kind, .. } if next < self.program.batches(kind) => {
-                self.enter(Stage::Evaluate { kind, batch: next });
-            }
             Stage::Evaluate { kind, .. } => match kind {
                 EvaluationKind::Initial | EvaluationKind::Periodic => self.after_minibatches(),
                 EvaluationKind::Validation => self.final_test(),
@@ -393,7 +426,10 @@ impl Cursor {
 
 #[cfg(test)]
 mod tests {
+    use super::super::{Sweep, Visit};
     use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeMap;
 
     fn program() -> Program {
         Program {
@@ -407,6 +443,7 @@ mod tests {
             validation: 2,
             test: 1,
             initial_validation: true,
+            lanes: 1,
             shared: false,
             eval_every: None,
         }
@@ -424,7 +461,7 @@ mod tests {
                     };
                     log.push(format!("{kind}{}@{}", task.shard, task.step));
                     let before = cursor.left();
-                    cursor.advance();
+                    cursor.advance(0);
                     let after = cursor.left();
                     assert_ne!(before, after, "every shard task is work");
                 }
@@ -463,7 +500,7 @@ mod tests {
         let mut log = Vec::new();
         while let Some(task) = cursor.peek() {
             log.push(format!("{}{}/{}", &task.kind.to_string()[..1], task.shard, task.stage.sweep()));
-            cursor.advance();
+            cursor.advance(0);
         }
         log
     }
@@ -502,7 +539,7 @@ mod tests {
             let mut left = Vec::new();
             while cursor.peek().is_some() {
                 left.push(costs.remaining_s(&cursor.left()));
-                cursor.advance();
+                cursor.advance(0);
             }
             let expected: Vec<f64> = (1..=left.len()).rev().map(|n| n as f64).collect();
             assert_eq!(left, expected, "{microbatches} {batches}");
@@ -520,9 +557,9 @@ mod tests {
         };
         assert_eq!(until(&cursor, true), [Some(0.0), Some(1.0), Some(2.0)]);
         // Before the backward of shard 1, of the first microbatch and of the second.
-        (0..3).for_each(|_| cursor.advance());
+        (0..3).for_each(|_| cursor.advance(0));
         assert_eq!(until(&cursor, true), [Some(1.0), Some(0.0), Some(4.0)]);
-        (0..5).for_each(|_| cursor.advance());
+        (0..5).for_each(|_| cursor.advance(0));
         assert_eq!(until(&cursor, true), [Some(1.0), Some(0.0), None]);
         assert_eq!(until(&cursor, false), [Some(1.0), Some(0.0), Some(4.0)]);
     }
@@ -556,7 +593,7 @@ mod tests {
         for shard in 0..3 {
             let next = cursor.peek().unwrap();
             assert_eq!((next.stage, next.shard, cursor.saved_stage()), (initial(1), shard, initial(0)));
-            cursor.advance();
+            cursor.advance(0);
         }
         assert_eq!(cursor.stage(), Stage::Shared);
         cursor.know_batches(1);
@@ -573,8 +610,81 @@ mod tests {
         let mut cursor = Cursor::new(program());
         assert_eq!(cursor.left().evaluations, 2 + 3);
         while cursor.peek().is_some() {
-            cursor.advance();
+            cursor.advance(0);
         }
         assert_eq!(cursor.left(), WorkLeft::default());
+    }
+
+    fn drawn() -> impl Strategy<Value = Program> {
+        let visit =
+            (1..4_usize, 1..4_usize).prop_map(|(microbatches, batches)| Visit { microbatches, batches });
+        let shards = (1..4_usize).prop_flat_map(|shards| (Just(shards), 0..shards));
+        (shards, 1..6_usize, visit, 1..5_usize, (0..5_usize, 0..3_usize), prop::option::of(1..3_usize))
+            .prop_map(
+                |((shards, first_trained), microbatches, visit, lanes, (validation, test), eval_every)| {
+                    Program {
+                        shards,
+                        first_trained,
+                        microbatches,
+                        last_microbatches: microbatches.div_ceil(2),
+                        visit,
+                        lanes,
+                        validation,
+                        test,
+                        eval_every,
+                        ..program()
+                    }
+                },
+            )
+    }
+
+    /// The shard tasks of each sweep in their order, by minibatches trained before, and what the sweep is of.
+    fn by_sweep(tasks: &[ShardTask]) -> BTreeMap<(usize, String), Vec<(ShardTaskKind, usize)>> {
+        let mut sweeps: BTreeMap<_, Vec<_>> = BTreeMap::new();
+        for task in tasks {
+            let of = sweeps.entry((task.step, format!("{:?}", task.stage))).or_default();
+            of.push((task.kind, task.shard));
+        }
+        sweeps
+    }
+
+    proptest! {
+        /// Whichever lane goes on, all shard tasks are made once, those of a sweep in their order, no minibatch or evaluation
+        /// begins before the one before it is over, and what is left is counted.
+        #[test]
+        fn lanes_make_what_one_does(p in drawn(), choices in prop::collection::vec(0..5_usize, 400)) {
+            let one = vec![1.0; p.shards];
+            let costs = CostModel::new(one.clone(), one.clone(), one).unwrap();
+            let made = |mut cursor: Cursor, choose: &mut dyn FnMut() -> usize| {
+                let (mut made, mut left) = (Vec::new(), Vec::new());
+                loop {
+                    let open: Vec<usize> =
+                        (0..cursor.lanes()).filter(|lane| cursor.peek_in(*lane).is_some()).collect();
+                    if open.is_empty() {
+                        if matches!(cursor.stage(), Stage::Write | Stage::Finished) {
+                            break (made, left);
+                        }
+                        cursor.waited(false);
+                        continue;
+                    }
+                    let lane = open[choose() % open.len()];
+                    made.push(cursor.peek_in(lane).unwrap());
+                    left.push(cursor.remaining_s(&costs));
+                    cursor.advance(lane);
+                }
+            };
+            let (plain, _) = made(Cursor::new(Program { lanes: 1, visit: Visit::ONE, ..p.clone() }), &mut || 0);
+            let mut next = choices.iter().cycle();
+            let (several, left) = made(Cursor::new(p), &mut || *next.next().unwrap());
+            prop_assert_eq!(by_sweep(&several), by_sweep(&plain));
+            let places = |tasks: &[ShardTask]| {
+                let mut places: Vec<Sweep> = tasks.iter().map(Sweep::of).collect();
+                places.dedup_by(|a, b| a.is_beside(b));
+                places.len()
+            };
+            prop_assert_eq!(places(&several), places(&plain));
+            // An epoch's last minibatch has fewer microbatches than are counted before it.
+            prop_assert!(left.windows(2).all(|pair| pair[1] < pair[0]), "{:?}", left);
+        }
     }
 }

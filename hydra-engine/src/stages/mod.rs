@@ -4,9 +4,11 @@
 //! Never: knows tensors, threads, clocks or results.
 
 mod cursor;
+mod program;
 
-pub use cursor::Visit;
-pub(crate) use cursor::{Cursor, Program};
+pub(crate) use cursor::Cursor;
+pub(crate) use program::Program;
+pub use program::Visit;
 
 use hydra_sched::ShardTaskKind;
 use serde::{Deserialize, Serialize};
@@ -83,6 +85,13 @@ impl ShardTask {
     }
 }
 
+/// A shard task that a device can claim, and the lane of its visit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Next {
+    pub lane: usize,
+    pub what: ShardTask,
+}
+
 /// A minibatch, or a visit of an evaluation, by its first shard task: its batches are read together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sweep {
@@ -95,5 +104,15 @@ impl Sweep {
     /// That of a shard task.
     pub(crate) fn of(task: &ShardTask) -> Self {
         Self { stage: task.stage, step: task.step }
+    }
+
+    /// Returns whether both are of one minibatch, or of one evaluation.
+    pub(crate) fn is_beside(&self, other: &Self) -> bool {
+        let same = match (self.stage, other.stage) {
+            (Stage::Evaluate { kind, .. }, Stage::Evaluate { kind: other, .. }) => kind == other,
+            (Stage::Train { .. }, Stage::Train { .. }) => true,
+            _ => false,
+        };
+        same && self.step == other.step
     }
 }

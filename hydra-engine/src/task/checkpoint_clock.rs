@@ -23,13 +23,13 @@ pub(crate) struct CheckpointClock {
 impl CheckpointClock {
     /// A task that has computed nothing since it began or was resumed, and whose checkpoint has so many bytes.
     pub(crate) fn new(cursor: &Cursor, at_s: f64, bytes: u64) -> Self {
-        let (step, stage, cost_s) = (cursor.step(), cursor.saved_stage(), estimated_cost_s(bytes));
+        let (step, stage, cost_s) = (cursor.step(), cursor.place(), estimated_cost_s(bytes));
         Self { due: false, step, stage, at_s, began_s: None, cost_s }
     }
 
     /// The task was saved where it stands. One that could not be is not tried again here, but when the next is due.
     pub(crate) fn saved(&mut self, cursor: &Cursor, time: Time) {
-        let (step, stage, cost_s) = (cursor.step(), cursor.saved_stage(), time.seconds());
+        let (step, stage, cost_s) = (cursor.step(), cursor.place(), time.seconds());
         *self = Self { due: false, step, stage, at_s: time.end_s, cost_s, ..*self };
     }
 
@@ -63,6 +63,6 @@ impl CheckpointClock {
     }
 
     fn stands_at(&self, cursor: &Cursor) -> bool {
-        (cursor.step(), cursor.saved_stage()) == (self.step, self.stage)
+        (cursor.step(), cursor.place()) == (self.step, self.stage)
     }
 }

@@ -47,7 +47,9 @@ impl LiveTask {
             _ => position.stage(),
         };
         match position {
-            Position::Evaluate { sums, .. } => self.underway.evaluation = sums,
+            Position::Evaluate { batch, sums, .. } => {
+                (self.underway.evaluation, self.underway.known) = (sums, batch);
+            }
             Position::Finished { sha256, dir } if stage == Stage::Finished => {
                 // Its model may have been moved to where the task would write it now.
                 let here = self.facts.task.output_dir().filter(|here| dir.is_some() && here.is_dir());
@@ -211,19 +213,29 @@ impl LiveTask {
         let stepped_nothing =
             next.kind != ShardTaskKind::Backward || next.shard + 1 == self.facts.shards.len();
         if !stepped_nothing {
-            return self.fails_in(next.step, error);
+            // It ends before this minibatch, of which another microbatch has failed.
+            let ends_before = matches!(self.phase, Phase::Doomed { .. }) && self.cursor.step() == next.step;
+            return if ends_before { Fate::GoesOn } else { self.fails_in(next.step, error) };
         }
         let stage = match next.stage {
             Stage::Train { .. } => Stage::Train { microbatch: 0 },
-            // Of a visit those batches are evaluated whose last shard was.
-            Stage::Evaluate { kind, batch } if next.shard + 1 < self.facts.shards.len() => {
-                Stage::Evaluate { kind, batch: self.sweep.visit_of(batch) }
+            Stage::Evaluate { kind, batch } => {
+                Stage::Evaluate { kind, batch: self.first_unknown(kind, batch, next.step) }
             }
             stage => stage,
         };
         self.go_to(next.step, stage);
         self.phase.change(Change::Doom { error, before: Some(ticket) });
         Fate::GoesOn
+    }
+
+    /// The first batch of an evaluation whose sums are not known, if this batch of it fails after `step` minibatches.
+    fn first_unknown(&self, kind: EvaluationKind, batch: usize, step: usize) -> usize {
+        match self.cursor.program().shares(kind) {
+            true => batch,
+            false if self.cursor.is_evaluating(kind, step) => self.cursor.evaluated(),
+            false => self.underway.known,
+        }
     }
 
     /// The task failed in the middle of a minibatch, or its loss is no number: it is over when its best masters so far, if
@@ -240,12 +252,23 @@ impl LiveTask {
         Fate::GivesUp
     }
 
-    /// The output of a shard task of minibatch `step` could not be taken down; `ticket` is the next one that is given out.
-    pub(crate) fn output_lost(&mut self, step: usize, ticket: Ticket, error: EngineError) -> Fate {
+    /// The output of the shard task `maker` of minibatch `step` could not be taken down; `ticket` is the next one that is
+    /// given out.
+    pub(crate) fn output_lost(
+        &mut self,
+        maker: Ticket,
+        step: usize,
+        ticket: Ticket,
+        error: EngineError,
+    ) -> Fate {
         if self.phase.doomed_before().is_some() {
             return Fate::GoesOn;
         }
-        match self.cursor.peek().filter(|_| self.flight.is_idle()) {
+        let next = match self.sweep.lane_awaiting(maker) {
+            Some(lane) => self.cursor.peek_in(lane).filter(|_| self.flight.is_lane_idle(lane)),
+            None => self.cursor.peek().filter(|_| self.flight.is_idle()),
+        };
+        match next {
             Some(next) => self.fails_at(&next, ticket, error),
             None => self.fails_in(step, error),
         }
@@ -260,8 +283,11 @@ impl LiveTask {
         }
     }
 
-    /// Its data cannot be read. It ends when what is under way has ended.
+    /// Its data cannot be read. It ends when what is under way has ended; visits of an evaluation are not gone on with.
     pub(crate) fn doom(&mut self, error: EngineError) {
+        if !self.cursor.is_between_visits() {
+            self.go_to(self.cursor.step(), self.cursor.saved_stage());
+        }
         self.phase.change(Change::Doom { error, before: None });
     }
 

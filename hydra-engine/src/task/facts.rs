@@ -55,7 +55,7 @@ impl Facts {
     pub(crate) fn program(&self) -> Program {
         let visit = self.admitted.visit;
         let program = self.task.program(&self.shards, self.chain().first_trained(), visit);
-        Program { shared: self.admitted.first_evaluation.is_some(), ..program }
+        Program { lanes: self.admitted.lanes, shared: self.admitted.first_evaluation.is_some(), ..program }
     }
 
     /// Returns whether its masters are device-homed.

@@ -1,92 +1,156 @@
-//! The shard tasks of a task that are under way.
+//! The shard tasks of a task that are under way, by the lanes in which its visits go on.
 
 use super::Claim;
 use crate::device::Adding;
 use crate::protocol::Ticket;
-use crate::stages::ShardTask;
+use crate::stages::{ShardTask, Sweep};
 use hydra_core::DeviceId;
 
-/// A claim that waits to start, a shard task that computes, and what is on its way down.
-#[derive(Debug, Default)]
+/// What of each lane is claimed and computes, and what is on its way down.
+#[derive(Debug)]
 pub(crate) struct Flight {
-    /// The device that has claimed the next shard task.
-    claimed: Option<DeviceId>,
-    running: Option<Running>,
+    lanes: Vec<LaneFlight>,
     /// Shard tasks that are done, of which something may still be on its way down.
     pub downloading: usize,
 }
 
-/// A shard task that computes.
+/// A claim that waits to start, and a shard task that computes.
+#[derive(Clone, Copy, Debug, Default)]
+struct LaneFlight {
+    claimed: Option<UnderWay>,
+    running: Option<UnderWay>,
+}
+
+/// A shard task that a device has claimed, or computes.
 #[derive(Clone, Copy, Debug)]
-struct Running {
+struct UnderWay {
     device: DeviceId,
     ticket: Ticket,
     what: ShardTask,
     adding: Adding,
 }
 
+impl UnderWay {
+    fn of(claim: &Claim, device: DeviceId) -> Self {
+        let Claim { ticket, what, adding, .. } = *claim;
+        Self { device, ticket, what, adding }
+    }
+}
+
+impl LaneFlight {
+    fn under_way(&self) -> impl Iterator<Item = &UnderWay> {
+        self.claimed.iter().chain(&self.running)
+    }
+}
+
 impl Flight {
+    /// Nothing yet, in so many lanes.
+    pub(crate) fn new(lanes: usize) -> Self {
+        Self { lanes: vec![LaneFlight::default(); lanes], downloading: 0 }
+    }
+
+    fn under_way(&self) -> impl Iterator<Item = &UnderWay> {
+        self.lanes.iter().flat_map(LaneFlight::under_way)
+    }
+
     /// Returns whether nothing runs or is claimed.
     pub(crate) fn is_idle(&self) -> bool {
-        self.running.is_none() && self.claimed.is_none()
+        self.under_way().next().is_none()
+    }
+
+    /// Returns whether nothing of a lane runs or is claimed.
+    pub(crate) fn is_lane_idle(&self, lane: usize) -> bool {
+        self.lanes[lane].under_way().next().is_none()
+    }
+
+    /// Returns whether a device has claimed a shard task of the lane that has not started.
+    pub(crate) fn is_claimed(&self, lane: usize) -> bool {
+        self.lanes[lane].claimed.is_some()
     }
 
     /// Returns whether a device has claimed a shard task that has not started.
-    pub(crate) fn is_claimed(&self) -> bool {
-        self.claimed.is_some()
+    pub(crate) fn has_claims(&self) -> bool {
+        self.lanes.iter().any(|lane| lane.claimed.is_some())
     }
 
-    /// The shard task that computes.
-    pub(crate) fn running(&self) -> Option<ShardTask> {
-        self.running.map(|running| running.what)
+    /// Returns whether a shard task computes.
+    pub(crate) fn runs(&self) -> bool {
+        self.lanes.iter().any(|lane| lane.running.is_some())
     }
 
-    /// The shard task that one on `device` would follow; nothing where none computes. `Err` if none can be claimed there
-    /// now.
-    pub(crate) fn followed_on(&self, device: DeviceId, prefetch: bool) -> Result<Option<ShardTask>, ()> {
-        match self.running {
-            _ if self.claimed.is_some() => Err(()),
+    /// Returns whether the device computes a shard task.
+    pub(crate) fn runs_on(&self, device: DeviceId) -> bool {
+        let mut running = self.lanes.iter().filter_map(|lane| lane.running);
+        running.any(|running| running.device == device)
+    }
+
+    /// Returns whether one of the shard tasks that compute or are claimed is such a one.
+    pub(crate) fn has(&self, is_one: impl Fn(&ShardTask) -> bool) -> bool {
+        self.under_way().any(|under_way| is_one(&under_way.what))
+    }
+
+    /// Returns whether a device beside this one computes a shard task, or has claimed one.
+    pub(crate) fn is_elsewhere(&self, device: DeviceId) -> bool {
+        self.under_way().any(|under_way| under_way.device != device)
+    }
+
+    /// The lane of which the device computes a shard task and no device has claimed the next one.
+    pub(crate) fn lane_on(&self, device: DeviceId) -> Option<usize> {
+        let runs_here = |lane: &LaneFlight| lane.running.is_some_and(|running| running.device == device);
+        self.lanes.iter().position(|lane| lane.claimed.is_none() && runs_here(lane))
+    }
+
+    /// Returns whether the device computes a shard task, or has claimed one.
+    pub(crate) fn is_on(&self, device: DeviceId) -> bool {
+        self.under_way().any(|under_way| under_way.device == device)
+    }
+
+    /// The shard task that one of the lane on `device` would follow; nothing where none computes. `Err` if none can be
+    /// claimed there now.
+    pub(crate) fn followed_on(
+        &self,
+        lane: usize,
+        device: DeviceId,
+        prefetch: bool,
+    ) -> Result<Option<ShardTask>, ()> {
+        let LaneFlight { claimed, running } = self.lanes[lane];
+        match running {
+            _ if claimed.is_some() => Err(()),
             None => Ok(None),
             Some(running) if prefetch && running.device == device => Ok(Some(running.what)),
             Some(_) => Err(()),
         }
     }
 
-    /// Returns whether the gradients of the shard task that computes are those of the microbatch before, and can be added to
-    /// on its device, where alone this one can be claimed now.
-    pub(crate) fn may_add_to(&self, next: &ShardTask) -> bool {
-        self.running.is_some_and(|running| {
+    /// Returns whether another lane is not done yet with a stage, or a minibatch, other than that of `next`.
+    pub(crate) fn is_behind(&self, lane: usize, next: &ShardTask) -> bool {
+        let others = self.lanes.iter().enumerate().filter(|(other, _)| *other != lane);
+        let mut under_way = others.flat_map(|(_, other)| other.under_way());
+        under_way.any(|other| !Sweep::of(&other.what).is_beside(&Sweep::of(next)))
+    }
+
+    /// Returns whether the gradients of the shard task that the lane computes are those of the microbatch before, and can be
+    /// added to on its device, where alone this one can be claimed now.
+    pub(crate) fn may_add_to(&self, lane: usize, next: &ShardTask) -> bool {
+        self.lanes[lane].running.is_some_and(|running| {
             running.adding != Adding::Nothing && running.what.is_microbatch_before(next)
         })
     }
 
-    pub(crate) fn claim(&mut self, device: DeviceId) {
-        self.claimed = Some(device);
+    pub(crate) fn claim(&mut self, claim: &Claim, device: DeviceId) {
+        self.lanes[claim.lane].claimed = Some(UnderWay::of(claim, device));
     }
 
     /// A claim has started to compute.
     pub(crate) fn start(&mut self, claim: &Claim, device: DeviceId) {
-        self.claimed = None;
-        let Claim { ticket, what, adding, .. } = *claim;
-        self.running = Some(Running { device, ticket, what, adding });
+        self.lanes[claim.lane] = LaneFlight { claimed: None, running: Some(UnderWay::of(claim, device)) };
     }
 
-    /// The shard task that computed has ended well.
-    pub(crate) fn finish(&mut self, ticket: Ticket) {
-        debug_assert!(self.running.is_none_or(|running| running.ticket == ticket));
-        self.running = None;
-    }
-
-    /// The shard tasks that ran or were claimed come to nothing.
-    pub(crate) fn drop_all(&mut self) {
-        (self.running, self.claimed) = (None, None);
-    }
-
-    /// A shard task failed, which had begun or was still claimed.
-    pub(crate) fn fail(&mut self, had_begun: bool) {
-        match had_begun {
-            true => self.running = None,
-            false => self.claimed = None,
+    /// A shard task has ended, well or not, or comes to nothing.
+    pub(crate) fn end(&mut self, claim: &Claim) {
+        let LaneFlight { claimed, running } = &mut self.lanes[claim.lane];
+        for under_way in [claimed, running] {
+            under_way.take_if(|under_way| under_way.ticket == claim.ticket);
         }
     }
 }

@@ -5,7 +5,7 @@
 //! claimed before there is room for them. That never waits for ever. An image that one shard alone uses is stepped
 //! without waiting for anything, and those that several shards use, as a tied embedding, have room of their own.
 
-use crate::admission::GradientBytes;
+use crate::admission::{GradientBytes, Window};
 
 /// The room of a task's gradients, and what is taken of it.
 #[derive(Debug)]
@@ -16,17 +16,29 @@ pub(crate) struct GradientRoom {
     waiting: Vec<u64>,
     /// Of all images.
     taken: u64,
+    /// Of each image: the microbatches of the minibatch that are in its sum.
+    added: Vec<usize>,
+    window: Window,
 }
 
 impl GradientRoom {
-    pub(crate) fn new(bytes: GradientBytes, room: u64, images: usize) -> Self {
-        Self { bytes, room, waiting: vec![0; images], taken: 0 }
+    pub(crate) fn new(bytes: GradientBytes, room: u64, window: Window, images: usize) -> Self {
+        Self { bytes, room, waiting: vec![0; images], taken: 0, added: vec![0; images], window }
     }
 
-    /// Returns whether there is room for the gradients of a shard's backward pass.
-    pub(crate) fn has_room(&self, shard: usize) -> bool {
-        let made: u64 = self.bytes.shards[shard].iter().map(|(_, bytes)| bytes).sum();
-        self.bytes.together || self.taken + made <= self.room
+    /// Returns whether there is room for the gradients of a shard's backward pass of this microbatch.
+    pub(crate) fn has_room(&self, shard: usize, microbatch: usize) -> bool {
+        let images = &self.bytes.shards[shard];
+        let made: u64 = images.iter().map(|(_, bytes)| bytes).sum();
+        let is_in_window = |(image, _): &(usize, u64)| {
+            microbatch < self.added[*image].saturating_add(self.window.of(self.bytes.is_shared(*image)))
+        };
+        images.iter().all(is_in_window) && (self.bytes.together || self.taken + made <= self.room)
+    }
+
+    /// So many microbatches are in an image's sum.
+    pub(crate) fn added(&mut self, image: usize, microbatches: usize) {
+        self.added[image] = microbatches;
     }
 
     /// A shard's backward pass was claimed.
@@ -43,6 +55,7 @@ impl GradientRoom {
     /// The optimizer has let go of an image's gradient.
     pub(crate) fn stepped(&mut self, image: usize) {
         self.taken -= std::mem::take(&mut self.waiting[image]);
+        self.added[image] = 0;
     }
 }
 
@@ -55,13 +68,30 @@ mod tests {
     #[test]
     fn a_shard_waits_until_there_is_room() {
         let bytes = GradientBytes::made_by((0..3).map(|image| vec![(image, 30)]).collect(), false);
-        let mut room = GradientRoom::new(bytes, 60, 3);
+        let mut room = GradientRoom::new(bytes, 60, Window::OPEN, 3);
         room.claimed(2);
-        assert!(room.has_room(1));
+        assert!(room.has_room(1, 0));
         room.claimed(1);
-        assert!(!room.has_room(0));
+        assert!(!room.has_room(0, 0));
         room.stepped(2);
-        assert!(room.has_room(0));
+        assert!(room.has_room(0, 0));
+    }
+
+    #[test]
+    fn a_microbatch_waits_for_the_sums_of_those_before_it() {
+        // A tied embedding in the first and the last shard.
+        let bytes = GradientBytes::made_by(vec![vec![(0, 9), (1, 1)], vec![(2, 5), (0, 9)]], true);
+        let mut room = GradientRoom::new(bytes, 0, Window { own: 2, shared: 3 }, 3);
+        let claimable = |room: &GradientRoom, shard| (0..5).take_while(|m| room.has_room(shard, *m)).count();
+        assert_eq!([0, 1].map(|shard| claimable(&room, shard)), [2, 2]);
+        room.added(2, 1);
+        assert_eq!([0, 1].map(|shard| claimable(&room, shard)), [2, 3]);
+        room.added(2, 2);
+        assert_eq!(claimable(&room, 1), 3, "the embedding's are not in the sum");
+        room.added(0, 1);
+        assert_eq!(claimable(&room, 1), 4);
+        [0, 2].into_iter().for_each(|image| room.stepped(image));
+        assert_eq!(claimable(&room, 1), 2, "in the next minibatch");
     }
 
     fn shards() -> impl Strategy<Value = Vec<Vec<(usize, u64)>>> {
@@ -76,15 +106,15 @@ mod tests {
         fn the_least_room_is_enough(shards in shards(), flowing in 1..4_usize) {
             let bytes = GradientBytes::made_by(shards.clone(), false);
             let limit = bytes.room(flowing);
-            let mut room = GradientRoom::new(bytes, limit, 6);
+            let mut room = GradientRoom::new(bytes, limit, Window::OPEN, 6);
             let mut pending: BTreeSet<usize> = BTreeSet::new();
             for shard in (0..shards.len()).rev() {
-                if !room.has_room(shard) {
+                if !room.has_room(shard, 0) {
                     let later = |image: usize| shards[..=shard].iter().flatten().any(|(other, _)| *other == image);
                     let complete: Vec<usize> = pending.iter().copied().filter(|image| !later(*image)).collect();
                     complete.into_iter().for_each(|image| room.stepped(image));
                 }
-                prop_assert!(room.has_room(shard));
+                prop_assert!(room.has_room(shard, 0));
                 room.claimed(shard);
                 pending.extend(shards[shard].iter().map(|(image, _)| *image));
                 prop_assert!(room.taken <= limit);

@@ -5,7 +5,7 @@ use super::facts::Facts;
 use super::flight::Flight;
 use super::gradient_room::GradientRoom;
 use super::phase::Phase;
-use super::results::{Progress, Results, Underway};
+use super::results::{Ended, Progress, Results, Underway};
 use super::sweep::{ReadAhead, SweepBuffers};
 use super::waits::Waits;
 use crate::admission::GradientBytes;
@@ -13,7 +13,7 @@ use crate::device::{Adding, ShardWork};
 use crate::error::EngineError;
 use crate::optimizer::MicroStep;
 use crate::protocol::{Inputs, Loaded, Output, Reading, Ticket, Time};
-use crate::stages::{Cursor, EvaluationKind, ShardTask, Stage, Sweep};
+use crate::stages::{Cursor, EvaluationKind, Next, ShardTask, Stage, Sweep};
 use hydra_core::{DeviceId, HostTensor, Measured, Pass, Sampler, TaskId};
 use hydra_sched::{CopyUse, CostError, CostModel, ModelIndex, ModelView, ShardTaskKind};
 use hydra_spill::Reservation;
@@ -37,6 +37,8 @@ pub(crate) struct Claim {
     pub ticket: Ticket,
     pub task: TaskId,
     pub what: ShardTask,
+    /// The lane of the visit that it is part of.
+    pub lane: usize,
     pub work: ShardWork,
     pub at: MicroStep,
     /// Loss terms of the microbatch or evaluation batch.
@@ -45,6 +47,13 @@ pub(crate) struct Claim {
     pub from_handoff: bool,
     pub adding: Adding,
     pub parameters: ParameterBytes,
+}
+
+impl Claim {
+    /// Returns whether both are of one task and one lane of it.
+    pub(crate) fn is_beside(&self, other: &Self) -> bool {
+        (self.task, self.lane) == (other.task, other.lane)
+    }
 }
 
 /// A request to another thread, for which a task at rest waits.
@@ -93,7 +102,8 @@ impl LiveTask {
         let (chain, spec) = (facts.chain(), &facts.task.spec);
         let cursor = Cursor::new(facts.program());
         let gradients = GradientBytes::of(chain, spec, &facts.shards);
-        let gradients = GradientRoom::new(gradients, facts.admitted.gradient_bytes, chain.images().len());
+        let (room, window) = (facts.admitted.gradient_bytes, facts.admitted.gradient_window);
+        let gradients = GradientRoom::new(gradients, room, window, chain.images().len());
         let frozen = |trained: bool| if trained { 0 } else { usize::MAX };
         let forward: Vec<f64> = facts.admitted.plan.shards.iter().map(|shard| shard.forward_s).collect();
         let backward = facts.admitted.plan.shards.iter().map(|shard| shard.backward_s).collect();
@@ -103,8 +113,8 @@ impl LiveTask {
             costs: CostModel::new(forward.clone(), backward, forward)?,
             versions: chain.images().iter().map(|image| frozen(image.trained)).collect(),
             sampler: Sampler::new(facts.task.train.len(), spec.batch, spec.seed, spec.shuffle),
-            flight: Flight::default(),
-            sweep: SweepBuffers::new(facts.shards.len()),
+            flight: Flight::new(cursor.lanes()),
+            sweep: SweepBuffers::new(facts.shards.len(), cursor.lanes()),
             ahead: ReadAhead::default(),
             memory: TaskMemory { active: None, gradients, waiting: None },
             results: Results::default(),
@@ -129,24 +139,7 @@ impl LiveTask {
 
     /// Estimated seconds of compute that no one has claimed yet.
     pub(crate) fn remaining_s(&self) -> f64 {
-        self.costs.remaining_s(&self.cursor.left())
-    }
-
-    /// The next shard task, if `device` can claim it now.
-    pub(crate) fn claimable(&self, device: DeviceId, prefetch: bool) -> Option<ShardTask> {
-        if !self.has_begun() || self.request.is_some() {
-            return None;
-        }
-        let follows = self.flight.followed_on(device, prefetch).ok()?;
-        let next = self.cursor.peek().filter(|_| !matches!(self.phase, Phase::Doomed { .. }))?;
-        if self.stops_before(&next) || self.awaits_verdict() {
-            return None;
-        }
-        let ready = !self.ahead.reads_for(Sweep::of(&next))
-            && self.has_final_masters(&next)
-            && self.sweep.has_inputs(&next, follows.as_ref())
-            && !self.lacks_gradient_room(&next);
-        ready.then_some(next)
+        self.cursor.remaining_s(&self.costs)
     }
 
     /// The task as policies see it, if its next shard task is `next`.
@@ -166,7 +159,7 @@ impl LiveTask {
             submitted: self.id().0 as u64,
             next_shard,
             cached: false,
-            continues: self.flight.running().is_some(),
+            continues: self.flight.runs(),
         }
     }
 
@@ -185,43 +178,44 @@ impl LiveTask {
 
     /// The next shard task, if it waits for the optimizer and any device may claim it afterwards.
     pub(crate) fn awaited(&self) -> Option<ShardTask> {
-        let open = self.has_begun() && !self.flight.is_claimed();
+        let open = self.has_begun() && !self.flight.has_claims();
         let waits = |next: &ShardTask| !self.stops_before(next) && !self.has_final_masters(next);
         self.cursor.peek().filter(|next| open && waits(next))
     }
 
     /// Returns whether the task ends, or is saved, before this shard task, which is next.
-    fn stops_before(&self, next: &ShardTask) -> bool {
+    pub(super) fn stops_before(&self, next: &ShardTask) -> bool {
         (self.phase.ends_at_rest() || self.checkpoint.due) && self.is_between_sweeps(next)
     }
 
     /// When the shard that waits for the optimizer can have been promoted, once that was measured.
     pub(crate) fn promoted_s(&self) -> Option<f64> {
-        self.waits.promoted_s().filter(|_| self.flight.running().is_none())
+        self.waits.promoted_s().filter(|_| !self.flight.runs())
     }
 
-    /// Estimated seconds to the end of the task if it waits for no other.
+    /// Estimated seconds to the end of the task if it waits for no other, on as many devices as can compute it.
     pub(crate) fn alone_s(&self) -> f64 {
         let minibatches = self.cursor.program().steps.saturating_sub(self.cursor.step());
-        self.remaining_s() + self.waits.of_minibatches(minibatches)
+        self.remaining_s() / self.cursor.lanes() as f64 + self.waits.of_minibatches(minibatches)
     }
 
-    /// Returns whether what is next begins a minibatch or an evaluation batch, so that the task may end here.
+    /// Returns whether this shard task begins a minibatch or the visit of an evaluation, before which the task may end when
+    /// nothing else of it is under way.
     fn is_between_sweeps(&self, next: &ShardTask) -> bool {
-        self.cursor.at_minibatch_start()
-            || matches!(next.stage, Stage::Evaluate { .. }) && self.cursor.starts_visit()
+        let begins = self.cursor.first_of_next() == Some(*next);
+        begins && (self.cursor.at_minibatch_start() || matches!(next.stage, Stage::Evaluate { .. }))
     }
 
     /// Returns whether an evaluation computes yet that may be the last one.
-    fn awaits_verdict(&self) -> bool {
+    pub(super) fn awaits_verdict(&self) -> bool {
         let periodic = EvaluationKind::Periodic;
         let evaluates =
-            |task: ShardTask| matches!(task.stage, Stage::Evaluate { kind, .. } if kind == periodic);
-        let may_end = self.facts.task.spec.patience.is_some() && self.flight.running().is_some_and(evaluates);
+            |task: &ShardTask| matches!(task.stage, Stage::Evaluate { kind, .. } if kind == periodic);
+        let may_end = self.facts.task.spec.patience.is_some() && self.flight.has(evaluates);
         may_end && self.cursor.at_minibatch_start()
     }
 
-    fn has_final_masters(&self, next: &ShardTask) -> bool {
+    pub(super) fn has_final_masters(&self, next: &ShardTask) -> bool {
         self.facts.images[next.shard].iter().all(|image| self.versions[*image] >= next.step)
     }
 
@@ -230,13 +224,15 @@ impl LiveTask {
         self.versions.iter().all(|version| *version >= self.cursor.step())
     }
 
-    fn lacks_gradient_room(&self, next: &ShardTask) -> bool {
-        next.kind == ShardTaskKind::Backward && !self.memory.gradients.has_room(next.shard)
+    pub(super) fn lacks_gradient_room(&self, next: &ShardTask) -> bool {
+        let backward = next.kind == ShardTaskKind::Backward;
+        backward && !self.memory.gradients.has_room(next.shard, next.stage.sweep())
     }
 
-    /// Returns whether the next shard task waits for the optimizer to let go of gradients.
+    /// Returns whether a next shard task waits for the optimizer to add or to let go of gradients.
     pub(crate) fn awaits_steps(&self) -> bool {
-        self.cursor.peek().is_some_and(|next| self.lacks_gradient_room(&next))
+        let nexts = (0..self.cursor.lanes()).filter_map(|lane| self.cursor.peek_in(lane));
+        nexts.into_iter().any(|next| self.lacks_gradient_room(&next))
     }
 
     /// Claims `next` for `device`: moves the cursor and gives the claim with the inputs that are there. `sums_wait` if the
@@ -248,15 +244,15 @@ impl LiveTask {
         &mut self,
         ticket: Ticket,
         device: DeviceId,
-        next: ShardTask,
+        Next { lane, what: next }: Next,
         sums_wait: bool,
     ) -> Result<(Claim, Inputs<HostTensor>), EngineError> {
-        if self.cursor.starts_visit() {
-            self.begin_visit(&next)?;
+        if !self.cursor.is_visiting(lane) {
+            self.begin_visit(lane, &next)?;
         }
-        let (inputs, from_handoff) = self.sweep.inputs(&next);
-        debug_assert!(!from_handoff || self.flight.running().is_some());
-        let (batch, total) = self.sweep.batch(&next);
+        let (inputs, from_handoff) = self.sweep.inputs(lane, &next);
+        debug_assert!(!from_handoff || self.flight.lane_on(device) == Some(lane));
+        let (batch, total) = self.sweep.batch(lane, &next);
         let (terms, weight) = (batch.terms, batch.terms as f64 / total.max(1) as f64);
         let microbatch = match next.stage {
             Stage::Train { microbatch } => microbatch,
@@ -276,12 +272,11 @@ impl LiveTask {
         if next.kind == ShardTaskKind::Backward {
             self.memory.gradients.claimed(next.shard);
         }
-        let adding = self.adding(&next, sums_wait);
-        self.cursor.advance();
-        self.flight.claim(device);
-        let parameters = ParameterBytes::default();
-        let claim =
-            Claim { ticket, task: self.id(), what: next, work, at, terms, from_handoff, adding, parameters };
+        let adding = self.adding(lane, &next, sums_wait);
+        let (task, what, parameters) = (self.id(), next, ParameterBytes::default());
+        let claim = Claim { ticket, task, what, lane, work, at, terms, from_handoff, adding, parameters };
+        self.cursor.advance(lane);
+        self.flight.claim(&claim, device);
         Ok((claim, inputs))
     }
 
@@ -290,30 +285,31 @@ impl LiveTask {
     pub(crate) fn may_add_to(&self, claim: &Claim) -> bool {
         let open =
             !self.phase.is_over() && !self.phase.gave_up() && !matches!(self.phase, Phase::Doomed { .. });
-        let next = self.cursor.peek().filter(|_| open && !self.flight.is_claimed());
+        let goes_on = open && self.cursor.is_visiting(claim.lane) && !self.flight.is_claimed(claim.lane);
+        let next = self.cursor.peek_in(claim.lane).filter(|_| goes_on);
         claim.adding != Adding::Nothing && next.is_some_and(|next| claim.what.is_microbatch_before(&next))
     }
 
     /// The part of a backward shard task in a sum of gradients on its device, of a visit that begins with the minibatch.
-    fn adding(&self, next: &ShardTask, sums_wait: bool) -> Adding {
-        let visit = self.cursor.visit();
+    fn adding(&self, lane: usize, next: &ShardTask, sums_wait: bool) -> Adding {
+        let visit = self.cursor.visit(lane);
         let possible = next.kind == ShardTaskKind::Backward
             && (visit.start == 0 && visit.len() > 1)
             && self.facts.admitted.adds_up_gradients(self.facts.chain(), next.shard);
         match next.stage.sweep() {
             _ if !possible => Adding::Nothing,
             0 => Adding::First,
-            _ if sums_wait || self.flight.may_add_to(next) => Adding::Next,
+            _ if sums_wait || self.flight.may_add_to(lane, next) => Adding::Next,
             _ => Adding::Nothing,
         }
     }
 
-    fn begin_visit(&mut self, next: &ShardTask) -> Result<(), EngineError> {
-        self.sweep.begin(self.cursor.visit());
+    fn begin_visit(&mut self, lane: usize, next: &ShardTask) -> Result<(), EngineError> {
+        self.sweep.begin(lane, next, self.cursor.next_sweeps());
         if let Some(loaded) = self.ahead.take(Sweep::of(next)) {
-            self.sweep.batches = loaded.batches?;
+            self.sweep.read(lane, next.stage, loaded.batches?);
         } else if let Some(reading) = self.reading(next) {
-            self.sweep.batches = reading.batches()?;
+            self.sweep.read(lane, next.stage, reading.batches()?);
         }
         Ok(())
     }
@@ -332,7 +328,7 @@ impl LiveTask {
                 let data = self.facts.evaluation_data(kind).clone();
                 let size = task.evaluation_batch();
                 let part = |batch: usize| (batch * size..((batch + 1) * size).min(data.len())).collect();
-                let parts = self.cursor.visit().map(part).collect();
+                let parts = self.cursor.next_sweeps().map(part).collect();
                 (data, parts)
             }
             _ => return None,
@@ -345,7 +341,8 @@ impl LiveTask {
         if !self.has_begun() || self.phase.ends_at_rest() || self.ahead.reads() {
             return None;
         }
-        let next = self.cursor.peek().filter(|_| self.cursor.starts_visit())?;
+        let has_lane = self.cursor.visiting().len() < self.cursor.lanes();
+        let next = self.cursor.first_of_next().filter(|_| has_lane)?;
         self.ahead.is_free_for(Sweep::of(&next)).then_some(next)
     }
 
@@ -382,16 +379,14 @@ impl LiveTask {
         measured: Option<Measured>,
         time: Time,
     ) -> Result<Progress, EngineError> {
-        self.flight.finish(claim.ticket);
+        self.flight.end(claim);
         self.results.compute_s += time.seconds();
         self.costs.observe(claim.what.kind, claim.what.shard, time.seconds());
         if let Some(measured) = measured {
-            self.add_loss(claim, &measured)?;
+            self.add_loss(claim, measured)?;
         }
         Ok(match claim.what.stage {
-            Stage::Train { microbatch } if self.ends_minibatch(claim, microbatch) => {
-                self.end_minibatch(claim, time)
-            }
+            Stage::Train { .. } if self.ends_minibatch(claim) => self.end_minibatch(claim, time),
             Stage::Evaluate { kind, batch } if claim.work.last => {
                 self.end_batch(kind, batch, claim.what.step)
             }
@@ -399,36 +394,60 @@ impl LiveTask {
         })
     }
 
-    fn add_loss(&mut self, claim: &Claim, measured: &Measured) -> Result<(), EngineError> {
-        let (loss, step) = (measured.loss, claim.what.step);
-        match claim.what.stage {
-            Stage::Evaluate { kind, .. } if !loss.is_finite() => {
-                let dataset = Some(self.facts.evaluation_data(kind).name().to_owned());
-                return Err(EngineError::BadLoss { loss, step, dataset });
+    /// Adds the loss of a microbatch, or of a batch of an evaluation, when those before it have theirs.
+    fn add_loss(&mut self, claim: &Claim, measured: Measured) -> Result<(), EngineError> {
+        let (stage, step) = (claim.what.stage, claim.what.step);
+        let ended = Ended { measured, weight: claim.work.weight, terms: claim.terms };
+        match stage {
+            Stage::Evaluate { kind, .. } if self.cursor.program().shares(kind) => {
+                let batch = self.checked(stage, step, ended)?;
+                self.underway.batch.add(&batch.measured, batch.terms);
+                return Ok(());
             }
-            _ if !loss.is_finite() => return Err(EngineError::BadLoss { loss, step, dataset: None }),
-            Stage::Evaluate { kind, .. } => {
-                self.underway.sums(self.cursor.program().shares(kind)).add(measured, claim.terms)
+            _ => self.underway.ended(stage.sweep(), ended),
+        }
+        while let Some(next) = self.underway.next() {
+            let next = self.checked(stage, step, next)?;
+            match stage {
+                Stage::Evaluate { .. } => self.underway.evaluation.add(&next.measured, next.terms),
+                _ => self.underway.loss += next.weight * f64::from(next.measured.loss),
             }
-            _ => self.underway.loss += claim.work.weight * f64::from(loss),
+        }
+        if let Stage::Evaluate { kind, .. } = stage
+            && self.cursor.is_evaluating(kind, step)
+        {
+            self.cursor.know_batches(self.underway.known);
         }
         Ok(())
     }
 
-    fn ends_minibatch(&self, claim: &Claim, microbatch: usize) -> bool {
+    /// What a shard task measured, if its loss is a number.
+    fn checked(&self, stage: Stage, step: usize, ended: Ended) -> Result<Ended, EngineError> {
+        let loss = ended.measured.loss;
+        let dataset = match stage {
+            Stage::Evaluate { kind, .. } => Some(self.facts.evaluation_data(kind).name().to_owned()),
+            _ => None,
+        };
+        if loss.is_finite() { Ok(ended) } else { Err(EngineError::BadLoss { loss, step, dataset }) }
+    }
+
+    /// Returns whether a shard task that ended was the last one of its minibatch.
+    fn ends_minibatch(&mut self, claim: &Claim) -> bool {
         let program = self.cursor.program();
-        claim.what.kind == ShardTaskKind::Backward
-            && claim.what.shard == program.first_trained
-            && microbatch + 1 == program.microbatches_of(claim.what.step)
+        if claim.what.kind != ShardTaskKind::Backward || claim.what.shard != program.first_trained {
+            return false;
+        }
+        self.underway.swept += 1;
+        self.underway.swept == program.microbatches_of(claim.what.step)
     }
 
     fn end_minibatch(&mut self, claim: &Claim, time: Time) -> Progress {
-        let (step, loss) = (claim.what.step, std::mem::take(&mut self.underway.loss));
+        let (step, loss) = (claim.what.step, self.underway.end_minibatch());
         let units = self.sampler.items(step).len() * self.sweep.units_per_item();
         self.results.losses.push(loss);
         self.results.units += units as u64;
         // What the next shard task waits for is the optimizer's.
-        let next = self.cursor.peek().filter(|_| !self.flight.is_claimed());
+        let next = self.cursor.peek().filter(|_| !self.flight.has_claims());
         let waits = next.is_some_and(|next| !self.has_final_masters(&next));
         self.waits.begin(waits, time.end_s);
         Progress::Minibatch { step, loss, units }
@@ -440,10 +459,10 @@ impl LiveTask {
         if self.cursor.program().shares(kind) {
             return Progress::SharedBatch { batch, sums: std::mem::take(&mut self.underway.batch), units };
         }
-        if batch + 1 < batches {
-            return Progress::Evaluating { kind, batch, batches, units };
+        if self.underway.known < batches {
+            return Progress::Evaluating { kind, batch: self.underway.computed() - 1, batches, units };
         }
-        let result = std::mem::take(&mut self.underway.evaluation).mean(self.facts.chain());
+        let result = self.underway.end_evaluation().mean(self.facts.chain());
         let best = self.results.note(kind, step, &result);
         let patience = self.facts.task.spec.patience;
         if kind == EvaluationKind::Periodic
@@ -461,6 +480,11 @@ impl LiveTask {
         self.memory.gradients.stepped(image);
         let over = self.cursor.peek().is_none_or(|next| self.has_final_masters(&next));
         self.results.optimizer_stall_s += self.waits.step(time, over);
+    }
+
+    /// The optimizer has so many microbatches in the sum of an image.
+    pub(crate) fn added(&mut self, image: usize, microbatches: usize) {
+        self.memory.gradients.added(image, microbatches);
     }
 
     /// Between two minibatches or evaluation batches, with nothing outstanding: holds no sweep's memory.

@@ -8,6 +8,7 @@ mod ending;
 mod facts;
 mod flight;
 mod gradient_room;
+mod lanes;
 mod live;
 mod phase;
 mod results;

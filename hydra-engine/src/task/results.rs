@@ -3,7 +3,8 @@
 use crate::checkpoint::SavedResults;
 use crate::protocol::{Evaluation, SavedEvaluation, Sums};
 use crate::stages::EvaluationKind;
-use hydra_core::Chain;
+use hydra_core::{Chain, Measured};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 /// The results of a task so far.
@@ -55,7 +56,7 @@ pub(crate) enum Progress {
     },
 }
 
-/// The minibatch and the evaluation that are under way.
+/// The minibatch and the evaluation that are under way. Microbatches and batches end in any order, and are added in theirs.
 #[derive(Debug, Default)]
 pub(crate) struct Underway {
     /// The loss of the microbatches so far, by their shares.
@@ -63,12 +64,52 @@ pub(crate) struct Underway {
     pub evaluation: Sums,
     /// The batch of a shared evaluation, whose other sums come from whoever computes them.
     pub batch: Sums,
+    /// Microbatches in the loss, or batches in the evaluation.
+    pub known: usize,
+    /// Those that came before others, by their index.
+    ahead: BTreeMap<usize, Ended>,
+    /// Microbatches whose backward pass has ended.
+    pub swept: usize,
+}
+
+/// A microbatch or batch whose loss is computed.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    pub measured: Measured,
+    /// Its share of the minibatch's loss terms.
+    pub weight: f64,
+    /// Its own loss terms.
+    pub terms: usize,
 }
 
 impl Underway {
-    /// Sums of an evaluation, which of a `shared` one are those of its batch.
-    pub(crate) fn sums(&mut self, shared: bool) -> &mut Sums {
-        if shared { &mut self.batch } else { &mut self.evaluation }
+    /// A microbatch or batch has its loss.
+    pub(crate) fn ended(&mut self, index: usize, ended: Ended) {
+        self.ahead.insert(index, ended);
+    }
+
+    /// The next one in the order in which they are added, if it has its loss.
+    pub(crate) fn next(&mut self) -> Option<Ended> {
+        let next = self.ahead.remove(&self.known)?;
+        self.known += 1;
+        Some(next)
+    }
+
+    /// Microbatches or batches that have their losses.
+    pub(crate) fn computed(&self) -> usize {
+        self.known + self.ahead.len()
+    }
+
+    /// The loss of the minibatch, which has ended.
+    pub(crate) fn end_minibatch(&mut self) -> f64 {
+        (self.known, self.swept) = (0, 0);
+        std::mem::take(&mut self.loss)
+    }
+
+    /// The sums of the evaluation, which has ended.
+    pub(crate) fn end_evaluation(&mut self) -> Sums {
+        self.known = 0;
+        std::mem::take(&mut self.evaluation)
     }
 }
 

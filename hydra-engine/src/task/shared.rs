@@ -40,7 +40,7 @@ impl LiveTask {
     /// Ends a shared evaluation, all of whose batches are known; tasks of these names have computed them.
     pub(crate) fn end_shared_evaluation(&mut self, by: &[String]) -> Progress {
         let kind = EvaluationKind::Initial;
-        let result = std::mem::take(&mut self.underway.evaluation).mean(self.facts.chain());
+        let result = self.underway.end_evaluation().mean(self.facts.chain());
         let best = self.results.note(kind, 0, &result);
         let alone = by == [self.facts.task.name.clone()];
         self.results.initial_by = if alone { Vec::new() } else { by.to_vec() };

@@ -1,4 +1,4 @@
-//! The host memory of a visit: the batches of its sweeps, and the tensors that their shard tasks hand to each other.
+//! The host memory of visits: the batches of their sweeps, and the tensors that their shard tasks hand to each other.
 
 use super::Claim;
 use crate::protocol::{Gradient, Inputs, Loaded, Output, Ticket};
@@ -40,62 +40,94 @@ impl Sweep {
 }
 
 /// The host side of a visit.
-#[derive(Debug)]
-pub(crate) struct SweepBuffers {
-    /// The batches of the minibatch, one a microbatch, or of the evaluation's visit.
-    pub batches: Vec<Batch>,
-    shards: usize,
+#[derive(Debug, Default)]
+struct VisitBuffers {
     /// The microbatches or batches of the visit.
     visit: Range<usize>,
+    /// The batches of an evaluation's.
+    batches: Vec<Batch>,
     /// One for each of them.
     sweeps: Vec<Sweep>,
 }
 
-impl SweepBuffers {
-    /// Nothing yet, of a model of so many shards.
-    pub(crate) fn new(shards: usize) -> Self {
-        Self { batches: Vec::new(), shards, visit: 0..0, sweeps: Vec::new() }
+impl VisitBuffers {
+    /// The place of a sweep in the visit.
+    fn place(&self, task: &ShardTask) -> Option<usize> {
+        let sweep = task.stage.sweep();
+        self.visit.contains(&sweep).then(|| sweep - self.visit.start)
     }
 
-    /// Lets go of what shard tasks made, and makes room for what those of this visit will.
-    pub(crate) fn begin(&mut self, visit: Range<usize>) {
-        self.sweeps = visit.clone().map(|_| Sweep::of(self.shards)).collect();
-        self.visit = visit;
+    fn sweep(&self, task: &ShardTask) -> Option<&Sweep> {
+        self.sweeps.get(self.place(task)?)
+    }
+}
+
+/// The host side of the visits that are under way, by lane.
+#[derive(Debug)]
+pub(crate) struct SweepBuffers {
+    shards: usize,
+    /// The minibatch or evaluation, by the visit of it that began last.
+    of: Option<stages::Sweep>,
+    /// The batches of the minibatch, one a microbatch.
+    minibatch: Vec<Batch>,
+    lanes: Vec<VisitBuffers>,
+    units_per_item: usize,
+}
+
+impl SweepBuffers {
+    /// Nothing yet, of a model of so many shards, in so many lanes.
+    pub(crate) fn new(shards: usize, lanes: usize) -> Self {
+        let lanes = (0..lanes).map(|_| VisitBuffers::default()).collect();
+        Self { shards, of: None, minibatch: Vec::new(), lanes, units_per_item: 1 }
+    }
+
+    /// Makes room for what the shard tasks of a visit will make, with which a lane begins: `next` is the first of them. What
+    /// those of the lane's last visit made goes, and all that is of another minibatch or evaluation.
+    pub(crate) fn begin(&mut self, lane: usize, next: &ShardTask, visit: Range<usize>) {
+        let of = stages::Sweep::of(next);
+        if self.of.replace(of).is_none_or(|before| !before.is_beside(&of)) {
+            self.release();
+        }
+        let sweeps = visit.clone().map(|_| Sweep::of(self.shards)).collect();
+        self.lanes[lane] = VisitBuffers { visit, batches: Vec::new(), sweeps };
+    }
+
+    /// Has the batches of a whole minibatch, or of the evaluation's visit with which a lane has begun.
+    pub(crate) fn read(&mut self, lane: usize, stage: Stage, batches: Vec<Batch>) {
+        if let Some(batch) = batches.first() {
+            self.units_per_item = batch.units / batch.items.max(1);
+        }
+        match stage {
+            Stage::Train { .. } => self.minibatch = batches,
+            _ => self.lanes[lane].batches = batches,
+        }
     }
 
     /// Lets go of everything.
     pub(crate) fn release(&mut self) {
-        self.begin(0..0);
-        self.batches.clear();
+        self.minibatch.clear();
+        self.lanes.iter_mut().for_each(|lane| *lane = VisitBuffers::default());
     }
 
-    /// The sweep of a shard task of the visit.
-    fn sweep(&self, next: &ShardTask) -> Option<&Sweep> {
-        self.sweeps.get(next.stage.sweep().checked_sub(self.visit.start)?)
-    }
-
-    /// The first sweep of the visit that has this one, which is its own where that visit has not begun.
-    pub(crate) fn visit_of(&self, sweep: usize) -> usize {
-        if self.visit.contains(&sweep) { self.visit.start } else { sweep }
-    }
-
-    /// The batch of a shard task, and the loss terms of its whole minibatch.
-    pub(crate) fn batch(&self, next: &ShardTask) -> (&Batch, usize) {
-        let index = match next.stage {
-            Stage::Train { microbatch } => microbatch,
-            stage => stage.sweep() - self.visit.start,
+    /// The batch of a lane's shard task, and the loss terms of its whole minibatch.
+    pub(crate) fn batch(&self, lane: usize, next: &ShardTask) -> (&Batch, usize) {
+        let of = &self.lanes[lane];
+        let (batches, place) = match next.stage {
+            Stage::Train { microbatch } => (&self.minibatch, microbatch),
+            stage => (&of.batches, stage.sweep() - of.visit.start),
         };
-        (&self.batches[index], self.batches.iter().map(|batch| batch.terms).sum())
+        (&batches[place], batches.iter().map(|batch| batch.terms).sum())
     }
 
     /// Tokens (or items) in an item.
     pub(crate) fn units_per_item(&self) -> usize {
-        self.batches.first().map_or(1, |batch| batch.units / batch.items.max(1))
+        self.units_per_item
     }
 
-    /// Returns whether the inputs of a shard task are on the host, or come from the one that it `follows` on its device.
-    pub(crate) fn has_inputs(&self, next: &ShardTask, follows: Option<&ShardTask>) -> bool {
-        let sweep = self.sweep(next);
+    /// Returns whether the inputs of a lane's shard task are on the host, or come from the one that it `follows` on its
+    /// device.
+    pub(crate) fn has_inputs(&self, lane: usize, next: &ShardTask, follows: Option<&ShardTask>) -> bool {
+        let sweep = self.lanes[lane].sweep(next);
         let activation = next.shard == 0
             || sweep.is_some_and(|sweep| sweep.boundary(next.shard).is_some())
             || follows.is_some_and(|running| hands_activation(running, next));
@@ -105,10 +137,10 @@ impl SweepBuffers {
         activation && upstream
     }
 
-    /// The inputs of a shard task that are on the host, and whether another one comes from the shard task before it on
-    /// the device.
-    pub(crate) fn inputs(&self, next: &ShardTask) -> (Inputs<HostTensor>, bool) {
-        let ((batch, _), sweep) = (self.batch(next), self.sweep(next));
+    /// The inputs of a lane's shard task that are on the host, and whether another one comes from the shard task before it
+    /// on the device.
+    pub(crate) fn inputs(&self, lane: usize, next: &ShardTask) -> (Inputs<HostTensor>, bool) {
+        let ((batch, _), sweep) = (self.batch(lane, next), self.lanes[lane].sweep(next));
         let last = next.shard + 1 == self.shards;
         let upstream = sweep.and_then(|sweep| sweep.upstream(next.shard));
         let inputs = Inputs {
@@ -136,8 +168,9 @@ impl SweepBuffers {
 
     /// Announces that the output of `claim` will arrive.
     pub(crate) fn expect_output(&mut self, claim: &Claim) {
-        let index = claim.what.stage.sweep().checked_sub(self.visit.start);
-        let Some(sweep) = index.and_then(|index| self.sweeps.get_mut(index)) else { return };
+        let lane = &mut self.lanes[claim.lane];
+        let place = lane.place(&claim.what);
+        let Some(sweep) = place.and_then(|place| lane.sweeps.get_mut(place)) else { return };
         match claim.what.kind {
             ShardTaskKind::Backward => {
                 if let Some(shard) = claim.what.shard.checked_sub(1) {
@@ -152,18 +185,29 @@ impl SweepBuffers {
         }
     }
 
+    /// The lane whose visit waits for the output of the shard task `maker`.
+    pub(crate) fn lane_awaiting(&self, maker: Ticket) -> Option<usize> {
+        let awaits = |sweep: &Sweep| {
+            let mut boundaries = sweep.boundaries.iter().flatten();
+            boundaries.any(|slot| slot.maker == maker)
+                || sweep.upstream.as_ref().is_some_and(|(_, slot)| slot.maker == maker)
+        };
+        self.lanes.iter().position(|lane| lane.sweeps.iter().any(awaits))
+    }
+
     /// The output of the shard task `maker` has arrived. One of an earlier sweep is dropped.
     pub(crate) fn output_arrived(&mut self, maker: Ticket, output: Output<HostTensor>) {
+        let sweeps = self.lanes.iter_mut().flat_map(|lane| &mut lane.sweeps);
         match output {
             Output::None => {}
             Output::Activation(value) => {
-                let mut slots = self.sweeps.iter_mut().flat_map(|sweep| &mut sweep.boundaries).flatten();
+                let mut slots = sweeps.flat_map(|sweep| &mut sweep.boundaries).flatten();
                 if let Some(slot) = slots.find(|slot| slot.maker == maker) {
                     slot.value = Some(value);
                 }
             }
             Output::Gradient(value) => {
-                let mut slots = self.sweeps.iter_mut().filter_map(|sweep| sweep.upstream.as_mut());
+                let mut slots = sweeps.filter_map(|sweep| sweep.upstream.as_mut());
                 if let Some((_, slot)) = slots.find(|(_, slot)| slot.maker == maker) {
                     slot.value = Some(value);
                 }

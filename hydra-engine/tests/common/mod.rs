@@ -57,6 +57,7 @@ pub struct Settings {
     pub prefetch: bool,
     pub cache: bool,
     pub visit: Option<usize>,
+    pub lanes: Option<usize>,
     pub others: usize,
 }
 
@@ -72,6 +73,7 @@ impl Default for Settings {
             prefetch: true,
             cache: true,
             visit: None,
+            lanes: None,
             others: 0,
         }
     }
@@ -96,6 +98,10 @@ impl Settings {
         };
         let task = match self.visit {
             Some(visit) => task.visit(visit),
+            None => task,
+        };
+        let task = match self.lanes {
+            Some(most) => task.most_devices(most),
             None => task,
         };
         run.submit(task).expect("a task");

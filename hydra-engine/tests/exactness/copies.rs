@@ -178,7 +178,7 @@ fn a_visit_that_no_minibatch_has_is_refused() {
 
 prop_compose! {
     fn settings()(
-        devices in 1usize..=2,
+        devices in 1usize..=3,
         threads in 1usize..=2,
         memory in 0_u64..=4,
         visit in prop::option::of(1usize..=4),

@@ -197,7 +197,7 @@ prop_compose! {
         others in 0usize..=2,
     ) -> Settings {
         let cuts = Some(cuts.into_iter().collect());
-        Settings { devices, threads, memory: PLENTY, zero_copy, cuts, policy, prefetch, cache, visit: None, others }
+        Settings { devices, threads, memory: PLENTY, zero_copy, cuts, policy, prefetch, cache, visit: None, lanes: None, others }
     }
 }
 

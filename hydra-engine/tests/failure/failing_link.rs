@@ -249,6 +249,11 @@ fn so_it_does_in_the_middle_of_accumulation() {
     a_copy_fails(&Case::new(2, 2, Some(2), false));
 }
 
+#[test]
+fn so_it_does_where_several_devices_compute_one_model() {
+    a_copy_fails(&Case::new(3, 3, Some(2), true));
+}
+
 /// A link that is dead from some copy on takes with it what its device was about to do, and no more.
 #[test]
 fn a_device_whose_link_is_dead_is_left_out() {

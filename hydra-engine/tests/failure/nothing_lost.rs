@@ -308,6 +308,32 @@ fn the_run_goes_on_without_a_device_that_is_gone() {
     }
 }
 
+/// What one of the devices was about to do with it ends the minibatch, on whichever of them its other microbatches are.
+#[test]
+fn a_model_that_several_devices_compute_keeps_what_it_trained_when_one_of_them_is_gone() {
+    let spec = TrainSpec { accumulate: 4, ..spec(6) };
+    let plain = plain::train(&mlp_chain(), spirals().as_ref(), &spec).unwrap();
+    let settings = Settings { devices: 3, ..Settings::default() };
+    for after in [5, 8, 13, 22, 30] {
+        let dir = TempDir::new().unwrap();
+        let file = dir.path().join("task.safetensors");
+        let task = || TrainTask::new("task", mlp_chain(), spirals(), spec.clone()).cuts(vec![1]);
+        let run = settings.orchestrator().checkpoint_every(CheckpointEvery::Minibatches(1));
+        let mut run = run.probe(Dies::after(after));
+        run.submit(task().checkpoint_to(file.clone())).unwrap();
+        let failed = run.run().unwrap().tasks.remove(0);
+        assert_eq!(failed.state, TaskState::Failed, "{after}: {failed:?}");
+        assert!(failed.error.as_deref().unwrap().contains("computes nothing any more"), "{failed:?}");
+        assert_eq!(failed.losses, plain.losses[..failed.losses.len()], "{after}");
+        // The first checkpoint may still be on its way.
+        assert!(file.exists() || failed.losses.len() <= 1, "{after}: {failed:?}");
+        if file.exists() {
+            let report = settings.task(task().resume_from(Checkpoint::open(&file).unwrap()));
+            assert_eq!(report.weights_sha256.as_ref(), Some(&plain.weights_sha256), "{after}");
+        }
+    }
+}
+
 #[test]
 fn tasks_that_share_an_evaluation_go_on_without_a_device_or_end_without_any() {
     let (chain, data) = (mlp_chain(), spirals());

@@ -189,7 +189,7 @@ fn a_run_that_is_stopped_again_and_again_comes_to_the_same_end() {
     let dir = TempDir::new().unwrap();
     let file = dir.path().join("task.safetensors");
     let whole = Settings::default().task(task(&spec()));
-    let settings = Settings { cuts: Some(vec![2]), devices: 2, ..Settings::default() };
+    let settings = Settings { cuts: Some(vec![2]), devices: 3, ..Settings::default() };
     let mut stops = 0;
     let last = loop {
         assert!(stops < 20, "a run that is stopped goes nowhere");
@@ -210,6 +210,21 @@ fn a_run_that_is_stopped_again_and_again_comes_to_the_same_end() {
     };
     assert!(stops >= 3, "it was stopped {stops} times");
     assert_eq!(outcome(&last), outcome(&whole));
+}
+
+#[test]
+fn a_model_that_several_devices_compute_goes_on_from_every_checkpoint_on_any_number_of_them() {
+    let dir = TempDir::new().unwrap();
+    let spec = TrainSpec { accumulate: 4, batch: 5, ..spec() };
+    let on = |devices| Settings { cuts: Some(vec![2]), devices, ..Settings::default() };
+    let whole = on(1).task(task(&spec));
+    let (report, copies) = kept_every(CheckpointEvery::Time(Duration::ZERO), &on(3), task(&spec), dir.path());
+    assert_eq!(outcome(&report), outcome(&whole));
+    assert!(copies.len() > 7, "{}", copies.len());
+    for (index, copy) in copies.iter().enumerate() {
+        let report = resumed(&on([1, 2, 4][index % 3]), task(&spec), copy);
+        assert_eq!(outcome(&report), outcome(&whole), "from {}", copy.display());
+    }
 }
 
 /// Stops the run when it hears of the last minibatch.

@@ -2,6 +2,7 @@
 
 use super::program::{Program, ShardTask};
 use super::{TaskCost, Workload, WorkloadError};
+use crate::policy::ShardTaskKind;
 
 /// Shard tasks up to which the packing bound is computed; it sorts them all.
 const PACKED: u64 = 4096;
@@ -11,7 +12,9 @@ const PACKED: u64 = 4096;
 #[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
 pub struct LowerBounds {
     /// The longest model by itself on the fastest device: its shard tasks run one after the other, with the
-    /// promotions that nothing can hide, because the optimizer has just changed the masters or nothing ran before.
+    /// promotions that nothing can hide, because the optimizer has just changed the masters or nothing ran before. Of a
+    /// model that several devices may compute at once, the compute of each of its minibatches and evaluations spread over
+    /// them, but no sweep of it, and the steps between them.
     pub chain_s: f64,
     /// All compute, spread evenly over the devices' speeds, from the arrival of the first model
     /// and its first promotion on.
@@ -54,7 +57,10 @@ impl LowerBounds {
         speeds.sort_by(|a, b| b.total_cmp(a));
         let jobs: Vec<Job> = (0..workload.tasks.len()).map(|task| Job::of(workload, task)).collect();
         let fastest = speeds.first().copied().unwrap_or(1.0);
-        let chain = |task| chain_s(workload, task, fastest, prefetch);
+        let chain = |task: usize| match workload.tasks[task].lanes {
+            1 => chain_s(workload, task, fastest, prefetch),
+            _ => lanes_s(workload, task, &speeds),
+        };
         Self {
             chain_s: (0..jobs.len()).map(chain).fold(0.0, f64::max),
             work_s: first_s(&jobs)
@@ -81,12 +87,14 @@ struct Job {
     first_s: f64,
     /// Compute on a device of speed 1.
     work_s: f64,
+    /// The most devices that compute it at once.
+    lanes: usize,
 }
 
 impl Job {
     fn of(workload: &Workload, task: usize) -> Self {
         let first_s = workload.tasks[task].arrival_s + shortest_promote_s(workload, task, 0);
-        Self { first_s, work_s: workload.task_s(task) }
+        Self { first_s, work_s: workload.task_s(task), lanes: workload.tasks[task].lanes }
     }
 }
 
@@ -99,9 +107,10 @@ fn level_s(jobs: &[Job], speeds: &[f64], key: impl Fn(&Job) -> f64) -> f64 {
     let mut largest: Vec<&Job> = jobs.iter().collect();
     largest.sort_by(|a, b| key(b).total_cmp(&key(a)));
     let (mut work, mut speed, mut first, mut best) = (0.0, 0.0, f64::INFINITY, 0.0f64);
-    for (index, job) in largest.iter().enumerate() {
+    let mut idle = speeds.iter();
+    for job in largest {
         work += job.work_s;
-        speed += speeds.get(index).copied().unwrap_or(0.0);
+        speed += idle.by_ref().take(job.lanes).sum::<f64>();
         first = first.min(job.first_s);
         best = best.max(first + work / speed);
     }
@@ -145,6 +154,29 @@ fn chain_s(workload: &Workload, task: usize, speed: f64, prefetch: bool) -> f64 
     end_s
 }
 
+/// The earliest end of a model of which several devices may compute different sweeps at once, and that has all devices for
+/// itself: each minibatch, and the evaluations of each place, take as long as one sweep on the fastest device, and as all of
+/// them on as many of the fastest as there are lanes. Between two minibatches the first shard is stepped, unless it is frozen.
+fn lanes_s(workload: &Workload, task: usize, speeds: &[f64]) -> f64 {
+    let cost = &workload.tasks[task];
+    let fastest = speeds.first().copied().unwrap_or(1.0);
+    let together: f64 = speeds.iter().take(cost.lanes).sum();
+    let place_s = |sweep_s: f64, sweeps: u64| (sweep_s / fastest).max(sweep_s * sweeps as f64 / together);
+    let seconds = |minibatch, kind, shard| workload.seconds(task, minibatch, kind, shard);
+    let trained = (0..cost.minibatches).map(|minibatch| {
+        let sweep_s = cost.sweep().map(|(kind, shard)| seconds(minibatch, kind, shard)).sum();
+        place_s(sweep_s, cost.microbatches().of(minibatch))
+    });
+    let evaluated = cost.evaluations.iter().filter(|of| of.sweeps > 0).map(|of| {
+        let shards = 0..cost.shards.len();
+        let sweep_s = shards.map(|shard| seconds(of.after, ShardTaskKind::Evaluate, shard)).sum();
+        place_s(sweep_s, of.sweeps)
+    });
+    let waits = if cost.first_trained == 0 { cost.minibatches - 1 } else { 0 };
+    let first_s = cost.arrival_s + shortest_promote_s(workload, task, 0);
+    first_s + trained.sum::<f64>() + evaluated.sum::<f64>() + waits as f64 * cost.least_step_s()
+}
+
 /// Every trained shard is promoted at least once a minibatch, because the step before it made the copies stale, and a
 /// frozen one once; where no device keeps copies, every shard task is.
 fn link_s(workload: &Workload) -> f64 {
@@ -183,7 +215,9 @@ fn host_s(workload: &Workload, speed: f64) -> f64 {
         }
         let first = cost.first_trained;
         let promote_s = shortest_promote_s(workload, task, first);
-        let seconds = |of: &ShardTask| workload.seconds(task, of.minibatch, of.kind, of.shard) / speed;
+        // What comes before and after may be on several devices.
+        let together = speed * cost.lanes.min(workload.devices.len()) as f64;
+        let seconds = |of: &ShardTask| workload.seconds(task, of.minibatch, of.kind, of.shard) / together;
         let program = Program::of(cost);
         let mut before_s = cost.arrival_s + shortest_promote_s(workload, task, 0);
         for of in program.tasks() {

@@ -18,6 +18,14 @@ pub(crate) struct ShardTask {
     pub sweep: u64,
 }
 
+impl ShardTask {
+    /// True if both are of one minibatch, or of evaluations of one place.
+    pub(crate) fn is_beside(&self, other: &Self) -> bool {
+        let evaluates = |task: &Self| task.kind == ShardTaskKind::Evaluate;
+        (self.minibatch, evaluates(self)) == (other.minibatch, evaluates(other))
+    }
+}
+
 /// Evaluation sweeps that follow on the same minibatch.
 #[derive(Clone, Copy, Debug)]
 struct Evaluations {
@@ -68,16 +76,19 @@ impl Program {
         self.begin(0).unwrap_or(self.training(0, 0))
     }
 
-    /// The shard task after this one; `None` at the end.
+    /// The shard task after this one where visits are made one after the other; `None` at the end.
     pub(crate) fn after(&self, task: &ShardTask) -> Option<ShardTask> {
+        self.after_in_visit(task).or_else(|| self.visit_after(task))
+    }
+
+    /// The shard task after this one in its visit; `None` at the visit's end.
+    pub(crate) fn after_in_visit(&self, task: &ShardTask) -> Option<ShardTask> {
         let sweeps = self.visited(task);
         if task.sweep + 1 < sweeps.end {
             return Some(ShardTask { sweep: task.sweep + 1, ..*task });
         }
-        match self.following(task) {
-            Some((kind, shard)) => Some(ShardTask { kind, shard, sweep: sweeps.start, ..*task }),
-            None => self.visit_after(task),
-        }
+        let (kind, shard) = self.following(task)?;
+        Some(ShardTask { kind, shard, sweep: sweeps.start, ..*task })
     }
 
     /// The shard task of the same sweep that reads what this one makes; `None` at the sweep's end.
@@ -118,7 +129,8 @@ impl Program {
         (task.kind, task.shard) == start
     }
 
-    /// True if the shard's masters are stepped when the shard task ends: it is the last backward of its minibatch.
+    /// True if the shard's masters are stepped when the shard task ends, where visits are made one after the other: it is the
+    /// last backward of its minibatch.
     pub(crate) fn steps(&self, task: &ShardTask) -> bool {
         task.kind == ShardTaskKind::Backward && task.sweep + 1 == self.sweeps(task)
     }
@@ -140,9 +152,15 @@ impl Program {
 
     /// The work from this shard task on.
     pub(crate) fn left(&self, next: &ShardTask) -> WorkLeft {
+        self.left_beside(next, Some(self.visited(next).end))
+    }
+
+    /// The work from this shard task on, where no visit has begun with this sweep of its place and those after it; all have
+    /// where there is none.
+    pub(crate) fn left_beside(&self, next: &ShardTask, not_begun: Option<u64>) -> WorkLeft {
         let (_, later) = self.here(next.minibatch);
         let (visited, position) = (self.visited(next), Some((next.kind, next.shard)));
-        let more = self.sweeps(next) - visited.end;
+        let more = not_begun.map_or(0, |from| self.sweeps(next) - from);
         let trains = |from: u64| self.microbatches.before(self.minibatches) - self.microbatches.before(from);
         let (sweeps, evaluations) = match next.kind {
             ShardTaskKind::Evaluate => (trains(next.minibatch), more + later),
@@ -153,7 +171,7 @@ impl Program {
     }
 
     /// The sweeps of a shard task's place.
-    fn sweeps(&self, task: &ShardTask) -> u64 {
+    pub(crate) fn sweeps(&self, task: &ShardTask) -> u64 {
         match task.kind {
             ShardTaskKind::Evaluate => self.here(task.minibatch).0,
             _ => self.microbatches.of(task.minibatch),

@@ -2,72 +2,165 @@
 
 use super::TaskCost;
 use super::program::{Program, ShardTask};
-use crate::policy::CostModel;
+use crate::policy::{CostModel, ShardTaskKind, WorkLeft};
+
+/// Visits of a model one after the other: what of them is next, committed to and computed.
+struct Lane {
+    /// The next shard task of a visit that has begun.
+    next: Option<ShardTask>,
+    /// The device that has committed to a shard task that has not started.
+    claimed: Option<(usize, ShardTask)>,
+    /// The device that computes one.
+    runs_on: Option<(usize, ShardTask)>,
+    /// Per sweep of a visit: the time at which what its next shard task reads is on the host; infinite until that is known.
+    outputs_s: Vec<f64>,
+}
+
+impl Lane {
+    fn is_free(&self) -> bool {
+        self.claimed.is_none() && self.runs_on.is_none()
+    }
+
+    fn under_way(&self) -> impl Iterator<Item = &(usize, ShardTask)> {
+        self.claimed.iter().chain(&self.runs_on)
+    }
+
+    /// True if all of it that is not done is of the minibatch, or the evaluations, of this shard task.
+    fn is_beside(&self, task: &ShardTask) -> bool {
+        let mut there = self.next.iter().chain(self.under_way().map(|(_, task)| task));
+        there.all(|other| other.is_beside(task))
+    }
+}
 
 /// The progress of one model.
 pub(crate) struct Model {
     pub cost: CostModel,
     pub program: Program,
-    /// The first shard task that no device has committed to.
-    pub next: Option<ShardTask>,
-    /// A device has committed to a shard task that has not started.
-    pub claimed: bool,
-    /// The device that computes it, and its shard task.
-    pub runs_on: Option<(usize, ShardTask)>,
+    lanes: Vec<Lane>,
+    /// The first shard task of the first visit that has not begun.
+    following: Option<ShardTask>,
     /// The device that computed it last.
     pub ran_on: Option<usize>,
     /// Per shard: when its masters are final; infinite until that is known.
     pub final_s: Vec<f64>,
-    /// Per sweep of a visit: the time at which what its next shard task reads is on the host; infinite until that is known.
-    outputs_s: Vec<f64>,
+    /// Per shard: backwards of the minibatch that were committed to, and that have ended.
+    backwards: Vec<(u64, u64)>,
     /// Seconds from the end of its last minibatch until its masters were final, the queue before the host optimizer
     /// included; before the first one ends, what its own step takes.
     pub waited_s: f64,
 }
 
 impl Model {
-    pub(crate) fn new(task: &TaskCost, cost: CostModel) -> Self {
+    /// A model on so many devices: more lanes than that are of no use.
+    pub(crate) fn new(task: &TaskCost, cost: CostModel, devices: usize) -> Self {
         let program = Program::of(task);
+        let largest = program.largest_visit() as usize;
+        let lane = |_| Lane { next: None, claimed: None, runs_on: None, outputs_s: vec![0.0; largest] };
         Self {
-            next: Some(program.first()),
-            claimed: false,
-            runs_on: None,
+            lanes: (0..task.lanes.min(devices)).map(lane).collect(),
+            following: Some(program.first()),
             ran_on: None,
             final_s: vec![task.arrival_s; program.shards],
-            outputs_s: vec![0.0; program.largest_visit() as usize],
+            backwards: vec![(0, 0); program.shards],
             waited_s: task.least_step_s(),
             program,
             cost,
         }
     }
 
-    /// The next shard task, if a device may commit to it at this time.
-    pub(crate) fn claimable(&self, now_s: f64) -> Option<ShardTask> {
-        let has_inputs = |next: &ShardTask| self.is_handed(next) || self.inputs_s(next) <= now_s;
-        let is_final = |next: &ShardTask| self.final_s[next.shard] <= now_s;
-        self.next.filter(|next| !self.claimed && is_final(next) && has_inputs(next))
+    /// The number of lanes.
+    pub(crate) fn lanes(&self) -> usize {
+        self.lanes.len()
+    }
+
+    /// The lanes with a visit that has begun, in the order of their sweeps.
+    fn begun(&self) -> Vec<usize> {
+        let begun = self.lanes.iter().enumerate().filter_map(|(lane, of)| Some((of.next?, lane)));
+        let mut begun: Vec<(u64, usize)> =
+            begun.map(|(next, lane)| (self.program.visited(&next).start, lane)).collect();
+        begun.sort_unstable();
+        begun.into_iter().map(|(_, lane)| lane).collect()
+    }
+
+    /// The lane of the visit that began first, and its next shard task.
+    fn first_begun(&self) -> Option<(usize, ShardTask)> {
+        let begun = self.lanes.iter().enumerate().filter_map(|(lane, of)| Some((lane, of.next?)));
+        begun.min_by_key(|(lane, next)| (self.program.visited(next).start, *lane))
+    }
+
+    /// The next shard task of the visit that began first, or of the next one if none is under way.
+    pub(crate) fn next(&self) -> Option<ShardTask> {
+        self.first_begun().map_or(self.following, |(_, next)| Some(next))
+    }
+
+    /// True if a device computes it or has committed to it.
+    pub(crate) fn is_under_way(&self) -> bool {
+        self.lanes.iter().any(|lane| !lane.is_free())
+    }
+
+    /// True if a device has committed to a shard task that has not started.
+    pub(crate) fn is_claimed(&self) -> bool {
+        self.lanes.iter().any(|lane| lane.claimed.is_some())
+    }
+
+    /// True if another device than this one computes it or has committed to it.
+    pub(crate) fn is_elsewhere(&self, device: usize) -> bool {
+        self.lanes.iter().flat_map(Lane::under_way).any(|(on, _)| *on != device)
+    }
+
+    /// The devices that compute it.
+    pub(crate) fn runs_on(&self) -> impl Iterator<Item = usize> {
+        self.lanes.iter().filter_map(|lane| lane.runs_on.map(|(device, _)| device))
+    }
+
+    /// The shard task that a device may commit to at this time, and its lane; one that does not compute the model, where none
+    /// is given. The best comes first: what follows on the one that it computes, then visits that have begun, then one that
+    /// begins, but not in a second lane of the same device.
+    pub(crate) fn claimable(&self, device: Option<usize>, now_s: f64) -> Option<(usize, ShardTask)> {
+        let runs_here = |lane: &Lane| {
+            device.is_some() && lane.claimed.is_none() && lane.runs_on.map(|(on, _)| on) == device
+        };
+        let own = self.lanes.iter().position(runs_here);
+        let is_begun = |lane: &usize| self.lanes[*lane].next.is_some();
+        let (goes_on, begins) = (own.filter(is_begun), own.filter(|lane| !is_begun(lane)));
+        let begun = self.begun().into_iter().filter(|lane| self.lanes[*lane].is_free());
+        let free = self.lanes.iter().position(|lane| lane.is_free() && lane.next.is_none());
+        let here = self.lanes.iter().flat_map(Lane::under_way).any(|(on, _)| Some(*on) == device);
+        let mut lanes = goes_on.into_iter().chain(begun).chain(begins).chain(free.filter(|_| !here));
+        lanes.find_map(|lane| Some((lane, self.claimable_in(lane, now_s)?)))
+    }
+
+    /// The next shard task of a lane that has committed to none, if that can be now.
+    fn claimable_in(&self, lane: usize, now_s: f64) -> Option<ShardTask> {
+        let of = &self.lanes[lane];
+        let next = of.next.or(self.following)?;
+        let others = self.lanes.iter().enumerate().filter(|(other, _)| *other != lane);
+        let may_begin = || others.map(|(_, other)| other).all(|other| other.is_beside(&next));
+        let is_handed = of.runs_on.is_some_and(|(_, task)| task.sweep == next.sweep);
+        let has_inputs = is_handed || self.inputs_s(lane, &next) <= now_s;
+        let ready = self.final_s[next.shard] <= now_s && has_inputs && (of.next.is_some() || may_begin());
+        ready.then_some(next)
     }
 
     /// When the next shard task can be committed to, if it waits for nothing that has not begun.
     pub(crate) fn ready_s(&self) -> Option<f64> {
-        let next = self.next.filter(|_| !self.claimed && self.runs_on.is_none())?;
-        Some(self.final_s[next.shard].max(self.inputs_s(&next))).filter(|ready_s| ready_s.is_finite())
+        let next = self.next().filter(|_| !self.is_under_way())?;
+        let lane = self.first_begun().map_or(0, |(lane, _)| lane);
+        Some(self.final_s[next.shard].max(self.inputs_s(lane, &next))).filter(|ready_s| ready_s.is_finite())
     }
 
-    /// True if the shard task that computes makes what the next one reads, which needs no way over the host.
-    fn is_handed(&self, next: &ShardTask) -> bool {
-        self.runs_on.is_some_and(|(_, task)| task.sweep == next.sweep)
+    /// When what a shard task of a lane reads is on the host; infinite until that is known.
+    fn inputs_s(&self, lane: usize, next: &ShardTask) -> f64 {
+        if self.program.begins(next) { 0.0 } else { self.lanes[lane].outputs_s[self.place(next)] }
     }
 
-    /// When what the next shard task reads is on the host; infinite until that is known.
-    fn inputs_s(&self, next: &ShardTask) -> f64 {
-        if self.program.begins(next) { 0.0 } else { self.outputs_s[self.place(next)] }
-    }
-
-    /// Notes when what a shard task makes is on the host.
-    pub(crate) fn made(&mut self, task: &ShardTask, at_s: f64) {
+    /// Notes when what a shard task of a lane makes is on the host; whether another device may go on with that then.
+    pub(crate) fn made(&mut self, lane: usize, task: &ShardTask, at_s: f64) -> bool {
         let place = self.place(task);
-        self.outputs_s[place] = at_s;
+        let of = &mut self.lanes[lane];
+        of.outputs_s[place] = at_s;
+        // Nothing waits where the device has gone on with the same sweep.
+        of.claimed.is_none() || self.program.largest_visit() > 1
     }
 
     /// The place of a sweep in its visit.
@@ -75,14 +168,20 @@ impl Model {
         (task.sweep - self.program.visited(task).start) as usize
     }
 
-    /// Estimated seconds from `next` on.
-    pub(crate) fn remaining_s(&self, next: &ShardTask) -> f64 {
-        self.cost.remaining_s(&self.program.left(next))
-    }
-
     /// Estimated seconds of what no device has committed to.
     pub(crate) fn left_s(&self) -> f64 {
-        self.next.map_or(0.0, |next| self.remaining_s(&next))
+        let Some((first, next)) = self.first_begun() else {
+            return self.following.map_or(0.0, |next| self.cost.remaining_s(&self.program.left(&next)));
+        };
+        let beside = self.following.filter(|following| following.is_beside(&next));
+        let left = self.program.left_beside(&next, beside.map(|following| following.sweep));
+        let others = self.lanes.iter().enumerate().filter(|(lane, _)| *lane != first);
+        let of = |next: ShardTask| {
+            let WorkLeft { position, also, past, .. } = self.program.left(&next);
+            self.cost.remaining_s(&WorkLeft { position, also, past, ..WorkLeft::default() })
+        };
+        let others = others.filter_map(|(_, lane)| lane.next).map(of);
+        others.fold(self.cost.remaining_s(&left), |sum, more_s| sum + more_s)
     }
 
     /// Estimated seconds of its own compute until a shard task that no device has committed to reads a copy of this version
@@ -90,23 +189,60 @@ impl Model {
     pub(crate) fn until_read_s(&self, shard: usize, version: u64) -> Option<f64> {
         let program = &self.program;
         let reads = |task: &ShardTask| program.version(&ShardTask { shard, ..*task }) == version;
-        let next = self.next.filter(reads)?;
-        let then = program.visit_after(&next).filter(reads).map(|then| then.kind);
-        let alone_s = self.cost.until_read_s((next.kind, next.shard), shard, program.first_trained, then)?;
-        // Each shard has as many shard tasks in turn as the visit has sweeps.
-        let sweeps = program.visited(&next);
-        Some(alone_s * (sweeps.end - sweeps.start) as f64)
+        let until = |next: ShardTask, then: Option<ShardTask>| {
+            let then = then.filter(reads).map(|then| then.kind);
+            let next = Some(next).filter(reads)?;
+            let position = (next.kind, next.shard);
+            let alone_s = self.cost.until_read_s(position, shard, program.first_trained, then)?;
+            // Each shard has as many shard tasks in turn as the visit has sweeps.
+            let sweeps = program.visited(&next);
+            Some(alone_s * (sweeps.end - sweeps.start) as f64)
+        };
+        let begun = self.lanes.iter().filter_map(|lane| lane.next);
+        let is_between = begun.clone().next().is_none();
+        let following = self.following.filter(|_| is_between);
+        let in_following = following.and_then(|next| until(next, program.visit_after(&next)));
+        begun.filter_map(|next| until(next, self.following)).chain(in_following).min_by(f64::total_cmp)
     }
 
-    /// A device commits to the next shard task.
-    pub(crate) fn claim(&mut self) -> Option<ShardTask> {
-        let task = self.next?;
-        self.claimed = true;
-        self.next = self.program.after(&task);
-        self.made(&task, f64::INFINITY);
-        if self.program.steps(&task) {
-            self.final_s[task.shard] = f64::INFINITY;
+    /// A device commits to a lane's next shard task.
+    pub(crate) fn claim(&mut self, device: usize, lane: usize) -> Option<ShardTask> {
+        let begins = self.lanes[lane].next.is_none();
+        let task = self.lanes[lane].next.or(self.following)?;
+        if begins {
+            self.following = self.program.visit_after(&task);
+        }
+        self.made(lane, &task, f64::INFINITY);
+        let of = &mut self.lanes[lane];
+        (of.claimed, of.next) = (Some((device, task)), self.program.after_in_visit(&task));
+        if task.kind == ShardTaskKind::Backward {
+            self.backwards[task.shard].0 += 1;
+            if self.backwards[task.shard].0 == self.program.sweeps(&task) {
+                self.final_s[task.shard] = f64::INFINITY;
+            }
         }
         Some(task)
+    }
+
+    /// A device starts the shard task of a lane to which it has committed.
+    pub(crate) fn start(&mut self, device: usize, lane: usize) {
+        let of = &mut self.lanes[lane];
+        of.runs_on = of.claimed.take();
+        self.ran_on = Some(device);
+    }
+
+    /// A shard task of a lane has ended; whether it was the last backward of its shard in its minibatch.
+    pub(crate) fn end(&mut self, lane: usize, task: &ShardTask) -> bool {
+        self.lanes[lane].runs_on = None;
+        if task.kind != ShardTaskKind::Backward {
+            return false;
+        }
+        let (_, ended) = &mut self.backwards[task.shard];
+        *ended += 1;
+        let last = *ended == self.program.sweeps(task);
+        if last {
+            self.backwards[task.shard] = (0, 0);
+        }
+        last
     }
 }

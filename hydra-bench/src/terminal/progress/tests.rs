@@ -52,7 +52,7 @@ fn ended(task: usize, state: TaskState) -> RunEvent<'static> {
 
 fn span(device: usize, start_s: f64, end_s: f64) -> RunEvent<'static> {
     let (track, task, work) = (Track::Compute(DeviceId(device)), TaskId(0), Work::Forward);
-    RunEvent::Span(Span { track, task, work, shard: 0, step: 0, start_s, end_s })
+    RunEvent::Span(Span { track, task, work, shard: 0, step: 0, sweep: 0, start_s, end_s })
 }
 
 /// Sixty tasks on two devices: 12 are done, one has failed, 16 run, 31 wait.

@@ -69,9 +69,11 @@ fn any_task() -> impl Strategy<Value = TaskCost> {
     let factor = prop::sample::select(vec![0.0, 0.5, 1.0, 2.0, 1e6]);
     let shards = prop::collection::vec(any_shard(), 1..5);
     let sweeps = prop_oneof![Just(((1, 1, 1), None, 0)), any_sweeps()];
+    let sweeps = (sweeps, prop_oneof![Just(1), 1..5usize]);
     (1..6u64, shards, 0..4u8, (steps, sweeps), (drift, factor), evaluations).prop_map(
         |(minibatches, shards, arrival, (steps, sweeps), (drift, factor), (mut evaluations, at_the_end))| {
-            let mut task = TaskCost::new("", minibatches, shards);
+            let (sweeps, lanes) = sweeps;
+            let mut task = TaskCost { lanes, ..TaskCost::new("", minibatches, shards) };
             (task.arrival_s, task.drift, task.estimate_factor) = (arrival.into(), drift, factor);
             (task.optimizer_s, task.step_wait_s) = steps;
             ((task.microbatches, task.visit, task.evaluation_visit), task.epoch, task.first_trained) = sweeps;

@@ -235,11 +235,11 @@ impl Suite<'_> {
         Ok(())
     }
 
-    /// Without transfers, optimizers and late arrivals no schedule is shorter than its longest model or than all work
-    /// spread evenly, and one that waits for nothing is within Graham's bound of them.
+    /// Without transfers, optimizers and late arrivals, and with each model on one device at a time, no schedule is shorter
+    /// than its longest model or than all work spread evenly, and one that waits for nothing is within Graham's bound of them.
     fn leaves_no_device_idle(&self, workload: &Workload, devices: usize, seed: u64) -> TestCaseResult {
         let mut free = without_transfers(workload).on_devices(devices);
-        free.tasks.iter_mut().for_each(|task| task.arrival_s = 0.0);
+        free.tasks.iter_mut().for_each(|task| (task.arrival_s, task.lanes) = (0.0, 1));
         let options = SimulationOptions { prefetch: false, record: false };
         let run = simulate(&free, &mut *(self.build)(seed), options);
         let run = run.map_err(|error| TestCaseError::fail(error.to_string()))?;

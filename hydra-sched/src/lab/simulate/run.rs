@@ -18,6 +18,7 @@ mod claim;
 #[derive(Clone, Copy)]
 struct Claim {
     model: usize,
+    lane: usize,
     task: ShardTask,
     committed_s: f64,
     /// When its parameters are on the device.
@@ -68,6 +69,8 @@ pub(super) struct Run<'a> {
     host_s: f64,
     /// Models that no device computes or has committed to.
     queue: Queue,
+    /// Models that one does, and that another one may compute beside it.
+    beside: Queue,
     /// Models that wait for their masters, by when they become claimable, for a policy that waits.
     waiting: BTreeMap<(u64, usize), ModelView>,
     /// Devices that could commit, as (computes, rank): the idle ones are served first.
@@ -93,8 +96,9 @@ impl<'a> Run<'a> {
         policy: &'a mut dyn Policy,
         options: SimulationOptions,
     ) -> Result<Self, WorkloadError> {
-        let model =
-            |task: &TaskCost| -> Result<Model, WorkloadError> { Ok(Model::new(task, task.estimates()?)) };
+        let model = |task: &TaskCost| -> Result<Model, WorkloadError> {
+            Ok(Model::new(task, task.estimates()?, workload.devices.len()))
+        };
         let models: Vec<Model> = workload.tasks.iter().map(model).collect::<Result<_, _>>()?;
         let left_s = Sum::new(&models.iter().map(Model::left_s).collect::<Vec<f64>>());
         let ranked = fast_first(workload);
@@ -115,6 +119,7 @@ impl<'a> Run<'a> {
             now_s: 0.0,
             events: BinaryHeap::new(),
             queue: Queue::new(models.len()),
+            beside: Queue::new(models.len()),
             waiting: BTreeMap::new(),
             hungry: (0..devices.len()).map(|rank| (false, rank)).collect(),
             touched: BTreeSet::new(),
@@ -187,7 +192,7 @@ impl<'a> Run<'a> {
     fn end(&mut self, device: usize) {
         let state = &mut self.devices[device];
         let Some((claim, start_s)) = state.active.take() else { return };
-        let Claim { model, task, .. } = claim;
+        let Claim { model, lane, task, .. } = claim;
         let took_s = self.now_s - start_s;
         state.busy_s += took_s;
         state.free_since_s = self.now_s;
@@ -196,13 +201,13 @@ impl<'a> Run<'a> {
             self.hungry.insert((false, state.rank));
         }
         let state = &mut self.models[model];
-        state.runs_on = None;
+        let steps = state.end(lane, &task);
         state.cost.observe(task.kind, task.shard, took_s * self.workload.devices[device].speed);
         self.result.finished_s[model] = self.now_s;
-        if state.program.steps(&task) {
+        if steps {
             self.step(device, model, task.shard);
         }
-        self.download(model, &task);
+        self.download(model, lane, &task);
         self.count_left(model);
         self.release(model);
         self.start(device);
@@ -227,13 +232,12 @@ impl<'a> Run<'a> {
     }
 
     /// Downloads the output of a shard task to the host, if its sweep goes on.
-    fn download(&mut self, model: usize, task: &ShardTask) {
+    fn download(&mut self, model: usize, lane: usize, task: &ShardTask) {
         let state = &mut self.models[model];
         let down_s = self.workload.tasks[model].shards[task.shard].download_s;
         let output_s = self.now_s + state.program.following(task).map_or(0.0, |_| down_s);
-        state.made(task, output_s);
-        // Nothing waits where the device has gone on with the same sweep.
-        if output_s > self.now_s && (!state.claimed || state.program.largest_visit() > 1) {
+        let waits = state.made(lane, task, output_s);
+        if output_s > self.now_s && waits {
             self.at(output_s, Event::Final { model });
         }
     }
@@ -246,7 +250,7 @@ impl<'a> Run<'a> {
             self.at(claim.ready_s, Event::Promoted { device });
             return;
         }
-        let Claim { model, task, .. } = claim;
+        let Claim { model, lane, task, .. } = claim;
         let speed = self.workload.devices[device].speed;
         let end_s = self.now_s + self.workload.seconds(model, task.minibatch, task.kind, task.shard) / speed;
         let waited_s = self.now_s - state.free_since_s.max(claim.committed_s);
@@ -254,9 +258,7 @@ impl<'a> Run<'a> {
         state.active = Some((claim, self.now_s));
         state.last = Some(model);
         let rank = state.rank;
-        self.models[model].claimed = false;
-        self.models[model].runs_on = Some((device, task));
-        self.models[model].ran_on = Some(device);
+        self.models[model].start(device, lane);
         self.result.shard_tasks += 1;
         self.result.first_start_s = self.result.first_start_s.min(self.now_s);
         self.result.promotion_wait_s += waited_s;

@@ -6,7 +6,7 @@ use proptest::test_runner::TestCaseResult;
 use super::*;
 use crate::lab::TaskCost;
 use crate::lab::conformance::any_workload;
-use crate::lab::program::Program;
+use crate::lab::program::{Program, ShardTask};
 use crate::policy::PolicyKind;
 
 /// A shard task starts after the promotion that its device made for it, and after its own when it was committed to.
@@ -35,15 +35,13 @@ fn parameters_are_there(workload: &Workload, result: &Simulation) -> TestCaseRes
 /// By task, shard and minibatch: when the masters are final at the earliest. The host optimizer steps those of
 /// backwards that ended before, in the order of their ends.
 fn finals(workload: &Workload, compute: &[&Span]) -> BTreeMap<(usize, usize, u64), f64> {
-    let mut done = BTreeMap::new();
-    // The last backward of a shard in a minibatch is that of its last microbatch.
-    let steps = |span: &&Span| {
-        let backward = span.what == Occupation::Compute(ShardTaskKind::Backward);
-        let done: &mut u64 = done.entry((span.task, span.shard, span.minibatch)).or_default();
-        *done += u64::from(backward);
-        backward && *done == workload.tasks[span.task].microbatches().of(span.minibatch)
-    };
-    let mut backwards: Vec<&Span> = compute.iter().copied().filter(steps).collect();
+    let mut last: BTreeMap<(usize, usize, u64), &Span> = BTreeMap::new();
+    let backward = |span: &&&Span| span.what == Occupation::Compute(ShardTaskKind::Backward);
+    for span in compute.iter().filter(backward) {
+        let of = last.entry((span.task, span.shard, span.minibatch)).or_insert(span);
+        *of = if span.end_s > of.end_s { span } else { of };
+    }
+    let mut backwards: Vec<&Span> = last.into_values().collect();
     backwards.sort_by(|a, b| a.end_s.total_cmp(&b.end_s));
     let (mut host_s, mut final_s) = (0.0f64, BTreeMap::new());
     for same in backwards.chunk_by(|a, b| a.end_s == b.end_s) {
@@ -76,6 +74,29 @@ fn inputs_are_there(task: &TaskCost, own: &[&Span], compute: &[&Span], prefetch:
     Ok(())
 }
 
+/// No more visits at once than a model has lanes, and nothing of a minibatch or an evaluation before the one before it ends.
+fn lanes_are_kept(task: &TaskCost, own: &[&Span]) -> TestCaseResult {
+    let program = Program::of(task);
+    let what = |span: &&Span| (span.minibatch, format!("{:?}", span.what), span.shard);
+    let expected = |of: ShardTask| (of.minibatch, format!("{:?}", Occupation::Compute(of.kind)), of.shard);
+    let (mut found, mut expected): (Vec<_>, Vec<_>) =
+        (own.iter().map(what).collect(), program.tasks().map(expected).collect());
+    found.sort();
+    expected.sort();
+    prop_assert_eq!(found, expected);
+    let computes = |s: f64| own.iter().filter(|of| of.start_s <= s && s < of.end_s).count();
+    prop_assert!(own.iter().all(|span| span.start_s == span.end_s || computes(span.start_s) <= task.lanes));
+    let trains = |span: &Span| span.what != Occupation::Compute(ShardTaskKind::Evaluate);
+    let mut places: BTreeMap<(u64, bool), (f64, f64)> = BTreeMap::new();
+    for span in own {
+        let (start_s, end_s) = places.entry((span.minibatch, trains(span))).or_insert((f64::INFINITY, 0.0));
+        (*start_s, *end_s) = (start_s.min(span.start_s), end_s.max(span.end_s));
+    }
+    let places: Vec<_> = places.into_values().collect();
+    prop_assert!(places.windows(2).all(|pair| pair[0].1 <= pair[1].0), "{places:?}");
+    Ok(())
+}
+
 /// True if these spans follow one another.
 fn in_turn<'a>(spans: impl Iterator<Item = &'a Span>) -> bool {
     let spans: Vec<&Span> = spans.collect();
@@ -83,7 +104,7 @@ fn in_turn<'a>(spans: impl Iterator<Item = &'a Span>) -> bool {
 }
 
 proptest! {
-    /// Everything runs, in order, one shard task of a model and of a device at a time, with
+    /// Everything runs, in order, one shard task of a lane and of a device at a time, with
     /// the parameters there and final, and never faster than the bounds.
     #[test]
     fn every_schedule_keeps_the_rules(workload in any_workload(), prefetch: bool, seed: u64) {
@@ -105,13 +126,17 @@ proptest! {
             let final_s = finals(&workload, &compute);
             for (index, task) in workload.tasks.iter().enumerate() {
                 let own: Vec<&Span> = compute.iter().copied().filter(|s| s.task == index).collect();
-                let order: Vec<_> = own.iter().map(|s| (s.minibatch, s.what, s.shard)).collect();
-                let expected: Vec<_> = Program::of(task)
-                    .tasks()
-                    .map(|of| (of.minibatch, Occupation::Compute(of.kind), of.shard))
-                    .collect();
-                prop_assert_eq!(order, expected);
-                prop_assert!(in_turn(own.iter().copied()));
+                lanes_are_kept(task, &own)?;
+                if task.lanes == 1 {
+                    let order: Vec<_> = own.iter().map(|s| (s.minibatch, s.what, s.shard)).collect();
+                    let expected: Vec<_> = Program::of(task)
+                        .tasks()
+                        .map(|of| (of.minibatch, Occupation::Compute(of.kind), of.shard))
+                        .collect();
+                    prop_assert_eq!(order, expected);
+                    prop_assert!(in_turn(own.iter().copied()));
+                    inputs_are_there(task, &own, &compute, prefetch)?;
+                }
                 prop_assert!(own[0].start_s >= task.arrival_s);
                 for span in &own {
                     let trained = span.minibatch.checked_sub(1).filter(|_| span.shard >= task.first_trained);
@@ -119,7 +144,6 @@ proptest! {
                     let final_s = stepped.map_or(0.0, |of| final_s[&of]);
                     prop_assert!(span.start_s >= final_s - 1e-9, "{span:?} before {final_s}");
                 }
-                inputs_are_there(task, &own, &compute, prefetch)?;
             }
             for device in 0..workload.devices.len() {
                 prop_assert!(in_turn(compute.iter().copied().filter(|s| s.device == device)));

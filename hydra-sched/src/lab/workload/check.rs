@@ -125,6 +125,8 @@ fn check_sweeps(task: &TaskCost, of: &str) -> Result<(), WorkloadError> {
     require(task.microbatches > 0, of, "microbatches", task.microbatches as f64, ONCE)?;
     require(task.visit > 0, of, "visit", task.visit as f64, ONCE)?;
     require(task.evaluation_visit > 0, of, "evaluation_visit", task.evaluation_visit as f64, ONCE)?;
+    let lanes = (1..=MOST_LANES).contains(&task.lanes);
+    require(lanes, of, "lanes", task.lanes as f64, "at least 1 and at most a million")?;
     if let Some(Epoch { minibatches, last_microbatches: last }) = task.epoch {
         require(minibatches > 0, of, "epoch.minibatches", minibatches as f64, ONCE)?;
         let fewer = (1..=task.microbatches).contains(&last);
@@ -154,6 +156,9 @@ fn require(
 
 /// More shard tasks than this, which take hours to simulate, are taken for a slip of the keyboard.
 const MOST_SHARD_TASKS: u64 = 10_000_000_000;
+
+/// More visits at once than this, which no number of devices needs, are taken for a slip of the keyboard.
+const MOST_LANES: usize = 1_000_000;
 
 /// Estimates that are wrong by more than this are taken for a slip of the keyboard.
 const MOST_ESTIMATE_FACTOR: f64 = 1e6;

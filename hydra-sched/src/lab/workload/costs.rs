@@ -126,6 +126,7 @@ impl TaskCost {
             epoch: None,
             visit: 1,
             evaluation_visit: 1,
+            lanes: 1,
             first_trained: 0,
             arrival_s: 0.0,
             optimizer_s: 0.0,

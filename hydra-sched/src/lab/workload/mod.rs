@@ -51,6 +51,10 @@ pub struct TaskCost {
     /// The same of evaluation sweeps that have one place.
     #[serde(default = "once", skip_serializing_if = "is_once")]
     pub evaluation_visit: u64,
+    /// The most visits of a minibatch, or of the evaluations of one place, that are under way at once, each on a device of its
+    /// own. At least one, which it is where nothing is said.
+    #[serde(default = "one_lane", skip_serializing_if = "is_one_lane")]
+    pub lanes: usize,
     /// The first shard that is trained: backward passes end there, and those below are frozen. They are never stepped, and
     /// copies of them stay valid. 0 where nothing is said.
     #[serde(default, skip_serializing_if = "is_default")]
@@ -245,6 +249,14 @@ fn devices<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<DeviceCost>
 
 const fn one() -> f64 {
     1.0
+}
+
+const fn one_lane() -> usize {
+    1
+}
+
+fn is_one_lane(lanes: &usize) -> bool {
+    *lanes == 1
 }
 
 const fn once() -> u64 {

@@ -6,7 +6,7 @@ use crate::lab::program::ShardTask;
 use crate::lab::progress::Model;
 #[cfg(test)]
 use crate::lab::sum::Sum;
-use crate::lab::{Occupation, Read, Replacement, SimulationError};
+use crate::lab::{Occupation, Queue, Read, Replacement, SimulationError};
 use crate::policy::claimable::ordered;
 use crate::policy::{CopyUse, ModelIndex, ModelView, Request, ShardTaskKind};
 
@@ -17,15 +17,29 @@ impl Run<'_> {
     /// Lets devices commit to a model's next shard task, if its masters are final.
     pub(super) fn release(&mut self, model: usize) {
         let state = &self.models[model];
-        let Some(next) = state.claimable(self.now_s) else { return self.wait(model) };
-        if let Some(ready_s) = state.ready_s() {
+        let goes_on = |device: &usize| state.claimable(Some(*device), self.now_s).is_some();
+        let touched: Vec<usize> = state.runs_on().filter(goes_on).collect();
+        self.touched.extend(touched.into_iter().map(|device| self.devices[device].rank));
+        let next = state.claimable(None, self.now_s).map(|(_, next)| next);
+        if state.is_under_way() {
+            return self.offer_beside(model, next);
+        }
+        self.offer_beside(model, None);
+        let Some(next) = next else { return self.wait(model) };
+        if let Some(ready_s) = self.models[model].ready_s() {
             self.waiting.remove(&(ordered(ready_s), model));
         }
-        match state.runs_on {
-            Some((device, _)) => {
-                self.touched.insert(self.devices[device].rank);
-            }
-            None => self.enqueue(model, &next, false),
+        self.enqueue(model, &next, false);
+    }
+
+    /// Lets devices compute a model beside those that do, with this shard task, or with none.
+    fn offer_beside(&mut self, model: usize, next: Option<ShardTask>) {
+        if self.models[model].lanes() == 1 {
+            return;
+        }
+        match next {
+            Some(next) => self.beside.insert(&*self.policy, view(model, &self.models[model], &next, false)),
+            None => drop(self.beside.remove(ModelIndex(model))),
         }
     }
 
@@ -52,7 +66,7 @@ impl Run<'_> {
             return;
         }
         let state = &self.models[model];
-        let (Some(next), Some(ready_s)) = (state.next, state.ready_s()) else { return };
+        let (Some(next), Some(ready_s)) = (state.next(), state.ready_s()) else { return };
         let place = (ordered(ready_s), model);
         if state.final_s[next.shard] > self.now_s {
             self.waiting.insert(place, view(model, state, &next, false));
@@ -86,8 +100,11 @@ impl Run<'_> {
         self.touched.extend(self.held_with_own.drain(..));
         loop {
             let asks = if self.queue.is_empty() { None } else { self.hungry.first().copied() };
+            let idles = self.hungry.first().filter(|(computes, _)| !computes && !self.beside.is_empty());
             if let Some((_, rank)) = asks {
                 self.claim(self.ranked[rank])?;
+            } else if let Some((_, rank)) = idles.copied() {
+                self.claim_beside(self.ranked[rank])?;
             } else if let Some(rank) = self.touched.pop_first() {
                 // Nothing waits, but a device may go on with the model that it computes.
                 if self.hungry.contains(&(true, rank)) {
@@ -104,7 +121,9 @@ impl Run<'_> {
         let running = self.devices[device].active.map(|(claim, _)| claim.model);
         if let Some(model) = running {
             let state = &self.models[model];
-            if let Some(next) = state.claimable(self.now_s) {
+            // What others compute too comes after what nobody does.
+            let may = self.queue.is_empty() || !state.is_elsewhere(device);
+            if let Some((_, next)) = state.claimable(Some(device), self.now_s).filter(|_| may) {
                 self.enqueue(model, &next, true);
             }
         }
@@ -123,6 +142,33 @@ impl Run<'_> {
         Ok(())
     }
 
+    /// Asks the policy which of the models that others compute an idle device takes part in, and commits to its shard task.
+    fn claim_beside(&mut self, device: usize) -> Result<(), SimulationError> {
+        let is_there = |view: &&ModelView| {
+            let of = &self.models[view.model.0];
+            let version =
+                of.next().map_or(0, |next| of.program.version(&ShardTask { shard: view.next_shard, ..next }));
+            self.devices[device].copies.has(view.model.0 as u32, view.next_shard as u32, version)
+        };
+        let cached = self.beside.iter().filter(is_there);
+        let cached = cached.filter_map(|view| self.beside.place(view.model).copied()).collect();
+        let request = self.request(device);
+        self.result.decisions += 1;
+        match self.beside.choose_near(&mut *self.policy, &request, &cached) {
+            Some(found) if self.beside.get(found).is_none() => Err(self.not_claimable(device, found)),
+            Some(ModelIndex(model)) => {
+                self.promote(device, model);
+                Ok(())
+            }
+            None => {
+                let place = (false, self.devices[device].rank);
+                self.hungry.remove(&place);
+                self.held.push(place);
+                Ok(())
+            }
+        }
+    }
+
     /// The error that says what the policy was just asked, and answered.
     fn not_claimable(&self, device: usize, found: ModelIndex) -> SimulationError {
         SimulationError::NotClaimable {
@@ -132,7 +178,7 @@ impl Run<'_> {
             at_s: self.now_s,
             found,
             task: self.workload.tasks.get(found.0).map(|task| task.name.clone()),
-            count: self.queue.len(),
+            count: self.offered().len(),
             claimable: self.some_claimable(),
         }
     }
@@ -154,8 +200,8 @@ impl Run<'_> {
     fn awaited(&self, device: usize) -> Option<ModelView> {
         let model = self.devices[device].last?;
         let state = &self.models[model];
-        let next = state.next.filter(|_| !state.claimed && state.ran_on == Some(device))?;
-        let continues = state.runs_on.is_some_and(|(on, _)| on == device);
+        let next = state.next().filter(|_| !state.is_claimed() && state.ran_on == Some(device))?;
+        let continues = state.runs_on().any(|on| on == device);
         (state.final_s[next.shard] > self.now_s).then(|| view(model, state, &next, continues))
     }
 
@@ -163,13 +209,13 @@ impl Run<'_> {
     fn alone_s(&self, device: usize, model: &ModelView) -> f64 {
         let index = model.model.0;
         let (state, cost) = (&self.models[index], &self.workload.tasks[index]);
-        let minibatches = state.next.map_or(0, |next| cost.minibatches - next.minibatch);
+        let minibatches = state.next().map_or(0, |next| cost.minibatches - next.minibatch);
         let (first, speed) = (cost.first_trained, self.workload.devices[device].speed);
         // Frozen shards wait for no step, and hide a part of the wait.
         let frozen_s: f64 =
             (0..first).map(|shard| state.cost.of(ShardTaskKind::Forward, shard) / speed).sum();
         let wait_s = state.waited_s + self.workload.promote_s(device, index, first);
-        model.remaining_s / speed + minibatches as f64 * (wait_s - frozen_s).max(0.0)
+        model.remaining_s / (speed * state.lanes() as f64) + minibatches as f64 * (wait_s - frozen_s).max(0.0)
     }
 
     /// Updates the sum of what is left for one model.
@@ -198,7 +244,8 @@ impl Run<'_> {
             return;
         }
         let there = |view: &&ModelView| {
-            let next = self.models[view.model.0].next.unwrap();
+            let next = self.models[view.model.0].next().unwrap();
+            let next = ShardTask { shard: view.next_shard, ..next };
             let copies = &self.devices[device].copies;
             let version = self.models[view.model.0].program.version(&next);
             copies.has(view.model.0 as u32, next.shard as u32, version)
@@ -233,7 +280,9 @@ impl Run<'_> {
 
     /// Commits the device to the model's next shard task and promotes its parameters.
     fn promote(&mut self, device: usize, model: usize) {
-        let Some(task) = self.models[model].claim() else { return };
+        let state = &mut self.models[model];
+        let Some((lane, _)) = state.claimable(Some(device), self.now_s) else { return };
+        let Some(task) = state.claim(device, lane) else { return };
         let version = self.models[model].program.version(&task);
         self.count_left(model);
         let of = &self.workload.devices[device];
@@ -259,8 +308,11 @@ impl Run<'_> {
                 self.cache(device, model, task.shard, (version, bytes.unwrap_or(0)));
             }
         }
-        self.devices[device].next = Some(Claim { model, task, committed_s: self.now_s, ready_s });
+        self.devices[device].next = Some(Claim { model, lane, task, committed_s: self.now_s, ready_s });
         self.start(device);
+        if self.models[model].lanes() > 1 {
+            self.release(model);
+        }
     }
 
     /// Caches a copy on the device, in the place of others.
@@ -285,10 +337,10 @@ impl Run<'_> {
             }
         };
         let goes = |model: u32, shard: u32| {
-            let model = model as usize;
-            let needed = models[model].next.is_some_and(|next| next.shard == shard as usize);
-            if let Some(place) = queue.place(ModelIndex(model)).filter(|_| needed) {
-                cached.lose(device, model, place);
+            let index = ModelIndex(model as usize);
+            let needed = queue.get(index).is_some_and(|view| view.next_shard == shard as usize);
+            if let Some(place) = queue.place(index).filter(|_| needed) {
+                cached.lose(device, model as usize, place);
             }
         };
         let copies = &mut devices[device].copies;
@@ -296,15 +348,20 @@ impl Run<'_> {
         cached.comes(device, model, version);
     }
 
+    /// The models that a device that asks is shown, but for the one that it computes.
+    fn offered(&self) -> &Queue {
+        if self.queue.is_empty() { &self.beside } else { &self.queue }
+    }
+
     pub(super) fn some_claimable(&self) -> Vec<ModelIndex> {
-        self.queue.iter().take(SHOWN).map(|model| model.model).collect()
+        self.offered().iter().take(SHOWN).map(|model| model.model).collect()
     }
 }
 
 fn view(model: usize, state: &Model, next: &ShardTask, continues: bool) -> ModelView {
     ModelView {
         model: ModelIndex(model),
-        remaining_s: state.remaining_s(next),
+        remaining_s: state.left_s(),
         submitted: model as u64,
         next_shard: next.shard,
         cached: false,

@@ -1,0 +1,292 @@
+//! Several devices on one model: different microbatches of it compute at once, and no bit depends on it.
+
+use crate::common::{Settings, adamw, gpt2_chain, points, tokens};
+use burn::module::Module;
+use burn::nn::LinearConfig;
+use burn::tensor::Device;
+use hydra_core::{
+    Activation, Batch, ByteSize, Chain, Dataset, DatasetError, Forward, HostActivation, HostTensor, Length,
+    Pass, TrainSpec,
+};
+use hydra_engine::{Observer, RunEvent, RunReport, Span, TaskReport, TrainTask, Work, plain};
+use hydra_models::mlp::{Classifier, Dense};
+use hydra_sched::PolicyKind;
+use proptest::prelude::*;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+/// Minibatches of so many microbatches; that of the epoch's end is smaller. Clipping and dropout are on.
+fn spec(accumulate: usize) -> TrainSpec {
+    TrainSpec { length: Length::Steps(4), accumulate, ..adamw(5) }
+}
+
+fn task(spec: &TrainSpec) -> TrainTask {
+    let task = TrainTask::new("task", gpt2_chain(), tokens(13, 1), spec.clone());
+    task.validation(tokens(9, 3)).test(tokens(7, 2))
+}
+
+fn agrees(settings: &Settings, spec: &TrainSpec) {
+    let plain = plain::train(&gpt2_chain(), tokens(13, 1).as_ref(), spec).expect("the plain loop");
+    let report = settings.task(task(spec));
+    assert_eq!(report.error, None, "{settings:?}");
+    assert_eq!(report.losses, plain.losses, "{settings:?}");
+    assert_eq!(report.weights_sha256, Some(plain.weights_sha256), "{settings:?}");
+}
+
+#[test]
+fn any_number_of_devices_equals_the_plain_loop() {
+    for devices in 1..=4 {
+        for cuts in [None, Some(vec![2]), Some(vec![1, 2, 3, 4])] {
+            let settings = Settings { devices, cuts, ..Settings::default() };
+            agrees(&settings, &spec(4));
+            agrees(&settings, &TrainSpec { clip: None, ..spec(3) });
+        }
+    }
+}
+
+/// All that a run must not change.
+fn outcome(task: &TaskReport) -> String {
+    format!(
+        "{:?} {:?} {:?} {:?} {:?} {:?}",
+        task.error, task.losses, task.validations, task.validation, task.test, task.weights_sha256
+    )
+}
+
+/// What a task with evaluations in between comes to, one sweep after the other on one device.
+fn reference(accumulate: usize) -> String {
+    static OUTCOMES: Mutex<BTreeMap<usize, String>> = Mutex::new(BTreeMap::new());
+    let mut outcomes = OUTCOMES.lock().unwrap_or_else(PoisonError::into_inner);
+    let alone = || outcome(&Settings { visit: Some(1), ..Settings::default() }.task(evaluated(accumulate)));
+    outcomes.entry(accumulate).or_insert_with(alone).clone()
+}
+
+fn evaluated(accumulate: usize) -> TrainTask {
+    task(&TrainSpec { eval_every: Some(3), ..spec(accumulate) })
+}
+
+prop_compose! {
+    fn settings()(
+        devices in 1usize..=4,
+        threads in 1usize..=2,
+        cuts in prop::option::of(prop::collection::btree_set(1usize..5, 0..=4)),
+        policy in prop::sample::select(PolicyKind::ALL.to_vec()),
+        visit in prop::option::of(0usize..5),
+        lanes in prop::option::of(1usize..=3),
+        (prefetch, cache) in any::<(bool, bool)>(),
+        others in 0usize..=2,
+    ) -> Settings {
+        let cuts = cuts.map(|cuts| cuts.into_iter().collect());
+        Settings { devices, threads, cuts, policy, visit, lanes, prefetch, cache, others, ..Settings::default() }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+    #[test]
+    fn no_number_of_devices_changes_a_bit(settings in settings(), accumulate in 1usize..=5) {
+        let settings = Settings { visit: settings.visit.map(|visit| 1 + visit % accumulate), ..settings };
+        prop_assert_eq!(outcome(&settings.task(evaluated(accumulate))), reference(accumulate));
+    }
+}
+
+#[test]
+fn in_less_host_memory_fewer_devices_compute_a_model_and_none_takes_more() {
+    let admitted = |host: u64| {
+        let mut run = Settings { devices: 4, cuts: None, ..Settings::default() }.orchestrator();
+        run = run.host_memory(ByteSize(host));
+        run.submit(evaluated(4).cuts(vec![1, 2, 3])).expect("a task");
+        run.admit()
+    };
+    let lanes = |host: u64| admitted(host).map(|run| run.admission().tasks[0].lanes);
+    let most = admitted(1 << 32).expect("it fits").admission().host_admitted_bytes;
+    let (mut too_few, mut least) = (0, most);
+    while least - too_few > 1024 {
+        let middle = too_few.midpoint(least);
+        *(if lanes(middle).is_ok() { &mut least } else { &mut too_few }) = middle;
+    }
+    let budgets = (0..=16).map(|part| least + (most - least) * part / 16);
+    let mut found = Vec::new();
+    for budget in budgets {
+        let run = admitted(budget).expect("it fits");
+        let lanes = run.admission().tasks[0].lanes;
+        if found.last() != Some(&lanes) {
+            found.push(lanes);
+            let report = run.start().expect("a run");
+            assert_eq!(outcome(&report.tasks[0]), reference(4), "{lanes} in {budget}");
+            assert!(report.host_peak_bytes <= budget, "{report:?}");
+        }
+    }
+    assert_eq!(found, [1, 2, 4]);
+}
+
+/// The first so many that come wait for each other.
+#[derive(Debug)]
+struct Meeting {
+    /// How many are missing; none while nobody is expected.
+    missing: Mutex<usize>,
+    came: Condvar,
+}
+
+impl Meeting {
+    fn expect(&self, count: usize) {
+        *self.missing.lock().unwrap_or_else(PoisonError::into_inner) = count;
+    }
+
+    fn come(&self) {
+        let mut missing = self.missing.lock().unwrap_or_else(PoisonError::into_inner);
+        if *missing == 0 {
+            return;
+        }
+        *missing -= 1;
+        self.came.notify_all();
+        let minute = Duration::from_secs(60);
+        let waited = self.came.wait_timeout_while(missing, minute, |missing| *missing > 0);
+        let (missing, waited) = waited.unwrap_or_else(PoisonError::into_inner);
+        assert!(!waited.timed_out(), "{missing} more did not come");
+    }
+}
+
+/// A layer that goes on when other microbatches have come to it too.
+#[derive(Module, Debug)]
+struct Meets {
+    #[module(skip)]
+    meeting: Arc<Meeting>,
+}
+
+impl Forward for Meets {
+    fn forward(&self, x: Activation, _: &Pass) -> Activation {
+        self.meeting.come();
+        x
+    }
+}
+
+fn meets(meeting: &Arc<Meeting>) -> Arc<Chain> {
+    let dense = |inputs, outputs| Dense { linear: LinearConfig::new(inputs, outputs).init(&Device::flex()) };
+    let classifier = Classifier { linear: LinearConfig::new(8, 3).init(&Device::flex()) };
+    let chain =
+        Chain::builder("meets").layer("in", dense(2, 8)).layer("meet", Meets { meeting: meeting.clone() });
+    Arc::new(chain.layer("mid", dense(8, 8)).layer("out", classifier).build().expect("a chain"))
+}
+
+/// Points of two coordinates, of which those of item `nan` are no numbers.
+struct Points {
+    len: usize,
+    nan: Option<usize>,
+}
+
+impl Dataset for Points {
+    fn name(&self) -> &str {
+        "points"
+    }
+
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn batch(&self, items: &[usize]) -> Result<Batch, DatasetError> {
+        let batch = points(self.len, items, |_| false);
+        let is_nan = |place: usize| Some(items[place / 2]) == self.nan;
+        let numbers = batch.inputs.parts[0].as_f32().iter().enumerate();
+        let numbers = numbers.map(|(place, x)| if is_nan(place) { f32::NAN } else { *x }).collect();
+        let inputs = HostActivation::of(HostTensor::float(numbers, [items.len(), 2]));
+        Ok(Batch { inputs, ..batch })
+    }
+}
+
+fn numbers(len: usize) -> Arc<dyn Dataset> {
+    Arc::new(Points { len, nan: None })
+}
+
+/// Keeps the spans of shard tasks.
+struct Spans(Arc<Mutex<Vec<Span>>>);
+
+impl Observer for Spans {
+    fn observe(&mut self, event: &RunEvent<'_>) {
+        if let RunEvent::Span(span) = event
+            && matches!(span.work, Work::Forward | Work::Backward | Work::Evaluate)
+        {
+            self.0.lock().unwrap_or_else(PoisonError::into_inner).push(*span);
+        }
+    }
+}
+
+/// Runs the task so that the first shard tasks of as many microbatches, or batches, as there are devices wait for each other.
+fn run_together(devices: usize, meeting: &Arc<Meeting>, task: TrainTask) -> (RunReport, Vec<Span>) {
+    let spans = Arc::new(Mutex::new(Vec::new()));
+    let mut run = Settings { devices, ..Settings::default() }.orchestrator();
+    run = run.observer(Box::new(Spans(spans.clone())));
+    run.submit(task).expect("a task");
+    let run = run.admit().expect("it fits");
+    assert_eq!(run.admission().tasks[0].lanes, devices);
+    meeting.expect(devices);
+    let report = run.start().expect("a run");
+    let spans = std::mem::take(&mut *spans.lock().unwrap_or_else(PoisonError::into_inner));
+    (report, spans)
+}
+
+/// Says that the first shard tasks of so many microbatches, or batches, computed at one moment, each on a device of its own.
+fn assert_at_once(spans: &[Span], count: usize) {
+    let first_of = |sweep: usize| {
+        let of = spans.iter().filter(|span| span.sweep == sweep);
+        of.min_by(|a, b| a.start_s.total_cmp(&b.start_s)).expect("a shard task")
+    };
+    let firsts: Vec<&Span> = (0..count).map(first_of).collect();
+    let last_start_s = firsts.iter().map(|span| span.start_s).fold(0.0, f64::max);
+    assert!(firsts.iter().all(|span| last_start_s < span.end_s), "{firsts:?}");
+    let tracks: BTreeSet<String> = firsts.iter().map(|span| format!("{:?}", span.track)).collect();
+    assert_eq!(tracks.len(), count, "{firsts:?}");
+}
+
+#[test]
+fn microbatches_of_one_model_compute_at_once() {
+    for (devices, cuts) in [(2, vec![]), (2, vec![2]), (3, vec![])] {
+        let meeting = Arc::new(Meeting { missing: Mutex::new(0), came: Condvar::new() });
+        let chain = meets(&meeting);
+        let spec = TrainSpec { length: Length::Steps(2), accumulate: 4, clip: None, ..adamw(12) };
+        let task = TrainTask::new("task", chain.clone(), numbers(24), spec.clone()).cuts(cuts);
+        let (report, spans) = run_together(devices, &meeting, task);
+        assert_eq!(report.tasks[0].error, None);
+        assert_at_once(&spans, devices);
+        let plain = plain::train(&chain, numbers(24).as_ref(), &spec).expect("the plain loop");
+        assert_eq!(report.tasks[0].losses, plain.losses);
+        assert_eq!(report.tasks[0].weights_sha256, Some(plain.weights_sha256));
+    }
+}
+
+#[test]
+fn batches_of_an_evaluation_compute_at_once() {
+    let meeting = Arc::new(Meeting { missing: Mutex::new(0), came: Condvar::new() });
+    let chain = meets(&meeting);
+    let spec = TrainSpec { length: Length::Steps(1), ..adamw(4) };
+    let task = || TrainTask::new("task", chain.clone(), numbers(8), spec.clone()).validation(numbers(14));
+    let alone = Settings::default().task(task());
+    let (report, spans) = run_together(3, &meeting, task());
+    assert_at_once(&spans, 3);
+    assert_eq!(outcome(&report.tasks[0]), outcome(&alone));
+}
+
+#[test]
+fn a_loss_that_is_no_number_is_that_of_its_minibatch_on_any_number_of_devices() {
+    let meeting = Arc::new(Meeting { missing: Mutex::new(0), came: Condvar::new() });
+    let chain = meets(&meeting);
+    let spec = TrainSpec {
+        length: Length::Steps(4),
+        accumulate: 4,
+        shuffle: false,
+        eval_every: Some(1),
+        ..adamw(8)
+    };
+    // In the second of the four microbatches of the third minibatch.
+    let data: Arc<dyn Dataset> = Arc::new(Points { len: 32, nan: Some(2 * 8 + 3) });
+    let run = |devices: usize, cuts: Vec<usize>| {
+        let task = TrainTask::new("task", chain.clone(), data.clone(), spec.clone()).validation(numbers(10));
+        Settings { devices, cuts: Some(cuts), ..Settings::default() }.task(task)
+    };
+    let alone = run(1, vec![]);
+    assert!(alone.error.as_deref().is_some_and(|error| error.contains("step 2")), "{:?}", alone.error);
+    assert_eq!((alone.losses.len(), alone.weights_sha256.is_some()), (2, true), "the best weights are kept");
+    for (devices, cuts) in [(2, vec![]), (2, vec![2]), (4, vec![1, 3])] {
+        assert_eq!(outcome(&run(devices, cuts)), outcome(&alone), "{devices}");
+    }
+}
