@@ -30,7 +30,7 @@ fn short() -> TrainSpec {
 }
 
 fn run(chain: &Arc<Chain>) -> Result<RunReport, EngineError> {
-    let mut orchestrator = Orchestrator::new(DeviceSpec::cpu(ByteSize::mib(4)).times(2))?;
+    let mut orchestrator = Orchestrator::new(DeviceSpec::cpu(ByteSize::mib(16)).times(2))?;
     orchestrator.submit(TrainTask::new("task", chain.clone(), data(), short()).cuts(vec![2, 4]))?;
     orchestrator.run()
 }

@@ -14,7 +14,7 @@ use hydra_models::gpt2::{self, Gpt2Config};
 use hydra_models::ops::ACCURACY;
 use hydra_models::{cnn, mlp};
 use hydra_sched::PolicyKind;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// Plenty for every model of the tests.
@@ -116,6 +116,18 @@ impl Settings {
     pub fn task(&self, task: TrainTask) -> TaskReport {
         self.run(task).tasks.into_iter().next().expect("the task")
     }
+}
+
+/// So many bytes beside what stands on a device whatever it computes, such as the scratch memory of matrix products, which is as
+/// large as a cache of the processor.
+pub fn beside_what_stands(bytes: u64) -> ByteSize {
+    static STANDING: OnceLock<u64> = OnceLock::new();
+    let measured = || {
+        let mut run = Settings { memory: ByteSize::mib(256), ..Settings::default() }.orchestrator();
+        run.submit(TrainTask::new("any", gpt2_chain(), tokens(11, 1), adamw(4))).expect("a task");
+        run.admit().expect("a run").admission().tasks[0].plan.standing_bytes
+    };
+    ByteSize(bytes + *STANDING.get_or_init(measured))
 }
 
 pub fn mlp_chain() -> Arc<Chain> {

@@ -1,7 +1,7 @@
 //! Masters that host memory has no room for live on the disk, and change no bit there: whatever the budget leaves in
 //! host memory, a task's losses and final weights are those of the plain loop, and no reservation is refused.
 
-use crate::common::{self, Settings, adamw, mlp_chain, spirals, tokens};
+use crate::common::{self, Settings, adamw, beside_what_stands, mlp_chain, spirals, tokens};
 use bytes::Bytes;
 use hydra_core::optimizer::Sgd;
 use hydra_core::{
@@ -327,7 +327,7 @@ fn models_are_written_and_evaluated_from_the_disk() {
     assert!(model("disk") == model("memory"), "the files are the same");
 
     // So little of a device's memory that the model is cut.
-    let settings = Settings { memory: ByteSize(1_300_000), ..Settings::default() };
+    let settings = Settings { memory: beside_what_stands(250_000), ..Settings::default() };
     let evaluate = |host: u64, disk: bool| {
         let run = settings.orchestrator().host_memory(ByteSize(host));
         let run = if disk { run.disk(dir.path().to_owned(), PLENTY) } else { run };

@@ -2,7 +2,8 @@
 //! comes to the bits of the run that was not interrupted.
 
 use crate::common::{
-    self, PLENTY, Settings, adamw, adapted_chain, gpt2_chain, last_layers, mlp_chain, spirals, tokens,
+    self, PLENTY, Settings, adamw, adapted_chain, beside_what_stands, gpt2_chain, last_layers, mlp_chain,
+    spirals, tokens,
 };
 use hydra_core::optimizer::Sgd;
 use hydra_core::{
@@ -542,7 +543,7 @@ fn a_checkpoint_is_within_the_budgets_of_a_spilled_run() {
     // The least memory that the chain trains in, behind which nothing is held while a checkpoint is written.
     let dir = TempDir::new().unwrap();
     let spec = TrainSpec { length: Length::Steps(3), ..adamw(4) };
-    let settings = Settings { memory: ByteSize::mib(2), ..Settings::default() };
+    let settings = Settings { memory: beside_what_stands(1 << 20), ..Settings::default() };
     let task = || TrainTask::new("task", gpt2_chain(), tokens(11, 1), spec.clone());
     let (report, copies) = kept(&settings, task(), dir.path());
     assert_eq!((report.state, copies.len()), (TaskState::Done, 2), "{:?}", report.error);
