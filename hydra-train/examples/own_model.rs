@@ -16,7 +16,7 @@ static ALLOCATOR: CountingAllocator = CountingAllocator::new(std::alloc::System)
 const INPUTS: usize = 8;
 
 /// The width of the residual.
-pub const WIDTH: usize = 128;
+pub const WIDTH: usize = 64;
 
 /// The number of blocks.
 pub const DEPTH: usize = 8;
@@ -154,7 +154,7 @@ pub fn main() -> Result<(), Box<dyn Error>> {
     let test = Arc::new(Sines { points: 64, seed: 2 });
 
     // Less than the model needs with its gradients: it is trained in shards.
-    let devices = || DeviceSpec::cpu(ByteSize::mib(6)).times(2);
+    let devices = || DeviceSpec::cpu(ByteSize(2_900_000)).times(2);
     let rates = [3e-3, 1e-3];
     let mut orchestrator = Orchestrator::new(devices())?;
     for lr in rates {
