@@ -6,9 +6,7 @@ use crate::common::{
     spirals, tokens,
 };
 use hydra_core::optimizer::Sgd;
-use hydra_core::{
-    ByteSize, Chain, FloatType, ImageReader, Length, ModelWriter, OptimizerSpec, TrainSpec, WeightError,
-};
+use hydra_core::{Chain, FloatType, ImageReader, Length, ModelWriter, OptimizerSpec, TrainSpec, WeightError};
 use hydra_engine::{
     Checkpoint, CheckpointEvery, Observer, RunEvent, StopFlag, TaskReport, TaskState, TrainTask, plain,
 };
