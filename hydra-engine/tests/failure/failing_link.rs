@@ -270,8 +270,9 @@ fn a_device_whose_link_is_dead_is_left_out() {
         let report = run(&Fault::new(direction, after, true));
         let what = format!("dead from copy {after} {direction} on");
         let failed = case.check(&report, &whole, &what);
-        // What it computed, what was promoted, and what was on its way down.
-        assert!((1..=4).contains(&failed), "{what}: {failed} tasks failed: {report:?}");
+        // What it computed, what was promoted, and what was on its way down: how many those are depends on how soon the thread
+        // that downloads finds out.
+        assert!((1..names.len()).contains(&failed), "{what}: {failed} tasks failed: {report:?}");
     }
 }
 
