@@ -143,9 +143,6 @@ fn a_base_is_stored_once_and_promoted_once_for_all_of_its_tasks() {
     let others = (TASKS as u64 - 1) * base;
     // Whoever begins later reads the largest image beside that of the store, before anything is within a minibatch.
     assert_eq!(each.host_admitted_bytes - one.host_admitted_bytes, others);
-    // What is read ahead at the same time is a few points more or less.
-    let saved = each.host_peak_bytes - one.host_peak_bytes;
-    assert!(saved.abs_diff(others) < 4096, "{saved} of {others}");
     assert_eq!(each.transfers.parameter_bytes - one.transfers.parameter_bytes, others);
     let read = |report: &RunReport| report.transfers.parameter_bytes + report.transfers.cached_bytes;
     assert_eq!(read(&one), read(&each), "what tasks read is what it was");
