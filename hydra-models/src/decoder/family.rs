@@ -77,10 +77,9 @@ impl Model for Decoder {
 
     fn adapted(&self, lora: &Lora, adapter: Option<AdapterDir>) -> Result<Chain, ModelError> {
         let base = self.weights.clone().map(|weights| Arc::new(weights) as Arc<dyn WeightSource>);
-        let fresh = adapted_chain(&self.config, lora, AdapterSource::new(base.clone(), None))?;
-        let Some(adapter) = adapter else { return Ok(fresh) };
-        let adapter = adapter.of(&fresh, hf_name)?;
-        adapted_chain(&self.config, lora, AdapterSource::new(base, Some(adapter)))
+        AdapterSource::fill_adapted(base, adapter, hf_name, |source| {
+            adapted_chain(&self.config, lora, source)
+        })
     }
 
     fn adapting(&self) -> Adapting {

@@ -23,7 +23,7 @@ pub use weights::Gpt2Dir;
 pub use writer::Gpt2Writer;
 
 use crate::ModelError;
-use crate::lora::{Adaptable, Lora, adapted, kept};
+use crate::lora::{Lora, language_model};
 use hydra_core::{Chain, ChainBuilder, WeightSource};
 
 /// The chain of a GPT-2: layers `embed`, `h.0` to `h.{n_layer - 1}` and `head`. First values come from
@@ -35,8 +35,7 @@ use hydra_core::{Chain, ChainBuilder, WeightSource};
 /// # Errors
 /// A value of `config` that [`Gpt2Config::validate`] refuses.
 pub fn chain(config: &Gpt2Config, source: Option<Gpt2Dir>) -> Result<Chain, ModelError> {
-    config.validate()?;
-    let chain = layers(config, None);
+    let chain = layers(config, None)?;
     let chain = match source {
         Some(source) => chain.weights(source),
         None => chain,
@@ -53,21 +52,15 @@ pub fn adapted_chain(
     lora: &Lora,
     source: impl WeightSource + 'static,
 ) -> Result<Chain, ModelError> {
-    config.validate()?;
-    lora.validate(&Block::new(config, 0).maps().iter().map(|map| map.name).collect::<Vec<_>>())?;
-    Ok(layers(config, Some(lora)).weights(source).build()?)
+    Ok(layers(config, Some(lora))?.weights(source).build()?)
 }
 
-/// The layers, trained or adapted.
-fn layers(config: &Gpt2Config, lora: Option<&Lora>) -> ChainBuilder {
+fn layers(config: &Gpt2Config, lora: Option<&Lora>) -> Result<ChainBuilder, ModelError> {
+    config.validate()?;
     let embed = Embed::new(config);
     let head = Head::new(config, &embed.wte);
-    let note = [note(config)].into_iter().chain(lora.map(Lora::note)).collect::<Vec<_>>().join(", ");
-    let mut chain = kept(Chain::builder(name(config)).note(note), "embed", embed, lora);
-    for index in 0..config.n_layer {
-        chain = chain.layer(format!("h.{index}"), adapted(Block::new(config, index), lora));
-    }
-    kept(chain, "head", head, lora).language_model()
+    let blocks = (0..config.n_layer).map(|index| (format!("h.{index}"), Block::new(config, index)));
+    language_model((name(config), note(config)), embed, blocks, head, lora)
 }
 
 /// The settings that costs and results depend on beside names and shapes.

@@ -1,9 +1,10 @@
 //! Giving the maps of a layer their adapters.
 
 use super::Lora;
+use crate::ModelError;
 use crate::parts::Adapter;
 use burn::module::Module;
-use hydra_core::{ChainBuilder, Forward};
+use hydra_core::{Chain, ChainBuilder, Forward};
 
 /// Sites of adapters' dropout begin here; a layer's own are below.
 const FIRST_SITE: u64 = 16;
@@ -25,27 +26,41 @@ pub(crate) trait Adaptable: Module {
 }
 
 /// The layer as it is, or frozen but for new adapters of the maps that are asked for.
-pub(crate) fn adapted<M: Adaptable>(layer: M, lora: Option<&Lora>) -> M {
-    let Some(lora) = lora else { return layer };
+fn adapted<M: Adaptable>(layer: M, lora: Option<&Lora>) -> Result<M, ModelError> {
+    let Some(lora) = lora else { return Ok(layer) };
     let mut layer = layer.no_grad();
-    let maps = layer.maps().into_iter().zip(FIRST_SITE..);
-    for (AdaptableMap { adapter, shape, .. }, site) in maps.filter(|(map, _)| lora.targets(map.name)) {
+    let maps = layer.maps();
+    lora.validate(&maps.iter().map(|map| map.name).collect::<Vec<_>>())?;
+    for (AdaptableMap { adapter, shape, .. }, site) in
+        maps.into_iter().zip(FIRST_SITE..).filter(|(map, _)| lora.targets(map.name))
+    {
         *adapter = Some(Adapter::new(shape, lora, site));
     }
-    layer
+    Ok(layer)
 }
 
-/// Appends a layer without maps that can be adapted: it is trained where nothing is adapted, and frozen elsewhere.
-pub(crate) fn kept(
-    chain: ChainBuilder,
-    name: &str,
-    layer: impl Forward + Sync + 'static,
+/// The layers of a language model: `embed`, the blocks by their names, and `head`; trained, or frozen with adapters of the
+/// blocks' maps. `note` says what is computed without adapters.
+///
+/// # Errors
+/// What [`Lora::validate`] refuses.
+pub(crate) fn language_model<B: Adaptable + Forward + Sync + 'static>(
+    (name, note): (String, String),
+    embed: impl Forward + Sync + 'static,
+    blocks: impl IntoIterator<Item = (String, B)>,
+    head: impl Forward + Sync + 'static,
     lora: Option<&Lora>,
-) -> ChainBuilder {
-    match lora {
-        Some(_) => chain.frozen(name, layer),
-        None => chain.layer(name, layer),
+) -> Result<ChainBuilder, ModelError> {
+    let mut chain = Chain::builder(name);
+    chain = match lora {
+        Some(lora) => chain.note(format!("{note}, {}", lora.note())).frozen("embed", embed),
+        None => chain.note(note).layer("embed", embed),
+    };
+    for (name, block) in blocks {
+        chain = chain.layer(name, adapted(block, lora)?);
     }
+    let chain = if lora.is_some() { chain.frozen("head", head) } else { chain.layer("head", head) };
+    Ok(chain.language_model())
 }
 
 /// The most elements that a layer's adapters have at hand for each token.

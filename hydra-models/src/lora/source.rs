@@ -1,6 +1,7 @@
 //! First values of a model with adapters.
 
 use super::{AdapterDir, is_adapter};
+use crate::ModelError;
 use hydra_core::{Chain, SeededInit, WeightError, WeightSource};
 use std::sync::Arc;
 
@@ -18,6 +19,26 @@ impl AdapterSource {
     /// Fresh adapters beside what `base` gives, or where there is none, beside values from the seed.
     pub fn new(base: Option<Arc<dyn WeightSource>>, adapter: Option<AdapterDir>) -> Self {
         Self { base: base.unwrap_or_else(|| Arc::new(SeededInit)), adapter }
+    }
+}
+
+impl AdapterSource {
+    /// The adapted chain that `chain` makes with first values from a base and perhaps from a directory, whose adapters must
+    /// fit it. `name` gives parameters their names in transformers.
+    ///
+    /// # Errors
+    /// Those of `chain`, and adapters of another model.
+    pub(crate) fn fill_adapted(
+        base: Option<Arc<dyn WeightSource>>,
+        adapter: Option<AdapterDir>,
+        name: fn(&str) -> String,
+        chain: impl Fn(Self) -> Result<Chain, ModelError>,
+    ) -> Result<Chain, ModelError> {
+        let fresh = chain(Self::new(base.clone(), None))?;
+        match adapter {
+            Some(adapter) => chain(Self::new(base, Some(adapter.of(&fresh, name)?))),
+            None => Ok(fresh),
+        }
     }
 }
 
