@@ -2,12 +2,10 @@
 
 use super::DecoderConfig;
 use crate::ops;
-use crate::parts::{RmsNorm, Table, next_tokens};
+use crate::parts::{RmsNorm, Table, before_last, next_tokens, table_logits};
 use burn::module::Module;
-use burn::tensor::{Device, FloatDType, Tensor};
-use hydra_core::{
-    Activation, AnyTensor, Chain, DeviceBytes, Forward, Init, Pass, forward_range, promote_layers,
-};
+use burn::tensor::{Device, Tensor};
+use hydra_core::{Activation, AnyTensor, Chain, DeviceBytes, Forward, Init, Pass};
 
 /// The final normalization and the head, whose table is its own or that of the token embedding. From
 /// `[batch, tokens, width]` it computes the mean loss over `batch * (tokens - 1)` predicted tokens, of shape
@@ -78,20 +76,6 @@ pub fn logits(
     ids: AnyTensor,
     device: &Device,
 ) -> Tensor<3> {
-    let pass = Pass::evaluate(Activation::default());
-    let last = chain.len() - 1;
-    let x = (0..last).fold([ids].into_iter().collect(), |x: Activation, index| {
-        forward_range(&promote_layers(chain, index..index + 1, image, device, false), index, x, &pass)
-    });
-    let device = device.clone().autodiff();
-    let params: Vec<AnyTensor> =
-        chain.layer_params(last, image).iter().map(|p| p.to_device(&device)).collect();
-    let [weight, table] = params.try_into().expect("the head has a norm and a table");
-    let x = x.into_float::<3>();
-    let [batch, tokens, width] = x.dims();
-    let x = ops::rms_norm(x, weight.into_float(), config.rms_norm_eps);
-    let table: Tensor<2> = table.into_float();
-    let (x, table) = (x.cast(FloatDType::F32), table.cast(FloatDType::F32));
-    let logits = x.reshape([batch * tokens, width]).matmul(table.transpose());
-    logits.reshape([batch, tokens, config.vocab_size])
+    let (x, [weight, table]) = before_last(chain, image, ids, device);
+    table_logits(ops::rms_norm(x, weight.into_float(), config.rms_norm_eps), table)
 }

@@ -2,12 +2,10 @@
 
 use super::{Gpt2Config, Norm, Table};
 use crate::ops;
-use crate::parts::next_tokens;
+use crate::parts::{before_last, next_tokens, table_logits};
 use burn::module::Module;
-use burn::tensor::{Device, FloatDType, Tensor};
-use hydra_core::{
-    Activation, AnyTensor, Chain, DeviceBytes, Forward, Init, Pass, forward_range, promote_layers,
-};
+use burn::tensor::{Device, Tensor};
+use hydra_core::{Activation, AnyTensor, Chain, DeviceBytes, Forward, Init, Pass};
 
 /// The final normalization and the head, whose table is that of the token embedding. From
 /// `[batch, tokens, width]` it computes the mean loss over `batch * (tokens - 1)` predicted tokens, of shape
@@ -74,20 +72,7 @@ pub fn logits(
     ids: AnyTensor,
     device: &Device,
 ) -> Tensor<3> {
-    let pass = Pass::evaluate(Activation::default());
-    let last = chain.len() - 1;
-    let x = (0..last).fold([ids].into_iter().collect(), |x: Activation, index| {
-        forward_range(&promote_layers(chain, index..index + 1, image, device, false), index, x, &pass)
-    });
-    let device = device.clone().autodiff();
-    let params: Vec<AnyTensor> =
-        chain.layer_params(last, image).iter().map(|p| p.to_device(&device)).collect();
-    let [weight, bias, table] = params.try_into().expect("the head has a norm and a table");
-    let x = x.into_float::<3>();
-    let [batch, tokens, width] = x.dims();
+    let (x, [weight, bias, table]) = before_last(chain, image, ids, device);
     let x = ops::layer_norm(x, weight.into_float(), bias.into_float(), config.layer_norm_epsilon);
-    let table: Tensor<2> = table.into_float();
-    let (x, table) = (x.cast(FloatDType::F32), table.cast(FloatDType::F32));
-    let logits = x.reshape([batch * tokens, width]).matmul(table.transpose());
-    logits.reshape([batch, tokens, config.vocab_size])
+    table_logits(x, table)
 }

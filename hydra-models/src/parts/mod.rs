@@ -6,6 +6,7 @@ mod activate;
 mod adapter;
 mod linear;
 mod norm;
+mod outputs;
 mod table;
 mod tokens;
 
@@ -13,6 +14,7 @@ pub use activate::Activate;
 pub use adapter::{Adapter, Factor};
 pub use linear::Linear;
 pub use norm::{Norm, RmsNorm};
+pub(crate) use outputs::{before_last, table_logits};
 pub use table::Table;
 pub(crate) use tokens::next_tokens;
 

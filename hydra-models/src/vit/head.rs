@@ -1,13 +1,11 @@
 //! The last layer: from the class token to the loss.
 
 use super::VitConfig;
-use crate::ops::classified;
-use crate::parts::{Linear, Norm};
+use crate::ops;
+use crate::parts::{Linear, Norm, before_last};
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
-use hydra_core::{
-    Activation, AnyTensor, Chain, DeviceBytes, Forward, Init, Pass, forward_range, promote_layers,
-};
+use hydra_core::{Activation, AnyTensor, Chain, DeviceBytes, Forward, Init, Pass};
 
 /// The final normalization of the class token and the classifier. From `[items, patches, width]` it computes the mean
 /// loss over the items, of shape `[1]`, and in an evaluation their accuracy; the pass's targets are the classes `[items]`.
@@ -43,7 +41,7 @@ impl Forward for Head {
     /// # Panics
     /// If there is not one class for each item.
     fn forward(&self, x: Activation, pass: &Pass) -> Activation {
-        classified(self.logits(x.into_float(), pass), pass)
+        ops::classified(self.logits(x.into_float(), pass), pass)
     }
 
     fn init(&self, name: &str, _: &[usize]) -> Init {
@@ -74,22 +72,8 @@ pub fn logits(
     pictures: AnyTensor,
     device: &Device,
 ) -> Tensor<2> {
-    let pass = Pass::evaluate(Activation::default());
-    let last = chain.len() - 1;
-    let x = (0..last).fold([pictures].into_iter().collect(), |x: Activation, index| {
-        forward_range(&promote_layers(chain, index..index + 1, image, device, false), index, x, &pass)
-    });
-    let device = device.clone().autodiff();
-    let params: Vec<AnyTensor> =
-        chain.layer_params(last, image).iter().map(|p| p.to_device(&device)).collect();
-    let [norm_weight, norm_bias, weight, bias] =
-        params.try_into().expect("the head has a norm and a classifier");
-    let token = x.into_float::<3>().narrow(1, 0, 1);
-    let token = crate::ops::layer_norm(
-        token,
-        norm_weight.into_float(),
-        norm_bias.into_float(),
-        config.layer_norm_eps,
-    );
-    crate::ops::linear_transposed(token, weight.into_float(), Some(bias.into_float())).squeeze_dim(1)
+    let (x, [norm, norm_bias, weight, bias]) = before_last(chain, image, pictures, device);
+    let token = x.narrow(1, 0, 1);
+    let token = ops::layer_norm(token, norm.into_float(), norm_bias.into_float(), config.layer_norm_eps);
+    ops::linear_transposed(token, weight.into_float(), Some(bias.into_float())).squeeze_dim(1)
 }
