@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 /// The models that are read; all of them are built of the same layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Model {
+pub enum ModelType {
     /// Llama 1 to 3, and others that say `llama`, such as SmolLM2.
     Llama,
     /// Mistral 7B.
@@ -17,12 +17,12 @@ pub enum Model {
     Qwen3,
 }
 
-impl Model {
+impl ModelType {
     /// All of them.
     pub const ALL: [Self; 4] = [Self::Llama, Self::Mistral, Self::Qwen2, Self::Qwen3];
 
     /// The `model_type` of its configurations.
-    pub fn model_type(self) -> &'static str {
+    pub fn name(self) -> &'static str {
         match self {
             Self::Llama => "llama",
             Self::Mistral => "mistral",
@@ -78,7 +78,7 @@ pub struct Rope {
 #[derive(Clone, Debug, PartialEq)]
 pub struct DecoderConfig {
     /// The model.
-    pub model: Model,
+    pub model_type: ModelType,
     /// The number of token ids.
     pub vocab_size: usize,
     /// The longest sequence in tokens.
@@ -153,22 +153,22 @@ impl DecoderConfig {
 
     /// Returns whether the maps to queries, keys and values have biases.
     pub fn has_qkv_bias(&self) -> bool {
-        self.model == Model::Qwen2 || self.has_output_bias()
+        self.model_type == ModelType::Qwen2 || self.has_output_bias()
     }
 
     /// Returns whether the map of attention's result has a bias.
     pub fn has_output_bias(&self) -> bool {
-        matches!(self.model, Model::Llama | Model::Qwen3) && self.attention_bias
+        matches!(self.model_type, ModelType::Llama | ModelType::Qwen3) && self.attention_bias
     }
 
     /// Returns whether the maps of the networks have biases.
     pub fn has_mlp_bias(&self) -> bool {
-        self.model == Model::Llama && self.mlp_bias
+        self.model_type == ModelType::Llama && self.mlp_bias
     }
 
     /// Returns whether the queries and keys of each head are normalized.
     pub fn has_head_norms(&self) -> bool {
-        self.model == Model::Qwen3
+        self.model_type == ModelType::Qwen3
     }
 
     /// What turns queries and keys.

@@ -115,13 +115,13 @@ impl Model for Decoder {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Model as Kind;
+    use super::super::ModelType as Kind;
     use super::*;
 
     #[test]
     fn every_kind_of_decoder_is_read() {
         let kinds = [Kind::Llama, Kind::Mistral, Kind::Qwen2, Kind::Qwen3];
-        assert_eq!(DecoderFamily.model_types(), kinds.map(Kind::model_type));
+        assert_eq!(DecoderFamily.model_types(), kinds.map(Kind::name));
     }
 
     #[test]

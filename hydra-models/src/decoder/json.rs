@@ -1,6 +1,6 @@
 //! Configurations as JSON: what a file means, with the defaults of its model, and what is written.
 
-use super::config::{DecoderConfig, LayerType, Model, Rope, refuse};
+use super::config::{DecoderConfig, LayerType, ModelType, Rope, refuse};
 use crate::ModelError;
 use crate::ops::RotaryScaling;
 use serde::de::Error as _;
@@ -18,7 +18,7 @@ struct Defaults {
 }
 
 impl Defaults {
-    fn of(model: Model) -> Self {
+    fn of(model: ModelType) -> Self {
         let llama = Self {
             vocab_size: 32_000,
             max_position_embeddings: 2048,
@@ -34,15 +34,15 @@ impl Defaults {
             head_dim: None,
         };
         match model {
-            Model::Llama => llama,
-            Model::Mistral => Self {
+            ModelType::Llama => llama,
+            ModelType::Mistral => Self {
                 max_position_embeddings: 131_072,
                 intermediate_size: 14_336,
                 num_key_value_heads: Some(8),
                 ..llama
             },
-            Model::Qwen2 => qwen,
-            Model::Qwen3 => Self { head_dim: Some(128), ..qwen },
+            ModelType::Qwen2 => qwen,
+            ModelType::Qwen3 => Self { head_dim: Some(128), ..qwen },
         }
     }
 }
@@ -90,10 +90,10 @@ impl Keys<'_> {
 }
 
 /// The model that a file describes.
-fn model(keys: &Keys<'_>) -> Result<Model, ModelError> {
+fn model(keys: &Keys<'_>) -> Result<ModelType, ModelError> {
     let found = keys.text("model_type")?.unwrap_or_else(|| "missing".to_owned());
-    let known = || Model::ALL.map(Model::model_type).join(", ");
-    let model = Model::ALL.into_iter().find(|model| model.model_type() == found);
+    let known = || ModelType::ALL.map(ModelType::name).join(", ");
+    let model = ModelType::ALL.into_iter().find(|model| model.name() == found);
     let model = model.ok_or_else(|| refuse("model_type", &found, known()))?;
     let text = |value: &Value| value.as_str().map(str::to_owned);
     let list = |value: &Value| value.as_array()?.iter().map(text).collect::<Option<Vec<String>>>();
@@ -160,24 +160,24 @@ fn llama3(keys: &Keys<'_>) -> Result<RotaryScaling, ModelError> {
 }
 
 /// The window, and the first block that has it where the blocks' types do not say.
-fn window(keys: &Keys<'_>, model: Model) -> Result<(Option<usize>, usize), ModelError> {
+fn window(keys: &Keys<'_>, model: ModelType) -> Result<(Option<usize>, usize), ModelError> {
     // Null is no window; nothing is the model's own.
     let window = match keys.0.get("sliding_window") {
         None => Some(WINDOW),
         Some(_) => keys.size("sliding_window")?,
     };
     match model {
-        Model::Llama => Ok((None, 0)),
-        Model::Mistral => Ok((window, 0)),
-        Model::Qwen2 | Model::Qwen3 => {
+        ModelType::Llama => Ok((None, 0)),
+        ModelType::Mistral => Ok((window, 0)),
+        ModelType::Qwen2 | ModelType::Qwen3 => {
             let (first, slides) = (keys.size("max_window_layers")?, keys.flag("use_sliding_window")?);
             Ok((window.filter(|_| slides), first.unwrap_or(MAX_WINDOW_LAYERS)))
         }
     }
 }
 
-fn layer_types(keys: &Keys<'_>, model: Model) -> Result<Option<Vec<LayerType>>, ModelError> {
-    if !matches!(model, Model::Qwen2 | Model::Qwen3) {
+fn layer_types(keys: &Keys<'_>, model: ModelType) -> Result<Option<Vec<LayerType>>, ModelError> {
+    if !matches!(model, ModelType::Qwen2 | ModelType::Qwen3) {
         return Ok(None);
     }
     let Some(types) = keys.read("layer_types", "a list", |value| value.as_array().cloned())? else {
@@ -213,7 +213,7 @@ impl DecoderConfig {
         let head_dim = keys.size("head_dim")?.or(defaults.head_dim);
         let (sliding_window, max_window_layers) = window(&keys, model)?;
         Ok(Self {
-            model,
+            model_type: model,
             vocab_size: size("vocab_size", defaults.vocab_size)?,
             max_position_embeddings: size("max_position_embeddings", defaults.max_position_embeddings)?,
             hidden_size,
@@ -240,7 +240,7 @@ impl DecoderConfig {
     /// The keys of a file that describes this configuration: those it was read from, and all that says something else.
     pub fn to_json(&self) -> Map<String, Value> {
         let mut file = self.other.clone();
-        file.insert("model_type".to_owned(), json!(self.model.model_type()));
+        file.insert("model_type".to_owned(), json!(self.model_type.name()));
         let read = Self::from_json(file.clone()).ok();
         let known = read.as_ref().map(Self::known).unwrap_or_default();
         for (name, value) in self.known() {

@@ -15,7 +15,7 @@ mod weights;
 mod writer;
 
 pub use block::{Attention, Block, Mlp};
-pub use config::{DecoderConfig, LayerType, Model, Rope};
+pub use config::{DecoderConfig, LayerType, ModelType, Rope};
 pub use embed::Embed;
 pub use family::{Decoder, DecoderFamily};
 pub use head::{Head, logits};
@@ -83,9 +83,9 @@ fn note(config: &DecoderConfig) -> String {
 
 /// A name that tells apart chains whose parameters have the same shapes but compute something else.
 fn name(config: &DecoderConfig) -> String {
-    let DecoderConfig { model, num_hidden_layers, hidden_size, .. } = config;
+    let DecoderConfig { model_type, num_hidden_layers, hidden_size, .. } = config;
     let (heads, key_heads) = (config.num_attention_heads, config.num_key_value_heads);
-    format!("{}-{num_hidden_layers}x{hidden_size}-{heads}-{key_heads}-heads", model.model_type())
+    format!("{}-{num_hidden_layers}x{hidden_size}-{heads}-{key_heads}-heads", model_type.name())
 }
 
 /// The name that Hugging Face gives a parameter of a [`chain`]: `embed.embed_tokens.weight` is

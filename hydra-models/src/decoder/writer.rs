@@ -30,7 +30,7 @@ impl From<&DecoderDir> for DecoderWriter {
 
 impl ModelWriter for DecoderWriter {
     fn write(&self, chain: &Chain, images: &dyn ImageReader, dir: &Path) -> Result<(), WeightError> {
-        let (config, architecture) = (self.config.to_json(), self.config.model.architecture());
+        let (config, architecture) = (self.config.to_json(), self.config.model_type.architecture());
         let source = self.source.as_deref();
         Export { config, architecture, source, name: &hf_name }.write(chain, images, dir)
     }
