@@ -18,6 +18,7 @@
 
 mod admission;
 mod checkpoint;
+mod control;
 mod device;
 mod error;
 mod io;
@@ -35,8 +36,9 @@ mod weights;
 
 pub use admission::{Admission, AdmittedTask, LeftOut, OptimizerPlacement, Place, Placement};
 pub use checkpoint::{Checkpoint, CheckpointEvery};
+pub use control::{Answer, Command, Effect, RunControl};
 pub use device::{DeviceKind, DeviceSpec, OpenDevice};
-pub use error::{CheckpointError, EngineError};
+pub use error::{CheckpointError, CommandError, EngineError};
 pub use observer::{Observer, RunEvent, Silent, Span, TierMemory, Track, Work};
 pub use optimizer::{OptimizerCheck, RuleCheck};
 pub use orchestrator::Orchestrator;

@@ -1,6 +1,6 @@
 //! The events that a run tells while it goes on: the run log, progress bars and traces listen here.
 
-use crate::admission::Admission;
+use crate::admission::{Admission, AdmittedTask};
 use crate::protocol::Evaluation;
 use crate::stages::{EvaluationKind, TaskState};
 use hydra_core::{DeviceId, TaskId};
@@ -151,6 +151,26 @@ pub enum RunEvent<'a> {
         step: usize,
         /// Minibatches in all.
         steps: usize,
+        /// Seconds since the run began.
+        at_s: f64,
+    },
+    /// A task was added to the run, and begins when there is room for it.
+    Submitted {
+        /// The task.
+        task: TaskId,
+        /// Its needs.
+        admitted: &'a AdmittedTask,
+        /// The configuration that it was described with.
+        config: &'a serde_json::Value,
+        /// Seconds since the run began.
+        at_s: f64,
+    },
+    /// A task is paused, and waits for a [command](crate::Command).
+    Paused {
+        /// The task.
+        task: TaskId,
+        /// Minibatches trained before.
+        step: usize,
         /// Seconds since the run began.
         at_s: f64,
     },

@@ -9,6 +9,7 @@ use crate::admission::{
     AdmissionSettings, AdmittedTask, DiskSpec, DiskTier, OptimizerPlacement, admit, identities,
 };
 use crate::checkpoint::CheckpointEvery;
+use crate::control::RunControl;
 use crate::device::DeviceSpec;
 use crate::error::{EngineError, guarded, refused};
 use crate::observer::{Observer, RunEvent};
@@ -22,7 +23,7 @@ use hydra_partition::PilotProgress;
 use hydra_sched::{Policy, PolicyKind};
 use hydra_spill::{DeviceHomeStore, DeviceLink, DiskStore, DramStore, SharedStore, TierStore};
 use std::cell::RefCell;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// Trains many models on few devices.
@@ -163,6 +164,15 @@ impl Orchestrator {
         self
     }
 
+    /// The control by which the run is steered while it goes on. Optimizers then step on the host where nothing else is
+    /// asked for, and the run has all of its host memory, for tasks that are added. It ends when every task has, so one that
+    /// stays paused keeps it from ending.
+    pub fn control(mut self, control: &RunControl) -> Self {
+        self.admission.steered = true;
+        self.run.control = Some(control.clone());
+        self
+    }
+
     /// The observer that hears what happens, from the pilot passes on.
     pub fn observer(mut self, observer: Box<dyn Observer>) -> Self {
         self.run.observer = observer;
@@ -171,26 +181,10 @@ impl Orchestrator {
 
     /// Adds a task.
     pub fn submit(&mut self, task: TrainTask) -> Result<TaskId, EngineError> {
-        if self.tasks.iter().any(|other| other.name == task.name) {
-            return Err(EngineError::DuplicateTask { name: task.name });
-        }
+        task.check_beside(self.tasks.iter())?;
         task.spec.validate().map_err(EngineError::from).map_err(refused(&task.name))?;
-        if let Some((first, path)) = self.other_with(&task, TrainTask::checkpoint_file) {
-            return Err(EngineError::SameCheckpoint { first, second: task.name, path });
-        }
-        if let Some((first, path)) = self.other_with(&task, TrainTask::output_dir) {
-            return Err(EngineError::SameOutput { first, second: task.name, path });
-        }
         self.tasks.push(task);
         Ok(TaskId(self.tasks.len() - 1))
-    }
-
-    /// The task that has the same path as this one, and the path.
-    fn other_with(&self, task: &TrainTask, of: fn(&TrainTask) -> Option<&Path>) -> Option<(String, PathBuf)> {
-        let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
-        let path = of(task)?;
-        let same = |other: &&TrainTask| of(other).map(absolute) == Some(absolute(path));
-        self.tasks.iter().find(same).map(|other| (other.name.clone(), path.to_owned()))
     }
 
     /// Measures and cuts every model and finds room for all of them; trains nothing. The observer hears how far pilot
@@ -210,7 +204,8 @@ impl Orchestrator {
         let admission = admit(&tasks, &devices, &settings, &told)?;
         drop(told);
         tasks.retain(|task| admission.left_out.iter().all(|left| left.name != task.name));
-        let identities = identities(&tasks, &admission, &devices[0], &settings.plans.config)?;
+        let identities =
+            identities(&tasks, &admission, &devices[0], &settings.plans.config, settings.steered)?;
         let homed = |(i, task): (usize, &AdmittedTask)| task.optimizer.on_device().then_some(TaskId(i));
         let homed = admission.tasks.iter().enumerate().filter_map(homed);
         let manager = &devices[0].manager;

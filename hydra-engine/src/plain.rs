@@ -45,13 +45,29 @@ pub fn train_on(
     spec: &TrainSpec,
     device: &Device,
 ) -> Result<PlainRun, EngineError> {
+    train_forked(chain, data, (spec, 0), spec, device)
+}
+
+/// Trains as [`train_on`], with the spec `first` for so many minibatches and then with `spec`, whose schedule is evaluated at
+/// the minibatches that there were: what a task comes to that is [forked](crate::TrainTask::fork_from).
+///
+/// # Errors
+/// As [`train_on`].
+pub fn train_forked(
+    chain: &Chain,
+    data: &dyn Dataset,
+    (first, at): (&TrainSpec, usize),
+    spec: &TrainSpec,
+    device: &Device,
+) -> Result<PlainRun, EngineError> {
     guarded("the plain loop", || {
         spec.validate()?;
-        let mut model = Model::new(chain, spec, device.clone().autodiff())?;
+        let mut model = Model::new(chain, first, device.clone().autodiff())?;
         let mut sampler = Sampler::new(data.len(), spec.batch, spec.seed, spec.shuffle);
-        let steps = spec.steps(data.len());
         let (mut losses, mut gradient_norms) = (Vec::new(), Vec::new());
-        for step in 0..steps {
+        for step in 0..spec.steps(data.len()) {
+            model.spec = if step < at { first } else { spec };
+            let steps = model.spec.steps(data.len());
             let items = sampler.items(step);
             let (loss, grads) = model.gradients(data, &items, step)?;
             losses.push(loss);

@@ -1,6 +1,7 @@
 //! The tasks that are submitted to a run.
 
 use crate::checkpoint::Checkpoint;
+use crate::error::EngineError;
 use crate::protocol::StopFlag;
 use crate::stages::{Cursor, Program, Visit};
 use hydra_core::{Chain, Dataset, ModelWriter, TrainSpec};
@@ -22,6 +23,10 @@ pub struct TrainTask {
     pub(crate) output: Option<(Arc<dyn ModelWriter>, PathBuf)>,
     pub(crate) checkpoint: Option<PathBuf>,
     pub(crate) resume: Option<Checkpoint>,
+    /// True if that is another task's, with which this one has a beginning in common.
+    pub(crate) forked: bool,
+    /// The minibatches after which it pauses.
+    pub(crate) until: Option<usize>,
     pub(crate) initial_validation: bool,
     pub(crate) stop: StopFlag,
     /// The microbatches of a visit, where they are not chosen by what they cost.
@@ -47,6 +52,8 @@ impl TrainTask {
             output: None,
             checkpoint: None,
             resume: None,
+            forked: false,
+            until: None,
             initial_validation: true,
             stop: StopFlag::new(),
             visit: None,
@@ -146,7 +153,20 @@ impl TrainTask {
     /// of device must be as they were; budgets, cuts, the number of devices, threads and policy may differ. One that is
     /// finished is not trained again; if it has the trained weights and this task a writer, its model is written.
     pub fn resume_from(self, checkpoint: Checkpoint) -> Self {
-        Self { resume: Some(checkpoint), ..self }
+        Self { resume: Some(checkpoint), forked: false, ..self }
+    }
+
+    /// Begins where another task stood when it was [saved](crate::Command::Save): with its weights, moments, results and place
+    /// in the data. From there it trains with its own spec, whose schedule goes on as if the task had come there by itself.
+    /// Rates, decay, clipping, schedule, length and evaluations may be others than those of the checkpoint's task; chain,
+    /// data, seed, minibatches and the kind of optimizer must be the same.
+    pub fn fork_from(self, checkpoint: Checkpoint) -> Self {
+        Self { resume: Some(checkpoint), forked: true, ..self }
+    }
+
+    /// Pauses after so many minibatches, until a [command](crate::Command::Continue) lets it go on. At 0 it does not even begin.
+    pub fn until(self, minibatches: usize) -> Self {
+        Self { until: Some(minibatches), ..self }
     }
 
     /// A flag that stops this task alone at the end of the minibatch that has begun: with the weights of that minibatch, or
@@ -157,6 +177,30 @@ impl TrainTask {
 
     pub(crate) fn checkpoint_file(&self) -> Option<&Path> {
         self.checkpoint.as_deref()
+    }
+
+    /// Refuses a task that would be in the way of one of these: of the same name, or with the same files.
+    pub(crate) fn check_beside<'a>(
+        &self,
+        others: impl Iterator<Item = &'a Self> + Clone,
+    ) -> Result<(), EngineError> {
+        let (name, absolute) =
+            (&self.name, |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned()));
+        if others.clone().any(|other| other.name == *name) {
+            return Err(EngineError::DuplicateTask { name: name.clone() });
+        }
+        let with = |of: fn(&Self) -> Option<&Path>| {
+            let path = of(self)?;
+            let same = |other: &&Self| of(other).map(absolute) == Some(absolute(path));
+            others.clone().find(same).map(|other| (other.name.clone(), name.clone(), path.to_owned()))
+        };
+        if let Some((first, second, path)) = with(Self::checkpoint_file) {
+            return Err(EngineError::SameCheckpoint { first, second, path });
+        }
+        match with(Self::output_dir) {
+            Some((first, second, path)) => Err(EngineError::SameOutput { first, second, path }),
+            None => Ok(()),
+        }
     }
 
     pub(crate) fn output_dir(&self) -> Option<&Path> {

@@ -95,7 +95,7 @@ impl Journal {
 
     /// Returns true if every task has come to its end: of a run that is under way, only the writing is left.
     pub(crate) fn has_ended(&self) -> bool {
-        let open = |task: &Entry| matches!(task.state.as_str(), "waiting" | "running");
+        let open = |task: &Entry| matches!(task.state.as_str(), "waiting" | "running" | "paused");
         !self.tasks.is_empty() && !self.tasks.iter().any(open)
     }
 
@@ -133,6 +133,7 @@ impl Entry {
                 self.goes_on_from(step);
                 self.planned = line["steps"].as_u64().or(self.planned);
             }
+            "paused" => "paused".clone_into(&mut self.state),
             "evaluation" => self.evaluated(line, step),
             "left_out" => {
                 "left out".clone_into(&mut self.state);
@@ -174,7 +175,7 @@ impl Entry {
     }
 
     fn report(&self, running: bool) -> Value {
-        let left = !running && self.state == "running";
+        let left = !running && matches!(self.state.as_str(), "running" | "paused");
         json!({
             "name": self.name, "config": self.config, "state": if left { "stopped" } else { &self.state },
             "doing": self.doing(running), "error": self.error, "shards": self.shards, "steps": self.losses.len(),

@@ -86,6 +86,9 @@ impl Observer for SharedRunLog {
                 log.push(json!({ "event": "left_out", "task": name, "reason": reason, "at_s": 0.0 }));
             }
         }
+        if let RunEvent::Submitted { admitted, .. } = event {
+            log.tasks.push(admitted.name.clone());
+        }
         if let RunEvent::Span(span) = event {
             log.timeline.push(span);
             let task = log.tasks.get(span.task.0).map_or("", String::as_str);
@@ -154,6 +157,12 @@ fn line(event: &RunEvent<'_>, tasks: &[String]) -> Option<Value> {
     Some(match event {
         RunEvent::Pilot { .. } | RunEvent::Admitted(_) | RunEvent::Span(_) | RunEvent::Evaluating { .. } => {
             return None;
+        }
+        RunEvent::Submitted { admitted, config, at_s, .. } => json!({
+            "event": "task", "task": admitted.name, "config": config, "steps": admitted.steps, "at_s": at_s,
+        }),
+        RunEvent::Paused { task, step, at_s } => {
+            json!({ "event": "paused", "task": name(task), "step": step, "at_s": at_s })
         }
         RunEvent::Began { task, at_s } => json!({ "event": "begin", "task": name(task), "at_s": at_s }),
         RunEvent::Minibatch { task, step, steps, loss, rate, units, at_s } => json!({

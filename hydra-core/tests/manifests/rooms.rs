@@ -19,6 +19,7 @@ const FLOORS: &[(&str, &[&[&str]])] = &[
             &["protocol"],
             &["checkpoint"],
             &["io", "train_task"],
+            &["control"],
             &["optimizer"],
             &["device", "plain"],
             &["admission"],

@@ -7,7 +7,7 @@ use super::gradients::Window;
 use super::host_memory::{HostMemory, Room};
 use super::left_out::{LeftOut, Misfits};
 use super::measure::{Pilot, Tell, measure};
-use super::placement::{Placement, place};
+use super::placement::{OptimizerPlacement, Placement, place};
 use super::settings::AdmissionSettings;
 use super::shared::{SharedImage, shared_images};
 use super::sizes::TaskSizes;
@@ -127,8 +127,13 @@ pub(crate) fn admit(
     let mut cut = cut(measured, &limits, &pilot, &mut misfits)?;
     let (budget, disk) = (settings.host_memory.bytes(), settings.disk.as_ref());
     let host = HostMemory { budget, disk, devices: devices.len(), concurrent: settings.concurrent };
+    // Room on a device is for the tasks that are there from the start.
+    let placement = match settings.placement {
+        OptimizerPlacement::Auto if settings.steered => OptimizerPlacement::Host,
+        other => other,
+    };
     let (placed, sizes) = loop {
-        let placed = place(settings.placement, &cut, &limits, devices)?;
+        let placed = place(placement, &cut, &limits, devices)?;
         share(&mut cut, &placed);
         let sizes = least_sizes(&cut, &placed, devices.len());
         if !leave_out(&mut cut, &sizes, &host, &mut misfits)? {
@@ -147,7 +152,7 @@ pub(crate) fn admit(
         devices: devices.iter().map(named).collect(),
         reserve_bytes: limits.reserve,
         host_budget_bytes: budget,
-        host_admitted_bytes: room.admitted,
+        host_admitted_bytes: if settings.steered { budget } else { room.admitted },
         host_ahead_bytes: room.ahead,
         host_working_bytes: room.division.working,
         disk_bytes: room.division.disk,
@@ -205,6 +210,20 @@ impl AdmittedTask {
     pub(crate) fn shared(&self) -> impl Iterator<Item = (usize, SharedImage, bool)> {
         let images = self.shared.iter().zip(&self.on_disk).enumerate();
         images.filter_map(|(image, (shared, on_disk))| Some((image, (*shared)?, *on_disk)))
+    }
+
+    /// A task of the same shape as another one, all of whose masters are in host memory.
+    pub(crate) fn like((other, of): (&Self, &TrainTask), task: &TrainTask) -> Self {
+        let items = task.train.len();
+        let units_per_item = other.units.checked_div(trained_items(of)).unwrap_or(0);
+        Self {
+            name: task.name.clone(),
+            steps: task.spec.steps(items),
+            units: trained_items(task).saturating_mul(units_per_item),
+            first_evaluation: None,
+            estimated_s: task_s(task, &other.plan, false),
+            ..other.clone()
+        }
     }
 
     /// Returns whether the gradients that a shard makes of the microbatches of a visit can add up on a device: where the

@@ -73,7 +73,7 @@ impl DiskTier {
 
     /// Takes the space of a task that begins, or that will not.
     pub(crate) fn take_room(&mut self, task: TaskId) -> Option<Reservation> {
-        self.rooms[task.0].take()
+        self.rooms.get_mut(task.0)?.take()
     }
 }
 

@@ -2,9 +2,9 @@
 
 use super::admit::{Admission, AdmittedTask};
 use super::alike::is_same;
-use crate::checkpoint::{DataIdentity, Identity};
+use crate::checkpoint::{Checkpoint, DataIdentity, Identity};
 use crate::device::{DeviceKind, LogicalDevice};
-use crate::error::{EngineError, guarded, refused};
+use crate::error::{CheckpointError, EngineError, guarded, refused};
 use crate::train_task::TrainTask;
 use crate::weights::hexadecimal;
 use hydra_core::{Dataset, gather_items};
@@ -22,10 +22,11 @@ pub(crate) fn identities(
     admission: &Admission,
     device: &LogicalDevice,
     config: &str,
+    steered: bool,
 ) -> Result<Vec<Option<Identity>>, EngineError> {
     let mut hashed = HashedData::default();
     let mut identity = |task: &TrainTask, admitted: &AdmittedTask| {
-        if task.checkpoint.is_none() && task.resume.is_none() {
+        if task.checkpoint.is_none() && task.resume.is_none() && !steered {
             return Ok(None);
         }
         let mut data = |data: Option<&Arc<dyn Dataset>>| data.map(|data| hashed.identity(data)).transpose();
@@ -42,12 +43,22 @@ pub(crate) fn identities(
             initial_validation: task.initial_validation,
         };
         if let Some(checkpoint) = &task.resume {
-            checkpoint.state().identity.check(checkpoint.path(), &identity)?;
+            check(task, checkpoint, &identity)?;
         }
         Ok(Some(identity))
     };
     let tasks = tasks.iter().zip(&admission.tasks);
     tasks.map(|(task, admitted)| identity(task, admitted).map_err(refused(&task.name))).collect()
+}
+
+/// Refuses a checkpoint that does not belong to its task.
+pub(crate) fn check(
+    task: &TrainTask,
+    checkpoint: &Checkpoint,
+    own: &Identity,
+) -> Result<(), CheckpointError> {
+    let (saved, path) = (&checkpoint.state().identity, checkpoint.path());
+    if task.forked { saved.check_fork(path, own) } else { saved.check(path, own) }
 }
 
 /// The datasets that were hashed. Those that tasks share are read once.

@@ -29,6 +29,8 @@ pub(crate) struct AdmissionSettings {
     pub concurrent: Option<usize>,
     /// True if a task that can never fit is left out of the run, false if the run is refused.
     pub leave_out: bool,
+    /// True if tasks may be added while the run goes on: then it has all of its host memory.
+    pub steered: bool,
 }
 
 impl AdmissionSettings {
@@ -51,6 +53,7 @@ impl AdmissionSettings {
             own_link: None,
             concurrent: None,
             leave_out: false,
+            steered: false,
         })
     }
 

@@ -134,6 +134,29 @@ impl Identity {
         }
     }
 
+    /// The same for a task that is forked where that checkpoint's stood: what it was trained with until then may be other
+    /// than what it will be trained with.
+    pub(crate) fn check_fork(&self, path: &Path, task: &Self) -> Result<(), CheckpointError> {
+        let (saved, own) = (&self.spec, &task.spec);
+        let mut spec = TrainSpec {
+            schedule: own.schedule.clone(),
+            decay: own.decay,
+            clip: own.clip,
+            length: own.length,
+            patience: own.patience,
+            ..saved.clone()
+        };
+        // The moments mean the same, and the best weights are there or are not.
+        let (kind, moments) = (saved.optimizer.name(), saved.optimizer.moments());
+        if (kind, moments) == (own.optimizer.name(), own.optimizer.moments()) {
+            spec.optimizer = own.optimizer.clone();
+        }
+        if saved.eval_every.is_some() == own.eval_every.is_some() {
+            spec.eval_every = own.eval_every;
+        }
+        Self { spec, initial_validation: task.initial_validation, ..self.clone() }.check(path, task)
+    }
+
     /// All of it in words, by name.
     fn properties(&self) -> Vec<(String, String)> {
         let config = if self.config.is_empty() { "the default" } else { &self.config };

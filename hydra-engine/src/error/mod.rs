@@ -4,8 +4,10 @@
 //! Never: imports anything of the engine.
 
 mod checkpoint;
+mod command;
 
 pub use checkpoint::CheckpointError;
+pub use command::CommandError;
 
 pub(crate) use hydra_core::with_causes;
 use hydra_core::{ByteSize, CoreError, DatasetError, WeightError};

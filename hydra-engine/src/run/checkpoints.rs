@@ -4,7 +4,7 @@
 //! for its turn. Of tasks that stop all wait.
 
 use crate::checkpoint::CheckpointEvery;
-use crate::task::{LiveTask, Request};
+use crate::task::{Leaving, LiveTask, Request};
 use hydra_core::TaskId;
 
 /// The tasks that the writer could save now.
@@ -48,6 +48,7 @@ pub(super) fn mark_due(tasks: &mut [LiveTask], every: CheckpointEvery, now_s: f6
     let saved = open.map(|task| usize::from(task.checkpoint.has_begun(&task.cursor, now_s))).sum();
     for task in tasks {
         let passed = task.checkpoint.has_run(every, saved, &task.cursor, now_s) && turn.is(task.id());
-        task.checkpoint.due = (task.phase.ends_at_rest() || passed && !held) && task.wants_checkpoint();
+        let ends = task.phase.ends_at_rest() || task.pause.leaving == Leaving::Asked;
+        task.checkpoint.due = (ends || passed && !held) && task.wants_checkpoint();
     }
 }

@@ -8,7 +8,7 @@ use crate::observer::{RunEvent, Track, Work};
 use crate::optimizer::HostJob;
 use crate::protocol::{Event, Made, Ticket, Time, Written};
 use crate::stages::TaskState;
-use crate::task::{Claim, Progress};
+use crate::task::{Claim, Progress, Request};
 use hydra_core::{DeviceId, TaskId};
 use hydra_spill::{ImageId, ImageKind};
 
@@ -192,7 +192,9 @@ impl Run {
         if task.phase.is_over() {
             return;
         }
-        task.request = None;
+        if task.request.take() == Some(Request::Save) {
+            return self.saved(id, result);
+        }
         task.checkpoint.saved(&task.cursor, time);
         match result {
             Ok(bytes) => {

@@ -17,6 +17,7 @@ mod queue;
 mod record;
 mod setup;
 mod shared_evaluation;
+mod steering;
 mod summary;
 mod threads;
 
@@ -50,6 +51,7 @@ use queue::Queue;
 use record::{Recorder, replay_s};
 use std::sync::Arc;
 use std::time::Duration;
+use steering::Steering;
 use threads::{DeviceThreads, Threads};
 
 /// The interval at which the loop looks at the stop flag while nothing happens.
@@ -68,6 +70,7 @@ pub(crate) struct Run {
     every: CheckpointEvery,
     stop: StopFlag,
     stopping: bool,
+    steering: Option<Steering>,
     journal: Journal,
     /// Tasks that are no part of it.
     left_out: Vec<LeftOut>,
@@ -109,7 +112,7 @@ impl Run {
     fn start(admitted: AdmittedRun, events: Sender<Event>, clock: Clock) -> Result<Self, EngineError> {
         let AdmittedRun { tasks, admission, devices, store, device_home, disk, identities, settings } =
             admitted;
-        let RunSettings { policy, prefetch, every, seed, stop, observer } = settings;
+        let RunSettings { policy, prefetch, every, seed, stop, control, observer } = settings;
         let tiers: Arc<dyn TierStore> = store.clone();
         let recorder = Recorder::new(observer, prefetch, &devices);
         let mut journal = Journal::new(recorder, clock);
@@ -132,8 +135,10 @@ impl Run {
             PolicyChoice::Kind(kind) => kind.build(seed),
             PolicyChoice::Own(policy) => policy,
         };
+        // Tasks that are added begin when there is room.
+        let in_turn = admission.in_turn.or(control.is_some().then_some(usize::MAX));
         let mut run = Self {
-            queue: Queue::new(admission.in_turn, threads.devices.len()),
+            queue: Queue::new(in_turn, threads.devices.len()),
             claiming: Claiming::new(policy, prefetch)?,
             first_evaluations: FirstEvaluations::default(),
             devices: threads.devices.iter().map(|_| DeviceState::default()).collect(),
@@ -144,6 +149,7 @@ impl Run {
             every,
             stop,
             stopping: false,
+            steering: control.map(Steering::new),
             journal,
             left_out: admission.left_out,
             to_discard: Vec::new(),
@@ -175,7 +181,10 @@ impl Run {
     /// A task that begins: its first masters, with their room. `is_idle` says whether nothing uses what lives on the disk.
     fn next_to_begin(&mut self, is_idle: impl Fn(&[LiveTask]) -> bool) -> Option<FirstMasters> {
         let idle = is_idle(&self.tasks);
-        let waiting = self.queue.may_begin(&self.tasks, &self.memory, &self.store);
+        // Of one that has left room for others nothing may be in the way.
+        let is_gone = |task: &LiveTask| self.to_discard.iter().all(|image| image.task != task.id());
+        let mut waiting = self.queue.may_begin(&self.tasks, &self.memory, &self.store);
+        waiting.retain(|task| is_gone(task));
         let id = match self.queue.is_in_turn() {
             true => self.claiming.choose_next(self.devices.len(), &waiting)?,
             false => waiting.first()?.id(),
@@ -232,6 +241,7 @@ impl Run {
     fn work(&mut self, inbox: &Receiver<Event>) {
         while self.tasks.iter().any(|task| !task.phase.is_over()) {
             self.check_stop();
+            self.obey();
             self.discard();
             self.end_without_devices();
             self.begin_waiting();
@@ -239,6 +249,7 @@ impl Run {
                 // There may be room now that was not there before.
                 self.begin_waiting();
             }
+            self.ask_for_room();
             self.share_first_evaluations();
             mark_due(&mut self.tasks, self.every, self.journal.clock.now());
             (0..self.tasks.len()).for_each(|index| self.settle(index));
@@ -275,18 +286,23 @@ impl Run {
     fn check_stop(&mut self) {
         let asked = self.stop.is_stopped() && !self.stopping;
         for index in 0..self.tasks.len() {
-            let task = &mut self.tasks[index];
-            if asked || task.facts.task.stop.is_stopped() {
-                let waited = task.phase.is_waiting();
-                task.phase.change(Change::Stop);
-                if waited {
-                    self.end(index);
-                }
+            if asked || self.tasks[index].facts.task.stop.is_stopped() {
+                self.stop(index);
             }
         }
         if asked {
             self.stopping = true;
             self.journal.observe(&RunEvent::Stopping);
+        }
+    }
+
+    /// Tells a task to stop.
+    fn stop(&mut self, index: usize) {
+        let phase = &mut self.tasks[index].phase;
+        let waited = phase.is_waiting();
+        phase.change(Change::Stop);
+        if waited {
+            self.end(index);
         }
     }
 
@@ -304,11 +320,13 @@ impl Run {
     /// Has done what a task needs that has come to rest.
     fn settle(&mut self, index: usize) {
         let id = TaskId(index);
+        self.tell_pause(index);
         let may_save = self.tasks[index].checkpoint.due && Turn::of(&self.tasks).is(id);
         // The channels close only with the run.
         match self.tasks[index].settle(may_save) {
             Rest::Nothing => {}
             Rest::Checkpoint(job) => drop(self.threads.host.send(HostJob::Checkpoint(job))),
+            Rest::Leave => self.leave_room(index),
             Rest::Restore => drop(self.threads.host.send(HostJob::Restore { task: id })),
             Rest::Write(job) => drop(self.threads.writer.send(WriterJob::Model(job))),
             Rest::Over => self.end(index),
@@ -368,7 +386,7 @@ impl Run {
             claimable = board.has_claimable(claiming.prefetch);
             if claimable { claiming.insist(board) } else { Vec::new() }
         });
-        if claimable || stopping {
+        if claimable || stopping || self.awaits_commands() {
             return;
         }
         for index in indices {
@@ -400,6 +418,14 @@ impl Run {
         let task = &mut self.tasks[index];
         task.release();
         abandon(&self.devices, task.id());
+        self.give_up(index);
+        drop(self.memory.disk.take_room(TaskId(index)));
+        self.leave_unsaved(TaskId(index));
+        tell_end(&self.tasks[index], &mut self.journal);
+    }
+
+    /// Gives up the images of a task that needs them no more, or not for now.
+    fn give_up(&mut self, index: usize) {
         self.forget_copies(|id| id.task == TaskId(index) && id.kind != ImageKind::Shared);
         for device in &mut self.devices {
             device.sums.take_if(|(claim, _)| claim.task == TaskId(index));
@@ -409,8 +435,6 @@ impl Run {
         self.to_discard.extend(facts.stored_images());
         self.to_leave.extend(facts.shared_names().map(|(name, _)| name));
         self.discard();
-        drop(self.memory.disk.take_room(TaskId(index)));
-        tell_end(&self.tasks[index], &mut self.journal);
     }
 
     /// Gives up the images of tasks that have ended. One that a worker still reads or writes is tried again when something

@@ -30,7 +30,7 @@ impl Queue {
         memory: &RunMemory,
         store: &SharedStore,
     ) -> Vec<&'a LiveTask> {
-        let waiting = tasks.iter().filter(|task| task.phase.is_waiting());
+        let waiting = tasks.iter().filter(|task| task.phase.is_waiting() && !task.is_paused());
         let Some(most) = self.in_turn else { return waiting.collect() };
         let begun = || tasks.iter().filter(|task| task.has_begun()).map(|task| &task.facts);
         if begun().count() >= most || waiting.clone().next().is_none() {

@@ -1,6 +1,7 @@
 //! A run as the costs of its shard tasks, a workload: the simulator can replay it, under other policies too.
 
 use super::costs::{device_cost, leave_room_for_copies};
+use crate::admission::AdmittedTask;
 use crate::device::LogicalDevice;
 use crate::error::guarded;
 use crate::observer::{Observer, RunEvent, Span, Track, Work};
@@ -218,17 +219,10 @@ impl Observer for Recorder {
     fn observe(&mut self, event: &RunEvent<'_>) {
         match event {
             RunEvent::Admitted(admission) => {
-                let shard = |bytes| Shard { bytes, ..Shard::default() };
-                let task = |task: &crate::admission::AdmittedTask| Task {
-                    name: task.name.clone(),
-                    shards: task.plan.shards.iter().map(|of| shard(of.param_bytes)).collect(),
-                    visits: [task.visit.microbatches as u64, task.visit.batches as u64],
-                    lanes: task.lanes,
-                    ..Task::default()
-                };
-                self.tasks = admission.tasks.iter().map(task).collect();
+                self.tasks = admission.tasks.iter().map(Task::new).collect();
                 leave_room_for_copies(self.devices.iter_mut().map(|device| &mut device.cost), admission);
             }
+            RunEvent::Submitted { admitted, .. } => self.tasks.push(Task::new(admitted)),
             RunEvent::Span(span) => self.span(span),
             RunEvent::Minibatch { task, step, at_s, .. } => self.minibatch(*task, *step, *at_s),
             _ => {}
@@ -238,6 +232,17 @@ impl Observer for Recorder {
 }
 
 impl Task {
+    fn new(task: &AdmittedTask) -> Self {
+        let shard = |bytes| Shard { bytes, ..Shard::default() };
+        Self {
+            name: task.name.clone(),
+            shards: task.plan.shards.iter().map(|of| shard(of.param_bytes)).collect(),
+            visits: [task.visit.microbatches as u64, task.visit.batches as u64],
+            lanes: task.lanes,
+            ..Self::default()
+        }
+    }
+
     fn evaluated(&mut self) {
         let after = self.minibatches.len() as u64;
         match self.evaluations.last_mut().filter(|of| of.after == after) {

@@ -2,6 +2,7 @@
 
 use crate::admission::{Admission, DiskTier};
 use crate::checkpoint::{self, CheckpointEvery, Identity};
+use crate::control::RunControl;
 use crate::device::LogicalDevice;
 use crate::error::{EngineError, refused};
 use crate::observer::{Observer, Silent};
@@ -26,6 +27,7 @@ pub(crate) struct RunSettings {
     pub every: CheckpointEvery,
     pub seed: u64,
     pub stop: StopFlag,
+    pub control: Option<RunControl>,
     pub observer: Box<dyn Observer>,
 }
 
@@ -37,6 +39,7 @@ impl Default for RunSettings {
             every: CheckpointEvery::default(),
             seed: 0,
             stop: StopFlag::new(),
+            control: None,
             observer: Box::new(Silent),
         }
     }

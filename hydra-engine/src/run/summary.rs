@@ -1,7 +1,6 @@
 //! The report of a run that has ended.
 
 use super::Run;
-use crate::checkpoint::Checkpoint;
 use crate::error::with_causes;
 use crate::report::{
     CheckpointReport, DeviceReport, PlanReport, REPORT_SCHEMA, RunReport, TaskReport, TaskTimes, Transfers,
@@ -97,7 +96,7 @@ fn task_report(task: &LiveTask) -> TaskReport {
         weights_sha256: results.sha256.clone(),
         model_dir: results.dir.clone(),
         checkpoints: CheckpointReport {
-            resumed_at: facts.task.resume.as_ref().map(Checkpoint::step),
+            resumed_at: task.resumed_at,
             checkpoint_error: results.checkpoint_error.clone(),
         },
         times: TaskTimes { compute_s: results.compute_s, optimizer_stall_s: results.optimizer_stall_s },

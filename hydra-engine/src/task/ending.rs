@@ -18,6 +18,8 @@ pub(crate) enum Rest {
     Nothing,
     /// Its checkpoint is to be written.
     Checkpoint(CheckpointJob),
+    /// Its masters make room for others.
+    Leave,
     /// Its best masters are to be put back.
     Restore,
     /// Its model is to be hashed and written.
@@ -118,6 +120,15 @@ impl LiveTask {
             self.request = Some(Request::Checkpoint);
             return Rest::Checkpoint(job);
         }
+        if !self.phase.ends_at_rest()
+            && let Some(job) = self.save_here().and_then(|file| self.job_into(file))
+        {
+            self.request = Some(Request::Save);
+            return Rest::Checkpoint(job);
+        }
+        if self.may_leave() {
+            return Rest::Leave;
+        }
         self.stop_here();
         match self.cursor.stage() {
             Stage::Restore => {
@@ -134,7 +145,10 @@ impl LiveTask {
     }
 
     fn checkpoint_job(&self) -> Option<CheckpointJob> {
-        let file = self.facts.task.checkpoint.clone().filter(|_| self.wants_checkpoint())?;
+        self.job_into(self.facts.task.checkpoint.clone().filter(|_| self.wants_checkpoint())?)
+    }
+
+    fn job_into(&self, file: PathBuf) -> Option<CheckpointJob> {
         let (task, chain) = (self.id(), self.facts.chain().clone());
         Some(CheckpointJob { task, chain, file, state: self.state()? })
     }

@@ -11,6 +11,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 /// A task as it was submitted and admitted.
+#[derive(Clone)]
 pub(crate) struct Facts {
     pub id: TaskId,
     pub task: TrainTask,

@@ -4,11 +4,13 @@ use super::checkpoint_clock::CheckpointClock;
 use super::facts::Facts;
 use super::flight::Flight;
 use super::gradient_room::GradientRoom;
+use super::pause::Pause;
 use super::phase::Phase;
 use super::results::{Ended, Progress, Results, Underway};
 use super::sweep::{ReadAhead, SweepBuffers};
 use super::waits::Waits;
 use crate::admission::GradientBytes;
+use crate::checkpoint::Checkpoint;
 use crate::device::{Adding, ShardWork};
 use crate::error::EngineError;
 use crate::optimizer::MicroStep;
@@ -61,6 +63,8 @@ impl Claim {
 pub(crate) enum Request {
     FirstMasters,
     Checkpoint,
+    /// The checkpoint from which others are forked.
+    Save,
     Restore,
     Write,
 }
@@ -95,6 +99,9 @@ pub(crate) struct LiveTask {
     /// The hash of its frozen masters, for its checkpoints.
     pub frozen: Option<String>,
     pub waits: Waits,
+    pub pause: Pause,
+    /// The minibatches of a checkpoint that it began with.
+    pub resumed_at: Option<usize>,
 }
 
 impl LiveTask {
@@ -123,6 +130,8 @@ impl LiveTask {
             checkpoint: CheckpointClock::new(&cursor, 0.0, facts.admitted.master_bytes),
             frozen: None,
             waits: Waits::default(),
+            resumed_at: facts.task.resume.as_ref().map(Checkpoint::step),
+            pause: Pause::until(facts.task.until),
             cursor,
             facts: Arc::new(facts),
         })
@@ -183,9 +192,10 @@ impl LiveTask {
         self.cursor.peek().filter(|next| open && waits(next))
     }
 
-    /// Returns whether the task ends, or is saved, before this shard task, which is next.
+    /// Returns whether the task ends, pauses or is saved before this shard task, which is next.
     pub(super) fn stops_before(&self, next: &ShardTask) -> bool {
-        (self.phase.ends_at_rest() || self.checkpoint.due) && self.is_between_sweeps(next)
+        let rests = self.phase.ends_at_rest() || self.checkpoint.due;
+        rests && self.is_between_sweeps(next) || self.pauses_before(next)
     }
 
     /// When the shard that waits for the optimizer can have been promoted, once that was measured.
@@ -343,7 +353,8 @@ impl LiveTask {
         }
         let has_lane = self.cursor.visiting().len() < self.cursor.lanes();
         let next = self.cursor.first_of_next().filter(|_| has_lane)?;
-        self.ahead.is_free_for(Sweep::of(&next)).then_some(next)
+        let goes_on = !self.pauses_before(&next);
+        (goes_on && self.ahead.is_free_for(Sweep::of(&next))).then_some(next)
     }
 
     /// Begins to read ahead: what is to be read, and for which sweep.

@@ -8,6 +8,7 @@
 //!    +------doom-------+--> Doomed --close--+--> Closing (failed) --written--> Ended (failed)
 //!    |                 |       |            |        ^
 //!    +-----------------+-------+------------+--------+ give up
+//!    |--leave--> Waiting (to go on from its checkpoint)
 //!    |
 //!    +--written--> Ended (done)            every phase --fail--> Ended (failed)
 //! ```
@@ -43,6 +44,8 @@ pub(crate) enum Phase {
 pub(crate) enum Change {
     /// It has room for its masters.
     Begin,
+    /// Its masters make room for others, and it goes on from its checkpoint.
+    Leave,
     /// It is told to stop.
     Stop,
     /// The shard task of this ticket, or its data, failed before anything of the minibatch was stepped.
@@ -72,6 +75,8 @@ impl Phase {
 
             (Self::Waiting, Change::Begin) => Self::Running,
             (begun, Change::Begin) => begun,
+            (Self::Running, Change::Leave) => Self::Waiting,
+            (other, Change::Leave) => other,
             (Self::Waiting, Change::Doom { error, .. } | Change::GiveUp(error)) => failed(Arc::new(error)),
             (Self::Waiting, Change::Stop | Change::Close { .. }) => ended(TaskState::Stopped, None),
 

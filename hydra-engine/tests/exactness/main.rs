@@ -12,6 +12,7 @@ mod parity;
 mod residence;
 mod same_bits;
 mod shared;
+mod steering;
 
 use hydra_spill::alloc::CountingAllocator;
 

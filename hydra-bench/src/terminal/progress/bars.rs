@@ -83,7 +83,7 @@ fn chosen(known: &Known, room: usize) -> Vec<usize> {
             // Whichever has begun first keeps its row until it ends.
             Phase::Running { turn } => (2, turn as f64),
             Phase::Ended(TaskState::Failed) => (3, 0.0),
-            Phase::Ended(_) => (4, task.best.map_or(f64::INFINITY, |best| best.loss)),
+            Phase::Paused | Phase::Ended(_) => (4, task.best.map_or(f64::INFINITY, |best| best.loss)),
             Phase::Waiting => (5, 0.0),
         };
         (group, place, index)

@@ -1,7 +1,7 @@
 //! The knowledge of a run that its events give, at times that come from outside. Nothing is printed here.
 
 use hydra_core::TaskId;
-use hydra_engine::{Admission, Evaluation, EvaluationKind, RunEvent, Span, TaskState, Track};
+use hydra_engine::{Admission, AdmittedTask, Evaluation, EvaluationKind, RunEvent, Span, TaskState, Track};
 use hydra_partition::PilotProgress;
 use std::collections::BTreeMap;
 
@@ -68,6 +68,8 @@ pub(super) enum Phase {
     Running {
         turn: usize,
     },
+    /// It waits to be told to go on.
+    Paused,
     Ended(TaskState),
 }
 
@@ -160,6 +162,10 @@ impl Task {
         }
     }
 
+    fn of(task: &AdmittedTask) -> Self {
+        Self::new(&task.name, &task.unit, task.steps, task.units)
+    }
+
     /// Tokens (or items) that it has yet to train on.
     fn units_left(&self) -> f64 {
         match self.phase {
@@ -181,6 +187,7 @@ impl Task {
         match self.phase {
             Phase::Waiting => "waiting",
             Phase::Running { .. } => "running",
+            Phase::Paused => "paused",
             Phase::Ended(TaskState::Done) => "done",
             Phase::Ended(TaskState::Failed) => "failed",
             Phase::Ended(_) => "stopped",
@@ -222,6 +229,10 @@ impl Known {
             RunEvent::Resumed { task, step, .. } => {
                 self.tasks.get_mut(task.0).into_iter().for_each(|task| task.done = step);
             }
+            RunEvent::Submitted { admitted, .. } => self.tasks.push(Task::of(admitted)),
+            RunEvent::Paused { task, .. } => {
+                self.begun(task).into_iter().for_each(|task| task.phase = Phase::Paused);
+            }
             RunEvent::Ended { task, state, error, .. } => self.ended(task, state, error),
             RunEvent::Stopping => self.stopping = true,
             RunEvent::Began { .. }
@@ -233,7 +244,7 @@ impl Known {
 
     fn admitted(&mut self, admission: &Admission) {
         let tasks = admission.tasks.iter();
-        let tasks = tasks.map(|task| Task::new(&task.name, &task.unit, task.steps, task.units));
+        let tasks = tasks.map(Task::of);
         self.expect(tasks.collect(), admission.devices.iter().map(|(name, _)| name.as_str()));
     }
 
@@ -255,7 +266,7 @@ impl Known {
     /// The task, which is running from now on, if it was waiting.
     fn begun(&mut self, task: TaskId) -> Option<&mut Task> {
         let task = self.tasks.get_mut(task.0)?;
-        if task.phase == Phase::Waiting {
+        if matches!(task.phase, Phase::Waiting | Phase::Paused) {
             task.phase = Phase::Running { turn: self.begun };
             self.begun += 1;
         }
@@ -324,7 +335,7 @@ impl Known {
     pub(super) fn counts<'a>(tasks: impl Iterator<Item = &'a Task>) -> String {
         let mut counts = BTreeMap::new();
         tasks.for_each(|task| *counts.entry(task.word()).or_insert(0) += 1);
-        let words = ["running", "waiting", "done", "failed", "stopped"];
+        let words = ["running", "paused", "waiting", "done", "failed", "stopped"];
         let shown = words.iter().filter_map(|word| Some(format!("{} {word}", counts.get(word)?)));
         shown.collect::<Vec<_>>().join(", ")
     }

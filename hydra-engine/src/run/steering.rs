@@ -1,0 +1,289 @@
+//! Commands to the run: what each means for its task, and when it is answered.
+
+use super::Run;
+use crate::admission::{AdmittedTask, check_identity};
+use crate::checkpoint::{self, Checkpoint, Identity};
+use crate::control::{Asked, Command, Effect, RunControl};
+use crate::error::{CommandError, EngineError, refused};
+use crate::observer::RunEvent;
+use crate::task::{Change, Facts, Leaving, LiveTask};
+use crate::train_task::TrainTask;
+use crossbeam_channel::Sender;
+use hydra_core::TaskId;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+type Answered = Result<Effect, CommandError>;
+
+/// Where the run's commands come from, and those that are not answered yet.
+pub(super) struct Steering {
+    control: RunControl,
+    saves: Vec<Save>,
+}
+
+/// Who waits for a state that is to be saved.
+struct Save {
+    task: TaskId,
+    file: PathBuf,
+    answer: Sender<Answered>,
+}
+
+impl Steering {
+    pub(super) fn new(control: RunControl) -> Self {
+        Self { control, saves: Vec::new() }
+    }
+
+    fn take_save(&mut self, is_it: impl Fn(&Save) -> bool) -> Option<Save> {
+        let at = self.saves.iter().position(is_it)?;
+        Some(self.saves.remove(at))
+    }
+}
+
+impl Drop for Steering {
+    fn drop(&mut self) {
+        self.control.close();
+    }
+}
+
+impl Run {
+    /// Carries out the commands that were given.
+    pub(super) fn obey(&mut self) {
+        let asked = self.steering.as_ref().map(|steering| steering.control.take());
+        for Asked { command, answer } in asked.into_iter().flatten() {
+            let answered = match command {
+                Command::Pause { task, at } => self.pause(&task, at),
+                Command::Continue { task, until } => self.go_on(&task, until),
+                Command::Stop { task } => self.stop_one(&task),
+                Command::Submit { task, like } => self.submit(*task, &like),
+                Command::Save { task, at, file } => match self.save(&task, at, file, &answer) {
+                    // It is answered when the file is whole.
+                    Ok(()) => continue,
+                    Err(error) => Err(error),
+                },
+            };
+            // Whoever does not wait does not want to know.
+            let _ = answer.send(answered);
+        }
+    }
+
+    /// The task of this name.
+    fn named_task(&self, name: &str) -> Result<usize, CommandError> {
+        let found = self.tasks.iter().position(|task| task.facts.name() == name);
+        found.ok_or_else(|| CommandError::NoTask {
+            task: name.to_owned(),
+            known: self.tasks.iter().map(|task| task.facts.name().to_owned()).collect(),
+        })
+    }
+
+    /// The open task of this name, and after how many minibatches it can pause: those that were asked for, if it can.
+    fn place(&self, name: &str, at: Option<usize>) -> Result<(usize, usize), CommandError> {
+        let index = self.named_task(name)?;
+        let (first, last) = self.open(index)?.can_pause().ok_or_else(|| ending(name))?;
+        match at.unwrap_or(first) {
+            at if (first..=last).contains(&at) => Ok((index, at)),
+            at => Err(CommandError::Place { task: name.to_owned(), at, first, last }),
+        }
+    }
+
+    fn open(&self, index: usize) -> Result<&LiveTask, CommandError> {
+        let task = &self.tasks[index];
+        match task.phase.is_over() {
+            true => Err(CommandError::Ended { task: task.facts.name().to_owned() }),
+            false => Ok(task),
+        }
+    }
+
+    fn pause(&mut self, name: &str, at: Option<usize>) -> Answered {
+        let (index, step) = self.place(name, at)?;
+        self.tasks[index].pause.until = Some(step);
+        Ok(Effect { task: TaskId(index), step })
+    }
+
+    fn go_on(&mut self, name: &str, until: Option<usize>) -> Answered {
+        let (index, step) = self.place(name, None)?;
+        let end = self.tasks[index].cursor.program().steps;
+        let until = until.filter(|until| *until != end);
+        if until.is_some() {
+            self.place(name, until)?;
+        }
+        let pause = &mut self.tasks[index].pause;
+        (pause.until, pause.leaving) = (until, Leaving::No);
+        Ok(Effect { task: TaskId(index), step })
+    }
+
+    fn stop_one(&mut self, name: &str) -> Answered {
+        let index = self.named_task(name)?;
+        let step = match self.open(index)?.can_pause() {
+            Some((first, _)) => first,
+            None => self.tasks[index].cursor.step(),
+        };
+        self.stop(index);
+        Ok(Effect { task: TaskId(index), step })
+    }
+
+    fn save(
+        &mut self,
+        name: &str,
+        at: Option<usize>,
+        file: PathBuf,
+        answer: &Sender<Answered>,
+    ) -> Result<(), CommandError> {
+        let (index, step) = self.place(name, at)?;
+        checkpoint::prepare(&file).map_err(EngineError::from)?;
+        self.tasks[index].pause.saves.entry(step).or_default().push(file.clone());
+        if let Some(steering) = &mut self.steering {
+            steering.saves.push(Save { task: TaskId(index), file, answer: answer.clone() });
+        }
+        Ok(())
+    }
+
+    /// A state that was to be saved was written, or could not be.
+    pub(super) fn saved(&mut self, id: TaskId, result: Result<u64, EngineError>) {
+        let task = &mut self.tasks[id.0];
+        let (step, file) = (task.cursor.step(), task.saved_here());
+        let save = self
+            .steering
+            .as_mut()
+            .zip(file)
+            .and_then(|(steering, file)| steering.take_save(|save| save.task == id && save.file == file));
+        if let Some(save) = save {
+            let answered = result.map(|_| Effect { task: id, step }).map_err(CommandError::from);
+            let _ = save.answer.send(answered);
+        }
+    }
+
+    /// Tells those who wait for a state of a task that it has ended.
+    pub(super) fn leave_unsaved(&mut self, id: TaskId) {
+        let Some(steering) = &mut self.steering else { return };
+        while let Some(save) = steering.take_save(|save| save.task == id) {
+            let task = self.tasks[id.0].facts.name().to_owned();
+            let _ = save.answer.send(Err(CommandError::Ended { task }));
+        }
+    }
+
+    /// Tells that a task is paused, when it comes to that.
+    pub(super) fn tell_pause(&mut self, index: usize) {
+        if let Some(step) = self.tasks[index].has_paused() {
+            let (task, at_s) = (TaskId(index), self.journal.clock.now());
+            self.journal.observe(&RunEvent::Paused { task, step, at_s });
+        }
+    }
+
+    /// Returns whether tasks wait to be told to go on. They stop where nobody is left to tell them.
+    pub(super) fn awaits_commands(&mut self) -> bool {
+        let paused: Vec<usize> =
+            (0..self.tasks.len()).filter(|index| self.tasks[*index].is_paused()).collect();
+        let alone = self.steering.as_ref().is_none_or(|steering| steering.control.is_alone());
+        paused.iter().filter(|_| alone).for_each(|index| self.stop(*index));
+        !paused.is_empty()
+    }
+
+    /// Has a paused task make room where another one waits for some: its checkpoint says where it stands.
+    pub(super) fn ask_for_room(&mut self) {
+        let wait = self.tasks.iter().any(|task| task.phase.is_waiting() && !task.is_paused());
+        let leaving = self.tasks.iter().any(|task| task.pause.leaving == Leaving::Asked);
+        if self.steering.is_none() || self.stopping || !wait || leaving || !self.to_discard.is_empty() {
+            return;
+        }
+        if let Some(task) = self.tasks.iter_mut().find(|task| task.can_leave()) {
+            task.pause.leaving = Leaving::Asked;
+        }
+    }
+
+    /// Gives up what a paused task has. It goes on from its checkpoint, when there is room for it again.
+    pub(super) fn leave_room(&mut self, index: usize) {
+        let task = &mut self.tasks[index];
+        let here = |saved: &Checkpoint| saved.step() == task.cursor.step();
+        let file = task.facts.task.checkpoint_file();
+        let Some(checkpoint) = file.and_then(|file| Checkpoint::open(file).ok()).filter(here) else {
+            // It could not be written, which was told. The task keeps what it has.
+            task.pause.leaving = Leaving::Never;
+            return;
+        };
+        let mut facts = Facts::clone(&task.facts);
+        (facts.task.resume, facts.task.forked) = (Some(checkpoint), false);
+        task.facts = Arc::new(facts);
+        task.pause.leaving = Leaving::No;
+        task.ahead.release();
+        task.phase.change(Change::Leave);
+        self.give_up(index);
+    }
+
+    /// Adds a task with the plan of one of the same shape.
+    fn submit(&mut self, task: TrainTask, like: &str) -> Answered {
+        let like = &self.tasks[self.named_task(like)?];
+        self.check_new(&task)?;
+        check_shape(&task, like)?;
+        let of = like.facts.identity.clone();
+        let identity = of.map(|of| Identity {
+            spec: task.spec.clone(),
+            initial_validation: task.initial_validation,
+            ..of
+        });
+        if let Some((checkpoint, identity)) = task.resume.as_ref().zip(identity.as_ref()) {
+            check_identity(&task, checkpoint, identity).map_err(EngineError::from)?;
+        }
+        task.checkpoint_file().map_or(Ok(()), checkpoint::prepare).map_err(EngineError::from)?;
+        let id = TaskId(self.tasks.len());
+        let admitted = AdmittedTask::like((&like.facts.admitted, &like.facts.task), &task);
+        let mut live = LiveTask::new(Facts::new(id, task, admitted, identity)).map_err(EngineError::from)?;
+        let at_s = self.journal.clock.now();
+        let (admitted, config) = (&live.facts.admitted, &live.facts.task.config);
+        self.journal.observe(&RunEvent::Submitted { task: id, admitted, config, at_s });
+        super::resume(&mut live, &mut self.journal);
+        let step = live.cursor.step();
+        self.tasks.push(live);
+        Ok(Effect { task: id, step })
+    }
+
+    /// Refuses what a task of this run cannot be.
+    fn check_new(&self, task: &TrainTask) -> Result<(), CommandError> {
+        let others = || self.tasks.iter().map(|other| &other.facts.task);
+        if self.stopping {
+            return Err(CommandError::Over);
+        }
+        task.check_beside(others())?;
+        task.spec.validate().map_err(EngineError::from).map_err(refused(&task.name))?;
+        Ok(())
+    }
+}
+
+fn ending(task: &str) -> CommandError {
+    CommandError::Ending { task: task.to_owned() }
+}
+
+/// Refuses a task whose needs are not those of the other.
+fn check_shape(task: &TrainTask, like: &LiveTask) -> Result<(), CommandError> {
+    let other = &like.facts.task;
+    let (spec, of) = (&task.spec, &other.spec);
+    let same = |one: &Option<_>, other: &Option<_>| match (one, other) {
+        (Some(one), Some(other)) => Arc::ptr_eq(one, other),
+        (None, None) => true,
+        _ => false,
+    };
+    let draws = || like.facts.shared_names().next().is_some() && spec.seed != of.seed;
+    let differs = [
+        ("chain", !Arc::ptr_eq(&task.chain, &other.chain)),
+        ("training data", !Arc::ptr_eq(&task.train, &other.train)),
+        ("validation data", !same(&task.validation, &other.validation)),
+        ("test data", !same(&task.test, &other.test)),
+        ("batch", (spec.batch, spec.accumulate) != (of.batch, of.accumulate)),
+        ("optimizer's state", spec.optimizer.moments() != of.optimizer.moments()),
+        ("clipping", spec.clip.is_some() != of.clip.is_some()),
+        ("keeping of best weights", spec.eval_every.is_some() != of.eval_every.is_some()),
+        ("seed, which frozen weights are drawn from,", draws()),
+    ];
+    if let Some((what, _)) = differs.into_iter().find(|(_, differs)| *differs) {
+        return Err(CommandError::Shape { task: task.name.clone(), like: other.name.clone(), what });
+    }
+    let (task, admitted) = (other.name.clone(), &like.facts.admitted);
+    if admitted.optimizer.on_device() {
+        let why = "its masters live on a device: let optimizers step on the host";
+        return Err(CommandError::NoRoom { task, why });
+    }
+    if admitted.on_disk.contains(&true) {
+        let why = "its masters live on the disk, which has room for what was there at the start: give the run more host memory";
+        return Err(CommandError::NoRoom { task, why });
+    }
+    Ok(())
+}
