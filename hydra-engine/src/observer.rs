@@ -1,10 +1,12 @@
 //! The events that a run tells while it goes on: the run log, progress bars and traces listen here.
 
 use crate::admission::{Admission, AdmittedTask};
+use crate::error::CommandError;
 use crate::protocol::Evaluation;
 use crate::stages::{EvaluationKind, TaskState};
 use hydra_core::{DeviceId, TaskId};
 use hydra_partition::PilotProgress;
+use std::path::Path;
 
 /// The place where something happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -165,12 +167,33 @@ pub enum RunEvent<'a> {
         /// Seconds since the run began.
         at_s: f64,
     },
-    /// A task is paused, and waits for a [command](crate::Command).
+    /// A task is paused, and waits for a [command](crate::Command). One that begins with a checkpoint, and is to pause there, is
+    /// paused before it has begun.
     Paused {
         /// The task.
         task: TaskId,
         /// Minibatches trained before.
         step: usize,
+        /// Seconds since the run began.
+        at_s: f64,
+    },
+    /// The state of a task was [saved](crate::Command::Save), and others can be forked from it.
+    Saved {
+        /// The task.
+        task: TaskId,
+        /// Minibatches trained before.
+        step: usize,
+        /// The file.
+        file: &'a Path,
+        /// Seconds since the run began.
+        at_s: f64,
+    },
+    /// A command could not be carried out.
+    Refused {
+        /// The task's name in the command.
+        task: &'a str,
+        /// The reason.
+        error: &'a CommandError,
         /// Seconds since the run began.
         at_s: f64,
     },

@@ -13,6 +13,7 @@ use hydra_core::schedule::Linear;
 use hydra_core::{ByteSize, Decay, Length, Schedule};
 use hydra_engine::OptimizerPlacement;
 use hydra_sched::PolicyKind;
+use toml::Table;
 
 const MACHINE: Machine =
     Machine { cores: 4, free: MEMORY, available: MEMORY, limited: false, others: Vec::new() };
@@ -52,7 +53,17 @@ fn the_default_is_twelve_configurations_on_two_small_devices() {
     let spec = spec("--steps 3").unwrap();
     let grid = spec.grid().unwrap();
     assert_eq!(grid.len(), 12);
-    assert_eq!(grid[0], Configuration { name: "b12-lr3e-3".into(), batch: 12, lr: 3e-3, lora: None });
+    assert_eq!(
+        grid[0],
+        Configuration {
+            name: "b12-lr3e-3".into(),
+            batch: 12,
+            lr: 3e-3,
+            lora: None,
+            seed: None,
+            changes: Table::new()
+        }
+    );
     assert_eq!(grid[11].name, "b8-lr3e-5");
     assert_eq!(spec.devices.devices().to_string(), "cpu:2x1");
     assert_eq!(spec.devices.memory(), ByteSize::mib(12));
@@ -202,7 +213,14 @@ fn devices_that_are_not_in_the_build_are_refused_in_flags_and_in_files() {
 fn steps_and_epochs_make_the_length() {
     let length = |line: &str| {
         let spec = spec(line).unwrap();
-        let configuration = Configuration { name: "x".into(), batch: 4, lr: 1e-3, lora: None };
+        let configuration = Configuration {
+            name: "x".into(),
+            batch: 4,
+            lr: 1e-3,
+            lora: None,
+            seed: None,
+            changes: Table::new(),
+        };
         spec.training.of(&configuration, 0, 10).unwrap().length
     };
     assert_eq!(length(""), Length::Epochs(1));

@@ -35,7 +35,7 @@ pub(crate) fn run(args: &ResumeArgs, around: &Surroundings) -> Result<Outcome> {
         run::check_record_replaces_nothing(file, &spec)?;
     }
     let mut left = left(&dir, &spec)?;
-    if left.new.len() == spec.grid()?.len() && was_trained(&dir, &spec)? {
+    if left.new.len() == spec.grid_in(dir.path())?.len() && was_trained(&dir, &spec)? {
         // It wrote no checkpoints (`--checkpoint-every never`), and came to its end.
         left = Left { finished: left.new.len(), new: Vec::new(), ..left };
     }
@@ -54,7 +54,7 @@ pub(crate) fn run(args: &ResumeArgs, around: &Surroundings) -> Result<Outcome> {
 
 /// Returns true if the report says that every task was trained to its end, and all models are there.
 fn was_trained(dir: &RunDir, spec: &RunSpec) -> Result<bool> {
-    for configuration in spec.grid()? {
+    for configuration in spec.grid_in(dir.path())? {
         if !dir.model_dir(&configuration.name)?.is_dir() {
             return Ok(false);
         }
@@ -79,7 +79,7 @@ struct Left {
 
 fn left(dir: &RunDir, spec: &RunSpec) -> Result<Left> {
     let mut left = Left::default();
-    for configuration in spec.grid()? {
+    for configuration in spec.grid_in(dir.path())? {
         let file = dir.checkpoint_file(&configuration.name)?;
         match file.exists() {
             false => left.new.push(configuration.name),

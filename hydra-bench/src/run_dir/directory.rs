@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 /// The directory for run directories when nobody names one.
 const DEFAULT_PARENT: &str = "runs";
 /// Everything a run puts into its directory, and so what `--force` removes.
-const CONTENTS: [&str; 13] = [
+const CONTENTS: [&str; 15] = [
     SPEC,
     REPORT,
     METRICS,
@@ -24,6 +24,8 @@ const CONTENTS: [&str; 13] = [
     PLANS,
     MODELS,
     CHECKPOINTS,
+    STATES,
+    SEARCH,
 ];
 pub(crate) const SPEC: &str = "spec.toml";
 pub(crate) const REPORT: &str = "report.json";
@@ -38,6 +40,9 @@ pub(crate) const WORKLOAD: &str = "workload.json";
 pub(crate) const PLANS: &str = "plans";
 const MODELS: &str = "models";
 const CHECKPOINTS: &str = "checkpoints";
+const STATES: &str = "states";
+/// What a search was told.
+pub(crate) const SEARCH: &str = "search.jsonl";
 
 /// The directory of one run. It is checked at once, and what is in it goes only when the run [begins](RunDir::begin).
 #[derive(Debug, Default)]
@@ -52,6 +57,31 @@ pub(crate) struct RunDir {
     pub(crate) resumed: bool,
     /// The directory, locked until this is dropped or the process ends.
     lock: Option<File>,
+}
+
+/// Where the files of a run's tasks are, as absolute paths.
+#[derive(Clone, Debug)]
+pub(crate) struct TaskFiles {
+    checkpoints: PathBuf,
+    models: PathBuf,
+    states: PathBuf,
+}
+
+impl TaskFiles {
+    /// The checkpoint of a task: `checkpoints/<task>.safetensors`.
+    pub(crate) fn checkpoint_file(&self, task: &str) -> PathBuf {
+        self.checkpoints.join(format!("{}.safetensors", safe_name(task)))
+    }
+
+    /// The directory for the model of a task.
+    pub(crate) fn model_dir(&self, task: &str) -> PathBuf {
+        self.models.join(safe_name(task))
+    }
+
+    /// The state of a task after so many minibatches, from which others are forked: `states/<task>-<minibatches>.safetensors`.
+    pub(crate) fn state_file(&self, task: &str, step: usize) -> PathBuf {
+        self.states.join(format!("{}-{step}.safetensors", safe_name(task)))
+    }
 }
 
 /// The bytes that a run may write in its directory.
@@ -208,7 +238,7 @@ impl RunDir {
 
     /// Removes the files that a run that was killed has left half written.
     fn sweep(&self) -> Result<()> {
-        let inside = [PLANS, CHECKPOINTS].map(|name| self.path.join(name));
+        let inside = [PLANS, CHECKPOINTS, STATES].map(|name| self.path.join(name));
         let inside = inside.into_iter().chain(entries(&self.path.join(MODELS)));
         let parts = inside.flat_map(|dir| entries(&dir)).filter(|path| path.is_file());
         let here = CONTENTS.iter().map(|name| self.path.join(format!("{name}{UNFINISHED}")));
@@ -268,9 +298,15 @@ impl RunDir {
         }
     }
 
+    /// The files of the tasks in it.
+    pub(crate) fn task_files(&self) -> Result<TaskFiles> {
+        let folder = |name: &str| absolute(&self.file(name));
+        Ok(TaskFiles { checkpoints: folder(CHECKPOINTS)?, models: folder(MODELS)?, states: folder(STATES)? })
+    }
+
     /// The checkpoint of a task: `checkpoints/<task>.safetensors`.
     pub(crate) fn checkpoint_file(&self, task: &str) -> Result<PathBuf> {
-        Ok(absolute(&self.file(CHECKPOINTS))?.join(format!("{}.safetensors", safe_name(task))))
+        Ok(self.task_files()?.checkpoint_file(task))
     }
 
     /// Writes `spec.toml`, unless a run goes on, whose spec stays as it was.
@@ -287,7 +323,7 @@ impl RunDir {
 
     /// The directory for the model of a task, as an absolute path.
     pub(crate) fn model_dir(&self, task: &str) -> Result<PathBuf> {
-        absolute(&self.file(MODELS).join(safe_name(task)))
+        Ok(self.task_files()?.model_dir(task))
     }
 
     /// Opens `metrics.jsonl`; where a run goes on, at its end, behind the last whole line.

@@ -118,7 +118,10 @@ impl Entry {
             return;
         }
         self.time = line["time"].as_f64().or(self.time);
-        if !event.starts_with("checkpoint") {
+        if event == "refused" {
+            return;
+        }
+        if !event.starts_with("checkpoint") && event != "saved" {
             "running".clone_into(&mut self.state);
         }
         let step = line["step"].as_u64().unwrap_or_default();

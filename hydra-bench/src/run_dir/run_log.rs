@@ -158,6 +158,12 @@ fn line(event: &RunEvent<'_>, tasks: &[String]) -> Option<Value> {
         RunEvent::Pilot { .. } | RunEvent::Admitted(_) | RunEvent::Span(_) | RunEvent::Evaluating { .. } => {
             return None;
         }
+        RunEvent::Saved { task, step, file, at_s } => json!({
+            "event": "saved", "task": name(task), "step": step, "file": file, "at_s": at_s,
+        }),
+        RunEvent::Refused { task, error, at_s } => json!({
+            "event": "refused", "task": task, "error": hydra_core::with_causes(*error), "at_s": at_s,
+        }),
         RunEvent::Submitted { admitted, config, at_s, .. } => json!({
             "event": "task", "task": admitted.name, "config": config, "steps": admitted.steps, "at_s": at_s,
         }),

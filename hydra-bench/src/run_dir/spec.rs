@@ -6,7 +6,7 @@ use crate::run_dir::inputs::Inputs;
 use crate::settings::flags::{self, Given};
 use crate::settings::{
     AdapterSettings, CheckpointArg, CheckpointSettings, Configuration, DeviceSettings, ModelSettings,
-    RunSettings, TrainingSettings,
+    RunSettings, SearchSettings, TrainingSettings,
 };
 use crate::terminal::Usage;
 use anyhow::{Context, Result, ensure};
@@ -47,6 +47,8 @@ pub(crate) struct RunSpec {
     pub(crate) training: TrainingSettings,
     #[serde(default = "flags::defaults", skip_serializing_if = "AdapterSettings::is_none")]
     pub(crate) adapters: AdapterSettings,
+    #[serde(default = "flags::defaults", skip_serializing_if = "SearchSettings::is_none")]
+    pub(crate) search: SearchSettings,
     pub(crate) devices: DeviceSettings,
     #[serde(default)]
     pub(crate) inputs: Option<Inputs>,
@@ -57,11 +59,16 @@ impl RunSpec {
     pub(crate) fn new(command: CommandName, settings: RunSettings, machine: &Machine) -> Result<Self> {
         let (format, checkpoint_every) = (SPEC_FORMAT, CheckpointArg::default());
         let devices = settings.devices.resolve(machine)?;
-        let (model, training) = (settings.model.resolve()?, settings.training.resolve());
-        let adapters = settings.adapters.resolve()?;
-        let spec =
-            Self { format, command, checkpoint_every, model, training, adapters, devices, inputs: None };
+        let (search, model) = (settings.search.resolve()?, settings.model.resolve()?);
+        let (training, adapters) = (settings.training.resolve(), settings.adapters.resolve()?);
+        let inputs = None;
+        let mut spec =
+            Self { format, command, checkpoint_every, model, training, adapters, search, devices, inputs };
         spec.check()?;
+        if let Some(of) = spec.search.spec(&spec.training)? {
+            let milestones = spec.search()?.map(|search| search.milestones()).unwrap_or_default();
+            spec.training.eval_every = spec.search.eval_every(&of, &spec.training, &milestones)?;
+        }
         Ok(spec)
     }
 
@@ -106,11 +113,17 @@ impl RunSpec {
     fn check(&self) -> Result<(), Usage> {
         self.devices.check_dtype(self.model.dtype)?;
         self.adapters.check(&self.model)?;
-        self.training.check(self.model.seed)
+        match self.search.is_none() {
+            true => self.training.check(self.model.seed),
+            false => self.training.check_alone().and_then(|()| self.grid()).map(drop),
+        }
     }
 
-    /// The configurations, in the order in which they are submitted.
+    /// The configurations with which the run begins, in the order in which they are submitted.
     pub(crate) fn grid(&self) -> Result<Vec<Configuration>, Usage> {
+        if let Some(search) = self.search()? {
+            return Ok(self.planned(&search)?.into_iter().map(|task| task.configuration).collect());
+        }
         self.adapters.grid(&self.training)
     }
 
@@ -141,5 +154,6 @@ fn check_values(spec: &Table) -> Result<()> {
     group("model").map_or(Ok(()), flags::check::<ModelSettings>)?;
     group("training").map_or(Ok(()), flags::check::<TrainingSettings>)?;
     group("adapters").map_or(Ok(()), flags::check::<AdapterSettings>)?;
+    group("search").map_or(Ok(()), flags::check::<SearchSettings>)?;
     Ok(group("devices").map_or(Ok(()), flags::check::<DeviceSettings>)?)
 }

@@ -10,7 +10,9 @@ pub(crate) mod needs;
 pub(crate) mod orchestrator;
 mod prediction;
 pub(crate) mod run;
+mod search;
 pub(crate) mod synthetic;
+mod tasks;
 
 pub(crate) use model::{Model, context_of};
 pub(crate) use orchestrator::{

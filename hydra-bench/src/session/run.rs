@@ -2,30 +2,29 @@
 
 use crate::machine::Machine;
 use crate::run_dir::{
-    FileBytes, Inputs, Journal, REPORT, Report, RunDir, RunSpec, SharedRunLog, TRACE, WORKLOAD,
-    check_not_read, could_not, lies_in,
+    FileBytes, Inputs, Journal, Planned, REPORT, Report, RunDir, RunSpec, SearchLog, SharedRunLog, TRACE,
+    WORKLOAD, check_not_read, could_not, lies_in,
 };
 use crate::session::logged::Logged;
-use crate::session::model::{Model, Texts, Trained, note_of_batch};
+use crate::session::model::{Model, Texts, note_of_batch};
 use crate::session::needs;
 use crate::session::orchestrator::{
     Both, Surroundings, admit, devices, note_of_cuts, note_of_memory, orchestrator,
 };
 use crate::session::prediction::Prediction;
+use crate::session::search::Searcher;
+use crate::session::tasks::TaskMaker;
 use crate::settings::{CheckpointArg, Configuration, OutSettings, ResultSettings};
 use crate::terminal::{Interrupted, Outcome, Show, Usage, print, render, stop, tell};
 use anyhow::{Context, Result, bail, ensure};
-use hydra_core::Dataset;
 use hydra_engine::{
-    Admission, AdmittedRun, AdmittedTask, Checkpoint, CheckpointEvery, Orchestrator, RunReport, StopFlag,
-    TrainTask,
+    Admission, AdmittedRun, AdmittedTask, CheckpointEvery, Command, Orchestrator, RunControl, RunReport,
+    StopFlag,
 };
+use hydra_search::Search;
 use serde_json::Value;
-use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
 use std::fs::{self, File, OpenOptions};
 use std::path::Path;
-use std::sync::Arc;
 use std::time::Duration;
 
 /// Runs a spec, or says what it would need.
@@ -160,7 +159,7 @@ fn submit(
     spec: &mut RunSpec,
     dir: Option<&RunDir>,
     machine: &Machine,
-) -> Result<()> {
+) -> Result<Submitted> {
     spec.devices.check_visit(spec.training.accumulate)?;
     let model = Model::load(&spec.model)?;
     let texts = model.texts(spec.model.text())?;
@@ -177,21 +176,38 @@ fn submit(
     if let Some(dir) = dir {
         check_inputs_of(spec, dir, &model, &texts)?;
     }
-    let evaluated = texts.evaluated(spec.training.eval_limit);
-    // Tasks of one rank have one chain, which is measured once.
-    let mut of_rank: BTreeMap<Option<usize>, Trained> = BTreeMap::new();
-    for configuration in spec.grid()? {
-        let trained = match of_rank.entry(configuration.lora) {
-            Entry::Occupied(known) => known.into_mut(),
-            Entry::Vacant(new) => new.insert(model.trained(&spec.adapters, configuration.lora)?),
-        };
-        let task = task(spec, &configuration, trained, &texts, &evaluated)?;
-        orchestrator.submit(match dir {
-            Some(dir) => with_files(task, &configuration.name, dir, trained, spec)?,
-            None => task,
-        })?;
+    let search = match dir.filter(|dir| dir.resumed) {
+        Some(dir) => spec.search_in(dir.path())?,
+        None => spec.search()?,
+    };
+    let planned = match &search {
+        Some(search) => spec.planned(search)?,
+        None => spec.grid()?.into_iter().map(Planned::from).collect(),
+    };
+    let mut maker = TaskMaker::new(&texts, spec, dir)?;
+    for planned in &planned {
+        orchestrator.submit(maker.first(&model, spec, planned)?)?;
     }
-    Ok(())
+    Ok(Submitted { search, planned, maker })
+}
+
+/// The tasks that a run begins or goes on with.
+struct Submitted {
+    search: Option<Search>,
+    planned: Vec<Planned>,
+    maker: TaskMaker,
+}
+
+/// Says which draws of a search are one trial.
+fn note_of_repeats(search: &Search) -> Option<String> {
+    let repeats = search.repeats();
+    let first = repeats.first()?;
+    Some(format!(
+        "note: {} of the search's draws are equal to earlier ones, and are one trial with them; draw {} is trial {}",
+        repeats.len(),
+        first.draw,
+        first.trial
+    ))
 }
 
 /// Notes the inputs of a run that begins. Of one that goes on, refuses others for tasks that begin from the start.
@@ -204,65 +220,12 @@ fn check_inputs_of(spec: &mut RunSpec, dir: &RunDir, model: &Model, texts: &Text
     }
     // A run of the time before inputs were noted has none.
     let Some(begun) = &spec.inputs else { return Ok(()) };
-    for Configuration { name, .. } in spec.grid()? {
+    for Configuration { name, .. } in spec.grid_in(dir.path())? {
         if !dir.checkpoint_file(&name)?.exists() {
             return begun.check(&name, &now()?, &spec.model);
         }
     }
     Ok(())
-}
-
-/// A configuration's task, which is evaluated on this validation and this test data.
-fn task(
-    spec: &RunSpec,
-    configuration: &Configuration,
-    trained: &Trained,
-    texts: &Texts,
-    evaluated: &[Option<Arc<dyn Dataset>>; 2],
-) -> Result<TrainTask> {
-    let train = spec.training.of(configuration, spec.model.seed, texts.train.len())?;
-    let (config, chain, data) =
-        (spec.describe(configuration, &train), trained.chain.clone(), texts.train.clone());
-    let mut task = TrainTask::new(&configuration.name, chain, data, train).config(config);
-    task = task.initial_validation(spec.training.initial_validation);
-    let [validation, test] = evaluated;
-    if let Some(validation) = validation {
-        task = task.validation(validation.clone());
-    }
-    if let Some(test) = test {
-        task = task.test(test.clone());
-    }
-    if let Some(cuts) = &spec.devices.cuts {
-        task = task.cuts(cuts.clone());
-    }
-    if let Some(visit) = spec.devices.visit {
-        task = task.visit(visit);
-    }
-    if let Some(most) = spec.devices.devices_per_model {
-        task = task.most_devices(most);
-    }
-    Ok(task)
-}
-
-/// The task with what it writes into the run directory, and the checkpoint in there that it goes on from.
-fn with_files(
-    task: TrainTask,
-    name: &str,
-    dir: &RunDir,
-    trained: &Trained,
-    spec: &RunSpec,
-) -> Result<TrainTask> {
-    let mut task = task.write_to(trained.writer.clone(), dir.model_dir(name)?);
-    let checkpoint = dir.checkpoint_file(name)?;
-    let task_is_resumed = dir.resumed && checkpoint.exists();
-    if task_is_resumed {
-        task = task.resume_from(Checkpoint::open(&checkpoint)?);
-    }
-    // What is there is to say at last that the task is finished.
-    if spec.checkpoint_every.0.is_some() || task_is_resumed {
-        task = task.checkpoint_to(checkpoint);
-    }
-    Ok(task)
 }
 
 /// A run that has been admitted and whose files are open.
@@ -285,7 +248,12 @@ impl Prepared {
         let checkpoints = every.is_some();
         let every = every.unwrap_or(CheckpointEvery::Time(Duration::MAX));
         let mut orchestrator = orchestrator.stop_flag(stop.clone()).checkpoint_every(every);
-        submit(&mut orchestrator, spec, Some(dir), &around.machine)?;
+        let control = RunControl::new();
+        if !spec.search.is_none() {
+            orchestrator = orchestrator.control(&control);
+        }
+        let Submitted { search, planned, maker } =
+            submit(&mut orchestrator, spec, Some(dir), &around.machine)?;
         let mut run = admit(orchestrator, around)?;
         let admission = run.admission().clone();
         let tasks: Vec<String> = admission.tasks.iter().map(|task| task.name.clone()).collect();
@@ -305,10 +273,20 @@ impl Prepared {
         let from_s = if dir.resumed { Journal::read(dir.path())?.at_s } else { 0.0 };
         let log = SharedRunLog::new(dir.metrics()?, dir.open(TRACE)?, tasks.clone(), &devices, from_s)
             .context("the run log could not be begun")?;
-        log.configurations(configurations(spec, &admission)?);
+        log.configurations(configurations(spec, &planned, &admission)?);
         let registrar = around.registrar(&spec.devices, &shown(dir.path()));
         let observer = Both(registrar, Both(log.clone(), around.progress()));
-        let run = run.observer(Box::new(observer));
+        let searcher = search.map(|search| {
+            note_of_repeats(&search).as_deref().into_iter().for_each(tell);
+            for task in planned.iter().filter(|planned| planned.stopped) {
+                drop(control.send(Command::Stop { task: task.configuration.name.clone() }));
+            }
+            Searcher::new(search, spec.clone(), SearchLog::open(dir.path())?, control, maker)
+        });
+        let run = match searcher.transpose()? {
+            Some(searcher) => run.observer(Box::new(Both(observer, searcher))),
+            None => run.observer(Box::new(observer)),
+        };
         Ok(Self { run, logged: Logged { log, tasks, devices, spec: text }, stop, checkpoints })
     }
 
@@ -343,10 +321,13 @@ fn shown(dir: &Path) -> String {
 }
 
 /// The configuration of each task that was admitted, and its minibatches.
-fn configurations(spec: &RunSpec, admission: &Admission) -> Result<Vec<(String, Value, usize)>> {
-    let grid = spec.grid()?;
+fn configurations(
+    spec: &RunSpec,
+    planned: &[Planned],
+    admission: &Admission,
+) -> Result<Vec<(String, Value, usize)>> {
     let described = |task: &AdmittedTask| {
-        let one = grid.iter().find(|one| one.name == task.name);
+        let one = planned.iter().map(|planned| &planned.configuration).find(|one| one.name == task.name);
         let train = one.map(|one| spec.training.of(one, spec.model.seed, task.items)).transpose()?;
         let config = one.zip(train).map_or(Value::Null, |(one, train)| spec.describe(one, &train));
         Ok((task.name.clone(), config, task.steps))

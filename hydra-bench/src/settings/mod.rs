@@ -9,6 +9,7 @@ pub(crate) mod flags;
 mod model;
 mod output;
 mod run;
+mod search;
 mod training;
 pub(crate) mod values;
 
@@ -18,4 +19,5 @@ pub(crate) use devices::{DeviceSettings, policy_help};
 pub(crate) use model::{DEFAULT_MODEL, ModelSettings, dtypes, model_help};
 pub(crate) use output::{OUTPUT, OutSettings, ResultSettings};
 pub(crate) use run::RunSettings;
+pub(crate) use search::SearchSettings;
 pub(crate) use training::{Configuration, TrainingSettings, check_accumulate};

@@ -1,6 +1,6 @@
 //! All settings of a run, and the demo.
 
-use super::{AdapterSettings, DeviceSettings, ModelSettings, TrainingSettings};
+use super::{AdapterSettings, DeviceSettings, ModelSettings, SearchSettings, TrainingSettings};
 use crate::machine::DevicesArg;
 use clap::Args;
 use hydra_core::ByteSize;
@@ -25,12 +25,17 @@ pub(crate) struct RunSettings {
     #[command(flatten)]
     pub(crate) adapters: AdapterSettings,
     #[command(flatten)]
+    pub(crate) search: SearchSettings,
+    #[command(flatten)]
     pub(crate) devices: DeviceSettings,
 }
 
 impl RunSettings {
     /// These settings with the default grid in place of one that is not given, or with those of the demo.
     pub(crate) fn with_grid(mut self) -> Self {
+        if !self.search.is_none() {
+            return self;
+        }
         let demo = self.is_demo();
         let (training, devices) = (&mut self.training, &mut self.devices);
         if training.batch.is_empty() {

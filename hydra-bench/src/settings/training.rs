@@ -8,6 +8,7 @@ use clap::{ArgAction, Args};
 use hydra_core::{Decay, Length, OptimizerSpec, Schedule, TrainSpec};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
+use toml::Table;
 
 /// The schedule that has decay steps.
 const WSD: &str = "wsd";
@@ -81,6 +82,10 @@ pub(crate) struct Configuration {
     pub(crate) lr: f64,
     /// The rank of its adapters, if it has some of its own.
     pub(crate) lora: Option<usize>,
+    /// Its seed, if it has one of its own.
+    pub(crate) seed: Option<u64>,
+    /// What else it has in place of the settings of the run.
+    pub(crate) changes: Table,
 }
 
 impl TrainingSettings {
@@ -91,10 +96,22 @@ impl TrainingSettings {
 
     /// Refuses settings that make no sense together.
     pub(crate) fn check(&self, seed: u64) -> Result<(), Usage> {
+        self.check_alone()?;
         if self.batch.is_empty() || self.lr.is_empty() {
             let says = "there is nothing to train: give at least one batch size and one learning rate";
             return Err(Usage::new(says));
         }
+        self.grid()?.iter().try_for_each(|one| self.check_one(one, seed))
+    }
+
+    /// Refuses settings that make no sense for this configuration.
+    pub(crate) fn check_one(&self, one: &Configuration, seed: u64) -> Result<(), Usage> {
+        check_accumulate(self.accumulate, one.batch)?;
+        self.of(one, seed, usize::MAX)?.validate().map_err(Usage::from_error)
+    }
+
+    /// Refuses settings that make no sense whatever the configuration.
+    pub(crate) fn check_alone(&self) -> Result<(), Usage> {
         if self.patience.is_some() && self.eval_every.is_none() {
             return Err(Usage::new("patience counts evaluations during training: give eval_every too"));
         }
@@ -103,10 +120,6 @@ impl TrainingSettings {
         }
         if self.schedule != WSD && self.decay_steps.is_some() {
             return Err(Usage::new("decay_steps is for the schedule wsd alone"));
-        }
-        for configuration in self.grid()? {
-            check_accumulate(self.accumulate, configuration.batch)?;
-            self.of(&configuration, seed, usize::MAX)?.validate().map_err(Usage::from_error)?;
         }
         Ok(())
     }
@@ -122,7 +135,7 @@ impl TrainingSettings {
                         format!("batch {batch} with learning rate {lr:e} is given twice: give each once");
                     return Err(Usage::new(twice));
                 }
-                grid.push(Configuration { name, batch, lr, lora: None });
+                grid.push(Configuration { name, batch, lr, lora: None, seed: None, changes: Table::new() });
             }
         }
         Ok(grid)
@@ -130,6 +143,19 @@ impl TrainingSettings {
 
     /// The training of a configuration on a dataset of `items` items.
     pub(crate) fn of(&self, one: &Configuration, seed: u64, items: usize) -> Result<TrainSpec, Usage> {
+        let changed = (!one.changes.is_empty()).then(|| self.changed(&one.changes)).transpose()?;
+        let (this, seed) = (changed.as_ref().unwrap_or(self), one.seed.unwrap_or(seed));
+        this.spec_of(one, seed, items)
+    }
+
+    /// These settings with others in the place of some.
+    fn changed(&self, changes: &Table) -> Result<Self, Usage> {
+        let mut table = Table::try_from(self).map_err(Usage::from_error)?;
+        table.extend(changes.clone());
+        table.try_into().map_err(Usage::from_error)
+    }
+
+    fn spec_of(&self, one: &Configuration, seed: u64, items: usize) -> Result<TrainSpec, Usage> {
         Ok(TrainSpec {
             optimizer: self.optimizer(one.lr)?,
             schedule: self.schedule()?,

@@ -70,6 +70,11 @@ impl Checkpoint {
         self.state.steps
     }
 
+    /// The losses on the validation data during training: after how many minibatches, and the loss.
+    pub fn evaluations(&self) -> impl Iterator<Item = (usize, f64)> {
+        self.state.results.periodic.iter().map(|(step, result)| (*step, result.loss))
+    }
+
     /// Returns true if the task was trained to its end and, if it had a writer, its model written.
     pub fn is_finished(&self) -> bool {
         matches!(self.state.position, Position::Finished { .. })

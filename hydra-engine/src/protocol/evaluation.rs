@@ -72,7 +72,7 @@ fn perplexity(chain: &Chain, loss: f64) -> Option<f64> {
 /// An evaluation in a checkpoint, by what is finite of it: a perplexity can be infinite, which JSON has not.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct SavedEvaluation {
-    loss: f64,
+    pub loss: f64,
     terms: u64,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     metrics: BTreeMap<String, Option<f64>>,

@@ -285,14 +285,14 @@ impl Run {
 
     fn check_stop(&mut self) {
         let asked = self.stop.is_stopped() && !self.stopping;
+        if asked {
+            self.stopping = true;
+            self.journal.observe(&RunEvent::Stopping);
+        }
         for index in 0..self.tasks.len() {
             if asked || self.tasks[index].facts.task.stop.is_stopped() {
                 self.stop(index);
             }
-        }
-        if asked {
-            self.stopping = true;
-            self.journal.observe(&RunEvent::Stopping);
         }
     }
 

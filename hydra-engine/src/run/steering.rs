@@ -50,6 +50,7 @@ impl Run {
     pub(super) fn obey(&mut self) {
         let asked = self.steering.as_ref().map(|steering| steering.control.take());
         for Asked { command, answer } in asked.into_iter().flatten() {
+            let name = command.task().to_owned();
             let answered = match command {
                 Command::Pause { task, at } => self.pause(&task, at),
                 Command::Continue { task, until } => self.go_on(&task, until),
@@ -61,9 +62,18 @@ impl Run {
                     Err(error) => Err(error),
                 },
             };
-            // Whoever does not wait does not want to know.
-            let _ = answer.send(answered);
+            self.answer(&name, &answer, answered);
         }
+    }
+
+    /// Answers who gave a command, and tells the observer, which waits for no answer, if it was refused.
+    fn answer(&mut self, task: &str, to: &Sender<Answered>, answered: Answered) {
+        if let Err(error) = &answered {
+            let at_s = self.journal.clock.now();
+            self.journal.observe(&RunEvent::Refused { task, error, at_s });
+        }
+        // Whoever does not wait does not want to know.
+        let _ = to.send(answered);
     }
 
     /// The task of this name.
@@ -146,18 +156,23 @@ impl Run {
             .as_mut()
             .zip(file)
             .and_then(|(steering, file)| steering.take_save(|save| save.task == id && save.file == file));
-        if let Some(save) = save {
-            let answered = result.map(|_| Effect { task: id, step }).map_err(CommandError::from);
-            let _ = save.answer.send(answered);
+        let Some(Save { file, answer, .. }) = save else { return };
+        if result.is_ok() {
+            let (file, at_s) = (file.as_path(), self.journal.clock.now());
+            self.journal.observe(&RunEvent::Saved { task: id, step, file, at_s });
         }
+        let answered = result.map(|_| Effect { task: id, step }).map_err(CommandError::from);
+        let name = self.tasks[id.0].facts.name().to_owned();
+        self.answer(&name, &answer, answered);
     }
 
     /// Tells those who wait for a state of a task that it has ended.
     pub(super) fn leave_unsaved(&mut self, id: TaskId) {
-        let Some(steering) = &mut self.steering else { return };
-        while let Some(save) = steering.take_save(|save| save.task == id) {
+        let is_its = |save: &Save| save.task == id;
+        while let Some(save) = self.steering.as_mut().and_then(|steering| steering.take_save(is_its)) {
             let task = self.tasks[id.0].facts.name().to_owned();
-            let _ = save.answer.send(Err(CommandError::Ended { task }));
+            let error = CommandError::Ended { task: task.clone() };
+            self.answer(&task, &save.answer, Err(error));
         }
     }
 

@@ -81,7 +81,8 @@ impl LiveTask {
 
     /// The minibatches after which it has paused, once each time.
     pub(crate) fn has_paused(&mut self) -> Option<usize> {
-        let step = Some(self.cursor.step()).filter(|_| self.is_paused_with_masters());
+        let is_here = self.is_paused() && (!self.phase.is_waiting() || self.resumed_at.is_some());
+        let step = Some(self.cursor.step()).filter(|_| is_here);
         let news = step.filter(|_| step != self.pause.told);
         self.pause.told = news.or(self.pause.told);
         news

@@ -9,7 +9,7 @@ use crate::space::Configuration;
 use crate::spec::{Spec, SpecError};
 use crate::tree::{Branch, Courses, StageTree};
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 
 /// A search under way, as a state machine: fetch the actions, carry them out in any order and at any speed, report what
@@ -153,6 +153,13 @@ impl Search {
     /// The draws that were equal to an earlier one, and are one trial with it: for the user to be told.
     pub fn repeats(&self) -> &[Repeat] {
         self.searcher.repeats()
+    }
+
+    /// The steps at which losses of the trials so far may be wanted, in their order.
+    pub fn milestones(&self) -> Vec<usize> {
+        let of = |trial| self.searcher.milestones(TrialId(trial));
+        let all: BTreeSet<usize> = (0..self.trials.len()).flat_map(of).collect();
+        all.into_iter().collect()
     }
 
     /// The states that a [`Action::Fork`] to come may begin with: which trial's, after how many minibatches. All others

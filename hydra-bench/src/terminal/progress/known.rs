@@ -237,6 +237,8 @@ impl Known {
             RunEvent::Stopping => self.stopping = true,
             RunEvent::Began { .. }
             | RunEvent::Memory { .. }
+            | RunEvent::Saved { .. }
+            | RunEvent::Refused { .. }
             | RunEvent::Checkpointed { .. }
             | RunEvent::CheckpointFailed { .. } => {}
         }

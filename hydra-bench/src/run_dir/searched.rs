@@ -1,0 +1,126 @@
+//! The trials of a run that searches: as its spec says, and as far as its log says how far they have come.
+
+use crate::run_dir::directory::SEARCH;
+use crate::run_dir::paths::could_not;
+use crate::run_dir::spec::RunSpec;
+use crate::settings::Configuration;
+use crate::terminal::Usage;
+use anyhow::{Context, Result};
+use hydra_search::{Action, Report, Search, Spec, Standing, TrialId, Whole};
+use std::fs::{self, File};
+use std::io::{ErrorKind, Write};
+use std::path::Path;
+
+/// A task of a run, as it begins or goes on.
+pub(crate) struct Planned {
+    pub(crate) configuration: Configuration,
+    /// The minibatches after which it waits to be told to go on.
+    pub(crate) until: Option<usize>,
+    /// True if it is to train no further.
+    pub(crate) stopped: bool,
+    /// The task whose state it begins with, and after how many minibatches.
+    pub(crate) parent: Option<(String, usize)>,
+}
+
+impl From<Configuration> for Planned {
+    fn from(configuration: Configuration) -> Self {
+        Self { configuration, until: None, stopped: false, parent: None }
+    }
+}
+
+impl RunSpec {
+    /// The search of this spec before it is told anything, if it has one.
+    pub(crate) fn search(&self) -> Result<Option<Search>, Usage> {
+        let Some(spec) = self.search.spec(&self.training)? else { return Ok(None) };
+        self.begun(&spec).map(Some)
+    }
+
+    fn begun(&self, spec: &Spec) -> Result<Search, Usage> {
+        Search::new(spec, self.model.seed, Box::new(Whole { steps: spec.steps })).map_err(Usage::from_error)
+    }
+
+    /// The search as far as the log in a run directory says, if it has one.
+    pub(crate) fn search_in(&self, dir: &Path) -> Result<Option<Search>> {
+        let Some(mut search) = self.search()? else { return Ok(None) };
+        let path = dir.join(SEARCH);
+        let text = match fs::read_to_string(&path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => String::new(),
+            read => read.with_context(|| could_not(&path, "read"))?,
+        };
+        // The last line may be half written: then what it says is found again.
+        let reports: Vec<Report> = text.lines().map_while(|line| serde_json::from_str(line).ok()).collect();
+        search.replay(&reports).with_context(|| format!("`{}` is not of this search", path.display()))?;
+        Ok(Some(search))
+    }
+
+    /// The configuration of a trial.
+    pub(crate) fn configuration(&self, search: &Search, trial: TrialId) -> Result<Configuration, Usage> {
+        let view = search.trial(trial).ok_or_else(|| Usage::new(format!("there is no trial {trial}")))?;
+        let one = self.search.configuration(trial, view.settings, &self.training, &self.adapters)?;
+        let checked = self.training.check_one(&one, self.model.seed);
+        checked.map_err(|error| Usage::new(format!("trial {trial} ({}): {error}", view.settings)))?;
+        Ok(one)
+    }
+
+    /// The tasks of a search as far as it has come: all that were begun.
+    pub(crate) fn planned(&self, search: &Search) -> Result<Vec<Planned>, Usage> {
+        let own = search.trials().filter(|view| view.same_as.is_none() && view.standing != Standing::Shared);
+        own.map(|view| {
+            let configuration = self.configuration(search, view.trial)?;
+            let at = view.losses.last_key_value().map_or(0, |(step, _)| *step);
+            let until = match view.standing {
+                Standing::Training { until } => until,
+                _ => at,
+            };
+            let name = |parent| self.configuration(search, parent).map(|of| of.name);
+            let parent =
+                view.branch.map(|branch| Ok::<_, Usage>((name(branch.parent)?, branch.at))).transpose()?;
+            let stopped = matches!(view.standing, Standing::Stopped | Standing::Failed);
+            let until = self.training.steps.filter(|steps| until < *steps).map(|_| until);
+            Ok(Planned { configuration, until, stopped, parent })
+        })
+        .collect()
+    }
+
+    /// The configurations of a run directory so far, in the order in which their tasks were submitted.
+    pub(crate) fn grid_in(&self, dir: &Path) -> Result<Vec<Configuration>> {
+        match self.search_in(dir)? {
+            Some(search) => Ok(self.planned(&search)?.into_iter().map(|task| task.configuration).collect()),
+            None => Ok(self.grid()?),
+        }
+    }
+}
+
+/// The log of a search: a line for each report, which is on the disk before anything follows from it.
+pub(crate) struct SearchLog(File);
+
+impl SearchLog {
+    /// The log in a run directory, behind its last whole line.
+    pub(crate) fn open(dir: &Path) -> Result<Self> {
+        let path = dir.join(SEARCH);
+        let open = || {
+            let mut file = File::options().create(true).append(true).read(true).open(&path)?;
+            let text = fs::read(&path)?;
+            let whole = text.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
+            file.set_len(whole as u64)?;
+            file.flush().map(|()| file)
+        };
+        open().map(Self).with_context(|| could_not(&path, "written"))
+    }
+
+    pub(crate) fn push(&mut self, report: &Report) -> Result<()> {
+        let line = serde_json::to_string(report).context("a report could not be written as JSON")?;
+        self.0.write_all(format!("{line}\n").as_bytes())?;
+        Ok(self.0.sync_data()?)
+    }
+}
+
+/// Where an action sends its trial.
+pub(crate) fn until(action: &Action) -> Option<usize> {
+    match action {
+        Action::Start { until, .. } | Action::Continue { until, .. } | Action::Fork { until, .. } => {
+            Some(*until)
+        }
+        Action::Stop { .. } => None,
+    }
+}

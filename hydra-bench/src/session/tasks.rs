@@ -1,0 +1,147 @@
+//! The tasks of a run, made of its configurations: at its start, and while it goes on.
+
+use crate::run_dir::{Planned, RunDir, RunSpec, TaskFiles};
+use crate::session::model::{Model, Texts, Trained};
+use crate::settings::Configuration;
+use anyhow::Result;
+use hydra_core::{Dataset, TrainSpec};
+use hydra_engine::{Checkpoint, TrainTask};
+use serde_json::json;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// What a task's needs depend on: tasks that have it in common have one plan.
+type Shape = (usize, Option<usize>, usize, bool);
+
+/// Makes tasks with what they have in common: data, and a chain for each rank of adapters, which is measured once.
+pub(crate) struct TaskMaker {
+    trained: BTreeMap<Option<usize>, Trained>,
+    train: Arc<dyn Dataset>,
+    evaluated: [Option<Arc<dyn Dataset>>; 2],
+    /// The files of the run directory, if there is one.
+    files: Option<TaskFiles>,
+    resumed: bool,
+    /// A task of each shape.
+    shapes: BTreeMap<Shape, String>,
+}
+
+impl TaskMaker {
+    /// Makes the tasks of a run on this data.
+    pub(crate) fn new(texts: &Texts, spec: &RunSpec, dir: Option<&RunDir>) -> Result<Self> {
+        Ok(Self {
+            trained: BTreeMap::new(),
+            train: texts.train.clone(),
+            evaluated: texts.evaluated(spec.training.eval_limit),
+            files: dir.map(RunDir::task_files).transpose()?,
+            resumed: dir.is_some_and(|dir| dir.resumed),
+            shapes: BTreeMap::new(),
+        })
+    }
+
+    /// The task of a configuration as the run begins or goes on, of a model whose chain is built if it was not yet.
+    pub(crate) fn first(&mut self, model: &Model, spec: &RunSpec, planned: &Planned) -> Result<TrainTask> {
+        let one = &planned.configuration;
+        if !self.trained.contains_key(&one.lora) {
+            self.trained.insert(one.lora, model.trained(&spec.adapters, one.lora)?);
+        }
+        let train = spec.training.of(one, spec.model.seed, self.train.len())?;
+        self.shapes.entry(shape(one, &train)).or_insert_with(|| one.name.clone());
+        let mut task = self.task(spec, one, planned.parent.as_ref())?;
+        if let Some((parent, at)) = &planned.parent
+            && self.checkpoint(&one.name)?.is_none()
+        {
+            task = task.fork_from(Checkpoint::open(self.state_file(parent, *at)?)?);
+        }
+        Ok(match planned.until {
+            Some(until) => task.until(until),
+            None => task,
+        })
+    }
+
+    /// A task with the plan that this configuration would have, if one was measured.
+    pub(crate) fn like(&self, one: &Configuration, train: &TrainSpec) -> Option<String> {
+        self.shapes.get(&shape(one, train)).cloned()
+    }
+
+    /// The training of a configuration.
+    pub(crate) fn training(&self, spec: &RunSpec, one: &Configuration) -> Result<TrainSpec> {
+        Ok(spec.training.of(one, spec.model.seed, self.train.len())?)
+    }
+
+    /// The task of a configuration whose chain has been built, perhaps forked from another one.
+    pub(crate) fn task(
+        &self,
+        spec: &RunSpec,
+        one: &Configuration,
+        parent: Option<&(String, usize)>,
+    ) -> Result<TrainTask> {
+        let train = self.training(spec, one)?;
+        let mut config = spec.describe(one, &train);
+        if let Some((task, minibatches)) = parent {
+            config["fork"] = json!({ "of": task, "at": minibatches });
+        }
+        let trained = self.trained.get(&one.lora);
+        let trained =
+            trained.ok_or_else(|| anyhow::anyhow!("no task of the shape of `{}` was measured", one.name))?;
+        let mut task =
+            TrainTask::new(&one.name, trained.chain.clone(), self.train.clone(), train).config(config);
+        task = task.initial_validation(spec.training.initial_validation);
+        let [validation, test] = &self.evaluated;
+        if let Some(validation) = validation {
+            task = task.validation(validation.clone());
+        }
+        if let Some(test) = test {
+            task = task.test(test.clone());
+        }
+        if let Some(cuts) = &spec.devices.cuts {
+            task = task.cuts(cuts.clone());
+        }
+        if let Some(visit) = spec.devices.visit {
+            task = task.visit(visit);
+        }
+        if let Some(most) = spec.devices.devices_per_model {
+            task = task.most_devices(most);
+        }
+        self.with_files(task, &one.name, trained, spec)
+    }
+
+    /// The task with what it writes into the run directory, and the checkpoint in there that it goes on from.
+    fn with_files(
+        &self,
+        task: TrainTask,
+        name: &str,
+        trained: &Trained,
+        spec: &RunSpec,
+    ) -> Result<TrainTask> {
+        let Some(files) = &self.files else { return Ok(task) };
+        let mut task = task.write_to(trained.writer.clone(), files.model_dir(name));
+        let resumed = self.checkpoint(name)?;
+        // What is there is to say at last that the task is finished.
+        if spec.checkpoint_every.0.is_some() || resumed.is_some() {
+            task = task.checkpoint_to(files.checkpoint_file(name));
+        }
+        Ok(match resumed {
+            Some(checkpoint) => task.resume_from(checkpoint),
+            None => task,
+        })
+    }
+
+    /// The checkpoint with which a task goes on, if its run does and there is one.
+    pub(crate) fn checkpoint(&self, name: &str) -> Result<Option<Checkpoint>> {
+        let file = self.files.as_ref().map(|files| files.checkpoint_file(name));
+        let there = file.filter(|file| self.resumed && file.exists());
+        Ok(there.map(Checkpoint::open).transpose()?)
+    }
+
+    /// The file for the state that a task has after so many minibatches.
+    pub(crate) fn state_file(&self, name: &str, step: usize) -> Result<PathBuf> {
+        let files = self.files.as_ref();
+        let files = files.ok_or_else(|| anyhow::anyhow!("a run without a directory saves no states"))?;
+        Ok(files.state_file(name, step))
+    }
+}
+
+fn shape(one: &Configuration, train: &TrainSpec) -> Shape {
+    (one.batch, one.lora, train.optimizer.moments(), train.clip.is_some())
+}

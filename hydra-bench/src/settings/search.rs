@@ -1,0 +1,246 @@
+//! Searches: which settings are drawn, how many trials there are, and how far each is trained.
+
+use super::{AdapterSettings, Configuration, TrainingSettings, flags, values};
+use crate::terminal::Usage;
+use anyhow::{Context, Result};
+use clap::Args;
+use clap::builder::PossibleValuesParser;
+use hydra_search as search;
+use hydra_search::{Method, Parameter, Space, Spec, TrialId, Value, parse_parameter};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use toml::Table;
+
+/// The settings that trials can differ in.
+const SAMPLED: [&str; 11] = [
+    "batch",
+    "clip",
+    "decay_steps",
+    "lora",
+    "lr",
+    "no_decay_norms",
+    "optimizer",
+    "schedule",
+    "seed",
+    "warmup",
+    "weight_decay",
+];
+
+/// Those of them on which the needs of a task depend, which are measured when a run begins.
+const MEASURED: [&str; 4] = ["batch", "clip", "lora", "optimizer"];
+
+/// A search, if there is one.
+#[derive(Clone, Debug, PartialEq, Args, Serialize, Deserialize)]
+#[command(next_help_heading = "Search")]
+#[serde(default = "flags::defaults", deny_unknown_fields)]
+pub(crate) struct SearchSettings {
+    /// Compare trials on the way, and train on what is promising: halving, hyperband, asha, pbt, tpe; or train all of them to
+    /// their ends: grid, random [default: grid, where there is a --sample]
+    #[arg(long, value_name = "METHOD", value_parser = PossibleValuesParser::new(Method::ALL.map(Method::name)))]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) search: Option<String>,
+    /// A setting that trials differ in: lr=log:1e-5..1e-2, weight_decay=uniform:0..0.1, batch=8,16, seed=int:0..9; repeat it for
+    /// more settings
+    #[arg(long, value_name = "NAME=RANGE", value_parser = sampled)]
+    pub(crate) sample: Vec<String>,
+    /// How many trials are drawn; of pbt the population
+    #[arg(long, value_name = "N", value_parser = values::count, allow_hyphen_values = true)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) trials: Option<usize>,
+    /// Trials that are given: a file of TOML with a [[trial]] each, or of JSON with an object a line
+    #[arg(long, value_name = "FILE")]
+    #[serde(skip)]
+    pub(crate) trials_file: Option<PathBuf>,
+    /// Of halving, hyperband and asha: one of so many goes on, so many times as far [default: 3]
+    #[arg(long, value_name = "N", value_parser = values::count, allow_hyphen_values = true)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) eta: Option<usize>,
+    /// Of the same: the fewest minibatches before a trial is stopped [default: 1]
+    #[arg(long, value_name = "N", value_parser = values::count, allow_hyphen_values = true)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) first_rung: Option<usize>,
+    /// Of asha: its virtual workers, on which results depend; devices may be more or fewer [default: 8]
+    #[arg(long, value_name = "N", value_parser = values::count, allow_hyphen_values = true)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) workers: Option<usize>,
+    /// Of pbt: minibatches from one comparison to the next [default: a tenth of --steps]
+    #[arg(long, value_name = "N", value_parser = values::count, allow_hyphen_values = true)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) interval: Option<usize>,
+    /// The trials of the file.
+    #[arg(skip)]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) trial: Vec<search::Configuration>,
+}
+
+/// A setting with its range, as it is.
+fn sampled(text: &str) -> Result<String, String> {
+    named_range(text).map(|_| text.to_owned())
+}
+
+fn named_range(text: &str) -> Result<(String, Parameter), String> {
+    let (name, range) = text.split_once('=').ok_or("give NAME=RANGE, such as lr=log:1e-5..1e-2")?;
+    let name = name.trim().replace('-', "_");
+    if !SAMPLED.contains(&name.as_str()) {
+        return Err(format!(
+            "`{name}` is no setting that trials can differ in: these are {}",
+            SAMPLED.join(", ")
+        ));
+    }
+    Ok((name, parse_parameter(range.trim()).map_err(|error| error.to_string())?))
+}
+
+impl SearchSettings {
+    /// Returns true if there is no search.
+    pub(crate) fn is_none(&self) -> bool {
+        self.search.is_none() && self.sample.is_empty() && self.trial.is_empty() && self.trials_file.is_none()
+    }
+
+    /// Returns true if this setting is drawn, or given by trials.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        let sampled = self.sample.iter().filter_map(|text| named_range(text).ok());
+        sampled.map(|(name, _)| name).any(|of| of == name)
+            || self.trial.iter().any(|trial| trial.get(name).is_some())
+    }
+
+    /// These settings with the trials of their file.
+    pub(crate) fn resolve(mut self) -> Result<Self> {
+        if let Some(file) = self.trials_file.take() {
+            let shown = file.display();
+            let text = std::fs::read_to_string(&file);
+            let text = text.with_context(|| format!("the trials `{shown}` could not be read"))?;
+            let toml = file.extension().is_some_and(|ending| ending == "toml");
+            let read = if toml { search::trials_from_toml(&text) } else { search::trials_from_jsonl(&text) };
+            self.trial = read.with_context(|| format!("the trials `{shown}` cannot be used"))?;
+        }
+        Ok(self)
+    }
+
+    /// What is asked of the search.
+    pub(crate) fn spec(&self, training: &TrainingSettings) -> Result<Option<Spec>, Usage> {
+        if self.is_none() {
+            return Ok(None);
+        }
+        let (None, Some(steps)) = (training.epochs, training.steps) else {
+            let says = "a search compares trials after minibatches: give --steps N, the most that a trial gets, and no --epochs";
+            return Err(Usage::new(says));
+        };
+        let mut space: BTreeMap<String, Parameter> = BTreeMap::new();
+        for text in &self.sample {
+            let (name, parameter) = named_range(text).map_err(Usage::new)?;
+            if space.insert(name.clone(), parameter).is_some() {
+                return Err(Usage::new(format!("--sample {name} is given twice: give each setting once")));
+            }
+        }
+        let method = self.search.as_deref().unwrap_or("grid").parse().map_err(Usage::from_error)?;
+        let spec = Spec {
+            search: method,
+            steps,
+            trials: self.trials,
+            eta: self.eta,
+            first_rung: self.first_rung,
+            workers: self.workers,
+            interval: self.interval,
+            space: Space::new(space).map_err(Usage::from_error)?,
+            given: self.trial.clone(),
+            ..Spec::default()
+        };
+        spec.check().map_err(Usage::from_error)?;
+        spec.check_names(&SAMPLED).map_err(Usage::from_error)?;
+        let measured = MEASURED.into_iter().find(|name| self.has(name));
+        if let Some(name) = measured.filter(|_| matches!(method, Method::Asha | Method::Pbt | Method::Tpe)) {
+            return Err(Usage::new(format!(
+                "--search {method} begins trials while a run goes on, with what was measured when it began: `{name}` cannot be \
+                 sampled; give one value, or search by halving, hyperband or random"
+            )));
+        }
+        Ok(Some(spec))
+    }
+
+    /// The configuration of a trial: its settings in place of those of the run.
+    pub(crate) fn configuration(
+        &self,
+        trial: TrialId,
+        settings: &search::Configuration,
+        training: &TrainingSettings,
+        adapters: &AdapterSettings,
+    ) -> Result<Configuration, Usage> {
+        let whole = |name: &str| match settings.get(name) {
+            Some(Value::Whole(number)) if *number >= 0 => Ok(Some(*number as u64)),
+            Some(other) => {
+                Err(Usage::new(format!("trial {trial} has {name} = {other}: give a whole number")))
+            }
+            None => Ok(None),
+        };
+        let batch = match whole("batch")? {
+            Some(batch) => batch as usize,
+            None => one("--batch", &training.batch)?,
+        };
+        let lr = match settings.get("lr") {
+            Some(lr) => lr
+                .number()
+                .ok_or_else(|| Usage::new(format!("trial {trial} has lr = {lr}: give a number")))?,
+            None => one("--lr", &training.lr)?,
+        };
+        let lora = match whole("lora")? {
+            None if adapters.lora.is_empty() => None,
+            None => Some(one("--lora", &adapters.lora)?),
+            rank => rank.map(|rank| rank as usize),
+        };
+        let is_other = |name: &str| !matches!(name, "batch" | "lr" | "lora" | "seed");
+        let others = settings.iter().filter(|(name, _)| is_other(name));
+        let toml = |(name, value): (&str, &Value)| Ok((name.to_owned(), toml::Value::try_from(value)?));
+        let changes: Result<Table, toml::ser::Error> = others.map(toml).collect();
+        let changes = changes.map_err(Usage::from_error)?;
+        flags::check::<TrainingSettings>(&changes)?;
+        let rank = lora.filter(|_| self.has("lora")).map(|rank| format!("-r{rank}")).unwrap_or_default();
+        let name = format!("t{:02}-b{batch}-lr{lr:.1e}{rank}", trial.0);
+        Ok(Configuration { name, batch, lr, lora, seed: whole("seed")?, changes })
+    }
+
+    /// The interval of evaluations at which losses are there where they are compared, given those places.
+    pub(crate) fn eval_every(
+        &self,
+        spec: &Spec,
+        training: &TrainingSettings,
+        milestones: &[usize],
+    ) -> Result<Option<usize>, Usage> {
+        let Some(first) = milestones.first().filter(|first| **first < spec.steps) else {
+            return Ok(training.eval_every);
+        };
+        let every = training.eval_every.unwrap_or(*first);
+        if milestones.iter().all(|step| step.is_multiple_of(every)) {
+            return Ok(Some(every));
+        }
+        let shown: Vec<String> = milestones.iter().map(usize::to_string).collect();
+        let shown = shown.join(", ");
+        let eta = spec.eta.unwrap_or(3);
+        let rungs = milestones.len().saturating_sub(1) as u32;
+        let nearest = first.saturating_mul(eta.saturating_pow(rungs));
+        Err(Usage::new(match (training.eval_every, spec.search) {
+            (Some(every), _) => format!(
+                "--search {} compares trials after {shown} minibatches, and --eval-every {every} does not evaluate there: leave it out",
+                spec.search
+            ),
+            (None, Method::Pbt) => format!(
+                "--search pbt compares trials after {shown} minibatches: give --steps that are a multiple of --interval"
+            ),
+            (None, method) => format!(
+                "--search {method} compares trials after {shown} minibatches, which would take an evaluation after nearly each: \
+                 give --steps {nearest}, whose rungs are multiples of the first one"
+            ),
+        }))
+    }
+}
+
+/// The one value of a list that every trial has.
+fn one<T: Copy>(flag: &str, list: &[T]) -> Result<T, Usage> {
+    match list {
+        [one] => Ok(*one),
+        _ => {
+            let name = flag.trim_start_matches('-');
+            Err(Usage::new(format!("every trial needs {flag}: give one value, or --sample {name}=RANGE")))
+        }
+    }
+}
