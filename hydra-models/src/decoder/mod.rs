@@ -30,7 +30,9 @@ use hydra_core::{Chain, ChainBuilder, WeightSource};
 /// `source`, or from the task's seed as Hugging Face draws them (other numbers, the same distributions).
 ///
 /// Inputs are ids `[batch, tokens]`, and the targets are the same ids: the head shifts them, so that the
-/// loss is a mean over `batch * (tokens - 1)` terms. Where a head is tied, its table is the token embedding's: one
+/// loss is a mean over `batch * (tokens - 1)` terms, or fewer where targets are [ignored](crate::ops::IGNORED). A second
+/// input, `[batch, tokens]`, makes rows hold several examples that see nothing of one another: each token's position in
+/// its example. Where a head is tied, its table is the token embedding's: one
 /// parameter that both layers name.
 ///
 /// # Errors

@@ -31,7 +31,8 @@ mod tensors;
 pub mod reference;
 
 pub use attention::{
-    Attention, GroupedAttention, Rotary, RotaryScaling, causal_attention, grouped_attention,
+    Attention, GroupedAttention, Rotary, RotaryScaling, causal_attention, causal_attention_within,
+    grouped_attention, grouped_attention_within,
 };
 pub(crate) use attention::{grouped_working_elements, working_elements as attention_working_elements};
 pub use classify::{ACCURACY, accuracy, classification_loss, classified};

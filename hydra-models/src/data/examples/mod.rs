@@ -7,9 +7,10 @@
 mod dataset;
 mod encode;
 mod files;
+mod pack;
 mod record;
 
-pub use dataset::Examples;
+pub use dataset::{Examples, Packing};
 pub use encode::{ExampleError, LossOn};
 pub use files::ExampleFiles;
 pub use record::Record;

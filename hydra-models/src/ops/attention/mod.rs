@@ -8,11 +8,12 @@
 
 mod group;
 mod grouped;
+mod positions;
 mod qkv;
 mod rotary;
 
-pub use grouped::{GroupedAttention, grouped_attention};
-pub use qkv::{Attention, causal_attention};
+pub use grouped::{GroupedAttention, grouped_attention, grouped_attention_within};
+pub use qkv::{Attention, causal_attention, causal_attention_within};
 pub use rotary::{Rotary, RotaryScaling};
 
 pub(crate) use grouped::working_elements as grouped_working_elements;
@@ -21,6 +22,7 @@ pub(crate) use qkv::working_elements;
 #[cfg(feature = "cube")]
 pub(super) use {
     grouped::{GroupedKernels, GroupedOps, GroupedOptions, GroupedSaved},
+    positions::refuse_examples,
     qkv::{AttentionKernels, AttentionOps, Options, Saved},
     rotary::Rotation,
 };

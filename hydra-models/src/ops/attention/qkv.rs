@@ -1,11 +1,12 @@
 //! Attention over queries, keys and values that one map made side by side, each head with keys of its own.
 
 use super::STATISTICS;
-use super::group::{self, Form, Group, Parts};
+use super::group::{self, Form, Group, Parts, Place};
+use super::positions;
 use crate::ops::autodiff::*;
 use crate::ops::kernels::{Mat, MatMut};
 use crate::ops::tensors::{flex, float_type, floats, one_type, owned};
-use burn::tensor::Tensor;
+use burn::tensor::{Int, Tensor};
 use burn_flex::FlexTensor;
 use hydra_core::profile::{self, Part};
 use hydra_core::{DropoutMask, FloatType, Pass};
@@ -30,6 +31,30 @@ pub struct Attention {
 /// # Panics
 /// If the last dimension is not three times a multiple of the heads, or the elements are no `F32`, `BF16` or `F16`.
 pub fn causal_attention(qkv: Tensor<3>, options: Attention, pass: &Pass) -> Tensor<3> {
+    let options = checked(&qkv, options, pass);
+    Tensor::from_dispatch(<Dispatch as AttentionOps>::causal_attention(qkv.into_dispatch(), options))
+}
+
+/// The same where each row holds several examples, one after the other, and a token sees nothing of other examples than
+/// its own: `positions`, `[batch, tokens]`, count up from zero in each of them. Without dropout, an example's output and
+/// gradients have the bits that they have in a row of its own.
+///
+/// # Panics
+/// As above, if the positions have another shape or do not count up, and on devices other than CPUs.
+pub fn causal_attention_within(
+    qkv: Tensor<3>,
+    positions: Tensor<2, Int>,
+    options: Attention,
+    pass: &Pass,
+) -> Tensor<3> {
+    let ([batch, tokens, _], options) = (qkv.dims(), checked(&qkv, options, pass));
+    positions::check("causal_attention_within", &positions, [batch, tokens]);
+    let (qkv, positions) = (qkv.into_dispatch(), positions.into_dispatch());
+    Tensor::from_dispatch(<Dispatch as AttentionOps>::causal_attention_within(qkv, positions, options))
+}
+
+#[track_caller]
+fn checked(qkv: &Tensor<3>, options: Attention, pass: &Pass) -> Options {
     let (heads, triple) = (options.heads, qkv.dims()[2]);
     assert!(
         heads > 0 && triple > 0 && triple.is_multiple_of(3 * heads),
@@ -37,8 +62,7 @@ pub fn causal_attention(qkv: Tensor<3>, options: Attention, pass: &Pass) -> Tens
     );
     one_type("causal_attention", [qkv.dtype()]);
     let mask = pass.site(options.site).dropout_mask(options.dropout);
-    let options = Options { heads, scale: options.scale as f32, mask };
-    Tensor::from_dispatch(<Dispatch as AttentionOps>::causal_attention(qkv.into_dispatch(), options))
+    Options { heads, scale: options.scale as f32, mask }
 }
 
 /// The most elements that attention has at hand beside its input and output and their gradients: what is
@@ -64,6 +88,13 @@ pub(crate) struct Options {
 pub(crate) trait AttentionOps: Backend {
     /// The output for queries, keys and values side by side.
     fn causal_attention(qkv: FloatTensor<Self>, options: Options) -> FloatTensor<Self>;
+
+    /// The same within examples, whose tokens have these positions.
+    fn causal_attention_within(
+        qkv: FloatTensor<Self>,
+        positions: IntTensor<Self>,
+        options: Options,
+    ) -> FloatTensor<Self>;
 }
 
 /// The operations that a backend must compute for it to be differentiable.
@@ -72,12 +103,14 @@ pub(crate) trait AttentionKernels: AttentionOps {
     /// one over the sum of `e^(score - largest)`; those are `F32`.
     fn attention_and_statistics(
         qkv: FloatTensor<Self>,
+        positions: Option<IntTensor<Self>>,
         options: Options,
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
 
     /// The gradient with respect to `qkv` for that of the output.
     fn attention_backward(
         saved: Saved<FloatTensor<Self>>,
+        positions: Option<IntTensor<Self>>,
         gradient: FloatTensor<Self>,
         options: Options,
     ) -> FloatTensor<Self>;
@@ -92,7 +125,12 @@ pub(crate) struct Saved<T> {
 }
 
 /// The heads of a batch in the order `[batch, heads]`.
-fn heads<'a>(qkv: &'a [f32], [_, tokens, triple]: [usize; 3], options: Options) -> Vec<Group<'a>> {
+fn heads<'a>(
+    qkv: &'a [f32],
+    [_, tokens, triple]: [usize; 3],
+    positions: Option<&'a [i64]>,
+    options: Options,
+) -> Vec<Group<'a>> {
     let Options { heads, scale, mask } = options;
     let head_width = triple / 3 / heads;
     let sequences = qkv.chunks(tokens * triple).map(|data| Mat::new(data, tokens, triple)).enumerate();
@@ -103,7 +141,8 @@ fn heads<'a>(qkv: &'a [f32], [_, tokens, triple]: [usize; 3], options: Options) 
         };
         let (queries, keys, values) = (part(0), part(1), part(2));
         let (form, number) = (form(tokens, head_width), sequence * heads + head);
-        Group { queries, keys, values, form, scale, mask, rotation: None, number }
+        let place = Place::of(positions, sequence, tokens);
+        Group { queries, keys, values, form, scale, mask, rotation: None, number, place }
     };
     sequences.flat_map(|(sequence, data)| (0..heads).map(move |i| head(sequence, data, i))).collect()
 }
@@ -117,25 +156,32 @@ fn parts(sequence: &mut [f32], tokens: usize, head_width: usize) -> impl Iterato
     queries.into_iter().zip(keys).zip(values).map(|((queries, keys), values)| [queries, keys, values])
 }
 
-fn forward(qkv: FlexTensor, options: Options) -> (FlexTensor, FlexTensor) {
+fn forward(qkv: FlexTensor, positions: Option<FlexTensor>, options: Options) -> (FlexTensor, FlexTensor) {
     let float = float_type(&qkv);
     let qkv = owned(qkv);
     let [batch, tokens, triple] = qkv.shape().dims();
-    let (groups, shape) =
-        (heads(floats(&qkv), [batch, tokens, triple], options), [batch, tokens, triple / 3]);
+    let positions = positions.map(|positions| positions::read(positions, tokens));
+    let groups = heads(floats(&qkv), [batch, tokens, triple], positions.as_deref(), options);
+    let shape = [batch, tokens, triple / 3];
     let (output, statistics) = group::forward(&groups, shape);
     let statistics = flex(statistics, [batch, options.heads, tokens, STATISTICS], FloatType::F32);
     (flex(output, shape, float), statistics)
 }
 
-fn backward(saved: Saved<FlexTensor>, gradient: FlexTensor, options: Options) -> FlexTensor {
+fn backward(
+    saved: Saved<FlexTensor>,
+    positions: Option<FlexTensor>,
+    gradient: FlexTensor,
+    options: Options,
+) -> FlexTensor {
     let float = float_type(&saved.qkv);
     let (qkv, output, gradient) = (owned(saved.qkv), owned(saved.output), owned(gradient));
     let shape: [usize; 3] = qkv.shape().dims();
     let [_, tokens, triple] = shape;
     let mut d_qkv = vec![0.0; shape.iter().product()];
     if !d_qkv.is_empty() {
-        let groups = heads(floats(&qkv), shape, options);
+        let positions = positions.map(|positions| positions::read(positions, tokens));
+        let groups = heads(floats(&qkv), shape, positions.as_deref(), options);
         let head_width = triple / 3 / options.heads;
         let parts = d_qkv.chunks_mut(tokens * triple).flat_map(|data| parts(data, tokens, head_width));
         let known = [floats(&output), floats(&gradient)];
@@ -146,24 +192,34 @@ fn backward(saved: Saved<FlexTensor>, gradient: FlexTensor, options: Options) ->
 
 impl AttentionOps for Flex {
     fn causal_attention(qkv: FloatTensor<Self>, options: Options) -> FloatTensor<Self> {
-        Self::attention_and_statistics(qkv, options).0
+        Self::attention_and_statistics(qkv, None, options).0
+    }
+
+    fn causal_attention_within(
+        qkv: FloatTensor<Self>,
+        positions: IntTensor<Self>,
+        options: Options,
+    ) -> FloatTensor<Self> {
+        Self::attention_and_statistics(qkv, Some(positions), options).0
     }
 }
 
 impl AttentionKernels for Flex {
     fn attention_and_statistics(
         qkv: FloatTensor<Self>,
+        positions: Option<IntTensor<Self>>,
         options: Options,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        profile::time(Part::Attention, || forward(qkv, options))
+        profile::time(Part::Attention, || forward(qkv, positions, options))
     }
 
     fn attention_backward(
         saved: Saved<FloatTensor<Self>>,
+        positions: Option<IntTensor<Self>>,
         gradient: FloatTensor<Self>,
         options: Options,
     ) -> FloatTensor<Self> {
-        profile::time(Part::Attention, || backward(saved, gradient, options))
+        profile::time(Part::Attention, || backward(saved, positions, gradient, options))
     }
 }
 
@@ -171,27 +227,46 @@ impl AttentionKernels for Flex {
 struct AttentionBackward;
 
 impl<B: AttentionKernels> Backward<B, 1> for AttentionBackward {
-    type State = (Saved<FloatTensor<B>>, Options);
+    type State = (Saved<FloatTensor<B>>, Option<IntTensor<B>>, Options);
 
     fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
         let gradient = grads.consume::<B>(&ops.node);
-        let (saved, options) = ops.state;
+        let (saved, positions, options) = ops.state;
         if let [Some(node)] = ops.parents {
-            grads.register::<B>(node.id, B::attention_backward(saved, gradient, options));
+            grads.register::<B>(node.id, B::attention_backward(saved, positions, gradient, options));
+        }
+    }
+}
+
+/// Attention whose gradient is known where one is asked for.
+fn tracked<B: AttentionKernels, C: CheckpointStrategy>(
+    qkv: FloatTensor<Autodiff<B, C>>,
+    positions: Option<IntTensor<B>>,
+    options: Options,
+) -> FloatTensor<Autodiff<B, C>> {
+    match AttentionBackward.prepare::<C>([qkv.node()]).compute_bound().stateful() {
+        OpsKind::Tracked(prep) => {
+            let qkv = qkv.into_primitive();
+            let (output, statistics) = B::attention_and_statistics(qkv.clone(), positions.clone(), options);
+            prep.finish((Saved { qkv, output: output.clone(), statistics }, positions, options), output)
+        }
+        OpsKind::UnTracked(prep) => {
+            prep.finish(B::attention_and_statistics(qkv.into_primitive(), positions, options).0)
         }
     }
 }
 
 impl<B: AttentionKernels, C: CheckpointStrategy> AttentionOps for Autodiff<B, C> {
     fn causal_attention(qkv: FloatTensor<Self>, options: Options) -> FloatTensor<Self> {
-        match AttentionBackward.prepare::<C>([qkv.node()]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => {
-                let qkv = qkv.into_primitive();
-                let (output, statistics) = B::attention_and_statistics(qkv.clone(), options);
-                prep.finish((Saved { qkv, output: output.clone(), statistics }, options), output)
-            }
-            OpsKind::UnTracked(prep) => prep.finish(B::causal_attention(qkv.into_primitive(), options)),
-        }
+        tracked::<B, C>(qkv, None, options)
+    }
+
+    fn causal_attention_within(
+        qkv: FloatTensor<Self>,
+        positions: IntTensor<Self>,
+        options: Options,
+    ) -> FloatTensor<Self> {
+        tracked::<B, C>(qkv, Some(positions), options)
     }
 }
 

@@ -7,9 +7,9 @@ use super::dropout::draws;
 use super::kernels::attention as kernels;
 use super::matmul::{product, transposed};
 use super::tensors::{arg, dims, elements, float, floats, made_of, rows, units, whole, wide};
-use crate::ops::attention::{AttentionKernels, AttentionOps, Options, STATISTICS, Saved};
+use crate::ops::attention::{AttentionKernels, AttentionOps, Options, STATISTICS, Saved, refuse_examples};
 use burn::backend::Cube;
-use burn::backend::tensor::FloatTensor;
+use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 use std::ops::Range;
@@ -160,21 +160,33 @@ impl AttentionOps for Cube {
     fn causal_attention(qkv: FloatTensor<Self>, options: Options) -> FloatTensor<Self> {
         forward(qkv, options, SCORES).0
     }
+
+    fn causal_attention_within(
+        qkv: FloatTensor<Self>,
+        positions: IntTensor<Self>,
+        options: Options,
+    ) -> FloatTensor<Self> {
+        Self::attention_and_statistics(qkv, Some(positions), options).0
+    }
 }
 
 impl AttentionKernels for Cube {
     fn attention_and_statistics(
         qkv: FloatTensor<Self>,
+        positions: Option<IntTensor<Self>>,
         options: Options,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        refuse_examples(positions.as_ref());
         forward(qkv, options, SCORES)
     }
 
     fn attention_backward(
         saved: Saved<FloatTensor<Self>>,
+        positions: Option<IntTensor<Self>>,
         gradient: FloatTensor<Self>,
         options: Options,
     ) -> FloatTensor<Self> {
+        refuse_examples(positions.as_ref());
         backward(saved, gradient, options, SCORES)
     }
 }

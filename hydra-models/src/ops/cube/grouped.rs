@@ -7,9 +7,11 @@ use super::dropout::draws;
 use super::kernels::attention as kernels;
 use super::matmul::{product, transposed};
 use super::tensors::{arg, dims, elements, float, floats, made_of, rows, units, whole, wide};
-use crate::ops::attention::{GroupedKernels, GroupedOps, GroupedOptions, GroupedSaved, Rotation, STATISTICS};
+use crate::ops::attention::{
+    GroupedKernels, GroupedOps, GroupedOptions, GroupedSaved, Rotation, STATISTICS, refuse_examples,
+};
 use burn::backend::ops::FloatTensorOps;
-use burn::backend::tensor::FloatTensor;
+use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Cube, TensorMetadata};
 use burn::tensor::{DType, TensorData};
 use burn_cubecl::tensor::CubeTensor;
@@ -192,15 +194,27 @@ impl GroupedOps for Cube {
         values: FloatTensor<Self>,
         options: GroupedOptions,
     ) -> FloatTensor<Self> {
-        Self::grouped_and_statistics([queries, keys, values], options).0
+        Self::grouped_and_statistics([queries, keys, values], None, options).0
+    }
+
+    fn grouped_attention_within(
+        queries: FloatTensor<Self>,
+        keys: FloatTensor<Self>,
+        values: FloatTensor<Self>,
+        positions: IntTensor<Self>,
+        options: GroupedOptions,
+    ) -> FloatTensor<Self> {
+        Self::grouped_and_statistics([queries, keys, values], Some(positions), options).0
     }
 }
 
 impl GroupedKernels for Cube {
     fn grouped_and_statistics(
         inputs: [FloatTensor<Self>; 3],
+        positions: Option<IntTensor<Self>>,
         options: GroupedOptions,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        refuse_examples(positions.as_ref());
         let inputs = whole(inputs);
         let heads = Heads::new(&inputs[0], &options);
         let output = floats(&inputs[0], inputs[0].shape());
@@ -214,9 +228,11 @@ impl GroupedKernels for Cube {
 
     fn grouped_backward(
         saved: GroupedSaved<FloatTensor<Self>>,
+        positions: Option<IntTensor<Self>>,
         gradient: FloatTensor<Self>,
         options: GroupedOptions,
     ) -> [FloatTensor<Self>; 3] {
+        refuse_examples(positions.as_ref());
         let [queries, keys, values, gradient] = {
             let [queries, keys, values] = saved.inputs;
             whole([queries, keys, values, gradient])

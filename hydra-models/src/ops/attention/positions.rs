@@ -1,0 +1,80 @@
+//! Rows that hold several examples, each of which sees nothing of the others.
+//!
+//! What tells them apart are their tokens' positions, which count up from zero in each example, as transformers'
+//! `position_ids` do.
+
+use crate::ops::embedding::integers;
+use burn::tensor::{Int, Tensor};
+use burn_flex::FlexTensor;
+
+/// Checks the shape of the positions of tokens `[batch, tokens]`.
+///
+/// # Panics
+/// If it is another.
+#[track_caller]
+pub(super) fn check(op: &str, positions: &Tensor<2, Int>, expected: [usize; 2]) {
+    let found = positions.dims();
+    assert!(found == expected, "{op} expects positions of shape {expected:?}, found {found:?}");
+}
+
+/// The positions of the tokens of rows, on the CPU.
+///
+/// # Panics
+/// If a row does not begin with zero, or one is neither zero nor follows the one before it.
+#[track_caller]
+pub(super) fn read(positions: FlexTensor, tokens: usize) -> Vec<i64> {
+    let positions = integers(positions);
+    for row in positions.chunks(tokens.max(1)) {
+        let before = std::iter::once(-1).chain(row.iter().copied());
+        let wrong =
+            row.iter().zip(before).position(|(at, before)| *at != 0 && (before < 0 || *at != before + 1));
+        if let Some(wrong) = wrong {
+            panic!(
+                "attention expects positions that count up from 0 in each example, found {} at token {wrong} of a row",
+                row[wrong]
+            );
+        }
+    }
+    positions
+}
+
+/// Refuses rows of several examples on devices whose kernels would let them see one another.
+///
+/// # Panics
+/// If there are positions.
+#[cfg(feature = "cube")]
+#[track_caller]
+pub(in crate::ops) fn refuse_examples<T>(positions: Option<&T>) {
+    assert!(
+        positions.is_none(),
+        "attention within the examples of packed rows is computed on CPUs alone: train on a CPU, or fill each example up to \
+         a row of its own"
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use burn::backend::Flex;
+    use burn::tensor::{DType, Device, TensorData};
+
+    fn read_rows(positions: Vec<i32>) -> Vec<i64> {
+        let data = TensorData::new(positions, [2, 3]);
+        let tensor = Tensor::<2, Int>::from_data(data, (&Device::flex(), DType::I32));
+        read(tensor.try_into_primitive::<Flex>().unwrap(), 3)
+    }
+
+    #[test]
+    fn examples_begin_anywhere_but_positions_count_up() {
+        assert_eq!(read_rows(vec![0, 1, 0, 0, 0, 1]), [0, 1, 0, 0, 0, 1]);
+        for (wrong, found) in [
+            (vec![0, 1, 2, 1, 2, 3], "found 1 at token 0"),
+            (vec![0, 2, 3, 0, 1, 2], "found 2 at token 1"),
+            (vec![0, 1, 2, 0, 1, -1], "found -1 at token 2"),
+        ] {
+            let panic = std::panic::catch_unwind(|| read_rows(wrong)).expect_err("a refusal");
+            let refusal = hydra_core::panic_message(&*panic);
+            assert!(refusal.contains(found), "{refusal}");
+        }
+    }
+}
