@@ -624,6 +624,63 @@ mod tests {
         }
     }
 
+    /// Lengths of the examples of rows.
+    const ROWS: [[usize; 4]; 2] = [[1, BLOCK + 5, BLOCK, 9], [2, 2, 2 * BLOCK + 1, 10]];
+
+    const PACKED: Case = Case { tokens: 2 * BLOCK + 15, ..CASE };
+
+    fn within(
+        queries: Tensor<3>,
+        keys: Tensor<3>,
+        values: Tensor<3>,
+        attention: &GroupedAttention,
+        pass: &Pass,
+    ) -> Tensor<3> {
+        grouped_attention_within(queries, keys, values, positions(&ROWS), attention, pass)
+    }
+
+    #[test]
+    fn an_example_has_the_bits_of_a_row_of_its_own() {
+        for (window, causal, floats) in
+            [(None, true, Floats::F32), (Some(20), true, Floats::F32), (None, false, Floats::Bf16)]
+        {
+            let case = Case { window, causal, floats, ..PACKED };
+            let packed = case.run(within);
+            let alone = |row: usize, tokens: &std::ops::Range<usize>| {
+                let part = |all: Tensor<3>| all.slice([row..row + 1, tokens.clone()]);
+                let inputs = case.inputs().map(|input| part(input).detach().require_grad());
+                let [queries, keys, of_keys] = inputs.clone();
+                let out = grouped_attention(queries, keys, of_keys, &case.options(), &pass());
+                let found = values(&out);
+                let grads = (out * part(case.upstream())).sum().backward();
+                let [queries, keys, of_keys] = inputs.each_ref().map(|input| gradient(input, &grads));
+                [found, queries, keys, of_keys]
+            };
+            for (row, tokens) in examples(&ROWS) {
+                for (packed, alone) in packed.iter().zip(alone(row, &tokens)) {
+                    let width = alone.len() / tokens.len();
+                    let first = (row * case.tokens + tokens.start) * width;
+                    assert_eq!(packed[first..][..alone.len()], alone, "{case:?}, {tokens:?} of {row}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn packed_rows_equal_the_reference_with_dropout_on_any_threads() {
+        for (window, causal, dropout) in
+            [(None, true, 0.0), (Some(20), true, 0.3), (None, false, 0.3), (Some(1000), true, 0.1)]
+        {
+            let case = Case { window, causal, dropout, ..PACKED };
+            let found = with_threads(1, || case.run(within));
+            assert_eq!(found, with_threads(3, || case.run(within)));
+            let slow = case.run(|queries, keys, values, attention, pass| {
+                reference::grouped_attention_within(queries, keys, values, positions(&ROWS), attention, pass)
+            });
+            case.assert_near(&found, &slow, 3e-6);
+        }
+    }
+
     #[test]
     fn a_token_sees_its_window_and_nothing_else() {
         let case = Case { batch: 1, tokens: 2 * BLOCK, window: Some(5), ..CASE };

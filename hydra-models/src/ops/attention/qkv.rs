@@ -471,6 +471,62 @@ mod tests {
         }
     }
 
+    /// Lengths of the examples of rows.
+    const ROWS: [[usize; 4]; 2] = [[1, BLOCK + 5, BLOCK, 9], [2, 2, 2 * BLOCK + 1, 10]];
+
+    const PACKED: Case = Case { tokens: 2 * BLOCK + 15, head_width: 8, ..CASE };
+
+    #[test]
+    fn an_example_has_the_bits_of_a_row_of_its_own() {
+        for floats in [Floats::F32, Floats::Bf16] {
+            let case = Case { floats, ..PACKED };
+            let packed =
+                case.run(|qkv, options, pass| causal_attention_within(qkv, positions(&ROWS), options, pass));
+            let alone = |row: usize, tokens: &std::ops::Range<usize>| {
+                let part = |all: Tensor<3>| all.slice([row..row + 1, tokens.clone()]);
+                let qkv = part(case.qkv()).detach().require_grad();
+                let out = causal_attention(qkv.clone(), case.options(), &pass());
+                let found = values(&out);
+                let grads = (out * part(case.upstream())).sum().backward();
+                [found, gradient(&qkv, &grads)]
+            };
+            for (row, tokens) in examples(&ROWS) {
+                for (packed, alone) in packed.iter().zip(alone(row, &tokens)) {
+                    let width = alone.len() / tokens.len();
+                    let first = (row * case.tokens + tokens.start) * width;
+                    assert_eq!(packed[first..][..alone.len()], alone, "{floats:?}, {tokens:?} of {row}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn packed_rows_equal_the_reference_with_dropout_on_any_threads() {
+        for dropout in [0.0, 0.3] {
+            let case = Case { dropout, ..PACKED };
+            let run = || case.run(|qkv, o, pass| causal_attention_within(qkv, positions(&ROWS), o, pass));
+            let found = with_threads(1, run);
+            assert_eq!(found, with_threads(3, run));
+            let slow =
+                case.run(|qkv, o, pass| reference::causal_attention_within(qkv, positions(&ROWS), o, pass));
+            case.assert_near(&found, &slow, 2e-6);
+        }
+    }
+
+    #[test]
+    fn positions_of_one_example_a_row_have_the_bits_of_none() {
+        let case = Case { dropout: 0.2, ..PACKED };
+        let rows = [[case.tokens]; 2];
+        let found = case.run(|qkv, o, pass| causal_attention_within(qkv, positions(&rows), o, pass));
+        assert_eq!(found, case.run(causal_attention));
+    }
+
+    #[test]
+    #[should_panic(expected = "causal_attention_within expects positions of shape [2, 79], found [1, 3]")]
+    fn positions_of_another_shape_are_named() {
+        PACKED.run(|qkv, o, pass| causal_attention_within(qkv, positions(&[[2, 1]]), o, pass));
+    }
+
     #[test]
     fn a_score_that_is_no_number_shows() {
         let case = Case { batch: 1, tokens: BLOCK + 3, ..CASE };
