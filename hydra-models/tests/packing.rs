@@ -19,8 +19,10 @@ const CONTEXT: usize = 96;
 struct Model {
     chain: Chain,
     images: Vec<Bytes>,
-    logits: Box<dyn Fn(&Model, Activation) -> Tensor<3>>,
+    logits: Box<Logits>,
 }
+
+type Logits = dyn Fn(&Model, Activation) -> Tensor<3>;
 
 impl Model {
     fn new(chain: Chain, logits: impl Fn(&Self, Activation) -> Tensor<3> + 'static) -> Self {

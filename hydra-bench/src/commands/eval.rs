@@ -37,7 +37,6 @@ pub(crate) fn run(args: EvalArgs, around: &Surroundings) -> Result<Outcome> {
     let devices = args.devices.clone().resolve(&around.machine)?;
     let spec = args.model.clone().resolve()?;
     devices.check_dtype(spec.dtype)?;
-    devices.check_pack(spec.pack)?;
     let model = Model::load(&spec)?;
     let data = model.split(&TokenSource::load(spec.text())?, args.split)?;
     let tokens = data.tokens();

@@ -59,7 +59,6 @@ fn plan(args: &PartitionArgs, around: &Surroundings) -> Result<Arc<PartitionPlan
         check_not_read("--out", file, &read)?;
     }
     devices.check_dtype(spec.dtype)?;
-    devices.check_pack(spec.pack)?;
     note_of_cuts(&devices).iter().for_each(|note| tell(note));
     let model = Model::load(&spec)?;
     args.adapters.check(&spec)?;

@@ -162,7 +162,6 @@ fn submit(
     machine: &Machine,
 ) -> Result<()> {
     spec.devices.check_visit(spec.training.accumulate)?;
-    spec.devices.check_pack(spec.model.pack)?;
     let model = Model::load(&spec.model)?;
     let texts = model.texts(spec.model.text())?;
     spec.model.context = Some(texts.context);

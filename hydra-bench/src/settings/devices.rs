@@ -187,17 +187,6 @@ impl DeviceSettings {
         }
     }
 
-    /// Refuses to pack examples for devices on which they would see one another.
-    pub(crate) fn check_pack(&self, pack: bool) -> Result<(), Usage> {
-        match self.devices() {
-            devices @ (DevicesArg::Cuda(_) | DevicesArg::Wgpu(_)) if pack => Err(Usage::new(format!(
-                "--pack is for CPUs: attention within the examples of a row is not computed on --devices {devices}; leave \
-                 --pack out, or give --devices cpu:1"
-            ))),
-            _ => Ok(()),
-        }
-    }
-
     /// Refuses a directory that is not there, or that nothing is to be in.
     fn check_disk(&self) -> Result<(), String> {
         match self.disk.as_deref().map(|dir| (dir.is_dir(), dir.display())) {
@@ -232,16 +221,6 @@ mod tests {
         assert!(
             settings.check_visit(4).is_ok() && flags::defaults::<DeviceSettings>().check_visit(1).is_ok()
         );
-    }
-
-    #[test]
-    fn examples_are_packed_on_cpus_alone() {
-        let check = |devices: &str, pack| {
-            DeviceSettings { devices: Some(devices.parse().unwrap()), ..flags::defaults() }.check_pack(pack)
-        };
-        let said = check("cuda:0", true).unwrap_err().to_string();
-        assert!(said.contains("--pack is for CPUs") && said.contains("--devices cuda:0"), "{said}");
-        assert!(check("cuda:0", false).is_ok() && check("cpu:2", true).is_ok());
     }
 
     #[test]

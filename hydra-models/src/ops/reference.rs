@@ -117,7 +117,7 @@ fn grouped(
     let (scale, apart) = (attention.scale, positions.as_ref().map(others));
     let weights = match attention.causal {
         true => windowed_softmax(scores, scale, attention.window.unwrap_or(tokens), apart),
-        false => activation::softmax(without(scores * scale, apart), 3),
+        false => activation::softmax(scores * scale, 3),
     };
     let weights = pass.site(attention.site).dropout(weights, attention.dropout);
     weights.matmul(shared(split(values, *key_heads))).swap_dims(1, 2).reshape([batch, tokens, width])
@@ -147,15 +147,6 @@ fn others(positions: &Tensor<2, Int>) -> Tensor<4, Bool> {
     apart.not_equal_elem(0).unsqueeze_dim(1)
 }
 
-/// Scores that are minus infinity where nothing is to be seen.
-fn without(scores: Tensor<4>, apart: Option<Tensor<4, Bool>>) -> Tensor<4> {
-    let shape = scores.dims();
-    match apart {
-        Some(apart) => scores.mask_fill(apart.expand(shape), f32::NEG_INFINITY),
-        None => scores,
-    }
-}
-
 /// The softmax of scaled scores that are minus infinity but for so many keys up to the query's own, and in what is apart.
 fn windowed_softmax(
     scores: Tensor<4>,
@@ -163,12 +154,16 @@ fn windowed_softmax(
     window: usize,
     apart: Option<Tensor<4, Bool>>,
 ) -> Tensor<4> {
-    let [_, _, tokens, _] = scores.dims();
+    let shape @ [_, _, tokens, _] = scores.dims();
     let before = Tensor::<2>::ones([tokens, tokens], &scores.device()).tril(0);
     let seen = before.triu(1 - window.min(tokens) as i64);
     let mask = seen.equal_elem(0.0);
     let scores = (scores * scale).mask_fill(mask.unsqueeze(), f32::NEG_INFINITY);
-    activation::softmax(without(scores, apart), 3)
+    let scores = match apart {
+        Some(apart) => scores.mask_fill(apart.expand(shape), f32::NEG_INFINITY),
+        None => scores,
+    };
+    activation::softmax(scores, 3)
 }
 
 /// [`embedding`](super::embedding()): Burn's lookup, plus the first rows of the positions.

@@ -58,7 +58,7 @@ pub fn grouped_attention(
 /// dropout, an example's output and gradients have the bits that they have in a row of its own.
 ///
 /// # Panics
-/// As above, if the positions have another shape or do not count up, and on devices other than CPUs.
+/// As above, and if attention is not causal or the positions have another shape; on CPUs also if they do not count up.
 pub fn grouped_attention_within(
     queries: Tensor<3>,
     keys: Tensor<3>,
@@ -70,6 +70,7 @@ pub fn grouped_attention_within(
     check([&queries, &keys, &values], attention);
     let [batch, tokens, _] = queries.dims();
     positions::check("grouped_attention_within", &positions, [batch, tokens]);
+    assert!(attention.causal, "grouped_attention_within expects attention that is causal");
     let options = GroupedOptions::new(attention, tokens, pass);
     let (queries, keys, values) = (queries.into_dispatch(), keys.into_dispatch(), values.into_dispatch());
     let positions = positions.into_dispatch();
@@ -641,10 +642,8 @@ mod tests {
 
     #[test]
     fn an_example_has_the_bits_of_a_row_of_its_own() {
-        for (window, causal, floats) in
-            [(None, true, Floats::F32), (Some(20), true, Floats::F32), (None, false, Floats::Bf16)]
-        {
-            let case = Case { window, causal, floats, ..PACKED };
+        for (window, floats) in [(None, Floats::F32), (Some(20), Floats::F32), (None, Floats::Bf16)] {
+            let case = Case { window, floats, ..PACKED };
             let packed = case.run(within);
             let alone = |row: usize, tokens: &std::ops::Range<usize>| {
                 let part = |all: Tensor<3>| all.slice([row..row + 1, tokens.clone()]);
@@ -668,10 +667,8 @@ mod tests {
 
     #[test]
     fn packed_rows_equal_the_reference_with_dropout_on_any_threads() {
-        for (window, causal, dropout) in
-            [(None, true, 0.0), (Some(20), true, 0.3), (None, false, 0.3), (Some(1000), true, 0.1)]
-        {
-            let case = Case { window, causal, dropout, ..PACKED };
+        for (window, dropout) in [(None, 0.0), (Some(20), 0.3), (Some(1000), 0.1)] {
+            let case = Case { window, dropout, ..PACKED };
             let found = with_threads(1, || case.run(within));
             assert_eq!(found, with_threads(3, || case.run(within)));
             let slow = case.run(|queries, keys, values, attention, pass| {

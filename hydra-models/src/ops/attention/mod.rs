@@ -22,7 +22,6 @@ pub(crate) use qkv::working_elements;
 #[cfg(feature = "cube")]
 pub(super) use {
     grouped::{GroupedKernels, GroupedOps, GroupedOptions, GroupedSaved},
-    positions::refuse_examples,
     qkv::{AttentionKernels, AttentionOps, Options, Saved},
     rotary::Rotation,
 };

@@ -38,20 +38,6 @@ pub(super) fn read(positions: FlexTensor, tokens: usize) -> Vec<i64> {
     positions
 }
 
-/// Refuses rows of several examples on devices whose kernels would let them see one another.
-///
-/// # Panics
-/// If there are positions.
-#[cfg(feature = "cube")]
-#[track_caller]
-pub(in crate::ops) fn refuse_examples<T>(positions: Option<&T>) {
-    assert!(
-        positions.is_none(),
-        "attention within the examples of packed rows is computed on CPUs alone: train on a CPU, or fill each example up to \
-         a row of its own"
-    );
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

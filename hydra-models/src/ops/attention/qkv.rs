@@ -40,7 +40,7 @@ pub fn causal_attention(qkv: Tensor<3>, options: Attention, pass: &Pass) -> Tens
 /// gradients have the bits that they have in a row of its own.
 ///
 /// # Panics
-/// As above, if the positions have another shape or do not count up, and on devices other than CPUs.
+/// As above, and if the positions have another shape; on CPUs also if they do not count up.
 pub fn causal_attention_within(
     qkv: Tensor<3>,
     positions: Tensor<2, Int>,

@@ -3,13 +3,13 @@
 //! A first form: queries and keys are turned in memory, and keys and values are laid beside the heads that share them,
 //! for as many heads at a time as have their scores in memory.
 
+use super::attention::hide_other_examples;
 use super::dropout::draws;
 use super::kernels::attention as kernels;
 use super::matmul::{product, transposed};
-use super::tensors::{arg, dims, elements, float, floats, made_of, rows, units, whole, wide};
-use crate::ops::attention::{
-    GroupedKernels, GroupedOps, GroupedOptions, GroupedSaved, Rotation, STATISTICS, refuse_examples,
-};
+use super::tensors::{arg, dims, elements, float, floats, made_of, rows, units, whole, whole_ids, wide};
+use crate::ops::attention::{GroupedKernels, GroupedOps, GroupedOptions, GroupedSaved, Rotation, STATISTICS};
+use crate::ops::embedding::EmbeddingOps;
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Cube, TensorMetadata};
@@ -26,6 +26,8 @@ struct Heads<'a> {
     tokens: usize,
     head_width: usize,
     options: &'a GroupedOptions,
+    /// Each token's position in its example, `[batch, tokens]`, where rows hold several.
+    positions: Option<CubeTensor>,
     /// Heads of queries that share keys.
     shared: usize,
     /// Heads that are computed together: whole groups of those.
@@ -33,11 +35,12 @@ struct Heads<'a> {
 }
 
 impl<'a> Heads<'a> {
-    fn new(queries: &CubeTensor, options: &'a GroupedOptions) -> Self {
+    fn new(queries: &CubeTensor, positions: Option<CubeTensor>, options: &'a GroupedOptions) -> Self {
         let [batch, tokens, width] = dims(queries);
         let shared = options.heads / options.key_heads;
         let size = (SCORES / tokens.pow(2) / shared).max(1) * shared;
-        Self { batch, tokens, head_width: width / options.heads, options, shared, size }
+        let positions = positions.map(whole_ids);
+        Self { batch, tokens, head_width: width / options.heads, options, positions, shared, size }
     }
 
     /// Ranges of `batch * heads` that are computed together.
@@ -81,6 +84,11 @@ impl<'a> Heads<'a> {
         kernels::merge_shared_heads::launch(client, cubes, units(), heads, arg(all), layout, float);
     }
 
+    fn hide_other_examples(&self, scores: &CubeTensor, group: &Range<usize>) {
+        let GroupedOptions { heads, scale, .. } = *self.options;
+        hide_other_examples(scores, self.positions.as_ref(), heads, group.start, scale);
+    }
+
     /// Computes the output of a group.
     fn forward(
         &self,
@@ -91,6 +99,7 @@ impl<'a> Heads<'a> {
     ) {
         let [queries, keys, values] = self.inputs(inputs, &group);
         let scores = product(queries, transposed(keys), DType::F32);
+        self.hide_other_examples(&scores, &group);
         let (weights, room) = made_of(&scores, 0, output.dtype);
         kernels::attention_weights::launch(
             &scores.client,
@@ -125,6 +134,7 @@ impl<'a> Heads<'a> {
         let d_output = self.split(d_output, &group, 1);
         let dtype = queries.dtype;
         let scores = product(queries.clone(), transposed(keys.clone()), DType::F32);
+        self.hide_other_examples(&scores, &group);
         let gradients = product(d_output.clone(), transposed(values), DType::F32);
         let (weights, weights_room) = made_of(&scores, 0, dtype);
         let (d_scores, d_scores_room) = made_of(&gradients, 1, dtype);
@@ -152,18 +162,22 @@ impl<'a> Heads<'a> {
         self.merge_shared(product(transposed(weights), d_output, dtype), d_values, &group);
     }
 
-    /// The angles of all positions, on the device of `like`.
-    fn angles(&self, rotation: &Rotation, like: &CubeTensor) -> CubeTensor {
+    /// The angles of all positions, or those of each token of the batch where rows hold several examples, and how many there
+    /// are; on the device of `like`.
+    fn angles(&self, rotation: &Rotation, like: &CubeTensor) -> (CubeTensor, usize) {
         let angles = rotation.first(self.tokens).to_vec();
         let angles = TensorData::new(angles, [self.tokens, self.head_width]);
         let [angles] = whole([Cube::float_from_data(angles, &like.device)]);
-        angles
+        match &self.positions {
+            Some(positions) => (Cube::lookup(angles, positions.clone()), self.batch * self.tokens),
+            None => (angles, self.tokens),
+        }
     }
 
     /// `[batch, tokens, heads * head width]` turned by its positions, or back.
     fn turned(&self, x: CubeTensor, heads: usize, sign: f32) -> CubeTensor {
         let Some(rotation) = &self.options.rotation else { return x };
-        let (y, angles) = (floats(&x, x.shape()), self.angles(rotation, &x));
+        let (y, (angles, places)) = (floats(&x, x.shape()), self.angles(rotation, &x));
         kernels::turn_heads::launch(
             &y.client,
             elements(&y, y.meta.num_elements() / 2),
@@ -171,7 +185,7 @@ impl<'a> Heads<'a> {
             arg(&x),
             arg(&angles),
             arg(&y),
-            self.tokens,
+            places,
             heads,
             self.head_width,
             sign,
@@ -214,9 +228,8 @@ impl GroupedKernels for Cube {
         positions: Option<IntTensor<Self>>,
         options: GroupedOptions,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        refuse_examples(positions.as_ref());
         let inputs = whole(inputs);
-        let heads = Heads::new(&inputs[0], &options);
+        let heads = Heads::new(&inputs[0], positions, &options);
         let output = floats(&inputs[0], inputs[0].shape());
         let statistics = wide(&output, [heads.batch, options.heads, heads.tokens, STATISTICS]);
         let inputs = heads.turned_inputs(inputs);
@@ -232,12 +245,11 @@ impl GroupedKernels for Cube {
         gradient: FloatTensor<Self>,
         options: GroupedOptions,
     ) -> [FloatTensor<Self>; 3] {
-        refuse_examples(positions.as_ref());
         let [queries, keys, values, gradient] = {
             let [queries, keys, values] = saved.inputs;
             whole([queries, keys, values, gradient])
         };
-        let heads = Heads::new(&queries, &options);
+        let heads = Heads::new(&queries, positions, &options);
         let [d_queries, d_keys, d_values] = [&queries, &keys, &values].map(|like| floats(like, like.shape()));
         let inputs = heads.turned_inputs([queries, keys, values]);
         for group in heads.groups() {
