@@ -1,6 +1,7 @@
 //! Heads of queries that share a head of keys and values, on the CPU.
 
 use super::STATISTICS;
+use super::positions::Place;
 use super::rotary::Rotation;
 use crate::ops::kernels::{Mat, MatMut, Write, matmul_here, vectorized};
 use crate::ops::math::{exp, max, sum, sum2};
@@ -92,34 +93,6 @@ pub(super) struct Group<'a> {
     /// The first head's number in `[batch, heads]`.
     pub number: usize,
     pub place: Place<'a>,
-}
-
-/// The tokens of a group in the sequence that they are of.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Place<'a> {
-    /// The first one.
-    first: usize,
-    /// All tokens of the sequence.
-    length: usize,
-    /// Each token's position in its example, where the sequence is several examples.
-    positions: Option<&'a [i64]>,
-}
-
-impl<'a> Place<'a> {
-    /// A whole sequence of so many tokens out of a batch, which is one example, or of which all tokens have these positions.
-    pub(super) fn of(positions: Option<&'a [i64]>, sequence: usize, length: usize) -> Self {
-        Self { first: 0, length, positions: positions.map(|all| &all[sequence * length..][..length]) }
-    }
-
-    /// The tokens of each example.
-    fn examples(self) -> impl Iterator<Item = Range<usize>> {
-        let end = move |start: usize| {
-            let next = self.positions.and_then(|all| all[start + 1..].iter().position(|at| *at == 0));
-            next.map_or(self.length, |more| start + 1 + more)
-        };
-        let from = move |start: usize| (start < self.length).then(|| start..end(start));
-        std::iter::successors(from(0), move |before| from(before.end))
-    }
 }
 
 /// The gradients of a group's queries, `[tokens, count * head width]`, and of its keys and values, each
@@ -214,7 +187,7 @@ impl Group<'_> {
             [self.queries, self.keys, self.values].map(|all| all.rows(tokens.clone()));
         let length = tokens.len();
         let form = Form { tokens: length, window: self.form.window.min(length), ..self.form };
-        let place = Place { first: tokens.start, positions: None, ..self.place };
+        let place = self.place.alone(tokens.start);
         Self { queries, keys, values, form, place, ..*self }
     }
 

@@ -1,8 +1,8 @@
 //! Attention over queries, keys and values of their own, with fewer heads of keys and values than of queries.
 
 use super::STATISTICS;
-use super::group::{self, Form, Group, Place};
-use super::positions;
+use super::group::{self, Form, Group};
+use super::positions::{self, Place};
 use super::rotary::{Rotary, Rotation};
 use crate::ops::autodiff::*;
 use crate::ops::kernels::{Mat, MatMut};

@@ -5,6 +5,8 @@
 //! computed again from two numbers of each row (Dao et al., "FlashAttention", 2022): the largest score and the
 //! inverse of the sum of the exponentials. Both in one, as log-sum-exp, would not do where scores are so large
 //! that it rounds the sum away.
+//!
+//! Where a row holds several examples, one after the other, each is computed as if it were a row of its own.
 
 mod group;
 mod grouped;

@@ -6,6 +6,40 @@
 use crate::ops::embedding::integers;
 use burn::tensor::{Int, Tensor};
 use burn_flex::FlexTensor;
+use std::ops::Range;
+
+/// Some tokens in the sequence that they are of.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place<'a> {
+    /// The first one.
+    pub(super) first: usize,
+    /// All tokens of the sequence.
+    pub(super) length: usize,
+    /// Each token's position in its example, where the sequence is several examples.
+    positions: Option<&'a [i64]>,
+}
+
+impl<'a> Place<'a> {
+    /// A whole sequence of so many tokens out of a batch, which is one example, or of which all tokens have these positions.
+    pub(super) fn of(positions: Option<&'a [i64]>, sequence: usize, length: usize) -> Self {
+        Self { first: 0, length, positions: positions.map(|all| &all[sequence * length..][..length]) }
+    }
+
+    /// Those from this one on, which see no others.
+    pub(super) fn alone(self, first: usize) -> Self {
+        Self { first, positions: None, ..self }
+    }
+
+    /// The tokens of each example.
+    pub(super) fn examples(self) -> impl Iterator<Item = Range<usize>> {
+        let end = move |start: usize| {
+            let next = self.positions.and_then(|all| all[start + 1..].iter().position(|at| *at == 0));
+            next.map_or(self.length, |more| start + 1 + more)
+        };
+        let from = move |start: usize| (start < self.length).then(|| start..end(start));
+        std::iter::successors(from(0), move |before| from(before.end))
+    }
+}
 
 /// Checks the shape of the positions of tokens `[batch, tokens]`.
 ///
@@ -48,6 +82,16 @@ mod tests {
         let data = TensorData::new(positions, [2, 3]);
         let tensor = Tensor::<2, Int>::from_data(data, (&Device::flex(), DType::I32));
         read(tensor.try_into_primitive::<Flex>().unwrap(), 3)
+    }
+
+    #[test]
+    fn a_row_is_cut_where_positions_begin_anew() {
+        let positions = [0, 1, 2, 0, 1, 0, 0, 0, 0, 1];
+        let examples = |row| Place::of(Some(&positions), row, 5).examples().collect::<Vec<_>>();
+        assert_eq!(examples(0), [0..3, 3..5]);
+        assert_eq!(examples(1), [0..1, 1..2, 2..3, 3..5]);
+        assert!(Place::of(None, 1, 5).examples().eq(std::iter::once(0..5)));
+        assert_eq!(Place::of(None, 0, 0).examples().count(), 0);
     }
 
     #[test]

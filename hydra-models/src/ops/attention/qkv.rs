@@ -1,8 +1,8 @@
 //! Attention over queries, keys and values that one map made side by side, each head with keys of its own.
 
 use super::STATISTICS;
-use super::group::{self, Form, Group, Parts, Place};
-use super::positions;
+use super::group::{self, Form, Group, Parts};
+use super::positions::{self, Place};
 use crate::ops::autodiff::*;
 use crate::ops::kernels::{Mat, MatMut};
 use crate::ops::tensors::{flex, float_type, floats, one_type, owned};
