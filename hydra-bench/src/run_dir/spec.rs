@@ -133,6 +133,9 @@ impl RunSpec {
             "dropout": self.model.dropout, "dtype": self.model.dtype, "batch": spec.batch,
             "lr": spec.optimizer.lr(), "training": spec,
         });
+        if self.model.pack {
+            config["pack"] = true.into();
+        }
         one.lora.iter().for_each(|rank| config["lora"] = (*rank).into());
         self.training.eval_limit.iter().for_each(|blocks| config["eval_limit"] = (*blocks).into());
         config

@@ -5,7 +5,7 @@ use crate::terminal::{Usage, tell};
 use anyhow::{Context as _, Result};
 use hydra_core::{Chain, Dataset, FirstItems, FloatType, ModelWriter};
 use hydra_models::data::{
-    Context, Corpus, LossOn, Records, Split, TokenForm, TokenSource, TokenSplits, Tokens,
+    Context, Corpus, LossOn, Packing, Records, Split, TokenForm, TokenSource, TokenSplits, Tokens,
 };
 use hydra_models::family::{self, Reads};
 use hydra_models::lora::{AdapterDir, AdapterWriter, MergedWriter};
@@ -25,6 +25,7 @@ pub(crate) struct Model {
     train: Vec<String>,
     context: Context,
     loss_on: LossOn,
+    pack: bool,
     tokenizer: Tokenizer,
 }
 
@@ -37,9 +38,9 @@ impl Model {
         let Reads::Tokens { vocabulary, .. } = model.reads();
         let tokenizer = Tokenizer::for_model(model.directory(), vocabulary).with_context(failed)?;
         let context = context_of(model.reads(), spec.context)?;
-        let (name, train, dtype, loss_on) =
-            (spec.name().to_owned(), spec.train.clone(), spec.dtype, spec.loss_on);
-        Ok(Self { model, name, dtype, train, context, loss_on, tokenizer })
+        let (name, train) = (spec.name().to_owned(), spec.train.clone());
+        let ModelSettings { dtype, loss_on, pack, .. } = *spec;
+        Ok(Self { model, name, dtype, train, context, loss_on, pack, tokenizer })
     }
 
     /// The model as it is trained, with adapters of this rank, or as the settings say where there is none.
@@ -79,6 +80,7 @@ impl Model {
     pub(crate) fn splits(&self, source: &TokenSource, splits: &[Split]) -> Result<TokenSplits> {
         let Reads::Tokens { vocabulary, .. } = self.model.reads();
         let conventions = match source {
+            TokenSource::Text(corpus) if self.pack => return Err(nothing_to_pack(corpus.name()).into()),
             TokenSource::Text(corpus) => {
                 note_of_records(corpus).as_deref().into_iter().for_each(tell);
                 Conventions::default()
@@ -86,10 +88,11 @@ impl Model {
             TokenSource::Examples(_) => Conventions::of(&self.tokenizer, self.model.directory())?,
         };
         let (tokenizer, conventions) = (&self.tokenizer, &conventions);
-        let (context, loss_on) = (self.context, self.loss_on);
-        let splits =
-            source.splits(splits, &TokenForm { tokenizer, conventions, context, vocabulary, loss_on })?;
+        let (context, loss_on, pack) = (self.context, self.loss_on, self.pack);
+        let form = TokenForm { tokenizer, conventions, context, vocabulary, loss_on, pack };
+        let splits = source.splits(splits, &form)?;
         note_of_left_out(splits.left_out, splits.context).as_deref().into_iter().for_each(tell);
+        splits.packing.iter().for_each(|packing| tell(&note_of_packing(packing, splits.context)));
         Ok(splits)
     }
 
@@ -109,7 +112,7 @@ impl Model {
         let mut splits = found.splits.into_iter();
         let train = splits.next().context("the train split was asked for")?;
         let validation = if validation { splits.next() } else { None };
-        Ok(Texts { train, validation, test: splits.next(), context: found.context, items: source.items() })
+        Ok(Texts { train, validation, test: splits.next(), context: found.context, items: found.items })
     }
 }
 
@@ -159,6 +162,23 @@ fn note_of_left_out(left_out: usize, context: usize) -> Option<String> {
             if left_out == 1 { " is" } else { "s are" }
         )
     })
+}
+
+/// The note on how full rows of so many tokens are.
+fn note_of_packing(packing: &Packing, context: usize) -> String {
+    let Packing { examples, rows, tokens } = packing;
+    let counted = |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
+    let full = tokens * 100 / (rows * context).max(1);
+    let (examples, rows) = (counted(*examples, "example"), counted(*rows, "row"));
+    format!("note: {examples} packed into {rows} of {context} tokens, {full}% full")
+}
+
+/// Refuses to pack a text.
+fn nothing_to_pack(text: &str) -> Usage {
+    Usage::new(format!(
+        "--pack lays examples of instruction data side by side, and `{text}` is plain text, whose blocks are full: leave \
+         --pack out, or give --data FILE.jsonl"
+    ))
 }
 
 /// The note on a minibatch that is larger than the training data of so many `items`.
@@ -285,6 +305,13 @@ mod tests {
         }
         let error = trained(&["h.7"]).unwrap_err().to_string();
         assert!(error.contains("--train") && error.contains("`h.7`") && error.contains("`h.3`"), "{error}");
+    }
+
+    #[test]
+    fn how_full_rows_are_is_said() {
+        let note = |examples, rows, tokens| note_of_packing(&Packing { examples, rows, tokens }, 512);
+        assert_eq!(note(412, 97, 48_000), "note: 412 examples packed into 97 rows of 512 tokens, 96% full");
+        assert_eq!(note(1, 1, 512), "note: 1 example packed into 1 row of 512 tokens, 100% full");
     }
 
     #[test]

@@ -157,7 +157,7 @@ mod tests {
             // adapted, and it is of an earlier version.
             let new = ["concurrent", "strict", "eval_limit", "initial_validation", "visit", "cache"];
             let new = [&new[..], &["devices_per_model"]].concat();
-            let absent = [&["plan", "disk", "decay_steps", "loss_on", "train"][..], &new].concat();
+            let absent = [&["plan", "disk", "decay_steps", "loss_on", "pack", "train"][..], &new].concat();
             let adapts = names::<AdapterSettings>().iter().any(|flag| flag == name);
             assert!(adapts || absent.contains(&name) || file.contains(&name), "{name} in {file:?}");
         }

@@ -25,13 +25,19 @@ pub(crate) struct ModelSettings {
     /// {train,validation,test}.jsonl. Of a file the last two tenths are validation and test [default: builtin]
     #[arg(long, value_name = "builtin|DIR|FILE", value_parser = NonEmptyStringValueParser::new())]
     pub(crate) data: Option<String>,
-    /// Tokens in a block or an example [default: the model's positions, at most 512, and at most the longest example]
+    /// Tokens in a block, an example or a packed row [default: the model's positions, at most 512, and at most the longest
+    /// example or row]
     #[arg(long, value_name = "N", value_parser = values::context, allow_hyphen_values = true)]
     pub(crate) context: Option<usize>,
     /// The tokens of instruction data whose prediction counts: what the model is to say, or prompts too
     #[arg(long, default_value = "completions", value_parser = loss_on())]
     #[serde(skip_serializing_if = "is_default")]
     pub(crate) loss_on: LossOn,
+    /// Lay examples of instruction data side by side in rows of at most --context tokens, instead of filling each one up;
+    /// none sees anything of the others
+    #[arg(long)]
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) pack: bool,
     /// The probability of every dropout in the model [default: as its configuration says]
     #[arg(long, value_name = "P", value_parser = values::dropout, allow_hyphen_values = true)]
     pub(crate) dropout: Option<f64>,

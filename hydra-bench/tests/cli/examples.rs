@@ -42,6 +42,80 @@ fn completions_are_learned_and_spilled_training_has_the_bits_of_training_on_the_
     assert!(spec.contains("loss_on = \"all\""), "{spec}");
 }
 
+/// Runs a program that says how full rows are, and gives its output and that note.
+fn packed(arguments: &[&str]) -> (String, String) {
+    let output = hydra(arguments).output().unwrap();
+    let (out, err) = (text(&output.stdout), notes(&text(&output.stderr)));
+    assert!(output.status.success(), "{arguments:?}: {err}{out}");
+    (out, err)
+}
+
+/// A packed run's task.
+fn trained_in_rows(data: &Path, out: &Path, more: &str) -> Value {
+    let (data, dir) = (data.to_str().unwrap(), out.to_str().unwrap());
+    let base = "select --batch 4 --lr 1e-3 --steps 3 --pack --context 64".split_whitespace();
+    let base = base.chain(["--data", data, "--out", dir]).chain(more.split_whitespace());
+    let (_, note) = packed(&base.collect::<Vec<_>>());
+    assert_eq!(note, "note: 40 examples packed into 14 rows of 64 tokens, 84% full\n");
+    json(&out.join("report.json"))["tasks"][0].clone()
+}
+
+#[test]
+fn packed_examples_are_learned_and_spilled_training_has_the_bits_of_training_on_the_device() {
+    let root = TempDir::new().unwrap();
+    let data = prompts(root.path());
+    for (name, model) in [
+        ("gpt2", "bytes-tiny"),
+        ("llama", "bytes-llama-tiny"),
+        ("lora", "bytes-llama-tiny --lora 2 --lora-dropout 0.1"),
+    ] {
+        let run = |way: &str, more: &str| {
+            let more = format!("--model {model} --dropout 0.1 {more}");
+            trained_in_rows(&data, &root.path().join(format!("{name}-{way}")), &more)
+        };
+        let whole = run("whole", "--devices cpu:1x1 --device-memory 256MiB --accumulate 2 --eval-every 2");
+        let spilled = run(
+            "spilled",
+            "--devices cpu:2x1 --device-memory 64MiB --cuts 1,3,4 --accumulate 2 --eval-every 2",
+        );
+        for kept in ["weights_sha256", "losses", "validation", "test", "evaluations"] {
+            assert_eq!(spilled[kept], whole[kept], "{name}: {kept}");
+        }
+        assert_eq!(whole["config"]["pack"], true);
+        let spec = fs::read_to_string(root.path().join(format!("{name}-whole/spec.toml"))).unwrap();
+        assert!(spec.contains("pack = true") && spec.contains("context = 64"), "{spec}");
+    }
+}
+
+#[test]
+fn packed_and_filled_up_examples_have_one_loss() {
+    let root = TempDir::new().unwrap();
+    let data = prompts(root.path());
+    let eval = ["eval", "--json", "--split", "train", "--batch", "32", "--data", data.to_str().unwrap()];
+    let result = |out: &str| serde_json::from_str::<Value>(out).unwrap();
+    let alone = result(&says(&eval));
+    let (out, note) = packed(&[&eval[..], &["--pack"]].concat());
+    // The default context is the longest row, which is full: the model has 128 positions.
+    assert!(note.starts_with("note: 32 examples packed into 5 rows of 1"), "{note}");
+    let packed = result(&out);
+    assert_eq!(packed["predicted_tokens"], alone["predicted_tokens"]);
+    assert_eq!(packed["tokens"], alone["tokens"]);
+    let loss = |result: &Value| result["loss"].as_f64().unwrap();
+    assert!((loss(&packed) - loss(&alone)).abs() < 1e-6 * loss(&alone), "{packed} and {alone}");
+}
+
+#[test]
+fn what_cannot_be_packed_is_refused() {
+    let root = TempDir::new().unwrap();
+    let data = prompts(root.path());
+    let parts = ["--pack", "`builtin` is plain text", "leave --pack out", "--data FILE.jsonl"];
+    fails(&["select", "--pack", "--dry-run"], 2, &parts);
+    fails(&["eval", "--pack"], 2, &parts);
+    let plan = ["select", "--pack", "--dry-run", "--data", data.to_str().unwrap(), "--context", "64"];
+    let (out, note) = packed(&plan);
+    assert!(note.contains("packed into 14 rows of 64 tokens") && out.contains("b8-lr3e-4"), "{note}{out}");
+}
+
 #[test]
 fn answers_and_their_ends_count() {
     let root = TempDir::new().unwrap();

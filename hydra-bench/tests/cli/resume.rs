@@ -32,10 +32,10 @@ fn events(dir: &Path) -> Vec<Value> {
     text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
 }
 
-fn begin(dir: &Path) -> Child {
+fn begin(run: &[&str], dir: &Path) -> Child {
     // The link is slow, so that there is time to do something to the run.
     let slow = ["--checkpoint-every", "2", "--link", "20MiB/s", "--out", dir.to_str().unwrap()];
-    spawn(&[&RUN[..], &slow].concat(), Stdio::piped())
+    spawn(&[run, &slow].concat(), Stdio::piped())
 }
 
 /// Waits until a run has written so many checkpoints of each task.
@@ -70,7 +70,7 @@ fn a_killed_run_goes_on_to_the_results_of_one_that_was_left_alone() {
     let root = tempfile::tempdir().unwrap();
     let (whole, killed) = (root.path().join("whole"), root.path().join("killed"));
     says(&[&RUN[..], &["--checkpoint-every", "never", "--out", whole.to_str().unwrap()]].concat());
-    let mut child = begin(&killed);
+    let mut child = begin(&RUN, &killed);
     wait_for_checkpoints(&killed, &mut child, 2);
     // However long it takes to ask, it has not ended.
     let halted = Halted::new(child);
@@ -111,6 +111,28 @@ fn a_killed_run_goes_on_to_the_results_of_one_that_was_left_alone() {
     );
     check_what_was_trained_again(&before, &events(&killed));
     nothing_is_left(&killed);
+}
+
+#[test]
+fn a_killed_run_on_packed_examples_goes_on_in_the_same_rows() {
+    let root = tempfile::tempdir().unwrap();
+    let (whole, killed, data) =
+        (root.path().join("whole"), root.path().join("killed"), root.path().join("a.jsonl"));
+    let line = |i: usize| {
+        let (prompt, answer) = ("why ".repeat(i % 4 + 1), "so ".repeat(i % 3 + 1));
+        format!("{{\"prompt\": \"{prompt}\", \"completion\": \"{answer}\"}}\n")
+    };
+    fs::write(&data, (0..60).map(line).collect::<String>()).unwrap();
+    let run = [&RUN[..], &["--pack", "--data", data.to_str().unwrap()]].concat();
+    let alone = [&run[..], &["--checkpoint-every", "never", "--out", whole.to_str().unwrap()]].concat();
+    assert!(hydra(&alone).output().unwrap().status.success());
+    let mut child = begin(&run, &killed);
+    wait_for_checkpoints(&killed, &mut child, 2);
+    drop(Halted::new(child));
+    let said = resume(&killed, &["--link", "8GiB/s"]);
+    assert!(said.contains("the run goes on: 2 from a checkpoint\n"), "{said}");
+    assert!(said.contains("note: 60 examples packed into "), "{said}");
+    assert_eq!(results(&killed), results(&whole));
 }
 
 /// Asserts that a run without a report is shown as far as it has come, with this in its end and this state of its tasks.
@@ -165,7 +187,7 @@ fn nothing_is_left(dir: &Path) {
 fn an_interrupted_run_says_how_to_go_on() {
     let root = tempfile::tempdir().unwrap();
     let (whole, stopped) = (root.path().join("whole"), root.path().join("stopped"));
-    let mut child = begin(&stopped);
+    let mut child = begin(&RUN, &stopped);
     wait_for_checkpoints(&stopped, &mut child, 1);
     interrupt(&child);
     let output = child.wait_with_output().unwrap();
@@ -186,7 +208,7 @@ fn an_interrupted_run_says_how_to_go_on() {
 fn a_warning_that_nobody_can_read_ends_nothing() {
     let root = tempfile::tempdir().unwrap();
     let run = root.path().join("run");
-    let mut child = begin(&run);
+    let mut child = begin(&RUN, &run);
     wait_for_checkpoints(&run, &mut child, 1);
     child.kill().unwrap();
     child.wait().unwrap();
@@ -227,7 +249,7 @@ fn what_cannot_go_on_is_refused() {
     assert_eq!(events(&never), lines, "what is finished is not trained again");
     assert_eq!(fs::read(never.join("report.json")).unwrap(), report);
     let run = root.path().join("run");
-    let mut child = begin(&run);
+    let mut child = begin(&RUN, &run);
     wait_for_checkpoints(&run, &mut child, 1);
     child.kill().unwrap();
     child.wait().unwrap();

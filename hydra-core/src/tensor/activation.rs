@@ -80,6 +80,12 @@ impl FromIterator<AnyTensor> for Activation {
     }
 }
 
+impl From<AnyTensor> for Activation {
+    fn from(tensor: AnyTensor) -> Self {
+        Self::of(tensor)
+    }
+}
+
 /// An activation on the host, as it lies at a cut-point between two shard tasks.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct HostActivation {

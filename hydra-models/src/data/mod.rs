@@ -20,6 +20,6 @@ mod wikitext;
 pub use blocks::{BlockSpec, TokenBlocks};
 pub use corpus::{Corpus, CorpusKind, Split};
 pub use error::DataError;
-pub use examples::{ExampleError, ExampleFiles, Examples, LossOn, Record};
+pub use examples::{ExampleError, ExampleFiles, Examples, LossOn, Packing, Record};
 pub use records::Records;
 pub use source::{Context, TokenForm, TokenSource, TokenSplits, Tokens};

@@ -1,6 +1,6 @@
 //! What `--data` names: a text, or examples.
 
-use super::{BlockSpec, Corpus, DataError, ExampleFiles, Examples, LossOn, Split};
+use super::{BlockSpec, Corpus, DataError, ExampleFiles, Examples, LossOn, Packing, Split};
 use crate::tokenizer::{Conventions, Tokenizer};
 use hydra_core::Dataset;
 use std::path::Path;
@@ -46,15 +46,7 @@ impl TokenSource {
         }
     }
 
-    /// What an item of its datasets is called, in the plural.
-    pub fn items(&self) -> &'static str {
-        match self {
-            Self::Text(_) => "blocks",
-            Self::Examples(_) => "examples",
-        }
-    }
-
-    /// These splits as datasets of one context.
+    /// These splits as datasets of one context. Blocks of a text are full and are never packed.
     ///
     /// # Errors
     /// Those of [`Corpus::blocks`] and of [`ExampleFiles::examples`].
@@ -65,7 +57,7 @@ impl TokenSource {
                 let spec = BlockSpec { context, vocab_size: form.vocabulary };
                 let blocks = |split: &Split| corpus.blocks(*split, form.tokenizer, spec);
                 let blocks = splits.iter().map(blocks).collect::<Result<Vec<_>, _>>()?;
-                Ok(TokenSplits { context, left_out: 0, splits: of(blocks) })
+                Ok(TokenSplits { items: "blocks", context, left_out: 0, packing: None, splits: of(blocks) })
             }
             Self::Examples(files) => {
                 let examples = |split: &Split| files.examples(*split, form);
@@ -74,7 +66,11 @@ impl TokenSource {
                 let context = form.context.of(longest);
                 examples.iter_mut().for_each(|examples| examples.fill_up_to(context));
                 let left_out = examples.iter().map(Examples::left_out).sum();
-                Ok(TokenSplits { context, left_out, splits: of(examples) })
+                let (items, packing) = match form.pack {
+                    true => ("rows", examples.iter().map(Examples::packing).sum()),
+                    false => ("examples", None),
+                };
+                Ok(TokenSplits { items, context, left_out, packing, splits: of(examples) })
             }
         }
     }
@@ -87,10 +83,14 @@ fn of<T: Tokens + 'static>(splits: Vec<T>) -> Vec<Arc<dyn Tokens>> {
 /// Splits of one source.
 #[derive(Clone)]
 pub struct TokenSplits {
+    /// What an item is called, in the plural.
+    pub items: &'static str,
     /// The tokens of an item.
     pub context: usize,
     /// Examples of which nothing counts within the context.
     pub left_out: usize,
+    /// How the examples of all these splits lie in rows, where they are packed.
+    pub packing: Option<Packing>,
     /// The datasets, in the order in which they were asked for.
     pub splits: Vec<Arc<dyn Tokens>>,
 }
@@ -98,9 +98,9 @@ pub struct TokenSplits {
 /// The tokens of an item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Context {
-    /// So many, to which short examples are filled up.
+    /// So many, to which short rows are filled up.
     Exactly(usize),
-    /// As many as the longest example has, up to so many; so many in blocks of a text.
+    /// As many as the longest row has, up to so many; so many in blocks of a text.
     AtMost(usize),
 }
 
@@ -133,6 +133,8 @@ pub struct TokenForm<'a> {
     pub vocabulary: usize,
     /// What counts of an example.
     pub loss_on: LossOn,
+    /// True if examples are packed: one item has as many as the context has room for, and none sees the others.
+    pub pack: bool,
 }
 
 #[cfg(test)]
@@ -140,11 +142,11 @@ mod tests {
     use super::*;
     use std::fs;
 
-    fn splits(source: &TokenSource, context: Context) -> TokenSplits {
+    fn splits(source: &TokenSource, context: Context, pack: bool) -> TokenSplits {
         let tokenizer = Tokenizer::Bytes;
         let conventions = Conventions::of(&tokenizer, None).unwrap();
         let (tokenizer, conventions, loss_on) = (&tokenizer, &conventions, LossOn::Completions);
-        let form = TokenForm { tokenizer, conventions, context, vocabulary: 256, loss_on };
+        let form = TokenForm { tokenizer, conventions, context, vocabulary: 256, loss_on, pack };
         source.splits(&[Split::Train, Split::Test], &form).unwrap()
     }
 
@@ -155,21 +157,34 @@ mod tests {
         fs::write(&path, "{\"text\": \"abc\"}\n{\"text\": \"d\"}\n{\"text\": \"abcdef\"}\n").unwrap();
         let source = TokenSource::load(path.to_str().unwrap()).unwrap();
         let shapes = |context| {
-            let TokenSplits { context, splits, .. } = splits(&source, context);
+            let TokenSplits { items, context, splits, .. } = splits(&source, context, false);
+            assert_eq!(items, "examples");
             let shape = |split: &Arc<dyn Tokens>| split.batch(&[0]).unwrap().inputs.parts[0].shape.clone();
             (context, splits.iter().map(shape).collect::<Vec<_>>())
         };
         assert_eq!(shapes(Context::AtMost(99)), (7, vec![vec![1, 7]; 2]), "an end follows");
         assert_eq!(shapes(Context::AtMost(5)), (5, vec![vec![1, 5]; 2]));
         assert_eq!(shapes(Context::Exactly(12)), (12, vec![vec![1, 12]; 2]));
-        assert_eq!(source.items(), "examples");
+    }
+
+    #[test]
+    fn packed_rows_of_all_splits_have_one_length() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.jsonl");
+        fs::write(&path, "{\"text\": \"abc\"}\n".repeat(30)).unwrap();
+        let source = TokenSource::load(path.to_str().unwrap()).unwrap();
+        let TokenSplits { items, context, packing, splits, .. } = splits(&source, Context::AtMost(22), true);
+        assert_eq!((items, context), ("rows", 20), "five of four tokens, their ends among them");
+        assert_eq!(packing, Some(Packing { examples: 27, rows: 6, tokens: 4 * 27 }));
+        assert_eq!(splits.iter().map(|split| split.len()).collect::<Vec<_>>(), [5, 1]);
+        assert_eq!(splits[1].batch(&[0]).unwrap().inputs.parts[1].shape, [1, 20]);
     }
 
     #[test]
     fn a_text_is_blocks_of_the_most() {
         let source = TokenSource::load("builtin").unwrap();
-        let splits = splits(&source, Context::AtMost(64));
-        assert_eq!((splits.context, splits.left_out, source.items()), (64, 0, "blocks"));
+        let splits = splits(&source, Context::AtMost(64), false);
+        assert_eq!((splits.context, splits.left_out, splits.items), (64, 0, "blocks"));
         assert!(splits.splits.iter().all(|split| split.tokens() > 1000));
     }
 }

@@ -3,9 +3,9 @@
 use super::DecoderConfig;
 use crate::lora::{Adaptable, AdaptableMap, adapter_elements};
 use crate::ops;
-use crate::parts::{Adapter, Linear, RmsNorm};
+use crate::parts::{Adapter, Linear, RmsNorm, along, with_positions};
 use burn::module::Module;
-use burn::tensor::Tensor;
+use burn::tensor::{Int, Tensor};
 use hydra_core::{Activation, Forward, Init, Pass};
 
 /// The maps of self-attention.
@@ -36,7 +36,7 @@ pub struct Mlp {
     pub down_proj: Linear,
 }
 
-/// A transformer block, pre-normalized: `[batch, tokens, width]` stays that.
+/// A transformer block, pre-normalized: `[batch, tokens, width]` stays that. Positions ride along.
 #[derive(Module, Debug)]
 pub struct Block {
     /// Before attention.
@@ -92,14 +92,24 @@ impl Attention {
     }
 
     /// The result of attention, before it is mapped back.
-    fn attend(&self, x: Tensor<3>, attention: &ops::GroupedAttention, pass: &Pass) -> Tensor<3> {
+    fn attend(
+        &self,
+        x: Tensor<3>,
+        positions: Option<Tensor<2, Int>>,
+        attention: &ops::GroupedAttention,
+        pass: &Pass,
+    ) -> Tensor<3> {
         let normed = |x, norm: &Option<RmsNorm>| match norm {
             Some(norm) => norm.forward(x),
             None => x,
         };
         let queries = normed(self.q_proj.forward(x.clone(), pass), &self.q_norm);
         let keys = normed(self.k_proj.forward(x.clone(), pass), &self.k_norm);
-        ops::grouped_attention(queries, keys, self.v_proj.forward(x, pass), attention, pass)
+        let values = self.v_proj.forward(x, pass);
+        match positions {
+            Some(at) => ops::grouped_attention_within(queries, keys, values, at, attention, pass),
+            None => ops::grouped_attention(queries, keys, values, attention, pass),
+        }
     }
 }
 
@@ -151,12 +161,13 @@ impl Adaptable for Block {
 
 impl Forward for Block {
     fn forward(&self, x: Activation, pass: &Pass) -> Activation {
-        let x = x.into_float::<3>();
+        let (x, at) = with_positions(x);
+        let (x, options) = (x.into_float::<3>(), &self.options.attention);
         let attended =
-            self.self_attn.attend(self.input_layernorm.forward(x.clone()), &self.options.attention, pass);
+            self.self_attn.attend(self.input_layernorm.forward(x.clone()), at.clone(), options, pass);
         let x = self.self_attn.o_proj.forward_onto(x, attended, pass);
         let inner = self.mlp.inner(self.post_attention_layernorm.forward(x.clone()), pass);
-        Activation::of(self.mlp.down_proj.forward_onto(x, inner, pass))
+        along(self.mlp.down_proj.forward_onto(x, inner, pass), at)
     }
 
     fn init(&self, name: &str, shape: &[usize]) -> Init {

@@ -2,11 +2,11 @@
 
 use super::DecoderConfig;
 use crate::ops;
-use crate::parts::Table;
+use crate::parts::{Table, along, with_positions};
 use burn::module::Module;
 use hydra_core::{Activation, Forward, Init, Pass};
 
-/// The embedding of tokens: ids `[batch, tokens]` become `[batch, tokens, width]`.
+/// The embedding of tokens: ids `[batch, tokens]` become `[batch, tokens, width]`. Positions ride along.
 #[derive(Module, Debug)]
 pub struct Embed {
     /// The tokens' table, `[vocabulary, width]`; a tied head names it too.
@@ -32,14 +32,15 @@ impl Forward for Embed {
     /// # Panics
     /// If there are more tokens than positions, or an id is not below the vocabulary.
     fn forward(&self, x: Activation, _: &Pass) -> Activation {
-        let ids = x.into_int::<2>();
+        let (ids, at) = with_positions(x);
+        let ids = ids.into_int::<2>();
         let ([_, tokens], positions) = (ids.dims(), self.positions);
         assert!(
             tokens <= positions,
             "a sequence of {tokens} tokens is longer than the model's {positions} positions: \
              use a shorter context"
         );
-        Activation::of(ops::lookup(self.embed_tokens.weight.val(), ids))
+        along(ops::lookup(self.embed_tokens.weight.val(), ids), at)
     }
 
     fn init(&self, _: &str, _: &[usize]) -> Init {

@@ -5,7 +5,7 @@ use crate::ops;
 use crate::parts::{RmsNorm, Table, before_last, next_tokens, table_logits};
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
-use hydra_core::{Activation, AnyTensor, Chain, DeviceBytes, Forward, Init, Pass};
+use hydra_core::{Activation, Chain, DeviceBytes, Forward, Init, Pass};
 
 /// The final normalization and the head, whose table is its own or that of the token embedding. From
 /// `[batch, tokens, width]` it computes the mean loss over `batch * (tokens - 1)` predicted tokens, of shape
@@ -39,7 +39,7 @@ impl Forward for Head {
     /// # Panics
     /// If the targets have another shape than the tokens, or sequences have fewer than two tokens.
     fn forward(&self, x: Activation, pass: &Pass) -> Activation {
-        let (x, targets) = (x.into_float::<3>(), pass.targets().part(0).into_int::<2>());
+        let (x, targets) = (x.part(0).into_float::<3>(), pass.targets().part(0).into_int::<2>());
         let [batch, tokens, width] = x.dims();
         assert!(
             targets.dims() == [batch, tokens] && tokens > 1,
@@ -64,18 +64,18 @@ impl Forward for Head {
     }
 }
 
-/// The `F32` logits `[batch, tokens, vocabulary]` of a decoder for ids `[batch, tokens]`, without dropout, on the
-/// plain `device`. Layers are promoted one after the other from what `image` gives; the logits are whole.
+/// The `F32` logits `[batch, tokens, vocabulary]` of a decoder for inputs as its [chain](super::chain) reads them, without
+/// dropout, on the plain `device`. Layers are promoted one after the other from what `image` gives; the logits are whole.
 ///
 /// # Panics
-/// If `chain` is not the chain of `config`, or the ids do not fit it.
+/// If `chain` is not the chain of `config`, or the inputs do not fit it.
 pub fn logits(
     config: &DecoderConfig,
     chain: &Chain,
     image: &dyn Fn(usize) -> DeviceBytes,
-    ids: AnyTensor,
+    inputs: impl Into<Activation>,
     device: &Device,
 ) -> Tensor<3> {
-    let (x, [weight, table]) = before_last(chain, image, ids, device);
+    let (x, [weight, table]) = before_last(chain, image, inputs.into(), device);
     table_logits(ops::rms_norm(x, weight.into_float(), config.rms_norm_eps), table)
 }

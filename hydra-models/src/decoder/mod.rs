@@ -30,7 +30,9 @@ use hydra_core::{Chain, ChainBuilder, WeightSource};
 /// `source`, or from the task's seed as Hugging Face draws them (other numbers, the same distributions).
 ///
 /// Inputs are ids `[batch, tokens]`, and the targets are the same ids: the head shifts them, so that the
-/// loss is a mean over `batch * (tokens - 1)` terms. Where a head is tied, its table is the token embedding's: one
+/// loss is a mean over `batch * (tokens - 1)` terms, or fewer where targets are [ignored](crate::ops::IGNORED). A second
+/// input, `[batch, tokens]`, makes rows hold several examples that see nothing of one another: each token's position in
+/// its example. Where a head is tied, its table is the token embedding's: one
 /// parameter that both layers name.
 ///
 /// # Errors
@@ -213,10 +215,37 @@ mod tests {
         }
     }
 
+    /// The same with several examples in each row.
+    fn packed() -> Batch {
+        let positions = [[40, 55, 1], [96, 0, 0], [32, 33, 31]].as_flattened().iter().flat_map(|n| 0..*n);
+        let mut batch = batch();
+        batch.inputs.parts.push(HostTensor::int(positions.collect(), [3, 96]));
+        batch
+    }
+
+    #[test]
+    fn bits_of_packed_rows_depend_neither_on_cuts_nor_on_threads_with_dropout() {
+        for config in models() {
+            let (chain, batch) = (chain(&config, None).unwrap(), packed());
+            shards_agree(&chain, &batch, &[0, 1, 2, 3, 4]);
+            shards_agree(&chain, &batch, &[0, 2, 4]);
+            let one = with_threads(1, || backward(&chain, &batch));
+            assert_eq!(one, with_threads(3, || backward(&chain, &batch)));
+            assert_ne!(one.0, backward(&chain, &self::batch()).0, "positions matter");
+        }
+    }
+
     #[test]
     fn every_model_computes_in_bf16_with_dropout() {
         for config in models() {
             bf16_agrees(|| chain(&config, None).unwrap(), &batch(), &[0, 1, 3, 4]);
+        }
+    }
+
+    #[test]
+    fn packed_rows_are_computed_in_bf16_with_dropout() {
+        for config in models() {
+            bf16_agrees(|| chain(&config, None).unwrap(), &packed(), &[0, 1, 3, 4]);
         }
     }
 

@@ -3,9 +3,9 @@
 use super::{Affine, Gpt2Config, Norm};
 use crate::lora::{Adaptable, AdaptableMap, adapter_elements};
 use crate::ops;
-use crate::parts::{Activate, Adapter};
+use crate::parts::{Activate, Adapter, along, with_positions};
 use burn::module::Module;
-use burn::tensor::Tensor;
+use burn::tensor::{Int, Tensor};
 use hydra_core::{Activation, Forward, Init, Pass};
 
 /// The maps of self-attention.
@@ -26,7 +26,7 @@ pub struct Mlp {
     pub c_proj: Affine,
 }
 
-/// A transformer block, pre-normalized: `[batch, tokens, width]` stays that.
+/// A transformer block, pre-normalized: `[batch, tokens, width]` stays that. Positions ride along.
 #[derive(Module, Debug)]
 pub struct Block {
     /// Before attention.
@@ -83,10 +83,14 @@ impl Block {
     }
 
     /// Attention's result, before it is mapped back.
-    fn attend(&self, x: Tensor<3>, pass: &Pass) -> Tensor<3> {
+    fn attend(&self, x: Tensor<3>, positions: Option<Tensor<2, Int>>, pass: &Pass) -> Tensor<3> {
         let Options { heads, scale, attention_dropout, .. } = self.options;
         let attention = ops::Attention { heads, scale, dropout: attention_dropout, site: 0 };
-        ops::causal_attention(self.attn.c_attn.forward(x, pass), attention, pass)
+        let qkv = self.attn.c_attn.forward(x, pass);
+        match positions {
+            Some(positions) => ops::causal_attention_within(qkv, positions, attention, pass),
+            None => ops::causal_attention(qkv, attention, pass),
+        }
     }
 
     /// The network's inner vectors.
@@ -118,11 +122,12 @@ impl Adaptable for Block {
 
 impl Forward for Block {
     fn forward(&self, x: Activation, pass: &Pass) -> Activation {
+        let (x, at) = with_positions(x);
         let x = x.into_float::<3>();
-        let inner = self.attend(self.ln_1.forward(x.clone()), pass);
+        let inner = self.attend(self.ln_1.forward(x.clone()), at.clone(), pass);
         let x = self.add(x, &self.attn.c_proj, inner, pass, 1);
         let inner = self.inner(self.ln_2.forward(x.clone()), pass);
-        Activation::of(self.add(x, &self.mlp.c_proj, inner, pass, 2))
+        along(self.add(x, &self.mlp.c_proj, inner, pass, 2), at)
     }
 
     fn init(&self, name: &str, shape: &[usize]) -> Init {

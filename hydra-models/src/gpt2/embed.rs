@@ -2,10 +2,12 @@
 
 use super::{Gpt2Config, Table};
 use crate::ops;
+use crate::parts::{along, with_positions};
 use burn::module::Module;
 use hydra_core::{Activation, Forward, Init, Pass};
 
-/// The embedding of tokens and positions: ids `[batch, tokens]` become `[batch, tokens, width]`.
+/// The embedding of tokens and positions: ids `[batch, tokens]` become `[batch, tokens, width]`. Where rows
+/// hold several examples, the positions are those within them, and ride along.
 #[derive(Module, Debug)]
 pub struct Embed {
     /// The tokens' table, `[vocabulary, width]`; the head names it too.
@@ -34,15 +36,20 @@ impl Forward for Embed {
     /// # Panics
     /// If there are more tokens than positions, or an id is not below the vocabulary.
     fn forward(&self, x: Activation, pass: &Pass) -> Activation {
-        let ids = x.into_int::<2>();
+        let (ids, at) = with_positions(x);
+        let ids = ids.into_int::<2>();
         let ([_, tokens], [positions, _]) = (ids.dims(), self.wpe.weight.val().dims());
         assert!(
             tokens <= positions,
             "a sequence of {tokens} tokens is longer than the model's {positions} positions: \
              use a shorter context"
         );
-        let x = ops::embedding(self.wte.weight.val(), self.wpe.weight.val(), ids);
-        Activation::of(ops::dropout(x, self.dropout, pass.site(0)))
+        let (tokens, places) = (self.wte.weight.val(), self.wpe.weight.val());
+        let x = match &at {
+            Some(at) => ops::lookup(tokens, ids) + ops::lookup(places, at.clone()),
+            None => ops::embedding(tokens, places, ids),
+        };
+        along(ops::dropout(x, self.dropout, pass.site(0)), at)
     }
 
     fn init(&self, _: &str, _: &[usize]) -> Init {

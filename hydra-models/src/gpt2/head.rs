@@ -5,7 +5,7 @@ use crate::ops;
 use crate::parts::{before_last, next_tokens, table_logits};
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
-use hydra_core::{Activation, AnyTensor, Chain, DeviceBytes, Forward, Init, Pass};
+use hydra_core::{Activation, Chain, DeviceBytes, Forward, Init, Pass};
 
 /// The final normalization and the head, whose table is that of the token embedding. From
 /// `[batch, tokens, width]` it computes the mean loss over `batch * (tokens - 1)` predicted tokens, of shape
@@ -35,7 +35,7 @@ impl Forward for Head {
     /// # Panics
     /// If the targets have another shape than the tokens, or sequences have fewer than two tokens.
     fn forward(&self, x: Activation, pass: &Pass) -> Activation {
-        let (x, targets) = (x.into_float::<3>(), pass.targets().part(0).into_int::<2>());
+        let (x, targets) = (x.part(0).into_float::<3>(), pass.targets().part(0).into_int::<2>());
         let [batch, tokens, width] = x.dims();
         assert!(
             targets.dims() == [batch, tokens] && tokens > 1,
@@ -60,19 +60,19 @@ impl Forward for Head {
     }
 }
 
-/// The `F32` logits `[batch, tokens, vocabulary]` of a GPT-2 for ids `[batch, tokens]`, without dropout, on the
-/// plain `device`. Layers are promoted one after the other from what `image` gives; the logits are whole.
+/// The `F32` logits `[batch, tokens, vocabulary]` of a GPT-2 for inputs as its [chain](super::chain) reads them, without
+/// dropout, on the plain `device`. Layers are promoted one after the other from what `image` gives; the logits are whole.
 ///
 /// # Panics
-/// If `chain` is not the chain of `config`, or the ids do not fit it.
+/// If `chain` is not the chain of `config`, or the inputs do not fit it.
 pub fn logits(
     config: &Gpt2Config,
     chain: &Chain,
     image: &dyn Fn(usize) -> DeviceBytes,
-    ids: AnyTensor,
+    inputs: impl Into<Activation>,
     device: &Device,
 ) -> Tensor<3> {
-    let (x, [weight, bias, table]) = before_last(chain, image, ids, device);
+    let (x, [weight, bias, table]) = before_last(chain, image, inputs.into(), device);
     let x = ops::layer_norm(x, weight.into_float(), bias.into_float(), config.layer_norm_epsilon);
     table_logits(x, table)
 }

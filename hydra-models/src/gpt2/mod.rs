@@ -30,7 +30,9 @@ use hydra_core::{Chain, ChainBuilder, WeightSource};
 /// `source`, or from the task's seed as Hugging Face draws them (other numbers, the same distributions).
 ///
 /// Inputs are ids `[batch, tokens]`, and the targets are the same ids: the head shifts them, so that the
-/// loss is a mean over `batch * (tokens - 1)` terms.
+/// loss is a mean over `batch * (tokens - 1)` terms, or fewer where targets are [ignored](crate::ops::IGNORED). A second
+/// input, `[batch, tokens]`, makes rows hold several examples that see nothing of one another: each token's position in
+/// its example.
 ///
 /// # Errors
 /// A value of `config` that [`Gpt2Config::validate`] refuses.
@@ -139,6 +141,30 @@ mod tests {
         let ids: Vec<i32> = (0..4 * 128).map(|i| (i * 31) % 256).collect();
         let ids = HostActivation::of(HostTensor::int(ids, [4, 128]));
         Batch { inputs: ids.clone(), targets: ids, items: 4, terms: 4 * 127, units: 4 * 128 }
+    }
+
+    /// The same with several examples in each row.
+    fn packed() -> Batch {
+        let rows = [[40, 87, 1], [128, 0, 0], [32, 33, 63], [64, 32, 32]];
+        let positions = rows.as_flattened().iter().flat_map(|n| 0..*n).collect();
+        let mut batch = batch();
+        batch.inputs.parts.push(HostTensor::int(positions, [4, 128]));
+        batch
+    }
+
+    #[test]
+    fn bits_of_packed_rows_depend_neither_on_cuts_nor_on_threads_with_dropout() {
+        let (chain, batch) = (chain(&tiny(), None).unwrap(), packed());
+        shards_agree(&chain, &batch, &[0, 1, 2, 3, 4, 5, 6]);
+        shards_agree(&chain, &batch, &[0, 3, 6]);
+        let one = with_threads(1, || backward(&chain, &batch));
+        assert_eq!(one, with_threads(3, || backward(&chain, &batch)));
+        assert_ne!(one.0, backward(&chain, &self::batch()).0, "positions matter");
+    }
+
+    #[test]
+    fn packed_rows_are_computed_in_bf16_with_dropout() {
+        bf16_agrees(|| chain(&tiny(), None).unwrap(), &packed(), &[0, 1, 3, 5, 6]);
     }
 
     #[test]

@@ -31,7 +31,8 @@ mod tensors;
 pub mod reference;
 
 pub use attention::{
-    Attention, GroupedAttention, Rotary, RotaryScaling, causal_attention, grouped_attention,
+    Attention, GroupedAttention, Rotary, RotaryScaling, causal_attention, causal_attention_within,
+    grouped_attention, grouped_attention_within,
 };
 pub(crate) use attention::{grouped_working_elements, working_elements as attention_working_elements};
 pub use classify::{ACCURACY, accuracy, classification_loss, classified};
@@ -49,7 +50,7 @@ pub use swiglu::swiglu;
 
 #[cfg(test)]
 mod testing {
-    use burn::tensor::{Device, FloatDType, Gradients, Tensor, TensorData};
+    use burn::tensor::{DType, Device, FloatDType, Gradients, Int, Tensor, TensorData};
     use half::bf16;
     use hydra_core::{AnyTensor, Key};
 
@@ -61,6 +62,26 @@ mod testing {
         let values: Vec<f32> =
             (0..shape.iter().product()).map(|i: usize| key.normal(i as u64) as f32).collect();
         Tensor::from_data(TensorData::new(values, shape), &Device::flex().autodiff())
+    }
+
+    /// The positions of the tokens of rows whose examples have these lengths.
+    pub fn positions<const E: usize>(rows: &[[usize; E]]) -> Tensor<2, Int> {
+        let row = |examples: &[usize; E]| examples.iter().flat_map(|length| 0..*length as i32).collect();
+        let rows: Vec<Vec<i32>> = rows.iter().map(row).collect();
+        let data = TensorData::new(rows.concat(), [rows.len(), rows[0].len()]);
+        Tensor::from_data(data, (&Device::flex().autodiff(), DType::I32))
+    }
+
+    /// The row and the tokens of each example.
+    pub fn examples<const E: usize>(rows: &[[usize; E]]) -> Vec<(usize, std::ops::Range<usize>)> {
+        let row = |(row, lengths): (usize, &[usize; E])| {
+            let ends = lengths.iter().scan(0, |end, length| {
+                *end += length;
+                Some((row, *end - length..*end))
+            });
+            ends.collect::<Vec<_>>()
+        };
+        rows.iter().enumerate().flat_map(row).collect()
     }
 
     /// The same values, outside of any graph but on the autodiff device.

@@ -1,7 +1,7 @@
 //! The same functions as compositions of Burn's own operations: slow, whole, and what the kernels are tested against.
 
 use super::{Attention, GroupedAttention, Rotary};
-use burn::tensor::{Int, Tensor, TensorData, activation, module};
+use burn::tensor::{Bool, Int, Tensor, TensorData, activation, module};
 use hydra_core::Pass;
 
 /// The mean loss of [`head_loss`](super::head_loss), with all logits in memory at once.
@@ -42,6 +42,20 @@ pub fn gelu_tanh<const D: usize>(x: Tensor<D>) -> Tensor<D> {
 
 /// [`causal_attention`](super::causal_attention), with all scores and weights in memory.
 pub fn causal_attention(qkv: Tensor<3>, options: Attention, pass: &Pass) -> Tensor<3> {
+    causal(qkv, None, options, pass)
+}
+
+/// [`causal_attention_within`](super::causal_attention_within), likewise.
+pub fn causal_attention_within(
+    qkv: Tensor<3>,
+    positions: Tensor<2, Int>,
+    options: Attention,
+    pass: &Pass,
+) -> Tensor<3> {
+    causal(qkv, Some(positions), options, pass)
+}
+
+fn causal(qkv: Tensor<3>, positions: Option<Tensor<2, Int>>, options: Attention, pass: &Pass) -> Tensor<3> {
     let [batch, tokens, triple] = qkv.dims();
     let (width, heads) = (triple / 3, options.heads);
     let part = |i: usize| {
@@ -50,7 +64,9 @@ pub fn causal_attention(qkv: Tensor<3>, options: Attention, pass: &Pass) -> Tens
     };
     // [batch, heads, query, key]
     let scores = part(0).matmul(part(1).swap_dims(2, 3));
-    let weights = pass.site(options.site).dropout(causal_softmax(scores, options.scale), options.dropout);
+    let apart = positions.as_ref().map(others);
+    let weights = windowed_softmax(scores, options.scale, tokens, apart);
+    let weights = pass.site(options.site).dropout(weights, options.dropout);
     weights.matmul(part(2)).swap_dims(1, 2).reshape([batch, tokens, width])
 }
 
@@ -63,12 +79,33 @@ pub fn grouped_attention(
     attention: &GroupedAttention,
     pass: &Pass,
 ) -> Tensor<3> {
+    grouped([queries, keys, values], None, attention, pass)
+}
+
+/// [`grouped_attention_within`](super::grouped_attention_within), likewise.
+pub fn grouped_attention_within(
+    queries: Tensor<3>,
+    keys: Tensor<3>,
+    values: Tensor<3>,
+    positions: Tensor<2, Int>,
+    attention: &GroupedAttention,
+    pass: &Pass,
+) -> Tensor<3> {
+    grouped([queries, keys, values], Some(positions), attention, pass)
+}
+
+fn grouped(
+    [queries, keys, values]: [Tensor<3>; 3],
+    positions: Option<Tensor<2, Int>>,
+    attention: &GroupedAttention,
+    pass: &Pass,
+) -> Tensor<3> {
     let ([batch, tokens, width], GroupedAttention { heads, key_heads, .. }) = (queries.dims(), attention);
     let (head_width, count) = (width / heads, heads / key_heads);
     // [batch, heads, tokens, head width]
     let split = |x: Tensor<3>, heads: usize| x.reshape([batch, tokens, heads, head_width]).swap_dims(1, 2);
     let turned = |x: Tensor<4>| match &attention.rotary {
-        Some(rotary) => turned(x, rotary),
+        Some(rotary) => turned(x, rotary, positions.as_ref()),
         None => x,
     };
     let shared = |x: Tensor<4>| {
@@ -77,19 +114,24 @@ pub fn grouped_attention(
     };
     let (queries, keys) = (turned(split(queries, *heads)), shared(turned(split(keys, *key_heads))));
     let scores = queries.matmul(keys.swap_dims(2, 3));
+    let (scale, apart) = (attention.scale, positions.as_ref().map(others));
     let weights = match attention.causal {
-        true => windowed_softmax(scores, attention.scale, attention.window.unwrap_or(tokens)),
-        false => activation::softmax(scores * attention.scale, 3),
+        true => windowed_softmax(scores, scale, attention.window.unwrap_or(tokens), apart),
+        false => activation::softmax(scores * scale, 3),
     };
     let weights = pass.site(attention.site).dropout(weights, attention.dropout);
     weights.matmul(shared(split(values, *key_heads))).swap_dims(1, 2).reshape([batch, tokens, width])
 }
 
 /// `x * cosines + rotate_half(x) * sines`, in the words of transformers, for `[batch, heads, tokens, head width]`.
-fn turned(x: Tensor<4>, rotary: &Rotary) -> Tensor<4> {
-    let [_, _, tokens, width] = x.dims();
+fn turned(x: Tensor<4>, rotary: &Rotary, positions: Option<&Tensor<2, Int>>) -> Tensor<4> {
+    let [batch, _, tokens, width] = x.dims();
     let angles = TensorData::new(rotary.rotation(tokens).first(tokens).to_vec(), [tokens, width]);
-    let angles = Tensor::<2>::from_data(angles, &x.device()).unsqueeze::<4>();
+    let angles = Tensor::<2>::from_data(angles, &x.device());
+    let angles = match positions {
+        Some(at) => angles.select(0, at.clone().reshape([-1])).reshape([batch, 1, tokens, width]),
+        None => angles.unsqueeze::<4>(),
+    };
     let half = |x: &Tensor<4>, i: usize| x.clone().narrow(3, i * width / 2, width / 2);
     let [cosines, sines] = [0, 1].map(|i| half(&angles, i));
     let (a, b) = (half(&x, 0), half(&x, 1));
@@ -97,19 +139,31 @@ fn turned(x: Tensor<4>, rotary: &Rotary) -> Tensor<4> {
     Tensor::cat(vec![first, b * cosines + a * sines], 3)
 }
 
-/// The softmax of scaled scores whose upper triangle is minus infinity.
-fn causal_softmax(scores: Tensor<4>, scale: f64) -> Tensor<4> {
-    let tokens = scores.dims()[2];
-    windowed_softmax(scores, scale, tokens)
+/// Where query and key, `[batch, 1, query, key]`, are of different examples.
+fn others(positions: &Tensor<2, Int>) -> Tensor<4, Bool> {
+    let tokens = Tensor::<1, Int>::arange(0..positions.dims()[1] as i64, &positions.device());
+    let begins = tokens.unsqueeze::<2>() - positions.clone();
+    let apart = begins.clone().unsqueeze_dim::<3>(2) - begins.unsqueeze_dim::<3>(1);
+    apart.not_equal_elem(0).unsqueeze_dim(1)
 }
 
-/// The same where queries see so many keys, their own among them.
-fn windowed_softmax(scores: Tensor<4>, scale: f64, window: usize) -> Tensor<4> {
-    let [_, _, tokens, _] = scores.dims();
+/// The softmax of scaled scores that are minus infinity but for so many keys up to the query's own, and in what is apart.
+fn windowed_softmax(
+    scores: Tensor<4>,
+    scale: f64,
+    window: usize,
+    apart: Option<Tensor<4, Bool>>,
+) -> Tensor<4> {
+    let shape @ [_, _, tokens, _] = scores.dims();
     let before = Tensor::<2>::ones([tokens, tokens], &scores.device()).tril(0);
     let seen = before.triu(1 - window.min(tokens) as i64);
     let mask = seen.equal_elem(0.0);
-    activation::softmax((scores * scale).mask_fill(mask.unsqueeze(), f32::NEG_INFINITY), 3)
+    let scores = (scores * scale).mask_fill(mask.unsqueeze(), f32::NEG_INFINITY);
+    let scores = match apart {
+        Some(apart) => scores.mask_fill(apart.expand(shape), f32::NEG_INFINITY),
+        None => scores,
+    };
+    activation::softmax(scores, 3)
 }
 
 /// [`embedding`](super::embedding()): Burn's lookup, plus the first rows of the positions.

@@ -16,7 +16,7 @@ pub use linear::Linear;
 pub use norm::{Norm, RmsNorm};
 pub(crate) use outputs::{before_last, table_logits};
 pub use table::Table;
-pub(crate) use tokens::next_tokens;
+pub(crate) use tokens::{along, next_tokens, with_positions};
 
 use burn::module::{Param, ParamId};
 use burn::tensor::{Device, Shape, Tensor};

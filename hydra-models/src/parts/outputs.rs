@@ -3,17 +3,17 @@
 use burn::tensor::{Device, FloatDType, Tensor};
 use hydra_core::{Activation, AnyTensor, Chain, DeviceBytes, Pass, forward_range, promote_layers};
 
-/// What goes into the last layer of a chain for `input`, `[items, vectors, width]`, without dropout, and that layer's
+/// What goes into the last layer of a chain for `inputs`, `[items, vectors, width]`, without dropout, and that layer's
 /// parameters, both on the plain `device`. Layers are promoted one after the other from what `image` gives.
 pub(crate) fn before_last<const N: usize>(
     chain: &Chain,
     image: &dyn Fn(usize) -> DeviceBytes,
-    input: AnyTensor,
+    inputs: Activation,
     device: &Device,
 ) -> (Tensor<3>, [AnyTensor; N]) {
     let pass = Pass::evaluate(Activation::default());
     let last = chain.len() - 1;
-    let x = (0..last).fold([input].into_iter().collect(), |x: Activation, index| {
+    let x = (0..last).fold(inputs, |x, index| {
         forward_range(&promote_layers(chain, index..index + 1, image, device, false), index, x, &pass)
     });
     let device = device.clone().autodiff();
@@ -21,7 +21,10 @@ pub(crate) fn before_last<const N: usize>(
         chain.layer_params(last, image).iter().map(|p| p.to_device(&device)).collect();
     let found = params.len();
     let params = params.try_into();
-    (x.into_float(), params.unwrap_or_else(|_| panic!("the last layer has {found} parameters, expected {N}")))
+    (
+        x.part(0).into_float(),
+        params.unwrap_or_else(|_| panic!("the last layer has {found} parameters, expected {N}")),
+    )
 }
 
 /// The `F32` logits `[batch, tokens, vocabulary]` of vectors `[batch, tokens, width]` by a table `[vocabulary, width]`.

@@ -1,7 +1,31 @@
-//! The targets of language models.
+//! What language models read, and their targets.
 
 use crate::ops;
 use burn::tensor::{Int, Tensor};
+use hydra_core::{Activation, AnyTensor};
+
+/// The first tensor of an activation `[batch, tokens, ..]`, and each token's position in its example, `[batch, tokens]`,
+/// where rows hold several examples: those ride along from layer to layer.
+#[track_caller]
+pub(crate) fn with_positions(x: Activation) -> (AnyTensor, Option<Tensor<2, Int>>) {
+    let mut parts = x.into_parts();
+    let found = parts.len();
+    assert!(
+        (1..=2).contains(&found),
+        "expected an activation of one tensor and perhaps its positions, found {found} tensors"
+    );
+    let positions = parts.split_off(1).pop();
+    (parts.remove(0), positions.map(AnyTensor::into_int))
+}
+
+/// The activation that [`with_positions`] takes apart.
+pub(crate) fn along(x: impl Into<AnyTensor>, positions: Option<Tensor<2, Int>>) -> Activation {
+    let x = Activation::of(x);
+    match positions {
+        Some(positions) => x.and(positions),
+        None => x,
+    }
+}
 
 /// The targets of tokens `[batch, tokens]`, one for each of them in their order: the next token, and nothing at the end
 /// of a sequence.

@@ -1,10 +1,12 @@
 //! Examples as a dataset.
 
 use super::encode::Example;
+use super::pack;
 use crate::data::{DataError, TokenForm, Tokens};
 use crate::ops::IGNORED;
 use hydra_core::{Batch, Dataset, DatasetError, HostActivation, HostTensor};
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// The bit of an id that counts; ids are below it.
@@ -12,9 +14,11 @@ const COUNTS: u32 = 1 << 31;
 
 /// Examples of up to `context` tokens; cloning it is cheap.
 ///
-/// As a [`Dataset`] its items are the examples. A batch's inputs are ids `[items, context]`, filled up after each example
-/// with a token that nothing learns from. Its targets are the same where they count, and [`IGNORED`] elsewhere; the loss
-/// shifts them, so that it is a mean over the tokens that count of the whole batch, an example's first one left out.
+/// As a [`Dataset`] its items are rows: an example each, or as many as there is room for where they are packed. A batch's
+/// inputs are ids `[items, context]`, filled up at the end of each row with a token that nothing learns from. Its targets are
+/// the same where they count, and [`IGNORED`] elsewhere; the loss shifts them, so that it is a mean over the tokens that count
+/// of the whole batch, an example's first one left out. Where examples are packed, the inputs have a second tensor: each
+/// token's position in its example; what fills a row up is an example of its own.
 #[derive(Clone)]
 pub struct Examples {
     name: Arc<str>,
@@ -25,6 +29,12 @@ pub struct Examples {
     ids: Arc<[u32]>,
     /// The place after the last id of each example.
     ends: Arc<[u32]>,
+    /// The numbers of the examples, one row after the other.
+    rows: Arc<[u32]>,
+    /// The place after the last example of each row.
+    row_ends: Arc<[u32]>,
+    /// True if a row may have several examples.
+    packed: bool,
     /// Examples that were left out.
     left_out: usize,
 }
@@ -50,7 +60,24 @@ impl Examples {
         }
         let filler = form.conventions.end.unwrap_or(0);
         let left_out = given - ends.len();
-        Ok(Self { name: name.into(), context, filler, ids: ids.into(), ends: ends.into(), left_out })
+        let (rows, row_ends) = rows(&ends, context, form.pack);
+        Ok(Self {
+            name: name.into(),
+            context,
+            filler,
+            ids: ids.into(),
+            ends: ends.into(),
+            rows: rows.into(),
+            row_ends: row_ends.into(),
+            packed: form.pack,
+            left_out,
+        })
+    }
+
+    /// How full the rows are, where examples are packed.
+    pub fn packing(&self) -> Option<Packing> {
+        let (examples, rows) = (self.ends.len(), self.row_ends.len());
+        self.packed.then(|| Packing { examples, rows, tokens: self.ids.len() })
     }
 
     /// Examples of which nothing counts within the context, and that are not items therefore.
@@ -58,21 +85,108 @@ impl Examples {
         self.left_out
     }
 
-    /// Fills examples up to so many tokens from now on, which is at least the [longest](Self::longest).
+    /// Fills rows up to so many tokens from now on, which is at least the [longest](Self::longest).
     pub(in crate::data) fn fill_up_to(&mut self, context: usize) {
         debug_assert!(context >= self.longest());
         self.context = context;
     }
 
-    /// The longest example in tokens.
+    /// The tokens of the longest row before it is filled up.
     pub fn longest(&self) -> usize {
-        (0..self.ends.len()).map(|item| self.marked(item).len()).max().unwrap_or(0)
+        (0..self.row_ends.len()).map(|row| self.row(row).map(<[u32]>::len).sum()).max().unwrap_or(0)
     }
 
-    /// The ids of an example, those that count with [`COUNTS`].
-    fn marked(&self, item: usize) -> &[u32] {
-        let start = item.checked_sub(1).map_or(0, |before| self.ends[before]);
-        &self.ids[start as usize..self.ends[item] as usize]
+    /// The ids of the examples of a row, those that count with [`COUNTS`].
+    fn row(&self, row: usize) -> impl Iterator<Item = &[u32]> {
+        let examples = &self.rows[range(&self.row_ends, row)];
+        examples.iter().map(|example| &self.ids[range(&self.ends, *example as usize)])
+    }
+}
+
+/// How examples lie in rows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Packing {
+    /// The examples.
+    pub examples: usize,
+    /// The rows that they lie in.
+    pub rows: usize,
+    /// The tokens of all examples.
+    pub tokens: usize,
+}
+
+impl std::iter::Sum for Packing {
+    fn sum<I: Iterator<Item = Self>>(packings: I) -> Self {
+        packings.fold(Self::default(), |sum, one| Self {
+            examples: sum.examples + one.examples,
+            rows: sum.rows + one.rows,
+            tokens: sum.tokens + one.tokens,
+        })
+    }
+}
+
+/// The place of each part that ends there.
+fn range(ends: &[u32], part: usize) -> Range<usize> {
+    let start = part.checked_sub(1).map_or(0, |before| ends[before]);
+    start as usize..ends[part] as usize
+}
+
+/// The rows of examples that end there, and the place after the last example of each row.
+fn rows(ends: &[u32], context: usize, pack: bool) -> (Vec<u32>, Vec<u32>) {
+    if !pack {
+        let examples = 0..ends.len() as u32;
+        return (examples.clone().collect(), examples.map(|example| example + 1).collect());
+    }
+    let lengths: Vec<usize> = (0..ends.len()).map(|example| range(ends, example).len()).collect();
+    let rows = pack::rows(&lengths, context);
+    let ends = rows.iter().scan(0, |end, row| {
+        *end += row.len() as u32;
+        Some(*end)
+    });
+    (rows.concat(), ends.collect())
+}
+
+/// A batch while its rows are written, one after the other.
+struct Rows {
+    context: usize,
+    ids: Vec<i32>,
+    targets: Vec<i32>,
+    /// Each token's position in its example.
+    positions: Vec<i32>,
+    units: usize,
+}
+
+impl Rows {
+    fn new(items: usize, context: usize) -> Self {
+        let [ids, targets, positions] = [(); 3].map(|()| Vec::with_capacity(items * context));
+        Self { context, ids, targets, positions, units: 0 }
+    }
+
+    /// Writes a row of examples, whose ids are those that count with [`COUNTS`].
+    fn write<'a>(&mut self, examples: impl Iterator<Item = &'a [u32]>, filler: u32) {
+        let (start, end) = (self.ids.len(), self.ids.len() + self.context);
+        for marked in examples {
+            let first = self.ids.len();
+            self.units += marked.len();
+            // Ids fit: they were checked when the examples were made.
+            self.ids.extend(marked.iter().map(|id| (id & !COUNTS) as i32));
+            self.targets.extend(
+                marked.iter().map(|id| if id & COUNTS != 0 { (id & !COUNTS) as i32 } else { IGNORED }),
+            );
+            if first > start {
+                // The end of one example does not predict the beginning of another.
+                self.targets[first] = IGNORED;
+            }
+            self.positions.extend(0..marked.len() as i32);
+        }
+        self.positions.extend(0..(end - self.ids.len()) as i32);
+        self.ids.resize(end, filler as i32);
+        self.targets.resize(end, IGNORED);
+    }
+
+    /// Predictions that count: nothing predicts the first token of a row.
+    fn terms(&self) -> usize {
+        let predicted = |row: &[i32]| row.iter().skip(1).filter(|target| **target != IGNORED).count();
+        self.targets.chunks(self.context).map(predicted).sum()
     }
 }
 
@@ -97,32 +211,26 @@ impl Dataset for Examples {
     }
 
     fn len(&self) -> usize {
-        self.ends.len()
+        self.row_ends.len()
     }
 
     fn batch(&self, items: &[usize]) -> Result<Batch, DatasetError> {
-        let (context, len) = (self.context, self.ends.len());
-        let mut ids = Vec::with_capacity(items.len() * context);
-        let mut targets = Vec::with_capacity(items.len() * context);
-        let mut units = 0;
-        for (at, &index) in items.iter().enumerate() {
+        let (context, len) = (self.context, self.len());
+        let mut rows = Rows::new(items.len(), context);
+        for &index in items {
             if index >= len {
                 return Err(DatasetError::OutOfRange { dataset: self.name.to_string(), index, len });
             }
-            let marked = self.marked(index);
-            units += marked.len();
-            // Ids fit: they were checked when the examples were made.
-            ids.extend(marked.iter().map(|id| (id & !COUNTS) as i32));
-            targets.extend(
-                marked.iter().map(|id| if id & COUNTS != 0 { (id & !COUNTS) as i32 } else { IGNORED }),
-            );
-            ids.resize((at + 1) * context, self.filler as i32);
-            targets.resize((at + 1) * context, IGNORED);
+            rows.write(self.row(index), self.filler);
         }
-        let predicted = |row: &[i32]| row.iter().skip(1).filter(|target| **target != IGNORED).count();
-        let terms = targets.chunks(context).map(predicted).sum();
-        let of = |ids| HostActivation::of(HostTensor::int(ids, [items.len(), context]));
-        Ok(Batch { inputs: of(ids), targets: of(targets), items: items.len(), terms, units })
+        let terms = rows.terms();
+        let Rows { ids, targets, positions, units, .. } = rows;
+        let of = |ids| HostTensor::int(ids, [items.len(), context]);
+        let mut inputs = HostActivation::of(of(ids));
+        if self.packed {
+            inputs.parts.push(of(positions));
+        }
+        Ok(Batch { inputs, targets: HostActivation::of(of(targets)), items: items.len(), terms, units })
     }
 
     fn unit(&self) -> &'static str {
@@ -132,7 +240,10 @@ impl Dataset for Examples {
 
 impl Tokens for Examples {
     fn content(&self) -> Vec<&[u32]> {
-        vec![&self.ids, &self.ends]
+        let examples: [&[u32]; 2] = [&self.ids, &self.ends];
+        let rows: [&[u32]; 2] = [&self.rows, &self.row_ends];
+        // Rows that are examples are known by them.
+        examples.into_iter().chain(rows.into_iter().filter(|_| self.packed)).collect()
     }
 
     fn tokens(&self) -> usize {
@@ -146,6 +257,7 @@ impl fmt::Debug for Examples {
             .field("name", &self.name)
             .field("examples", &self.ends.len())
             .field("tokens", &self.ids.len())
+            .field("rows", &self.row_ends.len())
             .field("context", &self.context)
             .finish()
     }
@@ -159,14 +271,23 @@ mod tests {
     use crate::tokenizer::{Conventions, Tokenizer};
 
     fn examples(examples: &[(&[u32], &[u8])], vocabulary: usize) -> Result<Examples, DataError> {
+        lying(examples, vocabulary, (4, false))
+    }
+
+    fn lying(
+        examples: &[(&[u32], &[u8])],
+        vocabulary: usize,
+        (most, pack): (usize, bool),
+    ) -> Result<Examples, DataError> {
         let conventions = Conventions { end: Some(9), chat: None };
         let (tokenizer, conventions) = (&Tokenizer::Bytes, &conventions);
         let form = TokenForm {
             tokenizer,
             conventions,
-            context: Context::AtMost(4),
+            context: Context::AtMost(most),
             vocabulary,
             loss_on: LossOn::Completions,
+            pack,
         };
         let example = |(ids, counts): &(&[u32], &[u8])| Example {
             ids: ids.to_vec(),
@@ -207,5 +328,32 @@ mod tests {
         let other = examples(&[(&[1, 2], &[1, 1]), (&[3, 4], &[0, 1])], 10).unwrap();
         assert_eq!(one.content(), one.clone().content());
         assert_ne!(one.content(), other.content());
+    }
+
+    #[test]
+    fn packed_examples_are_told_apart_by_positions() {
+        let three: &[(&[u32], &[u8])] =
+            &[(&[1, 2], &[1, 1]), (&[3, 4, 5], &[0, 1, 1]), (&[6, 7, 8], &[1, 1, 1])];
+        let data = lying(three, 10, (6, true)).unwrap();
+        assert_eq!((data.len(), data.longest(), data.tokens()), (2, 6, 8));
+        assert_eq!(data.packing(), Some(Packing { examples: 3, rows: 2, tokens: 8 }));
+        let batch = data.batch(&[0, 1]).unwrap();
+        let [ids, positions] = [0, 1].map(|part| batch.inputs.parts[part].as_i32());
+        assert_eq!(ids, [3, 4, 5, 6, 7, 8, 1, 2, 9, 9, 9, 9]);
+        assert_eq!(positions, [0, 1, 2, 0, 1, 2, 0, 1, 0, 1, 2, 3]);
+        let targets = batch.targets.parts[0].as_i32();
+        assert_eq!(targets, [-1, 4, 5, -1, 7, 8, 1, 2, -1, -1, -1, -1], "no example predicts another");
+        assert_eq!((batch.items, batch.terms, batch.units), (2, 5, 8));
+        assert!(matches!(data.batch(&[2]), Err(DatasetError::OutOfRange { index: 2, len: 2, .. })));
+    }
+
+    #[test]
+    fn rows_are_part_of_the_content_where_examples_are_packed() {
+        let two: &[(&[u32], &[u8])] = &[(&[1, 2], &[0, 1]), (&[3, 4], &[0, 1])];
+        let content = |form| lying(two, 10, form).unwrap().content().len();
+        assert_eq!([content((4, false)), content((4, true))], [2, 4]);
+        let rows = |most| lying(two, 10, (most, true)).unwrap();
+        assert_ne!(rows(3).content(), rows(4).content());
+        assert_eq!(lying(two, 10, (4, false)).unwrap().packing(), None);
     }
 }

@@ -195,6 +195,7 @@ mod tests {
             context: Context::AtMost(context),
             vocabulary: 256,
             loss_on,
+            pack: false,
         };
         form.encode(record)
     }

@@ -130,6 +130,7 @@ mod tests {
             context: Context::AtMost(8),
             vocabulary: 256,
             loss_on: LossOn::Completions,
+            pack: false,
         };
         Split::ALL.map(|split| if files.has(split) { files.examples(split, &form).unwrap().len() } else { 0 })
     }

@@ -2,14 +2,15 @@
 //!
 //! A [`Record`] is a line: a text, a prompt with its completion, or a conversation. By a tokenizer and its
 //! [`Conventions`](crate::tokenizer::Conventions) it becomes an example, tokens of which some are trained on;
-//! [`Examples`] is the dataset of them.
+//! [`Examples`] is the dataset of them: one in each row, or packed, as many as a row has room for.
 
 mod dataset;
 mod encode;
 mod files;
+mod pack;
 mod record;
 
-pub use dataset::Examples;
+pub use dataset::{Examples, Packing};
 pub use encode::{ExampleError, LossOn};
 pub use files::ExampleFiles;
 pub use record::Record;

@@ -1,6 +1,7 @@
 //! Heads of queries that share a head of keys and values, on the CPU.
 
 use super::STATISTICS;
+use super::positions::Place;
 use super::rotary::Rotation;
 use crate::ops::kernels::{Mat, MatMut, Write, matmul_here, vectorized};
 use crate::ops::math::{exp, max, sum, sum2};
@@ -64,6 +65,16 @@ impl Form {
     fn copied(self) -> usize {
         if self.copies() { self.rows() * self.head_width } else { 0 }
     }
+
+    /// Elements of the keys, or of the values, laid down transposed.
+    fn transposed(self) -> usize {
+        self.head_width * padded(self.tokens)
+    }
+
+    /// Elements of the keys that are turned.
+    fn turned_keys(self) -> usize {
+        if self.turned { self.tokens * self.head_width } else { 0 }
+    }
 }
 
 /// Heads of queries of one sequence, with the head of keys and of values that they share.
@@ -81,6 +92,7 @@ pub(super) struct Group<'a> {
     pub rotation: Option<&'a Rotation>,
     /// The first head's number in `[batch, heads]`.
     pub number: usize,
+    pub place: Place<'a>,
 }
 
 /// The gradients of a group's queries, `[tokens, count * head width]`, and of its keys and values, each
@@ -118,21 +130,19 @@ struct Scratch {
 
 /// The elements of the scratch memory for the backward, which needs more than the forward.
 pub(super) fn scratch_elements(form: Form) -> usize {
-    let Form { tokens, head_width, .. } = form;
-    let keys = 2 * head_width * padded(tokens) + if form.turned { tokens * head_width } else { 0 };
-    2 * form.rows() * form.longest() + tokens + keys + 2 * form.copied()
+    let keys = 2 * form.transposed() + form.turned_keys();
+    2 * form.rows() * form.longest() + form.tokens + keys + 2 * form.copied()
 }
 
 impl Scratch {
     fn forward(form: Form) -> Self {
-        let Form { tokens, head_width, .. } = form;
         Self {
             weights: vec![0.0; form.rows() * form.longest()],
             gradients: Vec::new(),
-            factors: vec![0.0; tokens],
-            keys: vec![0.0; head_width * padded(tokens)],
+            factors: vec![0.0; form.tokens],
+            keys: vec![0.0; form.transposed()],
             values: Vec::new(),
-            turned_keys: vec![0.0; if form.turned { tokens * head_width } else { 0 }],
+            turned_keys: vec![0.0; form.turned_keys()],
             queries: vec![0.0; form.copied()],
             d_outputs: Vec::new(),
         }
@@ -141,7 +151,7 @@ impl Scratch {
     fn backward(form: Form) -> Self {
         Self {
             gradients: vec![0.0; form.rows() * form.longest()],
-            values: vec![0.0; form.head_width * padded(form.tokens)],
+            values: vec![0.0; form.transposed()],
             d_outputs: vec![0.0; form.copied()],
             ..Self::forward(form)
         }
@@ -171,9 +181,24 @@ fn spanned<'a>(span: &Range<usize>, transposed: &'a [f32], tokens: usize) -> Mat
 }
 
 impl Group<'_> {
+    /// The group of some tokens that see no others.
+    fn of(&self, tokens: Range<usize>) -> Self {
+        let [queries, keys, values] =
+            [self.queries, self.keys, self.values].map(|all| all.rows(tokens.clone()));
+        let length = tokens.len();
+        let form = Form { tokens: length, window: self.form.window.min(length), ..self.form };
+        let place = self.place.alone(tokens.start);
+        Self { queries, keys, values, form, place, ..*self }
+    }
+
     /// The columns of a head of the group.
     fn head(&self, head: usize) -> Range<usize> {
         head * self.form.head_width..(head + 1) * self.form.head_width
+    }
+
+    /// The number of a head's query in `[heads of the group, all tokens of the sequence]`.
+    fn row(&self, head: usize, query: usize) -> usize {
+        head * self.place.length + self.place.first + query
     }
 
     /// The group's columns of `[batch, tokens, heads * head width]`.
@@ -237,10 +262,10 @@ impl Group<'_> {
         span: &Range<usize>,
         factors: &'a mut [f32],
     ) -> Option<&'a [f32]> {
-        let (mask, tokens) = (self.mask?, self.form.tokens);
+        let (mask, Place { first, length, .. }) = (self.mask?, self.place);
         let factors = &mut factors[..vectors(self.seen(query, span).end, span.len())];
-        let row = ((self.number + head) * tokens + query) as u64;
-        mask.fill(row * tokens as u64 + span.start as u64, factors);
+        let row = (self.number * length + self.row(head, query)) as u64;
+        mask.fill(row * length as u64 + (first + span.start) as u64, factors);
         Some(factors)
     }
 
@@ -250,10 +275,24 @@ impl Group<'_> {
         seen.start - span.start..seen.end - span.start
     }
 
-    /// Writes the output and the rows' statistics.
+    /// Writes the output and the rows' statistics, example by example.
     fn forward(&self, out: &mut MatMut<'_>, statistics: &mut [[f32; STATISTICS]], scratch: &mut Scratch) {
+        for example in self.place.examples() {
+            self.of(example.clone()).forward_alone(&mut out.rows(example), statistics, scratch);
+        }
+    }
+
+    /// The same for tokens that see one another.
+    fn forward_alone(
+        &self,
+        out: &mut MatMut<'_>,
+        statistics: &mut [[f32; STATISTICS]],
+        scratch: &mut Scratch,
+    ) {
         let Form { tokens, count, .. } = self.form;
         let Scratch { weights, factors, keys, turned_keys, queries, .. } = scratch;
+        let (keys, turned_keys) =
+            (&mut keys[..self.form.transposed()], &mut turned_keys[..self.form.turned_keys()]);
         self.lay_down_keys(keys, turned_keys);
         for rows in blocks(tokens) {
             let (span, len) = (self.form.span(&rows), rows.len());
@@ -264,7 +303,7 @@ impl Group<'_> {
             for (i, weights) in weights.chunks_exact_mut(span.len()).enumerate() {
                 let (head, query) = (i / len, rows.start + i % len);
                 let (factors, seen) = (self.factors((head, query), &span, factors), self.seen(query, &span));
-                statistics[head * tokens + query] = vectorized(
+                statistics[self.row(head, query)] = vectorized(
                     #[inline(always)]
                     || exponentials(weights, seen, factors),
                 );
@@ -275,17 +314,29 @@ impl Group<'_> {
                     (weights.rows(head * len..(head + 1) * len), out.cols(self.head(head)));
                 matmul_here(&mut out, Write::Set, 1.0, weights, self.values.rows(span.clone()));
                 for (i, query) in rows.clone().enumerate() {
-                    let [_, inverse] = statistics[head * tokens + query];
+                    let [_, inverse] = statistics[self.row(head, query)];
                     out.row(i).iter_mut().for_each(|x| *x *= inverse);
                 }
             }
         }
     }
 
-    /// Writes the gradients of queries, keys and values.
+    /// Writes the gradients of queries, keys and values, example by example.
     fn backward(&self, d: &mut Parts<'_>, known: &Known<'_>, scratch: &mut Scratch) {
+        for example in self.place.examples() {
+            let mut d = d.each_mut().map(|all| all.rows(example.clone()));
+            let [output, d_output] = [known.output, known.d_output].map(|all| all.rows(example.clone()));
+            let known = Known { output, d_output, ..*known };
+            self.of(example).backward_alone(&mut d, &known, scratch);
+        }
+    }
+
+    /// The same for tokens that see one another.
+    fn backward_alone(&self, d: &mut Parts<'_>, known: &Known<'_>, scratch: &mut Scratch) {
         let Form { tokens, count, .. } = self.form;
         let Scratch { weights, gradients, factors, keys, values, turned_keys, queries, d_outputs } = scratch;
+        let (keys, values) = (&mut keys[..self.form.transposed()], &mut values[..self.form.transposed()]);
+        let turned_keys = &mut turned_keys[..self.form.turned_keys()];
         self.lay_down_keys(keys, turned_keys);
         transpose(self.values, tokens, values);
         let [d_queries, d_keys, d_values] = d;
@@ -334,7 +385,7 @@ impl Group<'_> {
             let (head, query) = (i / len, rows.start + i % len);
             let (factors, seen) = (self.factors((head, query), &span, factors), self.seen(query, &span));
             let [output, d_output] = [known.output, known.d_output].map(|m| &m.row(query)[self.head(head)]);
-            let row = (output, d_output, known.statistics[head * self.form.tokens + query]);
+            let row = (output, d_output, known.statistics[self.row(head, query)]);
             vectorized(
                 #[inline(always)]
                 || weights_and_gradients(weights, gradients, seen, factors, row),

@@ -2,11 +2,12 @@
 
 use super::STATISTICS;
 use super::group::{self, Form, Group};
+use super::positions::{self, Place};
 use super::rotary::{Rotary, Rotation};
 use crate::ops::autodiff::*;
 use crate::ops::kernels::{Mat, MatMut};
 use crate::ops::tensors::{flex, float_type, floats, one_type, owned};
-use burn::tensor::Tensor;
+use burn::tensor::{Int, Tensor};
 use burn_flex::FlexTensor;
 use hydra_core::profile::{self, Part};
 use hydra_core::{DropoutMask, FloatType, Pass};
@@ -47,18 +48,34 @@ pub fn grouped_attention(
     pass: &Pass,
 ) -> Tensor<3> {
     check([&queries, &keys, &values], attention);
-    let tokens = queries.dims()[1];
-    let options = GroupedOptions {
-        heads: attention.heads,
-        key_heads: attention.key_heads,
-        scale: attention.scale as f32,
-        causal: attention.causal,
-        window: attention.window.map_or(tokens, |window| window.min(tokens)),
-        rotation: attention.rotary.as_ref().map(|rotary| rotary.rotation(tokens)),
-        mask: pass.site(attention.site).dropout_mask(attention.dropout),
-    };
+    let options = GroupedOptions::new(attention, queries.dims()[1], pass);
     let (queries, keys, values) = (queries.into_dispatch(), keys.into_dispatch(), values.into_dispatch());
     Tensor::from_dispatch(<Dispatch as GroupedOps>::grouped_attention(queries, keys, values, options))
+}
+
+/// The same where each row holds several examples, one after the other, and a token sees nothing of other examples than
+/// its own: `positions`, `[batch, tokens]`, count up from zero in each of them, and turn queries and keys. Without
+/// dropout, an example's output and gradients have the bits that they have in a row of its own.
+///
+/// # Panics
+/// As above, and if attention is not causal or the positions have another shape; on CPUs also if they do not count up.
+pub fn grouped_attention_within(
+    queries: Tensor<3>,
+    keys: Tensor<3>,
+    values: Tensor<3>,
+    positions: Tensor<2, Int>,
+    attention: &GroupedAttention,
+    pass: &Pass,
+) -> Tensor<3> {
+    check([&queries, &keys, &values], attention);
+    let [batch, tokens, _] = queries.dims();
+    positions::check("grouped_attention_within", &positions, [batch, tokens]);
+    assert!(attention.causal, "grouped_attention_within expects attention that is causal");
+    let options = GroupedOptions::new(attention, tokens, pass);
+    let (queries, keys, values) = (queries.into_dispatch(), keys.into_dispatch(), values.into_dispatch());
+    let positions = positions.into_dispatch();
+    let out = <Dispatch as GroupedOps>::grouped_attention_within(queries, keys, values, positions, options);
+    Tensor::from_dispatch(out)
 }
 
 #[track_caller]
@@ -121,6 +138,15 @@ pub(crate) trait GroupedOps: Backend {
         values: FloatTensor<Self>,
         options: GroupedOptions,
     ) -> FloatTensor<Self>;
+
+    /// The same within examples, whose tokens have these positions.
+    fn grouped_attention_within(
+        queries: FloatTensor<Self>,
+        keys: FloatTensor<Self>,
+        values: FloatTensor<Self>,
+        positions: IntTensor<Self>,
+        options: GroupedOptions,
+    ) -> FloatTensor<Self>;
 }
 
 /// The tensors of the forward that the backward needs.
@@ -138,18 +164,32 @@ pub(crate) trait GroupedKernels: GroupedOps {
     /// one over the sum of `e^(score - largest)`; those are `F32`.
     fn grouped_and_statistics(
         inputs: [FloatTensor<Self>; 3],
+        positions: Option<IntTensor<Self>>,
         options: GroupedOptions,
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
 
     /// The gradients with respect to queries, keys and values for that of the output.
     fn grouped_backward(
         saved: GroupedSaved<FloatTensor<Self>>,
+        positions: Option<IntTensor<Self>>,
         gradient: FloatTensor<Self>,
         options: GroupedOptions,
     ) -> [FloatTensor<Self>; 3];
 }
 
 impl GroupedOptions {
+    fn new(attention: &GroupedAttention, tokens: usize, pass: &Pass) -> Self {
+        Self {
+            heads: attention.heads,
+            key_heads: attention.key_heads,
+            scale: attention.scale as f32,
+            causal: attention.causal,
+            window: attention.window.map_or(tokens, |window| window.min(tokens)),
+            rotation: attention.rotary.as_ref().map(|rotary| rotary.rotation(tokens)),
+            mask: pass.site(attention.site).dropout_mask(attention.dropout),
+        }
+    }
+
     fn form(&self, [_, tokens, width]: [usize; 3]) -> Form {
         let Self { heads, key_heads, causal, window, rotation, .. } = self;
         let (head_width, count, turned) = (width / heads, heads / key_heads, rotation.is_some());
@@ -157,7 +197,12 @@ impl GroupedOptions {
     }
 
     /// The groups of a batch in the order `[batch, key heads]`, for queries of this shape.
-    fn groups<'a>(&'a self, inputs: [&'a [f32]; 3], shape: [usize; 3]) -> Vec<Group<'a>> {
+    fn groups<'a>(
+        &'a self,
+        inputs: [&'a [f32]; 3],
+        shape: [usize; 3],
+        positions: Option<&'a [i64]>,
+    ) -> Vec<Group<'a>> {
         let (form, [batch, tokens, _]) = (self.form(shape), shape);
         let group = |sequence: usize, head: usize| {
             let part = |i: usize, width: usize| {
@@ -175,6 +220,7 @@ impl GroupedOptions {
                 mask: self.mask,
                 rotation: self.rotation.as_ref(),
                 number: sequence * self.heads + head * form.count,
+                place: Place::of(positions, sequence, tokens),
             }
         };
         (0..batch)
@@ -190,19 +236,25 @@ fn split(data: &mut [f32], tokens: usize, heads: usize, width: usize) -> impl It
     sequences.flat_map(move |data| MatMut::new(data, tokens, heads * width).split_cols(width))
 }
 
-fn forward(inputs: [FlexTensor; 3], options: &GroupedOptions) -> (FlexTensor, FlexTensor) {
+fn forward(
+    inputs: [FlexTensor; 3],
+    positions: Option<FlexTensor>,
+    options: &GroupedOptions,
+) -> (FlexTensor, FlexTensor) {
     let float = float_type(&inputs[0]);
     let inputs = inputs.map(owned);
     let shape: [usize; 3] = inputs[0].shape().dims();
-    let groups = options.groups(inputs.each_ref().map(floats), shape);
-    let (output, statistics) = group::forward(&groups, shape);
     let [batch, tokens, _] = shape;
+    let positions = positions.map(|positions| positions::read(positions, tokens));
+    let groups = options.groups(inputs.each_ref().map(floats), shape, positions.as_deref());
+    let (output, statistics) = group::forward(&groups, shape);
     let statistics = flex(statistics, [batch, options.heads, tokens, STATISTICS], FloatType::F32);
     (flex(output, shape, float), statistics)
 }
 
 fn backward(
     saved: GroupedSaved<FlexTensor>,
+    positions: Option<FlexTensor>,
     gradient: FlexTensor,
     options: &GroupedOptions,
 ) -> [FlexTensor; 3] {
@@ -213,7 +265,8 @@ fn backward(
     let shapes: [[usize; 3]; 3] = inputs.each_ref().map(|input| input.shape().dims());
     let mut d = shapes.map(|shape| vec![0.0; shape.iter().product()]);
     if !d[0].is_empty() {
-        let groups = options.groups(inputs.each_ref().map(floats), shape);
+        let positions = positions.map(|positions| positions::read(positions, form.tokens));
+        let groups = options.groups(inputs.each_ref().map(floats), shape, positions.as_deref());
         let [queries, keys, values] = &mut d;
         let parts = |data, width| split(data, form.tokens, options.key_heads, width);
         let queries = parts(queries, form.count * form.head_width);
@@ -233,24 +286,36 @@ impl GroupedOps for Flex {
         values: FloatTensor<Self>,
         options: GroupedOptions,
     ) -> FloatTensor<Self> {
-        Self::grouped_and_statistics([queries, keys, values], options).0
+        Self::grouped_and_statistics([queries, keys, values], None, options).0
+    }
+
+    fn grouped_attention_within(
+        queries: FloatTensor<Self>,
+        keys: FloatTensor<Self>,
+        values: FloatTensor<Self>,
+        positions: IntTensor<Self>,
+        options: GroupedOptions,
+    ) -> FloatTensor<Self> {
+        Self::grouped_and_statistics([queries, keys, values], Some(positions), options).0
     }
 }
 
 impl GroupedKernels for Flex {
     fn grouped_and_statistics(
         inputs: [FloatTensor<Self>; 3],
+        positions: Option<IntTensor<Self>>,
         options: GroupedOptions,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        profile::time(Part::Attention, || forward(inputs, &options))
+        profile::time(Part::Attention, || forward(inputs, positions, &options))
     }
 
     fn grouped_backward(
         saved: GroupedSaved<FloatTensor<Self>>,
+        positions: Option<IntTensor<Self>>,
         gradient: FloatTensor<Self>,
         options: GroupedOptions,
     ) -> [FloatTensor<Self>; 3] {
-        profile::time(Part::Attention, || backward(saved, gradient, &options))
+        profile::time(Part::Attention, || backward(saved, positions, gradient, &options))
     }
 }
 
@@ -258,12 +323,31 @@ impl GroupedKernels for Flex {
 struct GroupedBackward;
 
 impl<B: GroupedKernels> Backward<B, 3> for GroupedBackward {
-    type State = (GroupedSaved<FloatTensor<B>>, GroupedOptions);
+    type State = (GroupedSaved<FloatTensor<B>>, Option<IntTensor<B>>, GroupedOptions);
 
     fn backward(self, ops: Ops<Self::State, 3>, grads: &mut Gradients, _: &mut Checkpointer) {
         let gradient = grads.consume::<B>(&ops.node);
-        let (nodes, (saved, options)) = (parents(&ops), ops.state);
-        register::<B, 3>(grads, nodes, B::grouped_backward(saved, gradient, options).map(Some));
+        let (nodes, (saved, positions, options)) = (parents(&ops), ops.state);
+        register::<B, 3>(grads, nodes, B::grouped_backward(saved, positions, gradient, options).map(Some));
+    }
+}
+
+/// Attention whose gradients are known where some are asked for.
+fn tracked<B: GroupedKernels, C: CheckpointStrategy>(
+    inputs: [FloatTensor<Autodiff<B, C>>; 3],
+    positions: Option<IntTensor<B>>,
+    options: GroupedOptions,
+) -> FloatTensor<Autodiff<B, C>> {
+    let nodes = inputs.each_ref().map(|input| input.node());
+    let inputs = inputs.map(|input| input.into_primitive());
+    match GroupedBackward.prepare::<C>(nodes).compute_bound().stateful() {
+        OpsKind::Tracked(prep) => {
+            let (output, statistics) =
+                B::grouped_and_statistics(inputs.clone(), positions.clone(), options.clone());
+            let saved = GroupedSaved { inputs, output: output.clone(), statistics };
+            prep.finish((saved, positions, options), output)
+        }
+        OpsKind::UnTracked(prep) => prep.finish(B::grouped_and_statistics(inputs, positions, options).0),
     }
 }
 
@@ -274,18 +358,17 @@ impl<B: GroupedKernels, C: CheckpointStrategy> GroupedOps for Autodiff<B, C> {
         values: FloatTensor<Self>,
         options: GroupedOptions,
     ) -> FloatTensor<Self> {
-        let nodes = [queries.node(), keys.node(), values.node()];
-        let inputs = [queries.into_primitive(), keys.into_primitive(), values.into_primitive()];
-        match GroupedBackward.prepare::<C>(nodes).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => {
-                let (output, statistics) = B::grouped_and_statistics(inputs.clone(), options.clone());
-                prep.finish((GroupedSaved { inputs, output: output.clone(), statistics }, options), output)
-            }
-            OpsKind::UnTracked(prep) => {
-                let [queries, keys, values] = inputs;
-                prep.finish(B::grouped_attention(queries, keys, values, options))
-            }
-        }
+        tracked::<B, C>([queries, keys, values], None, options)
+    }
+
+    fn grouped_attention_within(
+        queries: FloatTensor<Self>,
+        keys: FloatTensor<Self>,
+        values: FloatTensor<Self>,
+        positions: IntTensor<Self>,
+        options: GroupedOptions,
+    ) -> FloatTensor<Self> {
+        tracked::<B, C>([queries, keys, values], Some(positions), options)
     }
 }
 
@@ -539,6 +622,59 @@ mod tests {
             }
             let [queries, keys, values_] = case.inputs().map(untracked);
             assert_eq!(values(&grouped_attention(queries, keys, values_, &case.options(), &pass())), one[0]);
+        }
+    }
+
+    /// Lengths of the examples of rows.
+    const ROWS: [[usize; 4]; 2] = [[1, BLOCK + 5, BLOCK, 9], [2, 2, 2 * BLOCK + 1, 10]];
+
+    const PACKED: Case = Case { tokens: 2 * BLOCK + 15, ..CASE };
+
+    fn within(
+        queries: Tensor<3>,
+        keys: Tensor<3>,
+        values: Tensor<3>,
+        attention: &GroupedAttention,
+        pass: &Pass,
+    ) -> Tensor<3> {
+        grouped_attention_within(queries, keys, values, positions(&ROWS), attention, pass)
+    }
+
+    #[test]
+    fn an_example_has_the_bits_of_a_row_of_its_own() {
+        for (window, floats) in [(None, Floats::F32), (Some(20), Floats::F32), (None, Floats::Bf16)] {
+            let case = Case { window, floats, ..PACKED };
+            let packed = case.run(within);
+            let alone = |row: usize, tokens: &std::ops::Range<usize>| {
+                let part = |all: Tensor<3>| all.slice([row..row + 1, tokens.clone()]);
+                let inputs = case.inputs().map(|input| part(input).detach().require_grad());
+                let [queries, keys, of_keys] = inputs.clone();
+                let out = grouped_attention(queries, keys, of_keys, &case.options(), &pass());
+                let found = values(&out);
+                let grads = (out * part(case.upstream())).sum().backward();
+                let [queries, keys, of_keys] = inputs.each_ref().map(|input| gradient(input, &grads));
+                [found, queries, keys, of_keys]
+            };
+            for (row, tokens) in examples(&ROWS) {
+                for (packed, alone) in packed.iter().zip(alone(row, &tokens)) {
+                    let width = alone.len() / tokens.len();
+                    let first = (row * case.tokens + tokens.start) * width;
+                    assert_eq!(packed[first..][..alone.len()], alone, "{case:?}, {tokens:?} of {row}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn packed_rows_equal_the_reference_with_dropout_on_any_threads() {
+        for (window, dropout) in [(None, 0.0), (Some(20), 0.3), (Some(1000), 0.1)] {
+            let case = Case { window, dropout, ..PACKED };
+            let found = with_threads(1, || case.run(within));
+            assert_eq!(found, with_threads(3, || case.run(within)));
+            let slow = case.run(|queries, keys, values, attention, pass| {
+                reference::grouped_attention_within(queries, keys, values, positions(&ROWS), attention, pass)
+            });
+            case.assert_near(&found, &slow, 3e-6);
         }
     }
 

@@ -2,10 +2,11 @@
 
 use super::STATISTICS;
 use super::group::{self, Form, Group, Parts};
+use super::positions::{self, Place};
 use crate::ops::autodiff::*;
 use crate::ops::kernels::{Mat, MatMut};
 use crate::ops::tensors::{flex, float_type, floats, one_type, owned};
-use burn::tensor::Tensor;
+use burn::tensor::{Int, Tensor};
 use burn_flex::FlexTensor;
 use hydra_core::profile::{self, Part};
 use hydra_core::{DropoutMask, FloatType, Pass};
@@ -30,6 +31,30 @@ pub struct Attention {
 /// # Panics
 /// If the last dimension is not three times a multiple of the heads, or the elements are no `F32`, `BF16` or `F16`.
 pub fn causal_attention(qkv: Tensor<3>, options: Attention, pass: &Pass) -> Tensor<3> {
+    let options = checked(&qkv, options, pass);
+    Tensor::from_dispatch(<Dispatch as AttentionOps>::causal_attention(qkv.into_dispatch(), options))
+}
+
+/// The same where each row holds several examples, one after the other, and a token sees nothing of other examples than
+/// its own: `positions`, `[batch, tokens]`, count up from zero in each of them. Without dropout, an example's output and
+/// gradients have the bits that they have in a row of its own.
+///
+/// # Panics
+/// As above, and if the positions have another shape; on CPUs also if they do not count up.
+pub fn causal_attention_within(
+    qkv: Tensor<3>,
+    positions: Tensor<2, Int>,
+    options: Attention,
+    pass: &Pass,
+) -> Tensor<3> {
+    let ([batch, tokens, _], options) = (qkv.dims(), checked(&qkv, options, pass));
+    positions::check("causal_attention_within", &positions, [batch, tokens]);
+    let (qkv, positions) = (qkv.into_dispatch(), positions.into_dispatch());
+    Tensor::from_dispatch(<Dispatch as AttentionOps>::causal_attention_within(qkv, positions, options))
+}
+
+#[track_caller]
+fn checked(qkv: &Tensor<3>, options: Attention, pass: &Pass) -> Options {
     let (heads, triple) = (options.heads, qkv.dims()[2]);
     assert!(
         heads > 0 && triple > 0 && triple.is_multiple_of(3 * heads),
@@ -37,8 +62,7 @@ pub fn causal_attention(qkv: Tensor<3>, options: Attention, pass: &Pass) -> Tens
     );
     one_type("causal_attention", [qkv.dtype()]);
     let mask = pass.site(options.site).dropout_mask(options.dropout);
-    let options = Options { heads, scale: options.scale as f32, mask };
-    Tensor::from_dispatch(<Dispatch as AttentionOps>::causal_attention(qkv.into_dispatch(), options))
+    Options { heads, scale: options.scale as f32, mask }
 }
 
 /// The most elements that attention has at hand beside its input and output and their gradients: what is
@@ -64,6 +88,13 @@ pub(crate) struct Options {
 pub(crate) trait AttentionOps: Backend {
     /// The output for queries, keys and values side by side.
     fn causal_attention(qkv: FloatTensor<Self>, options: Options) -> FloatTensor<Self>;
+
+    /// The same within examples, whose tokens have these positions.
+    fn causal_attention_within(
+        qkv: FloatTensor<Self>,
+        positions: IntTensor<Self>,
+        options: Options,
+    ) -> FloatTensor<Self>;
 }
 
 /// The operations that a backend must compute for it to be differentiable.
@@ -72,12 +103,14 @@ pub(crate) trait AttentionKernels: AttentionOps {
     /// one over the sum of `e^(score - largest)`; those are `F32`.
     fn attention_and_statistics(
         qkv: FloatTensor<Self>,
+        positions: Option<IntTensor<Self>>,
         options: Options,
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
 
     /// The gradient with respect to `qkv` for that of the output.
     fn attention_backward(
         saved: Saved<FloatTensor<Self>>,
+        positions: Option<IntTensor<Self>>,
         gradient: FloatTensor<Self>,
         options: Options,
     ) -> FloatTensor<Self>;
@@ -92,7 +125,12 @@ pub(crate) struct Saved<T> {
 }
 
 /// The heads of a batch in the order `[batch, heads]`.
-fn heads<'a>(qkv: &'a [f32], [_, tokens, triple]: [usize; 3], options: Options) -> Vec<Group<'a>> {
+fn heads<'a>(
+    qkv: &'a [f32],
+    [_, tokens, triple]: [usize; 3],
+    positions: Option<&'a [i64]>,
+    options: Options,
+) -> Vec<Group<'a>> {
     let Options { heads, scale, mask } = options;
     let head_width = triple / 3 / heads;
     let sequences = qkv.chunks(tokens * triple).map(|data| Mat::new(data, tokens, triple)).enumerate();
@@ -103,7 +141,8 @@ fn heads<'a>(qkv: &'a [f32], [_, tokens, triple]: [usize; 3], options: Options) 
         };
         let (queries, keys, values) = (part(0), part(1), part(2));
         let (form, number) = (form(tokens, head_width), sequence * heads + head);
-        Group { queries, keys, values, form, scale, mask, rotation: None, number }
+        let place = Place::of(positions, sequence, tokens);
+        Group { queries, keys, values, form, scale, mask, rotation: None, number, place }
     };
     sequences.flat_map(|(sequence, data)| (0..heads).map(move |i| head(sequence, data, i))).collect()
 }
@@ -117,25 +156,32 @@ fn parts(sequence: &mut [f32], tokens: usize, head_width: usize) -> impl Iterato
     queries.into_iter().zip(keys).zip(values).map(|((queries, keys), values)| [queries, keys, values])
 }
 
-fn forward(qkv: FlexTensor, options: Options) -> (FlexTensor, FlexTensor) {
+fn forward(qkv: FlexTensor, positions: Option<FlexTensor>, options: Options) -> (FlexTensor, FlexTensor) {
     let float = float_type(&qkv);
     let qkv = owned(qkv);
     let [batch, tokens, triple] = qkv.shape().dims();
-    let (groups, shape) =
-        (heads(floats(&qkv), [batch, tokens, triple], options), [batch, tokens, triple / 3]);
+    let positions = positions.map(|positions| positions::read(positions, tokens));
+    let groups = heads(floats(&qkv), [batch, tokens, triple], positions.as_deref(), options);
+    let shape = [batch, tokens, triple / 3];
     let (output, statistics) = group::forward(&groups, shape);
     let statistics = flex(statistics, [batch, options.heads, tokens, STATISTICS], FloatType::F32);
     (flex(output, shape, float), statistics)
 }
 
-fn backward(saved: Saved<FlexTensor>, gradient: FlexTensor, options: Options) -> FlexTensor {
+fn backward(
+    saved: Saved<FlexTensor>,
+    positions: Option<FlexTensor>,
+    gradient: FlexTensor,
+    options: Options,
+) -> FlexTensor {
     let float = float_type(&saved.qkv);
     let (qkv, output, gradient) = (owned(saved.qkv), owned(saved.output), owned(gradient));
     let shape: [usize; 3] = qkv.shape().dims();
     let [_, tokens, triple] = shape;
     let mut d_qkv = vec![0.0; shape.iter().product()];
     if !d_qkv.is_empty() {
-        let groups = heads(floats(&qkv), shape, options);
+        let positions = positions.map(|positions| positions::read(positions, tokens));
+        let groups = heads(floats(&qkv), shape, positions.as_deref(), options);
         let head_width = triple / 3 / options.heads;
         let parts = d_qkv.chunks_mut(tokens * triple).flat_map(|data| parts(data, tokens, head_width));
         let known = [floats(&output), floats(&gradient)];
@@ -146,24 +192,34 @@ fn backward(saved: Saved<FlexTensor>, gradient: FlexTensor, options: Options) ->
 
 impl AttentionOps for Flex {
     fn causal_attention(qkv: FloatTensor<Self>, options: Options) -> FloatTensor<Self> {
-        Self::attention_and_statistics(qkv, options).0
+        Self::attention_and_statistics(qkv, None, options).0
+    }
+
+    fn causal_attention_within(
+        qkv: FloatTensor<Self>,
+        positions: IntTensor<Self>,
+        options: Options,
+    ) -> FloatTensor<Self> {
+        Self::attention_and_statistics(qkv, Some(positions), options).0
     }
 }
 
 impl AttentionKernels for Flex {
     fn attention_and_statistics(
         qkv: FloatTensor<Self>,
+        positions: Option<IntTensor<Self>>,
         options: Options,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        profile::time(Part::Attention, || forward(qkv, options))
+        profile::time(Part::Attention, || forward(qkv, positions, options))
     }
 
     fn attention_backward(
         saved: Saved<FloatTensor<Self>>,
+        positions: Option<IntTensor<Self>>,
         gradient: FloatTensor<Self>,
         options: Options,
     ) -> FloatTensor<Self> {
-        profile::time(Part::Attention, || backward(saved, gradient, options))
+        profile::time(Part::Attention, || backward(saved, positions, gradient, options))
     }
 }
 
@@ -171,27 +227,46 @@ impl AttentionKernels for Flex {
 struct AttentionBackward;
 
 impl<B: AttentionKernels> Backward<B, 1> for AttentionBackward {
-    type State = (Saved<FloatTensor<B>>, Options);
+    type State = (Saved<FloatTensor<B>>, Option<IntTensor<B>>, Options);
 
     fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
         let gradient = grads.consume::<B>(&ops.node);
-        let (saved, options) = ops.state;
+        let (saved, positions, options) = ops.state;
         if let [Some(node)] = ops.parents {
-            grads.register::<B>(node.id, B::attention_backward(saved, gradient, options));
+            grads.register::<B>(node.id, B::attention_backward(saved, positions, gradient, options));
+        }
+    }
+}
+
+/// Attention whose gradient is known where one is asked for.
+fn tracked<B: AttentionKernels, C: CheckpointStrategy>(
+    qkv: FloatTensor<Autodiff<B, C>>,
+    positions: Option<IntTensor<B>>,
+    options: Options,
+) -> FloatTensor<Autodiff<B, C>> {
+    match AttentionBackward.prepare::<C>([qkv.node()]).compute_bound().stateful() {
+        OpsKind::Tracked(prep) => {
+            let qkv = qkv.into_primitive();
+            let (output, statistics) = B::attention_and_statistics(qkv.clone(), positions.clone(), options);
+            prep.finish((Saved { qkv, output: output.clone(), statistics }, positions, options), output)
+        }
+        OpsKind::UnTracked(prep) => {
+            prep.finish(B::attention_and_statistics(qkv.into_primitive(), positions, options).0)
         }
     }
 }
 
 impl<B: AttentionKernels, C: CheckpointStrategy> AttentionOps for Autodiff<B, C> {
     fn causal_attention(qkv: FloatTensor<Self>, options: Options) -> FloatTensor<Self> {
-        match AttentionBackward.prepare::<C>([qkv.node()]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => {
-                let qkv = qkv.into_primitive();
-                let (output, statistics) = B::attention_and_statistics(qkv.clone(), options);
-                prep.finish((Saved { qkv, output: output.clone(), statistics }, options), output)
-            }
-            OpsKind::UnTracked(prep) => prep.finish(B::causal_attention(qkv.into_primitive(), options)),
-        }
+        tracked::<B, C>(qkv, None, options)
+    }
+
+    fn causal_attention_within(
+        qkv: FloatTensor<Self>,
+        positions: IntTensor<Self>,
+        options: Options,
+    ) -> FloatTensor<Self> {
+        tracked::<B, C>(qkv, Some(positions), options)
     }
 }
 
@@ -394,6 +469,62 @@ mod tests {
             assert_eq!(one, with_threads(3, || case.run(causal_attention)));
             assert_eq!(values(&causal_attention(untracked(case.qkv()), case.options(), &pass())), one[0]);
         }
+    }
+
+    /// Lengths of the examples of rows.
+    const ROWS: [[usize; 4]; 2] = [[1, BLOCK + 5, BLOCK, 9], [2, 2, 2 * BLOCK + 1, 10]];
+
+    const PACKED: Case = Case { tokens: 2 * BLOCK + 15, head_width: 8, ..CASE };
+
+    #[test]
+    fn an_example_has_the_bits_of_a_row_of_its_own() {
+        for floats in [Floats::F32, Floats::Bf16] {
+            let case = Case { floats, ..PACKED };
+            let packed =
+                case.run(|qkv, options, pass| causal_attention_within(qkv, positions(&ROWS), options, pass));
+            let alone = |row: usize, tokens: &std::ops::Range<usize>| {
+                let part = |all: Tensor<3>| all.slice([row..row + 1, tokens.clone()]);
+                let qkv = part(case.qkv()).detach().require_grad();
+                let out = causal_attention(qkv.clone(), case.options(), &pass());
+                let found = values(&out);
+                let grads = (out * part(case.upstream())).sum().backward();
+                [found, gradient(&qkv, &grads)]
+            };
+            for (row, tokens) in examples(&ROWS) {
+                for (packed, alone) in packed.iter().zip(alone(row, &tokens)) {
+                    let width = alone.len() / tokens.len();
+                    let first = (row * case.tokens + tokens.start) * width;
+                    assert_eq!(packed[first..][..alone.len()], alone, "{floats:?}, {tokens:?} of {row}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn packed_rows_equal_the_reference_with_dropout_on_any_threads() {
+        for dropout in [0.0, 0.3] {
+            let case = Case { dropout, ..PACKED };
+            let run = || case.run(|qkv, o, pass| causal_attention_within(qkv, positions(&ROWS), o, pass));
+            let found = with_threads(1, run);
+            assert_eq!(found, with_threads(3, run));
+            let slow =
+                case.run(|qkv, o, pass| reference::causal_attention_within(qkv, positions(&ROWS), o, pass));
+            case.assert_near(&found, &slow, 2e-6);
+        }
+    }
+
+    #[test]
+    fn positions_of_one_example_a_row_have_the_bits_of_none() {
+        let case = Case { dropout: 0.2, ..PACKED };
+        let rows = [[case.tokens]; 2];
+        let found = case.run(|qkv, o, pass| causal_attention_within(qkv, positions(&rows), o, pass));
+        assert_eq!(found, case.run(causal_attention));
+    }
+
+    #[test]
+    #[should_panic(expected = "causal_attention_within expects positions of shape [2, 79], found [1, 3]")]
+    fn positions_of_another_shape_are_named() {
+        PACKED.run(|qkv, o, pass| causal_attention_within(qkv, positions(&[[2, 1]]), o, pass));
     }
 
     #[test]

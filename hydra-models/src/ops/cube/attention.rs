@@ -6,10 +6,10 @@
 use super::dropout::draws;
 use super::kernels::attention as kernels;
 use super::matmul::{product, transposed};
-use super::tensors::{arg, dims, elements, float, floats, made_of, rows, units, whole, wide};
+use super::tensors::{arg, dims, elements, float, floats, made_of, rows, units, whole, whole_ids, wide};
 use crate::ops::attention::{AttentionKernels, AttentionOps, Options, STATISTICS, Saved};
 use burn::backend::Cube;
-use burn::backend::tensor::FloatTensor;
+use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 use std::ops::Range;
@@ -69,9 +69,17 @@ impl Shape {
     }
 
     /// Computes the output of a group.
-    fn forward(self, qkv: &CubeTensor, output: &CubeTensor, statistics: &CubeTensor, group: Range<usize>) {
+    fn forward(
+        self,
+        qkv: &CubeTensor,
+        positions: Option<&CubeTensor>,
+        output: &CubeTensor,
+        statistics: &CubeTensor,
+        group: Range<usize>,
+    ) {
         let [queries, keys, values] = [0, 1, 2].map(|part| self.split(qkv, 3, part, &group));
         let scores = product(queries, transposed(keys), DType::F32);
+        hide_other_examples(&scores, positions, self.options.heads, group.start, self.options.scale);
         let (weights, room) = made_of(&scores, 0, output.dtype);
         kernels::attention_weights::launch(
             &scores.client,
@@ -97,6 +105,7 @@ impl Shape {
     fn backward(
         self,
         qkv: &CubeTensor,
+        positions: Option<&CubeTensor>,
         statistics: &CubeTensor,
         d_output: &CubeTensor,
         d_qkv: &CubeTensor,
@@ -105,6 +114,7 @@ impl Shape {
         let [queries, keys, values] = [0, 1, 2].map(|part| self.split(qkv, 3, part, &group));
         let d_output = self.split(d_output, 1, 0, &group);
         let scores = product(queries.clone(), transposed(keys.clone()), DType::F32);
+        hide_other_examples(&scores, positions, self.options.heads, group.start, self.options.scale);
         let gradients = product(d_output.clone(), transposed(values), DType::F32);
         let (weights, weights_room) = made_of(&scores, 0, qkv.dtype);
         let (d_scores, d_scores_room) = made_of(&gradients, 1, qkv.dtype);
@@ -133,49 +143,95 @@ impl Shape {
     }
 }
 
+/// Hides keys of other examples from the queries of a group of heads, whose scores `[heads, query, key]` are not scaled
+/// yet, where rows hold several.
+pub(super) fn hide_other_examples(
+    scores: &CubeTensor,
+    positions: Option<&CubeTensor>,
+    heads: usize,
+    first_head: usize,
+    scale: f32,
+) {
+    let Some(positions) = positions else { return };
+    let [_, _, tokens] = dims(scores);
+    kernels::hide_other_examples::launch(
+        &scores.client,
+        elements(scores, scores.meta.num_elements()),
+        units(),
+        arg(scores),
+        arg(positions),
+        heads,
+        tokens,
+        first_head,
+        // Once it is scaled, its exponential is zero.
+        if scale < 0.0 { f32::MAX } else { f32::MIN },
+    );
+}
+
 /// The output and the statistics, with groups of at most so many scores.
-fn forward(qkv: CubeTensor, options: Options, scores: usize) -> (CubeTensor, CubeTensor) {
-    let [qkv] = whole([qkv]);
+fn forward(
+    qkv: CubeTensor,
+    positions: Option<CubeTensor>,
+    options: Options,
+    scores: usize,
+) -> (CubeTensor, CubeTensor) {
+    let ([qkv], positions) = (whole([qkv]), positions.map(whole_ids));
     let shape = Shape::new(&qkv, options, scores);
     let output = floats(&qkv, [shape.batch, shape.tokens, shape.width()]);
     let statistics = wide(&qkv, [shape.batch, options.heads, shape.tokens, STATISTICS]);
     for group in shape.groups() {
-        shape.forward(&qkv, &output, &statistics, group);
+        shape.forward(&qkv, positions.as_ref(), &output, &statistics, group);
     }
     (output, statistics)
 }
 
 /// The gradient of queries, keys and values, with groups of at most so many scores.
-fn backward(saved: Saved<CubeTensor>, gradient: CubeTensor, options: Options, scores: usize) -> CubeTensor {
-    let [qkv, gradient] = whole([saved.qkv, gradient]);
+fn backward(
+    saved: Saved<CubeTensor>,
+    positions: Option<CubeTensor>,
+    gradient: CubeTensor,
+    options: Options,
+    scores: usize,
+) -> CubeTensor {
+    let ([qkv, gradient], positions) = (whole([saved.qkv, gradient]), positions.map(whole_ids));
     let shape = Shape::new(&qkv, options, scores);
     let d_qkv = floats(&qkv, [shape.batch, shape.tokens, 3 * shape.width()]);
     for group in shape.groups() {
-        shape.backward(&qkv, &saved.statistics, &gradient, &d_qkv, group);
+        shape.backward(&qkv, positions.as_ref(), &saved.statistics, &gradient, &d_qkv, group);
     }
     d_qkv
 }
 
 impl AttentionOps for Cube {
     fn causal_attention(qkv: FloatTensor<Self>, options: Options) -> FloatTensor<Self> {
-        forward(qkv, options, SCORES).0
+        forward(qkv, None, options, SCORES).0
+    }
+
+    fn causal_attention_within(
+        qkv: FloatTensor<Self>,
+        positions: IntTensor<Self>,
+        options: Options,
+    ) -> FloatTensor<Self> {
+        Self::attention_and_statistics(qkv, Some(positions), options).0
     }
 }
 
 impl AttentionKernels for Cube {
     fn attention_and_statistics(
         qkv: FloatTensor<Self>,
+        positions: Option<IntTensor<Self>>,
         options: Options,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        forward(qkv, options, SCORES)
+        forward(qkv, positions, options, SCORES)
     }
 
     fn attention_backward(
         saved: Saved<FloatTensor<Self>>,
+        positions: Option<IntTensor<Self>>,
         gradient: FloatTensor<Self>,
         options: Options,
     ) -> FloatTensor<Self> {
-        backward(saved, gradient, options, SCORES)
+        backward(saved, positions, gradient, options, SCORES)
     }
 }
 
@@ -197,9 +253,9 @@ mod tests {
     fn run(qkv: CubeTensor, gradient: CubeTensor, scores: usize) -> [Vec<f32>; 2] {
         let pass = Pass::train(Pass::key_of(1, 2, 3), Activation::default());
         let options = Options { heads: 3, scale: 0.5, mask: pass.site(7).dropout_mask(0.2) };
-        let (output, statistics) = forward(qkv.clone(), options, scores);
+        let (output, statistics) = forward(qkv.clone(), None, options, scores);
         let saved = Saved { qkv, output: output.clone(), statistics };
-        [numbers(output), numbers(backward(saved, gradient, options, scores))]
+        [numbers(output), numbers(backward(saved, None, gradient, options, scores))]
     }
 
     #[test]

@@ -3,13 +3,15 @@
 //! A first form: queries and keys are turned in memory, and keys and values are laid beside the heads that share them,
 //! for as many heads at a time as have their scores in memory.
 
+use super::attention::hide_other_examples;
 use super::dropout::draws;
 use super::kernels::attention as kernels;
 use super::matmul::{product, transposed};
-use super::tensors::{arg, dims, elements, float, floats, made_of, rows, units, whole, wide};
+use super::tensors::{arg, dims, elements, float, floats, made_of, rows, units, whole, whole_ids, wide};
 use crate::ops::attention::{GroupedKernels, GroupedOps, GroupedOptions, GroupedSaved, Rotation, STATISTICS};
+use crate::ops::embedding::EmbeddingOps;
 use burn::backend::ops::FloatTensorOps;
-use burn::backend::tensor::FloatTensor;
+use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Cube, TensorMetadata};
 use burn::tensor::{DType, TensorData};
 use burn_cubecl::tensor::CubeTensor;
@@ -24,6 +26,8 @@ struct Heads<'a> {
     tokens: usize,
     head_width: usize,
     options: &'a GroupedOptions,
+    /// Each token's position in its example, `[batch, tokens]`, where rows hold several.
+    positions: Option<CubeTensor>,
     /// Heads of queries that share keys.
     shared: usize,
     /// Heads that are computed together: whole groups of those.
@@ -31,11 +35,12 @@ struct Heads<'a> {
 }
 
 impl<'a> Heads<'a> {
-    fn new(queries: &CubeTensor, options: &'a GroupedOptions) -> Self {
+    fn new(queries: &CubeTensor, positions: Option<CubeTensor>, options: &'a GroupedOptions) -> Self {
         let [batch, tokens, width] = dims(queries);
         let shared = options.heads / options.key_heads;
         let size = (SCORES / tokens.pow(2) / shared).max(1) * shared;
-        Self { batch, tokens, head_width: width / options.heads, options, shared, size }
+        let positions = positions.map(whole_ids);
+        Self { batch, tokens, head_width: width / options.heads, options, positions, shared, size }
     }
 
     /// Ranges of `batch * heads` that are computed together.
@@ -79,6 +84,11 @@ impl<'a> Heads<'a> {
         kernels::merge_shared_heads::launch(client, cubes, units(), heads, arg(all), layout, float);
     }
 
+    fn hide_other_examples(&self, scores: &CubeTensor, group: &Range<usize>) {
+        let GroupedOptions { heads, scale, .. } = *self.options;
+        hide_other_examples(scores, self.positions.as_ref(), heads, group.start, scale);
+    }
+
     /// Computes the output of a group.
     fn forward(
         &self,
@@ -89,6 +99,7 @@ impl<'a> Heads<'a> {
     ) {
         let [queries, keys, values] = self.inputs(inputs, &group);
         let scores = product(queries, transposed(keys), DType::F32);
+        self.hide_other_examples(&scores, &group);
         let (weights, room) = made_of(&scores, 0, output.dtype);
         kernels::attention_weights::launch(
             &scores.client,
@@ -123,6 +134,7 @@ impl<'a> Heads<'a> {
         let d_output = self.split(d_output, &group, 1);
         let dtype = queries.dtype;
         let scores = product(queries.clone(), transposed(keys.clone()), DType::F32);
+        self.hide_other_examples(&scores, &group);
         let gradients = product(d_output.clone(), transposed(values), DType::F32);
         let (weights, weights_room) = made_of(&scores, 0, dtype);
         let (d_scores, d_scores_room) = made_of(&gradients, 1, dtype);
@@ -150,18 +162,22 @@ impl<'a> Heads<'a> {
         self.merge_shared(product(transposed(weights), d_output, dtype), d_values, &group);
     }
 
-    /// The angles of all positions, on the device of `like`.
-    fn angles(&self, rotation: &Rotation, like: &CubeTensor) -> CubeTensor {
+    /// The angles of all positions, or those of each token of the batch where rows hold several examples, and how many there
+    /// are; on the device of `like`.
+    fn angles(&self, rotation: &Rotation, like: &CubeTensor) -> (CubeTensor, usize) {
         let angles = rotation.first(self.tokens).to_vec();
         let angles = TensorData::new(angles, [self.tokens, self.head_width]);
         let [angles] = whole([Cube::float_from_data(angles, &like.device)]);
-        angles
+        match &self.positions {
+            Some(positions) => (Cube::lookup(angles, positions.clone()), self.batch * self.tokens),
+            None => (angles, self.tokens),
+        }
     }
 
     /// `[batch, tokens, heads * head width]` turned by its positions, or back.
     fn turned(&self, x: CubeTensor, heads: usize, sign: f32) -> CubeTensor {
         let Some(rotation) = &self.options.rotation else { return x };
-        let (y, angles) = (floats(&x, x.shape()), self.angles(rotation, &x));
+        let (y, (angles, places)) = (floats(&x, x.shape()), self.angles(rotation, &x));
         kernels::turn_heads::launch(
             &y.client,
             elements(&y, y.meta.num_elements() / 2),
@@ -169,7 +185,7 @@ impl<'a> Heads<'a> {
             arg(&x),
             arg(&angles),
             arg(&y),
-            self.tokens,
+            places,
             heads,
             self.head_width,
             sign,
@@ -192,17 +208,28 @@ impl GroupedOps for Cube {
         values: FloatTensor<Self>,
         options: GroupedOptions,
     ) -> FloatTensor<Self> {
-        Self::grouped_and_statistics([queries, keys, values], options).0
+        Self::grouped_and_statistics([queries, keys, values], None, options).0
+    }
+
+    fn grouped_attention_within(
+        queries: FloatTensor<Self>,
+        keys: FloatTensor<Self>,
+        values: FloatTensor<Self>,
+        positions: IntTensor<Self>,
+        options: GroupedOptions,
+    ) -> FloatTensor<Self> {
+        Self::grouped_and_statistics([queries, keys, values], Some(positions), options).0
     }
 }
 
 impl GroupedKernels for Cube {
     fn grouped_and_statistics(
         inputs: [FloatTensor<Self>; 3],
+        positions: Option<IntTensor<Self>>,
         options: GroupedOptions,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let inputs = whole(inputs);
-        let heads = Heads::new(&inputs[0], &options);
+        let heads = Heads::new(&inputs[0], positions, &options);
         let output = floats(&inputs[0], inputs[0].shape());
         let statistics = wide(&output, [heads.batch, options.heads, heads.tokens, STATISTICS]);
         let inputs = heads.turned_inputs(inputs);
@@ -214,6 +241,7 @@ impl GroupedKernels for Cube {
 
     fn grouped_backward(
         saved: GroupedSaved<FloatTensor<Self>>,
+        positions: Option<IntTensor<Self>>,
         gradient: FloatTensor<Self>,
         options: GroupedOptions,
     ) -> [FloatTensor<Self>; 3] {
@@ -221,7 +249,7 @@ impl GroupedKernels for Cube {
             let [queries, keys, values] = saved.inputs;
             whole([queries, keys, values, gradient])
         };
-        let heads = Heads::new(&queries, &options);
+        let heads = Heads::new(&queries, positions, &options);
         let [d_queries, d_keys, d_values] = [&queries, &keys, &values].map(|like| floats(like, like.shape()));
         let inputs = heads.turned_inputs([queries, keys, values]);
         for group in heads.groups() {

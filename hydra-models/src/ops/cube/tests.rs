@@ -370,6 +370,46 @@ fn attention_equals_that_of_the_cpu() {
     }
 }
 
+/// Each token's position where rows of so many tokens hold examples of 7, or of 40.
+fn positions(on: On<'_>, [batch, tokens]: [usize; 2]) -> Tensor<2, Int> {
+    let place = |i: usize| (i % tokens % if (i / tokens).is_multiple_of(2) { 7 } else { 40 }) as i32;
+    on.ids((0..batch * tokens).map(place).collect(), [batch, tokens])
+}
+
+#[test]
+fn attention_within_examples_equals_that_of_the_cpu() {
+    for (batch, tokens, scale, dropout) in [(2, 2, 1.0, 0.0), (2, 33, -0.75, 0.25), (3, 130, 0.25, 0.1)] {
+        let op = |on: On<'_>| {
+            let qkv = on.leaf(1, [batch, tokens, 3 * 3 * 8], 1.0);
+            let options = Attention { heads: 3, scale, dropout, site: 7 };
+            let at = positions(on, [batch, tokens]);
+            let y = ops::causal_attention_within(qkv.clone(), at, options, &pass());
+            pulled(on, y, vec![Leaf::Three(qkv)])
+        };
+        assert_equal("attention within examples", 5e-6, op);
+        let rotary = Some(Rotary::new(8, 50.0, RotaryScaling::Default));
+        let attention = GroupedAttention {
+            heads: 6,
+            key_heads: 2,
+            scale,
+            causal: true,
+            window: Some(20),
+            rotary,
+            dropout,
+            site: 7,
+        };
+        let op = |on: On<'_>| {
+            let queries = on.leaf(1, [batch, tokens, 6 * 8], 1.0);
+            let [keys, values] = [2, 3].map(|seed| on.leaf(seed, [batch, tokens, 2 * 8], 1.0));
+            let inputs = [&queries, &keys, &values].map(|x| Leaf::Three(x.clone()));
+            let at = positions(on, [batch, tokens]);
+            let y = ops::grouped_attention_within(queries, keys, values, at, &attention, &pass());
+            pulled(on, y, inputs.into())
+        };
+        assert_equal("grouped attention within examples", 5e-6, op);
+    }
+}
+
 #[test]
 fn embedding_equals_that_of_the_cpu() {
     for (batch, length, rows, width) in [(2, 3, 5, 4), (1, 1, 1, 1), (3, 40, 29, 33), (2, 100, 300, 65)] {

@@ -105,6 +105,28 @@ pub(crate) fn turn_heads<E: Float>(
     }
 }
 
+/// Writes `hidden` over the scores `[heads, query, key]` of a group whose keys are before the query's example, in which
+/// the tokens `[batch, tokens]` have these positions. One unit for each score.
+#[cube(launch)]
+pub(crate) fn hide_other_examples(
+    scores: &mut [f32],
+    positions: &[i32],
+    heads: usize,
+    tokens: usize,
+    first_head: usize,
+    hidden: f32,
+) {
+    if ABSOLUTE_POS < scores.len() {
+        let (row, key) = (ABSOLUTE_POS / tokens, ABSOLUTE_POS % tokens);
+        let query = row % tokens;
+        let sequence = (first_head + row / tokens) / heads;
+        let position = positions[sequence * tokens + query] as usize;
+        if key + position < query {
+            scores[ABSOLUTE_POS] = hidden;
+        }
+    }
+}
+
 /// The first key that a query sees, through a window of so many, and the one behind the last.
 #[cube]
 fn keys_seen(query: usize, tokens: usize, window: usize, #[comptime] causal: bool) -> (usize, usize) {

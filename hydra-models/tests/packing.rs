@@ -1,0 +1,198 @@
+//! Examples that are packed into rows give what they give in rows of their own, and nothing of one reaches another.
+
+use burn::tensor::{Device, Tensor};
+use bytes::Bytes;
+use hydra_core::{
+    Activation, AnyTensor, BackwardFrom, Batch, Chain, DeviceBytes, HostTensor, Pass, backward_range,
+    promote_layers,
+};
+use hydra_models::data::{Context, LossOn, Split, TokenForm, TokenSource};
+use hydra_models::decoder::{self, DecoderConfig, LayerType};
+use hydra_models::gpt2::{self, Gpt2Config};
+use hydra_models::tokenizer::{Conventions, Tokenizer};
+use std::fs;
+use std::ops::Range;
+
+const CONTEXT: usize = 96;
+
+/// A model without dropout and with first values of its own.
+struct Model {
+    chain: Chain,
+    images: Vec<Bytes>,
+    logits: Box<Logits>,
+}
+
+type Logits = dyn Fn(&Model, Activation) -> Tensor<3>;
+
+impl Model {
+    fn new(chain: Chain, logits: impl Fn(&Self, Activation) -> Tensor<3> + 'static) -> Self {
+        let image = |index: usize| {
+            let mut out = vec![0.0; chain.images()[index].elements];
+            chain.source().fill(&chain, index, 3, &mut out).unwrap();
+            // Larger than models begin with, so that what is attended to shows.
+            out.iter_mut().filter(|x| x.abs() < 0.5).for_each(|x| *x *= 8.0);
+            Bytes::copy_from_slice(bytemuck::cast_slice(&out))
+        };
+        let images = (0..chain.images().len()).map(image).collect();
+        Self { chain, images, logits: Box::new(logits) }
+    }
+
+    fn image(&self, index: usize) -> DeviceBytes {
+        self.images[index].clone().into()
+    }
+
+    /// The logits of each token of a batch.
+    fn logits(&self, inputs: &[HostTensor]) -> Vec<Vec<f32>> {
+        let device = Device::flex().autodiff();
+        let logits = (self.logits)(self, inputs.iter().map(|part| part.to_device(&device)).collect());
+        let vocabulary = logits.dims()[2];
+        let logits = AnyTensor::from(logits).into_host();
+        logits.as_f32().chunks(vocabulary).map(<[f32]>::to_vec).collect()
+    }
+
+    /// The loss, and the gradients of all parameters.
+    fn backward(&self, batch: &Batch) -> (f32, Vec<Vec<f32>>) {
+        let (plain, last) = (Device::flex(), self.chain.len());
+        let device = plain.clone().autodiff();
+        let layers = promote_layers(&self.chain, 0..last, &|i| self.image(i), &plain, true);
+        let pass = Pass::train(Pass::key_of(1, 0, 0), batch.targets.to_device(&device));
+        let (x, from) = (batch.inputs.to_device(&device), BackwardFrom::Loss { weight: 1.0 });
+        let done = backward_range(layers, 0, x, from, &pass, false);
+        let gradients = done.layers.into_iter().flatten();
+        let values =
+            |gradient: Option<AnyTensor>| gradient.expect("a gradient").into_host().as_f32().to_vec();
+        (done.loss.expect("a loss"), gradients.map(values).collect())
+    }
+}
+
+fn gpt2() -> Model {
+    let preset = Gpt2Config::preset("bytes-tiny").unwrap();
+    let config = Gpt2Config { embd_pdrop: 0.0, attn_pdrop: 0.0, resid_pdrop: 0.0, ..preset };
+    let chain = gpt2::chain(&config, None).unwrap();
+    Model::new(chain, move |model, inputs| {
+        gpt2::logits(&config, &model.chain, &|i| model.image(i), inputs, &Device::flex())
+    })
+}
+
+fn decoder(change: impl Fn(&mut DecoderConfig)) -> Model {
+    let mut config = DecoderConfig::preset("bytes-llama-tiny").unwrap();
+    change(&mut config);
+    let chain = decoder::chain(&config, None).unwrap();
+    Model::new(chain, move |model, inputs| {
+        decoder::logits(&config, &model.chain, &|i| model.image(i), inputs, &Device::flex())
+    })
+}
+
+/// A GPT-2, a Llama, and a Llama with a window that is shorter than some examples.
+fn models() -> [Model; 3] {
+    let slides = |config: &mut DecoderConfig| {
+        config.sliding_window = Some(9);
+        config.layer_types = Some(vec![LayerType::Sliding; config.num_hidden_layers]);
+    };
+    [gpt2(), decoder(|_| ()), decoder(slides)]
+}
+
+/// Prompts and completions of several lengths, packed or each in a row of its own; all of them in one batch.
+fn batch(pack: bool) -> Batch {
+    let dir = tempfile::tempdir().unwrap();
+    let line = |i: usize| {
+        let (prompt, completion) = ("what? ".repeat(i % 4 + 1), format!("{} so ", i * i).repeat(i % 5 + 1));
+        format!("{{\"prompt\": \"{prompt}\", \"completion\": \"{completion}\"}}\n")
+    };
+    fs::write(dir.path().join("train.jsonl"), (0..14).map(line).collect::<String>()).unwrap();
+    let source = TokenSource::load(dir.path().to_str().unwrap()).unwrap();
+    let conventions = Conventions::of(&Tokenizer::Bytes, None).unwrap();
+    let form = TokenForm {
+        tokenizer: &Tokenizer::Bytes,
+        conventions: &conventions,
+        context: Context::Exactly(CONTEXT),
+        vocabulary: 256,
+        loss_on: LossOn::Completions,
+        pack,
+    };
+    let splits = source.splits(&[Split::Train], &form).unwrap().splits;
+    splits[0].batch(&(0..splits[0].len()).collect::<Vec<_>>()).unwrap()
+}
+
+/// The places of the tokens of each example in a packed batch, what fills rows up among them.
+fn examples(batch: &Batch) -> Vec<Range<usize>> {
+    let positions = batch.inputs.parts[1].as_i32();
+    let starts: Vec<usize> = (0..positions.len()).filter(|at| positions[*at] == 0).collect();
+    let ends = starts[1..].iter().copied().chain([positions.len()]);
+    starts.iter().copied().zip(ends).map(|(start, end)| start..end).collect()
+}
+
+fn distance(found: &[f32], expected: &[f32]) -> f64 {
+    let square = |x: f64| x * x;
+    let error: f64 = found.iter().zip(expected).map(|(&a, &b)| square(f64::from(a) - f64::from(b))).sum();
+    let norm: f64 = expected.iter().map(|&b| square(f64::from(b))).sum();
+    (error / norm.max(1e-30)).sqrt()
+}
+
+#[test]
+fn every_token_of_every_example_is_there_once() {
+    let (alone, packed) = (batch(false), batch(true));
+    let rows = |batch: &Batch| batch.inputs.parts[0].shape[0];
+    assert!(rows(&packed) * 2 < rows(&alone), "{} rows of {}", rows(&packed), rows(&alone));
+    assert_eq!((packed.terms, packed.units), (alone.terms, alone.units));
+    let whole = |batch: &Batch, places: Range<usize>| {
+        let part = |ids: &HostTensor| ids.as_i32()[places.clone()].to_vec();
+        let mut targets = part(&batch.targets.parts[0]);
+        targets[0] = -1;
+        let pairs = part(&batch.inputs.parts[0]).into_iter().zip(targets).collect::<Vec<_>>();
+        // Without what fills the row up: nothing is learned from it, and examples end in what is.
+        pairs[..pairs.iter().rposition(|(_, target)| *target != -1).map_or(0, |last| last + 1)].to_vec()
+    };
+    let mut found: Vec<_> = examples(&packed).into_iter().map(|places| whole(&packed, places)).collect();
+    found.retain(|example| !example.is_empty());
+    let own = |row: usize| whole(&alone, row * CONTEXT..(row + 1) * CONTEXT);
+    let mut expected: Vec<_> = (0..rows(&alone)).map(own).collect();
+    found.sort_unstable();
+    expected.sort_unstable();
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn logits_are_those_of_each_example_alone() {
+    let packed = batch(true);
+    for model in models() {
+        let logits = model.logits(&packed.inputs.parts);
+        for places in examples(&packed) {
+            let ids = packed.inputs.parts[0].as_i32()[places.clone()].to_vec();
+            let alone = model.logits(&[HostTensor::int(ids, [1, places.len()])]);
+            let error = distance(&logits[places.clone()].concat(), &alone.concat());
+            assert!(error < 3e-6, "{}, {places:?}: {error}", model.chain.name());
+        }
+    }
+}
+
+#[test]
+fn loss_and_gradients_are_those_of_examples_in_rows_of_their_own() {
+    let (alone, packed) = (batch(false), batch(true));
+    for model in models() {
+        let ((loss, found), (expected, slow)) = (model.backward(&packed), model.backward(&alone));
+        let name = model.chain.name();
+        assert!((loss - expected).abs() < 1e-6 * expected, "{name}: {loss} and {expected}");
+        for (i, (found, slow)) in found.iter().zip(&slow).enumerate() {
+            let error = distance(found, slow);
+            assert!(error < 1e-5, "{name}: {error} for parameter {i}");
+        }
+    }
+}
+
+#[test]
+fn an_example_has_the_same_bits_whatever_lies_beside_it() {
+    let packed = batch(true);
+    for model in models() {
+        let before = model.logits(&packed.inputs.parts);
+        for changed in examples(&packed).into_iter().step_by(3) {
+            let mut ids = packed.inputs.parts[0].as_i32().to_vec();
+            ids[changed.clone()].iter_mut().for_each(|id| *id = (*id + 101) % 256);
+            let ids = HostTensor::int(ids, packed.inputs.parts[0].shape.clone());
+            let after = model.logits(&[ids, packed.inputs.parts[1].clone()]);
+            for (place, (before, after)) in before.iter().zip(&after).enumerate() {
+                assert_eq!(before != after, changed.contains(&place), "{place} beside {changed:?}");
+            }
+        }
+    }
+}
