@@ -44,6 +44,11 @@ pub(crate) fn run(args: &ResumeArgs, around: &Surroundings) -> Result<Outcome> {
         Some(gone) => format!("note: {}\nnote: {gone}", left.shown()),
         None => format!("note: {}", left.shown()),
     };
+    let searched = spec.search_in(dir.path())?.is_some_and(|search| search.outcome().is_some());
+    if searched && dir.file(REPORT).is_file() {
+        tell("note: nothing is left to do: the search is over");
+        return report::run(&ReportArgs { dir: args.dir.clone(), json: args.results.json, pictures: false });
+    }
     if left.is_nothing() && dir.file(REPORT).is_file() {
         tell(&note);
         args.results.record.as_deref().into_iter().for_each(run::tell_unrecorded);

@@ -21,7 +21,7 @@ use hydra_engine::{
     Admission, AdmittedRun, AdmittedTask, CheckpointEvery, Command, Orchestrator, RunControl, RunReport,
     StopFlag,
 };
-use hydra_search::Search;
+use hydra_search::{Search, TrialId};
 use serde_json::Value;
 use std::fs::{self, File, OpenOptions};
 use std::path::Path;
@@ -234,6 +234,8 @@ struct Prepared {
     logged: Logged,
     stop: StopFlag,
     checkpoints: bool,
+    /// The spec of a run that searches.
+    searched: Option<RunSpec>,
 }
 
 impl Prepared {
@@ -276,6 +278,7 @@ impl Prepared {
         log.configurations(configurations(spec, &planned, &admission)?);
         let registrar = around.registrar(&spec.devices, &shown(dir.path()));
         let observer = Both(registrar, Both(log.clone(), around.progress()));
+        let searched = search.is_some().then(|| spec.clone());
         let searcher = search.map(|search| {
             note_of_repeats(&search).as_deref().into_iter().for_each(tell);
             for task in planned.iter().filter(|planned| planned.stopped) {
@@ -287,18 +290,21 @@ impl Prepared {
             Some(searcher) => run.observer(Box::new(Both(observer, searcher))),
             None => run.observer(Box::new(observer)),
         };
-        Ok(Self { run, logged: Logged { log, tasks, devices, spec: text }, stop, checkpoints })
+        Ok(Self { run, logged: Logged { log, tasks, devices, spec: text }, stop, checkpoints, searched })
     }
 
     fn run(self, dir: &RunDir, asked: &ResultSettings) -> Result<Outcome> {
-        let Self { run, logged, stop, checkpoints } = self;
+        let Self { run, logged, stop, checkpoints, searched } = self;
         let report = run.start().context("the run ended early")?;
         let text = serde_json::to_string_pretty(&report);
         let text = text.context("the report could not be written as JSON")?;
         let readable = Report::parse(&text)?;
+        let search = searched.map(|spec| spec.search_in(dir.path())).transpose()?.flatten();
+        let is_over = search.as_ref().is_some_and(|search| search.outcome().is_some());
+        let said = search.as_ref().map(searched_line).unwrap_or_default();
         let shown = match asked.json {
             true => format!("{text}\n"),
-            false => format!("{}\nresults in {}\n", readable.render(), dir.path().display()),
+            false => format!("{}\n{said}results in {}\n", readable.render(), dir.path().display()),
         };
         // Whatever cannot be written, what was trained is reported, and everything else is written.
         let mut results = logged.end(dir, &report, &readable);
@@ -307,7 +313,7 @@ impl Prepared {
         results.push(dir.write(REPORT, &format!("{text}\n")));
         results.push(print(&shown));
         let errors: Vec<anyhow::Error> = results.into_iter().filter_map(Result::err).collect();
-        let outcome = outcome(&readable, &errors, stop.is_stopped());
+        let outcome = outcome(&readable, &errors, stop.is_stopped(), is_over);
         if outcome == Outcome::Interrupted && checkpoints && !report.all_done() {
             tell(&format!("note: go on with: hydra resume {}", dir.path().display()));
         }
@@ -351,15 +357,28 @@ fn write_plans(dir: &RunDir, admission: &Admission) -> Result<()> {
     Ok(())
 }
 
+/// What a search has come to, in words.
+fn searched_line(search: &Search) -> String {
+    let best = |trial: TrialId| search.trial(trial).map_or(String::new(), |view| view.settings.to_string());
+    let best = match search.outcome().map(|outcome| outcome.best) {
+        Some(Some(trial)) => format!("the best is trial {trial} ({})", best(trial)),
+        Some(None) => "every trial was lost".to_owned(),
+        None => "it is not over".to_owned(),
+    };
+    let (trials, minibatches) = (search.trials().len(), search.work().trained);
+    format!("search: {trials} trials, {minibatches} minibatches; {best}\n\n")
+}
+
 /// The end of the run; what failed, tasks and `errors`, is said on standard error.
-fn outcome(report: &Report, errors: &[anyhow::Error], interrupted: bool) -> Outcome {
+fn outcome(report: &Report, errors: &[anyhow::Error], interrupted: bool, is_over: bool) -> Outcome {
     let failures = report.failures();
     if !failures.is_empty() {
         tell(&format!("error: {} of {} tasks failed", failures.len(), report.len()));
         failures.iter().for_each(|failure| tell(&format!("  {failure}")));
     }
     errors.iter().for_each(|error| tell(render(error).trim_end()));
-    if interrupted || report.stopped() {
+    // Of a search that is over, whoever was stopped had lost.
+    if interrupted || report.stopped() && !is_over {
         return Outcome::Interrupted;
     }
     if failures.is_empty() && errors.is_empty() { Outcome::Done } else { Outcome::Failed }

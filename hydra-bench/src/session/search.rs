@@ -114,17 +114,25 @@ impl Searcher {
 
     /// Reports the loss of a trial at a step, if it is known.
     fn report_loss(&mut self, trial: TrialId, step: usize) {
-        if let Some(loss) = self.losses.remove(&(trial, step)) {
+        // A task that goes on from an older checkpoint comes by places where it was before.
+        let known = self.search.trial(trial).is_some_and(|view| view.losses.contains_key(&step));
+        if let Some(loss) = self.losses.remove(&(trial, step)).filter(|_| !known) {
             self.report(&Report::loss(trial, step, loss));
         }
     }
 
     /// Carries out what the search says now.
     fn carry_out(&mut self) -> Result<()> {
+        let (forks, actions): (Vec<Action>, Vec<Action>) =
+            self.search.actions().into_iter().partition(|action| origin(action).is_some());
+        self.forks.extend(forks);
         self.keep_states()?;
-        for action in self.search.actions() {
+        let origins: Vec<(TrialId, usize)> = self.forks.iter().filter_map(origin).collect();
+        origins.into_iter().try_for_each(|(parent, at)| self.save(parent, at))?;
+        for action in actions {
             self.act(action)?;
         }
+        self.fork_from_saved()?;
         if self.search.outcome().is_some() {
             // Whoever waits yet is not needed any more.
             let waiting: Vec<TrialId> = self.paused.keys().copied().collect();
@@ -135,16 +143,14 @@ impl Searcher {
 
     /// Has those states saved from which something may be forked, before their tasks go on; others can go.
     fn keep_states(&mut self) -> Result<()> {
-        let held = self.search.held();
+        let mut held = self.search.held();
+        held.extend(self.forks.iter().filter_map(origin));
         for (trial, step) in held.iter().copied() {
             if self.paused.get(&trial) == Some(&step) {
                 self.save(trial, step)?;
             }
         }
-        let waited_for =
-            |state: &(TrialId, usize)| self.forks.iter().any(|fork| origin(fork) == Some(*state));
-        let gone =
-            self.states.extract_if(.., |of, state| state.saved && !held.contains(of) && !waited_for(of));
+        let gone = self.states.extract_if(.., |of, state| state.saved && !held.contains(of));
         // A file that cannot be removed is in nobody's way.
         gone.for_each(|(_, state)| drop(std::fs::remove_file(state.file)));
         Ok(())
@@ -174,11 +180,8 @@ impl Searcher {
             }
             Action::Stop { trial } => self.stop(trial)?,
             Action::Start { trial, .. } => self.submit(trial, &action, None)?,
-            Action::Fork { parent, at, .. } => {
-                self.save(parent, at)?;
-                self.forks.push(action);
-                self.fork_from_saved()?;
-            }
+            // It begins when the state that it begins with is saved.
+            Action::Fork { .. } => {}
         }
         Ok(())
     }

@@ -18,5 +18,6 @@ mod ledger;
 mod progress;
 mod resume;
 mod runs;
+mod search;
 mod so_far;
 mod step;

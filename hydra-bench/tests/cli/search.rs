@@ -1,0 +1,142 @@
+//! Searches: trials that are compared, stopped and forked, with one outcome whatever the devices, and after kills.
+
+use crate::common::{fails, hydra, json, says, spawn};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+use tempfile::TempDir;
+
+const COMMON: &str = "select --model bytes-tiny --batch 4 --context 32 --eval-limit 4 --no-initial-validation \
+                      --progress none --device-memory 64MiB --sample lr=log:1e-5..1e-2";
+
+fn search(out: &Path, more: &str) -> String {
+    let flags = COMMON.split_whitespace().chain(more.split_whitespace());
+    says(&flags.chain(["--out", out.to_str().unwrap()]).collect::<Vec<_>>())
+}
+
+/// Of each task its state, its minibatches and its hash.
+fn outcome(out: &Path) -> BTreeMap<String, (Value, Value, Value)> {
+    let report = json(&out.join("report.json"));
+    let tasks = report["tasks"].as_array().unwrap().iter();
+    let of = |task: &Value, key: &str| task[key].clone();
+    let seen = |task: &Value| (of(task, "state"), of(task, "steps"), of(task, "weights_sha256"));
+    tasks.map(|task| (task["name"].as_str().unwrap().to_owned(), seen(task))).collect()
+}
+
+fn log(out: &Path) -> Vec<String> {
+    let text = std::fs::read_to_string(out.join("search.jsonl")).unwrap();
+    let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
+    lines.sort_unstable();
+    lines
+}
+
+#[test]
+fn every_method_has_one_outcome_on_other_devices_and_policies() {
+    let root = TempDir::new().unwrap();
+    for (method, minibatches) in [
+        ("halving --trials 9 --steps 9 --weight-decay 0.1", "21 minibatches"),
+        ("hyperband --trials 14 --steps 9", "minibatches"),
+        ("asha --trials 6 --steps 9 --workers 3", "minibatches"),
+        ("pbt --trials 4 --steps 6 --interval 2", "minibatches"),
+        ("tpe --trials 12 --steps 2", "24 minibatches"),
+        ("random --trials 3 --steps 2 --sample seed=int:0..9", "6 minibatches"),
+    ] {
+        let name = method.split(' ').next().unwrap();
+        let (one, two) = (root.path().join(format!("{name}-1")), root.path().join(format!("{name}-2")));
+        let said = search(&one, &format!("--search {method} --devices cpu:1x1"));
+        assert!(said.contains("search: ") && said.contains(minibatches), "{said}");
+        assert!(said.contains("the best is trial "), "{said}");
+        search(&two, &format!("--search {method} --devices cpu:2x1 --policy random --cuts 2,4"));
+        assert_eq!(outcome(&one), outcome(&two), "{method}");
+        assert_eq!(log(&one), log(&two), "{method}");
+    }
+}
+
+#[test]
+fn a_winner_has_the_bits_that_it_has_alone() {
+    let root = TempDir::new().unwrap();
+    let (out, alone) = (root.path().join("search"), root.path().join("alone"));
+    search(&out, "--search halving --trials 3 --steps 6 --eta 3 --devices cpu:2x1");
+    let report = json(&out.join("report.json"));
+    let done = report["tasks"].as_array().unwrap().iter().find(|task| task["state"] == "done").unwrap();
+    let rate = done["config"]["lr"].to_string();
+    let flags = "train --model bytes-tiny --batch 4 --context 32 --eval-limit 4 --no-initial-validation --steps 6 \
+                 --eval-every 2 --device-memory 64MiB --lr";
+    says(&flags.split_whitespace().chain([&*rate, "--out", alone.to_str().unwrap()]).collect::<Vec<_>>());
+    assert_eq!(json(&alone.join("report.json"))["tasks"][0]["weights_sha256"], done["weights_sha256"]);
+}
+
+#[test]
+fn trials_are_given_by_a_file_and_equal_ones_are_one() {
+    let root = TempDir::new().unwrap();
+    let (file, out) = (root.path().join("trials.jsonl"), root.path().join("out"));
+    std::fs::write(&file, "{\"lr\": 1e-3}\n{\"lr\": 0.001}\n{\"lr\": 3e-4, \"schedule\": \"linear\"}\n")
+        .unwrap();
+    let flags = COMMON.replace(" --sample lr=log:1e-5..1e-2", "") + " --search grid --steps 2 --trials-file";
+    let flags = flags.split_whitespace().chain([file.to_str().unwrap(), "--out", out.to_str().unwrap()]);
+    let output = hydra(&flags.collect::<Vec<_>>()).output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success() && said.contains("draw 1 is trial 0"), "{said}");
+    let names: Vec<String> = outcome(&out).into_keys().collect();
+    assert_eq!(names, ["t00-b4-lr1.0e-3", "t01-b4-lr3.0e-4"]);
+    let report = json(&out.join("report.json"));
+    assert_eq!(report["tasks"][1]["config"]["training"]["schedule"]["kind"], "linear");
+}
+
+#[test]
+fn searches_that_make_no_sense_are_refused_with_what_to_do() {
+    let refused = |more: &str, says: &[&str]| {
+        let flags: Vec<&str> = COMMON.split_whitespace().chain(more.split_whitespace()).collect();
+        fails(&flags, 2, says);
+    };
+    refused("--search halving --trials 9", &["--steps N"]);
+    refused("--search halving --trials 9 --epochs 1", &["--steps N", "no --epochs"]);
+    refused("--search halving --steps 9", &["`trials`"]);
+    refused("--search halving --trials 27 --steps 100", &["3, 11, 33, 100", "--steps 81"]);
+    refused("--search halving --trials 9 --steps 9 --eval-every 2", &["1, 3, 9", "--eval-every 2"]);
+    refused("--search asha --trials 9 --steps 9 --sample batch=4,8", &["`batch` cannot be sampled"]);
+    refused("--search random --trials 2 --steps 9 --sample rl=1,2", &["`rl` is no setting", "weight_decay"]);
+    refused("--search random --trials 2 --steps 9 --sample clip=lgo:1..2", &["log:LOW..HIGH"]);
+    refused("--search random --trials 2 --steps 9 --sample warmup=uniform:0..1", &["warmup"]);
+    refused("--search halfing --trials 2 --steps 9", &["halving"]);
+    refused("--search random --trials 2 --steps 9 --eta 3", &["`eta` is nothing to the search `random`"]);
+    let two = COMMON.replace("--batch 4", "--batch 4,8") + " --search random --trials 2 --steps 2";
+    fails(&two.split_whitespace().collect::<Vec<_>>(), 2, &["--batch", "--sample batch=RANGE"]);
+}
+
+#[test]
+fn a_search_that_was_killed_goes_on_to_the_outcome_of_one_that_was_left_alone() {
+    let root = TempDir::new().unwrap();
+    for (method, reports) in
+        [("halving --trials 9 --steps 18", 5), ("pbt --trials 4 --steps 24 --interval 4", 9)]
+    {
+        let name = method.split(' ').next().unwrap();
+        let (whole, killed) = (root.path().join(name), root.path().join(format!("{name}-killed")));
+        let flags = format!("--search {method} --devices cpu:1x1 --checkpoint-every 2");
+        search(&whole, &flags);
+        let all = COMMON
+            .split_whitespace()
+            .chain(flags.split_whitespace())
+            .chain(["--out", killed.to_str().unwrap()]);
+        let mut child = spawn(&all.collect::<Vec<_>>(), Stdio::null());
+        let told =
+            || std::fs::read_to_string(killed.join("search.jsonl")).map_or(0, |text| text.lines().count());
+        while told() < reports && child.try_wait().unwrap().is_none() {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let resumed = ["resume", killed.to_str().unwrap(), "--devices", "cpu:2x1", "--progress", "none"];
+        let output = hydra(&resumed).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8(output.stderr).unwrap());
+        assert_eq!(log(&killed), log(&whole), "{method}");
+        let hashes = |out: &Path| {
+            let done = outcome(out).into_iter().filter(|(_, (state, ..))| state == "done");
+            done.collect::<Vec<_>>()
+        };
+        assert!(!hashes(&whole).is_empty());
+        assert_eq!(hashes(&killed), hashes(&whole), "{method}");
+    }
+}
