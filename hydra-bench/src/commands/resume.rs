@@ -47,7 +47,9 @@ pub(crate) fn run(args: &ResumeArgs, around: &Surroundings) -> Result<Outcome> {
     if left.is_nothing() && dir.file(REPORT).is_file() {
         tell(&note);
         args.results.record.as_deref().into_iter().for_each(run::tell_unrecorded);
-        return report::run(&ReportArgs { dir: args.dir.clone(), json: args.results.json, pictures: false });
+        around.control.iter().for_each(|control| control.in_directory(dir.path()));
+        let (dir, json) = (args.dir.clone(), args.results.json);
+        return report::run(&ReportArgs { dir, json, pictures: false }, around);
     }
     run::run_in(dir, &mut spec, &args.results, Some(&note), around)
 }

@@ -1,6 +1,5 @@
 //! `hydra select` and `hydra train`: a grid of configurations, of many or of one.
 
-use crate::machine::Machine;
 use crate::run_dir::{
     FileBytes, Inputs, Journal, REPORT, Report, RunDir, RunSpec, SharedRunLog, TRACE, WORKLOAD,
     check_not_read, could_not, lies_in,
@@ -13,7 +12,7 @@ use crate::session::orchestrator::{
 };
 use crate::session::prediction::Prediction;
 use crate::settings::{CheckpointArg, Configuration, OutSettings, ResultSettings};
-use crate::terminal::{Interrupted, Outcome, Show, Usage, print, render, stop, tell};
+use crate::terminal::{Interrupted, Outcome, Show, Usage, render, tell};
 use anyhow::{Context, Result, bail, ensure};
 use hydra_core::Dataset;
 use hydra_engine::{
@@ -64,6 +63,7 @@ pub(crate) fn run_in(
     around: &Surroundings,
 ) -> Result<Outcome> {
     let around = &around.showing(results.progress.show());
+    around.control.iter().for_each(|control| control.in_directory(dir.path()));
     if around.show != Show::Nothing {
         tell(&format!("run directory: {}", dir.path().display()));
     }
@@ -75,7 +75,7 @@ pub(crate) fn run_in(
         }
     };
     note.into_iter().for_each(tell);
-    prepared.run(&dir, results)
+    prepared.run(&dir, results, around)
 }
 
 /// Refuses a run that would read what lies in its own run directory, and so might remove it first.
@@ -145,12 +145,15 @@ fn dry_run(spec: &mut RunSpec, dir: &Path, json: bool, around: &Surroundings) ->
     let devices = spec.devices.with_disk_in(dir);
     around.end_turn();
     let mut orchestrator = orchestrator(&devices, spec.model.dtype, spec.model.seed, around)?;
-    submit(&mut orchestrator, spec, None, &around.machine)?;
+    submit(&mut orchestrator, spec, None, around)?;
     let run = admit(orchestrator, around)?;
     let largest = spec.training.batch.iter().max().copied().unwrap_or(1);
     let prediction = Prediction::of_run(&run, largest)?;
     let (admission, prediction) = (run.admission(), prediction.as_ref());
-    print(&if json { needs::json(admission, prediction)? } else { needs::render(admission, prediction) })?;
+    around.print(&match json {
+        true => needs::json(admission, prediction)?,
+        false => needs::render(admission, prediction),
+    })?;
     Ok(Outcome::Done)
 }
 
@@ -159,7 +162,7 @@ fn submit(
     orchestrator: &mut Orchestrator,
     spec: &mut RunSpec,
     dir: Option<&RunDir>,
-    machine: &Machine,
+    around: &Surroundings,
 ) -> Result<()> {
     spec.devices.check_visit(spec.training.accumulate)?;
     let model = Model::load(&spec.model)?;
@@ -173,7 +176,7 @@ fn submit(
     let batch = |batch: &usize| note_of_batch(*batch, train, texts.items, texts.context);
     let batches = spec.training.batch.iter().filter_map(batch);
     let notes = batches.chain(spec.training.note_of_warmup(train)?).chain(note_of_cuts(&spec.devices));
-    notes.chain(note_of_memory(&spec.devices, machine)).for_each(|note| tell(&note));
+    notes.chain(note_of_memory(&spec.devices, &around.machine)).for_each(|note| tell(&note));
     if let Some(dir) = dir {
         check_inputs_of(spec, dir, &model, &texts)?;
     }
@@ -185,7 +188,10 @@ fn submit(
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(new) => new.insert(model.trained(&spec.adapters, configuration.lora)?),
         };
-        let task = task(spec, &configuration, trained, &texts, &evaluated)?;
+        let mut task = task(spec, &configuration, trained, &texts, &evaluated)?;
+        if let Some(control) = &around.control {
+            task = task.stop_flag(control.task(&configuration.name));
+        }
         orchestrator.submit(match dir {
             Some(dir) => with_files(task, &configuration.name, dir, trained, spec)?,
             None => task,
@@ -275,8 +281,7 @@ struct Prepared {
 
 impl Prepared {
     fn new(spec: &mut RunSpec, dir: &mut RunDir, around: &Surroundings) -> Result<Self> {
-        let stop = StopFlag::new();
-        stop::on_interrupt(stop.clone(), around.terminal.clone())?;
+        let stop = around.stop_flag()?;
         let devices = devices(&spec.devices, &around.machine).into_iter().map(|device| device.name);
         let devices: Vec<String> = devices.collect();
         let on = spec.devices.with_disk_in(dir.path());
@@ -285,7 +290,7 @@ impl Prepared {
         let checkpoints = every.is_some();
         let every = every.unwrap_or(CheckpointEvery::Time(Duration::MAX));
         let mut orchestrator = orchestrator.stop_flag(stop.clone()).checkpoint_every(every);
-        submit(&mut orchestrator, spec, Some(dir), &around.machine)?;
+        submit(&mut orchestrator, spec, Some(dir), around)?;
         let mut run = admit(orchestrator, around)?;
         let admission = run.admission().clone();
         let tasks: Vec<String> = admission.tasks.iter().map(|task| task.name.clone()).collect();
@@ -303,7 +308,9 @@ impl Prepared {
         dir.write_spec(&text)?;
         write_plans(dir, &admission)?;
         let from_s = if dir.resumed { Journal::read(dir.path())?.at_s } else { 0.0 };
-        let log = SharedRunLog::new(dir.metrics()?, dir.open(TRACE)?, tasks.clone(), &devices, from_s)
+        let (metrics, trace) = (dir.metrics()?, dir.open(TRACE)?);
+        let control = around.control.clone();
+        let log = SharedRunLog::new(metrics, trace, tasks.clone(), &devices, from_s, control)
             .context("the run log could not be begun")?;
         log.configurations(configurations(spec, &admission)?);
         let registrar = around.registrar(&spec.devices, &shown(dir.path()));
@@ -312,7 +319,7 @@ impl Prepared {
         Ok(Self { run, logged: Logged { log, tasks, devices, spec: text }, stop, checkpoints })
     }
 
-    fn run(self, dir: &RunDir, asked: &ResultSettings) -> Result<Outcome> {
+    fn run(self, dir: &RunDir, asked: &ResultSettings, around: &Surroundings) -> Result<Outcome> {
         let Self { run, logged, stop, checkpoints } = self;
         let report = run.start().context("the run ended early")?;
         let text = serde_json::to_string_pretty(&report);
@@ -327,10 +334,11 @@ impl Prepared {
         results.extend(record(dir, &report, asked.record.as_deref()));
         // The last file: a run that is killed before it is put together again when it goes on.
         results.push(dir.write(REPORT, &format!("{text}\n")));
-        results.push(print(&shown));
+        results.push(around.print(&shown));
         let errors: Vec<anyhow::Error> = results.into_iter().filter_map(Result::err).collect();
+        around.tell_errors(said(&readable, &errors));
         let outcome = outcome(&readable, &errors, stop.is_stopped());
-        if outcome == Outcome::Interrupted && checkpoints && !report.all_done() {
+        if around.control.is_none() && outcome == Outcome::Interrupted && checkpoints && !report.all_done() {
             tell(&format!("note: go on with: hydra resume {}", dir.path().display()));
         }
         Ok(outcome)
@@ -370,16 +378,20 @@ fn write_plans(dir: &RunDir, admission: &Admission) -> Result<()> {
     Ok(())
 }
 
-/// The end of the run; what failed, tasks and `errors`, is said on standard error.
-fn outcome(report: &Report, errors: &[anyhow::Error], interrupted: bool) -> Outcome {
+/// What failed, tasks and `errors`, in lines.
+fn said(report: &Report, errors: &[anyhow::Error]) -> Vec<String> {
     let failures = report.failures();
-    if !failures.is_empty() {
-        tell(&format!("error: {} of {} tasks failed", failures.len(), report.len()));
-        failures.iter().for_each(|failure| tell(&format!("  {failure}")));
-    }
-    errors.iter().for_each(|error| tell(render(error).trim_end()));
+    let count = format!("error: {} of {} tasks failed", failures.len(), report.len());
+    let mut lines = Vec::from_iter((!failures.is_empty()).then_some(count));
+    lines.extend(failures.iter().map(|failure| format!("  {failure}")));
+    lines.extend(errors.iter().map(|error| render(error).trim_end().to_owned()));
+    lines
+}
+
+/// The end of the run.
+fn outcome(report: &Report, errors: &[anyhow::Error], interrupted: bool) -> Outcome {
     if interrupted || report.stopped() {
         return Outcome::Interrupted;
     }
-    if failures.is_empty() && errors.is_empty() { Outcome::Done } else { Outcome::Failed }
+    if report.failures().is_empty() && errors.is_empty() { Outcome::Done } else { Outcome::Failed }
 }

@@ -30,7 +30,7 @@ const FLOORS: &[(&str, &[&[&str]])] = &[
     (
         "hydra-bench",
         &[
-            &["terminal"],
+            &["control", "terminal"],
             &["machine", "pictures"],
             &["settings"],
             &["run_dir"],
@@ -38,6 +38,7 @@ const FLOORS: &[(&str, &[&[&str]])] = &[
             &["checklist"],
             &["commands"],
             &["cli"],
+            &["embedded"],
         ],
     ),
 ];
