@@ -1,9 +1,10 @@
 //! The command line `hydra`: what a user types, sees and finds in a run directory.
 //!
-//! [`run`] reads the arguments and does what they say. Rooms import those below them, never one above:
+//! [`run`] reads the arguments and does what they say, and [`embedded`] does it inside of another program. Rooms import those below them, never one above:
 //!
 //! | room | what it holds |
 //! | --- | --- |
+//! | `embedded` | the commands inside of another program, as the Python package runs them |
 //! | `cli` | the commands by name, and their help |
 //! | `commands` | the commands, one file each |
 //! | `checklist`, `laboratory` | what `check` tries of a device; what `simulate` and `compare` share |
@@ -12,6 +13,7 @@
 //! | `settings` | the flags in groups, which are also the tables of `spec.toml` |
 //! | `machine`, `pictures` | what the machine has and lacks; schedules, curves and bars |
 //! | `terminal` | errors and exit statuses, the log, progress, tables |
+//! | `control` | what a command shares with a program around it |
 //!
 //! Invariant: this crate never computes anything that a result depends on; it reads flags, hands them to
 //! the engine, and shows what came back.
@@ -20,6 +22,8 @@
 mod checklist;
 mod cli;
 mod commands;
+mod control;
+pub mod embedded;
 mod laboratory;
 mod machine;
 mod pictures;
@@ -33,7 +37,7 @@ use cli::Cli;
 use session::orchestrator::Surroundings;
 use std::ffi::OsString;
 use std::process::ExitCode;
-use terminal::{Show, error, interactive, log};
+use terminal::{Show, error, interactive, log, panics};
 
 /// Does what the arguments say (the first is the program's name) and gives the exit status: 0 when all was
 /// done, 1 when something failed, 2 when the command line is wrong, 130 when the run was interrupted.
@@ -52,23 +56,12 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let show = if interactive() { Show::Bars } else { Show::Nothing };
     let around = Surroundings::look(show);
     log::to(&around.terminal);
-    keep_worker_panics_quiet();
+    panics::keep_workers_quiet();
     match cli.run(&around) {
         Ok(outcome) => outcome.into(),
         Err(error) => {
             error::tell(error::render(&error).trim_end());
-            error::status(&error)
+            ExitCode::from(error::status(&error))
         }
     }
-}
-
-/// The engine reports what a layer's panic says; the default hook would print it among the bars.
-fn keep_worker_panics_quiet() {
-    let default = std::panic::take_hook();
-    std::panic::set_hook(Box::new(move |info| {
-        let thread = std::thread::current();
-        if !thread.name().is_some_and(|name| name.starts_with("hydra-")) {
-            default(info);
-        }
-    }));
 }

@@ -94,7 +94,7 @@ impl Cli {
             Some(Command::Doctor(args)) => doctor::run(&args, &around.machine),
             Some(Command::Check(args)) => check::run(*args, around),
             Some(Command::Resume(args)) => resume::run(&args, around),
-            Some(Command::Report(args)) => report::run(&args),
+            Some(Command::Report(args)) => report::run(&args, around),
             Some(Command::Simulate(args)) => simulate::run(&args),
             Some(Command::Compare(args)) => compare::run(&args),
             Some(Command::Completions(args)) => completions::run(&args, Self::command()),

@@ -2,7 +2,7 @@
 
 use crate::session::{Both, Model, Surroundings, note_of_memory, orchestrator};
 use crate::settings::{AdapterSettings, DeviceSettings, ModelSettings, OUTPUT, values};
-use crate::terminal::{Outcome, print, tell};
+use crate::terminal::{Outcome, tell};
 use anyhow::{Result, anyhow};
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
@@ -42,6 +42,10 @@ pub(crate) fn run(args: EvalArgs, around: &Surroundings) -> Result<Outcome> {
     let tokens = data.tokens();
     note_of_memory(&devices, &around.machine).as_deref().into_iter().for_each(tell);
     let orchestrator = orchestrator(&devices, spec.dtype, spec.seed, around)?;
+    let orchestrator = match &around.control {
+        Some(control) => orchestrator.stop_flag(control.stop_flag()),
+        None => orchestrator,
+    };
     let registrar = around.registrar(&devices, "hydra eval");
     let orchestrator = orchestrator.observer(Box::new(Both(registrar, around.progress())));
     let chain = model.trained(&AdapterSettings::of(args.adapter), None)?.chain;
@@ -51,12 +55,12 @@ pub(crate) fn run(args: EvalArgs, around: &Surroundings) -> Result<Outcome> {
     if args.json {
         let mut json = serde_json::to_value(&result)?;
         json["tokens"] = json!(tokens);
-        print(&format!("{json:#}\n"))?;
+        around.print(&format!("{json:#}\n"))?;
         return Ok(Outcome::Done);
     }
     let perplexity = result.perplexity.map_or(String::new(), |value| format!(", perplexity {value:.4}"));
     let (split, text, loss, terms) = (args.split, spec.text(), result.loss, result.terms);
-    print(&format!(
+    around.print(&format!(
         "{split} split of {text}: loss {loss:.6}{perplexity} over {terms} predicted of {tokens} tokens\n"
     ))?;
     Ok(Outcome::Done)

@@ -2,11 +2,11 @@
 
 use crate::pictures::page::Page;
 use crate::run_dir::{Journal, PAGE, Report, SPEC, is_taken, is_unfinished, read_report, write_in};
-use crate::terminal::{Outcome, print, tell, time};
+use crate::session::Surroundings;
+use crate::terminal::{Outcome, tell, time};
 use anyhow::{Context, Result};
 use clap::Args;
-use hydra_engine::REPORT_SCHEMA;
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -28,30 +28,30 @@ pub(crate) struct ReportArgs {
 }
 
 /// Prints the report of a run directory, or what there is of a run that has none yet.
-pub(crate) fn run(args: &ReportArgs) -> Result<Outcome> {
+pub(crate) fn run(args: &ReportArgs, around: &Surroundings) -> Result<Outcome> {
     if is_unfinished(&args.dir) {
-        return so_far(args);
+        return so_far(args, around);
     }
     let text = read_report(&args.dir)?;
     let report = Report::parse(&text)
         .with_context(|| format!("the report in `{}` cannot be shown", args.dir.display()))?;
-    print(&if args.json { text } else { report.render() })?;
+    around.print(&if args.json { text } else { report.render() })?;
     if args.pictures {
         tell("note: the run has ended, and has drawn its pictures itself: nothing is drawn");
     }
     Ok(Outcome::Done)
 }
 
-fn so_far(args: &ReportArgs) -> Result<Outcome> {
+fn so_far(args: &ReportArgs, around: &Surroundings) -> Result<Outcome> {
     let (running, journal) = (is_taken(&args.dir), Journal::read(&args.dir)?);
     let tasks = journal.report(running);
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0.0, |t| t.as_secs_f64());
     let ending = ending(&journal, &tasks, running, now, &args.dir);
-    let json = args.json.then(|| as_json(&journal, &tasks, running)).transpose()?;
+    let json = args.json.then(|| journal.to_json(running)).transpose()?;
     let report = Report::so_far(tasks)?;
     let failures: String = report.failures().iter().map(|failure| format!("{failure}\n")).collect();
     let text = format!("{}\n{failures}{ending}", report.ranking());
-    print(json.as_ref().unwrap_or(&text))?;
+    around.print(json.as_ref().unwrap_or(&text))?;
     match args.pictures {
         true if running && journal.has_ended() => {
             tell("note: every task has ended, and the run draws its pictures itself: nothing is drawn");
@@ -59,21 +59,12 @@ fn so_far(args: &ReportArgs) -> Result<Outcome> {
         true => {
             let drawn = draw(&args.dir, &journal, &report, &text)?;
             if !args.json {
-                print(&format!("drawn into {}: {}\n", args.dir.display(), drawn.join(", ")))?;
+                around.print(&format!("drawn into {}: {}\n", args.dir.display(), drawn.join(", ")))?;
             }
         }
         false => {}
     }
     Ok(Outcome::Done)
-}
-
-fn as_json(journal: &Journal, tasks: &[Value], running: bool) -> Result<String> {
-    let state = if running { "running" } else { "stopped" };
-    let (time, at_s) = (journal.time, journal.at_s);
-    let json = json!({
-        "schema": REPORT_SCHEMA, "state": state, "last_event_time": time, "at_s": at_s, "tasks": tasks,
-    });
-    Ok(format!("{}\n", serde_json::to_string_pretty(&json)?))
 }
 
 /// Draws a run that has no report yet, as far as it has come, and returns the files; `summary` is what the terminal shows.
@@ -114,6 +105,7 @@ fn ending(journal: &Journal, tasks: &[Value], running: bool, now: f64, dir: &Pat
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     #[test]
     fn how_the_run_stands_is_said() {

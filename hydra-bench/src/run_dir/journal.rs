@@ -5,6 +5,7 @@ use crate::run_dir::directory::{METRICS, PLANS, SPEC};
 use crate::run_dir::paths::{could_not, safe_name};
 use crate::run_dir::spec::RunSpec;
 use anyhow::{Context, Result};
+use hydra_engine::REPORT_SCHEMA;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -91,6 +92,16 @@ impl Journal {
     /// The tasks with what is known of them, under the keys of a report; `running` says whether a run is in the directory.
     pub(crate) fn report(&self, running: bool) -> Vec<Value> {
         self.tasks.iter().map(|task| task.report(running)).collect()
+    }
+
+    /// The run so far as a report of JSON.
+    pub(crate) fn to_json(&self, running: bool) -> Result<String> {
+        let (time, at_s, tasks) = (self.time, self.at_s, self.report(running));
+        let state = if running { "running" } else { "stopped" };
+        let json = json!({
+            "schema": REPORT_SCHEMA, "state": state, "last_event_time": time, "at_s": at_s, "tasks": tasks,
+        });
+        Ok(format!("{}\n", serde_json::to_string_pretty(&json)?))
     }
 
     /// Returns true if every task has come to its end: of a run that is under way, only the writing is left.

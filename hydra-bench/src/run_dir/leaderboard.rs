@@ -5,6 +5,7 @@ use anyhow::{Context, Result, ensure};
 use hydra_core::ByteSize;
 use hydra_engine::{LeftOut, Place, Placement, REPORT_SCHEMA, Transfers};
 use serde::Deserialize;
+use serde_json::Value;
 
 /// Minibatches over which the training loss of a task that has not come to its end is averaged.
 const LAST: usize = 10;
@@ -148,6 +149,25 @@ impl Report {
     pub(crate) fn so_far(tasks: Vec<serde_json::Value>) -> Result<Self> {
         let tasks = serde_json::from_value(tasks.into()).context("the run's metrics make no report")?;
         Ok(Self { tasks, ..Self::default() })
+    }
+
+    /// The report with its tasks in the order of the leaderboard, each with its rank, or `null` where it has none.
+    pub(crate) fn with_ranks(json: &str) -> Result<String> {
+        let mut value: Value = serde_json::from_str(json).context("the report is broken JSON")?;
+        let so_far = value.get("state").is_some();
+        let report = match so_far {
+            true => Self::so_far(value["tasks"].as_array().cloned().unwrap_or_default())?,
+            false => Self::parse(json)?,
+        };
+        let of_name = |name: &str| value["tasks"].as_array()?.iter().find(|task| task["name"] == name);
+        let ranked = report.ranked().into_iter().filter_map(|(rank, task)| {
+            let mut task = of_name(&task.name)?.clone();
+            task["rank"] = serde_json::json!(rank);
+            Some(task)
+        });
+        let ranked: Vec<Value> = ranked.collect();
+        value["tasks"] = ranked.into();
+        Ok(value.to_string())
     }
 
     /// The tasks that failed or were left out, with the reason.

@@ -1,5 +1,6 @@
 //! The run log: every event of a run as a line of `metrics.jsonl`, with the clock's time, and every span in the trace.
 
+use crate::control::Control;
 use crate::pictures::schedule::Timeline;
 use crate::run_dir::trace::TraceWriter;
 use hydra_engine::{LeftOut, Observer, RunEvent};
@@ -18,6 +19,8 @@ pub(crate) struct RunLog {
     /// The trace, or why there is no more of it.
     trace: io::Result<TraceWriter<BufWriter<File>>>,
     timeline: Timeline,
+    /// The program around the run, if there is one, which reads the lines.
+    control: Option<Control>,
 }
 
 /// The remains of a log that has ended.
@@ -40,10 +43,13 @@ impl SharedRunLog {
         tasks: Vec<String>,
         on: &[String],
         from_s: f64,
+        control: Option<Control>,
     ) -> io::Result<Self> {
         let (metrics, timeline) = (Lines::new(metrics)?, Timeline::new(on.len()));
         let trace = Ok(TraceWriter::new(BufWriter::new(trace), on)?);
-        Ok(Self(Arc::new(Mutex::new(Some(RunLog { tasks, metrics, from_s, trace, timeline })))))
+        control.iter().for_each(|control| control.written(metrics.whole));
+        let log = RunLog { tasks, metrics, from_s, trace, timeline, control };
+        Ok(Self(Arc::new(Mutex::new(Some(log)))))
     }
 
     /// Writes the configuration of each task, and how many minibatches it has in all.
@@ -74,6 +80,7 @@ impl RunLog {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         line["time"] = json!(now.map_or(0.0, |now| now.as_millis() as f64 / 1e3));
         self.metrics.push(&line);
+        self.control.iter().for_each(|control| control.written(self.metrics.whole));
     }
 }
 
@@ -210,7 +217,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     fn log(metrics: File, trace: File) -> SharedRunLog {
-        SharedRunLog::new(metrics, trace, vec!["one".into()], &["cpu:0".into()], 10.0).unwrap()
+        SharedRunLog::new(metrics, trace, vec!["one".into()], &["cpu:0".into()], 10.0, None).unwrap()
     }
 
     #[test]

@@ -1,13 +1,16 @@
 //! An orchestrator with the devices that a spec names.
 
+use crate::control::Control;
 use crate::machine::{DevicesArg, Gpus, Ledger, Machine, Turn, threads_of_each};
 use crate::run_dir::paths;
 use crate::session::ledger::{Registrar, unseen};
 use crate::settings::DeviceSettings;
-use crate::terminal::{Progress, Show, Usage, tell};
+use crate::terminal::{Progress, Show, Usage, print, stop, tell};
 use anyhow::{Context, Result};
 use hydra_core::{ByteSize, FloatType};
-use hydra_engine::{AdmittedRun, DeviceKind, DeviceSpec, EngineError, Observer, Orchestrator, RunEvent};
+use hydra_engine::{
+    AdmittedRun, DeviceKind, DeviceSpec, EngineError, Observer, Orchestrator, RunEvent, StopFlag,
+};
 use hydra_models::ops::{Precision, set_precision};
 use hydra_partition::{PartitionError, PartitionPlan};
 use std::path::PathBuf;
@@ -20,6 +23,8 @@ pub(crate) struct Surroundings {
     pub(crate) terminal: indicatif::MultiProgress,
     /// The way in which an orchestrator shows how far it is.
     pub(crate) show: Show,
+    /// The program inside of which the command runs, if it is not `hydra`.
+    pub(crate) control: Option<Control>,
     /// The turn of this run to plan, if it has one.
     turn: Option<Arc<Turn>>,
 }
@@ -28,7 +33,7 @@ impl Surroundings {
     /// The surroundings of a command that does not train: other runs leave it what they have not admitted.
     pub(crate) fn look(show: Show) -> Self {
         let machine = Machine::look(Ledger::of_user().as_ref());
-        Self { machine, terminal: indicatif::MultiProgress::new(), show, turn: None }
+        Self { machine, terminal: indicatif::MultiProgress::new(), show, control: None, turn: None }
     }
 
     /// The surroundings of a command that trains: no other run plans until this one has said what it admits, and one that
@@ -53,6 +58,38 @@ impl Surroundings {
     /// An observer that enters into the ledger what a run of this name on these devices admits.
     pub(crate) fn registrar(&self, spec: &DeviceSettings, run: &str) -> Registrar {
         Registrar::new(self.turn.clone(), devices(spec, &self.machine), run.to_owned(), self.terminal.clone())
+    }
+
+    /// The same inside of another program.
+    pub(crate) fn inside(self, control: Control) -> Self {
+        Self { control: Some(control), ..self }
+    }
+
+    /// The flag of who may stop the run: the program around it, or whoever interrupts this one.
+    pub(crate) fn stop_flag(&self) -> Result<StopFlag> {
+        if let Some(control) = &self.control {
+            return Ok(control.stop_flag());
+        }
+        let stop = StopFlag::new();
+        stop::on_interrupt(stop.clone(), self.terminal.clone())?;
+        Ok(stop)
+    }
+
+    /// Gives a result to the program around the command, or prints it.
+    pub(crate) fn print(&self, text: &str) -> Result<()> {
+        match &self.control {
+            Some(control) => control.print(text),
+            None => print(text)?,
+        }
+        Ok(())
+    }
+
+    /// Says what went wrong beside the result.
+    pub(crate) fn tell_errors(&self, lines: Vec<String>) {
+        match &self.control {
+            Some(control) => control.errors(lines),
+            None => lines.iter().for_each(|line| tell(line)),
+        }
     }
 
     /// The same with another way to show progress.

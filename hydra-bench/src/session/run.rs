@@ -1,6 +1,5 @@
 //! `hydra select` and `hydra train`: a grid of configurations, of many or of one.
 
-use crate::machine::Machine;
 use crate::run_dir::{
     FileBytes, Inputs, Journal, Planned, REPORT, Report, RunDir, RunSpec, SearchLog, SharedRunLog, TRACE,
     WORKLOAD, check_not_read, could_not, lies_in,
@@ -15,7 +14,7 @@ use crate::session::prediction::Prediction;
 use crate::session::search::Searcher;
 use crate::session::tasks::TaskMaker;
 use crate::settings::{CheckpointArg, Configuration, OutSettings, ResultSettings};
-use crate::terminal::{Interrupted, Outcome, Show, Usage, print, render, stop, tell};
+use crate::terminal::{Interrupted, Outcome, Show, Usage, render, tell};
 use anyhow::{Context, Result, bail, ensure};
 use hydra_engine::{
     Admission, AdmittedRun, AdmittedTask, CheckpointEvery, Command, Orchestrator, RunControl, RunReport,
@@ -63,6 +62,7 @@ pub(crate) fn run_in(
     around: &Surroundings,
 ) -> Result<Outcome> {
     let around = &around.showing(results.progress.show());
+    around.control.iter().for_each(|control| control.in_directory(dir.path()));
     if around.show != Show::Nothing {
         tell(&format!("run directory: {}", dir.path().display()));
     }
@@ -74,7 +74,7 @@ pub(crate) fn run_in(
         }
     };
     note.into_iter().for_each(tell);
-    prepared.run(&dir, results)
+    prepared.run(&dir, results, around)
 }
 
 /// Refuses a run that would read what lies in its own run directory, and so might remove it first.
@@ -144,12 +144,15 @@ fn dry_run(spec: &mut RunSpec, dir: &Path, json: bool, around: &Surroundings) ->
     let devices = spec.devices.with_disk_in(dir);
     around.end_turn();
     let mut orchestrator = orchestrator(&devices, spec.model.dtype, spec.model.seed, around)?;
-    submit(&mut orchestrator, spec, None, &around.machine)?;
+    submit(&mut orchestrator, spec, None, around)?;
     let run = admit(orchestrator, around)?;
     let largest = spec.training.batch.iter().max().copied().unwrap_or(1);
     let prediction = Prediction::of_run(&run, largest)?;
     let (admission, prediction) = (run.admission(), prediction.as_ref());
-    print(&if json { needs::json(admission, prediction)? } else { needs::render(admission, prediction) })?;
+    around.print(&match json {
+        true => needs::json(admission, prediction)?,
+        false => needs::render(admission, prediction),
+    })?;
     Ok(Outcome::Done)
 }
 
@@ -158,7 +161,7 @@ fn submit(
     orchestrator: &mut Orchestrator,
     spec: &mut RunSpec,
     dir: Option<&RunDir>,
-    machine: &Machine,
+    around: &Surroundings,
 ) -> Result<Submitted> {
     spec.devices.check_visit(spec.training.accumulate)?;
     let model = Model::load(&spec.model)?;
@@ -172,7 +175,7 @@ fn submit(
     let batch = |batch: &usize| note_of_batch(*batch, train, texts.items, texts.context);
     let batches = spec.training.batch.iter().filter_map(batch);
     let notes = batches.chain(spec.training.note_of_warmup(train)?).chain(note_of_cuts(&spec.devices));
-    notes.chain(note_of_memory(&spec.devices, machine)).for_each(|note| tell(&note));
+    notes.chain(note_of_memory(&spec.devices, &around.machine)).for_each(|note| tell(&note));
     if let Some(dir) = dir {
         check_inputs_of(spec, dir, &model, &texts)?;
     }
@@ -184,7 +187,7 @@ fn submit(
         Some(search) => spec.planned(search)?,
         None => spec.grid()?.into_iter().map(Planned::from).collect(),
     };
-    let mut maker = TaskMaker::new(&texts, spec, dir)?;
+    let mut maker = TaskMaker::new(&texts, spec, dir, around.control.clone())?;
     for planned in &planned {
         orchestrator.submit(maker.first(&model, spec, planned)?)?;
     }
@@ -240,8 +243,7 @@ struct Prepared {
 
 impl Prepared {
     fn new(spec: &mut RunSpec, dir: &mut RunDir, around: &Surroundings) -> Result<Self> {
-        let stop = StopFlag::new();
-        stop::on_interrupt(stop.clone(), around.terminal.clone())?;
+        let stop = around.stop_flag()?;
         let devices = devices(&spec.devices, &around.machine).into_iter().map(|device| device.name);
         let devices: Vec<String> = devices.collect();
         let on = spec.devices.with_disk_in(dir.path());
@@ -250,12 +252,11 @@ impl Prepared {
         let checkpoints = every.is_some();
         let every = every.unwrap_or(CheckpointEvery::Time(Duration::MAX));
         let mut orchestrator = orchestrator.stop_flag(stop.clone()).checkpoint_every(every);
-        let control = RunControl::new();
+        let steering = RunControl::new();
         if !spec.search.is_none() {
-            orchestrator = orchestrator.control(&control);
+            orchestrator = orchestrator.control(&steering);
         }
-        let Submitted { search, planned, maker } =
-            submit(&mut orchestrator, spec, Some(dir), &around.machine)?;
+        let Submitted { search, planned, maker } = submit(&mut orchestrator, spec, Some(dir), around)?;
         let mut run = admit(orchestrator, around)?;
         let admission = run.admission().clone();
         let tasks: Vec<String> = admission.tasks.iter().map(|task| task.name.clone()).collect();
@@ -273,7 +274,9 @@ impl Prepared {
         dir.write_spec(&text)?;
         write_plans(dir, &admission)?;
         let from_s = if dir.resumed { Journal::read(dir.path())?.at_s } else { 0.0 };
-        let log = SharedRunLog::new(dir.metrics()?, dir.open(TRACE)?, tasks.clone(), &devices, from_s)
+        let (metrics, trace) = (dir.metrics()?, dir.open(TRACE)?);
+        let control = around.control.clone();
+        let log = SharedRunLog::new(metrics, trace, tasks.clone(), &devices, from_s, control)
             .context("the run log could not be begun")?;
         log.configurations(configurations(spec, &planned, &admission)?);
         let registrar = around.registrar(&spec.devices, &shown(dir.path()));
@@ -282,9 +285,9 @@ impl Prepared {
         let searcher = search.map(|search| {
             note_of_repeats(&search).as_deref().into_iter().for_each(tell);
             for task in planned.iter().filter(|planned| planned.stopped) {
-                drop(control.send(Command::Stop { task: task.configuration.name.clone() }));
+                drop(steering.send(Command::Stop { task: task.configuration.name.clone() }));
             }
-            Searcher::new(search, spec.clone(), SearchLog::open(dir.path())?, control, maker)
+            Searcher::new(search, spec.clone(), SearchLog::open(dir.path())?, steering, maker)
         });
         let run = match searcher.transpose()? {
             Some(searcher) => run.observer(Box::new(Both(observer, searcher))),
@@ -293,7 +296,7 @@ impl Prepared {
         Ok(Self { run, logged: Logged { log, tasks, devices, spec: text }, stop, checkpoints, searched })
     }
 
-    fn run(self, dir: &RunDir, asked: &ResultSettings) -> Result<Outcome> {
+    fn run(self, dir: &RunDir, asked: &ResultSettings, around: &Surroundings) -> Result<Outcome> {
         let Self { run, logged, stop, checkpoints, searched } = self;
         let report = run.start().context("the run ended early")?;
         let text = serde_json::to_string_pretty(&report);
@@ -301,20 +304,21 @@ impl Prepared {
         let readable = Report::parse(&text)?;
         let search = searched.map(|spec| spec.search_in(dir.path())).transpose()?.flatten();
         let is_over = search.as_ref().is_some_and(|search| search.outcome().is_some());
-        let said = search.as_ref().map(searched_line).unwrap_or_default();
+        let searched = search.as_ref().map(searched_line).unwrap_or_default();
         let shown = match asked.json {
             true => format!("{text}\n"),
-            false => format!("{}\n{said}results in {}\n", readable.render(), dir.path().display()),
+            false => format!("{}\n{searched}results in {}\n", readable.render(), dir.path().display()),
         };
         // Whatever cannot be written, what was trained is reported, and everything else is written.
         let mut results = logged.end(dir, &report, &readable);
         results.extend(record(dir, &report, asked.record.as_deref()));
         // The last file: a run that is killed before it is put together again when it goes on.
         results.push(dir.write(REPORT, &format!("{text}\n")));
-        results.push(print(&shown));
+        results.push(around.print(&shown));
         let errors: Vec<anyhow::Error> = results.into_iter().filter_map(Result::err).collect();
+        around.tell_errors(said(&readable, &errors));
         let outcome = outcome(&readable, &errors, stop.is_stopped(), is_over);
-        if outcome == Outcome::Interrupted && checkpoints && !report.all_done() {
+        if around.control.is_none() && outcome == Outcome::Interrupted && checkpoints && !report.all_done() {
             tell(&format!("note: go on with: hydra resume {}", dir.path().display()));
         }
         Ok(outcome)
@@ -369,17 +373,21 @@ fn searched_line(search: &Search) -> String {
     format!("search: {trials} trials, {minibatches} minibatches; {best}\n\n")
 }
 
-/// The end of the run; what failed, tasks and `errors`, is said on standard error.
-fn outcome(report: &Report, errors: &[anyhow::Error], interrupted: bool, is_over: bool) -> Outcome {
+/// What failed, tasks and `errors`, in lines.
+fn said(report: &Report, errors: &[anyhow::Error]) -> Vec<String> {
     let failures = report.failures();
-    if !failures.is_empty() {
-        tell(&format!("error: {} of {} tasks failed", failures.len(), report.len()));
-        failures.iter().for_each(|failure| tell(&format!("  {failure}")));
-    }
-    errors.iter().for_each(|error| tell(render(error).trim_end()));
+    let count = format!("error: {} of {} tasks failed", failures.len(), report.len());
+    let mut lines = Vec::from_iter((!failures.is_empty()).then_some(count));
+    lines.extend(failures.iter().map(|failure| format!("  {failure}")));
+    lines.extend(errors.iter().map(|error| render(error).trim_end().to_owned()));
+    lines
+}
+
+/// The end of the run.
+fn outcome(report: &Report, errors: &[anyhow::Error], interrupted: bool, is_over: bool) -> Outcome {
     // Of a search that is over, whoever was stopped had lost.
     if interrupted || report.stopped() && !is_over {
         return Outcome::Interrupted;
     }
-    if failures.is_empty() && errors.is_empty() { Outcome::Done } else { Outcome::Failed }
+    if report.failures().is_empty() && errors.is_empty() { Outcome::Done } else { Outcome::Failed }
 }

@@ -1,5 +1,6 @@
 //! The tasks of a run, made of its configurations: at its start, and while it goes on.
 
+use crate::control::Control;
 use crate::run_dir::{Planned, RunDir, RunSpec, TaskFiles};
 use crate::session::model::{Model, Texts, Trained};
 use crate::settings::Configuration;
@@ -8,6 +9,7 @@ use hydra_core::{Dataset, TrainSpec};
 use hydra_engine::{Checkpoint, TrainTask};
 use serde_json::json;
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -24,11 +26,18 @@ pub(crate) struct TaskMaker {
     resumed: bool,
     /// A task of each shape.
     shapes: BTreeMap<Shape, String>,
+    /// The program around the run, if there is one, which may stop each task.
+    control: Option<Control>,
 }
 
 impl TaskMaker {
     /// Makes the tasks of a run on this data.
-    pub(crate) fn new(texts: &Texts, spec: &RunSpec, dir: Option<&RunDir>) -> Result<Self> {
+    pub(crate) fn new(
+        texts: &Texts,
+        spec: &RunSpec,
+        dir: Option<&RunDir>,
+        control: Option<Control>,
+    ) -> Result<Self> {
         Ok(Self {
             trained: BTreeMap::new(),
             train: texts.train.clone(),
@@ -36,14 +45,15 @@ impl TaskMaker {
             files: dir.map(RunDir::task_files).transpose()?,
             resumed: dir.is_some_and(|dir| dir.resumed),
             shapes: BTreeMap::new(),
+            control,
         })
     }
 
     /// The task of a configuration as the run begins or goes on, of a model whose chain is built if it was not yet.
     pub(crate) fn first(&mut self, model: &Model, spec: &RunSpec, planned: &Planned) -> Result<TrainTask> {
         let one = &planned.configuration;
-        if !self.trained.contains_key(&one.lora) {
-            self.trained.insert(one.lora, model.trained(&spec.adapters, one.lora)?);
+        if let Entry::Vacant(new) = self.trained.entry(one.lora) {
+            new.insert(model.trained(&spec.adapters, one.lora)?);
         }
         let train = spec.training.of(one, spec.model.seed, self.train.len())?;
         self.shapes.entry(shape(one, &train)).or_insert_with(|| one.name.clone());
@@ -87,6 +97,9 @@ impl TaskMaker {
         let mut task =
             TrainTask::new(&one.name, trained.chain.clone(), self.train.clone(), train).config(config);
         task = task.initial_validation(spec.training.initial_validation);
+        if let Some(control) = &self.control {
+            task = task.stop_flag(control.task(&one.name));
+        }
         let [validation, test] = &self.evaluated;
         if let Some(validation) = validation {
             task = task.validation(validation.clone());

@@ -132,7 +132,9 @@ pub(crate) fn named<T: DeserializeOwned + Clone + Send + Sync + 'static>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::settings::{AdapterSettings, DeviceSettings, ModelSettings, RunSettings, TrainingSettings};
+    use crate::settings::{
+        AdapterSettings, DeviceSettings, ModelSettings, RunSettings, SearchSettings, TrainingSettings,
+    };
     use hydra_core::ByteSize;
 
     #[test]
@@ -158,8 +160,9 @@ mod tests {
             let new = ["concurrent", "strict", "eval_limit", "initial_validation", "visit", "cache"];
             let new = [&new[..], &["devices_per_model"]].concat();
             let absent = [&["plan", "disk", "decay_steps", "loss_on", "pack", "train"][..], &new].concat();
-            let adapts = names::<AdapterSettings>().iter().any(|flag| flag == name);
-            assert!(adapts || absent.contains(&name) || file.contains(&name), "{name} in {file:?}");
+            let others = [names::<AdapterSettings>(), names::<SearchSettings>()].concat();
+            let is_other = others.iter().any(|flag| flag == name);
+            assert!(is_other || absent.contains(&name) || file.contains(&name), "{name} in {file:?}");
         }
     }
 

@@ -5,6 +5,7 @@
 pub(crate) mod error;
 pub(crate) mod log;
 pub(crate) mod numbers;
+pub(crate) mod panics;
 pub(crate) mod progress;
 pub(crate) mod stop;
 pub(crate) mod table;

@@ -26,12 +26,16 @@ const ARROWS: &[(&str, &[&str])] = &[
         "hydra-bench",
         &["hydra-core", "hydra-partition", "hydra-spill", "hydra-sched", "hydra-models", "hydra-engine"],
     ),
+    ("hydra-py", &["hydra-bench", "hydra-spill"]),
 ];
 
 /// Other people's crates that one of ours must not know, by the beginning of their names: the scheduler has
-/// neither tensors nor threads, nor has the search.
-const STRANGERS: &[(&str, &[&str])] =
-    &[("hydra-sched", &["burn", "rayon", "crossbeam"]), ("hydra-search", &["burn", "rayon", "crossbeam"])];
+/// neither tensors nor threads, nor has the search, and the command line is built where there is no Python.
+const STRANGERS: &[(&str, &[&str])] = &[
+    ("hydra-sched", &["burn", "rayon", "crossbeam"]),
+    ("hydra-search", &["burn", "rayon", "crossbeam"]),
+    ("hydra-bench", &["pyo3"]),
+];
 
 /// The crates that forbid unsafe code altogether.
 const SAFE: &[&str] = &[
@@ -42,6 +46,7 @@ const SAFE: &[&str] = &[
     "hydra-engine",
     "hydra-train",
     "hydra-bench",
+    "hydra-py",
 ];
 
 /// The modules of the other crates that may hold unsafe code.
@@ -275,6 +280,13 @@ fn scheduler_and_search_know_neither_tensors_nor_threads() {
         assert_eq!(broken_arrows("hydra-search", &text, &Table::new()).len(), 1, "{stranger}");
         assert!(broken_arrows("hydra-engine", &text, &Table::new()).is_empty(), "{stranger}");
     }
+}
+
+#[test]
+fn the_command_line_knows_no_python() {
+    let text: Table = "[dependencies]\npyo3 = \"1\"".parse().unwrap();
+    assert_eq!(broken_arrows("hydra-bench", &text, &Table::new()).len(), 1);
+    assert!(broken_arrows("hydra-py", &text, &Table::new()).is_empty());
 }
 
 #[test]

@@ -31,7 +31,7 @@ const FLOORS: &[(&str, &[&[&str]])] = &[
     (
         "hydra-bench",
         &[
-            &["terminal"],
+            &["control", "terminal"],
             &["machine", "pictures"],
             &["settings"],
             &["run_dir"],
@@ -39,6 +39,7 @@ const FLOORS: &[(&str, &[&[&str]])] = &[
             &["checklist"],
             &["commands"],
             &["cli"],
+            &["embedded"],
         ],
     ),
 ];

@@ -1,0 +1,52 @@
+//! The flags of a command, as data.
+
+use crate::cli::Cli;
+use clap::CommandFactory;
+
+/// A flag of a command.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Keyword {
+    /// Its name, with `_` in place of `-`.
+    pub name: String,
+    /// The form of its value, such as `RATE,..`; none if it takes no value.
+    pub value: Option<String>,
+    /// What it is for, in a line.
+    pub help: String,
+}
+
+/// The flags of a command in the order of its help; none of a command that does not exist.
+pub fn keywords(command: &str) -> Vec<Keyword> {
+    let cli = Cli::command();
+    let found = cli.find_subcommand(command).into_iter();
+    // Of a program that is not a terminal's: help, the version and the form of results are none of a user's choice.
+    let hidden = ["help", "version", "json"];
+    let flags = found.flat_map(clap::Command::get_arguments);
+    let flags = flags.filter_map(|flag| Some((flag, flag.get_long().filter(|long| !hidden.contains(long))?)));
+    let keyword = |(flag, long): (&clap::Arg, &str)| Keyword {
+        name: long.replace('-', "_"),
+        value: flag.get_action().takes_values().then(|| value_of(flag)),
+        help: flag.get_help().map(ToString::to_string).unwrap_or_default(),
+    };
+    flags.map(keyword).collect()
+}
+
+fn value_of(flag: &clap::Arg) -> String {
+    let names: Vec<&str> = flag.get_value_names().into_iter().flatten().map(|name| name.as_str()).collect();
+    names.join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_are_named_as_keywords_and_say_what_they_take() {
+        let select = keywords("select");
+        let of = |name: &str| select.iter().find(|keyword| keyword.name == name).unwrap();
+        assert_eq!(of("lr").value.as_deref(), Some("RATE,.."));
+        assert_eq!(of("device_memory").value.as_deref(), Some("SIZE"));
+        assert_eq!((of("force").value.as_ref(), of("no_shuffle").value.as_ref()), (None, None));
+        assert!(select.iter().all(|keyword| !keyword.help.is_empty() && keyword.name != "json"));
+        assert!(keywords("selectt").is_empty());
+    }
+}

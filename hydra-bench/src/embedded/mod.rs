@@ -1,0 +1,151 @@
+//! Commands inside of another program: the same flags and the same runs, with results, events and errors as values.
+//! It may touch the command line, and what a command tells of itself.
+//! It never prints, never listens to interrupts, and knows of no other language.
+
+mod events;
+mod failure;
+mod keywords;
+
+pub use events::{Events, Next};
+pub use failure::{Failure, Kind};
+pub use keywords::{Keyword, keywords};
+
+use crate::cli::Cli;
+use crate::control::Control;
+use crate::run_dir::{Journal, Report, is_taken, is_unfinished, read_report};
+use crate::session::Surroundings;
+use crate::terminal::{Outcome, Show, log, panics};
+use clap::Parser;
+use std::ffi::OsString;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Once, OnceLock};
+use std::time::Duration;
+
+/// The end of a command that did what it was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// All was done.
+    Done,
+    /// Tasks failed, or files could not be written.
+    Failed,
+    /// The run or a task was stopped before its end.
+    Stopped,
+}
+
+/// A command that runs on a thread of its own.
+#[derive(Clone, Debug)]
+pub struct Running {
+    control: Control,
+    end: Arc<OnceLock<Result<End, Failure>>>,
+}
+
+/// Starts the command that the arguments say, without the program's name before them. Its results are JSON if they say
+/// `--json`.
+///
+/// Device memory is measured in a program that installs the counting allocator of `hydra-spill`.
+///
+/// # Errors
+/// Arguments that the command line does not take, and a thread that could not be started.
+pub fn start(arguments: impl IntoIterator<Item = OsString>) -> Result<Running, Failure> {
+    let arguments = std::iter::once(OsString::from("hydra")).chain(arguments);
+    let cli = Cli::try_parse_from(arguments).map_err(|error| Failure::of_arguments(&error))?;
+    let running = Running { control: Control::default(), end: Arc::default() };
+    let of_thread = running.clone();
+    // The name keeps the panic hook quiet: a panic is an error of this command.
+    let thread = std::thread::Builder::new().name("hydra-command".to_owned()).stack_size(STACK);
+    thread.spawn(move || of_thread.run(cli)).map_err(|error| Failure::of_thread(&error))?;
+    Ok(running)
+}
+
+/// The stack of a command, which is that of a program's first thread.
+const STACK: usize = 8 << 20;
+
+impl Running {
+    fn run(&self, cli: Cli) {
+        let around = Surroundings::look(Show::Nothing).inside(self.control.clone());
+        static ONCE: Once = Once::new();
+        ONCE.call_once(|| {
+            log::to(&around.terminal);
+            panics::keep_workers_quiet();
+        });
+        let result = catch_unwind(AssertUnwindSafe(|| cli.run(&around)));
+        let end = match result {
+            Ok(Ok(Outcome::Done)) => Ok(End::Done),
+            Ok(Ok(Outcome::Failed)) => Ok(End::Failed),
+            Ok(Ok(Outcome::Interrupted)) => Ok(End::Stopped),
+            Ok(Err(error)) => Err(Failure::of_command(&error)),
+            Err(panic) => Err(Failure::of_panic(panic.as_ref())),
+        };
+        // What goes with the surroundings, such as the entry of the ledger, goes before anyone hears of the end.
+        drop(around);
+        let _ = self.end.set(end);
+        self.control.end();
+    }
+
+    /// Stops the run at the end of the minibatches that have begun. What was trained is written and reported.
+    pub fn stop(&self) {
+        self.control.stop_flag().stop();
+    }
+
+    /// Stops a task at the end of the minibatch that has begun. A name that no task has does nothing.
+    pub fn stop_task(&self, name: &str) {
+        self.control.task(name).stop();
+    }
+
+    /// Waits for the end, but at most so long; gives nothing if it has not come.
+    pub fn wait(&self, patience: Duration) -> Option<&Result<End, Failure>> {
+        drop(self.control.until(patience, |state| state.ended));
+        self.end.get()
+    }
+
+    /// Waits until the command knows its run directory, but at most so long; gives nothing if it does not, or has none.
+    pub fn directory(&self, patience: Duration) -> Option<PathBuf> {
+        self.control.until(patience, |state| state.ended || state.directory.is_some()).directory.clone()
+    }
+
+    /// Waits until the run has begun to train or the command has ended, but at most so long, and returns whether it has.
+    pub fn begun(&self, patience: Duration) -> bool {
+        let state = self.control.until(patience, |state| state.ended || state.lines.is_some());
+        state.ended || state.lines.is_some()
+    }
+
+    /// The events of the run from its beginning, which are the lines of its `metrics.jsonl`.
+    pub fn events(&self) -> Events {
+        Events::new(self.control.clone())
+    }
+
+    /// The result of a command that has ended, as the program would have printed it.
+    pub fn output(&self) -> String {
+        self.control.state().output.clone()
+    }
+
+    /// What went wrong beside the result, a line each: tasks that failed, files that could not be written.
+    pub fn errors(&self) -> Vec<String> {
+        self.control.state().errors.clone()
+    }
+}
+
+/// The report of a run directory as JSON, also of a run that is under way, with what is known of its tasks; the tasks are in
+/// the order of the leaderboard, each with its `rank`, or without where it has none.
+///
+/// # Errors
+/// A directory without a run, and a report that cannot be read.
+pub fn report(directory: &Path) -> Result<String, Failure> {
+    ranked_report(directory).map_err(|error| Failure::of_command(&error))
+}
+
+fn ranked_report(directory: &Path) -> anyhow::Result<String> {
+    let text = match is_unfinished(directory) {
+        true => Journal::read(directory)?.to_json(is_taken(directory))?,
+        false => read_report(directory)?,
+    };
+    Report::with_ranks(&text)
+}
+
+impl Failure {
+    fn of_thread(error: &io::Error) -> Self {
+        Self::new(Kind::Failed, format!("a thread for the command could not be started: {error}"))
+    }
+}

@@ -1,0 +1,109 @@
+"""Hydra trains many deep-learning models, each larger than a device's memory, on few devices, exactly.
+
+    import hydra_train as hydra
+
+    run = hydra.select(data="chat.jsonl", lr=[1e-4, 3e-4], devices="cpu:2", device_memory="1GiB")
+    for event in run:
+        print(event)
+    print(run.best.model_dir)
+
+Keyword arguments are the flags of the command line ``hydra``, with ``_`` in place of ``-``; ``help(hydra.select)`` lists them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hydra_train import _data, _keywords, _native
+from hydra_train._errors import HydraError, MemoryRefused, Stopped, TasksFailed, UnknownKeyword, UsageError
+from hydra_train._run import Run, Task
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from hydra_train._settings import Evaluate, Explain, Resume, Select, Train
+
+__all__ = [
+    "HydraError",
+    "MemoryRefused",
+    "Run",
+    "Stopped",
+    "Task",
+    "TasksFailed",
+    "UnknownKeyword",
+    "UsageError",
+    "evaluate",
+    "explain",
+    "report",
+    "resume",
+    "select",
+    "train",
+    "version",
+]
+
+version: str = _native.version
+
+
+def select(**settings: Unpack[Select]) -> Run:
+    """Starts to train a grid of configurations and returns the run, which goes on beside the program."""
+    return _run("select", settings)
+
+
+def train(**settings: Unpack[Train]) -> Run:
+    """Starts to train one configuration and returns the run, which goes on beside the program."""
+    return _run("train", settings)
+
+
+def resume(directory: str | os.PathLike[str], **settings: Unpack[Resume]) -> Run:
+    """Goes on with a run that was interrupted, from its last checkpoints, to the results that it would have had."""
+    return _run("resume", settings, os.fspath(directory))
+
+
+def evaluate(**settings: Unpack[Evaluate]) -> dict[str, Any]:
+    """The ``loss``, ``perplexity`` and ``predicted_tokens`` of a model on a text."""
+    return _result("eval", settings)
+
+
+def explain(**settings: Unpack[Explain]) -> dict[str, Any]:
+    """What a run needs, what it would move over which link, and how long it would take. Nothing is trained."""
+    return _result("explain", settings)
+
+
+def report(directory: str | os.PathLike[str]) -> dict[str, Any]:
+    """The report of a run directory, also of a run that is under way or was killed; the best task comes first."""
+    return dict(json.loads(_native.report(os.fspath(directory))))
+
+
+def _run(command: str, settings: Mapping[str, Any], *positional: str) -> Run:
+    # Bars and lines about how far it is are for terminals, where nobody reads events.
+    settings = {"progress": "none", **settings}
+    out = settings.get("out")
+    # Beside the run directory.
+    folder = Path("runs") if out is None else Path(out).parent
+    return Run([*_arguments(command, settings, folder), "--", *positional])
+
+
+def _result(command: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        return Run(_arguments(command, settings, Path(folder))).wait().report
+
+
+def _arguments(command: str, settings: Mapping[str, Any], folder: Path) -> list[str]:
+    """The command line; data of Python's objects is written into ``folder``."""
+    if "data" in settings:
+        settings = {**settings, "data": _data.as_path(settings["data"], folder)}
+    return [command, "--json", *_keywords.arguments(command, settings)]
+
+
+def _document() -> None:
+    functions = {"select": select, "train": train, "resume": resume, "eval": evaluate, "explain": explain}
+    for command, function in functions.items():
+        function.__doc__ = f"{function.__doc__}\n\n{_keywords.documentation(command)}"
+
+
+_document()

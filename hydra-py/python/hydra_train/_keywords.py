@@ -1,0 +1,76 @@
+"""Keyword arguments as the flags of the command line, which alone knows what they mean."""
+
+from __future__ import annotations
+
+import difflib
+import numbers
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from hydra_train import _native
+from hydra_train._errors import UnknownKeyword, UsageError
+
+
+def arguments(command: str, settings: Mapping[str, Any]) -> list[str]:
+    """The flags that say ``settings``: ``lr=[1e-4, 3e-4]`` is ``--lr=0.0001,0.0003``, and ``True`` a flag alone."""
+    known = {name: value for name, value, _ in _native.keywords(command)}
+    flags: list[str] = []
+    for keyword, value in settings.items():
+        if keyword not in known:
+            raise _unknown(command, keyword, list(known))
+        if value is None:
+            continue
+        flag = f"--{keyword.replace('_', '-')}"
+        form = known[keyword]
+        if form is not None:
+            flags.append(f"{flag}={_text(keyword, form, value)}")
+        elif not isinstance(value, bool):
+            raise UsageError(f"`{keyword}` is either True or False, and was given {value!r}", keyword=keyword)
+        elif value:
+            flags.append(flag)
+    return flags
+
+
+def documentation(command: str) -> str:
+    """The keywords of a command, each with its line of the command line's help."""
+    lines = []
+    for name, value, what in _native.keywords(command):
+        lines.append(f"    {name}={'True' if value is None else value}: {what}")
+    return "\n".join(["Keywords, all of them optional:", *lines])
+
+
+def _unknown(command: str, keyword: str, known: list[str]) -> UnknownKeyword:
+    nearest = difflib.get_close_matches(keyword, known, n=1, cutoff=0.0)[0]
+    return UnknownKeyword(
+        f"`{command}` has no keyword `{keyword}`; the nearest known one is `{nearest}`",
+        keyword=keyword,
+        nearest=nearest,
+    )
+
+
+def _text(keyword: str, form: str, value: Any) -> str:
+    """A value as a command line has it; several are separated by commas, where the form of the flag says so."""
+    one = _one(value)
+    if one is not None:
+        return one
+    takes_several = form.endswith(",..")
+    if takes_several and isinstance(value, Iterable) and not isinstance(value, Mapping):
+        several = [_one(item) for item in value]
+        if several and None not in several:
+            return ",".join(text for text in several if text is not None)
+    what = "a list of texts or numbers" if takes_several else "one text, number or path"
+    raise UsageError(f"`{keyword}` takes {what}, and was given {value!r}", keyword=keyword)
+
+
+def _one(value: Any) -> str | None:
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, (str, os.PathLike)):
+        return os.fsdecode(value)
+    # Also those of NumPy.
+    if isinstance(value, numbers.Integral):
+        return str(int(value))
+    if isinstance(value, numbers.Real):
+        return repr(float(value))
+    return None

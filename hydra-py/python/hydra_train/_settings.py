@@ -1,0 +1,237 @@
+"""The keywords of each function and their types, for checkers of types. A test holds them to the command line."""
+
+# Written by tests/settings.py.
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypedDict, Union
+
+Path = Union[str, "os.PathLike[str]"]
+Data = Union[Path, Iterable[Union[str, Mapping[str, Any]]], Mapping[str, Iterable[Union[str, Mapping[str, Any]]]]]
+
+
+class Select(TypedDict, total=False):
+    model: Path | None
+    data: Data | None
+    context: int | None
+    loss_on: str | None
+    dropout: float | None
+    train: str | Sequence[str] | None
+    dtype: str | None
+    seed: int | None
+    batch: int | Sequence[int] | None
+    lr: float | Sequence[float] | None
+    accumulate: int | None
+    epochs: int | None
+    steps: int | None
+    optimizer: str | None
+    weight_decay: float | None
+    no_decay_norms: bool | None
+    clip: float | None
+    schedule: str | None
+    warmup: int | None
+    decay_steps: int | None
+    no_shuffle: bool | None
+    eval_every: int | None
+    patience: int | None
+    eval_limit: int | None
+    no_initial_validation: bool | None
+    lora: int | Sequence[int] | None
+    lora_alpha: float | None
+    lora_dropout: float | None
+    lora_targets: str | Sequence[str] | None
+    adapter: Path | None
+    merge: bool | None
+    devices: str | None
+    device_memory: int | str | None
+    host_memory: int | str | None
+    disk_memory: int | str | None
+    disk: Path | None
+    concurrent: int | None
+    strict: bool | None
+    pinned_memory: int | str | None
+    precision: str | None
+    optimizer_placement: str | None
+    link: str | None
+    no_prefetch: bool | None
+    visit: int | None
+    devices_per_model: int | None
+    no_cache: bool | None
+    policy: str | None
+    cuts: int | Sequence[int] | None
+    plan: Path | None
+    out: Path | None
+    force: bool | None
+    dry_run: bool | None
+    record: Path | None
+    progress: str | None
+    checkpoint_every: int | str | None
+    spec: Path | None
+
+
+class Train(TypedDict, total=False):
+    model: Path | None
+    data: Data | None
+    context: int | None
+    loss_on: str | None
+    dropout: float | None
+    train: str | Sequence[str] | None
+    dtype: str | None
+    seed: int | None
+    accumulate: int | None
+    epochs: int | None
+    steps: int | None
+    optimizer: str | None
+    weight_decay: float | None
+    no_decay_norms: bool | None
+    clip: float | None
+    schedule: str | None
+    warmup: int | None
+    decay_steps: int | None
+    no_shuffle: bool | None
+    eval_every: int | None
+    patience: int | None
+    eval_limit: int | None
+    no_initial_validation: bool | None
+    lora_alpha: float | None
+    lora_dropout: float | None
+    lora_targets: str | Sequence[str] | None
+    adapter: Path | None
+    merge: bool | None
+    devices: str | None
+    device_memory: int | str | None
+    host_memory: int | str | None
+    disk_memory: int | str | None
+    disk: Path | None
+    concurrent: int | None
+    strict: bool | None
+    pinned_memory: int | str | None
+    precision: str | None
+    optimizer_placement: str | None
+    link: str | None
+    no_prefetch: bool | None
+    visit: int | None
+    devices_per_model: int | None
+    no_cache: bool | None
+    policy: str | None
+    cuts: int | Sequence[int] | None
+    plan: Path | None
+    out: Path | None
+    force: bool | None
+    dry_run: bool | None
+    record: Path | None
+    progress: str | None
+    checkpoint_every: int | str | None
+    batch: int | None
+    lr: float | None
+    lora: int | None
+
+
+class Resume(TypedDict, total=False):
+    devices: str | None
+    device_memory: int | str | None
+    host_memory: int | str | None
+    disk_memory: int | str | None
+    disk: Path | None
+    concurrent: int | None
+    strict: bool | None
+    pinned_memory: int | str | None
+    precision: str | None
+    optimizer_placement: str | None
+    link: str | None
+    no_prefetch: bool | None
+    visit: int | None
+    devices_per_model: int | None
+    no_cache: bool | None
+    policy: str | None
+    cuts: int | Sequence[int] | None
+    plan: Path | None
+    checkpoint_every: int | str | None
+    record: Path | None
+    progress: str | None
+
+
+class Evaluate(TypedDict, total=False):
+    model: Path | None
+    data: Data | None
+    context: int | None
+    loss_on: str | None
+    dropout: float | None
+    train: str | Sequence[str] | None
+    dtype: str | None
+    seed: int | None
+    adapter: Path | None
+    split: str | None
+    batch: int | None
+    devices: str | None
+    device_memory: int | str | None
+    host_memory: int | str | None
+    disk_memory: int | str | None
+    disk: Path | None
+    concurrent: int | None
+    strict: bool | None
+    pinned_memory: int | str | None
+    precision: str | None
+    optimizer_placement: str | None
+    link: str | None
+    no_prefetch: bool | None
+    visit: int | None
+    devices_per_model: int | None
+    no_cache: bool | None
+    policy: str | None
+    cuts: int | Sequence[int] | None
+    plan: Path | None
+
+
+class Explain(TypedDict, total=False):
+    model: Path | None
+    data: Data | None
+    context: int | None
+    loss_on: str | None
+    dropout: float | None
+    train: str | Sequence[str] | None
+    dtype: str | None
+    seed: int | None
+    accumulate: int | None
+    epochs: int | None
+    steps: int | None
+    optimizer: str | None
+    weight_decay: float | None
+    no_decay_norms: bool | None
+    clip: float | None
+    schedule: str | None
+    warmup: int | None
+    decay_steps: int | None
+    no_shuffle: bool | None
+    eval_every: int | None
+    patience: int | None
+    eval_limit: int | None
+    no_initial_validation: bool | None
+    lora: int | Sequence[int] | None
+    lora_alpha: float | None
+    lora_dropout: float | None
+    lora_targets: str | Sequence[str] | None
+    adapter: Path | None
+    merge: bool | None
+    devices: str | None
+    device_memory: int | str | None
+    host_memory: int | str | None
+    disk_memory: int | str | None
+    disk: Path | None
+    concurrent: int | None
+    strict: bool | None
+    pinned_memory: int | str | None
+    precision: str | None
+    optimizer_placement: str | None
+    link: str | None
+    no_prefetch: bool | None
+    visit: int | None
+    devices_per_model: int | None
+    no_cache: bool | None
+    policy: str | None
+    cuts: int | Sequence[int] | None
+    plan: Path | None
+    batch: int | Sequence[int] | None
+    lr: float | Sequence[float] | None

@@ -1,0 +1,30 @@
+//! Failures as exceptions of Python, whose classes `hydra_train._errors` defines.
+
+use hydra_bench::embedded::{Failure, Kind};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+/// The exception of a failure, or what kept it from being made.
+pub(crate) fn exception(py: Python<'_>, failure: &Failure) -> PyErr {
+    made(py, failure).unwrap_or_else(|error| error)
+}
+
+fn made(py: Python<'_>, failure: &Failure) -> PyResult<PyErr> {
+    let name = match failure.kind {
+        Kind::Usage => "UsageError",
+        Kind::Memory => "MemoryRefused",
+        Kind::Stopped => "Stopped",
+        Kind::Failed => "HydraError",
+    };
+    let class = py.import("hydra_train._errors")?.getattr(name)?;
+    let fields = PyDict::new(py);
+    fields.set_item("causes", &failure.causes)?;
+    if failure.kind == Kind::Usage {
+        fields.set_item("keyword", &failure.keyword)?;
+    }
+    if let (Kind::Memory, Some((needed, available))) = (failure.kind, failure.memory) {
+        fields.set_item("needed_bytes", needed)?;
+        fields.set_item("available_bytes", available)?;
+    }
+    Ok(PyErr::from_value(class.call((&failure.message,), Some(&fields))?))
+}

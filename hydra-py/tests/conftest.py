@@ -1,0 +1,53 @@
+"""What the tests share: the smallest grid, and the command line to compare with."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+#: Two configurations of two steps on two devices, cut into three shards: as in hydra-bench/tests/cli.
+GRID: dict[str, Any] = {
+    "batch": 4,
+    "lr": [1e-3, 3e-4],
+    "context": 32,
+    "devices": "cpu:2x1",
+    "device_memory": "64MiB",
+    "steps": 2,
+    "cuts": [2, 4],
+}
+#: A configuration that nobody waits for.
+ENDLESS: dict[str, Any] = {
+    "batch": 2,
+    "context": 16,
+    "devices": "cpu:1x1",
+    "device_memory": "64MiB",
+    "steps": 1_000_000,
+}
+
+
+@pytest.fixture(autouse=True)
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A folder for default run directories, and no ledger, so that tests do not wait for other runs."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HYDRA_LEDGER", "")
+    yield
+
+
+@pytest.fixture(scope="session")
+def hydra_program() -> Path:
+    """The program ``hydra``, which ``HYDRA_PROGRAM`` names; by default that of the target folder."""
+    metadata = ["cargo", "metadata", "--no-deps", "--format-version=1", "--offline"]
+    named = os.environ.get("HYDRA_PROGRAM")
+    if named is None:
+        found = subprocess.run(metadata, cwd=ROOT, check=True, capture_output=True).stdout
+        named = f"{json.loads(found)['target_directory']}/debug/hydra"
+    assert Path(named).is_file(), f"{named} is not there: cargo build -p hydra-bench"
+    return Path(named)

@@ -1,0 +1,54 @@
+"""Writes ``_settings.py`` from the flags of the command line: ``python hydra-py/tests/settings.py``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hydra_train import _native
+
+FILE = Path(__file__).parents[1] / "python/hydra_train/_settings.py"
+CLASSES = {"select": "Select", "train": "Train", "resume": "Resume", "eval": "Evaluate", "explain": "Explain"}
+
+HEAD = '''"""The keywords of each function and their types, for checkers of types. A test holds them to the command line."""
+
+# Written by tests/settings.py.
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypedDict, Union
+
+Path = Union[str, "os.PathLike[str]"]
+Data = Union[Path, Iterable[Union[str, Mapping[str, Any]]], Mapping[str, Iterable[Union[str, Mapping[str, Any]]]]]
+'''
+
+
+def type_of(name: str, value: str | None) -> str:
+    """The type of a keyword whose value has this form."""
+    if name == "data":
+        return "Data"
+    if value is None:
+        return "bool"
+    one = value.removesuffix(",..")
+    numbers = {"N": "int", "K": "int", "RANK": "int", "RATE": "float", "X": "float", "P": "float"}
+    path = "DIR" in one or "FILE" in one
+    mixed = one == "SIZE" or "|N|" in one
+    kind = numbers.get(one) or ("Path" if path else "int | str" if mixed else "str")
+    return kind if one == value else f"{kind} | Sequence[{kind}]"
+
+
+def written() -> str:
+    """The file as it should be."""
+    parts = [HEAD]
+    for command, name in CLASSES.items():
+        fields = [
+            f"    {keyword}: {type_of(keyword, value)} | None\n"
+            for keyword, value, _ in _native.keywords(command)
+        ]
+        parts.append(f"\n\nclass {name}(TypedDict, total=False):\n" + "".join(fields))
+    return "".join(parts)
+
+
+if __name__ == "__main__":
+    FILE.write_text(written())

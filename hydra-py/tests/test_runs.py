@@ -1,0 +1,212 @@
+"""Runs: the same bits as from the command line, events, results, and how runs end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hydra_train as hydra
+from conftest import ENDLESS, GRID
+
+
+def lines(run: hydra.Run) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (run.directory / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_the_bits_are_those_of_the_command_line(tmp_path: Path, hydra_program: Path) -> None:
+    flags = "--batch 4 --lr 1e-3,3e-4 --context 32 --devices cpu:2x1 --device-memory 64MiB --steps 2 --cuts 2,4"
+    out = ["--json", "--out", str(tmp_path / "cli")]
+    program = subprocess.run([hydra_program, "select", *flags.split(), *out], check=True, capture_output=True)
+    there = {task["name"]: task for task in json.loads(program.stdout)["tasks"]}
+    run = hydra.select(**GRID, out=tmp_path / "python").wait()
+    assert run.state == "done"
+    assert set(run.tasks) == set(there) == {"b4-lr1e-3", "b4-lr3e-4"}
+    for name, task in run.tasks.items():
+        assert task.weights_sha256 == there[name]["weights_sha256"]
+        assert task.losses == there[name]["losses"] and task.test == there[name]["test"]
+    spec = [(tmp_path / name / "spec.toml").read_text() for name in ("cli", "python")]
+    assert spec[0] == spec[1]
+    assert run.report == json.loads((run.directory / "report.json").read_text())
+
+
+def test_events_are_the_lines_of_the_metrics_and_end() -> None:
+    run = hydra.select(**GRID)
+    events = list(run)
+    assert events == lines(run) == list(run)
+    kinds = [event["event"] for event in events]
+    assert kinds.count("task") == kinds.count("end") == 2 and kinds.count("minibatch") == 4
+    assert run.state == "done"
+
+
+def test_results_are_ranked_and_flat() -> None:
+    run = hydra.select(**GRID).wait()
+    rows = run.leaderboard
+    assert [row["rank"] for row in rows] == [1, 2]
+    assert rows[0]["validation_loss"] <= rows[1]["validation_loss"]
+    best = run.best
+    assert (best.name, best.rank, best.state, best.steps) == (rows[0]["task"], 1, "done", 2)
+    assert best.validation is not None and best.validation["loss"] == rows[0]["validation_loss"]
+    assert best.model_dir is not None and (best.model_dir / "model.safetensors").is_file()
+    evaluated = hydra.evaluate(
+        model=best.model_dir, split="validation", batch=4, context=32, device_memory="64MiB"
+    )
+    assert evaluated["loss"] == best.validation["loss"]
+    report = hydra.report(run.directory)
+    assert [task["name"] for task in report["tasks"]] == [row["task"] for row in rows]
+
+
+def test_a_leaderboard_is_a_data_frame() -> None:
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed here")
+    run = hydra.select(**GRID).wait()
+    frame = run.to_pandas()
+    assert isinstance(frame, pandas.DataFrame)
+    assert list(frame["task"]) == [row["task"] for row in run.leaderboard]
+
+
+def test_without_pandas_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = hydra.select(**GRID).wait()
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(hydra.HydraError, match="pip install pandas"):
+        run.to_pandas()
+
+
+def test_a_task_is_stopped_alone() -> None:
+    run = hydra.select(**(ENDLESS | {"devices": "cpu:2x1", "lr": [1e-3, 3e-4]}))
+    stopped, other = "b2-lr1e-3", "b2-lr3e-4"
+    for event in run:
+        if event["event"] == "minibatch" and event["task"] == stopped:
+            run.tasks[stopped].stop()
+        if event["event"] == "end":
+            assert (event["task"], event["state"]) == (stopped, "stopped")
+            assert run.tasks[stopped].state == "stopped" and run.tasks[other].state == "running"
+            break
+    run.stop()
+    assert run.wait().state == "stopped"
+    assert all(task.state == "stopped" and task.model_dir for task in run.tasks.values())
+
+
+def test_a_run_that_is_stopped_goes_on_to_the_same_bits() -> None:
+    settings = GRID | {"steps": 12, "lr": 1e-3, "checkpoint_every": 1}
+    whole = hydra.select(**settings, out="whole").wait()
+    run = hydra.select(**settings, out="stopped")
+    next(event for event in run if event["event"] == "minibatch")
+    run.stop()
+    assert run.wait().best.steps < 12
+    resumed = hydra.resume(run.directory)
+    events = list(resumed)
+    assert any(event["event"] == "resumed" for event in events)
+    assert events == lines(resumed)[-len(events) :]
+    assert resumed.best.weights_sha256 == whole.best.weights_sha256
+    # Nothing is left, and the report is there.
+    assert hydra.resume(run.directory).wait().best.steps == 12
+
+
+def test_others_go_on_while_a_run_trains() -> None:
+    with hydra.train(**ENDLESS) as run:
+        heard = threading.Event()
+        threading.Thread(target=heard.set).start()
+        assert heard.wait(60)
+        with pytest.raises(TimeoutError):
+            run.wait(0.2)
+        assert run.state == "running" and [task.name for task in run.tasks.values()] == ["b2-lr3e-4"]
+        run.stop()
+    assert run.state == "stopped"
+
+
+def test_an_exception_that_leaves_the_block_stops_the_run() -> None:
+    with pytest.raises(KeyError, match="mine"):
+        with hydra.train(**ENDLESS) as run:
+            next(event for event in run if event["event"] == "minibatch")
+            raise KeyError("mine")
+    assert run.state == "stopped"
+
+
+def test_a_dry_run_and_an_explanation_train_nothing() -> None:
+    run = hydra.select(**GRID, dry_run=True).wait()
+    assert {task["name"] for task in run.report["tasks"]} == {"b4-lr1e-3", "b4-lr3e-4"}
+    with pytest.raises(hydra.HydraError, match="dry run"):
+        run.directory
+    assert hydra.explain(**GRID)["prediction"]
+    assert not Path("runs").exists()
+
+
+INTERRUPTED = """
+import hydra_train as hydra
+
+run = hydra.train(**SETTINGS, out="run")
+next(event for event in run if event["event"] == "minibatch")
+with CONTEXT:
+    print("trains", flush=True)
+    WAIT
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals are sent as on Unix")
+@pytest.mark.parametrize("context", ["run", "contextlib.nullcontext()"])
+@pytest.mark.parametrize("wait", ["run.wait()", "for event in run: pass"])
+def test_an_interrupt_loses_nothing(wait: str, context: str) -> None:
+    # Wherever it arrives, also before or behind what waits: a block stops its run, and so does the program's end.
+    script = "import contextlib\n" + INTERRUPTED.replace("SETTINGS", repr(ENDLESS))
+    script = script.replace("CONTEXT", context).replace("WAIT", wait)
+    child = program(script)
+    assert child.stdout is not None and child.stdout.readline() == "trains\n"
+    child.send_signal(signal.SIGINT)
+    _, err = child.communicate()
+    assert child.returncode != 0 and "KeyboardInterrupt" in err, err
+    is_stopped_and_written()
+
+
+def test_a_program_that_ends_stops_its_run() -> None:
+    child = program(INTERRUPTED.replace("SETTINGS", repr(ENDLESS)).replace("with CONTEXT", "if True").replace("WAIT", ""))
+    _, err = child.communicate()
+    assert child.returncode == 0, err
+    is_stopped_and_written()
+
+
+def program(script: str) -> subprocess.Popen[str]:
+    pipe = subprocess.PIPE
+    return subprocess.Popen([sys.executable, "-c", script], stdout=pipe, stderr=pipe, text=True)
+
+
+def is_stopped_and_written() -> None:
+    task = json.loads(Path("run/report.json").read_text())["tasks"][0]
+    assert task["state"] == "stopped" and Path(task["model_dir"], "model.safetensors").is_file()
+
+
+class InterruptedOnce:
+    """A running command whose first waiting somebody interrupts."""
+
+    def __init__(self, running: Any) -> None:
+        self._running, self._interrupted = running, False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._running, name)
+
+    def wait(self, timeout: float | None = None) -> Any:
+        if not self._interrupted:
+            self._interrupted = True
+            raise KeyboardInterrupt
+        return self._running.wait(timeout)
+
+    def events(self) -> Any:
+        yield '{"event": "first"}'
+        self.wait()
+
+
+@pytest.mark.parametrize("waits", [hydra.Run.wait, list])
+def test_an_interrupt_is_raised_when_the_run_has_stopped(waits: Callable[[hydra.Run], object]) -> None:
+    run = hydra.train(**ENDLESS)
+    next(event for event in run if event["event"] == "minibatch")
+    run._running = InterruptedOnce(run._running)  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        waits(run)
+    assert run.state == "stopped" and run.best.model_dir is not None

@@ -1,0 +1,36 @@
+"""A program as a user writes it. `mypy --strict` must pass on it: each `ignore` stands where an error must be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import hydra_train as hydra
+
+
+def grid(data: Path) -> str:
+    run = hydra.select(data=data, lr=[1e-4, 3e-4], batch=8, device_memory="1GiB", dry_run=False)
+    for event in run:
+        kind: str = event["event"]
+        print(kind)
+    task: hydra.Task = run.best
+    losses: list[float | None] = task.losses
+    rows: list[dict[str, Any]] = run.leaderboard
+    print(losses, rows, run.to_pandas(), run.tasks[task.name].state)
+    return task.name
+
+
+def texts() -> None:
+    hydra.train(data=["one", "two"], lr=1e-3)
+    hydra.train(data={"train": [{"prompt": "why", "completion": "so"}]})
+    hydra.resume("runs/select-1", checkpoint_every=10).wait(timeout=1.5)
+
+
+def mistakes() -> None:
+    hydra.select(lrr=1e-4)  # type: ignore[call-arg]
+    hydra.train(lr=[1e-4, 3e-4])  # type: ignore[arg-type]
+    hydra.select(steps="many")  # type: ignore[arg-type]
+
+
+def refused(error: hydra.MemoryRefused) -> int:
+    return error.needed_bytes - error.available_bytes
