@@ -4,7 +4,7 @@ use crate::common::{fails, hydra, json, says, spawn};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Child, Stdio};
 use std::time::Duration;
 use tempfile::TempDir;
 
@@ -106,6 +106,15 @@ fn searches_that_make_no_sense_are_refused_with_what_to_do() {
     fails(&two.split_whitespace().collect::<Vec<_>>(), 2, &["--batch", "--sample batch=RANGE"]);
 }
 
+/// Waits until a search was told so much, or has ended.
+#[expect(clippy::disallowed_methods, reason = "another process tells of its doings only by its files")]
+fn wait_for_reports(dir: &Path, child: &mut Child, count: usize) {
+    let told = || std::fs::read_to_string(dir.join("search.jsonl")).map_or(0, |text| text.lines().count());
+    while told() < count && child.try_wait().unwrap().is_none() {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
 #[test]
 fn a_search_that_was_killed_goes_on_to_the_outcome_of_one_that_was_left_alone() {
     let root = TempDir::new().unwrap();
@@ -121,11 +130,7 @@ fn a_search_that_was_killed_goes_on_to_the_outcome_of_one_that_was_left_alone() 
             .chain(flags.split_whitespace())
             .chain(["--out", killed.to_str().unwrap()]);
         let mut child = spawn(&all.collect::<Vec<_>>(), Stdio::null());
-        let told =
-            || std::fs::read_to_string(killed.join("search.jsonl")).map_or(0, |text| text.lines().count());
-        while told() < reports && child.try_wait().unwrap().is_none() {
-            std::thread::sleep(Duration::from_millis(2));
-        }
+        wait_for_reports(&killed, &mut child, reports);
         child.kill().unwrap();
         child.wait().unwrap();
         let resumed = ["resume", killed.to_str().unwrap(), "--devices", "cpu:2x1", "--progress", "none"];

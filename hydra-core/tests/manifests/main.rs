@@ -24,7 +24,15 @@ const ARROWS: &[(&str, &[&str])] = &[
     ),
     (
         "hydra-bench",
-        &["hydra-core", "hydra-partition", "hydra-spill", "hydra-sched", "hydra-models", "hydra-engine"],
+        &[
+            "hydra-core",
+            "hydra-partition",
+            "hydra-spill",
+            "hydra-sched",
+            "hydra-search",
+            "hydra-models",
+            "hydra-engine",
+        ],
     ),
     ("hydra-py", &["hydra-bench", "hydra-spill"]),
 ];

@@ -11,6 +11,7 @@ mod gradient_room;
 mod lanes;
 mod live;
 mod pause;
+mod pausing;
 mod phase;
 mod results;
 mod shared;
