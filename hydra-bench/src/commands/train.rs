@@ -3,7 +3,7 @@
 use crate::run_dir::{CommandName, RunSpec};
 use crate::session::{Surroundings, run};
 use crate::settings::{OutSettings, RunSettings};
-use crate::terminal::Outcome;
+use crate::terminal::{Outcome, Usage};
 use anyhow::Result;
 use clap::{Arg, ArgAction, Args};
 
@@ -28,6 +28,10 @@ fn one(flag: Arg, value_name: &'static str, default: &'static str) -> Arg {
 
 /// Trains the configuration.
 pub(crate) fn run(args: TrainArgs, around: &Surroundings) -> Result<Outcome> {
+    if !args.settings.search.is_none() {
+        let says = "hydra train trains one configuration: search with hydra select, which has the same flags";
+        return Err(Usage::new(says).into());
+    }
     let around = &around.planning();
     let spec = RunSpec::new(CommandName::Train, args.settings, &around.machine)?;
     run::run(spec, &args.out, around)

@@ -304,6 +304,12 @@ impl RunDir {
         Ok(TaskFiles { checkpoints: folder(CHECKPOINTS)?, models: folder(MODELS)?, states: folder(STATES)? })
     }
 
+    /// Removes the states from which tasks were forked, if that can be done.
+    pub(crate) fn remove_states(&self) {
+        // Nobody misses them, and nobody is kept by them.
+        let _ = remove(&self.file(STATES));
+    }
+
     /// The checkpoint of a task: `checkpoints/<task>.safetensors`.
     pub(crate) fn checkpoint_file(&self, task: &str) -> Result<PathBuf> {
         Ok(self.task_files()?.checkpoint_file(task))

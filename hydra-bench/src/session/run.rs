@@ -146,6 +146,11 @@ fn dry_run(spec: &mut RunSpec, dir: &Path, json: bool, around: &Surroundings) ->
     let mut orchestrator = orchestrator(&devices, spec.model.dtype, spec.model.seed, around)?;
     submit(&mut orchestrator, spec, None, around)?;
     let run = admit(orchestrator, around)?;
+    if !spec.search.is_none() {
+        tell(
+            "note: the times are those of trials that are all trained to their ends; which ones a search stops, losses decide",
+        );
+    }
     let largest = spec.training.batch.iter().max().copied().unwrap_or(1);
     let prediction = Prediction::of_run(&run, largest)?;
     let (admission, prediction) = (run.admission(), prediction.as_ref());
@@ -189,6 +194,9 @@ fn submit(
     };
     let mut maker = TaskMaker::new(&texts, spec, dir, around.control.clone())?;
     for planned in &planned {
+        if !maker.can_begin(&planned.configuration.name, planned.parent.as_ref())? {
+            continue;
+        }
         orchestrator.submit(maker.first(&model, spec, planned)?)?;
     }
     Ok(Submitted { search, planned, maker })
@@ -304,6 +312,10 @@ impl Prepared {
         let readable = Report::parse(&text)?;
         let search = searched.map(|spec| spec.search_in(dir.path())).transpose()?.flatten();
         let is_over = search.as_ref().is_some_and(|search| search.outcome().is_some());
+        if is_over {
+            // Nothing is forked any more.
+            dir.remove_states();
+        }
         let searched = search.as_ref().map(searched_line).unwrap_or_default();
         let shown = match asked.json {
             true => format!("{text}\n"),

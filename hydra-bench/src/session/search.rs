@@ -6,7 +6,7 @@ use crate::terminal::tell;
 use anyhow::{Context, Result};
 use hydra_core::TaskId;
 use hydra_engine::{Checkpoint, Command, EvaluationKind, Observer, RunControl, RunEvent, TaskState};
-use hydra_search::{Action, Report, Search, TrialId};
+use hydra_search::{Action, Report, Search, Standing, TrialId};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
@@ -39,6 +39,8 @@ pub(crate) struct Searcher {
 struct State {
     file: PathBuf,
     saved: bool,
+    /// True if a task began with it: it may read it yet, and does so again where the run goes on after a kill.
+    forked: bool,
 }
 
 impl Searcher {
@@ -68,6 +70,7 @@ impl Searcher {
         };
         // Those are the tasks that were submitted.
         this.search.actions();
+        this.forks = this.missing_forks()?;
         let known: Vec<TrialId> = this.search.trials().map(|view| view.trial).collect();
         for trial in known {
             let name = this.name(trial)?;
@@ -77,6 +80,20 @@ impl Searcher {
             this.names.insert(name, trial);
         }
         Ok(this)
+    }
+
+    /// The forks that were called for and are not among the tasks yet: the run was killed before their parents were saved.
+    fn missing_forks(&self) -> Result<Vec<Action>> {
+        let mut missing = Vec::new();
+        for view in self.search.trials() {
+            let (Some(branch), Standing::Training { until }) = (view.branch, view.standing) else { continue };
+            let parent = self.name(branch.parent)?;
+            if !self.maker.can_begin(&self.name(view.trial)?, Some(&(parent, branch.at)))? {
+                let (trial, settings) = (view.trial, view.settings.clone());
+                missing.push(Action::Fork { trial, parent: branch.parent, at: branch.at, settings, until });
+            }
+        }
+        Ok(missing)
     }
 
     fn name(&self, trial: TrialId) -> Result<String> {
@@ -150,7 +167,7 @@ impl Searcher {
                 self.save(trial, step)?;
             }
         }
-        let gone = self.states.extract_if(.., |of, state| state.saved && !held.contains(of));
+        let gone = self.states.extract_if(.., |of, state| state.saved && !state.forked && !held.contains(of));
         // A file that cannot be removed is in nobody's way.
         gone.for_each(|(_, state)| drop(std::fs::remove_file(state.file)));
         Ok(())
@@ -165,7 +182,7 @@ impl Searcher {
                 let save = Command::Save { task, at: Some(step), file: file.clone() };
                 drop(self.control.send(save));
             }
-            self.states.insert((trial, step), State { file, saved });
+            self.states.insert((trial, step), State { file, saved, forked: false });
         }
         Ok(())
     }
@@ -200,7 +217,11 @@ impl Searcher {
         };
         let ready: Vec<Action> = self.forks.extract_if(.., saved).collect();
         for action in ready {
-            let state = origin(&action).and_then(|of| self.states.get(&of)).map(|state| state.file.clone());
+            let state = origin(&action).and_then(|of| self.states.get_mut(&of));
+            let state = state.map(|state| {
+                state.forked = true;
+                state.file.clone()
+            });
             self.submit(action.trial(), &action, state)?;
         }
         Ok(())
@@ -244,6 +265,9 @@ impl Observer for Searcher {
         match event {
             RunEvent::Admitted(admission) => {
                 admission.tasks.iter().for_each(|task| self.add_task(&task.name));
+                if let Err(error) = self.carry_out() {
+                    self.give_up(&error);
+                }
                 for left in &admission.left_out {
                     let trial = self.names.get(&left.name).copied();
                     trial.into_iter().for_each(|trial| self.fail(trial));

@@ -61,6 +61,7 @@ impl TaskMaker {
         if let Some((parent, at)) = &planned.parent
             && self.checkpoint(&one.name)?.is_none()
         {
+            // It is there, or the task would wait for it.
             task = task.fork_from(Checkpoint::open(self.state_file(parent, *at)?)?);
         }
         Ok(match planned.until {
@@ -145,6 +146,12 @@ impl TaskMaker {
         let file = self.files.as_ref().map(|files| files.checkpoint_file(name));
         let there = file.filter(|file| self.resumed && file.exists());
         Ok(there.map(Checkpoint::open).transpose()?)
+    }
+
+    /// Returns whether a task can begin now: from the start, its own checkpoint, or the state of its parent.
+    pub(crate) fn can_begin(&self, name: &str, parent: Option<&(String, usize)>) -> Result<bool> {
+        let Some((parent, at)) = parent else { return Ok(true) };
+        Ok(self.checkpoint(name)?.is_some() || self.state_file(parent, *at)?.exists())
     }
 
     /// The file for the state that a task has after so many minibatches.

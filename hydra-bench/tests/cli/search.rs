@@ -102,6 +102,8 @@ fn searches_that_make_no_sense_are_refused_with_what_to_do() {
     refused("--search random --trials 2 --steps 9 --sample warmup=uniform:0..1", &["warmup"]);
     refused("--search halfing --trials 2 --steps 9", &["halving"]);
     refused("--search random --trials 2 --steps 9 --eta 3", &["`eta` is nothing to the search `random`"]);
+    let train = COMMON.replace("select", "train") + " --search random --trials 2 --steps 2";
+    fails(&train.split_whitespace().collect::<Vec<_>>(), 2, &["hydra select"]);
     let two = COMMON.replace("--batch 4", "--batch 4,8") + " --search random --trials 2 --steps 2";
     fails(&two.split_whitespace().collect::<Vec<_>>(), 2, &["--batch", "--sample batch=RANGE"]);
 }
