@@ -30,6 +30,8 @@ def type_of(name: str, value: str | None) -> str:
         return "Data"
     if value is None:
         return "bool"
+    if value.endswith(" .."):
+        return "str | Sequence[str] | Mapping[str, Any]"
     one = value.removesuffix(",..")
     numbers = {"N": "int", "K": "int", "RANK": "int", "RATE": "float", "X": "float", "P": "float"}
     path = "DIR" in one or "FILE" in one

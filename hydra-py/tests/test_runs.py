@@ -64,6 +64,17 @@ def test_results_are_ranked_and_flat() -> None:
     assert [task["name"] for task in report["tasks"]] == [row["task"] for row in rows]
 
 
+def test_a_search_ends_with_one_trial_that_is_done() -> None:
+    settings = {key: value for key, value in GRID.items() if key not in ("lr", "steps")}
+    named = {"lr": "log:1e-4..1e-2", "weight_decay": [0, 0.1]}
+    run = hydra.select(**settings, search="halving", trials=3, steps=3, sample=named).wait()
+    states = [task.state for task in run.tasks.values()]
+    assert run.state == "done" and sorted(states) == ["done", "stopped", "stopped"]
+    assert run.best.state == "done" and run.best.steps == 3
+    again = hydra.select(**settings, search="halving", trials=3, steps=3, sample=["lr=log:1e-4..1e-2", "weight_decay=0,0.1"])
+    assert again.wait().best.weights_sha256 == run.best.weights_sha256
+
+
 def test_a_leaderboard_is_a_data_frame() -> None:
     pandas = pytest.importorskip("pandas", reason="pandas is not installed here")
     run = hydra.select(**GRID).wait()

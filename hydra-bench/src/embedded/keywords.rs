@@ -1,14 +1,15 @@
 //! The flags of a command, as data.
 
 use crate::cli::Cli;
-use clap::CommandFactory;
+use clap::{ArgAction, CommandFactory};
 
 /// A flag of a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Keyword {
     /// Its name, with `_` in place of `-`.
     pub name: String,
-    /// The form of its value, such as `RATE,..`; none if it takes no value.
+    /// The form of its value: `RATE,..` of several that commas separate, `NAME=RANGE ..` of a flag that is repeated; none if it
+    /// takes no value.
     pub value: Option<String>,
     /// What it is for, in a line.
     pub help: String,
@@ -32,7 +33,8 @@ pub fn keywords(command: &str) -> Vec<Keyword> {
 
 fn value_of(flag: &clap::Arg) -> String {
     let names: Vec<&str> = flag.get_value_names().into_iter().flatten().map(|name| name.as_str()).collect();
-    names.join(" ")
+    let repeated = matches!(flag.get_action(), ArgAction::Append) && flag.get_value_delimiter().is_none();
+    names.join(" ") + if repeated { " .." } else { "" }
 }
 
 #[cfg(test)]
@@ -44,6 +46,7 @@ mod tests {
         let select = keywords("select");
         let of = |name: &str| select.iter().find(|keyword| keyword.name == name).unwrap();
         assert_eq!(of("lr").value.as_deref(), Some("RATE,.."));
+        assert_eq!(of("sample").value.as_deref(), Some("NAME=RANGE .."));
         assert_eq!(of("device_memory").value.as_deref(), Some("SIZE"));
         assert_eq!((of("force").value.as_ref(), of("no_shuffle").value.as_ref()), (None, None));
         assert!(select.iter().all(|keyword| !keyword.help.is_empty() && keyword.name != "json"));

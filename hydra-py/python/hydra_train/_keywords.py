@@ -12,6 +12,10 @@ from hydra_train import _native
 from hydra_train._errors import UnknownKeyword, UsageError
 
 
+#: The end of the form of a flag that is given once for each value.
+REPEATED = " .."
+
+
 def arguments(command: str, settings: Mapping[str, Any]) -> list[str]:
     """The flags that say ``settings``: ``lr=[1e-4, 3e-4]`` is ``--lr=0.0001,0.0003``, and ``True`` a flag alone."""
     known = {name: value for name, value, _ in _native.keywords(command)}
@@ -23,7 +27,9 @@ def arguments(command: str, settings: Mapping[str, Any]) -> list[str]:
             continue
         flag = f"--{keyword.replace('_', '-')}"
         form = known[keyword]
-        if form is not None:
+        if form is not None and form.endswith(REPEATED):
+            flags.extend(f"{flag}={text}" for text in _texts(keyword, value))
+        elif form is not None:
             flags.append(f"{flag}={_text(keyword, form, value)}")
         elif not isinstance(value, bool):
             raise UsageError(f"`{keyword}` is either True or False, and was given {value!r}", keyword=keyword)
@@ -61,6 +67,18 @@ def _text(keyword: str, form: str, value: Any) -> str:
             return ",".join(text for text in several if text is not None)
     what = "a list of texts or numbers" if takes_several else "one text, number or path"
     raise UsageError(f"`{keyword}` takes {what}, and was given {value!r}", keyword=keyword)
+
+
+def _texts(keyword: str, value: Any) -> list[str]:
+    """The values of a flag that is repeated: one, several, or named ones such as ``{"lr": "log:1e-5..1e-2"}``."""
+    if isinstance(value, Mapping):
+        return [f"{name}={_text(keyword, ',..', range)}" for name, range in value.items()]
+    one = _one(value)
+    several = [one] if one is not None else [_one(item) for item in value] if isinstance(value, Iterable) else [None]
+    texts = [text for text in several if text is not None]
+    if len(texts) < len(several):
+        raise UsageError(f"`{keyword}` takes texts, or names with their values, and was given {value!r}", keyword=keyword)
+    return texts
 
 
 def _one(value: Any) -> str | None:

@@ -17,6 +17,7 @@ class Select(TypedDict, total=False):
     data: Data | None
     context: int | None
     loss_on: str | None
+    pack: bool | None
     dropout: float | None
     train: str | Sequence[str] | None
     dtype: str | None
@@ -44,6 +45,14 @@ class Select(TypedDict, total=False):
     lora_targets: str | Sequence[str] | None
     adapter: Path | None
     merge: bool | None
+    search: str | None
+    sample: str | Sequence[str] | Mapping[str, Any] | None
+    trials: int | None
+    trials_file: Path | None
+    eta: int | None
+    first_rung: int | None
+    workers: int | None
+    interval: int | None
     devices: str | None
     device_memory: int | str | None
     host_memory: int | str | None
@@ -76,6 +85,7 @@ class Train(TypedDict, total=False):
     data: Data | None
     context: int | None
     loss_on: str | None
+    pack: bool | None
     dropout: float | None
     train: str | Sequence[str] | None
     dtype: str | None
@@ -100,6 +110,14 @@ class Train(TypedDict, total=False):
     lora_targets: str | Sequence[str] | None
     adapter: Path | None
     merge: bool | None
+    search: str | None
+    sample: str | Sequence[str] | Mapping[str, Any] | None
+    trials: int | None
+    trials_file: Path | None
+    eta: int | None
+    first_rung: int | None
+    workers: int | None
+    interval: int | None
     devices: str | None
     device_memory: int | str | None
     host_memory: int | str | None
@@ -158,6 +176,7 @@ class Evaluate(TypedDict, total=False):
     data: Data | None
     context: int | None
     loss_on: str | None
+    pack: bool | None
     dropout: float | None
     train: str | Sequence[str] | None
     dtype: str | None
@@ -190,6 +209,7 @@ class Explain(TypedDict, total=False):
     data: Data | None
     context: int | None
     loss_on: str | None
+    pack: bool | None
     dropout: float | None
     train: str | Sequence[str] | None
     dtype: str | None
@@ -215,6 +235,14 @@ class Explain(TypedDict, total=False):
     lora_targets: str | Sequence[str] | None
     adapter: Path | None
     merge: bool | None
+    search: str | None
+    sample: str | Sequence[str] | Mapping[str, Any] | None
+    trials: int | None
+    trials_file: Path | None
+    eta: int | None
+    first_rung: int | None
+    workers: int | None
+    interval: int | None
     devices: str | None
     device_memory: int | str | None
     host_memory: int | str | None
