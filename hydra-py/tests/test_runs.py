@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -171,21 +172,23 @@ def test_an_interrupt_loses_nothing(wait: str, context: str) -> None:
     child = program(script)
     assert child.stdout is not None and child.stdout.readline() == "trains\n"
     child.send_signal(signal.SIGINT)
-    _, err = child.communicate()
+    _, err = child.communicate(timeout=300)
     assert child.returncode != 0 and "KeyboardInterrupt" in err, err
     is_stopped_and_written()
 
 
 def test_a_program_that_ends_stops_its_run() -> None:
     child = program(INTERRUPTED.replace("SETTINGS", repr(ENDLESS)).replace("with CONTEXT", "if True").replace("WAIT", ""))
-    _, err = child.communicate()
+    _, err = child.communicate(timeout=300)
     assert child.returncode == 0, err
     is_stopped_and_written()
 
 
 def program(script: str) -> subprocess.Popen[str]:
     pipe = subprocess.PIPE
-    return subprocess.Popen([sys.executable, "-c", script], stdout=pipe, stderr=pipe, text=True)
+    # Whoever starts the tests in the background may have them ignore interrupts, which programs inherit.
+    heard = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    return subprocess.Popen([sys.executable, "-c", script], stdout=pipe, stderr=pipe, text=True, preexec_fn=heard)
 
 
 def is_stopped_and_written() -> None:
