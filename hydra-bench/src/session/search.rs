@@ -28,6 +28,8 @@ pub(crate) struct Searcher {
     trained: BTreeMap<TrialId, usize>,
     /// True if the run stops, for it to go on later.
     stopping: bool,
+    /// True if the search cannot go on: nothing is decided any more.
+    given_up: bool,
     /// Where each trial is paused.
     paused: BTreeMap<TrialId, usize>,
     /// The states that are saved, or will be, and whether they are.
@@ -64,6 +66,7 @@ impl Searcher {
             losses: BTreeMap::new(),
             trained: BTreeMap::new(),
             stopping: false,
+            given_up: false,
             paused: BTreeMap::new(),
             states: BTreeMap::new(),
             forks: Vec::new(),
@@ -100,11 +103,17 @@ impl Searcher {
         Ok(self.spec.configuration(&self.search, trial)?.name)
     }
 
-    /// Reports that a trial is trained no further.
+    /// Reports that a trial is trained no further, and that nothing is forked from states of it that were not saved.
     fn fail(&mut self, trial: TrialId) {
         self.paused.remove(&trial);
         let step = self.trained.get(&trial).copied().unwrap_or_default();
         self.report(&Report::Failed { trial, step });
+        let is_saved = |of: &(TrialId, usize)| self.states.get(of).is_some_and(|state| state.saved);
+        let lost = |fork: &mut Action| origin(fork).is_some_and(|of| of.0 == trial && !is_saved(&of));
+        let orphans: Vec<Action> = self.forks.extract_if(.., lost).collect();
+        for (orphan, (_, step)) in orphans.iter().filter_map(|fork| Some((fork.trial(), origin(fork)?))) {
+            self.report(&Report::Failed { trial: orphan, step });
+        }
     }
 
     fn trial_of(&self, task: TaskId) -> Option<TrialId> {
@@ -114,7 +123,7 @@ impl Searcher {
     /// Tells the search, and does what follows.
     fn report(&mut self, report: &Report) {
         // One that nobody wants, such as the failure of a trial that was stopped, changes nothing.
-        if self.search.take(report).is_err() {
+        if self.given_up || self.search.take(report).is_err() {
             return;
         }
         let carried_out = self.log.push(report).and_then(|()| self.carry_out());
@@ -124,7 +133,8 @@ impl Searcher {
     }
 
     /// A search that cannot go on lets no task wait for it.
-    fn give_up(&self, error: &anyhow::Error) {
+    fn give_up(&mut self, error: &anyhow::Error) {
+        self.given_up = true;
         tell(&format!("error: the search cannot go on, and what is paused stops: {error:#}"));
         self.names.keys().for_each(|task| drop(self.control.send(Command::Stop { task: task.clone() })));
     }

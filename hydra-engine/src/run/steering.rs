@@ -196,7 +196,8 @@ impl Run {
     /// Has a paused task make room where another one waits for some: its checkpoint says where it stands.
     pub(super) fn ask_for_room(&mut self) {
         let wait = self.tasks.iter().any(|task| task.phase.is_waiting() && !task.is_paused());
-        let leaving = self.tasks.iter().any(|task| task.pause.leaving == Leaving::Asked);
+        let leaves = |task: &LiveTask| task.pause.leaving == Leaving::Asked && task.has_begun();
+        let leaving = self.tasks.iter().any(leaves);
         if self.steering.is_none() || self.stopping || !wait || leaving || !self.to_discard.is_empty() {
             return;
         }

@@ -12,6 +12,7 @@ pub(crate) struct Pause {
     pub saves: BTreeMap<usize, Vec<PathBuf>>,
     /// Where it was last said that it is paused.
     pub(super) told: Option<usize>,
+    /// Whether its masters are to make room for others.
     pub leaving: Leaving,
 }
 

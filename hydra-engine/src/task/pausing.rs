@@ -2,6 +2,7 @@
 
 use super::live::LiveTask;
 use super::pause::Leaving;
+use super::phase::Phase;
 use crate::stages::{EvaluationKind, ShardTask, Stage};
 use std::path::PathBuf;
 
@@ -43,7 +44,9 @@ impl LiveTask {
         match self.phase.is_waiting() {
             true => here && self.is_until(step) && !self.saves_at(step),
             false => {
-                let at_rest = self.has_begun() && self.request.is_none() && self.is_at_rest();
+                // One that was told to stop meanwhile has something to do.
+                let runs = matches!(self.phase, Phase::Running);
+                let at_rest = runs && self.request.is_none() && self.is_at_rest();
                 at_rest && self.cursor.at_minibatch_start() && self.is_until(step) && !self.saves_at(step)
             }
         }

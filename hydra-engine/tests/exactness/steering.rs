@@ -198,6 +198,7 @@ proptest! {
         random in any::<bool>(),
         steps in prop::collection::vec(1_usize..5, 5),
         stride in 1_usize..3,
+        stops in any::<bool>(),
     ) {
         let (parts, dir) = (Parts::new(), tempfile::tempdir().unwrap());
         let policy = if random { PolicyKind::Random } else { PolicyKind::ShardedLrtf };
@@ -219,6 +220,11 @@ proptest! {
                 left -= 1;
                 if left == 0 {
                     // Nobody goes on before all have come here.
+                    if stops {
+                        // Some of them with masters, some that have left, some that are about to leave.
+                        let (task, _) = paused.remove(0);
+                        drop(control.send(Command::Stop { task: name(task) }));
+                    }
                     for (task, step) in paused.drain(..) {
                         let until = Some(step + stride).filter(|until| *until < ends[task]);
                         left += usize::from(until.is_some());
@@ -230,6 +236,13 @@ proptest! {
         prop_assert!(report.host_peak_bytes <= memory.bytes());
         for (index, steps) in steps.iter().enumerate() {
             let task = &report.tasks[index];
+            if task.state == TaskState::Stopped {
+                prop_assert!(stops && task.steps < *steps && task.steps % stride == 0);
+                // One that has no masters when it stops is not hashed.
+                let until = TrainSpec { seed: index as u64, ..spec(task.steps) };
+                prop_assert!(task.weights_sha256.iter().all(|hash| *hash == parts.plain(&until)));
+                continue;
+            }
             prop_assert_eq!((task.state, task.steps), (TaskState::Done, *steps), "{:?}", task.error);
             let alone = parts.plain(&TrainSpec { seed: index as u64, ..spec(*steps) });
             prop_assert_eq!(task.weights_sha256.as_ref(), Some(&alone));
