@@ -21,3 +21,4 @@ mod runs;
 mod search;
 mod so_far;
 mod step;
+mod vocabulary;
