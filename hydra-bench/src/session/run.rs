@@ -1,5 +1,6 @@
 //! `hydra select` and `hydra train`: a grid of configurations, of many or of one.
 
+use crate::machine::kind;
 use crate::run_dir::{
     FileBytes, Inputs, Journal, Planned, REPORT, Report, RunDir, RunSpec, SearchLog, SharedRunLog, TRACE,
     WORKLOAD, check_not_read, could_not, lies_in,
@@ -45,6 +46,15 @@ pub(crate) fn run(spec: RunSpec, out: &OutSettings, around: &Surroundings) -> Re
     }
     let dir = dir.map_or_else(|| RunDir::next(spec.command.name()), Ok)?;
     run_in(dir, &mut spec, &out.results, None, around)
+}
+
+/// The spec of a run as it would begin here, with its context and the hashes of its inputs: what `spec.toml` would say.
+pub(crate) fn begun(mut spec: RunSpec) -> Result<String> {
+    let model = Model::load(&spec.model)?;
+    let texts = model.texts(spec.model.text())?;
+    spec.model.context = Some(texts.context);
+    spec.inputs = Some(Inputs::of(&model.described()?, &model.files(&spec.adapters)?, texts.content())?);
+    spec.to_toml()
 }
 
 /// Says what a run needs, what it moves and how long it would take. It has no directory.
@@ -192,6 +202,7 @@ fn submit(
         Some(search) => spec.planned(search)?,
         None => spec.grid()?.into_iter().map(Planned::from).collect(),
     };
+    note_of_part(spec, &planned)?.as_deref().into_iter().for_each(tell);
     let mut maker = TaskMaker::new(&texts, spec, dir, around.control.clone())?;
     for planned in &planned {
         if !maker.can_begin(&planned.configuration.name, planned.parent.as_ref())? {
@@ -207,6 +218,17 @@ struct Submitted {
     search: Option<Search>,
     planned: Vec<Planned>,
     maker: TaskMaker,
+}
+
+/// Says which tasks of the grid a run trains that does not train all.
+fn note_of_part(spec: &RunSpec, planned: &[Planned]) -> Result<Option<String>> {
+    if spec.tasks.is_none() {
+        return Ok(None);
+    }
+    let part = spec.tasks.part.map_or("--only".to_owned(), |part| format!("part {part}"));
+    let names: Vec<&str> = planned.iter().map(|planned| planned.configuration.name.as_str()).collect();
+    let (some, all, names) = (names.len(), spec.whole_grid()?.len(), names.join(", "));
+    Ok(Some(format!("note: {part}: {some} of the grid's {all} tasks: {names}")))
 }
 
 /// Says which draws of a search are one trial.
@@ -287,6 +309,7 @@ impl Prepared {
         let log = SharedRunLog::new(metrics, trace, tasks.clone(), &devices, from_s, control)
             .context("the run log could not be begun")?;
         log.configurations(configurations(spec, &planned, &admission)?);
+        log.machine(&kind());
         let registrar = around.registrar(&spec.devices, &shown(dir.path()));
         let observer = Both(registrar, Both(log.clone(), around.progress()));
         let searched = search.is_some().then(|| spec.clone());

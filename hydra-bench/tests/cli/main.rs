@@ -15,6 +15,7 @@ mod in_turn;
 mod install;
 mod lab;
 mod ledger;
+mod parts;
 mod progress;
 mod resume;
 mod runs;
