@@ -15,6 +15,7 @@ mod in_turn;
 mod install;
 mod lab;
 mod ledger;
+mod pictures;
 mod progress;
 mod resume;
 mod runs;
