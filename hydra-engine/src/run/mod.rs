@@ -97,10 +97,8 @@ fn run(admitted: AdmittedRun) -> Result<RunReport, EngineError> {
     report.workload = run.journal.recorder.workload();
     let from_the_start = report.tasks.iter().all(|task| task.checkpoints.resumed_at.is_none());
     let in_turn = run.queue.is_in_turn();
-    // The simulator's tasks have copies of their own.
-    let shares = run.tasks.iter().any(|task| task.facts.shared_names().next().is_some());
     let comparable =
-        !in_turn && !shares && from_the_start && report.all_done() && run.journal.recorder.is_as_simulated();
+        !in_turn && from_the_start && report.all_done() && run.journal.recorder.is_as_simulated();
     let whole = report.workload.as_ref().filter(|_| comparable);
     report.replay_s = whole.zip(kind).and_then(|(workload, kind)| replay_s(workload, kind, seed, prefetch));
     let reading = run.tasks.iter().any(|task| task.ahead.reads());
