@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 /// Minibatches over which the training loss of a task that has not come to its end is averaged.
-const LAST: usize = 10;
+pub(super) const LAST: usize = 10;
 
 /// The part of a report that the leaderboard reads. Numbers that JSON has not (an infinite perplexity, the loss of a
 /// diverged task) are `null` there, so all of them are optional here.

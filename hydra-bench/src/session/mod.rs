@@ -13,6 +13,7 @@ pub(crate) mod run;
 mod search;
 pub(crate) mod synthetic;
 mod tasks;
+pub(crate) mod watching;
 
 pub(crate) use model::{Model, context_of};
 pub(crate) use orchestrator::{

@@ -12,6 +12,7 @@ mod run;
 mod search;
 mod training;
 pub(crate) mod values;
+mod watching;
 
 pub(crate) use adapters::AdapterSettings;
 pub(crate) use checkpoints::{CheckpointArg, CheckpointSettings};
@@ -21,3 +22,4 @@ pub(crate) use output::{OUTPUT, OutSettings, ResultSettings};
 pub(crate) use run::RunSettings;
 pub(crate) use search::SearchSettings;
 pub(crate) use training::{Configuration, TrainingSettings, check_accumulate};
+pub(crate) use watching::{WatchSettings, address};
