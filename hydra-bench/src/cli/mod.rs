@@ -3,8 +3,8 @@
 //! It never does anything itself.
 
 use crate::commands::{
-    check, compare, completions, doctor, eval, explain, man, partition, report, resume, select, simulate,
-    step, train,
+    check, compare, completions, doctor, eval, explain, man, partition, report, resume, select, serve,
+    simulate, step, train, watch,
 };
 use crate::session::Surroundings;
 use crate::terminal::Outcome;
@@ -70,6 +70,10 @@ pub(crate) enum Command {
     Resume(Box<resume::ResumeArgs>),
     /// Print the leaderboard of a run directory again
     Report(report::ReportArgs),
+    /// Show runs on a page while they go on and afterwards, and steer them there
+    Serve(serve::ServeArgs),
+    /// Show a run in the terminal while it goes on and afterwards; `q` ends that
+    Watch(watch::WatchArgs),
     /// Simulate a scheduling policy on a workload of stated costs, in virtual time
     Simulate(simulate::SimulateArgs),
     /// Compare ways to train a workload of stated costs, and scheduling policies
@@ -95,6 +99,8 @@ impl Cli {
             Some(Command::Check(args)) => check::run(*args, around),
             Some(Command::Resume(args)) => resume::run(&args, around),
             Some(Command::Report(args)) => report::run(&args, around),
+            Some(Command::Serve(args)) => serve::run(&args, around),
+            Some(Command::Watch(args)) => watch::run(&args),
             Some(Command::Simulate(args)) => simulate::run(&args),
             Some(Command::Compare(args)) => compare::run(&args),
             Some(Command::Completions(args)) => completions::run(&args, Self::command()),

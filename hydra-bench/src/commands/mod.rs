@@ -13,6 +13,8 @@ pub(crate) mod partition;
 pub(crate) mod report;
 pub(crate) mod resume;
 pub(crate) mod select;
+pub(crate) mod serve;
 pub(crate) mod simulate;
 pub(crate) mod step;
 pub(crate) mod train;
+pub(crate) mod watch;

@@ -2,6 +2,7 @@
 
 use crate::commands::report;
 use crate::run_dir::{REPORT, Report, RunDir, RunSpec, read_report};
+use crate::session::watching::Trackers;
 use crate::session::{Surroundings, run};
 use crate::settings::{CheckpointSettings, DeviceSettings, ResultSettings, flags::Given};
 use crate::terminal::{Outcome, tell};
@@ -47,12 +48,14 @@ pub(crate) fn run(args: &ResumeArgs, around: &Surroundings) -> Result<Outcome> {
     let searched = spec.search_in(dir.path())?.is_some_and(|search| search.outcome().is_some());
     if searched && dir.file(REPORT).is_file() {
         tell("note: nothing is left to do: the search is over");
+        Trackers::begin(dir.path(), &args.results.watching)?.end();
         return report::show(&args.dir, args.results.json, false, around);
     }
     if left.is_nothing() && dir.file(REPORT).is_file() {
         tell(&note);
         args.results.record.as_deref().into_iter().for_each(run::tell_unrecorded);
         around.control.iter().for_each(|control| control.in_directory(dir.path()));
+        Trackers::begin(dir.path(), &args.results.watching)?.end();
         return report::show(&args.dir, args.results.json, false, around);
     }
     run::run_in(dir, &mut spec, &args.results, Some(&note), around)

@@ -17,7 +17,7 @@ pub(crate) struct SelectArgs {
     pub(crate) part: PartSettings,
     #[command(flatten)]
     pub(crate) out: OutSettings,
-    /// Run what a run directory's spec.toml says; only --out, --force, --dry-run, --record, --json, --progress and --checkpoint-every may stand beside it, and --part or --only
+    /// Run what a run directory's spec.toml says; only --out, --force, --dry-run, --record, --json, --progress, --checkpoint-every, --part or --only, and those that watch may stand beside it
     #[arg(long, value_name = "FILE", conflicts_with_all = flags::names::<RunSettings>())]
     pub(crate) spec: Option<PathBuf>,
 }

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 /// The directory for run directories when nobody names one.
 const DEFAULT_PARENT: &str = "runs";
 /// Everything a run puts into its directory, and so what `--force` removes.
-const CONTENTS: [&str; 15] = [
+const CONTENTS: [&str; 17] = [
     SPEC,
     REPORT,
     METRICS,
@@ -26,6 +26,8 @@ const CONTENTS: [&str; 15] = [
     CHECKPOINTS,
     STATES,
     SEARCH,
+    TENSORBOARD,
+    MLFLOW,
 ];
 pub(crate) const SPEC: &str = "spec.toml";
 pub(crate) const REPORT: &str = "report.json";
@@ -41,6 +43,10 @@ pub(crate) const PLANS: &str = "plans";
 const MODELS: &str = "models";
 const CHECKPOINTS: &str = "checkpoints";
 const STATES: &str = "states";
+/// The event files of the tasks, if they were asked for.
+pub(crate) const TENSORBOARD: &str = "tensorboard";
+/// What a server of MLflow has of the run.
+pub(crate) const MLFLOW: &str = "mlflow.json";
 /// What a search was told.
 pub(crate) const SEARCH: &str = "search.jsonl";
 

@@ -14,6 +14,7 @@ pub(crate) mod run;
 mod search;
 pub(crate) mod synthetic;
 mod tasks;
+pub(crate) mod watching;
 
 pub(crate) use data::context_of;
 pub(crate) use model::Model;

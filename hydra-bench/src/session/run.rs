@@ -15,6 +15,7 @@ use crate::session::orchestrator::{
 use crate::session::prediction::Prediction;
 use crate::session::search::Searcher;
 use crate::session::tasks::TaskMaker;
+use crate::session::watching::{self, Trackers};
 use crate::settings::{CheckpointArg, Configuration, OutSettings, ResultSettings};
 use crate::terminal::{Interrupted, Outcome, Show, Usage, render, tell};
 use anyhow::{Context, Result, bail, ensure};
@@ -77,15 +78,22 @@ pub(crate) fn run_in(
     if around.show != Show::Nothing {
         tell(&format!("run directory: {}", dir.path().display()));
     }
-    let prepared = match Prepared::new(spec, &mut dir, around) {
-        Ok(prepared) => prepared,
+    let mut begin = || {
+        let page = watching::page(dir.path(), &results.watching)?;
+        let prepared = Prepared::new(spec, &mut dir, around)?;
+        Ok((page, prepared, Trackers::begin(dir.path(), &results.watching)?))
+    };
+    let (_page, prepared, trackers) = match begin() {
+        Ok(begun) => begun,
         Err(error) => {
             dir.discard();
             return Err(error);
         }
     };
     note.into_iter().for_each(tell);
-    prepared.run(&dir, results, around)
+    let outcome = prepared.run(&dir, results, around);
+    trackers.end();
+    outcome
 }
 
 /// Refuses a run that would read what lies in its own run directory, and so might remove it first.

@@ -13,6 +13,7 @@ mod run;
 mod search;
 mod training;
 pub(crate) mod values;
+mod watching;
 
 pub(crate) use adapters::AdapterSettings;
 pub(crate) use checkpoints::{CheckpointArg, CheckpointSettings};
@@ -23,3 +24,4 @@ pub(crate) use part::{Part, PartSettings, divided};
 pub(crate) use run::RunSettings;
 pub(crate) use search::SearchSettings;
 pub(crate) use training::{Configuration, TrainingSettings, check_accumulate};
+pub(crate) use watching::{WatchSettings, address};

@@ -35,6 +35,7 @@ const FLOORS: &[(&str, &[&[&str]])] = &[
             &["machine", "pictures"],
             &["settings"],
             &["run_dir"],
+            &["page", "screen", "trackers"],
             &["laboratory", "session"],
             &["checklist"],
             &["commands"],

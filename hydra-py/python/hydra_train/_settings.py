@@ -79,6 +79,9 @@ class Select(TypedDict, total=False):
     dry_run: bool | None
     record: Path | None
     progress: str | None
+    serve: str | None
+    tensorboard: Path | None
+    mlflow: str | None
     checkpoint_every: int | str | None
     spec: Path | None
 
@@ -144,6 +147,9 @@ class Train(TypedDict, total=False):
     dry_run: bool | None
     record: Path | None
     progress: str | None
+    serve: str | None
+    tensorboard: Path | None
+    mlflow: str | None
     checkpoint_every: int | str | None
     batch: int | None
     lr: float | None
@@ -172,6 +178,9 @@ class Resume(TypedDict, total=False):
     checkpoint_every: int | str | None
     record: Path | None
     progress: str | None
+    serve: str | None
+    tensorboard: Path | None
+    mlflow: str | None
 
 
 class Evaluate(TypedDict, total=False):
