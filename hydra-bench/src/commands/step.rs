@@ -6,7 +6,7 @@ use crate::session::{
     Both, Surroundings, Synthetic, admit, context_of, devices, note_of_memory, orchestrator,
 };
 use crate::settings::{DEFAULT_MODEL, DeviceSettings, OUTPUT, dtypes, model_help, values};
-use crate::terminal::{Outcome, Table, print, tell};
+use crate::terminal::{Outcome, Table, Usage, print, tell};
 use anyhow::{Context, Result, bail};
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, ValueEnum};
@@ -38,6 +38,9 @@ pub(crate) struct StepArgs {
     /// Minibatches before those
     #[arg(long, value_name = "N", default_value = "2", value_parser = values::warmup, allow_hyphen_values = true)]
     warmup: usize,
+    /// Cut the model's tables of tokens into so many layers each [default: whole]
+    #[arg(long, value_name = "N", value_parser = values::count, allow_hyphen_values = true)]
+    vocabulary_parts: Option<usize>,
     /// The probability of every dropout in the model
     #[arg(long, value_name = "P", default_value = "0", value_parser = values::dropout, allow_hyphen_values = true)]
     dropout: f64,
@@ -79,6 +82,7 @@ pub(crate) fn run(args: StepArgs, around: &Surroundings) -> Result<Outcome> {
     spec.check_dtype(args.dtype)?;
     let mut subject = Subject::new(&args)?;
     subject.model.set_dropout(args.dropout);
+    subject.model.cut_vocabulary(args.vocabulary_parts.unwrap_or(1))?;
     note_of_memory(&spec, &around.machine).as_deref().into_iter().for_each(tell);
     let mut orchestrator = orchestrator(&spec, args.dtype, args.seed, around)?;
     orchestrator.submit(subject.task(&args, spec.cuts.clone())?)?;
@@ -110,7 +114,13 @@ impl Subject {
         }
         let name = args.model.clone().unwrap_or_else(|| DEFAULT_MODEL.to_owned());
         let model = family::load(&name).with_context(|| format!("the model `{name}` could not be loaded"))?;
-        let context = context_of(model.reads(), args.context)?.most();
+        let Reads::Tokens { positions, .. } = model.reads() else {
+            return Err(Usage::new(format!(
+                "`{name}` reads pictures, and steps are measured on tokens: give another --model"
+            ))
+            .into());
+        };
+        let context = context_of(positions, args.context)?.most();
         Ok(Self { context, batch: args.batch.unwrap_or(8), model, name })
     }
 
@@ -130,7 +140,9 @@ impl Subject {
 
     fn task(&self, args: &StepArgs, cuts: Option<Vec<usize>>) -> Result<TrainTask> {
         let chain = self.model.chain()?.with_float_type(args.dtype);
-        let Reads::Tokens { vocabulary, .. } = self.model.reads();
+        let Reads::Tokens { vocabulary, .. } = self.model.reads() else {
+            bail!("steps are measured on tokens")
+        };
         let steps = args.warmup.saturating_add(args.steps);
         let data = Synthetic {
             key: Key::new(args.seed).fold(0x7374_6570),

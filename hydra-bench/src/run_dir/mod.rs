@@ -4,14 +4,16 @@
 
 pub(crate) mod directory;
 pub(crate) mod drawn;
+mod group;
 pub(crate) mod inputs;
 pub(crate) mod journal;
-pub(crate) mod leaderboard;
+mod leaderboard;
 pub(crate) mod merged;
 pub(crate) mod paths;
 pub(crate) mod run_log;
 pub(crate) mod searched;
 pub(crate) mod spec;
+mod task;
 pub(crate) mod trace;
 
 pub(crate) use directory::{
@@ -23,6 +25,6 @@ pub(crate) use journal::Journal;
 pub(crate) use leaderboard::Report;
 pub(crate) use merged::Merged;
 pub(crate) use paths::{check_not_read, could_not, lies_in, remove_file};
-pub(crate) use run_log::SharedRunLog;
+pub(crate) use run_log::{Configured, SharedRunLog};
 pub(crate) use searched::{Planned, SearchLog, until};
 pub(crate) use spec::{CommandName, RunSpec};

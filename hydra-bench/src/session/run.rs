@@ -2,11 +2,12 @@
 
 use crate::machine::kind;
 use crate::run_dir::{
-    FileBytes, Inputs, Journal, Planned, REPORT, Report, RunDir, RunSpec, SearchLog, SharedRunLog, TRACE,
-    WORKLOAD, check_not_read, could_not, lies_in,
+    Configured, FileBytes, Inputs, Journal, Planned, REPORT, Report, RunDir, RunSpec, SearchLog,
+    SharedRunLog, TRACE, WORKLOAD, check_not_read, could_not, lies_in,
 };
+use crate::session::data::Data;
 use crate::session::logged::Logged;
-use crate::session::model::{Model, Texts, note_of_batch};
+use crate::session::model::Model;
 use crate::session::needs;
 use crate::session::orchestrator::{
     Both, Surroundings, admit, devices, note_of_cuts, note_of_memory, orchestrator,
@@ -50,10 +51,10 @@ pub(crate) fn run(spec: RunSpec, out: &OutSettings, around: &Surroundings) -> Re
 
 /// The spec of a run as it would begin here, with its context and the hashes of its inputs: what `spec.toml` would say.
 pub(crate) fn begun(mut spec: RunSpec) -> Result<String> {
-    let model = Model::load(&spec.model)?;
-    let texts = model.texts(spec.model.text())?;
-    spec.model.context = Some(texts.context);
-    spec.inputs = Some(Inputs::of(&model.described()?, &model.files(&spec.adapters)?, texts.content())?);
+    let mut model = Model::load(&spec.model)?;
+    let data = model.data(spec.model.text())?;
+    spec.model.context = data.context;
+    spec.inputs = Some(Inputs::of(&model.described()?, &model.files(&spec.adapters)?, data.splits())?);
     spec.to_toml()
 }
 
@@ -171,7 +172,7 @@ fn dry_run(spec: &mut RunSpec, dir: &Path, json: bool, around: &Surroundings) ->
     Ok(Outcome::Done)
 }
 
-/// Loads model and texts and submits every configuration; sets the context of the spec.
+/// Loads model and data and submits every configuration; sets the context of the spec.
 fn submit(
     orchestrator: &mut Orchestrator,
     spec: &mut RunSpec,
@@ -179,20 +180,19 @@ fn submit(
     around: &Surroundings,
 ) -> Result<Submitted> {
     spec.devices.check_visit(spec.training.accumulate)?;
-    let model = Model::load(&spec.model)?;
-    let texts = model.texts(spec.model.text())?;
-    spec.model.context = Some(texts.context);
-    if spec.training.eval_every.is_some() && texts.validation.is_none() {
+    let mut model = Model::load(&spec.model)?;
+    let data = model.data(spec.model.text())?;
+    spec.model.context = data.context;
+    if spec.training.eval_every.is_some() && data.validation.is_none() {
         let text = spec.model.text();
         bail!(Usage::new(format!("--eval-every needs validation data, and `{text}` has none")));
     }
-    let train = texts.train.len();
-    let batch = |batch: &usize| note_of_batch(*batch, train, texts.items, texts.context);
-    let batches = spec.training.batch.iter().filter_map(batch);
+    let train = data.train.len();
+    let batches = spec.training.batch.iter().filter_map(|batch| data.note_of_batch(*batch));
     let notes = batches.chain(spec.training.note_of_warmup(train)?).chain(note_of_cuts(&spec.devices));
     notes.chain(note_of_memory(&spec.devices, &around.machine)).for_each(|note| tell(&note));
     if let Some(dir) = dir {
-        check_inputs_of(spec, dir, &model, &texts)?;
+        check_inputs_of(spec, dir, &model, &data)?;
     }
     let search = match dir.filter(|dir| dir.resumed) {
         Some(dir) => spec.search_in(dir.path())?,
@@ -203,7 +203,7 @@ fn submit(
         None => spec.grid()?.into_iter().map(Planned::from).collect(),
     };
     note_of_part(spec, &planned)?.as_deref().into_iter().for_each(tell);
-    let mut maker = TaskMaker::new(&texts, spec, dir, around.control.clone())?;
+    let mut maker = TaskMaker::new(&data, spec, dir, around.control.clone())?;
     for planned in &planned {
         if !maker.can_begin(&planned.configuration.name, planned.parent.as_ref())? {
             continue;
@@ -244,9 +244,9 @@ fn note_of_repeats(search: &Search) -> Option<String> {
 }
 
 /// Notes the inputs of a run that begins. Of one that goes on, refuses others for tasks that begin from the start.
-fn check_inputs_of(spec: &mut RunSpec, dir: &RunDir, model: &Model, texts: &Texts) -> Result<()> {
+fn check_inputs_of(spec: &mut RunSpec, dir: &RunDir, model: &Model, data: &Data) -> Result<()> {
     let files = model.files(&spec.adapters)?;
-    let now = || Inputs::of(&model.described()?, &files, texts.content());
+    let now = || Inputs::of(&model.described()?, &files, data.splits());
     if !dir.resumed {
         spec.inputs = Some(now()?);
         return Ok(());
@@ -366,16 +366,13 @@ fn shown(dir: &Path) -> String {
 }
 
 /// The configuration of each task that was admitted, and its minibatches.
-fn configurations(
-    spec: &RunSpec,
-    planned: &[Planned],
-    admission: &Admission,
-) -> Result<Vec<(String, Value, usize)>> {
+fn configurations(spec: &RunSpec, planned: &[Planned], admission: &Admission) -> Result<Vec<Configured>> {
     let described = |task: &AdmittedTask| {
         let one = planned.iter().map(|planned| &planned.configuration).find(|one| one.name == task.name);
         let train = one.map(|one| spec.training.of(one, spec.model.seed, task.items)).transpose()?;
         let config = one.zip(train).map_or(Value::Null, |(one, train)| spec.describe(one, &train));
-        Ok((task.name.clone(), config, task.steps))
+        let (name, unit) = (task.name.clone(), task.unit.clone());
+        Ok(Configured { task: name, config, steps: task.steps, unit })
     };
     admission.tasks.iter().map(described).collect()
 }
