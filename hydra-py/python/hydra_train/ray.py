@@ -143,13 +143,12 @@ class RayCluster:
     def drop(self, node: str) -> None:
         actor = self._actors.pop(node, None)
         if actor is not None:
+            # One that is not there any more has nothing to remove.
+            self._ray.wait([actor.close.remote()], timeout=REMOVES_WITHIN_S)
             self._ray.kill(actor)
 
     def close(self) -> None:
         """Gives the nodes back."""
-        closed = [actor.close.remote() for actor in self._actors.values()]
-        if closed:
-            self._ray.wait(closed, num_returns=len(closed), timeout=REMOVES_WITHIN_S)
         for node in list(self._actors):
             self.drop(node)
 
