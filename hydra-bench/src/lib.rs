@@ -13,6 +13,7 @@
 //! | `settings` | the flags in groups, which are also the tables of `spec.toml` |
 //! | `machine`, `pictures` | what the machine has and lacks; schedules, curves and bars |
 //! | `terminal` | errors and exit statuses, the log, progress, tables |
+//! | `steering` | the socket on which a run is steered |
 //! | `control` | what a command shares with a program around it |
 //!
 //! Invariant: this crate never computes anything that a result depends on; it reads flags, hands them to
@@ -30,6 +31,7 @@ mod pictures;
 mod run_dir;
 mod session;
 mod settings;
+mod steering;
 mod terminal;
 
 use clap::Parser;

@@ -82,7 +82,8 @@ impl Journal {
         let (at_s, time) = (line["at_s"].as_f64(), line["time"].as_f64());
         self.at_s = at_s.unwrap_or(self.at_s).max(self.at_s);
         self.time = time.or(self.time);
-        if let Some(name) = line["task"].as_str() {
+        // A command that was refused may have named a task that there is not.
+        if let Some(name) = line["task"].as_str().filter(|_| line["event"] != "refused") {
             self.entry(name).note(line);
         }
         let tiers = line.get("tiers").and_then(|tiers| Vec::deserialize(tiers).ok());
@@ -129,9 +130,6 @@ impl Entry {
             return;
         }
         self.time = line["time"].as_f64().or(self.time);
-        if event == "refused" {
-            return;
-        }
         if !event.starts_with("checkpoint") && event != "saved" {
             "running".clone_into(&mut self.state);
         }

@@ -87,9 +87,20 @@ impl Task {
         (!numbers.is_empty()).then(|| numbers.iter().sum::<f64>() / numbers.len() as f64)
     }
 
+    /// The task that it began as, after how many minibatches, and what it has of its own.
+    fn forked_from(&self) -> Option<String> {
+        let fork = self.config.get("fork")?;
+        let changes = fork["changes"].as_object().into_iter().flatten();
+        let changes = changes.map(|(name, text)| format!("{name} {}", text.as_str().unwrap_or_default()));
+        let weights = (fork["weights_only"] == true).then(|| "weights only".to_owned());
+        let own: Vec<String> = weights.into_iter().chain(changes).collect();
+        let own = if own.is_empty() { String::new() } else { format!(": {}", own.join(", ")) };
+        Some(format!("{} after {}{own}", fork["of"].as_str()?, fork["at"]))
+    }
+
     /// Returns true if it could have gone on.
     fn is_unfinished(&self) -> bool {
-        !matches!(self.state.as_str(), "done" | "failed")
+        !matches!(self.state.as_str(), "done" | "failed" | "deleted")
     }
 
     fn state(&self) -> String {
@@ -183,6 +194,11 @@ impl Report {
         self.tasks.iter().any(|task| task.state == "stopped")
     }
 
+    /// The same, but for some.
+    pub(crate) fn stopped_but(&self, some: impl Fn(&str) -> bool) -> bool {
+        self.tasks.iter().any(|task| task.state == "stopped" && !some(&task.name))
+    }
+
     /// Returns true if every task was trained to its end.
     pub(crate) fn all_done(&self) -> bool {
         self.left_out.is_empty() && self.tasks.iter().all(|task| task.state == "done")
@@ -232,8 +248,10 @@ impl Report {
         let what = if all_of_language { "ppl" } else { "loss" };
         let unfinished = self.tasks.iter().any(Task::is_unfinished);
         let training = if unfinished { "|>training loss" } else { "" };
+        let forked = self.tasks.iter().any(|task| task.forked_from().is_some());
+        let lineage = if forked { "|<forked from" } else { "" };
         let names = format!(
-            ">rank|<task|>batch|>lr|>shards|>steps|>initial {what}{training}|>validation {what}|>test {what}|<state"
+            ">rank|<task|>batch|>lr|>shards|>steps|>initial {what}{training}|>validation {what}|>test {what}|<state{lineage}"
         );
         let mut table = Table::new(names.split('|'));
         for (rank, task) in self.ranked() {
@@ -254,6 +272,7 @@ impl Report {
                 None => number(result.value()),
             });
             cells.extend([shown(validation), cell(task.test.as_ref()), task.state()]);
+            cells.extend(forked.then(|| shown(task.forked_from())));
             table.row(cells);
         }
         for LeftOut { name, config, .. } in &self.left_out {
@@ -261,6 +280,7 @@ impl Report {
             let mut row = vec!["-".to_owned(), name.clone(), batch, lr];
             row.resize(if unfinished { 10 } else { 9 }, "-".to_owned());
             row.push("left out".to_owned());
+            row.extend(forked.then(|| "-".to_owned()));
             table.row(row);
         }
         format!("{}{}", table.render(), self.notes(unfinished))

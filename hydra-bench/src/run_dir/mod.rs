@@ -11,16 +11,20 @@ pub(crate) mod paths;
 pub(crate) mod run_log;
 pub(crate) mod searched;
 pub(crate) mod spec;
+pub(crate) mod steer;
+pub(crate) mod steered;
 pub(crate) mod trace;
 
 pub(crate) use directory::{
-    FileBytes, METRICS, PAGE, REPORT, RunDir, SCHEDULE, SPEC, TRACE, TaskFiles, WORKLOAD, is_taken,
-    is_unfinished, read_report, write_in,
+    CONTROL, FileBytes, METRICS, PAGE, REPORT, RunDir, SCHEDULE, SOCKET, SPEC, TRACE, TaskFiles, WORKLOAD,
+    is_taken, is_unfinished, read_report, write_in,
 };
 pub(crate) use inputs::Inputs;
 pub(crate) use journal::Journal;
 pub(crate) use leaderboard::Report;
 pub(crate) use paths::{check_not_read, could_not, lies_in, remove_file};
 pub(crate) use run_log::SharedRunLog;
-pub(crate) use searched::{Planned, SearchLog, until};
+pub(crate) use searched::{Origin, Planned, SearchLog, until};
 pub(crate) use spec::{CommandName, RunSpec};
+pub(crate) use steer::{Steer, SteerLog, read_steers};
+pub(crate) use steered::apply;

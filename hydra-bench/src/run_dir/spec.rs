@@ -1,8 +1,9 @@
 //! The spec of a run: every flag resolved, saved in the run directory, re-runnable.
 
 use crate::machine::Machine;
-use crate::run_dir::directory::{PLANS, SPEC};
+use crate::run_dir::directory::{CONTROL, PLANS, SPEC};
 use crate::run_dir::inputs::Inputs;
+use crate::run_dir::steer::{Steer, read_steers};
 use crate::settings::flags::{self, Given};
 use crate::settings::{
     AdapterSettings, CheckpointArg, CheckpointSettings, Configuration, DeviceSettings, ModelSettings,
@@ -52,6 +53,9 @@ pub(crate) struct RunSpec {
     pub(crate) devices: DeviceSettings,
     #[serde(default)]
     pub(crate) inputs: Option<Inputs>,
+    /// The commands by which it was steered, which stand in a file of their own.
+    #[serde(skip)]
+    pub(crate) steers: Vec<Steer>,
 }
 
 impl RunSpec {
@@ -61,9 +65,19 @@ impl RunSpec {
         let devices = settings.devices.resolve(machine)?;
         let (search, model) = (settings.search.resolve()?, settings.model.resolve()?);
         let (training, adapters) = (settings.training.resolve(), settings.adapters.resolve()?);
-        let inputs = None;
-        let mut spec =
-            Self { format, command, checkpoint_every, model, training, adapters, search, devices, inputs };
+        let (inputs, steers) = (None, Vec::new());
+        let mut spec = Self {
+            format,
+            command,
+            checkpoint_every,
+            model,
+            training,
+            adapters,
+            search,
+            devices,
+            inputs,
+            steers,
+        };
         spec.check()?;
         if let Some(of) = spec.search.spec(&spec.training)? {
             let milestones = spec.search()?.map(|search| search.milestones()).unwrap_or_default();
@@ -82,7 +96,8 @@ impl RunSpec {
     /// The spec of a run that goes on in its directory, with its plans and with the settings of devices that are given now.
     pub(crate) fn resume(dir: &Path, given: &Given<DeviceSettings>, machine: &Machine) -> Result<Self> {
         let spec = Self::read(&dir.join(SPEC))?;
-        Ok(Self { devices: spec.devices.resumed(given, &dir.join(PLANS), machine)?, ..spec })
+        let steers = read_steers(&dir.join(CONTROL))?;
+        Ok(Self { devices: spec.devices.resumed(given, &dir.join(PLANS), machine)?, steers, ..spec })
     }
 
     /// This spec with checkpoints as often as the flag says, if it is given.

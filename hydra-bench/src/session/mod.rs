@@ -2,7 +2,10 @@
 //! It may touch every crate below and every room below it.
 //! It never reads flags that are not in `settings`, and never prints results.
 
+mod board;
 mod explain;
+mod forks;
+mod helm;
 pub(crate) mod ledger;
 pub(crate) mod logged;
 pub(crate) mod model;

@@ -1,9 +1,11 @@
 //! `hydra select` and `hydra train`: a grid of configurations, of many or of one.
 
 use crate::run_dir::{
-    FileBytes, Inputs, Journal, Planned, REPORT, Report, RunDir, RunSpec, SearchLog, SharedRunLog, TRACE,
-    WORKLOAD, check_not_read, could_not, lies_in,
+    CONTROL, FileBytes, Inputs, Journal, Planned, REPORT, Report, RunDir, RunSpec, SOCKET, SearchLog,
+    SharedRunLog, SteerLog, TRACE, WORKLOAD, check_not_read, could_not, lies_in, read_steers,
 };
+use crate::session::forks::Forks;
+use crate::session::helm::Helm;
 use crate::session::logged::Logged;
 use crate::session::model::{Model, Texts, note_of_batch};
 use crate::session::needs;
@@ -12,8 +14,9 @@ use crate::session::orchestrator::{
 };
 use crate::session::prediction::Prediction;
 use crate::session::search::Searcher;
-use crate::session::tasks::TaskMaker;
+use crate::session::tasks::{TaskMaker, described};
 use crate::settings::{CheckpointArg, Configuration, OutSettings, ResultSettings};
+use crate::steering::Server;
 use crate::terminal::{Interrupted, Outcome, Show, Usage, render, tell};
 use anyhow::{Context, Result, bail, ensure};
 use hydra_engine::{
@@ -190,22 +193,25 @@ fn submit(
     };
     let planned = match &search {
         Some(search) => spec.planned(search)?,
-        None => spec.grid()?.into_iter().map(Planned::from).collect(),
+        None => spec.steered()?,
     };
     let mut maker = TaskMaker::new(&texts, spec, dir, around.control.clone())?;
-    for planned in &planned {
-        if !maker.can_begin(&planned.configuration.name, planned.parent.as_ref())? {
-            continue;
+    let mut missing = Vec::new();
+    for planned in planned.iter().filter(|planned| !planned.deleted) {
+        match maker.can_begin(planned)? {
+            true => drop(orchestrator.submit(maker.first(&model, spec, planned)?)?),
+            false => missing.push(planned.clone()),
         }
-        orchestrator.submit(maker.first(&model, spec, planned)?)?;
     }
-    Ok(Submitted { search, planned, maker })
+    Ok(Submitted { search, planned, missing, maker })
 }
 
 /// The tasks that a run begins or goes on with.
 struct Submitted {
     search: Option<Search>,
     planned: Vec<Planned>,
+    /// Those of them that begin when their parents have been saved.
+    missing: Vec<Planned>,
     maker: TaskMaker,
 }
 
@@ -245,8 +251,10 @@ struct Prepared {
     logged: Logged,
     stop: StopFlag,
     checkpoints: bool,
-    /// The spec of a run that searches.
-    searched: Option<RunSpec>,
+    spec: RunSpec,
+    /// True if nothing but commands steers it.
+    steered: bool,
+    helm: Helm,
 }
 
 impl Prepared {
@@ -261,10 +269,12 @@ impl Prepared {
         let every = every.unwrap_or(CheckpointEvery::Time(Duration::MAX));
         let mut orchestrator = orchestrator.stop_flag(stop.clone()).checkpoint_every(every);
         let steering = RunControl::new();
-        if !spec.search.is_none() {
-            orchestrator = orchestrator.control(&steering);
-        }
-        let Submitted { search, planned, maker } = submit(&mut orchestrator, spec, Some(dir), around)?;
+        orchestrator = match spec.search.is_none() {
+            true => orchestrator.listen(&steering),
+            false => orchestrator.control(&steering),
+        };
+        let Submitted { search, planned, missing, maker } =
+            submit(&mut orchestrator, spec, Some(dir), around)?;
         let mut run = admit(orchestrator, around)?;
         let admission = run.admission().clone();
         let tasks: Vec<String> = admission.tasks.iter().map(|task| task.name.clone()).collect();
@@ -289,30 +299,44 @@ impl Prepared {
         log.configurations(configurations(spec, &planned, &admission)?);
         let registrar = around.registrar(&spec.devices, &shown(dir.path()));
         let observer = Both(registrar, Both(log.clone(), around.progress()));
-        let searched = search.is_some().then(|| spec.clone());
-        let searcher = search.map(|search| {
-            note_of_repeats(&search).as_deref().into_iter().for_each(tell);
-            for task in planned.iter().filter(|planned| planned.stopped) {
-                drop(steering.send(Command::Stop { task: task.configuration.name.clone() }));
+        for task in planned.iter().filter(|planned| planned.stopped && !planned.deleted) {
+            drop(steering.send(Command::Stop { task: task.configuration.name.clone() }));
+        }
+        let forks = Forks::new(spec.clone(), maker, steering.clone());
+        let steered = search.is_none();
+        let (run, helm) = match search {
+            Some(search) => {
+                note_of_repeats(&search).as_deref().into_iter().for_each(tell);
+                let (log, helm) = (SearchLog::open(dir.path())?, Helm::of_search(steering.clone()));
+                let searcher = Searcher::new(search, log, steering, forks, missing)?;
+                (run.observer(Box::new(Both(Both(observer, searcher), helm.clone()))), helm)
             }
-            Searcher::new(search, spec.clone(), SearchLog::open(dir.path())?, steering, maker)
-        });
-        let run = match searcher.transpose()? {
-            Some(searcher) => run.observer(Box::new(Both(observer, searcher))),
-            None => run.observer(Box::new(observer)),
+            None => {
+                note_of_steers(&planned).as_deref().into_iter().for_each(tell);
+                let log = begin_steers(dir, spec, &planned, &forks)?;
+                let helm = Helm::of_tasks(steering, planned, forks, missing, log)?;
+                (run.observer(Box::new(Both(observer, helm.clone()))), helm)
+            }
         };
-        Ok(Self { run, logged: Logged { log, tasks, devices, spec: text }, stop, checkpoints, searched })
+        let logged = Logged { log, tasks, devices, spec: text };
+        Ok(Self { run, logged, stop, checkpoints, spec: spec.clone(), steered, helm })
     }
 
     fn run(self, dir: &RunDir, asked: &ResultSettings, around: &Surroundings) -> Result<Outcome> {
-        let Self { run, logged, stop, checkpoints, searched } = self;
+        let Self { run, logged, stop, checkpoints, mut spec, steered, helm } = self;
+        let server = listen(dir, helm);
         let report = run.start().context("the run ended early")?;
-        let text = serde_json::to_string_pretty(&report);
-        let text = text.context("the report could not be written as JSON")?;
+        drop(server);
+        if steered {
+            spec.steers = read_steers(&dir.file(CONTROL))?;
+        }
+        let planned = if steered { spec.steered()? } else { Vec::new() };
+        let text = report_text(&report, &planned, dir)?;
         let readable = Report::parse(&text)?;
-        let search = searched.map(|spec| spec.search_in(dir.path())).transpose()?.flatten();
-        let is_over = search.as_ref().is_some_and(|search| search.outcome().is_some());
-        if is_over {
+        let search = if steered { None } else { spec.search_in(dir.path())? };
+        let all_ended = steered && !readable.stopped_but(|task| is_stopped_by_command(&planned, task));
+        let is_over = all_ended || search.as_ref().is_some_and(|search| search.outcome().is_some());
+        if is_over && !stop.is_stopped() {
             // Nothing is forked any more.
             dir.remove_states();
         }
@@ -337,6 +361,69 @@ impl Prepared {
     }
 }
 
+/// Listens to commands, where the system and the directory's path allow that.
+fn listen(dir: &RunDir, helm: Helm) -> Option<Server> {
+    let opened = Server::open(&dir.file(SOCKET), move |line| helm.answer(line));
+    opened.map_err(|error| tell(&format!("note: `hydra ctl` cannot reach the run: {SOCKET}: {error}"))).ok()
+}
+
+/// The log of the commands of a run, which has those that it begins with; what deleted tasks have left is removed.
+fn begin_steers(dir: &RunDir, spec: &RunSpec, planned: &[Planned], forks: &Forks) -> Result<SteerLog> {
+    let mut log = SteerLog::open(dir.path())?;
+    if !dir.resumed {
+        spec.steers.iter().try_for_each(|steer| log.push(steer))?;
+    }
+    let deleted = planned.iter().filter(|task| task.deleted);
+    deleted.map(|task| &task.configuration.name).try_for_each(|name| forks.maker.remove(name))?;
+    Ok(log)
+}
+
+/// Says which tasks of a run that goes on are as somebody left them.
+fn note_of_steers(planned: &[Planned]) -> Option<String> {
+    let named = |what: &str, of: &dyn Fn(&Planned) -> Option<usize>| {
+        let named =
+            planned.iter().filter_map(|task| Some(format!("`{}` ({})", task.configuration.name, of(task)?)));
+        let named: Vec<String> = named.collect();
+        (!named.is_empty()).then(|| format!("{what}: {}", named.join(", ")))
+    };
+    let live = |task: &Planned| !task.deleted;
+    let parts = [
+        named("paused", &|task| task.until.filter(|_| live(task) && task.ends.is_none())),
+        named("stopped", &|task| task.ends.filter(|_| live(task))),
+        named("deleted", &|task| task.ends.filter(|_| task.deleted)),
+        named("forked", &|task| task.place().map(|(_, at)| at).filter(|_| live(task))),
+    ];
+    let parts: Vec<String> = parts.into_iter().flatten().collect();
+    (!parts.is_empty()).then(|| format!("note: as it was steered, with minibatches: {}", parts.join("; ")))
+}
+
+/// Returns true if somebody told the task to end.
+fn is_stopped_by_command(planned: &[Planned], task: &str) -> bool {
+    planned.iter().any(|planned| planned.configuration.name == task && planned.ends.is_some())
+}
+
+/// The report as JSON. Tasks that were deleted are in it with what is known of them.
+fn report_text(report: &RunReport, planned: &[Planned], dir: &RunDir) -> Result<String> {
+    let deleted: Vec<&Planned> = planned.iter().filter(|task| task.deleted).collect();
+    let written = |text: serde_json::Result<String>| text.context("the report could not be written as JSON");
+    if deleted.is_empty() {
+        return written(serde_json::to_string_pretty(report));
+    }
+    let mut json = serde_json::to_value(report).context("the report could not be written as JSON")?;
+    let known = Journal::read(dir.path())?.report(false);
+    for name in deleted.iter().map(|task| task.configuration.name.as_str()) {
+        let tasks = json["tasks"].as_array_mut().context("a report has tasks")?;
+        let of_name = |task: &&Value| task["name"] == name;
+        if !tasks.iter().any(|task| of_name(&task)) {
+            tasks.extend(known.iter().find(of_name).cloned());
+        }
+        for task in tasks.iter_mut().filter(|task| task["name"] == name) {
+            (task["state"], task["model_dir"]) = ("deleted".into(), Value::Null);
+        }
+    }
+    written(serde_json::to_string_pretty(&json))
+}
+
 /// The run directory by a name that tells other runs where it is.
 fn shown(dir: &Path) -> String {
     std::path::absolute(dir).unwrap_or_else(|_| dir.to_owned()).display().to_string()
@@ -349,9 +436,10 @@ fn configurations(
     admission: &Admission,
 ) -> Result<Vec<(String, Value, usize)>> {
     let described = |task: &AdmittedTask| {
-        let one = planned.iter().map(|planned| &planned.configuration).find(|one| one.name == task.name);
-        let train = one.map(|one| spec.training.of(one, spec.model.seed, task.items)).transpose()?;
-        let config = one.zip(train).map_or(Value::Null, |(one, train)| spec.describe(one, &train));
+        let one = planned.iter().find(|one| one.configuration.name == task.name);
+        let training = |one: &Planned| spec.training.of(&one.configuration, spec.model.seed, task.items);
+        let train = one.map(training).transpose()?;
+        let config = one.zip(train).map_or(Value::Null, |(one, train)| described(spec, one, &train));
         Ok((task.name.clone(), config, task.steps))
     };
     admission.tasks.iter().map(described).collect()
