@@ -44,7 +44,7 @@ enum Ctl {
         #[arg(long, value_name = "N", value_parser = values::count, allow_hyphen_values = true)]
         until: Option<usize>,
     },
-    /// End a task after the minibatch that has begun, or after N: what it has is evaluated, written and kept
+    /// End a task after the minibatch that has begun, or after N: what it has is written and kept
     Stop {
         #[command(flatten)]
         task: TaskArg,

@@ -33,9 +33,10 @@ impl Forks {
         Self { spec, maker, control, states: BTreeMap::new(), waiting: Vec::new() }
     }
 
-    /// Has a fork's parent saved. The fork is added [when that is there](Self::add_ready).
+    /// Has a fork's parent saved, when the run has that. The fork is added [when its state is there](Self::add_ready).
     pub(crate) fn ask(&mut self, fork: Planned) -> Result<()> {
-        if let Some((parent, at)) = fork.place() {
+        let waits = |task: &str| self.waiting.iter().any(|waiting| waiting.configuration.name == task);
+        if let Some((parent, at)) = fork.place().filter(|(parent, _)| !waits(parent)) {
             self.save(&parent, at)?;
         }
         self.waiting.push(fork);
@@ -97,7 +98,9 @@ impl Forks {
             task = if weights_only { task.weights_from(state) } else { task.fork_from(state) };
         }
         drop(self.control.send(Command::Submit { task: Box::new(task), like }));
-        Ok(())
+        let own = &planned.configuration.name;
+        let forks = self.awaited().into_iter().filter(|(parent, _)| parent == own);
+        forks.collect::<Vec<_>>().into_iter().try_for_each(|(own, at)| self.save(&own, at).map(drop))
     }
 
     /// A task without what it begins with, and the name of one that has its plan.

@@ -14,10 +14,13 @@ use hydra_core::TaskId;
 use hydra_engine::{Command, CommandError, Effect, Observer, RunControl, RunEvent, TaskState, fork_obstacle};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// How often a place is asked for again that a task has passed meanwhile.
 const TRIES: usize = 100;
+/// How long the answer to a command waits for a task that begins by it at the next opportunity.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Listens to a run, and steers it as it is asked. Clones are of the same run.
 #[derive(Clone)]
@@ -28,6 +31,8 @@ struct Shared {
     state: Mutex<State>,
     /// Commands are carried out one after the other. The state is free meanwhile, for the run tells of itself.
     turn: Mutex<()>,
+    /// Tasks were added, or the run stops.
+    heard: Condvar,
 }
 
 #[derive(Default)]
@@ -96,7 +101,7 @@ impl Helm {
 
     fn new(control: RunControl, steered: Option<Steered>) -> Self {
         let state = Mutex::new(State { steered, ..State::default() });
-        Self(Arc::new(Shared { control, state, turn: Mutex::default() }))
+        Self(Arc::new(Shared { control, state, turn: Mutex::default(), heard: Condvar::new() }))
     }
 
     /// Answers a line of the socket.
@@ -114,6 +119,15 @@ impl Helm {
             return Ok(self.status());
         }
         let steer: Steer = serde_json::from_value(asked).context("the line is no command")?;
+        let soon = steer.at().is_none() && matches!(steer, Steer::Fork { .. } | Steer::Extend { .. });
+        let answer = self.carry_out(steer)?;
+        if soon {
+            self.wait_for(answer["task"].as_str().unwrap_or_default());
+        }
+        Ok(answer)
+    }
+
+    fn carry_out(&self, steer: Steer) -> Result<Value> {
         let _turn = self.0.turn.lock().unwrap_or_else(PoisonError::into_inner);
         self.check(&steer)?;
         match steer {
@@ -126,6 +140,12 @@ impl Helm {
                 self.fork(&task, at, &changes, weights_only, name)
             }
         }
+    }
+
+    /// Waits until the run has heard of a new task, but not for ever.
+    fn wait_for(&self, task: &str) {
+        let unheard = |state: &mut State| state.board.row(task).is_none() && !state.stopping;
+        drop(self.0.heard.wait_timeout_while(self.state(), PATIENCE, unheard));
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -148,6 +168,9 @@ impl Helm {
         let described = |row: &Row| {
             let origin = planned(&row.name).and_then(|planned| planned.origin.as_ref());
             let mut described = row.to_json();
+            if state.waits(row) {
+                described["state"] = "paused".into();
+            }
             described["parent"] = json!(origin.map(|origin| &origin.task));
             described["forked_at"] = json!(origin.map(|origin| origin.at));
             if planned(&row.name).is_some_and(|planned| planned.deleted) {
@@ -175,8 +198,10 @@ impl Helm {
             hydra_search::suggestion(task, &names)
         );
         ensure!(!steered.is_deleted(task), "task `{task}` was deleted");
-        let to_come = state.board.row(task).is_none() && !matches!(steer, Steer::Fork { .. });
-        ensure!(!to_come, "task `{task}` has not begun: its parent has yet to come to where it is forked");
+        ensure!(
+            state.board.row(task).is_some(),
+            "task `{task}` has not begun: its parent has yet to come to where it is forked"
+        );
         Ok(())
     }
 
@@ -392,15 +417,20 @@ impl State {
         }
     }
 
+    /// Returns true if a task waits for a command, perhaps before it has begun.
+    fn waits(&self, row: &Row) -> bool {
+        let planned = self.steered.as_ref().and_then(|steered| steered.planned(&row.name));
+        let at_start = || planned.is_some_and(|planned| planned.until == Some(0));
+        row.state == "paused" || row.state == "waiting" && at_start()
+    }
+
     /// Says it when all that is left waits for a command.
     fn tell_if_waiting(&mut self) {
-        let waits = |row: &&Row| {
-            let steered = self.steered.as_ref().and_then(|steered| steered.planned(&row.name));
-            let at_start = || steered.is_some_and(|planned| planned.until == Some(0));
-            row.state == "paused" || row.state == "waiting" && at_start()
-        };
         let open: Vec<&Row> = self.board.rows().iter().filter(|row| !row.is_over()).collect();
-        let all = !open.is_empty() && open.iter().all(waits) && !self.stopping && self.steered.is_some();
+        let all = !open.is_empty()
+            && open.iter().all(|row| self.waits(row))
+            && !self.stopping
+            && self.steered.is_some();
         let left: Vec<String> = open.iter().filter(|_| all).map(|row| row.name.clone()).collect();
         if !left.is_empty() && left != self.told {
             let shown: Vec<String> = open
@@ -444,7 +474,11 @@ impl Observer for Helm {
             RunEvent::Paused { .. } | RunEvent::Began { .. } | RunEvent::Minibatch { .. } => {
                 state.tell_if_waiting();
             }
-            RunEvent::Stopping => state.stopping = true,
+            RunEvent::Submitted { .. } => self.0.heard.notify_all(),
+            RunEvent::Stopping => {
+                state.stopping = true;
+                self.0.heard.notify_all();
+            }
             RunEvent::Refused { task, error: CommandError::Engine(error), .. } => {
                 tell(&format!("error: a command to task `{task}` could not be carried out: {error}"));
             }

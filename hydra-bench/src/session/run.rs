@@ -196,14 +196,29 @@ fn submit(
         None => spec.steered()?,
     };
     let mut maker = TaskMaker::new(&texts, spec, dir, around.control.clone())?;
-    let mut missing = Vec::new();
-    for planned in planned.iter().filter(|planned| !planned.deleted) {
+    let (mut missing, all) = (Vec::new(), &planned);
+    for planned in &planned {
+        // Of one that was deleted, others may need a state yet.
+        if planned.deleted && dir.is_some_and(|dir| dir.resumed) && !is_needed(&maker, all, planned)? {
+            continue;
+        }
         match maker.can_begin(planned)? {
             true => drop(orchestrator.submit(maker.first(&model, spec, planned)?)?),
             false => missing.push(planned.clone()),
         }
     }
     Ok(Submitted { search, planned, missing, maker })
+}
+
+/// Returns true if a task is to begin with a state of this one that is not there.
+fn is_needed(maker: &TaskMaker, all: &[Planned], task: &Planned) -> Result<bool> {
+    for fork in all {
+        let is_its = fork.origin.as_ref().is_some_and(|origin| origin.task == task.configuration.name);
+        if is_its && !maker.can_begin(fork)? && (!fork.deleted || is_needed(maker, all, fork)?) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// The tasks that a run begins or goes on with.
@@ -269,7 +284,7 @@ impl Prepared {
         let every = every.unwrap_or(CheckpointEvery::Time(Duration::MAX));
         let mut orchestrator = orchestrator.stop_flag(stop.clone()).checkpoint_every(every);
         let steering = RunControl::new();
-        orchestrator = match spec.search.is_none() {
+        orchestrator = match spec.search.is_none() && !spec.devices.room_for_forks {
             true => orchestrator.listen(&steering),
             false => orchestrator.control(&steering),
         };
@@ -299,7 +314,7 @@ impl Prepared {
         log.configurations(configurations(spec, &planned, &admission)?);
         let registrar = around.registrar(&spec.devices, &shown(dir.path()));
         let observer = Both(registrar, Both(log.clone(), around.progress()));
-        for task in planned.iter().filter(|planned| planned.stopped && !planned.deleted) {
+        for task in planned.iter().filter(|planned| planned.stopped) {
             drop(steering.send(Command::Stop { task: task.configuration.name.clone() }));
         }
         let forks = Forks::new(spec.clone(), maker, steering.clone());
@@ -313,7 +328,7 @@ impl Prepared {
             }
             None => {
                 note_of_steers(&planned).as_deref().into_iter().for_each(tell);
-                let log = begin_steers(dir, spec, &planned, &forks)?;
+                let log = begin_steers(dir, spec, &tasks, &planned, &forks)?;
                 let helm = Helm::of_tasks(steering, planned, forks, missing, log)?;
                 (run.observer(Box::new(Both(observer, helm.clone()))), helm)
             }
@@ -336,7 +351,7 @@ impl Prepared {
         let search = if steered { None } else { spec.search_in(dir.path())? };
         let all_ended = steered && !readable.stopped_but(|task| is_stopped_by_command(&planned, task));
         let is_over = all_ended || search.as_ref().is_some_and(|search| search.outcome().is_some());
-        if is_over && !stop.is_stopped() {
+        if is_over && !stop.is_stopped() && (!steered || readable.failures().is_empty()) {
             // Nothing is forked any more.
             dir.remove_states();
         }
@@ -368,13 +383,21 @@ fn listen(dir: &RunDir, helm: Helm) -> Option<Server> {
 }
 
 /// The log of the commands of a run, which has those that it begins with; what deleted tasks have left is removed.
-fn begin_steers(dir: &RunDir, spec: &RunSpec, planned: &[Planned], forks: &Forks) -> Result<SteerLog> {
+fn begin_steers(
+    dir: &RunDir,
+    spec: &RunSpec,
+    tasks: &[String],
+    planned: &[Planned],
+    forks: &Forks,
+) -> Result<SteerLog> {
     let mut log = SteerLog::open(dir.path())?;
     if !dir.resumed {
         spec.steers.iter().try_for_each(|steer| log.push(steer))?;
     }
-    let deleted = planned.iter().filter(|task| task.deleted);
-    deleted.map(|task| &task.configuration.name).try_for_each(|name| forks.maker.remove(name))?;
+    let deleted = planned.iter().filter(|task| task.deleted).map(|task| &task.configuration.name);
+    // One that goes on for the sake of others is removed when it ends.
+    let mut gone = deleted.filter(|name| !tasks.contains(name));
+    gone.try_for_each(|name| forks.maker.remove(name))?;
     Ok(log)
 }
 

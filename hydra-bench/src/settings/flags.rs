@@ -229,7 +229,15 @@ mod tests {
             let name = name.as_str();
             // No file that every machine can read has both a plan and a disk, this one's schedule decays all along, nothing is
             // adapted, and it is of an earlier version.
-            let new = ["concurrent", "strict", "eval_limit", "initial_validation", "visit", "cache"];
+            let new = [
+                "concurrent",
+                "strict",
+                "eval_limit",
+                "initial_validation",
+                "visit",
+                "cache",
+                "room_for_forks",
+            ];
             let new = [&new[..], &["devices_per_model"]].concat();
             let absent = [&["plan", "disk", "decay_steps", "loss_on", "pack", "train"][..], &new].concat();
             let others = [names::<AdapterSettings>(), names::<SearchSettings>()].concat();

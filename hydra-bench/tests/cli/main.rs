@@ -20,4 +20,5 @@ mod resume;
 mod runs;
 mod search;
 mod so_far;
+mod steering;
 mod step;
