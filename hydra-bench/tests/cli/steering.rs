@@ -179,7 +179,9 @@ fn what_is_paused_keeps_the_run_waiting_also_after_a_kill() {
     wait_for(|| is("b4-lr1e-3", "paused") && is("b4-lr3e-4", "stopped"));
     ctl(&dir, &format!("resume b4-lr1e-3 --until {}", place + 2));
     wait_for(|| is("b4-lr1e-3", "paused"));
+    // It stays paused until it is told to go on.
     ctl(&dir, &format!("stop b4-lr1e-3 --at {}", place + 4));
+    ctl(&dir, "resume b4-lr1e-3");
     let said = ends(run);
     assert!(said.contains(&format!("paused: `b4-lr1e-3` ({place})")) && said.contains(&waits), "{said}");
     assert_replayed(&dir, &root.path().join("again"), LONG);
@@ -293,7 +295,7 @@ fn what_cannot_be_done_is_refused_by_name_and_changes_nothing() {
         ("fork b4-lr1e-3 --optimizer sgd", 1, vec!["optimizer"]),
         ("fork b4-lr1e-3 --name b4-lr3e-4", 1, vec!["a task is called `b4-lr3e-4`"]),
         ("fork b4-lr1e-3 --name a/b", 1, vec!["`a/b` is no name of a task"]),
-        ("fork b4-lr1e-3 --schedule wsd", 1, vec!["decay_steps"]),
+        ("fork b4-lr1e-3 --schedule wsd", 1, vec!["decay-steps"]),
         ("fork b4-lr1e-3 --lr 1e-3,1e-4", 1, vec!["give one value"]),
         ("fork b4-lr1e-3 --lr fast", 2, vec!["`fast` is not a number"]),
         ("fork b4-lr1e-3 --rl 1e-3", 2, vec!["--rl"]),
