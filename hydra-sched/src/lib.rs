@@ -112,9 +112,10 @@ pub use lab::highs_makespan_s;
 #[cfg(feature = "milp")]
 pub use lab::milp_makespan_s;
 pub use lab::{
-    DeviceCost, DoesNotFit, Draw, Epoch, EvaluationCost, Exact, LowerBounds, Occupation, Outcome, PowerModel,
-    Queue, Read, Replacement, Row, ShardCost, Simulation, SimulationError, SimulationOptions, Span, Strategy,
-    TaskCost, Variation, Workload, WorkloadError, compare, exact, simulate, without_transfers,
+    DeviceCost, DoesNotFit, Draw, Epoch, EvaluationCost, Exact, FrozenPart, LowerBounds, Occupation, Outcome,
+    PowerModel, Queue, Read, Replacement, Row, ShardCost, Simulation, SimulationError, SimulationOptions,
+    Span, Strategy, TaskCost, Variation, Workload, WorkloadError, compare, exact, simulate,
+    without_transfers,
 };
 pub use policy::{
     Claimable, CopyUse, CostError, CostModel, Fifo, ModelIndex, ModelView, Policy, PolicyError, PolicyKind,

@@ -1,9 +1,9 @@
 //! The simulator by hand: schedules whose every time is known, and what the policies make of drawn workloads.
 
 use hydra_sched::{
-    Claimable, DeviceCost, Draw, EvaluationCost, ModelIndex, ModelView, Occupation, Policy, PolicyKind,
-    Priority, Replacement, Request, ShardCost, ShardTaskKind, Simulation, SimulationOptions, TaskCost,
-    Workload, simulate,
+    Claimable, DeviceCost, Draw, EvaluationCost, FrozenPart, ModelIndex, ModelView, Occupation, Policy,
+    PolicyKind, Priority, Replacement, Request, ShardCost, ShardTaskKind, Simulation, SimulationOptions,
+    TaskCost, Workload, simulate,
 };
 
 /// A workload on devices that keep copies.
@@ -30,7 +30,8 @@ fn lrtf(workload: &Workload) -> Simulation {
 fn a_lone_model_waits_for_stale_copies_only() {
     let shards = vec![ShardCost::new(1.0, 2.0, 0.5), ShardCost::new(0.0, 3.0, 0.5)];
     let result = lrtf(&on(vec![TaskCost::new("a", 2, shards)], 1));
-    let compute: Vec<_> = result.spans.iter().filter(|s| s.what != Occupation::Promote).collect();
+    let compute: Vec<_> =
+        result.spans.iter().filter(|s| !matches!(s.what, Occupation::Promote { .. })).collect();
     let times: Vec<_> = compute.iter().map(|s| (s.shard, s.start_s, s.end_s)).collect();
     let expected =
         [(0, 0.5, 1.5), (1, 1.5, 4.5), (0, 4.5, 6.5), (0, 7.0, 8.0), (1, 8.0, 11.0), (0, 11.0, 13.0)];
@@ -80,7 +81,7 @@ fn the_host_optimizer_takes_shards_in_the_order_of_their_backwards() {
     };
     let result = lrtf(&on(vec![model("a", 0.0), model("b", 0.5)], 2));
     let second = |task| {
-        let starts = result.spans.iter().filter(|s| s.what != Occupation::Promote);
+        let starts = result.spans.iter().filter(|s| !matches!(s.what, Occupation::Promote { .. }));
         let starts = starts.filter(|s| (s.task, s.minibatch) == (task, 1));
         starts.map(|s| (s.shard, s.start_s)).collect::<Vec<_>>()
     };
@@ -403,7 +404,7 @@ fn the_next_shard_waits_for_what_its_own_microbatch_made() {
     let mut task = TaskCost::new("a", 1, vec![shard; 2]);
     (task.microbatches, task.visit) = (2, 2);
     let result = lrtf(&on(vec![task.clone()], 1));
-    let compute = result.spans.iter().filter(|span| span.what != Occupation::Promote);
+    let compute = result.spans.iter().filter(|span| !matches!(span.what, Occupation::Promote { .. }));
     let starts: Vec<_> = compute.map(|span| (span.shard, span.start_s)).collect();
     // The forwards end at 1 and 2, and what they made is on the host at 2.5 and 3.5; of the backwards that end at 3.5 and 4.5
     // it is at 5 and 6.
@@ -426,6 +427,38 @@ fn copies_of_frozen_shards_stay_valid() {
     assert_eq!(result.promotions, 2 + 3 + 1, "the last one anew after each of three steps");
     // Two sweeps of 4 s a minibatch. The step of 1.5 s and the promotion after it hide behind two frozen forwards.
     assert_eq!((result.makespan_s, result.gap()), (0.5 + 3.0 * 8.0 + 2.0 * 3.0, 1.0));
+}
+
+/// Three tasks adapt one frozen base of 40 bytes in two shards, with parts of 2 bytes of their own, which each step makes stale.
+#[test]
+fn what_is_frozen_is_promoted_once_for_all_tasks() {
+    let part = |id| FrozenPart { id, bytes: 20 };
+    let shard = |id| ShardCost { bytes: Some(22), frozen: vec![part(id)], ..ShardCost::new(1.0, 2.0, 1.1) };
+    let task = |name: &str| TaskCost::new(name, 4, vec![shard(7), shard(9)]);
+    let mut workload = on(["a", "b", "c"].map(task).into(), 1);
+    workload.devices[0].memory_bytes = Some(60);
+    let result = lrtf(&workload);
+    assert_eq!(result.promoted_bytes, Some(40 + 3 * 4 * 2 * 2), "the base, and each part once a minibatch");
+    assert_eq!(result.promotions_saved, 3 * 4, "the first shard's backward finds its own part too");
+    // What is there takes none of the time of a promotion.
+    let seconds: Vec<f64> = result.spans.iter().map(|span| span.end_s - span.start_s).collect();
+    assert!(
+        seconds.iter().all(|s| [1.1, 0.1, 1.0, 2.0].iter().any(|one| (s - one).abs() < 1e-9)),
+        "{seconds:?}"
+    );
+    workload.devices[0].keeps_copies = false;
+    assert_eq!(lrtf(&workload).promoted_bytes, Some(3 * 4 * 3 * 22), "nothing stays");
+    workload.devices[0].keeps_copies = true;
+    workload.devices[0].memory_bytes = None;
+    let error = workload.check().unwrap_err().to_string();
+    assert!(error.contains("device 0") && error.contains("memory_bytes"), "{error}");
+    workload.devices[0].memory_bytes = Some(60);
+    workload.tasks[1].shards[0].frozen[0].bytes = 19;
+    let error = workload.check().unwrap_err().to_string();
+    assert!(error.contains("frozen.bytes of shard 0 of task `b` is 19"), "{error}");
+    workload.tasks[1].shards[0].frozen = vec![part(7), part(9)];
+    let error = workload.check().unwrap_err().to_string();
+    assert!(error.contains("the sum of `frozen` of shard 0 of task `b` is 40"), "{error}");
 }
 
 /// The bounds know nothing of take-downs and latencies.
@@ -577,7 +610,7 @@ fn lrtf_alternates_between_models_of_equal_length() {
     use ShardTaskKind::{Backward, Forward};
     let two = ["a", "b"].map(|name| model(name, 1, &[(1.0, 2.0), (9.0, 3.0)]));
     let result = plain(&on(two.into(), 1), PolicyKind::ShardedLrtfEager, 0);
-    let compute = result.spans.iter().filter(|span| span.what != Occupation::Promote);
+    let compute = result.spans.iter().filter(|span| !matches!(span.what, Occupation::Promote { .. }));
     let order: Vec<_> = compute.map(|span| (span.task, span.what, span.shard)).collect();
     // Remaining before each choice: 6 6, 5 6, 5 5, 2 5, 2 2, - 2.
     let expected = [

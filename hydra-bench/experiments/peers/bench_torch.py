@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""HF GPT-2 full train-step benchmark (fwd + loss + bwd + AdamW), CPU. Prints one JSON line.
+"""HF GPT-2 or Llama train-step benchmark (fwd + loss + bwd + AdamW), CPU, whole or with PEFT's LoRA. Prints one JSON line.
 
 tokens/s = batch*ctx / step time.  Dropout 0, random init, labels = inputs shifted by HF.
 """
 import argparse, json, os, sys, time, statistics, resource
 
 p = argparse.ArgumentParser()
+p.add_argument("--model", choices=["gpt2", "smollm2-135m"], default="gpt2", help="smollm2-135m: its sizes, without --layers, --embd, --heads, --vocab")
+p.add_argument("--lora", type=int, default=0, help="train PEFT's adapters of this rank alone, of q_proj and v_proj (c_attn of GPT-2)")
 p.add_argument("--layers", type=int, default=4)
 p.add_argument("--embd", type=int, default=256)
 p.add_argument("--heads", type=int, default=4)
@@ -34,7 +36,7 @@ if a.threads == 1 and hasattr(os, "sched_setaffinity"):
 import torch
 torch.set_num_threads(a.threads)
 import transformers
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 transformers.logging.set_verbosity_error()
 
 def rss_now():
@@ -54,11 +56,21 @@ def rss_peak():
 
 base_rss = rss_now()
 torch.manual_seed(0)
-cfg = GPT2Config(vocab_size=a.vocab, n_positions=a.ctx, n_embd=a.embd, n_layer=a.layers, n_head=a.heads,
-                 resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False,
-                 bos_token_id=0, eos_token_id=0)
+if a.model == "gpt2":
+    cfg = GPT2Config(vocab_size=a.vocab, n_positions=a.ctx, n_embd=a.embd, n_layer=a.layers, n_head=a.heads,
+                     resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False,
+                     bos_token_id=0, eos_token_id=0)
+    build = GPT2LMHeadModel
+else:
+    # As the preset of the same name.
+    a.layers, a.embd, a.heads, a.vocab = 30, 576, 9, 49152
+    cfg = LlamaConfig(vocab_size=a.vocab, hidden_size=a.embd, intermediate_size=1536, num_hidden_layers=a.layers,
+                      num_attention_heads=a.heads, num_key_value_heads=3, head_dim=64, max_position_embeddings=8192,
+                      rms_norm_eps=1e-5, rope_theta=100000.0, tie_word_embeddings=True, use_cache=False,
+                      bos_token_id=0, eos_token_id=0)
+    build = LlamaForCausalLM
 cfg._attn_implementation = a.attn
-model = GPT2LMHeadModel(cfg)
+model = build(cfg)
 impl = model.config._attn_implementation
 assert impl == a.attn, impl
 model.train()
@@ -66,10 +78,17 @@ if a.checkpointing:
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 if a.dtype == "bf16pure":
     model.to(torch.bfloat16)
+if a.lora:
+    from peft import LoraConfig, get_peft_model
+    targets = ["c_attn"] if a.model == "gpt2" else ["q_proj", "v_proj"]
+    model = get_peft_model(model, LoraConfig(r=a.lora, lora_alpha=8, lora_dropout=0.0, target_modules=targets,
+                                             fan_in_fan_out=a.model == "gpt2", task_type="CAUSAL_LM"))
+    model.train()
 nparams = sum(q.numel() for q in model.parameters())
+trained = [q for q in model.parameters() if q.requires_grad]
 opt = None
 if a.opt != "none":
-    opt = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01,
+    opt = torch.optim.AdamW(trained, lr=1e-4, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01,
                             fused=(a.opt == "fused") or None, foreach=(a.opt == "foreach") or (False if a.opt == "forloop" else None))
 fwd = torch.compile(model) if a.compile else model
 g = torch.Generator().manual_seed(1)
@@ -112,16 +131,16 @@ tot = [r[0] for r in rs]
 tok = a.batch * a.ctx
 med = lambda k: statistics.median(r[k] for r in rs)
 best = min(rs, key=lambda r: r[0])
-# matmul FLOPs: 6*(12*L*d^2 + V*d)*tok + 12*L*d*T*tok (full, non-causal attention), fwd+bwd
+# matmul FLOPs of GPT-2, whole: 6*(12*L*d^2 + V*d)*tok + 12*L*d*T*tok (full, non-causal attention), fwd+bwd
 d, L, T, V = a.embd, a.layers, a.ctx, a.vocab
 flops = 6 * (12 * L * d * d + V * d) * tok + 12 * L * d * T * tok
-out = dict(tag=a.tag, layers=L, embd=d, heads=a.heads, ctx=T, batch=a.batch, vocab=V, threads=a.threads,
+out = dict(tag=a.tag, model=a.model, lora=a.lora, trained=sum(q.numel() for q in trained), layers=L, embd=d, heads=a.heads, ctx=T, batch=a.batch, vocab=V, threads=a.threads,
            attn=impl, checkpointing=a.checkpointing, dtype=a.dtype, compile=a.compile, opt=a.opt, steps=a.steps, params=nparams,
            min_s=round(min(tot), 5), med_s=round(statistics.median(tot), 5), max_s=round(max(tot), 5),
            tok_s_best=round(tok / min(tot), 1), tok_s_med=round(tok / statistics.median(tot), 1),
            fwd_med_s=round(med(1), 5), bwd_med_s=round(med(2), 5), opt_med_s=round(med(3), 5),
            best_fwd_bwd_opt=[round(best[1], 5), round(best[2], 5), round(best[3], 5)],
-           gflops_best=round(flops / min(tot) / 1e9, 1),
+           gflops_best=round(flops / min(tot) / 1e9, 1) if a.model == "gpt2" and not a.lora else None,
            cpu_s_min=round(min(cpu), 5), cpu_s_med=round(statistics.median(cpu), 5),
            tok_per_cpu_s_best=round(tok / min(cpu), 1), tok_per_cpu_s_med=round(tok / statistics.median(cpu), 1),
            own_cores=round((c1[0] - c0[0]) / wall, 2), others_cores=round(max(0.0, (c1[1] - c0[1]) - (c1[0] - c0[0])) / wall, 2),

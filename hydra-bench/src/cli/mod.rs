@@ -33,7 +33,7 @@ exit status is 0 when the run fits, 1 when it does not, and 2 when the command l
 const AFTER_CTL: &str = "\
 Every command takes effect between two minibatches of its task, at a place that is said, so what comes of it is exact: \
 a fork has the bits of a plain loop that changes its settings there. What was answered stands in DIR/control.jsonl, and \
-holds after a kill; `hydra select --spec DIR/spec.toml --replay DIR/control.jsonl` repeats the run on other devices.";
+holds after a kill; `hydra select --spec DIR/spec.toml --replay DIR/control.jsonl` repeats the run.";
 
 /// Of `hydra completions`: where the shells look.
 const AFTER_COMPLETIONS: &str = "\

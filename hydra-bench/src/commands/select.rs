@@ -2,7 +2,7 @@
 
 use crate::run_dir::{CommandName, RunSpec, read_steers};
 use crate::session::{Surroundings, run};
-use crate::settings::{OutSettings, RunSettings, flags};
+use crate::settings::{OutSettings, PartSettings, RunSettings, flags};
 use crate::terminal::{Outcome, Usage};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
@@ -14,8 +14,10 @@ pub(crate) struct SelectArgs {
     #[command(flatten)]
     pub(crate) settings: RunSettings,
     #[command(flatten)]
+    pub(crate) part: PartSettings,
+    #[command(flatten)]
     pub(crate) out: OutSettings,
-    /// Run what a run directory's spec.toml says; only --out, --force, --dry-run, --record, --json, --progress and --checkpoint-every may stand beside it
+    /// Run what a run directory's spec.toml says; only --out, --force, --dry-run, --record, --json, --progress and --checkpoint-every may stand beside it, and --replay, --part or --only
     #[arg(long, value_name = "FILE", conflicts_with_all = flags::names::<RunSettings>())]
     pub(crate) spec: Option<PathBuf>,
     /// Steer the run as another one was: with the commands in its control.jsonl, each where it took effect there
@@ -26,15 +28,28 @@ pub(crate) struct SelectArgs {
 /// Trains the grid.
 pub(crate) fn run(args: SelectArgs, around: &Surroundings) -> Result<Outcome> {
     let around = &around.planning();
+    let (spec, out) = asked(args, around)?;
+    run::run(spec, &out, around)
+}
+
+/// The `spec.toml` of the run, as it would begin here.
+pub(crate) fn spec(args: SelectArgs, around: &Surroundings) -> Result<String> {
+    let around = &around.planning();
+    let (spec, out) = asked(args, around)?;
+    run::begun(spec.checkpointed(out.checkpoints))
+}
+
+fn asked(args: SelectArgs, around: &Surroundings) -> Result<(RunSpec, OutSettings)> {
     let spec = match &args.spec {
         Some(file) => RunSpec::load(file, &around.machine)?,
         None => RunSpec::new(CommandName::Select, args.settings.with_grid(), &around.machine)?,
     };
+    let spec = if args.part.is_none() { spec } else { spec.of_part(args.part)? };
     let spec = match &args.replay {
         Some(file) => replaying(spec, file)?,
         None => spec,
     };
-    run::run(spec, &args.out, around)
+    Ok((spec, args.out))
 }
 
 /// The spec with the commands of another run.

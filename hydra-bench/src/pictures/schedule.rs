@@ -93,7 +93,7 @@ impl Timeline {
                 Occupation::Compute(ShardTaskKind::Forward) => (&mut lane.compute, Shade::Light),
                 Occupation::Compute(ShardTaskKind::Evaluate) => (&mut lane.compute, Shade::Pale),
                 Occupation::Compute(ShardTaskKind::Backward) => (&mut lane.compute, Shade::Dark),
-                Occupation::Promote => (&mut lane.promotions, Shade::Dark),
+                Occupation::Promote { .. } => (&mut lane.promotions, Shade::Dark),
             };
             bars.push(Bar::new(span.task, shade, span.start_s, span.end_s));
             timeline.end_s = timeline.end_s.max(span.end_s);
@@ -446,10 +446,10 @@ mod tests {
         };
         let compute = Occupation::Compute(ShardTaskKind::Backward);
         let spans = [
-            span(0, 7, Occupation::Promote, 0.0, 0.01),
+            span(0, 7, Occupation::Promote { bytes: 1 }, 0.0, 0.01),
             span(0, 7, compute, 0.01, 6.0),
-            span(0, 8, Occupation::Promote, 4.0, 6.0),
-            span(1, 8, Occupation::Promote, 0.0, 0.0),
+            span(0, 8, Occupation::Promote { bytes: 1 }, 4.0, 6.0),
+            span(1, 8, Occupation::Promote { bytes: 1 }, 0.0, 0.0),
             span(1, 8, compute, 0.0, 10.0),
         ];
         let timeline = Timeline::simulated("Simulated".to_owned(), 2, &spans);

@@ -15,7 +15,8 @@ gradients: of parameters, down to the host's optimizer, of each microbatch
 /// The prediction as text; every line is ended.
 pub(crate) fn render(prediction: &Prediction) -> String {
     let Prediction { makespan_s, simulated_one_in, link_up, link_down, .. } = prediction;
-    let mut text: String = prediction.devices.iter().map(|device| stays(device, &prediction.tasks)).collect();
+    let mut text: String =
+        prediction.devices.iter().map(|device| stays(device, prediction.parameter_bytes)).collect();
     text.push_str(&format!("every minibatch:\n{}{WHY}", minibatches(&prediction.tasks)));
     let part = match simulated_one_in {
         1 => String::new(),
@@ -44,7 +45,7 @@ fn percent(share: f64) -> String {
 }
 
 /// The link of a device, and what stays on it.
-fn stays(device: &DevicePrediction, tasks: &[TaskPrediction]) -> String {
+fn stays(device: &DevicePrediction, parameter_bytes: u64) -> String {
     let link = match device.link {
         LinkRate::ZeroCopy => "reads parameters where the host has them".to_owned(),
         LinkRate::Simulated { bytes_per_s } => format!("a simulated link of {}", Bandwidth(bytes_per_s)),
@@ -53,12 +54,11 @@ fn stays(device: &DevicePrediction, tasks: &[TaskPrediction]) -> String {
             format!("a link of {rate}, as uploads of {bytes} measured it")
         }
     };
-    let models: u64 = tasks.iter().map(|task| task.moved.parameter_bytes).sum();
     let copies = match device.copies_bytes {
         Some(bytes) => format!(
             "; copies of parameters have {} beside what computes, all models have {}",
             ByteSize(bytes),
-            ByteSize(models)
+            ByteSize(parameter_bytes)
         ),
         None => "; no copies of parameters stay".to_owned(),
     };

@@ -14,6 +14,7 @@ pub(crate) mod orchestrator;
 mod prediction;
 pub(crate) mod run;
 mod search;
+mod steered;
 pub(crate) mod synthetic;
 mod tasks;
 

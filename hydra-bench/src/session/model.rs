@@ -35,6 +35,7 @@ impl Model {
         let failed = || format!("the model `{}` could not be loaded", spec.name());
         let mut model = family::load(spec.name()).with_context(failed)?;
         spec.dropout.into_iter().for_each(|dropout| model.set_dropout(dropout));
+        model.cut_vocabulary(spec.vocabulary_parts.unwrap_or(1)).with_context(failed)?;
         let Reads::Tokens { vocabulary, .. } = model.reads();
         let tokenizer = Tokenizer::for_model(model.directory(), vocabulary).with_context(failed)?;
         let context = context_of(model.reads(), spec.context)?;

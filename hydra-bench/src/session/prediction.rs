@@ -2,8 +2,11 @@
 
 use anyhow::Result;
 use hydra_engine::{Admission, AdmittedRun, Forecast, ForecastTask, LinkRate};
-use hydra_sched::{Occupation, ShardTaskKind, Simulation, SimulationOptions, Span, TaskCost, simulate};
+use hydra_sched::{
+    Occupation, ShardCost, ShardTaskKind, Simulation, SimulationOptions, Span, TaskCost, Workload, simulate,
+};
 use serde::Serialize;
+use std::collections::BTreeMap;
 
 /// Shard tasks that are simulated at most; of a longer run, an even part is simulated.
 const MOST_SHARD_TASKS: u64 = 400_000;
@@ -27,6 +30,8 @@ pub(crate) struct Prediction {
     /// devices; 0 where nothing is moved.
     pub(crate) link_up: f64,
     pub(crate) link_down: f64,
+    /// Bytes of the parameters of all tasks; what they have in common counts once.
+    pub(crate) parameter_bytes: u64,
     /// Bytes of parameters that the run promotes, and the share of promotions that a cached copy saves.
     pub(crate) promoted_bytes: u64,
     pub(crate) saved: f64,
@@ -121,6 +126,7 @@ impl Prediction {
             devices: forecast.devices.iter().enumerate().map(device).collect(),
             link_up: whole.up,
             link_down: whole.down,
+            parameter_bytes: parameter_bytes(&forecast.workload),
             promoted_bytes: if moves(&forecast) { promoted } else { 0 },
             saved: whole.run.promotions_saved as f64 / all as f64,
             tasks: tasks(&forecast, &whole)?,
@@ -130,6 +136,14 @@ impl Prediction {
             left_out,
         })
     }
+}
+
+/// Bytes of the parameters of all tasks; frozen parts of one id count once.
+fn parameter_bytes(workload: &Workload) -> u64 {
+    let shards = || workload.tasks.iter().flat_map(|task| &task.shards);
+    let frozen: BTreeMap<u64, u64> =
+        shards().flat_map(|shard| &shard.frozen).map(|part| (part.id, part.bytes)).collect();
+    shards().map(ShardCost::own_bytes).sum::<u64>() + frozen.values().sum::<u64>()
 }
 
 /// The times that no prediction has.
@@ -218,7 +232,7 @@ fn minibatch<'a>(cost: &TaskCost, spans: impl Iterator<Item = &'a Span>) -> (f64
     for span in spans {
         let at = span.minibatch as usize;
         match span.what {
-            Occupation::Promote => promoted[at] += cost.shards[span.shard].bytes.unwrap_or(0),
+            Occupation::Promote { bytes } => promoted[at] += bytes,
             Occupation::Compute(ShardTaskKind::Backward) => ends[at] = ends[at].max(span.end_s),
             Occupation::Compute(_) => {}
         }
@@ -259,7 +273,6 @@ fn relief(forecast: &Forecast, makespan_s: f64, batch_may_grow: bool) -> Result<
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hydra_sched::ShardCost;
 
     #[test]
     fn the_busiest_binds_and_nothing_does_that_is_idle_most_of_the_time() {
@@ -286,7 +299,7 @@ mod tests {
         let spans: Vec<Span> = (0..3)
             .flat_map(|m| {
                 let at = 10.0 * m as f64;
-                [span(m, Occupation::Promote, at, at + 1.0), span(m, train, at + 1.0, at + 3.0)]
+                [span(m, Occupation::Promote { bytes: 7 }, at, at + 1.0), span(m, train, at + 1.0, at + 3.0)]
             })
             .collect();
         assert_eq!(minibatch(&cost, spans.iter()), (10.0, 7));

@@ -1,8 +1,9 @@
 //! `hydra select` and `hydra train`: a grid of configurations, of many or of one.
 
+use crate::machine::kind;
 use crate::run_dir::{
-    CONTROL, FileBytes, Inputs, Journal, Planned, REPORT, Report, RunDir, RunSpec, SOCKET, SearchLog,
-    SharedRunLog, SteerLog, TRACE, WORKLOAD, check_not_read, could_not, lies_in, read_steers,
+    CONTROL, FileBytes, Inputs, Journal, Planned, REPORT, Report, RunDir, RunSpec, SearchLog, SharedRunLog,
+    TRACE, WORKLOAD, check_not_read, could_not, lies_in, read_steers,
 };
 use crate::session::forks::Forks;
 use crate::session::helm::Helm;
@@ -14,9 +15,11 @@ use crate::session::orchestrator::{
 };
 use crate::session::prediction::Prediction;
 use crate::session::search::Searcher;
+use crate::session::steered::{
+    begin_steers, is_needed, is_stopped_by_command, listen, note_of_steers, report_text,
+};
 use crate::session::tasks::{TaskMaker, described};
 use crate::settings::{CheckpointArg, Configuration, OutSettings, ResultSettings};
-use crate::steering::Server;
 use crate::terminal::{Interrupted, Outcome, Show, Usage, render, tell};
 use anyhow::{Context, Result, bail, ensure};
 use hydra_engine::{
@@ -48,6 +51,15 @@ pub(crate) fn run(spec: RunSpec, out: &OutSettings, around: &Surroundings) -> Re
     }
     let dir = dir.map_or_else(|| RunDir::next(spec.command.name()), Ok)?;
     run_in(dir, &mut spec, &out.results, None, around)
+}
+
+/// The spec of a run as it would begin here, with its context and the hashes of its inputs: what `spec.toml` would say.
+pub(crate) fn begun(mut spec: RunSpec) -> Result<String> {
+    let model = Model::load(&spec.model)?;
+    let texts = model.texts(spec.model.text())?;
+    spec.model.context = Some(texts.context);
+    spec.inputs = Some(Inputs::of(&model.described()?, &model.files(&spec.adapters)?, texts.content())?);
+    spec.to_toml()
 }
 
 /// Says what a run needs, what it moves and how long it would take. It has no directory.
@@ -195,6 +207,7 @@ fn submit(
         Some(search) => spec.planned(search)?,
         None => spec.steered()?,
     };
+    note_of_part(spec, &planned)?.as_deref().into_iter().for_each(tell);
     let mut maker = TaskMaker::new(&texts, spec, dir, around.control.clone())?;
     let (mut missing, all) = (Vec::new(), &planned);
     for planned in &planned {
@@ -210,17 +223,6 @@ fn submit(
     Ok(Submitted { search, planned, missing, maker })
 }
 
-/// Returns true if a task is to begin with a state of this one that is not there.
-fn is_needed(maker: &TaskMaker, all: &[Planned], task: &Planned) -> Result<bool> {
-    for fork in all {
-        let is_its = fork.origin.as_ref().is_some_and(|origin| origin.task == task.configuration.name);
-        if is_its && !maker.can_begin(fork)? && (!fork.deleted || is_needed(maker, all, fork)?) {
-            return Ok(true);
-        }
-    }
-    Ok(false)
-}
-
 /// The tasks that a run begins or goes on with.
 struct Submitted {
     search: Option<Search>,
@@ -228,6 +230,17 @@ struct Submitted {
     /// Those of them that begin when their parents have been saved.
     missing: Vec<Planned>,
     maker: TaskMaker,
+}
+
+/// Says which tasks of the grid a run trains that does not train all.
+fn note_of_part(spec: &RunSpec, planned: &[Planned]) -> Result<Option<String>> {
+    if spec.tasks.is_none() {
+        return Ok(None);
+    }
+    let part = spec.tasks.part.map_or("--only".to_owned(), |part| format!("part {part}"));
+    let names: Vec<&str> = planned.iter().map(|planned| planned.configuration.name.as_str()).collect();
+    let (some, all, names) = (names.len(), spec.whole_grid()?.len(), names.join(", "));
+    Ok(Some(format!("note: {part}: {some} of the grid's {all} tasks: {names}")))
 }
 
 /// Says which draws of a search are one trial.
@@ -312,6 +325,7 @@ impl Prepared {
         let log = SharedRunLog::new(metrics, trace, tasks.clone(), &devices, from_s, control)
             .context("the run log could not be begun")?;
         log.configurations(configurations(spec, &planned, &admission)?);
+        log.machine(&kind());
         let registrar = around.registrar(&spec.devices, &shown(dir.path()));
         let observer = Both(registrar, Both(log.clone(), around.progress()));
         for task in planned.iter().filter(|planned| planned.stopped) {
@@ -374,77 +388,6 @@ impl Prepared {
         }
         Ok(outcome)
     }
-}
-
-/// Listens to commands, where the system and the directory's path allow that.
-fn listen(dir: &RunDir, helm: Helm) -> Option<Server> {
-    let opened = Server::open(&dir.file(SOCKET), move |line| helm.answer(line));
-    opened.map_err(|error| tell(&format!("note: `hydra ctl` cannot reach the run: {SOCKET}: {error}"))).ok()
-}
-
-/// The log of the commands of a run, which has those that it begins with; what deleted tasks have left is removed.
-fn begin_steers(
-    dir: &RunDir,
-    spec: &RunSpec,
-    tasks: &[String],
-    planned: &[Planned],
-    forks: &Forks,
-) -> Result<SteerLog> {
-    let mut log = SteerLog::open(dir.path())?;
-    if !dir.resumed {
-        spec.steers.iter().try_for_each(|steer| log.push(steer))?;
-    }
-    let deleted = planned.iter().filter(|task| task.deleted).map(|task| &task.configuration.name);
-    // One that goes on for the sake of others is removed when it ends.
-    let mut gone = deleted.filter(|name| !tasks.contains(name));
-    gone.try_for_each(|name| forks.maker.remove(name))?;
-    Ok(log)
-}
-
-/// Says which tasks of a run that goes on are as somebody left them.
-fn note_of_steers(planned: &[Planned]) -> Option<String> {
-    let named = |what: &str, of: &dyn Fn(&Planned) -> Option<usize>| {
-        let named =
-            planned.iter().filter_map(|task| Some(format!("`{}` ({})", task.configuration.name, of(task)?)));
-        let named: Vec<String> = named.collect();
-        (!named.is_empty()).then(|| format!("{what}: {}", named.join(", ")))
-    };
-    let live = |task: &Planned| !task.deleted;
-    let parts = [
-        named("paused", &|task| task.until.filter(|_| live(task) && task.ends.is_none())),
-        named("stopped", &|task| task.ends.filter(|_| live(task))),
-        named("deleted", &|task| task.ends.filter(|_| task.deleted)),
-        named("forked", &|task| task.place().map(|(_, at)| at).filter(|_| live(task))),
-    ];
-    let parts: Vec<String> = parts.into_iter().flatten().collect();
-    (!parts.is_empty()).then(|| format!("note: as it was steered, with minibatches: {}", parts.join("; ")))
-}
-
-/// Returns true if somebody told the task to end.
-fn is_stopped_by_command(planned: &[Planned], task: &str) -> bool {
-    planned.iter().any(|planned| planned.configuration.name == task && planned.ends.is_some())
-}
-
-/// The report as JSON. Tasks that were deleted are in it with what is known of them.
-fn report_text(report: &RunReport, planned: &[Planned], dir: &RunDir) -> Result<String> {
-    let deleted: Vec<&Planned> = planned.iter().filter(|task| task.deleted).collect();
-    let written = |text: serde_json::Result<String>| text.context("the report could not be written as JSON");
-    if deleted.is_empty() {
-        return written(serde_json::to_string_pretty(report));
-    }
-    let mut json = serde_json::to_value(report).context("the report could not be written as JSON")?;
-    let known = Journal::read(dir.path())?.report(false);
-    for name in deleted.iter().map(|task| task.configuration.name.as_str()) {
-        let tasks = json["tasks"].as_array_mut().context("a report has tasks")?;
-        let of_name = |task: &&Value| task["name"] == name;
-        if !tasks.iter().any(|task| of_name(&task)) {
-            tasks.extend(known.iter().find(of_name).cloned());
-        }
-        for task in tasks.iter_mut().filter(|task| task["name"] == name) {
-            (task["state"], task["model_dir"]) = ("deleted".into(), Value::Null);
-        }
-    }
-    written(serde_json::to_string_pretty(&json))
 }
 
 /// The run directory by a name that tells other runs where it is.

@@ -71,6 +71,31 @@ fn its_json_has_the_needs_and_the_prediction() {
     assert!(helps.as_array().unwrap().iter().any(link), "{helps}");
 }
 
+/// Three tasks train the end of one model, or adapters beside it, on a device that has room for all of it: the base is promoted
+/// once for all of them, and what they train once in each minibatch, or twice where it is not read again at once.
+#[test]
+fn what_tasks_have_in_common_is_promoted_once_as_it_says() {
+    let root = tempfile::tempdir().unwrap();
+    for (name, of) in
+        [("end", "--train last:1,head --lr 1e-3,5e-4,1e-4"), ("adapters", "--lora 2,4,8 --lr 1e-3")]
+    {
+        let run = "--steps 3 --batch 2 --context 16 --devices cpu:1x1 --device-memory 64MiB --cuts 2,4 --link 512MiB/s \
+                   --no-initial-validation --eval-limit 2 --json";
+        let arguments: Vec<&str> = run.split_whitespace().chain(of.split_whitespace()).collect();
+        let explained: Value = serde_json::from_str(&says(&[&["explain"], &arguments[..]].concat())).unwrap();
+        let prediction = &explained["prediction"];
+        let out = root.path().join(name);
+        let out = ["--out", out.to_str().unwrap()];
+        let report: Value =
+            serde_json::from_str(&says(&[&["select"], &arguments[..], &out].concat())).unwrap();
+        let (promoted, all) = (&report["transfers"]["parameter_bytes"], &prediction["parameter_bytes"]);
+        assert_eq!(promoted, &prediction["promoted_bytes"], "{name}");
+        let parameters = prediction["tasks"][0]["parameter_bytes"].as_u64().unwrap();
+        assert!(all.as_u64().unwrap() < 2 * parameters, "{name}: {all} of three tasks of {parameters}");
+        assert!(report["replay_s"].as_f64() > Some(0.0), "{name}");
+    }
+}
+
 #[test]
 fn without_a_copy_no_link_is_in_it() {
     let run =

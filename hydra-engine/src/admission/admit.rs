@@ -5,6 +5,7 @@ use super::check::check;
 use super::cut::{CutTask, Limits, cut};
 use super::gradients::Window;
 use super::host_memory::{HostMemory, Room};
+use super::images::frozen_parts;
 use super::left_out::{LeftOut, Misfits};
 use super::measure::{Pilot, Tell, measure};
 use super::placement::{OptimizerPlacement, Placement, place};
@@ -16,8 +17,10 @@ use crate::device::LogicalDevice;
 use crate::error::EngineError;
 use crate::stages::{Program, Visit};
 use crate::train_task::TrainTask;
-use hydra_core::{Chain, FloatType, Length};
+use hydra_core::{Chain, FloatType, Length, TaskId};
 use hydra_partition::PartitionPlan;
+use hydra_sched::FrozenPart;
+use hydra_spill::ImageId;
 use serde::Serialize;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -49,6 +52,9 @@ pub struct AdmittedTask {
     /// For each image the one that it has in common with others.
     #[serde(skip)]
     pub(crate) shared: Vec<Option<SharedImage>>,
+    /// For each shard the images that nobody steps, as parts that have copies of their own on devices.
+    #[serde(skip)]
+    pub(crate) frozen: Vec<Vec<FrozenPart>>,
     /// True for each image on the disk.
     #[serde(skip)]
     pub(crate) on_disk: Vec<bool>,
@@ -263,6 +269,9 @@ impl AdmittedTask {
             master_bytes: sizes.images.masters.iter().sum(),
             shared_bytes: shared.iter().flatten().map(|shared| shared.bytes).sum(),
             disk_bytes: sizes.images.own_disk_bytes(&on_disk),
+            frozen: frozen_parts(&task.chain, &plan, |image| {
+                shared[image].map_or(ImageId::new(TaskId(index), image), |of| of.id)
+            }),
             shared,
             on_disk,
             active_bytes: room.active[index],

@@ -1,6 +1,9 @@
-//! The bytes of images where they are stored, and of the gradients that wait beside them.
+//! The bytes of images where they are stored and promoted from, and of the gradients that wait beside them.
 
 use hydra_core::{Chain, FloatType, ImageLayout, TrainSpec};
+use hydra_partition::{PartitionPlan, ShardPlan};
+use hydra_sched::FrozenPart;
+use hydra_spill::ImageId;
 
 /// The bytes of an image's masters: its parameters, what they are rounded to, and their moments.
 pub(super) fn master_bytes(image: &ImageLayout, spec: &TrainSpec) -> u64 {
@@ -36,6 +39,23 @@ fn waiting_of(image: &ImageLayout, accumulates: bool) -> u64 {
     let sum = if image.float == FloatType::F32 { 0 } else { image.moment_bytes() };
     let tied = if uses > 1 { uses * image.bytes() + sum } else { 0 };
     tied + if accumulates { image.moment_bytes() } else { 0 }
+}
+
+/// The images of each shard that nobody steps, by their names.
+pub(super) fn frozen_parts(
+    chain: &Chain,
+    plan: &PartitionPlan,
+    name: impl Fn(usize) -> ImageId,
+) -> Vec<Vec<FrozenPart>> {
+    let part = |image: usize| {
+        let (id, bytes) = (name(image), chain.images()[image].bytes());
+        FrozenPart { id: (id.task.0 as u64) << 32 | id.image as u64, bytes }
+    };
+    let of = |shard: &ShardPlan| {
+        let images = chain.images_of(shard.range()).into_iter();
+        images.filter(|image| !chain.images()[*image].trained).map(part).collect()
+    };
+    plan.shards.iter().map(of).collect()
 }
 
 #[cfg(test)]

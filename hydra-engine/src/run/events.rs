@@ -23,7 +23,7 @@ impl Run {
                     if shard == 0 && parameters.cached == 0 {
                         self.tasks[task.0].waits.promote_s = time.seconds();
                     }
-                    self.journal.recorder.promoted(task, shard, parameters, time);
+                    self.journal.recorder.promoted(device, (task, shard), parameters, time);
                 }
                 self.copied(device, task, Work::Promote, claim.unwrap_or_default().0, time);
             }

@@ -13,7 +13,7 @@ use crate::stages::Program;
 use crate::train_task::TrainTask;
 use hydra_core::HostTensor;
 use hydra_partition::ShardPlan;
-use hydra_sched::{DeviceCost, Epoch, EvaluationCost, PolicyKind, ShardCost, TaskCost, Workload};
+use hydra_sched::{DeviceCost, Epoch, EvaluationCost, FrozenPart, PolicyKind, ShardCost, TaskCost, Workload};
 use hydra_spill::SpillError;
 use serde::Serialize;
 
@@ -387,14 +387,15 @@ fn first_evaluations(tasks: &[AdmittedTask], programs: &[Program], devices: usiz
 /// The costs of a task, the links' left out.
 fn task_cost(task: &AdmittedTask, program: &Program, initial: u64, moves: bool) -> TaskCost {
     let promoted = moves && !task.optimizer.on_device();
-    let shard = |shard: &ShardPlan| ShardCost {
+    let shard = |(shard, frozen): (&ShardPlan, &Vec<FrozenPart>)| ShardCost {
         forward_s: shard.forward_s,
         backward_s: shard.backward_s,
         promote_s: (!promoted).then_some(0.0),
         bytes: Some(shard.param_bytes),
+        frozen: frozen.clone(),
         ..ShardCost::default()
     };
-    let shards = task.plan.shards.iter().map(shard).collect();
+    let shards = task.plan.shards.iter().zip(&task.frozen).map(shard).collect();
     let mut cost = TaskCost::new(&task.name, program.steps as u64, shards);
     cost.first_trained = program.first_trained;
     cost.microbatches = program.microbatches as u64;

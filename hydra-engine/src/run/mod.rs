@@ -97,15 +97,9 @@ fn run(admitted: AdmittedRun) -> Result<RunReport, EngineError> {
     report.workload = run.journal.recorder.workload();
     let from_the_start = report.tasks.iter().all(|task| task.checkpoints.resumed_at.is_none());
     let in_turn = run.queue.is_in_turn();
-    // The simulator's tasks have copies of their own.
-    let shares = run.tasks.iter().any(|task| task.facts.shared_names().next().is_some());
     let steered = run.steering.as_ref().is_some_and(Steering::was_used);
-    let comparable = !in_turn
-        && !steered
-        && !shares
-        && from_the_start
-        && report.all_done()
-        && run.journal.recorder.is_as_simulated();
+    let comparable =
+        !in_turn && !steered && from_the_start && report.all_done() && run.journal.recorder.is_as_simulated();
     let whole = report.workload.as_ref().filter(|_| comparable);
     report.replay_s = whole.zip(kind).and_then(|(workload, kind)| replay_s(workload, kind, seed, prefetch));
     let reading = run.tasks.iter().any(|task| task.ahead.reads());
@@ -481,5 +475,7 @@ fn tell_end(task: &LiveTask, journal: &mut Journal) {
     let (id, at_s) = (task.id(), journal.clock.now());
     let state = task.phase.state().unwrap_or(TaskState::Failed);
     let error = task.phase.failure().map(|error| with_causes(error.as_ref()));
-    journal.observe(&RunEvent::Ended { task: id, state, error: error.as_deref(), at_s });
+    let (error, results) = (error.as_deref(), &task.results);
+    let written = (results.sha256.as_deref(), results.dir.as_deref());
+    journal.observe(&RunEvent::Ended { task: id, state, error, written, at_s });
 }

@@ -7,9 +7,11 @@ use crate::error::guarded;
 use crate::observer::{Observer, RunEvent, Span, Track, Work};
 use crate::protocol::Time;
 use crate::task::ParameterBytes;
-use hydra_core::TaskId;
+use hydra_core::{DeviceId, TaskId};
+use hydra_partition::ShardPlan;
 use hydra_sched::{
-    DeviceCost, Epoch, EvaluationCost, PolicyKind, ShardCost, SimulationOptions, TaskCost, Workload, simulate,
+    DeviceCost, Epoch, EvaluationCost, FrozenPart, PolicyKind, ShardCost, SimulationOptions, TaskCost,
+    Workload, simulate,
 };
 
 /// Listens to a run in front of another observer, and adds up what it hears.
@@ -56,6 +58,7 @@ struct Task {
 #[derive(Default)]
 struct Shard {
     bytes: u64,
+    frozen: Vec<FrozenPart>,
     forward: Mean,
     backward: Mean,
     evaluate: Mean,
@@ -148,14 +151,24 @@ impl Recorder {
         }
     }
 
-    /// A shard was promoted; but for the part of it that was on the device.
-    pub(crate) fn promoted(&mut self, task: TaskId, shard: usize, bytes: ParameterBytes, time: Time) {
+    /// A shard was promoted to a device; but for the part of it that was there.
+    pub(crate) fn promoted(
+        &mut self,
+        device: DeviceId,
+        (task, shard): (TaskId, usize),
+        bytes: ParameterBytes,
+        time: Time,
+    ) {
+        let link = self.devices.get(device.0).and_then(|device| device.cost.link_bytes_per_s);
         let Some(shard) = self.tasks.get_mut(task.0).and_then(|task| task.shards.get_mut(shard)) else {
             return;
         };
         let ParameterBytes { promoted, cached } = bytes;
         if promoted > 0 {
-            shard.promote.add(time.seconds() * (promoted + cached) as f64 / promoted as f64);
+            shard.promote.add(match link {
+                Some(link) => time.seconds() + cached as f64 / link,
+                None => time.seconds() * (promoted + cached) as f64 / promoted as f64,
+            });
         } else if cached == 0 {
             shard.promote.add(time.seconds());
         }
@@ -233,10 +246,14 @@ impl Observer for Recorder {
 
 impl Task {
     fn new(task: &AdmittedTask) -> Self {
-        let shard = |bytes| Shard { bytes, ..Shard::default() };
+        let shard = |(shard, frozen): (&ShardPlan, &Vec<FrozenPart>)| Shard {
+            bytes: shard.param_bytes,
+            frozen: frozen.clone(),
+            ..Shard::default()
+        };
         Self {
             name: task.name.clone(),
-            shards: task.plan.shards.iter().map(|of| shard(of.param_bytes)).collect(),
+            shards: task.plan.shards.iter().zip(&task.frozen).map(shard).collect(),
             visits: [task.visit.microbatches as u64, task.visit.batches as u64],
             lanes: task.lanes,
             ..Self::default()
@@ -329,6 +346,7 @@ impl Shard {
             evaluate_s: self.evaluate.get(),
             promote_s: self.promote.get(),
             bytes: Some(self.bytes),
+            frozen: self.frozen.clone(),
             download_s: self.take_down.get().unwrap_or(0.0),
         }
     }

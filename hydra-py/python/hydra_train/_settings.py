@@ -60,6 +60,7 @@ class Select(TypedDict, total=False):
     disk: Path | None
     concurrent: int | None
     strict: bool | None
+    room_for_forks: bool | None
     pinned_memory: int | str | None
     precision: str | None
     optimizer_placement: str | None
@@ -71,6 +72,8 @@ class Select(TypedDict, total=False):
     policy: str | None
     cuts: int | Sequence[int] | None
     plan: Path | None
+    part: str | None
+    only: str | Sequence[str] | None
     out: Path | None
     force: bool | None
     dry_run: bool | None
@@ -78,6 +81,7 @@ class Select(TypedDict, total=False):
     progress: str | None
     checkpoint_every: int | str | None
     spec: Path | None
+    replay: Path | None
 
 
 class Train(TypedDict, total=False):
@@ -125,6 +129,7 @@ class Train(TypedDict, total=False):
     disk: Path | None
     concurrent: int | None
     strict: bool | None
+    room_for_forks: bool | None
     pinned_memory: int | str | None
     precision: str | None
     optimizer_placement: str | None
@@ -155,6 +160,7 @@ class Resume(TypedDict, total=False):
     disk: Path | None
     concurrent: int | None
     strict: bool | None
+    room_for_forks: bool | None
     pinned_memory: int | str | None
     precision: str | None
     optimizer_placement: str | None
@@ -191,6 +197,7 @@ class Evaluate(TypedDict, total=False):
     disk: Path | None
     concurrent: int | None
     strict: bool | None
+    room_for_forks: bool | None
     pinned_memory: int | str | None
     precision: str | None
     optimizer_placement: str | None
@@ -250,6 +257,7 @@ class Explain(TypedDict, total=False):
     disk: Path | None
     concurrent: int | None
     strict: bool | None
+    room_for_forks: bool | None
     pinned_memory: int | str | None
     precision: str | None
     optimizer_placement: str | None

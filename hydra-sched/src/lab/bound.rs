@@ -117,12 +117,18 @@ fn level_s(jobs: &[Job], speeds: &[f64], key: impl Fn(&Job) -> f64) -> f64 {
     best
 }
 
-/// The shortest promotion of a shard over all devices.
+/// The shortest promotion of a shard over all devices; of one with frozen parts, which may be there for others already,
+/// that of the rest.
 fn shortest_promote_s(workload: &Workload, task: usize, shard: usize) -> f64 {
+    let own = workload.tasks[task].shards[shard].own_bytes();
+    let promote_s = |device| match keeps_copies(workload) {
+        true => workload.promote_part_s(device, task, shard, own),
+        false => workload.promote_s(device, task, shard),
+    };
     // Stated seconds are the same everywhere, and many devices need not be asked.
     let stated = workload.tasks[task].shards[shard].promote_s.is_some();
     let devices = if stated { 1 } else { workload.devices.len() };
-    (0..devices).map(|device| workload.promote_s(device, task, shard)).fold(f64::INFINITY, f64::min)
+    (0..devices).map(promote_s).fold(f64::INFINITY, f64::min)
 }
 
 /// The earliest end of a model that has all devices for itself.

@@ -3,9 +3,10 @@
 use std::cmp::{Ordering, Reverse};
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
+use crate::lab::{FrozenPart, ShardCost};
 use crate::policy::Priority;
 
-/// A copy of one shard's parameters.
+/// A copy of parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Copy {
     /// The version of the masters that it is a copy of.
@@ -15,8 +16,37 @@ pub(crate) struct Copy {
     pub used: u64,
 }
 
-/// A model's shard.
-pub(crate) type Key = (u32, u32);
+/// What has a copy of its own on a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Key {
+    /// Of a model's shard what its task steps, or all of it where nothing of it is frozen.
+    Own { model: u32, shard: u32 },
+    /// Frozen parameters, by their number.
+    Frozen(u64),
+}
+
+/// Parameters of a shard that have a copy of their own, as a shard task reads them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Part {
+    pub key: Key,
+    pub version: u64,
+    /// 0 where they are not stated.
+    pub bytes: u64,
+}
+
+impl Part {
+    /// The parts of a model's shard, which is read in this version.
+    pub(crate) fn of(
+        (model, shard): (usize, usize),
+        cost: &ShardCost,
+        version: u64,
+    ) -> impl Iterator<Item = Self> + Clone {
+        let (own, bytes) = (Key::Own { model: model as u32, shard: shard as u32 }, cost.own_bytes());
+        let own = (cost.frozen.is_empty() || bytes > 0).then_some(Self { key: own, version, bytes });
+        let frozen = |of: &FrozenPart| Self { key: Key::Frozen(of.id), version: 0, bytes: of.bytes };
+        own.into_iter().chain(cost.frozen.iter().map(frozen))
+    }
+}
 
 /// The copies on one device. They are clean, so letting go of one moves nothing. Every question and every change takes a
 /// time logarithmic in their number, but for a copy that needs the room of others: then each is rated once.
@@ -35,14 +65,14 @@ impl Copies {
         Self { memory, held: 0, copies: BTreeMap::new(), clock: 0 }
     }
 
-    /// True if this version of the shard is there.
-    pub(crate) fn has(&self, model: u32, shard: u32, version: u64) -> bool {
-        self.copies.get(&(model, shard)).is_some_and(|copy| copy.version == version)
+    /// True if all of these are there, in their versions.
+    pub(crate) fn has(&self, mut parts: impl Iterator<Item = Part>) -> bool {
+        parts.all(|part| self.copies.get(&part.key).is_some_and(|copy| copy.version == part.version))
     }
 
-    /// True if this version of the shard is there, which makes it the most recently used copy.
-    pub(crate) fn touch(&mut self, model: u32, shard: u32, version: u64) -> bool {
-        let copy = self.copies.get_mut(&(model, shard)).filter(|copy| copy.version == version);
+    /// True if this part is there in its version, which makes it the most recently used copy.
+    pub(crate) fn touch(&mut self, part: &Part) -> bool {
+        let copy = self.copies.get_mut(&part.key).filter(|copy| copy.version == part.version);
         copy.map(|copy| {
             self.clock += 1;
             copy.used = self.clock;
@@ -50,41 +80,36 @@ impl Copies {
         .is_some()
     }
 
-    /// Puts a copy in the place of those that are worth least, those used longest ago among equal ones, but never of the
-    /// one that computes. Each that goes, of other shards, is told.
+    /// Puts a copy in the place of those that are worth least, those used longest ago among equal ones, but never of one
+    /// that stays. Each that goes, of others, is told.
     pub(crate) fn insert(
         &mut self,
-        key: Key,
-        (version, bytes): (u64, u64),
-        computes: Option<Key>,
+        part: &Part,
+        stays: impl Fn(Key) -> bool,
         worth: impl Fn(Key, &Copy) -> f64,
-        mut goes: impl FnMut(u32, u32),
+        mut goes: impl FnMut(Key),
     ) {
-        self.forget(key.0, key.1);
-        if !self.fits(bytes) {
+        self.forget(part.key);
+        if !self.fits(part.bytes) {
             let rated =
                 |(key, copy): (&Key, &Copy)| Rated { worth: worth(*key, copy), used: copy.used, key: *key };
-            let mut least: BinaryHeap<Reverse<Rated>> = self
-                .copies
-                .iter()
-                .filter(|(key, _)| Some(**key) != computes)
-                .map(rated)
-                .map(Reverse)
-                .collect();
-            while !self.fits(bytes) {
-                let Some(Reverse(Rated { key: (model, shard), .. })) = least.pop() else { break };
-                self.forget(model, shard);
-                goes(model, shard);
+            let mut least: BinaryHeap<Reverse<Rated>> =
+                self.copies.iter().filter(|(key, _)| !stays(**key)).map(rated).map(Reverse).collect();
+            while !self.fits(part.bytes) {
+                let Some(Reverse(Rated { key, .. })) = least.pop() else { break };
+                self.forget(key);
+                goes(key);
             }
         }
-        self.held += u128::from(bytes);
+        self.held += u128::from(part.bytes);
         self.clock += 1;
-        self.copies.insert(key, Copy { version, bytes, used: self.clock });
+        let copy = Copy { version: part.version, bytes: part.bytes, used: self.clock };
+        self.copies.insert(part.key, copy);
     }
 
     /// Lets go of a copy that a step made stale.
-    pub(crate) fn forget(&mut self, model: u32, shard: u32) {
-        if let Some(copy) = self.copies.remove(&(model, shard)) {
+    pub(crate) fn forget(&mut self, key: Key) {
+        if let Some(copy) = self.copies.remove(&key) {
             self.held -= u128::from(copy.bytes);
         }
     }
@@ -162,6 +187,18 @@ impl Cached {
         &self.devices[device]
     }
 
+    /// A model with this place comes into the queue. `has` says which devices have its next shard, parts of which are frozen.
+    pub(crate) fn enter_in_parts(&mut self, model: usize, place: Priority, has: impl Fn(usize) -> bool) {
+        (0..self.devices.len()).filter(|device| has(*device)).for_each(|on| self.gain(on, model, place));
+    }
+
+    /// All that a model in the queue needs next is on a device.
+    pub(crate) fn gain(&mut self, device: usize, model: usize, place: Priority) {
+        if self.devices[device].insert(place) {
+            self.on[model].push(device as u32);
+        }
+    }
+
     /// A model with this place comes into the queue. `has` says which devices have its next shard in this version.
     pub(crate) fn enter(&mut self, model: usize, version: u64, place: Priority, has: impl Fn(usize) -> bool) {
         let (last, devices) = &self.came[model][usize::from(version > 0)];
@@ -198,42 +235,74 @@ mod tests {
         copy.used as f64
     }
 
+    fn own(model: u32, shard: u32) -> Key {
+        Key::Own { model, shard }
+    }
+
+    fn part(key: Key, version: u64, bytes: u64) -> Part {
+        Part { key, version, bytes }
+    }
+
+    fn touches(copies: &mut Copies, key: Key) -> bool {
+        copies.touch(&part(key, 0, 0))
+    }
+
     #[test]
     fn two_copies_fit_where_no_memory_is_stated() {
         let mut copies = Copies::new(None);
-        copies.insert((0, 0), (0, 10), None, used, |_, _| {});
-        copies.insert((0, 1), (0, 10), Some((0, 0)), used, |_, _| {});
-        assert!(copies.touch(0, 0, 0) && copies.touch(0, 1, 0));
-        copies.insert((0, 2), (0, 10), Some((0, 0)), used, |_, _| {});
-        assert!(copies.touch(0, 0, 0), "what computes stays, though it was used longest ago");
-        assert!(!copies.touch(0, 1, 0));
+        copies.insert(&part(own(0, 0), 0, 10), |_| false, used, |_| {});
+        copies.insert(&part(own(0, 1), 0, 10), |key| key == own(0, 0), used, |_| {});
+        assert!(touches(&mut copies, own(0, 0)) && touches(&mut copies, own(0, 1)));
+        copies.insert(&part(own(0, 2), 0, 10), |key| key == own(0, 0), used, |_| {});
+        assert!(touches(&mut copies, own(0, 0)), "what computes stays, though it was used longest ago");
+        assert!(!touches(&mut copies, own(0, 1)));
     }
 
     #[test]
     fn memory_is_filled_and_what_is_worth_least_goes() {
         let gone = |worth: fn(Key, &Copy) -> f64| {
             let mut copies = Copies::new(Some(100));
-            (0..4).for_each(|shard| copies.insert((0, shard), (0, 25), None, worth, |_, _| {}));
-            assert!(copies.touch(0, 0, 0));
+            let four = [own(0, 0), own(0, 1), Key::Frozen(2), own(0, 3)];
+            four.iter().for_each(|key| copies.insert(&part(*key, 0, 25), |_| false, worth, |_| {}));
+            assert!(touches(&mut copies, four[0]));
             let mut gone = Vec::new();
-            copies.insert((1, 0), (0, 30), Some((0, 3)), worth, |model, shard| gone.push((model, shard)));
-            let left: Vec<u32> = (0..4).filter(|shard| copies.has(0, *shard, 0)).collect();
-            assert_eq!((left.len(), copies.held, copies.has(1, 0, 0)), (2, 80, true));
+            let computes = |key| key == own(0, 3);
+            copies.insert(&part(own(1, 0), 0, 30), computes, worth, |key| gone.push(key));
+            let left = four.iter().filter(|key| copies.has([part(**key, 0, 25)].into_iter())).count();
+            let new = copies.has([part(own(1, 0), 0, 30)].into_iter());
+            assert_eq!((left, copies.held, new), (2, 80, true));
             gone
         };
-        assert_eq!(gone(used), [(0, 1), (0, 2)], "the least recently used ones");
-        assert_eq!(gone(|(_, shard), _| -f64::from(shard)), [(0, 2), (0, 1)], "not what computes");
-        assert_eq!(gone(|_, _| f64::INFINITY), [(0, 1), (0, 2)], "of equal ones the least recently used");
+        assert_eq!(gone(used), [own(0, 1), Key::Frozen(2)], "the least recently used ones");
+        let last = |key: Key, _: &Copy| match key {
+            Key::Own { shard, .. } => -f64::from(shard),
+            Key::Frozen(id) => -(id as f64),
+        };
+        assert_eq!(gone(last), [Key::Frozen(2), own(0, 1)], "not what computes");
+        assert_eq!(gone(|_, _| f64::INFINITY), [own(0, 1), Key::Frozen(2)], "of equal ones the least recent");
     }
 
     #[test]
     fn another_version_is_not_there() {
         let mut copies = Copies::new(None);
-        copies.insert((0, 0), (4, 1), None, used, |_, _| {});
-        assert!(!copies.touch(0, 0, 5));
-        copies.insert((0, 0), (5, 1), None, used, |_, _| {});
-        assert_eq!((copies.has(0, 0, 4), copies.held), (false, 1));
-        copies.forget(0, 0);
-        assert_eq!((copies.has(0, 0, 5), copies.held), (false, 0));
+        let at = |version| part(own(0, 0), version, 1);
+        copies.insert(&at(4), |_| false, used, |_| {});
+        assert!(!copies.touch(&at(5)));
+        copies.insert(&at(5), |_| false, used, |_| {});
+        assert_eq!((copies.has([at(4)].into_iter()), copies.held), (false, 1));
+        copies.forget(own(0, 0));
+        assert_eq!((copies.has([at(5)].into_iter()), copies.held), (false, 0));
+    }
+
+    #[test]
+    fn a_shard_has_its_own_part_and_frozen_ones() {
+        let part = |id, bytes| FrozenPart { id, bytes };
+        let keys = |bytes, frozen| {
+            let cost = ShardCost { bytes, frozen, ..ShardCost::new(1.0, 1.0, 1.0) };
+            Part::of((1, 2), &cost, 3).map(|part| (part.key, part.version, part.bytes)).collect::<Vec<_>>()
+        };
+        assert_eq!(keys(None, vec![]), [(own(1, 2), 3, 0)]);
+        assert_eq!(keys(Some(9), vec![part(7, 4)]), [(own(1, 2), 3, 5), (Key::Frozen(7), 0, 4)]);
+        assert_eq!(keys(Some(9), vec![part(7, 9)]), [(Key::Frozen(7), 0, 9)], "nothing of it is stepped");
     }
 }

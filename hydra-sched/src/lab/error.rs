@@ -43,6 +43,11 @@ pub enum WorkloadError {
         "device {device} has `memory_bytes`, and shard {shard} of task `{task}` has no `bytes`: give them"
     )]
     NoBytes { task: String, shard: usize, device: usize },
+    /// Parts of shards have copies of their own on a device whose memory is not given.
+    #[error(
+        "device {device} keeps copies, also of parts that are `frozen`, and has no `memory_bytes`: give them"
+    )]
+    NoMemory { device: usize },
     /// A device cannot hold two of a shard.
     #[error(
         "device {device} has {memory} bytes, and shard {shard} of task `{task}` needs {needed}: room for itself and \

@@ -28,7 +28,8 @@ impl Read {
 
 impl Simulation {
     /// The fewest bytes that the devices could have promoted in this schedule, given all that is read later: no choice of
-    /// which copy goes does with fewer. `None` if the schedule was not recorded, or if a device's memory is not stated.
+    /// which copy goes does with fewer. `None` if the schedule was not recorded, if a device's memory is not stated, or if parts
+    /// of shards are frozen, which have copies of their own.
     ///
     /// Each device has its memory for copies. What is read is there while it is read and before, from the time at which its
     /// device commits to it, beside what the device computes then; everything else that is there may go. Where all copies
@@ -36,7 +37,8 @@ impl Simulation {
     /// MIN). Where they are not, it is a lower bound, what could be done if parts of copies could go: the parts go from the copy that
     /// is read again last, which is the optimum of the linear program that keeps parts.
     pub fn fewest_bytes(&self, workload: &Workload) -> Option<u64> {
-        if self.reads.len() != workload.devices.len() {
+        let in_parts = workload.tasks.iter().flat_map(|task| &task.shards).any(|of| !of.frozen.is_empty());
+        if in_parts || self.reads.len() != workload.devices.len() {
             return None;
         }
         let devices = self.reads.iter().zip(&workload.devices);

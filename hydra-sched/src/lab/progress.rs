@@ -185,10 +185,12 @@ impl Model {
     }
 
     /// Estimated seconds of its own compute until a shard task that no device has committed to reads a copy of this version
-    /// of a shard; `None` if its masters are stepped before, or if nothing reads it any more.
-    pub(crate) fn until_read_s(&self, shard: usize, version: u64) -> Option<f64> {
+    /// of a shard, or of what is the same in all versions; `None` if its masters are stepped before, or if nothing reads it
+    /// any more.
+    pub(crate) fn until_read_s(&self, shard: usize, version: Option<u64>) -> Option<f64> {
         let program = &self.program;
-        let reads = |task: &ShardTask| program.version(&ShardTask { shard, ..*task }) == version;
+        let found = |task: &ShardTask| program.version(&ShardTask { shard, ..*task });
+        let reads = |task: &ShardTask| version.is_none_or(|version| found(task) == version);
         let until = |next: ShardTask, then: Option<ShardTask>| {
             let then = then.filter(reads).map(|then| then.kind);
             let next = Some(next).filter(reads)?;

@@ -4,7 +4,9 @@ use std::ops::Range;
 
 use proptest::prelude::*;
 
-use crate::lab::{DeviceCost, Epoch, EvaluationCost, Replacement, ShardCost, TaskCost, Variation, Workload};
+use crate::lab::{
+    DeviceCost, Epoch, EvaluationCost, FrozenPart, Replacement, ShardCost, TaskCost, Variation, Workload,
+};
 use crate::policy::cases::any_models;
 use crate::policy::{ModelIndex, ModelView, Request};
 
@@ -38,13 +40,29 @@ fn eighths(most: u8) -> impl Strategy<Value = f64> {
     (0..most).prop_map(|x| f64::from(x) / 8.0)
 }
 
+/// Bytes of frozen parts that shards of any task may have.
+const FROZEN: [u64; 4] = [1, 9, 4, 12];
+
+/// The frozen parts, of those that are set as bits, that a shard of so many bytes has room for.
+fn frozen(bytes: u64, of: u8) -> Vec<FrozenPart> {
+    let mut left = bytes;
+    let parts = FROZEN.iter().zip(0_u64..).filter(|(_, id)| of >> id & 1 == 1);
+    let fits = |(bytes, id): (&u64, u64)| {
+        left = left.checked_sub(*bytes)?;
+        Some(FrozenPart { id, bytes: *bytes })
+    };
+    parts.filter_map(fits).collect()
+}
+
 fn any_shard() -> impl Strategy<Value = ShardCost> {
     let evaluate = prop::option::of(eighths(9));
-    (eighths(9), eighths(9), evaluate, eighths(5), eighths(9), 1..30u64).prop_map(
-        |(forward_s, backward_s, evaluate_s, promote_s, download_s, bytes)| ShardCost {
+    let bytes = (1..30u64, prop_oneof![Just(0), 0..16_u8]);
+    (eighths(9), eighths(9), evaluate, eighths(5), eighths(9), bytes).prop_map(
+        |(forward_s, backward_s, evaluate_s, promote_s, download_s, (bytes, of))| ShardCost {
             evaluate_s,
             download_s,
             bytes: Some(bytes),
+            frozen: frozen(bytes, of),
             ..ShardCost::new(forward_s, backward_s, promote_s)
         },
     )
@@ -101,8 +119,23 @@ fn any_device() -> impl Strategy<Value = DeviceCost> {
     )
 }
 
-/// A workload of everything that the simulator knows, of one to six tasks.
+/// A workload of everything that the simulator knows, of one to six tasks. In half of them nothing is frozen, because a device
+/// that keeps copies of frozen parts must state its memory.
 pub(crate) fn any_workload() -> impl Strategy<Value = Workload> {
+    let stated = |mut workload: Workload| {
+        let silent = workload.devices.iter_mut().filter(|of| of.keeps_copies && of.memory_bytes.is_none());
+        silent.for_each(|device| device.memory_bytes = Some(100));
+        workload
+    };
+    let unfrozen = |mut workload: Workload| {
+        let shards = workload.tasks.iter_mut().flat_map(|task| &mut task.shards);
+        shards.for_each(|shard| shard.frozen.clear());
+        workload
+    };
+    prop_oneof![any_costs().prop_map(stated), any_costs().prop_map(unfrozen)]
+}
+
+fn any_costs() -> impl Strategy<Value = Workload> {
     let variation = prop::option::of((any::<u64>(), 0.0..0.9f64));
     let tasks = prop::collection::vec((any_task(), any::<bool>()), 1..7);
     (tasks, prop::collection::vec(any_device(), 1..5), any::<bool>(), variation).prop_map(

@@ -13,7 +13,8 @@
 //! - The host has one optimizer for all models. It takes their shards one after another, in the order in which
 //!   their backwards end; a step of no time waits for none before it.
 //! - A promotion takes the link for its time, in the order of commitments. A copy that is still on
-//!   the device in the right version is not promoted again.
+//!   the device in the right version is not promoted again; frozen parts of shards have copies of their own, which are
+//!   there for every shard task that reads them.
 //! - The output of a shard task is downloaded to the host, in the time that the workload says; until then only
 //!   the device that made it can go on with the model.
 //! - Between commitment and promotion lies the device's latency. Nothing else takes time.
@@ -47,8 +48,11 @@ impl Default for SimulationOptions {
 pub enum Occupation {
     /// A shard task computed.
     Compute(ShardTaskKind),
-    /// Parameters were promoted.
-    Promote,
+    /// Parameters were promoted: those that were not there, of so many bytes, which are 0 where the workload does not say them.
+    Promote {
+        /// The bytes.
+        bytes: u64,
+    },
 }
 
 /// One bar of a Gantt chart.

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
 use super::{Occupation, Simulation, SimulationOptions, Span};
-use crate::lab::cached::{Cached, Copies};
+use crate::lab::cached::{Cached, Copies, Key};
 use crate::lab::program::ShardTask;
 use crate::lab::progress::Model;
 use crate::lab::sum::Sum;
@@ -84,6 +84,8 @@ pub(super) struct Run<'a> {
     held_with_own: Vec<usize>,
     /// Of the models in the queue.
     cached: Cached,
+    /// The models and shards that have each frozen part.
+    frozen: BTreeMap<u64, Vec<(usize, usize)>>,
     /// Estimated seconds of compute left of all models.
     left_s: Sum,
     speeds: f64,
@@ -131,6 +133,7 @@ impl<'a> Run<'a> {
             held: Vec::new(),
             held_with_own: Vec::new(),
             cached,
+            frozen: frozen(workload),
             left_s,
             speeds: workload.devices.iter().map(|device| device.speed).sum(),
             result,
@@ -216,7 +219,7 @@ impl<'a> Run<'a> {
     /// The host optimizer steps a shard's masters, when it has stepped what was given to it before; the copy on the
     /// device is stale.
     fn step(&mut self, device: usize, model: usize, shard: usize) {
-        self.devices[device].copies.forget(model as u32, shard as u32);
+        self.devices[device].copies.forget(Key::Own { model: model as u32, shard: shard as u32 });
         let cost = &self.workload.tasks[model];
         let step_s = cost.step_s();
         let stepped_s = if step_s > 0.0 { self.host_s.max(self.now_s) + step_s } else { self.now_s };
@@ -293,6 +296,17 @@ fn fast_first(workload: &Workload) -> Vec<usize> {
     let mut ranked: Vec<usize> = (0..workload.devices.len()).collect();
     ranked.sort_by(|a, b| speed(b).total_cmp(&speed(a)));
     ranked
+}
+
+/// The models and shards that have each frozen part.
+fn frozen(workload: &Workload) -> BTreeMap<u64, Vec<(usize, usize)>> {
+    let mut found: BTreeMap<u64, Vec<(usize, usize)>> = BTreeMap::new();
+    for (model, task) in workload.tasks.iter().enumerate() {
+        for (shard, cost) in task.shards.iter().enumerate() {
+            cost.frozen.iter().for_each(|part| found.entry(part.id).or_default().push((model, shard)));
+        }
+    }
+    found
 }
 
 fn devices(workload: &Workload, ranked: &[usize]) -> Vec<Device> {

@@ -15,9 +15,9 @@ fn parameters_are_there(workload: &Workload, result: &Simulation) -> TestCaseRes
     let mut saved = 0;
     for span in &result.spans {
         let what = (span.task, span.minibatch, span.shard);
-        if span.what == Occupation::Promote {
+        if let Occupation::Promote { bytes } = span.what {
             prop_assert_eq!(promoted[span.device].replace(span), None, "it has one place for what is next");
-            let least_s = workload.promote_s(span.device, span.task, span.shard);
+            let least_s = workload.promote_part_s(span.device, span.task, span.shard, bytes);
             prop_assert!(span.end_s >= span.start_s + least_s * (1.0 - 1e-12));
             prop_assert!(span.start_s >= workload.devices[span.device].latency_s);
         } else if let Some(promotion) = promoted[span.device].take() {
@@ -117,11 +117,13 @@ proptest! {
             prop_assert!(result.makespan_s >= result.bounds.best_s() * (1.0 - 1e-12));
             prop_assert!(result.makespan_s <= workload.at_most_s() * (1.0 + 1e-12));
             prop_assert!(result.spans.iter().all(|span| span.start_s <= span.end_s));
-            let compute: Vec<&Span> = result.spans.iter().filter(|s| s.what != Occupation::Promote).collect();
+            let compute: Vec<&Span> = result.spans.iter().filter(|s| !matches!(s.what, Occupation::Promote { .. })).collect();
             parameters_are_there(&workload, &result)?;
             prop_assert_eq!(result.reads.iter().map(Vec::len).sum::<usize>() as u64, result.shard_tasks);
             let fewest = result.fewest_bytes(&workload);
-            prop_assert_eq!(fewest.is_some(), workload.devices.iter().all(|of| of.memory_bytes.is_some()));
+            let whole = workload.tasks.iter().flat_map(|task| &task.shards).all(|of| of.frozen.is_empty());
+            let stated = workload.devices.iter().all(|of| of.memory_bytes.is_some());
+            prop_assert_eq!(fewest.is_some(), whole && stated);
             prop_assert!(fewest <= result.promoted_bytes, "{:?} {:?}", fewest, result.promoted_bytes);
             let final_s = finals(&workload, &compute);
             for (index, task) in workload.tasks.iter().enumerate() {
@@ -148,7 +150,7 @@ proptest! {
             for device in 0..workload.devices.len() {
                 prop_assert!(in_turn(compute.iter().copied().filter(|s| s.device == device)));
             }
-            let promotes = || result.spans.iter().filter(|s| s.what == Occupation::Promote);
+            let promotes = || result.spans.iter().filter(|s| matches!(s.what, Occupation::Promote { .. }));
             let links = if workload.shared_link { 1 } else { workload.devices.len() };
             for link in 0..links {
                 prop_assert!(in_turn(promotes().filter(|s| links == 1 || s.device == link)));

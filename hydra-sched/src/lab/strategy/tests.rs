@@ -66,7 +66,10 @@ fn no_strategy_waits_for_a_task_while_another_is_there() {
         assert_eq!(outcome.runtime_s, 36.0, "{strategy}");
         let starts: Vec<f64> = [0, 1, 2]
             .map(|task| {
-                let own = outcome.spans.iter().filter(|s| s.task == task && s.what != Occupation::Promote);
+                let own = outcome
+                    .spans
+                    .iter()
+                    .filter(|s| s.task == task && !matches!(s.what, Occupation::Promote { .. }));
                 own.map(|span| span.start_s).fold(f64::INFINITY, f64::min)
             })
             .into();
@@ -129,7 +132,8 @@ fn every_strategy_does_all_the_work() {
             let outcome = outcome.unwrap();
             let busy_s: f64 = outcome.busy_s.iter().sum();
             assert!((busy_s - total_s).abs() < 1e-6 * total_s, "{strategy} {busy_s} {total_s}");
-            let compute = outcome.spans.iter().filter(|span| span.what != Occupation::Promote);
+            let compute =
+                outcome.spans.iter().filter(|span| !matches!(span.what, Occupation::Promote { .. }));
             let spans_s: f64 = compute.map(|span| span.end_s - span.start_s).sum();
             assert!((spans_s - total_s).abs() < 1e-6 * total_s, "{strategy}");
             assert!(outcome.spans.iter().all(|span| span.end_s <= outcome.runtime_s * (1.0 + 1e-9)));

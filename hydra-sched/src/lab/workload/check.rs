@@ -1,6 +1,6 @@
 //! The rules of a workload.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::lab::{DeviceCost, Epoch, EvaluationCost, ShardCost, TaskCost, Workload, WorkloadError};
 
@@ -23,6 +23,7 @@ impl Workload {
             }
             check_task(task)?;
         }
+        self.check_frozen()?;
         let found = self.shard_tasks();
         if found > MOST_SHARD_TASKS {
             return Err(WorkloadError::TooManyShardTasks { found, most: MOST_SHARD_TASKS });
@@ -55,6 +56,27 @@ impl Workload {
             }
         }
         self.check_memory(index, device)
+    }
+
+    /// What is frozen is a part of its shard, and of one size wherever it is named.
+    fn check_frozen(&self) -> Result<(), WorkloadError> {
+        let mut sizes = BTreeMap::new();
+        for (task, shard, cost) in self.all_shards() {
+            let of = || format!("shard {shard} of task `{}`", task.name);
+            let frozen = cost.frozen.iter().map(|part| part.bytes).fold(0, u64::saturating_add);
+            let fits = cost.bytes.map_or(frozen == 0, |bytes| frozen <= bytes);
+            require(fits, &of(), "the sum of `frozen`", frozen as f64, "at most its `bytes`")?;
+            for part in &cost.frozen {
+                let same = *sizes.entry(part.id).or_insert(part.bytes) == part.bytes;
+                const EXPECTED: &str = "what it is where the same `id` is named before";
+                require(same, &of(), "frozen.bytes", part.bytes as f64, EXPECTED)?;
+            }
+        }
+        let unknown = |device: &DeviceCost| device.keeps_copies && device.memory_bytes.is_none();
+        match self.devices.iter().position(unknown).filter(|_| !sizes.is_empty()) {
+            Some(device) => Err(WorkloadError::NoMemory { device }),
+            None => Ok(()),
+        }
     }
 
     /// Two shards must fit beside each other: what is prefetched may be any model's largest.

@@ -67,6 +67,19 @@ impl Workload {
         }
     }
 
+    /// Seconds of a promotion of so many bytes of a shard's parameters to a device, where the rest is there: without the
+    /// link's time for that, or its share of the bytes where the link's bandwidth is not stated.
+    pub(crate) fn promote_part_s(&self, device: usize, task: usize, shard: usize, bytes: u64) -> f64 {
+        let (all_s, cost) = (self.promote_s(device, task, shard), &self.tasks[task].shards[shard]);
+        let Some(all) = cost.bytes.filter(|all| *all > bytes && !cost.frozen.is_empty()) else {
+            return all_s;
+        };
+        match self.devices[device].link_bytes_per_s {
+            Some(link) => (all_s - (all - bytes) as f64 / link).max(0.0),
+            None => all_s * (bytes as f64 / all as f64),
+        }
+    }
+
     /// More seconds than any schedule can take, infinite where they exceed what a number can hold.
     pub(crate) fn at_most_s(&self) -> f64 {
         let slowest = self.devices.iter().map(|device| device.speed).fold(f64::INFINITY, f64::min);
@@ -212,6 +225,12 @@ impl ShardCost {
     /// A shard of these seconds, the parameters of which take `promote_s` to a device.
     pub fn new(forward_s: f64, backward_s: f64, promote_s: f64) -> Self {
         Self { forward_s, backward_s, promote_s: Some(promote_s), ..Self::default() }
+    }
+
+    /// Bytes of its parameters that its own task steps; 0 where the size of the shard is not stated.
+    pub fn own_bytes(&self) -> u64 {
+        let frozen = self.frozen.iter().map(|part| part.bytes).fold(0, u64::saturating_add);
+        self.bytes.unwrap_or(0).saturating_sub(frozen)
     }
 
     /// Stated seconds of a shard task.

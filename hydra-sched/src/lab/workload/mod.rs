@@ -128,6 +128,20 @@ pub struct ShardCost {
     /// the host. Before that, only the device that made it can go on with the model. 0 where nothing is said.
     #[serde(rename = "take_down_s", default, skip_serializing_if = "is_default")]
     pub download_s: f64,
+    /// The parts of `bytes` that are never stepped, each with a copy of its own on a device.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub frozen: Vec<FrozenPart>,
+}
+
+/// Parameters that are never stepped. Parts of one `id`, of whichever shards and tasks, are the same parameters: a copy on a
+/// device is there for all of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FrozenPart {
+    /// Its number.
+    pub id: u64,
+    /// Bytes, the same wherever it is named.
+    pub bytes: u64,
 }
 
 /// One logical device.

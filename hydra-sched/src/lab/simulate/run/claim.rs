@@ -1,7 +1,7 @@
 //! Claims of a simulated run: which models can be claimed, and what a device that asks is given.
 
 use super::{Claim, Run, unordered};
-use crate::lab::cached::{Copy, Key};
+use crate::lab::cached::{Copy, Key, Part};
 use crate::lab::program::ShardTask;
 use crate::lab::progress::Model;
 #[cfg(test)]
@@ -49,8 +49,20 @@ impl Run<'_> {
         self.queue.insert(&*self.policy, view(model, &self.models[model], next, continues));
         let Some(place) = self.queue.place(ModelIndex(model)).copied() else { return };
         let (devices, version) = (&self.devices, self.models[model].program.version(next));
-        let has = |device: usize| devices[device].copies.has(model as u32, next.shard as u32, version);
-        self.cached.enter(model, version, place, has);
+        let cost = &self.workload.tasks[model].shards[next.shard];
+        let has = |device: usize| devices[device].copies.has(Part::of((model, next.shard), cost, version));
+        match cost.frozen.is_empty() {
+            true => self.cached.enter(model, version, place, has),
+            false => self.cached.enter_in_parts(model, place, has),
+        }
+    }
+
+    /// True if a device has all that a model's next shard task reads, which is of this shard.
+    fn has_next(&self, device: usize, model: usize, shard: usize) -> bool {
+        let state = &self.models[model];
+        let version = state.next().map_or(0, |next| state.program.version(&ShardTask { shard, ..next }));
+        let cost = &self.workload.tasks[model].shards[shard];
+        self.devices[device].copies.has(Part::of((model, shard), cost, version))
     }
 
     /// Takes a model out of the queue; whether it was there.
@@ -144,12 +156,7 @@ impl Run<'_> {
 
     /// Asks the policy which of the models that others compute an idle device takes part in, and commits to its shard task.
     fn claim_beside(&mut self, device: usize) -> Result<(), SimulationError> {
-        let is_there = |view: &&ModelView| {
-            let of = &self.models[view.model.0];
-            let version =
-                of.next().map_or(0, |next| of.program.version(&ShardTask { shard: view.next_shard, ..next }));
-            self.devices[device].copies.has(view.model.0 as u32, view.next_shard as u32, version)
-        };
+        let is_there = |view: &&ModelView| self.has_next(device, view.model.0, view.next_shard);
         let cached = self.beside.iter().filter(is_there);
         let cached = cached.filter_map(|view| self.beside.place(view.model).copied()).collect();
         let request = self.request(device);
@@ -243,13 +250,7 @@ impl Run<'_> {
         if self.result.decisions > 64 && !self.result.decisions.is_multiple_of(64) {
             return;
         }
-        let there = |view: &&ModelView| {
-            let next = self.models[view.model.0].next().unwrap();
-            let next = ShardTask { shard: view.next_shard, ..next };
-            let copies = &self.devices[device].copies;
-            let version = self.models[view.model.0].program.version(&next);
-            copies.has(view.model.0 as u32, next.shard as u32, version)
-        };
+        let there = |view: &&ModelView| self.has_next(device, view.model.0, view.next_shard);
         let cached = self.queue.iter().filter(there).map(|view| *self.queue.place(view.model).unwrap());
         assert_eq!(*self.cached.of(device), cached.collect());
         if self.policy.waits() {
@@ -285,28 +286,30 @@ impl Run<'_> {
         let Some(task) = state.claim(device, lane) else { return };
         let version = self.models[model].program.version(&task);
         self.count_left(model);
-        let of = &self.workload.devices[device];
-        let bytes = self.workload.tasks[model].shards[task.shard].bytes;
+        let (of, cost) = (&self.workload.devices[device], &self.workload.tasks[model].shards[task.shard]);
         let state = &mut self.devices[device];
         if let Some(reads) = self.result.reads.get_mut(device) {
-            let (shard, bytes, beside) = (task.shard, bytes.unwrap_or(0), state.active.is_some());
+            let (shard, bytes, beside) = (task.shard, cost.bytes.unwrap_or(0), state.active.is_some());
             reads.push(Read { task: model, shard, version, bytes, beside });
         }
         self.hungry.remove(&(state.active.is_some(), state.rank));
+        let parts = Part::of((model, task.shard), cost, version);
+        let missing = parts.clone().filter(|part| !(of.keeps_copies && state.copies.touch(part)));
+        let missing = missing.map(|part| part.bytes).reduce(u64::saturating_add);
         let mut ready_s = self.now_s;
-        if of.keeps_copies && state.copies.touch(model as u32, task.shard as u32, version) {
-            self.result.promotions_saved += 1;
-        } else {
+        if let Some(bytes) = missing {
             let start_s = self.links_s[state.link].max(self.now_s + of.latency_s);
-            ready_s = start_s + self.workload.promote_s(device, model, task.shard);
+            ready_s = start_s + self.workload.promote_part_s(device, model, task.shard, bytes);
             self.links_s[state.link] = ready_s;
             self.result.promotions += 1;
-            let promoted = self.result.promoted_bytes.zip(bytes);
-            self.result.promoted_bytes = promoted.map(|(sum, bytes)| sum.saturating_add(bytes));
-            self.record(device, model, &task, Occupation::Promote, (start_s, ready_s));
+            let promoted = self.result.promoted_bytes.filter(|_| cost.bytes.is_some());
+            self.result.promoted_bytes = promoted.map(|sum| sum.saturating_add(bytes));
+            self.record(device, model, &task, Occupation::Promote { bytes }, (start_s, ready_s));
             if of.keeps_copies {
-                self.cache(device, model, task.shard, (version, bytes.unwrap_or(0)));
+                parts.for_each(|part| self.cache(device, (model, task.shard), &part));
             }
+        } else {
+            self.result.promotions_saved += 1;
         }
         self.devices[device].next = Some(Claim { model, lane, task, committed_s: self.now_s, ready_s });
         self.start(device);
@@ -315,37 +318,74 @@ impl Run<'_> {
         }
     }
 
-    /// Caches a copy on the device, in the place of others.
-    fn cache(&mut self, device: usize, model: usize, shard: usize, (version, bytes): (u64, u64)) {
-        let Self { models, devices, queue, cached, workload, .. } = self;
-        let computes = devices[device].active.map(|(claim, _)| (claim.model as u32, claim.task.shard as u32));
-        let worth = |(model, shard): Key, copy: &Copy| {
-            let (model, shard) = (model as usize, shard as usize);
-            match workload.devices[device].replacement {
-                Replacement::LeastRecent => copy.used as f64,
-                Replacement::NextUse => {
-                    let state = &models[model];
-                    // One that was computed elsewhere last comes here as one of so many devices.
-                    let others =
-                        state.ran_on.filter(|on| *on != device).map_or(1, |_| workload.devices.len());
-                    let next_use_s = state.until_read_s(shard, copy.version).map(|s| s * others as f64);
-                    // Where no memory is stated, each copy takes one of two places.
-                    let room = workload.devices[device].memory_bytes.map_or(1, |_| copy.bytes.max(1));
-                    let cost_per_byte = workload.promote_s(device, model, shard) / room as f64;
-                    CopyUse { next_use_s, cost_per_byte }.worth()
-                }
+    /// Caches a copy of a part of what a model's shard task reads on the device, in the place of others, if it is not there.
+    fn cache(&mut self, device: usize, reads: (usize, usize), part: &Part) {
+        if self.devices[device].copies.has([*part].into_iter()) {
+            return;
+        }
+        let Self { models, devices, queue, cached, frozen, workload, .. } = self;
+        let is_of = |(model, shard): (usize, usize), key| {
+            Part::of((model, shard), &workload.tasks[model].shards[shard], 0).any(|part| part.key == key)
+        };
+        let computes = devices[device].active.map(|(claim, _)| (claim.model, claim.task.shard));
+        let stays = |key| is_of(reads, key) || computes.is_some_and(|shard| is_of(shard, key));
+        let users = |key: Key| -> &[(usize, usize)] {
+            let Key::Frozen(id) = key else { return &[] };
+            frozen.get(&id).map_or(&[], Vec::as_slice)
+        };
+        let worth = |key: Key, copy: &Copy| {
+            if workload.devices[device].replacement == Replacement::LeastRecent {
+                return copy.used as f64;
+            }
+            let of = |(model, shard): (usize, usize), version| {
+                let state = &models[model];
+                // One that was computed elsewhere last comes here as one of so many devices.
+                let others = state.ran_on.filter(|on| *on != device).map_or(1, |_| workload.devices.len());
+                let next_use_s = state.until_read_s(shard, version).map(|s| s * others as f64);
+                // Where no memory is stated, each copy takes one of two places.
+                let room = workload.devices[device].memory_bytes.map_or(1, |_| copy.bytes.max(1));
+                let cost_s = workload.promote_part_s(device, model, shard, copy.bytes);
+                CopyUse { next_use_s, cost_per_byte: cost_s / room as f64 }.worth()
+            };
+            match key {
+                Key::Own { model, shard } => of((model as usize, shard as usize), Some(copy.version)),
+                Key::Frozen(_) => users(key).iter().map(|user| of(*user, None)).fold(0.0, f64::max),
             }
         };
-        let goes = |model: u32, shard: u32| {
-            let index = ModelIndex(model as usize);
-            let needed = queue.get(index).is_some_and(|view| view.next_shard == shard as usize);
-            if let Some(place) = queue.place(index).filter(|_| needed) {
-                cached.lose(device, model as usize, place);
+        let waits_for = |(model, shard): (usize, usize)| {
+            let index = ModelIndex(model);
+            queue.get(index).filter(|view| view.next_shard == shard).and_then(|_| queue.place(index).copied())
+        };
+        let goes = |key: Key| {
+            let own = match key {
+                Key::Own { model, shard } => Some((model as usize, shard as usize)),
+                Key::Frozen(_) => None,
+            };
+            for user in own.iter().chain(users(key)) {
+                waits_for(*user).iter().for_each(|place| cached.lose(device, user.0, place));
             }
         };
-        let copies = &mut devices[device].copies;
-        copies.insert((model as u32, shard as u32), (version, bytes), computes, worth, goes);
-        cached.comes(device, model, version);
+        devices[device].copies.insert(part, stays, worth, goes);
+        match part.key {
+            Key::Own { .. } => cached.comes(device, reads.0, part.version),
+            Key::Frozen(_) => self.find_with(device, part.key),
+        }
+    }
+
+    /// Notes the models in the queue that find all that they read next on a device, now that this has come there.
+    fn find_with(&mut self, device: usize, key: Key) {
+        let Key::Frozen(id) = key else { return };
+        let waits = |(model, shard): &&(usize, usize)| {
+            let view = self.queue.get(ModelIndex(*model)).filter(|view| view.next_shard == *shard);
+            view.is_some() && self.has_next(device, *model, *shard)
+        };
+        let users = self.frozen.get(&id).into_iter().flatten();
+        let found: Vec<usize> = users.filter(waits).map(|(model, _)| *model).collect();
+        for model in found {
+            if let Some(place) = self.queue.place(ModelIndex(model)).copied() {
+                self.cached.gain(device, model, place);
+            }
+        }
     }
 
     /// The models that a device that asks is shown, but for the one that it computes.
