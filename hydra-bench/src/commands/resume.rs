@@ -88,7 +88,9 @@ fn left(dir: &RunDir, spec: &RunSpec) -> Result<Left> {
     for task in spec.tasks_in(dir.path())? {
         let name = task.configuration.name;
         let file = dir.checkpoint_file(&name)?;
-        if task.ends == Some(0) {
+        let written = dir.model_dir(&name)?.is_dir();
+        // One that ended where it was forked has nothing but what it wrote.
+        if task.ends == Some(0) || task.ends.is_some() && written && !file.exists() {
             left.finished += 1;
             continue;
         }
@@ -96,7 +98,7 @@ fn left(dir: &RunDir, spec: &RunSpec) -> Result<Left> {
             left.new.push(name);
             continue;
         }
-        let (checkpoint, written) = (Checkpoint::open(&file)?, dir.model_dir(&name)?.is_dir());
+        let checkpoint = Checkpoint::open(&file)?;
         let ended = written && task.ends.is_some_and(|ends| checkpoint.step() >= ends);
         match checkpoint.is_finished() {
             true => {
